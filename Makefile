@@ -1,0 +1,47 @@
+# Two commands set everything up: `make demo` and `make test`. Both make .venv, from the wheels of PyPI alone.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint types pytest check mutate campaign bench docs clean
+
+help: ## this list
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
+
+$(VENV)/installed: pyproject.toml
+	$(PYTHON) -c 'import sys; sys.exit(f"kvgen needs Python 3.11 or newer; this is {sys.version.split()[0]}. Set PYTHON=python3.11" if sys.version_info < (3, 11) else 0)'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[cu13]'
+	@touch $@
+
+$(VENV)/installed-test: $(VENV)/installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[cu13,sass,test]'
+	@touch $@
+
+demo: $(VENV)/installed ## build, compile, run and check Llama 3.1 8B's cache; no GPU needed
+	$(BIN)/kvgen demo
+
+test: lint types check pytest ## lint, types, generated files in sync, tests
+
+lint: $(VENV)/installed-test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/installed-test
+	$(BIN)/mypy
+
+check: $(VENV)/installed-test
+	$(BIN)/kvgen check
+
+pytest: $(VENV)/installed-test
+	$(BIN)/python -m pytest -n auto --dist worksteal
+
+mutate: $(VENV)/installed-test ## single-line mutations of the templates; operation tests must kill them
+	$(BIN)/python -m tests.mutate
+
+bench: $(VENV)/installed-test ## cost of calls, compiling and rendering on this machine
+	$(BIN)/python benchmarks/compile_time.py
+	$(BIN)/python benchmarks/call_cost.py
+
+clean: ## remove what the commands above made
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache

@@ -1,0 +1,71 @@
+"""kvgen: specs in Python -> readable, specialised CUDA for KV caches -> launchers.
+
+The names below load on first use (PEP 562), so that generated packages, which import `kvgen.runtime` only, load neither
+pydantic nor jinja2.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from kvgen import ops
+    from kvgen.spec import presets
+    from kvgen.spec.cache import Block, Continuous, Layout, Paged
+    from kvgen.spec.kernel_set import KernelSet
+    from kvgen.spec.model import (
+        LinearScaling,
+        Llama3Scaling,
+        LongRopeScaling,
+        Mla,
+        Model,
+        Rope,
+        YarnScaling,
+    )
+    from kvgen.spec.table import CSR, Dense, Indirect, PerKV, Ring
+
+__version__ = "0.1.0"
+
+_HOME = {
+    **dict.fromkeys(("Block", "Continuous", "Layout", "Paged"), "kvgen.spec.cache"),
+    **dict.fromkeys(("CSR", "Dense", "Indirect", "PerKV", "Ring"), "kvgen.spec.table"),
+    **dict.fromkeys(
+        ("LinearScaling", "Llama3Scaling", "LongRopeScaling", "Mla", "Model", "Rope", "YarnScaling"), "kvgen.spec.model"
+    ),
+    "KernelSet": "kvgen.spec.kernel_set",
+}
+
+__all__ = [
+    "CSR",
+    "Block",
+    "Continuous",
+    "Dense",
+    "Indirect",
+    "KernelSet",
+    "Layout",
+    "LinearScaling",
+    "Llama3Scaling",
+    "LongRopeScaling",
+    "Mla",
+    "Model",
+    "Paged",
+    "PerKV",
+    "Ring",
+    "Rope",
+    "YarnScaling",
+    "ops",
+    "presets",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in ("ops", "presets"):
+        return import_module(f"kvgen.{name}" if name == "ops" else "kvgen.spec.presets")
+    if name in _HOME:
+        return getattr(import_module(_HOME[name]), name)
+    raise AttributeError(f"module 'kvgen' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
