@@ -1,0 +1,77 @@
+"""Element types: one table of names, widths and spellings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+from kvgen.errors import SpecError
+
+if TYPE_CHECKING:
+    import numpy
+
+DTypeName = Literal[
+    "f32", "f16", "bf16", "e4m3", "e5m2", "e2m1", "i4", "i8", "u8", "i32", "u32", "i64", "u64"
+]  # fmt: skip
+FloatName = Literal["f32", "f16", "bf16"]
+
+
+@dataclass(frozen=True)
+class DType:
+    """One element type.
+
+    `bits` is the storage width (4 for packed types), `c` its name in the generated CUDA (see device/types.cuh),
+    `numpy_name` its name in NumPy or ml_dtypes.
+    """
+
+    name: DTypeName
+    bits: int
+    c: str
+    numpy_name: str
+
+    @property
+    def bytes(self) -> int:
+        """Storage bytes of one element; packed types have none of their own."""
+        if self.bits % 8:
+            raise SpecError(f"dtype {self.name}: {self.bits}-bit elements have no size in bytes of their own")
+        return self.bits // 8
+
+    def numpy(self) -> numpy.dtype[Any]:
+        """The NumPy dtype; the narrow floats come from ml_dtypes."""
+        import numpy as np
+
+        if self.name in ("bf16", "e4m3", "e5m2", "e2m1", "i4"):
+            import ml_dtypes
+
+            narrow: numpy.dtype[Any] = np.dtype(getattr(ml_dtypes, self.numpy_name))
+            return narrow
+        plain: numpy.dtype[Any] = np.dtype(self.numpy_name)
+        return plain
+
+
+DTYPES: Final[dict[str, DType]] = {
+    d.name: d
+    for d in (
+        DType("f32", 32, "float", "float32"),
+        DType("f16", 16, "f16", "float16"),
+        DType("bf16", 16, "bf16", "bfloat16"),
+        DType("e4m3", 8, "e4m3", "float8_e4m3fn"),
+        DType("e5m2", 8, "e5m2", "float8_e5m2"),
+        DType("e2m1", 4, "e2m1", "float4_e2m1fn"),
+        DType("i4", 4, "i4", "int4"),
+        DType("i8", 8, "int8_t", "int8"),
+        DType("u8", 8, "uint8_t", "uint8"),
+        DType("i32", 32, "int32_t", "int32"),
+        DType("u32", 32, "uint32_t", "uint32"),
+        DType("i64", 64, "int64_t", "int64"),
+        DType("u64", 64, "uint64_t", "uint64"),
+    )
+}
+
+
+def dtype(name: str) -> DType:
+    """The element type called `name`; raises SpecError with the valid names."""
+    found = DTYPES.get(name)
+    if found is None:
+        raise SpecError(f"dtype: got {name!r}; it must be one of {', '.join(DTYPES)}")
+    return found

@@ -1,0 +1,55 @@
+"""One self-contained text out of a kernel and the headers beside it: what NVRTC compiles and what digests cover."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable
+from pathlib import PurePosixPath
+from typing import Final
+
+from kvgen.errors import ToolError
+
+_INCLUDE: Final = re.compile(r'\s*#include "([^"]+)"\s*')
+
+
+def _resolve(base: str, include: str) -> str:
+    parts: list[str] = []
+    for part in (PurePosixPath(base).parent / include).parts:
+        if part == ".." and parts and parts[-1] != "..":
+            parts.pop()
+        else:
+            parts.append(part)
+    return "/".join(parts)
+
+
+def flatten(path: str, read: Callable[[str], str]) -> str:
+    """The text of `path` with every `#include "..."` replaced by that file, each file once, under `#line` directives.
+
+    Paths are relative, with forward slashes; `read` returns a file's text. The result names those paths only, so it is
+    the same on every machine.
+    """
+    seen: set[str] = set()
+
+    def lines_of(name: str) -> list[str]:
+        seen.add(name)
+        out = [f'#line 1 "{name}"']
+        for number, line in enumerate(read(name).splitlines(), start=1):
+            match = _INCLUDE.fullmatch(line)
+            if match is None:
+                out.append("" if line.strip() == "#pragma once" else line)
+                continue
+            target = _resolve(name, match[1])
+            if target.startswith(("..", "/")):
+                raise ToolError(f"{name}:{number}: #include {match[1]!r} leaves the generated folder")
+            if target not in seen:
+                out += lines_of(target)
+            out.append(f'#line {number + 1} "{name}"')
+        return out
+
+    return "\n".join(lines_of(path)) + "\n"
+
+
+def digest(text: str) -> str:
+    """sha256 of a flattened text, in hex: what resources.json and the AOT manifest compare."""
+    return hashlib.sha256(text.encode()).hexdigest()
