@@ -1,0 +1,67 @@
+"""Plans: every decision about one kernel, taken in Python before a template writes any text.
+
+The parameter table is the single source of a kernel's C signature, its launcher's signature and docstring, the argument
+checks, and the CPU machine's buffers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from kvgen.dtypes import DType
+from kvgen.expr import Expr
+
+Access = Literal["in", "out", "inout"]
+Source = Literal["cache", "call"]
+
+
+@dataclass(frozen=True)
+class Param:
+    """One kernel parameter.
+
+    An array has a `shape` of numbers and dimension names ("T" rows, "B" requests ...); a scalar has none and takes the
+    run-time quantity called `value`. `source` says who brings it: the cache object or the call. `align` is the pointer's
+    alignment in bytes; `strided` leaves the first axis's stride free. `untrusted` marks device data that may hold anything.
+    `fields` names the spec field behind each axis, for error messages.
+    A pool (shape ("pool",)) is the cache's own memory: never const in C, since the device struct is one for all kernels.
+    """
+
+    name: str
+    dtype: DType
+    shape: tuple[int | str, ...] | None = None
+    access: Access = "in"
+    source: Source = "call"
+    value: str = ""
+    align: int = 1
+    strided: bool = False
+    optional: bool = False
+    untrusted: bool = False
+    doc: str = ""
+    fields: tuple[str | None, ...] = ()
+
+    @property
+    def declaration(self) -> str:
+        """The parameter in the kernel's C signature."""
+        if self.shape is None:
+            return f"{self.dtype.c} {self.name}"
+        qualifier = "const " if self.access == "in" and self.shape != ("pool",) else ""
+        return f"{qualifier}{self.dtype.c}* {self.name}"
+
+
+@dataclass(frozen=True)
+class KernelPlan:
+    """One kernel of one operation: its template and everything the template reads.
+
+    `context` is a frozen dataclass whose fields are exactly the template's variables. `grid` is evaluated by the launcher
+    over the dimension names of `params`; `shared` is dynamic shared memory in bytes.
+    """
+
+    name: str
+    entry: str
+    template: str
+    context: object
+    params: tuple[Param, ...]
+    grid: tuple[Expr, Expr, Expr]
+    threads: int
+    shared: int = 0

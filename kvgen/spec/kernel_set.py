@@ -1,0 +1,94 @@
+"""A kernel set: one cache, the operations over it, and the architectures they are for."""
+
+from __future__ import annotations
+
+import keyword
+import re
+from typing import Any, ClassVar, Final, Literal
+
+from pydantic import Field, SerializeAsAny, field_validator, model_validator
+
+from kvgen.plan import KernelPlan
+from kvgen.spec.base import Spec
+from kvgen.spec.cache import CacheSpec
+from kvgen.spec.model import Model
+
+Arch = Literal["sm_80", "sm_89", "sm_90a", "sm_100f", "sm_120f"]
+NAME: Final = re.compile(r"[a-z][a-z0-9_]{0,39}")
+
+
+def check_name(field: str, value: str) -> str:
+    """A name that is an identifier in C and in Python, 40 characters at most."""
+    if not NAME.fullmatch(value) or keyword.iskeyword(value):
+        raise ValueError(
+            f"{field}: got {value!r}; it names files, C functions and Python functions: lower-case letters, digits and _, "
+            "a letter first, at most 40 characters, no Python keyword"
+        )
+    return value
+
+
+class Op(Spec):
+    """An operation of a set. `name` is unique in its set and defaults to the operation's own."""
+
+    kind: ClassVar[str]
+    name: str = Field(default="", validate_default=False)
+
+    @field_validator("name")
+    @classmethod
+    def _valid_name(cls, value: str) -> str:
+        return check_name("name", value)
+
+    def model_post_init(self, context: Any) -> None:
+        if not self.name:
+            object.__setattr__(self, "name", self.kind)
+
+    def check(self, kernels: KernelSet) -> None:
+        """Raise ValueError where the operation does not fit the set's cache."""
+
+    def plan(self, kernels: KernelSet) -> tuple[KernelPlan, ...]:
+        """The operation's kernels."""
+        raise NotImplementedError
+
+
+class KernelSet(Spec):
+    """What `kvgen build` turns into one package: `generated/<name>/`.
+
+    `q_heads` query heads attend to the cache's `kv_heads`; `model` records facts of the checkpoint that do not change
+    the cache's memory.
+    """
+
+    name: str = ""
+    q_heads: int = Field(ge=1, le=65536)
+    cache: CacheSpec
+    ops: tuple[SerializeAsAny[Op], ...] = Field(min_length=1, strict=False)
+    arch: tuple[Arch, ...] = Field(default=("sm_80", "sm_90a"), min_length=1, strict=False)
+    model: Model | None = None
+
+    @property
+    def group(self) -> int:
+        """Query heads per kv head (the GQA group)."""
+        return self.q_heads // self.cache.kv_heads
+
+    @field_validator("name")
+    @classmethod
+    def _valid_name(cls, value: str) -> str:
+        return check_name("name", value) if value else value
+
+    @model_validator(mode="after")
+    def _consistent(self) -> KernelSet:
+        if self.q_heads % self.cache.kv_heads:
+            raise ValueError(
+                f"q_heads: got {self.q_heads} with kv_heads={self.cache.kv_heads}; every kv head serves the same number of "
+                "query heads, so q_heads must be a multiple of kv_heads"
+            )
+        for label, names in (("ops", [op.name for op in self.ops]), ("arch", [str(a) for a in self.arch])):
+            twice = sorted({n for n in names if names.count(n) > 1})
+            if twice:
+                raise ValueError(f"{label}: got {', '.join(twice)} twice; names in a set are unique (give name='...')")
+        for op in self.ops:
+            op.check(self)
+        return self
+
+    def named(self, default: str) -> KernelSet:
+        """This set, called `default` where its spec gave no name."""
+        return self if self.name else self.model_copy(update={"name": check_name("name", default)})

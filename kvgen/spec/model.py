@@ -1,0 +1,264 @@
+"""Facts of a checkpoint: positions, windows, norms and latent ranks, as its config.json states them.
+
+A cache and its operations do not need all of them; they are recorded once, beside the cache, so that later operations
+(RoPE in `append`, windows and sinks in `decode`) read facts instead of asking for them again. "HF" below is Hugging
+Face transformers, whose modelling code defines what the fields of a config.json mean.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from kvgen.spec.base import Spec
+
+Positions = Annotated[int, Field(ge=1, le=2**31 - 1)]
+Base = Annotated[float, Field(gt=1.0, le=1e12, allow_inf_nan=False)]
+Factor = Annotated[float, Field(gt=0.0, le=1e6, allow_inf_nan=False)]
+Dim = Annotated[int, Field(ge=1, le=2**20)]
+# Lists are as good as tuples in a spec; strict mode alone would refuse them.
+Factors = Annotated[tuple[Factor, ...], Field(strict=False, min_length=1, max_length=512)]
+LayerKind = Literal["local", "full"]
+
+
+class LinearScaling(Spec):
+    """Every frequency divided by `factor` (position interpolation, arXiv 2306.15595)."""
+
+    factor: Factor
+
+
+class Llama3Scaling(Spec):
+    """Llama 3.1: long wavelengths stretched, short ones kept, the band between blended (HF `rope_type: llama3`).
+
+    With wavelength w = 2 pi / f and n = original_max_positions: f stays where w < n / high_freq_factor; becomes
+    f / factor where w > n / low_freq_factor; between, with s = (n / w - low) / (high - low), it is
+    (1 - s) * f / factor + s * f.
+    """
+
+    factor: Factor
+    low_freq_factor: Factor
+    high_freq_factor: Factor
+    original_max_positions: Positions
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Llama3Scaling:
+        if self.high_freq_factor <= self.low_freq_factor:
+            raise ValueError(
+                f"high_freq_factor: got {self.high_freq_factor} with low_freq_factor {self.low_freq_factor}; the band "
+                "between them is blended, so high must exceed low; Llama 3.1 has 1.0 and 4.0"
+            )
+        return self
+
+
+class YarnScaling(Spec):
+    """YaRN (arXiv 2309.00071; HF `rope_type: yarn`).
+
+    With d rotated elements and n = original_max_positions, the pair that turns r times over n positions has index
+    i(r) = d * ln(n / (2 pi r)) / (2 ln theta). Pairs below i(beta_fast) keep f, pairs above i(beta_slow) get
+    f / factor, a linear ramp joins them; `truncate` rounds the two ends outward to whole pairs. cos and sin are
+    multiplied by `cos_sin_factor`.
+    """
+
+    factor: Annotated[Factor, Field(ge=1.0)]
+    original_max_positions: Positions
+    beta_fast: Factor = 32.0
+    beta_slow: Factor = 1.0
+    mscale: Factor | None = None
+    mscale_all_dim: Factor | None = None
+    attention_factor: Factor | None = None
+    truncate: bool = True
+
+    @model_validator(mode="after")
+    def _ordered(self) -> YarnScaling:
+        if self.beta_fast < self.beta_slow:
+            raise ValueError(
+                f"beta_fast: got {self.beta_fast} with beta_slow {self.beta_slow}; fast pairs turn more often than "
+                "slow ones, so beta_fast >= beta_slow; YaRN's own are 32.0 and 1.0"
+            )
+        return self
+
+    def magnitude(self, mscale: float) -> float:
+        """YaRN's m(mscale) = 0.1 * mscale * ln(factor) + 1."""
+        return 0.1 * mscale * math.log(self.factor) + 1.0
+
+    @property
+    def cos_sin_factor(self) -> float:
+        """What cos and sin are multiplied by: `attention_factor`, else m(mscale) / m(mscale_all_dim), else m(1)."""
+        if self.attention_factor is not None:
+            return self.attention_factor
+        if self.mscale is not None and self.mscale_all_dim is not None:
+            return self.magnitude(self.mscale) / self.magnitude(self.mscale_all_dim)
+        return self.magnitude(1.0)
+
+
+class LongRopeScaling(Spec):
+    """LongRoPE (arXiv 2402.13753; Phi-3's 128k models, HF `rope_type: longrope`, formerly `su`).
+
+    Pair i's frequency is divided by `short_factor[i]` while a sequence fits in `original_max_positions`, and by
+    `long_factor[i]` beyond. cos and sin are multiplied by `cos_sin_factor` in both cases.
+    """
+
+    short_factor: Factors
+    long_factor: Factors
+    original_max_positions: Annotated[Positions, Field(ge=2)]
+    max_positions: Positions
+    attention_factor: Factor | None = None
+
+    @model_validator(mode="after")
+    def _same_length(self) -> LongRopeScaling:
+        if len(self.short_factor) != len(self.long_factor):
+            raise ValueError(
+                f"long_factor: got {len(self.long_factor)} numbers beside {len(self.short_factor)} short ones; both "
+                "have one for each rotated pair"
+            )
+        return self
+
+    @property
+    def cos_sin_factor(self) -> float:
+        """`attention_factor`, else sqrt(1 + ln s / ln original_max_positions), s = max over original, at least 1."""
+        if self.attention_factor is not None:
+            return self.attention_factor
+        stretch = max(1.0, self.max_positions / self.original_max_positions)
+        return math.sqrt(1.0 + math.log(stretch) / math.log(self.original_max_positions))
+
+
+Scaling = LinearScaling | Llama3Scaling | YarnScaling | LongRopeScaling
+
+
+class Rope(Spec):
+    """Rotary positions (arXiv 2104.09864): pair i of d rotated elements turns by position * theta ** (-2 i / d).
+
+    `style` says which two elements make pair i: "neox" i and i + d / 2 (HF `rotate_half`), "interleaved" 2 i and
+    2 i + 1 (GPT-J, DeepSeek). `dim` is d, None for the whole head; a part is the head's first `dim` elements, and in a
+    latent row (`Mla`) its last. `scaling` bends the frequencies. `local_theta`, where given, is the base on local
+    layers, which are then not scaled (Gemma 3).
+    """
+
+    style: Literal["neox", "interleaved"]
+    theta: Base
+    dim: Annotated[int, Field(ge=2, le=1024)] | None = None
+    scaling: Scaling | None = None
+    local_theta: Base | None = None
+
+    @model_validator(mode="after")
+    def _pairs(self) -> Rope:
+        if self.dim is None:
+            return self
+        if self.dim % 2:
+            raise ValueError(f"dim: got {self.dim}; elements turn in pairs, so it is even; None rotates the whole head")
+        if isinstance(self.scaling, LongRopeScaling) and 2 * len(self.scaling.short_factor) != self.dim:
+            raise ValueError(
+                f"scaling: got {len(self.scaling.short_factor)} factors for {self.dim} rotated elements; there is "
+                f"one for each pair, {self.dim // 2}"
+            )
+        return self
+
+
+class Mla(Spec):
+    """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434).
+
+    One row a token serves all heads: `kv_lora_rank` latent elements, then `qk_rope_head_dim` rotated ones. Per head,
+    keys have qk_nope_head_dim + qk_rope_head_dim elements and values `v_head_dim`, made from the latent part by the
+    checkpoint's up-projections. `q_lora_rank` is None where queries are projected directly (DeepSeek-V2-Lite).
+    """
+
+    kv_lora_rank: Dim
+    qk_rope_head_dim: Dim
+    qk_nope_head_dim: Dim
+    v_head_dim: Dim
+    q_lora_rank: Dim | None = None
+
+    @property
+    def row_dim(self) -> int:
+        """Elements of a cached row."""
+        return self.kv_lora_rank + self.qk_rope_head_dim
+
+    @property
+    def qk_dim(self) -> int:
+        """Elements of a head's query and key before the latent form is absorbed."""
+        return self.qk_nope_head_dim + self.qk_rope_head_dim
+
+
+class Model(Spec):
+    """What a checkpoint asks of attention.
+
+    - `architecture`, `layers`: HF's class name and the number of decoder layers.
+    - `rope`, or `alibi` (Falcon's older models), or neither.
+    - `window`: a query at position p sees keys p - window + 1 ... p, its own included (HF masks k > p - window).
+      `window_pattern` names the repeating unit of layers, "local" (windowed) or "full": layer i is
+      window_pattern[i % len]. None: every layer is local. A window may exceed any sequence; it then does nothing.
+    - `sinks`: a learned logit per query head joins the softmax's denominator and has no value row (gpt-oss).
+    - `qk_norm`: RMS norm of Q and K before RoPE, over each "head" (Qwen 3, Gemma 3) or over the whole "row" of heads.
+    - `logit_softcap`: scores become cap * tanh(score / cap) before masking.
+    - `query_pre_attn_scalar`: scores are scaled by its -1/2 power, instead of the head dim's (Gemma).
+    - `mla`: latent ranks.
+    """
+
+    architecture: Annotated[str, Field(pattern=r"^[A-Za-z0-9_]{1,64}$")] | None = None
+    layers: Annotated[int, Field(ge=1, le=1024)] | None = None
+    rope: Rope | None = None
+    alibi: bool = False
+    window: Positions | None = None
+    window_pattern: Annotated[tuple[LayerKind, ...], Field(strict=False, min_length=2, max_length=1024)] | None = None
+    sinks: bool = False
+    qk_norm: Literal["head", "row"] | None = None
+    logit_softcap: Factor | None = None
+    query_pre_attn_scalar: Factor | None = None
+    mla: Mla | None = None
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Model:
+        if self.rope is not None and self.alibi:
+            raise ValueError("alibi: got True beside a rope; a checkpoint encodes positions one way; drop one of them")
+        if self.window_pattern is not None:
+            self._check_pattern(self.window_pattern)
+        if self.rope is not None and self.rope.local_theta is not None and self.window_pattern is None:
+            raise ValueError(
+                f"rope.local_theta: got {self.rope.local_theta} without window_pattern; it is the base on local "
+                "layers, where other layers are full; give a pattern, or put the base in theta"
+            )
+        if self.mla is not None and self.rope is not None and self.rope.dim not in (None, self.mla.qk_rope_head_dim):
+            raise ValueError(
+                f"rope.dim: got {self.rope.dim} with mla.qk_rope_head_dim {self.mla.qk_rope_head_dim}; a latent row's "
+                "rotated part is exactly that long; give the same number, or None"
+            )
+        return self
+
+    def _check_pattern(self, pattern: tuple[LayerKind, ...]) -> None:
+        if self.window is None:
+            raise ValueError(
+                "window_pattern: got a pattern without window; local layers need one; give window, or drop the pattern"
+            )
+        if len(set(pattern)) < 2:
+            raise ValueError(
+                f"window_pattern: got only {pattern[0]!r} layers; a pattern mixes 'local' and 'full'; use None where "
+                "every layer is local, window=None where none is"
+            )
+        if self.layers is not None and len(pattern) > self.layers:
+            raise ValueError(
+                f"window_pattern: got {len(pattern)} entries for {self.layers} layers; the repeating unit is at most "
+                f"as long as the model, {self.layers}"
+            )
+
+    def layer_window(self, layer: int) -> int | None:
+        """The window of one layer, counted from 0; None where it sees everything before it."""
+        pattern = self.window_pattern
+        if pattern is None or pattern[layer % len(pattern)] == "local":
+            return self.window
+        return None
+
+    def softmax_scale(self, head_dim: int) -> float:
+        """What scores are multiplied by, in a model whose heads have `head_dim` elements.
+
+        Latent attention scales by its own head dim, qk_dim ** -0.5, times YaRN's m(mscale_all_dim) squared where given
+        (DeepSeek's modelling code); cached rows being wider changes nothing.
+        """
+        if self.mla is None:
+            return float((self.query_pre_attn_scalar or head_dim) ** -0.5)
+        scale = float(self.mla.qk_dim**-0.5)
+        scaling = self.rope.scaling if self.rope else None
+        if isinstance(scaling, YarnScaling) and scaling.mscale_all_dim is not None:
+            scale *= scaling.magnitude(scaling.mscale_all_dim) ** 2
+        return scale
