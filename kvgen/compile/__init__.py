@@ -1,0 +1,43 @@
+"""From generated CUDA text to cubin, PTX and resource counts, with NVRTC: no GPU and no driver needed.
+
+Importing this package loads nothing of `cuda.*`; the first compile does. Disassembly is in `kvgen.compile.sass`.
+"""
+
+from __future__ import annotations
+
+from kvgen.compile.aot import Manifest, ManifestEntry, find, read_folder, write_folder
+from kvgen.compile.arch import ARCHS, Arch, select_arch, supported_archs
+from kvgen.compile.cache import Cache, CacheStats, cache_folder, default_cache
+from kvgen.compile.diagnostics import Diagnostic, Origin, UnitError
+from kvgen.compile.nvrtc import nvrtc_version
+from kvgen.compile.program import Image, Job, Kind, Unit, compile_many, compile_unit, jit_allowed, text_digest
+from kvgen.compile.resources import Resources
+
+__all__ = [
+    "ARCHS",
+    "Arch",
+    "Cache",
+    "CacheStats",
+    "Diagnostic",
+    "Image",
+    "Job",
+    "Kind",
+    "Manifest",
+    "ManifestEntry",
+    "Origin",
+    "Resources",
+    "Unit",
+    "UnitError",
+    "cache_folder",
+    "compile_many",
+    "compile_unit",
+    "default_cache",
+    "find",
+    "jit_allowed",
+    "nvrtc_version",
+    "read_folder",
+    "select_arch",
+    "supported_archs",
+    "text_digest",
+    "write_folder",
+]

@@ -1,0 +1,67 @@
+"""The targets kernels are compiled for, and which GPU each one runs on."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Final, Literal, get_args
+
+from kvgen.compile import nvrtc
+from kvgen.errors import CompileError, DeviceError
+
+Arch = Literal["sm_80", "sm_89", "sm_90a", "sm_100f", "sm_120f"]
+ARCHS: Final[tuple[str, ...]] = get_args(Arch)
+
+# Target -> compute capability it runs on (major, minor; None: every minor). The order is the order of preference:
+# a target made for one minor version comes before the one that covers its whole major version.
+_RUNS_ON: Final[dict[str, tuple[int, int | None]]] = {
+    "sm_120f": (12, None),
+    "sm_100f": (10, None),
+    "sm_90a": (9, 0),
+    "sm_89": (8, 9),
+    "sm_80": (8, None),
+}
+
+
+def check_arch(arch: str) -> None:
+    """Raise CompileError unless `arch` is one of ARCHS."""
+    if arch not in ARCHS:
+        raise CompileError(f"arch: got {arch!r}; it must be one of {', '.join(ARCHS)}")
+
+
+def supported_archs() -> list[str]:
+    """The targets of ARCHS that the installed NVRTC can compile for; ToolError without NVRTC."""
+    known = nvrtc.supported_numbers()
+    family_targets = nvrtc.nvrtc_version() >= (12, 9)  # the `f` suffix came with 12.9; the list of numbers hides it
+    found = []
+    for arch in ARCHS:
+        number = int(re.sub(r"\D", "", arch))
+        if number in known and (family_targets or not arch.endswith("f")):
+            found.append(arch)
+    return found
+
+
+def select_arch(compute_capability: tuple[int, int], available: Sequence[str]) -> str:
+    """The best of the `available` targets for a GPU of this compute capability (major, minor).
+
+    Raises DeviceError, naming the target to generate, when none of them runs there, and CompileError for an unknown
+    target in `available`.
+    """
+    for arch in available:
+        check_arch(arch)
+    major, minor = compute_capability
+    fitting = [arch for arch, (m, n) in _RUNS_ON.items() if m == major and n in (None, minor)]
+    for arch in fitting:
+        if arch in available:
+            return arch
+    have = ", ".join(available) or "nothing"
+    if fitting:
+        wanted = " or ".join(repr(arch) for arch in fitting)
+        raise DeviceError(
+            f"compute capability {major}.{minor}: the kernel was compiled for {have}, none of which runs on this GPU; "
+            f"add {wanted} to `arch` in the spec"
+        )
+    raise DeviceError(
+        f"compute capability {major}.{minor}: no target of kvgen runs on this GPU; "
+        f"it must be 8.x (sm_80, sm_89), 9.0 (sm_90a), 10.x (sm_100f) or 12.x (sm_120f)"
+    )

@@ -1,0 +1,240 @@
+"""Compile units: one kernel's text for one target, or many at once."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+import re
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from kvgen.compile import nvrtc
+from kvgen.compile.arch import check_arch, supported_archs
+from kvgen.compile.cache import Cache
+from kvgen.compile.diagnostics import (
+    Origin,
+    UnitError,
+    describe,
+    refused_ptx_lines,
+    relative_file_table,
+    source_files,
+    warnings_of,
+)
+from kvgen.compile.resources import Resources, parse_resources
+from kvgen.errors import ArgumentError, CompileError, ConfigError, ToolError
+
+Kind = Literal["cubin", "ptx"]
+Job = tuple["Unit", str, Kind]
+
+_SCHEMA: Final = 1  # of a cache entry; raise it when the meaning of one changes
+
+
+@dataclass(frozen=True)
+class Unit:
+    """One kernel to compile.
+
+    `name` is "<set>/<kernel>", `entry` the extern "C" function, `text` self-contained CUDA whose #line directives name
+    the generated files.
+    """
+
+    name: str
+    entry: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Image:
+    """A compiled unit.
+
+    `data` is an ELF cubin, or PTX text ending in a newline. `resources` is None for PTX. `seconds` is what this call
+    took, whether it compiled or (`cached`) read the cache; `log` is the compiler's either way.
+    """
+
+    unit_name: str
+    entry: str
+    arch: str
+    kind: Kind
+    data: bytes
+    resources: Resources | None
+    log: str
+    seconds: float
+    cached: bool
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """Warnings of compiler and assembler, one line each."""
+        return warnings_of(self.log)
+
+
+def jit_allowed() -> bool:
+    """False when KVGEN_NO_JIT=1 forbids compiling at run time; ConfigError for a value other than 0 and 1."""
+    value = os.environ.get("KVGEN_NO_JIT", "")
+    if value not in ("", "0", "1"):
+        raise ConfigError(f"KVGEN_NO_JIT: got {value!r}; it must be 0 or 1")
+    return value != "1"
+
+
+def text_digest(text: str) -> str:
+    """The hex SHA-256 by which a compiled kernel and the text it came from recognise each other."""
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _options(arch: str, kind: Kind, lineinfo: bool) -> list[str]:
+    target = arch if kind == "cubin" else arch.replace("sm_", "compute_")
+    # Without --no-source-include an #include left in the text would be looked for in the working folder.
+    options = [f"--gpu-architecture={target}", "--std=c++17", "--no-source-include"]
+    if lineinfo:
+        options.append("--generate-line-info")
+    if kind == "cubin":
+        options.append("--ptxas-options=-v")
+    return options
+
+
+def _key(unit: Unit, options: Sequence[str], kind: Kind) -> bytes:
+    # Nothing of this machine is in it: a cache folder may be copied or shared.
+    parts = [_SCHEMA, nvrtc.nvrtc_version(), list(options), unit.entry, unit.text, kind]
+    return hashlib.sha256(json.dumps(parts).encode()).digest()
+
+
+def _pack(data: bytes, resources: Resources | None, log: str) -> bytes:
+    head = {"resources": dataclasses.asdict(resources) if resources else None, "log": log}
+    return json.dumps(head).encode() + b"\n" + data
+
+
+def _unpack(payload: bytes) -> tuple[bytes, Resources | None, str]:
+    head, _, data = payload.partition(b"\n")
+    fields = json.loads(head)
+    return data, Resources(**fields["resources"]) if fields["resources"] else None, fields["log"]
+
+
+def _refuse(unit: Unit, arch: str, kind: Kind, outcome: nvrtc.Outcome, origin: Origin | None) -> UnitError:
+    if refused_ptx_lines(outcome.log) and ".loc" not in outcome.ptx:
+        # Compile once more with line numbers, so that the refused PTX can be traced to a generated line.
+        outcome = nvrtc.compile_text(unit.text, _options(arch, kind, lineinfo=True), kind)
+    return UnitError(unit.name, arch, describe(outcome.log, unit.text, outcome.ptx, origin))
+
+
+def _check_entry(unit: Unit, arch: str, ptx: str) -> None:
+    entries = re.findall(r"\.entry\s+([\w$]+)", ptx)
+    if unit.entry not in entries:
+        found = ", ".join(entries) or "none"
+        rule = f'it must be an extern "C" __global__ function of the text; found: {found}'
+        raise UnitError(unit.name, arch, f"entry: got {unit.entry!r}; {rule}")
+
+
+def _compile(unit: Unit, arch: str, kind: Kind, options: Sequence[str], origin: Origin | None) -> bytes:
+    """Compile for certain; the packed result."""
+    outcome = nvrtc.compile_text(unit.text, options, kind)
+    if not outcome.ok:
+        raise _refuse(unit, arch, kind, outcome, origin)
+    _check_entry(unit, arch, outcome.ptx)
+    if kind == "ptx":
+        return _pack(relative_file_table(outcome.output.decode(), source_files(unit.text)).encode(), None, outcome.log)
+    return _pack(outcome.output, parse_resources(outcome.log, unit.entry), outcome.log)
+
+
+def _check_target(arch: str) -> None:
+    check_arch(arch)
+    supported = supported_archs()
+    if arch not in supported:
+        major, minor = nvrtc.nvrtc_version()
+        raise ToolError(
+            f"arch: got {arch}; NVRTC {major}.{minor} compiles for {', '.join(supported)}; "
+            f"install a newer one (`pip install -U nvidia-cuda-nvrtc`)"
+        )
+
+
+def compile_unit(
+    unit: Unit,
+    arch: str,
+    kind: Kind = "cubin",
+    *,
+    cache: Cache | None,
+    lineinfo: bool = False,
+    origin: Origin | None = None,
+) -> Image:
+    """Compile one unit for one of ARCHS, or take it from the cache (None: always compile).
+
+    PTX always carries line information (`lineinfo` adds it to a cubin, for profilers). Raises UnitError, a
+    CompileError with the generated line (and the template line, asked of `origin`), when NVRTC refuses the text, and
+    ToolError when NVRTC is missing or too old for `arch`.
+    """
+    begin = time.perf_counter()
+    _check_target(arch)
+    options = _options(arch, kind, lineinfo or kind == "ptx")
+    if lineinfo and kind == "cubin":
+        cache = None  # such a cubin holds the absolute path of the working folder it was compiled in
+    key = _key(unit, options, kind) if cache else b""
+    payload = cache.get(key) if cache else None
+    cached = payload is not None
+    if payload is None:
+        payload = _compile(unit, arch, kind, options, origin)
+        if cache:
+            cache.put(key, payload)
+    data, resources, log = _unpack(payload)
+    seconds = time.perf_counter() - begin
+    return Image(unit.name, unit.entry, arch, kind, data, resources, log, seconds, cached)
+
+
+def _default_workers() -> int:
+    if hasattr(os, "sched_getaffinity"):  # the cores this process may use; absent on macOS and Windows
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def compile_many(
+    jobs: Sequence[Job],
+    *,
+    cache: Cache | None,
+    workers: int | None = None,
+    progress: Callable[[Image], None] | None = None,
+    lineinfo: bool = False,
+    origin: Origin | None = None,
+) -> list[Image]:
+    """Compile (unit, arch, kind) jobs on `workers` threads (None: one a core); images in the order of the jobs.
+
+    `progress` is called in the calling thread, as jobs finish. Every job is tried; the CompileError at the end holds
+    all refusals, one text for a kernel refused for the same reason for several targets. A ToolError stops at once.
+    """
+    if workers is not None and workers < 1:
+        raise ArgumentError(f"workers: got {workers}; it must be at least 1, or None for one a core")
+    for arch in dict.fromkeys(arch for _, arch, _ in jobs):
+        _check_target(arch)  # before the threads: one message, and NVRTC is loaded once
+    images: dict[int, Image] = {}
+    refusals: dict[int, UnitError] = {}
+    with ThreadPoolExecutor(workers or _default_workers(), thread_name_prefix="kvgen-compile") as pool:
+        futures = {
+            pool.submit(compile_unit, unit, arch, kind, cache=cache, lineinfo=lineinfo, origin=origin): index
+            for index, (unit, arch, kind) in enumerate(jobs)
+        }
+        try:
+            for future in as_completed(futures):
+                try:
+                    image = future.result()
+                except UnitError as error:
+                    refusals[futures[future]] = error
+                    continue
+                images[futures[future]] = image
+                if progress:
+                    progress(image)
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+    if refusals:
+        raise _join([refusals[index] for index in sorted(refusals)], len(jobs))
+    return [images[index] for index in range(len(jobs))]
+
+
+def _join(refusals: list[UnitError], jobs: int) -> CompileError:
+    if jobs == 1:
+        return refusals[0]
+    archs: dict[tuple[str, str], list[str]] = {}
+    for refusal in refusals:
+        archs.setdefault((refusal.unit_name, refusal.body), []).append(refusal.arch)
+    parts = [f"{name} for {', '.join(dict.fromkeys(a))}: does not compile\n{body}" for (name, body), a in archs.items()]
+    return CompileError(f"{len(refusals)} of {jobs} compiles failed\n\n" + "\n\n".join(parts))

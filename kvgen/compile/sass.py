@@ -1,0 +1,69 @@
+"""A cubin's machine code as text, and how often each instruction occurs in it.
+
+Counting works anywhere; disassembling needs NVIDIA's tools, which `kvgen[sass]` installs.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+
+from kvgen.errors import ToolError
+
+# nvdisasm: `/*0070*/  @!P0 LDG.E.128 R4, ...`; cuobjdump the same with the encoding in a comment behind it.
+_INSTRUCTION = re.compile(r"^\s*/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_]*(?:\.[A-Za-z0-9_]+)*)", re.M)
+
+
+def _find_tool(name: str) -> Path | None:
+    """The program `name` from its wheel, else from PATH."""
+    for distribution in (f"nvidia-cuda-{name}", f"nvidia-cuda-{name}-cu12"):
+        try:
+            files = importlib.metadata.files(distribution) or []
+        except importlib.metadata.PackageNotFoundError:
+            continue
+        for file in files:
+            if file.stem == name and file.parent.name == "bin":
+                found = Path(str(file.locate()))
+                if os.access(found, os.X_OK):
+                    return found
+    on_path = shutil.which(name)
+    return Path(on_path) if on_path else None
+
+
+def sass(cubin: bytes) -> str:
+    """Disassemble a cubin; ToolError when no disassembler is installed or it refuses the bytes."""
+    for name, options in (("nvdisasm", ["--print-code"]), ("cuobjdump", ["-sass"])):
+        tool = _find_tool(name)
+        if tool is None:
+            continue
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "kernel.cubin"  # both tools read files only
+            path.write_bytes(cubin)
+            done = subprocess.run([tool, *options, path], capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            raise ToolError(f"{name}: cannot disassemble {len(cubin)} bytes: {(done.stderr or done.stdout).strip()}")
+        return done.stdout
+    raise ToolError("nvdisasm, cuobjdump: neither is installed; install one with `pip install 'kvgen[sass]'`")
+
+
+def histogram(sass_text: str) -> dict[str, int]:
+    """How often each opcode occurs, modifiers included ("LDG.E.128.CONSTANT"), the most frequent first."""
+    return dict(Counter(_INSTRUCTION.findall(sass_text)).most_common())
+
+
+def count(opcodes: Mapping[str, int], pattern: str) -> int:
+    """How many instructions have the pattern's opcode and all its modifiers: "LDG.128" counts LDG.E.128.CONSTANT."""
+    base, *modifiers = pattern.split(".")
+    total = 0
+    for opcode, number in opcodes.items():
+        name, *has = opcode.split(".")
+        if name == base and set(modifiers) <= set(has):
+            total += number
+    return total
