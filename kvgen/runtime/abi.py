@@ -1,0 +1,5 @@
+"""The version of what generated packages expect of `kvgen.runtime`."""
+
+from typing import Final
+
+ABI: Final = 1

@@ -1,0 +1,162 @@
+"""The cache object behind every generated `Cache`: pools and page tables as views, checked once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from kvgen.errors import ArgumentError
+from kvgen.runtime.arrays import ArrayView, Dims, check, extent, itemsize, view
+from kvgen.runtime.module import Module
+
+if TYPE_CHECKING:
+    from kvgen.runtime.launcher import Array
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """One tensor of the pool as the spec lays it out.
+
+    `roles` are the roles it holds ("k", "v"); `shape` has names where only the pool knows the extent; `strides` are the
+    compile-time ones in elements, None for page, kv and layer; `align` is the widest access in bytes.
+    """
+
+    name: str
+    dtype: str
+    roles: tuple[str, ...]
+    axes: tuple[str, ...]
+    shape: tuple[int | str, ...]
+    strides: tuple[int | None, ...]
+    align: int
+
+    def stride(self, array: ArrayView, axis: str) -> int:
+        """The array's stride along `axis`, in elements; 0 where the tensor has no such axis."""
+        return array.strides[self.axes.index(axis)] if axis in self.axes else 0
+
+    @property
+    def page_span(self) -> int:
+        """Elements between the first and one past the last of a page, as far as compile-time strides say."""
+        reach = [
+            (n - 1) * s
+            for n, s, a in zip(self.shape, self.strides, self.axes, strict=True)
+            if isinstance(n, int) and s is not None and a not in ("page", "kv", "layer")
+        ]
+        return sum(reach) + 1
+
+
+@dataclass(frozen=True, slots=True)
+class LayerCache:
+    """One layer of a cache, ready for launchers: base addresses, the numbers kernels take, the memory behind them."""
+
+    module: Module
+    layer: int
+    device: str
+    dims: Dims
+    pools: dict[str, int]
+    tables: dict[str, ArrayView]
+    memory: tuple[tuple[str, ArrayView], ...]
+
+
+class BaseCache:
+    """What generated caches share; they give `MODULE`, `TENSORS`, `TABLES` and `PAGE_TOKENS`."""
+
+    MODULE: ClassVar[Module]
+    TENSORS: ClassVar[tuple[Tensor, ...]]
+    TABLES: ClassVar[tuple[Array, ...]]
+    PAGE_TOKENS: ClassVar[int | None]
+
+    def __init__(self, pools: Sequence[object], tables: Sequence[object]) -> None:
+        per_layer = not any("layer" in t.axes for t in self.TENSORS)
+        layers: list[list[ArrayView]] = []
+        for tensor, given in zip(self.TENSORS, pools, strict=True):
+            if per_layer:
+                if not isinstance(given, Sequence) or not given:
+                    raise ArgumentError(
+                        f"{tensor.name}: got {type(given).__name__}; the spec's layers='pointers' takes a list of tensors, "
+                        "one per layer"
+                    )
+                layers.append([view(item, f"{tensor.name}[{i}]") for i, item in enumerate(given)])
+            else:
+                layers.append([view(given, tensor.name)])
+        if len({len(found) for found in layers}) > 1:
+            counts = " and ".join(f"{len(f)} for {t.name}" for t, f in zip(self.TENSORS, layers, strict=True))
+            raise ArgumentError(f"{self.TENSORS[-1].name}: got {counts}; every tensor needs one entry a layer")
+        self.device = layers[0][0].device
+        base = self._tables(tables)
+        self._layers: list[LayerCache] = []
+        for number in range(len(layers[0])):
+            views = [found[number] for found in layers]
+            names = [f"{t.name}[{number}]" if per_layer else t.name for t in self.TENSORS]
+            self._layers += self._split(views, names, base, number if per_layer else None)
+
+    def _tables(self, tables: Sequence[object]) -> Dims:
+        dims = Dims({"one": 1}, "the cache")
+        self._table_views: dict[str, ArrayView] = {}
+        for spec, given in zip(self.TABLES, tables, strict=True):
+            found = view(given, spec.name)
+            spec.check(found, dims, self.device)
+            self._table_views[spec.name] = found
+            if found.strides:
+                dims[f"{spec.name}.stride"] = found.strides[0]
+        if "B" not in dims:
+            raise ArgumentError(f"{self.MODULE.name}: no table gives the number of requests")
+        dims["B+1"] = dims["B"] + 1
+        return dims
+
+    def _split(self, views: list[ArrayView], names: list[str], base: Dims, only: int | None) -> list[LayerCache]:
+        """The layers that these tensors hold: all of a tensor with a layer axis, or the one they belong to."""
+        dims = Dims(base)
+        dims.origin.update(base.origin)
+        for tensor, found, name in zip(self.TENSORS, views, names, strict=True):
+            check(
+                found,
+                name,
+                dtype=tensor.dtype,
+                shape=tensor.shape,
+                dims=dims,
+                strides=tensor.strides,
+                align=tensor.align,
+                device=self.device,
+                field="cache",
+            )
+            stride = tensor.stride(found, "page")
+            pages = found.shape[tensor.axes.index("page")]
+            if pages > 1 and abs(stride) < tensor.page_span:
+                raise ArgumentError(
+                    f"{name}: got page stride {stride}; a page holds {tensor.page_span} elements, so pages would overlap; pass a "
+                    f"stride of at least {tensor.page_span}"
+                )
+            for role in tensor.roles:
+                dims[f"{role}_page_stride"] = stride
+        if self.PAGE_TOKENS is not None:
+            dims["tokens"] = self.PAGE_TOKENS
+        memory = tuple(zip(names, views, strict=True))
+        layers = []
+        for number in [only] if only is not None else range(dims["layers"]):
+            pools = {}
+            for tensor, found in zip(self.TENSORS, views, strict=True):
+                for i, role in enumerate(tensor.roles):
+                    steps = (0 if only is not None else number) * tensor.stride(found, "layer") + i * tensor.stride(
+                        found, "kv"
+                    )
+                    pools[f"{role}_pool"] = found.pointer + steps * itemsize(found)
+            layers.append(LayerCache(self.MODULE, number, self.device, dims, pools, self._table_views, memory))
+        return layers
+
+    def __len__(self) -> int:
+        """The number of layers."""
+        return len(self._layers)
+
+    def __getitem__(self, layer: int) -> LayerCache:
+        """One layer, for the launchers; raises ArgumentError past the last."""
+        if not 0 <= layer < len(self._layers):
+            raise ArgumentError(
+                f"layer: got {layer}; the pool has {len(self._layers)} layers, 0 to {len(self._layers) - 1}"
+            )
+        return self._layers[layer]
+
+
+def memory_ranges(layer: LayerCache) -> list[tuple[str, int, int]]:
+    """(name, first byte, one past the last byte) of the pool's tensors."""
+    return [(name, *extent(found)) for name, found in layer.memory]

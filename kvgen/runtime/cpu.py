@@ -1,0 +1,126 @@
+"""The `cpu` backend: the compiled kernel's PTX, executed by the emulator on NumPy arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+from kvgen.errors import DeviceError
+from kvgen.runtime.arrays import extent
+from kvgen.runtime.cache import memory_ranges
+from kvgen.runtime.cuda import PackedArgs
+from kvgen.runtime.launcher import Array, Pool
+from kvgen.runtime.module import cpu_library
+
+if TYPE_CHECKING:
+    from kvgen.runtime.arrays import ArrayView
+    from kvgen.runtime.cache import LayerCache
+    from kvgen.runtime.launcher import Grid, Kernel
+
+
+@dataclass(frozen=True)
+class Launched:
+    """One kernel launch on the CPU machine and what it counted."""
+
+    entry: str
+    grid: Grid
+    counters: Any
+
+
+@dataclass
+class Machine:
+    """How kernels run on the CPU: the architecture whose PTX is executed (None: the set's last), the mode
+    ("check" finds races, out-of-bounds accesses and uninitialised reads; "fast" does not look) and the thread schedule.
+    `launches` logs every launch made under it."""
+
+    arch: str | None = None
+    mode: Literal["fast", "check"] = "fast"
+    schedule: Literal["ascending", "descending"] | int = "ascending"
+    launches: list[Launched] = field(default_factory=list)
+
+
+_machine: ContextVar[Machine | None] = ContextVar("kvgen_cpu_machine", default=None)
+
+
+@contextmanager
+def machine(
+    arch: str | None = None,
+    mode: Literal["fast", "check"] = "fast",
+    schedule: Literal["ascending", "descending"] | int = "ascending",
+) -> Iterator[Machine]:
+    """Run the launches inside the `with` under these settings; yields the Machine with their log."""
+    chosen = Machine(arch, mode, schedule)
+    token = _machine.set(chosen)
+    try:
+        yield chosen
+    finally:
+        _machine.reset(token)
+
+
+def _cpu_arch(kernel: Kernel, wanted: str | None) -> str:
+    if wanted is not None and wanted not in kernel.module.arch:
+        raise DeviceError(f"arch: got {wanted}; {kernel.module.name} is generated for {', '.join(kernel.module.arch)}")
+    runs = [a for a in kernel.module.arch if a in ("sm_80", "sm_89", "sm_90a")]
+    if not runs:
+        raise DeviceError(
+            f"{kernel.module.name}: the CPU machine runs sm_80, sm_89 and sm_90a; the spec has none of them"
+        )
+    return wanted or runs[-1]
+
+
+def _ranges(kernel: Kernel, cache: LayerCache, views: dict[str, ArrayView]) -> list[tuple[str, int, int, bool]]:
+    """The memory a launch may touch, overlapping arrays (K and V of one qkv row) joined into one range."""
+    found = []
+    if any(isinstance(p, Pool) for p in kernel.params):
+        writes = any(isinstance(p, Pool) and p.writes for p in kernel.params)
+        found += [(name, low, high, writes) for name, low, high in memory_ranges(cache)]
+    for p in kernel.params:
+        if isinstance(p, Array):
+            array = cache.tables[p.name] if p.cache else views.get(p.name)
+            if array is not None:
+                found.append((p.name, *extent(array), p.access != "in"))
+    joined: list[tuple[str, int, int, bool]] = []
+    for name, low, high, writes in sorted(found, key=lambda r: r[1]):
+        if joined and low < joined[-1][2]:
+            last = joined[-1]
+            joined[-1] = (f"{last[0]}+{name}", last[1], max(last[2], high), last[3] or writes)
+        else:
+            joined.append((name, low, high, writes))
+    return joined
+
+
+def bind(
+    kernel: Kernel, cache: LayerCache, views: dict[str, ArrayView], values: list[int], grid: Grid
+) -> Callable[[object], None]:
+    """A launch on the CPU machine, under the settings in force now."""
+    from kvgen.emulator import Buffer, EmulatorError
+
+    chosen = _machine.get() or Machine()
+    arch = _cpu_arch(kernel, chosen.arch)
+    library = cpu_library(kernel.module, arch, chosen.mode)
+    entry = library.kernels[kernel.entry]
+    buffers = [Buffer(name, low, high - low, writes) for name, low, high, writes in _ranges(kernel, cache, views)]
+    args = PackedArgs(kernel.kinds, values).bytes_list()
+
+    def go(stream: object) -> None:
+        if stream is not None:
+            raise DeviceError(
+                f"stream: got {type(stream).__name__} with NumPy arrays; the CPU machine has no streams; pass None"
+            )
+        try:
+            counters = entry.launch(
+                grid,
+                (kernel.threads, 1, 1),
+                args,
+                dynamic_shared=kernel.shared,
+                buffers=buffers,
+                schedule=chosen.schedule,
+            )
+        except EmulatorError as error:
+            raise DeviceError(f"{kernel.entry} on the CPU machine: {error}") from error
+        chosen.launches.append(Launched(kernel.entry, grid, counters))
+
+    return go

@@ -1,0 +1,346 @@
+"""The `cuda` backend: loading cubins and launching kernels through the driver.
+
+It speaks to cuda.bindings and not to cuda.core, whose `launch` packs the arguments anew in each call and whose kernels
+are loaded at their first launch, possibly inside a stream capture. Everything runs in the device's primary context, the
+one that torch, JAX and CuPy use.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import importlib
+import struct
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal, Protocol
+
+from kvgen.errors import ArgumentError, DeviceError
+
+Dim3 = tuple[int, int, int]
+ParamKind = Literal["ptr", "u32", "i32", "u64", "i64", "f32", "tensormap"]
+Launch = Callable[[int], None]
+
+_STATIC_SHARED_LIMIT: Final = 48 * 1024  # above this a kernel must opt in
+_FORMATS: Final[dict[str, tuple[str, int]]] = {  # struct code and bytes
+    "ptr": ("Q", 8), "u32": ("I", 4), "i32": ("i", 4), "u64": ("Q", 8), "i64": ("q", 8), "f32": ("f", 4),
+    "tensormap": ("128s", 128),
+}  # fmt: skip
+_TENSORMAP_ALIGN: Final = 64
+
+_HINTS: Final[dict[int, str]] = {
+    1: "grid, block or shared memory exceed the device's limits, or an address is not the device's",
+    2: "the device is out of memory",
+    100: "no NVIDIA GPU is visible; NumPy arrays run on the CPU machine",
+    209: "the cubin was compiled for another architecture; add this GPU's to `arch` in the spec",
+    218: "the cubin was compiled for another architecture or for a newer driver",
+    400: "the stream belongs to another device than the arrays",
+    700: "a kernel accessed memory outside its buffers; the context is lost until the process restarts",
+    701: "the block needs more registers or shared memory than the device has",
+    803: "the driver is older than the CUDA version it was asked for",
+    900: "kernels must be bound or loaded before a stream capture begins",
+    901: "the stream capture was broken by an earlier call; bind or load kernels before it begins",
+}
+
+
+class Driver(Protocol):
+    """The few driver calls that launching takes. Every method raises DeviceError when the driver refuses."""
+
+    def __hash__(self) -> int: ...
+
+    def current_device(self) -> int:
+        """The ordinal of the calling thread's device; 0 if it has none yet."""
+        ...
+
+    def capability(self, device: int) -> tuple[int, int]:
+        """Compute capability, (9, 0) on an H200."""
+        ...
+
+    def pointer_device(self, pointer: int) -> int:
+        """The ordinal of the device that holds `pointer`; the current device for a null pointer."""
+        ...
+
+    def load(self, cubin: bytes, entry: str, device: int) -> object:
+        """The kernel `entry` of `cubin`, in the primary context of `device`; ready to launch, nothing left to load."""
+        ...
+
+    def set_max_dynamic_shared(self, handle: object, nbytes: int) -> None:
+        """Let a kernel ask for up to `nbytes` of dynamic shared memory; needed above 48 KB."""
+        ...
+
+    def prepare(
+        self, handle: object, device: int, grid: Dim3, block: Dim3, shared: int, params: PackedArgs, pdl: bool
+    ) -> Launch:
+        """A launch with everything but the stream decided. It keeps `params` alive and reads it anew each time.
+
+        `pdl` lets the grid start before its predecessor in the stream has finished. One thread at a time may call it.
+        """
+        ...
+
+    def allocate(self, nbytes: int, device: int) -> int:
+        """Device memory, uninitialised, aligned to 256 bytes."""
+        ...
+
+    def free(self, pointer: int, device: int) -> None:
+        """Give back what `allocate` returned."""
+        ...
+
+    def write(self, pointer: int, data: bytes, device: int) -> None:
+        """Copy `data` to the device; returns when it is there."""
+        ...
+
+    def read(self, pointer: int, nbytes: int, device: int) -> bytes:
+        """Copy from the device, behind all earlier work of the legacy default stream."""
+        ...
+
+    def synchronize(self, stream: int, device: int) -> None:
+        """Wait for a stream; reports what its kernels did wrong."""
+        ...
+
+
+class PackedArgs:
+    """Kernel arguments in the form the driver reads: stable storage and an array of the parameters' addresses.
+
+    `address` is that array's address. `update` rewrites the values in place, so that prepared launches see them. Values
+    are ints, floats for "f32", and 128 bytes for "tensormap". Raises ArgumentError for a value its type cannot hold.
+    """
+
+    __slots__ = ("_origin", "_plan", "_storage", "address", "kinds")
+
+    def __init__(self, kinds: Sequence[ParamKind], values: Sequence[int | float | bytes]) -> None:
+        self.kinds = tuple(kinds)
+        self._plan = plan = _layout(self.kinds)
+        self._storage = plan.storage()
+        self.address = ctypes.addressof(self._storage)
+        first = self.address + plan.addresses.size
+        first += -first % _TENSORMAP_ALIGN
+        self._origin = first - self.address
+        plan.addresses.pack_into(self._storage, 0, *[first + offset for offset in plan.offsets])
+        self.update(values)
+
+    def update(self, values: Sequence[int | float | bytes]) -> None:
+        """Rewrite all values."""
+        if len(values) != len(self.kinds):
+            raise ArgumentError(f"parameters: got {len(values)} values; the kernel takes {len(self.kinds)}; pass each")
+        try:
+            self._plan.values.pack_into(self._storage, self._origin, *values)
+        except (struct.error, OverflowError):
+            for index, value in enumerate(values):
+                self.set(index, value)  # finds which one
+            raise
+
+    def set(self, index: int, value: int | float | bytes) -> None:
+        """Rewrite one value."""
+        kind = self.kinds[index]
+        try:
+            struct.pack_into("<" + _FORMATS[kind][0], self._storage, self._origin + self._plan.offsets[index], value)
+        except (struct.error, OverflowError) as error:
+            raise ArgumentError(
+                f"parameter {index}: got {value!r}; it must fit {kind}; {error}; pass a smaller batch or array"
+            ) from None
+
+    def bytes_list(self) -> list[bytes]:
+        """The raw little-endian bytes of each parameter, as the CPU machine takes them."""
+        raw, plan = self._storage.raw[self._origin :], self._plan
+        return [raw[start : start + _FORMATS[kind][1]] for kind, start in zip(self.kinds, plan.offsets, strict=True)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    """Storage for one list of kinds: first the parameters' addresses, then the values, each naturally aligned."""
+
+    storage: type[ctypes.Array[ctypes.c_char]]
+    addresses: struct.Struct
+    values: struct.Struct
+    offsets: tuple[int, ...]
+
+
+@functools.lru_cache(maxsize=256)
+def _layout(kinds: tuple[ParamKind, ...]) -> _Layout:
+    text, size, offsets = "<", 0, []
+    for kind in kinds:
+        code, nbytes = _FORMATS[kind]
+        align = _TENSORMAP_ALIGN if kind == "tensormap" else nbytes
+        text += f"{-size % align}x{code}"
+        size += -size % align
+        offsets.append(size)
+        size += nbytes
+    addresses = struct.Struct(f"<{len(kinds)}Q")
+    storage = ctypes.c_char * (addresses.size + _TENSORMAP_ALIGN + size)
+    return _Layout(storage, addresses, struct.Struct(text), tuple(offsets))
+
+
+@dataclass(frozen=True, slots=True)
+class Function:
+    """A loaded kernel. `shared` is the dynamic shared memory of each launch, in bytes."""
+
+    driver: Driver
+    handle: object
+    entry: str
+    device: int
+    shared: int
+
+    def bind(self, grid: Dim3, block: Dim3, params: PackedArgs, *, pdl: bool = False) -> Launch:
+        """A launch that takes only the stream handle; safe to capture, and safe to call from one thread at a time."""
+        return self.driver.prepare(self.handle, self.device, grid, block, self.shared, params, pdl)
+
+    def launch(self, grid: Dim3, block: Dim3, params: PackedArgs, stream: int, *, pdl: bool = False) -> None:
+        """Launch once."""
+        self.driver.prepare(self.handle, self.device, grid, block, self.shared, params, pdl)(stream)
+
+
+def function(cubin: bytes, entry: str, shared: int = 0, *, device: int = 0, on: Driver | None = None) -> Function:
+    """The kernel `entry` of `cubin` on `device`, loaded at most once per device and cubin content.
+
+    Loading is forbidden while a stream of the process captures a graph: load or bind every kernel before capture, or
+    the driver fails the capture (DeviceError). Raises DeviceError too if the cubin is for another architecture or
+    `shared` bytes exceed what a block may have.
+    """
+    return _load(on or driver(), cubin, entry, shared, device)
+
+
+@functools.lru_cache(maxsize=None)  # noqa: UP033 - bounded by the kernels a process launches; bytes cache their own hash
+def _load(on: Driver, cubin: bytes, entry: str, shared: int, device: int) -> Function:
+    handle = on.load(cubin, entry, device)
+    if shared > _STATIC_SHARED_LIMIT:
+        on.set_max_dynamic_shared(handle, shared)
+    return Function(on, handle, entry, device, shared)
+
+
+@functools.cache
+def driver() -> Driver:
+    """The process's CUDA driver, initialised on first use. Raises DeviceError where there is none, or no GPU."""
+    return CudaDriver()
+
+
+class CudaDriver:
+    """Driver over cuda.bindings."""
+
+    def __init__(self) -> None:
+        try:
+            api: Any = importlib.import_module("cuda.bindings.driver")
+            not_found: Any = importlib.import_module("cuda.pathfinder").DynamicLibNotFoundError
+        except ImportError as error:
+            raise DeviceError(
+                f"cuda: {error}; device arrays need the cuda-bindings package; pip install cuda-python"
+            ) from error
+        self._api = api
+        self._success: Any = api.CUresult.CUDA_SUCCESS
+        self._contexts: dict[int, tuple[int, Any]] = {}
+        self._capabilities: dict[int, tuple[int, int]] = {}
+        try:
+            self._call("cuInit", 0)
+        except not_found as error:
+            raise DeviceError(
+                "cuda: libcuda not found; device arrays need an NVIDIA GPU and its driver; NumPy arrays run on the CPU "
+                "machine"
+            ) from error
+
+    def current_device(self) -> int:
+        result, device = self._api.cuCtxGetDevice()
+        return int(device) if result == self._success else 0
+
+    def capability(self, device: int) -> tuple[int, int]:
+        found = self._capabilities.get(device)
+        if found is None:
+            names = self._api.CUdevice_attribute
+            handle = self._call("cuDeviceGet", device)
+            major = self._call("cuDeviceGetAttribute", names.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, handle)
+            minor = self._call("cuDeviceGetAttribute", names.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, handle)
+            found = self._capabilities[device] = (int(major), int(minor))
+        return found
+
+    def pointer_device(self, pointer: int) -> int:
+        if not pointer:
+            return self.current_device()
+        ordinal = self._api.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
+        return int(self._call("cuPointerGetAttribute", ordinal, pointer))
+
+    def load(self, cubin: bytes, entry: str, device: int) -> object:
+        # A module and no library: cuModuleGetFunction loads the code now, cuLibraryLoadData would at the first launch.
+        module = self._within(device, "cuModuleLoadData", cubin)
+        return self._within(device, "cuModuleGetFunction", module, entry.encode())
+
+    def set_max_dynamic_shared(self, handle: object, nbytes: int) -> None:
+        attribute = self._api.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+        self._call("cuFuncSetAttribute", handle, attribute, nbytes)
+
+    def prepare(
+        self, handle: object, device: int, grid: Dim3, block: Dim3, shared: int, params: PackedArgs, pdl: bool
+    ) -> Launch:
+        api = self._api
+        config = api.CUlaunchConfig()
+        config.gridDimX, config.gridDimY, config.gridDimZ = grid
+        config.blockDimX, config.blockDimY, config.blockDimZ = block
+        config.sharedMemBytes = shared
+        if pdl:
+            config.attrs = [self._serialization]
+            config.numAttrs = 1
+        launch, get_current, success = api.cuLaunchKernelEx, api.cuCtxGetCurrent, self._success
+        context, context_object = self._context(device)
+
+        def step(stream: int) -> None:
+            config.hStream = stream
+            # The caller's context is the right one unless the process drives several GPUs.
+            if int(get_current()[1]) == context:
+                result = launch(config, handle, params.address, 0)[0]
+            else:
+                self._call("cuCtxPushCurrent", context_object)
+                result = launch(config, handle, params.address, 0)[0]
+                self._call("cuCtxPopCurrent")
+            if result != success:
+                raise self._error("cuLaunchKernelEx", result)
+
+        return step
+
+    def allocate(self, nbytes: int, device: int) -> int:
+        return int(self._within(device, "cuMemAlloc", nbytes))
+
+    def free(self, pointer: int, device: int) -> None:
+        self._within(device, "cuMemFree", pointer)
+
+    def write(self, pointer: int, data: bytes, device: int) -> None:
+        self._within(device, "cuMemcpyHtoD", pointer, data, len(data))
+
+    def read(self, pointer: int, nbytes: int, device: int) -> bytes:
+        data = bytearray(nbytes)
+        self._within(device, "cuMemcpyDtoH", data, pointer, nbytes)
+        return bytes(data)
+
+    def synchronize(self, stream: int, device: int) -> None:
+        self._within(device, "cuStreamSynchronize", stream)
+
+    @functools.cached_property
+    def _serialization(self) -> Any:
+        attribute = self._api.CUlaunchAttribute()
+        attribute.id = self._api.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+        attribute.value.programmaticStreamSerializationAllowed = 1
+        return attribute
+
+    def _context(self, device: int) -> tuple[int, Any]:
+        """The primary context of `device`, retained for good: as an address and as the driver's object."""
+        found = self._contexts.get(device)
+        if found is None:
+            context = self._call("cuDevicePrimaryCtxRetain", self._call("cuDeviceGet", device))
+            found = self._contexts[device] = (int(context), context)
+        return found
+
+    def _within(self, device: int, name: str, *arguments: object) -> Any:
+        """A driver call in the primary context of `device`, the caller's context put back after it."""
+        self._call("cuCtxPushCurrent", self._context(device)[1])
+        try:
+            return self._call(name, *arguments)
+        finally:
+            self._call("cuCtxPopCurrent")
+
+    def _call(self, name: str, *arguments: object) -> Any:
+        result, *values = getattr(self._api, name)(*arguments)
+        if result != self._success:
+            raise self._error(name, result)
+        return values[0] if values else None
+
+    def _error(self, name: str, result: Any) -> DeviceError:
+        text = self._api.cuGetErrorString(result)[1]
+        hint = _HINTS.get(int(result), "")
+        detail = f"{text.decode() if text else 'unknown error'}{'; ' + hint if hint else ''}"
+        return DeviceError(f"{name}: got {getattr(result, 'name', result)}; {detail}")

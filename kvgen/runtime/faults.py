@@ -1,0 +1,70 @@
+"""The sticky error word that kernels write when device data is wrong.
+
+One u64, all ones when nothing happened. Kernels keep the minimum of `position << 32 | request << 8 | code`, so the word
+does not depend on the order in which blocks ran. The host clears it and reads it when it likes; no launcher does.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any, Final
+
+NO_FAULT: Final = 2**64 - 1
+_MANY: Final = 0xFFFFFF
+
+
+class Fault(IntEnum):
+    """The codes of templates/device/fault.cuh."""
+
+    PAGE_ID = 1
+    POSITION = 2
+    LENGTH = 3
+    SLOT = 4
+    ROW_OFFSETS = 5
+    TABLE = 6
+
+
+_MEANING: Final = {
+    Fault.PAGE_ID: "a page id outside the pool, at token {position} of request {request}",
+    Fault.POSITION: "token {position} of request {request} lies past its page table",
+    Fault.LENGTH: "request {request} has a length that its page table or this step's rows cannot have (token {position})",
+    Fault.SLOT: "row {position} has a slot outside the pool",
+    Fault.ROW_OFFSETS: "row offsets that decrease, pass the rows, or give request {request} too many rows (row {position})",
+    Fault.TABLE: "an index into the page table that leaves it, at token {position} of request {request}",
+}
+
+
+@dataclass(frozen=True)
+class FaultReport:
+    """A decoded error word: the first fault in the order of position, request, code."""
+
+    code: Fault
+    request: int
+    position: int
+
+    def __str__(self) -> str:
+        request = f"{self.request}" if self.request < _MANY else f">= {_MANY}"
+        return f"{self.code.name}: {_MEANING[self.code].format(position=self.position, request=request)}"
+
+
+def describe(word: Any) -> FaultReport | None:
+    """What an error word says, None if nothing happened. `word` is an int or a one-element array on the host.
+
+    Raises ValueError for a word that no kernel writes.
+    """
+    value = int(word if isinstance(word, int) else word.reshape(-1)[0])
+    if value == NO_FAULT:
+        return None
+    try:
+        return FaultReport(Fault(value & 0xFF), value >> 8 & _MANY, value >> 32)
+    except ValueError as error:
+        raise ValueError(
+            f"error word: got {value:#018x}; code {value & 0xFF} is none of {', '.join(f'{f.value} {f.name}' for f in Fault)}; "
+            "was the word cleared (clear(), all ones) before the launch?"
+        ) from error
+
+
+def clear(word: Any) -> None:
+    """Set an error word, a one-element u64 array that can be assigned to, to "nothing happened"."""
+    word[...] = NO_FAULT

@@ -1,0 +1,33 @@
+"""Binding a launch to a CUDA device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from kvgen.runtime import cuda
+from kvgen.runtime.module import cubin
+from kvgen.runtime.stream import stream_handle
+
+if TYPE_CHECKING:
+    from kvgen.runtime.arrays import ArrayView
+    from kvgen.runtime.cache import LayerCache
+    from kvgen.runtime.launcher import Grid, Kernel
+    from kvgen.runtime.module import Module
+
+
+@lru_cache(maxsize=None)  # noqa: UP033 - one entry a kernel and device
+def _function(module: Module, file: str, entry: str, shared: int, device: int) -> cuda.Function:
+    image = cubin(module, file, entry, cuda.driver().capability(device))
+    return cuda.function(image, entry, shared, device=device)
+
+
+def bind(
+    kernel: Kernel, cache: LayerCache, views: dict[str, ArrayView], values: list[int], grid: Grid
+) -> Callable[[object], None]:
+    """A launch on the cache's GPU; loads (and if need be compiles) the kernel now, so that a capture can follow."""
+    device = int(cache.device.partition(":")[2])
+    function = _function(kernel.module, kernel.file, kernel.entry, kernel.shared, device)
+    go = function.bind(grid, (kernel.threads, 1, 1), cuda.PackedArgs(kernel.kinds, values), pdl=True)
+    return lambda stream: go(stream_handle(stream))

@@ -1,0 +1,175 @@
+"""Launchers: check the arguments against the spec, pack them, hand them to the backend of their device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
+
+from kvgen.errors import ArgumentError
+from kvgen.runtime.arrays import ArrayView, Dims, check, view
+from kvgen.runtime.cache import LayerCache
+from kvgen.runtime.cuda import ParamKind
+from kvgen.runtime.module import Module
+from kvgen.runtime.workspace import Workspace, usable
+
+Grid = tuple[int, int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Array:
+    """An array parameter: see kvgen.plan.Param, whose run-time half this is."""
+
+    name: str
+    dtype: str
+    shape: tuple[int | str, ...]
+    access: Literal["in", "out", "inout"] = "in"
+    align: int = 1
+    strided: bool = False
+    optional: bool = False
+    cache: bool = False
+    fields: tuple[str | None, ...] = ()
+
+    def check(self, array: ArrayView, dims: Dims, device: str) -> None:
+        """Raise ArgumentError unless `array` fits; binds the dimension names."""
+        check(
+            array,
+            self.name,
+            dtype=self.dtype,
+            shape=self.shape,
+            dims=dims,
+            fields=self.fields,
+            packed=len(self.shape) - 1 if self.strided else None,
+            writable=self.access != "in",
+            align=self.align,
+            device=device,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """The address of the layer's K or V memory."""
+
+    name: str
+    writes: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Scalar:
+    """A number: the size or stride called `value`."""
+
+    name: str
+    dtype: Literal["u32", "i64"]
+    value: str
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """A generated kernel: its file, its parameters in order, and the rule for its grid."""
+
+    module: Module
+    file: str
+    entry: str
+    params: tuple[Array | Pool | Scalar, ...]
+    grid: Callable[[Dims], Grid]
+    threads: int
+    shared: int
+    arguments: tuple[Array, ...] = field(init=False)
+    kinds: tuple[ParamKind, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        called = [p for p in self.params if isinstance(p, Array) and not p.cache]
+        ordered = [p for p in called if not p.optional] + [p for p in called if p.optional]
+        object.__setattr__(self, "arguments", tuple(ordered))
+        object.__setattr__(self, "kinds", tuple(p.dtype if isinstance(p, Scalar) else "ptr" for p in self.params))
+
+
+class Bound:
+    """A launch whose arguments are checked: `bound(stream)` is all that is left. It keeps its arrays alive."""
+
+    __slots__ = ("_go", "_keep")
+
+    def __init__(self, go: Callable[[object], None], keep: object) -> None:
+        self._go = go
+        self._keep = keep
+
+    def __call__(self, stream: object = None) -> None:
+        """Launch on `stream`; None is the legacy default stream. NumPy arrays run to completion on the CPU machine."""
+        self._go(stream)
+
+
+def _nothing(stream: object) -> None:
+    """An empty batch: there is nothing to launch."""
+
+
+class Launcher:
+    """What generated operations share; they give `KERNEL` and typed signatures."""
+
+    KERNEL: ClassVar[Kernel]
+    PLAN: ClassVar[Kernel]
+
+    def run(self, cache: LayerCache, arrays: Sequence[object], stream: object) -> None:
+        """Check and launch."""
+        self.prepare(cache, arrays)(stream)
+
+    def run_plan(self, cache: LayerCache, workspace: Workspace, stream: object) -> None:
+        """Launch the operation's planner on `workspace`."""
+        self.prepare(cache, (workspace,), self.PLAN)(stream)
+        workspace.planned = True
+
+    def prepare(self, cache: LayerCache, arrays: Sequence[object], which: Kernel | None = None) -> Bound:
+        """Check the arguments, in the order of `Kernel.arguments`, and decide everything but the stream."""
+        kernel = which or self.KERNEL
+        if not isinstance(cache, LayerCache) or cache.module is not kernel.module:
+            got = f"a cache of {cache.module.name}" if isinstance(cache, LayerCache) else type(cache).__name__
+            raise ArgumentError(
+                f"cache: got {got}; it must be a layer of this set's Cache; pass {kernel.module.name}.Cache(...)[layer]"
+            )
+        dims = Dims(cache.dims)
+        dims.origin = dict(cache.dims.origin)
+        views: dict[str, ArrayView] = {}
+        for spec, given in zip(kernel.arguments, arrays, strict=True):
+            if given is None:
+                if not spec.optional:
+                    raise ArgumentError(f"{spec.name}: got None; it must be an array of {spec.dtype}")
+                continue
+            if spec.name == "workspace":
+                held = usable(given, spec.name, kernel.module, dims.get("T") if kernel is self.KERNEL else None)
+                dims["max_rows"] = held.max_rows
+                found = held.view
+            else:
+                found = view(given, spec.name)
+            spec.check(found, dims, cache.device)
+            views[spec.name] = found
+            if spec.strided:
+                dims[f"{spec.name}.stride"] = found.strides[0]
+        if any(isinstance(p, Pool) and p.writes for p in kernel.params):
+            for name, memory in cache.memory:
+                if memory.readonly:
+                    raise ArgumentError(
+                        f"{name}: got a read-only array; this operation writes to it; pass a writable one"
+                    )
+        values: list[int] = []
+        for p in kernel.params:
+            if isinstance(p, Pool):
+                values.append(cache.pools[p.name])
+            elif isinstance(p, Scalar):
+                values.append(dims[p.value])
+            else:
+                memory_view = cache.tables[p.name] if p.cache else views.get(p.name)
+                values.append(memory_view.pointer if memory_view is not None else 0)
+        grid = kernel.grid(dims)
+        if 0 in grid:
+            return Bound(_nothing, None)
+        return Bound(_backend(cache.device)(kernel, cache, views, values, grid), (cache, views))
+
+
+Binder = Callable[[Kernel, LayerCache, dict[str, ArrayView], list[int], Grid], Callable[[object], None]]
+
+
+def _backend(device: str) -> Binder:
+    if device == "cpu":
+        from kvgen.runtime.cpu import bind
+    else:
+        from kvgen.runtime.gpu import bind
+    return bind

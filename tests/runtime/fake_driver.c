@@ -1,0 +1,87 @@
+// A libcuda that keeps a log instead of a GPU: two devices, contexts 0x100 and 0x101, one function handle.
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+typedef int Result;
+enum { SUCCESS = 0, INVALID_VALUE = 1, INVALID_CONTEXT = 201, WRONG_ARCHITECTURE = 209, NOT_FOUND = 500 };
+
+static char text[1 << 16];
+static size_t used;
+static uintptr_t stack[16];
+static int depth;
+
+static void record(const char *format, ...) {
+    va_list arguments;
+    va_start(arguments, format);
+    if (used < sizeof text - 256) used += vsnprintf(text + used, 256, format, arguments);
+    va_end(arguments);
+}
+const char *fake_log(void) { return text; }
+void fake_clear(void) { used = 0, text[0] = 0; }
+
+Result cuInit(unsigned flags) { return SUCCESS; }
+Result cuDriverGetVersion(int *version) { *version = 13000; return SUCCESS; }
+Result cuGetErrorString(Result error, const char **out) { *out = "fake refusal"; return SUCCESS; }
+Result cuDeviceGet(int *device, int ordinal) { *device = ordinal; return ordinal < 2 ? SUCCESS : 101; }
+Result cuDeviceGetAttribute(int *value, int attribute, int device) { *value = attribute == 75 ? 9 : 0; return SUCCESS; }
+Result cuDevicePrimaryCtxRetain(uintptr_t *context, int device) { *context = 0x100 + device; return SUCCESS; }
+Result cuCtxGetCurrent(uintptr_t *context) { *context = depth ? stack[depth - 1] : 0; return SUCCESS; }
+Result cuCtxSetCurrent(uintptr_t context) { depth = 1, stack[0] = context; return SUCCESS; }
+Result cuCtxPushCurrent_v2(uintptr_t context) { stack[depth++] = context; return SUCCESS; }
+Result cuCtxPopCurrent_v2(uintptr_t *context) { *context = stack[--depth]; return SUCCESS; }
+Result cuCtxGetDevice(int *device) {
+    if (!depth) return INVALID_CONTEXT;
+    *device = (int)(stack[depth - 1] - 0x100);
+    return SUCCESS;
+}
+static uintptr_t current(void) { return depth ? stack[depth - 1] : 0; }
+
+Result cuPointerGetAttribute(void *data, int attribute, uintptr_t pointer) { *(int *)data = pointer >> 40; return SUCCESS; }
+Result cuModuleLoadData(uintptr_t *module, const char *image) {
+    record("load %s in %zx\n", image, (size_t)current());
+    *module = 0x200;
+    return strcmp(image, "wrong") ? SUCCESS : WRONG_ARCHITECTURE;
+}
+Result cuModuleGetFunction(uintptr_t *function, uintptr_t module, const char *name) {
+    record("get %s in %zx\n", name, (size_t)current());
+    *function = 0x300;
+    return strcmp(name, "absent") ? SUCCESS : NOT_FOUND;
+}
+Result cuFuncSetAttribute(uintptr_t function, int attribute, int value) {
+    record("attribute %d = %d\n", attribute, value);
+    return value <= 232448 ? SUCCESS : INVALID_VALUE;
+}
+Result cuMemAlloc_v2(uintptr_t *pointer, size_t bytes) { *pointer = (uintptr_t)malloc(bytes); return SUCCESS; }
+Result cuMemFree_v2(uintptr_t pointer) { free((void *)pointer); return SUCCESS; }
+Result cuMemcpyHtoD_v2(uintptr_t to, const void *from, size_t bytes) { memcpy((void *)to, from, bytes); return SUCCESS; }
+Result cuMemcpyDtoH_v2(void *to, uintptr_t from, size_t bytes) { memcpy(to, (void *)from, bytes); return SUCCESS; }
+Result cuStreamSynchronize(uintptr_t stream) { record("wait %zx\n", (size_t)stream); return SUCCESS; }
+
+typedef struct { int id; char pad[4]; union { int flag; char bytes[64]; } value; } Attribute;
+typedef struct { unsigned grid[3], block[3], shared; uintptr_t stream; Attribute *attributes; unsigned count; } Config;
+
+Result cuLaunchKernelEx(const Config *c, uintptr_t function, void **params, void **extra) {
+    record("launch %zx in %zx grid %u,%u,%u block %u,%u,%u shared %u stream %zx pdl %d", (size_t)function, (size_t)current(),
+           c->grid[0], c->grid[1], c->grid[2], c->block[0], c->block[1], c->block[2], c->shared, (size_t)c->stream,
+           c->count == 1 && c->attributes[0].id == 6 && c->attributes[0].value.flag == 1);
+    record(" args %llx %u\n", *(unsigned long long *)params[0], *(unsigned *)params[1]);
+    return c->grid[0] ? SUCCESS : INVALID_VALUE;
+}
+
+static Result unexpected(void) { return NOT_FOUND; }
+Result cuGetProcAddress_v2(const char *symbol, void **address, int version, uint64_t flags, int *status) {
+    char versioned[128];
+    void *self = dlopen("libcuda.so.1", RTLD_NOLOAD | RTLD_NOW);
+    snprintf(versioned, sizeof versioned, "%s_v2", symbol);
+    *address = dlsym(self, versioned);
+    if (!*address) *address = dlsym(self, symbol);
+    if (!*address) *address = (void *)unexpected;
+    if (status) *status = 0;
+    return SUCCESS;
+}
