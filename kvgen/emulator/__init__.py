@@ -1,0 +1,17 @@
+"""Runs the PTX that NVRTC produced on the CPU: PTX to C++, compiled by the host compiler, one fiber per CUDA thread."""
+
+from kvgen.emulator.errors import EmulatorError, HostCompilerError, KernelFault, TranslateError
+from kvgen.emulator.launch import Buffer, BufferCounters, Counters, Kernel, Library, build
+
+__all__ = [
+    "Buffer",
+    "BufferCounters",
+    "Counters",
+    "EmulatorError",
+    "HostCompilerError",
+    "Kernel",
+    "KernelFault",
+    "Library",
+    "TranslateError",
+    "build",
+]

@@ -1,0 +1,62 @@
+"""What can go wrong between PTX text and a finished launch."""
+
+from __future__ import annotations
+
+
+class EmulatorError(Exception):
+    """Anything the emulator refuses: a launch it cannot perform, or one of the subclasses."""
+
+
+class TranslateError(EmulatorError):
+    """PTX that the emulator does not know; names the PTX line and, where -lineinfo gave one, the CUDA line."""
+
+    def __init__(self, message: str, *, ptx_line: int | None = None, source: str | None = None) -> None:
+        self.ptx_line = ptx_line
+        self.source = source
+        where = f"PTX line {ptx_line}: " if ptx_line is not None else ""
+        origin = f" (from {source})" if source else ""
+        super().__init__(f"{where}{message}{origin}")
+
+
+class HostCompilerError(EmulatorError):
+    """The host C++ compiler is missing or refused the translated kernel."""
+
+
+class KernelFault(EmulatorError):
+    """A kernel did something wrong while it ran.
+
+    `kind` is one word: global_out_of_bounds, read_only, shared_out_of_bounds, local_out_of_bounds, misaligned,
+    uninitialised, in_flight, race, divergent_barrier, bad_barrier, warp_mask, warp_mismatch, deadlock, trap, arithmetic
+    or bad_copy. `block` and `thread` are (x, y, z), None where no thread is to blame. `source` is "file:line" of the
+    innermost inlined function, `inlined_at` the call sites outwards, `buffer` the buffer or variable.
+    """
+
+    def __init__(
+        self,
+        *,
+        kind: str,
+        kernel: str,
+        block: tuple[int, int, int] | None,
+        thread: tuple[int, int, int] | None,
+        source: str | None,
+        inlined_at: tuple[str, ...] = (),
+        operation: str | None = None,
+        buffer: str | None = None,
+        detail: str = "",
+    ) -> None:
+        self.kind = kind
+        self.kernel = kernel
+        self.block = block
+        self.thread = thread
+        self.source = source
+        self.inlined_at = inlined_at
+        self.operation = operation
+        self.buffer = buffer
+        self.detail = detail
+        place = f"{kernel}, block {block}, thread {thread}" if block is not None else kernel
+        if source:
+            place += f", {source}"
+        for caller in inlined_at:
+            place += f", inlined at {caller}"
+        instruction = f" [{operation}]" if operation else ""
+        super().__init__(f"{kind}: {detail}{instruction} ({place})")

@@ -1,0 +1,157 @@
+"""The host C++ compiler, and the cache of what it made."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import json
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Literal
+
+from kvgen.emulator.errors import HostCompilerError
+from kvgen.emulator.parser import parse
+from kvgen.emulator.writer import KernelFacts, translate
+
+Mode = Literal["fast", "check"]
+
+_RUNTIME = Path(__file__).parent / "runtime"
+_RUNTIME_SOURCES = ("fibers.cpp", "sync.cpp", "numbers.cpp", "checker.cpp")
+_FLAGS = (
+    "-std=c++17", "-fPIC", "-w", "-fno-strict-aliasing", "-fwrapv", "-ffp-contract=off", "-fno-math-errno",
+    "-fno-exceptions", "-fno-rtti", "-fno-stack-protector", "-fcf-protection=none", "-fno-threadsafe-statics",
+    "-fvisibility=hidden",
+)  # fmt: skip
+
+
+def _digest(*parts: str | bytes) -> str:
+    h = hashlib.sha256()
+    for part in parts:
+        data = part.encode() if isinstance(part, str) else part
+        h.update(len(data).to_bytes(8, "little"))
+        h.update(data)
+    return h.hexdigest()
+
+
+@functools.cache
+def _sources_digest() -> str:
+    """Of the translator and the runtime: a change in either makes every cached object stale."""
+    files = sorted([*Path(__file__).parent.glob("*.py"), *_RUNTIME.iterdir()])
+    return _digest(*(f.read_bytes() for f in files if f.is_file()))
+
+
+@functools.cache
+def _cpu_flags() -> tuple[str, ...]:
+    """Fused multiply-add as one instruction where the CPU has it; the results are the same."""
+    if platform.machine() != "x86_64":
+        return ()
+    try:
+        words = set(Path("/proc/cpuinfo").read_text().split())
+    except OSError:
+        return ()
+    return ("-mavx2", "-mfma") if {"avx2", "fma"} <= words else ()
+
+
+@functools.cache
+def _compiler(name: str) -> tuple[str, str]:
+    """The compiler's path and version line."""
+    path = shutil.which(name)
+    if path is None:
+        raise HostCompilerError(
+            f"the C++ compiler {name!r} is not installed: running kernels on the CPU needs g++ "
+            "(Debian and Ubuntu: apt install g++; Fedora: dnf install gcc-c++), or set $CXX to another one"
+        )
+    version = subprocess.run([path, "--version"], capture_output=True, text=True, check=False).stdout
+    return path, version.partition("\n")[0]
+
+
+def _run(command: Sequence[str]) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise HostCompilerError(f"{' '.join(command)} failed:\n{done.stderr[:4000]}")
+
+
+def cache_directory(chosen: Path | None) -> Path:
+    """The first writable of: `chosen`, $KVGEN_CACHE_DIR/emulator, the user's cache folder; else a temporary folder."""
+    candidates = [chosen] if chosen is not None else []
+    if (own := os.environ.get("KVGEN_CACHE_DIR")) is not None:
+        candidates.append(Path(own) / "emulator")
+    base = os.environ.get("XDG_CACHE_HOME")
+    with contextlib.suppress(RuntimeError):  # no home directory
+        candidates.append((Path(base) if base else Path.home() / ".cache") / "kvgen" / "emulator")
+    for folder in candidates:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=folder):
+                return folder
+        except OSError:
+            continue
+    return _temporary_directory()
+
+
+@functools.cache
+def _temporary_directory() -> Path:
+    return Path(tempfile.mkdtemp(prefix="kvgen-emulator-"))
+
+
+def _runtime_object(folder: Path, mode: Mode, compiler: str, key: str) -> Path:
+    target = folder / f"runtime-{mode}-{key[:32]}.o"
+    if target.exists():
+        return target
+    with tempfile.TemporaryDirectory(dir=folder) as scratch:
+        source = Path(scratch) / "runtime.cpp"
+        source.write_text("".join(f'#include "{name}"\n' for name in _RUNTIME_SOURCES))
+        made = Path(scratch) / "runtime.o"
+        flags = [*_FLAGS, *_cpu_flags(), "-O2", "-frounding-math", f"-DEMU_CHECK={int(mode == 'check')}"]
+        _run([compiler, *flags, f"-I{_RUNTIME}", "-c", str(source), "-o", str(made)])
+        os.replace(made, target)
+    return target
+
+
+def build_object(ptx: Sequence[str], mode: Mode, cache_dir: Path | None) -> tuple[Path, list[KernelFacts]]:
+    """Translate and compile, or find in the cache: the shared object and the facts of its kernels, in its order."""
+    compiler, version = _compiler(os.environ.get("CXX", "g++"))
+    common = _digest(_sources_digest(), compiler, version, mode, *_FLAGS, *_cpu_flags())
+    key = _digest(common, *ptx)[:40]
+    folder = cache_directory(cache_dir)
+    library, facts = folder / f"{key}.so", folder / f"{key}.json"
+    try:
+        rows = json.loads(facts.read_text())
+        if library.exists():
+            return library, [_facts_from(r) for r in rows]
+    except (OSError, ValueError):
+        pass
+    unit = translate([parse(text) for text in ptx])
+    runtime = _runtime_object(folder, mode, compiler, common)
+    with tempfile.TemporaryDirectory(dir=folder) as scratch:
+        source = Path(scratch) / "kernels.cpp"
+        source.write_text(unit.text())
+        made = Path(scratch) / "kernels.so"
+        flags = [*_FLAGS, *_cpu_flags(), "-O1", f"-DEMU_CHECK={int(mode == 'check')}", f"-I{_RUNTIME}"]
+        _run([compiler, *flags, "-shared", str(source), str(runtime), "-o", str(made)])
+        os.replace(made, library)
+        table = Path(scratch) / "facts.json"
+        table.write_text(json.dumps([asdict(k) for k in unit.kernels]))
+        os.replace(table, facts)
+    return library, unit.kernels
+
+
+def _facts_from(row: dict[str, object]) -> KernelFacts:
+    sizes, offsets, limit = row["param_sizes"], row["param_offsets"], row["max_threads"]
+    if not isinstance(sizes, list) or not isinstance(offsets, list):
+        raise ValueError("not a table of kernels")
+    return KernelFacts(
+        name=str(row["name"]),
+        param_sizes=tuple(int(n) for n in sizes),
+        param_offsets=tuple(int(n) for n in offsets),
+        param_bytes=int(str(row["param_bytes"])),
+        static_shared=int(str(row["static_shared"])),
+        max_threads=int(str(limit)) if limit is not None else None,
+    )

@@ -1,0 +1,14 @@
+"""The table of opcodes. What is not in it, or carries a modifier its entry does not take, is a TranslateError."""
+
+from __future__ import annotations
+
+from kvgen.emulator import convert_ops, float_ops, integer_ops, memory_ops, sync_ops
+from kvgen.emulator.context import Handler
+
+OPCODES: dict[str, Handler] = {
+    **integer_ops.HANDLERS,
+    **float_ops.HANDLERS,
+    **convert_ops.HANDLERS,
+    **memory_ops.HANDLERS,
+    **sync_ops.HANDLERS,
+}
