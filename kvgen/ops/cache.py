@@ -1,0 +1,197 @@
+"""The cache as its kernels see it: the context of cache.cuh and the parameters every kernel begins with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kvgen.dtypes import dtype
+from kvgen.expr import U32_MAX, c
+from kvgen.layout import Region
+from kvgen.plan import Param
+from kvgen.spec.cache import Cache, Paged
+from kvgen.spec.kernel_set import KernelSet
+from kvgen.spec.table import CSR, Indirect, PerKV, Ring
+
+
+@dataclass(frozen=True)
+class RoleContext:
+    """K or V in a template: its dimension, access width and offset expression."""
+
+    name: str
+    title: str
+    dim: int
+    vector: int
+    axes: str
+    offset: str
+    offset_bits: int
+    field: str
+
+
+@dataclass(frozen=True)
+class CacheContext:
+    """Everything cache/cache.cuh.j2 reads."""
+
+    set: str
+    summary: str
+    elem: str
+    heads: int
+    roles: tuple[RoleContext, ...]
+    page_tokens: int
+    fields: tuple[str, ...]
+    lengths: str
+    table_template: str
+    multiplier: str
+    window: int
+    pages_are: str
+    ids_per_role: bool
+    nulls: str
+    bases: str
+
+
+def role_regions(cache: Cache) -> tuple[tuple[str, Region], ...]:
+    """("k", its region) and, where V is stored, ("v", its region)."""
+    keys, values = cache.regions[0], cache.regions[-1]
+    return (("k", keys),) if cache.stores == "k" else (("k", keys), ("v", values))
+
+
+def roles(cache: Cache) -> tuple[RoleContext, ...]:
+    """The template's view of K and V."""
+    result = []
+    for name, region in role_regions(cache):
+        dims = {"k": cache.head_dim, "v": cache.v_dim}
+        offset = region.offset()
+        result.append(
+            RoleContext(
+                name=name,
+                title=name.upper(),
+                dim=dims[name],
+                vector=region.vector,
+                axes=f"{name.upper()}: {region.text}",
+                offset=c(offset),
+                offset_bits=32 if offset.upper <= U32_MAX else 64,
+                field="v_head_dim" if name == "v" and cache.v_head_dim else "head_dim",
+            )
+        )
+    return tuple(result)
+
+
+def table_template(cache: Cache) -> str:
+    """Which file of templates/cache/ holds the table's macros."""
+    table = cache.page_table
+    return f"cache/{'csr_last' if isinstance(table, CSR) and table.last_page_len else table.kind}.j2"
+
+
+def _table_params(cache: Cache) -> tuple[Param, ...]:
+    table = cache.page_table
+    index, u32, i64 = dtype(table.dtype), dtype("u32"), dtype("i64")
+    if isinstance(table, CSR):
+        found = [
+            Param("page_indices", index, ("I",), source="cache", untrusted=True, doc="page ids of all requests"),
+            Param("page_indptr", index, ("B+1",), source="cache", untrusted=True, doc="where each request's ids begin"),
+            Param("num_indices", u32, source="cache", value="I"),
+        ]
+        if table.last_page_len:
+            doc = "tokens in each request's last page"
+            found.append(Param("last_page_len", index, ("B",), source="cache", untrusted=True, doc=doc))
+        return tuple(found)
+    if isinstance(table, Indirect):
+        ids = dtype(table.request_dtype)
+        return (
+            Param(
+                "req_to_token",
+                index,
+                ("R", "M"),
+                source="cache",
+                strided=True,
+                untrusted=True,
+                doc="slot of each token",
+            ),
+            Param(
+                "request_ids", ids, ("B",), source="cache", untrusted=True, doc="row of req_to_token of each request"
+            ),
+            Param("table_stride", i64, source="cache", value="req_to_token.stride"),
+            Param("table_pages", u32, source="cache", value="M"),
+            Param("table_rows", u32, source="cache", value="R"),
+        )
+    if isinstance(cache, Paged):
+        shape: tuple[int | str, ...] = ("B", 2, "M") if isinstance(table, PerKV) else ("B", "M")
+        found = [
+            Param(
+                "page_table", index, shape, source="cache", strided=True, untrusted=True, doc="page ids of each request"
+            ),
+            Param("table_stride", i64, source="cache", value="page_table.stride"),
+            Param("table_pages", u32, source="cache", value="M"),
+        ]
+        if isinstance(table, PerKV):
+            found.insert(2, Param("kv_table_stride", i64, source="cache", value="M"))
+        return tuple(found)
+    return (
+        Param("page_table", index, ("B",), source="cache", untrusted=True, doc="block of each request"),
+        Param("table_stride", i64, source="cache", value="one"),
+        Param("table_pages", u32, source="cache", value="one"),
+    )
+
+
+def cache_params(cache: Cache, *, writes: bool) -> tuple[Param, ...]:
+    """The parameters that the cache object brings to every kernel, in the order of the fields of `Cache`.
+
+    `writes` says whether the kernel stores to the pool.
+    """
+    elem, u32, i64 = dtype(cache.dtype), dtype("u32"), dtype("i64")
+    names = [name for name, _ in role_regions(cache)]
+    found = [Param(f"{n}_pool", elem, ("pool",), access="inout" if writes else "in", source="cache") for n in names]
+    found += [Param(f"{n}_page_stride", i64, source="cache", value=f"{n}_page_stride") for n in names]
+    found.append(Param("num_pages", u32, source="cache", value="pages"))
+    if cache.page_tokens is None:
+        found.append(Param("page_tokens", u32, source="cache", value="tokens"))
+    if not (isinstance(cache.page_table, CSR) and cache.page_table.last_page_len):
+        doc = f"tokens of each request {cache.lengths} this step"
+        found.append(Param("lengths", dtype(cache.lengths_dtype), ("B",), source="cache", untrusted=True, doc=doc))
+    found.append(Param("batch", u32, source="cache", value="B"))
+    return (*found, *_table_params(cache))
+
+
+def cache_context(cache: Cache, set_name: str) -> CacheContext:
+    """The context of `cache.cuh`."""
+    multiplier = cache.page_table.id_multiplier
+    names = [name for name, _ in role_regions(cache)]
+    dims = f"{cache.head_dim}" if cache.v_dim == cache.head_dim else f"{cache.head_dim}/{cache.v_dim}"
+    place = f"pages of {cache.page_size} tokens" if isinstance(cache, Paged) else "a block a request"
+    return CacheContext(
+        set=set_name,
+        summary=f"{cache.dtype}, {cache.kv_heads} heads x {dims}, {place}, {cache.page_table.kind} table",
+        elem=dtype(cache.dtype).c,
+        heads=cache.kv_heads,
+        roles=roles(cache),
+        page_tokens=cache.page_tokens or 0,
+        fields=tuple(field_declaration(p) for p in cache_params(cache, writes=False)),
+        lengths=cache.lengths,
+        table_template=table_template(cache),
+        multiplier=f" * {multiplier}" if multiplier > 1 else "",
+        window=cache.page_table.window if isinstance(cache.page_table, Ring) else 0,
+        pages_are="pages" if isinstance(cache, Paged) else "blocks",
+        ids_per_role=isinstance(cache.page_table, PerKV),
+        nulls=", ".join("nullptr" for _ in names),
+        bases=", ".join(f"{n} + (int64_t)id * {n}_page_stride" for n in names),
+    )
+
+
+def field_declaration(param: Param) -> str:
+    """A parameter as a member of the device struct; the pools are called k and v there."""
+    name = param.name.removesuffix("_pool")
+    return param.declaration[: -len(param.name)] + name
+
+
+def entry_name(kernels: KernelSet, kernel: str) -> str:
+    """The C name of a kernel: `<set>_<kernel>`."""
+    return f"{kernels.name}_{kernel}"
+
+
+ERRORS = Param(
+    "errors",
+    dtype("u64"),
+    (1,),
+    access="inout",
+    optional=True,
+    doc="sticky error word; kvgen.runtime.describe() reads it",
+)

@@ -1,0 +1,201 @@
+"""decode: attention of one query row per request over its cached tokens."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+from pydantic import Field
+
+from kvgen.dtypes import dtype
+from kvgen.expr import const, var
+from kvgen.ops.cache import ERRORS, RoleContext, cache_params, entry_name, roles
+from kvgen.plan import KernelPlan, Param
+from kvgen.spec.kernel_set import KernelSet, Op
+from kvgen.spec.table import IndexName
+
+WARPS = 4
+PLAN_THREADS = 256
+# Tokens below which splitting a request further costs more than it gains.
+MIN_CHUNK = 128
+# Query and accumulator elements a thread keeps in registers as f32, each; twice this plus addresses stays below 255.
+REGISTER_BUDGET = 64
+LOG2E = 1.4426950408889634
+
+
+@dataclass(frozen=True)
+class DecodeContext:
+    """Everything ops/decode.cu.j2 reads.
+
+    A row of K or V is split over `lanes` lanes, `width` elements each at a time, in `k_chunks` or `v_chunks` steps; a warp
+    thus works on `32 / lanes` tokens at once. `tile` query heads share a block's reads of K and V.
+    """
+
+    entry: str
+    params: tuple[str, ...]
+    cache_fields: str
+    elem: str
+    k: RoleContext
+    v: RoleContext
+    kv_heads: int
+    group: int
+    tile: int
+    tiles: int
+    warps: int
+    lanes: int
+    width: int
+    k_chunks: int
+    v_chunks: int
+    scale: str
+    lengths: str
+    splits: int
+    min_chunk: int
+
+
+@dataclass(frozen=True)
+class DecodePlanContext:
+    """Everything ops/decode_plan.cu.j2 reads."""
+
+    entry: str
+    params: tuple[str, ...]
+    cache_fields: str
+    threads: int
+    min_chunk: int
+    splits: int
+    lengths: str
+    counters_per_row: int
+
+
+def _power_of_two_divisor(limit: int, *values: int) -> int:
+    return math.gcd(limit, *values)
+
+
+class Decode(Op):
+    """Attend with q `[T, q_heads, head_dim]`, one row a request, to the request's tokens, the newest included.
+
+    Row t belongs to request t, or, with `row_offsets`, to the request whose rows it is in (one row at most). `out` is
+    softmax(scale * q . k) . v per head in f32, rounded once; `lse` (optional) is the natural logarithm of the softmax's
+    denominator. Rows of no request and requests without tokens give 0 and -inf; a request with invalid pages or
+    lengths gives NaN. `scale` defaults to 1 / sqrt(head_dim).
+
+    `splits` > 1 lets up to so many blocks share a request's tokens. The launcher then takes a workspace, which
+    `decode.plan` prepares on the device once per step, for all layers; the last block of a request merges the parts in
+    token order, so the result does not depend on which block that is.
+    """
+
+    kind: ClassVar[str] = "decode"
+    scale: Annotated[float, Field(gt=0.0, allow_inf_nan=False)] | None = None
+    splits: int = Field(default=1, ge=1, le=32)
+    index_dtype: IndexName | None = None
+
+    def check(self, kernels: KernelSet) -> None:
+        if kernels.cache.stores == "k":
+            raise ValueError(
+                "ops: decode needs V, but the cache has stores='k'; use ops.Gather(), or a cache that stores both"
+            )
+
+    def plan(self, kernels: KernelSet) -> tuple[KernelPlan, ...]:
+        cache = kernels.cache
+        k, v = roles(cache)
+        elem, f32 = dtype(cache.dtype), dtype("f32")
+        index = dtype(self.index_dtype or cache.lengths_dtype)
+        width = _power_of_two_divisor(16 // elem.bytes, k.dim, v.dim)
+        pieces = max(k.dim, v.dim) // width
+        lanes = min(32, 2 ** (pieces - 1).bit_length())
+        k_chunks, v_chunks = (math.ceil(d / (width * lanes)) for d in (k.dim, v.dim))
+        tile = max(1, min(8, REGISTER_BUDGET // (width * max(k_chunks, v_chunks)), kernels.group))
+        tiles = math.ceil(kernels.group / tile)
+        tile = math.ceil(kernels.group / tiles)
+        q_shape: tuple[int | str, ...] = ("T", kernels.q_heads, k.dim)
+        out_shape: tuple[int | str, ...] = ("T", kernels.q_heads, v.dim)
+        align = width * elem.bytes
+        fields = (None, "q_heads", k.field)
+        params = (
+            *cache_params(cache, writes=False),
+            Param("q", elem, q_shape, align=align, strided=True, doc="query rows", fields=fields),
+            Param(
+                "out", elem, out_shape, access="out", align=align, strided=True, doc="attention output", fields=fields
+            ),
+            Param(
+                "lse",
+                f32,
+                ("T", kernels.q_heads),
+                access="out",
+                optional=True,
+                doc="natural log-sum-exp",
+                fields=fields[:2],
+            ),
+            Param("row_offsets", index, ("B+1",), optional=True, untrusted=True, doc="first row of each request"),
+            *((WORKSPACE,) if self.splits > 1 else ()),
+            Param("q_stride", dtype("i64"), value="q.stride"),
+            Param("out_stride", dtype("i64"), value="out.stride"),
+            *((Param("max_rows", dtype("u32"), value="max_rows"),) if self.splits > 1 else ()),
+            ERRORS,
+        )
+        context = DecodeContext(
+            entry=entry_name(kernels, self.name),
+            params=tuple(p.declaration for p in params),
+            cache_fields=", ".join(p.name for p in params if p.source == "cache"),
+            elem=elem.c,
+            k=k,
+            v=v,
+            kv_heads=cache.kv_heads,
+            group=kernels.group,
+            tile=tile,
+            tiles=tiles,
+            warps=WARPS,
+            lanes=lanes,
+            width=width,
+            k_chunks=k_chunks,
+            v_chunks=v_chunks,
+            # Softmax in base 2: the scale carries log2(e).
+            scale=f"{(self.scale if self.scale is not None else 1 / math.sqrt(k.dim)) * LOG2E!r}f",
+            lengths=cache.lengths,
+            splits=self.splits,
+            min_chunk=MIN_CHUNK,
+        )
+        grid = (var("T") * (cache.kv_heads * tiles * self.splits), const(1), const(1))
+        attend = KernelPlan(self.name, context.entry, "ops/decode.cu.j2", context, params, grid, WARPS * 32)
+        if self.splits == 1:
+            return (attend,)
+        return (attend, self._planner(kernels, cache.kv_heads * tiles))
+
+    def workspace_bytes(self, kernels: KernelSet) -> tuple[int, int]:
+        """(fixed, per row) bytes of a workspace: the chunk, then counters and partial (max, sum, out) of each split."""
+        attend = self.plan(kernels)[0].context
+        assert isinstance(attend, DecodeContext)
+        counters = 4 * kernels.cache.kv_heads * attend.tiles
+        return 16, counters + 4 * kernels.q_heads * self.splits * (kernels.cache.v_dim + 2)
+
+    def _planner(self, kernels: KernelSet, counters_per_row: int) -> KernelPlan:
+        cache = kernels.cache
+        params = (
+            *cache_params(cache, writes=False),
+            WORKSPACE,
+            Param("max_rows", dtype("u32"), value="max_rows"),
+        )
+        context = DecodePlanContext(
+            entry=entry_name(kernels, f"{self.name}_plan"),
+            params=tuple(p.declaration for p in params),
+            cache_fields=", ".join(p.name for p in params if p.source == "cache"),
+            threads=PLAN_THREADS,
+            min_chunk=MIN_CHUNK,
+            splits=self.splits,
+            lengths=cache.lengths,
+            counters_per_row=counters_per_row,
+        )
+        name = f"{self.name}_plan"
+        return KernelPlan(
+            name, context.entry, "ops/decode_plan.cu.j2", context, params, (const(1), const(1), const(1)), PLAN_THREADS
+        )
+
+
+WORKSPACE = Param(
+    "workspace",
+    dtype("u8"),
+    ("W",),
+    access="inout",
+    align=16,
+    doc="from `workspace()`, planned for this step by `plan()`",
+)

@@ -1,0 +1,105 @@
+"""Plan -> text. The only module that knows Jinja; it reads templates and writes no file.
+
+Jinja decides what exists, constexpr decides what is computed: templates get one frozen dataclass, undefined names raise,
+and only str, int and bool reach the text.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from functools import lru_cache
+from typing import Any, Final
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, TemplateError, nodes
+from jinja2.ext import Extension
+from jinja2.lexer import Token, TokenStream
+
+from kvgen.errors import ToolError
+from kvgen.paths import templates_root
+
+_MARK: Final = re.compile("\x01([^\x02]*)\x02")
+
+
+@dataclass(frozen=True)
+class Rendered:
+    """A text and, per line of it, the `template:line` that wrote the line ("" where none did)."""
+
+    text: str
+    origins: tuple[str, ...]
+
+
+def _only_text(value: Any) -> Any:
+    """Let str, int and bool into the text, bool as C spells it; None, floats and containers are mistakes."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, (str, int)):
+        return value
+    raise ToolError(f"a template printed a {type(value).__name__} ({value!r}); only str, int and bool become text")
+
+
+class _Marks(Extension):
+    """Prefixes every template line of literal text with its origin; stripped again after rendering."""
+
+    def filter_stream(self, stream: TokenStream) -> Iterator[Token]:
+        for token in stream:
+            if token.type != "data":
+                yield token
+                continue
+            lines = token.value.split("\n")
+            marked = [f"\x01{stream.name}:{token.lineno + i}\x02{line}" for i, line in enumerate(lines)]
+            yield Token(token.lineno, "data", "\n".join(marked))
+
+    def parse(self, parser: Any) -> nodes.Node:
+        raise NotImplementedError
+
+
+def _environment(*, marked: bool) -> Environment:
+    return Environment(
+        loader=FileSystemLoader(templates_root()),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        autoescape=False,
+        auto_reload=False,
+        finalize=_only_text,
+        extensions=[_Marks] if marked else [],
+    )
+
+
+@lru_cache(maxsize=2)
+def environment(marked: bool = False) -> Environment:
+    """The Jinja environment, made on first use."""
+    return _environment(marked=marked)
+
+
+def variables(context: object) -> dict[str, Any]:
+    """The template's variables: the fields of its context dataclass, shallow."""
+    return {f.name: getattr(context, f.name) for f in fields(context)}  # type: ignore[arg-type]
+
+
+def render(template: str, context: object) -> str:
+    """The text of `template` over `context`."""
+    try:
+        return environment().get_template(template).render(variables(context))
+    except TemplateError as error:
+        line = getattr(error, "lineno", None)
+        raise ToolError(f"templates/{template}{f':{line}' if line else ''}: {error}") from error
+
+
+def render_mapped(template: str, context: object) -> Rendered:
+    """The text together with the template line behind each of its lines."""
+    text = render(template, context)
+    marked = environment(True).get_template(template).render(variables(context))
+    if _MARK.sub("", marked) != text:
+        raise ToolError(f"templates/{template}: the marked rendering differs from the clean one")
+    origins, last = [], ""
+    for line in marked.split("\n"):
+        marks = [(m[1], m.end()) for m in _MARK.finditer(line)]
+        # The last mark that is followed by text wrote the line; a line of pure substitution keeps the mark before it.
+        solid = [name for i, (name, end) in enumerate(marks) if _MARK.sub("", line[end:]).strip()]
+        last = solid[-1] if solid else marks[-1][0] if marks else last
+        origins.append(f"templates/{last}" if last else "")
+    return Rendered(text, tuple(origins))

@@ -1,0 +1,19 @@
+// Vector access: the widest one first, then as many narrower ones as the memory's runs ask for.
+#pragma once
+
+// W neighbouring values of which every N lie together; one access each.
+template <uint32_t N, uint32_t W, typename T>
+__device__ __forceinline__ void load(Vec<T, W>& out, const T* p) {
+#pragma unroll
+  for (uint32_t i = 0; i < W; i += N) *(Vec<T, N>*)&out.e[i] = *(const Vec<T, N>*)(p + i);
+}
+template <uint32_t N, uint32_t W, typename T>
+__device__ __forceinline__ void store(T* p, const Vec<T, W>& in) {
+#pragma unroll
+  for (uint32_t i = 0; i < W; i += N) *(Vec<T, N>*)(p + i) = *(const Vec<T, N>*)&in.e[i];
+}
+template <uint32_t W, typename T>
+__device__ __forceinline__ void fill(Vec<T, W>& out, T value) {
+#pragma unroll
+  for (uint32_t i = 0; i < W; ++i) out.e[i] = value;
+}

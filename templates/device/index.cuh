@@ -1,0 +1,52 @@
+// Untrusted indices: lengths, offsets, page ids, slots. Whatever they hold, they end up in range or at kU32Max.
+#pragma once
+
+// Entry i as an unsigned 32-bit number; negative or larger values become kU32Max, which no bound admits.
+__device__ __forceinline__ uint32_t load_index(const uint32_t* p, uint64_t i) { return p[i]; }
+__device__ __forceinline__ uint32_t load_index(const int32_t* p, uint64_t i) { return p[i] < 0 ? kU32Max : (uint32_t)p[i]; }
+__device__ __forceinline__ uint32_t load_index(const int64_t* p, uint64_t i) {
+  const int64_t x = p[i];
+  return x < 0 || x > (int64_t)kU32Max ? kU32Max : (uint32_t)x;
+}
+
+// The request b with offsets[b] <= row < offsets[b + 1], by halving; any offsets give some b < batch.
+template <typename Index>
+__device__ __forceinline__ uint32_t request_of(const Index* offsets, uint32_t batch, uint32_t row) {
+  uint32_t low = 0, high = batch;
+  while (high - low > 1) {
+    const uint32_t middle = low + (high - low) / 2;
+    if (load_index(offsets, middle) <= row) {
+      low = middle;
+    } else {
+      high = middle;
+    }
+  }
+  return low;
+}
+
+// Request b and its rows [begin, end), or no request (padding). `valid` is false where the offsets around b decrease or
+// pass the rows: then nobody knows whose row it is.
+struct RowRange {
+  uint32_t b, begin, end;
+  bool padding, valid;
+};
+
+template <typename Index>
+__device__ __forceinline__ RowRange range_of(const Index* offsets, uint32_t batch, uint32_t row, uint32_t num_rows) {
+  if (batch == 0 || row >= load_index(offsets, batch)) return {0, 0, 0, true, true};
+  const uint32_t b = request_of(offsets, batch, row);
+  const uint32_t begin = load_index(offsets, b), end = load_index(offsets, b + 1);
+  const uint32_t before = b > 0 ? load_index(offsets, b - 1) : 0;
+  const uint32_t after = b + 2 <= batch ? load_index(offsets, b + 2) : end;
+  const bool sorted = before <= begin && begin <= end && end <= after;
+  const bool leading = b == 0 && row < begin && begin <= end;
+  return {b, begin, end, leading, sorted && begin <= row && row < end && end <= num_rows};
+}
+
+// Whether the last offset is wrong, which makes padding of rows, or rows of padding.
+template <typename Index>
+__device__ __forceinline__ bool bad_total(const Index* offsets, uint32_t batch, uint32_t num_rows) {
+  if (batch == 0) return false;
+  const uint32_t total = load_index(offsets, batch);
+  return total > num_rows || total < load_index(offsets, batch - 1);
+}
