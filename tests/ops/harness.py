@@ -1,0 +1,264 @@
+"""Builds the sets, runs their launchers on the CPU machine in check mode, and holds them to the oracle."""
+
+from __future__ import annotations
+
+import importlib
+import math
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvgen import KernelSet
+from kvgen.dtypes import dtype
+from kvgen.emit import render_all, write_file
+from kvgen.reference import Decoded, TableView, append, decode, gather
+from kvgen.runtime import clear, describe
+from kvgen.runtime.cpu import machine
+from kvgen.spec.loader import LoadedSet
+from tests.ops.batches import Batch
+from tests.ops.scenes import Raw, Scene, rows_array
+from tests.ops.sets import SETS
+
+PACKAGE = "kvgen_operation_tests"
+# Half a unit in the last place of 1, and the smallest positive number.
+HALF_ULP = {"f32": 2.0**-24, "f16": 2.0**-11, "bf16": 2.0**-8}
+TINY = {"f32": 2.0**-126, "f16": 2.0**-24, "bf16": 2.0**-126}
+
+
+@cache
+def _root() -> tempfile.TemporaryDirectory[str]:
+    folder = tempfile.TemporaryDirectory(prefix=PACKAGE)
+    for file in render_all([LoadedSet(s, "tests/ops/sets.py", "") for s in SETS.values()]).values():
+        write_file(Path(folder.name) / PACKAGE, file)
+    sys.path.insert(0, folder.name)
+    return folder
+
+
+@cache
+def package(name: str) -> ModuleType:
+    """The generated package of a set."""
+    _root()
+    return importlib.import_module(f"{PACKAGE}.{name}")
+
+
+@contextmanager
+def on_machine(batch: Batch) -> Iterator[None]:
+    """The CPU machine that the batch asks for, looking for races, bad accesses and uninitialised reads."""
+    with machine(arch=batch.arch, mode="check", schedule=batch.schedule):
+        yield
+
+
+def offsets_of(counts: Sequence[int], kind: str) -> Raw:
+    """Row offsets of requests with these many rows."""
+    return np.cumsum([0, *counts]).astype(dtype(kind).numpy())
+
+
+def index_name(kernels: KernelSet, op: str) -> str:
+    """The index type of an operation's own arrays."""
+    found = next(o for o in kernels.ops if o.name == op)
+    default = "i64" if op == "append_slots" else kernels.cache.lengths_dtype
+    return getattr(found, "index_dtype", None) or default
+
+
+class Run:
+    """One launch: the scene it ran on, the error word it left, and what it wrote."""
+
+    def __init__(self, scene: Scene, op: str, call: Callable[..., None], **arguments: Any) -> None:
+        self.scene = scene
+        word = np.zeros(1, np.uint64)
+        clear(word)
+        generated = package(scene.kernels.name).Cache(*scene.pools(), **scene.tables)
+        with on_machine(scene.batch):
+            call(generated[scene.layer], **arguments, errors=word if scene.batch.errors else None)
+        self.word = int(word[0])
+
+    def expect_word(self, wanted: int) -> None:
+        """The error word is the oracle's, or untouched where there was none."""
+        if self.scene.batch.errors:
+            assert self.word == wanted, f"error word {describe(self.word)}, not {describe(wanted)}"
+
+
+def launcher(scene: Scene, op: str) -> Callable[..., None]:
+    """The generated launcher of an operation."""
+    found: Callable[..., None] = getattr(package(scene.kernels.name), op)
+    return found
+
+
+def new_rows(scene: Scene, rows: int) -> dict[str, Raw]:
+    """k and v `[rows, heads, dim]` for append, random."""
+    found = {}
+    for name, role in zip("kv", scene.rows(), strict=False):
+        found[name], _ = rows_array(rows, (role.heads, role.dim), scene.cache.dtype, strided=scene.batch.strided)
+        found[name][...] = scene.values(rows, role.heads, role.dim)
+    return found
+
+
+def check_append(scene: Scene, rows: int, **places: Raw) -> dict[str, Raw]:
+    """Append and compare the whole pool, byte for byte, with the oracle's; returns the rows that were appended."""
+    new = new_rows(scene, rows)
+    expected = scene.snapshot()
+    word = append(scene.view, scene.rows(expected), list(new.values()), **places)
+    op = "append_slots" if "slots" in places else "append"
+    run = Run(scene, op, launcher(scene, op), **new, **places)
+    for tensors, wanted in zip(scene.tensors, expected, strict=True):
+        for tensor, memory in zip(tensors, wanted, strict=True):
+            np.testing.assert_array_equal(tensor.memory, memory)
+    run.expect_word(word)
+    return new
+
+
+def check_gather(scene: Scene, rows: int, *, row_offsets: Raw, starts: Raw | None) -> list[Raw]:
+    """Gather and compare every byte, those around and between the outputs' rows too; returns the outputs."""
+    outs, memory = {}, []
+    for name, role in zip(("k_out", "v_out"), scene.rows(), strict=False):
+        outs[name], around = rows_array(rows, (role.heads, role.dim), scene.cache.dtype, strided=scene.batch.strided)
+        memory.append(around)
+    wanted = gather(scene.view, scene.rows(), list(outs.values()), row_offsets=row_offsets, starts=starts)
+    pool = scene.snapshot()
+    run = Run(scene, "gather", launcher(scene, "gather"), **outs, row_offsets=row_offsets, starts=starts)
+    for out, right, around in zip(outs.values(), wanted.outputs, memory, strict=True):
+        assert np.isnan(out[wanted.failed].astype(np.float32)).all()
+        good = ~wanted.failed
+        assert np.ascontiguousarray(out[good]).tobytes() == np.ascontiguousarray(right[good]).tobytes()
+        assert (surroundings(out, around) == 0xEE).all(), "written beside the rows"
+    _unchanged(scene, pool)
+    run.expect_word(wanted.errors)
+    return list(outs.values())
+
+
+def check_decode(
+    scene: Scene, q: Raw, *, row_offsets: Raw | None = None, lse: bool = True
+) -> tuple[Raw, Raw | None, Decoded]:
+    """Decode, hold every element to the oracle within what f32 arithmetic owes; returns out, lse and the oracle's."""
+    role = scene.rows()[1]
+    out, around = rows_array(len(q), (q.shape[1], role.dim), scene.cache.dtype, strided=scene.batch.strided)
+    sums, sums_around = rows_array(len(q), (q.shape[1],), "f32", strided=False)
+    wanted = decode(scene.view, scene.rows(), q, row_offsets=row_offsets)
+    pool = scene.snapshot()
+    run = Run(
+        scene, "decode", launcher(scene, "decode"), q=q, out=out, lse=sums if lse else None, row_offsets=row_offsets
+    )
+    hold_to(wanted, scene, q, out, sums if lse else None)
+    for array, memory in ((out, around), (sums, sums_around)):
+        assert (surroundings(array, memory) == 0xEE).all(), "written beside the rows"
+    _unchanged(scene, pool)
+    run.expect_word(wanted.errors)
+    return out, sums if lse else None, wanted
+
+
+def hold_to(wanted: Decoded, scene: Scene, q: Raw, out: Raw, lse: Raw | None) -> None:
+    """Every element of out and lse against the float64 oracle; NaN where it has NaN."""
+    scale = 1 / math.sqrt(q.shape[2])
+    values = out.astype(np.float64)
+    for row, seen in enumerate(wanted.seen):
+        if seen is None:
+            assert np.isnan(values[row]).all(), f"row {row} is not NaN"
+            assert lse is None or np.isnan(lse[row]).all()
+            continue
+        if not len(seen.k):
+            assert not values[row].any(), f"row {row} has no tokens, and is not 0"
+            assert lse is None or np.isneginf(lse[row]).all()
+            continue
+        query = q[row].astype(np.float64)
+        allowed, lse_allowed = bounds(query, seen.k, seen.v, scale, wanted.out[row], scene.cache.dtype)
+        error = np.abs(values[row] - wanted.out[row])
+        assert (error <= allowed).all(), (
+            f"row {row}: off by {error.max()}, {(error / allowed).max():.1f} times the bound"
+        )
+        if scene.cache.dtype != "f32":
+            naive = _naive(q[row], seen.k, seen.v, scale) - wanted.out[row]
+            half = HALF_ULP[scene.cache.dtype] * np.abs(wanted.out[row]) + TINY[scene.cache.dtype]
+            assert (error <= 2 * np.abs(naive).max() + half).all(), f"row {row}: worse than twice a naive one"
+        if lse is not None:
+            off = np.abs(lse[row].astype(np.float64) - wanted.lse[row])
+            assert (off <= lse_allowed).all(), f"row {row}: log-sum-exp off by {off.max()}"
+
+
+def bounds(
+    q: NDArray[Any], k: NDArray[Any], v: NDArray[Any], scale: float, out: NDArray[Any], element: str
+) -> tuple[NDArray[Any], NDArray[Any]]:
+    """What f32 arithmetic may get wrong: (of out `[q_heads, v_dim]`, of lse `[q_heads]`), absolutely.
+
+    A score of D products is off by (D + 4) u sum |q k|, u = 2^-24; a weight e^(s - max) by that of both scores, by
+    u |s - max| for the difference in base 2, and by 2^-22 an exponential: its own, and one a rescaling, of which there
+    are at most n + 8. Sums of n terms add n u. The result is rounded once.
+    """
+    n, u = len(k), 2.0**-24
+    heads = np.arange(len(q)) // (len(q) // k.shape[1])
+    k, v = k[:, heads], v[:, heads]
+    scores = scale * np.einsum("hd,nhd->hn", q, k)
+    score_error = (q.shape[1] + 4) * u * scale * np.einsum("hd,nhd->hn", np.abs(q), np.abs(k))
+    top = scores.max(axis=1, keepdims=True)
+    weights = np.exp(scores - top)
+    weights /= weights.sum(axis=1, keepdims=True)
+    relative = np.expm1(score_error + score_error.max(axis=1, keepdims=True) + 2 * u * np.abs(scores - top))
+    relative += (n + 10) * 2.0**-22 + n * u
+    together = (weights * relative).sum(axis=1)
+    size = np.abs(v)
+    sums = np.einsum("hn,nhd->hd", weights * relative, size) + together[:, None] * np.einsum(
+        "hn,nhd->hd", weights, size
+    )
+    out_error = sums * 1.01 + HALF_ULP[element] * (np.abs(out) + sums) + TINY[element]
+    lse = np.abs(top[:, 0]) * 4 * u + score_error.max(axis=1) + together + 2.0**-21 * (1 + math.log(n))
+    return out_error, lse
+
+
+def _naive(q: Raw, k: NDArray[Any], v: NDArray[Any], scale: float) -> NDArray[Any]:
+    """Attention with every intermediate rounded to q's type."""
+    kind = q.dtype
+    heads = np.arange(len(q)) // (len(q) // k.shape[1])
+    scores = (np.einsum("hd,nhd->hn", q.astype(np.float64), k[:, heads]) * scale).astype(kind).astype(np.float64)
+    weights = np.exp(scores - scores.max(axis=1, keepdims=True)).astype(kind).astype(np.float64)
+    weights = (weights / weights.sum(axis=1, keepdims=True)).astype(kind).astype(np.float64)
+    return np.einsum("hn,nhd->hd", weights, v[:, heads]).astype(kind).astype(np.float64)
+
+
+def surroundings(array: Raw, memory: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """The bytes of `memory` that are not `array`'s, which must be a view of it."""
+    kind, offset = array.dtype.itemsize, array.__array_interface__["data"][0] - memory.ctypes.data
+    outside = np.ones(len(memory), bool)
+    places = np.ndarray((*array.shape, kind), bool, outside.data, offset, (*array.strides, 1))
+    places[...] = False
+    return memory[outside]
+
+
+def _unchanged(scene: Scene, pool: list[list[NDArray[np.uint8]]]) -> None:
+    for tensors, memory in zip(scene.tensors, pool, strict=True):
+        for tensor, was in zip(tensors, memory, strict=True):
+            np.testing.assert_array_equal(tensor.memory, was)
+
+
+def queries(scene: Scene, rows: int) -> Raw:
+    """q `[rows, q_heads, head_dim]`, random; strided where the batch says so."""
+    shape = (scene.kernels.q_heads, scene.cache.head_dim)
+    q, _ = rows_array(rows, shape, scene.cache.dtype, strided=scene.batch.strided)
+    q[...] = scene.values(rows, *shape)
+    return q
+
+
+def raise_edges(scene: Scene, q: Raw, counts: Sequence[int]) -> None:
+    """Make the first, the last and the page-boundary tokens loud: high scores, large values of random sign.
+
+    Whoever loses one of them is off by much more than rounding. Row b of q belongs to request b.
+    """
+    view: TableView = scene.view
+    keys, values = scene.rows()
+    group = scene.kernels.group
+    for b, count in enumerate(counts[: len(q)]):
+        first = view.first_token(count)
+        edges = {first, count - 1} | {p for p in range(first, count) if p % scene.tokens in (0, scene.tokens - 1)}
+        for position in sorted(p for p in edges if first <= p < count):
+            towards = q[b, ::group].astype(np.float64)
+            length = np.sqrt((towards**2).sum(axis=1, keepdims=True)) + 1e-6
+            key = towards / length * 2 * math.sqrt(math.sqrt(scene.cache.head_dim))
+            value = 8 * np.sign(scene.rng.standard_normal((values.heads, values.dim))) * (1 + scene.rng.random())
+            kind = q.dtype
+            scene.write(b, position, [key.astype(kind).reshape(keys.heads, keys.dim), value.astype(kind)])

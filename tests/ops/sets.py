@@ -1,0 +1,162 @@
+"""The kernel sets that the operation tests build: every preset, table form, element type and awkward size."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kvgen import CSR, Continuous, Dense, KernelSet, Layout, Paged, PerKV, Ring, ops, presets
+
+
+def _set(name: str, cache: Any, group: int, *, index: Any = None) -> KernelSet:
+    """All operations that the cache can have; `index` is the type of their own offsets and slots."""
+    found: list[Any] = [ops.Append(index_dtype=index), ops.Gather(index_dtype=index)]
+    if not isinstance(cache.page_table, PerKV):
+        found.append(ops.Append(name="append_slots", rows="slots", index_dtype=index))
+    if cache.stores == "kv":
+        found.append(ops.Decode(index_dtype=index))
+    return KernelSet(name=name, q_heads=cache.kv_heads * group, cache=cache, ops=tuple(found))
+
+
+# Named after the preset; sizes are the awkward ones.
+PRESETS = (
+    _set("max_paged", presets.max_paged(dtype="bf16", kv_heads=2, head_dim=128, page_size=16), 4),
+    _set("max_continuous", presets.max_continuous(dtype="f32", kv_heads=2, head_dim=64), 3),
+    _set("vllm", presets.vllm(dtype="f16", kv_heads=2, head_dim=64, page_size=16), 7),
+    _set("vllm_hnd", presets.vllm_hnd(dtype="f16", kv_heads=3, head_dim=16, page_size=3), 1),
+    _set("vllm_interleaved", presets.vllm_interleaved(dtype="f32", kv_heads=2, head_dim=12, page_size=16), 3),
+    _set("vllm_packed", presets.vllm_packed(dtype="bf16", kv_heads=2, head_dim=32, page_size=16), 4),
+    _set("vllm_xpacked", presets.vllm_xpacked(dtype="bf16", kv_heads=2, head_dim=80, page_size=16), 1),
+    _set("flashinfer_hnd", presets.flashinfer_hnd(dtype="bf16", kv_heads=2, head_dim=96, page_size=3), 8),
+    _set("flashinfer_nhd", presets.flashinfer_nhd(dtype="f16", kv_heads=3, head_dim=64, page_size=16), 3),
+    _set("tensorrt_llm", presets.tensorrt_llm(dtype="bf16", kv_heads=2, head_dim=64, page_size=16), 4),
+    _set("sglang", presets.sglang(dtype="bf16", kv_heads=2, head_dim=128), 4, index="i32"),
+    _set("flashmla", presets.flashmla(), 16),
+    _set(
+        "flash_attention", presets.flash_attention(dtype="f16", kv_heads=2, head_dim=96, v_head_dim=64, page_size=3), 3
+    ),
+)
+
+OTHERS = (
+    _set("max_f32", Paged(dtype="f32", kv_heads=2, head_dim=4, page_size=2), 1),
+    _set("csr_lengths", Paged(dtype="f16", kv_heads=1, head_dim=40, page_size=16, table=CSR(dtype="u32")), 3),
+    _set(
+        "csr_multiplied",
+        Paged(dtype="f32", kv_heads=2, head_dim=8, page_size=3, table=CSR(dtype="i64", id_multiplier=3)),
+        1,
+        index="i64",
+    ),
+    _set(
+        "per_kv_tensors",
+        Paged(
+            dtype="f32",
+            kv_heads=1,
+            head_dim=3,
+            page_size=1,
+            layout=Layout(k="page token head dim", v="page head dim token", layers="pointers"),
+            table=PerKV(dtype="u32", id_multiplier=2),
+        ),
+        3,
+    ),
+    # Windows.
+    _set("ring_f32", Paged(dtype="f32", kv_heads=1, head_dim=3, page_size=3, table=Ring(window=10)), 7),
+    _set(
+        "ring_after",
+        Paged(
+            dtype="bf16",
+            kv_heads=2,
+            head_dim=64,
+            page_size=16,
+            table=Ring(window=40, dtype="i64"),
+            lengths="after",
+            lengths_dtype="i32",
+        ),
+        4,
+    ),
+    # Sizes.
+    _set(
+        "falcon",
+        Paged(dtype="bf16", kv_heads=1, head_dim=64, page_size=16, layout="page kv layer token dim"),
+        71,
+        index="u32",
+    ),
+    _set("wide_f16", Paged(dtype="f16", kv_heads=1, head_dim=256, page_size=3), 4),
+    _set("dim_one", Paged(dtype="f32", kv_heads=3, head_dim=1, page_size=1), 3),
+    _set("dim_three", Paged(dtype="bf16", kv_heads=2, head_dim=3, page_size=3), 4),
+    _set("page_64", Paged(dtype="bf16", kv_heads=1, head_dim=128, page_size=64, lengths_dtype="i64"), 8),
+    _set(
+        "latent_kv",
+        Paged(
+            dtype="bf16",
+            kv_heads=1,
+            head_dim=576,
+            v_head_dim=512,
+            page_size=16,
+            layout=Layout(k="page layer token head dim", v="layer page token dim"),
+        ),
+        7,
+    ),
+    _set(
+        "continuous_hnd",
+        Continuous(
+            dtype="f16",
+            kv_heads=2,
+            head_dim=80,
+            max_tokens=40,
+            layout=Layout(kv="block layer kv head token dim"),
+            table_dtype="i64",
+            lengths="after",
+            lengths_dtype="i64",
+        ),
+        1,
+    ),
+    # Orders of axes that no engine has yet.
+    _set(
+        "layers_first",
+        Paged(
+            dtype="bf16",
+            kv_heads=2,
+            head_dim=64,
+            page_size=16,
+            layout="layer kv page token head dim",
+            table=Dense(dtype="i64", id_multiplier=2),
+        ),
+        1,
+    ),
+    _set(
+        "split_token",
+        Paged(
+            dtype="f16",
+            kv_heads=2,
+            head_dim=24,
+            page_size=16,
+            layout="page layer token/4 head kv dim/8 token%4 dim%8",
+        ),
+        4,
+    ),
+    _set(
+        "swizzled",
+        Paged(
+            dtype="bf16",
+            kv_heads=2,
+            head_dim=64,
+            page_size=16,
+            layout=Layout(kv="page kv layer head token dim", swizzle=(3, 3, 3)),
+        ),
+        4,
+    ),
+    _set(
+        "transposed_v",
+        Paged(
+            dtype="f16",
+            kv_heads=2,
+            head_dim=24,
+            v_head_dim=40,
+            page_size=5,
+            layout=Layout(k="page layer token head dim", v="layer page head dim token"),
+            lengths="after",
+        ),
+        3,
+    ),
+)
+
+SETS = {s.name: s for s in PRESETS + OTHERS}

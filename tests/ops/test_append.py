@@ -1,0 +1,50 @@
+"""append against the oracle: the whole pool, byte for byte."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvgen.dtypes import dtype
+from tests.ops.batches import Batch, batches
+from tests.ops.harness import check_append, index_name, offsets_of
+from tests.ops.scenes import Scene
+from tests.ops.sets import SETS
+
+
+def scene_before(name: str, batch: Batch) -> Scene:
+    """A scene in which the step's tokens are not stored yet."""
+    kernels = SETS[name]
+    before = [n - new for n, new in zip(batch.totals, batch.new, strict=True)]
+    scene = Scene(kernels, batch, batch.totals if kernels.cache.lengths == "after" else before)
+    scene.fill(before)
+    return scene
+
+
+@pytest.mark.parametrize("name", SETS)
+@settings(max_examples=8)
+@given(data=st.data())
+def test_ragged(name: str, data: Any) -> None:
+    batch = data.draw(batches(SETS[name]))
+    scene = scene_before(name, batch)
+    offsets = offsets_of(batch.new, index_name(SETS[name], "append"))
+    check_append(scene, sum(batch.new) + batch.padding, row_offsets=offsets)
+
+
+@pytest.mark.parametrize("name", [n for n, s in SETS.items() if any(o.name == "append_slots" for o in s.ops)])
+@settings(max_examples=4)
+@given(data=st.data())
+def test_slots(name: str, data: Any) -> None:
+    """Rows go where the slots say, all over the pool; -1 rows nowhere."""
+    batch = data.draw(batches(SETS[name]))
+    scene = scene_before(name, batch)
+    rows = sum(batch.new) + batch.padding
+    slots = scene.rng.permutation(scene.pages * scene.tokens)[:rows]
+    if index_name(SETS[name], "append_slots")[0] == "i":
+        slots = np.where(scene.rng.random(len(slots)) < 0.3, -1, slots)
+    rows = len(slots)
+    check_append(scene, rows, slots=slots.astype(dtype(index_name(SETS[name], "append_slots")).numpy()))

@@ -1,0 +1,250 @@
+"""Bad device data: the victim gets nothing or NaN, everybody else the same bits, the error word says who and where."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kvgen import CSR, Continuous, Indirect, Paged, Ring
+from kvgen.runtime import Fault, clear, describe
+from kvgen.runtime.cpu import machine
+from tests.ops.batches import PLAIN, Batch, capacity
+from tests.ops.harness import (
+    check_append,
+    check_decode,
+    check_gather,
+    index_name,
+    offsets_of,
+    package,
+    queries,
+)
+from tests.ops.scenes import Raw, Scene
+from tests.ops.sets import SETS
+from tests.ops.test_append import scene_before
+from tests.ops.test_decode import DECODES, decode_scene
+
+VICTIM = 1
+Spoil = Callable[[Scene], None]
+
+
+def _set(name: str, at: Any, value: int) -> Spoil:
+    """Overwrite one entry of a table, with what its type makes of `value`."""
+
+    def spoil(scene: Scene) -> None:
+        array = scene.tables[name]
+        array[at] = np.array(value).astype(array.dtype) if value >= 0 else np.array(value, np.int64).astype(array.dtype)
+
+    return spoil
+
+
+def spoils(name: str) -> dict[str, Spoil]:
+    """What can go wrong for request VICTIM in the tables of a set."""
+    cache, found = SETS[name].cache, {}
+    table = cache.page_table
+    bad_ids = {"minus_one": -1, "huge": 2**31 - 1}
+    if isinstance(table, CSR):
+        for label, value in bad_ids.items():
+            found[f"page_{label}"] = lambda s, v=value: _set("page_indices", int(s.tables["page_indptr"][VICTIM]), v)(s)
+            # The end of the last request: nobody else's slice begins there.
+            found[f"indptr_{label}"] = _set("page_indptr", -1, value)
+        found["indptr_decreases"] = _set("page_indptr", -1, 0)
+        found["page_count"] = lambda s: _set(
+            "page_indices", int(s.tables["page_indptr"][VICTIM]), -(-s.pages // table.id_multiplier)
+        )(s)
+    elif isinstance(table, Indirect):
+        for label, value in bad_ids.items():
+            found[f"request_{label}"] = _set("request_ids", VICTIM, value)
+        found["request_count"] = lambda s: _set("request_ids", VICTIM, len(s.tables["req_to_token"]))(s)
+        found["slot"] = lambda s: _set("req_to_token", (int(s.tables["request_ids"][VICTIM]), 2), s.pages)(s)
+    else:
+        places = {
+            "dense": (VICTIM, 0) if isinstance(cache, Paged) else (VICTIM,),
+            "ring": (VICTIM, slice(None)),
+            "per_kv": (VICTIM, 1, 0),  # V's alone
+        }
+        for label, value in bad_ids.items():
+            found[f"page_{label}"] = _set("page_table", places[table.kind], value)
+        found["page_count"] = lambda s: _set("page_table", places[table.kind], -(-s.pages // table.id_multiplier))(s)
+    if isinstance(table, CSR) and table.last_page_len:
+        found["last_page_too_long"] = _set("last_page_len", VICTIM, cache.page_tokens + 1)
+        found["last_page_minus_one"] = _set("last_page_len", VICTIM, -1)
+    else:
+        found["length_minus_one"] = _set("lengths", VICTIM, -1)
+        if not isinstance(table, Ring):  # a ring holds the last tokens of any number
+            found["length_huge"] = _set("lengths", VICTIM, 2**31 - 2)
+    return found
+
+
+def batch_for(name: str, seed: int, *, errors: bool = True) -> Batch:
+    """Three requests of up to three pages, the victim in the middle."""
+    most = capacity(SETS[name])
+    page = SETS[name].cache.page_tokens or most
+    totals = (min(page + 1, most), min(2 * page + 1, most), min(3, most))
+    totals = tuple(max(n, 3) for n in totals)
+    arch: Any = ("sm_80", "sm_90a")[seed % 2]
+    schedule: Any = ("ascending", "descending", 3)[seed % 3]
+    return replace(
+        PLAIN, totals=totals, new=(1, 2, 3), padding=seed % 2, seed=seed, errors=errors, arch=arch, schedule=schedule
+    )
+
+
+CASES = [(name, label) for name in SETS for label in spoils(name)]
+
+
+def _same_elsewhere(clean: Raw, spoilt: Raw, victims: Raw) -> None:
+    """Rows of the others: the same bits; rows of victims: something else."""
+    assert np.ascontiguousarray(clean[~victims]).tobytes() == np.ascontiguousarray(spoilt[~victims]).tobytes()
+
+
+@pytest.mark.parametrize(("name", "label"), CASES)
+def test_tables(name: str, label: str) -> None:
+    """One wrong entry: append, gather and decode, with and without an error word."""
+    seed = CASES.index((name, label))
+    spoil = spoils(name)[label]
+    for errors in (True, False) if seed % 4 == 0 else (True,):
+        batch = batch_for(name, seed, errors=errors)
+        spoilt = scene_before(name, batch)
+        spoil(spoilt)
+        offsets = offsets_of(batch.new, index_name(SETS[name], "append"))
+        check_append(spoilt, sum(batch.new) + batch.padding, row_offsets=offsets)
+
+        counts = [min(n, 4) for n in batch.totals]
+        rows, offsets = sum(counts) + batch.padding, offsets_of(counts, index_name(SETS[name], "gather"))
+        results = []
+        for damage in (lambda s: None, spoil):
+            scene = Scene(SETS[name], batch, batch.totals)
+            scene.fill(batch.totals)
+            damage(scene)
+            results.append(check_gather(scene, rows, row_offsets=offsets, starts=None))
+        victim = np.zeros(rows, bool)
+        victims = [VICTIM] if "indptr" not in label else [2]
+        for b in victims:
+            victim[offsets[b] : offsets[b + 1]] = True
+        for clean, other in zip(*results, strict=True):
+            _same_elsewhere(clean, other, victim)
+
+        if name in DECODES:
+            outputs = []
+            for damage in (lambda s: None, spoil):
+                scene, q = decode_scene(name, batch, 3 + batch.padding)
+                damage(scene)
+                outputs.append(check_decode(scene, q))
+            is_victim = np.isin(np.arange(3 + batch.padding), victims)
+            assert np.isfinite(outputs[0][0].astype(np.float32)).all()
+            assert np.isnan(outputs[1][2].out[is_victim]).all() and outputs[1][2].errors != outputs[0][2].errors
+            for clean_part, other_part in zip(outputs[0][:2], outputs[1][:2], strict=True):
+                assert clean_part is not None and other_part is not None
+                _same_elsewhere(clean_part, other_part, is_victim)
+
+
+BAD_OFFSETS = {
+    "decrease": (2, 0),
+    "first_too_large": (0, 90),
+    "past_the_rows": (2, 90),
+    "past_the_next": (1, 5),
+    "last_past_the_rows": (-1, 90),
+    "last_decreases": (-1, 1),
+    "minus_one": (1, 2**32 - 1),
+}
+
+
+@pytest.mark.parametrize("label", BAD_OFFSETS)
+@pytest.mark.parametrize("name", ["max_paged", "vllm", "csr_multiplied", "falcon"])
+def test_row_offsets(name: str, label: str) -> None:
+    """Rows whose offsets contradict are nobody's: not stored, left alone by gather, NaN in decode, and reported."""
+    at, value = BAD_OFFSETS[label]
+    batch = replace(batch_for(name, len(label)), padding=0)
+    kernels = SETS[name]
+
+    def spoilt(counts: Any, op: str) -> Raw:
+        offsets = offsets_of(counts, index_name(kernels, op))
+        offsets[at] = np.array(value, np.int64).astype(offsets.dtype)
+        return offsets
+
+    scene = scene_before(name, batch)
+    check_append(scene, sum(batch.new), row_offsets=spoilt(batch.new, "append"))
+    scene = Scene(kernels, batch, batch.totals)
+    scene.fill(batch.totals)
+    check_gather(scene, 9, row_offsets=spoilt((3, 3, 3), "gather"), starts=None)
+    scene, q = decode_scene(name, batch, 3)
+    _, _, wanted = check_decode(scene, q, row_offsets=spoilt((1, 1, 1), "decode"))
+    report = describe(wanted.errors)
+    assert report is not None and report.code is Fault.ROW_OFFSETS
+
+
+@pytest.mark.parametrize("name", ["max_paged", "flashinfer_hnd"])
+def test_two_rows_for_one_request(name: str) -> None:
+    """decode takes one row a request."""
+    scene, q = decode_scene(name, replace(batch_for(name, 4), padding=0), 4)
+    offsets = offsets_of((1, 2, 1), index_name(SETS[name], "decode"))
+    out, _, wanted = check_decode(scene, q, row_offsets=offsets)
+    assert np.isnan(out[1:3].astype(np.float32)).all() and np.isfinite(out[[0, 3]].astype(np.float32)).all()
+    assert str(describe(wanted.errors)).startswith("ROW_OFFSETS")
+
+
+@pytest.mark.parametrize("name", ["max_paged", "sglang", "continuous_hnd"])
+def test_slots(name: str) -> None:
+    """Slots outside the pool are skipped and reported, -1 is skipped in silence."""
+    batch = batch_for(name, 5)
+    scene = scene_before(name, batch)
+    inside = scene.pages * scene.tokens
+    kind = np.int32 if index_name(SETS[name], "append_slots") == "i32" else np.int64
+    slots = np.array([0, inside, -1, inside - 1, -2, np.iinfo(kind).max, np.iinfo(kind).min], kind)
+    check_append(scene, len(slots), slots=slots)
+    check_append(scene, 2, slots=np.array([-1, 1], kind))
+
+
+@pytest.mark.parametrize("name", ["max_paged", "ring_f32", "csr_multiplied"])
+@pytest.mark.parametrize("start", [-1, 2**31 - 1, 50])
+def test_starts(name: str, start: int) -> None:
+    """gather from a token that no page can hold."""
+    batch = batch_for(name, 6)
+    scene = Scene(SETS[name], batch, batch.totals)
+    scene.fill(batch.totals)
+    index = index_name(SETS[name], "gather")
+    offsets = offsets_of((1, 2, 2), index)
+    starts = np.array([0, start, 1], np.int64).astype(offsets.dtype)
+    check_gather(scene, 5, row_offsets=offsets, starts=starts)
+
+
+def test_past_two_to_the_31(tmp_path: Path) -> None:
+    """A pool of more than 2^32 elements (a sparse file): tokens in its last pages are stored, found and read."""
+    name, pages = "max_paged", 2**32 // (2 * 2 * 16 * 2 * 128) + 3
+    kernels = SETS[name]
+    shape = (pages, 2, 2, 16, 2, 128)
+    kind = queries(Scene(kernels, PLAIN, ()), 0).dtype
+    pool: Raw = np.memmap(tmp_path / "pool", kind, "w+", shape=shape)  # a sparse file
+    assert pool.size > 2**32
+    generated, rng = package(name), np.random.default_rng(2)
+    table = np.array([[pages - 1, 0, pages // 2 + 1]], np.uint32)
+    new = {n: rng.standard_normal((40, 2, 128)).astype(kind) for n in "kv"}
+    offsets, errors = np.array([0, 40], np.uint32), np.zeros(1, np.uint64)
+    clear(errors)
+    with machine(mode="check"):
+        cache = generated.Cache(pool, lengths=np.array([0], np.uint32), page_table=table)
+        generated.append(cache[1], **new, row_offsets=offsets, errors=errors)
+        for token in (0, 15, 16, 31, 32, 39):
+            for kv, n in enumerate("kv"):
+                np.testing.assert_array_equal(pool[table[0, token // 16], kv, 1, token % 16], new[n][token])
+        copies = {f"{n}_out": np.zeros_like(new[n]) for n in "kv"}
+        cache = generated.Cache(pool, lengths=np.array([39], np.uint32), page_table=table)
+        generated.gather(cache[1], **copies, row_offsets=offsets, errors=errors)
+        for n in "kv":
+            np.testing.assert_array_equal(copies[f"{n}_out"], new[n])
+        q, out = np.zeros((1, 8, 128), kind), np.zeros((1, 8, 128), kind)
+        generated.decode(cache[1], q, out, errors=errors)
+    mean = np.repeat(new["v"].astype(np.float64).mean(axis=0), 4, axis=0)
+    np.testing.assert_allclose(out[0].astype(np.float64), mean, atol=4e-3)
+    assert describe(errors) is None
+
+
+def test_every_table_form_is_spoilt() -> None:
+    """The cases above reach each form of table, and continuous caches."""
+    kinds = {SETS[name].cache.page_table.kind for name, _ in CASES}
+    assert kinds == {"dense", "csr", "per_kv", "indirect", "ring"}
+    assert any(isinstance(SETS[name].cache, Continuous) for name, _ in CASES)
