@@ -1,0 +1,124 @@
+"""A Hugging Face config.json -> the text of a spec (`kvgen init`).
+
+The file is untrusted: it is read as JSON and nothing else, every value is checked against a range, and every mistake
+is a `ConfigError` that names the field.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, NoReturn
+
+from pydantic import ValidationError
+
+from kvgen.errors import ConfigError
+from kvgen.models.families import MODEL_TYPES, READERS, Checkpoint
+from kvgen.models.fields import Fields, shown
+from kvgen.models.text import spec_source
+from kvgen.spec.base import explain
+
+SIZE_LIMIT = 2**20
+EXAMPLE = "llama_3_1_8b.json"
+DEFAULT_ARCH = ("sm_80", "sm_90a")
+
+# What a reader of an unknown architecture would need at least; `head_dim` may come from `hidden_size`.
+_GENERIC = ("num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim", "hidden_size")
+_ALSO_USED = ("rope_theta", "sliding_window", "kv_lora_rank")
+
+
+def read(path: str | Path) -> dict[str, Any]:
+    """The JSON object in a file of at most 1 MiB; `ConfigError` for anything else."""
+    path = Path(path)
+    if not path.is_file():
+        raise ConfigError(f"{path}: not a file; give the path of a model's config.json")
+    try:
+        with path.open("rb") as file:
+            data = file.read(SIZE_LIMIT + 1)
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
+    return parse(data, source=str(path))
+
+
+def parse(data: bytes, *, source: str) -> dict[str, Any]:
+    """The JSON object in `data`; `source` names it in messages."""
+    if len(data) > SIZE_LIMIT:
+        raise ConfigError(f"{source}: larger than 1 MiB; a config.json has a few KiB; did you mean another file?")
+    try:
+        config = json.loads(data.decode("utf-8-sig"), parse_constant=_no_constant)
+    except RecursionError:
+        raise ConfigError(f"{source}: nested too deep to be a model's config.json") from None
+    except ValueError as error:  # bad JSON, bad UTF-8, or an integer of thousands of digits
+        raise ConfigError(f"{source}: not JSON: {error}") from None
+    if not isinstance(config, dict):
+        raise ConfigError(f"{source}: got {shown(config)}; a model's config.json is a JSON object, {{...}}")
+    return config
+
+
+def example() -> dict[str, Any]:
+    """Llama-3.1-8B's config.json, which ships with kvgen."""
+    return parse(files(__package__).joinpath(EXAMPLE).read_bytes(), source=EXAMPLE)
+
+
+def facts(config: Mapping[str, Any]) -> Checkpoint:
+    """What a config says about the cache and attention; `ConfigError` names the field that is wrong or missing."""
+    fields = Fields(config)
+    architecture = _architecture(fields)
+    try:
+        return READERS[architecture](fields, architecture)
+    except ValidationError as error:
+        raise ConfigError("; ".join(explain(error))) from None
+
+
+def spec_text(config: Mapping[str, Any], *, source: str, arch: Sequence[str] = DEFAULT_ARCH) -> str:
+    """The Python text of a spec for a config.
+
+    `source` names the config in the docstring, as `--from` did. The cache is paged: 16-token pages of K and V, or
+    64-token pages of latent rows for DeepSeek.
+    """
+    return spec_source(facts(config), source=source, arch=arch)
+
+
+def default_name(config: Mapping[str, Any]) -> str:
+    """A set name from family and shape, query heads x KV heads x head dim, such as `llama_32x8x128`."""
+    found = facts(config)
+    family = re.sub(r"For(CausalLM|ConditionalGeneration)\Z", "", found.model.architecture or "model")
+    family = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", family).lower()
+    return f"{family}_{found.q_heads}x{found.kv_heads}x{found.head_dim}"
+
+
+def _no_constant(text: str) -> NoReturn:
+    raise ValueError(f"{text} is not a JSON number")
+
+
+def _architecture(fields: Fields) -> str:
+    """`architectures[0]`, or what `model_type` implies where there is none."""
+    listed = fields.values.get("architectures")
+    if listed is None or listed == []:
+        model_type = fields.values.get("model_type")
+        if isinstance(model_type, str) and model_type in MODEL_TYPES:
+            return MODEL_TYPES[model_type]
+        _unknown(fields, "model_type", model_type, MODEL_TYPES)
+    if not isinstance(listed, list):
+        fields.fail("architectures", "it must be a list of one class name, such as ['LlamaForCausalLM']")
+    if isinstance(listed[0], str) and listed[0] in READERS:
+        return listed[0]
+    _unknown(fields, "architectures[0]", listed[0], READERS)
+
+
+def _unknown(fields: Fields, key: str, value: object, known: Mapping[str, object]) -> NoReturn:
+    """Raise for an architecture without a reader, telling what a hand-written spec can take from the file."""
+    text = Fields(fields.values["text_config"]) if isinstance(fields.values.get("text_config"), Mapping) else fields
+    found = [f"{name} = {shown(text.values[name])}" for name in (*_GENERIC, *_ALSO_USED) if text.has(name)]
+    missing = [name for name in _GENERIC if not text.has(name)]
+    if not {"head_dim", "hidden_size"} <= set(missing):
+        missing = [name for name in missing if name not in ("head_dim", "hidden_size")]
+    lacking = ", ".join(missing).replace("head_dim, ", "head_dim or ")
+    raise ConfigError(
+        f"{key}: got {shown(value)}; no reader for it; valid: {', '.join(known)}. Fields found: "
+        f"{', '.join(found) or 'none'}; missing: {lacking or 'none'}. A spec written by hand needs query heads, KV "
+        "heads and head dim"
+    )

@@ -1,0 +1,138 @@
+"""Facts -> the Python text of a spec, laid out as `ruff format` would with lines of 120.
+
+Nothing of a config is pasted: a value reaches the text as the literal of a validated int, float, bool or string of
+letters, digits and underscores, and nothing else can.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from kvgen.errors import ConfigError
+from kvgen.models.families import Checkpoint
+from kvgen.spec.base import Spec
+
+LINE = 120
+INDENT = "    "
+SOURCE_LENGTH = 80
+
+
+@dataclass(frozen=True)
+class Atom:
+    """Text that is never broken."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Group:
+    """`opening item, item, ... closing`; an item may carry a keyword. One line where it fits, else an item a line."""
+
+    opening: str
+    items: Sequence[tuple[str, Atom | Group]]
+    closing: str
+
+    @property
+    def flat(self) -> str:
+        """The one-line form; a tuple of one keeps its comma."""
+        inner = ", ".join(word + (item.text if isinstance(item, Atom) else item.flat) for word, item in self.items)
+        return f"{self.opening}{inner}{',' if self.opening == '(' and len(self.items) == 1 else ''}{self.closing}"
+
+
+def spec_source(facts: Checkpoint, *, source: str, arch: Sequence[str]) -> str:
+    """The spec file's text; `source` says where the facts come from and is reduced to harmless characters."""
+    model = facts.model
+    page = 64 if model.mla else 16
+    cache: list[tuple[str, Atom | Group]] = [
+        ("dtype=", literal(facts.dtype)),
+        ("kv_heads=", literal(facts.kv_heads)),
+        ("head_dim=", literal(facts.head_dim)),
+        ("page_size=", literal(page)),
+    ]
+    names = ["Append", "Gather", "Decode"]
+    if facts.stores == "k":
+        cache.append(("stores=", literal("k")))
+        names.remove("Decode")  # decode reads K and V; attention over latent rows is another operation
+    body = Group(
+        "KernelSet(",
+        [
+            ("q_heads=", literal(facts.q_heads)),
+            ("cache=", Group("Paged(", cache, ")")),
+            ("ops=", Group("[", [("", Atom(f"ops.{name}()")) for name in names], "]")),
+            ("arch=", Group("[", [("", literal(name)) for name in arch], "]")),
+            ("model=", call(model)),
+        ],
+        ")",
+    )
+    imports = ", ".join([*sorted({"KernelSet", "Paged", *spec_names(model)}), "ops"])
+    return (
+        f'"""{_headline(facts, page)}\n\nWritten by `kvgen init --from {_harmless(source)}`.\n"""\n\n'
+        f"from kvgen import {imports}\n\nkernels = {_broken(body, 0)}\n"
+    )
+
+
+def _headline(facts: Checkpoint, page: int) -> str:
+    model = facts.model
+    start = f"{model.architecture}: {facts.dtype}"
+    if model.mla:
+        return f"{start} latent rows of {facts.head_dim} in {page}-token pages, {facts.q_heads} query heads."
+    heads = f"{facts.q_heads} query heads over {facts.kv_heads} KV heads of {facts.head_dim}"
+    return f"{start} cache in {page}-token pages, {heads}."
+
+
+def _harmless(source: str) -> str:
+    """A path or name for the docstring: letters, digits and ._-/@+ stay; the end is kept, for it names the file."""
+    text = re.sub(r"[^A-Za-z0-9._/@+-]", "_", source)
+    return text if len(text) <= SOURCE_LENGTH else "..." + text[3 - SOURCE_LENGTH :]
+
+
+def spec_names(spec: Spec) -> set[str]:
+    """The class names that `call(spec)` uses."""
+    names = {type(spec).__name__}
+    for field in type(spec).model_fields:
+        value = getattr(spec, field)
+        if isinstance(value, Spec):
+            names |= spec_names(value)
+    return names
+
+
+def call(spec: Spec) -> Group:
+    """A constructor call with every field that is not at its default."""
+    items = [
+        (f"{name}=", literal(getattr(spec, name)))
+        for name, field in type(spec).model_fields.items()
+        if field.is_required() or getattr(spec, name) != field.default
+    ]
+    return Group(f"{type(spec).__name__}(", items, ")")
+
+
+def literal(value: object) -> Atom | Group:
+    """The Python literal of a validated value."""
+    if isinstance(value, Spec):
+        return call(value)
+    if isinstance(value, tuple):
+        return Group("(", [("", literal(item)) for item in value], ")")
+    if value is None or isinstance(value, bool):
+        return Atom(repr(value))
+    if isinstance(value, int):
+        return Atom(f"{value:_}" if abs(value) >= 10_000 else str(value))
+    if isinstance(value, float) and math.isfinite(value):
+        return Atom(f"{int(value):_}.0" if value.is_integer() and 10_000 <= abs(value) < 1e15 else repr(value))
+    if isinstance(value, str) and re.fullmatch(r"[A-Za-z0-9_]+", value):
+        return Atom(f'"{value}"')
+    raise ConfigError(f"spec: got a {type(value).__name__}; it has no place in a spec; valid: numbers, names, booleans")
+
+
+def _broken(group: Group, depth: int) -> str:
+    """The group with an item a line, each on one line where that fits."""
+    pad = INDENT * (depth + 1)
+    lines = []
+    for word, item in group.items:
+        flat = item.text if isinstance(item, Atom) else item.flat
+        if isinstance(item, Group) and len(pad) + len(word) + len(flat) + 1 > LINE:
+            flat = _broken(item, depth + 1)
+        lines.append(f"{pad}{word}{flat},\n")
+    return f"{group.opening}\n{''.join(lines)}{INDENT * depth}{group.closing}"

@@ -1,0 +1,37 @@
+"""The checked-in configs, changed or whole, and the model a spec's text builds."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+from typing import Any
+
+from kvgen import models
+from kvgen.spec import model as model_module
+from kvgen.spec.model import Model
+
+ROOT = Path(__file__).parents[2]
+CONFIGS = ROOT / "tests" / "models" / "configs"
+NAMES = sorted(path.stem for path in CONFIGS.glob("*.json"))
+
+
+def config(name: str) -> dict[str, Any]:
+    return models.read(CONFIGS / f"{name}.json")
+
+
+def changed(name: str, **fields: Any) -> dict[str, Any]:
+    return {**config(name), **fields}
+
+
+def without(name: str, *fields: str) -> dict[str, Any]:
+    return {key: value for key, value in config(name).items() if key not in fields}
+
+
+def model_in(text: str) -> Model:
+    """The model a spec's text builds, without importing the operations."""
+    assignment = ast.parse(text).body[-1]
+    assert isinstance(assignment, ast.Assign) and isinstance(assignment.value, ast.Call)
+    node = next(keyword.value for keyword in assignment.value.keywords if keyword.arg == "model")
+    built = eval(compile(ast.Expression(node), "spec", "eval"), {"__builtins__": {}}, vars(model_module))
+    assert isinstance(built, Model)
+    return built

@@ -1,0 +1,335 @@
+"""config.json files that are broken or mean harm: a harmless spec or a ConfigError, never anything else."""
+
+from __future__ import annotations
+
+import ast
+import copy
+import json
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from kvgen import models
+from kvgen.errors import ConfigError
+from kvgen.models.families import READERS, Checkpoint
+
+from .checkpoints import CONFIGS, NAMES, changed, config, model_in, without
+
+# Broken files --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"", "not JSON"),
+        (b"{", "not JSON"),
+        (b"\xff\xfe{}", "not JSON"),
+        (b'{"a": NaN}', "NaN is not a JSON number"),
+        (b'{"a": -Infinity}', "-Infinity is not a JSON number"),
+        (b'{"a": ' + b"9" * 5000 + b"}", "not JSON"),
+        (b'{"a": ' + b"[" * 200_000 + b"}", "nested too deep"),
+        (b"[]", "got a list of 0; a model's config.json is a JSON object"),
+        (b'"import os"', "got 'import os'"),
+        (b"null", "got null"),
+        (b" " * (2**20 + 1), "larger than 1 MiB"),
+    ],
+)
+def test_read_refuses(tmp_path: Path, data: bytes, message: str) -> None:
+    path = tmp_path / "config.json"
+    path.write_bytes(data)
+    with pytest.raises(ConfigError, match=re.escape(message)) as caught:
+        models.read(path)
+    assert str(path) in str(caught.value)
+
+
+def test_read_needs_a_file(tmp_path: Path) -> None:
+    for path in (tmp_path, tmp_path / "absent.json"):
+        with pytest.raises(ConfigError, match="not a file"):
+            models.read(path)
+
+
+def test_read_takes_a_byte_order_mark(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_bytes(b"\xef\xbb\xbf" + (CONFIGS / "llama_2_7b.json").read_bytes())
+    assert models.read(tmp_path / "config.json") == config("llama_2_7b")
+
+
+def test_unknown_architecture_names_found_and_missing_fields() -> None:
+    odd = {"architectures": ["MysteryLM"], "num_attention_heads": 12, "hidden_size": 768, "model_type": "llama"}
+    with pytest.raises(ConfigError) as caught:
+        models.facts(odd)
+    message = str(caught.value)
+    assert message.startswith("architectures[0]: got 'MysteryLM'; no reader for it; valid: LlamaForCausalLM, ")
+    assert "Fields found: num_attention_heads = 12, hidden_size = 768;" in message
+    assert "missing: num_hidden_layers, num_key_value_heads." in message
+
+
+def test_unknown_multimodal_architecture_looks_into_text_config() -> None:
+    odd = {"architectures": ["MysteryVL"], "text_config": {"num_attention_heads": 12, "head_dim": 64}}
+    with pytest.raises(ConfigError, match=r"found: num_attention_heads = 12, head_dim = 64; missing: num_hidden_l"):
+        models.facts(odd)
+
+
+@pytest.mark.parametrize(
+    ("broken", "message"),
+    [
+        ({}, "model_type: got null; no reader for it"),
+        ({"model_type": ["llama"]}, "model_type: got a list of 1; no reader"),
+        (
+            changed("llama_2_7b", architectures="LlamaForCausalLM"),
+            "architectures: got 'LlamaForCausalLM'; it must be a",
+        ),
+        (changed("llama_2_7b", architectures=[["x"]]), "architectures[0]: got a list of 1; no reader"),
+        (changed("llama_2_7b", architectures=["X'\n"]), 'architectures[0]: got "X\'\\n"; no reader'),
+        (
+            changed("llama_2_7b", num_attention_heads=True),
+            "num_attention_heads: got true; it must be an integer; valid: 1",
+        ),
+        (changed("llama_2_7b", num_attention_heads=0), "num_attention_heads: got 0;"),
+        (changed("llama_2_7b", num_attention_heads=-8), "num_attention_heads: got -8;"),
+        (changed("llama_2_7b", num_attention_heads=32.0), "num_attention_heads: got 32.0;"),
+        (changed("llama_2_7b", num_attention_heads="32"), "num_attention_heads: got '32';"),
+        (changed("llama_2_7b", num_hidden_layers=10**30), "num_hidden_layers: got an integer of 100 bits;"),
+        (changed("llama_2_7b", num_key_value_heads=5), "num_key_value_heads: got 5; 32 query heads share"),
+        (changed("llama_2_7b", hidden_size=4095), "hidden_size: got 4095; it is divided among 32 heads"),
+        (changed("llama_2_7b", head_dim=127), "head_dim: got 127; RoPE turns pairs"),
+        (changed("llama_2_7b", torch_dtype="float8_e4m3fn"), "torch_dtype: got 'float8_e4m3fn'; it is none that kvgen"),
+        (changed("llama_2_7b", rope_theta=float("nan")), "rope_theta: got nan; it must be a number"),
+        (changed("llama_2_7b", rope_theta=10**400), "rope_theta: got an integer of 1329 bits;"),
+        (
+            changed("llama_2_7b", rope_scaling={"type": "dynamic", "factor": 2.0}),
+            "rope_scaling.type: got 'dynamic'; it",
+        ),
+        (changed("llama_2_7b", rope_scaling={"type": "linear"}), "rope_scaling.factor: got null; it must be a number"),
+        (changed("llama_2_7b", rope_scaling=[1]), "rope_scaling: got a list of 1; it must be a JSON object"),
+        (
+            changed("llama_3_1_8b", rope_scaling={**config("llama_3_1_8b")["rope_scaling"], "high_freq_factor": 0.5}),
+            "rope_scaling.high_freq_factor: got 0.5; it must exceed low_freq_factor; valid: above 1",
+        ),
+        (
+            changed("gpt_oss_20b", rope_scaling={"rope_type": "yarn", "factor": 2, "beta_fast": 0.5}),
+            "rope_scaling.beta_fast: got 0.5; it must not be below beta_slow",
+        ),
+        (
+            without("llama_2_7b", "num_attention_heads", "hidden_size"),
+            "num_attention_heads: missing from a LlamaForCausalLM config; it needs num_attention_heads, "
+            "num_hidden_layers, hidden_size; missing: num_attention_heads, hidden_size",
+        ),
+        (without("gemma_3_4b_it", "text_config"), "num_hidden_layers: missing from a Gemma3ForConditionalGeneration"),
+        (changed("gemma_3_4b_it", text_config="x"), "text_config: got 'x'; it must be a JSON object"),
+        (without("deepseek_v3", "kv_lora_rank", "v_head_dim"), "missing: kv_lora_rank, v_head_dim"),
+        (changed("deepseek_v3", kv_lora_rank=1000), "kv_lora_rank: got 1000; with qk_rope_head_dim 64 a row has 1064"),
+        (changed("deepseek_v3", qk_rope_head_dim=63), "qk_rope_head_dim: got 63; RoPE turns pairs"),
+        (
+            changed("gpt_oss_20b", layer_types=["full_attention"]),
+            "layer_types: got a list of 1; it must be a list; valid: 24",
+        ),
+        (
+            changed("gpt_oss_20b", layer_types=["chunked_attention"] * 24),
+            "layer_types.0: got 'chunked_attention'; it is none that kvgen knows; valid: sliding_attention, "
+            "full_attention",
+        ),
+        (changed("falcon_7b", alibi="no"), "alibi: got 'no'; it must be a boolean"),
+        (changed("phi_3_mini_4k", partial_rotary_factor=0.01), "partial_rotary_factor: got 0.01; it rotates 0 of 96"),
+        (
+            changed("phi_3_5_mini", rope_scaling={"type": "longrope", "short_factor": [1.0], "long_factor": [1.0]}),
+            "rope_scaling.short_factor: got a list of 1; it must be a list; valid: 48 entries",
+        ),
+    ],
+)
+def test_broken_configs(broken: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        models.spec_text(broken, source="x")
+    assert message in str(caught.value)
+
+
+def test_a_config_that_is_no_object() -> None:
+    with pytest.raises(ConfigError, match="config: got a list of 1; it must be a JSON object"):
+        models.facts([1])  # type: ignore[arg-type]
+
+
+# Files that mean harm ------------------------------------------------------------------------------------------------
+
+CALLS = {
+    *("KernelSet", "Paged", "Model", "Mla", "Rope"),
+    *("LinearScaling", "Llama3Scaling", "YarnScaling", "LongRopeScaling"),
+}
+OPERATIONS = {"Append", "Gather", "Decode"}
+
+
+def check_harmless(text: str) -> None:
+    """A docstring, one import from kvgen, and one assignment made of constructor calls and plain literals."""
+    docstring, imports, assignment = ast.parse(text).body
+    assert isinstance(docstring, ast.Expr) and isinstance(docstring.value, ast.Constant)
+    assert isinstance(docstring.value.value, str)
+    assert isinstance(imports, ast.ImportFrom) and (imports.module, imports.level) == ("kvgen", 0)
+    assert {alias.name for alias in imports.names} <= CALLS | {"ops"}
+    assert not any(alias.asname for alias in imports.names)
+    assert isinstance(assignment, ast.Assign) and len(assignment.targets) == 1
+    assert isinstance(assignment.targets[0], ast.Name) and assignment.targets[0].id == "kernels"
+    check_value(assignment.value)
+
+
+def check_value(node: ast.expr) -> None:
+    if isinstance(node, ast.Call):
+        func = node.func
+        if isinstance(func, ast.Attribute):
+            assert isinstance(func.value, ast.Name) and func.value.id == "ops" and func.attr in OPERATIONS
+        else:
+            assert isinstance(func, ast.Name) and func.id in CALLS
+        assert not node.args and all(keyword.arg for keyword in node.keywords)
+        for keyword in node.keywords:
+            check_value(keyword.value)
+    elif isinstance(node, ast.List | ast.Tuple):
+        for item in node.elts:
+            check_value(item)
+    else:
+        assert isinstance(node, ast.Constant), ast.dump(node)
+        if isinstance(node.value, str):
+            assert re.fullmatch(r"[A-Za-z0-9_]+", node.value)
+        else:
+            assert node.value is None or isinstance(node.value, bool | int | float)
+
+
+def spec_or_error(broken: Any, source: str = "x") -> None:
+    """Either a harmless spec that says what was read, or a ConfigError of one short printable line."""
+    try:
+        text = models.spec_text(broken, source=source)
+    except ConfigError as error:
+        assert str(error).isprintable() and len(str(error)) < 2000
+    else:
+        check_harmless(text)
+        facts = models.facts(broken)
+        assert isinstance(facts, Checkpoint) and facts.q_heads % facts.kv_heads == 0
+        assert model_in(text) == facts.model
+
+
+HOSTILE: tuple[Any, ...] = (
+    '"',
+    "'''",
+    '"""\nimport os\n"""',
+    "\\",
+    "\n__import__('os').system('true')\n",
+    "{{ 7*7 }}",
+    "\x1b[31m\u202e",
+    "yarn",
+    "float16",
+    "sliding_attention",
+    True,
+    False,
+    None,
+    0,
+    -1,
+    1,
+    2,
+    3,
+    10**6,
+    2**63,
+    10**400,
+    -(10**400),
+    0.5,
+    -0.0,
+    1e-320,
+    1e308,
+    math.inf,
+    -math.inf,
+    math.nan,
+    [],
+    {},
+    [[[]]],
+    {"a": {"b": [1]}},
+    ["full_attention"] * 3,
+)
+
+
+def paths(value: Any, prefix: tuple[str | int, ...] = ()) -> list[tuple[str | int, ...]]:
+    """Every place inside a JSON value."""
+    items: list[tuple[str | int, Any]] = []
+    if isinstance(value, dict):
+        items = list(value.items())
+    elif isinstance(value, list):
+        items = list(enumerate(value))
+    return [place for key, item in items for place in [(*prefix, key), *paths(item, (*prefix, key))]]
+
+
+def replaced(value: Any, path: tuple[str | int, ...], new: Any) -> Any:
+    value = copy.deepcopy(value)
+    inner = value
+    for key in path[:-1]:
+        inner = inner[key]
+    inner[path[-1]] = new
+    return value
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_one_hostile_value_in_every_place(name: str) -> None:
+    original = config(name)
+    for path in paths(original):
+        if any(isinstance(key, int) and key > 1 for key in path):
+            continue  # the other entries of a list are read like its first two
+        for value in HOSTILE:
+            spec_or_error(replaced(original, path, value))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_one_field_missing(name: str) -> None:
+    for key in config(name):
+        spec_or_error(without(name, key))
+
+
+FIELDS = sorted({key for name in NAMES for path in paths(config(name)) for key in path if isinstance(key, str)})
+SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=40) | st.sampled_from(HOSTILE)
+JSON = st.recursive(
+    SCALARS, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.sampled_from(FIELDS), inner, max_size=6)
+)
+SLOW = settings(
+    derandomize=True, deadline=None, max_examples=300, suppress_health_check=[HealthCheck.too_slow], database=None
+)
+
+
+@SLOW
+@given(broken=JSON, source=st.text(max_size=200))
+def test_any_json(broken: Any, source: str) -> None:
+    spec_or_error(broken, source)
+
+
+@SLOW
+@given(
+    name=st.sampled_from(NAMES),
+    changes=st.dictionaries(st.sampled_from([*FIELDS, "rope_parameters", "dtype"]), JSON, max_size=5),
+    source=st.text(max_size=200),
+)
+def test_any_change_of_a_real_config(name: str, changes: dict[str, Any], source: str) -> None:
+    spec_or_error({**config(name), **changes}, source)
+
+
+@SLOW
+@given(
+    architecture=st.sampled_from(sorted(READERS)),
+    numbers=st.dictionaries(st.sampled_from(FIELDS), st.integers(0, 4096) | st.floats(0, 64), max_size=25),
+)
+def test_plausible_numbers_under_every_reader(architecture: str, numbers: dict[str, Any]) -> None:
+    base = {"num_attention_heads": 8, "num_hidden_layers": 4, "hidden_size": 512, "kv_lora_rank": 64}
+    base |= {"qk_rope_head_dim": 16, "qk_nope_head_dim": 32, "v_head_dim": 32}
+    spec_or_error({**base, **numbers, "architectures": [architecture]})
+
+
+@SLOW
+@given(data=st.binary(max_size=200) | JSON.map(lambda value: json.dumps(value).encode()))
+def test_any_bytes(data: bytes) -> None:
+    try:
+        assert isinstance(models.parse(data, source="x"), dict)
+    except ConfigError as error:
+        assert str(error).startswith("x: ")
+
+
+def test_source_cannot_leave_the_docstring() -> None:
+    hostile = '"""\nimport os\nos.system("x")\n"""\\'
+    text = models.spec_text(config("llama_3_1_8b"), source=hostile)
+    check_harmless(text)
+    assert "import os" not in text
+    assert all(len(line) <= 120 for line in models.spec_text(config("gemma_3_27b_it"), source="a" * 999).splitlines())
