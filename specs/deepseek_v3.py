@@ -1,0 +1,24 @@
+"""DeepseekV3ForCausalLM: bf16 latent rows of 576 in 64-token pages, 128 query heads.
+
+Written by `kvgen init --from tests/models/configs/deepseek_v3.json`.
+"""
+
+from kvgen import KernelSet, Mla, Model, Paged, Rope, YarnScaling, ops
+
+kernels = KernelSet(
+    q_heads=128,
+    cache=Paged(dtype="bf16", kv_heads=1, head_dim=576, page_size=64, stores="k"),
+    ops=[ops.Append(), ops.Gather()],
+    arch=["sm_80", "sm_90a"],
+    model=Model(
+        architecture="DeepseekV3ForCausalLM",
+        layers=61,
+        rope=Rope(
+            style="interleaved",
+            theta=10_000.0,
+            dim=64,
+            scaling=YarnScaling(factor=40.0, original_max_positions=4096, mscale=1.0, mscale_all_dim=1.0),
+        ),
+        mla=Mla(kv_lora_rank=512, qk_rope_head_dim=64, qk_nope_head_dim=128, v_head_dim=128, q_lora_rank=1536),
+    ),
+)
