@@ -1,0 +1,205 @@
+"""`kvgen compile`: every kernel for every architecture, and what it occupies there. No GPU needed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from kvgen.cli.console import Json, Selectors, console, print_json, progress
+
+if TYPE_CHECKING:
+    from kvgen.cli.project import Project
+    from kvgen.cli.selection import Chosen
+    from kvgen.compile import Image, Job
+
+
+@dataclass(frozen=True)
+class _Batch:
+    """What to compile, and per unit the dynamic shared memory of its launches (bytes) and the digest of its text."""
+
+    jobs: list[Job]
+    dynamic_shared: dict[str, int]
+    digests: dict[str, str]
+
+
+def compile_kernels(
+    selectors: Selectors = None,
+    arch: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="ARCH", help="Instead of the specs' architectures; repeatable, globs allowed.", show_default=False
+        ),
+    ] = None,
+    folder: Annotated[
+        Path | None,
+        typer.Option(
+            "-o", "--output", metavar="DIR", help="Write cubins and a manifest for KVGEN_CUBINS.", show_default=False
+        ),
+    ] = None,
+    record: Annotated[
+        bool, typer.Option("--record", help="Write resources.json beside the kernels; whole sets only.")
+    ] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="Exit 1 if a kernel spills registers.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Compile with NVRTC: in parallel, cached, without a GPU; shows registers, shared memory and spills.
+
+    \b
+    kvgen compile                               every kernel for the architectures of its spec
+    kvgen compile llama3_8b --arch 'sm_*'       one set for every architecture
+    kvgen compile -o cubins --strict            ahead of time; KVGEN_CUBINS=cubins then loads them
+    kvgen compile --record                      resources.json, for reviewers and `kvgen diff`
+    """
+    from kvgen.cli.project import open_project
+    from kvgen.cli.recorded import check_pin
+    from kvgen.cli.selection import select
+    from kvgen.compile import compile_many, default_cache, write_folder
+    from kvgen.errors import ToolError
+
+    if record and arch:
+        raise ToolError("--record: got it beside --arch; it records the architectures of the specs; drop one")
+    project = open_project()
+    chosen = select(project.sets, selectors)
+    if record:
+        partial = [c.name for c in chosen if not c.whole]
+        if partial:
+            raise ToolError(f"--record: got operations of {', '.join(partial)}; resources.json holds whole sets")
+        check_pin(project)
+    batch = _batch(project, chosen, arch)
+    with progress("compiling", len(batch.jobs)) as (bar, task):
+        images = compile_many(
+            batch.jobs, cache=default_cache(), progress=lambda _: bar.advance(task), origin=project.origin
+        )
+    if folder:
+        write_folder(folder, images, batch.digests)
+    if record:
+        _record(project, chosen, images, batch)
+    spilling = [image for image in images if _spills(image)]
+    if as_json:
+        _print_json(images, batch, folder)
+    else:
+        _print_table(images, batch)
+        if folder:
+            typer.echo(f"{len(images)} cubins in {folder}; run with KVGEN_CUBINS={folder}")
+        if record:
+            typer.echo(f"recorded resources.json of {len(chosen)} set(s)")
+    if strict and spilling:
+        names = ", ".join(f"{i.unit_name} {i.arch}" for i in spilling)
+        typer.echo(f"{len(spilling)} of {len(images)} kernels spill registers: {names}", err=True)
+        raise typer.Exit(1)
+
+
+def _archs(patterns: list[str]) -> list[str]:
+    """The targets that the patterns name; a glob means those of them that this NVRTC knows."""
+    from fnmatch import fnmatchcase
+
+    from kvgen.compile import ARCHS, supported_archs
+    from kvgen.errors import ToolError
+
+    found: list[str] = []
+    for pattern in patterns:
+        pool = supported_archs() if any(ch in pattern for ch in "*?[") else ARCHS
+        hits = [a for a in pool if fnmatchcase(a, pattern)]
+        if not hits:
+            raise ToolError(f"--arch: got {pattern!r}; it must be one of {', '.join(ARCHS)}, or a glob such as 'sm_*'")
+        found += [a for a in hits if a not in found]
+    return found
+
+
+def _batch(project: Project, chosen: list[Chosen], arch: list[str] | None) -> _Batch:
+    from kvgen.compile import text_digest
+    from kvgen.emit import set_plans
+
+    targets = _archs(arch) if arch else None
+    batch = _Batch([], {}, {})
+    for item in chosen:
+        plans = set_plans(item.loaded)
+        shared = {f"{item.name}/{p.name}": p.shared for op in item.ops for p in plans[op]}
+        batch.dynamic_shared.update(shared)
+        for unit in project.units[item.name]:
+            if unit.name in shared:
+                batch.digests[unit.name] = text_digest(unit.text)
+                batch.jobs.extend((unit, a, "cubin") for a in targets or item.loaded.kernels.arch)
+    return batch
+
+
+def _record(project: Project, chosen: list[Chosen], images: list[Image], batch: _Batch) -> None:
+    from kvgen.cli.project import RESOURCES
+    from kvgen.cli.recorded import record
+    from kvgen.errors import ToolError
+
+    for item in chosen:
+        own = [image for image in images if image.unit_name.partition("/")[0] == item.name]
+        text = record(own, batch.digests, batch.dynamic_shared)
+        path = project.config.out / item.name / RESOURCES
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(text.encode())
+        except OSError as error:
+            raise ToolError(f"{path}: cannot be written ({error.strerror})") from error
+
+
+def _spills(image: Image) -> int:
+    """Bytes a thread spills, stores and loads together."""
+    return image.resources.spill_stores + image.resources.spill_loads if image.resources else 0
+
+
+def _print_json(images: list[Image], batch: _Batch, folder: Path | None) -> None:
+    from kvgen.cli.recorded import installed
+
+    kernels: list[dict[str, Any]] = []
+    for image in images:
+        assert image.resources is not None
+        used = image.resources
+        kernels.append(
+            {
+                "kernel": image.unit_name,
+                "arch": image.arch,
+                "digest": batch.digests[image.unit_name],
+                "registers": used.registers,
+                "static_shared": used.static_shared,
+                "dynamic_shared": batch.dynamic_shared[image.unit_name],
+                "spill_stores": used.spill_stores,
+                "spill_loads": used.spill_loads,
+                "stack": used.stack,
+                "seconds": round(image.seconds, 4),
+                "cached": image.cached,
+                "warnings": list(image.warnings),
+            }
+        )
+    print_json({"nvrtc": installed(), "folder": str(folder) if folder else None, "kernels": kernels})
+
+
+def _print_table(images: list[Image], batch: _Batch) -> None:
+    from rich.table import Table
+
+    from kvgen.cli.recorded import installed
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("kernel", no_wrap=True)
+    table.add_column("arch", no_wrap=True)
+    for title in ("registers", "shared", "spills", "seconds"):
+        table.add_column(title, justify="right", no_wrap=True)
+    table.add_column("")
+    for image in images:
+        assert image.resources is not None
+        shared = image.resources.static_shared + batch.dynamic_shared[image.unit_name]
+        spills = _spills(image)
+        table.add_row(
+            image.unit_name,
+            image.arch,
+            str(image.resources.registers),
+            str(shared),
+            f"[red]{spills}[/red]" if spills else "0",
+            f"{image.seconds:.3f}",
+            "cached" if image.cached else "",
+        )
+    console().print(table)
+    fresh = sum(not image.cached for image in images)
+    typer.echo(f"\n{len(images)} cubins, NVRTC {installed()}: {fresh} compiled, {len(images) - fresh} from the cache")
+    for image in images:
+        for warning in image.warnings:
+            typer.echo(f"{image.unit_name} {image.arch}: {warning}", err=True)

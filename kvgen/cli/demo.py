@@ -1,0 +1,165 @@
+"""`kvgen demo`: a real model's cache from its config to checked numbers, on the machine at hand."""
+
+from __future__ import annotations
+
+import tempfile
+from contextlib import nullcontext
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from kvgen.cli.console import console
+
+if TYPE_CHECKING:
+    from kvgen.cli.project import Project
+    from kvgen.cli.workload import Outcome
+    from kvgen.compile import Image
+
+SET: Final = "llama3_8b"
+_ARCH: Final = "sm_90a"
+_NOT_HERE: Final = "-"
+
+
+class Device(StrEnum):
+    """Where the kernels run; `auto` is the GPU if there is one."""
+
+    auto = "auto"
+    cpu = "cpu"
+    gpu = "gpu"
+
+
+def demo(
+    device: Annotated[Device, typer.Option(help="Where to run; auto is the GPU if there is one.")] = Device.auto,
+    output: Annotated[
+        Path | None,
+        typer.Option("-o", "--output", metavar="DIR", help="Keep the project here.", show_default="a temporary folder"),
+    ] = None,
+) -> None:
+    """Llama-3.1-8B's KV cache, end to end: config.json, spec, CUDA, cubins, a ragged batch, the float64 oracle.
+
+    Needs no GPU: without one the compiled kernels run on the CPU machine, with every access checked. Exits 1 if a
+    number is wrong.
+
+    \b
+    kvgen demo              in a temporary folder
+    kvgen demo -o llama     keeps spec and generated code in llama/
+    """
+    from kvgen.cli.workload import run
+    from kvgen.errors import ConfigError
+
+    if output is not None and output.exists() and (not output.is_dir() or any(output.iterdir())):
+        raise ConfigError(f"-o: got {str(output)!r}, which is there and not empty; give a new folder")
+    ordinal = _gpu(device)
+    place = tempfile.TemporaryDirectory(prefix="kvgen-demo-") if output is None else nullcontext(str(output))
+    with place as folder:
+        project = _build(Path(folder))
+        images = _compile(project)
+        outcomes = run(project, SET, ordinal)
+    good = all(o.right for o in outcomes)
+    _print_results(outcomes, images)
+    verdict = "every number is right" if good else "WRONG: kernels and oracle disagree; please report it"
+    typer.secho(verdict, fg="green" if good else "red", bold=True)
+    typer.echo(f"\nnext: {_next(output)}")
+    if not good:
+        raise typer.Exit(1)
+
+
+def _next(output: Path | None) -> str:
+    if output is None:
+        return "kvgen demo -o llama && cd llama && kvgen show llama3_8b/append --map"
+    return f"cd {output} && kvgen show {SET}/append --map"
+
+
+def _gpu(device: Device) -> int | None:
+    """The GPU's ordinal, None for the CPU machine; DeviceError where a GPU is asked for and there is none."""
+    from kvgen.errors import DeviceError
+    from kvgen.runtime import cuda
+
+    if device is Device.cpu:
+        return None
+    try:
+        driver = cuda.driver()
+        ordinal = driver.current_device()
+        driver.capability(ordinal)
+    except DeviceError:
+        if device is Device.gpu:
+            raise
+        return None
+    return ordinal
+
+
+def _build(folder: Path) -> Project:
+    """config.json -> spec -> generated files, in a project of its own."""
+    from kvgen import models
+    from kvgen.cli.project import open_project
+    from kvgen.compile import ARCHS
+    from kvgen.emit import write_file
+    from kvgen.errors import ToolError
+
+    text = models.spec_text(models.example(), source=models.EXAMPLE, arch=tuple(reversed(ARCHS)))
+    try:
+        (folder / "specs").mkdir(parents=True)
+        (folder / "pyproject.toml").write_text('[tool.kvgen]\nspecs = "specs"\nout = "generated"\n', encoding="utf-8")
+        (folder / "specs" / f"{SET}.py").write_text(text, encoding="utf-8", newline="\n")
+        project = open_project(folder)
+        for file in project.files.values():
+            write_file(project.config.out, file)
+    except OSError as error:
+        raise ToolError(f"{error.filename or folder}: cannot be written ({error.strerror})") from error
+    kernels = project.sets[0].kernels
+    typer.echo(
+        f"spec      {models.EXAMPLE} -> specs/{SET}.py: {kernels.q_heads} query heads over {kernels.cache.kv_heads} "
+        f"KV heads of {kernels.cache.head_dim}, {kernels.cache.dtype}, pages of {kernels.cache.page_tokens} tokens"
+    )
+    lines = sum(file.text.count("\n") for path, file in project.files.items() if path.endswith((".cu", ".cuh")))
+    typer.echo(f"build     {len(project.files)} files, {lines} lines of CUDA")
+    return project
+
+
+def _compile(project: Project) -> dict[str, Image]:
+    """Every kernel for one architecture, the cache left out of it; by the kernel's name."""
+    from kvgen.cli.recorded import installed
+    from kvgen.compile import compile_many
+
+    jobs = [(unit, _ARCH, "cubin") for unit in project.units[SET]]
+    images = compile_many(jobs, cache=None, workers=1, origin=project.origin)  # type: ignore[arg-type]
+    total = sum(image.seconds for image in images)
+    typer.echo(f"compile   {len(images)} kernels for {_ARCH} with NVRTC {installed()}, no cache: {total:.2f} s")
+    return {image.unit_name.partition("/")[2]: image for image in images}
+
+
+def _print_results(outcomes: list[Outcome], images: dict[str, Image]) -> None:
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("kernel")
+    for title in (
+        "launches",
+        "rows",
+        "largest error",
+        "of its bound",
+        "bytes moved",
+        "minimum",
+        "compile",
+        "registers",
+    ):
+        table.add_column(title, justify="right", no_wrap=True)
+    for o in outcomes:
+        image = images[o.kernel]
+        moved = _NOT_HERE if o.moved is None else f"{o.moved:,} ({o.moved / o.minimum:.2f}x)"
+        table.add_row(
+            o.kernel,
+            str(o.launches),
+            str(o.rows),
+            f"{o.error:.2g}" if o.error else "0",
+            f"{o.share:.0%}" if o.share else "exact" if o.right else "none allowed",
+            moved,
+            f"{o.minimum:,}",
+            f"{image.seconds:.2f} s",
+            str(image.resources.registers if image.resources else _NOT_HERE),
+        )
+    typer.echo("")
+    console().print(table)
+    typer.echo("")

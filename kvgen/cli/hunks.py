@@ -1,0 +1,102 @@
+"""Unified diffs of two versions of the output folder, cut into hunks that are told apart once."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from kvgen.cli.project import RESOURCES
+from kvgen.cli.recorded import read
+from kvgen.emit import BANNER_LINES, banner_digest, body_of
+
+State = Literal["added", "removed", "changed"]
+
+
+@dataclass(frozen=True)
+class Hunk:
+    """A run of changed lines with its surroundings. `files` are all that have it, the one it is shown of first."""
+
+    files: list[str]
+    state: State
+    header: str
+    lines: list[str]
+
+
+def hunks_of(
+    old: Mapping[str, str], new: Mapping[str, str], shown: Callable[[str], str], set_names: Sequence[str]
+) -> list[Hunk]:
+    """The differences, by path; hunks that are the same but for their set's name and place are one Hunk."""
+    unique: dict[tuple[str, ...], Hunk] = {}
+    for path in sorted(old.keys() | new.keys()):
+        if path.endswith(f"/{RESOURCES}"):
+            continue
+        before, after = old.get(path), new.get(path)
+        if before == after:
+            continue
+        state: State = "added" if before is None else "removed" if after is None else "changed"
+        top = path.split("/", 1)[0]
+        name = re.compile(rf"\b{re.escape(top)}(?=\b|_)") if top in set_names else None
+        for header, lines in _hunks(before or "", after or ""):
+            key = tuple(name.sub("\0", line) for line in lines) if name else tuple(lines)
+            found = unique.get((state, *key))
+            if found is None:
+                unique[state, *key] = Hunk([shown(path)], state, header, lines)
+            elif shown(path) not in found.files:
+                found.files.append(shown(path))
+    return list(unique.values())
+
+
+def _hunks(before: str, after: str) -> list[tuple[str, list[str]]]:
+    """(header, lines) of each hunk. Where the text differs, the digest in its banner is left out."""
+    skip = 0
+    if banner_digest(before) and banner_digest(after) and body_of(before) != body_of(after):
+        before, after, skip = body_of(before), body_of(after), BANNER_LINES
+    found: list[tuple[str, list[str]]] = []
+    # Split at "\n" alone, so that a carriage return or form feed is content and shows.
+    lines = difflib.unified_diff(before.split("\n"), after.split("\n"), lineterm="", n=3)
+    for number, line in enumerate(lines):
+        if number < 2:
+            continue
+        if line.startswith("@@"):
+            found.append((_moved(line, skip), []))
+        else:
+            found[-1][1].append(line.replace("\r", "\\r"))
+    return found
+
+
+def _moved(header: str, by: int) -> str:
+    """A hunk's header with its line numbers moved down."""
+    return re.sub(r"([-+])(\d+)", lambda m: f"{m[1]}{int(m[2]) + by}", header) if by else header
+
+
+def resource_changes(old: Mapping[str, str], new: Mapping[str, str]) -> list[str]:
+    """One line per number of resources.json that differs: `set/kernel sm_90a: registers 40 -> 38 (-2)`."""
+    lines = []
+    for path in sorted(p for p in old.keys() | new.keys() if p.endswith(f"/{RESOURCES}")):
+        before, after = (_flat(side.get(path)) for side in (old, new))
+        for key in sorted(before.keys() | after.keys()):
+            a, b = before.get(key), after.get(key)
+            if a == b:
+                continue
+            kernel, arch, what = key
+            step = f" ({b - a:+d})" if a is not None and b is not None else ""
+            lines.append(f"{path.split('/')[0]}/{kernel} {arch}: {what} {_number(a)} -> {_number(b)}{step}")
+    return lines
+
+
+def _number(value: int | None) -> str:
+    return "none" if value is None else str(value)
+
+
+def _flat(text: str | None) -> dict[tuple[str, str, str], int]:
+    """(kernel, arch, what) -> number, for the numbers of a resources.json; empty where there is none."""
+    flat: dict[tuple[str, str, str], int] = {}
+    kernels: dict[str, Any] = (read(text) if text else None) or {}
+    for kernel, entry in kernels.items():
+        for arch, counts in entry.items() if isinstance(entry, dict) else ():
+            if isinstance(counts, dict):
+                flat |= {(kernel, arch, what): n for what, n in counts.items() if isinstance(n, int)}
+    return flat

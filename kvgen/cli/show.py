@@ -1,0 +1,122 @@
+"""`kvgen show`: one set or operation, from the decisions behind it down to its machine code."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from kvgen.cli.console import Json, complete_selector, print_json
+
+if TYPE_CHECKING:
+    from kvgen.cli.project import Project
+    from kvgen.cli.selection import Chosen
+    from kvgen.compile import Unit
+
+
+def show(
+    selector: Annotated[
+        str,
+        typer.Argument(metavar="SET[/OP]", help="What to show, globs allowed.", autocompletion=complete_selector),
+    ],
+    plan: Annotated[bool, typer.Option("--plan", help="The layout and every decision about the kernels.")] = False,
+    line_map: Annotated[bool, typer.Option("--map", help="Each generated line beside its template:line.")] = False,
+    flat: Annotated[bool, typer.Option("--flat", help="The self-contained text that NVRTC compiles.")] = False,
+    ptx: Annotated[bool, typer.Option("--ptx", help="The PTX of the kernels.")] = False,
+    sass: Annotated[bool, typer.Option("--sass", help="The machine code of the kernels; needs kvgen[sass].")] = False,
+    arch: Annotated[
+        str | None,
+        typer.Option(metavar="ARCH", help="For --ptx and --sass; by default the spec's last.", show_default=False),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Print what the specs give for a set or an operation; by default its generated files.
+
+    \b
+    kvgen show llama3_8b/append               the CUDA, every constant folded
+    kvgen show llama3_8b --plan               layout, parameters, grids
+    kvgen show llama3_8b/append --map         where each line comes from
+    kvgen show llama3_8b/decode --sass --arch sm_90a
+    """
+    from kvgen.cli.project import open_project
+    from kvgen.cli.selection import select
+    from kvgen.errors import ToolError
+
+    views = {"--plan": plan, "--map": line_map, "--flat": flat, "--ptx": ptx, "--sass": sass}
+    named = [name for name, given in views.items() if given]
+    if len(named) > 1:
+        raise ToolError(f"show: got {' and '.join(named)}; one view at a time; drop all but one")
+    if arch and not (ptx or sass):
+        raise ToolError(f"--arch: got {arch!r} without --ptx or --sass; nothing else depends on it; add one")
+    if as_json and not plan:
+        raise ToolError("--json: got it without --plan; the other views are text already; drop it, or add --plan")
+    project = open_project()
+    chosen = select(project.sets, [selector])
+    if plan:
+        _show_plan(chosen, as_json)
+    elif flat or ptx or sass:
+        _print_parts([(u.name, text) for u, text in _code(project, chosen, ptx=ptx, sass=sass, arch=arch)])
+    else:
+        _print_parts([(project.shown(p), _text(project, p, line_map)) for p in _paths(project, chosen)])
+
+
+def _print_parts(parts: list[tuple[str, str]]) -> None:
+    """The parts, each under a heading where there are several."""
+    for number, (title, text) in enumerate(parts):
+        if len(parts) > 1:
+            typer.secho(f"{chr(10) if number else ''}==> {title} <==", bold=True)
+        typer.echo(text, nl=not text.endswith("\n"))
+
+
+def _kernels(item: Chosen) -> list[str]:
+    from kvgen.emit import set_plans
+
+    plans = set_plans(item.loaded)
+    return [plan.name for op in item.ops for plan in plans[op]]
+
+
+def _paths(project: Project, chosen: list[Chosen]) -> list[str]:
+    paths = []
+    for item in chosen:
+        kernels = [f"{item.name}/{name}.cu" for name in _kernels(item)]
+        paths += [p for p in project.files if p.startswith(f"{item.name}/")] if item.whole else kernels
+    return paths
+
+
+def _text(project: Project, path: str, line_map: bool) -> str:
+    file = project.files[path]
+    if not line_map:
+        return file.text
+    origins = file.origins
+    width = max(map(len, origins), default=0)
+    lines = file.text.removesuffix("\n").split("\n")
+    return "\n".join(f"{origins[i]:{width}}  {i + 1:4} | {line}".rstrip() for i, line in enumerate(lines))
+
+
+def _code(project: Project, chosen: list[Chosen], *, ptx: bool, sass: bool, arch: str | None) -> list[tuple[Unit, str]]:
+    from kvgen.compile import compile_many, default_cache
+    from kvgen.compile.sass import sass as disassemble
+
+    jobs = []
+    for item in chosen:
+        names = {f"{item.name}/{name}" for name in _kernels(item)}
+        target = arch or item.loaded.kernels.arch[-1]
+        jobs += [(unit, target) for unit in project.units[item.name] if unit.name in names]
+    if not (ptx or sass):
+        return [(unit, unit.text) for unit, _ in jobs]
+    kind = "ptx" if ptx else "cubin"
+    images = compile_many([(u, a, kind) for u, a in jobs], cache=default_cache(), origin=project.origin)  # type: ignore[misc]
+    return [
+        (unit, image.data.decode() if ptx else disassemble(image.data))
+        for (unit, _), image in zip(jobs, images, strict=True)
+    ]
+
+
+def _show_plan(chosen: list[Chosen], as_json: bool) -> None:
+    from kvgen.cli.describe import describe, plan_text
+
+    described = [describe(item.loaded, item.ops) for item in chosen]
+    if as_json:
+        print_json(described)
+    else:
+        typer.echo("\n\n".join(plan_text(item) for item in described))

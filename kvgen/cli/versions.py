@@ -1,0 +1,60 @@
+"""Versions of the output folder: as it lies there, and as git has it."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+from kvgen.cli.project import Project
+from kvgen.cli.tree import files_on_disk
+from kvgen.errors import ToolError
+
+
+def on_disk(project: Project) -> dict[str, str]:
+    """Path below the output folder -> text, now."""
+    out = project.config.out
+    return {path: (out / path).read_bytes().decode("utf-8", "replace") for path in files_on_disk(out)}
+
+
+def at_revision(project: Project, revision: str) -> dict[str, str]:
+    """Path below the output folder -> text at a git revision; ToolError where git has no such revision."""
+    root = project.config.root
+    name = project.config.out.relative_to(root).as_posix()
+    if revision.startswith("-"):
+        raise ToolError(f"--against: got {revision!r}; it must be a git revision, such as main or HEAD~1")
+    done = _git(root, "rev-parse", "--verify", "--quiet", f"{revision}^{{commit}}")
+    if done.returncode:
+        reason = done.stderr.decode("utf-8", "replace").strip() or "no such revision"
+        raise ToolError(f"--against: got {revision!r}; {reason}; it must be a git revision, such as main or HEAD~1")
+    listing = _git(root, "ls-tree", "-r", "-z", done.stdout.decode().strip(), "--", f"{name}/").stdout
+    objects: dict[str, str] = {}
+    for entry in filter(None, listing.decode("utf-8", "replace").split("\0")):
+        head, _, path = entry.partition("\t")
+        mode, kind, digest = head.split()
+        if kind == "blob" and mode != "120000":
+            objects[path.removeprefix(f"{name}/")] = digest
+    return dict(zip(objects, _blobs(root, list(objects.values())), strict=True))
+
+
+def _blobs(root: Path, digests: list[str]) -> list[str]:
+    """The texts of git objects, read by one process."""
+    data = _git(root, "cat-file", "--batch", stdin="".join(f"{d}\n" for d in digests)).stdout
+    texts, at = [], 0
+    for digest in digests:
+        end = data.index(b"\n", at)
+        fields = data[at:end].split()
+        if len(fields) != 3:
+            raise ToolError(f"git: object {digest} cannot be read")
+        size = int(fields[2])
+        texts.append(data[end + 1 : end + 1 + size].decode("utf-8", "replace"))
+        at = end + size + 2
+    return texts
+
+
+def _git(root: Path, *arguments: str, stdin: str = "") -> subprocess.CompletedProcess[bytes]:
+    try:
+        return subprocess.run(
+            ["git", "-C", str(root), *arguments], input=stdin.encode(), capture_output=True, check=False
+        )
+    except FileNotFoundError as error:
+        raise ToolError("git: not found; `kvgen diff --against` reads the old files from it; install git") from error

@@ -1,0 +1,90 @@
+"""A small project in a temporary folder, and kvgen run in it."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from kvgen.cli.app import app
+
+SPEC = '''"""A cache for tests."""
+
+from kvgen import KernelSet, Paged, ops
+
+kernels = KernelSet(
+    q_heads={q_heads},
+    cache=Paged(dtype="bf16", kv_heads=2, head_dim={head_dim}, page_size={page_size}),
+    ops=[{ops}],
+    arch=["sm_80", "sm_90a"],
+)
+'''
+
+
+@dataclass(frozen=True)
+class Folder:
+    """A project's folder; `kvgen` runs a command in it, in this process."""
+
+    root: Path
+
+    @property
+    def out(self) -> Path:
+        return self.root / "generated"
+
+    def spec(
+        self, name: str, *, q_heads: int = 8, head_dim: int = 64, page_size: int = 16, ops: str = "ops.Append()"
+    ) -> None:
+        (self.root / "specs").mkdir(exist_ok=True)
+        text = SPEC.format(q_heads=q_heads, head_dim=head_dim, page_size=page_size, ops=ops)
+        (self.root / "specs" / f"{name}.py").write_text(text, encoding="utf-8")
+
+    def kvgen(self, *arguments: str, code: int = 0) -> Result:
+        before = Path.cwd()
+        os.chdir(self.root)
+        try:
+            result = CliRunner().invoke(app, list(arguments), prog_name="kvgen")
+        finally:
+            os.chdir(before)
+        assert result.exit_code == code, f"exit {result.exit_code}\n{result.stdout}\n{result.stderr}"
+        return result
+
+    def tree(self) -> dict[str, bytes]:
+        """Every file of the output folder."""
+        files = sorted(p for p in self.out.rglob("*") if p.is_file())
+        return {p.relative_to(self.out).as_posix(): p.read_bytes() for p in files}
+
+    def change(self, path: str, old: str, new: str) -> None:
+        """Replace text in one of the project's files; the old text must be there."""
+        file = self.root / path
+        text = file.read_text(encoding="utf-8")
+        assert old in text
+        file.write_text(text.replace(old, new), encoding="utf-8")
+
+
+@pytest.fixture
+def empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Folder:
+    """A project with a pyproject.toml and nothing else."""
+    # One compile cache for all tests: what they check is not how often NVRTC runs.
+    monkeypatch.setenv("KVGEN_CACHE_DIR", str(tmp_path_factory.getbasetemp() / "cli-cache"))
+    root = tmp_path / "project"
+    root.mkdir()
+    (root / "pyproject.toml").write_text("[tool.kvgen]\n", encoding="utf-8")
+    return Folder(root)
+
+
+@pytest.fixture
+def project(empty: Folder) -> Folder:
+    """Two sets, not built yet."""
+    empty.spec("tiny")
+    empty.spec("wide", head_dim=128, ops="ops.Append(), ops.Gather()")
+    return empty
+
+
+@pytest.fixture
+def built(project: Folder) -> Folder:
+    """Two sets, built."""
+    project.kvgen("build")
+    return project

@@ -1,0 +1,58 @@
+"""`kvgen demo`: the main job on this machine, and that it notices kernels that are wrong."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from kvgen.cli.workload import PROMPTS, STEPS
+from kvgen.errors import DeviceError
+from kvgen.runtime import cuda
+from kvgen.runtime.launcher import Launcher
+
+from .conftest import Folder
+
+
+def test_on_the_cpu(empty: Folder) -> None:
+    said = empty.kvgen("demo", "--device", "cpu", "-o", "llama").stdout
+    assert "every number is right" in said
+    rows = {cells[0]: cells for cells in (line.split() for line in said.splitlines()) if len(cells) > 6}
+    tokens = sum(PROMPTS) + STEPS * len(PROMPTS)
+    assert rows["append"][1:5] == [str(STEPS + 1), str(tokens), "0", "exact"]
+    assert rows["gather"][1:5] == ["1", str(tokens), "0", "exact"]
+    assert rows["decode"][1:3] == [str(STEPS), str(STEPS * len(PROMPTS))]
+    assert 0 < float(rows["decode"][3]) < 0.05
+    ratios = [float(r) for r in re.findall(r"\(([\d.]+)x\)", said)]
+    assert len(ratios) == 3
+    assert all(1 <= ratio < 2 for ratio in ratios), ratios
+    assert said.splitlines()[-1] == "next: cd llama && kvgen show llama3_8b/append --map"
+    Folder(empty.root / "llama").kvgen("check")
+    assert "not empty" in empty.kvgen("demo", "-o", "llama", code=2).stderr
+
+
+def test_wrong_kernels_are_noticed(empty: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Launcher.run
+
+    def lose_append(self: Launcher, *arguments: Any) -> None:
+        if not self.KERNEL.entry.endswith("_append"):
+            run(self, *arguments)
+
+    monkeypatch.setattr(Launcher, "run", lose_append)
+    said = empty.kvgen("demo", "--device", "cpu", code=1).stdout
+    assert "WRONG" in said
+    assert "every number is right" not in said
+
+
+def test_a_gpu_that_is_asked_for_must_be_there(empty: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    def none() -> cuda.Driver:
+        raise DeviceError("cuda: no GPU here")
+
+    monkeypatch.setattr(cuda, "driver", none)
+    assert empty.kvgen("demo", "--device", "gpu", code=2).stderr == "error: cuda: no GPU here\n"
+
+
+@pytest.mark.gpu
+def test_on_the_gpu(empty: Folder) -> None:
+    assert "every number is right" in empty.kvgen("demo", "--device", "gpu").stdout

@@ -1,0 +1,62 @@
+"""CUDA and PTX text for the emulator's tests, and launches on NumPy arrays."""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+import numpy as np
+from cuda.bindings import nvrtc
+
+from kvgen.emulator import Buffer, Counters, Library
+
+HEADER = ".version 8.6\n.target sm_90a\n.address_size 64\n"
+
+
+def nvrtc_ptx(source: str, arch: str = "compute_80", name: str = "kernel.cu", defines: tuple[str, ...] = ()) -> str:
+    """PTX with line information; needs neither a driver nor headers."""
+    _, program = nvrtc.nvrtcCreateProgram(source.encode(), name.encode(), 0, [], [])
+    options = [f"--gpu-architecture={arch}", "--std=c++17", "-lineinfo", *(f"-D{d}" for d in defines)]
+    (status,) = nvrtc.nvrtcCompileProgram(program, len(options), [o.encode() for o in options])
+    _, size = nvrtc.nvrtcGetProgramLogSize(program)
+    log = b" " * size
+    nvrtc.nvrtcGetProgramLog(program, log)
+    assert status == nvrtc.nvrtcResult.NVRTC_SUCCESS, log.decode()
+    _, size = nvrtc.nvrtcGetPTXSize(program)
+    text = b" " * size
+    nvrtc.nvrtcGetPTX(program, text)
+    nvrtc.nvrtcDestroyProgram(program)
+    return text.rstrip(b"\0").decode()
+
+
+def entry(name: str, body: str, params: str = ".param .u64 p0") -> str:
+    """One PTX entry with registers to spare and the first parameter in %rd0."""
+    return f""".visible .entry {name}({params})
+{{
+  .reg .pred %p<8>; .reg .b16 %rs<16>; .reg .b32 %r<64>; .reg .f32 %f<32>; .reg .b64 %rd<32>; .reg .f64 %fd<8>;
+  ld.param.u64 %rd0, [p0];
+{body}
+  ret;
+}}
+"""
+
+
+def run(
+    library: Library,
+    name: str,
+    *args: Any,
+    grid: tuple[int, int, int] = (1, 1, 1),
+    block: int | tuple[int, int, int] = 128,
+    read_only: tuple[int, ...] = (),
+    **options: Any,
+) -> Counters:
+    """Arrays become pointers and buffers arg0, arg1, ...; ints and floats become 4 bytes, bytes stay."""
+    raw, buffers = [], []
+    for i, a in enumerate(args):
+        if isinstance(a, np.ndarray):
+            raw.append(struct.pack("<Q", a.ctypes.data))
+            buffers.append(Buffer(f"arg{i}", a.ctypes.data, a.nbytes, i not in read_only))
+        else:
+            raw.append(a if isinstance(a, bytes) else struct.pack("<f" if isinstance(a, float) else "<i", a))
+    shape = block if isinstance(block, tuple) else (block, 1, 1)
+    return library.kernels[name].launch(grid, shape, raw, buffers=buffers, **options)

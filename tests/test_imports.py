@@ -1,0 +1,178 @@
+"""The house's floors: imports run downward only, and what a generated package must not load."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import kvgen
+from kvgen.emit import render_all, write_file
+from kvgen.spec.loader import load_file
+
+PACKAGE = Path(kvgen.__file__).parent
+HEAVY = ("jinja2", "pydantic", "numpy", "ml_dtypes", "cuda", "typer", "rich")
+
+FLOORS = {
+    **dict.fromkeys(("__main__", "cli", "models"), 6),
+    "emit": 5,
+    **dict.fromkeys(("render", "ops"), 4),
+    **dict.fromkeys(("compile", "runtime", "reference", "bench"), 3),
+    **dict.fromkeys(("spec", "plan"), 2),
+    **dict.fromkeys(("layout", "expr", "dtypes", "errors", "paths", "flatten", "config", "emulator"), 1),
+}
+
+
+def modules() -> dict[str, Path]:
+    """Every module of kvgen by its dotted name."""
+    found = {}
+    for path in sorted(PACKAGE.rglob("*.py")):
+        parts = path.relative_to(PACKAGE).with_suffix("").parts
+        found[".".join(("kvgen", *parts)).removesuffix(".__init__")] = path
+    return found
+
+
+MODULES = modules()
+
+
+def statements(tree: ast.AST, *, top: bool) -> Iterator[ast.Import | ast.ImportFrom]:
+    """Import statements; with `top` only those that run when the module is imported."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            yield node
+        elif top and isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            continue
+        elif top and isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            for other in node.orelse:
+                yield from statements(ast.Module([other], []), top=top)
+        else:
+            yield from statements(node, top=top)
+
+
+def imports(name: str, *, top: bool = False) -> set[str]:
+    """The modules that `name` imports, dotted; names of kvgen down to the module they come from."""
+    path = MODULES[name]
+    package = name if path.name == "__init__.py" else name.rpartition(".")[0]
+    found: set[str] = set()
+    for node in statements(ast.parse(path.read_text(encoding="utf-8")), top=top):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+            continue
+        base = ".".join(package.split(".")[: len(package.split(".")) - node.level + 1]) if node.level else ""
+        source = ".".join(filter(None, (base, node.module or "")))
+        # `from package import module` imports the module; `from module import name` the module that has the name.
+        found |= {f"{source}.{a.name}" if f"{source}.{a.name}" in MODULES else source for a in node.names}
+    return found
+
+
+def floor(name: str) -> int:
+    """The floor of a module of kvgen, by the first part of its name below `kvgen`."""
+    return FLOORS[name.split(".")[1]]
+
+
+def test_every_module_has_a_floor() -> None:
+    unknown = {n.split(".")[1] for n in MODULES if n != "kvgen"} - set(FLOORS)
+    assert not unknown, f"give {', '.join(sorted(unknown))} a floor"
+    assert len(MODULES) > 40
+
+
+@pytest.mark.parametrize("name", [n for n in MODULES if n != "kvgen"])
+def test_imports_run_downward(name: str) -> None:
+    for target in sorted(imports(name)):
+        if target.split(".")[0] != "kvgen":
+            continue
+        # `from kvgen import Paged` would take whatever floor the name lives on.
+        assert target != "kvgen" or name.startswith(("kvgen.cli", "kvgen.models", "kvgen.__main__")), target
+        if target != "kvgen":
+            assert floor(target) <= floor(name), (
+                f"{name} (floor {floor(name)}) imports {target} (floor {floor(target)})"
+            )
+
+
+def test_a_module_of_kvgen_that_is_imported_exists() -> None:
+    for name in MODULES:
+        missing = {t for t in imports(name) if t.split(".")[0] == "kvgen" and t not in MODULES}
+        assert not missing, f"{name} imports {missing}"
+
+
+@pytest.mark.parametrize("name", [n for n in MODULES if n.startswith("kvgen.emulator")])
+def test_the_emulator_knows_nothing_of_kvgen(name: str) -> None:
+    assert not {t for t in imports(name) if t.split(".")[0] == "kvgen" and not t.startswith("kvgen.emulator")}
+
+
+def test_the_package_itself_is_lazy() -> None:
+    assert not {t for t in imports("kvgen", top=True) if t.split(".")[0] == "kvgen"}
+
+
+@pytest.mark.parametrize("name", [n for n in MODULES if n.startswith("kvgen.runtime")])
+def test_the_runtime_imports_nothing_heavy(name: str) -> None:
+    assert not {t.split(".")[0] for t in imports(name, top=True)} & set(HEAVY)
+
+
+def test_the_walk_sees_what_it_should(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "sample.py"
+    path.write_text(
+        "import os.path\nfrom typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import numpy\nelse:\n    import json\n"
+        "def f():\n    from kvgen import emit\n    from ..plan import Param\n    from . import cache\n"
+    )
+    monkeypatch.setitem(MODULES, "kvgen.spec.sample", path)
+    always = {"os.path", "typing", "json"}
+    assert imports("kvgen.spec.sample", top=True) == always
+    assert imports("kvgen.spec.sample") == always | {"numpy", "kvgen.emit", "kvgen.plan", "kvgen.spec.cache"}
+
+
+PROBE = """
+import json, sys, time
+start = time.perf_counter()
+import {module}
+took = time.perf_counter() - start
+print(json.dumps([took, sorted({{m.split(".")[0] for m in sys.modules}} & set({heavy!r}))]))
+"""
+
+
+def probe(module: str, folder: Path) -> tuple[float, list[str]]:
+    """(the best of 5 import times in seconds, the heavy modules loaded) in fresh interpreters."""
+    program = PROBE.format(module=module, heavy=HEAVY)
+    paths = os.pathsep.join((str(folder), str(PACKAGE.parent)))
+    times, loaded = [], set()
+    for _ in range(5):
+        done = subprocess.run(
+            [sys.executable, "-c", program],
+            check=True,
+            capture_output=True,
+            text=True,
+            env={**os.environ, "PYTHONPATH": paths},
+        )
+        took, found = json.loads(done.stdout)
+        times.append(took)
+        loaded |= set(found)
+    return min(times), sorted(loaded)
+
+
+SPEC = '''"""A small set."""
+
+from kvgen import KernelSet, Paged, ops
+
+kernels = KernelSet(
+    q_heads=8,
+    cache=Paged(dtype="bf16", kv_heads=2, head_dim=64, page_size=16),
+    ops=[ops.Append(), ops.Gather(), ops.Decode()],
+)
+'''
+
+
+def test_kvgen_and_generated_packages_load_nothing_heavy(tmp_path: Path) -> None:
+    spec = tmp_path / "small.py"
+    spec.write_text(SPEC)
+    for file in render_all(load_file(spec, "specs/small.py")).values():
+        write_file(tmp_path / "kernels_out", file)
+    for module in ("kvgen", "kvgen.runtime", "kernels_out.small"):
+        took, loaded = probe(module, tmp_path)
+        print(f"import {module}: {took * 1e3:.1f} ms, best of 5")
+        assert loaded == [], f"import {module} loads {', '.join(loaded)}"

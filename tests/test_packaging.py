@@ -1,0 +1,101 @@
+"""kvgen as its users have it: a wheel, and a repository of their own elsewhere."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+PROJECT = """
+[tool.kvgen]
+specs = "kernels/specs"
+out = "src/engine/kernels"
+"""
+
+SPEC = '''
+"""A small cache for the engine."""
+from kvgen import KernelSet, Paged, ops
+
+kernels = KernelSet(
+    q_heads=4,
+    cache=Paged(dtype="f16", kv_heads=2, head_dim=16, page_size=4),
+    ops=[ops.Append(), ops.Gather(), ops.Decode()],
+)
+'''
+
+USE = """
+import sys
+import numpy as np
+from engine.kernels.small import Cache, append, decode, gather
+
+assert "kvgen/_templates" not in sys.path
+pool = np.zeros((3, 2, 1, 4, 2, 16), np.float16)
+cache = Cache(pool, lengths=np.array([3], np.uint32), page_table=np.array([[2, 0]], np.uint32))
+k = np.arange(2 * 2 * 16, dtype=np.float16).reshape(2, 2, 16)
+append(cache[0], k, k + 1, np.array([0, 2], np.uint32))
+assert (pool[2, 0, 0, 3] == k[0]).all() and (pool[0, 1, 0, 0] == k[1] + 1).all()
+out_k, out_v = np.empty_like(k), np.empty_like(k)
+gather(cache[0], np.array([0, 2], np.uint32), out_k, out_v, starts=np.array([3], np.uint32))
+assert (out_k == k).all() and (out_v == k + 1).all()
+print("used", pool.sum())
+"""
+
+
+def run(*command: str, cwd: Path, path: str) -> str:
+    """Run a command with `path` as PYTHONPATH; its output, or a failure that shows it."""
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"} | {"PYTHONPATH": path}
+    done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, f"{' '.join(command)}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+def build(kind: str, source: Path, out: Path) -> Path:
+    """An sdist or wheel of `source`, made by the build backend itself."""
+    code = f"import hatchling.build as b; print(b.build_{kind}({str(out)!r}))"
+    name = run(sys.executable, "-c", code, cwd=source, path="").strip().splitlines()[-1]
+    return out / name
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build("wheel", ROOT, tmp_path_factory.mktemp("wheel"))
+
+
+def test_sdist_gives_the_same_wheel(wheel: Path, tmp_path: Path) -> None:
+    sdist = build("sdist", ROOT, tmp_path)
+    run("tar", "xzf", str(sdist), "-C", str(tmp_path), cwd=tmp_path, path="")
+    again = build("wheel", tmp_path / sdist.name.removesuffix(".tar.gz"), tmp_path)
+    with zipfile.ZipFile(wheel) as first, zipfile.ZipFile(again) as second:
+        assert sorted(first.namelist()) == sorted(second.namelist())
+
+
+def test_wheel_holds_templates_sources_and_no_generated_code(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+    for wanted in ("kvgen/_templates/device/types.cuh", "kvgen/py.typed", "kvgen/models/llama_3_1_8b.json"):
+        assert wanted in names
+    assert any(n.startswith("kvgen/emulator/runtime/") for n in names)
+    assert not any(n.startswith(("generated/", "tests/", "templates/")) for n in names)
+
+
+def test_a_project_elsewhere(wheel: Path, tmp_path: Path) -> None:
+    site, project = tmp_path / "site", tmp_path / "project"
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(site)
+    specs = project / "kernels" / "specs"
+    specs.mkdir(parents=True)
+    (project / "pyproject.toml").write_text(PROJECT)
+    (specs / "small.py").write_text(SPEC)
+    where = run(sys.executable, "-c", "import kvgen; print(kvgen.__file__)", cwd=project, path=str(site))
+    assert str(site) in where
+    shown = run(sys.executable, "-m", "kvgen", "build", cwd=project / "kernels", path=str(site))
+    assert "from engine.kernels.small import" in shown
+    run(sys.executable, "-m", "kvgen", "check", cwd=project, path=str(site))
+    # Used from another folder, with the package renamed by where it lies.
+    assert "used" in run(sys.executable, "-c", USE, cwd=tmp_path, path=f"{site}{os.pathsep}{project / 'src'}")
