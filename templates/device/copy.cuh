@@ -1,6 +1,13 @@
 // Vector access: the widest one first, then as many narrower ones as the memory's runs ask for.
 #pragma once
 
+// Says that a pointer kept in shared memory points to global memory: the access is then no generic one.
+template <typename T>
+__device__ __forceinline__ T* in_global(T* p) {
+  __builtin_assume(__isGlobal(p));
+  return p;
+}
+
 // W neighbouring values of which every N lie together; one access each.
 template <uint32_t N, uint32_t W, typename T>
 __device__ __forceinline__ void load(Vec<T, W>& out, const T* p) {
