@@ -20,7 +20,8 @@ def table_row(loaded: LoadedSet) -> str:
     pages = f"{cache.page_size}" if isinstance(cache, Paged) else "a block a request"
     heads = f"{kernels.q_heads}/{cache.kv_heads} x {cache.head_dim}"
     ops = ", ".join(op.name for op in kernels.ops)
-    return f"| [{kernels.name}]({loaded.source}) | {heads} | {cache.dtype} `{layout}` | {pages} | {cache.page_table.kind} | {ops} |"
+    name = f"[{kernels.name}]({loaded.source})"
+    return f"| {name} | {heads} | {cache.dtype} `{layout}` | {pages} | {cache.page_table.kind} | {ops} |"
 
 
 def test_the_table_lists_every_set() -> None:
