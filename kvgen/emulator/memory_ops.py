@@ -159,8 +159,8 @@ def atomic(cx: Context, ins: Instruction) -> str:
     elif kind.kind in "hp":
         family = "Bfloat" if kind.bfloat else "Half"
         call = f"atomic_half{'2' if kind.kind == 'p' else ''}<{family}, H_{operation.upper()}>(p, {values})"
-    elif kind.kind == "f":  # the L2 adds f32 with subnormals kept, shared memory without
-        call = f"atomic_float_add<{kind.c}>(p, {values}, {'true' if space == 'global' else 'false'})"
+    elif kind.kind == "f":  # in global memory f32 addition flushes subnormals, in shared memory it keeps them
+        call = f"atomic_float_add<{kind.c}>(p, {values}, {'!is_shared((u64)p)' if kind.bits == 32 else 'false'})"
     else:
         call = f"atomic_integer<T_{operation.upper()}, {kind.c}>(p, {values})"
     code = f"u8* p = {pointer}; "

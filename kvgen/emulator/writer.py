@@ -225,7 +225,10 @@ class _EntryWriter:
         if self.new_block:
             self.new_block = False
             self.blocks.append(0)
-            self.body.append(f"bb[{len(self.blocks) - 1}]++;")
+            self.body.append(
+                f"if (__builtin_expect(++bb[{len(self.blocks) - 1}] == RUNAWAY, 0)) "
+                f"emu_runaway({self.unit.site(where, op, len(self.blocks) - 1)});"
+            )
         block = len(self.blocks) - 1
         self.blocks[block] += 1
         ins = Instruction(
@@ -248,6 +251,10 @@ class _EntryWriter:
             self.body.append(f"{guard}{{ {code} }}")
         if words[0] in _ENDS_BLOCK:
             self.new_block = True
+
+    def frame_bytes(self) -> int:
+        """Bytes the function's variables take on the stack, at most."""
+        return self.local_bytes + sum(max(r.type.bits // 8, 1) for r in self.cx.registers)
 
     def function(self) -> str:
         by_storage: dict[str, list[str]] = {}
@@ -316,8 +323,8 @@ def add_module(unit: Unit, module: Module, index: int) -> None:
         )
         unit.infos.append(
             f"{{{_quoted(entry.name)}, {prefix}, {writer.param_bytes}, {writer.shared_end}, {writer.dynamic_offset}, "
-            f"{writer.local_bytes}, {prefix}_shared, {len(writer.shared_rows)}, {prefix}_blocks, {len(writer.blocks)}, "
-            f"{table}, {len(rows)}}}"
+            f"{writer.frame_bytes()}, {prefix}_shared, {len(writer.shared_rows)}, "
+            f"{prefix}_blocks, {len(writer.blocks)}, {table}, {len(rows)}}}"
         )
     unit.modules.append("\n".join(lines))
 

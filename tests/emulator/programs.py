@@ -41,6 +41,12 @@ def entry(name: str, body: str, params: str = ".param .u64 p0") -> str:
 """
 
 
+def aligned(nbytes: int) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
+    """Zeroed bytes at a multiple of 64, as a GPU allocation has."""
+    raw = np.zeros(nbytes + 64, np.uint8)
+    return raw[-raw.ctypes.data % 64 :][:nbytes]
+
+
 def run(
     library: Library,
     name: str,

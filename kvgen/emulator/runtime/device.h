@@ -43,7 +43,7 @@ struct SharedVariable {
 struct KernelInfo {
   const char* name;
   void (*entry)(Thread*);
-  u32 param_bytes, static_shared, dynamic_offset, local_bytes;
+  u32 param_bytes, static_shared, dynamic_offset, frame_bytes;  // frame: registers and local memory
   const SharedVariable* shared;
   u32 shared_count;
   const u32* block_sizes;  // instructions of each basic block
@@ -53,6 +53,7 @@ struct KernelInfo {
 };
 
 enum : u32 { A_READ = 0, A_WRITE = 1, A_ATOMIC = 2, A_STRONG = 4, A_CTA = 8, A_ACQUIRE = 16, A_RELEASE = 32, A_GENERIC = 64 };
+enum : u32 { RUNAWAY = 1u << 28 };  // executions of one basic block by one thread: minutes of emulation, or an endless loop
 enum : int { ROUND_N, ROUND_Z, ROUND_M, ROUND_P, ROUND_NA };
 enum : u32 { SHARED_ORIGIN = 0x400, SHARED_CAPACITY = 0x48000 };  // shared address 0 stays invalid, as on sm_90
 
@@ -61,7 +62,7 @@ extern "C" {
 extern u8 emu_shared_memory[];
 extern u32 emu_spins, emu_dynamic_bytes, emu_static_bytes;
 [[noreturn]] void emu_trap(u32 site);
-[[noreturn]] void emu_exit_thread();
+[[noreturn]] void emu_runaway(u32 site);
 [[noreturn]] void emu_arithmetic_fault(u32 site, const char* what);
 void emu_yield();
 u8* emu_check_shared(u32 address, u32 bytes, u32 flags, u32 site);
@@ -364,9 +365,7 @@ template <class T> EMU_INLINE T atomic_write(u8* p, T old_value, T new_value) {
 template <int OP, class T> EMU_INLINE T atomic_integer(u8* p, T b) { T o = load<T>(p); return atomic_write(p, o, combine<T>(OP, o, b)); }
 template <class T> EMU_INLINE T atomic_float_add(u8* p, T b, bool flush) {
   T o = load<T>(p);
-  T v = o + b;
-  if (flush && sizeof(T) == 4) v = (T)ftz((float)v);
-  return atomic_write(p, o, v);
+  return atomic_write(p, o, flush ? (T)ftz(ftz((float)o) + ftz((float)b)) : o + b);
 }
 template <class T> EMU_INLINE T atomic_swap_if(u8* p, T expected, T desired) { T o = load<T>(p); return atomic_write(p, o, o == expected ? desired : o); }
 template <class F, int OP> EMU_INLINE u16 atomic_half(u8* p, u16 b) { u16 o = load<u16>(p); return atomic_write(p, o, half_op<F, OP, 0>(o, b, 0)); }

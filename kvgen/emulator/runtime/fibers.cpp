@@ -197,6 +197,7 @@ void emu_yield() {
   if (next != me) switch_to(me, next);
 }
 void emu_trap(u32 site) { fault("trap", site, nullptr, "the kernel executed a trap instruction"); }
+void emu_runaway(u32 site) { fault("runaway", site, nullptr, "the thread ran one basic block %u times: an endless loop", RUNAWAY); }
 void emu_arithmetic_fault(u32 site, const char* what) { fault("arithmetic", site, nullptr, "%s", what); }
 
 // ---------------------------------------------------------------- life of a fiber
@@ -218,10 +219,6 @@ static void finish() {
 static void fiber_main() {
   kernel->entry(current);
   finish();
-}
-void emu_exit_thread() {
-  finish();
-  abort();
 }
 static void begin_block(u32 x, u32 y, u32 z) {
   const u32* b = launch->block;
@@ -282,9 +279,9 @@ extern "C" __attribute__((visibility("default"))) int emu_launch(LaunchInfo* inf
   emu_static_bytes = kernel->static_shared;
   random_state = info->seed * 0x9E3779B97F4A7C15ull + 0x632BE59BD9B4E019ull;
   if (!random_state) random_state = 1;
-  // Every frame is this fiber's own; the odd stride keeps equal frames of different fibers out of the same cache set.
-  stack_bytes = (256u << 10) + ((kernel->local_bytes + 4095u) & ~(size_t)4095u);
-  stack_stride = stack_bytes + 4096 + 64 * 5;
+  // Small stacks share page-table lines; the odd stride keeps equal frames of different fibers out of one cache set.
+  stack_bytes = (32u << 10) + ((2 * (size_t)kernel->frame_bytes + 4095u) & ~(size_t)4095u);
+  stack_stride = stack_bytes + 64 * 5;
   const size_t total = stack_stride * thread_count;
   void* map = mmap(nullptr, total, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (map == MAP_FAILED) return 2;

@@ -30,6 +30,7 @@ static void warp_operation(u32 mask, WarpOp op, void* argument, u32 site, bool o
     if (o.mask != mask || op_text(o.site) != op_text(site) || (aligned && o.site != site))
       fault("warp_mismatch", site, nullptr, "lanes %u and %u of warp %u meet in different warp operations: %s mask %08x at %s / %s mask %08x at %s", me->lane, o.lane, me->warp,
             op_text(site), mask, emu_sites[site].where, op_text(o.site), o.mask, emu_sites[o.site].where);
+    break;  // the lanes that wait for this one have been compared with each other
   }
   w.waiting |= bit;
   me->state = AT_WARP_OP;

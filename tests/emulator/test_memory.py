@@ -1,0 +1,214 @@
+"""Loads, stores, atomics and copies through every state space, against NumPy."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from kvgen.emulator import Library
+from tests.emulator.conftest import Build
+from tests.emulator.programs import HEADER, aligned, entry, nvrtc_ptx, run
+
+SPACES = r"""
+typedef unsigned u32; typedef unsigned long long u64;
+struct Pair { int a[4]; float b; };
+__constant__ int table[4] = {10, 20, 30, 40};
+__device__ int counter = 5;
+extern "C" __global__ void spaces(int* out, Pair p, unsigned char n, float f) {
+  __shared__ int s[128]; extern __shared__ __align__(128) unsigned char dyn[];
+  int t = threadIdx.x; float local[8];
+  for (int i = 0; i < 8; i++) local[i] = f * i + t;
+  s[t] = t * 3; dyn[t] = n + t; __syncthreads();
+  int v = s[t ^ 1] + p.a[t & 3] + table[(n + t) & 3] + (int)local[out[t] & 7] + dyn[t ^ 1] + (int)p.b;
+  out[t] = v + atomicAdd(&counter, 0);
+}
+extern "C" __global__ void generic(int* out, int which) {
+  __shared__ int s[64]; int mine[4]; int t = threadIdx.x;
+  s[t] = t; mine[0] = 7; mine[1] = t; mine[2] = 9; mine[3] = 1;
+  out[t] = 5 * t; __syncthreads();
+  int* p = which == 0 ? s + t : which == 1 ? out + t : mine + (t & 3);
+  *p += 100;
+  out[t] = *p + (__isShared(p) ? 1000 : 0) + mine[t & 1];
+}
+extern "C" __global__ void early(int* out, int n) {
+  int t = threadIdx.x; if (t >= n) return;
+  switch (out[t]) { case 0: out[t] = 3; break; case 1: out[t] = 8; break; case 2: out[t] = 1; break;
+    case 3: out[t] = 12; break; case 4: out[t] = 7; break; case 5: out[t] = 5; break; default: out[t] = -1; }
+}
+extern "C" __global__ void spin(int* flag, int* out) {
+  if (threadIdx.x == 0) {
+    int v; do { asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(v) : "l"(flag)); } while (v == 0);
+    out[1] = out[0] + v;
+  } else if (threadIdx.x == 32) {
+    out[0] = 40; asm volatile("st.release.gpu.global.s32 [%0], 2;" :: "l"(flag));
+  }
+}
+"""
+
+VECTORS = {"v2.b32": 8, "v4.f32": 16, "v2.u64": 16, "v4.u16": 8, "v2.b8": 2, "v4.u8": 4, "b128": 16, "b64": 8, "b16": 2}
+ATOMICS: dict[str, tuple[str, str, Callable[[int, int], int]]] = {
+    "add_u32": ("atom.global.add.u32", "u32", lambda o, b: o + b),
+    "add_s32_acq_rel": ("atom.acq_rel.gpu.global.add.s32", "u32", lambda o, b: o + b),
+    "min_s32": ("atom.global.min.s32", "s32", min),
+    "max_u32": ("atom.relaxed.sys.global.max.u32", "u32", max),
+    "and": ("atom.global.and.b32", "u32", lambda o, b: o & b),
+    "or": ("atom.acquire.cta.global.or.b32", "u32", lambda o, b: o | b),
+    "xor": ("atom.release.gpu.global.xor.b32", "u32", lambda o, b: o ^ b),
+    "exch": ("atom.global.exch.b32", "u32", lambda o, b: b),
+    "inc": ("atom.global.inc.u32", "u32", lambda o, b: 0 if o >= b else o + 1),
+    "dec": ("atom.global.dec.u32", "u32", lambda o, b: b if o == 0 or o > b else o - 1),
+    "add_u64": ("atom.global.add.u64", "u64", lambda o, b: o + b),
+    "max_s64": ("atom.global.max.s64", "s64", max),
+    "exch_64": ("atom.global.exch.b64", "u64", lambda o, b: b),
+}
+
+
+def vector_kernel(name: str, kind: str) -> str:
+    """Copies global -> shared -> generic -> local -> global."""
+    nbytes = VECTORS[kind]
+    count = int(kind[1]) if kind[0] == "v" else 1
+    width = int(kind.split(".")[-1].lstrip("bufs"))
+    prefix = {8: "%rs", 16: "%rs", 32: "%r", 64: "%rd", 128: "%q"}[width]
+    names = [f"{prefix}{8 + i}" for i in range(count)]
+    value = "{" + ", ".join(names) + "}" if count > 1 else names[0]
+    return entry(name, f"""
+  .shared .align 16 .b8 buf_{name}[1024]; .local .align 16 .b8 mine_{name}[32]; .reg .b128 %q<10>;
+  ld.param.u64 %rd1, [p1]; mov.u32 %r40, %tid.x;
+  mad.wide.u32 %rd2, %r40, {nbytes}, %rd0; mad.wide.u32 %rd3, %r40, {nbytes}, %rd1;
+  mov.u32 %r41, buf_{name}; mad.lo.u32 %r42, %r40, {nbytes}, %r41; cvt.u64.u32 %rd4, %r42; cvta.shared.u64 %rd5, %rd4;
+  mov.b64 %rd6, mine_{name};
+  ld.global.nc.L1::no_allocate.L2::128B.{kind} {value}, [%rd3]; st.shared.{kind} [%r42], {value};
+  ld.{kind} {value}, [%rd5]; st.local.{kind} [%rd6+16], {value}; ld.local.{kind} {value}, [%rd6+16];
+  st.global.cs.{kind} [%rd2], {value};""", ".param .u64 p0, .param .u64 p1")
+
+
+def atomic_kernel(name: str, op: str, kind: str) -> str:
+    n, r = (8, "%rd") if kind.endswith("64") else (4, "%r")
+    return entry(name, f"""
+  ld.param.u64 %rd1, [p1]; mov.u32 %r40, %tid.x;
+  mad.wide.u32 %rd2, %r40, {n}, %rd0; mad.wide.u32 %rd3, %r40, {n}, %rd1;
+  ld.global.b{8 * n} {r}10, [%rd3]; {op} {r}11, [%rd2], {r}10; st.global.b{8 * n} [%rd3], {r}11;
+""", ".param .u64 p0, .param .u64 p1")
+
+
+COPIES = entry("copies", """
+  .shared .align 16 .b8 ring[2048];
+  ld.param.u64 %rd1, [p1]; mov.u32 %r40, %tid.x; mad.wide.u32 %rd2, %r40, 16, %rd0; mad.wide.u32 %rd3, %r40, 16, %rd1;
+  mov.u32 %r41, ring; mad.lo.u32 %r42, %r40, 32, %r41; and.b32 %r43, %r40, 15;
+  cp.async.cg.shared.global.L2::128B [%r42], [%rd3], 16, %r43; cp.async.commit_group;
+  cp.async.ca.shared.global [%r42+16], [%rd3], 8; cp.async.ca.shared.global [%r42+24], [%rd3+8], 4;
+  cp.async.commit_group; cp.async.wait_group 1;
+  ld.shared.v4.u32 {%r1, %r2, %r3, %r4}, [%r42]; st.global.v4.u32 [%rd2], {%r1, %r2, %r3, %r4};
+  cp.async.wait_all; ld.shared.v2.u32 {%r1, %r2}, [%r42+16]; ld.shared.u32 %r3, [%r42+24];
+  st.global.v2.u32 [%rd2+1024], {%r1, %r2}; st.global.u32 [%rd2+1032], %r3;
+""", ".param .u64 p0, .param .u64 p1")
+
+SMALL_ATOMICS = entry("small_atomics", """
+  ld.param.u64 %rd1, [p1]; mov.b32 %r1, 0x3f800000; mov.b32 %r2, 0x3c003c00; mov.b32 %r3, 0x3f803f80; mov.u32 %r7, 9;
+  red.global.add.f32 [%rd0], 0f3F000000; atom.global.add.noftz.f16x2 %r4, [%rd0+4], %r2;
+  red.global.add.noftz.bf16x2 [%rd0+8], %r3; atom.global.cas.b32 %r5, [%rd0+12], 0, %r7;
+  .shared .align 4 .b8 cell[4]; mov.u32 %r8, %tid.x; setp.eq.u32 %p1, %r8, 0; mov.u32 %r9, cell;
+  @%p1 st.shared.u32 [%r9], 0; bar.sync 0; atom.shared.add.u32 %r10, [%r9], 2; red.shared.max.u32 [%r9], 3; bar.sync 0;
+  ld.shared.u32 %r11, [%r9]; @%p1 st.global.u32 [%rd0+16], %r11;
+  prefetch.global.L2 [%rd1]; prefetchu.L1 [%rd1]; createpolicy.fractional.L2::evict_first.b64 %rd5, 1.0;
+  ld.global.L2::cache_hint.u32 %r12, [%rd1], %rd5; @%p1 st.global.L1::evict_last.u32 [%rd0+20], %r12;
+  griddepcontrol.wait; griddepcontrol.launch_dependents;
+""", ".param .u64 p0, .param .u64 p1")
+
+
+@pytest.fixture(scope="module")
+def library(build: Build) -> Library:
+    parts = [vector_kernel("vec_" + k.replace(".", "_"), k) for k in VECTORS]
+    parts += [atomic_kernel(f"atom_{n}", op, kind) for n, (op, kind, _) in ATOMICS.items()]
+    return build([HEADER + "".join(parts) + COPIES + SMALL_ATOMICS, nvrtc_ptx(SPACES)])
+
+
+@pytest.mark.parametrize("kind", VECTORS)
+def test_vectors(kind: str, library: Library) -> None:
+    data = np.random.default_rng(1).integers(0, 256, 64 * VECTORS[kind], np.uint8)
+    source, target = aligned(len(data)), aligned(len(data))
+    source[:] = data
+    counters = run(library, "vec_" + kind.replace(".", "_"), target, source, block=64, read_only=(1,))
+    np.testing.assert_array_equal(target, data)
+    assert counters.per_buffer["arg1"].load_bytes == len(data) == counters.per_buffer["arg0"].store_bytes
+    assert counters.per_buffer["arg1"].load_requests == 2
+
+
+@pytest.mark.parametrize("name", ATOMICS)
+def test_atomic(name: str, library: Library) -> None:
+    _, kind, reference = ATOMICS[name]
+    dtype = np.dtype({"u": "u", "s": "i"}[kind[0]] + str(int(kind[1:]) // 8))
+    info = np.iinfo(dtype)
+    rng = np.random.default_rng(2)
+    memory, operand = (rng.integers(info.min, info.max, 64, dtype, endpoint=True) for _ in range(2))
+    memory[:2], operand[1] = [0, info.max], info.max
+    bits = 8 * dtype.itemsize
+    expected = [(reference(int(o), int(b)) & (2**bits - 1)) for o, b in zip(memory, operand, strict=True)]
+    before = memory.copy()
+    run(library, f"atom_{name}", memory, operand, block=64)
+    np.testing.assert_array_equal(memory.view(f"u{dtype.itemsize}"), np.array(expected, f"u{dtype.itemsize}"))
+    np.testing.assert_array_equal(operand, before)
+
+
+def test_small_atomics_and_hints(library: Library) -> None:
+    out, hint = np.zeros(8, np.uint32), np.array([123], np.uint32)
+    counters = run(library, "small_atomics", out, hint, block=64)
+    assert out.view(np.float32)[0] == 32.0
+    np.testing.assert_array_equal(out[1:2].view(np.float16), [64, 64])
+    np.testing.assert_array_equal(out[2:3].view(ml_dtypes.bfloat16).astype(float), [64, 64])
+    assert list(out[3:6]) == [9, 128, 123]
+    assert counters.per_buffer["arg0"].atomic_requests == 4 * 2
+    assert counters.per_buffer["arg0"].atomic_sectors == 4 * 2
+
+
+def test_asynchronous_copies(library: Library) -> None:
+    data, out = aligned(64 * 16).view(np.uint32), aligned(64 * 32).view(np.uint32)
+    data[:] = np.random.default_rng(3).integers(1, 2**32, 256, np.uint32)
+    run(library, "copies", out, data, block=64)
+    copied = out[:256].view(np.uint8).reshape(64, 16)
+    for t in range(64):
+        kept = data[4 * t : 4 * t + 4].view(np.uint8).copy()
+        kept[t % 16 :] = 0
+        np.testing.assert_array_equal(copied[t], kept)
+        np.testing.assert_array_equal(out[256 + 4 * t : 259 + 4 * t], data[4 * t : 4 * t + 3])
+
+
+@pytest.mark.parametrize("schedule", ["ascending", "descending", 0, 7])
+def test_state_spaces(schedule: str | int, library: Library) -> None:
+    t = np.arange(128)
+    start = np.random.default_rng(4).integers(0, 100, 128, np.int32)
+    for _ in range(2):  # module variables start afresh with every launch
+        out = start.copy()
+        run(library, "spaces", out, struct.pack("4if", 1, 2, 3, 4, 6.5), bytes([7]), 2.0, dynamic_shared=128,
+            schedule=schedule)
+        pick = np.array([1, 2, 3, 4])[t & 3] + np.array([10, 20, 30, 40])[(7 + t) & 3]
+        np.testing.assert_array_equal(out, (t ^ 1) * 3 + pick + 2 * (start & 7) + t + 7 + (t ^ 1) + 6 + 5)
+
+
+@pytest.mark.parametrize("which", [0, 1, 2])
+def test_generic_addresses(which: int, library: Library) -> None:
+    out, t = np.zeros(64, np.int32), np.arange(64)
+    run(library, "generic", out, which, block=64)
+    mine = np.stack([t * 0 + 7, t, t * 0 + 9, t * 0 + 1])
+    if which == 2:
+        mine[t & 3, t] += 100
+    value = (t + 1100, 5 * t + 100, mine[t & 3, t])[which]
+    np.testing.assert_array_equal(out, value + mine[t & 1, t])
+
+
+def test_early_return_and_switch(library: Library) -> None:
+    out = np.arange(64, dtype=np.int32) % 8
+    expected = np.where(np.arange(64) < 40, np.array([3, 8, 1, 12, 7, 5, -1, -1])[out], out)
+    run(library, "early", out, 40, block=64)
+    np.testing.assert_array_equal(out, expected)
+
+
+@pytest.mark.parametrize("schedule", ["ascending", "descending", 3])
+def test_spinning_on_a_flag_lets_others_run(schedule: str | int, library: Library) -> None:
+    flag, out = np.zeros(1, np.int32), np.zeros(2, np.int32)
+    run(library, "spin", flag, out, block=64, schedule=schedule)
+    assert list(out) == [40, 42]
