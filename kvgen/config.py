@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import keyword
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,7 +35,8 @@ def _section(path: Path) -> dict[str, Any] | None:
         data = tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: not valid TOML: {error}") from error
-    section = data.get("tool", {}).get("kvgen")
+    tool = data.get("tool", {})
+    section = tool.get("kvgen") if isinstance(tool, dict) else None
     if section is not None and not isinstance(section, dict):
         raise ConfigError(f"{path}: tool.kvgen: got {section!r}; it must be a table")
     return section
@@ -70,7 +72,12 @@ def find_config(start: Path | None = None) -> Config:
             requires=section.get("requires"),
             nvrtc=section.get("nvrtc"),
         )
-        bad = [p for p in config.package.split(".") if not p.isidentifier()]
+        if config.out.is_relative_to(config.specs) or config.specs.is_relative_to(config.out):
+            raise ConfigError(
+                f"{source}: tool.kvgen.out: got {section.get('out', 'generated')!r} beside specs "
+                f"{section.get('specs', 'specs')!r}; generated code and specs need folders apart"
+            )
+        bad = [p for p in config.package.split(".") if not p.isidentifier() or keyword.iskeyword(p)]
         if bad:
             raise ConfigError(
                 f"{source}: tool.kvgen.out: {bad[0]!r} is no Python identifier; generated code is imported"

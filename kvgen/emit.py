@@ -124,6 +124,8 @@ def write_file(root: Path, file: File) -> bool:
     """Write a file where its bytes differ from what is there; whether it wrote."""
     path = root / file.path
     data = file.text.encode()
+    if path.is_symlink():  # a link may lead out of the project
+        path.unlink()
     if path.is_file() and path.read_bytes() == data:
         return False
     path.parent.mkdir(parents=True, exist_ok=True)

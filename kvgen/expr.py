@@ -202,8 +202,11 @@ def _render(expr: Expr, parent: int, right_side: bool, *, c: bool) -> str:
     if expr.op in _CALLS:
         if c:
             raise ValueError(f"{expr.op} is for grid rules, which only the launcher evaluates")
-        args = (_render(expr.left, 0, False, c=c), _render(expr.right, 0, False, c=c))
-        return f"-(-({args[0]}) // ({args[1]}))" if expr.op == "ceil_div" else f"{expr.op}({args[0]}, {args[1]})"
+        if expr.op != "ceil_div":
+            return f"{expr.op}({_render(expr.left, 0, False, c=c)}, {_render(expr.right, 0, False, c=c)})"
+        # Nothing binds tighter than the unary minus, so composite operands keep their parentheses.
+        tight = _PRECEDENCE["*"] + 1
+        return f"-(-{_render(expr.left, tight, False, c=c)} // {_render(expr.right, tight, True, c=c)})"
     if c and expr.upper > U64_MAX:
         raise ValueError(f"an expression can reach {expr.upper}, past 64 bits; give its variables tighter bounds")
     level = _PRECEDENCE[expr.op]

@@ -129,7 +129,7 @@ class Region:
 
     def __post_init__(self) -> None:
         extents, text = dict(self.extents), self.text
-        for name in {a.name for a in self.axes}:
+        for name in dict.fromkeys(a.name for a in self.axes):
             factors = [a for a in self.axes if a.name == name]
             if len(set(factors)) != len(factors):
                 raise SpecError(f"layout: the axis {name} stands twice in {text!r}; each axis once, or split")

@@ -23,7 +23,7 @@ class Param:
     An array has a `shape` of numbers and dimension names ("T" rows, "B" requests ...); a scalar has none and takes the
     run-time quantity called `value`. `source` says who brings it: the cache object or the call. `align` is the pointer's
     alignment in bytes; `strided` leaves the first axis's stride free. `untrusted` marks device data that may hold anything.
-    `fields` names the spec field behind each axis, for error messages.
+    `field` names the spec field behind the dtype and `fields` those behind the axes, for error messages.
     A pool (shape ("pool",)) is the cache's own memory: never const in C, since the device struct is one for all kernels.
     """
 
@@ -38,6 +38,7 @@ class Param:
     optional: bool = False
     untrusted: bool = False
     doc: str = ""
+    field: str = ""
     fields: tuple[str | None, ...] = ()
 
     @property

@@ -211,7 +211,7 @@ def test_c_texts(expr: Expr, text: str) -> None:
 
 
 def test_python_texts_keep_their_order() -> None:
-    assert python(ceil_div(var("T"), 8)) == "-(-(T) // (8))"
+    assert python(ceil_div(var("T"), 8)) == "-(-T // 8)"
     assert python(minimum(var("T"), 4) * 2) == "min(T, 4) * 2"
     assert python(var("T") // 2 // 3) == "(T // 2) // 3"
 

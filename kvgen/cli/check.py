@@ -44,7 +44,7 @@ def check(selectors: Selectors = None, as_json: Json = False) -> None:
             typer.secho(f"{finding.state:8}", fg=_COLOURS[finding.state], nl=False)
             typer.echo(f" {project.shown(finding.path):{width}}  {finding.note}")
         _explain(found)
-        typer.echo(command)
+        typer.echo(f"to mend it:\n{command}" if command else "nothing for kvgen to mend: move these files")
     else:
         typer.echo(f"{len(chosen)} set(s), {len(project.files)} files: in step with the specs")
     if found:
@@ -55,9 +55,10 @@ def mend(found: list[Finding]) -> str | None:
     """The command that mends what can be mended by one; None where nothing is wrong."""
     if not found:
         return None
-    recorded = [f for f in found if f.path.endswith("/resources.json") and f.state != "extra"]
-    steps = ["kvgen build"] if len(recorded) < len(found) else []
-    return " && ".join([*steps, *(["kvgen compile --record"] if recorded else [])])
+    ours = [f for f in found if f.ours]
+    recorded = [f for f in ours if f.path.endswith("/resources.json") and f.state != "extra"]
+    steps = ["kvgen build"] if len(recorded) < len(ours) else []
+    return " && ".join([*steps, *(["kvgen compile --record"] if recorded else [])]) or None
 
 
 def _explain(found: list[Finding]) -> None:
@@ -67,4 +68,3 @@ def _explain(found: list[Finding]) -> None:
         typer.echo("`kvgen diff` shows the edits; building overwrites them: change the spec or the template")
     if any(not f.ours for f in found):
         typer.echo("files that kvgen did not write are yours to move; building leaves them alone")
-    typer.echo("to mend it:")

@@ -63,15 +63,18 @@ class Append(Op):
                     align=r.vector * elem.bytes,
                     strided=True,
                     doc=doc,
+                    field="dtype",
                     fields=(None, "kv_heads", r.field),
                 )
             )
         if self.rows == "slots":
             index = dtype(self.index_dtype or "i64")
-            params.append(Param("slots", index, ("T",), untrusted=True, doc="place of each row, or -1 to skip it"))
+            doc = "place of each row, or -1 to skip it"
+            params.append(Param("slots", index, ("T",), untrusted=True, doc=doc, field="index_dtype"))
         else:
             index = dtype(self.index_dtype or cache.lengths_dtype)
-            params.append(Param("row_offsets", index, ("B+1",), untrusted=True, doc="first row of each request"))
+            doc = "first row of each request"
+            params.append(Param("row_offsets", index, ("B+1",), untrusted=True, doc=doc, field="index_dtype"))
         params += [Param(f"{r.name}_stride", dtype("i64"), value=f"{r.name}.stride") for r in parts]
         params.append(Param("num_rows", dtype("u32"), value="T"))
         params.append(ERRORS)

@@ -83,16 +83,33 @@ def table_template(cache: Cache) -> str:
 
 def _table_params(cache: Cache) -> tuple[Param, ...]:
     table = cache.page_table
+    field = "table.dtype" if isinstance(cache, Paged) else "table_dtype"
     index, u32, i64 = dtype(table.dtype), dtype("u32"), dtype("i64")
     if isinstance(table, CSR):
         found = [
-            Param("page_indices", index, ("I",), source="cache", untrusted=True, doc="page ids of all requests"),
-            Param("page_indptr", index, ("B+1",), source="cache", untrusted=True, doc="where each request's ids begin"),
+            Param(
+                "page_indices",
+                index,
+                ("I",),
+                source="cache",
+                untrusted=True,
+                doc="page ids of all requests",
+                field=field,
+            ),
+            Param(
+                "page_indptr",
+                index,
+                ("B+1",),
+                source="cache",
+                untrusted=True,
+                doc="where each request's ids begin",
+                field=field,
+            ),
             Param("num_indices", u32, source="cache", value="I"),
         ]
         if table.last_page_len:
             doc = "tokens in each request's last page"
-            found.append(Param("last_page_len", index, ("B",), source="cache", untrusted=True, doc=doc))
+            found.append(Param("last_page_len", index, ("B",), source="cache", untrusted=True, doc=doc, field=field))
         return tuple(found)
     if isinstance(table, Indirect):
         ids = dtype(table.request_dtype)
@@ -105,9 +122,16 @@ def _table_params(cache: Cache) -> tuple[Param, ...]:
                 strided=True,
                 untrusted=True,
                 doc="slot of each token",
+                field=field,
             ),
             Param(
-                "request_ids", ids, ("B",), source="cache", untrusted=True, doc="row of req_to_token of each request"
+                "request_ids",
+                ids,
+                ("B",),
+                source="cache",
+                untrusted=True,
+                doc="row of req_to_token of each request",
+                field="table.request_dtype",
             ),
             Param("table_stride", i64, source="cache", value="req_to_token.stride"),
             Param("table_pages", u32, source="cache", value="M"),
@@ -117,7 +141,14 @@ def _table_params(cache: Cache) -> tuple[Param, ...]:
         shape: tuple[int | str, ...] = ("B", 2, "M") if isinstance(table, PerKV) else ("B", "M")
         found = [
             Param(
-                "page_table", index, shape, source="cache", strided=True, untrusted=True, doc="page ids of each request"
+                "page_table",
+                index,
+                shape,
+                source="cache",
+                strided=True,
+                untrusted=True,
+                doc="page ids of each request",
+                field=field,
             ),
             Param("table_stride", i64, source="cache", value="page_table.stride"),
             Param("table_pages", u32, source="cache", value="M"),
@@ -126,7 +157,7 @@ def _table_params(cache: Cache) -> tuple[Param, ...]:
             found.insert(2, Param("kv_table_stride", i64, source="cache", value="M"))
         return tuple(found)
     return (
-        Param("page_table", index, ("B",), source="cache", untrusted=True, doc="block of each request"),
+        Param("page_table", index, ("B",), source="cache", untrusted=True, doc="block of each request", field=field),
         Param("table_stride", i64, source="cache", value="one"),
         Param("table_pages", u32, source="cache", value="one"),
     )
@@ -146,7 +177,17 @@ def cache_params(cache: Cache, *, writes: bool) -> tuple[Param, ...]:
         found.append(Param("page_tokens", u32, source="cache", value="tokens"))
     if not (isinstance(cache.page_table, CSR) and cache.page_table.last_page_len):
         doc = f"tokens of each request {cache.lengths} this step"
-        found.append(Param("lengths", dtype(cache.lengths_dtype), ("B",), source="cache", untrusted=True, doc=doc))
+        found.append(
+            Param(
+                "lengths",
+                dtype(cache.lengths_dtype),
+                ("B",),
+                source="cache",
+                untrusted=True,
+                doc=doc,
+                field="lengths_dtype",
+            )
+        )
     found.append(Param("batch", u32, source="cache", value="B"))
     return (*found, *_table_params(cache))
 

@@ -50,7 +50,6 @@ class DecodeContext:
     scale: str
     lengths: str
     splits: int
-    min_chunk: int
 
 
 @dataclass(frozen=True)
@@ -85,9 +84,12 @@ class Decode(Op):
     """
 
     kind: ClassVar[str] = "decode"
-    scale: Annotated[float, Field(gt=0.0, allow_inf_nan=False)] | None = None
+    scale: Annotated[float, Field(ge=1e-30, le=1e30, allow_inf_nan=False)] | None = None
     splits: int = Field(default=1, ge=1, le=32)
     index_dtype: IndexName | None = None
+
+    def kernel_names(self) -> tuple[str, ...]:
+        return (self.name, f"{self.name}_plan") if self.splits > 1 else (self.name,)
 
     def check(self, kernels: KernelSet) -> None:
         if kernels.cache.stores == "k":
@@ -110,12 +112,28 @@ class Decode(Op):
         q_shape: tuple[int | str, ...] = ("T", kernels.q_heads, k.dim)
         out_shape: tuple[int | str, ...] = ("T", kernels.q_heads, v.dim)
         align = width * elem.bytes
-        fields = (None, "q_heads", k.field)
         params = (
             *cache_params(cache, writes=False),
-            Param("q", elem, q_shape, align=align, strided=True, doc="query rows", fields=fields),
             Param(
-                "out", elem, out_shape, access="out", align=align, strided=True, doc="attention output", fields=fields
+                "q",
+                elem,
+                q_shape,
+                align=align,
+                strided=True,
+                doc="query rows",
+                field="dtype",
+                fields=(None, "q_heads", k.field),
+            ),
+            Param(
+                "out",
+                elem,
+                out_shape,
+                access="out",
+                align=align,
+                strided=True,
+                doc="attention output",
+                field="dtype",
+                fields=(None, "q_heads", v.field),
             ),
             Param(
                 "lse",
@@ -124,9 +142,17 @@ class Decode(Op):
                 access="out",
                 optional=True,
                 doc="natural log-sum-exp",
-                fields=fields[:2],
+                fields=(None, "q_heads"),
             ),
-            Param("row_offsets", index, ("B+1",), optional=True, untrusted=True, doc="first row of each request"),
+            Param(
+                "row_offsets",
+                index,
+                ("B+1",),
+                optional=True,
+                untrusted=True,
+                doc="first row of each request",
+                field="index_dtype",
+            ),
             *((WORKSPACE,) if self.splits > 1 else ()),
             Param("q_stride", dtype("i64"), value="q.stride"),
             Param("out_stride", dtype("i64"), value="out.stride"),
@@ -153,7 +179,6 @@ class Decode(Op):
             scale=f"{(self.scale if self.scale is not None else 1 / math.sqrt(k.dim)) * LOG2E!r}f",
             lengths=cache.lengths,
             splits=self.splits,
-            min_chunk=MIN_CHUNK,
         )
         grid = (var("T") * (cache.kv_heads * tiles * self.splits), const(1), const(1))
         attend = KernelPlan(self.name, context.entry, "ops/decode.cu.j2", context, params, grid, WARPS * 32)

@@ -33,7 +33,8 @@ class Gather(Op):
     """Copy cached tokens to k_out and v_out `[T, kv_heads, head_dim]`.
 
     Row t of request b, counted from `row_offsets[b]`, is token `starts[b] + t` (`starts` optional: 0). Rows at or past
-    `row_offsets[B]` are left alone; a row whose token has no valid page becomes NaN.
+    `row_offsets[B]` are left alone; a row whose token has no valid page becomes NaN. In a
+    ring, `lengths` says which tokens are stored: the last `window` before `length`.
     """
 
     kind: ClassVar[str] = "gather"
@@ -43,7 +44,8 @@ class Gather(Op):
         cache, parts = kernels.cache, roles(kernels.cache)
         elem, index = dtype(cache.dtype), dtype(self.index_dtype or cache.lengths_dtype)
         params = list(cache_params(cache, writes=False))
-        params.append(Param("row_offsets", index, ("B+1",), untrusted=True, doc="first row of each request"))
+        doc = "first row of each request"
+        params.append(Param("row_offsets", index, ("B+1",), untrusted=True, doc=doc, field="index_dtype"))
         params += [
             Param(
                 f"{r.name}_out",
@@ -53,12 +55,13 @@ class Gather(Op):
                 align=r.vector * elem.bytes,
                 strided=True,
                 doc=f"{r.title} of the gathered tokens",
+                field="dtype",
                 fields=(None, "kv_heads", r.field),
             )
             for r in parts
         ]
         doc = "first token to take of each request"
-        params.append(Param("starts", index, ("B",), optional=True, untrusted=True, doc=doc))
+        params.append(Param("starts", index, ("B",), optional=True, untrusted=True, doc=doc, field="index_dtype"))
         params += [Param(f"{r.name}_stride", dtype("i64"), value=f"{r.name}_out.stride") for r in parts]
         params += [Param("num_rows", dtype("u32"), value="T"), ERRORS]
         vectors = sum(cache.kv_heads * r.dim // r.vector for r in parts)

@@ -84,6 +84,8 @@ def _param(p: Param) -> str:
     words += [f"{flag}=True" for flag in ("strided", "optional") if getattr(p, flag)]
     if p.source == "cache":
         words.append("cache=True")
+    if p.field:
+        words.append(f'field="{p.field}"')
     if p.fields:
         words.append(f"fields={_tuple(p.fields)}")
     return f"Array({', '.join(words)})"
@@ -144,9 +146,15 @@ def _tensor(cache: Cache, name: str, region: Region, vector: int) -> str:
     names, elem = [n for n, _ in role_regions(cache)], dtype(cache.dtype)
     held = tuple(names) if name == "pool" else (name[0],)
     axes = tuple(a.name for a in region.axes)
+    behind = {
+        "token": "page_size" if isinstance(cache, Paged) else "max_tokens",
+        "head": "kv_heads",
+        "dim": "v_head_dim" if name == "v_pool" and cache.v_head_dim else "head_dim",
+    }
     return (
         f'Tensor("{name}", "{cache.dtype}", {_tuple(held)}, axes={_tuple(axes)}, shape={_tuple(region.shape)}, '
-        f"strides={_tuple(region.fixed_strides)}, align={vector * elem.bytes})"
+        f"strides={_tuple(region.fixed_strides)}, align={vector * elem.bytes}, "
+        f"fields={_tuple(tuple(behind.get(a) for a in axes))})"
     )
 
 

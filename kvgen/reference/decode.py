@@ -66,7 +66,7 @@ def decode(
     Rows of no request and requests without tokens give 0 and -inf. A request gives NaN in out and log-sum-exp if its
     length is invalid or more than its table can hold (LENGTH, at the number of tokens, 2^32 - 1 for no number), if one
     of its tokens' pages is invalid (at that token), or if its offsets contradict each other or give it several rows
-    (ROW_OFFSETS, at the row).
+    (ROW_OFFSETS, at the row). Where the last offset is wrong, rows of no request are NaN too.
     """
     faults, total = FaultLog(), len(q)
     scale = 1 / math.sqrt(q.shape[2]) if scale is None else scale
@@ -93,7 +93,7 @@ def _see(
     if row_offsets is not None:
         whose = request_of_row(row_offsets, row, rows)
         if whose is None:
-            return nothing
+            return None if bad_total(row_offsets, rows) else nothing
         b = whose.b
         if not whose.valid or whose.end - whose.begin != 1:
             faults.add(Fault.ROW_OFFSETS, b, row)

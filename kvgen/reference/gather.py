@@ -35,7 +35,8 @@ def gather(
     """Row t of request b, counted from row_offsets[b], is the cached token starts[b] + t (no starts: t).
 
     `before` are the output arrays as they were; rows of no request, and rows whose offsets contradict each other, keep
-    their bytes. A row whose token has no valid page is NaN.
+    their bytes. A row whose token has no valid page, or is no longer or not yet in
+    a ring, is NaN.
     """
     faults, total = FaultLog(), len(before[0])
     outputs, failed = tuple(b.copy() for b in before), np.zeros(total, bool)
@@ -55,7 +56,7 @@ def gather(
             failed[row] = True
         else:
             page, token = divmod(start + t, table.tokens)
-            ids = table.page(whose.b, page)
+            ids = table.page(whose.b, page) if table.stored(whose.b, start + t) else Fault.POSITION
             if isinstance(ids, Fault):
                 faults.add(ids, whose.b, start + t)
                 failed[row] = True

@@ -70,6 +70,13 @@ class TableView:
         table = self.cache.page_table
         return max(0, n - table.window) if isinstance(table, Ring) else 0
 
+    def stored(self, b: int, token: int) -> bool:
+        """Whether the table can still hold this token: a ring keeps the last `window` of `length` tokens."""
+        if not isinstance(self.cache.page_table, Ring):
+            return True
+        n = self.length(b)
+        return n is not None and self.first_token(n) <= token < n
+
     def holds(self, b: int, n: int) -> bool:
         """Whether the table of request b has a place for every living one of its n tokens."""
         table = self.cache.page_table

@@ -125,17 +125,18 @@ def check(
 
     `dtype` is the accepted name or names. `shape` has an int where the spec fixes the size, a name ("T", or "B+1" for
     one more than B) where the call does, None where any size will do; a name takes its size from the first argument
-    that has it and is then in `dims`. `field` names the spec field behind dtype and shape, `fields` those of single
-    dimensions. The last `packed` dimensions (None: all; with `strides` given: none) must be contiguous; `strides` has
-    the exact element stride of a dimension, or None where any will do. Strides of dimensions of size 1 mean nothing and
-    are not looked at. `align` in bytes holds for the address and for every stride that is neither packed nor exact.
+    that has it and is then in `dims`. `field` names the spec field behind the dtype, `fields` those behind single
+    dimensions (`field` where it is shorter). The last `packed` dimensions (None: all; with `strides` given: none) must
+    be contiguous; `strides` has the exact element stride of a dimension, or None where any will do. Strides of
+    dimensions of size 1 mean nothing and are not looked at. `align` in bytes holds for the address and for every stride
+    that is neither packed nor exact.
     """
     if array.dtype != dtype and (isinstance(dtype, str) or array.dtype not in dtype):
         raise _wrong_dtype(array, name, dtype, field)
     sizes = array.shape
     if sizes != shape:
         if len(sizes) != len(shape):
-            raise _wrong_shape(array, name, shape, dims, f"it must have {len(shape)} dimensions", field)
+            raise _wrong_shape(array, name, shape, dims, f"it must have {len(shape)} dimensions", None)
         for size, want in zip(sizes, shape, strict=True):
             if size != want and want is not None and (isinstance(want, int) or dims.get(want) != size):
                 _bind(array, name, shape, dims, field, fields)
@@ -181,8 +182,8 @@ def _stride_fault(
                     return axis, f"it must be {want}: {'packed' if axis >= free else 'the layout of the spec'}"
             elif unit > 1 and stride % unit:
                 return axis, f"it must be a multiple of {unit} elements"
-            elif not stride and writable:
-                return axis, "rows that are written must not share memory"
+            elif writable and abs(stride) < dense:
+                return axis, f"rows that are written must not overlap: at least {dense} elements apart"
         dense *= shape[axis]
     return None
 

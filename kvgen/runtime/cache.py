@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from operator import index
+from typing import TYPE_CHECKING, ClassVar, SupportsIndex
 
 from kvgen.errors import ArgumentError
 from kvgen.runtime.arrays import ArrayView, Dims, check, extent, itemsize, view
@@ -19,7 +20,8 @@ class Tensor:
     """One tensor of the pool as the spec lays it out.
 
     `roles` are the roles it holds ("k", "v"); `shape` has names where only the pool knows the extent; `strides` are the
-    compile-time ones in elements, None for page, kv and layer; `align` is the widest access in bytes.
+    compile-time ones in elements, None for page, kv and layer; `align` is the widest access in bytes; `fields` names the
+    spec fields behind the axes.
     """
 
     name: str
@@ -29,20 +31,34 @@ class Tensor:
     shape: tuple[int | str, ...]
     strides: tuple[int | None, ...]
     align: int
+    fields: tuple[str | None, ...] = ()
 
     def stride(self, array: ArrayView, axis: str) -> int:
         """The array's stride along `axis`, in elements; 0 where the tensor has no such axis."""
         return array.strides[self.axes.index(axis)] if axis in self.axes else 0
 
-    @property
-    def page_span(self) -> int:
-        """Elements between the first and one past the last of a page, as far as compile-time strides say."""
-        reach = [
-            (n - 1) * s
-            for n, s, a in zip(self.shape, self.strides, self.axes, strict=True)
-            if isinstance(n, int) and s is not None and a not in ("page", "kv", "layer")
-        ]
-        return sum(reach) + 1
+    def check_places(self, array: ArrayView, name: str) -> None:
+        """Raise ArgumentError where a stride of page, kv or layer makes two elements share a place.
+
+        The axes must nest in some order: a step along one passes over all that the axes with smaller steps reach. That
+        allows padding, interleaving and any order of the axes.
+        """
+        if 0 in array.shape:
+            return
+        # Compile-time strides first among equals: they are right, so the other one is to blame.
+        axes = [i for i, n in enumerate(array.shape) if n > 1]
+        axes.sort(key=lambda i: (abs(array.strides[i]), self.strides[i] is None))
+        reach, blamed = 1, None
+        for i in axes:
+            blamed = i if self.strides[i] is None else blamed
+            step = abs(array.strides[i])
+            if step < reach and blamed is not None:
+                raise ArgumentError(
+                    f"{name}: got stride {array.strides[blamed]} along {self.axes[blamed]} (shape {array.shape}, strides "
+                    f"{array.strides}, in elements); two elements would share a place; pass a view whose "
+                    f"{self.axes[blamed]} steps lie apart"
+                )
+            reach += (array.shape[i] - 1) * step
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,19 +134,19 @@ class BaseCache:
                 strides=tensor.strides,
                 align=tensor.align,
                 device=self.device,
-                field="cache",
+                field="dtype",
+                fields=tensor.fields,
             )
+            tensor.check_places(found, name)
             stride = tensor.stride(found, "page")
-            pages = found.shape[tensor.axes.index("page")]
-            if pages > 1 and abs(stride) < tensor.page_span:
-                raise ArgumentError(
-                    f"{name}: got page stride {stride}; a page holds {tensor.page_span} elements, so pages would overlap; pass a "
-                    f"stride of at least {tensor.page_span}"
-                )
             for role in tensor.roles:
                 dims[f"{role}_page_stride"] = stride
         if self.PAGE_TOKENS is not None:
             dims["tokens"] = self.PAGE_TOKENS
+        if dims["tokens"] == 0:
+            raise ArgumentError(
+                f"{names[0]}: got blocks of 0 tokens; a block holds a request; pass a pool with at least 1"
+            )
         memory = tuple(zip(names, views, strict=True))
         layers = []
         for number in [only] if only is not None else range(dims["layers"]):
@@ -148,13 +164,17 @@ class BaseCache:
         """The number of layers."""
         return len(self._layers)
 
-    def __getitem__(self, layer: int) -> LayerCache:
-        """One layer, for the launchers; raises ArgumentError past the last."""
-        if not 0 <= layer < len(self._layers):
-            raise ArgumentError(
-                f"layer: got {layer}; the pool has {len(self._layers)} layers, 0 to {len(self._layers) - 1}"
-            )
-        return self._layers[layer]
+    def __iter__(self) -> Iterator[LayerCache]:
+        """The layers, first to last."""
+        return iter(self._layers)
+
+    def __getitem__(self, layer: SupportsIndex) -> LayerCache:
+        """One layer, for the launchers; raises ArgumentError for anything but 0 to the last."""
+        count = len(self._layers)
+        number = index(layer) if hasattr(layer, "__index__") else -1
+        if not 0 <= number < count:
+            raise ArgumentError(f"layer: got {layer!r}; the pool has {count} layers; pass one from 0 to {count - 1}")
+        return self._layers[number]
 
 
 def memory_ranges(layer: LayerCache) -> list[tuple[str, int, int]]:

@@ -8,7 +8,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from kvgen.errors import DeviceError
+from kvgen.errors import ArgumentError, DeviceError
 from kvgen.runtime.arrays import extent
 from kvgen.runtime.cache import memory_ranges
 from kvgen.runtime.cuda import PackedArgs
@@ -68,6 +68,8 @@ def _cpu_arch(kernel: Kernel, wanted: str | None) -> str:
         raise DeviceError(
             f"{kernel.module.name}: the CPU machine runs sm_80, sm_89 and sm_90a; the spec has none of them"
         )
+    if wanted is not None and wanted not in runs:
+        raise DeviceError(f"arch: got {wanted}; the CPU machine runs sm_80, sm_89 and sm_90a; pass {' or '.join(runs)}")
     return wanted or runs[-1]
 
 
@@ -107,7 +109,7 @@ def bind(
 
     def go(stream: object) -> None:
         if stream is not None:
-            raise DeviceError(
+            raise ArgumentError(
                 f"stream: got {type(stream).__name__} with NumPy arrays; the CPU machine has no streams; pass None"
             )
         try:

@@ -28,6 +28,7 @@ def bind(
 ) -> Callable[[object], None]:
     """A launch on the cache's GPU; loads (and if need be compiles) the kernel now, so that a capture can follow."""
     device = int(cache.device.partition(":")[2])
+    pdl = cuda.driver().capability(device) >= (9, 0)  # older kernels have no griddepcontrol.wait
     function = _function(kernel.module, kernel.file, kernel.entry, kernel.shared, device)
-    go = function.bind(grid, (kernel.threads, 1, 1), cuda.PackedArgs(kernel.kinds, values), pdl=True)
+    go = function.bind(grid, (kernel.threads, 1, 1), cuda.PackedArgs(kernel.kinds, values), pdl=pdl)
     return lambda stream: go(stream_handle(stream))

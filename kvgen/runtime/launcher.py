@@ -28,6 +28,7 @@ class Array:
     strided: bool = False
     optional: bool = False
     cache: bool = False
+    field: str | None = None
     fields: tuple[str | None, ...] = ()
 
     def check(self, array: ArrayView, dims: Dims, device: str) -> None:
@@ -38,7 +39,8 @@ class Array:
             dtype=self.dtype,
             shape=self.shape,
             dims=dims,
-            fields=self.fields,
+            field=self.field,
+            fields=self.fields or (None,) * len(self.shape),
             packed=len(self.shape) - 1 if self.strided else None,
             writable=self.access != "in",
             align=self.align,
@@ -85,7 +87,10 @@ class Kernel:
 
 
 class Bound:
-    """A launch whose arguments are checked: `bound(stream)` is all that is left. It keeps its arrays alive."""
+    """A launch whose arguments are checked: `bound(stream)` is all that is left.
+
+    It keeps its arrays alive and reads nothing of them. One thread at a time may call it.
+    """
 
     __slots__ = ("_go", "_keep")
 
@@ -112,10 +117,15 @@ class Launcher:
         """Check and launch."""
         self.prepare(cache, arrays)(stream)
 
-    def run_plan(self, cache: LayerCache, workspace: Workspace, stream: object) -> None:
-        """Launch the operation's planner on `workspace`."""
-        self.prepare(cache, (workspace,), self.PLAN)(stream)
-        workspace.planned = True
+    def prepare_plan(self, cache: LayerCache, workspace: Workspace) -> Bound:
+        """The operation's planner on `workspace`, bound; launching it makes the workspace usable."""
+        bound = self.prepare(cache, (workspace,), self.PLAN)
+
+        def go(stream: object) -> None:
+            bound(stream)
+            workspace.planned = True
+
+        return Bound(go, bound)
 
     def prepare(self, cache: LayerCache, arrays: Sequence[object], which: Kernel | None = None) -> Bound:
         """Check the arguments, in the order of `Kernel.arguments`, and decide everything but the stream."""
@@ -131,10 +141,11 @@ class Launcher:
         for spec, given in zip(kernel.arguments, arrays, strict=True):
             if given is None:
                 if not spec.optional:
-                    raise ArgumentError(f"{spec.name}: got None; it must be an array of {spec.dtype}")
+                    kind = "workspace" if spec.name == "workspace" else f"{spec.dtype} array"
+                    raise ArgumentError(f"{spec.name}: got None; the operation needs it; pass a {kind}")
                 continue
             if spec.name == "workspace":
-                held = usable(given, spec.name, kernel.module, dims.get("T") if kernel is self.KERNEL else None)
+                held = usable(given, self.KERNEL, dims["T"] if kernel is self.KERNEL else None)
                 dims["max_rows"] = held.max_rows
                 found = held.view
             else:
@@ -154,11 +165,21 @@ class Launcher:
             if isinstance(p, Pool):
                 values.append(cache.pools[p.name])
             elif isinstance(p, Scalar):
-                values.append(dims[p.value])
+                number = dims[p.value]
+                if p.dtype == "u32" and number >= 2**32:
+                    raise ArgumentError(
+                        f"{dims.origin.get(p.value, 'cache')}: got {p.value} = {number}; kernels count it in 32 bits; "
+                        "pass less than 2^32"
+                    )
+                values.append(number)
             else:
                 memory_view = cache.tables[p.name] if p.cache else views.get(p.name)
                 values.append(memory_view.pointer if memory_view is not None else 0)
         grid = kernel.grid(dims)
+        if grid[0] >= 2**31:
+            raise ArgumentError(
+                f"{kernel.entry}: got a grid of {grid[0]} blocks; a grid holds at most 2^31 - 1; pass fewer rows a call"
+            )
         if 0 in grid:
             return Bound(_nothing, None)
         return Bound(_backend(cache.device)(kernel, cache, views, values, grid), (cache, views))

@@ -8,7 +8,7 @@ from kvgen.errors import ArgumentError
 from kvgen.runtime.arrays import ArrayView
 
 if TYPE_CHECKING:
-    from kvgen.runtime.module import Module
+    from kvgen.runtime.launcher import Kernel
 
 
 class _DeviceMemory:
@@ -29,15 +29,16 @@ class _DeviceMemory:
 class Workspace:
     """Memory for calls of up to `max_rows` query rows; `nbytes` of it, allocated here and nowhere later.
 
-    `plan()` must have prepared it before the first call; using it from two streams at once is a race.
+    It serves the operation of `kernel` alone, since others divide theirs differently. `plan()` must have prepared it
+    before the first call; using it from two streams at once is a race.
     """
 
-    def __init__(self, module: Module, fixed_bytes: int, row_bytes: int, max_rows: int, device: str) -> None:
-        if not 1 <= max_rows < 2**31:
+    def __init__(self, kernel: Kernel, fixed_bytes: int, row_bytes: int, max_rows: int, device: str) -> None:
+        if not isinstance(max_rows, int) or not 1 <= max_rows < 2**31:
             raise ArgumentError(
-                f"max_rows: got {max_rows}; it must be at least 1 and below 2^31; pass the largest batch"
+                f"max_rows: got {max_rows!r}; it must be a whole number of at least 1 and below 2^31; pass the largest batch"
             )
-        self.module = module
+        self.kernel = kernel
         self.max_rows = max_rows
         self.nbytes = fixed_bytes + row_bytes * max_rows
         self.planned = False
@@ -60,20 +61,27 @@ class Workspace:
         self.view = ArrayView(pointer, (self.nbytes,), (1,), "u8", device, False, owner)
 
 
-def usable(given: object, name: str, module: Module, rows: int | None) -> Workspace:
-    """`given`, if it is a workspace of this set, planned (unless `rows` is None) and large enough for `rows` rows."""
+def usable(given: object, kernel: Kernel, rows: int | None) -> Workspace:
+    """`given`, if it is a workspace of the operation of `kernel`, planned and large enough for `rows` query rows.
+
+    `rows` is None where the planner asks, which only needs the operation to be right.
+    """
     if not isinstance(given, Workspace):
         raise ArgumentError(
-            f"{name}: got {type(given).__name__}; it must be a workspace; pass the operation's workspace(max_rows=...)"
+            f"workspace: got {type(given).__name__}; it must be a Workspace; pass the operation's workspace(max_rows=...)"
         )
-    if given.module is not module:
-        raise ArgumentError(f"{name}: got a workspace of {given.module.name}; pass one of {module.name}")
+    if given.kernel is not kernel:
+        raise ArgumentError(
+            f"workspace: got one of {given.kernel.entry}; every operation divides its own differently; "
+            f"pass one of {kernel.entry}"
+        )
     if rows is not None and not given.planned:
         raise ArgumentError(
-            f"{name}: got an unplanned workspace; plan(cache, workspace) prepares it once per step; call it first"
+            "workspace: got an unplanned one; plan(cache, workspace) prepares it once per step; call it first"
         )
     if rows is not None and rows > given.max_rows:
         raise ArgumentError(
-            f"{name}: got a workspace for {given.max_rows} rows and q with {rows}; pass workspace(max_rows={rows})"
+            f"workspace: got one for {given.max_rows} rows and q with {rows}; it must hold every row; "
+            f"pass workspace(max_rows={rows})"
         )
     return given

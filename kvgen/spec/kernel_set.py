@@ -16,6 +16,11 @@ from kvgen.spec.model import Model
 Arch = Literal["sm_80", "sm_89", "sm_90a", "sm_100f", "sm_120f"]
 NAME: Final = re.compile(r"[a-z][a-z0-9_]{0,39}")
 
+C_NAMES: Final = frozenset(
+    ("static_cast", "dynamic_cast", "const_cast", "reinterpret_cast", "static_assert", "thread_local")
+    + ("and_eq", "or_eq", "xor_eq", "not_eq", "co_await", "co_return", "co_yield")
+)
+
 
 def check_name(field: str, value: str) -> str:
     """A name that is an identifier in C and in Python, 40 characters at most."""
@@ -36,11 +41,17 @@ class Op(Spec):
     @field_validator("name")
     @classmethod
     def _valid_name(cls, value: str) -> str:
+        if value in ("super", "object"):
+            raise ValueError(f"name: got {value!r}; the generated module needs that name itself; choose another")
         return check_name("name", value)
 
     def model_post_init(self, context: Any) -> None:
         if not self.name:
             object.__setattr__(self, "name", self.kind)
+
+    def kernel_names(self) -> tuple[str, ...]:
+        """The names of the operation's kernels: one file each."""
+        return (self.name,)
 
     def check(self, kernels: KernelSet) -> None:
         """Raise ValueError where the operation does not fit the set's cache."""
@@ -81,7 +92,8 @@ class KernelSet(Spec):
                 f"q_heads: got {self.q_heads} with kv_heads={self.cache.kv_heads}; every kv head serves the same number of "
                 "query heads, so q_heads must be a multiple of kv_heads"
             )
-        for label, names in (("ops", [op.name for op in self.ops]), ("arch", [str(a) for a in self.arch])):
+        kernels = [kernel for op in self.ops for kernel in op.kernel_names()]
+        for label, names in (("ops", kernels), ("arch", [str(a) for a in self.arch])):
             twice = sorted({n for n in names if names.count(n) > 1})
             if twice:
                 raise ValueError(f"{label}: got {', '.join(twice)} twice; names in a set are unique (give name='...')")
@@ -91,4 +103,12 @@ class KernelSet(Spec):
 
     def named(self, default: str) -> KernelSet:
         """This set, called `default` where its spec gave no name."""
-        return self if self.name else self.model_copy(update={"name": check_name("name", default)})
+        named = self if self.name else self.model_copy(update={"name": check_name("name", default)})
+        if named.name == "device":
+            raise ValueError("name: got 'device'; generated/device holds the device library; choose another name")
+        for kernel in (f"{named.name}_{k}" for op in named.ops for k in op.kernel_names()):
+            if kernel in C_NAMES or kernel.endswith("_t"):
+                raise ValueError(
+                    f"name: {kernel!r} would be a kernel's name in C, where it is taken; rename the set or the op"
+                )
+        return named

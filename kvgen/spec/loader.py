@@ -60,6 +60,10 @@ def load_file(path: Path, source: str) -> list[LoadedSet]:
     try:
         text = path.read_text(encoding="utf-8")
         doc = ast.get_docstring(ast.parse(text, str(path))) or ""
+        if any(c not in "\n\t" and (ord(c) < 32 or 0xD800 <= ord(c) < 0xE000) for c in doc + source):
+            raise SpecError(
+                "docstring: got a control or surrogate character; it is copied into generated files; remove it"
+            )
         exec(compile(text, str(path), "exec"), scope)
         found = scope.get("kernels")
         sets = [found] if isinstance(found, KernelSet) else found

@@ -8,7 +8,9 @@ from typing import Literal
 from hypothesis import strategies as st
 
 from kvgen import Continuous, KernelSet, Ring
+from tests.ops.sets import splits_of
 
+CHUNK = 128  # tokens below which a request is not split
 OPEN_TOKENS = 37  # what a block of a continuous cache holds where only the pool says so
 
 
@@ -33,6 +35,8 @@ def capacity(kernels: KernelSet) -> int:
     cache = kernels.cache
     if isinstance(cache, Continuous):
         return cache.max_tokens or OPEN_TOKENS
+    if splits_of(kernels) > 1:
+        return 3 * CHUNK + 70
     if isinstance(cache.table, Ring):
         return 3 * cache.table.window
     return max(5, min(3 * cache.page_size + 1, 67))
@@ -42,6 +46,8 @@ def batches(kernels: KernelSet, *, least: int = 0) -> st.SearchStrategy[Batch]:
     """Batches for a set, every request with at least `least` tokens; lengths crowd around page boundaries."""
     page, most = kernels.cache.page_tokens or OPEN_TOKENS, capacity(kernels)
     edges = {0, 1, 2, most - 1, most} | {page * i + d for i in (1, 2, 3) for d in (-1, 0, 1)}
+    if splits_of(kernels) > 1:
+        edges |= {CHUNK * i + d for i in (1, 2, 3) for d in (-1, 0, 1)}
     if isinstance(kernels.cache.page_table, Ring):
         edges |= {kernels.cache.page_table.window + d for d in (-1, 0, 1)}
     length = st.one_of(st.sampled_from(sorted(e for e in edges if least <= e <= most)), st.integers(least, most))

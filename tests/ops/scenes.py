@@ -193,6 +193,12 @@ class Scene:
             return lengths | {"page_table": self._matrix(ring, self.ring_pages, table.dtype)}
         return lengths | {"page_table": self._matrix(ids, columns, table.dtype)}
 
+    def trim(self, pages: int) -> None:
+        """Cut tables with columns down to `pages` of them, rows packed: past a row's end lies the next one."""
+        for name in ("page_table", "req_to_token"):
+            if name in self.tables and self.tables[name].ndim > 1:
+                self.tables[name] = self.tables[name][..., :pages].copy()
+
     @property
     def view(self) -> TableView:
         """The oracle's reading of the tables as they are now."""

@@ -7,13 +7,13 @@ from typing import Any
 from kvgen import CSR, Continuous, Dense, KernelSet, Layout, Paged, PerKV, Ring, ops, presets
 
 
-def _set(name: str, cache: Any, group: int, *, index: Any = None) -> KernelSet:
+def _set(name: str, cache: Any, group: int, *, index: Any = None, splits: int = 1) -> KernelSet:
     """All operations that the cache can have; `index` is the type of their own offsets and slots."""
     found: list[Any] = [ops.Append(index_dtype=index), ops.Gather(index_dtype=index)]
     if not isinstance(cache.page_table, PerKV):
         found.append(ops.Append(name="append_slots", rows="slots", index_dtype=index))
     if cache.stores == "kv":
-        found.append(ops.Decode(index_dtype=index))
+        found.append(ops.Decode(index_dtype=index, splits=splits))
     return KernelSet(name=name, q_heads=cache.kv_heads * group, cache=cache, ops=tuple(found))
 
 
@@ -109,6 +109,23 @@ OTHERS = (
         ),
         1,
     ),
+    # Requests that several blocks share.
+    _set("splits", Paged(dtype="f32", kv_heads=2, head_dim=4, page_size=16), 3, splits=4),
+    _set(
+        "splits_ring",
+        Paged(
+            dtype="bf16",
+            kv_heads=1,
+            head_dim=16,
+            page_size=16,
+            table=Ring(window=300),
+            lengths="after",
+            lengths_dtype="i32",
+        ),
+        8,
+        splits=3,
+    ),
+    _set("splits_csr", presets.flashinfer_hnd(dtype="f16", kv_heads=1, head_dim=8, page_size=7), 11, splits=32),
     # Orders of axes that no engine has yet.
     _set(
         "layers_first",
@@ -160,3 +177,8 @@ OTHERS = (
 )
 
 SETS = {s.name: s for s in PRESETS + OTHERS}
+
+
+def splits_of(kernels: KernelSet) -> int:
+    """How many blocks may share a request in decode."""
+    return max((op.splits for op in kernels.ops if isinstance(op, ops.Decode)), default=1)

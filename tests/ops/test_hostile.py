@@ -13,7 +13,7 @@ import pytest
 from kvgen import CSR, Continuous, Indirect, Paged, Ring
 from kvgen.runtime import Fault, clear, describe
 from kvgen.runtime.cpu import machine
-from tests.ops.batches import PLAIN, Batch, capacity
+from tests.ops.batches import CHUNK, OPEN_TOKENS, PLAIN, Batch, capacity
 from tests.ops.harness import (
     check_append,
     check_decode,
@@ -24,7 +24,7 @@ from tests.ops.harness import (
     queries,
 )
 from tests.ops.scenes import Raw, Scene
-from tests.ops.sets import SETS
+from tests.ops.sets import SETS, splits_of
 from tests.ops.test_append import scene_before
 from tests.ops.test_decode import DECODES, decode_scene
 
@@ -84,8 +84,9 @@ def batch_for(name: str, seed: int, *, errors: bool = True) -> Batch:
     """Three requests of up to three pages, the victim in the middle."""
     most = capacity(SETS[name])
     page = SETS[name].cache.page_tokens or most
-    totals = (min(page + 1, most), min(2 * page + 1, most), min(3, most))
-    totals = tuple(max(n, 3) for n in totals)
+    if splits_of(SETS[name]) > 1:
+        page = CHUNK
+    totals = (max(min(page + 1, most), 3), max(min(2 * page + 1, most), 3), 3)
     arch: Any = ("sm_80", "sm_90a")[seed % 2]
     schedule: Any = ("ascending", "descending", 3)[seed % 3]
     return replace(
@@ -210,6 +211,39 @@ def test_starts(name: str, start: int) -> None:
     offsets = offsets_of((1, 2, 2), index)
     starts = np.array([0, start, 1], np.int64).astype(offsets.dtype)
     check_gather(scene, 5, row_offsets=offsets, starts=starts)
+
+
+@pytest.mark.parametrize("name", [n for n, s in SETS.items() if not isinstance(s.cache.page_table, Ring)])
+def test_the_last_entry_and_one_past(name: str) -> None:
+    """A table that is full to its last entry serves its last token; the next one lies past it, not in the next row."""
+    kernels = SETS[name]
+    page = kernels.cache.page_tokens or OPEN_TOKENS
+    pages = 1 if isinstance(kernels.cache, Continuous) else 2
+    full = pages * page
+    batch = replace(batch_for(name, 2), totals=(full, full, min(full, 3)), new=(1, 1, 1), padding=0)
+    scene, q = decode_scene(name, batch, 3) if name in DECODES else (scene_before(name, batch), None)
+    scene.trim(pages)
+    assert scene.view.holds(0, full) and not scene.view.holds(0, full + 1)
+    if q is not None:
+        _, _, wanted = check_decode(scene, q)
+        assert describe(wanted.errors) is None
+
+    def past(scene: Scene) -> None:
+        for key in ("lengths", "last_page_len"):
+            if key in scene.tables:
+                scene.tables[key][VICTIM] += 1
+
+    if q is not None:
+        past(scene)
+        _, _, wanted = check_decode(scene, q)
+        assert describe(wanted.errors) is not None
+    scene = scene_before(name, batch)
+    scene.trim(pages)
+    past(scene)
+    check_append(scene, 3, row_offsets=offsets_of((1, 1, 1), index_name(kernels, "append")))
+    index = index_name(kernels, "gather")
+    starts = np.array([full - 1, full - 1, 0], offsets_of((), index).dtype)
+    check_gather(scene, 5, row_offsets=offsets_of((1, 2, 2), index), starts=starts)
 
 
 def test_past_two_to_the_31(tmp_path: Path) -> None:
