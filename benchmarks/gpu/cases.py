@@ -11,7 +11,7 @@ import json
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +21,7 @@ from kvgen.dtypes import dtype
 Bytes = NDArray[np.uint8]
 SCHEMA = 1
 CHUNK = 1024
+FLOATS: Final = {"f32": np.float32, "f64": np.float64}
 
 
 @dataclass(frozen=True)
@@ -41,11 +42,13 @@ class View:
 
 @dataclass(frozen=True)
 class Close:
-    """What an output may be: within `slack + relative * |wanted|` of `wanted` (float64); NaN exactly where it is NaN.
+    """What an output may be: within `slack + relative * |wanted|` of `wanted`; NaN exactly where it is NaN.
 
-    `wanted` and `slack` name memories of float64; slack has one number a row and head.
+    `wanted` names a blob of `kind` ("f32" or "f64"), `slack` one of float64 with one number an element, or a row
+    and head.
     """
 
+    kind: str
     wanted: str
     slack: str
     relative: float
@@ -93,6 +96,8 @@ class Facts:
     lengths: str
     ops: tuple[tuple[str, str, str], ...]
     """(name, kind, rows) of each operation; rows is "slots" for an append by slots, else ""."""
+    scales: dict[str, float]
+    """The score scale of each decode operation."""
 
 
 def _view(fields: dict[str, Any]) -> View:
@@ -126,9 +131,9 @@ class Blobs:
         self._rows[name], self._sizes[name], self._table = np.array(rows, np.uint32), len(data), None
         return name
 
-    def floats(self, name: str, values: NDArray[Any]) -> str:
-        """Keep float64 values."""
-        return self.add(name, np.frombuffer(np.ascontiguousarray(values, np.float64).tobytes(), np.uint8))
+    def floats(self, name: str, values: NDArray[Any], kind: str = "f64") -> str:
+        """Keep values as "f32" or "f64"."""
+        return self.add(name, np.frombuffer(values.astype(FLOATS[kind]).tobytes(), np.uint8))
 
     def get(self, name: str) -> Bytes:
         """A copy of what was added."""

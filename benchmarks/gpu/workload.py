@@ -1,0 +1,196 @@
+"""Large batches on a GPU, for timings: pools of random numbers, and page tables of every form over scattered pages."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.gpu.cases import Facts
+from benchmarks.gpu.device import Gpu
+from benchmarks.gpu.memory import GpuArray, GpuBytes
+from kvgen.dtypes import dtype
+from kvgen.runtime import cuda
+
+Fill = Callable[[GpuBytes, str, int], None]
+FILLS = {"f32": (0x807FFFFF, 0x3F000000), "bf16": (0x807F807F, 0x3F003F00), "f16": (0x83FF83FF, 0x38003800)}
+THREADS = 512
+
+
+def filler(gpu: Gpu, cubin: bytes) -> Fill:
+    """Fills device memory with numbers of either sign in [0.5, 1)."""
+    function = cuda.function(cubin, "bandwidth_fill", device=gpu.ordinal)
+
+    def fill(memory: GpuBytes, kind: str, seed: int) -> None:
+        keep, fixed = FILLS[kind]
+        words = memory.nbytes // 4
+        params = cuda.PackedArgs(("ptr", "u64", "u32", "u32", "u32"), (memory.pointer, words, keep, fixed, seed))
+        function.launch((gpu.multiprocessors * 8, 1, 1), (THREADS, 1, 1), params, gpu.stream)
+
+    return fill
+
+
+class Workload:
+    """A cache with `totals[b]` tokens in request b, `new[b]` of them this step's, in `layers` layers."""
+
+    def __init__(
+        self,
+        gpu: Gpu,
+        package: ModuleType,
+        facts: Facts,
+        fill: Fill,
+        totals: Sequence[int],
+        new: Sequence[int],
+        layers: int,
+    ) -> None:
+        self.gpu, self.package, self.facts, self.fill = gpu, package, facts, fill
+        self.totals, self.new, self.layers = list(totals), list(new), layers
+        self.rng = np.random.default_rng(11)
+        self.kind = facts.dtype
+        self.page = package.Cache.PAGE_TOKENS or max(totals)
+        self._seed = 0
+        self._lay_pages()
+        pools = self._pools()
+        tables = {t.name: self.upload(self._table(t.name, t.dtype, t.shape)) for t in package.Cache.TABLES}
+        self.cache = package.Cache(**pools, **tables)
+        # What gather reads is there once the step is over: lengths with the step's tokens.
+        if "lengths" in tables:
+            kind = next(dtype(t.dtype).numpy() for t in package.Cache.TABLES if t.name == "lengths")
+            tables["lengths"] = self.upload(np.array(self.totals).astype(kind))
+        self.after = package.Cache(**pools, **tables)
+
+    @property
+    def roles(self) -> tuple[tuple[str, int], ...]:
+        """(k or v, elements of a head's row)."""
+        both = (("k", self.facts.head_dim), ("v", self.facts.v_dim))
+        return both[:1] if self.facts.stores == "k" else both
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one token in one layer, K and V."""
+        return self.facts.kv_heads * sum(d for _, d in self.roles) * dtype(self.kind).bytes
+
+    def alive(self, b: int) -> int:
+        """Tokens of request b that its table still reaches."""
+        return min(self.totals[b], self.facts.window) if self.facts.window else self.totals[b]
+
+    @property
+    def farthest(self) -> int:
+        """The request that has the pool's last page: in large pools, past 2^31 elements."""
+        return int(np.argmax([ids.max() for ids in self.ids]))
+
+    def _lay_pages(self) -> None:
+        counts = [1 if self.facts.table == "block" else -(-n // self.page) for n in self.totals]
+        if self.facts.table == "ring":
+            self.columns = -(-(self.facts.window - 1) // self.page) + 2
+            counts = [min(n, self.columns) for n in counts]
+        else:
+            self.columns = max(counts)
+        per_page = 2 if self.facts.table == "per_kv" else 1
+        entries = sum(counts) * per_page
+        order = self.rng.permutation(entries)
+        ends = np.cumsum([n * per_page for n in counts])[:-1]
+        self.ids = [part.reshape(-1, per_page) for part in np.split(order, ends)]
+        self.pages = entries * self.facts.id_multiplier
+
+    def _pools(self) -> dict[str, object]:
+        found: dict[str, object] = {}
+        sizes = {"pages": self.pages, "layers": self.layers, "tokens": self.page}
+        for tensor in self.package.Cache.TENSORS:
+            shape = tuple(n if isinstance(n, int) else sizes[n] for n in tensor.shape)
+            copies = [self.random(shape) for _ in range(1 if "layer" in tensor.axes else self.layers)]
+            found[tensor.name] = copies[0] if "layer" in tensor.axes else copies
+        return found
+
+    def random(self, shape: tuple[int, ...], kind: str | None = None) -> GpuArray:
+        """An array of random numbers, of the cache's type unless said otherwise."""
+        kind = kind or self.kind
+        # The fill writes words of 4 bytes.
+        memory = GpuBytes(-(-math.prod(shape) * dtype(kind).bytes // 4) * 4, self.gpu.ordinal)
+        self._seed += 1
+        self.fill(memory, kind, self._seed)
+        return GpuArray(memory, memory.pointer, shape, kind)
+
+    def upload(self, host: NDArray[Any]) -> GpuArray:
+        """A device copy of an index array."""
+        memory = GpuBytes(host.nbytes, self.gpu.ordinal)
+        memory.write(host.tobytes())
+        kind = next(n for n in ("u32", "i32", "i64") if dtype(n).numpy() == host.dtype)
+        return GpuArray(memory, memory.pointer, host.shape, kind)
+
+    def download(self, array: GpuArray) -> NDArray[Any]:
+        """A host copy of a contiguous array."""
+        kind = np.dtype(array.dtype) if array.dtype != "bfloat16" else dtype("bf16").numpy()
+        self.gpu.wait()
+        data = self.gpu.driver.read(array.pointer, math.prod(array.shape) * kind.itemsize, self.gpu.ordinal)
+        return np.frombuffer(data, kind).reshape(array.shape)
+
+    def _matrix(self, kind: Any) -> NDArray[Any]:
+        """`[B, per page, M]`; a ring's ids stand where its newest pages belong."""
+        per_page = self.ids[0].shape[1]
+        found = np.zeros((len(self.ids), per_page, self.columns), kind)
+        for b, ids in enumerate(self.ids):
+            first = max(-(-self.totals[b] // self.page) - len(ids), 0) if self.facts.table == "ring" else 0
+            places = (first + np.arange(len(ids))) % self.columns
+            found[b][:, places] = ids.T
+        return found
+
+    def _table(self, name: str, kind_name: str, shape: tuple[int | str, ...]) -> NDArray[Any]:
+        kind = dtype(kind_name).numpy()
+        requests = len(self.totals)
+        if name == "lengths":
+            after = np.array(self.totals) - (0 if self.facts.lengths == "after" else np.array(self.new))
+            return after.astype(kind)
+        if name == "page_table":
+            matrix = self._matrix(kind)
+            return np.ascontiguousarray(
+                matrix[:, 0, 0] if len(shape) == 1 else matrix if len(shape) == 3 else matrix[:, 0]
+            )
+        if name == "page_indices":
+            return np.concatenate(self.ids).reshape(-1).astype(kind)
+        if name == "page_indptr":
+            return np.cumsum([0, *(len(i) for i in self.ids)]).astype(kind)
+        if name == "last_page_len":
+            return np.array([n - (len(i) - 1) * self.page for n, i in zip(self.totals, self.ids, strict=True)], kind)
+        if name == "req_to_token":
+            return np.ascontiguousarray(self._matrix(kind)[:, 0])
+        if name == "request_ids":
+            return np.arange(requests).astype(kind)
+        raise ValueError(f"{self.facts.name}: no timings for a page table with {name!r}; build it in {__name__}")
+
+    # Calls -------------------------------------------------------------------------------------------------------
+
+    def offsets(self, op: Any, counts: Sequence[int]) -> GpuArray:
+        """row_offsets of an operation."""
+        return self.upload(np.cumsum([0, *counts]).astype(self._index(op, "row_offsets")))
+
+    def _index(self, op: Any, name: str) -> Any:
+        return dtype(next(p.dtype for p in op.KERNEL.params if p.name == name)).numpy()
+
+    def slots(self, op: Any) -> GpuArray:
+        """The place of each new row."""
+        found = []
+        for ids, total, new in zip(self.ids, self.totals, self.new, strict=True):
+            positions = np.arange(total - new, total)
+            found.append(ids[positions // self.page, 0] * self.facts.id_multiplier * self.page + positions % self.page)
+        return self.upload(np.concatenate(found).astype(self._index(op, "slots")))
+
+    def gathered(self, op: Any, b: int, layer: int) -> list[NDArray[Any]]:
+        """K (and V) `[alive, kv_heads, dim]` of request b, through the gather operation."""
+        count = self.alive(b)
+        outs = {f"{n}_out": self.random((count, self.facts.kv_heads, d)) for n, d in self.roles}
+        counts = [count if i == b else 0 for i in range(len(self.totals))]
+        starts = np.zeros(len(self.totals), self._index(op, "starts"))
+        starts[b] = self.totals[b] - count
+        op(
+            self.after[layer],
+            row_offsets=self.offsets(op, counts),
+            starts=self.upload(starts),
+            stream=self.gpu.stream,
+            **outs,
+        )
+        return [self.download(o) for o in outs.values()]

@@ -1,0 +1,138 @@
+"""The workloads that benchmarks/run_gpu.py times, at a small size and computed by the CPU machine."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from benchmarks.gpu import prepare, timings, workload
+from benchmarks.gpu.device import Gpu, Timing
+from benchmarks.gpu.packages import ROOT, generated
+from kvgen.compile import compile_unit, default_cache
+from kvgen.emulator import build
+from kvgen.runtime import cuda
+from kvgen.runtime import gpu as backend
+from kvgen.runtime.module import cpu_library
+from kvgen.spec.loader import load_folder
+
+
+class EmulatedDriver:
+    """Device memory is host memory; a launch runs the kernel's PTX on the CPU machine."""
+
+    def __init__(self, package: Any, fill: Any) -> None:
+        self.kernels = {**cpu_library(package.Cache.MODULE, "sm_90a", "fast").kernels, **fill.kernels}
+        self.memory: dict[int, Any] = {}
+
+    def current_device(self) -> int:
+        return 0
+
+    def capability(self, device: int) -> tuple[int, int]:
+        return (9, 0)
+
+    def pointer_device(self, pointer: int) -> int:
+        return 0
+
+    def load(self, cubin: bytes, entry: str, device: int) -> object:
+        return self.kernels[entry]
+
+    def set_max_dynamic_shared(self, handle: object, nbytes: int) -> None:
+        assert nbytes > 48 << 10
+
+    def prepare(self, handle: Any, device: int, grid: Any, block: Any, shared: int, params: Any, pdl: bool) -> Any:
+        return lambda stream: handle.launch(grid, block, params.bytes_list(), dynamic_shared=shared)
+
+    def allocate(self, nbytes: int, device: int) -> int:
+        raw = np.full(nbytes + 256, 0xEE, np.uint8)
+        pointer = -(-raw.ctypes.data // 256) * 256
+        self.memory[pointer] = (raw, nbytes)
+        return int(pointer)
+
+    def free(self, pointer: int, device: int) -> None:
+        del self.memory[pointer]
+
+    def write(self, pointer: int, data: bytes, device: int) -> None:
+        self._bytes(pointer, len(data))[...] = np.frombuffer(data, np.uint8)
+
+    def read(self, pointer: int, nbytes: int, device: int) -> bytes:
+        return bytes(self._bytes(pointer, nbytes))
+
+    def synchronize(self, stream: int, device: int) -> None:
+        return None
+
+    def _bytes(self, pointer: int, nbytes: int) -> Any:
+        raw, size = self.memory[pointer]
+        assert nbytes <= size
+        start = pointer - raw.ctypes.data
+        return raw[start : start + nbytes]
+
+
+class EmulatedGpu(Gpu):
+    """A Gpu whose launches run once and take a microsecond."""
+
+    def __init__(self, driver: Any) -> None:
+        self.ordinal, self.driver, self.stream = 0, driver, 0
+        self.multiprocessors, self.l2_bytes = 1, 4096
+
+    def free_bytes(self) -> int:
+        return 1 << 28
+
+    def wait(self) -> None:
+        return None
+
+    def time(self, launches: Any, *, samples: int = 0) -> Timing:
+        for launch in launches:
+            launch(self.stream)
+        return Timing(1.0, 1.0, len(launches))
+
+
+FORMS = {
+    "layout_flashinfer_hnd": "csr",
+    "layout_tensorrt_llm": "per_kv",
+    "layout_sglang": "indirect",
+    "layout_ring": "ring",
+    "layout_vllm_packed": "slots",
+    "llama3_70b_tp8": "splits",
+}
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_timed_workloads_compute_the_right_thing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The timings' own checks (append against gather, decode against float64) pass for every form of table, and see
+    a pool that holds something else."""
+    unit = prepare.bandwidth_unit()
+    image = compile_unit(unit, "sm_90a", "ptx", cache=default_cache())
+    package = generated(name)
+    driver = EmulatedDriver(package, build([image.data.decode()], mode="fast"))
+    monkeypatch.setattr(cuda, "driver", lambda: driver)
+    monkeypatch.setattr(backend, "cubin", lambda module, file, entry, capability: entry.encode())
+    backend._function.cache_clear()
+    monkeypatch.setattr(cuda, "function", lambda code, entry, shared=0, *, device=0: cuda.Function(driver, driver.kernels[entry], entry, 0, shared))  # fmt: skip # noqa: E501
+    monkeypatch.setattr(timings, "APPEND_ROWS", (1, 5, 68))
+    monkeypatch.setattr(timings, "CONTEXT", 33)
+    monkeypatch.setattr(timings, "GATHERS", ((2, 33),))
+    monkeypatch.setattr(timings, "DECODES", ((2, 40),))
+    monkeypatch.setattr(timings, "RAGGED", (4, 3, 300))
+    monkeypatch.setattr(timings, "LAYERS_AT_MOST", 2)
+    kernels = next(s.kernels for s in load_folder(ROOT / "specs", ROOT) if s.kernels.name == name)
+    gpu = EmulatedGpu(driver)
+    bandwidth = {"read": 1.0, "copy": 1.0, "write": 1.0}
+    fill = workload.filler(gpu, b"")
+    timer = timings.Timer(gpu, package, prepare.facts_of(kernels), fill, bandwidth)
+    ran = {}
+    for timed in timer.cases():
+        ran[timed.op, timed.case] = timed.run()
+    assert {op for op, _ in ran} == {op for op, _, _ in timer.facts.ops}
+    assert all(math.isfinite(r["us"]) for r in ran.values())
+    if FORMS[name] == "splits":
+        assert ran["decode", "2x40"]["plan_us"] == 1.0
+
+    real = workload.Workload.gathered
+    monkeypatch.setattr(workload.Workload, "gathered", lambda *a: [-x for x in real(*a)])
+    for timed in timer.cases():
+        if timed.case in ("rows 5", "2x40"):
+            with pytest.raises(timings.WrongResult):
+                timed.run()
+    backend._function.cache_clear()
