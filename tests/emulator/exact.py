@@ -10,8 +10,8 @@ from fractions import Fraction
 @dataclass(frozen=True)
 class Format:
     precision: int  # bits of the significand, the hidden one included
-    least: int      # exponent of the smallest normal number
-    most: int       # exponent of the largest one
+    least: int  # exponent of the smallest normal number
+    most: int  # exponent of the largest one
 
 
 F16 = Format(11, -14, 15)

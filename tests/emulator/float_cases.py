@@ -17,7 +17,6 @@ from tests.emulator.exact import BF16, F16, F32, F64, Format, rounded
 FORMATS = {"f16": F16, "bf16": BF16, "f32": F32, "f64": F64}
 
 
-
 def tiny(x: float) -> float:
     return math.copysign(0.0, x) if abs(x) < 2.0**-126 else x
 
@@ -62,11 +61,21 @@ for t in ("f32", "f64"):
     for op, function in (("add", ADD), ("sub", SUB), ("mul", MUL)):
         for mode in ("", "rn", "rz", "rm", "rp"):
             dotted = f".{mode}" if mode else ""
-            case(f"{op}_{t}_{mode}", f"{op}{dotted}.{t} {{d}}, {{a}}, {{b}};", f"{t} {t}", t,
-                 exactly(function, form, mode or "rn"))
+            case(
+                f"{op}_{t}_{mode}",
+                f"{op}{dotted}.{t} {{d}}, {{a}}, {{b}};",
+                f"{t} {t}",
+                t,
+                exactly(function, form, mode or "rn"),
+            )
     for mode in ("rn", "rz", "rp"):
-        case(f"fma_{t}_{mode}", f"fma.{mode}.{t} {{d}}, {{a}}, {{b}}, {{c}};", f"{t} {t} {t}", t,
-             exactly(FMA, form, mode))
+        case(
+            f"fma_{t}_{mode}",
+            f"fma.{mode}.{t} {{d}}, {{a}}, {{b}}, {{c}};",
+            f"{t} {t} {t}",
+            t,
+            exactly(FMA, form, mode),
+        )
         case(f"div_{t}_{mode}", f"div.{mode}.{t} {{d}}, {{a}}, {{b}};", f"{t} {t}", t, exactly(DIV, form, mode))
     case(f"rcp_{t}", f"rcp.rn.{t} {{d}}, {{a}};", t, t, exactly(lambda a: 1 / a, form))
     case(f"abs_{t}", f"abs.{t} {{d}}, {{a}};", t, t, abs)
@@ -84,8 +93,13 @@ for op, ref in {
     "tanh.approx": math.tanh,
 }.items():  # fmt: skip
     case(op.replace(".", "_"), f"{op}.f32 {{d}}, {{a}};", "f32", "f32", ref, tolerance=2e-6, ranges="positive")
-case("mul_sat", "mul.sat.f32 {d}, {a}, {b};", "f32 f32", "f32",
-     lambda a, b: 0.0 if math.isnan(r := exactly(MUL, F32)(a, b)) else min(max(r, 0.0), 1.0) + 0.0)
+case(
+    "mul_sat",
+    "mul.sat.f32 {d}, {a}, {b};",
+    "f32 f32",
+    "f32",
+    lambda a, b: 0.0 if math.isnan(r := exactly(MUL, F32)(a, b)) else min(max(r, 0.0), 1.0) + 0.0,
+)
 
 
 def pick(a: float, b: float, largest: bool) -> float:
@@ -110,8 +124,13 @@ for t in ("f16", "bf16"):
     for op, function in (("add", ADD), ("sub", SUB), ("mul", MUL)):
         case(f"{op}_{t}", f"{op}.{t} {{d}}, {{a}}, {{b}};", f"{t} {t}", t, exactly(function, form))
     case(f"fma_{t}", f"fma.rn.{t} {{d}}, {{a}}, {{b}}, {{c}};", f"{t} {t} {t}", t, exactly(FMA, form))
-    case(f"fma_relu_{t}", f"fma.rn.relu.{t} {{d}}, {{a}}, {{b}}, {{c}};", f"{t} {t} {t}", t,
-         lambda a, b, c, form=form: r if math.isnan(r := exactly(FMA, form)(a, b, c)) else max(r, 0.0) + 0.0)
+    case(
+        f"fma_relu_{t}",
+        f"fma.rn.relu.{t} {{d}}, {{a}}, {{b}}, {{c}};",
+        f"{t} {t} {t}",
+        t,
+        lambda a, b, c, form=form: r if math.isnan(r := exactly(FMA, form)(a, b, c)) else max(r, 0.0) + 0.0,
+    )
     case(f"neg_{t}", f"neg.{t} {{d}}, {{a}};", t, t, lambda a: -a)
     case(f"abs_{t}", f"abs.{t} {{d}}, {{a}};", t, t, abs)
 for t in ("f32", "f64", "f16", "bf16"):
@@ -148,13 +167,23 @@ for source in ("f32", "f64", "f16"):
             continue
         for mode in ("rni", "rzi", "rmi", "rpi"):
             wide = source == "f64" or target.endswith("64")
-            case(f"cvt_{mode}_{target}_{source}", f"cvt.{mode}.{target}.{source} {{d}}, {{a}};", source, target,
-                 to_integer(target, mode, wide))
+            case(
+                f"cvt_{mode}_{target}_{source}",
+                f"cvt.{mode}.{target}.{source} {{d}}, {{a}};",
+                source,
+                target,
+                to_integer(target, mode, wide),
+            )
 for source in ("s32", "u32", "s64", "u64", "u8", "s16"):
     for target in ("f32", "f64", "f16"):
         for mode in ("rn", "rz", "rp"):
-            case(f"cvt_{mode}_{target}_{source}", f"cvt.{mode}.{target}.{source} {{d}}, {{a}};", source, target,
-                 lambda a, f=FORMATS[target], mode=mode: rounded(Fraction(a), f, mode))
+            case(
+                f"cvt_{mode}_{target}_{source}",
+                f"cvt.{mode}.{target}.{source} {{d}}, {{a}};",
+                source,
+                target,
+                lambda a, f=FORMATS[target], mode=mode: rounded(Fraction(a), f, mode),
+            )
 
 
 def between(form: Format, mode: str) -> Callable[[float], float]:
@@ -163,15 +192,30 @@ def between(form: Format, mode: str) -> Callable[[float], float]:
 
 for source, target in (("f32", "f16"), ("f32", "bf16"), ("f64", "f32"), ("f64", "f16")):
     for mode in ("rn", "rz", "rm", "rp") if source == "f64" or target == "f16" else ("rn", "rz"):
-        case(f"cvt_{mode}_{target}_{source}", f"cvt.{mode}.{target}.{source} {{d}}, {{a}};", source, target,
-             between(FORMATS[target], mode))
+        case(
+            f"cvt_{mode}_{target}_{source}",
+            f"cvt.{mode}.{target}.{source} {{d}}, {{a}};",
+            source,
+            target,
+            between(FORMATS[target], mode),
+        )
 for source, target in (("f16", "f32"), ("bf16", "f32"), ("f16", "f64"), ("f32", "f64")):
     case(f"cvt_{target}_{source}", f"cvt.{target}.{source} {{d}}, {{a}};", source, target, lambda a: a)
 for mode, function in {"rni": round, "rzi": math.trunc, "rmi": math.floor, "rpi": math.ceil}.items():
-    case(f"cvt_{mode}_f32", f"cvt.{mode}.f32.f32 {{d}}, {{a}};", "f32", "f32",
-         lambda a, f=function: math.copysign(float(f(a)), a) if math.isfinite(a) else a)
-case("cvt_sat_f32", "cvt.sat.f32.f32 {d}, {a};", "f32", "f32",
-     lambda a: 0.0 if math.isnan(a) else min(max(a, 0.0), 1.0) + 0.0)
+    case(
+        f"cvt_{mode}_f32",
+        f"cvt.{mode}.f32.f32 {{d}}, {{a}};",
+        "f32",
+        "f32",
+        lambda a, f=function: math.copysign(float(f(a)), a) if math.isfinite(a) else a,
+    )
+case(
+    "cvt_sat_f32",
+    "cvt.sat.f32.f32 {d}, {a};",
+    "f32",
+    "f32",
+    lambda a: 0.0 if math.isnan(a) else min(max(a, 0.0), 1.0) + 0.0,
+)
 
 
 def half_pair(kind: str, high: float, low: float) -> int:
@@ -195,29 +239,75 @@ def fp8_pair(kind: Any, top: float, high: float, low: float) -> int:
 
 
 for name, kind, top in (("e4m3", ml_dtypes.float8_e4m3fn, 448.0), ("e5m2", ml_dtypes.float8_e5m2, 57344.0)):
-    case(f"cvt_{name}x2", f"cvt.rn.satfinite.{name}x2.f32 {{d}}, {{a}}, {{b}};", "f32 f32", "u16",
-         lambda a, b, kind=kind, top=top: fp8_pair(kind, top, a, b), ranges="small")
+    case(
+        f"cvt_{name}x2",
+        f"cvt.rn.satfinite.{name}x2.f32 {{d}}, {{a}}, {{b}};",
+        "f32 f32",
+        "u16",
+        lambda a, b, kind=kind, top=top: fp8_pair(kind, top, a, b),
+        ranges="small",
+    )
 
 case("cvt_ftz_f32_f16", "cvt.ftz.f32.f16 {d}, {a};", "f16", "f32", lambda a: a)
-case("cvt_ftz_f16_f32", "cvt.rn.ftz.f16.f32 {d}, {a};", "f32", "f16",
-     lambda a: tiny(a) if tiny(a) == 0 else between(F16, "rn")(a))
-case("cvt_relu_bf16", "cvt.rn.relu.bf16.f32 {d}, {a};", "f32", "bf16",
-     lambda a: a if math.isnan(a) else max(between(BF16, "rn")(a), 0.0) + 0.0)
+case(
+    "cvt_ftz_f16_f32",
+    "cvt.rn.ftz.f16.f32 {d}, {a};",
+    "f32",
+    "f16",
+    lambda a: tiny(a) if tiny(a) == 0 else between(F16, "rn")(a),
+)
+case(
+    "cvt_relu_bf16",
+    "cvt.rn.relu.bf16.f32 {d}, {a};",
+    "f32",
+    "bf16",
+    lambda a: a if math.isnan(a) else max(between(BF16, "rn")(a), 0.0) + 0.0,
+)
 case("cvt_bf16_s32", "cvt.rn.bf16.s32 {d}, {a};", "s32", "bf16", lambda a: rounded(Fraction(a), BF16))
 case("ex2_f16", "ex2.approx.f16 {d}, {a};", "f16", "f16", lambda a: 2.0**a, tolerance=2e-3, ranges="positive")
-case("ex2_bf16x2", "mov.b32 {d}, {{{a}, {a}}}; ex2.approx.ftz.bf16x2 {d}, {d}; and.b32 {d}, {d}, 0xffff;"
-     " shl.b32 {d}, {d}, 16;", "bf16", "f32", lambda a: 2.0**a, tolerance=1e-2, ranges="positive")
-case("tf32", "cvt.rna.tf32.f32 {d}, {a};", "f32", "f32",
-     lambda a: math.copysign(float(math.floor(abs(Fraction(a)) / (q := Fraction(2) ** (math.frexp(a)[1] - 11))
-                                              + Fraction(1, 2)) * q), a), ranges="positive")
-case("setp_f16x2", "mov.b32 {d}, {{{a}, {b}}}; mov.b32 %r30, {{{b}, {a}}}; setp.lt.f16x2 %p1|%p2, {d}, %r30;"
-     " selp.b32 {d}, 1, 0, %p1; @%p2 add.u32 {d}, {d}, 2;", "f16 f16", "u32", lambda a, b: int(a < b) + 2 * int(b < a))
-case("set_f16x2", "mov.b32 {d}, {{{a}, {b}}}; mov.b32 %r30, {{{b}, {a}}}; set.ge.f16x2.f16x2 {d}, {d}, %r30;",
-     "f16 f16", "u32", lambda a, b: 0x3C00 * int(a >= b) + (0x3C00 << 16) * int(b >= a))
+case(
+    "ex2_bf16x2",
+    "mov.b32 {d}, {{{a}, {a}}}; ex2.approx.ftz.bf16x2 {d}, {d}; and.b32 {d}, {d}, 0xffff; shl.b32 {d}, {d}, 16;",
+    "bf16",
+    "f32",
+    lambda a: 2.0**a,
+    tolerance=1e-2,
+    ranges="positive",
+)
+case(
+    "tf32",
+    "cvt.rna.tf32.f32 {d}, {a};",
+    "f32",
+    "f32",
+    lambda a: math.copysign(
+        float(math.floor(abs(Fraction(a)) / (q := Fraction(2) ** (math.frexp(a)[1] - 11)) + Fraction(1, 2)) * q), a
+    ),
+    ranges="positive",
+)
+case(
+    "setp_f16x2",
+    "mov.b32 {d}, {{{a}, {b}}}; mov.b32 %r30, {{{b}, {a}}}; setp.lt.f16x2 %p1|%p2, {d}, %r30;"
+    " selp.b32 {d}, 1, 0, %p1; @%p2 add.u32 {d}, {d}, 2;",
+    "f16 f16",
+    "u32",
+    lambda a, b: int(a < b) + 2 * int(b < a),
+)
+case(
+    "set_f16x2",
+    "mov.b32 {d}, {{{a}, {b}}}; mov.b32 %r30, {{{b}, {a}}}; set.ge.f16x2.f16x2 {d}, {d}, %r30;",
+    "f16 f16",
+    "u32",
+    lambda a, b: 0x3C00 * int(a >= b) + (0x3C00 << 16) * int(b >= a),
+)
 for test, holds in (("finite", math.isfinite), ("infinite", math.isinf), ("notanumber", math.isnan),
                     ("subnormal", lambda a: 0 < abs(a) < 2.0**-126)):  # fmt: skip
-    case(f"testp_{test}", f"testp.{test}.f32 %p1, {{a}}; selp.u32 {{d}}, 1, 0, %p1;", "f32", "u32",
-         lambda a, holds=holds: int(holds(a)))
+    case(
+        f"testp_{test}",
+        f"testp.{test}.f32 %p1, {{a}}; selp.u32 {{d}}, 1, 0, %p1;",
+        "f32",
+        "u32",
+        lambda a, holds=holds: int(holds(a)),
+    )
 
 PACKED = {"f16": np.float16, "bf16": ml_dtypes.bfloat16}
 
@@ -236,9 +326,24 @@ def packed(kind: str, function: Callable[..., float]) -> Callable[..., int]:
 
 for kind in ("f16", "bf16"):
     for op, function in (("add", ADD), ("sub", SUB), ("mul", MUL)):
-        case(f"{op}_{kind}x2", f"{op}.{kind}x2 {{d}}, {{a}}, {{b}};", "u32 u32", "u32",
-             packed(kind, exactly(function, FORMATS[kind])))
-    case(f"fma_{kind}x2", f"fma.rn.{kind}x2 {{d}}, {{a}}, {{b}}, {{c}};", "u32 u32 u32", "u32",
-         packed(kind, exactly(FMA, FORMATS[kind])))
-    case(f"max_{kind}x2", f"max.{kind}x2 {{d}}, {{a}}, {{b}};", "u32 u32", "u32",
-         packed(kind, lambda a, b: pick(a, b, True)))
+        case(
+            f"{op}_{kind}x2",
+            f"{op}.{kind}x2 {{d}}, {{a}}, {{b}};",
+            "u32 u32",
+            "u32",
+            packed(kind, exactly(function, FORMATS[kind])),
+        )
+    case(
+        f"fma_{kind}x2",
+        f"fma.rn.{kind}x2 {{d}}, {{a}}, {{b}}, {{c}};",
+        "u32 u32 u32",
+        "u32",
+        packed(kind, exactly(FMA, FORMATS[kind])),
+    )
+    case(
+        f"max_{kind}x2",
+        f"max.{kind}x2 {{d}}, {{a}}, {{b}};",
+        "u32 u32",
+        "u32",
+        packed(kind, lambda a, b: pick(a, b, True)),
+    )

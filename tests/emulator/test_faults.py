@@ -57,7 +57,7 @@ FINE = {
     "fine_shared": "s[t] = t; dyn[t] = 1; dyn[t + 128] = 2; __syncthreads(); out[t] = s[127 - t] + dyn[t ^ 1];",
     "fine_copy": "COPY(in); WAIT; __syncthreads(); out[t] = s[t ^ 1];",
     "fine_vector": "if (t < 32) { int4 v = ((const int4*)in)[t]; ((int4*)out)[t] = v; }",
-    "fine_named": "if (t < 64) asm volatile(\"bar.sync 1, 64;\"); else asm volatile(\"bar.sync 2, 64;\");",
+    "fine_named": 'if (t < 64) asm volatile("bar.sync 1, 64;"); else asm volatile("bar.sync 2, 64;");',
     "fine_partial_mask": "if (t & 1) out[t] = __shfl_xor_sync(0xaaaaaaaau, t, 2);",
 }
 MACROS = r"""

@@ -75,7 +75,9 @@ def vector_kernel(name: str, kind: str) -> str:
     prefix = {8: "%rs", 16: "%rs", 32: "%r", 64: "%rd", 128: "%q"}[width]
     names = [f"{prefix}{8 + i}" for i in range(count)]
     value = "{" + ", ".join(names) + "}" if count > 1 else names[0]
-    return entry(name, f"""
+    return entry(
+        name,
+        f"""
   .shared .align 16 .b8 buf_{name}[1024]; .local .align 16 .b8 mine_{name}[32]; .reg .b128 %q<10>;
   ld.param.u64 %rd1, [p1]; mov.u32 %r40, %tid.x;
   mad.wide.u32 %rd2, %r40, {nbytes}, %rd0; mad.wide.u32 %rd3, %r40, {nbytes}, %rd1;
@@ -83,19 +85,27 @@ def vector_kernel(name: str, kind: str) -> str:
   mov.b64 %rd6, mine_{name};
   ld.global.nc.L1::no_allocate.L2::128B.{kind} {value}, [%rd3]; st.shared.{kind} [%r42], {value};
   ld.{kind} {value}, [%rd5]; st.local.{kind} [%rd6+16], {value}; ld.local.{kind} {value}, [%rd6+16];
-  st.global.cs.{kind} [%rd2], {value};""", ".param .u64 p0, .param .u64 p1")
+  st.global.cs.{kind} [%rd2], {value};""",
+        ".param .u64 p0, .param .u64 p1",
+    )
 
 
 def atomic_kernel(name: str, op: str, kind: str) -> str:
     n, r = (8, "%rd") if kind.endswith("64") else (4, "%r")
-    return entry(name, f"""
+    return entry(
+        name,
+        f"""
   ld.param.u64 %rd1, [p1]; mov.u32 %r40, %tid.x;
   mad.wide.u32 %rd2, %r40, {n}, %rd0; mad.wide.u32 %rd3, %r40, {n}, %rd1;
   ld.global.b{8 * n} {r}10, [%rd3]; {op} {r}11, [%rd2], {r}10; st.global.b{8 * n} [%rd3], {r}11;
-""", ".param .u64 p0, .param .u64 p1")
+""",
+        ".param .u64 p0, .param .u64 p1",
+    )
 
 
-COPIES = entry("copies", """
+COPIES = entry(
+    "copies",
+    """
   .shared .align 16 .b8 ring[2048];
   ld.param.u64 %rd1, [p1]; mov.u32 %r40, %tid.x; mad.wide.u32 %rd2, %r40, 16, %rd0; mad.wide.u32 %rd3, %r40, 16, %rd1;
   mov.u32 %r41, ring; mad.lo.u32 %r42, %r40, 32, %r41; and.b32 %r43, %r40, 15;
@@ -105,9 +115,13 @@ COPIES = entry("copies", """
   ld.shared.v4.u32 {%r1, %r2, %r3, %r4}, [%r42]; st.global.v4.u32 [%rd2], {%r1, %r2, %r3, %r4};
   cp.async.wait_all; ld.shared.v2.u32 {%r1, %r2}, [%r42+16]; ld.shared.u32 %r3, [%r42+24];
   st.global.v2.u32 [%rd2+1024], {%r1, %r2}; st.global.u32 [%rd2+1032], %r3;
-""", ".param .u64 p0, .param .u64 p1")
+""",
+    ".param .u64 p0, .param .u64 p1",
+)
 
-SMALL_ATOMICS = entry("small_atomics", """
+SMALL_ATOMICS = entry(
+    "small_atomics",
+    """
   ld.param.u64 %rd1, [p1]; mov.b32 %r1, 0x3f800000; mov.b32 %r2, 0x3c003c00; mov.b32 %r3, 0x3f803f80; mov.u32 %r7, 9;
   red.global.add.f32 [%rd0], 0f3F000000; atom.global.add.noftz.f16x2 %r4, [%rd0+4], %r2;
   red.global.add.noftz.bf16x2 [%rd0+8], %r3; atom.global.cas.b32 %r5, [%rd0+12], 0, %r7;
@@ -117,7 +131,9 @@ SMALL_ATOMICS = entry("small_atomics", """
   prefetch.global.L2 [%rd1]; prefetchu.L1 [%rd1]; createpolicy.fractional.L2::evict_first.b64 %rd5, 1.0;
   ld.global.L2::cache_hint.u32 %r12, [%rd1], %rd5; @%p1 st.global.L1::evict_last.u32 [%rd0+20], %r12;
   griddepcontrol.wait; griddepcontrol.launch_dependents;
-""", ".param .u64 p0, .param .u64 p1")
+""",
+    ".param .u64 p0, .param .u64 p1",
+)
 
 
 @pytest.fixture(scope="module")
@@ -183,8 +199,16 @@ def test_state_spaces(schedule: str | int, library: Library) -> None:
     start = np.random.default_rng(4).integers(0, 100, 128, np.int32)
     for _ in range(2):  # module variables start afresh with every launch
         out = start.copy()
-        run(library, "spaces", out, struct.pack("4if", 1, 2, 3, 4, 6.5), bytes([7]), 2.0, dynamic_shared=128,
-            schedule=schedule)
+        run(
+            library,
+            "spaces",
+            out,
+            struct.pack("4if", 1, 2, 3, 4, 6.5),
+            bytes([7]),
+            2.0,
+            dynamic_shared=128,
+            schedule=schedule,
+        )
         pick = np.array([1, 2, 3, 4])[t & 3] + np.array([10, 20, 30, 40])[(7 + t) & 3]
         np.testing.assert_array_equal(out, (t ^ 1) * 3 + pick + 2 * (start & 7) + t + 7 + (t ^ 1) + 6 + 5)
 

@@ -53,28 +53,44 @@ GRID_CASES = {
     "read_after_write": ("if (b == 0) g[t] = t; else v = g[t];", "race"),
     "fence_and_atomic": (
         "if (b == 0) { g[t] = t; __syncthreads(); if (t == 0) { __threadfence(); atomicAdd(flag, 1); } }"
-        "else { if (t == 0) { atomicAdd(flag, 0); __threadfence(); } __syncthreads(); v = g[t]; }", None),
+        "else { if (t == 0) { atomicAdd(flag, 0); __threadfence(); } __syncthreads(); v = g[t]; }",
+        None,
+    ),
     "fence_before_the_barrier": (
         "if (b == 0) { g[t] = t; __threadfence(); __syncthreads(); if (t == 1) atomicAdd(flag, 1); }"
-        "else { if (t == 0) { atomicAdd(flag, 0); __threadfence(); } __syncthreads(); v = g[t]; }", "race"),
+        "else { if (t == 0) { atomicAdd(flag, 0); __threadfence(); } __syncthreads(); v = g[t]; }",
+        "race",
+    ),
     "no_release_fence": (
         "if (b == 0) { g[t] = t; __syncthreads(); if (t == 0) atomicAdd(flag, 1); }"
-        "else { if (t == 0) { atomicAdd(flag, 0); __threadfence(); } __syncthreads(); v = g[t]; }", "race"),
+        "else { if (t == 0) { atomicAdd(flag, 0); __threadfence(); } __syncthreads(); v = g[t]; }",
+        "race",
+    ),
     "no_acquire_fence": (
         "if (b == 0) { g[t] = t; __syncthreads(); if (t == 0) { __threadfence(); atomicAdd(flag, 1); } }"
-        "else { if (t == 0) { atomicAdd(flag, 0); } __syncthreads(); v = g[t]; }", "race"),
+        "else { if (t == 0) { atomicAdd(flag, 0); } __syncthreads(); v = g[t]; }",
+        "race",
+    ),
     "block_fence_is_too_narrow": (
         "if (b == 0) { g[t] = t; __syncthreads(); if (t == 0) { __threadfence_block(); atomicAdd(flag, 1); } }"
-        "else { if (t == 0) { atomicAdd(flag, 0); __threadfence(); } __syncthreads(); v = g[t]; }", "race"),
+        "else { if (t == 0) { atomicAdd(flag, 0); __threadfence(); } __syncthreads(); v = g[t]; }",
+        "race",
+    ),
     "release_acquire": (
         "if (b == 0) { g[t] = t; __syncthreads(); if (t == 0) ATOM_ACQ_REL; }"
-        "else { if (t == 0) ATOM_ACQ_REL; __syncthreads(); v = g[t]; }", None),
+        "else { if (t == 0) ATOM_ACQ_REL; __syncthreads(); v = g[t]; }",
+        None,
+    ),
     "other_flag": (
         "if (b == 0) { g[t] = t; __syncthreads(); if (t == 0) { __threadfence(); atomicAdd(flag, 1); } }"
-        "else { if (t == 0) { atomicAdd(flag + 1, 0); __threadfence(); } __syncthreads(); v = g[t]; }", "race"),
+        "else { if (t == 0) { atomicAdd(flag + 1, 0); __threadfence(); } __syncthreads(); v = g[t]; }",
+        "race",
+    ),
     "chain_of_three": (
         "if (t == 0) ATOM_ACQ_REL; __syncthreads(); if (b == 2) v = g[t]; if (b == 0) { g[t] = t; } __syncthreads();"
-        "if (t == 0) ATOM_ACQ_REL;", None),
+        "if (t == 0) ATOM_ACQ_REL;",
+        None,
+    ),
     "atomics_on_one_word": ("atomicAdd(g, 1);", None),
 }
 MACROS = r"""

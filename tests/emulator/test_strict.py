@@ -79,10 +79,13 @@ def test_not_a_module_with_kernels(text: str, build: Build) -> None:
 
 def test_scoped_registers_and_labels(build: Build) -> None:
     """What inline assembly does: the same names in two scopes, and jumps inside them."""
-    scope = "{ .reg .pred p; .reg .b32 x; mov.b32 x, %d; setp.eq.u32 p, x, %d; @p bra DONE; add.u32 x, x, 100; DONE: " \
-            "add.u32 %%r1, %%r1, x; }"
-    library = build([HEADER + entry("scopes", "mov.u32 %r1, 0;" + scope % (3, 3) + scope % (4, 5)
-                                    + "st.global.u32 [%rd0], %r1;")])
+    scope = (
+        "{ .reg .pred p; .reg .b32 x; mov.b32 x, %d; setp.eq.u32 p, x, %d; @p bra DONE; add.u32 x, x, 100; DONE: "
+        "add.u32 %%r1, %%r1, x; }"
+    )
+    library = build(
+        [HEADER + entry("scopes", "mov.u32 %r1, 0;" + scope % (3, 3) + scope % (4, 5) + "st.global.u32 [%rd0], %r1;")]
+    )
     out = np.zeros(1, np.uint32)
     run(library, "scopes", out, block=1)
     assert out[0] == 107

@@ -16,11 +16,15 @@ FULL = 0xFFFFFFFF
 
 def lane_kernel(name: str, code: str, out: str = "%r1") -> str:
     """Loads in[tid] into %r0, stores `out` (32 bits) to out[tid]; %r40 is the thread."""
-    return entry(name, f"""
+    return entry(
+        name,
+        f"""
   ld.param.u64 %rd1, [p1]; mov.u32 %r40, %tid.x; and.b32 %r41, %r40, 31;
   mad.wide.u32 %rd2, %r40, 4, %rd0; mad.wide.u32 %rd3, %r40, 4, %rd1; ld.global.u32 %r0, [%rd3];
   {code}
-  st.global.b32 [%rd2], {out};""", ".param .u64 p0, .param .u64 p1")
+  st.global.b32 [%rd2], {out};""",
+        ".param .u64 p0, .param .u64 p1",
+    )
 
 
 def shuffle(mode: str, b: str, c: int) -> str:
@@ -59,29 +63,39 @@ BARRIERS = {
 
 def fragment_kernel(name: str, code: str, loads: int, stores: int, kind: str = "u32") -> str:
     """Lane i loads `loads` words from in[i*loads] into %r0.., runs code, stores %r20.. to out."""
-    return entry(name, f"""
+    return entry(
+        name,
+        f"""
   .shared .align 16 .b8 tile_{name}[2048];
   ld.param.u64 %rd1, [p1]; mov.u32 %r40, %tid.x;
   mad.wide.u32 %rd2, %r40, {4 * stores}, %rd0; mad.wide.u32 %rd3, %r40, {4 * loads}, %rd1;
-  {''.join(f'ld.global.u32 %r{i}, [%rd3+{4 * i}]; ' for i in range(loads))}
+  {"".join(f"ld.global.u32 %r{i}, [%rd3+{4 * i}]; " for i in range(loads))}
   {code}
-  {''.join(f'st.global.u32 [%rd2+{4 * i}], %r{20 + i}; ' for i in range(stores))}""", ".param .u64 p0, .param .u64 p1")
+  {"".join(f"st.global.u32 [%rd2+{4 * i}], %r{20 + i}; " for i in range(stores))}""",
+        ".param .u64 p0, .param .u64 p1",
+    )
 
 
 def mma(shape: str, kind: str) -> str:
     a = "%r0, %r1, %r2, %r3" if shape == "m16n8k16" else "%r0, %r1"
     b = "%r4, %r5" if shape == "m16n8k16" else "%r4"
-    return (f"mma.sync.aligned.{shape}.row.col.f32.{kind}.{kind}.f32 {{%r20, %r21, %r22, %r23}}, {{{a}}}, {{{b}}}, "
-            "{%r6, %r7, %r8, %r9};")
+    return (
+        f"mma.sync.aligned.{shape}.row.col.f32.{kind}.{kind}.f32 {{%r20, %r21, %r22, %r23}}, {{{a}}}, {{{b}}}, "
+        "{%r6, %r7, %r8, %r9};"
+    )
 
 
 def ldmatrix(count: int, trans: bool) -> str:
     outs = ", ".join(f"%r{20 + i}" for i in range(count))
-    return (f"mov.u32 %r41, tile_ldm{count}{'t' * trans}; mad.lo.u32 %r42, %r40, 64, %r41; "
-            + "".join(f"st.shared.v4.b32 [%r42+{16 * i}], {{%r{4 * i}, %r{4 * i + 1}, %r{4 * i + 2}, %r{4 * i + 3}}}; "
-                      for i in range(4))
-            + "bar.sync 0; mad.lo.u32 %r42, %r40, 16, %r41; "
-            + f"ldmatrix.sync.aligned.m8n8.x{count}{'.trans' * trans}.shared.b16 {{{outs}}}, [%r42];")
+    return (
+        f"mov.u32 %r41, tile_ldm{count}{'t' * trans}; mad.lo.u32 %r42, %r40, 64, %r41; "
+        + "".join(
+            f"st.shared.v4.b32 [%r42+{16 * i}], {{%r{4 * i}, %r{4 * i + 1}, %r{4 * i + 2}, %r{4 * i + 3}}}; "
+            for i in range(4)
+        )
+        + "bar.sync 0; mad.lo.u32 %r42, %r40, 16, %r41; "
+        + f"ldmatrix.sync.aligned.m8n8.x{count}{'.trans' * trans}.shared.b16 {{{outs}}}, [%r42];"
+    )
 
 
 @pytest.fixture(scope="module")
@@ -89,14 +103,16 @@ def library(build: Build) -> Library:
     parts = [lane_kernel(f"shfl_{n}", c) for n, (c, _, _) in SHUFFLES.items()]
     parts += [lane_kernel(f"vote_{n}", f"setp.lt.s32 %p1, %r0, 0; {c}") for n, (c, _) in VOTES.items()]
     parts += [lane_kernel("redux_" + n.replace(".", "_"), f"redux.sync.{n} %r1, %r0, 0xffffffff;") for n in REDUCTIONS]
-    parts += [lane_kernel("bar_" + n.replace(".", "_"), f"setp.lt.s32 %p1, %r0, 0; {c}")
-              for n, (c, _) in BARRIERS.items()]
+    parts += [
+        lane_kernel("bar_" + n.replace(".", "_"), f"setp.lt.s32 %p1, %r0, 0; {c}") for n, (c, _) in BARRIERS.items()
+    ]
     parts.append(lane_kernel("match_any", "and.b32 %r0, %r0, 3; match.any.sync.b32 %r1, %r0, -1;"))
     parts.append(lane_kernel("match_all", "shr.u32 %r0, %r40, 5; match.all.sync.b32 %r1|%p1, %r0, -1;"))
     parts.append(lane_kernel("elect", "elect.sync %r1|%p1, -1; @%p1 add.u32 %r1, %r1, 77;"))
     parts.append(lane_kernel("activemask", "activemask.b32 %r2; shr.u32 %r3, %r2, %r41; and.b32 %r1, %r3, 1;"))
-    parts += [fragment_kernel(f"mma_{s}_{k}", mma(s, k), 10, 4)
-              for s in ("m16n8k16", "m16n8k8") for k in ("f16", "bf16")]
+    parts += [
+        fragment_kernel(f"mma_{s}_{k}", mma(s, k), 10, 4) for s in ("m16n8k16", "m16n8k8") for k in ("f16", "bf16")
+    ]
     parts += [fragment_kernel(f"ldm{c}{'t' * t}", ldmatrix(c, t), 16, c) for c in (1, 2, 4) for t in (False, True)]
     return build([HEADER + "".join(parts)])
 
