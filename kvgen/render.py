@@ -10,9 +10,19 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from functools import lru_cache
+from traceback import walk_tb
 from typing import Any, Final
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined, TemplateError, nodes
+from jinja2 import (
+    Environment,
+    FileSystemLoader,
+    StrictUndefined,
+    TemplateError,
+    TemplateRuntimeError,
+    TemplateSyntaxError,
+    Undefined,
+    nodes,
+)
 from jinja2.ext import Extension
 from jinja2.lexer import Token, TokenStream
 
@@ -31,12 +41,15 @@ class Rendered:
 
 
 def _only_text(value: Any) -> Any:
-    """Let str, int and bool into the text, bool as C spells it; None, floats and containers are mistakes."""
+    """Let str, int and bool into the text, bool as C spells it; None, floats and containers are mistakes.
+
+    What is undefined goes on to Jinja, which raises with its name.
+    """
     if isinstance(value, bool):
         return "true" if value else "false"
-    if isinstance(value, (str, int)):
+    if isinstance(value, (str, int, Undefined)):
         return value
-    raise ToolError(f"a template printed a {type(value).__name__} ({value!r}); only str, int and bool become text")
+    raise TemplateRuntimeError(f"printed a {type(value).__name__} ({value!r}); only str, int and bool become text")
 
 
 class _Marks(Extension):
@@ -80,13 +93,23 @@ def variables(context: object) -> dict[str, Any]:
     return {f.name: getattr(context, f.name) for f in fields(context)}  # type: ignore[arg-type]
 
 
+def _place(error: TemplateError, template: str) -> str:
+    """The `templates/file:line` that an error arose at: a syntax error says, others have it in their traceback."""
+    root, found = f"{templates_root()}/", f"templates/{template}"
+    if isinstance(error, TemplateSyntaxError):
+        return f"templates/{error.name or template}:{error.lineno}"
+    for frame, line in walk_tb(error.__traceback__):
+        if frame.f_code.co_filename.startswith(root):
+            found = f"templates/{frame.f_code.co_filename.removeprefix(root)}:{line}"
+    return found
+
+
 def render(template: str, context: object) -> str:
     """The text of `template` over `context`."""
     try:
         return environment().get_template(template).render(variables(context))
     except TemplateError as error:
-        line = getattr(error, "lineno", None)
-        raise ToolError(f"templates/{template}{f':{line}' if line else ''}: {error}") from error
+        raise ToolError(f"{_place(error, template)}: {error}") from error
 
 
 def render_mapped(template: str, context: object) -> Rendered:

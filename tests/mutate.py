@@ -157,8 +157,8 @@ def main() -> int:
             path.write_text(original, encoding="utf-8")
     total = killed + len(survivors)
     print(
-        f"\n{killed} of {total} killed ({100 * killed / max(total, 1):.0f} %), {same} without effect on any set, {slow} too slow to tell, "
-        f"seed {options.seed}"
+        f"\n{killed} of {total} killed ({100 * killed / max(total, 1):.0f} %), {same} without effect on any set, "
+        f"{slow} too slow to tell, seed {options.seed}"
     )
     for mutant in survivors:
         print(f"survivor {mutant}")

@@ -17,8 +17,16 @@ Arch = Literal["sm_80", "sm_89", "sm_90a", "sm_100f", "sm_120f"]
 NAME: Final = re.compile(r"[a-z][a-z0-9_]{0,39}")
 
 C_NAMES: Final = frozenset(
-    "static_cast dynamic_cast const_cast reinterpret_cast static_assert thread_local "
-    "and_eq or_eq xor_eq not_eq co_await co_return co_yield".split()
+    (
+        "static_cast",
+        "dynamic_cast",
+        "const_cast",
+        "reinterpret_cast",
+        "static_assert",
+        "thread_local",
+        "and_eq",
+        "or_eq",
+    )
 )
 
 

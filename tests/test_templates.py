@@ -1,0 +1,189 @@
+"""The templates: what they read, how much of them is Jinja, and what they may write."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, fields, make_dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jinja2 import meta
+
+from kvgen.compile.arch import ARCHS
+from kvgen.config import find_config
+from kvgen.emit import File, load_and_render
+from kvgen.errors import ToolError
+from kvgen.ops.append import AppendContext
+from kvgen.ops.cache import CacheContext
+from kvgen.ops.decode import DecodeContext, DecodePlanContext
+from kvgen.ops.gather import GatherContext
+from kvgen.ops.launcher import LauncherContext
+from kvgen.paths import templates_root
+from kvgen.render import environment, render
+
+ROOT = Path(__file__).resolve().parent.parent
+# Each template, its context, and the share of its lines that may be tags. Kernels read as CUDA; append has two ways of
+# naming a row's place and two of counting lengths; the other two are lists of declarations more than code.
+CONTEXTS: dict[str, tuple[type, float]] = {
+    "ops/append.cu.j2": (AppendContext, 0.14),
+    "ops/gather.cu.j2": (GatherContext, 0.10),
+    "ops/decode.cu.j2": (DecodeContext, 0.10),
+    "ops/decode_plan.cu.j2": (DecodePlanContext, 0.10),
+    "cache/cache.cuh.j2": (CacheContext, 0.18),
+    "launcher/init.py.j2": (LauncherContext, 0.25),
+}
+# Imported by cache.cuh.j2: macros, which get what they need as arguments.
+MACROS = sorted(p.relative_to(templates_root()).as_posix() for p in templates_root().glob("cache/*.j2"))
+MACROS.remove("cache/cache.cuh.j2")
+
+
+def source(template: str) -> str:
+    return (templates_root() / template).read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def generated() -> dict[str, File]:
+    """Every file of the project's own specs."""
+    return load_and_render(find_config(ROOT))[1]
+
+
+def test_every_template_is_listed() -> None:
+    found = {p.relative_to(templates_root()).as_posix() for p in templates_root().rglob("*.j2")}
+    assert found == {*CONTEXTS, *MACROS}
+
+
+@pytest.mark.parametrize("template", CONTEXTS)
+def test_a_template_reads_the_fields_of_its_context_and_no_others(template: str) -> None:
+    context, _ = CONTEXTS[template]
+    assert meta.find_undeclared_variables(environment().parse(source(template))) == {f.name for f in fields(context)}
+
+
+@pytest.mark.parametrize("template", MACROS)
+def test_macros_read_their_arguments_alone(template: str) -> None:
+    assert meta.find_undeclared_variables(environment().parse(source(template))) == set()
+
+
+def test_the_tables_have_the_same_macros() -> None:
+    """So that cache.cuh.j2 asks no table what kind it is."""
+    macros = {t: re.findall(r"{% macro (\w+\([^)]*\))", source(t)) for t in MACROS}
+    first = macros[MACROS[0]]
+    assert {name.partition("(")[0] for name in first} == set(
+        re.findall(r"\btable\.(\w+)\(", source("cache/cache.cuh.j2"))
+    )
+    assert all(found == first for found in macros.values())
+
+
+@pytest.mark.parametrize("template", CONTEXTS)
+def test_most_lines_are_the_language_they_write(template: str) -> None:
+    """A line that is only a tag is Jinja's."""
+    _, limit = CONTEXTS[template]
+    lines = source(template).splitlines()
+    tags = [line for line in lines if re.fullmatch(r"\s*\{[%#].*[%#]\}\s*", line)]
+    assert len(tags) <= limit * len(lines), f"{len(tags)} of {len(lines)} lines are tags"
+
+
+def test_no_template_asks_which_kind() -> None:
+    """Decisions lie in typed Python: a condition tests a flag or a number of the context, never a class or a preset."""
+    for template in (*CONTEXTS, *MACROS):
+        for condition in re.findall(r"{% (?:el)?if (.*?) %}", source(template)):
+            assert not re.search(r"\b(kind|preset|isinstance|type)\b", condition), f"{template}: {condition}"
+
+
+# What the templates write ------------------------------------------------------------------------------------------------
+
+
+def test_kernels_are_specialised_and_short_enough_to_review(generated: dict[str, File]) -> None:
+    kernels = {path: file.text for path, file in generated.items() if path.endswith(".cu")}
+    assert len(kernels) > 50
+    for path, text in kernels.items():
+        assert not re.search(r"^\s*#\s*(if|ifdef|ifndef|else|elif)\b", text, re.MULTILINE), path
+        assert text.count("\n") <= 600, path
+        assert not re.search(r"\{[{%#]|[%#]\}", text.replace("{{", "")), path
+        assert len(re.findall(r'^extern "C" __global__ ', text, re.MULTILINE)) == 1, path
+
+
+def test_a_kernel_waits_before_it_reads_what_another_wrote(generated: dict[str, File]) -> None:
+    """Programmatic dependent launch: the wait is the first statement of every kernel."""
+    for path, file in generated.items():
+        if path.endswith(".cu"):
+            _, _, body = file.text.partition('extern "C" __global__ ')
+            statements = body[body.index(") {") + 3 :].strip().splitlines()
+            assert [s.strip() for s in statements[:2]] == ["pdl_wait();", "pdl_trigger();"], path
+
+
+def test_generated_text_is_clean(generated: dict[str, File]) -> None:
+    for path, file in generated.items():
+        assert file.text.endswith("\n") and not file.text.endswith("\n\n"), path
+        assert "\r" not in file.text and "\t" not in file.text and "\x01" not in file.text, path
+        assert not re.search(r"[ ]+$", file.text, re.MULTILINE), path
+        assert "\n\n\n\n" not in file.text, path
+
+
+def test_generated_text_names_no_machine_and_no_day(generated: dict[str, File]) -> None:
+    """Byte-identical everywhere: no absolute path, date or version."""
+    for path, file in generated.items():
+        assert not re.search(r"(?<![\w.])/(home|tmp|usr|work|root)/|\b20\d\d-\d\d-\d\d\b", file.text), path
+
+
+def test_every_architecture_is_a_real_one(generated: dict[str, File]) -> None:
+    for path, file in generated.items():
+        for arch in re.findall(r"\bsm_\w+", file.text):
+            assert arch in ARCHS, path
+
+
+# The renderer ------------------------------------------------------------------------------------------------------------
+
+
+def context_of(**values: Any) -> object:
+    """A frozen dataclass with these fields."""
+    return make_dataclass("Context", [(name, Any) for name in values], frozen=True)(**values)
+
+
+@pytest.fixture
+def template(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Renders a text as the template `x.j2`, over the given variables."""
+
+    def go(text: str, **values: Any) -> str:
+        from jinja2 import FileSystemLoader
+
+        (tmp_path / "x.j2").write_text(text, encoding="utf-8")
+        monkeypatch.setattr("kvgen.render.templates_root", lambda: tmp_path)
+        monkeypatch.setattr(environment(), "loader", FileSystemLoader(tmp_path))
+        monkeypatch.setattr(environment(), "cache", None)
+        return render("x.j2", context_of(**values))
+
+    return go
+
+
+@dataclass(frozen=True)
+class Role:
+    name: str
+
+
+def test_text_numbers_and_flags_are_printed(template: Any) -> None:
+    assert template("{{ a }} {{ b }} {{ c }} {{ r.name }}\n", a="x", b=-3, c=True, r=Role("k")) == "x -3 true k\n"
+    assert template("{{ 'y' if c else '' }}{{ n // 2 }}\n", c=False, n=7) == "3\n"
+
+
+@pytest.mark.parametrize("value", [None, 0.5, [1], (1,), {"a": 1}, Role("k"), b"x"], ids=lambda v: type(v).__name__)
+def test_nothing_else_is(template: Any, value: Any) -> None:
+    with pytest.raises(ToolError) as caught:
+        template("a\n{{ value }}\n", value=value)
+    assert str(caught.value).startswith(
+        f"templates/x.j2:2: printed a {type(value).__name__} ({value!r}); only str, int and bool"
+    )
+
+
+UNDEFINED = ("{{ absent }}", "{{ r.absent }}", "{% if absent %}{% endif %}", "{% for i in absent %}{% endfor %}")
+
+
+@pytest.mark.parametrize("text", UNDEFINED)
+def test_an_undefined_name_raises(template: Any, text: str) -> None:
+    with pytest.raises(ToolError, match=r"^templates/x\.j2:2: .*'absent'"):
+        template(f"a\n{text}\n", r=Role("k"))
+
+
+def test_a_broken_template_names_its_line(template: Any) -> None:
+    with pytest.raises(ToolError, match=r"^templates/x\.j2:2: "):
+        template("a\n{% if %}\n")
