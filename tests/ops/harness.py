@@ -152,7 +152,7 @@ def check_decode(
     role = scene.rows()[1]
     out, around = rows_array(len(q), (q.shape[1], role.dim), scene.cache.dtype, strided=scene.batch.strided)
     sums, sums_around = rows_array(len(q), (q.shape[1],), "f32", strided=False)
-    wanted = decode(scene.view, scene.rows(), q, row_offsets=row_offsets)
+    wanted = decode(scene.view, scene.rows(), q, scale=scene.scale, row_offsets=row_offsets)
     pool = scene.snapshot()
     run = Run(
         scene, "decode", launcher(scene, "decode"), q=q, out=out, lse=sums if lse else None, row_offsets=row_offsets
@@ -167,7 +167,7 @@ def check_decode(
 
 def hold_to(wanted: Decoded, scene: Scene, q: Raw, out: Raw, lse: Raw | None) -> None:
     """Every element of out and lse against the float64 oracle; NaN where it has NaN."""
-    scale = 1 / math.sqrt(q.shape[2])
+    scale = scene.scale
     values = out.astype(np.float64)
     for row, seen in enumerate(wanted.seen):
         if seen is None:

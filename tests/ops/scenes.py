@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from kvgen import CSR, Continuous, Indirect, KernelSet, PerKV, Ring
 from kvgen.dtypes import dtype
+from kvgen.ops import Decode
 from kvgen.reference import Rows, TableView, cache_rows
 from tests.ops.batches import OPEN_TOKENS, Batch
 
@@ -85,14 +86,20 @@ class Scene:
         self._lay_tensors()
         self.tables = self._tables(counts)
 
+    @property
+    def scale(self) -> float:
+        """The factor of the set's decode: its own, or 1 / sqrt(head_dim)."""
+        given = [op.scale for op in self.kernels.ops if isinstance(op, Decode)]
+        return given[0] if given and given[0] is not None else 1 / math.sqrt(self.cache.head_dim)
+
     # Pages -------------------------------------------------------------------------------------------------------
 
     @property
     def ring_pages(self) -> int:
-        """Columns of a ring's table: one more than the window needs."""
+        """Columns of a ring's table: just what the window needs."""
         table = self.cache.page_table
         assert isinstance(table, Ring)
-        return -(-(table.window - 1) // self.tokens) + 2
+        return -(-(table.window - 1) // self.tokens) + 1
 
     def _lay_pages(self) -> None:
         """Give every logical page of every request an id, all over the pool."""

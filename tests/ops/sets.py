@@ -7,13 +7,15 @@ from typing import Any
 from kvgen import CSR, Continuous, Dense, KernelSet, Layout, Paged, PerKV, Ring, ops, presets
 
 
-def _set(name: str, cache: Any, group: int, *, index: Any = None, splits: int = 1) -> KernelSet:
+def _set(
+    name: str, cache: Any, group: int, *, index: Any = None, splits: int = 1, scale: float | None = None
+) -> KernelSet:
     """All operations that the cache can have; `index` is the type of their own offsets and slots."""
     found: list[Any] = [ops.Append(index_dtype=index), ops.Gather(index_dtype=index)]
     if not isinstance(cache.page_table, PerKV):
         found.append(ops.Append(name="append_slots", rows="slots", index_dtype=index))
     if cache.stores == "kv":
-        found.append(ops.Decode(index_dtype=index, splits=splits))
+        found.append(ops.Decode(index_dtype=index, splits=splits, scale=scale))
     return KernelSet(name=name, q_heads=cache.kv_heads * group, cache=cache, ops=tuple(found))
 
 
@@ -21,7 +23,7 @@ def _set(name: str, cache: Any, group: int, *, index: Any = None, splits: int = 
 PRESETS = (
     _set("max_paged", presets.max_paged(dtype="bf16", kv_heads=2, head_dim=128, page_size=16), 4),
     _set("max_continuous", presets.max_continuous(dtype="f32", kv_heads=2, head_dim=64), 3),
-    _set("vllm", presets.vllm(dtype="f16", kv_heads=2, head_dim=64, page_size=16), 7),
+    _set("vllm", presets.vllm(dtype="f16", kv_heads=2, head_dim=64, page_size=16), 7, scale=0.3),
     _set("vllm_hnd", presets.vllm_hnd(dtype="f16", kv_heads=3, head_dim=16, page_size=3), 1),
     _set("vllm_interleaved", presets.vllm_interleaved(dtype="f32", kv_heads=2, head_dim=12, page_size=16), 3),
     _set("vllm_packed", presets.vllm_packed(dtype="bf16", kv_heads=2, head_dim=32, page_size=16), 4),

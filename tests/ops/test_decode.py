@@ -100,7 +100,7 @@ def test_one_plan_serves_every_layer_and_step(name: str) -> None:
     real = lengths.copy()
     generated = package(name)
     cache = generated.Cache(*scene.pools(), **scene.tables)
-    wanted = decode(scene.view, scene.rows(), q)
+    wanted = decode(scene.view, scene.rows(), q, scale=scene.scale)
     with on_machine(scene.batch):
         lengths[...] = 1
         stale = planned(scene, 2)
