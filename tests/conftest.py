@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import ctypes.util
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from hypothesis import settings
 
 settings.register_profile("kvgen", derandomize=True, deadline=None, print_blob=True)
 settings.load_profile("kvgen")
+
+
+_LEFT_OUT = pytest.StashKey[int]()
 
 
 def _has_gpu() -> bool:
@@ -30,6 +34,24 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if gpu and not _has_gpu():
         items[:] = [item for item in items if item not in gpu]
         config.hook.pytest_deselected(items=gpu)
+        config.stash[_LEFT_OUT] = len(gpu)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    output = getattr(session.config, "workeroutput", None)
+    if output is not None:  # an xdist worker; the controller collects nothing itself
+        output["gpu"] = session.config.stash.get(_LEFT_OUT, 0)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    node.config.stash[_LEFT_OUT] = getattr(node, "workeroutput", {}).get("gpu", 0)
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    count = config.stash.get(_LEFT_OUT, 0)
+    if count:
+        terminalreporter.write_line(f"{count} tests marked gpu deselected: no GPU here")
 
 
 @pytest.fixture(scope="session")

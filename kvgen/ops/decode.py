@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from kvgen.dtypes import dtype
 from kvgen.expr import const, var
@@ -84,9 +84,16 @@ class Decode(Op):
     """
 
     kind: ClassVar[str] = "decode"
-    scale: Annotated[float, Field(ge=1e-30, le=1e30, allow_inf_nan=False)] | None = None
+    scale: float | None = None
     splits: int = Field(default=1, ge=1, le=32)
     index_dtype: IndexName | None = None
+
+    @field_validator("scale")
+    @classmethod
+    def _usable_scale(cls, value: float | None) -> float | None:
+        if value is not None and not 1e-30 <= value <= 1e30:
+            raise ValueError(f"scale: got {value!r}; a softmax scale lies in [1e-30, 1e30]; None is 1 / sqrt(head_dim)")
+        return value
 
     def kernel_names(self) -> tuple[str, ...]:
         return (self.name, f"{self.name}_plan") if self.splits > 1 else (self.name,)

@@ -28,6 +28,7 @@ class Batch:
     arch: Literal["sm_80", "sm_90a"]
     schedule: Literal["ascending", "descending"] | int
     seed: int
+    leading: int = 0  # rows before the first request's
 
 
 def capacity(kernels: KernelSet) -> int:
@@ -69,6 +70,7 @@ def batches(kernels: KernelSet, *, least: int = 0) -> st.SearchStrategy[Batch]:
             arch=draw(st.sampled_from(("sm_90a", "sm_80"))),
             schedule=draw(st.sampled_from(("ascending", "descending", 7))),
             seed=draw(st.integers(0, 2**32 - 1)),
+            leading=draw(st.sampled_from((0, 2))),
         )
 
     return one()

@@ -56,9 +56,9 @@ def on_machine(batch: Batch) -> Iterator[None]:
         yield
 
 
-def offsets_of(counts: Sequence[int], kind: str) -> Raw:
-    """Row offsets of requests with these many rows."""
-    return np.cumsum([0, *counts]).astype(dtype(kind).numpy())
+def offsets_of(counts: Sequence[int], kind: str, first: int = 0) -> Raw:
+    """Row offsets of requests with these many rows, the first one's at `first`."""
+    return np.cumsum([first, *counts]).astype(dtype(kind).numpy())
 
 
 def index_name(kernels: KernelSet, op: str) -> str:

@@ -31,8 +31,8 @@ def scene_before(name: str, batch: Batch) -> Scene:
 def test_ragged(name: str, data: Any) -> None:
     batch = data.draw(batches(SETS[name]))
     scene = scene_before(name, batch)
-    offsets = offsets_of(batch.new, index_name(SETS[name], "append"))
-    check_append(scene, sum(batch.new) + batch.padding, row_offsets=offsets)
+    offsets = offsets_of(batch.new, index_name(SETS[name], "append"), batch.leading)
+    check_append(scene, batch.leading + sum(batch.new) + batch.padding, row_offsets=offsets)
 
 
 @pytest.mark.parametrize("name", [n for n, s in SETS.items() if any(o.name == "append_slots" for o in s.ops)])

@@ -57,8 +57,9 @@ def test_row_offsets(name: str, data: Any) -> None:
     """With offsets, requests without rows are left out and the others close up."""
     batch = data.draw(batches(SETS[name], least=1))
     has_row = [data.draw(st.booleans()) for _ in batch.totals]
-    scene, q = decode_scene(name, batch, sum(has_row) + batch.padding)
-    check_decode(scene, q, row_offsets=offsets_of(has_row, index_name(SETS[name], "decode")))
+    scene, q = decode_scene(name, batch, batch.leading + sum(has_row) + batch.padding)
+    offsets = offsets_of(has_row, index_name(SETS[name], "decode"), batch.leading)
+    check_decode(scene, q, row_offsets=offsets)
 
 
 @pytest.mark.parametrize("name", ["max_paged", "falcon", "dim_three", "max_continuous", "splits", "splits_csr"])

@@ -35,8 +35,8 @@ def test_gather(name: str, data: Any) -> None:
     index = index_name(kernels, "gather")
     check_gather(
         scene,
-        sum(counts) + batch.padding,
-        row_offsets=offsets_of(counts, index),
+        batch.leading + sum(counts) + batch.padding,
+        row_offsets=offsets_of(counts, index, batch.leading),
         starts=None if whole else np.array(starts, dtype(index).numpy()),
     )
 

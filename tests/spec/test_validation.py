@@ -262,8 +262,8 @@ CASES: list[tuple[Callable[..., object], dict[str, Any], str]] = [
     (ops.Append, {"rows": "dense"}, "Append.rows: got 'dense'; input should be 'ragged' or 'slots'"),
     (ops.Append, {"index_dtype": "f32"}, "Append.index_dtype: got 'f32'; input should be 'u32', 'i32' or 'i64'"),
     (ops.Gather, {"index_dtype": "u8"}, "Gather.index_dtype: got 'u8'; input should be 'u32', 'i32' or 'i64'"),
-    (ops.Decode, {"scale": 0.0}, "Decode.scale: got 0.0; input should be greater than 0"),
-    (ops.Decode, {"scale": float("inf")}, "Decode.scale: got inf; input should be a finite number"),
+    (ops.Decode, {"scale": 0.0}, "scale: got 0.0; a softmax scale lies in [1e-30, 1e30]"),
+    (ops.Decode, {"scale": float("inf")}, "scale: got inf; a softmax scale lies in [1e-30, 1e30]"),
 ]
 
 
