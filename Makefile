@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint types pytest check mutate bench clean
+.PHONY: help demo test lint types pytest check mutate campaign bench clean
 
 help: ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
@@ -38,6 +38,9 @@ pytest: $(VENV)/installed-test
 
 mutate: $(VENV)/installed-test ## single-line mutations of the templates; operation tests must kill them
 	$(BIN)/python -m tests.mutate
+
+campaign: $(VENV)/installed-test ## the operation tests over 100 drawn specs; KVGEN_DRAWN_SEED=2 for others
+	KVGEN_DRAWN=$${KVGEN_DRAWN:-100} $(BIN)/python -m pytest tests/ops -n auto --dist worksteal -k drawn
 
 bench: $(VENV)/installed-test ## cost of calls, compiling and rendering on this machine
 	$(BIN)/python benchmarks/compile_time.py

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from kvgen import CSR, Continuous, Dense, KernelSet, Layout, Paged, PerKV, Ring, ops, presets
+from tests.ops.drawn import drawn_sets
 
 
 def _set(
@@ -178,7 +180,10 @@ OTHERS = (
     ),
 )
 
-SETS = {s.name: s for s in PRESETS + OTHERS}
+# `make campaign` draws many more.
+DRAWN = drawn_sets(int(os.environ.get("KVGEN_DRAWN_SEED", "1")), int(os.environ.get("KVGEN_DRAWN", "8")))
+
+SETS = {s.name: s for s in PRESETS + OTHERS + DRAWN}
 
 
 def splits_of(kernels: KernelSet) -> int:
