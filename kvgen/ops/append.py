@@ -9,7 +9,7 @@ from pydantic import Field
 
 from kvgen.dtypes import dtype
 from kvgen.expr import ceil_div, const, var
-from kvgen.ops.cache import ERRORS, RoleContext, cache_params, entry_name, roles
+from kvgen.ops.cache import ERRORS, RoleContext, cache_params, entry_name, roles, rows_per_block
 from kvgen.plan import KernelPlan, Param
 from kvgen.spec.kernel_set import KernelSet, Op
 from kvgen.spec.table import IndexName, PerKV
@@ -78,9 +78,7 @@ class Append(Op):
         params += [Param(f"{r.name}_stride", dtype("i64"), value=f"{r.name}.stride") for r in parts]
         params.append(Param("num_rows", dtype("u32"), value="T"))
         params.append(ERRORS)
-        # About four vectors a thread and block of 256: enough bytes in flight, and few rows to look up.
-        vectors = sum(cache.kv_heads * r.dim // r.vector for r in parts)
-        rows = max(1, min(32, 4 * THREADS // vectors))
+        rows = rows_per_block(cache, THREADS)
         context = AppendContext(
             entry=entry_name(kernels, self.name),
             params=tuple(p.declaration for p in params),

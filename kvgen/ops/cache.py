@@ -223,6 +223,12 @@ def field_declaration(param: Param) -> str:
     return param.declaration[: -len(param.name)] + name
 
 
+def rows_per_block(cache: Cache, threads: int) -> int:
+    """Rows of K and V that a block of a copying kernel takes: about four vectors a thread, and few rows to look up."""
+    vectors = sum(cache.kv_heads * r.dim // r.vector for r in roles(cache))
+    return max(1, min(32, 4 * threads // vectors))
+
+
 def entry_name(kernels: KernelSet, kernel: str) -> str:
     """The C name of a kernel: `<set>_<kernel>`."""
     return f"{kernels.name}_{kernel}"

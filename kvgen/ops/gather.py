@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from kvgen.dtypes import dtype
 from kvgen.expr import ceil_div, const, var
-from kvgen.ops.cache import ERRORS, RoleContext, cache_params, entry_name, roles
+from kvgen.ops.cache import ERRORS, RoleContext, cache_params, entry_name, roles, rows_per_block
 from kvgen.plan import KernelPlan, Param
 from kvgen.spec.kernel_set import KernelSet, Op
 from kvgen.spec.table import IndexName
@@ -64,8 +64,7 @@ class Gather(Op):
         params.append(Param("starts", index, ("B",), optional=True, untrusted=True, doc=doc, field="index_dtype"))
         params += [Param(f"{r.name}_stride", dtype("i64"), value=f"{r.name}_out.stride") for r in parts]
         params += [Param("num_rows", dtype("u32"), value="T"), ERRORS]
-        vectors = sum(cache.kv_heads * r.dim // r.vector for r in parts)
-        rows = max(1, min(32, 4 * THREADS // vectors))
+        rows = rows_per_block(cache, THREADS)
         context = GatherContext(
             entry=entry_name(kernels, self.name),
             params=tuple(p.declaration for p in params),
