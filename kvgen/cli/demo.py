@@ -121,10 +121,10 @@ def _build(folder: Path) -> Project:
 def _compile(project: Project) -> dict[str, Image]:
     """Every kernel for one architecture, the cache left out of it; by the kernel's name."""
     from kvgen.cli.recorded import installed
-    from kvgen.compile import compile_many
+    from kvgen.compile import Job, compile_many
 
-    jobs = [(unit, _ARCH, "cubin") for unit in project.units[SET]]
-    images = compile_many(jobs, cache=None, workers=1, origin=project.origin)  # type: ignore[arg-type]
+    jobs: list[Job] = [(unit, _ARCH, "cubin") for unit in project.units[SET]]
+    images = compile_many(jobs, cache=None, workers=1, origin=project.origin)
     total = sum(image.seconds for image in images)
     typer.echo(f"compile   {len(images)} kernels for {_ARCH} with NVRTC {installed()}, no cache: {total:.2f} s")
     return {image.unit_name.partition("/")[2]: image for image in images}

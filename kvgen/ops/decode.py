@@ -195,6 +195,8 @@ class Decode(Op):
 
     def workspace_bytes(self, kernels: KernelSet) -> tuple[int, int]:
         """(fixed, per row) bytes of a workspace: the chunk, then counters and partial (max, sum, out) of each split."""
+        if self.splits == 1:
+            return (0, 0)
         attend = self.plan(kernels)[0].context
         assert isinstance(attend, DecodeContext)
         counters = 4 * kernels.cache.kv_heads * attend.tiles

@@ -9,7 +9,6 @@ from kvgen.dtypes import dtype
 from kvgen.expr import Expr, python, variables
 from kvgen.layout import Region
 from kvgen.ops.cache import role_regions, roles
-from kvgen.ops.decode import Decode
 from kvgen.plan import KernelPlan, Param
 from kvgen.runtime.abi import ABI
 from kvgen.spec.cache import Cache, Paged
@@ -120,7 +119,7 @@ def _argument(p: Param) -> ArgumentContext:
 
 def _op(op: Op, kernels: KernelSet, plans: tuple[KernelPlan, ...]) -> OpContext:
     plan, planner = plans[0], plans[1] if len(plans) > 1 else None
-    fixed, per_row = op.workspace_bytes(kernels) if isinstance(op, Decode) and planner else (0, 0)
+    fixed, per_row = op.workspace_bytes(kernels)
     called = tuple(p for p in plan.params if p.source == "call" and p.shape is not None)
     lines = [line.strip() for line in (type(op).__doc__ or "").strip().splitlines()]
     return OpContext(

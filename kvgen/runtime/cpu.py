@@ -77,8 +77,7 @@ def _ranges(kernel: Kernel, cache: LayerCache, views: dict[str, ArrayView]) -> l
     """The memory a launch may touch, overlapping arrays (K and V of one qkv row) joined into one range."""
     found = []
     if any(isinstance(p, Pool) for p in kernel.params):
-        writes = any(isinstance(p, Pool) and p.writes for p in kernel.params)
-        found += [(name, low, high, writes) for name, low, high in memory_ranges(cache)]
+        found += [(name, low, high, kernel.writes_pool) for name, low, high in memory_ranges(cache)]
     for p in kernel.params:
         if isinstance(p, Array):
             array = cache.tables[p.name] if p.cache else views.get(p.name)

@@ -78,11 +78,13 @@ class Kernel:
     shared: int
     arguments: tuple[Array, ...] = field(init=False)
     kinds: tuple[ParamKind, ...] = field(init=False)
+    writes_pool: bool = field(init=False)
 
     def __post_init__(self) -> None:
         called = [p for p in self.params if isinstance(p, Array) and not p.cache]
         ordered = [p for p in called if not p.optional] + [p for p in called if p.optional]
         object.__setattr__(self, "arguments", tuple(ordered))
+        object.__setattr__(self, "writes_pool", any(isinstance(p, Pool) and p.writes for p in self.params))
         object.__setattr__(self, "kinds", tuple(p.dtype if isinstance(p, Scalar) else "ptr" for p in self.params))
 
 
@@ -154,7 +156,7 @@ class Launcher:
             views[spec.name] = found
             if spec.strided:
                 dims[f"{spec.name}.stride"] = found.strides[0]
-        if any(isinstance(p, Pool) and p.writes for p in kernel.params):
+        if kernel.writes_pool:
             for name, memory in cache.memory:
                 if memory.readonly:
                     raise ArgumentError(

@@ -77,9 +77,13 @@ def cubin(module: Module, file: str, entry: str, capability: tuple[int, int]) ->
 @lru_cache(maxsize=None)  # noqa: UP033 - one entry a set, architecture and mode
 def cpu_library(module: Module, arch: str, mode: Literal["fast", "check"]) -> Library:
     """All of a set's kernels for the CPU machine: one run of the host compiler serves them all."""
-    from kvgen.compile import compile_many, default_cache
+    from kvgen.compile import compile_many, default_cache, jit_allowed
     from kvgen.emulator import build
 
+    if not jit_allowed():
+        raise DeviceError(
+            f"{module.name}: KVGEN_NO_JIT is set; the CPU machine compiles PTX and C++ at run time; unset it to use NumPy arrays"
+        )
     jobs: list[Job] = [(module.unit(file, entry), arch, "ptx") for file, entry in module.kernels]
     images = compile_many(jobs, cache=default_cache())
     return build([i.data.decode() for i in images], mode=mode)

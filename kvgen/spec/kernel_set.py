@@ -61,6 +61,10 @@ class Op(Spec):
         """The names of the operation's kernels: one file each."""
         return (self.name,)
 
+    def workspace_bytes(self, kernels: KernelSet) -> tuple[int, int]:
+        """(fixed, per query row) bytes of the workspace that the operation's planner prepares; none without a planner."""
+        return (0, 0)
+
     def check(self, kernels: KernelSet) -> None:
         """Raise ValueError where the operation does not fit the set's cache."""
 

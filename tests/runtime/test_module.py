@@ -195,3 +195,12 @@ def test_words_that_no_kernel_writes(word: int) -> None:
         ValueError, match=rf"^error word: got {word:#018x}; code {word & 0xFF} is none of 1 PAGE_ID, .*clear\(\)"
     ):
         describe(np.array([word], np.uint64))
+
+
+def test_the_cpu_machine_compiles_nothing_without_jit(monkeypatch: pytest.MonkeyPatch) -> None:
+    from kvgen.runtime.module import cpu_library
+
+    monkeypatch.setenv("KVGEN_NO_JIT", "1")
+    module = Module("absent", __file__, arch=("sm_90a",), abi=ABI)
+    with pytest.raises(DeviceError, match=r"absent: KVGEN_NO_JIT is set; the CPU machine compiles"):
+        cpu_library(module, "sm_90a", "check")
