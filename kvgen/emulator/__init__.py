@@ -1,7 +1,8 @@
 """Runs the PTX that NVRTC produced on the CPU: PTX to C++, compiled by the host compiler, one fiber per CUDA thread."""
 
+from kvgen.emulator.counters import BufferCounters, Counters, LineCounters, SharedCounters
 from kvgen.emulator.errors import EmulatorError, HostCompilerError, KernelFault, TranslateError
-from kvgen.emulator.launch import Buffer, BufferCounters, Counters, Kernel, Library, build
+from kvgen.emulator.launch import Buffer, Kernel, Library, build
 
 __all__ = [
     "Buffer",
@@ -12,6 +13,8 @@ __all__ = [
     "Kernel",
     "KernelFault",
     "Library",
+    "LineCounters",
+    "SharedCounters",
     "TranslateError",
     "build",
 ]

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
+from kvgen.emulator.declarations import Variable, integer, place, split_operands
 from kvgen.emulator.errors import TranslateError
-from kvgen.emulator.parser import Entry, Location
+from kvgen.emulator.parser import Function, Location
 from kvgen.emulator.ptxtypes import TYPES, PtxType, bit_type, storage_of
+from kvgen.emulator.symbols import ParamPlace, Register, Scope, Signature, Symbols, mangle
 
 _INTEGER = re.compile(r"-?(?:0[xX][0-9a-fA-F]+|0[bB][01]+|\d+)U?$")
-_ADDRESS = re.compile(r"\[\s*([%\w$.]+|-?\d+)\s*(?:\+\s*(-?\w+)|(-\s*\w+))?\s*\]$")
+_NUMBER = r"0[xX][0-9a-fA-F]+|\d+"
+_ADDRESS = re.compile(rf"\[\s*([%\w$.]+|-?\d+)\s*(?:\+\s*(-?(?:{_NUMBER}))|(-\s*(?:{_NUMBER})))?\s*\]$")
 _DECIMAL = re.compile(r"-?(?:\d+\.\d*|\.\d+)(?:[eE][-+]?\d+)?$")
 
 SPECIAL = {
@@ -33,12 +36,12 @@ SPECIAL = {
     "%lanemask_ge": "(~((1u << self->lane) - 1u))",
     "%dynamic_smem_size": "emu_dynamic_bytes",
     "%total_smem_size": "(emu_dynamic_bytes + emu_static_bytes)",
-    "%cluster_ctarank": "0u",
-    "%cluster_nctarank": "1u",
-    **{f"%cluster_ctaid.{a}": "0u" for a in "xyz"},
-    **{f"%cluster_nctaid.{a}": "1u" for a in "xyz"},
-    **{f"%clusterid.{a}": f"self->ctaid[{i}]" for i, a in enumerate("xyz")},
-    **{f"%nclusterid.{a}": f"self->nctaid[{i}]" for i, a in enumerate("xyz")},
+    "%cluster_ctarank": "self->rank",
+    "%cluster_nctarank": "(self->cluster_nctaid[0] * self->cluster_nctaid[1] * self->cluster_nctaid[2])",
+    **{f"%cluster_ctaid.{a}": f"self->cluster_ctaid[{i}]" for i, a in enumerate("xyz")},
+    **{f"%cluster_nctaid.{a}": f"self->cluster_nctaid[{i}]" for i, a in enumerate("xyz")},
+    **{f"%clusterid.{a}": f"(self->ctaid[{i}] / self->cluster_nctaid[{i}])" for i, a in enumerate("xyz")},
+    **{f"%nclusterid.{a}": f"(self->nctaid[{i}] / self->cluster_nctaid[{i}])" for i, a in enumerate("xyz")},
     "%clock": "0u",
     "%clock_hi": "0u",
     "%clock64": "0ull",
@@ -47,23 +50,6 @@ SPECIAL = {
     "%globaltimer_hi": "0u",
     "WARP_SZ": "32u",
 }
-
-
-def split_operands(text: str) -> list[str]:
-    """Split at the commas outside brackets and braces."""
-    out: list[str] = []
-    depth = 0
-    word = ""
-    for c in text:
-        depth += (c in "[{(") - (c in ")}]")
-        if c == "," and depth == 0:
-            out.append(word.strip())
-            word = ""
-        else:
-            word += c
-    if word.strip() or out:
-        out.append(word.strip())
-    return out
 
 
 class Modifiers:
@@ -96,10 +82,11 @@ class Modifiers:
         self.words = [w for w in self.words if w not in choices]
 
     def type(self, allowed: str) -> PtxType:
-        """The last modifier, which must be one of the space-separated type names."""
-        if not self.words or self.words[-1] not in allowed.split():
-            raise self.fail(f"type .{self.words[-1] if self.words else ''} is not one of {allowed}")
-        return TYPES[self.words.pop()]
+        """The last modifier that names a type, which must be one of the space-separated `allowed`."""
+        at = next((i for i in reversed(range(len(self.words))) if self.words[i] in TYPES), None)
+        if at is None or self.words[at] not in allowed.split():
+            raise self.fail(f"type .{'' if at is None else self.words[at]} is not one of {allowed}")
+        return TYPES[self.words.pop(at)]
 
     def done(self) -> None:
         if self.words:
@@ -128,48 +115,69 @@ class Instruction:
             raise self.fail(f"{len(self.operands)} operands, expected {least}{f' to {most}' if most else ''}")
 
 
-def mangle(name: str) -> str:
-    return "v_" + re.sub(r"\W", "_", name)
-
-
-@dataclass(slots=True)
-class Register:
-    c: str
-    type: PtxType
-
-
-@dataclass(slots=True)
-class Symbols:
-    """Module-level names: C++ expressions of their addresses, and sizes."""
-
-    shared: dict[str, str] = field(default_factory=dict)
-    globals: dict[str, str] = field(default_factory=dict)
+def _offset(address: re.Match[str]) -> int:
+    return integer((address.group(2) or address.group(3) or "0").replace(" ", ""))
 
 
 class Context:
-    """One entry's registers, labels and locals, and the rendering of operands."""
+    """One function's registers, labels and locals, and the rendering of operands."""
 
-    def __init__(self, entry: Entry, symbols: Symbols, param_offsets: dict[str, int]) -> None:
-        self.entry = entry
+    def __init__(self, function: Function, symbols: Symbols, is_entry: bool) -> None:
+        self.function = function
+        self.is_entry = is_entry
         self.symbols = symbols
-        self.param_offsets = param_offsets
-        self.scopes: list[tuple[int, dict[str, Register]]] = [(0, {})]
+        self.scopes = [Scope(0)]
         self.registers: list[Register] = []
         self.locals: dict[str, tuple[str, int, int]] = {}
+        self.param_locals: list[tuple[str, int]] = []
+        self.allocates = False
         self.labels: dict[tuple[int, str], str] = {}
         self.branch_targets: dict[str, list[str]] = {}
+        self.prototypes: dict[str, Signature] = {}
+        self.call_targets: dict[str, list[str]] = {}
+        self.param_offsets, self.param_bytes = place(function.params)
+        self.result_offsets, self.result_bytes = place(function.results)
+        for v, offset in zip(function.params, self.param_offsets, strict=True):
+            if v.space == "param":
+                self.scopes[0].params[v.name] = ParamPlace(f"(P + {offset})", v.nbytes, True, False)
+        for v, offset in zip(function.results, self.result_offsets, strict=True):
+            if v.space == "param":
+                self.scopes[0].params[v.name] = ParamPlace(f"(R + {offset})", v.nbytes, False, True)
 
     # ---- names
-    def declare(self, name: str, kind: PtxType) -> None:
-        scope = self.scopes[-1][0]
-        register = Register(mangle(name) + (f"_s{scope}" if scope else ""), kind)
-        self.scopes[-1][1][name] = register
+    def open_scope(self, number: int) -> None:
+        self.scopes.append(Scope(number))
+
+    def declare(self, name: str, kind: PtxType, line: int) -> Register:
+        scope = self.scopes[-1]
+        if name in scope.registers:
+            raise TranslateError(f"register {name!r} is declared twice", ptx_line=line)
+        register = Register(mangle(name) + (f"_s{scope.number}" if scope.number else ""), kind)
+        scope.registers[name] = register
         self.registers.append(register)
+        return register
+
+    def declare_param(self, variable: Variable) -> ParamPlace:
+        """A .param variable of the function's own, for the calls it makes."""
+        scope = self.scopes[-1]
+        if variable.name in scope.params:
+            raise TranslateError(f".param {variable.name!r} is declared twice", ptx_line=variable.line)
+        name = f"{mangle(variable.name)}_s{scope.number}"
+        found = ParamPlace(name, variable.nbytes, True, True)
+        scope.params[variable.name] = found
+        self.param_locals.append((name, variable.nbytes))
+        return found
 
     def find(self, name: str) -> Register | None:
-        for _, names in reversed(self.scopes):
-            if name in names:
-                return names[name]
+        for scope in reversed(self.scopes):
+            if name in scope.registers:
+                return scope.registers[name]
+        return None
+
+    def find_param(self, name: str) -> ParamPlace | None:
+        for scope in reversed(self.scopes):
+            if name in scope.params:
+                return scope.params[name]
         return None
 
     def register(self, ins: Instruction, name: str) -> Register:
@@ -179,10 +187,22 @@ class Context:
         return found
 
     def label(self, ins: Instruction, name: str) -> str:
-        for scope, _ in reversed(self.scopes):
-            if (scope, name) in self.labels:
-                return self.labels[scope, name]
+        for scope in reversed(self.scopes):
+            if (scope.number, name) in self.labels:
+                return self.labels[scope.number, name]
         raise ins.fail(f"unknown label {name!r}")
+
+    def label_here(self, name: str) -> str:
+        """The C++ label of a PTX one where it stands."""
+        return self.labels[self.scopes[-1].number, name]
+
+    def epilogue(self) -> str:
+        """What a function does before it returns: hand over the results that are registers."""
+        return "".join(
+            f"store<{v.type.storage}>(R + {offset}, {self.scopes[0].registers[v.name].c}); "
+            for v, offset in zip(self.function.results, self.result_offsets, strict=True)
+            if v.space == "reg"
+        )
 
     # ---- reading
     def value(self, ins: Instruction, operand: str, kind: PtxType) -> str:
@@ -204,7 +224,9 @@ class Context:
             return f"(({kind.c})({SPECIAL[text]}))"
         base, plus, offset = text.partition("+")
         if (address := self.symbol(base.strip())) is not None and (not plus or _INTEGER.match(offset.strip())):
-            return f"(({kind.c})({address}{f' + {int(offset, 0)}' if plus else ''}))"
+            return f"(({kind.c})({address}{f' + {integer(offset.strip())}' if plus else ''}))"
+        if text in self.symbols.undefined or text in self.symbols.functions:
+            raise ins.fail(f"{text!r} is declared in this module, but not defined")
         raise ins.fail(f"unknown operand {text!r}")
 
     def converted(self, ins: Instruction, register: Register, kind: PtxType) -> str:
@@ -214,29 +236,26 @@ class Context:
             return register.c
         if register.type.bits < kind.bits:
             raise ins.fail(f"a {register.type.bits}-bit register where .{kind.name} needs {kind.bits} bits")
-        return self.reinterpret(register.c, kind)
+        return register.c if register.type.storage == kind.c else self.reinterpret(register.c, kind)
 
     def reinterpret(self, expression: str, kind: PtxType) -> str:
         if kind.kind == "f":
-            return f"bits<{kind.c}>(({kind.storage})({expression}))"
+            return f"__builtin_bit_cast({kind.c}, ({kind.storage})({expression}))"
         return f"(({kind.c})({expression}))"
 
     def literal(self, text: str, kind: PtxType) -> str | None:
         if re.match(r"0[fF][0-9a-fA-F]{8}$", text):
-            raw = f"bits<float>(0x{text[2:]}u)"
+            raw = f"__builtin_bit_cast(float, 0x{text[2:]}u)"
             if kind.name == "f64":
                 return f"((double){raw})"
             return raw if kind.name == "f32" else f"(({kind.c})0x{text[2:]}u)"
         if re.match(r"0[dD][0-9a-fA-F]{16}$", text):
-            raw = f"bits<double>(0x{text[2:]}ull)"
+            raw = f"__builtin_bit_cast(double, (u64)0x{text[2:]})"
             if kind.name == "f32":
                 return f"((float){raw})"
             return raw if kind.name == "f64" else f"(({kind.c})0x{text[2:]}ull)"
         if _INTEGER.match(text):
-            digits = text.rstrip("U")
-            sign, body = (-1, digits[1:]) if digits.startswith("-") else (1, digits)
-            octal = len(body) > 1 and body.isdigit() and body.startswith("0")
-            number = sign * int(body, 8 if octal else 0)
+            number = integer(text)
             if kind.kind == "f":
                 return f"(({kind.c}){number}.0)"
             if kind.kind == "pred":
@@ -250,11 +269,13 @@ class Context:
         if name in self.symbols.shared:
             return self.symbols.shared[name]
         if name in self.symbols.globals:
-            return f"(u64){self.symbols.globals[name]}"
+            return self.symbols.globals[name]
         if name in self.locals:
             return f"(u64){self.locals[name][0]}"
-        if name in self.param_offsets:
-            return f"((u64)P + {self.param_offsets[name]})"
+        if (param := self.find_param(name)) is not None:
+            return f"(u64){param.c}"
+        if name in self.symbols.functions:
+            return self.symbols.functions[name].address
         return None
 
     def bits_of(self, ins: Instruction, operand: str, width: int) -> str:
@@ -272,7 +293,7 @@ class Context:
         """A literal number, for operands that must be constants."""
         if not _INTEGER.match(operand):
             raise ins.fail(f"{operand!r} must be a constant")
-        return int(operand.rstrip("U"), 0)
+        return integer(operand)
 
     def vector(self, operand: str) -> list[str]:
         return split_operands(operand[1:-1]) if operand.startswith("{") else [operand]
@@ -291,10 +312,10 @@ class Context:
             raise ins.fail(f"a {register.type.bits}-bit register for a .{kind.name} result")
         storage = register.type.storage
         if kind.kind == "f":
-            return f"{register.c} = ({storage})bits<{kind.storage}>(({kind.c})({expression}));"
+            return f"{register.c} = __builtin_bit_cast({kind.storage}, ({kind.c})({expression}));"
         if extend and kind.kind == "s":
             return f"{register.c} = ({storage})(s{register.type.bits})({kind.c})({expression});"
-        return f"{register.c} = ({storage})({kind.storage})({expression});"
+        return f"{register.c} = ({kind.storage})({expression});"
 
     def pair(self, ins: Instruction, operand: str) -> tuple[str, str | None]:
         first, bar, second = operand.partition("|")
@@ -306,21 +327,29 @@ class Context:
         m = _ADDRESS.match(operand)
         if not m:
             raise ins.fail(f"cannot read the address {operand!r}")
-        offset = int((m.group(2) or m.group(3) or "0").replace(" ", ""), 0)
-        base = m.group(1)
+        base, offset = m.group(1), _offset(m)
         found = self.find(base)
         kind = TYPES["u64"] if found is None or found.type.bits == 64 else TYPES["u32"]
         if not narrow and found is not None and found.type.bits < 64:
             raise ins.fail("a 64-bit address is needed")
         return f"({'u32' if narrow else 'u64'})({self.value(ins, base, kind)} + ({offset}ll))"
 
-    def param_place(self, operand: str) -> tuple[str, int] | None:
+    def param_pointer(self, ins: Instruction, operand: str, nbytes: int, *, write: bool) -> str:
+        """A C++ pointer to `nbytes` bytes of .param space at "[name+offset]" or "[register+offset]"."""
         m = _ADDRESS.match(operand)
-        if m and m.group(1) in self.param_offsets:
-            return m.group(1), int((m.group(2) or m.group(3) or "0").replace(" ", ""), 0)
-        return None
+        found = self.find_param(m.group(1)) if m else None
+        if m is None or found is None:
+            if write:
+                raise ins.fail(f"{operand!r} is no .param variable of this function")
+            return f"at_param({self.address(ins, operand, narrow=False)}, {nbytes}, P, PARAM_BYTES, {ins.site()})"
+        offset = _offset(m)
+        if not (found.writable if write else found.readable):
+            raise ins.fail(f"{m.group(1)!r} cannot be {'written' if write else 'read'} here")
+        if not 0 <= offset <= found.nbytes - nbytes:
+            raise ins.fail(f"bytes {offset} to {offset + nbytes} of {m.group(1)!r}, which has {found.nbytes}")
+        return f"({found.c} + {offset})"
 
 
 Handler = Callable[[Context, Instruction], str]
 
-__all__ = ["Context", "Handler", "Instruction", "Modifiers", "Register", "Symbols", "mangle", "split_operands"]
+__all__ = ["Context", "Handler", "Instruction", "Modifiers", "split_operands"]

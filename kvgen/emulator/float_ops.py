@@ -2,193 +2,138 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 from kvgen.emulator import integer_ops
 from kvgen.emulator.context import Context, Handler, Instruction
 from kvgen.emulator.ptxtypes import TYPES, PtxType
 
 ROUNDINGS = ("rn", "rz", "rm", "rp")
 ROUND_CODE = {"rn": "ROUND_N", "rz": "ROUND_Z", "rm": "ROUND_M", "rp": "ROUND_P", "rna": "ROUND_NA"}
-_HALVES = "f16 bf16 f16x2 bf16x2"
+HALVES = "f16 bf16 f16x2 bf16x2"
 _SIGN = {"add": "+", "sub": "-", "mul": "*", "div": "/", "fma": "f", "sqrt": "s"}
 
+Typed = Callable[[Context, Instruction, PtxType], str]
 
-def _kind_of(ins: Instruction) -> str:
-    words = ins.modifiers.words
-    return TYPES[words[-1]].kind if words and words[-1] in TYPES else "?"
+
+def half_family(kind: PtxType) -> str:
+    return "Bfloat" if kind.bfloat else "Half"
 
 
 def _flush(expression: str, kind: PtxType, ftz: bool) -> str:
     return f"ftz({expression})" if ftz and kind.name == "f32" else expression
 
 
-def _flush_flag(ins: Instruction, kind: PtxType) -> bool:
+def _takes_ftz(ins: Instruction, kind: PtxType) -> bool:
+    """.ftz, which f64 and bf16 do not have."""
     ftz = ins.modifiers.flag("ftz")
-    if ftz and kind.name == "f64":
-        raise ins.fail(".ftz does not take .f64")
+    if ftz and kind.name in ("f64", "bf16", "bf16x2"):
+        raise ins.fail(f".ftz does not take .{kind.name}")
     return ftz
 
 
-def arithmetic(cx: Context, ins: Instruction) -> str:
-    """add sub mul div fma on f32 and f64, with a rounding, .ftz, .sat; div also .approx and .full."""
-    kind = ins.modifiers.type("f32 f64")
-    count = 3 if ins.opcode == "fma" else 2
-    ins.count(count + 1)
-    ftz = _flush_flag(ins, kind)
-    loose = ins.modifiers.optional(("approx", "full")) if ins.opcode == "div" else None
-    rounding = (ins.modifiers.optional(ROUNDINGS) if loose is None else None) or "rn"
-    sat = ins.opcode != "div" and kind.name == "f32" and ins.modifiers.flag("sat")
-    values = [_flush(cx.value(ins, o, kind), kind, ftz) for o in ins.operands[1:]]
+def by_type(types: str, **families: Typed) -> Handler:
+    """A handler that reads the type and leaves the rest to one of `families`, keyed by kinds of types: fw=..., hp=..."""
+
+    def handler(cx: Context, ins: Instruction) -> str:
+        kind = ins.modifiers.type(types)
+        return next(function for kinds, function in families.items() if kind.kind in kinds)(cx, ins, kind)
+
+    return handler
+
+
+# ---------------------------------------------------------------- f32, f64 and f32x2
+def _computed(opcode: str, rounding: str, kind: PtxType, values: Sequence[str]) -> str:
+    """One correctly rounded operation."""
     if rounding != "rn":
-        padded = ", ".join([*values, *(["0"] * (3 - count))])
-        value = f"emu_round_{kind.name}('{_SIGN[ins.opcode]}', {ROUND_CODE[rounding]}, {padded})"
-    elif ins.opcode == "fma":
-        value = f"__builtin_fma{'f' if kind.name == 'f32' else ''}({', '.join(values)})"
-    else:
-        value = f"({values[0]} {_SIGN[ins.opcode]} {values[1]})"
-    value = _flush(value, kind, ftz)
-    return cx.assign(ins, ins.operands[0], kind, f"clamp01({value})" if sat else f"canonical({value})")
+        padded = ", ".join([*values, *(["0"] * (3 - len(values)))])
+        return f"emu_round_{kind.name}('{_SIGN[opcode]}', {ROUND_CODE[rounding]}, {padded})"
+    if opcode == "fma":
+        return f"__builtin_fma{'f' if kind.name == 'f32' else ''}({', '.join(values)})"
+    return f"({values[0]} {_SIGN[opcode]} {values[1]})"
 
 
-def _half(cx: Context, ins: Instruction, operation: str) -> str:
-    kind = ins.modifiers.type(_HALVES)
-    flags = []
-    if ins.opcode in ("add", "sub", "mul", "fma"):
-        ins.modifiers.flag("rn")
-        flags += ["H_SAT"] if ins.modifiers.flag("sat") else []
-    if ins.opcode == "fma":
-        flags += ["H_RELU"] if ins.modifiers.flag("relu") else []
-    flags += ["H_FTZ"] if ins.modifiers.flag("ftz") else []
+def _operation(ins: Instruction, kind: PtxType, *, mixed: bool = False) -> Callable[[Sequence[str]], str]:
+    """Takes the modifiers of an add, sub, mul or fma; gives its result as a function of C++ operands of a scalar type."""
+    opcode = "fma" if ins.opcode == "mad" else ins.opcode
+    ins.count(4 if opcode == "fma" else 3)
+    scalar = kind.lane if kind.kind == "w" else kind
+    rounding = ins.modifiers.choice(ROUNDINGS) if opcode == "fma" else ins.modifiers.optional(ROUNDINGS) or "rn"
+    ftz = not mixed and _takes_ftz(ins, scalar)
+    sat = kind.name == "f32" and ins.modifiers.flag("sat")
+
+    def operation(operands: Sequence[str]) -> str:
+        value = _flush(_computed(opcode, rounding, scalar, [_flush(o, scalar, ftz) for o in operands]), scalar, ftz)
+        return f"clamp01({value})" if sat else f"canonical({value})"
+
+    return operation
+
+
+def arithmetic(cx: Context, ins: Instruction, kind: PtxType) -> str:
+    """add sub mul fma mad on f32, f64 and f32x2, with a rounding, .ftz and .sat."""
+    operation = _operation(ins, kind)
     values = [cx.value(ins, o, kind) for o in ins.operands[1:]]
-    ins.count({"fma": 4, "ex2": 2, "tanh": 2}.get(ins.opcode, 3))
-    values += ["0"] * (3 - len(values))
-    name = "half_op2" if kind.kind == "p" else "half_op"
-    family = "Bfloat" if kind.bfloat else "Half"
-    flag_text = " | ".join(flags) if len(flags) > 1 else flags[0] if flags else "0"
-    value = f"{name}<{family}, {operation}, ({flag_text})>({', '.join(values)})"
+    value = kind.each_lane(values, operation) if kind.kind == "w" else operation(values)
     return cx.assign(ins, ins.operands[0], kind, value)
 
 
-def add(cx: Context, ins: Instruction) -> str:
-    if _kind_of(ins) in "hp":
-        return _half(cx, ins, "H_ADD")
-    return arithmetic(cx, ins) if _kind_of(ins) == "f" else integer_ops.add_sub(cx, ins, "+")
+def half_arithmetic(cx: Context, ins: Instruction, kind: PtxType) -> str:
+    """add sub mul fma on 16-bit floats and pairs of them; the mixed forms (add.f32.bf16) widen all operands but the last."""
+    if kind.kind == "p" or ins.opcode == "mul" or not ins.modifiers.optional(("f32",)):
+        return _half(cx, ins, kind)
+    f32 = TYPES["f32"]
+    operation = _operation(ins, f32, mixed=True)
+    widened = [f"{half_family(kind)}::value({cx.value(ins, o, kind)})" for o in ins.operands[1:-1]]
+    return cx.assign(ins, ins.operands[0], f32, operation([*widened, cx.value(ins, ins.operands[-1], f32)]))
 
 
-def sub(cx: Context, ins: Instruction) -> str:
-    if _kind_of(ins) in "hp":
-        return _half(cx, ins, "H_SUB")
-    return arithmetic(cx, ins) if _kind_of(ins) == "f" else integer_ops.add_sub(cx, ins, "-")
+def divide(cx: Context, ins: Instruction, kind: PtxType) -> str:
+    """div with a rounding, .approx or .full.
 
-
-def mul(cx: Context, ins: Instruction) -> str:
-    if _kind_of(ins) in "hp":
-        return _half(cx, ins, "H_MUL")
-    return arithmetic(cx, ins) if _kind_of(ins) == "f" else integer_ops.multiply(cx, ins, False)
-
-
-def mad(cx: Context, ins: Instruction) -> str:
-    if _kind_of(ins) == "f":
-        ins.opcode = "fma"
-        return arithmetic(cx, ins)
-    return integer_ops.multiply(cx, ins, True)
-
-
-def fma(cx: Context, ins: Instruction) -> str:
-    return _half(cx, ins, "H_FMA") if _kind_of(ins) in "hp" else arithmetic(cx, ins)
-
-
-def div(cx: Context, ins: Instruction) -> str:
-    return arithmetic(cx, ins) if _kind_of(ins) == "f" else integer_ops.divide(cx, ins, "divide")
-
-
-def min_max(cx: Context, ins: Instruction) -> str:
-    name = ins.opcode
-    if _kind_of(ins) not in "fhp":
-        return integer_ops.min_max(cx, ins, "smaller" if name == "min" else "larger")
-    nan = ins.modifiers.flag("NaN")
-    if _kind_of(ins) in "hp":
-        return _half(cx, ins, f"H_{name.upper()}{'_NAN' if nan else ''}")
-    kind = ins.modifiers.type("f32 f64")
-    ins.count(3, 4 if kind.name == "f32" else None)
-    ftz = _flush_flag(ins, kind)
-    values = [_flush(cx.value(ins, o, kind), kind, ftz) for o in ins.operands[1:]]
-    function = f"float_{name}{'_nan' if nan else ''}"
-    value = f"{function}({values[0]}, {values[1]})"
-    for extra in values[2:]:
-        value = f"{function}({value}, {extra})"
-    return cx.assign(ins, ins.operands[0], kind, value)
-
-
-def sign_change(cx: Context, ins: Instruction) -> str:
-    """abs and neg: bit operations on every float type."""
-    group = _kind_of(ins)
-    if group not in "fhp":
-        return integer_ops.absolute(cx, ins) if ins.opcode == "abs" else integer_ops.negate(cx, ins)
-    ins.count(2)
-    kind = ins.modifiers.type(f"f32 f64 {_HALVES}")
-    ftz = _flush_flag(ins, kind)
-    a = cx.value(ins, ins.operands[1], kind)
-    if group == "f":
-        return cx.assign(ins, ins.operands[0], kind, f"float_{ins.opcode}({_flush(a, kind, ftz)})")
-    if ftz:
-        family = "Bfloat" if kind.bfloat else "Half"
-        a = (
-            f"{family}::flush({a})"
-            if group == "h"
-            else f"({family}::flush((u16){a}) | (u32){family}::flush((u16)({a} >> 16)) << 16)"
-        )
-    mask = "0x8000" if group == "h" else "0x80008000u"
-    sign = f"& ~{mask}" if ins.opcode == "abs" else f"^ {mask}"
-    return cx.assign(ins, ins.operands[0], kind, f"({a} {sign})")
-
-
-def copysign(cx: Context, ins: Instruction) -> str:
+    .full (at most 2 ulp off on a GPU) is divided exactly here. So is .approx (2 ulp), but past 2**126 it multiplies by
+    a reciprocal of 0 as the ISA says.
+    """
     ins.count(3)
-    kind = ins.modifiers.type("f32 f64")
-    sign, value = (cx.value(ins, o, kind) for o in ins.operands[1:])
-    return cx.assign(ins, ins.operands[0], kind, f"copy_sign({sign}, {value})")
+    mode = ins.modifiers.choice(("approx", "full", *ROUNDINGS) if kind.name == "f32" else ROUNDINGS)
+    ftz = _takes_ftz(ins, kind)
+    a, b = (_flush(cx.value(ins, o, kind), kind, ftz) for o in ins.operands[1:])
+    if mode == "approx":
+        value = f"divide_approximately({a}, {b})"
+    else:
+        value = _computed("div", "rn" if mode == "full" else mode, kind, [a, b])
+    return cx.assign(ins, ins.operands[0], kind, f"canonical({_flush(value, kind, ftz)})")
 
 
 def root_and_reciprocal(cx: Context, ins: Instruction) -> str:
-    """sqrt and rcp with a rounding or .approx, rsqrt with .approx. An approximation is computed exactly here."""
+    """sqrt and rcp with a rounding or .approx, rsqrt with .approx.
+
+    The approximations are rounded correctly here; on a GPU rcp is at most 1 ulp off, sqrt 2**-23 and rsqrt 2**-22.9
+    relative. The .approx.ftz.f64 forms work on the upper 32 bits alone, to nearest here.
+    """
     ins.count(2)
     kind = ins.modifiers.type("f32 f64")
-    ftz = ins.modifiers.flag("ftz")  # rcp.approx.ftz.f64 exists: it flushes only subnormals of f64, which f32's do not
-    if ftz and kind.name == "f64":
-        raise ins.fail("the .approx.ftz.f64 forms are not supported")
-    choices = ("approx",) if ins.opcode == "rsqrt" else ("approx", *ROUNDINGS)
-    mode = ins.modifiers.choice(choices)
-    a = _flush(cx.value(ins, ins.operands[1], kind), kind, ftz)
-    if mode in ("approx", "rn"):
-        suffix = "f" if kind.name == "f32" else ""
-        root = f"__builtin_sqrt{suffix}({a})"
-        one = f"({kind.c})1"
-        value = {"sqrt": root, "rcp": f"{one} / {a}", "rsqrt": f"({kind.c})(1.0 / __builtin_sqrt((double){a}))"}[
-            ins.opcode
-        ]
-    elif ins.opcode == "rcp":
-        value = f"emu_round_{kind.name}('/', {ROUND_CODE[mode]}, 1, {a}, 0)"
+    mode = ins.modifiers.choice(("approx",) if ins.opcode == "rsqrt" else ("approx", *ROUNDINGS))
+    ftz = ins.modifiers.flag("ftz")
+    a = cx.value(ins, ins.operands[1], kind)
+    if kind.name == "f64" and ftz:
+        if mode != "approx" or ins.opcode == "sqrt":
+            raise ins.fail(f"{ins.opcode}.{mode}.f64 does not take .ftz")
+        return cx.assign(ins, ins.operands[0], kind, f"emu_upper_half_{ins.opcode}({a})")
+    if kind.name == "f64" and mode == "approx" and ins.opcode != "rsqrt":
+        raise ins.fail(f"{ins.opcode}.f64 has no .approx without .ftz")
+    a = _flush(a, kind, ftz)
+    suffix, one = ("f" if kind.name == "f32" else ""), f"({kind.c})1"
+    if ins.opcode == "rsqrt":
+        value = f"({kind.c})(1.0 / __builtin_sqrt((double){a}))"
+    elif mode in ("approx", "rn"):
+        value = f"__builtin_sqrt{suffix}({a})" if ins.opcode == "sqrt" else f"({one} / {a})"
     else:
-        value = f"emu_round_{kind.name}('s', {ROUND_CODE[mode]}, {a}, 0, 0)"
-    return cx.assign(ins, ins.operands[0], kind, f"canonical({_flush(f'({value})', kind, ftz)})")
-
-
-def transcendental(cx: Context, ins: Instruction) -> str:
-    """ex2 lg2 sin cos tanh: .approx, computed by the host's libm."""
-    ins.modifiers.choice(("approx",))
-    if _kind_of(ins) in "hp" and ins.opcode in ("ex2", "tanh"):
-        return _half(cx, ins, f"H_{ins.opcode.upper()}")
-    ins.count(2)
-    kind = ins.modifiers.type("f32")
-    ftz = _flush_flag(ins, kind)
-    a = _flush(cx.value(ins, ins.operands[1], kind), kind, ftz)
-    function = {"ex2": "exp2f", "lg2": "log2f", "sin": "sinf", "cos": "cosf", "tanh": "tanhf"}[ins.opcode]
-    value = _flush(f"__builtin_{function}({a})", kind, ftz)
-    return cx.assign(ins, ins.operands[0], kind, f"canonical({value})")
+        value = _computed("sqrt", mode, kind, [a]) if ins.opcode == "sqrt" else _computed("div", mode, kind, [one, a])
+    return cx.assign(ins, ins.operands[0], kind, f"canonical({_flush(value, kind, ftz)})")
 
 
 def test_number(cx: Context, ins: Instruction) -> str:
-    """testp."""
+    """testp; zeros count as normal."""
     ins.count(2)
     kind = ins.modifiers.type("f32 f64")
     test = ins.modifiers.choice(("finite", "infinite", "number", "notanumber", "normal", "subnormal"))
@@ -198,23 +143,115 @@ def test_number(cx: Context, ins: Instruction) -> str:
         "infinite": f"(__builtin_isinf({a}) != 0)",
         "number": f"!is_nan({a})",
         "notanumber": f"is_nan({a})",
-        "normal": f"(__builtin_isnormal({a}) != 0)",
+        "normal": f"(__builtin_isnormal({a}) || {a} == 0)",
         "subnormal": f"(__builtin_isfinite({a}) && !__builtin_isnormal({a}) && {a} != 0)",
     }[test]
     return cx.assign(ins, ins.operands[0], TYPES["pred"], value)
 
 
+def copysign(cx: Context, ins: Instruction) -> str:
+    ins.count(3)
+    kind = ins.modifiers.type("f32 f64")
+    sign, value = (cx.value(ins, o, kind) for o in ins.operands[1:])
+    return cx.assign(ins, ins.operands[0], kind, f"copy_sign({sign}, {value})")
+
+
+# ---------------------------------------------------------------- halves
+def _half(cx: Context, ins: Instruction, kind: PtxType) -> str:
+    ins.count({"fma": 4, "ex2": 2, "tanh": 2}.get(ins.opcode, 3))
+    operation, flags = f"H_{ins.opcode.upper()}", []
+    if ins.opcode == "fma":
+        ins.modifiers.choice(("rn",))
+    elif ins.opcode in ("add", "sub", "mul"):
+        ins.modifiers.flag("rn")
+    elif ins.opcode in ("min", "max"):
+        operation += "_NAN" if ins.modifiers.flag("NaN") else ""
+        if ins.modifiers.flag("xorsign"):
+            ins.modifiers.choice(("abs",))
+            flags.append("H_XORSIGN")
+    if ins.opcode == "ex2" and kind.bfloat:
+        ins.modifiers.choice(("ftz",))
+        flags.append("H_FTZ")
+    elif ins.opcode not in ("ex2", "tanh") and _takes_ftz(ins, kind):
+        flags.append("H_FTZ")
+    if ins.opcode == "fma" and ins.modifiers.flag("relu"):
+        flags.append("H_RELU")
+    elif ins.opcode in ("add", "sub", "mul", "fma") and not kind.bfloat and ins.modifiers.flag("sat"):
+        flags.append("H_SAT")
+    values = [cx.value(ins, o, kind) for o in ins.operands[1:]]
+    values += ["0"] * (3 - len(values))
+    name = "half_op2" if kind.kind == "p" else "half_op"
+    value = f"{name}<{half_family(kind)}, {operation}, {' | '.join(flags) or '0'}>({', '.join(values)})"
+    return cx.assign(ins, ins.operands[0], kind, value)
+
+
+# ---------------------------------------------------------------- every float type
+def min_max(cx: Context, ins: Instruction, kind: PtxType) -> str:
+    """min and max of two operands, of f32 also of three; .xorsign.abs compares magnitudes."""
+    ins.count(3, 4 if kind.name == "f32" else None)
+    if kind.name == "f64":
+        nan = ftz = xorsign = magnitude = False
+    else:
+        nan, xorsign = ins.modifiers.flag("NaN"), len(ins.operands) == 3 and ins.modifiers.flag("xorsign")
+        magnitude, ftz = (xorsign or len(ins.operands) == 4) and ins.modifiers.flag("abs"), _takes_ftz(ins, kind)
+        if xorsign and not magnitude:
+            raise ins.fail(".xorsign needs .abs")
+    values = [_flush(cx.value(ins, o, kind), kind, ftz) for o in ins.operands[1:]]
+    compared = [f"float_abs({v})" for v in values] if magnitude else values
+    function = f"float_{ins.opcode}{'_nan' if nan else ''}"
+    value = compared[0]
+    for other in compared[1:]:
+        value = f"{function}({value}, {other})"
+    if xorsign:
+        value = f"xor_sign({value}, {values[0]}, {values[1]})"
+    return cx.assign(ins, ins.operands[0], kind, value)
+
+
+def sign_change(cx: Context, ins: Instruction, kind: PtxType) -> str:
+    """abs and neg: bit operations on every float type."""
+    ins.count(2)
+    ftz = _takes_ftz(ins, kind)
+    a = cx.value(ins, ins.operands[1], kind)
+    if kind.kind == "f":
+        return cx.assign(ins, ins.operands[0], kind, f"float_{ins.opcode}({_flush(a, kind, ftz)})")
+    mask = "0x8000u" if kind.kind == "h" else "0x80008000u"
+    sign = f"& ~{mask}" if ins.opcode == "abs" else f"^ {mask}"
+    if ftz:
+        a = f"Half::flush({a})" if kind.kind == "h" else kind.each_lane([a], lambda v: f"Half::flush({v[0]})")
+    return cx.assign(ins, ins.operands[0], kind, f"({a} {sign})")
+
+
+def transcendental(cx: Context, ins: Instruction) -> str:
+    """ex2 lg2 sin cos tanh, all .approx, by the host's libm, which is less than 1 ulp off.
+
+    On a GPU: ex2 2 ulp, lg2 2**-22, sin and cos 2**-20.5 absolute within 2 pi, tanh 2**-11 relative; of 16-bit types
+    ex2 2**-9.9 (f16) and 2**-7 (bf16) relative, tanh 2**-10.987 and 2**-8 absolute.
+    """
+    ins.count(2)
+    kind = ins.modifiers.type(f"f32 {HALVES}" if ins.opcode in ("ex2", "tanh") else "f32")
+    ins.modifiers.choice(("approx",))
+    if kind.kind in "hp":
+        return _half(cx, ins, kind)
+    ftz = ins.opcode != "tanh" and _takes_ftz(ins, kind)
+    a = _flush(cx.value(ins, ins.operands[1], kind), kind, ftz)
+    function = {"ex2": "exp2f", "lg2": "log2f", "sin": "sinf", "cos": "cosf", "tanh": "tanhf"}[ins.opcode]
+    value = _flush(f"__builtin_{function}({a})", kind, ftz)
+    return cx.assign(ins, ins.operands[0], kind, f"canonical({value})")
+
+
+_FLOATS = f"f32 f64 {HALVES}"
+_SUMS = f"{integer_ops.INTEGERS} {_FLOATS} f32x2"
 HANDLERS: dict[str, Handler] = {
-    "add": add,
-    "sub": sub,
-    "mul": mul,
-    "mad": mad,
-    "fma": fma,
-    "div": div,
-    "min": min_max,
-    "max": min_max,
-    "abs": sign_change,
-    "neg": sign_change,
+    "add": by_type(f"{_SUMS} u16x2 s16x2", usq=integer_ops.add_sub, fw=arithmetic, hp=half_arithmetic),
+    "sub": by_type(_SUMS, us=integer_ops.add_sub, fw=arithmetic, hp=half_arithmetic),
+    "mul": by_type(_SUMS, us=integer_ops.multiply, fw=arithmetic, hp=half_arithmetic),
+    "mad": by_type(f"{integer_ops.INTEGERS} f32 f64", us=integer_ops.multiply, f=arithmetic),
+    "fma": by_type(f"{_FLOATS} f32x2", fw=arithmetic, hp=half_arithmetic),
+    "div": by_type(f"{integer_ops.INTEGERS} f32 f64", us=integer_ops.divide, f=divide),
+    "min": by_type(f"{integer_ops.INTEGERS} u16x2 s16x2 {_FLOATS}", usq=integer_ops.min_max, f=min_max, hp=_half),
+    "max": by_type(f"{integer_ops.INTEGERS} u16x2 s16x2 {_FLOATS}", usq=integer_ops.min_max, f=min_max, hp=_half),
+    "abs": by_type(f"s16 s32 s64 {_FLOATS}", s=integer_ops.absolute, fhp=sign_change),
+    "neg": by_type(f"s16 s32 s64 {_FLOATS}", s=integer_ops.negate, fhp=sign_change),
     "copysign": copysign,
     "sqrt": root_and_reciprocal,
     "rcp": root_and_reciprocal,

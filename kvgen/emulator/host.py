@@ -12,9 +12,9 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from kvgen.emulator.errors import HostCompilerError
 from kvgen.emulator.parser import parse
@@ -23,11 +23,14 @@ from kvgen.emulator.writer import KernelFacts, translate
 Mode = Literal["fast", "check"]
 
 _RUNTIME = Path(__file__).parent / "runtime"
-_RUNTIME_SOURCES = ("fibers.cpp", "sync.cpp", "numbers.cpp", "checker.cpp")
+_RUNTIME_SOURCES = (
+    "fibers.cpp", "faults.cpp", "grid.cpp", "sync.cpp", "cluster.cpp", "calls.cpp", "print.cpp", "numbers.cpp",
+    "order.cpp", "shadow.cpp", "counters.cpp", "checker.cpp",
+)  # fmt: skip
 _FLAGS = (
     "-std=c++17", "-fPIC", "-w", "-fno-strict-aliasing", "-fwrapv", "-ffp-contract=off", "-fno-math-errno",
     "-fno-exceptions", "-fno-rtti", "-fno-stack-protector", "-fcf-protection=none", "-fno-threadsafe-statics",
-    "-fvisibility=hidden",
+    "-fvisibility=hidden", "-pthread",
 )  # fmt: skip
 
 
@@ -101,51 +104,63 @@ def _temporary_directory() -> Path:
     return Path(tempfile.mkdtemp(prefix="kvgen-emulator-"))
 
 
-def _runtime_object(folder: Path, mode: Mode, compiler: str, key: str) -> Path:
-    target = folder / f"runtime-{mode}-{key[:32]}.o"
-    if target.exists():
-        return target
-    with tempfile.TemporaryDirectory(dir=folder) as scratch:
-        source = Path(scratch) / "runtime.cpp"
-        source.write_text("".join(f'#include "{name}"\n' for name in _RUNTIME_SOURCES))
-        made = Path(scratch) / "runtime.o"
-        flags = [*_FLAGS, *_cpu_flags(), "-O2", "-frounding-math", f"-DEMU_CHECK={int(mode == 'check')}"]
-        _run([compiler, *flags, f"-I{_RUNTIME}", "-c", str(source), "-o", str(made)])
-        os.replace(made, target)
+def _compile(command: Sequence[str], scratch: Path, text: str, target: Path, libraries: Sequence[str] = ()) -> None:
+    """One source to one shared object, which appears whole or not at all."""
+    source, made = scratch / "source.cpp", scratch / "made.so"
+    source.write_text(text)
+    _run([*command, "-shared", str(source), *libraries, "-o", str(made)])
+    os.replace(made, target)
+
+
+def _runtime(folder: Path, mode: Mode, command: Sequence[str], key: str) -> Path:
+    """The runtime, compiled once for all kernels."""
+    target = folder / f"runtime-{mode}-{key[:32]}.so"
+    if not target.exists():
+        text = "".join(f'#include "{name}"\n' for name in _RUNTIME_SOURCES)
+        with tempfile.TemporaryDirectory(dir=folder) as scratch:
+            flags = ("-O2", "-frounding-math", f"-Wl,-soname,{target.name}")
+            _compile([*command, *flags], Path(scratch), text, target)
     return target
 
 
-def build_object(ptx: Sequence[str], mode: Mode, cache_dir: Path | None) -> tuple[Path, list[KernelFacts]]:
-    """Translate and compile, or find in the cache: the shared object and the facts of its kernels, in its order."""
+@dataclass(frozen=True, slots=True)
+class Built:
+    """Shared objects of one build, and its kernels in the order of the object's table."""
+
+    runtime: Path
+    library: Path
+    kernels: list[KernelFacts]
+
+
+def build_object(ptx: Sequence[str], mode: Mode, cache_dir: Path | None) -> Built:
+    """Translate and compile, or find in the cache."""
     compiler, version = _compiler(os.environ.get("CXX", "g++"))
     common = _digest(_sources_digest(), compiler, version, mode, *_FLAGS, *_cpu_flags())
     key = _digest(common, *ptx)[:40]
     folder = cache_directory(cache_dir)
+    command = [compiler, *_FLAGS, *_cpu_flags(), f"-DEMU_CHECK={int(mode == 'check')}", f"-I{_RUNTIME}"]
+    runtime = _runtime(folder, mode, command, common)
     library, facts = folder / f"{key}.so", folder / f"{key}.json"
     try:
         rows = json.loads(facts.read_text())
         if library.exists():
-            return library, [_facts_from(r) for r in rows]
+            return Built(runtime, library, [_facts_from(r) for r in rows])
     except (OSError, ValueError):
         pass
     unit = translate([parse(text) for text in ptx])
-    runtime = _runtime_object(folder, mode, compiler, common)
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
-        source = Path(scratch) / "kernels.cpp"
-        source.write_text(unit.text())
-        made = Path(scratch) / "kernels.so"
-        flags = [*_FLAGS, *_cpu_flags(), "-O1", f"-DEMU_CHECK={int(mode == 'check')}", f"-I{_RUNTIME}"]
-        _run([compiler, *flags, "-shared", str(source), str(runtime), "-o", str(made)])
-        os.replace(made, library)
+        flags = ("-Og", "-fno-plt", "-Wl,-rpath,$ORIGIN")
+        _compile([*command, *flags], Path(scratch), unit.text(), library, [str(runtime)])
         table = Path(scratch) / "facts.json"
         table.write_text(json.dumps([asdict(k) for k in unit.kernels]))
         os.replace(table, facts)
-    return library, unit.kernels
+    return Built(runtime, library, unit.kernels)
 
 
-def _facts_from(row: dict[str, object]) -> KernelFacts:
-    sizes, offsets, limit = row["param_sizes"], row["param_offsets"], row["max_threads"]
-    if not isinstance(sizes, list) or not isinstance(offsets, list):
+def _facts_from(row: dict[str, Any]) -> KernelFacts:
+    sizes, offsets, limit, cluster = row["param_sizes"], row["param_offsets"], row["max_threads"], row["cluster"]
+    lines, blocks = row["lines"], row["blocks"]
+    if not all(isinstance(x, list) for x in (sizes, offsets, lines, blocks)):
         raise ValueError("not a table of kernels")
     return KernelFacts(
         name=str(row["name"]),
@@ -154,4 +169,7 @@ def _facts_from(row: dict[str, object]) -> KernelFacts:
         param_bytes=int(str(row["param_bytes"])),
         static_shared=int(str(row["static_shared"])),
         max_threads=int(str(limit)) if limit is not None else None,
+        cluster=(int(cluster[0]), int(cluster[1]), int(cluster[2])) if isinstance(cluster, list) else None,
+        lines=tuple(str(line) for line in lines),
+        blocks=tuple(tuple((int(w), int(c), int(n)) for w, c, n in block) for block in blocks),
     )

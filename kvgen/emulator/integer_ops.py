@@ -1,58 +1,76 @@
-"""Integer and logic opcodes."""
+"""Integer and logic opcodes. `arithmetic` and `min_max` are reached through float_ops, which shares their names."""
 
 from __future__ import annotations
 
 from kvgen.emulator.context import Context, Handler, Instruction
 from kvgen.emulator.ptxtypes import TYPES, WIDER, PtxType
 
-_INTEGERS = "u16 s16 u32 s32 u64 s64"
-_LOGIC = "b16 b32 b64 pred"
-U32 = TYPES["u32"]
+INTEGERS = "u16 s16 u32 s32 u64 s64"
+_CARRIED = ("u32", "s32", "u64", "s64")
+U32, S32 = TYPES["u32"], TYPES["s32"]
 
 
-def _unsigned(kind: PtxType) -> str:
+def unsigned(kind: PtxType) -> str:
     return f"u{kind.bits}"
 
 
-def add_sub(cx: Context, ins: Instruction, sign: str) -> str:
-    """add, sub, with .cc (sets the carry) or .sat (s32)."""
+# ---------------------------------------------------------------- addition and multiplication
+def add_sub(cx: Context, ins: Instruction, kind: PtxType) -> str:
+    """add, sub, with .cc (sets the carry) or .sat (s32), or on a pair of 16-bit lanes."""
     ins.count(3)
-    kind = ins.modifiers.type(_INTEGERS)
-    carry_out, sat = ins.modifiers.flag("cc"), ins.modifiers.flag("sat")
+    sign = "+" if ins.opcode == "add" else "-"
+    if kind.kind == "q":
+        if ins.opcode == "sub":
+            raise ins.fail(f"sub does not take .{kind.name}")
+        pairs = [cx.value(ins, o, kind) for o in ins.operands[1:]]
+        return cx.assign(ins, ins.operands[0], kind, kind.each_lane(pairs, lambda v: f"{v[0]} + {v[1]}"))
     a, b = (cx.value(ins, o, kind) for o in ins.operands[1:])
-    if sat:
+    if ins.modifiers.flag("sat"):
         if kind.name != "s32":
             raise ins.fail(".sat needs .s32")
         return cx.assign(ins, ins.operands[0], kind, f"clamp_s32((s64){a} {sign} (s64){b})")
-    if carry_out:
-        return _carry(cx, ins, kind, f"(u128)({_unsigned(kind)}){a} {sign} (u128)({_unsigned(kind)}){b}")
-    return cx.assign(ins, ins.operands[0], kind, f"({_unsigned(kind)}){a} {sign} ({_unsigned(kind)}){b}")
+    u = unsigned(kind)
+    if ins.modifiers.flag("cc"):
+        return _carry(cx, ins, kind, f"(u128)({u}){a} {sign} (u128)({u}){b}")
+    return cx.assign(ins, ins.operands[0], kind, f"({u}){a} {sign} ({u}){b}")
 
 
 def _carry(cx: Context, ins: Instruction, kind: PtxType, wide: str) -> str:
     # The carry of a subtraction is a borrow: bit `bits` of the wrapped difference serves both.
+    if kind.name not in _CARRIED:
+        raise ins.fail(f".cc does not take .{kind.name}")
     return f"u128 t = {wide}; carry = (u32)(t >> {kind.bits}) & 1; " + cx.assign(
-        ins, ins.operands[0], kind, f"({_unsigned(kind)})t"
+        ins, ins.operands[0], kind, f"({unsigned(kind)})t"
     )
 
 
-def add_sub_carry(cx: Context, ins: Instruction, sign: str) -> str:
+def add_sub_carry(cx: Context, ins: Instruction) -> str:
     """addc, subc."""
     ins.count(3)
-    kind = ins.modifiers.type("u32 s32 u64 s64")
+    sign = "+" if ins.opcode == "addc" else "-"
+    kind = ins.modifiers.type(" ".join(_CARRIED))
     carry_out = ins.modifiers.flag("cc")
-    a, b = (f"(u128)({_unsigned(kind)}){cx.value(ins, o, kind)}" for o in ins.operands[1:])
+    a, b = (f"(u128)({unsigned(kind)}){cx.value(ins, o, kind)}" for o in ins.operands[1:])
     wide = f"{a} {sign} {b} {sign} carry"
     return _carry(cx, ins, kind, wide) if carry_out else cx.assign(ins, ins.operands[0], kind, wide)
 
 
-def multiply(cx: Context, ins: Instruction, with_add: bool) -> str:
+def _product(kind: PtxType, part: str, a: str, b: str) -> str:
+    """The low or high half of a product, without sign."""
+    big = "s128" if kind.kind == "s" else "u128"
+    shift = f" >> {kind.bits}" if part == "hi" else ""
+    return f"({unsigned(kind)})((({big}){a} * ({big}){b}){shift})"
+
+
+def _clamped_sum(cx: Context, ins: Instruction, product: str, c: str) -> str:
+    return cx.assign(ins, ins.operands[0], S32, f"clamp_s32((s64)(s32){product} + (s64){c})")
+
+
+def multiply(cx: Context, ins: Instruction, kind: PtxType) -> str:
     """mul and mad with .lo .hi .wide, .cc and .sat (mad.hi.s32)."""
+    with_add = ins.opcode == "mad"
     ins.count(4 if with_add else 3)
-    kind = ins.modifiers.type(_INTEGERS)
     part = ins.modifiers.choice(("lo", "hi", "wide"))
-    carry_out = with_add and ins.modifiers.flag("cc")
-    sat = with_add and ins.modifiers.flag("sat")
     a, b = (cx.value(ins, o, kind) for o in ins.operands[1:3])
     if part == "wide":
         if kind.name not in WIDER:
@@ -60,92 +78,121 @@ def multiply(cx: Context, ins: Instruction, with_add: bool) -> str:
         wide = TYPES[WIDER[kind.name]]
         product = f"(({wide.c}){a} * ({wide.c}){b})"
         if with_add:
-            product = f"({_unsigned(wide)}){product} + ({_unsigned(wide)}){cx.value(ins, ins.operands[3], wide)}"
-        if carry_out or sat:
-            raise ins.fail("mad.wide takes neither .cc nor .sat")
+            product = f"({unsigned(wide)}){product} + ({unsigned(wide)}){cx.value(ins, ins.operands[3], wide)}"
         return cx.assign(ins, ins.operands[0], wide, product)
-    big = "s128" if kind.kind == "s" else "u128"
-    product = (
-        f"({_unsigned(kind)})((({big}){a} * ({big}){b}) >> {kind.bits})"
-        if part == "hi"
-        else f"({_unsigned(kind)})((u64){a} * (u64){b})"
-    )
+    product = _product(kind, part, a, b)
     if not with_add:
         return cx.assign(ins, ins.operands[0], kind, product)
     c = cx.value(ins, ins.operands[3], kind)
-    if sat:
+    if ins.modifiers.flag("sat"):
         if part != "hi" or kind.name != "s32":
             raise ins.fail("mad.sat needs .hi.s32")
-        return cx.assign(ins, ins.operands[0], kind, f"clamp_s32((s64)(s32){product} + (s64){c})")
-    if carry_out:
-        return _carry(cx, ins, kind, f"(u128){product} + (u128)({_unsigned(kind)}){c}")
-    return cx.assign(ins, ins.operands[0], kind, f"{product} + ({_unsigned(kind)}){c}")
+        return _clamped_sum(cx, ins, product, c)
+    if ins.modifiers.flag("cc"):
+        return _carry(cx, ins, kind, f"(u128){product} + (u128)({unsigned(kind)}){c}")
+    return cx.assign(ins, ins.operands[0], kind, f"{product} + ({unsigned(kind)}){c}")
 
 
 def multiply_carry(cx: Context, ins: Instruction) -> str:
     """madc."""
     ins.count(4)
-    kind = ins.modifiers.type("u32 s32 u64 s64")
+    kind = ins.modifiers.type(" ".join(_CARRIED))
     part = ins.modifiers.choice(("lo", "hi"))
     carry_out = ins.modifiers.flag("cc")
     a, b, c = (cx.value(ins, o, kind) for o in ins.operands[1:])
-    big = "s128" if kind.kind == "s" else "u128"
-    u = _unsigned(kind)
-    product = f"({u})((({big}){a} * ({big}){b}) >> {kind.bits if part == 'hi' else 0})"
-    wide = f"(u128){product} + (u128)({u}){c} + carry"
+    wide = f"(u128){_product(kind, part, a, b)} + (u128)({unsigned(kind)}){c} + carry"
     return _carry(cx, ins, kind, wide) if carry_out else cx.assign(ins, ins.operands[0], kind, wide)
 
 
-def multiply24(cx: Context, ins: Instruction, with_add: bool) -> str:
+def multiply24(cx: Context, ins: Instruction) -> str:
+    """mul24, mad24: products of the low 24 bits; .hi takes bits 47 to 16."""
+    with_add = ins.opcode == "mad24"
     ins.count(4 if with_add else 3)
     kind = ins.modifiers.type("u32 s32")
     part = ins.modifiers.choice(("lo", "hi"))
     a, b = (f"((s64)({kind.c})({cx.value(ins, o, U32)} << 8) >> 8)" for o in ins.operands[1:3])
     product = f"(u32)(({a} * {b}) >> {16 if part == 'hi' else 0})"
-    c = f" + {cx.value(ins, ins.operands[3], U32)}" if with_add else ""
-    return cx.assign(ins, ins.operands[0], kind, product + c)
+    if not with_add:
+        return cx.assign(ins, ins.operands[0], kind, product)
+    if ins.modifiers.flag("sat"):
+        if part != "hi" or kind.name != "s32":
+            raise ins.fail("mad24.sat needs .hi.s32")
+        return _clamped_sum(cx, ins, product, cx.value(ins, ins.operands[3], S32))
+    return cx.assign(ins, ins.operands[0], kind, f"{product} + {cx.value(ins, ins.operands[3], U32)}")
 
 
-def divide(cx: Context, ins: Instruction, function: str) -> str:
+def divide(cx: Context, ins: Instruction, kind: PtxType) -> str:
+    """div; by zero faults (`arithmetic`), where a GPU gives an unspecified value."""
     ins.count(3)
-    kind = ins.modifiers.type(_INTEGERS)
     a, b = (cx.value(ins, o, kind) for o in ins.operands[1:])
-    return cx.assign(ins, ins.operands[0], kind, f"{function}<{kind.c}>({a}, {b}, {ins.site()})")
+    return cx.assign(ins, ins.operands[0], kind, f"divide<{kind.c}>({a}, {b}, {ins.site()})")
 
 
-def min_max(cx: Context, ins: Instruction, function: str) -> str:
+def remainder(cx: Context, ins: Instruction) -> str:
     ins.count(3)
-    kind = ins.modifiers.type(_INTEGERS)
+    kind = ins.modifiers.type(INTEGERS)
     a, b = (cx.value(ins, o, kind) for o in ins.operands[1:])
-    value = f"{function}<{kind.c}>({a}, {b})"
-    if ins.modifiers.flag("relu"):
-        value = f"larger<{kind.c}>({value}, 0)"
+    return cx.assign(ins, ins.operands[0], kind, f"remainder_of<{kind.c}>({a}, {b}, {ins.site()})")
+
+
+def min_max(cx: Context, ins: Instruction, kind: PtxType) -> str:
+    ins.count(3)
+    relu = kind.name in ("s32", "s16x2") and ins.modifiers.flag("relu")
+    function = "smaller" if ins.opcode == "min" else "larger"
+    c = (kind.lane if kind.kind == "q" else kind).c
+
+    def scalar(v: list[str] | tuple[str, ...]) -> str:
+        value = f"{function}<{c}>({v[0]}, {v[1]})"
+        return f"larger<{c}>({value}, 0)" if relu else value
+
+    values = [cx.value(ins, o, kind) for o in ins.operands[1:]]
+    value = kind.each_lane(values, lambda v: scalar([*v])) if kind.kind == "q" else scalar(values)
     return cx.assign(ins, ins.operands[0], kind, value)
 
 
-def absolute(cx: Context, ins: Instruction) -> str:
+def absolute(cx: Context, ins: Instruction, kind: PtxType) -> str:
     ins.count(2)
-    kind = ins.modifiers.type("s16 s32 s64")
-    a = cx.value(ins, ins.operands[1], kind)
-    u = _unsigned(kind)
+    a, u = cx.value(ins, ins.operands[1], kind), unsigned(kind)
     return cx.assign(ins, ins.operands[0], kind, f"{a} < 0 ? ({u})(({u})0 - ({u}){a}) : ({u}){a}")
 
 
-def negate(cx: Context, ins: Instruction) -> str:
+def negate(cx: Context, ins: Instruction, kind: PtxType) -> str:
     ins.count(2)
-    kind = ins.modifiers.type("s16 s32 s64")
-    return cx.assign(ins, ins.operands[0], kind, f"0 - ({_unsigned(kind)}){cx.value(ins, ins.operands[1], kind)}")
+    return cx.assign(ins, ins.operands[0], kind, f"0 - ({unsigned(kind)}){cx.value(ins, ins.operands[1], kind)}")
 
 
+def absolute_difference(cx: Context, ins: Instruction) -> str:
+    """sad."""
+    ins.count(4)
+    kind = ins.modifiers.type(INTEGERS)
+    a, b, c = (cx.value(ins, o, kind) for o in ins.operands[1:])
+    u = unsigned(kind)
+    difference = f"({a} < {b} ? ({u}){b} - ({u}){a} : ({u}){a} - ({u}){b})"
+    return cx.assign(ins, ins.operands[0], kind, f"({u}){c} + ({u}){difference}")
+
+
+def dot(cx: Context, ins: Instruction) -> str:
+    """dp4a and dp2a."""
+    ins.count(4)
+    kind_b = ins.modifiers.type("u32 s32")
+    kind_a = ins.modifiers.type("u32 s32")
+    signs = ", ".join("true" if k.kind == "s" else "false" for k in (kind_a, kind_b))
+    values = ", ".join(cx.value(ins, o, U32) for o in ins.operands[1:])
+    if ins.opcode == "dp4a":
+        return cx.assign(ins, ins.operands[0], U32, f"dot4<{signs}>({values})")
+    high = int(ins.modifiers.choice(("lo", "hi")) == "hi")
+    return cx.assign(ins, ins.operands[0], U32, f"dot2<{signs}>({values}, {high})")
+
+
+# ---------------------------------------------------------------- logic and shifts
 def logic(cx: Context, ins: Instruction) -> str:
     """and or xor not."""
-    kind = ins.modifiers.type(_LOGIC)
+    ins.count(2 if ins.opcode == "not" else 3)
+    kind = ins.modifiers.type("b16 b32 b64 pred")
     pred = kind.kind == "pred"
     values = [cx.predicate(ins, o) if pred else cx.value(ins, o, kind) for o in ins.operands[1:]]
     if ins.opcode == "not":
-        ins.count(2)
         return cx.assign(ins, ins.operands[0], kind, f"{'!' if pred else '~'}{values[0]}")
-    ins.count(3)
     sign = {"and": "&", "or": "|", "xor": "^"}[ins.opcode]
     return cx.assign(ins, ins.operands[0], kind, f"({values[0]} {sign} {values[1]})")
 
@@ -160,7 +207,7 @@ def logical_not(cx: Context, ins: Instruction) -> str:
 def shift(cx: Context, ins: Instruction) -> str:
     ins.count(3)
     left = ins.opcode == "shl"
-    kind = ins.modifiers.type("b16 b32 b64" if left else "b16 b32 b64 u16 u32 u64 s16 s32 s64")
+    kind = ins.modifiers.type("b16 b32 b64" if left else f"b16 b32 b64 {INTEGERS}")
     a, n = cx.value(ins, ins.operands[1], kind), cx.value(ins, ins.operands[2], U32)
     return cx.assign(ins, ins.operands[0], kind, f"shift_{'left' if left else 'right'}<{kind.c}>({a}, {n})")
 
@@ -184,10 +231,9 @@ def lop3(cx: Context, ins: Instruction) -> str:
     if fold is None:
         return cx.assign(ins, ins.operands[0], kind, value)
     first, second = cx.pair(ins, ins.operands[0])
-    sign = "&" if fold == "and" else "|"
-    predicate = f"((t != 0) {sign} {cx.predicate(ins, ins.operands[5])})"
     if second is None:
         raise ins.fail("lop3 with .and or .or writes d|p")
+    predicate = f"((t != 0) {'&' if fold == 'and' else '|'} {cx.predicate(ins, ins.operands[5])})"
     return (
         f"u32 t = {value}; bool p = {predicate}; "
         + cx.assign(ins, first, kind, "t")
@@ -195,17 +241,19 @@ def lop3(cx: Context, ins: Instruction) -> str:
     )
 
 
+# ---------------------------------------------------------------- bits and bytes
 def permute(cx: Context, ins: Instruction) -> str:
     ins.count(4)
+    kind = ins.modifiers.type("b32")
     modes = ("f4e", "b4e", "rc8", "ecl", "ecr", "rc16")
     mode = ins.modifiers.optional(modes)
-    kind = ins.modifiers.type("b32")
     a, b, c = (cx.value(ins, o, U32) for o in ins.operands[1:])
     value = f"permute({a}, {b}, {c})" if mode is None else f"permute_mode({a}, {b}, {c}, {modes.index(mode)})"
     return cx.assign(ins, ins.operands[0], kind, value)
 
 
 def extract(cx: Context, ins: Instruction) -> str:
+    """bfe."""
     ins.count(4)
     kind = ins.modifiers.type("u32 u64 s32 s64")
     a = cx.value(ins, ins.operands[1], kind)
@@ -214,6 +262,7 @@ def extract(cx: Context, ins: Instruction) -> str:
 
 
 def insert(cx: Context, ins: Instruction) -> str:
+    """bfi."""
     ins.count(5)
     kind = ins.modifiers.type("b32 b64")
     a, b = (cx.value(ins, o, kind) for o in ins.operands[1:3])
@@ -244,35 +293,42 @@ def find_leading(cx: Context, ins: Instruction) -> str:
     return cx.assign(ins, ins.operands[0], U32, f"find_leading<{kind.c}>({a}, {shiftamt})")
 
 
-def absolute_difference(cx: Context, ins: Instruction) -> str:
+def find_nth_set(cx: Context, ins: Instruction) -> str:
     ins.count(4)
-    kind = ins.modifiers.type(_INTEGERS)
-    a, b, c = (cx.value(ins, o, kind) for o in ins.operands[1:])
-    u = _unsigned(kind)
-    difference = f"({a} < {b} ? ({u}){b} - ({u}){a} : ({u}){a} - ({u}){b})"
-    return cx.assign(ins, ins.operands[0], kind, f"({u}){c} + ({u}){difference}")
+    kind = ins.modifiers.type("b32")
+    mask, base = (cx.value(ins, o, U32) for o in ins.operands[1:3])
+    offset = cx.value(ins, ins.operands[3], S32)
+    return cx.assign(ins, ins.operands[0], kind, f"emu_find_nth_set({mask}, {base}, {offset})")
 
 
-def dot(cx: Context, ins: Instruction) -> str:
-    """dp4a and dp2a."""
-    ins.count(4)
-    kind_b = ins.modifiers.type("u32 s32")
-    kind_a = ins.modifiers.type("u32 s32")
-    signs = ", ".join("true" if k.kind == "s" else "false" for k in (kind_a, kind_b))
-    values = ", ".join(cx.value(ins, o, U32) for o in ins.operands[1:])
-    if ins.opcode == "dp4a":
-        return cx.assign(ins, ins.operands[0], U32, f"dot4<{signs}>({values})")
-    high = int(ins.modifiers.choice(("lo", "hi")) == "hi")
-    return cx.assign(ins, ins.operands[0], U32, f"dot2<{signs}>({values}, {high})")
+def extend(cx: Context, ins: Instruction) -> str:
+    """szext: the low b bits of a, extended by zeros or by their sign."""
+    ins.count(3)
+    kind = ins.modifiers.type("u32 s32")
+    wrap = ins.modifiers.choice(("wrap", "clamp")) == "wrap"
+    a, n = cx.value(ins, ins.operands[1], kind), cx.value(ins, ins.operands[2], U32)
+    length = f"({n} & 31u)" if wrap else f"smaller<u32>({n}, 32u)"
+    return cx.assign(ins, ins.operands[0], kind, f"extract_bits<{kind.c}>({a}, 0, {length})")
+
+
+def mask(cx: Context, ins: Instruction) -> str:
+    """bmsk: b ones from bit a up."""
+    ins.count(3)
+    kind = ins.modifiers.type("b32")
+    wrap = ins.modifiers.choice(("wrap", "clamp")) == "wrap"
+    a, b = (cx.value(ins, o, U32) for o in ins.operands[1:])
+    first, length = (f"({n} & 31u)" if wrap else f"smaller<u32>({n}, 32u)" for n in (a, b))
+    ones = f"(shift_left<u32>(1u, {length}) - 1u)"
+    return cx.assign(ins, ins.operands[0], kind, f"shift_left<u32>({ones}, {first})")
 
 
 HANDLERS: dict[str, Handler] = {
-    "addc": lambda cx, ins: add_sub_carry(cx, ins, "+"),
-    "subc": lambda cx, ins: add_sub_carry(cx, ins, "-"),
+    "addc": add_sub_carry,
+    "subc": add_sub_carry,
     "madc": multiply_carry,
-    "mul24": lambda cx, ins: multiply24(cx, ins, False),
-    "mad24": lambda cx, ins: multiply24(cx, ins, True),
-    "rem": lambda cx, ins: divide(cx, ins, "remainder_of"),
+    "mul24": multiply24,
+    "mad24": multiply24,
+    "rem": remainder,
     "and": logic,
     "or": logic,
     "xor": logic,
@@ -289,6 +345,9 @@ HANDLERS: dict[str, Handler] = {
     "clz": bit_count,
     "brev": reverse,
     "bfind": find_leading,
+    "fns": find_nth_set,
+    "szext": extend,
+    "bmsk": mask,
     "sad": absolute_difference,
     "dp4a": dot,
     "dp2a": dot,

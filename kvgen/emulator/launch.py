@@ -3,82 +3,60 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
+import sys
 import threading
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from kvgen.emulator.counters import Counters, Site, Tally
 from kvgen.emulator.errors import EmulatorError, KernelFault
-from kvgen.emulator.host import Mode, build_object
+from kvgen.emulator.host import Built, Mode, build_object
 from kvgen.emulator.writer import KernelFacts
 
 Schedule = Literal["ascending", "descending"] | int
+_MOST_WORKERS = 64
+_LARGEST_CLUSTER = 16
 _SHARED_LIMIT = 232448  # 227 KiB: what one block may have on sm_90
 
 
 @dataclass(frozen=True, slots=True)
 class Buffer:
-    """Memory that a launch may touch: `nbytes` bytes from `address`. Names are unique within a launch."""
+    """Memory that a launch may touch: `nbytes` bytes from `address`. Names are unique within a launch. `settled`: no
+    kernel that could still be running writes it, so that it may be read before griddepcontrol.wait."""
 
     name: str
     address: int
     nbytes: int
     writable: bool
-
-
-@dataclass(frozen=True, slots=True)
-class BufferCounters:
-    """One buffer's traffic. A request is one instruction of one warp; a sector is 32 bytes, counted once a request."""
-
-    load_requests: int
-    load_bytes: int
-    load_sectors: int
-    store_requests: int
-    store_bytes: int
-    store_sectors: int
-    atomic_requests: int
-    atomic_bytes: int
-    atomic_sectors: int
-
-
-@dataclass(frozen=True, slots=True)
-class Counters:
-    """What a launch did. Exact and the same for every schedule of a kernel without races.
-
-    `warp_instructions` counts a basic block as often as the busiest lane of each warp ran it. `per_buffer` is filled in
-    check mode; in fast mode its numbers are 0.
-    """
-
-    thread_instructions: int
-    warp_instructions: int
-    warp_operations: int
-    barriers: int
-    per_buffer: Mapping[str, BufferCounters]
+    settled: bool = False
 
 
 class _BufferInfo(ctypes.Structure):
     _fields_ = (
         ("name", ctypes.c_char_p), ("address", ctypes.c_uint64), ("bytes", ctypes.c_uint64),
-        ("writable", ctypes.c_uint32), ("padding", ctypes.c_uint32),
+        ("writable", ctypes.c_uint32), ("settled", ctypes.c_uint32),
     )  # fmt: skip
 
 
-_COUNT_FIELDS = tuple(BufferCounters.__dataclass_fields__)
-
-
-class _BufferCount(ctypes.Structure):
-    _fields_ = tuple((name, ctypes.c_uint64) for name in _COUNT_FIELDS)
+class _SiteCount(ctypes.Structure):
+    _fields_ = (
+        ("where", ctypes.c_char_p), ("site", ctypes.c_uint32), ("buffer", ctypes.c_uint32), ("kind", ctypes.c_uint32), ("padding", ctypes.c_uint32),
+        ("requests", ctypes.c_uint64), ("bytes", ctypes.c_uint64), ("units", ctypes.c_uint64), ("ideal", ctypes.c_uint64), ("worst", ctypes.c_uint64),
+    )  # fmt: skip
 
 
 class _LaunchInfo(ctypes.Structure):
     _fields_ = (
-        ("kernel", ctypes.c_uint32), ("grid", ctypes.c_uint32 * 3), ("block", ctypes.c_uint32 * 3),
-        ("dynamic_shared", ctypes.c_uint32), ("schedule", ctypes.c_uint32), ("buffer_count", ctypes.c_uint32),
-        ("seed", ctypes.c_uint64), ("params", ctypes.c_void_p), ("buffers", ctypes.POINTER(_BufferInfo)),
-        ("counts", ctypes.POINTER(_BufferCount)), ("thread_instructions", ctypes.c_uint64),
-        ("warp_instructions", ctypes.c_uint64), ("warp_operations", ctypes.c_uint64), ("barriers", ctypes.c_uint64),
+        ("program", ctypes.c_void_p), ("kernel", ctypes.c_uint32), ("grid", ctypes.c_uint32 * 3), ("block", ctypes.c_uint32 * 3),
+        ("cluster", ctypes.c_uint32 * 3), ("dynamic_shared", ctypes.c_uint32), ("schedule", ctypes.c_uint32), ("buffer_count", ctypes.c_uint32),
+        ("workers", ctypes.c_uint32), ("programmatic", ctypes.c_uint32), ("padding", ctypes.c_uint32), ("seed", ctypes.c_uint64), ("params", ctypes.c_void_p), ("buffers", ctypes.POINTER(_BufferInfo)),
+        ("executed", ctypes.POINTER(ctypes.c_uint64)), ("sites", ctypes.POINTER(_SiteCount)), ("site_count", ctypes.c_uint64),
+        ("peak_in_flight", ctypes.c_uint64), ("warp_operations", ctypes.c_uint64), ("barriers", ctypes.c_uint64),
         ("switches", ctypes.c_uint64),
     )  # fmt: skip
 
@@ -99,6 +77,18 @@ def _triple(name: str, value: tuple[int, int, int], limits: tuple[int, int, int]
             raise EmulatorError(f"{name}: got {tuple(value)}; {axis} must be 1 to {limit}")
 
 
+def _check_cluster(grid: tuple[int, int, int], cluster: tuple[int, int, int]) -> None:
+    _triple("cluster", cluster, (_LARGEST_CLUSTER,) * 3)
+    if cluster[0] * cluster[1] * cluster[2] > _LARGEST_CLUSTER:
+        raise EmulatorError(f"cluster: got {tuple(cluster)}; a cluster has at most {_LARGEST_CLUSTER} blocks")
+    if any(g % c for g, c in zip(grid, cluster, strict=True)):
+        raise EmulatorError(f"cluster: got {tuple(cluster)} for a grid of {tuple(grid)}; it must divide the grid")
+
+
+def _cores() -> int:
+    return min(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1, _MOST_WORKERS)
+
+
 def _shorten(place: str) -> str:
     """A path below the working directory is given relative to it, as the generated #line names it."""
     here = os.getcwd() + os.sep
@@ -112,6 +102,7 @@ class Kernel:
         self._library = library
         self._index = index
         self._facts = facts
+        self._lines = tuple(_shorten(line) for line in facts.lines)
 
     @property
     def name(self) -> str:
@@ -136,38 +127,44 @@ class Kernel:
         dynamic_shared: int = 0,
         buffers: Sequence[Buffer] = (),
         schedule: Schedule = "ascending",
+        workers: int | None = None,
+        programmatic: bool = False,
+        cluster: tuple[int, int, int] = (1, 1, 1),
     ) -> Counters:
         """Run the kernel to its end.
 
         `args` holds each parameter's raw little-endian bytes (a pointer is 8 bytes: the address). `buffers` is all the
         global memory the kernel may touch; fast mode does not look at it. `schedule` is the order in which threads that
-        can run do so: a number seeds a random one.
+        can run do so: a number seeds a random one. `workers` is the most OS threads to spread blocks over, by default one
+        a core; results and reports do not depend on it. `programmatic` launches as with programmatic stream serialization:
+        check mode then faults on global memory that is touched before griddepcontrol.wait. `cluster` is how many blocks share a cluster along each axis.
 
         Raises EmulatorError for a launch that a GPU would refuse, KernelFault for what goes wrong inside.
         """
         self._check_shape(grid, block, dynamic_shared)
+        _check_cluster(grid, cluster)
+        if workers is None:
+            workers = _cores()
+        if not 1 <= workers <= _MOST_WORKERS:
+            raise EmulatorError(f"workers: got {workers}; it is 1 to {_MOST_WORKERS}")
         params = self._pack(args)
         _check_buffers(buffers)
         infos = (_BufferInfo * max(len(buffers), 1))()
         for i, b in enumerate(buffers):
-            infos[i] = _BufferInfo(b.name.encode(), b.address, b.nbytes, int(b.writable), 0)
-        counts = (_BufferCount * max(len(buffers), 1))()
+            infos[i] = _BufferInfo(b.name.encode(), b.address, b.nbytes, int(b.writable), int(b.settled))
+        executed = (ctypes.c_uint64 * (2 * len(self._facts.blocks)))()
         kind, seed = {"ascending": (0, 0), "descending": (1, 0)}.get(schedule, (2, -1)) if isinstance(
             schedule, str) else (2, schedule)  # fmt: skip
         if seed < 0:
             raise EmulatorError(f"schedule: got {schedule!r}; it is 'ascending', 'descending' or a seed (an int >= 0)")
         info = _LaunchInfo(
-            kernel=self._index, grid=grid, block=block, dynamic_shared=dynamic_shared, schedule=kind,
-            buffer_count=len(buffers), seed=seed & (2**64 - 1), params=params[1], buffers=infos, counts=counts,
+            kernel=self._index, grid=grid, block=block, cluster=cluster, workers=workers, programmatic=int(programmatic), dynamic_shared=dynamic_shared, schedule=kind,
+            buffer_count=len(buffers), seed=seed & (2**64 - 1), params=params[1], buffers=infos, executed=executed,
         )  # fmt: skip
-        self._library.run(self.name, info)
-        per_buffer = {
-            b.name: BufferCounters(**{f: int(getattr(counts[i], f)) for f in _COUNT_FIELDS})
-            for i, b in enumerate(buffers)
-        }
-        return Counters(
-            info.thread_instructions, info.warp_instructions, info.warp_operations, info.barriers, per_buffer
-        )
+        sites = self._library.run(self.name, info)
+        names = tuple(b.name for b in buffers)
+        counts = (info.warp_operations, info.barriers, info.peak_in_flight)
+        return Counters((Tally(self._lines, self._facts.blocks, tuple(executed), names, sites, *counts),))
 
     def _check_shape(self, grid: tuple[int, int, int], block: tuple[int, int, int], dynamic_shared: int) -> None:
         _triple("grid", grid, (2**31 - 1, 65535, 65535))
@@ -206,26 +203,49 @@ def _check_buffers(buffers: Sequence[Buffer]) -> None:
             raise EmulatorError(f"buffers: {b.name!r} is {b.nbytes} bytes at {b.address:#x}; no memory is there")
 
 
+_runtime_locks: dict[Path, threading.Lock] = defaultdict(threading.Lock)
+
+
 class Library:
-    """The kernels of one build. Launches of one library are serialised; nothing else is shared between threads."""
+    """The kernels of one build. Launches of one mode are serialised in a process."""
 
-    def __init__(self, path: Path, facts: Sequence[KernelFacts]) -> None:
-        self._lock = threading.Lock()
-        self._object = ctypes.CDLL(str(path))
-        self._object.emu_launch.argtypes = [ctypes.POINTER(_LaunchInfo)]
-        self._object.emu_launch.restype = ctypes.c_int
-        self._object.emu_fault_record.restype = ctypes.POINTER(_FaultRecord)
-        self.kernels: Mapping[str, Kernel] = {f.name: Kernel(self, i, f) for i, f in enumerate(facts)}
+    def __init__(self, built: Built) -> None:
+        self._lock = _runtime_locks[built.runtime]
+        self._runtime = ctypes.CDLL(str(built.runtime))
+        self._runtime.emu_launch.argtypes = [ctypes.POINTER(_LaunchInfo)]
+        self._runtime.emu_launch.restype = ctypes.c_int
+        self._runtime.emu_fault_record.restype = ctypes.POINTER(_FaultRecord)
+        self._runtime.emu_printed.restype = ctypes.c_void_p
+        self._program = ctypes.addressof(ctypes.c_char.in_dll(ctypes.CDLL(str(built.library)), "emu_program"))
+        self.kernels: Mapping[str, Kernel] = {f.name: Kernel(self, i, f) for i, f in enumerate(built.kernels)}
 
-    def run(self, kernel: str, info: ctypes.Structure) -> None:
-        """Perform a checked launch; for Kernel.launch."""
+    def run(self, kernel: str, info: _LaunchInfo) -> tuple[Site, ...]:
+        """Perform a checked launch and return its counts by instruction; for Kernel.launch."""
+        info.program = self._program
         with self._lock:
-            status = self._object.emu_launch(ctypes.byref(info))
+            status = self._runtime.emu_launch(ctypes.byref(info))
+            self._print()
             if status == 0:
-                return
+                return tuple(_site(info.sites[i]) for i in range(info.site_count))
             if status == 2:
                 raise EmulatorError(f"{kernel}: no memory for the stacks of the block's threads")
-            raise _fault(kernel, self._object.emu_fault_record().contents)
+            raise _fault(kernel, self._runtime.emu_fault_record().contents)
+
+    def _print(self) -> None:
+        """What the kernel printed, in the order of its blocks."""
+        count = ctypes.c_uint64()
+        text = self._runtime.emu_printed(ctypes.byref(count))
+        if count.value:
+            sys.stdout.write(ctypes.string_at(text, count.value).decode(errors="replace"))
+
+
+def _site(row: _SiteCount) -> Site:
+    return Site(_innermost(row.where), row.buffer, row.kind, row.requests, row.bytes, row.units, row.ideal, row.worst)
+
+
+@functools.cache
+def _innermost(where: bytes) -> str:
+    return _shorten(where.decode(errors="replace").partition("|")[0])
 
 
 def _fault(kernel: str, record: _FaultRecord) -> KernelFault:
@@ -256,5 +276,4 @@ def build(ptx: Sequence[str], *, mode: Mode = "check", cache_dir: Path | None = 
         raise EmulatorError(f"mode: got {mode!r}; it is 'fast' or 'check'")
     if isinstance(ptx, str):
         raise EmulatorError("ptx: got one str; it is a sequence of PTX texts")
-    path, facts = build_object(ptx, mode, cache_dir)
-    return Library(path, facts)
+    return Library(build_object(ptx, mode, cache_dir))

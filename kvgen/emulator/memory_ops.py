@@ -1,4 +1,4 @@
-"""Loads, stores, atomics, asynchronous copies, fences and cache hints."""
+"""Loads, stores, asynchronous copies, fences and cache hints."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from kvgen.emulator.context import Context, Handler, Instruction
 from kvgen.emulator.ptxtypes import TYPES, PtxType, bit_type
 
 U32 = TYPES["u32"]
-_SPACES = ("global", "shared", "shared::cta", "local", "param", "const")
+_SPACES = ("global", "shared", "shared::cta", "shared::cluster", "local", "const")
+_PARAMS = ("param", "param::entry", "param::func")
 _TYPES = "b8 u8 s8 b16 u16 s16 f16 bf16 b32 u32 s32 f32 b64 u64 s64 f64 b128"
-_SCOPES = ("cta", "cluster", "gpu", "sys")
+SCOPES = ("cta", "cluster", "gpu", "sys")
 # Caches are not modelled, so these change nothing that the emulator could show.
 _CACHE_HINTS = (
     "ca", "cg", "cs", "lu", "cv", "wb", "wt", "nc",
@@ -23,7 +24,7 @@ def _flags(ins: Instruction, base: str, *, store: bool = False) -> tuple[str, bo
     A volatile access counts as a plain one for the race checker: it is no synchronisation in CUDA C++.
     """
     order = ins.modifiers.optional(("weak", "volatile", "relaxed", "release" if store else "acquire"))
-    scope = ins.modifiers.optional(_SCOPES)
+    scope = ins.modifiers.optional(SCOPES)
     mmio = ins.modifiers.flag("mmio")
     strong = order in ("relaxed", "acquire", "release") or mmio
     if scope is not None and order in (None, "weak", "volatile"):
@@ -33,25 +34,23 @@ def _flags(ins: Instruction, base: str, *, store: bool = False) -> tuple[str, bo
         flags.append("A_STRONG")
         flags += ["A_CTA"] if scope == "cta" else []
         flags += ["A_ACQUIRE"] if order == "acquire" else ["A_RELEASE"] if order == "release" else []
+    flags += ["A_VOLATILE"] if order == "volatile" else []
     return " | ".join(flags), strong or order == "volatile"
 
 
-def _place(cx: Context, ins: Instruction, operand: str, space: str | None, nbytes: int, flags: str) -> str:
+def pointer_to(cx: Context, ins: Instruction, operand: str, space: str | None, nbytes: int, flags: str) -> str:
     """A C++ pointer to checked memory."""
     if space in ("shared", "shared::cta"):
-        return f"at_shared({cx.address(ins, operand, narrow=True)}, {nbytes}, {flags}, {ins.site()})"
+        return f"at_shared(self, {cx.address(ins, operand, narrow=True)}, {nbytes}, {flags}, {ins.site()})"
+    if space == "shared::cluster":
+        return f"at_cluster(self, {cx.address(ins, operand, narrow=True)}, {nbytes}, {flags}, {ins.site()})"
     address = cx.address(ins, operand, narrow=False)
     if space == "local":
-        if not cx.locals:
-            raise ins.fail("local memory without a .local declaration")
-        name, size, _ = next(iter(cx.locals.values()))
-        if len(cx.locals) > 1:
-            return f"(u8*)({address})"
-        return f"at_local({address}, {nbytes}, {name}, {size}, {ins.site()})"
-    return f"at_{'generic' if space is None else 'global'}({address}, {nbytes}, {flags}, {ins.site()})"
+        return f"at_local(self, {address}, {nbytes}, {ins.site()})"
+    return f"at_{'generic(self, ' if space is None else 'global('}{address}, {nbytes}, {flags}, {ins.site()})"
 
 
-def _cache_policy(ins: Instruction, operands: int) -> None:
+def cache_policy(ins: Instruction, operands: int) -> None:
     """.L2::cache_hint appends a policy operand, which is dropped."""
     if ins.modifiers.flag("L2::cache_hint"):
         ins.count(operands + 1)
@@ -68,23 +67,19 @@ def _vector(cx: Context, ins: Instruction, operand: str) -> list[str]:
 
 def load(cx: Context, ins: Instruction) -> str:
     kind = ins.modifiers.type(_TYPES)
-    _cache_policy(ins, 2)
+    cache_policy(ins, 2)
     ins.modifiers.ignore(_CACHE_HINTS)
-    space = ins.modifiers.optional(_SPACES)
+    space = ins.modifiers.optional((*_SPACES, *_PARAMS))
     flags, strong = _flags(ins, "A_READ")
     if space is None:
         flags += " | A_GENERIC"
     names = _vector(cx, ins, ins.operands[0])
     ins.count(2)
     nbytes = kind.bits // 8
-    if space == "param":
-        place = cx.param_place(ins.operands[1])
-        if place is None:
-            pointer = f"(const u8*)({cx.address(ins, ins.operands[1], narrow=False)})"
-        else:
-            pointer = f"P + {cx.param_offsets[place[0]] + place[1]}"
+    if space in _PARAMS:
+        pointer = cx.param_pointer(ins, ins.operands[1], nbytes * len(names), write=False)
     else:
-        pointer = _place(cx, ins, ins.operands[1], space, nbytes * len(names), flags)
+        pointer = pointer_to(cx, ins, ins.operands[1], space, nbytes * len(names), flags)
     raw = bit_type(kind.bits)
     code = ("emu_yield(); " if strong else "") + f"const u8* p = {pointer}; "
     code += "".join(f"{raw.c} t{i} = load<{raw.c}>(p + {i * nbytes}); " for i in range(len(names)))
@@ -94,16 +89,19 @@ def load(cx: Context, ins: Instruction) -> str:
 
 def store(cx: Context, ins: Instruction) -> str:
     kind = ins.modifiers.type(_TYPES)
-    _cache_policy(ins, 2)
+    cache_policy(ins, 2)
     ins.modifiers.ignore(_CACHE_HINTS)
-    space = ins.modifiers.optional(_SPACES[:4])
+    space = ins.modifiers.optional((*_SPACES[:5], "param", "param::func"))
     flags, strong = _flags(ins, "A_WRITE", store=True)
     names = _vector(cx, ins, ins.operands[1])
     ins.count(2)
     nbytes = kind.bits // 8
     raw = bit_type(kind.bits)
     values = [cx.value(ins, n, kind if kind.kind == "f" and cx.find(n) is None else raw) for n in names]
-    pointer = _place(cx, ins, ins.operands[0], space, nbytes * len(names), flags)
+    if space in _PARAMS:
+        pointer = cx.param_pointer(ins, ins.operands[0], nbytes * len(names), write=True)
+    else:
+        pointer = pointer_to(cx, ins, ins.operands[0], space, nbytes * len(names), flags)
     code = f"u8* p = {pointer}; " + ("emu_spins = 0; " if strong else "")
     return code + " ".join(
         f"store<{raw.c}>(p + {i * nbytes}, {_as_bits(kind, raw, v, cx.find(names[i]) is None)});"
@@ -115,60 +113,6 @@ def _as_bits(kind: PtxType, raw: PtxType, value: str, literal: bool) -> str:
     return f"bits<{raw.c}>({value})" if kind.kind == "f" and literal else value
 
 
-_ATOMIC_TYPES = {
-    "add": "u32 s32 u64 f32 f64 f16 bf16 f16x2 bf16x2",
-    "min": "u32 s32 u64 s64 f16 bf16 f16x2 bf16x2",
-    "max": "u32 s32 u64 s64 f16 bf16 f16x2 bf16x2",
-    "and": "b32 b64",
-    "or": "b32 b64",
-    "xor": "b32 b64",
-    "exch": "b32 b64 b128",
-    "cas": "b16 b32 b64 b128",
-    "inc": "u32",
-    "dec": "u32",
-}
-
-_REDUCTIONS = tuple(op for op in _ATOMIC_TYPES if op not in ("exch", "cas"))
-
-
-def atomic(cx: Context, ins: Instruction) -> str:
-    """atom (returns the old value) and red."""
-    returns = ins.opcode == "atom"
-    operation = ins.modifiers.choice(tuple(_ATOMIC_TYPES) if returns else _REDUCTIONS)
-    kind = ins.modifiers.type(_ATOMIC_TYPES[operation])
-    width = ins.modifiers.optional(("v2", "v4", "v8"))
-    if width:
-        raise ins.fail(f"vector atomics (.{width}) are not supported")
-    space = ins.modifiers.optional(("global", "shared", "shared::cta"))
-    order = ins.modifiers.optional(("relaxed", "acquire", "release", "acq_rel"))
-    scope = ins.modifiers.optional(_SCOPES)
-    if kind.kind in "hp" and operation == "add" and not ins.modifiers.flag("noftz"):
-        raise ins.fail("16-bit float addition needs .noftz")
-    count = (1 if returns else 0) + (3 if operation == "cas" else 2)
-    _cache_policy(ins, count)
-    ins.count(count)
-    flags = ["A_ATOMIC", "A_STRONG"]
-    flags += ["A_CTA"] if scope == "cta" else []
-    flags += ["A_ACQUIRE"] if order in ("acquire", "acq_rel") else []
-    flags += ["A_RELEASE"] if order in ("release", "acq_rel") else []
-    at = 1 if returns else 0
-    pointer = _place(cx, ins, ins.operands[at], space, kind.bits // 8, " | ".join(flags))
-    values = ", ".join(cx.value(ins, o, kind) for o in ins.operands[at + 1 :])
-    if operation == "cas":
-        call = f"atomic_swap_if<{kind.c}>(p, {values})"
-    elif kind.kind in "hp":
-        family = "Bfloat" if kind.bfloat else "Half"
-        call = f"atomic_half{'2' if kind.kind == 'p' else ''}<{family}, H_{operation.upper()}>(p, {values})"
-    elif kind.kind == "f":  # in global memory f32 addition flushes subnormals, in shared memory it keeps them
-        call = f"atomic_float_add<{kind.c}>(p, {values}, {'!is_shared((u64)p)' if kind.bits == 32 else 'false'})"
-    else:
-        call = f"atomic_integer<T_{operation.upper()}, {kind.c}>(p, {values})"
-    code = f"u8* p = {pointer}; "
-    if not returns:
-        return code + f"(void){call};"
-    return code + f"{kind.c} t = {call}; " + cx.assign(ins, ins.operands[0], kind, "t") + " emu_yield();"
-
-
 def fence(cx: Context, ins: Instruction) -> str:
     """fence.acq_rel, fence.sc, and membar of the old form."""
     ins.count(0)
@@ -176,7 +120,7 @@ def fence(cx: Context, ins: Instruction) -> str:
         scope = ins.modifiers.choice(("cta", "gl", "sys"))
     else:
         ins.modifiers.optional(("sc", "acq_rel"))
-        scope = ins.modifiers.choice(_SCOPES)
+        scope = ins.modifiers.choice(SCOPES)
     return f"emu_fence({int(scope == 'cta')}, 1, {ins.site()});"
 
 
@@ -239,8 +183,6 @@ HANDLERS: dict[str, Handler] = {
     "ld": load,
     "ldu": load,
     "st": store,
-    "atom": atomic,
-    "red": atomic,
     "fence": fence,
     "membar": fence,
     "cp": copy_async,

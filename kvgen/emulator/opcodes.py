@@ -2,13 +2,29 @@
 
 from __future__ import annotations
 
-from kvgen.emulator import convert_ops, float_ops, integer_ops, memory_ops, sync_ops
+from kvgen.emulator import (
+    atomic_ops,
+    call_ops,
+    cluster_ops,
+    compare_ops,
+    convert_ops,
+    float_ops,
+    integer_ops,
+    memory_ops,
+    move_ops,
+    sync_ops,
+)
 from kvgen.emulator.context import Handler
 
 OPCODES: dict[str, Handler] = {
     **integer_ops.HANDLERS,
     **float_ops.HANDLERS,
+    **compare_ops.HANDLERS,
+    **move_ops.HANDLERS,
     **convert_ops.HANDLERS,
     **memory_ops.HANDLERS,
+    **atomic_ops.HANDLERS,
+    **call_ops.HANDLERS,
     **sync_ops.HANDLERS,
+    **cluster_ops.HANDLERS,
 }

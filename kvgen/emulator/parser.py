@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from kvgen.emulator.declarations import Variable, parameters, variables
 from kvgen.emulator.errors import TranslateError
-from kvgen.emulator.ptxtypes import TYPES
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,41 +32,39 @@ class Statement:
     location: Location | None
 
 
-@dataclass(frozen=True, slots=True)
-class Variable:
-    space: str
+@dataclass(slots=True)
+class Function:
+    """A .func: `body` is None where it is only declared."""
+
     name: str
-    align: int
-    element: str
-    nbytes: int
-    initial: bytes
-    extern: bool
+    params: list[Variable]
+    results: list[Variable]
     line: int
+    body: list[Statement] | None = None
 
-
-@dataclass(frozen=True, slots=True)
-class Parameter:
-    name: str
-    nbytes: int
-    align: int
+    @property
+    def statements(self) -> list[Statement]:
+        return self.body or []
 
 
 @dataclass(slots=True)
-class Entry:
-    name: str
-    params: list[Parameter]
-    statements: list[Statement]
-    line: int
+class Entry(Function):
+    """A kernel. `max_threads` and `cluster` (blocks in x, y, z) are what its directives demand of a launch."""
+
     max_threads: int | None = None
+    cluster: tuple[int, int, int] | None = None
 
 
 @dataclass(slots=True)
 class Module:
     target: str = ""
     entries: list[Entry] = field(default_factory=list)
+    functions: dict[str, Function] = field(default_factory=dict)
     variables: list[Variable] = field(default_factory=list)
 
 
+# The last minor version of each major one; of the newest, any: what a new version adds is an unknown opcode or modifier.
+_VERSIONS = {3: 2, 4: 3, 5: 0, 6: 5, 7: 8, 8: 8, 9: 9}
 _NOISE = re.compile(r'"(?:[^"\\\n]|\\.)*"|//[^\n]*|/\*.*?\*/', re.S)
 _FILE = re.compile(r'\.file\s+(\d+)\s+"([^"]*)"[^\n]*')
 _LOC = re.compile(
@@ -75,17 +74,16 @@ _TOKEN = re.compile(
     r"\s*(?:(?P<loc>\.loc\b[^\n]*)|(?P<brace>[{}])|(?P<label>[$\w]+)\s*:(?!:)"
     r"|(?P<statement>[^;{}]+(?:\{[^;{}]*\}[^;{}]*)*);)"
 )
-_ENTRY = re.compile(r"(?:\.(?:visible|weak)\s+)?\.entry\s+([\w$]+)\s*")
-_PARAM = re.compile(
-    r"\.param\s+(?:\.align\s+(\d+)\s+)?\.(\w+)\s+"
-    r"(?:\.ptr(?:\s+\.(?:global|shared|const|local))?(?:\s+\.align\s+\d+)?\s+)?([\w$]+)(?:\[(\d+)\])?\s*$"
-)
-_VARIABLE = re.compile(
-    r"(?:\.(visible|extern|weak|common)\s+)?\.(global|const|shared|local)\s+(?:\.attribute\([^)]*\)\s*)?"
-    r"(?:\.align\s+(\d+)\s+)?\.(\w+)\s+([\w$]+)((?:\[\d*\])*)\s*(?:=\s*(.+))?$",
-    re.S,
-)
-_PERFORMANCE = re.compile(r"\.(maxntid|reqntid|minnctapersm|maxnctapersm|maxnreg|noreturn)\b([^.{]*)")
+_BLANK = re.compile(r"\s*")
+_HEADER = re.compile(r"\.(version|target|address_size)\b([^\n]*)")
+_IGNORED = re.compile(r"\.file\b[^\n]*|\.pragma\b[^;]*;")
+_SECTION = re.compile(r"\.section\b[^{]*")
+_ALIAS = re.compile(r"\.alias\s+([\w$]+)\s*,\s*([\w$]+)\s*;")
+_FUNCTION = re.compile(r"(?:\.(?:visible|weak|extern)\s+)*\.(func|entry)\b\s*")
+_NAME = re.compile(r"[A-Za-z_$%][\w$]*\s*")
+_DIRECTIVE = re.compile(r"\.(?:(attribute)\s*\([^()]*(?:\([^()]*\))?[^()]*\)|(\w+)\s*((?:\d+\s*,?\s*)*))")
+_HINTS = ("minnctapersm", "maxnctapersm", "maxnreg", "noreturn", "abi_preserve", "abi_preserve_control", "attribute")
+_CLUSTERS = ("explicitcluster", "maxclusterrank")
 
 
 def _clean(text: str) -> str:
@@ -103,6 +101,8 @@ class _Parser:
         self.text = _clean(text)
         self.files = {int(m.group(1)): m.group(2) for m in _FILE.finditer(self.text)}
         self.module = Module()
+        self.seen: set[str] = set()  # header directives
+        self.names: dict[str, int] = {}  # lines of the module's definitions
         self.places: dict[tuple[int, int, int], Location] = {}
         self._counted_to = 0
         self._line = 1
@@ -125,98 +125,156 @@ class _Parser:
                 return m.end()
         raise self.fail(f"the text ends before the {closing!r} that matches this {opening!r}", position)
 
+    def define(self, name: str, position: int) -> None:
+        line = self.line(position)
+        if name in self.names:
+            raise TranslateError(f"{name!r} is declared twice, first on line {self.names[name]}", ptx_line=line)
+        self.names[name] = line
+
     # ---- module level
     def parse(self) -> Module:
         at = 0
-        space = re.compile(r"\s*")
-        header = re.compile(r"\.(version|target|address_size|pragma|file)\b([^\n]*)")
         while True:
-            blank = space.match(self.text, at)
-            at = blank.end() if blank else at
+            at = self.blank(at)
             if at >= len(self.text):
                 return self._finished()
-            if m := header.match(self.text, at):
-                if m.group(1) == "target":
-                    self.module.target = m.group(2).strip()
+            if m := _HEADER.match(self.text, at):
+                self.header(m.group(1), m.group(2).strip(), at)
                 at = m.end()
-            elif m := re.compile(r"\.section\b[^{]*").match(self.text, at):
+            elif m := _IGNORED.match(self.text, at):
+                at = m.end()
+            elif m := _SECTION.match(self.text, at):
                 at = self.matching(m.end(), "{", "}")
-            elif m := _ENTRY.match(self.text, at):
-                at = self.entry(m, at)
-            elif m := re.compile(r"(?:\.(?:visible|weak|extern)\s+)*\.func\b[^;{]*").match(self.text, at):
-                raise self.fail("device functions (.func) are not supported: declare them __forceinline__", at)
+            elif m := _ALIAS.match(self.text, at):
+                self.alias(m.group(1), m.group(2), at)
+                at = m.end()
+            elif m := _FUNCTION.match(self.text, at):
+                at = self.function(m.group(1) == "entry", at, m.end())
             else:
-                end = self.text.find(";", at)
-                if end < 0:
-                    raise self.fail(f"unexpected text {self.text[at : at + 40].strip()!r}", at)
-                self.module.variables.append(self.variable(self.text[at:end], at))
-                at = end + 1
+                at = self.module_variables(at)
+
+    def blank(self, at: int) -> int:
+        m = _BLANK.match(self.text, at)
+        return m.end() if m else at
 
     def _finished(self) -> Module:
-        if not self.module.target:
-            raise TranslateError("no .target line: this is not PTX, or its beginning is missing", ptx_line=1)
+        for word in ("target", "version"):
+            if word not in self.seen:
+                raise TranslateError(f"no .{word} line: this is not PTX, or its beginning is missing", ptx_line=1)
         return self.module
 
-    def variable(self, text: str, position: int) -> Variable:
-        line = self.line(position)
-        m = _VARIABLE.match(text.strip())
-        if not m or m.group(4) not in TYPES:
-            raise TranslateError(f"unknown declaration {' '.join(text.split())[:80]!r}", ptx_line=line)
-        linkage, space, align, element, name, dims, init = m.groups()
-        size = TYPES[element].bits // 8
-        count = 1
-        for d in re.findall(r"\[(\d*)\]", dims):
-            count *= int(d or 0)
-        return Variable(
-            space=space,
-            name=name,
-            align=int(align or size),
-            element=element,
-            nbytes=count * size,
-            initial=_initial(init, element, line) if init else b"",
-            extern=linkage == "extern",
-            line=line,
-        )
+    def header(self, word: str, value: str, position: int) -> None:
+        self.seen.add(word)
+        if word == "version":
+            m = re.match(r"(\d)\.(\d)$", value)
+            if not m or int(m.group(2)) > _VERSIONS.get(int(m.group(1)), -1):
+                raise self.fail(f"unknown version {value!r}: known are PTX 3.0 to 9.x", position)
+        elif word == "target":
+            arch, *features = (w.strip() for w in value.split(","))
+            if not re.match(r"sm_\d+[af]?$", arch) or any(f not in ("debug", "texmode_unified") for f in features):
+                raise self.fail(f"unknown target {value!r}: it is sm_ and a number, perhaps with 'debug'", position)
+            self.module.target = arch
+        elif value != "64":
+            raise self.fail(f"address size {value!r}: only 64 bits are supported", position)
 
-    def entry(self, m: re.Match[str], position: int) -> int:
-        line = self.line(position)
-        at = m.end()
-        params: list[Parameter] = []
+    def alias(self, name: str, other: str, position: int) -> None:
+        target = self.module.functions.get(other)
+        declared = self.module.functions.get(name)
+        if target is None or target.body is None or declared is None or declared.body is not None:
+            raise self.fail(f".alias {name}, {other}: it gives a declared function the body of another", position)
+        self.same_shape(declared, target, position)
+        if any(t.text.startswith(".shared") for t in target.statements):
+            raise self.fail(f".alias of {other}, which has shared variables of its own, is not supported", position)
+        self.define(name, position)
+        self.module.functions[name] = replace(target, name=name)
+
+    def module_variables(self, at: int) -> int:
+        end = self.text.find(";", at)
+        if end < 0 or not self.text.startswith(".", at):
+            raise self.fail(f"unexpected text {self.text[at : at + 40].strip()!r}", at)
+        for v in variables(self.text[at:end], self.line(at)):
+            if v.space in ("param", "reg", "local"):
+                raise self.fail(f".{v.space} variable {v.name!r} outside a function", at)
+            if not v.extern:
+                self.define(v.name, at)
+                self.module.variables = [o for o in self.module.variables if o.name != v.name]
+            elif any(o.name == v.name for o in self.module.variables):
+                continue
+            self.module.variables.append(v)
+        return end + 1
+
+    # ---- functions
+    def function(self, is_entry: bool, start: int, at: int) -> int:
+        line = self.line(start)
+        make = Entry if is_entry else Function
+        found = make("", [], [], line)
+        at = self.directives(found, at)
+        if not is_entry and self.text[at : at + 1] == "(":
+            found.results, at = self.bracketed(at)
+        m = _NAME.match(self.text, at)
+        if not m:
+            raise self.fail("a function without a name", start)
+        found.name, at = m.group().strip(), m.end()
         if self.text[at : at + 1] == "(":
-            end = self.matching(at, "(", ")")
-            for part in self.text[at + 1 : end - 1].split(","):
-                if part.strip():
-                    params.append(self.parameter(part, at))
-            at = end
-        body = self.text.find("{", at)
-        if body < 0:
-            raise self.fail(f"the text ends before the body of {m.group(1)}", at)
-        found = Entry(m.group(1), params, [], line)
-        rest = self.text[at:body]
-        for d in _PERFORMANCE.finditer(rest):
-            if d.group(1) in ("maxntid", "reqntid"):
-                found.max_threads = 1
-                for n in re.findall(r"\d+", d.group(2)):
-                    found.max_threads *= int(n)
-        if leftover := _PERFORMANCE.sub("", rest).strip():
-            raise self.fail(f"unknown directive {leftover!r} on entry {found.name}", at)
-        end = self.matching(body, "{", "}")
-        found.statements = self.body(body + 1, end - 1)
-        self.module.entries.append(found)
+            found.params, at = self.bracketed(at)
+        at = self.directives(found, at)
+        if isinstance(found, Entry) and any(p.space != "param" for p in found.params):
+            raise self.fail(f"a parameter of {found.name} is no .param", start)
+        if self.text[at : at + 1] == ";":
+            self.declare(found, start)
+            return at + 1
+        if self.text[at : at + 1] != "{":
+            what = self.text[at : at + 40].split("\n")[0]
+            message = f"unexpected {what!r} before the body" if what else "the text ends before the body"
+            raise self.fail(f"{message} of {found.name}", at)
+        end = self.matching(at, "{", "}")
+        found.body = self.body(at + 1, end - 1)
+        self.declare(found, start)
         return end
 
-    def parameter(self, text: str, position: int) -> Parameter:
-        m = _PARAM.match(text.strip())
-        if not m or m.group(2) not in TYPES:
-            raise self.fail(f"unknown parameter declaration {' '.join(text.split())!r}", position)
-        size = TYPES[m.group(2)].bits // 8
-        return Parameter(m.group(3), size * int(m.group(4) or 1), int(m.group(1) or size))
+    def declare(self, found: Function, position: int) -> None:
+        if found.body is not None:
+            self.define(found.name, position)
+        if isinstance(found, Entry):
+            if found.body is not None:
+                self.module.entries.append(found)
+            return
+        known = self.module.functions.get(found.name)
+        if known is not None:
+            self.same_shape(known, found, position)
+        if known is None or found.body is not None:
+            self.module.functions[found.name] = found
 
-    # ---- function bodies
+    def same_shape(self, a: Function, b: Function, position: int) -> None:
+        shapes = [[(v.space, v.nbytes, v.align) for v in (*f.results, *f.params)] for f in (a, b)]
+        if shapes[0] != shapes[1] or len(a.results) != len(b.results):
+            raise self.fail(f"{b.name!r} has other parameters than {a.name!r} on line {a.line}", position)
+
+    def bracketed(self, at: int) -> tuple[list[Variable], int]:
+        end = self.matching(at, "(", ")")
+        return parameters(self.text[at + 1 : end - 1], self.line(at)), self.blank(end)
+
+    def directives(self, found: Function, at: int) -> int:
+        at = self.blank(at)
+        while m := _DIRECTIVE.match(self.text, at):
+            name, values = m.group(1) or m.group(2), [int(n) for n in re.findall(r"\d+", m.group(3) or "")]
+            if isinstance(found, Entry) and name in ("maxntid", "reqntid") and 1 <= len(values) <= 3:
+                found.max_threads = math.prod(values)
+            elif isinstance(found, Entry) and name == "reqnctapercluster" and 1 <= len(values) <= 3:
+                x, y, z = (*values, 1, 1)[:3]
+                found.cluster = (x, y, z)
+            elif name == "pragma":
+                at = self.blank(self.text.find(";", at) + 1 or len(self.text))
+                continue
+            elif name not in _HINTS and not (isinstance(found, Entry) and name in _CLUSTERS):
+                raise self.fail(f"unknown directive {m.group().strip()!r} on {found.name or 'a function'}", at)
+            at = self.blank(m.end())
+        return at
+
     def body(self, at: int, end: int) -> list[Statement]:
         out: list[Statement] = []
         where: Location | None = None
-        while self.text[at:end].strip():
+        while (at := self.blank(at)) < end:
             m = _TOKEN.match(self.text, at, end)
             if not m:
                 raise self.fail(f"cannot read {self.text[at : at + 60].strip()!r}", at)
@@ -249,22 +307,6 @@ class _Parser:
         found = Location(self.files.get(file, "?"), line, callers)
         self.places[file, line, column] = found
         return found
-
-
-def _initial(text: str, element: str, line: int) -> bytes:
-    kind = TYPES[element]
-    size = kind.bits // 8
-    out = bytearray()
-    for part in text.replace("{", " ").replace("}", " ").split(","):
-        item = part.strip()
-        if not item:
-            continue
-        try:
-            value = int(item[2:], 16) if item[:2].lower() in ("0f", "0d") else int(item.rstrip("U"), 0)
-        except ValueError:
-            raise TranslateError(f"initial value {item!r} is not a number", ptx_line=line) from None
-        out += (value & ((1 << kind.bits) - 1)).to_bytes(size, "little")
-    return bytes(out)
 
 
 def parse(ptx: str) -> Module:

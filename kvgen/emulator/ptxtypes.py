@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class PtxType:
-    """`kind` is one of u s b (integers), f (f32, f64), h (f16, bf16), p (packed pair of halves), pred."""
+    """A type as instructions name it.
+
+    `kind` is one of u s b (integers), f (f32, f64), h (f16, bf16), m (formats of 19 bits and less that only cvt knows),
+    pred; and of packed pairs: p (halves), q (16-bit integers), w (f32), n (formats of 8 bits and less).
+    """
 
     name: str
     bits: int
@@ -26,6 +31,24 @@ class PtxType:
     @property
     def bfloat(self) -> bool:
         return self.name.startswith("bf16")
+
+    @property
+    def lane(self) -> PtxType:
+        """The type of one half of a packed pair."""
+        return TYPES[self.name.removesuffix("x2")]
+
+    def each_lane(self, values: Sequence[str], scalar: Callable[[Sequence[str]], str]) -> str:
+        """C++ of a packed operation: `scalar` gives one lane's expression from that lane of every value."""
+        lane, half = self.lane, self.bits // 2
+
+        def part(value: str, shift: int) -> str:
+            piece = f"({lane.storage})({value} >> {shift})"
+            return f"bits<{lane.c}>({piece})" if lane.kind == "f" else f"({lane.c}){piece}"
+
+        low, high = (
+            f"bits<{lane.storage}>(({lane.c})({scalar([part(v, shift) for v in values])}))" for shift in (0, half)
+        )
+        return f"(({self.c}){high} << {half} | {low})"
 
 
 def storage_of(bits: int) -> str:
@@ -48,8 +71,14 @@ TYPES: dict[str, PtxType] = {
         PtxType("f64", 64, "f", "double"),
         PtxType("f16", 16, "h", "u16"),
         PtxType("bf16", 16, "h", "u16"),
+        PtxType("tf32", 32, "m", "u32"),
         PtxType("f16x2", 32, "p", "u32"),
         PtxType("bf16x2", 32, "p", "u32"),
+        PtxType("u16x2", 32, "q", "u32"),
+        PtxType("s16x2", 32, "q", "u32"),
+        PtxType("f32x2", 64, "w", "u64"),
+        *(PtxType(f"{name}x2", 16, "n", "u16") for name in ("e4m3", "e5m2", "e2m3", "e3m2", "ue8m0")),
+        PtxType("e2m1x2", 8, "n", "u8"),
         PtxType("pred", 1, "pred", "bool"),
     ]
 }

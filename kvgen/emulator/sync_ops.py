@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kvgen.emulator.cluster_ops import cluster_barrier
 from kvgen.emulator.context import Context, Handler, Instruction
 from kvgen.emulator.ptxtypes import TYPES
 
@@ -30,12 +31,6 @@ def indexed_branch(cx: Context, ins: Instruction) -> str:
     return f"switch ({cx.value(ins, ins.operands[0], U32)}) {{ {cases} {missing} }}"
 
 
-def leave(cx: Context, ins: Instruction) -> str:
-    ins.modifiers.flag("uni")
-    ins.count(0)
-    return "return;"
-
-
 def trap(cx: Context, ins: Instruction) -> str:
     ins.count(0)
     return f"emu_trap({ins.site()});"
@@ -49,10 +44,10 @@ def nanosleep(cx: Context, ins: Instruction) -> str:
 
 
 def dependent_launch(cx: Context, ins: Instruction) -> str:
-    """griddepcontrol: launches follow one another here, so there is nothing to wait for."""
-    ins.modifiers.choice(("wait", "launch_dependents"))
+    """griddepcontrol: launches follow one another here; check mode looks whether .wait comes before it is needed."""
+    action = ins.modifiers.choice(("wait", "launch_dependents"))
     ins.count(0)
-    return ""
+    return "emu_grid_wait();" if action == "wait" else ""
 
 
 def set_registers(cx: Context, ins: Instruction) -> str:
@@ -67,7 +62,9 @@ def set_registers(cx: Context, ins: Instruction) -> str:
 
 # ---------------------------------------------------------------- barriers
 def barrier(cx: Context, ins: Instruction) -> str:
-    """bar and barrier: sync, arrive, red, and bar.warp.sync."""
+    """bar and barrier: sync, arrive, red, bar.warp.sync, and the cluster's barrier."""
+    if "cluster" in ins.modifiers.words:
+        return cluster_barrier(cx, ins)
     if ins.modifiers.flag("warp"):
         ins.modifiers.choice(("sync",))
         ins.count(1)
@@ -213,8 +210,6 @@ def multiply_matrix(cx: Context, ins: Instruction) -> str:
 HANDLERS: dict[str, Handler] = {
     "bra": branch,
     "brx": indexed_branch,
-    "ret": leave,
-    "exit": leave,  # entries only: there is no caller to return to
     "trap": trap,
     "nanosleep": nanosleep,
     "griddepcontrol": dependent_launch,

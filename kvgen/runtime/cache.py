@@ -8,7 +8,7 @@ from operator import index
 from typing import TYPE_CHECKING, ClassVar, SupportsIndex
 
 from kvgen.errors import ArgumentError
-from kvgen.runtime.arrays import ArrayView, Dims, check, extent, itemsize, view
+from kvgen.runtime.arrays import ArrayView, Dims, check, itemsize, view
 from kvgen.runtime.module import Module
 
 if TYPE_CHECKING:
@@ -175,8 +175,3 @@ class BaseCache:
         if not 0 <= number < count:
             raise ArgumentError(f"layer: got {layer!r}; the pool has {count} layers; pass one from 0 to {count - 1}")
         return self._layers[number]
-
-
-def memory_ranges(layer: LayerCache) -> list[tuple[str, int, int]]:
-    """(name, first byte, one past the last byte) of the pool's tensors."""
-    return [(name, *extent(found)) for name, found in layer.memory]

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from kvgen.errors import ArgumentError, DeviceError
 from kvgen.runtime.arrays import extent
-from kvgen.runtime.cache import memory_ranges
 from kvgen.runtime.cuda import PackedArgs
 from kvgen.runtime.launcher import Array, Pool
 from kvgen.runtime.module import cpu_library
@@ -19,6 +18,18 @@ if TYPE_CHECKING:
     from kvgen.runtime.arrays import ArrayView
     from kvgen.runtime.cache import LayerCache
     from kvgen.runtime.launcher import Grid, Kernel
+
+
+class Memory(NamedTuple):
+    """An array that a launch may touch."""
+
+    name: str
+    view: ArrayView
+    writes: bool
+
+
+# Called before a launch with its entry and memory; what it returns is called after it.
+Watch = Callable[[str, "Sequence[Memory]"], Callable[[], None]]
 
 
 @dataclass(frozen=True)
@@ -34,11 +45,12 @@ class Launched:
 class Machine:
     """How kernels run on the CPU: the architecture whose PTX is executed (None: the set's last), the mode
     ("check" finds races, out-of-bounds accesses and uninitialised reads; "fast" does not look) and the thread schedule.
-    `launches` logs every launch made under it."""
+    `launches` logs every launch made under it, `watch` sees each of them before and after."""
 
     arch: str | None = None
     mode: Literal["fast", "check"] = "fast"
     schedule: Literal["ascending", "descending"] | int = "ascending"
+    watch: Watch | None = None
     launches: list[Launched] = field(default_factory=list)
 
 
@@ -50,9 +62,10 @@ def machine(
     arch: str | None = None,
     mode: Literal["fast", "check"] = "fast",
     schedule: Literal["ascending", "descending"] | int = "ascending",
+    watch: Watch | None = None,
 ) -> Iterator[Machine]:
     """Run the launches inside the `with` under these settings; yields the Machine with their log."""
-    chosen = Machine(arch, mode, schedule)
+    chosen = Machine(arch, mode, schedule, watch)
     token = _machine.set(chosen)
     try:
         yield chosen
@@ -73,17 +86,23 @@ def _cpu_arch(kernel: Kernel, wanted: str | None) -> str:
     return wanted or runs[-1]
 
 
-def _ranges(kernel: Kernel, cache: LayerCache, views: dict[str, ArrayView]) -> list[tuple[str, int, int, bool]]:
-    """The memory a launch may touch, overlapping arrays (K and V of one qkv row) joined into one range."""
+def _memory(kernel: Kernel, cache: LayerCache, views: dict[str, ArrayView]) -> list[Memory]:
+    """The arrays a launch may touch."""
     found = []
     if any(isinstance(p, Pool) for p in kernel.params):
-        found += [(name, low, high, kernel.writes_pool) for name, low, high in memory_ranges(cache)]
+        found += [Memory(name, tensor, kernel.writes_pool) for name, tensor in cache.memory]
     for p in kernel.params:
         if isinstance(p, Array):
             array = cache.tables[p.name] if p.cache else views.get(p.name)
             if array is not None:
-                found.append((p.name, *extent(array), p.access != "in"))
+                found.append(Memory(p.name, array, p.access != "in"))
+    return found
+
+
+def _ranges(memory: Sequence[Memory]) -> list[tuple[str, int, int, bool]]:
+    """Name, first and past-the-last byte, writable; overlapping arrays (K and V of one qkv row) joined into one."""
     joined: list[tuple[str, int, int, bool]] = []
+    found = [(m.name, *extent(m.view), m.writes) for m in memory]
     for name, low, high, writes in sorted(found, key=lambda r: r[1]):
         if joined and low < joined[-1][2]:
             last = joined[-1]
@@ -103,14 +122,23 @@ def bind(
     arch = _cpu_arch(kernel, chosen.arch)
     library = cpu_library(kernel.module, arch, chosen.mode)
     entry = library.kernels[kernel.entry]
-    buffers = [Buffer(name, low, high - low, writes) for name, low, high, writes in _ranges(kernel, cache, views)]
+    memory = _memory(kernel, cache, views)
+    buffers = [Buffer(name, low, high - low, writes) for name, low, high, writes in _ranges(memory)]
     args = PackedArgs(kernel.kinds, values).bytes_list()
+    programmatic = arch >= "sm_90"  # as on a GPU: such a kernel may start while the one before it runs
 
     def go(stream: object) -> None:
         if stream is not None:
             raise ArgumentError(
                 f"stream: got {type(stream).__name__} with NumPy arrays; the CPU machine has no streams; pass None"
             )
+        now = _machine.get()
+        if now is not None and now.watch is not None and now is not chosen:
+            raise ArgumentError(
+                f"{kernel.entry}: got a launch that was bound before, under other settings; what is checked here must be "
+                "bound here; call bind() inside"
+            )
+        done = chosen.watch(kernel.entry, memory) if chosen.watch is not None else None
         try:
             counters = entry.launch(
                 grid,
@@ -119,9 +147,12 @@ def bind(
                 dynamic_shared=kernel.shared,
                 buffers=buffers,
                 schedule=chosen.schedule,
+                programmatic=programmatic,
             )
         except EmulatorError as error:
             raise DeviceError(f"{kernel.entry} on the CPU machine: {error}") from error
+        if done is not None:
+            done()
         chosen.launches.append(Launched(kernel.entry, grid, counters))
 
     return go

@@ -1,8 +1,15 @@
-"""Integer and logic opcodes against Python integers. Importing this fills CASES."""
+"""Integer and logic opcodes against Python integers."""
 
 from __future__ import annotations
 
-from tests.emulator.cases import bits_of, clamp, integer, wrap
+import itertools
+import operator
+
+from tests.emulator.cases import Suite, clamp, wrap
+
+SUITE = Suite("integer")
+add = SUITE.add
+WIDE = {"u16": "u32", "s16": "s32", "u32": "u64", "s32": "s64"}
 
 
 def truncated_division(a: int, b: int) -> int:
@@ -10,177 +17,206 @@ def truncated_division(a: int, b: int) -> int:
     return q if (a < 0) == (b < 0) else -q
 
 
+def width(kind: str) -> int:
+    return int(kind[1:])
+
+
+# ---------------------------------------------------------------- arithmetic
 for t in ("u16", "s16", "u32", "s32", "u64", "s64"):
-    integer(f"add_{t}", f"add.{t} {{d}}, {{a}}, {{b}};", f"{t} {t}", t, lambda a, b: a + b)
-    integer(f"sub_{t}", f"sub.{t} {{d}}, {{a}}, {{b}};", f"{t} {t}", t, lambda a, b: a - b)
-    integer(f"mul_lo_{t}", f"mul.lo.{t} {{d}}, {{a}}, {{b}};", f"{t} {t}", t, lambda a, b: a * b)
-    integer(f"mul_hi_{t}", f"mul.hi.{t} {{d}}, {{a}}, {{b}};", f"{t} {t}", t, lambda a, b, t=t: (a * b) >> bits_of(t))
-    integer(f"mad_lo_{t}", f"mad.lo.{t} {{d}}, {{a}}, {{b}}, {{c}};", f"{t} {t} {t}", t, lambda a, b, c: a * b + c)
-    integer(f"min_{t}", f"min.{t} {{d}}, {{a}}, {{b}};", f"{t} {t}", t, min)
-    integer(f"max_{t}", f"max.{t} {{d}}, {{a}}, {{b}};", f"{t} {t}", t, max)
-    integer(
-        f"div_{t}",
-        f"or.b{t[1:]} {{b}}, {{b}}, 1; div.{t} {{d}}, {{a}}, {{b}};",
-        f"{t} {t}",
-        t,
-        lambda a, b, t=t: truncated_division(a, wrap(b | 1, t)),
-    )
-    integer(
-        f"rem_{t}",
-        f"or.b{t[1:]} {{b}}, {{b}}, 1; rem.{t} {{d}}, {{a}}, {{b}};",
-        f"{t} {t}",
-        t,
-        lambda a, b, t=t: a - wrap(b | 1, t) * truncated_division(a, wrap(b | 1, t)),
-    )
-    integer(f"sad_{t}", f"sad.{t} {{d}}, {{a}}, {{b}}, {{c}};", f"{t} {t} {t}", t, lambda a, b, c: c + abs(a - b))
-    integer(
-        f"shr_{t}",
-        f"and.b32 {{b}}, {{b}}, 127; shr.{t} {{d}}, {{a}}, {{b}};",
-        f"{t} u32",
-        t,
-        lambda a, b: a >> (b & 127),
-    )
-    for op, sign in (("eq", "=="), ("ne", "!="), ("lt", "<"), ("le", "<="), ("gt", ">"), ("ge", ">=")):
-        compare = eval(f"lambda a, b: int(a {sign} b)")
-        code = f"setp.{op}.{t} %p1, {{a}}, {{b}}; selp.u32 {{d}}, 1, 0, %p1;"
-        integer(f"setp_{op}_{t}", code, f"{t} {t}", "u32", compare)
+    n = width(t)
+    add(f"add.{t} {{d}}, {{a}}, {{b}};", f"{t} {t}", t, operator.add)
+    add(f"sub.{t} {{d}}, {{a}}, {{b}};", f"{t} {t}", t, operator.sub)
+    add(f"mul.lo.{t} {{d}}, {{a}}, {{b}};", f"{t} {t}", t, operator.mul)
+    add(f"mul.hi.{t} {{d}}, {{a}}, {{b}};", f"{t} {t}", t, lambda a, b, n=n: (a * b) >> n)
+    add(f"mad.lo.{t} {{d}}, {{a}}, {{b}}, {{c}};", f"{t} {t} {t}", t, lambda a, b, c: a * b + c)
+    add(f"mad.hi.{t} {{d}}, {{a}}, {{b}}, {{c}};", f"{t} {t} {t}", t, lambda a, b, c, n=n: (a * b >> n) + c)
+    add(f"min.{t} {{d}}, {{a}}, {{b}};", f"{t} {t}", t, min)
+    add(f"max.{t} {{d}}, {{a}}, {{b}};", f"{t} {t}", t, max)
+    add(f"div.{t} {{d}}, {{a}}, {{b}};", f"{t} {t}:nonzero", t, truncated_division)
+    add(f"rem.{t} {{d}}, {{a}}, {{b}};", f"{t} {t}:nonzero", t, lambda a, b: a - b * truncated_division(a, b))
+    add(f"sad.{t} {{d}}, {{a}}, {{b}}, {{c}};", f"{t} {t} {t}", t, lambda a, b, c: c + abs(a - b))
+    add(f"shr.{t} {{d}}, {{a}}, {{b}};", f"{t} u32:count", t, lambda a, b: a >> min(b, 64))
+    if t in WIDE:
+        w = WIDE[t]
+        add(f"mul.wide.{t} {{d}}, {{a}}, {{b}};", f"{t} {t}", w, operator.mul)
+        add(f"mad.wide.{t} {{d}}, {{a}}, {{b}}, {{c}};", f"{t} {t} {w}", w, lambda a, b, c: a * b + c)
 for t in ("s16", "s32", "s64"):
-    integer(f"abs_{t}", f"abs.{t} {{d}}, {{a}};", t, t, abs)
-    integer(f"neg_{t}", f"neg.{t} {{d}}, {{a}};", t, t, lambda a: -a)
-for t, w in (("u16", "u32"), ("s16", "s32"), ("u32", "u64"), ("s32", "s64")):
-    integer(f"mul_wide_{t}", f"mul.wide.{t} {{d}}, {{a}}, {{b}};", f"{t} {t}", w, lambda a, b: a * b)
-    integer(f"mad_wide_{t}", f"mad.wide.{t} {{d}}, {{a}}, {{b}}, {{c}};", f"{t} {t} {w}", w, lambda a, b, c: a * b + c)
+    add(f"abs.{t} {{d}}, {{a}};", t, t, abs)
+    add(f"neg.{t} {{d}}, {{a}};", t, t, operator.neg)
+for t in ("u16x2", "s16x2"):
+    add(f"add.{t} {{d}}, {{a}}, {{b}};", f"{t} {t}", t, operator.add)
+    for op, choose in (("min", min), ("max", max)):
+        add(f"{op}.{t} {{d}}, {{a}}, {{b}};", f"{t} {t}", t, choose)
+for t in ("s32", "s16x2"):
+    for op, choose in (("min", min), ("max", max)):
+        add(f"{op}.relu.{t} {{d}}, {{a}}, {{b}};", f"{t} {t}", t, lambda a, b, f=choose: max(f(a, b), 0))
+add("add.sat.s32 {d}, {a}, {b};", "s32 s32", "s32", lambda a, b: clamp(a + b, "s32"))
+add("sub.sat.s32 {d}, {a}, {b};", "s32 s32", "s32", lambda a, b: clamp(a - b, "s32"))
+add("mad.hi.sat.s32 {d}, {a}, {b}, {c};", "s32 s32 s32", "s32", lambda a, b, c: clamp((a * b >> 32) + c, "s32"))
+
+# ---------------------------------------------------------------- chains: the carry of one instruction enters the next
+for t in ("u32", "s32", "u64", "s64"):
+    n = width(t)
+    mask = (1 << n) - 1
+    for op, function in (("add", operator.add), ("sub", operator.sub)):
+        code = f"{op}.cc.{t} {{d}}, {{a}}, {{b}}; {op}c.{t} {{d}}, {{c}}, {{a}};"
+
+        def second(a: int, b: int, c: int, f=function, mask=mask, n=n) -> int:  # type: ignore[no-untyped-def]
+            wide = f(a & mask | c << n, b & mask | a << n)
+            return int(wide >> n)
+
+        add(code, f"{t} {t} {t}", t, second)
+        code = f"{op}.cc.{t} {{d}}, {{a}}, {{b}}; {op}c.cc.{t} {{d}}, {{a}}, {{b}}; {op}c.{t} {{d}}, 0, 0;"
+
+        def third(a: int, b: int, f=function, mask=mask, n=n) -> int:  # type: ignore[no-untyped-def]
+            a, b = a & mask, b & mask
+            return int(f(a | a << n, b | b << n) >> 2 * n)
+
+        add(code, f"{t} {t}", t, third)
+    for first, then in itertools.product(("lo", "hi"), repeat=2):
+        part = {"lo": lambda x, mask=mask: x & mask, "hi": lambda x, mask=mask, n=n: x >> n & mask}
+
+        def chained(a: int, b: int, c: int, p=part[first], q=part[then], mask=mask, n=n) -> int:  # type: ignore[no-untyped-def]
+            carry = (p(a * b) + (c & mask)) >> n
+            return q(a * b) + c + carry
+
+        code = f"mad.{first}.cc.{t} {{d}}, {{a}}, {{b}}, {{c}}; madc.{then}.{t} {{d}}, {{a}}, {{b}}, {{c}};"
+        add(code, f"{t} {t} {t}", t, chained)
+
+        def carried(a: int, b: int, c: int, p=part[first], q=part[then], mask=mask, n=n) -> int:  # type: ignore[no-untyped-def]
+            carry = (p(a * b) + (c & mask)) >> n
+            return (q(a * b) + (c & mask) + carry) >> n
+
+        code = (
+            f"mad.{first}.cc.{t} {{d}}, {{a}}, {{b}}, {{c}}; madc.{then}.cc.{t} {{d}}, {{a}}, {{b}}, {{c}};"
+            f" addc.{t} {{d}}, 0, 0;"
+        )
+        add(code, f"{t} {t} {t}", t, carried)
+
+# ---------------------------------------------------------------- 24 bits and dot products
+for t in ("u32", "s32"):
+    for part, shift in (("lo", 0), ("hi", 16)):
+
+        def product24(a: int, b: int, t=t, shift=shift) -> int:  # type: ignore[no-untyped-def]
+            a, b = (wrap(x, f"{t[0]}24") for x in (a, b))
+            return (a * b >> shift) & 0xFFFFFFFF
+
+        add(f"mul24.{part}.{t} {{d}}, {{a}}, {{b}};", f"{t} {t}", t, product24)
+        code = f"mad24.{part}.{t} {{d}}, {{a}}, {{b}}, {{c}};"
+        add(code, f"{t} {t} {t}", t, lambda a, b, c, f=product24: f(a, b) + c)
+        if part == "hi" and t == "s32":
+
+            def clamped24(a: int, b: int, c: int, f=product24) -> int:  # type: ignore[no-untyped-def]
+                return clamp(wrap(f(a, b), "s32") + c, "s32")
+
+            add("mad24.hi.sat.s32 {d}, {a}, {b}, {c};", "s32 s32 s32", "s32", clamped24)
+for x, y in itertools.product("us", repeat=2):
+
+    def dot4(a: int, b: int, c: int, x=x, y=y) -> int:  # type: ignore[no-untyped-def]
+        return c + sum(wrap(a >> 8 * i, f"{x}8") * wrap(b >> 8 * i, f"{y}8") for i in range(4))
+
+    add(f"dp4a.{x}32.{y}32 {{d}}, {{a}}, {{b}}, {{c}};", "u32 u32 u32", "u32", dot4)
+    for half, first_byte in (("lo", 0), ("hi", 2)):
+
+        def dot2(a: int, b: int, c: int, x=x, y=y, k=first_byte) -> int:  # type: ignore[no-untyped-def]
+            return c + sum(wrap(a >> 16 * i, f"{x}16") * wrap(b >> 8 * (i + k), f"{y}8") for i in range(2))
+
+        add(f"dp2a.{half}.{x}32.{y}32 {{d}}, {{a}}, {{b}}, {{c}};", "u32 u32 u32", "u32", dot2)
+
+# ---------------------------------------------------------------- logic, shifts, bits
 for n in (16, 32, 64):
     u = f"u{n}"
-    integer(f"and_{n}", f"and.b{n} {{d}}, {{a}}, {{b}};", f"{u} {u}", u, lambda a, b: a & b)
-    integer(f"or_{n}", f"or.b{n} {{d}}, {{a}}, {{b}};", f"{u} {u}", u, lambda a, b: a | b)
-    integer(f"xor_{n}", f"xor.b{n} {{d}}, {{a}}, {{b}};", f"{u} {u}", u, lambda a, b: a ^ b)
-    integer(f"not_{n}", f"not.b{n} {{d}}, {{a}};", u, u, lambda a: ~a)
-    integer(f"cnot_{n}", f"cnot.b{n} {{d}}, {{a}};", u, u, lambda a: int(a == 0))
-    integer(
-        f"shl_{n}",
-        f"and.b32 {{b}}, {{b}}, 127; shl.b{n} {{d}}, {{a}}, {{b}};",
-        f"{u} u32",
-        u,
-        lambda a, b: a << (b & 127),
-    )
+    for op, function in (("and", operator.and_), ("or", operator.or_), ("xor", operator.xor)):
+        add(f"{op}.b{n} {{d}}, {{a}}, {{b}};", f"{u} {u}", u, function)
+    add(f"not.b{n} {{d}}, {{a}};", u, u, operator.invert)
+    add(f"cnot.b{n} {{d}}, {{a}};", u, u, lambda a: int(a == 0))
+    add(f"shl.b{n} {{d}}, {{a}}, {{b}};", f"{u} u32:count", u, lambda a, b: a << min(b, 64))
+    add(f"shr.b{n} {{d}}, {{a}}, {{b}};", f"{u} u32:count", u, lambda a, b: a >> min(b, 64))
+for op, function in (("and", operator.and_), ("or", operator.or_), ("xor", operator.xor)):
+    add(f"{op}.pred {{d}}, {{a}}, {{b}};", "pred pred", "pred", function)
+add("not.pred {d}, {a};", "pred", "pred", lambda a: 1 - a)
+for way, mode in itertools.product("lr", ("wrap", "clamp")):
+
+    def funnel(a: int, b: int, c: int, way=way, mode=mode) -> int:  # type: ignore[no-untyped-def]
+        n = c & 31 if mode == "wrap" else min(c, 32)
+        return (b << 32 | a) << n >> 32 if way == "l" else (b << 32 | a) >> n
+
+    add(f"shf.{way}.{mode}.b32 {{d}}, {{a}}, {{b}}, {{c}};", "u32 u32 u32:count", "u32", funnel)
+
+
+def leading(a: int) -> int:
+    return (~a if a < 0 else a).bit_length() - 1
+
+
 for n in (32, 64):
-    u = f"u{n}"
-    integer(f"popc_{n}", f"popc.b{n} {{d}}, {{a}};", u, "u32", lambda a: a.bit_count())
-    integer(f"clz_{n}", f"clz.b{n} {{d}}, {{a}};", u, "u32", lambda a, n=n: n - a.bit_length())
-    integer(f"brev_{n}", f"brev.b{n} {{d}}, {{a}};", u, u, lambda a, n=n: int(f"{a:0{n}b}"[::-1], 2))
-    integer(f"bfind_u{n}", f"bfind.u{n} {{d}}, {{a}};", u, "u32", lambda a: a.bit_length() - 1)
-    integer(f"bfind_s{n}", f"bfind.s{n} {{d}}, {{a}};", f"s{n}", "u32", lambda a: (~a if a < 0 else a).bit_length() - 1)
-    integer(
-        f"bfind_shift_u{n}",
-        f"bfind.shiftamt.u{n} {{d}}, {{a}};",
-        u,
-        "u32",
-        lambda a, n=n: n - a.bit_length() if a else -1,
-    )
-    integer(
-        f"bfi_{n}",
-        f"bfi.b{n} {{d}}, {{a}}, {{b}}, 5, 11;",
-        f"{u} {u}",
-        u,
-        lambda a, b: (b & ~(2047 << 5)) | (a & 2047) << 5,
-    )
-    integer(
-        f"bfi_past_{n}",
-        f"bfi.b{n} {{d}}, {{a}}, {{b}}, {n - 4}, 30;",
-        f"{u} {u}",
-        u,
-        lambda a, b, n=n: (b & ~(15 << (n - 4))) | (a & 15) << (n - 4),
-    )
-    integer(f"bfe_u{n}", f"bfe.u{n} {{d}}, {{a}}, 3, 9;", u, u, lambda a: a >> 3 & 511)
-    integer(
-        f"bfe_s{n}",
-        f"bfe.s{n} {{d}}, {{a}}, 3, 9;",
-        f"s{n}",
-        f"s{n}",
-        lambda a: (a >> 3 & 511) - (512 if a >> 11 & 1 else 0),
-    )
-    integer(f"bfe_past_s{n}", f"bfe.s{n} {{d}}, {{a}}, {n - 3}, 40;", f"s{n}", f"s{n}", lambda a, n=n: a >> (n - 3))
-    integer(f"bfe_empty_{n}", f"bfe.s{n} {{d}}, {{a}}, 7, 0;", f"s{n}", f"s{n}", lambda a: 0)
-integer("add_sat", "add.sat.s32 {d}, {a}, {b};", "s32 s32", "s32", lambda a, b: clamp(a + b, "s32"))
-integer("sub_sat", "sub.sat.s32 {d}, {a}, {b};", "s32 s32", "s32", lambda a, b: clamp(a - b, "s32"))
-integer("carry_add", "add.cc.u32 {d}, {a}, {b}; addc.u32 {d}, 0, 0;", "u32 u32", "u32", lambda a, b: (a + b) >> 32)
-integer(
-    "carry_sub", "sub.cc.u32 {d}, {a}, {b}; subc.u32 {d}, {c}, 0;", "u32 u32 u32", "u32", lambda a, b, c: c - int(a < b)
-)
-integer(
-    "carry_add_64",
-    "add.cc.u64 {d}, {a}, {b}; addc.cc.u64 {d}, {a}, {b}; addc.u64 {d}, {d}, 0;",
-    "u64 u64",
-    "u64",
-    lambda a, b: (s := a + b + ((a + b) >> 64)) + (s >> 64),
-)
-integer(
-    "carry_mad",
-    "mad.lo.cc.u32 {d}, {a}, {b}, {c}; madc.hi.u32 {d}, {a}, {b}, 0;",
-    "u32 u32 u32",
-    "u32",
-    lambda a, b, c: (a * b + c) >> 32,
-)
-integer(
-    "mul24",
-    "mul24.lo.s32 {d}, {a}, {b};",
-    "s32 s32",
-    "s32",
-    lambda a, b: wrap(a << 8, "s32") // 256 * (wrap(b << 8, "s32") // 256),
-)
-integer(
-    "shf_l_wrap",
-    "shf.l.wrap.b32 {d}, {a}, {b}, {c};",
-    "u32 u32 u32",
-    "u32",
-    lambda a, b, c: ((b << 32 | a) << (c & 31)) >> 32,
-)
-integer(
-    "shf_r_clamp",
-    "and.b32 {c}, {c}, 63; shf.r.clamp.b32 {d}, {a}, {b}, {c};",
-    "u32 u32 u32",
-    "u32",
-    lambda a, b, c: (b << 32 | a) >> min(c & 63, 32),
-)
-integer("lop3", "lop3.b32 {d}, {a}, {b}, {c}, 0xCA;", "u32 u32 u32", "u32", lambda a, b, c: (a & b) | (~a & c))
-integer("lop3_xor_or", "lop3.b32 {d}, {a}, {b}, {c}, 0xBE;", "u32 u32 u32", "u32", lambda a, b, c: (a ^ b) | c)
-integer(
-    "dp4a",
-    "dp4a.s32.u32 {d}, {a}, {b}, {c};",
-    "u32 u32 s32",
-    "s32",
-    lambda a, b, c: c + sum(wrap(a >> 8 * i, "s8") * (b >> 8 * i & 255) for i in range(4)),
-)
-integer(
-    "dp2a",
-    "dp2a.hi.u32.s32 {d}, {a}, {b}, {c};",
-    "u32 u32 s32",
-    "s32",
-    lambda a, b, c: c + sum((a >> 16 * i & 65535) * wrap(b >> 8 * (i + 2), "s8") for i in range(2)),
-)
-integer("slct", "slct.s32.s32 {d}, {a}, {b}, {c};", "s32 s32 s32", "s32", lambda a, b, c: a if c >= 0 else b)
-integer("set", "set.lt.and.u32.s32 {d}, {a}, {b}, %p0;", "s32 s32", "u32", lambda a, b: 0)
-integer(
-    "setp_pair",
-    "setp.lt.or.s32 %p1|%p2, {a}, {b}, !%p0; selp.b32 {d}, 2, 0, %p1; @%p2 add.s32 {d}, {d}, 1;",
-    "s32 s32",
-    "u32",
-    lambda a, b: 3,
-)
-integer(
-    "guard",
-    "mov.b32 {d}, 7; setp.hi.u32 %p1, {a}, {b}; @!%p1 mov.b32 {d}, 9;",
-    "u32 u32",
-    "u32",
-    lambda a, b: 7 if a > b else 9,
-)
-integer("pack", "mov.b64 {d}, {{{a}, {b}}};", "u32 u32", "u64", lambda a, b: b << 32 | a)
-integer("unpack", "mov.b64 {{_, {d}}}, {a};", "u64", "u32", lambda a: a >> 32)
-integer("pack_16", "mov.b32 {d}, {{{a}, {b}}};", "u16 u16", "u32", lambda a, b: b << 16 | a)
+    u, s = f"u{n}", f"s{n}"
+    add(f"popc.b{n} {{d}}, {{a}};", u, "u32", int.bit_count)
+    add(f"clz.b{n} {{d}}, {{a}};", u, "u32", lambda a, n=n: n - a.bit_length())
+    add(f"brev.b{n} {{d}}, {{a}};", u, u, lambda a, n=n: int(f"{a:0{n}b}"[::-1], 2))
+    for t in (u, s):
+        add(f"bfind.{t} {{d}}, {{a}};", t, "u32", leading)
+        add(f"bfind.shiftamt.{t} {{d}}, {{a}};", t, "u32", lambda a, n=n: n - 1 - p if (p := leading(a)) >= 0 else -1)
+
+        def extracted(a: int, b: int, c: int, t=t, n=n) -> int:  # type: ignore[no-untyped-def]
+            position, length = b & 255, c & 255
+            sign = a >> min(position + length - 1, n - 1) & 1 if t[0] == "s" and length else 0
+            return sum((a >> (position + i) & 1 if i < length and position + i < n else sign) << i for i in range(n))
+
+        add(f"bfe.{t} {{d}}, {{a}}, {{b}}, {{c}};", f"{t} u32:count u32:count", t, extracted)
+
+    def inserted(a: int, b: int, c: int, e: int, n=n) -> int:  # type: ignore[no-untyped-def]
+        position, length = c & 255, e & 255
+        ones = ((1 << length) - 1) << position
+        return b & ~ones | a << position & ones & ((1 << n) - 1)
+
+    add(f"bfi.b{n} {{d}}, {{a}}, {{b}}, {{c}}, {{e}};", f"{u} {u} u32:count u32:count", u, inserted)
+for mode in ("wrap", "clamp"):
+    for t in ("u32", "s32"):
+
+        def extension(a: int, b: int, t=t, mode=mode) -> int:  # type: ignore[no-untyped-def]
+            n = b & 31 if mode == "wrap" else min(b, 32)
+            return wrap(a, f"{t[0]}{n}") if n else 0
+
+        add(f"szext.{mode}.{t} {{d}}, {{a}}, {{b}};", f"{t} u32:count", t, extension)
+
+    def ones(a: int, b: int, mode=mode) -> int:  # type: ignore[no-untyped-def]
+        first, length = (x & 31 if mode == "wrap" else min(x, 32) for x in (a, b))
+        return ((1 << length) - 1) << first & 0xFFFFFFFF
+
+    add(f"bmsk.{mode}.b32 {{d}}, {{a}}, {{b}};", "u32:count u32:count", "u32", ones)
 
 
-def prmt(a: int, b: int, selector: int) -> int:
+def nth_set(mask: int, base: int, offset: int) -> int:
+    offset = offset % 8 - 4
+    positions = [i for i in range(32) if mask >> i & 1 and (i >= base if offset >= 0 else i <= base)]
+    if offset == 0:
+        return base if base in positions else -1
+    positions = positions if offset > 0 else positions[::-1]
+    return positions[abs(offset) - 1] if abs(offset) <= len(positions) else -1
+
+
+code = "and.b32 %r60, {b}, 31; and.b32 %r61, {c}, 7; sub.s32 %r61, %r61, 4; fns.b32 {d}, {a}, %r60, %r61;"
+add(code, "u32 u32 u32", "u32", lambda a, b, c: nth_set(a, b & 31, c))
+
+# ---------------------------------------------------------------- tables
+for table in (0x00, 0xCA, 0xBE, 0x96, 0x80, 0xFE, 0x1B, 0xFF):
+
+    def looked_up(a: int, b: int, c: int, table=table) -> int:  # type: ignore[no-untyped-def]
+        return sum((table >> ((a >> i & 1) << 2 | (b >> i & 1) << 1 | c >> i & 1) & 1) << i for i in range(32))
+
+    add(f"lop3.b32 {{d}}, {{a}}, {{b}}, {{c}}, {table};", "u32 u32 u32", "u32", looked_up)
+    for op, function in (("and", operator.and_), ("or", operator.or_)):
+        code = f"lop3.{op}.b32 _|{{d}}, {{a}}, {{b}}, {{c}}, {table}, {{e}};"
+        add(
+            code,
+            "u32 u32 u32 pred",
+            "pred",
+            lambda a, b, c, e, f=looked_up, g=function: g(int(f(a, b, c) != 0), e),
+        )
+add("lop3.or.b32 {d}|%p5, {a}, {b}, {c}, 0xE8, {e};", "u32 u32 u32 pred", "u32", lambda a, b, c, e: a & b | c & (a | b))
+
+
+def permuted(a: int, b: int, selector: int) -> int:
     source = (b << 32 | a).to_bytes(8, "little")
     out = []
     for i in range(4):
@@ -190,33 +226,19 @@ def prmt(a: int, b: int, selector: int) -> int:
     return int.from_bytes(bytes(out), "little")
 
 
-integer("prmt", "prmt.b32 {d}, {a}, {b}, {c};", "u32 u32 u32", "u32", lambda a, b, c: prmt(a, b, c & 0xFFFF))
-integer(
-    "prmt_rc16",
-    "prmt.b32.rc16 {d}, {a}, {b}, {c};",
-    "u32 u32 u32",
-    "u32",
-    lambda a, b, c: prmt(a, b, 0x3232 if c & 1 else 0x1010),
-)
-integer(
-    "prmt_b4e",
-    "prmt.b32.b4e {d}, {a}, {b}, {c};",
-    "u32 u32 u32",
-    "u32",
-    lambda a, b, c: int.from_bytes(
-        bytes((b << 32 | a).to_bytes(8, "little")[(c % 4 - i) % 8] for i in range(4)), "little"
-    ),
-)
+add("prmt.b32 {d}, {a}, {b}, {c};", "u32 u32 u32", "u32", permuted)
+PICKS = {  # bytes of b:a, lowest first, that byte i of the result is when the selector is c
+    "f4e": lambda c, i: c + i,
+    "b4e": lambda c, i: (c - i) % 8,
+    "rc8": lambda c, i: c,
+    "ecl": lambda c, i: max(c, i),
+    "ecr": lambda c, i: min(c, i),
+    "rc16": lambda c, i: 2 * (c & 1) + (i & 1),
+}
+for mode, pick in PICKS.items():
 
-INTEGER_KINDS = ("u8", "s8", "u16", "s16", "u32", "s32", "u64", "s64")
-for source in INTEGER_KINDS:
-    for target in INTEGER_KINDS:
-        integer(f"cvt_{target}_{source}", f"cvt.{target}.{source} {{d}}, {{a}};", source, target, lambda a: a)
-for source, target in (("s32", "s8"), ("s32", "u8"), ("u32", "s16"), ("s64", "u32"), ("u64", "s32"), ("s32", "u16")):
-    integer(
-        f"cvt_sat_{target}_{source}",
-        f"cvt.sat.{target}.{source} {{d}}, {{a}};",
-        source,
-        target,
-        lambda a, target=target: clamp(a, target),
-    )
+    def gathered(a: int, b: int, c: int, pick=pick) -> int:  # type: ignore[no-untyped-def]
+        source = (b << 32 | a).to_bytes(8, "little")
+        return int.from_bytes(bytes(source[pick(c & 3, i)] for i in range(4)), "little")
+
+    add(f"prmt.b32.{mode} {{d}}, {{a}}, {{b}}, {{c}};", "u32 u32 u32", "u32", gathered)

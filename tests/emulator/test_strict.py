@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 
 import numpy as np
 import pytest
 
 from kvgen.emulator import TranslateError
+from kvgen.emulator.parser import parse
+from kvgen.emulator.writer import translate
 from tests.emulator.conftest import Build
 from tests.emulator.programs import HEADER, entry, nvrtc_ptx, run
 
@@ -32,7 +35,7 @@ REFUSED = {
     "unknown label": ("bra NOWHERE;", "unknown label"),
     "vector length": ("ld.global.v4.u32 {%r1, %r2}, [%rd0];", "2 registers with .v4"),
     "narrow address": ("ld.global.u32 %r1, [%r2];", "64-bit address"),
-    "device calls": ("call foo, ();", "unknown opcode 'call'"),
+    "call of an undeclared function": ("call foo, ();", "'foo' is no function of this module"),
     "bulk copies": ("cp.async.bulk.commit_group;", "cp.async.bulk is not supported"),
     "mbarrier": ("mbarrier.init.shared.b64 [%r1], 1;", "unknown opcode 'mbarrier'"),
     "wgmma": ("wgmma.fence.sync.aligned;", "unknown opcode 'wgmma'"),
@@ -60,21 +63,93 @@ def test_cuda_line_is_named(build: Build) -> None:
     assert caught.value.source is not None and caught.value.source.endswith("generated/x.cu:42")
 
 
-@pytest.mark.parametrize("lines", [0, 1, 6, 9, 11])
-def test_truncated_text(lines: int, build: Build) -> None:
-    whole = (HEADER + entry("k", "  add.s32 %r1, %r2, %r3;\n  st.global.u32 [%rd0], %r1;")).splitlines(keepends=True)
-    assert len(whole) > 9
-    with pytest.raises(TranslateError):
-        build(["".join(whole[: min(lines, len(whole) - 1)])])
-
-
-@pytest.mark.parametrize(
-    "text", ["", "hello", HEADER, HEADER + ".func f() { ret; }", HEADER + ".global .texref t;",
-             HEADER + entry("k", "") + entry("k", ""), HEADER + entry("k", "L: L: ret;"), HEADER + entry("k", "} {")]
+WHOLE = (
+    HEADER
+    + """.extern .shared .align 16 .b8 dyn[];
+.global .align 8 .u64 table[2] = {f, 7};
+.func (.param .b32 r) f(.param .b32 a, .reg .b32 b) { st.param.b32 [r], 5; ret; }
+"""
+    + entry("k", """  { .reg .b32 t; .param .b32 q; call (q), f, (1, %r2); ld.param.b32 t, [q]; }
+  .loc 1 2 3
+P: .callprototype (.param .b32 _) _ (.param .b32 _, .reg .b32 _);
+  @!%p1 bra L; call (%r1), %rd1, (3, 4), P;
+L: ld.global.v2.u32 {%r1, %r2}, [%rd0+8]; // a comment
+  st.global.u32 [%rd0], %r1;""")
 )  # fmt: skip
-def test_not_a_module_with_kernels(text: str, build: Build) -> None:
-    with pytest.raises(TranslateError):
+
+
+def test_every_truncation_is_an_error() -> None:
+    translate([parse(WHOLE)])
+    for cut in range(len(WHOLE.rstrip())):
+        with pytest.raises(TranslateError):
+            translate([parse(WHOLE[:cut])])
+
+
+def test_every_missing_character_is_read_or_refused() -> None:
+    """Whatever else is wrong with the text, only TranslateError comes out of it."""
+    for cut in range(len(WHOLE)):
+        for text in (
+            WHOLE[:cut] + WHOLE[cut + 1 :],
+            WHOLE[:cut] + "}" + WHOLE[cut:],
+            WHOLE[:cut] + "," + WHOLE[cut + 1 :],
+        ):
+            with contextlib.suppress(TranslateError):
+                translate([parse(text)])
+
+
+FUNC = ".func (.param .b32 r) f(.param .b32 a) { st.param.b32 [r], 5; ret; }\n"
+NOT_MODULES = {
+    "empty": ("", "no .target line", 1),
+    "words": ("hello", "unexpected text 'hello'", 1),
+    "no kernel": (HEADER, "no .entry", None),
+    "no version": (HEADER.partition("\n")[2] + entry("k", ""), "no .version line", 1),
+    "no target": (HEADER.replace(".target sm_90a", "") + entry("k", ""), "no .target line", 1),
+    "version 99": (HEADER.replace("8.6", "99.1") + entry("k", ""), "unknown version '99.1'", 1),
+    "version 6.9": (HEADER.replace("8.6", "6.9") + entry("k", ""), "unknown version '6.9'", 1),
+    "version x": (HEADER.replace("8.6", "x") + entry("k", ""), "unknown version 'x'", 1),
+    "target": (HEADER.replace("sm_90a", "gfx90a") + entry("k", ""), "unknown target 'gfx90a'", 2),
+    "target feature": (HEADER.replace("sm_90a", "sm_13, map_f64_to_f32") + entry("k", ""), "unknown target", 2),
+    "32 bits": (HEADER.replace("64\n", "32\n") + entry("k", ""), "address size '32'", 3),
+    "texture": (HEADER + ".global .texref t;", "textures", 4),
+    "two kernels": (HEADER + entry("k", "") + entry("k", ""), "'k' is declared twice, first on line 4", 11),
+    "two functions": (HEADER + FUNC + FUNC, "'f' is declared twice, first on line 4", 5),
+    "other shape": (HEADER + ".func f(.param .b32 a);\n" + FUNC, "'f' has other parameters than", 5),
+    "two labels": (HEADER + entry("k", "L: L: ret;"), "label 'L' is declared twice", 8),
+    "two registers": (HEADER + entry("k", ".reg .b32 %x, %x;"), "register '%x' is declared twice", 8),
+    "two arrays": (HEADER + entry("k", ".local .b32 x; .local .b32 x;"), ".local 'x' is declared twice", 8),
+    "two params": (HEADER + entry("k", ".param .b32 x; .param .b32 x;"), ".param 'x' is declared twice", 8),
+    "scope": (HEADER + entry("k", "} {"), "unexpected text", 8),
+    "kernel in register": (HEADER + entry("k", "", ".reg .u64 p0"), "a parameter of k is no .param", 4),
+    "unsized parameter": (HEADER + entry("k", "", ".param .u64 p0, .param .b8 x[]"), "unknown parameter", 4),
+    "argument missing": (HEADER + FUNC + entry("k", "call (%r1), f, ();"), "0 arguments where the function takes 1", 9),
+    "argument too many": (HEADER + FUNC + entry("k", "call (%r1), f, (1, 2);"), "2 arguments where", 9),
+    "result missing": (HEADER + FUNC + entry("k", "call f, (1);"), "0 results where the function gives 1", 9),
+    "argument of 64 bits": (HEADER + FUNC + entry("k", ".param .b64 x;\ncall (%r1), f, (x);"), "'x' has 8 bytes", 10),
+    "result of 64 bits": (HEADER + FUNC + entry("k", ".param .b64 x;\ncall (x), f, (1);"), "'x' has 8 bytes", 10),
+    "narrow argument": (HEADER + FUNC + entry("k", "call (%r1), f, (%rs1);"), "16-bit register where", 9),
+    "no body": (HEADER + ".extern .func g();\n" + entry("k", "call g;"), "'g' has no body in this module", 9),
+    "printf of another shape": (HEADER + ".extern .func vprintf(.param .b32 a);\n" + entry("k", "call vprintf, (1);"),
+                                "'vprintf' has no body", 9),
+    "undefined variable": (HEADER + ".extern .global .u32 v;\n" + entry("k", "ld.global.u32 %r1, [v];"),
+                           "'v' is declared in this module, but not defined", 9),
+    "address of a declaration": (HEADER + ".extern .func g();\n" + entry("k", "mov.u64 %rd1, g;"), "not defined", 9),
+    "prototype": (HEADER + FUNC + entry("k", "call (%r1), %rd1, (1), P;"), "no .callprototype or .calltargets", 9),
+    "no prototype": (HEADER + FUNC + entry("k", "call (%r1), %rd1, (1);"), "names a prototype", 9),
+    "call target": (HEADER + FUNC + entry("k", "T: .calltargets f, h;\ncall (%r1), %rd1, (1), T;"), "'T' is not", 10),
+    "past a parameter": (HEADER + entry("k", "ld.param.u64 %rd1, [p0+4];"), "bytes 4 to 12 of 'p0', which has 8", 8),
+    "write to a parameter": (HEADER + entry("k", "st.param.u64 [p0], %rd1;"), "'p0' cannot be written", 8),
+    "read of a result": (HEADER + FUNC.replace("ret;", ".reg .b32 x; ld.param.b32 x, [r]; ret;") + entry("k", ""),
+                         "'r' cannot be read", 4),
+    "missing operands": (HEADER + entry("k", "ld.global.u32;"), "cannot read the operands", 8),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NOT_MODULES)
+def test_not_a_module(name: str, build: Build) -> None:
+    text, message, line = NOT_MODULES[name]
+    with pytest.raises(TranslateError, match=re.escape(message)) as caught:
         build([text])
+    assert line is None or caught.value.ptx_line == line
 
 
 def test_scoped_registers_and_labels(build: Build) -> None:

@@ -4,62 +4,77 @@
 #include <fenv.h>
 #include <math.h>
 
-// `x` rounded to a binary format with the given exponent and mantissa bits; overflow gives infinity or, when rounding
-// towards zero, the largest finite value. NaN gives the all-ones pattern without sign.
-u32 emu_narrow(double x, u32 exponent_bits, u32 mantissa_bits, int rounding) {
-  const int bias = (1 << (exponent_bits - 1)) - 1, lowest_exponent = 1 - bias;
-  const u32 sign = (u32)(bits<u64>(x) >> 63) << (exponent_bits + mantissa_bits);
-  const u32 infinity = ((1u << exponent_bits) - 1) << mantissa_bits;
-  if (x != x) return infinity | ((1u << mantissa_bits) - 1);
-  const double a = fabs(x);
-  if (a == 0) return sign;
-  const bool away = rounding == ROUND_P ? !sign : rounding == ROUND_M ? sign != 0 : false;
-  const bool to_infinity = rounding == ROUND_N || rounding == ROUND_NA || away;
-  if (isinf(a)) return sign | infinity;
-  int exponent;
-  frexp(a, &exponent);
-  exponent -= 1;
-  int quantum = (exponent > lowest_exponent ? exponent : lowest_exponent) - (int)mantissa_bits;
-  const double scaled = ldexp(a, -quantum), whole = floor(scaled), rest = scaled - whole;
-  u64 k = (u64)whole;
-  if (rounding == ROUND_N ? rest > 0.5 || (rest == 0.5 && (k & 1)) : rounding == ROUND_NA ? rest >= 0.5 : away && rest > 0) k++;
-  if (k >> (mantissa_bits + 1)) k >>= 1, quantum++;
-  if (k == 0) return sign;
-  if (!(k >> mantissa_bits)) return sign | (u32)k;  // subnormal
-  const int field = quantum + (int)mantissa_bits + bias;
-  if (field >= (1 << exponent_bits) - 1) return sign | (to_infinity ? infinity : infinity - 1);
-  return sign | (u32)field << mantissa_bits | ((u32)k & ((1u << mantissa_bits) - 1));
-}
-// fp8, always saturating to the largest finite value, as cvt.satfinite does.
-u32 emu_to_fp8(float x, u32 is_e4m3) {
-  const u32 sign = bits<u32>(x) >> 31 << 7;
-  if (x != x) return 0x7f;
-  if (!is_e4m3) {
-    u32 r = emu_narrow(x, 5, 2, ROUND_N);
-    return (r & 0x7f) >= 0x7c ? sign | 0x7b : r;
+namespace {
+struct Layout {
+  u32 exponent_bits, mantissa_bits, top, nan;  // top: the largest finite code without sign
+  bool infinite;                               // one past top is infinity
+};
+constexpr Layout layouts[] = {{8, 23, 0x7f7fffff, 0x7fffffff, true}, {8, 10, 0x3fbff, 0x3ffff, true}, {5, 10, 0x7bff, 0x7fff, true},
+                              {8, 7, 0x7f7f, 0x7fff, true},           {4, 3, 0x7e, 0x7f, false},      {5, 2, 0x7b, 0x7f, true},
+                              {2, 1, 0x7, 0x7, false},                {2, 3, 0x1f, 0x1f, false},      {3, 2, 0x1f, 0x1f, false}};
+}  // namespace
+// `x` rounded to a format. Too much gives infinity, or the largest finite value where the format or the rounding has no
+// infinity or `finite` is set; NaN gives the canonical one, in the formats of 6 and 4 bits the largest finite value.
+u32 emu_encode(double x, u32 format, int rounding, u32 finite) {
+  const Layout& f = layouts[format];
+  if (x != x) return f.nan;
+  const u64 raw = bits<u64>(x), field = raw >> 52 & 2047, m = f.mantissa_bits;
+  const bool negative = raw >> 63;
+  const u32 sign = (u32)negative << (f.exponent_bits + m);
+  const u64 significand = (raw & ((1ull << 52) - 1)) | (field ? 1ull << 52 : 0);
+  const bool away = rounding == ROUND_P ? !negative : rounding == ROUND_M && negative;
+  const int exponent = (field ? (int)field : 1) - 1023, lowest = 2 - (1 << (f.exponent_bits - 1)), binade = exponent > lowest ? exponent : lowest;
+  // Codes grow by one per quantum through every binade, so a carry out of the mantissa is simply the next code.
+  const int dropped = 52 - (int)m + binade - exponent;
+  u64 code = (u64)(binade - lowest) << m;
+  if (dropped > 60) code += away && significand;
+  else {
+    const u64 half = 1ull << (dropped - 1), rest = significand & (2 * half - 1);
+    code += significand >> dropped;
+    code += rounding == ROUND_N ? rest > half || (rest == half && (code & 1)) : rounding == ROUND_NA ? rest >= half : away && rest;
   }
-  if (fabsf(x) >= 448) return sign | 0x7e;
-  // e4m3 has no infinities: its top exponent holds finite values, so round as if there were one exponent bit more.
-  const double a = fabs((double)x);
-  if (a == 0) return sign;
-  int exponent;
-  frexp(a, &exponent);
-  exponent -= 1;
-  const int quantum = (exponent > -6 ? exponent : -6) - 3;
-  const double k = nearbyint(ldexp(a, -quantum));
-  const double v = ldexp(k, quantum);
-  if (v == 0) return sign;
-  if (v < 0x1p-6) return sign | (u32)ldexp(v, 9);
-  frexp(v, &exponent);
-  exponent -= 1;
-  return sign | (u32)(exponent + 7) << 3 | ((u32)ldexp(v, 3 - exponent) & 7);
+  if (code <= f.top) return sign | (u32)code;
+  const bool to_infinity = f.infinite && !finite && (field == 2047 || rounding == ROUND_N || rounding == ROUND_NA || away);
+  return sign | (f.top + to_infinity);
 }
-float emu_from_fp8(u8 x, u32 is_e4m3) {
-  if (!is_e4m3) return half_value((u16)(x << 8));
-  const u32 e = x >> 3 & 15, m = x & 7;
-  if (e == 15 && m == 7) return bits<float>(0x7fffffffu);
-  const float v = e ? ldexpf((float)(8 + m), (int)e - 10) : ldexpf((float)m, -9);
-  return x & 0x80 ? -v : v;
+float emu_decode(u32 code, u32 format) {
+  const Layout& f = layouts[format];
+  const u32 m = f.mantissa_bits, magnitude = code & ((1u << (f.exponent_bits + m)) - 1), e = magnitude >> m;
+  const float sign = code >> (f.exponent_bits + m) & 1 ? -1.0f : 1.0f;
+  if (magnitude > f.top) return f.infinite && magnitude == f.top + 1 ? sign * INFINITY : bits<float>(0x7fffffffu);
+  const int lowest = 2 - (1 << (f.exponent_bits - 1));
+  return sign * ldexpf((float)(e ? magnitude - ((e - 1) << m) : magnitude), lowest - (int)m + (e ? (int)e - 1 : 0));
+}
+// ue8m0: the exponent of |x|, downwards or upwards to a power of two.
+u32 emu_encode_scale(float x, u32 upwards, u32 finite) {
+  const u32 magnitude = bits<u32>(x) & 0x7fffffffu, exponent = magnitude >> 23;
+  if (x != x) return 255;
+  if (exponent == 255) return finite ? 254 : 255;
+  const u32 code = exponent + (upwards && (magnitude & 0x7fffff) && magnitude > 0x400000);  // 0x400000 is 2**-127, code 0
+  return finite && code == 255 ? 254 : code;
+}
+// rcp.approx.ftz.f64 and rsqrt.approx.ftz.f64: the lower 32 bits of the operand are ignored, those of the result are 0.
+static double upper_half(double x) {
+  const u64 raw = bits<u64>(x) & 0xffffffff00000000ull;
+  return bits<double>(raw >> 52 & 2047 ? raw : raw & 1ull << 63);
+}
+static double rounded_upper_half(double x) {
+  if (x != x) return bits<double>(0x7fffffff00000000ull);
+  if (isinf(x)) return x;
+  return upper_half(bits<double>(bits<u64>(x) + 0x80000000ull));
+}
+double emu_upper_half_rcp(double x) { return rounded_upper_half(1 / upper_half(x)); }
+double emu_upper_half_rsqrt(double x) {
+  const double a = upper_half(x);
+  return rounded_upper_half(a == 0 ? 1 / a : 1 / sqrt(a));
+}
+u32 emu_find_nth_set(u32 mask, u32 base, s32 offset) {
+  u32 left = offset < 0 ? 0u - (u32)offset : (u32)offset;
+  for (u32 at = base; at < 32; at += offset < 0 ? -1u : 1u) {
+    if (mask >> at & 1 && left-- <= 1) return at;
+    if (offset == 0) break;
+  }
+  return ~0u;
 }
 
 namespace {

@@ -1,11 +1,12 @@
-// runtime.h - state shared by the runtime's own files: fibers, warps, barriers, the fault record, and the checker's hooks.
+// runtime.h - state shared by the runtime's own files: workers, blocks, fibers, the fault record, the checker's hooks.
 #pragma once
 #include "device.h"
+#include <pthread.h>
 #include <stddef.h>
 
-constexpr u32 MAX_THREADS = 1024, MAX_WARPS = 32, BARRIERS = 16;
+constexpr u32 MAX_THREADS = 1024, MAX_WARPS = 32, BARRIERS = 16, MAX_CLUSTER = 16, MAX_WORKERS = 64;
 
-enum State : u8 { RUNNING, AT_WARP_OP, AT_BARRIER, EXITED };
+enum State : u8 { RUNNING, AT_WARP_OP, AT_BARRIER, AT_CLUSTER, EXITED };
 typedef void (*WarpOp)(void** arguments, u32 lanes);
 
 struct CopyOp {  // one cp.async of a thread, not yet performed
@@ -16,17 +17,23 @@ struct CopyQueue {
   CopyOp* ops;
   u32 count, capacity, first_group, next_group;
 };
-struct Fiber : Thread {
+struct Block;
+struct alignas(64) Fiber : Thread {
   void* stack_pointer;
-  u8* stack;
-  State state;
+  Block* block;
+  u32 slot;     // among the fibers of the worker; a warp's are a multiple of 32 and up
+  State state;  // of a fiber that cannot run: what it waits for
   u32 mask, site, barrier;
-  bool orders_memory, aligned;
-  WarpOp op;
+  u8* stack;
+  bool cluster_arrived;
+  u32 cluster_phase;  // of its last arrival
   CopyQueue copies;
 };
 struct Warp {
   u32 born, alive, waiting;
+  u32 mask, site;  // of the first lane that waits
+  bool mixed;      // lanes wait with other masks or at other sites
+  u32 operations;
   void* arguments[32];
 };
 struct Barrier {
@@ -34,73 +41,146 @@ struct Barrier {
   u32 lanes[MAX_WARPS];  // who arrived, waiting or not
   u32 sites[MAX_WARPS];
   bool aligned;
-  u32 any, all, count;             // reduction in progress
-  u32 out_any, out_all, out_count; // of the last completed phase
+  u32 any, all, count;              // reduction in progress
+  u32 out_any, out_all, out_count;  // of the last completed phase
+};
+struct BlockChecker;
+struct Block {  // one running block
+  u8* shared;
+  Fiber* fibers;
+  u32 index;  // in the grid, from 1
+  u32 rank;   // in its cluster
+  u32 alive;
+  Warp warps[MAX_WARPS];
+  Barrier barriers[BARRIERS];
+  BlockChecker* checker;
 };
 struct BufferInfo {
   const char* name;
   u64 address, bytes;
-  u32 writable, padding;
+  u32 writable, settled;  // settled: no kernel before this one may still write it
 };
-struct BufferCount {
-  u64 load_requests, load_bytes, load_sectors, store_requests, store_bytes, store_sectors, atomic_requests, atomic_bytes, atomic_sectors;
+struct SiteCount {  // what one instruction asked of one buffer
+  const char* where;
+  u32 site, buffer, kind, padding;           // kind: 0 load, 1 store, 2 atomic
+  u64 requests, bytes, units, ideal, worst;  // units: sectors, in shared memory wavefronts; ideal: the fewest there can be
 };
 struct LaunchInfo {
-  u32 kernel, grid[3], block[3], dynamic_shared;
+  const Program* program;
+  u32 kernel, grid[3], block[3], cluster[3], dynamic_shared;
   u32 schedule, buffer_count;  // schedule: 0 ascending, 1 descending, 2 seeded
+  u32 workers;                 // most OS threads
+  u32 programmatic, padding;   // may start before the kernel ahead of it in the stream has ended
   u64 seed;
   const u8* params;
   const BufferInfo* buffers;
-  BufferCount* counts;
-  u64 thread_instructions, warp_instructions, warp_operations, barriers, switches;
+  u64* executed;  // how often threads ran each basic block, then how often warps did
+  const SiteCount* sites;
+  u64 site_count, peak_in_flight, warp_operations, barriers, switches;
 };
 struct FaultRecord {
   u32 set, has_thread, block[3], thread[3];
   char kind[48], where[2048], op[160], buffer[256], detail[6144];
 };
+struct WorkerCounters;
+struct ClusterOrder;
+struct Worker {  // one OS thread and the cluster of blocks it is running
+  u32 number;
+  Fiber* current;
+  Fiber* fibers;
+  u32 fiber_count, warp_count, alive;
+  Block* blocks;
+  u32* runnable;  // lanes of each warp
+  u64 random_state;
+  void* main_stack_pointer;
+  u8* stacks;
+  u8* windows;
+  u32 cluster_arrived, cluster_phase;  // the cluster's barrier
+  u32* block_counts;  // executions of each basic block by each fiber
+  u64* executed;      // as in LaunchInfo
+  u64 ticket;         // number of its cluster in launch order
+  bool has_turn, abandoned;
+  FaultRecord record;
+  char states[5600];  // of every warp, for reports
+  u32 last_range;
+  u64 warp_operations, barriers, switches;
+  WorkerCounters* counters;
+  ClusterOrder* cluster_order;
+};
 
-extern Fiber* fibers;
-extern Warp warps[MAX_WARPS];
-extern Barrier barriers[BARRIERS];
-extern Fiber* current;
-extern u32 thread_count, alive_count, block_index;
+extern __thread Worker* worker __attribute__((tls_model("initial-exec")));
+// One launch at a time; these do not change while it runs.
+extern const Site* emu_sites;
 extern const KernelInfo* kernel;
 extern LaunchInfo* launch;
-extern u8* stacks;
+extern u32 thread_count, cluster_size;  // threads of a block, blocks of a cluster
 extern size_t stack_stride, stack_bytes;
 
-extern "C" {
-extern const Site emu_sites[] __attribute__((visibility("hidden")));
-extern const KernelInfo emu_kernels[] __attribute__((visibility("hidden")));
-}
 constexpr u32 NO_SITE = ~0u;
+
+// faults.cpp
 [[noreturn]] void fault(const char* kind, u32 site, const char* buffer, const char* format, ...) __attribute__((format(printf, 4, 5)));
+[[noreturn]] void fault_with_states(const char* kind, u32 site, const char* why);
+[[noreturn]] void deadlock(const char* why);
+// fibers.cpp
+void switch_to(Fiber* from, Fiber* to);  // nullptr: the worker itself
+void prepare_stack(Fiber& f);
+void fiber_wake(Fiber& f);
+void lanes_wake(const Fiber& one, u32 lanes);  // of its warp
+void fiber_wait();  // the caller has set current->state; returns when somebody woke this fiber
+void fiber_yield();  // all others that can run come first
+Fiber* first_fiber();
+// print.cpp
+void print_begin_launch();
+void print_end_launch(u64 last_ticket);  // joins what the launch printed
+// sync.cpp
+const char* op_text(u32 site);
+// The last of the lanes in `mask` to arrive computes `op` for all of them; see the head of sync.cpp.
+void warp_operation(u32 mask, WarpOp op, void* argument, u32 site, bool orders_memory, bool aligned);
+void thread_exits();
+// cluster.cpp
+void cluster_exit(Fiber& f);
 
 inline u32 smaller_of(u32 a, u32 b) { return a < b ? a : b; }
 inline int lowest(u32 mask) { return __builtin_ctz(mask); }
+inline int highest(u32 mask) { return 31 - __builtin_clz(mask); }
+inline bool can_run(const Fiber& f) { return worker->runnable[f.slot >> 5] >> (f.slot & 31) & 1; }
+inline u8* shared_at(u32 address) { return worker->current->shared + (address - SHARED_ORIGIN); }
 
 #if EMU_CHECK
 void check_begin_launch();
 void check_end_launch();
-void check_begin_block();
-void check_end_block();
-void check_full_barrier();                  // every thread of the block has arrived
+void check_begin_worker();
+void check_end_worker();
+void check_begin_block(Block& b);
+void check_end_block(Block& b);
+void check_full_barrier();                  // every thread of the current block has arrived
 void check_warp_join(u32 warp, u32 lanes);  // these lanes order each other's memory
 void check_barrier_arrive(u32 id);          // the current thread's past becomes the barrier's
 void check_barrier_pass(u32 id, u32 thread);
 void check_barrier_reset(u32 id);
+void check_cluster_arrive(u32 release);
+void check_cluster_complete();
+void check_cluster_pass();
+void check_block_exit(Block& b);            // its last thread has ended
 void check_copy_issue(const CopyOp& op);
 void check_copy_complete(const CopyOp& op);
 #else
 inline void check_begin_launch() {}
 inline void check_end_launch() {}
-inline void check_begin_block() {}
-inline void check_end_block() {}
+inline void check_begin_worker() {}
+inline void check_end_worker() {}
+inline void check_begin_block(Block&) {}
+inline void check_end_block(Block&) {}
 inline void check_full_barrier() {}
 inline void check_warp_join(u32, u32) {}
 inline void check_barrier_arrive(u32) {}
 inline void check_barrier_pass(u32, u32) {}
 inline void check_barrier_reset(u32) {}
+inline void check_cluster_arrive(u32) {}
+inline void check_cluster_complete() {}
+inline void check_cluster_pass() {}
+inline void check_block_exit(Block&) {}
 inline void check_copy_issue(const CopyOp&) {}
 inline void check_copy_complete(const CopyOp&) {}
 #endif

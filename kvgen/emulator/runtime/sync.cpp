@@ -7,42 +7,52 @@
 #include <stdlib.h>
 #include <string.h>
 
-void fiber_wake(Fiber& f);
-void fiber_wait();
-void fault_with_states(const char* kind, u32 site, const char* why);
-
 // ---------------------------------------------------------------- warp operations
-static const char* op_text(u32 site) { return emu_sites[site].op; }
+const char* op_text(u32 site) { return emu_sites[site].op; }
+static inline Warp& my_warp() { return worker->current->block->warps[worker->current->warp]; }
 
-static void warp_operation(u32 mask, WarpOp op, void* argument, u32 site, bool orders_memory, bool aligned) {
-  Fiber* me = current;
-  Warp& w = warps[me->warp];
+// Lanes that wait for this one must be in the same operation as it.
+static void compare_waiting(Warp& w, const Fiber& me, u32 needed, bool aligned) {
+  const Fiber* lanes = me.block->fibers + me.warp * 32;
+  w.mixed |= me.mask != w.mask;
+  for (u32 m = w.waiting & needed; m; m &= m - 1) {
+    const Fiber& o = lanes[lowest(m)];
+    if (!(o.mask >> me.lane & 1)) continue;
+    if (o.mask != me.mask || op_text(o.site) != op_text(me.site) || (aligned && o.site != me.site))
+      fault("warp_mismatch", me.site, nullptr, "lanes %u and %u of warp %u meet in different warp operations: %s mask %08x at %s / %s mask %08x at %s", me.lane, o.lane, me.warp,
+            op_text(me.site), me.mask, emu_sites[me.site].where, op_text(o.site), o.mask, emu_sites[o.site].where);
+    break;  // the lanes that wait for this one have been compared with each other
+  }
+}
+static bool all_wait_for(const Fiber& me, u32 needed) {
+  const Fiber* lanes = me.block->fibers + me.warp * 32;
+  for (u32 m = needed; m; m &= m - 1)
+    if (lanes[lowest(m)].mask != me.mask) return false;
+  return true;
+}
+void warp_operation(u32 mask, WarpOp op, void* argument, u32 site, bool orders_memory, bool aligned) {
+  Fiber* me = worker->current;
+  Warp& w = me->block->warps[me->warp];
   const u32 bit = 1u << me->lane;
   if (!(mask & bit)) fault("warp_mask", site, nullptr, "%s: lane %u is not in its own mask %08x", op_text(site), me->lane, mask);
   if (aligned && mask != ~0u) fault("warp_mask", site, nullptr, "%s needs all 32 lanes, mask is %08x", op_text(site), mask);
   const u32 needed = aligned ? mask : mask & w.born;
   if (needed & ~w.alive) fault("warp_mask", site, nullptr, "%s: mask %08x names lanes that have exited (%08x)", op_text(site), mask, needed & ~w.alive);
-  me->mask = mask, me->site = site, me->op = op, me->orders_memory = orders_memory;
+  me->mask = mask, me->site = site;
   w.arguments[me->lane] = argument;
-  for (u32 m = w.waiting & needed; m; m &= m - 1) {
-    const Fiber& o = fibers[me->warp * 32 + lowest(m)];
-    if (!(o.mask & bit)) continue;
-    if (o.mask != mask || op_text(o.site) != op_text(site) || (aligned && o.site != site))
-      fault("warp_mismatch", site, nullptr, "lanes %u and %u of warp %u meet in different warp operations: %s mask %08x at %s / %s mask %08x at %s", me->lane, o.lane, me->warp,
-            op_text(site), mask, emu_sites[site].where, op_text(o.site), o.mask, emu_sites[o.site].where);
-    break;  // the lanes that wait for this one have been compared with each other
-  }
+  if (!w.waiting) w.mask = mask, w.site = site, w.mixed = false;
+  else if (mask != w.mask || site != w.site) compare_waiting(w, *me, needed, aligned);
   w.waiting |= bit;
   me->state = AT_WARP_OP;
-  if ((w.waiting & needed) != needed) return fiber_wait();
-  for (u32 m = needed; m; m &= m - 1)
-    if (fibers[me->warp * 32 + lowest(m)].mask != mask) return fiber_wait();  // it waits for a different set of lanes
+  if ((w.waiting & needed) != needed || (w.mixed && !all_wait_for(*me, needed))) return fiber_wait();
+  me->state = RUNNING;
   emu_spins = 0;
-  launch->warp_operations++;
+  worker->warp_operations++;
   if (op) op(w.arguments, needed);
   if (orders_memory) check_warp_join(me->warp, needed);
   w.waiting &= ~needed;
-  for (u32 m = needed; m; m &= m - 1) fiber_wake(fibers[me->warp * 32 + lowest(m)]);
+  lanes_wake(*me, needed);
+  if (++w.operations % 256 == 0) fiber_yield();  // a loop of warp operations may wait for another warp
 }
 void emu_warp_sync(u32 mask, u32 site) { warp_operation(mask, nullptr, nullptr, site, true, false); }
 
@@ -121,7 +131,7 @@ template <int K, bool BF> void mma_op(void** p, u32) {
 }  // namespace
 
 u32 emu_shuffle(u32 mode, u32 value, u32 b, u32 c, u32 mask, bool* in_range, u32 site) {
-  const u32 lane = current->lane, segment = c >> 8 & 31, clamp = c & 31;
+  const u32 lane = worker->current->lane, segment = c >> 8 & 31, clamp = c & 31;
   const u32 top = (lane & segment) | (clamp & ~segment), bottom = lane & segment;
   int from;
   bool ok;
@@ -146,7 +156,7 @@ u32 emu_ballot(u32 mask, u32 predicate, u32 site) {
 }
 u32 emu_match(u32 all, u64 value, u32 mask, bool* predicate, u32 site) {
   Match m{value, 0};
-  const u32 present = mask & warps[current->warp].born;
+  const u32 present = mask & my_warp().born;
   warp_operation(mask, match_op, &m, site, false, false);
   *predicate = m.out == present;
   return all ? (*predicate ? mask : 0) : m.out;
@@ -156,15 +166,15 @@ u32 emu_reduce(u32 kind, u32 is_signed, u32 value, u32 mask, u32 site) {
   warp_operation(mask, reduce_op, &r, site, false, false);
   return r.out;
 }
-u32 emu_born() { return warps[current->warp].born; }  // lanes of this warp that the block has
+u32 emu_born() { return my_warp().born; }  // lanes of this warp that the block has
 u32 emu_elect(u32 mask, u32 site) {
-  const u32 born = warps[current->warp].born;
+  const u32 born = my_warp().born;
   warp_operation(mask, nullptr, nullptr, site, false, false);
   return (u32)lowest(mask & born);
 }
 void emu_ldmatrix(u32* out, u32 count, u32 transposed, u32 address, u32 site) {
   Matrix m{out, nullptr, count, transposed};
-  if (current->lane < 8 * count) m.row = at_shared(address, 16, A_READ, site);
+  if (worker->current->lane < 8 * count) m.row = at_shared(worker->current, address, 16, A_READ, site);
   warp_operation(~0u, matrix_op, &m, site, false, true);
 }
 void emu_mma(float* c, const u32* a, const u32* b, u32 k, u32 is_bf16, u32 site) {
@@ -174,19 +184,19 @@ void emu_mma(float* c, const u32* a, const u32* b, u32 k, u32 is_bf16, u32 site)
 }
 
 // ---------------------------------------------------------------- barriers
-static void complete_barrier(u32 id) {
-  Barrier& b = barriers[id];
+static void complete_barrier(Block& block, u32 id) {
+  Barrier& b = block.barriers[id];
   if (b.aligned)
     for (u32 w = 0; w * 32 < thread_count; w++)
-      if (b.lanes[w] && b.lanes[w] != warps[w].born) fault_with_states("divergent_barrier", b.sites[w], "a warp arrived at an aligned barrier with only some of its lanes");
+      if (b.lanes[w] && b.lanes[w] != block.warps[w].born) fault_with_states("divergent_barrier", b.sites[w], "a warp arrived at an aligned barrier with only some of its lanes");
   emu_spins = 0;
-  launch->barriers++;
+  worker->barriers++;
   b.out_any = b.any, b.out_all = b.all, b.out_count = b.count;
   const bool everyone = b.waiting == thread_count;
   if (everyone) check_full_barrier();
   for (u32 w = 0; w * 32 < thread_count; w++)
     for (u32 m = b.lanes[w]; m; m &= m - 1) {
-      Fiber& f = fibers[w * 32 + lowest(m)];
+      Fiber& f = block.fibers[w * 32 + lowest(m)];
       if (f.state != AT_BARRIER || f.barrier != id) continue;
       if (!everyone) check_barrier_pass(id, f.linear);
       fiber_wake(f);
@@ -197,14 +207,15 @@ static void complete_barrier(u32 id) {
   b.out_any = any, b.out_all = all, b.out_count = count;
 }
 static void arrive(u32 id, u32 threads, bool aligned, bool waits, u32 predicate, u32 site) {
-  Fiber* me = current;
+  Fiber* me = worker->current;
+  Block& block = *me->block;
   if (id >= BARRIERS) fault("bad_barrier", site, nullptr, "barrier %u: barriers are numbered 0 to 15", id);
   if (threads % 32) fault("bad_barrier", site, nullptr, "barrier %u: the thread count %u is no multiple of 32", id, threads);
   const u32 expected = threads ? threads : thread_count;
   if (threads > ((thread_count + 31) & ~31u)) fault("bad_barrier", site, nullptr, "barrier %u expects %u threads, the block has %u", id, threads, thread_count);
-  if (!threads && alive_count != thread_count)
+  if (!threads && block.alive != thread_count)
     fault_with_states("divergent_barrier", site, "a barrier of the whole block is reached after some of its threads have exited");
-  Barrier& b = barriers[id];
+  Barrier& b = block.barriers[id];
   const u32 bit = 1u << me->lane;
   if (!b.arrived) b.expected = expected, b.aligned = aligned, b.any = 0, b.all = 1, b.count = 0, b.first_site = site;
   else if (b.expected != expected)
@@ -222,32 +233,33 @@ static void arrive(u32 id, u32 threads, bool aligned, bool waits, u32 predicate,
   // A partial last warp counts as a whole one, as the hardware counts warps.
   u32 missing = 0;
   if (threads && (thread_count & 31) && b.lanes[thread_count >> 5]) missing = 32 - (thread_count & 31);
-  if (b.arrived + missing >= b.expected) complete_barrier(id);
+  if (b.arrived + missing >= b.expected) complete_barrier(block, id);
   if (waits && me->state == AT_BARRIER) fiber_wait();
 }
 void emu_barrier(u32 id, u32 threads, u32 aligned, u32 site) { arrive(id, threads, aligned, true, 0, site); }
 void emu_barrier_arrive(u32 id, u32 threads, u32 aligned, u32 site) { arrive(id, threads, aligned, false, 0, site); }
 u32 emu_barrier_reduce(u32 id, u32 threads, u32 kind, u32 predicate, u32 aligned, u32 site) {
   arrive(id, threads, aligned, true, predicate, site);
-  const Barrier& b = barriers[id];
+  const Barrier& b = worker->current->block->barriers[id];
   return kind == 0 ? b.out_any : kind == 1 ? b.out_all : b.out_count;
 }
 void thread_exits() {
-  Fiber* me = current;
-  const Warp& w = warps[me->warp];
+  const Fiber* me = worker->current;
+  const Block& block = *me->block;
+  const Warp& w = block.warps[me->warp];
   for (u32 m = w.waiting; m; m &= m - 1) {
-    const Fiber& o = fibers[me->warp * 32 + lowest(m)];
+    const Fiber& o = block.fibers[me->warp * 32 + lowest(m)];
     if (o.mask >> me->lane & 1) fault("warp_mask", o.site, nullptr, "lane %u exits while lane %u waits for it in %s (mask %08x)", me->lane, o.lane, op_text(o.site), o.mask);
   }
-  for (u32 i = 0; i < BARRIERS; i++)
-    if (barriers[i].arrived && barriers[i].expected == thread_count && barriers[i].waiting == barriers[i].arrived && !(barriers[i].lanes[me->warp] >> me->lane & 1) &&
-        barriers[i].arrived + (thread_count - alive_count) >= barriers[i].expected)
-      fault_with_states("divergent_barrier", barriers[i].first_site, "a thread exits while the rest of the block waits for it at a barrier");
+  const u32 exited = thread_count - block.alive;
+  for (const Barrier& b : block.barriers)
+    if (b.arrived && b.expected == thread_count && b.waiting == b.arrived && !(b.lanes[me->warp] >> me->lane & 1) && b.arrived + exited >= b.expected)
+      fault_with_states("divergent_barrier", b.first_site, "a thread exits while the rest of the block waits for it at a barrier");
 }
 
 // ---------------------------------------------------------------- cp.async
 void emu_cp_async(u32 destination, u64 source, u32 bytes, u32 source_bytes, u32 site) {
-  CopyQueue& q = current->copies;
+  CopyQueue& q = worker->current->copies;
   if (source_bytes > bytes) fault("bad_copy", site, nullptr, "cp.async: source size %u is larger than the copy of %u bytes", source_bytes, bytes);
   if (q.count == q.capacity) {
     q.capacity = q.capacity ? q.capacity * 2 : 16;
@@ -257,14 +269,14 @@ void emu_cp_async(u32 destination, u64 source, u32 bytes, u32 source_bytes, u32 
   check_copy_issue(op);
   q.ops[q.count++] = op;
 }
-void emu_cp_async_commit() { current->copies.next_group++; }
+void emu_cp_async_commit() { worker->current->copies.next_group++; }
 void emu_cp_async_wait(u32 keep) {  // the bytes move only here: a missing wait leaves the 0xFF pattern
-  CopyQueue& q = current->copies;
+  CopyQueue& q = worker->current->copies;
   const u32 limit = q.next_group > keep ? q.next_group - keep : 0;
   u32 n = 0;
   for (; n < q.count && q.ops[n].group < limit; n++) {
     const CopyOp& op = q.ops[n];
-    u8* to = emu_shared_memory + (op.destination - SHARED_ORIGIN);
+    u8* to = shared_at(op.destination);
     check_copy_complete(op);
     if (op.source_bytes) memcpy(to, (const void*)op.source, op.source_bytes);
     if (op.source_bytes < op.bytes) memset(to + op.source_bytes, 0, op.bytes - op.source_bytes);
@@ -274,4 +286,5 @@ void emu_cp_async_wait(u32 keep) {  // the bytes move only here: a missing wait 
 }
 #if !EMU_CHECK
 void emu_fence(u32, u32, u32) {}
+void emu_grid_wait() {}
 #endif

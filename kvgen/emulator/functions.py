@@ -1,0 +1,231 @@
+"""One PTX function, .func or .entry, to one C++ function."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from kvgen.emulator.classes import instruction_class
+from kvgen.emulator.context import Context, Instruction, Modifiers, split_operands
+from kvgen.emulator.declarations import Variable, parameters, variables
+from kvgen.emulator.errors import TranslateError
+from kvgen.emulator.opcodes import OPCODES
+from kvgen.emulator.parser import Entry, Function, Statement
+from kvgen.emulator.ptxtypes import TYPES
+from kvgen.emulator.symbols import Signature, Symbols, mangle
+
+SiteOf = Callable[[str, str, int, int], int]  # place, operation, basic block, number in it
+
+_REG = re.compile(r"\.reg\s+\.(\w+)\s+(.*)$")
+_PROTOTYPE = re.compile(
+    r"\.callprototype\s*(?:\((.*?)\))?\s*[\w$]+\s*(?:\((.*?)\))?\s*(?:\.noreturn|\.abi_\w+ \d+|\s)*$"
+)
+_GUARD = re.compile(r"@(!?)\s*(%?[\w$]+)\s+(.*)$")
+_ENDS_BLOCK = ("bra", "brx", "call", "ret", "exit", "trap")
+_TABLES = (".branchtargets", ".callprototype", ".calltargets")
+
+
+@dataclass(slots=True)
+class BasicBlock:
+    """Instructions that run one after another: how many, and how many of each (line of CUDA, class)."""
+
+    instructions: int = 0
+    contents: Counter[tuple[str, str]] = field(default_factory=Counter)
+
+    def add(self, where: str, words: Sequence[str]) -> None:
+        self.instructions += 1
+        self.contents[where.partition("|")[0], instruction_class(words)] += 1
+
+
+class FunctionWriter:
+    """Basic blocks are numbered from `first_block`: all functions that one entry can reach share one table."""
+
+    def __init__(self, function: Function, name: str, symbols: Symbols, first_block: int, site_of: SiteOf) -> None:
+        self.name = name
+        self.function = function
+        self.is_entry = isinstance(function, Entry)
+        self.site_of = site_of
+        self.first_block = first_block
+        self.blocks: list[BasicBlock] = []
+        self.new_block = True
+        self.body: list[str] = []
+        self.lines: list[str] = []  # the C++ function, once written
+        self.prologue: list[str] = []
+        self.cx = Context(function, symbols, self.is_entry)
+        self.frame_bytes = 0
+        self._labels()
+
+    def _labels(self) -> None:
+        stack, scopes = [0], 0
+        previous: Statement | None = None
+        for s in self.function.statements:
+            if s.kind == "open":
+                scopes += 1
+                stack.append(scopes)
+            elif s.kind == "close":
+                if len(stack) == 1:
+                    raise TranslateError("a } without its {", ptx_line=s.line)
+                stack.pop()
+            elif s.kind == "label":
+                key = (stack[-1], s.text)
+                if key in self.cx.labels:
+                    raise TranslateError(f"label {s.text!r} is declared twice", ptx_line=s.line)
+                self.cx.labels[key] = f"L{mangle(s.text)}_s{stack[-1]}"
+            elif s.kind == "directive" and s.text.startswith(_TABLES):
+                if previous is None or previous.kind != "label":
+                    raise TranslateError(f"{s.text.split()[0]} without a label", ptx_line=s.line)
+                self._table(previous.text, s)
+            previous = s
+        if len(stack) != 1:
+            raise TranslateError(f"a {{ in {self.function.name} is never closed", ptx_line=self.function.line)
+
+    def _table(self, label: str, s: Statement) -> None:
+        """What a label names other than a place in the code."""
+        word, _, rest = s.text.partition(" ")
+        if word == ".callprototype":
+            m = _PROTOTYPE.match(s.text)
+            if not m:
+                raise TranslateError(f"cannot read {s.text!r}", ptx_line=s.line)
+            results, params = (tuple(parameters(text or "", s.line)) for text in m.groups())
+            self.cx.prototypes[label] = Signature(params, results)
+        else:
+            table = self.cx.branch_targets if word == ".branchtargets" else self.cx.call_targets
+            table[label] = split_operands(rest)
+
+    # ---- statements
+    def write(self) -> None:
+        for v, offset in zip(self.function.params, self.cx.param_offsets, strict=True):
+            if v.space == "reg":
+                register = self.cx.declare(v.name, v.type, v.line)
+                self.prologue.append(f"{register.c} = load<{v.type.storage}>(P + {offset});")
+        for v in self.function.results:
+            if v.space == "reg":
+                self.cx.declare(v.name, v.type, v.line)
+        scopes = 0
+        for s in self.function.statements:
+            if s.kind == "open":
+                scopes += 1
+                self.cx.open_scope(scopes)
+            elif s.kind == "close":
+                self.cx.scopes.pop()
+            elif s.kind == "label":
+                self.body.append(f"{self.cx.label_here(s.text)}:;")
+                self.new_block = True
+            elif s.kind == "directive":
+                self._directive(s)
+            else:
+                self._instruction(s)
+        self._finish()
+
+    def _directive(self, s: Statement) -> None:
+        word = s.text.split(None, 1)[0]
+        if word == ".reg":
+            self._registers(s)
+        elif word in (".local", ".param"):
+            for v in variables(s.text, s.line):
+                if word == ".local":
+                    self._local(v)
+                else:
+                    self._param(v)
+        elif word not in (".shared", ".pragma", *_TABLES):
+            raise TranslateError(f"unknown directive {s.text!r}", ptx_line=s.line)
+
+    def _local(self, v: Variable) -> None:
+        if v.name in self.cx.locals:
+            raise TranslateError(f".local {v.name!r} is declared twice", ptx_line=v.line)
+        self.cx.locals[v.name] = (mangle(v.name), v.nbytes, v.align)
+        self.frame_bytes += v.nbytes
+
+    def _param(self, v: Variable) -> None:
+        if not v.nbytes:
+            raise TranslateError(f".param {v.name} has no size", ptx_line=v.line)
+        place = self.cx.declare_param(v)
+        self.frame_bytes += v.nbytes
+        self.body.append(f"__builtin_memset({place.c}, 0, {v.nbytes});")
+
+    def _registers(self, s: Statement) -> None:
+        m = _REG.match(s.text)
+        if not m or m.group(1) not in TYPES:
+            raise TranslateError(f"cannot read {s.text!r}", ptx_line=s.line)
+        for item in m.group(2).split(","):
+            name = item.strip()
+            if r := re.match(r"(%?[\w$]+)<(\d+)>$", name):
+                for i in range(int(r.group(2))):
+                    self.cx.declare(f"{r.group(1)}{i}", TYPES[m.group(1)], s.line)
+            elif re.match(r"%?[\w$]+$", name):
+                self.cx.declare(name, TYPES[m.group(1)], s.line)
+            else:
+                raise TranslateError(f"cannot read {s.text!r}", ptx_line=s.line)
+
+    def _instruction(self, s: Statement) -> None:
+        text, guard = s.text, ""
+        if m := _GUARD.match(text):
+            text = m.group(3)
+        op, _, rest = text.partition(" ")
+        words = op.split(".")
+        where = s.location.text() if s.location else f"{self.function.name}.ptx:{s.line}"
+        if self.new_block:
+            self.new_block = False
+            self.blocks.append(BasicBlock())
+            number = self.first_block + len(self.blocks) - 1
+            self.body.append(
+                f"if (__builtin_expect(++bb[{number}] == RUNAWAY, 0)) emu_runaway({self.site_of(where, op, number, 0)});"
+            )
+        block = self.first_block + len(self.blocks) - 1
+        index = self.blocks[-1].instructions
+        self.blocks[-1].add(where, words)
+        ins = Instruction(
+            opcode=words[0],
+            modifiers=Modifiers(words[1:], lambda message: ins.fail(message)),
+            operands=split_operands(rest),
+            text=s.text,
+            line=s.line,
+            location=s.location,
+            site=lambda: str(self.site_of(where, op, block, index)),
+        )
+        handler = OPCODES.get(words[0])
+        if handler is None:
+            raise ins.fail(f"unknown opcode {words[0]!r}")
+        try:
+            code = handler(self.cx, ins)
+        except (IndexError, KeyError, ValueError) as e:  # operands that are missing, or no numbers
+            raise ins.fail("cannot read the operands") from e
+        ins.modifiers.done()
+        if m:
+            guard = f"if ({'!' if m.group(1) else ''}{self.cx.predicate(ins, m.group(2))}) "
+        if code or guard:
+            self.body.append(f"{guard}{{ {code} }}")
+        if words[0] in _ENDS_BLOCK:
+            self.new_block = True
+
+    # ---- C++
+    @property
+    def declaration(self) -> str:
+        arguments = "" if self.is_entry else ", const u8* const P, u8* const R"
+        return f"static void {self.name}(Thread* const self{arguments})"
+
+    def _finish(self) -> None:
+        cx = self.cx
+        self.frame_bytes += sum(max(r.type.bits // 8, 1) for r in cx.registers)
+        by_storage: dict[str, list[str]] = {}
+        for r in cx.registers:
+            by_storage.setdefault(r.type.storage, []).append(f"{r.c} = 0")
+        lines = [
+            f"{self.declaration} {{",
+            "u32* const bb = self->blocks; u32 carry = 0; (void)bb; (void)carry;",
+            f"enum : u64 {{ PARAM_BYTES = {cx.param_bytes} }};",
+        ]
+        if self.is_entry:
+            lines.append("const u8* const P = self->params; (void)P; self->locals = nullptr;")
+        if cx.locals or cx.allocates:
+            lines.append("const LocalFrame frame(self);")
+        for name, nbytes, align in cx.locals.values():
+            lines.append(f"alignas({max(align, 16)}) u8 {name}[{max(nbytes, 1)}];")
+            lines.append(
+                f"const LocalArray {name}_array = {{self->locals, {name}, {nbytes}}}; self->locals = &{name}_array;"
+            )
+        lines += [f"alignas(16) u8 {name}[{nbytes}];" for name, nbytes in cx.param_locals]
+        lines += [f"{storage} {', '.join(names)};" for storage, names in by_storage.items()]
+        self.lines = [*lines, *self.prologue, *self.body, cx.epilogue() + "}"]

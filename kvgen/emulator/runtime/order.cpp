@@ -1,0 +1,195 @@
+// order.cpp - check mode: who knows of whose past (happens-before).
+//
+// Order inside a block: every thread has a clock. A barrier of the whole block orders everything before it, so it only
+// moves `base`; a thread knows thread u up to max(base, row(t)[u]). Rows are filled by warp and named barriers and by
+// acquires, and are empty again after the next full barrier. Shuffles order nothing. Behind the threads, rows have room
+// for agents: what the asynchronous units do for one mbarrier, with its phases as their clock.
+// Order across blocks (they run as if one after another): only what was released through a fence and an atomic or by a
+// release operation, and acquired the same way, is known.
+#include "checker.h"
+#include <string.h>
+
+#if EMU_CHECK
+static void join_known(Known& to, const Known& from) {
+  if (from.base > to.base) to.base = from.base;
+  if (from.later.empty()) return;
+  std::vector<std::pair<u16, u32>> out;
+  size_t i = 0, j = 0;
+  while (i < to.later.size() || j < from.later.size()) {
+    if (j == from.later.size() || (i < to.later.size() && to.later[i].first < from.later[j].first)) out.push_back(to.later[i++]);
+    else if (i == to.later.size() || from.later[j].first < to.later[i].first) out.push_back(from.later[j++]);
+    else out.push_back({to.later[i].first, to.later[i].second > from.later[j].second ? to.later[i].second : from.later[j].second}), i++, j++;
+  }
+  to.later.swap(out);
+}
+KnowledgePtr join(const KnowledgePtr& a, const KnowledgePtr& b) {
+  if (!a || a == b) return b;
+  if (!b) return a;
+  auto out = std::make_shared<Knowledge>(*a);
+  for (const auto& entry : *b) join_known((*out)[entry.first], entry.second);
+  return out;
+}
+static bool knows(const KnowledgePtr& k, u32 block, u32 thread, u32 clock) {
+  if (!k) return false;
+  auto found = k->find(block);
+  if (found == k->end()) return false;
+  if (clock <= found->second.base) return true;
+  for (const auto& entry : found->second.later)
+    if (entry.first == thread) return clock <= entry.second;
+  return false;
+}
+
+void BlockChecker::open_row(u32 t, u32 group) {
+  if (row_groups[t] >> group & 1) return;
+  memset(row(t) + group * 32, 0, 128);
+  row_groups[t] |= 1ull << group;
+}
+KnowledgePtr BlockChecker::snapshot(u32 t) {
+  Knowledge own;
+  Known& k = own[index];
+  k.base = base_clock;
+  for (u32 g = 0; g < MAX_WARPS; g++) {
+    const bool has = row_groups[t] >> g & 1;
+    if (!has && g != t / 32) continue;
+    for (u32 u = g * 32; u < g * 32 + 32; u++) {
+      u32 c = u == t ? clocks[t] : has ? row(t)[u] : 0;
+      if (c > base_clock) k.later.push_back({(u16)u, c});
+    }
+  }
+  KnowledgePtr out = std::make_shared<Knowledge>(std::move(own));
+  return join(join(out, acquired[t]), block_acquired);
+}
+void BlockChecker::learn(u32 t, const KnowledgePtr& k) {
+  if (!k) return;
+  any_knowledge = true;
+  auto own = k->find(index);
+  if (own != k->end())
+    for (const auto& entry : own->second.later) {
+      open_row(t, entry.first / 32);
+      u32& c = row(t)[entry.first];
+      if (entry.second > c) c = entry.second;
+    }
+  acquired[t] = join(acquired[t], k);
+}
+bool BlockChecker::knows_block(u32 t, u32 block, u32 thread, u32 clock) { return knows(acquired[t], block, thread, clock) || knows(block_acquired, block, thread, clock); }
+
+// ---------------------------------------------------------------- barriers and fences
+void emu_fence(u32 cta_scope, u32, u32) {
+  BlockChecker& b = checker_here();
+  const u32 t = worker->current->linear;
+  b.learn(t, join(b.pending[t], b.block_pending));
+  b.pending[t] = nullptr;
+  b.released_cta[t] = b.snapshot(t);
+  if (!cta_scope) b.released[t] = b.released_cta[t];
+  b.clocks[t]++;
+}
+void emu_grid_wait() {
+  BlockChecker& b = checker_here();
+  const u32 t = worker->current->linear;
+  if (!b.grid_waits[t]) b.grid_waits[t] = b.clocks[t]++;
+}
+bool BlockChecker::knows_grid(u32 t) {
+  for (u32 u = 0; !grid_waits[t] && u < thread_count; u++)
+    if (grid_waits[u] && ordered(t, u, grid_waits[u])) grid_waits[t] = clocks[t];
+  return grid_waits[t];
+}
+void check_full_barrier() {
+  BlockChecker& b = checker_here();
+  for (u32 t = 0; t < thread_count; t++) {
+    b.base_clock = b.clocks[t] > b.base_clock ? b.clocks[t] : b.base_clock;
+    for (u32 g = MAX_WARPS; g < ROW / 32; g++)
+      for (u32 u = g * 32; b.row_groups[t] >> g & 1 && u < g * 32 + 32; u++) {
+        u32& known = b.agent_base[u - MAX_THREADS];
+        known = b.row(t)[u] > known ? b.row(t)[u] : known;
+      }
+  }
+  for (u32 t = 0; t < thread_count; t++) b.clocks[t] = b.base_clock + 1, b.row_groups[t] = 0;
+  if (cluster_size == 1) {  // else other blocks may have been here, whom this barrier does not order
+    b.generation++;
+    b.shared_readers.clear();
+  }
+  if (!b.any_knowledge) return;
+  for (u32 t = 0; t < thread_count; t++) {
+    b.block_acquired = join(b.block_acquired, b.acquired[t]);
+    b.block_pending = join(b.block_pending, b.pending[t]);
+    b.acquired[t] = b.pending[t] = nullptr;
+  }
+  b.any_knowledge = false;
+}
+void check_warp_join(u32 warp, u32 lanes) {
+  BlockChecker& b = checker_here();
+  u64 touched = 1ull << warp;
+  for (u32 m = lanes; m; m &= m - 1) touched |= b.row_groups[warp * 32 + (u32)lowest(m)];
+  for (u64 rest = touched; rest; rest &= rest - 1) {
+    const u32 g = (u32)__builtin_ctzll(rest);
+    u32 most[32] = {};
+    for (u32 m = lanes; m; m &= m - 1) {
+      const u32 t = warp * 32 + (u32)lowest(m);
+      if (!(b.row_groups[t] >> g & 1)) continue;
+      const u32* r = b.row(t) + g * 32;
+      for (int i = 0; i < 32; i++) most[i] = r[i] > most[i] ? r[i] : most[i];
+    }
+    if (g == warp)
+      for (u32 m = lanes; m; m &= m - 1) most[lowest(m)] = b.clocks[warp * 32 + (u32)lowest(m)];
+    for (u32 m = lanes; m; m &= m - 1) memcpy(b.row(warp * 32 + (u32)lowest(m)) + g * 32, most, sizeof most);
+  }
+  for (u32 m = lanes; m; m &= m - 1) {
+    const u32 t = warp * 32 + (u32)lowest(m);
+    b.row_groups[t] = touched;
+    b.clocks[t]++;
+  }
+  if (!b.any_knowledge) return;
+  KnowledgePtr all, waiting;
+  for (u32 m = lanes; m; m &= m - 1) {
+    all = join(all, b.acquired[warp * 32 + (u32)lowest(m)]);
+    waiting = join(waiting, b.pending[warp * 32 + (u32)lowest(m)]);
+  }
+  for (u32 m = lanes; m; m &= m - 1) b.acquired[warp * 32 + (u32)lowest(m)] = all, b.pending[warp * 32 + (u32)lowest(m)] = waiting;
+}
+void check_barrier_arrive(u32 id) {
+  BlockChecker& b = checker_here();
+  const u32 t = worker->current->linear;
+  u32* to = b.barrier_rows[id];
+  for (u64 rest = b.row_groups[t] | 1ull << (t / 32); rest; rest &= rest - 1) {
+    const u32 g = (u32)__builtin_ctzll(rest);
+    if (!(b.barrier_groups[id] >> g & 1)) memset(to + g * 32, 0, 128), b.barrier_groups[id] |= 1ull << g;
+    if (!(b.row_groups[t] >> g & 1)) continue;
+    for (u32 u = g * 32; u < g * 32 + 32; u++) to[u] = b.row(t)[u] > to[u] ? b.row(t)[u] : to[u];
+  }
+  to[t] = b.clocks[t] > to[t] ? b.clocks[t] : to[t];
+  b.clocks[t]++;
+  b.barrier_acquired[id] = join(b.barrier_acquired[id], b.acquired[t]);
+  b.barrier_pending[id] = join(b.barrier_pending[id], b.pending[t]);
+}
+void check_barrier_pass(u32 id, u32 t) {
+  BlockChecker& b = checker_here();
+  const u32* from = b.barrier_rows[id];
+  for (u64 rest = b.barrier_groups[id]; rest; rest &= rest - 1) {
+    const u32 g = (u32)__builtin_ctzll(rest);
+    b.open_row(t, g);
+    for (u32 u = g * 32; u < g * 32 + 32; u++) b.row(t)[u] = from[u] > b.row(t)[u] ? from[u] : b.row(t)[u];
+  }
+  b.acquired[t] = join(b.acquired[t], b.barrier_acquired[id]);
+  b.pending[t] = join(b.pending[t], b.barrier_pending[id]);
+}
+void check_barrier_reset(u32 id) {
+  BlockChecker& b = checker_here();
+  b.barrier_groups[id] = 0;
+  b.barrier_acquired[id] = b.barrier_pending[id] = nullptr;
+}
+
+// ---------------------------------------------------------------- the cluster's barrier
+// What the arrivals of a phase released; a thread of the next phase can only arrive once it has left this one.
+void check_cluster_arrive(u32 release) {
+  BlockChecker& b = checker_here();
+  const u32 t = worker->current->linear;
+  if (release) worker->cluster_order->arriving = join(worker->cluster_order->arriving, b.snapshot(t));
+  b.clocks[t]++;
+}
+void check_cluster_complete() {
+  ClusterOrder& order = *worker->cluster_order;
+  order.complete = std::move(order.arriving);
+  order.arriving = nullptr;
+}
+void check_cluster_pass() { checker_here().learn(worker->current->linear, worker->cluster_order->complete); }
+#endif

@@ -1,0 +1,166 @@
+// shadow.cpp - check mode: for every word (byte where needed) the last write and the reads since, and what of it races.
+#include "checker.h"
+#include <stdlib.h>
+#include <string.h>
+
+#if EMU_CHECK
+Locations global_locations;
+namespace {
+constexpr u32 PAGE_BYTES = 4096, READERS_KEPT = 48;
+struct Page {
+  Cell words[PAGE_BYTES / 4];
+  Cell* bytes;
+};
+// Global memory is only tracked by the block whose turn it is, so nothing here needs a lock.
+std::unordered_map<u64, Page*> pages;
+struct { u64 number; Page* page; } page_cache[64];
+Readers global_readers;
+
+void race(const BlockChecker& b, const Access& a, const char* other, u32 site, u32 block, u32 thread, u64 offset) {
+  const u32* n = launch->block;
+  const u32 t[3] = {thread % n[0], thread / n[0] % n[1], thread / (n[0] * n[1])};
+  const char* where = emu_sites[site].where;
+  const int length = (int)strcspn(where, "|");
+  if (block == b.index)
+    fault("race", a.site, a.buffer, "%s of %s '%s' at byte %llu races with a %s by thread (%u,%u,%u) of the same block at %.*s: nothing orders the two", verb(a.flags), a.space, a.buffer,
+          (unsigned long long)offset, other, t[0], t[1], t[2], length, where);
+  const u32 i = block - 1;
+  fault("race", a.site, a.buffer, "%s of %s '%s' at byte %llu races with a %s by block (%u,%u,%u) thread (%u,%u,%u) at %.*s: no release and acquire orders the two", verb(a.flags), a.space, a.buffer,
+        (unsigned long long)offset, other, i % launch->grid[0], i / launch->grid[0] % launch->grid[1], i / (launch->grid[0] * launch->grid[1]), t[0], t[1], t[2], length, where);
+}
+bool before(BlockChecker& b, const Access& a, u32 block, u32 thread, u32 clock) {
+  return block == b.index ? b.ordered(a.me, thread, clock) : b.knows_block(a.me, block, thread, clock);
+}
+inline bool both_strong(u32 x, u32 y, bool same_block) { return (x & y & A_STRONG) && (same_block || !((x | y) & A_CTA)); }
+
+// `b` is the accessing thread's block, `home` the one whose shared memory it is.
+template <bool SHARED> void visit(BlockChecker& b, BlockChecker& home, Cell& c, const Access& a, u64 offset) {
+  Readers& readers = SHARED ? home.shared_readers : global_readers;
+  if (SHARED && c.generation != home.generation) c = Cell{home.generation, 0, 0, 0, NOBODY, 0, 0};
+  if (c.generation && c.thread != NOBODY) {
+    const u32 rank = SHARED && cluster_size > 1 ? c.thread / ROW : 0, thread = c.thread - rank * ROW;
+    const u32 block = SHARED ? worker->blocks[rank].index : c.generation;
+    if (!before(b, a, block, thread, c.clock) && !both_strong(a.flags, c.flags, block == b.index)) race(b, a, verb(c.flags), c.site, block, thread, offset);
+  }
+  if (a.write) {
+    for (u32 i = c.readers; i; i = readers.nodes[i].next) {
+      const Reader& r = readers.nodes[i];
+      if (both_strong(a.flags, r.flags, r.block == b.index)) continue;
+      for (u32 m = r.lanes; m; m &= m - 1) {
+        u32 t = r.warp * 32u + (u32)lowest(m);
+        if (!before(b, a, r.block, t, r.clock)) race(b, a, "read", r.site, r.block, t, offset);
+      }
+    }
+    readers.release(c.readers);
+    c.generation = SHARED ? home.generation : b.index;
+    c.clock = a.clock, c.readers = 0, c.site = a.site, c.thread = (u16)(SHARED ? b.rank * ROW + a.me : a.me), c.flags = (u8)(a.flags & 0xf);
+    return;
+  }
+  const u32 bit = 1u << (a.me & 31);
+  const u8 warp = (u8)(a.me >> 5), flags = (u8)(a.flags & 0xf);
+  u32 length = 0, spare = 0;
+  for (u32 i = c.readers; i; i = readers.nodes[i].next) {
+    Reader& r = readers.nodes[i];
+    length++;
+    if (r.block != b.index) {
+      if (length >= READERS_KEPT) spare = i;
+      continue;
+    }
+    if (r.clock <= b.base_clock) {
+      spare = i;  // ordered before everything from here on
+      continue;
+    }
+    if (r.warp != warp || r.flags != flags) continue;
+    if (r.clock == a.clock) {
+      r.lanes |= bit;
+      return;
+    }
+    r.lanes &= ~bit;
+    if (!r.lanes) spare = i;
+  }
+  if (spare) {
+    Reader& r = readers.nodes[spare];
+    r.block = b.index, r.clock = a.clock, r.lanes = bit, r.site = a.site, r.warp = warp, r.flags = flags;
+    return;
+  }
+  c.readers = readers.add(Reader{b.index, a.clock, bit, c.readers, a.site, warp, flags});
+}
+template <bool SHARED> void visit_range(BlockChecker& b, BlockChecker& home, Cell* words, Cell* bytes, u32 first, u32 count, const Access& a, u64 offset) {
+  Readers& readers = SHARED ? home.shared_readers : global_readers;
+  const u32 end = first + count;
+  while (first < end) {
+    Cell& c = words[first >> 2];
+    const u32 stop = smaller_of(end, (first | 3) + 1);
+    if (SHARED && c.generation != home.generation) c = Cell{home.generation, 0, 0, 0, NOBODY, 0, 0};
+    if (!c.split && stop - first == 4) {
+      visit<SHARED>(b, home, c, a, offset);
+    } else {
+      Cell* parts = bytes + (first & ~3u);
+      if (!c.split) {
+        for (int i = 0; i < 4; i++) parts[i] = c, parts[i].readers = readers.copy(c.readers);
+        readers.release(c.readers);
+        c.readers = 0, c.split = 1;
+      }
+      for (u32 i = first; i < stop; i++) visit<SHARED>(b, home, bytes[i], a, offset + (i - first));
+    }
+    offset += stop - first;
+    first = stop;
+  }
+}
+}  // namespace
+
+void visit_shared(BlockChecker& b, BlockChecker& home, u32 o, u32 bytes, const Access& a, u64 offset) { visit_range<true>(b, home, home.shared_words, home.shared_bytes, o, bytes, a, offset); }
+void visit_global(BlockChecker& b, u64 address, u32 bytes, const Access& a, u64 offset) {
+  const u64 number = address / PAGE_BYTES;
+  auto& slot = page_cache[number & 63];
+  if (!slot.page || slot.number != number) {
+    Page*& p = pages[number];
+    if (!p) p = (Page*)calloc(1, sizeof(Page));
+    slot.number = number, slot.page = p;
+  }
+  Page* p = slot.page;
+  const u32 first = (u32)(address % PAGE_BYTES);
+  if (!p->bytes && ((first | bytes) & 3)) p->bytes = (Cell*)calloc(PAGE_BYTES, sizeof(Cell));
+  visit_range<false>(b, b, p->words, p->bytes, first, bytes, a, offset);
+}
+
+// ---------------------------------------------------------------- acquire and release through a location
+void synchronise(BlockChecker& b, Locations& locations, u64 address, const Access& a) {
+  const u32 t = a.me;
+  const bool cta = a.flags & A_CTA, atomic = a.flags & A_ATOMIC, reads = atomic || !(a.flags & A_WRITE), writes = atomic || (a.flags & A_WRITE);
+  auto found = locations.find(address);
+  if (reads && found != locations.end()) {
+    Location& l = found->second;
+    KnowledgePtr k = cta ? nullptr : l.all;
+    if (l.cta_block == b.index) k = join(k, l.cta);
+    if (k && (a.flags & A_ACQUIRE)) b.learn(t, k);
+    else if (k) b.pending[t] = join(b.pending[t], k), b.any_knowledge = true;
+  }
+  if (!writes) return;
+  KnowledgePtr give;
+  if (a.flags & A_RELEASE) {
+    give = b.snapshot(t);
+    b.clocks[t]++;
+  } else {
+    give = cta ? b.released_cta[t] : b.released[t];
+  }
+  KnowledgePtr give_cta = cta ? give : (a.flags & A_RELEASE) ? give : b.released_cta[t];
+  if (!give && !give_cta && found == locations.end()) return;
+  Location& l = locations[address];
+  if (l.cta_block != b.index) l.cta = nullptr, l.cta_block = b.index;
+  l.cta = atomic ? join(l.cta, give_cta) : give_cta;
+  if (!cta) l.all = atomic ? join(l.all, give) : give;
+  else if (!atomic) l.all = nullptr;
+}
+
+void end_shadow() {
+  for (auto& entry : pages) {
+    free(entry.second->bytes);
+    free(entry.second);
+  }
+  pages.clear();
+  memset(page_cache, 0, sizeof page_cache);
+  global_readers.clear();
+  global_locations.clear();
+}
+#endif

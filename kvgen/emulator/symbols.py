@@ -1,0 +1,76 @@
+"""What the names in PTX stand for: registers, parameters, variables and functions, each with its C++ expression."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from kvgen.emulator.declarations import Variable
+from kvgen.emulator.ptxtypes import PtxType
+
+
+def mangle(name: str) -> str:
+    """A C++ name; PTX names are made of word characters and $, after % perhaps."""
+    return f"v_{name[1:]}" if name.startswith("%") else f"w_{name}"
+
+
+@dataclass(slots=True)
+class Register:
+    c: str
+    type: PtxType
+
+
+@dataclass(frozen=True, slots=True)
+class ParamPlace:
+    """Bytes of .param space: `c` is a C++ pointer to them."""
+
+    c: str
+    nbytes: int
+    readable: bool
+    writable: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """Parameters and results of a function: each lies at its offset in a block of bytes."""
+
+    params: tuple[Variable, ...]
+    results: tuple[Variable, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Callee:
+    """What a call of a known function needs.
+
+    `c` is the C++ function, "" where the module has only a declaration; `address` what a function pointer holds, None
+    for a function of the runtime. `recurses` says that the function may call itself, directly or through others.
+    """
+
+    name: str
+    signature: Signature
+    c: str
+    address: str | None = None
+    recurses: bool = False
+
+
+@dataclass(slots=True)
+class Symbols:
+    """Module-level names: C++ expressions of their addresses, and functions.
+
+    `undefined` are variables declared but not defined; `function_table` is the C++ table of functions and its length,
+    `most_frame` the most stack one of them takes.
+    """
+
+    shared: dict[str, str] = field(default_factory=dict)
+    globals: dict[str, str] = field(default_factory=dict)
+    functions: dict[str, Callee] = field(default_factory=dict)
+    undefined: frozenset[str] = frozenset()
+    function_table: str = "nullptr, 0"
+    indirect_recurses: bool = False
+    most_frame: str = "0"
+
+
+@dataclass(slots=True)
+class Scope:
+    number: int
+    registers: dict[str, Register] = field(default_factory=dict)
+    params: dict[str, ParamPlace] = field(default_factory=dict)
