@@ -21,7 +21,7 @@ HEAVY = ("jinja2", "pydantic", "numpy", "ml_dtypes", "cuda", "typer", "rich")
 
 FLOORS = {
     **dict.fromkeys(("__main__", "cli", "models"), 6),
-    "emit": 5,
+    **dict.fromkeys(("emit", "testing"), 5),
     **dict.fromkeys(("render", "ops"), 4),
     **dict.fromkeys(("compile", "runtime", "reference", "bench"), 3),
     **dict.fromkeys(("spec", "plan"), 2),

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final
 import typer
 from typer.core import TyperGroup
 
-from kvgen.cli import build, check, demo, diff, doctor, init, show
+from kvgen.cli import bench, build, check, demo, diff, doctor, init, show
 from kvgen.cli import compile as compile_verb
 from kvgen.errors import KvgenError, SpecError
 
@@ -21,6 +21,7 @@ kvgen build                                       write generated/ from specs/
 kvgen check                                       is generated/ in step with specs/?
 kvgen diff --against main                         what a change does to the kernels
 kvgen compile                                     registers, shared memory, spills; no GPU needed
+kvgen bench                                       memory sectors and instructions, counted; no GPU needed
 
 \b
 SELECTOR is SET or SET/OP, with globs: llama3_8b, 'qwen*', '*/append'; none means everything.
@@ -83,5 +84,6 @@ app.command("check", short_help="Is generated/ what specs/ give? For CI.")(check
 app.command("diff", short_help="What a change does to the generated code.")(diff.diff)
 app.command("show", short_help="One set's CUDA, plan, line origins, PTX or SASS.")(show.show)
 app.command("compile", short_help="Compile; registers, shared memory, spills. No GPU.")(compile_verb.compile_kernels)
+app.command("bench", short_help="Count sectors, instructions, conflicts. No GPU.")(bench.bench)
 app.command("doctor", short_help="What kvgen needs and what this machine has.")(doctor.doctor)
 app.command("demo", short_help="A real model's cache, end to end, on this machine.")(demo.demo)

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import importlib.util
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from types import ModuleType
 
 from kvgen.compile import Unit
 from kvgen.config import Config, find_config
 from kvgen.emit import File, render_all, units_of
+from kvgen.errors import ToolError
 from kvgen.spec.loader import LoadedSet, load_folder
 
 RESOURCES = "resources.json"
@@ -37,6 +43,26 @@ class Project:
         if found is None or not 0 < line <= len(found.origins):
             return None
         return found.origins[line - 1] or None
+
+
+@contextmanager
+def generated(out: Path, name: str) -> Iterator[ModuleType]:
+    """The generated package of a set below `out`, under a name that no other package of this process can have.
+
+    Raises ToolError where it has not been built.
+    """
+    path = out / name / "__init__.py"
+    title = f"_kvgen_generated_{name}"
+    spec = importlib.util.spec_from_file_location(title, path, submodule_search_locations=[str(path.parent)])
+    if spec is None or spec.loader is None or not path.is_file():
+        raise ToolError(f"{path}: not there; build it with `kvgen build`")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[title] = module
+    try:
+        spec.loader.exec_module(module)
+        yield module
+    finally:
+        del sys.modules[title]
 
 
 def open_sets(start: Path | None = None) -> tuple[Config, list[LoadedSet]]:

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 import math
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final
@@ -15,9 +11,8 @@ import numpy as np
 import typer
 from numpy.typing import NDArray
 
-from kvgen.cli.project import Project
+from kvgen.cli.project import Project, generated
 from kvgen.dtypes import dtype
-from kvgen.errors import ToolError
 from kvgen.reference import TableView, append, cache_rows, decode, gather
 from kvgen.runtime import clear, describe
 from kvgen.spec.cache import Paged
@@ -93,23 +88,6 @@ class _Memory:
         return array.load() if isinstance(array, DeviceArray) else np.asarray(array)
 
 
-@contextmanager
-def _generated(project: Project, name: str) -> Iterator[ModuleType]:
-    """A generated package, under a name that no other package of this process can have."""
-    path = project.config.out / name / "__init__.py"
-    title = f"_kvgen_demo_{name}"
-    spec = importlib.util.spec_from_file_location(title, path, submodule_search_locations=[str(path.parent)])
-    if spec is None or spec.loader is None:
-        raise ToolError(f"{path}: cannot be imported; build it with `kvgen build`")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[title] = module
-    try:
-        spec.loader.exec_module(module)
-        yield module
-    finally:
-        del sys.modules[title]
-
-
 class _Batch:
     """Requests, their pages, the pool the kernels write and the pool the oracle writes."""
 
@@ -157,7 +135,10 @@ def run(project: Project, name: str, gpu: int | None) -> list[Outcome]:
     prompts = ", ".join(map(str, PROMPTS))
     typer.echo(f"run       on {where}: prompts of {prompts} tokens, then {STEPS} steps of one token each")
     outcomes = [Outcome("append"), Outcome("decode"), Outcome("gather")]
-    with _generated(project, name) as module, machine(arch=None if gpu is not None else "sm_90a", mode="check") as log:
+    with (
+        generated(project.config.out, name) as module,
+        machine(arch=None if gpu is not None else "sm_90a", mode="check") as log,
+    ):
         for step in range(STEPS + 1):
             counts = PROMPTS if step == 0 else (1,) * len(PROMPTS)
             layer = batch.layer(module)

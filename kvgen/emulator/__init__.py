@@ -3,6 +3,7 @@
 from kvgen.emulator.counters import BufferCounters, Counters, LineCounters, SharedCounters
 from kvgen.emulator.errors import EmulatorError, HostCompilerError, KernelFault, TranslateError
 from kvgen.emulator.launch import Buffer, Kernel, Library, build
+from kvgen.emulator.tensor_map import TensorMap
 
 __all__ = [
     "Buffer",
@@ -15,6 +16,7 @@ __all__ = [
     "Library",
     "LineCounters",
     "SharedCounters",
+    "TensorMap",
     "TranslateError",
     "build",
 ]

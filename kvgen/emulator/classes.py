@@ -17,7 +17,8 @@ _BY_OPCODE = {
     **dict.fromkeys(("cp",), "async"),
     **dict.fromkeys(("bra", "brx", "call", "ret", "exit", "trap", "brkpt", "nanosleep"), "control"),
     **dict.fromkeys(
-        ("bar", "barrier", "membar", "fence", "mbarrier", "griddepcontrol", "shfl", "vote", "match", "redux", "elect", "activemask"),
+        ("bar", "barrier", "membar", "fence", "mbarrier", "griddepcontrol", "shfl", "vote", "match", "redux", "elect",
+         "activemask"),
         "sync",
     ),
     # Moves and addresses: mostly gone once PTX has become machine code.

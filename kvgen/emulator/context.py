@@ -35,19 +35,22 @@ SPECIAL = {
     "%lanemask_gt": "(~((2u << self->lane) - 1u))",
     "%lanemask_ge": "(~((1u << self->lane) - 1u))",
     "%dynamic_smem_size": "emu_dynamic_bytes",
-    "%total_smem_size": "(emu_dynamic_bytes + emu_static_bytes)",
+    # Allocated in units of 128 bytes; what the system keeps for itself lies below the first address.
+    "%total_smem_size": "(emu_dynamic_bytes + emu_static_bytes + 127u & ~127u)",
+    "%aggr_smem_size": "((emu_dynamic_bytes + emu_static_bytes + 127u & ~127u) + SHARED_ORIGIN)",
+    "%reserved_smem_offset_begin": "0u",
+    **dict.fromkeys(("%reserved_smem_offset_end", "%reserved_smem_offset_cap"), "(u32)SHARED_ORIGIN"),
+    **{f"%reserved_smem_offset_{i}": "0u" for i in range(2)},
     "%cluster_ctarank": "self->rank",
     "%cluster_nctarank": "(self->cluster_nctaid[0] * self->cluster_nctaid[1] * self->cluster_nctaid[2])",
     **{f"%cluster_ctaid.{a}": f"self->cluster_ctaid[{i}]" for i, a in enumerate("xyz")},
     **{f"%cluster_nctaid.{a}": f"self->cluster_nctaid[{i}]" for i, a in enumerate("xyz")},
     **{f"%clusterid.{a}": f"(self->ctaid[{i}] / self->cluster_nctaid[{i}])" for i, a in enumerate("xyz")},
     **{f"%nclusterid.{a}": f"(self->nctaid[{i}] / self->cluster_nctaid[{i}])" for i, a in enumerate("xyz")},
-    "%clock": "0u",
-    "%clock_hi": "0u",
-    "%clock64": "0ull",
-    "%globaltimer": "0ull",
-    "%globaltimer_lo": "0u",
-    "%globaltimer_hi": "0u",
+    **dict.fromkeys(("%clock64", "%globaltimer"), "emu_clock()"),
+    **dict.fromkeys(("%clock", "%globaltimer_lo"), "(u32)emu_clock()"),
+    **dict.fromkeys(("%clock_hi", "%globaltimer_hi"), "(u32)(emu_clock() >> 32)"),
+    "%current_graph_exec": "0ull",
     "WARP_SZ": "32u",
 }
 
@@ -122,8 +125,11 @@ def _offset(address: re.Match[str]) -> int:
 class Context:
     """One function's registers, labels and locals, and the rendering of operands."""
 
-    def __init__(self, function: Function, symbols: Symbols, is_entry: bool) -> None:
+    def __init__(self, function: Function, symbols: Symbols, is_entry: bool, late: frozenset[str]) -> None:
+        """`late` names registers in which results of wgmma may be late."""
         self.function = function
+        self.late = late
+        self.late_count = 0
         self.is_entry = is_entry
         self.symbols = symbols
         self.scopes = [Scope(0)]
@@ -152,7 +158,11 @@ class Context:
         scope = self.scopes[-1]
         if name in scope.registers:
             raise TranslateError(f"register {name!r} is declared twice", ptx_line=line)
-        register = Register(mangle(name) + (f"_s{scope.number}" if scope.number else ""), kind)
+        if name in self.late and kind.bits == 32:
+            register = Register(f"late[{self.late_count}]", kind, late=True)
+            self.late_count += 1
+        else:
+            register = Register(mangle(name) + (f"_s{scope.number}" if scope.number else ""), kind)
         scope.registers[name] = register
         self.registers.append(register)
         return register
@@ -236,7 +246,12 @@ class Context:
             return register.c
         if register.type.bits < kind.bits:
             raise ins.fail(f"a {register.type.bits}-bit register where .{kind.name} needs {kind.bits} bits")
-        return register.c if register.type.storage == kind.c else self.reinterpret(register.c, kind)
+        copies = ins.opcode in ("mov", "selp") and "{" not in ins.text
+        c = register.c if copies else self.used(ins, register)
+        return c if register.type.storage == kind.c else self.reinterpret(c, kind)
+
+    def used(self, ins: Instruction, register: Register) -> str:
+        return f"arrived({register.c}, {ins.site()})" if register.late else register.c
 
     def reinterpret(self, expression: str, kind: PtxType) -> str:
         if kind.kind == "f":
@@ -280,7 +295,7 @@ class Context:
 
     def bits_of(self, ins: Instruction, operand: str, width: int) -> str:
         found = self.find(operand)
-        return found.c if found is not None else self.value(ins, operand, bit_type(width))
+        return self.used(ins, found) if found is not None else self.value(ins, operand, bit_type(width))
 
     def predicate(self, ins: Instruction, operand: str) -> str:
         text = operand.strip()

@@ -14,6 +14,8 @@ _INTEGRAL = {"rni": "ROUND_N", "rzi": "ROUND_Z", "rmi": "ROUND_M", "rpi": "ROUND
 def cvt(cx: Context, ins: Instruction) -> str:
     if ins.modifiers.flag("pack"):
         return packed_ops.pack_integers(cx, ins)
+    if quad := ins.modifiers.optional(packed_ops.QUADS):
+        raise ins.fail(f".{quad} is not supported")
     source = ins.modifiers.type(f"{_SCALARS} {packed_ops.SOURCES}")
     target = ins.modifiers.type(f"{_SCALARS} {packed_ops.TARGETS}")
     if source.kind in "pn" or target.kind in "pnm":

@@ -66,6 +66,8 @@ _MASKED = re.compile(r"0[xX][fF]{2}((?:00){0,7})\s*\((.+)\)$")
 
 def split_operands(text: str) -> list[str]:
     """Split at the commas outside brackets and braces."""
+    if not any(c in text for c in "[{("):
+        return [word.strip() for word in text.split(",")] if text.strip() else []
     out: list[str] = []
     depth = 0
     word = ""
@@ -111,7 +113,7 @@ def parameters(text: str, line: int) -> list[Variable]:
     out = []
     for item in split_operands(text):
         found = variables(item, line)
-        if found[0].space not in ("param", "reg") or not found[0].nbytes:
+        if found[0].space not in ("param", "reg"):
             raise TranslateError(f"unknown parameter declaration {' '.join(item.split())!r}", ptx_line=line)
         out += found
     return out
@@ -186,6 +188,8 @@ class _Declaration:
         size = self.kind.bits // 8
         natural = size * max(self.lanes, 1)
         nbytes = size * math.prod(dims)
+        if not nbytes and (self.linkage, self.space) != ("extern", "shared"):
+            raise self.fail(f"{m.group(1)!r} has no size")
         return Variable(
             self.space, m.group(1), self.kind, self.align or natural, nbytes, self.line, self.linkage, initial
         )

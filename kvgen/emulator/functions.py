@@ -15,6 +15,7 @@ from kvgen.emulator.opcodes import OPCODES
 from kvgen.emulator.parser import Entry, Function, Statement
 from kvgen.emulator.ptxtypes import TYPES
 from kvgen.emulator.symbols import Signature, Symbols, mangle
+from kvgen.emulator.wgmma_ops import late_registers
 
 SiteOf = Callable[[str, str, int, int], int]  # place, operation, basic block, number in it
 
@@ -53,7 +54,7 @@ class FunctionWriter:
         self.body: list[str] = []
         self.lines: list[str] = []  # the C++ function, once written
         self.prologue: list[str] = []
-        self.cx = Context(function, symbols, self.is_entry)
+        self.cx = Context(function, symbols, self.is_entry, late_registers(function.statements))
         self.frame_bytes = 0
         self._labels()
 
@@ -139,8 +140,6 @@ class FunctionWriter:
         self.frame_bytes += v.nbytes
 
     def _param(self, v: Variable) -> None:
-        if not v.nbytes:
-            raise TranslateError(f".param {v.name} has no size", ptx_line=v.line)
         place = self.cx.declare_param(v)
         self.frame_bytes += v.nbytes
         self.body.append(f"__builtin_memset({place.c}, 0, {v.nbytes});")
@@ -203,14 +202,16 @@ class FunctionWriter:
     # ---- C++
     @property
     def declaration(self) -> str:
-        arguments = "" if self.is_entry else ", const u8* const P, u8* const R"
-        return f"static void {self.name}(Thread* const self{arguments})"
+        """The C++ head. Functions are not inlined, so that one's frame is what `frame_bytes` says, or little more."""
+        if self.is_entry:
+            return f"static void {self.name}(Thread* const self)"
+        return f"static __attribute__((noinline)) void {self.name}(Thread* const self, const u8* const P, u8* const R)"
 
     def _finish(self) -> None:
         cx = self.cx
         self.frame_bytes += sum(max(r.type.bits // 8, 1) for r in cx.registers)
         by_storage: dict[str, list[str]] = {}
-        for r in cx.registers:
+        for r in (r for r in cx.registers if not r.late):
             by_storage.setdefault(r.type.storage, []).append(f"{r.c} = 0")
         lines = [
             f"{self.declaration} {{",
@@ -227,5 +228,7 @@ class FunctionWriter:
                 f"const LocalArray {name}_array = {{self->locals, {name}, {nbytes}}}; self->locals = &{name}_array;"
             )
         lines += [f"alignas(16) u8 {name}[{nbytes}];" for name, nbytes in cx.param_locals]
+        if cx.late_count:
+            lines.append(f"enum : u32 {{ LATE = {cx.late_count} }}; u32 late[LATE] = {{}};")
         lines += [f"{storage} {', '.join(names)};" for storage, names in by_storage.items()]
         self.lines = [*lines, *self.prologue, *self.body, cx.epilogue() + "}"]

@@ -20,8 +20,6 @@ def add_sub(cx: Context, ins: Instruction, kind: PtxType) -> str:
     ins.count(3)
     sign = "+" if ins.opcode == "add" else "-"
     if kind.kind == "q":
-        if ins.opcode == "sub":
-            raise ins.fail(f"sub does not take .{kind.name}")
         pairs = [cx.value(ins, o, kind) for o in ins.operands[1:]]
         return cx.assign(ins, ins.operands[0], kind, kind.each_lane(pairs, lambda v: f"{v[0]} + {v[1]}"))
     a, b = (cx.value(ins, o, kind) for o in ins.operands[1:])

@@ -45,8 +45,9 @@ class _BufferInfo(ctypes.Structure):
 
 class _SiteCount(ctypes.Structure):
     _fields_ = (
-        ("where", ctypes.c_char_p), ("site", ctypes.c_uint32), ("buffer", ctypes.c_uint32), ("kind", ctypes.c_uint32), ("padding", ctypes.c_uint32),
-        ("requests", ctypes.c_uint64), ("bytes", ctypes.c_uint64), ("units", ctypes.c_uint64), ("ideal", ctypes.c_uint64), ("worst", ctypes.c_uint64),
+        ("where", ctypes.c_char_p), ("site", ctypes.c_uint32), ("buffer", ctypes.c_uint32), ("kind", ctypes.c_uint32),
+        ("padding", ctypes.c_uint32), ("requests", ctypes.c_uint64), ("bytes", ctypes.c_uint64), ("units", ctypes.c_uint64),
+        ("ideal", ctypes.c_uint64), ("worst", ctypes.c_uint64),
     )  # fmt: skip
 
 
@@ -129,7 +130,7 @@ class Kernel:
         schedule: Schedule = "ascending",
         workers: int | None = None,
         programmatic: bool = False,
-        cluster: tuple[int, int, int] = (1, 1, 1),
+        cluster: tuple[int, int, int] | None = None,
     ) -> Counters:
         """Run the kernel to its end.
 
@@ -137,11 +138,15 @@ class Kernel:
         global memory the kernel may touch; fast mode does not look at it. `schedule` is the order in which threads that
         can run do so: a number seeds a random one. `workers` is the most OS threads to spread blocks over, by default one
         a core; results and reports do not depend on it. `programmatic` launches as with programmatic stream serialization:
-        check mode then faults on global memory that is touched before griddepcontrol.wait. `cluster` is how many blocks share a cluster along each axis.
+        check mode then faults on global memory that is touched before griddepcontrol.wait. `cluster` is how many blocks share a cluster along each axis, by default what the kernel was compiled for.
 
         Raises EmulatorError for a launch that a GPU would refuse, KernelFault for what goes wrong inside.
         """
         self._check_shape(grid, block, dynamic_shared)
+        required = self._facts.cluster
+        cluster = cluster or required or (1, 1, 1)
+        if required not in (None, tuple(cluster)):
+            raise EmulatorError(f"cluster: got {tuple(cluster)}; {self.name} was compiled for {required}")
         _check_cluster(grid, cluster)
         if workers is None:
             workers = _cores()
@@ -203,15 +208,19 @@ def _check_buffers(buffers: Sequence[Buffer]) -> None:
             raise EmulatorError(f"buffers: {b.name!r} is {b.nbytes} bytes at {b.address:#x}; no memory is there")
 
 
-_runtime_locks: dict[Path, threading.Lock] = defaultdict(threading.Lock)
+_runtime_locks: dict[str, threading.Lock] = defaultdict(threading.Lock)
+_runtimes: dict[str, ctypes.CDLL] = {}
 
 
 class Library:
     """The kernels of one build. Launches of one mode are serialised in a process."""
 
     def __init__(self, built: Built) -> None:
-        self._lock = _runtime_locks[built.runtime]
-        self._runtime = ctypes.CDLL(str(built.runtime))
+        # By name and not by path: kernels find their runtime by its soname, which a second cache folder has too.
+        name = built.runtime.name
+        if name not in _runtimes:
+            _runtimes[name] = ctypes.CDLL(str(built.runtime))
+        self._lock, self._runtime = _runtime_locks[name], _runtimes[name]
         self._runtime.emu_launch.argtypes = [ctypes.POINTER(_LaunchInfo)]
         self._runtime.emu_launch.restype = ctypes.c_int
         self._runtime.emu_fault_record.restype = ctypes.POINTER(_FaultRecord)

@@ -1,4 +1,4 @@
-"""Loads, stores, asynchronous copies, fences and cache hints."""
+"""Loads, stores and hints to caches. async_ops enters those opcodes that have asynchronous forms too."""
 
 from __future__ import annotations
 
@@ -8,34 +8,42 @@ from kvgen.emulator.ptxtypes import TYPES, PtxType, bit_type
 U32 = TYPES["u32"]
 _SPACES = ("global", "shared", "shared::cta", "shared::cluster", "local", "const")
 _PARAMS = ("param", "param::entry", "param::func")
-_TYPES = "b8 u8 s8 b16 u16 s16 f16 bf16 b32 u32 s32 f32 b64 u64 s64 f64 b128"
+_TYPES = "b8 u8 s8 b16 u16 s16 b32 u32 s32 f32 b64 u64 s64 f64 b128"
 SCOPES = ("cta", "cluster", "gpu", "sys")
-# Caches are not modelled, so these change nothing that the emulator could show.
-_CACHE_HINTS = (
-    "ca", "cg", "cs", "lu", "cv", "wb", "wt", "nc",
+# Caches are not modelled, so none of these changes anything that the emulator could show.
+_LOAD_OPERATORS = ("ca", "cg", "cs", "lu", "cv")
+_STORE_OPERATORS = ("wb", "cg", "cs", "wt")
+_EVICTION = (
     "L1::no_allocate", "L1::evict_normal", "L1::evict_unchanged", "L1::evict_first", "L1::evict_last",
-    "L2::evict_normal", "L2::evict_first", "L2::evict_last", "L2::64B", "L2::128B", "L2::256B",
+    "L2::evict_normal", "L2::evict_first", "L2::evict_last",
 )  # fmt: skip
+_PREFETCH_SIZES = ("L2::64B", "L2::128B", "L2::256B")
 
 
-def _flags(ins: Instruction, base: str, *, store: bool = False) -> tuple[str, bool]:
+def _flags(ins: Instruction, base: str, space: str | None) -> tuple[str, bool]:
     """Access flags, and whether other threads should run first, as a loop may wait on what this access sees.
 
     A volatile access counts as a plain one for the race checker: it is no synchronisation in CUDA C++.
     """
-    order = ins.modifiers.optional(("weak", "volatile", "relaxed", "release" if store else "acquire"))
-    scope = ins.modifiers.optional(SCOPES)
+    orders = ("weak", "volatile", "relaxed", "release" if base == "A_WRITE" else "acquire")
     mmio = ins.modifiers.flag("mmio")
-    strong = order in ("relaxed", "acquire", "release") or mmio
-    if scope is not None and order in (None, "weak", "volatile"):
-        raise ins.fail(f".{scope} needs .relaxed, .acquire or .release")
-    flags = [base]
-    if strong:
-        flags.append("A_STRONG")
-        flags += ["A_CTA"] if scope == "cta" else []
-        flags += ["A_ACQUIRE"] if order == "acquire" else ["A_RELEASE"] if order == "release" else []
-    flags += ["A_VOLATILE"] if order == "volatile" else []
-    return " | ".join(flags), strong or order == "volatile"
+    order = ins.modifiers.choice(("relaxed",)) if mmio else ins.modifiers.optional(orders)
+    flags = [base] + (["A_GENERIC"] if space is None and base == "A_READ" else [])
+    if order not in (None, "weak") and space in ("local", "const", *_PARAMS):
+        raise ins.fail(f".{order} does not take .{space}")
+    if mmio and space not in (None, "global"):
+        raise ins.fail(f".mmio does not take .{space}")
+    if order in ("relaxed", "acquire", "release"):
+        scope = ins.modifiers.choice(("sys",) if mmio else SCOPES)
+        flags += ["A_STRONG"] + (["A_CTA"] if scope == "cta" else [])
+        flags += {"acquire": ["A_ACQUIRE"], "release": ["A_RELEASE"]}.get(order, [])
+        return " | ".join(flags), True
+    if scope := ins.modifiers.optional(SCOPES):
+        raise ins.fail(f".{scope} needs .relaxed or .{orders[3]}")
+    if order == "volatile":
+        return " | ".join([*flags, "A_VOLATILE"]), True
+    ins.modifiers.ignore(_STORE_OPERATORS if base == "A_WRITE" else _LOAD_OPERATORS)
+    return " | ".join(flags), False
 
 
 def pointer_to(cx: Context, ins: Instruction, operand: str, space: str | None, nbytes: int, flags: str) -> str:
@@ -50,36 +58,53 @@ def pointer_to(cx: Context, ins: Instruction, operand: str, space: str | None, n
     return f"at_{'generic(self, ' if space is None else 'global('}{address}, {nbytes}, {flags}, {ins.site()})"
 
 
-def cache_policy(ins: Instruction, operands: int) -> None:
+def cache_policy(cx: Context, ins: Instruction, operands: int) -> None:
     """.L2::cache_hint appends a policy operand, which is dropped."""
     if ins.modifiers.flag("L2::cache_hint"):
         ins.count(operands + 1)
+        cx.value(ins, ins.operands[operands], TYPES["b64"])
         ins.operands = ins.operands[:operands]
 
 
-def _vector(cx: Context, ins: Instruction, operand: str) -> list[str]:
-    width = ins.modifiers.optional(("v2", "v4", "v8"))
+def vector(cx: Context, ins: Instruction, operand: str, kind: PtxType, widths: tuple[str, ...], most: int) -> list[str]:
+    """The registers of a vector operand, or the one of a scalar; `most` bytes in all."""
+    width = ins.modifiers.optional(widths)
     names = cx.vector(operand)
     if len(names) != int(width[1:] if width else 1):
         raise ins.fail(f"{len(names)} registers with {'.' + width if width else 'no vector modifier'}")
+    if len(names) > 1 and (kind.bits == 128 or len(names) * kind.bits // 8 > most):
+        raise ins.fail(f"{len(names)} of .{kind.name} are more than {most} bytes")
     return names
 
 
+def _accessed(cx: Context, ins: Instruction, at: int, kind: PtxType, space: str | None) -> list[str]:
+    """The value operand of a load or store; only global memory takes 32 bytes at once."""
+    widths = ("v2", "v4") if ins.opcode == "ldu" else ("v2", "v4", "v8")
+    most = 32 if space in (None, "global") and ins.opcode != "ldu" else 16
+    return vector(cx, ins, ins.operands[at], kind, widths, most)
+
+
 def load(cx: Context, ins: Instruction) -> str:
+    """ld and ldu (of read-only data, as ld.global.nc)."""
     kind = ins.modifiers.type(_TYPES)
-    cache_policy(ins, 2)
-    ins.modifiers.ignore(_CACHE_HINTS)
-    space = ins.modifiers.optional((*_SPACES, *_PARAMS))
-    flags, strong = _flags(ins, "A_READ")
-    if space is None:
-        flags += " | A_GENERIC"
-    names = _vector(cx, ins, ins.operands[0])
+    cache_policy(cx, ins, 2)
     ins.count(2)
-    nbytes = kind.bits // 8
-    if space in _PARAMS:
-        pointer = cx.param_pointer(ins, ins.operands[1], nbytes * len(names), write=False)
+    if ins.opcode == "ldu":
+        space = ins.modifiers.optional(("global",))
+        flags, strong = "A_READ" if space else "A_READ | A_GENERIC", False
     else:
-        pointer = pointer_to(cx, ins, ins.operands[1], space, nbytes * len(names), flags)
+        ins.modifiers.ignore((*_EVICTION, *_PREFETCH_SIZES))
+        space = ins.modifiers.optional((*_SPACES, *_PARAMS))
+        flags, strong = _flags(ins, "A_READ", space)
+        if ins.modifiers.flag("nc") and (space != "global" or flags != "A_READ"):
+            raise ins.fail(".nc needs a weak .global")
+    names = _accessed(cx, ins, 0, kind, space)
+    nbytes = kind.bits // 8
+    address = ins.operands[1].removesuffix(".unified")
+    if space in _PARAMS:
+        pointer = cx.param_pointer(ins, address, nbytes * len(names), write=False)
+    else:
+        pointer = pointer_to(cx, ins, address, space, nbytes * len(names), flags)
     raw = bit_type(kind.bits)
     code = ("emu_yield(); " if strong else "") + f"const u8* p = {pointer}; "
     code += "".join(f"{raw.c} t{i} = load<{raw.c}>(p + {i * nbytes}); " for i in range(len(names)))
@@ -89,12 +114,12 @@ def load(cx: Context, ins: Instruction) -> str:
 
 def store(cx: Context, ins: Instruction) -> str:
     kind = ins.modifiers.type(_TYPES)
-    cache_policy(ins, 2)
-    ins.modifiers.ignore(_CACHE_HINTS)
-    space = ins.modifiers.optional((*_SPACES[:5], "param", "param::func"))
-    flags, strong = _flags(ins, "A_WRITE", store=True)
-    names = _vector(cx, ins, ins.operands[1])
+    cache_policy(cx, ins, 2)
     ins.count(2)
+    ins.modifiers.ignore(_EVICTION)
+    space = ins.modifiers.optional((*_SPACES[:5], "param", "param::func"))
+    flags, strong = _flags(ins, "A_WRITE", space)
+    names = _accessed(cx, ins, 1, kind, space)
     nbytes = kind.bits // 8
     raw = bit_type(kind.bits)
     values = [cx.value(ins, n, kind if kind.kind == "f" and cx.find(n) is None else raw) for n in names]
@@ -113,80 +138,70 @@ def _as_bits(kind: PtxType, raw: PtxType, value: str, literal: bool) -> str:
     return f"bits<{raw.c}>({value})" if kind.kind == "f" and literal else value
 
 
-def fence(cx: Context, ins: Instruction) -> str:
-    """fence.acq_rel, fence.sc, and membar of the old form."""
-    ins.count(0)
-    if ins.opcode == "membar":
-        scope = ins.modifiers.choice(("cta", "gl", "sys"))
-    else:
-        ins.modifiers.optional(("sc", "acq_rel"))
-        scope = ins.modifiers.choice(SCOPES)
-    return f"emu_fence({int(scope == 'cta')}, 1, {ins.site()});"
-
-
-def copy_async(cx: Context, ins: Instruction) -> str:
-    """cp.async and its groups. The bulk (TMA) forms are not supported."""
-    if not ins.modifiers.flag("async"):
-        raise ins.fail("only cp.async is known")
-    if "bulk" in ins.modifiers.words:
-        raise ins.fail("cp.async.bulk is not supported")
-    action = ins.modifiers.choice(("ca", "cg", "commit_group", "wait_group", "wait_all"))
-    if action == "commit_group":
-        ins.count(0)
-        return "emu_cp_async_commit();"
-    if action == "wait_group":
-        ins.count(1)
-        return f"emu_cp_async_wait({cx.integer(ins, ins.operands[0])}u);"
-    if action == "wait_all":
-        ins.count(0)
-        return "emu_cp_async_commit(); emu_cp_async_wait(0);"
-    ins.modifiers.choice(("shared", "shared::cta"))
-    ins.modifiers.choice(("global",))
-    if ins.modifiers.flag("L2::cache_hint"):
-        ins.operands = ins.operands[:-1]
-    ins.modifiers.ignore(("L2::64B", "L2::128B", "L2::256B"))
-    ins.count(3, 4)
-    size = cx.integer(ins, ins.operands[2])
-    if size not in ((16,) if action == "cg" else (4, 8, 16)):
-        raise ins.fail(f"cp.async.{action} cannot copy {size} bytes")
-    source_size = f"{size}u"
-    if len(ins.operands) == 4:
-        found = cx.find(ins.operands[3])
-        if found is not None and found.type.kind == "pred":  # the ignore-src form
-            source_size = f"({found.c} ? 0u : {size}u)"
-        else:
-            source_size = cx.value(ins, ins.operands[3], U32)
-    to = cx.address(ins, ins.operands[0], narrow=True)
-    return f"emu_cp_async({to}, {cx.address(ins, ins.operands[1], narrow=False)}, {size}, {source_size}, {ins.site()});"
-
-
+# ---------------------------------------------------------------- caches
 def prefetch(cx: Context, ins: Instruction) -> str:
-    """prefetch, prefetchu, discard, applypriority: no effect on values, so the address is only read as text."""
-    ins.modifiers.ignore(("global", "local", "L1", "L2", "L2::evict_last", "L2::evict_normal", "L2::128B"))
-    ins.count(1, 2)
+    """prefetch, prefetchu: no effect on values, and none for an address outside memory either."""
+    ins.count(1)
+    if ins.opcode == "prefetchu":
+        ins.modifiers.choice(("L1",))
+    else:
+        space = ins.modifiers.optional(("global", "local"))
+        ins.modifiers.choice(("L1", "L2") + (("L2::evict_last", "L2::evict_normal") if space == "global" else ()))
     cx.address(ins, ins.operands[0], narrow=False)
     return ""
+
+
+def _of_line(cx: Context, ins: Instruction) -> str:
+    """The address of what applies to 128 bytes."""
+    ins.count(2)
+    ins.modifiers.optional(("global",))
+    if (size := cx.integer(ins, ins.operands[1])) != 128:
+        raise ins.fail(f"size {size}: it must be 128")
+    return cx.address(ins, ins.operands[0], narrow=False)
+
+
+def apply_priority(cx: Context, ins: Instruction) -> str:
+    ins.modifiers.choice(("L2::evict_normal",))
+    _of_line(cx, ins)
+    return ""
+
+
+def discard(cx: Context, ins: Instruction) -> str:
+    """A write of 128 bytes that nobody may read before the next one: NaN in every float format."""
+    ins.modifiers.choice(("L2",))
+    return f"__builtin_memset(at_global({_of_line(cx, ins)}, 128, A_WRITE, {ins.site()}), 0xff, 128);"
 
 
 def create_policy(cx: Context, ins: Instruction) -> str:
     """createpolicy: an opaque value, 0 here."""
     kind = ins.modifiers.type("b64")
-    ins.modifiers.choice(("fractional", "range", "cvt"))
-    ins.modifiers.ignore(("L2", "global"))
-    ins.modifiers.ignore(_CACHE_HINTS)
-    ins.modifiers.ignore(("L2::evict_unchanged",))
-    ins.count(1, 4)
+    form = ins.modifiers.choice(("fractional", "range", "cvt"))
+    if form == "cvt":
+        ins.modifiers.choice(("L2",))
+        ins.count(2)
+        cx.value(ins, ins.operands[1], kind)
+        return cx.assign(ins, ins.operands[0], kind, "0")
+    primary = ("L2::evict_last", "L2::evict_normal", "L2::evict_first", "L2::evict_unchanged")
+    ins.modifiers.choice(primary)
+    ins.modifiers.optional(primary[2:])
+    if form == "fractional":
+        ins.count(1, 2)
+        for fraction in ins.operands[1:]:
+            cx.value(ins, fraction, TYPES["f32"])
+    else:
+        ins.count(4)
+        ins.modifiers.optional(("global",))
+        cx.address(ins, ins.operands[1], narrow=False)
+        for size in ins.operands[2:]:
+            cx.value(ins, size, U32)
     return cx.assign(ins, ins.operands[0], kind, "0")
 
 
 HANDLERS: dict[str, Handler] = {
     "ld": load,
     "ldu": load,
-    "st": store,
-    "fence": fence,
-    "membar": fence,
-    "cp": copy_async,
-    "prefetch": prefetch,
     "prefetchu": prefetch,
+    "applypriority": apply_priority,
+    "discard": discard,
     "createpolicy": create_policy,
 }

@@ -6,34 +6,38 @@ from kvgen.emulator.context import Context, Handler, Instruction
 from kvgen.emulator.ptxtypes import TYPES, bit_type
 
 PRED = TYPES["pred"]
+_SPACES = ("global", "shared", "shared::cta", "shared::cluster", "local", "const", "param", "param::entry")
 
 
 def mov(cx: Context, ins: Instruction) -> str:
+    """Registers, constants, special registers, addresses of variables; packing and unpacking of vectors."""
     ins.count(2)
-    kind = ins.modifiers.type("pred b8 b16 b32 b64 b128 u16 u32 u64 s16 s32 s64 f16 bf16 f32 f64")
+    kind = ins.modifiers.type("pred b16 b32 b64 b128 u16 u32 u64 s16 s32 s64 f32 f64")
     target, source = ins.operands
     if kind.kind == "pred":
         return cx.assign(ins, target, kind, cx.predicate(ins, source))
+    if kind.kind != "b" and (target.startswith("{") or source.startswith("{")):
+        raise ins.fail(f"a vector needs a .b type, not .{kind.name}")
     if not target.startswith("{"):
-        raw = bit_type(kind.bits)
         if kind.kind == "f" and cx.find(source) is None:
             return cx.assign(ins, target, kind, cx.value(ins, source, kind))
+        raw = bit_type(kind.bits)
         return cx.assign(ins, target, raw, cx.value(ins, source, raw))
     parts = cx.vector(target)
     width = kind.bits // len(parts)
     if width * len(parts) != kind.bits:
         raise ins.fail(f"{len(parts)} parts do not divide {kind.bits} bits")
-    value = cx.value(ins, source, bit_type(kind.bits))
-    return f"{kind.storage} t = {value}; " + " ".join(
+    return f"{kind.storage} t = {cx.value(ins, source, kind)}; " + " ".join(
         cx.assign(ins, p, bit_type(width), f"(t >> {i * width})") for i, p in enumerate(parts)
     )
 
 
 def cvta(cx: Context, ins: Instruction) -> str:
+    """To and from generic addresses, which all but those of shared memory are already."""
     ins.count(2)
     kind = ins.modifiers.type("u64")
     to = ins.modifiers.flag("to")
-    space = ins.modifiers.choice(("global", "shared", "shared::cta", "shared::cluster", "local", "const", "param"))
+    space = ins.modifiers.choice(_SPACES)
     source = ins.operands[1]
     if space.startswith("shared"):
         if to:
@@ -46,19 +50,20 @@ def cvta(cx: Context, ins: Instruction) -> str:
 
 def isspacep(cx: Context, ins: Instruction) -> str:
     ins.count(2)
-    space = ins.modifiers.choice(("global", "shared", "shared::cta", "shared::cluster", "local", "const", "param"))
+    space = ins.modifiers.choice(_SPACES).removesuffix("::entry")
     a = cx.value(ins, ins.operands[1], TYPES["u64"])
-    if space.startswith("shared"):
-        own = space == "shared::cta"
-        value = f"within({a}, self->shared, WINDOW_STRIDE)" if own else f"is_shared(self, {a})"
-    elif space == "local":
-        value = f"is_local(self, {a})"
-    elif space == "param":
-        value = f"within({a}, P, PARAM_BYTES)"
-    elif space == "const":
-        raise ins.fail("isspacep.const is not supported")
+    elsewhere = {
+        "shared": f"is_shared(self, {a})",
+        "local": f"is_local(self, {a})",
+        "const": f"emu_is_constant({a})",
+        "param": f"emu_is_parameter({a})",
+    }
+    if space == "shared::cta":
+        value = f"within({a}, self->shared, WINDOW_STRIDE)"
+    elif space == "global":
+        value = f"!({' || '.join(elsewhere.values())})"
     else:
-        value = f"(!is_shared(self, {a}) && !within({a}, P, PARAM_BYTES) && !is_local(self, {a}))"
+        value = elsewhere[space.removesuffix("::cluster")]
     return cx.assign(ins, ins.operands[0], PRED, value)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from kvgen.emulator import (
+    async_ops,
     atomic_ops,
     call_ops,
     cluster_ops,
@@ -13,6 +14,8 @@ from kvgen.emulator import (
     memory_ops,
     move_ops,
     sync_ops,
+    tensor_ops,
+    wgmma_ops,
 )
 from kvgen.emulator.context import Handler
 
@@ -24,7 +27,10 @@ OPCODES: dict[str, Handler] = {
     **convert_ops.HANDLERS,
     **memory_ops.HANDLERS,
     **atomic_ops.HANDLERS,
+    **async_ops.HANDLERS,
     **call_ops.HANDLERS,
     **sync_ops.HANDLERS,
+    **tensor_ops.HANDLERS,
+    **wgmma_ops.HANDLERS,
     **cluster_ops.HANDLERS,
 }

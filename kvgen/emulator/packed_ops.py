@@ -1,7 +1,7 @@
 """cvt of packed pairs, of tf32, and of formats of 8, 6 and 4 bits; cvt.pack of integers.
 
-Of two operands the first becomes the upper half. The stochastic forms (.rs) other than to bf16x2 are refused: their use
-of the random bits below the smallest normal number is not specified.
+Of two operands the first becomes the upper half. Of the stochastic forms (.rs) only those to bf16x2 are known: in the
+others it is not specified which random bits count below the smallest normal number.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ _FP8 = ("e4m3x2", "e5m2x2")
 _FP6_FP4 = ("e2m3x2", "e3m2x2", "e2m1x2")
 SOURCES = f"f16x2 bf16x2 {' '.join((*_FP8, *_FP6_FP4))} ue8m0x2"
 TARGETS = f"{SOURCES} tf32"
+QUADS = tuple(f"{name}x4" for name in ("e4m3", "e5m2", "e2m3", "e3m2", "e2m1"))  # only stochastic
 F32, S32, U32 = TYPES["f32"], TYPES["s32"], TYPES["u32"]
 
 

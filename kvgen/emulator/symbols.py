@@ -15,8 +15,11 @@ def mangle(name: str) -> str:
 
 @dataclass(slots=True)
 class Register:
+    """`late`: it may hold the token of a wgmma that nobody has waited for; only moves may read that."""
+
     c: str
     type: PtxType
+    late: bool = False
 
 
 @dataclass(frozen=True, slots=True)

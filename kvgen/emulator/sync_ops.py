@@ -1,4 +1,4 @@
-"""Control flow, barriers, warp operations and tensor-core fragments."""
+"""Control flow, barriers and warp operations."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from kvgen.emulator.cluster_ops import cluster_barrier
 from kvgen.emulator.context import Context, Handler, Instruction
 from kvgen.emulator.ptxtypes import TYPES
 
-U32, B32, PRED, F32 = TYPES["u32"], TYPES["b32"], TYPES["pred"], TYPES["f32"]
+U32, B32, PRED = TYPES["u32"], TYPES["b32"], TYPES["pred"]
 _SHUFFLES = ("bfly", "up", "down", "idx")
 _REDUCTIONS = {"add": "T_ADD", "min": "T_MIN", "max": "T_MAX", "and": "T_AND", "or": "T_OR", "xor": "T_XOR"}
 
@@ -36,6 +36,14 @@ def trap(cx: Context, ins: Instruction) -> str:
     return f"emu_trap({ins.site()});"
 
 
+def performance_event(cx: Context, ins: Instruction) -> str:
+    """pmevent: nobody counts them."""
+    ins.count(1)
+    ins.modifiers.flag("mask")
+    cx.integer(ins, ins.operands[0])
+    return ""
+
+
 def nanosleep(cx: Context, ins: Instruction) -> str:
     ins.modifiers.type("u32")
     ins.count(1)
@@ -48,16 +56,6 @@ def dependent_launch(cx: Context, ins: Instruction) -> str:
     action = ins.modifiers.choice(("wait", "launch_dependents"))
     ins.count(0)
     return "emu_grid_wait();" if action == "wait" else ""
-
-
-def set_registers(cx: Context, ins: Instruction) -> str:
-    ins.modifiers.choice(("inc", "dec"))
-    ins.modifiers.choice(("sync",))
-    ins.modifiers.choice(("aligned",))
-    ins.modifiers.type("u32")
-    ins.count(1)
-    cx.integer(ins, ins.operands[0])
-    return ""
 
 
 # ---------------------------------------------------------------- barriers
@@ -103,7 +101,7 @@ def shuffle(cx: Context, ins: Instruction) -> str:
     ins.count(5)
     value, b, c, mask = (cx.value(ins, o, U32) for o in ins.operands[1:])
     first, second = cx.pair(ins, ins.operands[0])
-    code = f"bool q; u32 t = emu_shuffle({_SHUFFLES.index(mode)}, {value}, {b}, {c}, {mask}, &q, {ins.site()}); "
+    code = f"bool q; u32 t = emu_shuffle(self, {_SHUFFLES.index(mode)}, {value}, {b}, {c}, {mask}, &q, {ins.site()}); "
     code += cx.assign(ins, first, kind, "t")
     return code + (" " + cx.assign(ins, second, PRED, "q") if second else "")
 
@@ -162,58 +160,14 @@ def elect(cx: Context, ins: Instruction) -> str:
     return code + cx.assign(ins, first, B32, "t") + " " + cx.assign(ins, second, PRED, "(t == self->lane)")
 
 
-# ---------------------------------------------------------------- fragments
-def load_matrix(cx: Context, ins: Instruction) -> str:
-    ins.modifiers.choice(("sync",))
-    ins.modifiers.choice(("aligned",))
-    ins.modifiers.choice(("m8n8",))
-    ins.modifiers.type("b16")
-    count = {"x1": 1, "x2": 2, "x4": 4}[ins.modifiers.choice(("x1", "x2", "x4"))]
-    transposed = int(ins.modifiers.flag("trans"))
-    space = ins.modifiers.optional(("shared", "shared::cta"))
-    if space is None:
-        raise ins.fail("ldmatrix needs .shared")
-    ins.count(2)
-    names = cx.vector(ins.operands[0])
-    if len(names) != count:
-        raise ins.fail(f"{len(names)} registers for .x{count}")
-    address = cx.address(ins, ins.operands[1], narrow=True)
-    code = f"u32 t[4]; emu_ldmatrix(t, {count}, {transposed}, {address}, {ins.site()}); "
-    return code + " ".join(cx.assign(ins, n, B32, f"t[{i}]") for i, n in enumerate(names))
-
-
-def multiply_matrix(cx: Context, ins: Instruction) -> str:
-    """mma.sync m16n8k16 and m16n8k8, f16 or bf16 operands, f32 accumulators."""
-    m = ins.modifiers
-    m.choice(("sync",))
-    m.choice(("aligned",))
-    shape = m.choice(("m16n8k16", "m16n8k8"))
-    m.choice(("row",))
-    m.choice(("col",))
-    m.type("f32")
-    b_kind = m.type("f16 bf16")
-    a_kind = m.type("f16 bf16")
-    m.type("f32")
-    if a_kind.name != b_kind.name:
-        raise ins.fail("both operands must have one type")
-    ins.count(4)
-    k = 16 if shape == "m16n8k16" else 8
-    d, a, b, c = (cx.vector(o) for o in ins.operands)
-    if (len(d), len(a), len(b), len(c)) != (4, k // 4, k // 8, 4):
-        raise ins.fail(f"wrong number of registers for {shape}")
-    values = [", ".join(cx.value(ins, x, kind) for x in names) for names, kind in ((a, U32), (b, U32), (c, F32))]
-    code = f"u32 a[] = {{{values[0]}}}; u32 b[] = {{{values[1]}}}; float c[] = {{{values[2]}}}; "
-    code += f"emu_mma(c, a, b, {k}, {int(a_kind.bfloat)}, {ins.site()}); "
-    return code + " ".join(cx.assign(ins, x, F32, f"c[{i}]") for i, x in enumerate(d))
-
-
 HANDLERS: dict[str, Handler] = {
     "bra": branch,
     "brx": indexed_branch,
     "trap": trap,
+    "brkpt": trap,
+    "pmevent": performance_event,
     "nanosleep": nanosleep,
     "griddepcontrol": dependent_launch,
-    "setmaxnreg": set_registers,
     "bar": barrier,
     "barrier": barrier,
     "shfl": shuffle,
@@ -222,6 +176,4 @@ HANDLERS: dict[str, Handler] = {
     "redux": reduce,
     "activemask": active_mask,
     "elect": elect,
-    "ldmatrix": load_matrix,
-    "mma": multiply_matrix,
 }

@@ -34,11 +34,12 @@ Watch = Callable[[str, "Sequence[Memory]"], Callable[[], None]]
 
 @dataclass(frozen=True)
 class Launched:
-    """One kernel launch on the CPU machine and what it counted."""
+    """One kernel launch on the CPU machine, of the PTX for `arch`, and what it counted."""
 
     entry: str
     grid: Grid
     counters: Any
+    arch: str
 
 
 @dataclass
@@ -153,6 +154,6 @@ def bind(
             raise DeviceError(f"{kernel.entry} on the CPU machine: {error}") from error
         if done is not None:
             done()
-        chosen.launches.append(Launched(kernel.entry, grid, counters))
+        chosen.launches.append(Launched(kernel.entry, grid, counters, arch))
 
     return go

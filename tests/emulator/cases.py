@@ -13,7 +13,7 @@ import numpy as np
 
 from kvgen.emulator import Library
 from tests.emulator.forms import form
-from tests.emulator.programs import run
+from tests.emulator.programs import aligned, run
 
 Array = np.ndarray[Any, Any]
 ROWS = 128
@@ -72,7 +72,9 @@ class Case:
     """`code` names its result {d} and its operands {a} {b} {c} {e}, and may use %p5, %p6 and %r60 up as it likes.
 
     `inputs` are kinds with an optional range ("u32:count"). Of packed kinds `reference` is called for each lane; with
-    `spread` the operands are the lanes, upper one first. `canonical`: a NaN must be the canonical one of its type.
+    `spread` the operands are the lanes, upper one first. `canonical`: a NaN must be the canonical one of its type. In
+    a suite with `slots` each thread has 32 bytes of its own at %rd20 in global, %r62 in shared and %rd22 in local
+    memory; %rd21 is the generic address of the second.
     """
 
     code: str
@@ -96,9 +98,11 @@ class Suite:
     """Cases whose kernels share a build. `vectorised` references take and give whole columns of numbers."""
 
     name: str
+    slots: bool = False
     rows: int = ROWS
     vectorised: bool = False
     operands: Callable[[Sequence[str], np.random.Generator], list[Array]] | None = None
+    declarations: str = ""
     cases: list[Case] = field(default_factory=list)
 
     def add(self, code: str, inputs: str, output: str, reference: Callable[..., Any], **more: Any) -> None:
@@ -115,8 +119,8 @@ class Suite:
                 yield f"{self.name}_{words}_{i}", inputs, cases[i : i + _PER_KERNEL]
 
     def ptx(self) -> str:
-        kernels = (_kernel(name, self.rows, inputs, cases) for name, inputs, cases in self.groups())
-        return ".version 9.0\n.target sm_100a\n.address_size 64\n" + "".join(kernels)
+        kernels = (_kernel(name, self, inputs, cases) for name, inputs, cases in self.groups())
+        return f".version 9.0\n.target sm_100a\n.address_size 64\n{self.declarations}\n" + "".join(kernels)
 
     def failures(self, library: Library) -> list[str]:
         """What came out wrong, at most two rows of a case."""
@@ -126,7 +130,9 @@ class Suite:
             values = (self.operands or random_operands)(inputs, rng)
             results = np.zeros(len(cases) * self.rows * _STRIDE, np.uint8)
             grid, block = (-(-self.rows // 1024), 1, 1), min(self.rows, 1024)
-            run(library, name, results, *values, grid=grid, block=block, read_only=tuple(range(1, len(values) + 1)))
+            slots = [aligned(self.rows * 32), bytes(range(32))] if self.slots else []
+            inputs_only = tuple(range(1, len(values) + 1))
+            run(library, name, results, *values, *slots, grid=grid, block=block, read_only=inputs_only)
             kinds = map(_kind, inputs)
             columns = [[self._numbers(k, lane) for lane in k.lanes(v)] for k, v in zip(kinds, values, strict=True)]
             for c, raw in zip(cases, results.reshape(len(cases), self.rows, _STRIDE), strict=True):
@@ -177,7 +183,7 @@ def _kind(text: str) -> Kind:
     return KINDS[text.partition(":")[0]]
 
 
-def _kernel(name: str, rows: int, inputs: Sequence[str], cases: Sequence[Case]) -> str:
+def _kernel(name: str, suite: Suite, inputs: Sequence[str], cases: Sequence[Case]) -> str:
     body = ["mov.u32 %r0, %tid.x; mov.u32 %r1, %ctaid.x; mad.lo.u32 %r0, %r1, 1024, %r0;"]
     body += [f"ld.param.u64 %rd0, [p0]; mad.wide.u32 %rd0, %r0, {_STRIDE}, %rd0;"]
     names = {}
@@ -197,10 +203,20 @@ def _kernel(name: str, rows: int, inputs: Sequence[str], cases: Sequence[Case]) 
         if kind.register == "%p":
             body.append(f"selp.u16 %rs1, 1, 0, {result};")
             result = "%rs1"
-        body.append(f"st.global.{kind.memory} [%rd0+{i * rows * _STRIDE}], {result};")
-    params = ", ".join(f".param .u64 p{i}" for i in range(len(inputs) + 1))
-    registers = ".reg .pred %p<16>; .reg .b8 %rb<16>; .reg .b16 %rs<24>; .reg .b32 %r<70>; .reg .f32 %f<16>; .reg .b64 %rd<24>; "
-    return f".visible .entry {name}({params})\n{{\n{registers}.reg .f64 %fd<16>;\n" + "\n".join(body) + "\nret;\n}\n"
+        body.append(f"st.global.{kind.memory} [%rd0+{i * suite.rows * _STRIDE}], {result};")
+    params = [f".param .u64 p{i}" for i in range(len(inputs) + 1)]
+    slots = ""
+    if suite.slots:
+        params += [".param .u64 slots", ".param .align 16 .b8 block[32]"]
+        slots = f""".shared .align 32 .b8 window[{suite.rows * 32}]; .local .align 32 .b8 mine[32];
+ld.param.u64 %rd20, [slots]; mov.u32 %r62, %tid.x; mad.wide.u32 %rd20, %r62, 32, %rd20;
+mov.u32 %r63, window; mad.lo.u32 %r62, %r62, 32, %r63; cvt.u64.u32 %rd21, %r62; cvta.shared.u64 %rd21, %rd21;
+mov.u64 %rd22, mine;
+"""
+    registers = """.reg .pred %p<16>; .reg .b8 %rb<16>; .reg .b16 %rs<40>; .reg .b32 %r<80>; .reg .b64 %rd<40>;
+.reg .f32 %f<24>; .reg .f64 %fd<24>; .reg .b128 %q<4>;
+"""
+    return f".visible .entry {name}({', '.join(params)})\n{{\n{registers}{slots}" + "\n".join(body) + "\nret;\n}\n"
 
 
 # ---------------------------------------------------------------- operands

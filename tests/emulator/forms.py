@@ -1,6 +1,6 @@
 """Every form of an instruction that its handler translates, found by answering the handler's questions in every way.
 
-A form is the opcode, its modifiers in alphabetical order and its types in their own: "cvt.rn.satfinite:e4m3x2.f32".
+A form is the opcode, its modifiers in alphabetical order and its types in their own: "cvt.rn.satfinite e4m3x2.f32".
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class _AnyContext:
         return "%x", (None, "%y")[self.answers.choose(2)]
 
     def integer(self, ins: Instruction, operand: str) -> int:
-        return 0
+        return (0, 128)[self.answers.choose(2)]
 
     def param_place(self, operand: str) -> None:
         return None
@@ -90,18 +90,37 @@ class _AnyContext:
         return lambda *args, **options: "0"
 
 
+CACHE_OPERATORS = ("ca", "cg", "cs", "lu", "cv", "wb", "wt")
+
+
 def form(opcode: str, words: Sequence[str]) -> str:
+    if opcode in ("ld", "ldu", "st", "atom", "red"):  # without what only caches see
+        words = [w for w in words if w not in CACHE_OPERATORS and not w.startswith(("L1::", "L2::"))]
     modifiers = [opcode, *sorted(w for w in words if w not in TYPES)]
-    return ".".join(modifiers) + ":" + ".".join(w for w in words if w in TYPES)
+    return ".".join(modifiers) + " " + ".".join(w for w in words if w in TYPES)
+
+
+ORDERS = ("weak", "volatile", "mmio", "relaxed", "acquire", "release", "acq_rel", "cta", "cluster", "gpu", "sys")
+SPACES = ("global", "shared", "shared::cta", "shared::cluster", "local", "const", "param", "param::entry", "param::func")
 
 
 def pairs(text: str) -> Iterator[tuple[str, ...]]:
-    """What tests of every pair of words must meet: the last type with every one and two of the other words."""
-    modifiers, _, types = text.partition(":")
+    """What tests of every pair of words must meet; of a comparison, for every type of operands.
+
+    Memory orders and scopes change no value, so they need to meet only each other and the state spaces.
+    """
+    modifiers, _, types = text.partition(" ")
     *results, operand = types.split(".")
-    words = [*modifiers.split("."), *(f"d:{t}" for t in results)]
+    opcode, *words = modifiers.split(".")
+    words += [f"{t} result" for t in results]
+    base = (opcode, operand) if opcode in ("set", "setp") else (opcode,)
+    if len(base) == 1:
+        words.append(operand)
     for i, first in enumerate(words):
-        yield from ((operand, first, second) for second in words[i:])
+        for second in words[i:]:
+            orders = [w in ORDERS for w in (first, second)]
+            if all(orders) or not any(orders) or first in SPACES or second in SPACES:
+                yield (*base, first, second)
 
 
 def pairwise(texts: Iterable[str]) -> Iterator[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ def nvrtc_ptx(source: str, arch: str = "compute_80", name: str = "kernel.cu", de
     options = [f"--gpu-architecture={arch}", "--std=c++17", "-lineinfo", *(f"-D{d}" for d in defines)]
     (status,) = nvrtc.nvrtcCompileProgram(program, len(options), [o.encode() for o in options])
     _, size = nvrtc.nvrtcGetProgramLogSize(program)
-    log = b" " * size
+    log = b" " * max(size, 2)  # NVRTC writes into it, and b" " alone is one object for all of Python
     nvrtc.nvrtcGetProgramLog(program, log)
     assert status == nvrtc.nvrtcResult.NVRTC_SUCCESS, log.decode()
     _, size = nvrtc.nvrtcGetPTXSize(program)
@@ -54,9 +55,11 @@ def run(
     grid: tuple[int, int, int] = (1, 1, 1),
     block: int | tuple[int, int, int] = 128,
     read_only: tuple[int, ...] = (),
+    memory: Sequence[np.ndarray] = (),
     **options: Any,
 ) -> Counters:
-    """Arrays become pointers and buffers arg0, arg1, ...; ints and floats become 4 bytes, bytes stay."""
+    """Arrays become pointers and buffers arg0, arg1, ...; ints and floats become 4 bytes, bytes stay. `memory` is more
+    memory that may be touched: buffers memory0, memory1, ..."""
     raw, buffers = [], []
     for i, a in enumerate(args):
         if isinstance(a, np.ndarray):
@@ -64,5 +67,6 @@ def run(
             buffers.append(Buffer(f"arg{i}", a.ctypes.data, a.nbytes, i not in read_only))
         else:
             raw.append(a if isinstance(a, bytes) else struct.pack("<f" if isinstance(a, float) else "<i", a))
+    buffers += [Buffer(f"memory{i}", a.ctypes.data, a.nbytes, True) for i, a in enumerate(memory)]
     shape = block if isinstance(block, tuple) else (block, 1, 1)
     return library.kernels[name].launch(grid, shape, raw, buffers=buffers, **options)

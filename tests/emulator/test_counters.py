@@ -29,6 +29,14 @@ extern "C" __global__ void lines(const int* in, int* out) {
 extern "C" __global__ void calls(const int* in, int* out) {
   int t = threadIdx.x; out[t] = fetch(in, t) + fetch(in, 8 * t);
 }
+__device__ __noinline__ int deep(const int* p, int n) { return n ? 3 * deep(p + 32, n - 1) + p[0] : 0; }
+extern "C" __global__ void recursive(const int* in, int* out) { out[threadIdx.x] = deep(in + threadIdx.x, 3); }
+extern "C" __global__ void side_by_side(const int* in, int* out) {
+  int t = threadIdx.x, sum = 0;
+#pragma unroll
+  for (int i = 0; i < 24; i++) sum = __shfl_xor_sync(~0u, sum, 1) + *(volatile const int*)(in + i * 1024 + t);
+  out[t] = sum;
+}
 extern "C" __global__ void alone(const int* in, int* out, int rounds) {
   int t = threadIdx.x + blockIdx.x * blockDim.x, sum = 0;
   for (int i = 0; i < rounds; i++) sum += in[(i * 640 + t) & 4095];
@@ -44,10 +52,10 @@ extern "C" __global__ void pipeline(const uint4* in, int* out, int stages) {
   __shared__ uint4 s[64 * 4]; int t = threadIdx.x;
   unsigned at = (unsigned)__cvta_generic_to_shared(s + t);
   for (int i = 0; i < stages; i++) {
-    int some = t < 32 ? 16 : 4;
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" :: "r"(at + i * 1024), "l"(in + t), "r"(some) : "memory");
+    int some = (t ^ blockIdx.x) & 1 ? 4 : 16;
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" :: "r"(at + i * 1024), "l"(in + t / 2), "r"(some) : "memory");
     asm volatile("cp.async.commit_group;" ::: "memory");
-    if (i == 1) asm volatile("cp.async.wait_group 0;" ::: "memory");
+    if (i == 0) asm volatile("cp.async.wait_group 0;" ::: "memory");
   }
   asm volatile("cp.async.wait_all;" ::: "memory");
   out[t + 64 * blockIdx.x] = s[t].x;
@@ -57,7 +65,8 @@ extern "C" __global__ void matrices(int* out, int stride, int count) {
   for (int i = t; i < 32 * 64; i += 32) ((int*)s)[i] = i;
   __syncthreads();
   unsigned r[4] = {}, at = (unsigned)__cvta_generic_to_shared(s + t * stride);
-  if (count == 4) asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];" : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(at));
+  if (count == 4) asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(at));
   else asm volatile("ldmatrix.sync.aligned.m8n8.x1.shared.b16 {%0}, [%1];" : "=r"(r[0]) : "r"(at));
   out[t] = r[0] + r[1] + r[2] + r[3];
 }
@@ -84,19 +93,34 @@ def access(op: str, space: str, width: int) -> str:
 FILL = """mad.lo.u32 %r11, %r12, 16, %r10; st.shared.v4.u32 [%r11], {%r1, %r2, %r3, %r4};
   st.shared.v4.u32 [%r11+2048], {%r1, %r2, %r3, %r4}; st.shared.v4.u32 [%r11+4096], {%r1, %r2, %r3, %r4};
   st.shared.v4.u32 [%r11+6144], {%r1, %r2, %r3, %r4}; bar.sync 0;"""
-ATOMIC = entry(
-    "atomics",
-    f""".shared .align 16 .b8 s[8192]; mov.u32 %r12, %tid.x; mad.wide.u32 %rd2, %r12, 4, %rd0; ld.global.u32 %r9, [%rd2];
-  mov.u32 %r10, s; mov.u32 %r1, 0; mov.u32 %r2, 0; mov.u32 %r3, 0; mov.u32 %r4, 0;
+ATOMICS = "".join(
+    entry(
+        f"atomics_{width}",
+        f""".shared .align 16 .b8 s[8192]; mov.u32 %r12, %tid.x; mad.wide.u32 %rd2, %r12, 4, %rd0; ld.global.u32 %r9, [%rd2];
+  mov.u32 %r10, s; mov.u32 %r1, 0; mov.u32 %r2, 0; mov.u32 %r3, 0; mov.u32 %r4, 0; mov.u16 %rs1, 0;
   {FILL} add.u32 %r11, %r10, %r9;
-  atom.shared.add.u32 %r2, [%r11], 1;""",
+  {op}""",
+    )
+    for width, op in ((4, "atom.shared.add.u32 %r2, [%r11], 1;"), (2, "atom.shared.cas.b16 %rs2, [%r11], %rs1, %rs1;"))
+)
+
+
+BULK = entry(
+    "bulk",
+    """.shared .align 128 .b8 s[4096]; .shared .align 8 .b64 full; mov.u32 %r12, %tid.x; setp.ne.u32 %p1, %r12, 0; @%p1 ret;
+  mov.u32 %r10, s; mov.u32 %r11, full; mbarrier.init.shared.b64 [%r11], 1; fence.proxy.async.shared::cta;
+  mbarrier.arrive.expect_tx.shared.b64 _, [%r11], 3072;
+  cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%r10], [%rd0+16], 2048, [%r11];
+  cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%r10+2048], [%rd0+4096], 1024, [%r11];
+WAIT: mbarrier.try_wait.parity.shared.b64 %p2, [%r11], 0; @!%p2 bra WAIT;
+  ld.shared.u32 %r1, [%r10]; st.global.u32 [%rd0+8192], %r1;""",
 )
 
 
 @pytest.fixture(scope="module")
 def library(build: Build) -> Library:
     accesses = [access(op, space, w) for op in ("load", "store") for space in ("global", "shared") for w in WIDTHS]
-    return build([nvrtc_ptx(KERNELS, name="some/kernel.cu"), HEADER + "".join(accesses) + ATOMIC])
+    return build([nvrtc_ptx(KERNELS, name="some/kernel.cu"), HEADER + "".join(accesses) + ATOMICS + BULK])
 
 
 def last_line(counters: Counters) -> tuple[BufferCounters, SharedCounters]:
@@ -191,16 +215,20 @@ def test_wavefronts(op: str, width: int, schedule: str | int, library: Library) 
     assert counters.shared == got + fill
 
 
-@pytest.mark.parametrize(("place", "ways"), [("one word", 32), ("one bank", 32), ("pairs", 2), ("a word each", 1)])
-def test_atomics_on_one_word_take_turns(place: str, ways: int, library: Library) -> None:
-    lanes = np.arange(32)
-    offsets = {"one word": 0 * lanes, "one bank": 128 * lanes, "pairs": lanes // 2 * 4, "a word each": 4 * lanes}[place]
-    counters = run(library, "atomics", np.tile(offsets, 4).astype(np.int32), block=128)
-    assert last_line(counters)[1] == SharedCounters(4, 512, 4 * ways, 4, ways)
-    assert wavefronts(offsets.tolist(), 4, atomic=True)[0] == ways
+@pytest.mark.parametrize(
+    ("step", "width", "ways"), [(0, 4, 32), (128, 4, 32), (4, 4, 1), (8, 4, 2), (0, 2, 32), (2, 2, 2), (4, 2, 1)]
+)
+def test_atomics_on_one_word_take_turns(step: int, width: int, ways: int, library: Library) -> None:
+    offsets = step * np.arange(32)
+    counters = run(library, f"atomics_{width}", np.tile(offsets, 4).astype(np.int32), block=128)
+    assert last_line(counters)[1] == SharedCounters(4, 128 * width, 4 * ways, 4, ways)
+    assert wavefronts(offsets.tolist(), width, atomic=True)[0] == ways
 
 
-@pytest.mark.parametrize(("stride", "count", "ways"), [(16, 4, 1), (128, 4, 8), (144, 4, 1), (80, 4, 1), (256, 4, 8), (32, 4, 2), (128, 1, 8)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("stride", "count", "ways"),
+    [(16, 4, 1), (128, 4, 8), (144, 4, 1), (80, 4, 1), (256, 4, 8), (32, 4, 2), (128, 1, 8)],
+)
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_a_matrix_is_a_phase(stride: int, count: int, ways: int, schedule: str | int, library: Library) -> None:
     counters = run(library, "matrices", np.zeros(32, np.int32), stride, count, block=32, schedule=schedule)
@@ -250,6 +278,22 @@ def test_a_function_called_twice(schedule: str | int, library: Library) -> None:
     assert (got.load_requests, got.load_sectors, got.load_ideal_sectors) == (2, 4 + 32, 4 + 4)
 
 
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_a_function_that_calls_itself(schedule: str | int, library: Library) -> None:
+    counters = run(
+        library, "recursive", aligned(512).view(np.int32), np.zeros(32, np.int32), block=32, schedule=schedule
+    )
+    got = counters.per_buffer["arg0"]
+    assert (got.load_requests, got.load_sectors) == (3, 3 * 4)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_many_requests_at_once(schedule: str | int, library: Library) -> None:
+    data, out = aligned(24 * 4096).view(np.int32), np.zeros(1024, np.int32)
+    got = run(library, "side_by_side", data, out, block=1024, schedule=schedule).per_buffer["arg0"]
+    assert (got.load_requests, got.load_sectors) == (24 * 32, 24 * 128)
+
+
 # ---------------------------------------------------------------- instructions
 @pytest.mark.parametrize(
     ("text", "expected"),
@@ -260,7 +304,7 @@ def test_a_function_called_twice(schedule: str | int, library: Library) -> None:
         ("st.global.f32", "global"), ("ld.shared.f32", "shared"), ("st.shared::cluster.u32", "shared"), ("ld.local.u32", "local"),
         ("ld.u32", "generic"), ("ld.param.u64", "other"), ("ld.const.u32", "other"), ("atom.global.add.f32", "atomic"),
         ("red.shared.add.u32", "atomic"), ("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32", "tensor"),
-        ("wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16", "tensor"), ("ldmatrix.sync.aligned.m8n8.x4.shared.b16", "tensor"),
+        ("wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16", "tensor"), ("ldmatrix.sync.aligned.m8n8.x4.b16", "tensor"),
         ("cp.async.cg.shared.global", "async"), ("cp.async.wait_group", "async"), ("bra", "control"), ("call.uni", "control"),
         ("bar.sync", "sync"), ("shfl.sync.bfly.b32", "sync"), ("mbarrier.try_wait.parity.shared::cta.b64", "sync"),
         ("mov.u32", "other"), ("cvta.to.global.u64", "other"), ("selp.b32", "integer"), ("prefetch.global.L2", "other"),
@@ -280,7 +324,9 @@ SKIP: bar.sync 0; @%p1 add.u32 %r3, %r1, 1;"""
     found = {}
     for mode in ("check", "fast"):
         counters = run(build([text], mode), "k", np.zeros(8, np.float32), block=64)
-        first, *lines = [line for line in counters.lines if "ld.param" not in text.splitlines()[_number(line.source) - 1]]
+        first, *lines = [
+            line for line in counters.lines if "ld.param" not in text.splitlines()[_number(line.source) - 1]
+        ]
         assert [(line.warp_instructions, line.thread_instructions) for line in (first, *lines)] == [
             (8, 256), (2, 16), (2, 16), (4, 128), (2, 64),
         ]  # fmt: skip
@@ -288,7 +334,12 @@ SKIP: bar.sync 0; @%p1 add.u32 %r3, %r1, 1;"""
         assert [line.thread_classes for line in lines] == [
             {"conversion": 8, "float": 8}, {"half": 8, "global": 8}, {"sync": 64, "integer": 64}, {"control": 64},
         ]  # fmt: skip
-        found[mode] = (counters.classes, counters.thread_classes, counters.warp_instructions, counters.thread_instructions)
+        found[mode] = (
+            counters.classes,
+            counters.thread_classes,
+            counters.warp_instructions,
+            counters.thread_instructions,
+        )
         assert set(counters.classes) == set(CLASSES)
         assert counters.classes["integer"] == 4 + 2
         empty = mode == "fast"
@@ -304,15 +355,26 @@ def _number(source: str) -> int:
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_bytes_in_flight(schedule: str | int, library: Library) -> None:
     data, out = aligned(1024).view(np.uint32), np.zeros(128, np.int32)
-    for stages, most in ((1, 1), (2, 2), (3, 2), (4, 2)):
-        counters = run(library, "pipeline", data, out, stages, block=64, schedule=schedule, grid=(2, 1, 1))
-        # The second warp's copies read 4 bytes and fill up with zeros.
+    for stages, most in ((1, 1), (2, 1), (3, 2), (4, 3)):  # the first is waited for at once, the others at the end
+        counters = run(library, "pipeline", data, out, stages, block=64, schedule=schedule, grid=(2, 1, 1), workers=1)
+        # Half of the threads, others in each block, read 4 bytes where a neighbour reads 16, and fill up with zeros.
         assert counters.peak_in_flight == most * 32 * (16 + 4)
-        assert counters.per_buffer["arg0"].load_bytes == 2 * stages * 32 * (16 + 4)
+        got = counters.per_buffer["arg0"]
+        assert (got.load_requests, got.load_bytes) == (4 * stages, 2 * stages * 32 * (16 + 4))
+        assert (got.load_sectors, got.load_ideal_sectors) == (4 * stages * 8, 4 * stages * 8)
         copied = [line for line in counters.lines if line.classes.get("async") and line.shared.requests]
         assert sum((line.shared for line in copied), SharedCounters()) == SharedCounters(
             2 * 2 * stages, 2 * 1024 * stages, 2 * 8 * stages, 2 * 8 * stages, 1
         )
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_a_bulk_copy_is_one_request(schedule: str | int, library: Library) -> None:
+    counters = run(library, "bulk", aligned(8196).view(np.uint32), block=32, schedule=schedule)
+    got = counters.per_buffer["arg0"]
+    # 2048 bytes from the middle of a sector, and 1024 from the beginning of one.
+    assert (got.load_requests, got.load_bytes, got.load_sectors, got.load_ideal_sectors) == (2, 3072, 65 + 32, 96)
+    assert counters.peak_in_flight == 3072
 
 
 def test_several_launches_together(library: Library) -> None:
@@ -325,5 +387,7 @@ def test_several_launches_together(library: Library) -> None:
     assert both.per_buffer["arg0"] == one.per_buffer["arg0"] + other.per_buffer["arg0"] + other.per_buffer["arg0"]
     assert (both.peak_in_flight, both.shared.worst_ways) == (other.peak_in_flight, other.shared.worst_ways)
     assert len(both.lines) == len(one.lines) + len(other.lines)
-    assert both.barriers == 2 * other.barriers and both.warp_operations == one.warp_operations + 2 * other.warp_operations
+    assert (
+        both.barriers == 2 * other.barriers and both.warp_operations == one.warp_operations + 2 * other.warp_operations
+    )
     assert Counters.sum([]).lines == () and Counters.sum([]).warp_instructions == 0

@@ -49,7 +49,7 @@ extern "C" __global__ void pointers(int* out, int which) {
   int t = threadIdx.x; Square q(t); Oblong o(t, 3); Shape* s = t & 1 ? (Shape*)&q : (Shape*)&o;
   out[t] = operations[(t + which) % 3](t, 5) * 1000 + s->area(t);
 }
-extern "C" __global__ void shared_a(int* out) { int t = threadIdx.x; out[t] = reversed(t * 3) + neighbour(t * 100) + warp_sum(t); }
+extern "C" __global__ void shared_a(int* out) { int t = threadIdx.x; int n = neighbour(t * 100); out[t] = reversed(t * 3) + n + warp_sum(t) + dynamic[t]; }
 extern "C" __global__ void shared_b(int* out) {
   __shared__ int own[64]; int t = threadIdx.x; own[t] = t; __syncthreads(); out[t] = reversed(own[t ^ 3]) + neighbour(t * 100);
 }
@@ -116,7 +116,7 @@ def test_shared_memory_of_functions(library: Library, schedule: str | int) -> No
     """One function's arrays lie at one place for kernels whose own shared memory differs."""
     sums = np.repeat(T.reshape(2, 32).sum(1), 32)
     got = results(library, "shared_a", schedule=schedule, shared=256)
-    np.testing.assert_array_equal(got, (63 - T) * 3 + (T ^ 1) * 100 + sums)
+    np.testing.assert_array_equal(got, (63 - T) * 3 + (T ^ 1) * 100 + sums + T * 100)
     got = results(library, "shared_b", schedule=schedule, shared=256)
     np.testing.assert_array_equal(got, ((63 - T) ^ 3) + (T ^ 1) * 100)
     assert library.kernels["shared_a"].static_shared == 256
@@ -227,6 +227,7 @@ extern "C" __global__ void stray(int* out, unsigned long long f) { out[threadIdx
 extern "C" __global__ void wrong(int* out, int k) {
   unsigned long long f = k ? (unsigned long long)(void*)two : (unsigned long long)(void*)one; out[threadIdx.x] = ((int (*)(int))f)(1);
 }
+extern "C" __global__ void shifted(int* out, int k) { out[threadIdx.x] = ((int (*)(int))((unsigned long long)(void*)one + k))(1); }
 extern "C" __global__ void overrun(int* out, int n) { int a[8]; fill(a, n); out[threadIdx.x] = a[3]; }
 extern "C" __global__ void allocation(int* out, int n) {
   int* a; asm volatile("{ .reg .b64 p; alloca.u64 p, %1, 32; cvta.local.u64 %0, p; }" : "=l"(a) : "l"(n * 4ull));
@@ -246,10 +247,12 @@ def faulty(build: Build) -> Library:
 @pytest.mark.parametrize(
     ("kernel", "good", "bad", "kind"),
     [
-        ("recurse", -50, 0, "stack_overflow"),
+        ("recurse", -1000, 0, "stack_overflow"),
         ("stray", bytes(8), (0x123456789).to_bytes(8, "little"), "bad_call"),
         ("stray", bytes(8), (8).to_bytes(8, "little"), "bad_call"),
         ("wrong", 0, 1, "bad_call"),
+        ("shifted", 0, 8, "bad_call"),
+        ("shifted", 0, 1600, "bad_call"),
         ("overrun", 8, 9, "local_out_of_bounds"),
         ("generic_overrun", 8, 9, "local_out_of_bounds"),
         ("allocation", 4, 3, "local_out_of_bounds"),
@@ -263,7 +266,21 @@ def test_faults(kernel: str, good: object, bad: object, kind: str, schedule: str
     with pytest.raises(KernelFault) as caught:
         results(faulty, kernel, bad, schedule=schedule)
     assert caught.value.kind == kind, str(caught.value)
+    if kernel in ("stray", "shifted"):
+        assert "none of the functions" in caught.value.detail
     assert caught.value.source is not None and "kernel.cu" in caught.value.source
+
+
+def test_targets_of_an_indirect_call(build: Build) -> None:
+    text = HEADER + "".join(f".func (.param .b32 r) f{n}() {{ st.param.b32 [r], {n}; ret; }}\n" for n in (1, 2))
+    body = "mov.u64 %rd1, f{}; T: .calltargets f1; call (%r1), %rd1, (), T; st.global.u32 [%rd0], %r1;"
+    library = build([text + entry("good", body.format(1)) + entry("bad", body.format(2))])
+    out = np.zeros(1, np.uint32)
+    run(library, "good", out, block=1)
+    assert out[0] == 1
+    with pytest.raises(KernelFault, match="none of the functions it may reach") as caught:
+        run(library, "bad", out, block=1)
+    assert caught.value.kind == "bad_call"
 
 
 def test_parameters_by_address(build: Build) -> None:
@@ -283,6 +300,7 @@ def test_parameters_by_address(build: Build) -> None:
 FORMATS: list[tuple[str, str]] = [  # format, values in C
     ("plain text 100%%", ""), ("%d|%i", "-5, 2147483647"), ("%u|%x|%X|%o", "4000000000u, 0xbeefu, 0xbeefu, 8u"),
     ("%hd|%hu|%hhd|%hhu", "(short)-3, (unsigned short)65535, (signed char)-7, (unsigned char)250"),
+    ("%hd|%hu|%hhd|%hhu", "70000, -1, 200, 300"),
     ("%ld|%lld|%lu|%llu|%llx", "-5000000000l, -6ll, 7ul, 18446744073709551615ull, 1ull << 40"),
     ("%c%c", "'o', 'k'"), ("%s|%8s|%-8s|%.2s", '"text", "right", "left", "cut"'),
     ("%f|%.3f|%10.2f|%-10.1f|%+f", "1.5, 2.0 / 3, -3.14159, 9.95, 1.25"), ("%e|%.2E|%g|%G", "12345.678, 0.00012, 1e-7, 1e20"),
@@ -364,6 +382,27 @@ def test_assert_names_what_failed(workers: int, printing: Library, capsys: pytes
     assert "generated/print.cu:" in fault.detail and "order(int *, int)" in fault.detail
     assert "`blockIdx.x != stop || threadIdx.x != 1`" in fault.detail
     assert capsys.readouterr().out == "b0 t0\nb0 t1\nend of 0\nb1 t0\nb1 t1\n"
+
+
+def test_blocks_after_a_fault_print_nothing(build: Build, capsys: pytest.CaptureFixture[str]) -> None:
+    """Even where another worker has run them by then."""
+    source = """extern "C" __global__ void k(int* out) {
+      unsigned x = blockIdx.x; printf("%d ", blockIdx.x);
+      if (blockIdx.x < 2) for (int i = 0; i < 20000000 << 2 * blockIdx.x; i++) asm volatile("mad.lo.u32 %0, %0, 5, 1;" : "+r"(x));
+      out[blockIdx.x] = x; if (blockIdx.x == 1) __trap(); }"""
+    library = build([nvrtc_ptx(source)], mode="fast")
+    with pytest.raises(KernelFault, match="trap"):
+        run(library, "k", np.zeros(8, np.int32), grid=(8, 1, 1), block=1, workers=2)
+    assert capsys.readouterr().out == "0 1 "
+
+
+def test_fast_mode_runs_functions_too(build: Build) -> None:
+    np.testing.assert_array_equal(results(build([nvrtc_ptx(CUDA)], mode="fast"), "locals", 7), 10 * (T % 7) + 7)
+    fast = build([nvrtc_ptx(FAULTS)], mode="fast")
+    for kernel, bad, kind in (("recurse", 0, "stack_overflow"), ("wrong", 1, "bad_call"), ("shifted", 8, "bad_call")):
+        with pytest.raises(KernelFault) as caught:
+            results(fast, kernel, bad)
+        assert caught.value.kind == kind
 
 
 def test_text_from_a_buffer_is_bounded(printing: Library, capsys: pytest.CaptureFixture[str]) -> None:

@@ -184,3 +184,10 @@ def test_package_imports_nothing_above_it() -> None:
         for line in path.read_text().splitlines():
             if line.startswith(("from kvgen", "import kvgen")):
                 assert line.startswith("from kvgen.emulator"), f"{path.name}: {line}"
+
+
+def test_two_cache_folders_share_one_runtime(build: Build, tmp_path: Path) -> None:
+    """A second copy of the runtime, under the same name, would not be the one that its kernels find."""
+    for library in (build([nvrtc_ptx(KERNELS)]), emulator.build([nvrtc_ptx(KERNELS)], cache_dir=tmp_path)):
+        simple(library)
+    assert list(tmp_path.glob("runtime-*.so")), "there is a copy"

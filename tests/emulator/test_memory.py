@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
 
 import ml_dtypes
 import numpy as np
 import pytest
 
-from kvgen.emulator import Library
+from kvgen.emulator import KernelFault, Library
 from tests.emulator.conftest import Build
 from tests.emulator.programs import HEADER, aligned, entry, nvrtc_ptx, run
 
@@ -50,21 +49,6 @@ extern "C" __global__ void spin(int* flag, int* out) {
 """
 
 VECTORS = {"v2.b32": 8, "v4.f32": 16, "v2.u64": 16, "v4.u16": 8, "v2.b8": 2, "v4.u8": 4, "b128": 16, "b64": 8, "b16": 2}
-ATOMICS: dict[str, tuple[str, str, Callable[[int, int], int]]] = {
-    "add_u32": ("atom.global.add.u32", "u32", lambda o, b: o + b),
-    "add_s32_acq_rel": ("atom.acq_rel.gpu.global.add.s32", "u32", lambda o, b: o + b),
-    "min_s32": ("atom.global.min.s32", "s32", min),
-    "max_u32": ("atom.relaxed.sys.global.max.u32", "u32", max),
-    "and": ("atom.global.and.b32", "u32", lambda o, b: o & b),
-    "or": ("atom.acquire.cta.global.or.b32", "u32", lambda o, b: o | b),
-    "xor": ("atom.release.gpu.global.xor.b32", "u32", lambda o, b: o ^ b),
-    "exch": ("atom.global.exch.b32", "u32", lambda o, b: b),
-    "inc": ("atom.global.inc.u32", "u32", lambda o, b: 0 if o >= b else o + 1),
-    "dec": ("atom.global.dec.u32", "u32", lambda o, b: b if o == 0 or o > b else o - 1),
-    "add_u64": ("atom.global.add.u64", "u64", lambda o, b: o + b),
-    "max_s64": ("atom.global.max.s64", "s64", max),
-    "exch_64": ("atom.global.exch.b64", "u64", lambda o, b: b),
-}
 
 
 def vector_kernel(name: str, kind: str) -> str:
@@ -86,19 +70,6 @@ def vector_kernel(name: str, kind: str) -> str:
   ld.global.nc.L1::no_allocate.L2::128B.{kind} {value}, [%rd3]; st.shared.{kind} [%r42], {value};
   ld.{kind} {value}, [%rd5]; st.local.{kind} [%rd6+16], {value}; ld.local.{kind} {value}, [%rd6+16];
   st.global.cs.{kind} [%rd2], {value};""",
-        ".param .u64 p0, .param .u64 p1",
-    )
-
-
-def atomic_kernel(name: str, op: str, kind: str) -> str:
-    n, r = (8, "%rd") if kind.endswith("64") else (4, "%r")
-    return entry(
-        name,
-        f"""
-  ld.param.u64 %rd1, [p1]; mov.u32 %r40, %tid.x;
-  mad.wide.u32 %rd2, %r40, {n}, %rd0; mad.wide.u32 %rd3, %r40, {n}, %rd1;
-  ld.global.b{8 * n} {r}10, [%rd3]; {op} {r}11, [%rd2], {r}10; st.global.b{8 * n} [%rd3], {r}11;
-""",
         ".param .u64 p0, .param .u64 p1",
     )
 
@@ -136,11 +107,44 @@ SMALL_ATOMICS = entry(
 )
 
 
+DISCARDS = "discard.global.L2 [%rd2], 128; discard.L2 [%rd2], 128;"
+DISCARD = entry(
+    "discards", f"mov.u32 %r1, %ctaid.x; ld.param.u32 %r2, [p1]; mad.lo.u32 %r1, %r1, 128, %r2;"
+    f" cvt.u64.u32 %rd2, %r1; add.u64 %rd2, %rd0, %rd2; {DISCARDS}", ".param .u64 p0, .param .u32 p1"
+)  # fmt: skip
+
+REGISTERS = {
+    **{f"%{name}.{axis}": None for name in ("tid", "ntid", "ctaid", "nctaid") for axis in "xyz"},
+    "%laneid": 5, "%warpid": 1, "%nwarpid": 32, "%smid": 0, "%nsmid": 1,
+    "%lanemask_eq": 1 << 5, "%lanemask_lt": 31, "%lanemask_le": 63, "%lanemask_gt": 0xFFFFFFC0, "%lanemask_ge": 0xFFFFFFE0,
+    "%dynamic_smem_size": 100, "%total_smem_size": 256, "%aggr_smem_size": 1280, "WARP_SZ": 32,
+    "%reserved_smem_offset_begin": 0, "%reserved_smem_offset_end": 1024, "%reserved_smem_offset_cap": 1024,
+    "%reserved_smem_offset_0": 0, "%reserved_smem_offset_1": 0,
+}  # fmt: skip
+SPECIAL = entry(
+    "special",
+    """.shared .b8 some[40]; .reg .b32 %s<40>; mov.u32 %r1, some; mov.u32 %r2, %laneid; mov.u32 %r3, %warpid;
+  setp.eq.u32 %p1, %r2, 5; setp.eq.and.u32 %p1, %r3, 1, %p1; mov.u32 %r4, %ctaid.z; setp.eq.and.u32 %p1, %r4, 1, %p1;
+  mov.u32 %r4, %ctaid.x; setp.eq.and.u32 %p1, %r4, 1, %p1; @!%p1 ret;"""
+    + "".join(f"mov.u32 %s{i}, {name}; st.global.u32 [%rd0+{4 * i}], %s{i};" for i, name in enumerate(REGISTERS))
+    + f"mov.u64 %rd3, %current_graph_exec; mov.u64 %rd4, %gridid; or.b64 %rd3, %rd3, %rd4; st.global.u64 [%rd0+{8 * 20}], %rd3;",
+)
+CLOCKS = entry(
+    "clocks",
+    """mov.u64 %rd1, %clock64; mov.u64 %rd2, %globaltimer; mov.u32 %r1, %clock; mov.u32 %r2, %clock_hi;
+  mov.u32 %r3, %globaltimer_lo; mov.u32 %r4, %globaltimer_hi; pmevent 3; pmevent.mask 0xff; nanosleep.u32 %r1;
+WAIT: mov.u64 %rd3, %clock64; sub.u64 %rd4, %rd3, %rd1; setp.lt.u64 %p1, %rd4, 5000; @%p1 bra WAIT;
+  st.global.u64 [%rd0], %rd4; sub.u64 %rd2, %rd2, %rd1; st.global.u64 [%rd0+8], %rd2;
+  sub.u32 %r3, %r3, %r1; st.global.v2.u32 [%rd0+16], {%r2, %r3}; st.global.u32 [%rd0+24], %r4;""",
+)
+BREAK = entry("breaks", "mov.u32 %r1, %tid.x; setp.eq.u32 %p1, %r1, 3; @%p1 brkpt;")
+
+
 @pytest.fixture(scope="module")
 def library(build: Build) -> Library:
     parts = [vector_kernel("vec_" + k.replace(".", "_"), k) for k in VECTORS]
-    parts += [atomic_kernel(f"atom_{n}", op, kind) for n, (op, kind, _) in ATOMICS.items()]
-    return build([HEADER + "".join(parts) + COPIES + SMALL_ATOMICS, nvrtc_ptx(SPACES)])
+    parts += [COPIES, SMALL_ATOMICS, DISCARD, SPECIAL, CLOCKS, BREAK]
+    return build([HEADER + "".join(parts), nvrtc_ptx(SPACES)])
 
 
 @pytest.mark.parametrize("kind", VECTORS)
@@ -152,22 +156,6 @@ def test_vectors(kind: str, library: Library) -> None:
     np.testing.assert_array_equal(target, data)
     assert counters.per_buffer["arg1"].load_bytes == len(data) == counters.per_buffer["arg0"].store_bytes
     assert counters.per_buffer["arg1"].load_requests == 2
-
-
-@pytest.mark.parametrize("name", ATOMICS)
-def test_atomic(name: str, library: Library) -> None:
-    _, kind, reference = ATOMICS[name]
-    dtype = np.dtype({"u": "u", "s": "i"}[kind[0]] + str(int(kind[1:]) // 8))
-    info = np.iinfo(dtype)
-    rng = np.random.default_rng(2)
-    memory, operand = (rng.integers(info.min, info.max, 64, dtype, endpoint=True) for _ in range(2))
-    memory[:2], operand[1] = [0, info.max], info.max
-    bits = 8 * dtype.itemsize
-    expected = [(reference(int(o), int(b)) & (2**bits - 1)) for o, b in zip(memory, operand, strict=True)]
-    before = memory.copy()
-    run(library, f"atom_{name}", memory, operand, block=64)
-    np.testing.assert_array_equal(memory.view(f"u{dtype.itemsize}"), np.array(expected, f"u{dtype.itemsize}"))
-    np.testing.assert_array_equal(operand, before)
 
 
 def test_small_atomics_and_hints(library: Library) -> None:
@@ -236,3 +224,43 @@ def test_spinning_on_a_flag_lets_others_run(schedule: str | int, library: Librar
     flag, out = np.zeros(1, np.int32), np.zeros(2, np.int32)
     run(library, "spin", flag, out, block=64, schedule=schedule)
     assert list(out) == [40, 42]
+
+
+def test_discarded_lines_are_lost(library: Library) -> None:
+    line = aligned(512)
+    line = line[-line.ctypes.data % 128 :][:384]
+    line[:] = 7
+    run(library, "discards", line, 128, block=1)
+    assert (line[128:256] == 0xFF).all() and (line[:128] == 7).all() and (line[256:] == 7).all()
+    for offset, options, kind in ((128, {"read_only": (0,)}, "read_only"), (64, {}, "misaligned"),
+                                  (384, {}, "global_out_of_bounds")):  # fmt: skip
+        with pytest.raises(KernelFault) as caught:
+            run(library, "discards", line, offset, block=1, **options)
+        assert caught.value.kind == kind
+
+
+def test_special_registers(library: Library) -> None:
+    out = np.zeros(48, np.uint32)
+    run(library, "special", out, grid=(2, 1, 2), block=(8, 3, 4), dynamic_shared=100)
+    wanted = [v for v in REGISTERS.values() if v is not None]
+    assert list(out[:12]) == [5, 1, 1, 8, 3, 4, 1, 0, 1, 2, 1, 2]
+    assert list(out[12 : 12 + len(wanted)]) == wanted
+    assert list(out[40:42]) == [0, 0]
+
+
+def test_clocks_advance(library: Library) -> None:
+    runs = []
+    for _ in range(2):
+        out = np.zeros(4, np.uint64)
+        run(library, "clocks", out, block=1)
+        waited, apart, clock_pair, timer_high = (int(x) for x in out)
+        assert 5000 <= waited < 5100 and 0 < apart < 1000
+        assert clock_pair & 0xFFFFFFFF == 0 == timer_high and 0 < clock_pair >> 32 < 1000
+        runs.append(waited)
+    assert runs[0] == runs[1]
+
+
+def test_breakpoint_is_a_trap(library: Library) -> None:
+    with pytest.raises(KernelFault, match=r"brkpt") as caught:
+        run(library, "breaks", np.zeros(1, np.uint32), block=32)
+    assert caught.value.kind == "trap" and caught.value.thread == (3, 0, 0)

@@ -7,7 +7,7 @@ import struct
 import numpy as np
 import pytest
 
-from kvgen.emulator import KernelFault, TranslateError
+from kvgen.emulator import EmulatorError, KernelFault, TranslateError
 from kvgen.emulator.parser import parse
 from kvgen.emulator.writer import translate
 from tests.emulator.conftest import Build
@@ -83,6 +83,8 @@ BAD_VARIABLES = {
     ".global .u99 v": "unknown declaration",
     ".global .align 3 .u32 v": "no power of two",
     ".local .u32 v": "outside a function",
+    ".shared .u32 v[]": "'v' has no size",
+    ".global .u32 v[0]": "'v' has no size",
     ".global .pred v": "unknown declaration",
     ".global .attribute(.odd) .u32 v": "unknown attribute",
     ".global .align 4 .b8 v[9000000000]": "9000000000 bytes",
@@ -221,6 +223,19 @@ def facts(directives: str) -> tuple[int | None, tuple[int, int, int] | None]:
 )
 def test_directives_of_an_entry(directives: str, expected: tuple[int | None, tuple[int, int, int] | None]) -> None:
     assert facts(directives) == expected
+
+
+def test_a_kernel_compiled_for_a_cluster_runs_in_one(build: Build) -> None:
+    body = "mov.u32 %r1, %ctaid.x; mul.wide.u32 %rd1, %r1, 4; add.u64 %rd1, %rd0, %rd1; mov.u32 %r2, %cluster_ctarank;"
+    text = entry("k", body + "st.global.u32 [%rd1], %r2;").replace("\n{", "\n.reqnctapercluster 2, 1, 1\n{", 1)
+    library = build([HEADER + text])
+    out = np.zeros(4, np.uint32)
+    run(library, "k", out, grid=(4, 1, 1), block=1)
+    assert list(out) == [0, 1, 0, 1]
+    run(library, "k", out, grid=(4, 1, 1), block=1, cluster=(2, 1, 1))
+    for options in ({"cluster": (4, 1, 1)}, {"cluster": (1, 1, 1)}, {"grid": (3, 1, 1)}):
+        with pytest.raises(EmulatorError, match="cluster: got"):
+            run(library, "k", out, block=1, **({"grid": (4, 1, 1)} | options))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("directive", [".blocksareclusters", ".reqntid", ".maxntid 1, 2, 3, 4", ".frame 12"])

@@ -36,12 +36,16 @@ REFUSED = {
     "vector length": ("ld.global.v4.u32 {%r1, %r2}, [%rd0];", "2 registers with .v4"),
     "narrow address": ("ld.global.u32 %r1, [%r2];", "64-bit address"),
     "call of an undeclared function": ("call foo, ();", "'foo' is no function of this module"),
-    "bulk copies": ("cp.async.bulk.commit_group;", "cp.async.bulk is not supported"),
-    "mbarrier": ("mbarrier.init.shared.b64 [%r1], 1;", "unknown opcode 'mbarrier'"),
-    "wgmma": ("wgmma.fence.sync.aligned;", "unknown opcode 'wgmma'"),
+    "im2col": (
+        "cp.async.bulk.tensor.3d.shared::cta.global.im2col.mbarrier::complete_tx::bytes [%r1], [%rd1, {%r2, %r3, %r4}],"
+        " [%r5], {%rs1};",
+        "tensor copies in .im2col mode are not supported",
+    ),
+    "mbarrier": ("mbarrier.arrive.acquire.shared.b64 _, [%r1];", "unknown modifier .acquire"),
+    "tensor memory": ("tcgen05.wait::ld.sync.aligned;", "unknown opcode 'tcgen05'"),
     "copy size": ("cp.async.cg.shared.global [%r1], [%rd1], 8;", "cannot copy 8 bytes"),
     "mma shape": ("mma.sync.aligned.m8n8k4.row.col.f32.f16.f16.f32 {%f1}, {%r1}, {%r2}, {%f2};", "needs one of"),
-    "fence of a proxy": ("fence.proxy.async;", "needs one of"),
+    "fence of a proxy": ("fence.proxy.texture;", "needs one of"),
     "directive": (".frame 12;", "unknown directive"),
 }
 
@@ -120,7 +124,7 @@ NOT_MODULES = {
     "two params": (HEADER + entry("k", ".param .b32 x; .param .b32 x;"), ".param 'x' is declared twice", 8),
     "scope": (HEADER + entry("k", "} {"), "unexpected text", 8),
     "kernel in register": (HEADER + entry("k", "", ".reg .u64 p0"), "a parameter of k is no .param", 4),
-    "unsized parameter": (HEADER + entry("k", "", ".param .u64 p0, .param .b8 x[]"), "unknown parameter", 4),
+    "unsized parameter": (HEADER + entry("k", "", ".param .u64 p0, .param .b8 x[]"), "'x' has no size", 4),
     "argument missing": (HEADER + FUNC + entry("k", "call (%r1), f, ();"), "0 arguments where the function takes 1", 9),
     "argument too many": (HEADER + FUNC + entry("k", "call (%r1), f, (1, 2);"), "2 arguments where", 9),
     "result missing": (HEADER + FUNC + entry("k", "call f, (1);"), "0 results where the function gives 1", 9),
@@ -140,7 +144,7 @@ NOT_MODULES = {
     "write to a parameter": (HEADER + entry("k", "st.param.u64 [p0], %rd1;"), "'p0' cannot be written", 8),
     "read of a result": (HEADER + FUNC.replace("ret;", ".reg .b32 x; ld.param.b32 x, [r]; ret;") + entry("k", ""),
                          "'r' cannot be read", 4),
-    "missing operands": (HEADER + entry("k", "ld.global.u32;"), "cannot read the operands", 8),
+    "missing operands": (HEADER + entry("k", "ld.global.u32;"), "0 operands, expected 2", 8),
 }  # fmt: skip
 
 

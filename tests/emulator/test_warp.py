@@ -1,8 +1,7 @@
-"""Warp operations, matrix fragments, barriers with results, against NumPy on the same lanes."""
+"""Warp operations, and barriers with results, against NumPy on the same lanes."""
 
 from __future__ import annotations
 
-import ml_dtypes
 import numpy as np
 import pytest
 
@@ -61,43 +60,6 @@ BARRIERS = {
 }
 
 
-def fragment_kernel(name: str, code: str, loads: int, stores: int, kind: str = "u32") -> str:
-    """Lane i loads `loads` words from in[i*loads] into %r0.., runs code, stores %r20.. to out."""
-    return entry(
-        name,
-        f"""
-  .shared .align 16 .b8 tile_{name}[2048];
-  ld.param.u64 %rd1, [p1]; mov.u32 %r40, %tid.x;
-  mad.wide.u32 %rd2, %r40, {4 * stores}, %rd0; mad.wide.u32 %rd3, %r40, {4 * loads}, %rd1;
-  {"".join(f"ld.global.u32 %r{i}, [%rd3+{4 * i}]; " for i in range(loads))}
-  {code}
-  {"".join(f"st.global.u32 [%rd2+{4 * i}], %r{20 + i}; " for i in range(stores))}""",
-        ".param .u64 p0, .param .u64 p1",
-    )
-
-
-def mma(shape: str, kind: str) -> str:
-    a = "%r0, %r1, %r2, %r3" if shape == "m16n8k16" else "%r0, %r1"
-    b = "%r4, %r5" if shape == "m16n8k16" else "%r4"
-    return (
-        f"mma.sync.aligned.{shape}.row.col.f32.{kind}.{kind}.f32 {{%r20, %r21, %r22, %r23}}, {{{a}}}, {{{b}}}, "
-        "{%r6, %r7, %r8, %r9};"
-    )
-
-
-def ldmatrix(count: int, trans: bool) -> str:
-    outs = ", ".join(f"%r{20 + i}" for i in range(count))
-    return (
-        f"mov.u32 %r41, tile_ldm{count}{'t' * trans}; mad.lo.u32 %r42, %r40, 64, %r41; "
-        + "".join(
-            f"st.shared.v4.b32 [%r42+{16 * i}], {{%r{4 * i}, %r{4 * i + 1}, %r{4 * i + 2}, %r{4 * i + 3}}}; "
-            for i in range(4)
-        )
-        + "bar.sync 0; mad.lo.u32 %r42, %r40, 16, %r41; "
-        + f"ldmatrix.sync.aligned.m8n8.x{count}{'.trans' * trans}.shared.b16 {{{outs}}}, [%r42];"
-    )
-
-
 @pytest.fixture(scope="module")
 def library(build: Build) -> Library:
     parts = [lane_kernel(f"shfl_{n}", c) for n, (c, _, _) in SHUFFLES.items()]
@@ -110,10 +72,6 @@ def library(build: Build) -> Library:
     parts.append(lane_kernel("match_all", "shr.u32 %r0, %r40, 5; match.all.sync.b32 %r1|%p1, %r0, -1;"))
     parts.append(lane_kernel("elect", "elect.sync %r1|%p1, -1; @%p1 add.u32 %r1, %r1, 77;"))
     parts.append(lane_kernel("activemask", "activemask.b32 %r2; shr.u32 %r3, %r2, %r41; and.b32 %r1, %r3, 1;"))
-    parts += [
-        fragment_kernel(f"mma_{s}_{k}", mma(s, k), 10, 4) for s in ("m16n8k16", "m16n8k8") for k in ("f16", "bf16")
-    ]
-    parts += [fragment_kernel(f"ldm{c}{'t' * t}", ldmatrix(c, t), 16, c) for c in (1, 2, 4) for t in (False, True)]
     return build([HEADER + "".join(parts)])
 
 
@@ -183,42 +141,3 @@ def test_elect_picks_one_lane(library: Library) -> None:
 
 def test_activemask_contains_the_lane(library: Library) -> None:
     assert set(lanes(library, "activemask", words(9))) == {1}
-
-
-@pytest.mark.parametrize("kind", ["f16", "bf16"])
-@pytest.mark.parametrize("shape", ["m16n8k16", "m16n8k8"])
-def test_mma(shape: str, kind: str, library: Library) -> None:
-    k = int(shape.split("k")[1])
-    dtype = np.float16 if kind == "f16" else ml_dtypes.bfloat16
-    rng = np.random.default_rng(10)
-    a, b = (rng.standard_normal(s).astype(dtype) for s in ((16, k), (k, 8)))
-    c = rng.standard_normal((16, 8)).astype(np.float32)
-    # PTX ISA, "Matrix Fragments for mma.m16n8k16": group = lane / 4, pair = lane % 4.
-    fragments = np.zeros((32, 10), np.uint32)
-    for lane in range(32):
-        g, t = lane // 4, lane % 4
-        for i in range(k // 4):
-            row, col = g + 8 * (i % 2), 2 * t + 8 * (i // 2)
-            fragments[lane, i] = np.ascontiguousarray(a[row, col : col + 2]).view(np.uint32)[0]
-        for i in range(k // 8):
-            fragments[lane, 4 + i] = np.ascontiguousarray(b[2 * t + 8 * i : 2 * t + 8 * i + 2, g]).view(np.uint32)[0]
-        for i in range(4):
-            fragments[lane, 6 + i] = c[g + 8 * (i // 2), 2 * t + i % 2].view(np.uint32)
-    out = np.zeros((32, 4), np.float32)
-    run(library, f"mma_{shape}_{kind}", out, fragments, block=32)
-    expected = a.astype(np.float64) @ b.astype(np.float64) + c
-    for lane in range(32):
-        for i in range(4):
-            assert out[lane, i] == pytest.approx(expected[lane // 4 + 8 * (i // 2), 2 * (lane % 4) + i % 2], abs=1e-4)
-
-
-@pytest.mark.parametrize("trans", [False, True])
-@pytest.mark.parametrize("count", [1, 2, 4])
-def test_ldmatrix(count: int, trans: bool, library: Library) -> None:
-    memory = np.random.default_rng(11).integers(0, 2**32, 512, np.uint32)
-    out = np.zeros((32, count), np.uint32)
-    run(library, f"ldm{count}{'t' * trans}", out, memory, block=32)
-    rows = memory.view(np.uint16).reshape(-1, 8)[: 8 * count].reshape(count, 8, 8)
-    for m in range(count):
-        matrix = rows[m].T if trans else rows[m]
-        np.testing.assert_array_equal(out[:, m], np.ascontiguousarray(matrix).reshape(-1).view(np.uint32))

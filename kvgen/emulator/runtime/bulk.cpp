@@ -85,7 +85,7 @@ void land(Transfer& t) {
   }
   check_transfer_landed(t);
   write_shared(t);
-  const Place mbarrier = t.mbarrier;
+  const SharedByte mbarrier = t.mbarrier;
   const s64 bytes = tile_bytes(t);
   const u32 site = t.site;
   retire(t);
@@ -115,7 +115,7 @@ void issue(const Transfer& made) {
 }
 void issue_loads(Transfer t, u32 to, u32 mbarrier, u32 blocks, u32 alignment) {
   if (!blocks) {
-    t.shared = place_of(to, tile_bytes(t), alignment, t.site), t.mbarrier = place_of(mbarrier, 8, 8, t.site);
+    t.shared = shared_byte(to, tile_bytes(t), alignment, t.site), t.mbarrier = shared_byte(mbarrier, 8, 8, t.site);
     if (t.shared.block != t.mbarrier.block) fault("bad_copy", t.site, nullptr, "%s: the destination and its mbarrier are in different blocks of the cluster", op_text(t.site));
     issue(t);
     return;
@@ -123,8 +123,8 @@ void issue_loads(Transfer t, u32 to, u32 mbarrier, u32 blocks, u32 alignment) {
   if (blocks >> cluster_size) fault("bad_copy", t.site, nullptr, "%s: multicast to blocks %#x, the cluster has %u", op_text(t.site), blocks, cluster_size);
   for (u32 m = blocks; m; m &= m - 1) {  // the same place in each
     const u32 window = (u32)(lowest(m) + 1) << RANK_SHIFT;
-    t.shared = place_of((to & WINDOW_MASK) | window, tile_bytes(t), alignment, t.site);
-    t.mbarrier = place_of((mbarrier & WINDOW_MASK) | window, 8, 8, t.site);
+    t.shared = shared_byte((to & WINDOW_MASK) | window, tile_bytes(t), alignment, t.site);
+    t.mbarrier = shared_byte((mbarrier & WINDOW_MASK) | window, 8, 8, t.site);
     issue(t);
   }
 }
@@ -150,12 +150,12 @@ void emu_bulk_load(u32 to, u64 from, u32 bytes, u32 mbarrier, u32 blocks, u32 si
 void emu_bulk_store(u64 to, u32 from, u32 bytes, u32 byte_mask, u32 reduction, u32 site) {
   Transfer t = bulk(TO_GLOBAL, bytes, site);
   check_global_alignment(t.global = to, site);
-  t.shared = place_of(from, bytes, 16, site), t.byte_mask = byte_mask, t.reduction = reduction;
+  t.shared = shared_byte(from, bytes, 16, site), t.byte_mask = byte_mask, t.reduction = reduction;
   issue(t);
 }
 void emu_bulk_between(u32 to, u32 from, u32 bytes, u32 mbarrier, u32 reduction, u32 site) {
   Transfer t = bulk(BETWEEN_SHARED, bytes, site);
-  t.source = place_of(from, bytes, 16, site), t.reduction = reduction;
+  t.source = shared_byte(from, bytes, 16, site), t.reduction = reduction;
   issue_loads(t, to, mbarrier, 0, 16);
 }
 void emu_bulk_value(u32 to, const void* value, u32 bytes, u32 mbarrier, u32 reduction, u32 site) {

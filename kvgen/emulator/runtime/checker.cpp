@@ -27,15 +27,13 @@ void shared_outside(u32 address, u32 bytes, u32 flags, u32 site) {
           near_variable->bytes);
   fault("shared_out_of_bounds", site, "shared memory", "%s of %u bytes at shared address %#x, which belongs to no variable", verb(flags), bytes, address);
 }
-const char* shared_place(u32 o, u32* offset) {
-  for (u32 i = 0; i < kernel->shared_count; i++)
-    if (o >= kernel->shared[i].offset && o < kernel->shared[i].offset + kernel->shared[i].bytes) {
-      *offset = o - kernel->shared[i].offset;
-      return kernel->shared[i].name;
-    }
-  *offset = o - kernel->dynamic_offset;
-  return "dynamic shared memory";
+struct Words { char text[64]; };
+Words in_words(u64 distance, bool past) {
+  Words w;
+  snprintf(w.text, sizeof w.text, "%llu bytes %s", (unsigned long long)distance, past ? "past its end" : "before its start");
+  return w;
 }
+}  // namespace
 
 // ---------------------------------------------------------------- one access
 void shared_access(BlockChecker& home, u32 o, u32 bytes, u32 flags, u32 site) {
@@ -46,12 +44,6 @@ void shared_access(BlockChecker& home, u32 o, u32 bytes, u32 flags, u32 site) {
   if (flags & A_STRONG) synchronise(b, home.shared_locations, o, a);
   a.clock = b.clocks[a.me] - ((flags & A_RELEASE) ? 1 : 0);
   visit_shared(b, home, o, bytes, a, offset);
-}
-struct Words { char text[64]; };
-Words in_words(u64 distance, bool past) {
-  Words w;
-  snprintf(w.text, sizeof w.text, "%llu bytes %s", (unsigned long long)distance, past ? "past its end" : "before its start");
-  return w;
 }
 u32 find_range(u64 address, u32 bytes, u32 flags, u32 site) {
   const bool write = flags & (A_WRITE | A_ATOMIC);
@@ -82,29 +74,37 @@ u32 find_range(u64 address, u32 bytes, u32 flags, u32 site) {
   fault("global_out_of_bounds", site, nearest->name, "%s of %u bytes at %#llx lies in no buffer; the nearest is '%s' (%llu bytes): the access starts %s, at byte %lld", verb(flags), bytes,
         (unsigned long long)address, nearest->name, (unsigned long long)size, in_words(best, past).text, (long long)(address - nearest->low));
 }
-void global_access(u64 address, u32 bytes, u32 flags, u32 site, u32 alignment) {
+void check_settled(const Range& r, u64 address, u32 flags, u32 site) {
+  if (launch->programmatic && !r.settled && !checker_here().knows_grid(worker->current->linear))
+    fault("before_grid_wait", site, r.name, "%s of '%s' at byte %llu before griddepcontrol.wait: the kernel before this one may still be running", verb(flags), r.name,
+          (unsigned long long)(address - r.low));
+}
+static void global_access(u64 address, u32 bytes, u32 flags, u32 site, u32 alignment) {
   const u32 index = find_range(address, bytes, flags, site);
   const Range& r = ranges[index];
   if (address % alignment)
     fault("misaligned", site, r.name, "%s of %u bytes at byte %llu of '%s' (address %#llx) needs an alignment of %u", verb(flags), bytes, (unsigned long long)(address - r.low), r.name,
           (unsigned long long)address, alignment);
   count_request(index, address, bytes, flags, site);
-  if (launch->programmatic && !r.settled && !checker_here().knows_grid(worker->current->linear))
-    fault("before_grid_wait", site, r.name, "%s of '%s' at byte %llu before griddepcontrol.wait: the kernel before this one may still be running", verb(flags), r.name,
-          (unsigned long long)(address - r.low));
+  check_settled(r, address, flags, site);
   if (!r.tracked) return;
   emu_await_turn();
   BlockChecker& b = checker_here();
+  if (b.stores_under_way) check_unwritten(address, bytes, flags, site);
   Access a{worker->current->linear, flags, site, 0, (flags & (A_WRITE | A_ATOMIC)) != 0, r.name, "global"};
   if (flags & A_STRONG) synchronise(b, global_locations, address, a);
   a.clock = b.clocks[a.me] - ((flags & A_RELEASE) ? 1 : 0);
   visit_global(b, address, bytes, a, address - r.low);
 }
-u32 shared_offset(u32 address, u32 bytes, u32 flags, u32 site) {
+u32 shared_bounds(u32 address, u32 bytes, u32 flags, u32 site) {
   const u32 o = address - SHARED_ORIGIN;
   if (address < SHARED_ORIGIN || o + bytes > shared_extent) shared_outside(address, bytes, flags, site);
   for (u32 i = 0; i < bytes; i++)
     if (shared_layout[o + i] == OUTSIDE) shared_outside(address, bytes, flags, site);
+  return o;
+}
+static u32 shared_offset(u32 address, u32 bytes, u32 flags, u32 site) {
+  const u32 o = shared_bounds(address, bytes, flags, site);
   if (address % bytes) {
     u32 offset;
     const char* name = shared_place(o, &offset);
@@ -117,23 +117,31 @@ void shared_not_ready(const BlockChecker& home, u32 o, u32 bytes, u32 flags, u32
   for (u32 i = o; i < o + bytes; i++) {
     u32 offset;
     const char* name = shared_place(i, &offset);
-    if (shared_state[i] == IN_FLIGHT)
-      fault("in_flight", site, name, "%s of shared '%s' at byte %u: a cp.async to it has not been waited for", verb(flags), name, offset);
+    const bool busy = shared_state[i] & IN_FLIGHT || (shared_state[i] & HELD && flags & (A_WRITE | A_ATOMIC));
+    const u32 other = busy ? flight_site(home, i) : NO_SITE;
+    const char* op = other == NO_SITE ? "asynchronous operation" : emu_sites[other].op;
+    const char* where = other == NO_SITE ? "an earlier line" : emu_sites[other].where;
+    const int length = (int)strcspn(where, "|");
+    if (shared_state[i] & IN_FLIGHT)
+      fault("in_flight", site, name, "%s of shared '%s' at byte %u: the %s to it, issued at %.*s, has not been waited for", verb(flags), name, offset, op, length, where);
+    if (shared_state[i] & HELD && flags & (A_WRITE | A_ATOMIC))
+      fault("in_flight", site, name, "%s of shared '%s' at byte %u: the %s issued at %.*s may still read it", verb(flags), name, offset, op, length, where);
+    if (shared_state[i] & MBARRIER)
+      fault("bad_mbarrier", site, name, "%s of shared '%s' at byte %u, which holds a live mbarrier", verb(flags), name, offset);
     if (shared_state[i] == UNWRITTEN && !(flags & A_WRITE))
       fault("uninitialised", site, name, "%s of shared '%s' at byte %u, which nobody has written", verb(flags), name, offset);
   }
 }
-bool all_equal(const u8* p, u32 bytes, u8 value) {
+static bool all_equal(const u8* p, u32 bytes, u8 value) {
   for (u32 i = 0; i < bytes; i++)
     if (p[i] != value) return false;
   return true;
 }
-bool any_in_flight(const u8* p, u32 bytes) {
+static bool any_busy(const u8* p, u32 bytes) {
   u8 seen = 0;
   for (u32 i = 0; i < bytes; i++) seen |= p[i];
-  return seen & 2;
+  return seen & (IN_FLIGHT | HELD | MBARRIER);
 }
-}  // namespace
 
 // ---------------------------------------------------------------- what kernels and the runtime call
 static u8* check_window(Block& block, u32 address, u32 bytes, u32 flags, u32 site) {
@@ -141,8 +149,8 @@ static u8* check_window(Block& block, u32 address, u32 bytes, u32 flags, u32 sit
   const u32 o = shared_offset(address, bytes, flags, site);
   u8* state = home.shared_state + o;
   if (!all_equal(state, bytes, WRITTEN)) {
-    if (!(flags & A_WRITE) || any_in_flight(state, bytes)) shared_not_ready(home, o, bytes, flags, site);
-    memset(state, WRITTEN, bytes);
+    if (!(flags & A_WRITE) || any_busy(state, bytes)) shared_not_ready(home, o, bytes, flags, site);
+    if (flags & A_WRITE) memset(state, WRITTEN, bytes);
   }
   count_request(SHARED_MEMORY, o, bytes, flags, site);
   shared_access(home, o, bytes, flags, site);
@@ -190,18 +198,11 @@ void check_copy_issue(const CopyOp& op) {
   if (op.source_bytes) global_access(op.source, op.source_bytes, A_READ, op.site, 1);
   if (op.source_bytes && op.source % op.bytes) fault("misaligned", op.site, nullptr, "cp.async of %u bytes from address %#llx", op.bytes, (unsigned long long)op.source);
   const u32 o = shared_offset(op.destination, op.bytes, A_WRITE, op.site);
-  if (any_in_flight(b.shared_state + o, op.bytes)) shared_not_ready(b, o, op.bytes, A_WRITE, op.site);
+  if (any_busy(b.shared_state + o, op.bytes)) shared_not_ready(b, o, op.bytes, A_WRITE, op.site);
   count_request(SHARED_MEMORY, o, op.bytes, A_WRITE, op.site);
   note_in_flight(*worker->current, op.source_bytes);
   shared_access(b, o, op.bytes, A_WRITE, op.site);
   memset(b.shared_state + o, IN_FLIGHT, op.bytes);
-}
-void check_copy_complete(const CopyOp& op) {
-  BlockChecker& b = checker_here();
-  const u32 o = op.destination - SHARED_ORIGIN;
-  memset(b.shared_state + o, WRITTEN, op.bytes);
-  note_in_flight(*worker->current, -(s64)op.source_bytes);
-  shared_access(b, o, op.bytes, A_WRITE, op.site);
 }
 
 // ---------------------------------------------------------------- launch, worker, block
@@ -229,13 +230,14 @@ void check_begin_launch() {
 void check_end_launch() {
   end_shadow();
   end_launch_counts();
+  end_proxy_fences();
 }
 void check_begin_worker() {
   begin_counting();
   worker->cluster_order = new ClusterOrder;
   for (u32 r = 0; r < cluster_size; r++) {
     BlockChecker& b = *(worker->blocks[r].checker = new BlockChecker{});
-    b.clocks.resize(thread_count), b.rows.resize((size_t)thread_count * ROW), b.row_groups.resize(thread_count), b.grid_waits.resize(thread_count);
+    b.clocks.resize(thread_count), b.rows.resize((size_t)thread_count * ROW), b.row_groups.resize(thread_count), b.grid_waits.resize(thread_count), b.proxy_fences.resize(thread_count);
     b.acquired.resize(thread_count), b.pending.resize(thread_count), b.released.resize(thread_count), b.released_cta.resize(thread_count);
   }
 }
@@ -258,10 +260,15 @@ void check_begin_block(Block& block) {
   b.block_acquired = b.block_pending = nullptr;
   b.any_knowledge = false;
   b.shared_locations.clear();
-  b.generation++;
+  b.first_generation = ++b.generation;
   b.shared_readers.clear();
+  memset(b.agent_ticks, 0, sizeof b.agent_ticks);
+  b.mbarriers.clear();
+  b.holds.clear();
+  b.stores_under_way = 0;
+  reset_proxy_fences(b);
   memcpy(b.shared_state, shared_layout, shared_extent);
-  for (u32 i = 0; i < BARRIERS; i++) b.barrier_groups[i] = 0, b.barrier_acquired[i] = b.barrier_pending[i] = nullptr;
+  for (u32 i = 0; i < BARRIERS; i++) b.barrier_rows[i].groups = 0, b.barrier_acquired[i] = b.barrier_pending[i] = nullptr;
 }
 void check_end_block(Block& block) { end_block_counts(block); }
 #endif

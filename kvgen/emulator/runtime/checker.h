@@ -71,27 +71,53 @@ struct Readers {
     free_list = 0;
   }
 };
-enum : u8 { UNWRITTEN = 0, WRITTEN = 1, IN_FLIGHT = 2, OUTSIDE = 3 };
+// Of a byte of shared memory. HELD: an asynchronous operation still reads it.
+enum : u8 { UNWRITTEN = 0, WRITTEN = 1, IN_FLIGHT = 2, HELD = 4, MBARRIER = 8, OUTSIDE = 16 };
+constexpr u8 ASYNC_WRITE = 16;  // among a cell's flags: written through the async proxy
 
 // ---------------------------------------------------------------- one block
-constexpr u32 AGENTS = 64, ROW = MAX_THREADS + AGENTS;  // a row: threads, then agents
+constexpr u32 ROW = MAX_THREADS + AGENTS;  // a row: threads, then agents
+struct Row {  // what somebody knows beyond what everybody does
+  u32 clocks[ROW];
+  u64 groups = 0;  // which groups of 32 are filled in
+  void open(u32 group);
+};
+struct MbarrierOrder {
+  Row arrived, complete;  // what the arrivals so far have released, and what they had when the last phase ended
+  KnowledgePtr arrived_acquired, complete_acquired;
+  u32 init_thread, init_clock, init_site;
+};
+enum : u32 { FENCE_KINDS = 3 };  // shared, global, mbarrier init: the bits of PROXY_...
+struct ProxyFence {
+  u32 thread, clock, covers;
+  u32 base;  // it covers what the thread knew: everybody's past up to `base`, ...
+  Row known;  // ... and more of some
+  KnowledgePtr acquired;
+  bool includes(u32 t, u32 c) const { return (t == thread && c <= clock) || (t < MAX_THREADS && c <= base) || ((known.groups >> (t >> 5) & 1) && c <= known.clocks[t]); }
+};
 struct BlockChecker {
   u32 index, rank;  // of the block in the grid, in its cluster
-  u32 base_clock, agent_base[AGENTS];
+  u32 base_clock, agent_base[AGENTS], agent_ticks[AGENTS];
   std::vector<u32> clocks, rows;
   std::vector<u64> row_groups;  // which groups of 32 of a row are filled in
   std::vector<KnowledgePtr> acquired, pending, released, released_cta;
   KnowledgePtr block_acquired, block_pending;
   std::vector<u32> grid_waits;  // clock at which each thread knew that the kernel before has ended; 0: it does not
   bool any_knowledge;
-  u32 barrier_rows[BARRIERS][ROW];
-  u64 barrier_groups[BARRIERS];
+  Row barrier_rows[BARRIERS];
   KnowledgePtr barrier_acquired[BARRIERS], barrier_pending[BARRIERS];
 
   struct Visit { u32 clock, site; };
   std::vector<Visit> visits;  // the last access of each fiber of another block
+  std::vector<std::unique_ptr<MbarrierOrder>> mbarriers;  // by number
+  std::vector<std::vector<ProxyFence>> proxy_fences;      // of each thread, oldest first
+  std::vector<u16> fencing;                               // threads that have any
+  u32 fenced_base[FENCE_KINDS], fenced[FENCE_KINDS][ROW];  // writes up to here: fenced in everybody's past
+  KnowledgePtr fenced_acquired[FENCE_KINDS];
+  std::vector<u16> holds;                                 // of each byte of shared memory; empty while there are none
+  u32 stores_under_way;                                   // bulk stores whose bytes are not in global memory yet
 
-  u32 generation;
+  u32 generation, first_generation;
   Cell shared_words[SHARED_CAPACITY / 4], shared_bytes[SHARED_CAPACITY];
   Readers shared_readers;
   Locations shared_locations;
@@ -103,6 +129,8 @@ struct BlockChecker {
     return u == me || ((row_groups[me] >> (u >> 5) & 1) && row(me)[u] >= clock);
   }
   void open_row(u32 t, u32 group);
+  void give(u32 t, Row& to);                   // t's past
+  void take(u32 t, const Row& from);
   KnowledgePtr snapshot(u32 t);                // t's whole past, for others to acquire
   void learn(u32 t, const KnowledgePtr& k);    // t acquires k
   bool knows_grid(u32 t);                      // of the end of the kernel before
@@ -111,6 +139,7 @@ struct BlockChecker {
 struct ClusterOrder { KnowledgePtr arriving, complete; };  // through the cluster's barrier
 inline BlockChecker& checker_here() { return *worker->current->block->checker; }
 KnowledgePtr join(const KnowledgePtr& a, const KnowledgePtr& b);
+bool knows(const KnowledgePtr& k, u32 block, u32 thread, u32 clock);
 
 struct Range { const char* name; u64 low, high; bool writable, tracked, implicit, settled; };
 extern std::vector<Range> ranges;
@@ -119,11 +148,25 @@ struct Access {
   bool write;
   const char* buffer;
   const char* space;
+  bool async = false, ordered = false, forgotten = false;  // through the async proxy; known to be in order; not remembered
 };
 const char* verb(u32 flags);
+u32 find_range(u64 address, u32 bytes, u32 flags, u32 site);
+void check_settled(const Range& r, u64 address, u32 flags, u32 site);
+u32 shared_bounds(u32 address, u32 bytes, u32 flags, u32 site);  // its offset
+void shared_not_ready(const BlockChecker& home, u32 o, u32 bytes, u32 flags, u32 site);
+void shared_access(BlockChecker& home, u32 o, u32 bytes, u32 flags, u32 site);
 void visit_shared(BlockChecker& b, BlockChecker& home, u32 o, u32 bytes, const Access& a, u64 offset);
 void visit_global(BlockChecker& b, u64 address, u32 bytes, const Access& a, u64 offset);
 extern Locations global_locations;
 void synchronise(BlockChecker& b, Locations& locations, u64 address, const Access& a);
 void end_shadow();
+// flights.cpp, proxy.cpp
+u32 flight_site(const BlockChecker& home, u32 o);  // of what is still to write or to read this byte of shared memory
+u32 product_site(const Block& block, u32 o);       // of a wgmma that is still to read it, else NO_SITE
+void check_unwritten(u64 address, u32 bytes, u32 flags, u32 site);
+bool proxy_fenced(BlockChecker& b, u32 me, u32 kind, u32 block, u32 writer, u32 clock);
+void fold_proxy_fences(BlockChecker& b);
+void reset_proxy_fences(BlockChecker& b);
+void end_proxy_fences();
 #endif

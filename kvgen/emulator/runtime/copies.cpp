@@ -16,7 +16,7 @@ static void perform_first(Fiber& f, u32 n) {  // the bytes move only here: a mis
   for (u32 i = 0; i < n; i++) {
     const CopyOp& op = q.ops[i];
     if (op.arrives_in) {
-      const Place mbarrier{op.arrives_in, op.destination};
+      const SharedByte mbarrier{op.arrives_in, op.destination};
       mbarrier_forget(mbarrier, &f, op.serial);
       check_copies_arrive(f, mbarrier);
       mbarrier_count(mbarrier, 1, 0, op.site);
@@ -24,7 +24,7 @@ static void perform_first(Fiber& f, u32 n) {  // the bytes move only here: a mis
     }
     u32 next = i + 1;
     while (next < q.count && !q.ops[next].arrives_in) next++;
-    const Place mbarrier = next < q.count ? Place{q.ops[next].arrives_in, q.ops[next].destination} : Place{};
+    const SharedByte mbarrier = next < q.count ? SharedByte{q.ops[next].arrives_in, q.ops[next].destination} : SharedByte{};
     u8* to = f.shared + (op.destination - SHARED_ORIGIN);
     check_copy_landed(f, op, mbarrier.block ? &mbarrier : nullptr);
     if (op.source_bytes) memcpy(to, (const void*)op.source, op.source_bytes);
@@ -59,7 +59,7 @@ void emu_cp_async_wait(u32 keep) {
   perform_first(*worker->current, n);
 }
 void emu_cp_async_arrive(u32 mbarrier, u32 counts, u32 site) {
-  const Place p = place_of(mbarrier, 8, 8, site);
+  const SharedByte p = shared_byte(mbarrier, 8, 8, site);
   check_mbarrier_use(*p.block, find_mbarrier(p, site), false, site);
   if (!counts) mbarrier_expect_arrival(p, site);
   CopyQueue& q = worker->current->copies;

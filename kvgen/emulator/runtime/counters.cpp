@@ -78,7 +78,7 @@ void count_sectors(const Lanes& l, u32 present, SiteCount& row) {
   u64 covered = 0, next_sector = 0, distinct = 0;
   for (u32 i = 0; i < n; i++) {
     const u64 first = parts[i].low / SECTOR, past = (parts[i].high - 1) / SECTOR + 1;
-    if (past > next_sector) row.units += past - (first > next_sector ? first : next_sector), next_sector = past;
+    row.units += past - (first > next_sector ? first : next_sector), next_sector = past;
     if (parts[i].high > covered) distinct += parts[i].high - (parts[i].low > covered ? parts[i].low : covered), covered = parts[i].high;
   }
   row.ideal += (distinct + SECTOR - 1) / SECTOR;
@@ -102,14 +102,13 @@ u32 wavefronts(const Lanes& l, u32 present, bool atomic) {
   }
   return most;
 }
-bool in_a_row(const Lanes& l, u32 present) {  // from the first lane on, without gaps
-  const u32 first = lowest(present);
-  u64 expected = l.address[first];
-  if (expected % 4) return false;
+bool banks_differ(const Lanes& l, u32 present, u32 bytes) {  // of any two lanes: most requests are like that
+  const u32 shift = (u32)__builtin_ctz(bytes < 4 ? 4 : bytes), places = (4 * BANKS >> shift) - 1;
+  u32 seen = 0;
   for (u32 m = present; m; m &= m - 1) {
-    const u32 i = lowest(m);
-    if (l.address[i] != expected) return false;
-    expected += l.bytes[i];
+    const u32 bit = 1u << ((u32)l.address[lowest(m)] >> shift & places);
+    if (seen & bit) return false;
+    seen |= bit;
   }
   return true;
 }
@@ -120,7 +119,7 @@ void count_wavefronts(const Lanes& l, u32 present, bool atomic, SiteCount& row) 
   for (u32 first = 0; first < 32; first += group) {
     const u32 lanes = present & (u32)(((1ull << group) - 1) << first);
     if (!lanes) continue;
-    const u32 ways = !atomic && in_a_row(l, lanes) ? 1 : wavefronts(l, lanes, atomic);
+    const u32 ways = banks_differ(l, lanes, bytes) ? 1 : wavefronts(l, lanes, atomic);
     row.units += ways, row.ideal++;
     if (ways > row.worst) row.worst = ways;
   }
@@ -198,7 +197,7 @@ void count_request(u32 range, u64 address, u32 bytes, u32 flags, u32 site) {
   Slot* s = &k.slots[k.home(key, range)];
   if (s->lanes >= CLOSED || s->key != key || s->range != range) s = &k.find(key, range);
   const bool is_open = s->lanes < CLOSED;
-  if (is_open && s->present >> me.lane & 1) k.close(*s);  // a function that called itself
+  if (is_open && s->present >> me.lane & 1) k.close(*s);  // an instruction with several accesses
   if (s->lanes >= CLOSED) {
     if (!is_open && k.taken > k.mask / 2) {
       k.sweep(false);
@@ -212,10 +211,10 @@ void count_request(u32 range, u64 address, u32 bytes, u32 flags, u32 site) {
   const u32 alive = me.block->warps[me.warp].alive;
   if ((s->present & alive) == alive) k.close(*s);
 }
-void count_bulk(u32 range, u64 address, u64 bytes, bool is_store, u32 site, bool first) {
+void count_bulk(u32 range, u64 address, u64 bytes, u32 flags, u32 site, bool first) {
   if (range >= launch->buffer_count || !bytes) return;
   WorkerCounters& k = *worker->counters;
-  SiteCount& r = k.row(site, range, is_store);
+  SiteCount& r = k.row(site, range, kind_of(flags));
   if (first) k.bulk_bytes = k.bulk_sector = 0, r.requests++;
   const u64 begin = address / SECTOR, past = (address + bytes - 1) / SECTOR + 1;
   r.bytes += bytes;

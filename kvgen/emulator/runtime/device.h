@@ -76,6 +76,9 @@ extern __thread u32 emu_spins __attribute__((tls_model("initial-exec")));  // yi
 [[noreturn]] void emu_runaway(u32 site);
 [[noreturn]] void emu_arithmetic_fault(u32 site, const char* what);
 void emu_yield();
+u64 emu_clock();
+bool emu_is_constant(u64 address);
+bool emu_is_parameter(u64 address);
 [[noreturn]] void emu_exit();
 void emu_await_turn();  // until every earlier block has ended
 u8* emu_check_shared(u32 address, u32 bytes, u32 flags, u32 site);
@@ -91,18 +94,6 @@ void emu_cluster_arrive(u32 release, u32 aligned, u32 site);
 void emu_cluster_wait(u32 aligned, u32 site);
 u64 emu_map_rank(u64 address, u32 rank, u32 generic, u32 site);
 u32 emu_rank_of(u64 address, u32 generic, u32 site);
-void emu_warp_sync(u32 mask, u32 site);
-u32 emu_shuffle(u32 mode, u32 value, u32 b, u32 c, u32 mask, bool* in_range, u32 site);
-u32 emu_ballot(u32 mask, u32 predicate, u32 site);
-u32 emu_match(u32 all, u64 value, u32 mask, bool* predicate, u32 site);
-u32 emu_reduce(u32 kind, u32 is_signed, u32 value, u32 mask, u32 site);
-u32 emu_elect(u32 mask, u32 site);
-u32 emu_born();
-void emu_ldmatrix(u32* out, u32 count, u32 transposed, u32 address, u32 site);
-void emu_mma(float* c, const u32* a, const u32* b, u32 k, u32 is_bf16, u32 site);
-void emu_cp_async(u32 destination, u64 source, u32 bytes, u32 source_bytes, u32 site);
-void emu_cp_async_commit();
-void emu_cp_async_wait(u32 keep);
 #pragma GCC visibility pop
 }
 
@@ -152,6 +143,9 @@ EMU_INLINE u8* at_generic(const Thread* self, u64 a, u32, u32 flags, u32) {
 #endif
 
 #include "calls.h"
+#include "warp.h"
 #include "integers.h"
 #include "floats.h"
 #include "atomics.h"
+#include "tensor.h"
+#include "async.h"

@@ -4,6 +4,15 @@
 #include <stdio.h>
 #include <string.h>
 
+const char* shared_place(u32 o, u32* offset) {
+  for (u32 i = 0; i < kernel->shared_count; i++)
+    if (o >= kernel->shared[i].offset && o < kernel->shared[i].offset + kernel->shared[i].bytes) {
+      *offset = o - kernel->shared[i].offset;
+      return kernel->shared[i].name;
+    }
+  *offset = o - kernel->dynamic_offset;
+  return "dynamic shared memory";
+}
 static State state_of(const Fiber& f) { return can_run(f) ? RUNNING : f.state; }
 static size_t describe_fibers(char* out, size_t size, const Fiber* fibers, const Barrier* barriers, u32 todo) {
   size_t n = 0;
@@ -13,7 +22,7 @@ static size_t describe_fibers(char* out, size_t size, const Fiber* fibers, const
     u32 same = 0;
     for (u32 m = todo; m; m &= m - 1) {
       const Fiber& o = fibers[lowest(m)];
-      if (state_of(o) == state && (state == EXITED || o.site == f.site) && (state != AT_WARP_OP || o.mask == f.mask)) same |= 1u << o.lane;
+      if (state_of(o) == state && (state == EXITED || o.site == f.site) && (state != AT_WARP_OP || o.mask == f.mask) && (state != AT_MBARRIER || o.barrier == f.barrier)) same |= 1u << o.lane;
     }
     todo &= ~same;
     const char* op = f.site == NO_SITE ? "" : emu_sites[f.site].op;
@@ -24,6 +33,11 @@ static size_t describe_fibers(char* out, size_t size, const Fiber* fibers, const
       case EXITED: n += (size_t)snprintf(out + n, size - n, " lanes %08x exited;", same); break;
       case AT_CLUSTER: n += (size_t)snprintf(out + n, size - n, " lanes %08x wait at the cluster's barrier (%u of %u arrived) at %.*s;", same, worker->cluster_arrived, worker->alive, first, where); break;
       case AT_WARP_OP: n += (size_t)snprintf(out + n, size - n, " lanes %08x wait in %s (mask %08x) at %.*s;", same, op, f.mask, first, where); break;
+      case AT_MBARRIER:
+        n += (size_t)snprintf(out + n, size - n, " lanes %08x wait at mbarrier ", same);
+        n += describe_mbarrier(out + n, size - n, *f.block, f.barrier);
+        n += (size_t)snprintf(out + n, size - n, ", in %s at %.*s;", op, first, where);
+        break;
       case AT_BARRIER:
         n += (size_t)snprintf(out + n, size - n, " lanes %08x wait at barrier %u (%u of %u arrived) in %s at %.*s;", same, f.barrier, barriers[f.barrier].arrived, barriers[f.barrier].expected, op, first,
                               where);

@@ -99,12 +99,17 @@ static Fiber* descending(u32 after, bool leave) {
   }
   return nullptr;
 }
+static u64 next_random() {
+  u64& r = worker->random_state;
+  r ^= r << 13;
+  r ^= r >> 7;
+  r ^= r << 17;
+  return r >> 32;
+}
+u32 draw(u32 n) { return launch->schedule < 2 ? 0 : (u32)(next_random() * n >> 32); }
 static Fiber* drawn() {
   Worker& k = *worker;
-  k.random_state ^= k.random_state << 13;
-  k.random_state ^= k.random_state >> 7;
-  k.random_state ^= k.random_state << 17;
-  const u32 slot = (u32)((k.random_state >> 32) * (k.warp_count * 32) >> 32);
+  const u32 slot = (u32)(next_random() * (k.warp_count * 32) >> 32);
   const u32 lanes = k.runnable[slot >> 5] & (~0u << (slot & 31));
   return lanes ? &k.fibers[(slot & ~31u) + lowest(lanes)] : ascending(slot | 31, true);
 }
@@ -115,9 +120,13 @@ Fiber* first_fiber() { return next_fiber(launch->schedule == 0 ? worker->warp_co
 void fiber_wait() {
   Worker& k = *worker;
   Fiber* me = k.current;
-  k.runnable[me->slot >> 5] &= ~(1u << (me->slot & 31));
-  Fiber* next = next_fiber(me->slot, false);
-  if (!next) deadlock("no thread can run");
+  u32& lanes = k.runnable[me->slot >> 5];
+  lanes &= ~(1u << (me->slot & 31));
+  // Mostly the neighbour is next: guessing so keeps the switch from waiting for the masks.
+  const u32 beside = (me->slot & 31) + (u32)k.step;
+  Fiber* next = me + k.step;
+  if (__builtin_expect(!k.step || beside > 31 || !(lanes >> beside & 1), 0)) next = next_fiber(me->slot, false);
+  if (__builtin_expect(!next, 0)) deadlock("no thread can run");
   switch_to(me, next);
   me->state = RUNNING;
 }
@@ -136,9 +145,9 @@ void emu_yield() {
 [[noreturn]] static void finish() {
   Worker& w = *worker;
   Fiber* me = w.current;
+  async_thread_exits(*me);
   emu_spins = 0;
   me->state = EXITED;
-  me->copies.count = 0;
   w.runnable[me->slot >> 5] &= ~(1u << (me->slot & 31));
   me->block->alive--;
   w.alive--;

@@ -59,6 +59,7 @@ void begin_block(Worker& w, Block& b, u32 rank, const u32* position) {
   b.fibers = w.fibers + rank * warp_slots();
   memset(b.warps, 0, sizeof b.warps);
   memset(b.barriers, 0, sizeof b.barriers);
+  begin_warpgroups(b);
   const u32 extent = emu_static_bytes > kernel->dynamic_offset + emu_dynamic_bytes ? emu_static_bytes : kernel->dynamic_offset + emu_dynamic_bytes;
   memset(b.shared, 0xFF, extent);  // NaN in every float format: a missing write shows
   for (u32 t = 0; t < thread_count; t++) {
@@ -68,18 +69,19 @@ void begin_block(Worker& w, Block& b, u32 rank, const u32* position) {
     f.linear = t, f.lane = t & 31, f.warp = t >> 5, f.rank = rank;
     f.params = launch->params;
     f.slot = (u32)(&f - w.fibers);
-    f.block = &b;
+    f.block = &b, f.own_warp = &b.warps[f.warp];
     f.blocks = w.block_counts + (size_t)f.slot * kernel->block_count;
     f.shared = b.shared, f.windows = w.windows, f.window_bytes = cluster_size * WINDOW_STRIDE;
     f.stack = w.stacks + stack_stride * f.slot;
     f.site = NO_SITE;
     f.cluster_arrived = false;
-    f.copies.count = f.copies.first_group = f.copies.next_group = 0;
+    f.copies.count = f.copies.next_group = f.bulk_group = 0;
     b.warps[f.warp].born |= 1u << f.lane;
     b.warps[f.warp].alive |= 1u << f.lane;
     fiber_wake(f);
     prepare_stack(f);
   }
+  async_begin_block(b);
   check_begin_block(b);
 }
 void begin_cluster(Worker& w) {
@@ -161,6 +163,7 @@ void* work(void* number) {
   w.number = (u32)(uintptr_t)number;
   w.fiber_count = warp_slots() * cluster_size;
   w.warp_count = w.fiber_count / 32;
+  w.step = launch->schedule == 0 ? 1 : launch->schedule == 1 ? -1 : 0;
   const size_t stack_total = stack_stride * w.fiber_count, window_total = (size_t)WINDOW_STRIDE * cluster_size;
   w.stacks = (u8*)map_memory(stack_total);
   w.windows = (u8*)map_memory(window_total);
@@ -183,6 +186,7 @@ void* work(void* number) {
   }
   if (w.fibers)
     for (u32 t = 0; t < w.fiber_count; t++) free(w.fibers[t].copies.ops);
+  for (u32 r = 0; w.blocks && r < cluster_size; r++) async_end_worker(w.blocks[r]), end_warpgroups(w.blocks[r]);
   free(w.fibers), free(w.blocks), free(w.runnable), free(w.block_counts), free(w.executed);
   if (w.stacks) munmap(w.stacks, stack_total);
   if (w.windows) munmap(w.windows, window_total);
@@ -220,7 +224,7 @@ extern "C" __attribute__((visibility("default"))) int emu_launch(LaunchInfo* inf
   emu_static_bytes = kernel->static_shared;
   // Small stacks share page-table lines; the odd stride keeps equal frames of different fibers out of one cache set.
   stack_bytes = (32u << 10) + ((2 * (size_t)kernel->frame_bytes + 4095u) & ~(size_t)4095u);
-  stack_stride = stack_bytes + 64 * 5;
+  stack_stride = stack_bytes + 64 * 17;
   for (u32 i = 0; i < kernel->global_count; i++) {
     const GlobalVariable& g = kernel->globals[i];
     if (!g.writable) continue;

@@ -3,7 +3,7 @@
 #include <stdio.h>
 #include <string.h>
 
-Place place_of(u32 address, u32 bytes, u32 alignment, u32 site) {
+SharedByte shared_byte(u32 address, u32 bytes, u32 alignment, u32 site) {
   const u32 rank = address >> RANK_SHIFT, offset = (address & WINDOW_MASK) - SHARED_ORIGIN;
   if (rank > cluster_size || offset >= SHARED_CAPACITY || bytes > SHARED_CAPACITY - offset)
     fault("shared_out_of_bounds", site, "shared memory", "%s: %u bytes at shared address %#x lie outside of shared memory", op_text(site), bytes, address);
@@ -23,34 +23,34 @@ u32 emu_shared_address(u64 generic, u32 site) {
 }
 
 // ---------------------------------------------------------------- the object
-static Place mbarrier_place(u32 address, u32 site) { return place_of(address, 8, 8, site); }
-static const char* name_of(const Place& p, u32* at) { return shared_place(p.offset, at); }
-MbarrierWord mbarrier_word(const Place& p) {
+static SharedByte mbarrier_at(u32 address, u32 site) { return shared_byte(address, 8, 8, site); }
+static const char* name_of(const SharedByte& p, u32* at) { return shared_place(p.offset, at); }
+MbarrierWord mbarrier_word(const SharedByte& p) {
   MbarrierWord w;
   memcpy(&w, p.block->shared + p.offset, 8);
   return w;
 }
-static void write_word(const Place& p, MbarrierWord w) { memcpy(p.block->shared + p.offset, &w, 8); }
-static Mbarrier* known_at(const Place& p) {
+static void write_word(const SharedByte& p, MbarrierWord w) { memcpy(p.block->shared + p.offset, &w, 8); }
+static Mbarrier* known_at(const SharedByte& p) {
   for (auto& m : p.block->async->mbarriers)
     if (m->offset == p.offset) return m.get();
   return nullptr;
 }
-Mbarrier& find_mbarrier(const Place& p, u32 site) {
+Mbarrier& find_mbarrier(const SharedByte& p, u32 site) {
   Mbarrier* m = known_at(p);
   if (m && m->live) return *m;
   u32 at;
   const char* name = name_of(p, &at);
   fault("bad_mbarrier", site, name, "%s: no mbarrier has been initialised at byte %u of shared '%s'", op_text(site), at, name);
 }
-static void check_count(const Place& p, u32 count, u32 site) {
+static void check_count(const SharedByte& p, u32 count, u32 site) {
   if (count - 1 < MBARRIER_LIMIT) return;
   u32 at;
   const char* name = name_of(p, &at);
   fault("bad_mbarrier", site, name, "%s: count %u for the mbarrier at byte %u of shared '%s': it is 1 to %u", op_text(site), count, at, name, MBARRIER_LIMIT);
 }
 void emu_mbarrier_init(u32 address, u32 count, u32 site) {
-  const Place p = mbarrier_place(address, site);
+  const SharedByte p = mbarrier_at(address, site);
   check_count(p, count, site);
   Mbarrier* m = known_at(p);
   if (m && m->live) {
@@ -69,7 +69,7 @@ void emu_mbarrier_init(u32 address, u32 count, u32 site) {
   write_word(p, w);
 }
 void emu_mbarrier_invalidate(u32 address, u32 site) {
-  const Place p = mbarrier_place(address, site);
+  const SharedByte p = mbarrier_at(address, site);
   Mbarrier& m = find_mbarrier(p, site);
   check_mbarrier_use(*p.block, m, false, site);
   if (!m.waiting.empty() || !m.due.empty()) {
@@ -82,7 +82,7 @@ void emu_mbarrier_invalidate(u32 address, u32 site) {
 }
 
 // ---------------------------------------------------------------- counting
-static void complete_phase(const Place& p, Mbarrier& m, MbarrierWord& w) {
+static void complete_phase(const SharedByte& p, Mbarrier& m, MbarrierWord& w) {
   emu_spins = 0;
   w.phase ^= 1;
   w.pending = w.expected;
@@ -94,7 +94,7 @@ static void complete_phase(const Place& p, Mbarrier& m, MbarrierWord& w) {
   }
   m.waiting.clear();
 }
-static void count(const Place& p, Mbarrier& m, u32 arrivals, s64 bytes, u32 site) {
+static void count(const SharedByte& p, Mbarrier& m, u32 arrivals, s64 bytes, u32 site) {
   MbarrierWord w = mbarrier_word(p);
   u32 at;
   if (arrivals > w.pending) {
@@ -112,16 +112,16 @@ static void count(const Place& p, Mbarrier& m, u32 arrivals, s64 bytes, u32 site
   if (!w.pending && !w.bytes) complete_phase(p, m, w);
   else write_word(p, w);
 }
-void mbarrier_expect_arrival(const Place& p, u32 site) {
+void mbarrier_expect_arrival(const SharedByte& p, u32 site) {
   MbarrierWord w = mbarrier_word(p);
   check_count(p, (u32)w.pending + 1, site);
   w.pending++;
   write_word(p, w);
 }
-void mbarrier_count(const Place& p, u32 arrivals, s64 bytes, u32 site) { count(p, find_mbarrier(p, site), arrivals, bytes, site); }
+void mbarrier_count(const SharedByte& p, u32 arrivals, s64 bytes, u32 site) { count(p, find_mbarrier(p, site), arrivals, bytes, site); }
 
 u64 emu_mbarrier_arrive(u32 address, u32 arrivals, u32 bytes, u32 flags, u32 site) {
-  const Place p = mbarrier_place(address, site);
+  const SharedByte p = mbarrier_at(address, site);
   Mbarrier& m = find_mbarrier(p, site);
   check_mbarrier_use(*p.block, m, false, site);
   check_count(p, arrivals, site);
@@ -142,13 +142,13 @@ u64 emu_mbarrier_arrive(u32 address, u32 arrivals, u32 bytes, u32 flags, u32 sit
   return bits<u64>(before);
 }
 void emu_mbarrier_expect(u32 address, u32 bytes, u32 site) {
-  const Place p = mbarrier_place(address, site);
+  const SharedByte p = mbarrier_at(address, site);
   Mbarrier& m = find_mbarrier(p, site);
   check_mbarrier_use(*p.block, m, false, site);
   count(p, m, 0, bytes, site);
 }
 void emu_mbarrier_complete(u32 address, u32 bytes, u32 site) {
-  const Place p = mbarrier_place(address, site);
+  const SharedByte p = mbarrier_at(address, site);
   Mbarrier& m = find_mbarrier(p, site);
   check_mbarrier_use(*p.block, m, false, site);
   count(p, m, 0, -(s64)bytes, site);
@@ -166,13 +166,13 @@ static void perform_first_due(Mbarrier& m) {
     perform_copies(*due.copier, due.serial + 1);  // takes the entry away
   }
 }
-void mbarrier_add_due(const Place& p, const Due& due, u32 site) {
+void mbarrier_add_due(const SharedByte& p, const Due& due, u32 site) {
   Mbarrier& m = find_mbarrier(p, site);
   m.due.push_back(due);
   // Somebody is waiting already; or, in a seeded schedule, the hardware happens to be quick.
   while (!m.due.empty() && (!m.waiting.empty() || draw(8) == 1)) perform_first_due(m);
 }
-void mbarrier_forget(const Place& p, const Fiber* copier, u64 serial) {
+void mbarrier_forget(const SharedByte& p, const Fiber* copier, u64 serial) {
   if (Mbarrier* m = known_at(p))
     for (size_t i = 0; i < m->due.size(); i++)
       if (m->due[i].copier == copier && m->due[i].serial == serial) {
@@ -181,9 +181,10 @@ void mbarrier_forget(const Place& p, const Fiber* copier, u64 serial) {
       }
 }
 bool emu_mbarrier_wait(u32 address, u64 phase, u32 flags, u32 site) {
-  const Place p = mbarrier_place(address, site);
+  const SharedByte p = mbarrier_at(address, site);
   Fiber& me = *worker->current;
   if (p.block != me.block) fault("bad_mbarrier", site, nullptr, "%s: a thread can only wait on an mbarrier of its own block", op_text(site));
+  me.site = site;
   if (!(flags & MB_SUSPENDS)) emu_yield();
   Mbarrier& m = find_mbarrier(p, site);
   check_mbarrier_use(*p.block, m, false, site);
@@ -201,7 +202,7 @@ bool emu_mbarrier_wait(u32 address, u64 phase, u32 flags, u32 site) {
     return false;
   }
   m.waiting.push_back({&me, (flags & MB_RELAXED) != 0});
-  me.site = site, me.barrier = p.offset, me.state = AT_MBARRIER;
+  me.barrier = p.offset, me.state = AT_MBARRIER;
   fiber_wait();
   return true;
 }

@@ -7,6 +7,7 @@
 // Order across blocks (they run as if one after another): only what was released through a fence and an atomic or by a
 // release operation, and acquired the same way, is known.
 #include "checker.h"
+#include "transfers.h"
 #include <string.h>
 
 #if EMU_CHECK
@@ -29,20 +30,41 @@ KnowledgePtr join(const KnowledgePtr& a, const KnowledgePtr& b) {
   for (const auto& entry : *b) join_known((*out)[entry.first], entry.second);
   return out;
 }
-static bool knows(const KnowledgePtr& k, u32 block, u32 thread, u32 clock) {
+bool knows(const KnowledgePtr& k, u32 block, u32 thread, u32 clock) {
   if (!k) return false;
   auto found = k->find(block);
   if (found == k->end()) return false;
-  if (clock <= found->second.base) return true;
+  if (thread < MAX_THREADS && clock <= found->second.base) return true;
   for (const auto& entry : found->second.later)
     if (entry.first == thread) return clock <= entry.second;
   return false;
 }
 
+void Row::open(u32 group) {
+  if (groups >> group & 1) return;
+  memset(clocks + group * 32, 0, 128);
+  groups |= 1ull << group;
+}
 void BlockChecker::open_row(u32 t, u32 group) {
   if (row_groups[t] >> group & 1) return;
   memset(row(t) + group * 32, 0, 128);
   row_groups[t] |= 1ull << group;
+}
+void BlockChecker::give(u32 t, Row& to) {
+  for (u64 rest = row_groups[t]; rest; rest &= rest - 1) {
+    const u32 g = (u32)__builtin_ctzll(rest);
+    to.open(g);
+    for (u32 u = g * 32; u < g * 32 + 32; u++) to.clocks[u] = row(t)[u] > to.clocks[u] ? row(t)[u] : to.clocks[u];
+  }
+  to.open(t / 32);
+  to.clocks[t] = clocks[t] > to.clocks[t] ? clocks[t] : to.clocks[t];
+}
+void BlockChecker::take(u32 t, const Row& from) {
+  for (u64 rest = from.groups; rest; rest &= rest - 1) {
+    const u32 g = (u32)__builtin_ctzll(rest);
+    open_row(t, g);
+    for (u32 u = g * 32; u < g * 32 + 32; u++) row(t)[u] = from.clocks[u] > row(t)[u] ? from.clocks[u] : row(t)[u];
+  }
 }
 KnowledgePtr BlockChecker::snapshot(u32 t) {
   Knowledge own;
@@ -55,6 +77,10 @@ KnowledgePtr BlockChecker::snapshot(u32 t) {
       u32 c = u == t ? clocks[t] : has ? row(t)[u] : 0;
       if (c > base_clock) k.later.push_back({(u16)u, c});
     }
+  }
+  for (u32 a = 0; a < AGENTS; a++) {
+    const u32 u = MAX_THREADS + a, known = row_groups[t] >> (u >> 5) & 1 ? row(t)[u] : 0, c = known > agent_base[a] ? known : agent_base[a];
+    if (c) k.later.push_back({(u16)u, c});
   }
   KnowledgePtr out = std::make_shared<Knowledge>(std::move(own));
   return join(join(out, acquired[t]), block_acquired);
@@ -104,6 +130,7 @@ void check_full_barrier() {
       }
   }
   for (u32 t = 0; t < thread_count; t++) b.clocks[t] = b.base_clock + 1, b.row_groups[t] = 0;
+  fold_proxy_fences(b);
   if (cluster_size == 1) {  // else other blocks may have been here, whom this barrier does not order
     b.generation++;
     b.shared_readers.clear();
@@ -149,33 +176,112 @@ void check_warp_join(u32 warp, u32 lanes) {
 void check_barrier_arrive(u32 id) {
   BlockChecker& b = checker_here();
   const u32 t = worker->current->linear;
-  u32* to = b.barrier_rows[id];
-  for (u64 rest = b.row_groups[t] | 1ull << (t / 32); rest; rest &= rest - 1) {
-    const u32 g = (u32)__builtin_ctzll(rest);
-    if (!(b.barrier_groups[id] >> g & 1)) memset(to + g * 32, 0, 128), b.barrier_groups[id] |= 1ull << g;
-    if (!(b.row_groups[t] >> g & 1)) continue;
-    for (u32 u = g * 32; u < g * 32 + 32; u++) to[u] = b.row(t)[u] > to[u] ? b.row(t)[u] : to[u];
-  }
-  to[t] = b.clocks[t] > to[t] ? b.clocks[t] : to[t];
+  b.give(t, b.barrier_rows[id]);
   b.clocks[t]++;
   b.barrier_acquired[id] = join(b.barrier_acquired[id], b.acquired[t]);
   b.barrier_pending[id] = join(b.barrier_pending[id], b.pending[t]);
 }
 void check_barrier_pass(u32 id, u32 t) {
   BlockChecker& b = checker_here();
-  const u32* from = b.barrier_rows[id];
-  for (u64 rest = b.barrier_groups[id]; rest; rest &= rest - 1) {
-    const u32 g = (u32)__builtin_ctzll(rest);
-    b.open_row(t, g);
-    for (u32 u = g * 32; u < g * 32 + 32; u++) b.row(t)[u] = from[u] > b.row(t)[u] ? from[u] : b.row(t)[u];
-  }
+  b.take(t, b.barrier_rows[id]);
   b.acquired[t] = join(b.acquired[t], b.barrier_acquired[id]);
   b.pending[t] = join(b.pending[t], b.barrier_pending[id]);
 }
 void check_barrier_reset(u32 id) {
   BlockChecker& b = checker_here();
-  b.barrier_groups[id] = 0;
+  b.barrier_rows[id].groups = 0;
   b.barrier_acquired[id] = b.barrier_pending[id] = nullptr;
+}
+
+// ---------------------------------------------------------------- mbarriers
+// An arrival releases the arriver's past to the phase, the end of a phase hands on what has arrived so far. Bytes that land
+// belong to the mbarrier's agent, at the number of the phase they land in: who has seen its end knows of them. With more
+// mbarriers than agents, the bytes of the later ones count as known to everybody.
+static MbarrierOrder& order_of(Block& home, const Mbarrier& m) { return *home.checker->mbarriers[m.number]; }
+static bool has_agent(const Mbarrier& m) { return m.number < WARPGROUP_AGENT; }
+
+void check_mbarrier_init(Block& home, const Mbarrier& m, u32 site) {
+  BlockChecker& b = *home.checker;
+  shared_bounds(SHARED_ORIGIN + m.offset, 8, A_WRITE, site);
+  shared_not_ready(b, m.offset, 8, A_WRITE, site);
+  shared_access(b, m.offset, 8, A_WRITE, site);
+  memset(b.shared_state + m.offset, MBARRIER, 8);
+  if (b.mbarriers.size() <= m.number) b.mbarriers.resize(m.number + 1);
+  b.mbarriers[m.number].reset(new MbarrierOrder{});
+  MbarrierOrder& o = order_of(home, m);
+  o.init_thread = worker->current->linear, o.init_clock = checker_here().clocks[o.init_thread], o.init_site = site;
+}
+void check_mbarrier_invalidate(Block& home, const Mbarrier& m, u32 site) {
+  memset(home.checker->shared_state + m.offset, UNWRITTEN, 8);
+  shared_access(*home.checker, m.offset, 8, A_WRITE, site);
+}
+void check_mbarrier_use(Block& home, const Mbarrier& m, bool by_async_proxy, u32 site) {
+  BlockChecker& b = checker_here();
+  const u32 t = worker->current->linear, index = home.checker->index;
+  const MbarrierOrder& o = order_of(home, m);
+  u32 at;
+  const char *name = shared_place(m.offset, &at), *where = emu_sites[o.init_site].where;
+  const int length = (int)strcspn(where, "|");
+  if (!(index == b.index ? b.ordered(t, o.init_thread, o.init_clock) : b.knows_block(t, index, o.init_thread, o.init_clock)))
+    fault("race", site, name, "%s: nothing orders this use of the mbarrier at byte %u of shared '%s' after its init at %.*s", op_text(site), at, name, length, where);
+  if (by_async_proxy && !proxy_fenced(b, t, PROXY_INIT, index, o.init_thread, o.init_clock))
+    fault("proxy_fence", site, name, "%s: the mbarrier at byte %u of shared '%s' was initialised at %.*s, but no fence.mbarrier_init or fence.proxy.async makes that visible to the async proxy", op_text(site), at,
+          name, length, where);
+}
+void check_mbarrier_arrive(Block& home, const Mbarrier& m, bool relaxed) {
+  BlockChecker& b = checker_here();
+  const u32 t = worker->current->linear;
+  MbarrierOrder& o = order_of(home, m);
+  if (relaxed) {  // it only publishes what a fence before it did
+    o.arrived_acquired = join(o.arrived_acquired, b.released_cta[t]);
+    return;
+  }
+  if (&b == home.checker) b.give(t, o.arrived), o.arrived_acquired = join(o.arrived_acquired, b.acquired[t]);
+  else o.arrived_acquired = join(o.arrived_acquired, b.snapshot(t));
+  b.clocks[t]++;
+}
+void check_mbarrier_complete(Block& home, const Mbarrier& m) {
+  BlockChecker& b = *home.checker;
+  MbarrierOrder& o = order_of(home, m);
+  if (has_agent(m)) {
+    const u32 agent = MAX_THREADS + m.number;
+    o.arrived.open(agent / 32);
+    o.arrived.clocks[agent] = ++b.agent_ticks[m.number];
+  }
+  o.complete = o.arrived;
+  o.complete_acquired = o.arrived_acquired;
+}
+void check_mbarrier_observe(Block& home, const Mbarrier& m, const Fiber& f, bool relaxed) {
+  BlockChecker& b = *home.checker;
+  const MbarrierOrder& o = order_of(home, m);
+  if (!relaxed) {
+    b.take(f.linear, o.complete);
+    b.learn(f.linear, o.complete_acquired);
+    return;
+  }
+  Knowledge own;  // what a fence after it will acquire
+  for (u64 rest = o.complete.groups; rest; rest &= rest - 1)
+    for (u32 u = (u32)__builtin_ctzll(rest) * 32, end = u + 32; u < end; u++)
+      if (o.complete.clocks[u]) own[b.index].later.push_back({(u16)u, o.complete.clocks[u]});
+  b.pending[f.linear] = join(join(b.pending[f.linear], o.complete_acquired), std::make_shared<Knowledge>(std::move(own)));
+  b.any_knowledge = true;
+}
+// The copies of `f` before this arrival are done: who waits for the phase knows of them, but of nothing else `f` did.
+void check_copies_arrive(const Fiber& f, const SharedByte& mbarrier) {
+  BlockChecker& b = *f.block->checker;
+  MbarrierOrder& o = order_of(*mbarrier.block, find_mbarrier(mbarrier, f.site));
+  for (u32 g = MAX_WARPS; g < ROW / 32; g++) {
+    if (!(b.row_groups[f.linear] >> g & 1)) continue;
+    o.arrived.open(g);
+    for (u32 u = g * 32; u < g * 32 + 32; u++) o.arrived.clocks[u] = b.row(f.linear)[u] > o.arrived.clocks[u] ? b.row(f.linear)[u] : o.arrived.clocks[u];
+  }
+}
+u32 check_agent_tick(Block& home, u32 agent) { return ++home.checker->agent_ticks[agent]; }
+void check_agent_learn(Block& home, u32 thread, u32 agent, u32 clock) {
+  BlockChecker& b = *home.checker;
+  const u32 u = MAX_THREADS + agent;
+  b.open_row(thread, u / 32);
+  b.row(thread)[u] = clock > b.row(thread)[u] ? clock : b.row(thread)[u];
 }
 
 // ---------------------------------------------------------------- the cluster's barrier

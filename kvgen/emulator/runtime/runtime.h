@@ -6,21 +6,23 @@
 
 constexpr u32 MAX_THREADS = 1024, MAX_WARPS = 32, BARRIERS = 16, MAX_CLUSTER = 16, MAX_WORKERS = 64;
 
-enum State : u8 { RUNNING, AT_WARP_OP, AT_BARRIER, AT_CLUSTER, EXITED };
-typedef void (*WarpOp)(void** arguments, u32 lanes);
+enum State : u8 { RUNNING, AT_WARP_OP, AT_BARRIER, AT_CLUSTER, AT_MBARRIER, EXITED };
 
-struct CopyOp {  // one cp.async of a thread, not yet performed
+struct Block;
+struct CopyOp {  // one cp.async of a thread, not yet performed, or an arrival once those before it are
   u32 destination, bytes, source_bytes, site, group;
-  u64 source;
+  u64 source, serial;
+  Block* arrives_in;  // whose mbarrier at offset `destination`; a copy: nullptr
 };
 struct CopyQueue {
   CopyOp* ops;
-  u32 count, capacity, first_group, next_group;
+  u32 count, capacity, next_group;
+  u64 issued;
 };
-struct Block;
 struct alignas(64) Fiber : Thread {
   void* stack_pointer;
   Block* block;
+  struct Warp* own_warp;
   u32 slot;     // among the fibers of the worker; a warp's are a multiple of 32 and up
   State state;  // of a fiber that cannot run: what it waits for
   u32 mask, site, barrier;
@@ -28,6 +30,7 @@ struct alignas(64) Fiber : Thread {
   bool cluster_arrived;
   u32 cluster_phase;  // of its last arrival
   CopyQueue copies;
+  u32 bulk_group;  // that its next bulk store belongs to
 };
 struct Warp {
   u32 born, alive, waiting;
@@ -45,6 +48,8 @@ struct Barrier {
   u32 out_any, out_all, out_count;  // of the last completed phase
 };
 struct BlockChecker;
+struct BlockAsync;
+struct Warpgroup;
 struct Block {  // one running block
   u8* shared;
   Fiber* fibers;
@@ -53,7 +58,9 @@ struct Block {  // one running block
   u32 alive;
   Warp warps[MAX_WARPS];
   Barrier barriers[BARRIERS];
+  BlockAsync* async;
   BlockChecker* checker;
+  Warpgroup* warpgroups;  // made by the first instruction that needs them
 };
 struct BufferInfo {
   const char* name;
@@ -91,6 +98,7 @@ struct Worker {  // one OS thread and the cluster of blocks it is running
   u32 fiber_count, warp_count, alive;
   Block* blocks;
   u32* runnable;  // lanes of each warp
+  int step;       // from a lane to the one that is next in order; 0: drawn
   u64 random_state;
   void* main_stack_pointer;
   u8* stacks;
@@ -122,6 +130,7 @@ constexpr u32 NO_SITE = ~0u;
 [[noreturn]] void fault(const char* kind, u32 site, const char* buffer, const char* format, ...) __attribute__((format(printf, 4, 5)));
 [[noreturn]] void fault_with_states(const char* kind, u32 site, const char* why);
 [[noreturn]] void deadlock(const char* why);
+const char* shared_place(u32 o, u32* offset);  // the variable at offset `o` of shared memory
 // fibers.cpp
 void switch_to(Fiber* from, Fiber* to);  // nullptr: the worker itself
 void prepare_stack(Fiber& f);
@@ -130,16 +139,25 @@ void lanes_wake(const Fiber& one, u32 lanes);  // of its warp
 void fiber_wait();  // the caller has set current->state; returns when somebody woke this fiber
 void fiber_yield();  // all others that can run come first
 Fiber* first_fiber();
+u32 draw(u32 n);  // below n; 0 in a schedule that is not seeded
 // print.cpp
 void print_begin_launch();
 void print_end_launch(u64 last_ticket);  // joins what the launch printed
 // sync.cpp
 const char* op_text(u32 site);
-// The last of the lanes in `mask` to arrive computes `op` for all of them; see the head of sync.cpp.
-void warp_operation(u32 mask, WarpOp op, void* argument, u32 site, bool orders_memory, bool aligned);
+void warp_operation(u32 mask, WarpOp op, void* argument, u32 site, bool orders_memory, bool aligned) asm("emu_warp_operation_body");
 void thread_exits();
+// wgmma.cpp
+void warpgroup_exit(const Fiber& f);
+void begin_warpgroups(Block& block);
+void end_warpgroups(Block& block);
 // cluster.cpp
 void cluster_exit(Fiber& f);
+// mbarrier.cpp, copies.cpp, bulk.cpp
+void async_begin_block(Block& b);
+void async_thread_exits(Fiber& f);
+void async_end_worker(Block& b);
+size_t describe_mbarrier(char* out, size_t size, Block& b, u32 offset);
 
 inline u32 smaller_of(u32 a, u32 b) { return a < b ? a : b; }
 inline int lowest(u32 mask) { return __builtin_ctz(mask); }
@@ -164,7 +182,16 @@ void check_cluster_complete();
 void check_cluster_pass();
 void check_block_exit(Block& b);            // its last thread has ended
 void check_copy_issue(const CopyOp& op);
-void check_copy_complete(const CopyOp& op);
+// Agents: pseudo-threads for what the hardware does on its own. Below WARPGROUP_AGENT one for each mbarrier, then one for
+// each warpgroup's wgmma unit.
+constexpr u32 AGENTS = 64, WARPGROUP_AGENT = 56;
+// `thread` is about to have these bytes read through the async proxy; no reader is remembered.
+void check_async_read(Block& b, u32 thread, u32 address, u32 bytes, u32 site);
+void check_hold(Block& b, u32 address, u32 bytes, u32 site);  // nobody may write them until they are released; nests
+void check_release(Block& b, u32 address, u32 bytes);
+u32 check_agent_tick(Block& b, u32 agent);  // a new clock value of the agent
+void check_agent_read(Block& b, u32 agent, u32 clock, u32 address, u32 bytes, u32 site);
+void check_agent_learn(Block& b, u32 thread, u32 agent, u32 clock);  // the thread has observed the agent up to `clock`
 #else
 inline void check_begin_launch() {}
 inline void check_end_launch() {}
@@ -182,5 +209,10 @@ inline void check_cluster_complete() {}
 inline void check_cluster_pass() {}
 inline void check_block_exit(Block&) {}
 inline void check_copy_issue(const CopyOp&) {}
-inline void check_copy_complete(const CopyOp&) {}
+inline void check_async_read(Block&, u32, u32, u32, u32) {}
+inline void check_hold(Block&, u32, u32, u32) {}
+inline void check_release(Block&, u32, u32) {}
+inline u32 check_agent_tick(Block&, u32) { return 0; }
+inline void check_agent_read(Block&, u32, u32, u32, u32, u32) {}
+inline void check_agent_learn(Block&, u32, u32, u32) {}
 #endif

@@ -21,6 +21,9 @@ void race(const BlockChecker& b, const Access& a, const char* other, u32 site, u
   const u32 t[3] = {thread % n[0], thread / n[0] % n[1], thread / (n[0] * n[1])};
   const char* where = emu_sites[site].where;
   const int length = (int)strcspn(where, "|");
+  if (thread >= MAX_THREADS)
+    fault("race", a.site, a.buffer, "%s of %s '%s' at byte %llu races with the asynchronous %s issued at %.*s: its end was not waited for on this path", verb(a.flags), a.space, a.buffer,
+          (unsigned long long)offset, other, length, where);
   if (block == b.index)
     fault("race", a.site, a.buffer, "%s of %s '%s' at byte %llu races with a %s by thread (%u,%u,%u) of the same block at %.*s: nothing orders the two", verb(a.flags), a.space, a.buffer,
           (unsigned long long)offset, other, t[0], t[1], t[2], length, where);
@@ -31,19 +34,40 @@ void race(const BlockChecker& b, const Access& a, const char* other, u32 site, u
 bool before(BlockChecker& b, const Access& a, u32 block, u32 thread, u32 clock) {
   return block == b.index ? b.ordered(a.me, thread, clock) : b.knows_block(a.me, block, thread, clock);
 }
+void missing_fence(const Access& a, u32 site, u64 offset) {
+  const char* where = emu_sites[site].where;
+  fault("proxy_fence", a.site, a.buffer, "asynchronous %s of %s '%s' at byte %llu, which was written through the generic proxy at %.*s: no fence.proxy.async lies between the two", verb(a.flags), a.space,
+        a.buffer, (unsigned long long)offset, (int)strcspn(where, "|"), where);
+}
+// A full barrier has ordered whatever this cell remembers; its last writer still matters to the async proxy.
+inline void renew(const BlockChecker& home, Cell& c) {
+  if (c.generation < home.first_generation) c = Cell{home.generation, 0, 0, 0, NOBODY, 0, 0};
+  else c.generation = home.generation, c.readers = 0, c.split = 0;
+}
+void renew_word(const BlockChecker& home, Cell& c, const Cell* parts) {
+  if (c.split && c.generation >= home.first_generation)
+    for (int i = 0; i < 4; i++) {
+      const Cell& part = parts[i];
+      const bool later = c.split || (part.clock > c.clock && !(part.flags & ASYNC_WRITE)) || c.flags & ASYNC_WRITE;
+      if (part.generation >= home.first_generation && part.thread != NOBODY && later) c = part, c.split = 0;
+    }
+  renew(home, c);
+}
 inline bool both_strong(u32 x, u32 y, bool same_block) { return (x & y & A_STRONG) && (same_block || !((x | y) & A_CTA)); }
 
 // `b` is the accessing thread's block, `home` the one whose shared memory it is.
 template <bool SHARED> void visit(BlockChecker& b, BlockChecker& home, Cell& c, const Access& a, u64 offset) {
   Readers& readers = SHARED ? home.shared_readers : global_readers;
-  if (SHARED && c.generation != home.generation) c = Cell{home.generation, 0, 0, 0, NOBODY, 0, 0};
-  if (c.generation && c.thread != NOBODY) {
+  if (SHARED && c.generation != home.generation) renew(home, c);
+  if (c.generation && c.thread != NOBODY && !a.ordered) {
     const u32 rank = SHARED && cluster_size > 1 ? c.thread / ROW : 0, thread = c.thread - rank * ROW;
     const u32 block = SHARED ? worker->blocks[rank].index : c.generation;
     if (!before(b, a, block, thread, c.clock) && !both_strong(a.flags, c.flags, block == b.index)) race(b, a, verb(c.flags), c.site, block, thread, offset);
+    if (a.async && !(c.flags & ASYNC_WRITE) && !proxy_fenced(b, a.me, SHARED ? PROXY_SHARED : PROXY_GLOBAL, block, thread, c.clock)) missing_fence(a, c.site, offset);
   }
+  if (a.forgotten) return;
   if (a.write) {
-    for (u32 i = c.readers; i; i = readers.nodes[i].next) {
+    for (u32 i = a.ordered ? 0 : c.readers; i; i = readers.nodes[i].next) {
       const Reader& r = readers.nodes[i];
       if (both_strong(a.flags, r.flags, r.block == b.index)) continue;
       for (u32 m = r.lanes; m; m &= m - 1) {
@@ -53,7 +77,7 @@ template <bool SHARED> void visit(BlockChecker& b, BlockChecker& home, Cell& c, 
     }
     readers.release(c.readers);
     c.generation = SHARED ? home.generation : b.index;
-    c.clock = a.clock, c.readers = 0, c.site = a.site, c.thread = (u16)(SHARED ? b.rank * ROW + a.me : a.me), c.flags = (u8)(a.flags & 0xf);
+    c.clock = a.clock, c.readers = 0, c.site = a.site, c.thread = (u16)(SHARED ? b.rank * ROW + a.me : a.me), c.flags = (u8)((a.flags & 0xf) | (a.async ? ASYNC_WRITE : 0));
     return;
   }
   const u32 bit = 1u << (a.me & 31);
@@ -66,7 +90,7 @@ template <bool SHARED> void visit(BlockChecker& b, BlockChecker& home, Cell& c, 
       if (length >= READERS_KEPT) spare = i;
       continue;
     }
-    if (r.clock <= b.base_clock) {
+    if (r.clock <= b.base_clock && r.warp < MAX_WARPS) {
       spare = i;  // ordered before everything from here on
       continue;
     }
@@ -91,7 +115,7 @@ template <bool SHARED> void visit_range(BlockChecker& b, BlockChecker& home, Cel
   while (first < end) {
     Cell& c = words[first >> 2];
     const u32 stop = smaller_of(end, (first | 3) + 1);
-    if (SHARED && c.generation != home.generation) c = Cell{home.generation, 0, 0, 0, NOBODY, 0, 0};
+    if (SHARED && c.generation != home.generation) renew_word(home, c, bytes + (first & ~3u));
     if (!c.split && stop - first == 4) {
       visit<SHARED>(b, home, c, a, offset);
     } else {

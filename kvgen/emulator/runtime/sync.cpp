@@ -1,19 +1,26 @@
-// sync.cpp - everything threads do together: warp operations, barriers, cp.async groups.
+// sync.cpp - everything threads do together: warp operations and barriers.
 //
 // A lane leaves a pointer to its arguments and waits; the last lane to arrive computes the operation for all of them,
 // reading and writing the other lanes' stacks.
 #include "runtime.h"
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 // ---------------------------------------------------------------- warp operations
 const char* op_text(u32 site) { return emu_sites[site].op; }
 static inline Warp& my_warp() { return worker->current->block->warps[worker->current->warp]; }
 
+// What every lane passes through is short; the rest is kept out of its way.
+#define RARE __attribute__((noinline, cold))
+RARE [[noreturn]] static void bad_mask(const Fiber& me, u32 mask, u32 site, bool aligned) {
+  const Warp& w = *me.own_warp;
+  if (!(mask >> me.lane & 1)) fault("warp_mask", site, nullptr, "%s: lane %u is not in its own mask %08x", op_text(site), me.lane, mask);
+  if (aligned && mask != ~0u) fault("warp_mask", site, nullptr, "%s needs all 32 lanes, mask is %08x", op_text(site), mask);
+  fault("warp_mask", site, nullptr, "%s: mask %08x names lanes that have exited (%08x)", op_text(site), mask, mask & (aligned ? ~0u : w.born) & ~w.alive);
+}
 // Lanes that wait for this one must be in the same operation as it.
-static void compare_waiting(Warp& w, const Fiber& me, u32 needed, bool aligned) {
-  const Fiber* lanes = me.block->fibers + me.warp * 32;
+RARE static void compare_waiting(const Fiber& me, u32 needed, bool aligned) {
+  Warp& w = *me.own_warp;
+  const Fiber* lanes = &me - me.lane;
   w.mixed |= me.mask != w.mask;
   for (u32 m = w.waiting & needed; m; m &= m - 1) {
     const Fiber& o = lanes[lowest(m)];
@@ -24,53 +31,80 @@ static void compare_waiting(Warp& w, const Fiber& me, u32 needed, bool aligned) 
     break;  // the lanes that wait for this one have been compared with each other
   }
 }
-static bool all_wait_for(const Fiber& me, u32 needed) {
-  const Fiber* lanes = me.block->fibers + me.warp * 32;
+RARE static bool all_wait_for(const Fiber& me, u32 needed) {
+  const Fiber* lanes = &me - me.lane;
   for (u32 m = needed; m; m &= m - 1)
     if (lanes[lowest(m)].mask != me.mask) return false;
   return true;
 }
-void warp_operation(u32 mask, WarpOp op, void* argument, u32 site, bool orders_memory, bool aligned) {
-  Fiber* me = worker->current;
-  Warp& w = me->block->warps[me->warp];
-  const u32 bit = 1u << me->lane;
-  if (!(mask & bit)) fault("warp_mask", site, nullptr, "%s: lane %u is not in its own mask %08x", op_text(site), me->lane, mask);
-  if (aligned && mask != ~0u) fault("warp_mask", site, nullptr, "%s needs all 32 lanes, mask is %08x", op_text(site), mask);
-  const u32 needed = aligned ? mask : mask & w.born;
-  if (needed & ~w.alive) fault("warp_mask", site, nullptr, "%s: mask %08x names lanes that have exited (%08x)", op_text(site), mask, needed & ~w.alive);
-  me->mask = mask, me->site = site;
-  w.arguments[me->lane] = argument;
-  if (!w.waiting) w.mask = mask, w.site = site, w.mixed = false;
-  else if (mask != w.mask || site != w.site) compare_waiting(w, *me, needed, aligned);
-  w.waiting |= bit;
-  me->state = AT_WARP_OP;
-  if ((w.waiting & needed) != needed || (w.mixed && !all_wait_for(*me, needed))) return fiber_wait();
-  me->state = RUNNING;
+__attribute__((noinline)) static void complete(Fiber& me, u32 needed, WarpOp op, bool orders_memory) {
+  Warp& w = *me.own_warp;
+  me.state = RUNNING;
   emu_spins = 0;
   worker->warp_operations++;
   if (op) op(w.arguments, needed);
-  if (orders_memory) check_warp_join(me->warp, needed);
+  if (orders_memory) check_warp_join(me.warp, needed);
   w.waiting &= ~needed;
-  lanes_wake(*me, needed);
+  lanes_wake(me, needed);
   if (++w.operations % 256 == 0) fiber_yield();  // a loop of warp operations may wait for another warp
 }
-void emu_warp_sync(u32 mask, u32 site) { warp_operation(mask, nullptr, nullptr, site, true, false); }
+void warp_operation(u32 mask, WarpOp op, void* argument, u32 site, bool orders_memory, bool aligned) {
+  Fiber& me = *worker->current;
+  Warp& w = *me.own_warp;
+  const u32 lane = me.lane, needed = mask & (aligned ? ~0u : w.born), before = w.waiting;
+  if (__builtin_expect(!(mask >> lane & 1) | (aligned & (mask != ~0u)) | ((needed & ~w.alive) != 0), 0)) bad_mask(me, mask, site, aligned);
+  me.mask = mask, me.site = site, me.state = AT_WARP_OP;
+  w.arguments[lane] = argument;
+  if (!before) w.mask = mask, w.site = site, w.mixed = false;
+  else if (__builtin_expect(mask != w.mask || site != w.site, 0)) compare_waiting(me, needed, aligned);
+  const u32 waiting = before | 1u << lane;
+  w.waiting = waiting;
+  if (__builtin_expect((waiting & needed) != needed || (w.mixed && !all_wait_for(me, needed)), 1)) return fiber_wait();
+  complete(me, needed, op, orders_memory);
+}
+#if defined(__x86_64__)
+asm(R"(
+.text
+.globl emu_warp_operation
+.type emu_warp_operation,@function
+emu_warp_operation:
+  subq $8, %rsp
+  call emu_warp_operation_body
+  addq $8, %rsp
+  popq %rcx
+  jmp *%rcx
+.size emu_warp_operation,.-emu_warp_operation
+)");
+#else
+asm(R"(
+.text
+.globl emu_warp_operation
+.type emu_warp_operation,@function
+emu_warp_operation:
+  str x30, [sp, #-16]!
+  bl emu_warp_operation_body
+  ldr x9, [sp], #16
+  br x9
+.size emu_warp_operation,.-emu_warp_operation
+)");
+#endif
 
-namespace {
-struct Shuffle { u32 value, out, from; };
-void shuffle_op(void** a, u32 lanes) {
+void emu_shuffle_op(void** a, u32 lanes) {
   for (u32 m = lanes; m; m &= m - 1) {
     Shuffle* s = (Shuffle*)a[lowest(m)];
     if (lanes >> s->from & 1) s->out = ((Shuffle*)a[s->from])->value;
     else s->from = 64;
   }
 }
-struct Vote { u32 predicate, out; };
-void vote_op(void** a, u32 lanes) {
+void emu_shuffle_fault(u32 from, u32 mask, u32 site) {
+  fault("warp_mask", site, nullptr, "%s: lane %u reads lane %u, which is not taking part (mask %08x)", op_text(site), worker->current->lane, from, mask);
+}
+void emu_vote_op(void** a, u32 lanes) {
   u32 ballot = 0;
   for (u32 m = lanes; m; m &= m - 1) ballot |= ((Vote*)a[lowest(m)])->predicate << lowest(m);
   for (u32 m = lanes; m; m &= m - 1) ((Vote*)a[lowest(m)])->out = ballot;
 }
+namespace {
 struct Match { u64 value; u32 out; };
 void match_op(void** a, u32 lanes) {
   for (u32 m = lanes; m; m &= m - 1) {
@@ -89,71 +123,8 @@ void reduce_op(void** a, u32 lanes) {
   }
   for (u32 m = lanes; m; m &= m - 1) ((Reduce*)a[lowest(m)])->out = r;
 }
-struct Matrix { u32* out; const u8* row; u32 count, transposed; };
-void matrix_op(void** a, u32) {
-  Matrix* first = (Matrix*)a[0];
-  u16 m[4][8][8];
-  for (u32 i = 0; i < 8 * first->count; i++) memcpy(m[i >> 3][i & 7], ((Matrix*)a[i])->row, 16);
-  for (u32 l = 0; l < 32; l++)
-    for (u32 j = 0; j < first->count; j++) {
-      u32 r = l >> 2, c = (l & 3) * 2;
-      ((Matrix*)a[l])->out[j] = first->transposed ? m[j][c][r] | (u32)m[j][c + 1][r] << 16 : m[j][r][c] | (u32)m[j][r][c + 1] << 16;
-    }
-}
-struct Mma { float* c; const u32 *a, *b; };
-template <int K, bool BF> void mma_op(void** p, u32) {
-  float A[16][K], B[K][8];
-  auto value = [](u32 w, int half) {
-    u16 x = (u16)(half ? w >> 16 : w);
-    return BF ? bfloat_value(x) : half_value(x);
-  };
-  for (int l = 0; l < 32; l++) {
-    Mma* x = (Mma*)p[l];
-    const int g = l >> 2, t = (l & 3) * 2;
-    for (int i = 0; i < K / 4; i++)
-      for (int h = 0; h < 2; h++) A[g + (i & 1) * 8][t + h + (i >> 1) * 8] = value(x->a[i], h);
-    for (int i = 0; i < K / 8; i++)
-      for (int h = 0; h < 2; h++) B[t + h + 8 * i][g] = value(x->b[i], h);
-  }
-  float C[16][8];
-  for (int r = 0; r < 16; r++) {
-    float sum[8] = {};
-    for (int k = 0; k < K; k++)
-      for (int c = 0; c < 8; c++) sum[c] += A[r][k] * B[k][c];
-    memcpy(C[r], sum, sizeof sum);
-  }
-  for (int l = 0; l < 32; l++) {
-    Mma* x = (Mma*)p[l];
-    const int g = l >> 2, t = (l & 3) * 2;
-    x->c[0] += C[g][t], x->c[1] += C[g][t + 1], x->c[2] += C[g + 8][t], x->c[3] += C[g + 8][t + 1];
-  }
-}
 }  // namespace
 
-u32 emu_shuffle(u32 mode, u32 value, u32 b, u32 c, u32 mask, bool* in_range, u32 site) {
-  const u32 lane = worker->current->lane, segment = c >> 8 & 31, clamp = c & 31;
-  const u32 top = (lane & segment) | (clamp & ~segment), bottom = lane & segment;
-  int from;
-  bool ok;
-  b &= 31;
-  switch (mode) {
-    case 0: from = (int)(lane ^ b), ok = from <= (int)top; break;                           // bfly
-    case 1: from = (int)lane - (int)b, ok = from >= (int)top; break;                        // up
-    case 2: from = (int)(lane + b), ok = from <= (int)top; break;                           // down
-    default: from = (int)(bottom | (b & ~segment)), ok = from <= (int)top; break;           // idx
-  }
-  if (!ok) from = (int)lane;
-  Shuffle s{value, 0, (u32)from};
-  warp_operation(mask, shuffle_op, &s, site, false, false);
-  if (s.from == 64) fault("warp_mask", site, nullptr, "%s: lane %u reads lane %d, which is not taking part (mask %08x)", op_text(site), lane, from, mask);
-  *in_range = ok;
-  return s.out;
-}
-u32 emu_ballot(u32 mask, u32 predicate, u32 site) {
-  Vote v{predicate, 0};
-  warp_operation(mask, vote_op, &v, site, false, false);
-  return v.out;
-}
 u32 emu_match(u32 all, u64 value, u32 mask, bool* predicate, u32 site) {
   Match m{value, 0};
   const u32 present = mask & my_warp().born;
@@ -171,16 +142,6 @@ u32 emu_elect(u32 mask, u32 site) {
   const u32 born = my_warp().born;
   warp_operation(mask, nullptr, nullptr, site, false, false);
   return (u32)lowest(mask & born);
-}
-void emu_ldmatrix(u32* out, u32 count, u32 transposed, u32 address, u32 site) {
-  Matrix m{out, nullptr, count, transposed};
-  if (worker->current->lane < 8 * count) m.row = at_shared(worker->current, address, 16, A_READ, site);
-  warp_operation(~0u, matrix_op, &m, site, false, true);
-}
-void emu_mma(float* c, const u32* a, const u32* b, u32 k, u32 is_bf16, u32 site) {
-  Mma m{c, a, b};
-  WarpOp op = k == 16 ? (is_bf16 ? mma_op<16, true> : mma_op<16, false>) : (is_bf16 ? mma_op<8, true> : mma_op<8, false>);
-  warp_operation(~0u, op, &m, site, false, true);
 }
 
 // ---------------------------------------------------------------- barriers
@@ -247,6 +208,7 @@ void thread_exits() {
   const Fiber* me = worker->current;
   const Block& block = *me->block;
   const Warp& w = block.warps[me->warp];
+  warpgroup_exit(*me);
   for (u32 m = w.waiting; m; m &= m - 1) {
     const Fiber& o = block.fibers[me->warp * 32 + lowest(m)];
     if (o.mask >> me->lane & 1) fault("warp_mask", o.site, nullptr, "lane %u exits while lane %u waits for it in %s (mask %08x)", me->lane, o.lane, op_text(o.site), o.mask);
@@ -257,34 +219,8 @@ void thread_exits() {
       fault_with_states("divergent_barrier", b.first_site, "a thread exits while the rest of the block waits for it at a barrier");
 }
 
-// ---------------------------------------------------------------- cp.async
-void emu_cp_async(u32 destination, u64 source, u32 bytes, u32 source_bytes, u32 site) {
-  CopyQueue& q = worker->current->copies;
-  if (source_bytes > bytes) fault("bad_copy", site, nullptr, "cp.async: source size %u is larger than the copy of %u bytes", source_bytes, bytes);
-  if (q.count == q.capacity) {
-    q.capacity = q.capacity ? q.capacity * 2 : 16;
-    q.ops = (CopyOp*)realloc(q.ops, q.capacity * sizeof(CopyOp));
-  }
-  CopyOp op{destination, bytes, source_bytes, site, q.next_group, source};
-  check_copy_issue(op);
-  q.ops[q.count++] = op;
-}
-void emu_cp_async_commit() { worker->current->copies.next_group++; }
-void emu_cp_async_wait(u32 keep) {  // the bytes move only here: a missing wait leaves the 0xFF pattern
-  CopyQueue& q = worker->current->copies;
-  const u32 limit = q.next_group > keep ? q.next_group - keep : 0;
-  u32 n = 0;
-  for (; n < q.count && q.ops[n].group < limit; n++) {
-    const CopyOp& op = q.ops[n];
-    u8* to = shared_at(op.destination);
-    check_copy_complete(op);
-    if (op.source_bytes) memcpy(to, (const void*)op.source, op.source_bytes);
-    if (op.source_bytes < op.bytes) memset(to + op.source_bytes, 0, op.bytes - op.source_bytes);
-  }
-  q.count -= n;
-  memmove(q.ops, q.ops + n, q.count * sizeof(CopyOp));
-}
 #if !EMU_CHECK
 void emu_fence(u32, u32, u32) {}
+void emu_proxy_fence(u32, u32) {}
 void emu_grid_wait() {}
 #endif

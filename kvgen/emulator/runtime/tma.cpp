@@ -41,7 +41,7 @@ void emu_tensor_load(u32 to, u64 map, u32 rank, const s32* at, u32 mode, u32 mba
 void emu_tensor_store(u64 map, u32 rank, const s32* at, u32 mode, u32 from, u32 operation, u32 site) {
   Transfer t = tensor(TO_GLOBAL, map, rank, at, mode, site);
   if (operation != NO_REDUCTION) t.reduction = reduction_of(t, operation);
-  t.shared = place_of(from, t.bytes, 128, site);
+  t.shared = shared_byte(from, t.bytes, 128, site);
   issue(t);
 }
 void emu_tensor_prefetch(u64 map, u32 rank, const s32* at, u32 mode, u32 site) { check_prefetch(tensor(TO_SHARED, map, rank, at, mode, site)); }

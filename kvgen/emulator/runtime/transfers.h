@@ -7,11 +7,11 @@
 #include <memory>
 #include <vector>
 
-struct Place {  // a byte of some block's shared memory
+struct SharedByte {  // a byte of some block's shared memory
   Block* block;
   u32 offset;
 };
-Place place_of(u32 address, u32 bytes, u32 alignment, u32 site);
+SharedByte shared_byte(u32 address, u32 bytes, u32 alignment, u32 site);
 
 // ---------------------------------------------------------------- mbarriers
 struct MbarrierWord {  // the 64 bits in shared memory
@@ -38,19 +38,19 @@ struct Mbarrier {
   std::vector<Due> due;
   std::vector<Waiter> waiting;
 };
-Mbarrier& find_mbarrier(const Place& p, u32 site);
-MbarrierWord mbarrier_word(const Place& p);
-void mbarrier_add_due(const Place& p, const Due& due, u32 site);
-void mbarrier_forget(const Place& p, const Fiber* copier, u64 serial);
-void mbarrier_count(const Place& p, u32 arrivals, s64 bytes, u32 site);  // may complete the phase
-void mbarrier_expect_arrival(const Place& p, u32 site);                  // one more in this phase
+Mbarrier& find_mbarrier(const SharedByte& p, u32 site);
+MbarrierWord mbarrier_word(const SharedByte& p);
+void mbarrier_add_due(const SharedByte& p, const Due& due, u32 site);
+void mbarrier_forget(const SharedByte& p, const Fiber* copier, u64 serial);
+void mbarrier_count(const SharedByte& p, u32 arrivals, s64 bytes, u32 site);  // may complete the phase
+void mbarrier_expect_arrival(const SharedByte& p, u32 site);                  // one more in this phase
 
 // ---------------------------------------------------------------- transfers
 struct TensorMap {  // tensor_map.py writes these bytes
   u64 magic, address, strides[4];
   u32 last[5];  // greatest coordinate
   u16 box[5];
-  u8 steps[5], type, rank, swizzle, fills_nan, reserved[39];
+  u8 steps[5], type, rank, swizzle, fills_nan, reserved[41];
 };
 static_assert(sizeof(TensorMap) == 128, "a tensor map is 128 bytes");
 constexpr u64 TENSOR_MAP_MAGIC = 0x70616d2d6e65746bull;
@@ -62,11 +62,11 @@ struct Transfer {
   bool is_tensor, was_read;
   u32 mode;
   u32 reduction = NO_REDUCTION, byte_mask = 0xffff;
-  u32 bytes, site, group;
+  u32 bytes, site, group, bytes_read;  // read: of global memory
   Fiber* issuer;
-  Place shared;    // its end in shared memory; the destination where both are
-  Place source;    // BETWEEN_SHARED
-  Place mbarrier;  // none: block is nullptr
+  SharedByte shared;    // its end in shared memory; the destination where both are
+  SharedByte source;    // BETWEEN_SHARED
+  SharedByte mbarrier;  // none: block is nullptr
   u64 global;
   TensorMap map;
   s32 at[5];
@@ -76,6 +76,8 @@ struct BlockAsync {
   std::vector<std::unique_ptr<Mbarrier>> mbarriers;
   std::vector<std::unique_ptr<Transfer>> transfers;  // in order of issue
 };
+void copies_thread_exits(Fiber& f);
+void bulk_thread_exits(Fiber& f);
 void perform_copies(Fiber& f, u64 until);  // cp.async of serial below `until`, and the arrivals behind them
 u32 tile_bytes(const Transfer& t);
 void issue(const Transfer& made);
@@ -130,8 +132,8 @@ void check_mbarrier_arrive(Block& b, const Mbarrier& m, bool relaxed);
 void check_mbarrier_complete(Block& b, const Mbarrier& m);
 void check_mbarrier_observe(Block& b, const Mbarrier& m, const Fiber& f, bool relaxed);
 void check_mbarrier_invalidate(Block& b, const Mbarrier& m, u32 site);
-void check_copy_landed(const Fiber& f, const CopyOp& op, const Place* mbarrier);
-void check_copies_arrive(const Fiber& f, const Place& mbarrier);
+void check_copy_landed(const Fiber& f, const CopyOp& op, const SharedByte* mbarrier);
+void check_copies_arrive(const Fiber& f, const SharedByte& mbarrier);
 void check_transfer_issue(Transfer& t);
 void check_transfer_landed(const Transfer& t);
 void check_transfer_read(const Transfer& t);
@@ -147,8 +149,8 @@ inline void check_mbarrier_arrive(Block&, const Mbarrier&, bool) {}
 inline void check_mbarrier_complete(Block&, const Mbarrier&) {}
 inline void check_mbarrier_observe(Block&, const Mbarrier&, const Fiber&, bool) {}
 inline void check_mbarrier_invalidate(Block&, const Mbarrier&, u32) {}
-inline void check_copy_landed(const Fiber&, const CopyOp&, const Place*) {}
-inline void check_copies_arrive(const Fiber&, const Place&) {}
+inline void check_copy_landed(const Fiber&, const CopyOp&, const SharedByte*) {}
+inline void check_copies_arrive(const Fiber&, const SharedByte&) {}
 inline void check_transfer_issue(Transfer&) {}
 inline void check_transfer_landed(const Transfer&) {}
 inline void check_transfer_read(const Transfer&) {}

@@ -1,0 +1,84 @@
+"""One operation on the CPU machine in check mode: its counters, buffer by buffer, beside the minimum."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from kvgen.bench.minimum import minimum_sectors, planning_sectors
+from kvgen.bench.scene import GROUPS, LAYER, Group, Scene
+from kvgen.errors import DeviceError
+from kvgen.runtime import clear, describe
+from kvgen.runtime.cpu import Launched, machine
+from kvgen.spec.kernel_set import Op
+
+if TYPE_CHECKING:
+    from kvgen.emulator import BufferCounters, Counters
+    from kvgen.runtime.launcher import Grid
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """One buffer of a launch: what was counted, and the fewest sectors (None where nothing need be touched)."""
+
+    name: str
+    group: Group
+    counted: BufferCounters
+    minimum: int | None
+
+    @property
+    def ratio(self) -> float | None:
+        """Counted sectors / the fewest."""
+        return None if self.minimum is None else self.counted.sectors / self.minimum
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One kernel of an operation: `rows` of new tokens (append), gathered ones or queries, and what its launch did."""
+
+    op: str
+    entry: str
+    arch: str
+    grid: Grid
+    rows: int
+    counters: Counters
+    traffic: tuple[Traffic, ...]
+
+
+def measure(scene: Scene, op: Op, arch: str | None) -> list[Measured]:
+    """Run an operation once; one Measured a kernel, of a planner first.
+
+    `arch` is the architecture whose PTX runs, None the set's last one. Raises DeviceError where the machine cannot run
+    it, and where the kernel finds a fault in the batch.
+    """
+    call = scene.call(op)
+    cache = scene.package.Cache(**scene.pools, **scene.tables(call.kind))
+    word = np.zeros(1, np.uint64)
+    clear(word)
+    arguments = dict(call.arrays) | {"errors": word}
+    with machine(arch, "check") as log:
+        if hasattr(call.launcher, "workspace"):
+            workspace = call.launcher.workspace(max_rows=call.rows)
+            call.launcher.plan(cache[LAYER], workspace)
+            arguments["workspace"] = workspace
+        call.launcher(cache[LAYER], **arguments)
+    report = describe(word)
+    if report is not None:
+        raise DeviceError(f"{scene.kernels.name}/{op.name}: the kernel reported {report}, in a batch without faults")
+    least = [planning_sectors(scene)] * (len(log.launches) - 1) + [minimum_sectors(scene, call)]
+    return [_measured(scene, op, call.rows, done, m) for done, m in zip(log.launches, least, strict=True)]
+
+
+def _measured(scene: Scene, op: Op, rows: int, done: Launched, minimum: Mapping[str, int]) -> Measured:
+    launcher = getattr(scene.package, op.name)
+    found = [
+        Traffic(name, scene.group(name, launcher), counted, minimum.get(name))
+        for name, counted in done.counters.per_buffer.items()
+        if counted.requests or name in minimum
+    ]
+    # Launches list their buffers by address, which is another one every time.
+    found.sort(key=lambda t: (GROUPS.index(t.group), t.name))
+    return Measured(op.name, done.entry, done.arch, done.grid, rows, done.counters, tuple(found))

@@ -1,0 +1,52 @@
+"""How many tokens requests hold, and how many of them are new."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from kvgen.errors import ToolError
+from kvgen.spec.cache import Cache, Continuous
+
+
+@dataclass(frozen=True)
+class Workload:
+    """One step of a batch: request b holds totals[b] tokens after it, new[b] of them (at least 1) appended by it."""
+
+    name: str
+    totals: tuple[int, ...]
+    new: tuple[int, ...]
+
+    @staticmethod
+    def uniform(batch: int, tokens: int, new: int | None = None) -> Workload:
+        """`batch` requests of `tokens` tokens, the last `new` of them (None: all) appended in this step.
+
+        Raises ToolError for sizes below 1 and more new tokens than tokens.
+        """
+        for name, value in (("batch", batch), ("tokens", tokens), ("new", tokens if new is None else new)):
+            if value < 1:
+                raise ToolError(f"--{name}: got {value}; it must be at least 1")
+        if new is not None and new > tokens:
+            raise ToolError(
+                f"--new: got {new} new tokens of --tokens {tokens}; at most all of a request's tokens are new"
+            )
+        own = tokens if new is None else new
+        step = "" if own == tokens else f", {own} new"
+        return Workload(f"{batch} x {tokens}{step}", (tokens,) * batch, (own,) * batch)
+
+    def check(self, cache: Cache, name: str) -> None:
+        """Raise ToolError where a request is longer than the blocks of the set `name` allow."""
+        most = max(self.totals)
+        if isinstance(cache, Continuous) and cache.max_tokens is not None and most > cache.max_tokens:
+            raise ToolError(
+                f"--tokens: got a request of {most} tokens; a block of {name} holds {cache.max_tokens} (max_tokens); give fewer"
+            )
+
+
+WORKLOADS: Final = {
+    w.name: w
+    for w in (
+        Workload("prompt", (4096,), (4096,)),
+        Workload("step", tuple(range(64, 1024, 64)), (1,) * 15),
+    )
+}

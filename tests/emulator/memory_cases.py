@@ -1,0 +1,357 @@
+"""Loads, stores, atomics, moves and addresses in every state space, type and width, in check mode."""
+
+from __future__ import annotations
+
+import itertools
+import operator
+import random
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from tests.emulator.cases import Suite, wrap
+from tests.emulator.exact import BF16, F16, F32, F64
+from tests.emulator.float_cases import ADD, dotted, exactly, flush, pick
+from tests.emulator.forms import form, pairwise
+
+DECLARATIONS = (
+    f".const .align 32 .b8 table[32] = {{{', '.join(map(str, range(32)))}}};"
+    + """
+.func (.param .align 16 .b8 result[32]) same(.param .align 16 .b8 given[32]) {
+.reg .b64 %x<4>;
+ld.param.v2.b64 {%x0, %x1}, [given]; ld.param.v2.b64 {%x2, %x3}, [given+16];
+st.param.v2.b64 [result], {%x0, %x1}; st.param.v2.b64 [result+16], {%x2, %x3};
+ret;
+}
+"""
+)
+SUITE = Suite("memory", slots=True, declarations=DECLARATIONS)
+add = SUITE.add
+M64 = 2**64 - 1
+WORDS = 4  # 64-bit words of a slot
+SCOPES = ("cta", "cluster", "gpu", "sys")
+SHARED = ("shared", "shared::cta", "shared::cluster")
+TYPES = ("b8", "u8", "s8", "b16", "u16", "s16", "b32", "u32", "s32", "f32", "b64", "u64", "s64", "f64", "b128")
+
+
+def some(opcode: str, variants: Iterable[tuple[str, ...]]) -> Iterator[tuple[str, ...]]:
+    """Enough of the variants (their last word is a type) to meet every pair of words."""
+    found = list(variants)
+    random.Random(opcode).shuffle(found)
+    named = {form(opcode, [w for part in v for w in part.split(".") if w]): v for v in found}
+    return (named[f] for f in pairwise(named))
+
+
+def bits(kind: str) -> int:
+    return int(kind[1:])
+
+
+def passed(store: str, load: str) -> str:
+    """A call that gives y what x was."""
+    variables = ".param .align 16 .b8 x[32]; .param .align 16 .b8 y[32];"
+    return f"{{{{ {variables} {store} call.uni (y), same, (x); {load} }}}}"
+
+
+def places(space: str) -> tuple[str, ...]:
+    """Addresses that an instruction of this space may name."""
+    if space in SHARED:
+        return ("[%r62]",)
+    return {"": ("[%rd20]", "[%rd21]"), "local": ("[%rd22]",), "param::func": ("[y]",)}.get(space, ("[%rd20]",))
+
+
+# ---------------------------------------------------------------- loads and stores: of the operands, then of their complements
+INPUTS = "u64 u64 u64 u64"
+
+
+def element(values: tuple[int, ...], i: int) -> int:
+    return values[i] if i < 4 else ~values[i - 4] & M64
+
+
+def fold(values: Iterable[int]) -> int:
+    out = 0
+    for v in values:
+        out = (out * 31 + v) & M64
+    return out
+
+
+def folding(registers: Iterable[str]) -> str:
+    """{d}: 64 bits of all the registers, in which their order counts."""
+    code = "mov.u64 {d}, 0;"
+    for r in registers:
+        move = {"%r": "cvt.u64.u32", "%f": "mov.b32"}.get(r.rstrip("0123456789"), "mov.b64")
+        if move == "mov.b32":
+            code += f" mov.b32 %r78, {r}; cvt.u64.u32 %rd39, %r78;"
+        elif r.startswith("%q"):
+            code += f" mov.b128 {{{{%rd38, %rd39}}}}, {r}; mad.lo.u64 {{d}}, {{d}}, 31, %rd38;"
+        else:
+            code += f" {move} %rd39, {r};"
+        code += " mad.lo.u64 {d}, {d}, 31, %rd39;"
+    return code
+
+
+def registers(kind: str, count: int) -> list[str]:
+    if kind == "b128":
+        return ["%q1"]
+    prefix, first = {"f32": ("%f", 10), "f64": ("%fd", 10)}.get(kind, ("%rd", 24) if bits(kind) == 64 else ("%r", 64))
+    return [f"{prefix}{first + i}" for i in range(count)]
+
+
+def widths(space: str, kind: str) -> Iterator[str]:
+    most = 32 if space in ("", "global") else 16
+    yield ""
+    yield from (f"v{n}" for n in (2, 4, 8) if kind != "b128" and n * bits(kind) // 8 <= most)
+
+
+def vector(names: list[str], width: str) -> str:
+    return f"{{{{{', '.join(names)}}}}}" if width else names[0]
+
+
+def accesses(spaces: Iterable[str], last: str) -> Iterator[tuple[str, ...]]:
+    orders = ["", "weak", "volatile", *(f"{o}.{s}" for o, s in itertools.product(("relaxed", last), SCOPES))]
+    for space in spaces:
+        weak = space in ("local", "const") or space.startswith("param")
+        mmio = ["mmio.relaxed.sys"] if space in ("", "global") else []
+        for order, kind in itertools.product(orders[:2] if weak else orders + mmio, TYPES):
+            for width in ("",) if order.startswith("mmio") else widths(space, kind):
+                yield order, space, width, kind
+
+
+HINTS = ("L1::evict_last", "L2::cache_hint", "L1::no_allocate", "L1::evict_first.L2::cache_hint", "")
+OPERATORS = {"ld": ("ca", "cg", "cs", "lu", "cv", ""), "st": ("wb", "cg", "cs", "wt", "")}
+FIXED = {"const": "table", "param": "block", "param::entry": "block"}
+
+
+def hinted(opcode: str, order: str, space: str, n: int) -> tuple[str, str]:
+    """Some words for the caches, which change nothing, and the operand that one of them brings."""
+    if space not in ("", "global") or order == "volatile" or order.startswith("mmio"):
+        return "", ""
+    if order in ("", "weak") and n % 2:
+        return OPERATORS[opcode][n % len(OPERATORS[opcode])], ""
+    words = HINTS[n % len(HINTS)]
+    return words, ", %rd20" if "cache_hint" in words else ""
+
+
+def loaded(kind: str, raw: int) -> int:
+    """A register of 32 bits or of its own width after a load."""
+    n = bits(kind)
+    return wrap(raw, kind) & 0xFFFFFFFF if kind[0] == "s" and n < 32 else raw & (2**n - 1)
+
+
+def expected_load(kind: str, count: int, constant: bool) -> Callable[..., int]:
+    def reference(*values: int) -> int:
+        memory = bytes(range(32))
+        if not constant:
+            memory = b"".join(v.to_bytes(8, "little") for v in values)
+        n = bits(kind) // 8
+        raw = [int.from_bytes(memory[i * n : i * n + n], "little") for i in range(count)]
+        if kind == "b128":
+            return fold((raw[0] & M64, raw[0] >> 64))
+        return fold(loaded(kind, r) for r in raw)
+
+    return reference
+
+
+def filled(place: str, space: str) -> str:
+    base, state = place.strip("[]"), f".{space}" if space else ""
+    return f"st{state}.v2.b64 [{base}], {{{{{{a}}, {{b}}}}}}; st{state}.v2.b64 [{base}+16], {{{{{{c}}, {{e}}}}}};"
+
+
+for n, (order, space, width, kind) in enumerate(
+    some("ld", accesses(("", "global", "local", "const", "param", "param::entry", "param::func", *SHARED), "acquire"))
+):
+    names = registers(kind, int(width[1:] if width else 1))
+    hint, policy = hinted("ld", order, space, n)
+    for place in [f"[{FIXED[space]}]"] if space in FIXED else places(space):
+        fill = "" if space in FIXED else filled(place, space)
+        access = f"ld{dotted(order, space, hint, width)}.{kind} {vector(names, width)}, {place}{policy};"
+        both = passed(filled("[x]", "param"), access) if space == "param::func" else f"{fill} {access}"
+        add(f"{both} {folding(names)}", INPUTS, "u64", expected_load(kind, len(names), space in FIXED))
+for space, kind in itertools.product(("", "global"), TYPES):
+    for width in ("", "v2", "v4"):
+        if width and (kind == "b128" or int(width[1]) * bits(kind) > 128):
+            continue
+        names = registers(kind, int(width[1:] if width else 1))
+        access = f"ldu{dotted(space, width)}.{kind} {vector(names, width)}, [%rd20];"
+        reference = expected_load(kind, len(names), False)
+        add(f"{filled('[%rd20]', 'global')} {access} {folding(names)}", INPUTS, "u64", reference)
+for kind in TYPES:
+    for width in widths("global", kind):
+        names = registers(kind, int(width[1:] if width else 1))
+        access = f"ld.global.nc.L2::128B{dotted(width)}.{kind} {vector(names, width)}, [%rd20];"
+        reference = expected_load(kind, len(names), False)
+        add(f"{filled('[%rd20]', 'global')} {access} {folding(names)}", INPUTS, "u64", reference)
+
+
+def expected_store(kind: str, count: int) -> Callable[..., int]:
+    def reference(*values: int) -> int:
+        if kind == "b128":
+            return fold((*values[:2], 0, 0))
+        n = bits(kind)
+        memory = sum((element(values, i) & (2**n - 1)) << i * n for i in range(count))
+        return fold(memory >> 64 * i & M64 for i in range(WORDS))
+
+    return reference
+
+
+for n, (order, space, width, kind) in enumerate(
+    some("st", accesses(("", "global", "local", "param", "param::func", *SHARED), "release"))
+):
+    names = registers(kind, int(width[1:] if width else 1))
+    hint, policy = hinted("st", order, space, n)
+    prepare = "mov.b128 %q1, {{ {a}, {b} }};" if kind == "b128" else ""
+    for i, name in enumerate(names if kind != "b128" else []):
+        word, whole = ("{a}", "{b}", "{c}", "{e}")[i % 4], bits(kind) == 64
+        small = "%rd39" if whole else "%r78"
+        prepare += f" {'mov' if whole else 'cvt.u32'}.u64 {small}, {word};"
+        prepare += f" not.b{64 if whole else 32} {small}, {small};" if i >= 4 else ""
+        prepare += f" mov.b{64 if whole else 32} {name}, {small};"
+    state = f".{space}" if space else ""
+    for place in ("[x]",) if space.startswith("param") else places(space):
+        base = place.strip("[]")
+        clear = f"st{state}.v2.b64 [{base}], {{{{0, 0}}}}; st{state}.v2.b64 [{base}+16], {{{{0, 0}}}};"
+        access = f"st{dotted(order, space, hint, width)}.{kind} {place}, {vector(names, width)}{policy};"
+        back = f"ld{state}.v2.b64 {{{{%rd24, %rd25}}}}, [{base}]; ld{state}.v2.b64 {{{{%rd26, %rd27}}}}, [{base}+16];"
+        both = f"{clear} {access} {back}"
+        if space.startswith("param"):
+            both = passed(f"{clear} {access}", back.replace("[x", "[y"))
+        code = f"{prepare} {both} {folding(f'%rd{24 + i}' for i in range(WORDS))}"
+        add(code, INPUTS, "u64", expected_store(kind, len(names)))
+
+# ---------------------------------------------------------------- atomics: old elements a, c, a, ... and operands b, e, b, ...
+FORMATS = {"f16": F16, "bf16": BF16, "f32": F32, "f64": F64}
+HALVES = ("f16", "bf16", "f16x2", "bf16x2")
+INTEGER_OPERATIONS: dict[str, tuple[tuple[str, ...], Callable[[int, int], int]]] = {
+    "add": (("u32", "s32", "u64"), operator.add),
+    "min": (("u32", "s32", "u64", "s64"), min),
+    "max": (("u32", "s32", "u64", "s64"), max),
+    "and": (("b32", "b64"), operator.and_),
+    "or": (("b32", "b64"), operator.or_),
+    "xor": (("b32", "b64"), operator.xor),
+    "exch": (("b32", "b64"), lambda o, b: b),
+    "inc": (("u32",), lambda o, b: 0 if o >= b else o + 1),
+    "dec": (("u32",), lambda o, b: b if o == 0 or o > b else o - 1),
+}
+SPACES = ("", "global", *SHARED)
+
+
+def operations(opcode: str) -> Iterator[tuple[str, ...]]:
+    """(order, space, operation, width, type)"""
+    sems = ("", "relaxed", "acquire", "release", "acq_rel") if opcode == "atom" else ("", "relaxed", "release")
+    orders = [".".join(filter(None, pair)) for pair in itertools.product(sems, ("", *SCOPES))]
+    for order, space in itertools.product(orders, SPACES):
+        for op, (kinds, _) in INTEGER_OPERATIONS.items():
+            if op != "exch" or opcode == "atom":
+                yield from ((order, space, op, "", kind) for kind in kinds)
+        yield from ((order, space, "add", "", kind) for kind in ("f32", "f64"))
+        yield from ((order, space, "add.noftz", "", kind) for kind in HALVES)
+        if opcode == "atom":
+            yield from ((order, space, "cas", "", kind) for kind in ("b16", "b32", "b64"))
+        if space in ("", "global"):
+            yield from ((order, space, "add", width, "f32") for width in ("v2", "v4"))
+            for op, width, kind in itertools.product(("add", "min", "max"), ("v2", "v4", "v8"), HALVES):
+                if width != "v8" or not kind.endswith("x2"):
+                    yield order, space, f"{op}.noftz", width, kind
+
+
+def combined(op: str, kind: str, in_global: bool) -> Callable[..., Any]:
+    name = op.partition(".")[0]
+    if name == "cas":
+        return lambda o, b, c, e: c if o == b else o
+    if kind in FORMATS or kind in HALVES:
+        if name != "add":
+            return lambda o, b: pick((o, b), name == "max", False)
+        sum_ = exactly(ADD, FORMATS[kind.removesuffix("x2")])
+        return (lambda o, b: flush(sum_(flush(o), flush(b)))) if kind == "f32" and in_global else sum_
+    return INTEGER_OPERATIONS[name][1]
+
+
+for opcode in ("atom", "red"):
+    for n, (order, space, op, width, kind) in enumerate(some(opcode, operations(opcode))):
+        count = int(width[1:] if width else 1)
+        k = f"u{kind[1:]}" if kind[0] == "b" and kind not in HALVES else kind
+        size = {"f16x2": 4, "bf16x2": 4, "f16": 2, "bf16": 2}.get(kind) or bits(kind) // 8
+        at = n % count  # the element to look at
+        old, given = ("{a}", "{b}") if at % 2 == 0 else ("{c}", "{e}")
+        prefix = {2: "%rs", 4: "%f" if kind == "f32" else "%r", 8: "%fd" if kind == "f64" else "%rd"}[size]
+        first = {"%f": 14, "%fd": 14}.get(prefix, 24 if prefix != "%r" else 64)
+        results = [f"{prefix}{first + i}" for i in range(count)]
+        hint, policy = hinted("st", "relaxed", space, n) if op != "cas" else ("", "")
+        hint, policy = ("L2::cache_hint", policy) if policy else ("", "")
+        for place in places(space)[: 1 if width else 2]:
+            base, state = place.strip("[]"), f".{space}" if space else ""
+            fill = " ".join(
+                f"st{state}.b{8 * size} [{base}+{i * size}], {('{a}', '{c}')[i % 2]};" for i in range(count)
+            )
+            given_vector = vector([("{b}", "{e}")[i % 2] for i in range(count)], width)
+            if op == "cas":
+                given_vector = "{b}, {c}"
+            words = f"{opcode}{dotted(order, space, op, hint, width)}.{kind}"
+            in_global = place == "[%rd20]"
+            inputs, function = f"{k} {k} {k} {k}", combined(op, kind, in_global)
+            columns = (0, 1) if at % 2 == 0 else (2, 3)
+            if opcode == "atom":
+                access = f"{words} {vector(results, width)}, {place}, {given_vector}{policy};"
+                check = f"mov.b{8 * size} {{d}}, {results[at]};"
+                add(f"{fill} {access} {check}", inputs, k, lambda *v, i=columns[0]: v[i], canonical=False)
+            else:
+                access = f"{words} {place}, {given_vector}{policy};"
+            check = f"ld{state}.b{8 * size} {{d}}, [{base}+{at * size}];"
+            chosen = function if op == "cas" else lambda *v, f=function, c=columns: f(*(v[i] for i in c))
+            add(f"{fill} {access} {check}", inputs, k, chosen, canonical=False)
+for space in SPACES:
+    for place in places(space):
+        state = f".{space}" if space else ""
+        fill = "mov.b128 %q1, {{ {a}, {b} }}; mov.b128 %q2, {{ {a}, {c} }}; mov.b128 %q3, {{ {e}, {a} }};"
+        fill += f" st{state}.b128 {place}, %q1;"
+        for i, part in enumerate(("{d}, _", "_, {d}")):
+            swap = f"atom{state}.cas.b128 %q0, {place}, %q2, %q3;"
+            exchange = f"atom{state}.exch.b128 %q0, {place}, %q3;"
+            was = f"mov.b128 {{{{ {part} }}}}, %q0;"
+            new = f"ld{state}.b128 %q0, {place}; {was}"
+            add(f"{fill} {swap} {was}", "u64 u64 u64 u64", "u64", lambda *v, i=i: v[i])
+            add(f"{fill} {swap} {new}", "u64 u64 u64 u64", "u64",
+                lambda a, b, c, e, i=i: ((e, a) if b == c else (a, b))[i])  # fmt: skip
+            add(f"{fill} {exchange} {was}", "u64 u64 u64 u64", "u64", lambda *v, i=i: v[i])
+            add(f"{fill} {exchange} {new}", "u64 u64 u64 u64", "u64", lambda a, b, c, e, i=i: (e, a)[i])
+
+# ---------------------------------------------------------------- moves and addresses
+add("mov.b32 {d}, {{ {a}, {b} }};", "u16 u16", "u32", lambda a, b: b << 16 | a)
+add("mov.b64 {d}, {{ {a}, {b} }};", "u32 u32", "u64", lambda a, b: b << 32 | a)
+add("mov.b64 {d}, {{ {a}, {b}, {b}, {c} }};", "u16 u16 u16", "u64", lambda a, b, c: c << 48 | b << 32 | b << 16 | a)
+add("mov.b64 {{ _, {d} }}, {a};", "u64", "u32", lambda a: a >> 32)
+add("mov.b32 {{ {d}, _ }}, {a};", "u32", "u16", lambda a: a)
+add("mov.b64 {{ _, _, {d}, _ }}, {a};", "u64", "u16", lambda a: a >> 32)
+add("mov.b128 %q1, {{ {a}, {b} }}; mov.b128 %q2, %q1; mov.b128 {{ _, {d} }}, %q2;", "u64 u64", "u64", lambda a, b: b)
+add("mov.pred {d}, {a};", "pred", "pred", lambda a: a)
+add("mov.f32 {d}, 0f3FC00000;", "f32", "f32", lambda a: 1.5)
+SPACE_OF = {"global": "%rd20", "shared": "%rd21", "local": "%rd22", "const": "%rd24", "param": "%rd25"}
+ADDRESSES = "mov.u64 %rd24, table; cvta.const.u64 %rd24, %rd24; mov.b64 %rd25, block; cvta.param.u64 %rd25, %rd25;"
+for asked, (space, address) in itertools.product(
+    ("global", "local", "const", "param", "param::entry", *SHARED), SPACE_OF.items()
+):
+    holds = asked.partition(":")[0] == space
+    add(f"{ADDRESSES} isspacep.{asked} {{d}}, {address};", "u32", "pred", lambda a, h=holds: h)
+for space, address in SPACE_OF.items():
+    names = {"shared": SHARED, "param": ("param", "param::entry")}.get(space, (space,))
+    for to, back in itertools.product(names, repeat=2):
+        code = f"{ADDRESSES} cvta.to.{to}.u64 %rd26, {address}; cvta.{back}.u64 %rd27, %rd26; sub.u64 {{d}}, %rd27, {address};"
+        add(code, "u32", "u64", lambda a: 0)
+
+# ---------------------------------------------------------------- what only caches see: values stay as they are
+PRIORITIES = ("L2::evict_last", "L2::evict_normal", "L2::evict_first", "L2::evict_unchanged")
+HINT_CODES = [
+    *(f"prefetch{dotted(space)}.{level} [%rd20];" for space in ("", "global", "local") for level in ("L1", "L2")),
+    "prefetch.global.L2::evict_last [%rd20];", "prefetch.global.L2::evict_normal [%rd20+8];", "prefetchu.L1 [%rd20];",
+    "applypriority.L2::evict_normal [%rd20], 128;", "applypriority.global.L2::evict_normal [%rd20], 128;",
+    "createpolicy.cvt.L2.b64 %rd24, %rd20;",
+]  # fmt: skip
+for first, second in itertools.product(PRIORITIES, ("", *PRIORITIES[2:])):
+    HINT_CODES.append(f"createpolicy.fractional{dotted(first, second)}.b64 %rd24, 0.5;")
+    HINT_CODES += [
+        f"createpolicy.range{dotted(space, first, second)}.b64 %rd24, [%rd20], 0x1000, %r62;"
+        for space in ("", "global")
+    ]
+for code in [
+    *HINT_CODES,
+    "createpolicy.fractional.L2::evict_first.b64 %rd24; ld.global.L2::cache_hint.u32 %r64, [%rd20], %rd24;",
+]:
+    add(f"st.global.u32 [%rd20], {{a}}; {code} ld.global.u32 {{d}}, [%rd20];", "u32", "u32", lambda a: a)

@@ -1,0 +1,72 @@
+// Every function of templates/device/, called as kernels call it.
+#include "../../../templates/device/types.cuh"
+#include "../../../templates/device/fault.cuh"
+#include "../../../templates/device/launch.cuh"
+#include "../../../templates/device/index.cuh"
+#include "../../../templates/device/copy.cuh"
+
+// [function, i] of the bit patterns `in`.
+extern "C" __global__ void library_types(const uint32_t* in, uint32_t* out) {
+  const uint32_t i = blockIdx.x * blockDim.x + threadIdx.x, n = gridDim.x * blockDim.x, word = in[i];
+  const float x = __uint_as_float(word);
+  pdl_wait();
+  pdl_trigger();
+  const uint32_t values[] = {__float_as_uint(to_f32(x)),
+                             __float_as_uint(to_f32(f16{(uint16_t)word})),
+                             __float_as_uint(to_f32(bf16{(uint16_t)word})),
+                             __float_as_uint(from_f32<float>(x)),
+                             from_f32<f16>(x).bits,
+                             from_f32<bf16>(x).bits,
+                             __float_as_uint(exp2_approx(x)),
+                             __float_as_uint(log2_approx(x)),
+                             __float_as_uint(infinity()),
+                             __float_as_uint(nan_f32())};
+#pragma unroll
+  for (uint32_t k = 0; k < sizeof(values) / sizeof(values[0]); ++k) out[k * n + i] = values[k];
+}
+
+// Offsets of 8 batches of 5 requests each, some of them wrong; a thread a row.
+template <typename Index>
+__device__ __forceinline__ void indices(const Index* offsets, uint32_t* out) {
+  const uint32_t row = threadIdx.x, rows = blockDim.x, batch = blockIdx.x;
+  const Index* own = offsets + batch * 6;
+  const RowRange range = range_of(own, 5, row, 20);
+  uint32_t* to = out + batch * rows * 4 + row * 4;
+  to[0] = range.b | (uint32_t)range.padding << 8 | (uint32_t)range.valid << 9 | (uint32_t)bad_total(own, 5, 20) << 10;
+  to[1] = range.valid && !range.padding ? range.begin << 16 | range.end : 0;
+  to[2] = request_of(own, 5, row);
+  to[3] = load_index(own, row % 6);
+}
+extern "C" __global__ void library_index_u32(const uint32_t* offsets, uint32_t* out) { indices(offsets, out); }
+extern "C" __global__ void library_index_i32(const int32_t* offsets, uint32_t* out) { indices(offsets, out); }
+extern "C" __global__ void library_index_i64(const int64_t* offsets, uint32_t* out) { indices(offsets, out); }
+
+// Thread i reports (code, request, position) = in[3 i ...] to error word i / 8.
+extern "C" __global__ void library_report(const uint32_t* in, uint64_t* errors) {
+  const uint32_t i = threadIdx.x;
+  report(errors + i / 8, (Fault)(in[3 * i] % 7), in[3 * i + 1], in[3 * i + 2]);
+  report(nullptr, Fault::slot, i, i);
+}
+
+// Eight 16-bit values a thread, with every width of access, and four floats.
+template <uint32_t N>
+__device__ __forceinline__ void pass(const bf16* from, bf16* to) {
+  Vec<bf16, 8> v;
+  fill(v, bf16{0x1234});
+  if (threadIdx.x % 3 != 0) load<N>(v, from);
+  store<N>(to, v);
+}
+extern "C" __global__ void library_copy(const bf16* in, bf16* out) {
+  __shared__ const bf16* table[64];
+  const uint32_t i = threadIdx.x, n = blockDim.x;
+  table[i] = in + i * 8;
+  __syncthreads();
+  const bf16* from = in_global(table[n - 1 - i]);
+  pass<1>(from, out + i * 8);
+  pass<2>(from, out + (n + i) * 8);
+  pass<4>(from, out + (2 * n + i) * 8);
+  pass<8>(from, out + (3 * n + i) * 8);
+  Vec<float, 4> v;
+  load<4>(v, (const float*)from);
+  store<2>((float*)(out + (4 * n + i) * 8), v);
+}

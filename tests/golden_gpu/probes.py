@@ -1,0 +1,52 @@
+"""All probes, and the CUDA text they are compiled from."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Final
+
+from kvgen.flatten import flatten
+from tests.golden_gpu import (
+    convert_families,
+    float_families,
+    integer_families,
+    library_probes,
+    memory_probes,
+    mma_probes,
+    tma_probes,
+    warp_families,
+    wgmma_probes,
+)
+from tests.golden_gpu.forms import Family
+from tests.golden_gpu.probe import Probe, of_family
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+KERNELS: Final = "tests/golden_gpu/kernels"
+
+
+@cache
+def families() -> tuple[Family, ...]:
+    """Every family of opcodes."""
+    modules = (float_families, convert_families, integer_families, warp_families)
+    return tuple(family for module in modules for family in module.families())
+
+
+@cache
+def probes() -> tuple[Probe, ...]:
+    """Every probe."""
+    modules = (memory_probes, library_probes, mma_probes, wgmma_probes, tma_probes)
+    return (*(of_family(family) for family in families()), *(probe for m in modules for probe in m.probes()))
+
+
+@cache
+def units() -> dict[str, str]:
+    """Translation unit -> text, of those that have probes."""
+    found = {
+        "families": "".join(family.cuda() for family in families()),
+        "mma": mma_probes.cuda(),
+        "wgmma": wgmma_probes.cuda(),
+    }
+    for name in sorted({p.unit for p in probes()} - set(found)):
+        found[name] = flatten(f"{KERNELS}/{name}.cu", lambda path: (ROOT / path).read_text(encoding="utf-8"))
+    return found

@@ -1,0 +1,218 @@
+"""The CPU machine against NumPy on every probe, and against the answers of every GPU that has recorded some."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from benchmarks.gpu.cases import load as load_cases
+from benchmarks.gpu.correctness import compare_golden
+from benchmarks.gpu.correctness import run as run_case
+from benchmarks.gpu.memory import HostMemory
+from benchmarks.gpu.packages import generated
+from tests.golden_gpu import record
+from tests.golden_gpu.backends import CpuBackend
+from tests.golden_gpu.compare import Rule, Wanted, differences, lanes, values
+from tests.golden_gpu.numbers import Array, bits_of, is_float
+from tests.golden_gpu.probe import Probe
+from tests.golden_gpu.probes import ROOT, probes, units
+
+RECORDED = sorted(p.parent for p in record.VECTORS.glob("*/probes.npz"))
+BY_NAME = {p.name: p for p in probes()}
+
+
+class Ptx(dict[str, str]):
+    """PTX by translation unit, compiled when it is asked for."""
+
+    def __missing__(self, name: str) -> str:
+        return self.setdefault(name, record.compiled(name, units()[name], "compute_90a").decode())
+
+
+@cache
+def expectation(probe: Probe) -> tuple[dict[str, Array], dict[str, Wanted]]:
+    """The probe's arrays before and what they must be afterwards."""
+    before = probe.inputs()
+    return before, probe.wanted(before)
+
+
+@pytest.fixture(scope="session")
+def machine() -> CpuBackend:
+    return CpuBackend(Ptx())
+
+
+# Against NumPy ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("probe", probes(), ids=lambda p: p.name)
+def test_the_cpu_machine_does_what_ptx_says(probe: Probe, machine: CpuBackend) -> None:
+    """Under several thread schedules; a family's threads have nothing to do with one another, so one is enough."""
+    before, wanted = expectation(probe)
+    for machine.schedule in ("ascending",) if probe.unit == "families" else ("ascending", "descending", 1):
+        after = machine.run(probe, before)
+        for name, array in after.items():
+            if name in wanted:
+                broken = differences(wanted[name], array)
+                assert not broken.any(), "\n".join(record.described(probe, name, broken, array, wanted[name].bits))
+            else:
+                assert array.tobytes() == before[name].tobytes(), f"{name} is an input"
+
+
+def tellable(rule: Rule, bits: Array) -> NDArray[np.bool_]:
+    """Elements whose first number is told from its neighbour, or from its negative where the rule tolerates that."""
+    if not is_float(rule.kind):
+        return np.ones(len(bits), bool)
+    numbers = values(rule.kind, lanes(rule, bits)[:, 0])
+    least = 2 * rule.absolute if rule.close or rule.any_zero else -1.0
+    return ~np.isnan(numbers) & (np.abs(numbers) > least)
+
+
+@pytest.mark.parametrize("probe", probes(), ids=lambda p: p.name)
+def test_a_wrong_bit_is_seen(probe: Probe) -> None:
+    """In every output, beyond what its rule tolerates: the sign, or the lowest bit where all of them count."""
+    for name, wanted in expectation(probe)[1].items():
+        rules = wanted.rules if isinstance(wanted.rules, tuple) else (wanted.rules,)
+        bits = wanted.bits.reshape(len(rules), -1)
+        for row, rule in enumerate(rules):
+            sign = rule.close or rule.any_zero
+            at = int(np.flatnonzero(tellable(rule, bits[row]))[0])
+            damaged = bits.copy()
+            damaged[row, at] ^= bits.dtype.type(1 << (bits_of(rule.kind) - 1 if sign else 0))
+            broken = differences(wanted, damaged.reshape(wanted.bits.shape)).reshape(bits.shape)
+            assert broken.sum() == 1 and broken[row, at], (name, row, rule)
+
+
+def test_every_function_of_the_device_library_is_called() -> None:
+    text = (Path(__file__).parent / "kernels" / "device_library.cu").read_text()
+    for header in sorted((ROOT / "templates" / "device").glob("*.cuh")):
+        for name in re.findall(r"__device__ __forceinline__ [^(=]*?(\w+)\(", header.read_text()):
+            assert re.search(rf"\b{name}(<\w+>)?\(", text), f"{header.name}: {name}() has no probe"
+
+
+# Against GPUs -------------------------------------------------------------------------------------------------------
+
+
+# Where no GPU has answered yet, the summary says so.
+NOBODY = pytest.param(None, marks=pytest.mark.xfail(reason="no GPU has recorded vectors yet", strict=True))
+
+
+def contradictions(folder: Path, name: str, machine: CpuBackend) -> Iterator[str]:
+    """What the CPU machine answers otherwise than the GPU did on the same inputs."""
+    vectors, facts = record.vectors_of(folder / "probes.npz")
+    probe = BY_NAME[name]
+    before, recorded = record.before_and_after(probe, vectors[name])
+    after, wanted = machine.run(probe, before), probe.wanted(before)
+    for output, right in recorded.items():
+        # Both may be off by what the rule tolerates, in opposite directions.
+        broken = differences(wanted[output], after[output], right, slack=2.0)
+        stale = (
+            ""
+            if facts["units"].get(probe.unit) == record.digest(units()[probe.unit])
+            else " (recorded with other text)"
+        )
+        yield from (line + stale for line in record.described(probe, output, broken, after[output], right))
+
+
+@pytest.mark.parametrize("folder", RECORDED or [NOBODY], ids=lambda f: f.name if f else "nobody")
+def test_the_cpu_machine_does_what_a_gpu_did(folder: Path | None, machine: CpuBackend) -> None:
+    assert folder is not None, "python -m tests.golden_gpu.record"
+    machine.schedule = "ascending"
+    recorded = record.vectors_of(folder / "probes.npz")[0]
+    found = [line for name in recorded if name in BY_NAME for line in contradictions(folder, name, machine)]
+    assert not found, "\n".join(found)
+
+
+def differing_cases(file: Path) -> list[str]:
+    """What contradicts in the golden cases of a generated set."""
+    cases = load_cases(file)
+    found = []
+    for case in cases.cases:
+        wrong, _ = compare_golden(case, cases.blobs, run_case(case, cases.blobs, generated(file.stem), HostMemory()))
+        found += [f"{case.op} {case.name}: {line}" for line in wrong]
+    return found
+
+
+@pytest.mark.parametrize("folder", RECORDED or [NOBODY], ids=lambda f: f.name if f else "nobody")
+def test_generated_kernels_do_what_a_gpu_did(folder: Path | None) -> None:
+    assert folder is not None, "python -m tests.golden_gpu.record"
+    files = [f for f in sorted(folder.glob("*.npz")) if f.stem != "probes"]
+    found = [f"{file.stem}: {line}" for file in files for line in differing_cases(file)]
+    assert not found, "\n".join(found)
+
+
+# The script ---------------------------------------------------------------------------------------------------------
+
+REHEARSED = "library_*"
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("prepared")
+    record.prepare(folder, REHEARSED)
+    return folder
+
+
+def test_a_rehearsal_on_the_cpu_machine(prepared: Path, tmp_path: Path, machine: CpuBackend) -> None:
+    """The recording of one GPU, as if the CPU machine were one; what it wrote is then compared, and compared damaged."""
+    assert record.main(["--run", str(prepared), str(tmp_path), "--cpu", "--only", REHEARSED]) == 0
+    folder = tmp_path / "cpu_machine"
+    vectors, facts = record.vectors_of(folder / "probes.npz")
+    names = [p.name for p in probes() if p.name.startswith("library_")]
+    assert list(vectors) == names and facts["device"] == "cpu_machine" and not facts["failed"]
+    machine.schedule = "ascending"
+    assert not [line for name in names for line in contradictions(folder, name, machine)]
+    vectors["library_copy"]["out/after"][77] ^= 4
+    record.save(folder / "probes.npz", vectors, facts | {"units": {}})
+    (line,) = contradictions(folder, "library_copy", machine)
+    assert line.startswith("library_copy.out[77]: 0x") and line.endswith("(recorded with other text)")
+
+
+def test_what_was_prepared_from_other_text_is_refused(
+    prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(record, "units", lambda: dict.fromkeys(units(), ""))
+    with pytest.raises(SystemExit, match="was prepared from another text"):
+        record.run(prepared, tmp_path, "*", cpu=True)
+
+
+def test_a_probe_that_breaks_leaves_the_others(prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A child that dies is started again behind the probe that killed it."""
+    started = []
+
+    def start(prepared: Path, parts: Path, names: list[str], *, cpu: bool) -> str:
+        started.append(list(names))
+        for name in names:
+            if name == "library_copy":
+                return "context lost"
+            record.save_part(parts / f"{name}.npz", record.run_probe(BY_NAME[name], CpuBackend(Ptx())))
+        return ""
+
+    monkeypatch.setattr(record, "_start", start)
+    assert record.run(prepared, tmp_path, "library_*", cpu=True) == 1
+    vectors, facts = record.vectors_of(tmp_path / "unknown" / "probes.npz")
+    assert facts["failed"] == {"library_copy": "context lost"} and len(started) == 2
+    assert "library_copy" not in vectors and len(vectors) == 5
+
+
+def test_the_gpu_path_through_the_bindings(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """On a libcuda whose launches do nothing: all else is as on a GPU, tensor maps (of unit tma) included."""
+    library = tmp_path / "libcuda.so.1"
+    command = ["gcc", "-shared", "-fPIC", "-o", str(library), str(Path(__file__).parent / "fake_cuda.c"), "-ldl"]
+    subprocess.run(command, check=True)
+    prepared = tmp_path / "prepared"
+    record.prepare(prepared, "tile_*")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LD_LIBRARY_PATH", str(tmp_path))
+        assert record.main(["--run", str(prepared), str(tmp_path)]) == 1, "nothing was computed"
+    vectors, facts = record.vectors_of(tmp_path / "fake_gpu" / "probes.npz")
+    assert not facts["failed"] and set(vectors) == {p.name for p in probes() if p.unit == "tma"}
+    for own in vectors.values():
+        for name, array in own.items():
+            if name.endswith("/after"):
+                assert array.tobytes() == own[name.replace("/after", "/before")].tobytes()

@@ -1,0 +1,76 @@
+"""A package like a generated one, by hand: four operations, three of them wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+PACKAGE = """
+from kvgen.runtime import Array, BaseCache, Kernel, Launcher, Module, Pool, Scalar, Tensor
+
+_MODULE = Module("toy", __file__, arch=("sm_80", "sm_90a"), abi=1)
+
+
+class Cache(BaseCache):
+    MODULE = _MODULE
+    PAGE_TOKENS = 4
+    TENSORS = (
+        Tensor("pool", "f32", ("k",), axes=("page", "layer", "token", "dim"), shape=("pages", "layers", 4, 32),
+               strides=(None, None, 32, 1), align=4),
+    )
+    TABLES = (Array("lengths", "u32", ("B",), cache=True),)
+
+    def __init__(self, pool, *, lengths):
+        super().__init__((pool,), (lengths,))
+
+
+class _Launcher(Launcher):
+    def __call__(self, cache, out, *, stream=None):
+        self.run(cache, (out,), stream)
+
+    def bind(self, cache, out):
+        return self.prepare(cache, (out,))
+
+
+def _operation(name):
+    kernel = Kernel(
+        _MODULE, f"{name}.cu", f"toy_{name}",
+        params=(Pool("k_pool", writes=True), Array("out", "u32", ("T", 2), access="out", strided=True), Scalar("n", "u32", "T")),
+        grid=lambda d: (1, 1, 1), threads=64, shared=0,
+    )
+    return type(name, (_Launcher,), {"KERNEL": kernel})()
+
+
+fill, racy, past, ticket = (_operation(name) for name in ("fill", "racy", "past", "ticket"))
+"""
+
+KERNELS = {
+    "fill": "if (i == 0) pool[0] += 1.0f; if (i < n) out[2 * i] = i, out[2 * i + 1] = 7;",
+    "racy": """
+  __shared__ unsigned s[64];
+  s[i] = i;
+  if (i < n) out[2 * i] = s[63 - i], out[2 * i + 1] = 7;""",
+    "past": "out[2 * (i < n ? i : n)] = i;",
+    # No race: the order of the tickets is the order of the threads, and nobody promised one.
+    "ticket": """
+  __shared__ unsigned next;
+  if (i == 0) next = 0;
+  __syncthreads();
+  const unsigned mine = atomicAdd(&next, 1u);
+  if (i < n) out[2 * i] = 0, out[2 * i + 1] = mine;""",
+}
+
+# Launchers let a kernel start while the one before it still runs.
+WAIT = """#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+"""
+
+
+def write_package(folder: Path) -> None:
+    """The package `toy` under `folder`."""
+    home = folder / "toy"
+    home.mkdir()
+    (home / "__init__.py").write_text(PACKAGE)
+    for name, body in KERNELS.items():
+        head = f'extern "C" __global__ void toy_{name}(float* pool, unsigned* out, unsigned n) {{\n'
+        (home / f"{name}.cu").write_text(f"{head}  const unsigned i = threadIdx.x;\n{WAIT}  {body}\n}}\n")
