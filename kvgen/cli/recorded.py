@@ -19,7 +19,7 @@ _OPCODES: Final = 12  # the most frequent ones tell a kernel's character; the ta
 
 
 def installed() -> str:
-    """The NVRTC in use, as "13.4"."""
+    """The NVRTC in use, as "13.5"."""
     major, minor = nvrtc_version()
     return f"{major}.{minor}"
 

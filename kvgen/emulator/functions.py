@@ -25,6 +25,7 @@ _PROTOTYPE = re.compile(
 )
 _GUARD = re.compile(r"@(!?)\s*(%?[\w$]+)\s+(.*)$")
 _ENDS_BLOCK = ("bra", "brx", "call", "ret", "exit", "trap")
+_REDZONE = 16  # bytes after each local array that no other has
 _TABLES = (".branchtargets", ".callprototype", ".calltargets")
 
 
@@ -137,7 +138,7 @@ class FunctionWriter:
         if v.name in self.cx.locals:
             raise TranslateError(f".local {v.name!r} is declared twice", ptx_line=v.line)
         self.cx.locals[v.name] = (mangle(v.name), v.nbytes, v.align)
-        self.frame_bytes += v.nbytes
+        self.frame_bytes += v.nbytes + _REDZONE
 
     def _param(self, v: Variable) -> None:
         place = self.cx.declare_param(v)
@@ -223,7 +224,7 @@ class FunctionWriter:
         if cx.locals or cx.allocates:
             lines.append("const LocalFrame frame(self);")
         for name, nbytes, align in cx.locals.values():
-            lines.append(f"alignas({max(align, 16)}) u8 {name}[{max(nbytes, 1)}];")
+            lines.append(f"alignas({max(align, 16)}) u8 {name}[{nbytes + _REDZONE}];")
             lines.append(
                 f"const LocalArray {name}_array = {{self->locals, {name}, {nbytes}}}; self->locals = &{name}_array;"
             )

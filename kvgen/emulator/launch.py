@@ -7,12 +7,12 @@ import functools
 import os
 import sys
 import threading
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from kvgen.emulator.abi import BufferInfo, FaultRecord, LaunchInfo, SiteCount
 from kvgen.emulator.counters import Counters, Site, Tally
 from kvgen.emulator.errors import EmulatorError, KernelFault
 from kvgen.emulator.host import Built, Mode, build_object
@@ -34,40 +34,6 @@ class Buffer:
     nbytes: int
     writable: bool
     settled: bool = False
-
-
-class _BufferInfo(ctypes.Structure):
-    _fields_ = (
-        ("name", ctypes.c_char_p), ("address", ctypes.c_uint64), ("bytes", ctypes.c_uint64),
-        ("writable", ctypes.c_uint32), ("settled", ctypes.c_uint32),
-    )  # fmt: skip
-
-
-class _SiteCount(ctypes.Structure):
-    _fields_ = (
-        ("where", ctypes.c_char_p), ("site", ctypes.c_uint32), ("buffer", ctypes.c_uint32), ("kind", ctypes.c_uint32),
-        ("padding", ctypes.c_uint32), ("requests", ctypes.c_uint64), ("bytes", ctypes.c_uint64), ("units", ctypes.c_uint64),
-        ("ideal", ctypes.c_uint64), ("worst", ctypes.c_uint64),
-    )  # fmt: skip
-
-
-class _LaunchInfo(ctypes.Structure):
-    _fields_ = (
-        ("program", ctypes.c_void_p), ("kernel", ctypes.c_uint32), ("grid", ctypes.c_uint32 * 3), ("block", ctypes.c_uint32 * 3),
-        ("cluster", ctypes.c_uint32 * 3), ("dynamic_shared", ctypes.c_uint32), ("schedule", ctypes.c_uint32), ("buffer_count", ctypes.c_uint32),
-        ("workers", ctypes.c_uint32), ("programmatic", ctypes.c_uint32), ("padding", ctypes.c_uint32), ("seed", ctypes.c_uint64), ("params", ctypes.c_void_p), ("buffers", ctypes.POINTER(_BufferInfo)),
-        ("executed", ctypes.POINTER(ctypes.c_uint64)), ("sites", ctypes.POINTER(_SiteCount)), ("site_count", ctypes.c_uint64),
-        ("peak_in_flight", ctypes.c_uint64), ("warp_operations", ctypes.c_uint64), ("barriers", ctypes.c_uint64),
-        ("switches", ctypes.c_uint64),
-    )  # fmt: skip
-
-
-class _FaultRecord(ctypes.Structure):
-    _fields_ = (
-        ("set", ctypes.c_uint32), ("has_thread", ctypes.c_uint32), ("block", ctypes.c_uint32 * 3),
-        ("thread", ctypes.c_uint32 * 3), ("kind", ctypes.c_char * 48), ("where", ctypes.c_char * 2048),
-        ("op", ctypes.c_char * 160), ("buffer", ctypes.c_char * 256), ("detail", ctypes.c_char * 6144),
-    )  # fmt: skip
 
 
 def _triple(name: str, value: tuple[int, int, int], limits: tuple[int, int, int]) -> None:
@@ -138,7 +104,8 @@ class Kernel:
         global memory the kernel may touch; fast mode does not look at it. `schedule` is the order in which threads that
         can run do so: a number seeds a random one. `workers` is the most OS threads to spread blocks over, by default one
         a core; results and reports do not depend on it. `programmatic` launches as with programmatic stream serialization:
-        check mode then faults on global memory that is touched before griddepcontrol.wait. `cluster` is how many blocks share a cluster along each axis, by default what the kernel was compiled for.
+        check mode then faults on global memory that is touched before griddepcontrol.wait. `cluster` is how many blocks
+        share a cluster along each axis, by default what the kernel was compiled for.
 
         Raises EmulatorError for a launch that a GPU would refuse, KernelFault for what goes wrong inside.
         """
@@ -154,17 +121,18 @@ class Kernel:
             raise EmulatorError(f"workers: got {workers}; it is 1 to {_MOST_WORKERS}")
         params = self._pack(args)
         _check_buffers(buffers)
-        infos = (_BufferInfo * max(len(buffers), 1))()
+        infos = (BufferInfo * max(len(buffers), 1))()
         for i, b in enumerate(buffers):
-            infos[i] = _BufferInfo(b.name.encode(), b.address, b.nbytes, int(b.writable), int(b.settled))
+            infos[i] = BufferInfo(b.name.encode(), b.address, b.nbytes, int(b.writable), int(b.settled))
         executed = (ctypes.c_uint64 * (2 * len(self._facts.blocks)))()
         kind, seed = {"ascending": (0, 0), "descending": (1, 0)}.get(schedule, (2, -1)) if isinstance(
             schedule, str) else (2, schedule)  # fmt: skip
         if seed < 0:
             raise EmulatorError(f"schedule: got {schedule!r}; it is 'ascending', 'descending' or a seed (an int >= 0)")
-        info = _LaunchInfo(
-            kernel=self._index, grid=grid, block=block, cluster=cluster, workers=workers, programmatic=int(programmatic), dynamic_shared=dynamic_shared, schedule=kind,
-            buffer_count=len(buffers), seed=seed & (2**64 - 1), params=params[1], buffers=infos, executed=executed,
+        info = LaunchInfo(
+            kernel=self._index, grid=grid, block=block, cluster=cluster, dynamic_shared=dynamic_shared, schedule=kind,
+            seed=seed & (2**64 - 1), workers=workers, programmatic=int(programmatic), params=params[1],
+            buffer_count=len(buffers), buffers=infos, executed=executed,
         )  # fmt: skip
         sites = self._library.run(self.name, info)
         names = tuple(b.name for b in buffers)
@@ -208,7 +176,9 @@ def _check_buffers(buffers: Sequence[Buffer]) -> None:
             raise EmulatorError(f"buffers: {b.name!r} is {b.nbytes} bytes at {b.address:#x}; no memory is there")
 
 
-_runtime_locks: dict[str, threading.Lock] = defaultdict(threading.Lock)
+_runtime_locks: dict[str, threading.Lock] = {}
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_runtime_locks.clear)  # another thread may have held one
 _runtimes: dict[str, ctypes.CDLL] = {}
 
 
@@ -220,35 +190,38 @@ class Library:
         name = built.runtime.name
         if name not in _runtimes:
             _runtimes[name] = ctypes.CDLL(str(built.runtime))
-        self._lock, self._runtime = _runtime_locks[name], _runtimes[name]
-        self._runtime.emu_launch.argtypes = [ctypes.POINTER(_LaunchInfo)]
+        self._name, self._runtime = name, _runtimes[name]
+        self._runtime.emu_launch.argtypes = [ctypes.POINTER(LaunchInfo)]
         self._runtime.emu_launch.restype = ctypes.c_int
-        self._runtime.emu_fault_record.restype = ctypes.POINTER(_FaultRecord)
+        self._runtime.emu_fault_record.restype = ctypes.POINTER(FaultRecord)
         self._runtime.emu_printed.restype = ctypes.c_void_p
         self._program = ctypes.addressof(ctypes.c_char.in_dll(ctypes.CDLL(str(built.library)), "emu_program"))
         self.kernels: Mapping[str, Kernel] = {f.name: Kernel(self, i, f) for i, f in enumerate(built.kernels)}
 
-    def run(self, kernel: str, info: _LaunchInfo) -> tuple[Site, ...]:
+    def run(self, kernel: str, info: LaunchInfo) -> tuple[Site, ...]:
         """Perform a checked launch and return its counts by instruction; for Kernel.launch."""
         info.program = self._program
-        with self._lock:
+        with _runtime_locks.setdefault(self._name, threading.Lock()):
             status = self._runtime.emu_launch(ctypes.byref(info))
-            self._print()
-            if status == 0:
-                return tuple(_site(info.sites[i]) for i in range(info.site_count))
-            if status == 2:
-                raise EmulatorError(f"{kernel}: no memory for the stacks of the block's threads")
-            raise _fault(kernel, self._runtime.emu_fault_record().contents)
+            printed = self._printed()
+            sites = tuple(_site(info.sites[i]) for i in range(info.site_count)) if status == 0 else ()
+            fault = _fault(kernel, self._runtime.emu_fault_record().contents) if status == 1 else None
+        if printed:
+            sys.stdout.write(printed)
+        if fault is not None:
+            raise fault
+        if status:
+            raise EmulatorError(f"{kernel}: no memory for the stacks of the block's threads")
+        return sites
 
-    def _print(self) -> None:
+    def _printed(self) -> str:
         """What the kernel printed, in the order of its blocks."""
         count = ctypes.c_uint64()
         text = self._runtime.emu_printed(ctypes.byref(count))
-        if count.value:
-            sys.stdout.write(ctypes.string_at(text, count.value).decode(errors="replace"))
+        return ctypes.string_at(text, count.value).decode(errors="replace")
 
 
-def _site(row: _SiteCount) -> Site:
+def _site(row: SiteCount) -> Site:
     return Site(_innermost(row.where), row.buffer, row.kind, row.requests, row.bytes, row.units, row.ideal, row.worst)
 
 
@@ -257,7 +230,7 @@ def _innermost(where: bytes) -> str:
     return _shorten(where.decode(errors="replace").partition("|")[0])
 
 
-def _fault(kernel: str, record: _FaultRecord) -> KernelFault:
+def _fault(kernel: str, record: FaultRecord) -> KernelFault:
     def text(raw: bytes) -> str | None:
         return raw.decode(errors="replace") or None
 
@@ -271,7 +244,7 @@ def _fault(kernel: str, record: _FaultRecord) -> KernelFault:
         inlined_at=tuple(places[1:]),
         operation=text(record.op),
         buffer=text(record.buffer),
-        detail=text(record.detail) or "",
+        detail=(text(record.detail) or "").replace(os.getcwd() + os.sep, "").replace("|", ", inlined at "),
     )
 
 

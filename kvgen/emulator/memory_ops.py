@@ -29,7 +29,8 @@ def _flags(ins: Instruction, base: str, space: str | None) -> tuple[str, bool]:
     mmio = ins.modifiers.flag("mmio")
     order = ins.modifiers.choice(("relaxed",)) if mmio else ins.modifiers.optional(orders)
     flags = [base] + (["A_GENERIC"] if space is None and base == "A_READ" else [])
-    if order not in (None, "weak") and space in ("local", "const", *_PARAMS):
+    plain = (None, "weak", "volatile") if space == "local" else (None, "weak")  # compilers write st.volatile.local
+    if order not in plain and space in ("local", "const", *_PARAMS):
         raise ins.fail(f".{order} does not take .{space}")
     if mmio and space not in (None, "global"):
         raise ins.fail(f".mmio does not take .{space}")
@@ -38,8 +39,8 @@ def _flags(ins: Instruction, base: str, space: str | None) -> tuple[str, bool]:
         flags += ["A_STRONG"] + (["A_CTA"] if scope == "cta" else [])
         flags += {"acquire": ["A_ACQUIRE"], "release": ["A_RELEASE"]}.get(order, [])
         return " | ".join(flags), True
-    if scope := ins.modifiers.optional(SCOPES):
-        raise ins.fail(f".{scope} needs .relaxed or .{orders[3]}")
+    if unordered := ins.modifiers.optional(SCOPES):
+        raise ins.fail(f".{unordered} needs .relaxed or .{orders[3]}")
     if order == "volatile":
         return " | ".join([*flags, "A_VOLATILE"]), True
     ins.modifiers.ignore(_STORE_OPERATORS if base == "A_WRITE" else _LOAD_OPERATORS)

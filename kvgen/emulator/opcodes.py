@@ -15,12 +15,14 @@ from kvgen.emulator import (
     move_ops,
     sync_ops,
     tensor_ops,
+    video_ops,
     wgmma_ops,
 )
 from kvgen.emulator.context import Handler
 
 OPCODES: dict[str, Handler] = {
     **integer_ops.HANDLERS,
+    **video_ops.HANDLERS,
     **float_ops.HANDLERS,
     **compare_ops.HANDLERS,
     **move_ops.HANDLERS,

@@ -151,6 +151,7 @@ def test_a_long_prompt_is_moved_once(counted: Folder) -> None:
     assert append["rows"] == 4096
     assert moved["pool"][3:] == (2 * 4096 * 8, 2 * 4096 * 8)
     assert moved["k"][3:] == moved["v"][3:] == (4096 * 8, 4096 * 8)
+    assert moved["page_table"][4] == 4096 // 16 * 4 // 32
 
 
 def test_tables_for_people(counted: Folder) -> None:

@@ -267,6 +267,9 @@ def random_operands(inputs: Sequence[str], rng: np.random.Generator) -> list[Arr
         values = np.ascontiguousarray(np.stack(columns, 1)).view(k.dtype).reshape(ROWS)
         if out and out[0].dtype == values.dtype and not chosen:
             values[:8] = out[0][:8]  # equal operands, which a difference cancels
+        if k.floating and not chosen:  # normal numbers with subnormal sums
+            pairs = np.array([1.5, -1.0][min(len(out), 1)] * np.array([2.0**-126, 2.0**-14] * lanes)).astype(k.element)
+            values[8:10] = pairs.view(k.dtype)
         out.append(values)
     return out
 

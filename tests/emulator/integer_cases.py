@@ -242,3 +242,56 @@ for mode, pick in PICKS.items():
         return int.from_bytes(bytes(source[pick(c & 3, i)] for i in range(4)), "little")
 
     add(f"prmt.b32.{mode} {{d}}, {{a}}, {{b}}, {{c}};", "u32 u32 u32", "u32", gathered)
+
+
+# ---------------------------------------------------------------- SIMD video
+VIDEO = {
+    "vadd": operator.add,
+    "vsub": operator.sub,
+    "vavrg": lambda x, y: (x + y + (x + y >= 0)) >> 1,
+    "vabsdiff": lambda x, y: abs(x - y),
+    "vmin": min,
+    "vmax": max,
+}
+TESTS = {
+    "eq": operator.eq, "ne": operator.ne, "lt": operator.lt, "le": operator.le, "gt": operator.gt, "ge": operator.ge,
+}  # fmt: skip
+
+
+def simd(function, lanes, kinds, end, of_a=None, of_b=None, mask=None):  # type: ignore[no-untyped-def]
+    """`kinds`: of the result and the operands; `of_a`, `of_b`: pieces of b:a, lowest lane first."""
+    width = 32 // lanes
+    d, ka, kb = (f"{k[0]}{width}" for k in kinds)
+
+    def reference(a: int, b: int, c: int) -> int:
+        both, out = b << 32 | a, c
+        for i in range(lanes) if mask is None else mask:
+            x = wrap(both >> width * (of_a or range(lanes))[i], ka)
+            y = wrap(both >> width * (of_b or range(lanes, 2 * lanes))[i], kb)
+            t = int(function(x, y))
+            t = clamp(t, d) if end == "sat" else t
+            if end == "add":
+                out += t
+            else:
+                ones = ((1 << width) - 1) << width * i
+                out = out & ~ones | t << width * i & ones
+        return out & 0xFFFFFFFF
+
+    return reference
+
+
+for lanes, kinds in itertools.product((2, 4), itertools.product(("u32", "s32"), repeat=3)):
+    for op, end in itertools.product(VIDEO, ("", "sat", "add")):
+        code = f"{op}{lanes}.{'.'.join(kinds)}{'.' if end else ''}{end} {{d}}, {{a}}, {{b}}, {{c}};"
+        add(code, "u32 u32 u32", "u32", simd(VIDEO[op], lanes, kinds, end))
+    if kinds[0] == "u32":
+        for test, end in itertools.product(TESTS, ("", "add")):
+            code = f"vset{lanes}.{kinds[1]}.{kinds[2]}.{test}{'.' if end else ''}{end} {{d}}, {{a}}, {{b}}, {{c}};"
+            add(code, "u32 u32 u32", "u32", simd(TESTS[test], lanes, kinds, end))
+ALL = ("s32", "s32", "s32")
+add("vsub2.s32.s32.s32 {d}.h1, {a}.h03, {b}.h22, {c};", "u32 u32 u32", "u32",
+    simd(operator.sub, 2, ALL, "", [3, 0], [2, 2], [1]))  # fmt: skip
+add("vsub4.s32.s32.s32.sat {d}.b20, {a}.b0725, {b}.b1346, {c};", "u32 u32 u32", "u32",
+    simd(operator.sub, 4, ALL, "sat", [5, 2, 7, 0], [6, 4, 3, 1], [0, 2]))  # fmt: skip
+add("vadd4.u32.u32.u32.add {d}.b321, {a}, {b}.b0000, {c};", "u32 u32 u32", "u32",
+    simd(operator.add, 4, ("u32",) * 3, "add", None, [0] * 4, [1, 2, 3]))  # fmt: skip

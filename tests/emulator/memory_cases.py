@@ -108,9 +108,10 @@ def vector(names: list[str], width: str) -> str:
 def accesses(spaces: Iterable[str], last: str) -> Iterator[tuple[str, ...]]:
     orders = ["", "weak", "volatile", *(f"{o}.{s}" for o, s in itertools.product(("relaxed", last), SCOPES))]
     for space in spaces:
-        weak = space in ("local", "const") or space.startswith("param")
+        weak = space == "const" or space.startswith("param")
         mmio = ["mmio.relaxed.sys"] if space in ("", "global") else []
-        for order, kind in itertools.product(orders[:2] if weak else orders + mmio, TYPES):
+        allowed = orders[:2] if weak else orders[:3] if space == "local" else orders + mmio
+        for order, kind in itertools.product(allowed, TYPES):
             for width in ("",) if order.startswith("mmio") else widths(space, kind):
                 yield order, space, width, kind
 
@@ -160,7 +161,7 @@ for n, (order, space, width, kind) in enumerate(
 ):
     names = registers(kind, int(width[1:] if width else 1))
     hint, policy = hinted("ld", order, space, n)
-    for place in [f"[{FIXED[space]}]"] if space in FIXED else places(space):
+    for place in [f"[{FIXED[space]}]"] if space in FIXED else places(space)[n % len(places(space)) :][:1]:
         fill = "" if space in FIXED else filled(place, space)
         access = f"ld{dotted(order, space, hint, width)}.{kind} {vector(names, width)}, {place}{policy};"
         both = passed(filled("[x]", "param"), access) if space == "param::func" else f"{fill} {access}"
@@ -205,7 +206,7 @@ for n, (order, space, width, kind) in enumerate(
         prepare += f" not.b{64 if whole else 32} {small}, {small};" if i >= 4 else ""
         prepare += f" mov.b{64 if whole else 32} {name}, {small};"
     state = f".{space}" if space else ""
-    for place in ("[x]",) if space.startswith("param") else places(space):
+    for place in ("[x]",) if space.startswith("param") else places(space)[n % len(places(space)) :][:1]:
         base = place.strip("[]")
         clear = f"st{state}.v2.b64 [{base}], {{{{0, 0}}}}; st{state}.v2.b64 [{base}+16], {{{{0, 0}}}};"
         access = f"st{dotted(order, space, hint, width)}.{kind} {place}, {vector(names, width)}{policy};"

@@ -60,6 +60,10 @@ CASES = {
     "load_odd_target": ("if (!t) { expect(one, 16); load(s + 2, in, 16, one); } wait(one, 0);", "misaligned"),
     "load_on_no_mbarrier": ("if (!t) load(s, in, 16, (u64*)(r + 4));", "bad_mbarrier"),
     "load_over_mbarrier": ("if (!t) { expect(one, 16); load(bars, in, 16, one); }", "bad_mbarrier"),
+    "many_mbarriers": (
+        "__shared__ u64 more[62]; __shared__ __align__(16) int lots[62][4]; if (t < 62) { init(more + t, 1); fence_init();"
+        " expect(more + t, 16); load(lots[t], in + 4 * (t & 31), 16, more + t); } __syncthreads();"
+        " for (int i = 0; i < 62; i++) { wait(more + i, 0); v += lots[i][t & 3]; }", ""),
     # ---- counting
     "all_arrive": ("s[t] = t; arrive(all); wait(all, 0); v = s[t ^ 32];", ""),
     "two_phases": ("s[t] = t; arrive(all); wait(all, 0); v = s[t ^ 32]; arrive(all); wait(all, 1); s[t ^ 64] = 1;", ""),
@@ -127,6 +131,9 @@ CASES = {
     "source_overwritten_by_copy": (
         "s[t] = 3 * t; fence_shared(); __syncthreads(); if (!t) { store(out, s, 512); commit(); expect(one, 16);"
         " load(s, in, 16, one); wait_read<0>(); wait(one, 0); } stored = true;", "in_flight"),
+    "source_overwritten_unordered": (
+        "s[t] = 3 * t; fence_shared(); __syncthreads(); if (!t) { store(out, s, 512); commit(); wait_read<0>(); }"
+        " if (t == 70) ((volatile int*)s)[70] = 1; stored = true;", "in_flight race"),
     "one_group_too_few": (
         "s[t] = 3 * t; fence_shared(); __syncthreads(); if (!t) { store(out, s, 256); commit();"
         " store(out + 64, s + 64, 256); commit(); wait_read<1>(); s[1] = 0; s[64] = 0; wait_read<0>(); } stored = true;",
@@ -165,6 +172,7 @@ RESULTS = {
     "copies_waited_too": lambda t: 2000 + t + (t ^ 37),
     "copies_of_the_exited": lambda t: np.where(t < 32, 1000 + (t ^ 37), 0),
     "load_after_readers": lambda t: 0 * t,
+    "many_mbarriers": lambda t: sum(1000 + 4 * (i % 32) + t % 4 for i in range(62)),
     **dict.fromkeys(
         ("all_arrive", "two_phases", "fence_and_arrive_relaxed", "wait_relaxed_and_fence"), lambda t: t ^ 32
     ),

@@ -21,13 +21,25 @@ typedef unsigned u32;
 __device__ __forceinline__ u32 rank() { u32 r; asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(r)); return r; }
 __device__ __forceinline__ u32 count() { u32 r; asm volatile("mov.u32 %0, %%cluster_nctarank;" : "=r"(r)); return r; }
 __device__ __forceinline__ u32 at(const void* p, u32 r) {
-  u32 a; asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(a) : "r"((u32)__cvta_generic_to_shared(p)), "r"(r)); return a;
+  u32 a, own = (u32)__cvta_generic_to_shared(p);
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(a) : "r"(own), "r"(r));
+  return a;
 }
-__device__ __forceinline__ int get(u32 a) { int v; asm volatile("ld.shared::cluster.u32 %0, [%1];" : "=r"(v) : "r"(a) : "memory"); return v; }
-__device__ __forceinline__ void put(u32 a, int v) { asm volatile("st.shared::cluster.u32 [%0], %1;" :: "r"(a), "r"(v) : "memory"); }
-__device__ __forceinline__ void release(u32 a) { asm volatile("red.release.cluster.shared::cluster.add.u32 [%0], 1;" :: "r"(a) : "memory"); }
-__device__ __forceinline__ void loose(u32 a) { asm volatile("red.relaxed.cluster.shared::cluster.add.u32 [%0], 1;" :: "r"(a) : "memory"); }
-__device__ __forceinline__ int acquire(u32 a) { int v; asm volatile("ld.acquire.cluster.shared::cluster.u32 %0, [%1];" : "=r"(v) : "r"(a) : "memory"); return v; }
+__device__ __forceinline__ int get(u32 a) {
+  int v; asm volatile("ld.shared::cluster.u32 %0, [%1];" : "=r"(v) : "r"(a) : "memory"); return v;
+}
+__device__ __forceinline__ void put(u32 a, int v) {
+  asm volatile("st.shared::cluster.u32 [%0], %1;" :: "r"(a), "r"(v) : "memory");
+}
+__device__ __forceinline__ void release(u32 a) {
+  asm volatile("red.release.cluster.shared::cluster.add.u32 [%0], 1;" :: "r"(a) : "memory");
+}
+__device__ __forceinline__ void loose(u32 a) {
+  asm volatile("red.relaxed.cluster.shared::cluster.add.u32 [%0], 1;" :: "r"(a) : "memory");
+}
+__device__ __forceinline__ int acquire(u32 a) {
+  int v; asm volatile("ld.acquire.cluster.shared::cluster.u32 %0, [%1];" : "=r"(v) : "r"(a) : "memory"); return v;
+}
 """
 # What a thread of each block runs; `s` is 64 ints of shared memory, `n` the next block of the ring. What must be found.
 CASES: dict[str, tuple[str, str | None]] = {
@@ -47,7 +59,7 @@ CASES: dict[str, tuple[str, str | None]] = {
                              "if (r == 0 && t == 0) { while (acquire(at(s, 0)) == 0) {} v = s[1]; } SYNC;", "race"),
     "wait_without_arrive": ("WAIT;", "bad_barrier"),
     "arrive_twice": ("ARRIVE; ARRIVE; WAIT;", "bad_barrier"),
-    "one_block_never_arrives": ("if (r == 3) { __syncthreads(); asm volatile(\"bar.sync 1, 128;\"); } SYNC;", "deadlock bad_barrier"),
+    "one_block_never_arrives": ("if (r == 3) asm volatile(\"bar.sync 1, 128;\"); SYNC;", "deadlock bad_barrier"),
     "rank_outside": ("v = get(at(s + t, 4));", "bad_cluster"),
     "past_its_end": ("s[t] = t; SYNC; v = get(at(s, n) + 4 * (t + 64)); SYNC;", "shared_out_of_bounds"),
     "generic": ("s[t] = 100 * r + t; SYNC; unsigned long long a = (unsigned long long)(s + t), b;"
@@ -127,8 +139,13 @@ extern "C" __global__ void axes(int* out) {
 
 @pytest.mark.parametrize(
     ("cluster", "message"),
-    [((3, 1, 1), "must divide the grid"), ((17, 1, 1), "x must be 1 to 16"), ((8, 4, 1), "at most 16 blocks"), ((0, 1, 1), "x must be")],
-)  # fmt: skip
+    [
+        ((3, 1, 1), "must divide the grid"),
+        ((17, 1, 1), "x must be 1 to 16"),
+        ((8, 4, 1), "at most 16 blocks"),
+        ((0, 1, 1), "x must be"),
+    ],
+)
 def test_bad_cluster(cluster: tuple[int, int, int], message: str, library: Library) -> None:
     with pytest.raises(EmulatorError, match=message):
         launch(library, "atomics", "ascending", cluster=cluster, grid=(32, 4, 1))

@@ -15,6 +15,7 @@ from kvgen.emulator import (
     integer_ops,
     memory_ops,
     move_ops,
+    video_ops,
 )
 from kvgen.emulator.context import Handler
 from kvgen.emulator.parser import parse
@@ -27,7 +28,7 @@ from tests.emulator.test_opcodes import SUITES
 
 HANDLERS: dict[str, Handler] = {
     **integer_ops.HANDLERS, **float_ops.HANDLERS, **compare_ops.HANDLERS, **convert_ops.HANDLERS, **move_ops.HANDLERS,
-    **memory_ops.HANDLERS, **atomic_ops.HANDLERS,
+    **memory_ops.HANDLERS, **atomic_ops.HANDLERS, **video_ops.HANDLERS,
     "st": memory_ops.store, "red": atomic_ops.atomic, "prefetch": memory_ops.prefetch,
 }  # fmt: skip
 BY_PAIRS = ("set", "setp", "ld", "st", "atom", "red")  # thousands of forms: every two words together
@@ -113,7 +114,7 @@ REFUSED = {
     "ld.global.L2::cache_hint.u32 %r1, [%rd1];": "2 operands, expected 3",
     "ldu.shared.u32 %r1, [%rd2];": "unknown modifier .shared",
     "st.const.u32 [%rd1], %r1;": "unknown modifier .const",
-    "st.acquire.gpu.global.u32 [%rd1], %r1;": "unknown modifier .acquire",
+    "st.acquire.gpu.global.u32 [%rd1], %r1;": ".gpu needs .relaxed or .release",
     "st.global.nc.u32 [%rd1], %r1;": "unknown modifier .nc",
     "atom.global.add.s64 %rd1, [%rd2], %rd3;": "type .s64 is not one of",
     "atom.global.add.f16 %rs1, [%rd2], %rs3;": "needs one of .noftz",
@@ -130,6 +131,10 @@ REFUSED = {
     "prmt.b32.f8e %r1, %r2, %r3, %r4;": "unknown modifier .f8e",
     "lop3.xor.b32 %r1|%p1, %r2, %r3, %r4, 5, %p2;": "6 operands, expected 5",
     "pmevent %r1;": "must be a constant",
+    "vadd.u32.u32.u32 %r1, %r2, %r3;": "unknown opcode 'vadd'",
+    "vadd2.u32.u32.u32 %r1, %r2.h4, %r3, %r4;": "cannot read the selector .h4",
+    "vadd2.u32.u32.u32 %r1, %r2.h1, %r3, %r4;": "a selector names 2 pieces",
+    "vadd4.u32.u32.u32.sat.add %r1, %r2, %r3, %r4;": "unknown modifier .sat",
 }
 
 

@@ -1,9 +1,6 @@
-"""Device functions that were not inlined: parameters, results, recursion, function pointers, stack, printf and assert."""
+"""Device functions that were not inlined: parameters, results, recursion, function pointers, stack, local memory."""
 
 from __future__ import annotations
-
-import ctypes
-import re
 
 import numpy as np
 import pytest
@@ -296,106 +293,6 @@ def test_parameters_by_address(build: Build) -> None:
         assert caught.value.kind == kind
 
 
-# ---------------------------------------------------------------- printf and assert
-FORMATS: list[tuple[str, str]] = [  # format, values in C
-    ("plain text 100%%", ""), ("%d|%i", "-5, 2147483647"), ("%u|%x|%X|%o", "4000000000u, 0xbeefu, 0xbeefu, 8u"),
-    ("%hd|%hu|%hhd|%hhu", "(short)-3, (unsigned short)65535, (signed char)-7, (unsigned char)250"),
-    ("%hd|%hu|%hhd|%hhu", "70000, -1, 200, 300"),
-    ("%ld|%lld|%lu|%llu|%llx", "-5000000000l, -6ll, 7ul, 18446744073709551615ull, 1ull << 40"),
-    ("%c%c", "'o', 'k'"), ("%s|%8s|%-8s|%.2s", '"text", "right", "left", "cut"'),
-    ("%f|%.3f|%10.2f|%-10.1f|%+f", "1.5, 2.0 / 3, -3.14159, 9.95, 1.25"), ("%e|%.2E|%g|%G", "12345.678, 0.00012, 1e-7, 1e20"),
-    ("%a|%A", "1.0, -0.1"), ("%f %f %f", "1.0 / 0, -1.0 / 0, 1e300"), 
-    ("%5d|%-5d|%05d|%+d|% d|%#x|%#o", "42, 42, 42, 42, 42, 42, 42"),
-    ("%*d|%-*d|%.*f", "6, 42, 6, 42, 2, 3.14159"), ("%*d", "-6, 7"), ("%p", "(void*)0x1234abcd"),
-]  # fmt: skip
-
-
-def c_text(libc: ctypes.CDLL, text: str, values: str) -> str:
-    """The same conversions by the C library of this machine."""
-    arguments: list[object] = []
-    for value in re.findall(r"(\"[^\"]*\"|'.'|(?:\([^()]*\))?[^,]+)(?:, |$)", values):
-        kind, cast = re.match(r"(?:\(([^()]*)\))?(.*)$", value).groups()  # type: ignore[union-attr]
-        if value.startswith('"'):
-            arguments.append(ctypes.c_char_p(value.strip('"').encode()))
-        elif value.startswith("'"):
-            arguments.append(ctypes.c_int(ord(value[1])))
-        elif kind == "void*":
-            arguments.append(ctypes.c_void_p(int(cast, 0)))
-        elif kind is None and ("." in cast or re.match(r"\d+e", cast)):
-            number = cast.replace("-1.0 / 0", "-inf").replace("1.0 / 0", "inf").replace("2.0 / 3", repr(2.0 / 3))
-            arguments.append(ctypes.c_double(float(number)))
-        else:
-            number = re.sub(r"[ul]+$", "", cast).replace("1ull", "1")
-            arguments.append(ctypes.c_longlong(eval(number)) if "l" in cast else ctypes.c_int(eval(number)))
-    out = ctypes.create_string_buffer(1000)
-    libc.snprintf(out, 1000, text.encode(), *arguments)
-    return out.value.decode()
-
-
-PRINT = (
-    'extern "C" __global__ void formats(int* out) {\n'
-    + "".join(f'  printf("{f}\\n"{", " if v else ""}{v});\n' for f, v in FORMATS)
-    + '  out[0] = printf("%d %s", 1, "two"); out[1] = printf("none\\n"); out[2] = printf("%*d", 3, 4); }\n'
-    + r"""
-extern "C" __global__ void order(int* out, int stop) {
-  printf("b%d t%d\n", blockIdx.x, threadIdx.x); __syncthreads(); if (threadIdx.x == 0) printf("end of %d\n", blockIdx.x);
-  assert(blockIdx.x != stop || threadIdx.x != 1);
-}
-extern "C" __global__ void indirect(const char* text) { printf("%s", text); }
-extern "C" __global__ void flood(int n) { for (int i = 0; i < n; i++) printf("%100d\n", i); }
-"""
-)
-
-
-@pytest.fixture(scope="module")
-def printing(build: Build) -> Library:
-    return build([nvrtc_ptx(PRINT, name="generated/print.cu")])
-
-
-def test_printf_formats_like_the_c_library(printing: Library, capsys: pytest.CaptureFixture[str]) -> None:
-    libc = ctypes.CDLL(None)
-    libc.snprintf.argtypes = [ctypes.c_char_p, ctypes.c_size_t, ctypes.c_char_p]
-    out = np.zeros(3, np.int32)
-    run(printing, "formats", out, block=1)
-    got = capsys.readouterr().out.split("\n")
-    for (text, values), line in zip(FORMATS, got, strict=False):
-        assert line == c_text(libc, text, values)
-    assert got[len(FORMATS)] == "1 twonone"
-    assert list(out) == [2, 0, 2]
-
-
-@pytest.mark.parametrize("workers", [1, 2])
-def test_blocks_print_in_order(workers: int, printing: Library, capsys: pytest.CaptureFixture[str]) -> None:
-    run(printing, "order", np.zeros(1, np.int32), -1, grid=(3, 1, 1), block=2, workers=workers)
-    expected = "".join(f"b{b} t0\nb{b} t1\nend of {b}\n" for b in range(3))
-    assert capsys.readouterr().out == expected
-    run(printing, "order", np.zeros(1, np.int32), -1, grid=(1, 1, 1), block=2, schedule="descending")
-    assert capsys.readouterr().out == "b0 t1\nb0 t0\nend of 0\n"
-
-
-@pytest.mark.parametrize("workers", [1, 2])
-def test_assert_names_what_failed(workers: int, printing: Library, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(KernelFault) as caught:
-        run(printing, "order", np.zeros(1, np.int32), 1, grid=(4, 1, 1), block=2, workers=workers)
-    fault = caught.value
-    assert (fault.kind, fault.block, fault.thread) == ("assert", (1, 0, 0), (1, 0, 0))
-    assert "generated/print.cu:" in fault.detail and "order(int *, int)" in fault.detail
-    assert "`blockIdx.x != stop || threadIdx.x != 1`" in fault.detail
-    assert capsys.readouterr().out == "b0 t0\nb0 t1\nend of 0\nb1 t0\nb1 t1\n"
-
-
-def test_blocks_after_a_fault_print_nothing(build: Build, capsys: pytest.CaptureFixture[str]) -> None:
-    """Even where another worker has run them by then."""
-    source = """extern "C" __global__ void k(int* out) {
-      unsigned x = blockIdx.x; printf("%d ", blockIdx.x);
-      if (blockIdx.x < 2) for (int i = 0; i < 20000000 << 2 * blockIdx.x; i++) asm volatile("mad.lo.u32 %0, %0, 5, 1;" : "+r"(x));
-      out[blockIdx.x] = x; if (blockIdx.x == 1) __trap(); }"""
-    library = build([nvrtc_ptx(source)], mode="fast")
-    with pytest.raises(KernelFault, match="trap"):
-        run(library, "k", np.zeros(8, np.int32), grid=(8, 1, 1), block=1, workers=2)
-    assert capsys.readouterr().out == "0 1 "
-
-
 def test_fast_mode_runs_functions_too(build: Build) -> None:
     np.testing.assert_array_equal(results(build([nvrtc_ptx(CUDA)], mode="fast"), "locals", 7), 10 * (T % 7) + 7)
     fast = build([nvrtc_ptx(FAULTS)], mode="fast")
@@ -403,20 +300,3 @@ def test_fast_mode_runs_functions_too(build: Build) -> None:
         with pytest.raises(KernelFault) as caught:
             results(fast, kernel, bad)
         assert caught.value.kind == kind
-
-
-def test_text_from_a_buffer_is_bounded(printing: Library, capsys: pytest.CaptureFixture[str]) -> None:
-    text = np.frombuffer(b"from a buffer\0", np.uint8).copy()
-    run(printing, "indirect", text, block=1, read_only=(0,))
-    assert capsys.readouterr().out == "from a buffer"
-    text[-1] = ord("!")
-    with pytest.raises(KernelFault) as caught:
-        run(printing, "indirect", text, block=1, read_only=(0,))
-    assert (caught.value.kind, caught.value.buffer) == ("global_out_of_bounds", "arg0")
-
-
-def test_a_flood_is_cut(printing: Library, capsys: pytest.CaptureFixture[str]) -> None:
-    run(printing, "flood", 11000, block=1)
-    lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 2**20 // 101 + 1 and "left out" in lines[-1]
-    assert lines[-2].strip() == str(len(lines) - 2)

@@ -137,13 +137,21 @@ WAIT: mov.u64 %rd3, %clock64; sub.u64 %rd4, %rd3, %rd1; setp.lt.u64 %p1, %rd4, 5
   st.global.u64 [%rd0], %rd4; sub.u64 %rd2, %rd2, %rd1; st.global.u64 [%rd0+8], %rd2;
   sub.u32 %r3, %r3, %r1; st.global.v2.u32 [%rd0+16], {%r2, %r3}; st.global.u32 [%rd0+24], %r4;""",
 )
+LOCALS = entry(
+    "locals",
+    """.local .align 16 .b8 first[16]; .local .align 16 .b8 second[48]; .local .b8 third[4]; ld.param.s32 %rd1, [p1];
+  mov.u64 %rd2, second; add.s64 %rd3, %rd2, %rd1; mov.u32 %r1, 7; st.local.u32 [%rd3], %r1;
+  mov.u64 %rd4, first; st.local.u32 [%rd4+12], %r1; mov.u64 %rd5, third; st.local.u32 [%rd5], %r1;
+  cvta.local.u64 %rd6, %rd3; ld.u32 %r2, [%rd6].unified; st.global.u32 [%rd0], %r2;""",
+    ".param .u64 p0, .param .u32 p1",
+)
 BREAK = entry("breaks", "mov.u32 %r1, %tid.x; setp.eq.u32 %p1, %r1, 3; @%p1 brkpt;")
 
 
 @pytest.fixture(scope="module")
 def library(build: Build) -> Library:
     parts = [vector_kernel("vec_" + k.replace(".", "_"), k) for k in VECTORS]
-    parts += [COPIES, SMALL_ATOMICS, DISCARD, SPECIAL, CLOCKS, BREAK]
+    parts += [COPIES, SMALL_ATOMICS, DISCARD, SPECIAL, CLOCKS, LOCALS, BREAK]
     return build([HEADER + "".join(parts), nvrtc_ptx(SPACES)])
 
 
@@ -258,6 +266,17 @@ def test_clocks_advance(library: Library) -> None:
         assert clock_pair & 0xFFFFFFFF == 0 == timer_high and 0 < clock_pair >> 32 < 1000
         runs.append(waited)
     assert runs[0] == runs[1]
+
+
+def test_what_runs_over_a_local_array_lies_in_no_other(library: Library) -> None:
+    for offset in (0, 44):
+        out = np.zeros(1, np.uint32)
+        run(library, "locals", out, offset, block=1)
+        assert out[0] == 7
+    for offset in (-4, 48, 46, 52):
+        with pytest.raises(KernelFault) as caught:
+            run(library, "locals", np.zeros(1, np.uint32), offset, block=1)
+        assert caught.value.kind == "local_out_of_bounds"
 
 
 def test_breakpoint_is_a_trap(library: Library) -> None:

@@ -209,17 +209,19 @@ static __device__ __forceinline__ u32 load(u32 to, const TensorMap* map, int cou
       :: "r"(to + i * bytes), "l"(map), "r"(i * step), "r"(0), "r"(barrier) : "memory");
   return count * bytes;
 }
-#define KERNEL(name, trans) extern "C" __global__ void name(const __grid_constant__ TensorMap map_a, const __grid_constant__ TensorMap map_b, \
-    float* out, u64 a, u64 b, int loads_a, int loads_b, int step, u32 bytes_a, u32 bytes_b) { \
+#define KERNEL(name, trans) extern "C" __global__ void name(const __grid_constant__ TensorMap map_a, \
+    const __grid_constant__ TensorMap map_b, float* out, u64 a, u64 b, int loads_a, int loads_b, int step, u32 bytes_a, \
+    u32 bytes_b) { \
   extern __shared__ __align__(1024) unsigned char memory[]; __shared__ __align__(8) u64 full; float d[4]; \
   const u32 base = (u32)__cvta_generic_to_shared(memory), barrier = (u32)__cvta_generic_to_shared(&full); \
   if (threadIdx.x == 0) { \
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1; fence.mbarrier_init.release.cluster; fence.proxy.async;" :: "r"(barrier) : "memory"); \
-    u32 bytes = loads_a * bytes_a + loads_b * bytes_b; \
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" :: "r"(barrier), "r"(bytes) : "memory"); \
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1; fence.mbarrier_init.release.cluster; fence.proxy.async; " \
+      "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" \
+      :: "r"(barrier), "r"(loads_a * bytes_a + loads_b * bytes_b) : "memory"); \
     load(base, &map_a, loads_a, step, bytes_a, barrier); load(base + 8192, &map_b, loads_b, step, bytes_b, barrier); } \
   __syncthreads(); \
-  asm volatile("{ .reg .pred p; L: mbarrier.try_wait.parity.shared::cta.b64 p, [%0], 0; @!p bra L; }" :: "r"(barrier) : "memory"); \
+  asm volatile("{ .reg .pred p; L: mbarrier.try_wait.parity.shared::cta.b64 p, [%0], 0; @!p bra L; }" \
+    :: "r"(barrier) : "memory"); \
   asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); \
   asm volatile("wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {%0, %1, %2, %3}, %4, %5, 0, 1, 1, " trans ";" \
     : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3]) : "l"(a + (base >> 4)), "l"(b + (base >> 4) + 512) : "memory"); \

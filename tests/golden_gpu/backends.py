@@ -134,7 +134,7 @@ class GpuBackend:
             len(wanted.dims),
             pointer,
             [wide(n) for n in wanted.dims],
-            [wide(n) for n in wanted.strides],
+            [wide(n) for n in wanted.strides or (16,)],  # of one dimension there is none, but no null pointer either
             [narrow(n) for n in wanted.box],
             [narrow(1)] * len(wanted.dims),
             api.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,

@@ -40,6 +40,7 @@ class Family:
     name: str
     words: tuple[Array, ...]
     forms: list[Form] = field(default_factory=list)
+    _written: ClassVar[tuple[str, ...]] = ("out",)
 
     def add(self, ptx: str, operands: str, result: str, reference: Callable[..., Any], **rule: Any) -> None:
         """One more form; `rule` are fields of Rule."""
@@ -64,14 +65,12 @@ class Family:
         """The kernel's text: output [form, thread]."""
         word = _C[self._width]
         names = "abc"[: len(self.words)]
-        params = [f"const {word}* in_{n}" for n in names] + [f"{word}* {n}" for n in self._results_in]
+        params = [f"const {word}* in_{n}" for n in names] + [f"{word}* {n}" for n in self._written]
         lines = [f'extern "C" __global__ void {self.name}({", ".join(params)}) {{']
         lines.append("  const unsigned i = blockIdx.x * blockDim.x + threadIdx.x, n = gridDim.x * blockDim.x;")
         lines.append(f"  const {word} {', '.join(f'{n} = in_{n}[i]' for n in names)};")
         lines += [f"  {self._statement(k, form)}" for k, form in enumerate(self.forms)]
         return "\n".join([*lines, "}", ""])
-
-    _results_in: ClassVar[tuple[str, ...]] = ("out",)
 
     @property
     def _width(self) -> int:
@@ -128,7 +127,7 @@ class MemoryFamily(Family):
     """
 
     cells: Array = field(default_factory=lambda: np.zeros(0, np.uint32))
-    _results_in: ClassVar[tuple[str, ...]] = ("cells", "out")
+    _written: ClassVar[tuple[str, ...]] = ("cells", "out")
 
     def inputs(self) -> dict[str, Array]:
         arrays = super().inputs()

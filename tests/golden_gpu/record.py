@@ -145,7 +145,7 @@ def _start(prepared: Path, parts: Path, names: Sequence[str], *, cpu: bool) -> s
     environment = {**os.environ, **own}
     try:
         done = subprocess.run(
-            command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60 + 5 * len(names)
+            command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60 + len(names)
         )
     except subprocess.TimeoutExpired:
         return "no answer in time"

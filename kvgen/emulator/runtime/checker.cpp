@@ -117,8 +117,7 @@ void shared_not_ready(const BlockChecker& home, u32 o, u32 bytes, u32 flags, u32
   for (u32 i = o; i < o + bytes; i++) {
     u32 offset;
     const char* name = shared_place(i, &offset);
-    const bool busy = shared_state[i] & IN_FLIGHT || (shared_state[i] & HELD && flags & (A_WRITE | A_ATOMIC));
-    const u32 other = busy ? flight_site(home, i) : NO_SITE;
+    const u32 other = shared_state[i] & IN_FLIGHT ? flight_site(home, i) : shared_state[i] & HELD ? home.hold_sites[i] : NO_SITE;
     const char* op = other == NO_SITE ? "asynchronous operation" : emu_sites[other].op;
     const char* where = other == NO_SITE ? "an earlier line" : emu_sites[other].where;
     const int length = (int)strcspn(where, "|");
@@ -236,7 +235,7 @@ void check_begin_worker() {
   begin_counting();
   worker->cluster_order = new ClusterOrder;
   for (u32 r = 0; r < cluster_size; r++) {
-    BlockChecker& b = *(worker->blocks[r].checker = new BlockChecker{});
+    BlockChecker& b = *(worker->blocks[r].checker = new BlockChecker);
     b.clocks.resize(thread_count), b.rows.resize((size_t)thread_count * ROW), b.row_groups.resize(thread_count), b.grid_waits.resize(thread_count), b.proxy_fences.resize(thread_count);
     b.acquired.resize(thread_count), b.pending.resize(thread_count), b.released.resize(thread_count), b.released_cta.resize(thread_count);
   }

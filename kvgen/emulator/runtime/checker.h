@@ -5,6 +5,7 @@
 #if EMU_CHECK
 #include <map>
 #include <memory>
+#include <sys/mman.h>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -96,6 +97,10 @@ struct ProxyFence {
   bool includes(u32 t, u32 c) const { return (t == thread && c <= clock) || (t < MAX_THREADS && c <= base) || ((known.groups >> (t >> 5) & 1) && c <= known.clocks[t]); }
 };
 struct BlockChecker {
+  // Zeros to start with, most of which no kernel touches.
+  static void* operator new(size_t bytes) { return map_zeros(bytes); }
+  static void operator delete(void* p, size_t bytes) { munmap(p, bytes); }
+
   u32 index, rank;  // of the block in the grid, in its cluster
   u32 base_clock, agent_base[AGENTS], agent_ticks[AGENTS];
   std::vector<u32> clocks, rows;
@@ -110,6 +115,7 @@ struct BlockChecker {
   struct Visit { u32 clock, site; };
   std::vector<Visit> visits;  // the last access of each fiber of another block
   std::vector<std::unique_ptr<MbarrierOrder>> mbarriers;  // by number
+  std::vector<u32> hold_sites;                            // who holds each byte, the latest
   std::vector<std::vector<ProxyFence>> proxy_fences;      // of each thread, oldest first
   std::vector<u16> fencing;                               // threads that have any
   u32 fenced_base[FENCE_KINDS], fenced[FENCE_KINDS][ROW];  // writes up to here: fenced in everybody's past

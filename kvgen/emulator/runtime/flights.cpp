@@ -12,10 +12,10 @@ namespace {
 constexpr u32 PAGE = 4096;
 BlockChecker& checker_of(const Transfer& t) { return *t.issuer->block->checker; }
 bool covers(const Transfer& t, const SharedByte& end, u32 o) {
+  if (!t.is_tensor) return o - end.offset < t.bytes;
   bool found = false;
-  if (o < end.offset || o >= end.offset + tile_bytes(t) + 128) return false;  // a swizzle may reach past the end of a small tile
-  each_run(t, [&](u64, u32 tile, u32 bytes, bool) { each_chunk(t, tile, bytes, [&](u32 offset, u32, u32 n) { found |= o >= offset && o < offset + n; }); });
-  return t.direction == BETWEEN_SHARED || found;
+  each_run(t, [&](u64, u32 tile, u32 bytes, bool) { each_chunk(t, tile, bytes, [&](u32 offset, u32, u32 n) { found |= o - offset < n; }); });
+  return found;
 }
 Access access_of(const Transfer& t, u32 flags, const char* space) {
   BlockChecker& b = checker_of(t);
@@ -87,10 +87,10 @@ void check_async_read(Block& block, u32 thread, u32 address, u32 bytes, u32 site
   a.forgotten = true;
   visit_shared_bytes(b, home, o, bytes, a);
 }
-void check_hold(Block& block, u32 address, u32 bytes, u32) {
+void check_hold(Block& block, u32 address, u32 bytes, u32 site) {
   BlockChecker& home = *block.checker;
-  if (home.holds.empty()) home.holds.resize(SHARED_CAPACITY);
-  for (u32 o = address - SHARED_ORIGIN, end = o + bytes; o < end; o++) home.holds[o]++, home.shared_state[o] |= HELD;
+  if (home.holds.empty()) home.holds.resize(SHARED_CAPACITY), home.hold_sites.resize(SHARED_CAPACITY);
+  for (u32 o = address - SHARED_ORIGIN, end = o + bytes; o < end; o++) home.holds[o]++, home.hold_sites[o] = site, home.shared_state[o] |= HELD;
 }
 void check_release(Block& block, u32 address, u32 bytes) {
   BlockChecker& home = *block.checker;

@@ -30,15 +30,55 @@ void move_op(void** a, u32) {
 // ---------------------------------------------------------------- mma
 // Rows of A and columns of B, each of `words` words along k.
 template <class Word> void collect(void** lanes, u32 m, u32 words, Word* rows, Word* columns) {
-  const u32 halves = m == 8 ? 1 : 2;
   for (u32 l = 0; l < 32; l++) {
     const Mma<Word>& x = *(Mma<Word>*)lanes[l];
     const u32 g = l >> 2, t = l & 3;
-    for (u32 i = 0; i < words / 4 * halves; i++) rows[(g + i % halves * 8) * words + t + i / halves * 4] = x.a[i];
+    const Word* next = x.a;
+    for (u32 i = 0; i < words; i += 4)
+      for (u32 row = g; row < m; row += 8) rows[row * words + t + i] = *next++;
     for (u32 i = 0; i < words / 4; i++) columns[g * words + t + i * 4] = x.b[i];
   }
 }
 constexpr u32 MOST_WORDS = 16, MOST_K = 64;
+// A as numbers, [m][k], and B, [k][8].
+template <Element E> void rows(void** lanes, u32 m, u32 k, double* to) {
+  constexpr u32 BITS = bits_of(E), COUNT = 32 / BITS;
+  for (u32 l = 0; l < 32; l++) {
+    const u32* next = ((Mma<u32>*)lanes[l])->a;
+    for (double* first = to + (l >> 2) * k + (l & 3) * COUNT; first < to + ((l >> 2) + 1) * k; first += 4 * COUNT)
+      for (double* p = first; p < to + m * k; p += 8 * k) {
+        const u32 word = *next++;
+        for (u32 j = 0; j < COUNT; j++) p[j] = number<E>(word >> j * BITS);
+      }
+  }
+}
+template <Element E> void columns(void** lanes, u32 k, double* to) {
+  constexpr u32 BITS = bits_of(E), COUNT = 32 / BITS;
+  for (u32 l = 0; l < 32; l++) {
+    const u32* next = ((Mma<u32>*)lanes[l])->b;
+    for (double* p = to + (l & 3) * COUNT * 8 + (l >> 2); p < to + k * 8; p += 4 * COUNT * 8) {
+      const u32 word = *next++;
+      for (u32 j = 0; j < COUNT; j++) p[j * 8] = number<E>(word >> j * BITS);
+    }
+  }
+}
+struct Spread {
+  void (*rows)(void** lanes, u32 m, u32 k, double* to);
+  void (*columns)(void** lanes, u32 k, double* to);
+};
+Spread spread_of(Element e) {
+  switch (e) {
+    case Element::F16: return {rows<Element::F16>, columns<Element::F16>};
+    case Element::BF16: return {rows<Element::BF16>, columns<Element::BF16>};
+    case Element::TF32: return {rows<Element::TF32>, columns<Element::TF32>};
+    case Element::E4M3: return {rows<Element::E4M3>, columns<Element::E4M3>};
+    case Element::E5M2: return {rows<Element::E5M2>, columns<Element::E5M2>};
+    case Element::S8: return {rows<Element::S8>, columns<Element::S8>};
+    case Element::U8: return {rows<Element::U8>, columns<Element::U8>};
+    case Element::S4: return {rows<Element::S4>, columns<Element::S4>};
+    default: return {rows<Element::U4>, columns<Element::U4>};
+  }
+}
 // f64 is no approximation: a chain of fused multiply-adds along k.
 void mma_f64_op(void** lanes, u32) {
   const MatrixForm& form = *((Mma<double>*)lanes[0])->form;
@@ -66,27 +106,24 @@ template <bool EXCLUSIVE> void mma_b1_op(void** lanes, u32) {
 
 // One register of a lane holds a pair of one row; transposed, a pair of one column.
 void emu_load_matrices(void** a, u32) {
-  const Matrices* first = (Matrices*)a[0];
-  u16 m[4][8][8];
-  for (u32 i = 0; i < 8 * first->count; i++) memcpy(m[i >> 3][i & 7], ((Matrices*)a[i])->row, 16);
-  for (u32 l = 0; l < 32; l++)
-    for (u32 j = 0; j < first->count; j++) {
+  const u32 count = ((Matrices*)a[0])->count;
+  const bool transposed = ((Matrices*)a[0])->transposed;
+  for (u32 j = 0; j < count; j++) {
+    const u8* rows[8];
+    for (u32 i = 0; i < 8; i++) rows[i] = ((Matrices*)a[j * 8 + i])->row;
+    for (u32 l = 0; l < 32; l++) {
       const u32 r = l >> 2, c = (l & 3) * 2;
-      ((Matrices*)a[l])->registers[j] = first->transposed ? m[j][c][r] | (u32)m[j][c + 1][r] << 16 : m[j][r][c] | (u32)m[j][r][c + 1] << 16;
+      ((Matrices*)a[l])->registers[j] = transposed ? load<u16>(rows[c] + 2 * r) | (u32)load<u16>(rows[c + 1] + 2 * r) << 16 : load<u32>(rows[r] + 2 * c);
     }
+  }
 }
 void emu_multiply(void** lanes, u32) {
   const MatrixForm& form = *((Mma<u32>*)lanes[0])->form;
-  u32 rows[16 * MOST_WORDS], columns[8 * MOST_WORDS];
-  double a[16 * MOST_K], across[8 * MOST_K], b[8 * MOST_K], sums[16 * 8];
-  const u32 k = form.k, words = k * bits_of(form.a) / 32;
-  collect(lanes, form.m, words, rows, columns);
-  unpack_of(form.a)(rows, form.m * words, a);
-  unpack_of(form.b)(columns, 8 * words, across);
-  for (u32 i = 0; i < k; i++)
-    for (u32 c = 0; c < 8; c++) b[i * 8 + c] = across[c * k + i];
+  double a[16 * MOST_K], b[MOST_K * 8], sums[16 * 8];
+  spread_of(form.a).rows(lanes, form.m, form.k, a);
+  spread_of(form.b).columns(lanes, form.k, b);
   for (u32 l = 0; l < 32; l++) take_sums(form, l, ((Mma<u32>*)lanes[l])->d, sums);
-  multiply(form.m, 8, k, a, b, sums);
+  multiply(form.m, 8, form.k, a, b, sums);
   for (u32 l = 0; l < 32; l++) give_sums(form, l, sums, ((Mma<u32>*)lanes[l])->d);
 }
 void emu_stmatrix(const u32* in, u32 count, u32 transposed, u32 address, u32 site) {

@@ -3,7 +3,8 @@
 // A worker takes the next cluster (mostly of one block) and runs it alone. What a kernel computes may depend on another
 // block only through memory that somebody writes, so a block waits for its turn - until every earlier block has ended -
 // before its first atomic, volatile or strong access of global memory; in check mode before its first access of anything
-// writable, which also makes reports the same for any number of workers.
+// writable, which also makes reports the same for any number of workers. No thread outlives the launch, so that a process
+// may fork between launches.
 #include "runtime.h"
 #include <stdlib.h>
 #include <string.h>
@@ -20,11 +21,14 @@ namespace {
 constexpr u64 NONE = ~0ull;
 FaultRecord final_record;
 struct Grid {
-  pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-  pthread_cond_t ended = PTHREAD_COND_INITIALIZER;
-  u64 next, total, failed;     // tickets; failed: the first cluster with a fault
-  u64 running[MAX_WORKERS];    // ticket of each worker
+  pthread_mutex_t lock;
+  pthread_cond_t ended, over;
+  u64 next, total, failed;   // tickets; failed: the first cluster with a fault
+  u64 running[MAX_WORKERS];  // ticket of each worker
+  bool is_over;              // the first worker has found no more to do
   bool no_memory;
+  pthread_t helpers[MAX_WORKERS];
+  u32 helper_count;
 } grid;
 
 struct Locked {
@@ -119,35 +123,62 @@ void end_cluster(Worker& w) {
 }
 
 // ---------------------------------------------------------------- workers
-struct Helpers {
-  pthread_t threads[MAX_WORKERS];
-  u32 count;
-  double start;
-} helpers;
-double seconds() {
-  timespec t;
-  clock_gettime(CLOCK_MONOTONIC, &t);
-  return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-void* map_memory(size_t bytes) {
-  void* p = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  return p == MAP_FAILED ? nullptr : p;
-}
+struct Mapping {
+  u8* at;
+  size_t bytes;
+  u8* of(size_t wanted) {
+    if (bytes < wanted) {
+      release();
+      at = (u8*)map_zeros(wanted), bytes = at ? wanted : 0;
+    }
+    return at;
+  }
+  void release() {
+    if (at) munmap(at, bytes);
+    at = nullptr, bytes = 0;
+  }
+};
+// The first worker's stacks and windows stay for the next launch: to touch fresh pages takes most of a small one.
+Mapping kept_stacks, kept_windows;
 void* allocate(size_t bytes) {  // zeroed, aligned to cache lines
   void* p = aligned_alloc(64, (bytes + 63) & ~(size_t)63);
   return p ? memset(p, 0, bytes) : p;
 }
 void* work(void* number);
-// Only a launch that takes a while is worth the start of another thread.
-void call_helpers() {
-  constexpr double PATIENCE = 2e-3;
-  if (helpers.count || launch->workers < 2 || grid.total < 2 || seconds() - helpers.start < PATIENCE) return;
-  const u64 left = grid.total - grid.next;
-  while (helpers.count + 1 < launch->workers && helpers.count < left && !pthread_create(&helpers.threads[helpers.count], nullptr, work, (void*)(uintptr_t)(helpers.count + 1))) helpers.count++;
+bool start_helper(void* (*code)(void*)) {
+  const u32 i = grid.helper_count++;
+  if (!pthread_create(&grid.helpers[i], nullptr, code, (void*)(uintptr_t)(i + 1))) return true;
+  grid.helper_count--;
+  return false;
+}
+// The second worker, which starts the others. Only a launch that takes a while is worth the memory they touch.
+void* first_helper(void* number) {
+  constexpr long PATIENCE = 2000000;  // nanoseconds
+  timespec until;
+  clock_gettime(CLOCK_MONOTONIC, &until);
+  until.tv_nsec += PATIENCE;
+  if (until.tv_nsec >= 1000000000) until.tv_nsec -= 1000000000, until.tv_sec++;
+  u64 left;
+  {
+    Locked lock;
+    while (!grid.is_over && !pthread_cond_timedwait(&grid.over, &grid.lock, &until)) {}
+    left = grid.is_over ? 0 : grid.total - grid.next;
+  }
+  if (!left) return nullptr;
+  while (grid.helper_count + 1 < launch->workers && grid.helper_count < left && start_helper(work)) {}
+  return work(number);
+}
+void join_helpers() {
+  {
+    Locked lock;
+    grid.is_over = true;
+    pthread_cond_signal(&grid.over);
+  }
+  pthread_join(grid.helpers[0], nullptr);  // who adds to helper_count
+  for (u32 i = 1; i < grid.helper_count; i++) pthread_join(grid.helpers[i], nullptr);
 }
 void run_clusters(Worker& w) {
   while (take_ticket(w)) {
-    if (!w.number) call_helpers();
     begin_cluster(w);
     w.current = nullptr;
     switch_to(nullptr, first_fiber());
@@ -164,9 +195,9 @@ void* work(void* number) {
   w.fiber_count = warp_slots() * cluster_size;
   w.warp_count = w.fiber_count / 32;
   w.step = launch->schedule == 0 ? 1 : launch->schedule == 1 ? -1 : 0;
-  const size_t stack_total = stack_stride * w.fiber_count, window_total = (size_t)WINDOW_STRIDE * cluster_size;
-  w.stacks = (u8*)map_memory(stack_total);
-  w.windows = (u8*)map_memory(window_total);
+  Mapping own_stacks{}, own_windows{};
+  w.stacks = (w.number ? own_stacks : kept_stacks).of(stack_stride * w.fiber_count);
+  w.windows = (w.number ? own_windows : kept_windows).of((size_t)WINDOW_STRIDE * cluster_size);
   w.fibers = (Fiber*)allocate(w.fiber_count * sizeof(Fiber));
   w.blocks = (Block*)calloc(cluster_size, sizeof(Block));
   w.runnable = (u32*)calloc(w.warp_count, 4);
@@ -188,13 +219,16 @@ void* work(void* number) {
     for (u32 t = 0; t < w.fiber_count; t++) free(w.fibers[t].copies.ops);
   for (u32 r = 0; w.blocks && r < cluster_size; r++) async_end_worker(w.blocks[r]), end_warpgroups(w.blocks[r]);
   free(w.fibers), free(w.blocks), free(w.runnable), free(w.block_counts), free(w.executed);
-  if (w.stacks) munmap(w.stacks, stack_total);
-  if (w.windows) munmap(w.windows, window_total);
+  own_stacks.release(), own_windows.release();
   worker = nullptr;
   return nullptr;
 }
 }  // namespace
 
+void* map_zeros(size_t bytes) {
+  void* p = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  return p == MAP_FAILED ? nullptr : p;
+}
 void emu_await_turn() {
   Worker& w = *worker;
   if (w.has_turn) return;
@@ -232,14 +266,21 @@ extern "C" __attribute__((visibility("default"))) int emu_launch(LaunchInfo* inf
     if (g.initial_bytes) memcpy(g.address, g.initial, g.initial_bytes);
   }
   final_record.set = 0;
-  grid.next = 0, grid.failed = NONE, grid.no_memory = false;
+  grid = {};  // the lock too: it may have been held where this process was forked off
+  pthread_mutex_init(&grid.lock, nullptr);
+  pthread_condattr_t monotonic;
+  pthread_condattr_init(&monotonic);
+  pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+  pthread_cond_init(&grid.ended, nullptr);
+  pthread_cond_init(&grid.over, &monotonic);
+  grid.failed = NONE;
   grid.total = (u64)info->grid[0] * info->grid[1] * info->grid[2] / cluster_size;
   for (u64& t : grid.running) t = NONE;
-  helpers.count = 0, helpers.start = seconds();
   check_begin_launch();
   print_begin_launch();
+  const bool helped = grid.total > 1 && info->workers > 1 && start_helper(first_helper);
   work(nullptr);
-  for (u32 i = 0; i < helpers.count; i++) pthread_join(helpers.threads[i], nullptr);
+  if (helped) join_helpers();
   check_end_launch();
   print_end_launch(grid.failed);
   return grid.no_memory ? 2 : final_record.set ? 1 : 0;

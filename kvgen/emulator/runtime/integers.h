@@ -1,7 +1,12 @@
 // integers.h - one helper per integer PTX operation. Included by device.h.
 #pragma once
 
-extern "C" __attribute__((visibility("default"))) u32 emu_find_nth_set(u32 mask, u32 base, s32 offset);
+extern "C" {
+#pragma GCC visibility push(default)
+u32 emu_find_nth_set(u32 mask, u32 base, s32 offset);
+u32 emu_simd_video(u32 lanes, u32 operation, u32 flags, u32 selectors, u32 mask, u32 a, u32 b, u32 c);
+#pragma GCC visibility pop
+}
 
 template <class T> EMU_INLINE T shift_left(T a, u32 n) { return n >= sizeof(T) * 8 ? T(0) : T(a << n); }
 template <class T> EMU_INLINE T shift_right(T a, u32 n) {

@@ -1,12 +1,13 @@
 // mbarrier.cpp - mbarriers: counted in their own 64 bits; what waits on one, and what will still count on it, beside them.
 #include "transfers.h"
+#include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 
 SharedByte shared_byte(u32 address, u32 bytes, u32 alignment, u32 site) {
   const u32 rank = address >> RANK_SHIFT, offset = (address & WINDOW_MASK) - SHARED_ORIGIN;
   if (rank > cluster_size || offset >= SHARED_CAPACITY || bytes > SHARED_CAPACITY - offset)
-    fault("shared_out_of_bounds", site, "shared memory", "%s: %u bytes at shared address %#x lie outside of shared memory", op_text(site), bytes, address);
+    fault("shared_out_of_bounds", site, "shared memory", "%s: %u bytes at shared address %#x lie outside of it", op_text(site), bytes, address);
   if (address % alignment) {
     u32 at;
     const char* name = shared_place(offset, &at);
@@ -24,7 +25,16 @@ u32 emu_shared_address(u64 generic, u32 site) {
 
 // ---------------------------------------------------------------- the object
 static SharedByte mbarrier_at(u32 address, u32 site) { return shared_byte(address, 8, 8, site); }
-static const char* name_of(const SharedByte& p, u32* at) { return shared_place(p.offset, at); }
+__attribute__((format(printf, 3, 4))) [[noreturn]] static void refuse(const SharedByte& p, u32 site, const char* format, ...) {
+  char text[160];
+  va_list list;
+  va_start(list, format);
+  vsnprintf(text, sizeof text, format, list);
+  va_end(list);
+  u32 at;
+  const char* name = shared_place(p.offset, &at);
+  fault("bad_mbarrier", site, name, "%s: the mbarrier at byte %u of shared '%s' %s", op_text(site), at, name, text);
+}
 MbarrierWord mbarrier_word(const SharedByte& p) {
   MbarrierWord w;
   memcpy(&w, p.block->shared + p.offset, 8);
@@ -38,26 +48,17 @@ static Mbarrier* known_at(const SharedByte& p) {
 }
 Mbarrier& find_mbarrier(const SharedByte& p, u32 site) {
   Mbarrier* m = known_at(p);
-  if (m && m->live) return *m;
-  u32 at;
-  const char* name = name_of(p, &at);
-  fault("bad_mbarrier", site, name, "%s: no mbarrier has been initialised at byte %u of shared '%s'", op_text(site), at, name);
+  if (!m || !m->live) refuse(p, site, "has not been initialised");
+  return *m;
 }
 static void check_count(const SharedByte& p, u32 count, u32 site) {
-  if (count - 1 < MBARRIER_LIMIT) return;
-  u32 at;
-  const char* name = name_of(p, &at);
-  fault("bad_mbarrier", site, name, "%s: count %u for the mbarrier at byte %u of shared '%s': it is 1 to %u", op_text(site), count, at, name, MBARRIER_LIMIT);
+  if (count - 1 >= MBARRIER_LIMIT) refuse(p, site, "takes a count of 1 to %u, got %u", MBARRIER_LIMIT, count);
 }
 void emu_mbarrier_init(u32 address, u32 count, u32 site) {
   const SharedByte p = mbarrier_at(address, site);
   check_count(p, count, site);
   Mbarrier* m = known_at(p);
-  if (m && m->live) {
-    u32 at;
-    const char* name = name_of(p, &at);
-    fault("bad_mbarrier", site, name, "%s: byte %u of shared '%s' holds a live mbarrier: invalidate it first", op_text(site), at, name);
-  }
+  if (m && m->live) refuse(p, site, "is live: invalidate it first");
   if (!m) {
     auto& all = p.block->async->mbarriers;
     all.emplace_back(m = new Mbarrier{p.offset, (u32)all.size()});
@@ -72,11 +73,8 @@ void emu_mbarrier_invalidate(u32 address, u32 site) {
   const SharedByte p = mbarrier_at(address, site);
   Mbarrier& m = find_mbarrier(p, site);
   check_mbarrier_use(*p.block, m, false, site);
-  if (!m.waiting.empty() || !m.due.empty()) {
-    u32 at;
-    const char* name = name_of(p, &at);
-    fault("bad_mbarrier", site, name, "%s: %s the mbarrier at byte %u of shared '%s'", op_text(site), m.waiting.empty() ? "copies will still complete on" : "threads wait on", at, name);
-  }
+  if (!m.waiting.empty()) refuse(p, site, "has threads that wait on it");
+  if (!m.due.empty()) refuse(p, site, "has copies that will complete on it");
   m.live = false;
   check_mbarrier_invalidate(*p.block, m, site);
 }
@@ -96,17 +94,9 @@ static void complete_phase(const SharedByte& p, Mbarrier& m, MbarrierWord& w) {
 }
 static void count(const SharedByte& p, Mbarrier& m, u32 arrivals, s64 bytes, u32 site) {
   MbarrierWord w = mbarrier_word(p);
-  u32 at;
-  if (arrivals > w.pending) {
-    const char* name = name_of(p, &at);
-    fault("bad_mbarrier", site, name, "%s: %u arrivals on the mbarrier at byte %u of shared '%s', which expects %u more of %u in this phase", op_text(site), arrivals, at, name, (u32)w.pending,
-          (u32)w.expected);
-  }
+  if (arrivals > w.pending) refuse(p, site, "expects %u more arrivals of %u in this phase, got %u", (u32)w.pending, (u32)w.expected, arrivals);
   const s64 total = w.bytes + bytes;
-  if (total > (s64)MBARRIER_LIMIT || total < -(s64)MBARRIER_LIMIT) {
-    const char* name = name_of(p, &at);
-    fault("bad_mbarrier", site, name, "%s: the mbarrier at byte %u of shared '%s' would have %lld bytes outstanding; it counts up to %u", op_text(site), at, name, (long long)total, MBARRIER_LIMIT);
-  }
+  if (total > (s64)MBARRIER_LIMIT || total < -(s64)MBARRIER_LIMIT) refuse(p, site, "would have %lld bytes outstanding; it counts up to %u", (long long)total, MBARRIER_LIMIT);
   w.pending -= arrivals, w.bytes = total;
   emu_spins = 0;
   if (!w.pending && !w.bytes) complete_phase(p, m, w);
@@ -127,11 +117,7 @@ u64 emu_mbarrier_arrive(u32 address, u32 arrivals, u32 bytes, u32 flags, u32 sit
   check_count(p, arrivals, site);
   check_mbarrier_arrive(*p.block, m, flags & MB_RELAXED);
   MbarrierWord before = mbarrier_word(p);
-  if (flags & MB_KEEPS_PHASE && arrivals >= before.pending && arrivals <= before.expected) {
-    u32 at;
-    const char* name = name_of(p, &at);
-    fault("bad_mbarrier", site, name, "%s would complete the phase of the mbarrier at byte %u of shared '%s': %u arrivals are missing", op_text(site), at, name, (u32)before.pending);
-  }
+  if (flags & MB_KEEPS_PHASE && arrivals >= before.pending) refuse(p, site, "misses only %u arrivals: this one must not complete its phase", (u32)before.pending);
   if (flags & MB_DROP) {
     MbarrierWord w = before;
     w.expected -= arrivals <= w.expected ? arrivals : 0;
@@ -183,13 +169,13 @@ void mbarrier_forget(const SharedByte& p, const Fiber* copier, u64 serial) {
 bool emu_mbarrier_wait(u32 address, u64 phase, u32 flags, u32 site) {
   const SharedByte p = mbarrier_at(address, site);
   Fiber& me = *worker->current;
-  if (p.block != me.block) fault("bad_mbarrier", site, nullptr, "%s: a thread can only wait on an mbarrier of its own block", op_text(site));
+  if (p.block != me.block) refuse(p, site, "is in another block: only its own threads can wait on it");
   me.site = site;
   if (!(flags & MB_SUSPENDS)) emu_yield();
   Mbarrier& m = find_mbarrier(p, site);
   check_mbarrier_use(*p.block, m, false, site);
   const u64 wanted = flags & MB_PARITY ? phase : bits<MbarrierWord>(phase).phase;
-  if (wanted > 1) fault("bad_mbarrier", site, nullptr, "%s: the phase parity is 0 or 1, got %llu", op_text(site), (unsigned long long)wanted);
+  if (wanted > 1) refuse(p, site, "has phases of parity 0 and 1, got %llu", (unsigned long long)wanted);
   while (mbarrier_word(p).phase == wanted && !m.due.empty()) perform_first_due(m);
   if (mbarrier_word(p).phase != wanted) {
     emu_spins = 0;

@@ -68,6 +68,40 @@ double emu_upper_half_rsqrt(double x) {
   const double a = upper_half(x);
   return rounded_upper_half(a == 0 ? 1 / a : 1 / sqrt(a));
 }
+// vadd2, vadd4 and their like. `selectors`: four bits a lane say which piece of b:a it takes, those of the first operand
+// lowest; `flags`: signs of the result and the operands, saturate, add to c; lanes outside `mask` stay as in c.
+u32 emu_simd_video(u32 lanes, u32 operation, u32 flags, u32 selectors, u32 mask, u32 a, u32 b, u32 c) {
+  const u32 width = 32 / lanes, ones = (1u << width) - 1;
+  const u64 both = (u64)b << 32 | a;
+  auto piece = [&](u32 lane, u32 is_signed) {
+    const s32 raw = (s32)(both >> width * (selectors >> 4 * lane & 15) & ones);
+    return is_signed && raw >> (width - 1) ? raw - (s32)ones - 1 : raw;
+  };
+  const s32 bottom = flags & 1 ? -(s32)(ones >> 1) - 1 : 0, top = (s32)(flags & 1 ? ones >> 1 : ones);
+  u32 out = c;
+  for (u32 i = 0; i < lanes; i++) {
+    if (!(mask >> i & 1)) continue;
+    const s32 x = piece(i, flags & 2), y = piece(lanes + i, flags & 4), difference = x - y;
+    s32 t;
+    switch (operation) {
+      case 0: t = x + y; break;
+      case 1: t = difference; break;
+      case 2: t = (x + y + (x + y >= 0)) >> 1; break;
+      case 3: t = difference < 0 ? -difference : difference; break;
+      case 4: t = smaller(x, y); break;
+      case 5: t = larger(x, y); break;
+      case 6: t = x == y; break;
+      case 7: t = x != y; break;
+      case 8: t = x < y; break;
+      case 9: t = x <= y; break;
+      case 10: t = x > y; break;
+      default: t = x >= y; break;
+    }
+    if (flags & 8) t = smaller(larger(t, bottom), top);
+    out = flags & 16 ? out + (u32)t : (out & ~(ones << width * i)) | ((u32)t & ones) << width * i;
+  }
+  return out;
+}
 u32 emu_find_nth_set(u32 mask, u32 base, s32 offset) {
   u32 left = offset < 0 ? 0u - (u32)offset : (u32)offset;
   for (u32 at = base; at < 32; at += offset < 0 ? -1u : 1u) {

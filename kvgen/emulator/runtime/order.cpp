@@ -219,14 +219,15 @@ void check_mbarrier_use(Block& home, const Mbarrier& m, bool by_async_proxy, u32
   BlockChecker& b = checker_here();
   const u32 t = worker->current->linear, index = home.checker->index;
   const MbarrierOrder& o = order_of(home, m);
+  const bool ordered = index == b.index ? b.ordered(t, o.init_thread, o.init_clock) : b.knows_block(t, index, o.init_thread, o.init_clock);
+  if (ordered && (!by_async_proxy || proxy_fenced(b, t, PROXY_INIT, index, o.init_thread, o.init_clock))) return;
   u32 at;
   const char *name = shared_place(m.offset, &at), *where = emu_sites[o.init_site].where;
   const int length = (int)strcspn(where, "|");
-  if (!(index == b.index ? b.ordered(t, o.init_thread, o.init_clock) : b.knows_block(t, index, o.init_thread, o.init_clock)))
+  if (!ordered)
     fault("race", site, name, "%s: nothing orders this use of the mbarrier at byte %u of shared '%s' after its init at %.*s", op_text(site), at, name, length, where);
-  if (by_async_proxy && !proxy_fenced(b, t, PROXY_INIT, index, o.init_thread, o.init_clock))
-    fault("proxy_fence", site, name, "%s: the mbarrier at byte %u of shared '%s' was initialised at %.*s, but no fence.mbarrier_init or fence.proxy.async makes that visible to the async proxy", op_text(site), at,
-          name, length, where);
+  fault("proxy_fence", site, name, "%s: no fence.mbarrier_init or fence.proxy.async makes the init at %.*s of the mbarrier at byte %u of shared '%s' visible to the async proxy", op_text(site), length, where,
+        at, name);
 }
 void check_mbarrier_arrive(Block& home, const Mbarrier& m, bool relaxed) {
   BlockChecker& b = checker_here();

@@ -140,6 +140,8 @@ void fiber_wait();  // the caller has set current->state; returns when somebody 
 void fiber_yield();  // all others that can run come first
 Fiber* first_fiber();
 u32 draw(u32 n);  // below n; 0 in a schedule that is not seeded
+// grid.cpp
+void* map_zeros(size_t bytes);  // takes memory only where it is touched; nullptr: there is none
 // print.cpp
 void print_begin_launch();
 void print_end_launch(u64 last_ticket);  // joins what the launch printed

@@ -42,13 +42,13 @@ struct Warpgroup {
 
   u32 next() const { return first + (u32)products.size(); }
   u32 number(u32 token) const { return first + ((token / TOKEN_ELEMENTS - first) & (TOKEN_OPERATIONS - 1)); }
-  Product* find(u32 token) {  // the product that a register's value names, if there is one
+  Product* find(u32 token) {  // the product that a token names, if there is one
     const u32 i = number(token) - first;
-    return (token & TOKEN_MASK) == TOKEN && i < products.size() && token % TOKEN_ELEMENTS < products[i].registers ? &products[i] : nullptr;
+    return i < products.size() ? &products[i] : nullptr;
   }
-  Product* find_pending(u32 token, u32 warp) {
-    Product* p = find(token);
-    return p && !(p->awaited >> warp & 1) ? p : nullptr;
+  Product* find_pending(u32 word, u32 warp) {  // the product that a register's value comes from, if the warp has not waited for it
+    Product* p = (word & TOKEN_MASK) == TOKEN ? find(word) : nullptr;
+    return p && word % TOKEN_ELEMENTS < p->registers && !(p->awaited >> warp & 1) ? p : nullptr;
   }
 };
 
