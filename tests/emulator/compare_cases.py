@@ -116,7 +116,7 @@ for t in PLAIN:
     for ftz in ("", ".ftz"):
         code = f"{load} slct{ftz}.{t}.f32 {d}, {a}, {b}, {{c}}; {store}"
 
-        def by_float(a: int, b: int, c: float, ftz=ftz) -> int:  # type: ignore[no-untyped-def]
+        def by_float(a: int, b: int, c: float, ftz=ftz) -> int:
             return a if (flush(c) if ftz else c) >= 0 else b
 
         add(code, f"{bits} {bits} f32", bits, by_float)

@@ -233,7 +233,7 @@ for source, target, mode in itertools.product(INTEGERS, ("f32", "f64", "f16", "b
     ftzs, sats = ("", "ftz") if target == "f32" else ("",), ("", "sat") if target != "bf16" else ("",)
     for ftz, sat in itertools.product(ftzs, sats):
 
-        def from_integer(a: int, f=FORMATS[target], mode=mode, sat=sat) -> float:  # type: ignore[no-untyped-def]
+        def from_integer(a: int, f=FORMATS[target], mode=mode, sat=sat) -> float:
             y = rounded(Fraction(a), f, mode)
             return saturated(y) if sat else y
 
@@ -242,7 +242,7 @@ for source, target, mode in itertools.product(INTEGERS, ("f32", "f64", "f16", "b
 for kind in ("u16", "s16", "u8", "s8", "u4", "s4", "u2", "s2"):
     n = int(kind[1:])
 
-    def packed(a: int, b: int, c: int, kind=kind, n=n) -> int:  # type: ignore[no-untyped-def]
+    def packed(a: int, b: int, c: int, kind=kind, n=n) -> int:
         low, high = (clamp(x, kind) & (2**n - 1) for x in (b, a))
         return (low | high << n | c << 2 * n) & 0xFFFFFFFF
 

@@ -69,7 +69,6 @@ class _AnyContext:
 
     def __init__(self, answers: _Answers) -> None:
         self.answers = answers
-        self.locals: dict[str, Any] = {}
 
     def vector(self, operand: str) -> list[str]:
         return ["%x"] * (1, 2, 4, 8)[self.answers.choose(4)]
@@ -82,9 +81,6 @@ class _AnyContext:
 
     def integer(self, ins: Instruction, operand: str) -> int:
         return (0, 128)[self.answers.choose(2)]
-
-    def param_place(self, operand: str) -> None:
-        return None
 
     def __getattr__(self, name: str) -> Any:
         return lambda *args, **options: "0"
@@ -101,7 +97,17 @@ def form(opcode: str, words: Sequence[str]) -> str:
 
 
 ORDERS = ("weak", "volatile", "mmio", "relaxed", "acquire", "release", "acq_rel", "cta", "cluster", "gpu", "sys")
-SPACES = ("global", "shared", "shared::cta", "shared::cluster", "local", "const", "param", "param::entry", "param::func")
+SPACES = (
+    "global",
+    "shared",
+    "shared::cta",
+    "shared::cluster",
+    "local",
+    "const",
+    "param",
+    "param::entry",
+    "param::func",
+)
 
 
 def pairs(text: str) -> Iterator[tuple[str, ...]]:
@@ -141,7 +147,7 @@ def accepted(opcode: str, handler: Handler) -> Iterator[str]:
         modifiers = _AnyModifiers(answers)
         ins = _AnyInstruction(opcode, modifiers, [], opcode, 0, None, lambda: "0")
         try:
-            handler(_AnyContext(answers), ins)  # type: ignore[arg-type]
+            handler(_AnyContext(answers), ins)
             yield form(opcode, modifiers.chosen)
         except TranslateError:
             pass

@@ -61,14 +61,14 @@ for t in ("u32", "s32", "u64", "s64"):
     for op, function in (("add", operator.add), ("sub", operator.sub)):
         code = f"{op}.cc.{t} {{d}}, {{a}}, {{b}}; {op}c.{t} {{d}}, {{c}}, {{a}};"
 
-        def second(a: int, b: int, c: int, f=function, mask=mask, n=n) -> int:  # type: ignore[no-untyped-def]
+        def second(a: int, b: int, c: int, f=function, mask=mask, n=n) -> int:
             wide = f(a & mask | c << n, b & mask | a << n)
             return int(wide >> n)
 
         add(code, f"{t} {t} {t}", t, second)
         code = f"{op}.cc.{t} {{d}}, {{a}}, {{b}}; {op}c.cc.{t} {{d}}, {{a}}, {{b}}; {op}c.{t} {{d}}, 0, 0;"
 
-        def third(a: int, b: int, f=function, mask=mask, n=n) -> int:  # type: ignore[no-untyped-def]
+        def third(a: int, b: int, f=function, mask=mask, n=n) -> int:
             a, b = a & mask, b & mask
             return int(f(a | a << n, b | b << n) >> 2 * n)
 
@@ -76,14 +76,14 @@ for t in ("u32", "s32", "u64", "s64"):
     for first, then in itertools.product(("lo", "hi"), repeat=2):
         part = {"lo": lambda x, mask=mask: x & mask, "hi": lambda x, mask=mask, n=n: x >> n & mask}
 
-        def chained(a: int, b: int, c: int, p=part[first], q=part[then], mask=mask, n=n) -> int:  # type: ignore[no-untyped-def]
+        def chained(a: int, b: int, c: int, p=part[first], q=part[then], mask=mask, n=n) -> int:
             carry = (p(a * b) + (c & mask)) >> n
             return q(a * b) + c + carry
 
         code = f"mad.{first}.cc.{t} {{d}}, {{a}}, {{b}}, {{c}}; madc.{then}.{t} {{d}}, {{a}}, {{b}}, {{c}};"
         add(code, f"{t} {t} {t}", t, chained)
 
-        def carried(a: int, b: int, c: int, p=part[first], q=part[then], mask=mask, n=n) -> int:  # type: ignore[no-untyped-def]
+        def carried(a: int, b: int, c: int, p=part[first], q=part[then], mask=mask, n=n) -> int:
             carry = (p(a * b) + (c & mask)) >> n
             return (q(a * b) + (c & mask) + carry) >> n
 
@@ -97,7 +97,7 @@ for t in ("u32", "s32", "u64", "s64"):
 for t in ("u32", "s32"):
     for part, shift in (("lo", 0), ("hi", 16)):
 
-        def product24(a: int, b: int, t=t, shift=shift) -> int:  # type: ignore[no-untyped-def]
+        def product24(a: int, b: int, t=t, shift=shift) -> int:
             a, b = (wrap(x, f"{t[0]}24") for x in (a, b))
             return (a * b >> shift) & 0xFFFFFFFF
 
@@ -106,19 +106,19 @@ for t in ("u32", "s32"):
         add(code, f"{t} {t} {t}", t, lambda a, b, c, f=product24: f(a, b) + c)
         if part == "hi" and t == "s32":
 
-            def clamped24(a: int, b: int, c: int, f=product24) -> int:  # type: ignore[no-untyped-def]
+            def clamped24(a: int, b: int, c: int, f=product24) -> int:
                 return clamp(wrap(f(a, b), "s32") + c, "s32")
 
             add("mad24.hi.sat.s32 {d}, {a}, {b}, {c};", "s32 s32 s32", "s32", clamped24)
 for x, y in itertools.product("us", repeat=2):
 
-    def dot4(a: int, b: int, c: int, x=x, y=y) -> int:  # type: ignore[no-untyped-def]
+    def dot4(a: int, b: int, c: int, x=x, y=y) -> int:
         return c + sum(wrap(a >> 8 * i, f"{x}8") * wrap(b >> 8 * i, f"{y}8") for i in range(4))
 
     add(f"dp4a.{x}32.{y}32 {{d}}, {{a}}, {{b}}, {{c}};", "u32 u32 u32", "u32", dot4)
     for half, first_byte in (("lo", 0), ("hi", 2)):
 
-        def dot2(a: int, b: int, c: int, x=x, y=y, k=first_byte) -> int:  # type: ignore[no-untyped-def]
+        def dot2(a: int, b: int, c: int, x=x, y=y, k=first_byte) -> int:
             return c + sum(wrap(a >> 16 * i, f"{x}16") * wrap(b >> 8 * (i + k), f"{y}8") for i in range(2))
 
         add(f"dp2a.{half}.{x}32.{y}32 {{d}}, {{a}}, {{b}}, {{c}};", "u32 u32 u32", "u32", dot2)
@@ -137,7 +137,7 @@ for op, function in (("and", operator.and_), ("or", operator.or_), ("xor", opera
 add("not.pred {d}, {a};", "pred", "pred", lambda a: 1 - a)
 for way, mode in itertools.product("lr", ("wrap", "clamp")):
 
-    def funnel(a: int, b: int, c: int, way=way, mode=mode) -> int:  # type: ignore[no-untyped-def]
+    def funnel(a: int, b: int, c: int, way=way, mode=mode) -> int:
         n = c & 31 if mode == "wrap" else min(c, 32)
         return (b << 32 | a) << n >> 32 if way == "l" else (b << 32 | a) >> n
 
@@ -157,14 +157,14 @@ for n in (32, 64):
         add(f"bfind.{t} {{d}}, {{a}};", t, "u32", leading)
         add(f"bfind.shiftamt.{t} {{d}}, {{a}};", t, "u32", lambda a, n=n: n - 1 - p if (p := leading(a)) >= 0 else -1)
 
-        def extracted(a: int, b: int, c: int, t=t, n=n) -> int:  # type: ignore[no-untyped-def]
+        def extracted(a: int, b: int, c: int, t=t, n=n) -> int:
             position, length = b & 255, c & 255
             sign = a >> min(position + length - 1, n - 1) & 1 if t[0] == "s" and length else 0
             return sum((a >> (position + i) & 1 if i < length and position + i < n else sign) << i for i in range(n))
 
         add(f"bfe.{t} {{d}}, {{a}}, {{b}}, {{c}};", f"{t} u32:count u32:count", t, extracted)
 
-    def inserted(a: int, b: int, c: int, e: int, n=n) -> int:  # type: ignore[no-untyped-def]
+    def inserted(a: int, b: int, c: int, e: int, n=n) -> int:
         position, length = c & 255, e & 255
         ones = ((1 << length) - 1) << position
         return b & ~ones | a << position & ones & ((1 << n) - 1)
@@ -173,13 +173,13 @@ for n in (32, 64):
 for mode in ("wrap", "clamp"):
     for t in ("u32", "s32"):
 
-        def extension(a: int, b: int, t=t, mode=mode) -> int:  # type: ignore[no-untyped-def]
+        def extension(a: int, b: int, t=t, mode=mode) -> int:
             n = b & 31 if mode == "wrap" else min(b, 32)
             return wrap(a, f"{t[0]}{n}") if n else 0
 
         add(f"szext.{mode}.{t} {{d}}, {{a}}, {{b}};", f"{t} u32:count", t, extension)
 
-    def ones(a: int, b: int, mode=mode) -> int:  # type: ignore[no-untyped-def]
+    def ones(a: int, b: int, mode=mode) -> int:
         first, length = (x & 31 if mode == "wrap" else min(x, 32) for x in (a, b))
         return ((1 << length) - 1) << first & 0xFFFFFFFF
 
@@ -201,7 +201,7 @@ add(code, "u32 u32 u32", "u32", lambda a, b, c: nth_set(a, b & 31, c))
 # ---------------------------------------------------------------- tables
 for table in (0x00, 0xCA, 0xBE, 0x96, 0x80, 0xFE, 0x1B, 0xFF):
 
-    def looked_up(a: int, b: int, c: int, table=table) -> int:  # type: ignore[no-untyped-def]
+    def looked_up(a: int, b: int, c: int, table=table) -> int:
         return sum((table >> ((a >> i & 1) << 2 | (b >> i & 1) << 1 | c >> i & 1) & 1) << i for i in range(32))
 
     add(f"lop3.b32 {{d}}, {{a}}, {{b}}, {{c}}, {table};", "u32 u32 u32", "u32", looked_up)
@@ -237,7 +237,7 @@ PICKS = {  # bytes of b:a, lowest first, that byte i of the result is when the s
 }
 for mode, pick in PICKS.items():
 
-    def gathered(a: int, b: int, c: int, pick=pick) -> int:  # type: ignore[no-untyped-def]
+    def gathered(a: int, b: int, c: int, pick=pick) -> int:
         source = (b << 32 | a).to_bytes(8, "little")
         return int.from_bytes(bytes(source[pick(c & 3, i)] for i in range(4)), "little")
 
@@ -258,7 +258,7 @@ TESTS = {
 }  # fmt: skip
 
 
-def simd(function, lanes, kinds, end, of_a=None, of_b=None, mask=None):  # type: ignore[no-untyped-def]
+def simd(function, lanes, kinds, end, of_a=None, of_b=None, mask=None):
     """`kinds`: of the result and the operands; `of_a`, `of_b`: pieces of b:a, lowest lane first."""
     width = 32 // lanes
     d, ka, kb = (f"{k[0]}{width}" for k in kinds)

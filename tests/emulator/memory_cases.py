@@ -1,16 +1,13 @@
-"""Loads, stores, atomics, moves and addresses in every state space, type and width, in check mode."""
+"""Loads, stores, moves and addresses in every state space, type and width, in check mode."""
 
 from __future__ import annotations
 
 import itertools
-import operator
 import random
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
 
 from tests.emulator.cases import Suite, wrap
-from tests.emulator.exact import BF16, F16, F32, F64
-from tests.emulator.float_cases import ADD, dotted, exactly, flush, pick
+from tests.emulator.float_cases import dotted
 from tests.emulator.forms import form, pairwise
 
 DECLARATIONS = (
@@ -49,6 +46,10 @@ def passed(store: str, load: str) -> str:
     """A call that gives y what x was."""
     variables = ".param .align 16 .b8 x[32]; .param .align 16 .b8 y[32];"
     return f"{{{{ {variables} {store} call.uni (y), same, (x); {load} }}}}"
+
+
+def dotted_space(space: str) -> str:
+    return f".{space}" if space else ""
 
 
 def places(space: str) -> tuple[str, ...]:
@@ -152,20 +153,21 @@ def expected_load(kind: str, count: int, constant: bool) -> Callable[..., int]:
 
 
 def filled(place: str, space: str) -> str:
-    base, state = place.strip("[]"), f".{space}" if space else ""
-    return f"st{state}.v2.b64 [{base}], {{{{{{a}}, {{b}}}}}}; st{state}.v2.b64 [{base}+16], {{{{{{c}}, {{e}}}}}};"
+    base, st = place.strip("[]"), f"st{dotted_space(space)}.v2.b64"
+    return f"{st} [{base}], {{{{{{a}}, {{b}}}}}}; {st} [{base}+16], {{{{{{c}}, {{e}}}}}};"
 
 
-for n, (order, space, width, kind) in enumerate(
-    some("ld", accesses(("", "global", "local", "const", "param", "param::entry", "param::func", *SHARED), "acquire"))
-):
+READABLE = ("", "global", "local", "const", "param", "param::entry", "param::func", *SHARED)
+for n, (order, space, width, kind) in enumerate(some("ld", accesses(READABLE, "acquire"))):
     names = registers(kind, int(width[1:] if width else 1))
     hint, policy = hinted("ld", order, space, n)
-    for place in [f"[{FIXED[space]}]"] if space in FIXED else places(space)[n % len(places(space)) :][:1]:
-        fill = "" if space in FIXED else filled(place, space)
-        access = f"ld{dotted(order, space, hint, width)}.{kind} {vector(names, width)}, {place}{policy};"
-        both = passed(filled("[x]", "param"), access) if space == "param::func" else f"{fill} {access}"
-        add(f"{both} {folding(names)}", INPUTS, "u64", expected_load(kind, len(names), space in FIXED))
+    place = f"[{FIXED[space]}]" if space in FIXED else places(space)[n % len(places(space))]
+    access = f"ld{dotted(order, space, hint, width)}.{kind} {vector(names, width)}, {place}{policy};"
+    if space == "param::func":
+        access = passed(filled("[x]", "param"), access)
+    elif space not in FIXED:
+        access = f"{filled(place, space)} {access}"
+    add(f"{access} {folding(names)}", INPUTS, "u64", expected_load(kind, len(names), space in FIXED))
 for space, kind in itertools.product(("", "global"), TYPES):
     for width in ("", "v2", "v4"):
         if width and (kind == "b128" or int(width[1]) * bits(kind) > 128):
@@ -193,126 +195,36 @@ def expected_store(kind: str, count: int) -> Callable[..., int]:
     return reference
 
 
-for n, (order, space, width, kind) in enumerate(
-    some("st", accesses(("", "global", "local", "param", "param::func", *SHARED), "release"))
-):
+def prepared(kind: str, names: list[str]) -> str:
+    """The elements in registers."""
+    if kind == "b128":
+        return "mov.b128 %q1, {{ {a}, {b} }};"
+    n, code = max(bits(kind), 32), ""
+    for i, name in enumerate(names):
+        word, spare = ("{a}", "{b}", "{c}", "{e}")[i % 4], "%rd39" if n == 64 else "%r78"
+        code += f" {'mov' if n == 64 else 'cvt.u32'}.u64 {spare}, {word};"
+        code += f" not.b{n} {spare}, {spare};" if i >= 4 else ""
+        code += f" mov.b{n} {name}, {spare};"
+    return code
+
+
+def read_back(place: str, space: str) -> str:
+    base, ld = place.strip("[]"), f"ld{dotted_space(space)}.v2.b64"
+    return f"{ld} {{{{%rd24, %rd25}}}}, [{base}]; {ld} {{{{%rd26, %rd27}}}}, [{base}+16];"
+
+
+WRITABLE = ("", "global", "local", "param", "param::func", *SHARED)
+for n, (order, space, width, kind) in enumerate(some("st", accesses(WRITABLE, "release"))):
     names = registers(kind, int(width[1:] if width else 1))
     hint, policy = hinted("st", order, space, n)
-    prepare = "mov.b128 %q1, {{ {a}, {b} }};" if kind == "b128" else ""
-    for i, name in enumerate(names if kind != "b128" else []):
-        word, whole = ("{a}", "{b}", "{c}", "{e}")[i % 4], bits(kind) == 64
-        small = "%rd39" if whole else "%r78"
-        prepare += f" {'mov' if whole else 'cvt.u32'}.u64 {small}, {word};"
-        prepare += f" not.b{64 if whole else 32} {small}, {small};" if i >= 4 else ""
-        prepare += f" mov.b{64 if whole else 32} {name}, {small};"
-    state = f".{space}" if space else ""
-    for place in ("[x]",) if space.startswith("param") else places(space)[n % len(places(space)) :][:1]:
-        base = place.strip("[]")
-        clear = f"st{state}.v2.b64 [{base}], {{{{0, 0}}}}; st{state}.v2.b64 [{base}+16], {{{{0, 0}}}};"
-        access = f"st{dotted(order, space, hint, width)}.{kind} {place}, {vector(names, width)}{policy};"
-        back = f"ld{state}.v2.b64 {{{{%rd24, %rd25}}}}, [{base}]; ld{state}.v2.b64 {{{{%rd26, %rd27}}}}, [{base}+16];"
-        both = f"{clear} {access} {back}"
-        if space.startswith("param"):
-            both = passed(f"{clear} {access}", back.replace("[x", "[y"))
-        code = f"{prepare} {both} {folding(f'%rd{24 + i}' for i in range(WORDS))}"
-        add(code, INPUTS, "u64", expected_store(kind, len(names)))
-
-# ---------------------------------------------------------------- atomics: old elements a, c, a, ... and operands b, e, b, ...
-FORMATS = {"f16": F16, "bf16": BF16, "f32": F32, "f64": F64}
-HALVES = ("f16", "bf16", "f16x2", "bf16x2")
-INTEGER_OPERATIONS: dict[str, tuple[tuple[str, ...], Callable[[int, int], int]]] = {
-    "add": (("u32", "s32", "u64"), operator.add),
-    "min": (("u32", "s32", "u64", "s64"), min),
-    "max": (("u32", "s32", "u64", "s64"), max),
-    "and": (("b32", "b64"), operator.and_),
-    "or": (("b32", "b64"), operator.or_),
-    "xor": (("b32", "b64"), operator.xor),
-    "exch": (("b32", "b64"), lambda o, b: b),
-    "inc": (("u32",), lambda o, b: 0 if o >= b else o + 1),
-    "dec": (("u32",), lambda o, b: b if o == 0 or o > b else o - 1),
-}
-SPACES = ("", "global", *SHARED)
-
-
-def operations(opcode: str) -> Iterator[tuple[str, ...]]:
-    """(order, space, operation, width, type)"""
-    sems = ("", "relaxed", "acquire", "release", "acq_rel") if opcode == "atom" else ("", "relaxed", "release")
-    orders = [".".join(filter(None, pair)) for pair in itertools.product(sems, ("", *SCOPES))]
-    for order, space in itertools.product(orders, SPACES):
-        for op, (kinds, _) in INTEGER_OPERATIONS.items():
-            if op != "exch" or opcode == "atom":
-                yield from ((order, space, op, "", kind) for kind in kinds)
-        yield from ((order, space, "add", "", kind) for kind in ("f32", "f64"))
-        yield from ((order, space, "add.noftz", "", kind) for kind in HALVES)
-        if opcode == "atom":
-            yield from ((order, space, "cas", "", kind) for kind in ("b16", "b32", "b64"))
-        if space in ("", "global"):
-            yield from ((order, space, "add", width, "f32") for width in ("v2", "v4"))
-            for op, width, kind in itertools.product(("add", "min", "max"), ("v2", "v4", "v8"), HALVES):
-                if width != "v8" or not kind.endswith("x2"):
-                    yield order, space, f"{op}.noftz", width, kind
-
-
-def combined(op: str, kind: str, in_global: bool) -> Callable[..., Any]:
-    name = op.partition(".")[0]
-    if name == "cas":
-        return lambda o, b, c, e: c if o == b else o
-    if kind in FORMATS or kind in HALVES:
-        if name != "add":
-            return lambda o, b: pick((o, b), name == "max", False)
-        sum_ = exactly(ADD, FORMATS[kind.removesuffix("x2")])
-        return (lambda o, b: flush(sum_(flush(o), flush(b)))) if kind == "f32" and in_global else sum_
-    return INTEGER_OPERATIONS[name][1]
-
-
-for opcode in ("atom", "red"):
-    for n, (order, space, op, width, kind) in enumerate(some(opcode, operations(opcode))):
-        count = int(width[1:] if width else 1)
-        k = f"u{kind[1:]}" if kind[0] == "b" and kind not in HALVES else kind
-        size = {"f16x2": 4, "bf16x2": 4, "f16": 2, "bf16": 2}.get(kind) or bits(kind) // 8
-        at = n % count  # the element to look at
-        old, given = ("{a}", "{b}") if at % 2 == 0 else ("{c}", "{e}")
-        prefix = {2: "%rs", 4: "%f" if kind == "f32" else "%r", 8: "%fd" if kind == "f64" else "%rd"}[size]
-        first = {"%f": 14, "%fd": 14}.get(prefix, 24 if prefix != "%r" else 64)
-        results = [f"{prefix}{first + i}" for i in range(count)]
-        hint, policy = hinted("st", "relaxed", space, n) if op != "cas" else ("", "")
-        hint, policy = ("L2::cache_hint", policy) if policy else ("", "")
-        for place in places(space)[: 1 if width else 2]:
-            base, state = place.strip("[]"), f".{space}" if space else ""
-            fill = " ".join(
-                f"st{state}.b{8 * size} [{base}+{i * size}], {('{a}', '{c}')[i % 2]};" for i in range(count)
-            )
-            given_vector = vector([("{b}", "{e}")[i % 2] for i in range(count)], width)
-            if op == "cas":
-                given_vector = "{b}, {c}"
-            words = f"{opcode}{dotted(order, space, op, hint, width)}.{kind}"
-            in_global = place == "[%rd20]"
-            inputs, function = f"{k} {k} {k} {k}", combined(op, kind, in_global)
-            columns = (0, 1) if at % 2 == 0 else (2, 3)
-            if opcode == "atom":
-                access = f"{words} {vector(results, width)}, {place}, {given_vector}{policy};"
-                check = f"mov.b{8 * size} {{d}}, {results[at]};"
-                add(f"{fill} {access} {check}", inputs, k, lambda *v, i=columns[0]: v[i], canonical=False)
-            else:
-                access = f"{words} {place}, {given_vector}{policy};"
-            check = f"ld{state}.b{8 * size} {{d}}, [{base}+{at * size}];"
-            chosen = function if op == "cas" else lambda *v, f=function, c=columns: f(*(v[i] for i in c))
-            add(f"{fill} {access} {check}", inputs, k, chosen, canonical=False)
-for space in SPACES:
-    for place in places(space):
-        state = f".{space}" if space else ""
-        fill = "mov.b128 %q1, {{ {a}, {b} }}; mov.b128 %q2, {{ {a}, {c} }}; mov.b128 %q3, {{ {e}, {a} }};"
-        fill += f" st{state}.b128 {place}, %q1;"
-        for i, part in enumerate(("{d}, _", "_, {d}")):
-            swap = f"atom{state}.cas.b128 %q0, {place}, %q2, %q3;"
-            exchange = f"atom{state}.exch.b128 %q0, {place}, %q3;"
-            was = f"mov.b128 {{{{ {part} }}}}, %q0;"
-            new = f"ld{state}.b128 %q0, {place}; {was}"
-            add(f"{fill} {swap} {was}", "u64 u64 u64 u64", "u64", lambda *v, i=i: v[i])
-            add(f"{fill} {swap} {new}", "u64 u64 u64 u64", "u64",
-                lambda a, b, c, e, i=i: ((e, a) if b == c else (a, b))[i])  # fmt: skip
-            add(f"{fill} {exchange} {was}", "u64 u64 u64 u64", "u64", lambda *v, i=i: v[i])
-            add(f"{fill} {exchange} {new}", "u64 u64 u64 u64", "u64", lambda a, b, c, e, i=i: (e, a)[i])
+    called = space.startswith("param")
+    place = "[x]" if called else places(space)[n % len(places(space))]
+    base, st = place.strip("[]"), f"st{dotted_space(space)}.v2.b64"
+    clear = f"{st} [{base}], {{{{0, 0}}}}; {st} [{base}+16], {{{{0, 0}}}};"
+    access = f"{clear} st{dotted(order, space, hint, width)}.{kind} {place}, {vector(names, width)}{policy};"
+    access = passed(access, read_back("[y]", space)) if called else f"{access} {read_back(place, space)}"
+    code = f"{prepared(kind, names)} {access} {folding(f'%rd{24 + i}' for i in range(WORDS))}"
+    add(code, INPUTS, "u64", expected_store(kind, len(names)))
 
 # ---------------------------------------------------------------- moves and addresses
 add("mov.b32 {d}, {{ {a}, {b} }};", "u16 u16", "u32", lambda a, b: b << 16 | a)

@@ -1,22 +1,14 @@
-"""Every arithmetic opcode in every form that is translated, against Python integers and exact rationals."""
+"""Every arithmetic and memory opcode in every form that is translated, against Python integers and exact rationals."""
 
 from __future__ import annotations
 
 import pytest
 
-from tests.emulator import compare_cases, convert_cases, float_cases, integer_cases, memory_cases
+from tests.emulator import atomic_cases, compare_cases, convert_cases, float_cases, integer_cases, memory_cases
 from tests.emulator.conftest import Build
 
-SUITES = {
-    s.name: s
-    for s in (
-        integer_cases.SUITE,
-        float_cases.SUITE,
-        compare_cases.SUITE,
-        *convert_cases.SUITES,
-        memory_cases.SUITE,
-    )
-}
+_MODULES = (integer_cases, float_cases, compare_cases, memory_cases, atomic_cases)
+SUITES = {s.name: s for s in (*(m.SUITE for m in _MODULES), *convert_cases.SUITES)}
 
 
 @pytest.mark.parametrize("name", SUITES)

@@ -31,7 +31,16 @@ CASES = {
     "shared_atomics": ("atomicAdd(&s[0], 1); __syncthreads(); v = s[0];", None),
     "atomic_and_plain_read": ("atomicAdd(&s[0], 1); v = s[0];", "race"),
     "neighbouring_bytes": ("((char*)s)[t] = 1; __syncthreads(); v = ((char*)s)[t ^ 1];", None),
-    "same_byte": ("((char*)s)[t / 2] = 1; __syncthreads(); v = s[t];", "race"),
+    "same_byte": ("((char*)s)[t / 2] = t; __syncthreads(); v = s[t];", "race"),
+    # One instruction of a warp that stores one value twice: whichever lane wins, nobody can tell.
+    "same_byte_same_value": ("((char*)s)[t / 2] = 1; __syncthreads(); v = s[t];", None),
+    "same_word_same_value": ("if (t < 32) *(volatile int*)&one = 7; __syncthreads(); v = one;", None),
+    "same_vector": ("((int4*)s)[t / 8] = make_int4(t / 8, 1, 2, t / 16); __syncthreads(); v = s[t];", None),
+    "same_vector_but_one": ("((int4*)s)[t / 8] = make_int4(1, 2, 3, t); __syncthreads(); v = s[t];", "race"),
+    "same_value_of_two_warps": ("if (t % 32 == 0) *(volatile int*)&one = 7; __syncthreads(); v = one;", "race"),
+    "same_value_of_two_lines": (
+        "if (t == 0) *(volatile int*)&one = 7;\n if (t == 1) *(volatile int*)&one = 7; __syncthreads(); v = one;", "race"),
+    "same_value_then_read": ("*(volatile int*)&s[t / 32] = t / 32; v = *(volatile int*)&s[t / 32 ^ 1];", "race"),
     "shared_release_acquire": (
         "if (t == 0) { s[5] = 9; RELEASE_S; } else if (t == 32) { ACQUIRE_S; v = s[5]; }", None),
     "shared_relaxed_flag": (

@@ -36,11 +36,17 @@ Words in_words(u64 distance, bool past) {
 }  // namespace
 
 // ---------------------------------------------------------------- one access
-void shared_access(BlockChecker& home, u32 o, u32 bytes, u32 flags, u32 site) {
+static bool ordinary_store(u32 flags) { return (flags & (A_WRITE | A_ATOMIC | A_STRONG)) == A_WRITE; }
+void check_leave() {
+  if (!worker->record.set) settle_store(checker_here());
+}
+void shared_access(BlockChecker& home, u32 o, u32 bytes, u32 flags, u32 site, u8* place) {
   u32 offset;
   const char* name = shared_place(o, &offset);
   Access a{worker->current->linear, flags, site, 0, (flags & (A_WRITE | A_ATOMIC)) != 0, name, "shared"};
   BlockChecker& b = checker_here();
+  settle_store(b);
+  if (place && ordinary_store(flags)) a.place = place, a.bytes = bytes;
   if (flags & A_STRONG) synchronise(b, home.shared_locations, o, a);
   a.clock = b.clocks[a.me] - ((flags & A_RELEASE) ? 1 : 0);
   visit_shared(b, home, o, bytes, a, offset);
@@ -91,7 +97,9 @@ static void global_access(u64 address, u32 bytes, u32 flags, u32 site, u32 align
   emu_await_turn();
   BlockChecker& b = checker_here();
   if (b.stores_under_way) check_unwritten(address, bytes, flags, site);
+  settle_store(b);
   Access a{worker->current->linear, flags, site, 0, (flags & (A_WRITE | A_ATOMIC)) != 0, r.name, "global"};
+  if (ordinary_store(flags)) a.place = (u8*)address, a.bytes = bytes;
   if (flags & A_STRONG) synchronise(b, global_locations, address, a);
   a.clock = b.clocks[a.me] - ((flags & A_RELEASE) ? 1 : 0);
   visit_global(b, address, bytes, a, address - r.low);
@@ -152,7 +160,7 @@ static u8* check_window(Block& block, u32 address, u32 bytes, u32 flags, u32 sit
     if (flags & A_WRITE) memset(state, WRITTEN, bytes);
   }
   count_request(SHARED_MEMORY, o, bytes, flags, site);
-  shared_access(home, o, bytes, flags, site);
+  shared_access(home, o, bytes, flags, site, block.shared + o);
   return block.shared + o;
 }
 u8* emu_check_shared(u32 address, u32 bytes, u32 flags, u32 site) { return check_window(*worker->current->block, address, bytes, flags, site); }

@@ -76,6 +76,22 @@ struct Readers {
 enum : u8 { UNWRITTEN = 0, WRITTEN = 1, IN_FLIGHT = 2, HELD = 4, MBARRIER = 8, OUTSIDE = 16 };
 constexpr u8 ASYNC_WRITE = 16;  // among a cell's flags: written through the async proxy
 
+struct Access {
+  u32 me, flags, site, clock;
+  bool write;
+  const char* buffer;
+  const char* space;
+  bool async = false, ordered = false, forgotten = false;  // through the async proxy; known to be in order; not remembered
+  u8* place = nullptr;  // of an ordinary store: where its bytes will be, a moment from now
+  u32 bytes = 0;
+};
+struct Twice {  // a store of one lane over that of another of its warp, by one instruction: no race if the bytes are equal
+  Access access;
+  u32 thread;
+  u64 offset;
+  u8 before[32];
+};
+
 // ---------------------------------------------------------------- one block
 constexpr u32 ROW = MAX_THREADS + AGENTS;  // a row: threads, then agents
 struct Row {  // what somebody knows beyond what everybody does
@@ -115,14 +131,15 @@ struct BlockChecker {
   struct Visit { u32 clock, site; };
   std::vector<Visit> visits;  // the last access of each fiber of another block
   std::vector<std::unique_ptr<MbarrierOrder>> mbarriers;  // by number
-  std::vector<u32> hold_sites;                            // who holds each byte, the latest
   std::vector<std::vector<ProxyFence>> proxy_fences;      // of each thread, oldest first
   std::vector<u16> fencing;                               // threads that have any
   u32 fenced_base[FENCE_KINDS], fenced[FENCE_KINDS][ROW];  // writes up to here: fenced in everybody's past
   KnowledgePtr fenced_acquired[FENCE_KINDS];
   std::vector<u16> holds;                                 // of each byte of shared memory; empty while there are none
+  std::vector<u32> hold_sites;                            // the latest holder
   u32 stores_under_way;                                   // bulk stores whose bytes are not in global memory yet
 
+  Twice twice;  // while twice.access.bytes
   u32 generation, first_generation;
   Cell shared_words[SHARED_CAPACITY / 4], shared_bytes[SHARED_CAPACITY];
   Readers shared_readers;
@@ -149,23 +166,17 @@ bool knows(const KnowledgePtr& k, u32 block, u32 thread, u32 clock);
 
 struct Range { const char* name; u64 low, high; bool writable, tracked, implicit, settled; };
 extern std::vector<Range> ranges;
-struct Access {
-  u32 me, flags, site, clock;
-  bool write;
-  const char* buffer;
-  const char* space;
-  bool async = false, ordered = false, forgotten = false;  // through the async proxy; known to be in order; not remembered
-};
 const char* verb(u32 flags);
 u32 find_range(u64 address, u32 bytes, u32 flags, u32 site);
 void check_settled(const Range& r, u64 address, u32 flags, u32 site);
 u32 shared_bounds(u32 address, u32 bytes, u32 flags, u32 site);  // its offset
 void shared_not_ready(const BlockChecker& home, u32 o, u32 bytes, u32 flags, u32 site);
-void shared_access(BlockChecker& home, u32 o, u32 bytes, u32 flags, u32 site);
+void shared_access(BlockChecker& home, u32 o, u32 bytes, u32 flags, u32 site, u8* place = nullptr);
 void visit_shared(BlockChecker& b, BlockChecker& home, u32 o, u32 bytes, const Access& a, u64 offset);
 void visit_global(BlockChecker& b, u64 address, u32 bytes, const Access& a, u64 offset);
 extern Locations global_locations;
 void synchronise(BlockChecker& b, Locations& locations, u64 address, const Access& a);
+void settle_store(BlockChecker& b);  // the store that `twice` waits for has been made
 void end_shadow();
 // flights.cpp, proxy.cpp
 u32 flight_site(const BlockChecker& home, u32 o);  // of what is still to write or to read this byte of shared memory

@@ -63,6 +63,7 @@ void prepare_stack(Fiber& f) {
 }
 void switch_to(Fiber* from, Fiber* to) {
   Worker& w = *worker;
+  if (from) check_leave();
   w.switches++;
   void** save = from ? &from->stack_pointer : &w.main_stack_pointer;
   if (to) w.current = to;

@@ -182,6 +182,7 @@ void check_barrier_reset(u32 id);
 void check_cluster_arrive(u32 release);
 void check_cluster_complete();
 void check_cluster_pass();
+void check_leave();                         // the current thread stops for a while
 void check_block_exit(Block& b);            // its last thread has ended
 void check_copy_issue(const CopyOp& op);
 // Agents: pseudo-threads for what the hardware does on its own. Below WARPGROUP_AGENT one for each mbarrier, then one for
@@ -209,6 +210,7 @@ inline void check_barrier_reset(u32) {}
 inline void check_cluster_arrive(u32) {}
 inline void check_cluster_complete() {}
 inline void check_cluster_pass() {}
+inline void check_leave() {}
 inline void check_block_exit(Block&) {}
 inline void check_copy_issue(const CopyOp&) {}
 inline void check_async_read(Block&, u32, u32, u32, u32) {}

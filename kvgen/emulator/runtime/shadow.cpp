@@ -31,6 +31,15 @@ void race(const BlockChecker& b, const Access& a, const char* other, u32 site, u
   fault("race", a.site, a.buffer, "%s of %s '%s' at byte %llu races with a %s by block (%u,%u,%u) thread (%u,%u,%u) at %.*s: no release and acquire orders the two", verb(a.flags), a.space, a.buffer,
         (unsigned long long)offset, other, i % launch->grid[0], i / launch->grid[0] % launch->grid[1], i / (launch->grid[0] * launch->grid[1]), t[0], t[1], t[2], length, where);
 }
+// The hardware lets one lane win, whichever: with equal bytes nobody can tell.
+bool same_store(const BlockChecker& b, const Access& a, const Cell& c, u32 block, u32 thread) {
+  return a.place && c.site == a.site && block == b.index && thread / 32 == a.me / 32 && !(c.flags & (A_ATOMIC | A_STRONG | ASYNC_WRITE));
+}
+void await_store(BlockChecker& b, const Access& a, u32 thread, u64 offset) {
+  if (b.twice.access.bytes) return;  // another word of the same store
+  b.twice.access = a, b.twice.thread = thread, b.twice.offset = offset;
+  memcpy(b.twice.before, a.place, a.bytes);
+}
 bool before(BlockChecker& b, const Access& a, u32 block, u32 thread, u32 clock) {
   return block == b.index ? b.ordered(a.me, thread, clock) : b.knows_block(a.me, block, thread, clock);
 }
@@ -62,7 +71,10 @@ template <bool SHARED> void visit(BlockChecker& b, BlockChecker& home, Cell& c, 
   if (c.generation && c.thread != NOBODY && !a.ordered) {
     const u32 rank = SHARED && cluster_size > 1 ? c.thread / ROW : 0, thread = c.thread - rank * ROW;
     const u32 block = SHARED ? worker->blocks[rank].index : c.generation;
-    if (!before(b, a, block, thread, c.clock) && !both_strong(a.flags, c.flags, block == b.index)) race(b, a, verb(c.flags), c.site, block, thread, offset);
+    if (!before(b, a, block, thread, c.clock) && !both_strong(a.flags, c.flags, block == b.index)) {
+      if (!same_store(b, a, c, block, thread)) race(b, a, verb(c.flags), c.site, block, thread, offset);
+      await_store(b, a, thread, offset);
+    }
     if (a.async && !(c.flags & ASYNC_WRITE) && !proxy_fenced(b, a.me, SHARED ? PROXY_SHARED : PROXY_GLOBAL, block, thread, c.clock)) missing_fence(a, c.site, offset);
   }
   if (a.forgotten) return;
@@ -133,6 +145,12 @@ template <bool SHARED> void visit_range(BlockChecker& b, BlockChecker& home, Cel
 }
 }  // namespace
 
+void settle_store(BlockChecker& b) {
+  Twice& t = b.twice;
+  const u32 bytes = t.access.bytes;
+  t.access.bytes = 0;
+  if (bytes && memcmp(t.before, t.access.place, bytes)) race(b, t.access, "write", t.access.site, b.index, t.thread, t.offset);
+}
 void visit_shared(BlockChecker& b, BlockChecker& home, u32 o, u32 bytes, const Access& a, u64 offset) { visit_range<true>(b, home, home.shared_words, home.shared_bytes, o, bytes, a, offset); }
 void visit_global(BlockChecker& b, u64 address, u32 bytes, const Access& a, u64 offset) {
   const u64 number = address / PAGE_BYTES;
