@@ -14,6 +14,7 @@ _SHARED = ("shared", "shared::cta", "shared::cluster")
 _BY_MBARRIER = "mbarrier::complete_tx::bytes"
 _OPERATIONS = ("add", "min", "max", "inc", "dec", "and", "or", "xor")
 _BITS = "b32 u32 s32 b64 u64 s64"
+_FENCE_SCOPES = {"cta": 1, "cluster": 2}
 # Element types of a bulk reduction, by where its destination lies.
 _REDUCTIONS = {
     "global": {
@@ -353,7 +354,7 @@ def fence(cx: Context, ins: Instruction) -> str:
         if order in restriction:
             m.flag(restriction[order])
         scope = m.choice(SCOPES)
-    return f"emu_fence({int(scope == 'cta')}, 1, {ins.site()});"
+    return f"emu_fence({_FENCE_SCOPES.get(scope, 0)}, 1, {ins.site()});"
 
 
 def _proxy_fence(cx: Context, ins: Instruction) -> str:
@@ -368,7 +369,7 @@ def _proxy_fence(cx: Context, ins: Instruction) -> str:
         ins.count(2 if order == "acquire" else 0)
         if order == "acquire" and cx.integer(ins, ins.operands[1]) != 128:
             raise ins.fail("a tensor map has 128 bytes")
-        return f"emu_fence({int(scope == 'cta')}, 1, {ins.site()});"
+        return f"emu_fence({_FENCE_SCOPES.get(scope, 0)}, 1, {ins.site()});"
     if kind == "async::generic":
         order = m.choice(("acquire", "release"))
         m.choice((f"sync_restrict::shared::{'cluster' if order == 'acquire' else 'cta'}",))

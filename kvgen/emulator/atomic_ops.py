@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kvgen.emulator.context import Context, Handler, Instruction
 from kvgen.emulator.float_ops import half_family
-from kvgen.emulator.memory_ops import SCOPES, cache_policy, pointer_to, vector
+from kvgen.emulator.memory_ops import SCOPE_FLAGS, SCOPES, cache_policy, pointer_to, vector
 from kvgen.emulator.ptxtypes import PtxType
 
 _HALVES = "f16 bf16 f16x2 bf16x2"
@@ -26,7 +26,7 @@ _REDUCTIONS = tuple(op for op in _TYPES if op not in ("exch", "cas"))
 def _flags(ins: Instruction) -> str:
     orders = ("relaxed", "acquire", "release", "acq_rel") if ins.opcode == "atom" else ("relaxed", "release")
     order = ins.modifiers.optional(orders)
-    flags = ["A_ATOMIC", "A_STRONG"] + (["A_CTA"] if ins.modifiers.optional(SCOPES) == "cta" else [])
+    flags = ["A_ATOMIC", "A_STRONG", *SCOPE_FLAGS[ins.modifiers.optional(SCOPES) or "gpu"]]
     flags += ["A_ACQUIRE"] if order in ("acquire", "acq_rel") else []
     flags += ["A_RELEASE"] if order in ("release", "acq_rel") else []
     return " | ".join(flags)

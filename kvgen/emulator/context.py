@@ -14,6 +14,7 @@ from kvgen.emulator.symbols import ParamPlace, Register, Scope, Signature, Symbo
 
 _INTEGER = re.compile(r"-?(?:0[xX][0-9a-fA-F]+|0[bB][01]+|\d+)U?$")
 _NUMBER = r"0[xX][0-9a-fA-F]+|\d+"
+_WIDER = ("ld", "ldu", "st", "cvt")
 _ADDRESS = re.compile(rf"\[\s*([%\w$.]+|-?\d+)\s*(?:\+\s*(-?(?:{_NUMBER}))|(-\s*(?:{_NUMBER})))?\s*\]$")
 _DECIMAL = re.compile(r"-?(?:\d+\.\d*|\.\d+)(?:[eE][-+]?\d+)?$")
 
@@ -220,12 +221,11 @@ class Context:
         text = operand.strip()
         if (found := self.find(text)) is not None:
             return self.converted(ins, found, kind)
-        if text.startswith("{"):
-            parts = self.vector(text)
-            width = kind.bits // len(parts)
+        if text.startswith("{") and ins.opcode == "mov":
+            width = self.part_bits(ins, text, kind)
             pieces = [
-                f"(({kind.storage})({storage_of(width)}){self.bits_of(ins, p, width)} << {i * width})"
-                for i, p in enumerate(parts)
+                f"(({kind.storage})({storage_of(width)}){self.value(ins, p, bit_type(width))} << {i * width})"
+                for i, p in enumerate(self.vector(text))
             ]
             return self.reinterpret(" | ".join(pieces), kind)
         if (literal := self.literal(text, kind)) is not None:
@@ -244,11 +244,16 @@ class Context:
             raise ins.fail("a predicate and a value are mixed")
         if kind.kind == "pred":
             return register.c
-        if register.type.bits < kind.bits:
-            raise ins.fail(f"a {register.type.bits}-bit register where .{kind.name} needs {kind.bits} bits")
+        self.check_width(ins, register, kind.bits)
         copies = ins.opcode in ("mov", "selp") and "{" not in ins.text
         c = register.c if copies else self.used(ins, register)
         return c if register.type.storage == kind.c else self.reinterpret(c, kind)
+
+    def check_width(self, ins: Instruction, register: Register, bits: int) -> None:
+        """Registers are as wide as the type; those of a load, store or conversion may be wider."""
+        found = register.type.bits
+        if found < bits or (found != bits and ins.opcode not in _WIDER):
+            raise ins.fail(f"a {found}-bit register where {bits} bits are needed")
 
     def used(self, ins: Instruction, register: Register) -> str:
         return f"arrived({register.c}, {ins.site()})" if register.late else register.c
@@ -293,10 +298,6 @@ class Context:
             return self.symbols.functions[name].address
         return None
 
-    def bits_of(self, ins: Instruction, operand: str, width: int) -> str:
-        found = self.find(operand)
-        return self.used(ins, found) if found is not None else self.value(ins, operand, bit_type(width))
-
     def predicate(self, ins: Instruction, operand: str) -> str:
         text = operand.strip()
         negated = text.startswith("!")
@@ -313,6 +314,13 @@ class Context:
     def vector(self, operand: str) -> list[str]:
         return split_operands(operand[1:-1]) if operand.startswith("{") else [operand]
 
+    def part_bits(self, ins: Instruction, operand: str, kind: PtxType) -> int:
+        """Bits of each part of a vector that makes up one value."""
+        parts = len(self.vector(operand))
+        if parts not in (2, 4) or kind.bits // parts < 8:
+            raise ins.fail(f"{parts} parts of {kind.bits} bits")
+        return kind.bits // parts
+
     # ---- writing
     def assign(self, ins: Instruction, operand: str, kind: PtxType, expression: str, *, extend: bool = False) -> str:
         """C++ that stores an expression of type `kind` in a register; `extend` widens by sign where it is signed."""
@@ -323,8 +331,7 @@ class Context:
             if kind.kind != register.type.kind:
                 raise ins.fail("a predicate and a value are mixed")
             return f"{register.c} = {expression};"
-        if register.type.bits < kind.bits:
-            raise ins.fail(f"a {register.type.bits}-bit register for a .{kind.name} result")
+        self.check_width(ins, register, kind.bits)
         storage = register.type.storage
         if kind.kind == "f":
             return f"{register.c} = __builtin_bit_cast({kind.storage}, ({kind.c})({expression}));"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
+import re
 import sys
 import threading
 from collections.abc import Mapping, Sequence
@@ -21,6 +22,7 @@ from kvgen.emulator.writer import KernelFacts
 Schedule = Literal["ascending", "descending"] | int
 _MOST_WORKERS = 64
 _LARGEST_CLUSTER = 16
+_CALLER = re.compile(r"(:\d+)\|(?=[^\s|]+:\d)")  # "file:line|file:line": where the first was inlined
 _SHARED_LIMIT = 232448  # 227 KiB: what one block may have on sm_90
 
 
@@ -244,7 +246,7 @@ def _fault(kernel: str, record: FaultRecord) -> KernelFault:
         inlined_at=tuple(places[1:]),
         operation=text(record.op),
         buffer=text(record.buffer),
-        detail=(text(record.detail) or "").replace(os.getcwd() + os.sep, "").replace("|", ", inlined at "),
+        detail=_CALLER.sub(r"\1, inlined at ", text(record.detail) or "").replace(os.getcwd() + os.sep, ""),
     )
 
 

@@ -10,6 +10,7 @@ _SPACES = ("global", "shared", "shared::cta", "shared::cluster", "local", "const
 _PARAMS = ("param", "param::entry", "param::func")
 _TYPES = "b8 u8 s8 b16 u16 s16 b32 u32 s32 f32 b64 u64 s64 f64 b128"
 SCOPES = ("cta", "cluster", "gpu", "sys")
+SCOPE_FLAGS = {"cta": ["A_CTA"], "cluster": ["A_CLUSTER"], "gpu": [], "sys": []}
 # Caches are not modelled, so none of these changes anything that the emulator could show.
 _LOAD_OPERATORS = ("ca", "cg", "cs", "lu", "cv")
 _STORE_OPERATORS = ("wb", "cg", "cs", "wt")
@@ -36,7 +37,7 @@ def _flags(ins: Instruction, base: str, space: str | None) -> tuple[str, bool]:
         raise ins.fail(f".mmio does not take .{space}")
     if order in ("relaxed", "acquire", "release"):
         scope = ins.modifiers.choice(("sys",) if mmio else SCOPES)
-        flags += ["A_STRONG"] + (["A_CTA"] if scope == "cta" else [])
+        flags += ["A_STRONG", *SCOPE_FLAGS[scope]]
         flags += {"acquire": ["A_ACQUIRE"], "release": ["A_RELEASE"]}.get(order, [])
         return " | ".join(flags), True
     if unordered := ins.modifiers.optional(SCOPES):

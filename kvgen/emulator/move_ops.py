@@ -23,10 +23,7 @@ def mov(cx: Context, ins: Instruction) -> str:
             return cx.assign(ins, target, kind, cx.value(ins, source, kind))
         raw = bit_type(kind.bits)
         return cx.assign(ins, target, raw, cx.value(ins, source, raw))
-    parts = cx.vector(target)
-    width = kind.bits // len(parts)
-    if width * len(parts) != kind.bits:
-        raise ins.fail(f"{len(parts)} parts do not divide {kind.bits} bits")
+    parts, width = cx.vector(target), cx.part_bits(ins, target, kind)
     return f"{kind.storage} t = {cx.value(ins, source, kind)}; " + " ".join(
         cx.assign(ins, p, bit_type(width), f"(t >> {i * width})") for i, p in enumerate(parts)
     )

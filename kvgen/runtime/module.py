@@ -78,7 +78,7 @@ def cubin(module: Module, file: str, entry: str, capability: tuple[int, int]) ->
 def cpu_library(module: Module, arch: str, mode: Literal["fast", "check"]) -> Library:
     """All of a set's kernels for the CPU machine: one run of the host compiler serves them all."""
     from kvgen.compile import compile_many, default_cache, jit_allowed
-    from kvgen.emulator import build
+    from kvgen.emulator import EmulatorError, build
 
     if not jit_allowed():
         raise DeviceError(
@@ -86,4 +86,7 @@ def cpu_library(module: Module, arch: str, mode: Literal["fast", "check"]) -> Li
         )
     jobs: list[Job] = [(module.unit(file, entry), arch, "ptx") for file, entry in module.kernels]
     images = compile_many(jobs, cache=default_cache())
-    return build([i.data.decode() for i in images], mode=mode)
+    try:
+        return build([i.data.decode() for i in images], mode=mode)
+    except EmulatorError as error:  # no host compiler, or PTX that the CPU machine does not know
+        raise DeviceError(f"{module.name} on the CPU machine: {error}") from error

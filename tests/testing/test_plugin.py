@@ -192,7 +192,9 @@ def test_plain(kvgen_check):
     monkeypatch.setenv("CXX", "no-such-compiler")
     result = run(pytester, body, "-k", "plain")
     result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines(["E*HostCompilerError: the C++ compiler 'no-such-compiler' is not installed*"])
+    result.stdout.fnmatch_lines(
+        ["E*DeviceError: toy on the CPU machine: the C++ compiler 'no-such-compiler' is not installed*"]
+    )
     assert_short(result.stdout.str())
 
 

@@ -88,6 +88,7 @@ void check_settled(const Range& r, u64 address, u32 flags, u32 site) {
 static void global_access(u64 address, u32 bytes, u32 flags, u32 site, u32 alignment) {
   const u32 index = find_range(address, bytes, flags, site);
   const Range& r = ranges[index];
+  if (flags & A_CLUSTER && cluster_size == 1) flags |= A_CTA;
   if (address % alignment)
     fault("misaligned", site, r.name, "%s of %u bytes at byte %llu of '%s' (address %#llx) needs an alignment of %u", verb(flags), bytes, (unsigned long long)(address - r.low), r.name,
           (unsigned long long)address, alignment);
@@ -163,6 +164,10 @@ static u8* check_window(Block& block, u32 address, u32 bytes, u32 flags, u32 sit
   shared_access(home, o, bytes, flags, site, block.shared + o);
   return block.shared + o;
 }
+void note_visit(Block& block, u32 site) {
+  const Fiber& me = *worker->current;
+  if (&block != me.block) block.checker->visits[me.slot] = {checker_here().clocks[me.linear], site};
+}
 u8* emu_check_shared(u32 address, u32 bytes, u32 flags, u32 site) { return check_window(*worker->current->block, address, bytes, flags, site); }
 u8* emu_check_cluster(u32 address, u32 bytes, u32 flags, u32 site) {
   const u32 rank = address >> RANK_SHIFT;
@@ -170,7 +175,7 @@ u8* emu_check_cluster(u32 address, u32 bytes, u32 flags, u32 site) {
   Block& block = rank ? worker->blocks[rank - 1] : *worker->current->block;
   if (!block.alive) fault("exited_block", site, "shared memory", "%s of %u bytes in the shared memory of block %u of the cluster, which has exited", verb(flags), bytes, block.rank);
   u8* place = check_window(block, address & WINDOW_MASK, bytes, flags, site);
-  if (&block != worker->current->block) block.checker->visits[worker->current->slot] = {checker_here().clocks[worker->current->linear], site};
+  note_visit(block, site);
   return place;
 }
 // Its shared memory ends with a block: whoever used it from elsewhere must have said so.
@@ -185,6 +190,11 @@ void check_block_exit(Block& block) {
     if (!known)
       fault("exited_block", NO_SITE, "shared memory", "the block exits, and nothing orders before that the use of its shared memory by thread (%u,%u,%u) of block %u of the cluster at %.*s", visitor.tid[0],
             visitor.tid[1], visitor.tid[2], visitor.rank, (int)strcspn(where, "|"), where);
+  }
+  for (const BlockChecker::AgentVisit& v : b.agent_visits) {
+    bool known = false;
+    for (u32 t = 0; !known && t < thread_count; t++) known = b.knows_block(t, v.block, v.agent, v.clock);
+    if (!known) fault("exited_block", v.site, "shared memory", "the block exits, and nothing orders before that the end of the %s that reads its shared memory", op_text(v.site));
   }
 }
 u8* emu_check_global(u64 address, u32 bytes, u32 flags, u32 site) {
@@ -244,7 +254,7 @@ void check_begin_worker() {
   worker->cluster_order = new ClusterOrder;
   for (u32 r = 0; r < cluster_size; r++) {
     BlockChecker& b = *(worker->blocks[r].checker = new BlockChecker);
-    b.clocks.resize(thread_count), b.rows.resize((size_t)thread_count * ROW), b.row_groups.resize(thread_count), b.grid_waits.resize(thread_count), b.proxy_fences.resize(thread_count);
+    b.clocks.resize(thread_count), b.rows.resize((size_t)thread_count * ROW), b.row_groups.resize(thread_count), b.grid_waits.resize(thread_count), b.init_fences.resize(thread_count), b.proxy_fences.resize(thread_count);
     b.acquired.resize(thread_count), b.pending.resize(thread_count), b.released.resize(thread_count), b.released_cta.resize(thread_count);
   }
 }
@@ -256,11 +266,12 @@ void check_end_worker() {
 void check_begin_block(Block& block) {
   BlockChecker& b = *block.checker;
   b.visits.assign(cluster_size > 1 ? worker->fiber_count : 0, {});
+  b.agent_visits.clear();
   b.index = block.index, b.rank = block.rank;
   *worker->cluster_order = {};
   b.base_clock = 0;
   for (u32 t = 0; t < thread_count; t++) {
-    b.clocks[t] = 1, b.row_groups[t] = b.grid_waits[t] = 0;
+    b.clocks[t] = 1, b.row_groups[t] = b.grid_waits[t] = b.init_fences[t] = 0;
     b.acquired[t] = b.pending[t] = b.released[t] = b.released_cta[t] = nullptr;
   }
   memset(b.agent_base, 0, sizeof b.agent_base);

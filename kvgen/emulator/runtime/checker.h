@@ -74,7 +74,7 @@ struct Readers {
 };
 // Of a byte of shared memory. HELD: an asynchronous operation still reads it.
 enum : u8 { UNWRITTEN = 0, WRITTEN = 1, IN_FLIGHT = 2, HELD = 4, MBARRIER = 8, OUTSIDE = 16 };
-constexpr u8 ASYNC_WRITE = 16;  // among a cell's flags: written through the async proxy
+constexpr u8 ASYNC_WRITE = 16, OVERTAKEN = 32;  // among a cell's flags: written through the async proxy; writes among its readers
 
 struct Access {
   u32 me, flags, site, clock;
@@ -123,6 +123,7 @@ struct BlockChecker {
   std::vector<u64> row_groups;  // which groups of 32 of a row are filled in
   std::vector<KnowledgePtr> acquired, pending, released, released_cta;
   KnowledgePtr block_acquired, block_pending;
+  std::vector<u32> init_fences;  // clock of each thread's last fence.mbarrier_init
   std::vector<u32> grid_waits;  // clock at which each thread knew that the kernel before has ended; 0: it does not
   bool any_knowledge;
   Row barrier_rows[BARRIERS];
@@ -130,6 +131,8 @@ struct BlockChecker {
 
   struct Visit { u32 clock, site; };
   std::vector<Visit> visits;  // the last access of each fiber of another block
+  struct AgentVisit { u32 block, agent, clock, site; };
+  std::vector<AgentVisit> agent_visits;  // what another block's mbarrier says has been read here
   std::vector<std::unique_ptr<MbarrierOrder>> mbarriers;  // by number
   std::vector<std::vector<ProxyFence>> proxy_fences;      // of each thread, oldest first
   std::vector<u16> fencing;                               // threads that have any
@@ -159,7 +162,9 @@ struct BlockChecker {
   bool knows_grid(u32 t);                      // of the end of the kernel before
   bool knows_block(u32 t, u32 block, u32 thread, u32 clock);
 };
-struct ClusterOrder { KnowledgePtr arriving, complete; };  // through the cluster's barrier
+struct ClusterOrder {  // through the cluster's barrier; inits: of mbarriers, by their fence and even a relaxed arrival
+  KnowledgePtr arriving, complete, arriving_inits, inits;
+};
 inline BlockChecker& checker_here() { return *worker->current->block->checker; }
 KnowledgePtr join(const KnowledgePtr& a, const KnowledgePtr& b);
 bool knows(const KnowledgePtr& k, u32 block, u32 thread, u32 clock);
@@ -175,6 +180,7 @@ void shared_access(BlockChecker& home, u32 o, u32 bytes, u32 flags, u32 site, u8
 void visit_shared(BlockChecker& b, BlockChecker& home, u32 o, u32 bytes, const Access& a, u64 offset);
 void visit_global(BlockChecker& b, u64 address, u32 bytes, const Access& a, u64 offset);
 extern Locations global_locations;
+void note_visit(Block& home, u32 site);  // the current thread uses its shared memory
 void synchronise(BlockChecker& b, Locations& locations, u64 address, const Access& a);
 void settle_store(BlockChecker& b);  // the store that `twice` waits for has been made
 void end_shadow();

@@ -147,9 +147,16 @@ void check_transfer_read(const Transfer& t) {
   const SharedByte& from = t.direction == BETWEEN_SHARED ? t.source : t.shared;
   Access a = access_of(t, A_READ, "shared");
   a.ordered = true;
+  BlockChecker* reader = &checker_of(t);
+  if (t.direction == BETWEEN_SHARED) {  // whoever sees the end of the phase that the bytes land in
+    reader = t.shared.block->checker;
+    const u32 agent = find_mbarrier(t.mbarrier, t.site).number;
+    if (agent < WARPGROUP_AGENT) a.me = MAX_THREADS + agent, a.clock = reader->agent_ticks[agent] + 1;
+    if (reader != from.block->checker) from.block->checker->agent_visits.push_back({reader->index, a.me, a.clock, t.site});
+  }
   each_source(t, [&](u32 o, u32 n) {
     check_release(*from.block, SHARED_ORIGIN + o, n);
-    if (t.direction == TO_GLOBAL) visit_shared_bytes(checker_of(t), *from.block->checker, o, n, a);
+    visit_shared_bytes(*reader, *from.block->checker, o, n, a);
   });
 }
 void check_transfer_written(const Transfer& t) {
@@ -165,7 +172,7 @@ void check_prefetch(const Transfer& t) {
   });
 }
 void check_tensor_map(u64 address, u32 site) {
-  if (!is_shared(worker->current, address)) find_range(address, sizeof(TensorMap), A_READ, site);
+  if (!is_shared(worker->current, address)) check_settled(ranges[find_range(address, sizeof(TensorMap), A_READ, site)], address, A_READ, site);
 }
 void check_unwritten(u64 address, u32 bytes, u32 flags, u32 site) {
   for (auto& t : worker->current->block->async->transfers) {
@@ -219,6 +226,12 @@ void check_thread_leaves(const Fiber& f) {
   }
 }
 void check_block_leaves(Block& block) {
+  for (auto& t : block.async->transfers)
+    if (t->direction == BETWEEN_SHARED) {
+      u32 at;
+      const char* name = shared_place(t->source.offset, &at);
+      fault("in_flight", t->site, name, "the block exits while its %s may still read shared '%s' at byte %u", op_text(t->site), name, at);
+    }
   for (auto& m : block.async->mbarriers) {
     if (!m->live) continue;
     u32 at;

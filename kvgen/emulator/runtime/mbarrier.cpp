@@ -115,6 +115,7 @@ u64 emu_mbarrier_arrive(u32 address, u32 arrivals, u32 bytes, u32 flags, u32 sit
   Mbarrier& m = find_mbarrier(p, site);
   check_mbarrier_use(*p.block, m, false, site);
   check_count(p, arrivals, site);
+  worker->current->site = site;
   check_mbarrier_arrive(*p.block, m, flags & MB_RELAXED);
   MbarrierWord before = mbarrier_word(p);
   if (flags & MB_KEEPS_PHASE && arrivals >= before.pending) refuse(p, site, "misses only %u arrivals: this one must not complete its phase", (u32)before.pending);

@@ -100,13 +100,13 @@ void BlockChecker::learn(u32 t, const KnowledgePtr& k) {
 bool BlockChecker::knows_block(u32 t, u32 block, u32 thread, u32 clock) { return knows(acquired[t], block, thread, clock) || knows(block_acquired, block, thread, clock); }
 
 // ---------------------------------------------------------------- barriers and fences
-void emu_fence(u32 cta_scope, u32, u32) {
+void emu_fence(u32 scope, u32, u32) {
   BlockChecker& b = checker_here();
   const u32 t = worker->current->linear;
   b.learn(t, join(b.pending[t], b.block_pending));
   b.pending[t] = nullptr;
   b.released_cta[t] = b.snapshot(t);
-  if (!cta_scope) b.released[t] = b.released_cta[t];
+  if (!scope || (scope == 2 && cluster_size > 1)) b.released[t] = b.released_cta[t];
   b.clocks[t]++;
 }
 void emu_grid_wait() {
@@ -219,6 +219,7 @@ void check_mbarrier_use(Block& home, const Mbarrier& m, bool by_async_proxy, u32
   BlockChecker& b = checker_here();
   const u32 t = worker->current->linear, index = home.checker->index;
   const MbarrierOrder& o = order_of(home, m);
+  if (knows(worker->cluster_order->inits, index, o.init_thread, o.init_clock)) return;
   const bool ordered = index == b.index ? b.ordered(t, o.init_thread, o.init_clock) : b.knows_block(t, index, o.init_thread, o.init_clock);
   if (ordered && (!by_async_proxy || proxy_fenced(b, t, PROXY_INIT, index, o.init_thread, o.init_clock))) return;
   u32 at;
@@ -234,9 +235,10 @@ void check_mbarrier_arrive(Block& home, const Mbarrier& m, bool relaxed) {
   const u32 t = worker->current->linear;
   MbarrierOrder& o = order_of(home, m);
   if (relaxed) {  // it only publishes what a fence before it did
-    o.arrived_acquired = join(o.arrived_acquired, b.released_cta[t]);
+    o.arrived_acquired = join(o.arrived_acquired, &b == home.checker ? b.released_cta[t] : b.released[t]);
     return;
   }
+  note_visit(home, worker->current->site);
   if (&b == home.checker) b.give(t, o.arrived), o.arrived_acquired = join(o.arrived_acquired, b.acquired[t]);
   else o.arrived_acquired = join(o.arrived_acquired, b.snapshot(t));
   b.clocks[t]++;
@@ -290,13 +292,15 @@ void check_agent_learn(Block& home, u32 thread, u32 agent, u32 clock) {
 void check_cluster_arrive(u32 release) {
   BlockChecker& b = checker_here();
   const u32 t = worker->current->linear;
-  if (release) worker->cluster_order->arriving = join(worker->cluster_order->arriving, b.snapshot(t));
+  ClusterOrder& order = *worker->cluster_order;
+  order.arriving = join(order.arriving, release ? b.snapshot(t) : b.released[t]);
+  if (b.init_fences[t]) order.arriving_inits = join(order.arriving_inits, std::make_shared<Knowledge>(Knowledge{{b.index, {0, {{(u16)t, b.init_fences[t]}}}}}));
   b.clocks[t]++;
 }
 void check_cluster_complete() {
   ClusterOrder& order = *worker->cluster_order;
-  order.complete = std::move(order.arriving);
-  order.arriving = nullptr;
+  order.complete = std::move(order.arriving), order.inits = join(order.inits, order.arriving_inits);
+  order.arriving = order.arriving_inits = nullptr;
 }
 void check_cluster_pass() { checker_here().learn(worker->current->linear, worker->cluster_order->complete); }
 #endif

@@ -10,9 +10,9 @@
 #if EMU_CHECK
 namespace {
 constexpr size_t FENCES_KEPT = 16;  // of each thread; older ones are taken to be known to everybody
-std::unordered_map<u64, std::vector<u32>> global_fences;  // (block, thread): clocks; touched only by the block whose turn it is
+struct GlobalFence { u32 thread, clock, base; };  // it covers what the thread did, and what all of its block did up to `base`
+std::unordered_map<u32, std::vector<GlobalFence>> global_fences;  // by block; touched only by the block whose turn it is
 
-u64 key_of(u32 block, u32 thread) { return (u64)block << 16 | thread; }
 u32 index_of(u32 kind) { return (u32)lowest(kind); }
 bool knows_fence(BlockChecker& b, u32 me, const ProxyFence& f) { return b.ordered(me, f.thread, f.clock + 1); }
 void fold(BlockChecker& b, const ProxyFence& f) {
@@ -46,17 +46,17 @@ bool fenced_elsewhere(BlockChecker& b, u32 me, u32 covers, u32 block, u32 writer
     for (const ProxyFence& f : b.proxy_fences[t])
       if (f.covers & covers && knows_fence(b, me, f) && knows(f.acquired, block, writer, clock)) return true;
   if (covers == PROXY_GLOBAL) {
-    auto found = global_fences.find(key_of(block, writer));
-    for (size_t i = 0; found != global_fences.end() && i < found->second.size(); i++)
-      if (found->second[i] >= clock && b.knows_block(me, block, writer, found->second[i] + 1)) return true;
+    for (const GlobalFence& f : global_fences[block])
+      if (clock <= (f.thread == writer ? f.clock : f.base) && b.knows_block(me, block, f.thread, f.clock + 1)) return true;
     return false;
   }
   for (u32 r = 0; r < cluster_size; r++) {
     BlockChecker& other = *worker->blocks[r].checker;
-    if (other.index != block || writer >= thread_count) continue;
-    if (clock <= other.fenced[index_of(covers)][writer] || clock <= other.fenced_base[index_of(covers)]) return true;
-    for (const ProxyFence& f : other.proxy_fences[writer])
-      if (f.covers & covers && f.includes(writer, clock) && b.knows_block(me, block, writer, f.clock + 1)) return true;
+    if (other.index != block) continue;
+    if (clock <= other.fenced[index_of(covers)][writer] || (writer < MAX_THREADS && clock <= other.fenced_base[index_of(covers)])) return true;
+    for (u16 t : other.fencing)
+      for (const ProxyFence& f : other.proxy_fences[t])
+        if (f.covers & covers && f.includes(writer, clock) && b.knows_block(me, block, t, f.clock + 1)) return true;
   }
   return false;
 }
@@ -73,7 +73,9 @@ void emu_proxy_fence(u32 covers, u32) {
   mine.emplace_back();
   ProxyFence& f = mine.back();
   f.thread = t, f.clock = b.clocks[t], f.covers = covers, f.base = 0;
-  if (covers != PROXY_INIT) {  // fence.mbarrier_init covers the thread's own inits only
+  if (covers == PROXY_INIT) {
+    b.init_fences[t] = f.clock;
+  } else {  // fence.mbarrier_init covers the thread's own inits only
     f.base = b.base_clock;
     b.give(t, f.known);
     for (u32 a = 0; a < AGENTS; a++) {
@@ -87,7 +89,7 @@ void emu_proxy_fence(u32 covers, u32) {
   b.clocks[t]++;
   if (covers & PROXY_GLOBAL) {
     emu_await_turn();
-    global_fences[key_of(b.index, t)].push_back(f.clock);
+    global_fences[b.index].push_back({t, f.clock, b.base_clock});
   }
   if (mine.size() <= FENCES_KEPT) return;
   fold(b, mine.front());

@@ -63,63 +63,74 @@ void renew_word(const BlockChecker& home, Cell& c, const Cell* parts) {
   renew(home, c);
 }
 inline bool both_strong(u32 x, u32 y, bool same_block) { return (x & y & A_STRONG) && (same_block || !((x | y) & A_CTA)); }
+inline Reader event(u32 block, u32 thread, u32 clock, u32 site, u32 flags) { return {block, clock, 1u << (thread & 31), 0, site, (u8)(thread >> 5), (u8)(flags & 0xf)}; }
+
+// Keeps an access beside the last write. One of the running block that everybody there follows by now makes room.
+void remember(const BlockChecker& b, Readers& readers, Cell& c, const Reader& made) {
+  u32 length = 0, spare = 0;
+  for (u32 i = c.readers; i; i = readers.nodes[i].next) {
+    Reader& r = readers.nodes[i];
+    length++;
+    if (r.block != b.index && length >= READERS_KEPT) spare = i;
+    if (r.flags != made.flags) continue;
+    if (r.block == b.index && r.clock <= b.base_clock && r.warp < MAX_WARPS) {
+      spare = i;
+      continue;
+    }
+    if (r.block != made.block || r.warp != made.warp) continue;
+    if (r.clock == made.clock) {
+      r.lanes |= made.lanes;
+      return;
+    }
+    r.lanes &= ~made.lanes;
+    if (!r.lanes) spare = i;
+  }
+  const u32 next = spare ? readers.nodes[spare].next : c.readers;
+  if (spare) readers.nodes[spare] = made;
+  else spare = c.readers = readers.add(made);
+  readers.nodes[spare].next = next;
+}
 
 // `b` is the accessing thread's block, `home` the one whose shared memory it is.
 template <bool SHARED> void visit(BlockChecker& b, BlockChecker& home, Cell& c, const Access& a, u64 offset) {
   Readers& readers = SHARED ? home.shared_readers : global_readers;
   if (SHARED && c.generation != home.generation) renew(home, c);
+  Reader overtaken{};  // the last write, where this one is as strong but does not follow it
   if (c.generation && c.thread != NOBODY && !a.ordered) {
     const u32 rank = SHARED && cluster_size > 1 ? c.thread / ROW : 0, thread = c.thread - rank * ROW;
     const u32 block = SHARED ? worker->blocks[rank].index : c.generation;
-    if (!before(b, a, block, thread, c.clock) && !both_strong(a.flags, c.flags, block == b.index)) {
-      if (!same_store(b, a, c, block, thread)) race(b, a, verb(c.flags), c.site, block, thread, offset);
-      await_store(b, a, thread, offset);
+    if (!before(b, a, block, thread, c.clock)) {
+      if (both_strong(a.flags, c.flags, block == b.index)) overtaken = event(block, thread, c.clock, c.site, c.flags);
+      else if (same_store(b, a, c, block, thread)) await_store(b, a, thread, offset);
+      else race(b, a, verb(c.flags), c.site, block, thread, offset);
     }
     if (a.async && !(c.flags & ASYNC_WRITE) && !proxy_fenced(b, a.me, SHARED ? PROXY_SHARED : PROXY_GLOBAL, block, thread, c.clock)) missing_fence(a, c.site, offset);
   }
+  u32 kept = 0;  // strong accesses that a strong write may meet; a weak one later may not
+  for (u32 i = a.ordered || !(a.write || c.flags & OVERTAKEN) ? 0 : c.readers; i;) {
+    Reader& r = readers.nodes[i];
+    const u32 next = r.next, here = i;
+    i = next;
+    const bool strong = both_strong(a.flags, r.flags, r.block == b.index);
+    for (u32 m = strong || !(a.write || r.flags & (A_WRITE | A_ATOMIC)) ? 0 : r.lanes; m; m &= m - 1) {
+      const u32 t = r.warp * 32u + (u32)lowest(m);
+      if (!before(b, a, r.block, t, r.clock)) race(b, a, verb(r.flags), r.site, r.block, t, offset);
+    }
+    if (!a.write) continue;
+    r.next = strong ? kept : 0;
+    if (strong) kept = here;
+    else readers.release(here);
+  }
   if (a.forgotten) return;
   if (a.write) {
-    for (u32 i = a.ordered ? 0 : c.readers; i; i = readers.nodes[i].next) {
-      const Reader& r = readers.nodes[i];
-      if (both_strong(a.flags, r.flags, r.block == b.index)) continue;
-      for (u32 m = r.lanes; m; m &= m - 1) {
-        u32 t = r.warp * 32u + (u32)lowest(m);
-        if (!before(b, a, r.block, t, r.clock)) race(b, a, "read", r.site, r.block, t, offset);
-      }
-    }
-    readers.release(c.readers);
+    if (a.ordered) readers.release(c.readers);
+    c.readers = kept;
+    if (overtaken.lanes) remember(b, readers, c, overtaken);
     c.generation = SHARED ? home.generation : b.index;
-    c.clock = a.clock, c.readers = 0, c.site = a.site, c.thread = (u16)(SHARED ? b.rank * ROW + a.me : a.me), c.flags = (u8)((a.flags & 0xf) | (a.async ? ASYNC_WRITE : 0));
+    c.clock = a.clock, c.site = a.site, c.thread = (u16)(SHARED ? b.rank * ROW + a.me : a.me), c.flags = (u8)((a.flags & 0xf) | (a.async ? ASYNC_WRITE : 0) | (c.readers ? OVERTAKEN : 0));
     return;
   }
-  const u32 bit = 1u << (a.me & 31);
-  const u8 warp = (u8)(a.me >> 5), flags = (u8)(a.flags & 0xf);
-  u32 length = 0, spare = 0;
-  for (u32 i = c.readers; i; i = readers.nodes[i].next) {
-    Reader& r = readers.nodes[i];
-    length++;
-    if (r.block != b.index) {
-      if (length >= READERS_KEPT) spare = i;
-      continue;
-    }
-    if (r.clock <= b.base_clock && r.warp < MAX_WARPS) {
-      spare = i;  // ordered before everything from here on
-      continue;
-    }
-    if (r.warp != warp || r.flags != flags) continue;
-    if (r.clock == a.clock) {
-      r.lanes |= bit;
-      return;
-    }
-    r.lanes &= ~bit;
-    if (!r.lanes) spare = i;
-  }
-  if (spare) {
-    Reader& r = readers.nodes[spare];
-    r.block = b.index, r.clock = a.clock, r.lanes = bit, r.site = a.site, r.warp = warp, r.flags = flags;
-    return;
-  }
-  c.readers = readers.add(Reader{b.index, a.clock, bit, c.readers, a.site, warp, flags});
+  remember(b, readers, c, event(b.index, a.me, a.clock, a.site, a.flags));
 }
 template <bool SHARED> void visit_range(BlockChecker& b, BlockChecker& home, Cell* words, Cell* bytes, u32 first, u32 count, const Access& a, u64 offset) {
   Readers& readers = SHARED ? home.shared_readers : global_readers;

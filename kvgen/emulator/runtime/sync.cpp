@@ -220,8 +220,8 @@ void thread_exits() {
 }
 
 #if !EMU_CHECK
-void emu_fence(u32 cta_scope, u32, u32) {  // what is stored behind it may be a message to another block
-  if (!cta_scope) emu_await_turn();
+void emu_fence(u32 scope, u32, u32) {  // what is stored behind it may be a message to another block
+  if (!scope) emu_await_turn();
 }
 void emu_proxy_fence(u32, u32) {}
 void emu_grid_wait() {}
