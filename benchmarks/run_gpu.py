@@ -29,7 +29,7 @@ from benchmarks.gpu.results import Key, Results, table  # noqa: E402
 
 SECTIONS = ("correctness", "golden", "timings")
 BUDGETS = {"correctness": 150.0, "golden": 60.0, "timings": 270.0}
-GOLDEN = ROOT / "tests" / "golden_gpu"
+GOLDEN = ROOT / "tests" / "golden_gpu" / "vectors"
 Outcome = tuple[list[str], dict[str, Any]]
 
 
@@ -214,7 +214,7 @@ class Run:
         from benchmarks.gpu.correctness import compare_golden, failures, run, store_golden
 
         if self.gpu is None:
-            for path in sorted(self.options.golden.glob("*.npz")):
+            for path in sorted(self.options.golden.rglob("*.npz")):
                 if path.stem not in self.names:
                     continue
                 file = load(path)
@@ -233,7 +233,7 @@ class Run:
                 wrong = [f"{c.op} {c.name}: {w}" for c in cases for w in failures(c, file.blobs, outputs[c.key])]
                 if wrong:  # wrong bits are no vectors
                     return wrong, {}
-                path = store_golden(file, outputs, self.options.golden)
+                path = store_golden(file, outputs, self.options.golden / self.gpu.folder())
                 return [], {"file": path.name, "bytes": path.stat().st_size}
 
             yield ("golden", name, "", "store"), store

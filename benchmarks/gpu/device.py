@@ -52,14 +52,20 @@ class Gpu:
         attribute = getattr(self.api.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}")
         return int(self.call("cuDeviceGetAttribute", attribute, self.handle))
 
+    def name(self) -> str:
+        return bytes(self.call("cuDeviceGetName", 128, self.handle)).split(b"\0")[0].decode()
+
+    def folder(self) -> str:
+        """The name as a folder's: nvidia_h200, as tests/golden_gpu/record.py has it."""
+        return "_".join(self.name().lower().split())
+
     def describe(self) -> dict[str, Any]:
         """Name, driver and sizes; clocks and throttling as nvidia-smi has them, where it runs."""
-        name = bytes(self.call("cuDeviceGetName", 128, self.handle)).split(b"\0")[0].decode()
         free, total = self.call("cuMemGetInfo")
         major, minor = self.driver.capability(self.ordinal)
         version = int(self.call("cuDriverGetVersion"))
         return {
-            "name": name,
+            "name": self.name(),
             "capability": f"{major}.{minor}",
             "cuda_driver": f"{version // 1000}.{version % 1000 // 10}",
             "multiprocessors": self.multiprocessors,
