@@ -45,6 +45,7 @@ campaign: $(VENV)/installed-test ## the operation tests over 100 drawn specs; KV
 bench: $(VENV)/installed-test ## cost of calls, compiling and rendering on this machine
 	$(BIN)/python benchmarks/compile_time.py
 	$(BIN)/python benchmarks/call_cost.py
+	$(BIN)/python benchmarks/emulator_speed.py
 
 clean: ## remove what the commands above made
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache

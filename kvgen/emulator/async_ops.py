@@ -1,4 +1,4 @@
-"""Asynchronous memory: mbarriers, cp.async, bulk and tensor copies, their groups, and fences."""
+"""Asynchronous memory: mbarriers, cp.async, bulk and tensor copies, and their groups."""
 
 from __future__ import annotations
 
@@ -6,15 +6,14 @@ from collections.abc import Sequence
 
 from kvgen.emulator import atomic_ops, memory_ops
 from kvgen.emulator.context import Context, Handler, Instruction, split_operands
-from kvgen.emulator.memory_ops import SCOPES, cache_policy
+from kvgen.emulator.memory_ops import cache_policy
 from kvgen.emulator.ptxtypes import TYPES, PtxType
 
 U16, U32, S32, U64, PRED = TYPES["u16"], TYPES["u32"], TYPES["s32"], TYPES["u64"], TYPES["pred"]
 _SHARED = ("shared", "shared::cta", "shared::cluster")
 _BY_MBARRIER = "mbarrier::complete_tx::bytes"
+_SCOPES = ("cta", "cluster")  # of an mbarrier
 _OPERATIONS = ("add", "min", "max", "inc", "dec", "and", "or", "xor")
-_BITS = "b32 u32 s32 b64 u64 s64"
-_FENCE_SCOPES = {"cta": 1, "cluster": 2}
 # Element types of a bulk reduction, by where its destination lies.
 _REDUCTIONS = {
     "global": {
@@ -22,13 +21,13 @@ _REDUCTIONS = {
         "min": "u32 s32 u64 s64 f16 bf16",
         "max": "u32 s32 u64 s64 f16 bf16",
         **dict.fromkeys(("inc", "dec"), "u32"),
-        **dict.fromkeys(("and", "or", "xor"), _BITS),
+        **dict.fromkeys(("and", "or", "xor"), "b32 b64"),
     },
     "shared": {
         "add": "u32 s32 u64",
         **dict.fromkeys(("min", "max"), "u32 s32"),
         **dict.fromkeys(("inc", "dec"), "u32"),
-        **dict.fromkeys(("and", "or", "xor"), "b32 u32 s32"),
+        **dict.fromkeys(("and", "or", "xor"), "b32"),
     },
 }
 
@@ -41,6 +40,14 @@ def _shared_address(cx: Context, ins: Instruction, operand: str, space: str | No
 
 
 # ---------------------------------------------------------------- mbarriers
+def _order(ins: Instruction, orders: Sequence[str], scopes: Sequence[str] = _SCOPES) -> str | None:
+    """The order of an mbarrier operation. A scope goes with it; which one changes nothing, as only a cluster shares it."""
+    order = ins.modifiers.optional(orders)
+    if order:
+        ins.modifiers.choice(scopes)
+    return order
+
+
 def mbarrier(cx: Context, ins: Instruction) -> str:
     m = ins.modifiers
     m.type("b64")
@@ -55,8 +62,7 @@ def mbarrier(cx: Context, ins: Instruction) -> str:
     if action in ("test_wait", "try_wait"):
         return _wait(cx, ins, suspends=action == "try_wait")
     if action in ("expect_tx", "complete_tx"):
-        m.optional(("relaxed",))
-        m.optional(("cta", "cluster"))
+        _order(ins, ("relaxed",))
         space = m.optional(_SHARED)
     else:
         space = m.optional(_SHARED[:2])
@@ -73,12 +79,11 @@ def _arrive(cx: Context, ins: Instruction, *, drop: bool) -> str:
     flags = ["MB_DROP"] if drop else []
     expects = m.flag("expect_tx")
     keeps = m.flag("noComplete")
-    if m.optional(("release", "relaxed")) == "relaxed":
-        flags.append("MB_RELAXED")
-    m.optional(("cta", "cluster"))
-    space = m.optional(_SHARED)
     if expects and keeps:
         raise ins.fail(".expect_tx and .noComplete exclude each other")
+    if _order(ins, ("release",) if keeps else ("release", "relaxed"), ("cta",) if keeps else _SCOPES) == "relaxed":
+        flags.append("MB_RELAXED")
+    space = m.optional(_SHARED[:2] if keeps else _SHARED)
     flags += ["MB_KEEPS_PHASE"] if keeps else []
     ins.count(3 if expects or keeps else 2, 3)
     state = ins.operands[0]
@@ -96,9 +101,8 @@ def _wait(cx: Context, ins: Instruction, *, suspends: bool) -> str:
     m = ins.modifiers
     parity = m.flag("parity")
     flags = [name for name, on in (("MB_PARITY", parity), ("MB_SUSPENDS", suspends)) if on]
-    if m.optional(("acquire", "relaxed")) == "relaxed":
+    if _order(ins, ("acquire", "relaxed")) == "relaxed":
         flags.append("MB_RELAXED")
-    m.optional(("cta", "cluster"))
     space = m.optional(_SHARED[:2])
     ins.count(3, 4 if suspends else 3)
     address = _shared_address(cx, ins, ins.operands[1], space)
@@ -162,7 +166,7 @@ def _copy_async(cx: Context, ins: Instruction) -> str:
     m.choice(("shared", "shared::cta"))
     m.choice(("global",))
     if m.flag("L2::cache_hint"):
-        ins.operands = ins.operands[:-1]
+        cx.value(ins, ins.operands.pop(), TYPES["b64"])
     m.ignore(("L2::64B", "L2::128B", "L2::256B"))
     ins.count(3, 4)
     size = cx.integer(ins, ins.operands[2])
@@ -170,9 +174,9 @@ def _copy_async(cx: Context, ins: Instruction) -> str:
         raise ins.fail(f"cp.async.{action} cannot copy {size} bytes")
     source_size = f"{size}u"
     if len(ins.operands) == 4:
-        found = cx.find(ins.operands[3])
+        found = cx.find(ins.operands[3].lstrip("! "))
         if found is not None and found.type.kind == "pred":  # the ignore-src form
-            source_size = f"({found.c} ? 0u : {size}u)"
+            source_size = f"({cx.predicate(ins, ins.operands[3])} ? 0u : {size}u)"
         else:
             source_size = cx.value(ins, ins.operands[3], U32)
     to = cx.address(ins, ins.operands[0], narrow=True)
@@ -317,6 +321,8 @@ def store(cx: Context, ins: Instruction) -> str:
     names = cx.vector(ins.operands[1])
     if len(names) != int(width[1] if width else 1):
         raise ins.fail(f"{len(names)} registers with {'.' + width if width else 'no vector modifier'}")
+    if len(names) * kind.bits > 128:
+        raise ins.fail(f"{len(names)} of .{kind.name} are more than 16 bytes")
     return _value(cx, ins, names, kind, "NO_REDUCTION")
 
 
@@ -334,60 +340,10 @@ def reduce(cx: Context, ins: Instruction) -> str:
     return _value(cx, ins, [ins.operands[1]], kind, reduction)
 
 
-# ---------------------------------------------------------------- fences
-def fence(cx: Context, ins: Instruction) -> str:
-    """Fences of threads (fence, membar), of proxies (fence.proxy), and of mbarrier.init."""
-    m = ins.modifiers
-    if m.flag("mbarrier_init"):
-        m.choice(("release",))
-        m.choice(("cluster",))
-        ins.count(0)
-        return f"emu_proxy_fence(PROXY_INIT, {ins.site()});"
-    if m.flag("proxy"):
-        return _proxy_fence(cx, ins)
-    ins.count(0)
-    if ins.opcode == "membar":
-        scope = m.choice(("cta", "gl", "sys"))
-    else:
-        order = m.optional(("sc", "acq_rel", "acquire", "release"))
-        restriction = {"acquire": "sync_restrict::shared::cluster", "release": "sync_restrict::shared::cta"}
-        if order in restriction:
-            m.flag(restriction[order])
-        scope = m.choice(SCOPES)
-    return f"emu_fence({_FENCE_SCOPES.get(scope, 0)}, 1, {ins.site()});"
-
-
-def _proxy_fence(cx: Context, ins: Instruction) -> str:
-    m = ins.modifiers
-    kind = m.choice(("alias", "async", "async::generic", "tensormap::generic"))
-    if kind == "alias":  # one address a byte here: there is nothing to order
-        ins.count(0)
-        return ""
-    if kind == "tensormap::generic":  # a tensor map is read when it is used, so only the order of threads is left
-        order = m.choice(("acquire", "release"))
-        scope = m.choice(SCOPES)
-        ins.count(2 if order == "acquire" else 0)
-        if order == "acquire" and cx.integer(ins, ins.operands[1]) != 128:
-            raise ins.fail("a tensor map has 128 bytes")
-        return f"emu_fence({_FENCE_SCOPES.get(scope, 0)}, 1, {ins.site()});"
-    if kind == "async::generic":
-        order = m.choice(("acquire", "release"))
-        m.choice((f"sync_restrict::shared::{'cluster' if order == 'acquire' else 'cta'}",))
-        m.choice(("cluster",))
-        space: str | None = "shared::cta"
-    else:
-        space = m.optional(("global", "shared::cta", "shared::cluster"))
-    ins.count(0)
-    covers = {None: "PROXY_SHARED | PROXY_GLOBAL | PROXY_INIT", "global": "PROXY_GLOBAL"}
-    return f"emu_proxy_fence({covers.get(space, 'PROXY_SHARED | PROXY_INIT')}, {ins.site()});"
-
-
 HANDLERS: dict[str, Handler] = {
     "mbarrier": mbarrier,
     "cp": copy,
     "prefetch": prefetch,
     "st": store,
     "red": reduce,
-    "fence": fence,
-    "membar": fence,
 }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kvgen.emulator.context import Context, Handler, Instruction
-from kvgen.emulator.ptxtypes import TYPES
+from kvgen.emulator.ptxtypes import TYPES, PtxType
 
 U32 = TYPES["u32"]
 
@@ -21,33 +21,29 @@ def cluster_barrier(cx: Context, ins: Instruction) -> str:
     return f"emu_cluster_arrive({int(order != 'relaxed')}, {aligned}, {ins.site()});"
 
 
-def map_rank(cx: Context, ins: Instruction) -> str:
-    """mapa: the same variable in the block of the given rank, as a shared::cluster or a generic address."""
+def _address(cx: Context, ins: Instruction, count: int) -> tuple[PtxType, str, int]:
+    """The type, the address operand's value and whether it is generic; a variable's name stands for its shared address."""
     kind = ins.modifiers.type("u32 u64")
     generic = not ins.modifiers.flag("shared::cluster")
-    ins.count(3)
+    ins.count(count)
     if generic and kind.bits != 64:
         raise ins.fail("a generic address has 64 bits")
-    source = ins.operands[1]
-    address, rank = cx.value(ins, source, kind), cx.value(ins, ins.operands[2], U32)
-    if generic and cx.find(source) is None:  # a variable's name is its shared address
-        address = f"generic_from_shared(self, {address})"
-    value = f"emu_map_rank({address}, {rank}, {int(generic)}, {ins.site()})"
-    return cx.assign(ins, ins.operands[0], kind, value)
+    address = cx.value(ins, ins.operands[1], kind)
+    named = cx.find(ins.operands[1]) is None
+    return kind, f"generic_from_shared(self, {address})" if generic and named else address, int(generic)
+
+
+def map_rank(cx: Context, ins: Instruction) -> str:
+    """mapa: the same variable in the block of the given rank, as a shared::cluster or a generic address."""
+    kind, address, generic = _address(cx, ins, 3)
+    rank = cx.value(ins, ins.operands[2], U32)
+    return cx.assign(ins, ins.operands[0], kind, f"emu_map_rank({address}, {rank}, {generic}, {ins.site()})")
 
 
 def rank_of(cx: Context, ins: Instruction) -> str:
     """getctarank: the rank of the block that an address belongs to."""
-    kind = ins.modifiers.type("u32 u64")
-    generic = not ins.modifiers.flag("shared::cluster")
-    ins.count(2)
-    if generic and kind.bits != 64:
-        raise ins.fail("a generic address has 64 bits")
-    source = ins.operands[1]
-    address = cx.value(ins, source, kind)
-    if generic and cx.find(source) is None:
-        address = f"generic_from_shared(self, {address})"
-    return cx.assign(ins, ins.operands[0], U32, f"emu_rank_of({address}, {int(generic)}, {ins.site()})")
+    _, address, generic = _address(cx, ins, 2)
+    return cx.assign(ins, ins.operands[0], U32, f"emu_rank_of({address}, {generic}, {ins.site()})")
 
 
 HANDLERS: dict[str, Handler] = {

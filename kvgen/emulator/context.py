@@ -12,8 +12,9 @@ from kvgen.emulator.parser import Function, Location
 from kvgen.emulator.ptxtypes import TYPES, PtxType, bit_type, storage_of
 from kvgen.emulator.symbols import ParamPlace, Register, Scope, Signature, Symbols, mangle
 
-_INTEGER = re.compile(r"-?(?:0[xX][0-9a-fA-F]+|0[bB][01]+|\d+)U?$")
-_NUMBER = r"0[xX][0-9a-fA-F]+|\d+"
+_INTEGER = re.compile(r"-?(?:0[xX][0-9a-fA-F]+|0[bB][01]+|0[0-7]*|[1-9]\d*)U?$")
+_NUMBER = r"0[xX][0-9a-fA-F]+|0[0-7]*|[1-9]\d*"
+_READS_SPECIAL = ("mov", "cvt")
 _WIDER = ("ld", "ldu", "st", "cvt")
 _ADDRESS = re.compile(rf"\[\s*([%\w$.]+|-?\d+)\s*(?:\+\s*(-?(?:{_NUMBER}))|(-\s*(?:{_NUMBER})))?\s*\]$")
 _DECIMAL = re.compile(r"-?(?:\d+\.\d*|\.\d+)(?:[eE][-+]?\d+)?$")
@@ -163,7 +164,7 @@ class Context:
             register = Register(f"late[{self.late_count}]", kind, late=True)
             self.late_count += 1
         else:
-            register = Register(mangle(name) + (f"_s{scope.number}" if scope.number else ""), kind)
+            register = Register(mangle(name, scope.number), kind)
         scope.registers[name] = register
         self.registers.append(register)
         return register
@@ -173,7 +174,7 @@ class Context:
         scope = self.scopes[-1]
         if variable.name in scope.params:
             raise TranslateError(f".param {variable.name!r} is declared twice", ptx_line=variable.line)
-        name = f"{mangle(variable.name)}_s{scope.number}"
+        name = f"p{mangle(variable.name, scope.number)}"
         found = ParamPlace(name, variable.nbytes, True, True)
         scope.params[variable.name] = found
         self.param_locals.append((name, variable.nbytes))
@@ -231,6 +232,8 @@ class Context:
         if (literal := self.literal(text, kind)) is not None:
             return literal
         if text in SPECIAL:
+            if ins.opcode not in _READS_SPECIAL and text != "WARP_SZ":
+                raise ins.fail(f"{text} is read by mov and cvt only")
             return f"(({kind.c})({SPECIAL[text]}))"
         base, plus, offset = text.partition("+")
         if (address := self.symbol(base.strip())) is not None and (not plus or _INTEGER.match(offset.strip())):
@@ -244,16 +247,20 @@ class Context:
             raise ins.fail("a predicate and a value are mixed")
         if kind.kind == "pred":
             return register.c
-        self.check_width(ins, register, kind.bits)
+        self.check(ins, register, kind)
         copies = ins.opcode in ("mov", "selp") and "{" not in ins.text
         c = register.c if copies else self.used(ins, register)
         return c if register.type.storage == kind.c else self.reinterpret(c, kind)
 
-    def check_width(self, ins: Instruction, register: Register, bits: int) -> None:
-        """Registers are as wide as the type; those of a load, store or conversion may be wider."""
-        found = register.type.bits
-        if found < bits or (found != bits and ins.opcode not in _WIDER):
-            raise ins.fail(f"a {found}-bit register where {bits} bits are needed")
+    def check(self, ins: Instruction, register: Register, kind: PtxType) -> None:
+        """A register is as wide as the type; of a load, store or conversion it may be wider. Floats are no integers."""
+        found = register.type
+        if found.bits < kind.bits or (found.bits != kind.bits and ins.opcode not in _WIDER):
+            raise ins.fail(f"a {found.bits}-bit register where {kind.bits} bits are needed")
+        # Handlers read bits as unsigned numbers, so a type counts only where the instruction names it.
+        kinds = {found.kind, kind.kind}
+        if kinds & set("fh") and kinds & set("us") and f".{kind.name}" in ins.text:
+            raise ins.fail(f"a .{found.name} register where .{kind.name} is needed")
 
     def used(self, ins: Instruction, register: Register) -> str:
         return f"arrived({register.c}, {ins.site()})" if register.late else register.c
@@ -317,7 +324,7 @@ class Context:
     def part_bits(self, ins: Instruction, operand: str, kind: PtxType) -> int:
         """Bits of each part of a vector that makes up one value."""
         parts = len(self.vector(operand))
-        if parts not in (2, 4) or kind.bits // parts < 8:
+        if parts not in (1, 2, 4) or kind.bits // parts < 8:
             raise ins.fail(f"{parts} parts of {kind.bits} bits")
         return kind.bits // parts
 
@@ -331,7 +338,7 @@ class Context:
             if kind.kind != register.type.kind:
                 raise ins.fail("a predicate and a value are mixed")
             return f"{register.c} = {expression};"
-        self.check_width(ins, register, kind.bits)
+        self.check(ins, register, kind)
         storage = register.type.storage
         if kind.kind == "f":
             return f"{register.c} = __builtin_bit_cast({kind.storage}, ({kind.c})({expression}));"

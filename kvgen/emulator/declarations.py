@@ -51,6 +51,8 @@ class Variable:
         return self.linkage == "extern"
 
 
+_MOST_BYTES = {"local": 512 << 10, "param": 32764}  # of a thread, of a kernel
+_MOST_ALIGN = 1 << 16
 _LINKAGES = ("visible", "extern", "weak", "common")
 _SPACES = ("global", "const", "shared", "local", "param", "reg")
 _OPAQUE = ("texref", "samplerref", "surfref", "tex")
@@ -59,7 +61,7 @@ _DECLARATOR = re.compile(r"([%\w$]+)\s*((?:\[\s*\d*\s*\]\s*)*)(?:=\s*(.+))?$", r
 _ALIGN = re.compile(r"(\d+)\s*")
 _POINTER = re.compile(r"(?:\.(?:global|shared|const|local)\s*)?(?:\.align\s+\d+\s*)?")
 _DECIMAL = re.compile(r"-?(?:\d+\.\d*|\.\d+|\d+(?=[eE]))(?:[eE][-+]?\d+)?$")
-_INTEGER = re.compile(r"[-+~]?\s*(?:0[xX][0-9a-fA-F]+|0[bB][01]+|\d+)U?$")
+_INTEGER = re.compile(r"[-+~]?\s*(?:0[xX][0-9a-fA-F]+|0[bB][01]+|0[0-7]*|[1-9]\d*)U?$")
 _ADDRESS = re.compile(r"(?:generic\s*\(\s*([A-Za-z_$][\w$]*)\s*\)|([A-Za-z_$][\w$]*))\s*(?:\+\s*(\d+))?$")
 _MASKED = re.compile(r"0[xX][fF]{2}((?:00){0,7})\s*\((.+)\)$")
 
@@ -134,8 +136,8 @@ class _Declaration:
         names = self.text[self.words() :]
         if not self.space or self.kind.kind == "pred" or (self.lanes and self.space == "reg"):
             raise self.fail("unknown declaration")
-        if self.align & (self.align - 1):
-            raise self.fail(f".align {self.align} is no power of two")
+        if self.align & (self.align - 1) or self.align > _MOST_ALIGN:
+            raise self.fail(f".align {self.align} is no power of two up to {_MOST_ALIGN}")
         out = [self.variable(item) for item in split_operands(names)]
         if not out:
             raise self.fail("a declaration without a name")
@@ -190,6 +192,8 @@ class _Declaration:
         nbytes = size * math.prod(dims)
         if not nbytes and (self.linkage, self.space) != ("extern", "shared"):
             raise self.fail(f"{m.group(1)!r} has no size")
+        if nbytes > _MOST_BYTES.get(self.space, nbytes):
+            raise self.fail(f"{m.group(1)!r} has {nbytes} bytes, .{self.space} at most {_MOST_BYTES[self.space]}")
         return Variable(
             self.space, m.group(1), self.kind, self.align or natural, nbytes, self.line, self.linkage, initial
         )

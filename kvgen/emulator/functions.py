@@ -25,6 +25,7 @@ _PROTOTYPE = re.compile(
 )
 _GUARD = re.compile(r"@(!?)\s*(%?[\w$]+)\s+(.*)$")
 _ENDS_BLOCK = ("bra", "brx", "call", "ret", "exit", "trap")
+_MOST_REGISTERS = 1 << 17
 _REDZONE = 16  # bytes after each local array that no other has
 _TABLES = (".branchtargets", ".callprototype", ".calltargets")
 
@@ -74,7 +75,7 @@ class FunctionWriter:
                 key = (stack[-1], s.text)
                 if key in self.cx.labels:
                     raise TranslateError(f"label {s.text!r} is declared twice", ptx_line=s.line)
-                self.cx.labels[key] = f"L{mangle(s.text)}_s{stack[-1]}"
+                self.cx.labels[key] = f"L{mangle(s.text, stack[-1])}"
             elif s.kind == "directive" and s.text.startswith(_TABLES):
                 if previous is None or previous.kind != "label":
                     raise TranslateError(f"{s.text.split()[0]} without a label", ptx_line=s.line)
@@ -137,7 +138,7 @@ class FunctionWriter:
     def _local(self, v: Variable) -> None:
         if v.name in self.cx.locals:
             raise TranslateError(f".local {v.name!r} is declared twice", ptx_line=v.line)
-        self.cx.locals[v.name] = (mangle(v.name), v.nbytes, v.align)
+        self.cx.locals[v.name] = (f"l{mangle(v.name)}", v.nbytes, v.align)
         self.frame_bytes += v.nbytes + _REDZONE
 
     def _param(self, v: Variable) -> None:
@@ -152,6 +153,8 @@ class FunctionWriter:
         for item in m.group(2).split(","):
             name = item.strip()
             if r := re.match(r"(%?[\w$]+)<(\d+)>$", name):
+                if int(r.group(2)) > _MOST_REGISTERS:
+                    raise TranslateError(f"{name} are more registers than the emulator holds", ptx_line=s.line)
                 for i in range(int(r.group(2))):
                     self.cx.declare(f"{r.group(1)}{i}", TYPES[m.group(1)], s.line)
             elif re.match(r"%?[\w$]+$", name):
@@ -189,12 +192,12 @@ class FunctionWriter:
         if handler is None:
             raise ins.fail(f"unknown opcode {words[0]!r}")
         try:
+            if m:
+                guard = f"if ({'!' if m.group(1) else ''}{self.cx.predicate(ins, m.group(2))}) "
             code = handler(self.cx, ins)
         except (IndexError, KeyError, ValueError) as e:  # operands that are missing, or no numbers
             raise ins.fail("cannot read the operands") from e
         ins.modifiers.done()
-        if m:
-            guard = f"if ({'!' if m.group(1) else ''}{self.cx.predicate(ins, m.group(2))}) "
         if code or guard:
             self.body.append(f"{guard}{{ {code} }}")
         if words[0] in _ENDS_BLOCK:
@@ -225,9 +228,7 @@ class FunctionWriter:
             lines.append("const LocalFrame frame(self);")
         for name, nbytes, align in cx.locals.values():
             lines.append(f"alignas({max(align, 16)}) u8 {name}[{nbytes + _REDZONE}];")
-            lines.append(
-                f"const LocalArray {name}_array = {{self->locals, {name}, {nbytes}}}; self->locals = &{name}_array;"
-            )
+            lines.append(f"const LocalArray a{name} = {{self->locals, {name}, {nbytes}}}; self->locals = &a{name};")
         lines += [f"alignas(16) u8 {name}[{nbytes}];" for name, nbytes in cx.param_locals]
         if cx.late_count:
             lines.append(f"enum : u32 {{ LATE = {cx.late_count} }}; u32 late[LATE] = {{}};")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import functools
 import hashlib
 import json
@@ -12,6 +13,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -35,6 +37,14 @@ _FLAGS = (
 )  # fmt: skip
 
 
+_UNIT_BYTES = 100_000  # of C++: another process of the compiler pays from about 0.1 s of work on
+
+
+def cores() -> int:
+    """Those that this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def _digest(*parts: str | bytes) -> str:
     h = hashlib.sha256()
     for part in parts:
@@ -45,10 +55,9 @@ def _digest(*parts: str | bytes) -> str:
 
 
 @functools.cache
-def _sources_digest() -> str:
-    """Of the translator and the runtime: a change in either makes every cached object stale."""
-    files = sorted([*Path(__file__).parent.glob("*.py"), *_RUNTIME.iterdir()])
-    return _digest(*(f.read_bytes() for f in files if f.is_file()))
+def _digest_of(folder: Path, pattern: str) -> str:
+    """Of a folder's files: a change in the translator or the runtime makes objects stale."""
+    return _digest(*(f.read_bytes() for f in sorted(folder.glob(pattern))))
 
 
 @functools.cache
@@ -105,22 +114,35 @@ def _temporary_directory() -> Path:
     return Path(tempfile.mkdtemp(prefix="kvgen-emulator-"))
 
 
-def _compile(command: Sequence[str], scratch: Path, text: str, target: Path, libraries: Sequence[str] = ()) -> None:
-    """One source to one shared object, which appears whole or not at all."""
-    source, made = scratch / "source.cpp", scratch / "made.so"
-    source.write_text(text)
-    _run([*command, "-shared", str(source), *libraries, "-o", str(made)])
+def _compile(
+    command: Sequence[str], scratch: Path, texts: Sequence[str], target: Path, libraries: Sequence[str] = ()
+) -> None:
+    """Sources, each compiled by a process of its own, to one shared object, which appears whole or not at all."""
+    made, inputs = scratch / "made.so", []
+    for i, text in enumerate(texts):
+        source = scratch / f"source{i}.cpp"
+        source.write_text(text)
+        inputs.append(str(source))
+    if len(inputs) > 1:
+        with ThreadPoolExecutor(len(inputs)) as pool:
+            list(pool.map(lambda source: _run([*command, "-c", source, "-o", f"{source}.o"]), inputs))
+        inputs = [f"{source}.o" for source in inputs]
+    _run([*command, "-shared", *inputs, *libraries, "-o", str(made)])
     os.replace(made, target)
 
 
 def _runtime(folder: Path, mode: Mode, command: Sequence[str], key: str) -> Path:
     """The runtime, compiled once for all kernels."""
     target = folder / f"runtime-{mode}-{key[:32]}.so"
-    if not target.exists():
-        text = "".join(f'#include "{name}"\n' for name in _RUNTIME_SOURCES)
-        with tempfile.TemporaryDirectory(dir=folder) as scratch:
+    if target.exists():
+        return target
+    text = "".join(f'#include "{name}"\n' for name in _RUNTIME_SOURCES)
+    with (folder / f"{target.stem}.lock").open("w") as lock, tempfile.TemporaryDirectory(dir=folder) as scratch:
+        with contextlib.suppress(OSError):  # a file system without locks
+            fcntl.flock(lock, fcntl.LOCK_EX)  # it takes seconds: of several processes one compiles, the others wait
+        if not target.exists():
             flags = ("-O2", "-frounding-math", f"-Wl,-soname,{target.name}")
-            _compile([*command, *flags], Path(scratch), text, target)
+            _compile([*command, *flags], Path(scratch), [text], target)
     return target
 
 
@@ -136,22 +158,22 @@ class Built:
 def build_object(ptx: Sequence[str], mode: Mode, cache_dir: Path | None) -> Built:
     """Translate and compile, or find in the cache."""
     compiler, version = _compiler(os.environ.get("CXX", "g++"))
-    common = _digest(_sources_digest(), compiler, version, mode, *_FLAGS, *_cpu_flags())
-    key = _digest(common, *ptx)[:40]
+    common = _digest(_digest_of(_RUNTIME, "*"), compiler, version, mode, *_FLAGS, *_cpu_flags())
+    key = _digest(common, _digest_of(_RUNTIME.parent, "*.py"), *ptx)[:40]
     folder = cache_directory(cache_dir)
     command = [compiler, *_FLAGS, *_cpu_flags(), f"-DEMU_CHECK={int(mode == 'check')}", f"-I{_RUNTIME}"]
-    runtime = _runtime(folder, mode, command, common)
     library, facts = folder / f"{key}.so", folder / f"{key}.json"
     try:
         rows = json.loads(facts.read_text())
         if library.exists():
-            return Built(runtime, library, [_facts_from(r) for r in rows])
+            return Built(_runtime(folder, mode, command, common), library, [_facts_from(r) for r in rows])
     except (OSError, ValueError):
         pass
     unit = translate([parse(text) for text in ptx])
+    runtime = _runtime(folder, mode, command, common)
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         flags = ("-Og", "-fno-plt", "-Wl,-rpath,$ORIGIN")
-        _compile([*command, *flags], Path(scratch), unit.text(), library, [str(runtime)])
+        _compile([*command, *flags], Path(scratch), unit.texts(cores(), _UNIT_BYTES), library, [str(runtime)])
         table = Path(scratch) / "facts.json"
         table.write_text(json.dumps([asdict(k) for k in unit.kernels]))
         os.replace(table, facts)

@@ -16,7 +16,7 @@ from typing import Literal
 from kvgen.emulator.abi import BufferInfo, FaultRecord, LaunchInfo, SiteCount
 from kvgen.emulator.counters import Counters, Site, Tally
 from kvgen.emulator.errors import EmulatorError, KernelFault
-from kvgen.emulator.host import Built, Mode, build_object
+from kvgen.emulator.host import Built, Mode, build_object, cores
 from kvgen.emulator.writer import KernelFacts
 
 Schedule = Literal["ascending", "descending"] | int
@@ -52,10 +52,6 @@ def _check_cluster(grid: tuple[int, int, int], cluster: tuple[int, int, int]) ->
         raise EmulatorError(f"cluster: got {tuple(cluster)}; a cluster has at most {_LARGEST_CLUSTER} blocks")
     if any(g % c for g, c in zip(grid, cluster, strict=True)):
         raise EmulatorError(f"cluster: got {tuple(cluster)} for a grid of {tuple(grid)}; it must divide the grid")
-
-
-def _cores() -> int:
-    return min(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1, _MOST_WORKERS)
 
 
 def _shorten(place: str) -> str:
@@ -118,7 +114,7 @@ class Kernel:
             raise EmulatorError(f"cluster: got {tuple(cluster)}; {self.name} was compiled for {required}")
         _check_cluster(grid, cluster)
         if workers is None:
-            workers = _cores()
+            workers = min(cores(), _MOST_WORKERS)
         if not 1 <= workers <= _MOST_WORKERS:
             raise EmulatorError(f"workers: got {workers}; it is 1 to {_MOST_WORKERS}")
         params = self._pack(args)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from kvgen.emulator.context import Context, Handler, Instruction
 from kvgen.emulator.ptxtypes import TYPES, PtxType, bit_type
 
@@ -48,6 +50,17 @@ def _flags(ins: Instruction, base: str, space: str | None) -> tuple[str, bool]:
     return " | ".join(flags), False
 
 
+def _hints(ins: Instruction, space: str | None, kind: PtxType, sizes: Sequence[str] = ()) -> None:
+    """What caches should keep, of global memory only; L2 is told so by accesses of 32 bytes."""
+    if space not in (None, "global"):
+        return
+    m = ins.modifiers
+    m.ignore(sizes)
+    if not any(w in m.words for w in (*_LOAD_OPERATORS, *_STORE_OPERATORS, "volatile", "mmio")):
+        wide = (kind.bits, "v8" in m.words, "v4" in m.words) in ((32, True, False), (64, False, True))
+        m.ignore(_EVICTION if wide else _EVICTION[:5])
+
+
 def pointer_to(cx: Context, ins: Instruction, operand: str, space: str | None, nbytes: int, flags: str) -> str:
     """A C++ pointer to checked memory."""
     if space in ("shared", "shared::cta"):
@@ -62,6 +75,9 @@ def pointer_to(cx: Context, ins: Instruction, operand: str, space: str | None, n
 
 def cache_policy(cx: Context, ins: Instruction, operands: int) -> None:
     """.L2::cache_hint appends a policy operand, which is dropped."""
+    words = ins.modifiers.words
+    if any(w.partition("::")[0] in ("shared", "local", "const", "param") for w in words) and ins.opcode != "cp":
+        return
     if ins.modifiers.flag("L2::cache_hint"):
         ins.count(operands + 1)
         cx.value(ins, ins.operands[operands], TYPES["b64"])
@@ -93,13 +109,15 @@ def load(cx: Context, ins: Instruction) -> str:
     ins.count(2)
     if ins.opcode == "ldu":
         space = ins.modifiers.optional(("global",))
-        flags, strong = "A_READ" if space else "A_READ | A_GENERIC", False
+        flags, strong = "A_READ | A_CONSTANT" if space else "A_READ | A_CONSTANT | A_GENERIC", False
     else:
-        ins.modifiers.ignore((*_EVICTION, *_PREFETCH_SIZES))
         space = ins.modifiers.optional((*_SPACES, *_PARAMS))
+        _hints(ins, space, kind, _PREFETCH_SIZES)
         flags, strong = _flags(ins, "A_READ", space)
-        if ins.modifiers.flag("nc") and (space != "global" or flags != "A_READ"):
-            raise ins.fail(".nc needs a weak .global")
+        if ins.modifiers.flag("nc"):
+            if space != "global" or flags != "A_READ":
+                raise ins.fail(".nc needs a weak .global")
+            flags += " | A_CONSTANT"
     names = _accessed(cx, ins, 0, kind, space)
     nbytes = kind.bits // 8
     address = ins.operands[1].removesuffix(".unified")
@@ -118,8 +136,8 @@ def store(cx: Context, ins: Instruction) -> str:
     kind = ins.modifiers.type(_TYPES)
     cache_policy(cx, ins, 2)
     ins.count(2)
-    ins.modifiers.ignore(_EVICTION)
     space = ins.modifiers.optional((*_SPACES[:5], "param", "param::func"))
+    _hints(ins, space, kind)
     flags, strong = _flags(ins, "A_WRITE", space)
     names = _accessed(cx, ins, 1, kind, space)
     nbytes = kind.bits // 8

@@ -37,10 +37,9 @@ def cvta(cx: Context, ins: Instruction) -> str:
     space = ins.modifiers.choice(_SPACES)
     source = ins.operands[1]
     if space.startswith("shared"):
+        value = cx.value(ins, source, kind)
         if to:
-            return cx.assign(ins, ins.operands[0], kind, f"shared_from_generic(self, {cx.value(ins, source, kind)})")
-        found = cx.find(source)
-        value = cx.value(ins, source, found.type if found and found.type.kind != "pred" else kind)
+            return cx.assign(ins, ins.operands[0], kind, f"shared_from_generic(self, {value})")
         return cx.assign(ins, ins.operands[0], kind, f"generic_from_shared(self, {value})")
     return cx.assign(ins, ins.operands[0], kind, cx.value(ins, source, kind))
 

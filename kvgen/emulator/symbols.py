@@ -8,9 +8,9 @@ from kvgen.emulator.declarations import Variable
 from kvgen.emulator.ptxtypes import PtxType
 
 
-def mangle(name: str) -> str:
+def mangle(name: str, scope: int = 0) -> str:
     """A C++ name; PTX names are made of word characters and $, after % perhaps."""
-    return f"v_{name[1:]}" if name.startswith("%") else f"w_{name}"
+    return f"v{scope}_{name[1:]}" if name.startswith("%") else f"w{scope}_{name}"
 
 
 @dataclass(slots=True)

@@ -61,15 +61,15 @@ def dependent_launch(cx: Context, ins: Instruction) -> str:
 # ---------------------------------------------------------------- barriers
 def barrier(cx: Context, ins: Instruction) -> str:
     """bar and barrier: sync, arrive, red, bar.warp.sync, and the cluster's barrier."""
-    if "cluster" in ins.modifiers.words:
+    if ins.opcode == "barrier" and "cluster" in ins.modifiers.words:
         return cluster_barrier(cx, ins)
-    if ins.modifiers.flag("warp"):
+    if ins.opcode == "bar" and ins.modifiers.flag("warp"):
         ins.modifiers.choice(("sync",))
         ins.count(1)
         return f"emu_warp_sync({cx.value(ins, ins.operands[0], U32)}, {ins.site()});"
     ins.modifiers.flag("cta")
     action = ins.modifiers.choice(("sync", "arrive", "red"))
-    aligned = int(ins.modifiers.flag("aligned") or ins.opcode == "bar")
+    aligned = int(ins.opcode == "bar" or ins.modifiers.flag("aligned"))
     if action == "red":
         return _barrier_reduce(cx, ins, aligned)
     ins.count(*((2, 2) if action == "arrive" else (1, 2)))

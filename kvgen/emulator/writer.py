@@ -1,4 +1,4 @@
-"""Parsed PTX modules to one C++ translation unit, and what the host must know about each kernel."""
+"""Parsed PTX modules to C++ translation units, and what the host must know about each kernel."""
 
 from __future__ import annotations
 
@@ -36,28 +36,37 @@ class KernelFacts:
 
 @dataclass(slots=True)
 class Unit:
-    """A translation unit in the making: tables that all modules of a build share."""
+    """One build in the making: kernels, in parts of C++ that need not be compiled together, and tables that they share."""
 
-    modules: list[str] = field(default_factory=list)
+    parts: list[str] = field(default_factory=list)
     kernels: list[KernelFacts] = field(default_factory=list)
-    infos: list[str] = field(default_factory=list)
+    infos: list[str] = field(default_factory=list)  # names of the kernels' KernelInfo
     sites: dict[tuple[str, str, int, int], int] = field(default_factory=dict)
 
     def site(self, where: str, op: str, block: int, index: int) -> int:
         return self.sites.setdefault((where, op, block, index), len(self.sites))
 
-    def text(self) -> str:
+    def texts(self, most: int = 1, least_bytes: int = 0) -> list[str]:
+        """At most `most` translation units, of about one size, which `least_bytes` is a lower bound for."""
+        count = max(1, min(most, len(self.parts), sum(map(len, self.parts)) // max(least_bytes, 1)))
+        units: list[list[str]] = [[] for _ in range(count)]
+        for part in sorted(self.parts, key=len, reverse=True):
+            min(units, key=lambda unit: sum(map(len, unit))).append(part)
+        units[-1].append(self._tables())
+        return ["\n".join(['#include "device.h"', *unit, ""]) for unit in units]
+
+    def _tables(self) -> str:
         ops = {op: i for i, op in enumerate(dict.fromkeys(op for _, op, _, _ in self.sites))}
         places = {w: i for i, w in enumerate(dict.fromkeys(w for w, _, _, _ in self.sites))}
-        out = ['#include "device.h"', *self.modules]
-        out += [f"static const char op_{i}[] = {quoted(op)};" for op, i in ops.items()]
+        out = [f"static const char op_{i}[] = {quoted(op)};" for op, i in ops.items()]
         out += [f"static const char place_{i}[] = {quoted(w)};" for w, i in places.items()]
         rows = [f"{{place_{places[w]}, op_{ops[op]}, {block}}}" for w, op, block, _ in self.sites]
         out.append(f"static const Site sites[] = {{{', '.join(rows or ['{0, 0, 0}'])}}};")
-        out.append(f"static const KernelInfo kernels[] = {{{', '.join(self.infos)}}};")
+        out.append(f"extern const KernelInfo {', '.join(self.infos)};")
+        out.append(f"static const KernelInfo* const kernels[] = {{{', '.join(f'&{name}' for name in self.infos)}}};")
         exported = 'extern "C" __attribute__((visibility("default"))) const'
         out.append(f"{exported} Program emu_program = {{sites, kernels}};")
-        return "\n".join(out) + "\n"
+        return "\n".join(out)
 
 
 class _ModuleWriter:
@@ -69,8 +78,7 @@ class _ModuleWriter:
         self.prefix = prefix
         self.graph = CallGraph(module)
         self.layout = SharedLayout(module, self.graph.names)
-        self.table = f"{prefix}_globals"
-        self.global_count = 0
+        self.table = "nullptr, 0"  # of global variables, and their number
         self.globals: dict[str, str] = {}
         self.functions = self._callees()
         self.writers: dict[str, FunctionWriter] = {}
@@ -100,9 +108,12 @@ class _ModuleWriter:
             writer.write()
             self.writers[name] = writer
             blocks += writer.blocks
-        entries = [text for entry in self.module.entries for text in self._entry(entry, blocks)]
+        entries = ["\n".join(self._entry(entry, blocks)) for entry in self.module.entries]
         functions = [line for w in self.writers.values() for line in w.lines]
-        self.unit.modules.append("\n".join([*self._function_table(), *variables, *functions, *entries]))
+        if common := [*self._function_table(), *variables, *functions]:
+            self.unit.parts.append("\n".join([*common, *entries]))
+        else:
+            self.unit.parts += entries
 
     def _symbols(self, shared: dict[str, str]) -> Symbols:
         undefined = [v.name for v in self.module.variables if v.extern and v.space != "shared"]
@@ -120,14 +131,15 @@ class _ModuleWriter:
 
     def _function_table(self) -> list[str]:
         """Declarations of the functions, and what function pointers point to."""
-        most = max((w.frame_bytes for w in self.writers.values()), default=0)
+        if not self.writers:
+            return []
+        most = max(w.frame_bytes for w in self.writers.values())
         lines = [
             f"enum : u32 {{ {self.prefix}_frame = {most} }};",
             *(f"{w.declaration};" for w in self.writers.values()),
         ]
         rows = [f"{{{w.name}, {w.cx.param_bytes}, {w.cx.result_bytes}}}" for w in self.writers.values()]
-        if rows:
-            lines.append(f"static const FunctionInfo {self.prefix}_functions[] = {{{', '.join(rows)}}};")
+        lines.append(f"static const FunctionInfo {self.prefix}_functions[] = {{{', '.join(rows)}}};")
         return lines
 
     def _variables(self) -> list[str]:
@@ -152,12 +164,13 @@ class _ModuleWriter:
             rows.append(
                 f"{{{quoted(readable(v.name))}, (void*)&{name}, {v.nbytes}, {writable}, {start}, {bytes_given}}}"
             )
-        self.global_count = len(rows)
-        table = f"static const GlobalVariable {self.table}[] = {{{', '.join(rows or ['{0, 0, 0, false, 0, 0}'])}}};"
-        return [*storages, *initials, table]
+        if not rows:
+            return []
+        self.table = f"{self.prefix}_globals, {len(rows)}"
+        return [*storages, *initials, f"static const GlobalVariable {self.prefix}_globals[] = {{{', '.join(rows)}}};"]
 
     def _entry(self, entry: Entry, function_blocks: Sequence[BasicBlock]) -> list[str]:
-        """The entry's C++ function and tables; enters it in the unit's list of kernels."""
+        """The entry's C++ function and description; enters it in the unit's list of kernels."""
         if any(k.name == entry.name for k in self.unit.kernels):
             raise TranslateError(f"two kernels of one build are named {entry.name!r}", ptx_line=entry.line)
         reached = self.graph.reach(entry.name)
@@ -187,14 +200,15 @@ class _ModuleWriter:
                 ),
             )
         )
-        self.unit.infos.append(
-            f"{{{quoted(entry.name)}, {name}, {writer.cx.param_bytes}, {window.extent}, {window.dynamic_offset}, "
-            f"{self.graph.stack_bytes(entry, frames)}, {name}_shared, {len(window.rows)}, "
-            f"{len(blocks)}, {self.table}, {self.global_count}}}"
+        self.unit.infos.append(f"{name}_info")
+        info = (
+            f"{quoted(entry.name)}, {name}, {writer.cx.param_bytes}, {window.extent}, {window.dynamic_offset}, "
+            f"{self.graph.stack_bytes(entry, frames)}, {name}_shared, {len(window.rows)}, {len(blocks)}, {self.table}"
         )
         return [
             *writer.lines,
             f"static const SharedVariable {name}_shared[] = {{{', '.join(window.rows or ['{0, 0, 0}'])}}};",
+            f"extern const KernelInfo {name}_info = {{{info}}};",
         ]
 
 

@@ -9,7 +9,8 @@ import pytest
 
 from kvgen.emulator import KernelFault, Library
 from tests.emulator.conftest import Build
-from tests.emulator.programs import aligned, nvrtc_ptx, run
+from tests.emulator.programs import HEADER as PTX_HEADER
+from tests.emulator.programs import aligned, entry, nvrtc_ptx, run
 
 HEADER = (Path(__file__).parent / "cuda" / "async.cuh").read_text()
 SCHEDULES = ["ascending", "descending", 1, 2]
@@ -334,3 +335,18 @@ def test_a_forgotten_retry_is_found_by_some_schedule(build: Build) -> None:
         except KernelFault as fault:
             kinds.add(fault.kind)
     assert kinds and kinds <= {"race", "uninitialised"}
+
+
+def test_a_predicate_says_whether_the_source_is_read(build: Build) -> None:
+    """cp.async with ignore-src, plain and negated: zeros where it holds."""
+    body = """.shared .align 16 .b8 s[1024]; mov.u32 %r1, %tid.x; and.b32 %r2, %r1, 1; setp.eq.u32 %p1, %r2, 1;
+  mul.wide.u32 %rd1, %r1, 4; add.u64 %rd2, %rd0, %rd1; mov.u32 %r3, s; mad.lo.u32 %r4, %r1, 4, %r3;
+  cp.async.ca.shared.global [%r4], [%rd2], 4, %p1; cp.async.ca.shared.global [%r4+128], [%rd2], 4, !%p1;
+  cp.async.wait_all; ld.shared.u32 %r5, [%r4]; ld.shared.u32 %r6, [%r4+128];
+  st.global.u32 [%rd2+128], %r5; st.global.u32 [%rd2+256], %r6;"""
+    memory = aligned(384).view(np.uint32)
+    memory[:32] = np.arange(1, 33)
+    run(build([PTX_HEADER + entry("k", body)]), "k", memory, block=32)
+    odd = np.arange(32) % 2 == 1
+    np.testing.assert_array_equal(memory[32:64], np.where(odd, 0, memory[:32]))
+    np.testing.assert_array_equal(memory[64:], np.where(odd, memory[:32], 0))

@@ -136,6 +136,27 @@ def test_within_shared_memory(schedule: str | int, reductions: Library) -> None:
 CLUSTER_CASES = {
     "remote_arrivals": ("put(at(s + t, n), 10 * t + r); arrive_remote(at(all, n)); wait(all, 0); v = s[t ^ 3];", ""),
     "remote_relaxed": ("put(at(s + t, n), t); arrive_loosely(at(all, n)); wait(all, 0); v = s[t ^ 3];", "race"),
+    "remote_relaxed_fenced": (
+        "put(at(s + t, n), 10 * t + r); fence_cluster(); arrive_loosely(at(all, n)); wait(all, 0); v = s[t ^ 3]; SYNC;", ""),
+    "remote_relaxed_fenced_for_the_block": (
+        "put(at(s + t, n), t); fence_threads(); arrive_loosely(at(all, n)); wait(all, 0); v = s[t ^ 3]; SYNC;", "race"),
+    "init_and_relaxed_arrival": (
+        "__shared__ u64 late; if (!t) { init(&late, 128); fence_init(); } RELAXED_SYNC;"
+        " arrive_remote(at(&late, n)); wait(&late, 0); SYNC;", ""),
+    "init_unfenced_and_relaxed_arrival": (
+        "__shared__ u64 late; if (!t) init(&late, 128); RELAXED_SYNC;"
+        " arrive_remote(at(&late, n)); wait(&late, 0); SYNC;", "race"),
+    "arrival_not_waited_for": ("if (r && !t) arrive_remote(at(one, 0));", "exited_block"),
+    "arrival_waited_for": ("if (r && !t) arrive_remote(at(one, 0)); if (!r && t == 40) wait(one, 0);", ""),
+    "source_leaves": (
+        "__shared__ __align__(16) int mine[128]; mine[t] = t; fence_shared(); if (!t && r) expect(one, 512); SYNC;"
+        " if (!t && !r) send(at(s, 1), mine, 512, at(one, 1)); if (r) wait(one, 0);", "exited_block in_flight"),
+    "fenced_by_one_of_the_writers": (
+        "put(at(s + t, n), 7 * t + r); __syncthreads(); if (!t) fence_async(); SYNC;"
+        " if (!t) { store(out + 128 * r, s, 512); commit(); wait_group<0>(); } return;", ""),
+    "fenced_by_one_too_early": (
+        "put(at(s + t, n), 7 * t + r); if (!t) fence_async(); SYNC;"
+        " if (!t) { store(out + 128 * r, s, 512); commit(); wait_group<0>(); } return;", "proxy_fence"),
     "multicast": ("if (!t) expect(one, 512); SYNC; if (!t && !r) multicast(s, in, 512, one, 3); wait(one, 0); v = s[t];", ""),
     "multicast_to_none": ("if (!t && !r) multicast(s, in, 512, one, 4);", "bad_copy"),
     "multicast_not_waited": (
@@ -158,7 +179,9 @@ CLUSTER_CASES = {
     "wait_remote": ("if (!t) try_remote(at(one, n));", "bad_mbarrier"),
 }  # fmt: skip
 CLUSTER_RESULTS = {
-    "remote_arrivals": lambda r, t: 10 * (t ^ 3) + 1 - r,
+    **dict.fromkeys(("remote_arrivals", "remote_relaxed_fenced"), lambda r, t: 10 * (t ^ 3) + 1 - r),
+    **dict.fromkeys(("init_and_relaxed_arrival", "arrival_waited_for"), lambda r, t: 0 * t),
+    "fenced_by_one_of_the_writers": lambda r, t: 7 * t + 1 - r,
     "multicast": lambda r, t: 1000 + t + 0 * r,
     "sent": lambda r, t: 7 * (t ^ 1) + 1 - r,
     "values_sent": lambda r, t: 5 * (t ^ 9) + 1 - r,
@@ -199,7 +222,7 @@ FORMS = """
   fence.sc.gpu; fence.acq_rel.cta; fence.acquire.cta; fence.release.gpu; membar.cta; membar.gl;
   fence.acquire.sync_restrict::shared::cluster.cluster; fence.release.sync_restrict::shared::cta.cluster;
   fence.proxy.alias; fence.proxy.async; fence.proxy.async.global; fence.proxy.async.shared::cta;
-  fence.proxy.async.shared::cluster; fence.proxy.tensormap::generic.release.gpu; membar.proxy.async;
+  fence.proxy.async.shared::cluster; fence.proxy.tensormap::generic.release.gpu; membar.proxy.alias;
   fence.proxy.tensormap::generic.acquire.gpu [%rd0], 128; fence.mbarrier_init.release.cluster;
   fence.proxy.async::generic.acquire.sync_restrict::shared::cluster.cluster;
   fence.proxy.async::generic.release.sync_restrict::shared::cta.cluster;

@@ -18,6 +18,7 @@ typedef unsigned u32;
 #define RELAXED asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory")
 #define WAIT asm volatile("barrier.cluster.wait.aligned;" ::: "memory")
 #define SYNC ARRIVE; WAIT
+#define FENCE asm volatile("fence.acq_rel.cluster;" ::: "memory")
 __device__ __forceinline__ u32 rank() { u32 r; asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(r)); return r; }
 __device__ __forceinline__ u32 count() { u32 r; asm volatile("mov.u32 %0, %%cluster_nctarank;" : "=r"(r)); return r; }
 __device__ __forceinline__ u32 at(const void* p, u32 r) {
@@ -48,6 +49,8 @@ CASES: dict[str, tuple[str, str | None]] = {
     "no_barrier": ("s[t] = t; __syncthreads(); v = get(at(s + t, n)); SYNC;", "uninitialised race"),
     "block_barrier_is_not_enough": ("put(at(s + t, n), t); __syncthreads(); v = s[t]; SYNC;", "uninitialised race"),
     "relaxed_arrive": ("s[t] = t; RELAXED; WAIT; v = get(at(s + t, n)); SYNC;", "race"),
+    "fence_and_relaxed_arrive": ("s[t] = 100 * r + t; FENCE; RELAXED; WAIT; v = get(at(s + t, n)); SYNC;", None),
+    "block_fence_and_relaxed_arrive": ("s[t] = t; __threadfence_block(); RELAXED; WAIT; v = get(at(s + t, n)); SYNC;", "race"),
     "overwritten_too_early": ("s[t] = t; SYNC; v = get(at(s + t, n)); s[t] = 0; SYNC;", "race"),
     "overwritten_in_time": ("s[t] = t; SYNC; v = get(at(s + t, n)); SYNC; s[t] = 0;", None),
     "leaves_too_early": ("s[t] = t; SYNC; if (r == 0) return; v = get(at(s + t, 0)); ", "exited_block race"),
@@ -69,6 +72,7 @@ CASES: dict[str, tuple[str, str | None]] = {
 }  # fmt: skip
 VALUES: dict[str, Any] = {
     "reads_its_neighbour": lambda r, t: 100 * ((r + 1) % SIZE) + t,
+    "fence_and_relaxed_arrive": lambda r, t: 100 * ((r + 1) % SIZE) + t,
     "writes_its_neighbour": lambda r, t: t,
     "overwritten_in_time": lambda r, t: t,
     "atomics": lambda r, t: SIZE,

@@ -49,11 +49,14 @@ BUGS = {
                  "deadlock", None, "warp 1: lanes ffffffff wait at barrier 2 (32 of 64 arrived)"),
     "spin_forever": ("if (t == 0) while (*(volatile int*)out == 0) {}", "deadlock", None, "warp 0"),
     "endless": ("for (;;) if (t == 200) out[0]++;", "runaway", None, "endless loop"),
+    "not_constant": ("out[t] = t; __syncthreads(); int v = __ldg(out + (t ^ 1)); __syncthreads(); out[t] = v;",
+                     "not_constant", "arg0", "wrote it at"),
     "trap": ("if (t == 77) __trap();", "trap", None, "trap"),
     "division": ("out[t] = 5 / in[t];", "arithmetic", None, "division by zero"),
 }  # fmt: skip
 FINE = {
     "fine_bounds": "out[t] = in[t];",
+    "fine_constant": "out[t] = __ldg(in + t) + __ldg(in + (t ^ 1));",
     "fine_shared": "s[t] = t; dyn[t] = 1; dyn[t + 128] = 2; __syncthreads(); out[t] = s[127 - t] + dyn[t ^ 1];",
     "fine_copy": "COPY(in); WAIT; __syncthreads(); out[t] = s[t ^ 1];",
     "fine_vector": "if (t < 32) { int4 v = ((const int4*)in)[t]; ((int4*)out)[t] = v; }",

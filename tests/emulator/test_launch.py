@@ -105,7 +105,7 @@ def test_cache_is_reused_and_rebuilt_when_damaged(tmp_path: Path) -> None:
     text = HEADER + entry("k", "mov.u32 %r1, 41; st.global.u32 [%rd0], %r1;")
     emulator.build([text], mode="fast", cache_dir=tmp_path)
     made = {p: p.stat().st_mtime_ns for p in tmp_path.iterdir()}
-    assert sorted(p.suffix for p in made) == [".json", ".so", ".so"]
+    assert sorted(p.suffix for p in made) == [".json", ".lock", ".so", ".so"]
     emulator.build([text], mode="fast", cache_dir=tmp_path)
     assert {p: p.stat().st_mtime_ns for p in tmp_path.iterdir()} == made
     next(p for p in made if p.suffix == ".json").write_text("{")

@@ -91,6 +91,8 @@ CASES = {
 BLOCKS = {
     "blocks_fenced_by_the_writer": ("fence_async();", "", False),
     "blocks_fenced_by_the_reader": ("", "fence_async();", False),
+    "blocks_fenced_by_one": ("__syncthreads(); if (!t) fence_global();", "", False),
+    "blocks_fenced_by_one_too_early": ("if (!t) fence_global();", "", True),
     "blocks_unfenced": ("", "", True),
     "blocks_fenced_for_shared": ("fence_shared();", "fence_shared();", True),
 }

@@ -30,6 +30,12 @@ CASES = {
         "if (t < 64) { ARRIVE; s[t] = 1; } else { SYNC; v = s[t - 64]; }", "race"),
     "shared_atomics": ("atomicAdd(&s[0], 1); __syncthreads(); v = s[0];", None),
     "atomic_and_plain_read": ("atomicAdd(&s[0], 1); v = s[0];", "race"),
+    "atomics_of_both_warps": (
+        "if (t < 64) { atomicAdd(&s[0], 1); ARRIVE_96; } else if (t < 96) { SYNC_96; v = s[0]; }", None),
+    "atomics_of_the_first_warp": (
+        "if (t < 64) { atomicAdd(&s[0], 1); if (t < 32) ARRIVE_64; } else if (t < 96) { SYNC_64; v = s[0]; }", "race"),
+    "atomics_of_the_second_warp": (
+        "if (t < 64) { atomicAdd(&s[0], 1); if (t > 31) ARRIVE_64; } else if (t < 96) { SYNC_64; v = s[0]; }", "race"),
     "neighbouring_bytes": ("((char*)s)[t] = 1; __syncthreads(); v = ((char*)s)[t ^ 1];", None),
     "same_byte": ("((char*)s)[t / 2] = t; __syncthreads(); v = s[t];", "race"),
     # One instruction of a warp that stores one value twice: whichever lane wins, nobody can tell.
@@ -56,6 +62,11 @@ CASES = {
     "cp_async_read_by_others_after_wait_only": ("COPY; WAIT; v = s[t ^ 4];", "race"),
     "cp_async_wait_and_barrier": ("__syncthreads(); COPY; WAIT; __syncthreads(); v = s[t ^ 4];", None),
 }  # fmt: skip
+# Every block adds to g[t], the last one reads the sums: what is around the counter, and how it reads.
+SUM = (
+    "atomicAdd(g + t, 1); __syncthreads(); if (t == 0) {{ {} one = atomicAdd(flag, 1); {} }} __syncthreads();"
+    " if (one == 1) v = {};"
+)
 # Cross-block cases: block 0 writes g[t], block 1 reads it; `flag` is a counter.
 GRID_CASES = {
     "same_word": ("g[t] = t;", "race"),
@@ -101,12 +112,32 @@ GRID_CASES = {
         None,
     ),
     "atomics_on_one_word": ("atomicAdd(g, 1);", None),
+    "sum_of_atomics": (SUM.format("__threadfence();", "__threadfence();", "g[t]"), None),
+    "sum_of_atomics_not_released": (SUM.format("", "__threadfence();", "g[t]"), "race"),
+    "sum_of_atomics_not_acquired": (SUM.format("__threadfence();", "", "g[t]"), "race"),
+    "sum_of_atomics_by_an_atomic": (SUM.format("", "", "atomicAdd(g + t, 0)"), None),
+    "sum_fenced_one_way": (SUM.format("FENCE(release);", "FENCE(acquire);", "g[t]"), None),
+    "sum_fenced_the_other_way": (SUM.format("FENCE(acquire);", "FENCE(acquire);", "g[t]"), "race"),
+    "sum_acquired_by_a_release": (SUM.format("FENCE(release);", "FENCE(release);", "g[t]"), "race"),
+    "sum_fenced_for_the_cluster": (SUM.format("CLUSTER_FENCE;", "CLUSTER_FENCE;", "g[t]"), "race"),
+    "release_in_the_cluster": (
+        "if (b == 0) { g[t] = t; __syncthreads(); if (t == 0) ATOM_CLUSTER; }"
+        "else { if (t == 0) ATOM_ACQ_REL; __syncthreads(); v = g[t]; }",
+        "race",
+    ),
 }
 MACROS = r"""
 #define NAMED if (t < 64) asm volatile("bar.sync 1, 64;" ::: "memory"); \
   else asm volatile("bar.sync 2, 64;" ::: "memory")
 #define ARRIVE asm volatile("bar.arrive 3, 128;" ::: "memory")
 #define SYNC asm volatile("bar.sync 3, 128;" ::: "memory")
+#define ARRIVE_64 asm volatile("bar.arrive 4, 64;" ::: "memory")
+#define SYNC_64 asm volatile("bar.sync 4, 64;" ::: "memory")
+#define ARRIVE_96 asm volatile("bar.arrive 4, 96;" ::: "memory")
+#define SYNC_96 asm volatile("bar.sync 4, 96;" ::: "memory")
+#define FENCE(what) asm volatile("fence." #what ".gpu;" ::: "memory")
+#define CLUSTER_FENCE asm volatile("fence.acq_rel.cluster;" ::: "memory")
+#define ATOM_CLUSTER asm volatile("atom.acq_rel.cluster.global.add.s32 %0, [%1], 1;" : "=r"(v) : "l"(flag) : "memory")
 #define ADDRESS(x) (unsigned)__cvta_generic_to_shared(x)
 #define RELEASE_S asm volatile("st.release.cta.shared.s32 [%0], 7;" :: "r"(ADDRESS(&one)) : "memory")
 #define RELAXED_S asm volatile("st.relaxed.cta.shared.s32 [%0], 7;" :: "r"(ADDRESS(&one)) : "memory")
@@ -147,4 +178,4 @@ def test_race(name: str, schedule: str | int, library: Library) -> None:
         run(library, name, *arrays, grid=grid, schedule=schedule)
     assert caught.value.kind == expected, str(caught.value)
     assert caught.value.source is not None and caught.value.source.startswith("races.cu:")
-    assert caught.value.buffer in ("s", "one", "arg0")
+    assert caught.value.buffer in ("s", "one", "arg0", "arg1")

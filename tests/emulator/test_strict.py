@@ -47,7 +47,40 @@ REFUSED = {
     "mma shape": ("mma.sync.aligned.m8n8k4.row.col.f32.f16.f16.f32 {%f1}, {%r1}, {%r2}, {%f2};", "needs one of"),
     "fence of a proxy": ("fence.proxy.texture;", "needs one of"),
     "directive": (".frame 12;", "unknown directive"),
-}
+    "wide register": ("popc.b64 %rd1, %rd2;", "64-bit register where 32 bits"),
+    "wide part": ("mov.b64 %rd1, {%r1, %rd2};", "64-bit register where 32 bits"),
+    "predicate as part": ("mov.b64 %rd1, {%r1, %p1};", "a predicate and a value are mixed"),
+    "float register": ("add.u32 %r1, %r2, %f1;", "a .f32 register where .u32"),
+    "float register of another width": ("cvt.rn.f32.s32 %fd1, %f1;", "a .f32 register where .s32"),
+    "three parts": ("mov.b64 %rd1, {%r1, %r2, %r3};", "3 parts of 64 bits"),
+    "no parts": ("mov.b64 {}, %rd1;", "0 parts of 64 bits"),
+    "parts of a sum": ("add.u32 %r1, %r2, {%rs1, %rs2};", "unknown operand"),
+    "special register": ("add.u32 %r1, %r2, %tid.x;", "%tid.x is read by mov and cvt only"),
+    "octal": ("mov.u32 %r1, 089;", "unknown operand '089'"),
+    "guard": ("@089 mov.u32 %r1, 1;", "unknown operand '089'"),
+    "registers": (".reg .b32 %x<999999999>;", "more registers than"),
+    "local": (".local .b8 x[99999999];", "'x' has 99999999 bytes"),
+    "parameter": (".param .b8 x[99999999];", "'x' has 99999999 bytes"),
+    "alignment": (".local .align 8589934592 .b8 x[4];", "no power of two up to 65536"),
+    "aligned bar": ("bar.sync.aligned 0;", "unknown modifier .aligned"),
+    "bar of a cluster": ("bar.cluster.wait;", "needs one of .sync"),
+    "barrier of a warp": ("barrier.warp.sync -1;", "unknown modifier .warp"),
+    "restricted fence": ("fence.acquire.sync_restrict::shared::cluster.gpu;", "needs one of .cluster"),
+    "membar of a proxy": ("membar.proxy.async;", "needs one of .alias"),
+    "narrow shared address": ("cvta.shared.u64 %rd1, %r1;", "32-bit register where 64 bits"),
+    "mbarrier scope": ("mbarrier.arrive.relaxed.shared.b64 _, [%r1];", "needs one of .cta .cluster"),
+    "mbarrier order": ("mbarrier.expect_tx.cta.shared.b64 [%r1], 4;", "unknown modifier .cta"),
+    "mbarrier noComplete": ("mbarrier.arrive.noComplete.release.cluster.shared.b64 %rd1, [%r1], 1;", "one of .cta"),
+    "bulk reduction": ("cp.reduce.async.bulk.global.shared::cta.bulk_group.and.u32 [%rd1], [%r1], 16;",
+                       "type .u32 is not one of b32 b64"),
+    "asynchronous store": ("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b64 [%r1], "
+                           "{%rd1, %rd2, %rd3, %rd4}, [%r2];", "4 of .b64 are more than 16 bytes"),
+    "hint for shared memory": ("ld.shared.L1::evict_last.u32 %r1, [%r2];", "unknown modifier .L1::evict_last"),
+    "policy for shared memory": ("st.shared.L2::cache_hint.u32 [%r1], %r2, %rd1;", "3 operands, expected 2"),
+    "two hints": ("ld.global.ca.L1::evict_last.u32 %r1, [%rd1];", "unknown modifier .L1::evict_last"),
+    "hint for 4 bytes": ("ld.global.L2::evict_first.u32 %r1, [%rd1];", "unknown modifier .L2::evict_first"),
+    "prefetch of shared memory": ("ld.shared.L2::128B.u32 %r1, [%r2];", "unknown modifier .L2::128B"),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -58,6 +91,17 @@ def test_refused(name: str, build: Build) -> None:
         build([text])
     assert caught.value.ptx_line == text[: text.index(code)].count("\n") + 1
     assert f"PTX line {caught.value.ptx_line}: " in str(caught.value)
+
+
+def test_names_do_not_collide(build: Build) -> None:
+    """Registers, parameters and local arrays of inner scopes whose C++ names could be those of outer ones."""
+    body = """.reg .b32 r, %r1_s1, r_s1; .local .b32 x, x_array; .param .b32 r_s2;
+  mov.u32 %r1_s1, 1; mov.u32 r_s1, 2;
+  { .reg .b32 %r1, r; mov.u32 %r1, 3; mov.u32 r, 4; { .reg .b32 r; .local .b32 q; mov.u32 r, 5; } }
+  add.u32 r, %r1_s1, r_s1; st.global.u32 [%rd0], r;"""
+    out = np.zeros(1, np.uint32)
+    run(build([HEADER + entry("names", body)]), "names", out, block=1)
+    assert out[0] == 3
 
 
 def test_cuda_line_is_named(build: Build) -> None:

@@ -60,10 +60,11 @@ struct KernelInfo {
 
 struct Program {  // what one build exports to the runtime
   const Site* sites;
-  const KernelInfo* kernels;
+  const KernelInfo* const* kernels;
 };
 
-enum : u32 { A_READ = 0, A_WRITE = 1, A_ATOMIC = 2, A_STRONG = 4, A_CTA = 8, A_ACQUIRE = 16, A_RELEASE = 32, A_GENERIC = 64, A_VOLATILE = 128, A_CLUSTER = 256 };
+enum : u32 { A_READ = 0, A_WRITE = 1, A_ATOMIC = 2, A_STRONG = 4, A_CTA = 8, A_ACQUIRE = 16, A_RELEASE = 32, A_GENERIC = 64, A_VOLATILE = 128, A_CLUSTER = 256, A_CONSTANT = 512 };
+enum : u32 { FENCE_ACQUIRE = 1, FENCE_RELEASE = 2 };
 enum : u32 { RUNAWAY = 1u << 28 };  // executions of one basic block by one thread: minutes of emulation, or an endless loop
 // Shared address 0 stays invalid, as on sm_90. The address of another block of the cluster has its rank + 1 in bits 24 up.
 enum : u32 { SHARED_ORIGIN = 0x400, SHARED_CAPACITY = 0x48000, WINDOW_STRIDE = 0x80000, RANK_SHIFT = 24, WINDOW_MASK = (1u << RANK_SHIFT) - 1 };
@@ -86,7 +87,7 @@ u8* emu_check_cluster(u32 address, u32 bytes, u32 flags, u32 site);
 u8* emu_check_global(u64 address, u32 bytes, u32 flags, u32 site);
 u8* emu_check_generic(u64 address, u32 bytes, u32 flags, u32 site);
 void emu_grid_wait();
-void emu_fence(u32 scope, u32 acquire_release, u32 site);  // scope: 1 block, 2 cluster, 0 wider
+void emu_fence(u32 scope, u32 what, u32 site);  // scope: 1 block, 2 cluster, 0 wider
 void emu_barrier(u32 id, u32 threads, u32 aligned, u32 site);
 void emu_barrier_arrive(u32 id, u32 threads, u32 aligned, u32 site);
 u32 emu_barrier_reduce(u32 id, u32 threads, u32 kind, u32 predicate, u32 aligned, u32 site);

@@ -251,7 +251,7 @@ extern "C" __attribute__((visibility("default"))) const FaultRecord* emu_fault_r
 extern "C" __attribute__((visibility("default"))) int emu_launch(LaunchInfo* info) {
   launch = info;
   emu_sites = info->program->sites;
-  kernel = &info->program->kernels[info->kernel];
+  kernel = info->program->kernels[info->kernel];
   thread_count = info->block[0] * info->block[1] * info->block[2];
   cluster_size = info->cluster[0] * info->cluster[1] * info->cluster[2];
   emu_dynamic_bytes = info->dynamic_shared;

@@ -100,11 +100,14 @@ void BlockChecker::learn(u32 t, const KnowledgePtr& k) {
 bool BlockChecker::knows_block(u32 t, u32 block, u32 thread, u32 clock) { return knows(acquired[t], block, thread, clock) || knows(block_acquired, block, thread, clock); }
 
 // ---------------------------------------------------------------- barriers and fences
-void emu_fence(u32 scope, u32, u32) {
+void emu_fence(u32 scope, u32 what, u32) {
   BlockChecker& b = checker_here();
   const u32 t = worker->current->linear;
-  b.learn(t, join(b.pending[t], b.block_pending));
-  b.pending[t] = nullptr;
+  if (what & FENCE_ACQUIRE) {
+    b.learn(t, join(b.pending[t], b.block_pending));
+    b.pending[t] = nullptr;
+  }
+  if (!(what & FENCE_RELEASE)) return;
   b.released_cta[t] = b.snapshot(t);
   if (!scope || (scope == 2 && cluster_size > 1)) b.released[t] = b.released_cta[t];
   b.clocks[t]++;

@@ -25,10 +25,10 @@ void race(const BlockChecker& b, const Access& a, const char* other, u32 site, u
     fault("race", a.site, a.buffer, "%s of %s '%s' at byte %llu races with the asynchronous %s issued at %.*s: its end was not waited for on this path", verb(a.flags), a.space, a.buffer,
           (unsigned long long)offset, other, length, where);
   if (block == b.index)
-    fault("race", a.site, a.buffer, "%s of %s '%s' at byte %llu races with a %s by thread (%u,%u,%u) of the same block at %.*s: nothing orders the two", verb(a.flags), a.space, a.buffer,
+    fault("race", a.site, a.buffer, "%s of %s '%s' at byte %llu races with the %s by thread (%u,%u,%u) of the same block at %.*s: nothing orders the two", verb(a.flags), a.space, a.buffer,
           (unsigned long long)offset, other, t[0], t[1], t[2], length, where);
   const u32 i = block - 1;
-  fault("race", a.site, a.buffer, "%s of %s '%s' at byte %llu races with a %s by block (%u,%u,%u) thread (%u,%u,%u) at %.*s: no release and acquire orders the two", verb(a.flags), a.space, a.buffer,
+  fault("race", a.site, a.buffer, "%s of %s '%s' at byte %llu races with the %s by block (%u,%u,%u) thread (%u,%u,%u) at %.*s: no release and acquire orders the two", verb(a.flags), a.space, a.buffer,
         (unsigned long long)offset, other, i % launch->grid[0], i / launch->grid[0] % launch->grid[1], i / (launch->grid[0] * launch->grid[1]), t[0], t[1], t[2], length, where);
 }
 // The hardware lets one lane win, whichever: with equal bytes nobody can tell.
@@ -103,6 +103,11 @@ template <bool SHARED> void visit(BlockChecker& b, BlockChecker& home, Cell& c, 
       if (both_strong(a.flags, c.flags, block == b.index)) overtaken = event(block, thread, c.clock, c.site, c.flags);
       else if (same_store(b, a, c, block, thread)) await_store(b, a, thread, offset);
       else race(b, a, verb(c.flags), c.site, block, thread, offset);
+    }
+    if (!SHARED && a.flags & A_CONSTANT) {
+      const char* where = emu_sites[c.site].where;
+      fault("not_constant", a.site, a.buffer, "%s of '%s' at byte %llu as data that does not change, but this kernel wrote it at %.*s: a stale value may be returned", op_text(a.site), a.buffer,
+            (unsigned long long)offset, (int)strcspn(where, "|"), where);
     }
     if (a.async && !(c.flags & ASYNC_WRITE) && !proxy_fenced(b, a.me, SHARED ? PROXY_SHARED : PROXY_GLOBAL, block, thread, c.clock)) missing_fence(a, c.site, offset);
   }

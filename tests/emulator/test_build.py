@@ -1,0 +1,114 @@
+"""Builds: several translation units compiled side by side, and several processes that build the same thing at once."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from kvgen import emulator
+from kvgen.emulator import host
+from kvgen.emulator.parser import parse
+from kvgen.emulator.writer import translate
+from tests.emulator.programs import HEADER, entry, run
+
+ROOT = Path(__file__).resolve().parents[2]
+ADD = "ld.global.u32 %r1, [%rd0]; add.u32 %r1, %r1, {0}; st.global.u32 [%rd0], %r1;"
+# A function and a variable that two kernels share.
+SHARED = (
+    HEADER
+    + """
+.global .u32 total;
+.func (.param .u32 out) next(.param .u32 by) {
+  .reg .u32 %a; .reg .u32 %b;
+  ld.param.u32 %a, [by]; ld.global.u32 %b, [total]; add.u32 %b, %b, %a; st.global.u32 [total], %b;
+  st.param.u32 [out], %b; ret;
+}
+"""
+)
+CALL = (
+    "{{ .param .u32 a; .param .u32 b; st.param.u32 [a], {0}; call (b), next, (a); ld.param.u32 %r1, [b]; }}"
+    "st.global.u32 [%rd0], %r1;"
+)
+
+
+def modules() -> list[str]:
+    apart = [HEADER + "".join(entry(f"k{m}{i}", ADD.format(10 * m + i)) for i in range(4)) for m in range(3)]
+    return [*apart, SHARED + entry("c0", CALL.format(5)) + entry("c1", CALL.format(7))]
+
+
+def test_units_share_the_work() -> None:
+    unit = translate([parse(text) for text in modules()])
+    assert len(unit.parts) == 13  # the two kernels that share a function stay together
+    for most in (1, 2, 5, 50):
+        texts = unit.texts(most)
+        assert len(texts) == min(most, 13)
+        assert sum(text.count("emu_program") for text in texts) == 1
+        for part in unit.parts:
+            assert sum(part in text for text in texts) == 1
+        assert max(map(len, texts)) < 2 * sum(map(len, texts)) / len(texts) + 2000
+    assert len(unit.texts(5, 10**9)) == 1
+
+
+@pytest.fixture
+def in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host, "_UNIT_BYTES", 1)
+    monkeypatch.setattr(host, "cores", lambda: 4)
+
+
+@pytest.mark.usefixtures("in_pieces")
+def test_units_are_one_library(emulator_cache: Path) -> None:
+    library = emulator.build(modules(), mode="fast", cache_dir=emulator_cache)
+    for m in range(3):
+        for i in range(4):
+            out = np.array([100], np.uint32)
+            run(library, f"k{m}{i}", out, block=1)
+            assert out[0] == 100 + 10 * m + i
+    for name, by in (("c0", 5), ("c1", 7)):
+        out = np.zeros(1, np.uint32)
+        run(library, name, out, block=1)
+        assert out[0] == by
+
+
+@pytest.mark.usefixtures("in_pieces")
+def test_a_bad_unit_among_several(monkeypatch: pytest.MonkeyPatch, emulator_cache: Path) -> None:
+    real, compiled = host._run, []
+
+    def compile_all_but_one(command: Sequence[str]) -> None:
+        if "-c" in command:
+            compiled.append(Path(command[-1]).name)
+        if compiled and command[-1].endswith("source1.cpp.o"):
+            raise emulator.HostCompilerError("broken")
+        real(command)
+
+    monkeypatch.setattr(host, "_run", compile_all_but_one)
+    texts = [*modules(), HEADER + entry("one_more", "")]
+    with pytest.raises(emulator.HostCompilerError, match="broken"):
+        emulator.build(texts, mode="fast", cache_dir=emulator_cache)
+    assert sorted(compiled) == [f"source{i}.cpp.o" for i in range(4)]
+    monkeypatch.setattr(host, "_run", real)
+    assert len(emulator.build(texts, mode="fast", cache_dir=emulator_cache).kernels) == 15
+
+
+def test_processes_build_the_same_at_once(tmp_path: Path) -> None:
+    log, compiler = tmp_path / "log", tmp_path / "logging-g++"
+    compiler.write_text(f'#!/bin/sh\necho "$*" >> {log}\nexec g++ "$@"\n')
+    compiler.chmod(0o755)
+    text, cache = HEADER + entry("k", ADD.format(3)), tmp_path / "cache"
+    code = (
+        "import sys, pathlib, numpy as np; from kvgen import emulator; from tests.emulator.programs import run\n"
+        f"library = emulator.build([{text!r}], mode='fast', cache_dir=pathlib.Path({str(cache)!r}))\n"
+        "out = np.zeros(1, np.uint32); run(library, 'k', out, block=1); sys.exit(int(out[0]))"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "CXX": str(compiler)}
+    beside = [subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, env=environment) for _ in range(3)]
+    assert [process.wait(timeout=120) for process in beside] == [3, 3, 3]
+    compiled = [line for line in log.read_text().splitlines() if "-o" in line]
+    assert sum("-frounding-math" in line for line in compiled) == 1  # the runtime
+    left = {p.suffix for p in cache.iterdir()}
+    assert left == {".so", ".json", ".lock"} and len(list(cache.glob("*.so"))) == 2
