@@ -15,7 +15,7 @@ from tests.emulator.conftest import Build
 from tests.emulator.programs import aligned, run
 
 FOLDER = Path(__file__).parent / "ptx" / "foreign"
-MODULES = ("reduce", "dispatch", "half", "blocks", "math", "math_fast")
+MODULES = ("reduce", "dispatch", "half", "blocks", "fp8", "math", "math_fast")
 
 
 @pytest.fixture(scope="module")
@@ -194,3 +194,28 @@ def test_block_primitives(schedule: str | int, library: Callable[[str], Library]
     run(library("blocks"), "sort", keys, values, block=64, schedule=schedule)
     np.testing.assert_array_equal(keys, expected)
     np.testing.assert_array_equal(values, order)
+    numbers, out = filled(rng.standard_normal(1000), np.float32), filled(np.zeros(2), np.float32)
+    run(library("blocks"), "sum", out, numbers, 1000, schedule=schedule, read_only=(1,))
+    own = [numbers[t::128].astype(np.float64).sum() for t in range(128)]
+    np.testing.assert_allclose(out, [sum(own), max(own)], rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "dtype", "top"),
+    [("quantize_e4m3", ml_dtypes.float8_e4m3fn, 448), ("quantize_e5m2", ml_dtypes.float8_e5m2, 57344)],
+)
+def test_fp8(kernel: str, dtype: type, top: float, library: Callable[[str], Library]) -> None:
+    data = filled(np.random.default_rng(6).standard_normal((3, 100)) * [[1], [1e-3], [50]], ml_dtypes.bfloat16)
+    out, scales = filled(np.zeros((3, 100)), dtype), filled(np.zeros(3), np.float32)
+    run(library("fp8"), kernel, out, scales, data, 100, grid=(3, 1, 1), block=32, read_only=(2,))
+    values = data.astype(np.float32)
+    expected = np.abs(values).max(1) / np.float32(top)
+    np.testing.assert_array_equal(scales, expected)
+    np.testing.assert_array_equal(out.view(np.uint8), (values / expected[:, None]).astype(dtype).view(np.uint8))
+
+
+def test_every_e4m3(library: Callable[[str], Library]) -> None:
+    codes = filled(np.arange(256), np.uint8)
+    out = filled(np.zeros(256), np.float32)
+    run(library("fp8"), "widen_e4m3", out, codes, block=64, read_only=(1,))
+    np.testing.assert_array_equal(out, codes.view(ml_dtypes.float8_e4m3fn).astype(np.float32))

@@ -1,5 +1,6 @@
-// cub: a scan and a radix sort of one block.
+// cub: scan, radix sort and reductions of one block.
 #include <cub/block/block_radix_sort.cuh>
+#include <cub/block/block_reduce.cuh>
 #include <cub/block/block_scan.cuh>
 
 extern "C" __global__ void __launch_bounds__(64) scan(int* out, const int* in, int* total) {
@@ -17,4 +18,14 @@ extern "C" __global__ void __launch_bounds__(64) sort(unsigned* keys, int* value
   Sort(storage).Sort(k, v);
   keys[2 * threadIdx.x] = k[0], keys[2 * threadIdx.x + 1] = k[1];
   values[2 * threadIdx.x] = v[0], values[2 * threadIdx.x + 1] = v[1];
+}
+extern "C" __global__ void __launch_bounds__(128) sum(float* out, const float* in, int items) {
+  using Reduce = cub::BlockReduce<float, 128>;
+  __shared__ typename Reduce::TempStorage storage;
+  float own = 0;
+  for (int i = threadIdx.x; i < items; i += 128) own += in[i];
+  const float total = Reduce(storage).Sum(own);
+  __syncthreads();
+  const float most = Reduce(storage).Reduce(own, [](float a, float b) { return a < b ? b : a; });
+  if (threadIdx.x == 0) out[0] = total, out[1] = most;
 }

@@ -11,6 +11,7 @@ make reduce reduce -lineinfo
 make dispatch dispatch -lineinfo
 make half half
 make blocks blocks
+make fp8 fp8
 make math math
 make math_fast math -use_fast_math
 # Line information names directories of the machine it was made on.
