@@ -1,7 +1,7 @@
 """Plans: every decision about one kernel, taken in Python before a template writes any text.
 
-The parameter table is the single source of a kernel's C signature, its launcher's signature and docstring, the argument
-checks, and the CPU machine's buffers.
+Every kernel's first parameter is the cache, one struct. The table of the others is the single source of a kernel's C
+signature, its launcher's signature and docstring, the argument checks, and the CPU machine's buffers.
 """
 
 from __future__ import annotations
@@ -13,25 +13,22 @@ from kvgen.dtypes import DType
 from kvgen.expr import Expr
 
 Access = Literal["in", "out", "inout"]
-Source = Literal["cache", "call"]
 
 
 @dataclass(frozen=True)
 class Param:
-    """One kernel parameter.
+    """One parameter of a kernel, or one field of the cache's struct.
 
     An array has a `shape` of numbers and dimension names ("T" rows, "B" requests ...); a scalar has none and takes the
-    run-time quantity called `value`. `source` says who brings it: the cache object or the call. `align` is the pointer's
-    alignment in bytes; `strided` leaves the first axis's stride free. `untrusted` marks device data that may hold anything.
-    `field` names the spec field behind the dtype and `fields` those behind the axes, for error messages.
-    A pool (shape ("pool",)) is the cache's own memory: never const in C, since the device struct is one for all kernels.
+    run-time quantity called `value`. `align` is the pointer's alignment in bytes; `strided` leaves the first axis's stride
+    free. `untrusted` marks device data that may hold anything. `field` names the spec field behind the dtype and `fields`
+    those behind the axes, for error messages. A field of shape ("pool",) is the layer's own memory of a role.
     """
 
     name: str
     dtype: DType
     shape: tuple[int | str, ...] | None = None
     access: Access = "in"
-    source: Source = "call"
     value: str = ""
     align: int = 1
     strided: bool = False
@@ -43,10 +40,10 @@ class Param:
 
     @property
     def declaration(self) -> str:
-        """The parameter in the kernel's C signature."""
+        """The parameter in the kernel's C signature, the field in the struct."""
         if self.shape is None:
             return f"{self.dtype.c} {self.name}"
-        qualifier = "const " if self.access == "in" and self.shape != ("pool",) else ""
+        qualifier = "const " if self.access == "in" else ""
         return f"{qualifier}{self.dtype.c}* {self.name}"
 
 
@@ -54,8 +51,9 @@ class Param:
 class KernelPlan:
     """One kernel of one operation: its template and everything the template reads.
 
-    `context` is a frozen dataclass whose fields are exactly the template's variables. `grid` is evaluated by the launcher
-    over the dimension names of `params`; `shared` is dynamic shared memory in bytes.
+    `context` is a frozen dataclass whose fields are exactly the template's variables. `params` follow the cache in the
+    signature: what the call brings. `grid` is evaluated by the launcher over the dimension names of `params` and of the
+    cache's fields; `shared` is dynamic shared memory in bytes. `writes_pool`: the kernel stores to the cache's memory.
     """
 
     name: str
@@ -66,3 +64,4 @@ class KernelPlan:
     grid: tuple[Expr, Expr, Expr]
     threads: int
     shared: int = 0
+    writes_pool: bool = False

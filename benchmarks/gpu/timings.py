@@ -16,7 +16,7 @@ from benchmarks.gpu.device import Gpu, Timing
 from benchmarks.gpu.memory import GpuBytes
 from benchmarks.gpu.workload import THREADS, Fill, Workload
 from kvgen.dtypes import dtype
-from kvgen.runtime import cuda
+from kvgen.runtime import cuda, packing
 
 APPEND_ROWS = (1, 8, 64, 4096)
 CONTEXT = 1024  # tokens of a request that gets one more; a few hundred rows or more are prompts of their own
@@ -43,7 +43,7 @@ def measure_bandwidth(gpu: Gpu, cubin: bytes, nbytes: int) -> dict[str, float]:
     for name in ("write", "copy", "read"):  # the write is what fills the source with something
         function = cuda.function(cubin, f"bandwidth_{name}", device=gpu.ordinal)
         first = source if name == "write" else target
-        params = cuda.PackedArgs(("ptr", "ptr", "u64"), (source.pointer, first.pointer, nbytes // 16))
+        params = packing.PackedArgs(("ptr", "ptr", "u64"), (source.pointer, first.pointer, nbytes // 16))
         best = 0.0
         for blocks in (1, 2, 4, 16):
             launch = function.bind((gpu.multiprocessors * blocks, 1, 1), (THREADS, 1, 1), params)

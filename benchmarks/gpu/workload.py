@@ -14,7 +14,7 @@ from benchmarks.gpu.cases import Facts
 from benchmarks.gpu.device import Gpu
 from benchmarks.gpu.memory import GpuArray, GpuBytes
 from kvgen.dtypes import dtype
-from kvgen.runtime import cuda
+from kvgen.runtime import cuda, packing
 
 Fill = Callable[[GpuBytes, str, int], None]
 FILLS = {"f32": (0x807FFFFF, 0x3F000000), "bf16": (0x807F807F, 0x3F003F00), "f16": (0x83FF83FF, 0x38003800)}
@@ -28,7 +28,7 @@ def filler(gpu: Gpu, cubin: bytes) -> Fill:
     def fill(memory: GpuBytes, kind: str, seed: int) -> None:
         keep, fixed = FILLS[kind]
         words = memory.nbytes // 4
-        params = cuda.PackedArgs(("ptr", "u64", "u32", "u32", "u32"), (memory.pointer, words, keep, fixed, seed))
+        params = packing.PackedArgs(("ptr", "u64", "u32", "u32", "u32"), (memory.pointer, words, keep, fixed, seed))
         function.launch((gpu.multiprocessors * 8, 1, 1), (THREADS, 1, 1), params, gpu.stream)
 
     return fill

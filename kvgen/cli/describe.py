@@ -8,7 +8,7 @@ from typing import Any
 from kvgen.emit import set_plans
 from kvgen.expr import c, python
 from kvgen.layout import Region
-from kvgen.ops.cache import role_regions
+from kvgen.ops.cache import cache_fields, role_regions
 from kvgen.plan import KernelPlan, Param
 from kvgen.spec.loader import LoadedSet
 
@@ -34,6 +34,7 @@ def describe(loaded: LoadedSet, ops: Sequence[str]) -> dict[str, Any]:
             "stores": cache.stores,
             "layers": cache.layout.layers,
             "table": cache.page_table.model_dump(),
+            "fields": [_param(p) for p in cache_fields(cache)],
             "roles": {name: _region(region) for name, region in role_regions(cache)},
         },
         "kernels": [{"op": op, **_plan(plan)} for op in ops for plan in plans[op]],
@@ -59,6 +60,7 @@ def _plan(plan: KernelPlan) -> dict[str, Any]:
         "threads": plan.threads,
         "grid": [python(part) for part in plan.grid],
         "dynamic_shared": plan.shared,
+        "writes_pool": plan.writes_pool,
         "params": [_param(p) for p in plan.params],
     }
 
@@ -70,7 +72,6 @@ def _param(p: Param) -> dict[str, Any]:
         "shape": None if p.shape is None else list(p.shape),
         "value": p.value or None,
         "access": p.access,
-        "source": p.source,
         "align": p.align,
         "strided": p.strided,
         "optional": p.optional,
@@ -102,20 +103,25 @@ def plan_text(found: dict[str, Any]) -> str:
         span = region["span"] or "a run-time number of"
         lines.append(f"     widest access {region['vector']} elements, a page spans {span}")
         lines += _columns([("axis", "extent", "stride"), *((a, str(e), _stride(s)) for a, e, s in axes)], "     ")
+    lines.append("\n  Cache: the struct that every kernel takes first")
+    lines += _params("field", cache["fields"])
     for kernel in found["kernels"]:
         lines.append(f"\n  {kernel['name']}: {kernel['entry']} from {kernel['template']}")
         lines.append(
             f"     grid ({', '.join(kernel['grid'])}) of {kernel['threads']} threads, "
             f"{kernel['dynamic_shared']} bytes of dynamic shared memory"
         )
-        rows = [("parameter", "type", "from", "notes")]
-        rows += [(p["name"], _type(p), p["source"], _notes(p)) for p in kernel["params"]]
-        lines += _columns(rows, "     ")
+        lines += _params("parameter", kernel["params"])
     return "\n".join(lines)
 
 
 def _stride(stride: int | None) -> str:
     return "run-time" if stride is None else str(stride)
+
+
+def _params(title: str, params: Sequence[dict[str, Any]]) -> list[str]:
+    rows = [(title, "type", "notes"), *((p["name"], _type(p), _notes(p)) for p in params)]
+    return _columns(rows, "     ")
 
 
 def _type(p: dict[str, Any]) -> str:

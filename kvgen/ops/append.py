@@ -9,7 +9,7 @@ from pydantic import Field
 
 from kvgen.dtypes import dtype
 from kvgen.expr import ceil_div, const, var
-from kvgen.ops.cache import ERRORS, RoleContext, cache_params, entry_name, roles, rows_per_block
+from kvgen.ops.cache import ERRORS, RoleContext, entry_name, roles, rows_per_block
 from kvgen.plan import KernelPlan, Param
 from kvgen.spec.kernel_set import KernelSet, Op
 from kvgen.spec.table import IndexName, PerKV
@@ -23,7 +23,6 @@ class AppendContext:
 
     entry: str
     params: tuple[str, ...]
-    cache_fields: str
     elem: str
     heads: int
     roles: tuple[RoleContext, ...]
@@ -52,7 +51,7 @@ class Append(Op):
     def plan(self, kernels: KernelSet) -> tuple[KernelPlan, ...]:
         cache, parts = kernels.cache, roles(kernels.cache)
         elem = dtype(cache.dtype)
-        params = list(cache_params(cache, writes=True))
+        params: list[Param] = []
         for r in parts:
             doc = f"new {r.title} rows"
             params.append(
@@ -82,7 +81,6 @@ class Append(Op):
         context = AppendContext(
             entry=entry_name(kernels, self.name),
             params=tuple(p.declaration for p in params),
-            cache_fields=", ".join(p.name for p in params if p.source == "cache"),
             elem=elem.c,
             heads=cache.kv_heads,
             roles=parts,
@@ -92,4 +90,7 @@ class Append(Op):
             lengths=cache.lengths,
         )
         grid = (ceil_div(var("T"), rows), const(1), const(1))
-        return (KernelPlan(self.name, context.entry, "ops/append.cu.j2", context, tuple(params), grid, THREADS),)
+        plan = KernelPlan(
+            self.name, context.entry, "ops/append.cu.j2", context, tuple(params), grid, THREADS, writes_pool=True
+        )
+        return (plan,)

@@ -1,4 +1,4 @@
-"""The cache as its kernels see it: the context of cache.cuh and the parameters every kernel begins with."""
+"""The cache as its kernels see it: the context of cache.cuh and the fields of the struct that every kernel takes first."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def table_template(cache: Cache) -> str:
     return f"cache/{'csr_last' if isinstance(table, CSR) and table.last_page_len else table.kind}.j2"
 
 
-def _table_params(cache: Cache) -> tuple[Param, ...]:
+def _table_fields(cache: Cache) -> tuple[Param, ...]:
     table = cache.page_table
     field = "table.dtype" if isinstance(cache, Paged) else "table_dtype"
     index, u32, i64 = dtype(table.dtype), dtype("u32"), dtype("i64")
@@ -91,7 +91,6 @@ def _table_params(cache: Cache) -> tuple[Param, ...]:
                 "page_indices",
                 index,
                 ("I",),
-                source="cache",
                 untrusted=True,
                 doc="page ids of all requests",
                 field=field,
@@ -100,16 +99,15 @@ def _table_params(cache: Cache) -> tuple[Param, ...]:
                 "page_indptr",
                 index,
                 ("B+1",),
-                source="cache",
                 untrusted=True,
                 doc="where each request's ids begin",
                 field=field,
             ),
-            Param("num_indices", u32, source="cache", value="I"),
+            Param("num_indices", u32, value="I"),
         ]
         if table.last_page_len:
             doc = "tokens in each request's last page"
-            found.append(Param("last_page_len", index, ("B",), source="cache", untrusted=True, doc=doc, field=field))
+            found.append(Param("last_page_len", index, ("B",), untrusted=True, doc=doc, field=field))
         return tuple(found)
     if isinstance(table, Indirect):
         ids = dtype(table.request_dtype)
@@ -118,7 +116,6 @@ def _table_params(cache: Cache) -> tuple[Param, ...]:
                 "req_to_token",
                 index,
                 ("R", "M"),
-                source="cache",
                 strided=True,
                 untrusted=True,
                 doc="slot of each token",
@@ -128,14 +125,13 @@ def _table_params(cache: Cache) -> tuple[Param, ...]:
                 "request_ids",
                 ids,
                 ("B",),
-                source="cache",
                 untrusted=True,
                 doc="row of req_to_token of each request",
                 field="table.request_dtype",
             ),
-            Param("table_stride", i64, source="cache", value="req_to_token.stride"),
-            Param("table_pages", u32, source="cache", value="M"),
-            Param("table_rows", u32, source="cache", value="R"),
+            Param("table_stride", i64, value="req_to_token.stride"),
+            Param("table_pages", u32, value="M"),
+            Param("table_rows", u32, value="R"),
         )
     if isinstance(cache, Paged):
         shape: tuple[int | str, ...] = ("B", 2, "M") if isinstance(table, PerKV) else ("B", "M")
@@ -144,52 +140,42 @@ def _table_params(cache: Cache) -> tuple[Param, ...]:
                 "page_table",
                 index,
                 shape,
-                source="cache",
                 strided=True,
                 untrusted=True,
                 doc="page ids of each request",
                 field=field,
             ),
-            Param("table_stride", i64, source="cache", value="page_table.stride"),
-            Param("table_pages", u32, source="cache", value="M"),
+            Param("table_stride", i64, value="page_table.stride"),
+            Param("table_pages", u32, value="M"),
         ]
         if isinstance(table, PerKV):
-            found.insert(2, Param("kv_table_stride", i64, source="cache", value="M"))
+            found.insert(2, Param("kv_table_stride", i64, value="M"))
         return tuple(found)
     return (
-        Param("page_table", index, ("B",), source="cache", untrusted=True, doc="block of each request", field=field),
-        Param("table_stride", i64, source="cache", value="one"),
-        Param("table_pages", u32, source="cache", value="one"),
+        Param("page_table", index, ("B",), untrusted=True, doc="block of each request", field=field),
+        Param("table_stride", i64, value="one"),
+        Param("table_pages", u32, value="one"),
     )
 
 
-def cache_params(cache: Cache, *, writes: bool) -> tuple[Param, ...]:
-    """The parameters that the cache object brings to every kernel, in the order of the fields of `Cache`.
+def cache_fields(cache: Cache) -> tuple[Param, ...]:
+    """The fields of `Cache`, the struct that the cache object packs for every kernel, in their order.
 
-    `writes` says whether the kernel stores to the pool.
+    The pools are written or not as the kernel goes: they are "inout" since the struct is one for all of them.
     """
     elem, u32, i64 = dtype(cache.dtype), dtype("u32"), dtype("i64")
     names = [name for name, _ in role_regions(cache)]
-    found = [Param(f"{n}_pool", elem, ("pool",), access="inout" if writes else "in", source="cache") for n in names]
-    found += [Param(f"{n}_page_stride", i64, source="cache", value=f"{n}_page_stride") for n in names]
-    found.append(Param("num_pages", u32, source="cache", value="pages"))
+    found = [Param(n, elem, ("pool",), access="inout") for n in names]
+    found += [Param(f"{n}_page_stride", i64, value=f"{n}_page_stride") for n in names]
+    found.append(Param("num_pages", u32, value="pages"))
     if cache.page_tokens is None:
-        found.append(Param("page_tokens", u32, source="cache", value="tokens"))
+        found.append(Param("page_tokens", u32, value="tokens"))
     if not (isinstance(cache.page_table, CSR) and cache.page_table.last_page_len):
         doc = f"tokens of each request {cache.lengths} this step"
-        found.append(
-            Param(
-                "lengths",
-                dtype(cache.lengths_dtype),
-                ("B",),
-                source="cache",
-                untrusted=True,
-                doc=doc,
-                field="lengths_dtype",
-            )
-        )
-    found.append(Param("batch", u32, source="cache", value="B"))
-    return (*found, *_table_params(cache))
+        lengths = dtype(cache.lengths_dtype)
+        found.append(Param("lengths", lengths, ("B",), untrusted=True, doc=doc, field="lengths_dtype"))
+    found.append(Param("batch", u32, value="B"))
+    return (*found, *_table_fields(cache))
 
 
 def cache_context(cache: Cache, set_name: str) -> CacheContext:
@@ -205,7 +191,7 @@ def cache_context(cache: Cache, set_name: str) -> CacheContext:
         heads=cache.kv_heads,
         roles=roles(cache),
         page_tokens=cache.page_tokens or 0,
-        fields=tuple(field_declaration(p) for p in cache_params(cache, writes=False)),
+        fields=tuple(p.declaration for p in cache_fields(cache)),
         lengths=cache.lengths,
         table_template=table_template(cache),
         multiplier=f" * {multiplier}" if multiplier > 1 else "",
@@ -215,12 +201,6 @@ def cache_context(cache: Cache, set_name: str) -> CacheContext:
         nulls=", ".join("nullptr" for _ in names),
         bases=", ".join(f"{n} + (int64_t)id * {n}_page_stride" for n in names),
     )
-
-
-def field_declaration(param: Param) -> str:
-    """A parameter as a member of the device struct; the pools are called k and v there."""
-    name = param.name.removesuffix("_pool")
-    return param.declaration[: -len(param.name)] + name
 
 
 def rows_per_block(cache: Cache, threads: int) -> int:

@@ -10,7 +10,7 @@ from pydantic import Field, field_validator
 
 from kvgen.dtypes import dtype
 from kvgen.expr import const, var
-from kvgen.ops.cache import ERRORS, RoleContext, cache_params, entry_name, roles
+from kvgen.ops.cache import ERRORS, RoleContext, entry_name, roles
 from kvgen.plan import KernelPlan, Param
 from kvgen.spec.kernel_set import KernelSet, Op
 from kvgen.spec.table import IndexName
@@ -34,7 +34,6 @@ class DecodeContext:
 
     entry: str
     params: tuple[str, ...]
-    cache_fields: str
     elem: str
     k: RoleContext
     v: RoleContext
@@ -58,7 +57,6 @@ class DecodePlanContext:
 
     entry: str
     params: tuple[str, ...]
-    cache_fields: str
     threads: int
     min_chunk: int
     splits: int
@@ -120,7 +118,6 @@ class Decode(Op):
         out_shape: tuple[int | str, ...] = ("T", kernels.q_heads, v.dim)
         align = width * elem.bytes
         params = (
-            *cache_params(cache, writes=False),
             Param(
                 "q",
                 elem,
@@ -169,7 +166,6 @@ class Decode(Op):
         context = DecodeContext(
             entry=entry_name(kernels, self.name),
             params=tuple(p.declaration for p in params),
-            cache_fields=", ".join(p.name for p in params if p.source == "cache"),
             elem=elem.c,
             k=k,
             v=v,
@@ -205,14 +201,12 @@ class Decode(Op):
     def _planner(self, kernels: KernelSet, counters_per_row: int) -> KernelPlan:
         cache = kernels.cache
         params = (
-            *cache_params(cache, writes=False),
             WORKSPACE,
             Param("max_rows", dtype("u32"), value="max_rows"),
         )
         context = DecodePlanContext(
             entry=entry_name(kernels, f"{self.name}_plan"),
             params=tuple(p.declaration for p in params),
-            cache_fields=", ".join(p.name for p in params if p.source == "cache"),
             threads=PLAN_THREADS,
             min_chunk=MIN_CHUNK,
             splits=self.splits,

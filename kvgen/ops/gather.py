@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from kvgen.dtypes import dtype
 from kvgen.expr import ceil_div, const, var
-from kvgen.ops.cache import ERRORS, RoleContext, cache_params, entry_name, roles, rows_per_block
+from kvgen.ops.cache import ERRORS, RoleContext, entry_name, roles, rows_per_block
 from kvgen.plan import KernelPlan, Param
 from kvgen.spec.kernel_set import KernelSet, Op
 from kvgen.spec.table import IndexName
@@ -21,7 +21,6 @@ class GatherContext:
 
     entry: str
     params: tuple[str, ...]
-    cache_fields: str
     elem: str
     heads: int
     roles: tuple[RoleContext, ...]
@@ -43,9 +42,8 @@ class Gather(Op):
     def plan(self, kernels: KernelSet) -> tuple[KernelPlan, ...]:
         cache, parts = kernels.cache, roles(kernels.cache)
         elem, index = dtype(cache.dtype), dtype(self.index_dtype or cache.lengths_dtype)
-        params = list(cache_params(cache, writes=False))
         doc = "first row of each request"
-        params.append(Param("row_offsets", index, ("B+1",), untrusted=True, doc=doc, field="index_dtype"))
+        params = [Param("row_offsets", index, ("B+1",), untrusted=True, doc=doc, field="index_dtype")]
         params += [
             Param(
                 f"{r.name}_out",
@@ -68,7 +66,6 @@ class Gather(Op):
         context = GatherContext(
             entry=entry_name(kernels, self.name),
             params=tuple(p.declaration for p in params),
-            cache_fields=", ".join(p.name for p in params if p.source == "cache"),
             elem=elem.c,
             heads=cache.kv_heads,
             roles=parts,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from kvgen.dtypes import dtype
 from kvgen.expr import Expr, python, variables
 from kvgen.layout import Region
-from kvgen.ops.cache import role_regions, roles
+from kvgen.ops.cache import cache_fields, role_regions, roles
 from kvgen.plan import KernelPlan, Param
 from kvgen.runtime.abi import ABI
 from kvgen.spec.cache import Cache, Paged
@@ -39,6 +39,7 @@ class OpContext:
     entry: str
     threads: int
     shared: int
+    writes: bool
     plan_entry: str
     plan_params: tuple[str, ...]
     plan_threads: int
@@ -57,7 +58,7 @@ class LauncherContext:
     tensors: tuple[str, ...]
     pools: tuple[ArgumentContext, ...]
     tables: tuple[ArgumentContext, ...]
-    table_params: tuple[str, ...]
+    fields: tuple[str, ...]
     pointers: bool
     page_tokens: str
     cache_doc: tuple[str, ...]
@@ -74,15 +75,13 @@ def _param(p: Param) -> str:
     if p.shape is None:
         return f'Scalar("{p.name}", "{p.dtype.name}", "{p.value}")'
     if p.shape == ("pool",):
-        return f'Pool("{p.name}", writes={p.access != "in"})'
+        return f'Pool("{p.name}")'
     words = [f'"{p.name}"', f'"{p.dtype.name}"', _tuple(p.shape)]
     if p.access != "in":
         words.append(f'access="{p.access}"')
     if p.align > p.dtype.bytes:
         words.append(f"align={p.align}")
     words += [f"{flag}=True" for flag in ("strided", "optional") if getattr(p, flag)]
-    if p.source == "cache":
-        words.append("cache=True")
     if p.field:
         words.append(f'field="{p.field}"')
     if p.fields:
@@ -120,7 +119,7 @@ def _argument(p: Param) -> ArgumentContext:
 def _op(op: Op, kernels: KernelSet, plans: tuple[KernelPlan, ...]) -> OpContext:
     plan, planner = plans[0], plans[1] if len(plans) > 1 else None
     fixed, per_row = op.workspace_bytes(kernels)
-    called = tuple(p for p in plan.params if p.source == "call" and p.shape is not None)
+    called = tuple(p for p in plan.params if p.shape is not None)
     lines = [line.strip() for line in (type(op).__doc__ or "").strip().splitlines()]
     return OpContext(
         name=op.name,
@@ -133,6 +132,7 @@ def _op(op: Op, kernels: KernelSet, plans: tuple[KernelPlan, ...]) -> OpContext:
         entry=plan.entry,
         threads=plan.threads,
         shared=plan.shared,
+        writes=plan.writes_pool,
         plan_entry=planner.entry if planner else "",
         plan_params=tuple(_param(p) for p in planner.params) if planner else (),
         plan_threads=planner.threads if planner else 0,
@@ -162,8 +162,8 @@ def launcher_context(kernels: KernelSet, doc: str, plans: dict[str, tuple[Kernel
     cache = kernels.cache
     names = ["pool"] if len(cache.regions) == 1 else ["k_pool", "v_pool"]
     vectors = {r.name: r.vector for r in roles(cache)}
-    first = plans[kernels.ops[0].name][0]
-    tables = tuple(p for p in first.params if p.source == "cache" and p.shape is not None and p.shape != ("pool",))
+    fields = cache_fields(cache)
+    tables = tuple(p for p in fields if p.shape is not None and p.shape != ("pool",))
     pointers = cache.layout.layers == "pointers"
     pool_docs = []
     for name, region in zip(names, cache.regions, strict=True):
@@ -181,7 +181,7 @@ def launcher_context(kernels: KernelSet, doc: str, plans: dict[str, tuple[Kernel
         ),
         pools=tuple(pool_docs),
         tables=tuple(_argument(p) for p in tables),
-        table_params=tuple(_param(p) for p in tables),
+        fields=tuple(_param(p) for p in fields),
         pointers=pointers,
         page_tokens=repr(cache.page_tokens),
         cache_doc=(

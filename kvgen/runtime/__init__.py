@@ -3,8 +3,9 @@
 from kvgen.runtime.abi import ABI
 from kvgen.runtime.cache import BaseCache, LayerCache, Tensor
 from kvgen.runtime.faults import Fault, FaultReport, clear, describe
-from kvgen.runtime.launcher import Array, Bound, Kernel, Launcher, Pool, Scalar
+from kvgen.runtime.launcher import Bound, Kernel, Launcher
 from kvgen.runtime.module import Module
+from kvgen.runtime.params import Array, Pool, Scalar
 from kvgen.runtime.workspace import Workspace
 
 __all__ = [

@@ -2,4 +2,4 @@
 
 from typing import Final
 
-ABI: Final = 1
+ABI: Final = 2

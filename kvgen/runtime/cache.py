@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from operator import index
-from typing import TYPE_CHECKING, ClassVar, SupportsIndex
+from typing import Any, ClassVar, SupportsIndex
 
 from kvgen.errors import ArgumentError
 from kvgen.runtime.arrays import ArrayView, Dims, check, itemsize, view
 from kvgen.runtime.module import Module
-
-if TYPE_CHECKING:
-    from kvgen.runtime.launcher import Array
+from kvgen.runtime.packing import Bytes, Layout, layout
+from kvgen.runtime.params import Array, Pool, Scalar, kinds_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,24 +62,39 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True)
 class LayerCache:
-    """One layer of a cache, ready for launchers: base addresses, the numbers kernels take, the memory behind them."""
+    """One layer of a cache, ready for launchers.
+
+    `struct` are the bytes of the kernels' first parameter and `kind` their size and alignment; `tables` and `memory` are
+    the arrays that the addresses in it belong to.
+    """
 
     module: Module
     layer: int
     device: str
     dims: Dims
-    pools: dict[str, int]
+    struct: bytes
+    kind: Bytes
     tables: dict[str, ArrayView]
     memory: tuple[tuple[str, ArrayView], ...]
 
 
 class BaseCache:
-    """What generated caches share; they give `MODULE`, `TENSORS`, `TABLES` and `PAGE_TOKENS`."""
+    """What generated caches share; they give `MODULE`, `TENSORS`, `FIELDS` and `PAGE_TOKENS`.
+
+    `FIELDS` is the struct that every kernel of the set takes first; `TABLES` are the arrays among them.
+    """
 
     MODULE: ClassVar[Module]
     TENSORS: ClassVar[tuple[Tensor, ...]]
-    TABLES: ClassVar[tuple[Array, ...]]
+    FIELDS: ClassVar[tuple[Pool | Array | Scalar, ...]]
     PAGE_TOKENS: ClassVar[int | None]
+    TABLES: ClassVar[tuple[Array, ...]]
+    _LAYOUT: ClassVar[Layout]
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        cls.TABLES = tuple(f for f in cls.FIELDS if isinstance(f, Array))
+        cls._LAYOUT = layout(kinds_of(cls.FIELDS))
 
     def __init__(self, pools: Sequence[object], tables: Sequence[object]) -> None:
         per_layer = not any("layer" in t.axes for t in self.TENSORS)
@@ -148,6 +162,8 @@ class BaseCache:
                 f"{names[0]}: got blocks of 0 tokens; a block holds a request; pass a pool with at least 1"
             )
         memory = tuple(zip(names, views, strict=True))
+        numbers = {f.name: f.number(dims) for f in self.FIELDS if isinstance(f, Scalar)}
+        numbers |= {name: table.pointer for name, table in self._table_views.items()}
         layers = []
         for number in [only] if only is not None else range(dims["layers"]):
             pools = {}
@@ -156,8 +172,11 @@ class BaseCache:
                     steps = (0 if only is not None else number) * tensor.stride(found, "layer") + i * tensor.stride(
                         found, "kv"
                     )
-                    pools[f"{role}_pool"] = found.pointer + steps * itemsize(found)
-            layers.append(LayerCache(self.MODULE, number, self.device, dims, pools, self._table_views, memory))
+                    pools[role] = found.pointer + steps * itemsize(found)
+            held = numbers | pools
+            packed = self._LAYOUT.pack([held[f.name] for f in self.FIELDS])
+            kind = self._LAYOUT.kind
+            layers.append(LayerCache(self.MODULE, number, self.device, dims, packed, kind, self._table_views, memory))
         return layers
 
     def __len__(self) -> int:

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from kvgen.errors import ArgumentError, DeviceError
 from kvgen.runtime.arrays import extent
-from kvgen.runtime.cuda import PackedArgs
-from kvgen.runtime.launcher import Array, Pool
 from kvgen.runtime.module import cpu_library
+from kvgen.runtime.params import Array
 
 if TYPE_CHECKING:
     from kvgen.runtime.arrays import ArrayView
     from kvgen.runtime.cache import LayerCache
     from kvgen.runtime.launcher import Grid, Kernel
+    from kvgen.runtime.packing import PackedArgs
 
 
 class Memory(NamedTuple):
@@ -89,14 +89,12 @@ def _cpu_arch(kernel: Kernel, wanted: str | None) -> str:
 
 def _memory(kernel: Kernel, cache: LayerCache, views: dict[str, ArrayView]) -> list[Memory]:
     """The arrays a launch may touch."""
-    found = []
-    if any(isinstance(p, Pool) for p in kernel.params):
-        found += [Memory(name, tensor, kernel.writes_pool) for name, tensor in cache.memory]
+    found = [Memory(name, tensor, kernel.writes) for name, tensor in cache.memory]
+    found += [Memory(name, table, False) for name, table in cache.tables.items()]
     for p in kernel.params:
-        if isinstance(p, Array):
-            array = cache.tables[p.name] if p.cache else views.get(p.name)
-            if array is not None:
-                found.append(Memory(p.name, array, p.access != "in"))
+        array = views.get(p.name) if isinstance(p, Array) else None
+        if isinstance(p, Array) and array is not None:
+            found.append(Memory(p.name, array, p.access != "in"))
     return found
 
 
@@ -114,7 +112,7 @@ def _ranges(memory: Sequence[Memory]) -> list[tuple[str, int, int, bool]]:
 
 
 def bind(
-    kernel: Kernel, cache: LayerCache, views: dict[str, ArrayView], values: list[int], grid: Grid
+    kernel: Kernel, cache: LayerCache, views: dict[str, ArrayView], args: PackedArgs, grid: Grid
 ) -> Callable[[object], None]:
     """A launch on the CPU machine, under the settings in force now."""
     from kvgen.emulator import Buffer, EmulatorError
@@ -125,7 +123,7 @@ def bind(
     entry = library.kernels[kernel.entry]
     memory = _memory(kernel, cache, views)
     buffers = [Buffer(name, low, high - low, writes) for name, low, high, writes in _ranges(memory)]
-    args = PackedArgs(kernel.kinds, values).bytes_list()
+    raw = args.bytes_list()
     programmatic = arch >= "sm_90"  # as on a GPU: such a kernel may start while the one before it runs
 
     def go(stream: object) -> None:
@@ -144,7 +142,7 @@ def bind(
             counters = entry.launch(
                 grid,
                 (kernel.threads, 1, 1),
-                args,
+                raw,
                 dynamic_shared=kernel.shared,
                 buffers=buffers,
                 schedule=chosen.schedule,

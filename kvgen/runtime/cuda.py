@@ -7,26 +7,19 @@ one that torch, JAX and CuPy use.
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import importlib
-import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final, Literal, Protocol
+from typing import Any, Final, Protocol
 
-from kvgen.errors import ArgumentError, DeviceError
+from kvgen.errors import DeviceError
+from kvgen.runtime.packing import PackedArgs
 
 Dim3 = tuple[int, int, int]
-ParamKind = Literal["ptr", "u32", "i32", "u64", "i64", "f32", "tensormap"]
 Launch = Callable[[int], None]
 
 _STATIC_SHARED_LIMIT: Final = 48 * 1024  # above this a kernel must opt in
-_FORMATS: Final[dict[str, tuple[str, int]]] = {  # struct code and bytes
-    "ptr": ("Q", 8), "u32": ("I", 4), "i32": ("i", 4), "u64": ("Q", 8), "i64": ("q", 8), "f32": ("f", 4),
-    "tensormap": ("128s", 128),
-}  # fmt: skip
-_TENSORMAP_ALIGN: Final = 64
 
 _HINTS: Final[dict[int, str]] = {
     1: "grid, block or shared memory exceed the device's limits, or an address is not the device's",
@@ -96,78 +89,6 @@ class Driver(Protocol):
     def synchronize(self, stream: int, device: int) -> None:
         """Wait for a stream; reports what its kernels did wrong."""
         ...
-
-
-class PackedArgs:
-    """Kernel arguments in the form the driver reads: stable storage and an array of the parameters' addresses.
-
-    `address` is that array's address. `update` rewrites the values in place, so that prepared launches see them. Values
-    are ints, floats for "f32", and 128 bytes for "tensormap". Raises ArgumentError for a value its type cannot hold.
-    """
-
-    __slots__ = ("_origin", "_plan", "_storage", "address", "kinds")
-
-    def __init__(self, kinds: Sequence[ParamKind], values: Sequence[int | float | bytes]) -> None:
-        self.kinds = tuple(kinds)
-        self._plan = plan = _layout(self.kinds)
-        self._storage = plan.storage()
-        self.address = ctypes.addressof(self._storage)
-        first = self.address + plan.addresses.size
-        first += -first % _TENSORMAP_ALIGN
-        self._origin = first - self.address
-        plan.addresses.pack_into(self._storage, 0, *[first + offset for offset in plan.offsets])
-        self.update(values)
-
-    def update(self, values: Sequence[int | float | bytes]) -> None:
-        """Rewrite all values."""
-        if len(values) != len(self.kinds):
-            raise ArgumentError(f"parameters: got {len(values)} values; the kernel takes {len(self.kinds)}; pass each")
-        try:
-            self._plan.values.pack_into(self._storage, self._origin, *values)
-        except (struct.error, OverflowError):
-            for index, value in enumerate(values):
-                self.set(index, value)  # finds which one
-            raise
-
-    def set(self, index: int, value: int | float | bytes) -> None:
-        """Rewrite one value."""
-        kind = self.kinds[index]
-        try:
-            struct.pack_into("<" + _FORMATS[kind][0], self._storage, self._origin + self._plan.offsets[index], value)
-        except (struct.error, OverflowError) as error:
-            raise ArgumentError(
-                f"parameter {index}: got {value!r}; it must fit {kind}; {error}; pass a smaller batch or array"
-            ) from None
-
-    def bytes_list(self) -> list[bytes]:
-        """The raw little-endian bytes of each parameter, as the CPU machine takes them."""
-        raw, plan = self._storage.raw[self._origin :], self._plan
-        return [raw[start : start + _FORMATS[kind][1]] for kind, start in zip(self.kinds, plan.offsets, strict=True)]
-
-
-@dataclass(frozen=True, slots=True)
-class _Layout:
-    """Storage for one list of kinds: first the parameters' addresses, then the values, each naturally aligned."""
-
-    storage: type[ctypes.Array[ctypes.c_char]]
-    addresses: struct.Struct
-    values: struct.Struct
-    offsets: tuple[int, ...]
-
-
-@functools.lru_cache(maxsize=256)
-def _layout(kinds: tuple[ParamKind, ...]) -> _Layout:
-    text, size, offsets = "<", 0, []
-    for kind in kinds:
-        code, nbytes = _FORMATS[kind]
-        align = _TENSORMAP_ALIGN if kind == "tensormap" else nbytes
-        text += f"{-size % align}x{code}"
-        size += -size % align
-        offsets.append(size)
-        size += nbytes
-    addresses = struct.Struct(f"<{len(kinds)}Q")
-    storage = ctypes.c_char * (addresses.size + _TENSORMAP_ALIGN + size)
-    return _Layout(storage, addresses, struct.Struct(text), tuple(offsets))
 
 
 @dataclass(frozen=True, slots=True)

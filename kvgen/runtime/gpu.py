@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from kvgen.runtime.cache import LayerCache
     from kvgen.runtime.launcher import Grid, Kernel
     from kvgen.runtime.module import Module
+    from kvgen.runtime.packing import PackedArgs
 
 
 @lru_cache(maxsize=None)  # noqa: UP033 - one entry a kernel and device
@@ -24,11 +25,11 @@ def _function(module: Module, file: str, entry: str, shared: int, device: int) -
 
 
 def bind(
-    kernel: Kernel, cache: LayerCache, views: dict[str, ArrayView], values: list[int], grid: Grid
+    kernel: Kernel, cache: LayerCache, views: dict[str, ArrayView], args: PackedArgs, grid: Grid
 ) -> Callable[[object], None]:
     """A launch on the cache's GPU; loads (and if need be compiles) the kernel now, so that a capture can follow."""
     device = int(cache.device.partition(":")[2])
     pdl = cuda.driver().capability(device) >= (9, 0)  # older kernels have no griddepcontrol.wait
     function = _function(kernel.module, kernel.file, kernel.entry, kernel.shared, device)
-    go = function.bind(grid, (kernel.threads, 1, 1), cuda.PackedArgs(kernel.kinds, values), pdl=pdl)
+    go = function.bind(grid, (kernel.threads, 1, 1), args, pdl=pdl)
     return lambda stream: go(stream_handle(stream))

@@ -4,88 +4,39 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from kvgen.errors import ArgumentError
-from kvgen.runtime.arrays import ArrayView, Dims, check, view
+from kvgen.runtime.arrays import ArrayView, Dims, view
 from kvgen.runtime.cache import LayerCache
-from kvgen.runtime.cuda import ParamKind
 from kvgen.runtime.module import Module
+from kvgen.runtime.packing import PackedArgs, ParamKind, Value
+from kvgen.runtime.params import Array, Scalar, kinds_of
 from kvgen.runtime.workspace import Workspace, usable
 
 Grid = tuple[int, int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Array:
-    """An array parameter: see kvgen.plan.Param, whose run-time half this is."""
-
-    name: str
-    dtype: str
-    shape: tuple[int | str, ...]
-    access: Literal["in", "out", "inout"] = "in"
-    align: int = 1
-    strided: bool = False
-    optional: bool = False
-    cache: bool = False
-    field: str | None = None
-    fields: tuple[str | None, ...] = ()
-
-    def check(self, array: ArrayView, dims: Dims, device: str) -> None:
-        """Raise ArgumentError unless `array` fits; binds the dimension names."""
-        check(
-            array,
-            self.name,
-            dtype=self.dtype,
-            shape=self.shape,
-            dims=dims,
-            field=self.field,
-            fields=self.fields or (None,) * len(self.shape),
-            packed=len(self.shape) - 1 if self.strided else None,
-            writable=self.access != "in",
-            align=self.align,
-            device=device,
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class Pool:
-    """The address of the layer's K or V memory."""
-
-    name: str
-    writes: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Scalar:
-    """A number: the size or stride called `value`."""
-
-    name: str
-    dtype: Literal["u32", "i64"]
-    value: str
-
-
-@dataclass(frozen=True, slots=True)
 class Kernel:
-    """A generated kernel: its file, its parameters in order, and the rule for its grid."""
+    """A generated kernel: its file, its parameters behind the cache, the rule for its grid, and whether it writes to the pool."""
 
     module: Module
     file: str
     entry: str
-    params: tuple[Array | Pool | Scalar, ...]
+    params: tuple[Array | Scalar, ...]
     grid: Callable[[Dims], Grid]
     threads: int
     shared: int
+    writes: bool
     arguments: tuple[Array, ...] = field(init=False)
     kinds: tuple[ParamKind, ...] = field(init=False)
-    writes_pool: bool = field(init=False)
 
     def __post_init__(self) -> None:
-        called = [p for p in self.params if isinstance(p, Array) and not p.cache]
+        called = [p for p in self.params if isinstance(p, Array)]
         ordered = [p for p in called if not p.optional] + [p for p in called if p.optional]
         object.__setattr__(self, "arguments", tuple(ordered))
-        object.__setattr__(self, "writes_pool", any(isinstance(p, Pool) and p.writes for p in self.params))
-        object.__setattr__(self, "kinds", tuple(p.dtype if isinstance(p, Scalar) else "ptr" for p in self.params))
+        object.__setattr__(self, "kinds", kinds_of(self.params))
 
 
 class Bound:
@@ -156,27 +107,19 @@ class Launcher:
             views[spec.name] = found
             if spec.strided:
                 dims[f"{spec.name}.stride"] = found.strides[0]
-        if kernel.writes_pool:
+        if kernel.writes:
             for name, memory in cache.memory:
                 if memory.readonly:
                     raise ArgumentError(
                         f"{name}: got a read-only array; this operation writes to it; pass a writable one"
                     )
-        values: list[int] = []
+        values: list[Value] = [cache.struct]
         for p in kernel.params:
-            if isinstance(p, Pool):
-                values.append(cache.pools[p.name])
-            elif isinstance(p, Scalar):
-                number = dims[p.value]
-                if p.dtype == "u32" and number >= 2**32:
-                    raise ArgumentError(
-                        f"{dims.origin.get(p.value, 'cache')}: got {p.value} = {number}; kernels count it in 32 bits; "
-                        "pass less than 2^32"
-                    )
-                values.append(number)
+            if isinstance(p, Scalar):
+                values.append(p.number(dims))
             else:
-                memory_view = cache.tables[p.name] if p.cache else views.get(p.name)
-                values.append(memory_view.pointer if memory_view is not None else 0)
+                found_view = views.get(p.name)
+                values.append(found_view.pointer if found_view is not None else 0)
         grid = kernel.grid(dims)
         if grid[0] >= 2**31:
             raise ArgumentError(
@@ -184,10 +127,11 @@ class Launcher:
             )
         if 0 in grid:
             return Bound(_nothing, None)
-        return Bound(_backend(cache.device)(kernel, cache, views, values, grid), (cache, views))
+        args = PackedArgs((cache.kind, *kernel.kinds), values)
+        return Bound(_backend(cache.device)(kernel, cache, views, args, grid), (cache, views))
 
 
-Binder = Callable[[Kernel, LayerCache, dict[str, ArrayView], list[int], Grid], Callable[[object], None]]
+Binder = Callable[[Kernel, LayerCache, dict[str, ArrayView], PackedArgs, Grid], Callable[[object], None]]
 
 
 def _backend(device: str) -> Binder:

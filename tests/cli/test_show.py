@@ -58,9 +58,13 @@ def test_plan(project: Folder) -> None:
     assert "8 query over 2 kv, group 4, head dim 128" in said
     assert "token * 256 + head * 128 + dim" in said
     assert "wide_append from templates/ops/append.cu.j2" in said
-    assert re.search(r"page_table +u32\[B, M\] +cache", said)
+    fields, kernels = said.split("\n  Cache: the struct that every kernel takes first\n")[1].split("\n\n", 1)
+    assert re.search(r"page_table +u32\[B, M\] +in, strided, untrusted\n", fields)
+    assert "page_table" not in kernels
     found = json.loads(project.kvgen("show", "wide/gather", "--plan", "--json").stdout)
     assert [kernel["op"] for kernel in found[0]["kernels"]] == ["gather"]
+    assert not found[0]["kernels"][0]["writes_pool"]
+    assert [f["name"] for f in found[0]["cache"]["fields"]][:2] == ["k", "v"]
     assert found[0]["cache"]["roles"]["k"]["shape"] == ["pages", 2, "layers", 16, 2, 128]
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
 
 import numpy as np
 
-from kvgen.runtime import cuda
+from kvgen.runtime import cuda, packing
 from tests.golden_gpu.numbers import Array
 from tests.golden_gpu.probe import Probe, TensorMap
 
@@ -32,18 +32,18 @@ class Backend(Protocol):
         ...
 
 
-def _packed(tail: Sequence[bytes | TensorMap], pointers: Sequence[int], encode: Any) -> cuda.PackedArgs:
+def _packed(tail: Sequence[bytes | TensorMap], pointers: Sequence[int], encode: Any) -> packing.PackedArgs:
     """The parameters: pointers to the arrays, then the tail."""
-    kinds: list[cuda.ParamKind] = ["ptr"] * len(pointers)
-    values: list[int | float | bytes] = list(pointers)
+    kinds: list[packing.ParamKind] = ["ptr"] * len(pointers)
+    values: list[packing.Value] = list(pointers)
     for item in tail:
         if isinstance(item, TensorMap):
-            kinds.append("tensormap")
+            kinds.append(packing.TENSOR_MAP)
             values.append(encode(item))
         else:
             kinds.append("u32" if len(item) == 4 else "u64")
             values.append(int.from_bytes(item, "little"))
-    return cuda.PackedArgs(kinds, values)
+    return packing.PackedArgs(kinds, values)
 
 
 class CpuBackend:

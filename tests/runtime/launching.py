@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from kvgen import Continuous, KernelSet, Layout, Paged, ops
 from kvgen.emit import render_all, write_file
-from kvgen.runtime import cuda
+from kvgen.runtime import cuda, packing
 from kvgen.spec.loader import LoadedSet
 
 Raw = NDArray[Any]
@@ -138,7 +138,7 @@ class NotingDriver:
         grid: cuda.Dim3,
         block: cuda.Dim3,
         shared: int,
-        params: cuda.PackedArgs,
+        params: packing.PackedArgs,
         pdl: bool,
     ) -> cuda.Launch:
         def step(stream: int) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from kvgen.errors import ArgumentError, DeviceError
-from kvgen.runtime import cuda
+from kvgen.runtime import cuda, packing
 from kvgen.runtime.stream import stream_handle
 
 HERE = Path(__file__).parent
@@ -76,8 +76,10 @@ def test_what_is_no_stream(stream: object) -> None:
         stream_handle(stream)
 
 
-KINDS: tuple[cuda.ParamKind, ...] = ("ptr", "u32", "i32", "u64", "i64", "f32", "tensormap", "u32")
-VALUES: tuple[int | float | bytes, ...] = (2**64 - 8, 2**32 - 1, -5, 2**63, -(2**63), 0.5, bytes(range(128)), 9)
+KINDS: tuple[packing.ParamKind, ...] = (
+    "ptr", "u32", "i32", "u64", "i64", "f32", packing.TENSOR_MAP, "u32", packing.Bytes(5, 16)
+)  # fmt: skip
+VALUES: tuple[packing.Value, ...] = (2**64 - 8, 2**32 - 1, -5, 2**63, -(2**63), 0.5, bytes(range(128)), 9, b"bytes")
 RAW = [
     (2**64 - 8).to_bytes(8, "little"),
     b"\xff" * 4,
@@ -87,29 +89,30 @@ RAW = [
     b"\x00\x00\x00\x3f",
     bytes(range(128)),
     (9).to_bytes(4, "little"),
+    b"bytes",
 ]
 
 
-def as_the_driver_reads(args: cuda.PackedArgs) -> list[bytes]:
+def as_the_driver_reads(args: packing.PackedArgs) -> list[bytes]:
     addresses = (ctypes.c_uint64 * len(args.kinds)).from_address(args.address)
     return [ctypes.string_at(address, len(raw)) for address, raw in zip(addresses, args.bytes_list(), strict=True)]
 
 
 def test_packed_arguments_are_what_the_driver_and_the_cpu_machine_read() -> None:
-    args = cuda.PackedArgs(KINDS, VALUES)
+    args = packing.PackedArgs(KINDS, VALUES)
     assert args.bytes_list() == RAW
     assert as_the_driver_reads(args) == RAW
 
 
 def test_packed_arguments_are_aligned() -> None:
-    args = cuda.PackedArgs(KINDS, VALUES)
+    args = packing.PackedArgs(KINDS, VALUES)
     addresses = (ctypes.c_uint64 * len(KINDS)).from_address(args.address)
     for address, kind, raw in zip(addresses, KINDS, RAW, strict=True):
-        assert address % (64 if kind == "tensormap" else len(raw)) == 0
+        assert address % (kind.align if isinstance(kind, packing.Bytes) else len(raw)) == 0
 
 
 def test_packed_arguments_change_in_place() -> None:
-    args = cuda.PackedArgs(("u32", "ptr", "u32"), (1, 2, 3))
+    args = packing.PackedArgs(("u32", "ptr", "u32"), (1, 2, 3))
     address = args.address
     args.set(1, 0x7000)
     args.update((4, 0x8000, 5))
@@ -119,17 +122,47 @@ def test_packed_arguments_change_in_place() -> None:
 
 
 def test_a_kernel_without_parameters() -> None:
-    assert cuda.PackedArgs((), ()).bytes_list() == []
+    assert packing.PackedArgs((), ()).bytes_list() == []
 
 
 @pytest.mark.parametrize(
     ("kind", "value"), [("u32", 2**32), ("u32", -1), ("i32", 2**31), ("u64", -1), ("f32", 1e39), ("ptr", 1.5)]
 )
-def test_values_that_do_not_fit_are_named(kind: cuda.ParamKind, value: float) -> None:
+def test_values_that_do_not_fit_are_named(kind: packing.ParamKind, value: float) -> None:
     with pytest.raises(ArgumentError, match=rf"^parameter 1: got .*; it must fit {kind}"):
-        cuda.PackedArgs(("ptr", kind), (0, value))
+        packing.PackedArgs(("ptr", kind), (0, value))
     with pytest.raises(ArgumentError, match=r"^parameters: got 1 values; the kernel takes 2"):
-        cuda.PackedArgs(("ptr", kind), (0,))
+        packing.PackedArgs(("ptr", kind), (0,))
+
+
+@pytest.mark.parametrize(("value", "got"), [(bytes(7), "7 bytes"), (bytes(9), "9 bytes"), (8, "8"), ("x" * 8, "'xxxx")])
+def test_packed_bytes_have_the_right_size(value: Any, got: str) -> None:
+    """Too few would reach the kernel with zeros behind them, too many would be cut."""
+    kinds = ("u32", packing.Bytes(8, 8))
+    with pytest.raises(ArgumentError, match=rf"^parameter 1: got {got}.*; it must be bytes, 8 of them; "):
+        packing.PackedArgs(kinds, (0, value))
+    with pytest.raises(ArgumentError, match=rf"^parameter 1: got {got}"):
+        packing.PackedArgs(kinds, (0, bytes(8))).set(1, value)
+
+
+@pytest.mark.parametrize(
+    ("kinds", "types"),
+    [
+        (("ptr", "u32"), "PI"),
+        (("u32", "ptr", "u32", "u32", "i64", "f32"), "IPIIqf"),
+        (("u32", "i32", "f32"), "Iif"),
+        (("u64", "i64", "u32"), "Qqi"),
+    ],
+)
+def test_structs_are_laid_out_as_c_does(kinds: tuple[packing.ParamKind, ...], types: str) -> None:
+    codes = {"P": ctypes.c_uint64, "I": ctypes.c_uint32, "i": ctypes.c_int32, "q": ctypes.c_int64, "Q": ctypes.c_uint64}
+    fields = [(f"f{i}", codes.get(t, ctypes.c_float)) for i, t in enumerate(types)]
+    native = type("Native", (ctypes.Structure,), {"_fields_": fields})
+    values = range(1, len(kinds) + 1)
+    found = packing.layout(kinds)
+    assert found.kind == (ctypes.sizeof(native), ctypes.alignment(native))
+    assert found.offsets == tuple(getattr(native, name).offset for name, _ in fields)
+    assert found.pack(list(values)) == bytes(native(*values))
 
 
 @dataclass(eq=False)
@@ -161,7 +194,7 @@ class StubDriver:
         grid: cuda.Dim3,
         block: cuda.Dim3,
         shared: int,
-        params: cuda.PackedArgs,
+        params: packing.PackedArgs,
         pdl: bool,
     ) -> cuda.Launch:
         def step(stream: int) -> None:
@@ -209,7 +242,7 @@ def test_shared_memory_above_48_kb_is_asked_for_at_load() -> None:
 def test_a_bound_launch_takes_only_the_stream() -> None:
     stub = StubDriver()
     kernel = cuda.function(b"cubin", "entry", 1024, on=stub)
-    args = cuda.PackedArgs(("u32",), (1,))
+    args = packing.PackedArgs(("u32",), (1,))
     step = kernel.bind((3, 2, 1), (128, 1, 1), args, pdl=True)
     step(0x55)
     args.set(0, 2)
@@ -255,7 +288,7 @@ def in_fake_cuda(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], st
 import ctypes
 import cuda.bindings.driver as api
 from kvgen.errors import DeviceError
-from kvgen.runtime import cuda
+from kvgen.runtime import cuda, packing
 driver = cuda.driver()
 fake = ctypes.CDLL("libcuda.so.1")
 fake.fake_log.restype = ctypes.c_char_p
@@ -277,7 +310,7 @@ def test_the_driver_launches_in_the_devices_context_and_leaves_the_callers(in_fa
     out = in_fake_cuda("""
 api.cuCtxSetCurrent(api.CUcontext(0x100))
 kernel = cuda.function(b"cubin", "entry", 100_000, device=1)
-args = cuda.PackedArgs(("ptr", "u32"), (0x7000, 7))
+args = packing.PackedArgs(("ptr", "u32"), (0x7000, 7))
 step = kernel.bind((4, 2, 1), (128, 1, 1), args, pdl=True)
 step(0x55)
 args.set(1, 8)
@@ -298,7 +331,7 @@ print(fake.fake_log().decode() + current())
 def test_a_launch_without_overlap_carries_no_attribute(in_fake_cuda: Callable[[str], str]) -> None:
     out = in_fake_cuda("""
 kernel = cuda.function(b"cubin", "entry")
-kernel.launch((1, 1, 1), (32, 1, 1), cuda.PackedArgs(("ptr", "u32"), (16, 1)), 0)
+kernel.launch((1, 1, 1), (32, 1, 1), packing.PackedArgs(("ptr", "u32"), (16, 1)), 0)
 print(fake.fake_log().decode() + current())
 """)
     assert out.splitlines()[-2:] == [
@@ -309,7 +342,7 @@ print(fake.fake_log().decode() + current())
 
 def test_refusals_of_the_driver_become_device_errors(in_fake_cuda: Callable[[str], str]) -> None:
     out = in_fake_cuda("""
-args = cuda.PackedArgs(("ptr", "u32"), (16, 1))
+args = packing.PackedArgs(("ptr", "u32"), (16, 1))
 kernel = cuda.function(b"cubin", "entry")
 for attempt in (
     lambda: cuda.function(b"wrong", "entry"),
@@ -387,7 +420,7 @@ def test_the_real_driver_launches() -> None:
     pointer = driver.allocate(4000, 0)
     try:
         driver.write(pointer, array("f", range(1000)).tobytes(), 0)
-        args = cuda.PackedArgs(("ptr", "u32", "f32"), (pointer, 1000, 2.0))
+        args = packing.PackedArgs(("ptr", "u32", "f32"), (pointer, 1000, 2.0))
         step = kernel.bind((8, 1, 1), (128, 1, 1), args, pdl=True)
         step(0)
         args.set(2, 0.5)

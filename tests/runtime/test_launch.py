@@ -40,8 +40,15 @@ def packed(kinds: str, *values: int) -> list[bytes]:
     return [struct.pack("<" + kind.replace("P", "Q"), value) for kind, value in zip(kinds, values, strict=True)]
 
 
-# Layer 1 of the pool above: K one layer in, V one kv further; page stride, pages, lengths, B, table, its stride and columns.
-LAYER_1 = ("PPqqIPIPqI", (POOL + 256, POOL + 256 + 512, 512, 512, 5, LENGTHS, 2, TABLE, 8, 3))
+def struct_of(kinds: str, *values: int) -> list[bytes]:
+    """The cache's struct; x stands for the four bytes that C leaves free before the next 8-byte field, or at the end."""
+    return [struct.pack("<" + kinds.replace("P", "Q").replace("x", "4x"), *values)]
+
+
+# Of the pool above: K, V, page strides, pages, lengths, B, table, its stride and columns.
+FIELDS = "PPqqIxPIxPqIx"
+# Layer 1: K one layer in, V one kv further.
+LAYER_1 = struct_of(FIELDS, POOL + 256, POOL + 256 + 512, 512, 512, 5, LENGTHS, 2, TABLE, 8, 3)
 
 
 def test_append(driver: NotingDriver) -> None:
@@ -51,7 +58,6 @@ def test_append(driver: NotingDriver) -> None:
     offsets = DeviceArray((3,), np.uint32, OFFSETS)
     errors = DeviceArray((1,), np.uint64, ERRORS)
     package("paged").append(paged_cache()[1], k, v, offsets, errors=errors, stream=0x55)
-    cache_kinds, cache_values = LAYER_1
     assert driver.launches == [
         {
             "entry": "paged_append",
@@ -61,7 +67,7 @@ def test_append(driver: NotingDriver) -> None:
             "shared": 0,
             "pdl": True,
             "stream": 0x55,
-            "params": packed(cache_kinds + "PPPqqIP", *cache_values, K_ROWS, V_ROWS, OFFSETS, 96, 32, rows, ERRORS),
+            "params": LAYER_1 + packed("PPPqqIP", K_ROWS, V_ROWS, OFFSETS, 96, 32, rows, ERRORS),
         }
     ]
     assert driver.loaded == [(b"append.cu (9, 0)", "paged_append", 0)]
@@ -70,12 +76,9 @@ def test_append(driver: NotingDriver) -> None:
 def test_gather_without_optional_arrays_passes_null(driver: NotingDriver) -> None:
     k, v = (DeviceArray((32, 2, 16), BF16, p) for p in (K_ROWS, V_ROWS))
     package("paged").gather(paged_cache()[1], DeviceArray((3,), np.uint32, OFFSETS), k, v)
-    cache_kinds, cache_values = LAYER_1
     (launch,) = driver.launches
     assert (launch["grid"], launch["block"], launch["stream"]) == ((1, 1, 1), (256, 1, 1), 0)
-    assert launch["params"] == packed(
-        cache_kinds + "PPPPqqIP", *cache_values, OFFSETS, K_ROWS, V_ROWS, 0, 32, 32, 32, 0
-    )
+    assert launch["params"] == LAYER_1 + packed("PPPPqqIP", OFFSETS, K_ROWS, V_ROWS, 0, 32, 32, 32, 0)
 
 
 def test_decode_and_its_planner(driver: NotingDriver) -> None:
@@ -85,13 +88,13 @@ def test_decode_and_its_planner(driver: NotingDriver) -> None:
     decode.plan(cache[0], workspace, stream=9)
     decode(cache[0], q, out, workspace, stream=9)
     plan, launch = driver.launches
-    layer_0 = (POOL, POOL + 512, 512, 512, 5, LENGTHS, 3, TABLE, 8, 3)
+    layer_0 = struct_of(FIELDS, POOL, POOL + 512, 512, 512, 5, LENGTHS, 3, TABLE, 8, 3)
     memory = workspace.view.pointer
     assert (plan["entry"], plan["grid"], plan["block"]) == ("paged_decode_wide_plan", (1, 1, 1), (256, 1, 1))
-    assert plan["params"] == packed("PPqqIPIPqIPI", *layer_0, memory, 5)
+    assert plan["params"] == layer_0 + packed("PI", memory, 5)
     assert (launch["entry"], launch["block"], launch["shared"]) == ("paged_decode_wide", (128, 1, 1), 0)
     assert launch["grid"] == (3 * 2 * 4, 1, 1), "a block for every row, kv head and split"
-    assert launch["params"] == packed("PPqqIPIPqIPPPPPqqIP", *layer_0, K_ROWS, OUT, 0, 0, memory, 64, 64, 5, 0)
+    assert launch["params"] == layer_0 + packed("PPPPPqqIP", K_ROWS, OUT, 0, 0, memory, 64, 64, 5, 0)
     assert plan["pdl"] and launch["pdl"] and plan["stream"] == launch["stream"] == 9
 
 
@@ -105,11 +108,9 @@ def test_layers_with_tensors_of_their_own(driver: NotingDriver) -> None:
     )
     k, v = DeviceArray((2, 2, 8), np.float32, K_ROWS), DeviceArray((2, 2, 4), np.float32, V_ROWS)
     apart.append_slots(cache[1], k, v, DeviceArray((2,), np.int64, OFFSETS))
-    assert driver.launches[0]["params"] == packed(
-        "PPqqIPIPqIPPPqqIP",
-        *(POOL + (1 << 16), OUT + (1 << 16), 64, 32, 5, LENGTHS, 2, TABLE, 3, 3),
-        *(K_ROWS, V_ROWS, OFFSETS, 16, 8, 2, 0),
-    )
+    layer_1 = struct_of(FIELDS, POOL + (1 << 16), OUT + (1 << 16), 64, 32, 5, LENGTHS, 2, TABLE, 3, 3)
+    rows = packed("PPPqqIP", K_ROWS, V_ROWS, OFFSETS, 16, 8, 2, 0)
+    assert driver.launches[0]["params"] == layer_1 + rows
 
 
 def test_a_block_of_a_continuous_cache_is_a_page(driver: NotingDriver) -> None:
@@ -121,8 +122,8 @@ def test_a_block_of_a_continuous_cache_is_a_page(driver: NotingDriver) -> None:
     )
     k, v = (DeviceArray((2, 1, 8), np.float16, p) for p in (K_ROWS, V_ROWS))
     blocks.append(cache[0], k, v, DeviceArray((3,), np.uint32, OFFSETS))
-    params = driver.launches[0]["params"]
-    assert params[-9:-7] == packed("qI", 1, 1), "one page a request, tables packed"
+    struct = driver.launches[0]["params"][0]
+    assert struct[-16:] == b"".join(packed("qII", 1, 1, 0)), "one page a request, tables packed"
 
 
 def test_the_second_gpu(driver: NotingDriver) -> None:
@@ -185,7 +186,14 @@ def test_kernels_overlap_where_they_can_wait(
 
 
 def test_more_than_32_bits_count(driver: NotingDriver) -> None:
-    """Refused before anything is launched, by the argument's name."""
+    """Refused before anything is launched, by the argument's name; what the cache's struct holds when it is made."""
+    table = {"lengths": DeviceArray((2,), np.uint32, LENGTHS), "page_table": DeviceArray((2, 3), np.uint32, TABLE)}
+    rule = r"= 4294967296; kernels count it in 32 bits; pass less than 2\^32"
+    with pytest.raises(ArgumentError, match=rf"^pool: got pages {rule}"):
+        package("paged").Cache(DeviceArray((2**32, 2, 2, 4, 2, 16), BF16, POOL), **table)
+    table["page_table"] = DeviceArray((2, 2**32), np.uint32, TABLE)
+    with pytest.raises(ArgumentError, match=rf"^page_table: got M {rule}"):
+        package("paged").Cache(DeviceArray((5, 2, 2, 4, 2, 16), BF16, POOL), **table)
     module, cache, offsets = package("paged"), paged_cache(), DeviceArray((3,), np.uint32, OFFSETS)
     k, v = (DeviceArray((2**32, 2, 16), BF16, p) for p in (K_ROWS, V_ROWS))
     with pytest.raises(

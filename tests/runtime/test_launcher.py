@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 
 from kvgen.errors import ArgumentError, DeviceError
-from kvgen.runtime.cpu import Machine, machine
+from kvgen.runtime.cpu import Machine, Memory, machine
 from kvgen.runtime.workspace import Workspace
 from tests.runtime.calls import Call, Change, argument, frozen, pool, refused, shifted, with_strides
 from tests.runtime.launching import BF16, DeviceArray, NotingDriver, package, u32, zeros
@@ -305,6 +306,30 @@ def test_an_empty_request_changes_nothing_of_its_own() -> None:
     stored = call.pools["pool"].astype(np.float32)
     assert (stored[2, 0, 1, 3] == 1).all() and (stored[2, 1, 1, 3] == 2).all()
     assert stored.sum() == 2 * 16 * 3, "one token, and nothing for the request without rows"
+
+
+@pytest.mark.parametrize("op", ["append", "gather", "decode", "plan"])
+def test_what_a_launch_may_touch(op: str) -> None:
+    """The cache's pool and tables by name, then the call's own; the pool is append's alone to write."""
+    seen: dict[str, bool] = {}
+
+    def watch(entry: str, memory: Sequence[Memory]) -> Callable[[], None]:
+        seen.update({m.name: m.writes for m in memory})
+        return lambda: None
+
+    call = Call("paged", "decode" if op == "plan" else op)
+    with machine(mode="check", watch=watch):
+        if op == "plan":
+            call.set.decode.plan(call.cache()[0], call.arguments["workspace"])
+        else:
+            call.run()
+    own = {
+        "append": {"k": False, "v": False, "row_offsets": False},
+        "gather": {"row_offsets": False, "k_out": True, "v_out": True},
+        "decode": {"q": False, "out": True, "workspace": True},
+        "plan": {"workspace": True},
+    }
+    assert seen == {"pool": op == "append", "lengths": False, "page_table": False, **own[op]}
 
 
 def test_the_machine_runs_what_the_set_is_generated_for() -> None:

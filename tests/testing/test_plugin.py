@@ -134,7 +134,7 @@ def test_a_fault_past_a_buffer_names_it(pytester: pytest.Pytester) -> None:
     result = run(
         pytester, "\ndef test(kvgen_check):\n    _, cache, out = case(60)\n    kvgen_check(past, cache, out)\n"
     )
-    result.stdout.fnmatch_lines(["E*global_out_of_bounds*past.cu:6*"])
+    result.stdout.fnmatch_lines(["E*global_out_of_bounds*past.cu:7*"])
 
 
 def test_schedules_that_disagree(pytester: pytest.Pytester) -> None:

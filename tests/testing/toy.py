@@ -7,7 +7,7 @@ from pathlib import Path
 PACKAGE = """
 from kvgen.runtime import Array, BaseCache, Kernel, Launcher, Module, Pool, Scalar, Tensor
 
-_MODULE = Module("toy", __file__, arch=("sm_80", "sm_90a"), abi=1)
+_MODULE = Module("toy", __file__, arch=("sm_80", "sm_90a"), abi=2)
 
 
 class Cache(BaseCache):
@@ -17,7 +17,7 @@ class Cache(BaseCache):
         Tensor("pool", "f32", ("k",), axes=("page", "layer", "token", "dim"), shape=("pages", "layers", 4, 32),
                strides=(None, None, 32, 1), align=4),
     )
-    TABLES = (Array("lengths", "u32", ("B",), cache=True),)
+    FIELDS = (Pool("k"), Scalar("batch", "u32", "B"), Array("lengths", "u32", ("B",)))
 
     def __init__(self, pool, *, lengths):
         super().__init__((pool,), (lengths,))
@@ -34,8 +34,8 @@ class _Launcher(Launcher):
 def _operation(name):
     kernel = Kernel(
         _MODULE, f"{name}.cu", f"toy_{name}",
-        params=(Pool("k_pool", writes=True), Array("out", "u32", ("T", 2), access="out", strided=True), Scalar("n", "u32", "T")),
-        grid=lambda d: (1, 1, 1), threads=64, shared=0,
+        params=(Array("out", "u32", ("T", 2), access="out", strided=True), Scalar("n", "u32", "T")),
+        grid=lambda d: (1, 1, 1), threads=64, shared=0, writes=True,
     )
     return type(name, (_Launcher,), {"KERNEL": kernel})()
 
@@ -44,7 +44,7 @@ fill, racy, past, ticket = (_operation(name) for name in ("fill", "racy", "past"
 """
 
 KERNELS = {
-    "fill": "if (i == 0) pool[0] += 1.0f; if (i < n) out[2 * i] = i, out[2 * i + 1] = 7;",
+    "fill": "if (i == 0) cache.k[0] += 1.0f; if (i < n) out[2 * i] = i, out[2 * i + 1] = 7;",
     "racy": """
   __shared__ unsigned s[64];
   s[i] = i;
@@ -59,6 +59,8 @@ KERNELS = {
   if (i < n) out[2 * i] = 0, out[2 * i + 1] = mine;""",
 }
 
+CACHE = "struct Cache { float* k; unsigned batch; const unsigned* lengths; };\n"
+
 # Launchers let a kernel start while the one before it still runs.
 WAIT = """#if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
@@ -72,5 +74,6 @@ def write_package(folder: Path) -> None:
     home.mkdir()
     (home / "__init__.py").write_text(PACKAGE)
     for name, body in KERNELS.items():
-        head = f'extern "C" __global__ void toy_{name}(float* pool, unsigned* out, unsigned n) {{\n'
+        parameters = "const __grid_constant__ Cache cache, unsigned* out, unsigned n"
+        head = f'{CACHE}extern "C" __global__ void toy_{name}({parameters}) {{\n'
         (home / f"{name}.cu").write_text(f"{head}  const unsigned i = threadIdx.x;\n{WAIT}  {body}\n}}\n")
