@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     import numpy
 
 DTypeName = Literal[
-    "f32", "f16", "bf16", "e4m3", "e5m2", "e2m1", "i4", "i8", "u8", "i32", "u32", "i64", "u64"
+    "f32", "f16", "bf16", "e4m3", "e5m2", "e2m1", "i4", "u4", "i8", "u8", "i32", "u32", "i64", "u64"
 ]  # fmt: skip
 FloatName = Literal["f32", "f16", "bf16"]
 
@@ -20,14 +20,24 @@ FloatName = Literal["f32", "f16", "bf16"]
 class DType:
     """One element type.
 
-    `bits` is the storage width (4 for packed types), `c` its name in the generated CUDA (see device/types.cuh),
-    `numpy_name` its name in NumPy or ml_dtypes.
+    `bits` is the storage width (4 for packed types), `c` the name in the generated CUDA of what memory is made of
+    (device/elements.cuh; a pair for packed types), `numpy_name` its name in NumPy or ml_dtypes.
     """
 
     name: DTypeName
     bits: int
     c: str
     numpy_name: str
+
+    @property
+    def packed(self) -> bool:
+        """Whether two elements share a byte, element 2i in its low half; arrays then hold u8."""
+        return self.bits == 4
+
+    @property
+    def held_as(self) -> str:
+        """The name of the dtype an array of such elements has."""
+        return "u8" if self.packed else self.name
 
     @property
     def bytes(self) -> int:
@@ -40,7 +50,7 @@ class DType:
         """The NumPy dtype; the narrow floats come from ml_dtypes."""
         import numpy as np
 
-        if self.name in ("bf16", "e4m3", "e5m2", "e2m1", "i4"):
+        if self.name in ("bf16", "e4m3", "e5m2", "e2m1", "i4", "u4"):
             import ml_dtypes
 
             narrow: numpy.dtype[Any] = np.dtype(getattr(ml_dtypes, self.numpy_name))
@@ -57,8 +67,9 @@ DTYPES: Final[dict[str, DType]] = {
         DType("bf16", 16, "bf16", "bfloat16"),
         DType("e4m3", 8, "e4m3", "float8_e4m3fn"),
         DType("e5m2", 8, "e5m2", "float8_e5m2"),
-        DType("e2m1", 4, "e2m1", "float4_e2m1fn"),
-        DType("i4", 4, "i4", "int4"),
+        DType("e2m1", 4, "e2m1x2", "float4_e2m1fn"),
+        DType("i4", 4, "i4x2", "int4"),
+        DType("u4", 4, "u4x2", "uint4"),
         DType("i8", 8, "int8_t", "int8"),
         DType("u8", 8, "uint8_t", "uint8"),
         DType("i32", 32, "int32_t", "int32"),

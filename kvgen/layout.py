@@ -117,7 +117,8 @@ class Region:
     """A typed part of a page: K, V, or both along a `kv` axis.
 
     `extents` holds kv (2), token, head and dim; token may be None where its extent is a run-time matter (continuous
-    caches), page and layer are never in it. `byte_offset` is the region's start inside its page.
+    caches), page and layer are never in it. `byte_offset` is the region's start inside its page; `pitch` is how many of
+    its elements the innermost axis takes in memory where the region is a part of wider rows (0: just its extent).
     """
 
     role: Role
@@ -126,6 +127,7 @@ class Region:
     extents: tuple[tuple[str, int | None], ...]
     byte_offset: int = 0
     swizzle: Swizzle | None = None
+    pitch: int = 0
 
     def __post_init__(self) -> None:
         extents, text = dict(self.extents), self.text
@@ -180,7 +182,7 @@ class Region:
         product: int | None = 1
         for axis in reversed(self.axes):
             strides.append(product)
-            whole = extents.get(axis.name)
+            whole = self.pitch if self.pitch and len(strides) == 1 else extents.get(axis.name)
             product = None if product is None or whole is None else product * axis.extent(whole)
         return tuple(reversed(strides))
 

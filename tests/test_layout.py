@@ -280,3 +280,63 @@ def test_a_swizzled_page_that_ends_inside_a_block_would_leave_it() -> None:
     """48 elements, blocks of 32: element 40 would move past the page's end."""
     with pytest.raises(SpecError, match=r"they must be a multiple of 2\^\(base \+ bits\) = 32"):
         swizzled("page kv token head dim", 3, 2, 8, Swizzle(2, 3, 2))
+
+
+# --- parts of wider rows --------------------------------------------------------------------------------------------------
+
+
+def part(element: str, dim: int, start: int, row: int, text: str = "page kv token head dim") -> Region:
+    """`dim` elements from byte `start` on of rows of `row` bytes."""
+    kind = dtype(element)
+    extents = (("kv", 1), ("token", 6), ("head", 2), ("dim", dim))
+    return Region("k", kind, parse_axes(text), extents, byte_offset=start, pitch=row * 8 // kind.bits)
+
+
+ROW = (("e4m3", 24, 0), ("f32", 3, 24), ("bf16", 5, 36), ("i4", 12, 46))  # 52 bytes
+
+
+@pytest.mark.parametrize(
+    "text", ["page kv token head dim", "page head token/2 kv token%2 dim", "page token%3 head token/3 dim"]
+)
+def test_parts_of_a_row_lie_beside_each_other(text: str) -> None:
+    """Every byte of every row belongs to exactly one element of one part (to two of 4 bits)."""
+    owners = np.zeros(6 * 2 * 52 * 2, np.int64)
+    for element, dim, start in ROW:
+        region = part(element, dim, start, 52, text)
+        env: dict[str, Any] = dict(zip(("token", "head", "dim"), np.indices((6, 2, dim)), strict=True))
+        byte, bit = (np.broadcast_to(evaluate(e, env), (6, 2, dim)) for e in region.byte_of(region.offset()))
+        row = (byte - start) // 52
+        assert (row == row[..., :1]).all(), "a row's part leaves the row"
+        np.testing.assert_array_equal((byte * 8 + bit - 8 * (row * 52 + start)), env["dim"] * region.dtype.bits)
+        for nibble in range(region.dtype.bits // 4):
+            np.add.at(owners, 2 * byte + bit // 4 + nibble, 1)
+    assert (owners == 1).all()
+
+
+def test_a_part_of_a_row_has_the_rows_strides() -> None:
+    region = part("bf16", 64, 528, 656)
+    assert region.strides == (6 * 2 * 328, 6 * 2 * 328, 656, 328, 1)
+    assert region.fixed_strides == (None, None, 656, 328, 1)
+    assert region.shape == ("pages", 1, 6, 2, 64)
+    assert region.span == 5 * 656 + 328 + 64
+    assert region.run == 64
+    plain = Region("k", region.dtype, region.axes, region.extents)
+    assert plain.strides == (768, 768, 128, 64, 1)
+
+
+@pytest.mark.parametrize(
+    ("element", "dim", "start", "row", "width"),
+    [
+        ("e4m3", 512, 0, 656, 16),  # 656 = 41 * 16
+        ("f32", 4, 512, 656, 4),
+        ("bf16", 64, 528, 656, 8),
+        ("bf16", 64, 512, 640, 8),
+        ("e4m3", 512, 0, 648, 8),  # rows of 648 bytes are aligned to 8 only
+        ("bf16", 64, 520, 648, 4),
+        ("bf16", 64, 514, 642, 1),
+        ("i4", 32, 0, 20, 8),
+        ("i4", 32, 0, 17, 2),
+    ],
+)
+def test_vectors_in_a_part_of_a_row(element: str, dim: int, start: int, row: int, width: int) -> None:
+    assert part(element, dim, start, row).vector == width

@@ -7,33 +7,35 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from kvgen.dtypes import FloatName, dtype
-from kvgen.layout import Region, Swizzle, parse_axes
+from kvgen.dtypes import FloatName
+from kvgen.dtypes import dtype as element
+from kvgen.layout import INNER, Region, parse_axes
 from kvgen.spec.base import Spec
+from kvgen.spec.checks import check_layout
+from kvgen.spec.quant import Block, Quant
+from kvgen.spec.regions import storage_of
+from kvgen.spec.storage import Storage
 from kvgen.spec.table import CSR, Dense, IndexName, Indirect, PerKV, Ring, Table
 
 HeadDim = Annotated[int, Field(ge=1, le=1024)]
-
-
-class Block(Spec):
-    """Which elements share a scale: extents along token, head and dim; None means the whole axis."""
-
-    token: int | None = Field(default=1, ge=1)
-    head: int | None = Field(default=1, ge=1)
-    dim: int | None = Field(default=None, ge=1)
 
 
 class Layout(Spec):
     """The axes of the pool's tensors, slowest first.
 
     Either `kv`, one tensor for both (with a `kv` axis, or without one where a per-K/V table tells the pages apart), or
-    `k` and `v`, a tensor each. `layers="pointers"` says that every layer has tensors of its own, as in vLLM and SGLang;
-    the axes then have no `layer`. `swizzle` permutes the elements inside a page.
+    `k` and `v`, a tensor each; `rope` puts the RoPE part of latent rows in a tensor of its own (FlashInfer). `scales` are
+    the axes of tensors of scales, by default those of the values without dim's split; `v_scales` are V's where they
+    differ (TensorRT-LLM), and give V's scales a tensor of their own. `layers="pointers"` says that every layer has tensors
+    of its own, as in vLLM and SGLang; the axes then have no `layer`. `swizzle` permutes the elements inside a page.
     """
 
     kv: str | None = None
     k: str | None = None
     v: str | None = None
+    rope: str | None = None
+    scales: str | None = None
+    v_scales: str | None = None
     layers: Literal["axis", "pointers"] = "axis"
     swizzle: tuple[int, int, int] | None = None
 
@@ -43,7 +45,7 @@ class Layout(Spec):
             raise ValueError("layout: give either kv='...' (one tensor) or k='...' (with v='...' unless stores='k')")
         if self.kv is not None and self.v is not None:
             raise ValueError("layout: v stands beside kv; one tensor holds both, or k and v have one each")
-        for text in filter(None, (self.kv, self.k, self.v)):
+        for text in filter(None, (self.kv, self.k, self.v, self.rope, self.scales, self.v_scales)):
             names = [a.name for a in parse_axes(text)]
             if ("layer" in names) == (self.layers == "pointers"):
                 raise ValueError(
@@ -61,8 +63,9 @@ DEFAULT_LAYOUT = "page kv layer token head dim"
 class Cache(Spec):
     """Fields every variant has.
 
-    `lengths` says what the lengths tensor counts: the tokens "before" this step (MAX) or "after" it (vLLM, FlashInfer),
-    the step's new tokens included. `stores="k"` keeps one row a token and no V (latent rows).
+    `dtype` is what operations take and give; `quant` says how values are stored, `k_quant` and `v_quant` where K and V
+    differ. `lengths` says what the lengths tensor counts: the tokens "before" this step (MAX) or "after" it (vLLM,
+    FlashInfer), the step's new tokens included. `stores="k"` keeps one row a token and no V.
     """
 
     dtype: FloatName
@@ -73,6 +76,9 @@ class Cache(Spec):
     lengths: Literal["before", "after"] = "before"
     lengths_dtype: IndexName = "u32"
     stores: Literal["kv", "k"] = "kv"
+    quant: Quant | None = None
+    k_quant: Quant | None = None
+    v_quant: Quant | None = None
 
     @field_validator("layout", mode="before")
     @classmethod
@@ -94,27 +100,44 @@ class Cache(Spec):
         """Head dim of V."""
         return self.v_head_dim or self.head_dim
 
-    @cached_property
+    @property
+    def roles(self) -> tuple[Literal["k", "v"], ...]:
+        """What a token has: K and V, or K only."""
+        return ("k",) if self.stores == "k" else ("k", "v")
+
+    @property
+    def quants(self) -> dict[str, Quant | None]:
+        """How each role is quantized; None: stored in `dtype`."""
+        found: dict[str, Quant | None] = {"k": self.k_quant or self.quant}
+        if self.stores == "kv":
+            found["v"] = self.v_quant or self.quant
+        return found
+
+    @property
+    def rope_part(self) -> int:
+        """Dims of a K row that are its RoPE part, the last ones; 0 where a row has no such part."""
+        return 0
+
+    @property
+    def plain_dims(self) -> int:
+        """Dims of a K row, the last ones, that quantization leaves in `dtype`."""
+        return 0
+
+    @property
+    def byte_rows(self) -> bool:
+        """Whether a token's row mixes element types, so that the pool is one of bytes."""
+        return False
+
+    @property
     def regions(self) -> tuple[Region, ...]:
-        """The tensors: (kv,), (k, v) or (k,)."""
-        swizzle = Swizzle(*self.layout.swizzle) if self.layout.swizzle else None
+        """The regions of values, one a tensor: (K and V,), (K, V), (K,) ..."""
+        found = {self.storage.base(s.base).tensor: s.region for s in reversed(self.storage.segments)}
+        return tuple(found[t.name] for t in self.storage.tensors if t.name in found)
 
-        def region(role: Literal["k", "v", "kv"], text: str, dim: int) -> Region:
-            extents = (
-                ("kv", 1 if self.stores == "k" else 2),
-                ("token", self.page_tokens),
-                ("head", self.kv_heads),
-                ("dim", dim),
-            )
-            return Region(role, dtype(self.dtype), parse_axes(text), extents, swizzle=swizzle)
-
-        if self.layout.kv is not None:
-            return (region("k" if self.stores == "k" else "kv", self.layout.kv, self.head_dim),)
-        assert self.layout.k is not None
-        keys = region("k", self.layout.k, self.head_dim)
-        if self.layout.v is None:
-            return (keys,)
-        return (keys, region("v", self.layout.v, self.v_dim))
+    @cached_property
+    def storage(self) -> Storage:
+        """The tensors, page pointers and segments; operations read the cache through nothing else."""
+        return storage_of(self)
 
     @model_validator(mode="after")
     def _consistent(self) -> Cache:
@@ -136,8 +159,103 @@ class Cache(Spec):
                 )
         if self.stores == "k" and isinstance(self.page_table, PerKV):
             raise ValueError("table: got PerKV for a cache without V; use Dense, CSR, Indirect or Ring")
-        _ = self.regions
+        self._check_quant()
+        check_layout(self)
+        _ = self.storage
         return self
+
+    def _check_quant(self) -> None:
+        """What quantization asks of the cache around it."""
+        for name, given in (("k_quant", self.k_quant), ("v_quant", self.v_quant)):
+            if given is not None and self.quant is not None:
+                raise ValueError(
+                    f"{name}: got a value beside quant, which is for both; give quant, or k_quant and v_quant"
+                )
+        if self.v_quant is not None and self.stores == "k":
+            raise ValueError("v_quant: got a value for a cache that stores K only; use quant")
+        for role, quant in self.quants.items():
+            if quant is not None:
+                self._check_one(role, quant)
+        quants = [q for q in self.quants.values() if q is not None]
+        widths = {(q.codes.bits if q else element(self.dtype).bits) for q in self.quants.values()}
+        if self.layout.kv is not None and len(widths) > 1:
+            k, v = (q.codes.name if q else self.dtype for q in self.quants.values())
+            raise ValueError(
+                f"{self._quant_field()}: got K as {k} and V as {v} in one tensor, whose elements have one width; give them "
+                "one each with Layout(k='...', v='...')"
+            )
+        kinds = {(q.codes.name if q else self.dtype) for q in self.quants.values()}
+        if self.layout.kv is not None and len(kinds) > 1 and not all(element(k).bits == 8 for k in kinds):
+            raise ValueError(
+                f"{self._quant_field()}: K and V share a tensor as {' and '.join(sorted(kinds))}; give them one each with "
+                "Layout(k='...', v='...')"
+            )
+        places = {q.place for q in quants if q.computed}
+        if "page" in places:
+            self._check_page_bytes(places)
+
+    def _quant_field(self, role: str = "") -> str:
+        """The field that says how a role is quantized, or the first that says how any is."""
+        role = role or ("k" if self.k_quant is not None else "v")
+        return "quant" if self.quant is not None else f"{role}_quant"
+
+    def _check_one(self, role: str, quant: Quant) -> None:
+        heads, dims, field = quant.block.head, quant.block.dim, self._quant_field(role)
+        whole = self.v_dim if role == "v" else self.head_dim - self.plain_dims
+        if quant.place == "row" and not self.byte_rows:
+            raise ValueError(
+                f"{field}: got place='row', which is for latent rows of bytes (Latent with a RoPE part in the row); use "
+                "'pool' or 'page'"
+            )
+        if quant.scale_dtype is None:
+            return
+        if heads is not None and self.kv_heads % heads:
+            raise ValueError(
+                f"{field}: got block.head={heads} with kv_heads={self.kv_heads}; blocks of heads divide them"
+            )
+        if dims is not None and dims > whole:
+            raise ValueError(
+                f"{field}: got block.dim={dims} for rows of {whole}; a block lies within a row's quantized dims"
+            )
+        if (heads or self.kv_heads) != 1 and dims is not None and dims < whole:
+            raise ValueError(
+                f"{field}: got block.head={heads} and block.dim={dims}; a block is part of one head, or whole rows of several"
+            )
+        if quant.own_table and not isinstance(self.page_table, Dense):
+            raise ValueError(
+                f"{field}: got own_table=True with table={type(self.page_table).__name__}(); a second table goes with Dense"
+            )
+        if quant.residual is not None and role == "v":
+            raise ValueError(
+                f"v_quant: got residual={quant.residual}; V is quantized per token; give residual to K only, with k_quant"
+            )
+        if quant.residual is not None and (self.page_tokens is None or self.page_tokens % quant.residual):
+            raise ValueError(
+                f"{field}: got residual={quant.residual} with pages of {self.page_tokens} tokens; a sealed group lies in one "
+                "page, so residual divides it"
+            )
+        if quant.order == "swizzled":
+            groups = -(-whole // (dims or whole))
+            if self.page_tokens is None or self.page_tokens % 128 or groups % 4 or quant.block.token != 1 or heads != 1:
+                raise ValueError(
+                    f"{field}: got order='swizzled' with pages of {self.page_tokens} tokens and {groups} scales a row; tiles "
+                    "are 128 tokens x 4 scales: page_size a multiple of 128, scales a row of 4, per token and head"
+                )
+
+    def _check_page_bytes(self, places: set[Literal["pool", "page", "row"]]) -> None:
+        names = [a.name for a in parse_axes(self.layout.kv or "page")]
+        if len(places) > 1 or self.layout.kv is None or self.page_tokens is None or isinstance(self.page_table, PerKV):
+            raise ValueError(
+                f"{self._quant_field()}: got place='page' with table={type(self.page_table).__name__}(), pages of "
+                f"{self.page_tokens} tokens and scales in {' and '.join(sorted(places))}; a page of bytes is the values, then "
+                "the scales, of both: one tensor (layout kv='...'), a known page size, one page id for K and V, the same place"
+            )
+        inner = [n for n in names if n in INNER]
+        if names[len(names) - len(inner) :] != inner or self.layout.swizzle:
+            raise ValueError(
+                f"layout: got {self.layout.kv!r} with place='page'; token, head and dim come last, so that a page's bytes "
+                "are neighbours, and nothing is swizzled"
+            )
 
 
 class Paged(Cache):
@@ -187,6 +305,63 @@ class Continuous(Cache):
         return Dense(dtype=self.table_dtype)
 
 
+class Latent(Paged):
+    """Latent rows (MLA): `latent_dim` shared dims, then `rope_dim` RoPE dims; one head, one tensor, V is not stored.
+
+    Unquantized: rows of 576 in `dtype`. With `quant` the latent part is stored as codes and the RoPE part stays in
+    `dtype` behind it, in rows of bytes: 512 fp8 + 64 bf16 = 640 bytes; with `place="row"` the scales stand between
+    (DeepSeek's 656-byte rows: 512 fp8 | 4 f32 | 64 bf16). `quant_rope` quantizes the whole row instead. Attention reads
+    V as the first `latent_dim` dims of K.
+    """
+
+    kv_heads: Literal[1] = 1
+    latent_dim: int = Field(default=512, ge=1, le=1024)
+    rope_dim: int = Field(default=64, ge=0, le=1024)
+    head_dim: HeadDim = 0
+    stores: Literal["k"] = "k"
+    quant_rope: bool = False
+
+    def model_post_init(self, context: Any) -> None:
+        """A row is both parts."""
+        if not self.head_dim:
+            object.__setattr__(self, "head_dim", self.latent_dim + self.rope_dim)
+
+    @model_validator(mode="after")
+    def _rows(self) -> Latent:
+        if self.head_dim != self.latent_dim + self.rope_dim:
+            raise ValueError(
+                f"head_dim: got {self.head_dim} with latent_dim={self.latent_dim} and rope_dim={self.rope_dim}; a row is "
+                "both; leave head_dim out"
+            )
+        if self.head_dim > 1024:
+            raise ValueError(
+                f"latent_dim: got {self.latent_dim} with rope_dim={self.rope_dim}; a row is both, at most 1024 dims"
+            )
+        if self.quant_rope and (self.layout.rope is not None or self.quants["k"] is None):
+            raise ValueError(
+                "quant_rope: got True, which stores the RoPE part as codes in the latent's row; it takes a quant, and no "
+                "layout.rope"
+            )
+        if self.storage.residual:
+            raise ValueError(
+                f"quant: got residual={self.storage.residual} for latent rows, whose dims are mixtures and no channels; leave it "
+                "out"
+            )
+        return self
+
+    @property
+    def rope_part(self) -> int:
+        return self.rope_dim
+
+    @property
+    def plain_dims(self) -> int:
+        return self.rope_dim if self.quants["k"] is not None and not self.quant_rope else 0
+
+    @property
+    def byte_rows(self) -> bool:
+        return self.plain_dims > 0 and self.layout.rope is None
+
+
 CacheSpec = Paged | Continuous
 
-__all__ = ["Block", "CacheSpec", "Continuous", "Layout", "Paged", "Ring"]
+__all__ = ["Block", "Cache", "CacheSpec", "Continuous", "Latent", "Layout", "Paged", "Quant", "Ring"]

@@ -24,9 +24,14 @@ class PageTable(Spec):
 
 
 class Dense(PageTable):
-    """`page_table[batch, max_pages]`: MAX, vLLM, FlashMLA, FlashAttention."""
+    """`page_table[batch, max_pages]`: MAX, vLLM, FlashMLA, FlashAttention.
+
+    `align` promises that every row begins at a multiple of so many entries (checked when bound): the accessor's
+    `populate` then reads that many at once.
+    """
 
     kind: Literal["dense"] = "dense"
+    align: Literal[1, 2, 4, 8] = 1
 
 
 class CSR(PageTable):

@@ -1,207 +1,229 @@
-"""Every preset's element addresses against a formula written from the engine's own convention."""
+"""Every preset's addresses against a formula written from the engine's own convention, over drawn sizes."""
 
 from __future__ import annotations
 
 import inspect
-import math
+import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from kvgen.dtypes import dtype
 from kvgen.expr import evaluate
 from kvgen.spec import presets
-from kvgen.spec.cache import Continuous, Paged
+from kvgen.spec.quant import Quant
+from kvgen.spec.storage import PoolTensor, Segment
 from kvgen.spec.table import CSR, Dense, Indirect, PerKV
+from tests.spec.engines import ENGINES, Engine, Ints, Sizes
 
-Ints = NDArray[np.int64]
-# Pages, layers, tokens a page, heads, head dim: all different, so that a swapped pair of axes shows.
-N, L, P, H, D = 5, 2, 4, 3, 16
-SIZE = {"kv_heads": H, "head_dim": D, "page_size": P}
-
-
-@dataclass(frozen=True)
-class Engine:
-    """An engine's memory, written down by hand.
-
-    `view(kv, layer)` is the tensor that a user passes for K (kv = 0) or V of a layer: dimensions in the order of the
-    spec's axes, elements numbered by their place in the engine's buffer. `place(kv, layer, page, token, head, dim)` is
-    the engine's own formula for that place. `pages` counts the page ids that the formula knows.
-    """
-
-    cache: Paged | Continuous
-    view: Callable[[int, int], Ints]
-    place: Callable[[int, int, Ints, Ints, Ints, Ints], Ints]
-    pages: int = N
-    roles: int = 2
-
-
-def buffer(*shape: int) -> Ints:
-    return np.arange(math.prod(shape), dtype=np.int64).reshape(shape)
-
-
-def trt_view(layer: int) -> Ints:
-    block = H * P * D
-    return buffer(N * L * 2 * block)[2 * layer * block :].reshape(-1, H, P, D)
-
-
-ENGINES: dict[str, Engine] = {
-    # kv_blocks[page, kv, layer, token, head, dim], row-major.
-    "max_paged": Engine(
-        presets.max_paged(dtype="bf16", **SIZE),
-        lambda kv, layer: buffer(N, 2, L, P, H, D),
-        lambda kv, layer, p, t, h, d: p * (2 * L * P * H * D) + (kv * L + layer) * P * H * D + t * H * D + h * D + d,
-    ),
-    # blocks[lut[b], kv, layer, token, head, dim]: element = lut * stride0 + tok * H * D + h * D + d in the layer's view.
-    "max_continuous": Engine(
-        presets.max_continuous(dtype="bf16", kv_heads=H, head_dim=D, max_tokens=P),
-        lambda kv, layer: buffer(N, 2, L, P, H, D),
-        lambda kv, layer, p, t, h, d: p * (2 * L * P * H * D) + (kv * L + layer) * P * H * D + t * H * D + h * D + d,
-    ),
-    # key_cache, value_cache = kv_cache.unbind(0); key_cache[block, offset, head, dim].
-    "vllm": Engine(
-        presets.vllm(dtype="bf16", **SIZE),
-        lambda kv, layer: buffer(2, N, P, H, D),
-        lambda kv, layer, p, t, h, d: kv * N * P * H * D + p * P * H * D + t * H * D + h * D + d,
-    ),
-    # The same logical tensor, allocated as [2, blocks, heads, block_size, dim] and permuted for the user.
-    "vllm_hnd": Engine(
-        presets.vllm_hnd(dtype="bf16", **SIZE),
-        lambda kv, layer: buffer(2, N, H, P, D).transpose(0, 1, 3, 2, 4).transpose(0, 1, 3, 2, 4),
-        lambda kv, layer, p, t, h, d: kv * N * H * P * D + p * H * P * D + h * P * D + t * D + d,
-    ),
-    "vllm_interleaved": Engine(
-        presets.vllm_interleaved(dtype="bf16", **SIZE),
-        lambda kv, layer: buffer(N, 2, P, H, D),
-        lambda kv, layer, p, t, h, d: p * 2 * P * H * D + kv * P * H * D + t * H * D + h * D + d,
-    ),
-    # Memory [blocks, block_size, heads, 2 * dim]: a head's K is the first half of its row, V the second.
-    "vllm_packed": Engine(
-        presets.vllm_packed(dtype="bf16", **SIZE),
-        lambda kv, layer: buffer(N, P, H, 2 * D).transpose(0, 2, 1, 3).transpose(0, 2, 1, 3).reshape(N, P, H, 2, D),
-        lambda kv, layer, p, t, h, d: p * P * H * 2 * D + t * H * 2 * D + h * 2 * D + kv * D + d,
-    ),
-    # reshape_and_cache: key_cache[block, head, dim / x, offset, dim % x] with x = 8; value_cache[block, head, dim, offset].
-    "vllm_xpacked": Engine(
-        presets.vllm_xpacked(dtype="f16", **SIZE),
-        lambda kv, layer: buffer(N, H, D, P) if kv else buffer(N, H, D // 8, P, 8),
-        lambda kv, layer, p, t, h, d: p * H * D * P + h * D * P + (d * P + t if kv else d // 8 * P * 8 + t * 8 + d % 8),
-    ),
-    # paged_kv_t::get_elem_offset with its strides for NHD; V begins one page body after K in the single tensor.
-    "flashinfer_nhd": Engine(
-        presets.flashinfer_nhd(dtype="bf16", **SIZE),
-        lambda kv, layer: buffer(N, 2, P, H, D),
-        lambda kv, layer, p, t, h, d: kv * (P * H * D) + p * (2 * P * H * D) + h * D + t * (H * D) + d,
-    ),
-    "flashinfer_hnd": Engine(
-        presets.flashinfer_hnd(dtype="bf16", **SIZE),
-        lambda kv, layer: buffer(N, 2, H, P, D),
-        lambda kv, layer, p, t, h, d: kv * (P * H * D) + p * (2 * P * H * D) + h * (P * D) + t * D + d,
-    ),
-    # Offsets count K or V blocks of one layer: block * L * 2 + kv, from the layer's own start. Here `page` is that offset.
-    "tensorrt_llm": Engine(
-        presets.tensorrt_llm(dtype="bf16", **SIZE),
-        lambda kv, layer: trt_view(layer),
-        lambda kv, layer, p, t, h, d: 2 * layer * H * P * D + p * H * P * D + h * P * D + t * D + d,
-        pages=(N - 1) * L * 2 + 2,
-    ),
-    # k_buffer[layer][slot, head, dim], and a v_buffer of the same shape.
-    "sglang": Engine(
-        presets.sglang(dtype="bf16", kv_heads=H, head_dim=D),
-        lambda kv, layer: buffer(N, H, D)[:, None],
-        lambda kv, layer, p, t, h, d: p * H * D + h * D + d,
-    ),
-    # k_cache[block, offset, 0, dim]: rows of 576.
-    "flashmla": Engine(
-        presets.flashmla(),
-        lambda kv, layer: buffer(N, 64, 1, 576),
-        lambda kv, layer, p, t, h, d: p * 64 * 576 + t * 576 + d,
-        roles=1,
-    ),
-    # k_cache[page, offset, head, dim], v_cache[page, offset, head, dim_v] with a dim_v of its own.
-    "flash_attention": Engine(
-        presets.flash_attention(dtype="bf16", v_head_dim=8, **SIZE),
-        lambda kv, layer: buffer(N, P, H, 8 if kv else D),
-        lambda kv, layer, p, t, h, d: ((p * P + t) * H + h) * (8 if kv else D) + d,
-    ),
-}
+SOME = Sizes(n=3, layers=2, p=8, h=3, d=64)
 
 
 def functions() -> dict[str, Callable[..., Any]]:
-    found = inspect.getmembers(presets, inspect.isfunction)
-    return {n: f for n, f in found if f.__module__ == presets.__name__ and not n.startswith("_")}
+    return {name: getattr(presets, name) for name in presets.__all__}
 
 
 def test_every_preset_has_an_engine_here() -> None:
-    assert set(functions()) == set(ENGINES)
+    assert set(functions()) == set(ENGINES) - {"flashinfer_nvfp4_swizzled", "vllm_xpacked_fp8"}
+    found = {n for n, f in inspect.getmembers(presets, inspect.isfunction) if not n.startswith("_")}
+    assert found == set(presets.__all__)
+
+
+def steps(view: Ints, axes: tuple[str, ...]) -> dict[str, int]:
+    """Bytes from one entry to the next along the first dimension of each axis."""
+    found: dict[str, int] = {}
+    for i, axis in enumerate(axes):
+        if axis not in found:
+            found[axis] = int(np.take(view, 1, i).flat[0] - view.flat[0]) if view.shape[i] > 1 else 0
+    return found
+
+
+def checked(view: Ints, tensor: PoolTensor) -> Ints:
+    """The view, if kvgen would take it: its shape, and the strides that are compiled in."""
+    itemsize = dtype(tensor.dtypes[0]).bits // 8
+    assert view.ndim == len(tensor.axes)
+    for i, (want, stride) in enumerate(zip(tensor.shape, tensor.strides, strict=True)):
+        assert isinstance(want, str) or want == view.shape[i], tensor.axes[i]
+        if stride is not None and view.shape[i] > 1:
+            assert np.take(view, 1, i).flat[0] - view.flat[0] == stride * itemsize, tensor.axes[i]
+    return view
+
+
+def start(engine: Engine, base_name: str, layer: int, page: Ints) -> Ints:
+    """Where kvgen finds these pages of a layer: the view's own strides, and the base's place along kv."""
+    storage = engine.cache.storage
+    base = storage.base(base_name)
+    tensor = storage.tensor(base.tensor)
+    view = checked(engine.view(base.tensor, layer), tensor)
+    step = steps(view, tensor.axes)
+    return np.asarray(view.flat[0] + page * step["page"] + layer * step.get("layer", 0) + base.kv * step.get("kv", 0))
+
+
+def check_segment(engine: Engine, kv: int, segment: Segment, layer: int, rng: np.random.Generator) -> None:
+    cache, count, bits = engine.cache, 64, segment.region.dtype.bits
+    tokens = cache.page_tokens
+    assert tokens is not None
+    pages = engine.pages or engine.view(cache.storage.base(segment.base).tensor, 0).shape[page_axis(engine, segment)]
+    page, token, head, dim = (rng.integers(0, n, count) for n in (pages, tokens, cache.kv_heads, segment.size))
+    env = {"token": token, "head": head, "dim": dim}
+    byte, bit = (evaluate(e, env) for e in segment.region.byte_of(segment.region.offset()))
+    place = start(engine, segment.base, layer, page) + byte
+    want = engine.value(kv, layer, page, token, head, segment.begin + dim)
+    np.testing.assert_array_equal(2 * place + bit // 4 if engine.bits == 4 and bits == 4 else place, want)
+    if segment.scales is None or segment.scales.region is None:
+        return
+    assert engine.scale is not None
+    scales, names = segment.scales, segment.region.index_vars()
+    assert scales.region is not None
+    inside = evaluate(scales.offset(names["token"], names["head"], names["dim"]), env)
+    place = start(engine, scales.base, layer, page) + scales.region.byte_offset + inside * scales.dtype.bytes
+    np.testing.assert_array_equal(place, engine.scale(kv, layer, page, token, head, segment.begin + dim))
+
+
+def page_axis(engine: Engine, segment: Segment) -> int:
+    storage = engine.cache.storage
+    return storage.tensor(storage.base(segment.base).tensor).axes.index("page")
 
 
 @pytest.mark.parametrize("name", sorted(ENGINES))
 def test_addresses_are_the_engines_own(name: str) -> None:
-    engine = ENGINES[name]
-    cache = engine.cache
-    tokens = cache.page_tokens
-    assert tokens is not None
-    for kv in range(engine.roles):
-        region = cache.regions[min(kv, len(cache.regions) - 1)]
-        dims = cache.v_dim if kv else cache.head_dim
-        axes = [a.name for a in region.axes]
-        for layer in range(L):
-            view = engine.view(kv, layer)
-            assert view.ndim == len(axes)
-            for want, got in zip(region.shape, view.shape, strict=True):
-                assert isinstance(want, str) or want == got
-            steps = {a: s // view.itemsize for a, s in zip(axes, view.strides, strict=True)}
-            page, token, head, dim = np.indices((engine.pages, tokens, cache.kv_heads, dims))
-            inside = evaluate(region.offset(), {"token": token, "head": head, "dim": dim})
-            start = int(view[(0,) * view.ndim])
-            place = start + page * steps["page"] + inside
-            if "kv" in steps:
-                place = place + kv * steps["kv"]
-            if "layer" in steps:
-                place = place + layer * steps["layer"]
-            want_place = engine.place(kv, layer, page, token, head, dim)
-            np.testing.assert_array_equal(place, np.broadcast_to(want_place, place.shape))
+    @given(
+        sizes=st.builds(
+            Sizes,
+            n=st.integers(2, 4),
+            layers=st.integers(1, 3),
+            p=st.sampled_from([4, 8, 16]),
+            h=st.integers(1, 4),
+            d=st.sampled_from([64, 128, 192]),
+        ),
+        seed=st.integers(0, 99),
+    )
+    @settings(derandomize=True, deadline=None, max_examples=12)
+    def drawn(sizes: Sizes, seed: int) -> None:
+        engine, rng = ENGINES[name](sizes), np.random.default_rng(seed)
+        for kv, segments in enumerate(engine.cache.storage.roles.values()):
+            for segment in segments:
+                for layer in range(sizes.layers):
+                    check_segment(engine, kv, segment, layer, rng)
+
+    drawn()
 
 
 @pytest.mark.parametrize("name", sorted(ENGINES))
 def test_a_tensor_per_layer_unless_it_has_a_layer_axis(name: str) -> None:
-    cache = ENGINES[name].cache
-    for region in cache.regions:
-        assert ("layer" in {a.name for a in region.axes}) == (cache.layout.layers == "axis")
-    assert (cache.layout.layers == "axis") == name.startswith("max_")
+    cache = ENGINES[name](SOME).cache
+    named = {b.tensor for b in cache.storage.bases}
+    for tensor in (t for t in cache.storage.tensors if t.name in named):
+        assert ("layer" in tensor.axes) == (cache.layout.layers == "axis")
+    assert (cache.layout.layers == "axis") == name.startswith(("max_", "kivi"))
 
 
-@pytest.mark.parametrize(
-    ("name", "table", "index", "lengths", "lengths_dtype"),
-    [
-        ("max_paged", Dense, "u32", "before", "u32"),
-        ("max_continuous", Dense, "u32", "before", "u32"),
-        ("vllm", Dense, "i32", "after", "i32"),
-        ("vllm_hnd", Dense, "i32", "after", "i32"),
-        ("vllm_interleaved", Dense, "i32", "after", "i32"),
-        ("vllm_packed", Dense, "i32", "after", "i32"),
-        ("vllm_xpacked", Dense, "i32", "after", "i32"),
-        ("flashinfer_nhd", CSR, "i32", "after", "i32"),
-        ("flashinfer_hnd", CSR, "i32", "after", "i32"),
-        ("tensorrt_llm", PerKV, "i32", "after", "i32"),
-        ("sglang", Indirect, "i32", "after", "i64"),
-        ("flashmla", Dense, "i32", "after", "i32"),
-        ("flash_attention", Dense, "i32", "before", "i32"),
-    ],
-)
-def test_tables_and_lengths(name: str, table: type, index: str, lengths: str, lengths_dtype: str) -> None:
-    cache = ENGINES[name].cache
+TABLES = {
+    "max_": (Dense, "u32", "before", "u32"),
+    "kivi": (Dense, "u32", "before", "u32"),
+    "vllm": (Dense, "i32", "after", "i32"),
+    "flashinfer": (CSR, "i32", "after", "i32"),
+    "tensorrt": (PerKV, "i32", "after", "i32"),
+    "sglang": (Indirect, "i32", "after", "i64"),
+    "sglang_indexer": (Dense, "i32", "after", "i64"),
+    "flashmla": (Dense, "i32", "after", "i32"),
+    "flash_attention": (Dense, "i32", "before", "i32"),
+    "lmdeploy": (Dense, "i32", "after", "i32"),
+}
+
+
+@pytest.mark.parametrize("name", sorted(ENGINES))
+def test_tables_and_lengths(name: str) -> None:
+    cache = ENGINES[name](SOME).cache
+    table, index, lengths, lengths_dtype = TABLES[max((n for n in TABLES if name.startswith(n)), key=len)]
     assert type(cache.page_table) is table
     assert (cache.page_table.dtype, cache.lengths, cache.lengths_dtype) == (index, lengths, lengths_dtype)
     assert cache.page_table.id_multiplier == 1
     if isinstance(cache.page_table, CSR):
-        assert cache.page_table.last_page_len
+        assert cache.page_table.last_page_len == (name != "flashinfer_mla")
     if isinstance(cache.page_table, Indirect):
         assert cache.page_table.request_dtype == "i64"
+
+
+# codes, scale dtype, scale, recipe, place
+GIVEN = ("f32", "given", "amax", "pool")
+QUANTS: dict[str, tuple[str, ...]] = {
+    "flashinfer_nhd": ("e4m3", *GIVEN),
+    "flashinfer_nvfp4": ("e2m1", "e4m3", "computed", "global", "pool"),
+    "flashmla_fp8": ("e4m3", "f32", "computed", "pow2", "row"),
+    "lmdeploy_int4": ("u4", "f16", "computed", "amax", "pool"),
+    "lmdeploy_int8": ("u8", "f16", "computed", "amax", "pool"),
+    "max_indexer": ("e4m3", "f32", "computed", "amax", "pool"),
+    "max_mla_fp8": ("e4m3", "f32", "computed", "amax", "pool"),
+    "max_nvfp4": ("e2m1", "e4m3", "computed", "max", "pool"),
+    "max_paged_fp8": ("e4m3", "None", "computed", "amax", "pool"),
+    "max_paged_scaled": ("e4m3", "f32", "computed", "amax", "pool"),
+    "sglang": ("e4m3", *GIVEN),
+    "sglang_indexer": ("e4m3", "f32", "computed", "pow2", "page"),
+    "sglang_mla_fp8": ("e4m3", "f32", "computed", "amax", "row"),
+    "tensorrt_llm": ("i8", *GIVEN),
+    "tensorrt_llm_nvfp4": ("e2m1", "e4m3", "computed", "global", "pool"),
+    "vllm_hnd": ("e5m2", *GIVEN),
+    "vllm_indexer": ("e4m3", "f32", "computed", "pow2", "page"),
+    "vllm_interleaved": ("e4m3", *GIVEN),
+    "vllm_mla": ("e4m3", *GIVEN),
+    "vllm_mla_fp8": ("e4m3", "f32", "computed", "amax", "row"),
+    "vllm_nvfp4": ("e2m1", "e4m3", "computed", "global", "pool"),
+    "vllm_xpacked_fp8": ("e4m3", *GIVEN),
+}
+PLAIN = {
+    "flash_attention",
+    "flashinfer_hnd",
+    "flashinfer_mla",
+    "flashmla",
+    "max_continuous",
+    "max_mla",
+    "max_paged",
+    "sglang_mla",
+    "vllm",
+    "vllm_packed",
+    "vllm_xpacked",
+}
+
+
+def named(quant: Quant) -> tuple[str, ...]:
+    return (quant.codes.name, str(quant.scale_dtype), quant.scale, quant.recipe, quant.place)
+
+
+@pytest.mark.parametrize("name", sorted(set(ENGINES) - {"kivi", "flashinfer_nvfp4_swizzled"}))
+def test_quantizations(name: str) -> None:
+    cache = ENGINES[name](SOME).cache
+    for quant in cache.quants.values():
+        assert (quant is None) == (name in PLAIN)
+        if quant is not None:
+            assert named(quant) == QUANTS[name]
+    for role, segments in cache.storage.roles.items():
+        scales = segments[0].scales
+        if scales is not None and scales.array:
+            assert (scales.array, scales.heads, scales.groups) == (f"{role}_scale", 1, 1)
+        assert segments[0].global_scale == (f"{role}_global_scale" if "nvfp4" in name and "max" not in name else "")
+
+
+def test_kivi_quantizes_keys_per_channel_and_values_per_token() -> None:
+    cache = presets.kivi(dtype="f16", kv_heads=2, head_dim=64, group_size=32, page_size=64)
+    keys, values = cache.quants["k"], cache.quants["v"]
+    assert keys is not None
+    assert values is not None
+    assert (keys.codes.name, keys.residual, keys.block.token, keys.block.dim) == ("u4", 32, 32, 1)
+    assert (values.codes.name, values.residual, values.block.token, values.block.dim) == ("u4", None, 1, 32)
+    assert cache.storage.tensor("k_tail").shape == ("layers", "B", 32, 2, 64)
+
+
+def test_latent_rows_keep_their_rope_part_in_the_models_dtype() -> None:
+    for make in (presets.max_mla_fp8, presets.vllm_mla_fp8, presets.flashmla_fp8, presets.sglang_mla_fp8):
+        latent, rope = make().storage.roles["k"]
+        assert (latent.size, latent.region.dtype.name, rope.size, rope.region.dtype.name) == (512, "e4m3", 64, "bf16")
+    for cache in (presets.vllm_mla(kv_cache_dtype="fp8_e4m3"), presets.sglang_mla(fp8=True)):
+        assert [(s.size, s.region.dtype.name) for s in cache.storage.roles["k"]] == [(576, "e4m3")]
 
 
 def test_signatures_are_keyword_only_and_documented() -> None:
@@ -210,11 +232,12 @@ def test_signatures_are_keyword_only_and_documented() -> None:
         assert kinds == {inspect.Parameter.KEYWORD_ONLY}, name
         doc = inspect.getdoc(function) or ""
         assert "strides" in doc, name
+        assert re.search(r"Source:|\bas\s`|its Python tests", doc), name
 
 
-def test_x_is_16_bytes_in_every_dtype() -> None:
-    for dtype, x in (("f32", 4), ("f16", 8), ("bf16", 8)):
-        cache = presets.vllm_xpacked(dtype=dtype, kv_heads=1, head_dim=64)  # type: ignore[arg-type]
+def test_x_is_16_bytes_of_what_the_cache_stores() -> None:
+    for element, stored, x in (("f32", "auto", 4), ("f16", "auto", 8), ("bf16", "auto", 8), ("bf16", "fp8_e5m2", 16)):
+        cache = presets.vllm_xpacked(dtype=element, kv_heads=1, head_dim=64, kv_cache_dtype=stored)  # type: ignore[arg-type]
         assert cache.layout.k == f"page head dim/{x} token dim%{x}"
 
 

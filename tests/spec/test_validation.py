@@ -115,7 +115,7 @@ CASES: list[tuple[Callable[..., object], dict[str, Any], str]] = [
         paged,
         {"max_tokens": 4},
         "Paged.max_tokens: unknown field; Paged has dtype, kv_heads, head_dim, v_head_dim, layout, lengths, "
-        "lengths_dtype, stores, page_size, table",
+        "lengths_dtype, stores, quant, k_quant, v_quant, page_size, table",
     ),
     (Paged, {"dtype": "bf16", "kv_heads": 1, "head_dim": 8}, "Paged.page_size: missing; this field has no default"),
     (
@@ -198,7 +198,7 @@ CASES: list[tuple[Callable[..., object], dict[str, Any], str]] = [
         continuous,
         {"page_size": 16},
         "Continuous.page_size: unknown field; Continuous has dtype, kv_heads, head_dim, v_head_dim, layout, lengths, "
-        "lengths_dtype, stores, max_tokens, table_dtype",
+        "lengths_dtype, stores, quant, k_quant, v_quant, max_tokens, table_dtype",
     ),
     (
         continuous,
@@ -253,7 +253,7 @@ CASES: list[tuple[Callable[..., object], dict[str, Any], str]] = [
         {"cache": paged(layout="page layer head token dim", table=PerKV()), "ops": [ops.Append(rows="slots")]},
         "rows: got 'slots' with table=PerKV(), where K and V lie in different pages; use 'ragged'",
     ),
-    (kernel_set, {"cache": 5}, "KernelSet.cache: got 5; input should be a valid dictionary or instance of Paged"),
+    (kernel_set, {"cache": 5}, "KernelSet.cache: got 5; input should be a valid dictionary or instance of Cache"),
     (
         kernel_set,
         {"kv_heads": 8},

@@ -1,0 +1,76 @@
+"""Other engines' caches as specs: one function an engine's layout, named after it.
+
+Each returns a cache whose axes, page table, lengths and quantization are that engine's, so that kvgen's kernels run on the
+engine's own memory. In the shapes below, N is the number of pages (or blocks), L of layers, P of tokens a page, H of kv
+heads and D the head dim; strides are in elements of a packed pool (in bytes where a row or page is one of bytes). Page, K/V
+and layer strides are read from the tensors at run time: padded pages, several layers in a page, and K and V as two views
+of one buffer all work without another preset.
+
+fp8 and int8 caches with a scale a tensor (`kv_cache_dtype`) take it as a device array f32 `[1, 1]` a layer, `k_scale` and
+`v_scale`, by which codes are multiplied when they are read.
+"""
+
+from __future__ import annotations
+
+from kvgen.spec.presets.flash import flash_attention, flashmla, flashmla_fp8
+from kvgen.spec.presets.flashinfer import flashinfer_hnd, flashinfer_mla, flashinfer_nhd, flashinfer_nvfp4
+from kvgen.spec.presets.integer import kivi, lmdeploy_int4, lmdeploy_int8
+from kvgen.spec.presets.modular import (
+    max_continuous,
+    max_indexer,
+    max_mla,
+    max_mla_fp8,
+    max_nvfp4,
+    max_paged,
+    max_paged_fp8,
+    max_paged_scaled,
+)
+from kvgen.spec.presets.sglang import sglang, sglang_indexer, sglang_mla, sglang_mla_fp8
+from kvgen.spec.presets.tensorrt_llm import tensorrt_llm, tensorrt_llm_nvfp4
+from kvgen.spec.presets.vllm import (
+    vllm,
+    vllm_hnd,
+    vllm_indexer,
+    vllm_interleaved,
+    vllm_mla,
+    vllm_mla_fp8,
+    vllm_nvfp4,
+    vllm_packed,
+    vllm_xpacked,
+)
+
+__all__ = [
+    "flash_attention",
+    "flashinfer_hnd",
+    "flashinfer_mla",
+    "flashinfer_nhd",
+    "flashinfer_nvfp4",
+    "flashmla",
+    "flashmla_fp8",
+    "kivi",
+    "lmdeploy_int4",
+    "lmdeploy_int8",
+    "max_continuous",
+    "max_indexer",
+    "max_mla",
+    "max_mla_fp8",
+    "max_nvfp4",
+    "max_paged",
+    "max_paged_fp8",
+    "max_paged_scaled",
+    "sglang",
+    "sglang_indexer",
+    "sglang_mla",
+    "sglang_mla_fp8",
+    "tensorrt_llm",
+    "tensorrt_llm_nvfp4",
+    "vllm",
+    "vllm_hnd",
+    "vllm_indexer",
+    "vllm_interleaved",
+    "vllm_mla",
+    "vllm_mla_fp8",
+    "vllm_nvfp4",
+    "vllm_packed",
+    "vllm_xpacked",
+]

@@ -1,0 +1,76 @@
+"""FlashMLA and FlashAttention."""
+
+from __future__ import annotations
+
+from kvgen.dtypes import FloatName
+from kvgen.spec.cache import Latent, Layout, Paged
+from kvgen.spec.quant import Block, Quant
+from kvgen.spec.table import Dense
+
+ROWS = Layout(k="page token head dim", layers="pointers")
+
+
+def flashmla(*, dtype: FloatName = "bf16", latent_dim: int = 512, rope_dim: int = 64, page_size: int = 64) -> Latent:
+    """FlashMLA's dense decode (2026): latent rows of 576 in pages of 64, K only.
+
+    A tensor per layer, `[N, 64, 1, 576]`: strides `(64*576, 576, 576, 1)`; V is the row's first 512 elements. Table:
+    `block_table` i32 `[B, max_blocks]`. Lengths: `cache_seqlens` i32, this step included. Source:
+    flash_mla/flash_mla_interface.py, flash_mla_with_kvcache; csrc/api/dense_decode.h (a page holds 64 tokens).
+    """
+    return Latent(
+        dtype=dtype,
+        latent_dim=latent_dim,
+        rope_dim=rope_dim,
+        page_size=page_size,
+        layout=ROWS,
+        table=Dense(dtype="i32"),
+        lengths="after",
+        lengths_dtype="i32",
+    )
+
+
+def flashmla_fp8(
+    *, dtype: FloatName = "bf16", latent_dim: int = 512, rope_dim: int = 64, page_size: int = 64
+) -> Latent:
+    """FlashMLA's fp8 rows for sparse decode (2025-09, as of 2026-04): 656 bytes a token, scales powers of two.
+
+    A tensor per layer, u8 `[N, P, 1, 656]`: strides in bytes `(P*656, 656, 656, 1)`. A row: 512 e4m3 | 4 f32 scales, one
+    per 128 | 64 bf16. Table and lengths as `flashmla`; its sparse kernel takes token indices `block * P + offset` instead.
+    FlashMLA's own quantizer keeps amax / 448 at 1e-4 or more, so it never writes a scale below 2^-13; readers do not care.
+    Source: flash_mla/flash_mla_interface.py, flash_mla_with_kvcache; csrc/api/sparse_decode.h; tests/quant.py,
+    V32_FP8Sparse. (Its MODEL1 pages, 576-byte rows then ue8m0 scales, have no preset: kvgen has no ue8m0.)
+    """
+    return Latent(
+        dtype=dtype,
+        latent_dim=latent_dim,
+        rope_dim=rope_dim,
+        page_size=page_size,
+        layout=ROWS,
+        table=Dense(dtype="i32"),
+        lengths="after",
+        lengths_dtype="i32",
+        quant=Quant(dtype="e4m3", scale_dtype="f32", block=Block(dim=128), recipe="pow2", place="row"),
+    )
+
+
+def flash_attention(
+    *, dtype: FloatName, kv_heads: int, head_dim: int, v_head_dim: int | None = None, page_size: int = 256
+) -> Paged:
+    """FlashAttention's flash_attn_with_kvcache with a page table (2 and 3): K and V in tensors of their own.
+
+    Two tensors per layer, K `[N, P, H, D]` and V `[N, P, H, Dv]` (3 only: Dv != D), strides `(P*H*D, H*D, D, 1)`.
+    FlashAttention 2 wants a `page_size` that is a multiple of 256, 3 takes any. Table: `page_table` (2:
+    `block_table`) i32 `[B, max_blocks]`. Lengths: `cache_seqlens` i32, tokens before this step, which is what the
+    function takes where it also appends k and v. Source: hopper/flash_attn_interface.py and
+    flash_attn/flash_attn_interface.py.
+    """
+    return Paged(
+        dtype=dtype,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        v_head_dim=v_head_dim,
+        page_size=page_size,
+        layout=Layout(k="page token head dim", v="page token head dim", layers="pointers"),
+        table=Dense(dtype="i32"),
+        lengths_dtype="i32",
+    )

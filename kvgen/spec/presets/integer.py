@@ -1,0 +1,81 @@
+"""Integer codes with zero points: lmdeploy's online int8 and int4, and KIVI."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from kvgen.spec.cache import Layout, Paged
+from kvgen.spec.quant import Block, Quant
+from kvgen.spec.table import Dense
+
+
+def lmdeploy_int8(*, dtype: Literal["f16", "bf16"], kv_heads: int, head_dim: int, page_size: int = 64) -> Paged:
+    """lmdeploy's PyTorch engine with quant_policy 8 (2026-08): u8 codes, a scale and a zero point per token and head.
+
+    Four tensors per layer: K and V u8 `[N, P, H, D]`, and scales `[N, P, H, 2]` (scale, zero point) in the model's dtype;
+    in a block each begins at a multiple of 256 bytes: strides `(block bytes, H*D, D, 1)` and, in scales,
+    `(block bytes / 2, 2*H, 2, 1)`. Table: `block_offsets` `[B, max_blocks]`, lengths: `kv_seqlens`, this step included; both
+    as i32. kvgen reads what lmdeploy wrote, as (code - zero) * scale, and lmdeploy what kvgen wrote, but the
+    writers differ: lmdeploy rounds x / scale + zero half up, with the unrounded scale, and a row of equal values gives it
+    a scale of 0 and a zero point of NaN or infinity. Its TurboMind engine stores (scale, minimum) instead: no preset.
+    Source: lmdeploy/pytorch/engine/cache_engine.py, get_k_cache_desc, get_quant_cache_descs and allocate_caches;
+    lmdeploy/pytorch/kernels/cuda/fill_kv_cache.py, _quant_int8; flatten_kv_cache.py.
+    """
+    return _lmdeploy(dtype, kv_heads, head_dim, page_size, "i8")
+
+
+def lmdeploy_int4(*, dtype: Literal["f16", "bf16"], kv_heads: int, head_dim: int, page_size: int = 64) -> Paged:
+    """The shapes of lmdeploy's PyTorch engine with quant_policy 4 (2026-08); NOT byte compatible with it.
+
+    K and V u8 `[N, P, H, D/2]`, strides `(block bytes, H*D/2, D/2, 1)`; scales `[N, P, H, 2]` as `lmdeploy_int8`.
+    lmdeploy's byte i holds elements i and i + D/2 of a row, kvgen's 2i and 2i + 1: use this for memory of the same size
+    that kvgen alone writes and reads. Source: as `lmdeploy_int8`, _quant_int4 and _dequant_int4.
+    """
+    return _lmdeploy(dtype, kv_heads, head_dim, page_size, "i4")
+
+
+def kivi(
+    *,
+    dtype: Literal["f16", "bf16"],
+    kv_heads: int,
+    head_dim: int,
+    group_size: int = 32,
+    page_size: int = 128,
+) -> Paged:
+    """KIVI's quantization with 4 bits (arXiv 2402.02750) in pages: K per channel in groups of tokens, V per token.
+
+    One tensor for all layers of each, row-major with strides as their shapes say: K and V u8 `[N, L, P, H, D/2]`,
+    `k_scales` `[N', L, P/g, H, 2*D]` and `v_scales` `[N', L, P, H, 2*D/g]` (scale, zero point) in `dtype`, g =
+    `group_size`; `k_tail` `[L, B, g, H, D]`. The newest K tokens, fewer than g, wait in `k_tail` for `ops.Seal()`. Table
+    and lengths are MAX's. NOT byte compatible with KIVI's tensors, which have no pages, pack 8 codes of neighbouring
+    tokens (K) or dims (V) into an int32, store minima for zero points, keep the newest V in full precision as well, and
+    let the residual be several groups long. Source: quant/new_pack.py, quant_and_pack_kcache and quant_and_pack_vcache;
+    models/llama_kivi.py (2025-11).
+    """
+    axes = "page layer token head dim"
+    keys = Block(token=group_size, head=1, dim=1)
+    return Paged(
+        dtype=dtype,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        page_size=page_size,
+        layout=Layout(k=axes, v=axes),
+        k_quant=Quant(dtype="i4", scale_dtype=dtype, block=keys, zero=True, residual=group_size),
+        v_quant=Quant(dtype="i4", scale_dtype=dtype, block=Block(dim=group_size), zero=True),
+    )
+
+
+def _lmdeploy(
+    dtype: Literal["f16", "bf16"], kv_heads: int, head_dim: int, page_size: int, codes: Literal["i8", "i4"]
+) -> Paged:
+    return Paged(
+        dtype=dtype,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        page_size=page_size,
+        layout=Layout(k="page token head dim", v="page token head dim", layers="pointers"),
+        table=Dense(dtype="i32"),
+        lengths="after",
+        lengths_dtype="i32",
+        quant=Quant(dtype=codes, scale_dtype=dtype, zero=True),
+    )

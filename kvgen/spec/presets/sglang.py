@@ -1,0 +1,94 @@
+"""SGLang."""
+
+from __future__ import annotations
+
+from kvgen.dtypes import FloatName
+from kvgen.spec.cache import Latent, Layout, Paged
+from kvgen.spec.presets.stored import KVCacheDType, per_tensor
+from kvgen.spec.quant import Block, Quant
+from kvgen.spec.table import Dense, Indirect
+
+SLOTS = Indirect(dtype="i32", request_dtype="i64")
+
+
+def sglang(*, dtype: FloatName, kv_heads: int, head_dim: int, kv_cache_dtype: KVCacheDType = "auto") -> Paged:
+    """SGLang's MHATokenToKVPool (2025): a slot a token, found through `req_to_token`.
+
+    Two tensors per layer, K and V `[slots, H, D]`, strides `(H*D, D, 1)`; slot 0 takes the writes of padded tokens.
+    The spec's tensors have a token axis of extent 1: pass `buffer.unsqueeze(1)`. Table: `req_to_token` i32
+    `[requests, max_context]`, read at row `req_pool_indices` i64 `[B]`. Lengths: `seq_lens` i64, this step included.
+    fp8 (buffers are u8): codes are x / scale, cast; pass the layer's `k_scale` and `v_scale`, or 1.0, as `[1, 1]`; torch's
+    cast does not saturate, kvgen's does. Source: python/sglang/srt/mem_cache/memory_pool.py, ReqToTokenPool and
+    MHATokenToKVPool._create_buffers and set_kv_buffer; ScheduleBatch, whose prepare_for_extend makes the last two.
+    """
+    return Paged(
+        dtype=dtype,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        page_size=1,
+        layout=Layout(k="page token head dim", v="page token head dim", layers="pointers"),
+        table=SLOTS,
+        lengths="after",
+        lengths_dtype="i64",
+        quant=per_tensor(kv_cache_dtype),
+    )
+
+
+def sglang_mla(*, dtype: FloatName = "bf16", latent_dim: int = 512, rope_dim: int = 64, fp8: bool = False) -> Latent:
+    """SGLang's MLATokenToKVPool (2025 and 2026): latent rows, a slot a token, K only.
+
+    A tensor per layer, `[slots, 1, 576]`: strides `(576, 576, 1)`; pass `buffer.unsqueeze(1)`. Slot 0, table and lengths
+    as `sglang`. `fp8`: rows of e4m3 (u8 buffers), cast without a scale, RoPE part included; torch's cast does not saturate,
+    kvgen's does. Source: python/sglang/srt/mem_cache/memory_pool.py, MLATokenToKVPool, set_kv_buffer and
+    set_mla_kv_buffer.
+    """
+    return _slots(dtype, latent_dim, rope_dim, Quant(dtype="e4m3") if fp8 else None, quant_rope=fp8)
+
+
+def sglang_mla_fp8(*, dtype: FloatName = "bf16", latent_dim: int = 512, rope_dim: int = 64) -> Latent:
+    """SGLang's fp8 rows for sparse attention (its NSA backend, 2025 and 2026): 656 bytes a slot, scales amax / 448.
+
+    A tensor per layer, u8 `[slots, 1, 656]`: strides in bytes `(656, 656, 1)`; pass `buffer.unsqueeze(1)`. A row: 512
+    e4m3 | 4 f32 scales, one per 128 | 64 bf16. Slot 0, table and lengths as `sglang`. An all-zero block becomes NaN in
+    SGLang, 0 here. Source: python/sglang/srt/layers/attention/nsa/quant_k_cache.py, _quantize_k_cache_slow;
+    NSATokenToKVPool, kv_cache_dim.
+    """
+    quant = Quant(dtype="e4m3", scale_dtype="f32", block=Block(dim=128), place="row")
+    return _slots(dtype, latent_dim, rope_dim, quant, quant_rope=False)
+
+
+def sglang_indexer(*, dtype: FloatName = "bf16", head_dim: int = 128, page_size: int = 64) -> Paged:
+    """SGLang's K cache of DeepSeek-V3.2's indexer (NSATokenToKVPool, 2026): a page is its codes, then its scales. K only.
+
+    A tensor per layer, `index_k_with_scale_buffer` u8 `[N, P*128 + P*4]` with P = 64: strides in bytes `(P*132, 1)`. A
+    page: P*128 e4m3 | P f32. Table: page ids i32 `[B, max_pages]`, which SGLang derives from `req_to_token` (slot / 64).
+    Lengths as `sglang`. kvgen writes scales as powers of two, as DeepSeek's models ask. Source:
+    python/sglang/srt/mem_cache/memory_pool.py, NSATokenToKVPool.
+    """
+    return Paged(
+        dtype=dtype,
+        kv_heads=1,
+        head_dim=head_dim,
+        page_size=page_size,
+        layout=Layout(kv="page token head dim", layers="pointers"),
+        table=Dense(dtype="i32"),
+        lengths="after",
+        lengths_dtype="i64",
+        stores="k",
+        quant=Quant(dtype="e4m3", scale_dtype="f32", block=Block(dim=min(128, head_dim)), recipe="pow2", place="page"),
+    )
+
+
+def _slots(dtype: FloatName, latent_dim: int, rope_dim: int, quant: Quant | None, *, quant_rope: bool) -> Latent:
+    return Latent(
+        dtype=dtype,
+        latent_dim=latent_dim,
+        rope_dim=rope_dim,
+        page_size=1,
+        layout=Layout(k="page token head dim", layers="pointers"),
+        table=SLOTS,
+        lengths="after",
+        lengths_dtype="i64",
+        quant=quant,
+        quant_rope=quant_rope,
+    )

@@ -1,0 +1,236 @@
+"""vLLM."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from kvgen.dtypes import FloatName
+from kvgen.dtypes import dtype as element
+from kvgen.spec.cache import Latent, Layout, Paged
+from kvgen.spec.presets.stored import KVCacheDType, nvfp4, per_tensor
+from kvgen.spec.quant import Block, Quant
+from kvgen.spec.table import Dense
+
+
+def vllm(
+    *,
+    dtype: FloatName,
+    kv_heads: int,
+    head_dim: int,
+    page_size: int = 16,
+    kv_cache_dtype: KVCacheDType = "auto",
+) -> Paged:
+    """vLLM V1, FlashAttention backend, NHD: releases before its pull request 44455 (2026) packed K beside V.
+
+    A tensor per layer, `[2, N, P, H, D]`: strides `(N*P*H*D, P*H*D, H*D, D, 1)`. Table: `block_table` i32
+    `[B, max_blocks]`; `slot_mapping` i64 `[T]` for `Append(rows="slots")`. Lengths: `seq_lens` i32, this step included.
+    fp8: codes are x / scale, cast (saturating); pass `layer._k_scale` and `layer._v_scale` as `[1, 1]`. Source:
+    vllm/v1/attention/backends/flash_attn.py, FlashAttentionBackend.get_kv_cache_shape and get_kv_cache_stride_order;
+    vllm/v1/worker/block_table.py, BlockTable; csrc/cache_kernels.cu, reshape_and_cache_flash_kernel.
+    """
+    layout = Layout(kv="kv page token head dim", layers="pointers")
+    return _vllm(dtype, kv_heads, head_dim, page_size, layout, per_tensor(kv_cache_dtype))
+
+
+def vllm_hnd(
+    *,
+    dtype: FloatName,
+    kv_heads: int,
+    head_dim: int,
+    page_size: int = 16,
+    kv_cache_dtype: KVCacheDType = "auto",
+) -> Paged:
+    """vLLM V1, FlashAttention backend with its cache layout set to HND; otherwise as `vllm`.
+
+    A tensor per layer: vLLM's view is `[2, N, P, H, D]`, memory is `[2, N, H, P, D]`: pass
+    `cache.permute(0, 1, 3, 2, 4)`, strides `(N*H*P*D, H*P*D, P*D, D, 1)`. Source: the same file, stride order
+    (0, 1, 3, 2, 4).
+    """
+    layout = Layout(kv="kv page head token dim", layers="pointers")
+    return _vllm(dtype, kv_heads, head_dim, page_size, layout, per_tensor(kv_cache_dtype))
+
+
+def vllm_interleaved(
+    *,
+    dtype: FloatName,
+    kv_heads: int,
+    head_dim: int,
+    page_size: int = 16,
+    kv_cache_dtype: KVCacheDType = "auto",
+) -> Paged:
+    """vLLM V1, FlashInfer backend, NHD, before pull request 44455: K and V of a block side by side.
+
+    A tensor per layer, `[N, 2, P, H, D]`: strides `(2*P*H*D, P*H*D, H*D, D, 1)`. Table, lengths and fp8 as `vllm`. Source:
+    vllm/v1/attention/backends/flashinfer.py, FlashInferBackend.get_kv_cache_shape.
+    """
+    layout = Layout(kv="page kv token head dim", layers="pointers")
+    return _vllm(dtype, kv_heads, head_dim, page_size, layout, per_tensor(kv_cache_dtype))
+
+
+def vllm_packed(
+    *,
+    dtype: FloatName,
+    kv_heads: int,
+    head_dim: int,
+    page_size: int = 16,
+    kv_cache_dtype: KVCacheDType = "auto",
+) -> Paged:
+    """vLLM V1, NHD, since its pull request 44455 (2026): a head's V follows its K in one row of 2*D.
+
+    A tensor per layer: vLLM's view is `[N, H, P, 2*D]`, memory is `[N, P, H, 2, D]`: pass
+    `cache.permute(0, 2, 1, 3).unflatten(-1, (2, D))`, strides `(P*H*2*D, H*2*D, 2*D, D, 1)`. Table, lengths and fp8 as
+    `vllm`. Source: that pull request; get_kv_cache_shape `(N, H, P, 2*D)` with stride order (0, 2, 1, 3) for NHD.
+
+    With `int8_per_token_head` or `fp8_per_token_head` an f32 scale follows each head's K and V inside that row; kvgen
+    has no such rows outside latent caches.
+    """
+    layout = Layout(kv="page token head kv dim", layers="pointers")
+    return _vllm(dtype, kv_heads, head_dim, page_size, layout, per_tensor(kv_cache_dtype))
+
+
+def vllm_xpacked(
+    *,
+    dtype: FloatName,
+    kv_heads: int,
+    head_dim: int,
+    page_size: int = 16,
+    kv_cache_dtype: KVCacheDType = "auto",
+) -> Paged:
+    """vLLM's own paged_attention_v1 and v2 kernels: K in groups of x elements, 16 bytes of the cache; V transposed.
+
+    Two tensors per layer: K `[N, H, D/x, P, x]`, strides `(H*D*P, D*P, P*x, x, 1)`; V `[N, H, D, P]`, strides
+    `(H*D*P, D*P, P, 1)`. Table: `block_tables` i32 `[B, max_blocks]`. Lengths: `seq_lens` i32, this step included. fp8 as
+    `vllm`, with x = 16. Source: vllm/attention/ops/paged_attn.py, PagedAttention.split_kv_cache;
+    csrc/cache_kernels.cu, reshape_and_cache_kernel; csrc/attention/attention_kernels.
+    """
+    quant = per_tensor(kv_cache_dtype)
+    x = 16 // (quant.codes if quant else element(dtype)).bytes
+    layout = Layout(k=f"page head dim/{x} token dim%{x}", v="page head dim token", layers="pointers")
+    return _vllm(dtype, kv_heads, head_dim, page_size, layout, quant)
+
+
+def vllm_nvfp4(
+    *,
+    dtype: FloatName,
+    kv_heads: int,
+    head_dim: int,
+    page_size: int = 16,
+    kv_layout: Literal["NHD", "HND"] = "HND",
+    swizzled_v_scales: bool = True,
+) -> Paged:
+    """vLLM V1's nvfp4 cache (2026): a page is K codes | K scales | V codes | V scales.
+
+    Pass four views of a layer's u8 cache (`nvfp4_kv_cache_split_views`), HND: codes `[N, H, P, D/2]` and scales
+    `[N, H, P, D/16]`, strides `(page bytes, P*D/2, D/2, 1)` and `(page bytes, P*D/16, D/16, 1)`. V's scales are the
+    trtllm-gen kernel's, 4 tokens interleaved: pass them as `[N, H, P/4, D/16, 4]` (NHD: `[N, P/4, 4, H, D/64, 4]`), a
+    `.view` of the same bytes; from compute capability 12 on they are linear (`swizzled_v_scales=False`). Needs P a
+    multiple of 4 and D of 64 where swizzled. `k_global_scale` and `v_global_scale` are `layer._k_scale` and `_v_scale`,
+    f32 `[1]`. Table and lengths as `vllm`. vLLM divides by approximate reciprocals: codes may differ in rare ties.
+    Source: csrc/libtorch_stable/nvfp4_kv_cache_kernels.cu, swizzle_scale_offset and reshape_and_cache_nvfp4_dispatch.
+    """
+    layout = nvfp4_layout(kv_layout, head_dim, swizzled_v_scales=swizzled_v_scales)
+    return _vllm(dtype, kv_heads, head_dim, page_size, layout, nvfp4())
+
+
+def nvfp4_layout(kv_layout: Literal["NHD", "HND"], head_dim: int, *, swizzled_v_scales: bool) -> Layout:
+    """K, V and the scales of each in tensors of their own; V's scales linear or as trtllm-gen kernels read them."""
+    axes = "page token head dim" if kv_layout == "NHD" else "page head token dim"
+    quarter = max(1, head_dim // 64)
+    swizzled = {
+        "HND": "page head token/4 dim token%4",
+        "NHD": f"page token/4 dim/{quarter} head dim%{quarter} token%4",
+    }[kv_layout]
+    return Layout(k=axes, v=axes, scales=axes, v_scales=swizzled if swizzled_v_scales else None, layers="pointers")
+
+
+def vllm_mla(
+    *,
+    dtype: FloatName = "bf16",
+    latent_dim: int = 512,
+    rope_dim: int = 64,
+    page_size: int = 64,
+    kv_cache_dtype: KVCacheDType = "auto",
+) -> Latent:
+    """vLLM V1's latent cache: rows of 512 + 64, K only.
+
+    A tensor per layer, `[N, P, 576]`: strides `(P*576, 576, 1)`; pass `cache.unsqueeze(2)`. Table and lengths as `vllm`.
+    fp8: the whole row, RoPE part included, with one scale: `layer._k_scale` as `[1, 1]`. Source: csrc/cache_kernels.cu,
+    concat_and_cache_mla_kernel.
+    """
+    quant = per_tensor(kv_cache_dtype)
+    return _mla(dtype, latent_dim, rope_dim, page_size, quant, quant_rope=quant is not None)
+
+
+def vllm_mla_fp8(
+    *, dtype: FloatName = "bf16", latent_dim: int = 512, rope_dim: int = 64, page_size: int = 64
+) -> Latent:
+    """vLLM V1's `fp8_ds_mla` (2025 and 2026): 656 bytes a token, FlashMLA's rows with scales amax / 448.
+
+    A tensor per layer, u8 `[N, P, 656]`: strides in bytes `(P*656, 656, 1)`; pass `cache.unsqueeze(2)`. A row: 512 e4m3 |
+    4 f32 scales, one per 128 | 64 bf16. Table and lengths as `vllm`. For an all-zero block vLLM writes the smallest normal
+    number as scale, kvgen 0; codes are 0 either way. Source: vllm/v1/attention/backends/mla/flashmla_sparse.py;
+    csrc/cache_kernels.cu, concat_and_cache_ds_mla_kernel.
+    """
+    quant = Quant(dtype="e4m3", scale_dtype="f32", block=Block(dim=128), place="row")
+    return _mla(dtype, latent_dim, rope_dim, page_size, quant, quant_rope=False)
+
+
+def vllm_indexer(
+    *,
+    dtype: FloatName = "bf16",
+    head_dim: int = 128,
+    page_size: int = 64,
+    recipe: Literal["pow2", "amax"] = "pow2",
+) -> Paged:
+    """vLLM V1's K cache of DeepSeek-V3.2's indexer (2025 and 2026): a page is its codes, then its scales. K only.
+
+    A tensor per layer: vLLM's is u8 `[N, P, D + 4*D/128]`, a page P*D e4m3 | P*D/128 f32; pass `cache.flatten(1)`,
+    `[N, P*(D + D/32)]` with P a multiple of 4: strides in bytes `(page bytes, 1)`. `recipe`: "pow2" where the model's
+    scale_fmt is ue8m0 (DeepSeek's is), else "amax"; vLLM keeps amax at 1e-4 or more. Table and lengths as `vllm`. Source:
+    csrc/cache_kernels.cu, indexer_k_quant_and_cache_kernel; vllm/v1/attention/backends/mla/indexer.py
+    (pages of 64 on CUDA).
+    """
+    quant = Quant(dtype="e4m3", scale_dtype="f32", block=Block(dim=min(128, head_dim)), recipe=recipe, place="page")
+    return Paged(
+        dtype=dtype,
+        kv_heads=1,
+        head_dim=head_dim,
+        page_size=page_size,
+        layout=Layout(kv="page token head dim", layers="pointers"),
+        table=Dense(dtype="i32"),
+        lengths="after",
+        lengths_dtype="i32",
+        stores="k",
+        quant=quant,
+    )
+
+
+def _vllm(dtype: FloatName, kv_heads: int, head_dim: int, page_size: int, layout: Layout, quant: Quant | None) -> Paged:
+    return Paged(
+        dtype=dtype,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        page_size=page_size,
+        layout=layout,
+        table=Dense(dtype="i32"),
+        lengths="after",
+        lengths_dtype="i32",
+        quant=quant,
+    )
+
+
+def _mla(
+    dtype: FloatName, latent_dim: int, rope_dim: int, page_size: int, quant: Quant | None, *, quant_rope: bool
+) -> Latent:
+    return Latent(
+        dtype=dtype,
+        latent_dim=latent_dim,
+        rope_dim=rope_dim,
+        page_size=page_size,
+        layout=Layout(k="page token head dim", layers="pointers"),
+        table=Dense(dtype="i32"),
+        lengths="after",
+        lengths_dtype="i32",
+        quant=quant,
+        quant_rope=quant_rope,
+    )

@@ -1,0 +1,164 @@
+"""Quantization: which codes a cache stores, which elements share a scale, how a scale is chosen and where it lies.
+
+One convention everywhere: the dequantized value is `(code - zero) * scale`. docs/quantization.md has the whole of it,
+rounding, zero blocks, NaN and infinity included.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, Literal
+
+from pydantic import Field, model_validator
+
+from kvgen.dtypes import DType, dtype
+from kvgen.spec.base import Spec
+
+CodeName = Literal["e4m3", "e5m2", "i8", "i4", "e2m1"]
+ScaleName = Literal["f32", "f16", "bf16", "e4m3"]
+Recipe = Literal["amax", "pow2", "max", "global"]
+# The block of both nvfp4 recipes, along dim.
+NVFP4_GROUP: Final = 16
+
+
+class Block(Spec):
+    """Which elements share a scale: extents along token, head and dim; None means the whole axis."""
+
+    token: int | None = Field(default=1, ge=1)
+    head: int | None = Field(default=1, ge=1)
+    dim: int | None = Field(default=None, ge=1)
+
+
+class Quant(Spec):
+    """How K or V is stored in fewer bits.
+
+    Without `scale_dtype` (fp8 only) values are cast, saturating. With it every `block` has a scale: `scale="computed"`
+    chooses it from the block's values as they are written, `scale="given"` reads it from a device array of the caller,
+    `[heads / block.head, dims / block.dim]`. `zero` adds a zero point per block (i8 and i4, then unsigned codes).
+
+    `recipe` says how a scale is computed: "amax" (largest magnitude / largest code), "pow2" (the same, rounded up to a
+    power of two, as FlashMLA does), and for nvfp4 (e2m1 with e4m3 scales per 16 elements) "max" (Modular MAX's) or
+    "global" (a given f32 scale a role on top, as TensorRT-LLM and FlashInfer do).
+
+    `place` says where computed scales lie: in a tensor of their own ("pool", `[N', 2, L, P, H, Dg]`; with `own_table`
+    found through a page table of its own), behind the values of their page ("page"), or inside each token's row ("row",
+    latent caches). `order="swizzled"` stores a page's scales in the 128 x 4 tiles that block-scaled tensor-core
+    instructions read.
+
+    `residual=R` quantizes over R tokens (KIVI's keys, `block=Block(token=R, dim=1)`): the newest tokens, fewer than R,
+    stay in `dtype` in a tail of their own until `ops.Seal()` quantizes a full group.
+    """
+
+    dtype: CodeName
+    scale_dtype: ScaleName | None = None
+    block: Block = Block()
+    scale: Literal["computed", "given"] = "computed"
+    zero: bool = False
+    recipe: Recipe = "amax"
+    place: Literal["pool", "page", "row"] = "pool"
+    order: Literal["linear", "swizzled"] = "linear"
+    own_table: bool = False
+    residual: int | None = Field(default=None, ge=2, le=1024)
+
+    @property
+    def codes(self) -> DType:
+        """The element type of the codes: with a zero point they are unsigned."""
+        return dtype({"i8": "u8", "i4": "u4"}.get(self.dtype, self.dtype) if self.zero else self.dtype)
+
+    @property
+    def computed(self) -> bool:
+        """Whether a write chooses scales."""
+        return self.scale_dtype is not None and self.scale == "computed"
+
+    def model_post_init(self, context: Any) -> None:
+        """nvfp4's block is part of its recipe."""
+        if self.recipe in ("max", "global") and "block" not in self.model_fields_set:
+            object.__setattr__(self, "block", Block(dim=NVFP4_GROUP))
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Quant:
+        if self.scale_dtype is None:
+            self._check_scale_free()
+        else:
+            self._check_recipe()
+            self._check_scales()
+        return self
+
+    def _check_scale_free(self) -> None:
+        if self.dtype not in ("e4m3", "e5m2"):
+            raise ValueError(
+                f"scale_dtype: got none with dtype={self.dtype!r}, whose codes mean nothing without a scale; give 'f32', "
+                "'f16' or 'bf16' ('e4m3' for e2m1), or store e4m3 or e5m2"
+            )
+        extra = self.model_fields_set - {"dtype", "scale_dtype"}
+        if extra:
+            raise ValueError(
+                f"{min(extra)}: got a value without scale_dtype; a scale-free cast has no scales to describe; give "
+                "scale_dtype, or leave it out"
+            )
+
+    def _check_recipe(self) -> None:
+        nvfp4 = self.recipe in ("max", "global")
+        if (self.scale_dtype == "e4m3") != nvfp4 or (nvfp4 and self.dtype != "e2m1"):
+            raise ValueError(
+                f"recipe: got {self.recipe!r} with dtype={self.dtype!r} and scale_dtype={self.scale_dtype!r}; e4m3 scales "
+                "are nvfp4's: dtype='e2m1' with recipe='max' or 'global'; other codes have f32, f16 or bf16 scales"
+            )
+        if nvfp4 and self.block != Block(dim=NVFP4_GROUP):
+            raise ValueError(f"block: got {_text(self.block)} for nvfp4; its scales are per token, head and 16 dims")
+        if self.recipe == "pow2" and (self.scale_dtype != "f32" or self.dtype not in ("e4m3", "e5m2")):
+            raise ValueError(
+                f"recipe: got 'pow2' with dtype={self.dtype!r} and scale_dtype={self.scale_dtype!r}; powers of two are for "
+                "e4m3 and e5m2 with f32 scales"
+            )
+        if self.zero and self.dtype not in ("i8", "i4"):
+            raise ValueError(f"zero: got True with dtype={self.dtype!r}; only i8 and i4 codes have a zero point")
+        if self.scale == "given" and (nvfp4 or self.recipe == "pow2"):
+            raise ValueError(f"scale: got 'given' with recipe={self.recipe!r}, which computes scales; use 'computed'")
+
+    def _check_scales(self) -> None:
+        tokens = self.block.token
+        if self.residual is not None:
+            if self.scale != "computed" or tokens != self.residual:
+                raise ValueError(
+                    f"residual: got {self.residual} with block.token={tokens} and scale={self.scale!r}; a sealed group "
+                    f"computes one scale over its tokens: block=Block(token={self.residual}, dim=1), scale='computed'"
+                )
+            if self.block.dim != 1 or self.block.head != 1 or self.recipe != "amax":
+                raise ValueError(
+                    f"residual: got {_text(self.block)} and recipe={self.recipe!r}; a sealed group has a scale per channel: "
+                    f"block=Block(token={self.residual}, head=1, dim=1), recipe='amax'"
+                )
+            if self.place == "row":
+                raise ValueError(
+                    f"residual: got {self.residual} with place='row'; a scale of several tokens is in no token's row; use "
+                    "'pool' or 'page'"
+                )
+        elif self.scale == "computed" and tokens != 1:
+            raise ValueError(
+                f"block: got token={tokens} with computed scales; a new token would change the scale of older ones; use "
+                "token=1, scale='given', or residual=R, which quantizes R tokens once they are complete"
+            )
+        if self.scale == "given":
+            if self.zero:
+                raise ValueError(
+                    "zero: got True with given scales, an array that has no zero points; use scale='computed', or codes "
+                    "without a zero point"
+                )
+            if tokens is not None:
+                raise ValueError(
+                    f"block: got token={tokens} with given scales, which are the same for every token; use token=None"
+                )
+            if self.place != "pool" or self.own_table or self.order != "linear":
+                raise ValueError("scale: got 'given' with place, order or own_table, which are for computed scales")
+        if self.own_table and self.place != "pool":
+            raise ValueError(
+                f"own_table: got True with place={self.place!r}; only a pool of scales has a table of its own"
+            )
+        if self.order == "swizzled" and self.place != "pool":
+            raise ValueError(
+                f"order: got 'swizzled' with place={self.place!r}; only a pool of scales is stored in tiles"
+            )
+
+
+def _text(block: Block) -> str:
+    return f"Block(token={block.token}, head={block.head}, dim={block.dim})"

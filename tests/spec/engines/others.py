@@ -1,0 +1,137 @@
+"""SGLang, FlashMLA, FlashAttention, lmdeploy and KIVI."""
+
+from __future__ import annotations
+
+from kvgen.spec import presets
+from tests.spec.engines.memory import KS, VS, Engine, Ints, K, Sizes, V, buffer, one, row656
+
+
+def sglang(s: Sizes) -> Engine:
+    """k_buffer[layer][slot, head, dim], and a v_buffer of the same shape."""
+    cache = presets.sglang(dtype="bf16", kv_heads=s.h, head_dim=s.d, kv_cache_dtype="fp8_e4m3")
+    return Engine(
+        cache,
+        lambda name, layer: buffer(V if name == "v_pool" else K, 1, s.n, s.h, s.d)[:, None],
+        lambda kv, layer, p, t, h, d: (V if kv else K) + p * s.h * s.d + h * s.d + d,
+        bits=8,
+    )
+
+
+def sglang_mla(s: Sizes) -> Engine:
+    return Engine(
+        presets.sglang_mla(),
+        one(buffer(K, 2, s.n, 1, 576)[:, None]),
+        lambda kv, layer, p, t, h, d: K + 2 * (p * 576 + d),
+    )
+
+
+def sglang_mla_fp8(s: Sizes) -> Engine:
+    return Engine(presets.sglang_mla_fp8(), one(buffer(K, 1, s.n, 1, 656)[:, None]), *row656(1), bits=8)
+
+
+def sglang_indexer(s: Sizes) -> Engine:
+    """buf[page, : P * 128] fp8; buf[page, P * 128 :].view(float32) scales."""
+    return Engine(
+        presets.sglang_indexer(page_size=s.p),
+        one(buffer(K, 1, s.n, s.p * 132)),
+        lambda kv, layer, p, t, h, d: K + p * s.p * 132 + t * 128 + d,
+        lambda kv, layer, p, t, h, d: K + p * s.p * 132 + s.p * 128 + 4 * t,
+        bits=8,
+    )
+
+
+def flashmla(s: Sizes) -> Engine:
+    """k_cache[block, offset, 0, dim]: rows of 576."""
+    return Engine(
+        presets.flashmla(),
+        one(buffer(K, 2, s.n, 64, 1, 576)),
+        lambda kv, layer, p, t, h, d: K + 2 * (p * 64 * 576 + t * 576 + d),
+    )
+
+
+def flashmla_fp8(s: Sizes) -> Engine:
+    """quantize_k_cache allocates block_size + 1 rows a block and hands out the first block_size: padded pages."""
+    padded = buffer(K, 1, s.n, s.p + 1, 656)[:, : s.p].reshape(s.n, s.p, 1, 656)
+    value, scale = row656(s.p)
+    return Engine(
+        presets.flashmla_fp8(page_size=s.p),
+        one(padded),
+        lambda kv, layer, p, t, h, d: value(kv, layer, p, t, h, d) + p * 656,
+        lambda kv, layer, p, t, h, d: scale(kv, layer, p, t, h, d) + p * 656,
+        bits=8,
+    )
+
+
+def flash_attention(s: Sizes) -> Engine:
+    """k_cache[page, offset, head, dim], v_cache[page, offset, head, dim_v] with a dim_v of its own."""
+    cache = presets.flash_attention(dtype="bf16", kv_heads=s.h, head_dim=s.d, v_head_dim=8, page_size=s.p)
+    return Engine(
+        cache,
+        lambda name, layer: buffer(V, 2, s.n, s.p, s.h, 8) if name == "v_pool" else buffer(K, 2, s.n, s.p, s.h, s.d),
+        lambda kv, layer, p, t, h, d: (V if kv else K) + 2 * (((p * s.p + t) * s.h + h) * (8 if kv else s.d) + d),
+    )
+
+
+def lmdeploy_int8(s: Sizes) -> Engine:
+    """mem_pool[layer, block, bytes] cut into K, V, K's and V's (scale, zero), each rounded up to 256 bytes."""
+    return _lmdeploy(s, 8)
+
+
+def lmdeploy_int4(s: Sizes) -> Engine:
+    """The shapes only: the address of a byte is lmdeploy's, the nibble in it is not (element i sits beside i + D / 2)."""
+    return _lmdeploy(s, 4)
+
+
+def _lmdeploy(s: Sizes, bits: int) -> Engine:
+    make = presets.lmdeploy_int8 if bits == 8 else presets.lmdeploy_int4
+    width = s.d * bits // 8
+    data, scale = -(-s.p * s.h * width // 256) * 256, -(-s.p * s.h * 4 // 256) * 256
+    whole = 2 * data + 2 * scale
+    starts = {"k_pool": 0, "v_pool": data, "k_scales": 2 * data, "v_scales": 2 * data + scale}
+
+    def view(name: str, layer: int) -> Ints:
+        blocks = buffer(K, 1, s.layers, s.n, whole)[layer, :, starts[name] :]
+        if name.endswith("pool"):
+            return blocks[:, : s.p * s.h * width].reshape(s.n, s.p, s.h, width)
+        return blocks[:, : s.p * s.h * 4 : 2].reshape(s.n, s.p, s.h, 2)
+
+    def value(kv: int, layer: int, p: Ints, t: Ints, h: Ints, d: Ints) -> Ints:
+        row = (layer * s.n + p) * whole + starts["v_pool" if kv else "k_pool"] + (t * s.h + h) * width
+        return row + d if bits == 8 else 2 * row + d
+
+    def scales(kv: int, layer: int, p: Ints, t: Ints, h: Ints, d: Ints) -> Ints:
+        return (layer * s.n + p) * whole + starts["v_scales" if kv else "k_scales"] + (t * s.h + h) * 4
+
+    return Engine(make(dtype="f16", kv_heads=s.h, head_dim=s.d, page_size=s.p), view, value, scales, bits=bits)
+
+
+def kivi(s: Sizes) -> Engine:
+    """Scales per group of tokens, head and channel for K; per token, head and group of channels for V."""
+    g, half, size = 4, s.d // 2, 2
+    cache = presets.kivi(dtype="bf16", kv_heads=s.h, head_dim=s.d, group_size=g, page_size=s.p)
+    shapes = {
+        "k_pool": (K, 1, s.p, s.h, half),
+        "v_pool": (V, 1, s.p, s.h, half),
+        "k_scales": (KS, size, s.p // g, s.h, 2 * s.d),
+        "v_scales": (VS, size, s.p, s.h, 2 * s.d // g),
+    }
+
+    def view(name: str, layer: int) -> Ints:
+        start, itemsize, *shape = shapes[name]
+        return buffer(start, itemsize, s.n, s.layers, *shape)
+
+    def scale(kv: int, layer: int, p: Ints, t: Ints, h: Ints, d: Ints) -> Ints:
+        page = p * s.layers + layer
+        if kv:
+            return VS + size * (((page * s.p + t) * s.h + h) * 2 * s.d // g + 2 * (d // g))
+        return KS + size * (((page * (s.p // g) + t // g) * s.h + h) * 2 * s.d + 2 * d)
+
+    return Engine(
+        cache,
+        view,
+        lambda kv, layer, p, t, h, d: (
+            2 * ((V if kv else K) + (((p * s.layers + layer) * s.p + t) * s.h + h) * half + d // 2) + d % 2
+        ),
+        scale,
+        bits=4,
+    )
