@@ -11,12 +11,15 @@ from typing import Final
 
 from kvgen.compile import Unit
 from kvgen.config import Config, find_config
-from kvgen.flatten import flatten
-from kvgen.ops.cache import cache_context
+from kvgen.errors import SpecError
+from kvgen.flatten import INCLUDE, flatten, resolve
+from kvgen.ops.cache import cache_context, cache_fields
 from kvgen.ops.launcher import launcher_context
 from kvgen.paths import templates_root
-from kvgen.plan import KernelPlan
+from kvgen.plan import KernelPlan, Param
 from kvgen.render import render_mapped
+from kvgen.runtime.packing import ParamKind, layout
+from kvgen.signature import Signature
 from kvgen.spec.loader import LoadedSet, load_folder
 
 BANNER_LINES: Final = 2
@@ -62,6 +65,38 @@ def _templated(path: str, spec: str, template: str, context: object) -> File:
     return _file(path, f"{spec} and templates/{template}", rendered.text, rendered.origins)
 
 
+def _kind(p: Param) -> ParamKind:
+    return p.dtype.name if p.shape is None else "ptr"  # type: ignore[return-value]
+
+
+def _written(path: str, loaded: LoadedSet, plan: KernelPlan) -> File:
+    """A kernel of the user's: what it takes, for the compiler's answer to be compared with, then their text as it is."""
+    source = plan.source
+    assert source is not None
+    headers = {f"device/{p.name}" for p in (templates_root() / "device").glob("*.cuh")} | {
+        f"{loaded.kernels.name}/cache.cuh"
+    }
+    for number, line in enumerate(source.text.splitlines(), start=1):
+        match = INCLUDE.fullmatch(line)
+        if match and resolve(path, match[1]) not in headers:
+            raise SpecError(
+                f'{source.path}:{number}: #include "{match[1]}": no such file beside generated kernels; include "cache.cuh" '
+                'and "../device/<name>.cuh"'
+            )
+    struct = layout(tuple(_kind(p) for p in cache_fields(loaded.kernels.cache))).kind.size
+    kinds = (
+        ("cache", str(struct)),
+        *((p.name, "128" if p.brought == "tensor_map" else str(_kind(p))) for p in plan.params),
+    )
+    origins = ("", *(f"{source.path}:{i}" for i in range(1, source.text.count("\n") + 2)))
+    sources = loaded.source if source.path.startswith("<") else f"{loaded.source} and {source.path}"
+    return _file(path, sources, Signature(plan.entry, kinds, source.path).line() + source.text, origins)
+
+
+def _kernel(path: str, loaded: LoadedSet, plan: KernelPlan) -> File:
+    return _written(path, loaded, plan) if plan.source else _templated(path, loaded.source, plan.template, plan.context)
+
+
 def set_plans(loaded: LoadedSet) -> dict[str, tuple[KernelPlan, ...]]:
     """The plans of every operation of a set, by the operation's name."""
     return {op.name: op.plan(loaded.kernels) for op in loaded.kernels.ops}
@@ -73,7 +108,7 @@ def render_set(loaded: LoadedSet) -> dict[str, File]:
     name = kernels.name
     files = [_templated(f"{name}/cache.cuh", loaded.source, "cache/cache.cuh.j2", cache_context(kernels.cache, name))]
     for group in plans.values():
-        files += [_templated(f"{name}/{p.name}.cu", loaded.source, p.template, p.context) for p in group]
+        files += [_kernel(f"{name}/{p.name}.cu", loaded, p) for p in group]
     launcher = launcher_context(kernels, loaded.doc, plans)
     files.append(_templated(f"{name}/__init__.py", loaded.source, "launcher/init.py.j2", launcher))
     return {f.path: f for f in files}

@@ -230,6 +230,15 @@ def python(expr: Expr) -> str:
     return _render(expr, 0, False, c=False)
 
 
+def substitute(expr: Expr, values: Mapping[str, Expr]) -> Expr:
+    """`expr` with these in place of the variables so named."""
+    if isinstance(expr, Var):
+        return values.get(expr.name, expr)
+    if isinstance(expr, Binary):
+        return _binary(expr.op, substitute(expr.left, values), substitute(expr.right, values))
+    return expr
+
+
 def variables(expr: Expr) -> frozenset[str]:
     """The names `expr` reads."""
     if isinstance(expr, Var):

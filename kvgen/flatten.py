@@ -9,11 +9,13 @@ from pathlib import PurePosixPath
 from typing import Final
 
 from kvgen.errors import ToolError
+from kvgen.signature import HEADER_LINES, read_signature
 
-_INCLUDE: Final = re.compile(r'\s*#include "([^"]+)"\s*')
+INCLUDE: Final = re.compile(r'\s*#\s*include\s*"([^"]+)"\s*(?://.*|/\*.*\*/\s*)?')
 
 
-def _resolve(base: str, include: str) -> str:
+def resolve(base: str, include: str) -> str:
+    """The path that `include` means in the file `base`."""
     parts: list[str] = []
     for part in (PurePosixPath(base).parent / include).parts:
         if part == ".." and parts and parts[-1] != "..":
@@ -27,24 +29,29 @@ def flatten(path: str, read: Callable[[str], str]) -> str:
     """The text of `path` with every `#include "..."` replaced by that file, each file once, under `#line` directives.
 
     Paths are relative, with forward slashes; `read` returns a file's text. The result names those paths only, so it is
-    the same on every machine.
+    the same on every machine. A kernel of the user's is named as the file it was written in.
     """
     seen: set[str] = set()
 
     def lines_of(name: str) -> list[str]:
         seen.add(name)
         out = [f'#line 1 "{name}"']
-        for number, line in enumerate(read(name).splitlines(), start=1):
-            match = _INCLUDE.fullmatch(line)
+        text = read(name)
+        signature = read_signature(text)
+        shown, ahead = (signature.source, HEADER_LINES) if signature else (name, 0)
+        for number, line in enumerate(text.splitlines(), start=1):
+            if ahead and number == ahead + 1:
+                out.append(f'#line 1 "{shown}"')
+            match = INCLUDE.fullmatch(line)
             if match is None:
                 out.append("" if line.strip() == "#pragma once" else line)
                 continue
-            target = _resolve(name, match[1])
+            target = resolve(name, match[1])
             if target.startswith(("..", "/")):
                 raise ToolError(f"{name}:{number}: #include {match[1]!r} leaves the generated folder")
             if target not in seen:
                 out += lines_of(target)
-            out.append(f'#line {number + 1} "{name}"')
+            out.append(f'#line {number + 1 - ahead} "{shown}"')
         return out
 
     return "\n".join(lines_of(path)) + "\n"

@@ -20,9 +20,10 @@ class Param:
     """One parameter of a kernel, or one field of the cache's struct.
 
     An array has a `shape` of numbers and dimension names ("T" rows, "B" requests ...); a scalar has none and takes the
-    run-time quantity called `value`. `align` is the pointer's alignment in bytes; `strided` leaves the first axis's stride
-    free. `untrusted` marks device data that may hold anything. `field` names the spec field behind the dtype and `fields`
-    those behind the axes, for error messages. A field of shape ("pool",) is the layer's own memory of a role.
+    run-time quantity called `value`, or is `brought` by the call, a number or a tensor map. `align` is the pointer's
+    alignment in bytes; `strided` leaves the first axis's stride free. `untrusted` marks device data that may hold
+    anything. `field` names the spec field behind the dtype and `fields` those behind the axes, for error messages. A field
+    of shape ("pool",) is the layer's own memory of a role.
     """
 
     name: str
@@ -37,10 +38,13 @@ class Param:
     doc: str = ""
     field: str = ""
     fields: tuple[str | None, ...] = ()
+    brought: Literal["", "scalar", "tensor_map"] = ""
 
     @property
     def declaration(self) -> str:
         """The parameter in the kernel's C signature, the field in the struct."""
+        if self.brought == "tensor_map":
+            return f"const __grid_constant__ TensorMap {self.name}"
         if self.shape is None:
             return f"{self.dtype.c} {self.name}"
         qualifier = "const " if self.access == "in" else ""
@@ -48,12 +52,21 @@ class Param:
 
 
 @dataclass(frozen=True)
+class Source:
+    """CUDA that the user wrote: its text, and the path by which messages name it ("<name>" where it has no file)."""
+
+    path: str
+    text: str
+
+
+@dataclass(frozen=True)
 class KernelPlan:
-    """One kernel of one operation: its template and everything the template reads.
+    """One kernel of one operation: its template and everything the template reads, or the user's own text.
 
     `context` is a frozen dataclass whose fields are exactly the template's variables. `params` follow the cache in the
     signature: what the call brings. `grid` is evaluated by the launcher over the dimension names of `params` and of the
     cache's fields; `shared` is dynamic shared memory in bytes. `writes_pool`: the kernel stores to the cache's memory.
+    A kernel with a `source` has neither template nor context.
     """
 
     name: str
@@ -65,3 +78,4 @@ class KernelPlan:
     threads: int
     shared: int = 0
     writes_pool: bool = False
+    source: Source | None = None

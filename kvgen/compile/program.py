@@ -27,6 +27,7 @@ from kvgen.compile.diagnostics import (
 )
 from kvgen.compile.resources import Resources, parse_resources
 from kvgen.errors import ArgumentError, CompileError, ConfigError, ToolError
+from kvgen.signature import read_signature
 
 Kind = Literal["cubin", "ptx"]
 Job = tuple["Unit", str, Kind]
@@ -125,6 +126,10 @@ def _check_entry(unit: Unit, arch: str, ptx: str) -> None:
         found = ", ".join(entries) or "none"
         rule = f'it must be an extern "C" __global__ function of the text; found: {found}'
         raise UnitError(unit.name, arch, f"entry: got {unit.entry!r}; {rule}")
+    signature = read_signature(unit.text)
+    problem = signature.mismatch(ptx) if signature else None
+    if signature and problem:
+        raise UnitError(unit.name, arch, f"{signature.source}: {problem}")
 
 
 def _compile(unit: Unit, arch: str, kind: Kind, options: Sequence[str], origin: Origin | None) -> bytes:

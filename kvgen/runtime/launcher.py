@@ -11,7 +11,7 @@ from kvgen.runtime.arrays import ArrayView, Dims, view
 from kvgen.runtime.cache import LayerCache
 from kvgen.runtime.module import Module
 from kvgen.runtime.packing import PackedArgs, ParamKind, Value
-from kvgen.runtime.params import Array, Scalar, kinds_of
+from kvgen.runtime.params import Array, Number, Param, Scalar, TensorMap, kinds_of
 from kvgen.runtime.workspace import Workspace, usable
 
 Grid = tuple[int, int, int]
@@ -24,16 +24,16 @@ class Kernel:
     module: Module
     file: str
     entry: str
-    params: tuple[Array | Scalar, ...]
+    params: tuple[Param, ...]
     grid: Callable[[Dims], Grid]
     threads: int
     shared: int
     writes: bool
-    arguments: tuple[Array, ...] = field(init=False)
+    arguments: tuple[Array | Number | TensorMap, ...] = field(init=False)
     kinds: tuple[ParamKind, ...] = field(init=False)
 
     def __post_init__(self) -> None:
-        called = [p for p in self.params if isinstance(p, Array)]
+        called = [p for p in self.params if not isinstance(p, Scalar)]
         ordered = [p for p in called if not p.optional] + [p for p in called if p.optional]
         object.__setattr__(self, "arguments", tuple(ordered))
         object.__setattr__(self, "kinds", kinds_of(self.params))
@@ -66,9 +66,9 @@ class Launcher:
     KERNEL: ClassVar[Kernel]
     PLAN: ClassVar[Kernel]
 
-    def run(self, cache: LayerCache, arrays: Sequence[object], stream: object) -> None:
+    def run(self, cache: LayerCache, arguments: Sequence[object], stream: object) -> None:
         """Check and launch."""
-        self.prepare(cache, arrays)(stream)
+        self.prepare(cache, arguments)(stream)
 
     def prepare_plan(self, cache: LayerCache, workspace: Workspace) -> Bound:
         """The operation's planner on `workspace`, bound; launching it makes the workspace usable."""
@@ -80,7 +80,7 @@ class Launcher:
 
         return Bound(go, bound)
 
-    def prepare(self, cache: LayerCache, arrays: Sequence[object], which: Kernel | None = None) -> Bound:
+    def prepare(self, cache: LayerCache, arguments: Sequence[object], which: Kernel | None = None) -> Bound:
         """Check the arguments, in the order of `Kernel.arguments`, and decide everything but the stream."""
         kernel = which or self.KERNEL
         if not isinstance(cache, LayerCache) or cache.module is not kernel.module:
@@ -91,11 +91,17 @@ class Launcher:
         dims = Dims(cache.dims)
         dims.origin = dict(cache.dims.origin)
         views: dict[str, ArrayView] = {}
-        for spec, given in zip(kernel.arguments, arrays, strict=True):
+        taken: dict[str, Value] = {}
+        for spec, given in zip(kernel.arguments, arguments, strict=True):
+            if not isinstance(spec, Array):
+                taken[spec.name] = spec.take(given)
+                continue
             if given is None:
                 if not spec.optional:
                     kind = "workspace" if spec.name == "workspace" else f"{spec.dtype} array"
                     raise ArgumentError(f"{spec.name}: got None; the operation needs it; pass a {kind}")
+                if spec.strided:
+                    dims[f"{spec.name}.stride"] = 0
                 continue
             if spec.name == "workspace":
                 held = usable(given, self.KERNEL, dims["T"] if kernel is self.KERNEL else None)
@@ -108,8 +114,8 @@ class Launcher:
             if spec.strided:
                 dims[f"{spec.name}.stride"] = found.strides[0]
         if kernel.writes:
-            for name, memory in cache.memory:
-                if memory.readonly:
+            for name, memory, writes in cache.memory:
+                if writes and memory.readonly:
                     raise ArgumentError(
                         f"{name}: got a read-only array; this operation writes to it; pass a writable one"
                     )
@@ -117,18 +123,36 @@ class Launcher:
         for p in kernel.params:
             if isinstance(p, Scalar):
                 values.append(p.number(dims))
-            else:
+            elif isinstance(p, Array):
                 found_view = views.get(p.name)
                 values.append(found_view.pointer if found_view is not None else 0)
-        grid = kernel.grid(dims)
-        if grid[0] >= 2**31:
-            raise ArgumentError(
-                f"{kernel.entry}: got a grid of {grid[0]} blocks; a grid holds at most 2^31 - 1; pass fewer rows a call"
-            )
+            else:
+                values.append(taken[p.name])
+        grid = _grid(kernel, dims)
         if 0 in grid:
             return Bound(_nothing, None)
         args = PackedArgs((cache.kind, *kernel.kinds), values)
-        return Bound(_backend(cache.device)(kernel, cache, views, args, grid), (cache, views))
+        return Bound(_backend(cache.device)(kernel, cache, views, args, grid), (cache, views, arguments))
+
+
+def _grid(kernel: Kernel, dims: Dims) -> Grid:
+    """The kernel's grid for these sizes; raises ArgumentError for one that cannot be launched."""
+    try:
+        grid = kernel.grid(dims)
+    except ZeroDivisionError:
+        raise ArgumentError(
+            f"{kernel.entry}: its grid divides by a size that is 0 in this call; pass larger arrays"
+        ) from None
+    if grid[0] >= 2**31:
+        raise ArgumentError(
+            f"{kernel.entry}: got a grid of {grid[0]} blocks; a grid holds at most 2^31 - 1; pass fewer rows a call"
+        )
+    if min(grid) < 0 or max(grid[1:]) >= 2**16:
+        raise ArgumentError(
+            f"{kernel.entry}: got a grid of {grid}; its second and third size are at most 65535, and none is negative; "
+            "pass other sizes, or change the rule in the spec"
+        )
+    return grid
 
 
 Binder = Callable[[Kernel, LayerCache, dict[str, ArrayView], PackedArgs, Grid], Callable[[object], None]]

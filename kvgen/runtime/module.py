@@ -34,7 +34,13 @@ class Module:
     @cached_property
     def kernels(self) -> tuple[tuple[str, str], ...]:
         """(file, entry) of each kernel of the set."""
-        return tuple((path.name, f"{self.name}_{path.stem}") for path in sorted(self.folder.glob("*.cu")))
+        return tuple((path.name, self._entry(path)) for path in sorted(self.folder.glob("*.cu")))
+
+    def _entry(self, path: Path) -> str:
+        from kvgen.signature import read_signature
+
+        signature = read_signature(path.read_text(encoding="utf-8"))
+        return signature.entry if signature else f"{self.name}_{path.stem}"
 
     def unit(self, file: str, entry: str) -> Unit:
         """The self-contained text of one kernel."""

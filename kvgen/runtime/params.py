@@ -4,11 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from numbers import Integral, Real
+from typing import Any, Final, Literal
 
 from kvgen.errors import ArgumentError
 from kvgen.runtime.arrays import ArrayView, Dims, check
-from kvgen.runtime.packing import ParamKind
+from kvgen.runtime.packing import TENSOR_MAP, ParamKind
+
+_RANGES: Final = {
+    "i32": (-(2**31), 2**31 - 1), "u32": (0, 2**32 - 1), "i64": (-(2**63), 2**63 - 1), "u64": (0, 2**64 - 1),
+}  # fmt: skip
+_F32_MAX: Final = 3.4028235677973366e38  # what rounds to a finite f32 lies below
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +74,68 @@ class Scalar:
         return number
 
 
-def kinds_of(params: Sequence[Array | Pool | Scalar]) -> tuple[ParamKind, ...]:
+@dataclass(frozen=True, slots=True)
+class Number:
+    """A number that the call brings."""
+
+    name: str
+    dtype: Literal["f32", "i32", "u32", "i64", "u64"]
+    optional: bool = False
+
+    def take(self, given: Any) -> int | float:
+        """`given` as the kernel gets it; raises ArgumentError for what is no such number."""
+        whole = self.dtype != "f32"
+        numbers: Any = Integral if whole else Real
+        if isinstance(given, bool) or not isinstance(given, numbers):
+            kind = "an int" if whole else "a float"
+            raise ArgumentError(f"{self.name}: got {given!r}; the kernel takes {self.dtype}; pass {kind}")
+        if not whole:
+            try:
+                number = float(given)
+            except OverflowError:  # a whole number past f64
+                number = _F32_MAX
+            if _F32_MAX <= abs(number) < float("inf"):
+                raise ArgumentError(
+                    f"{self.name}: got {given!r}; the kernel takes f32; pass at most 3.4028235e38, or an infinity"
+                )
+            return number
+        low, high = _RANGES[self.dtype]
+        value = int(given)
+        if not low <= value <= high:
+            raise ArgumentError(
+                f"{self.name}: got {value}; the kernel takes {self.dtype}; pass a number from {low} to {high}"
+            )
+        return value
+
+
+@dataclass(frozen=True, slots=True)
+class TensorMap:
+    """A tensor map that the call brings: 128 bytes, or an object with them as `data`."""
+
+    name: str
+    optional: bool = False
+
+    def take(self, given: object) -> bytes:
+        """Its bytes; raises ArgumentError for anything else."""
+        data = given if isinstance(given, bytes) else getattr(given, "data", None)
+        if not isinstance(data, bytes) or len(data) != TENSOR_MAP.size:
+            got = f"{len(data)} bytes" if isinstance(data, bytes) else type(given).__name__
+            raise ArgumentError(
+                f"{self.name}: got {got}; it must be a tensor map of {TENSOR_MAP.size} bytes; pass what "
+                "kvgen.runtime.tensor_map.encode() returns"
+            )
+        return data
+
+
+Param = Array | Scalar | Number | TensorMap
+
+
+def kinds_of(params: Sequence[Param | Pool]) -> tuple[ParamKind, ...]:
     """How each of them is packed."""
-    return tuple(p.dtype if isinstance(p, Scalar) else "ptr" for p in params)
+    return tuple(_kind(p) for p in params)
+
+
+def _kind(param: Param | Pool) -> ParamKind:
+    if isinstance(param, TensorMap):
+        return TENSOR_MAP
+    return param.dtype if isinstance(param, (Scalar, Number)) else "ptr"

@@ -10,22 +10,20 @@ from pydantic import Field, SerializeAsAny, field_validator, model_validator
 
 from kvgen.plan import KernelPlan
 from kvgen.spec.base import Spec
-from kvgen.spec.cache import CacheSpec
+from kvgen.spec.cache import Cache
 from kvgen.spec.model import Model
 
 Arch = Literal["sm_80", "sm_89", "sm_90a", "sm_100f", "sm_120f"]
 NAME: Final = re.compile(r"[a-z][a-z0-9_]{0,39}")
 
 C_NAMES: Final = frozenset(
-    (
-        "static_cast",
-        "dynamic_cast",
-        "const_cast",
-        "reinterpret_cast",
-        "static_assert",
-        "thread_local",
-        "and_eq",
-        "or_eq",
+    re.findall(
+        r"\w+",
+        "static_cast dynamic_cast const_cast reinterpret_cast static_assert thread_local and_eq or_eq alignas alignof asm auto "
+        "bitand bitor bool case catch char const constexpr decltype default delete do double enum explicit export extern float "
+        "friend goto inline int long main mutable namespace new noexcept nullptr operator private protected public register "
+        "short signed sizeof static struct switch template this throw true false typedef typeid typename union unsigned using "
+        "virtual void volatile wchar_t xor compl",
     )
 )
 
@@ -61,6 +59,15 @@ class Op(Spec):
         """The names of the operation's kernels: one file each."""
         return (self.name,)
 
+    def entry_names(self, set_name: str) -> tuple[str, ...]:
+        """The names of those kernels in C."""
+        return tuple(f"{set_name}_{kernel}" for kernel in self.kernel_names())
+
+    @property
+    def description(self) -> str:
+        """What the operation does: its launcher's docstring begins with it."""
+        return type(self).__doc__ or ""
+
     def workspace_bytes(self, kernels: KernelSet) -> tuple[int, int]:
         """(fixed, per query row) bytes of the workspace that the operation's planner prepares; none without a planner."""
         return (0, 0)
@@ -82,7 +89,7 @@ class KernelSet(Spec):
 
     name: str = ""
     q_heads: int = Field(ge=1, le=65536)
-    cache: CacheSpec
+    cache: SerializeAsAny[Cache]
     ops: tuple[SerializeAsAny[Op], ...] = Field(min_length=1, strict=False)
     arch: tuple[Arch, ...] = Field(default=("sm_80", "sm_90a"), min_length=1, strict=False)
     model: Model | None = None
@@ -118,9 +125,10 @@ class KernelSet(Spec):
         named = self if self.name else self.model_copy(update={"name": check_name("name", default)})
         if named.name == "device":
             raise ValueError("name: got 'device'; generated/device holds the device library; choose another name")
-        for kernel in (f"{named.name}_{k}" for op in named.ops for k in op.kernel_names()):
-            if kernel in C_NAMES or kernel.endswith("_t"):
+        entries = [entry for op in named.ops for entry in op.entry_names(named.name)]
+        for entry in entries:
+            if entry in C_NAMES or entry.endswith("_t") or entries.count(entry) > 1:
                 raise ValueError(
-                    f"name: {kernel!r} would be a kernel's name in C, where it is taken; rename the set or the op"
+                    f"name: {entry!r} would be a kernel's name in C, where it is taken; rename the set or the op"
                 )
         return named

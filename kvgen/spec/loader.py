@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from kvgen.errors import KvgenError, SpecError
 from kvgen.spec.base import located
 from kvgen.spec.kernel_set import KernelSet
+from kvgen.spec.sources import loading_from
 
 
 @dataclass(frozen=True)
@@ -54,8 +55,11 @@ def _line(path: Path, frame: traceback.FrameSummary, argument: str) -> int | Non
     return frame.lineno
 
 
-def load_file(path: Path, source: str) -> list[LoadedSet]:
-    """The kernel sets of one spec file: its variable `kernels`, one set or a list; raises SpecError."""
+def load_file(path: Path, source: str, root: Path | None = None) -> list[LoadedSet]:
+    """The kernel sets of one spec file: its variable `kernels`, one set or a list; raises SpecError.
+
+    Files that the spec names lie in the project `root`, by default the spec's own folder.
+    """
     scope: dict[str, Any] = {"__name__": path.stem, "__file__": str(path)}
     try:
         text = path.read_text(encoding="utf-8")
@@ -64,7 +68,8 @@ def load_file(path: Path, source: str) -> list[LoadedSet]:
             raise SpecError(
                 "docstring: got a control or surrogate character; it is copied into generated files; remove it"
             )
-        exec(compile(text, str(path), "exec"), scope)
+        with loading_from(path.parent, root or path.parent):
+            exec(compile(text, str(path), "exec"), scope)
         found = scope.get("kernels")
         sets = [found] if isinstance(found, KernelSet) else found
         if not isinstance(sets, (list, tuple)) or not sets or not all(isinstance(s, KernelSet) for s in sets):
@@ -88,7 +93,7 @@ def load_folder(folder: Path, root: Path) -> list[LoadedSet]:
         if path.name.startswith("_"):
             continue
         try:
-            loaded += load_file(path, path.relative_to(root).as_posix())
+            loaded += load_file(path, path.relative_to(root).as_posix(), root)
         except SpecError as error:
             mistakes.append(str(error))
     names = [s.kernels.name for s in loaded]

@@ -1,0 +1,160 @@
+"""`kvgen.compile_kernel`: a kernel given as text or as a file, over a cache given as a spec, without a project around them."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib.util
+import os
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from pydantic import ValidationError
+
+from kvgen.compile import cache_folder, compile_many, default_cache, jit_allowed
+from kvgen.emit import File, render_all, units_of, write_file
+from kvgen.errors import DeviceError, SpecError, ToolError
+from kvgen.ops.arguments import Argument
+from kvgen.ops.custom import Custom, Rule, entries
+from kvgen.runtime.launcher import Bound, Launcher
+from kvgen.spec.base import explain
+from kvgen.spec.cache import Cache
+from kvgen.spec.kernel_set import Arch, KernelSet
+from kvgen.spec.loader import LoadedSet
+
+_OUT = "generated"  # as messages name the files that kvgen writes
+
+
+@dataclass(frozen=True)
+class CompiledKernel:
+    """A kernel and the class of its caches: `kernel(kernel.Cache(...)[layer], ...)` checks the arguments and launches.
+
+    `launcher` is what a generated package would have under the kernel's name; `folder` holds that package.
+    """
+
+    name: str
+    Cache: type[Any]
+    launcher: Launcher
+    folder: Path
+
+    def __call__(self, *arguments: Any, **named: Any) -> None:
+        """Check the arguments and launch on `stream`."""
+        self.launcher(*arguments, **named)  # type: ignore[operator]
+
+    def bind(self, *arguments: Any, **named: Any) -> Bound:
+        """Check the arguments once; the result launches with them when called with a stream."""
+        bound: Bound = self.launcher.bind(*arguments, **named)  # type: ignore[attr-defined]
+        return bound
+
+
+def compile_kernel(
+    source: str | os.PathLike[str],
+    *,
+    cache: Cache,
+    grid: Rule | Sequence[Rule],
+    params: Sequence[Argument] = (),
+    name: str | None = None,
+    q_heads: int | None = None,
+    arch: Sequence[Arch] = ("sm_80", "sm_90a"),
+    threads: int = 128,
+    shared: int = 0,
+    writes: bool = False,
+    errors: bool = False,
+    doc: str = "",
+) -> CompiledKernel:
+    """Compile CUDA of your own over `cache`, and import a launcher for it.
+
+    `source` is CUDA, or the path of a file of it: a text with a line break is CUDA. `name` is its entry, by default the
+    only extern "C" __global__ function it has. `q_heads` (by default one a kv head) only serves as a word in shapes and
+    grid. The other arguments are those of `ops.Custom`. The package lies in the folder of `KVGEN_CACHE_DIR`; the same
+    arguments give the same one. Raises SpecError for what `kvgen build` would refuse, CompileError for what NVRTC does.
+    """
+    if not jit_allowed():
+        raise DeviceError("compile_kernel: KVGEN_NO_JIT is set, which forbids compiling at run time; unset it")
+    given: dict[str, str] = {}
+    text = source if isinstance(source, str) and "\n" in source else ""
+    if text:
+        given["text"] = text
+    else:
+        given["source"] = str(Path(source).expanduser().absolute())
+    try:
+        name = name or _only_entry(text or _peek(given["source"]))
+        op = Custom(
+            name=name, **given, params=tuple(params), grid=grid, threads=threads, shared=shared, writes=writes,  # type: ignore[arg-type]
+            errors=errors, doc=doc,
+        )  # fmt: skip
+        kernels = KernelSet(
+            q_heads=cache.kv_heads if q_heads is None else q_heads, cache=cache, ops=(op,), arch=tuple(arch)
+        ).named(name)
+    except ValidationError as error:
+        raise SpecError("\n".join(explain(error))) from None
+    except ValueError as error:
+        raise SpecError(str(error)) from None
+    loaded = LoadedSet(kernels, "kvgen.compile_kernel", "")
+    files = render_all([loaded])
+    jobs = [(unit, target, "ptx") for unit in units_of(loaded, files, _OUT) for target in kernels.arch]
+    compile_many(jobs, cache=default_cache())  # type: ignore[arg-type]
+    package = _package(cache_folder(), name, tuple(files.values()))
+    folder = Path(str(package.__file__)).parent
+    return CompiledKernel(name, package.Cache, getattr(package, name), folder)
+
+
+def _peek(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise ValueError(
+            f"source: got {path!r}; it cannot be read ({error.strerror}); give CUDA (it has line breaks), or an existing file"
+        ) from None
+
+
+def _only_entry(text: str) -> str:
+    found = [name for name, is_c in entries(text).items() if is_c]
+    if len(found) != 1:
+        got = f"{', '.join(found)}" if found else "none"
+        raise ValueError(
+            f'name: missing; the extern "C" __global__ functions of the text are: {got}; say which, name=...'
+        )
+    return found[0]
+
+
+@functools.cache
+def _package(folder: Path, name: str, files: tuple[File, ...]) -> ModuleType:
+    """The set `name` of `files`, written below `folder` where it is not yet, and imported."""
+    key = hashlib.sha256(repr([(f.path, f.text) for f in files]).encode()).hexdigest()[:32]
+    home = folder / "kernels" / key
+    try:
+        if not home.is_dir():
+            _write(home, files)
+        for file in files:  # what lies there is about to be imported: only if it is this, byte for byte
+            write_file(home / _OUT, file)
+    except OSError as error:
+        raise ToolError(
+            f"{home}: cannot be written ({error.strerror}); set KVGEN_CACHE_DIR to a folder that can"
+        ) from error
+    path = home / _OUT / name / "__init__.py"
+    title = f"_kvgen_kernel_{key}"
+    spec = importlib.util.spec_from_file_location(title, path, submodule_search_locations=[str(path.parent)])
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[title] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def _write(home: Path, files: tuple[File, ...]) -> None:
+    """All of it in one step, so that another process sees the whole folder or none."""
+    home.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=home.parent) as made:
+        for file in files:
+            write_file(Path(made) / "new" / _OUT, file)
+        try:
+            (Path(made) / "new").rename(home)
+        except OSError:
+            if not home.is_dir():  # another process was first
+                raise

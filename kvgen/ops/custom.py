@@ -1,0 +1,244 @@
+"""custom: CUDA of the user's over the set's cache, with a launcher as typed as those of kvgen's own operations."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, ClassVar, Final
+
+from pydantic import Field, PrivateAttr, SerializeAsAny, field_validator, model_validator
+
+from kvgen.dtypes import dtype
+from kvgen.expr import Expr, const, substitute, variables
+from kvgen.ops.arguments import Argument, Array, Scalar, Size, one_line
+from kvgen.ops.cache import ERRORS, cache_fields
+from kvgen.plan import KernelPlan, Param, Source
+from kvgen.spec.cache import Cache, Paged
+from kvgen.spec.grid import parse_rule
+from kvgen.spec.kernel_set import KernelSet, Op
+from kvgen.spec.sources import checked_text, read_source
+
+Rule = int | str | Expr
+MOST_SHARED: Final = 227 * 1024  # bytes a block can have on any GPU
+
+_COMMENT: Final = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"', re.S)  # and string
+_GLOBAL: Final = re.compile(r"\b__global__\b")
+# After __global__: specifiers such as __launch_bounds__(256) on either side of void, then the name.
+_NAMED: Final = re.compile(r"[^;{}]*?\bvoid\s+(?:__\w+__\s*\([^)]*\)\s*)*(\w+)\s*\(")
+
+
+class Custom(Op):
+    """A kernel of the user's own: `source`, a file of CUDA relative to the spec's folder, or its `text`.
+
+    It has `extern "C" __global__ void <name>(const __grid_constant__ Cache cache, ...)`, where `...` are `params` in their
+    order and, with `errors=True`, the sticky error word `uint64_t* errors` (kvgen.runtime.describe). Its text begins with
+    `#include "cache.cuh"`, which is the set's. `grid` has one to three rules for the number of blocks: whole numbers,
+    expressions of kvgen.expr, or text such as "ceil_div(T, 4) * kv_heads" over the names of the arrays' and the cache's
+    shapes. `shared` are bytes of dynamic shared memory; `writes` says that it stores to the cache's memory.
+    """
+
+    kind: ClassVar[str] = "custom"
+    source: str | None = None
+    text: str | None = None
+    params: tuple[SerializeAsAny[Argument], ...] = Field(default=(), strict=False)
+    grid: tuple[Rule, ...] = Field(min_length=1, max_length=3, strict=False)
+    threads: int = Field(default=128, ge=1, le=1024)
+    shared: int = Field(default=0, ge=0, le=MOST_SHARED)
+    writes: bool = False
+    errors: bool = False
+    doc: str = ""
+    _source: Source = PrivateAttr()
+
+    @field_validator("grid", mode="before")
+    @classmethod
+    def _one_rule(cls, value: Any) -> Any:
+        return (value,) if isinstance(value, (int, str, Expr)) else value
+
+    @field_validator("doc")
+    @classmethod
+    def _valid_doc(cls, value: str) -> str:
+        for line in value.splitlines():
+            one_line(line)
+        return value
+
+    @model_validator(mode="after")
+    def _complete(self) -> Custom:
+        if self.name == self.kind and "name" not in self.model_fields_set:
+            raise ValueError("name: missing; a kernel of your own is called as its function is, name='dump'")
+        if (self.source is None) == (self.text is None):
+            got = "neither source nor text" if self.source is None else "text beside source"
+            raise ValueError(
+                f"source: got {got}; give the file, source='kernels/{self.name}.cu', or the CUDA itself, text=..."
+            )
+        if self.source is not None:
+            self._source = read_source(self.source)
+        else:
+            shown = f"<{self.name}>"
+            self._source = Source(shown, checked_text(self.text or "", "text", shown))
+        _check_entry(self._source, "source" if self.source is not None else "text", self.name)
+        names = [p.name for p in self.params]
+        twice = sorted({n for n in names if names.count(n) > 1})
+        if twice:
+            raise ValueError(f"params: got {', '.join(twice)} twice; every parameter has a name of its own")
+        for rule in self.grid:
+            _rule(rule)
+        return self
+
+    def entry_names(self, set_name: str) -> tuple[str, ...]:
+        """The function's own name: the user wrote it."""
+        return (self.name,)
+
+    @property
+    def description(self) -> str:
+        """The spec's `doc`."""
+        return self.doc.strip() or f"The kernel {self.name} of {self._source.path}."
+
+    def check(self, kernels: KernelSet) -> None:
+        """What only the cache tells: the names in shapes, sizes and grid."""
+        try:
+            self._params(kernels)
+            self._grid(kernels)
+        except ValueError as error:
+            raise ValueError(f"ops: {self.name}: {error}") from None
+
+    def plan(self, kernels: KernelSet) -> tuple[KernelPlan, ...]:
+        """One kernel: the user's text."""
+        x, y, z = (*self._grid(kernels), const(1), const(1))[:3]
+        return (
+            KernelPlan(
+                name=self.name,
+                entry=self.name,
+                template="",
+                context=None,
+                params=self._params(kernels),
+                grid=(x, y, z),
+                threads=self.threads,
+                shared=self.shared,
+                writes_pool=self.writes,
+                source=self._source,
+            ),
+        )
+
+    def _params(self, kernels: KernelSet) -> tuple[Param, ...]:
+        words = _words(kernels)
+        known, strides = self._names(kernels)
+        found = []
+        for p in self.params:
+            if isinstance(p, Array):
+                axes = [_axis(axis, words) for axis in p.shape]
+                found.append(
+                    Param(
+                        p.name,
+                        dtype(p.dtype),
+                        tuple(size for size, _ in axes),
+                        access=p.access,
+                        align=p.align,
+                        strided=p.strided,
+                        optional=p.optional,
+                        untrusted=p.untrusted,
+                        doc=p.doc,
+                        fields=tuple(word for _, word in axes) if any(word for _, word in axes) else (),
+                    )
+                )
+            elif isinstance(p, Size):
+                if p.value not in known and p.value not in strides:
+                    hint = "; only a strided array has a stride" if p.value.endswith(".stride") else ""
+                    raise ValueError(f"params: {p.name}: got {p.value!r}; {_choices(known | strides)}{hint}")
+                found.append(Param(p.name, dtype(p.dtype), value=p.value, doc=p.doc))
+            elif isinstance(p, Scalar):
+                found.append(Param(p.name, dtype(p.dtype), brought="scalar", doc=p.doc))
+            else:
+                found.append(Param(p.name, dtype("u8"), brought="tensor_map", doc=p.doc))
+        return (*found, ERRORS) if self.errors else tuple(found)
+
+    def _grid(self, kernels: KernelSet) -> tuple[Expr, ...]:
+        words, (known, _) = _words(kernels), self._names(kernels)
+        found = []
+        for given in self.grid:
+            rule = _rule(given)
+            unknown = sorted(variables(rule) - known - set(words))
+            if unknown:
+                raise ValueError(f"grid: got {given!r}; {unknown[0]!r} is no name here; {_choices(known | set(words))}")
+            try:
+                found.append(substitute(rule, {name: const(value) for name, value in words.items()}))
+            except (ValueError, ZeroDivisionError):
+                raise ValueError(f"grid: got {given!r}; it divides by zero or is negative for this set") from None
+        return tuple(found)
+
+    def _names(self, kernels: KernelSet) -> tuple[frozenset[str], frozenset[str]]:
+        """(the names that every call fixes: of the cache's shapes and of required arrays, the strides there are)."""
+        arrays, words = [p for p in self.params if isinstance(p, Array)], _words(kernels)
+        shapes = [axis for p in arrays if not p.optional for axis in p.shape if isinstance(axis, str)]
+        named = {axis.partition("+")[0] for axis in shapes} - set(words)
+        return _cache_names(kernels.cache) | named, frozenset(f"{p.name}.stride" for p in arrays if p.strided)
+
+
+def entries(text: str) -> dict[str, bool]:
+    """The __global__ functions of a text, and whether each is extern "C"."""
+    code = _COMMENT.sub(lambda m: m[0] if m[0] == '"C"' else " ", text)
+    found = {}
+    for mark in _GLOBAL.finditer(code):
+        head = _NAMED.match(code, mark.end())
+        if head:
+            before = max(code.rfind(c, 0, mark.start()) for c in ";}")
+            own = re.search(r'extern\s+"C"', code[before + 1 : head.start(1)])
+            found[head[1]] = bool(own or re.search(r'extern\s+"C"\s*\{', code[: mark.start()]))
+    return found
+
+
+def _check_entry(source: Source, field: str, name: str) -> None:
+    """Raise ValueError unless the text has the extern "C" __global__ function."""
+    found = entries(source.text)
+    wanted = f'extern "C" __global__ void {name}(const __grid_constant__ Cache cache, ...)'
+    if name not in found:
+        others = f"it has {', '.join(found)}" if found else "it has none"
+        raise ValueError(
+            f"{field}: {source.path} has no __global__ function called {name!r} ({others}); write {wanted}"
+        )
+    if not found[name]:
+        raise ValueError(
+            f'{field}: {name!r} of {source.path} is not extern "C", so its name is mangled; write {wanted}'
+        )
+
+
+def _rule(given: Rule) -> Expr:
+    if isinstance(given, Expr):
+        return given
+    if isinstance(given, int):
+        if not 1 <= given < 2**31:
+            raise ValueError(f"grid: got {given}; a grid has at least 1 block, below 2^31")
+        return const(given)
+    try:
+        return parse_rule(given)
+    except ValueError as error:
+        raise ValueError(f"grid: {error}") from None
+
+
+def _axis(axis: int | str, words: dict[str, int]) -> tuple[int | str, str | None]:
+    """(size or name, the word of the spec that it was)."""
+    if isinstance(axis, int):
+        return axis, None
+    name, _, more = axis.partition("+")
+    return (words[name] + int(more or 0), name) if name in words else (axis, None)
+
+
+def _words(kernels: KernelSet) -> dict[str, int]:
+    cache = kernels.cache
+    found = {
+        "kv_heads": cache.kv_heads,
+        "q_heads": kernels.q_heads,
+        "group": kernels.group,
+        "head_dim": cache.head_dim,
+        "v_head_dim": cache.v_dim,
+    }
+    return found | ({"page_size": cache.page_size} if isinstance(cache, Paged) else {})
+
+
+def _cache_names(cache: Cache) -> frozenset[str]:
+    """The names that a cache fixes for every call: its requests, layers, pages, the table's columns."""
+    axes = [axis for p in cache_fields(cache) if p.shape != ("pool",) for axis in p.shape or ()]
+    axes += [axis for tensor in cache.storage.tensors for axis in tensor.shape]
+    return frozenset({"B", *(axis.partition("+")[0] for axis in axes if isinstance(axis, str))})
+
+
+def _choices(names: frozenset[str] | set[str]) -> str:
+    return f"there are {', '.join(sorted(names))}"

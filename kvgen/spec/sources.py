@@ -1,0 +1,82 @@
+"""Files that specs name: read relative to the spec's folder, from inside the project only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvgen.plan import Source
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where the spec file that is being loaded lies, and the project around it."""
+
+    folder: Path
+    root: Path
+
+
+_loading: ContextVar[Place | None] = ContextVar("kvgen_spec_place", default=None)
+
+
+@contextmanager
+def loading_from(folder: Path, root: Path) -> Iterator[None]:
+    """Specs made inside are those of a file in `folder` of the project `root`."""
+    token = _loading.set(Place(folder.resolve(), root.resolve()))
+    try:
+        yield
+    finally:
+        _loading.reset(token)
+
+
+def read_source(given: str) -> Source:
+    """The file that a spec calls `given`; raises ValueError where it may not or cannot be read."""
+    place = _loading.get()
+    if place is None:
+        if not Path(given).is_absolute():
+            raise ValueError(
+                f"source: got {given!r}; only a spec file has a folder for it to be relative to; give an absolute path, or text="
+            )
+        path, shown = Path(given), Path(given).as_posix()
+    else:
+        if Path(given).is_absolute():
+            raise ValueError(
+                f"source: got {given!r}; a spec names files relative to its own folder, as 'kernels/dump.cu'"
+            )
+        path = (place.folder / given).resolve()
+        if not path.is_relative_to(place.root):
+            raise ValueError(
+                f"source: got {given!r}, which is {path}; it must lie inside the project {place.root}; move or copy it there"
+            )
+        shown = path.relative_to(place.root).as_posix()
+    if '"' in shown or not shown.isprintable():
+        raise ValueError(
+            f"source: got {given!r}; generated text names the file; rename it without quotes and control characters"
+        )
+    return Source(shown, checked_text(_read(path, given), "source", shown))
+
+
+def _read(path: Path, given: str) -> str:
+    try:
+        return path.read_bytes().decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"source: got {given!r}, which is no UTF-8 (byte {error.start}); save it as UTF-8") from None
+    except OSError as error:
+        raise ValueError(
+            f"source: got {given!r}; {path} cannot be read ({error.strerror}); give an existing file"
+        ) from None
+
+
+def checked_text(text: str, field: str, shown: str) -> str:
+    """`text` with lines that end in a line feed, as it will be in the generated file; raises ValueError for what cannot be."""
+    text = text.removeprefix("\ufeff").replace("\r\n", "\n")
+    for number, line in enumerate(text.split("\n"), start=1):
+        # Whatever else ends a line for Python would move the lines below it.
+        if line.splitlines() not in ([line], []) or any(
+            (ord(c) < 32 and c != "\t") or 0xD800 <= ord(c) < 0xE000 for c in line
+        ):
+            raise ValueError(f"{field}: got a control or surrogate character in {shown}:{number}; remove it")
+    return text if text.endswith("\n") else text + "\n"

@@ -1,0 +1,188 @@
+"""A kernel of the user's through the verbs: built, compared, compiled, shown; and what is said where it is wrong."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from ml_dtypes import bfloat16
+
+from kvgen.cli.project import generated
+from kvgen.compile import find, read_folder, text_digest
+from kvgen.emit import BANNER_LINES
+from kvgen.errors import CompileError
+from tests.custom.conftest import KERNEL, PARAMS, Write
+
+FILE = "own/fill.cu"
+
+
+def test_the_text_is_the_users_under_three_lines(write: Write) -> None:
+    project = write()
+    project.kvgen("build")
+    built = project.tree()[FILE].decode()
+    banner, line, text = built.partition("// entry: ")[0], built.splitlines()[BANNER_LINES], built.split("\n", 3)[3]
+    assert "from specs/own.py and specs/kernels/fill.cu;" in banner
+    assert line.startswith("// entry: fill(cache ") and line.endswith(
+        ", x ptr, n u32, by f32) of specs/kernels/fill.cu"
+    )
+    assert text == KERNEL
+    project.kvgen("check")
+
+
+@pytest.mark.parametrize(
+    "kernel", [KERNEL.replace("\n", "\r\n"), KERNEL.rstrip("\n"), "\ufeff" + KERNEL], ids=["crlf", "no-newline", "bom"]
+)
+def test_line_endings_are_the_same_everywhere(write: Write, kernel: str) -> None:
+    project = write(kernel)
+    project.kvgen("build")
+    assert project.tree()[FILE].decode().split("\n", 3)[3] == KERNEL
+    project.kvgen("check")
+
+
+def test_a_change_of_the_source_is_seen(write: Write) -> None:
+    project = write()
+    project.kvgen("build")
+    project.change("specs/kernels/fill.cu", "by * x[i]", "x[i] * by")
+    assert "stale    generated/own/fill.cu" in project.kvgen("check", code=1).stdout
+    shown = project.kvgen("diff", code=1).stdout
+    assert "-  if (i < n) x[i] = by * x[i];" in shown and "+  if (i < n) x[i] = x[i] * by;" in shown
+    assert "changed  generated/own/fill.cu" in project.kvgen("build", "own/fill").stdout
+    project.kvgen("check")
+    project.change("generated/own/fill.cu", "x[i] * by", "x[i] + by")
+    assert "edited   generated/own/fill.cu" in project.kvgen("check", code=1).stdout
+
+
+def test_it_compiles_and_shows_like_any_operation(write: Write) -> None:
+    project = write()
+    project.kvgen("build")
+    found = json.loads(project.kvgen("compile", "own/fill", "-o", "cubins", "--json").stdout)["kernels"]
+    assert [(k["kernel"], k["arch"]) for k in found] == [("own/fill", "sm_80"), ("own/fill", "sm_90a")]
+    assert "grid (-(-N // 128), 1, 1) of 128 threads" in project.kvgen("show", "own/fill", "--plan").stdout
+    origins = project.kvgen("show", "own/fill", "--map").stdout
+    assert "specs/kernels/fill.cu:4     7 | extern" in origins
+    ptx = project.kvgen("show", "own/fill", "--ptx").stdout
+    assert '"specs/kernels/fill.cu"' in ptx and ".entry fill(" in ptx
+    flat = project.kvgen("show", "own/fill", "--flat").stdout
+    assert '#line 1 "specs/kernels/fill.cu"' in flat and '#line 3 "specs/kernels/fill.cu"' in flat
+
+
+def test_bench_leaves_it_out_unless_asked(write: Write) -> None:
+    project = write()
+    project.kvgen("build")
+    assert "fill" not in project.kvgen("bench", "--batch", "1", "--tokens", "4").stdout
+    assert "kvgen bench knows" in project.kvgen("bench", "own/fill", code=2).stderr
+
+
+def test_a_cubin_of_other_params_is_refused(write: Write) -> None:
+    """The same text, told other parameters: nothing compiled for the old ones fits it."""
+    project = write()
+    project.kvgen("build")
+    before = json.loads(project.kvgen("compile", "own/fill", "--json").stdout)["kernels"][0]["digest"]
+    write(params=PARAMS.replace('"by", "f32"', '"by", "u32"'))
+    project.kvgen("build")
+    assert (
+        "(by): the kernel takes 4 bytes (a float), the launcher passes u32" in project.kvgen("compile", code=2).stderr
+    )
+    flat = project.kvgen("show", "own/fill", "--flat").stdout
+    assert text_digest(flat) != before
+
+
+def test_an_error_of_nvrtc_names_the_users_line(write: Write) -> None:
+    project = write(KERNEL.replace("by * x", "bye * x"))
+    project.kvgen("build")
+    said = project.kvgen("compile", "own/fill", code=2).stderr
+    assert 'specs/kernels/fill.cu:7: error: identifier "bye" is undefined\n    if (i < n) x[i] = bye * x[i];\n' in said
+    assert "from " not in said
+
+
+def test_an_error_at_the_launch_does_too(write: Write) -> None:
+    project = write(KERNEL.replace("by * x", "bye * x"))
+    project.kvgen("build")
+    pool, lengths, table = np.zeros((1, 2, 1, 16, 2, 64), bfloat16), np.zeros(1, np.uint32), np.zeros((1, 1), np.uint32)
+    with generated(project.out, "own") as package:
+        cache = package.Cache(pool, lengths=lengths, page_table=table)
+        with pytest.raises(CompileError) as raised:
+            package.fill(cache[0], np.zeros(4, np.float32), 1.0)
+    assert 'specs/kernels/fill.cu:7: error: identifier "bye" is undefined' in str(raised.value)
+
+
+SIGNATURES = [
+    (
+        "float by",
+        "double by",
+        "parameter 4 (by): the kernel takes 8 bytes (a float), the launcher passes f32 (4 bytes)",
+    ),
+    ("float by", "int by", "parameter 4 (by): the kernel takes 4 bytes (no float), the launcher passes f32 (4 bytes)"),
+    ("uint32_t n", "uint64_t n", "parameter 3 (n): the kernel takes 8 bytes, the launcher passes u32 (4 bytes)"),
+    (
+        "float* x, ",
+        "uint32_t m, float* x, ",
+        "parameter 2 (x): the kernel takes 4 bytes, the launcher passes ptr (8 bytes)",
+    ),
+    (", float by", ", float by, int z", "parameter 5: the kernel takes 4 bytes that the launcher does not pass"),
+    (
+        ", float by",
+        "",
+        "parameter 4 (by): the kernel takes 3 parameters, the launcher passes 4, this one f32 (4 bytes)",
+    ),
+    (
+        "const __grid_constant__ Cache cache",
+        "const Cache* cache",
+        "parameter 1 (cache): the kernel takes 8 bytes, the launcher passes ",
+    ),
+]
+
+
+@pytest.mark.parametrize(("old", "new", "said"), SIGNATURES)
+def test_parameters_are_compared(write: Write, old: str, new: str, said: str) -> None:
+    kernel = KERNEL.replace(old, new)
+    project = write(kernel if "float by" in new or "by" not in old else kernel.replace("by *", "(float)2 *"))
+    project.kvgen("build")
+    shown = project.kvgen("compile", "own/fill", code=2).stderr
+    assert f"own/fill for sm_80, sm_90a: does not compile\nspecs/kernels/fill.cu: {said}" in shown
+
+
+def test_a_set_of_two_kernels_and_two_names_for_one(write: Write) -> None:
+    project = write(more="\n            name_taken=1,")
+    assert "Custom.name_taken: unknown field" in project.kvgen("build", code=2).stderr
+    project = write()
+    project.change("specs/own.py", "ops.Append(),", 'ops.Append(), ops.Append(name="fill"),')
+    assert "ops: got fill twice" in project.kvgen("build", code=2).stderr
+    project = write(KERNEL.replace("void fill", "void own_append"))
+    project.change("specs/own.py", 'name="fill"', 'name="own_append"')
+    assert (
+        "name: 'own_append' would be a kernel's name in C, where it is taken" in project.kvgen("build", code=2).stderr
+    )
+
+
+def test_a_source_in_the_project_but_not_below_specs(write: Write) -> None:
+    project = write(None, source="../cuda/fill.cu")
+    (project.root / "cuda").mkdir()
+    Path(project.root / "cuda" / "fill.cu").write_text(KERNEL, encoding="utf-8")
+    project.kvgen("build")
+    assert project.tree()[FILE].decode().splitlines()[2].endswith("of cuda/fill.cu")
+
+
+def test_a_link_out_of_the_project_leads_out(write: Write, tmp_path: Path) -> None:
+    outside = tmp_path / "outside.cu"
+    outside.write_text(KERNEL, encoding="utf-8")
+    project = write(None)
+    (project.root / "specs" / "kernels" / "fill.cu").symlink_to(outside)
+    assert "it must lie inside the project" in project.kvgen("build", code=2).stderr
+
+
+def test_cubins_made_ahead_of_time_are_those_of_the_launcher(write: Write) -> None:
+    """What `kvgen compile -o` wrote is found under the digest that the launcher asks for."""
+    project = write()
+    project.kvgen("build")
+    project.kvgen("compile", "-o", "cubins")
+    manifest = read_folder(project.root / "cubins")
+    with generated(project.out, "own") as package:
+        module = package.fill.KERNEL.module
+        assert ("fill.cu", "fill") in module.kernels and ("append.cu", "own_append") in module.kernels
+        digest = text_digest(module.unit("fill.cu", "fill").text)
+    assert find(manifest, "own", "fill", "sm_90a", digest).startswith(b"\x7fELF")
+    entry = manifest.entry("own", "fill", "sm_90a")
+    assert entry is not None and entry.entry == "fill"
