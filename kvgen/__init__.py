@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from kvgen import ops
+    from kvgen.inline import compile_kernel
     from kvgen.spec import presets
-    from kvgen.spec.cache import Block, Continuous, Layout, Paged
+    from kvgen.spec.cache import Continuous, Latent, Layout, Paged
     from kvgen.spec.kernel_set import KernelSet
     from kvgen.spec.model import (
         LinearScaling,
@@ -23,17 +24,20 @@ if TYPE_CHECKING:
         Rope,
         YarnScaling,
     )
+    from kvgen.spec.quant import Block, Quant
     from kvgen.spec.table import CSR, Dense, Indirect, PerKV, Ring
 
 __version__ = "0.1.0"
 
 _HOME = {
-    **dict.fromkeys(("Block", "Continuous", "Layout", "Paged"), "kvgen.spec.cache"),
+    **dict.fromkeys(("Block", "Quant"), "kvgen.spec.quant"),
+    **dict.fromkeys(("Continuous", "Latent", "Layout", "Paged"), "kvgen.spec.cache"),
     **dict.fromkeys(("CSR", "Dense", "Indirect", "PerKV", "Ring"), "kvgen.spec.table"),
     **dict.fromkeys(
         ("LinearScaling", "Llama3Scaling", "LongRopeScaling", "Mla", "Model", "Rope", "YarnScaling"), "kvgen.spec.model"
     ),
     "KernelSet": "kvgen.spec.kernel_set",
+    "compile_kernel": "kvgen.inline",
 }
 
 __all__ = [
@@ -43,6 +47,7 @@ __all__ = [
     "Dense",
     "Indirect",
     "KernelSet",
+    "Latent",
     "Layout",
     "LinearScaling",
     "Llama3Scaling",
@@ -51,9 +56,11 @@ __all__ = [
     "Model",
     "Paged",
     "PerKV",
+    "Quant",
     "Ring",
     "Rope",
     "YarnScaling",
+    "compile_kernel",
     "ops",
     "presets",
 ]

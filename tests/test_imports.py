@@ -21,11 +21,13 @@ HEAVY = ("jinja2", "pydantic", "numpy", "ml_dtypes", "cuda", "typer", "rich")
 
 FLOORS = {
     **dict.fromkeys(("__main__", "cli", "models"), 6),
-    **dict.fromkeys(("emit", "testing"), 5),
+    **dict.fromkeys(("emit", "inline", "testing"), 5),
     **dict.fromkeys(("render", "ops"), 4),
     **dict.fromkeys(("compile", "runtime", "reference", "bench"), 3),
     **dict.fromkeys(("spec", "plan"), 2),
-    **dict.fromkeys(("layout", "expr", "dtypes", "errors", "paths", "flatten", "config", "emulator"), 1),
+    **dict.fromkeys(
+        ("layout", "expr", "dtypes", "errors", "paths", "flatten", "signature", "config", "emulator", "tensor_map"), 1
+    ),
 }
 
 

@@ -19,23 +19,28 @@ from kvgen.ops.cache import CacheContext
 from kvgen.ops.decode import DecodeContext, DecodePlanContext
 from kvgen.ops.gather import GatherContext
 from kvgen.ops.launcher import LauncherContext
+from kvgen.ops.seal import SealContext
 from kvgen.paths import templates_root
 from kvgen.render import environment, render
 
 ROOT = Path(__file__).resolve().parent.parent
 # Each template, its context, and the share of its lines that may be tags. Kernels read as CUDA; append has two ways of
-# naming a row's place and two of counting lengths; the other two are lists of declarations more than code.
+# naming a row's place, and its copies lie in write/; the last two are lists of declarations more than code.
 CONTEXTS: dict[str, tuple[type, float]] = {
-    "ops/append.cu.j2": (AppendContext, 0.14),
+    "ops/append.cu.j2": (AppendContext, 0.16),
     "ops/gather.cu.j2": (GatherContext, 0.10),
     "ops/decode.cu.j2": (DecodeContext, 0.10),
     "ops/decode_plan.cu.j2": (DecodePlanContext, 0.10),
-    "cache/cache.cuh.j2": (CacheContext, 0.18),
+    "ops/seal.cu.j2": (SealContext, 0.10),
+    "cache/cache.cuh.j2": (CacheContext, 0.19),
     "launcher/init.py.j2": (LauncherContext, 0.25),
 }
-# Imported by cache.cuh.j2: macros, which get what they need as arguments.
-MACROS = sorted(p.relative_to(templates_root()).as_posix() for p in templates_root().glob("cache/*.j2"))
-MACROS.remove("cache/cache.cuh.j2")
+# Macros, which get what they need as arguments: the page tables', imported by cache.cuh.j2, and the ways to store new rows,
+# imported by append.cu.j2.
+TABLES = sorted(p.relative_to(templates_root()).as_posix() for p in templates_root().glob("cache/*.j2"))
+TABLES.remove("cache/cache.cuh.j2")
+WRITERS = sorted(p.relative_to(templates_root()).as_posix() for p in templates_root().glob("write/*.j2"))
+MACROS = [*TABLES, *WRITERS]
 
 
 def source(template: str) -> str:
@@ -65,13 +70,12 @@ def test_macros_read_their_arguments_alone(template: str) -> None:
 
 
 def test_the_tables_have_the_same_macros() -> None:
-    """So that cache.cuh.j2 asks no table what kind it is."""
-    macros = {t: re.findall(r"{% macro (\w+\([^)]*\))", source(t)) for t in MACROS}
-    first = macros[MACROS[0]]
-    assert {name.partition("(")[0] for name in first} == set(
-        re.findall(r"\btable\.(\w+)\(", source("cache/cache.cuh.j2"))
-    )
-    assert all(found == first for found in macros.values())
+    """So that cache.cuh.j2 asks no table what kind it is, and append no segment."""
+    for files, user, name in ((TABLES, "cache/cache.cuh.j2", "table"), (WRITERS, "ops/append.cu.j2", "writer")):
+        macros = {t: re.findall(r"{% macro (\w+\([^)]*\))", source(t)) for t in files}
+        first = macros[files[0]]
+        assert {m.partition("(")[0] for m in first} == set(re.findall(rf"\b{name}\.(\w+)\(", source(user)))
+        assert all(found == first for found in macros.values())
 
 
 @pytest.mark.parametrize("template", CONTEXTS)

@@ -1,25 +1,37 @@
 """The fewest 32-byte sectors an operation can touch: those that hold what it must read or write, by its semantics.
 
-Every element that must be touched is marked in an array of the memory's shape, once; where the elements lie is what the
-oracle's own view of a pool says (kvgen.reference). No kernel has a part in it.
+Every element that must be touched is marked in an array of the memory's shape and type, once: its bytes become 0xFF.
+Where elements, codes and scales lie is what the oracle's own view of a pool says (kvgen.reference). No kernel has a part
+in it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kvgen.bench.scene import LAYER, LAYERS, Call, Scene
-from kvgen.dtypes import dtype
-from kvgen.reference import Rows, TableView, cache_rows
+from kvgen.reference import Place, Rows, TableView, cache_rows
+from kvgen.reference.elements import Elements
+from kvgen.reference.segments import Coded, Part
 from kvgen.runtime.faults import Fault
 from kvgen.spec.table import CSR, Indirect, Ring
 
 SECTOR: Final = 32  # bytes
 Marks = NDArray[np.bool_]
+Raw = NDArray[Any]
+
+
+class Token(NamedTuple):
+    """Token `position` of request `b`, which holds `after` tokens; row `row` of the step's, None for older ones."""
+
+    b: int
+    position: int
+    row: int | None
+    after: int
 
 
 def minimum_sectors(scene: Scene, call: Call) -> dict[str, int]:
@@ -27,28 +39,29 @@ def minimum_sectors(scene: Scene, call: Call) -> dict[str, int]:
 
     Tables count the entries that say where the tokens are: a page's entry once, a request's length and offsets once.
     """
-    tables = scene.tables(call.kind)
-    marked = _Marked(scene, tables)
+    marked = _Marked(scene, scene.tables(call.kind))
     slots = call.arrays.get("slots")
-    taken = np.ones(call.rows, np.bool_)  # rows of the inputs and outputs
+    taken = {name: np.zeros(call.rows, np.bool_) for name, a in call.arrays.items() if a.ndim == 3}
     if slots is not None:
-        taken = slots >= 0
-        for slot in slots[taken].tolist():
+        for rows in taken.values():
+            rows[...] = slots >= 0
+        for slot in slots[slots >= 0].tolist():
             page, token = divmod(slot, scene.tokens)
-            marked.row((page, page), token)
+            marked.row((Place(page, page),) * 2, token)
     else:
-        if call.kind == "append":
-            taken[...] = False
-        for b, token, row in _tokens(scene, call):
-            marked.token(b, token)
-            if call.kind == "append":
-                taken[row] = True
+        for token in _tokens(scene, call):
+            for name in marked.token(token, call.kind):
+                if name in taken and token.row is not None:
+                    taken[name][token.row] = True
+        if call.kind not in ("append", "seal"):
+            for rows in taken.values():
+                rows[...] = True
         if call.kind != "gather" or isinstance(scene.cache.page_table, Ring):
             marked.lengths()
     found = marked.sectors()
     for name, array in call.arrays.items():
-        if array.ndim == 3:
-            found[name] = _count(np.broadcast_to(taken[:, None, None], array.shape), array.itemsize)
+        if name in taken:
+            found[name] = _sectors(np.repeat(taken[name], array[0].nbytes if len(array) else 0))
         elif name != "errors":
             found[name] = -(-array.nbytes // SECTOR)
     return {name: n for name, n in found.items() if n}
@@ -61,44 +74,85 @@ def planning_sectors(scene: Scene) -> dict[str, int]:
     return {name: n for name, n in marked.sectors().items() if n}
 
 
-def _tokens(scene: Scene, call: Call) -> Iterator[tuple[int, int, int]]:
-    """(request, position, row of the new tokens) of every token that is read or written."""
-    end = 0
+def _tokens(scene: Scene, call: Call) -> Iterator[Token]:
+    """Every token that is read or written."""
+    end, residual = 0, scene.cache.storage.residual
     for b, (total, new) in enumerate(zip(scene.workload.totals, scene.workload.new, strict=True)):
-        first = total - scene.alive(b)
+        first, last = total - scene.alive(b), total
         end += new
-        if call.kind == "append":
+        if call.kind in ("append", "seal"):
             # In a ring, pages that later rows of the same step take over are not written.
             first = max(total - new, (-(-total // scene.tokens) - len(scene.ids[b])) * scene.tokens)
-        yield from ((b, token, end - total + token) for token in range(first, total))
+        if call.kind == "seal":
+            first, last = first // residual * residual, total // residual * residual
+        for position in range(first, last):
+            yield Token(b, position, end - total + position if position >= total - new else None, total)
 
 
 class _Marked:
-    """Which elements of pools and tables have been touched."""
+    """Which bytes of pools and tables have been touched."""
 
-    def __init__(self, scene: Scene, tables: dict[str, NDArray[Any]]) -> None:
+    def __init__(self, scene: Scene, tables: dict[str, Raw]) -> None:
         self._scene = scene
         self._view: TableView = scene.view(tables)
         self._tables: dict[str, Marks] = {name: np.zeros(array.shape, np.bool_) for name, array in tables.items()}
-        self._pools: dict[str, Marks | list[Marks]] = {}
-        for name, pool in scene.pools.items():
-            blank = [np.zeros(a.shape, np.bool_) for a in (pool if isinstance(pool, list) else [pool])]
-            self._pools[name] = blank if isinstance(pool, list) else blank[0]
-        self._rows: tuple[Rows, ...] = cache_rows(scene.cache, list(self._pools.values()), LAYER)
-        self._full = [np.ones((r.heads, r.dim), np.bool_) for r in self._rows]
+        self._pools = {
+            name: [np.zeros_like(p) for p in pool] if isinstance(pool, list) else np.zeros_like(pool)
+            for name, pool in scene.pools.items()
+        }
+        self._rows: tuple[Rows, ...] = cache_rows(scene.cache, {**self._pools, **self._view.arrays}, LAYER)
 
-    def row(self, pages: tuple[int, int], token: int) -> None:
-        """K and V of one token."""
-        for rows, full, page in zip(self._rows, self._full, pages, strict=False):
-            rows.write(page, token, full)
+    def row(self, places: tuple[Place, ...], token: int) -> None:
+        """K and V of one token, whose pages are `places`."""
+        for rows, place in zip(self._rows, places, strict=False):
+            for part in rows.parts:
+                self._part(part, place, token)
 
-    def token(self, b: int, position: int) -> None:
-        """One token of a request, and the table's entries that lead to it."""
-        page, token = divmod(position, self._scene.tokens)
-        ids = self._view.page(b, page)
-        if isinstance(ids, Fault):
-            raise AssertionError(f"request {b}, token {position}: {ids.name} in a table of kvgen bench's own")
-        self.row(ids, token)
+    def _part(self, part: Part, place: Place, token: int) -> None:
+        """A token's dims that are stored one way: elements, or codes and what scales they have."""
+        if not isinstance(part, Coded):
+            _touch(part.elements, place.page, token)
+            return
+        _touch(part.codes, place.page, token)
+        if part.scales is not None:
+            _touch(part.scales, place.scales, token // part.block[0])
+        if part.given is not None:
+            part.given[...] = _ones(part.given)
+        self._global_scales()
+
+    def _global_scales(self) -> None:
+        for name, pool in self._pools.items():
+            if name.endswith("_global_scale"):
+                mine = pool[LAYER] if isinstance(pool, list) or pool.ndim > 1 else pool
+                mine[...] = _ones(mine)
+
+    def token(self, token: Token, kind: str) -> set[str]:
+        """One token as an operation of this `kind` touches it, and the table's entries that lead there.
+
+        Returns the roles that it touches.
+        """
+        b, page = token.b, token.position // self._scene.tokens
+        places = self._view.places(b, page)
+        if isinstance(places, Fault):
+            raise AssertionError(f"request {b}, token {token.position}: {places.name} in a table of kvgen bench's own")
+        touched = set[str]()
+        for name, rows, place in zip("kv", self._rows, places, strict=False):
+            for part in rows.parts:
+                in_page, in_tail = _where(rows, part, token, kind)
+                if in_page:
+                    self._part(part, place, token.position % self._scene.tokens)
+                    self._lead(b, page)
+                if in_tail:
+                    assert rows.tail is not None
+                    slot = rows.tail[b, token.position % rows.residual]
+                    slot[...] = _ones(slot)
+                if (in_page or in_tail) and rows.residual and kind != "append":
+                    self._tables[f"{name}_sealed"][b] = True
+                touched |= {name} if in_page or in_tail else set()
+        return touched
+
+    def _lead(self, b: int, page: int) -> None:
+        """The entries of the table that say where a page of request b is."""
         table, marks, arrays = self._scene.cache.page_table, self._tables, self._view.arrays
         if isinstance(table, CSR):
             marks["page_indptr"][b : b + 2] = True
@@ -111,6 +165,8 @@ class _Marked:
         else:
             column = page % marks["page_table"].shape[-1] if isinstance(table, Ring) else page
             marks["page_table"][b, ..., column] = True
+        if self._view.own_table:
+            marks["scales_page_table"][b, page] = True
 
     def lengths(self) -> None:
         """The lengths of all requests."""
@@ -120,21 +176,42 @@ class _Marked:
 
     def sectors(self) -> dict[str, int]:
         """By buffer; tensors of one layer are called `name[layer]`, as launches call them."""
-        size, found = dtype(self._scene.cache.dtype).bytes, dict[str, int]()
+        found = dict[str, int]()
         for name, marks in self._pools.items():
             if isinstance(marks, list):
-                found |= {f"{name}[{i}]": _count(marks[i], size) for i in range(LAYERS)}
+                found |= {f"{name}[{i}]": _sectors(marks[i].view(np.uint8)) for i in range(LAYERS)}
             else:
-                found[name] = _count(marks, size)
+                found[name] = _sectors(marks.view(np.uint8))
         for name, entries in self._tables.items():
-            found[name] = _count(entries, self._view.arrays[name].itemsize)
+            found[name] = _sectors(np.repeat(entries.reshape(-1), self._view.arrays[name].itemsize))
         return found
 
 
-def _count(marks: Marks, itemsize: int) -> int:
-    """Sectors with a marked element, of a packed array that begins with a sector."""
-    per_sector = SECTOR // itemsize
-    flat = marks.reshape(-1)
-    padded = np.zeros(-(-flat.size // per_sector) * per_sector, np.bool_)
+def _where(rows: Rows, part: Part, token: Token, kind: str) -> tuple[bool, bool]:
+    """Whether an operation touches these dims of a token in its page, and whether in the tail."""
+    if rows.tail is None or not isinstance(part, Coded):
+        return kind != "seal", False
+    sealed = token.position < token.after // rows.residual * rows.residual
+    if kind == "append":
+        return False, not sealed  # seal has stored the others
+    return (True, token.row is None) if kind == "seal" else (sealed, not sealed)
+
+
+def _ones(like: Raw) -> Any:
+    """An element of the same type whose bytes are all 0xFF."""
+    return np.full(like.dtype.itemsize, 0xFF, np.uint8).view(like.dtype)[0]
+
+
+def _touch(elements: Elements, page: int, token: int) -> None:
+    """Mark a token's row of values, codes or scales."""
+    row = elements.read(page, token)
+    row[...] = 15 if elements.packed else _ones(row)
+    elements.write(page, token, row)
+
+
+def _sectors(touched: NDArray[Any]) -> int:
+    """Sectors with a marked byte, of a packed array that begins with a sector."""
+    flat = touched.reshape(-1)
+    padded = np.zeros(-(-flat.size // SECTOR) * SECTOR, np.bool_)
     padded[: flat.size] = flat
-    return int(padded.reshape(-1, per_sector).any(axis=1).sum())
+    return int(padded.reshape(-1, SECTOR).any(axis=1).sum())

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from kvgen.dtypes import dtype
 from kvgen.emit import set_plans
 from kvgen.expr import c, python
 from kvgen.layout import Region
-from kvgen.ops.cache import cache_fields, role_regions
+from kvgen.ops.cache import cache_fields
 from kvgen.plan import KernelPlan, Param
+from kvgen.spec.cache import Cache
 from kvgen.spec.loader import LoadedSet
+from kvgen.spec.storage import PoolTensor, Segment
 
 
 def describe(loaded: LoadedSet, ops: Sequence[str]) -> dict[str, Any]:
@@ -35,9 +38,44 @@ def describe(loaded: LoadedSet, ops: Sequence[str]) -> dict[str, Any]:
             "layers": cache.layout.layers,
             "table": cache.page_table.model_dump(),
             "fields": [_param(p) for p in cache_fields(cache)],
-            "roles": {name: _region(region) for name, region in role_regions(cache)},
+            "tensors": [_tensor(tensor) for tensor in cache.storage.tensors],
+            "roles": {name: [_segment(cache, s) for s in parts] for name, parts in cache.storage.roles.items()},
         },
         "kernels": [{"op": op, **_plan(plan)} for op in ops for plan in plans[op]],
+    }
+
+
+def _tensor(tensor: PoolTensor) -> dict[str, Any]:
+    return {
+        "name": tensor.name,
+        "dtypes": list(tensor.dtypes),
+        "axes": " ".join(tensor.axes) if tensor.given else tensor.text,
+        "shape": list(tensor.shape),
+        "strides": list(tensor.strides),
+        "align": tensor.align,
+    }
+
+
+def _segment(cache: Cache, segment: Segment) -> dict[str, Any]:
+    scales, quant = segment.scales, segment.quant
+    return {
+        "dims": [segment.begin, segment.begin + segment.size],
+        "dtype": segment.region.dtype.name,
+        "base": segment.base,
+        "tensor": cache.storage.base(segment.base).tensor,
+        **_region(segment.region),
+        "vector": segment.vector,
+        "quant": None if quant is None else quant.model_dump(exclude_defaults=True),
+        "scales": None
+        if scales is None
+        else {
+            "dtype": scales.dtype.name,
+            "zero": scales.zero,
+            "block": list(scales.block),
+            "place": scales.base or scales.array,
+            "tensor": cache.storage.base(scales.base).tensor if scales.base else scales.array,
+            **(_region(scales.region) if scales.region is not None else {"shape": [scales.heads, scales.groups]}),
+        },
     }
 
 
@@ -47,7 +85,7 @@ def _region(region: Region) -> dict[str, Any]:
         "shape": list(region.shape),
         "strides": list(region.strides),
         "offset": c(region.offset()),
-        "vector": region.vector,
+        "byte_offset": region.byte_offset,
         "span": region.span,
     }
 
@@ -56,7 +94,7 @@ def _plan(plan: KernelPlan) -> dict[str, Any]:
     return {
         "name": plan.name,
         "entry": plan.entry,
-        "template": f"templates/{plan.template}",
+        "template": plan.source.path if plan.source else f"templates/{plan.template}",
         "threads": plan.threads,
         "grid": [python(part) for part in plan.grid],
         "dynamic_shared": plan.shared,
@@ -71,6 +109,7 @@ def _param(p: Param) -> dict[str, Any]:
         "dtype": p.dtype.name,
         "shape": None if p.shape is None else list(p.shape),
         "value": p.value or None,
+        "brought": p.brought or None,
         "access": p.access,
         "align": p.align,
         "strided": p.strided,
@@ -78,6 +117,40 @@ def _param(p: Param) -> dict[str, Any]:
         "untrusted": p.untrusted,
         "doc": p.doc or None,
     }
+
+
+def _place(tensor: str, base: str, region: dict[str, Any]) -> str:
+    """Where elements lie: the tensor, the pointer into its page, the offset from there."""
+    behind = f", from byte {region['byte_offset']} of the page or row" if region.get("byte_offset") else ""
+    return f"{tensor}{f' (page pointer {base})' if base != tensor else ''}{behind}, at {region['offset']}"
+
+
+def _counted(number: int, word: str) -> str:
+    """ "the token", "16 tokens", "all tokens"."""
+    return f"all {word}s" if not number else f"{number} {word}{'' if number == 1 else 's'}"
+
+
+def _quantized(segment: dict[str, Any]) -> list[str]:
+    """What the codes of a segment mean, and where their scales are."""
+    quant, scales = segment["quant"], segment["scales"]
+    if quant is None:
+        return []
+    if scales is None:
+        return ["value = code, a cast that saturates"]
+    token, head, dim = scales["block"]
+    block = " x ".join((_counted(token, "token"), _counted(head, "head"), _counted(dim, "dim")))
+    code = "(code - zero)" if scales["zero"] else "code"
+    times = " * global scale" if quant.get("recipe") == "global" else ""
+    what = f"{scales['dtype']} scale{' and zero point' if scales['zero'] else ''}"
+    how = "given" if quant.get("scale") == "given" else f"recipe {quant.get('recipe', 'amax')}"
+    lines = [f"value = {code} * scale{times}: one {what} per {block}, {how}"]
+    if quant.get("residual"):
+        lines.append(f"{quant['residual']} tokens are quantized together; until then they wait in k_tail")
+    if "offset" in scales:
+        lines.append(f"scales in {_place(scales['tensor'], scales['place'], scales)}, counting blocks")
+    else:
+        lines.append(f"scales in {scales['tensor']}, [{', '.join(map(str, scales['shape']))}] a layer")
+    return lines
 
 
 def plan_text(found: dict[str, Any]) -> str:
@@ -97,12 +170,19 @@ def plan_text(found: dict[str, Any]) -> str:
         f"  table    {cache['table']['kind']}: {table}",
         f"  lengths  {cache['lengths']}",
     ]
-    for role, region in cache["roles"].items():
-        axes = zip(region["axes"].split(), region["shape"], region["strides"], strict=True)
-        lines.append(f"\n  {role.upper()}: element offset in a page: {region['offset']}")
-        span = region["span"] or "a run-time number of"
-        lines.append(f"     widest access {region['vector']} elements, a page spans {span}")
+    for tensor in cache["tensors"]:
+        axes = zip(tensor["axes"].split(), tensor["shape"], tensor["strides"], strict=True)
+        lines.append(f"\n  {tensor['name']}: {' or '.join(tensor['dtypes'])}, accesses of {tensor['align']} bytes")
         lines += _columns([("axis", "extent", "stride"), *((a, str(e), _stride(s)) for a, e, s in axes)], "     ")
+    for role, segments in cache["roles"].items():
+        for segment in segments:
+            begin, end = segment["dims"]
+            kind = f"{segment['dtype']}{' codes' if segment['quant'] else ''}"
+            place = _place(segment["tensor"], segment["base"], segment)
+            lines.append(f"\n  {role.upper()} [{begin}, {end}): {kind} in {place}")
+            span = segment["span"] or "a run-time number of"
+            lines.append(f"     widest access {segment['vector']} elements, a page spans {span}")
+            lines += [f"     {line}" for line in _quantized(segment)]
     lines.append("\n  Cache: the struct that every kernel takes first")
     lines += _params("field", cache["fields"])
     for kernel in found["kernels"]:
@@ -125,13 +205,15 @@ def _params(title: str, params: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def _type(p: dict[str, Any]) -> str:
+    if p["brought"] == "tensor_map":
+        return "tensor map"
     return p["dtype"] if p["shape"] is None else f"{p['dtype']}[{', '.join(map(str, p['shape']))}]"
 
 
 def _notes(p: dict[str, Any]) -> str:
-    notes = [p["value"]] if p["shape"] is None else [p["access"]]
+    notes = ["of the call" if p["brought"] else p["value"]] if p["shape"] is None else [p["access"]]
     notes += [flag for flag in ("strided", "optional", "untrusted") if p[flag]]
-    if p["align"] > 1:
+    if 8 * p["align"] > dtype(p["dtype"]).bits:  # more than elements have anyway
         notes.append(f"{p['align']}-byte aligned")
     return ", ".join(filter(None, notes))
 

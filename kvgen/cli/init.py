@@ -2,10 +2,28 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+
+class KvDtype(StrEnum):
+    """kvgen.models.KV_DTYPES, which is slow to import."""
+
+    auto = "auto"
+    bf16 = "bf16"
+    f16 = "f16"
+    f32 = "f32"
+    fp8 = "fp8"
+    fp8_static = "fp8-static"
+    fp8_scaled = "fp8-scaled"
+    int8 = "int8"
+    int8_static = "int8-static"
+    int4 = "int4"
+    nvfp4 = "nvfp4"
+    fp8_ds_mla = "fp8_ds_mla"
 
 
 def init(
@@ -17,19 +35,35 @@ def init(
         Path | None,
         typer.Option("-o", "--output", metavar="FILE", help="Where to write; by default stdout.", show_default=False),
     ] = None,
+    kv_dtype: Annotated[
+        KvDtype, typer.Option(help="How KV is stored; auto: as the checkpoint says, else in its type.")
+    ] = KvDtype.auto,
     force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,
 ) -> None:
     """Write a spec for a model's KV cache: heads, head dim, rope, windows, sinks and latent ranks from its config.
 
+    A checkpoint whose KV is quantized (compressed-tensors' kv_cache_scheme, ModelOpt's kv_cache_quant_algo) gets a cache
+    that is, unless --kv-dtype says otherwise:
+
+    \b
+    bf16 f16 f32   elements as they are
+    fp8            e4m3 by a cast, no scales
+    fp8-static     e4m3, a scale of the caller's a layer for K and for V; int8-static: signed bytes
+    fp8-scaled     e4m3, a scale per token and head that append computes; int8: signed bytes
+    int4           16 levels, a scale and a zero point per 32 dims
+    nvfp4          e2m1, an e4m3 scale per 16 dims, a given f32 scale on top
+    fp8_ds_mla     latent rows of 656 bytes: e4m3, four f32 scales, the RoPE part in bf16
+
     \b
     kvgen init --from config.json                         look first
     kvgen init --from config.json -o specs/llama3_8b.py   the file's name becomes the set's
+    kvgen init --from config.json --kv-dtype int8
     """
     from kvgen import models
     from kvgen.errors import ConfigError, ToolError
     from kvgen.spec.kernel_set import check_name
 
-    text = models.spec_text(models.read(config), source=config.as_posix())
+    text = models.spec_text(models.read(config), source=config.as_posix(), kv_dtype=kv_dtype.value)
     if output is None:
         typer.echo(text, nl=False)
         return

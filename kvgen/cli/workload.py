@@ -4,28 +4,30 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import typer
 from numpy.typing import NDArray
 
+from kvgen.bench import Call, Scene, Workload, minimum_sectors
+from kvgen.bench.scene import LAYER, aligned
 from kvgen.cli.project import Project, generated
-from kvgen.dtypes import dtype
-from kvgen.reference import TableView, append, cache_rows, decode, gather
+from kvgen.ops import Decode
+from kvgen.reference import Decoded, Rows, append, cache_rows, decode, gather, seal
 from kvgen.runtime import clear, describe
-from kvgen.spec.cache import Paged
+from kvgen.spec.kernel_set import Op
 
 if TYPE_CHECKING:
     from kvgen.runtime.cpu import Launched
 
 PROMPTS: Final = (37, 5, 64, 18)
 STEPS: Final = 3
-LAYERS: Final = 2
-LAYER: Final = 1
-_SPARE_PAGES: Final = 5
+_ARCH: Final = "sm_90a"  # what the CPU machine runs, where the set has it
 _SECTOR: Final = 32  # bytes: what a GPU's memory moves at least
+_ORDER: Final = ("seal", "append", "decode", "gather")  # of a step
+_MEMORY: Final = ("kv", "scales", "input", "output")  # what an operation is about; tables are how it gets there
+_HALF_ULP: Final = {"f32": 2.0**-24, "f16": 2.0**-11, "bf16": 2.0**-8}
 
 Raw = NDArray[Any]
 
@@ -89,137 +91,162 @@ class _Memory:
 
 
 class _Batch:
-    """Requests, their pages, the pool the kernels write and the pool the oracle writes."""
+    """Requests, their pages, the tensors that the kernels write and those that the oracle writes."""
 
-    def __init__(self, project: Project, name: str, memory: _Memory) -> None:
-        self.kernels = next(s.kernels for s in project.sets if s.kernels.name == name)
-        cache = self.kernels.cache
-        assert isinstance(cache, Paged)
-        self.cache, self.memory, self.random = cache, memory, np.random.default_rng(0)
-        self.kind = dtype(cache.dtype).numpy()
-        requests, size = len(PROMPTS), cache.page_size
-        columns = [-(-(prompt + STEPS) // size) for prompt in PROMPTS]
-        self.pages = sum(columns) + _SPARE_PAGES
-        ids = iter(self.random.permutation(self.pages))
-        self.table = np.full((requests, max(columns)), 2**32 - 1, np.uint32)  # entries past a request's end are poison
-        for row, count in zip(self.table, columns, strict=True):
-            row[:count] = [next(ids) for _ in range(count)]
-        self.lengths = np.zeros(requests, np.uint32)
-        shape = (self.pages, 2, LAYERS, size, cache.kv_heads, cache.head_dim)
-        self.expected = np.full(shape, np.nan, self.kind)
-        self.pool = memory.put(self.expected.copy())
+    def __init__(self, scene: Scene, memory: _Memory) -> None:
+        self.scene, self.memory, self.random = scene, memory, np.random.default_rng(0)
+        for array in (a for name, a in self._arrays(scene.pools) if self._written(name)):
+            array.view(np.uint8)[...] = 0xFF  # NaN as a number, and no code that a kernel writes everywhere
+        self.tables = {name: array for name, array in scene.tables("seal").items() if name.endswith("_sealed")}
+        self.pools = self._placed(scene.pools)
+        self.counts = {name: memory.put(array.copy()) for name, array in self.tables.items()}
 
-    def values(self, *shape: int) -> Raw:
-        """Random values of the cache's type."""
-        return self.random.standard_normal(shape).astype(self.kind)
+    def _arrays(self, pools: dict[str, Any]) -> list[tuple[str, Raw]]:
+        return [(n, a) for n, pool in pools.items() for a in (pool if isinstance(pool, list) else [pool])]
+
+    def _written(self, name: str) -> bool:
+        return any(t.writes for t in self.scene.package.Cache.TENSORS if t.name == name)
+
+    def _placed(self, pools: dict[str, Any]) -> dict[str, Any]:
+        """The kernels' tensors: copies of the oracle's."""
+
+        def put(array: Raw) -> Any:
+            found = self.memory.put(aligned(array.shape, array.dtype))
+            if isinstance(found, DeviceArray):
+                found.store(array)
+            else:
+                found[...] = array
+            return found
+
+        return {n: [put(a) for a in pool] if isinstance(pool, list) else put(pool) for n, pool in pools.items()}
+
+    def values(self, like: Raw) -> Raw:
+        """Random values of an array's shape and type."""
+        return self.random.standard_normal(like.shape).astype(like.dtype)
 
     @property
-    def view(self) -> TableView:
-        """The oracle's page table, at this step."""
-        tables = {"lengths": self.lengths, "page_table": self.table}
-        return TableView(self.cache, tables, self.pages, self.cache.page_size)
+    def rows(self) -> tuple[Rows, ...]:
+        """The oracle's K and V."""
+        return cache_rows(self.scene.cache, {**self.scene.pools, **self.tables}, LAYER)
 
-    def layer(self, module: ModuleType) -> Any:
-        """The generated cache's layer, over the lengths of this step."""
-        put = self.memory.put
-        cache = module.Cache(self.pool, lengths=put(self.lengths.copy()), page_table=put(self.table))
-        return cache[LAYER]
+    def layer(self, tables: dict[str, Raw]) -> Any:
+        """The generated cache's layer, over the tables of this step."""
+        placed = {name: self.memory.put(array) for name, array in tables.items()} | self.counts
+        return self.scene.package.Cache(**self.pools, **placed)[LAYER]
+
+    def same(self, outcome: Outcome) -> None:
+        """Compare every tensor with the oracle's, byte for byte."""
+        for name, mine in (*self.pools.items(), *self.counts.items()):
+            right = self.tables[name] if name in self.tables else self.scene.pools[name]
+            pairs = zip(mine, right, strict=True) if isinstance(mine, list) else [(mine, right)]
+            for got, wanted in pairs:
+                _compare_bytes(self.memory.get(got), np.asarray(wanted), outcome)
 
 
 def run(project: Project, name: str, gpu: int | None) -> list[Outcome]:
-    """The whole batch on a GPU (its ordinal) or the CPU machine (None); one Outcome a kernel."""
+    """The whole batch on a GPU (its ordinal) or the CPU machine (None); one Outcome a kernel.
+
+    Any set of the cache family: prompts, then steps of one token, each sealed where the cache has a tail, appended and
+    attended to; at the end everything is gathered.
+    """
     from kvgen.runtime.cpu import machine
 
-    batch = _Batch(project, name, _Memory(gpu))
     where = "the CPU machine (the compiled PTX, every access checked)" if gpu is None else f"GPU {gpu}"
     prompts = ", ".join(map(str, PROMPTS))
     typer.echo(f"run       on {where}: prompts of {prompts} tokens, then {STEPS} steps of one token each")
-    outcomes = [Outcome("append"), Outcome("decode"), Outcome("gather")]
-    with (
-        generated(project.config.out, name) as module,
-        machine(arch=None if gpu is not None else "sm_90a", mode="check") as log,
-    ):
+    kernels = next(s.kernels for s in project.sets if s.kernels.name == name)
+    ops = {kind: [op for op in kernels.ops if op.kind == kind and not _by_slots(op)] for kind in _ORDER}
+    outcomes = {op.name: Outcome(op.name) for kind in _ORDER for op in ops[kind]}
+    arch = _ARCH if gpu is None and _ARCH in kernels.arch else None
+    room = [prompt + STEPS for prompt in PROMPTS]
+    with generated(project.config.out, name) as module, machine(arch=arch, mode="check") as log:
+        batch = _Batch(Scene(kernels, module, Workload("prompts", PROMPTS, PROMPTS), room), _Memory(gpu))
         for step in range(STEPS + 1):
-            counts = PROMPTS if step == 0 else (1,) * len(PROMPTS)
-            layer = batch.layer(module)
-            _append(batch, module, layer, counts, outcomes[0])
-            if step:
-                _decode(batch, module, layer, outcomes[1])
-            batch.lengths += np.array(counts, np.uint32)
-        _gather(batch, module, batch.layer(module), outcomes[2])
+            new = PROMPTS if step == 0 else (1,) * len(PROMPTS)
+            totals = tuple(prompt + step for prompt in PROMPTS)
+            scene = batch.scene.at(Workload(f"step {step}", totals, new))
+            for op in (*ops["seal"], *ops["append"], *(ops["decode"] if step else ())):
+                _one(batch, scene, op, outcomes[op.name])
+        for op in ops["gather"]:
+            _one(batch, scene, op, outcomes[op.name])
         if gpu is None:
-            _count(log.launches, outcomes)
-    return outcomes
+            _count(log.launches, name, list(outcomes.values()))
+    return list(outcomes.values())
 
 
-def _append(batch: _Batch, module: ModuleType, layer: Any, counts: tuple[int, ...], outcome: Outcome) -> None:
-    """Store the step's rows and compare the whole pool with the oracle's, byte for byte."""
-    put, get, cache = batch.memory.put, batch.memory.get, batch.cache
-    offsets = np.cumsum([0, *counts]).astype(np.uint32)
-    rows = int(offsets[-1])
-    k, v = (batch.values(rows, cache.kv_heads, cache.head_dim) for _ in range(2))
-    word = _cleared()
-    errors = put(word)
-    module.append(layer, put(k), put(v), put(offsets), errors=errors)
-    append(batch.view, cache_rows(cache, [batch.expected], LAYER), [k, v], row_offsets=offsets)
-    got = get(batch.pool)
+def _by_slots(op: Op) -> bool:
+    """Whether it is another append, which would store the same rows again."""
+    return getattr(op, "rows", "") == "slots"
+
+
+def _one(batch: _Batch, scene: Scene, op: Op, outcome: Outcome) -> None:
+    """One launch of an operation: random inputs, the kernel and the oracle on them, and what they differ in."""
+    call, tables, memory = scene.call(op), scene.tables(op.kind), batch.memory
+    tables = {name: array for name, array in tables.items() if name not in batch.tables}
+    arrays = {name: np.array(array) for name, array in call.arrays.items()}
+    for name in ("k", "v", "q"):
+        if name in arrays:
+            arrays[name][...] = batch.values(arrays[name])
+    clear(arrays["errors"])
+    placed = {name: memory.put(array.copy()) for name, array in arrays.items()}
+    layer = batch.layer(tables)
+    if hasattr(call.launcher, "workspace"):
+        placed["workspace"] = call.launcher.workspace(max_rows=call.rows, device=layer.device)
+        call.launcher.plan(layer, placed["workspace"])
+    call.launcher(layer, **placed)
+    got = {name: memory.get(placed[name]) for name in arrays}
     outcome.launches += 1
-    outcome.rows += rows
-    outcome.minimum += 2 * (k.nbytes + v.nbytes)  # read from the rows, written to the pool
-    _compare_bytes(got, batch.expected, outcome)
-    outcome.right &= _quiet(get(errors), outcome.kernel)
+    outcome.rows += call.rows
+    least = minimum_sectors(scene, call)
+    outcome.minimum += _SECTOR * sum(n for b, n in least.items() if scene.group(b, call.launcher) in _MEMORY)
+    _hold(batch, scene, call, tables, arrays, got, outcome)
+    outcome.right &= _quiet(got["errors"], outcome.kernel)
 
 
-def _decode(batch: _Batch, module: ModuleType, layer: Any, outcome: Outcome) -> None:
-    """Attend with one query row a request; compare with float64, allowing for the rounding of the result."""
-    put, get, cache = batch.memory.put, batch.memory.get, batch.cache
-    requests, heads = len(PROMPTS), batch.kernels.q_heads
-    q = batch.values(requests, heads, cache.head_dim)
-    out, errors = put(np.zeros((requests, heads, cache.v_dim), batch.kind)), put(_cleared())
-    lse = put(np.zeros((requests, heads), np.float32))
-    module.decode(layer, put(q), out, lse=lse, errors=errors)
-    wanted = decode(batch.view, cache_rows(cache, [batch.expected], LAYER), q)
-    error = np.abs(get(out).astype(np.float64) - wanted.out)
-    # Half a unit in bf16's last place for the result, and what float32 may lose in scores and sums of this size.
-    allowed = 2.0**-8 * np.abs(wanted.out) + 2.0**-14
-    outcome.launches += 1
-    outcome.rows += requests
-    tokens = int(batch.lengths.sum()) + requests
-    row = cache.kv_heads * (cache.head_dim + cache.v_dim) * batch.kind.itemsize
-    outcome.minimum += tokens * row + q.nbytes + wanted.out.size * batch.kind.itemsize + wanted.lse.size * 4
+def _hold(
+    batch: _Batch,
+    scene: Scene,
+    call: Call,
+    tables: dict[str, Raw],
+    given: dict[str, Raw],
+    got: dict[str, Raw],
+    outcome: Outcome,
+) -> None:
+    """Run the oracle on what the kernel was given; compare outputs and every tensor of the cache."""
+    view, new = scene.view(tables), [given[n] for n in ("k", "v") if n in given]
+    if call.kind == "seal":
+        seal(view, batch.rows, new, row_offsets=given["row_offsets"])
+    elif call.kind == "append":
+        append(view, batch.rows, new, row_offsets=given["row_offsets"])
+    elif call.kind == "gather":
+        outputs = {n: given[n] for n in ("k_out", "v_out") if n in given}
+        wanted = gather(
+            view, batch.rows, list(outputs.values()), row_offsets=given["row_offsets"], starts=given.get("starts")
+        )
+        for name, right in zip(outputs, wanted.outputs, strict=True):
+            _compare_bytes(got[name], right, outcome)
+    else:
+        _attended(scene, decode(view, batch.rows, given["q"], scale=_scale(scene)), got, outcome)
+    batch.same(outcome)
+
+
+def _scale(scene: Scene) -> float | None:
+    return next((op.scale for op in scene.kernels.ops if isinstance(op, Decode)), None)
+
+
+def _attended(scene: Scene, wanted: Decoded, got: dict[str, Raw], outcome: Outcome) -> None:
+    """Attention within float64's reach: what rounding of the result allows, and float32 in scores and sums."""
+    error = np.abs(got["out"].astype(np.float64) - wanted.out)
+    allowed = _HALF_ULP[scene.cache.dtype] * np.abs(wanted.out) + 2.0**-14
     outcome.error = max(outcome.error, float(error.max()))
     outcome.share = max(outcome.share, float((error / allowed).max()))
-    outcome.right &= bool((error <= allowed).all()) and bool((np.abs(get(lse) - wanted.lse) <= 1e-4).all())
-    outcome.right &= _quiet(get(errors), outcome.kernel)
-
-
-def _gather(batch: _Batch, module: ModuleType, layer: Any, outcome: Outcome) -> None:
-    """Read every token back in order and compare with the oracle's, byte for byte."""
-    put, get, cache = batch.memory.put, batch.memory.get, batch.cache
-    offsets = np.cumsum([0, *batch.lengths]).astype(np.uint32)
-    rows = int(offsets[-1])
-    blank = [np.zeros((rows, cache.kv_heads, cache.head_dim), batch.kind) for _ in range(2)]
-    outputs, errors = [put(array.copy()) for array in blank], put(_cleared())
-    module.gather(layer, put(offsets), *outputs, errors=errors)
-    wanted = gather(batch.view, cache_rows(cache, [batch.expected], LAYER), blank, row_offsets=offsets)
-    outcome.launches += 1
-    outcome.rows += rows
-    outcome.minimum += 2 * sum(array.nbytes for array in blank)
-    for output, right in zip(outputs, wanted.outputs, strict=True):
-        _compare_bytes(get(output), right, outcome)
-    outcome.right &= _quiet(get(errors), outcome.kernel)
+    outcome.right &= bool((error <= allowed).all()) and bool((np.abs(got["lse"] - wanted.lse) <= 1e-4).all())
 
 
 def _compare_bytes(got: Raw, wanted: Raw, outcome: Outcome) -> None:
     if got.tobytes() != wanted.tobytes():
         off = np.abs(np.nan_to_num(got.astype(np.float64)) - np.nan_to_num(wanted.astype(np.float64)))
         outcome.error, outcome.right = max(outcome.error, float(off.max())), False
-
-
-def _cleared() -> Raw:
-    word = np.zeros(1, np.uint64)
-    clear(word)
-    return word
 
 
 def _quiet(word: Raw, kernel: str) -> bool:
@@ -230,12 +257,12 @@ def _quiet(word: Raw, kernel: str) -> bool:
     return report is None
 
 
-def _count(launches: list[Launched], outcomes: list[Outcome]) -> None:
+def _count(launches: list[Launched], name: str, outcomes: list[Outcome]) -> None:
     """Add up the 32-byte sectors that the kernels' accesses touched, as the CPU machine counted them."""
     for launched in launches:
         sectors = sum(
             b.load_sectors + b.store_sectors + b.atomic_sectors for b in launched.counters.per_buffer.values()
         )
         for outcome in outcomes:
-            if launched.entry.endswith(f"_{outcome.kernel}"):
+            if launched.entry == f"{name}_{outcome.kernel}":
                 outcome.moved = (outcome.moved or 0) + _SECTOR * sectors

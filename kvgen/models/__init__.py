@@ -18,8 +18,11 @@ from pydantic import ValidationError
 from kvgen.errors import ConfigError
 from kvgen.models.families import MODEL_TYPES, READERS, Checkpoint
 from kvgen.models.fields import Fields, shown
+from kvgen.models.stored import AUTO, KV_DTYPES, stored
 from kvgen.models.text import spec_source
 from kvgen.spec.base import explain
+
+__all__ = ["AUTO", "EXAMPLE", "KV_DTYPES", "default_name", "example", "facts", "parse", "read", "spec_text"]
 
 SIZE_LIMIT = 2**20
 EXAMPLE = "llama_3_1_8b.json"
@@ -73,13 +76,18 @@ def facts(config: Mapping[str, Any]) -> Checkpoint:
         raise ConfigError("; ".join(explain(error))) from None
 
 
-def spec_text(config: Mapping[str, Any], *, source: str, arch: Sequence[str] = DEFAULT_ARCH) -> str:
+def spec_text(
+    config: Mapping[str, Any], *, source: str, arch: Sequence[str] = DEFAULT_ARCH, kv_dtype: str = AUTO
+) -> str:
     """The Python text of a spec for a config.
 
     `source` names the config in the docstring, as `--from` did. The cache is paged: 16-token pages of K and V, or
-    64-token pages of latent rows for DeepSeek.
+    64-token pages of latent rows for DeepSeek and Kimi. `kv_dtype` is one of KV_DTYPES: how KV is stored; "auto" is what
+    the config's quantization says, else the checkpoint's type.
     """
-    return spec_source(facts(config), source=source, arch=arch)
+    found = facts(config)
+    how = stored(Fields(config), found, kv_dtype)
+    return spec_source(found, how, source=source, option="" if kv_dtype == AUTO else kv_dtype, arch=arch)
 
 
 def default_name(config: Mapping[str, Any]) -> str:

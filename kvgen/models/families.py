@@ -157,7 +157,7 @@ def gpt_oss(fields: Fields, architecture: str) -> Checkpoint:
 
 
 def deepseek(fields: Fields, architecture: str) -> Checkpoint:
-    """DeepSeek-V2 and V3: latent rows of kv_lora_rank + qk_rope_head_dim, shared by all heads; pairs interleaved."""
+    """DeepSeek-V2 and V3, Kimi-K2: latent rows of kv_lora_rank + qk_rope_head_dim, shared by all heads; pairs interleaved."""
     fields.require(
         architecture,
         *("num_attention_heads", "num_hidden_layers", "kv_lora_rank"),
@@ -215,6 +215,7 @@ MODEL_TYPES: dict[str, str] = {
     "gpt_oss": "GptOssForCausalLM",
     "deepseek_v2": "DeepseekV2ForCausalLM",
     "deepseek_v3": "DeepseekV3ForCausalLM",
+    "kimi_k2": "DeepseekV3ForCausalLM",
 }
 
 

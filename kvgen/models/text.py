@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from kvgen.errors import ConfigError
 from kvgen.models.families import Checkpoint
+from kvgen.models.stored import Stored, words
 from kvgen.spec.base import Spec
 
 LINE = 120
@@ -42,45 +43,63 @@ class Group:
         return f"{self.opening}{inner}{',' if self.opening == '(' and len(self.items) == 1 else ''}{self.closing}"
 
 
-def spec_source(facts: Checkpoint, *, source: str, arch: Sequence[str]) -> str:
-    """The spec file's text; `source` says where the facts come from and is reduced to harmless characters."""
+def spec_source(facts: Checkpoint, stored: Stored, *, source: str, option: str, arch: Sequence[str]) -> str:
+    """The spec file's text; `source` says where the facts come from and is reduced to harmless characters.
+
+    `option` is the --kv-dtype that was given, "" where none was.
+    """
     model = facts.model
     page = 64 if model.mla else 16
-    cache: list[tuple[str, Atom | Group]] = [
-        ("dtype=", literal(facts.dtype)),
-        ("kv_heads=", literal(facts.kv_heads)),
-        ("head_dim=", literal(facts.head_dim)),
-        ("page_size=", literal(page)),
-    ]
+    cache: list[tuple[str, Atom | Group]] = [("dtype=", literal(stored.dtype))]
     names = ["Append", "Gather", "Decode"]
-    if facts.stores == "k":
-        cache.append(("stores=", literal("k")))
-        names.remove("Decode")  # decode reads K and V; attention over latent rows is another operation
+    if model.mla is not None:
+        cache.append(("latent_dim=", literal(model.mla.kv_lora_rank)))
+        cache.append(("rope_dim=", literal(model.mla.qk_rope_head_dim)))
+        names.remove("Decode")  # attention over latent rows is another operation
+    else:
+        cache += [("kv_heads=", literal(facts.kv_heads)), ("head_dim=", literal(facts.head_dim))]
+    cache.append(("page_size=", literal(page)))
+    kind, used = "Latent" if model.mla else "Paged", spec_names(model)
+    if stored.quant is not None:
+        cache.append(("quant=", literal(stored.quant)))
+        used |= spec_names(stored.quant)
+    if stored.quant_rope:
+        cache.append(("quant_rope=", literal(True)))
     body = Group(
         "KernelSet(",
         [
             ("q_heads=", literal(facts.q_heads)),
-            ("cache=", Group("Paged(", cache, ")")),
+            ("cache=", Group(f"{kind}(", cache, ")")),
             ("ops=", Group("[", [("", Atom(f"ops.{name}()")) for name in names], "]")),
             ("arch=", Group("[", [("", literal(name)) for name in arch], "]")),
             ("model=", call(model)),
         ],
         ")",
     )
-    imports = ", ".join([*sorted({"KernelSet", "Paged", *spec_names(model)}), "ops"])
+    imports = ", ".join([*sorted({"KernelSet", kind, *used}), "ops"])
+    command = f"kvgen init --from {_harmless(source)}{f' --kv-dtype {option}' if option else ''}"
     return (
-        f'"""{_headline(facts, page)}\n\nWritten by `kvgen init --from {_harmless(source)}`.\n"""\n\n'
-        f"from kvgen import {imports}\n\nkernels = {_broken(body, 0)}\n"
+        f'"""{_headline(facts, stored, page)}\n\n{_how(facts, stored)}Written by `{command}`.\n"""'
+        f"\n\nfrom kvgen import {imports}\n\nkernels = {_broken(body, 0)}\n"
     )
 
 
-def _headline(facts: Checkpoint, page: int) -> str:
+def _headline(facts: Checkpoint, stored: Stored, page: int) -> str:
     model = facts.model
-    start = f"{model.architecture}: {facts.dtype}"
+    start = f"{model.architecture}: {stored.dtype}"
     if model.mla:
         return f"{start} latent rows of {facts.head_dim} in {page}-token pages, {facts.q_heads} query heads."
     heads = f"{facts.q_heads} query heads over {facts.kv_heads} KV heads of {facts.head_dim}"
     return f"{start} cache in {page}-token pages, {heads}."
+
+
+def _how(facts: Checkpoint, stored: Stored) -> str:
+    """What is stored, and who says so; "" for a cache of the checkpoint's own type."""
+    if stored.quant is None:
+        return ""
+    said = f",\nas the checkpoint's {stored.source} says" if stored.source else ""
+    rest = f"; the RoPE part stays {stored.dtype}" if facts.model.mla and not stored.quant_rope else ""
+    return f"Stored are {words(stored)}{rest}{said}.\n"
 
 
 def _harmless(source: str) -> str:
@@ -89,23 +108,22 @@ def _harmless(source: str) -> str:
     return text if len(text) <= SOURCE_LENGTH else "..." + text[3 - SOURCE_LENGTH :]
 
 
+def _given(spec: Spec) -> list[str]:
+    """The fields that a constructor call must give: those that were given and are not at their default."""
+    fields = type(spec).model_fields
+    given = (n for n in fields if n in spec.model_fields_set)
+    return [n for n in given if fields[n].is_required() or getattr(spec, n) != fields[n].default]
+
+
 def spec_names(spec: Spec) -> set[str]:
     """The class names that `call(spec)` uses."""
-    names = {type(spec).__name__}
-    for field in type(spec).model_fields:
-        value = getattr(spec, field)
-        if isinstance(value, Spec):
-            names |= spec_names(value)
-    return names
+    values = [getattr(spec, name) for name in _given(spec)]
+    return {type(spec).__name__}.union(*(spec_names(value) for value in values if isinstance(value, Spec)))
 
 
 def call(spec: Spec) -> Group:
     """A constructor call with every field that is not at its default."""
-    items = [
-        (f"{name}=", literal(getattr(spec, name)))
-        for name, field in type(spec).model_fields.items()
-        if field.is_required() or getattr(spec, name) != field.default
-    ]
+    items = [(f"{name}=", literal(getattr(spec, name))) for name in _given(spec)]
     return Group(f"{type(spec).__name__}(", items, ")")
 
 

@@ -9,7 +9,8 @@ from pydantic import Field
 
 from kvgen.dtypes import dtype
 from kvgen.expr import ceil_div, const, var
-from kvgen.ops.cache import ERRORS, RoleContext, entry_name, roles, rows_per_block
+from kvgen.ops.cache import ERRORS, entry_name, rows_per_block
+from kvgen.ops.segments import SegmentContext, row_params, segments
 from kvgen.plan import KernelPlan, Param
 from kvgen.spec.kernel_set import KernelSet, Op
 from kvgen.spec.table import IndexName, PerKV
@@ -23,13 +24,12 @@ class AppendContext:
 
     entry: str
     params: tuple[str, ...]
-    elem: str
-    heads: int
-    roles: tuple[RoleContext, ...]
+    segments: tuple[SegmentContext, ...]
     threads: int
     rows: int
     by_slot: bool
     lengths: str
+    residual: int
 
 
 class Append(Op):
@@ -38,6 +38,8 @@ class Append(Op):
     `rows="ragged"`: `row_offsets[B + 1]` says which rows are whose; row t of request b goes to position
     `length + t` ("before" lengths) or ends at `length` ("after"). Rows at or past `row_offsets[B]` are padding.
     `rows="slots"`: `slots[T]` names each row's place, `page * page_size + offset`; -1 skips the row.
+    Quantized caches get codes, and scales where they are computed; with `residual`, K rows that no seal has
+    quantized go to the tail: call seal first.
     """
 
     kind: ClassVar[str] = "append"
@@ -45,27 +47,29 @@ class Append(Op):
     index_dtype: IndexName | None = Field(default=None)
 
     def check(self, kernels: KernelSet) -> None:
+        storage = kernels.cache.storage
         if self.rows == "slots" and isinstance(kernels.cache.page_table, PerKV):
             raise ValueError("rows: got 'slots' with table=PerKV(), where K and V lie in different pages; use 'ragged'")
+        if self.rows == "slots" and (storage.own_table or storage.residual):
+            which = (
+                "own_table=True, whose scales lie in other pages" if storage.own_table else "residual, a tail a request"
+            )
+            raise ValueError(f"rows: got 'slots' with {which}; a slot names one place; use 'ragged'")
+
+        for segment in storage.segments:
+            quant, scales = segment.quant, segment.scales
+            if quant is None or scales is None or not quant.computed or quant.residual:
+                continue
+            if segment.region.dtype.packed and scales.block[2] == 1:
+                raise ValueError(
+                    f"quant: got block.dim=1 with {segment.region.dtype.name} codes, two a byte, whose scales append "
+                    "computes; a byte's codes are written together, so give block.dim an even number"
+                )
 
     def plan(self, kernels: KernelSet) -> tuple[KernelPlan, ...]:
-        cache, parts = kernels.cache, roles(kernels.cache)
-        elem = dtype(cache.dtype)
-        params: list[Param] = []
-        for r in parts:
-            doc = f"new {r.title} rows"
-            params.append(
-                Param(
-                    r.name,
-                    elem,
-                    ("T", cache.kv_heads, r.dim),
-                    align=r.vector * elem.bytes,
-                    strided=True,
-                    doc=doc,
-                    field="dtype",
-                    fields=(None, "kv_heads", r.field),
-                )
-            )
+        cache = kernels.cache
+        rows_of = row_params(cache, "", "new {} rows")
+        params = list(rows_of)
         if self.rows == "slots":
             index = dtype(self.index_dtype or "i64")
             doc = "place of each row, or -1 to skip it"
@@ -74,20 +78,19 @@ class Append(Op):
             index = dtype(self.index_dtype or cache.lengths_dtype)
             doc = "first row of each request"
             params.append(Param("row_offsets", index, ("B+1",), untrusted=True, doc=doc, field="index_dtype"))
-        params += [Param(f"{r.name}_stride", dtype("i64"), value=f"{r.name}.stride") for r in parts]
+        params += [Param(f"{r.name}_stride", dtype("i64"), value=f"{r.name}.stride") for r in rows_of]
         params.append(Param("num_rows", dtype("u32"), value="T"))
         params.append(ERRORS)
         rows = rows_per_block(cache, THREADS)
         context = AppendContext(
             entry=entry_name(kernels, self.name),
             params=tuple(p.declaration for p in params),
-            elem=elem.c,
-            heads=cache.kv_heads,
-            roles=parts,
+            segments=segments(cache),
             threads=THREADS,
             rows=rows,
             by_slot=self.rows == "slots",
             lengths=cache.lengths,
+            residual=cache.storage.residual,
         )
         grid = (ceil_div(var("T"), rows), const(1), const(1))
         plan = KernelPlan(

@@ -10,7 +10,8 @@ from pydantic import Field, field_validator
 
 from kvgen.dtypes import dtype
 from kvgen.expr import const, var
-from kvgen.ops.cache import ERRORS, RoleContext, entry_name, roles
+from kvgen.ops.cache import ERRORS, entry_name
+from kvgen.ops.segments import SegmentContext, segments
 from kvgen.plan import KernelPlan, Param
 from kvgen.spec.kernel_set import KernelSet, Op
 from kvgen.spec.table import IndexName
@@ -35,8 +36,8 @@ class DecodeContext:
     entry: str
     params: tuple[str, ...]
     elem: str
-    k: RoleContext
-    v: RoleContext
+    k: SegmentContext
+    v: SegmentContext
     kv_heads: int
     group: int
     tile: int
@@ -104,18 +105,18 @@ class Decode(Op):
 
     def plan(self, kernels: KernelSet) -> tuple[KernelPlan, ...]:
         cache = kernels.cache
-        k, v = roles(cache)
+        k, v = segments(cache)
         elem, f32 = dtype(cache.dtype), dtype("f32")
         index = dtype(self.index_dtype or cache.lengths_dtype)
-        width = _power_of_two_divisor(16 // elem.bytes, k.dim, v.dim)
-        pieces = max(k.dim, v.dim) // width
+        width = _power_of_two_divisor(16 // elem.bytes, k.size, v.size)
+        pieces = max(k.size, v.size) // width
         lanes = min(32, 2 ** (pieces - 1).bit_length())
-        k_chunks, v_chunks = (math.ceil(d / (width * lanes)) for d in (k.dim, v.dim))
+        k_chunks, v_chunks = (math.ceil(d / (width * lanes)) for d in (k.size, v.size))
         tile = max(1, min(8, REGISTER_BUDGET // (width * max(k_chunks, v_chunks)), kernels.group))
         tiles = math.ceil(kernels.group / tile)
         tile = math.ceil(kernels.group / tiles)
-        q_shape: tuple[int | str, ...] = ("T", kernels.q_heads, k.dim)
-        out_shape: tuple[int | str, ...] = ("T", kernels.q_heads, v.dim)
+        q_shape: tuple[int | str, ...] = ("T", kernels.q_heads, k.size)
+        out_shape: tuple[int | str, ...] = ("T", kernels.q_heads, v.size)
         align = width * elem.bytes
         params = (
             Param(
@@ -126,7 +127,7 @@ class Decode(Op):
                 strided=True,
                 doc="query rows",
                 field="dtype",
-                fields=(None, "q_heads", k.field),
+                fields=(None, "q_heads", "head_dim"),
             ),
             Param(
                 "out",
@@ -137,7 +138,7 @@ class Decode(Op):
                 strided=True,
                 doc="attention output",
                 field="dtype",
-                fields=(None, "q_heads", v.field),
+                fields=(None, "q_heads", "v_head_dim" if cache.v_head_dim else "head_dim"),
             ),
             Param(
                 "lse",
@@ -179,7 +180,7 @@ class Decode(Op):
             k_chunks=k_chunks,
             v_chunks=v_chunks,
             # Softmax in base 2: the scale carries log2(e).
-            scale=f"{(self.scale if self.scale is not None else 1 / math.sqrt(k.dim)) * LOG2E!r}f",
+            scale=f"{(self.scale if self.scale is not None else 1 / math.sqrt(k.size)) * LOG2E!r}f",
             lengths=cache.lengths,
             splits=self.splits,
         )

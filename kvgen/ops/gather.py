@@ -7,7 +7,8 @@ from typing import ClassVar
 
 from kvgen.dtypes import dtype
 from kvgen.expr import ceil_div, const, var
-from kvgen.ops.cache import ERRORS, RoleContext, entry_name, roles, rows_per_block
+from kvgen.ops.cache import ERRORS, entry_name, rows_per_block
+from kvgen.ops.segments import SegmentContext, row_params, segments
 from kvgen.plan import KernelPlan, Param
 from kvgen.spec.kernel_set import KernelSet, Op
 from kvgen.spec.table import IndexName
@@ -21,15 +22,13 @@ class GatherContext:
 
     entry: str
     params: tuple[str, ...]
-    elem: str
-    heads: int
-    roles: tuple[RoleContext, ...]
+    segments: tuple[SegmentContext, ...]
     threads: int
     rows: int
 
 
 class Gather(Op):
-    """Copy cached tokens to k_out and v_out `[T, kv_heads, head_dim]`.
+    """Copy cached tokens to k_out and v_out `[T, kv_heads, head_dim]`, dequantized.
 
     Row t of request b, counted from `row_offsets[b]`, is token `starts[b] + t` (`starts` optional: 0). Rows at or past
     `row_offsets[B]` are left alone; a row whose token has no valid page becomes NaN. In a
@@ -40,35 +39,20 @@ class Gather(Op):
     index_dtype: IndexName | None = None
 
     def plan(self, kernels: KernelSet) -> tuple[KernelPlan, ...]:
-        cache, parts = kernels.cache, roles(kernels.cache)
-        elem, index = dtype(cache.dtype), dtype(self.index_dtype or cache.lengths_dtype)
+        cache = kernels.cache
+        index = dtype(self.index_dtype or cache.lengths_dtype)
+        rows_of = row_params(cache, "_out", "{} of the gathered tokens", access="out")
         doc = "first row of each request"
-        params = [Param("row_offsets", index, ("B+1",), untrusted=True, doc=doc, field="index_dtype")]
-        params += [
-            Param(
-                f"{r.name}_out",
-                elem,
-                ("T", cache.kv_heads, r.dim),
-                access="out",
-                align=r.vector * elem.bytes,
-                strided=True,
-                doc=f"{r.title} of the gathered tokens",
-                field="dtype",
-                fields=(None, "kv_heads", r.field),
-            )
-            for r in parts
-        ]
+        params = [Param("row_offsets", index, ("B+1",), untrusted=True, doc=doc, field="index_dtype"), *rows_of]
         doc = "first token to take of each request"
         params.append(Param("starts", index, ("B",), optional=True, untrusted=True, doc=doc, field="index_dtype"))
-        params += [Param(f"{r.name}_stride", dtype("i64"), value=f"{r.name}_out.stride") for r in parts]
+        params += [Param(f"{r.name[0]}_stride", dtype("i64"), value=f"{r.name}.stride") for r in rows_of]
         params += [Param("num_rows", dtype("u32"), value="T"), ERRORS]
         rows = rows_per_block(cache, THREADS)
         context = GatherContext(
             entry=entry_name(kernels, self.name),
             params=tuple(p.declaration for p in params),
-            elem=elem.c,
-            heads=cache.kv_heads,
-            roles=parts,
+            segments=segments(cache),
             threads=THREADS,
             rows=rows,
         )

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Final
 
-from kvgen.dtypes import dtype
 from kvgen.expr import Expr, python, variables
 from kvgen.layout import Region
-from kvgen.ops.cache import cache_fields, role_regions, roles
+from kvgen.ops.cache import cache_fields, row_of
 from kvgen.plan import KernelPlan, Param
 from kvgen.runtime.abi import ABI
 from kvgen.spec.cache import Cache, Paged
 from kvgen.spec.kernel_set import KernelSet, Op
+from kvgen.spec.storage import Base, PoolTensor, Segment
+from kvgen.spec.table import Ring
 
 
 @dataclass(frozen=True)
@@ -56,13 +59,20 @@ class LauncherContext:
     abi: int
     arch: str
     tensors: tuple[str, ...]
-    pools: tuple[ArgumentContext, ...]
-    tables: tuple[ArgumentContext, ...]
+    roles: tuple[str, ...]
+    kind: str
+    heads: int
+    page_size: int
+    positional: tuple[ArgumentContext, ...]
+    keywords: tuple[ArgumentContext, ...]
+    tensor_names: str
+    table_names: str
     fields: tuple[str, ...]
     pointers: bool
     page_tokens: str
+    window: int
     cache_doc: tuple[str, ...]
-    workspaces: bool
+    imports: str
     ops: tuple[OpContext, ...]
 
 
@@ -71,7 +81,29 @@ def _tuple(items: tuple[object, ...]) -> str:
     return f"({inner},)" if len(items) == 1 else f"({inner})"
 
 
+_IMPORTS: Final = (
+    "Array", "BaseCache", "Bound", "Kernel", "Launcher", "LayerCache", "Module", "Places", "Pool", "Role", "Scalar", "Tensor"
+)  # fmt: skip
+
+
+def _imports(plans: Iterable[tuple[KernelPlan, ...]]) -> str:
+    """What the module takes from kvgen.runtime."""
+    found = set(_IMPORTS)
+    for group in plans:
+        brought = {p.brought for plan in group for p in plan.params}
+        found |= {"Workspace"} if len(group) > 1 else set()
+        found |= {name for kind, name in (("scalar", "Number"), ("tensor_map", "TensorMap")) if kind in brought}
+    return ", ".join(sorted(found))
+
+
+def _text(doc: str) -> str:
+    """`doc` as part of a docstring."""
+    return doc.replace("\\", "\\\\").replace('"""', "'''")
+
+
 def _param(p: Param) -> str:
+    if p.brought:
+        return f'Number("{p.name}", "{p.dtype.name}")' if p.brought == "scalar" else f'TensorMap("{p.name}")'
     if p.shape is None:
         return f'Scalar("{p.name}", "{p.dtype.name}", "{p.value}")'
     if p.shape == ("pool",):
@@ -90,7 +122,9 @@ def _param(p: Param) -> str:
 
 
 def _describe(p: Param) -> str:
-    assert p.shape is not None
+    doc = f": {_text(p.doc).removesuffix('.')}." if p.doc else "."
+    if p.shape is None:
+        return f"{p.name}: {p.dtype.name if p.brought == 'scalar' else 'tensor map, 128 bytes'}{doc}"
     shape = ", ".join("B + 1" if s == "B+1" else str(s) for s in p.shape)
     notes = [f"{p.dtype.name}[{shape}]"]
     if p.strided:
@@ -99,33 +133,36 @@ def _describe(p: Param) -> str:
         notes.append("written" if p.access == "out" else "updated")
     if p.optional:
         notes.append("optional")
-    return f"{p.name}: {', '.join(notes)}: {p.doc}."
+    return f"{p.name}: {', '.join(notes)}{doc}"
 
 
 def _grid(grid: tuple[Expr, Expr, Expr]) -> str:
     texts = []
     for part in grid:
-        text = python(part)
-        for name in sorted(variables(part), key=len, reverse=True):
-            text = re.sub(rf"\b{name}\b", f'd["{name}"]', text)
-        texts.append(text)
+        names = variables(part)
+        # In one pass: a size may be called d.
+        texts.append(re.sub(r"[A-Za-z_]\w*", lambda m: f'd["{m[0]}"]' if m[0] in names else m[0], python(part)))  # noqa: B023
     return f"({', '.join(texts)})"
 
 
 def _argument(p: Param) -> ArgumentContext:
-    return ArgumentContext(p.name, p.optional, _describe(p), "Workspace" if p.name == "workspace" else "object")
+    kind = "Workspace" if p.name == "workspace" else "object"
+    if p.brought == "scalar":
+        kind = "float" if p.dtype.name == "f32" else "int"
+    return ArgumentContext(p.name, p.optional, _describe(p), kind)
 
 
 def _op(op: Op, kernels: KernelSet, plans: tuple[KernelPlan, ...]) -> OpContext:
     plan, planner = plans[0], plans[1] if len(plans) > 1 else None
     fixed, per_row = op.workspace_bytes(kernels)
-    called = tuple(p for p in plan.params if p.shape is not None)
-    lines = [line.strip() for line in (type(op).__doc__ or "").strip().splitlines()]
+    called = tuple(p for p in plan.params if p.shape is not None or p.brought)
+    lines = [line.strip().replace("`", "") for line in op.description.strip().splitlines()]
+    more = () if plan.source is None else tuple(_text(line) for line in lines[1:] if line)
     return OpContext(
         name=op.name,
         title="".join(part.title() for part in op.name.split("_")),
-        summary=lines[0].replace("`", ""),
-        doc=tuple(_describe(p) for p in called),
+        summary=_text(lines[0]),
+        doc=(*more, *(_describe(p) for p in called)),
         arguments=tuple(_argument(p) for p in sorted(called, key=lambda p: p.optional)),
         params=tuple(_param(p) for p in plan.params),
         grid=_grid(plan.grid),
@@ -141,53 +178,96 @@ def _op(op: Op, kernels: KernelSet, plans: tuple[KernelPlan, ...]) -> OpContext:
     )
 
 
-def _tensor(cache: Cache, name: str, region: Region, vector: int) -> str:
-    names, elem = [n for n, _ in role_regions(cache)], dtype(cache.dtype)
-    held = tuple(names) if name == "pool" else (name[0],)
-    axes = tuple(a.name for a in region.axes)
-    behind = {
-        "token": "page_size" if isinstance(cache, Paged) else "max_tokens",
-        "head": "kv_heads",
-        "dim": "v_head_dim" if name == "v_pool" and cache.v_head_dim else "head_dim",
-    }
+def _tensor(cache: Cache, tensor: PoolTensor) -> str:
+    bases = [b for b in cache.storage.bases if b.tensor == tensor.name]
+    held = tuple(b.name for b in bases) or (tensor.name,)
+    kinds = f'"{tensor.dtypes[0]}"' if len(tensor.dtypes) == 1 else _tuple(tensor.dtypes)
+    writes = ", writes=False" if tensor.given else ""
+    own = ", own_table=True" if any(b.table == "scales" for b in bases) else ""
     return (
-        f'Tensor("{name}", "{cache.dtype}", {_tuple(held)}, axes={_tuple(axes)}, shape={_tuple(region.shape)}, '
-        f"strides={_tuple(region.fixed_strides)}, align={vector * elem.bytes}, "
-        f"fields={_tuple(tuple(behind.get(a) for a in axes))})"
+        f'Tensor("{tensor.name}", {kinds}, {_tuple(held)}, axes={_tuple(tensor.axes)}, shape={_tuple(tensor.shape)}, '
+        f"strides={_tuple(tensor.strides)}, align={tensor.align}, fields={_tuple(tensor.fields)}{writes}{own})"
     )
+
+
+def _places(region: Region, base: Base, heads: int, dims: int) -> str:
+    """A region's places in a page, for tensor maps; packed elements as the bytes that hold them."""
+    packed = 2 if region.dtype.packed else 1
+    strides: list[int | None] = []
+    for name in ("token", "head", "dim"):
+        found = [(a, s) for a, s in zip(region.axes, region.strides, strict=True) if a.name == name]
+        whole = len(found) < 2 and region.swizzle is None
+        step = found[0][1] if found else (1 if name == "dim" else dims)
+        strides.append(step if not whole or step is None or name == "dim" else step // packed)
+        if not whole:
+            strides[-1] = None
+    row = strides[0] if row_of(region, base) else 0
+    return (
+        f'Places("{base.name}", "{region.dtype.held_as}", heads={heads}, dim={dims // packed}, offset={region.byte_offset}, '
+        f"token_stride={strides[0]}, head_stride={strides[1]}, dim_stride={strides[2]}, row={row})"
+    )
+
+
+def _role(cache: Cache, name: str, parts: tuple[Segment, ...]) -> str:
+    storage, main = cache.storage, parts[0]
+    words = [
+        f'"{name}"',
+        str(sum(s.size for s in parts)),
+        _places(main.region, storage.base(main.base), cache.kv_heads, main.size),
+    ]
+    if len(parts) > 1:
+        rope = parts[1]
+        words.append(f"rope={_places(rope.region, storage.base(rope.base), cache.kv_heads, rope.size)}")
+    scales = main.scales
+    if scales is not None:
+        if scales.region is not None:
+            dims = scales.groups * (1 + scales.zero)
+            words.append(f"scales={_places(scales.region, storage.base(scales.base), scales.heads, dims)}")
+        words += [f"granularity={scales.block[2]}", f'scale_dtype="{scales.dtype.name}"']
+    return f"Role({', '.join(words)})"
+
+
+def _pool(cache: Cache, tensor: PoolTensor) -> ArgumentContext:
+    shape = ", ".join(str(s) for s in tensor.shape)
+    each = "one per layer, each " if cache.layout.layers == "pointers" else ""
+    kinds = " or ".join(tensor.dtypes)
+    kind = "Sequence[object]" if each else "object"
+    return ArgumentContext(tensor.name, False, f"{tensor.name}: {each}{kinds}[{shape}] ({tensor.text}).", kind)
 
 
 def launcher_context(kernels: KernelSet, doc: str, plans: dict[str, tuple[KernelPlan, ...]]) -> LauncherContext:
     """The context of a set's `__init__.py`."""
     cache = kernels.cache
-    names = ["pool"] if len(cache.regions) == 1 else ["k_pool", "v_pool"]
-    vectors = {r.name: r.vector for r in roles(cache)}
     fields = cache_fields(cache)
     tables = tuple(p for p in fields if p.shape is not None and p.shape != ("pool",))
-    pointers = cache.layout.layers == "pointers"
-    pool_docs = []
-    for name, region in zip(names, cache.regions, strict=True):
-        shape = ", ".join(str(s) for s in region.shape)
-        each = "one per layer, each " if pointers else ""
-        pool_docs.append(ArgumentContext(name, False, f"{name}: {each}{cache.dtype}[{shape}] ({region.text})."))
+    tensors = sorted(cache.storage.tensors, key=lambda t: not t.holds_values)
+    pools = tuple(_pool(cache, t) for t in tensors if t.holds_values)
+    extras = tuple(_pool(cache, t) for t in tensors if not t.holds_values)
+    views = tuple(_argument(p) for p in tables)
     return LauncherContext(
         set=kernels.name,
-        doc=doc.replace("\\", "\\\\").replace('"""', "'''").strip() or f"The kernels of {kernels.name}.",
+        doc=_text(doc).strip() or f"The kernels of {kernels.name}.",
         abi=ABI,
         arch=_tuple(kernels.arch),
-        tensors=tuple(
-            _tensor(cache, n, r, vectors["k"] if n != "v_pool" else vectors["v"])
-            for n, r in zip(names, cache.regions, strict=True)
-        ),
-        pools=tuple(pool_docs),
-        tables=tuple(_argument(p) for p in tables),
+        tensors=tuple(_tensor(cache, t) for t in tensors),
+        roles=tuple(_role(cache, name, parts) for name, parts in cache.storage.roles.items()),
+        kind="paged" if isinstance(cache, Paged) else "continuous_batching",
+        heads=cache.kv_heads,
+        page_size=cache.page_size if isinstance(cache, Paged) else 0,
+        positional=pools,
+        keywords=(*extras, *views),
+        tensor_names=", ".join(t.name for t in tensors),
+        table_names=", ".join(t.name for t in tables),
         fields=tuple(_param(p) for p in fields),
-        pointers=pointers,
+        pointers=cache.layout.layers == "pointers",
         page_tokens=repr(cache.page_tokens),
+        window=cache.page_table.window if isinstance(cache.page_table, Ring) else 0,
         cache_doc=(
             f"lengths count the tokens {cache.lengths} this step; "
             + (f"pages hold {cache.page_size} tokens." if isinstance(cache, Paged) else "a block holds a request."),
+            *(a.doc for a in (*pools, *extras, *views)),
+            "max_seq_length, max_cache_length: a request's most new tokens, and tokens in all; default: what the table holds.",
         ),
-        workspaces=any(len(p) > 1 for p in plans.values()),
+        imports=_imports(plans.values()),
         ops=tuple(_op(op, kernels, plans[op.name]) for op in kernels.ops),
     )

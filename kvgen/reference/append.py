@@ -11,7 +11,6 @@ from kvgen.reference.faults import FaultLog
 from kvgen.reference.pool import Rows
 from kvgen.reference.tables import LIMIT, TableView, bad_total, request_of_row
 from kvgen.runtime.faults import Fault
-from kvgen.spec.table import Ring
 
 
 def append(
@@ -26,11 +25,18 @@ def append(
 
     Returns the error word. With `row_offsets[B + 1]`, row t of request b goes to position length + t (lengths "before")
     or length - rows + t ("after"). With `slots[T]`, a row goes to page slot // page_size, token slot % page_size,
-    whatever the page table says; -1 skips it. A row whose place cannot be had is reported and skipped. In a ring, a row
-    whose page a later row of the same step takes over is not stored.
+    whatever the page table says; -1 skips it. A row whose place cannot be had, of its values or of its scales, is reported
+    and skipped. In a ring, a row whose page a later row of the same step takes over is not stored.
+
+    Quantized roles choose the scales of every token as they store it. In a residual cache rows past the last full group of
+    R go to the tail; rows of groups that the step completes are what `seal` has stored before.
     """
     faults, total = FaultLog(), len(new[0])
     if slots is not None:
+        if table.own_table or any(pool.residual for pool in pools):
+            raise ValueError(
+                "slots: got them for a cache with a scales_page_table or a tail; both need a row's request"
+            )
         for row in range(total):
             slot = int(slots[row])
             if slot == -1:
@@ -58,15 +64,13 @@ def append(
             faults.add(Fault.LENGTH, whose.b, t)
             continue
         position = after - count + t
-        page, token = divmod(position, table.tokens)
-        if isinstance(table.cache.page_table, Ring):
-            newest = (after - 1) // table.tokens
-            if newest - page >= table.arrays["page_table"].shape[1]:
-                continue
-        ids = table.page(whose.b, page)
-        if isinstance(ids, Fault):
-            faults.add(ids, whose.b, position)
+        page = position // table.tokens
+        if table.overtaken(page, after):
             continue
-        for pool, rows, place in zip(pools, new, ids, strict=False):
-            pool.write(place, token, rows[row])
+        places = table.places(whose.b, page)
+        if isinstance(places, Fault):
+            faults.add(places, whose.b, position)
+            continue
+        for pool, rows, place in zip(pools, new, places, strict=False):
+            pool.put(whose.b, position, place, rows[row], after)
     return faults.word

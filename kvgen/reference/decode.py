@@ -14,6 +14,7 @@ from kvgen.reference.faults import FaultLog
 from kvgen.reference.pool import Rows
 from kvgen.reference.tables import LIMIT, TableView, bad_total, request_of_row
 from kvgen.runtime.faults import Fault
+from kvgen.spec.cache import Latent
 
 Floats = NDArray[np.float64]
 
@@ -63,6 +64,9 @@ def decode(
     """Attend with q `[T, q_heads, head_dim]` to all of a request's living tokens, this step's included.
 
     Row t is request t's, or with `row_offsets[B + 1]` its whose one row it is. `scale` defaults to 1 / sqrt(head_dim).
+    Quantized K and V are taken as dequantized, not rounded to the cache's dtype. With one pool, of latent rows, V is the
+    first `latent_dim` dims of K.
+
     Rows of no request and requests without tokens give 0 and -inf. A request gives NaN in out and log-sum-exp if its
     length is invalid or more than its table can hold (LENGTH, at the number of tokens, 2^32 - 1 for no number), if one
     of its tokens' pages is invalid (at that token), or if its offsets contradict each other or give it several rows
@@ -70,7 +74,7 @@ def decode(
     """
     faults, total = FaultLog(), len(q)
     scale = 1 / math.sqrt(q.shape[2]) if scale is None else scale
-    out, lse = np.zeros((total, q.shape[1], pools[1].dim)), np.full((total, q.shape[1]), -np.inf)
+    out, lse = np.zeros((total, q.shape[1], _v_dim(table, pools))), np.full((total, q.shape[1]), -np.inf)
     seen: list[Seen | None] = []
     if row_offsets is not None and total and bad_total(row_offsets, total):
         faults.add(Fault.ROW_OFFSETS, table.requests - 1, total)
@@ -84,11 +88,18 @@ def decode(
     return Decoded(out, lse, faults.word, tuple(seen))
 
 
+def _v_dim(table: TableView, pools: Sequence[Rows]) -> int:
+    if len(pools) > 1:
+        return pools[1].dim
+    return table.cache.latent_dim if isinstance(table.cache, Latent) else pools[0].dim
+
+
 def _see(
     table: TableView, pools: Sequence[Rows], row: int, rows: int, row_offsets: NDArray[Any] | None, faults: FaultLog
 ) -> Seen | None:
     """The tokens of one row; reports and returns None where they cannot be had."""
-    nothing = Seen(np.zeros((0, pools[0].heads, pools[0].dim)), np.zeros((0, pools[1].heads, pools[1].dim)))
+    heads, v_dim = pools[0].heads, _v_dim(table, pools)
+    nothing = Seen(np.zeros((0, heads, pools[0].dim)), np.zeros((0, heads, v_dim)))
     b = row
     if row_offsets is not None:
         whose = request_of_row(row_offsets, row, rows)
@@ -107,14 +118,13 @@ def _see(
         return None
     keys, values, whole = [], [], True
     for token in range(table.first_token(tokens), tokens):
-        page, offset = divmod(token, table.tokens)
-        ids = table.page(b, page)
-        if isinstance(ids, Fault):
-            faults.add(ids, b, token)
+        places = table.places(b, token // table.tokens)
+        if isinstance(places, Fault):
+            faults.add(places, b, token)
             whole = False
             continue
-        keys.append(pools[0].read(ids[0], offset).astype(np.float64))
-        values.append(pools[1].read(ids[1], offset).astype(np.float64))
+        keys.append(pools[0].token_numbers(b, token, places[0]))
+        values.append(pools[1].token_numbers(b, token, places[1]) if len(pools) > 1 else keys[-1][:, :v_dim])
     if not whole:
         return None
     return Seen(np.stack(keys), np.stack(values)) if keys else nothing

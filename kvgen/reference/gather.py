@@ -36,7 +36,8 @@ def gather(
 
     `before` are the output arrays as they were; rows of no request, and rows whose offsets contradict each other, keep
     their bytes. A row whose token has no valid page, or is no longer or not yet in
-    a ring, is NaN.
+    a ring, is NaN. Quantized tokens are dequantized and rounded to the cache's dtype once; plain parts of a row are copied
+    bit for bit. In a residual cache, tokens that are not sealed come from the tail.
     """
     faults, total = FaultLog(), len(before[0])
     outputs, failed = tuple(b.copy() for b in before), np.zeros(total, bool)
@@ -55,14 +56,15 @@ def gather(
             faults.add(Fault.LENGTH, whose.b, t)
             failed[row] = True
         else:
-            page, token = divmod(start + t, table.tokens)
-            ids = table.page(whose.b, page) if table.stored(whose.b, start + t) else Fault.POSITION
-            if isinstance(ids, Fault):
-                faults.add(ids, whose.b, start + t)
+            position = start + t
+            alive = table.stored(whose.b, position)
+            places = table.places(whose.b, position // table.tokens) if alive else Fault.POSITION
+            if isinstance(places, Fault):
+                faults.add(places, whose.b, position)
                 failed[row] = True
             else:
-                for pool, out, place in zip(pools, outputs, ids, strict=False):
-                    out[row] = pool.read(place, token)
+                for pool, out, place in zip(pools, outputs, places, strict=False):
+                    out[row] = pool.token(whose.b, position, place)
         if failed[row]:
             for out in outputs:
                 out[row] = np.nan

@@ -1,129 +1,287 @@
-"""Logical arrays and the raw memory of a pool: NumPy transpose and reshape of the axes that a layout's text names."""
+"""K and V of one layer as rows of tokens, whatever memory they lie in.
+
+A role is a run of parts (kvgen.reference.segments), each of which lies in views of the engine's tensors. Where those are
+follows from the written contract alone: one tensor for K and V or one each; scales in tensors of their own, behind the
+values of their page, or inside each token's row; the newest tokens of a residual cache in a tail.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
+from kvgen.dtypes import dtype
+from kvgen.reference.elements import Elements, Raw, cut, in_tiles, typed, without_dim, words
+from kvgen.reference.segments import Coded, Part, Plain
+from kvgen.reference.tables import Place
 from kvgen.spec.cache import Cache
+from kvgen.spec.quant import Quant
 
-Raw = NDArray[Any]
-
-
-def _factor(word: str) -> tuple[str, int]:
-    """An axis and how far one step along it goes: dim/8 -> ("dim", 8), dim%8 -> ("dim", 1), dim/8%4 -> ("dim", 8)."""
-    name, _, divide = word.partition("%")[0].partition("/")
-    return ("page" if name == "block" else name), int(divide or 1)
+Arrays = Mapping[str, Raw | Sequence[Raw]]
+BYTE_PAGE_ALIGN = 16
 
 
 class Rows:
-    """K or V of one layer, token by token; views of the pool's memory, which `write` changes.
+    """K or V of one layer, token by token; views of the engine's memory, which `write` changes.
 
-    `array` is a tensor whose dimensions are the words of `axes` in their order ("page kv layer token head dim",
-    "block head dim/8 token dim%8", ...), with any strides. `layer` and `kv` choose along the axes of those names.
-    `heads` and `dim` are the extents of a row, also where the text leaves out an axis of extent 1. `swizzle` = (bits,
-    base, shift): the element at offset o of a page lies at `o ^ ((o >> (base + shift)) % 2^bits << base)`.
+    `tail[B, R, heads, dim]` and `sealed[B]` are a residual cache's: the newest tokens of each request, R places a request,
+    and how many of its tokens are quantized.
     """
 
-    def __init__(
-        self,
-        array: Raw,
-        axes: str,
-        *,
-        heads: int,
-        dim: int,
-        layer: int = 0,
-        kv: int = 0,
-        swizzle: tuple[int, int, int] | None = None,
-    ) -> None:
-        words = [_factor(w) for w in axes.split()]
-        if array.ndim != len(words):
-            raise ValueError(f"array: got {array.ndim} dimensions for the axes {axes!r}")
-        for name, index in (("layer", layer), ("kv", kv)):
-            if (name, 1) in words:
-                at = words.index((name, 1))
-                array = array.take([index], at) if array.size == 0 else array[(slice(None),) * at + (index,)]
-                words.pop(at)
-        page = words.index(("page", 1))
-        # A logical axis is its factors from the largest step to the smallest.
-        order = [i for name in ("token", "head", "dim") for i, _ in _descending(words, name)]
-        self.heads, self.dim = heads, dim
-        self._view = array.transpose([page, *order])
-        token_factors = len(_descending(words, "token"))
-        self._token_shape = self._view.shape[1 : 1 + token_factors]
-        self._row_shape = self._view.shape[1 + token_factors :]
-        self.pages, self.tokens = self._view.shape[0], math.prod(self._token_shape)
-        if math.prod(self._row_shape) != heads * dim:
-            raise ValueError(f"array: got rows of {self._row_shape}, not {heads} heads of {dim}")
-        self._places: NDArray[np.int64] | None = None
-        if swizzle is not None:
-            self._swizzle(array, page, order, swizzle)
+    def __init__(self, parts: Sequence[Part], *, tail: Raw | None = None, sealed: Raw | None = None) -> None:
+        self.parts, self.tail, self.sealed = tuple(parts), tail, sealed
+        first = self.parts[0]
+        self.heads, self.dim = first.heads, sum(p.dim for p in self.parts)
+        self.pages, self.tokens = first.pages, first.tokens
 
-    def _swizzle(self, array: Raw, page: int, order: Sequence[int], swizzle: tuple[int, int, int]) -> None:
-        inner = np.moveaxis(array, page, 0)
-        size = math.prod(inner.shape[1:])
-        steps = np.cumprod((inner.itemsize, *inner.shape[:0:-1]))[:-1][::-1]
-        if inner.strides[1:] != tuple(int(s) for s in steps):
-            raise ValueError(
-                f"swizzle: got a page with strides {inner.strides[1:]} bytes; its elements must be neighbours"
-            )
-        bits, base, shift = swizzle
-        offsets = np.arange(size, dtype=np.int64)
-        moved = offsets ^ ((offsets >> (base + shift)) % 2**bits << base)
-        # moved[o] in the order of the page's own axes, then of token, head, dim.
-        axes = [o - (o > page) for o in order]
-        self._places = moved.reshape(inner.shape[1:]).transpose(axes).reshape(self.tokens, self.heads, self.dim)
-        self._flat = as_strided(inner, (inner.shape[0], size), (inner.strides[0], inner.itemsize))
+    @property
+    def residual(self) -> int:
+        """Tokens of a group that is quantized as one, the newest ones waiting in the tail; 0: none wait."""
+        return 0 if self.tail is None else int(self.tail.shape[1])
 
-    def read(self, page: int, token: int) -> Raw:
-        """The row `[heads, dim]` of one token, a copy."""
-        if self._places is not None:
-            return np.asarray(self._flat[page][self._places[token]])
-        return np.array(self._view[self._index(page, token)]).reshape(self.heads, self.dim)
+    @property
+    def scale_pages(self) -> int:
+        """Pages that scales have; as many as values have where there are no scales in pages."""
+        found = [p.scales.pages for p in self.parts if isinstance(p, Coded) and isinstance(p.scales, Elements)]
+        return found[0] if found else self.pages
 
-    def write(self, page: int, token: int, row: Raw) -> None:
-        """Store `row` `[heads, dim]`, of the pool's dtype, as one token."""
-        if self._places is not None:
-            self._flat[page][self._places[token]] = row
-        else:
-            self._view[self._index(page, token)] = row.reshape(self._row_shape)
+    # --- pages --------------------------------------------------------------------------------------------------------
+
+    def read(self, page: int, token: int, scales: int | None = None) -> Raw:
+        """The row `[heads, dim]` of one token in the cache's dtype, a copy; `scales` is the page of its scales."""
+        place = Place(page, page if scales is None else scales)
+        return _joined([p.read(place, token) for p in self.parts])
+
+    def numbers(self, page: int, token: int, scales: int | None = None) -> NDArray[np.float64]:
+        """The same as attention sees it: dequantized, not rounded to the cache's dtype."""
+        place = Place(page, page if scales is None else scales)
+        return _joined([p.numbers(place, token) for p in self.parts])
+
+    def write(self, page: int, token: int, row: Raw, scales: int | None = None) -> None:
+        """Store `row` `[heads, dim]`, of the cache's dtype, as one token."""
+        place = Place(page, page if scales is None else scales)
+        for part, dims in self._dims():
+            part.write(place, token, row[None, :, dims])
 
     def logical(self) -> Raw:
-        """All of it, `[page, token, head, dim]`, a copy."""
-        shape = (self.pages, self.tokens, self.heads, self.dim)
-        if self._places is not None:
-            return np.asarray(self._flat[:, self._places])
-        return self._view.reshape(shape).copy()
+        """All of it, `[page, token, head, dim]`, scales from the page of the same number; a copy."""
+        found = [[self.read(page, token) for token in range(self.tokens)] for page in range(self.pages)]
+        return np.array(found).reshape(self.pages, self.tokens, self.heads, self.dim)
 
-    def _index(self, page: int, token: int) -> tuple[int, ...]:
-        factors = np.unravel_index(token, self._token_shape) if self._token_shape else ()
-        return (page, *(int(i) for i in factors))
+    def _dims(self) -> Iterator[tuple[Part, slice]]:
+        """Every part and its dims of a row."""
+        begin = 0
+        for part in self.parts:
+            yield part, slice(begin, begin + part.dim)
+            begin += part.dim
+
+    # --- tokens of a request ------------------------------------------------------------------------------------------
+
+    def token(self, b: int, position: int, place: Place) -> Raw:
+        """A token of request b in the cache's dtype; `place` is where its page is."""
+        waiting = self._waiting(b, position)
+        return _joined([p.read(place, position % self.tokens) for p in self.parts]) if waiting is None else waiting
+
+    def token_numbers(self, b: int, position: int, place: Place) -> NDArray[np.float64]:
+        """The same as attention sees it."""
+        waiting = self._waiting(b, position)
+        if waiting is None:
+            return _joined([p.numbers(place, position % self.tokens) for p in self.parts])
+        return waiting.astype(np.float64)
+
+    def _waiting(self, b: int, position: int) -> Raw | None:
+        """A copy of a token in the tail; None where readers find it in its page."""
+        if self.tail is None or self.sealed is None or position < int(self.sealed[b]):
+            return None
+        return np.array(self.tail[b, position % self.residual])
+
+    def put(self, b: int, position: int, place: Place, row: Raw, after: int) -> None:
+        """Store a new token of request b, which has `after` tokens with this step's.
+
+        In a residual cache it waits in the tail; tokens of groups that this step completes are what `seal` stores.
+        """
+        if self.tail is None:
+            for part, dims in self._dims():
+                part.write(place, position % self.tokens, row[None, :, dims])
+        elif position >= after // self.residual * self.residual:
+            self.tail[b, position % self.residual] = row
+
+    def seal(self, b: int, first: int, place: Place, new: Raw, before: int) -> None:
+        """Quantize the group of tokens from `first` of request b: from the tail, and from `new`, the rows after `before`."""
+        assert self.tail is not None
+        size, (part,) = self.residual, self.parts
+        group = [new[p - before] if p >= before else self.tail[b, p % size] for p in range(first, first + size)]
+        part.write(place, first % self.tokens, np.stack(group))
 
 
-def _descending(words: Sequence[tuple[str, int]], name: str) -> list[tuple[int, int]]:
-    """(dimension, step) of the factors of one axis, largest step first."""
-    return sorted(((i, step) for i, (n, step) in enumerate(words) if n == name), key=lambda found: -found[1])
+def _joined(parts: list[Raw]) -> Raw:
+    return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
 
 
-def cache_rows(cache: Cache, pools: Sequence[Raw | Sequence[Raw]], layer: int) -> tuple[Rows, ...]:
+def cache_rows(cache: Cache, arrays: Arrays | Sequence[Raw | Sequence[Raw]], layer: int) -> tuple[Rows, ...]:
     """(K,) or (K, V) of one layer.
 
-    `pools` are the tensors as a generated `Cache` takes them: one for layout.kv, or K's and V's; each a list of one
-    tensor a layer where layout.layers is "pointers".
+    `arrays` are the tensors by the names that a generated `Cache` takes them by (others are ignored): `pool`, or `k_pool`
+    and `v_pool`; `rope_pool`; `scales`, or `k_scales` and `v_scales`; given scales `k_scale` and `v_scale`; `k_global_scale`
+    and `v_global_scale`; `k_tail`; also `k_sealed`. Each is an array, or a list of one a layer. A sequence is taken for
+    the tensors in the order of the cache's storage.
     """
-    layout = cache.layout
-    texts = [layout.kv] if layout.kv is not None else [t for t in (layout.k, layout.v) if t is not None]
-    found: list[Rows] = []
-    for role in range(1 if cache.stores == "k" else 2):
-        place = min(role, len(texts) - 1)
-        text, given = texts[place], pools[place]
+    if not isinstance(arrays, Mapping):
+        arrays = dict(zip((t.name for t in cache.storage.tensors), arrays, strict=False))
+    return _Finder(cache, arrays, layer).roles()
+
+
+class _Finder:
+    """Finds every part's memory in the tensors of one layer."""
+
+    def __init__(self, cache: Cache, arrays: Arrays, layer: int) -> None:
+        self.cache, self.layout, self.layer = cache, cache.layout, layer
+        self.arrays = {n: a if isinstance(a, np.ndarray) else a[layer] for n, a in arrays.items()}
+        self.kind = dtype(cache.dtype).numpy()
+
+    def roles(self) -> tuple[Rows, ...]:
+        in_pages = any(q is not None and q.computed and q.place == "page" for q in self.cache.quants.values())
+        found = []
+        for role in self.cache.roles:
+            quant = self.cache.quants[role]
+            if self.cache.byte_rows and quant is not None:
+                parts = self._byte_row(quant)
+            elif in_pages:
+                parts = self._byte_page()[role]
+            else:
+                parts = self._tensors(role, quant)
+            if quant is None or quant.residual is None:
+                found.append(Rows(parts))
+                continue
+            found.append(Rows(parts, tail=self._own(f"{role}_tail", 4), sealed=self.arrays[f"{role}_sealed"]))
+        return tuple(found)
+
+    def _own(self, name: str, rank: int) -> Raw:
+        """This layer's part of an array that has the layers in front, or, a layer an array, has not."""
+        array = self.arrays[name]
+        return array if array.ndim == rank else np.asarray(array[self.layer])
+
+    def _dim(self, role: str) -> int:
+        return self.cache.v_dim if role == "v" else self.cache.head_dim
+
+    def _text(self, role: str) -> str:
+        text = self.layout.kv or (self.layout.v if role == "v" else self.layout.k)
         assert text is not None
-        array = given if isinstance(given, np.ndarray) else given[layer]
-        dim = cache.head_dim if role == 0 else cache.v_dim
-        found.append(Rows(array, text, heads=cache.kv_heads, dim=dim, layer=layer, kv=role, swizzle=layout.swizzle))
-    return tuple(found)
+        return text
+
+    def _elements(self, array: Raw, axes: str, role: str, dim: int, **more: Any) -> Elements:
+        heads = more.pop("heads", self.cache.kv_heads)
+        return Elements(array, axes, heads=heads, dim=dim, layer=self.layer, kv=int(role == "v"), **more)
+
+    # --- values in tensors of their own type --------------------------------------------------------------------------
+
+    def _tensors(self, role: str, quant: Quant | None) -> list[Part]:
+        rope = self.cache.rope_part if role == "k" and self.layout.rope is not None else 0
+        dim, swizzle = self._dim(role) - rope, self.layout.swizzle
+        array = self.arrays["pool" if self.layout.kv is not None else f"{role}_pool"]
+        parts: list[Part] = []
+        if quant is None:
+            parts.append(Plain(self._elements(array, self._text(role), role, dim, swizzle=swizzle)))
+        else:
+            bytes_ = typed(array, np.dtype(np.uint8))
+            codes = self._elements(bytes_, self._text(role), role, dim, swizzle=swizzle, packed=quant.codes.packed)
+            parts.append(self._coded(role, quant, codes, self._scale_tensor(role, quant, dim)))
+        if rope and self.layout.rope is not None:
+            array = self.arrays["rope_pool"]
+            parts.append(Plain(self._elements(array, self.layout.rope, role, rope, swizzle=swizzle)))
+        return parts
+
+    def _block(self, quant: Quant, dim: int) -> tuple[int, int, int]:
+        """Tokens, heads and dims that share a scale."""
+        return quant.block.token or 0, quant.block.head or self.cache.kv_heads, min(quant.block.dim or dim, dim)
+
+    def _scale_row(self, quant: Quant, dim: int) -> tuple[int, int]:
+        """The scales of a token: blocks of heads, and places along dim, two a block where there is a zero point."""
+        _, heads, dims = self._block(quant, dim)
+        return self.cache.kv_heads // heads, math.ceil(dim / dims) * (1 + quant.zero)
+
+    def _scale_tensor(self, role: str, quant: Quant, dim: int) -> Elements | None:
+        """Scales in a tensor of their own, K's and V's in one where both are quantized alike in one tensor."""
+        if quant.scale_dtype is None or not quant.computed:
+            return None
+        layout, alike = self.layout, all(q == quant for q in self.cache.quants.values())
+        shared = layout.kv is not None and alike and layout.v_scales is None
+        axes = layout.v_scales if role == "v" and layout.v_scales else layout.scales
+        if axes is None and quant.order == "swizzled":
+            axes = in_tiles(self._text(role))
+        elif axes is None:
+            axes = without_dim(self._text(role), self._block(quant, dim))
+        if not shared:
+            axes = " ".join(a for a in axes.split() if a != "kv")
+        array = self.arrays["scales" if shared else f"{role}_scales"]
+        heads, places = self._scale_row(quant, dim)
+        return self._elements(typed(array, dtype(quant.scale_dtype).numpy()), axes, role, places, heads=heads)
+
+    def _coded(self, role: str, quant: Quant, codes: Elements, scales: Elements | None) -> Coded:
+        given, factor = None, None
+        if quant.scale == "given" and quant.scale_dtype is not None:
+            given = typed(self._own(f"{role}_scale", 2), dtype(quant.scale_dtype).numpy())
+        if quant.recipe == "global":
+            factor = float(self._own(f"{role}_global_scale", 1)[0])
+        return Coded(quant, self._block(quant, codes.dim), codes, scales, given, factor, self.kind)
+
+    # --- bytes --------------------------------------------------------------------------------------------------------
+
+    def _byte_row(self, quant: Quant) -> list[Part]:
+        """A latent row: codes, then scales if they lie in it, then the RoPE part in the cache's dtype."""
+        pool, axes, plain = self.arrays["pool"], self._text("k"), self.cache.plain_dims
+        latent = self.cache.head_dim - plain
+        code_bytes = latent * quant.codes.bits // 8
+        codes = self._elements(
+            cut(pool, 0, [code_bytes], np.dtype(np.uint8)), axes, "k", latent, packed=quant.codes.packed
+        )
+        end, scales = code_bytes, None
+        if quant.place == "row" and quant.scale_dtype is not None and quant.computed:
+            kind, (heads, places) = dtype(quant.scale_dtype).numpy(), self._scale_row(quant, latent)
+            scales = self._elements(cut(pool, end, [places], kind), axes, "k", places, heads=heads)
+            end += places * kind.itemsize
+        else:
+            scales = self._scale_tensor("k", quant, latent)
+        rope = self._elements(cut(pool, end, [plain], self.kind), axes, "k", plain)
+        return [self._coded("k", quant, codes, scales), Plain(rope)]
+
+    def _byte_page(self) -> dict[str, list[Part]]:
+        """A page of bytes: values of K, values of V, scales of K, scales of V, each from a multiple of 16 bytes on."""
+        cache, pool, axes = self.cache, self.arrays["pool"], self._text("k").split()
+        outer = [a for a in axes if words(a)[0].name in ("page", "layer")]
+        inner = [a for a in axes if words(a)[0].name in ("token", "head", "dim")]
+        tokens, end, found = cache.page_tokens or 0, 0, dict[str, list[Part]]()
+
+        def take(within: list[str], extents: dict[str, int], kind: np.dtype[Any], packed: bool = False) -> Raw:
+            nonlocal end
+            shape = [w.extent(extents[w.name]) for w in words(" ".join(within))]
+            if packed:
+                shape[-1] //= 2
+            part = cut(pool, end, shape, kind)
+            end += -(-math.prod(shape) * kind.itemsize // BYTE_PAGE_ALIGN) * BYTE_PAGE_ALIGN
+            return part
+
+        elements: dict[str, Elements] = {}
+        for role in cache.roles:
+            quant, dim = cache.quants[role], self._dim(role)
+            packed, kind = (quant.codes.packed, np.dtype(np.uint8)) if quant else (False, self.kind)
+            part = take(inner, {"token": tokens, "head": cache.kv_heads, "dim": dim}, kind, packed)
+            elements[role] = self._elements(part, " ".join([*outer, *inner]), role, dim, packed=packed)
+        for role in cache.roles:
+            quant, dim = cache.quants[role], self._dim(role)
+            if quant is None:
+                found[role] = [Plain(elements[role])]
+                continue
+            scales = None
+            if quant.scale_dtype is not None and quant.computed:
+                block, (heads, places) = self._block(quant, dim), self._scale_row(quant, dim)
+                within = without_dim(" ".join(inner), block).split()
+                sizes = {"token": tokens // block[0], "head": heads, "dim": places}
+                part = take(within, sizes, dtype(quant.scale_dtype).numpy())
+                scales = self._elements(part, " ".join([*outer, *within]), role, places, heads=heads)
+            found[role] = [self._coded(role, quant, elements[role], scales)]
+        return found

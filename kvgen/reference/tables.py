@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,19 +23,29 @@ def index(value: Any) -> int | None:
     return number if 0 <= number < LIMIT else None
 
 
+class Place(NamedTuple):
+    """Where a token of K or of V is: the ids of the page of its values and of the page of its scales."""
+
+    page: int
+    scales: int
+
+
 @dataclass(frozen=True)
 class TableView:
     """A cache's page table and lengths on the host.
 
     `arrays` are the table arguments of a generated `Cache`, by name: `lengths[B]`; `page_table` `[B, M]`, `[B, 2, M]`
     (PerKV) or `[B]` (Continuous); `page_indices[I]`, `page_indptr[B + 1]` and `last_page_len[B]` (CSR);
-    `req_to_token[R, M]` and `request_ids[B]` (Indirect). `pages` counts the pool's pages, `tokens` a page's tokens.
+    `req_to_token[R, M]` and `request_ids[B]` (Indirect); `scales_page_table[B, M]` where scales have a table of their own.
+    `pages` counts the pool's pages, `tokens` a page's tokens, `scale_pages` the pages of scales that a table of their own
+    may name (None: as many as `pages`).
     """
 
     cache: Cache
     arrays: Mapping[str, NDArray[Any]]
     pages: int
     tokens: int
+    scale_pages: int | None = None
 
     @property
     def requests(self) -> int:
@@ -77,6 +87,12 @@ class TableView:
         n = self.length(b)
         return n is not None and self.first_token(n) <= token < n
 
+    def overtaken(self, page: int, n: int) -> bool:
+        """Whether in a ring of so many columns the newest of n tokens lies where logical page `page` was."""
+        if not isinstance(self.cache.page_table, Ring):
+            return False
+        return (n - 1) // self.tokens - page >= int(self.arrays["page_table"].shape[1])
+
     def holds(self, b: int, n: int) -> bool:
         """Whether the table of request b has a place for every living one of its n tokens."""
         table = self.cache.page_table
@@ -92,6 +108,8 @@ class TableView:
             row = index(self.arrays["request_ids"][b])
             return n <= slots and row is not None and row < rows
         columns = self.arrays["page_table"].shape[-1] if self.arrays["page_table"].ndim > 1 else 1
+        if self.own_table:
+            columns = min(columns, self.arrays["scales_page_table"].shape[-1])
         return n <= columns * self.tokens
 
     def page(self, b: int, i: int) -> tuple[int, int] | Fault:
@@ -99,14 +117,43 @@ class TableView:
         entries = self._entries(b, i)
         if isinstance(entries, Fault):
             return entries
-        ids = []
-        for entry in entries:
-            number = index(entry)
-            # Checked after scaling: an entry may be fine and its page still outside the pool.
-            if number is None or number * self.cache.page_table.id_multiplier >= self.pages:
-                return Fault.PAGE_ID
-            ids.append(number * self.cache.page_table.id_multiplier)
-        return ids[0], ids[-1]
+        found = [self._id(entry, self.pages) for entry in entries]
+        ids = [i for i in found if i is not None]
+        return (ids[0], ids[-1]) if len(ids) == len(found) else Fault.PAGE_ID
+
+    @property
+    def own_table(self) -> bool:
+        """Whether scales of K or V are found through `scales_page_table`."""
+        return any(quant is not None and quant.own_table for quant in self.cache.quants.values())
+
+    def places(self, b: int, i: int) -> tuple[Place, Place] | Fault:
+        """Where K and V of tokens [i * tokens, (i + 1) * tokens) of request b are, or what is wrong.
+
+        Scales with a table of their own are where it says, never where page_table does; others are in the page of the
+        same number as their values. A token without a valid page of values is reported for that, whatever its scales.
+        """
+        values = self.page(b, i)
+        if isinstance(values, Fault):
+            return values
+        own = [quant is not None and quant.own_table for quant in self.cache.quants.values()]
+        if not any(own):
+            return Place(values[0], values[0]), Place(values[1], values[1])
+        row = self.arrays["scales_page_table"][b]
+        if i >= len(row):
+            return Fault.POSITION
+        scales = self._id(row[i], self.pages if self.scale_pages is None else self.scale_pages)
+        if scales is None:
+            return Fault.PAGE_ID
+        k, v = (Place(page, scales if mine else page) for page, mine in zip(values, (own[0], own[-1]), strict=True))
+        return k, v
+
+    def _id(self, entry: Any, pages: int) -> int | None:
+        """The page that an entry names, one of `pages`; None where there is no such page."""
+        number = index(entry)
+        # Checked after scaling: an entry may be fine and its page still outside the pool.
+        if number is None or number * self.cache.page_table.id_multiplier >= pages:
+            return None
+        return number * self.cache.page_table.id_multiplier
 
     def _entries(self, b: int, i: int) -> NDArray[Any] | Fault:
         """The table's one entry (PerKV: two) for logical page i."""

@@ -2,10 +2,12 @@
 
 from kvgen.runtime.abi import ABI
 from kvgen.runtime.cache import BaseCache, LayerCache, Tensor
+from kvgen.runtime.collection import KVParams, Places, Role, RoleCache, TensorLayout, TileMap
 from kvgen.runtime.faults import Fault, FaultReport, clear, describe
 from kvgen.runtime.launcher import Bound, Kernel, Launcher
 from kvgen.runtime.module import Module
-from kvgen.runtime.params import Array, Pool, Scalar
+from kvgen.runtime.operand import TensorOperand
+from kvgen.runtime.params import Array, Number, Pool, Scalar, TensorMap
 from kvgen.runtime.workspace import Workspace
 
 __all__ = [
@@ -15,13 +17,22 @@ __all__ = [
     "Bound",
     "Fault",
     "FaultReport",
+    "KVParams",
     "Kernel",
     "Launcher",
     "LayerCache",
     "Module",
+    "Number",
+    "Places",
     "Pool",
+    "Role",
+    "RoleCache",
     "Scalar",
     "Tensor",
+    "TensorLayout",
+    "TensorMap",
+    "TensorOperand",
+    "TileMap",
     "Workspace",
     "clear",
     "describe",

@@ -5,32 +5,38 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from operator import index
-from typing import Any, ClassVar, SupportsIndex
+from typing import Any, ClassVar, Final, SupportsIndex
 
 from kvgen.errors import ArgumentError
 from kvgen.runtime.arrays import ArrayView, Dims, check, itemsize, view
+from kvgen.runtime.collection import KVParams, Role, RoleCache, TensorLayout
 from kvgen.runtime.module import Module
 from kvgen.runtime.packing import Bytes, Layout, layout
 from kvgen.runtime.params import Array, Pool, Scalar, kinds_of
+
+LONGEST: Final = 2**32 - 2  # a length that a kernel can count, and tell from a wrong one
 
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
     """One tensor of the pool as the spec lays it out.
 
-    `roles` are the roles it holds ("k", "v"); `shape` has names where only the pool knows the extent; `strides` are the
-    compile-time ones in elements, None for page, kv and layer; `align` is the widest access in bytes; `fields` names the
-    spec fields behind the axes.
+    `bases` are the page pointers into it, in the order of its kv axis ("k", "v"); `shape` has names where only the pool
+    knows the extent; `strides` are the compile-time ones in elements, None for page, kv and layer; `align` is the widest
+    access in bytes; `fields` names the spec fields behind the axes. `writes`: operations may write to it. `own_table`: a
+    table of scales says which page, not the table of values.
     """
 
     name: str
-    dtype: str
-    roles: tuple[str, ...]
+    dtype: str | tuple[str, ...]
+    bases: tuple[str, ...]
     axes: tuple[str, ...]
     shape: tuple[int | str, ...]
     strides: tuple[int | None, ...]
     align: int
     fields: tuple[str | None, ...] = ()
+    writes: bool = True
+    own_table: bool = False
 
     def stride(self, array: ArrayView, axis: str) -> int:
         """The array's stride along `axis`, in elements; 0 where the tensor has no such axis."""
@@ -65,7 +71,8 @@ class LayerCache:
     """One layer of a cache, ready for launchers.
 
     `struct` are the bytes of the kernels' first parameter and `kind` their size and alignment; `tables` and `memory` are
-    the arrays that the addresses in it belong to.
+    the arrays that the addresses in it belong to (`memory`: name, array, whether operations may write to it). `addresses`
+    and `sizes` have the page pointers: where the layer's first page begins, and the bytes of the tensor's elements.
     """
 
     module: Module
@@ -75,7 +82,9 @@ class LayerCache:
     struct: bytes
     kind: Bytes
     tables: dict[str, ArrayView]
-    memory: tuple[tuple[str, ArrayView], ...]
+    memory: tuple[tuple[str, ArrayView, bool], ...]
+    addresses: dict[str, int]
+    sizes: dict[str, int]
 
 
 class BaseCache:
@@ -88,6 +97,12 @@ class BaseCache:
     TENSORS: ClassVar[tuple[Tensor, ...]]
     FIELDS: ClassVar[tuple[Pool | Array | Scalar, ...]]
     PAGE_TOKENS: ClassVar[int | None]
+    ROLES: ClassVar[tuple[Role, ...]]
+    NAME: ClassVar[str]
+    HEADS: ClassVar[int]
+    PAGE_SIZE: ClassVar[int]
+    WINDOW: ClassVar[int] = 0
+    CacheType: ClassVar[type[RoleCache]] = RoleCache
     TABLES: ClassVar[tuple[Array, ...]]
     _LAYOUT: ClassVar[Layout]
 
@@ -96,7 +111,16 @@ class BaseCache:
         cls.TABLES = tuple(f for f in cls.FIELDS if isinstance(f, Array))
         cls._LAYOUT = layout(kinds_of(cls.FIELDS))
 
-    def __init__(self, pools: Sequence[object], tables: Sequence[object]) -> None:
+    def __init__(
+        self,
+        pools: Sequence[object],
+        tables: Sequence[object],
+        max_seq_length: int | None = None,
+        max_cache_length: int | None = None,
+    ) -> None:
+        self._given, self._roles = tuple(pools), dict[tuple[int, int], RoleCache]()
+        self._given_tables = {spec.name: given for spec, given in zip(self.TABLES, tables, strict=True)}
+        self._given_lengths = {"max_seq_length": max_seq_length, "max_cache_length": max_cache_length}
         per_layer = not any("layer" in t.axes for t in self.TENSORS)
         layers: list[list[ArrayView]] = []
         for tensor, given in zip(self.TENSORS, pools, strict=True):
@@ -152,32 +176,194 @@ class BaseCache:
                 fields=tensor.fields,
             )
             tensor.check_places(found, name)
-            stride = tensor.stride(found, "page")
-            for role in tensor.roles:
-                dims[f"{role}_page_stride"] = stride
+            for pointer in tensor.bases:
+                dims[f"{pointer}_page_stride"] = tensor.stride(found, "page")
+                dims[f"{pointer}_stride"] = tensor.stride(found, "request")
         if self.PAGE_TOKENS is not None:
             dims["tokens"] = self.PAGE_TOKENS
         if dims["tokens"] == 0:
             raise ArgumentError(
                 f"{names[0]}: got blocks of 0 tokens; a block holds a request; pass a pool with at least 1"
             )
-        memory = tuple(zip(names, views, strict=True))
+        found_by_values = any("scale_pages" in t.shape and not t.own_table for t in self.TENSORS)
+        if found_by_values and dims["scale_pages"] < dims["pages"]:
+            raise ArgumentError(
+                f"{dims.origin['scale_pages']}: got {dims['scale_pages']} pages; scales lie in the pages of their values, of "
+                f"which there are {dims['pages']}; pass a pool with as many"
+            )
+        self._longest(dims)
+        memory = tuple((n, v, t.writes) for t, n, v in zip(self.TENSORS, names, views, strict=True))
+        counts = {f.name: self._table_views[f.name] for f in self.TABLES if f.access != "in"}
+        memory += tuple((name, found, True) for name, found in counts.items())
         numbers = {f.name: f.number(dims) for f in self.FIELDS if isinstance(f, Scalar)}
         numbers |= {name: table.pointer for name, table in self._table_views.items()}
+        sizes = {p: itemsize(v) for t, v in zip(self.TENSORS, views, strict=True) for p in t.bases}
         layers = []
         for number in [only] if only is not None else range(dims["layers"]):
             pools = {}
             for tensor, found in zip(self.TENSORS, views, strict=True):
-                for i, role in enumerate(tensor.roles):
+                for i, pointer in enumerate(tensor.bases):
                     steps = (0 if only is not None else number) * tensor.stride(found, "layer") + i * tensor.stride(
                         found, "kv"
                     )
-                    pools[role] = found.pointer + steps * itemsize(found)
+                    pools[pointer] = found.pointer + steps * itemsize(found)
             held = numbers | pools
             packed = self._LAYOUT.pack([held[f.name] for f in self.FIELDS])
             kind = self._LAYOUT.kind
-            layers.append(LayerCache(self.MODULE, number, self.device, dims, packed, kind, self._table_views, memory))
+            tables = {n: t for n, t in self._table_views.items() if n not in counts}
+            layers.append(
+                LayerCache(self.MODULE, number, self.device, dims, packed, kind, tables, memory, pools, sizes)
+            )
         return layers
+
+    # --- Modular MAX's collection: the same cache under its names ---------------------------------------------------------
+
+    @property
+    def name_str(self) -> str:
+        """ "paged" or "continuous_batching"."""
+        return self.NAME
+
+    @property
+    def kv_params(self) -> KVParams:
+        """Heads, head size, and whether only K is stored."""
+        return KVParams(self.HEADS, self.ROLES[0].dim, len(self.ROLES) == 1)
+
+    @property
+    def dtype(self) -> str:
+        """The element type of K as stored."""
+        return self.ROLES[0].values.dtype
+
+    @property
+    def scale_dtype(self) -> str | None:
+        """The type of K's scales; None without."""
+        return self.ROLES[0].scale_dtype
+
+    @property
+    def quantization_granularity(self) -> int:
+        """Dims of K that share a scale; 1 without."""
+        return self.ROLES[0].granularity
+
+    @property
+    def head_dim_granularity(self) -> int:
+        """Scales that a head's quantized dims of K have."""
+        return -(-self.ROLES[0].values.dim // self.ROLES[0].granularity)
+
+    @property
+    def page_size(self) -> int:
+        """Tokens of a page; 0 where a block holds a request."""
+        return self.PAGE_SIZE
+
+    @property
+    def blocks(self) -> tuple[object, ...]:
+        """The pools of values as they were given: a tensor, or a list of one a layer, each."""
+        return tuple(g for t, g in zip(self.TENSORS, self._given, strict=True) if t.name.endswith("pool"))
+
+    @property
+    def scales(self) -> tuple[object, ...]:
+        """The pools of scales as they were given; empty without."""
+        return tuple(g for t, g in zip(self.TENSORS, self._given, strict=True) if t.name.endswith("scales"))
+
+    @classmethod
+    def blocks_layout(cls) -> tuple[TensorLayout, ...]:
+        """The tensors of values as the spec fixes them."""
+        return cls._layouts("pool")
+
+    @classmethod
+    def blocks_shape(cls) -> tuple[tuple[int, ...], ...]:
+        """Their shapes: (-1, 2, -1, page size, heads, dims) in the default layout."""
+        return tuple(found.shape for found in cls.blocks_layout())
+
+    @classmethod
+    def scales_layout(cls) -> tuple[TensorLayout, ...]:
+        """The tensors of scales as the spec fixes them; empty without."""
+        return cls._layouts("scales")
+
+    @classmethod
+    def scales_shape(cls) -> tuple[tuple[int, ...], ...]:
+        """Their shapes."""
+        return tuple(found.shape for found in cls.scales_layout())
+
+    @classmethod
+    def _layouts(cls, kind: str) -> tuple[TensorLayout, ...]:
+        return tuple(
+            TensorLayout(
+                t.axes,
+                tuple(n if isinstance(n, int) else -1 for n in t.shape),
+                tuple(-1 if n is None else n for n in t.strides),
+            )
+            for t in cls.TENSORS
+            if t.name.endswith(kind)
+        )
+
+    @property
+    def cache_lengths(self) -> object | None:
+        """The lengths as they were given; None where the page table has them."""
+        return self._given_tables.get("lengths")
+
+    @property
+    def lookup_table(self) -> object:
+        """The page table as it was given."""
+        names = ("page_table", "page_indices", "req_to_token")
+        return next(self._given_tables[n] for n in names if n in self._given_tables)
+
+    @property
+    def scales_lookup_table(self) -> object | None:
+        """The page table of the scales as it was given; None where scales are found through the values'."""
+        return self._given_tables.get("scales_page_table")
+
+    @property
+    def max_seq_length(self) -> int:
+        """The most new tokens of a request."""
+        return self._layers[0].dims["max_seq_length"] if self._layers else 0
+
+    @property
+    def max_cache_length(self) -> int:
+        """The most tokens of a request, cached and new."""
+        return self._layers[0].dims["max_cache_length"] if self._layers else 0
+
+    @property
+    def empty_cache(self) -> bool:
+        """Whether no request has a token."""
+        return self.max_cache_length == 0
+
+    def cache_length(self, request: int) -> int:
+        """Tokens of one request as the lengths have them; reads the device's memory and so waits for it."""
+        lengths = self.cache_lengths
+        if lengths is None:
+            raise ArgumentError("cache_length: the lengths of this cache lie in its page table; read them there")
+        count = self._table_views["lengths"].shape[0]
+        if not 0 <= index(request) < count:
+            raise ArgumentError(f"request: got {request}; the batch has {count}; pass one from 0 to {count - 1}")
+        return int(lengths[request])  # type: ignore[index]
+
+    def get_key_cache(self, layer: SupportsIndex) -> RoleCache:
+        """K of one layer: shapes, rows, tensor maps."""
+        return self._role(layer, 0)
+
+    def get_value_cache(self, layer: SupportsIndex) -> RoleCache:
+        """V of one layer; raises ArgumentError for a cache that stores K only."""
+        if len(self.ROLES) == 1:
+            raise ArgumentError(
+                f"get_value_cache: {self.MODULE.name} stores K only; where rows are latent, V is their first dims: use "
+                "get_key_cache()"
+            )
+        return self._role(layer, 1)
+
+    def _role(self, layer: SupportsIndex, which: int) -> RoleCache:
+        found = self[layer]
+        key = (found.layer, which)
+        if key not in self._roles:
+            self._roles[key] = RoleCache(found, self.ROLES[which], self.kv_params, self.PAGE_SIZE)
+        return self._roles[key]
+
+    def _longest(self, dims: Dims) -> None:
+        """The bounds that attention kernels ask for; by default what the page table can hold."""
+        columns = dims.get("M", dims.get("I", 1))
+        most = LONGEST if self.WINDOW else min(columns * dims["tokens"], LONGEST)
+        for name, given in self._given_lengths.items():
+            if given is not None and (not isinstance(given, int) or not 0 <= given <= LONGEST):
+                raise ArgumentError(f"{name}: got {given!r}; it counts tokens; pass an int from 0 to {LONGEST}")
+            dims[name] = most if given is None else given
 
     def __len__(self) -> int:
         """The number of layers."""

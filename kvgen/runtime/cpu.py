@@ -89,7 +89,7 @@ def _cpu_arch(kernel: Kernel, wanted: str | None) -> str:
 
 def _memory(kernel: Kernel, cache: LayerCache, views: dict[str, ArrayView]) -> list[Memory]:
     """The arrays a launch may touch."""
-    found = [Memory(name, tensor, kernel.writes) for name, tensor in cache.memory]
+    found = [Memory(name, tensor, kernel.writes and writes) for name, tensor, writes in cache.memory]
     found += [Memory(name, table, False) for name, table in cache.tables.items()]
     for p in kernel.params:
         array = views.get(p.name) if isinstance(p, Array) else None

@@ -21,6 +21,12 @@ __device__ __forceinline__ void store(T* p, const Vec<T, W>& in) {
 }
 template <uint32_t W, typename T>
 __device__ __forceinline__ void fill(Vec<T, W>& out, T value) {
+  if constexpr (sizeof(T) == 2 && W % 2 == 0) {  // as words: where halves meet a load, each would be put together on its own
+    const uint32_t both = value.bits * 0x10001u;
 #pragma unroll
-  for (uint32_t i = 0; i < W; ++i) out.e[i] = value;
+    for (uint32_t i = 0; i < W; i += 2) *(uint32_t*)&out.e[i] = both;
+  } else {
+#pragma unroll
+    for (uint32_t i = 0; i < W; ++i) out.e[i] = value;
+  }
 }

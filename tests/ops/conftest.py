@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.ops.sets import SETS
+from tests.ops.sets import ALL
 
 HERE = Path(__file__).parent
 
 
 def _set_number(item: pytest.Item) -> int:
     parameters = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
-    return list(SETS).index(parameters["name"]) if parameters.get("name") in SETS else len(SETS)
+    return list(ALL).index(parameters["name"]) if parameters.get("name") in ALL else len(ALL)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -6,7 +6,7 @@ import importlib
 import math
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -18,14 +18,17 @@ from numpy.typing import NDArray
 
 from kvgen import KernelSet
 from kvgen.dtypes import dtype
-from kvgen.emit import render_all, write_file
-from kvgen.reference import Decoded, TableView, append, decode, gather
+from kvgen.emit import render_device, render_set, write_file
+from kvgen.reference import Decoded, Rows, TableView, append, decode, gather, seal
+from kvgen.reference.elements import Elements
+from kvgen.reference.segments import Coded, Plain
 from kvgen.runtime import clear, describe
 from kvgen.runtime.cpu import machine
 from kvgen.spec.loader import LoadedSet
 from tests.ops.batches import Batch
-from tests.ops.scenes import Raw, Scene, rows_array
-from tests.ops.sets import SETS, splits_of
+from tests.ops.memory import CANARY, Bytes, Raw, rows_array
+from tests.ops.scenes import Memory, Scene
+from tests.ops.sets import ALL, splits_of
 
 PACKAGE = "kvgen_operation_tests"
 # Half a unit in the last place of 1, and the smallest positive number.
@@ -36,7 +39,7 @@ TINY = {"f32": 2.0**-126, "f16": 2.0**-24, "bf16": 2.0**-126}
 @cache
 def _root() -> tempfile.TemporaryDirectory[str]:
     folder = tempfile.TemporaryDirectory(prefix=PACKAGE)
-    for file in render_all([LoadedSet(s, "tests/ops/sets.py", "") for s in SETS.values()]).values():
+    for file in render_device().values():
         write_file(Path(folder.name) / PACKAGE, file)
     sys.path.insert(0, folder.name)
     return folder
@@ -45,7 +48,10 @@ def _root() -> tempfile.TemporaryDirectory[str]:
 @cache
 def package(name: str) -> ModuleType:
     """The generated package of a set."""
-    _root()
+    folder = Path(_root().name) / PACKAGE
+    for file in render_set(LoadedSet(ALL[name], "tests/ops/sets.py", "")).values():
+        write_file(folder, file)
+    importlib.invalidate_caches()
     return importlib.import_module(f"{PACKAGE}.{name}")
 
 
@@ -75,7 +81,7 @@ class Run:
         self.scene = scene
         word = np.zeros(1, np.uint64)
         clear(word)
-        generated = package(scene.kernels.name).Cache(*scene.pools(), **scene.tables)
+        generated = package(scene.kernels.name).Cache(**scene.arguments())
         with on_machine(scene.batch):
             if op == "decode" and splits_of(scene.kernels) > 1:
                 arguments["workspace"] = planned(scene, len(arguments["q"]))
@@ -93,7 +99,7 @@ def planned(scene: Scene, rows: int) -> Any:
     generated = package(scene.kernels.name)
     workspace = generated.decode.workspace(max_rows=rows + 1)
     workspace.view.owner[...] = 0xEE
-    generated.decode.plan(generated.Cache(*scene.pools(), **scene.tables)[scene.layer], workspace)
+    generated.decode.plan(generated.Cache(**scene.arguments())[scene.layer], workspace)
     return workspace
 
 
@@ -108,22 +114,59 @@ def new_rows(scene: Scene, rows: int) -> dict[str, Raw]:
     found = {}
     for name, role in zip("kv", scene.rows(), strict=False):
         found[name], _ = rows_array(rows, (role.heads, role.dim), scene.cache.dtype, strided=scene.batch.strided)
-        found[name][...] = scene.values(rows, role.heads, role.dim)
+        found[name][...] = scene.wild(rows, role.heads, role.dim)
     return found
 
 
-def check_append(scene: Scene, rows: int, **places: Raw) -> dict[str, Raw]:
-    """Append and compare the whole pool, byte for byte, with the oracle's; returns the rows that were appended."""
-    new = new_rows(scene, rows)
+def check_append(scene: Scene, rows: int, new: dict[str, Raw] | None = None, **places: Raw) -> dict[str, Raw]:
+    """Append, after a seal where keys wait for it, and compare all memory, byte for byte, with the oracle's.
+
+    Returns the rows that were appended.
+    """
+    new = new_rows(scene, rows) if new is None else new
+    if scene.residual:
+        check_seal(scene, new["k"], places["row_offsets"])
     expected = scene.snapshot()
     word = append(scene.view, scene.rows(expected), list(new.values()), **places)
     op = "append_slots" if "slots" in places else "append"
     run = Run(scene, op, launcher(scene, op), **new, **places)
-    for tensors, wanted in zip(scene.tensors, expected, strict=True):
-        for tensor, memory in zip(tensors, wanted, strict=True):
-            np.testing.assert_array_equal(tensor.memory, memory)
+    hold_memory(scene, expected)
     run.expect_word(word)
     return new
+
+
+def check_seal(scene: Scene, k: Raw, row_offsets: Raw) -> None:
+    """Seal what these new rows complete and compare all memory with the oracle's."""
+    expected = scene.snapshot()
+    word = seal(scene.view, scene.rows(expected), [k], row_offsets=row_offsets)
+    run = Run(scene, "seal", launcher(scene, "seal"), k=k, row_offsets=row_offsets)
+    hold_memory(scene, expected)
+    run.expect_word(word)
+
+
+def hold_memory(scene: Scene, expected: Memory) -> None:
+    """All memory of the cache is as expected; a scale that is NaN is any NaN."""
+    found = scene.snapshot()
+    if all(np.array_equal(a, b) for n, parts in found.items() for a, b in zip(parts, expected[n], strict=True)):
+        return
+    for memory in (found, expected):
+        _same_nans(scene.rows(memory))
+    for name, parts in found.items():
+        for part, wanted in zip(parts, expected[name], strict=True):
+            np.testing.assert_array_equal(part, wanted, err_msg=name)
+
+
+def _same_nans(roles: Sequence[Rows]) -> None:
+    """Give every scale and zero point that is NaN the same bits."""
+    for part in (p for rows in roles for p in rows.parts if isinstance(p, Coded) and isinstance(p.scales, Elements)):
+        assert part.scales is not None
+        for page in range(part.scales.pages):
+            for token in range(part.scales.tokens):
+                row = part.scales.read(page, token)
+                nans = np.isnan(row.astype(np.float32))
+                if nans.any():
+                    row[nans] = np.nan
+                    part.scales.write(page, token, row)
 
 
 def check_gather(scene: Scene, rows: int, *, row_offsets: Raw, starts: Raw | None) -> list[Raw]:
@@ -135,14 +178,27 @@ def check_gather(scene: Scene, rows: int, *, row_offsets: Raw, starts: Raw | Non
     wanted = gather(scene.view, scene.rows(), list(outs.values()), row_offsets=row_offsets, starts=starts)
     pool = scene.snapshot()
     run = Run(scene, "gather", launcher(scene, "gather"), **outs, row_offsets=row_offsets, starts=starts)
-    for out, right, around in zip(outs.values(), wanted.outputs, memory, strict=True):
+    for out, right, around, role in zip(outs.values(), wanted.outputs, memory, scene.rows(), strict=True):
         assert np.isnan(out[wanted.failed].astype(np.float32)).all()
-        good = ~wanted.failed
-        assert np.ascontiguousarray(out[good]).tobytes() == np.ascontiguousarray(right[good]).tobytes()
-        assert (surroundings(out, around) == 0xEE).all(), "written beside the rows"
+        _same_values(out[~wanted.failed], right[~wanted.failed], role)
+        assert (surroundings(out, around) == CANARY).all(), "written beside the rows"
     _unchanged(scene, pool)
     run.expect_word(wanted.errors)
     return list(outs.values())
+
+
+def _same_values(out: Raw, right: Raw, role: Rows) -> None:
+    """The same bits; where codes and scales make a NaN, any NaN."""
+    bits = np.dtype(f"u{out.itemsize}")
+    found, wanted = (np.ascontiguousarray(x).view(bits) for x in (out, right))
+    begin = 0
+    for part in role.parts:
+        if not isinstance(part, Plain):
+            dims = slice(begin, begin + part.dim)
+            nans = np.isnan(right[..., dims].astype(np.float32)) & np.isnan(out[..., dims].astype(np.float32))
+            found[..., dims] = np.where(nans, wanted[..., dims], found[..., dims])
+        begin += part.dim
+    np.testing.assert_array_equal(found, wanted)
 
 
 def check_decode(
@@ -159,7 +215,7 @@ def check_decode(
     )
     hold_to(wanted, scene, q, out, sums if lse else None)
     for array, memory in ((out, around), (sums, sums_around)):
-        assert (surroundings(array, memory) == 0xEE).all(), "written beside the rows"
+        assert (surroundings(array, memory) == CANARY).all(), "written beside the rows"
     _unchanged(scene, pool)
     run.expect_word(wanted.errors)
     return out, sums if lse else None, wanted
@@ -241,10 +297,10 @@ def surroundings(array: Raw, memory: NDArray[np.uint8]) -> NDArray[np.uint8]:
     return memory[outside]
 
 
-def _unchanged(scene: Scene, pool: list[list[NDArray[np.uint8]]]) -> None:
-    for tensors, memory in zip(scene.tensors, pool, strict=True):
-        for tensor, was in zip(tensors, memory, strict=True):
-            np.testing.assert_array_equal(tensor.memory, was)
+def _unchanged(scene: Scene, pool: Mapping[str, Sequence[Bytes]]) -> None:
+    for name, tensors in scene.tensors.items():
+        for tensor, was in zip(tensors, pool[name], strict=True):
+            np.testing.assert_array_equal(tensor.memory, was, err_msg=name)
 
 
 def queries(scene: Scene, rows: int) -> Raw:

@@ -3,71 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from kvgen import CSR, Continuous, Indirect, KernelSet, PerKV, Ring
 from kvgen.dtypes import dtype
 from kvgen.ops import Decode
-from kvgen.reference import Rows, TableView, cache_rows
+from kvgen.reference import Place, Rows, TableView, cache_rows
 from tests.ops.batches import OPEN_TOKENS, Batch
+from tests.ops.memory import Bytes, Raw, Tensor
 
-Raw = NDArray[Any]
 POISON = 0x7FFFFFFF
-GUARD = 256  # bytes before and after every tensor
 LAYERS = 2
-
-
-def aligned(nbytes: int) -> NDArray[np.uint8]:
-    """`nbytes` bytes of 0xEE at an address divisible by 256."""
-    raw = np.full(nbytes + 256, 0xEE, np.uint8)
-    start = -raw.ctypes.data % 256
-    return raw[start : start + nbytes]
-
-
-def rows_array(rows: int, width: Sequence[int], element: str, *, strided: bool, guard: int = 1) -> tuple[Raw, Raw]:
-    """(array `[rows, *width]`, all memory around it): canaries, `guard` rows before and after, gaps if `strided`."""
-    kind = dtype(element).numpy()
-    stride = math.prod(width) * kind.itemsize
-    if strided:
-        stride = -(-stride // 16) * 16 + 32
-    base = -(-guard * stride // 16) * 16
-    memory = aligned(base + (rows + guard) * stride)
-    inner = np.cumprod((kind.itemsize, *width[:0:-1]))[::-1]
-    return np.ndarray((rows, *width), kind, memory.data, base, (stride, *(int(s) for s in inner))), memory
-
-
-class Tensor:
-    """One tensor of the pool in memory of its own: padded pages and layers, canaries around it."""
-
-    def __init__(self, axes: str, extents: dict[str, int], element: str, fill: str) -> None:
-        kind = dtype(element).numpy()
-        words = axes.replace("block", "page").split()
-        shape, names = [], []
-        for word in words:
-            name, _, modulo = word.partition("%")
-            name, _, divide = name.partition("/")
-            shape.append(int(modulo) if modulo else extents[name] // int(divide or 1))
-            names.append(name)
-        strides, step = [0] * len(shape), 1
-        outer = next(i for i, n in enumerate(names) if n not in ("page", "kv", "layer"))
-        for i in reversed(range(len(shape))):
-            strides[i] = step
-            step *= shape[i]
-            if i <= outer:  # from here outwards strides are free: pages and layers lie apart
-                step = -(-step // 8) * 8 + 16
-        self.shape, self.strides, self.kind = tuple(shape), tuple(s * kind.itemsize for s in strides), kind
-        reach = sum((n - 1) * s for n, s in zip(shape, strides, strict=True)) + 1
-        self.memory = aligned(2 * GUARD + reach * kind.itemsize)
-        if fill != "bytes":
-            self.memory.view(kind)[...] = np.nan if fill == "nan" else np.inf
-
-    def view(self, memory: NDArray[np.uint8]) -> Raw:
-        """The tensor in `memory`, its own or a copy."""
-        return np.ndarray(self.shape, self.kind, memory.data, GUARD, self.strides)
+Memory = Mapping[str, Sequence[Bytes]]
 
 
 class Scene:
@@ -81,8 +31,11 @@ class Scene:
         self.kernels, self.batch, self.cache = kernels, batch, kernels.cache
         self.rng = np.random.default_rng(batch.seed)
         self.tokens = self.cache.page_tokens or OPEN_TOKENS
+        self.residual = self.cache.storage.residual
         self.layer = int(self.rng.integers(LAYERS))
+        self._waiting: dict[tuple[int, int, int], Raw] = {}  # rows of K by layer, request and position
         self._lay_pages()
+        self._lay_scale_pages()
         self._lay_tensors()
         self.tables = self._tables(counts)
 
@@ -119,33 +72,62 @@ class Scene:
                 whole = min((batch.totals[i] - batch.new[i]) // self.tokens for i in (0, b))
                 self.entries[b][:whole] = self.entries[0][:whole]
 
-    def _lay_tensors(self) -> None:
-        cache, layout = self.cache, self.cache.layout
-        texts = [t for t in (layout.kv, layout.k, layout.v) if t]
-        extents = {"page": self.pages, "layer": LAYERS, "token": self.tokens, "head": cache.kv_heads, "kv": 2}
-        if cache.stores == "k":
-            extents["kv"] = 1
-        copies = LAYERS if layout.layers == "pointers" else 1
-        self.tensors = []
-        for i, text in enumerate(texts):
-            sizes = extents | {"dim": cache.v_dim if i else cache.head_dim}
-            self.tensors.append([Tensor(text, sizes, cache.dtype, self.batch.fill) for _ in range(copies)])
+    def _lay_scale_pages(self) -> None:
+        """Pages of scales: at least those of the values, or, with a table of their own, as many or few as it names.
 
-    def pools(self, memory: Sequence[Sequence[NDArray[np.uint8]]] | None = None) -> list[Any]:
-        """The pool arguments of the generated Cache, over `memory` (None: the scene's own)."""
-        found: list[Any] = []
-        for i, tensors in enumerate(self.tensors):
-            views = [t.view(t.memory if memory is None else memory[i][j]) for j, t in enumerate(tensors)]
-            found.append(views if self.cache.layout.layers == "pointers" else views[0])
+        Ids of values then often name other scales, of this request or another one: whoever takes them gets it wrong.
+        """
+        more = int(self.rng.integers(3))
+        if not self.cache.storage.own_table:
+            self.scale_pages = self.pages + more
+            return
+        multiplier = self.cache.page_table.id_multiplier
+        quants = [q for q in self.cache.quants.values() if q is not None and q.computed]
+        least = 0 if all(q.own_table for q in quants) else self.pages // multiplier
+        counts = [len(request) for request in self.entries]
+        entries = max(sum(counts) + more, least)
+        order = iter(self.rng.permutation(entries))
+        self.scale_entries = [[int(next(order)) for _ in range(n)] for n in counts]
+        self.scale_pages = entries * multiplier
+
+    def _lay_tensors(self) -> None:
+        """Every tensor of the storage, in a dtype that it may have; given scales are numbers, the rest is `fill`."""
+        cache, batch = self.cache, self.batch
+        sizes = {"pages": self.pages, "scale_pages": self.scale_pages, "layers": LAYERS, "tokens": self.tokens}
+        sizes["B"] = len(batch.totals)
+        copies = LAYERS if cache.layout.layers == "pointers" else 1
+        self.tensors: dict[str, list[Tensor]] = {}
+        for tensor in cache.storage.tensors:
+            element = tensor.dtypes[int(self.rng.integers(len(tensor.dtypes)))]
+            self.tensors[tensor.name] = [Tensor.of(tensor, sizes, element, batch.fill) for _ in range(copies)]
+            for found in self.tensors[tensor.name] if tensor.given else ():
+                array = found.view(found.memory)
+                array[...] = (2.0 ** self.rng.integers(-4, 3, array.shape) * (1 + self.rng.random(array.shape))).astype(
+                    array.dtype
+                )
+        if self.residual:
+            sealed = self.tensors["k_sealed"] = [Tensor((len(batch.totals),), (1,), np.dtype(np.uint32), "bytes")]
+            sealed[0].view(sealed[0].memory)[...] = 0
+
+    def arrays(self, memory: Memory | None = None) -> dict[str, Any]:
+        """The tensors by name, over `memory` (None: the scene's own): an array, or one a layer."""
+        found: dict[str, Any] = {}
+        for name, tensors in self.tensors.items():
+            views = [t.view(t.memory if memory is None else memory[name][j]) for j, t in enumerate(tensors)]
+            found[name] = views if self.cache.layout.layers == "pointers" and name != "k_sealed" else views[0]
         return found
 
-    def snapshot(self) -> list[list[NDArray[np.uint8]]]:
-        """A copy of all pool memory, guards and gaps included."""
-        return [[t.memory.copy() for t in tensors] for tensors in self.tensors]
+    def arguments(self) -> dict[str, Any]:
+        """Everything that the generated Cache takes."""
+        return self.arrays() | self.tables
 
-    def rows(self, memory: Sequence[Sequence[NDArray[np.uint8]]] | None = None) -> tuple[Rows, ...]:
+    def snapshot(self) -> dict[str, list[Bytes]]:
+        """A copy of all memory of the cache, guards and gaps included."""
+        return {name: [t.memory.copy() for t in tensors] for name, tensors in self.tensors.items()}
+
+    def rows(self, memory: Memory | None = None) -> tuple[Rows, ...]:
         """The oracle's K and V of the scene's layer."""
-        return cache_rows(self.cache, self.pools(memory), self.layer)
+        return cache_rows(self.cache, self.arrays(memory), self.layer)
 
     # Tables ------------------------------------------------------------------------------------------------------
 
@@ -154,12 +136,23 @@ class Scene:
 
     def _matrix(self, rows: list[list[int]], columns: int, kind: str) -> Raw:
         """Rows of ids, poison after their end and, where strided, between them."""
-        wide = self._index(np.full((len(rows), columns + 3 * self.batch.strided), POISON), kind)
+        align = getattr(self.cache.page_table, "align", 1)
+        width = -(-(columns + 3 * self.batch.strided) // align) * align if len(rows) > 1 else columns
+        memory = np.full(max(len(rows), 1) * width + 64, POISON).astype(dtype(kind).numpy())
+        start = -memory.ctypes.data // memory.itemsize % 8
+        wide = memory[start : start + len(rows) * width].reshape(len(rows), width)
         for row, ids in zip(wide, rows, strict=True):
             row[: len(ids)] = ids
         return wide[:, :columns]
 
     def _tables(self, counts: Sequence[int]) -> dict[str, Raw]:
+        found = self._value_tables(counts)
+        if self.cache.storage.own_table:
+            columns = max(map(len, self.scale_entries), default=0) + int(self.rng.integers(3))
+            found["scales_page_table"] = self._matrix(self.scale_entries, columns, self.cache.page_table.dtype)
+        return found
+
+    def _value_tables(self, counts: Sequence[int]) -> dict[str, Raw]:
         cache, table, batch = self.cache, self.cache.page_table, len(self.batch.totals)
         ids = [[e[0] for e in pages] for pages in self.entries]
         columns = max(map(len, ids), default=0) + int(self.rng.integers(3))
@@ -202,14 +195,14 @@ class Scene:
 
     def trim(self, pages: int) -> None:
         """Cut tables with columns down to `pages` of them, rows packed: past a row's end lies the next one."""
-        for name in ("page_table", "req_to_token"):
+        for name in ("page_table", "req_to_token", "scales_page_table"):
             if name in self.tables and self.tables[name].ndim > 1:
                 self.tables[name] = self.tables[name][..., :pages].copy()
 
     @property
     def view(self) -> TableView:
         """The oracle's reading of the tables as they are now."""
-        return TableView(self.cache, self.tables, self.pages, self.tokens)
+        return TableView(self.cache, self.tables, self.pages, self.tokens, self.scale_pages)
 
     # Content -----------------------------------------------------------------------------------------------------
 
@@ -217,16 +210,45 @@ class Scene:
         """Random values of the cache's dtype, of about unit size."""
         return self.rng.standard_normal(shape).astype(dtype(self.cache.dtype).numpy())
 
+    def wild(self, *shape: int) -> Raw:
+        """Rows `[T, heads, dim]` of many sizes: among them all zero, all alike, none negative, hardly any."""
+        x = self.rng.standard_normal(shape)
+        if any(q is not None for q in self.cache.quants.values()):
+            sizes = 2.0 ** self.rng.choice((0, 0, 0, -14, 5), shape[:2])[..., None]
+            kinds = self.rng.integers(0, 12, shape[:2])[..., None]
+            x = np.select([kinds == 0, kinds == 1, kinds == 2], [0 * x, 0 * x + x[..., :1], np.abs(x)], x) * sizes
+        return x.astype(dtype(self.cache.dtype).numpy())
+
     def write(self, b: int, position: int, values: Sequence[Raw]) -> None:
-        """Put K and V rows of one token of request b in the pool, through the oracle."""
-        page, token = divmod(position, self.tokens)
-        ids = self.view.page(b, page)
-        assert isinstance(ids, tuple), (b, position, ids)
-        for rows, place, value in zip(self.rows(), ids, values, strict=False):
-            rows.write(place, token, value)
+        """Put K and V rows of one token of request b in the pool, through the oracle.
+
+        Of tokens that are quantized together, the group is written once all of it is known.
+        """
+        places = self.view.places(b, position // self.tokens)
+        assert isinstance(places, tuple), (b, position, places)
+        for rows, place, value in zip(self.rows(), places, values, strict=False):
+            if rows.residual:
+                self._write_waiting(rows, b, position, place, value)
+            else:
+                rows.write(place.page, position % self.tokens, value, place.scales)
+
+    def _write_waiting(self, rows: Rows, b: int, position: int, place: Place, value: Raw) -> None:
+        assert rows.sealed is not None
+        sealed, size = int(rows.sealed[b]), self.residual
+        rows.put(b, position, place, value, sealed)
+        self._waiting[self.layer, b, position] = value.copy()
+        first = position // size * size
+        group = [self._waiting.get((self.layer, b, p)) for p in range(first, first + size)]
+        known = [row for row in group if row is not None]
+        if position < sealed and len(known) == size:
+            rows.seal(b, first, place, np.stack(known), first)
 
     def fill(self, counts: Sequence[int]) -> None:
-        """Write the living ones of the first counts[b] tokens of every request."""
+        """Write the living ones of the first counts[b] tokens of every request; full groups of them are sealed."""
         for b, count in enumerate(counts):
-            for position in range(self.view.first_token(count), count):
+            first = self.view.first_token(count)
+            if self.residual:
+                self.arrays()["k_sealed"][b] = count // self.residual * self.residual
+                first = first // self.residual * self.residual
+            for position in range(first, count):
                 self.write(b, position, [self.values(r.heads, r.dim) for r in self.rows()])

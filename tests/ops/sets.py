@@ -7,6 +7,9 @@ from typing import Any
 
 from kvgen import CSR, Continuous, Dense, KernelSet, Layout, Paged, PerKV, Ring, ops, presets
 from tests.ops.drawn import drawn_sets
+from tests.ops.engines import ENGINES, QUANTIZED
+from tests.ops.family import drawn_family, family_sets
+from tests.ops.pairwise import PAIRWISE
 
 
 def _set(
@@ -181,9 +184,14 @@ OTHERS = (
 )
 
 # `make campaign` draws many more.
-DRAWN = drawn_sets(int(os.environ.get("KVGEN_DRAWN_SEED", "1")), int(os.environ.get("KVGEN_DRAWN", "8")))
+_SEED = int(os.environ.get("KVGEN_DRAWN_SEED", "1"))
+DRAWN = drawn_sets(_SEED, int(os.environ.get("KVGEN_DRAWN", "8")))
 
 SETS = {s.name: s for s in PRESETS + OTHERS + DRAWN}
+# Quantized and latent caches; `make campaign` draws as many as KVGEN_FAMILY says from all that there are.
+_COUNT = int(os.environ.get("KVGEN_FAMILY", "0"))
+FAMILY = {s.name: s for s in family_sets(drawn_family(_SEED, _COUNT) if _COUNT else PAIRWISE)}
+ALL = SETS | FAMILY | ENGINES | QUANTIZED
 
 
 def splits_of(kernels: KernelSet) -> int:

@@ -13,12 +13,12 @@ from kvgen.dtypes import dtype
 from tests.ops.batches import Batch, batches
 from tests.ops.harness import check_append, index_name, offsets_of
 from tests.ops.scenes import Scene
-from tests.ops.sets import SETS
+from tests.ops.sets import ALL, SETS
 
 
 def scene_before(name: str, batch: Batch) -> Scene:
     """A scene in which the step's tokens are not stored yet."""
-    kernels = SETS[name]
+    kernels = ALL[name]
     before = [n - new for n, new in zip(batch.totals, batch.new, strict=True)]
     scene = Scene(kernels, batch, batch.totals if kernels.cache.lengths == "after" else before)
     scene.fill(before)

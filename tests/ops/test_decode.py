@@ -23,15 +23,16 @@ from tests.ops.harness import (
     queries,
     raise_edges,
 )
-from tests.ops.scenes import Raw, Scene
-from tests.ops.sets import SETS
+from tests.ops.memory import Raw
+from tests.ops.scenes import Scene
+from tests.ops.sets import ALL, SETS
 
 DECODES = [n for n, s in SETS.items() if any(o.kind == "decode" for o in s.ops)]
 
 
 def decode_scene(name: str, batch: Batch, rows: int) -> tuple[Scene, Raw]:
     """A scene with every token stored, loud where losing one would hardly show, and queries."""
-    kernels = SETS[name]
+    kernels = ALL[name]
     counts = batch.totals if kernels.cache.lengths == "after" else [n - 1 for n in batch.totals]
     scene = Scene(kernels, batch, counts)
     scene.fill(batch.totals)
@@ -94,13 +95,13 @@ def test_extreme_scores(name: str) -> None:
 @pytest.mark.parametrize("name", ["splits", "splits_ring"])
 def test_one_plan_serves_every_layer_and_step(name: str) -> None:
     """Calls leave the counters as the plan did, and requests that grew since the plan get longer chunks."""
-    kernels = SETS[name]
+    kernels = ALL[name]
     totals = (3 * CHUNK, 40)
     scene, q = decode_scene(name, replace(PLAIN, totals=totals, new=(1, 1)), 2)
     lengths = scene.tables["lengths"]
     real = lengths.copy()
     generated = package(name)
-    cache = generated.Cache(*scene.pools(), **scene.tables)
+    cache = generated.Cache(**scene.arguments())
     wanted = decode(scene.view, scene.rows(), q, scale=scene.scale)
     with on_machine(scene.batch):
         lengths[...] = 1

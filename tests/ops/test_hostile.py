@@ -23,7 +23,8 @@ from tests.ops.harness import (
     package,
     queries,
 )
-from tests.ops.scenes import Raw, Scene
+from tests.ops.memory import Raw
+from tests.ops.scenes import Scene
 from tests.ops.sets import SETS, splits_of
 from tests.ops.test_append import scene_before
 from tests.ops.test_decode import DECODES, decode_scene

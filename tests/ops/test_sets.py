@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import inspect
+import random
 
 from kvgen import presets
+from tests.ops.engines import ENGINES
+from tests.ops.family import CACHE_FACTORS, QUANT_FACTORS, draw, is_valid, pairs
+from tests.ops.pairwise import PAIRWISE
 from tests.ops.sets import PRESETS, SETS
 
 
@@ -12,9 +16,9 @@ def test_every_preset_has_a_set() -> None:
     public = {
         n
         for n, f in inspect.getmembers(presets, inspect.isfunction)
-        if n[0] != "_" and f.__module__ == presets.__name__
+        if n[0] != "_" and f.__module__.startswith(presets.__name__)
     }
-    assert {s.name for s in PRESETS} == public
+    assert {s.name for s in PRESETS} | set(ENGINES) == public
 
 
 def test_every_shape_the_kernels_promise() -> None:
@@ -26,3 +30,16 @@ def test_every_shape_the_kernels_promise() -> None:
     assert {1, 3, 64, 80, 96, 128, 256, 576} <= {c.head_dim for c in caches}
     assert {1, 3, 16, 64} <= {c.page_tokens for c in caches}
     assert {1, 3, 4, 7, 8, 71} <= {s.group for s in SETS.values()}
+
+
+def test_the_family_covers_every_pair() -> None:
+    """Every two values that some valid combination has stand together in one of the fixed sets, which are all valid."""
+    names = (*QUANT_FACTORS, *CACHE_FACTORS)
+    fixed = [dict(zip(names, line.split(), strict=True)) for line in PAIRWISE.strip().splitlines()]
+    assert all(is_valid(f) for f in fixed)
+    covered = {p for f in fixed for p in pairs(f)}
+    rng = random.Random(99)
+    missing = {p for _ in range(800) for p in pairs(draw(rng))} - covered
+    assert not missing, f"{sorted(missing)[:5]}; run `python -m tests.ops.family` into tests/ops/pairwise.py"
+    for name, values in (QUANT_FACTORS | CACHE_FACTORS).items():
+        assert {f[name] for f in fixed} == set(values), name

@@ -22,8 +22,9 @@ from kvgen.runtime import Fault, clear, describe
 from kvgen.runtime.workspace import Workspace
 from kvgen.spec.loader import LoadedSet
 from tests.ops.batches import PLAIN, Batch
-from tests.ops.harness import hold_to, offsets_of, on_machine, queries, raise_edges, rows_array, surroundings
-from tests.ops.scenes import GUARD, Raw, Scene, aligned
+from tests.ops.harness import hold_to, offsets_of, on_machine, queries, raise_edges, surroundings
+from tests.ops.memory import GUARD, Raw, aligned, rows_array
+from tests.ops.scenes import Scene
 
 PACKAGE = "kvgen_split_tests"
 SCHEDULES: tuple[Any, ...] = ("ascending", "descending", 12345)
@@ -123,7 +124,7 @@ class Step:
             self.scene.fill(self.totals)
             raise_edges(self.scene, self.q, self.totals)
         self.generated = package(name)
-        self.cache = self.generated.Cache(*self.scene.pools(), **self.scene.tables)
+        self.cache = self.generated.Cache(**self.scene.arguments())
 
     def lengths(self, totals: Sequence[int]) -> list[int]:
         """What the lengths tensor says of requests with so many tokens."""

@@ -8,6 +8,8 @@ import numpy as np
 
 from kvgen import Dense, Paged, Ring
 from kvgen.reference import FaultLog, Rows, TableView, append, attend, decode, gather
+from kvgen.reference.elements import Elements
+from kvgen.reference.segments import Plain
 from kvgen.runtime import Fault, describe
 from kvgen.runtime.faults import NO_FAULT
 
@@ -22,7 +24,7 @@ def small(lengths: list[int], table: list[list[int]], *, after: bool = False, wi
 
 def pools() -> tuple[Rows, Rows]:
     k, v = (np.zeros((4, 2, 1, 2), np.float32) for _ in range(2))
-    return Rows(k, AXES, heads=1, dim=2), Rows(v, AXES, heads=1, dim=2)
+    return Rows([Plain(Elements(k, AXES, heads=1, dim=2))]), Rows([Plain(Elements(v, AXES, heads=1, dim=2))])
 
 
 def rows(*numbers: float) -> np.ndarray:

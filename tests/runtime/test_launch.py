@@ -45,10 +45,11 @@ def struct_of(kinds: str, *values: int) -> list[bytes]:
     return [struct.pack("<" + kinds.replace("P", "Q").replace("x", "4x"), *values)]
 
 
-# Of the pool above: K, V, page strides, pages, lengths, B, table, its stride and columns.
-FIELDS = "PPqqIxPIxPqIx"
+# Of the pool above: K, V, page strides, pages, lengths, B, table, its stride and columns, the most tokens of a step and of a
+# request: what the table's columns hold.
+FIELDS = "PPqqIxPIxPqIIIx"
 # Layer 1: K one layer in, V one kv further.
-LAYER_1 = struct_of(FIELDS, POOL + 256, POOL + 256 + 512, 512, 512, 5, LENGTHS, 2, TABLE, 8, 3)
+LAYER_1 = struct_of(FIELDS, POOL + 256, POOL + 256 + 512, 512, 512, 5, LENGTHS, 2, TABLE, 8, 3, 12, 12)
 
 
 def test_append(driver: NotingDriver) -> None:
@@ -88,7 +89,7 @@ def test_decode_and_its_planner(driver: NotingDriver) -> None:
     decode.plan(cache[0], workspace, stream=9)
     decode(cache[0], q, out, workspace, stream=9)
     plan, launch = driver.launches
-    layer_0 = struct_of(FIELDS, POOL, POOL + 512, 512, 512, 5, LENGTHS, 3, TABLE, 8, 3)
+    layer_0 = struct_of(FIELDS, POOL, POOL + 512, 512, 512, 5, LENGTHS, 3, TABLE, 8, 3, 12, 12)
     memory = workspace.view.pointer
     assert (plan["entry"], plan["grid"], plan["block"]) == ("paged_decode_wide_plan", (1, 1, 1), (256, 1, 1))
     assert plan["params"] == layer_0 + packed("PI", memory, 5)
@@ -108,7 +109,7 @@ def test_layers_with_tensors_of_their_own(driver: NotingDriver) -> None:
     )
     k, v = DeviceArray((2, 2, 8), np.float32, K_ROWS), DeviceArray((2, 2, 4), np.float32, V_ROWS)
     apart.append_slots(cache[1], k, v, DeviceArray((2,), np.int64, OFFSETS))
-    layer_1 = struct_of(FIELDS, POOL + (1 << 16), OUT + (1 << 16), 64, 32, 5, LENGTHS, 2, TABLE, 3, 3)
+    layer_1 = struct_of(FIELDS, POOL + (1 << 16), OUT + (1 << 16), 64, 32, 5, LENGTHS, 2, TABLE, 3, 3, 12, 12)
     rows = packed("PPPqqIP", K_ROWS, V_ROWS, OFFSETS, 16, 8, 2, 0)
     assert driver.launches[0]["params"] == layer_1 + rows
 
@@ -123,7 +124,7 @@ def test_a_block_of_a_continuous_cache_is_a_page(driver: NotingDriver) -> None:
     k, v = (DeviceArray((2, 1, 8), np.float16, p) for p in (K_ROWS, V_ROWS))
     blocks.append(cache[0], k, v, DeviceArray((3,), np.uint32, OFFSETS))
     struct = driver.launches[0]["params"][0]
-    assert struct[-16:] == b"".join(packed("qII", 1, 1, 0)), "one page a request, tables packed"
+    assert struct[-24:] == b"".join(packed("qIIII", 1, 1, 6, 6, 0)), "one page a request of 6 tokens, tables packed"
 
 
 def test_the_second_gpu(driver: NotingDriver) -> None:

@@ -1,0 +1,74 @@
+"""seal: quantize the groups of K tokens that a step completes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from pydantic import Field
+
+from kvgen.dtypes import dtype
+from kvgen.expr import const, var
+from kvgen.ops.cache import ERRORS, entry_name
+from kvgen.ops.segments import ScaleContext, SegmentContext, row_params, segments
+from kvgen.plan import KernelPlan, Param
+from kvgen.spec.kernel_set import KernelSet, Op
+from kvgen.spec.table import IndexName
+
+THREADS = 128
+
+
+@dataclass(frozen=True)
+class SealContext:
+    """Everything ops/seal.cu.j2 reads."""
+
+    entry: str
+    params: tuple[str, ...]
+    s: SegmentContext
+    q: ScaleContext
+    threads: int
+    residual: int
+    lengths: str
+
+
+class Seal(Op):
+    """Quantize K of every group of `residual` tokens that the step's rows complete; call it before append.
+
+    k is `[T, kv_heads, head_dim]` and `row_offsets[B + 1]` says which rows are whose, both as append takes them. A
+    group's older tokens come from the tail; every channel gets a scale (and zero point) over the group's tokens.
+    `k_sealed[b]` becomes the number of tokens of request b that are quantized. Source of the scheme: KIVI (Liu et al.,
+    2024), keys per channel, values per token.
+    """
+
+    kind: ClassVar[str] = "seal"
+    index_dtype: IndexName | None = Field(default=None)
+
+    def check(self, kernels: KernelSet) -> None:
+        if not kernels.cache.storage.residual:
+            raise ValueError(
+                "ops: seal needs a cache whose keys have residual=R; without it every token is quantized as it is written"
+            )
+
+    def plan(self, kernels: KernelSet) -> tuple[KernelPlan, ...]:
+        cache = kernels.cache
+        key = segments(cache)[0]
+        index = dtype(self.index_dtype or cache.lengths_dtype)
+        params = (
+            row_params(cache, "", "new {} rows")[0],
+            Param("row_offsets", index, ("B+1",), untrusted=True, doc="first row of each request", field="index_dtype"),
+            Param("k_stride", dtype("i64"), value="k.stride"),
+            Param("num_rows", dtype("u32"), value="T"),
+            ERRORS,
+        )
+        context = SealContext(
+            entry=entry_name(kernels, self.name),
+            params=tuple(p.declaration for p in params),
+            s=key,
+            q=key.scales[0],
+            threads=THREADS,
+            residual=cache.storage.residual,
+            lengths=cache.lengths,
+        )
+        grid = (var("T"), const(1), const(1))
+        plan = KernelPlan(self.name, context.entry, "ops/seal.cu.j2", context, params, grid, THREADS, writes_pool=True)
+        return (plan,)

@@ -1,0 +1,62 @@
+"""seal: which groups of tokens a step completes, quantized as one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from numpy.typing import NDArray
+
+from kvgen.reference.faults import FaultLog
+from kvgen.reference.pool import Rows
+from kvgen.reference.tables import LIMIT, TableView, bad_total, request_of_row
+from kvgen.runtime.faults import Fault
+
+
+def seal(table: TableView, pools: Sequence[Rows], new: Sequence[NDArray[Any]], *, row_offsets: NDArray[Any]) -> int:
+    """Before the append of the same rows: quantize every group of R tokens that this step completes.
+
+    A request with rows in this step has floor(length / R) full groups before and after it; the ones between are stored in
+    their pages, tokens that were there before from the tail, the step's from `new`, and `sealed[b]` becomes what is
+    full afterwards. Roles without a tail are left alone. Requests whose length or offsets are wrong are left alone and
+    reported as `append` does; a group without a valid page is reported at its first token, and lost. In a ring, a group
+    whose page a later row of the same step takes over is not stored. Returns the error word.
+    """
+    faults, total = FaultLog(), len(new[0])
+    if total and bad_total(row_offsets, total):
+        faults.add(Fault.ROW_OFFSETS, table.requests - 1, total)
+    done: set[int] = set()
+    for row in range(total):
+        whose = request_of_row(row_offsets, row, total)
+        if whose is None:
+            continue
+        if not whose.valid:
+            faults.add(Fault.ROW_OFFSETS, whose.b, row)
+            continue
+        count, length = whose.end - whose.begin, table.length(whose.b)
+        after = length if length is None or table.cache.lengths == "after" else length + count
+        if after is None or not count <= after <= LIMIT:
+            faults.add(Fault.LENGTH, whose.b, row - whose.begin)
+        elif whose.b not in done:
+            done.add(whose.b)
+            for role, (pool, rows) in enumerate(zip(pools, new, strict=False)):
+                if pool.residual:
+                    _seal(table, pool, role, whose.b, rows[whose.begin : whose.end], after, faults)
+    return faults.word
+
+
+def _seal(table: TableView, pool: Rows, role: int, b: int, rows: NDArray[Any], after: int, faults: FaultLog) -> None:
+    """The groups of one request and role, whose last `len(rows)` of `after` tokens are the step's."""
+    assert pool.sealed is not None
+    size, before = pool.residual, after - len(rows)
+    for group in range(before // size, after // size):
+        first = group * size
+        page = first // table.tokens
+        if table.overtaken(page, after):
+            continue
+        places = table.places(b, page)
+        if isinstance(places, Fault):
+            faults.add(places, b, first)
+            continue
+        pool.seal(b, first, places[role], rows, before)
+    pool.sealed[b] = after // size * size

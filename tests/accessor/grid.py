@@ -1,0 +1,195 @@
+"""The caches whose memory is looked at: variant x layout x quantization x page table x dtype, as far as they go together."""
+
+from __future__ import annotations
+
+import os
+import zlib
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Final
+
+from pydantic import ValidationError
+
+from kvgen import CSR, Block, Continuous, Dense, Indirect, Latent, Layout, Paged, PerKV, Quant, Ring
+from kvgen.errors import SpecError
+from kvgen.spec.cache import Cache
+from tests.pairwise import cover, every
+
+FACTORS: Final = {
+    "layout": (
+        "max", "hnd", "apart", "kv_inner", "x_packed", "padded", "padded_part", "page_layers", "pointers", "split",
+        "swizzled", "in_page", "scale_tiles", "own_table",
+    ),
+    "quant": (
+        "none", "cast_e4m3", "cast_e5m2", "given", "token_head", "token", "group", "zero", "i8", "i4", "i4_zero",
+        "nvfp4_max", "nvfp4_global", "residual",
+    ),
+    "variant": ("paged", "continuous", "k_only", "latent", "latent_mixed", "latent_row", "latent_two"),
+    "table": ("dense", "dense8", "csr", "csr_last", "per_kv", "indirect", "ring"),
+    "dtype": ("bf16", "f32", "f16"),
+}  # fmt: skip
+PADS: Final = {"padded": "rows", "padded_part": "part"}
+LATENT: Final = ("latent", "latent_mixed", "latent_row", "latent_two")
+
+
+@dataclass(frozen=True)
+class Config:
+    """A cache to look at; `pad` says how its pages lie in memory: "tight", "rows" further apart, or "part" of a row."""
+
+    name: str
+    cache: Cache
+    pad: str
+
+
+def _table(name: str, page: int) -> Any:
+    return {
+        "dense": lambda: Dense(dtype="i64", id_multiplier=2),
+        "dense8": lambda: Dense(align=8),
+        "csr": lambda: CSR(),
+        "csr_last": lambda: CSR(dtype="u32", last_page_len=True),
+        "per_kv": lambda: PerKV(),
+        "indirect": lambda: Indirect(),
+        "ring": lambda: Ring(window=2 * page + 3, dtype="i32"),
+    }[name]()
+
+
+def _quant(name: str, dims: int, layout: str) -> dict[str, Any]:
+    """The quantization's fields of the cache; {} for none."""
+    where: dict[str, Any] = {
+        "in_page": {"place": "page"}, "scale_tiles": {"order": "swizzled"}, "own_table": {"own_table": True},
+    }.get(layout, {})  # fmt: skip
+    groups = Block(dim=24 if dims == 80 else 16)
+    makers: dict[str, dict[str, Any]] = {
+        "cast_e4m3": {"dtype": "e4m3"},
+        "cast_e5m2": {"dtype": "e5m2"},
+        "given": {"dtype": "i8", "scale_dtype": "f32", "scale": "given", "block": Block(token=None, head=1, dim=16)},
+        "token_head": {"dtype": "e4m3", "scale_dtype": "f32"},
+        "token": {"dtype": "e5m2", "scale_dtype": "f16", "block": Block(head=None)},
+        "group": {"dtype": "e4m3", "scale_dtype": "f32", "block": groups, "recipe": "pow2"},
+        "zero": {"dtype": "i8", "scale_dtype": "f16", "zero": True, "block": groups},
+        "i8": {"dtype": "i8", "scale_dtype": "bf16"},
+        "i4": {"dtype": "i4", "scale_dtype": "f16", "block": groups},
+        "i4_zero": {"dtype": "i4", "scale_dtype": "f32", "zero": True},
+        "nvfp4_max": {"dtype": "e2m1", "scale_dtype": "e4m3", "recipe": "max"},
+        "nvfp4_global": {"dtype": "e2m1", "scale_dtype": "e4m3", "recipe": "global"},
+    }
+    if name == "none":
+        if where:
+            raise ValueError("no scales to place")
+        return {}
+    if name == "residual":
+        keys = Quant(dtype="i4", scale_dtype="f16", zero=True, block=Block(token=8, dim=1), residual=8, **where)
+        return {"k_quant": keys, "v_quant": Quant(dtype="i4", scale_dtype="f16", zero=True, **where)}
+    return {"quant": Quant(**makers[name], **where)}
+
+
+def _layout(name: str, variant: str, per_kv: bool, lanes: int) -> Layout:
+    """`lanes`: elements of 16 bytes, as x-packed keys lie together."""
+    texts: dict[str, dict[str, Any]] = {
+        "max": {"kv": "page kv layer token head dim"},
+        "hnd": {"kv": "page kv layer head token dim"},
+        "apart": {"k": "page layer token head dim", "v": "layer page token head dim"},
+        "kv_inner": {"kv": "page layer token head kv dim"},
+        "x_packed": {
+            "k": f"page head dim/{lanes} token dim%{lanes}", "v": "page head dim token", "layers": "pointers",
+        },
+        "padded": {"kv": "layer page kv token head dim"},
+        "padded_part": {"kv": "page kv layer token head dim"},
+        "page_layers": {"kv": "page layer kv token head dim"},
+        "pointers": {"kv": "kv page token head dim", "layers": "pointers"},
+        "split": {"kv": f"page kv layer token/4 head dim/{lanes} token%4 dim%{lanes}"},
+        "swizzled": {"kv": "page kv layer head token dim", "swizzle": (3, 3, 3)},
+        "in_page": {"kv": "page layer kv token head dim"},
+        "scale_tiles": {"kv": "page kv layer token head dim"},
+        "own_table": {"kv": "page kv layer token head dim"},
+    }  # fmt: skip
+    fields = dict(texts[name])
+    if variant in (*LATENT, "k_only"):
+        if name in ("apart", "kv_inner"):
+            raise ValueError("no V")
+        fields.pop("v", None)
+        text = str(fields.pop("kv", "") or fields.pop("k", ""))
+        fields["k"] = " ".join(w for w in text.split() if w != "kv")
+        if variant == "latent_two":
+            fields["rope"] = fields["k"] if name == "split" else _outermost_layers(fields["k"], name)
+    elif per_kv and "kv" in fields:
+        if name == "kv_inner":
+            raise ValueError("K and V side by side have one page id")
+        fields["kv"] = " ".join(w for w in fields["kv"].split() if w != "kv")
+    return Layout(**fields)
+
+
+def _outermost_layers(text: str, name: str) -> str:
+    """The RoPE tensor has an order of its own in some layouts, so that its pages lie elsewhere."""
+    words = text.split()
+    return " ".join(["layer", *(w for w in words if w != "layer")]) if name in ("max", "hnd") else text
+
+
+def config(choice: dict[str, str]) -> Config | None:
+    """The configuration of a choice; None where the spec refuses it."""
+    return _config(*(choice[n] for n in ("layout", "quant", "variant", "table", "dtype")))
+
+
+@cache
+def _config(layout: str, quant: str, variant: str, table: str, dtype: str) -> Config | None:
+    if layout == "own_table" and not table.startswith("dense"):
+        return None  # as the spec says too, later
+    name = "_".join((variant, layout, quant, table, dtype))
+    # Sizes change from one to the next, and are the same for the same choice.
+    turn = zlib.crc32(name.encode())
+    dims = 64 if layout in ("scale_tiles", "swizzled") else (64, 128, 80, 32)[turn % 4]
+    page = 128 if layout == "scale_tiles" else 1 if table == "indirect" else (16, 8, 24)[turn // 4 % 3]
+    if (quant == "residual" and table == "indirect") or (variant == "continuous" and not table.startswith("dense")):
+        return None
+    fields: dict[str, Any] = {"dtype": dtype}
+    if turn // 12 % 2 or table == "csr_last":
+        fields |= {"lengths": "after", "lengths_dtype": "i64"}
+    try:
+        lanes = {"none": {"f32": 4}.get(dtype, 8)}.get(quant, 16)
+        if quant in ("i4", "i4_zero", "nvfp4_max", "nvfp4_global", "residual"):
+            lanes = 32
+        fields |= _quant(quant, dims, layout)
+        fields["layout"] = _layout(layout, variant, table == "per_kv", lanes)
+        fields |= {"table": _table(table, page), "page_size": page}
+        return Config(name, _cache(variant, dims, page, fields), PADS.get(layout, "tight"))
+    except (ValidationError, SpecError, ValueError):
+        return None
+
+
+def _cache(variant: str, dims: int, page: int, fields: dict[str, Any]) -> Cache:
+    if variant == "paged":
+        return Paged(kv_heads=2, head_dim=dims, **fields)
+    if variant == "k_only":
+        return Paged(kv_heads=1, head_dim=dims, stores="k", **fields)
+    if variant == "continuous":
+        del fields["table"], fields["page_size"]
+        open_blocks = fields["layout"].kv is not None and "token head" in fields["layout"].kv
+        closed = fields["quant"].place == "page" if fields.get("quant") else False
+        return Continuous(
+            kv_heads=2, head_dim=dims, max_tokens=None if open_blocks and not closed else 2 * page, **fields
+        )
+    sizes = {"latent_dim": dims, "rope_dim": 16}
+    if variant == "latent":
+        whole = bool(fields.get("quant"))
+        return Latent(**(sizes | {"latent_dim": dims - 16 if whole else dims}), quant_rope=whole, **fields)
+    if variant == "latent_row":
+        if "quant" not in fields or fields["quant"].place != "pool":
+            raise ValueError("scales in rows are in no page")
+        fields["quant"] = fields["quant"].model_copy(update={"place": "row"})
+    if variant != "latent_two" and "quant" not in fields and "k_quant" not in fields:
+        raise ValueError("a mixed row is quantized")
+    return Latent(**sizes, **fields)
+
+
+def full_grid() -> bool:
+    """Whether the campaign runs."""
+    return bool(os.environ.get("KVGEN_GRID"))
+
+
+def configs(quants: tuple[str, ...] = FACTORS["quant"]) -> list[Config]:
+    """A pairwise cover, of these quantizations; KVGEN_GRID=full for all of them, full:3/8 for the fourth of eight shares."""
+    if not full_grid():
+        return cover(FACTORS | {"quant": quants}, config)
+    _, _, share = os.environ["KVGEN_GRID"].partition(":")
+    number, _, shares = share.partition("/")
+    return every(FACTORS, config)[int(number or 0) :: int(shares or 1)]

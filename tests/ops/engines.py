@@ -1,0 +1,66 @@
+"""Quantized and latent caches of engines, and ones that single tests are about."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kvgen import Block, Layout, Paged, Quant, Ring, presets
+from tests.ops.family import with_operations
+
+_SMALL: dict[str, Any] = {"kv_heads": 2, "head_dim": 64}
+# Named after the preset: MLA rows of 576 values, of 576, 640 and 656 bytes, and in two tensors, at their own sizes.
+ENGINES = {
+    s.name: s
+    for s in (
+        with_operations("max_paged_fp8", presets.max_paged_fp8(dtype="bf16", page_size=16, **_SMALL)),
+        with_operations(
+            "max_paged_scaled",
+            presets.max_paged_scaled(dtype="f16", granularity=32, page_size=16, own_table=True, **_SMALL),
+        ),
+        with_operations("max_nvfp4", presets.max_nvfp4(dtype="bf16", page_size=16, **_SMALL)),
+        with_operations("max_mla", presets.max_mla(page_size=16)),
+        with_operations("max_mla_fp8", presets.max_mla_fp8(page_size=16)),
+        with_operations("max_indexer", presets.max_indexer(page_size=16)),
+        with_operations("vllm_mla", presets.vllm_mla(page_size=16)),
+        with_operations("vllm_mla_fp8", presets.vllm_mla_fp8(page_size=16)),
+        with_operations("vllm_indexer", presets.vllm_indexer(page_size=16)),
+        with_operations("vllm_nvfp4", presets.vllm_nvfp4(dtype="bf16", **_SMALL)),
+        with_operations("sglang_mla", presets.sglang_mla(fp8=True)),
+        with_operations("sglang_mla_fp8", presets.sglang_mla_fp8()),
+        with_operations("sglang_indexer", presets.sglang_indexer()),
+        with_operations("flashinfer_mla", presets.flashinfer_mla(page_size=16)),
+        with_operations("flashinfer_nvfp4", presets.flashinfer_nvfp4(dtype="f16", **_SMALL)),
+        with_operations("flashmla_fp8", presets.flashmla_fp8(page_size=16)),
+        with_operations("tensorrt_llm_nvfp4", presets.tensorrt_llm_nvfp4(dtype="bf16", **_SMALL)),
+        with_operations("lmdeploy_int4", presets.lmdeploy_int4(dtype="f16", page_size=16, **_SMALL)),
+        with_operations("lmdeploy_int8", presets.lmdeploy_int8(dtype="bf16", page_size=16, **_SMALL)),
+        with_operations("kivi", presets.kivi(dtype="f16", group_size=8, page_size=16, kv_heads=2, head_dim=16)),
+    )
+}
+
+# Keys quantized in groups of tokens, and scales with a table of their own.
+_SIZES: dict[str, Any] = {"dtype": "bf16", "kv_heads": 2, "head_dim": 16, "page_size": 8}
+_APART = Layout(k="page layer token head dim", v="layer page token head dim")
+_PER_TOKEN = Quant(dtype="i4", scale_dtype="f16", zero=True, block=Block(dim=8))
+_OWN = Quant(dtype="i8", scale_dtype="f16", zero=True, own_table=True)
+
+
+def _grouped(tokens: int, **more: Any) -> Quant:
+    return Quant(dtype="i4", scale_dtype="f16", zero=True, block=Block(token=tokens, dim=1), residual=tokens, **more)
+
+
+QUANTIZED = {
+    s.name: s
+    for s in (
+        with_operations("grouped", Paged(k_quant=_grouped(4), v_quant=_PER_TOKEN, **_SIZES)),
+        with_operations("grouped_after", Paged(k_quant=_grouped(8), v_quant=_PER_TOKEN, lengths="after", **_SIZES)),
+        with_operations("grouped_ring", Paged(k_quant=_grouped(4), table=Ring(window=20), layout=_APART, **_SIZES)),
+        with_operations("grouped_own", Paged(k_quant=_grouped(4, own_table=True), v_quant=_PER_TOKEN, **_SIZES)),
+        with_operations("own", Paged(quant=_OWN, **_SIZES)),
+        with_operations(
+            "own_k", Paged(k_quant=_OWN, v_quant=Quant(dtype="e4m3", scale_dtype="f32"), layout=_APART, **_SIZES)
+        ),
+        # Sizes that only one of K and V can have: a lane takes single elements, of bytes that hold two.
+        with_operations("half_bytes", Paged(k_quant=_PER_TOKEN, v_head_dim=3, layout=_APART, **_SIZES)),
+    )
+}

@@ -1,0 +1,62 @@
+"""Quantized and latent caches against the oracle: append byte for byte, gather exactly, decode within f32's bound."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvgen.dtypes import dtype
+from tests.ops.batches import batches
+from tests.ops.engines import ENGINES, QUANTIZED
+from tests.ops.harness import check_append, check_decode, check_gather, index_name, offsets_of
+from tests.ops.sets import FAMILY
+from tests.ops.test_append import scene_before
+from tests.ops.test_decode import decode_scene
+
+SETS = FAMILY | ENGINES | QUANTIZED
+
+
+@pytest.mark.parametrize("name", SETS)
+@settings(max_examples=3)
+@given(data=st.data())
+def test_append_and_gather(name: str, data: Any) -> None:
+    """A step's rows, and then everything that the cache holds, theirs and older ones'."""
+    kernels = SETS[name]
+    batch = data.draw(batches(kernels))
+    scene = scene_before(name, batch)
+    offsets = offsets_of(batch.new, index_name(kernels, "append"), batch.leading)
+    check_append(scene, batch.leading + sum(batch.new) + batch.padding, row_offsets=offsets)
+    starts = [int(scene.rng.integers(scene.view.first_token(n), n + 1)) for n in batch.totals]
+    counts = [n - s for s, n in zip(starts, batch.totals, strict=True)]
+    index = index_name(kernels, "gather")
+    check_gather(
+        scene,
+        batch.leading + sum(counts) + batch.padding,
+        row_offsets=offsets_of(counts, index, batch.leading),
+        starts=np.array(starts, dtype(index).numpy()),
+    )
+
+
+@pytest.mark.parametrize("name", [n for n, s in SETS.items() if any(o.name == "append_slots" for o in s.ops)])
+@settings(max_examples=1)
+@given(data=st.data())
+def test_slots(name: str, data: Any) -> None:
+    batch = data.draw(batches(SETS[name], least=1))
+    scene = scene_before(name, batch)
+    rows = sum(batch.new) + 3
+    slots = scene.rng.permutation(scene.pages * scene.tokens)[:rows].astype(np.int64)
+    slots[scene.rng.random(len(slots)) < 0.3] = -1
+    check_append(scene, len(slots), slots=slots)
+
+
+@pytest.mark.parametrize("name", [n for n, s in SETS.items() if any(o.kind == "decode" for o in s.ops)])
+@settings(max_examples=2)
+@given(data=st.data())
+def test_decode(name: str, data: Any) -> None:
+    batch = data.draw(batches(SETS[name], least=0 if SETS[name].cache.lengths == "after" else 1))
+    scene, q = decode_scene(name, batch, len(batch.totals) + batch.padding)
+    check_decode(scene, q, lse=data.draw(st.booleans()))

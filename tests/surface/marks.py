@@ -1,0 +1,89 @@
+"""Which test proves which name of the seed pages; `python -m tests.surface.marks` writes docs/surface.md from it."""
+
+from __future__ import annotations
+
+import importlib
+import tomllib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+HERE: Final = Path(__file__).parent
+DOCUMENT: Final = HERE.parent.parent / "docs" / "surface.md"
+HEAD: Final = """\
+# The surface of a cache
+
+What kernels and callers written against Modular MAX's KV cache know, by name, and what each name is here. "On the device"
+means `templates/device/kv_cache.cuh` and `operands.cuh` over the set's `cache.cuh`; `Cache` is also the generated class in
+Python, `RoleCache` what its `get_key_cache(layer)` and `get_value_cache(layer)` return, and `TensorOperand` (in
+`kvgen.runtime`) a tensor outside of a cache.
+
+Written by `python -m tests.surface.marks` from `tests/surface/names.toml` and the tests that prove the names.
+"""
+
+F = TypeVar("F", bound=Callable[..., Any])
+_PROOFS: dict[tuple[str, str], list[str]] = {}
+
+
+@dataclass(frozen=True)
+class Name:
+    """A name of a page: what it is here and for which caches, or why it is not."""
+
+    page: str
+    name: str
+    here: str
+    where: str
+    reason: str
+
+
+def proves(page: str, *names: str) -> Callable[[F], F]:
+    """Marks a test as the proof of names of a page."""
+
+    def mark(test: F) -> F:
+        for name in names:
+            found = _PROOFS.setdefault((page, name), [])
+            found.append(f"{test.__module__.rpartition('.')[2]}.{test.__name__}")
+        return test
+
+    return mark
+
+
+def names() -> list[Name]:
+    """All names, page by page."""
+    entries = tomllib.loads((HERE / "names.toml").read_text(encoding="utf-8"))["entry"]
+    return [
+        Name(e["page"], name, e.get("here", ""), e.get("where", "all"), e.get("reason", ""))
+        for e in entries
+        for name in e["names"]
+    ]
+
+
+def proofs() -> dict[tuple[str, str], list[str]]:
+    """The tests that prove each name, of every module here."""
+    for path in sorted(HERE.glob("test_*.py")):
+        importlib.import_module(f"tests.surface.{path.stem}")
+    return _PROOFS
+
+
+def document() -> str:
+    """docs/surface.md."""
+    proven, lines = proofs(), [HEAD]
+    for page in dict.fromkeys(n.page for n in names()):
+        lines += [f"\n## {page}\n", "| name | here | defined for | test |", "|---|---|---|---|"]
+        for n in (n for n in names() if n.page == page):
+            tests = ", ".join(f"`{t}`" for t in proven.get((page, n.name), []))
+            cells = (
+                f"`{n.name}`",
+                f"not applicable: {n.reason}" if n.reason else n.here,
+                "" if n.reason else n.where,
+                tests,
+            )
+            lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    from tests.surface import marks  # the module that the tests import, whose marks these are
+
+    DOCUMENT.write_text(marks.document(), encoding="utf-8")
