@@ -12,9 +12,12 @@ from numpy.typing import NDArray
 from benchmarks.gpu.cases import Blobs, Bytes, Case, Close, View
 from kvgen.dtypes import dtype
 from kvgen.runtime.faults import NO_FAULT
-from tests.ops.scenes import GUARD, Scene, rows_array
+from tests.ops.memory import GUARD, rows_array
+from tests.ops.scenes import Memory, Scene
 
 Raw = NDArray[Any]
+_AFTER = 128  # bytes behind a table: poison
+_KINDS = ("f32", "f16", "bf16", "e4m3", "e5m2", "i8", "u8", "u32", "i32", "i64", "u64")
 
 
 class QuarterScene(Scene):
@@ -51,17 +54,20 @@ class Builder:
         self.after[name] = self.blobs.add(self._key(f"{name}.after"), memory)
 
     def view(self, name: str, array: Raw, memory: Bytes | None = None) -> View:
-        """`array`, with all of the memory it lies in (None: that of the array it is a view of)."""
+        """`array`, with all of the memory it lies in; None: with what follows it in the array it is a view of."""
         if memory is None:
             root = array
             while isinstance(root.base, np.ndarray):
                 root = root.base
-            memory = np.frombuffer(root.tobytes(), np.uint8)
-            offset = array.ctypes.data - root.ctypes.data
+            # Where in its root it begins depends on an address, and cases are the same each time.
+            begin = array.ctypes.data - root.ctypes.data if array.size else 0
+            reach = sum((n - 1) * s for n, s in zip(array.shape, array.strides, strict=True)) + array.itemsize
+            end = begin + (reach + _AFTER if array.size else _AFTER)
+            memory, offset = np.frombuffer(root.tobytes(), np.uint8)[begin:end], 0
         else:
             offset = array.ctypes.data - memory.ctypes.data
         self.keep(name, memory)
-        kind = next(n for n in ("f32", "f16", "bf16", "u32", "i32", "i64", "u64") if dtype(n).numpy() == array.dtype)
+        kind = next(n for n in _KINDS if dtype(n).numpy() == array.dtype)
         return View(name, int(offset) if array.size else 0, array.shape, array.strides, kind)
 
     def argument(self, name: str, array: Raw, memory: Bytes | None = None) -> None:
@@ -82,19 +88,20 @@ class Builder:
         self.argument(name, array, memory)
         return array
 
-    def done(self, expected: Sequence[Sequence[Bytes]] | None = None) -> Case:
-        """The case; `expected` is the pool's memory afterwards, None if it must not change."""
-        scene, kind = self.scene, self.scene.cache.dtype
-        pools = []
-        for i, tensors in enumerate(scene.tensors):
+    def done(self, expected: Memory | None = None) -> Case:
+        """The case; `expected` is the cache's memory afterwards, None if it must not change."""
+        scene = self.scene
+        pools = {}
+        for name, tensors in scene.tensors.items():
             views = []
             for j, tensor in enumerate(tensors):
-                name = f"pool{i}.{j}"
-                self.keep(name, tensor.memory)
+                memory = f"{name}.{j}"
+                self.keep(memory, tensor.memory)
                 if expected is not None:
-                    self.expect(name, expected[i][j])
-                views.append(View(name, GUARD, tensor.shape, tensor.strides, kind))
-            pools.append(tuple(views))
+                    self.expect(memory, expected[name][j])
+                kind = next(n for n in _KINDS if dtype(n).numpy() == tensor.kind)
+                views.append(View(memory, GUARD, tensor.shape, tensor.strides, kind))
+            pools[name] = tuple(views)
         return Case(
             set=scene.kernels.name,
             op=self.op,
@@ -103,7 +110,7 @@ class Builder:
             layer=scene.layer,
             memories=self.memories,
             after=self.after,
-            pools=tuple(pools),
+            pools=pools,
             tables={name: self.view(f"table.{name}", array) for name, array in scene.tables.items()},
             arguments=self.arguments,
             nan_rows=self.nan_rows,

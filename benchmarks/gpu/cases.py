@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from kvgen.dtypes import dtype
 
 Bytes = NDArray[np.uint8]
-SCHEMA = 1
+SCHEMA = 2
 CHUNK = 1024
 FLOATS: Final = {"f32": np.float32, "f64": np.float64}
 
@@ -65,7 +65,8 @@ class Case:
     layer: int
     memories: dict[str, str]
     after: dict[str, str]
-    pools: tuple[tuple[View, ...], ...]
+    pools: dict[str, tuple[View, ...]]
+    """The cache's tensors by name, one array or one a layer; what counts sealed tokens is among them."""
     tables: dict[str, View]
     arguments: dict[str, View]
     nan_rows: dict[str, tuple[int, ...]] = field(default_factory=dict)
@@ -98,6 +99,14 @@ class Facts:
     """(name, kind, rows) of each operation; rows is "slots" for an append by slots, else ""."""
     scales: dict[str, float]
     """The score scale of each decode operation."""
+    token_bytes: int
+    """Bytes of one token in one layer as it is stored: K and V, scales included."""
+    key_bytes: int
+    """Those of K."""
+    loss: float
+    """What quantization may take from values below 1; 0 where they are stored as they are."""
+    residual: int
+    """Tokens of K that are quantized together; 0: each on its own."""
 
 
 def _view(fields: dict[str, Any]) -> View:
@@ -106,7 +115,7 @@ def _view(fields: dict[str, Any]) -> View:
 
 
 def _case(fields: dict[str, Any]) -> Case:
-    fields["pools"] = tuple(tuple(_view(v) for v in tensors) for tensors in fields["pools"])
+    fields["pools"] = {n: tuple(_view(v) for v in tensors) for n, tensors in fields["pools"].items()}
     for name in ("tables", "arguments"):
         fields[name] = {k: _view(v) for k, v in fields[name].items()}
     fields["nan_rows"] = {k: tuple(v) for k, v in fields["nan_rows"].items()}

@@ -25,11 +25,12 @@ def run(case: Case, blobs: Blobs, package: ModuleType, memory: Memory) -> dict[s
     def array(view: View) -> object:
         return placed[view.memory].array(view)
 
+    tensors = {t.name for t in package.Cache.TENSORS}
     pointers = not any("layer" in t.axes for t in package.Cache.TENSORS)
     pools: dict[str, object] = {}
-    for tensor, views in zip(package.Cache.TENSORS, case.pools, strict=True):
+    for name, views in case.pools.items():
         arrays = [array(v) for v in views]
-        pools[tensor.name] = arrays if pointers else arrays[0]
+        pools[name] = arrays if pointers and name in tensors else arrays[0]
     launcher = getattr(package, case.op)
     with machine(mode="check") if memory.device == "cpu" else nullcontext():
         cache = package.Cache(**pools, **{n: array(v) for n, v in case.tables.items()})

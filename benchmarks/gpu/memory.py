@@ -65,7 +65,7 @@ class GpuArray:
     def __init__(
         self, owner: object, pointer: int, shape: tuple[int, ...], kind: str, strides: tuple[int, ...] | None = None
     ) -> None:
-        element = dtype(kind).numpy()
+        element = dtype("u8" if kind in ("e4m3", "e5m2") else kind).numpy()  # the interface has no word for fp8
         self.owner, self.pointer, self.shape = owner, pointer, shape
         self.dtype = element.name
         self.__cuda_array_interface__: dict[str, Any] = {

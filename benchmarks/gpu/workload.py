@@ -17,16 +17,35 @@ from kvgen.dtypes import dtype
 from kvgen.runtime import cuda, packing
 
 Fill = Callable[[GpuBytes, str, int], None]
-FILLS = {"f32": (0x807FFFFF, 0x3F000000), "bf16": (0x807F807F, 0x3F003F00), "f16": (0x83FF83FF, 0x38003800)}
+# (bits that are random, bits that are set): numbers of either sign in [0.5, 1), and any integer code. Bytes may be codes,
+# or rows and pages of several types: none of these patterns is NaN or infinity as any of them.
+FILLS = {
+    "f32": (0x807FFFFF, 0x3F000000),
+    "bf16": (0x807F807F, 0x3F003F00),
+    "f16": (0x83FF83FF, 0x38003800),
+    "e4m3": (0x87878787, 0x30303030),
+    "e5m2": (0x83838383, 0x38383838),
+    "i8": (0xFFFFFFFF, 0),
+    "u8": (0x87878787, 0x30303030),
+}
+# Scales: positive numbers in [2^-6, 2^-5), for which no value below 1 is too large.
+SCALES = {
+    "f32": (0x007FFFFF, 0x3C800000),
+    "bf16": (0x007F007F, 0x3C803C80),
+    "f16": (0x03FF03FF, 0x24002400),
+    "e4m3": (0x07070707, 0x08080808),
+    "u8": (0x07070707, 0x08080808),
+}
 THREADS = 512
+SCALE = "scale "
 
 
 def filler(gpu: Gpu, cubin: bytes) -> Fill:
-    """Fills device memory with numbers of either sign in [0.5, 1)."""
+    """Fills device memory with numbers of either sign in [0.5, 1), or with what `kind` names in SCALES."""
     function = cuda.function(cubin, "bandwidth_fill", device=gpu.ordinal)
 
     def fill(memory: GpuBytes, kind: str, seed: int) -> None:
-        keep, fixed = FILLS[kind]
+        keep, fixed = SCALES[kind.removeprefix(SCALE)] if kind.startswith(SCALE) else FILLS[kind]
         words = memory.nbytes // 4
         params = packing.PackedArgs(("ptr", "u64", "u32", "u32", "u32"), (memory.pointer, words, keep, fixed, seed))
         function.launch((gpu.multiprocessors * 8, 1, 1), (THREADS, 1, 1), params, gpu.stream)
@@ -69,11 +88,6 @@ class Workload:
         both = (("k", self.facts.head_dim), ("v", self.facts.v_dim))
         return both[:1] if self.facts.stores == "k" else both
 
-    @property
-    def row_bytes(self) -> int:
-        """Bytes of one token in one layer, K and V."""
-        return self.facts.kv_heads * sum(d for _, d in self.roles) * dtype(self.kind).bytes
-
     def alive(self, b: int) -> int:
         """Tokens of request b that its table still reaches."""
         return min(self.totals[b], self.facts.window) if self.facts.window else self.totals[b]
@@ -92,27 +106,32 @@ class Workload:
             self.columns = max(counts)
         per_page = 2 if self.facts.table == "per_kv" else 1
         entries = sum(counts) * per_page
-        order = self.rng.permutation(entries)
         ends = np.cumsum([n * per_page for n in counts])[:-1]
-        self.ids = [part.reshape(-1, per_page) for part in np.split(order, ends)]
+        self.ids, self.scale_ids = (
+            [part.reshape(-1, per_page) for part in np.split(self.rng.permutation(entries), ends)] for _ in range(2)
+        )
         self.pages = entries * self.facts.id_multiplier
 
     def _pools(self) -> dict[str, object]:
         found: dict[str, object] = {}
-        sizes = {"pages": self.pages, "layers": self.layers, "tokens": self.page}
+        sizes = {"pages": self.pages, "scale_pages": self.pages, "layers": self.layers, "tokens": self.page}
+        sizes["B"] = len(self.totals)
+        each = not any("layer" in t.axes for t in self.package.Cache.TENSORS)
         for tensor in self.package.Cache.TENSORS:
             shape = tuple(n if isinstance(n, int) else sizes[n] for n in tensor.shape)
-            copies = [self.random(shape) for _ in range(1 if "layer" in tensor.axes else self.layers)]
-            found[tensor.name] = copies[0] if "layer" in tensor.axes else copies
+            kind = tensor.dtype if isinstance(tensor.dtype, str) else tensor.dtype[0]
+            scales = tensor.name.endswith(("scale", "scales"))
+            copies = [self.random(shape, kind, scales) for _ in range(self.layers if each else 1)]
+            found[tensor.name] = copies if each else copies[0]
         return found
 
-    def random(self, shape: tuple[int, ...], kind: str | None = None) -> GpuArray:
-        """An array of random numbers, of the cache's type unless said otherwise."""
+    def random(self, shape: tuple[int, ...], kind: str | None = None, scales: bool = False) -> GpuArray:
+        """An array of random numbers, of the cache's type unless said otherwise; `scales` are small."""
         kind = kind or self.kind
         # The fill writes words of 4 bytes.
         memory = GpuBytes(-(-math.prod(shape) * dtype(kind).bytes // 4) * 4, self.gpu.ordinal)
         self._seed += 1
-        self.fill(memory, kind, self._seed)
+        self.fill(memory, f"{SCALE}{kind}" if scales else kind, self._seed)
         return GpuArray(memory, memory.pointer, shape, kind)
 
     def upload(self, host: NDArray[Any]) -> GpuArray:
@@ -129,11 +148,11 @@ class Workload:
         data = self.gpu.driver.read(array.pointer, math.prod(array.shape) * kind.itemsize, self.gpu.ordinal)
         return np.frombuffer(data, kind).reshape(array.shape)
 
-    def _matrix(self, kind: Any) -> NDArray[Any]:
+    def _matrix(self, pages: list[NDArray[Any]], kind: Any) -> NDArray[Any]:
         """`[B, per page, M]`; a ring's ids stand where its newest pages belong."""
-        per_page = self.ids[0].shape[1]
-        found = np.zeros((len(self.ids), per_page, self.columns), kind)
-        for b, ids in enumerate(self.ids):
+        per_page = pages[0].shape[1]
+        found = np.zeros((len(pages), per_page, self.columns), kind)
+        for b, ids in enumerate(pages):
             first = max(-(-self.totals[b] // self.page) - len(ids), 0) if self.facts.table == "ring" else 0
             places = (first + np.arange(len(ids))) % self.columns
             found[b][:, places] = ids.T
@@ -146,10 +165,14 @@ class Workload:
             after = np.array(self.totals) - (0 if self.facts.lengths == "after" else np.array(self.new))
             return after.astype(kind)
         if name == "page_table":
-            matrix = self._matrix(kind)
+            matrix = self._matrix(self.ids, kind)
             return np.ascontiguousarray(
                 matrix[:, 0, 0] if len(shape) == 1 else matrix if len(shape) == 3 else matrix[:, 0]
             )
+        if name == "scales_page_table":
+            return np.ascontiguousarray(self._matrix(self.scale_ids, kind)[:, 0])
+        if name.endswith("_sealed"):
+            return (np.array(self.totals) // self.facts.residual * self.facts.residual).astype(kind)
         if name == "page_indices":
             return np.concatenate(self.ids).reshape(-1).astype(kind)
         if name == "page_indptr":
@@ -157,7 +180,7 @@ class Workload:
         if name == "last_page_len":
             return np.array([n - (len(i) - 1) * self.page for n, i in zip(self.totals, self.ids, strict=True)], kind)
         if name == "req_to_token":
-            return np.ascontiguousarray(self._matrix(kind)[:, 0])
+            return np.ascontiguousarray(self._matrix(self.ids, kind)[:, 0])
         if name == "request_ids":
             return np.arange(requests).astype(kind)
         raise ValueError(f"{self.facts.name}: no timings for a page table with {name!r}; build it in {__name__}")

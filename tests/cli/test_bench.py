@@ -15,7 +15,6 @@ from kvgen.bench import WORKLOADS, Scene, Workload, measure, minimum_sectors
 from kvgen.cli.project import generated
 from kvgen.emulator.classes import CLASSES
 from kvgen.errors import DeviceError, ToolError
-from kvgen.ops.cache import role_regions
 from kvgen.runtime import cuda
 from kvgen.spec.kernel_set import KernelSet
 from kvgen.spec.loader import load_file
@@ -268,7 +267,7 @@ def test_rows_that_share_sectors(scenes: Callable[[str, Workload], tuple[Scene, 
 def test_places_as_the_layout_has_them(scenes: Callable[[str, Workload], tuple[Scene, KernelSet]]) -> None:
     """Against kvgen.layout's expressions, which the minimum does not use: a swizzle, K and V in pages of their own."""
     scene, kernels = scenes("apart", Workload("two", (11, 3), (2, 3)))
-    (_, region), *_ = role_regions(kernels.cache)
+    region = kernels.cache.storage.roles["k"][0].region
     element, strides = 2, scene.pools["pool"].strides  # type: ignore[union-attr]
     touched = set()
     for b, first, total in ((0, 9, 11), (1, 0, 3)):

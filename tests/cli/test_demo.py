@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 
-from kvgen.cli.workload import PROMPTS, STEPS
+from kvgen.cli.project import Project, open_project
+from kvgen.cli.workload import PROMPTS, STEPS, run
 from kvgen.errors import DeviceError
 from kvgen.runtime import cuda
 from kvgen.runtime.launcher import Launcher
+from tests.family_sets import NAMES, write_project
 
 from .conftest import Folder
 
@@ -33,11 +35,11 @@ def test_on_the_cpu(empty: Folder) -> None:
 
 
 def test_wrong_kernels_are_noticed(empty: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = Launcher.run
+    launch = Launcher.run
 
     def lose_append(self: Launcher, *arguments: Any) -> None:
         if not self.KERNEL.entry.endswith("_append"):
-            run(self, *arguments)
+            launch(self, *arguments)
 
     monkeypatch.setattr(Launcher, "run", lose_append)
     said = empty.kvgen("demo", "--device", "cpu", code=1).stdout
@@ -51,6 +53,39 @@ def test_a_gpu_that_is_asked_for_must_be_there(empty: Folder, monkeypatch: pytes
 
     monkeypatch.setattr(cuda, "driver", none)
     assert empty.kvgen("demo", "--device", "gpu", code=2).stderr == "error: cuda: no GPU here\n"
+
+
+@pytest.fixture(scope="module")
+def family(tmp_path_factory: pytest.TempPathFactory) -> Project:
+    root = tmp_path_factory.mktemp("family")
+    write_project(root)
+    Folder(root).kvgen("build")
+    return open_project(root)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_batch_on_every_way_to_store_a_cache(name: str, family: Project) -> None:
+    """Prompts, steps and gather, every tensor byte for byte the oracle's: codes, scales, tails and counts."""
+    outcomes = run(family, name, None)
+    kernels = next(s.kernels for s in family.sets if s.kernels.name == name)
+    assert {o.kernel for o in outcomes} == {op.name for op in kernels.ops}
+    tokens = sum(PROMPTS) + STEPS * len(PROMPTS)
+    for o in outcomes:
+        assert o.right and o.rows == (STEPS * len(PROMPTS) if o.kernel == "decode" else tokens), o
+        assert (o.error > 0) == (o.kernel == "decode") and o.share <= 1, o
+        assert o.moved is not None and o.moved >= o.minimum > 0, o
+
+
+@pytest.mark.parametrize("name", ["kivi", "own", "latent_row"])
+def test_a_lost_append_is_noticed(name: str, family: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    launch = Launcher.run
+
+    def lose_append(self: Launcher, *arguments: Any) -> None:
+        if not self.KERNEL.entry.endswith("_append"):
+            launch(self, *arguments)
+
+    monkeypatch.setattr(Launcher, "run", lose_append)
+    assert not any(o.right for o in run(family, name, None) if o.kernel in ("append", "decode", "gather"))
 
 
 @pytest.mark.gpu

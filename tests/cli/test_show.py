@@ -8,6 +8,7 @@ import re
 import pytest
 
 from kvgen.paths import templates_root
+from tests.family_sets import NAMES, write_project
 
 from .conftest import Folder
 
@@ -65,7 +66,52 @@ def test_plan(project: Folder) -> None:
     assert [kernel["op"] for kernel in found[0]["kernels"]] == ["gather"]
     assert not found[0]["kernels"][0]["writes_pool"]
     assert [f["name"] for f in found[0]["cache"]["fields"]][:2] == ["k", "v"]
-    assert found[0]["cache"]["roles"]["k"]["shape"] == ["pages", 2, "layers", 16, 2, 128]
+    (keys,) = found[0]["cache"]["roles"]["k"]
+    assert keys["shape"] == ["pages", 2, "layers", 16, 2, 128] and keys["quant"] is keys["scales"] is None
+
+
+@pytest.fixture(scope="module")
+def family(tmp_path_factory: pytest.TempPathFactory) -> Folder:
+    root = tmp_path_factory.mktemp("family")
+    write_project(root)
+    return Folder(root)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_way_to_store_a_cache(name: str, family: Folder) -> None:
+    """The plan names every tensor, and says of quantized dims what a code means and where its scale is."""
+    said = family.kvgen("show", name, "--plan").stdout
+    (found,) = json.loads(family.kvgen("show", name, "--plan", "--json").stdout)
+    for tensor in found["cache"]["tensors"]:
+        assert f"\n  {tensor['name']}: " in said and len(tensor["axes"].split()) == len(tensor["shape"])
+    for parts in found["cache"]["roles"].values():
+        for part in parts:
+            assert part["tensor"] in {t["name"] for t in found["cache"]["tensors"]}
+            assert (part["quant"] is None) <= (part["scales"] is None)
+    assert said.count("value = ") == sum(
+        part["quant"] is not None for parts in found["cache"]["roles"].values() for part in parts
+    )
+
+
+def test_what_codes_mean(family: Folder) -> None:
+    said = family.kvgen("show", "kivi/seal", "--plan").stdout
+    assert (
+        "K [0, 32): u4 codes in pool (page pointer k), at token * 32 + head * 16 + dim\n" not in said
+    )  # dims, not bytes
+    assert (
+        "     value = (code - zero) * scale: one f16 scale and zero point per 8 tokens x 1 head x 1 dim, recipe amax\n"
+        "     8 tokens are quantized together; until then they wait in k_tail\n"
+        "     scales in k_scales, at token * 128 + head * 64 + dim, counting blocks\n"
+    ) in said
+    said = family.kvgen("show", "latent_row/append", "--plan").stdout
+    assert "K [0, 64): e4m3 codes in pool (page pointer k), at token * 104 + dim\n" in said
+    assert (
+        "scales in pool (page pointer k), from byte 64 of the page or row, at token * 26 + dim, counting blocks\n"
+        in said
+    )
+    assert "K [64, 80): bf16 in pool (page pointer k), from byte 72 of the page or row, at token * 52 + dim\n" in said
+    assert "scales in v_scale, [1, 1] a layer\n" in family.kvgen("show", "given/append", "--plan").stdout
+    assert "value = code, a cast that saturates\n" in family.kvgen("show", "cast/append", "--plan").stdout
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
 
@@ -32,14 +32,18 @@ class Backend(Protocol):
         ...
 
 
-def _packed(tail: Sequence[bytes | TensorMap], pointers: Sequence[int], encode: Any) -> packing.PackedArgs:
-    """The parameters: pointers to the arrays, then the tail."""
-    kinds: list[packing.ParamKind] = ["ptr"] * len(pointers)
-    values: list[packing.Value] = list(pointers)
-    for item in tail:
-        if isinstance(item, TensorMap):
+def _packed(probe: Probe, addresses: Mapping[str, int], encode: Any) -> packing.PackedArgs:
+    """The parameters: the head, pointers to the arrays, the tail."""
+    kinds: list[packing.ParamKind] = []
+    values: list[packing.Value] = []
+    pointers = [address for name, address in addresses.items() if name not in probe.unpassed]
+    for item in (*probe.head, *pointers, *probe.tail):
+        if isinstance(item, int):
+            kinds.append("ptr")
+            values.append(item)
+        elif isinstance(item, TensorMap):
             kinds.append(packing.TENSOR_MAP)
-            values.append(encode(item))
+            values.append(encode(item, addresses[item.array] + item.offset))
         else:
             kinds.append("u32" if len(item) == 4 else "u64")
             values.append(int.from_bytes(item, "little"))
@@ -60,9 +64,7 @@ class CpuBackend:
         if probe.unit not in self._built:
             self._built[probe.unit] = build([self._ptx[probe.unit]], mode="check", cache_dir=self._cache_dir)
         placed = {name: _aligned(array) for name, array in arrays.items()}
-        args = _packed(
-            probe.tail, [a.ctypes.data for a in placed.values()], lambda m: self._encode(m, placed[m.array].ctypes.data)
-        )
+        args = _packed(probe, {name: a.ctypes.data for name, a in placed.items()}, self._encode)
         self._built[probe.unit].kernels[probe.kernel].launch(
             probe.grid,
             (probe.block, 1, 1),
@@ -114,7 +116,7 @@ class GpuBackend:
         try:
             for name, array in arrays.items():
                 driver.write(pointers[name], array.tobytes(), device)
-            args = _packed(probe.tail, list(pointers.values()), lambda m: self._encode(m, pointers[m.array]))
+            args = _packed(probe, pointers, self._encode)
             function = cuda.function(self._cubins[probe.unit], probe.kernel, probe.shared, device=device)
             function.launch(probe.grid, (probe.block, 1, 1), args, 0)
             driver.synchronize(0, device)

@@ -20,7 +20,8 @@ Arrays = Mapping[str, Array]
 class TensorMap:
     """A tensor map parameter over an array of the probe: cuTensorMapEncodeTiled's arguments, innermost dimension first.
 
-    `strides` are in bytes, for all dimensions but the innermost; `swizzle` in bytes, 0 for none.
+    `strides` are in bytes, for all dimensions but the innermost; `swizzle` in bytes, 0 for none. The tensor begins
+    `offset` bytes after the array, or before it: then no coordinate that is asked for may lie there.
     """
 
     array: str
@@ -30,13 +31,15 @@ class TensorMap:
     box: tuple[int, ...]
     swizzle: Literal[0, 32, 64, 128] = 0
     nan_fill: bool = False
+    offset: int = 0
 
 
 @dataclass(frozen=True, eq=False)
 class Probe:
     """One launch. `inputs` are arrays in the order of the parameters, their contents before the launch; those named in
-    `wanted`'s result are also its outputs. `tail` are the parameters behind them: raw bytes, or tensor maps.
-    `rows` name the rows of the output in messages.
+    `wanted`'s result are also its outputs. Those named in `unpassed` are reached through tensor maps alone. `head` and
+    `tail` are the parameters before and behind them: raw bytes, or tensor maps. `rows` name the rows of the output in
+    messages.
     """
 
     name: str
@@ -47,7 +50,9 @@ class Probe:
     block: int
     grid: Shape = (1, 1, 1)
     shared: int = 0
+    head: Sequence[bytes | TensorMap] = ()
     tail: Sequence[bytes | TensorMap] = ()
+    unpassed: Sequence[str] = ()
     rows: Sequence[str] = ()
 
 

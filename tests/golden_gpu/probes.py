@@ -9,11 +9,17 @@ from typing import Final
 from kvgen.flatten import flatten
 from tests.golden_gpu import (
     convert_families,
+    copy_probes,
+    element_probes,
     float_families,
     integer_families,
     library_probes,
     memory_probes,
     mma_probes,
+    paged_probes,
+    quantize_probes,
+    segment_probes,
+    tile_probes,
     tma_probes,
     warp_families,
     wgmma_probes,
@@ -35,7 +41,19 @@ def families() -> tuple[Family, ...]:
 @cache
 def probes() -> tuple[Probe, ...]:
     """Every probe."""
-    modules = (memory_probes, library_probes, mma_probes, wgmma_probes, tma_probes)
+    modules = (
+        memory_probes,
+        library_probes,
+        element_probes,
+        quantize_probes,
+        segment_probes,
+        paged_probes,
+        tile_probes,
+        copy_probes,
+        mma_probes,
+        wgmma_probes,
+        tma_probes,
+    )
     return (*(of_family(family) for family in families()), *(probe for m in modules for probe in m.probes()))
 
 
@@ -46,6 +64,8 @@ def units() -> dict[str, str]:
         "families": "".join(family.cuda() for family in families()),
         "mma": mma_probes.cuda(),
         "wgmma": wgmma_probes.cuda(),
+        "tiles": tile_probes.cuda(),
+        "cp_async": copy_probes.cuda(),
     }
     for name in sorted({p.unit for p in probes()} - set(found)):
         found[name] = flatten(f"{KERNELS}/{name}.cu", lambda path: (ROOT / path).read_text(encoding="utf-8"))

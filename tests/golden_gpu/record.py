@@ -19,6 +19,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from fnmatch import fnmatch
 from pathlib import Path
@@ -34,6 +35,7 @@ from tests.golden_gpu.probes import ROOT, probes, units
 
 ARCH: Final = "sm_90a"
 SETS: Final = ("llama3_8b", "gpt_oss_20b", "llama3_70b_tp8")
+PATIENCE: Final = 60.0  # seconds without a new answer: the kernel that runs hangs
 VECTORS: Final = Path(__file__).parent / "vectors"
 Vectors = dict[str, dict[str, Array]]
 
@@ -143,13 +145,19 @@ def _start(prepared: Path, parts: Path, names: Sequence[str], *, cpu: bool) -> s
     command += ["--child", str(parts), *(["--cpu"] if cpu else []), *names]
     own = {"KVGEN_CUBINS": str(prepared / "generated"), "KVGEN_NO_JIT": "1"} if not cpu else {}
     environment = {**os.environ, **own}
-    try:
-        done = subprocess.run(
-            command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60 + len(names)
-        )
-    except subprocess.TimeoutExpired:
-        return "no answer in time"
-    return "" if done.returncode == 0 else (done.stderr.strip().splitlines() or ["no message"])[-1]
+    with tempfile.TemporaryFile("w+") as said:
+        child = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=said, stderr=said)
+        done, since = -1, time.monotonic()
+        while child.poll() is None:
+            found = len(list(parts.iterdir()))
+            done, since = (found, time.monotonic()) if found != done else (done, since)
+            if time.monotonic() - since > PATIENCE:
+                child.kill()
+                child.wait()
+                return f"no answer in {PATIENCE:.0f} s"
+            time.sleep(0.05)
+        said.seek(0)
+        return "" if child.returncode == 0 else (said.read().strip().splitlines() or ["no message"])[-1]
 
 
 def _child(prepared: Path, parts: Path, names: Sequence[str], *, cpu: bool) -> None:

@@ -155,7 +155,7 @@ def test_a_config_that_is_no_object() -> None:
 # Files that mean harm ------------------------------------------------------------------------------------------------
 
 CALLS = {
-    *("KernelSet", "Paged", "Model", "Mla", "Rope"),
+    *("KernelSet", "Paged", "Latent", "Quant", "Block", "Model", "Mla", "Rope"),
     *("LinearScaling", "Llama3Scaling", "YarnScaling", "LongRopeScaling"),
 }
 OPERATIONS = {"Append", "Gather", "Decode"}

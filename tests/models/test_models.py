@@ -122,6 +122,18 @@ GOLDEN = {
 }
 
 
+GOLDEN["llama_3_1_8b_fp8"] = GOLDEN["llama_3_1_8b"]
+GOLDEN["kimi_k2"] = Golden(
+    (64, 1, 576, 64),
+    61,
+    50_000.0,
+    YarnScaling(factor=32.0, original_max_positions=4096, beta_fast=1.0, beta_slow=1.0, mscale=1.0, mscale_all_dim=1.0),
+    mla=GOLDEN["deepseek_v3"].mla,
+    style="interleaved",
+    rope_dim=64,
+)
+
+
 def test_every_config_has_golden_facts() -> None:
     assert sorted(GOLDEN) == NAMES
 
@@ -281,6 +293,7 @@ def test_specs_load_as_the_same_facts(stem: str) -> None:
         facts.head_dim,
     )
     assert (kernels.cache.dtype, kernels.cache.stores, kernels.model) == (facts.dtype, facts.stores, facts.model)
+    assert kernels.cache.rope_part == (facts.model.mla.qk_rope_head_dim if facts.model.mla else 0)
 
 
 @pytest.mark.parametrize("name", NAMES)

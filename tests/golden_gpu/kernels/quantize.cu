@@ -1,0 +1,144 @@
+// quantize.cuh: extremes, scales, quotients, and blocks through every recipe from end to end.
+#include "../../../templates/device/types.cuh"
+#include "../../../templates/device/quantize.cuh"
+
+__device__ __forceinline__ uint32_t thread() { return blockIdx.x * blockDim.x + threadIdx.x; }
+__device__ __forceinline__ void read(float (&x)[8], const float* p) {
+#pragma unroll
+  for (uint32_t i = 0; i < 8; ++i) x[i] = p[8 * thread() + i];
+}
+__device__ __forceinline__ void write(float* p, const float (&x)[8]) {
+#pragma unroll
+  for (uint32_t i = 0; i < 8; ++i) p[8 * thread() + i] = x[i];
+}
+
+extern "C" __global__ void quantize_divide(const float* in, const float* scale, float* out) {
+  float x[8];
+  read(x, in);
+  divide(x, scale[thread()]);
+  write(out, x);
+}
+
+extern "C" __global__ void quantize_extremes(const float* in, float* amax, float* lo, float* hi) {
+  float x[8];
+  read(x, in);
+  amax[thread()] = amax_of(x);
+  lo[thread()] = min_of(x);
+  hi[thread()] = max_of(x);
+}
+
+// A warp of each block: `active` lanes of it in groups of kLanes.
+template <uint32_t kLanes>
+__device__ __forceinline__ void reduced(const float* in, float* lo, float* hi, uint32_t active) {
+  if (threadIdx.x >= active) return;
+  const uint32_t mask = active < 32 ? (1u << active) - 1 : 0xffffffffu;
+  lo[thread()] = reduce_min<kLanes>(in[thread()], mask);
+  hi[thread()] = reduce_max<kLanes>(in[thread()], mask);
+}
+extern "C" __global__ void quantize_reduce(const float* in, float* lo, float* hi) {
+  if (blockIdx.x == 0) reduced<1>(in, lo, hi, 32);
+  if (blockIdx.x == 1) reduced<2>(in, lo, hi, 32);
+  if (blockIdx.x == 2) reduced<4>(in, lo, hi, 20);
+  if (blockIdx.x == 3) reduced<8>(in, lo, hi, 8);
+  if (blockIdx.x == 4) reduced<16>(in, lo, hi, 16);
+  if (blockIdx.x == 5) reduced<32>(in, lo, hi, 32);
+}
+
+// The scales of five types from one amax each, in four types.
+template <typename T>
+__device__ __forceinline__ void scales(uint32_t k, float amax, float* f32, uint16_t* half, uint16_t* brain, uint8_t* small, float* power) {
+  const uint32_t i = k * gridDim.x * blockDim.x + thread();
+  f32[i] = amax_scale<T, float>(amax);
+  half[i] = amax_scale<T, f16>(amax).bits;
+  brain[i] = amax_scale<T, bf16>(amax).bits;
+  small[i] = amax_scale<T, e4m3>(amax).bits;
+  power[i] = pow2_scale<T>(amax);
+}
+extern "C" __global__ void quantize_scales(const float* amax, float* f32, uint16_t* half, uint16_t* brain, uint8_t* small, float* power, uint8_t* most,
+                                           uint8_t* two_level, float* divisor) {
+  const float x = amax[thread()];
+  scales<e4m3>(0, x, f32, half, brain, small, power);
+  scales<e5m2>(1, x, f32, half, brain, small, power);
+  scales<e2m1x2>(2, x, f32, half, brain, small, power);
+  scales<int8_t>(3, x, f32, half, brain, small, power);
+  scales<i4x2>(4, x, f32, half, brain, small, power);
+  const float global = 0.0371f;
+  const e4m3 scale = nvfp4_global_scale(x, global);
+  most[thread()] = nvfp4_max_scale(x).bits;
+  two_level[thread()] = scale.bits;
+  divisor[thread()] = product(scale, global);
+}
+
+// A block a thread: its scale, its codes, and the values of those.
+template <typename T>
+__device__ __forceinline__ Raw<T, 8>& at(uint8_t* codes) {
+  return ((Raw<T, 8>*)codes)[thread()];
+}
+template <typename T, typename S>
+__device__ __forceinline__ void symmetric(const float* in, S* scale, uint8_t* codes, float* out, S found) {
+  float x[8];
+  read(x, in);
+  scale[thread()] = found;
+  quantize<T>(at<T>(codes), x, to_f32(found));
+  dequantize<T>(x, at<T>(codes), to_f32(found));
+  write(out, x);
+}
+__device__ __forceinline__ float amax_at(const float* in) {
+  float x[8];
+  read(x, in);
+  return amax_of(x);
+}
+#define AMAX(name, T, S)                                                                                        \
+  extern "C" __global__ void name(const float* in, S* scale, uint8_t* codes, float* out) {                      \
+    symmetric<T, S>(in, scale, codes, out, amax_scale<T, S>(amax_at(in)));                                      \
+  }
+AMAX(recipe_e4m3_f32, e4m3, float)
+AMAX(recipe_e5m2_f16, e5m2, f16)
+AMAX(recipe_e2m1_e4m3, e2m1x2, e4m3)
+AMAX(recipe_i8_bf16, int8_t, bf16)
+AMAX(recipe_i4_f16, i4x2, f16)
+extern "C" __global__ void recipe_e4m3_pow2(const float* in, float* scale, uint8_t* codes, float* out) {
+  symmetric<e4m3, float>(in, scale, codes, out, pow2_scale<e4m3>(amax_at(in)));
+}
+
+#define ASYMMETRIC(name, T, S)                                                                                  \
+  extern "C" __global__ void name(const float* in, ScaleZero<S>* pairs, uint8_t* codes, float* out) {           \
+    float x[8];                                                                                                 \
+    read(x, in);                                                                                                \
+    const ScaleZero<S> found = asymmetric<T, S>(min_of(x), max_of(x));                                          \
+    pairs[thread()] = found;                                                                                    \
+    quantize<T>(at<T>(codes), x, to_f32(found.scale), to_f32(found.zero));                                      \
+    dequantize<T>(x, at<T>(codes), to_f32(found.scale), to_f32(found.zero));                                    \
+    write(out, x);                                                                                              \
+  }
+ASYMMETRIC(recipe_u8_f32, uint8_t, float)
+ASYMMETRIC(recipe_u8_f16, uint8_t, f16)
+ASYMMETRIC(recipe_u4_bf16, u4x2, bf16)
+
+extern "C" __global__ void recipe_nvfp4_max(const float* in, e4m3* scale, uint8_t* codes, float* out) {
+  float x[8];
+  read(x, in);
+  const e4m3 found = nvfp4_max_scale(amax_of(x));
+  scale[thread()] = found;
+  quantize<e2m1x2>(at<e2m1x2>(codes), x, to_f32(found));
+  dequantize_max(x, at<e2m1x2>(codes), found);
+  write(out, x);
+}
+extern "C" __global__ void recipe_nvfp4_global(const float* in, e4m3* scale, uint8_t* codes, float* out, float global) {
+  float x[8];
+  read(x, in);
+  const e4m3 found = nvfp4_global_scale(amax_of(x), global);
+  scale[thread()] = found;
+  quantize<e2m1x2>(at<e2m1x2>(codes), x, product(found, global));
+  dequantize_global(x, at<e2m1x2>(codes), found, global);
+  write(out, x);
+}
+// Every pair of codes under every scale: [scale, byte].
+extern "C" __global__ void recipe_nvfp4_values(const uint8_t* bytes, float* most, float* two_level, float global) {
+  const e4m3 scale = {(uint8_t)blockIdx.x};
+  float x[8];
+  dequantize_max(x, ((const Raw<e2m1x2, 8>*)bytes)[threadIdx.x], scale);
+  write(most, x);
+  dequantize_global(x, ((const Raw<e2m1x2, 8>*)bytes)[threadIdx.x], scale, global);
+  write(two_level, x);
+}

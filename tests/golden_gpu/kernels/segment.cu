@@ -1,0 +1,117 @@
+// segment.cuh: two pages of every kind of run, stored block by block or vector by vector, and read in every way.
+#include "runs.cuh"
+
+struct Cache {
+  float global;
+};
+
+template <typename S>
+__device__ __forceinline__ PageRef page_of(uint32_t i, uint8_t* codes, typename S::Scale* scales, const bf16* tail) {
+  constexpr uint32_t kBytes = kInPage / kPerElement<typename S::Element> * sizeof(typename S::Element);
+  const uint32_t sealed = i == 0 ? 5 : 0;
+  return {codes + i * kBytes, scales + i * kTokens * (S::kRecipe == Recipe::none ? 0 : S::kScaleRow), tail, sealed, Fault::none, true};
+}
+
+// Two lanes a block, each of them four values twice; whole warps at a time.
+template <typename S>
+__device__ __forceinline__ void put_blocks(const Cache& cache, const float* in, uint8_t* codes, typename S::Scale* scales) {
+  constexpr uint32_t kBlocks = kHeads / S::kBlockHeads * S::kDimBlocks;
+  const uint32_t block = threadIdx.x / 2, lane = threadIdx.x % 2, token = block / kBlocks;
+  if (token >= 2 * kTokens) return;
+  const uint32_t head = block % kBlocks / S::kDimBlocks * S::kBlockHeads, dim = block % S::kDimBlocks * S::kBlockDims;
+  float x[2][4];
+#pragma unroll
+  for (uint32_t c = 0; c < 2; ++c) {
+    const uint32_t element = (c * 2 + lane) * 4, h = element / S::kBlockDims, d = dim + element % S::kBlockDims;
+#pragma unroll
+    for (uint32_t i = 0; i < 4; ++i) x[c][i] = h < S::kBlockHeads && d < kDims ? in[(token * kHeads + head + h) * kDims + d + i] : nan_f32();
+  }
+  const PageRef page = page_of<S>(token / kTokens, codes, scales, nullptr);
+  store_block<S, 2, 4, 2>(cache, page, token % kTokens, head, dim, lane, 0xffffffffu, x);
+}
+
+// Eight values a thread.
+struct Place {
+  uint32_t page, token, head, dim;
+};
+__device__ __forceinline__ Place place_of(uint32_t i) {
+  return {i * 8 / kInPage, i * 8 / (kHeads * kDims) % kTokens, i * 8 / kDims % kHeads, i * 8 % kDims};
+}
+template <typename S>
+__device__ __forceinline__ void put_vectors(const Cache& cache, const float* in, uint8_t* codes, typename S::Scale* scales) {
+  const Place at = place_of(threadIdx.x);
+  if (at.page >= 2) return;
+  Vec<bf16, 8> values;
+  float x[8];
+#pragma unroll
+  for (uint32_t i = 0; i < 8; ++i) x[i] = in[8 * threadIdx.x + i];
+  pack<bf16>(values, x);
+  store_elements<S, 8>(cache, page_of<S>(at.page, codes, scales, nullptr), at.token, at.head, at.dim, values);
+}
+
+template <typename S>
+__device__ __forceinline__ void get(const Cache& cache, uint8_t* codes, uint8_t* copy, typename S::Scale* scales, const bf16* tail, float* out,
+                                    float* ones, bf16* halves, typename S::Scale* found) {
+  const uint32_t i = threadIdx.x;
+  const Place at = place_of(i);
+  if (at.page >= 2) return;
+  const PageRef page = page_of<S>(at.page, codes, scales, tail), other = page_of<S>(at.page, copy, scales, tail);
+  Vec<float, 4> wide[2];
+  Vec<float, 1> one;
+  Vec<bf16, 8> half;
+  Raw<typename S::Element, 8> raw;
+  load_elements<S>(wide[0], cache, page, at.token, at.head, at.dim);
+  load_bytes<S>(wide[1], cache, page, at.token, at.head, at.dim + 4);
+  load_elements<S>(half, cache, page, at.token, at.head, at.dim);
+  load_raw<S, 8>(raw, page, at.token, at.head, at.dim);
+  store_raw<S, 8>(other, at.token, at.head, at.dim, raw);
+  const bool found_it = *(const uint8_t*)element_at<S>(page, at.token, at.head, at.dim) == *(const uint8_t*)&raw;
+#pragma unroll
+  for (uint32_t j = 0; j < 8; ++j) {
+    load_elements<S>(one, cache, page, at.token, at.head, at.dim + j);
+    ones[8 * i + j] = one.e[0];
+    out[8 * i + j] = found_it ? wide[j / 4].e[j % 4] : nan_f32();
+    halves[8 * i + j] = half.e[j];
+  }
+  if constexpr (S::kRecipe != Recipe::none) found[i] = *scale_at<S>(cache, page, at.token, at.head, at.dim);
+  static_assert(within_block(8, 16) == 8 && within_block(8, 4) == 4 && within_block(4, 3) == 1);
+}
+
+#define SEGMENT(name, put, ...)                                                                                                   \
+  extern "C" __global__ void __launch_bounds__(192) name(const float* in, const bf16* tail, __VA_ARGS__::Scale* scales, uint8_t* codes, \
+                                                         uint8_t* copy, float* out, float* ones, bf16* halves,                     \
+                                                         __VA_ARGS__::Scale* found, float global) {                                \
+    using S = __VA_ARGS__;                                                                                                         \
+    const Cache cache{global};                                                                                                     \
+    put<S>(cache, in, codes, scales);                                                                                              \
+    __syncthreads();                                                                                                               \
+    get<S>(cache, codes, copy, scales, tail, out, ones, halves, found);                                                            \
+  }
+using ScaledE4m3 = Run<e4m3, float, Recipe::amax>;
+using PowerE5m2 = Run<e5m2, float, Recipe::pow2, false, 2, 8>;
+using ScaledI8 = Run<int8_t, f16, Recipe::amax, false, 1, 16>;
+using ZeroU8 = Run<uint8_t, f16, Recipe::amax, true>;
+using ZeroU4 = Run<u4x2, bf16, Recipe::amax, true>;
+using ScaledI4 = Run<i4x2, e4m3, Recipe::amax, false, 2, 8>;
+using MaxE2m1 = Run<e2m1x2, e4m3, Recipe::nvfp4_max>;
+using GlobalE2m1 = Run<e2m1x2, e4m3, Recipe::nvfp4_global>;
+using WaitingU8 = Run<uint8_t, f16, Recipe::amax, true, 1, 16, 4>;
+using GivenE4m3 = Run<e4m3, float, Recipe::given, false, 1, 4>;
+using GivenU4 = Run<u4x2, float, Recipe::given, true, 1, 4>;
+using CastE5m2 = Run<e5m2, float, Recipe::none>;
+using PlainF16 = Run<f16, float, Recipe::none, false, 1, 16, 0, 4>;
+using PlainBf16 = Run<bf16, float, Recipe::none>;
+SEGMENT(segment_e4m3, put_blocks, ScaledE4m3)
+SEGMENT(segment_e5m2_pow2, put_blocks, PowerE5m2)
+SEGMENT(segment_i8, put_blocks, ScaledI8)
+SEGMENT(segment_u8, put_blocks, ZeroU8)
+SEGMENT(segment_u4, put_blocks, ZeroU4)
+SEGMENT(segment_i4, put_blocks, ScaledI4)
+SEGMENT(segment_nvfp4_max, put_blocks, MaxE2m1)
+SEGMENT(segment_nvfp4_global, put_blocks, GlobalE2m1)
+SEGMENT(segment_waiting, put_blocks, WaitingU8)
+SEGMENT(segment_given_e4m3, put_vectors, GivenE4m3)
+SEGMENT(segment_given_u4, put_vectors, GivenU4)
+SEGMENT(segment_cast, put_vectors, CastE5m2)
+SEGMENT(segment_f16, put_vectors, PlainF16)
+SEGMENT(segment_bf16, put_vectors, PlainBf16)

@@ -1,0 +1,278 @@
+"""How KV is stored: --kv-dtype, and what quantized checkpoints say of it in config.json."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+
+from kvgen import models
+from kvgen.cli.init import KvDtype
+from kvgen.errors import ConfigError
+from kvgen.spec.cache import Cache, Latent
+from kvgen.spec.loader import load_file
+from kvgen.spec.quant import Block, Quant, Recipe
+
+from .checkpoints import changed, config, without
+
+GIVEN = {"scale_dtype": "f32", "scale": "given"}
+FP8 = Quant(dtype="e4m3", block=Block(token=None, head=None), **GIVEN)  # type: ignore[arg-type]
+INT8 = Quant(dtype="i8", block=Block(token=None, head=None), **GIVEN)  # type: ignore[arg-type]
+COMPRESSED = config("llama_3_1_8b_fp8")["quantization_config"]  # as llm-compressor writes it
+SCHEME = COMPRESSED["kv_cache_scheme"]
+# As nvidia's checkpoints have it (ModelOpt's unified export).
+MODELOPT = {
+    "ignore": ["lm_head"],
+    "kv_cache_quant_algo": "FP8",
+    "producer": {"name": "modelopt", "version": "0.33.0"},
+    "quant_algo": "NVFP4",
+    "quant_method": "modelopt",
+}
+
+
+def cache_of(text: str, tmp_path: Path) -> Cache:
+    """The cache that a spec's text builds."""
+    (tmp_path / "made.py").write_text(text, encoding="utf-8")
+    return load_file(tmp_path / "made.py", "made.py")[0].kernels.cache
+
+
+def scheme(**fields: Any) -> dict[str, Any]:
+    return {**COMPRESSED, "kv_cache_scheme": {**SCHEME, **fields}}
+
+
+def said(text: str) -> str:
+    return " ".join(text.split('"""')[1].split())
+
+
+# --kv-dtype -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "quant", "words"),
+    [
+        ("fp8", Quant(dtype="e4m3"), "Stored are e4m3 codes without scales."),
+        ("fp8-static", FP8, "Stored are e4m3 codes with a given f32 scale per layer, K's and V's."),
+        ("fp8-scaled", Quant(dtype="e4m3", scale_dtype="f32"), "e4m3 codes with an f32 scale per token and head."),
+        ("int8", Quant(dtype="i8", scale_dtype="f32"), "i8 codes with an f32 scale per token and head."),
+        ("int8-static", INT8, "i8 codes with a given f32 scale per layer, K's and V's."),
+        (
+            "int4",
+            Quant(dtype="i4", scale_dtype="f16", block=Block(dim=32), zero=True),
+            "i4 codes with an f16 scale and zero point per token, head and 32 dims.",
+        ),
+        (
+            "nvfp4",
+            Quant(dtype="e2m1", scale_dtype="e4m3", recipe="global"),
+            "e2m1 codes with an e4m3 scale per token, head and 16 dims, times a given f32 scale.",
+        ),
+    ],
+)
+def test_options(name: str, quant: Quant, words: str, tmp_path: Path) -> None:
+    text = models.spec_text(config("llama_3_1_8b"), source="config.json", kv_dtype=name)
+    cache = cache_of(text, tmp_path)
+    assert cache.quants == {"k": quant, "v": quant} and cache.dtype == "bf16"
+    assert words in said(text)
+    assert f"Written by `kvgen init --from config.json --kv-dtype {name}`." in said(text)
+
+
+def test_plain_types(tmp_path: Path) -> None:
+    for name in ("bf16", "f16", "f32"):
+        text = models.spec_text(changed("llama_2_7b", quantization_config=COMPRESSED), source="x", kv_dtype=name)
+        cache = cache_of(text, tmp_path)
+        assert cache.dtype == name and cache.quant is None and "Stored" not in text
+    assert cache_of(models.spec_text(config("llama_2_7b"), source="x"), tmp_path).dtype == "f16", "the checkpoint's own"
+
+
+@pytest.mark.parametrize("name", models.KV_DTYPES)
+@pytest.mark.parametrize("model", ["deepseek_v3", "deepseek_v2_lite", "kimi_k2"])
+def test_latent_rows(name: str, model: str, tmp_path: Path) -> None:
+    text = models.spec_text(config(model), source="x", kv_dtype=name)
+    cache = cache_of(text, tmp_path)
+    assert isinstance(cache, Latent)
+    assert (cache.latent_dim, cache.rope_dim, cache.page_size) == (512, 64, 64)
+    quant, whole = cache.quants["k"], name in ("fp8", "fp8-static", "int8-static")
+    assert cache.quant_rope == whole
+    stays = "; the RoPE part stays bf16." in said(text)
+    assert stays == (quant is not None and not whole)
+    if name == "fp8_ds_mla":
+        assert cache.storage.tensors[0].shape[-1] == 656
+    if whole:
+        assert cache.storage.tensors[0].shape[-1] == 576
+
+
+def test_every_option_is_formatted_as_ruff_would(tmp_path: Path) -> None:
+    for model in ("llama_3_1_8b", "deepseek_v3", "gemma_3_4b_it"):
+        for name in models.KV_DTYPES:
+            if model == "deepseek_v3" or name != "fp8_ds_mla":
+                text = models.spec_text(config(model), source="tests/config.json", kv_dtype=name)
+                (tmp_path / f"{model}_{name}.py".replace("-", "_")).write_text(text)
+    for command in (["format", "--check"], ["check", "--select", "E,F,I,UP,B,SIM,RUF"]):
+        ran = subprocess.run(
+            [sys.executable, "-m", "ruff", *command, "--isolated", "--line-length", "120", str(tmp_path)],
+            capture_output=True,
+            text=True,
+        )
+        assert ran.returncode == 0, ran.stdout + ran.stderr
+
+
+def test_the_command_has_the_same_names() -> None:
+    assert tuple(k.value for k in KvDtype) == models.KV_DTYPES
+    assert "global" in get_args(Recipe)
+
+
+@pytest.mark.parametrize(
+    ("model", "name", "message"),
+    [
+        (
+            config("llama_3_1_8b"),
+            "fp8_ds_mla",
+            "--kv-dtype: got 'fp8_ds_mla', which is for latent rows; LlamaForCausalLM caches K and V; valid: auto, bf16, f16, "
+            "f32, fp8, fp8-static, fp8-scaled, int8, int8-static, int4, nvfp4",
+        ),
+        (
+            config("llama_3_1_8b"),
+            "fp9",
+            "--kv-dtype: got 'fp9'; it must be one of auto, bf16, f16, f32, fp8, fp8-static, fp8-scaled, int8, int8-static, "
+            "int4, nvfp4, fp8_ds_mla",
+        ),
+        (
+            changed("llama_3_1_8b", head_dim=24),
+            "int4",
+            "--kv-dtype: got 'int4'; quant: got block.dim=32 for rows of 24; a block lies within a row's quantized dims; "
+            "--kv-dtype bf16 stores it as it is",
+        ),
+        (
+            changed("llama_3_1_8b", head_dim=8),
+            "nvfp4",
+            "--kv-dtype: got 'nvfp4'; quant: got block.dim=16 for rows of 8; a block lies within a row's quantized dims; "
+            "--kv-dtype bf16 stores it as it is",
+        ),
+        (
+            changed("deepseek_v3", kv_lora_rank=96),
+            "fp8_ds_mla",
+            "--kv-dtype: got 'fp8_ds_mla'; quant: got block.dim=128 for rows of 96; a block lies within a row's quantized "
+            "dims; --kv-dtype bf16 stores it as it is",
+        ),
+    ],
+)
+def test_impossible_ones(model: dict[str, Any], name: str, message: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        models.spec_text(model, source="x", kv_dtype=name)
+    assert str(error.value) == message
+
+
+# Quantized checkpoints ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("quantization", "quant", "field"),
+    [
+        (COMPRESSED, FP8, "kv_cache_scheme"),
+        (scheme(type="int"), INT8, "kv_cache_scheme"),
+        (scheme(strategy="attn_head"), Quant(dtype="e4m3", block=Block(token=None), **GIVEN), "kv_cache_scheme"),  # type: ignore[arg-type]
+        (scheme(dynamic=True), Quant(dtype="e4m3", scale_dtype="f32"), "kv_cache_scheme"),
+        (scheme(dynamic=True, type="int"), Quant(dtype="i8", scale_dtype="f32"), "kv_cache_scheme"),
+        (MODELOPT, FP8, "kv_cache_quant_algo"),
+        ({**MODELOPT, "kv_cache_quant_algo": "INT8"}, INT8, "kv_cache_quant_algo"),
+        (
+            {**MODELOPT, "kv_cache_quant_algo": "NVFP4"},
+            Quant(dtype="e2m1", scale_dtype="e4m3", recipe="global"),
+            "kv_cache_quant_algo",
+        ),
+        # ModelOpt's exports since 0.35 say it as compressed-tensors does, in three fields.
+        (
+            {"quant_method": "modelopt", "kv_cache_scheme": {"dynamic": False, "num_bits": 8, "type": "float"}},
+            FP8,
+            "kv_cache_scheme",
+        ),
+    ],
+)
+def test_quantized_checkpoints(quantization: dict[str, Any], quant: Quant, field: str, tmp_path: Path) -> None:
+    text = models.spec_text(changed("llama_3_1_8b", quantization_config=quantization), source="config.json")
+    cache = cache_of(text, tmp_path)
+    assert cache.quants == {"k": quant, "v": quant}
+    assert (
+        f", as the checkpoint's quantization_config.{field} says. Written by `kvgen init --from config.json`."
+        in said(text)
+    )
+    chosen = models.spec_text(changed("llama_3_1_8b", quantization_config=quantization), source="x", kv_dtype="int4")
+    assert cache_of(chosen, tmp_path).quants["k"] != quant and "as the checkpoint" not in chosen
+
+
+def test_latent_checkpoints(tmp_path: Path) -> None:
+    text = models.spec_text(changed("deepseek_v3", quantization_config=MODELOPT), source="x")
+    cache = cache_of(text, tmp_path)
+    assert isinstance(cache, Latent) and cache.quant_rope and cache.quant == FP8
+
+
+@pytest.mark.parametrize(
+    "quantization",
+    [
+        None,
+        {},
+        config("deepseek_v3")["quantization_config"],
+        {**COMPRESSED, "kv_cache_scheme": None},
+        {**MODELOPT, "kv_cache_quant_algo": None},
+        {"bits": 4, "group_size": 128, "quant_method": "gptq"},
+    ],
+)
+def test_quantized_weights_say_nothing_of_kv(quantization: object) -> None:
+    plain = models.spec_text(without("llama_3_1_8b", "quantization_config"), source="x")
+    assert models.spec_text(changed("llama_3_1_8b", quantization_config=quantization), source="x") == plain
+
+
+CHOOSE = "say with --kv-dtype how kvgen shall store KV"
+
+
+@pytest.mark.parametrize(
+    ("quantization", "message"),
+    [
+        ("fp8", "quantization_config: got 'fp8'; it must be a JSON object, such as {...}"),
+        (
+            {**COMPRESSED, "kv_cache_scheme": "fp8"},
+            "quantization_config.kv_cache_scheme: got 'fp8'; it must be a JSON object, such as {...}",
+        ),
+        (
+            scheme(num_bits=4, type="int"),
+            f"quantization_config.kv_cache_scheme.num_bits: got 4; KV of 8 bits is what kvgen reads from a config; {CHOOSE}",
+        ),
+        (
+            scheme(num_bits="8"),
+            "quantization_config.kv_cache_scheme.num_bits: got '8'; it must be an integer; valid: 1 to 64",
+        ),
+        (
+            scheme(symmetric=False),
+            f"quantization_config.kv_cache_scheme.symmetric: got false; given scales have no zero points; {CHOOSE}",
+        ),
+        (
+            scheme(type="nf"),
+            "quantization_config.kv_cache_scheme.type: got 'nf'; it is none that kvgen knows; valid: float, int",
+        ),
+        (
+            scheme(strategy="channel"),
+            "quantization_config.kv_cache_scheme.strategy: got 'channel'; it is none that kvgen knows; valid: tensor, "
+            "attn_head",
+        ),
+        (
+            {**MODELOPT, "kv_cache_quant_algo": "NF4_KV_CACHE"},
+            f"quantization_config.kv_cache_quant_algo: got 'NF4_KV_CACHE'; kvgen knows FP8, INT8, NVFP4; {CHOOSE}",
+        ),
+        (
+            {**MODELOPT, "kv_cache_quant_algo": ["FP8"]},
+            f"quantization_config.kv_cache_quant_algo: got a list of 1; kvgen knows FP8, INT8, NVFP4; {CHOOSE}",
+        ),
+    ],
+)
+def test_words_that_kvgen_does_not_know(quantization: object, message: str) -> None:
+    broken = changed("llama_3_1_8b", quantization_config=quantization)
+    with pytest.raises(ConfigError) as error:
+        models.spec_text(broken, source="x")
+    assert str(error.value) == message
+    if "quantization_config:" not in message:
+        assert re.search(r"\bquant=", models.spec_text(broken, source="x", kv_dtype="int8")), (
+            "the option is heard first"
+        )
