@@ -3,11 +3,11 @@
 Written by `kvgen init --from tests/models/configs/deepseek_v3.json`.
 """
 
-from kvgen import KernelSet, Mla, Model, Paged, Rope, YarnScaling, ops
+from kvgen import KernelSet, Latent, Mla, Model, Rope, YarnScaling, ops
 
 kernels = KernelSet(
     q_heads=128,
-    cache=Paged(dtype="bf16", kv_heads=1, head_dim=576, page_size=64, stores="k"),
+    cache=Latent(dtype="bf16", latent_dim=512, rope_dim=64, page_size=64),
     ops=[ops.Append(), ops.Gather()],
     arch=["sm_80", "sm_90a"],
     model=Model(

@@ -1,0 +1,17 @@
+"""Gemma 3 27B: int8 with scale and zero point per token and head, inside the page."""
+
+from kvgen import KernelSet, Paged, Quant, ops
+
+kernels = KernelSet(
+    q_heads=32,
+    cache=Paged(
+        dtype="bf16",
+        kv_heads=16,
+        head_dim=128,
+        page_size=32,
+        layout="page kv layer head token dim",
+        quant=Quant(dtype="i8", scale_dtype="f32", zero=True, place="page"),
+    ),
+    ops=[ops.Append(), ops.Gather(), ops.Decode()],
+    arch=["sm_80", "sm_90a"],
+)
