@@ -93,7 +93,9 @@ def _imports(plans: Iterable[tuple[KernelPlan, ...]]) -> str:
         brought = {p.brought for plan in group for p in plan.params}
         found |= {"Workspace"} if len(group) > 1 else set()
         found |= {name for kind, name in (("scalar", "Number"), ("tensor_map", "TensorMap")) if kind in brought}
-    return ", ".join(sorted(found))
+    names = sorted(found)
+    line = ", ".join(names)
+    return line if len(line) <= 80 else "(\n" + "".join(f"    {name},\n" for name in names) + ")"
 
 
 def _text(doc: str) -> str:
