@@ -94,6 +94,13 @@ class Custom(Op):
 
     def check(self, kernels: KernelSet) -> None:
         """What only the cache tells: the names in shapes, sizes and grid."""
+        taken = {t.name for t in kernels.cache.storage.tensors} | {f.name for f in cache_fields(kernels.cache)}
+        twice = sorted(p.name for p in self.params if p.name in taken)
+        if twice:
+            raise ValueError(
+                f"ops: {self.name}: got a parameter called {twice[0]!r}, which is an array or a field of the cache; choose "
+                "another name"
+            )
         try:
             self._params(kernels)
             self._grid(kernels)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal
 
 from kvgen.expr import Expr, python, variables
 from kvgen.layout import Region
@@ -180,15 +180,33 @@ def _op(op: Op, kernels: KernelSet, plans: tuple[KernelPlan, ...]) -> OpContext:
     )
 
 
+def _behind(cache: Cache, tensor: PoolTensor) -> tuple[str, tuple[str | None, ...]]:
+    """The spec fields behind a tensor's dtype and behind its axes, as the spec names them."""
+    role: Literal["k", "v"] = "v" if tensor.name.startswith("v_") else "k"
+    quant = cache.quants[role]
+    name = "quant" if cache.quant is not None else f"{role}_quant"
+    fields = tuple(
+        name + f.removeprefix("quant") if f is not None and f.startswith("quant") else f for f in tensor.fields
+    )
+    if quant is None or tensor.name in ("rope_pool", "k_tail"):
+        return "dtype", fields
+    if tensor.holds_values:
+        last = f"half of {fields[-1]}" if quant.codes.packed and fields[-1] is not None else fields[-1]
+        return f"{name}.dtype", (*fields[:-1], last)
+    return f"{name}.{'recipe' if tensor.name.endswith('global_scale') else 'scale_dtype'}", fields
+
+
 def _tensor(cache: Cache, tensor: PoolTensor) -> str:
     bases = [b for b in cache.storage.bases if b.tensor == tensor.name]
     held = tuple(b.name for b in bases) or (tensor.name,)
     kinds = f'"{tensor.dtypes[0]}"' if len(tensor.dtypes) == 1 else _tuple(tensor.dtypes)
+    field, fields = _behind(cache, tensor)
+    named = f', field="{field}"' if field != "dtype" else ""
     writes = ", writes=False" if tensor.given else ""
     own = ", own_table=True" if any(b.table == "scales" for b in bases) else ""
     return (
         f'Tensor("{tensor.name}", {kinds}, {_tuple(held)}, axes={_tuple(tensor.axes)}, shape={_tuple(tensor.shape)}, '
-        f"strides={_tuple(tensor.strides)}, align={tensor.align}, fields={_tuple(tensor.fields)}{writes}{own})"
+        f"strides={_tuple(tensor.strides)}, align={tensor.align}, fields={_tuple(fields)}{named}{writes}{own})"
     )
 
 

@@ -2,4 +2,4 @@
 
 from typing import Final
 
-ABI: Final = 2
+ABI: Final = 3

@@ -23,8 +23,8 @@ class Tensor:
 
     `bases` are the page pointers into it, in the order of its kv axis ("k", "v"); `shape` has names where only the pool
     knows the extent; `strides` are the compile-time ones in elements, None for page, kv and layer; `align` is the widest
-    access in bytes; `fields` names the spec fields behind the axes. `writes`: operations may write to it. `own_table`: a
-    table of scales says which page, not the table of values.
+    access in bytes; `field` and `fields` name the spec fields behind dtype and axes. `writes`: operations may write to it.
+    `own_table`: a table of scales says which page, not the table of values.
     """
 
     name: str
@@ -37,6 +37,7 @@ class Tensor:
     fields: tuple[str | None, ...] = ()
     writes: bool = True
     own_table: bool = False
+    field: str = "dtype"
 
     def stride(self, array: ArrayView, axis: str) -> int:
         """The array's stride along `axis`, in elements; 0 where the tensor has no such axis."""
@@ -172,10 +173,11 @@ class BaseCache:
                 strides=tensor.strides,
                 align=tensor.align,
                 device=self.device,
-                field="dtype",
+                field=tensor.field,
                 fields=tensor.fields,
             )
-            tensor.check_places(found, name)
+            if tensor.writes:
+                tensor.check_places(found, name)
             for pointer in tensor.bases:
                 dims[f"{pointer}_page_stride"] = tensor.stride(found, "page")
                 dims[f"{pointer}_stride"] = tensor.stride(found, "request")
@@ -358,12 +360,13 @@ class BaseCache:
 
     def _longest(self, dims: Dims) -> None:
         """The bounds that attention kernels ask for; by default what the page table can hold."""
-        columns = dims.get("M", dims.get("I", 1))
+        columns = min(dims.get("M", dims.get("I", 1)), dims.get("MS", LONGEST))
         most = LONGEST if self.WINDOW else min(columns * dims["tokens"], LONGEST)
         for name, given in self._given_lengths.items():
-            if given is not None and (not isinstance(given, int) or not 0 <= given <= LONGEST):
+            whole = hasattr(given, "__index__") and not isinstance(given, bool)
+            if given is not None and not (whole and 0 <= index(given) <= LONGEST):
                 raise ArgumentError(f"{name}: got {given!r}; it counts tokens; pass an int from 0 to {LONGEST}")
-            dims[name] = most if given is None else given
+            dims[name] = most if given is None else index(given)
 
     def __len__(self) -> int:
         """The number of layers."""

@@ -114,6 +114,12 @@ class Cache(Spec):
         return found
 
     @property
+    def scales_together(self) -> bool:
+        """Whether the scales of K and V share a tensor: they do where the values do and are quantized alike."""
+        alike = len(set(self.quants.values())) == 1 and self.quants["k"] is not None
+        return alike and self.layout.kv is not None and self.layout.v_scales is None
+
+    @property
     def rope_part(self) -> int:
         """Dims of a K row that are its RoPE part, the last ones; 0 where a row has no such part."""
         return 0

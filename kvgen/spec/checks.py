@@ -50,16 +50,10 @@ def _check_scales(cache: Cache) -> None:
         raise ValueError(
             f"layout: got v_scales={layout.v_scales!r}; V's scales are a tensor of their own; drop the kv axis"
         )
-    if layout.scales is not None and layout.v_scales is None and _in_one_tensor(cache):
+    if layout.scales is not None and cache.scales_together:
         has_axis = "kv" in [a.name for a in parse_axes(layout.scales)]
         apart = cache.stores == "k" or isinstance(cache.page_table, PerKV)
         if not has_axis and not apart:
             raise ValueError(
                 f"layout: got scales={layout.scales!r} without a kv axis, but the scales of K and V share a tensor; add it"
             )
-
-
-def _in_one_tensor(cache: Cache) -> bool:
-    """Whether K and V are quantized alike in one tensor, so that their scales share one too."""
-    found = list(cache.quants.values())
-    return cache.layout.kv is not None and all(q == found[0] for q in found)

@@ -33,7 +33,8 @@ class Quant(Spec):
 
     Without `scale_dtype` (fp8 only) values are cast, saturating. With it every `block` has a scale: `scale="computed"`
     chooses it from the block's values as they are written, `scale="given"` reads it from a device array of the caller,
-    `[heads / block.head, dims / block.dim]`. `zero` adds a zero point per block (i8 and i4, then unsigned codes).
+    `[layers, heads / block.head, dims / block.dim]`, rounded up. `zero` adds a zero point per block (i8 and i4, then
+    unsigned codes).
 
     `recipe` says how a scale is computed: "amax" (largest magnitude / largest code), "pow2" (the same, rounded up to a
     power of two, as FlashMLA does), and for nvfp4 (e2m1 with e4m3 scales per 16 elements) "max" (Modular MAX's) or

@@ -194,8 +194,7 @@ class _Builder:
     def _scale_pools(self) -> dict[str, Scales]:
         cache, layout, found = self.cache, self.cache.layout, {}
         quants = {r: q for r, q in cache.quants.items() if q is not None and q.scale_dtype is not None}
-        shared = layout.kv is not None and len(quants) == len(cache.roles) and len(set(quants.values())) == 1
-        shared = shared and layout.v_scales is None
+        shared = cache.scales_together
         for role, quant in quants.items():
             assert quant.scale_dtype is not None
             dims, kind = self._latent_dims(role), dtype(quant.scale_dtype)

@@ -100,6 +100,11 @@ SETS: list[tuple[dict[str, Any], str]] = [
     ({"grid": "ceil_div(N, 4)"}, "ops: fill: grid: got 'ceil_div(N, 4)'; 'N' is no name here; there are B, M"),
     ({"grid": "B // (q_heads - 8)"}, "ops: fill: grid: got 'B // (q_heads - 8)'; it divides by zero"),
     ({"grid": var("N")}, "'N' is no name here"),
+    (
+        {"params": (Array("pool", "f32", ("N",)),)},
+        "ops: fill: got a parameter called 'pool', which is an array or a field",
+    ),
+    ({"params": (Scalar("num_pages", "u32"),)}, "ops: fill: got a parameter called 'num_pages', which is an array or"),
 ]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvgen import Block, Layout, Paged, Quant, Ring, presets
+from kvgen import Block, Latent, Layout, Paged, Quant, Ring, presets
 from tests.ops.family import with_operations
 
 _SMALL: dict[str, Any] = {"kv_heads": 2, "head_dim": 64}
@@ -41,6 +41,7 @@ ENGINES = {
 # Keys quantized in groups of tokens, and scales with a table of their own.
 _SIZES: dict[str, Any] = {"dtype": "bf16", "kv_heads": 2, "head_dim": 16, "page_size": 8}
 _APART = Layout(k="page layer token head dim", v="layer page token head dim")
+_PARTS = Layout(k="page layer token dim", rope="page layer token dim")
 _PER_TOKEN = Quant(dtype="i4", scale_dtype="f16", zero=True, block=Block(dim=8))
 _OWN = Quant(dtype="i8", scale_dtype="f16", zero=True, own_table=True)
 
@@ -59,6 +60,12 @@ QUANTIZED = {
         with_operations("own", Paged(quant=_OWN, **_SIZES)),
         with_operations(
             "own_k", Paged(k_quant=_OWN, v_quant=Quant(dtype="e4m3", scale_dtype="f32"), layout=_APART, **_SIZES)
+        ),
+        # RoPE parts that begin in the middle of an access of the caller's rows.
+        with_operations("latent_odd", Latent(dtype="bf16", latent_dim=12, rope_dim=16, page_size=4, layout=_PARTS)),
+        with_operations(
+            "latent_odd_fp8",
+            Latent(dtype="bf16", latent_dim=12, rope_dim=64, page_size=4, layout=_PARTS, quant=Quant(dtype="e4m3")),
         ),
         # Sizes that only one of K and V can have: a lane takes single elements, of bytes that hold two.
         with_operations("half_bytes", Paged(k_quant=_PER_TOKEN, v_head_dim=3, layout=_APART, **_SIZES)),

@@ -55,7 +55,24 @@ def shifted(array: Raw) -> Raw:
 OWN, KIVI = "own_k", "grouped"
 POOLS: dict[str, tuple[str, str, Change, str]] = {
     "granularity": (OWN, "k_scales", lambda a: np.zeros((*a.shape[:-1], 1), a.dtype), "k_scales: got shape ("),
-    "scale_dtype": (OWN, "v_scales", lambda a: a.astype(np.float16), "v_scales: got dtype f16; it must be f32"),
+    "scale_dtype": (
+        OWN,
+        "v_scales",
+        lambda a: a.astype(np.float16),
+        "v_scales: got dtype f16; it must be f32, v_quant.scale_dtype of the spec",
+    ),
+    "code_dtype": (
+        KIVI,
+        "pool",
+        lambda a: a.view(np.int8),
+        "pool: got dtype i8; it must be u8, k_quant.dtype of the spec",
+    ),
+    "code_dims": (
+        KIVI,
+        "pool",
+        lambda a: np.zeros((*a.shape[:-1], 16), a.dtype),
+        "pool: got shape (6, 2, 2, 8, 2, 16); dimension 5 must be 8, half of head_dim of the spec",
+    ),
     "page_size": (OWN, "k_scales", lambda a: a[..., :5, :, :], "k_scales: got shape ("),
     "two_pools_differ": (OWN, "v_scales", lambda a: a[:-1], "v_scales: got shape ("),
     "misaligned": (OWN, "v_scales", shifted, "v_scales: got address 0x"),
@@ -114,11 +131,28 @@ def test_too_few_pages_of_scales(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["max_cache_length", "max_seq_length"])
-@pytest.mark.parametrize("given", [-1, 2**32 - 1, 1.5, "9"])
+@pytest.mark.parametrize("given", [-1, 2**32 - 1, 1.5, "9", True])
 def test_longest(name: str, given: object) -> None:
     _, arguments = right("own")
     refused(lambda: package("own").Cache(**arguments, **{name: given}), f"{name}: got {given!r}; it counts tokens")
     package("own").Cache(**arguments, **{name: 2**32 - 2})
+
+
+def test_longest_by_default() -> None:
+    """What the narrower table holds, and any whole number."""
+    scene, arguments = right("own")
+    columns = min(arguments[t].shape[1] for t in ("page_table", "scales_page_table"))
+    assert package("own").Cache(**arguments).max_cache_length == columns * scene.tokens
+    assert package("own").Cache(**arguments, max_seq_length=np.int64(5)).max_seq_length == 5
+
+
+def test_one_given_scale_for_all_layers() -> None:
+    """What operations only read may stand for several layers."""
+    name = named("k_scale", "v_scale")
+    _, arguments = right(name)
+    for scale in ("k_scale", "v_scale"):
+        arguments[scale] = np.broadcast_to(arguments[scale][:1], arguments[scale].shape)
+    package(name).Cache(**arguments)
 
 
 def test_codes_as_bytes_or_as_numbers() -> None:
@@ -159,7 +193,7 @@ def test_read_only_scales(name: str, tensor: str) -> None:
 
 def test_read_only_given_scales() -> None:
     """Given scales are only read."""
-    name = named("k_scale")
+    name = named("k_scale", "v_scale")
     scene, arguments = right(name)
     cache = package(name).Cache(**arguments | {"k_scale": frozen(arguments["k_scale"])})
     new, offsets = new_rows(scene, 2), offsets_of((1, 1), index_name(ALL[name], "append"))
@@ -167,7 +201,7 @@ def test_read_only_given_scales() -> None:
 
 
 def test_given_scales_of_another_shape() -> None:
-    name = named("k_scale")
+    name = named("k_scale", "v_scale")
     _, arguments = right(name)
     wrong = np.zeros((*arguments["k_scale"].shape[:-1], 99), arguments["k_scale"].dtype)
     refused(lambda: package(name).Cache(**arguments | {"k_scale": wrong}), "k_scale: got shape (")
