@@ -1,11 +1,11 @@
-"""`make mutate`: do the operation tests notice a wrong template?
+"""`make mutate`: do the tests notice a wrong template?
 
     python -m tests.mutate [--count 40] [--seed 1] [--only ops/decode.cu.j2] [--timeout 600]
 
 Draws single-line mutations of the templates (a comparison moved by one, an operator swapped, a constant off by one, a
-statement dropped), re-renders, and runs the operation tests and nothing else against each. A mutant that renders the same text
-for every checked-in set is skipped; one that NVRTC refuses or a test fails is killed. Prints the survivors; exit 1
-below 90 % killed.
+statement dropped), re-renders, and runs against each the tests that cover its template (`COVER`) and nothing else. A mutant
+that renders the same text for every checked-in set is skipped; one that NVRTC refuses or a test fails is killed. Prints the
+survivors; exit 1 below 90 % killed.
 """
 
 from __future__ import annotations
@@ -18,12 +18,21 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Final
 
 ROOT: Final = Path(__file__).resolve().parent.parent
-TARGETS: Final = ("ops/*.cu.j2", "cache/*.j2", "device/*.cuh")
+TARGETS: Final = ("ops/*.cu.j2", "cache/*.j2", "write/*.j2", "device/*.cuh")
+# Templates -> the tests that must notice, those that are likeliest to notice first; the first pattern that fits counts.
+COVER: Final[tuple[tuple[str, str], ...]] = (
+    ("device/bytes device/elements device/fp4 device/fp8 device/integers device/quantize", "tests/quant tests/ops"),
+    ("device/cp_async device/mbarrier device/tma device/tma_tile", "tests/tma tests/accessor"),
+    ("device/kv_cache device/operands", "tests/surface tests/accessor"),
+    ("*", "tests/ops"),
+)
 # (pattern, replacements): one occurrence on one line is replaced.
 SWAPS: Final[tuple[tuple[str, tuple[str, ...]], ...]] = (
     (r" < ", (" <= ", " > ")),
@@ -102,9 +111,15 @@ def _rendered(templates: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True)
 
 
-def _tests_fail(templates: Path, timeout: float) -> bool | None:
-    """Whether the operation tests fail over these templates; None if they did not end in time."""
-    command = [sys.executable, "-m", "pytest", "tests/ops", "-x", "-q", "-n", "2", "-p", "tests.mutated_templates"]
+def covering(template: str) -> tuple[str, ...]:
+    """The folders of tests that run against mutants of a template."""
+    name = template.partition(".")[0]
+    return next(tuple(tests.split()) for names, tests in COVER if any(fnmatch(name, n) for n in names.split()))
+
+
+def _tests_fail(templates: Path, tests: Sequence[str], timeout: float) -> bool | None:
+    """Whether one of these tests fails over these templates; None if they did not end in time."""
+    command = [sys.executable, "-m", "pytest", *tests, "-x", "-q", "-n", "2", "-p", "tests.mutated_templates"]
     environment = os.environ | {"KVGEN_MUTATED_TEMPLATES": str(templates)}
     try:
         done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=timeout)
@@ -131,9 +146,11 @@ def main() -> int:
         copy = Path(scratch) / "templates"
         shutil.copytree(source, copy)
         clean = _rendered(copy).stdout
-        if _tests_fail(copy, options.timeout) is not False:
-            raise SystemExit("the operation tests do not pass in time on the unchanged templates")
-        killed, same, slow, survivors = 0, 0, 0, []
+        every = list(dict.fromkeys(folder for m in candidates for folder in covering(m.template)))
+        if _tests_fail(copy, every, options.timeout) is not False:
+            raise SystemExit(f"{' '.join(every)} do not pass in time on the unchanged templates")
+        killed, same, slow = 0, 0, 0
+        survivors: list[Mutant] = []
         for mutant in candidates:
             if killed + len(survivors) == options.count:
                 break
@@ -145,7 +162,7 @@ def main() -> int:
             rendered = _rendered(copy)
             if rendered.returncode == 0 and rendered.stdout == clean:
                 same += 1
-            elif rendered.returncode != 0 or (failed := _tests_fail(copy, options.timeout)):
+            elif rendered.returncode != 0 or (failed := _tests_fail(copy, covering(mutant.template), options.timeout)):
                 killed += 1
                 print(f"killed   {mutant}", flush=True)
             elif failed is None:

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 
 def use_mutated_templates() -> None:
-    """Point the renderer at the mutated copy."""
-    import kvgen.emit
+    """Point everything that reads templates at the mutated copy, what is imported later too."""
     import kvgen.paths
-    import kvgen.render
 
     folder = Path(os.environ["KVGEN_MUTATED_TEMPLATES"])
-    for module in (kvgen.paths, kvgen.render, kvgen.emit):
-        module.templates_root = lambda: folder  # type: ignore[attr-defined]
+    original = kvgen.paths.templates_root
+    for module in list(sys.modules.values()):
+        if getattr(module, "templates_root", None) is original:
+            module.templates_root = lambda: folder  # type: ignore[attr-defined]
 
 
 def pytest_configure() -> None:

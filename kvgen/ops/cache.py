@@ -289,7 +289,6 @@ def cache_context(cache: Cache, set_name: str) -> CacheContext:
     """The context of `cache.cuh`."""
     storage, table = cache.storage, cache.page_table
     ids = ("k_id", "v_id") if isinstance(table, PerKV) else ("id", "scale_id") if storage.own_table else ("id",)
-    tail = 2 if storage.residual else 0
 
     def id_of(base: Base) -> str:
         if base.table == "scales":
@@ -326,8 +325,8 @@ def cache_context(cache: Cache, set_name: str) -> CacheContext:
         id_checks=" || ".join(checks),
         no_ids=", ".join("kU32Max" if id_type == "uint32_t" else "~0ull" for _ in ids),
         id_type=id_type,
-        nulls=", ".join(["nullptr"] * (len(storage.bases) + tail // 2) + ["0"] * (tail // 2)),
-        pointers=", ".join(pointers + ["nullptr", "kU32Max"][:tail]),
+        nulls=", ".join(["nullptr"] * len(storage.bases)),
+        pointers=", ".join(pointers),
         own_table=storage.own_table,
         residual=storage.residual,
     )

@@ -22,6 +22,8 @@ PLAN_THREADS = 256
 MIN_CHUNK = 128
 # Query and accumulator elements a thread keeps in registers as f32, each; twice this plus addresses stays below 255.
 REGISTER_BUDGET = 64
+# The same where accesses are wider than rows of q need.
+WIDE_BUDGET = 32
 LOG2E = 1.4426950408889634
 
 
@@ -30,7 +32,8 @@ class DecodeContext:
     """Everything ops/decode.cu.j2 reads.
 
     A row of K or V is split over `lanes` lanes, `width` elements each at a time, in `k_chunks` or `v_chunks` steps; a warp
-    thus works on `32 / lanes` tokens at once. `tile` query heads share a block's reads of K and V.
+    thus works on `32 / lanes` tokens at once. Rows of q are read `row_width` elements at a time.
+    `tile` query heads share a block's reads of K and V.
     """
 
     entry: str
@@ -45,6 +48,7 @@ class DecodeContext:
     warps: int
     lanes: int
     width: int
+    row_width: int
     k_chunks: int
     v_chunks: int
     scale: str
@@ -65,8 +69,13 @@ class DecodePlanContext:
     counters_per_row: int
 
 
-def _power_of_two_divisor(limit: int, *values: int) -> int:
-    return math.gcd(limit, *values)
+def _walk(width: int, k: SegmentContext, v: SegmentContext, group: int) -> tuple[int, int, int]:
+    """(width, lanes of a token, blocks that share a group's heads) where a lane reads `width` elements at once."""
+    pieces = max(k.size, v.size) // width
+    lanes = min(32, 2 ** (pieces - 1).bit_length())
+    chunks = math.ceil(max(k.size, v.size) / (width * lanes))
+    tile = max(1, min(8, REGISTER_BUDGET // (width * chunks), group))
+    return width, lanes, math.ceil(group / tile)
 
 
 class Decode(Op):
@@ -108,16 +117,22 @@ class Decode(Op):
         k, v = segments(cache)
         elem, f32 = dtype(cache.dtype), dtype("f32")
         index = dtype(self.index_dtype or cache.lengths_dtype)
-        width = _power_of_two_divisor(16 // elem.bytes, k.size, v.size)
-        pieces = max(k.size, v.size) // width
-        lanes = min(32, 2 ** (pieces - 1).bit_length())
+        row_width = math.gcd(16 // elem.bytes, k.size, v.size)
+        width, lanes, tiles = _walk(row_width, k, v, kernels.group)
+        # Codes are narrower than rows of q: whole accesses leave fewer lanes to a token. Not where it costs so many registers
+        # that a multiprocessor has fewer bytes on their way.
+        codes = math.gcd(k.vector, v.vector, k.size, v.size)
+        while width < codes:
+            wider, wider_lanes, wider_tiles = _walk(2 * width, k, v, kernels.group)
+            held = math.ceil(kernels.group / tiles) * math.ceil(max(k.size, v.size) / wider_lanes)
+            if wider_tiles > tiles or held > WIDE_BUDGET:
+                break
+            width, lanes, tiles = wider, wider_lanes, wider_tiles
         k_chunks, v_chunks = (math.ceil(d / (width * lanes)) for d in (k.size, v.size))
-        tile = max(1, min(8, REGISTER_BUDGET // (width * max(k_chunks, v_chunks)), kernels.group))
-        tiles = math.ceil(kernels.group / tile)
         tile = math.ceil(kernels.group / tiles)
         q_shape: tuple[int | str, ...] = ("T", kernels.q_heads, k.size)
         out_shape: tuple[int | str, ...] = ("T", kernels.q_heads, v.size)
-        align = width * elem.bytes
+        align = row_width * elem.bytes
         params = (
             Param(
                 "q",
@@ -177,6 +192,7 @@ class Decode(Op):
             warps=WARPS,
             lanes=lanes,
             width=width,
+            row_width=row_width,
             k_chunks=k_chunks,
             v_chunks=v_chunks,
             # Softmax in base 2: the scale carries log2(e).

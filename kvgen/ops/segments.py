@@ -11,13 +11,18 @@ from kvgen.plan import Access, Param
 from kvgen.spec.cache import Cache
 from kvgen.spec.storage import Scales, Segment
 
+# Accesses a lane keeps of a block; segment.cuh's kHeldChunks.
+HELD_CHUNKS: Final = 8
 _STRUCTS: Final = {"k": "Key", "v": "Value"}
 _RECIPES: Final = {"amax": "amax", "pow2": "pow2", "max": "nvfp4_max", "global": "nvfp4_global"}
 
 
 @dataclass(frozen=True)
 class ScaleContext:
-    """The scales of a segment: C names and expressions. `lanes`, `width` and `chunks` say how a warp quantizes a block."""
+    """The scales of a segment: C names and expressions. `vector` neighbours are read by one access.
+
+    `lanes`, `width` and `chunks` say how a warp quantizes a block: in registers if it is `held`, `units` at a time.
+    """
 
     type: str
     recipe: str
@@ -25,6 +30,7 @@ class ScaleContext:
     place: str
     offset: str
     offset_bits: int
+    vector: int
     heads: int
     dims: int
     groups: int
@@ -34,6 +40,16 @@ class ScaleContext:
     lanes: int
     width: int
     chunks: int
+
+    @property
+    def held(self) -> bool:
+        """Whether the lanes of a block keep its values in registers between the range and the codes."""
+        return self.chunks <= HELD_CHUNKS
+
+    @property
+    def units(self) -> int:
+        """Blocks a lane has in flight."""
+        return 2 if self.chunks <= 2 else 1
 
     @property
     def mask(self) -> str:
@@ -54,7 +70,6 @@ class SegmentContext:
     heads: int
     value: str
     element: str
-    packed: bool
     axes: str
     pointer: str
     base: str
@@ -68,6 +83,11 @@ class SegmentContext:
     def computed(self) -> bool:
         """Whether a write chooses scales."""
         return bool(self.scales) and self.scales[0].recipe != "given"
+
+    @property
+    def global_scale(self) -> bool:
+        """Whether one scale lies above those of the blocks."""
+        return bool(self.scales) and bool(self.scales[0].global_scale)
 
     @property
     def writer(self) -> str:
@@ -127,6 +147,7 @@ def _scales(cache: Cache, role: str, segment: Segment, scales: Scales, width: in
         place=place,
         offset=c(offset),
         offset_bits=_bits(offset),
+        vector=segment.scale_vector,
         heads=scales.block[1],
         dims=scales.block[2],
         groups=scales.groups,
@@ -149,6 +170,9 @@ def segments(cache: Cache) -> tuple[SegmentContext, ...]:
             region = segment.region
             element, offset = region.dtype, region.offset()
             width = min(segment.vector, 16 // value.bytes)
+            # A row of the caller's has its parts side by side: each begins with a whole access.
+            while len(parts) > 1 and (segment.begin % width or row % width):
+                width //= 2
             part = "Rope" if segment.begin else ""
             found.append(
                 SegmentContext(
@@ -161,7 +185,6 @@ def segments(cache: Cache) -> tuple[SegmentContext, ...]:
                     heads=cache.kv_heads,
                     value=value.c,
                     element=element.c,
-                    packed=element.packed,
                     axes=region.text,
                     pointer=segment.base,
                     base=_pointer(cache, segment.base, element.c, region.byte_offset),

@@ -7,6 +7,7 @@ where. Nothing raises or warns for values that have no code: NaN, infinities and
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any, Final
 
 import numpy as np
@@ -65,11 +66,9 @@ def cast(x: Array, dtype: str) -> Bytes:
         bits, least, most = _INTEGERS[dtype]
         whole = np.rint(np.clip(np.where(nan, 0.0, x), least, most)).astype(np.int64)
         return np.asarray(whole & ((1 << bits) - 1), np.uint8)
-    exponent_bits, mantissa_bits, largest, _ = _FLOATS[dtype]
+    largest = _FLOATS[dtype][2]
     # Codes of magnitudes ascend with them: the nearest is at one side of the midpoints around x, the even one at a midpoint.
-    every = values(np.arange(1 << (exponent_bits + mantissa_bits)), dtype)
-    grid = every[np.isfinite(every)]
-    middles = (grid[:-1] + grid[1:]) / 2
+    middles = _middles(dtype)
     magnitude = np.where(nan, largest, np.abs(x))
     below, above = np.searchsorted(middles, magnitude, "left"), np.searchsorted(middles, magnitude, "right")
     code = np.where(below % 2 == 0, below, above)
@@ -77,6 +76,15 @@ def cast(x: Array, dtype: str) -> Bytes:
     if dtype == "e2m1":
         return np.where(sign & (code > 0), code | 8, code).astype(np.uint8)
     return np.where(nan, 0x7F, code | sign * 128).astype(np.uint8)
+
+
+@cache
+def _middles(dtype: str) -> Floats:
+    """Halfway between neighbouring magnitudes of a float type."""
+    exponent_bits, mantissa_bits, _, _ = _FLOATS[dtype]
+    every = values(np.arange(1 << (exponent_bits + mantissa_bits)), dtype)
+    grid = every[np.isfinite(every)]
+    return (grid[:-1] + grid[1:]) / 2
 
 
 def round_to(x: Array, dtype: str) -> Array:
@@ -161,8 +169,8 @@ def quantize(
     x = _single(x)
     if scale is None:
         return cast(x, dtype)
-    divisor = _divisor(scale, global_scale if recipe == "global" else None)[..., None]
     with np.errstate(all="ignore"):
+        divisor = _divisor(scale, global_scale if recipe == "global" else None)[..., None]
         code = x / divisor
         if zero is not None:
             code = code + _single(zero)[..., None]

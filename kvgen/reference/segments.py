@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +13,7 @@ from kvgen.reference.quant import choose, dequantize, quantize
 from kvgen.reference.tables import Place
 from kvgen.spec.quant import Quant
 
-# Scale and zero of a block, each an array without dimensions; None where there is none.
+# Scales and zeros `[blocks of heads, blocks of dims]`; None where there are none.
 Chosen = tuple[Raw | None, Raw | None]
 
 
@@ -91,20 +90,19 @@ class Coded:
 
     def numbers(self, place: Place, token: int) -> NDArray[np.float64]:
         """`[heads, dim]` dequantized, rounded to f32 and no further."""
-        codes, found = self.codes.read(place.page, token), np.zeros((self.heads, self.dim))
         scales = self.scales.read(place.scales, token // self.block[0]) if self.scales else None
-        for i, g, heads, dims in self._blocks():
-            scale, zero = self._stored(scales, i, g)
-            found[heads, dims] = dequantize(
-                codes[heads, dims],
-                _spread(scale),
-                _spread(zero),
-                self.quant.dtype,
-                self.quant.recipe,
-                "f32",
-                self.global_scale,
-            )
-        return found
+        scale, zero = self._stored(scales)
+        codes, quant = self.codes.read(place.page, token), self.quant
+        found = dequantize(
+            codes[..., None],
+            self._spread(scale),
+            self._spread(zero),
+            quant.dtype,
+            quant.recipe,
+            "f32",
+            self.global_scale,
+        )
+        return found[..., 0].astype(np.float64)
 
     def read(self, place: Place, token: int) -> Raw:
         """`[heads, dim]` in the cache's dtype: dequantized in f32, then rounded once."""
@@ -113,54 +111,57 @@ class Coded:
 
     def write(self, place: Place, first: int, rows: Raw) -> None:
         """`rows` `[T, heads, dim]` are the tokens from `first`; where scales are computed, all that share them."""
-        x, codes = rows.astype(np.float32), np.zeros(rows.shape, np.uint8)
+        x, quant = rows.astype(np.float32), self.quant
         tokens, scales = self.block[0], None
-        if self.scales is not None:
+        if self.scales is None:
+            scale, zero = self._stored(None)
+        else:
             if len(rows) != tokens or first % tokens:
                 raise ValueError(f"rows: got {len(rows)} from token {first} on where {tokens} tokens share a scale")
+            scale, zero = self._chosen(x)
             scales = self.scales.read(place.scales, first // tokens)
-        for i, g, heads, dims in self._blocks():
-            block = x[:, heads, dims].reshape(1, -1)
-            if scales is None:
-                scale, zero = self._stored(None, i, g)
-            else:
-                scale, zero = self._chosen(block)
-                places = scales[i, g : g + 1] if zero is None else scales[i, 2 * g : 2 * g + 2]
-                places[:] = [scale] if zero is None else [scale, zero]
-            found = quantize(
-                block, _spread(scale), _spread(zero), self.quant.dtype, self.quant.recipe, self.global_scale
-            )
-            codes[:, heads, dims] = found.reshape(codes[:, heads, dims].shape)
+            at_scale, at_zero = self._stored(scales)
+            assert at_scale is not None
+            at_scale[:] = scale
+            if zero is not None:
+                assert at_zero is not None
+                at_zero[:] = zero
+        codes = quantize(
+            x[..., None], self._spread(scale), self._spread(zero), quant.dtype, quant.recipe, self.global_scale
+        )[..., 0]
         for i, row in enumerate(codes):
             self.codes.write(place.page, first + i, row)
         if self.scales is not None and scales is not None:
             self.scales.write(place.scales, first // tokens, scales)
 
-    def _blocks(self) -> Iterator[tuple[int, int, slice, slice]]:
-        """(block of heads, block of dims, its heads, its dims) of every block of a token."""
+    def _stored(self, scales: Raw | None) -> Chosen:
+        """Scales and zeros as they lie in memory, views of a row of scales."""
         _, heads, dims = self.block
-        for i, head in enumerate(range(0, self.heads, heads)):
-            for g, dim in enumerate(range(0, self.dim, dims)):
-                yield i, g, slice(head, head + heads), slice(dim, min(dim + dims, self.dim))
-
-    def _stored(self, scales: Raw | None, i: int, g: int) -> Chosen:
-        """Scale and zero of a block as they lie in memory."""
+        rows, columns = -(-self.heads // heads), -(-self.dim // dims)
         if self.given is not None:
-            return self.given[i, g], None
+            return self.given[:rows, :columns], None
         if scales is None:
             return None, None
-        return (scales[i, 2 * g], scales[i, 2 * g + 1]) if self.quant.zero else (scales[i, g], None)
+        if self.quant.zero:
+            return scales[:rows, 0 : 2 * columns : 2], scales[:rows, 1 : 2 * columns : 2]
+        return scales[:rows, :columns], None
 
-    def _chosen(self, block: NDArray[np.float32]) -> Chosen:
-        quant = self.quant
+    def _chosen(self, x: NDArray[np.float32]) -> Chosen:
+        """Scales and zeros of rows `[T, heads, dim]` that share them."""
+        (_, heads, dims), quant = self.block, self.quant
+        # What a shorter block lacks repeats its last numbers: neither the least nor the largest of them changes.
+        full = np.pad(x, ((0, 0), (0, -self.heads % heads), (0, -self.dim % dims)), mode="edge")
+        rows, columns = full.shape[1] // heads, full.shape[2] // dims
+        blocks = full.reshape(len(x), rows, heads, columns, dims).transpose(1, 3, 0, 2, 4).reshape(rows, columns, -1)
         assert quant.scale_dtype is not None
-        scale, zero = choose(block, quant.dtype, quant.scale_dtype, quant.recipe, quant.zero, self.global_scale)
-        return scale[0], None if zero is None else zero[0]
+        return choose(blocks, quant.dtype, quant.scale_dtype, quant.recipe, quant.zero, self.global_scale)
 
-
-def _spread(one: Raw | None) -> Raw | None:
-    """A block's scale as `quantize` and `dequantize` take it, for rows of the block."""
-    return None if one is None else np.asarray(one)[None]
+    def _spread(self, blocks: Raw | None) -> Raw | None:
+        """What each block has, `[heads, dim]`: for every number of a row."""
+        if blocks is None:
+            return None
+        _, heads, dims = self.block
+        return blocks.repeat(heads, axis=0)[: self.heads].repeat(dims, axis=1)[:, : self.dim]
 
 
 Part = Plain | Coded

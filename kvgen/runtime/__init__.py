@@ -2,12 +2,13 @@
 
 from kvgen.runtime.abi import ABI
 from kvgen.runtime.cache import BaseCache, LayerCache, Tensor
-from kvgen.runtime.collection import KVParams, Places, Role, RoleCache, TensorLayout, TileMap
+from kvgen.runtime.collection import RoleCache, TileMap
 from kvgen.runtime.faults import Fault, FaultReport, clear, describe
 from kvgen.runtime.launcher import Bound, Kernel, Launcher
 from kvgen.runtime.module import Module
 from kvgen.runtime.operand import TensorOperand
 from kvgen.runtime.params import Array, Number, Pool, Scalar, TensorMap
+from kvgen.runtime.places import KVParams, Places, Role, TensorLayout
 from kvgen.runtime.workspace import Workspace
 
 __all__ = [

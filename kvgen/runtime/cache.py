@@ -9,10 +9,11 @@ from typing import Any, ClassVar, Final, SupportsIndex
 
 from kvgen.errors import ArgumentError
 from kvgen.runtime.arrays import ArrayView, Dims, check, itemsize, view
-from kvgen.runtime.collection import KVParams, Role, RoleCache, TensorLayout
+from kvgen.runtime.collection import RoleCache
 from kvgen.runtime.module import Module
 from kvgen.runtime.packing import Bytes, Layout, layout
 from kvgen.runtime.params import Array, Pool, Scalar, kinds_of
+from kvgen.runtime.places import KVParams, Role, TensorLayout
 
 LONGEST: Final = 2**32 - 2  # a length that a kernel can count, and tell from a wrong one
 
@@ -248,7 +249,7 @@ class BaseCache:
     @property
     def head_dim_granularity(self) -> int:
         """Scales that a head's quantized dims of K have."""
-        return -(-self.ROLES[0].values.dim // self.ROLES[0].granularity)
+        return self.ROLES[0].scales_a_head
 
     @property
     def page_size(self) -> int:
@@ -355,7 +356,8 @@ class BaseCache:
         found = self[layer]
         key = (found.layer, which)
         if key not in self._roles:
-            self._roles[key] = RoleCache(found, self.ROLES[which], self.kv_params, self.PAGE_SIZE)
+            tensors = {base: t.name for t in self.TENSORS for base in t.bases}
+            self._roles[key] = RoleCache(found, self.ROLES[which], self.kv_params, self.PAGE_SIZE, tensors)
         return self._roles[key]
 
     def _longest(self, dims: Dims) -> None:

@@ -2,63 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from kvgen.errors import ArgumentError
+from kvgen.runtime.places import KVParams, Places, Role
 
 if TYPE_CHECKING:
     from kvgen.runtime.cache import LayerCache
     from kvgen.tensor_map import PageView, RowView, TensorMapPlan
-
-
-class KVParams(NamedTuple):
-    """KVCacheStaticParams: `num_heads` heads of `head_size`; K only if `is_mla`."""
-
-    num_heads: int
-    head_size: int
-    is_mla: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Places:
-    """Where elements of one kind lie in a page: `base` names the page pointer, `offset` is in bytes from it.
-
-    Strides are in elements and constant; a None says that the layout splits the axis, so that no one stride exists. `row`
-    is the step from a token's row to the next, 0 where a token's heads are no row.
-    """
-
-    base: str
-    dtype: str
-    heads: int
-    dim: int
-    offset: int
-    token_stride: int | None
-    head_stride: int | None
-    dim_stride: int | None
-    row: int
-
-
-@dataclass(frozen=True, slots=True)
-class Role:
-    """K or V of a generated cache: values, the RoPE part of latent rows, scales. `dim` is a whole row's."""
-
-    name: str
-    dim: int
-    values: Places
-    rope: Places | None = None
-    scales: Places | None = None
-    granularity: int = 1
-    scale_dtype: str | None = None
-
-
-class TensorLayout(NamedTuple):
-    """A tensor of the pool as the spec fixes it: its axes, slowest first; -1 stands for what only the tensor knows."""
-
-    axes: tuple[str, ...]
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
 
 
 class TileMap(NamedTuple):
@@ -72,13 +25,15 @@ class TileMap(NamedTuple):
 class RoleCache:
     """K or V of one layer: what `get_key_cache(layer)` and `get_value_cache(layer)` return.
 
-    Tensor maps are encoded on first use and kept; they hold addresses, so they live as long as the cache's memory.
+    Tensor maps are encoded on first use and kept; they hold addresses, so they live as long as the cache's memory. `tensors`
+    names the tensor behind each page pointer. Tiles of packed codes are asked for in dims; copies and coordinates count bytes.
     """
 
     layer: LayerCache
     role: Role
     kv_params: KVParams
     page_size: int
+    tensors: Mapping[str, str] = field(default_factory=dict)
     _maps: dict[tuple[object, ...], TileMap] = field(default_factory=dict, repr=False)
 
     @property
@@ -166,7 +121,7 @@ class RoleCache:
         """
         from kvgen.tensor_map import folded_tile, split_tile
 
-        view = self.view()
+        view, depth = self.view(), self._columns(depth, swizzle)
         if fold and row_major:
             self._check_groups()
         if fold:
@@ -189,7 +144,8 @@ class RoleCache:
         tma_dtype: str | None = None,
         l2_promotion: int = 0,
     ) -> TileMap:
-        """The tensor map for gathering rows four by four (sm_100): `tile_width` elements of `tma_dtype` a row."""
+        """The tensor map for gathering rows four by four (sm_100): `tile_width` elements of `tma_dtype` a row (default: as
+        stored, packed codes bytes)."""
         from kvgen.tensor_map import gather4
 
         return self._map(
@@ -209,6 +165,7 @@ class RoleCache:
         """The tensor map for storing tiles of which only the first rows, so many as known at run time, exist."""
         from kvgen.tensor_map import ragged_tile
 
+        depth = self._columns(depth, swizzle)
         return self._map(
             ("ragged", rows, depth, group, swizzle),
             lambda: ragged_tile(self.row_view(), rows, depth, group=group, swizzle=swizzle),  # type: ignore[arg-type]
@@ -294,6 +251,7 @@ class RoleCache:
                 f"layout: {self.role.name.upper()} of {self.layer.module.name} splits token, head or dim; a tensor map has one "
                 "stride a dimension; copy with cp.async, or choose another layout"
             )
+        self._check_ascending(found)
         dims = self.layer.dims
         return PageView(
             found.dtype,
@@ -307,6 +265,19 @@ class RoleCache:
             found.dim,
             found.dim_stride,
         )
+
+    def _columns(self, depth: int, swizzle: int) -> int:
+        """`depth` dims in elements of the array: half as many bytes of packed codes."""
+        from kvgen.tensor_map import chunk_elements, padded_depth
+
+        values = self.role.values
+        chunk = values.codes * chunk_elements(values.dtype, swizzle)  # type: ignore[arg-type]
+        if values.codes > 1 and depth % chunk:
+            raise ArgumentError(
+                f"depth: got {depth}; two dims share a byte, and a tile is whole chunks of {chunk} dims; "
+                f"{padded_depth(max(depth, 1), chunk)} is"
+            )
+        return depth // values.codes
 
     def _check_groups(self) -> None:
         """Raise ArgumentError where a page does not begin at a multiple of 8 rows, as row-major folding counts them."""
@@ -346,9 +317,22 @@ class RoleCache:
         unit = _bytes(places.dtype)
         if stride % unit:
             raise ArgumentError(
-                f"{places.base}: got pages {stride} bytes apart; {places.dtype} elements have {unit}; pad pages to whole elements"
+                f"{self._tensor(places)}: got pages {stride} bytes apart; {places.dtype} elements have {unit}; pad pages to "
+                "whole elements"
             )
         return stride // unit
+
+    def _check_ascending(self, places: Places) -> None:
+        """Raise ArgumentError where pages descend: neither rows nor a tensor map can."""
+        stride = self._page_stride(places)
+        if stride < 0:
+            raise ArgumentError(
+                f"{self._tensor(places)}: got stride {stride} along page (in elements); rows and tensor maps number pages "
+                "upwards; pass a tensor whose pages ascend"
+            )
+
+    def _tensor(self, places: Places) -> str:
+        return self.tensors.get(places.base, places.base)
 
     def _row_of(self, places: Places) -> int:
         if not places.row:
@@ -368,10 +352,11 @@ class RoleCache:
     def _rows(self, places: Places) -> int:
         row, pages = self._row_of(places), self._pages_of(places)
         stride = self._page_stride(places)
+        self._check_ascending(places)
         if stride % row:
             raise ArgumentError(
-                f"{places.base}: got pages {stride} elements apart; numbering rows takes whole rows of {row}; pad pages by "
-                "whole rows, or use page_view()"
+                f"{self._tensor(places)}: got pages {stride} elements apart; numbering rows takes whole rows of {row}; pad pages "
+                "by whole rows, or use page_view()"
             )
         return (pages - 1) * (stride // row) + self.layer.dims["tokens"] if pages else 0
 

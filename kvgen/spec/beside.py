@@ -23,15 +23,17 @@ def given_tensors(cache: Cache, roles: Roles) -> list[PoolTensor]:
             if scales is not None and scales.array:
                 shape = (scales.heads, scales.groups)
                 text = f"{role}: heads, groups of dims"
-                found.append(_array(cache, scales.array, scales.dtype, ("head", "dim"), shape, text))
+                width = segment.scale_vector
+                found.append(_array(cache, scales.array, scales.dtype, ("head", "dim"), shape, text, width))
             if segment.global_scale:
                 found.append(_array(cache, segment.global_scale, dtype("f32"), ("one",), (1,), f"{role}: one number"))
     return found
 
 
 def _array(
-    cache: Cache, name: str, kind: DType, axes: tuple[str, ...], shape: tuple[int, ...], text: str
+    cache: Cache, name: str, kind: DType, axes: tuple[str, ...], shape: tuple[int, ...], text: str, width: int = 1
 ) -> PoolTensor:
+    """A contiguous array a layer, read in accesses of `width` elements."""
     each = cache.layout.layers == "axis"
     strides = [math.prod(shape[i + 1 :]) for i in range(len(shape))]
     return PoolTensor(
@@ -40,7 +42,7 @@ def _array(
         (*(("layer",) if each else ()), *axes),
         (*(("layers",) if each else ()), *shape),
         (*((None,) if each else ()), *strides),
-        kind.bytes,
+        width * kind.bytes,
         f"{'layer, ' if each else ''}{text}",
         (*((None,) if each else ()), *("quant.block" for _ in axes)),
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from kvgen.dtypes import DType, dtype
@@ -60,8 +60,19 @@ class _Builder:
             roles = self._regions()
         for segment in (s for segments in roles.values() for s in segments):
             _check_bytes(segment)
+        self._align_scales(roles)
         self.tensors += [*given_tensors(cache, roles), *tail_tensor(cache, roles)]
         return Storage(tuple(self.tensors), tuple(self.bases), roles)
+
+    def _align_scales(self, roles: dict[str, tuple[Segment, ...]]) -> None:
+        """A tensor's widest access is also that of the scales in it."""
+        for segment in (s for segments in roles.values() for s in segments):
+            scales = segment.scales
+            if scales is None or scales.array:
+                continue
+            at = next(i for i, t in enumerate(self.tensors) if t.name == self._of(scales.base).tensor)
+            tensor, width = self.tensors[at], segment.scale_vector * scales.dtype.bytes
+            self.tensors[at] = replace(tensor, align=max(tensor.align, width))
 
     # --- K and V in tensors of their element type ---------------------------------------------------------------------
 

@@ -7,6 +7,7 @@ and RoPE part). Everything that reads or writes a cache goes through segments, s
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -105,6 +106,16 @@ class Segment:
         while self.size % width or (block % width and width % block):
             width //= 2
         return width
+
+    @property
+    def scale_vector(self) -> int:
+        """Scales and zero points of the widest access: those of the blocks that a vector of elements spans, in a run."""
+        scales = self.scales
+        if scales is None:
+            return 1
+        wanted = max(1, self.vector // scales.block[2]) * (1 + scales.zero)
+        run = scales.region.vector if scales.region else math.gcd(16 // scales.dtype.bytes, scales.groups)
+        return min(wanted, run)
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,9 @@
 // One K or V cache of a layer: the surface that kernels written against Modular MAX's KVCacheT know, over any layout.
 //
 // cache.cuh gives a role struct for K and for V (element types, sizes, places); everything here follows from it. Tokens are
-// logical: counted from a request's first. A bad page id, or a token past the table: load gives 0, store is dropped, a pointer
-// is null. What a layout cannot have is a compile-time error that says why.
+// logical: counted from a request's first. A bad page id, a token past the table, or one that a ring does not reach: load gives
+// 0, store is dropped, a pointer is null. So for what elements of `dtype` do not stand for: dims of a RoPE part of another type,
+// and tokens that wait in a tail until they are quantized. What a layout cannot have is a compile-time error that says why.
 #pragma once
 
 template <typename T>
@@ -52,6 +53,9 @@ struct KVCache {
   using scale_pointer = typename R::Main::ScalePointer;  // to const where the caller gives the scales
   using device_type = KVCache;                            // kernels take it by value, as it is
   using Page = typename Collection::Page;
+  // kWidth elements as memory holds them; a whole one at least, so that what is wrong with less is said once.
+  template <uint32_t kWidth>
+  using Elements = Raw<dtype, (kWidth < kPerElement<dtype> ? kPerElement<dtype> : kWidth)>;
   static constexpr KVCacheStaticParams kv_params{R::kHeads, R::kDim, R::kIsMla};
   static constexpr uint32_t page_size_ = R::kPageSize;  // 0: a block a request
   static constexpr bool quantization_enabled = R::kScaled;
@@ -76,13 +80,18 @@ struct KVCache {
   template <uint32_t kWidth, typename Out = value_dtype>
   __device__ __forceinline__ Vec<Out, kWidth> load(uint32_t b, uint32_t head, uint32_t token, uint32_t dim) const {
     Vec<Out, kWidth> out = {};
-    const auto page = locate(b, token);
+    const Page page = this->page(b, token);
     if (page.valid) R::load(out, cache, page, token % cache.page_tokens, head, dim);
     return out;
   }
 
   // The page of a token, looked up once for all that is read from it; ask `valid` first, `fault` says what is wrong.
-  __device__ __forceinline__ Page page(uint32_t b, uint32_t token) const { return locate(b, token); }
+  __device__ __forceinline__ Page page(uint32_t b, uint32_t token) const { return cache.page_of(b, token); }
+  // Whether the token `offset` of a page is stored as elements of `dtype`: all are, but those that wait in the tail.
+  __device__ __forceinline__ static bool sealed(const Page& page, uint32_t offset) {
+    if constexpr (R::Main::kResidual > 0) return offset < R::Main::sealed(page);
+    return true;
+  }
   // The same values of a page that was found: `offset` is the token's place in it.
   template <uint32_t kWidth, typename Out = value_dtype>
   __device__ __forceinline__ Vec<Out, kWidth> load(const Page& page, uint32_t head, uint32_t offset, uint32_t dim) const {
@@ -93,10 +102,11 @@ struct KVCache {
 
   // kWidth neighbouring elements as memory holds them; 0 on caches without scales, as upstream.
   template <uint32_t kWidth>
-  __device__ __forceinline__ Raw<dtype, kWidth> load_quantized(uint32_t b, uint32_t head, uint32_t token, uint32_t dim) const {
-    Raw<dtype, kWidth> out = {};
+  __device__ __forceinline__ Elements<kWidth> load_quantized(uint32_t b, uint32_t head, uint32_t token, uint32_t dim) const {
+    static_assert(kWidth % kPerElement<dtype> == 0, "load_quantized: a byte has two codes; the width is even");
+    Elements<kWidth> out = {};
     if constexpr (R::kScaled) {
-      const auto page = locate(b, token);
+      const Page page = coded(b, token, dim);
       if (page.valid) load_raw<typename R::Main, kWidth>(out, page, token % cache.page_tokens, head, dim);
     }
     return out;
@@ -105,18 +115,28 @@ struct KVCache {
   // Stores elements as they are: nothing is quantized here.
   template <uint32_t kWidth>
   __device__ __forceinline__ void store(uint32_t b, uint32_t head, uint32_t token, uint32_t dim,
-                                        const Raw<dtype, kWidth>& elements) const {
-    const auto page = locate(b, token);
-    if (page.valid) store_raw<typename R::Main, kWidth>(page, token % cache.page_tokens, head, dim, elements);
+                                        const Elements<kWidth>& elements) const {
+    static_assert(kWidth % kPerElement<dtype> == 0, "store: a byte has two codes; the width is even");
+    const Page page = this->page(b, token);
+    const uint32_t offset = token % cache.page_tokens;
+    if (!page.valid || !sealed(page, offset)) return;
+    if constexpr (kHasRope) {
+      if (dim >= R::Rope::kBegin) {
+        if constexpr (kSame<typename R::Rope::Element, dtype>)
+          store_raw<typename R::Rope, kWidth>(page, offset, head, dim - R::Rope::kBegin, elements);
+        return;
+      }
+    }
+    store_raw<typename R::Main, kWidth>(page, offset, head, dim, elements);
   }
 
   // The RoPE part of a latent row, whose elements are not those of the latent part; dim counts from the row's first.
   template <uint32_t kWidth>
   __device__ __forceinline__ void store_rope(uint32_t b, uint32_t head, uint32_t token, uint32_t dim,
                                              const Vec<value_dtype, kWidth>& elements) const {
-    static_assert(!kSame<typename R::Rope, void>, "store_rope: rows of this cache have one type throughout; use store");
-    const auto page = locate(b, token);
-    if (page.valid)
+    static_assert(kHasRope, "store_rope: rows of this cache have one type throughout; use store");
+    const Page page = this->page(b, token);
+    if (page.valid && dim >= R::Rope::kBegin)
       store_raw<typename R::Rope, kWidth>(page, token % cache.page_tokens, head, dim - R::Rope::kBegin, elements);
   }
 
@@ -125,7 +145,7 @@ struct KVCache {
   __device__ __forceinline__ Vec<scale_dtype, kWidth> load_scale(uint32_t b, uint32_t head, uint32_t token, uint32_t dim) const {
     Vec<scale_dtype, kWidth> out = {};
     if constexpr (R::kScaled) {
-      const auto page = locate(b, token);
+      const Page page = coded(b, token, dim);
       if (!page.valid) return out;
 #pragma unroll
       for (uint32_t i = 0; i < kWidth; ++i)
@@ -138,7 +158,7 @@ struct KVCache {
   __device__ __forceinline__ scale_dtype load_zero(uint32_t b, uint32_t head, uint32_t token, uint32_t dim) const {
     scale_dtype out = {};
     if constexpr (R::Main::kZero) {
-      const auto page = locate(b, token);
+      const Page page = coded(b, token, dim);
       if (page.valid) out = scale_at<typename R::Main>(cache, page, token % cache.page_tokens, head, dim)[1];
     }
     return out;
@@ -150,7 +170,7 @@ struct KVCache {
                                               const Vec<scale_dtype, kWidth>& scales) const {
     if constexpr (R::kScaled) {
       static_assert(R::Main::kRecipe != Recipe::given, "store_scale: the scales of this cache are given by the caller");
-      const auto page = locate(b, token);
+      const Page page = coded(b, token, dim);
       if (!page.valid) return;
 #pragma unroll
       for (uint32_t i = 0; i < kWidth; ++i)
@@ -163,22 +183,23 @@ struct KVCache {
   __device__ __forceinline__ dtype* block_paged_ptr(uint32_t b, uint32_t token, uint32_t head, uint32_t dim = 0) const {
     static_assert(R::kPageSize == 0 || (kTile <= R::kPageSize && R::kPageSize % kTile == 0),
                   "block_paged_ptr: a tile lies in one page; its size must divide the page size");
-    const auto page = locate(b, token);
-    return page.valid ? element_at<typename R::Main>(page, token % cache.page_tokens, head, dim) : nullptr;
+    const Page page = this->page(b, token);
+    const uint32_t offset = token % cache.page_tokens;
+    return page.valid && sealed(page, offset) ? element(page, offset, head, dim) : nullptr;
   }
 
-  // The same in a page that was found: `offset` is the token's place in it.
+  // The same in a page that was found: `offset` is the token's place in it, and `sealed` says whether its element is there.
   template <uint32_t kTile>
   __device__ __forceinline__ dtype* block_paged_ptr(const Page& page, uint32_t head, uint32_t offset, uint32_t dim = 0) const {
     static_assert(R::kPageSize == 0 || (kTile <= R::kPageSize && R::kPageSize % kTile == 0),
                   "block_paged_ptr: a tile lies in one page; its size must divide the page size");
-    return element_at<typename R::Main>(page, offset, head, dim);
+    return element(page, offset, head, dim);
   }
 
   // The address of a scale; null on caches without scales.
   __device__ __forceinline__ scale_pointer scales_block_paged_ptr(uint32_t b, uint32_t token, uint32_t head, uint32_t dim = 0) const {
     if constexpr (R::kScaled) {
-      const auto page = locate(b, token);
+      const Page page = coded(b, token, dim);
       if (page.valid) return scale_at<typename R::Main>(cache, page, token % cache.page_tokens, head, dim);
     }
     return nullptr;
@@ -197,29 +218,32 @@ struct KVCache {
     static_assert(R::kRow > 0, "rows: a token's heads are no row of this layout; use kv_tma_coords, or page() and offset()");
     return (uint64_t)R::page_stride(cache) / R::kRow;
   }
+  // 0 for pages that descend, or do not lie whole rows apart: nothing of them has a row.
   template <typename T = R>
   __device__ __forceinline__ uint64_t num_kv_rows() const {
     static_assert(T::kRow > 0, "num_kv_rows: a token's heads are no row of this layout; use kv_tma_coords(b, token)");
-    return cache.num_pages == 0 ? 0 : (cache.num_pages - 1) * page_rows() + cache.page_tokens;
+    const uint32_t pages = numbered_pages();
+    return pages == 0 ? 0 : (pages - 1) * page_rows() + cache.page_tokens;
   }
-  // The row of a token, in 64 bits; ~0 for a bad page.
+  // The row of a token, in 64 bits; ~0 for a bad page, and where num_kv_rows() is 0.
   template <typename T = R>
   __device__ __forceinline__ uint64_t row_idx(uint32_t b, uint32_t token) const {
     static_assert(T::kRow > 0, "row_idx: a token's heads are no row of this layout; use kv_tma_coords(b, token)");
     const uint64_t id = page_id(b, token / cache.page_tokens);
-    return id < cache.num_pages ? id * page_rows() + token % cache.page_tokens : ~0ull;
+    return id < numbered_pages() ? id * page_rows() + token % cache.page_tokens : ~0ull;
   }
+  // A head's first column, in elements of a row: of packed codes, bytes.
   template <typename T = R>
   __device__ __forceinline__ static constexpr uint32_t col_idx(uint32_t head) {
     static_assert(T::kRow > 0, "col_idx: a token's heads are no row of this layout; use kv_tma_coords(b, token)");
-    return head * R::kDim;
+    return (uint32_t)(R::Main::offset(0, head, 0) / kPerElement<dtype>);
   }
   template <typename T = R>
   __device__ __forceinline__ uint64_t num_scale_rows() const {
     static_assert(T::kScaleRow > 0, "num_scale_rows: this cache has no rows of scales");
     if constexpr (T::kScaleRow > 0) {
-      const uint64_t stride = (uint64_t)R::scale_page_stride(cache) / R::kScaleRow;
-      return cache.num_scale_pages == 0 ? 0 : (cache.num_scale_pages - 1) * stride + cache.page_tokens;
+      const uint32_t pages = numbered<R::kScaleRow>(R::scale_page_stride(cache), cache.num_scale_pages);
+      return pages == 0 ? 0 : (pages - 1) * ((uint64_t)R::scale_page_stride(cache) / R::kScaleRow) + cache.page_tokens;
     }
     return 0;
   }
@@ -227,16 +251,18 @@ struct KVCache {
   __device__ __forceinline__ uint64_t scale_row_idx(uint32_t b, uint32_t token) const {
     static_assert(T::kScaleRow > 0, "scale_row_idx: this cache has no rows of scales");
     if constexpr (T::kScaleRow > 0) {
+      const int64_t stride = R::scale_page_stride(cache);
       const uint64_t id = R::scale_page_id(cache.page_ids(b, token / cache.page_tokens));
-      const uint64_t stride = (uint64_t)R::scale_page_stride(cache) / R::kScaleRow;
-      return id < cache.num_scale_pages ? id * stride + token % cache.page_tokens : ~0ull;
+      const bool good = id < numbered<R::kScaleRow>(stride, cache.num_scale_pages);
+      return good ? id * ((uint64_t)stride / R::kScaleRow) + token % cache.page_tokens : ~0ull;
     }
     return ~0ull;
   }
-  // The row of a sparse index: page * page size + offset in pages; without pages the index is the row.
+  // The row of a sparse index: page * page size + offset in pages; without pages the index is the row. -1 where no page has one.
   __device__ __forceinline__ int64_t get_tma_row(int32_t encoded) const {
     if constexpr (R::kPageSize == 0) return encoded;
     if (encoded < 0) return encoded;
+    if (numbered_pages() == 0) return -1;
     return (int64_t)(encoded / R::kPageSize * page_rows() + encoded % R::kPageSize);
   }
   // A token's row in its page, and the page: for layouts without rows, and pools of more than 2^31 of them.
@@ -259,15 +285,18 @@ struct KVCache {
       constexpr uint32_t kChunk = min3(low_bit(Rows::kNumPages), low_bit(base_alignment / R::kPageSize), Collection::kTableVector);
       const uint32_t first = base / R::kPageSize;
       const uint64_t stride = page_rows();
+      const uint32_t pages = numbered_pages();
+      // Pages of one token can end with token 2^32 - 1, in the tile.
+      const auto counted = [&](uint32_t i) { return R::kPageSize > 1 || first + i >= first; };
 #pragma unroll
       for (uint32_t i = 0; i < Rows::kNumPages; i += kChunk) {
         if constexpr (kChunk > 1) {
           const auto ids = cache.template page_id_chunk<kChunk, R::kIsValue>(b, first + i);
 #pragma unroll
-          for (uint32_t j = 0; j < kChunk; ++j) found.rows[i + j] = ids.e[j] < cache.num_pages ? row32(ids.e[j] * stride) : kNoRow;
+          for (uint32_t j = 0; j < kChunk; ++j) found.rows[i + j] = ids.e[j] < pages && counted(i) ? row32(ids.e[j] * stride) : kNoRow;
         } else {
           const uint64_t id = page_id(b, first + i);
-          found.rows[i] = id < cache.num_pages ? row32(id * stride) : kNoRow;
+          found.rows[i] = id < pages && counted(i) ? row32(id * stride) : kNoRow;
         }
       }
     }
@@ -281,5 +310,30 @@ struct KVCache {
   }
   __device__ static uint32_t row32(uint64_t row) { return row < kNoRow ? (uint32_t)row : kNoRow; }
   __device__ __forceinline__ uint64_t page_id(uint32_t b, uint32_t i) const { return R::page_id(cache.page_ids(b, i)); }
-  __device__ __forceinline__ Page locate(uint32_t b, uint32_t token) const { return cache.page_of(b, token); }
+  // Pages whose rows are numbered: all, or none where they descend or do not lie whole rows apart.
+  template <uint32_t kRow>
+  __device__ __forceinline__ static uint32_t numbered(int64_t stride, uint32_t pages) {
+    return stride >= 0 && (uint64_t)stride % kRow == 0 ? pages : 0;
+  }
+  __device__ __forceinline__ uint32_t numbered_pages() const { return numbered<R::kRow>(R::page_stride(cache), cache.num_pages); }
+
+  static constexpr bool kHasRope = !kSame<typename R::Rope, void>;
+  // The page of a token that has codes and scales at `dim`; not valid where it has none.
+  __device__ __forceinline__ Page coded(uint32_t b, uint32_t token, uint32_t dim) const {
+    Page page = this->page(b, token);
+    if constexpr (R::Main::kResidual > 0) page.valid = page.valid && sealed(page, token % cache.page_tokens);
+    if constexpr (kHasRope) page.valid = page.valid && dim < R::Rope::kBegin;
+    return page;
+  }
+  // An element's address; null in a RoPE part of another type.
+  __device__ __forceinline__ dtype* element(const Page& page, uint32_t offset, uint32_t head, uint32_t dim) const {
+    if constexpr (kHasRope) {
+      if (dim >= R::Rope::kBegin) {
+        if constexpr (kSame<typename R::Rope::Element, dtype>)
+          return element_at<typename R::Rope>(page, offset, head, dim - R::Rope::kBegin);
+        return nullptr;
+      }
+    }
+    return element_at<typename R::Main>(page, offset, head, dim);
+  }
 };

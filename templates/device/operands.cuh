@@ -88,7 +88,8 @@ struct KVCacheScalesMHAOperand {
     Rows found;
 #pragma unroll
     for (uint32_t i = 0; i < Rows::kNumPages; ++i) {
-      const uint64_t row = cache.scale_row_idx(b, base + i * Rows::kEffPage);
+      const uint32_t token = base + i * Rows::kEffPage;
+      const uint64_t row = token >= base ? cache.scale_row_idx(b, token) : ~0ull;
       found.rows[i] = row < kNoRow ? (uint32_t)row : kNoRow;
     }
     return found;

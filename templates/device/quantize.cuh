@@ -100,28 +100,40 @@ __device__ __forceinline__ ScaleZero<S> asymmetric(float lo, float hi) {
 
 // ---- Codes
 
-// x / scale, rounded once; all zero where the scale is. (Quotients below 2^-28 may be off by their last bit, which no code can
-// show.)
+// x / scale, rounded once; all zero where the scale is. M scales, each of N / M neighbours. (Quotients below 2^-28 may be off
+// by their last bit, which no code can show.)
 //
 // Ordinary scales: one reciprocal for all, in two parts, gives quotients within one unit of the last place, and their
 // remainders times the reciprocal round them correctly (Markstein). `above` is not negative, or the quotient of a -0
 // would lose its sign; so is the remainder taken from the quotient's side.
-template <uint32_t N>
-__device__ __forceinline__ void divide(float (&x)[N], float scale) {
-  if (amax_of(x) <= 0x1p64f && scale >= 0x1p-50f && scale <= 0x1p50f) {
-    const float reciprocal = __frcp_rn(scale);
-    const bool over = __fmaf_rn(-scale, reciprocal, 1.0f) < 0.0f;
-    const float below = __uint_as_float(__float_as_uint(reciprocal) - over);
-    const float above = __fmul_rn(below, __fmaf_rn(-scale, below, 1.0f));
+template <uint32_t N, uint32_t M>
+__device__ __forceinline__ void divide(float (&x)[N], const float (&scale)[M]) {
+  constexpr uint32_t kEach = N / M;
+  bool ordinary = amax_of(x) <= 0x1p64f;
 #pragma unroll
-    for (uint32_t i = 0; i < N; ++i) {
-      const float quotient = __fmaf_rn(x[i], below, __fmul_rn(x[i], above));
-      x[i] = __fmaf_rn(__fmaf_rn(quotient, scale, -x[i]), -reciprocal, quotient);
+  for (uint32_t m = 0; m < M; ++m) ordinary = ordinary && scale[m] >= 0x1p-50f && scale[m] <= 0x1p50f;
+  if (ordinary) {
+#pragma unroll
+    for (uint32_t m = 0; m < M; ++m) {
+      const float reciprocal = __frcp_rn(scale[m]);
+      const bool over = __fmaf_rn(-scale[m], reciprocal, 1.0f) < 0.0f;
+      const float below = __uint_as_float(__float_as_uint(reciprocal) - over);
+      const float above = __fmul_rn(below, __fmaf_rn(-scale[m], below, 1.0f));
+#pragma unroll
+      for (uint32_t i = m * kEach; i < (m + 1) * kEach; ++i) {
+        const float quotient = __fmaf_rn(x[i], below, __fmul_rn(x[i], above));
+        x[i] = __fmaf_rn(__fmaf_rn(quotient, scale[m], -x[i]), -reciprocal, quotient);
+      }
     }
   } else {
 #pragma unroll
-    for (uint32_t i = 0; i < N; ++i) x[i] = scale == 0.0f ? 0.0f : __fdiv_rn(x[i], scale);
+    for (uint32_t i = 0; i < N; ++i) x[i] = scale[i / kEach] == 0.0f ? 0.0f : __fdiv_rn(x[i], scale[i / kEach]);
   }
+}
+template <uint32_t N>
+__device__ __forceinline__ void divide(float (&x)[N], float scale) {
+  const float one[1] = {scale};
+  divide(x, one);
 }
 
 template <typename T, uint32_t N>
@@ -144,32 +156,32 @@ __device__ __forceinline__ void quantize(Raw<T, N>& raw, const float (&x)[N], fl
   pack<T>(raw, codes);
 }
 
-// ---- Values
+// ---- Values: M scales (and zero points), each of N / M neighbours
 
-template <typename T, uint32_t N>
-__device__ __forceinline__ void dequantize(float (&out)[N], const Raw<T, N>& raw, float scale) {
+template <typename T, uint32_t N, uint32_t M>
+__device__ __forceinline__ void dequantize(float (&out)[N], const Raw<T, N>& raw, const float (&scale)[M]) {
   unpack<T>(out, raw);
 #pragma unroll
-  for (uint32_t i = 0; i < N; ++i) out[i] = __fmul_rn(out[i], scale);
+  for (uint32_t i = 0; i < N; ++i) out[i] = __fmul_rn(out[i], scale[i / (N / M)]);
 }
-template <typename T, uint32_t N>
-__device__ __forceinline__ void dequantize(float (&out)[N], const Raw<T, N>& raw, float scale, float zero) {
+template <typename T, uint32_t N, uint32_t M>
+__device__ __forceinline__ void dequantize(float (&out)[N], const Raw<T, N>& raw, const float (&scale)[M], const float (&zero)[M]) {
   unpack<T>(out, raw);
 #pragma unroll
-  for (uint32_t i = 0; i < N; ++i) out[i] = __fmul_rn(__fsub_rn(out[i], zero), scale);
+  for (uint32_t i = 0; i < N; ++i) out[i] = __fmul_rn(__fsub_rn(out[i], zero[i / (N / M)]), scale[i / (N / M)]);
 }
 // "max": through e4m3, as if that were what the cache held.
-template <uint32_t N>
-__device__ __forceinline__ void dequantize_max(float (&out)[N], const Raw<e2m1x2, N>& raw, e4m3 scale) {
-  dequantize<e2m1x2>(out, raw, to_f32(scale));
+template <uint32_t N, uint32_t M>
+__device__ __forceinline__ void dequantize_max(float (&out)[N], const Raw<e2m1x2, N>& raw, const float (&scale)[M]) {
+  dequantize<e2m1x2>(out, raw, scale);
   Raw<e4m3, N> rounded;
   pack<e4m3>(rounded, out);
   unpack<e4m3>(out, rounded);
 }
 // "global": two products, of which the first one is exact.
-template <uint32_t N>
-__device__ __forceinline__ void dequantize_global(float (&out)[N], const Raw<e2m1x2, N>& raw, e4m3 scale, float global) {
-  dequantize<e2m1x2>(out, raw, to_f32(scale));
+template <uint32_t N, uint32_t M>
+__device__ __forceinline__ void dequantize_global(float (&out)[N], const Raw<e2m1x2, N>& raw, const float (&scale)[M], float global) {
+  dequantize<e2m1x2>(out, raw, scale);
 #pragma unroll
   for (uint32_t i = 0; i < N; ++i) out[i] = __fmul_rn(out[i], global);
 }

@@ -19,7 +19,7 @@ struct Unscaled {
   static constexpr Recipe kRecipe = Recipe::none;
   static constexpr bool kZero = false;
   static constexpr uint32_t kResidual = 0;
-  static constexpr uint32_t kBlockHeads = 1, kBlockDims = 1;
+  static constexpr uint32_t kBlockHeads = 1, kBlockDims = 1, kScaleVector = 1;
 };
 
 template <typename A, typename B>
@@ -69,10 +69,30 @@ __device__ __forceinline__ typename S::ScalePointer scale_at(const Cache& cache,
   return in_global(S::scales(cache, page)) + S::scale_offset(token, head, dim);
 }
 
+// The scales of kSteps neighbouring runs of kStep elements, each in one block, zero points between them: in accesses as
+// wide as neighbours are aligned.
+template <typename S, uint32_t kStep, uint32_t kSteps, typename Cache, typename Page>
+__device__ __forceinline__ void load_scales(Vec<typename S::Scale, kSteps*(1 + S::kZero)>& out, const Cache& cache, const Page& page,
+                                            uint32_t token, uint32_t head, uint32_t dim) {
+  constexpr uint32_t kEach = 1 + S::kZero, kTogether = kStep == S::kBlockDims ? kSteps * kEach : kEach;
+  constexpr uint32_t kAccess = kTogether < S::kScaleVector ? kTogether : S::kScaleVector;
+  using Access = Vec<typename S::Scale, kAccess>;
+#pragma unroll
+  for (uint32_t i = 0; i < kSteps * kEach; i += kAccess)
+    *(Access*)&out.e[i] = *(const Access*)(scale_at<S>(cache, page, token, head, dim + i / kEach * kStep) + i % kEach);
+}
+
+// The one scale above all blocks; it is the same throughout a kernel.
+template <typename S, typename Cache>
+__device__ __forceinline__ float global_scale_of(const Cache& cache) {
+  if constexpr (S::kRecipe == Recipe::nvfp4_global) return S::global_scale(cache);
+  return 1.0f;
+}
+
 // N neighbouring values of whole bytes, dequantized.
 template <typename S, uint32_t N, typename Out, typename Cache, typename Page>
 __device__ __forceinline__ void load_bytes(Vec<Out, N>& out, const Cache& cache, const Page& page, uint32_t token,
-                                           uint32_t head, uint32_t dim) {
+                                           uint32_t head, uint32_t dim, float global) {
   using Element = typename S::Element;
   float x[N];
   if constexpr (S::kResidual > 0) {
@@ -87,46 +107,50 @@ __device__ __forceinline__ void load_bytes(Vec<Out, N>& out, const Cache& cache,
   }
   Raw<Element, N> raw;
   load_raw<S, N>(raw, page, token, head, dim);
-  if constexpr (S::kRecipe == Recipe::none && kSame<Out, Element>) {
+  if constexpr (S::kRecipe != Recipe::none) {
+    constexpr uint32_t kStep = within_block(N, S::kBlockDims), kSteps = N / kStep, kEach = 1 + S::kZero;
+    Vec<typename S::Scale, kSteps * kEach> found;
+    load_scales<S, kStep, kSteps>(found, cache, page, token, head, dim);
+    float scale[kSteps], zero[kSteps];
+#pragma unroll
+    for (uint32_t i = 0; i < kSteps; ++i) {
+      scale[i] = to_f32(found.e[i * kEach]);
+      zero[i] = S::kZero ? to_f32(found.e[i * kEach + S::kZero]) : 0.0f;
+    }
+    if constexpr (S::kRecipe == Recipe::nvfp4_max) {
+      dequantize_max(x, raw, scale);
+    } else if constexpr (S::kRecipe == Recipe::nvfp4_global) {
+      dequantize_global(x, raw, scale, global);
+    } else if constexpr (S::kZero) {
+      dequantize<Element>(x, raw, scale, zero);
+    } else {
+      dequantize<Element>(x, raw, scale);
+    }
+    pack<Out>(out, x);
+  } else if constexpr (kSame<Out, Element>) {
     out = raw;
-    return;
   } else {
     unpack<Element>(x, raw);
-    if constexpr (S::kRecipe != Recipe::none) {
-      constexpr uint32_t kStep = within_block(N, S::kBlockDims);
-#pragma unroll
-      for (uint32_t i = 0; i < N; i += kStep) {
-        const auto at = scale_at<S>(cache, page, token, head, dim + i);
-        const float scale = to_f32(at[0]), zero = S::kZero ? to_f32(at[S::kZero]) : 0.0f;
-#pragma unroll
-        for (uint32_t j = i; j < i + kStep; ++j) x[j] = __fmul_rn(S::kZero ? __fsub_rn(x[j], zero) : x[j], scale);
-      }
-      if constexpr (S::kRecipe == Recipe::nvfp4_max) {
-        Raw<e4m3, N> rounded;
-        pack<e4m3>(rounded, x);
-        unpack<e4m3>(x, rounded);
-      }
-      if constexpr (S::kRecipe == Recipe::nvfp4_global) {
-        const float global = S::global_scale(cache);
-#pragma unroll
-        for (uint32_t i = 0; i < N; ++i) x[i] = __fmul_rn(x[i], global);
-      }
-    }
     pack<Out>(out, x);
   }
 }
 
-// N neighbouring values, dequantized; dim is a multiple of N. The page is valid.
+// N neighbouring values, dequantized; dim is a multiple of N. The page is valid. `global` is global_scale_of<S>(cache).
+template <typename S, uint32_t N, typename Out, typename Cache, typename Page>
+__device__ __forceinline__ void load_elements(Vec<Out, N>& out, const Cache& cache, const Page& page, uint32_t token,
+                                              uint32_t head, uint32_t dim, float global) {
+  if constexpr (N < kPerElement<typename S::Element>) {  // half a byte
+    Vec<Out, 2> pair;
+    load_bytes<S>(pair, cache, page, token, head, dim / 2 * 2, global);
+    out.e[0] = pair.e[dim % 2];
+  } else {
+    load_bytes<S>(out, cache, page, token, head, dim, global);
+  }
+}
 template <typename S, uint32_t N, typename Out, typename Cache, typename Page>
 __device__ __forceinline__ void load_elements(Vec<Out, N>& out, const Cache& cache, const Page& page, uint32_t token,
                                               uint32_t head, uint32_t dim) {
-  if constexpr (N < kPerElement<typename S::Element>) {  // half a byte
-    Vec<Out, 2> pair;
-    load_bytes<S>(pair, cache, page, token, head, dim / 2 * 2);
-    out.e[0] = pair.e[dim % 2];
-  } else {
-    load_bytes<S>(out, cache, page, token, head, dim);
-  }
+  load_elements<S>(out, cache, page, token, head, dim, global_scale_of<S>(cache));
 }
 
 // Stores N neighbouring values of a segment whose writes choose no scale: as they are, cast, or divided by a given scale.
@@ -142,15 +166,13 @@ __device__ __forceinline__ void store_elements(const Cache& cache, const Page& p
     float x[N];
     unpack<In>(x, values);
     if constexpr (S::kRecipe == Recipe::given) {
-      constexpr uint32_t kStep = within_block(N, S::kBlockDims);
-#pragma unroll
-      for (uint32_t i = 0; i < N; i += kStep) {
-        const auto at = scale_at<S>(cache, page, token, head, dim + i);
-        const float scale = to_f32(at[0]), zero = S::kZero && scale != 0.0f ? to_f32(at[S::kZero]) : 0.0f;
-        divide(*(float(*)[kStep]) & x[i], scale);
-#pragma unroll
-        for (uint32_t j = i; S::kZero && j < i + kStep; ++j) x[j] = __fadd_rn(x[j], zero);
-      }
+      static_assert(!S::kZero, "store_elements: given scales have no zero points");
+      constexpr uint32_t kStep = within_block(N, S::kBlockDims), kSteps = N / kStep;
+      Vec<typename S::Scale, kSteps> found;
+      load_scales<S, kStep, kSteps>(found, cache, page, token, head, dim);
+      float scale[kSteps];
+      unpack<typename S::Scale>(scale, found);
+      divide(x, scale);
     }
     pack<Element>(raw, x);
     store_raw<S, N>(page, token, head, dim, raw);
@@ -158,22 +180,26 @@ __device__ __forceinline__ void store_elements(const Cache& cache, const Page& p
 }
 
 // Quantizes and stores one block of a segment whose writes choose scales; (head, dim) is its first element. kLanes
-// neighbouring lanes, all of `mask`, hold it: x[c] are the kWidth values from element (c * kLanes + lane) * kWidth of the
-// block on, head by head. Values past the block or the segment are not looked at.
-template <typename S, uint32_t kLanes, uint32_t kWidth, uint32_t kChunks, typename Cache, typename Page>
+// neighbouring lanes, all of `mask`, have it: read(x, c) gives the kWidth values from element (c * kLanes + lane) * kWidth of
+// the block on, head by head. It is asked twice, for the range and for the codes, and not for values past the block or the
+// segment. Up to kHeldChunks a lane may come from registers; more are read anew. `global` is global_scale_of<S>(cache).
+constexpr uint32_t kHeldChunks = 8;
+template <typename S, uint32_t kLanes, uint32_t kWidth, uint32_t kChunks, typename Cache, typename Page, typename Read>
 __device__ __forceinline__ void store_block(const Cache& cache, const Page& page, uint32_t token, uint32_t head, uint32_t dim,
-                                            uint32_t lane, uint32_t mask, const float (&x)[kChunks][kWidth]) {
+                                            uint32_t lane, uint32_t mask, float global, const Read& read) {
   using Element = typename S::Element;
   using Scale = typename S::Scale;
-  bool live[kChunks];
+  constexpr uint32_t kBlock = S::kBlockHeads * S::kBlockDims, kUnroll = kChunks <= kHeldChunks ? kChunks : 4;
+  constexpr bool kWhole = kBlock == kLanes * kWidth * kChunks && S::kSize % S::kBlockDims == 0;
+  const auto live = [&](uint32_t element) { return kWhole || (element < kBlock && dim + element % S::kBlockDims < S::kSize); };
   float low = infinity(), high = S::kZero ? -infinity() : 0.0f;
-#pragma unroll
+#pragma unroll kUnroll
   for (uint32_t c = 0; c < kChunks; ++c) {
-    const uint32_t element = (c * kLanes + lane) * kWidth;
-    live[c] = element < S::kBlockHeads * S::kBlockDims && dim + element % S::kBlockDims < S::kSize;
-    if (!live[c]) continue;
-    high = max_nan(high, S::kZero ? max_of(x[c]) : amax_of(x[c]));
-    if constexpr (S::kZero) low = min_nan(low, min_of(x[c]));
+    if (!live((c * kLanes + lane) * kWidth)) continue;
+    float x[kWidth];
+    read(x, c);
+    high = max_nan(high, S::kZero ? max_of(x) : amax_of(x));
+    if constexpr (S::kZero) low = min_nan(low, min_of(x));
   }
   high = reduce_max<kLanes>(high, mask);
   if constexpr (S::kZero) low = reduce_min<kLanes>(low, mask);
@@ -188,7 +214,7 @@ __device__ __forceinline__ void store_block(const Cache& cache, const Page& page
   } else if constexpr (S::kRecipe == Recipe::nvfp4_max) {
     scale = nvfp4_max_scale(high);
   } else if constexpr (S::kRecipe == Recipe::nvfp4_global) {
-    scale = nvfp4_global_scale(high, S::global_scale(cache));
+    scale = nvfp4_global_scale(high, global);
   } else {
     scale = amax_scale<Element, Scale>(high);
   }
@@ -199,16 +225,18 @@ __device__ __forceinline__ void store_block(const Cache& cache, const Page& page
   }
 
   float divisor = to_f32(scale);
-  if constexpr (S::kRecipe == Recipe::nvfp4_global) divisor = product(scale, S::global_scale(cache));
-#pragma unroll
+  if constexpr (S::kRecipe == Recipe::nvfp4_global) divisor = product(scale, global);
+#pragma unroll kUnroll
   for (uint32_t c = 0; c < kChunks; ++c) {
     const uint32_t element = (c * kLanes + lane) * kWidth;
-    if (!live[c]) continue;
+    if (!live(element)) continue;
+    float x[kWidth];
+    read(x, c);
     Raw<Element, kWidth> raw;
     if constexpr (S::kZero) {
-      quantize<Element>(raw, x[c], divisor, to_f32(zero));
+      quantize<Element>(raw, x, divisor, to_f32(zero));
     } else {
-      quantize<Element>(raw, x[c], divisor);
+      quantize<Element>(raw, x, divisor);
     }
     store_raw<S, kWidth>(page, token, head + element / S::kBlockDims, dim + element % S::kBlockDims, raw);
   }

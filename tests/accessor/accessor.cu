@@ -193,11 +193,11 @@ struct Rows {
 
 extern "C" __global__ void accessor(const __grid_constant__ Cache cache, uint8_t* main, uint8_t* rope, uint8_t* scale_rows,
                                     uint8_t* values, uint8_t* floats, uint8_t* raw, uint8_t* found_scales, uint8_t* zeros,
-                                    uint8_t* nulls, uint32_t batch, uint32_t tokens, uint32_t mode, uint32_t value) {
+                                    uint8_t* nulls, uint32_t requests, uint32_t tokens, uint32_t mode, uint32_t value) {
   pdl_wait();
   const Arrays in{main, rope, scale_rows, values, floats, raw, found_scales, zeros, nulls};
-  if (value == 0) Rows<K_WIDTHS, KeyRole, KeyCache>{get_key_cache(cache), in, batch * tokens}.run(mode, tokens);
+  if (value == 0) Rows<K_WIDTHS, KeyRole, KeyCache>{get_key_cache(cache), in, requests * tokens}.run(mode, tokens);
 #if HAS_V
-  if (value == 1) Rows<V_WIDTHS, ValueRole, ValueCache>{get_value_cache(cache), in, batch * tokens}.run(mode, tokens);
+  if (value == 1) Rows<V_WIDTHS, ValueRole, ValueCache>{get_value_cache(cache), in, requests * tokens}.run(mode, tokens);
 #endif
 }

@@ -41,7 +41,7 @@ def text(config: Config, file: str) -> str:
 def accessor(config: Config) -> ops.Custom:
     """The kernel: `mode` of `value` (0: K, 1: V) over `tokens` tokens of every request."""
     arrays = [ops.Array(n, "u8", (f"{n}_bytes",), "inout", align=4) for n in (*INPUTS, *OUTPUTS)]
-    numbers = [ops.Size("batch", "B"), *(ops.Scalar(n, "u32") for n in ("tokens", "mode", "value"))]
+    numbers = [ops.Size("requests", "B"), *(ops.Scalar(n, "u32") for n in ("tokens", "mode", "value"))]
     return ops.Custom(
         name="accessor", text=text(config, "accessor.cu"), params=(*arrays, *numbers), grid="B", threads=64, writes=True
     )
@@ -117,8 +117,8 @@ class Trial:
         """What the stores must do."""
         part = self.rows.parts[0]
         tokens = part.block[0] if isinstance(part, Coded) and part.block[0] else 1
-        for i, (_, token, places) in enumerate(self.scene.places()):
-            if places is None:
+        for i, (b, token, places) in enumerate(self.scene.places()):
+            if places is None or not self.sealed(b, token):
                 continue
             place, at = places[self.role], token % self.scene.page_tokens
             elements = part.codes if isinstance(part, Coded) else part.elements
@@ -130,6 +130,11 @@ class Trial:
                 part.scales.write(place.scales, at // tokens, self.scales[i])
             if self.shape.rope and rope:
                 self.rows.parts[1].write(place, at, self.rope[i].view(dtype(self.scene.cache.dtype).numpy())[None])
+
+    def sealed(self, b: int, token: int) -> bool:
+        """Whether the token has codes; K's newest wait for theirs in the tail."""
+        part = self.rows.parts[0]
+        return not (isinstance(part, Coded) and part.quant.residual) or token < self.scene.tables["k_sealed"][b]
 
     def arguments(self) -> dict[str, Any]:
         """The kernel's arrays, the outputs full of canaries."""
@@ -170,6 +175,8 @@ class Trial:
             with np.errstate(all="ignore"):
                 floats[i] = rows.token_numbers(b, token, place)
                 values[i] = rows.token(b, token, place)
+            if not self.sealed(b, token):
+                continue
             nulls[i] = 0 if scaled else 2
             if scaled:
                 assert isinstance(part, Coded)

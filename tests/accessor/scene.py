@@ -33,6 +33,18 @@ def aligned(nbytes: int) -> Bytes:
     return raw[start : start + nbytes]
 
 
+def reached(n: int, token: int, window: int, page: int, columns: int, *, before: bool) -> bool:
+    """Whether a ring of n tokens reaches `token`: it is not older than the window, and every page from the oldest living
+    token's to the newest one's has a column of its own, or at least the token's has."""
+    if token < n - window or columns == 0:
+        return False
+    mine, newest = token // page, (n - 1) // page
+    # What comes first this step pushes the oldest out of the window.
+    oldest = max(0, n + before - window) // page
+    others = range(mine + 1, newest + 1) if token < n else range(oldest, mine)
+    return all(i % columns != mine % columns for i in others)
+
+
 class Tensor:
     """One tensor in memory of its own, whose pages, layers and K and V lie as far apart as `pad` says."""
 
@@ -165,6 +177,14 @@ class Scene:
         """The oracle's reading of the tables."""
         return TableView(self.cache, self.tables, self.pages, self.page_tokens, self.scale_pages)
 
+    def reaches(self, b: int, token: int) -> bool:
+        """Whether no other page took the column of a ring that holds this token."""
+        table, n = self.cache.page_table, self.view.length(b)
+        if not isinstance(table, Ring) or n is None:
+            return not isinstance(table, Ring)
+        columns = self.tables["page_table"].shape[1]
+        return reached(n, token, table.window, self.page_tokens, columns, before=self.cache.lengths == "before")
+
     @property
     def tokens(self) -> int:
         """Tokens to ask each request for: some more than any table has."""
@@ -175,7 +195,7 @@ class Scene:
         view = self.view
         for b in range(REQUESTS):
             for token in range(self.tokens):
-                found = view.places(b, token // self.page_tokens) if view.stored(b, token) else Fault.POSITION
+                found = view.places(b, token // self.page_tokens) if self.reaches(b, token) else Fault.POSITION
                 yield b, token, None if isinstance(found, Fault) else found
 
     # --- tensors ----------------------------------------------------------------------------------------------------------

@@ -58,7 +58,7 @@ def elements(scene: Scene, trial: Trial, tile: Tile, place: Place, at: int) -> n
 
 def wanted(scene: Scene, trial: Trial, tile: Tile) -> tuple[np.ndarray, np.ndarray]:
     """([request][tile][head][row][column] of what lies there, 0 where nothing does; whether a tile may have more than
-    the accessor there: tokens that a ring has given up, the next request's block, K where the id of V is wrong)."""
+    the accessor there: tokens out of a ring's reach or in a tail, the next request's block, K where the id of V is wrong)."""
     view = scene.view
     per_token = tile.part in ("scale", "index_scale")
     heads = 1 if per_token else trial.shape.heads
@@ -76,7 +76,7 @@ def wanted(scene: Scene, trial: Trial, tile: Tile) -> tuple[np.ndarray, np.ndarr
                 more[at] = tile.form not in ("pages", "folded_pages")
             elif isinstance(places, Fault):
                 more[at] = its_own(view, trial.role, b, page, scales=per_token)
-            elif not view.stored(b, token):
+            elif not scene.reaches(b, token) or not trial.sealed(b, token):
                 more[at] = True
             else:
                 row = elements(scene, trial, tile, places[trial.role], token % scene.page_tokens)

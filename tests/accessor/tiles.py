@@ -39,12 +39,12 @@ class Tile:
         if self.part in ("main", "rope"):
             shape = f"{self.swizzle}, {self.rows}, {self.depth}, {self.gran}"
             rope = str(self.part == "rope").lower()
-            return f"Tile<Form::{self.form}, {rope}, {shape}>::run({cache}, &map, copied, direct, batch, tokens);"
+            return f"Tile<Form::{self.form}, {rope}, {shape}>::run({cache}, &map, copied, direct, requests, tokens);"
         if self.part == "ragged":
             shape = f"{self.swizzle}, {self.rows}, {self.depth}, {self.gran}"
             return f"store_tile<{shape}>({cache}, &map, copied, place_b, place_base, place_valid);"
         index = str(self.part == "index_scale").lower()
-        return f"scale_tiles<{struct}, {index}, {self.rows}>({cache}, &map, copied, direct, batch, tokens);"
+        return f"scale_tiles<{struct}, {index}, {self.rows}>({cache}, &map, copied, direct, requests, tokens);"
 
     def map(self, cache: RoleCache) -> TileMap:
         """Its tensor map, by the collection."""
@@ -54,10 +54,11 @@ class Tile:
             return cache.create_index_scale_tma_tile(self.rows)
         if self.part == "rope":
             return cache.create_rope_tma_tile(self.rows, swizzle=self.swizzle)
+        dims = self.depth * cache.role.values.codes  # maps are asked for in dims, copies count elements
         if self.part == "ragged":
-            return cache.create_ragged_tma_tile(self.rows, self.depth, swizzle=self.swizzle)
+            return cache.create_ragged_tma_tile(self.rows, dims, swizzle=self.swizzle)
         fold = {"fold": self.form in ("folded", "folded_pages", "row_major"), "row_major": self.form == "row_major"}
-        return cache.create_tma_tile(self.rows, self.depth, swizzle=self.swizzle, **fold)
+        return cache.create_tma_tile(self.rows, dims, swizzle=self.swizzle, **fold)
 
 
 def heights(config: Config) -> tuple[int, ...]:
@@ -156,7 +157,7 @@ def kernel(config: Config, tiles: list[Tile], rope_dims: int) -> ops.Custom:
     body = "\n#if __CUDA_ARCH__ >= 900\n" + "\n".join(lines) + "\n#else\n" + "\n".join(plain) + "\n#endif\n"
     end = f"""
 extern "C" __global__ void tiles(const __grid_constant__ Cache cache, const __grid_constant__ TensorMap map, uint8_t* copied,
-                                 uint8_t* direct, uint32_t batch, uint32_t tokens, uint32_t which, uint32_t place_b,
+                                 uint8_t* direct, uint32_t requests, uint32_t tokens, uint32_t which, uint32_t place_b,
                                  uint32_t place_base, uint32_t place_valid) {{
   pdl_wait();
   const auto keys = get_key_cache(cache);
@@ -169,7 +170,7 @@ extern "C" __global__ void tiles(const __grid_constant__ Cache cache, const __gr
         ops.TensorMap("map"),
         ops.Array("copied", "u8", ("copied_bytes",), "inout", align=16),
         ops.Array("direct", "u8", ("direct_bytes",), "inout", align=16),
-        ops.Size("batch", "B"),
+        ops.Size("requests", "B"),
         *(ops.Scalar(n, "u32") for n in ("tokens", "which", "place_b", "place_base", "place_valid")),
     ]
     return ops.Custom(

@@ -128,8 +128,9 @@ class Paged:
             self.rows(b, token, step),
             head * DIMS,
             sparse if sparse < 0 else sparse // TOKENS * step + sparse % TOKENS,
-            NONE if fault else pointer,
-            NONE if fault or is_v else scale * 2,
+            # The RoPE part has another type, and no scales.
+            NONE if fault or (not is_v and dim >= DIMS) else pointer,
+            NONE if fault or is_v or dim >= DIMS else scale * 2,
             NONE if is_v else 0,
             hashed("PagedKVCache"),
             token & -token,
@@ -137,7 +138,7 @@ class Paged:
             TOKENS << 16 | (1 << 8 | 40 << 1 if is_v else 16 << 8 | 3 << 1 | 1),
             0 if is_v else (PAGES - 1) * 10 + TOKENS,
             0 if is_v else self.rows(b, token, 10),
-            (fault == 0) << 8 | fault,
+            1 << 9 | (fault == 0) << 8 | fault,  # no tail: every token is an element
         ]
 
     def reads(self, is_v: bool, b: int, token: int, head: int, dim: int) -> list[Any]:

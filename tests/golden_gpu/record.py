@@ -34,7 +34,7 @@ from tests.golden_gpu.probe import Probe
 from tests.golden_gpu.probes import ROOT, probes, units
 
 ARCH: Final = "sm_90a"
-SETS: Final = ("llama3_8b", "gpt_oss_20b", "llama3_70b_tp8")
+SETS: Final = ("llama3_8b", "gpt_oss_20b", "llama3_70b_tp8", "llama3_8b_fp8", "deepseek_v3_fp8", "qwen3_32b_nvfp4")
 PATIENCE: Final = 60.0  # seconds without a new answer: the kernel that runs hangs
 VECTORS: Final = Path(__file__).parent / "vectors"
 Vectors = dict[str, dict[str, Array]]

@@ -61,6 +61,19 @@ QUANTIZED = {
         with_operations(
             "own_k", Paged(k_quant=_OWN, v_quant=Quant(dtype="e4m3", scale_dtype="f32"), layout=_APART, **_SIZES)
         ),
+        # A block of so many values that a thread reads them twice.
+        with_operations(
+            "wide_block",
+            Paged(
+                dtype="bf16",
+                kv_heads=40,
+                head_dim=64,
+                page_size=4,
+                k_quant=Quant(dtype="i8", scale_dtype="f32", zero=True, block=Block(head=None)),
+                v_quant=Quant(dtype="e4m3", scale_dtype="f32", block=Block(head=None)),
+                layout=_APART,
+            ),
+        ),
         # RoPE parts that begin in the middle of an access of the caller's rows.
         with_operations("latent_odd", Latent(dtype="bf16", latent_dim=12, rope_dim=16, page_size=4, layout=_PARTS)),
         with_operations(

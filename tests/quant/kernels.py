@@ -82,7 +82,7 @@ extern "C" __global__ void quantize_NAME(Raw<T, kWidth>* out, const float* in, c
 }
 extern "C" __global__ void dequantize_NAME(float* out, const Raw<T, kWidth>* in, const float* scale) {
   float x[kWidth];
-  dequantize<T>(x, in[thread()], scale[thread()]);
+  dequantize<T>(x, in[thread()], (const float (&)[1])scale[thread()]);
   write(out + thread() * kWidth, x);
 }
 extern "C" __global__ void scales_NAME(float* f32, f16* half, bf16* brain, e4m3* small, float* power, const float* amax) {
@@ -102,7 +102,7 @@ extern "C" __global__ void quantize_NAME(Raw<T, kWidth>* out, const float* in, c
 }
 extern "C" __global__ void dequantize_NAME(float* out, const Raw<T, kWidth>* in, const float* scale, const float* zero) {
   float x[kWidth];
-  dequantize<T>(x, in[thread()], scale[thread()], zero[thread()]);
+  dequantize<T>(x, in[thread()], (const float (&)[1])scale[thread()], (const float (&)[1])zero[thread()]);
   write(out + thread() * kWidth, x);
 }
 extern "C" __global__ void scales_NAME(ScaleZero<float>* f32, ScaleZero<f16>* half, ScaleZero<bf16>* brain, const float* lo,
@@ -123,9 +123,10 @@ extern "C" __global__ void nvfp4_scales(e4m3* most, e4m3* two_level, float* divi
 extern "C" __global__ void nvfp4_values(float* most, float* two_level, const Raw<e2m1x2, kWidth>* in, const e4m3* scale,
                                         float global) {
   float x[kWidth];
-  dequantize_max(x, in[thread()], scale[thread()]);
+  const float one[1] = {to_f32(scale[thread()])};
+  dequantize_max(x, in[thread()], one);
   write(most + thread() * kWidth, x);
-  dequantize_global(x, in[thread()], scale[thread()], global);
+  dequantize_global(x, in[thread()], one, global);
   write(two_level + thread() * kWidth, x);
 }
 extern "C" __global__ void quotients(float* out, const float* in, const float* scale) {

@@ -86,7 +86,7 @@ def operands(offset: str) -> ops.Custom:
             ops.Array("offsets", offset, ("R+1",), untrusted=True),
             ops.Array("queries", "u32", ("T", 4)),
             ops.Array("numbers", "u64", ("T", 2, 16), "inout"),
-            ops.Size("batch", "N"),
+            ops.Size("tensors", "N"),
             ops.Size("tokens", "S"),
             ops.Scalar("requests", "u32"),
             ops.Size("count", "T"),

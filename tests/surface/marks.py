@@ -19,6 +19,14 @@ means `templates/device/kv_cache.cuh` and `operands.cuh` over the set's `cache.c
 Python, `RoleCache` what its `get_key_cache(layer)` and `get_value_cache(layer)` return, and `TensorOperand` (in
 `kvgen.runtime`) a tensor outside of a cache.
 
+Which tokens a ring reaches: `load`, `store`, pointers and `page(b, token)` find a token that is no older than the oldest
+living one, `first_token(length)`, if no other page took its column. Of tokens below the length that is every one of the window
+where the table has columns for it. At or past the length it is one whose page, and all pages before it down to the oldest
+living token's, have columns of their own: what is stored takes nothing living away. With `lengths="before"` the oldest token
+counts as gone there, since this step's first token pushes it out of the window; so that one always has a place where the table
+has columns for the window. A step of more tokens than that leaves the rest to `ops.Append`, which keeps the newest. `stored`
+and gather go by the window alone, below the length; `row_idx` and `populate` number the column's page, whoever has it.
+
 Written by `python -m tests.surface.marks` from `tests/surface/names.toml` and the tests that prove the names.
 """
 
@@ -72,7 +80,7 @@ def document() -> str:
     for page in dict.fromkeys(n.page for n in names()):
         lines += [f"\n## {page}\n", "| name | here | defined for | test |", "|---|---|---|---|"]
         for n in (n for n in names() if n.page == page):
-            tests = ", ".join(f"`{t}`" for t in proven.get((page, n.name), []))
+            tests = ", ".join(f"`{t}`" for t in sorted(proven.get((page, n.name), [])))
             cells = (
                 f"`{n.name}`",
                 f"not applicable: {n.reason}" if n.reason else n.here,

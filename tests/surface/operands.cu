@@ -28,14 +28,14 @@ __device__ void say(const Op& op, const T* first, const float* scales, uint32_t 
 }
 
 extern "C" __global__ void operands(const __grid_constant__ Cache cache, bf16* tensor, float* scales, const OFFSET* offsets,
-                                    const uint32_t* queries, uint64_t* numbers, uint32_t batch, uint32_t tokens,
+                                    const uint32_t* queries, uint64_t* numbers, uint32_t tensors, uint32_t tokens,
                                     uint32_t requests, uint32_t count) {
   pdl_wait();
   const uint32_t i = blockIdx.x * 32 + threadIdx.x;
   if (i >= count) return;
   const uint32_t b = queries[4 * i], token = queries[4 * i + 1], head = queries[4 * i + 2], dim = queries[4 * i + 3];
-  const LayoutTensorMHAOperand<bf16, kHeads, kDepth, float, kGroups> dense{tensor, batch, tokens, scales};
-  const RaggedMHAOperand<bf16, kHeads, kDepth, OFFSET, float, kGroups> ragged{tensor, offsets, requests, batch * tokens, 77, scales};
+  const LayoutTensorMHAOperand<bf16, kHeads, kDepth, float, kGroups> dense{tensor, tensors, tokens, scales};
+  const RaggedMHAOperand<bf16, kHeads, kDepth, OFFSET, float, kGroups> ragged{tensor, offsets, requests, tensors * tokens, 77, scales};
   say(dense, tensor, scales, b, token, head, dim, numbers + i * 32);
   say(ragged, tensor, scales, b, token, head, dim, numbers + i * 32 + 16);
 }

@@ -34,7 +34,7 @@ __device__ __forceinline__ void ask(const C& c, const void* base, const uint32_t
     *n++ = 0, *n++ = 0;
   }
   const typename C::Page page = c.page(b, token);
-  *n++ = (uint64_t)page.valid << 8 | (uint64_t)page.fault;
+  *n++ = (uint64_t)c.sealed(page, token % kTokens) << 9 | (uint64_t)page.valid << 8 | (uint64_t)page.fault;
 
   const auto two = c.template load<2, float>(b, head, token, dim);
   const auto own = c.template load<4>(b, head, token, dim / 4 * 4);

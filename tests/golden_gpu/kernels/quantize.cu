@@ -80,7 +80,8 @@ __device__ __forceinline__ void symmetric(const float* in, S* scale, uint8_t* co
   read(x, in);
   scale[thread()] = found;
   quantize<T>(at<T>(codes), x, to_f32(found));
-  dequantize<T>(x, at<T>(codes), to_f32(found));
+  const float one[1] = {to_f32(found)};
+  dequantize<T>(x, at<T>(codes), one);
   write(out, x);
 }
 __device__ __forceinline__ float amax_at(const float* in) {
@@ -108,7 +109,8 @@ extern "C" __global__ void recipe_e4m3_pow2(const float* in, float* scale, uint8
     const ScaleZero<S> found = asymmetric<T, S>(min_of(x), max_of(x));                                          \
     pairs[thread()] = found;                                                                                    \
     quantize<T>(at<T>(codes), x, to_f32(found.scale), to_f32(found.zero));                                      \
-    dequantize<T>(x, at<T>(codes), to_f32(found.scale), to_f32(found.zero));                                    \
+    const float scale[1] = {to_f32(found.scale)}, zero[1] = {to_f32(found.zero)};                               \
+    dequantize<T>(x, at<T>(codes), scale, zero);                                                                \
     write(out, x);                                                                                              \
   }
 ASYMMETRIC(recipe_u8_f32, uint8_t, float)
@@ -121,7 +123,8 @@ extern "C" __global__ void recipe_nvfp4_max(const float* in, e4m3* scale, uint8_
   const e4m3 found = nvfp4_max_scale(amax_of(x));
   scale[thread()] = found;
   quantize<e2m1x2>(at<e2m1x2>(codes), x, to_f32(found));
-  dequantize_max(x, at<e2m1x2>(codes), found);
+  const float one[1] = {to_f32(found)};
+  dequantize_max(x, at<e2m1x2>(codes), one);
   write(out, x);
 }
 extern "C" __global__ void recipe_nvfp4_global(const float* in, e4m3* scale, uint8_t* codes, float* out, float global) {
@@ -130,12 +133,13 @@ extern "C" __global__ void recipe_nvfp4_global(const float* in, e4m3* scale, uin
   const e4m3 found = nvfp4_global_scale(amax_of(x), global);
   scale[thread()] = found;
   quantize<e2m1x2>(at<e2m1x2>(codes), x, product(found, global));
-  dequantize_global(x, at<e2m1x2>(codes), found, global);
+  const float one[1] = {to_f32(found)};
+  dequantize_global(x, at<e2m1x2>(codes), one, global);
   write(out, x);
 }
 // Every pair of codes under every scale: [scale, byte].
 extern "C" __global__ void recipe_nvfp4_values(const uint8_t* bytes, float* most, float* two_level, float global) {
-  const e4m3 scale = {(uint8_t)blockIdx.x};
+  const float scale[1] = {to_f32(e4m3{(uint8_t)blockIdx.x})};
   float x[8];
   dequantize_max(x, ((const Raw<e2m1x2, 8>*)bytes)[threadIdx.x], scale);
   write(most, x);

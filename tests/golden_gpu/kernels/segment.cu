@@ -27,7 +27,11 @@ __device__ __forceinline__ void put_blocks(const Cache& cache, const float* in, 
     for (uint32_t i = 0; i < 4; ++i) x[c][i] = h < S::kBlockHeads && d < kDims ? in[(token * kHeads + head + h) * kDims + d + i] : nan_f32();
   }
   const PageRef page = page_of<S>(token / kTokens, codes, scales, nullptr);
-  store_block<S, 2, 4, 2>(cache, page, token % kTokens, head, dim, lane, 0xffffffffu, x);
+  const auto chunk = [&](float (&some)[4], uint32_t c) {
+#pragma unroll
+    for (uint32_t i = 0; i < 4; ++i) some[i] = x[c][i];
+  };
+  store_block<S, 2, 4, 2>(cache, page, token % kTokens, head, dim, lane, 0xffffffffu, global_scale_of<S>(cache), chunk);
 }
 
 // Eight values a thread.
@@ -61,7 +65,7 @@ __device__ __forceinline__ void get(const Cache& cache, uint8_t* codes, uint8_t*
   Vec<bf16, 8> half;
   Raw<typename S::Element, 8> raw;
   load_elements<S>(wide[0], cache, page, at.token, at.head, at.dim);
-  load_bytes<S>(wide[1], cache, page, at.token, at.head, at.dim + 4);
+  load_bytes<S>(wide[1], cache, page, at.token, at.head, at.dim + 4, global_scale_of<S>(cache));
   load_elements<S>(half, cache, page, at.token, at.head, at.dim);
   load_raw<S, 8>(raw, page, at.token, at.head, at.dim);
   store_raw<S, 8>(other, at.token, at.head, at.dim, raw);
@@ -73,7 +77,12 @@ __device__ __forceinline__ void get(const Cache& cache, uint8_t* codes, uint8_t*
     out[8 * i + j] = found_it ? wide[j / 4].e[j % 4] : nan_f32();
     halves[8 * i + j] = half.e[j];
   }
-  if constexpr (S::kRecipe != Recipe::none) found[i] = *scale_at<S>(cache, page, at.token, at.head, at.dim);
+  if constexpr (S::kRecipe != Recipe::none) {
+    Vec<typename S::Scale, 1 + S::kZero> pair;
+    load_scales<S, 1, 1>(pair, cache, page, at.token, at.head, at.dim);
+    const bool same = to_f32(pair.e[0]) == to_f32(*scale_at<S>(cache, page, at.token, at.head, at.dim));
+    found[i] = same || to_f32(pair.e[0]) != to_f32(pair.e[0]) ? pair.e[0] : typename S::Scale{};
+  }
   static_assert(within_block(8, 16) == 8 && within_block(8, 4) == 4 && within_block(4, 3) == 1);
 }
 
@@ -97,7 +106,8 @@ using MaxE2m1 = Run<e2m1x2, e4m3, Recipe::nvfp4_max>;
 using GlobalE2m1 = Run<e2m1x2, e4m3, Recipe::nvfp4_global>;
 using WaitingU8 = Run<uint8_t, f16, Recipe::amax, true, 1, 16, 4>;
 using GivenE4m3 = Run<e4m3, float, Recipe::given, false, 1, 4>;
-using GivenU4 = Run<u4x2, float, Recipe::given, true, 1, 4>;
+using GivenI4 = Run<i4x2, float, Recipe::given, false, 1, 4>;
+using GivenI8 = Run<int8_t, float, Recipe::given, false, 1, 1>;
 using CastE5m2 = Run<e5m2, float, Recipe::none>;
 using PlainF16 = Run<f16, float, Recipe::none, false, 1, 16, 0, 4>;
 using PlainBf16 = Run<bf16, float, Recipe::none>;
@@ -111,7 +121,8 @@ SEGMENT(segment_nvfp4_max, put_blocks, MaxE2m1)
 SEGMENT(segment_nvfp4_global, put_blocks, GlobalE2m1)
 SEGMENT(segment_waiting, put_blocks, WaitingU8)
 SEGMENT(segment_given_e4m3, put_vectors, GivenE4m3)
-SEGMENT(segment_given_u4, put_vectors, GivenU4)
+SEGMENT(segment_given_i4, put_vectors, GivenI4)
+SEGMENT(segment_given_i8, put_vectors, GivenI8)
 SEGMENT(segment_cast, put_vectors, CastE5m2)
 SEGMENT(segment_f16, put_vectors, PlainF16)
 SEGMENT(segment_bf16, put_vectors, PlainBf16)
