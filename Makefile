@@ -36,10 +36,10 @@ check: $(VENV)/installed-test
 pytest: $(VENV)/installed-test
 	$(BIN)/python -m pytest -n auto --dist worksteal
 
-mutate: $(VENV)/installed-test ## single-line mutations of the templates; operation tests must kill them
+mutate: $(VENV)/installed-test ## single-line mutations of the templates; the tests of each must kill them
 	$(BIN)/python -m tests.mutate
 
-campaign: $(VENV)/installed-test ## operations over drawn specs, caches byte for byte; KVGEN_DRAWN_SEED=2, KVGEN_GRID=full:1/20 for others
+campaign: $(VENV)/installed-test ## drawn specs and a share of the full grid; KVGEN_DRAWN_SEED=2, KVGEN_FAMILY=300, KVGEN_GRID=full:1/20 for others
 	KVGEN_DRAWN=$${KVGEN_DRAWN:-100} $(BIN)/python -m pytest tests/ops -n auto --dist worksteal -k drawn
 	KVGEN_FAMILY=$${KVGEN_FAMILY:-300} $(BIN)/python -m pytest tests/ops/test_family.py tests/ops/test_residual.py -n auto --dist worksteal
 	KVGEN_GRID=$${KVGEN_GRID:-full:0/20} $(BIN)/python -m pytest tests/accessor -n auto --dist worksteal

@@ -151,9 +151,10 @@ class Paged:
         wide = [np.float32(BF16(value(page, token, head, dim // 4 * 4 + i))) for i in (0, 3)]
         if is_v:
             return [*two, *wide, *two, 0, 0, 0, 0, 0]
-        codes = [self.code(page, token, head, dim + i) for i in range(2)]
+        plain = dim >= DIMS  # the RoPE part has no codes and no scales
+        codes = [0 if plain else self.code(page, token, head, dim + i) for i in range(2)]
         at = self.scale_place(token, head, dim % 24)
-        zero = self.scales[page, self.scale_place(token, head, dim) + 1]
+        zero = 0 if plain else self.scales[page, self.scale_place(token, head, dim) + 1]
         return [*two, *wide, *two, *codes, self.scales[page, at], self.scales[page, at + 2], zero]
 
 
