@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 PACKAGE = """
-from kvgen.runtime import Array, BaseCache, Kernel, Launcher, Module, Pool, Scalar, Tensor
+from kvgen.runtime import ABI, Array, BaseCache, Kernel, Launcher, Module, Pool, Scalar, Tensor
 
-_MODULE = Module("toy", __file__, arch=("sm_80", "sm_90a"), abi=2)
+_MODULE = Module("toy", __file__, arch=("sm_80", "sm_90a"), abi=ABI)
 
 
 class Cache(BaseCache):
