@@ -26,7 +26,7 @@ def scene_before(name: str, batch: Batch) -> Scene:
 
 
 @pytest.mark.parametrize("name", SETS)
-@settings(max_examples=8)
+@settings(max_examples=5)
 @given(data=st.data())
 def test_ragged(name: str, data: Any) -> None:
     batch = data.draw(batches(SETS[name]))

@@ -42,7 +42,7 @@ def decode_scene(name: str, batch: Batch, rows: int) -> tuple[Scene, Raw]:
 
 
 @pytest.mark.parametrize("name", DECODES)
-@settings(max_examples=6)
+@settings(max_examples=4)
 @given(data=st.data())
 def test_row_per_request(name: str, data: Any) -> None:
     """Row t is request t's; rows past the batch are padding. Unused pages and tails hold NaN or infinity."""

@@ -19,7 +19,7 @@ from tests.ops.sets import SETS
 
 
 @pytest.mark.parametrize("name", SETS)
-@settings(max_examples=6)
+@settings(max_examples=4)
 @given(data=st.data())
 def test_gather(name: str, data: Any) -> None:
     """Any piece of any request; the cache may hold NaN and infinity of its own, which are copied like the rest."""
