@@ -21,7 +21,7 @@ from kvgen.emit import File, render_all, units_of, write_file
 from kvgen.errors import DeviceError, SpecError, ToolError
 from kvgen.ops.arguments import Argument
 from kvgen.ops.custom import Custom, Rule, entries
-from kvgen.runtime.launcher import Bound, Launcher
+from kvgen.runtime.launcher import Bound
 from kvgen.spec.base import explain
 from kvgen.spec.cache import Cache
 from kvgen.spec.kernel_set import Arch, KernelSet
@@ -39,16 +39,16 @@ class CompiledKernel:
 
     name: str
     Cache: type[Any]
-    launcher: Launcher
+    launcher: Any  # a generated launcher: its arguments are those of `params`
     folder: Path
 
     def __call__(self, *arguments: Any, **named: Any) -> None:
         """Check the arguments and launch on `stream`."""
-        self.launcher(*arguments, **named)  # type: ignore[operator]
+        self.launcher(*arguments, **named)
 
     def bind(self, *arguments: Any, **named: Any) -> Bound:
         """Check the arguments once; the result launches with them when called with a stream."""
-        bound: Bound = self.launcher.bind(*arguments, **named)  # type: ignore[attr-defined]
+        bound: Bound = self.launcher.bind(*arguments, **named)
         return bound
 
 

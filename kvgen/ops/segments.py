@@ -11,8 +11,9 @@ from kvgen.plan import Access, Param
 from kvgen.spec.cache import Cache
 from kvgen.spec.storage import Scales, Segment
 
-# Accesses a lane keeps of a block; segment.cuh's kHeldChunks.
+# Accesses a lane keeps of a block in registers; of larger blocks so many are in flight.
 HELD_CHUNKS: Final = 8
+UNROLLED: Final = 4
 _STRUCTS: Final = {"k": "Key", "v": "Value"}
 _RECIPES: Final = {"amax": "amax", "pow2": "pow2", "max": "nvfp4_max", "global": "nvfp4_global"}
 
@@ -21,7 +22,8 @@ _RECIPES: Final = {"amax": "amax", "pow2": "pow2", "max": "nvfp4_max", "global":
 class ScaleContext:
     """The scales of a segment: C names and expressions. `vector` neighbours are read by one access.
 
-    `lanes`, `width` and `chunks` say how a warp quantizes a block: in registers if it is `held`, `units` at a time.
+    `lanes`, `width` and `chunks` say how a warp quantizes a block: in registers if it is `held`, `units` at a time; `whole`
+    blocks give every lane as much, up to the last dim.
     """
 
     type: str
@@ -40,11 +42,17 @@ class ScaleContext:
     lanes: int
     width: int
     chunks: int
+    whole: bool
 
     @property
     def held(self) -> bool:
         """Whether the lanes of a block keep its values in registers between the range and the codes."""
         return self.chunks <= HELD_CHUNKS
+
+    @property
+    def unroll(self) -> int:
+        """Accesses of a lane that are written out."""
+        return self.chunks if self.held else UNROLLED
 
     @property
     def units(self) -> int:
@@ -157,6 +165,7 @@ def _scales(cache: Cache, role: str, segment: Segment, scales: Scales, width: in
         lanes=lanes,
         width=width,
         chunks=-(-block // (width * lanes)),
+        whole=block % (width * lanes) == 0 and segment.size % scales.block[2] == 0,
     )
 
 

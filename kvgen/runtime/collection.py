@@ -11,7 +11,7 @@ from kvgen.runtime.places import KVParams, Places, Role
 
 if TYPE_CHECKING:
     from kvgen.runtime.cache import LayerCache
-    from kvgen.tensor_map import PageView, RowView, TensorMapPlan
+    from kvgen.tensor_map import PageView, Promotion, RowView, Swizzle, TensorMapPlan
 
 
 class TileMap(NamedTuple):
@@ -112,7 +112,7 @@ class RoleCache:
         return self._rows(self._scales())
 
     def create_tma_tile(
-        self, rows: int, depth: int, *, swizzle: int = 128, fold: bool = False, row_major: bool = False
+        self, rows: int, depth: int, *, swizzle: Swizzle = 128, fold: bool = False, row_major: bool = False
     ) -> TileMap:
         """The tensor map of tiles of `rows` tokens (MAX's BN, formerly tile_m) x `depth` dims (BK, tile_n) of one head.
 
@@ -127,11 +127,11 @@ class RoleCache:
         if fold:
             return self._map(
                 ("fold", rows, depth, swizzle, row_major),
-                lambda: folded_tile(view, rows, depth, row_major=row_major, swizzle=swizzle, page_size=self._pages()),  # type: ignore[arg-type]
+                lambda: folded_tile(view, rows, depth, row_major=row_major, swizzle=swizzle, page_size=self._pages()),
             )
         return self._map(
             ("split", rows, depth, swizzle),
-            lambda: split_tile(view, rows, depth, swizzle=swizzle, page_size=self._pages()),  # type: ignore[arg-type]
+            lambda: split_tile(view, rows, depth, swizzle=swizzle, page_size=self._pages()),
         )
 
     def create_gather4_tma_tile(
@@ -140,9 +140,9 @@ class RoleCache:
         *,
         tile_height: int = 4,
         tile_stride: int | None = None,
-        swizzle: int = 0,
+        swizzle: Swizzle = 0,
         tma_dtype: str | None = None,
-        l2_promotion: int = 0,
+        l2_promotion: Promotion = 0,
     ) -> TileMap:
         """The tensor map for gathering rows four by four (sm_100): `tile_width` elements of `tma_dtype` a row (default: as
         stored, packed codes bytes)."""
@@ -156,34 +156,36 @@ class RoleCache:
                 tile_width,
                 tile_stride=tile_stride,
                 tma_dtype=tma_dtype,
-                swizzle=swizzle,  # type: ignore[arg-type]
-                l2_promotion=l2_promotion,  # type: ignore[arg-type]
+                swizzle=swizzle,
+                l2_promotion=l2_promotion,
             ),
         )
 
-    def create_ragged_tma_tile(self, rows: int, depth: int, *, group: int = 1, swizzle: int = 128) -> TileMap:
+    def create_ragged_tma_tile(self, rows: int, depth: int, *, group: int = 1, swizzle: Swizzle = 128) -> TileMap:
         """The tensor map for storing tiles of which only the first rows, so many as known at run time, exist."""
         from kvgen.tensor_map import ragged_tile
 
         depth = self._columns(depth, swizzle)
         return self._map(
             ("ragged", rows, depth, group, swizzle),
-            lambda: ragged_tile(self.row_view(), rows, depth, group=group, swizzle=swizzle),  # type: ignore[arg-type]
+            lambda: ragged_tile(self.row_view(), rows, depth, group=group, swizzle=swizzle),
         )
 
-    def create_rope_tma_tile(self, rows: int, *, swizzle: int = 128) -> TileMap:
+    def create_rope_tma_tile(self, rows: int, *, swizzle: Swizzle = 128) -> TileMap:
         """The tensor map of tiles of the RoPE part of latent rows."""
         from kvgen.tensor_map import split_tile
         from kvgen.tensor_map.plan import chunk_elements, padded_depth
 
         rope = self._rope()
-        depth = padded_depth(rope.dim, chunk_elements(rope.dtype, swizzle))  # type: ignore[arg-type]
+        depth = padded_depth(rope.dim, chunk_elements(rope.dtype, swizzle))
         return self._map(
             ("rope", rows, swizzle),
-            lambda: split_tile(self.view(rope), rows, depth, swizzle=swizzle, page_size=self._pages()),  # type: ignore[arg-type]
+            lambda: split_tile(self.view(rope), rows, depth, swizzle=swizzle, page_size=self._pages()),
         )
 
-    def create_rope_gather4_tma_tile(self, *, tile_height: int = 4, swizzle: int = 0, l2_promotion: int = 0) -> TileMap:
+    def create_rope_gather4_tma_tile(
+        self, *, tile_height: int = 4, swizzle: Swizzle = 0, l2_promotion: Promotion = 0
+    ) -> TileMap:
         """The tensor map for gathering the RoPE part of latent rows four by four (sm_100)."""
         from kvgen.tensor_map import gather4
 
@@ -195,7 +197,7 @@ class RoleCache:
             )
         return self._map(
             ("rope gather4", tile_height, swizzle, l2_promotion),
-            lambda: gather4(self.view(rope), tile_height, rope.dim, swizzle=swizzle, l2_promotion=l2_promotion),  # type: ignore[arg-type]
+            lambda: gather4(self.view(rope), tile_height, rope.dim, swizzle=swizzle, l2_promotion=l2_promotion),
         )
 
     def create_index_scale_tma_tile(self, tile: int) -> TileMap:
@@ -266,12 +268,12 @@ class RoleCache:
             found.dim_stride,
         )
 
-    def _columns(self, depth: int, swizzle: int) -> int:
+    def _columns(self, depth: int, swizzle: Swizzle) -> int:
         """`depth` dims in elements of the array: half as many bytes of packed codes."""
         from kvgen.tensor_map import chunk_elements, padded_depth
 
         values = self.role.values
-        chunk = values.codes * chunk_elements(values.dtype, swizzle)  # type: ignore[arg-type]
+        chunk = values.codes * chunk_elements(values.dtype, swizzle)
         if values.codes > 1 and depth % chunk:
             raise ArgumentError(
                 f"depth: got {depth}; two dims share a byte, and a tile is whole chunks of {chunk} dims; "

@@ -12,7 +12,7 @@ from kvgen.runtime.arrays import ArrayView, view
 from kvgen.runtime.collection import TileMap
 
 if TYPE_CHECKING:
-    from kvgen.tensor_map import RowView, TensorMapPlan
+    from kvgen.tensor_map import RowView, Swizzle, TensorMapPlan
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class TensorOperand:
         return RowView(found.dtype, found.pointer, self.num_kv_rows, heads, dim, found.strides[-3], found.strides[-2])
 
     def create_tma_tile(
-        self, rows: int, depth: int, *, swizzle: int = 128, fold: bool = False, row_major: bool = False
+        self, rows: int, depth: int, *, swizzle: Swizzle = 128, fold: bool = False, row_major: bool = False
     ) -> TileMap:
         """The tensor map of tiles of `rows` tokens x `depth` dims of one head; `fold` as of a cache."""
         from kvgen.tensor_map import folded_tile, split_tile
@@ -55,31 +55,31 @@ class TensorOperand:
         if fold:
             return self._map(
                 ("fold", rows, depth, swizzle, row_major),
-                lambda: folded_tile(self.row_view(), rows, depth, row_major=row_major, swizzle=swizzle),  # type: ignore[arg-type]
+                lambda: folded_tile(self.row_view(), rows, depth, row_major=row_major, swizzle=swizzle),
             )
         return self._map(
             ("split", rows, depth, swizzle),
-            lambda: split_tile(self.row_view(), rows, depth, swizzle=swizzle),  # type: ignore[arg-type]
+            lambda: split_tile(self.row_view(), rows, depth, swizzle=swizzle),
         )
 
     def create_gather4_tma_tile(
-        self, tile_width: int, *, tile_height: int = 4, swizzle: int = 0, tma_dtype: str | None = None
+        self, tile_width: int, *, tile_height: int = 4, swizzle: Swizzle = 0, tma_dtype: str | None = None
     ) -> TileMap:
         """The tensor map for gathering rows four by four (sm_100): `tile_width` elements of `tma_dtype` a row."""
         from kvgen.tensor_map import gather4
 
         return self._map(
             ("gather4", tile_width, tile_height, swizzle, tma_dtype),
-            lambda: gather4(self.row_view(), tile_height, tile_width, tma_dtype=tma_dtype, swizzle=swizzle),  # type: ignore[arg-type]
+            lambda: gather4(self.row_view(), tile_height, tile_width, tma_dtype=tma_dtype, swizzle=swizzle),
         )
 
-    def create_ragged_tma_tile(self, rows: int, depth: int, *, group: int = 1, swizzle: int = 128) -> TileMap:
+    def create_ragged_tma_tile(self, rows: int, depth: int, *, group: int = 1, swizzle: Swizzle = 128) -> TileMap:
         """The tensor map for storing tiles of which only the first rows, so many as known at run time, exist."""
         from kvgen.tensor_map import ragged_tile
 
         return self._map(
             ("ragged", rows, depth, group, swizzle),
-            lambda: ragged_tile(self.row_view(), rows, depth, group=group, swizzle=swizzle),  # type: ignore[arg-type]
+            lambda: ragged_tile(self.row_view(), rows, depth, group=group, swizzle=swizzle),
         )
 
     def create_scale_tma_tile(self, tile: int) -> TileMap:

@@ -19,12 +19,14 @@ from kvgen.tensor_map.forms import (
     scale_tile,
     split_tile,
 )
-from kvgen.tensor_map.plan import TensorMapPlan, chunk_elements, element, padded_depth
+from kvgen.tensor_map.plan import Promotion, Swizzle, TensorMapPlan, chunk_elements, element, padded_depth
 from kvgen.tensor_map.views import PageView, RowView, kv_tma_coords, rope_view
 
 __all__ = [
     "PageView",
+    "Promotion",
     "RowView",
+    "Swizzle",
     "TensorMapPlan",
     "chunk_elements",
     "element",

@@ -291,7 +291,7 @@ struct KVCache {
 #pragma unroll
       for (uint32_t i = 0; i < Rows::kNumPages; i += kChunk) {
         if constexpr (kChunk > 1) {
-          const auto ids = cache.template page_id_chunk<kChunk, R::kIsValue>(b, first + i);
+          const auto ids = cache.template page_id_chunk<kChunk>(b, first + i);
 #pragma unroll
           for (uint32_t j = 0; j < kChunk; ++j) found.rows[i + j] = ids.e[j] < pages && counted(i) ? row32(ids.e[j] * stride) : kNoRow;
         } else {

@@ -182,14 +182,13 @@ __device__ __forceinline__ void store_elements(const Cache& cache, const Page& p
 // Quantizes and stores one block of a segment whose writes choose scales; (head, dim) is its first element. kLanes
 // neighbouring lanes, all of `mask`, have it: read(x, c) gives the kWidth values from element (c * kLanes + lane) * kWidth of
 // the block on, head by head. It is asked twice, for the range and for the codes, and not for values past the block or the
-// segment. Up to kHeldChunks a lane may come from registers; more are read anew. `global` is global_scale_of<S>(cache).
-constexpr uint32_t kHeldChunks = 8;
-template <typename S, uint32_t kLanes, uint32_t kWidth, uint32_t kChunks, typename Cache, typename Page, typename Read>
+// segment. kUnroll below kChunks is for values that are read anew, not held in registers. `global` is global_scale_of<S>(cache).
+template <typename S, uint32_t kLanes, uint32_t kWidth, uint32_t kChunks, uint32_t kUnroll = kChunks, typename Cache, typename Page, typename Read>
 __device__ __forceinline__ void store_block(const Cache& cache, const Page& page, uint32_t token, uint32_t head, uint32_t dim,
                                             uint32_t lane, uint32_t mask, float global, const Read& read) {
   using Element = typename S::Element;
   using Scale = typename S::Scale;
-  constexpr uint32_t kBlock = S::kBlockHeads * S::kBlockDims, kUnroll = kChunks <= kHeldChunks ? kChunks : 4;
+  constexpr uint32_t kBlock = S::kBlockHeads * S::kBlockDims;
   constexpr bool kWhole = kBlock == kLanes * kWidth * kChunks && S::kSize % S::kBlockDims == 0;
   const auto live = [&](uint32_t element) { return kWhole || (element < kBlock && dim + element % S::kBlockDims < S::kSize); };
   float low = infinity(), high = S::kZero ? -infinity() : 0.0f;

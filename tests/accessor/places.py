@@ -82,7 +82,7 @@ class Session:
         self.cache = package.Cache(**fields)
 
     def of(self, value: Any) -> Any:
-        """An array, a list of arrays, or anything else, as a launcher of this session takes it."""
+        """An array, a list of arrays, or anything else, as a launcher for this device takes it."""
         if isinstance(value, list):
             return [self.of(v) for v in value]
         if self.copies is None or not isinstance(value, np.ndarray):

@@ -32,7 +32,7 @@ struct Cache {
     if (id >= num_pages) return {nullptr, nullptr, nullptr, kU32Max, fault == Fault::none ? Fault::page_id : fault, false};
     return {codes + id * kPageBytes, scales + id * kScaleStride, nullptr, kU32Max, Fault::none, true, values + id * kInPage};
   }
-  template <uint32_t kCount, bool kIsValue>
+  template <uint32_t kCount>
   __device__ Vec<uint64_t, kCount> page_id_chunk(uint32_t b, uint32_t i) const {
     Vec<uint64_t, kCount> ids;
     Vec<uint32_t, kCount> entries = {};
@@ -67,7 +67,7 @@ struct Role {
   using Element = typename R::Element;
   using Scale = typename R::Scale;
   static constexpr uint32_t kHeads = ::kHeads, kDim = kDims, kPageSize = kTokens;
-  static constexpr bool kIsMla = false, kIsValue = kIsV, kScaled = R::kRecipe != Recipe::none;
+  static constexpr bool kIsMla = false, kScaled = R::kRecipe != Recipe::none;
   static constexpr uint32_t kScaledDims = kDims, kGranularity = kScaled ? 16 : 1, kRow = kHeads * kDims, kScaleRow = kScaled ? R::kScaleRow : 0;
 
   template <uint32_t N, typename Out>
