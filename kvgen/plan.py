@@ -7,12 +7,14 @@ signature, its launcher's signature and docstring, the argument checks, and the 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 
 from kvgen.dtypes import DType
 from kvgen.expr import Expr
 
 Access = Literal["in", "out", "inout"]
+Brought = Literal["", "scalar", "count", "tensor_map", "pages", "cache"]
+_STRUCTS: Final = {"tensor_map": "TensorMap", "pages": "PagePool", "cache": "source::Cache"}
 
 
 @dataclass(frozen=True)
@@ -20,7 +22,8 @@ class Param:
     """One parameter of a kernel, or one field of the cache's struct.
 
     An array has a `shape` of numbers and dimension names ("T" rows, "B" requests ...); a scalar has none and takes the
-    run-time quantity called `value`, or is `brought` by the call, a number or a tensor map. `align` is the pointer's
+    run-time quantity called `value`, or is `brought` by the call: a number, a count that sizes the grid (an int or a host
+    array of one), a tensor map, the pages of another pool, another cache. `align` is the pointer's
     alignment in bytes; `strided` leaves the first axis's stride free. `untrusted` marks device data that may hold
     anything. `field` names the spec field behind the dtype and `fields` those behind the axes, for error messages. A field
     of shape ("pool",) is the layer's own memory of a role.
@@ -38,13 +41,13 @@ class Param:
     doc: str = ""
     field: str = ""
     fields: tuple[str | None, ...] = ()
-    brought: Literal["", "scalar", "tensor_map"] = ""
+    brought: Brought = ""
 
     @property
     def declaration(self) -> str:
         """The parameter in the kernel's C signature, the field in the struct."""
-        if self.brought == "tensor_map":
-            return f"const __grid_constant__ TensorMap {self.name}"
+        if self.brought in _STRUCTS:
+            return f"const __grid_constant__ {_STRUCTS[self.brought]} {self.name}"
         if self.shape is None:
             return f"{self.dtype.c} {self.name}"
         qualifier = "const " if self.access == "in" else ""
@@ -66,6 +69,7 @@ class KernelPlan:
     `context` is a frozen dataclass whose fields are exactly the template's variables. `params` follow the cache in the
     signature: what the call brings. `grid` is evaluated by the launcher over the dimension names of `params` and of the
     cache's fields; `shared` is dynamic shared memory in bytes. `writes_pool`: the kernel stores to the cache's memory.
+    `whole`: the launcher takes the cache with all its layers; the struct is then the first one's.
     A kernel with a `source` has neither template nor context.
     """
 
@@ -78,4 +82,5 @@ class KernelPlan:
     threads: int
     shared: int = 0
     writes_pool: bool = False
+    whole: bool = False
     source: Source | None = None

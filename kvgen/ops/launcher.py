@@ -43,6 +43,7 @@ class OpContext:
     threads: int
     shared: int
     writes: bool
+    whole: bool
     plan_entry: str
     plan_params: tuple[str, ...]
     plan_threads: int
@@ -86,13 +87,16 @@ _IMPORTS: Final = (
 )  # fmt: skip
 
 
+_BROUGHT: Final = {"scalar": "Number", "count": "Count", "tensor_map": "TensorMap"}
+
+
 def _imports(plans: Iterable[tuple[KernelPlan, ...]]) -> str:
     """What the module takes from kvgen.runtime."""
     found = set(_IMPORTS)
     for group in plans:
         brought = {p.brought for plan in group for p in plan.params}
         found |= {"Workspace"} if len(group) > 1 else set()
-        found |= {name for kind, name in (("scalar", "Number"), ("tensor_map", "TensorMap")) if kind in brought}
+        found |= {name for kind, name in _BROUGHT.items() if kind in brought}
     names = sorted(found)
     line = ", ".join(names)
     return line if len(line) <= 80 else "(\n" + "".join(f"    {name},\n" for name in names) + ")"
@@ -105,7 +109,8 @@ def _text(doc: str) -> str:
 
 def _param(p: Param) -> str:
     if p.brought:
-        return f'Number("{p.name}", "{p.dtype.name}")' if p.brought == "scalar" else f'TensorMap("{p.name}")'
+        kind = f', "{p.dtype.name}"' if p.brought == "scalar" else ""
+        return f'{_BROUGHT[p.brought]}("{p.name}"{kind})'
     if p.shape is None:
         return f'Scalar("{p.name}", "{p.dtype.name}", "{p.value}")'
     if p.shape == ("pool",):
@@ -126,7 +131,8 @@ def _param(p: Param) -> str:
 def _describe(p: Param) -> str:
     doc = f": {_text(p.doc).removesuffix('.')}." if p.doc else "."
     if p.shape is None:
-        return f"{p.name}: {p.dtype.name if p.brought == 'scalar' else 'tensor map, 128 bytes'}{doc}"
+        what = {"tensor_map": "tensor map, 128 bytes", "count": "an int, or a host array of one"}
+        return f"{p.name}: {what.get(p.brought, p.dtype.name)}{doc}"
     shape = ", ".join("B + 1" if s == "B+1" else str(s) for s in p.shape)
     notes = [f"{p.dtype.name}[{shape}]"]
     if p.strided:
@@ -172,6 +178,7 @@ def _op(op: Op, kernels: KernelSet, plans: tuple[KernelPlan, ...]) -> OpContext:
         threads=plan.threads,
         shared=plan.shared,
         writes=plan.writes_pool,
+        whole=plan.whole,
         plan_entry=planner.entry if planner else "",
         plan_params=tuple(_param(p) for p in planner.params) if planner else (),
         plan_threads=planner.threads if planner else 0,

@@ -7,7 +7,7 @@ from kvgen.runtime.faults import Fault, FaultReport, clear, describe
 from kvgen.runtime.launcher import Bound, Kernel, Launcher
 from kvgen.runtime.module import Module
 from kvgen.runtime.operand import TensorOperand
-from kvgen.runtime.params import Array, Number, Pool, Scalar, TensorMap
+from kvgen.runtime.params import Array, Count, Number, Pool, Scalar, TensorMap
 from kvgen.runtime.places import KVParams, Places, Role, TensorLayout
 from kvgen.runtime.workspace import Workspace
 
@@ -16,6 +16,7 @@ __all__ = [
     "Array",
     "BaseCache",
     "Bound",
+    "Count",
     "Fault",
     "FaultReport",
     "KVParams",

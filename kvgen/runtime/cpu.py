@@ -16,7 +16,7 @@ from kvgen.runtime.params import Array
 if TYPE_CHECKING:
     from kvgen.runtime.arrays import ArrayView
     from kvgen.runtime.cache import LayerCache
-    from kvgen.runtime.launcher import Grid, Kernel
+    from kvgen.runtime.launcher import Extra, Grid, Kernel
     from kvgen.runtime.packing import PackedArgs
 
 
@@ -87,9 +87,9 @@ def _cpu_arch(kernel: Kernel, wanted: str | None) -> str:
     return wanted or runs[-1]
 
 
-def _memory(kernel: Kernel, cache: LayerCache, views: dict[str, ArrayView]) -> list[Memory]:
+def _memory(kernel: Kernel, cache: LayerCache, views: dict[str, ArrayView], extra: Extra) -> list[Memory]:
     """The arrays a launch may touch."""
-    found = [Memory(name, tensor, kernel.writes and writes) for name, tensor, writes in cache.memory]
+    found = [Memory(name, tensor, kernel.writes and writes) for name, tensor, writes in (*cache.memory, *extra)]
     found += [Memory(name, table, False) for name, table in cache.tables.items()]
     for p in kernel.params:
         array = views.get(p.name) if isinstance(p, Array) else None
@@ -112,7 +112,7 @@ def _ranges(memory: Sequence[Memory]) -> list[tuple[str, int, int, bool]]:
 
 
 def bind(
-    kernel: Kernel, cache: LayerCache, views: dict[str, ArrayView], args: PackedArgs, grid: Grid
+    kernel: Kernel, cache: LayerCache, views: dict[str, ArrayView], extra: Extra, args: PackedArgs, grid: Grid
 ) -> Callable[[object], None]:
     """A launch on the CPU machine, under the settings in force now."""
     from kvgen.emulator import Buffer, EmulatorError
@@ -121,7 +121,7 @@ def bind(
     arch = _cpu_arch(kernel, chosen.arch)
     library = cpu_library(kernel.module, arch, chosen.mode)
     entry = library.kernels[kernel.entry]
-    memory = _memory(kernel, cache, views)
+    memory = _memory(kernel, cache, views, extra)
     buffers = [Buffer(name, low, high - low, writes) for name, low, high, writes in _ranges(memory)]
     raw = args.bytes_list()
     programmatic = arch >= "sm_90"  # as on a GPU: such a kernel may start while the one before it runs

@@ -13,7 +13,7 @@ from kvgen.runtime.stream import stream_handle
 if TYPE_CHECKING:
     from kvgen.runtime.arrays import ArrayView
     from kvgen.runtime.cache import LayerCache
-    from kvgen.runtime.launcher import Grid, Kernel
+    from kvgen.runtime.launcher import Extra, Grid, Kernel
     from kvgen.runtime.module import Module
     from kvgen.runtime.packing import PackedArgs
 
@@ -25,7 +25,7 @@ def _function(module: Module, file: str, entry: str, shared: int, device: int) -
 
 
 def bind(
-    kernel: Kernel, cache: LayerCache, views: dict[str, ArrayView], args: PackedArgs, grid: Grid
+    kernel: Kernel, cache: LayerCache, views: dict[str, ArrayView], extra: Extra, args: PackedArgs, grid: Grid
 ) -> Callable[[object], None]:
     """A launch on the cache's GPU; loads (and if need be compiles) the kernel now, so that a capture can follow."""
     device = int(cache.device.partition(":")[2])

@@ -8,10 +8,10 @@ from typing import ClassVar
 
 from kvgen.errors import ArgumentError
 from kvgen.runtime.arrays import ArrayView, Dims, view
-from kvgen.runtime.cache import LayerCache
+from kvgen.runtime.cache import BaseCache, LayerCache
 from kvgen.runtime.module import Module
 from kvgen.runtime.packing import PackedArgs, ParamKind, Value
-from kvgen.runtime.params import Array, Number, Param, Scalar, TensorMap, kinds_of
+from kvgen.runtime.params import Array, Call, Count, Number, Param, Scalar, TensorMap, kinds_of
 from kvgen.runtime.workspace import Workspace, usable
 
 Grid = tuple[int, int, int]
@@ -19,7 +19,8 @@ Grid = tuple[int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """A generated kernel: its file, its parameters behind the cache, the rule for its grid, and whether it writes to the pool."""
+    """A generated kernel: its file, its parameters behind the cache, the rule for its grid, whether it writes to the pool,
+    and whether it works on the `whole` cache, all layers in one launch."""
 
     module: Module
     file: str
@@ -29,7 +30,8 @@ class Kernel:
     threads: int
     shared: int
     writes: bool
-    arguments: tuple[Array | Number | TensorMap, ...] = field(init=False)
+    whole: bool = False
+    arguments: tuple[Array | Number | Count | TensorMap, ...] = field(init=False)
     kinds: tuple[ParamKind, ...] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -66,7 +68,7 @@ class Launcher:
     KERNEL: ClassVar[Kernel]
     PLAN: ClassVar[Kernel]
 
-    def run(self, cache: LayerCache, arguments: Sequence[object], stream: object) -> None:
+    def run(self, cache: LayerCache | BaseCache, arguments: Sequence[object], stream: object) -> None:
         """Check and launch."""
         self.prepare(cache, arguments)(stream)
 
@@ -80,23 +82,20 @@ class Launcher:
 
         return Bound(go, bound)
 
-    def prepare(self, cache: LayerCache, arguments: Sequence[object], which: Kernel | None = None) -> Bound:
+    def prepare(self, given: LayerCache | BaseCache, arguments: Sequence[object], which: Kernel | None = None) -> Bound:
         """Check the arguments, in the order of `Kernel.arguments`, and decide everything but the stream."""
         kernel = which or self.KERNEL
-        if not isinstance(cache, LayerCache) or cache.module is not kernel.module:
-            got = f"a cache of {cache.module.name}" if isinstance(cache, LayerCache) else type(cache).__name__
-            raise ArgumentError(
-                f"cache: got {got}; it must be a layer of this set's Cache; pass {kernel.module.name}.Cache(...)[layer]"
-            )
+        cache, others = _layers(kernel, given)
         dims = Dims(cache.dims)
         dims.origin = dict(cache.dims.origin)
+        call = Call(dims, cache.device, [m for layer in others for m in layer.memory if m not in cache.memory])
         views: dict[str, ArrayView] = {}
         taken: dict[str, Value] = {}
-        for spec, given in zip(kernel.arguments, arguments, strict=True):
+        for spec, argument in zip(kernel.arguments, arguments, strict=True):
             if not isinstance(spec, Array):
-                taken[spec.name] = spec.take(given)
+                taken[spec.name] = spec.take(argument, call)
                 continue
-            if given is None:
+            if argument is None:
                 if not spec.optional:
                     kind = "workspace" if spec.name == "workspace" else f"{spec.dtype} array"
                     raise ArgumentError(f"{spec.name}: got None; the operation needs it; pass a {kind}")
@@ -104,17 +103,17 @@ class Launcher:
                     dims[f"{spec.name}.stride"] = 0
                 continue
             if spec.name == "workspace":
-                held = usable(given, self.KERNEL, dims["T"] if kernel is self.KERNEL else None)
+                held = usable(argument, self.KERNEL, dims["T"] if kernel is self.KERNEL else None)
                 dims["max_rows"] = held.max_rows
                 found = held.view
             else:
-                found = view(given, spec.name)
+                found = view(argument, spec.name)
             spec.check(found, dims, cache.device)
             views[spec.name] = found
             if spec.strided:
                 dims[f"{spec.name}.stride"] = found.strides[0]
         if kernel.writes:
-            for name, memory, writes in cache.memory:
+            for name, memory, writes in (*cache.memory, *call.memory):
                 if writes and memory.readonly:
                     raise ArgumentError(
                         f"{name}: got a read-only array; this operation writes to it; pass a writable one"
@@ -132,7 +131,26 @@ class Launcher:
         if 0 in grid:
             return Bound(_nothing, None)
         args = PackedArgs((cache.kind, *kernel.kinds), values)
-        return Bound(_backend(cache.device)(kernel, cache, views, args, grid), (cache, views, arguments))
+        go = _backend(cache.device)(kernel, cache, views, call.memory, args, grid)
+        return Bound(go, (given, views, call.memory, arguments))
+
+
+def _layers(kernel: Kernel, given: object) -> tuple[LayerCache, tuple[LayerCache, ...]]:
+    """The layer whose struct the kernel gets, and the other ones it works on."""
+    if kernel.whole:
+        if isinstance(given, BaseCache) and given.MODULE is kernel.module and len(given):
+            return given[0], tuple(given)[1:]
+        rule, valid = "it must be this set's Cache, all of its layers", f"{kernel.module.name}.Cache(...)"
+    else:
+        if isinstance(given, LayerCache) and given.module is kernel.module:
+            return given, ()
+        rule, valid = "it must be a layer of this set's Cache", f"{kernel.module.name}.Cache(...)[layer]"
+    got = type(given).__name__
+    if isinstance(given, LayerCache):
+        got = f"a layer of a cache of {given.module.name}"
+    elif isinstance(given, BaseCache):
+        got = f"a cache of {given.MODULE.name}"
+    raise ArgumentError(f"cache: got {got}; {rule}; pass {valid}")
 
 
 def _grid(kernel: Kernel, dims: Dims) -> Grid:
@@ -155,7 +173,8 @@ def _grid(kernel: Kernel, dims: Dims) -> Grid:
     return grid
 
 
-Binder = Callable[[Kernel, LayerCache, dict[str, ArrayView], PackedArgs, Grid], Callable[[object], None]]
+Extra = Sequence[tuple[str, ArrayView, bool]]
+Binder = Callable[[Kernel, LayerCache, dict[str, ArrayView], Extra, PackedArgs, Grid], Callable[[object], None]]
 
 
 def _backend(device: str) -> Binder:

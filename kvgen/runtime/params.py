@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Any, Final, Literal
 
 from kvgen.errors import ArgumentError
-from kvgen.runtime.arrays import ArrayView, Dims, check
+from kvgen.runtime.arrays import ArrayView, Dims, check, view
 from kvgen.runtime.packing import TENSOR_MAP, ParamKind
 
 _RANGES: Final = {
     "i32": (-(2**31), 2**31 - 1), "u32": (0, 2**32 - 1), "i64": (-(2**63), 2**63 - 1), "u64": (0, 2**64 - 1),
 }  # fmt: skip
 _F32_MAX: Final = 3.4028235677973366e38  # what rounds to a finite f32 lies below
+
+
+@dataclass(slots=True)
+class Call:
+    """One call while its arguments are taken: the sizes known so far, the device, and memory that arguments lead to
+    (name, array, whether the kernel writes to it) besides the cache's own and the arrays."""
+
+    dims: Dims
+    device: str
+    memory: list[tuple[str, ArrayView, bool]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +93,7 @@ class Number:
     dtype: Literal["f32", "i32", "u32", "i64", "u64"]
     optional: bool = False
 
-    def take(self, given: Any) -> int | float:
+    def take(self, given: Any, call: Call) -> int | float:
         """`given` as the kernel gets it; raises ArgumentError for what is no such number."""
         whole = self.dtype != "f32"
         numbers: Any = Integral if whole else Real
@@ -109,13 +120,46 @@ class Number:
 
 
 @dataclass(frozen=True, slots=True)
+class Count:
+    """A count on the host, an int or an array of one, which sizes the grid: it is a dimension by its name.
+
+    Where the call has no rows, dimension `rows`, it is not looked at: callers without rows have none.
+    """
+
+    name: str
+    rows: str = "T"
+    optional: bool = False
+    dtype: Literal["i64"] = "i64"
+
+    def take(self, given: Any, call: Call) -> int:
+        """The number; raises ArgumentError for what is no count."""
+        call.dims[self.name] = number = 0 if call.dims[self.rows] == 0 else self._read(given)
+        call.dims.origin[self.name] = self.name
+        return number
+
+    def _read(self, given: Any) -> int:
+        if hasattr(given, "shape") and not isinstance(given, Integral):
+            array = view(given, self.name)
+            if array.device != "cpu" or math.prod(array.shape) != 1 or array.dtype not in _RANGES:
+                raise ArgumentError(
+                    f"{self.name}: got {array.dtype}{list(array.shape)} on {array.device}; it sizes the launch, so it is read "
+                    "here; pass an int or a host array of one whole number, or use the form of the operation that takes it on "
+                    "the device"
+                )
+            given = int(given.reshape(-1)[0])
+        if isinstance(given, bool) or not isinstance(given, Integral) or not 0 <= int(given) < 2**63:
+            raise ArgumentError(f"{self.name}: got {given!r}; it counts rows; pass an int from 0 on")
+        return int(given)
+
+
+@dataclass(frozen=True, slots=True)
 class TensorMap:
     """A tensor map that the call brings: 128 bytes, or an object with them as `data`."""
 
     name: str
     optional: bool = False
 
-    def take(self, given: object) -> bytes:
+    def take(self, given: object, call: Call) -> bytes:
         """Its bytes; raises ArgumentError for anything else."""
         data = given if isinstance(given, bytes) else getattr(given, "data", None)
         if not isinstance(data, bytes) or len(data) != TENSOR_MAP.size:
@@ -127,7 +171,7 @@ class TensorMap:
         return data
 
 
-Param = Array | Scalar | Number | TensorMap
+Param = Array | Scalar | Number | Count | TensorMap
 
 
 def kinds_of(params: Sequence[Param | Pool]) -> tuple[ParamKind, ...]:
@@ -138,4 +182,4 @@ def kinds_of(params: Sequence[Param | Pool]) -> tuple[ParamKind, ...]:
 def _kind(param: Param | Pool) -> ParamKind:
     if isinstance(param, TensorMap):
         return TENSOR_MAP
-    return param.dtype if isinstance(param, (Scalar, Number)) else "ptr"
+    return param.dtype if isinstance(param, (Scalar, Number, Count)) else "ptr"

@@ -43,7 +43,7 @@ def test_it_runs() -> None:
 def test_the_same_arguments_give_the_same_package() -> None:
     assert make().Cache is make().Cache
     assert make().Cache is not make(threads=64).Cache
-    with pytest.raises(ArgumentError, match="cache: got a cache of fill"):
+    with pytest.raises(ArgumentError, match="cache: got a layer of a cache of fill"):
         make()(layer(make(threads=64)), np.zeros(3, np.float32), 1)
 
 

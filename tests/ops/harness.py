@@ -45,14 +45,26 @@ def _root() -> tempfile.TemporaryDirectory[str]:
     return folder
 
 
-@cache
-def package(name: str) -> ModuleType:
-    """The generated package of a set."""
+def package(which: str | KernelSet) -> ModuleType:
+    """The generated package of a set, or of the set of these tests that has the name."""
+    kernels = ALL[which] if isinstance(which, str) else which
+    before, module = _packages.get(kernels.name, (None, None))
+    if before is not None and before != kernels:
+        raise ValueError(f"{kernels.name}: two sets have this name; a name is a package")
+    return module or _made(kernels)
+
+
+_packages: dict[str, tuple[KernelSet, ModuleType]] = {}
+
+
+def _made(kernels: KernelSet) -> ModuleType:
     folder = Path(_root().name) / PACKAGE
-    for file in render_set(LoadedSet(ALL[name], "tests/ops/sets.py", "")).values():
+    for file in render_set(LoadedSet(kernels, "tests/ops/sets.py", "")).values():
         write_file(folder, file)
     importlib.invalidate_caches()
-    return importlib.import_module(f"{PACKAGE}.{name}")
+    module = importlib.import_module(f"{PACKAGE}.{kernels.name}")
+    _packages[kernels.name] = (kernels, module)
+    return module
 
 
 @contextmanager
@@ -81,7 +93,7 @@ class Run:
         self.scene = scene
         word = np.zeros(1, np.uint64)
         clear(word)
-        generated = package(scene.kernels.name).Cache(**scene.arguments())
+        generated = package(scene.kernels).Cache(**scene.arguments())
         with on_machine(scene.batch):
             if op == "decode" and splits_of(scene.kernels) > 1:
                 arguments["workspace"] = planned(scene, len(arguments["q"]))
@@ -96,7 +108,7 @@ class Run:
 
 def planned(scene: Scene, rows: int) -> Any:
     """A workspace of garbage, then planned for the scene's lengths; for one row more than needed."""
-    generated = package(scene.kernels.name)
+    generated = package(scene.kernels)
     workspace = generated.decode.workspace(max_rows=rows + 1)
     workspace.view.owner[...] = 0xEE
     generated.decode.plan(generated.Cache(**scene.arguments())[scene.layer], workspace)
@@ -105,7 +117,7 @@ def planned(scene: Scene, rows: int) -> Any:
 
 def launcher(scene: Scene, op: str) -> Callable[..., None]:
     """The generated launcher of an operation."""
-    found: Callable[..., None] = getattr(package(scene.kernels.name), op)
+    found: Callable[..., None] = getattr(package(scene.kernels), op)
     return found
 
 

@@ -160,9 +160,14 @@ CALLS: dict[str, tuple[str, str, Change, str]] = {
         "paged",
         "append",
         other_set,
-        "cache: got a cache of apart; it must be a layer of this set's Cache; pass paged.Cache(...)[layer]",
+        "cache: got a layer of a cache of apart; it must be a layer of this set's Cache; pass paged.Cache(...)[layer]",
     ),
-    "whole_cache": ("paged", "append", whole_cache, "cache: got Cache; it must be a layer of this set's Cache"),
+    "whole_cache": (
+        "paged",
+        "append",
+        whole_cache,
+        "cache: got a cache of paged; it must be a layer of this set's Cache",
+    ),
     "read_only_pool": (
         "paged",
         "append",
