@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         Rope,
         YarnScaling,
     )
+    from kvgen.spec.norm import RmsNorm
     from kvgen.spec.quant import Block, Quant
     from kvgen.spec.table import CSR, Dense, Indirect, PerKV, Ring
 
@@ -37,6 +38,7 @@ _HOME = {
         ("LinearScaling", "Llama3Scaling", "LongRopeScaling", "Mla", "Model", "Rope", "YarnScaling"), "kvgen.spec.model"
     ),
     "KernelSet": "kvgen.spec.kernel_set",
+    "RmsNorm": "kvgen.spec.norm",
     "compile_kernel": "kvgen.inline",
 }
 
@@ -58,6 +60,7 @@ __all__ = [
     "PerKV",
     "Quant",
     "Ring",
+    "RmsNorm",
     "Rope",
     "YarnScaling",
     "compile_kernel",

@@ -14,6 +14,7 @@ from kvgen.config import Config, find_config
 from kvgen.errors import SpecError
 from kvgen.flatten import INCLUDE, flatten, resolve
 from kvgen.ops.cache import cache_context, cache_fields
+from kvgen.ops.convert import Convert
 from kvgen.ops.launcher import launcher_context
 from kvgen.paths import templates_root
 from kvgen.plan import KernelPlan, Param
@@ -102,11 +103,26 @@ def set_plans(loaded: LoadedSet) -> dict[str, tuple[KernelPlan, ...]]:
     return {op.name: op.plan(loaded.kernels) for op in loaded.kernels.ops}
 
 
+def _source(loaded: LoadedSet, op: Convert) -> File:
+    """The other cache that `op` reads, as a header in a namespace of its own."""
+    context = cache_context(op.source, f"The cache that {op.name} reads", "source")
+    path = f"{loaded.kernels.name}/{op.name}_source.cuh"
+    return _templated(path, loaded.source, "cache/cache.cuh.j2", context)
+
+
 def render_set(loaded: LoadedSet) -> dict[str, File]:
     """The files of one set, by path below the output folder."""
     kernels, plans = loaded.kernels, set_plans(loaded)
     name = kernels.name
-    files = [_templated(f"{name}/cache.cuh", loaded.source, "cache/cache.cuh.j2", cache_context(kernels.cache, name))]
+    files = [
+        _templated(
+            f"{name}/cache.cuh",
+            loaded.source,
+            "cache/cache.cuh.j2",
+            cache_context(kernels.cache, f"The cache of {name}"),
+        )
+    ]
+    files += [_source(loaded, op) for op in kernels.ops if isinstance(op, Convert)]
     for group in plans.values():
         files += [_kernel(f"{name}/{p.name}.cu", loaded, p) for p in group]
     launcher = launcher_context(kernels, loaded.doc, plans)

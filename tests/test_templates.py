@@ -14,24 +14,57 @@ from kvgen.compile.arch import ARCHS
 from kvgen.config import find_config
 from kvgen.emit import File, load_and_render
 from kvgen.errors import ToolError
-from kvgen.ops.append import AppendContext
+from kvgen.ops.append_plan import AppendContext
 from kvgen.ops.cache import CacheContext
+from kvgen.ops.compact import CompactContext, CompactPlanContext
+from kvgen.ops.convert import ConvertContext
+from kvgen.ops.copy_pages import CopyPagesCheckContext, CopyPagesContext
 from kvgen.ops.decode import DecodeContext, DecodePlanContext
 from kvgen.ops.gather import GatherContext
+from kvgen.ops.gather_rows import GatherRowsContext
 from kvgen.ops.launcher import LauncherContext
+from kvgen.ops.lengths import AdvanceContext, RowOffsetsContext
+from kvgen.ops.lora_add import LoraAddContext
+from kvgen.ops.page_lists import ToCsrContext, ToDenseContext
+from kvgen.ops.reorder import ReorderContext
+from kvgen.ops.rows_add import RowsAddContext
+from kvgen.ops.scatter import ScatterContext
 from kvgen.ops.seal import SealContext
+from kvgen.ops.sliced_add import SlicedAddContext
+from kvgen.ops.slots import RemapIndicesContext, SlotMappingContext
+from kvgen.ops.store_scales import StoreScalesContext
+from kvgen.ops.swap_pages import SwapPagesContext
 from kvgen.paths import templates_root
 from kvgen.render import environment, render
 
 ROOT = Path(__file__).resolve().parent.parent
-# Each template, its context, and the share of its lines that may be tags. Kernels read as CUDA; append has two ways of
-# naming a row's place, and its copies lie in write/; the last two are lists of declarations more than code.
+# Each template, its context, and the share of its lines that may be tags. Kernels read as CUDA; append
+# puts its steps together from find/, heads/ and write/; the last two are lists of declarations more than code.
 CONTEXTS: dict[str, tuple[type, float]] = {
-    "ops/append.cu.j2": (AppendContext, 0.16),
+    "ops/append.cu.j2": (AppendContext, 0.40),
     "ops/gather.cu.j2": (GatherContext, 0.10),
+    "ops/gather_rows.cu.j2": (GatherRowsContext, 0.10),
+    "ops/scatter.cu.j2": (ScatterContext, 0.10),
+    "ops/convert.cu.j2": (ConvertContext, 0.10),
     "ops/decode.cu.j2": (DecodeContext, 0.10),
     "ops/decode_plan.cu.j2": (DecodePlanContext, 0.10),
     "ops/seal.cu.j2": (SealContext, 0.10),
+    "ops/copy_pages.cu.j2": (CopyPagesContext, 0.10),
+    "ops/copy_pages_check.cu.j2": (CopyPagesCheckContext, 0.10),
+    "ops/swap_pages.cu.j2": (SwapPagesContext, 0.10),
+    "ops/reorder.cu.j2": (ReorderContext, 0.10),
+    "ops/compact.cu.j2": (CompactContext, 0.10),
+    "ops/compact_plan.cu.j2": (CompactPlanContext, 0.10),
+    "ops/advance.cu.j2": (AdvanceContext, 0.10),
+    "ops/row_offsets.cu.j2": (RowOffsetsContext, 0.10),
+    "ops/slot_mapping.cu.j2": (SlotMappingContext, 0.10),
+    "ops/remap_indices.cu.j2": (RemapIndicesContext, 0.10),
+    "ops/to_csr.cu.j2": (ToCsrContext, 0.10),
+    "ops/to_dense.cu.j2": (ToDenseContext, 0.10),
+    "ops/lora_add.cu.j2": (LoraAddContext, 0.10),
+    "ops/rows_add.cu.j2": (RowsAddContext, 0.10),
+    "ops/sliced_add.cu.j2": (SlicedAddContext, 0.10),
+    "ops/store_scales.cu.j2": (StoreScalesContext, 0.10),
     "cache/cache.cuh.j2": (CacheContext, 0.19),
     "launcher/init.py.j2": (LauncherContext, 0.25),
 }
@@ -40,7 +73,11 @@ CONTEXTS: dict[str, tuple[type, float]] = {
 TABLES = sorted(p.relative_to(templates_root()).as_posix() for p in templates_root().glob("cache/*.j2"))
 TABLES.remove("cache/cache.cuh.j2")
 WRITERS = sorted(p.relative_to(templates_root()).as_posix() for p in templates_root().glob("write/*.j2"))
-MACROS = [*TABLES, *WRITERS]
+# Where a row goes, and what happens to its heads: imported by append.cu.j2 too.
+STEPS = sorted(
+    p.relative_to(templates_root()).as_posix() for d in ("find", "heads") for p in templates_root().glob(f"{d}/*.j2")
+)
+MACROS = [*TABLES, *WRITERS, *STEPS]
 
 
 def source(template: str) -> str:

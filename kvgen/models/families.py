@@ -13,6 +13,7 @@ from typing import Literal, cast
 from kvgen.models.fields import POSITIONS, Fields
 from kvgen.models.rope import gemma3_rope, rope_facts
 from kvgen.spec.model import LayerKind, Mla, Model, Rope
+from kvgen.spec.norm import RmsNorm
 
 HEADS = 4096
 HEAD_DIM = 1024
@@ -29,7 +30,8 @@ _LAYER_KINDS = {"sliding_attention": "local", "full_attention": "full"}
 class Checkpoint:
     """What a config.json says about a model's cache and attention.
 
-    For latent attention `kv_heads` is 1, `head_dim` the cached row's elements and `stores` "k".
+    For latent attention `kv_heads` is 1, `head_dim` the cached row's elements and `stores` "k". `norm` is that of q and k
+    before RoPE, of a latent row's latent part.
     """
 
     q_heads: int
@@ -38,6 +40,7 @@ class Checkpoint:
     dtype: CacheDtype
     stores: Literal["kv", "k"]
     model: Model
+    norm: RmsNorm | None = None
 
     @property
     def group(self) -> int:
@@ -114,7 +117,8 @@ def gemma3(fields: Fields, architecture: str) -> Checkpoint:
     q_heads = text.integer("num_attention_heads", default=8, high=HEADS)
     kv_heads = text.integer("num_key_value_heads", default=4, high=HEADS)
     _check_group(text, q_heads, kv_heads, "num_key_value_heads")
-    return Checkpoint(q_heads, kv_heads, head_dim, _dtype(text, fields), "kv", model)
+    norm = RmsNorm(eps=_eps(text), weight_offset=1.0, multiply="before")
+    return Checkpoint(q_heads, kv_heads, head_dim, _dtype(text, fields), "kv", model, norm)
 
 
 def phi3(fields: Fields, architecture: str) -> Checkpoint:
@@ -183,7 +187,9 @@ def deepseek(fields: Fields, architecture: str) -> Checkpoint:
         rope=rope.model_copy(update={"dim": mla.qk_rope_head_dim}),
         mla=mla,
     )
-    return Checkpoint(fields.integer("num_attention_heads", high=HEADS), 1, mla.row_dim, _dtype(fields), "k", model)
+    # HF builds the norm of the latent part with its own default, whatever rms_norm_eps says.
+    q_heads = fields.integer("num_attention_heads", high=HEADS)
+    return Checkpoint(q_heads, 1, mla.row_dim, _dtype(fields), "k", model, RmsNorm())
 
 
 READERS: dict[str, Reader] = {
@@ -242,7 +248,12 @@ def _checkpoint(
         sinks=sinks,
         qk_norm=qk_norm,
     )
-    return Checkpoint(q_heads, kv_heads, head_dim, _dtype(fields), "kv", model)
+    norm = RmsNorm(over=qk_norm, eps=_eps(fields)) if qk_norm is not None else None
+    return Checkpoint(q_heads, kv_heads, head_dim, _dtype(fields), "kv", model, norm)
+
+
+def _eps(fields: Fields) -> float:
+    return fields.number("rms_norm_eps", default=1e-6, low=1e-30, high=1.0)
 
 
 def _dtype(*places: Fields) -> CacheDtype:

@@ -15,6 +15,7 @@ from kvgen.errors import ConfigError
 from kvgen.models.families import Checkpoint
 from kvgen.models.stored import Stored, words
 from kvgen.spec.base import Spec
+from kvgen.spec.model import LongRopeScaling
 
 LINE = 120
 INDENT = "    "
@@ -51,15 +52,16 @@ def spec_source(facts: Checkpoint, stored: Stored, *, source: str, option: str, 
     model = facts.model
     page = 64 if model.mla else 16
     cache: list[tuple[str, Atom | Group]] = [("dtype=", literal(stored.dtype))]
-    names = ["Append", "Gather", "Decode"]
+    operations = [*_appends(facts), Atom("ops.Gather()"), Atom("ops.Decode()")]
     if model.mla is not None:
         cache.append(("latent_dim=", literal(model.mla.kv_lora_rank)))
         cache.append(("rope_dim=", literal(model.mla.qk_rope_head_dim)))
-        names.remove("Decode")  # attention over latent rows is another operation
+        operations.pop()  # attention over latent rows is another operation
     else:
         cache += [("kv_heads=", literal(facts.kv_heads)), ("head_dim=", literal(facts.head_dim))]
     cache.append(("page_size=", literal(page)))
     kind, used = "Latent" if model.mla else "Paged", spec_names(model)
+    used |= {"RmsNorm"} if facts.norm is not None else set()
     if stored.quant is not None:
         cache.append(("quant=", literal(stored.quant)))
         used |= spec_names(stored.quant)
@@ -70,7 +72,7 @@ def spec_source(facts: Checkpoint, stored: Stored, *, source: str, option: str, 
         [
             ("q_heads=", literal(facts.q_heads)),
             ("cache=", Group(f"{kind}(", cache, ")")),
-            ("ops=", Group("[", [("", Atom(f"ops.{name}()")) for name in names], "]")),
+            ("ops=", Group("[", [("", operation) for operation in operations], "]")),
             ("arch=", Group("[", [("", literal(name)) for name in arch], "]")),
             ("model=", call(model)),
         ],
@@ -82,6 +84,21 @@ def spec_source(facts: Checkpoint, stored: Stored, *, source: str, option: str, 
         f'"""{_headline(facts, stored, page)}\n\n{_how(facts, stored)}Written by `{command}`.\n"""'
         f"\n\nfrom kvgen import {imports}\n\nkernels = {_broken(body, 0)}\n"
     )
+
+
+def _appends(facts: Checkpoint) -> list[Atom | Group]:
+    """append with the model's norms and RoPE; a second one for local layers whose RoPE differs."""
+    model = facts.model
+    norms = ("k_norm",) if model.mla else ("q_norm", "k_norm")
+    normal = [(f"{name}=", literal(facts.norm)) for name in norms if facts.norm is not None]
+    # Which of LongRoPE's factors hold, nobody knows before the longest sequence.
+    table = [("angles=", literal("halves"))] if isinstance(getattr(model.rope, "scaling", None), LongRopeScaling) else []
+    found: list[Atom | Group] = []
+    for name in ("model", "local") if model.rope is not None and model.rope.local_theta else ("model",):
+        own = [("name=", literal("append_local"))] if name == "local" else []
+        turns = [("rope=", literal(name)), *(table if name == "model" else [])] if model.rope is not None else []
+        found.append(Group("ops.Append(", [*own, *turns, *normal], ")"))
+    return found
 
 
 def _headline(facts: Checkpoint, stored: Stored, page: int) -> str:

@@ -2,11 +2,80 @@
 
 from kvgen.ops.append import Append
 from kvgen.ops.arguments import Array, Scalar, Size, TensorMap
+from kvgen.ops.compact import Compact
+from kvgen.ops.convert import Convert
+from kvgen.ops.copy_pages import CopyPages
 from kvgen.ops.custom import Custom
 from kvgen.ops.decode import Decode
 from kvgen.ops.gather import Gather
+from kvgen.ops.gather_rows import GatherRows
+from kvgen.ops.in_place import NormCache, RotateCache
+from kvgen.ops.lengths import Advance, RowOffsets
+from kvgen.ops.lora_add import LoraAdd
+from kvgen.ops.page_lists import ToCsr, ToDense
+from kvgen.ops.reorder import Reorder
+from kvgen.ops.rows_add import RowsAdd
+from kvgen.ops.scatter import Scatter
 from kvgen.ops.seal import Seal
+from kvgen.ops.sliced_add import SlicedAdd
+from kvgen.ops.slots import RemapIndices, SlotMapping
+from kvgen.ops.store_scales import StoreScales
+from kvgen.ops.swap_pages import SwapPages
 
-ALL = (Append, Decode, Gather, Seal)
+ALL = (
+    Advance,
+    Append,
+    Compact,
+    Convert,
+    CopyPages,
+    Decode,
+    Gather,
+    GatherRows,
+    LoraAdd,
+    NormCache,
+    RemapIndices,
+    Reorder,
+    RotateCache,
+    RowOffsets,
+    RowsAdd,
+    Scatter,
+    Seal,
+    SlicedAdd,
+    SlotMapping,
+    StoreScales,
+    SwapPages,
+    ToCsr,
+    ToDense,
+)
 
-__all__ = ["ALL", "Append", "Array", "Custom", "Decode", "Gather", "Scalar", "Seal", "Size", "TensorMap"]
+__all__ = [
+    "ALL",
+    "Advance",
+    "Append",
+    "Array",
+    "Compact",
+    "Convert",
+    "CopyPages",
+    "Custom",
+    "Decode",
+    "Gather",
+    "GatherRows",
+    "LoraAdd",
+    "NormCache",
+    "RemapIndices",
+    "Reorder",
+    "RotateCache",
+    "RowOffsets",
+    "RowsAdd",
+    "Scalar",
+    "Scatter",
+    "Seal",
+    "Size",
+    "SlicedAdd",
+    "SlotMapping",
+    "StoreScales",
+    "SwapPages",
+    "TensorMap",
+    "ToCsr",
+    "ToDense",
+]

@@ -1,99 +1,72 @@
-"""append: store the new tokens' K and V in the cache."""
+"""append: store the new tokens' K and V in the cache, in one launch with what a model does to them before."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from kvgen.dtypes import dtype
-from kvgen.expr import ceil_div, const, var
-from kvgen.ops.cache import ERRORS, entry_name, rows_per_block
-from kvgen.ops.segments import SegmentContext, row_params, segments
-from kvgen.plan import KernelPlan, Param
+from kvgen.ops.append_plan import plan_rows
+from kvgen.ops.append_rules import check_append
+from kvgen.plan import KernelPlan
 from kvgen.spec.kernel_set import KernelSet, Op
-from kvgen.spec.table import IndexName, PerKV
-
-THREADS = 256
-
-
-@dataclass(frozen=True)
-class AppendContext:
-    """Everything ops/append.cu.j2 reads."""
-
-    entry: str
-    params: tuple[str, ...]
-    segments: tuple[SegmentContext, ...]
-    threads: int
-    rows: int
-    by_slot: bool
-    lengths: str
-    residual: int
+from kvgen.spec.model import Rope
+from kvgen.spec.norm import RmsNorm
+from kvgen.spec.table import IndexName
 
 
 class Append(Op):
-    """Store k and v `[T, kv_heads, head_dim]` of the step's tokens.
+    """Store k and v `[T, kv_heads, head_dim]` of the step's tokens, after what the model does to them, in one launch.
 
     `rows="ragged"`: `row_offsets[B + 1]` says which rows are whose; row t of request b goes to position
     `length + t` ("before" lengths) or ends at `length` ("after"). Rows at or past `row_offsets[B]` are padding.
+    `rows="padded"`: arrays are `[B, S, ...]`, and `valid_lengths[B]` says how many rows of a request are new.
     `rows="slots"`: `slots[T]` names each row's place, `page * page_size + offset`; -1 skips the row.
-    Quantized caches get codes, and scales where they are computed; with `residual`, K rows that no seal has
-    quantized go to the tail: call seal first.
+
+    In this order, each where it is asked for: `bias` of q, k and v; RMS norms of q and of k (in latent rows, of the latent
+    part); `rope` of q and of k, a Rope, or "model" or "local" for the model's own. What is done is done in f32 and rounded
+    once, to the cache's dtype or by its quantization. q `[T, q_heads, q_dim]` comes back as `q_out`, as it was ("same"), as
+    scale-free e4m3 of q / `q_scale` (an optional f32), or not at all ("none"); a row whose place is unknown is NaN there.
+
+    `angles="computed"`: cosines and sines of position * frequency, positions below 2^24. Else the call brings
+    `cos_sin[P, dims]`: "pairs" (cos, sin, cos, sin: Modular MAX's freqs_cis), or "halves" (all cos, all sin: vLLM). A
+    position is the token's place in its request, or given: `positions[T]`, with `sections` (Qwen2-VL's M-RoPE)
+    `[len(sections), T]`, of which the first row turns sections[0] pairs, and so on.
+
+    `inputs="qkv"` takes one array of rows q | k | v (after a fused projection), "parts" a latent row's two parts as
+    `k_latent` and `k_rope`. Quantized caches get codes, and scales where they are computed; with `residual`, K rows that
+    no seal has quantized go to the tail: call seal first.
     """
 
     kind: ClassVar[str] = "append"
-    rows: Literal["ragged", "slots"] = "ragged"
+    rows: Literal["ragged", "padded", "slots"] = "ragged"
+    inputs: Literal["separate", "qkv", "parts"] = "separate"
+    bias: bool = False
+    q_norm: RmsNorm | None = None
+    k_norm: RmsNorm | None = None
+    rope: Rope | Literal["model", "local"] | None = None
+    angles: Literal["computed", "pairs", "halves"] = "computed"
+    angles_dtype: Literal["f32", "same"] = "f32"
+    positions: Literal["lengths", "given"] = "lengths"
+    sections: Annotated[tuple[Annotated[int, Field(ge=1)], ...], Field(strict=False, max_length=4)] = ()
+    q_out: Literal["same", "e4m3", "none"] = "same"
+    q_dim: Annotated[int, Field(ge=1, le=1024)] | None = None
     index_dtype: IndexName | None = Field(default=None)
 
-    def check(self, kernels: KernelSet) -> None:
-        storage = kernels.cache.storage
-        if self.rows == "slots" and isinstance(kernels.cache.page_table, PerKV):
-            raise ValueError("rows: got 'slots' with table=PerKV(), where K and V lie in different pages; use 'ragged'")
-        if self.rows == "slots" and (storage.own_table or storage.residual):
-            which = (
-                "own_table=True, whose scales lie in other pages" if storage.own_table else "residual, a tail a request"
-            )
-            raise ValueError(f"rows: got 'slots' with {which}; a slot names one place; use 'ragged'")
+    @property
+    def takes_q(self) -> bool:
+        """Whether q is an input, and q_out an output."""
+        changes = self.rope is not None or self.q_norm is not None or self.bias or self.inputs == "qkv"
+        return self.q_out != "none" and changes
 
-        for segment in storage.segments:
-            quant, scales = segment.quant, segment.scales
-            if quant is None or scales is None or not quant.computed or quant.residual:
-                continue
-            if segment.region.dtype.packed and scales.block[2] == 1:
-                raise ValueError(
-                    f"quant: got block.dim=1 with {segment.region.dtype.name} codes, two a byte, whose scales append "
-                    "computes; a byte's codes are written together, so give block.dim an even number"
-                )
+    def turns(self, kernels: KernelSet) -> Rope | None:
+        """The RoPE, the model's own looked up."""
+        if not isinstance(self.rope, str):
+            return self.rope
+        return kernels.model.rope if kernels.model is not None else None
+
+    def check(self, kernels: KernelSet) -> None:
+        check_append(self, kernels)
 
     def plan(self, kernels: KernelSet) -> tuple[KernelPlan, ...]:
-        cache = kernels.cache
-        rows_of = row_params(cache, "", "new {} rows")
-        params = list(rows_of)
-        if self.rows == "slots":
-            index = dtype(self.index_dtype or "i64")
-            doc = "place of each row, or -1 to skip it"
-            params.append(Param("slots", index, ("T",), untrusted=True, doc=doc, field="index_dtype"))
-        else:
-            index = dtype(self.index_dtype or cache.lengths_dtype)
-            doc = "first row of each request"
-            params.append(Param("row_offsets", index, ("B+1",), untrusted=True, doc=doc, field="index_dtype"))
-        params += [Param(f"{r.name}_stride", dtype("i64"), value=f"{r.name}.stride") for r in rows_of]
-        params.append(Param("num_rows", dtype("u32"), value="T"))
-        params.append(ERRORS)
-        rows = rows_per_block(cache, THREADS)
-        context = AppendContext(
-            entry=entry_name(kernels, self.name),
-            params=tuple(p.declaration for p in params),
-            segments=segments(cache),
-            threads=THREADS,
-            rows=rows,
-            by_slot=self.rows == "slots",
-            lengths=cache.lengths,
-            residual=cache.storage.residual,
-        )
-        grid = (ceil_div(var("T"), rows), const(1), const(1))
-        plan = KernelPlan(
-            self.name, context.entry, "ops/append.cu.j2", context, tuple(params), grid, THREADS, writes_pool=True
-        )
-        return (plan,)
+        return (plan_rows(self, kernels, "stores the step's new rows in the cache"),)

@@ -48,9 +48,13 @@ class RoleContext:
 
 @dataclass(frozen=True)
 class CacheContext:
-    """Everything cache/cache.cuh.j2 reads."""
+    """Everything cache/cache.cuh.j2 reads; `opens` and `closes` are the namespace around it, if any, and `space` leads
+    into it."""
 
-    set: str
+    title: str
+    opens: str
+    closes: str
+    space: str
     summary: str
     elem: str
     heads: int
@@ -285,8 +289,8 @@ def _summary(cache: Cache) -> str:
     )
 
 
-def cache_context(cache: Cache, set_name: str) -> CacheContext:
-    """The context of `cache.cuh`."""
+def cache_context(cache: Cache, title: str, namespace: str = "") -> CacheContext:
+    """The context of `cache.cuh`, whose first line calls it `title`; in a namespace, a second cache beside the set's."""
     storage, table = cache.storage, cache.page_table
     ids = ("k_id", "v_id") if isinstance(table, PerKV) else ("id", "scale_id") if storage.own_table else ("id",)
 
@@ -299,7 +303,10 @@ def cache_context(cache: Cache, set_name: str) -> CacheContext:
     id_type = "uint64_t" if table.id_multiplier > 1 else "uint32_t"
     pointers = [f"valid ? {b.name} + (int64_t){id_of(b)} * {b.name}_page_stride : nullptr" for b in storage.bases]
     return CacheContext(
-        set=set_name,
+        title=title,
+        opens=f"\n\nnamespace {namespace} {{" if namespace else "",
+        space=f"{namespace}::" if namespace else "",
+        closes=f"\n}}  // namespace {namespace}\n" if namespace else "",
         summary=_summary(cache),
         elem=dtype(cache.dtype).c,
         heads=cache.kv_heads,
@@ -332,9 +339,11 @@ def cache_context(cache: Cache, set_name: str) -> CacheContext:
     )
 
 
-def rows_per_block(cache: Cache, threads: int) -> int:
-    """Rows of K and V that a block of a copying kernel takes: about four vectors a thread, and few rows to look up."""
-    return max(1, min(32, 4 * threads // sum(s.vectors for s in segments(cache))))
+def rows_per_block(cache: Cache, threads: int, more: int = 0) -> int:
+    """Rows of K and V that a block of a copying kernel takes: about four vectors a thread, and few rows to look up.
+
+    `more` are vectors that a row has besides."""
+    return max(1, min(32, 4 * threads // (sum(s.vectors for s in segments(cache)) + more)))
 
 
 def entry_name(kernels: KernelSet, kernel: str) -> str:

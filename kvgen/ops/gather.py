@@ -8,7 +8,8 @@ from typing import ClassVar
 from kvgen.dtypes import dtype
 from kvgen.expr import ceil_div, const, var
 from kvgen.ops.cache import ERRORS, entry_name, rows_per_block
-from kvgen.ops.segments import SegmentContext, row_params, segments
+from kvgen.ops.segments import row_params
+from kvgen.ops.stored import RunContext, check_raw, raw_params, raw_runs, value_runs
 from kvgen.plan import KernelPlan, Param
 from kvgen.spec.kernel_set import KernelSet, Op
 from kvgen.spec.table import IndexName
@@ -22,7 +23,8 @@ class GatherContext:
 
     entry: str
     params: tuple[str, ...]
-    segments: tuple[SegmentContext, ...]
+    runs: tuple[RunContext, ...]
+    raw: bool
     threads: int
     rows: int
 
@@ -33,26 +35,41 @@ class Gather(Op):
     Row t of request b, counted from `row_offsets[b]`, is token `starts[b] + t` (`starts` optional: 0). Rows at or past
     `row_offsets[B]` are left alone; a row whose token has no valid page becomes NaN. In a
     ring, `lengths` says which tokens are stored: the last `window` before `length`.
+
+    `raw=True` copies what is stored instead, which scatter takes back: of quantized segments `k_codes_out` (bytes
+    `[T, kv_heads, head_dim]`, 4-bit codes two a byte) and, where the cache computes scales, `k_scales_out` `[T, blocks of
+    heads, blocks of dims]` (a zero point behind each scale), else `k_out`; the RoPE part of latent rows in `k_rope_out`
+    where it is a segment of its own; the same of V. A row without a valid page has NaN scales and values and codes 0xff.
     """
 
     kind: ClassVar[str] = "gather"
     index_dtype: IndexName | None = None
+    raw: bool = False
+
+    def check(self, kernels: KernelSet) -> None:
+        if self.raw:
+            check_raw(self.name, kernels.cache)
 
     def plan(self, kernels: KernelSet) -> tuple[KernelPlan, ...]:
         cache = kernels.cache
         index = dtype(self.index_dtype or cache.lengths_dtype)
-        rows_of = row_params(cache, "_out", "{} of the gathered tokens", access="out")
+        if self.raw:
+            rows_of, runs = raw_params(cache, "_out", "{}", access="out"), raw_runs(cache, "_out")
+        else:
+            rows_of = row_params(cache, "_out", "{} of the gathered tokens", access="out")
+            runs = value_runs(cache, "_out")
         doc = "first row of each request"
         params = [Param("row_offsets", index, ("B+1",), untrusted=True, doc=doc, field="index_dtype"), *rows_of]
         doc = "first token to take of each request"
         params.append(Param("starts", index, ("B",), optional=True, untrusted=True, doc=doc, field="index_dtype"))
-        params += [Param(f"{r.name[0]}_stride", dtype("i64"), value=f"{r.name}.stride") for r in rows_of]
+        params += [Param(f"{r.name}_stride", dtype("i64"), value=f"{r.name}.stride") for r in rows_of]
         params += [Param("num_rows", dtype("u32"), value="T"), ERRORS]
         rows = rows_per_block(cache, THREADS)
         context = GatherContext(
             entry=entry_name(kernels, self.name),
             params=tuple(p.declaration for p in params),
-            segments=segments(cache),
+            runs=runs,
+            raw=self.raw,
             threads=THREADS,
             rows=rows,
         )

@@ -5,27 +5,35 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final
 
 from kvgen.expr import Expr, python, variables
-from kvgen.layout import Region
-from kvgen.ops.cache import cache_fields, row_of
+from kvgen.ops.cache import cache_fields
+from kvgen.ops.convert import Convert
+from kvgen.ops.pages import STEPS, PoolParam
+from kvgen.ops.tensors import ArgumentContext, pool_argument, role_text, tensor_text, tuple_text
 from kvgen.plan import KernelPlan, Param
 from kvgen.runtime.abi import ABI
 from kvgen.spec.cache import Cache, Paged
 from kvgen.spec.kernel_set import KernelSet, Op
-from kvgen.spec.storage import Base, PoolTensor, Segment
 from kvgen.spec.table import Ring
 
 
 @dataclass(frozen=True)
-class ArgumentContext:
-    """One argument of a launcher's signature."""
+class StepContext:
+    """A kernel that an operation launches before its own: a method of the launcher; `asked`: `<name>=True` launches it."""
 
     name: str
-    optional: bool
-    doc: str
-    type: str = "object"
+    title: str
+    summary: str
+    asked: bool
+    arguments: tuple[ArgumentContext, ...]
+    file: str
+    entry: str
+    params: tuple[str, ...]
+    grid: str
+    threads: int
+    whole: bool
 
 
 @dataclass(frozen=True)
@@ -47,18 +55,18 @@ class OpContext:
     plan_entry: str
     plan_params: tuple[str, ...]
     plan_threads: int
+    steps: tuple[StepContext, ...]
     fixed_bytes: int
     row_bytes: int
 
 
 @dataclass(frozen=True)
-class LauncherContext:
-    """Everything launcher/init.py.j2 reads."""
+class CacheClassContext:
+    """A subclass of BaseCache in the generated module: the set's own, or one that a call brings besides."""
 
-    set: str
-    doc: str
-    abi: int
-    arch: str
+    name: str
+    summary: str
+    module: str
     tensors: tuple[str, ...]
     roles: tuple[str, ...]
     kind: str
@@ -69,17 +77,26 @@ class LauncherContext:
     tensor_names: str
     table_names: str
     fields: tuple[str, ...]
-    pointers: bool
     page_tokens: str
     window: int
-    cache_doc: tuple[str, ...]
+    doc: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class LauncherContext:
+    """Everything launcher/init.py.j2 reads."""
+
+    set: str
+    doc: str
+    abi: int
+    arch: str
+    caches: tuple[CacheClassContext, ...]
+    pointers: bool
     imports: str
+    page_pools: tuple[ArgumentContext, ...]
+    page_scales: tuple[ArgumentContext, ...]
+    page_names: str
     ops: tuple[OpContext, ...]
-
-
-def _tuple(items: tuple[object, ...]) -> str:
-    inner = ", ".join(f'"{i}"' if isinstance(i, str) else repr(i) for i in items)
-    return f"({inner},)" if len(items) == 1 else f"({inner})"
 
 
 _IMPORTS: Final = (
@@ -87,7 +104,7 @@ _IMPORTS: Final = (
 )  # fmt: skip
 
 
-_BROUGHT: Final = {"scalar": "Number", "count": "Count", "tensor_map": "TensorMap"}
+_BROUGHT: Final = {"scalar": "Number", "count": "Count", "tensor_map": "TensorMap", "cache": "Source"}
 
 
 def _imports(plans: Iterable[tuple[KernelPlan, ...]]) -> str:
@@ -95,7 +112,9 @@ def _imports(plans: Iterable[tuple[KernelPlan, ...]]) -> str:
     found = set(_IMPORTS)
     for group in plans:
         brought = {p.brought for plan in group for p in plan.params}
-        found |= {"Workspace"} if len(group) > 1 else set()
+        found |= {"Workspace"} if any(p.name == "workspace" for plan in group for p in plan.params) else set()
+        pools = [p for plan in group for p in plan.params if isinstance(p, PoolParam)]
+        found |= ({"PagePool"} if pools else set()) | ({"BasePages"} if any(p.given for p in pools) else set())
         found |= {name for kind, name in _BROUGHT.items() if kind in brought}
     names = sorted(found)
     line = ", ".join(names)
@@ -108,6 +127,12 @@ def _text(doc: str) -> str:
 
 
 def _param(p: Param) -> str:
+    if isinstance(p, PoolParam):
+        words = [f'"{p.name}"', tuple_text(p.pointers), str(p.layers)]
+        if p.together:
+            words.append(f"together=({', '.join(tuple_text(t) for t in p.together)},)")
+        words += [f"{flag}=True" for flag, on in (("brought", p.given), ("writes", p.access != "in")) if on]
+        return f"PagePool({', '.join(words)})"
     if p.brought:
         kind = f', "{p.dtype.name}"' if p.brought == "scalar" else ""
         return f'{_BROUGHT[p.brought]}("{p.name}"{kind})'
@@ -115,7 +140,7 @@ def _param(p: Param) -> str:
         return f'Scalar("{p.name}", "{p.dtype.name}", "{p.value}")'
     if p.shape == ("pool",):
         return f'Pool("{p.name}")'
-    words = [f'"{p.name}"', f'"{p.dtype.name}"', _tuple(p.shape)]
+    words = [f'"{p.name}"', f'"{p.dtype.name}"', tuple_text(p.shape)]
     if p.access != "in":
         words.append(f'access="{p.access}"')
     if p.align > p.dtype.bytes:
@@ -124,14 +149,19 @@ def _param(p: Param) -> str:
     if p.field:
         words.append(f'field="{p.field}"')
     if p.fields:
-        words.append(f"fields={_tuple(p.fields)}")
+        words.append(f"fields={tuple_text(p.fields)}")
     return f"Array({', '.join(words)})"
 
 
 def _describe(p: Param) -> str:
     doc = f": {_text(p.doc).removesuffix('.')}." if p.doc else "."
     if p.shape is None:
-        what = {"tensor_map": "tensor map, 128 bytes", "count": "an int, or a host array of one"}
+        what = {
+            "pages": "pages of every layer, `Pages` or another `Cache`",
+            "tensor_map": "tensor map, 128 bytes",
+            "count": "an int, or a host array of one",
+            "cache": "a layer",
+        }
         return f"{p.name}: {what.get(p.brought, p.dtype.name)}{doc}"
     shape = ", ".join("B + 1" if s == "B+1" else str(s) for s in p.shape)
     notes = [f"{p.dtype.name}[{shape}]"]
@@ -155,24 +185,63 @@ def _grid(grid: tuple[Expr, Expr, Expr]) -> str:
 
 def _argument(p: Param) -> ArgumentContext:
     kind = "Workspace" if p.name == "workspace" else "object"
+    if isinstance(p, PoolParam):
+        kind = "Pages | Cache"
     if p.brought == "scalar":
         kind = "float" if p.dtype.name == "f32" else "int"
     return ArgumentContext(p.name, p.optional, _describe(p), kind)
 
 
+def _title(op: Op) -> str:
+    """The beginning of an operation's class names."""
+    return "".join(part.title() for part in op.name.split("_"))
+
+
+def _source(op: Op, kernels: KernelSet) -> str:
+    """The parameter of a second cache, whose class the module has too."""
+    assert isinstance(op, Convert)
+    window = op.window(kernels.cache)
+    return f'Source("source", {op.source_class}{f", window={window}" if window else ""})'
+
+
+def _called(plan: KernelPlan) -> tuple[Param, ...]:
+    """What the call brings."""
+    return tuple(
+        p for p in plan.params if p.shape is not None or (p.brought and not (isinstance(p, PoolParam) and not p.given))
+    )
+
+
+def _step(op: Op, plan: KernelPlan) -> StepContext:
+    name = plan.name.removeprefix(f"{op.name}_")
+    summary, asked = STEPS[name]
+    return StepContext(
+        name=name,
+        title=name.upper(),
+        summary=summary,
+        asked=asked,
+        arguments=tuple(_argument(p) for p in sorted(_called(plan), key=lambda p: p.optional)),
+        file=plan.name,
+        entry=plan.entry,
+        params=tuple(_param(p) for p in plan.params),
+        grid=_grid(plan.grid),
+        threads=plan.threads,
+        whole=plan.whole,
+    )
+
+
 def _op(op: Op, kernels: KernelSet, plans: tuple[KernelPlan, ...]) -> OpContext:
-    plan, planner = plans[0], plans[1] if len(plans) > 1 else None
     fixed, per_row = op.workspace_bytes(kernels)
-    called = tuple(p for p in plan.params if p.shape is not None or p.brought)
+    plan, planner = plans[0], plans[1] if fixed else None
+    called = _called(plan)
     lines = [line.strip().replace("`", "") for line in op.description.strip().splitlines()]
     more = () if plan.source is None else tuple(_text(line) for line in lines[1:] if line)
     return OpContext(
         name=op.name,
-        title="".join(part.title() for part in op.name.split("_")),
+        title=_title(op),
         summary=_text(lines[0]),
         doc=(*more, *(_describe(p) for p in called)),
         arguments=tuple(_argument(p) for p in sorted(called, key=lambda p: p.optional)),
-        params=tuple(_param(p) for p in plan.params),
+        params=tuple(_source(op, kernels) if p.brought == "cache" else _param(p) for p in plan.params),
         grid=_grid(plan.grid),
         entry=plan.entry,
         threads=plan.threads,
@@ -182,103 +251,26 @@ def _op(op: Op, kernels: KernelSet, plans: tuple[KernelPlan, ...]) -> OpContext:
         plan_entry=planner.entry if planner else "",
         plan_params=tuple(_param(p) for p in planner.params) if planner else (),
         plan_threads=planner.threads if planner else 0,
+        steps=() if planner else tuple(_step(op, p) for p in plans[1:]),
         fixed_bytes=fixed,
         row_bytes=per_row,
     )
 
 
-def _behind(cache: Cache, tensor: PoolTensor) -> tuple[str, tuple[str | None, ...]]:
-    """The spec fields behind a tensor's dtype and behind its axes, as the spec names them."""
-    role: Literal["k", "v"] = "v" if tensor.name.startswith("v_") else "k"
-    quant = cache.quants[role]
-    name = "quant" if cache.quant is not None else f"{role}_quant"
-    fields = tuple(
-        name + f.removeprefix("quant") if f is not None and f.startswith("quant") else f for f in tensor.fields
-    )
-    if quant is None or tensor.name in ("rope_pool", "k_tail"):
-        return "dtype", fields
-    if tensor.holds_values:
-        last = f"half of {fields[-1]}" if quant.codes.packed and fields[-1] is not None else fields[-1]
-        return f"{name}.dtype", (*fields[:-1], last)
-    return f"{name}.{'recipe' if tensor.name.endswith('global_scale') else 'scale_dtype'}", fields
-
-
-def _tensor(cache: Cache, tensor: PoolTensor) -> str:
-    bases = [b for b in cache.storage.bases if b.tensor == tensor.name]
-    held = tuple(b.name for b in bases) or (tensor.name,)
-    kinds = f'"{tensor.dtypes[0]}"' if len(tensor.dtypes) == 1 else _tuple(tensor.dtypes)
-    field, fields = _behind(cache, tensor)
-    named = f', field="{field}"' if field != "dtype" else ""
-    writes = ", writes=False" if tensor.given else ""
-    own = ", own_table=True" if any(b.table == "scales" for b in bases) else ""
-    return (
-        f'Tensor("{tensor.name}", {kinds}, {_tuple(held)}, axes={_tuple(tensor.axes)}, shape={_tuple(tensor.shape)}, '
-        f"strides={_tuple(tensor.strides)}, align={tensor.align}, fields={_tuple(fields)}{named}{writes}{own})"
-    )
-
-
-def _places(region: Region, base: Base, heads: int, dims: int) -> str:
-    """A region's places in a page, for tensor maps; packed elements as the bytes that hold them."""
-    packed = 2 if region.dtype.packed else 1
-    strides: list[int | None] = []
-    for name in ("token", "head", "dim"):
-        found = [(a, s) for a, s in zip(region.axes, region.strides, strict=True) if a.name == name]
-        whole = len(found) < 2 and region.swizzle is None
-        step = found[0][1] if found else (1 if name == "dim" else dims)
-        strides.append(step if not whole or step is None or name == "dim" else step // packed)
-        if not whole:
-            strides[-1] = None
-    row = strides[0] if row_of(region, base) else 0
-    codes = f", codes={packed}" if packed > 1 else ""
-    return (
-        f'Places("{base.name}", "{region.dtype.held_as}", heads={heads}, dim={dims // packed}, offset={region.byte_offset}, '
-        f"token_stride={strides[0]}, head_stride={strides[1]}, dim_stride={strides[2]}, row={row}{codes})"
-    )
-
-
-def _role(cache: Cache, name: str, parts: tuple[Segment, ...]) -> str:
-    storage, main = cache.storage, parts[0]
-    words = [
-        f'"{name}"',
-        str(sum(s.size for s in parts)),
-        _places(main.region, storage.base(main.base), cache.kv_heads, main.size),
-    ]
-    if len(parts) > 1:
-        rope = parts[1]
-        words.append(f"rope={_places(rope.region, storage.base(rope.base), cache.kv_heads, rope.size)}")
-    scales = main.scales
-    if scales is not None:
-        if scales.region is not None:
-            dims = scales.groups * (1 + scales.zero)
-            words.append(f"scales={_places(scales.region, storage.base(scales.base), scales.heads, dims)}")
-        words += [f"granularity={scales.block[2]}", f'scale_dtype="{scales.dtype.name}"']
-    return f"Role({', '.join(words)})"
-
-
-def _pool(cache: Cache, tensor: PoolTensor) -> ArgumentContext:
-    shape = ", ".join(str(s) for s in tensor.shape)
-    each = "one per layer, each " if cache.layout.layers == "pointers" else ""
-    kinds = " or ".join(tensor.dtypes)
-    kind = "Sequence[object]" if each else "object"
-    return ArgumentContext(tensor.name, False, f"{tensor.name}: {each}{kinds}[{shape}] ({tensor.text}).", kind)
-
-
-def launcher_context(kernels: KernelSet, doc: str, plans: dict[str, tuple[KernelPlan, ...]]) -> LauncherContext:
-    """The context of a set's `__init__.py`."""
-    cache = kernels.cache
+def _cache_class(name: str, summary: str, module: str, cache: Cache) -> CacheClassContext:
+    """The class of a cache of this spec."""
     fields = cache_fields(cache)
     tables = tuple(p for p in fields if p.shape is not None and p.shape != ("pool",))
     tensors = sorted(cache.storage.tensors, key=lambda t: not t.holds_values)
-    pools = tuple(_pool(cache, t) for t in tensors if t.holds_values)
-    extras = tuple(_pool(cache, t) for t in tensors if not t.holds_values)
+    pools = tuple(pool_argument(cache, t) for t in tensors if t.holds_values)
+    extras = tuple(pool_argument(cache, t) for t in tensors if not t.holds_values)
     views = tuple(_argument(p) for p in tables)
-    return LauncherContext(
-        set=kernels.name,
-        doc=_text(doc).strip() or f"The kernels of {kernels.name}.",
-        abi=ABI,
-        arch=_tuple(kernels.arch),
-        tensors=tuple(_tensor(cache, t) for t in tensors),
-        roles=tuple(_role(cache, name, parts) for name, parts in cache.storage.roles.items()),
+    return CacheClassContext(
+        name=name,
+        summary=summary,
+        module=module,
+        tensors=tuple(tensor_text(cache, t) for t in tensors),
+        roles=tuple(role_text(cache, name, parts) for name, parts in cache.storage.roles.items()),
         kind="paged" if isinstance(cache, Paged) else "continuous_batching",
         heads=cache.kv_heads,
         page_size=cache.page_size if isinstance(cache, Paged) else 0,
@@ -287,15 +279,40 @@ def launcher_context(kernels: KernelSet, doc: str, plans: dict[str, tuple[Kernel
         tensor_names=", ".join(t.name for t in tensors),
         table_names=", ".join(t.name for t in tables),
         fields=tuple(_param(p) for p in fields),
-        pointers=cache.layout.layers == "pointers",
         page_tokens=repr(cache.page_tokens),
         window=cache.page_table.window if isinstance(cache.page_table, Ring) else 0,
-        cache_doc=(
+        doc=(
             f"lengths count the tokens {cache.lengths} this step; "
             + (f"pages hold {cache.page_size} tokens." if isinstance(cache, Paged) else "a block holds a request."),
             *(a.doc for a in (*pools, *extras, *views)),
             "max_seq_length, max_cache_length: a request's most new tokens, and tokens in all; default: what the table holds.",
         ),
+    )
+
+
+def launcher_context(kernels: KernelSet, doc: str, plans: dict[str, tuple[KernelPlan, ...]]) -> LauncherContext:
+    """The context of a set's `__init__.py`."""
+    summary = "The cache's memory and page table: views only, checked once; index it by layer for the launchers."
+    caches = [_cache_class("Cache", summary, "_MODULE", kernels.cache)]
+    for op in kernels.ops:
+        if isinstance(op, Convert):
+            summary = f"The cache that {op.name} reads, as Cache is the one that it writes."
+            module = f'Module("{kernels.name}.{op.source_class}", __file__, arch={tuple_text(kernels.arch)}, abi={ABI})'
+            caches.append(_cache_class(op.source_class, summary, module, op.source))
+    swaps = any(isinstance(p, PoolParam) and p.given for group in plans.values() for plan in group for p in plan.params)
+    tensors = sorted(kernels.cache.storage.tensors, key=lambda t: not t.holds_values)
+    paged = [t for t in tensors if "page" in t.axes] if swaps else []
+    return LauncherContext(
+        set=kernels.name,
+        doc=_text(doc).strip() or f"The kernels of {kernels.name}.",
+        abi=ABI,
+        arch=tuple_text(kernels.arch),
+        caches=tuple(caches),
+        pointers=kernels.cache.layout.layers == "pointers"
+        or any("Sequence" in a.type for c in caches for a in c.positional),
         imports=_imports(plans.values()),
+        page_pools=tuple(pool_argument(kernels.cache, t) for t in paged if t.holds_values),
+        page_scales=tuple(pool_argument(kernels.cache, t) for t in paged if not t.holds_values),
+        page_names=", ".join(t.name for t in paged),
         ops=tuple(_op(op, kernels, plans[op.name]) for op in kernels.ops),
     )

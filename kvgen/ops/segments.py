@@ -50,6 +50,20 @@ class ScaleContext:
         return self.chunks <= HELD_CHUNKS
 
     @property
+    def each(self) -> int:
+        """Numbers of a block: its scale, and its zero point."""
+        return 2 if self.zero else 1
+
+    def head_of(self, block: str) -> str:
+        """The first head of a token's block `block`, as C."""
+        head = block if self.groups == 1 else f"{block} / {self.groups}"
+        return head if self.heads == 1 else f"{head} * {self.heads}"
+
+    def dim_of(self, block: str) -> str:
+        """Its first dim."""
+        return "0" if self.groups == 1 else f"{block} % {self.groups} * {self.dims}"
+
+    @property
     def unroll(self) -> int:
         """Accesses of a lane that are written out."""
         return self.chunks if self.held else UNROLLED

@@ -1,76 +1,203 @@
-"""append: where every new row goes."""
+"""append: where every new row goes, and what becomes of it before."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
 
+import numpy as np
 from numpy.typing import NDArray
 
 from kvgen.reference.faults import FaultLog
+from kvgen.reference.norm import rms_norm, rms_norm_error
 from kvgen.reference.pool import Rows
-from kvgen.reference.tables import LIMIT, TableView, bad_total, request_of_row
+from kvgen.reference.rope import Table, rotate, rotate_error
+from kvgen.reference.rounding import ulp
+from kvgen.reference.tables import LIMIT, Place, TableView, bad_total, index, request_of_row
 from kvgen.runtime.faults import Fault
+from kvgen.spec.model import Rope
+from kvgen.spec.norm import RmsNorm
+
+Raw = NDArray[Any]
+Floats = NDArray[np.float64]
+Unfit = Callable[[int, int | None], bool]
+
+
+@dataclass(frozen=True)
+class NewRow:
+    """One of a step's rows: nobody's ("padding"), of a place that cannot be known ("unknown"), or of `position` of request
+    `b`, which has `after` tokens with this step's. `places` are those of K and V, None where it is not stored; `token` is the
+    place in the page."""
+
+    state: Literal["padding", "unknown", "known"]
+    b: int = 0
+    position: int | None = None
+    after: int = 0
+    places: tuple[Place, Place] | None = None
+    token: int = 0
+
+
+def locate(
+    table: TableView,
+    total: int,
+    *,
+    row_offsets: Raw | None = None,
+    slots: Raw | None = None,
+    valid_lengths: Raw | None = None,
+    unfit: Unfit = lambda row, position: False,
+) -> tuple[list[NewRow], int]:
+    """Every row of a step, and the error word.
+
+    With `row_offsets[B + 1]`, row t of request b goes to position length + t (lengths "before") or length - rows + t
+    ("after"). With `valid_lengths[B]`, `total` rows are B equal runs, and the first so many of a request's are new. With
+    `slots[T]`, a row goes to page slot // page_size, token slot % page_size, whatever the page table says; -1 skips it. A row
+    whose place cannot be had, of its values or of its scales, is reported and not stored; in a ring neither is a row whose page
+    a later row of the same step takes over. `unfit(row, position)` says that a row has no RoPE; its position is then unknown.
+    """
+    faults = FaultLog()
+    if slots is not None:
+        return [_slot(table, faults, row, int(slots[row]), unfit) for row in range(total)], faults.word
+    found = []
+    if row_offsets is not None and total and bad_total(row_offsets, total):
+        faults.add(Fault.ROW_OFFSETS, table.requests - 1, total)
+    for row in range(total):
+        whose = _run(valid_lengths, row, total) if valid_lengths is not None else _ragged(row_offsets, row, total)
+        if isinstance(whose, NewRow):
+            if whose.state == "unknown":
+                faults.add(Fault.ROW_OFFSETS, whose.b, row)
+            found.append(whose)
+        else:
+            found.append(_positioned(table, faults, row, *whose, unfit))
+    return found, faults.word
+
+
+def _run(valid_lengths: Raw, row: int, total: int) -> NewRow | tuple[int, int, int]:
+    """(request, place among its new rows, how many) of a row of equal runs."""
+    run = total // len(valid_lengths)
+    b, t = divmod(row, run)
+    count = index(valid_lengths[b])
+    if count is None or count > run:
+        return NewRow("unknown", b)
+    return (b, t, count) if t < count else NewRow("padding")
+
+
+def _ragged(row_offsets: Raw | None, row: int, total: int) -> NewRow | tuple[int, int, int]:
+    assert row_offsets is not None
+    whose = request_of_row(row_offsets, row, total)
+    if whose is None:
+        return NewRow("padding")
+    return (whose.b, row - whose.begin, whose.end - whose.begin) if whose.valid else NewRow("unknown", whose.b)
+
+
+def _positioned(table: TableView, faults: FaultLog, row: int, b: int, t: int, count: int, unfit: Unfit) -> NewRow:
+    length = table.length(b)
+    after = length if length is None or table.cache.lengths == "after" else length + count
+    if after is None or not count <= after <= LIMIT:
+        faults.add(Fault.LENGTH, b, t)
+        return NewRow("unknown")
+    position = after - count + t
+    if unfit(row, position):
+        faults.add(Fault.POSITION, b, position)
+        return NewRow("unknown")
+    page = position // table.tokens
+    places = None if table.overtaken(page, after) else table.places(b, page)
+    if isinstance(places, Fault):
+        faults.add(places, b, position)
+        places = None
+    return NewRow("known", b, position, after, places, position % table.tokens)
+
+
+def _slot(table: TableView, faults: FaultLog, row: int, slot: int, unfit: Unfit) -> NewRow:
+    if unfit(row, None):
+        if slot != -1:
+            faults.add(Fault.POSITION, row, row)
+        return NewRow("unknown")
+    page, token = divmod(slot, table.tokens)
+    if slot != -1 and (slot < 0 or page >= table.pages):
+        faults.add(Fault.SLOT, row, row)
+    elif slot != -1:
+        return NewRow("known", places=(Place(page, page),) * 2, token=token)
+    return NewRow("known")
 
 
 def append(
     table: TableView,
     pools: Sequence[Rows],
-    new: Sequence[NDArray[Any]],
+    new: Sequence[Raw],
     *,
-    row_offsets: NDArray[Any] | None = None,
-    slots: NDArray[Any] | None = None,
+    row_offsets: Raw | None = None,
+    slots: Raw | None = None,
+    valid_lengths: Raw | None = None,
 ) -> int:
-    """Store `new` (K's rows, V's rows), each `[T, kv_heads, dim]` of the cache's dtype, in `pools`.
+    """Store `new` (K's rows, V's rows), each `[T, kv_heads, dim]` of the cache's dtype, in `pools`, where `locate` says.
 
-    Returns the error word. With `row_offsets[B + 1]`, row t of request b goes to position length + t (lengths "before")
-    or length - rows + t ("after"). With `slots[T]`, a row goes to page slot // page_size, token slot % page_size,
-    whatever the page table says; -1 skips it. A row whose place cannot be had, of its values or of its scales, is reported
-    and skipped. In a ring, a row whose page a later row of the same step takes over is not stored.
-
-    Quantized roles choose the scales of every token as they store it. In a residual cache rows past the last full group of
-    R go to the tail; rows of groups that the step completes are what `seal` has stored before.
+    Returns the error word. Quantized roles choose the scales of every token as they store it. In a residual cache rows past
+    the last full group of R go to the tail; rows of groups that the step completes are what `seal` has stored before.
     """
-    faults, total = FaultLog(), len(new[0])
-    if slots is not None:
-        if table.own_table or any(pool.residual for pool in pools):
-            raise ValueError(
-                "slots: got them for a cache with a scales_page_table or a tail; both need a row's request"
-            )
-        for row in range(total):
-            slot = int(slots[row])
-            if slot == -1:
-                continue
-            if slot < 0 or slot // table.tokens >= table.pages:
-                faults.add(Fault.SLOT, row, row)
-                continue
-            for pool, rows in zip(pools, new, strict=True):
-                pool.write(*divmod(slot, table.tokens), rows[row])
-        return faults.word
-    assert row_offsets is not None
-    if total and bad_total(row_offsets, total):
-        faults.add(Fault.ROW_OFFSETS, table.requests - 1, total)
-    for row in range(total):
-        whose = request_of_row(row_offsets, row, total)
-        if whose is None:
-            continue
-        if not whose.valid:
-            faults.add(Fault.ROW_OFFSETS, whose.b, row)
-            continue
-        count, t = whose.end - whose.begin, row - whose.begin
-        length = table.length(whose.b)
-        after = length if length is None or table.cache.lengths == "after" else length + count
-        if after is None or not count <= after <= LIMIT:
-            faults.add(Fault.LENGTH, whose.b, t)
-            continue
-        position = after - count + t
-        page = position // table.tokens
-        if table.overtaken(page, after):
-            continue
-        places = table.places(whose.b, page)
-        if isinstance(places, Fault):
-            faults.add(places, whose.b, position)
-            continue
-        for pool, rows, place in zip(pools, new, places, strict=False):
-            pool.put(whose.b, position, place, rows[row], after)
-    return faults.word
+    if slots is not None and (table.own_table or any(pool.residual for pool in pools)):
+        raise ValueError("slots: got them for a cache with a scales_page_table or a tail; both need a row's request")
+    found, word = locate(table, len(new[0]), row_offsets=row_offsets, slots=slots, valid_lengths=valid_lengths)
+    for row, at in enumerate(found):
+        for pool, rows, place in zip(pools, new, at.places or (), strict=False):
+            if at.position is None:
+                pool.write(place.page, at.token, rows[row])
+            else:
+                pool.put(at.b, at.position, place, rows[row], at.after)
+    return word
+
+
+@dataclass(frozen=True)
+class Changed:
+    """Rows `[T, heads, dim]` as they are to be stored, not rounded, and how far a kernel's f32 may be from them."""
+
+    rows: Floats
+    lost: Floats
+
+
+@dataclass(frozen=True)
+class Change:
+    """What is done to a role's rows: its bias `[heads, dim]`, its norm with the weights, its RoPE at `positions`, `[T]` or
+    `[sections, T]`, by the rope's own frequencies or a `table`. In latent rows the first `latent` dims are normalised and the
+    others turn."""
+
+    bias: Raw | None = None
+    norm: RmsNorm | None = None
+    weight: Raw | None = None
+    rope: Rope | None = None
+    positions: Raw | None = None
+    table: Table | None = None
+    sections: tuple[int, ...] = ()
+    local: bool = False
+    latent: int = 0
+
+
+def changed(array: Raw, do: Change, kind: np.dtype[Any] | None = None) -> Changed:
+    """What append makes of rows `[T, heads, dim]` of the cache's dtype (or of `kind`): bias, norm, RoPE, in float64."""
+    x = array.astype(np.float64)
+    kind = kind or array.dtype
+    lost = np.zeros(x.shape)
+    if do.bias is not None:
+        x = x + do.bias.astype(np.float64)
+        lost = 2.0**-23 * np.abs(x)
+    if do.norm is not None:
+        assert do.weight is not None
+        part = x[..., : do.latent or None]
+        normal = rms_norm(part, do.weight, do.norm, kind)
+        allowed = rms_norm_error(part, do.weight, do.norm, kind) - ulp(normal, kind) * (normal != part)
+        # What a bias lost is lost again, as a share of the whole.
+        share = lost[..., : do.latent or None].max(initial=0) / max(np.abs(part).max(initial=0), 1e-30)
+        lost_there = np.maximum(allowed, 0) + 4 * share * np.abs(normal)
+        x = np.concatenate([normal, x[..., part.shape[2] :]], axis=2)
+        lost = np.concatenate([lost_there, lost[..., part.shape[2] :]], axis=2)
+    if do.rope is None or do.positions is None:
+        return Changed(x, lost)
+    more: dict[str, Any] = {"dims": x.shape[2] - do.latent, "part": "last"} if do.latent else {}
+    turned = rotate(x, do.positions, do.rope, cos_sin=do.table, sections=do.sections or None, local=do.local, **more)
+    both = rotate_error(x, do.rope, np.dtype(np.float32), **more)
+    return Changed(turned, _spread(lost, both) + both)
+
+
+def _spread(lost: Floats, turned: Floats) -> Floats:
+    """An element that turns has what its pair lost; at most that of the whole head."""
+    return np.where(turned > 0, 2 * lost.max(axis=2, keepdims=True), lost)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,9 @@ from numpy.typing import NDArray
 
 from kvgen.reference.faults import FaultLog
 from kvgen.reference.pool import Rows
-from kvgen.reference.tables import LIMIT, TableView, bad_total, index, request_of_row
+from kvgen.reference.quant import pack_nibbles, unpack_nibbles
+from kvgen.reference.segments import Plain
+from kvgen.reference.tables import LIMIT, Place, TableView, bad_total, index, request_of_row
 from kvgen.runtime.faults import Fault
 
 
@@ -22,6 +24,43 @@ class Gathered:
     outputs: tuple[NDArray[Any], ...]
     failed: NDArray[np.bool_]
     errors: int
+
+
+def positions(
+    table: TableView, total: int, row_offsets: NDArray[Any], starts: NDArray[Any] | None, faults: FaultLog
+) -> Iterator[tuple[int, int, int | None]]:
+    """(row, request, position) of every row that belongs to a request; the position is None where it can be none.
+
+    Row t of request b, counted from row_offsets[b], is token starts[b] + t (no starts: t).
+    """
+    if total and bad_total(row_offsets, total):
+        faults.add(Fault.ROW_OFFSETS, table.requests - 1, total)
+    for row in range(total):
+        whose = request_of_row(row_offsets, row, total)
+        if whose is None:
+            continue
+        if not whose.valid:
+            faults.add(Fault.ROW_OFFSETS, whose.b, row)
+            continue
+        t = row - whose.begin
+        start = 0 if starts is None else index(starts[whose.b])
+        if start is None or start + whose.end - whose.begin > LIMIT:
+            faults.add(Fault.LENGTH, whose.b, t)
+            yield row, whose.b, None
+        else:
+            yield row, whose.b, start + t
+
+
+def _found(table: TableView, b: int, position: int | None, faults: FaultLog) -> tuple[Place, Place] | None:
+    """Where a cached token is; None, and a fault, where nowhere."""
+    if position is None:
+        return None
+    alive = table.stored(b, position)
+    places = table.places(b, position // table.tokens) if alive else Fault.POSITION
+    if isinstance(places, Fault):
+        faults.add(places, b, position)
+        return None
+    return places
 
 
 def gather(
@@ -41,31 +80,69 @@ def gather(
     """
     faults, total = FaultLog(), len(before[0])
     outputs, failed = tuple(b.copy() for b in before), np.zeros(total, bool)
-    if total and bad_total(row_offsets, total):
-        faults.add(Fault.ROW_OFFSETS, table.requests - 1, total)
-    for row in range(total):
-        whose = request_of_row(row_offsets, row, total)
-        if whose is None:
-            continue
-        if not whose.valid:
-            faults.add(Fault.ROW_OFFSETS, whose.b, row)
-            continue
-        t = row - whose.begin
-        start = 0 if starts is None else index(starts[whose.b])
-        if start is None or start + whose.end - whose.begin > LIMIT:
-            faults.add(Fault.LENGTH, whose.b, t)
-            failed[row] = True
-        else:
-            position = start + t
-            alive = table.stored(whose.b, position)
-            places = table.places(whose.b, position // table.tokens) if alive else Fault.POSITION
-            if isinstance(places, Fault):
-                faults.add(places, whose.b, position)
-                failed[row] = True
-            else:
-                for pool, out, place in zip(pools, outputs, places, strict=False):
-                    out[row] = pool.token(whose.b, position, place)
-        if failed[row]:
-            for out in outputs:
-                out[row] = np.nan
+    for row, b, position in positions(table, total, row_offsets, starts, faults):
+        places = _found(table, b, position, faults)
+        failed[row] = places is None
+        for pool, out, place in zip(pools, outputs, places or (None, None), strict=False):
+            out[row] = np.nan if place is None or position is None else pool.token(b, position, place)
     return Gathered(outputs, failed, faults.word)
+
+
+def stored(rows: Rows, role: str, token: int, place: Place) -> dict[str, NDArray[Any]]:
+    """What memory holds of a token, by name: codes (bytes, two packed ones each), scales, and plain values.
+
+    `role` is "k" or "v"; a plain part is called after it, with `_rope` behind it where it is not the row's first.
+    """
+    found: dict[str, NDArray[Any]] = {}
+    for part in rows.parts:
+        if isinstance(part, Plain):
+            found[_name(role, part, rows)] = part.elements.read(place.page, token)
+            continue
+        codes = part.codes.read(place.page, token)
+        found[f"{role}_codes"] = pack_nibbles(codes) if part.codes.packed else codes
+        if part.scales is not None:
+            found[f"{role}_scales"] = part.scales.read(place.scales, token)
+    return found
+
+
+def put_stored(rows: Rows, role: str, token: int, place: Place, given: Mapping[str, NDArray[Any]]) -> None:
+    """The inverse of `stored`."""
+    for part in rows.parts:
+        if isinstance(part, Plain):
+            part.elements.write(place.page, token, given[_name(role, part, rows)])
+            continue
+        codes = given[f"{role}_codes"]
+        part.codes.write(place.page, token, unpack_nibbles(codes) if part.codes.packed else codes)
+        if part.scales is not None:
+            part.scales.write(place.scales, token, given[f"{role}_scales"])
+
+
+def _name(role: str, part: Plain, rows: Rows) -> str:
+    return role if part is rows.parts[0] else f"{role}_rope"
+
+
+def gather_raw(
+    table: TableView,
+    pools: Sequence[Rows],
+    before: Mapping[str, NDArray[Any]],
+    *,
+    row_offsets: NDArray[Any],
+    starts: NDArray[Any] | None = None,
+) -> tuple[dict[str, NDArray[Any]], NDArray[np.bool_], int]:
+    """gather of what is stored: (arrays by their names as in `before`, failed rows, the error word).
+
+    Of failed rows scales and plain values are NaN and codes 0xff.
+    """
+    faults, total = FaultLog(), len(next(iter(before.values())))
+    outputs, failed = {name: array.copy() for name, array in before.items()}, np.zeros(total, bool)
+    for row, b, position in positions(table, total, row_offsets, starts, faults):
+        places = _found(table, b, position, faults)
+        if places is None or position is None:
+            failed[row] = True
+            for name, array in outputs.items():
+                array[row] = 0xFF if name.endswith("_codes") else np.nan
+            continue
+        for rows, role, place in zip(pools, "kv", places, strict=False):
+            for name, value in stored(rows, role, position % table.tokens, place).items():
+                outputs[name][row] = value
+    return outputs, failed, faults.word

@@ -7,14 +7,17 @@ from kvgen.runtime.faults import Fault, FaultReport, clear, describe
 from kvgen.runtime.launcher import Bound, Kernel, Launcher
 from kvgen.runtime.module import Module
 from kvgen.runtime.operand import TensorOperand
+from kvgen.runtime.pages import BasePages, PagePool
 from kvgen.runtime.params import Array, Count, Number, Pool, Scalar, TensorMap
 from kvgen.runtime.places import KVParams, Places, Role, TensorLayout
+from kvgen.runtime.source import Source
 from kvgen.runtime.workspace import Workspace
 
 __all__ = [
     "ABI",
     "Array",
     "BaseCache",
+    "BasePages",
     "Bound",
     "Count",
     "Fault",
@@ -25,11 +28,13 @@ __all__ = [
     "LayerCache",
     "Module",
     "Number",
+    "PagePool",
     "Places",
     "Pool",
     "Role",
     "RoleCache",
     "Scalar",
+    "Source",
     "Tensor",
     "TensorLayout",
     "TensorMap",

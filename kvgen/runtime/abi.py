@@ -2,4 +2,4 @@
 
 from typing import Final
 
-ABI: Final = 3
+ABI: Final = 4

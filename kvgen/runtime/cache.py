@@ -113,6 +113,11 @@ class BaseCache:
         cls.TABLES = tuple(f for f in cls.FIELDS if isinstance(f, Array))
         cls._LAYOUT = layout(kinds_of(cls.FIELDS))
 
+    @classmethod
+    def struct_kind(cls) -> Bytes:
+        """Size and alignment of the struct that kernels take."""
+        return cls._LAYOUT.kind
+
     def __init__(
         self,
         pools: Sequence[object],

@@ -89,12 +89,14 @@ def _cpu_arch(kernel: Kernel, wanted: str | None) -> str:
 
 def _memory(kernel: Kernel, cache: LayerCache, views: dict[str, ArrayView], extra: Extra) -> list[Memory]:
     """The arrays a launch may touch."""
-    found = [Memory(name, tensor, kernel.writes and writes) for name, tensor, writes in (*cache.memory, *extra)]
+    found = [Memory(name, tensor, kernel.writes and writes) for name, tensor, writes in cache.memory]
+    found += [Memory(name, tensor, writes) for name, tensor, writes in extra]
     found += [Memory(name, table, False) for name, table in cache.tables.items()]
     for p in kernel.params:
         array = views.get(p.name) if isinstance(p, Array) else None
         if isinstance(p, Array) and array is not None:
-            found.append(Memory(p.name, array, p.access != "in"))
+            taken = any(m.name == p.name for m in found)  # a tensor of the cache has the name
+            found.append(Memory(f"{p.name} of the call" if taken else p.name, array, p.access != "in"))
     return found
 
 

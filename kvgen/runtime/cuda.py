@@ -53,6 +53,10 @@ class Driver(Protocol):
         """The ordinal of the device that holds `pointer`; the current device for a null pointer."""
         ...
 
+    def mapped(self, pointer: int, device: int) -> int:
+        """The address by which kernels of `device` reach pinned host memory at `pointer`."""
+        ...
+
     def load(self, cubin: bytes, entry: str, device: int) -> object:
         """The kernel `entry` of `cubin`, in the primary context of `device`; ready to launch, nothing left to load."""
         ...
@@ -176,6 +180,10 @@ class CudaDriver:
             return self.current_device()
         ordinal = self._api.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
         return int(self._call("cuPointerGetAttribute", ordinal, pointer))
+
+    def mapped(self, pointer: int, device: int) -> int:
+        attribute = self._api.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_POINTER
+        return int(self._within(device, "cuPointerGetAttribute", attribute, pointer))
 
     def load(self, cubin: bytes, entry: str, device: int) -> object:
         # A module and no library: cuModuleGetFunction loads the code now, cuLibraryLoadData would at the first launch.

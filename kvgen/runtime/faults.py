@@ -23,15 +23,21 @@ class Fault(IntEnum):
     SLOT = 4
     ROW_OFFSETS = 5
     TABLE = 6
+    LORA_END = 7
+    PAIR = 8
+    OVERLAP = 9
 
 
 _MEANING: Final = {
     Fault.PAGE_ID: "a page id outside the pool, at token {position} of request {request}",
-    Fault.POSITION: "token {position} of request {request} lies past its page table",
+    Fault.POSITION: "token {position} of request {request} lies past its page table, or past the angles of RoPE",
     Fault.LENGTH: "request {request} has a length that its page table or this step's rows cannot have (token {position})",
     Fault.SLOT: "row {position} has a slot outside the pool",
     Fault.ROW_OFFSETS: "row offsets that decrease, pass the rows, or give request {request} too many rows (row {position})",
     Fault.TABLE: "an index into the page table that leaves it, at token {position} of request {request}",
+    Fault.PAIR: "pair {position} names a page outside its pool",
+    Fault.OVERLAP: "pair {position} writes to a page that another pair reads, or that an earlier one writes",
+    Fault.LORA_END: "lora_end_idx counts rows that this step does not have, from row {position} (request {request}) on",
 }
 
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import ClassVar, TypeGuard
 
 from kvgen.errors import ArgumentError
 from kvgen.runtime.arrays import ArrayView, Dims, view
 from kvgen.runtime.cache import BaseCache, LayerCache
 from kvgen.runtime.module import Module
 from kvgen.runtime.packing import PackedArgs, ParamKind, Value
-from kvgen.runtime.params import Array, Call, Count, Number, Param, Scalar, TensorMap, kinds_of
+from kvgen.runtime.pages import PagePool, layers_of
+from kvgen.runtime.params import Array, Call, Count, Number, Param, Scalar, Struct, TensorMap, kinds_of
 from kvgen.runtime.workspace import Workspace, usable
 
 Grid = tuple[int, int, int]
@@ -31,11 +32,11 @@ class Kernel:
     shared: int
     writes: bool
     whole: bool = False
-    arguments: tuple[Array | Number | Count | TensorMap, ...] = field(init=False)
+    arguments: tuple[Array | Number | Count | TensorMap | Struct, ...] = field(init=False)
     kinds: tuple[ParamKind, ...] = field(init=False)
 
     def __post_init__(self) -> None:
-        called = [p for p in self.params if not isinstance(p, Scalar)]
+        called = [p for p in self.params if not isinstance(p, Scalar) and not _own_pages(p)]
         ordered = [p for p in called if not p.optional] + [p for p in called if p.optional]
         object.__setattr__(self, "arguments", tuple(ordered))
         object.__setattr__(self, "kinds", kinds_of(self.params))
@@ -88,7 +89,10 @@ class Launcher:
         cache, others = _layers(kernel, given)
         dims = Dims(cache.dims)
         dims.origin = dict(cache.dims.origin)
-        call = Call(dims, cache.device, [m for layer in others for m in layer.memory if m not in cache.memory])
+        dims["all_layers"] = 1 + len(others)
+        known = {name for name, _, _ in cache.memory}
+        more = [(n, a, w and kernel.writes) for x in others for n, a, w in x.memory if n not in known]
+        call = Call(dims, cache.device, more, kernel.module)
         views: dict[str, ArrayView] = {}
         taken: dict[str, Value] = {}
         for spec, argument in zip(kernel.arguments, arguments, strict=True):
@@ -112,12 +116,13 @@ class Launcher:
             views[spec.name] = found
             if spec.strided:
                 dims[f"{spec.name}.stride"] = found.strides[0]
-        if kernel.writes:
-            for name, memory, writes in (*cache.memory, *call.memory):
-                if writes and memory.readonly:
-                    raise ArgumentError(
-                        f"{name}: got a read-only array; this operation writes to it; pass a writable one"
-                    )
+        for spec in kernel.arguments:  # what is left out has no rows
+            for name in spec.shape if isinstance(spec, Array) and spec.optional else ():
+                if isinstance(name, str) and name not in dims:
+                    dims[name] = 0
+        for name, memory, writes in (*(cache.memory if kernel.writes else ()), *call.memory):
+            if writes and memory.readonly:
+                raise ArgumentError(f"{name}: got a read-only array; this operation writes to it; pass a writable one")
         values: list[Value] = [cache.struct]
         for p in kernel.params:
             if isinstance(p, Scalar):
@@ -125,6 +130,8 @@ class Launcher:
             elif isinstance(p, Array):
                 found_view = views.get(p.name)
                 values.append(found_view.pointer if found_view is not None else 0)
+            elif _own_pages(p) and isinstance(given, BaseCache):
+                values.append(p.pack(layers_of(given)))
             else:
                 values.append(taken[p.name])
         grid = _grid(kernel, dims)
@@ -133,6 +140,11 @@ class Launcher:
         args = PackedArgs((cache.kind, *kernel.kinds), values)
         go = _backend(cache.device)(kernel, cache, views, call.memory, args, grid)
         return Bound(go, (given, views, call.memory, arguments))
+
+
+def _own_pages(param: Param) -> TypeGuard[PagePool]:
+    """Whether a parameter has the pages of the cache itself, which no call brings."""
+    return isinstance(param, PagePool) and not param.brought
 
 
 def _layers(kernel: Kernel, given: object) -> tuple[LayerCache, tuple[LayerCache, ...]]:

@@ -6,11 +6,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, Protocol
 
 from kvgen.errors import ArgumentError
 from kvgen.runtime.arrays import ArrayView, Dims, check, view
-from kvgen.runtime.packing import TENSOR_MAP, ParamKind
+from kvgen.runtime.module import Module
+from kvgen.runtime.packing import TENSOR_MAP, Bytes, ParamKind
 
 _RANGES: Final = {
     "i32": (-(2**31), 2**31 - 1), "u32": (0, 2**32 - 1), "i64": (-(2**63), 2**63 - 1), "u64": (0, 2**64 - 1),
@@ -26,6 +27,7 @@ class Call:
     dims: Dims
     device: str
     memory: list[tuple[str, ArrayView, bool]]
+    module: Module | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +118,7 @@ class Number:
             raise ArgumentError(
                 f"{self.name}: got {value}; the kernel takes {self.dtype}; pass a number from {low} to {high}"
             )
+        call.dims[self.name] = value  # it may size the grid
         return value
 
 
@@ -171,7 +174,24 @@ class TensorMap:
         return data
 
 
-Param = Array | Scalar | Number | Count | TensorMap
+class Struct(Protocol):
+    """A struct that the call brings by value: pages of a pool, another cache."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def optional(self) -> bool: ...
+
+    @property
+    def kind(self) -> Bytes: ...
+
+    def take(self, given: Any, call: Call) -> bytes:
+        """Its bytes; raises ArgumentError for what is no such thing."""
+        ...
+
+
+Param = Array | Scalar | Number | Count | TensorMap | Struct
 
 
 def kinds_of(params: Sequence[Param | Pool]) -> tuple[ParamKind, ...]:
@@ -182,4 +202,6 @@ def kinds_of(params: Sequence[Param | Pool]) -> tuple[ParamKind, ...]:
 def _kind(param: Param | Pool) -> ParamKind:
     if isinstance(param, TensorMap):
         return TENSOR_MAP
-    return param.dtype if isinstance(param, (Scalar, Number, Count)) else "ptr"
+    if isinstance(param, (Array, Pool)):
+        return "ptr"
+    return param.dtype if isinstance(param, (Scalar, Number, Count)) else param.kind

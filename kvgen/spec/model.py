@@ -131,9 +131,10 @@ class Rope(Spec):
     """Rotary positions (arXiv 2104.09864): pair i of d rotated elements turns by position * theta ** (-2 i / d).
 
     `style` says which two elements make pair i: "neox" i and i + d / 2 (HF `rotate_half`), "interleaved" 2 i and
-    2 i + 1 (GPT-J, DeepSeek). `dim` is d, None for the whole head; a part is the head's first `dim` elements, and in a
-    latent row (`Mla`) its last. `scaling` bends the frequencies. `local_theta`, where given, is the base on local
-    layers, which are then not scaled (Gemma 3).
+    2 i + 1 (GPT-J, DeepSeek). `dim` is d, None for the whole head. Where it is less, `part` says which elements turn: the
+    head's "first" `dim` (Phi-3, GPT-NeoX; also None) or its "last" (MAX's interleaved form); in a latent row (`Mla`)
+    always the last. `scaling` bends the frequencies. `local_theta`, where given, is the base on local layers, which are
+    then not scaled (Gemma 3).
     """
 
     style: Literal["neox", "interleaved"]
@@ -141,10 +142,15 @@ class Rope(Spec):
     dim: Annotated[int, Field(ge=2, le=1024)] | None = None
     scaling: Scaling | None = None
     local_theta: Base | None = None
+    part: Literal["first", "last"] | None = None
 
     @model_validator(mode="after")
     def _pairs(self) -> Rope:
         if self.dim is None:
+            if self.part is not None:
+                raise ValueError(
+                    f"part: got {self.part!r} without dim; the whole head turns and has no part; give dim, or leave part out"
+                )
             return self
         if self.dim % 2:
             raise ValueError(f"dim: got {self.dim}; elements turn in pairs, so it is even; None rotates the whole head")
@@ -223,6 +229,10 @@ class Model(Spec):
             raise ValueError(
                 f"rope.dim: got {self.rope.dim} with mla.qk_rope_head_dim {self.mla.qk_rope_head_dim}; a latent row's "
                 "rotated part is exactly that long; give the same number, or None"
+            )
+        if self.mla is not None and self.rope is not None and self.rope.part == "first":
+            raise ValueError(
+                "rope.part: got 'first' with mla; a latent row's rotated part is its last; use 'last', or leave it out"
             )
         return self
 

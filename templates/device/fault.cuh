@@ -10,6 +10,9 @@ enum class Fault : uint32_t {
   slot = 4,         // a slot outside the pool
   row_offsets = 5,  // offsets that decrease, pass the rows, or give a request more rows than the kernel takes
   table = 6,        // an index into the page table that leaves it
+  lora_end = 7,     // a lora_end_idx that counts tokens which the step or its rows do not have
+  pair = 8,         // a pair of pages, one of them outside its pool
+  overlap = 9,      // a pair that writes to a page which another one reads or writes
 };
 
 // The sticky error word keeps the smallest (position, request, code): the same one whatever the order of the blocks.

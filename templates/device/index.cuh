@@ -24,6 +24,29 @@ __device__ __forceinline__ uint32_t request_of(const Index* offsets, uint32_t ba
   return low;
 }
 
+// The same by the kLanes lanes of `mask`, whose answer all of them get: they read the entries of the next few halvings at once.
+template <uint32_t kLanes, typename Index>
+__device__ __forceinline__ uint32_t request_of(const Index* offsets, uint32_t batch, uint32_t row, uint32_t lane, uint32_t mask) {
+  uint32_t low = 0, high = batch;
+  while (high - low > 1) {
+    // Lane n - 1 has node n of the tree of halvings: its way down are the bits of n below the first.
+    const uint32_t node = lane + 1;
+    uint32_t l = low, h = high;
+    for (uint32_t bit = 1u << (31 - __clz(node)) >> 1; bit > 0 && h - l > 1; bit >>= 1) {
+      const uint32_t middle = l + (h - l) / 2;
+      if (node & bit) l = middle; else h = middle;
+    }
+    const bool up = lane + 1 < kLanes && h - l > 1 && load_index(offsets, l + (h - l) / 2) <= row;
+    const uint32_t ups = __ballot_sync(mask, up) >> (__ffs(mask) - 1);
+    for (uint32_t n = 1; n < kLanes && high - low > 1;) {
+      const uint32_t middle = low + (high - low) / 2, bit = ups >> (n - 1) & 1;
+      if (bit) low = middle; else high = middle;
+      n = 2 * n + bit;
+    }
+  }
+  return low;
+}
+
 // Request b and its rows [begin, end), or no request (padding). `valid` is false where the offsets around b decrease or
 // pass the rows: then nobody knows whose row it is.
 struct RowRange {
@@ -32,15 +55,27 @@ struct RowRange {
 };
 
 template <typename Index>
-__device__ __forceinline__ RowRange range_of(const Index* offsets, uint32_t batch, uint32_t row, uint32_t num_rows) {
-  if (batch == 0 || row >= load_index(offsets, batch)) return {0, 0, 0, true, true};
-  const uint32_t b = request_of(offsets, batch, row);
+__device__ __forceinline__ RowRange range_at(const Index* offsets, uint32_t batch, uint32_t b, uint32_t row, uint32_t num_rows) {
   const uint32_t begin = load_index(offsets, b), end = load_index(offsets, b + 1);
   const uint32_t before = b > 0 ? load_index(offsets, b - 1) : 0;
   const uint32_t after = b + 2 <= batch ? load_index(offsets, b + 2) : end;
   const bool sorted = before <= begin && begin <= end && end <= after;
   const bool leading = b == 0 && row < begin && begin <= end;
   return {b, begin, end, leading, sorted && begin <= row && row < end && end <= num_rows};
+}
+
+template <typename Index>
+__device__ __forceinline__ RowRange range_of(const Index* offsets, uint32_t batch, uint32_t row, uint32_t num_rows) {
+  if (batch == 0 || row >= load_index(offsets, batch)) return {0, 0, 0, true, true};
+  return range_at(offsets, batch, request_of(offsets, batch, row), row, num_rows);
+}
+
+// The same by the kLanes lanes of `mask`.
+template <uint32_t kLanes, typename Index>
+__device__ __forceinline__ RowRange range_of(const Index* offsets, uint32_t batch, uint32_t row, uint32_t num_rows, uint32_t lane,
+                                             uint32_t mask) {
+  if (batch == 0 || row >= load_index(offsets, batch)) return {0, 0, 0, true, true};
+  return range_at(offsets, batch, request_of<kLanes>(offsets, batch, row, lane, mask), row, num_rows);
 }
 
 // Whether the last offset is wrong, which makes padding of rows, or rows of padding.

@@ -179,13 +179,14 @@ __device__ __forceinline__ void store_elements(const Cache& cache, const Page& p
   }
 }
 
-// Quantizes and stores one block of a segment whose writes choose scales; (head, dim) is its first element. kLanes
-// neighbouring lanes, all of `mask`, have it: read(x, c) gives the kWidth values from element (c * kLanes + lane) * kWidth of
-// the block on, head by head. It is asked twice, for the range and for the codes, and not for values past the block or the
-// segment. kUnroll below kChunks is for values that are read anew, not held in registers. `global` is global_scale_of<S>(cache).
-template <typename S, uint32_t kLanes, uint32_t kWidth, uint32_t kChunks, uint32_t kUnroll = kChunks, typename Cache, typename Page, typename Read>
-__device__ __forceinline__ void store_block(const Cache& cache, const Page& page, uint32_t token, uint32_t head, uint32_t dim,
-                                            uint32_t lane, uint32_t mask, float global, const Read& read) {
+// Quantizes and stores one block of a segment whose writes choose scales, and hands its scale and zero point to
+// keep(scale, zero), in its first lane; (head, dim) is its first element. kLanes neighbouring lanes, all of `mask`, have it:
+// read(x, c) gives the kWidth values from element (c * kLanes + lane) * kWidth of the block on, head by head. It is asked
+// twice, for the range and for the codes, and not for values past the block or the segment. kUnroll below kChunks is for
+// values that are read anew, not held in registers. `global` is global_scale_of<S>(cache).
+template <typename S, uint32_t kLanes, uint32_t kWidth, uint32_t kChunks, uint32_t kUnroll, typename Page, typename Read, typename Keep>
+__device__ __forceinline__ void store_codes(const Page& page, uint32_t token, uint32_t head, uint32_t dim, uint32_t lane,
+                                            uint32_t mask, float global, const Read& read, const Keep& keep) {
   using Element = typename S::Element;
   using Scale = typename S::Scale;
   constexpr uint32_t kBlock = S::kBlockHeads * S::kBlockDims;
@@ -217,11 +218,7 @@ __device__ __forceinline__ void store_block(const Cache& cache, const Page& page
   } else {
     scale = amax_scale<Element, Scale>(high);
   }
-  if (lane == 0) {
-    const auto at = scale_at<S>(cache, page, token, head, dim);
-    at[0] = scale;
-    if constexpr (S::kZero) at[1] = zero;
-  }
+  if (lane == 0) keep(scale, zero);
 
   float divisor = to_f32(scale);
   if constexpr (S::kRecipe == Recipe::nvfp4_global) divisor = product(scale, global);
@@ -239,4 +236,16 @@ __device__ __forceinline__ void store_block(const Cache& cache, const Page& page
     }
     store_raw<S, kWidth>(page, token, head + element / S::kBlockDims, dim + element % S::kBlockDims, raw);
   }
+}
+
+// The same, and stores the scale where it belongs.
+template <typename S, uint32_t kLanes, uint32_t kWidth, uint32_t kChunks, uint32_t kUnroll = kChunks, typename Cache, typename Page, typename Read>
+__device__ __forceinline__ void store_block(const Cache& cache, const Page& page, uint32_t token, uint32_t head, uint32_t dim,
+                                            uint32_t lane, uint32_t mask, float global, const Read& read) {
+  const auto keep = [&](typename S::Scale scale, typename S::Scale zero) {
+    const auto at = scale_at<S>(cache, page, token, head, dim);
+    at[0] = scale;
+    if constexpr (S::kZero) at[1] = zero;
+  };
+  store_codes<S, kLanes, kWidth, kChunks, kUnroll>(page, token, head, dim, lane, mask, global, read, keep);
 }

@@ -156,7 +156,7 @@ def test_a_config_that_is_no_object() -> None:
 
 CALLS = {
     *("KernelSet", "Paged", "Latent", "Quant", "Block", "Model", "Mla", "Rope"),
-    *("LinearScaling", "Llama3Scaling", "YarnScaling", "LongRopeScaling"),
+    *("LinearScaling", "Llama3Scaling", "YarnScaling", "LongRopeScaling", "RmsNorm"),
 }
 OPERATIONS = {"Append", "Gather", "Decode"}
 

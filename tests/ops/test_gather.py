@@ -16,6 +16,7 @@ from tests.ops.batches import PLAIN, batches
 from tests.ops.harness import check_gather, index_name, offsets_of, package
 from tests.ops.scenes import Scene
 from tests.ops.sets import SETS
+from tests.ops.stored import STORED, check_gather_raw, one_arch
 
 
 @pytest.mark.parametrize("name", SETS)
@@ -59,3 +60,40 @@ def test_empty_batch_and_no_rows() -> None:
     batch, kernels = replace(PLAIN, padding=2), SETS["max_f32"]
     check_gather(Scene(kernels, batch, ()), 2, row_offsets=np.zeros(1, np.uint32), starts=None)
     check_gather(Scene(kernels, batch, ()), 0, row_offsets=np.zeros(1, np.uint32), starts=None)
+
+
+@pytest.mark.parametrize("name", STORED)
+@settings(max_examples=3)
+@given(data=st.data())
+def test_raw(name: str, data: Any) -> None:
+    """Codes, scales and plain values as they lie in memory; in a ring also tokens that it no longer or not yet holds."""
+    kernels, batch = STORED[name], one_arch(data.draw(batches(STORED[name])), name)
+    scene = Scene(kernels, batch, batch.totals)
+    scene.fill(batch.totals)
+    starts = [data.draw(st.integers(0, n)) for n in batch.totals]
+    counts = [n - s for s, n in zip(starts, batch.totals, strict=True)]
+    index = index_name(kernels, "gather_raw")
+    check_gather_raw(
+        scene,
+        batch.leading + sum(counts) + batch.padding,
+        row_offsets=offsets_of(counts, index, batch.leading),
+        starts=np.array(starts, dtype(index).numpy()),
+    )
+
+
+@pytest.mark.parametrize("value", [-1, 2**31 - 1, None])
+@pytest.mark.parametrize("name", ["stored_int8_own_table", "stored_latent_row", "stored_per_kv"])
+def test_raw_of_bad_pages(name: str, value: int | None) -> None:
+    """Rows without a valid page have NaN scales, codes of ones, and are reported."""
+    batch = one_arch(replace(PLAIN, totals=(3, 9, 2), new=(3, 9, 2), seed=9), name)
+    scene = Scene(STORED[name], batch, batch.totals)
+    scene.fill(batch.totals)
+    table = scene.tables["page_table"]
+    table[1] = np.array(scene.pages if value is None else value, np.int64).astype(table.dtype)
+    offsets = offsets_of(batch.totals, index_name(STORED[name], "gather_raw"))
+    found = check_gather_raw(scene, 14, row_offsets=offsets, starts=None)
+    for key, array in found.items():
+        if key.endswith("_codes"):
+            assert (array[3:12] == 0xFF).all()
+        else:
+            assert np.isnan(array[3:12].astype(np.float32)).all()

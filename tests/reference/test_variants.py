@@ -255,6 +255,8 @@ def test_oracles_know_nothing_of_what_they_check() -> None:
         "kvgen.reference",
         "kvgen.runtime.faults",
         "kvgen.spec.cache",
+        "kvgen.spec.model",
+        "kvgen.spec.norm",
         "kvgen.spec.quant",
         "kvgen.spec.table",
     )

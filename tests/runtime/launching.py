@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from kvgen import Continuous, KernelSet, Layout, Paged, ops
 from kvgen.emit import render_all, write_file
+from kvgen.errors import DeviceError
 from kvgen.runtime import cuda, packing
 from kvgen.spec.loader import LoadedSet
 
@@ -123,6 +124,9 @@ class NotingDriver:
 
     def pointer_device(self, pointer: int) -> int:
         return pointer >> 40
+
+    def mapped(self, pointer: int, device: int) -> int:
+        raise DeviceError("cuPointerGetAttribute: got CUDA_ERROR_INVALID_VALUE; invalid argument")
 
     def load(self, cubin: bytes, entry: str, device: int) -> object:
         self.loaded.append((cubin, entry, device))

@@ -180,6 +180,9 @@ class StubDriver:
     def pointer_device(self, pointer: int) -> int:
         return 0
 
+    def mapped(self, pointer: int, device: int) -> int:
+        raise NotImplementedError
+
     def load(self, cubin: bytes, entry: str, device: int) -> object:
         self.calls.append(("load", cubin, entry, device))
         return len(self.calls)

@@ -152,11 +152,14 @@ def test_a_gpu_that_the_set_is_not_generated_for(capability: tuple[int, int], wa
 
 MEANINGS = {
     Fault.PAGE_ID: "PAGE_ID: a page id outside the pool, at token 9 of request 5",
-    Fault.POSITION: "POSITION: token 9 of request 5 lies past its page table",
+    Fault.POSITION: "POSITION: token 9 of request 5 lies past its page table, or past the angles of RoPE",
     Fault.LENGTH: "LENGTH: request 5 has a length that its page table or this step's rows cannot have (token 9)",
     Fault.SLOT: "SLOT: row 9 has a slot outside the pool",
     Fault.ROW_OFFSETS: "ROW_OFFSETS: row offsets that decrease, pass the rows, or give request 5 too many rows (row 9)",
     Fault.TABLE: "TABLE: an index into the page table that leaves it, at token 9 of request 5",
+    Fault.LORA_END: "LORA_END: lora_end_idx counts rows that this step does not have, from row 9 (request 5) on",
+    Fault.PAIR: "PAIR: pair 9 names a page outside its pool",
+    Fault.OVERLAP: "OVERLAP: pair 9 writes to a page that another pair reads, or that an earlier one writes",
 }
 
 
@@ -189,7 +192,7 @@ def test_a_cleared_word_says_nothing(kind: Any) -> None:
     assert describe(word.view(np.uint64)) is None
 
 
-@pytest.mark.parametrize("word", [0, 7, 0xFF, 3 << 32 | 200])
+@pytest.mark.parametrize("word", [0, 100, 0xFF, 3 << 32 | 200])
 def test_words_that_no_kernel_writes(word: int) -> None:
     with pytest.raises(
         ValueError, match=rf"^error word: got {word:#018x}; code {word & 0xFF} is none of 1 PAGE_ID, .*clear\(\)"

@@ -259,7 +259,7 @@ CASES: list[tuple[Callable[..., object], dict[str, Any], str]] = [
         {"kv_heads": 8},
         "KernelSet.kv_heads: unknown field; KernelSet has name, q_heads, cache, ops, arch, model",
     ),
-    (ops.Append, {"rows": "dense"}, "Append.rows: got 'dense'; input should be 'ragged' or 'slots'"),
+    (ops.Append, {"rows": "dense"}, "Append.rows: got 'dense'; input should be 'ragged', 'padded' or 'slots'"),
     (ops.Append, {"index_dtype": "f32"}, "Append.index_dtype: got 'f32'; input should be 'u32', 'i32' or 'i64'"),
     (ops.Gather, {"index_dtype": "u8"}, "Gather.index_dtype: got 'u8'; input should be 'u32', 'i32' or 'i64'"),
     (ops.Decode, {"scale": 0.0}, "scale: got 0.0; a softmax scale lies in [1e-30, 1e30]"),

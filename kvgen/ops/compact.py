@@ -1,0 +1,147 @@
+"""compact: move pages so that the used ones are the first ones (defragment)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from kvgen.dtypes import dtype
+from kvgen.expr import ceil_div, const, var
+from kvgen.ops.cache import ERRORS, entry_name
+from kvgen.ops.entries import EntryList, entry_lists, new_table, table_name
+from kvgen.ops.pages import (
+    THREADS,
+    MaxLayers,
+    PagesContext,
+    PairIndex,
+    page_runs,
+    pages_context,
+    pool_param,
+    tiles,
+    with_id,
+)
+from kvgen.plan import KernelPlan, Param
+from kvgen.spec.kernel_set import KernelSet, Op
+
+PLAN_THREADS = 1024
+# Pages a thread of the planner has in flight.
+HELD = 8
+REQUESTS = THREADS // 32  # a warp each
+
+
+@dataclass(frozen=True)
+class CompactContext:
+    """Everything ops/compact.cu.j2 reads."""
+
+    entry: str
+    params: tuple[str, ...]
+    pool: PagesContext
+    entries: tuple[EntryList, ...]
+    requests: int
+    multiplier: int
+
+
+@dataclass(frozen=True)
+class CompactPlanContext:
+    """Everything ops/compact_plan.cu.j2 reads."""
+
+    entry: str
+    params: tuple[str, ...]
+    entries: tuple[EntryList, ...]
+    element: str
+    threads: int
+    held: int
+    multiplier: int
+
+
+class Compact(Op):
+    """Move used pages into free ones, so that the used ones come first, in every layer; and write the page table for it.
+
+    Two launches: `compact.plan(cache, new_ids, moves, num_moves)`, then `compact(cache, moves, num_moves, new_ids,
+    new table)`. The plan takes the pages of the requests' tokens (`lengths` count those that are stored: call it between
+    steps; pages without a token count as free) as used, shared ones once. With U of them, the r-th used page from id U
+    on moves to the r-th free one below U: moves only ever go into free pages, so they may all be made at once.
+    `moves[Q, 2]` gets them, -1 behind the last, and `num_moves[1]` their number; if Q is too small, the first Q are made
+    and the other pages stay. `new_ids[P]` says where each page is afterwards (-1: it is free); P is the number of pages
+    the table can name, pages / id_multiplier rounded up. `num_used[1]` (optional) gets U.
+
+    The new table may be the old one. Entries of the requests' tokens are replaced; those past a request's end stay as
+    they are, as do bad ones, which are reported. A request whose length cannot be is reported, and its pages count as
+    free. Scales with a table of their own stay where they are. The plan is one block: some 4 us, and 3 us for every
+    64 Ki pages of the pool.
+    """
+
+    kind: ClassVar[str] = "compact"
+    index_dtype: PairIndex = "i64"
+    max_layers: MaxLayers = 128
+
+    def kernel_names(self) -> tuple[str, ...]:
+        return (self.name, f"{self.name}_plan")
+
+    def check(self, kernels: KernelSet) -> None:
+        pool_param(kernels.cache, "pages", self.max_layers)
+
+    def plan(self, kernels: KernelSet) -> tuple[KernelPlan, ...]:
+        cache = kernels.cache
+        pool, index = pool_param(cache, "pages", self.max_layers), dtype(self.index_dtype)
+        entries, field = dtype(cache.page_table.dtype), "index_dtype"
+        runs = with_id(page_runs(cache), 0)
+        lists = tuple(e for e in entry_lists(cache) if e.id != "scale_id")
+        table_field = "table.dtype" if hasattr(cache, "table") else "table_dtype"
+        params = (
+            Param("moves", index, ("Q", 2), untrusted=True, doc="pages to move from and to", field=field),
+            Param("num_moves", index, (1,), untrusted=True, doc="how many there are", field=field),
+            Param("new_ids", entries, ("P",), untrusted=True, doc="where each page is afterwards", field=table_field),
+            *new_table(cache, f"{table_name(cache).replace('_', ' ')} afterwards; may be the cache's own"),
+            Param("max_moves", dtype("u32"), value="Q"),
+            Param("num_ids", dtype("u32"), value="P"),
+            pool,
+            ERRORS,
+        )
+        context = CompactContext(
+            entry=entry_name(kernels, self.name),
+            params=tuple(p.declaration for p in params),
+            pool=pages_context(pool, runs),
+            entries=lists,
+            requests=REQUESTS,
+            multiplier=cache.page_table.id_multiplier,
+        )
+        grid = (tiles(runs, var("Q")) + ceil_div(var("B"), REQUESTS), var("all_layers"), const(1))
+        move = KernelPlan(
+            self.name,
+            context.entry,
+            "ops/compact.cu.j2",
+            context,
+            params,
+            grid,
+            THREADS,
+            writes_pool=True,
+            whole=True,
+        )
+        return (move, self._planner(kernels, lists, table_field))
+
+    def _planner(self, kernels: KernelSet, lists: tuple[EntryList, ...], table_field: str) -> KernelPlan:
+        cache, name, field = kernels.cache, f"{self.name}_plan", "index_dtype"
+        index, entries = dtype(self.index_dtype), dtype(cache.page_table.dtype)
+        params = (
+            Param("new_ids", entries, ("P",), access="out", doc="where each page is afterwards", field=table_field),
+            Param("moves", index, ("Q", 2), access="out", doc="pages to move from and to", field=field),
+            Param("num_moves", index, (1,), access="out", doc="how many there are", field=field),
+            Param("num_used", index, (1,), access="out", optional=True, doc="how many pages are used", field=field),
+            Param("num_ids", dtype("u32"), value="P"),
+            Param("max_moves", dtype("u32"), value="Q"),
+            ERRORS,
+        )
+        context = CompactPlanContext(
+            entry=entry_name(kernels, name),
+            params=tuple(p.declaration for p in params),
+            entries=lists,
+            element=entries.c,
+            threads=PLAN_THREADS,
+            held=HELD,
+            multiplier=cache.page_table.id_multiplier,
+        )
+        grid = (const(1), const(1), const(1))
+        return KernelPlan(
+            name, context.entry, "ops/compact_plan.cu.j2", context, params, grid, PLAN_THREADS, whole=True
+        )

@@ -1,0 +1,259 @@
+"""convert: move tokens from a cache of another spec into this one."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import ClassVar, Final
+
+from pydantic import SerializeAsAny
+
+from kvgen.dtypes import dtype
+from kvgen.expr import ceil_div, const, var
+from kvgen.ops.cache import ERRORS, entry_name
+from kvgen.ops.segments import ScaleContext, SegmentContext, segments
+from kvgen.ops.stored import StoredRun, across, check_writes, stored_runs
+from kvgen.ops.writes import scales_by_token
+from kvgen.plan import KernelPlan, Param
+from kvgen.spec.cache import Cache
+from kvgen.spec.kernel_set import KernelSet, Op
+from kvgen.spec.storage import Segment
+from kvgen.spec.table import Ring
+
+THREADS: Final = 256
+_MOST_ROWS: Final = 32
+_WAITING_BYTES: Final = 24 << 10  # of scales, in shared memory
+_SPACE: Final = "source::"
+
+
+@dataclass(frozen=True)
+class CopyContext:
+    """A run that is copied element by element, `load` and `store` being views of device/stored.cuh with the same type.
+
+    `across`: neighbouring threads take neighbouring tokens, which share a sector of this cache.
+    """
+
+    name: str
+    title: str
+    load: str
+    store: str
+    type: str
+    width: int
+    vectors: int
+    across: bool
+
+
+@dataclass(frozen=True)
+class BlockContext:
+    """A segment whose scales are chosen anew, block by block, from values of C type `value`."""
+
+    segment: SegmentContext
+    scales: ScaleContext
+    load: str
+    value: str
+    across: bool
+    scales_across: bool
+
+
+@dataclass(frozen=True)
+class ConvertContext:
+    """Everything ops/convert.cu.j2 reads."""
+
+    entry: str
+    header: str
+    params: tuple[str, ...]
+    copies: tuple[CopyContext, ...]
+    blocks: tuple[BlockContext, ...]
+    threads: int
+    rows: int
+
+
+class Convert(Op):
+    """Move tokens from `source`, a layer of a cache of another spec, into this cache: layout, dtype, quantization, table.
+
+    Of every request the tokens that the source holds by its own lengths: [0, length), in a ring the last `window` (of
+    either cache). This cache's lengths are not read, its page table must have the pages. A request whose length the
+    source's table cannot hold, and tokens without a valid page on either side, are skipped and reported. The launch has
+    room for the source's `max_cache_length` tokens a request; the two caches share no memory.
+
+    Unquantized elements of the same dtype are copied bit for bit, others through f32, rounded once. Codes and scales of
+    segments that both caches quantize alike (type, block, recipe) are copied as they are, as are codes under given scales
+    and "global" factors with `same_scales=True`, which says that the caller's scales are the same; all else is
+    dequantized in f32 and quantized as append does. A residual source is read, tail included; a residual target is not
+    written.
+    """
+
+    kind: ClassVar[str] = "convert"
+    source: SerializeAsAny[Cache]
+    same_scales: bool = False
+
+    def check(self, kernels: KernelSet) -> None:
+        cache, source = kernels.cache, self.source
+        for name, mine, other in (
+            ("stores", cache.stores, source.stores),
+            ("kv_heads", cache.kv_heads, source.kv_heads),
+            ("head_dim", cache.head_dim, source.head_dim),
+            ("v_head_dim", cache.v_dim, source.v_dim),
+        ):
+            if mine != other:
+                raise ValueError(
+                    f"source: got {name}={other!r} for a cache with {name}={mine!r}; tokens keep their shape; give a source "
+                    f"with {name}={mine!r}"
+                )
+        check_writes(self.name, cache)
+
+    @property
+    def source_class(self) -> str:
+        """The class of the source in the generated module."""
+        return "".join(part.title() for part in self.name.split("_")) + "Source"
+
+    def window(self, cache: Cache) -> int:
+        """Tokens of a request that are moved at most; 0: all."""
+        tables = (cache.page_table, self.source.page_table)
+        return min((t.window for t in tables if isinstance(t, Ring)), default=0)
+
+    def plan(self, kernels: KernelSet) -> tuple[KernelPlan, ...]:
+        cache = kernels.cache
+        params = (
+            Param("source", dtype("u64"), brought="cache", doc=f"of a {self.source_class}, which is read"),
+            Param("max_tokens", dtype("u32"), value="source_tokens"),
+            ERRORS,
+        )
+        copies, blocks = _plan_segments(cache, self.source, same_scales=self.same_scales)
+        rows = _rows(copies, blocks)
+        context = ConvertContext(
+            entry=entry_name(kernels, self.name),
+            header=f"{self.name}_source.cuh",
+            params=tuple(p.declaration for p in params),
+            copies=copies,
+            blocks=blocks,
+            threads=THREADS,
+            rows=rows,
+        )
+        grid = (ceil_div(var("source_tokens"), rows) * var("B"), const(1), const(1))
+        plan = KernelPlan(
+            self.name, context.entry, "ops/convert.cu.j2", context, params, grid, THREADS, writes_pool=True
+        )
+        return (plan,)
+
+
+def _rows(copies: tuple[CopyContext, ...], blocks: tuple[BlockContext, ...]) -> int:
+    """Tokens of a block: a power of two, as many as give a thread four accesses; at least as share sectors."""
+    vectors = sum(c.vectors for c in copies) + sum(b.scales.blocks * b.scales.lanes for b in blocks)
+    rows = max(1, min(_MOST_ROWS, 1 << (4 * THREADS // vectors).bit_length() - 1 if vectors <= 4 * THREADS else 1))
+    if any(c.across for c in copies) or any(b.across for b in blocks):
+        rows = max(rows, 16)
+    waiting = sum(b.scales.blocks * b.scales.each for b in blocks) * 4
+    while rows > 1 and rows * waiting > _WAITING_BYTES:
+        rows //= 2
+    return rows
+
+
+def _alike(mine: Segment, other: Segment, *, same_scales: bool) -> bool:
+    """Whether the other segment's codes and scales mean the same here."""
+    if (mine.begin, mine.size) != (other.begin, other.size) or mine.quant is None or other.quant is None:
+        return False
+    a, b = mine.quant, other.quant
+    if (a.dtype, a.zero, a.scale_dtype, a.recipe, a.scale) != (b.dtype, b.zero, b.scale_dtype, b.recipe, b.scale):
+        return False
+    if mine.scales is None or other.scales is None:
+        return mine.scales is other.scales
+    if mine.scales.block != other.scales.block or b.residual:
+        return False
+    return same_scales or (a.scale == "computed" and a.recipe != "global")
+
+
+def _plan_segments(
+    cache: Cache, source: Cache, *, same_scales: bool
+) -> tuple[tuple[CopyContext, ...], tuple[BlockContext, ...]]:
+    """How each segment of the cache comes about."""
+    copies: list[CopyContext] = []
+    blocks: list[BlockContext] = []
+    shown = iter(segments(cache))
+    for role, parts in cache.storage.roles.items():
+        others = source.storage.roles[role]
+        for segment in parts:
+            s = next(shown)
+            same = [o for o in others if (o.begin, o.size) == (segment.begin, segment.size)]
+            if same and _alike(segment, same[0], same_scales=same_scales):
+                copies += _stored_copies(cache, source, s)
+                continue
+            other = same[0] if same else None
+            plain = all(o.quant is None for o in others) or (other is not None and other.quant is None)
+            value = dtype(source.dtype) if plain else dtype("f32")
+            struct = s.struct if other is not None else ""
+            load = (
+                f"Values<{_SPACE}{struct}, {value.c}>"
+                if struct
+                else f"RoleValues<{_SPACE}{'Key' if role == 'k' else 'Value'}Role, {value.c}, {segment.begin}, {segment.size}>"
+            )
+            # Accesses begin and end with the source's segments.
+            edges = math.gcd(segment.begin, segment.size, *(n for o in others for n in (o.begin, o.size)))
+            if s.computed:
+                scales = _narrowed(s, s.scales[0], edges)
+                by_token = scales_by_token(cache, role, segment.begin)
+                blocks.append(BlockContext(s, scales, load, value.c, across(segment.region), by_token))
+                continue
+            is_across = across(segment.region)
+            bits = max(segment.region.dtype.bits, *(o.region.dtype.bits for o in others))
+            width = min(min(o.vector for o in others) if is_across else segment.vector, 128 // bits)
+            while edges % width:
+                width //= 2
+            width = max(width, 2 if segment.region.dtype.packed else 1)
+            copies.append(
+                CopyContext(
+                    name=s.struct.lower(),
+                    title=s.title,
+                    load=load,
+                    store=f"Values<{s.struct}, {value.c}>",
+                    type=value.c,
+                    width=width,
+                    vectors=s.heads * s.size // width,
+                    across=is_across,
+                )
+            )
+    return tuple(copies), tuple(blocks)
+
+
+def _narrowed(s: SegmentContext, q: ScaleContext, edges: int) -> ScaleContext:
+    """The walk over a block in accesses that also end where the source's segments do."""
+    width = q.width
+    while edges % width:
+        width //= 2
+    block = q.heads * q.dims
+    lanes = min(32, 1 << (-(-block // width) - 1).bit_length())
+    chunks = -(-block // (width * lanes))
+    return replace(
+        q,
+        lanes=lanes,
+        width=width,
+        chunks=chunks,
+        whole=block % (width * lanes) == 0 and s.size % q.dims == 0,
+    )
+
+
+def _stored_copies(cache: Cache, source: Cache, s: SegmentContext) -> list[CopyContext]:
+    """Codes, and scales where writes compute them, as they are."""
+    mine, others = (_runs_of(stored_runs(c), s.struct) for c in (cache, source))
+    found = []
+    for run, other in zip(mine, others, strict=True):
+        is_across = across(run.region)
+        width = other.vector if is_across else min(run.vector, other.vector)
+        found.append(
+            CopyContext(
+                name=f"{s.struct.lower()}_{run.name.rpartition('_')[2]}",
+                title=run.title,
+                load=other.view.format(_SPACE),
+                store=run.view.format(""),
+                type=run.element.c,
+                width=width,
+                vectors=run.row // width,
+                across=is_across,
+            )
+        )
+    return found
+
+
+def _runs_of(runs: tuple[StoredRun, ...], struct: str) -> list[StoredRun]:
+    """Those of one segment."""
+    return [r for r in runs if r.struct == struct]

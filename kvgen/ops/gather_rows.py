@@ -1,0 +1,92 @@
+"""gather_rows: copy the cached tokens that each query row names into contiguous rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Final, Literal
+
+from kvgen.dtypes import dtype
+from kvgen.expr import ceil_div, const, var
+from kvgen.ops.cache import ERRORS, entry_name
+from kvgen.ops.segments import row_params
+from kvgen.ops.stored import RunContext, value_runs
+from kvgen.plan import KernelPlan, Param
+from kvgen.spec.kernel_set import KernelSet, Op
+from kvgen.spec.table import IndexName
+
+THREADS: Final = 256
+_MOST_ROWS: Final = 32
+
+
+@dataclass(frozen=True)
+class GatherRowsContext:
+    """Everything ops/gather_rows.cu.j2 reads; `sizes` are the elements of a row of each of `outs`."""
+
+    entry: str
+    params: tuple[str, ...]
+    runs: tuple[RunContext, ...]
+    outs: tuple[str, ...]
+    sizes: tuple[int, ...]
+    threads: int
+    rows: int
+
+
+class GatherRows(Op):
+    """Copy cached tokens to k_out `[T, J, kv_heads, head_dim]`, dequantized: row (r, j) is token `slots[r, j]`.
+
+    The token is one of the request that owns query row r by `row_offsets[B + 1]`. A negative slot leaves a hole of
+    zeros, which is no fault; a token without a valid page, or one that a ring does not hold, becomes NaN. Query rows of
+    no request are left alone. `roles="kv"` copies V to v_out too. Modular MAX: kv_cache_gather_rows_ragged.
+    """
+
+    kind: ClassVar[str] = "gather_rows"
+    roles: Literal["k", "kv"] = "k"
+    index_dtype: IndexName | None = None
+    slots_dtype: IndexName = "i32"
+
+    def check(self, kernels: KernelSet) -> None:
+        if self.roles == "kv" and kernels.cache.stores == "k":
+            raise ValueError("roles: got 'kv' for a cache that stores K only; use 'k'")
+
+    def plan(self, kernels: KernelSet) -> tuple[KernelPlan, ...]:
+        cache = kernels.cache
+        index, slot = dtype(self.index_dtype or cache.lengths_dtype), dtype(self.slots_dtype)
+        doc = "first query row of each request"
+        params = [Param("row_offsets", index, ("B+1",), untrusted=True, doc=doc, field="index_dtype")]
+        doc = "tokens that each query row asks for, negative: none"
+        params.append(Param("slots", slot, ("T", "J"), strided=True, untrusted=True, doc=doc, field="slots_dtype"))
+        sizes: dict[str, int] = {}
+        for p in row_params(cache, "_out", "{} of the tokens", access="out"):
+            if p.name[0] in self.roles:
+                assert p.shape is not None
+                _, heads, dims = p.shape
+                assert isinstance(heads, int) and isinstance(dims, int)
+                sizes[p.name] = heads * dims
+                params.append(
+                    Param(
+                        p.name,
+                        p.dtype,
+                        ("T", "J", heads, dims),
+                        access="out",
+                        align=p.align,
+                        strided=True,
+                        doc=p.doc,
+                        field="dtype",
+                        fields=(None, None, "kv_heads", p.fields[2]),
+                    )
+                )
+        params += [Param(f"{p.name}_stride", dtype("i64"), value=f"{p.name}.stride") for p in params if p.strided]
+        params += [Param("num_rows", dtype("u32"), value="T"), Param("num_slots", dtype("u32"), value="J"), ERRORS]
+        runs = value_runs(cache, "_out", tuple(self.roles))
+        rows = max(1, min(_MOST_ROWS, 4 * THREADS // sum(r.vectors for r in runs)))
+        context = GatherRowsContext(
+            entry=entry_name(kernels, self.name),
+            params=tuple(p.declaration for p in params),
+            runs=runs,
+            outs=tuple(sizes),
+            sizes=tuple(sizes.values()),
+            threads=THREADS,
+            rows=rows,
+        )
+        grid = (ceil_div(var("T") * var("J"), rows), const(1), const(1))
+        return (KernelPlan(self.name, context.entry, "ops/gather_rows.cu.j2", context, tuple(params), grid, THREADS),)

@@ -1,0 +1,140 @@
+"""row_offsets and advance: what a step's tokens do to the lengths of a batch, counted on the device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Final, Literal
+
+from kvgen.dtypes import DType, dtype
+from kvgen.expr import ceil_div, const, var
+from kvgen.ops.cache import ERRORS, entry_name
+from kvgen.plan import KernelPlan, Param
+from kvgen.spec.cache import Cache
+from kvgen.spec.kernel_set import KernelSet, Op
+from kvgen.spec.table import CSR, IndexName
+
+SCAN_THREADS: Final = 512
+THREADS: Final = 256
+
+
+@dataclass(frozen=True)
+class RowOffsetsContext:
+    """Everything ops/row_offsets.cu.j2 reads."""
+
+    entry: str
+    params: tuple[str, ...]
+    threads: int
+    index: str
+    before: bool
+
+
+@dataclass(frozen=True)
+class AdvanceContext:
+    """Everything ops/advance.cu.j2 reads: `new_rows` counts the new tokens of request b by the array `counts`."""
+
+    entry: str
+    params: tuple[str, ...]
+    threads: int
+    length: str
+    counts: str
+    new_rows: str
+
+
+def step_offsets(index: DType) -> Param:
+    """The rows of this step's tokens, which a call without new tokens leaves out."""
+    doc = "first new row of each request; None: no new tokens"
+    return Param("row_offsets", index, ("B+1",), optional=True, untrusted=True, doc=doc, field="index_dtype")
+
+
+def counts_before(cache: Cache) -> bool:
+    """Whether this step's tokens come on top of what lengths say."""
+    return cache.lengths == "before"
+
+
+class RowOffsets(Op):
+    """Sum up the tokens, cached and new, of the requests before each one, and of all: `out[B + 1]`.
+
+    A request has its length's tokens (of a ring, the dropped ones too) and, if lengths come before the step, its rows of
+    `row_offsets[B + 1]`; lengths after it count those already. A length or
+    offsets that cannot be are reported and count as no tokens; sums stop at the largest index (2^31 - 1 in i32, else
+    2^32 - 2), and the first request past it is reported. An empty batch gets its one 0.
+    Source: Modular MAX, kv_cache.row_offsets.ragged.paged.
+    """
+
+    kind: ClassVar[str] = "row_offsets"
+    index_dtype: IndexName | None = None
+
+    def plan(self, kernels: KernelSet) -> tuple[KernelPlan, ...]:
+        cache = kernels.cache
+        index = dtype(self.index_dtype or cache.lengths_dtype)
+        doc = "where each request's tokens begin"
+        params = (
+            Param("out", index, ("B+1",), access="out", doc=doc, field="index_dtype"),
+            step_offsets(index),
+            ERRORS,
+        )
+        context = RowOffsetsContext(
+            entry=entry_name(kernels, self.name),
+            params=tuple(p.declaration for p in params),
+            threads=SCAN_THREADS,
+            index=index.c,
+            before=counts_before(cache),
+        )
+        grid = (ceil_div(var("B") + 1, SCAN_THREADS), const(1), const(1))
+        plan = KernelPlan(self.name, context.entry, "ops/row_offsets.cu.j2", context, params, grid, SCAN_THREADS)
+        return (plan,)
+
+
+class Advance(Op):
+    """Add the step's new tokens to the lengths: `new_lengths[B]`, which may be the array of the lengths itself.
+
+    `counts="row_offsets"`: request b has the rows of `row_offsets[B + 1]`; `counts="new_tokens"`: it has
+    `new_tokens[b]`, for instance those that speculation accepted. Without the array every request has one, a decode
+    step's. A length that cannot be, or would pass 2^32 - 2 (2^31 - 1 in i32), and offsets that contradict each other are
+    reported; the request's length stays. Source: Modular MAX, increment_cache_lengths.
+    """
+
+    kind: ClassVar[str] = "advance"
+    counts: Literal["row_offsets", "new_tokens"] = "row_offsets"
+    index_dtype: IndexName | None = None
+
+    def check(self, kernels: KernelSet) -> None:
+        table = kernels.cache.page_table
+        if isinstance(table, CSR) and table.last_page_len:
+            raise ValueError(
+                "ops: got advance with CSR(last_page_len=True), whose lengths follow from its page lists; make new lists "
+                "with to_csr from a dense table, or use CSR() with lengths"
+            )
+
+    def plan(self, kernels: KernelSet) -> tuple[KernelPlan, ...]:
+        cache = kernels.cache
+        lengths, index = dtype(cache.lengths_dtype), dtype(self.index_dtype or cache.lengths_dtype)
+        by_rows = self.counts == "row_offsets"
+        doc = (
+            "first new row of each request; None: one each" if by_rows else "new tokens of each request; None: one each"
+        )
+        counts = Param(
+            self.counts,
+            index,
+            ("B+1" if by_rows else "B",),
+            optional=True,
+            untrusted=True,
+            doc=doc,
+            field="index_dtype",
+        )
+        doc = "lengths with the new tokens; may be the lengths themselves"
+        params = (
+            Param("new_lengths", lengths, ("B",), access="out", doc=doc, field="lengths_dtype"),
+            counts,
+            ERRORS,
+        )
+        context = AdvanceContext(
+            entry=entry_name(kernels, self.name),
+            params=tuple(p.declaration for p in params),
+            threads=THREADS,
+            length=lengths.c,
+            counts=self.counts,
+            new_rows="new_rows_of(row_offsets, cache.batch, b)" if by_rows else "counted(load_index(new_tokens, b))",
+        )
+        grid = (ceil_div(var("B"), THREADS), const(1), const(1))
+        return (KernelPlan(self.name, context.entry, "ops/advance.cu.j2", context, params, grid, THREADS),)

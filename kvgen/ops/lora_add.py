@@ -1,0 +1,109 @@
+"""lora_add: what LoRA adapters add to K and V of the step's first tokens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from kvgen.dtypes import dtype
+from kvgen.expr import Expr, ceil_div, const, minimum, var
+from kvgen.ops.adders import THREADS, AdderContext, adders, check_addable
+from kvgen.ops.cache import ERRORS, entry_name
+from kvgen.plan import KernelPlan, Param
+from kvgen.spec.kernel_set import KernelSet, Op
+from kvgen.spec.table import IndexName
+
+End = Literal["host", "device"]
+
+
+@dataclass(frozen=True)
+class LoraAddContext:
+    """Everything ops/lora_add.cu.j2 reads."""
+
+    entry: str
+    params: tuple[str, ...]
+    value: str
+    adders: tuple[AdderContext, ...]
+    threads: int
+    rows: int
+    finders: int
+    parts: int
+    after: bool
+    on_device: bool
+
+
+def end_param(end: End, doc: str) -> Param:
+    """How many rows have something added: a count on the host that sizes the grid, or a number on the device."""
+    i64 = dtype("i64")
+    if end == "host":
+        return Param("lora_end_idx", i64, brought="count", doc=doc)
+    return Param("lora_end_idx", i64, (1,), untrusted=True, doc=doc)
+
+
+class LoraAdd(Op):
+    """Add kv `[T, kv_heads * head_dim]` to K and V of the step's first m = `lora_end_idx` tokens.
+
+    The rows are in the 2m layout: row r < m is added to K of token r, row m <= r < 2m to V of token r - m; rows from 2m
+    on are not read. Tokens count through `row_offsets[B + 1]`, so requests with an adapter come first; run it after the
+    append of the same step. The sum is taken in f32 and rounded once; quantized values are dequantized, added to and
+    quantized again, with a new scale where scales are computed. `end="host"` takes m as an int or a host array of one,
+    and without rows (T = 0) does not look at it; `end="device"` reads it on the device, so that one captured graph serves
+    every m. An m below 0 or above T / 2 adds nothing, tokens past the batch's are skipped; both are reported.
+    Source: Modular MAX, kv_cache_2m_iadd_dispatch.
+    """
+
+    kind: ClassVar[str] = "lora_add"
+    end: End = "host"
+    index_dtype: IndexName | None = None
+
+    def check(self, kernels: KernelSet) -> None:
+        cache = kernels.cache
+        check_addable(self.kind, cache)
+        if cache.v_dim != cache.head_dim:
+            raise ValueError(
+                f"v_head_dim: got {cache.v_dim} with head_dim={cache.head_dim}; rows of the 2m layout are K's or V's, of one "
+                "width; use ops.RowsAdd, whose rows hold both"
+            )
+
+    def plan(self, kernels: KernelSet) -> tuple[KernelPlan, ...]:
+        cache = kernels.cache
+        value, index = dtype(cache.dtype), dtype(self.index_dtype or cache.lengths_dtype)
+        found = adders(cache, side_by_side=False)
+        params = (
+            Param(
+                "kv",
+                value,
+                ("T", cache.kv_heads * cache.head_dim),
+                align=found.align * value.bytes,
+                strided=True,
+                doc="what is added: m rows of K, m rows of V",
+                field="dtype",
+                fields=(None, "kv_heads * head_dim"),
+            ),
+            Param("row_offsets", index, ("B+1",), untrusted=True, doc="first row of each request", field="index_dtype"),
+            end_param(self.end, "tokens that have something added, m"),
+            Param("kv_stride", dtype("i64"), value="kv.stride"),
+            Param("num_rows", dtype("u32"), value="T"),
+            ERRORS,
+        )
+        context = LoraAddContext(
+            entry=entry_name(kernels, self.name),
+            params=tuple(p.declaration for p in params),
+            value=value.c,
+            adders=found.roles,
+            threads=THREADS,
+            rows=found.rows,
+            finders=found.finders,
+            parts=found.parts,
+            after=cache.lengths == "after",
+            on_device=self.end == "device",
+        )
+        # One block also where m is too large for the rows: it reports that.
+        tokens: Expr = ceil_div(var("T"), 2)
+        if self.end == "host":
+            tokens = minimum(var("lora_end_idx"), tokens)
+        grid = (ceil_div(tokens, found.rows) * found.parts, const(2), const(1))
+        plan = KernelPlan(
+            self.name, context.entry, "ops/lora_add.cu.j2", context, params, grid, THREADS, writes_pool=True
+        )
+        return (plan,)

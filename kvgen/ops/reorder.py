@@ -1,0 +1,130 @@
+"""reorder: requests that continue other requests' tokens (beam search)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from kvgen.dtypes import dtype
+from kvgen.expr import Expr, const, var
+from kvgen.ops.cache import ERRORS, entry_name
+from kvgen.ops.entries import EntryList, entry_lists, new_table
+from kvgen.ops.pages import THREADS, MaxLayers, PagesContext, chunks, page_runs, pages_context, pool_param
+from kvgen.plan import KernelPlan, Param
+from kvgen.spec.cache import Cache, Continuous
+from kvgen.spec.kernel_set import KernelSet, Op
+from kvgen.spec.table import CSR, IndexName, Indirect, PerKV, Ring
+
+
+@dataclass(frozen=True)
+class ReorderContext:
+    """Everything ops/reorder.cu.j2 reads.
+
+    `whole`: every page is copied, not just a last one that is not full; `ring`: page i lies in column i % columns;
+    `row_exists`: whether request b has a row in the new table, as C.
+    """
+
+    entry: str
+    params: tuple[str, ...]
+    pool: PagesContext
+    entries: tuple[EntryList, ...]
+    length: str
+    multiplier: int
+    whole: bool
+    ring: bool
+    row_exists: str
+
+
+class Reorder(Op):
+    """Make request b continue the tokens of request `parents[b]`: a new page table, and copies of pages they cannot share.
+
+    Full pages are shared: the new rows have the parent's ids. A last page that is not full stays the parent's own for the
+    first of its children (the lowest b) and is copied, in every layer, to page `fresh[b]` for each of the others; `fresh`
+    has a free page for every request ([B, 2] with PerKV: one for K and one for V; `fresh_scales` where scales have a
+    table of their own), which is used only where needed. In a ring, whose columns are written again, and in a block that
+    holds a request, all pages are copied for the others: `fresh` has one for every column.
+
+    `lengths` count the tokens that are stored now, whichever step they count: call reorder between steps. `new_lengths`
+    (optional) gets the parent's. Rows of the new table must not be those of the old one (they are read meanwhile);
+    entries past a request's last page are left as they are. `parents[b]` = -1 leaves request b's row alone; wrong ones
+    and bad lengths are reported, and leave it alone too; bad page ids are reported and passed on.
+    """
+
+    kind: ClassVar[str] = "reorder"
+    index_dtype: IndexName | None = None
+    max_layers: MaxLayers = 128
+
+    def check(self, kernels: KernelSet) -> None:
+        cache = kernels.cache
+        if isinstance(cache.page_table, CSR):
+            raise ValueError(
+                "ops: reorder got table=CSR(), a list in which a request's slice cannot change its length; convert the table "
+                "with ops.ToDense() and reorder a cache with table=Dense()"
+            )
+        if cache.storage.residual:
+            raise ValueError(
+                "ops: reorder got a cache with residual, whose newest tokens lie in a tail of each request and not in pages; "
+                "beam search takes a cache without"
+            )
+        pool_param(cache, "pages", self.max_layers)
+
+    def plan(self, kernels: KernelSet) -> tuple[KernelPlan, ...]:
+        cache = kernels.cache
+        table, pool = cache.page_table, pool_param(cache, "pages", self.max_layers)
+        index = dtype(self.index_dtype or cache.lengths_dtype)
+        runs = page_runs(cache, ids="table")
+        doc = "the request whose tokens each one continues; -1: leave it alone"
+        params = [Param("parents", index, ("B",), untrusted=True, doc=doc, field="index_dtype"), *_fresh(cache)]
+        params += new_table(cache, "page ids of each request afterwards; not the memory of the old ones")
+        if cache.storage.own_table:
+            params += new_table(cache, "page ids of each request's scales afterwards", scales=True)
+        doc = "tokens of each request afterwards"
+        params += [
+            Param("new_lengths", dtype(cache.lengths_dtype), ("B",), access="inout", optional=True, doc=doc,
+                  field="lengths_dtype"),
+            pool,
+            ERRORS,
+        ]  # fmt: skip
+        context = ReorderContext(
+            entry=entry_name(kernels, self.name),
+            params=tuple(p.declaration for p in params),
+            pool=pages_context(pool, runs, share=False),
+            entries=entry_lists(cache),
+            length=dtype(cache.lengths_dtype).c,
+            multiplier=table.id_multiplier,
+            whole=isinstance(table, Ring) or isinstance(cache, Continuous),
+            ring=isinstance(table, Ring),
+            row_exists="load_index(cache.request_ids, b) < cache.table_rows" if isinstance(table, Indirect) else "true",
+        )
+        blocks: Expr = var("B") * chunks(runs)
+        if isinstance(table, Ring):
+            blocks = blocks * var("M")
+        # Pages of one token are never partly full.
+        grid = (var("B"), const(1), const(1)) if cache.page_tokens == 1 else (blocks, var("all_layers"), const(1))
+        plan = KernelPlan(
+            self.name,
+            context.entry,
+            "ops/reorder.cu.j2",
+            context,
+            tuple(params),
+            grid,
+            THREADS,
+            writes_pool=True,
+            whole=True,
+        )
+        return (plan,)
+
+
+def _fresh(cache: Cache) -> list[Param]:
+    """The free pages."""
+    table = cache.page_table
+    entries = dtype(table.dtype)
+    field = "table_dtype" if isinstance(cache, Continuous) else "table.dtype"
+    shape: tuple[int | str, ...] = (
+        ("B", 2) if isinstance(table, PerKV) else ("B", "M") if isinstance(table, Ring) else ("B",)
+    )
+    found = [Param("fresh", entries, shape, untrusted=True, doc="free pages for each request", field=field)]
+    if cache.storage.own_table:
+        doc = "free pages of scales for each request"
+        found.append(Param("fresh_scales", entries, ("B",), untrusted=True, doc=doc, field=field))
+    return found

@@ -1,0 +1,87 @@
+"""rows_add: rows added to K and V of the step's tokens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from kvgen.dtypes import dtype
+from kvgen.expr import ceil_div, const, var
+from kvgen.ops.adders import THREADS, AdderContext, adders, check_addable
+from kvgen.ops.cache import ERRORS, entry_name
+from kvgen.plan import KernelPlan, Param
+from kvgen.spec.kernel_set import KernelSet, Op
+from kvgen.spec.table import IndexName
+
+
+@dataclass(frozen=True)
+class RowsAddContext:
+    """Everything ops/rows_add.cu.j2 reads."""
+
+    entry: str
+    params: tuple[str, ...]
+    value: str
+    adders: tuple[AdderContext, ...]
+    threads: int
+    rows: int
+    finders: int
+    parts: int
+    after: bool
+
+
+class RowsAdd(Op):
+    """Add a `[T, kv_heads * (head_dim + v_head_dim)]`, rows of K's half and V's half, to the step's tokens.
+
+    `row_offsets[A + 1]` may be a slice of the batch's: row t is token t + row_offsets[0] of the batch, and the request
+    that has it, counted in the slice, is request `batch_offset` further in the cache. Rows at or past the slice's last
+    offset are padding. Run it after the append of the same step. The sum is taken in f32 and rounded once; quantized
+    values are dequantized, added to and quantized again, with a new scale where scales are computed.
+    Source: Modular MAX, kv_cache.ragged.paged.radd.
+    """
+
+    kind: ClassVar[str] = "rows_add"
+    index_dtype: IndexName | None = None
+
+    def check(self, kernels: KernelSet) -> None:
+        check_addable(self.kind, kernels.cache)
+
+    def plan(self, kernels: KernelSet) -> tuple[KernelPlan, ...]:
+        cache = kernels.cache
+        value, index = dtype(cache.dtype), dtype(self.index_dtype or cache.lengths_dtype)
+        found = adders(cache, side_by_side=True)
+        v_dim = "v_head_dim" if cache.v_dim != cache.head_dim else "head_dim"
+        offsets = "first token of each of A requests, in the batch"
+        params = (
+            Param(
+                "a",
+                value,
+                ("T", cache.kv_heads * (cache.head_dim + cache.v_dim)),
+                align=found.align * value.bytes,
+                strided=True,
+                doc="what is added: K's half of a row, V's half",
+                field="dtype",
+                fields=(None, f"kv_heads * (head_dim + {v_dim})"),
+            ),
+            Param("row_offsets", index, ("A+1",), untrusted=True, doc=offsets, field="index_dtype"),
+            Param("batch_offset", dtype("u32"), brought="scalar", doc="the cache's request that is the first of the A"),
+            Param("a_stride", dtype("i64"), value="a.stride"),
+            Param("num_rows", dtype("u32"), value="T"),
+            Param("requests", dtype("u32"), value="A"),
+            ERRORS,
+        )
+        context = RowsAddContext(
+            entry=entry_name(kernels, self.name),
+            params=tuple(p.declaration for p in params),
+            value=value.c,
+            adders=found.roles,
+            threads=THREADS,
+            rows=found.rows,
+            finders=found.finders,
+            parts=found.parts,
+            after=cache.lengths == "after",
+        )
+        grid = (ceil_div(var("T"), found.rows) * found.parts, const(2), const(1))
+        plan = KernelPlan(
+            self.name, context.entry, "ops/rows_add.cu.j2", context, params, grid, THREADS, writes_pool=True
+        )
+        return (plan,)

@@ -1,0 +1,130 @@
+"""scatter: store contiguous rows as cached tokens, the inverse of gather."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from kvgen.dtypes import dtype
+from kvgen.expr import ceil_div, const, var
+from kvgen.ops.cache import ERRORS, entry_name, rows_per_block
+from kvgen.ops.segments import row_params, segments
+from kvgen.ops.stored import RunContext, check_raw, check_writes, raw_params, raw_runs
+from kvgen.ops.writes import MOST_ROWS, Blocks, WriteContext, divide, values_by_token, write
+from kvgen.plan import KernelPlan, Param
+from kvgen.spec.cache import Cache
+from kvgen.spec.kernel_set import KernelSet, Op
+from kvgen.spec.table import IndexName
+
+THREADS = 256
+
+
+@dataclass(frozen=True)
+class RowContext:
+    """The caller's rows of a role: `row` elements a head of C type `value`, in accesses of `width`.
+
+    `tile`: they wait in shared memory, whose rows are so many elements apart, because neighbouring tokens are written
+    together; 0: they are read as they are written.
+    """
+
+    role: str
+    value: str
+    row: int
+    width: int
+    tile: int
+
+
+@dataclass(frozen=True)
+class ScatterContext:
+    """Everything ops/scatter.cu.j2 reads: `writes` of values, or `runs` of what is stored as it is; a block takes `heads` of
+    the kv heads, all of them but where rows wait in shared memory."""
+
+    entry: str
+    params: tuple[str, ...]
+    inputs: tuple[RowContext, ...]
+    heads: int
+    writes: tuple[WriteContext, ...]
+    runs: tuple[RunContext, ...]
+    raw: bool
+    threads: int
+    rows: int
+
+
+class Scatter(Op):
+    """Store k and v `[T, kv_heads, head_dim]` as cached tokens, quantized as append does: the inverse of gather.
+
+    Row t of request b, counted from `row_offsets[b]`, becomes token `starts[b] + t` (`starts` optional: 0). Rows of no
+    request are skipped, rows without a valid page skipped and reported. In a ring, `lengths` says which tokens are
+    stored: of older ones nothing is written, newer ones are reported.
+
+    `raw=True` takes what gather with `raw` gives, under the same names without `_out`, and stores it as it is. Not for
+    caches with residual, whose keys are quantized in groups of tokens: give those rows to seal and append.
+    """
+
+    kind: ClassVar[str] = "scatter"
+    index_dtype: IndexName | None = None
+    raw: bool = False
+
+    def check(self, kernels: KernelSet) -> None:
+        if self.raw:
+            check_raw(self.name, kernels.cache)
+        else:
+            check_writes(self.name, kernels.cache)
+
+    def plan(self, kernels: KernelSet) -> tuple[KernelPlan, ...]:
+        cache = kernels.cache
+        index = dtype(self.index_dtype or cache.lengths_dtype)
+        runs = raw_runs(cache, "") if self.raw else ()
+        rows_of = raw_params(cache, "", "{}") if self.raw else row_params(cache, "", "{} of the tokens")
+        params = list(rows_of)
+        doc = "first row of each request"
+        params.append(Param("row_offsets", index, ("B+1",), untrusted=True, doc=doc, field="index_dtype"))
+        doc = "token that each request's first row becomes"
+        params.append(Param("starts", index, ("B",), optional=True, untrusted=True, doc=doc, field="index_dtype"))
+        params += [Param(f"{r.name}_stride", dtype("i64"), value=f"{r.name}.stride") for r in rows_of]
+        params += [Param("num_rows", dtype("u32"), value="T"), ERRORS]
+        blocks = _raw_blocks(cache, runs) if self.raw else divide(cache, THREADS)
+        context = ScatterContext(
+            entry=entry_name(kernels, self.name),
+            params=tuple(p.declaration for p in params),
+            inputs=() if self.raw else _inputs(cache, blocks),
+            heads=blocks.heads,
+            writes=() if self.raw else _writes(cache, blocks),
+            runs=runs,
+            raw=self.raw,
+            threads=THREADS,
+            rows=blocks.rows,
+        )
+        grid = (ceil_div(var("T"), blocks.rows), const(blocks.split), const(1))
+        plan = KernelPlan(
+            self.name, context.entry, "ops/scatter.cu.j2", context, tuple(params), grid, THREADS, writes_pool=True
+        )
+        return (plan,)
+
+
+def _raw_blocks(cache: Cache, runs: tuple[RunContext, ...]) -> Blocks:
+    rows = rows_per_block(cache, THREADS)
+    return Blocks(max(rows, MOST_ROWS) if any(r.across for r in runs) else rows, cache.kv_heads, 1)
+
+
+def _tiled(cache: Cache) -> set[str]:
+    """The roles whose rows wait in shared memory."""
+    return {s.role for s in segments(cache) if values_by_token(cache, s)}
+
+
+def _inputs(cache: Cache, blocks: Blocks) -> tuple[RowContext, ...]:
+    found = []
+    for p in row_params(cache, "", ""):
+        assert p.shape is not None and isinstance(p.shape[-1], int)
+        row = p.shape[-1]
+        width = next(w for w in (8, 4, 2, 1) if row % w == 0 and w * p.dtype.bytes <= min(p.align, 16))
+        pad = 16 // p.dtype.bytes  # so that rows begin in other banks
+        tile = -(-blocks.heads * row // pad) * pad + pad if p.name in _tiled(cache) else 0
+        found.append(RowContext(p.name, p.dtype.c, row, width, tile))
+    return tuple(found)
+
+
+def _writes(cache: Cache, blocks: Blocks) -> tuple[WriteContext, ...]:
+    """Every segment's write, from rows of the caller's type, which no step through f32 may change."""
+    found = [(s, write(cache, s, blocks, tiled=s.role in _tiled(cache))) for s in segments(cache)]
+    return tuple(replace(w, value=s.value, value_bytes=dtype(cache.dtype).bytes) for s, w in found)

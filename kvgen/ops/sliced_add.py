@@ -1,0 +1,99 @@
+"""sliced_add: what LoRA adapters add to the queries of the step's first tokens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Final
+
+from pydantic import Field
+
+from kvgen.dtypes import dtype
+from kvgen.expr import ceil_div, const, var
+from kvgen.ops.cache import ERRORS, entry_name
+from kvgen.ops.lora_add import End, end_param
+from kvgen.plan import Access, KernelPlan, Param
+from kvgen.spec.kernel_set import KernelSet, Op
+
+THREADS: Final = 256
+BATCH: Final = 2
+
+
+@dataclass(frozen=True)
+class SlicedAddContext:
+    """Everything ops/sliced_add.cu.j2 reads."""
+
+    entry: str
+    params: tuple[str, ...]
+    value: str
+    width: int
+    vectors: int
+    threads: int
+    batch: int
+    rows: int
+    parts: int
+    on_device: bool
+
+
+class SlicedAdd(Op):
+    """c`[T, columns]` = a + b for the first m = `lora_end_idx` rows, a for the others.
+
+    b has m rows or more. c may be a's memory: then only the first m rows are touched. The sum is taken in f32 and rounded
+    once. `columns` is by default q_heads * head_dim, the dtype the cache's. `end="host"` takes m as an int or a host array
+    of one, and without rows does not look at it; `end="device"` reads it on the device. An m below 0, or above the rows of
+    a or b, adds nothing and is reported.
+    Source: Modular MAX, sliced_add.
+    """
+
+    kind: ClassVar[str] = "sliced_add"
+    end: End = "host"
+    columns: int | None = Field(default=None, ge=1, le=2**24)
+
+    def plan(self, kernels: KernelSet) -> tuple[KernelPlan, ...]:
+        cache = kernels.cache
+        value = dtype(cache.dtype)
+        columns = self.columns or kernels.q_heads * cache.head_dim
+        width = 16 // value.bytes
+        while columns % width:
+            width //= 2
+        vectors, share = columns // width, THREADS * BATCH
+        rows, parts = max(1, share // vectors), -(-vectors // share)
+
+        def matrix(name: str, symbol: str, doc: str, access: Access = "in") -> Param:
+            fields = (None, "columns" if self.columns else "q_heads * head_dim")
+            return Param(
+                name,
+                value,
+                (symbol, columns),
+                access=access,
+                align=width * value.bytes,
+                strided=True,
+                doc=doc,
+                field="dtype",
+                fields=fields,
+            )
+
+        i64, u32 = dtype("i64"), dtype("u32")
+        params = (
+            matrix("a", "T", "what is added to"),
+            matrix("b", "A", "what is added to the first rows"),
+            matrix("c", "T", "the sum, in memory of its own or in a's", "out"),
+            end_param(self.end, "rows that have something added, m"),
+            *(Param(f"{name}_stride", i64, value=f"{name}.stride") for name in "abc"),
+            Param("num_rows", u32, value="T"),
+            Param("b_rows", u32, value="A"),
+            ERRORS,
+        )
+        context = SlicedAddContext(
+            entry=entry_name(kernels, self.name),
+            params=tuple(p.declaration for p in params),
+            value=value.c,
+            width=width,
+            vectors=vectors,
+            threads=THREADS,
+            batch=BATCH,
+            rows=rows,
+            parts=parts,
+            on_device=self.end == "device",
+        )
+        grid = (ceil_div(var("T"), rows) * parts, const(1), const(1))
+        return (KernelPlan(self.name, context.entry, "ops/sliced_add.cu.j2", context, params, grid, THREADS),)

@@ -1,0 +1,129 @@
+"""store_scales: scales that another kernel has chosen, stored where the new tokens' are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Final, Literal
+
+from kvgen.dtypes import dtype
+from kvgen.expr import ceil_div, const, var
+from kvgen.ops.adders import THREADS, finders
+from kvgen.ops.cache import ERRORS, entry_name
+from kvgen.ops.segments import segments
+from kvgen.plan import KernelPlan, Param
+from kvgen.spec.cache import Cache
+from kvgen.spec.kernel_set import KernelSet, Op
+from kvgen.spec.storage import Scales
+from kvgen.spec.table import IndexName
+
+BATCH: Final = 2
+MOST_ROWS: Final = 32
+
+
+@dataclass(frozen=True)
+class StoreScalesContext:
+    """Everything ops/store_scales.cu.j2 reads."""
+
+    entry: str
+    params: tuple[str, ...]
+    role: str
+    segment: str
+    scale: str
+    each: int
+    places: int
+    width: int
+    vectors: int
+    threads: int
+    batch: int
+    rows: int
+    finders: int
+    parts: int
+    after: bool
+
+
+class StoreScales(Op):
+    """Store new_scales `[T, heads / block.head, groups]` of K (`role="v"`: of V) of the step's tokens.
+
+    A group is block.dim dims, the last one of a row maybe fewer. With zero points the last axis has two places a group,
+    scale and zero point in turn. `row_offsets[B + 1]` says which rows are whose; they go where append puts the rows'
+    codes. Only scales are written: the codes are somebody else's.
+    Source: Modular MAX, store_k_scales.paged.ragged.
+    """
+
+    kind: ClassVar[str] = "store_scales"
+    role: Literal["k", "v"] = "k"
+    index_dtype: IndexName | None = None
+
+    def check(self, kernels: KernelSet) -> None:
+        _scales_of(kernels.cache, self.role)
+
+    def plan(self, kernels: KernelSet) -> tuple[KernelPlan, ...]:
+        cache = kernels.cache
+        scales = _scales_of(kernels.cache, self.role)
+        index, kind, each = dtype(self.index_dtype or cache.lengths_dtype), scales.dtype, 1 + scales.zero
+        places = scales.groups * each
+        segment = next(s for s in segments(cache) if s.role == self.role)
+        width = segment.scales[0].vector  # a pool of scales need not be aligned for more
+        while places % width:
+            width //= 2
+        vectors, share = scales.heads * places // width, THREADS * BATCH
+        rows, parts = max(1, min(MOST_ROWS, share // vectors)), -(-vectors // share)
+        quant = "quant" if cache.quant is not None else f"{self.role}_quant"
+        params = (
+            Param(
+                "new_scales",
+                kind,
+                ("T", scales.heads, places),
+                align=width * kind.bytes,
+                strided=True,
+                doc=f"scales of {self.role.upper()}" + (", a zero point behind each" if scales.zero else ""),
+                field=f"{quant}.scale_dtype",
+                fields=(None, f"{quant}.block", f"{quant}.block"),
+            ),
+            Param("row_offsets", index, ("B+1",), untrusted=True, doc="first row of each request", field="index_dtype"),
+            Param("scales_stride", dtype("i64"), value="new_scales.stride"),
+            Param("num_rows", dtype("u32"), value="T"),
+            ERRORS,
+        )
+        context = StoreScalesContext(
+            entry=entry_name(kernels, self.name),
+            params=tuple(p.declaration for p in params),
+            role=self.role.upper(),
+            segment=segment.struct,
+            scale=kind.c,
+            each=each,
+            places=places,
+            width=width,
+            vectors=vectors,
+            threads=THREADS,
+            batch=BATCH,
+            rows=rows,
+            finders=finders(rows),
+            parts=parts,
+            after=cache.lengths == "after",
+        )
+        grid = (ceil_div(var("T"), rows) * parts, const(1), const(1))
+        plan = KernelPlan(
+            self.name, context.entry, "ops/store_scales.cu.j2", context, params, grid, THREADS, writes_pool=True
+        )
+        return (plan,)
+
+
+def _scales_of(cache: Cache, role: Literal["k", "v"]) -> Scales:
+    """The scales of a role's tokens; raises ValueError where it has none that can be stored token by token."""
+    parts = cache.storage.roles.get(role)
+    if parts is None:
+        raise ValueError(f"role: got {role!r} with a cache that stores K alone; use role='k'")
+    quant, scales = parts[0].quant, parts[0].scales
+    if quant is None or scales is None or not quant.computed:
+        why = "has no scales" if scales is None else "has given scales, the same for every token"
+        raise ValueError(
+            f"role: got {role!r}, which {why}; store_scales writes scales of single tokens; give a Quant with scale_dtype and "
+            "scale='computed'"
+        )
+    if quant.residual:
+        raise ValueError(
+            f"role: got {role!r} with residual={quant.residual}, whose scales are those of {quant.residual} tokens together; "
+            "ops.Seal stores them"
+        )
+    return scales

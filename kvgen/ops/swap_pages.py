@@ -1,0 +1,90 @@
+"""swap_pages: copy pages between the cache and another pool, in every layer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+from kvgen.dtypes import dtype
+from kvgen.expr import const, var
+from kvgen.ops.cache import ERRORS, entry_name
+from kvgen.ops.copy_pages import PairList, copy_tiles, lists_of, pair_lists, pair_params
+from kvgen.ops.pages import THREADS, MaxLayers, PagesContext, PairIndex, page_runs, pages_context, pool_param
+from kvgen.plan import KernelPlan
+from kvgen.spec.kernel_set import KernelSet, Op
+
+
+@dataclass(frozen=True)
+class SwapPagesContext:
+    """Everything ops/swap_pages.cu.j2 reads."""
+
+    entry: str
+    params: tuple[str, ...]
+    pool: PagesContext
+    lists: tuple[PairList, ...]
+    source: str
+    target: str
+    source_scale: int
+    target_scale: int
+    outwards: bool
+
+
+class SwapPages(Op):
+    """Copy page `pairs[i, 0]` to page `pairs[i, 1]` of another pool, in every layer; -1 in either skips the pair.
+
+    `direction="out"` copies from the cache to `other`, "in" from `other` to the cache. `other` is `Pages(...)` of the
+    generated module, memory of the same layout with any number of pages: pinned and mapped host memory, memory of the
+    GPU, or another `Cache`. Ids of the cache are entries of its page table, times id_multiplier; those of `other` number
+    its pages as they are. Everything else is as in copy_pages: what a page is, `scale_pairs`, `num_pairs`, bad ids.
+    """
+
+    kind: ClassVar[str] = "swap_pages"
+    direction: Literal["out", "in"]
+    index_dtype: PairIndex = "i64"
+    max_layers: MaxLayers = 128
+
+    def model_post_init(self, context: Any) -> None:
+        """The default name says which way."""
+        if not self.name:
+            object.__setattr__(self, "name", f"swap_{self.direction}")
+
+    def check(self, kernels: KernelSet) -> None:
+        pool_param(kernels.cache, "pages", self.max_layers)
+
+    def plan(self, kernels: KernelSet) -> tuple[KernelPlan, ...]:
+        cache, outwards = kernels.cache, self.direction == "out"
+        pool = pool_param(cache, "pages", self.max_layers)
+        other = pool_param(
+            cache, "other", self.max_layers, given=True, writes=outwards, doc="the pool that the cache swaps with"
+        )
+        where = ("the cache", "`other`") if outwards else ("`other`", "the cache")
+        docs = {
+            "pairs": f"ids of the pages to copy from {where[0]} and to {where[1]}".replace("`", ""),
+            "scale_pairs": "the same of pages of scales",
+        }
+        params = (other, *pair_params(cache, dtype(self.index_dtype), docs), pool, ERRORS)
+        shown, multiplier = pages_context(pool, page_runs(cache)), cache.page_table.id_multiplier
+        context = SwapPagesContext(
+            entry=entry_name(kernels, self.name),
+            params=tuple(p.declaration for p in params),
+            pool=shown,
+            lists=pair_lists(cache, shown, {n: pages_context(pool, r) for n, r in lists_of(cache)}),
+            source="pages" if outwards else "other",
+            target="other" if outwards else "pages",
+            source_scale=multiplier if outwards else 1,
+            target_scale=1 if outwards else multiplier,
+            outwards=outwards,
+        )
+        grid = (copy_tiles(cache), var("all_layers"), const(1))
+        plan = KernelPlan(
+            self.name,
+            context.entry,
+            "ops/swap_pages.cu.j2",
+            context,
+            params,
+            grid,
+            THREADS,
+            writes_pool=not outwards,
+            whole=True,
+        )
+        return (plan,)

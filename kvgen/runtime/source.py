@@ -1,0 +1,55 @@
+"""A layer of a cache of another spec, as a kernel takes it beside its own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from kvgen.errors import ArgumentError
+from kvgen.runtime.cache import BaseCache, LayerCache
+from kvgen.runtime.packing import Bytes
+from kvgen.runtime.params import Call
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A layer of `cache`, which the kernel reads; `window` is how many tokens of a request are asked for at most (0: all).
+
+    It gives the dimension `<name>_tokens`: tokens of a request that it may hold.
+    """
+
+    name: str
+    cache: type[BaseCache]
+    window: int = 0
+    optional: bool = False
+
+    @property
+    def kind(self) -> Bytes:
+        """The struct's size and alignment."""
+        return self.cache.struct_kind()
+
+    def take(self, given: Any, call: Call) -> bytes:
+        """The layer's struct; raises ArgumentError for anything but a layer of that cache, of the same batch."""
+        module = self.cache.MODULE
+        if not isinstance(given, LayerCache) or given.module is not module:
+            got = (
+                f"a layer of a cache of {given.module.name}" if isinstance(given, LayerCache) else type(given).__name__
+            )
+            raise ArgumentError(
+                f"{self.name}: got {got}; it must be a layer of {module.name}; pass {module.name}(...)[layer]"
+            )
+        if given.device != call.device:
+            raise ArgumentError(
+                f"{self.name}: got a cache on {given.device}; the call runs on {call.device}; pass one there"
+            )
+        if given.dims["B"] != call.dims["B"]:
+            raise ArgumentError(
+                f"{self.name}: got a batch of {given.dims['B']} requests; the cache has {call.dims['B']}; pass tables of the "
+                "same requests"
+            )
+        most = given.dims["max_cache_length"]
+        call.dims[f"{self.name}_tokens"] = min(most, self.window) if self.window else most
+        call.dims.origin[f"{self.name}_tokens"] = self.name
+        call.memory += [(f"{self.name}.{name}", array, False) for name, array, _ in given.memory]
+        call.memory += [(f"{self.name}.{name}", array, False) for name, array in given.tables.items()]
+        return given.struct

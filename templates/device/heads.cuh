@@ -1,0 +1,169 @@
+// Heads of a step's rows in registers: bias, RMS norm and RoPE, in f32, before they are stored.
+#pragma once
+
+// How kLanes lanes share a head of kDim elements, of which kRotated from kBegin on turn by RoPE. A lane has pairs of vectors
+// of kWidth elements, and what turns together is in one pair: neox, vectors half a rotation apart; interleaved, neighbours.
+// The dims that stay follow. So no lane asks another one for an element.
+template <uint32_t kDim_, uint32_t kBegin, uint32_t kRotated, bool kNeox, uint32_t kWidth_, uint32_t kLanes_>
+struct HeadWalk {
+  static constexpr uint32_t kDim = kDim_, kWidth = kWidth_, kLanes = kLanes_;
+  static constexpr uint32_t kPairs = (kDim + 2 * kWidth - 1) / (2 * kWidth);
+  static constexpr uint32_t kChunks = (kPairs + kLanes - 1) / kLanes;
+  static constexpr uint32_t kTurning = kRotated / (2 * kWidth);  // pairs of vectors that turn
+  // RoPE pairs whose elements both lie in one vector, or, neox, in one pair of them.
+  static constexpr bool kAcross = kNeox || kWidth == 1;
+  static constexpr uint32_t kTogether = kAcross ? kWidth : kWidth / 2;
+  static_assert(kRotated % (2 * kWidth) == 0 && kBegin % kWidth == 0 && kDim % kWidth == 0);
+
+  // The first element of vector v (0 or 1) of pair p; kDim or more where there is none.
+  __device__ static constexpr uint32_t element(uint32_t p, uint32_t v) {
+    if (p < kTurning) return kBegin + (kNeox ? p * kWidth + v * (kRotated / 2) : (2 * p + v) * kWidth);
+    const uint32_t rest = (2 * (p - kTurning) + v) * kWidth;
+    return rest < kBegin ? rest : rest + kRotated;
+  }
+
+  // Where the angle of RoPE pair i waits among those of its row: lanes that read together read neighbours.
+  __device__ static constexpr uint32_t angle(uint32_t i) {
+    return i % kTogether * (kRotated / 2 / kTogether) + i / kTogether;
+  }
+};
+
+// N neighbours as f32, in accesses of at most 16 bytes.
+template <uint32_t N, typename T>
+__device__ __forceinline__ void read(float (&x)[N], const T* p) {
+  Vec<T, N> raw;
+  load<(N * sizeof(T) > 16 ? 16 / sizeof(T) : N)>(raw, p);
+  unpack<T>(x, raw);
+}
+
+// The same of a segment of the cache, dequantized; the page is valid.
+template <typename S, uint32_t N, typename Cache, typename Page>
+__device__ __forceinline__ void take(float (&x)[N], const Cache& cache, const Page& page, uint32_t token, uint32_t head, uint32_t dim) {
+  Vec<float, N> values;
+  load_elements<S>(values, cache, page, token, head, dim);
+#pragma unroll
+  for (uint32_t i = 0; i < N; ++i) x[i] = values.e[i];
+}
+
+// What a lane has of a head; elements that there are not are 0.
+template <typename W>
+struct Head {
+  float x[W::kChunks][2][W::kWidth];
+
+  // Calls each(vector, its first element) for the vectors that there are.
+  template <typename Each>
+  __device__ __forceinline__ void vectors(uint32_t lane, const Each& each) {
+#pragma unroll
+    for (uint32_t c = 0; c < W::kChunks; ++c)
+#pragma unroll
+      for (uint32_t v = 0; v < 2; ++v) {
+        const uint32_t e = W::element(c * W::kLanes + lane, v);
+        if (e < W::kDim) each(x[c][v], e);
+      }
+  }
+
+  __device__ __forceinline__ void clear() {
+#pragma unroll
+    for (uint32_t c = 0; c < W::kChunks; ++c)
+#pragma unroll
+      for (uint32_t v = 0; v < 2; ++v)
+#pragma unroll
+        for (uint32_t j = 0; j < W::kWidth; ++j) x[c][v][j] = 0.0f;
+  }
+
+  template <typename T>
+  __device__ __forceinline__ void load(const T* head, uint32_t lane) {
+    clear();
+    vectors(lane, [&](float (&at)[W::kWidth], uint32_t e) { read(at, head + e); });
+  }
+
+  // The head's dims in a segment of the cache, where they begin at `begin`.
+  template <typename S, typename Cache, typename Page>
+  __device__ __forceinline__ void take(const Cache& cache, const Page& page, uint32_t token, uint32_t head, uint32_t begin, uint32_t lane) {
+    clear();
+    vectors(lane, [&](float (&at)[W::kWidth], uint32_t e) { ::take<S>(at, cache, page, token, head, begin + e); });
+  }
+
+  template <typename T>
+  __device__ __forceinline__ void add(const T* bias, uint32_t lane) {
+    vectors(lane, [&](float (&at)[W::kWidth], uint32_t e) {
+      float b[W::kWidth];
+      read(b, bias + e);
+#pragma unroll
+      for (uint32_t j = 0; j < W::kWidth; ++j) at[j] += b[j];
+    });
+  }
+
+  // The sum of the squares of the head's first kCount elements that this lane has.
+  template <uint32_t kCount>
+  __device__ __forceinline__ float squares(uint32_t lane) {
+    float sum = 0.0f;
+    vectors(lane, [&](float (&at)[W::kWidth], uint32_t e) {
+#pragma unroll
+      for (uint32_t j = 0; j < W::kWidth; ++j)
+        if (kCount >= W::kDim || e + j < kCount) sum = fmaf(at[j], at[j], sum);
+    });
+    return sum;
+  }
+
+  // The first kCount elements times `factor`, rounded to T where the weights come after that cast, times weight + offset.
+  template <uint32_t kCount, bool kRound, typename T, typename Weight>
+  __device__ __forceinline__ void scale(float factor, const Weight* weight, float offset, uint32_t lane) {
+    constexpr uint32_t kRead = within_block(W::kWidth, kCount);  // weights that surely lie together
+    vectors(lane, [&](float (&at)[W::kWidth], uint32_t e) {
+#pragma unroll
+      for (uint32_t j = 0; j < W::kWidth; j += kRead) {
+        if (kCount < W::kDim && e + j >= kCount) continue;
+        float w[kRead];
+        read(w, weight + e + j);
+#pragma unroll
+        for (uint32_t i = 0; i < kRead; ++i) {
+          const float y = at[j + i] * factor;
+          at[j + i] = (kRound ? to_f32(from_f32<T>(y)) : y) * (w[i] + offset);
+        }
+      }
+    });
+  }
+
+  // RoPE; `angles` are (cos, sin) of the row's pairs, each where W::angle says.
+  __device__ __forceinline__ void rotate(const float2* angles, uint32_t lane) {
+    constexpr uint32_t kStep = W::kTurning * (W::kAcross ? 1 : 2);
+#pragma unroll
+    for (uint32_t c = 0; c < W::kChunks; ++c) {
+      const uint32_t p = c * W::kLanes + lane;
+      if (p >= W::kTurning) continue;
+      if constexpr (W::kAcross) {
+#pragma unroll
+        for (uint32_t j = 0; j < W::kWidth; ++j) turn(x[c][0][j], x[c][1][j], angles[j * kStep + p]);
+      } else {
+#pragma unroll
+        for (uint32_t v = 0; v < 2; ++v)
+#pragma unroll
+          for (uint32_t j = 0; j < W::kWidth; j += 2) turn(x[c][v][j], x[c][v][j + 1], angles[j / 2 * kStep + 2 * p + v]);
+      }
+    }
+  }
+
+  __device__ static __forceinline__ void turn(float& a, float& b, float2 angle) {
+    const float first = a * angle.x - b * angle.y;
+    b = b * angle.x + a * angle.y;
+    a = first;
+  }
+};
+
+template <uint32_t kLanes>
+__device__ __forceinline__ float reduce_sum(float x, uint32_t mask) {
+#pragma unroll
+  for (uint32_t step = kLanes / 2; step > 0; step /= 2) x += __shfl_xor_sync(mask, x, step);
+  return x;
+}
+
+// 1 / sqrt(x), within about a unit of the last place.
+__device__ __forceinline__ float rsqrt_f32(float x) {
+  float y;
+  asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return fmaf(0.5f * y, fmaf(-x * y, y, 1.0f), y);
+}
+
+// 1 / the root of a mean square.
+__device__ __forceinline__ float rms_factor(float squares, float count, float eps) { return rsqrt_f32(squares / count + eps); }

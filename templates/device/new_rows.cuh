@@ -1,0 +1,54 @@
+// Whose a row of this step's tokens is, and where in the cache it goes.
+#pragma once
+
+// A new row: token `position` of request b. Not `live`: it goes nowhere, and what is wrong has been reported.
+struct NewRow {
+  uint32_t b, position;
+  bool live;
+};
+
+// The row that `range` (range_of) found a request for. kAfter: lengths count this step's rows. In a ring a row whose page a
+// later row of the step takes over goes nowhere.
+template <bool kAfter, typename Cache>
+__device__ __forceinline__ NewRow new_row(const Cache& cache, const RowRange& range, uint32_t row, uint64_t* errors) {
+  const uint32_t b = range.b;
+  if (range.padding) return {b, 0, false};
+  if (!range.valid) {
+    report(errors, Fault::row_offsets, b, row);
+    return {b, 0, false};
+  }
+  const uint32_t length = cache.length(b), new_rows = range.end - range.begin;
+  if (kAfter ? length < new_rows || length == kU32Max : length > kU32Max - new_rows) {
+    report(errors, Fault::length, b, row - range.begin);
+    return {b, 0, false};
+  }
+  const uint32_t before = kAfter ? length - new_rows : length;
+  const uint32_t position = before + (row - range.begin);
+  return {b, position, cache.keeps(position, before + new_rows - 1)};
+}
+
+// The place of a token in registers or shared memory; a page without pointers: nowhere.
+template <typename Cache>
+struct TokenPlace {
+  typename Cache::Page page;
+  uint32_t token;
+};
+
+// The place of a new row; a page that cannot be had is reported.
+template <typename Cache>
+__device__ __forceinline__ TokenPlace<Cache> place_of(const Cache& cache, const NewRow& row, uint64_t* errors) {
+  if (!row.live) return {no_page(Fault::none), 0};
+  const auto page = cache.page(row.b, row.position / cache.page_tokens);
+  if (page.fault != Fault::none) report(errors, page.fault, row.b, row.position);
+  return {page, row.position % cache.page_tokens};
+}
+
+// The places of a block's rows: kFinders neighbouring lanes, all of `mask`, have a row and call find(row, lane, mask, errors),
+// of which the first one may report. Threads past the rows' do nothing.
+template <uint32_t kFinders, typename Cache, typename Find>
+__device__ __forceinline__ void find_all(TokenPlace<Cache>* places, uint32_t rows, uint64_t* errors, const Find& find) {
+  const uint32_t row = threadIdx.x / kFinders, lane = threadIdx.x % kFinders;
+  if (row >= rows) return;
+  const TokenPlace<Cache> found = find(row, lane, 0xffffffffu >> (32 - kFinders) << (threadIdx.x % 32 - lane), lane == 0 ? errors : nullptr);
+  if (lane == 0) places[row] = found;
+}

@@ -1,0 +1,234 @@
+// Whole pages as bytes: what operations that move pages between places of a pool, or between pools, are made of.
+//
+// A page of a layer consists of runs, one behind each page pointer, of neighbouring bytes. They are copied in pieces of 16 bytes,
+// counted through all runs of a page; a block copies a tile of them, so many neighbouring pieces that each of its threads has
+// four on their way at once.
+#pragma once
+
+constexpr uint32_t kCopyThreads = 256;
+constexpr uint32_t kInFlight = 4;
+constexpr uint32_t kTile = kCopyThreads * kInFlight;
+
+// Where the pages of every layer lie: the first one, by page pointer and layer, and how many bytes the next one lies on.
+template <uint32_t kPointers, uint32_t kLayers>
+struct PageAddresses {
+  uint8_t* first[kPointers][kLayers];
+  int64_t stride[kPointers];
+  uint32_t num_layers, num_pages, num_scale_pages, page_tokens;
+};
+
+// The run behind page pointer kPointer, found by id kId: kBytes of them, or, kOpen, so many a token. Address, stride and size
+// are multiples of kAlign.
+template <uint32_t kPointer, uint32_t kId, uint64_t kBytes, uint32_t kAlign, bool kOpen>
+struct Run {
+  static constexpr uint32_t pointer = kPointer, id = kId, align = kAlign;
+  static constexpr bool open = kOpen;
+  static constexpr uint64_t kPieces = (kBytes + 15) / 16;  // where the size is known
+  static constexpr bool kWhole = kAlign == 16 && kBytes % 16 == 0;
+  __device__ static constexpr uint64_t bytes(uint32_t tokens) { return kOpen ? kBytes * tokens : kBytes; }
+  __device__ static constexpr uint64_t pieces(uint32_t tokens) { return (bytes(tokens) + 15) / 16; }
+};
+
+template <bool kFirst, typename A, typename B>
+struct Either {
+  using type = A;
+};
+template <typename A, typename B>
+struct Either<false, A, B> {
+  using type = B;
+};
+
+// An unsigned number of so many bytes: the widest access to what is aligned like that.
+template <uint32_t kBytes>
+struct Unit {
+  using type = Vec<uint32_t, kBytes / 4>;
+};
+template <>
+struct Unit<1> {
+  using type = uint8_t;
+};
+template <>
+struct Unit<2> {
+  using type = uint16_t;
+};
+
+__device__ constexpr uint32_t least(uint32_t a, uint32_t b) { return a < b ? a : b; }
+
+// The runs of a page.
+template <typename... R>
+struct PageRuns {
+  static constexpr uint32_t kRuns = sizeof...(R);
+  static constexpr bool kOpen = (R::open || ...);
+  static constexpr bool kWhole = (R::kWhole && ...);  // 16 bytes at once, everywhere
+  static constexpr uint64_t kPieces = (R::kPieces + ...);
+  using Count = typename Either<!kOpen && kPieces<kU32Max, uint32_t, uint64_t>::type;
+
+  __device__ static constexpr Count pieces(uint32_t tokens) { return (Count)(R::pieces(tokens) + ...); }
+
+  // Which run piece i of the page is in: `visit(run, i, bytes)`, i then counting from the run's first, `bytes` the run's.
+  template <typename Visit>
+  __device__ static __forceinline__ void find(Count i, uint32_t tokens, const Visit& visit) {
+    uint32_t run = 0;
+    uint64_t bytes = 0;
+    bool found = false;
+    const auto ask = [&](uint32_t number, Count pieces, uint64_t nbytes) {
+      if (found) return;
+      run = number;
+      bytes = nbytes;
+      found = i < pieces;
+      if (!found) i -= pieces;
+    };
+    uint32_t number = 0;
+    (ask(number++, (Count)R::pieces(tokens), R::bytes(tokens)), ...);
+    visit(run, i, bytes);
+  }
+
+  __device__ static constexpr uint32_t align() {
+    uint32_t found = 16;
+    ((found = least(found, R::align)), ...);
+    return found;
+  }
+
+  // f(number, R{}) for every run.
+  template <typename F>
+  __device__ static __forceinline__ void each(const F& f) {
+    uint32_t number = 0;
+    (f(number++, R{}), ...);
+  }
+};
+
+// One run of one page on its way; null: nothing to copy.
+struct Ends {
+  const uint8_t* from;
+  uint8_t* to;
+};
+
+// Copies pieces [first, first + count) of each of `units` pages; units * count fit a tile. All threads call it.
+template <typename Runs, uint32_t kUnits>
+__device__ __forceinline__ void copy_tile(const Ends (&ends)[kUnits][Runs::kRuns], uint32_t units, typename Runs::Count first,
+                                          uint32_t count, uint32_t tokens) {
+  using Wide = Vec<uint32_t, 4>;
+  using Narrow = typename Unit<Runs::align()>::type;
+  Wide value[kInFlight];
+  const uint8_t* from[kInFlight];
+  uint8_t* to[kInFlight];
+  uint32_t bytes[kInFlight];  // of the piece
+#pragma unroll
+  for (uint32_t u = 0; u < kInFlight; ++u) {
+    const uint32_t i = threadIdx.x + u * kCopyThreads;
+    from[u] = nullptr;
+    to[u] = nullptr;
+    bytes[u] = 0;
+    if (i >= units * count) continue;
+    const uint32_t unit = kUnits == 1 ? 0 : i / count;
+    Runs::find(first + (kUnits == 1 ? i : i % count), tokens, [&](uint32_t run, typename Runs::Count piece, uint64_t nbytes) {
+      const Ends& e = ends[unit][run];
+      if (e.from == nullptr) return;
+      const uint64_t begin = (uint64_t)piece * 16;
+      from[u] = in_global(e.from) + begin;
+      to[u] = in_global(e.to) + begin;
+      bytes[u] = nbytes - begin < 16 ? (uint32_t)(nbytes - begin) : 16;
+    });
+    if (from[u] == nullptr) continue;
+    if (!Runs::kWhole && (bytes[u] < 16 || (((uint64_t)from[u] | (uint64_t)to[u]) & 15) != 0)) continue;
+    value[u] = *(const Wide*)in_global(from[u]);
+    bytes[u] = 0;
+  }
+#pragma unroll
+  for (uint32_t u = 0; u < kInFlight; ++u) {
+    if (from[u] == nullptr) continue;
+    if (Runs::kWhole || bytes[u] == 0) {
+      *(Wide*)in_global(to[u]) = value[u];
+      continue;
+    }
+#pragma unroll 1
+    for (uint32_t j = 0; j < bytes[u]; j += sizeof(Narrow)) *(Narrow*)(in_global(to[u]) + j) = *(const Narrow*)(in_global(from[u]) + j);
+  }
+}
+
+// The runs of page from_ids of a layer, and where they go: page to_ids of another pool, or of the same.
+template <typename Runs, uint32_t kIds, typename From, typename To>
+__device__ __forceinline__ void place(Ends (&ends)[Runs::kRuns], const From& from, const To& to, uint32_t layer,
+                                      const uint64_t (&from_ids)[kIds], const uint64_t (&to_ids)[kIds]) {
+  Runs::each([&](uint32_t number, auto r) {
+    using R = decltype(r);
+    ends[number].from = from.first[R::pointer][layer] + (int64_t)from_ids[R::id] * from.stride[R::pointer];
+    ends[number].to = to.first[R::pointer][layer] + (int64_t)to_ids[R::id] * to.stride[R::pointer];
+  });
+}
+
+template <uint32_t kRuns>
+__device__ __forceinline__ void place_nothing(Ends (&ends)[kRuns]) {
+#pragma unroll
+  for (uint32_t r = 0; r < kRuns; ++r) ends[r] = {nullptr, nullptr};
+}
+
+// An index that asks for nothing: -1, in unsigned arrays the largest number.
+template <typename Index>
+__device__ __forceinline__ bool skips(const Index* p, uint64_t i) {
+  return p[i] == (Index)-1;
+}
+
+// Page `pages[i]` of a pool of so many, scaled; kNowhere where there is none.
+constexpr uint64_t kNowhere = ~0ull;
+template <uint32_t kScale, typename Index>
+__device__ __forceinline__ uint64_t page_in(const Index* pages, uint64_t i, uint32_t num_pages) {
+  const uint64_t id = (uint64_t)load_index(pages, i) * kScale;
+  return id < num_pages ? id : kNowhere;
+}
+
+// How many of n pairs count: all of them, or as many as the device says.
+template <typename Index>
+__device__ __forceinline__ uint32_t pairs_of(const Index* live, uint32_t n) {
+  return live == nullptr ? n : min(n, load_index(live, 0));
+}
+
+// Tiles that so many pages have, kUnits small ones or a part of a large one each.
+template <typename Runs, uint32_t kUnits>
+__device__ __forceinline__ uint32_t tiles_of(uint32_t num_pages, uint32_t page_tokens) {
+  if (kUnits > 1) return num_pages / kUnits + (num_pages % kUnits != 0);
+  return (uint32_t)(num_pages * ((Runs::pieces(page_tokens) + kTile - 1) / kTile));
+}
+
+// Copies, in layer blockIdx.y, page pairs[2 i] of `from` to page pairs[2 i + 1] of `to`, for the kUnits pairs i of tile `block`:
+// the whole of small pages, or part of a large one. Of num_pairs pairs, so many count as `live` says. All threads call it.
+template <typename Runs, uint32_t kUnits, uint32_t kFromScale, uint32_t kToScale, typename From, typename To, typename Index>
+__device__ __forceinline__ void copy_pairs(const From& from, const To& to, uint32_t from_pages, uint32_t to_pages, const Index* pairs,
+                                           const Index* live, uint32_t num_pairs, uint32_t block, uint64_t* errors) {
+  using Count = typename Runs::Count;
+  __shared__ Ends ends[kUnits][Runs::kRuns];
+  const uint32_t tokens = from.page_tokens;
+  const Count pieces = Runs::pieces(tokens), chunks = (pieces + kTile - 1) / kTile;
+  const Count chunk = kUnits == 1 ? (Count)block % chunks : 0;
+  const uint32_t first = kUnits == 1 ? (uint32_t)((Count)block / chunks) : block * kUnits;
+  const uint32_t units = min(kUnits, num_pairs - first);
+  if (threadIdx.x < units) {
+    const uint64_t i = first + threadIdx.x;
+    const uint32_t count = pairs_of(live, num_pairs);  // on its way together with the pair
+    const uint64_t source[1] = {page_in<kFromScale>(pairs, 2 * i, from_pages)};
+    const uint64_t target[1] = {page_in<kToScale>(pairs, 2 * i + 1, to_pages)};
+    const bool skip = skips(pairs, 2 * i) | skips(pairs, 2 * i + 1) | (i >= count);
+    const bool bad = source[0] == kNowhere || target[0] == kNowhere;
+    if (!skip && bad && blockIdx.y == 0 && chunk == 0) report(errors, Fault::pair, (uint32_t)i, (uint32_t)i);
+    place_nothing(ends[threadIdx.x]);
+    if (!skip && !bad) place<Runs>(ends[threadIdx.x], from, to, blockIdx.y, source, target);
+    // A page onto itself.
+    if (ends[threadIdx.x][0].from == ends[threadIdx.x][0].to) place_nothing(ends[threadIdx.x]);
+  }
+  __syncthreads();
+  const Count begin = chunk * kTile;
+  copy_tile<Runs>(ends, units, begin, pieces - begin < kTile ? (uint32_t)(pieces - begin) : kTile, tokens);
+}
+
+// Copies a list of pairs where tile `block` is one of its tiles, and says so; else takes them off `block`.
+template <typename Runs, uint32_t kUnits, uint32_t kFromScale, uint32_t kToScale, typename From, typename To, typename Index>
+__device__ __forceinline__ bool copy_list(const From& from, const To& to, uint32_t from_pages, uint32_t to_pages, const Index* pairs,
+                                          const Index* live, uint32_t num_pairs, uint32_t& block, uint64_t* errors) {
+  const uint32_t tiles = tiles_of<Runs, kUnits>(num_pairs, from.page_tokens);
+  if (block >= tiles) {
+    block -= tiles;
+    return false;
+  }
+  copy_pairs<Runs, kUnits, kFromScale, kToScale>(from, to, from_pages, to_pages, pairs, live, num_pairs, block, errors);
+  return true;
+}

@@ -1,0 +1,104 @@
+// A token's values, codes or scales as one contiguous row, element by element: what kernels that copy rows read and write.
+// Each view is a run of a segment's head after head; load and store move N neighbouring elements, from a multiple of N on.
+#pragma once
+
+#include "segment.cuh"
+
+// Values of a segment, dequantized and rounded to Out, or stored as given: no scale is computed.
+template <typename S, typename Out>
+struct Values {
+  using Type = Out;
+  float global;
+
+  template <typename Cache>
+  __device__ __forceinline__ explicit Values(const Cache& cache) : global(global_scale_of<S>(cache)) {}
+
+  // What stands for a row that cannot be had.
+  __device__ static Out missing() { return from_f32<Out>(nan_f32()); }
+
+  template <uint32_t N, typename Cache, typename Page>
+  __device__ __forceinline__ void load(Vec<Out, N>& out, const Cache& cache, const Page& page, uint32_t token, uint32_t i) const {
+    load_elements<S>(out, cache, page, token, i / S::kSize, i % S::kSize, global);
+  }
+  template <uint32_t N, typename Cache, typename Page>
+  __device__ __forceinline__ void store(const Cache& cache, const Page& page, uint32_t token, uint32_t i, const Vec<Out, N>& in) const {
+    store_elements<S>(cache, page, token, i / S::kSize, i % S::kSize, in);
+  }
+};
+
+// The same of dims [kBegin, kBegin + kSize) of a role, whatever segments they lie in.
+template <typename Role, typename Out, uint32_t kBegin, uint32_t kSize>
+struct RoleValues {
+  using Type = Out;
+
+  template <typename Cache>
+  __device__ __forceinline__ explicit RoleValues(const Cache&) {}
+
+  template <uint32_t N, typename Cache, typename Page>
+  __device__ __forceinline__ void load(Vec<Out, N>& out, const Cache& cache, const Page& page, uint32_t token, uint32_t i) const {
+    Role::template load<N>(out, cache, page, token, i / kSize, kBegin + i % kSize);
+  }
+};
+
+// What missing codes are: NaN where elements are their own codes, else all ones, which is NaN in e4m3 and e5m2.
+template <typename T>
+__device__ __forceinline__ T missing_code() {
+  if constexpr (kPlain<T>) {
+    return from_f32<T>(nan_f32());
+  } else {
+    T code;
+    *(uint8_t*)&code = 0xff;
+    return code;
+  }
+}
+
+// Elements of a segment as memory holds them, packed ones together.
+template <typename S>
+struct Codes {
+  using Type = typename S::Element;
+  static constexpr uint32_t kPer = kPerElement<Type>, kRow = S::kSize / kPer;
+
+  template <typename Cache>
+  __device__ __forceinline__ explicit Codes(const Cache&) {}
+
+  __device__ static Type missing() { return missing_code<Type>(); }
+
+  template <uint32_t N, typename Cache, typename Page>
+  __device__ __forceinline__ void load(Vec<Type, N>& out, const Cache&, const Page& page, uint32_t token, uint32_t i) const {
+    load_raw<S, N * kPer>(out, page, token, i / kRow, i % kRow * kPer);
+  }
+  template <uint32_t N, typename Cache, typename Page>
+  __device__ __forceinline__ void store(const Cache&, const Page& page, uint32_t token, uint32_t i, const Vec<Type, N>& in) const {
+    store_raw<S, N * kPer>(page, token, i / kRow, i % kRow * kPer, in);
+  }
+};
+
+// Scales of a segment, each followed by its zero point if it has one; kAccess of them are neighbours in memory, aligned.
+template <typename S, uint32_t kAccess>
+struct ScaleRow {
+  using Type = typename S::Scale;
+  static constexpr uint32_t kEach = 1 + S::kZero, kRow = (S::kSize + S::kBlockDims - 1) / S::kBlockDims * kEach;
+
+  template <typename Cache>
+  __device__ __forceinline__ explicit ScaleRow(const Cache&) {}
+
+  __device__ static Type missing() { return from_f32<Type>(nan_f32()); }
+
+  template <typename Cache, typename Page>
+  __device__ static __forceinline__ Type* at(const Cache& cache, const Page& page, uint32_t token, uint32_t i) {
+    const uint32_t head = i / kRow * S::kBlockHeads, dim = i % kRow / kEach * S::kBlockDims;
+    return scale_at<S>(cache, page, token, head, dim) + i % kEach;
+  }
+  template <uint32_t N, typename Cache, typename Page>
+  __device__ __forceinline__ void load(Vec<Type, N>& out, const Cache& cache, const Page& page, uint32_t token, uint32_t i) const {
+    constexpr uint32_t kStep = N < kAccess ? N : kAccess;
+#pragma unroll
+    for (uint32_t j = 0; j < N; j += kStep) *(Vec<Type, kStep>*)&out.e[j] = *(const Vec<Type, kStep>*)at(cache, page, token, i + j);
+  }
+  template <uint32_t N, typename Cache, typename Page>
+  __device__ __forceinline__ void store(const Cache& cache, const Page& page, uint32_t token, uint32_t i, const Vec<Type, N>& in) const {
+    constexpr uint32_t kStep = N < kAccess ? N : kAccess;
+#pragma unroll
+    for (uint32_t j = 0; j < N; j += kStep) *(Vec<Type, kStep>*)at(cache, page, token, i + j) = *(const Vec<Type, kStep>*)&in.e[j];
+  }
+};

@@ -1,0 +1,100 @@
+"""Sets and calls of the operations that copy rows as they are stored: gather and scatter with raw, gather_rows."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from kvgen import ops
+from kvgen.dtypes import dtype
+from kvgen.ops.stored import stored_runs
+from kvgen.reference import gather_raw, scatter, scatter_raw
+from kvgen.spec.cache import Cache
+from tests.ops.batches import Batch
+from tests.ops.chosen import chosen
+from tests.ops.harness import Run, hold_memory, launcher, surroundings
+from tests.ops.memory import CANARY, Raw, rows_array
+from tests.ops.scenes import Scene
+
+NAMES = (
+    "kv_inside", "per_kv", "ring", "xpacked", "latent_row", "given", "mixed", "int8_own_table", "int4_in_page",
+    "nvfp4_swizzled",
+)  # fmt: skip
+
+
+def _operations(cache: Cache) -> list[Any]:
+    return [
+        ops.Gather(name="gather_raw", raw=True),
+        ops.Scatter(),
+        ops.Scatter(name="scatter_raw", raw=True),
+    ]
+
+
+STORED = chosen("stored", _operations, NAMES)
+
+
+def one_arch(batch: Batch, name: str) -> Batch:
+    """The batch on the architecture that this set is built for here: kernels take their time to compile."""
+    return replace(batch, arch=("sm_90a", "sm_80")[list(STORED).index(name) % 2])
+
+
+def stored_arrays(scene: Scene, rows: int, suffix: str = "") -> tuple[dict[str, Raw], list[Any]]:
+    """Arrays for raw rows by name, and the memory around each: canaries."""
+    found, memory = {}, []
+    for run in stored_runs(scene.cache):
+        array, around = rows_array(rows, run.shape, run.array.name, strided=scene.batch.strided)
+        found[run.name + suffix] = array
+        memory.append(around)
+    return found, memory
+
+
+def check_gather_raw(scene: Scene, rows: int, *, row_offsets: Raw, starts: Raw | None) -> dict[str, Raw]:
+    """Gather what is stored and compare every byte with the oracle's, those around the rows too."""
+    outs, memory = stored_arrays(scene, rows, "_out")
+    before = {name.removesuffix("_out"): array.copy() for name, array in outs.items()}
+    wanted, failed, word = gather_raw(scene.view, scene.rows(), before, row_offsets=row_offsets, starts=starts)
+    pool = scene.snapshot()
+    run = Run(scene, "gather_raw", launcher(scene, "gather_raw"), **outs, row_offsets=row_offsets, starts=starts)
+    for (name, out), around in zip(outs.items(), memory, strict=True):
+        right = wanted[name.removesuffix("_out")]
+        assert _bits(out[~failed]) == _bits(right[~failed]), name
+        assert (np.isnan(out[failed].astype(np.float32)) | (out[failed] == right[failed])).all(), name
+        assert (surroundings(out, around) == CANARY).all(), "written beside the rows"
+    hold_memory(scene, pool)
+    run.expect_word(word)
+    return {name.removesuffix("_out"): out for name, out in outs.items()}
+
+
+def _bits(array: Raw) -> bytes:
+    return np.ascontiguousarray(array).tobytes()
+
+
+def check_scatter(scene: Scene, new: dict[str, Raw], *, row_offsets: Raw, starts: Raw | None, raw: bool) -> int:
+    """Scatter and compare all memory, byte for byte, with the oracle's; the error word."""
+    expected = scene.snapshot()
+    places = {"row_offsets": row_offsets, "starts": starts}
+    if raw:
+        word = scatter_raw(scene.view, scene.rows(expected), new, **places)  # type: ignore[arg-type]
+    else:
+        word = scatter(scene.view, scene.rows(expected), list(new.values()), **places)  # type: ignore[arg-type]
+    op = "scatter_raw" if raw else "scatter"
+    run = Run(scene, op, launcher(scene, op), **new, **places)
+    hold_memory(scene, expected)
+    run.expect_word(word)
+    return word
+
+
+def random_stored(scene: Scene, rows: int) -> dict[str, Raw]:
+    """Random bits for raw rows."""
+    arrays, _ = stored_arrays(scene, rows)
+    for array in arrays.values():
+        bits = scene.rng.integers(0, 256, (*array.shape, array.itemsize), np.uint8)
+        array[...] = bits.view(array.dtype)[..., 0]
+    return arrays
+
+
+def starts_of(scene: Scene, index: str, values: list[int]) -> Raw:
+    """First tokens as the operation takes them."""
+    return np.array(values, np.int64).astype(dtype(index).numpy())
