@@ -69,14 +69,19 @@ def main() -> None:
         lengths=DeviceArray((batch,), "<u4", 1 << 20),
         page_table=DeviceArray((batch, 256), "<u4", 1 << 21),
     )
-    k, v = (DeviceArray((tokens, 8, 128), "|V2", n << 24, "bfloat16") for n in (1, 2))
+    q, out = (DeviceArray((tokens, 32, 128), "|V2", n << 24, "bfloat16") for n in (1, 2))
+    k, v = (DeviceArray((tokens, 8, 128), "|V2", n << 24, "bfloat16") for n in (3, 4))
     offsets = DeviceArray((batch + 1,), "<u4", 1 << 22)
     layer = cache[0]
-    bound = append.bind(layer, k, v, offsets)
+    bound = append.bind(layer, q, k, v, out, offsets)
     rows = [
         ("bound: step(stream)", microseconds(lambda: bound(0)), 4.0),
-        ("checked: append(cache[layer], k, v, offsets)", microseconds(lambda: append(layer, k, v, offsets), 500), 25.0),
-        ("bind: append.bind(...)", microseconds(lambda: append.bind(layer, k, v, offsets), 500), None),
+        (
+            "checked: append(cache[layer], q, k, v, out, offsets)",
+            microseconds(lambda: append(layer, q, k, v, out, offsets), 500),
+            25.0,
+        ),
+        ("bind: append.bind(...)", microseconds(lambda: append.bind(layer, q, k, v, out, offsets), 500), None),
     ]
     for name, cost, limit in rows:
         print(f"{name:48} {cost:7.2f} us{f'   (target <= {limit:g})' if limit else ''}")

@@ -247,14 +247,17 @@ class Run:
             yield ("golden", name, "", "store"), store
 
     def _timings(self) -> Iterator[tuple[Key, Callable[[], Outcome]]]:
+        from benchmarks.gpu.apart import Apart
         from benchmarks.gpu.timings import Timer, measure_bandwidth
-        from benchmarks.gpu.workload import filler
+        from benchmarks.gpu.workload import empty_node, filler
 
         cubin = self._bandwidth_cubin()
         # Always anew: percentages are of what this run found.
         self.results.bandwidth = measure_bandwidth(self.gpu, cubin, self.options.buffer_mib << 20)
         for name, file in self._each_set("timings"):
-            timer = Timer(self.gpu, generated(name), file.facts, filler(self.gpu, cubin), self.results.bandwidth)
+            fill, empty = filler(self.gpu, cubin), empty_node(self.gpu, cubin)
+            apart = Apart(self.options.cubins, name) if file.facts.apart else None
+            timer = Timer(self.gpu, generated(name), file.facts, fill, empty, self.results.bandwidth, apart)
             for timed in timer.cases():
 
                 def one(timed: Any = timed) -> Outcome:

@@ -206,7 +206,9 @@ def _render(expr: Expr, parent: int, right_side: bool, *, c: bool) -> str:
             return f"{expr.op}({_render(expr.left, 0, False, c=c)}, {_render(expr.right, 0, False, c=c)})"
         # Nothing binds tighter than the unary minus, so composite operands keep their parentheses.
         tight = _PRECEDENCE["*"] + 1
-        return f"-(-{_render(expr.left, tight, False, c=c)} // {_render(expr.right, tight, True, c=c)})"
+        left = _render(expr.left, tight, False, c=c)
+        left = f"({left})" if left.startswith("-") else left
+        return f"-(-{left} // {_render(expr.right, tight, True, c=c)})"
     if c and expr.upper > U64_MAX:
         raise ValueError(f"an expression can reach {expr.upper}, past 64 bits; give its variables tighter bounds")
     level = _PRECEDENCE[expr.op]

@@ -3,12 +3,26 @@
 Written by `kvgen init --from tests/models/configs/gemma_3_4b_it.json`.
 """
 
-from kvgen import KernelSet, LinearScaling, Model, Paged, Rope, ops
+from kvgen import KernelSet, LinearScaling, Model, Paged, RmsNorm, Rope, ops
 
 kernels = KernelSet(
     q_heads=8,
     cache=Paged(dtype="bf16", kv_heads=4, head_dim=256, page_size=16),
-    ops=[ops.Append(), ops.Gather(), ops.Decode()],
+    ops=[
+        ops.Append(
+            rope="model",
+            q_norm=RmsNorm(weight_offset=1.0, multiply="before"),
+            k_norm=RmsNorm(weight_offset=1.0, multiply="before"),
+        ),
+        ops.Append(
+            name="append_local",
+            rope="local",
+            q_norm=RmsNorm(weight_offset=1.0, multiply="before"),
+            k_norm=RmsNorm(weight_offset=1.0, multiply="before"),
+        ),
+        ops.Gather(),
+        ops.Decode(),
+    ],
     arch=["sm_80", "sm_90a"],
     model=Model(
         architecture="Gemma3ForConditionalGeneration",

@@ -25,12 +25,38 @@ from pathlib import Path
 from typing import Final
 
 ROOT: Final = Path(__file__).resolve().parent.parent
-TARGETS: Final = ("ops/*.cu.j2", "cache/*.j2", "write/*.j2", "device/*.cuh")
+TARGETS: Final = ("ops/*.cu.j2", "cache/*.j2", "write/*.j2", "find/*.j2", "heads/*.j2", "device/*.cuh")
 # Templates -> the tests that must notice, those that are likeliest to notice first; the first pattern that fits counts.
 COVER: Final[tuple[tuple[str, str], ...]] = (
     ("device/bytes device/elements device/fp4 device/fp8 device/integers device/quantize", "tests/quant tests/ops"),
     ("device/cp_async device/mbarrier device/tma device/tma_tile", "tests/tma tests/accessor"),
     ("device/kv_cache device/operands", "tests/surface tests/accessor"),
+    ("device/angles", "tests/device"),
+    ("device/heads heads/* find/*", "tests/ops/test_fused.py tests/ops/test_in_place.py tests/ops/test_append.py"),
+    ("device/add", "tests/ops/test_lora_add.py tests/ops/test_rows_add.py"),
+    ("device/new_rows", "tests/ops/test_rows_add.py tests/ops/test_lora_add.py tests/ops/test_store_scales.py"),
+    (
+        "device/pages",
+        "tests/ops/test_copy_pages.py tests/ops/test_swap_pages.py tests/ops/test_reorder.py tests/ops/test_compact.py",
+    ),
+    ("device/scan", "tests/ops/test_lengths.py tests/ops/test_page_lists.py tests/ops/test_slots.py"),
+    (
+        "device/stored",
+        "tests/ops/test_gather.py tests/ops/test_gather_rows.py tests/ops/test_scatter.py tests/ops/test_convert.py",
+    ),
+    ("ops/advance ops/row_offsets", "tests/ops/test_lengths.py"),
+    ("ops/to_csr ops/to_dense", "tests/ops/test_page_lists.py"),
+    ("ops/slot_mapping ops/remap_indices", "tests/ops/test_slots.py"),
+    ("ops/copy_pages*", "tests/ops/test_copy_pages.py"),
+    ("ops/compact*", "tests/ops/test_compact.py"),
+    ("ops/gather", "tests/ops/test_gather.py tests/ops/test_hostile.py tests/ops/test_residual.py"),
+    *(
+        (f"ops/{name}", f"tests/ops/test_{name}.py")
+        for name in (
+            *("lora_add", "rows_add", "sliced_add", "store_scales", "swap_pages", "reorder", "gather_rows"),
+            *("scatter", "convert"),
+        )
+    ),
     ("*", "tests/ops"),
 )
 # (pattern, replacements): one occurrence on one line is replaced.

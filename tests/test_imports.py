@@ -21,9 +21,9 @@ HEAVY = ("jinja2", "pydantic", "numpy", "ml_dtypes", "cuda", "typer", "rich")
 
 FLOORS = {
     **dict.fromkeys(("__main__", "cli", "models"), 6),
-    **dict.fromkeys(("emit", "inline", "testing"), 5),
+    **dict.fromkeys(("bench", "emit", "inline", "testing"), 5),
     **dict.fromkeys(("render", "ops"), 4),
-    **dict.fromkeys(("compile", "runtime", "reference", "bench"), 3),
+    **dict.fromkeys(("compile", "runtime", "reference"), 3),
     **dict.fromkeys(("spec", "plan"), 2),
     **dict.fromkeys(
         ("layout", "expr", "dtypes", "errors", "paths", "flatten", "signature", "config", "emulator", "tensor_map"), 1

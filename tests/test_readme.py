@@ -39,7 +39,7 @@ def main() -> None:
     rows = "\n".join(table_row(s) for s in load_folder(config.specs, config.root))
     text = re.sub(r"(?<=\|---\|---\|---\|---\|---\|---\|\n)(\| \[.*\n)+", rows + "\n", README)
     kernel = (ROOT / "generated/llama3_8b/append.cu").read_text(encoding="utf-8")
-    start = kernel.index("  pdl_wait();")
+    start = kernel.index("  // K: RoPE.")
     end = kernel.index("\n  }\n", kernel.index("  for (uint32_t base", start)) + len("\n  }\n")
     (ROOT / "README.md").write_text(
         re.sub(r"(?<=```cuda\n).*?(?=```)", lambda _: kernel[start:end], text, flags=re.S), encoding="utf-8"

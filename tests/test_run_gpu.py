@@ -298,10 +298,11 @@ def test_timings_through_the_bindings(prepared: Path, fake_cuda: Path, tmp_path:
     assert set(content["bandwidth"]) == {"read", "write", "copy"}
     assert content["bandwidth"]["copy"] == pytest.approx(2 * content["bandwidth"]["read"])
     found = {(e["op"], e["case"]): e for e in content["entries"]}
-    assert {("append", f"rows {n}") for n in (1, 8, 64, 4096)} <= set(found)
+    assert {("append", f"rows {n}") for n in (1, 8, 128, 4096)} <= set(found)
     assert {("decode", n) for n in ("1x4096", "32x4096", "128x1024", "ragged 64")} <= set(found)
     row = 2 * 2 * 64 * 4  # K and V of two heads of 64 floats
-    assert found["append", "rows 64"]["least_bytes"] == 2 * 64 * row
+    assert found["append", "rows 128"]["least_bytes"] == 2 * 128 * row
+    assert {"us_no_pdl", "empty_us", "empty_us_no_pdl", "percent_copy"} <= set(found["append", "rows 1"])
     assert found["decode", "32x4096"]["least_bytes"] == 32 * 4096 * row + 2 * 32 * 8 * 64 * 4
     for entry in found.values():
         assert entry["status"] == "ok" and entry["us"] > 0

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from benchmarks.gpu import prepare, timings, workload
+from benchmarks.gpu.apart import Apart
 from benchmarks.gpu.device import Gpu, Timing
 from benchmarks.gpu.packages import ROOT, generated, project, use
 from kvgen.compile import compile_unit, default_cache
@@ -18,7 +19,7 @@ from kvgen.runtime import cuda
 from kvgen.runtime import gpu as backend
 from kvgen.runtime.module import cpu_library
 from kvgen.spec.loader import load_folder
-from tests import family_sets
+from tests import bench_sets, family_sets
 from tests.cli.conftest import Folder
 from tests.family_sets import write_project
 
@@ -26,8 +27,9 @@ from tests.family_sets import write_project
 class EmulatedDriver:
     """Device memory is host memory; a launch runs the kernel's PTX on the CPU machine."""
 
-    def __init__(self, package: Any, fill: Any) -> None:
-        self.kernels = {**cpu_library(package.Cache.MODULE, "sm_90a", "fast").kernels, **fill.kernels}
+    def __init__(self, packages: list[Any], fill: Any) -> None:
+        libraries = [cpu_library(package.Cache.MODULE, "sm_90a", "fast") for package in packages]
+        self.kernels = {name: kernel for found in (*libraries, fill) for name, kernel in found.kernels.items()}
         self.memory: dict[int, Any] = {}
 
     def current_device(self) -> int:
@@ -121,46 +123,79 @@ def test_family(name: str, family: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         use(ROOT)
 
 
+@pytest.fixture(scope="module")
+def fused(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A project with fused appends, built, and the kernels in their place."""
+    folder = tmp_path_factory.mktemp("fused")
+    bench_sets.write_project(folder)
+    Folder(folder).kvgen("build")
+    for loaded in load_folder(folder / "specs", folder):
+        prepare.write_apart(folder, loaded.kernels)
+    return folder
+
+
+@pytest.mark.parametrize("name", ["qwen", "fp8", "mla_row", "mrope"])
+def test_fused(name: str, fused: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """V is what was appended, and q what separate kernels make of it."""
+    use(fused)
+    try:
+        hold_timings(name, monkeypatch, fused)
+    finally:
+        use(ROOT)
+
+
 @pytest.mark.parametrize("name", FORMS)
 def test_timed_workloads_compute_the_right_thing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     hold_timings(name, monkeypatch)
 
 
-def hold_timings(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def hold_timings(name: str, monkeypatch: pytest.MonkeyPatch, folder: Path | None = None) -> None:
     """The timings' own checks (append against gather, decode against float64) pass for every form of table, and see
     a pool that holds something else."""
     unit = prepare.bandwidth_unit()
     image = compile_unit(unit, "sm_90a", "ptx", cache=default_cache())
     package = generated(name)
-    driver = EmulatedDriver(package, build([image.data.decode()], mode="fast"))
+    kernels = next(s.kernels for s in load_folder(project() / "specs", project()) if s.kernels.name == name)
+    facts = prepare.facts_of(kernels)
+    apart = Apart(folder, name) if folder is not None and facts.apart else None
+    packages = [package, *((apart.rows, apart.store) if apart is not None else ())]
+    driver = EmulatedDriver(packages, build([image.data.decode()], mode="fast"))
     monkeypatch.setattr(cuda, "driver", lambda: driver)
     monkeypatch.setattr(backend, "cubin", lambda module, file, entry, capability: entry.encode())
     backend._function.cache_clear()
     monkeypatch.setattr(cuda, "function", lambda code, entry, shared=0, *, device=0: cuda.Function(driver, driver.kernels[entry], entry, 0, shared))  # fmt: skip # noqa: E501
     monkeypatch.setattr(timings, "APPEND_ROWS", (1, 5, 68))
+    monkeypatch.setattr(timings, "PROMPT", 68)
     monkeypatch.setattr(timings, "CONTEXT", 33)
     monkeypatch.setattr(timings, "SEALS", (5, 68))
     monkeypatch.setattr(timings, "GATHERS", ((2, 33),))
     monkeypatch.setattr(timings, "DECODES", ((2, 40),))
     monkeypatch.setattr(timings, "RAGGED", (4, 3, 300))
     monkeypatch.setattr(timings, "LAYERS_AT_MOST", 2)
-    kernels = next(s.kernels for s in load_folder(project() / "specs", project()) if s.kernels.name == name)
     gpu = EmulatedGpu(driver)
     bandwidth = {"read": 1.0, "copy": 1.0, "write": 1.0}
-    fill = workload.filler(gpu, b"")
-    timer = timings.Timer(gpu, package, prepare.facts_of(kernels), fill, bandwidth)
+    fill, empty = workload.filler(gpu, b""), workload.empty_node(gpu, b"")
+    timer = timings.Timer(gpu, package, facts, fill, empty, bandwidth, apart)
     ran = {}
-    for timed in timer.cases():
-        ran[timed.op, timed.case] = timed.run()
-    assert {op for op, _ in ran} == {op for op, _, _ in timer.facts.ops}
+    for case in timer.cases():
+        ran[case.op, case.case] = case.run()
+    timed = {op for op, kind, _ in facts.ops if kind in ("append", "decode", "gather", "seal") and op != "raw"}
+    assert {op for op, _ in ran} == timed
+    if apart is not None:
+        ops = (package.append.KERNEL, *(step.KERNEL for step in apart.steps))
+        assert ran["append", "rows 5"]["kernels_apart"] == len(ops) and math.isfinite(
+            ran["append", "rows 5"]["apart_us"]
+        )
     assert all(math.isfinite(r["us"]) for r in ran.values())
     if FORMS.get(name) == "splits":
         assert ran["decode", "2x40"]["plan_us"] == 1.0
 
+    changed = {op: set(facts.stores) <= set(facts.changed.get(op, "")) for op, _, _ in facts.ops}
+    checked = {op for op, kind, _ in facts.ops if kind in ("decode", "seal") or (kind == "append" and not changed[op])}
     real = workload.Workload.gathered
     monkeypatch.setattr(workload.Workload, "gathered", lambda *a: [1 - x for x in real(*a)])
-    for timed in timer.cases():
-        if timed.case in ("rows 5", "2x40"):
+    for case in timer.cases():
+        if case.case in ("rows 5", "2x40") and case.op in checked:
             with pytest.raises(timings.WrongResult):
-                timed.run()
+                case.run()
     backend._function.cache_clear()

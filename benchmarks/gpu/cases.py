@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from kvgen.dtypes import dtype
 
 Bytes = NDArray[np.uint8]
-SCHEMA = 2
+SCHEMA = 3
 CHUNK = 1024
 FLOATS: Final = {"f32": np.float32, "f64": np.float64}
 
@@ -72,6 +72,14 @@ class Case:
     nan_rows: dict[str, tuple[int, ...]] = field(default_factory=dict)
     close: dict[str, Close] = field(default_factory=dict)
     got: dict[str, str] = field(default_factory=dict)
+    numbers: dict[str, int] = field(default_factory=dict)
+    """Arguments on the host."""
+    near: dict[str, str] = field(default_factory=dict)
+    """Memories whose numbers, of this dtype (or "nibbles"), may be neighbours of those expected, a few of them."""
+    source: str = ""
+    """The class of the cache that convert reads, if it is one."""
+    source_pools: dict[str, tuple[View, ...]] = field(default_factory=dict)
+    source_tables: dict[str, View] = field(default_factory=dict)
 
     @property
     def key(self) -> tuple[str, str, str]:
@@ -107,6 +115,10 @@ class Facts:
     """What quantization may take from values below 1; 0 where they are stored as they are."""
     residual: int
     """Tokens of K that are quantized together; 0: each on its own."""
+    changed: dict[str, str] = field(default_factory=dict)
+    """The roles ("k", "kv") whose rows an append stores as others than they come, by the append's name."""
+    apart: str = ""
+    """The append that the prepared folder has separate kernels for, if any."""
 
 
 def _view(fields: dict[str, Any]) -> View:
@@ -115,8 +127,9 @@ def _view(fields: dict[str, Any]) -> View:
 
 
 def _case(fields: dict[str, Any]) -> Case:
-    fields["pools"] = {n: tuple(_view(v) for v in tensors) for n, tensors in fields["pools"].items()}
-    for name in ("tables", "arguments"):
+    for name in ("pools", "source_pools"):
+        fields[name] = {n: tuple(_view(v) for v in tensors) for n, tensors in fields[name].items()}
+    for name in ("tables", "arguments", "source_tables"):
         fields[name] = {k: _view(v) for k, v in fields[name].items()}
     fields["nan_rows"] = {k: tuple(v) for k, v in fields["nan_rows"].items()}
     fields["close"] = {k: Close(**v) for k, v in fields["close"].items()}

@@ -6,7 +6,8 @@ import importlib
 import shutil
 import statistics
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -122,6 +123,21 @@ class Gpu:
             self.call("cuGraphExecDestroy", executable)
             self.call("cuGraphDestroy", graph)
         return Timing(statistics.median(found), min(found), replays * len(launches))
+
+
+@contextmanager
+def without_pdl() -> Iterator[None]:
+    """Launches that are bound inside start when their predecessor has finished, as on GPUs before sm_90."""
+    real = cuda.Function.bind
+
+    def bind(self: cuda.Function, *arguments: Any, pdl: bool = False) -> Any:
+        return real(self, *arguments, pdl=False)
+
+    cuda.Function.bind = bind  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        cuda.Function.bind = real  # type: ignore[method-assign]
 
 
 def smi(ordinal: int) -> dict[str, str] | None:

@@ -63,9 +63,17 @@ class GpuArray:
     """An array in device memory, with the CUDA array interface. `owner` keeps the memory."""
 
     def __init__(
-        self, owner: object, pointer: int, shape: tuple[int, ...], kind: str, strides: tuple[int, ...] | None = None
+        self,
+        owner: object,
+        pointer: int,
+        shape: tuple[int, ...],
+        kind: str,
+        strides: tuple[int, ...] | None = None,
+        *,
+        typed: bool = False,
     ) -> None:
-        element = dtype("u8" if kind in ("e4m3", "e5m2") else kind).numpy()  # the interface has no word for fp8
+        # The interface has no word for fp8, and caches take their codes as bytes; outputs are `typed`.
+        element = dtype("u8" if kind in ("e4m3", "e5m2") and not typed else kind).numpy()
         self.owner, self.pointer, self.shape = owner, pointer, shape
         self.dtype = element.name
         self.__cuda_array_interface__: dict[str, Any] = {
@@ -101,7 +109,8 @@ class GpuBytes:
             self._driver.write(self.pointer + offset, data, self._device)
 
     def array(self, view: View) -> object:
-        return GpuArray(self, self.pointer + view.offset, view.shape, view.dtype, view.strides)
+        typed = view.memory == "q_out"
+        return GpuArray(self, self.pointer + view.offset, view.shape, view.dtype, view.strides, typed=typed)
 
     def read(self) -> Bytes:
         if not self.nbytes:

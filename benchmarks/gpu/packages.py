@@ -37,6 +37,11 @@ def generated(name: str) -> ModuleType:
     return _loaded(project() / "generated" / name / "__init__.py")
 
 
+def package_in(folder: Path, name: str) -> ModuleType:
+    """A package below another folder of generated code."""
+    return _loaded(folder / name / "__init__.py")
+
+
 @cache
 def _loaded(path: Path) -> ModuleType:
     # By its file: a package called "generated" of another project may have been imported already.

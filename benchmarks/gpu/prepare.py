@@ -6,17 +6,21 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
+from benchmarks.gpu.apart import FOLDER, apart_of
 from benchmarks.gpu.cases import Facts, save
 from benchmarks.gpu.expected import cases_of
-from benchmarks.gpu.packages import ROOT, generated, project
+from benchmarks.gpu.packages import ROOT, generated, package_in, project
 from kvgen import Continuous, KernelSet, Ring
+from kvgen.bench.step import Step
 from kvgen.compile import Job, Unit, compile_many, default_cache, text_digest, write_folder
-from kvgen.spec.loader import load_folder
+from kvgen.emit import render_all, write_file
+from kvgen.ops import Append
+from kvgen.spec.loader import LoadedSet, load_folder
 from kvgen.spec.quant import Quant
 from kvgen.spec.storage import Segment
 
 BANDWIDTH = "bandwidth"
-ENTRIES = ("bandwidth_read", "bandwidth_write", "bandwidth_copy", "bandwidth_fill")
+ENTRIES = ("bandwidth_read", "bandwidth_write", "bandwidth_copy", "bandwidth_fill", "bandwidth_empty")
 
 
 def bandwidth_unit() -> Unit:
@@ -38,16 +42,32 @@ def prepare(folder: Path, names: Sequence[str], archs: Sequence[str] | None) -> 
     for name in names:
         module = generated(name).Cache.MODULE
         units += [(module.unit(file, entry), archs or module.arch) for file, entry in module.kernels]
+    for name in names:
+        units += [(unit, archs or kernels.arch) for kernels, unit in write_apart(folder, specs[name])]
     units.append((bandwidth_unit(), archs or sorted({a for _, own in units for a in own})))
     jobs: list[Job] = [(unit, arch, "cubin") for unit, own in units for arch in own]
     images = compile_many(jobs, cache=default_cache())
     write_folder(folder, images, {unit.name: text_digest(unit.text) for unit, _ in units})
     count = 0
     for name in names:
-        cases, blobs = cases_of(specs[name])
+        cases, blobs = cases_of(specs[name], generated(name))
         save(folder / "cases" / f"{name}.npz", facts_of(specs[name]), cases, blobs)
         count += len(cases)
     return len(images), count
+
+
+def write_apart(folder: Path, kernels: KernelSet) -> list[tuple[KernelSet, Unit]]:
+    """Write the packages of the kernels in place of a fused append, and their units."""
+    found: list[tuple[KernelSet, Unit]] = []
+    apart = apart_of(kernels)
+    for one in apart[1] if apart is not None else ():
+        for file in render_all(
+            [LoadedSet(one, f"{FOLDER}/{one.name}", f"{one.name}, timed beside a fused append.")]
+        ).values():
+            write_file(folder / FOLDER, file)
+        module = package_in(folder / FOLDER, one.name).Cache.MODULE
+        found += [(one, module.unit(file, entry)) for file, entry in module.kernels]
+    return found
 
 
 def facts_of(kernels: KernelSet) -> Facts:
@@ -76,7 +96,15 @@ def facts_of(kernels: KernelSet) -> Facts:
         key_bytes=_token_bytes(kernels, cache.storage.roles["k"]),
         loss=max((_loss(quant) for quant in cache.quants.values() if quant is not None), default=0.0),
         residual=cache.storage.residual,
+        apart=apart[0].name if (apart := apart_of(kernels)) is not None else "",
+        changed={op.name: _changed(op, kernels) for op in kernels.ops if isinstance(op, Append)},
     )
+
+
+def _changed(op: Append, kernels: KernelSet) -> str:
+    """The roles whose rows are not stored as they come."""
+    step = Step(op, kernels)
+    return "".join(role for role in kernels.cache.roles if step.changes(role))
 
 
 def _token_bytes(kernels: KernelSet, segments: Sequence[Segment]) -> int:

@@ -98,6 +98,13 @@ class Results:
         return [e for e in self.entries.values() if e["status"] == "failed"]
 
 
+def _beside_an_empty_kernel(e: dict[str, Any]) -> str:
+    """What a launch takes longer than a kernel that does nothing, in a graph of as many; without PDL too."""
+    over, plain = e["us"] - e["empty_us"], e["us_no_pdl"] - e["empty_us_no_pdl"]
+    apart = f", {e['kernels_apart']} kernels apart {e['apart_us']:.2f} us" if "apart_us" in e else ""
+    return f", empty + {over:.2f} us; without PDL {e['us_no_pdl']:.2f}, empty + {plain:.2f} us{apart}"
+
+
 def table(results: Results) -> str:
     """Everything in a few lines a section, timings one a line, failures last."""
     lines: list[str] = []
@@ -119,7 +126,8 @@ def table(results: Results) -> str:
         else:
             kept = "" if e["past_l2"] else " (within L2)"
             plan = f", plan {e['plan_us']:.2f} us" if "plan_us" in e else ""
-            lines.append(f"{where}{e['us']:10.2f}{e['gb_s']:9.1f}{e['percent']:7.1f} {e['against']}{kept}{plan}")
+            node = _beside_an_empty_kernel(e) if "empty_us" in e else ""
+            lines.append(f"{where}{e['us']:10.2f}{e['gb_s']:9.1f}{e['percent']:7.1f} {e['against']}{kept}{plan}{node}")
     failed = results.failed()
     if failed:
         lines += ["", f"{len(failed)} failed:"]

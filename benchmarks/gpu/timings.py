@@ -11,16 +11,18 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.gpu.apart import Apart
 from benchmarks.gpu.cases import Facts
-from benchmarks.gpu.device import Gpu, Timing
+from benchmarks.gpu.device import Gpu, Timing, without_pdl
 from benchmarks.gpu.memory import GpuBytes
-from benchmarks.gpu.workload import THREADS, Fill, Workload
+from benchmarks.gpu.workload import THREADS, Fill, Node, Workload
 from kvgen.dtypes import dtype
 from kvgen.runtime import cuda, packing
 
-APPEND_ROWS = (1, 8, 64, 4096)
+APPEND_ROWS = (1, 8, 128, 4096)
+PROMPT = 1024  # rows from which on they are one prompt's
 SEALS = (64, 4096)  # requests whose last row fills a group, rows of four prompts
-CONTEXT = 1024  # tokens of a request that gets one more; a few hundred rows or more are prompts of their own
+CONTEXT = 1024  # tokens of a request that gets one more
 GATHERS = ((4, 1024), (32, 1024))  # requests, tokens
 DECODES = ((1, 4096), (32, 4096), (128, 1024))
 RAGGED = (64, 16, 8192)  # requests, shortest, longest
@@ -66,8 +68,18 @@ class Timed:
 class Timer:
     """The timed cases of one set."""
 
-    def __init__(self, gpu: Gpu, package: ModuleType, facts: Facts, fill: Fill, bandwidth: dict[str, float]) -> None:
-        self.gpu, self.package, self.facts, self.fill, self.bandwidth = gpu, package, facts, fill, bandwidth
+    def __init__(
+        self,
+        gpu: Gpu,
+        package: ModuleType,
+        facts: Facts,
+        fill: Fill,
+        empty: Node,
+        bandwidth: dict[str, float],
+        apart: Apart | None = None,
+    ) -> None:
+        self.gpu, self.package, self.facts, self.bandwidth = gpu, package, facts, bandwidth
+        self.fill, self.empty, self.apart = fill, empty, apart
         self.page = package.Cache.PAGE_TOKENS
         self.token_bytes = facts.token_bytes
         self.row_bytes = (
@@ -76,14 +88,14 @@ class Timer:
 
     def cases(self) -> Iterator[Timed]:
         """Every case; nothing is allocated before it runs."""
-        for name, kind, rows in self.facts.ops:
+        for name, kind, _ in self.facts.ops:
             if kind == "append":
                 for count in APPEND_ROWS:
-                    yield Timed(name, f"rows {count}", lambda n=name, r=rows, c=count: self._append(n, r, c))  # type: ignore[misc]
+                    yield Timed(name, f"rows {count}", lambda n=name, c=count: self._append(n, c))  # type: ignore[misc]
             elif kind == "seal":
                 for count in SEALS:
                     yield Timed(name, f"rows {count}", lambda n=name, c=count: self._seal(n, c))  # type: ignore[misc]
-            elif kind == "gather":
+            elif kind == "gather" and self._dequantizes(name):
                 for batch, length in GATHERS:
                     yield Timed(name, f"{batch}x{length}", lambda n=name, b=batch, c=length: self._gather(n, [c] * b))  # type: ignore[misc]
             elif kind == "decode":
@@ -135,31 +147,83 @@ class Timer:
     def _new_rows(self, work: Workload, count: int) -> dict[str, Any]:
         return {n: work.random((count, self.facts.kv_heads, d)) for n, d in work.roles}
 
-    def _append_call(self, name: str, rows: str, count: int) -> tuple[Workload, list[Any], dict[str, Any]]:
-        new = [1] * count if count <= 64 else [count // 4] * 4
-        context = 0 if count > 64 else CONTEXT
-        totals = [self._fits(context + n) for n in new]
-        work = self._workload(totals, new, count * (self.row_bytes + self.token_bytes))
-        op = getattr(self.package, name)
-        places = {"slots": work.slots(op)} if rows == "slots" else {"row_offsets": work.offsets(op, new)}
-        inputs = [self._new_rows(work, count) for _ in range(work.layers)]
-        bound = [op.bind(work.cache[i], **inputs[i], **places) for i in range(work.layers)]
-        return work, bound, inputs[-1]
+    def _dequantizes(self, name: str) -> bool:
+        """Whether it is a gather of values, not of codes."""
+        return "k_out" in {p.name for p in getattr(self.package, name).KERNEL.params} or not self.facts.loss
 
-    def _append(self, name: str, rows: str, count: int) -> dict[str, Any]:
-        work, bound, last = self._append_call(name, rows, count)
-        timing = self.gpu.time(bound)
+    def _append_call(self, name: str, count: int) -> tuple[Workload, list[dict[str, Any]], int]:
+        """(a cache, the arguments of every layer's call, the bytes that a call must move)."""
+        new = [1] * count if count < PROMPT else [count]
+        totals = [self._fits((CONTEXT if count < PROMPT else 0) + n) for n in new]
+        op = getattr(self.package, name)
+        # What is stored depends on the window, and the layers on what is moved: rows taken and given back are most of it.
+        work = self._workload(totals, new, count * (self.row_bytes + self.token_bytes))
+        shared: dict[str, Any] = {}
+        calls = [work.arguments(op, shared) for _ in range(work.layers)]
+        rows = sum(math.prod(a.shape) * dtype(p.dtype).bytes for a, p in self._specs(op, calls[0], shared))
+        stored = sum(min(n, work.alive(b)) for b, n in enumerate(new))
+        return work, calls, rows * stored // count + stored * self.token_bytes
+
+    def _specs(self, op: Any, call: dict[str, Any], shared: dict[str, Any]) -> list[tuple[Any, Any]]:
+        """The arrays of rows, and what the launcher says of them."""
+        return [(call[p.name], p) for p in op.KERNEL.arguments if p.name in call and p.name not in shared]
+
+    def _append(self, name: str, count: int) -> dict[str, Any]:
+        work, calls, least = self._append_call(name, count)
+        op = getattr(self.package, name)
+        timing = self.gpu.time([op.bind(work.cache[i], **calls[i]) for i in range(work.layers)])
+        with without_pdl():
+            plain = self.gpu.time([op.bind(work.cache[i], **calls[i]) for i in range(work.layers)])
+        nodes = {pdl: self.gpu.time([self.empty(pdl)] * work.layers).median for pdl in (True, False)}
+        self._check_append(name, work, calls[-1])
+        more: dict[str, Any] = {}
+        if self.apart is not None and name == self.facts.apart:
+            launches, q = self.apart.bind(work, calls)
+            kernels = len(launches) // work.layers
+            more = {"kernels_apart": kernels, "apart_us": self.gpu.time(launches).median * kernels}
+            if q is not None and "q" in calls[-1] and "q_out" in calls[-1]:
+                self._check_q(work.download(calls[-1]["q_out"]), work.download(q))
+        return (
+            more
+            | self._result(timing, least, "write", work.layers)
+            | {
+                "us_no_pdl": plain.median,
+                "empty_us": nodes[True],
+                "empty_us_no_pdl": nodes[False],
+                "percent_copy": 100 * least / timing.median / 1e3 / self.bandwidth["copy"],
+            }
+        )
+
+    def _check_append(self, name: str, work: Workload, last: dict[str, Any]) -> None:
+        """The rows that are stored as they come: K and V, unless norms, RoPE or biases change them. Full groups are seal's."""
         gather = self._op("gather")
-        for b in {0, work.farthest} if gather is not None else ():
+        changed = self.facts.changed.get(name, "") + ("k" if self.facts.residual else "")
+        roles = [r for r, _ in work.roles if r not in changed and (r in last or "qkv" in last)]
+        roles = [
+            r for r in roles if len(last[r if r in last else "qkv"].shape) == (3 if r in last else 2)
+        ]  # not padded
+        for b in {0, work.farthest} if gather is not None and roles else ():
             kept, end = min(work.new[b], work.alive(b)), sum(work.new[: b + 1])
             stored = work.gathered(gather, b, work.layers - 1)
-            for role, given, found in zip(last, last.values(), stored, strict=True):
-                if role == "k" and self.facts.residual:
-                    continue  # full groups are seal's
-                if not self._same(found[-kept:], work.download(given)[end - kept : end]):
+            for (role, _), found in zip(work.roles, stored, strict=True):
+                if role in roles and not self._same(found[-kept:], self._given(work, last, role)[end - kept : end]):
                     raise WrongResult(f"request {b}: the rows that gather finds are not those that were appended")
-        stored_rows = sum(min(n, work.alive(b)) for b, n in enumerate(work.new))
-        return self._result(timing, stored_rows * (self.row_bytes + self.token_bytes), "copy", work.layers)
+
+    def _given(self, work: Workload, call: dict[str, Any], role: str) -> Any:
+        """K's or V's rows as a call brings them, on their own or in rows q | k | v."""
+        if role in call:
+            return work.download(call[role])
+        dims, flat = dict(work.roles), work.download(call["qkv"])
+        end = flat.shape[1] - (self.facts.kv_heads * dims["v"] if role == "k" else 0)
+        return flat[:, end - self.facts.kv_heads * dims[role] : end].reshape(len(flat), self.facts.kv_heads, dims[role])
+
+    def _check_q(self, fused: Any, apart: Any) -> None:
+        """Separate kernels round once each."""
+        one, other = fused.astype(np.float64), apart.astype(np.float64)
+        tolerance = 2.0**-3 if fused.dtype.itemsize == 1 else 4 * TOLERANCE[self.facts.dtype]
+        off = float(np.abs(one - other).max(initial=0.0))
+        if not off <= tolerance * max(1.0, float(np.abs(one).max(initial=0.0))):
+            raise WrongResult(f"q_out: off by {off:.3g} from that of separate kernels")
 
     def _same(self, found: Any, given: Any) -> bool:
         """Whether these are the same rows, but for what quantization takes."""
@@ -191,7 +255,7 @@ class Timer:
         return dtype(self.facts.dtype).bytes
 
     def _op(self, kind: str) -> Any:
-        name = next((n for n, k, _ in self.facts.ops if k == kind), None)
+        name = next((n for n, k, _ in self.facts.ops if k == kind and (k != "gather" or self._dequantizes(n))), None)
         return None if name is None else getattr(self.package, name)
 
     def _gather(self, name: str, totals: list[int]) -> dict[str, Any]:
@@ -250,9 +314,8 @@ class Timer:
 
     def _python(self, name: str) -> dict[str, Any]:
         """What a bound call costs the host, in microseconds; a stream takes some hundreds before it pushes back."""
-        rows = next(r for n, _, r in self.facts.ops if n == name)
-        _, bound, _ = self._append_call(name, rows, 1)
-        step, best = bound[0], math.inf
+        work, calls, _ = self._append_call(name, 1)
+        step, best = getattr(self.package, name).bind(work.cache[0], **calls[0]), math.inf
         for _ in range(20):
             self.gpu.wait()
             begin = time.perf_counter()

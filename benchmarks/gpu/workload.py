@@ -17,6 +17,7 @@ from kvgen.dtypes import dtype
 from kvgen.runtime import cuda, packing
 
 Fill = Callable[[GpuBytes, str, int], None]
+Node = Callable[[bool], Callable[[int], None]]
 # (bits that are random, bits that are set): numbers of either sign in [0.5, 1), and any integer code. Bytes may be codes,
 # or rows and pages of several types: none of these patterns is NaN or infinity as any of them.
 FILLS = {
@@ -53,6 +54,13 @@ def filler(gpu: Gpu, cubin: bytes) -> Fill:
     return fill
 
 
+def empty_node(gpu: Gpu, cubin: bytes) -> Node:
+    """Launches of a kernel that does nothing: one block, with or without PDL."""
+    function = cuda.function(cubin, "bandwidth_empty", device=gpu.ordinal)
+    params = packing.PackedArgs((), ())
+    return lambda pdl: function.bind((1, 1, 1), (THREADS, 1, 1), params, pdl=pdl)
+
+
 class Workload:
     """A cache with `totals[b]` tokens in request b, `new[b]` of them this step's, in `layers` layers."""
 
@@ -75,6 +83,7 @@ class Workload:
         self._lay_pages()
         pools = self._pools()
         tables = {t.name: self.upload(self._table(t.name, t.dtype, t.shape)) for t in package.Cache.TABLES}
+        self.pools, self.tables = pools, dict(tables)
         self.cache = package.Cache(**pools, **tables)
         # What gather reads is there once the step is over: lengths with the step's tokens.
         if "lengths" in tables:
@@ -125,14 +134,16 @@ class Workload:
             found[tensor.name] = copies if each else copies[0]
         return found
 
-    def random(self, shape: tuple[int, ...], kind: str | None = None, scales: bool = False) -> GpuArray:
-        """An array of random numbers, of the cache's type unless said otherwise; `scales` are small."""
+    def random(
+        self, shape: tuple[int, ...], kind: str | None = None, scales: bool = False, *, typed: bool = False
+    ) -> GpuArray:
+        """An array of random numbers, of the cache's type unless said otherwise; `scales` are small; `typed`: see GpuArray."""
         kind = kind or self.kind
         # The fill writes words of 4 bytes.
         memory = GpuBytes(-(-math.prod(shape) * dtype(kind).bytes // 4) * 4, self.gpu.ordinal)
         self._seed += 1
         self.fill(memory, f"{SCALE}{kind}" if scales else kind, self._seed)
-        return GpuArray(memory, memory.pointer, shape, kind)
+        return GpuArray(memory, memory.pointer, shape, kind, typed=typed)
 
     def upload(self, host: NDArray[Any]) -> GpuArray:
         """A device copy of an index array."""
@@ -143,7 +154,8 @@ class Workload:
 
     def download(self, array: GpuArray) -> NDArray[Any]:
         """A host copy of a contiguous array."""
-        kind = np.dtype(array.dtype) if array.dtype != "bfloat16" else dtype("bf16").numpy()
+        named = {dtype(n).numpy().name: dtype(n).numpy() for n in ("bf16", "e4m3", "e5m2")}
+        kind = named[array.dtype] if array.dtype in named else np.dtype(array.dtype)
         self.gpu.wait()
         data = self.gpu.driver.read(array.pointer, math.prod(array.shape) * kind.itemsize, self.gpu.ordinal)
         return np.frombuffer(data, kind).reshape(array.shape)
@@ -184,6 +196,43 @@ class Workload:
         if name == "request_ids":
             return np.arange(requests).astype(kind)
         raise ValueError(f"{self.facts.name}: no timings for a page table with {name!r}; build it in {__name__}")
+
+    def arguments(self, op: Any, given: dict[str, Any]) -> dict[str, Any]:
+        """What an append takes for the step, in a layer: rows and weights of random numbers, where the rows go, the positions
+        by which they turn; `given` are arrays that layers share."""
+        count, most = sum(self.new), max(self.totals)
+        sizes = {"T": count, "B": len(self.new), "B+1": len(self.new) + 1, "S": max(self.new), "P": most}
+        found = dict[str, Any]()
+        for spec in op.KERNEL.arguments:
+            if spec.name == "errors":
+                continue
+            if spec.name not in given:
+                shape = tuple(n if isinstance(n, int) else sizes[n] for n in spec.shape)
+                if spec.dtype in ("u32", "i32", "i64"):
+                    given[spec.name] = self._indices(op, spec.name, shape, dtype(spec.dtype).numpy())
+                else:
+                    found[spec.name] = self.random(shape, spec.dtype, typed=spec.access == "out")
+                    if "T" not in spec.shape and "S" not in spec.shape:  # weights, angles: once for all layers
+                        given[spec.name] = found[spec.name]
+            if spec.name in given:
+                found[spec.name] = given[spec.name]
+        return found
+
+    def _indices(self, op: Any, name: str, shape: tuple[int, ...], kind: Any) -> GpuArray:
+        if name == "row_offsets":
+            return self.offsets(op, self.new)
+        if name == "slots":
+            return self.slots(op)
+        if name == "valid_lengths":
+            return self.upload(np.array(self.new).astype(kind))
+        found = np.zeros(shape, kind)  # positions, of every section the same
+        if shape[-1] == sum(self.new):
+            pairs = zip(self.totals, self.new, strict=True)
+            found[...] = np.concatenate([np.arange(total - new, total) for total, new in pairs])
+        else:
+            for b, (total, new) in enumerate(zip(self.totals, self.new, strict=True)):
+                found[..., b, :new] = np.arange(total - new, total)
+        return self.upload(found)
 
     # Calls -------------------------------------------------------------------------------------------------------
 

@@ -3,9 +3,24 @@
 What is counted comes from the compiled kernel, what is possible from the semantics: neither knows of the other.
 """
 
+from kvgen.bench.calls import KNOWN, Call, call_of
 from kvgen.bench.measure import Measured, measure
 from kvgen.bench.minimum import minimum_sectors
-from kvgen.bench.scene import Call, Scene
-from kvgen.bench.workload import WORKLOADS, Workload
+from kvgen.bench.scene import Scene
+from kvgen.bench.separate import Pass, separate_passes
+from kvgen.bench.workload import SIZES, WORKLOADS, Workload
 
-__all__ = ["WORKLOADS", "Call", "Measured", "Scene", "Workload", "measure", "minimum_sectors"]
+__all__ = [
+    "KNOWN",
+    "SIZES",
+    "WORKLOADS",
+    "Call",
+    "Measured",
+    "Pass",
+    "Scene",
+    "Workload",
+    "call_of",
+    "measure",
+    "minimum_sectors",
+    "separate_passes",
+]

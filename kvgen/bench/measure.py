@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from kvgen.bench.calls import call_of
 from kvgen.bench.minimum import minimum_sectors, planning_sectors
 from kvgen.bench.scene import GROUPS, LAYER, Group, Scene
+from kvgen.bench.separate import Pass, separate_passes
 from kvgen.errors import DeviceError
 from kvgen.runtime import clear, describe
 from kvgen.runtime.cpu import Launched, machine
@@ -37,7 +39,8 @@ class Traffic:
 
 @dataclass(frozen=True)
 class Measured:
-    """One kernel of an operation: `rows` of new tokens (append), gathered ones or queries, and what its launch did."""
+    """One kernel of an operation: `rows` of new tokens (append), gathered ones, queries or pairs of pages, and what its launch
+    did with a workload. `separate` are the kernels that a fused append replaces."""
 
     op: str
     entry: str
@@ -46,6 +49,14 @@ class Measured:
     rows: int
     counters: Counters
     traffic: tuple[Traffic, ...]
+    workload: str
+    requests: int
+    separate: tuple[Pass, ...] = ()
+
+    def total(self, *groups: Group) -> tuple[int, int]:
+        """(sectors, minimum) of these groups."""
+        mine = [t for t in self.traffic if t.group in groups]
+        return sum(t.counted.sectors for t in mine), sum(t.minimum or 0 for t in mine)
 
 
 def measure(scene: Scene, op: Op, arch: str | None) -> list[Measured]:
@@ -54,25 +65,30 @@ def measure(scene: Scene, op: Op, arch: str | None) -> list[Measured]:
     `arch` is the architecture whose PTX runs, None the set's last one. Raises DeviceError where the machine cannot run
     it, and where the kernel finds a fault in the batch.
     """
-    call = scene.call(op)
+    call = call_of(scene, op)
     cache = scene.package.Cache(**scene.pools, **scene.tables(call.kind))
     word = np.zeros(1, np.uint64)
     clear(word)
-    arguments = dict(call.arrays) | {"errors": word}
+    arguments = call.arguments() | {"errors": word}
+    given = cache if call.launcher.KERNEL.whole else cache[LAYER]
     with machine(arch, "check") as log:
         if hasattr(call.launcher, "workspace"):
             workspace = call.launcher.workspace(max_rows=call.rows)
             call.launcher.plan(cache[LAYER], workspace)
             arguments["workspace"] = workspace
-        call.launcher(cache[LAYER], **arguments)
+        call.launcher(given, **arguments)
     report = describe(word)
     if report is not None:
         raise DeviceError(f"{scene.kernels.name}/{op.name}: the kernel reported {report}, in a batch without faults")
-    least = [planning_sectors(scene)] * (len(log.launches) - 1) + [minimum_sectors(scene, call)]
-    return [_measured(scene, op, call.rows, done, m) for done, m in zip(log.launches, least, strict=True)]
+    minimum = minimum_sectors(scene, call)
+    found = [_measured(scene, op, call.rows, done, planning_sectors(scene)) for done in log.launches[:-1]]
+    separate = separate_passes(scene, call, minimum)
+    return [*found, _measured(scene, op, call.rows, log.launches[-1], minimum, separate)]
 
 
-def _measured(scene: Scene, op: Op, rows: int, done: Launched, minimum: Mapping[str, int]) -> Measured:
+def _measured(
+    scene: Scene, op: Op, rows: int, done: Launched, minimum: Mapping[str, int], separate: tuple[Pass, ...] = ()
+) -> Measured:
     launcher = getattr(scene.package, op.name)
     found = [
         Traffic(name, scene.group(name, launcher), counted, minimum.get(name))
@@ -81,4 +97,8 @@ def _measured(scene: Scene, op: Op, rows: int, done: Launched, minimum: Mapping[
     ]
     # Launches list their buffers by address, which is another one every time.
     found.sort(key=lambda t: (GROUPS.index(t.group), t.name))
-    return Measured(op.name, done.entry, done.arch, done.grid, rows, done.counters, tuple(found))
+    work = scene.workload
+    traffic = tuple(found)
+    return Measured(
+        op.name, done.entry, done.arch, done.grid, rows, done.counters, traffic, work.name, len(work.totals), separate
+    )

@@ -1,217 +1,161 @@
-"""The fewest 32-byte sectors an operation can touch: those that hold what it must read or write, by its semantics.
-
-Every element that must be touched is marked in an array of the memory's shape and type, once: its bytes become 0xFF.
-Where elements, codes and scales lie is what the oracle's own view of a pool says (kvgen.reference). No kernel has a part
-in it.
-"""
+"""The fewest 32-byte sectors an operation can touch: those that hold what it must read or write, by its semantics."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kvgen.bench.scene import LAYER, LAYERS, Call, Scene
-from kvgen.reference import Place, Rows, TableView, cache_rows
-from kvgen.reference.elements import Elements
-from kvgen.reference.segments import Coded, Part
-from kvgen.runtime.faults import Fault
-from kvgen.spec.table import CSR, Indirect, Ring
+from kvgen.bench.calls import Call, tokens_of_query
+from kvgen.bench.marks import SECTOR, WHOLE, Marked, Marks, Token, sectors_of
+from kvgen.bench.scene import STEP, Scene
+from kvgen.bench.step import Step
+from kvgen.ops import NormCache
+from kvgen.reference import Place
+from kvgen.spec.table import Ring
 
-SECTOR: Final = 32  # bytes
-Marks = NDArray[np.bool_]
-Raw = NDArray[Any]
-
-
-class Token(NamedTuple):
-    """Token `position` of request `b`, which holds `after` tokens; row `row` of the step's, None for older ones."""
-
-    b: int
-    position: int
-    row: int | None
-    after: int
+IN_PLACE = ("lora_add", "norm_cache", "rotate_cache")
 
 
 def minimum_sectors(scene: Scene, call: Call) -> dict[str, int]:
     """By the name of a launch's buffer, the sectors that `call` must touch; a buffer that it need not touch is left out.
 
-    Tables count the entries that say where the tokens are: a page's entry once, a request's length and offsets once.
+    Tables count the entries that say where the tokens are: a page's entry once, a request's length and offsets once; a
+    table of angles the entries of the positions that turn. What changes in place is read once and written once.
     """
-    marked = _Marked(scene, scene.tables(call.kind))
-    slots = call.arrays.get("slots")
-    taken = {name: np.zeros(call.rows, np.bool_) for name, a in call.arrays.items() if a.ndim == 3}
-    if slots is not None:
-        for rows in taken.values():
-            rows[...] = slots >= 0
-        for slot in slots[slots >= 0].tolist():
-            page, token = divmod(slot, scene.tokens)
-            marked.row((Place(page, page),) * 2, token)
+    marked = Marked(scene, scene.tables(call.kind), raw=bool(getattr(call.op, "raw", False)))
+    if call.kind == "copy_pages":
+        for name, pairs in call.arrays.items():
+            marked.pages(pairs.reshape(-1), scales=name == "scale_pairs")
+        found = marked.sectors()
+    elif call.source is not None:
+        found = _converted(scene, call, marked)
     else:
-        for token in _tokens(scene, call):
-            for name in marked.token(token, call.kind):
-                if name in taken and token.row is not None:
-                    taken[name][token.row] = True
-        if call.kind not in ("append", "seal"):
-            for rows in taken.values():
-                rows[...] = True
-        if call.kind != "gather" or isinstance(scene.cache.page_table, Ring):
-            marked.lengths()
-    found = marked.sectors()
-    for name, array in call.arrays.items():
-        if name in taken:
-            found[name] = _sectors(np.repeat(taken[name], array[0].nbytes if len(array) else 0))
-        elif name != "errors":
-            found[name] = -(-array.nbytes // SECTOR)
+        found = _rows(scene, call, marked)
+    found |= {name: -(-a.nbytes // SECTOR) for name, a in call.arrays.items() if name not in found and name != "errors"}
     return {name: n for name, n in found.items() if n}
 
 
 def planning_sectors(scene: Scene) -> dict[str, int]:
     """What a planner must read to divide the work: every request's length."""
-    marked = _Marked(scene, scene.tables("decode"))
+    marked = Marked(scene, scene.tables("decode"))
     marked.lengths()
     return {name: n for name, n in marked.sectors().items() if n}
 
 
+def _rows(scene: Scene, call: Call, marked: Marked) -> dict[str, int]:
+    """What copies or changes tokens row by row: the cache's sectors, and those of rows that are only partly needed."""
+    kind = call.kind
+    stored = {role: np.zeros(call.total, np.bool_) for role in "kv"}
+    live = np.zeros(call.total, np.bool_)  # rows that are somebody's, stored or not
+    slots = call.arrays.get("slots") if kind == "append" else None
+    roles, dims = _touched(scene, call)
+    if slots is not None:
+        live[:] = True
+        stored = {role: slots >= 0 for role in "kv"}
+        for slot in slots[slots >= 0].tolist():
+            page, token = divmod(slot, scene.tokens)
+            marked.row((Place(page, page),) * 2, token)
+    else:
+        for b, new in enumerate(scene.workload.new if kind in STEP else ()):
+            live[call.begins[b] : call.begins[b] + new] = True
+        for token in _tokens(scene, call):
+            for role in marked.token(token, kind, roles, dims):
+                if token.row is not None and kind in STEP:
+                    stored[role][token.row] = True
+        if kind in ("append", "seal", "decode", *IN_PLACE) or isinstance(scene.cache.page_table, Ring):
+            marked.lengths()
+    found = marked.sectors()
+    if kind in IN_PLACE:
+        written = {t.name for t in scene.package.Cache.TENSORS if t.writes}
+        found = {name: (2 if name.partition("[")[0] in written else 1) * n for name, n in found.items()}
+    return found | (_arrays(scene, call, live, stored) if kind in ("append", "seal", "rotate_cache") else {})
+
+
+def _touched(scene: Scene, call: Call) -> tuple[str, slice]:
+    """The roles that an operation touches, and the dims of a head."""
+    step, op, cache = Step.of(call.op, scene.kernels), call.op, scene.cache
+    if isinstance(op, NormCache):
+        part = op.norm.dim or cache.head_dim - cache.rope_part
+        return op.role, slice(0, part) if op.role == "k" else WHOLE
+    if call.kind == "rotate_cache" and step is not None:
+        return "k", slice(*step.turned(cache.head_dim))
+    return getattr(op, "roles", "kv"), WHOLE
+
+
+def _arrays(scene: Scene, call: Call, live: Marks, stored: dict[str, Marks]) -> dict[str, int]:
+    """Sectors of the rows that an operation takes, q's of every row, K's and V's of those that are stored; of positions and
+    angles those of rows that turn."""
+    step, found = Step.of(call.op, scene.kernels), dict[str, int]()
+    padded = getattr(call.op, "rows", "") == "padded"
+    turning = live if "q_out" in call.arrays else stored["k"]
+    for name, array in call.arrays.items():
+        rows = array.reshape(-1, *array.shape[2:]) if padded and array.ndim > 2 else array
+        taken = np.zeros(rows.shape, np.bool_)
+        if name == "qkv" and step is not None:
+            for role, columns in step.columns().items():
+                taken[:, columns] = (live if role == "q" else stored[role])[:, None]
+        elif name in ("q", "q_out"):
+            taken[live] = True
+        elif name in ("k", "v", "k_latent", "k_rope"):
+            taken[stored[name[0]]] = True
+        elif name == "positions":
+            taken.reshape(-1, call.total)[:] = turning
+        elif name == "cos_sin" and step is not None:
+            _mark_angles(scene, call, step, turning, taken)
+        else:
+            continue
+        found[name] = sectors_of(np.repeat(taken.reshape(-1), array.itemsize))
+    return found
+
+
+def _mark_angles(scene: Scene, call: Call, step: Step, turning: Marks, taken: Marks) -> None:
+    """The entries of a table of angles by which rows turn: of each section those of its pairs."""
+    half = taken.shape[1] // 2
+    ends = np.cumsum(step.op.sections or (half,))
+    for section, end in enumerate(ends):
+        pairs = np.arange(0 if section == 0 else ends[section - 1], end)
+        columns = np.concatenate([pairs, half + pairs] if step.op.angles == "halves" else [2 * pairs, 2 * pairs + 1])
+        taken[np.ix_(_positions(scene, call)[turning], columns)] = True
+
+
+def _positions(scene: Scene, call: Call) -> NDArray[np.int64]:
+    """The position of every row of the step, 0 of padding."""
+    found = np.zeros(call.total, np.int64)
+    for begin, total, new in zip(call.begins, scene.workload.totals, scene.workload.new, strict=True):
+        found[begin : begin + new] = np.arange(total - new, total)
+    return found
+
+
+def _converted(scene: Scene, call: Call, marked: Marked) -> dict[str, int]:
+    """Every token that both caches can hold, in the one that is read and in the one that is written."""
+    source = call.source
+    assert source is not None
+    other = Marked(source, source.tables("convert"))
+    for b, total in enumerate(scene.workload.totals):
+        for position in range(total - min(scene.alive(b), source.alive(b)), total):
+            token = Token(b, position, None, total)
+            marked.token(token, "convert")
+            other.token(token, "gather")
+    other.lengths()
+    return marked.sectors() | {f"source.{name}": n for name, n in other.sectors().items()}
+
+
 def _tokens(scene: Scene, call: Call) -> Iterator[Token]:
     """Every token that is read or written."""
-    end, residual = 0, scene.cache.storage.residual
+    residual = scene.cache.storage.residual
     for b, (total, new) in enumerate(zip(scene.workload.totals, scene.workload.new, strict=True)):
         first, last = total - scene.alive(b), total
-        end += new
-        if call.kind in ("append", "seal"):
+        begin = call.begins[b]
+        if call.kind == "gather_rows":
+            for position in tokens_of_query(scene, b, call.arrays["slots"].shape[1]).tolist():
+                yield Token(b, position, None, total)
+            continue
+        if call.kind in STEP:
             # In a ring, pages that later rows of the same step take over are not written.
             first = max(total - new, (-(-total // scene.tokens) - len(scene.ids[b])) * scene.tokens)
         if call.kind == "seal":
             first, last = first // residual * residual, total // residual * residual
         for position in range(first, last):
-            yield Token(b, position, end - total + position if position >= total - new else None, total)
-
-
-class _Marked:
-    """Which bytes of pools and tables have been touched."""
-
-    def __init__(self, scene: Scene, tables: dict[str, Raw]) -> None:
-        self._scene = scene
-        self._view: TableView = scene.view(tables)
-        self._tables: dict[str, Marks] = {name: np.zeros(array.shape, np.bool_) for name, array in tables.items()}
-        self._pools = {
-            name: [np.zeros_like(p) for p in pool] if isinstance(pool, list) else np.zeros_like(pool)
-            for name, pool in scene.pools.items()
-        }
-        self._rows: tuple[Rows, ...] = cache_rows(scene.cache, {**self._pools, **self._view.arrays}, LAYER)
-
-    def row(self, places: tuple[Place, ...], token: int) -> None:
-        """K and V of one token, whose pages are `places`."""
-        for rows, place in zip(self._rows, places, strict=False):
-            for part in rows.parts:
-                self._part(part, place, token)
-
-    def _part(self, part: Part, place: Place, token: int) -> None:
-        """A token's dims that are stored one way: elements, or codes and what scales they have."""
-        if not isinstance(part, Coded):
-            _touch(part.elements, place.page, token)
-            return
-        _touch(part.codes, place.page, token)
-        if part.scales is not None:
-            _touch(part.scales, place.scales, token // part.block[0])
-        if part.given is not None:
-            part.given[...] = _ones(part.given)
-        self._global_scales()
-
-    def _global_scales(self) -> None:
-        for name, pool in self._pools.items():
-            if name.endswith("_global_scale"):
-                mine = pool[LAYER] if isinstance(pool, list) or pool.ndim > 1 else pool
-                mine[...] = _ones(mine)
-
-    def token(self, token: Token, kind: str) -> set[str]:
-        """One token as an operation of this `kind` touches it, and the table's entries that lead there.
-
-        Returns the roles that it touches.
-        """
-        b, page = token.b, token.position // self._scene.tokens
-        places = self._view.places(b, page)
-        if isinstance(places, Fault):
-            raise AssertionError(f"request {b}, token {token.position}: {places.name} in a table of kvgen bench's own")
-        touched = set[str]()
-        for name, rows, place in zip("kv", self._rows, places, strict=False):
-            for part in rows.parts:
-                in_page, in_tail = _where(rows, part, token, kind)
-                if in_page:
-                    self._part(part, place, token.position % self._scene.tokens)
-                    self._lead(b, page)
-                if in_tail:
-                    assert rows.tail is not None
-                    slot = rows.tail[b, token.position % rows.residual]
-                    slot[...] = _ones(slot)
-                if (in_page or in_tail) and rows.residual and kind != "append":
-                    self._tables[f"{name}_sealed"][b] = True
-                touched |= {name} if in_page or in_tail else set()
-        return touched
-
-    def _lead(self, b: int, page: int) -> None:
-        """The entries of the table that say where a page of request b is."""
-        table, marks, arrays = self._scene.cache.page_table, self._tables, self._view.arrays
-        if isinstance(table, CSR):
-            marks["page_indptr"][b : b + 2] = True
-            marks["page_indices"][int(arrays["page_indptr"][b]) + page] = True
-        elif isinstance(table, Indirect):
-            marks["request_ids"][b] = True
-            marks["req_to_token"][int(arrays["request_ids"][b]), page] = True
-        elif marks["page_table"].ndim == 1:
-            marks["page_table"][b] = True
-        else:
-            column = page % marks["page_table"].shape[-1] if isinstance(table, Ring) else page
-            marks["page_table"][b, ..., column] = True
-        if self._view.own_table:
-            marks["scales_page_table"][b, page] = True
-
-    def lengths(self) -> None:
-        """The lengths of all requests."""
-        names = ("lengths",) if "lengths" in self._tables else ("page_indptr", "last_page_len")
-        for name in names:
-            self._tables[name][...] = True
-
-    def sectors(self) -> dict[str, int]:
-        """By buffer; tensors of one layer are called `name[layer]`, as launches call them."""
-        found = dict[str, int]()
-        for name, marks in self._pools.items():
-            if isinstance(marks, list):
-                found |= {f"{name}[{i}]": _sectors(marks[i].view(np.uint8)) for i in range(LAYERS)}
-            else:
-                found[name] = _sectors(marks.view(np.uint8))
-        for name, entries in self._tables.items():
-            found[name] = _sectors(np.repeat(entries.reshape(-1), self._view.arrays[name].itemsize))
-        return found
-
-
-def _where(rows: Rows, part: Part, token: Token, kind: str) -> tuple[bool, bool]:
-    """Whether an operation touches these dims of a token in its page, and whether in the tail."""
-    if rows.tail is None or not isinstance(part, Coded):
-        return kind != "seal", False
-    sealed = token.position < token.after // rows.residual * rows.residual
-    if kind == "append":
-        return False, not sealed  # seal has stored the others
-    return (True, token.row is None) if kind == "seal" else (sealed, not sealed)
-
-
-def _ones(like: Raw) -> Any:
-    """An element of the same type whose bytes are all 0xFF."""
-    return np.full(like.dtype.itemsize, 0xFF, np.uint8).view(like.dtype)[0]
-
-
-def _touch(elements: Elements, page: int, token: int) -> None:
-    """Mark a token's row of values, codes or scales."""
-    row = elements.read(page, token)
-    row[...] = 15 if elements.packed else _ones(row)
-    elements.write(page, token, row)
-
-
-def _sectors(touched: NDArray[Any]) -> int:
-    """Sectors with a marked byte, of a packed array that begins with a sector."""
-    flat = touched.reshape(-1)
-    padded = np.zeros(-(-flat.size // SECTOR) * SECTOR, np.bool_)
-    padded[: flat.size] = flat
-    return int(padded.reshape(-1, SECTOR).any(axis=1).sum())
+            yield Token(b, position, begin + position - total + new if position >= total - new else None, total)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, Final, Literal
 
@@ -16,17 +15,20 @@ from kvgen.bench.workload import Workload
 from kvgen.dtypes import dtype
 from kvgen.errors import ToolError
 from kvgen.reference import TableView
-from kvgen.spec.kernel_set import KernelSet, Op
+from kvgen.spec.kernel_set import KernelSet
 from kvgen.spec.table import PerKV, Ring
 
 Raw = NDArray[Any]
-Group = Literal["kv", "scales", "tables", "workspace", "input", "output", "errors"]
-GROUPS: Final[tuple[Group, ...]] = ("kv", "scales", "tables", "workspace", "input", "output", "errors")
+Group = Literal["kv", "scales", "tables", "workspace", "weights", "input", "output", "errors"]
+GROUPS: Final[tuple[Group, ...]] = ("kv", "scales", "tables", "workspace", "weights", "input", "output", "errors")
+# Lengths of these find the step's tokens new, and not yet counted where lengths come "before".
+STEP: Final = ("append", "seal", "norm_cache", "rotate_cache", "lora_add")
 LAYERS: Final = 2
 LAYER: Final = 1
 ALIGN: Final = 256  # bytes, as GPU allocations are
 POISON: Final = 0x7FFFFFFF  # past a request's pages: no page of any pool
 _INDICES: Final = ("u32", "i32", "i64")
+_WEIGHTS: Final = ("cos_sin", "q_scale", "bias")
 
 
 def aligned(shape: tuple[int, ...], kind: np.dtype[Any]) -> Raw:
@@ -35,16 +37,6 @@ def aligned(shape: tuple[int, ...], kind: np.dtype[Any]) -> Raw:
     raw = np.zeros(size + ALIGN, np.uint8)
     start = -int(raw.ctypes.data) % ALIGN
     return raw[start : start + size].view(kind).reshape(shape)
-
-
-@dataclass(frozen=True)
-class Call:
-    """One operation's arguments: `arrays` by name; `rows` of new tokens, of gathered ones or of queries."""
-
-    kind: str
-    launcher: Any
-    arrays: Mapping[str, Raw]
-    rows: int
 
 
 class Scene:
@@ -128,14 +120,14 @@ class Scene:
     def _table(self, name: str, rank: int, kind: str) -> Any:
         totals = self.workload.totals
         if name == "lengths":
-            # Tokens that "before" lengths leave out: append's and seal's new ones, decode's newest; gather comes after the step.
-            new = {"append": self.workload.new, "seal": self.workload.new, "decode": (1,) * len(totals)}.get(kind)
+            # Tokens that "before" lengths leave out: the step's new ones, decode's newest; gather comes after the step.
+            new = self.workload.new if kind in STEP else (1,) * len(totals) if kind == "decode" else None
             return np.subtract(totals, new) if new is not None and self.cache.lengths == "before" else totals
         if name == "page_table":
-            matrix = self._matrix(self.ids)
+            matrix = self.matrix(self.ids)
             return matrix[:, 0, 0] if rank == 1 else matrix if rank == 3 else matrix[:, 0]
         if name == "scales_page_table":
-            return self._matrix(self.scale_ids)[:, 0]
+            return self.matrix(self.scale_ids)[:, 0]
         if name.endswith("_sealed"):
             # seal comes first in a step: it finds what was full before, all others what is full after it.
             new = self.workload.new if kind == "seal" else (0,) * len(totals)
@@ -147,7 +139,7 @@ class Scene:
         if name == "last_page_len":
             return [n - (count - 1) * self.tokens for n, count in zip(totals, self._counts, strict=True)]
         if name == "req_to_token":
-            return self._matrix(self.ids)[:, 0]
+            return self.matrix(self.ids)[:, 0]
         if name == "request_ids":
             return np.arange(len(totals))
         raise ToolError(f"{self.kernels.name}: got a page table with {name!r}, which kvgen bench cannot build")
@@ -157,7 +149,7 @@ class Scene:
         """Pages that every request's tokens take."""
         return [-(-n // self.tokens) for n in self.workload.totals]
 
-    def _matrix(self, pages: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:
+    def matrix(self, pages: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:
         """`[B, per page, columns]`; a ring's logical page i stands in column i % columns."""
         found = np.full((len(pages), pages[0].shape[1], self.columns), POISON, np.int64)
         for b, ids in enumerate(pages):
@@ -171,55 +163,17 @@ class Scene:
         table, total = self.cache.page_table, self.workload.totals[b]
         return min(total, table.window) if isinstance(table, Ring) else total
 
-    def call(self, op: Op) -> Call:
-        """The operation's arguments: append stores the new tokens (and seal the groups they complete), gather and decode
-        read all that are alive.
-
-        Raises ToolError for an operation that kvgen bench does not know.
-        """
-        launcher = getattr(self.package, op.name)
-        alive = [self.alive(b) for b in range(len(self.workload.totals))]
-        new = sum(self.workload.new)
-        rows = {"append": new, "seal": new, "gather": sum(alive), "decode": len(alive)}.get(op.kind)
-        if rows is None:
-            raise ToolError(
-                f"{self.kernels.name}/{op.name}: got a {op.kind}; kvgen bench knows append, seal, gather and decode"
-            )
-        arrays = {}
-        for spec in launcher.KERNEL.arguments:
-            if spec.name == "workspace" or (op.kind == "decode" and spec.name == "row_offsets"):
-                continue  # row t is request t's
-            if spec.name == "starts" and not isinstance(self.cache.page_table, Ring):
-                continue
-            sizes: dict[str, int] = {"T": rows, "B": len(alive), "B+1": len(alive) + 1}
-            shape = tuple(n if isinstance(n, int) else sizes[n] for n in spec.shape)
-            arrays[spec.name] = aligned(shape, dtype(spec.dtype).numpy())
-        counts = self.workload.new if op.kind in ("append", "seal") else alive
-        if "row_offsets" in arrays:
-            arrays["row_offsets"][...] = np.cumsum([0, *counts])
-        if "starts" in arrays:
-            arrays["starts"][...] = np.subtract(self.workload.totals, alive)
-        if "slots" in arrays:
-            arrays["slots"][...] = np.concatenate([self._slots(b) for b in range(len(alive))])
-        return Call(op.kind, launcher, arrays, rows)
-
-    def _slots(self, b: int) -> NDArray[np.int64]:
-        """The places of request b's new tokens."""
-        total = self.workload.totals[b]
-        positions = np.arange(total - self.workload.new[b], total)
-        alive = positions >= (-(-total // self.tokens) - len(self.ids[b])) * self.tokens
-        column = (positions // self.tokens) % self.columns
-        ids = self._matrix(self.ids)[b, 0, column] * self.cache.page_table.id_multiplier
-        return np.where(alive, ids * self.tokens + positions % self.tokens, -1)
-
     def group(self, name: str, launcher: Any) -> Group:
-        """What a launch's buffer is part of; buffers are named after tensors, tables and arguments."""
-        tensor = name.partition("[")[0]
-        if tensor in self.pools:
+        """What a launch's buffer is part of; buffers are named after tensors, tables and arguments, those of a cache that is
+        converted behind "source."."""
+        tensor = name.partition("[")[0].removeprefix("source.")
+        if tensor in self.pools or (tensor.endswith(("pool", "scale", "scales", "tail")) and tensor not in _WEIGHTS):
             return "scales" if tensor.endswith(("scale", "scales")) else "kv"
         spec = next((a for a in launcher.KERNEL.arguments if a.name == name), None)
         if spec is None or (spec.access == "in" and spec.dtype in _INDICES):
             return "tables"
         if name in ("workspace", "errors"):
             return "workspace" if name == "workspace" else "errors"
+        if name in _WEIGHTS or name.endswith(("_weight", "_bias")):
+            return "weights"
         return "input" if spec.access == "in" else "output"

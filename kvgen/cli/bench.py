@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from kvgen.cli.bench_report import (
+    SEPARATE,
+    document,
+    kernel,
+    lines_table,
+    separate_table,
+    sizes_table,
+    traffic_table,
+    work_table,
+)
 from kvgen.cli.console import Json, Selectors, console, print_json, progress
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from kvgen.bench import Measured, Workload
     from kvgen.cli.selection import Chosen
     from kvgen.config import Config
 
-SCHEMA: Final = 1
 BATCH: Final = 4
 TOKENS: Final = 256
-_NONE: Final = "-"
 
 
 def bench(
@@ -34,7 +40,11 @@ def bench(
     ] = None,
     workload: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="A batch with a name instead: prompt, step, demo.", show_default=False),
+        typer.Option(
+            metavar="NAMES",
+            help="Batches by name instead: prompt, step, demo, tokens1, tokens8, tokens128, tokens4096; sizes is the last four.",
+            show_default="sizes, if all that is chosen are appends by name",
+        ),
     ] = None,
     arch: Annotated[
         str | None, typer.Option(metavar="ARCH", help="Run the PTX for it.", show_default="each spec's last")
@@ -48,29 +58,35 @@ def bench(
 
     Counts, not times: exact, repeatable, no GPU needed. A sector is 32 bytes; `minimum` counts the different sectors that
     hold what the operation must read or write, by its meaning and the layout, whatever the kernel does. Sectors are
-    counted once a warp's request: caches, which may serve the second request, are not modelled. Exits 1 where a kernel
-    touches less than it must.
+    counted once a warp's request: caches, which may serve the second request, are not modelled. An append that does more
+    than store stands beside the kernels that it replaces. Exits 1 where a kernel touches less than it must.
 
     \b
     kvgen bench llama3_8b                          4 requests of 256 tokens
+    kvgen bench llama3_8b/append                   1, 8, 128 and 4096 new tokens
     kvgen bench '*/append' --batch 1 --tokens 4096
     kvgen bench llama3_8b/decode --workload step --lines 10
     kvgen bench --json > counts.json               for programs; docs/performance.md has the schema
     """
+    from kvgen.bench import KNOWN
     from kvgen.cli.project import open_sets
     from kvgen.cli.selection import select
 
-    work = _workload(batch, tokens, new, workload)
     config, sets = open_sets()
     chosen = select(sets, selectors)
-    with progress("counting", sum(len(c.ops) for c in chosen)) as (bar, task):
-        found = [(c.name, m) for c in chosen for m in _measure(config, c, work, arch, lambda: bar.advance(task))]
+    works = _workloads(batch, tokens, new, workload, default=_sizes(chosen))
+    with progress("counting", len(works) * sum(len(c.ops) for c in chosen)) as (bar, task):
+        found = [
+            (c.name, m) for c in chosen for w in works for m in _measure(config, c, w, arch, lambda: bar.advance(task))
+        ]
+    left = [f"{c.name}/{op.name}" for c in chosen if c.whole for op in c.loaded.kernels.ops if op.kind not in KNOWN]
+    if left:
+        typer.echo(f"not counted: {', '.join(left)}; kvgen bench has no minimum for their kind", err=True)
     if as_json:
-        rows = [_operation(name, m) for name, m in found]
-        print_json({"schema": SCHEMA, "workload": asdict(work), "operations": rows})
+        print_json(document(found, works))
     else:
-        _print(found, work, lines)
-    short = [f"{_kernel(n, m)} {t.name}" for n, m in found for t in m.traffic if t.ratio is not None and t.ratio < 1]
+        _print(found, works, lines)
+    short = [f"{kernel(n, m)} {t.name}" for n, m in found for t in m.traffic if t.ratio is not None and t.ratio < 1]
     if short:
         typer.secho(
             f"{', '.join(short)}: fewer sectors than the operation must touch; it leaves out work, or kvgen counts wrongly",
@@ -80,42 +96,65 @@ def bench(
         raise typer.Exit(1)
 
 
-def _print(found: list[tuple[str, Measured]], work: Workload, lines: int) -> None:
-    typer.echo(f"{work.name}: {len(work.totals)} request(s), {sum(work.totals)} tokens, {sum(work.new)} of them new\n")
-    screen = console()
-    screen.print(_traffic_table(found))
+def _print(found: list[tuple[str, Measured]], works: Sequence[Workload], lines: int) -> None:
+    for work in works:
+        new = sum(work.new)
+        typer.echo(f"{work.name}: {len(work.totals)} request(s), {sum(work.totals)} tokens, {new} of them new")
     typer.echo("")
-    screen.print(_work_table(found))
+    screen = console()
+    shows = len(works) > 1
+    if shows:
+        screen.print(sizes_table(found))
+        typer.echo("")
+    screen.print(traffic_table(found, shows))
+    typer.echo("")
+    screen.print(work_table(found, shows))
+    if any(m.separate for _, m in found):
+        typer.echo(f"\n{SEPARATE}")
+        screen.print(separate_table(found))
     for name, m in found if lines else ():
-        typer.echo(f"\n{name}/{m.op} ({m.entry}), by executed warp instructions")
-        screen.print(_lines_table(m, lines))
+        typer.echo(f"\n{kernel(name, m, shows)} ({m.entry}), by executed warp instructions")
+        screen.print(lines_table(m, lines))
     typer.echo(f"\n{_closing()}")
 
 
-def _workload(batch: int | None, tokens: int | None, new: int | None, name: str | None) -> Workload:
-    """The batch that the options describe."""
-    from kvgen.bench import WORKLOADS, Workload
+def _sizes(chosen: Sequence[Chosen]) -> bool:
+    """Whether appends alone were asked for, by their names."""
+    ops = {op.kind for c in chosen for op in c.loaded.kernels.ops if op.name in c.ops}
+    return ops == {"append"} and not any(c.whole for c in chosen)
+
+
+def _workloads(
+    batch: int | None, tokens: int | None, new: int | None, names: str | None, *, default: bool
+) -> tuple[Workload, ...]:
+    """The batches that the options describe; without any, those of all sizes where that is the default."""
+    from kvgen.bench import SIZES, WORKLOADS, Workload
     from kvgen.cli.workload import PROMPTS
     from kvgen.errors import ToolError
 
-    if name is None:
-        return Workload.uniform(BATCH if batch is None else batch, TOKENS if tokens is None else tokens, new)
+    if names is None and default and batch is tokens is new is None:
+        return SIZES
+    if names is None:
+        return (Workload.uniform(BATCH if batch is None else batch, TOKENS if tokens is None else tokens, new),)
     given = [
         option for option, value in (("--batch", batch), ("--tokens", tokens), ("--new", new)) if value is not None
     ]
     if given:
         raise ToolError(
-            f"--workload: got {name!r} beside {given[0]}; a workload has sizes of its own; give one or the other"
+            f"--workload: got {names!r} beside {given[0]}; a workload has sizes of its own; give one or the other"
         )
     known = {**WORKLOADS, "demo": Workload("demo", PROMPTS, PROMPTS)}
-    if name not in known:
-        raise ToolError(f"--workload: got {name!r}; it must be one of {', '.join(known)}")
-    return known[name]
+    found: list[Workload] = []
+    for name in names.split(","):
+        if name != "sizes" and name not in known:
+            raise ToolError(f"--workload: got {name!r}; it must be one of {', '.join(known)}, sizes")
+        found += SIZES if name == "sizes" else (known[name],)
+    return tuple(dict.fromkeys(found))
 
 
 def _measure(config: Config, chosen: Chosen, work: Workload, arch: str | None, done: Any) -> list[Measured]:
     """Every operation of a set that was chosen; `done` is called after each."""
-    from kvgen.bench import Scene, measure
+    from kvgen.bench import KNOWN, Scene, measure
     from kvgen.cli.project import generated
 
     found: list[Measured] = []
@@ -123,8 +162,8 @@ def _measure(config: Config, chosen: Chosen, work: Workload, arch: str | None, d
         scene = Scene(chosen.loaded.kernels, package, work)
         for op in chosen.loaded.kernels.ops:
             if op.name in chosen.ops:
-                # Nobody knows the fewest sectors of a kernel of the user's: by its name only, which says so.
-                found += measure(scene, op, arch) if op.kind != "custom" or not chosen.whole else []
+                # Nobody knows the fewest sectors of the others, a user's kernels among them: by name only, which says so.
+                found += measure(scene, op, arch) if op.kind in KNOWN or not chosen.whole else []
                 done()
     return found
 
@@ -140,129 +179,3 @@ def _closing() -> str:
     except DeviceError:
         return f"{said}; none is here"
     return f"{said}, and one is here: see benchmarks/README.md"
-
-
-# Tables --------------------------------------------------------------------------------------------------------------
-
-
-def _table(words: tuple[str, ...], numbers: tuple[str, ...]) -> Table:
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for title in words:
-        table.add_column(title, no_wrap=True)
-    for title in numbers:
-        table.add_column(title, justify="right", no_wrap=True)
-    return table
-
-
-def _kernel(name: str, m: Measured) -> str:
-    """set/op, or set/op_plan: a planner is a kernel of its own."""
-    return f"{name}/{m.entry.removeprefix(f'{name}_')}"
-
-
-def _traffic_table(found: list[tuple[str, Measured]]) -> Table:
-    table = _table(("operation", "", "buffer"), ("requests", "bytes", "sectors", "minimum", "ratio"))
-    for name, m in found:
-        title = _kernel(name, m)
-        for t in m.traffic:
-            table.add_row(
-                title,
-                t.group,
-                t.name,
-                f"{t.counted.requests:,}",
-                f"{t.counted.bytes:,}",
-                f"{t.counted.sectors:,}",
-                _NONE if t.minimum is None else f"{t.minimum:,}",
-                _NONE if t.ratio is None else f"{t.ratio:.2f}",
-            )
-            title = ""
-    return table
-
-
-def _work_table(found: list[tuple[str, Measured]]) -> Table:
-    numbers = ("rows", "warp instructions", "a row", "shared requests", "ways", "worst", "bytes in flight")
-    table = _table(("operation", "arch"), numbers)
-    for name, m in found:
-        c = m.counters
-        table.add_row(
-            _kernel(name, m),
-            m.arch,
-            f"{m.rows:,}",
-            f"{c.warp_instructions:,}",
-            f"{c.warp_instructions / m.rows:,.1f}",
-            f"{c.shared.requests:,}",
-            f"{c.shared.ways:.2f}" if c.shared.requests else _NONE,
-            str(c.shared.worst_ways) if c.shared.requests else _NONE,
-            f"{c.peak_in_flight:,}",
-        )
-    return table
-
-
-def _lines_table(m: Measured, count: int) -> Table:
-    numbers = (
-        "warp instructions",
-        "share",
-        "requests",
-        "sectors a request",
-        "of ideal",
-        "shared requests",
-        "ways",
-        "worst",
-    )
-    table = _table(("line",), numbers)
-    table.add_column("buffers")
-    total = m.counters.warp_instructions
-    busiest = sorted(m.counters.lines, key=lambda line: -line.warp_instructions)[:count]
-    for line in busiest:
-        t, s = line.traffic, line.shared
-        table.add_row(
-            line.source,
-            f"{line.warp_instructions:,}",
-            f"{line.warp_instructions / total:.1%}",
-            f"{t.requests:,}" if t.requests else _NONE,
-            f"{t.sectors / t.requests:.2f}" if t.requests else _NONE,
-            f"{t.coalescing:.2f}" if t.requests else _NONE,
-            f"{s.requests:,}" if s.requests else _NONE,
-            f"{s.ways:.2f}" if s.requests else _NONE,
-            str(s.worst_ways) if s.requests else _NONE,
-            ", ".join(sorted(line.per_buffer)),
-        )
-    return table
-
-
-# JSON ----------------------------------------------------------------------------------------------------------------
-
-
-def _operation(name: str, m: Measured) -> dict[str, Any]:
-    c = m.counters
-    return {
-        "set": name,
-        "op": m.op,
-        "kernel": m.entry,
-        "arch": m.arch,
-        "grid": list(m.grid),
-        "rows": m.rows,
-        "warp_instructions": c.warp_instructions,
-        "thread_instructions": c.thread_instructions,
-        "classes": dict(c.classes),
-        "thread_classes": dict(c.thread_classes),
-        "shared": asdict(c.shared),
-        "peak_in_flight": c.peak_in_flight,
-        "buffers": [
-            {"name": t.name, "group": t.group, **asdict(t.counted), "minimum_sectors": t.minimum, "ratio": t.ratio}
-            for t in m.traffic
-        ],
-        "lines": [
-            {
-                "source": line.source,
-                "warp_instructions": line.warp_instructions,
-                "thread_instructions": line.thread_instructions,
-                "classes": dict(line.classes),
-                "thread_classes": dict(line.thread_classes),
-                "buffers": {n: asdict(line.per_buffer[n]) for n in sorted(line.per_buffer)},
-                "shared": asdict(line.shared),
-            }
-            for line in c.lines
-        ],
-    }

@@ -10,11 +10,14 @@ import numpy as np
 import typer
 from numpy.typing import NDArray
 
-from kvgen.bench import Call, Scene, Workload, minimum_sectors
+from kvgen.bench import Call, Scene, Workload, call_of, minimum_sectors
+from kvgen.bench.close import Distance, compare_rows, take_row
 from kvgen.bench.scene import LAYER, aligned
+from kvgen.bench.step import Step
 from kvgen.cli.project import Project, generated
 from kvgen.ops import Decode
-from kvgen.reference import Decoded, Rows, append, cache_rows, decode, gather, seal
+from kvgen.reference import Decoded, Rows, cache_rows, decode, gather, seal
+from kvgen.reference.append import locate
 from kvgen.runtime import clear, describe
 from kvgen.spec.kernel_set import Op
 
@@ -120,14 +123,24 @@ class _Batch:
 
         return {n: [put(a) for a in pool] if isinstance(pool, list) else put(pool) for n, pool in pools.items()}
 
-    def values(self, like: Raw) -> Raw:
-        """Random values of an array's shape and type."""
-        return self.random.standard_normal(like.shape).astype(like.dtype)
+    def values(self, name: str, like: Raw) -> Raw:
+        """Random values of an array's shape and type; of a table of angles cosines, and of a scale one below 1."""
+        found = self.random.standard_normal(like.shape)
+        found = {"cos_sin": np.cos(found), "q_scale": np.full(like.shape, 0.37)}.get(name, found)
+        return found.astype(like.dtype)
 
     @property
     def rows(self) -> tuple[Rows, ...]:
         """The oracle's K and V."""
         return cache_rows(self.scene.cache, {**self.scene.pools, **self.tables}, LAYER)
+
+    @property
+    def stored(self) -> tuple[Rows, ...]:
+        """The kernels' K and V; on a GPU, a copy of them."""
+        found = {**self.pools, **self.counts}
+        get = self.memory.get
+        arrays = {n: [get(a) for a in pool] if isinstance(pool, list) else get(pool) for n, pool in found.items()}
+        return cache_rows(self.scene.cache, arrays, LAYER)
 
     def layer(self, tables: dict[str, Raw]) -> Any:
         """The generated cache's layer, over the tables of this step."""
@@ -155,7 +168,7 @@ def run(project: Project, name: str, gpu: int | None) -> list[Outcome]:
     prompts = ", ".join(map(str, PROMPTS))
     typer.echo(f"run       on {where}: prompts of {prompts} tokens, then {STEPS} steps of one token each")
     kernels = next(s.kernels for s in project.sets if s.kernels.name == name)
-    ops = {kind: [op for op in kernels.ops if op.kind == kind and not _by_slots(op)] for kind in _ORDER}
+    ops = {kind: [op for op in kernels.ops if op.kind == kind and not _other_form(op)] for kind in _ORDER}
     outcomes = {op.name: Outcome(op.name) for kind in _ORDER for op in ops[kind]}
     arch = _ARCH if gpu is None and _ARCH in kernels.arch else None
     room = [prompt + STEPS for prompt in PROMPTS]
@@ -174,19 +187,20 @@ def run(project: Project, name: str, gpu: int | None) -> list[Outcome]:
     return list(outcomes.values())
 
 
-def _by_slots(op: Op) -> bool:
-    """Whether it is another append, which would store the same rows again."""
-    return getattr(op, "rows", "") == "slots"
+def _other_form(op: Op) -> bool:
+    """Whether it is another append, which would store the same rows again, or a gather of codes."""
+    return getattr(op, "rows", "") == "slots" or bool(getattr(op, "raw", False))
 
 
 def _one(batch: _Batch, scene: Scene, op: Op, outcome: Outcome) -> None:
     """One launch of an operation: random inputs, the kernel and the oracle on them, and what they differ in."""
-    call, tables, memory = scene.call(op), scene.tables(op.kind), batch.memory
+    call, tables, memory = call_of(scene, op), scene.tables(op.kind), batch.memory
     tables = {name: array for name, array in tables.items() if name not in batch.tables}
     arrays = {name: np.array(array) for name, array in call.arrays.items()}
-    for name in ("k", "v", "q"):
-        if name in arrays:
-            arrays[name][...] = batch.values(arrays[name])
+    for name, array in arrays.items():
+        if scene.group(name, call.launcher) in ("input", "weights"):
+            array[...] = batch.values(name, array)
+    arrays["errors"] = np.zeros(1, np.uint64)
     clear(arrays["errors"])
     placed = {name: memory.put(array.copy()) for name, array in arrays.items()}
     layer = batch.layer(tables)
@@ -213,11 +227,11 @@ def _hold(
     outcome: Outcome,
 ) -> None:
     """Run the oracle on what the kernel was given; compare outputs and every tensor of the cache."""
-    view, new = scene.view(tables), [given[n] for n in ("k", "v") if n in given]
+    view = scene.view(tables)
     if call.kind == "seal":
-        seal(view, batch.rows, new, row_offsets=given["row_offsets"])
+        seal(view, batch.rows, [given["k"]], row_offsets=given["row_offsets"])
     elif call.kind == "append":
-        append(view, batch.rows, new, row_offsets=given["row_offsets"])
+        _appended(batch, scene, call, tables, given, got, outcome)
     elif call.kind == "gather":
         outputs = {n: given[n] for n in ("k_out", "v_out") if n in given}
         wanted = gather(
@@ -228,6 +242,41 @@ def _hold(
     else:
         _attended(scene, decode(view, batch.rows, given["q"], scale=_scale(scene)), got, outcome)
     batch.same(outcome)
+
+
+def _appended(
+    batch: _Batch,
+    scene: Scene,
+    call: Call,
+    tables: dict[str, Raw],
+    given: dict[str, Raw],
+    got: dict[str, Raw],
+    outcome: Outcome,
+) -> None:
+    """Store the rows in the oracle's memory: those that come as they are bit for bit, those that norms or RoPE have changed as
+    the kernel stored them, once they are near enough."""
+    step = Step.of(call.op, scene.kernels)
+    assert step is not None
+    places = {name: given[name] for name in ("row_offsets", "valid_lengths") if name in given}
+    found, _ = locate(scene.view(tables), call.total, unfit=lambda row, at: step.unfit(given, row, at), **places)
+    change = step.changed(given, np.array([at.position or 0 for at in found], np.int64))
+    rows, far = step.rows(given), list[Distance]()
+    stored = dict(zip("kv", zip(batch.stored, batch.rows, strict=True), strict=False))
+    for row, at in enumerate(found):
+        for (role, (mine, oracle)), place in zip(stored.items(), at.places or (), strict=False):
+            if step.changes(role):
+                far.append(take_row(mine, oracle, place, at.token, change[role], row))
+            elif at.position is not None:
+                oracle.put(at.b, at.position, place, rows[role][row], at.after)
+    if "q_out" in got:
+        out = got["q_out"].reshape(call.total, *got["q_out"].shape[-2:])
+        known = np.array([at.state == "known" for at in found])
+        scale = float(given["q_scale"][0]) if "q_scale" in given else 1.0
+        far.append(compare_rows(out, change["q"], known, scale))
+    for distance in far:
+        outcome.error = max(outcome.error, distance.error)
+        outcome.share = max(outcome.share, distance.share)
+        outcome.right &= distance.share <= 1
 
 
 def _scale(scene: Scene) -> float | None:

@@ -92,7 +92,9 @@ def _appends(facts: Checkpoint) -> list[Atom | Group]:
     norms = ("k_norm",) if model.mla else ("q_norm", "k_norm")
     normal = [(f"{name}=", literal(facts.norm)) for name in norms if facts.norm is not None]
     # Which of LongRoPE's factors hold, nobody knows before the longest sequence.
-    table = [("angles=", literal("halves"))] if isinstance(getattr(model.rope, "scaling", None), LongRopeScaling) else []
+    table = (
+        [("angles=", literal("halves"))] if isinstance(getattr(model.rope, "scaling", None), LongRopeScaling) else []
+    )
     found: list[Atom | Group] = []
     for name in ("model", "local") if model.rope is not None and model.rope.local_theta else ("model",):
         own = [("name=", literal("append_local"))] if name == "local" else []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Final, Literal
 
 from pydantic import Field
 
@@ -13,6 +13,12 @@ from kvgen.spec.kernel_set import KernelSet, Op
 from kvgen.spec.model import Rope
 from kvgen.spec.norm import RmsNorm
 from kvgen.spec.table import IndexName
+
+_ROWS: Final = {
+    "ragged": "Row t of a request is its new token t; rows at or past `row_offsets[B]` are padding.",
+    "padded": "Arrays are `[B, S, ...]`; the first `valid_lengths[b]` rows of request b are new, the others padding.",
+    "slots": "A row goes to page slot // page_size, token slot % page_size; -1 skips it.",
+}
 
 
 class Append(Op):
@@ -26,11 +32,11 @@ class Append(Op):
     In this order, each where it is asked for: `bias` of q, k and v; RMS norms of q and of k (in latent rows, of the latent
     part); `rope` of q and of k, a Rope, or "model" or "local" for the model's own. What is done is done in f32 and rounded
     once, to the cache's dtype or by its quantization. q `[T, q_heads, q_dim]` comes back as `q_out`, as it was ("same"), as
-    scale-free e4m3 of q / `q_scale` (an optional f32), or not at all ("none"); a row whose place is unknown is NaN there.
+    scale-free e4m3 of q / `q_scale` (an optional f32), or not at all ("none"); a row whose position is unknown is NaN there.
 
     `angles="computed"`: cosines and sines of position * frequency, positions below 2^24. Else the call brings
     `cos_sin[P, dims]`: "pairs" (cos, sin, cos, sin: Modular MAX's freqs_cis), or "halves" (all cos, all sin: vLLM). A
-    position is the token's place in its request, or given: `positions[T]`, with `sections` (Qwen2-VL's M-RoPE)
+    position is the token's place in its request, or given: `positions[T]`, with two `sections` or more (Qwen2-VL's M-RoPE)
     `[len(sections), T]`, of which the first row turns sections[0] pairs, and so on.
 
     `inputs="qkv"` takes one array of rows q | k | v (after a fused projection), "parts" a latent row's two parts as
@@ -65,8 +71,29 @@ class Append(Op):
             return self.rope
         return kernels.model.rope if kernels.model is not None else None
 
+    @property
+    def description(self) -> str:
+        """What this append does, of all that one could."""
+        done = [
+            *(["bias"] if self.bias else []),
+            *(["norm of q"] if self.q_norm is not None else []),
+            *(["norm of k"] if self.k_norm is not None else []),
+            *(["RoPE"] if self.rope is not None else []),
+        ]
+        lines = [
+            "Store the step's new rows in the cache" + (f", after {', '.join(done)}." if done else "."),
+            "",
+            _ROWS[self.rows],
+        ]
+        if done:
+            lines += ["All of it is done in f32 and rounded once."]
+        if self.takes_q:
+            lines += ["q comes back as `q_out`; a row whose position is unknown is NaN there."]
+        return "\n".join(lines)
+
     def check(self, kernels: KernelSet) -> None:
         check_append(self, kernels)
+        self.plan(kernels)  # raises where a row is too large for a block
 
     def plan(self, kernels: KernelSet) -> tuple[KernelPlan, ...]:
         return (plan_rows(self, kernels, "stores the step's new rows in the cache"),)

@@ -67,7 +67,7 @@ class Rows:
         self.norms = {"q": op.q_norm, "k": op.k_norm, "v": v_norm}
         self.stored = stored
         self.roles = stored or kernels.cache.roles
-        self.brings_count = bool(stored) and not op.takes_q
+        self.brings_count = bool(stored) and not op.takes_q and op.positions == "lengths"
         self.count = "num_rows" if self.brings_count else "T"
         cache = self.cache
         self.latent = cache.head_dim - cache.rope_part if cache.rope_part else 0
@@ -80,7 +80,10 @@ class Rows:
         width = width_of(cache.dtype, self.q_dim)
         q_vectors = kernels.q_heads * self.q_dim // width if op.takes_q else 0
         whole = any(norm is not None and norm.over == "row" for norm in self.norms.values())
-        self.blocks = divide(cache, threads, q_vectors=q_vectors, whole=whole)
+        tiles: dict[str, int] = {role: 4 for role in cache.roles if self._may_wait(role)}
+        self.blocks = divide(
+            cache, threads, q_vectors=q_vectors, whole=whole, tiles=tiles, row_bytes=4 * self.turning + 8
+        )
         self.q_heads = kernels.q_heads // self.blocks.split
         self._turn_width = self._common_width()
         self.parts = self._parts()
@@ -109,7 +112,7 @@ class Rows:
 
     def _width(self, role: str, part: _Slice) -> int:
         split = self.op.inputs == "parts" and role == "k"
-        sizes = [part.dim] if split else [part.dim, part.begin, self._row(role)]
+        sizes = [part.dim, part.begin, *(() if split else (self._row(role),))]
         sizes += [self._offset(role), self._flat] if self.op.inputs == "qkv" else []
         sizes += [part.turning // 2, part.turns_from] if part.turning else []
         return width_of(self.cache.dtype, *sizes)
@@ -138,13 +141,28 @@ class Rows:
             if role in self.stored:
                 found += [p for p in (self._part(role, part) for part in self._slices(role)) if self._changes(p)]
                 continue
-            changed = role == "q" or op.bias or (role == "k" and (self.rope or op.k_norm or op.inputs == "parts"))
+            changed = self._is_changed(role)
             staged = role != "q" and any(
                 values_by_token(cache, s) or self._misfits(s) for s in segments(cache) if s.role == role
             )
             if changed or staged:
                 found += [self._part(role, part) for part in self._slices(role)]
         return tuple(found)
+
+    def _is_changed(self, role: str) -> bool:
+        """Whether a role's rows are another thing when they are stored than the caller's."""
+        op = self.op
+        if role == "k" and (self.rope is not None or op.inputs == "parts"):
+            return True
+        return role == "q" or op.bias or self.norms[role] is not None
+
+    def _may_wait(self, role: str) -> bool:
+        """Whether a role's rows wait in shared memory."""
+        mine = [s for s in segments(self.cache) if s.role == role]
+        if any(values_by_token(self.cache, s) or self._misfits(s) for s in mine):
+            return True
+        changed = self._is_changed(role) or role in self.stored
+        return changed and any(s.writer != "write/vector.j2" or s.element.endswith("x2") for s in mine)
 
     def _misfits(self, segment: SegmentContext) -> bool:
         """Whether the cache's vectors are wider than those that a flat row's alignment allows."""
@@ -188,7 +206,8 @@ class Rows:
         if role == "q":
             return context
         segment = self._segment(role, part)
-        halves = width == 1 and segment.element in ("i4x2", "u4x2", "e2m1x2")
+        widths = [self._width(role, p) for p in self._slices(role) if self._segment(role, p).struct == segment.struct]
+        halves = min(width, *widths) == 1 and segment.element in ("i4x2", "u4x2", "e2m1x2")
         tiled = segment.writer != "write/vector.j2" or values_by_token(self.cache, segment) or halves
         return replace(
             context,
@@ -255,7 +274,8 @@ class Rows:
         widest = {r: max((p.width for p in self.parts if p.role == r), default=1) * size for r in ("q", "k", "v")}
         if op.inputs == "qkv":
             inner: tuple[int, ...] = (self._flat,)
-            align = max(*widest.values(), *(s.width * size for s in segments(cache)))
+            copied = [s.width * size for s in segments(cache) if all(p.role != s.role for p in self.parts)]
+            align = max(*widest.values(), *copied)
             return [self._param("qkv", "new rows q | k | v", inner, (None,), math.gcd(16, align))]
         found = []
         if op.takes_q:
@@ -314,7 +334,7 @@ class Rows:
         if op.q_out == "e4m3":
             arrays.append(Param("q_scale", dtype("f32"), (1,), optional=True, doc="what q is divided by; None: 1"))
         if op.rows == "padded":
-            sizes.append(Param("padded_rows", u32, value="S"))
+            sizes += [Param("padded_rows", u32, value="S"), Param("num_rows", u32, value="B*S")]
         elif self.brings_count:
             arrays.append(Param("num_rows", u32, brought="scalar", doc="rows of this step, padding included"))
         else:
@@ -339,7 +359,10 @@ class Rows:
         kind = dtype(self.cache.dtype)
         if self.op.inputs == "qkv":
             width = max(p.width for p in self.parts)
-            return [*found, Param("bias", kind, (self._flat,), align=width * size, doc="bias of q | k | v", field="dtype")]
+            return [
+                *found,
+                Param("bias", kind, (self._flat,), align=width * size, doc="bias of q | k | v", field="dtype"),
+            ]
         for role in dict.fromkeys(p.role for p in self.parts):
             width = max(p.width for p in self.parts if p.role == role)
             shape = (heads[role], self._row(role))
@@ -377,9 +400,8 @@ class Rows:
     def _address(self, array: str, elements: int, role: str) -> str:
         """A row's address, as C: `elements` a token where only requests have a stride."""
         if self.op.rows == "padded":
-            place = (
-                f"(int64_t)((first + row) / padded_rows) * {array}_stride + (first + row) % padded_rows * {elements}"
-            )
+            inside = f"(int64_t)((first + row) % padded_rows) * {elements}"
+            place = f"(int64_t)((first + row) / padded_rows) * {array}_stride + {inside}"
         else:
             place = f"(int64_t)(first + row) * {array}_stride"
         if self.blocks.split == 1:

@@ -66,7 +66,6 @@ class AppendContext:
     page: str
     nowhere: str
     ragged: bool
-    padded: bool
     residual: int
     state: bool
     find: FindContext
@@ -121,10 +120,11 @@ def plan_rows(
         page="PageValues" if residual else "PageRef",
         nowhere=nowhere + (", row, position" if rows.takes_state else ""),
         ragged=op.rows == "ragged",
-        padded=op.rows == "padded",
         residual=residual,
         state=rows.takes_state,
-        find=FindContext(op.rows, rows.takes_state, angles[0].unfit if angles else "", cache.lengths == "before", residual),
+        find=FindContext(
+            op.rows, rows.takes_state, angles[0].unfit if angles else "", cache.lengths == "before", residual
+        ),
         inputs=rows.inputs,
         tiles=rows.tiles,
         rope=angles,
@@ -149,4 +149,3 @@ def _places(op: Append, kernels: KernelSet) -> tuple[Param, ...]:
     else:
         name, shape, doc = "row_offsets", "B+1", "first row of each request"
     return (Param(name, dtype(index), (shape,), untrusted=True, doc=doc, field="index_dtype"),)
-

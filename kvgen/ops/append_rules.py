@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from kvgen.spec.cache import Latent
 from kvgen.spec.kernel_set import KernelSet
 from kvgen.spec.model import LongRopeScaling, Rope
 from kvgen.spec.norm import RmsNorm
@@ -21,7 +22,7 @@ def check_append(op: Append, kernels: KernelSet) -> None:
     _check_q(op)
     for field, norm in (("q_norm", op.q_norm), ("k_norm", op.k_norm)):
         if norm is not None:
-            _check_norm(op, kernels, field, norm)
+            check_norm(kernels, field, norm, q_dim=op.q_dim)
     if op.rope is not None:
         _check_rope(op, kernels)
     else:
@@ -81,9 +82,10 @@ def _check_q(op: Append) -> None:
             )
 
 
-def _check_norm(op: Append, kernels: KernelSet, field: str, norm: RmsNorm) -> None:
+def check_norm(kernels: KernelSet, field: str, norm: RmsNorm, *, q_dim: int | None = None, role: str = "k") -> None:
+    """Raise ValueError where a norm does not fit the rows of a role."""
     cache = kernels.cache
-    dim = cache.head_dim - cache.rope_part
+    dim = cache.v_dim if role == "v" else cache.head_dim - cache.rope_part
     if cache.rope_part and field == "q_norm":
         raise ValueError(
             "q_norm: got a norm with latent rows, whose queries are normalised before their projection; leave it out"
@@ -93,7 +95,7 @@ def _check_norm(op: Append, kernels: KernelSet, field: str, norm: RmsNorm) -> No
             f"{field}: got over='row' with latent rows, whose norm is over the latent part of the one head; use 'head'"
         )
     if field == "q_norm":
-        dim = op.q_dim or dim
+        dim = q_dim or dim
     if norm.dim is not None and norm.dim > dim:
         raise ValueError(
             f"{field}: got dim={norm.dim} for heads of {dim}; a norm's part is at most the head; give less"
@@ -137,6 +139,12 @@ def _check_rope(op: Append, kernels: KernelSet) -> None:
 
 def _check_dims(op: Append, kernels: KernelSet, rope: Rope) -> int:
     cache = kernels.cache
+    if isinstance(cache, Latent) and not cache.rope_part:
+        raise ValueError("rope: got one for latent rows with rope_dim=0, which have no part that turns; leave it out")
+    if cache.rope_part and rope.part == "first":
+        raise ValueError(
+            "rope.part: got 'first' with latent rows, whose rotated part is the last; use 'last', or leave it out"
+        )
     whole = cache.rope_part or cache.head_dim
     dims = rope.dim or whole
     if cache.rope_part and dims != cache.rope_part:

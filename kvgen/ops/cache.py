@@ -343,7 +343,8 @@ def rows_per_block(cache: Cache, threads: int, more: int = 0) -> int:
     """Rows of K and V that a block of a copying kernel takes: about four vectors a thread, and few rows to look up.
 
     `more` are vectors that a row has besides."""
-    return max(1, min(32, 4 * threads // (sum(s.vectors for s in segments(cache)) + more)))
+    rows = max(1, min(32, 4 * threads // (sum(s.vectors for s in segments(cache)) + more)))
+    return 1 << rows.bit_length() - 1  # sectors that neighbouring rows share are then one block's
 
 
 def entry_name(kernels: KernelSet, kernel: str) -> str:

@@ -47,6 +47,7 @@ class CompactPlanContext:
 
     entry: str
     params: tuple[str, ...]
+    pool: PagesContext
     entries: tuple[EntryList, ...]
     element: str
     threads: int
@@ -56,6 +57,9 @@ class CompactPlanContext:
 
 class Compact(Op):
     """Move used pages into free ones, so that the used ones come first, in every layer; and write the page table for it.
+
+    Pages that no request of the batch holds count as free and are written over: prefix caches, requests that wait. Name
+    those in `kept[K]` (optional, -1 skips), and look up in new_ids where they are afterwards.
 
     Two launches: `compact.plan(cache, new_ids, moves, num_moves)`, then `compact(cache, moves, num_moves, new_ids,
     new table)`. The plan takes the pages of the requests' tokens (`lengths` count those that are stored: call it between
@@ -68,7 +72,7 @@ class Compact(Op):
     The new table may be the old one. Entries of the requests' tokens are replaced; those past a request's end stay as
     they are, as do bad ones, which are reported. A request whose length cannot be is reported, and its pages count as
     free. Scales with a table of their own stay where they are. The plan is one block: some 4 us, and 3 us for every
-    64 Ki pages of the pool.
+    64 Ki pages of the pool. A `num_moves` that cannot be (negative) moves nothing and keeps all entries; it is reported.
     """
 
     kind: ClassVar[str] = "compact"
@@ -122,19 +126,24 @@ class Compact(Op):
 
     def _planner(self, kernels: KernelSet, lists: tuple[EntryList, ...], table_field: str) -> KernelPlan:
         cache, name, field = kernels.cache, f"{self.name}_plan", "index_dtype"
+        pool = pool_param(cache, "pages", self.max_layers)
         index, entries = dtype(self.index_dtype), dtype(cache.page_table.dtype)
         params = (
             Param("new_ids", entries, ("P",), access="out", doc="where each page is afterwards", field=table_field),
             Param("moves", index, ("Q", 2), access="out", doc="pages to move from and to", field=field),
             Param("num_moves", index, (1,), access="out", doc="how many there are", field=field),
             Param("num_used", index, (1,), access="out", optional=True, doc="how many pages are used", field=field),
+            Param("kept", index, ("K",), optional=True, untrusted=True, doc="pages in use besides", field=field),
             Param("num_ids", dtype("u32"), value="P"),
             Param("max_moves", dtype("u32"), value="Q"),
+            Param("num_kept", dtype("u32"), value="K"),
+            pool,
             ERRORS,
         )
         context = CompactPlanContext(
             entry=entry_name(kernels, name),
             params=tuple(p.declaration for p in params),
+            pool=pages_context(pool, page_runs(cache)),
             entries=lists,
             element=entries.c,
             threads=PLAN_THREADS,

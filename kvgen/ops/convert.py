@@ -8,7 +8,7 @@ from typing import ClassVar, Final
 
 from pydantic import SerializeAsAny
 
-from kvgen.dtypes import dtype
+from kvgen.dtypes import DTYPES, dtype
 from kvgen.expr import ceil_div, const, var
 from kvgen.ops.cache import ERRORS, entry_name
 from kvgen.ops.segments import ScaleContext, SegmentContext, segments
@@ -23,7 +23,9 @@ from kvgen.spec.table import Ring
 THREADS: Final = 256
 _MOST_ROWS: Final = 32
 _WAITING_BYTES: Final = 24 << 10  # of scales, in shared memory
+_MOST_WAITING: Final = 47 << 10  # of a row, where no fewer bytes are possible
 _SPACE: Final = "source::"
+_SIZES: Final = {d.c: d.bytes for d in DTYPES.values() if d.bits % 8 == 0}
 
 
 @dataclass(frozen=True)
@@ -101,6 +103,12 @@ class Convert(Op):
                     f"with {name}={mine!r}"
                 )
         check_writes(self.name, cache)
+        _, blocks = _plan_segments(cache, self.source, same_scales=self.same_scales)
+        if _waiting(blocks) > _MOST_WAITING:
+            raise ValueError(
+                f"ops: got {self.name} into a cache with {_waiting(blocks)} bytes of scales a token; they wait in shared "
+                f"memory, of which a block has {_MOST_WAITING}; use scales of larger blocks, or a narrower scale_dtype"
+            )
 
     @property
     def source_class(self) -> str:
@@ -143,10 +151,14 @@ def _rows(copies: tuple[CopyContext, ...], blocks: tuple[BlockContext, ...]) -> 
     rows = max(1, min(_MOST_ROWS, 1 << (4 * THREADS // vectors).bit_length() - 1 if vectors <= 4 * THREADS else 1))
     if any(c.across for c in copies) or any(b.across for b in blocks):
         rows = max(rows, 16)
-    waiting = sum(b.scales.blocks * b.scales.each for b in blocks) * 4
-    while rows > 1 and rows * waiting > _WAITING_BYTES:
+    while rows > 1 and rows * _waiting(blocks) > _WAITING_BYTES:
         rows //= 2
     return rows
+
+
+def _waiting(blocks: tuple[BlockContext, ...]) -> int:
+    """Bytes of a token's scales in shared memory."""
+    return sum(b.scales.blocks * b.scales.each * _SIZES[b.scales.type] for b in blocks)
 
 
 def _alike(mine: Segment, other: Segment, *, same_scales: bool) -> bool:

@@ -124,8 +124,9 @@ class CopyPages(Op):
 
     A page is all that its id names: K and V of its tokens, and scales in pages of the same id; with `own_table`, scales
     have ids of their own and `scale_pairs`. Ids are entries of the page table: times id_multiplier they number the
-    pool's pages. Pairs past `num_pairs` (device data: one captured graph serves any number) are skipped; bad ids are
-    reported and skipped; a page onto itself is left alone.
+    pool's pages. Pairs past `num_pairs` (device data: one captured graph serves any number) are skipped, and all of them
+    under a count that cannot be (negative), which is reported; bad ids are reported and skipped; a page onto itself is
+    left alone.
 
     All pairs are copied at once: where two write to one page, or one reads what another writes, every 16 bytes written
     are those of one of the pages involved, before or after, and nothing else changes. `check=True` reports such pairs

@@ -13,7 +13,8 @@ from kvgen.spec.table import CSR, Indirect, PerKV, Ring
 @dataclass(frozen=True)
 class EntryList:
     """The entries that a request's pages have in one table, as C: `old` of logical page `i` of request `b`, `new` in the
-    table that the call brings, `fresh[at]` the free page that request `b` may have for it, `id` its name in PageIds."""
+    table that the call brings, `fresh[at]` the free page that request `b` may have for it, `id` its name in PageIds, `size`
+    how many pages every layer has."""
 
     array: str
     new_array: str
@@ -31,8 +32,10 @@ def table_name(cache: Cache) -> str:
     return "page_indices" if isinstance(table, CSR) else "req_to_token" if isinstance(table, Indirect) else "page_table"
 
 
-def new_table(cache: Cache, doc: str, *, scales: bool = False, access: Access = "inout") -> tuple[Param, ...]:
-    """The new table that a call brings, of the form of the old one, and its stride."""
+def new_table(
+    cache: Cache, doc: str, *, scales: bool = False, apart: bool = False, access: Access = "inout"
+) -> tuple[Param, ...]:
+    """The new table that a call brings, of the form of the old one, and its stride; `apart`: in memory of its own."""
     table, i64 = cache.page_table, dtype("i64")
     index = dtype(table.dtype)
     field = "table_dtype" if isinstance(cache, Continuous) else "table.dtype"
@@ -49,7 +52,10 @@ def new_table(cache: Cache, doc: str, *, scales: bool = False, access: Access = 
     elif isinstance(table, Indirect):
         shape = ("R", "M")
     strided = len(shape) > 1
-    found = [Param(name, index, shape, access=access, strided=strided, untrusted=True, doc=doc, field=field)]
+    others = tuple(sorted({table_name(cache), "scales_page_table"})) if apart else ()
+    found = [
+        Param(name, index, shape, access=access, strided=strided, untrusted=True, doc=doc, field=field, apart=others)
+    ]
     if strided:
         found.append(Param(f"{name}_stride", i64, value=f"{name}.stride"))
     return tuple(found)
@@ -61,9 +67,7 @@ def entry_lists(cache: Cache) -> tuple[EntryList, ...]:
     row, column = "b", "i"
     if isinstance(table, CSR):
         place = "load_index(cache.page_indptr, b) + i"
-        return (EntryList(f"cache.{name}", f"new_{name}", place, place, "", "", "id", "cache.num_pages"),)
-    if isinstance(cache, Continuous):
-        return (EntryList(f"cache.{name}", f"new_{name}", "b", "b", "fresh", "b", "id", "cache.num_pages"),)
+        return (EntryList(f"cache.{name}", f"new_{name}", place, place, "", "", "id", "pages.num_pages"),)
     if isinstance(table, Indirect):
         row = "load_index(cache.request_ids, b)"
     if isinstance(table, Ring):
@@ -74,16 +78,17 @@ def entry_lists(cache: Cache) -> tuple[EntryList, ...]:
     def of(stride: str, more: str = "") -> str:
         return f"(int64_t){row} * {stride} + {column}{more}"
 
+    block = isinstance(cache, Continuous)
     found = [
         EntryList(
             f"cache.{name}",
             f"new_{name}",
-            of("cache.table_stride"),
-            of(f"new_{name}_stride"),
+            "b" if block else of("cache.table_stride"),
+            "b" if block else of(f"new_{name}_stride"),
             "fresh",
             at,
             "k_id" if isinstance(table, PerKV) else "id",
-            "cache.num_pages",
+            "pages.num_pages",
         )
     ]
     if isinstance(table, PerKV):
@@ -97,7 +102,7 @@ def entry_lists(cache: Cache) -> tuple[EntryList, ...]:
                 "fresh",
                 "2 * (uint64_t)b + 1",
                 "v_id",
-                "cache.num_pages",
+                "pages.num_pages",
             )
         )
     elif cache.storage.own_table:
@@ -111,7 +116,7 @@ def entry_lists(cache: Cache) -> tuple[EntryList, ...]:
                 "fresh_scales",
                 "b",
                 "scale_id",
-                "cache.num_scale_pages",
+                "pages.num_scale_pages",
             )
         )
     return tuple(found)

@@ -42,7 +42,7 @@ class GatherRows(Op):
     kind: ClassVar[str] = "gather_rows"
     roles: Literal["k", "kv"] = "k"
     index_dtype: IndexName | None = None
-    slots_dtype: IndexName = "i32"
+    slots_dtype: Literal["i32", "i64"] = "i32"  # negative: a hole
 
     def check(self, kernels: KernelSet) -> None:
         if self.roles == "kv" and kernels.cache.stores == "k":

@@ -126,7 +126,8 @@ def literal(x: float) -> str:
     """An f32 as C, in the fewest digits that name it."""
     single = struct.Struct("<f")
     wanted = single.pack(x)
-    text = next(t for n in range(1, 18) if single.pack(float(t := f"{x:.{n}g}")) == wanted)
+    rounded = single.unpack(wanted)[0]
+    text = next(t for n in range(1, 18) if single.pack(float(t := f"{rounded:.{n}g}")) == wanted)
     return f"{text}f" if any(c in text for c in ".e") else f"{text}.0f"
 
 

@@ -8,6 +8,7 @@ from pydantic import Field
 
 from kvgen.ops.append import Append
 from kvgen.ops.append_plan import plan_rows
+from kvgen.ops.append_rules import check_norm
 from kvgen.plan import KernelPlan
 from kvgen.spec.kernel_set import KernelSet, Op
 from kvgen.spec.model import Rope
@@ -20,7 +21,8 @@ class NormCache(Op):
 
     `row_offsets[B + 1]` says how many rows of a request are new, as append takes them, and `num_rows` how many there are in
     all, padding included; `k_weight` (or `v_weight`) are the norm's. Rows are read dequantized, normalised in f32, and
-    stored as append stores them, a quantized block with a new scale. In latent rows the latent part is normalised.
+    stored as append stores them: all blocks of a quantized row get new scales, also those that a norm's `dim` leaves
+    alone. In latent rows the latent part is normalised.
     Source: Modular MAX, rms_norm_kv_cache.ragged.paged and rms_norm_value_cache.ragged.paged.
     """
 
@@ -33,7 +35,8 @@ class NormCache(Op):
         if self.role not in kernels.cache.roles:
             raise ValueError("role: got 'v' for a cache that stores K only; use 'k'")
         _refuse_residual("norm_cache", kernels)
-        self._append().check(kernels)
+        check_norm(kernels, "norm", self.norm, role=self.role)
+        self.plan(kernels)
 
     def _append(self) -> Append:
         norm = self.norm if self.role == "k" else None
@@ -72,6 +75,7 @@ class RotateCache(Op):
                 "rows: got 'padded' with q_out='none'; the padded length is q's; take q along, or use 'ragged'"
             )
         self._append().check(kernels)
+        self.plan(kernels)
 
     def _append(self) -> Append:
         return Append(**{name: getattr(self, name) for name in type(self).model_fields})

@@ -135,6 +135,8 @@ def _param(p: Param) -> str:
         return f"PagePool({', '.join(words)})"
     if p.brought:
         kind = f', "{p.dtype.name}"' if p.brought == "scalar" else ""
+        kind += f", most={tuple_text(p.most)}" if p.most else ""
+        kind += f", each={p.each}" if p.each > 1 else ""
         return f'{_BROUGHT[p.brought]}("{p.name}"{kind})'
     if p.shape is None:
         return f'Scalar("{p.name}", "{p.dtype.name}", "{p.value}")'
@@ -150,6 +152,10 @@ def _param(p: Param) -> str:
         words.append(f'field="{p.field}"')
     if p.fields:
         words.append(f"fields={tuple_text(p.fields)}")
+    if p.apart:
+        words.append(f"apart={tuple_text(p.apart)}")
+    if p.rows:
+        words.append(f'rows="{p.rows}"')
     return f"Array({', '.join(words)})"
 
 
@@ -163,7 +169,7 @@ def _describe(p: Param) -> str:
             "cache": "a layer",
         }
         return f"{p.name}: {what.get(p.brought, p.dtype.name)}{doc}"
-    shape = ", ".join("B + 1" if s == "B+1" else str(s) for s in p.shape)
+    shape = ", ".join(str(s).replace("+", " + ") for s in p.shape)
     notes = [f"{p.dtype.name}[{shape}]"]
     if p.strided:
         notes.append("rows may be strided")
@@ -234,7 +240,7 @@ def _op(op: Op, kernels: KernelSet, plans: tuple[KernelPlan, ...]) -> OpContext:
     plan, planner = plans[0], plans[1] if fixed else None
     called = _called(plan)
     lines = [line.strip().replace("`", "") for line in op.description.strip().splitlines()]
-    more = () if plan.source is None else tuple(_text(line) for line in lines[1:] if line)
+    more = tuple(_text(line) for line in lines[1:] if line)
     return OpContext(
         name=op.name,
         title=_title(op),

@@ -69,7 +69,7 @@ class RowOffsets(Op):
         index = dtype(self.index_dtype or cache.lengths_dtype)
         doc = "where each request's tokens begin"
         params = (
-            Param("out", index, ("B+1",), access="out", doc=doc, field="index_dtype"),
+            Param("out", index, ("B+1",), access="out", doc=doc, field="index_dtype", apart=("row_offsets", "lengths")),
             step_offsets(index),
             ERRORS,
         )

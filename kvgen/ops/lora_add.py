@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from kvgen.dtypes import dtype
-from kvgen.expr import Expr, ceil_div, const, minimum, var
+from kvgen.expr import Expr, ceil_div, const, var
 from kvgen.ops.adders import THREADS, AdderContext, adders, check_addable
 from kvgen.ops.cache import ERRORS, entry_name
 from kvgen.plan import KernelPlan, Param
@@ -32,12 +32,13 @@ class LoraAddContext:
     on_device: bool
 
 
-def end_param(end: End, doc: str) -> Param:
-    """How many rows have something added: a count on the host that sizes the grid, or a number on the device."""
+def end_param(end: End, doc: str, *, most: tuple[str, ...], each: int = 1) -> Param:
+    """How many rows have something added: a count on the host that sizes the grid, or a number on the device. It takes
+    `each` of the rows that the dimensions `most` have."""
     i64 = dtype("i64")
     if end == "host":
-        return Param("lora_end_idx", i64, brought="count", doc=doc)
-    return Param("lora_end_idx", i64, (1,), untrusted=True, doc=doc)
+        return Param("lora_end_idx", i64, brought="count", doc=doc, most=most, each=each)
+    return Param("lora_end_idx", i64, (1,), untrusted=True, doc=doc, rows="T")
 
 
 class LoraAdd(Op):
@@ -46,9 +47,10 @@ class LoraAdd(Op):
     The rows are in the 2m layout: row r < m is added to K of token r, row m <= r < 2m to V of token r - m; rows from 2m
     on are not read. Tokens count through `row_offsets[B + 1]`, so requests with an adapter come first; run it after the
     append of the same step. The sum is taken in f32 and rounded once; quantized values are dequantized, added to and
-    quantized again, with a new scale where scales are computed. `end="host"` takes m as an int or a host array of one,
-    and without rows (T = 0) does not look at it; `end="device"` reads it on the device, so that one captured graph serves
-    every m. An m below 0 or above T / 2 adds nothing, tokens past the batch's are skipped; both are reported.
+    quantized again, with a new scale where scales are computed. `end="host"` takes m as an int or a host array of one; an
+    m below 0 or above T / 2 raises. `end="device"` reads it on the device, so that one captured graph serves every m;
+    such an m adds nothing and is reported. Without rows (T = 0) neither looks at it. Tokens past the batch's are skipped
+    and reported.
     Source: Modular MAX, kv_cache_2m_iadd_dispatch.
     """
 
@@ -81,7 +83,7 @@ class LoraAdd(Op):
                 fields=(None, "kv_heads * head_dim"),
             ),
             Param("row_offsets", index, ("B+1",), untrusted=True, doc="first row of each request", field="index_dtype"),
-            end_param(self.end, "tokens that have something added, m"),
+            end_param(self.end, "tokens that have something added, m", most=("T",), each=2),
             Param("kv_stride", dtype("i64"), value="kv.stride"),
             Param("num_rows", dtype("u32"), value="T"),
             ERRORS,
@@ -99,9 +101,7 @@ class LoraAdd(Op):
             on_device=self.end == "device",
         )
         # One block also where m is too large for the rows: it reports that.
-        tokens: Expr = ceil_div(var("T"), 2)
-        if self.end == "host":
-            tokens = minimum(var("lora_end_idx"), tokens)
+        tokens: Expr = var("lora_end_idx") if self.end == "host" else ceil_div(var("T"), 2)
         grid = (ceil_div(tokens, found.rows) * found.parts, const(2), const(1))
         plan = KernelPlan(
             self.name, context.entry, "ops/lora_add.cu.j2", context, params, grid, THREADS, writes_pool=True

@@ -45,9 +45,11 @@ class Reorder(Op):
     holds a request, all pages are copied for the others: `fresh` has one for every column.
 
     `lengths` count the tokens that are stored now, whichever step they count: call reorder between steps. `new_lengths`
-    (optional) gets the parent's. Rows of the new table must not be those of the old one (they are read meanwhile);
-    entries past a request's last page are left as they are. `parents[b]` = -1 leaves request b's row alone; wrong ones
-    and bad lengths are reported, and leave it alone too; bad page ids are reported and passed on.
+    (optional) gets the parent's. New tables and lengths must not be the memory of the old ones, which are read meanwhile;
+    entries past a request's last page are left as they are. `parents[b]` = -1: the request ends here, its row is left
+    alone and its pages may be others' afterwards; one that goes on names itself. Before the call, no two requests may
+    share a page that is not full (in a ring and in a block: any page). Wrong parents and bad lengths are reported, and
+    leave the row alone too; bad page ids are reported and passed on.
     """
 
     kind: ClassVar[str] = "reorder"
@@ -73,15 +75,15 @@ class Reorder(Op):
         table, pool = cache.page_table, pool_param(cache, "pages", self.max_layers)
         index = dtype(self.index_dtype or cache.lengths_dtype)
         runs = page_runs(cache, ids="table")
-        doc = "the request whose tokens each one continues; -1: leave it alone"
+        doc = "the request whose tokens each one continues; -1: it ends here"
         params = [Param("parents", index, ("B",), untrusted=True, doc=doc, field="index_dtype"), *_fresh(cache)]
-        params += new_table(cache, "page ids of each request afterwards; not the memory of the old ones")
+        params += new_table(cache, "page ids of each request afterwards; not the memory of the old ones", apart=True)
         if cache.storage.own_table:
-            params += new_table(cache, "page ids of each request's scales afterwards", scales=True)
+            params += new_table(cache, "page ids of each request's scales afterwards", scales=True, apart=True)
         doc = "tokens of each request afterwards"
         params += [
             Param("new_lengths", dtype(cache.lengths_dtype), ("B",), access="inout", optional=True, doc=doc,
-                  field="lengths_dtype"),
+                  field="lengths_dtype", apart=("lengths",)),
             pool,
             ERRORS,
         ]  # fmt: skip
@@ -99,8 +101,9 @@ class Reorder(Op):
         blocks: Expr = var("B") * chunks(runs)
         if isinstance(table, Ring):
             blocks = blocks * var("M")
-        # Pages of one token are never partly full.
-        grid = (var("B"), const(1), const(1)) if cache.page_tokens == 1 else (blocks, var("all_layers"), const(1))
+        # Pages of one token are never partly full: where full ones are shared, only the table is written.
+        layers = var("all_layers") if context.whole or cache.page_tokens != 1 else const(1)
+        grid = (blocks, layers, const(1))
         plan = KernelPlan(
             self.name,
             context.entry,

@@ -70,6 +70,7 @@ class Scatter(Op):
             check_raw(self.name, kernels.cache)
         else:
             check_writes(self.name, kernels.cache)
+        self.plan(kernels)  # raises where a row is too large for a block
 
     def plan(self, kernels: KernelSet) -> tuple[KernelPlan, ...]:
         cache = kernels.cache
@@ -83,7 +84,11 @@ class Scatter(Op):
         params.append(Param("starts", index, ("B",), optional=True, untrusted=True, doc=doc, field="index_dtype"))
         params += [Param(f"{r.name}_stride", dtype("i64"), value=f"{r.name}.stride") for r in rows_of]
         params += [Param("num_rows", dtype("u32"), value="T"), ERRORS]
-        blocks = _raw_blocks(cache, runs) if self.raw else divide(cache, THREADS)
+        blocks = (
+            _raw_blocks(cache, runs)
+            if self.raw
+            else divide(cache, THREADS, tiles=dict.fromkeys(_tiled(cache), dtype(cache.dtype).bytes))
+        )
         context = ScatterContext(
             entry=entry_name(kernels, self.name),
             params=tuple(p.declaration for p in params),

@@ -71,7 +71,7 @@ class ScaleContext:
     @property
     def units(self) -> int:
         """Blocks a lane has in flight."""
-        return 2 if self.chunks <= 2 else 1
+        return 2 if self.chunks <= 2 and self.heads * self.dims > 1 else 1
 
     @property
     def mask(self) -> str:

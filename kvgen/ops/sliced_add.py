@@ -39,8 +39,8 @@ class SlicedAdd(Op):
 
     b has m rows or more. c may be a's memory: then only the first m rows are touched. The sum is taken in f32 and rounded
     once. `columns` is by default q_heads * head_dim, the dtype the cache's. `end="host"` takes m as an int or a host array
-    of one, and without rows does not look at it; `end="device"` reads it on the device. An m below 0, or above the rows of
-    a or b, adds nothing and is reported.
+    of one; an m below 0, or above the rows of a or b, raises. `end="device"` reads it on the device; such an m adds
+    nothing and is reported. Without rows neither looks at it.
     Source: Modular MAX, sliced_add.
     """
 
@@ -77,7 +77,7 @@ class SlicedAdd(Op):
             matrix("a", "T", "what is added to"),
             matrix("b", "A", "what is added to the first rows"),
             matrix("c", "T", "the sum, in memory of its own or in a's", "out"),
-            end_param(self.end, "rows that have something added, m"),
+            end_param(self.end, "rows that have something added, m", most=("T", "A")),
             *(Param(f"{name}_stride", i64, value=f"{name}.stride") for name in "abc"),
             Param("num_rows", u32, value="T"),
             Param("b_rows", u32, value="A"),

@@ -59,9 +59,9 @@ def copy_pages(
 
     -1 in either skips a pair; one that names a page outside its pool is reported (PAIR, at i) and skipped. Scales with a
     table of their own have ids of their own, `scale_pairs`; other scales are in the page of their values' id. Only the
-    first `num_pairs` count. Where pairs overlap, the copies are as if made one after the other from what was there
-    before. `scale` says whether sources and targets are entries of the page table, which id_multiplier scales. Returns
-    the error word.
+    first `num_pairs` count; a count below 0 or past every index is reported (PAIR, at 0), and no pair counts. Where pairs
+    overlap, the copies are as if made one after the other from what was there before. `scale` says whether sources and
+    targets are entries of the page table, which id_multiplier scales. Returns the error word.
     """
     faults, multiplier = FaultLog(), cache.page_table.id_multiplier
     multipliers = multiplier if scale[0] else 1, multiplier if scale[1] else 1
@@ -74,7 +74,9 @@ def copy_pages(
             continue
         # A page has an id in all of its tensors: scales in a pool of more pages than values do not add any.
         sizes = [min(len(a) for n in names for a in pool[n]) for pool in (source, target)]
-        for i, entries in enumerate(listed[: len(listed) if count is None else min(count, len(listed))]):
+        if len(listed) and not _possible(count):
+            faults.add(Fault.PAIR, 0, 0)
+        for i, entries in enumerate(listed[: _live(count, len(listed))]):
             if any(int(e) == -1 for e in entries):
                 continue
             ids = [page_id(e, m, size) for e, m, size in zip(entries, multipliers, sizes, strict=True)]
@@ -87,11 +89,21 @@ def copy_pages(
     return faults.word
 
 
+def _possible(count: int | None) -> bool:
+    """Whether a list can have so many pairs; None: all that it has."""
+    return count is None or 0 <= count < LIMIT
+
+
+def _live(count: int | None, n: int) -> int:
+    """How many of n pairs count."""
+    return n if count is None else min(count, n) if _possible(count) else 0
+
+
 def overlaps(cache: Cache, pairs: Raw, pages: int, count: int | None = None) -> int:
     """The error word of copy_pages' check: the first pair that writes what another reads, or an earlier one writes."""
     faults, multiplier = FaultLog(), cache.page_table.id_multiplier
     live: list[tuple[int, int, int]] = []
-    for i, entries in enumerate(pairs[: len(pairs) if count is None else min(count, len(pairs))]):
+    for i, entries in enumerate(pairs[: _live(count, len(pairs))]):
         found = [page_id(e, multiplier, pages) for e in entries]
         if found[0] is not None and found[1] is not None and found[0] != found[1]:
             live.append((i, found[0], found[1]))
@@ -122,8 +134,9 @@ def _living(table: TableView, b: int) -> tuple[int, range] | None:
 def _entry_places(table: TableView, b: int, i: int) -> list[tuple[str, tuple[int, ...]]]:
     """Where the entries of logical page i of request b lie: (argument, index), K's then V's, or values' then scales'."""
     form, arrays = table.cache.page_table, table.arrays
+    scales = [("scales_page_table", (b, i))] if table.own_table else []
     if isinstance(table.cache, Continuous):
-        return [("page_table", (b,))]
+        return [("page_table", (b,)), *scales]
     if isinstance(form, CSR):
         return [("page_indices", (int(arrays["page_indptr"][b]) + i,))]
     if isinstance(form, Indirect):
@@ -131,7 +144,6 @@ def _entry_places(table: TableView, b: int, i: int) -> list[tuple[str, tuple[int
     if isinstance(form, PerKV):
         return [("page_table", (b, 0, i)), ("page_table", (b, 1, i))]
     column = i % arrays["page_table"].shape[1] if isinstance(form, Ring) else i
-    scales = [("scales_page_table", (b, i))] if table.own_table else []
     return [("page_table", (b, column)), *scales]
 
 
@@ -212,10 +224,11 @@ def _copy(
     return True
 
 
-def compact_plan(table: TableView, new_ids: Raw, moves: Raw) -> tuple[int, int, int]:
+def compact_plan(table: TableView, new_ids: Raw, moves: Raw, kept: Raw | None = None) -> tuple[int, int, int]:
     """Plan the moves: fills new_ids `[P]` and moves `[Q, 2]`; returns (number of moves, used pages, error word).
 
-    Used are the pages of the requests' tokens, U of them; the r-th used one from U on moves to the r-th free one below U.
+    Used are the pages of the requests' tokens and the `kept` ones, of which -1 is none, U of them; the r-th used one from
+    U on moves to the r-th free one below U.
     """
     faults, multiplier = FaultLog(), table.cache.page_table.id_multiplier
     used: set[int] = set()
@@ -234,6 +247,12 @@ def compact_plan(table: TableView, new_ids: Raw, moves: Raw) -> tuple[int, int, 
                     faults.add(Fault.PAGE_ID, b, i * table.tokens)
                 else:
                     used.add(entry)
+    for k, entry in enumerate(() if kept is None else kept):
+        number = index(entry)
+        if number is not None and number < len(new_ids) and number * multiplier < table.pages:
+            used.add(number)
+        elif int(entry) != -1:
+            faults.add(Fault.PAIR, k, k)
     count = len(used)
     free = [i for i in range(count) if i not in used]
     above = sorted(i for i in used if i >= count)
@@ -248,8 +267,13 @@ def compact_plan(table: TableView, new_ids: Raw, moves: Raw) -> tuple[int, int, 
     return len(done), count, faults.word
 
 
-def compact(table: TableView, arrays: Arrays, moves: Raw, new_ids: Raw, new: Mapping[str, Raw]) -> int:
-    """Make the moves (copy_pages) and write the entries of the requests' tokens, where they are afterwards, to `new`."""
+def compact(
+    table: TableView, arrays: Arrays, moves: Raw, new_ids: Raw, new: Mapping[str, Raw], num_moves: int | None = None
+) -> int:
+    """Make the moves (copy_pages) and write the entries of the requests' tokens, where they are afterwards, to `new`.
+
+    With a `num_moves` that cannot be, nothing moves and entries are as they were.
+    """
     replaced = []
     for b in range(table.requests):
         living = _living(table, b)
@@ -259,6 +283,7 @@ def compact(table: TableView, arrays: Arrays, moves: Raw, new_ids: Raw, new: Map
                 number = index(entry)
                 known = (
                     number is not None
+                    and _possible(num_moves)
                     and number < len(new_ids)
                     and int(new_ids[number]) != int(np.asarray(-1).astype(new_ids.dtype))
                 )
@@ -266,4 +291,4 @@ def compact(table: TableView, arrays: Arrays, moves: Raw, new_ids: Raw, new: Map
                     replaced.append((name, at, new_ids[number] if known and number is not None else entry))
     for name, at, entry in replaced:
         new[name][at] = entry
-    return copy_pages(table.cache, arrays, moves)
+    return copy_pages(table.cache, arrays, moves, num_pairs=num_moves)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, TypeGuard
 
 from kvgen.errors import ArgumentError
-from kvgen.runtime.arrays import ArrayView, Dims, view
+from kvgen.runtime.arrays import ArrayView, Dims, extent, itemsize, view
 from kvgen.runtime.cache import BaseCache, LayerCache
 from kvgen.runtime.module import Module
 from kvgen.runtime.packing import PackedArgs, ParamKind, Value
@@ -99,6 +99,8 @@ class Launcher:
             if not isinstance(spec, Array):
                 taken[spec.name] = spec.take(argument, call)
                 continue
+            if spec.rows and dims[spec.rows] == 0:
+                continue
             if argument is None:
                 if not spec.optional:
                     kind = "workspace" if spec.name == "workspace" else f"{spec.dtype} array"
@@ -116,6 +118,7 @@ class Launcher:
             views[spec.name] = found
             if spec.strided:
                 dims[f"{spec.name}.stride"] = found.strides[0]
+        _hold_apart(kernel, views, cache)
         for spec in kernel.arguments:  # what is left out has no rows
             for name in spec.shape if isinstance(spec, Array) and spec.optional else ():
                 if isinstance(name, str) and name not in dims:
@@ -163,6 +166,32 @@ def _layers(kernel: Kernel, given: object) -> tuple[LayerCache, tuple[LayerCache
     elif isinstance(given, BaseCache):
         got = f"a cache of {given.MODULE.name}"
     raise ArgumentError(f"cache: got {got}; {rule}; pass {valid}")
+
+
+def _hold_apart(kernel: Kernel, views: Mapping[str, ArrayView], cache: LayerCache) -> None:
+    """Raise ArgumentError where an array lies in memory that it must not."""
+    for spec in kernel.arguments:
+        for name in spec.apart if isinstance(spec, Array) and spec.name in views else ():
+            other = views.get(name) or cache.tables.get(name)
+            if other is not None and _overlap(views[spec.name], other):
+                raise ArgumentError(
+                    f"{spec.name}: got memory that {name} lies in too; the kernel reads that while it writes; pass an array "
+                    "of its own"
+                )
+
+
+def _overlap(a: ArrayView, b: ArrayView) -> bool:
+    """Whether two arrays share memory; rows of one between the rows of the other do not."""
+    (low, high), (first, end) = extent(a), extent(b)
+    if low >= end or first >= high:
+        return False
+    if len(a.shape) < 2 or len(b.shape) < 2 or a.strides[0] != b.strides[0] or a.strides[0] <= 0:
+        return True
+    size = itemsize(a)
+    step = a.strides[0] * size
+    mine, others = (extent(x._replace(shape=(1, *x.shape[1:]))) for x in (a, b))
+    before = (others[0] - mine[0]) % step
+    return before < mine[1] - mine[0] or before + others[1] - others[0] > step
 
 
 def _grid(kernel: Kernel, dims: Dims) -> Grid:

@@ -43,6 +43,8 @@ class Array:
     optional: bool = False
     field: str | None = None
     fields: tuple[str | None, ...] = ()
+    apart: tuple[str, ...] = ()
+    rows: str = ""
 
     def check(self, array: ArrayView, dims: Dims, device: str) -> None:
         """Raise ArgumentError unless `array` fits; binds the dimension names."""
@@ -70,7 +72,7 @@ class Pool:
 
 @dataclass(frozen=True, slots=True)
 class Scalar:
-    """A number that follows from the arguments: a size, a stride."""
+    """A number that follows from the arguments: a size, a stride, or a product of sizes, "B*S"."""
 
     name: str
     dtype: Literal["u32", "i64"]
@@ -78,11 +80,11 @@ class Scalar:
 
     def number(self, dims: Dims) -> int:
         """Its value; raises ArgumentError where it is too large for the kernel."""
-        number = dims[self.value]
+        number = math.prod(dims[name] for name in self.value.split("*"))
         if self.dtype == "u32" and number >= 2**32:
+            name = dims.origin.get(self.value.split("*")[-1], "cache")
             raise ArgumentError(
-                f"{dims.origin.get(self.value, 'cache')}: got {self.value} = {number}; kernels count it in 32 bits; "
-                "pass less than 2^32"
+                f"{name}: got {self.value} = {number}; kernels count it in 32 bits; pass less than 2^32"
             )
         return number
 
@@ -126,11 +128,14 @@ class Number:
 class Count:
     """A count on the host, an int or an array of one, which sizes the grid: it is a dimension by its name.
 
-    Where the call has no rows, dimension `rows`, it is not looked at: callers without rows have none.
+    Where the call has no rows, dimension `rows`, it is not looked at: callers without rows have none. It counts `each` rows
+    a unit, of which the dimensions `most` have enough.
     """
 
     name: str
     rows: str = "T"
+    most: tuple[str, ...] = ()
+    each: int = 1
     optional: bool = False
     dtype: Literal["i64"] = "i64"
 
@@ -138,6 +143,13 @@ class Count:
         """The number; raises ArgumentError for what is no count."""
         call.dims[self.name] = number = 0 if call.dims[self.rows] == 0 else self._read(given)
         call.dims.origin[self.name] = self.name
+        for dim in self.most if number else ():
+            if number * self.each > call.dims[dim]:
+                takes = f", which takes {number * self.each} rows" if self.each > 1 else ""
+                raise ArgumentError(
+                    f"{self.name}: got {number}{takes}; {call.dims.origin.get(dim, 'the call')} has {call.dims[dim]} rows; "
+                    f"pass at most {call.dims[dim] // self.each}"
+                )
         return number
 
     def _read(self, given: Any) -> int:

@@ -30,7 +30,7 @@ class RmsNorm(Spec):
     eps: Annotated[float, Field(gt=0.0, le=1.0, allow_inf_nan=False)] = 1e-6
     weight_offset: Annotated[float, Field(ge=-1e6, le=1e6, allow_inf_nan=False)] = 0.0
     multiply: Literal["after", "before"] = "after"
-    dim: Annotated[int, Field(ge=1, le=2**20)] | None = None
+    dim: Annotated[int, Field(ge=2, le=2**20)] | None = None
     weight_dtype: Literal["same", "f32"] = "same"
 
     @model_validator(mode="after")

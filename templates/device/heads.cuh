@@ -2,8 +2,9 @@
 #pragma once
 
 // How kLanes lanes share a head of kDim elements, of which kRotated from kBegin on turn by RoPE. A lane has pairs of vectors
-// of kWidth elements, and what turns together is in one pair: neox, vectors half a rotation apart; interleaved, neighbours.
-// The dims that stay follow. So no lane asks another one for an element.
+// of kWidth elements, half of what turns apart, so that neighbouring lanes have neighbouring vectors: neox turns the two of a
+// pair against each other, interleaved neighbours in a vector. The dims that stay follow in the same way. So no lane asks
+// another one for an element.
 template <uint32_t kDim_, uint32_t kBegin, uint32_t kRotated, bool kNeox, uint32_t kWidth_, uint32_t kLanes_>
 struct HeadWalk {
   static constexpr uint32_t kDim = kDim_, kWidth = kWidth_, kLanes = kLanes_;
@@ -17,8 +18,9 @@ struct HeadWalk {
 
   // The first element of vector v (0 or 1) of pair p; kDim or more where there is none.
   __device__ static constexpr uint32_t element(uint32_t p, uint32_t v) {
-    if (p < kTurning) return kBegin + (kNeox ? p * kWidth + v * (kRotated / 2) : (2 * p + v) * kWidth);
-    const uint32_t rest = (2 * (p - kTurning) + v) * kWidth;
+    if (p < kTurning) return kBegin + (kNeox || kWidth > 1 ? p * kWidth + v * (kRotated / 2) : 2 * p + v);
+    if (p >= kPairs) return kDim;
+    const uint32_t rest = (p - kTurning + v * (kPairs - kTurning)) * kWidth;
     return rest < kBegin ? rest : rest + kRotated;
   }
 
@@ -34,6 +36,20 @@ __device__ __forceinline__ void read(float (&x)[N], const T* p) {
   Vec<T, N> raw;
   load<(N * sizeof(T) > 16 ? 16 / sizeof(T) : N)>(raw, p);
   unpack<T>(x, raw);
+}
+
+// N neighbours rounded to T, by one access. 16 bytes are spelled out: NVRTC tears some of such stores apart.
+template <uint32_t N, typename T>
+__device__ __forceinline__ void write(T* p, const float (&x)[N]) {
+  Raw<T, N> raw;
+  pack<T>(raw, x);
+  if constexpr (sizeof(raw) == 16) {
+    const auto& words = *(const Vec<uint32_t, 4>*)&raw;
+    asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};"
+                 :: "l"(__cvta_generic_to_global(p)), "r"(words.e[0]), "r"(words.e[1]), "r"(words.e[2]), "r"(words.e[3]) : "memory");
+  } else {
+    *(Raw<T, N>*)p = raw;
+  }
 }
 
 // The same of a segment of the cache, dequantized; the page is valid.
@@ -139,7 +155,7 @@ struct Head {
 #pragma unroll
         for (uint32_t v = 0; v < 2; ++v)
 #pragma unroll
-          for (uint32_t j = 0; j < W::kWidth; j += 2) turn(x[c][v][j], x[c][v][j + 1], angles[j / 2 * kStep + 2 * p + v]);
+          for (uint32_t j = 0; j < W::kWidth; j += 2) turn(x[c][v][j], x[c][v][j + 1], angles[j / 2 * kStep + p + v * W::kTurning]);
       }
     }
   }
@@ -162,7 +178,7 @@ __device__ __forceinline__ float reduce_sum(float x, uint32_t mask) {
 __device__ __forceinline__ float rsqrt_f32(float x) {
   float y;
   asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return fmaf(0.5f * y, fmaf(-x * y, y, 1.0f), y);
+  return x < infinity() ? fmaf(0.5f * y, fmaf(-x * y, y, 1.0f), y) : y;
 }
 
 // 1 / the root of a mean square.

@@ -27,6 +27,7 @@ __device__ __forceinline__ uint32_t request_of(const Index* offsets, uint32_t ba
 // The same by the kLanes lanes of `mask`, whose answer all of them get: they read the entries of the next few halvings at once.
 template <uint32_t kLanes, typename Index>
 __device__ __forceinline__ uint32_t request_of(const Index* offsets, uint32_t batch, uint32_t row, uint32_t lane, uint32_t mask) {
+  static_assert(kLanes > 1 && kLanes <= 32);
   uint32_t low = 0, high = batch;
   while (high - low > 1) {
     // Lane n - 1 has node n of the tree of halvings: its way down are the bits of n below the first.

@@ -137,12 +137,11 @@ __device__ __forceinline__ void copy_tile(const Ends (&ends)[kUnits][Runs::kRuns
 #pragma unroll
   for (uint32_t u = 0; u < kInFlight; ++u) {
     if (from[u] == nullptr) continue;
-    if (Runs::kWhole || bytes[u] == 0) {
-      *(Wide*)in_global(to[u]) = value[u];
-      continue;
-    }
+    if (Runs::kWhole || bytes[u] == 0) *(Wide*)in_global(to[u]) = value[u];
+    if constexpr (!Runs::kWhole) {
 #pragma unroll 1
-    for (uint32_t j = 0; j < bytes[u]; j += sizeof(Narrow)) *(Narrow*)(in_global(to[u]) + j) = *(const Narrow*)(in_global(from[u]) + j);
+      for (uint32_t j = 0; j < bytes[u]; j += sizeof(Narrow)) *(Narrow*)(in_global(to[u]) + j) = *(const Narrow*)(in_global(from[u]) + j);
+    }
   }
 }
 
@@ -152,6 +151,7 @@ __device__ __forceinline__ void place(Ends (&ends)[Runs::kRuns], const From& fro
                                       const uint64_t (&from_ids)[kIds], const uint64_t (&to_ids)[kIds]) {
   Runs::each([&](uint32_t number, auto r) {
     using R = decltype(r);
+    static_assert(R::id < kIds);
     ends[number].from = from.first[R::pointer][layer] + (int64_t)from_ids[R::id] * from.stride[R::pointer];
     ends[number].to = to.first[R::pointer][layer] + (int64_t)to_ids[R::id] * to.stride[R::pointer];
   });
@@ -177,10 +177,16 @@ __device__ __forceinline__ uint64_t page_in(const Index* pages, uint64_t i, uint
   return id < num_pages ? id : kNowhere;
 }
 
-// How many of n pairs count: all of them, or as many as the device says.
+// Whether the device's count is none: negative, or past every index.
+template <typename Index>
+__device__ __forceinline__ bool bad_count(const Index* live) {
+  return live != nullptr && load_index(live, 0) == kU32Max;
+}
+
+// How many of n pairs count: all of them, or as many as the device says; of a count that is none, no pair does.
 template <typename Index>
 __device__ __forceinline__ uint32_t pairs_of(const Index* live, uint32_t n) {
-  return live == nullptr ? n : min(n, load_index(live, 0));
+  return live == nullptr ? n : bad_count(live) ? 0 : min(n, load_index(live, 0));
 }
 
 // Tiles that so many pages have, kUnits small ones or a part of a large one each.
@@ -209,7 +215,8 @@ __device__ __forceinline__ void copy_pairs(const From& from, const To& to, uint3
     const uint64_t target[1] = {page_in<kToScale>(pairs, 2 * i + 1, to_pages)};
     const bool skip = skips(pairs, 2 * i) | skips(pairs, 2 * i + 1) | (i >= count);
     const bool bad = source[0] == kNowhere || target[0] == kNowhere;
-    if (!skip && bad && blockIdx.y == 0 && chunk == 0) report(errors, Fault::pair, (uint32_t)i, (uint32_t)i);
+    const bool wrong = skip ? i == 0 && bad_count(live) : bad;
+    if (wrong && blockIdx.y == 0 && chunk == 0) report(errors, Fault::pair, (uint32_t)i, (uint32_t)i);
     place_nothing(ends[threadIdx.x]);
     if (!skip && !bad) place<Runs>(ends[threadIdx.x], from, to, blockIdx.y, source, target);
     // A page onto itself.

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvgen.bench import WORKLOADS, Scene, Workload, measure, minimum_sectors
+from kvgen.bench import WORKLOADS, Scene, Workload, call_of, measure, minimum_sectors
 from kvgen.cli.project import generated
 from kvgen.emulator.classes import CLASSES
 from kvgen.errors import DeviceError, ToolError
@@ -93,15 +93,15 @@ def test_exact_traffic(counted: Folder) -> None:
         ("decode", "counted_decode", "sm_90a", 2),
     ]
     # 80 tokens of K and V, 256 bytes each, are 1280 sectors; a warp moves 512 bytes a request.
-    # Tables are read by every block of 32 rows, row_offsets by halving; decode has 4 warps a block read them again.
-    assert traffic(append) == {
+    # Tables are read by every block of rows, row_offsets by halving; decode has 4 warps a block read them again.
+    moved = traffic(append)
+    tables = {n: moved.pop(n) for n in ("lengths", "page_table", "row_offsets")}
+    assert moved == {
         "pool": ("kv", 80, 40960, 1280, 1280),
-        "lengths": ("tables", 3, 320, 3, 1),
-        "page_table": ("tables", 3, 320, 3, 1),
-        "row_offsets": ("tables", 18, 1608, 18, 1),
         "k": ("input", 40, 20480, 640, 640),
         "v": ("input", 40, 20480, 640, 640),
     }
+    assert all(row[4] == 1 and row[3] >= append["grid"][0] for row in tables.values())
     assert traffic(gather) == {
         "pool": ("kv", 80, 40960, 1280, 1280),
         "page_table": ("tables", 3, 320, 3, 1),
@@ -122,8 +122,8 @@ def test_exact_traffic(counted: Folder) -> None:
 def test_the_rest_of_the_json(counted: Folder) -> None:
     (decode,) = operations(counted, "counted/decode", "--batch", "2", "--tokens", "40", "--arch", "sm_80")
     assert set(decode) == {
-        "set", "op", "kernel", "arch", "grid", "rows", "warp_instructions", "thread_instructions", "classes", "thread_classes",
-        "shared", "peak_in_flight", "buffers", "lines",
+        "set", "op", "workload", "separate", "kernel", "arch", "grid", "rows", "warp_instructions", "thread_instructions",
+        "classes", "thread_classes", "shared", "peak_in_flight", "buffers", "lines",
     }  # fmt: skip
     assert (decode["set"], decode["arch"], decode["grid"], decode["peak_in_flight"]) == (
         "counted",
@@ -196,7 +196,7 @@ def test_less_than_the_minimum_is_a_finding(counted: Folder, monkeypatch: pytest
         (("counted/store",), "no set or operation is called so"),
         (("--batch", "0"), "--batch"),
         (("--tokens", "8", "--new", "9"), "--new: got 9 new tokens of --tokens 8"),
-        (("--workload", "steps"), "--workload: got 'steps'; it must be one of prompt, step, demo"),
+        (("--workload", "steps"), "--workload: got 'steps'; it must be one of prompt, step, tokens1"),
         (("--workload", "step", "--batch", "2"), "--workload: got 'step' beside --batch"),
         (("--arch", "sm_70"), "arch: got sm_70; counted is generated for sm_80, sm_90a"),
     ],
@@ -236,7 +236,7 @@ def scenes(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Workload]
 
 def test_a_ring_writes_only_what_stays(scenes: Callable[[str, Workload], tuple[Scene, KernelSet]]) -> None:
     scene, kernels = scenes("ring", Workload.uniform(2, 21))
-    append, gather, store = (minimum_sectors(scene, scene.call(op)) for op in kernels.ops)
+    append, gather, store = (minimum_sectors(scene, call_of(scene, op)) for op in kernels.ops)
     # 3 pages of 4 tokens hold positions 12 to 20, 9 of 21; K and V of a token are one sector each.
     assert append == {"pool": 2 * 2 * 9, "lengths": 1, "page_table": 1, "k": 2 * 9, "v": 2 * 9, "row_offsets": 1}
     assert gather == {
@@ -252,7 +252,7 @@ def test_a_ring_writes_only_what_stays(scenes: Callable[[str, Workload], tuple[S
 
 def test_rows_that_share_sectors(scenes: Callable[[str, Workload], tuple[Scene, KernelSet]]) -> None:
     scene, kernels = scenes("thin", Workload("three", (5, 9, 1), (1, 4, 1)))
-    append, decode = (minimum_sectors(scene, scene.call(op)) for op in kernels.ops)
+    append, decode = (minimum_sectors(scene, call_of(scene, op)) for op in kernels.ops)
     blocks = scene.ids
     # A token is 24 bytes of K and 24 of V, a block 9 tokens; append writes tokens 4, 5 to 8 and 0.
     spans = [(int(blocks[b][0, 0]) * 9 * 24, first, last) for b, first, last in ((0, 4, 4), (1, 5, 8), (2, 0, 0))]
@@ -278,7 +278,7 @@ def test_places_as_the_layout_has_them(scenes: Callable[[str, Workload], tuple[S
                     place = int(entry) * 2 * strides[0] + 1 * strides[1]  # an entry counts two pages; layer 1
                     values = {"token": position % 8, "head": head, "dim": dim}
                     touched.add((place + element * _evaluate(region.offset(), values)) // 32)
-    append = minimum_sectors(scene, scene.call(kernels.ops[0]))
+    append = minimum_sectors(scene, call_of(scene, kernels.ops[0]))
     assert append["pool"] == len(touched)
     for op in kernels.ops:
         (measured,) = measure(scene, op, None)
@@ -326,7 +326,11 @@ def test_checked_in_sets() -> None:
     sets = ("layout_vllm_xpacked", "layout_sglang", "deepseek_v3")
     found = {(o["set"], o["op"]): traffic(o) for o in operations(Folder(ROOT), *sets, "--batch", "1", "--tokens", "32")}
     assert {op for name, op in found if name == "layout_vllm_xpacked"} == {"append", "gather", "decode"}
-    packed = found["layout_vllm_xpacked", "append"]
+    stored = found["layout_vllm_xpacked", "append"]
+    assert all(stored[n][3] == stored[n][4] for n in ("k_pool[1]", "v_pool[1]")), (
+        "tokens are staged and stored together"
+    )
+    packed = found["layout_vllm_xpacked", "gather"]
     assert packed["k_pool[1]"][3] == 2 * packed["k_pool[1]"][4], "16 of a sector's 32 bytes belong to one token"
     assert packed["v_pool[1]"][3] == 16 * packed["v_pool[1]"][4], "2 of a sector's 32 bytes belong to one token"
     for name in ("layout_sglang", "deepseek_v3"):

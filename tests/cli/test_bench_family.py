@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kvgen.bench import Scene, Workload, measure, minimum_sectors
+from kvgen.bench import Scene, Workload, call_of, measure, minimum_sectors
 from kvgen.cli.project import generated
 from kvgen.spec.kernel_set import KernelSet
 from kvgen.spec.loader import load_file
@@ -46,7 +46,7 @@ def test_family(name: str, family: Folder) -> None:
 
 
 def least(scene: Scene, kernels: KernelSet, op: str) -> dict[str, int]:
-    return minimum_sectors(scene, scene.call(next(o for o in kernels.ops if o.name == op)))
+    return minimum_sectors(scene, call_of(scene, next(o for o in kernels.ops if o.name == op)))
 
 
 @pytest.fixture(scope="module")

@@ -12,6 +12,7 @@ from kvgen.cli.workload import PROMPTS, STEPS, run
 from kvgen.errors import DeviceError
 from kvgen.runtime import cuda
 from kvgen.runtime.launcher import Launcher
+from tests import bench_sets
 from tests.family_sets import NAMES, write_project
 
 from .conftest import Folder
@@ -22,13 +23,14 @@ def test_on_the_cpu(empty: Folder) -> None:
     assert "every number is right" in said
     rows = {cells[0]: cells for cells in (line.split() for line in said.splitlines()) if len(cells) > 6}
     tokens = sum(PROMPTS) + STEPS * len(PROMPTS)
-    assert rows["append"][1:5] == [str(STEPS + 1), str(tokens), "0", "exact"]
+    assert rows["append"][1:3] == [str(STEPS + 1), str(tokens)]
+    assert rows["append"][3:5] == ["0", "exact"] or float(rows["append"][3]) < 0.05
     assert rows["gather"][1:5] == ["1", str(tokens), "0", "exact"]
     assert rows["decode"][1:3] == [str(STEPS), str(STEPS * len(PROMPTS))]
     assert 0 < float(rows["decode"][3]) < 0.05
     ratios = [float(r) for r in re.findall(r"\(([\d.]+)x\)", said)]
     assert len(ratios) == 3
-    assert all(1 <= ratio < 2 for ratio in ratios), ratios
+    assert all(1 <= ratio < 2.5 for ratio in ratios), ratios
     assert said.splitlines()[-1] == "next: cd llama && kvgen show llama3_8b/append --map"
     Folder(empty.root / "llama").kvgen("check")
     assert "not empty" in empty.kvgen("demo", "-o", "llama", code=2).stderr
@@ -74,6 +76,35 @@ def test_the_batch_on_every_way_to_store_a_cache(name: str, family: Project) -> 
         assert o.right and o.rows == (STEPS * len(PROMPTS) if o.kernel == "decode" else tokens), o
         assert (o.error > 0) == (o.kernel == "decode") and o.share <= 1, o
         assert o.moved is not None and o.moved >= o.minimum > 0, o
+
+
+@pytest.fixture(scope="module")
+def fused(tmp_path_factory: pytest.TempPathFactory) -> Project:
+    root = tmp_path_factory.mktemp("fused")
+    bench_sets.write_project(root)
+    Folder(root).kvgen("build")
+    return open_project(root)
+
+
+@pytest.mark.parametrize("name", bench_sets.NAMES)
+def test_rows_that_append_changes(name: str, fused: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Norms, RoPE and biases within what rounding allows, of codes within half a step; what follows reads those rows."""
+    outcomes = run(fused, name, None)
+    tokens = sum(PROMPTS) + STEPS * len(PROMPTS)
+    for o in outcomes:
+        # In a ring gather finds the newest tokens alone.
+        assert o.right and o.rows in (STEPS * len(PROMPTS) if o.kernel == "decode" else tokens, 20 + 8 + 20 + 20), o
+        assert (o.error > 0) == (o.kernel != "gather") and o.share <= 1, o
+        assert o.moved is not None and o.moved >= o.minimum > 0, o
+    assert {"append", "gather"} <= {o.kernel for o in outcomes}
+    launch = Launcher.run
+
+    def lose_append(self: Launcher, *arguments: Any) -> None:
+        if not self.KERNEL.entry.endswith("_append"):
+            launch(self, *arguments)
+
+    monkeypatch.setattr(Launcher, "run", lose_append)
+    assert not any(o.right for o in run(fused, name, None) if o.kernel == "append")
 
 
 @pytest.mark.parametrize("name", ["kivi", "own", "latent_row"])

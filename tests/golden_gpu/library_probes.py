@@ -71,11 +71,19 @@ def _index(value: int, kind: str) -> int:
 
 
 def _request(offsets: list[int], row: int) -> int:
-    low, high = 0, 5
+    low, high = 0, len(offsets) - 1
     while high - low > 1:
         middle = low + (high - low) // 2
         low, high = (middle, high) if offsets[middle] <= row else (low, middle)
     return low
+
+
+def _range(own: list[int], b: int, row: int, rows: int) -> tuple[int, int, bool, bool]:
+    """The row's first and last of request b, whether it is padding before the first request, and whether it is known."""
+    begin, end, batch = own[b], own[b + 1], len(own) - 1
+    before, after = own[b - 1] if b else 0, own[b + 2] if b + 2 <= batch else end
+    padding = b == 0 and row < begin <= end
+    return begin, end, padding, before <= begin <= end <= after and begin <= row < end <= rows
 
 
 def _indices(arrays: Arrays) -> dict[str, Wanted]:
@@ -91,10 +99,7 @@ def _indices(arrays: Arrays) -> dict[str, Wanted]:
             if row >= total:
                 found = 0 | 1 << 8 | 1 << 9
             else:
-                begin, end = own[b], own[b + 1]
-                before, after = own[max(b - 1, 0)] if b else 0, own[b + 2] if b + 2 <= 5 else end
-                padding = b == 0 and row < begin <= end
-                valid = before <= begin <= end <= after and begin <= row < end <= 20
+                begin, end, padding, valid = _range(own, b, row, 20)
                 found = b | padding << 8 | valid << 9
                 if padding or not valid:
                     begin = end = 0
@@ -107,6 +112,42 @@ def _index_inputs(dtype: str) -> dict[str, Array]:
     if dtype == "int64":
         offsets[5, 2], offsets[7, 2] = 2**32, 2**40
     return {"offsets": offsets.astype(dtype), "out": np.zeros((8, 32, 4), np.uint32)}
+
+
+LANES = {"two": 2, "eight": 8, "all": 32}
+
+
+def _lanes_inputs(dtype: str) -> dict[str, Array]:
+    """40 requests with up to 90 rows: right, shifted, with empty ones, and with a wrong entry or several."""
+    rng = np.random.default_rng(83)
+    offsets = np.zeros((6, 41), np.int64)
+    for batch in range(6):
+        offsets[batch] = np.concatenate([[0], np.sort(rng.integers(0, 91, 40))])
+    offsets[1], offsets[2] = np.sort(rng.integers(5, 90, 41)), np.repeat(offsets[2][::10], [1, 10, 10, 10, 10])
+    offsets[3, rng.integers(0, 41, 3)] = [95, 0, 60]
+    offsets[4, [1, 20]] = -1 if dtype != "uint32" else 2**31
+    offsets[5] = rng.integers(0, 100, 41)
+    if dtype == "int64":
+        offsets[3, 9] = 2**32 + 1
+    outs = {name: np.zeros((6, 96, lanes, 3), np.uint32) for name, lanes in LANES.items()}
+    return {"offsets": offsets.astype(dtype), **outs}
+
+
+def _lanes(arrays: Arrays) -> dict[str, Wanted]:
+    offsets = arrays["offsets"]
+    out = np.zeros((6, 96, 1, 3), np.uint32)
+
+    def packed(own: list[int], b: int, row: int) -> int:
+        begin, end, padding, valid = _range(own, b, row, 90)
+        return b | padding << 6 | valid << 7 | (begin << 8 | end << 16 if valid and not padding else 0)
+
+    for batch in range(6):
+        own = [_index(int(x), offsets.dtype.name) for x in offsets[batch]]
+        for row in range(96):
+            b = _request(own, row)
+            found = packed(own, b, row) if row < own[40] else 1 << 6 | 1 << 7
+            out[batch, row, 0] = [found, b, packed(own, row * 7 % 40, row)]
+    return {name: exact(np.repeat(out, lanes, axis=2)) for name, lanes in LANES.items()}
 
 
 def _report(arrays: Arrays) -> dict[str, Wanted]:
@@ -151,4 +192,6 @@ def probes() -> list[Probe]:
     for short, dtype in (("u32", "uint32"), ("i32", "int32"), ("i64", "int64")):
         kernel = f"library_index_{short}"
         found.append(Probe(kernel, unit, kernel, partial(_index_inputs, dtype), _indices, 32, (8, 1, 1)))
+        kernel = f"library_lanes_{short}"
+        found.append(Probe(kernel, unit, kernel, partial(_lanes_inputs, dtype), _lanes, 32, (6, 1, 1)))
     return found

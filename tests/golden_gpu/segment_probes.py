@@ -107,7 +107,7 @@ def _inputs(run: Run) -> dict[str, Array]:
     return found | {"found": np.zeros(count // 8, pattern(scales).dtype)}
 
 
-def _stored(run: Run, x: Array, scales: Array) -> tuple[Array, Array, Array]:
+def stored(run: Run, x: Array, scales: Array) -> tuple[Array, Array, Array]:
     """Codes a value, values in f32 and in bf16; `scales` `[token, place]` are chosen, or used where given."""
     codes, values, halves = np.zeros(x.shape, np.uint8), np.zeros(x.shape, np.float32), np.zeros(x.shape, BF16)
     given, level = run.recipe == "given", GLOBAL if run.recipe == "global" else None
@@ -140,7 +140,7 @@ def _wanted(run: Run, arrays: Arrays) -> dict[str, Wanted]:
         scales = np.zeros((1, 1), kind)
     else:
         scales = arrays["scales"].view(kind).copy().reshape(PAGES * TOKENS if run.kind else 1, -1)
-        codes, values, halves = _stored(run, x, scales)
+        codes, values, halves = stored(run, x, scales)
         raw = (quant.pack_nibbles(codes) if run.dtype in PACKED else codes).reshape(-1)
     if run.waiting:
         tail = arrays["tail"].view(BF16).reshape(WAITING, HEADS, DIMS)

@@ -96,8 +96,10 @@ CALLED_IN = {
     **dict.fromkeys(("bytes", "elements", "fp8", "fp4", "integers"), (f"{KERNELS}/elements.cu",)),
     "quantize": (f"{KERNELS}/quantize.cu",),
     "segment": (f"{KERNELS}/segment.cu",),
-    "kv_cache": (f"{KERNELS}/kv_cache.cu",),
-    "operands": (f"{KERNELS}/operands.cu",),
+    **{
+        name: (f"{KERNELS}/{name}.cu",)
+        for name in ("kv_cache", "operands", "stored", "angles", "heads", "new_rows", "add", "pages", "scan")
+    },
     **dict.fromkeys(("mbarrier", "tma", "tma_tile"), ("tests/tma/tiles.cu", f"{KERNELS}/tma_more.cu")),
     "cp_async": ("tests/tma/cp_async.cu",),
 }
@@ -151,7 +153,8 @@ struct A {
 def test_every_kernel_of_the_device_library_is_launched() -> None:
     """A call in a kernel that no probe launches would probe nothing."""
     written = re.compile(
-        r'extern "C" __global__ void (?:__\w+\([^)]*\) )?(\w+)\(|^(?:SEGMENT|AMAX|ASYMMETRIC)\((\w+),', re.M
+        r'extern "C" __global__ void (?:__\w+\([^)]*\) )?(\w+)\(|^(?:SEGMENT|AMAX|ASYMMETRIC|HEADS|PLACES|ADD)\((\w+),',
+        re.M,
     )
     for unit in {p.unit for p in probes() if p.name.startswith("library_")}:
         kernels = {one or two for one, two in written.findall(units()[unit])} - {"name"}  # a macro's parameter

@@ -38,6 +38,10 @@ YARN: Final = Rope(
 GEMMA: Final = RmsNorm(weight_offset=1.0, multiply="before")
 _SIZES: Final[dict[str, Any]] = {"kv_heads": 2, "page_size": 16}
 _SCALED: Final = Quant(dtype="i8", scale_dtype="f16", zero=True)
+_FP8: Final = Quant(dtype="e4m3", scale_dtype="f32")
+_GIVEN: Final = Quant(dtype="e4m3", scale_dtype="f32", scale="given", block=Block(token=None, dim=4))
+_GIVEN4: Final = Quant(dtype="i4", scale_dtype="f32", scale="given", block=Block(token=None, dim=2))
+_APART: Final = Layout(k="page layer token head dim", v="layer page token head dim")
 
 
 def _set(name: str, cache: Any, group: int = 2, model: Model | None = None, **options: Any) -> KernelSet:
@@ -160,6 +164,52 @@ SETS: Final = {
             positions="given",
         ),
         _set("k_only", CHOSEN["k_only"], k_norm=RmsNorm()),
+        # Found wrong once: a bias in a flat row's norm, parts that begin anywhere, two sinks for one segment, rows that do not
+        # fit the cache's vectors, blocks of 2 and of 3 heads, tables of angles for padded rows.
+        _set(
+            "row_norm_qkv",
+            Paged(dtype="bf16", head_dim=16, **_SIZES),
+            inputs="qkv",
+            bias=True,
+            k_norm=RmsNorm(over="row"),
+        ),
+        _set(
+            "odd_parts",
+            Latent(dtype="f32", latent_dim=5, rope_dim=8, page_size=8, quant=_FP8, quant_rope=True),
+            inputs="parts",
+            rope=NEOX,
+        ),
+        _set(
+            "given_parts",
+            Latent(dtype="bf16", latent_dim=6, rope_dim=8, page_size=8, quant=_GIVEN, quant_rope=True),
+            inputs="parts",
+            rope=NEOX,
+        ),
+        _set(
+            "packed_parts",
+            Latent(dtype="bf16", latent_dim=32, rope_dim=6, page_size=8, quant=_GIVEN4, quant_rope=True),
+            rope=NEOX,
+        ),
+        _set(
+            "flat_misfit",
+            Paged(dtype="bf16", kv_heads=1, head_dim=36, v_head_dim=64, page_size=8, layout=_APART),
+            inputs="qkv",
+            rope=NEOX,
+        ),
+        _set(
+            "heads_2_and_3",
+            Paged(
+                dtype="bf16",
+                kv_heads=6,
+                head_dim=16,
+                page_size=8,
+                k_quant=Quant(dtype="i8", scale_dtype="f32", block=Block(head=2)),
+                v_quant=Quant(dtype="i8", scale_dtype="f32", block=Block(head=3)),
+                layout=Layout(k="page layer head token dim", v="page layer head token dim"),
+            ),
+            rope=NEOX,
+        ),
+        _set("padded_table", Paged(dtype="f16", head_dim=40, **_SIZES), rows="padded", rope=NEOX, angles="pairs"),
         _set("six", Paged(dtype="f32", head_dim=6, **_SIZES), rope=Rope(style="interleaved", theta=1e4)),
     )
 }

@@ -28,19 +28,22 @@ def table_of(scene: Scene) -> str:
     return next(n for n in TABLES if n in scene.tables)
 
 
-def check(scene: Scene, *, room: int = 99, in_place: bool = True, used: bool = True) -> int:
+def check(
+    scene: Scene, *, room: int = 99, in_place: bool = True, used: bool = True, kept: list[int] | None = None
+) -> int:
     """Plan and move, each compared with the oracle's; the plan's error word."""
     count, kind, name = sizes(scene)[0], scene.cache.page_table.dtype, table_of(scene)
     found = {"new_ids": vector(np.full(count, 7), kind), "moves": vector(np.full((room, 2), 7), "i64")}
     found |= {"num_moves": vector([7], "i64"), "num_used": vector([7], "i64")}
     wanted = {n: vector(a.copy(), kind if n == "new_ids" else "i64") for n, (a, _) in found.items()}
-    moves, pages, word = compact_plan(scene.view, wanted["new_ids"][0], wanted["moves"][0])
+    others = None if kept is None else np.array(kept, np.int64)
+    moves, pages, word = compact_plan(scene.view, wanted["new_ids"][0], wanted["moves"][0], others)
     wanted["num_moves"][0][0] = moves
     if used:
         wanted["num_used"][0][0] = pages
     pool, table = scene.snapshot(), scene.tables[name].copy()
     given: dict[str, Any] = {n: a for n, (a, _) in found.items() if n != "num_used" or used}
-    got, log = launch(scene, "compact", step="plan", **given)
+    got, log = launch(scene, "compact", step="plan", kept=others, **given)
     assert len(log) == 1
     expect(got, word)
     for n, (_, memory) in found.items():
@@ -68,7 +71,8 @@ def test_batches(name: str, data: Any) -> None:
     """Any batch, requests that share pages, room for all moves or too little."""
     scene = moving_scene(SETS[name], data.draw(steps(SETS[name])))
     room, flags = data.draw(st.sampled_from((99, 99, 1, 2))), st.booleans()
-    check(scene, room=room, in_place=data.draw(flags), used=data.draw(flags))
+    kept = data.draw(st.none() | st.lists(st.integers(-1, sizes(scene)[0] - 1), max_size=3))
+    check(scene, room=room, in_place=data.draw(flags), used=data.draw(flags), kept=kept)
 
 
 @pytest.mark.parametrize(
@@ -122,6 +126,21 @@ def test_what_is_bad(name: str) -> None:
     assert report is not None and (report.code, report.request) == (Fault.LENGTH, 1)
 
 
+def test_kept_pages() -> None:
+    """Pages of nobody in the batch stay whole, and new_ids says where they are; what names no page is reported."""
+    scene = moving_scene(SETS["moving_dense"], replace(PLAIN, totals=(40, 20), new=(0, 0)))
+    count = sizes(scene)[0]
+    free = next(i for i in reversed(range(count)) if i not in {x for r in scene.entries for e in r for x in e})
+    before = scene.arrays()["pool"][free].copy()
+    new_ids, moves = np.zeros(count, np.uint32), np.zeros((count, 2), np.int64)
+    compact_plan(scene.view, new_ids, moves, np.array([free]))
+    assert describe(check(scene, kept=[-1, free, free])) is None
+    assert scene.arrays()["pool"][int(new_ids[free])].tobytes() == before.tobytes()
+    for bad in (count, -2, 2**40):
+        report = describe(check(scene, kept=[-1, 0, bad]))
+        assert report is not None and (report.code, report.position) == (Fault.PAIR, 2)
+
+
 def test_slices_that_decrease() -> None:
     scene = moving_scene(SETS["moving_kv_inside"], replace(PLAIN, totals=(7, 5, 8), new=(0,) * 3))
     assert isinstance(scene.cache.page_table, CSR)
@@ -137,11 +156,14 @@ def test_hostile_maps() -> None:
     moves = np.array([[0, count], [-2, 1], [2**40, 1], [1, 2]])
     new_ids = np.full(count, 2**32 - 2, np.uint32)
     expected, table = scene.snapshot(), scene.tables["page_table"].copy()
-    wanted = compact(scene.view, scene.arrays(expected), moves, new_ids, {"page_table": table})
-    got, _ = launch(scene, "compact", moves, np.array([2**40]), new_ids, scene.tables["page_table"])
-    expect(got, wanted)
-    hold_bytes(scene.snapshot(), expected)
-    np.testing.assert_array_equal(scene.tables["page_table"], table)
+    for live in (-1, 2**40, 2**31):
+        wanted = compact(scene.view, scene.arrays(expected), moves, new_ids, {"page_table": table}, live)
+        got, _ = launch(scene, "compact", moves, np.array([live]), new_ids, scene.tables["page_table"])
+        expect(got, wanted)
+        hold_bytes(scene.snapshot(), expected)
+        np.testing.assert_array_equal(scene.tables["page_table"], table)
+        report = describe(wanted)
+        assert report is not None and (report.code, report.position) == (Fault.PAIR, 0)
 
 
 def test_a_large_pool() -> None:

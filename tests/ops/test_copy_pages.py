@@ -78,13 +78,24 @@ def test_ids_outside_the_pool(name: str) -> None:
     )
 
 
-@pytest.mark.parametrize("live", [-1, 2**40])
+@pytest.mark.parametrize("live", [-1, -(2**63), 2**40, 2**32 - 1])
 def test_a_count_that_cannot_be(live: int) -> None:
+    """No pair is copied, and the word says so."""
     scene = moving_scene(SETS["moving_dense"], replace(PLAIN, totals=(40, 40), new=(0, 0)))
-    pairs, found = pairs_array([[0, 1], [2, 3]]), scene.snapshot()
-    copy_pages(scene.cache, scene.arrays(found), pairs)
-    launch(scene, "copy_pages", pairs, num_pairs=np.array([live]))
-    hold_bytes(scene.snapshot(), found)
+    before = scene.snapshot()
+    report = describe(check(scene, check_first=True, pairs=pairs_array([[0, 1], [2, 3]]), num_pairs=np.array([live])))
+    assert report is not None and (report.code, report.position) == (Fault.PAIR, 0)
+    hold_bytes(scene.snapshot(), before)
+
+
+def test_a_count_past_the_list() -> None:
+    """All pairs are copied; a bad count of scales leaves the pages of values alone."""
+    scene = moving_scene(SETS["moving_int8_own_table"], replace(PLAIN, totals=(40, 40), new=(0, 0)))
+    pairs = pairs_array([[0, 1], [2, 3]])
+    assert describe(check(scene, pairs=pairs, num_pairs=np.array([2**32 - 2]))) is None
+    given = {"pairs": pairs[:, ::-1].copy(), "scale_pairs": pairs, "num_scale_pairs": np.array([-7])}
+    report = describe(check(scene, **given))
+    assert report is not None and report.code is Fault.PAIR
 
 
 OVERLAPPING = {

@@ -131,7 +131,10 @@ def call_of(scene: Scene, rows: int, places: Mapping[str, Raw]) -> Call:
         call.arguments[spec.name] = array
     call.positions = call.arguments.get("positions")
     padded = op.rows == "padded"
-    arrays = {n: a.reshape(rows, *a.shape[2:]) if padded and n in call.outer else a for n, a in call.arguments.items()}
+    arrays = {
+        n: a.reshape(rows, *a.shape[2:]) if padded and n in call.outer and n != "cos_sin" else a
+        for n, a in call.arguments.items()
+    }
     if op.inputs == "qkv":
         shapes = {"q": (kernels.q_heads, op.q_dim or cache.head_dim), "k": (cache.kv_heads, cache.head_dim)}
         shapes["v"] = (cache.kv_heads, cache.v_dim)

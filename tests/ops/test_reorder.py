@@ -10,13 +10,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvgen import KernelSet, PerKV, Ring, ops, presets
+from kvgen import Continuous, KernelSet, Layout, Paged, PerKV, Quant, Ring, ops, presets
 from kvgen.dtypes import dtype
+from kvgen.errors import ArgumentError
 from kvgen.reference import reorder
 from kvgen.runtime import Fault, describe
+from kvgen.runtime.cpu import machine
 from kvgen.spec.cache import Cache
 from tests.ops.batches import PLAIN, Batch
-from tests.ops.harness import index_name
+from tests.ops.harness import index_name, package
 from tests.ops.memory import Raw, rows_array
 from tests.ops.moving import SETS, expect, having, hold_bytes, launch, sizes, steps, vector
 from tests.ops.scenes import Scene
@@ -194,6 +196,98 @@ def tokens_of(scene: Scene, b: int) -> Raw:
         assert isinstance(places, tuple)
         rows.append(role.token_numbers(b, token, places[0]))
     return np.stack(rows)
+
+
+# Pages and blocks of one token, one of them of several tiles; a block whose scales have a table of their own.
+SMALL = {
+    "tiles": presets.sglang(dtype="bf16", kv_heads=40, head_dim=256),
+    "ring": Paged(dtype="f16", kv_heads=2, head_dim=40, page_size=1, table=Ring(window=5)),
+    "block": Continuous(
+        dtype="f16", kv_heads=2, head_dim=64, max_tokens=1, layout=Layout(kv="block layer kv token head dim")
+    ),
+    "own_table": Continuous(
+        dtype="bf16", kv_heads=2, head_dim=64, max_tokens=16,
+        quant=Quant(dtype="i8", scale_dtype="f16", zero=True, own_table=True),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_small_pages(name: str) -> None:
+    cache = SMALL[name]
+    kernels = KernelSet(name=f"reorder_{name}", q_heads=cache.kv_heads, cache=cache, ops=(ops.Reorder(),))
+    totals = (1,) * 4 if name == "block" else (3, 4, 5, 2)
+    for parents in ([1, 1, 3, 1], [0, -1, 0, 2]):
+        scene = scene_of(kernels, replace(PLAIN, totals=totals, new=(0,) * 4))
+        assert describe(check(scene, parents_of(scene, parents))) is None
+
+
+def test_layers_of_different_sizes() -> None:
+    """A page that one of the layers does not have is no page."""
+    kernels = KernelSet(
+        name="reorder_layers",
+        q_heads=2,
+        cache=presets.vllm(dtype="f16", kv_heads=2, head_dim=64, page_size=16),
+        ops=(ops.Reorder(), ops.Compact()),
+    )
+    made, table = package(kernels), np.array([[0, 1], [2, 6]], np.int32)
+    pools = [np.ones((2, 8, 16, 2, 64), np.float16)[:, :pages] for pages in (8, 4)]
+    cache = made.Cache(pools, lengths=np.array([20, 20], np.int32), page_table=table)
+    for parents, fresh in (([0, 0], [3, 6]), ([1, 1], [3, 3])):
+        word = np.full(1, 2**64 - 1, np.uint64)
+        with machine(mode="check"):
+            made.reorder(cache, np.array(parents, np.int32), np.array(fresh, np.int32), table.copy(), errors=word)
+        report = describe(word)
+        assert report is not None and (report.code, report.request) == (Fault.PAGE_ID, 1)
+    new_ids, moves, num = np.zeros(8, np.int32), np.zeros((8, 2), np.int64), np.zeros(1, np.int64)
+    word[0] = 2**64 - 1
+    with machine(mode="check"):
+        made.compact.plan(cache, new_ids, moves, num, errors=word)
+    report = describe(word)
+    assert report is not None and (report.code, report.request) == (Fault.PAGE_ID, 1)
+    np.testing.assert_array_equal(new_ids, [0, 1, 2, -1, -1, -1, -1, -1])
+
+
+def test_memory_that_is_read_meanwhile() -> None:
+    """New tables and lengths in the memory of the old ones are refused; columns beside the old ones are not."""
+    scene = scene_of(SETS["moving_dense"], replace(PLAIN, totals=(17, 20), new=(0,) * 2))
+    both = np.zeros((2, 2, 4), np.uint32)
+    both[:, 0, :2] = scene.tables["page_table"][:, :2]
+    scene.tables.update(page_table=both[:, 0], lengths=np.array([17, 20, 0], np.uint32)[:2])
+    given: dict[str, Any] = {"fresh": fresh_of(scene)["page_table"], "new_page_table": both[:, 1]}
+    parents = parents_of(scene, [1, 0])
+    word, log = launch(scene, "reorder", parents, **given)
+    assert describe(word) is None and len(log) == 1
+    np.testing.assert_array_equal(both[:, 1, :2], both[::-1, 0, :2])
+    base = scene.tables["lengths"].base
+    assert base is not None
+    for array in (scene.tables["lengths"], base[1:]):
+        with pytest.raises(ArgumentError, match=r"^new_lengths: got memory that lengths lies in too; .* of its own"):
+            launch(scene, "reorder", parents, **given | {"new_lengths": array})
+    wide = both.reshape(2, 8)
+    for array in (both[:, 0], wide[:, 2:6], wide[:, 3:7]):
+        with pytest.raises(ArgumentError, match=r"^new_page_table: got memory that page_table lies in too"):
+            launch(scene, "reorder", parents, **given | {"new_page_table": array})
+    scene = scene_of(SETS["moving_int8_own_table"], replace(PLAIN, totals=(9, 10), new=(0,) * 2))
+    fresh = fresh_of(scene)
+    given = {"fresh": fresh["page_table"], "fresh_scales": fresh["scales_page_table"]}
+    scene.tables["scales_page_table"] = scene.tables["page_table"].copy()
+    given |= {f"new_{n}": scene.tables["scales_page_table"] for n in ("page_table", "scales_page_table")}
+    with pytest.raises(ArgumentError, match=r"^new_page_table: got memory that scales_page_table lies in too"):
+        launch(scene, "reorder", parents, **given)
+
+
+def test_sums_are_not_written_over_the_rows() -> None:
+    """row_offsets too names memory that it must not write to."""
+    cache = presets.max_paged(dtype="f16", kv_heads=2, head_dim=64, page_size=16)
+    made = package(KernelSet(name="summed", q_heads=2, cache=cache, ops=(ops.RowOffsets(),)))
+    lengths, counts = np.zeros(2, np.uint32), np.zeros(4, np.uint32)
+    pool, table = np.zeros((1, 2, 1, 16, 2, 64), np.float16), np.zeros((2, 1), np.uint32)
+    layer = made.Cache(pool, lengths=lengths, page_table=table)[0]
+    with pytest.raises(ArgumentError, match=r"^out: got memory that row_offsets lies in too"):
+        made.row_offsets(layer, counts[:3], row_offsets=counts[1:])
+    with pytest.raises(ArgumentError, match=r"^out: got memory that lengths lies in too"):
+        made.row_offsets(made.Cache(pool, lengths=counts[2:], page_table=table)[0], counts[:3])
 
 
 def test_fresh_pages_that_repeat() -> None:

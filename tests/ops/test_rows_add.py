@@ -24,12 +24,12 @@ from tests.ops.test_lora_add import flat_rows, index_of, one_arch, sectors_of, s
 
 # Widths of which V's half begins in the middle of an access too.
 SETS = chosen(
-    "rows",
+    "rows_add",
     lambda cache: (ops.RowsAdd(),),
     ("dense", "kv_inside", "flashinfer", "ring", "mixed", "given", "int4_in_page"),
 )
 # Rows of 38 elements, of which K's vectors of 8 cannot be read at once.
-_ODD = KernelSet(name="rows_odd", q_heads=2, cache=ALL["half_bytes"].cache, ops=(ops.RowsAdd(index_dtype="i32"),))
+_ODD = KernelSet(name="rows_add_odd", q_heads=2, cache=ALL["half_bytes"].cache, ops=(ops.RowsAdd(index_dtype="i32"),))
 SETS[_ODD.name] = _ODD
 
 
@@ -68,7 +68,7 @@ BATCH = replace(PLAIN, totals=(9, 17, 5), new=(2, 3, 4), fill="bytes")
 @pytest.mark.parametrize("first", [1, 3, 2**31, 2**32 - 1])
 def test_a_slice_past_the_batch(first: int) -> None:
     """Requests that the cache does not have get nothing, and are reported."""
-    scene = stored_scene(SETS["rows_dense"], BATCH)
+    scene = stored_scene(SETS["rows_add_dense"], BATCH)
     offsets = offsets_of(BATCH.new, "u32")
     word = check_rows(scene, flat_rows(scene, 9, width_of(scene)), offsets, first)
     report = describe(word)
@@ -89,7 +89,7 @@ OFFSETS = {
 
 
 @pytest.mark.parametrize("label", OFFSETS)
-@pytest.mark.parametrize("name", ["rows_dense", "rows_ring"])
+@pytest.mark.parametrize("name", ["rows_add_dense", "rows_add_ring"])
 def test_row_offsets(name: str, label: str) -> None:
     at, value = OFFSETS[label]
     scene = stored_scene(SETS[name], BATCH)
@@ -101,7 +101,7 @@ def test_row_offsets(name: str, label: str) -> None:
 
 
 def test_a_bad_page() -> None:
-    scene = stored_scene(SETS["rows_dense"], BATCH)
+    scene = stored_scene(SETS["rows_add_dense"], BATCH)
     scene.tables["page_table"][2, 0] = 2**31 - 1
     offsets = offsets_of(BATCH.new, "u32")[1:]
     report = describe(check_rows(scene, flat_rows(scene, 7, width_of(scene)), offsets, 1))
@@ -109,7 +109,7 @@ def test_a_bad_page() -> None:
 
 
 def test_no_sector_is_moved_twice() -> None:
-    kernels = SETS["rows_dense"]
+    kernels = SETS["rows_add_dense"]
     made, pool, a = package(kernels), sectors_of(130, 2, 1, 16, 2, 64), sectors_of(2048, 256)
     table = np.random.default_rng(1).permutation(128).reshape(1, 128).astype(np.uint32)
     with machine(arch="sm_90a", mode="check") as log:

@@ -108,6 +108,14 @@ def test_without_rows_the_end_is_not_looked_at() -> None:
     assert not log.launches
 
 
+@pytest.mark.parametrize(("rows", "b_rows", "name"), [(3, 9, "[ac]"), (9, 3, "b")])
+def test_an_end_of_the_host_past_the_rows(rows: int, b_rows: int, name: str) -> None:
+    kernels = SETS["sliced_bf16"]
+    a, b = (np.zeros((n, columns_of(kernels)), dtype("bf16").numpy()) for n in (rows, b_rows))
+    with pytest.raises(ArgumentError, match=rf"^lora_end_idx: got 4; {name} has 3 rows; pass at most 3"):
+        package(kernels).sliced_add(layer_of(kernels), a, b, a, 4)
+
+
 def test_no_sector_is_moved_twice() -> None:
     """Every row is read and written once; in a's own memory, the rows that have something added alone."""
     kernels = SETS["sliced_bf16"]

@@ -63,7 +63,7 @@ def test_append(driver: NotingDriver) -> None:
         {
             "entry": "paged_append",
             "device": 0,
-            "grid": (3, 1, 1),  # 32 rows a block
+            "grid": (9, 1, 1),  # 8 rows a block
             "block": (256, 1, 1),
             "shared": 0,
             "pdl": True,

@@ -41,6 +41,31 @@ extern "C" __global__ void library_index_u32(const uint32_t* offsets, uint32_t* 
 extern "C" __global__ void library_index_i32(const int32_t* offsets, uint32_t* out) { indices(offsets, out); }
 extern "C" __global__ void library_index_i64(const int64_t* offsets, uint32_t* out) { indices(offsets, out); }
 
+// The same of a batch of 40 requests: kLanes threads a row, each of which writes down what it was told.
+template <uint32_t kLanes, typename Index>
+__device__ __forceinline__ void ask_lanes(const Index* own, uint32_t* out) {
+  const uint32_t lane = threadIdx.x % kLanes, mask = 0xffffffffu >> (32 - kLanes) << (threadIdx.x - lane);
+  const auto packed = [](const RowRange& r) {
+    return r.b | (uint32_t)r.padding << 6 | (uint32_t)r.valid << 7 | (r.valid && !r.padding ? r.begin << 8 | r.end << 16 : 0);
+  };
+  for (uint32_t row = threadIdx.x / kLanes; row < 96; row += 32 / kLanes) {
+    uint32_t* to = out + (row * kLanes + lane) * 3;
+    to[0] = packed(range_of<kLanes>(own, 40, row, 90, lane, mask));
+    to[1] = request_of<kLanes>(own, 40, row, lane, mask);
+    to[2] = packed(range_at(own, 40, row * 7 % 40, row, 90));
+  }
+}
+template <typename Index>
+__device__ __forceinline__ void lanes(const Index* offsets, uint32_t* two, uint32_t* eight, uint32_t* all) {
+  const uint32_t batch = blockIdx.x;
+  ask_lanes<2>(offsets + batch * 41, two + batch * 96 * 2 * 3);
+  ask_lanes<8>(offsets + batch * 41, eight + batch * 96 * 8 * 3);
+  ask_lanes<32>(offsets + batch * 41, all + batch * 96 * 32 * 3);
+}
+extern "C" __global__ void library_lanes_u32(const uint32_t* offsets, uint32_t* two, uint32_t* eight, uint32_t* all) { lanes(offsets, two, eight, all); }
+extern "C" __global__ void library_lanes_i32(const int32_t* offsets, uint32_t* two, uint32_t* eight, uint32_t* all) { lanes(offsets, two, eight, all); }
+extern "C" __global__ void library_lanes_i64(const int64_t* offsets, uint32_t* two, uint32_t* eight, uint32_t* all) { lanes(offsets, two, eight, all); }
+
 // Thread i reports (code, request, position) = in[3 i ...] to error word i / 8.
 extern "C" __global__ void library_report(const uint32_t* in, uint64_t* errors) {
   const uint32_t i = threadIdx.x;

@@ -17,7 +17,10 @@ struct PageRef {
   Fault fault;
   bool valid;
   bf16* plain = nullptr;  // V, where it lies elsewhere
+
+  __device__ bool found() const { return codes != nullptr; }
 };
+__device__ __forceinline__ PageRef no_page(Fault fault) { return {nullptr, nullptr, nullptr, kU32Max, fault, false}; }
 
 // Values of E under scales S of kH heads and kD dims each.
 template <typename E, typename S, Recipe kHow, bool kWithZero = false, uint32_t kH = 1, uint32_t kD = 16, uint32_t kWaiting = 0, uint32_t kWidest = 8>

@@ -12,9 +12,10 @@ __device__ __forceinline__ PageRef page_of(uint32_t i, uint8_t* codes, typename 
   return {codes + i * kBytes, scales + i * kTokens * (S::kRecipe == Recipe::none ? 0 : S::kScaleRow), tail, sealed, Fault::none, true};
 }
 
-// Two lanes a block, each of them four values twice; whole warps at a time.
+// Two lanes a block, each of them four values twice; whole warps at a time. Codes go to the copy too, by a write that keeps
+// the scales of every other token.
 template <typename S>
-__device__ __forceinline__ void put_blocks(const Cache& cache, const float* in, uint8_t* codes, typename S::Scale* scales) {
+__device__ __forceinline__ void put_blocks(const Cache& cache, const float* in, uint8_t* codes, uint8_t* copy, typename S::Scale* scales) {
   constexpr uint32_t kBlocks = kHeads / S::kBlockHeads * S::kDimBlocks;
   const uint32_t block = threadIdx.x / 2, lane = threadIdx.x % 2, token = block / kBlocks;
   if (token >= 2 * kTokens) return;
@@ -31,7 +32,21 @@ __device__ __forceinline__ void put_blocks(const Cache& cache, const float* in, 
 #pragma unroll
     for (uint32_t i = 0; i < 4; ++i) some[i] = x[c][i];
   };
-  store_block<S, 2, 4, 2>(cache, page, token % kTokens, head, dim, lane, 0xffffffffu, global_scale_of<S>(cache), chunk);
+  const float global = global_scale_of<S>(cache);
+  store_block<S, 2, 4, 2>(cache, page, token % kTokens, head, dim, lane, 0xffffffffu, global, chunk);
+
+  const auto at = scale_at<S>(cache, page, token % kTokens, head, dim);
+  if (token % 2 && lane == 0) {
+    at[0] = {};
+    if constexpr (S::kZero) at[1] = {};
+  }
+  const PageRef other = page_of<S>(token / kTokens, copy, scales, nullptr);
+  store_codes<S, 2, 4, 2, 2>(other, token % kTokens, head, dim, lane, 0xffffffffu, global, chunk,
+                             [&](typename S::Scale scale, typename S::Scale zero) {
+                               if (token % 2 == 0) return;
+                               at[0] = scale;
+                               if constexpr (S::kZero) at[1] = zero;
+                             });
 }
 
 // Eight values a thread.
@@ -42,7 +57,7 @@ __device__ __forceinline__ Place place_of(uint32_t i) {
   return {i * 8 / kInPage, i * 8 / (kHeads * kDims) % kTokens, i * 8 / kDims % kHeads, i * 8 % kDims};
 }
 template <typename S>
-__device__ __forceinline__ void put_vectors(const Cache& cache, const float* in, uint8_t* codes, typename S::Scale* scales) {
+__device__ __forceinline__ void put_vectors(const Cache& cache, const float* in, uint8_t* codes, uint8_t*, typename S::Scale* scales) {
   const Place at = place_of(threadIdx.x);
   if (at.page >= 2) return;
   Vec<bf16, 8> values;
@@ -68,7 +83,7 @@ __device__ __forceinline__ void get(const Cache& cache, uint8_t* codes, uint8_t*
   load_bytes<S>(wide[1], cache, page, at.token, at.head, at.dim + 4, global_scale_of<S>(cache));
   load_elements<S>(half, cache, page, at.token, at.head, at.dim);
   load_raw<S, 8>(raw, page, at.token, at.head, at.dim);
-  store_raw<S, 8>(other, at.token, at.head, at.dim, raw);
+  if constexpr (!kComputes<S>) store_raw<S, 8>(other, at.token, at.head, at.dim, raw);
   const bool found_it = *(const uint8_t*)element_at<S>(page, at.token, at.head, at.dim) == *(const uint8_t*)&raw;
 #pragma unroll
   for (uint32_t j = 0; j < 8; ++j) {
@@ -92,7 +107,7 @@ __device__ __forceinline__ void get(const Cache& cache, uint8_t* codes, uint8_t*
                                                          __VA_ARGS__::Scale* found, float global) {                                \
     using S = __VA_ARGS__;                                                                                                         \
     const Cache cache{global};                                                                                                     \
-    put<S>(cache, in, codes, scales);                                                                                              \
+    put<S>(cache, in, codes, copy, scales);                                                                                        \
     __syncthreads();                                                                                                               \
     get<S>(cache, codes, copy, scales, tail, out, ones, halves, found);                                                            \
   }

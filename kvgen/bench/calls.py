@@ -1,0 +1,165 @@
+"""The arguments of every operation that kvgen bench knows, for a scene's workload."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvgen.bench.scene import LAYER, STEP, Scene, aligned
+from kvgen.dtypes import dtype
+from kvgen.errors import ToolError
+from kvgen.ops import Convert, Gather
+from kvgen.runtime.params import Array
+from kvgen.spec.kernel_set import KernelSet, Op
+from kvgen.spec.table import PerKV, Ring
+
+Raw = NDArray[Any]
+KNOWN: Final = (
+    *("append", "convert", "copy_pages", "decode", "gather", "gather_rows", "lora_add", "norm_cache", "rotate_cache"),
+    *("scatter", "seal"),
+)
+SELECTED: Final = 64  # tokens that a query of gather_rows names, at most
+_LEFT_OUT: Final = ("workspace", "errors", "num_pairs", "num_scale_pairs")
+
+
+@dataclass(frozen=True)
+class Call:
+    """One operation's arguments: `arrays` by name, and `numbers`; `rows` of new tokens, of copied ones, of queries or of
+    pairs of pages. The arrays have `total` rows, padding included; those of request b begin at `begins[b]`. `source` is the
+    cache that convert reads."""
+
+    op: Op
+    launcher: Any
+    arrays: Mapping[str, Raw]
+    rows: int
+    total: int = 0
+    begins: tuple[int, ...] = ()
+    numbers: Mapping[str, int] = field(default_factory=dict)
+    source: Scene | None = None
+
+    @property
+    def kind(self) -> str:
+        """The operation's kind."""
+        return self.op.kind
+
+    def arguments(self) -> dict[str, Any]:
+        """What the launcher takes behind the cache, but for the error word and a workspace."""
+        found = {**self.arrays, **self.numbers}
+        if self.source is not None:
+            found["source"] = self.source.package.Cache(**self.source.pools, **self.source.tables(self.kind))[LAYER]
+        return found
+
+
+def call_of(scene: Scene, op: Op) -> Call:
+    """An operation's call: append stores the new tokens (seal the groups they complete; norms, RoPE and lora_add change them),
+    gather and decode read all that are alive, scatter and convert store them, gather_rows takes some of each request,
+    copy_pages copies half of the pages onto the other half.
+
+    Raises ToolError for an operation that kvgen bench does not know.
+    """
+    launcher = getattr(scene.package, op.name)
+    if op.kind not in KNOWN:
+        raise ToolError(
+            f"{scene.kernels.name}/{op.name}: got a {op.kind}; kvgen bench knows {', '.join(KNOWN[:-1])} and {KNOWN[-1]}"
+        )
+    alive = [scene.alive(b) for b in range(len(scene.workload.totals))]
+    new, batch = scene.workload.new, len(alive)
+    counts: Sequence[int] = new if op.kind in STEP else [1] * batch if op.kind in ("decode", "gather_rows") else alive
+    padded = getattr(op, "rows", "") == "padded"
+    begins = np.arange(batch + 1) * max(new) if padded else np.cumsum([0, *counts])
+    pairs = _pairs(scene) if op.kind == "copy_pages" else {}
+    sizes: dict[str, int] = {
+        "T": (2 if op.kind == "lora_add" else 1) * int(begins[-1]),
+        **{"B": batch, "B+1": batch + 1, "S": max(new), "P": max(scene.workload.totals)},
+        **{"J": min(SELECTED, *alive), "N": len(pairs.get("pairs", ())), "NS": len(pairs.get("scale_pairs", ()))},
+    }
+    arrays, numbers = dict[str, Raw](), dict[str, int]()
+    for spec in launcher.KERNEL.arguments:
+        if spec.name in _LEFT_OUT or (op.kind == "decode" and spec.name == "row_offsets"):
+            continue  # in decode, row t is request t's
+        if spec.name == "starts" and not isinstance(scene.cache.page_table, Ring):
+            continue
+        if isinstance(spec, Array):
+            shape = tuple(n if isinstance(n, int) else sizes[n] for n in spec.shape)
+            arrays[spec.name] = aligned(shape, dtype(spec.dtype).numpy())
+        elif spec.name in ("num_rows", "lora_end_idx"):
+            numbers[spec.name] = int(begins[-1])
+    for name, array in arrays.items():
+        _fill(scene, op, name, array, begins, pairs)
+    rows = batch * sizes["J"] if op.kind == "gather_rows" else sizes["N"] + sizes["NS"] if pairs else sum(counts)
+    source = _source(scene, op) if isinstance(op, Convert) else None
+    return Call(op, launcher, arrays, rows, int(begins[-1]), tuple(int(n) for n in begins[:-1]), numbers, source)
+
+
+def _fill(scene: Scene, op: Op, name: str, array: Raw, begins: Raw, pairs: Mapping[str, Raw]) -> None:
+    """Index arrays as the workload has them; a scale of 1; everything else stays 0."""
+    totals, new = np.array(scene.workload.totals), np.array(scene.workload.new)
+    if name == "row_offsets":
+        array[...] = begins
+    elif name == "starts":
+        array[...] = totals - [scene.alive(b) for b in range(len(totals))]
+    elif name == "valid_lengths":
+        array[...] = new
+    elif name == "slots" and op.kind == "gather_rows":
+        for b, row in enumerate(array):
+            row[...] = tokens_of_query(scene, b, len(row))
+    elif name == "slots":
+        array[...] = np.concatenate([_slots(scene, b) for b in range(len(totals))])
+    elif name == "positions":
+        rows = array.reshape(-1, *array.shape[-2:]) if getattr(op, "rows", "") == "padded" else array
+        for b, begin in enumerate(begins[:-1]):
+            found = np.arange(totals[b] - new[b], totals[b])
+            if getattr(op, "rows", "") == "padded":
+                rows[:, b, : new[b]] = found
+            else:
+                array[..., begin : begin + new[b]] = found
+    elif name == "lora_end_idx":
+        array[...] = begins[-1]
+    elif name == "q_scale":
+        array[...] = 1
+    elif name in pairs:
+        array[...] = pairs[name]
+
+
+def tokens_of_query(scene: Scene, b: int, count: int) -> NDArray[np.int64]:
+    """The tokens of request b that its query of gather_rows names, in no order."""
+    first = scene.workload.totals[b] - scene.alive(b)
+    return first + np.random.default_rng(b).permutation(scene.alive(b))[:count]
+
+
+def _slots(scene: Scene, b: int) -> NDArray[np.int64]:
+    """The places of request b's new tokens."""
+    total = scene.workload.totals[b]
+    positions = np.arange(total - scene.workload.new[b], total)
+    alive = positions >= (-(-total // scene.tokens) - len(scene.ids[b])) * scene.tokens
+    column = (positions // scene.tokens) % scene.columns
+    ids = scene.matrix(scene.ids)[b, 0, column] * scene.cache.page_table.id_multiplier
+    return np.where(alive, ids * scene.tokens + positions % scene.tokens, -1)
+
+
+def _pairs(scene: Scene) -> dict[str, Raw]:
+    """Half of the pages onto the other half, as entries of the page table."""
+    entries = sum(ids.size for ids in scene.ids)
+    if entries < 2:
+        raise ToolError(
+            f"{scene.kernels.name}: got a workload of one page; copy_pages copies one onto another; give more"
+        )
+    order = np.random.default_rng(1)
+
+    def half() -> Raw:
+        return order.permutation(entries)[: entries // 2 * 2].reshape(-1, 2)
+
+    own = scene.cache.storage.own_table and not isinstance(scene.cache.page_table, PerKV)
+    return {"pairs": half()} | ({"scale_pairs": half()} if own else {})
+
+
+def _source(scene: Scene, op: Convert) -> Scene:
+    """The same workload in the cache that is converted."""
+    kernels = KernelSet(name=scene.kernels.name, q_heads=scene.kernels.q_heads, cache=op.source, ops=(Gather(),))
+    found: Any = SimpleNamespace(Cache=getattr(scene.package, op.source_class))
+    return Scene(kernels, found, scene.workload)

@@ -1,0 +1,75 @@
+// pages.cuh: pages of every kind of runs copied between pools and within one, and what tells where their pieces are.
+#include "../../../templates/device/types.cuh"
+#include "../../../templates/device/fault.cuh"
+#include "../../../templates/device/index.cuh"
+#include "../../../templates/device/copy.cuh"
+#include "../../../templates/device/pages.cuh"
+
+// 2 layers of pages: of 68 bytes in two runs, of whole pieces, of 3 halves a token.
+constexpr uint32_t kLayers = 2, kPages = 7, kOpenTokens = 701;
+using Small = PageRuns<Run<0, 0, 48, 4, false>, Run<1, 0, 20, 4, false>>;
+using Large = PageRuns<Run<0, 0, 20480, 16, false>>;
+using Open = PageRuns<Run<0, 0, 6, 2, true>>;
+using Other = PageRuns<Run<0, 0, 40, 4, false>, Run<1, 1, 28, 4, false>>;  // the second by an id of its own
+
+template <uint32_t kBytes, uint32_t kSecond>
+__device__ __forceinline__ PageAddresses<2, kLayers> pool_of(uint8_t* p, uint32_t tokens) {
+  uint8_t* one = p + kPages * kBytes;
+  return {{{p, one}, {p + kSecond, one + kSecond}}, {kBytes, kBytes}, kLayers, kPages, kPages, tokens};
+}
+
+// Lists of pairs one after the other; the last tile belongs to none.
+extern "C" __global__ void __launch_bounds__(kCopyThreads) pages_copy(
+    const int32_t* pairs, const uint32_t* scaled, const int64_t* open_pairs, const int32_t* live, const uint8_t* small, const uint8_t* large,
+    const uint8_t* open, uint8_t* small_to, uint8_t* large_to, uint8_t* open_to, uint64_t* errors) {
+  const auto a = pool_of<68, 48>((uint8_t*)small, 1), b = pool_of<68, 48>(small_to, 1);
+  uint32_t block = blockIdx.x;
+  if (copy_list<Small, 4, 1, 1>(a, b, kPages, kPages, pairs, live, 6, block, errors)) return;
+  const auto c = pool_of<20480, 0>((uint8_t*)large, 1), d = pool_of<20480, 0>(large_to, 1);
+  if (copy_list<Large, 1, 2, 3>(c, d, kPages, kPages, scaled, (const uint32_t*)nullptr, 4, block, errors + 1)) return;
+  const auto e = pool_of<4208, 0>((uint8_t*)open, kOpenTokens), f = pool_of<4208, 0>(open_to, kOpenTokens);
+  if (copy_list<Open, 1, 1, 1>(e, f, kPages, kPages, open_pairs, (const int64_t*)nullptr, 4, block, errors + 2)) return;
+  if (threadIdx.x == 0 && blockIdx.y == 0) report(errors + 3, Fault::none, block, block);
+}
+
+// Within one pool; all four pairs by one block.
+extern "C" __global__ void __launch_bounds__(kCopyThreads) pages_within(const int32_t* pairs, uint8_t* small, uint64_t* errors) {
+  const auto pool = pool_of<68, 48>(small, 1);
+  copy_pairs<Small, 8, 1, 1>(pool, pool, kPages, kPages, pairs, (const int32_t*)nullptr, 4, blockIdx.x, errors);
+}
+
+// Runs with ids of their own, of a page's middle pieces; a page that goes nowhere.
+extern "C" __global__ void __launch_bounds__(kCopyThreads) pages_tile(const uint8_t* from, uint8_t* to) {
+  __shared__ Ends ends[2][Other::kRuns];
+  if (threadIdx.x == 0) {
+    const uint64_t source[2] = {1, 4}, target[2] = {6, 2};
+    place<Other>(ends[0], pool_of<68, 40>((uint8_t*)from, 1), pool_of<68, 40>(to, 1), 1, source, target);
+    place_nothing(ends[1]);
+  }
+  __syncthreads();
+  copy_tile<Other>(ends, 2, 1, 3, 1);
+}
+
+// Of each piece its run, place and the run's bytes; numbers of pages and pairs.
+extern "C" __global__ void pages_numbers(const int32_t* pairs, uint32_t* found, uint64_t* numbers) {
+  const uint32_t i = threadIdx.x;
+  Small::find(i, 1, [&](uint32_t run, uint32_t piece, uint64_t bytes) {
+    found[3 * i] = run, found[3 * i + 1] = piece, found[3 * i + 2] = (uint32_t)bytes;
+  });
+  numbers += 16 * i;
+  *numbers++ = Small::pieces(i);
+  *numbers++ = Open::pieces(i);
+  *numbers++ = Run<0, 0, 6, 2, true>::bytes(i);
+  *numbers++ = Small::align() << 8 | Open::align() << 4 | Large::align() >> 4;
+  uint64_t all = 0;
+  Small::each([&](uint32_t number, auto run) { all += (number + 1) * decltype(run)::bytes(1); });
+  *numbers++ = all;
+  *numbers++ = least(i, 3);
+  *numbers++ = skips(pairs, i);
+  *numbers++ = page_in<2>(pairs, i, kPages);
+  *numbers++ = pairs_of(pairs + i, 3);
+  *numbers++ = pairs_of((const int32_t*)nullptr, i);
+  *numbers++ = tiles_of<Small, 4>(i, 1);
+  *numbers++ = tiles_of<Large, 1>(i, 1);
+  *numbers++ = tiles_of<Open, 1>(i, 40000);
+}

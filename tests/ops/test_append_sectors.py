@@ -1,0 +1,37 @@
+"""append of a long prompt moves every sector of rows, codes and scales once, whatever the layout."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import pytest
+
+from kvgen import KernelSet, ops, presets
+from kvgen.bench import Scene, Workload, measure
+from tests.ops.fused import NEOX, YARN
+from tests.ops.harness import package
+
+TOKENS: Final = 1024
+_HEADS: Final[dict[str, Any]] = {"dtype": "bf16", "kv_heads": 4, "head_dim": 128}
+CACHES: Final = {
+    "max_paged": presets.max_paged(page_size=16, **_HEADS),
+    "vllm_hnd": presets.vllm_hnd(page_size=16, **_HEADS),
+    "vllm_xpacked": presets.vllm_xpacked(page_size=16, **_HEADS),  # 16 bytes of K, 2 of V lie together
+    "max_paged_scaled": presets.max_paged_scaled(page_size=16, **_HEADS),
+    "max_nvfp4": presets.max_nvfp4(page_size=128, **_HEADS),
+    "vllm_nvfp4": presets.vllm_nvfp4(**_HEADS),  # scales of four tokens side by side
+    "max_mla_fp8": presets.max_mla_fp8(page_size=64),
+}
+
+
+@pytest.mark.parametrize("fused", [False, True], ids=["plain", "fused"])
+@pytest.mark.parametrize("name", CACHES)
+def test_a_prompt(name: str, fused: bool) -> None:
+    cache = CACHES[name]
+    append = ops.Append(rope=YARN if cache.rope_part else NEOX) if fused else ops.Append()
+    kernels = KernelSet(name=f"sectors_{name}_{fused}".lower(), q_heads=cache.kv_heads * 2, cache=cache, ops=[append])
+    scene = Scene(kernels, package(kernels), Workload("prompt", (TOKENS,), (TOKENS,)))
+    (done,) = measure(scene, append, "sm_90a")
+    counted = {t.name: t.ratio for t in done.traffic if t.group in ("kv", "scales", "input", "output") and t.minimum}
+    large = {n: r for n, r in counted.items() if not n.endswith("global_scale[0]") and "global_scale" not in n}
+    assert len(large) >= 2 and all(r is not None and r <= 1.02 for r in large.values()), counted

@@ -1,0 +1,66 @@
+"""benchmarks/run_gpu.py over fused appends and the operations beside them: cases whose expectation is the CPU machine's."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks import run_gpu
+from benchmarks.gpu.cases import load
+from benchmarks.gpu.correctness import failures, run
+from benchmarks.gpu.memory import HostMemory
+from benchmarks.gpu.packages import ROOT, generated, use
+from tests.bench_sets import NAMES, write_project
+from tests.cli.conftest import Folder
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A project with the sets, and in cubins/ what --prepare writes for it."""
+    folder = tmp_path_factory.mktemp("fused")
+    write_project(folder)
+    Folder(folder).kvgen("build")
+    arguments = ["--project", str(folder), "--prepare", str(folder / "cubins"), "--arch", "sm_90a"]
+    assert run_gpu.main(arguments) == 0
+    yield folder
+    use(ROOT)
+
+
+def test_the_cpu_machine_repeats_itself(prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("KVGEN_CUBINS", "KVGEN_NO_JIT"):  # the script sets them; put back what was there
+        monkeypatch.setenv(name, "")
+    out = tmp_path / "results.json"
+    where = ["--project", str(prepared), "--cubins", str(prepared / "cubins"), "--golden", str(tmp_path)]
+    status = run_gpu.main([*where, "--out", str(out), "--device", "cpu", "--section", "correctness"])
+    entries = json.loads(out.read_text())["entries"]
+    assert status == 0, [e for e in entries if e["status"] != "ok"]
+    kernels = {(p.parent.name, p.stem) for p in (prepared / "generated").glob("*/*.cu")}
+    assert {(e["set"], e["op"]) for e in entries} == kernels - {(s, "copy_pages_check") for s, _ in kernels}
+    assert {s for s, _ in kernels} == set(NAMES)
+    for name, op in {(e["set"], e["op"]) for e in entries}:
+        assert {"small", "hostile"} <= {e["case"] for e in entries if (e["set"], e["op"]) == (name, op)}
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen", "mla_row"])
+def test_what_changed_is_seen(name: str, prepared: Path) -> None:
+    """Something is written by every case; a byte that differs fails it, a number that is a neighbour does not."""
+    use(prepared)
+    file, rng = load(prepared / "cubins" / "cases" / f"{name}.npz"), np.random.default_rng(0)
+    for case in (c for c in file.cases if c.name == "ragged"):
+        good = run(case, file.blobs, generated(name), HostMemory())
+        assert failures(case, file.blobs, good) == [] and case.after
+        for memory, data in good.items():
+            bad = dict(good) | {memory: data.copy()}
+            bad[memory][0 if memory in case.near else int(rng.integers(len(data)))] ^= 0x40
+            assert failures(case, file.blobs, bad), (case.key, memory)
+            if memory in case.near and case.near[memory] == "bf16":
+                view = case.arguments.get(memory) or next(
+                    v for vs in case.pools.values() for v in vs if v.memory == memory
+                )
+                bad[memory][...] = data
+                bad[memory][view.offset] ^= 1
+                assert failures(case, file.blobs, bad) == [], (case.key, memory)
