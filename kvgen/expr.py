@@ -91,7 +91,10 @@ def var(name: str, upper: int = U32_MAX) -> Var:
 
 def ceil_div(a: Expr | int, b: Expr | int) -> Expr:
     """a / b rounded up; b > 0."""
-    return _binary("ceil_div", _lift(a), b)
+    top, by = _lift(a), _lift(b)
+    if isinstance(top, Binary) and top.op == "ceil_div" and isinstance(top.right, Const) and isinstance(by, Const):
+        top, by = top.left, Const(top.right.value * by.value)
+    return _binary("ceil_div", top, by)
 
 
 def minimum(a: Expr | int, b: Expr | int) -> Expr:
@@ -206,9 +209,7 @@ def _render(expr: Expr, parent: int, right_side: bool, *, c: bool) -> str:
             return f"{expr.op}({_render(expr.left, 0, False, c=c)}, {_render(expr.right, 0, False, c=c)})"
         # Nothing binds tighter than the unary minus, so composite operands keep their parentheses.
         tight = _PRECEDENCE["*"] + 1
-        left = _render(expr.left, tight, False, c=c)
-        left = f"({left})" if left.startswith("-") else left
-        return f"-(-{left} // {_render(expr.right, tight, True, c=c)})"
+        return f"-(-{_render(expr.left, tight, False, c=c)} // {_render(expr.right, tight, True, c=c)})"
     if c and expr.upper > U64_MAX:
         raise ValueError(f"an expression can reach {expr.upper}, past 64 bits; give its variables tighter bounds")
     level = _PRECEDENCE[expr.op]
