@@ -91,10 +91,12 @@ def var(name: str, upper: int = U32_MAX) -> Var:
 
 def ceil_div(a: Expr | int, b: Expr | int) -> Expr:
     """a / b rounded up; b > 0."""
-    top, by = _lift(a), _lift(b)
-    if isinstance(top, Binary) and top.op == "ceil_div" and isinstance(top.right, Const) and isinstance(by, Const):
-        top, by = top.left, Const(top.right.value * by.value)
-    return _binary("ceil_div", top, by)
+    whole, part = _lift(a), _lift(b)
+    if isinstance(whole, Binary) and whole.op == "ceil_div":
+        inner = whole.right
+        if isinstance(inner, Const) and isinstance(part, Const):
+            return _binary("ceil_div", whole.left, const(inner.value * part.value))
+    return _binary("ceil_div", whole, part)
 
 
 def minimum(a: Expr | int, b: Expr | int) -> Expr:
