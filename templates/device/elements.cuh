@@ -105,15 +105,3 @@ __device__ __forceinline__ e4m3 from_f32<e4m3>(float x) {
   const float in[4] = {x, 0.0f, 0.0f, 0.0f};
   return {(uint8_t)encode(e4m3{}, in)};
 }
-
-// The same values as elements of another type, or as they are.
-template <typename To, typename From, uint32_t N>
-__device__ __forceinline__ void convert(Vec<To, N>& out, const Vec<From, N>& in) {
-  float x[N];
-  unpack<From>(x, in);
-  pack<To>(out, x);
-}
-template <typename T, uint32_t N>
-__device__ __forceinline__ void convert(Vec<T, N>& out, const Vec<T, N>& in) {
-  out = in;
-}

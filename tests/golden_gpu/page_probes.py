@@ -100,7 +100,7 @@ def _numbers_inputs() -> dict[str, Array]:
 def _numbers(arrays: Arrays) -> dict[str, Wanted]:
     numbers = np.zeros((5, 16), np.uint64)
     for i, x in enumerate(arrays["pairs"].tolist()):
-        numbers[i, :13] = [
+        numbers[i, :14] = [
             5,
             -(-6 * i // PIECE),
             6 * i,
@@ -109,11 +109,12 @@ def _numbers(arrays: Arrays) -> dict[str, Wanted]:
             min(i, 3),
             x == -1,
             2 * x if 0 <= 2 * x < PAGES else NONE,
-            3 if x < 0 else min(x, 3),
+            0 if x < 0 else min(x, 3),
             i,
             -(-i // 4),
             i * -(-LARGE // PIECE // TILE),
             i * -(-6 * 40000 // PIECE // TILE),
+            x < 0,
         ]
     found = [[0, 0, 48], [0, 1, 48], [0, 2, 48], [1, 0, 20], [1, 1, 20]]
     return {"found": exact(np.array(found, np.uint32)), "numbers": exact(numbers)}

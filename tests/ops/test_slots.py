@@ -45,7 +45,7 @@ _BYTES: Final = Quant(dtype="e4m3")
 # Every form of table but PerKV, which has no slots; known and unknown sizes of a page.
 NARROW = ("flashinfer", "indirect")
 SETS = chosen("slots", _operations, ("dense", "hnd", "kv_inside", "ring", "continuous_open", *NARROW))
-STORING = chosen("stored", _storing, ("dense", "kv_inside", "ring", "continuous", "indirect", "latent_row"))
+STORING = chosen("slots_append", _storing, ("dense", "kv_inside", "ring", "continuous", "indirect", "latent_row"))
 
 
 def check_slots(scene: Scene, op: str, rows: int, offsets: Raw) -> tuple[int, Raw]:

@@ -46,8 +46,8 @@ def test_by_hand() -> None:
     row = RmsNorm(over="row", multiply="before", eps=0.5)
     wanted = x[0] / np.sqrt(12.5 + 0.5) * [[1, 2], [3, 4]]
     np.testing.assert_allclose(rms_norm(x, np.array([1, 2, 3, 4]), row, F32)[0], wanted, rtol=1e-6)
-    first = rms_norm(x, np.array([2.0]), RmsNorm(dim=1, multiply="before"), F32)[0]
-    np.testing.assert_allclose(first, [[2, -4], [0, 5]], rtol=1e-6)
+    part = rms_norm(np.concatenate([x, x], axis=2), weight, RmsNorm(dim=2, multiply="before"), F32)[0]
+    np.testing.assert_allclose(part, np.concatenate([x[0] / root * weight, x[0]], axis=1), rtol=1e-6)
 
 
 def test_where_the_cast_comes() -> None:
@@ -93,7 +93,7 @@ def test_a_wrong_weight_is_refused() -> None:
         ({"over": "token"}, "RmsNorm.over: got 'token'; input should be 'head' or 'row'"),
         ({"eps": 0.0}, "RmsNorm.eps: got 0.0; input should be greater than 0"),
         ({"eps": float("nan")}, "RmsNorm.eps: got nan; input should be a finite number"),
-        ({"dim": 0}, "RmsNorm.dim: got 0; input should be greater than or equal to 1"),
+        ({"dim": 1}, "RmsNorm.dim: got 1; input should be greater than or equal to 2"),
         ({"multiply": "never"}, "RmsNorm.multiply: got 'never'; input should be 'after' or 'before'"),
         ({"weight_dtype": "bf16"}, "RmsNorm.weight_dtype: got 'bf16'; input should be 'same' or 'f32'"),
     ],

@@ -72,4 +72,5 @@ extern "C" __global__ void pages_numbers(const int32_t* pairs, uint32_t* found, 
   *numbers++ = tiles_of<Small, 4>(i, 1);
   *numbers++ = tiles_of<Large, 1>(i, 1);
   *numbers++ = tiles_of<Open, 1>(i, 40000);
+  *numbers++ = bad_count(pairs + i);
 }
