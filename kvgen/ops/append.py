@@ -31,8 +31,10 @@ class Append(Op):
 
     In this order, each where it is asked for: `bias` of q, k and v; RMS norms of q and of k (in latent rows, of the latent
     part); `rope` of q and of k, a Rope, or "model" or "local" for the model's own. What is done is done in f32 and rounded
-    once, to the cache's dtype or by its quantization. q `[T, q_heads, q_dim]` comes back as `q_out`, as it was ("same"), as
-    scale-free e4m3 of q / `q_scale` (an optional f32), or not at all ("none"); a row whose position is unknown is NaN there.
+    once, to the cache's dtype or by its quantization (a norm with `multiply="after"` also casts before its weights).
+
+    q `[T, q_heads, q_dim]` comes back as `q_out`, as it was ("same"), as scale-free e4m3 of q / `q_scale` (an optional f32),
+    or not at all ("none"); a row whose position is unknown is NaN there.
 
     `angles="computed"`: cosines and sines of position * frequency, positions below 2^24. Else the call brings
     `cos_sin[P, dims]`: "pairs" (cos, sin, cos, sin: Modular MAX's freqs_cis), or "halves" (all cos, all sin: vLLM). A
@@ -86,7 +88,9 @@ class Append(Op):
             _ROWS[self.rows],
         ]
         if done:
-            lines += ["All of it is done in f32 and rounded once."]
+            casts = any(norm is not None and norm.multiply == "after" for norm in (self.q_norm, self.k_norm))
+            before = ", but for a norm's cast before its weights" if casts else ""
+            lines += [f"All of it is done in f32 and rounded once{before}."]
         if self.takes_q:
             lines += ["q comes back as `q_out`; a row whose position is unknown is NaN there."]
         return "\n".join(lines)
