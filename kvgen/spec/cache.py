@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cached_property
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -139,6 +140,11 @@ class Cache(Spec):
         """The regions of values, one a tensor: (K and V,), (K, V), (K,) ..."""
         found = {self.storage.base(s.base).tensor: s.region for s in reversed(self.storage.segments)}
         return tuple(found[t.name] for t in self.storage.tensors if t.name in found)
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """Another cache with these fields changed, validated as any other: its storage is worked out anew."""
+        given = {name: getattr(self, name) for name in self.model_fields_set}
+        return type(self)(**(given | dict(update or {})))
 
     @cached_property
     def storage(self) -> Storage:

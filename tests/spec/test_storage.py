@@ -282,3 +282,12 @@ def test_groups_of_tokens_share_a_scale_in_a_split_layout() -> None:
     cache = Paged(dtype="bf16", kv_heads=2, head_dim=8, page_size=8, layout=layout, k_quant=quant)
     check(cache)
     assert cache.storage.tensor("k_scales").shape == ("scale_pages", "layers", 2, 2, 8)
+
+
+def test_a_changed_copy_has_a_storage_of_its_own() -> None:
+    """Nothing that was worked out for the first cache stays, and rules hold for the copy as for any cache."""
+    small = Paged(dtype="bf16", kv_heads=2, head_dim=64, page_size=8)
+    assert small.storage.tensors[0].shape[3] == 8
+    assert small.model_copy(update={"page_size": 16}).storage.tensors[0].shape[3] == 16
+    with pytest.raises(ValueError, match="page_size"):
+        small.model_copy(update={"page_size": 0})
