@@ -28,11 +28,6 @@ from tests.ops.memory import rows_array
 from tests.ops.scenes import Scene
 from tests.ops.test_fused import check_q, check_row, fill
 
-NAMES = (
-    *("dense", "hnd", "kv_inside", "ring", "per_kv", "xpacked", "latent", "latent_row", "continuous", "k_only"),
-    *("token_head", "zero", "nvfp4", "given", "fp8"),
-)
-
 
 def operations(cache: Cache) -> Sequence[Op] | None:
     if cache.storage.residual:
