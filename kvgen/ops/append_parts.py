@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from kvgen.dtypes import DType, dtype
-from kvgen.ops.heads import NormContext, PartContext, lanes_of, norm_context, width_of
+from kvgen.ops.heads import InputContext, NormContext, PartContext, TileContext, lanes_of, norm_context, width_of
 from kvgen.ops.segments import SegmentContext, row_params, segments
 from kvgen.ops.writes import WriteContext, divide, values_by_token, write
 from kvgen.plan import Param
@@ -17,22 +17,6 @@ from kvgen.spec.norm import RmsNorm
 
 if TYPE_CHECKING:
     from kvgen.ops.append import Append
-
-
-@dataclass(frozen=True)
-class InputContext:
-    """A C function that finds row `row` of the block in the caller's memory."""
-
-    name: str
-    pointer: str
-
-
-@dataclass(frozen=True)
-class TileContext:
-    """Rows of K or V that wait in shared memory, `stride` floats apart."""
-
-    role: str
-    stride: int
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Final
 
 from kvgen.dtypes import dtype
 from kvgen.expr import ceil_div, const, var
-from kvgen.ops.append_parts import InputContext, Rows, TileContext
+from kvgen.ops.append_parts import Rows
 from kvgen.ops.cache import ERRORS, entry_name
-from kvgen.ops.heads import PartContext, RopeContext, rope_context
+from kvgen.ops.heads import InputContext, PartContext, RopeContext, TileContext, rope_context
 from kvgen.ops.writes import WriteContext
 from kvgen.plan import KernelPlan, Param
 from kvgen.spec.kernel_set import KernelSet

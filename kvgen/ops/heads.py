@@ -111,6 +111,22 @@ class PartContext:
         return min(self.width, 4)
 
 
+@dataclass(frozen=True)
+class InputContext:
+    """A C function that finds row `row` of the block in the caller's memory."""
+
+    name: str
+    pointer: str
+
+
+@dataclass(frozen=True)
+class TileContext:
+    """Rows of K or V that wait in shared memory, `stride` floats apart."""
+
+    role: str
+    stride: int
+
+
 def width_of(element: str, *sizes: int) -> int:
     """Elements of the widest access that all these sizes are whole numbers of."""
     return math.gcd(16 // dtype(element).bytes, *sizes)

@@ -84,6 +84,16 @@ def _by_token(cache: Cache, role: str, begin: int) -> tuple[int, int]:
     return values, max(1, SECTOR // within)
 
 
+def _heads_beside(cache: Cache, segment: SegmentContext) -> bool:
+    """Whether the scales of a token's heads lie closer than those of neighbouring tokens."""
+    scales = next(s for s in cache.storage.roles[segment.role] if s.begin == segment.begin).scales
+    if scales is None or scales.region is None or scales.heads == 1:
+        return False
+    axes = zip(scales.region.axes, scales.region.strides, strict=True)
+    steps = [s for a, s in axes if a.name == "head" and s is not None]
+    return min(steps, default=0) < _token_step(scales.region)
+
+
 def scales_by_token(cache: Cache, role: str, begin: int) -> bool:
     """Whether the scales of neighbouring tokens lie closer than those of a token's heads and groups."""
     scales = next(s for s in cache.storage.roles[role] if s.begin == begin).scales
@@ -159,8 +169,9 @@ def divide(
         rows = max(rows, min(MOST_ROWS, max(values if values_by_token(cache, s) else 1, computed)))
     unit, heads = math.lcm(1, *(s.scales[0].heads for s in known if s.computed)), cache.kv_heads
     fitting = [heads] if whole else [h for h in range(unit, heads + 1) if heads % h == 0 and h % unit == 0]
-    # As much work a block as before: more rows, fewer heads.
-    most = max(1, heads * 4 * threads // (vectors * rows)) if rows > base else heads
+    # As much work a block as before: more rows, fewer heads, where these are not in one sector with each other.
+    apart = rows > base and not any(s.computed and _heads_beside(cache, s) for s in known)
+    most = max(1, heads * 4 * threads // (vectors * rows)) if apart else heads
     at = max((i for i, h in enumerate(fitting) if h <= most), default=0)
 
     def shared(count: int, of: int) -> int:

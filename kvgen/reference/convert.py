@@ -45,8 +45,11 @@ def convert(
                 continue
             found = source.places(b, position // source.tokens)
             target = table.places(b, position // table.tokens)
-            if isinstance(found, Fault) or isinstance(target, Fault):
-                faults.add(found if isinstance(found, Fault) else target, b, position)  # type: ignore[arg-type]
+            if isinstance(found, Fault):
+                faults.add(found, b, position)
+                continue
+            if isinstance(target, Fault):
+                faults.add(target, b, position)
                 continue
             for pool, other, to, place in zip(pools, sources, target, found, strict=False):
                 _move(pool, position % table.tokens, to, other, b, position, place, same_scales)
