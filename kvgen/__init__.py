@@ -10,11 +10,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from kvgen import ops
+    from kvgen import ops, score
     from kvgen.inline import compile_kernel
     from kvgen.spec import presets
     from kvgen.spec.cache import Continuous, Latent, Layout, Paged
     from kvgen.spec.kernel_set import KernelSet
+    from kvgen.spec.mask import Mask
     from kvgen.spec.model import (
         LinearScaling,
         Llama3Scaling,
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     )
     from kvgen.spec.norm import RmsNorm
     from kvgen.spec.quant import Block, Quant
+    from kvgen.spec.ragged import Ragged
+    from kvgen.spec.score import Score
     from kvgen.spec.table import CSR, Dense, Indirect, PerKV, Ring
 
 __version__ = "0.1.0"
@@ -38,7 +41,10 @@ _HOME = {
         ("LinearScaling", "Llama3Scaling", "LongRopeScaling", "Mla", "Model", "Rope", "YarnScaling"), "kvgen.spec.model"
     ),
     "KernelSet": "kvgen.spec.kernel_set",
+    "Mask": "kvgen.spec.mask",
+    "Ragged": "kvgen.spec.ragged",
     "RmsNorm": "kvgen.spec.norm",
+    "Score": "kvgen.spec.score",
     "compile_kernel": "kvgen.inline",
 }
 
@@ -54,24 +60,28 @@ __all__ = [
     "LinearScaling",
     "Llama3Scaling",
     "LongRopeScaling",
+    "Mask",
     "Mla",
     "Model",
     "Paged",
     "PerKV",
     "Quant",
+    "Ragged",
     "Ring",
     "RmsNorm",
     "Rope",
+    "Score",
     "YarnScaling",
     "compile_kernel",
     "ops",
     "presets",
+    "score",
 ]
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("ops", "presets"):
-        return import_module(f"kvgen.{name}" if name == "ops" else "kvgen.spec.presets")
+    if name in ("ops", "presets", "score"):
+        return import_module("kvgen.spec.presets" if name == "presets" else f"kvgen.{name}")
     if name in _HOME:
         return getattr(import_module(_HOME[name]), name)
     raise AttributeError(f"module 'kvgen' has no attribute {name!r}")

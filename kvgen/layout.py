@@ -118,7 +118,8 @@ class Region:
 
     `extents` holds kv (2), token, head and dim; token may be None where its extent is a run-time matter (continuous
     caches), page and layer are never in it. `byte_offset` is the region's start inside its page; `pitch` is how many of
-    its elements the innermost axis takes in memory where the region is a part of wider rows (0: just its extent).
+    its elements the innermost axis takes in memory where the region is a part of wider rows (0: just its extent). `ragged`:
+    there are no pages, and token counts the rows of all requests, which begin at any of them.
     """
 
     role: Role
@@ -128,6 +129,7 @@ class Region:
     byte_offset: int = 0
     swizzle: Swizzle | None = None
     pitch: int = 0
+    ragged: bool = False
 
     def __post_init__(self) -> None:
         extents, text = dict(self.extents), self.text
@@ -137,21 +139,41 @@ class Region:
                 raise SpecError(f"layout: the axis {name} stands twice in {text!r}; each axis once, or split")
             _check_factors(name, factors, extents.get(name), text)
         present = {a.name for a in self.axes}
+        if self.ragged:
+            self._check_ragged()
         for name in INNER:
             if name not in present and extents[name] != 1:
                 raise SpecError(f"layout: {text!r} has no {name} axis, but {name} has {extents[name]} elements; add it")
-        if "page" not in present:
+        if "page" not in present and not self.ragged:
             raise SpecError(f"layout: {text!r} has no page axis; add page (or block)")
         for axis, stride in zip(self.axes, self.strides, strict=True):
             if axis.name in INNER and stride is None:
+                rule = "move page, layer and a continuous cache's token to the left"
+                if self.ragged:
+                    rule = "move layer and token to the left, or give total_tokens, the rows that a tensor has room for"
                 raise SpecError(
-                    f"layout: {axis} lies outside an axis whose extent is known only at run time in {text!r}; "
-                    "move page, layer and a continuous cache's token to the left"
+                    f"layout: {axis} lies outside an axis whose extent is known only at run time in {text!r}; {rule}"
                 )
         if self.swizzle:
             self._check_swizzle(self.swizzle)
         if self.byte_offset * 8 % self.dtype.bits:
             raise SpecError(f"layout: byte offset {self.byte_offset} is no multiple of a {self.dtype.name} element")
+
+    def _check_ragged(self) -> None:
+        """A request may begin at any row: rows are alike, and nothing but their number tells one from the next."""
+        if "page" in (a.name for a in self.axes):
+            raise SpecError(
+                f"layout: {self.text!r} has a page axis, but requests lie one after another without pages; drop it, e.g. "
+                "'token head dim'"
+            )
+        if Axis("token") not in self.axes:
+            raise SpecError(
+                f"layout: got {self.text!r} for requests that begin at any row; token is one whole axis, e.g. 'token head dim'"
+            )
+        if self.swizzle:
+            raise SpecError(
+                "swizzle: got one for requests that begin at any row; a swizzle permutes the elements of a page; leave it out"
+            )
 
     def _check_swizzle(self, swizzle: Swizzle) -> None:
         """A swizzle permutes whole blocks of 2^(base + bits) elements: a page must be made of them, without gaps."""
@@ -194,11 +216,11 @@ class Region:
     @property
     def shape(self) -> tuple[int | str, ...]:
         """The tensor's shape: numbers, and the names of the extents known at run time."""
-        names = {"page": "pages", "layer": "layers", "token": "tokens"}
+        names = {"page": "pages", "layer": "layers", "token": "rows" if self.ragged else "tokens"}
         extents = dict(self.extents)
         result: list[int | str] = []
         for axis in self.axes:
-            whole = extents.get(axis.name)
+            whole = None if self.ragged and axis.name == "token" else extents.get(axis.name)
             result.append(names[axis.name] if whole is None else axis.extent(whole))
         return tuple(result)
 
@@ -208,7 +230,8 @@ class Region:
 
     def index_vars(self) -> dict[str, Expr]:
         """Variables for token, head and dim, bounded by the extents."""
-        return {n: var(n, (e - 1) if e else 2**32 - 1) for n, e in self.extents if n in INNER}
+        open_ended = ("token",) if self.ragged else ()
+        return {n: var(n, (e - 1) if e and n not in open_ended else 2**32 - 1) for n, e in self.extents if n in INNER}
 
     def offset(self, index: Mapping[str, Expr] | None = None) -> Expr:
         """Element offset inside the page of (token, head, dim); by default over variables of those names."""

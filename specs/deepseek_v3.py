@@ -8,7 +8,7 @@ from kvgen import KernelSet, Latent, Mla, Model, RmsNorm, Rope, YarnScaling, ops
 kernels = KernelSet(
     q_heads=128,
     cache=Latent(dtype="bf16", latent_dim=512, rope_dim=64, page_size=64),
-    ops=[ops.Append(rope="model", k_norm=RmsNorm()), ops.Gather()],
+    ops=[ops.Append(rope="model", k_norm=RmsNorm()), ops.Gather(), ops.MlaDecode(split="balanced")],
     arch=["sm_80", "sm_90a"],
     model=Model(
         architecture="DeepseekV3ForCausalLM",

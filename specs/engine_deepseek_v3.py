@@ -1,4 +1,4 @@
-"""DeepSeek V3 in FlashMLA's 656-byte rows: the latent normalised, the rest turned, both quantized and stored in one launch."""
+"""DeepSeek V3 in FlashMLA's 656-byte rows: normalised, turned, quantized and stored in one launch; prefill in chunks."""
 
 from kvgen import KernelSet, Latent, RmsNorm, Rope, YarnScaling, ops, presets
 
@@ -21,6 +21,9 @@ kernels = KernelSet(
         ops.Convert(source=Latent(dtype="bf16", latent_dim=512, rope_dim=64, page_size=64)),
         ops.SlotMapping(),
         ops.RemapIndices(),
+        ops.MlaPlan(buffer_token_size=16384),
+        ops.MlaDecompress(),
+        ops.MergeStates(states="many", dtype="f32", out_dtype="bf16", lse_empty="inf"),
     ],
     arch=["sm_80", "sm_90a"],
 )

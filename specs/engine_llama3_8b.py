@@ -1,6 +1,6 @@
-"""An engine's whole write path over Llama 3.1 8B's pages: LoRA, page movement, beams, defragmentation, vLLM's memory."""
+"""An engine's operations over Llama 3.1 8B's pages: LoRA, page movement, beams, defragmentation, vLLM's memory, a cascade."""
 
-from kvgen import KernelSet, Llama3Scaling, Paged, Rope, ops, presets
+from kvgen import KernelSet, Llama3Scaling, Mask, Paged, Rope, ops, presets
 
 ROPE = Rope(
     style="neox",
@@ -32,6 +32,10 @@ kernels = KernelSet(
         ops.Advance(),
         ops.ToCsr(),
         ops.SlotMapping(),
+        # A cascade: what the batch shares, what each request has itself, and both together.
+        ops.Decode(name="prefix", rows=64, mask=Mask(causal=False), out_dtype="f32", split="balanced"),
+        ops.Decode(out_dtype="f32", split="balanced"),
+        ops.MergeStates(dtype="f32", out_dtype="bf16"),
     ],
     arch=["sm_80", "sm_90a"],
 )

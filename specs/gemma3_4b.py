@@ -3,7 +3,7 @@
 Written by `kvgen init --from tests/models/configs/gemma_3_4b_it.json`.
 """
 
-from kvgen import KernelSet, LinearScaling, Model, Paged, RmsNorm, Rope, ops
+from kvgen import KernelSet, LinearScaling, Mask, Model, Paged, RmsNorm, Rope, ops
 
 kernels = KernelSet(
     q_heads=8,
@@ -21,7 +21,8 @@ kernels = KernelSet(
             k_norm=RmsNorm(weight_offset=1.0, multiply="before"),
         ),
         ops.Gather(),
-        ops.Decode(),
+        ops.Decode(split="balanced"),
+        ops.Decode(name="decode_local", mask=Mask(window=1024), split="balanced"),
     ],
     arch=["sm_80", "sm_90a"],
     model=Model(

@@ -3,12 +3,17 @@
 Written by `kvgen init --from tests/models/configs/gpt_oss_20b.json`.
 """
 
-from kvgen import KernelSet, Model, Paged, Rope, YarnScaling, ops
+from kvgen import KernelSet, Mask, Model, Paged, Rope, YarnScaling, ops
 
 kernels = KernelSet(
     q_heads=64,
     cache=Paged(dtype="bf16", kv_heads=8, head_dim=64, page_size=16),
-    ops=[ops.Append(rope="model"), ops.Gather(), ops.Decode()],
+    ops=[
+        ops.Append(rope="model"),
+        ops.Gather(),
+        ops.Decode(sinks="lse", split="balanced"),
+        ops.Decode(name="decode_local", mask=Mask(window=128), sinks="lse", split="balanced"),
+    ],
     arch=["sm_80", "sm_90a"],
     model=Model(
         architecture="GptOssForCausalLM",

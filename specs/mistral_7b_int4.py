@@ -1,6 +1,6 @@
-"""Mistral 7B: int4 with f16 scale and zero point per group of 64 channels."""
+"""Mistral 7B v0.1, a window of 4096 tokens: int4 with f16 scale and zero point per group of 64 channels."""
 
-from kvgen import Block, KernelSet, Paged, Quant, ops
+from kvgen import Block, KernelSet, Mask, Paged, Quant, ops
 
 kernels = KernelSet(
     q_heads=32,
@@ -11,6 +11,6 @@ kernels = KernelSet(
         page_size=64,
         quant=Quant(dtype="i4", scale_dtype="f16", zero=True, block=Block(dim=64)),
     ),
-    ops=[ops.Append(), ops.Gather(), ops.Decode()],
+    ops=[ops.Append(), ops.Gather(), ops.Decode(mask=Mask(window=4096), split="balanced")],
     arch=["sm_80", "sm_90a"],
 )

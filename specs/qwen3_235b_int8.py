@@ -12,6 +12,6 @@ kernels = KernelSet(
         table=Dense(align=8),
         quant=Quant(dtype="i8", scale_dtype="f16", own_table=True),
     ),
-    ops=[ops.Append(), ops.Gather(), ops.Decode()],
+    ops=[ops.Append(), ops.Gather(), ops.Decode(split="balanced")],
     arch=["sm_80", "sm_90a"],
 )

@@ -47,6 +47,7 @@ COVER: Final[tuple[tuple[str, str], ...]] = (
     ("ops/advance ops/row_offsets", "tests/ops/test_lengths.py"),
     ("ops/to_csr ops/to_dense", "tests/ops/test_page_lists.py"),
     ("ops/slot_mapping ops/remap_indices", "tests/ops/test_slots.py"),
+    ("ops/merge_states", "tests/ops/test_merge_states.py tests/ops/test_cascade.py"),
     ("ops/copy_pages*", "tests/ops/test_copy_pages.py"),
     ("ops/compact*", "tests/ops/test_compact.py"),
     ("ops/gather", "tests/ops/test_gather.py tests/ops/test_hostile.py tests/ops/test_residual.py"),
@@ -54,7 +55,7 @@ COVER: Final[tuple[tuple[str, str], ...]] = (
         (f"ops/{name}", f"tests/ops/test_{name}.py")
         for name in (
             *("lora_add", "rows_add", "sliced_add", "store_scales", "swap_pages", "reorder", "gather_rows"),
-            *("scatter", "convert"),
+            *("scatter", "convert", "mla_plan", "mla_decompress"),
         )
     ),
     ("*", "tests/ops"),

@@ -24,7 +24,7 @@ FLOORS = {
     **dict.fromkeys(("bench", "emit", "inline", "testing"), 5),
     **dict.fromkeys(("render", "ops"), 4),
     **dict.fromkeys(("compile", "runtime", "reference"), 3),
-    **dict.fromkeys(("spec", "plan"), 2),
+    **dict.fromkeys(("score", "spec", "plan"), 2),
     **dict.fromkeys(
         ("layout", "expr", "dtypes", "errors", "paths", "flatten", "signature", "config", "emulator", "tensor_map"), 1
     ),

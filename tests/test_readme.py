@@ -18,7 +18,7 @@ def table_row(loaded: LoadedSet) -> str:
     """One set's row in the README's table."""
     kernels, cache = loaded.kernels, loaded.kernels.cache
     layout = cache.layout.kv or " / ".join(t for t in (cache.layout.k, cache.layout.rope, cache.layout.v) if t)
-    pages = f"{cache.page_size}" if isinstance(cache, Paged) else "a block a request"
+    pages = f"{cache.page_size}" if isinstance(cache, Paged) else "none" if cache.ragged else "a block a request"
     heads = f"{kernels.q_heads}/{cache.kv_heads} x {cache.head_dim}"
     ops = ", ".join(op.name for op in kernels.ops)
     name = f"[{kernels.name}]({loaded.source})"

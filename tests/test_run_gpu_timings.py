@@ -38,6 +38,12 @@ class EmulatedDriver:
     def capability(self, device: int) -> tuple[int, int]:
         return (9, 0)
 
+    def multiprocessors(self, device: int) -> int:
+        return 2
+
+    def mapped(self, pointer: int, device: int) -> int:
+        return pointer
+
     def pointer_device(self, pointer: int) -> int:
         return 0
 

@@ -19,12 +19,18 @@ from kvgen.ops.cache import CacheContext
 from kvgen.ops.compact import CompactContext, CompactPlanContext
 from kvgen.ops.convert import ConvertContext
 from kvgen.ops.copy_pages import CopyPagesCheckContext, CopyPagesContext
-from kvgen.ops.decode import DecodeContext, DecodePlanContext
+from kvgen.ops.decode_simt import SimtContext
+from kvgen.ops.decode_tensor import TensorContext
 from kvgen.ops.gather import GatherContext
 from kvgen.ops.gather_rows import GatherRowsContext
 from kvgen.ops.launcher import LauncherContext
 from kvgen.ops.lengths import AdvanceContext, RowOffsetsContext
 from kvgen.ops.lora_add import LoraAddContext
+from kvgen.ops.merge_states import MergeStatesContext
+from kvgen.ops.mla_decode import MlaDecodeContext
+from kvgen.ops.mla_decompress import MlaDecompressContext
+from kvgen.ops.mla_plan import MlaPlanContext
+from kvgen.ops.mla_wgmma import MlaWgmmaContext
 from kvgen.ops.page_lists import ToCsrContext, ToDenseContext
 from kvgen.ops.reorder import ReorderContext
 from kvgen.ops.rows_add import RowsAddContext
@@ -34,6 +40,7 @@ from kvgen.ops.sliced_add import SlicedAddContext
 from kvgen.ops.slots import RemapIndicesContext, SlotMappingContext
 from kvgen.ops.store_scales import StoreScalesContext
 from kvgen.ops.swap_pages import SwapPagesContext
+from kvgen.ops.work import PlanContext
 from kvgen.paths import templates_root
 from kvgen.render import environment, render
 
@@ -46,8 +53,9 @@ CONTEXTS: dict[str, tuple[type, float]] = {
     "ops/gather_rows.cu.j2": (GatherRowsContext, 0.10),
     "ops/scatter.cu.j2": (ScatterContext, 0.10),
     "ops/convert.cu.j2": (ConvertContext, 0.10),
-    "ops/decode.cu.j2": (DecodeContext, 0.10),
-    "ops/decode_plan.cu.j2": (DecodePlanContext, 0.10),
+    "ops/decode.cu.j2": (TensorContext, 0.25),
+    "ops/decode_simt.cu.j2": (SimtContext, 0.15),
+    "ops/decode_plan.cu.j2": (PlanContext, 0.15),
     "ops/seal.cu.j2": (SealContext, 0.10),
     "ops/copy_pages.cu.j2": (CopyPagesContext, 0.10),
     "ops/copy_pages_check.cu.j2": (CopyPagesCheckContext, 0.10),
@@ -62,6 +70,11 @@ CONTEXTS: dict[str, tuple[type, float]] = {
     "ops/to_csr.cu.j2": (ToCsrContext, 0.10),
     "ops/to_dense.cu.j2": (ToDenseContext, 0.10),
     "ops/lora_add.cu.j2": (LoraAddContext, 0.10),
+    "ops/merge_states.cu.j2": (MergeStatesContext, 0.10),
+    "ops/mla_decode.cu.j2": (MlaDecodeContext, 0.15),
+    "ops/mla_decode_wgmma.cu.j2": (MlaWgmmaContext, 0.10),
+    "ops/mla_decompress.cu.j2": (MlaDecompressContext, 0.10),
+    "ops/mla_plan.cu.j2": (MlaPlanContext, 0.10),
     "ops/rows_add.cu.j2": (RowsAddContext, 0.10),
     "ops/sliced_add.cu.j2": (SlicedAddContext, 0.10),
     "ops/store_scales.cu.j2": (StoreScalesContext, 0.10),
@@ -73,9 +86,11 @@ CONTEXTS: dict[str, tuple[type, float]] = {
 TABLES = sorted(p.relative_to(templates_root()).as_posix() for p in templates_root().glob("cache/*.j2"))
 TABLES.remove("cache/cache.cuh.j2")
 WRITERS = sorted(p.relative_to(templates_root()).as_posix() for p in templates_root().glob("write/*.j2"))
-# Where a row goes, and what happens to its heads: imported by append.cu.j2 too.
+# Where a row goes, and what happens to its heads: imported by append.cu.j2 too. What attention kernels share.
 STEPS = sorted(
-    p.relative_to(templates_root()).as_posix() for d in ("find", "heads") for p in templates_root().glob(f"{d}/*.j2")
+    p.relative_to(templates_root()).as_posix()
+    for d in ("attend", "find", "heads")
+    for p in templates_root().glob(f"{d}/*.j2")
 )
 MACROS = [*TABLES, *WRITERS, *STEPS]
 

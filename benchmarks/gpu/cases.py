@@ -117,6 +117,8 @@ class Facts:
     """Tokens of K that are quantized together; 0: each on its own."""
     changed: dict[str, str] = field(default_factory=dict)
     """The roles ("k", "kv") whose rows an append stores as others than they come, by the append's name."""
+    rows: dict[str, int] = field(default_factory=dict)
+    """Query rows of a request, of each decode operation."""
     apart: str = ""
     """The append that the prepared folder has separate kernels for, if any."""
 

@@ -46,8 +46,11 @@ def run(case: Case, blobs: Blobs, package: ModuleType, memory: Memory) -> dict[s
             arguments["source"] = source[case.layer]
         if hasattr(launcher, "workspace"):
             rows = case.arguments["q"].shape[0]
-            arguments["workspace"] = launcher.workspace(max(rows, 1), device=layer.device)
-            launcher.plan(layer, arguments["workspace"])
+            longest = cache.max_cache_length if launcher.WORK.chunk else None
+            workspace = launcher.workspace(max(rows, 1), device=layer.device, max_tokens=longest)
+            taken = [p.name for p in launcher.PLAN.arguments if p.name != "workspace"]
+            launcher.plan(layer, workspace, rows=rows, **{n: arguments.pop(n) for n in taken if n in arguments})
+            arguments["workspace"] = workspace
         launcher(layer, **arguments)
     return {name: p.read() for name, p in placed.items()}
 

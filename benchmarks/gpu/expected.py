@@ -5,8 +5,9 @@ The scenes are those of the operation tests: canaries around everything, NaN whe
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
 from types import ModuleType
 from typing import Any, Final
 
@@ -19,7 +20,8 @@ from kvgen import CSR, Continuous, Indirect, KernelSet, Ring
 from kvgen.dtypes import dtype
 from kvgen.reference import Decoded, append, decode, gather, seal
 from tests.ops.batches import OPEN_TOKENS, PLAIN, Batch
-from tests.ops.harness import HALF_ULP, bounds, raise_edges
+from tests.ops.closeness import HALF_ULP, Terms, limits, terms
+from tests.ops.edges import raise_edges
 from tests.ops.memory import rows_array
 from tests.ops.scenes import Scene
 
@@ -251,21 +253,26 @@ def _gather_cases(kernels: KernelSet, op: Any, blobs: Blobs) -> list[Case]:
 
 
 def _decode_cases(kernels: KernelSet, op: Any, blobs: Blobs) -> list[Case]:
-    top = boundary_totals(kernels)
-    empty = [0] if kernels.cache.lengths == "after" else []
+    """Of a decode whose mask and score take nothing from the call."""
+    top, most = boundary_totals(kernels), op.rows
+    before = kernels.cache.lengths == "before"
+    empty = [] if before else [0]
     five = [max(top[1], 4), max(top[1], 4), 4, 5, 4]
+    given = terms(kernels, op)
     found = []
-    for name, totals, has_row, padding in (
-        ("small", (3, top[1]), None, 0),
-        ("boundaries", [*top, *empty], None, 3),
-        ("rows", [*top, *empty], [b % 2 for b in range(len(top) + len(empty))], 2),
-        ("hostile", five, None, 1),
-        ("conversions", (1, 2, 2, 1, 2), None, 0),
+    for name, totals, ragged, padding in (
+        ("small", (3, top[1]), False, 0),
+        ("boundaries", [*top, *empty], False, 3),
+        ("rows", [*top, *empty], True, 2),
+        ("hostile", five, False, 1),
+        ("conversions", (1, 2, 2, 1, 2), False, 0),
     ):
-        counts = totals if kernels.cache.lengths == "after" else [n - 1 for n in totals]
+        rows = [b % (most + 1) if ragged else most for b in range(len(totals))]
+        totals = [max(n, r) if before else n for n, r in zip(totals, rows, strict=True)]
+        counts = [n - r * before for n, r in zip(totals, rows, strict=True)]
         scene = QuarterScene(kernels, _batch(kernels, 7, totals, [0] * len(totals), strided=name != "small"), counts)
         scene.fill(totals)
-        count = (len(totals) if has_row is None else sum(has_row)) + padding
+        count = sum(rows) + padding
         case = Builder(scene, blobs, op.name, name, golden=name in ("small", "conversions"))
         shape = (kernels.q_heads, kernels.cache.head_dim)
         q, memory = rows_array(count, shape, kernels.cache.dtype, strided=scene.batch.strided)
@@ -274,19 +281,19 @@ def _decode_cases(kernels: KernelSet, op: Any, blobs: Blobs) -> list[Case]:
             _all_sizes(scene, totals)
         elif name == "conversions":
             _bit_patterns(scene, totals)
-        elif has_row is None:
-            raise_edges(scene, q, totals)
+        elif not ragged:
+            raise_edges(scene, q, totals, rows=list(pairwise(range(0, sum(rows) + 1, most))))
         case.argument("q", q, memory)
         if name == "hostile":
             spoil(scene)
-        offsets = None if has_row is None else _offsets(kernels, op, has_row)
+        offsets = _offsets(kernels, op, rows) if ragged else None
         if offsets is not None:
             case.argument("row_offsets", offsets)
-        case.rows("out", count, (kernels.q_heads, kernels.cache.v_dim), kernels.cache.dtype)
+        case.rows("out", count, (kernels.q_heads, kernels.cache.v_dim), given.out)
         lse, memory = rows_array(count, (kernels.q_heads,), "f32", strided=False)
         case.argument("lse", lse, memory)
-        wanted = decode(scene.view, scene.rows(), q, scale=op.scale, row_offsets=offsets)
-        _close(case, kernels, op, q, wanted)
+        wanted = decode(scene.view, scene.rows(), q, row_offsets=offsets, **given.oracle())
+        _close(case, given, q, wanted)
         case.errors(wanted.errors)
         found.append(case.done())
     return found
@@ -316,16 +323,17 @@ def _bit_patterns(scene: Scene, totals: Sequence[int]) -> None:
             scene.write(b, position, [k, v])
 
 
-def _close(case: Builder, kernels: KernelSet, op: Any, q: Raw, wanted: Decoded) -> None:
-    """What f32 arithmetic may make of the exact result, a row and head."""
-    kind = kernels.cache.dtype
-    scale = op.scale if op.scale is not None else 1 / math.sqrt(q.shape[2])
+def _close(case: Builder, given: Terms, q: Raw, wanted: Decoded) -> None:
+    """How far the result may be off, a row and head (tests.ops.closeness)."""
+    kind = given.out
     whole = case.name == "conversions"  # its values have all magnitudes: a row's largest error says nothing
+    # Its weights are all alike, and exact in any type.
+    rule = replace(given, compute="f32") if whole else given
     out_slack, lse_slack = np.zeros(wanted.out.shape if whole else wanted.lse.shape), np.zeros(wanted.lse.shape)
     for row, seen in enumerate(wanted.seen):
         if seen is None or not len(seen.k):
             continue
-        allowed, off = bounds(q[row].astype(np.float64), seen.k, seen.v, scale, wanted.out[row], kind)
+        allowed, off = limits(wanted, rule, q, row)
         beyond = allowed - HALF_ULP[kind] * np.abs(wanted.out[row])
         out_slack[row] = beyond if whole else beyond.max(axis=1)
         lse_slack[row] = off

@@ -14,7 +14,7 @@ from kvgen import Continuous, KernelSet, Ring
 from kvgen.bench.step import Step
 from kvgen.compile import Job, Unit, compile_many, default_cache, text_digest, write_folder
 from kvgen.emit import render_all, write_file
-from kvgen.ops import Append
+from kvgen.ops import Append, Decode
 from kvgen.spec.loader import LoadedSet, load_folder
 from kvgen.spec.quant import Quant
 from kvgen.spec.storage import Segment
@@ -92,6 +92,7 @@ def facts_of(kernels: KernelSet) -> Facts:
             for op in kernels.ops
             if op.kind == "decode"
         },
+        rows={op.name: op.rows for op in kernels.ops if isinstance(op, Decode)},
         token_bytes=_token_bytes(kernels, cache.storage.segments),
         key_bytes=_token_bytes(kernels, cache.storage.roles["k"]),
         loss=max((_loss(quant) for quant in cache.quants.values() if quant is not None), default=0.0),

@@ -275,32 +275,35 @@ class Timer:
 
     def _decode(self, name: str, totals: list[int]) -> dict[str, Any]:
         op = getattr(self.package, name)
-        batch, heads = len(totals), self.facts.q_heads
+        each, heads = self.facts.rows[name], self.facts.q_heads
+        rows = each * len(totals)
         tokens = sum(min(n, self.facts.window or n) for n in totals)
-        least = tokens * self.token_bytes + batch * heads * (self.facts.head_dim + self.facts.v_dim) * self._bytes
-        # decode counts the step's token itself: lengths "before" leave it out.
-        work = self._workload(totals, [1] * batch, least)
+        least = tokens * self.token_bytes + rows * heads * (self.facts.head_dim + self.facts.v_dim) * self._bytes
+        # decode counts the step's tokens itself: lengths "before" leave them out.
+        work = self._workload(totals, [each] * len(totals), least)
         more: dict[str, Any] = {}
         result: dict[str, Any] = {}
         if hasattr(op, "workspace"):
-            more["workspace"] = op.workspace(batch, device=f"cuda:{self.gpu.ordinal}")
-            op.plan(work.cache[0], more["workspace"], stream=self.gpu.stream)
-            planner = op.prepare(work.cache[0], (more["workspace"],), op.PLAN)
+            longest = work.cache.max_cache_length if op.WORK.chunk else None
+            more["workspace"] = op.workspace(rows, device=f"cuda:{self.gpu.ordinal}", max_tokens=longest)
+            op.plan(work.cache[0], more["workspace"], rows=rows, stream=self.gpu.stream)
+            planner = op.bind_plan(work.cache[0], more["workspace"], rows=rows)
             result["plan_us"] = self.gpu.time([planner]).median
-        q = [work.random((batch, heads, self.facts.head_dim)) for _ in range(work.layers)]
-        outs = [work.random((batch, heads, self.facts.v_dim)) for _ in range(work.layers)]
+        q = [work.random((rows, heads, self.facts.head_dim)) for _ in range(work.layers)]
+        kind = next(p.dtype for p in op.KERNEL.params if p.name == "out")
+        outs = [work.random((rows, heads, self.facts.v_dim), kind) for _ in range(work.layers)]
         bound = [op.bind(work.cache[i], q=q[i], out=outs[i], **more) for i in range(work.layers)]
         timing = self.gpu.time(bound)
         gather = self._op("gather")
         if gather is not None:
             for b in sorted({0, int(np.argmax(totals)), work.farthest}):
-                self._check_decode(work, gather, self.facts.scales[name], q[-1], outs[-1], b)
+                self._check_decode(work, gather, self.facts.scales[name], q[-1], outs[-1], b, each)
         return result | self._result(timing, least, "read", work.layers)
 
-    def _check_decode(self, work: Workload, gather: Any, scale: float, q: Any, out: Any, b: int) -> None:
-        """One request of a large batch against float64, over the tokens that gather finds."""
+    def _check_decode(self, work: Workload, gather: Any, scale: float, q: Any, out: Any, b: int, rows: int) -> None:
+        """The last row of a request of a large batch against float64, over the tokens that gather finds."""
         k, v = (a.astype(np.float64) for a in work.gathered(gather, b, work.layers - 1))
-        query, got = (work.download(a)[b].astype(np.float64) for a in (q, out))
+        query, got = (work.download(a)[(b + 1) * rows - 1].astype(np.float64) for a in (q, out))
         group = self.facts.q_heads // self.facts.kv_heads
         for h in range(self.facts.q_heads):
             scores = scale * (k[:, h // group] @ query[h])

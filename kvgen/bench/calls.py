@@ -10,20 +10,20 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from kvgen.bench.scene import LAYER, STEP, Scene, aligned
+from kvgen.bench.scene import ATTENDING, LAYER, STEP, Scene, aligned
 from kvgen.dtypes import dtype
 from kvgen.errors import ToolError
 from kvgen.ops import Convert, Gather
-from kvgen.runtime.params import Array
+from kvgen.runtime.params import Array, Number
 from kvgen.spec.kernel_set import KernelSet, Op
 from kvgen.spec.table import PerKV, Ring
 
 Raw = NDArray[Any]
 KNOWN: Final = (
-    *("append", "convert", "copy_pages", "decode", "gather", "gather_rows", "lora_add", "norm_cache", "rotate_cache"),
-    *("scatter", "seal"),
+    *("append", "convert", "copy_pages", "decode", "gather", "gather_rows", "lora_add", "mla_decode", "norm_cache"),
+    *("rotate_cache", "scatter", "seal"),
 )
-SELECTED: Final = 64  # tokens that a query of gather_rows names, at most
+SELECTED: Final = 64  # tokens that a query of gather_rows, or a list of mla_decode, names, at most
 _LEFT_OUT: Final = ("workspace", "errors", "num_pairs", "num_scale_pairs")
 
 
@@ -47,6 +47,16 @@ class Call:
         """The operation's kind."""
         return self.op.kind
 
+    @property
+    def rows_each(self) -> int:
+        """Query rows of a request."""
+        return rows_each(self.op)
+
+    @property
+    def sparse(self) -> bool:
+        """Whether every row of q has a list of tokens."""
+        return bool(getattr(self.op, "sparse", False))
+
     def arguments(self) -> dict[str, Any]:
         """What the launcher takes behind the cache, but for the error word and a workspace."""
         found = {**self.arrays, **self.numbers}
@@ -55,10 +65,15 @@ class Call:
         return found
 
 
+def rows_each(op: Op) -> int:
+    """Query rows that an operation has of a request."""
+    return int(getattr(op, "rows", 1)) if op.kind in ATTENDING else 1
+
+
 def call_of(scene: Scene, op: Op) -> Call:
     """An operation's call: append stores the new tokens (seal the groups they complete; norms, RoPE and lora_add change them),
-    gather and decode read all that are alive, scatter and convert store them, gather_rows takes some of each request,
-    copy_pages copies half of the pages onto the other half.
+    gather and decode read all that are alive (and visible), scatter and convert store them, gather_rows takes some of each
+    request, copy_pages copies half of the pages onto the other half.
 
     Raises ToolError for an operation that kvgen bench does not know.
     """
@@ -69,19 +84,29 @@ def call_of(scene: Scene, op: Op) -> Call:
         )
     alive = [scene.alive(b) for b in range(len(scene.workload.totals))]
     new, batch = scene.workload.new, len(alive)
-    counts: Sequence[int] = new if op.kind in STEP else [1] * batch if op.kind in ("decode", "gather_rows") else alive
+    rows = rows_each(op)
+    if min(scene.workload.totals) < rows:
+        raise ToolError(
+            f"{scene.kernels.name}/{op.name}: got a request of {min(scene.workload.totals)} tokens; {rows} rows of q are as many "
+            "new tokens; give more"
+        )
+    counts: Sequence[int] = new if op.kind in STEP else alive
+    if op.kind in (*ATTENDING, "gather_rows"):
+        counts = [rows] * batch
     padded = getattr(op, "rows", "") == "padded"
     begins = np.arange(batch + 1) * max(new) if padded else np.cumsum([0, *counts])
     pairs = _pairs(scene) if op.kind == "copy_pages" else {}
     sizes: dict[str, int] = {
         "T": (2 if op.kind == "lora_add" else 1) * int(begins[-1]),
         **{"B": batch, "B+1": batch + 1, "S": max(new), "P": max(scene.workload.totals)},
-        **{"J": min(SELECTED, *alive), "N": len(pairs.get("pairs", ())), "NS": len(pairs.get("scale_pairs", ()))},
+        **{"J": selected(scene), "N": len(pairs.get("pairs", ())), "NS": len(pairs.get("scale_pairs", ()))},
+        "K": selected(scene) if getattr(op, "sparse", False) else max(scene.workload.totals),
+        **{"q_heads": scene.kernels.q_heads, "kv_heads": scene.cache.kv_heads},
     }
     arrays, numbers = dict[str, Raw](), dict[str, int]()
     for spec in launcher.KERNEL.arguments:
-        if spec.name in _LEFT_OUT or (op.kind == "decode" and spec.name == "row_offsets"):
-            continue  # in decode, row t is request t's
+        if spec.name in _LEFT_OUT or (op.kind in ATTENDING and spec.name == "row_offsets"):
+            continue  # there a request has `rows` rows
         if spec.name == "starts" and not isinstance(scene.cache.page_table, Ring):
             continue
         if isinstance(spec, Array):
@@ -89,11 +114,13 @@ def call_of(scene: Scene, op: Op) -> Call:
             arrays[spec.name] = aligned(shape, dtype(spec.dtype).numpy())
         elif spec.name in ("num_rows", "lora_end_idx"):
             numbers[spec.name] = int(begins[-1])
+        elif op.kind in ATTENDING and isinstance(spec, Number):  # of a score function
+            numbers[spec.name] = 1
     for name, array in arrays.items():
         _fill(scene, op, name, array, begins, pairs)
-    rows = batch * sizes["J"] if op.kind == "gather_rows" else sizes["N"] + sizes["NS"] if pairs else sum(counts)
+    moved = batch * sizes["J"] if op.kind == "gather_rows" else sizes["N"] + sizes["NS"] if pairs else sum(counts)
     source = _source(scene, op) if isinstance(op, Convert) else None
-    return Call(op, launcher, arrays, rows, int(begins[-1]), tuple(int(n) for n in begins[:-1]), numbers, source)
+    return Call(op, launcher, arrays, moved, int(begins[-1]), tuple(int(n) for n in begins[:-1]), numbers, source)
 
 
 def _fill(scene: Scene, op: Op, name: str, array: Raw, begins: Raw, pairs: Mapping[str, Raw]) -> None:
@@ -124,10 +151,24 @@ def _fill(scene: Scene, op: Op, name: str, array: Raw, begins: Raw, pairs: Mappi
         array[...] = 1
     elif name in pairs:
         array[...] = pairs[name]
+    elif name == "indices":
+        for row, at in enumerate(array):
+            at[...] = _places(scene, row, tokens_of_query(scene, row, len(at)))
+    elif name == "topk_lengths":
+        array[...] = selected(scene)
+    elif name == "valid_tokens":
+        array[...] = totals
+    elif name in ("mask", "tree_mask"):  # all is visible
+        array[...] = np.iinfo(array.dtype).max
+
+
+def selected(scene: Scene) -> int:
+    """Tokens that a query or a list names."""
+    return min(SELECTED, *(scene.alive(b) for b in range(len(scene.workload.totals))))
 
 
 def tokens_of_query(scene: Scene, b: int, count: int) -> NDArray[np.int64]:
-    """The tokens of request b that its query of gather_rows names, in no order."""
+    """The tokens of request b that its query of gather_rows, or its list, names, in no order."""
     first = scene.workload.totals[b] - scene.alive(b)
     return first + np.random.default_rng(b).permutation(scene.alive(b))[:count]
 
@@ -135,8 +176,12 @@ def tokens_of_query(scene: Scene, b: int, count: int) -> NDArray[np.int64]:
 def _slots(scene: Scene, b: int) -> NDArray[np.int64]:
     """The places of request b's new tokens."""
     total = scene.workload.totals[b]
-    positions = np.arange(total - scene.workload.new[b], total)
-    alive = positions >= (-(-total // scene.tokens) - len(scene.ids[b])) * scene.tokens
+    return _places(scene, b, np.arange(total - scene.workload.new[b], total))
+
+
+def _places(scene: Scene, b: int, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Where tokens of request b lie in the pool, counted in tokens; -1 for those that a ring has lost."""
+    alive = positions >= (-(-scene.workload.totals[b] // scene.tokens) - len(scene.ids[b])) * scene.tokens
     column = (positions // scene.tokens) % scene.columns
     ids = scene.matrix(scene.ids)[b, 0, column] * scene.cache.page_table.id_multiplier
     return np.where(alive, ids * scene.tokens + positions % scene.tokens, -1)

@@ -17,7 +17,7 @@ from kvgen.reference.elements import Elements
 from kvgen.reference.pages import own_scales, pages_of
 from kvgen.reference.segments import Coded, Part
 from kvgen.runtime.faults import Fault
-from kvgen.spec.table import CSR, Indirect, PerKV, Ring
+from kvgen.spec.table import CSR, Indirect, Offsets, PerKV, Ring
 
 SECTOR: Final = 32  # bytes
 Marks = NDArray[np.bool_]
@@ -109,7 +109,9 @@ class Marked:
     def _lead(self, b: int, page: int) -> None:
         """The entries of the table that say where a page of request b is."""
         table, marks, arrays = self._scene.cache.page_table, self._tables, self._view.arrays
-        if isinstance(table, CSR):
+        if isinstance(table, Offsets):
+            marks["kv_offsets"][b : b + 2] = True
+        elif isinstance(table, CSR):
             marks["page_indptr"][b : b + 2] = True
             marks["page_indices"][int(arrays["page_indptr"][b]) + page] = True
         elif isinstance(table, Indirect):
@@ -125,8 +127,8 @@ class Marked:
 
     def lengths(self) -> None:
         """The lengths of all requests."""
-        names = ("lengths",) if "lengths" in self._tables else ("page_indptr", "last_page_len")
-        for name in names:
+        names = ("lengths",) if "lengths" in self._tables else ("page_indptr", "last_page_len", "kv_offsets")
+        for name in self._tables.keys() & names:
             self._tables[name][...] = True
 
     def pages(self, entries: NDArray[np.int64], *, scales: bool = False) -> None:

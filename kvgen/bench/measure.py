@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from kvgen.spec.kernel_set import Op
 
 if TYPE_CHECKING:
     from kvgen.emulator import BufferCounters, Counters
+    from kvgen.runtime.cache import LayerCache
     from kvgen.runtime.launcher import Grid
 
 
@@ -66,16 +67,14 @@ def measure(scene: Scene, op: Op, arch: str | None) -> list[Measured]:
     it, and where the kernel finds a fault in the batch.
     """
     call = call_of(scene, op)
-    cache = scene.package.Cache(**scene.pools, **scene.tables(call.kind))
+    cache = scene.package.Cache(**scene.pools, **scene.tables(call.kind, call.rows_each))
     word = np.zeros(1, np.uint64)
     clear(word)
     arguments = call.arguments() | {"errors": word}
     given = cache if call.launcher.KERNEL.whole else cache[LAYER]
     with machine(arch, "check") as log:
         if hasattr(call.launcher, "workspace"):
-            workspace = call.launcher.workspace(max_rows=call.rows)
-            call.launcher.plan(cache[LAYER], workspace)
-            arguments["workspace"] = workspace
+            arguments = planned(call.launcher, cache[LAYER], call.rows, arguments)
         call.launcher(given, **arguments)
     report = describe(word)
     if report is not None:
@@ -84,6 +83,15 @@ def measure(scene: Scene, op: Op, arch: str | None) -> list[Measured]:
     found = [_measured(scene, op, call.rows, done, planning_sectors(scene)) for done in log.launches[:-1]]
     separate = separate_passes(scene, call, minimum)
     return [*found, _measured(scene, op, call.rows, log.launches[-1], minimum, separate)]
+
+
+def planned(launcher: Any, layer: LayerCache, rows: int, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """What an operation takes once its step is planned: a workspace, instead of what its planner takes."""
+    longest = layer.dims["max_cache_length"] if launcher.WORK.chunk else None
+    workspace = launcher.workspace(max_rows=rows, device=layer.device, max_tokens=longest)
+    taken = {p.name for p in launcher.PLAN.arguments} & arguments.keys()
+    launcher.plan(layer, workspace, rows=rows, **{name: arguments[name] for name in taken})
+    return {n: a for n, a in arguments.items() if n not in taken} | {"workspace": workspace}
 
 
 def _measured(

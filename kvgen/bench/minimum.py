@@ -7,12 +7,13 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from kvgen.bench.calls import Call, tokens_of_query
+from kvgen.bench.calls import Call, selected, tokens_of_query
 from kvgen.bench.marks import SECTOR, WHOLE, Marked, Marks, Token, sectors_of
-from kvgen.bench.scene import STEP, Scene
+from kvgen.bench.scene import ATTENDING, STEP, Scene
 from kvgen.bench.step import Step
 from kvgen.ops import NormCache
 from kvgen.reference import Place
+from kvgen.spec.mask import Mask
 from kvgen.spec.table import Ring
 
 IN_PLACE = ("lora_add", "norm_cache", "rotate_cache")
@@ -24,7 +25,7 @@ def minimum_sectors(scene: Scene, call: Call) -> dict[str, int]:
     Tables count the entries that say where the tokens are: a page's entry once, a request's length and offsets once; a
     table of angles the entries of the positions that turn. What changes in place is read once and written once.
     """
-    marked = Marked(scene, scene.tables(call.kind), raw=bool(getattr(call.op, "raw", False)))
+    marked = Marked(scene, scene.tables(call.kind, call.rows_each), raw=bool(getattr(call.op, "raw", False)))
     if call.kind == "copy_pages":
         for name, pairs in call.arrays.items():
             marked.pages(pairs.reshape(-1), scales=name == "scale_pairs")
@@ -64,13 +65,22 @@ def _rows(scene: Scene, call: Call, marked: Marked) -> dict[str, int]:
             for role in marked.token(token, kind, roles, dims):
                 if token.row is not None and kind in STEP:
                     stored[role][token.row] = True
-        if kind in ("append", "seal", "decode", *IN_PLACE) or isinstance(scene.cache.page_table, Ring):
+        if _asks_lengths(scene, call):
             marked.lengths()
     found = marked.sectors()
+    if call.sparse:  # lists name tokens by their places
+        found = {name: n for name, n in found.items() if scene.group(name, call.launcher) in ("kv", "scales")}
     if kind in IN_PLACE:
         written = {t.name for t in scene.package.Cache.TENSORS if t.writes}
         found = {name: (2 if name.partition("[")[0] in written else 1) * n for name, n in found.items()}
     return found | (_arrays(scene, call, live, stored) if kind in ("append", "seal", "rotate_cache") else {})
+
+
+def _asks_lengths(scene: Scene, call: Call) -> bool:
+    """Whether the operation must know how many tokens requests have; where a planner has asked, the list of work says it."""
+    if call.kind in ATTENDING:
+        return call.op.work(scene.kernels) is None
+    return call.kind in ("append", "seal", *IN_PLACE) or isinstance(scene.cache.page_table, Ring)
 
 
 def _touched(scene: Scene, call: Call) -> tuple[str, slice]:
@@ -142,19 +152,28 @@ def _converted(scene: Scene, call: Call, marked: Marked) -> dict[str, int]:
     return marked.sectors() | {f"source.{name}": n for name, n in other.sectors().items()}
 
 
+def _first_seen(call: Call, total: int) -> int:
+    """The first token that a row of a request sees: of all rows the first one sees furthest back."""
+    mask, position = getattr(call.op, "mask", Mask()), total - call.rows_each
+    window = position - mask.window + 1 if mask.window is not None else 0
+    return max(window, position // mask.chunk * mask.chunk if mask.chunk is not None else 0)
+
+
 def _tokens(scene: Scene, call: Call) -> Iterator[Token]:
     """Every token that is read or written."""
     residual = scene.cache.storage.residual
     for b, (total, new) in enumerate(zip(scene.workload.totals, scene.workload.new, strict=True)):
         first, last = total - scene.alive(b), total
         begin = call.begins[b]
-        if call.kind == "gather_rows":
-            for position in tokens_of_query(scene, b, call.arrays["slots"].shape[1]).tolist():
+        if call.kind == "gather_rows" or call.sparse:
+            for position in tokens_of_query(scene, b, selected(scene)).tolist():
                 yield Token(b, position, None, total)
             continue
         if call.kind in STEP:
             # In a ring, pages that later rows of the same step take over are not written.
             first = max(total - new, (-(-total // scene.tokens) - len(scene.ids[b])) * scene.tokens)
+        if call.kind == "decode":
+            first = max(first, _first_seen(call, total))
         if call.kind == "seal":
             first, last = first // residual * residual, total // residual * residual
         for position in range(first, last):

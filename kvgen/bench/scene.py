@@ -23,12 +23,14 @@ Group = Literal["kv", "scales", "tables", "workspace", "weights", "input", "outp
 GROUPS: Final[tuple[Group, ...]] = ("kv", "scales", "tables", "workspace", "weights", "input", "output", "errors")
 # Lengths of these find the step's tokens new, and not yet counted where lengths come "before".
 STEP: Final = ("append", "seal", "norm_cache", "rotate_cache", "lora_add")
+# Each request has the operation's `rows` query rows, which are its newest tokens.
+ATTENDING: Final = ("decode", "mla_decode")
 LAYERS: Final = 2
 LAYER: Final = 1
 ALIGN: Final = 256  # bytes, as GPU allocations are
 POISON: Final = 0x7FFFFFFF  # past a request's pages: no page of any pool
 _INDICES: Final = ("u32", "i32", "i64")
-_WEIGHTS: Final = ("cos_sin", "q_scale", "bias")
+_WEIGHTS: Final = ("cos_sin", "q_scale", "bias", "sinks", "alibi_slopes")
 
 
 def aligned(shape: tuple[int, ...], kind: np.dtype[Any]) -> Raw:
@@ -53,7 +55,7 @@ class Scene:
         workload.check(kernels.cache, kernels.name)
         self.kernels, self.package, self.workload, self.cache = kernels, package, workload, kernels.cache
         self._room = tuple(room or workload.totals)
-        self.tokens = self.cache.page_tokens or max(self._room)
+        self.tokens = 1 if self.cache.ragged else self.cache.page_tokens or max(self._room)
         self._lay_pages()
         self.pools = self._pools()
 
@@ -76,7 +78,7 @@ class Scene:
         ends = np.cumsum([n * per_page for n in counts])[:-1]
 
         def scattered() -> list[NDArray[np.int64]]:
-            order = random.permutation(sum(counts) * per_page)
+            order = np.arange(sum(counts)) if self.cache.ragged else random.permutation(sum(counts) * per_page)
             return [part.reshape(-1, per_page) for part in np.split(order, ends)]
 
         self.ids = scattered()
@@ -89,6 +91,7 @@ class Scene:
         sizes = {
             "pages": self.pages,
             "scale_pages": self.pages,
+            "rows": self.pages,
             "layers": LAYERS,
             "tokens": self.tokens,
             "B": len(self._room),
@@ -104,11 +107,12 @@ class Scene:
             found[tensor.name] = copies if each else copies[0]
         return found
 
-    def tables(self, kind: str) -> dict[str, Raw]:
-        """The table arguments of the generated Cache, as an operation of this kind expects them."""
+    def tables(self, kind: str, rows: int = 1) -> dict[str, Raw]:
+        """The table arguments of the generated Cache, as an operation of this kind expects them; `rows` are a request's query
+        rows where it attends."""
         found = {}
         for spec in self.package.Cache.TABLES:
-            values = np.asarray(self._table(spec.name, len(spec.shape), kind))
+            values = np.asarray(self._table(spec.name, len(spec.shape), kind, rows))
             found[spec.name] = aligned(values.shape, dtype(spec.dtype).numpy())
             found[spec.name][...] = values
         return found
@@ -117,11 +121,11 @@ class Scene:
         """The oracle's reading of the tables."""
         return TableView(self.cache, tables, self.pages, self.tokens, self.pages)
 
-    def _table(self, name: str, rank: int, kind: str) -> Any:
+    def _table(self, name: str, rank: int, kind: str, rows: int) -> Any:
         totals = self.workload.totals
         if name == "lengths":
-            # Tokens that "before" lengths leave out: the step's new ones, decode's newest; gather comes after the step.
-            new = self.workload.new if kind in STEP else (1,) * len(totals) if kind == "decode" else None
+            # Tokens that "before" lengths leave out: the step's new ones, those of decode's rows; gather comes after the step.
+            new = self.workload.new if kind in STEP else (rows,) * len(totals) if kind in ATTENDING else None
             return np.subtract(totals, new) if new is not None and self.cache.lengths == "before" else totals
         if name == "page_table":
             matrix = self.matrix(self.ids)
@@ -134,7 +138,7 @@ class Scene:
             return np.subtract(totals, new) // self.cache.storage.residual * self.cache.storage.residual
         if name == "page_indices":
             return np.concatenate([i[:n] for i, n in zip(self.ids, self._counts, strict=True)])[:, 0]
-        if name == "page_indptr":
+        if name in ("page_indptr", "kv_offsets"):
             return np.cumsum([0, *self._counts])
         if name == "last_page_len":
             return [n - (count - 1) * self.tokens for n, count in zip(totals, self._counts, strict=True)]

@@ -14,14 +14,15 @@ if TYPE_CHECKING:
     from kvgen.cli.project import Project
     from kvgen.cli.selection import Chosen
     from kvgen.compile import Image, Job
+    from kvgen.plan import KernelPlan
 
 
 @dataclass(frozen=True)
 class _Batch:
-    """What to compile, and per unit the dynamic shared memory of its launches (bytes) and the digest of its text."""
+    """What to compile, and per unit its plan and the digest of its text."""
 
     jobs: list[Job]
-    dynamic_shared: dict[str, int]
+    kernels: dict[str, KernelPlan]
     digests: dict[str, str]
 
 
@@ -117,8 +118,8 @@ def _batch(project: Project, chosen: list[Chosen], arch: list[str] | None) -> _B
     batch = _Batch([], {}, {})
     for item in chosen:
         plans = set_plans(item.loaded)
-        shared = {f"{item.name}/{p.name}": p.shared for op in item.ops for p in plans[op]}
-        batch.dynamic_shared.update(shared)
+        shared = {f"{item.name}/{p.name}": p for op in item.ops for p in plans[op]}
+        batch.kernels.update(shared)
         for unit in project.units[item.name]:
             if unit.name in shared:
                 batch.digests[unit.name] = text_digest(unit.text)
@@ -133,7 +134,7 @@ def _record(project: Project, chosen: list[Chosen], images: list[Image], batch: 
 
     for item in chosen:
         own = [image for image in images if image.unit_name.partition("/")[0] == item.name]
-        text = record(own, batch.digests, batch.dynamic_shared)
+        text = record(own, batch.digests, batch.kernels)
         path = project.config.out / item.name / RESOURCES
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -161,7 +162,7 @@ def _print_json(images: list[Image], batch: _Batch, folder: Path | None) -> None
                 "digest": batch.digests[image.unit_name],
                 "registers": used.registers,
                 "static_shared": used.static_shared,
-                "dynamic_shared": batch.dynamic_shared[image.unit_name],
+                "dynamic_shared": batch.kernels[image.unit_name].shared_on(image.arch),
                 "spill_stores": used.spill_stores,
                 "spill_loads": used.spill_loads,
                 "stack": used.stack,
@@ -186,7 +187,7 @@ def _print_table(images: list[Image], batch: _Batch) -> None:
     table.add_column("")
     for image in images:
         assert image.resources is not None
-        shared = image.resources.static_shared + batch.dynamic_shared[image.unit_name]
+        shared = image.resources.static_shared + batch.kernels[image.unit_name].shared_on(image.arch)
         spills = _spills(image)
         table.add_row(
             image.unit_name,

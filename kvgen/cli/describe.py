@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from kvgen.cli.attention import attention, attention_text
 from kvgen.dtypes import dtype
 from kvgen.emit import set_plans
 from kvgen.expr import c, python
@@ -41,7 +42,12 @@ def describe(loaded: LoadedSet, ops: Sequence[str]) -> dict[str, Any]:
             "tensors": [_tensor(tensor) for tensor in cache.storage.tensors],
             "roles": {name: [_segment(cache, s) for s in parts] for name, parts in cache.storage.roles.items()},
         },
-        "kernels": [{"op": op, **_plan(plan)} for op in ops for plan in plans[op]],
+        "kernels": [
+            {"op": op.name, **_plan(plan), "attention": attention(kernels, op, plan)}
+            for op in kernels.ops
+            for plan in plans[op.name]
+            if op.name in ops
+        ],
     }
 
 
@@ -97,7 +103,7 @@ def _plan(plan: KernelPlan) -> dict[str, Any]:
         "template": plan.source.path if plan.source else f"templates/{plan.template}",
         "threads": plan.threads,
         "grid": [python(part) for part in plan.grid],
-        "dynamic_shared": plan.shared,
+        "dynamic_shared": dict(plan.shared_by_arch) or plan.shared,
         "writes_pool": plan.writes_pool,
         "params": [_param(p) for p in plan.params],
     }
@@ -153,6 +159,13 @@ def _quantized(segment: dict[str, Any]) -> list[str]:
     return lines
 
 
+def _pages(cache: dict[str, Any]) -> str:
+    """How many tokens a page has."""
+    if cache["kind"] == "Ragged":
+        return "no pages"
+    return f"{cache['page_tokens'] or 'run-time'} tokens a page"
+
+
 def plan_text(found: dict[str, Any]) -> str:
     """`describe`'s result for a reader."""
     cache = found["cache"]
@@ -165,7 +178,7 @@ def plan_text(found: dict[str, Any]) -> str:
     lines = [
         f"{found['set']}  ({found['spec']}; {', '.join(found['arch'])})",
         f"  heads    {found['q_heads']} query over {cache['kv_heads']} kv, group {found['group']}, head dim {dims}",
-        f"  cache    {cache['kind']} {cache['dtype']}, {cache['page_tokens'] or 'run-time'} tokens a page, "
+        f"  cache    {cache['kind']} {cache['dtype']}, {_pages(cache)}, "
         f"stores {cache['stores']}, layers by {cache['layers']}",
         f"  table    {cache['table']['kind']}: {table}",
         f"  lengths  {cache['lengths']}",
@@ -187,12 +200,19 @@ def plan_text(found: dict[str, Any]) -> str:
     lines += _params("field", cache["fields"])
     for kernel in found["kernels"]:
         lines.append(f"\n  {kernel['name']}: {kernel['entry']} from {kernel['template']}")
-        lines.append(
-            f"     grid ({', '.join(kernel['grid'])}) of {kernel['threads']} threads, "
-            f"{kernel['dynamic_shared']} bytes of dynamic shared memory"
-        )
+        lines.append(f"     grid ({', '.join(kernel['grid'])}) of {kernel['threads']} threads, {_shared(kernel)}")
+        if kernel["attention"] is not None:
+            lines += [f"     {line}" for line in attention_text(kernel["attention"])]
         lines += _params("parameter", kernel["params"])
     return "\n".join(lines)
+
+
+def _shared(kernel: dict[str, Any]) -> str:
+    """Dynamic shared memory, where architectures differ of each."""
+    nbytes = kernel["dynamic_shared"]
+    if isinstance(nbytes, int):
+        return f"{nbytes} bytes of dynamic shared memory"
+    return f"dynamic shared memory: {', '.join(f'{n} bytes on {arch}' for arch, n in nbytes.items())}"
 
 
 def _stride(stride: int | None) -> str:

@@ -40,7 +40,7 @@ def init(
     ] = KvDtype.auto,
     force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,
 ) -> None:
-    """Write a spec for a model's KV cache: heads, head dim, rope, windows, sinks and latent ranks from its config.
+    """Write a spec for a model's KV cache and its attention, from its config: heads, rope, windows, soft caps, sinks.
 
     A checkpoint whose KV is quantized (compressed-tensors' kv_cache_scheme, ModelOpt's kv_cache_quant_algo) gets a cache
     that is, unless --kv-dtype says otherwise:

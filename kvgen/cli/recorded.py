@@ -12,7 +12,10 @@ from kvgen.compile import nvrtc_version, text_digest
 from kvgen.errors import ConfigError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from kvgen.compile import Image
+    from kvgen.plan import KernelPlan
 
 _WRITER: Final = "kvgen compile --record"
 _OPCODES: Final = 12  # the most frequent ones tell a kernel's character; the tail is noise in a review
@@ -56,8 +59,8 @@ def read(text: str) -> dict[str, Any] | None:
     return kernels if isinstance(kernels, dict) else None
 
 
-def record(images: list[Image], digests: dict[str, str], dynamic_shared: dict[str, int]) -> str:
-    """The text of one set's resources.json; `digests` and `dynamic_shared` by unit name. Needs the SASS tools."""
+def record(images: list[Image], digests: dict[str, str], plans: Mapping[str, KernelPlan]) -> str:
+    """The text of one set's resources.json; `digests` and `plans` by unit name. Needs the SASS tools."""
     from kvgen.compile.sass import histogram, sass
 
     with ThreadPoolExecutor() as pool:
@@ -70,7 +73,7 @@ def record(images: list[Image], digests: dict[str, str], dynamic_shared: dict[st
         kernel = kernels.setdefault(image.unit_name.partition("/")[2], {"digest": digests[image.unit_name]})
         kernel[image.arch] = {
             "registers": image.resources.registers,
-            "shared": image.resources.static_shared + dynamic_shared[image.unit_name],
+            "shared": image.resources.static_shared + plans[image.unit_name].shared_on(image.arch),
             "spill_stores": image.resources.spill_stores,
             "spill_loads": image.resources.spill_loads,
             "instructions": sum(opcodes.values()),

@@ -7,7 +7,7 @@ class), written at the reader; any other missing field is an error that names it
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, cast
 
 from kvgen.models.fields import POSITIONS, Fields
@@ -121,6 +121,23 @@ def gemma3(fields: Fields, architecture: str) -> Checkpoint:
     return Checkpoint(q_heads, kv_heads, head_dim, _dtype(text, fields), "kv", model, norm)
 
 
+def gemma2(fields: Fields, architecture: str) -> Checkpoint:
+    """Gemma 2: every other layer local, the first one too; scores capped at 50 unless the config says otherwise (null: not)."""
+    head_dim = _head_dim(fields, architecture, default=256)
+    layers = fields.integer("num_hidden_layers", high=LAYERS)
+    kinds: list[LayerKind] = ["full" if i % 2 else "local" for i in range(layers)]
+    windows = _windows(fields, fields.integer("sliding_window", default=4096, high=POSITIONS), kinds)
+    found = _checkpoint(
+        fields, architecture, head_dim, rope=rope_facts(fields, head_dim, theta=10_000.0), windows=windows
+    )
+    absent = 50.0 if "attn_logit_softcapping" not in fields.values else None
+    facts = {
+        "logit_softcap": fields.optional_number("attn_logit_softcapping", low=1e-3, high=1e6) or absent,
+        "query_pre_attn_scalar": fields.number("query_pre_attn_scalar", default=256.0, low=1e-3, high=1e6),
+    }
+    return replace(found, model=found.model.model_copy(update=facts))
+
+
 def phi3(fields: Fields, architecture: str) -> Checkpoint:
     """Phi-3 and Phi-4-mini: fused QKV (the cache is a usual one), partial RoPE, LongRoPE in the 128k models."""
     head_dim = _head_dim(fields, architecture)
@@ -148,6 +165,35 @@ def falcon(fields: Fields, architecture: str) -> Checkpoint:
         alibi=alibi,
     )
     return Checkpoint(q_heads, kv_heads, head_dim, _dtype(fields), "kv", model)
+
+
+def bloom(fields: Fields, architecture: str) -> Checkpoint:
+    """BLOOM: ALiBi, a KV head a query head; two spellings of each field, of which older configs mix some."""
+    keys = [
+        next((k for k in both if fields.has(k)), both[0])
+        for both in (("n_head", "num_attention_heads"), ("hidden_size", "n_embed"), ("n_layer", "num_hidden_layers"))
+    ]
+    return _with_alibi(fields, architecture, keys)
+
+
+def mpt(fields: Fields, architecture: str) -> Checkpoint:
+    """MPT: ALiBi, unless attn_config says otherwise; the scale may be given. Clipping of q, k and v happens before append."""
+    attention = fields.object("attn_config") or Fields({}, "attn_config")
+    if attention.flag("qk_ln", default=False):
+        attention.fail("qk_ln", "append has RMS norms of q and k, no layer norms; valid: false")
+    found = _with_alibi(fields, architecture, ["n_heads", "d_model", "n_layers"])
+    kinds = {"multihead_attention": "heads", "multiquery_attention": "one", "grouped_query_attention": "groups"}
+    kind = attention.choice("attn_type", kinds, default="heads")
+    kv_heads = 1 if kind == "one" else found.q_heads
+    if kind == "groups":
+        kv_heads = attention.integer("kv_n_heads", high=HEADS)
+    _check_group(attention, found.q_heads, kv_heads, "kv_n_heads")
+    scale = attention.optional_number("softmax_scale", low=1e-3, high=1e3)
+    facts = {
+        "alibi": attention.flag("alibi", default=True),
+        "query_pre_attn_scalar": scale**-2 if scale is not None else None,
+    }
+    return replace(found, kv_heads=kv_heads, model=found.model.model_copy(update=facts))
 
 
 def gpt_oss(fields: Fields, architecture: str) -> Checkpoint:
@@ -198,10 +244,14 @@ READERS: dict[str, Reader] = {
     "Qwen2ForCausalLM": qwen2,
     "Qwen3ForCausalLM": qwen3,
     "Qwen3MoeForCausalLM": qwen3_moe,
+    "Gemma2ForCausalLM": gemma2,
     "Gemma3ForCausalLM": gemma3,
     "Gemma3ForConditionalGeneration": gemma3,
     "Phi3ForCausalLM": phi3,
     "FalconForCausalLM": falcon,
+    "BloomForCausalLM": bloom,
+    "MPTForCausalLM": mpt,
+    "MptForCausalLM": mpt,
     "GptOssForCausalLM": gpt_oss,
     "DeepseekV2ForCausalLM": deepseek,
     "DeepseekV3ForCausalLM": deepseek,
@@ -214,10 +264,13 @@ MODEL_TYPES: dict[str, str] = {
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
     "qwen3_moe": "Qwen3MoeForCausalLM",
+    "gemma2": "Gemma2ForCausalLM",
     "gemma3_text": "Gemma3ForCausalLM",
     "gemma3": "Gemma3ForConditionalGeneration",
     "phi3": "Phi3ForCausalLM",
     "falcon": "FalconForCausalLM",
+    "bloom": "BloomForCausalLM",
+    "mpt": "MPTForCausalLM",
     "gpt_oss": "GptOssForCausalLM",
     "deepseek_v2": "DeepseekV2ForCausalLM",
     "deepseek_v3": "DeepseekV3ForCausalLM",
@@ -252,6 +305,15 @@ def _checkpoint(
     return Checkpoint(q_heads, kv_heads, head_dim, _dtype(fields), "kv", model, norm)
 
 
+def _with_alibi(fields: Fields, architecture: str, keys: Sequence[str]) -> Checkpoint:
+    """A model with ALiBi and no RoPE, whose `keys` have heads, the hidden size and layers."""
+    fields.require(architecture, *keys)
+    heads, hidden, layers = keys
+    q_heads = fields.integer(heads, high=HEADS)
+    model = Model(architecture=architecture, layers=fields.integer(layers, high=LAYERS), alibi=True)
+    return Checkpoint(q_heads, q_heads, _divided_head_dim(fields, q_heads, hidden), _dtype(fields), "kv", model)
+
+
 def _eps(fields: Fields) -> float:
     return fields.number("rms_norm_eps", default=1e-6, low=1e-30, high=1.0)
 
@@ -274,11 +336,11 @@ def _head_dim(fields: Fields, architecture: str, default: int | None = None) -> 
     return _divided_head_dim(fields, fields.integer("num_attention_heads", high=HEADS))
 
 
-def _divided_head_dim(fields: Fields, q_heads: int) -> int:
-    hidden = fields.integer("hidden_size", high=HEADS * HEAD_DIM)
+def _divided_head_dim(fields: Fields, q_heads: int, key: str = "hidden_size") -> int:
+    hidden = fields.integer(key, high=HEADS * HEAD_DIM)
     if hidden % q_heads or hidden // q_heads > HEAD_DIM:
         fields.fail(
-            "hidden_size",
+            key,
             f"it is divided among {q_heads} heads; valid: a multiple of {q_heads} that gives each up to {HEAD_DIM}",
         )
     return hidden // q_heads

@@ -16,6 +16,7 @@ from kvgen.models.families import CacheDtype, Checkpoint
 from kvgen.models.fields import Fields, shown
 from kvgen.spec.base import explain
 from kvgen.spec.cache import Latent, Paged
+from kvgen.spec.model import Mla
 from kvgen.spec.quant import Block, Quant
 
 AUTO: Final = "auto"
@@ -70,17 +71,9 @@ def stored(fields: Fields, facts: Checkpoint, kv_dtype: str) -> Stored:
 
 def _check(facts: Checkpoint, found: Stored, blamed: str) -> None:
     """Raise ConfigError unless there is such a cache."""
-    mla = facts.model.mla
     try:
-        if mla is not None:
-            Latent(
-                dtype=found.dtype,
-                latent_dim=mla.kv_lora_rank,
-                rope_dim=mla.qk_rope_head_dim,
-                page_size=16,
-                quant=found.quant,
-                quant_rope=found.quant_rope,
-            )
+        if facts.model.mla is not None:
+            latent(facts.model.mla, found, page_size=16)
         else:
             Paged(dtype=found.dtype, kv_heads=facts.kv_heads, head_dim=facts.head_dim, page_size=16, quant=found.quant)
     except ValidationError as error:
@@ -89,6 +82,18 @@ def _check(facts: Checkpoint, found: Stored, blamed: str) -> None:
         ) from None
     except SpecError as error:
         raise ConfigError(f"{blamed}; {error}; --kv-dtype {found.dtype} stores it as it is") from None
+
+
+def latent(mla: Mla, found: Stored, *, page_size: int) -> Latent:
+    """The cache of a model's latent rows."""
+    return Latent(
+        dtype=found.dtype,
+        latent_dim=mla.kv_lora_rank,
+        rope_dim=mla.qk_rope_head_dim,
+        page_size=page_size,
+        quant=found.quant,
+        quant_rope=found.quant_rope,
+    )
 
 
 # The checkpoint's own word --------------------------------------------------------------------------------------------

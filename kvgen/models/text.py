@@ -10,16 +10,23 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from kvgen.errors import ConfigError
+from kvgen.errors import ConfigError, SpecError
 from kvgen.models.families import Checkpoint
-from kvgen.models.stored import Stored, words
+from kvgen.models.stored import Stored, latent, words
+from kvgen.ops.mla_decode import MlaDecode
 from kvgen.spec.base import Spec
-from kvgen.spec.model import LongRopeScaling
+from kvgen.spec.kernel_set import KernelSet
+from kvgen.spec.mask import Mask
+from kvgen.spec.model import LongRopeScaling, Mla
+from kvgen.spec.score import Score
 
 LINE = 120
 INDENT = "    "
 SOURCE_LENGTH = 80
+PAGE = 16
+LATENT_PAGE = 64
 
 
 @dataclass(frozen=True)
@@ -50,18 +57,20 @@ def spec_source(facts: Checkpoint, stored: Stored, *, source: str, option: str, 
     `option` is the --kv-dtype that was given, "" where none was.
     """
     model = facts.model
-    page = 64 if model.mla else 16
+    page = LATENT_PAGE if model.mla else PAGE
     cache: list[tuple[str, Atom | Group]] = [("dtype=", literal(stored.dtype))]
-    operations = [*_appends(facts), Atom("ops.Gather()"), Atom("ops.Decode()")]
+    operations = [*_appends(facts), Atom("ops.Gather()"), *_decodes(facts, stored, arch)]
     if model.mla is not None:
         cache.append(("latent_dim=", literal(model.mla.kv_lora_rank)))
         cache.append(("rope_dim=", literal(model.mla.qk_rope_head_dim)))
-        operations.pop()  # attention over latent rows is another operation
     else:
         cache += [("kv_heads=", literal(facts.kv_heads)), ("head_dim=", literal(facts.head_dim))]
     cache.append(("page_size=", literal(page)))
     kind, used = "Latent" if model.mla else "Paged", spec_names(model)
     used |= {"RmsNorm"} if facts.norm is not None else set()
+    score = _score(facts)
+    used |= {"Mask"} if model.window is not None else set()
+    used |= {"Score"} if score is not None else set()
     if stored.quant is not None:
         cache.append(("quant=", literal(stored.quant)))
         used |= spec_names(stored.quant)
@@ -101,6 +110,48 @@ def _appends(facts: Checkpoint) -> list[Atom | Group]:
         turns = [("rope=", literal(name)), *(table if name == "model" else [])] if model.rope is not None else []
         found.append(Group("ops.Append(", [*own, *turns, *normal], ")"))
     return found
+
+
+def _decodes(facts: Checkpoint, stored: Stored, arch: Sequence[str]) -> list[Atom | Group]:
+    """decode with the model's scale, window, score and sinks; a second one for local layers that have full ones beside them.
+
+    An engine plans once per step for all layers of a kind. Latent rows that mla_decode cannot read get none.
+    """
+    model = facts.model
+    if model.mla is not None:
+        return [Atom('ops.MlaDecode(split="balanced")')] if _decodes_latent(facts, model.mla, stored, arch) else []
+    same: list[tuple[str, Atom | Group]] = []
+    if model.query_pre_attn_scalar not in (None, facts.head_dim):
+        same.append(("scale=", literal(model.softmax_scale(facts.head_dim))))
+    score = _score(facts)
+    rest = [("score=", literal(score))] if score is not None else []
+    if model.sinks:
+        rest.append(("sinks=", literal("lse")))  # out and lse then are one state, which merging takes as it is
+    rest.append(("split=", literal("balanced")))
+    local = [("mask=", literal(Mask(window=model.window)))] if model.window is not None else []
+    if model.window_pattern is None:
+        return [Group("ops.Decode(", [*same, *local, *rest], ")")]
+    name = ("name=", literal("decode_local"))
+    return [Group("ops.Decode(", [*same, *rest], ")"), Group("ops.Decode(", [name, *same, *local, *rest], ")")]
+
+
+def _decodes_latent(facts: Checkpoint, mla: Mla, stored: Stored, arch: Sequence[str]) -> bool:
+    """Whether mla_decode can read the model's rows as they are stored."""
+    fields: dict[str, Any] = {"q_heads": facts.q_heads, "arch": tuple(arch), "model": facts.model}
+    try:
+        decode = MlaDecode(split="balanced")
+        decode.plan(KernelSet(name="found", cache=latent(mla, stored, page_size=LATENT_PAGE), ops=(decode,), **fields))
+    except (ValueError, SpecError):
+        return False
+    return True
+
+
+def _score(facts: Checkpoint) -> Score | None:
+    """What the model does to scores besides scaling them."""
+    fields: dict[str, Any] = {"alibi": True} if facts.model.alibi else {}
+    if facts.model.logit_softcap is not None:
+        fields["softcap"] = facts.model.logit_softcap
+    return Score(**fields) if fields else None
 
 
 def _headline(facts: Checkpoint, stored: Stored, page: int) -> str:

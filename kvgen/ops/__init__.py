@@ -12,6 +12,10 @@ from kvgen.ops.gather_rows import GatherRows
 from kvgen.ops.in_place import NormCache, RotateCache
 from kvgen.ops.lengths import Advance, RowOffsets
 from kvgen.ops.lora_add import LoraAdd
+from kvgen.ops.merge_states import MergeStates
+from kvgen.ops.mla_decode import MlaDecode
+from kvgen.ops.mla_decompress import MlaDecompress
+from kvgen.ops.mla_plan import MlaPlan
 from kvgen.ops.page_lists import ToCsr, ToDense
 from kvgen.ops.reorder import Reorder
 from kvgen.ops.rows_add import RowsAdd
@@ -32,6 +36,10 @@ ALL = (
     Gather,
     GatherRows,
     LoraAdd,
+    MergeStates,
+    MlaDecode,
+    MlaDecompress,
+    MlaPlan,
     NormCache,
     RemapIndices,
     Reorder,
@@ -61,6 +69,10 @@ __all__ = [
     "Gather",
     "GatherRows",
     "LoraAdd",
+    "MergeStates",
+    "MlaDecode",
+    "MlaDecompress",
+    "MlaPlan",
     "NormCache",
     "RemapIndices",
     "Reorder",

@@ -47,6 +47,7 @@ class Append(Op):
     """
 
     kind: ClassVar[str] = "append"
+    ragged: ClassVar[bool] = True
     rows: Literal["ragged", "padded", "slots"] = "ragged"
     inputs: Literal["separate", "qkv", "parts"] = "separate"
     bias: bool = False

@@ -33,6 +33,8 @@ def _check_rows(op: Append, kernels: KernelSet) -> None:
     storage = kernels.cache.storage
     if op.rows == "slots" and isinstance(kernels.cache.page_table, PerKV):
         raise ValueError("rows: got 'slots' with table=PerKV(), where K and V lie in different pages; use 'ragged'")
+    if op.rows == "slots" and kernels.cache.ragged:
+        raise ValueError("rows: got 'slots' with a Ragged cache, whose tokens are found by request; use 'ragged'")
     if op.rows == "slots" and (storage.own_table or storage.residual):
         which = "own_table=True, whose scales lie in other pages" if storage.own_table else "residual, a tail a request"
         raise ValueError(f"rows: got 'slots' with {which}; a slot names one place; use 'ragged'")

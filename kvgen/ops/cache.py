@@ -11,7 +11,10 @@ from kvgen.plan import Param
 from kvgen.spec.cache import Cache, Paged
 from kvgen.spec.kernel_set import KernelSet
 from kvgen.spec.storage import Base, Scales
-from kvgen.spec.table import CSR, Dense, Indirect, PerKV, Ring
+from kvgen.spec.table import CSR, Dense, Indirect, Offsets, PerKV, Ring
+
+# Of caches without pages, where a request's tokens are one run of rows: more than one has (kRunTokens of kv_cache.cuh).
+RUN_TOKENS = 2**31
 
 
 @dataclass(frozen=True)
@@ -150,6 +153,9 @@ def _table_fields(cache: Cache) -> tuple[Param, ...]:
     table = cache.page_table
     field = "table.dtype" if isinstance(cache, Paged) else "table_dtype"
     index, u32, i64 = dtype(table.dtype), dtype("u32"), dtype("i64")
+    if isinstance(table, Offsets):
+        doc = "first row of each request, and where the last one ends"
+        return (Param("kv_offsets", index, ("B+1",), untrusted=True, doc=doc, field="lengths_dtype"),)
     if isinstance(table, CSR):
         found = [
             Param(
@@ -257,10 +263,10 @@ def cache_fields(cache: Cache) -> tuple[Param, ...]:
     bases = cache.storage.bases
     found = [Param(b.name, b.element, ("pool",), access="inout") for b in bases]
     found += [Param(f"{b.name}_page_stride", i64, value=f"{b.name}_page_stride") for b in bases]
-    found.append(Param("num_pages", u32, value="pages"))
-    if any("scale_pages" in t.shape for t in cache.storage.tensors):
-        found.append(Param("num_scale_pages", u32, value="scale_pages"))
-    if cache.page_tokens is None:
+    found.append(Param("num_pages", u32, value="rows" if cache.ragged else "pages"))
+    if any(t.name.endswith("scales") for t in cache.storage.tensors):
+        found.append(Param("num_scale_pages", u32, value="rows" if cache.ragged else "scale_pages"))
+    if cache.page_tokens is None and not cache.ragged:
         found.append(Param("page_tokens", u32, value="tokens"))
     if _has_lengths(cache):
         doc = f"tokens of each request {cache.lengths} this step"
@@ -272,12 +278,13 @@ def cache_fields(cache: Cache) -> tuple[Param, ...]:
 
 
 def _has_lengths(cache: Cache) -> bool:
-    return not (isinstance(cache.page_table, CSR) and cache.page_table.last_page_len)
+    return not (cache.ragged or (isinstance(cache.page_table, CSR) and cache.page_table.last_page_len))
 
 
 def _summary(cache: Cache) -> str:
     dims = f"{cache.head_dim}" if cache.v_dim == cache.head_dim else f"{cache.head_dim}/{cache.v_dim}"
     place = f"pages of {cache.page_size} tokens" if isinstance(cache, Paged) else "a block a request"
+    place = "requests one after another" if cache.ragged else place
     kinds: list[str] = []
     for segment in cache.storage.segments:
         text: str = segment.region.dtype.name
@@ -316,7 +323,7 @@ def cache_context(cache: Cache, title: str, namespace: str = "") -> CacheContext
         has_v="v" in storage.roles,
         is_mla=cache.stores == "k",
         page_size=cache.page_size if isinstance(cache, Paged) else 0,
-        page_tokens=cache.page_tokens or 0,
+        page_tokens=RUN_TOKENS if cache.ragged else cache.page_tokens or 0,
         fields=tuple(p.declaration for p in cache_fields(cache)),
         has_lengths=_has_lengths(cache),
         lengths=cache.lengths,
@@ -325,7 +332,7 @@ def cache_context(cache: Cache, title: str, namespace: str = "") -> CacheContext
         table_vector=table.align if isinstance(table, Dense) else 1,
         multiplier=f" * {table.id_multiplier}ull" if table.id_multiplier > 1 else "",
         window=table.window if isinstance(table, Ring) else 0,
-        pages_are="pages" if isinstance(cache, Paged) else "blocks",
+        pages_are="pages" if isinstance(cache, Paged) else "rows" if cache.ragged else "blocks",
         ids=ids,
         id_args=", ".join(f"Id {i}" for i in ids),
         id_values=", ".join(f"found.{i}" for i in ids),

@@ -37,6 +37,7 @@ class Custom(Op):
     """
 
     kind: ClassVar[str] = "custom"
+    ragged: ClassVar[bool] = True
     source: str | None = None
     text: str | None = None
     params: tuple[SerializeAsAny[Argument], ...] = Field(default=(), strict=False)

@@ -1,100 +1,85 @@
-"""decode: attention of one query row per request over its cached tokens."""
+"""decode: attention of a few query rows per request over its cached tokens."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Final, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
-from kvgen.dtypes import dtype
+from kvgen.dtypes import DType, dtype
 from kvgen.expr import const, var
+from kvgen.ops import decode_simt, decode_tensor
+from kvgen.ops.attention import attention_context, check_arguments
 from kvgen.ops.cache import ERRORS, entry_name
-from kvgen.ops.segments import SegmentContext, segments
-from kvgen.plan import KernelPlan, Param
+from kvgen.ops.work import (
+    SIZES,
+    WORKSPACE,
+    Attended,
+    Split,
+    most_tokens,
+    new_in_length,
+    partial_bytes,
+    planner,
+    row_offsets,
+)
+from kvgen.plan import KernelPlan, Param, Work
 from kvgen.spec.kernel_set import KernelSet, Op
-from kvgen.spec.table import IndexName
+from kvgen.spec.mask import TREE_ROWS, Mask
+from kvgen.spec.score import Score
+from kvgen.spec.table import IndexName, Ring
 
-WARPS = 4
-PLAN_THREADS = 256
-# Tokens below which splitting a request further costs more than it gains.
-MIN_CHUNK = 128
-# Query and accumulator elements a thread keeps in registers as f32, each; twice this plus addresses stays below 255.
-REGISTER_BUDGET = 64
-# The same where accesses are wider than rows of q need.
-WIDE_BUDGET = 32
-LOG2E = 1.4426950408889634
-
-
-@dataclass(frozen=True)
-class DecodeContext:
-    """Everything ops/decode.cu.j2 reads.
-
-    A row of K or V is split over `lanes` lanes, `width` elements each at a time, in `k_chunks` or `v_chunks` steps; a warp
-    thus works on `32 / lanes` tokens at once. Rows of q are read `row_width` elements at a time.
-    `tile` query heads share a block's reads of K and V.
-    """
-
-    entry: str
-    params: tuple[str, ...]
-    elem: str
-    k: SegmentContext
-    v: SegmentContext
-    kv_heads: int
-    group: int
-    tile: int
-    tiles: int
-    warps: int
-    lanes: int
-    width: int
-    row_width: int
-    k_chunks: int
-    v_chunks: int
-    scale: str
-    lengths: str
-    splits: int
-
-
-@dataclass(frozen=True)
-class DecodePlanContext:
-    """Everything ops/decode_plan.cu.j2 reads."""
-
-    entry: str
-    params: tuple[str, ...]
-    threads: int
-    min_chunk: int
-    splits: int
-    lengths: str
-    counters_per_row: int
-
-
-def _walk(width: int, k: SegmentContext, v: SegmentContext, group: int) -> tuple[int, int, int]:
-    """(width, lanes of a token, blocks that share a group's heads) where a lane reads `width` elements at once."""
-    pieces = max(k.size, v.size) // width
-    lanes = min(32, 2 ** (pieces - 1).bit_length())
-    chunks = math.ceil(max(k.size, v.size) / (width * lanes))
-    tile = max(1, min(8, REGISTER_BUDGET // (width * chunks), group))
-    return width, lanes, math.ceil(group / tile)
+MOST_ROWS: Final = 128
+OutName = Literal["f16", "bf16", "f32", "e4m3"]
+_EMPTY: Final = {"-inf": "-infinity()", "inf": "infinity()"}
 
 
 class Decode(Op):
-    """Attend with q `[T, q_heads, head_dim]`, one row a request, to the request's tokens, the newest included.
+    """Attend with q `[T, q_heads, head_dim]`, up to `rows` rows a request, to the request's tokens, the newest included.
 
-    Row t belongs to request t, or, with `row_offsets`, to the request whose rows it is in (one row at most). `out` is
-    softmax(scale * q . k) . v per head in f32, rounded once; `lse` (optional) is the natural logarithm of the softmax's
-    denominator. Rows of no request and requests without tokens give 0 and -inf; a request with invalid pages or
-    lengths gives NaN. `scale` defaults to 1 / sqrt(head_dim).
+    A request's tokens are read once for all of its rows and the query heads that share a kv head, or once for every 96 to 128
+    such columns, fewer where V has more than 128 dims: 1 to 8 rows for decoding and drafts, more for a shared prefix.
 
-    `splits` > 1 lets up to so many blocks share a request's tokens. The launcher then takes a workspace, which
-    `decode.plan` prepares on the device once per step, for all layers; the last block of a request merges the parts in
-    token order, so the result does not depend on which block that is.
+    Without `row_offsets` request b has the rows [b * rows, (b + 1) * rows); with them those of
+    [row_offsets[b], row_offsets[b + 1]). The last row of a request stands at its last token, the one before at the token
+    before; `mask` says what a row sees of its request, `score` what happens to scale * (q . k) before the softmax. `out` is
+    the softmax times V, computed in f32 and rounded to `out_dtype` (the cache's by default; e4m3 saturates); `scale`
+    defaults to 1 / sqrt(head_dim).
+
+    `lse` (optional) is the logarithm, to `lse_base`, of the softmax's denominator. With `sinks` every query head has a key
+    without value, of score sinks[head] (f32 `[q_heads]`): it is in the denominator, and with sinks="lse" in `lse` too.
+    Rows of no request and rows that see no token give 0 and `lse_empty`; a request with invalid pages, lengths or offsets
+    gives NaN.
+
+    `split="none"`: a block a request and kv head. "balanced": the launcher takes a workspace, which `decode.plan` prepares on
+    the device once per step, for all layers: it divides all tokens evenly among the blocks that the GPU holds at once, and
+    the last block of a request merges its parts, in token order. "invariant": the same, but a request is always cut into
+    pieces of `chunk` tokens, so that its bits do not depend on the other requests. ("none" has that property too.)
     """
 
     kind: ClassVar[str] = "decode"
+    ragged: ClassVar[bool] = True
+    rows: int = 1
     scale: float | None = None
-    splits: int = Field(default=1, ge=1, le=32)
+    out_dtype: OutName | None = None
+    mask: Mask = Mask()
+    score: Score | None = None
+    sinks: Literal["out", "lse"] | None = None
+    lse_base: Literal["e", "2"] = "e"
+    lse_empty: Literal["-inf", "inf"] = "-inf"
+    split: Split = "none"
+    chunk: int = Field(default=512, ge=64, le=2**20)
     index_dtype: IndexName | None = None
+
+    @field_validator("rows")
+    @classmethod
+    def _few_rows(cls, value: int) -> int:
+        if not 1 <= value <= MOST_ROWS:
+            raise ValueError(
+                f"rows: got {value}; a request has 1 to 8 rows of its own in decoding, and a prefix that a batch shares up to "
+                f"{MOST_ROWS}; longer prompts are another operation's"
+            )
+        return value
 
     @field_validator("scale")
     @classmethod
@@ -103,42 +88,140 @@ class Decode(Op):
             raise ValueError(f"scale: got {value!r}; a softmax scale lies in [1e-30, 1e30]; None is 1 / sqrt(head_dim)")
         return value
 
+    @model_validator(mode="after")
+    def _consistent(self) -> Decode:
+        if self.mask.tree == "packed" and self.rows > TREE_ROWS:
+            raise ValueError(
+                f"rows: got {self.rows} beside a packed tree, whose words have a bit for each of {TREE_ROWS} rows; use fewer "
+                "rows, or tree='mask'"
+            )
+        if self.chunk % 64:
+            raise ValueError(f"chunk: got {self.chunk}; pieces are whole tiles: a multiple of 64 tokens")
+        if "chunk" in self.model_fields_set and self.split != "invariant":
+            raise ValueError(
+                f"chunk: got {self.chunk} beside split={self.split!r}; pieces have a fixed size with split='invariant' only"
+            )
+        return self
+
     def kernel_names(self) -> tuple[str, ...]:
-        return (self.name, f"{self.name}_plan") if self.splits > 1 else (self.name,)
+        return (self.name,) if self.split == "none" else (self.name, f"{self.name}_plan")
 
     def check(self, kernels: KernelSet) -> None:
         if kernels.cache.stores == "k":
             raise ValueError(
-                "ops: decode needs V, but the cache has stores='k'; use ops.Gather(), or a cache that stores both"
+                "ops: decode needs V, but the cache has stores='k'; use ops.MlaDecode() for latent rows, ops.Gather(), or a "
+                "cache that stores both"
             )
+
+        if self.score is not None:
+            check_arguments(self.name, self._params(kernels, dtype("u32"), dtype("f32"), 1), kernels)
+
+    def _tensor(self, kernels: KernelSet) -> decode_tensor.Shape | None:
+        """The block of the kernel for tensor cores; None where that for CUDA cores is taken."""
+        asks = self.score is not None or self.mask.tree is not None
+        hindered = decode_tensor.hindrance(kernels, self.rows, asks)
+        return None if hindered else decode_tensor.shape(kernels, self.rows, asks)
+
+    def walk(self, kernels: KernelSet) -> tuple[str, str]:
+        """("tensor cores" or "CUDA cores", why) of this set's kernel."""
+        why = decode_tensor.hindrance(kernels, self.rows)
+        return ("CUDA cores", why) if why else ("tensor cores", "16-bit operands, keys on M")
 
     def plan(self, kernels: KernelSet) -> tuple[KernelPlan, ...]:
         cache = kernels.cache
-        k, v = segments(cache)
-        elem, f32 = dtype(cache.dtype), dtype("f32")
         index = dtype(self.index_dtype or cache.lengths_dtype)
-        row_width = math.gcd(16 // elem.bytes, k.size, v.size)
-        width, lanes, tiles = _walk(row_width, k, v, kernels.group)
-        # Codes are narrower than rows of q: whole accesses leave fewer lanes to a token. Not where it costs so many registers
-        # that a multiprocessor has fewer bytes on their way.
-        codes = math.gcd(k.vector, v.vector, k.size, v.size)
-        while width < codes:
-            wider, wider_lanes, wider_tiles = _walk(2 * width, k, v, kernels.group)
-            held = math.ceil(kernels.group / tiles) * math.ceil(max(k.size, v.size) / wider_lanes)
-            if wider_tiles > tiles or held > WIDE_BUDGET:
-                break
-            width, lanes, tiles = wider, wider_lanes, wider_tiles
-        k_chunks, v_chunks = (math.ceil(d / (width * lanes)) for d in (k.size, v.size))
-        tile = math.ceil(kernels.group / tiles)
-        q_shape: tuple[int | str, ...] = ("T", kernels.q_heads, k.size)
-        out_shape: tuple[int | str, ...] = ("T", kernels.q_heads, v.size)
-        align = row_width * elem.bytes
-        params = (
+        attend = attention_context(self.mask, self.score, kernels, index)
+        out = dtype(self.out_dtype or cache.dtype)
+        scale = self.scale if self.scale is not None else 1 / math.sqrt(cache.head_dim)
+        tensor = self._tensor(kernels)
+        shape = tensor or decode_simt.shape(kernels, self.rows)
+        params = self._params(kernels, index, out, shape.align)
+        in_lse = self.sinks == "lse"
+        d = Attended(
+            entry=entry_name(kernels, self.name),
+            params=tuple(p.declaration for p in params),
+            attend=attend,
+            elem=dtype(cache.dtype).c,
+            out_elem=out.c,
+            out_scale=shape.out_scale,
+            kv_heads=cache.kv_heads,
+            group=kernels.group,
+            rows=self.rows,
+            tiles=shape.tiles,
+            v_size=cache.v_dim,
+            vec=math.gcd(4, cache.v_dim),
+            planned=self.split != "none",
+            sinks=self.sinks is not None,
+            blind=self.mask.causal or self.mask.chunk is not None,
+            new_in_length=new_in_length(kernels),
+            most_tokens=most_tokens(attend),
+            lse_empty=_EMPTY[self.lse_empty],
+            lse_top="higher" if in_lse else "top",
+            lse_sum="whole" if in_lse else "sum",
+            lse_factor=" * kLn2" if self.lse_base == "e" else "",
+        )
+        columns = cache.kv_heads * shape.tiles
+        grid = ((var("parts") if d.planned else var("T")) * columns, const(1), const(1))
+        shared: tuple[tuple[str, int], ...] = ()
+        if isinstance(shape, decode_tensor.Shape):
+            context: object = decode_tensor.tensor_context(kernels, d, scale, shape)
+            template, shared = "ops/decode.cu.j2", tuple((a, shape.shared(a)) for a in kernels.arch)
+        else:
+            context, template = decode_simt.simt_context(kernels, d, scale, shape), "ops/decode_simt.cu.j2"
+        kernel = KernelPlan(self.name, d.entry, template, context, params, grid, shape.threads, shared_by_arch=shared)
+        if not d.planned:
+            return (kernel,)
+        return kernel, planner(
+            kernels,
+            self.name,
+            attend=attend,
+            rows=self.rows,
+            tile=shape.tile,
+            chunk=self.chunk if self.split == "invariant" else 0,
+            columns=columns,
+            index=index.name,
+        )
+
+    def work(self, kernels: KernelSet) -> Work | None:
+        """What its workspace is made of; None without one."""
+        if self.split == "none":
+            return None
+        shape = self._tensor(kernels) or decode_simt.shape(kernels, self.rows)
+        columns = kernels.cache.kv_heads * shape.tiles
+        return Work(
+            columns=columns,
+            blocks_per_sm=shape.blocks_per_sm,
+            partial_bytes=columns * partial_bytes(shape.cols, kernels.cache.v_dim),
+            chunk=self.chunk if self.split == "invariant" else 0,
+            most=self._most_seen(kernels),
+        )
+
+    def _most_seen(self, kernels: KernelSet) -> int:
+        """The most tokens of a request that its rows see together; 0: all."""
+        table, mask = kernels.cache.page_table, self.mask
+        found = [table.window] if isinstance(table, Ring) else []
+        found += [mask.window + self.rows] if mask.window and not mask.later else []
+        found += [mask.chunk + self.rows] if mask.chunk and not mask.later else []
+        return min(found, default=0)
+
+    def _params(self, kernels: KernelSet, index: DType, out: DType, align: int) -> tuple[Param, ...]:
+        """What a call brings, in the order of the kernel's signature."""
+        cache = kernels.cache
+        elem, f32, i64 = dtype(cache.dtype), dtype("f32"), dtype("i64")
+        attend = attention_context(self.mask, self.score, kernels, index)
+        v_dim = "v_head_dim" if cache.v_head_dim else "head_dim"
+        planned = self.split != "none"
+        # The planner has applied them.
+        asked = tuple(p for p in attend.params if not (planned and p.name == "valid_tokens"))
+        arrays = tuple(p for p in asked if p.shape is not None)
+        numbers = tuple(p for p in asked if p.shape is None)
+        sinks = Param("sinks", f32, (kernels.q_heads,), doc="score of each query head's sink", fields=("q_heads",))
+        return (
             Param(
                 "q",
                 elem,
-                q_shape,
-                align=align,
+                ("T", kernels.q_heads, cache.head_dim),
+                align=align * elem.bytes,
                 strided=True,
                 doc="query rows",
                 field="dtype",
@@ -146,101 +229,31 @@ class Decode(Op):
             ),
             Param(
                 "out",
-                elem,
-                out_shape,
+                out,
+                ("T", kernels.q_heads, cache.v_dim),
                 access="out",
-                align=align,
+                align=align * out.bytes,
                 strided=True,
                 doc="attention output",
-                field="dtype",
-                fields=(None, "q_heads", "v_head_dim" if cache.v_head_dim else "head_dim"),
+                field="out_dtype" if self.out_dtype else "dtype",
+                fields=(None, "q_heads", v_dim),
             ),
+            *arrays,
+            *((sinks,) if self.sinks else ()),
+            *((WORKSPACE,) if planned else (row_offsets(index.name),)),
             Param(
                 "lse",
                 f32,
                 ("T", kernels.q_heads),
                 access="out",
                 optional=True,
-                doc="natural log-sum-exp",
+                doc=f"logarithm to base {self.lse_base} of the softmax's denominator",
                 fields=(None, "q_heads"),
             ),
-            Param(
-                "row_offsets",
-                index,
-                ("B+1",),
-                optional=True,
-                untrusted=True,
-                doc="first row of each request",
-                field="index_dtype",
-            ),
-            *((WORKSPACE,) if self.splits > 1 else ()),
-            Param("q_stride", dtype("i64"), value="q.stride"),
-            Param("out_stride", dtype("i64"), value="out.stride"),
-            *((Param("max_rows", dtype("u32"), value="max_rows"),) if self.splits > 1 else ()),
+            Param("q_stride", i64, value="q.stride"),
+            Param("out_stride", i64, value="out.stride"),
+            Param("num_rows", dtype("u32"), value="T"),
+            *numbers,
+            *(SIZES if planned else ()),
             ERRORS,
         )
-        context = DecodeContext(
-            entry=entry_name(kernels, self.name),
-            params=tuple(p.declaration for p in params),
-            elem=elem.c,
-            k=k,
-            v=v,
-            kv_heads=cache.kv_heads,
-            group=kernels.group,
-            tile=tile,
-            tiles=tiles,
-            warps=WARPS,
-            lanes=lanes,
-            width=width,
-            row_width=row_width,
-            k_chunks=k_chunks,
-            v_chunks=v_chunks,
-            # Softmax in base 2: the scale carries log2(e).
-            scale=f"{(self.scale if self.scale is not None else 1 / math.sqrt(k.size)) * LOG2E!r}f",
-            lengths=cache.lengths,
-            splits=self.splits,
-        )
-        grid = (var("T") * (cache.kv_heads * tiles * self.splits), const(1), const(1))
-        attend = KernelPlan(self.name, context.entry, "ops/decode.cu.j2", context, params, grid, WARPS * 32)
-        if self.splits == 1:
-            return (attend,)
-        return (attend, self._planner(kernels, cache.kv_heads * tiles))
-
-    def workspace_bytes(self, kernels: KernelSet) -> tuple[int, int]:
-        """(fixed, per row) bytes of a workspace: the chunk, then counters and partial (max, sum, out) of each split."""
-        if self.splits == 1:
-            return (0, 0)
-        attend = self.plan(kernels)[0].context
-        assert isinstance(attend, DecodeContext)
-        counters = 4 * kernels.cache.kv_heads * attend.tiles
-        return 16, counters + 4 * kernels.q_heads * self.splits * (kernels.cache.v_dim + 2)
-
-    def _planner(self, kernels: KernelSet, counters_per_row: int) -> KernelPlan:
-        cache = kernels.cache
-        params = (
-            WORKSPACE,
-            Param("max_rows", dtype("u32"), value="max_rows"),
-        )
-        context = DecodePlanContext(
-            entry=entry_name(kernels, f"{self.name}_plan"),
-            params=tuple(p.declaration for p in params),
-            threads=PLAN_THREADS,
-            min_chunk=MIN_CHUNK,
-            splits=self.splits,
-            lengths=cache.lengths,
-            counters_per_row=counters_per_row,
-        )
-        name = f"{self.name}_plan"
-        return KernelPlan(
-            name, context.entry, "ops/decode_plan.cu.j2", context, params, (const(1), const(1), const(1)), PLAN_THREADS
-        )
-
-
-WORKSPACE = Param(
-    "workspace",
-    dtype("u8"),
-    ("W",),
-    access="inout",
-    align=16,
-    doc="from `workspace()`, planned for this step by `plan()`",
-)

@@ -43,6 +43,7 @@ class Gather(Op):
     """
 
     kind: ClassVar[str] = "gather"
+    ragged: ClassVar[bool] = True
     index_dtype: IndexName | None = None
     raw: bool = False
 

@@ -40,6 +40,7 @@ class GatherRows(Op):
     """
 
     kind: ClassVar[str] = "gather_rows"
+    ragged: ClassVar[bool] = True
     roles: Literal["k", "kv"] = "k"
     index_dtype: IndexName | None = None
     slots_dtype: Literal["i32", "i64"] = "i32"  # negative: a hole

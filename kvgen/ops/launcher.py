@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Final
 
 from kvgen.expr import Expr, python, variables
@@ -54,10 +54,11 @@ class OpContext:
     whole: bool
     plan_entry: str
     plan_params: tuple[str, ...]
+    plan_arguments: tuple[ArgumentContext, ...]
     plan_threads: int
     steps: tuple[StepContext, ...]
-    fixed_bytes: int
-    row_bytes: int
+    work: str
+    shared_by_arch: str
 
 
 @dataclass(frozen=True)
@@ -112,7 +113,7 @@ def _imports(plans: Iterable[tuple[KernelPlan, ...]]) -> str:
     found = set(_IMPORTS)
     for group in plans:
         brought = {p.brought for plan in group for p in plan.params}
-        found |= {"Workspace"} if any(p.name == "workspace" for plan in group for p in plan.params) else set()
+        found |= {"Work", "Workspace"} if any(p.name == "workspace" for plan in group for p in plan.params) else set()
         pools = [p for plan in group for p in plan.params if isinstance(p, PoolParam)]
         found |= ({"PagePool"} if pools else set()) | ({"BasePages"} if any(p.given for p in pools) else set())
         found |= {name for kind, name in _BROUGHT.items() if kind in brought}
@@ -236,8 +237,8 @@ def _step(op: Op, plan: KernelPlan) -> StepContext:
 
 
 def _op(op: Op, kernels: KernelSet, plans: tuple[KernelPlan, ...]) -> OpContext:
-    fixed, per_row = op.workspace_bytes(kernels)
-    plan, planner = plans[0], plans[1] if fixed else None
+    work = op.work(kernels)
+    plan, planner = plans[0], plans[1] if work else None
     called = _called(plan)
     lines = [line.strip().replace("`", "") for line in op.description.strip().splitlines()]
     more = tuple(_text(line) for line in lines[1:] if line)
@@ -256,11 +257,23 @@ def _op(op: Op, kernels: KernelSet, plans: tuple[KernelPlan, ...]) -> OpContext:
         whole=plan.whole,
         plan_entry=planner.entry if planner else "",
         plan_params=tuple(_param(p) for p in planner.params) if planner else (),
+        plan_arguments=tuple(
+            _argument(p) for p in sorted(_called(planner), key=lambda p: p.optional) if p.name != "workspace"
+        )
+        if planner
+        else (),
         plan_threads=planner.threads if planner else 0,
         steps=() if planner else tuple(_step(op, p) for p in plans[1:]),
-        fixed_bytes=fixed,
-        row_bytes=per_row,
+        work=", ".join(f"{name}={value}" for name, value in asdict(work).items()) if work else "",
+        shared_by_arch=repr(dict(plan.shared_by_arch)).replace("'", '"') if plan.shared_by_arch else "",
     )
+
+
+def _pages_text(cache: Cache) -> str:
+    """What holds tokens, in a sentence."""
+    if isinstance(cache, Paged):
+        return f"pages hold {cache.page_size} tokens"
+    return "they lie in kv_offsets, requests one after another" if cache.ragged else "a block holds a request"
 
 
 def _cache_class(name: str, summary: str, module: str, cache: Cache) -> CacheClassContext:
@@ -277,7 +290,7 @@ def _cache_class(name: str, summary: str, module: str, cache: Cache) -> CacheCla
         module=module,
         tensors=tuple(tensor_text(cache, t) for t in tensors),
         roles=tuple(role_text(cache, name, parts) for name, parts in cache.storage.roles.items()),
-        kind="paged" if isinstance(cache, Paged) else "continuous_batching",
+        kind="paged" if isinstance(cache, Paged) else "ragged" if cache.ragged else "continuous_batching",
         heads=cache.kv_heads,
         page_size=cache.page_size if isinstance(cache, Paged) else 0,
         positional=pools,
@@ -288,8 +301,7 @@ def _cache_class(name: str, summary: str, module: str, cache: Cache) -> CacheCla
         page_tokens=repr(cache.page_tokens),
         window=cache.page_table.window if isinstance(cache.page_table, Ring) else 0,
         doc=(
-            f"lengths count the tokens {cache.lengths} this step; "
-            + (f"pages hold {cache.page_size} tokens." if isinstance(cache, Paged) else "a block holds a request."),
+            f"lengths count the tokens {cache.lengths} this step; {_pages_text(cache)}.",
             *(a.doc for a in (*pools, *extras, *views)),
             "max_seq_length, max_cache_length: a request's most new tokens, and tokens in all; default: what the table holds.",
         ),

@@ -14,6 +14,10 @@ from kvgen.reference.faults import FaultLog
 from kvgen.reference.gather import Gathered, gather, gather_raw
 from kvgen.reference.gather_rows import gather_rows
 from kvgen.reference.lengths import advance, row_offsets
+from kvgen.reference.merge_states import merge_states
+from kvgen.reference.mla_decode import mla_decode, mla_decode_sparse
+from kvgen.reference.mla_decompress import mla_decompress
+from kvgen.reference.mla_plan import Chunked, mla_plan
 from kvgen.reference.page_lists import to_csr, to_dense
 from kvgen.reference.pages import compact, compact_plan, copy_pages, overlaps, reorder
 from kvgen.reference.pool import Rows, cache_rows
@@ -24,6 +28,7 @@ from kvgen.reference.store_scales import store_scales
 from kvgen.reference.tables import Place, TableView
 
 __all__ = [
+    "Chunked",
     "Decoded",
     "FaultLog",
     "Gathered",
@@ -43,6 +48,11 @@ __all__ = [
     "gather_raw",
     "gather_rows",
     "lora_add",
+    "merge_states",
+    "mla_decode",
+    "mla_decode_sparse",
+    "mla_decompress",
+    "mla_plan",
     "overlaps",
     "remap_indices",
     "reorder",

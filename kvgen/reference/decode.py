@@ -1,18 +1,19 @@
-"""decode: softmax attention of one query row per request, in float64."""
+"""decode: softmax attention of the newest rows of every request, in float64."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from kvgen.reference.attention import Arguments, Standing, modified, span, visible
 from kvgen.reference.faults import FaultLog
 from kvgen.reference.pool import Rows
-from kvgen.reference.tables import LIMIT, TableView, bad_total, request_of_row
+from kvgen.reference.tables import LIMIT, RowRange, TableView, bad_total, request_of_row
 from kvgen.runtime.faults import Fault
 from kvgen.spec.cache import Latent
 
@@ -21,10 +22,13 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Seen:
-    """What one query row attends to: K `[n, kv_heads, head_dim]` and V `[n, kv_heads, v_dim]`, float64."""
+    """What one query row attends to: K `[n, kv_heads, head_dim]` and V `[n, kv_heads, v_dim]`, float64, of its n visible
+    tokens, and where it stands: its place among its request's rows and the tokens' numbers `[n]`."""
 
     k: Floats
     v: Floats
+    at: Standing
+    tokens: NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -42,15 +46,42 @@ def attend(q: Floats, k: Floats, v: Floats, scale: float) -> tuple[Floats, Float
     """Softmax attention of one row: q `[q_heads, head_dim]`, k and v `[n, kv_heads, dim]` -> out `[q_heads, v_dim]` and
     the natural log-sum-exp `[q_heads]`. Query head h uses kv head h // (q_heads / kv_heads). No tokens: 0 and -inf.
     """
-    group = len(q) // k.shape[1]
-    if not len(k):
-        return np.zeros((len(q), v.shape[2])), np.full(len(q), -np.inf)
-    heads = np.arange(len(q)) // group
-    scores = scale * np.einsum("hd,nhd->hn", q, k[:, heads])
-    top = scores.max(axis=1, keepdims=True)
-    weights = np.exp(scores - top)
+    return weighted(products(q, k, scale), v)
+
+
+def products(q: Floats, k: Floats, scale: float) -> Floats:
+    """Scores `[q_heads, n]` before any modification: scale * (q . k)."""
+    heads = np.arange(len(q)) // (len(q) // k.shape[1])
+    found: Floats = scale * np.einsum("hd,nhd->hn", q, k[:, heads])
+    return found
+
+
+def weighted(
+    scores: Floats, v: Floats, sinks: Floats | None = None, *, sinks_in_lse: bool = True
+) -> tuple[Floats, Floats]:
+    """V `[n, kv_heads, v_dim]` by the softmax of `scores` `[q_heads, n]`, and the natural log-sum-exp `[q_heads]`.
+
+    `sinks[q_heads]` are scores of a token that has no value: exp(sink) more in the denominator, and, if `sinks_in_lse`,
+    in the log-sum-exp. A head whose scores are all -inf, or that has none, gives 0 and -inf whatever its sink.
+    """
+    q_heads, n = scores.shape
+    out, lse = np.zeros((q_heads, v.shape[2])), np.full(q_heads, -np.inf)
+    some = ~np.isneginf(scores).all(axis=1)
+    if not n or not some.any():
+        return out, lse
+    scores, heads = scores[some], np.arange(q_heads)[some] // (q_heads // v.shape[1])
+    top = scores.max(axis=1)
+    if sinks is not None:
+        top = np.maximum(top, sinks[some])
+    weights = np.exp(scores - top[:, None])
     total = weights.sum(axis=1)
-    return np.einsum("hn,nhd->hd", weights, v[:, heads]) / total[:, None], top[:, 0] + np.log(total)
+    whole = total if sinks is None else total + np.exp(sinks[some] - top)
+    values = v[:, heads]
+    if not np.isfinite(v).all():  # a token without weight adds nothing, whatever its value
+        values = np.where((weights.T > 0)[:, :, None], values, 0)
+    out[some] = np.einsum("hn,nhd->hd", weights, values) / whole[:, None]
+    lse[some] = top + np.log(whole if sinks_in_lse else total)
+    return out, lse
 
 
 def decode(
@@ -59,32 +90,67 @@ def decode(
     q: NDArray[Any],
     *,
     scale: float | None = None,
+    rows: int = 1,
     row_offsets: NDArray[Any] | None = None,
+    mask: Any = None,
+    score: Any = None,
+    sinks: NDArray[Any] | None = None,
+    arguments: Mapping[str, Any] | None = None,
+    lse_base: str = "e",
+    lse_empty: str | float = "-inf",
+    sinks_in_lse: bool = True,
 ) -> Decoded:
-    """Attend with q `[T, q_heads, head_dim]` to all of a request's living tokens, this step's included.
+    """Attend with q `[T, q_heads, head_dim]` to a request's living tokens, this step's included.
 
-    Row t is request t's, or with `row_offsets[B + 1]` its whose one row it is. `scale` defaults to 1 / sqrt(head_dim).
+    Request b's rows are `rows` from b * rows on, or with `row_offsets[B + 1]` its own, `rows` at most. Of n tokens (where
+    lengths are those before the step, its rows count) row i of r stands at n - r + i; one that stands before token 0 is
+    as good as any other, it just has no past. `mask` and `score` are a kvgen.spec Mask and Score (None: causal, and none),
+    `arguments` what they take by name; kvgen.reference.attention says what they mean. `sinks[q_heads]` add exp(sink) to
+    every denominator. `scale` defaults to 1 / sqrt(head_dim). The log-sum-exp is to base `lse_base`, "e" or "2".
+
     Quantized K and V are taken as dequantized, not rounded to the cache's dtype. With one pool, of latent rows, V is the
     first `latent_dim` dims of K.
 
-    Rows of no request and requests without tokens give 0 and -inf. A request gives NaN in out and log-sum-exp if its
-    length is invalid or more than its table can hold (LENGTH, at the number of tokens, 2^32 - 1 for no number), if one
-    of its tokens' pages is invalid (at that token), or if its offsets contradict each other or give it several rows
+    Rows of no request and rows that see no token give 0 and `lse_empty`. All rows of a request give NaN in out and
+    log-sum-exp if its length is invalid or more than its table can hold (LENGTH, at the number of tokens, 2^32 - 1 for
+    no number), if the page of a token between the first and the last one that a row may see is invalid (at that token),
+    or if its offsets contradict each other or give it more than `rows`, or there are fewer rows than it has to have
     (ROW_OFFSETS, at the row). Where the last offset is wrong, rows of no request are NaN too.
     """
     faults, total = FaultLog(), len(q)
     scale = 1 / math.sqrt(q.shape[2]) if scale is None else scale
-    out, lse = np.zeros((total, q.shape[1], _v_dim(table, pools))), np.full((total, q.shape[1]), -np.inf)
+    out, lse = np.zeros((total, q.shape[1], _v_dim(table, pools))), np.full((total, q.shape[1]), float(lse_empty))
     seen: list[Seen | None] = []
     if row_offsets is not None and total and bad_total(row_offsets, total):
         faults.add(Fault.ROW_OFFSETS, table.requests - 1, total)
+    finder = _Finder(table, pools, mask, Arguments(arguments or {}, q.shape[1], pools[0].heads), faults)
+    known: dict[tuple[int, int, int], _Request | None] = {}
     for row in range(total):
-        found = _see(table, pools, row, total, row_offsets, faults)
-        seen.append(found)
+        whose = _whose(table, row, total, rows, row_offsets)
+        if whose is None:
+            orphan = row_offsets is not None and bad_total(row_offsets, total)
+            seen.append(None if orphan else finder.nothing(row))
+        elif not whose.valid:
+            faults.add(Fault.ROW_OFFSETS, whose.b, row)
+            seen.append(None)
+        else:
+            key = (whose.b, whose.begin, whose.end)
+            if key not in known:
+                known[key] = finder.request(whose)
+            request = known[key]
+            seen.append(None if request is None else request.seen(row - whose.begin))
+        found = seen[-1]
         if found is None:
             out[row], lse[row] = np.nan, np.nan
-        else:
-            out[row], lse[row] = attend(q[row].astype(np.float64), found.k, found.v, scale)
+        elif len(found.k):
+            scores = products(q[row].astype(np.float64), found.k, scale)
+            scores = modified(score, found.at, found.tokens, scores[None], finder.arguments)[0]
+            some = ~np.isneginf(scores).all(axis=1)
+            values = weighted(
+                scores, found.v, None if sinks is None else sinks.astype(float), sinks_in_lse=sinks_in_lse
+            )
+            out[row] = values[0]
+            lse[row] = np.where(some, values[1] / (math.log(2) if lse_base == "2" else 1), lse[row])
     return Decoded(out, lse, faults.word, tuple(seen))
 
 
@@ -94,37 +160,79 @@ def _v_dim(table: TableView, pools: Sequence[Rows]) -> int:
     return table.cache.latent_dim if isinstance(table.cache, Latent) else pools[0].dim
 
 
-def _see(
-    table: TableView, pools: Sequence[Rows], row: int, rows: int, row_offsets: NDArray[Any] | None, faults: FaultLog
-) -> Seen | None:
-    """The tokens of one row; reports and returns None where they cannot be had."""
-    heads, v_dim = pools[0].heads, _v_dim(table, pools)
-    nothing = Seen(np.zeros((0, heads, pools[0].dim)), np.zeros((0, heads, v_dim)))
-    b = row
-    if row_offsets is not None:
-        whose = request_of_row(row_offsets, row, rows)
-        if whose is None:
-            return None if bad_total(row_offsets, rows) else nothing
-        b = whose.b
-        if not whose.valid or whose.end - whose.begin != 1:
-            faults.add(Fault.ROW_OFFSETS, b, row)
+def _whose(table: TableView, row: int, total: int, rows: int, row_offsets: NDArray[Any] | None) -> RowRange | None:
+    """Whose row it is; not valid unless the request is found from each of its rows, and those are `rows` at most."""
+    if row_offsets is None:
+        b = row // rows
+        return RowRange(b, b * rows, (b + 1) * rows, (b + 1) * rows <= total) if b < table.requests else None
+    found = request_of_row(row_offsets, row, total)
+    if found is None or not found.valid or found.end - found.begin > rows:
+        return found if found is None else replace(found, valid=False)
+    all_rows = (request_of_row(row_offsets, other, total) for other in range(found.begin, found.end))
+    return replace(found, valid=all(other is not None and other.b == found.b for other in all_rows))
+
+
+@dataclass(frozen=True)
+class _Request:
+    """The tokens [first, first + m) of a request that its rows look at, and which row sees which of them `[r, m]`."""
+
+    at: Standing
+    tokens: NDArray[np.int64]
+    k: Floats
+    v: Floats
+    visible: NDArray[np.bool_]
+
+    def seen(self, i: int) -> Seen:
+        mine = self.visible[i]
+        return Seen(self.k[mine], self.v[mine], self.at.one(i), self.tokens[mine])
+
+
+@dataclass(frozen=True)
+class _Finder:
+    """Finds what the rows of a request look at; reports what cannot be had."""
+
+    table: TableView
+    pools: Sequence[Rows]
+    mask: Any
+    arguments: Arguments
+    faults: FaultLog
+
+    def _none(self) -> tuple[Floats, Floats]:
+        heads = self.pools[0].heads
+        return np.zeros((0, heads, self.pools[0].dim)), np.zeros((0, heads, _v_dim(self.table, self.pools)))
+
+    def nothing(self, row: int) -> Seen:
+        """What a row of no request sees."""
+        return Seen(*self._none(), Standing(-1, row, np.array([0]), 1, 0), np.zeros(0, np.int64))
+
+    def request(self, whose: RowRange) -> _Request | None:
+        """K and V of everything that one of its rows may see; None if that is not to be had."""
+        table, b, rows = self.table, whose.b, whose.end - whose.begin
+        length = table.length(b)
+        tokens = LIMIT if length is None else length + (rows if table.cache.lengths == "before" else 0)
+        if length is None or tokens >= LIMIT or not table.holds(b, tokens):
+            self.faults.add(Fault.LENGTH, b, min(tokens, LIMIT))
             return None
-    elif row >= table.requests:
-        return nothing
-    length = table.length(b)
-    tokens = LIMIT if length is None else length + (table.cache.lengths == "before")
-    if length is None or not table.holds(b, tokens):
-        faults.add(Fault.LENGTH, b, tokens)
-        return None
-    keys, values, whole = [], [], True
-    for token in range(table.first_token(tokens), tokens):
-        places = table.places(b, token // table.tokens)
+        at = Standing(b, whose.begin, np.arange(rows), rows, tokens)
+        around = span(self.mask, at, self.arguments)
+        if around is None:
+            self.faults.add(Fault.LENGTH, b, tokens)
+            return None
+        first = max(around[0], table.first_token(tokens))
+        numbers = np.arange(first, max(first, around[1]), dtype=np.int64)
+        read = [self._token(b, int(token)) for token in numbers]
+        pairs = [pair for pair in read if pair is not None]
+        if len(pairs) < len(read):
+            return None
+        k, v = (np.stack(part) for part in zip(*pairs, strict=True)) if pairs else self._none()
+        return _Request(at, numbers, k, v, visible(self.mask, at, numbers, self.arguments))
+
+    def _token(self, b: int, token: int) -> tuple[Floats, Floats] | None:
+        places = self.table.places(b, token // self.table.tokens)
         if isinstance(places, Fault):
-            faults.add(places, b, token)
-            whole = False
-            continue
-        keys.append(pools[0].token_numbers(b, token, places[0]))
-        values.append(pools[1].token_numbers(b, token, places[1]) if len(pools) > 1 else keys[-1][:, :v_dim])
-    if not whole:
-        return None
-    return Seen(np.stack(keys), np.stack(values)) if keys else nothing
+            self.faults.add(places, b, token)
+            return None
+        key = self.pools[0].token_numbers(b, token, places[0])
+        if len(self.pools) > 1:
+            return key, self.pools[1].token_numbers(b, token, places[1])
+        return key, key[:, : _v_dim(self.table, self.pools)]

@@ -175,6 +175,8 @@ class _Finder:
 
     def _elements(self, array: Raw, axes: str, role: str, dim: int, **more: Any) -> Elements:
         heads = more.pop("heads", self.cache.kv_heads)
+        if self.cache.ragged:  # a page is a row
+            axes = axes.replace("token", "page")
         return Elements(array, axes, heads=heads, dim=dim, layer=self.layer, kv=int(role == "v"), **more)
 
     # --- values in tensors of their own type --------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from kvgen.runtime.faults import Fault
 from kvgen.spec.cache import Cache
-from kvgen.spec.table import CSR, Indirect, PerKV, Ring
+from kvgen.spec.table import CSR, Indirect, Offsets, PerKV, Ring
 
 # Token counts and indices are below this; whatever is not counts as invalid.
 LIMIT = 2**32 - 1
@@ -36,7 +36,8 @@ class TableView:
 
     `arrays` are the table arguments of a generated `Cache`, by name: `lengths[B]`; `page_table` `[B, M]`, `[B, 2, M]`
     (PerKV) or `[B]` (Continuous); `page_indices[I]`, `page_indptr[B + 1]` and `last_page_len[B]` (CSR);
-    `req_to_token[R, M]` and `request_ids[B]` (Indirect); `scales_page_table[B, M]` where scales have a table of their own.
+    `req_to_token[R, M]` and `request_ids[B]` (Indirect); `scales_page_table[B, M]` where scales have a table of their own;
+    `kv_offsets[B + 1]` (Ragged, whose pages are rows of one token here).
     `pages` counts the pool's pages, `tokens` a page's tokens, `scale_pages` the pages of scales that a table of their own
     may name (None: as many as `pages`).
     """
@@ -50,15 +51,19 @@ class TableView:
     @property
     def requests(self) -> int:
         """The number of requests, B."""
+        if self.cache.ragged:
+            return len(self.arrays["kv_offsets"]) - 1
         names = ("lengths", "last_page_len", "request_ids", "page_table")
         return len(next(self.arrays[n] for n in names if n in self.arrays))
 
     def length(self, b: int) -> int | None:
         """Tokens of request b, before or after this step as the cache says; None where the entry can be no length.
 
-        CSR with last_page_len: (pages - 1) * page_size + last_page_len[b]; no page, no token.
+        CSR with last_page_len: (pages - 1) * page_size + last_page_len[b]; no page, no token. Ragged: its rows.
         """
         table = self.cache.page_table
+        if isinstance(table, Offsets):
+            return self._run(b)
         if not (isinstance(table, CSR) and table.last_page_len):
             return index(self.arrays["lengths"][b])
         count, last = self._csr_pages(b), index(self.arrays["last_page_len"][b])
@@ -74,6 +79,11 @@ class TableView:
         if begin is None or end is None or end < begin or end > len(self.arrays["page_indices"]):
             return None
         return end - begin
+
+    def _run(self, b: int) -> int | None:
+        """Rows of request b; None where its offsets decrease or leave the tensors."""
+        begin, end = (index(x) for x in self.arrays["kv_offsets"][b : b + 2])
+        return None if begin is None or end is None or not begin <= end <= self.pages else end - begin
 
     def first_token(self, n: int) -> int:
         """The oldest of n tokens that is still alive."""
@@ -98,6 +108,8 @@ class TableView:
         table = self.cache.page_table
         if n == 0:
             return True
+        if isinstance(table, Offsets):
+            return n <= (self._run(b) or 0)
         if isinstance(table, CSR):
             return n <= (self._csr_pages(b) or 0) * self.tokens
         if isinstance(table, Ring):
@@ -158,6 +170,11 @@ class TableView:
     def _entries(self, b: int, i: int) -> NDArray[Any] | Fault:
         """The table's one entry (PerKV: two) for logical page i."""
         table, arrays = self.cache.page_table, self.arrays
+        if isinstance(table, Offsets):
+            rows = self._run(b)
+            if rows is None:
+                return Fault.TABLE
+            return np.array([int(arrays["kv_offsets"][b]) + i]) if i < rows else Fault.POSITION
         if isinstance(table, CSR):
             count = self._csr_pages(b)
             if count is None:

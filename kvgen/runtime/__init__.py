@@ -11,7 +11,7 @@ from kvgen.runtime.pages import BasePages, PagePool
 from kvgen.runtime.params import Array, Count, Number, Pool, Scalar, TensorMap
 from kvgen.runtime.places import KVParams, Places, Role, TensorLayout
 from kvgen.runtime.source import Source
-from kvgen.runtime.workspace import Workspace
+from kvgen.runtime.workspace import Work, Workspace
 
 __all__ = [
     "ABI",
@@ -40,6 +40,7 @@ __all__ = [
     "TensorMap",
     "TensorOperand",
     "TileMap",
+    "Work",
     "Workspace",
     "clear",
     "describe",

@@ -40,6 +40,11 @@ class Tensor:
     own_table: bool = False
     field: str = "dtype"
 
+    def page_stride(self, array: ArrayView) -> int:
+        """The array's stride along page, in elements; where requests lie one after another, from row to row."""
+        fixed = dict(zip(self.axes, self.strides, strict=True)).get("token")
+        return self.stride(array, "page") if "page" in self.axes else fixed or 0
+
     def stride(self, array: ArrayView, axis: str) -> int:
         """The array's stride along `axis`, in elements; 0 where the tensor has no such axis."""
         return array.strides[self.axes.index(axis)] if axis in self.axes else 0
@@ -185,11 +190,13 @@ class BaseCache:
             if tensor.writes:
                 tensor.check_places(found, name)
             for pointer in tensor.bases:
-                dims[f"{pointer}_page_stride"] = tensor.stride(found, "page")
+                dims[f"{pointer}_page_stride"] = tensor.page_stride(found)
                 dims[f"{pointer}_stride"] = tensor.stride(found, "request")
         if self.PAGE_TOKENS is not None:
             dims["tokens"] = self.PAGE_TOKENS
-        if dims["tokens"] == 0:
+        if "rows" in dims:  # requests one after another: to the host, all tensors are one page
+            dims |= {"pages": 1, "scale_pages": 1, "tokens": dims["rows"]}
+        elif dims["tokens"] == 0:
             raise ArgumentError(
                 f"{names[0]}: got blocks of 0 tokens; a block holds a request; pass a pool with at least 1"
             )
@@ -228,7 +235,7 @@ class BaseCache:
 
     @property
     def name_str(self) -> str:
-        """ "paged" or "continuous_batching"."""
+        """ "paged", "continuous_batching" or "ragged"."""
         return self.NAME
 
     @property
@@ -311,7 +318,7 @@ class BaseCache:
     @property
     def lookup_table(self) -> object:
         """The page table as it was given."""
-        names = ("page_table", "page_indices", "req_to_token")
+        names = ("page_table", "page_indices", "req_to_token", "kv_offsets")
         return next(self._given_tables[n] for n in names if n in self._given_tables)
 
     @property

@@ -145,7 +145,7 @@ def bind(
                 grid,
                 (kernel.threads, 1, 1),
                 raw,
-                dynamic_shared=kernel.shared,
+                dynamic_shared=kernel.shared_on(arch),
                 buffers=buffers,
                 schedule=chosen.schedule,
                 programmatic=programmatic,

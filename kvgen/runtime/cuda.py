@@ -74,6 +74,10 @@ class Driver(Protocol):
         """
         ...
 
+    def multiprocessors(self, device: int) -> int:
+        """How many multiprocessors the device has."""
+        ...
+
     def allocate(self, nbytes: int, device: int) -> int:
         """Device memory, uninitialised, aligned to 256 bytes."""
         ...
@@ -174,6 +178,10 @@ class CudaDriver:
             minor = self._call("cuDeviceGetAttribute", names.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, handle)
             found = self._capabilities[device] = (int(major), int(minor))
         return found
+
+    def multiprocessors(self, device: int) -> int:
+        name = self._api.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
+        return int(self._call("cuDeviceGetAttribute", name, self._call("cuDeviceGet", device)))
 
     def pointer_device(self, pointer: int) -> int:
         if not pointer:

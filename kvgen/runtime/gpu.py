@@ -30,6 +30,11 @@ def bind(
     """A launch on the cache's GPU; loads (and if need be compiles) the kernel now, so that a capture can follow."""
     device = int(cache.device.partition(":")[2])
     pdl = cuda.driver().capability(device) >= (9, 0)  # older kernels have no griddepcontrol.wait
-    function = _function(kernel.module, kernel.file, kernel.entry, kernel.shared, device)
+    shared = kernel.shared
+    if kernel.shared_by_arch:
+        from kvgen.compile import select_arch
+
+        shared = kernel.shared_on(select_arch(cuda.driver().capability(device), kernel.module.arch))
+    function = _function(kernel.module, kernel.file, kernel.entry, shared, device)
     go = function.bind(grid, (kernel.threads, 1, 1), args, pdl=pdl)
     return lambda stream: go(stream_handle(stream))

@@ -13,7 +13,7 @@ from kvgen.runtime.module import Module
 from kvgen.runtime.packing import PackedArgs, ParamKind, Value
 from kvgen.runtime.pages import PagePool, layers_of
 from kvgen.runtime.params import Array, Call, Count, Number, Param, Scalar, Struct, TensorMap, kinds_of
-from kvgen.runtime.workspace import Workspace, usable
+from kvgen.runtime.workspace import hold_planned, plannable, usable
 
 Grid = tuple[int, int, int]
 
@@ -32,6 +32,7 @@ class Kernel:
     shared: int
     writes: bool
     whole: bool = False
+    shared_by_arch: Mapping[str, int] = field(default_factory=dict)
     arguments: tuple[Array | Number | Count | TensorMap | Struct, ...] = field(init=False)
     kinds: tuple[ParamKind, ...] = field(init=False)
 
@@ -40,6 +41,10 @@ class Kernel:
         ordered = [p for p in called if not p.optional] + [p for p in called if p.optional]
         object.__setattr__(self, "arguments", tuple(ordered))
         object.__setattr__(self, "kinds", kinds_of(self.params))
+
+    def shared_on(self, arch: str) -> int:
+        """Dynamic shared memory of a block on this architecture, in bytes."""
+        return self.shared_by_arch.get(arch, self.shared)
 
 
 class Bound:
@@ -73,17 +78,26 @@ class Launcher:
         """Check and launch."""
         self.prepare(cache, arguments)(stream)
 
-    def prepare_plan(self, cache: LayerCache, workspace: Workspace) -> Bound:
-        """The operation's planner on `workspace`, bound; launching it makes the workspace usable."""
-        bound = self.prepare(cache, (workspace,), self.PLAN)
+    def prepare_plan(self, cache: LayerCache, arguments: Sequence[object], rows: int | None) -> Bound:
+        """The operation's planner on a workspace, the first of its arguments, bound; launching it makes that usable."""
+        workspace = usable(arguments[0], self.KERNEL)
+        requests = _layers(self.PLAN, cache)[0].dims["B"]
+        planned = plannable(workspace, rows, cache)
+        bound = self.prepare(cache, arguments, self.PLAN, planned)
 
         def go(stream: object) -> None:
             bound(stream)
-            workspace.planned = True
+            workspace.planned = (planned, requests)
 
         return Bound(go, bound)
 
-    def prepare(self, given: LayerCache | BaseCache, arguments: Sequence[object], which: Kernel | None = None) -> Bound:
+    def prepare(
+        self,
+        given: LayerCache | BaseCache,
+        arguments: Sequence[object],
+        which: Kernel | None = None,
+        planned_rows: int | None = None,
+    ) -> Bound:
         """Check the arguments, in the order of `Kernel.arguments`, and decide everything but the stream."""
         kernel = which or self.KERNEL
         cache, others = _layers(kernel, given)
@@ -109,8 +123,10 @@ class Launcher:
                     dims[f"{spec.name}.stride"] = 0
                 continue
             if spec.name == "workspace":
-                held = usable(argument, self.KERNEL, dims["T"] if kernel is self.KERNEL else None)
-                dims["max_rows"] = held.max_rows
+                held = usable(argument, self.KERNEL)
+                if planned_rows is None:
+                    hold_planned(held, dims["T"], cache.dims["B"])
+                dims.update(held.sizes, planned_rows=planned_rows or 0)
                 found = held.view
             else:
                 found = view(argument, spec.name)

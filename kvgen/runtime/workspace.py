@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
 
 from kvgen.errors import ArgumentError
 from kvgen.runtime.arrays import ArrayView
 
 if TYPE_CHECKING:
+    from kvgen.runtime.cache import LayerCache
     from kvgen.runtime.launcher import Kernel
 
 
@@ -26,22 +28,102 @@ class _DeviceMemory:
             self._driver.free(self.pointer, self._device)
 
 
-class Workspace:
-    """Memory for calls of up to `max_rows` query rows; `nbytes` of it, allocated here and nowhere later.
+@dataclass(frozen=True, slots=True)
+class Work:
+    """How an operation's workspace is divided (Plan in device/work.cuh).
 
-    It serves the operation of `kernel` alone, since others divide theirs differently. `plan()` must have prepared it
-    before the first call; using it from two streams at once is a race.
+    `columns` blocks share a piece of work, one a kv head and tile of columns; of `blocks_per_sm` blocks that a
+    multiprocessor holds at once each gets one part. A slot has a partial result of `partial_bytes`. `chunk` tokens make a
+    piece where they are cut alike in every batch, 0 where the planner balances; `most` tokens of a request are seen at most,
+    by a window or in a ring (0: all).
     """
 
-    def __init__(self, kernel: Kernel, fixed_bytes: int, row_bytes: int, max_rows: int, device: str) -> None:
-        if not isinstance(max_rows, int) or not 1 <= max_rows < 2**31:
-            raise ArgumentError(
-                f"max_rows: got {max_rows!r}; it must be a whole number of at least 1 and below 2^31; pass the largest batch"
-            )
+    columns: int
+    blocks_per_sm: int
+    partial_bytes: int
+    chunk: int
+    most: int = 0
+
+    def sizes(self, max_rows: int, max_tokens: int | None, multiprocessors: int) -> dict[str, int]:
+        """Parts, pieces and slots, as kernels get them, and `bytes`; raises ArgumentError for what it cannot be made for."""
+        for name, value, most in (("max_rows", max_rows, 2**31), ("multiprocessors", multiprocessors, 2**16)):
+            if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < most:
+                valid = "the largest batch" if name == "max_rows" else "how many the GPU has"
+                raise ArgumentError(
+                    f"{name}: got {value!r}; it must be a whole number of at least 1 and below 2^{most.bit_length() - 1}; "
+                    f"pass {valid}"
+                )
+        parts = max(1, multiprocessors * self.blocks_per_sm // self.columns)
+        pieces, slots = max_rows + parts, 2 * parts
+        if self.chunk:
+            if isinstance(max_tokens, bool) or not isinstance(max_tokens, int) or not 0 <= max_tokens < 2**32:
+                raise ArgumentError(
+                    f"max_tokens: got {max_tokens!r}; requests are cut into pieces of {self.chunk} tokens, so a workspace is as "
+                    "large as the longest one asks; pass the most tokens of a request, cache.max_cache_length"
+                )
+            seen = min(max_tokens, self.most or max_tokens)
+            pieces = slots = max_rows * (-(-seen // self.chunk) + 1)
+        held = _HEADER + _up(4 * (parts + 1)) + _up(max_rows) + _up(4 * slots * self.columns) + _PIECE * pieces
+        return {
+            "parts": parts,
+            "max_rows": max_rows,
+            "max_pieces": pieces,
+            "max_slots": slots,
+            "bytes": held + self.partial_bytes * slots,
+        }
+
+
+def _up(nbytes: int) -> int:
+    return -(-nbytes // 16) * 16
+
+
+_HEADER: Final = 64
+_PIECE: Final = 48
+# Multiprocessors that the CPU machine is taken to have.
+_CPU_MULTIPROCESSORS: Final = 8
+
+
+def multiprocessors_of(device: str) -> int:
+    """How many multiprocessors a device has."""
+    kind, _, ordinal = device.partition(":")
+    if kind == "cuda" and (ordinal.isdigit() or not ordinal):
+        from kvgen.runtime import cuda
+
+        return cuda.driver().multiprocessors(int(ordinal or 0))
+    return _CPU_MULTIPROCESSORS
+
+
+def _sizes(
+    work: Work, max_rows: int, device: str, max_tokens: int | None, multiprocessors: int | None
+) -> dict[str, int]:
+    found = multiprocessors_of(device) if multiprocessors is None else multiprocessors
+    return work.sizes(max_rows, max_tokens, found)
+
+
+class Workspace:
+    """Memory for steps of up to `max_rows` query rows; `nbytes` of it, allocated here and nowhere later.
+
+    It serves the operation of `kernel` alone, since others divide theirs differently. `plan()` must have prepared it
+    before the first call; using it from two streams at once is a race. Where requests are cut alike in every batch, it is
+    for requests of up to `max_tokens` tokens.
+    """
+
+    def __init__(
+        self,
+        kernel: Kernel,
+        work: Work,
+        max_rows: int,
+        device: str,
+        max_tokens: int | None = None,
+        multiprocessors: int | None = None,
+    ) -> None:
+        self.sizes = _sizes(work, max_rows, device, max_tokens, multiprocessors)
         self.kernel = kernel
         self.max_rows = max_rows
-        self.nbytes = fixed_bytes + row_bytes * max_rows
-        self.planned = False
+        # Of windows and rings every request has the pieces that it needs.
+        self.max_tokens = max_tokens if work.chunk and not (work.most and work.most <= (max_tokens or 0)) else None
+        self.nbytes = self.sizes.pop("bytes")
+        self.planned: tuple[int, int] | None = None  # rows and requests
         kind, _, ordinal = device.partition(":")
         if device == "cpu":
             import numpy as np
@@ -60,28 +142,62 @@ class Workspace:
             raise ArgumentError(f'device: got {device!r}; it must be "cpu" or "cuda:<ordinal>"; pass cache.device')
         self.view = ArrayView(pointer, (self.nbytes,), (1,), "u8", device, False, owner)
 
+    @staticmethod
+    def nbytes_of(
+        work: Work, max_rows: int, device: str, max_tokens: int | None = None, multiprocessors: int | None = None
+    ) -> int:
+        """Bytes of such a workspace, which is not allocated; raises ArgumentError as it would."""
+        return _sizes(work, max_rows, device, max_tokens, multiprocessors)["bytes"]
 
-def usable(given: object, kernel: Kernel, rows: int | None) -> Workspace:
-    """`given`, if it is a workspace of the operation of `kernel`, planned and large enough for `rows` query rows.
 
-    `rows` is None where the planner asks, which only needs the operation to be right.
-    """
+def usable(given: object, kernel: Kernel) -> Workspace:
+    """`given`, if it is a workspace of the operation of `kernel`."""
     if not isinstance(given, Workspace):
         raise ArgumentError(
-            f"workspace: got {type(given).__name__}; it must be a Workspace; pass the operation's workspace(max_rows=...)"
+            f"workspace: got {'None' if given is None else type(given).__name__}; it must be a Workspace; pass the operation's "
+            "workspace(max_rows=...)"
         )
     if given.kernel is not kernel:
         raise ArgumentError(
             f"workspace: got one of {given.kernel.entry}; every operation divides its own differently; "
             f"pass one of {kernel.entry}"
         )
-    if rows is not None and not given.planned:
+    return given
+
+
+def plannable(workspace: Workspace, rows: int | None, cache: LayerCache) -> int:
+    """The rows to plan for, `rows` or all that the workspace is for; raises ArgumentError where it is too small."""
+    most = workspace.max_rows
+    rows = most if rows is None else rows
+    if isinstance(rows, bool) or not isinstance(rows, int) or not 0 <= rows <= most:
+        raise ArgumentError(
+            f"rows: got {rows!r} for a workspace of {most} rows; it counts the rows of q; pass 0 to {most}, or a workspace made "
+            "for more"
+        )
+    longest = cache.dims["max_cache_length"]
+    if workspace.max_tokens is not None and longest > workspace.max_tokens:
+        raise ArgumentError(
+            f"workspace: got one for requests of up to {workspace.max_tokens} tokens and a cache of requests of up to {longest}; "
+            f"all of a request's pieces must fit; make workspace(max_rows={most}, max_tokens={longest}), or give the cache its "
+            "max_cache_length"
+        )
+    return rows
+
+
+def hold_planned(workspace: Workspace, rows: int, requests: int) -> None:
+    """Raise ArgumentError unless `workspace` was planned for a step of so many rows and requests."""
+    if rows > workspace.max_rows:
+        raise ArgumentError(
+            f"workspace: got one for {workspace.max_rows} rows and q with {rows}; it must hold every row; "
+            f"pass workspace(max_rows={rows})"
+        )
+    if workspace.planned is None:
         raise ArgumentError(
             "workspace: got an unplanned one; plan(cache, workspace) prepares it once per step; call it first"
         )
-    if rows is not None and rows > given.max_rows:
+    if workspace.planned != (rows, requests):
+        was, batch = workspace.planned
         raise ArgumentError(
-            f"workspace: got one for {given.max_rows} rows and q with {rows}; it must hold every row; "
-            f"pass workspace(max_rows={rows})"
+            f"workspace: got one planned for {was} rows of {batch} requests, and a call with {rows} rows of {requests}; the plan "
+            f"says which block does what; call plan(cache, workspace, rows={rows}) with this step's cache"
         )
-    return given

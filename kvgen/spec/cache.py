@@ -16,7 +16,7 @@ from kvgen.spec.checks import check_layout
 from kvgen.spec.quant import Block, Quant
 from kvgen.spec.regions import storage_of
 from kvgen.spec.storage import Storage
-from kvgen.spec.table import CSR, Dense, IndexName, Indirect, PerKV, Ring, Table
+from kvgen.spec.table import CSR, Dense, IndexName, Indirect, Offsets, PerKV, Ring, Table
 
 HeadDim = Annotated[int, Field(ge=1, le=1024)]
 
@@ -92,9 +92,19 @@ class Cache(Spec):
         raise NotImplementedError
 
     @property
-    def page_table(self) -> Table:
+    def page_table(self) -> Table | Offsets:
         """The form of the page table."""
         raise NotImplementedError
+
+    @property
+    def ragged(self) -> bool:
+        """Whether requests lie one after another, without pages."""
+        return isinstance(self.page_table, Offsets)
+
+    @property
+    def token_extent(self) -> int | None:
+        """How many places the token axis of the tensors has room for; None where only they know."""
+        return self.page_tokens
 
     @property
     def v_dim(self) -> int:

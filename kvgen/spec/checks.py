@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kvgen.layout import parse_axes
+from kvgen.layout import INNER, parse_axes
 from kvgen.spec.table import PerKV
 
 if TYPE_CHECKING:
-    from kvgen.spec.cache import Cache
+    from kvgen.spec.cache import Cache, Layout
 
 
 def check_layout(cache: Cache) -> None:
@@ -28,6 +28,16 @@ def check_layout(cache: Cache) -> None:
             "quant_rope=True"
         )
     _check_scales(cache)
+
+
+def check_room(layout: Layout, total_tokens: int) -> None:
+    """Raise ValueError where no stride of ragged tensors depends on how many rows they have room for."""
+    for text in filter(None, (layout.kv, layout.k, layout.v, layout.scales, layout.v_scales)):
+        if next((a.name for a in parse_axes(text) if a.name in INNER), "token") != "token":
+            return
+    raise ValueError(
+        f"total_tokens: got {total_tokens}, but token lies outside head and dim, so that no stride depends on it; leave it out"
+    )
 
 
 def _check_scales(cache: Cache) -> None:

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Final, Literal
 
 from pydantic import Field, SerializeAsAny, field_validator, model_validator
 
-from kvgen.plan import KernelPlan
+from kvgen.plan import KernelPlan, Work
 from kvgen.spec.base import Spec
 from kvgen.spec.cache import Cache
 from kvgen.spec.model import Model
@@ -39,9 +39,13 @@ def check_name(field: str, value: str) -> str:
 
 
 class Op(Spec):
-    """An operation of a set. `name` is unique in its set and defaults to the operation's own."""
+    """An operation of a set. `name` is unique in its set and defaults to the operation's own.
+
+    `ragged` says of a class that it works on caches without pages.
+    """
 
     kind: ClassVar[str]
+    ragged: ClassVar[bool] = False
     name: str = Field(default="", validate_default=False)
 
     @field_validator("name")
@@ -68,9 +72,9 @@ class Op(Spec):
         """What the operation does: its launcher's docstring begins with it."""
         return type(self).__doc__ or ""
 
-    def workspace_bytes(self, kernels: KernelSet) -> tuple[int, int]:
-        """(fixed, per query row) bytes of the workspace that the operation's planner prepares; none without a planner."""
-        return (0, 0)
+    def work(self, kernels: KernelSet) -> Work | None:
+        """How the workspace is divided that the operation's planner prepares; None without a planner."""
+        return None
 
     def check(self, kernels: KernelSet) -> None:
         """Raise ValueError where the operation does not fit the set's cache."""
@@ -117,6 +121,11 @@ class KernelSet(Spec):
             if twice:
                 raise ValueError(f"{label}: got {', '.join(twice)} twice; names in a set are unique (give name='...')")
         for op in self.ops:
+            if self.cache.ragged and not op.ragged:
+                raise ValueError(
+                    f"ops: got {op.name} with a {type(self.cache).__name__} cache, whose requests lie one after another without "
+                    "pages; it has append, gather, gather_rows, decode and kernels of your own"
+                )
             op.check(self)
         return self
 

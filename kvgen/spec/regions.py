@@ -138,11 +138,12 @@ class _Builder:
             parse_axes(text),
             (
                 ("kv", 1 if cache.stores == "k" else 2),
-                ("token", cache.page_tokens),
+                ("token", cache.token_extent),
                 ("head", cache.kv_heads),
                 ("dim", dims),
             ),
             swizzle=swizzle,
+            ragged=cache.ragged,
         )
 
     def _value_tensors(self, roles: dict[str, tuple[Segment, ...]]) -> None:
@@ -184,7 +185,8 @@ class _Builder:
         )
 
     def _field(self, axis: str, dims: str) -> str | None:
-        token = "max_tokens" if "max_tokens" in type(self.cache).model_fields else "page_size"
+        fields = type(self.cache).model_fields
+        token = next((name for name in ("max_tokens", "page_size") if name in fields), None)
         return {"token": token, "head": "kv_heads", "dim": dims}.get(axis)
 
     # --- scales -------------------------------------------------------------------------------------------------------
@@ -218,7 +220,7 @@ class _Builder:
             text = own or layout.scales or scale_axes(source or "", block, quant.order)
             if not shared:
                 text = " ".join(w for w in text.split() if w != "kv")
-            tokens = cache.page_tokens
+            tokens = cache.token_extent
             region = Region(
                 "kv" if shared and cache.stores == "kv" else "v" if role == "v" else "k",
                 kind,
@@ -229,6 +231,7 @@ class _Builder:
                     ("head", heads),
                     ("dim", groups * (1 + quant.zero)),
                 ),
+                ragged=cache.ragged,
             )
             if quant.zero and region.vector % 2:
                 raise SpecError(

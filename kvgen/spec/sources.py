@@ -32,6 +32,13 @@ def loading_from(folder: Path, root: Path) -> Iterator[None]:
         _loading.reset(token)
 
 
+def shown_path(file: str) -> str:
+    """How messages name a file: inside the project whose specs are being loaded, relative to it."""
+    place, path = _loading.get(), Path(file)
+    inside = place is not None and path.is_absolute() and path.resolve().is_relative_to(place.root)
+    return path.resolve().relative_to(place.root).as_posix() if place is not None and inside else path.as_posix()
+
+
 def read_source(given: str) -> Source:
     """The file that a spec calls `given`; raises ValueError where it may not or cannot be read."""
     place = _loading.get()

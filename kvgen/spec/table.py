@@ -74,4 +74,14 @@ class Ring(PageTable):
     window: int = Field(ge=1, le=2**31 - 1)
 
 
+class Offsets(PageTable):
+    """`kv_offsets[batch + 1]`: no pages; request b has rows [kv_offsets[b], kv_offsets[b + 1]) of the tensors.
+
+    The table of a Ragged cache, which says the lengths as well: cumulative sequence lengths, as varlen attention takes
+    them.
+    """
+
+    kind: Literal["offsets"] = "offsets"
+
+
 Table = Dense | CSR | PerKV | Indirect | Ring

@@ -7,6 +7,26 @@ __device__ __forceinline__ void cp_async16(void* to, const void* from, bool vali
   const uint32_t shared = (uint32_t)__cvta_generic_to_shared(to);
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared), "l"(from), "r"(valid ? 16u : 0u) : "memory");
 }
+// kBytes = 4, 8 or 16 bytes, both ends aligned to them, to an address in shared memory; 16 bytes go past L1.
+template <uint32_t kBytes>
+__device__ __forceinline__ void cp_async(uint32_t to, const void* from) {
+  static_assert(kBytes == 4 || kBytes == 8 || kBytes == 16);
+  if constexpr (kBytes == 16) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+  } else {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(to), "l"(from), "n"(kBytes) : "memory");
+  }
+}
+// The same; where not `valid`, zeros, and `from` is not read.
+template <uint32_t kBytes>
+__device__ __forceinline__ void cp_async(uint32_t to, const void* from, bool valid) {
+  static_assert(kBytes == 4 || kBytes == 8 || kBytes == 16);
+  if constexpr (kBytes == 16) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(valid ? 16u : 0u) : "memory");
+  } else {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(to), "l"(from), "n"(kBytes), "r"(valid ? kBytes : 0u) : "memory");
+  }
+}
 // What this thread has asked for since its last group becomes a group.
 __device__ __forceinline__ void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 // All but the last N groups of this thread have landed; other threads need a barrier after it.

@@ -20,6 +20,9 @@ struct KVCacheStaticParams {
 // The most rows that a tensor map has, so a row that none holds: TMA fills the tile with zeros.
 constexpr uint32_t kNoRow = 0x7fffff00u;
 
+// page_tokens of a cache without pages: a request's tokens are one run of rows, which may begin at any of them.
+constexpr uint32_t kRunTokens = 1u << 31;
+
 // The rows in memory of BN tokens: one entry a sub-page. Two CTAs that share a product (pair_cta) take half of K's rows each.
 template <uint32_t BN, uint32_t kPageSize, bool kPairCta = false, bool kIsLeader = true>
 struct PagedRowIndices {
@@ -223,7 +226,7 @@ struct KVCache {
   __device__ __forceinline__ uint64_t num_kv_rows() const {
     static_assert(T::kRow > 0, "num_kv_rows: a token's heads are no row of this layout; use kv_tma_coords(b, token)");
     const uint32_t pages = numbered_pages();
-    return pages == 0 ? 0 : (pages - 1) * page_rows() + cache.page_tokens;
+    return pages == 0 ? 0 : (pages - 1) * page_rows() + last_rows();
   }
   // The row of a token, in 64 bits; ~0 for a bad page, and where num_kv_rows() is 0.
   template <typename T = R>
@@ -243,7 +246,7 @@ struct KVCache {
     static_assert(T::kScaleRow > 0, "num_scale_rows: this cache has no rows of scales");
     if constexpr (T::kScaleRow > 0) {
       const uint32_t pages = numbered<R::kScaleRow>(R::scale_page_stride(cache), cache.num_scale_pages);
-      return pages == 0 ? 0 : (pages - 1) * ((uint64_t)R::scale_page_stride(cache) / R::kScaleRow) + cache.page_tokens;
+      return pages == 0 ? 0 : (pages - 1) * ((uint64_t)R::scale_page_stride(cache) / R::kScaleRow) + last_rows();
     }
     return 0;
   }
@@ -265,9 +268,11 @@ struct KVCache {
     if (numbered_pages() == 0) return -1;
     return (int64_t)(encoded / R::kPageSize * page_rows() + encoded % R::kPageSize);
   }
-  // A token's row in its page, and the page: for layouts without rows, and pools of more than 2^31 of them.
+  // A token's row in its page, and the page: for layouts without rows, and pools of more than 2^31 of them. Without pages all
+  // tensors are one.
   __device__ __forceinline__ KVCoords kv_tma_coords(uint32_t b, uint32_t token) const {
     const uint64_t id = page_id(b, token / cache.page_tokens);
+    if (cache.page_tokens == kRunTokens) return {(uint32_t)id + token, 0, id < cache.num_pages};
     return {token % cache.page_tokens, (uint32_t)id, id < cache.num_pages};
   }
 
@@ -310,6 +315,8 @@ struct KVCache {
   }
   __device__ static uint32_t row32(uint64_t row) { return row < kNoRow ? (uint32_t)row : kNoRow; }
   __device__ __forceinline__ uint64_t page_id(uint32_t b, uint32_t i) const { return R::page_id(cache.page_ids(b, i)); }
+  // Rows from a page's first on that are its own.
+  __device__ __forceinline__ uint32_t last_rows() const { return cache.page_tokens == kRunTokens ? 1 : cache.page_tokens; }
   // Pages whose rows are numbered: all, or none where they descend or do not lie whole rows apart.
   template <uint32_t kRow>
   __device__ __forceinline__ static uint32_t numbered(int64_t stride, uint32_t pages) {

@@ -34,6 +34,32 @@ __device__ __forceinline__ uint64_t sum_before(uint64_t earlier, uint64_t x) {
   return others + sum - x;
 }
 
+// The sum of `x` of the threads before this one, and of all. All threads call it, as often as they like.
+template <uint32_t kThreads, typename T>
+__device__ __forceinline__ T scan_block(T x, T& total) {
+  constexpr uint32_t kWarps = kThreads / 32;
+  __shared__ T sums[kWarps];
+  const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  T sum = x;
+#pragma unroll
+  for (uint32_t step = 1; step < 32; step *= 2) {
+    const T lower = __shfl_up_sync(~0u, sum, step);
+    if (lane >= step) sum += lower;
+  }
+  __syncthreads();
+  if (lane == 31) sums[warp] = sum;
+  __syncthreads();
+  T before = lane < kWarps ? sums[lane] : 0;
+  total = before;
+  if (lane >= warp) before = 0;
+#pragma unroll
+  for (uint32_t step = 1; step < 32; step *= 2) {
+    before += __shfl_xor_sync(~0u, before, step);
+    total += __shfl_xor_sync(~0u, total, step);
+  }
+  return before + sum - x;
+}
+
 // body(offsets), with them in shared memory where they fit. All threads of the block call it.
 template <uint32_t kThreads, typename Index, typename Body>
 __device__ __forceinline__ void with_offsets(const Index* offsets, uint32_t batch, const Body& body) {

@@ -46,7 +46,7 @@ CACHES = {
     ),
     "parts": (
         'Paged(dtype="bf16", kv_heads=2, head_dim=32, page_size=16, table=CSR(last_page_len=True), lengths="after")',
-        "ops.Decode(splits=3)",
+        'ops.Decode(split="balanced")',
     ),
 }
 
@@ -93,7 +93,7 @@ def test_exact_traffic(counted: Folder) -> None:
         ("decode", "counted_decode", "sm_90a", 2),
     ]
     # 80 tokens of K and V, 256 bytes each, are 1280 sectors; a warp moves 512 bytes a request.
-    # Tables are read by every block of rows, row_offsets by halving; decode has 4 warps a block read them again.
+    # Tables are read by every block of rows, row_offsets by halving; decode looks pages up tile by tile.
     moved = traffic(append)
     tables = {n: moved.pop(n) for n in ("lengths", "page_table", "row_offsets")}
     assert moved == {
@@ -109,14 +109,16 @@ def test_exact_traffic(counted: Folder) -> None:
         "k_out": ("output", 40, 20480, 640, 640),
         "v_out": ("output", 40, 20480, 640, 640),
     }
-    assert traffic(decode) == {
-        "pool": ("kv", 80, 40960, 1280, 1280),
-        "lengths": ("tables", 16, 2048, 16, 1),
-        "page_table": ("tables", 40, 5120, 40, 1),
-        "q": ("input", 64, 32768, 256, 64),
-        "lse": ("output", 16, 64, 16, 2),
-        "out": ("output", 32, 2048, 64, 64),
+    moved = traffic(decode)
+    tables = {n: moved.pop(n) for n in ("lengths", "page_table")}
+    # Of the 8 rows that the second tile has a request takes two.
+    assert moved == {
+        "pool": ("kv", 96, 40960, 1280, 1280),
+        "q": ("input", 32, 2048, 128, 64),
+        "lse": ("output", 8, 64, 8, 2),
+        "out": ("output", 8, 2048, 64, 64),
     }
+    assert all(row[4] == 1 and row[3] >= decode["grid"][0] for row in tables.values())
 
 
 def test_the_rest_of_the_json(counted: Folder) -> None:
@@ -129,7 +131,7 @@ def test_the_rest_of_the_json(counted: Folder) -> None:
         "counted",
         "sm_80",
         [4, 1, 1],
-        0,
+        40 * 2 * 128,  # all 40 tokens, of one head
     )
     assert tuple(decode["classes"]) == tuple(decode["thread_classes"]) == CLASSES
     assert sum(decode["classes"].values()) == decode["warp_instructions"]

@@ -70,6 +70,30 @@ def test_plan(project: Folder) -> None:
     assert keys["shape"] == ["pages", 2, "layers", 16, 2, 128] and keys["quant"] is keys["scales"] is None
 
 
+def test_which_kernel_attends(empty: Folder) -> None:
+    """The plan says which kernel a decode has and why, how it is divided, and what is in flight."""
+    ops = "ops.Append(), ops.Decode(), ops.Decode(name='cut', rows=2, split='invariant', chunk=256)"
+    empty.spec("fast", q_heads=8, ops=ops)
+    empty.spec("exact", q_heads=8, ops="ops.Decode()")
+    empty.change("specs/exact.py", 'dtype="bf16"', 'dtype="f32"')
+    said = empty.kvgen("show", "fast", "--plan").stdout
+    assert "     tensor cores: " in said
+    assert "columns  4: 1 row of 4 query heads; a block has room for 8, one block has them all\n" in said
+    assert "columns  8: up to 2 rows of 4 query heads" in said
+    assert re.search(r"\n +sm_90a: rings of \d tiles, 2 blocks a multiprocessor, \d+ KB in flight there\n", said)
+    assert "split    none: a block for each request\n" in said
+    assert "split    invariant: a planner cuts requests into pieces of 256 tokens\n" in said
+    assert re.search(r"threads, dynamic shared memory: \d+ bytes on sm_80, \d+ bytes on sm_90a\n", said)
+    assert "CUDA cores: f32 values would lose bits" in empty.kvgen("show", "exact", "--plan").stdout
+    (found,) = json.loads(empty.kvgen("show", "fast", "--plan", "--json").stdout)
+    append, decode, cut, planner = (kernel["attention"] for kernel in found["kernels"])
+    assert append is planner is None
+    assert (decode["walk"], decode["split"], cut["chunk"]) == ("tensor cores", "none", 256)
+    large = decode["rings"]["sm_90a"]
+    each = decode["teams"] * decode["tile_tokens"] * 2 * 64 * 2
+    assert large["bytes_in_flight"] == large["blocks"] * (large["stages"] - 1) * each
+
+
 @pytest.fixture(scope="module")
 def family(tmp_path_factory: pytest.TempPathFactory) -> Folder:
     root = tmp_path_factory.mktemp("family")

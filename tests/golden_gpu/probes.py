@@ -12,10 +12,13 @@ from tests.golden_gpu import (
     angle_probes,
     convert_families,
     copy_probes,
+    decode_probes,
     element_probes,
     float_families,
+    fragment_probes,
     head_probes,
     integer_families,
+    latent_probes,
     library_probes,
     memory_probes,
     mma_probes,
@@ -30,6 +33,7 @@ from tests.golden_gpu import (
     tma_probes,
     warp_families,
     wgmma_probes,
+    work_probes,
 )
 from tests.golden_gpu.forms import Family
 from tests.golden_gpu.probe import Probe, of_family
@@ -65,6 +69,10 @@ def probes() -> tuple[Probe, ...]:
         tile_probes,
         copy_probes,
         mma_probes,
+        fragment_probes,
+        decode_probes,
+        work_probes,
+        latent_probes,
         wgmma_probes,
         tma_probes,
     )
@@ -82,5 +90,6 @@ def units() -> dict[str, str]:
         "cp_async": copy_probes.cuda(),
     }
     for name in sorted({p.unit for p in probes()} - set(found)):
-        found[name] = flatten(f"{KERNELS}/{name}.cu", lambda path: (ROOT / path).read_text(encoding="utf-8"))
+        file = "wgmma" if name == wgmma_probes.UNIT else name  # that name is the instruction's unit
+        found[name] = flatten(f"{KERNELS}/{file}.cu", lambda path: (ROOT / path).read_text(encoding="utf-8"))
     return found

@@ -98,10 +98,16 @@ CALLED_IN = {
     "segment": (f"{KERNELS}/segment.cu",),
     **{
         name: (f"{KERNELS}/{name}.cu",)
-        for name in ("kv_cache", "operands", "stored", "angles", "heads", "new_rows", "add", "pages", "scan")
+        for name in ("kv_cache", "operands", "stored", "angles", "heads", "new_rows", "add", "pages")
     },
+    **{name: (f"{KERNELS}/{name}.cu",) for name in ("ring", "tile_scales", "work", "latent", "wgmma")},
+    "scan": (f"{KERNELS}/scan.cu", f"{KERNELS}/work.cu"),
     **dict.fromkeys(("mbarrier", "tma", "tma_tile"), ("tests/tma/tiles.cu", f"{KERNELS}/tma_more.cu")),
-    "cp_async": ("tests/tma/cp_async.cu",),
+    "cp_async": ("tests/tma/cp_async.cu", f"{KERNELS}/ring.cu"),
+    **dict.fromkeys(
+        ("mma", "fragments"),
+        ("tests/device_fragments/fragments.cu", f"{KERNELS}/kv_fragments.cu", f"{KERNELS}/tile_scales.cu"),
+    ),
 }
 DEFINED = re.compile(r"__device__ [^(=;{}]*?\b(\w+)\(")
 
@@ -150,6 +156,13 @@ struct A {
         assert not calls(text, "f")
 
 
+def pasted(text: str) -> set[str]:
+    """Kernels that KERNELS(name, type) makes of the types that a text lists first."""
+    types = re.search(r"#define TYPES((?:.*\\\n)*.*)", text)
+    names = re.findall(r"\bKERNELS\((\w+),", types[1]) if types else []
+    return {kernel + name for kernel in re.findall(r" void (\w+)##NAME\(", text) for name in names}
+
+
 def test_every_kernel_of_the_device_library_is_launched() -> None:
     """A call in a kernel that no probe launches would probe nothing."""
     written = re.compile(
@@ -158,6 +171,7 @@ def test_every_kernel_of_the_device_library_is_launched() -> None:
     )
     for unit in {p.unit for p in probes() if p.name.startswith("library_")}:
         kernels = {one or two for one, two in written.findall(units()[unit])} - {"name"}  # a macro's parameter
+        kernels |= pasted(units()[unit])
         launched = {p.kernel for p in probes() if p.unit == unit}
         guarded = {"elements_signs"} if unit == "elements" else set()  # only without conversions in hardware
         assert kernels == launched | guarded, unit

@@ -1,16 +1,19 @@
-"""wgmma: types, both majors, every swizzle, A from shared memory and from registers."""
+"""wgmma: types, both majors, every swizzle, A from shared memory and from registers; then what the device library makes
+of it (kernels/wgmma.cu)."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 import numpy as np
 
 from tests.golden_gpu.compare import Rule, Wanted
+from tests.golden_gpu.memory_probes import exact, random_bytes
 from tests.golden_gpu.mma_probes import from_registers, matrix_of, places_a, product, to_registers
 from tests.golden_gpu.numbers import DTYPES, Array
-from tests.golden_gpu.probe import Arrays, Probe
+from tests.golden_gpu.probe import Arrays, Probe, pattern
 
 N: Final = 32
 A_BYTES: Final = 8192
@@ -207,8 +210,91 @@ def cuda() -> str:
     return text + "}\n"
 
 
+# The device library -------------------------------------------------------------------------------------------------
+
+UNIT: Final = "wgmma_library"
+TOKENS, DIMS, WIDE = 32, 64, 256
+# Sizes of groups of threads that meet at barriers of their own.
+MEETINGS: Final = (32, 64, 128, 256)
+
+
+def _products_inputs(kind: str, values: bool, outs: tuple[str, ...], cases: int) -> dict[str, Array]:
+    """A block in two adds to what is there; the others must not see it. The first half of them has whole numbers."""
+    rng, cols, b_shape = np.random.default_rng(210), TOKENS, (TOKENS, DIMS)
+    if values:
+        cols, b_shape = WIDE, (TOKENS, WIDE)
+    made = [
+        [matrix_of(name, shape, 2 * i // cases, rng) for i in range(cases)]
+        for name, shape in ((kind, (64, DIMS)), (kind, b_shape), ("f32", (64, cols)))
+    ]
+    a, b, c = (np.stack(matrices) for matrices in made)
+    c[::2] = np.nan
+    found = {"a": pattern(a).view(np.uint32), "b": pattern(b).view(np.uint32), "c": pattern(c)}
+    return found | {name: np.zeros((cases, 64 * cols), np.uint32) for name in outs}
+
+
+def _products(kind: str, values: bool, outs: tuple[str, ...], arrays: Arrays) -> dict[str, Wanted]:
+    a, b = (arrays[name].view(DTYPES[kind]) for name in "ab")
+    c, out, rules = arrays["c"].view(np.float32), [], []
+    for i in range(len(a)):
+        half = TOKENS * (i // 2 % 2)
+        left, right = (a[i, :, half : half + TOKENS], b[i]) if values else (a[i], b[i].T)
+        d, scale = product(left, right, c[i] if i % 2 else np.zeros_like(c[i]))
+        out.append(pattern(d.astype(np.float32)).ravel())
+        rules.append(Rule("f32", absolute=2.0**-18 * scale if 2 * i >= len(a) else 0.0))
+    return {name: Wanted(np.stack(out), tuple(rules)) for name in outs}
+
+
+def _descriptors_inputs() -> dict[str, Array]:
+    rng = np.random.default_rng(211)
+    # All of an H100's shared memory, in tiles and in steps along a row.
+    addresses = rng.integers(0, 227, 32) * 1024 + rng.integers(0, 4, 32) * 32
+    panels = rng.integers(1, 64, 32) * 1024
+    addresses[:2], panels[:3] = [0, 226 * 1024 + 96], [1024, 65536, 16]
+    found = {"addresses": addresses.astype(np.uint32), "panels": panels.astype(np.uint32)}
+    return found | {"out": np.zeros((32, 3), np.uint64)}
+
+
+def _descriptors(arrays: Arrays) -> dict[str, Wanted]:
+    own = zip(arrays["addresses"].tolist(), arrays["panels"].tolist(), strict=True)
+    rows = [[descriptor(step, 1024, 128) | address >> 4 for step in (panel, 16, panel)] for address, panel in own]
+    return {"out": exact(np.array(rows, np.uint64))}
+
+
+def _barriers_inputs() -> dict[str, Array]:
+    return {"in": random_bytes(4 * 256 * 4, 212).view(np.uint32), "out": np.zeros((len(MEETINGS), 256), np.uint32)}
+
+
+def _barriers(arrays: Arrays) -> dict[str, Wanted]:
+    out = arrays["in"].reshape(len(MEETINGS), 256).copy()
+    for own, size in zip(out, MEETINGS, strict=True):
+        for group, begin in enumerate(range(0, 256, size)):
+            for turn in range(2 + group):
+                own[begin : begin + size] = np.roll(own[begin : begin + size] * np.uint32(3) + np.uint32(turn), -37)
+    return {"out": exact(out)}
+
+
+def _library() -> list[Probe]:
+    found = [
+        Probe("library_wgmma_descriptors", UNIT, "wgmma_descriptors", _descriptors_inputs, _descriptors, 32),
+        Probe("library_wgmma_barriers", UNIT, "wgmma_barriers", _barriers_inputs, _barriers, 256),
+    ]
+    # Blocks: whole numbers and ordinary ones; each half of a's columns, with panels of b of each pitch; added or not.
+    for what, values, outs, blocks, shared in (
+        ("keys", False, ("shared", "registers"), 4, 8192 + 4096),
+        ("values", True, ("out",), 8, 8192 + 4 * 6144),
+    ):
+        for kind in ("bf16", "f16"):
+            inputs = partial(_products_inputs, kind, values, outs, blocks)
+            wanted = partial(_products, kind, values, outs)
+            name = f"wgmma_{what}_{kind}"
+            found.append(Probe(f"library_{name}", UNIT, name, inputs, wanted, 128, (blocks, 1, 1), shared))
+    return found
+
+
 def probes() -> list[Probe]:
     """All of this module."""
     rows = [f"{f} {case}" for case in range(CASES) for f in FORMS]
     shared = A_BYTES + B_BYTES
-    return [Probe("wgmma", "wgmma", "wgmma", _inputs, _wanted, 128, (CASES * len(FORMS), 1, 1), shared, rows=rows)]
+    form = Probe("wgmma", "wgmma", "wgmma", _inputs, _wanted, 128, (CASES * len(FORMS), 1, 1), shared, rows=rows)
+    return [form, *_library()]

@@ -155,10 +155,10 @@ def test_a_config_that_is_no_object() -> None:
 # Files that mean harm ------------------------------------------------------------------------------------------------
 
 CALLS = {
-    *("KernelSet", "Paged", "Latent", "Quant", "Block", "Model", "Mla", "Rope"),
+    *("KernelSet", "Paged", "Latent", "Quant", "Block", "Mask", "Score", "Model", "Mla", "Rope"),
     *("LinearScaling", "Llama3Scaling", "YarnScaling", "LongRopeScaling", "RmsNorm"),
 }
-OPERATIONS = {"Append", "Gather", "Decode"}
+OPERATIONS = {"Append", "Gather", "Decode", "MlaDecode"}
 
 
 def check_harmless(text: str) -> None:

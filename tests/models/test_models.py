@@ -9,10 +9,13 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from kvgen import models
+from kvgen.errors import ConfigError
+from kvgen.models.families import Checkpoint
 from kvgen.spec.kernel_set import KernelSet
 from kvgen.spec.model import LinearScaling, Llama3Scaling, LongRopeScaling, Mla, Rope, YarnScaling
 
@@ -24,6 +27,7 @@ SPECS = {
     "qwen25_7b": "qwen2_5_7b",
     "qwen3_235b": "qwen3_235b_a22b",
     "qwen3_30b": "qwen3_30b_a3b",
+    "gemma2_9b": "gemma_2_9b_it",
     "gemma3_4b": "gemma_3_4b_it",
     "phi3_mini": "phi_3_mini_4k",
     "falcon_7b": "falcon_7b",
@@ -54,6 +58,8 @@ class Golden:
     style: str = "neox"
     rope_dim: int | None = None
     local_theta: float | None = None
+    softcap: float | None = None
+    alibi: bool = False
 
 
 GOLDEN = {
@@ -69,6 +75,7 @@ GOLDEN = {
     "qwen3_8b": Golden((32, 8, 128, 4), 36, 1_000_000.0, qk_norm="head"),
     "qwen3_235b_a22b": Golden((64, 4, 128, 16), 94, 1_000_000.0, qk_norm="head"),
     "qwen3_30b_a3b": Golden((32, 4, 128, 8), 48, 1_000_000.0, qk_norm="head"),
+    "gemma_2_9b_it": Golden((16, 8, 256, 2), 42, 10_000.0, window=4096, pattern=("local", "full"), softcap=50.0),
     "gemma_3_4b_it": Golden(
         (8, 4, 256, 2),
         34,
@@ -101,6 +108,8 @@ GOLDEN = {
         pattern=("local", "full"),
         sinks=True,
     ),
+    "bloom_560m": Golden((16, 16, 64, 1), 24, math.nan, alibi=True),
+    "mpt_7b": Golden((32, 32, 128, 1), 32, math.nan, alibi=True),
     "deepseek_v2_lite": Golden(
         (16, 1, 576, 16),
         27,
@@ -147,7 +156,10 @@ def test_facts(name: str) -> None:
     assert model.architecture == config(name)["architectures"][0]
     assert (model.layers, model.window, model.window_pattern) == (want.layers, want.window, want.pattern)
     assert (model.sinks, model.qk_norm, model.mla) == (want.sinks, want.qk_norm, want.mla)
-    assert (model.alibi, model.logit_softcap) == (False, None)
+    assert (model.alibi, model.logit_softcap) == (want.alibi, want.softcap)
+    if want.alibi:
+        assert rope is None
+        return
     assert rope is not None
     assert (rope.style, rope.theta, rope.dim, rope.local_theta) == (
         want.style,
@@ -197,6 +209,15 @@ def test_layer_windows() -> None:
     assert models.facts(config("llama_3_1_8b")).model.layer_window(0) is None
 
 
+def test_gemma_2_cap_absent_and_null_differ() -> None:
+    assert models.facts(without("gemma_2_9b_it", "attn_logit_softcapping")).model.logit_softcap == 50.0
+    assert models.facts(changed("gemma_2_9b_it", attn_logit_softcapping=None)).model.logit_softcap is None
+    assert models.facts(changed("gemma_2_9b_it", attn_logit_softcapping=30)).model.logit_softcap == 30.0
+    gemma_27b = models.facts(changed("gemma_2_9b_it", query_pre_attn_scalar=144, head_dim=128))
+    assert gemma_27b.model.softmax_scale(128) == pytest.approx(1 / 12)
+    assert [models.facts(config("gemma_2_9b_it")).model.layer_window(i) for i in range(3)] == [4096, None, 4096]
+
+
 def test_falcon_kv_heads() -> None:
     falcon_40b = changed(
         "falcon_7b",
@@ -211,6 +232,27 @@ def test_falcon_kv_heads() -> None:
     assert models.facts(without("falcon_7b", "multi_query", "num_kv_heads")).kv_heads == 1
     old = models.facts(changed("falcon_7b", alibi=True)).model
     assert (old.alibi, old.rope) == (True, None)
+
+
+def test_bloom_spellings() -> None:
+    """bigscience/bloom-560m itself still has the older ones."""
+    old = without("bloom_560m", "n_head", "hidden_size") | {"num_attention_heads": 16, "n_embed": 1024}
+    assert models.facts(old) == models.facts(config("bloom_560m"))
+
+
+def test_mpt_attention() -> None:
+    attention = config("mpt_7b")["attn_config"]
+
+    def facts(**fields: Any) -> Checkpoint:
+        return models.facts(changed("mpt_7b", attn_config={**attention, **fields}))
+
+    assert facts(attn_type="multiquery_attention").kv_heads == 1
+    assert facts(attn_type="grouped_query_attention", kv_n_heads=8).kv_heads == 8
+    assert facts(softmax_scale=0.05).model.softmax_scale(128) == pytest.approx(0.05)
+    assert facts(alibi=False).model.alibi is False
+    assert models.facts(changed("mpt_7b", attn_config=None)) == models.facts(config("mpt_7b"))
+    with pytest.raises(ConfigError, match=r"attn_config\.qk_ln: got true; append has RMS norms"):
+        facts(qk_ln=True)
 
 
 def test_qwen_window_counts_only_when_used() -> None:

@@ -9,7 +9,7 @@ from typing import Literal
 
 from hypothesis import strategies as st
 
-from kvgen import Continuous, KernelSet, Ring
+from kvgen import Continuous, KernelSet, Ragged, Ring
 from tests.ops.sets import SETS, splits_of
 
 CHUNK = 128  # tokens below which a request is not split
@@ -38,11 +38,15 @@ def capacity(kernels: KernelSet) -> int:
     cache = kernels.cache
     if isinstance(cache, Continuous):
         return cache.max_tokens or OPEN_TOKENS
+    if isinstance(cache, Ragged) and cache.total_tokens:
+        return cache.total_tokens // 4 - 1
     if splits_of(kernels) > 1:
         return 3 * CHUNK + 70
-    if isinstance(cache.table, Ring):
-        return 3 * cache.table.window
-    return max(5, min(3 * cache.page_size + 1, 67))
+    if isinstance(cache, Ragged):
+        return OPEN_TOKENS
+    if isinstance(cache.page_table, Ring):
+        return 3 * cache.page_table.window
+    return max(5, min(3 * (cache.page_tokens or 1) + 1, 67))
 
 
 def archs_of(kernels: KernelSet) -> tuple[Literal["sm_90a", "sm_80"], ...]:

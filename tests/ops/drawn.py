@@ -72,7 +72,11 @@ def _one(draw: random.Random, name: str) -> KernelSet:
         cache = Paged(layout=layout, table=table, page_size=page, **fields)
     index: Any = draw.choice((None, *INDEX))
     found: list[Any] = [ops.Append(index_dtype=index), ops.Gather(index_dtype=index)]
-    found.append(ops.Decode(index_dtype=index, splits=draw.choice((1, 1, 1, 3)), scale=draw.choice((None, 0.2))))
+    found.append(
+        ops.Decode(
+            index_dtype=index, split=draw.choice(("none", "none", "none", "balanced")), scale=draw.choice((None, 0.2))
+        )
+    )
     if not isinstance(cache.page_table, PerKV):
         found.append(ops.Append(name="append_slots", rows="slots", index_dtype=index))
     return KernelSet(name=name, q_heads=cache.kv_heads * draw.randint(1, 9), cache=cache, ops=tuple(found))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvgen import Block, Latent, Layout, Paged, Quant, Ring, presets
+from kvgen import Block, Latent, Layout, Paged, Quant, Ragged, Ring, presets
 from tests.ops.family import with_operations
 
 _SMALL: dict[str, Any] = {"kv_heads": 2, "head_dim": 64}
@@ -79,6 +79,29 @@ QUANTIZED = {
         with_operations(
             "latent_odd_fp8",
             Latent(dtype="bf16", latent_dim=12, rope_dim=64, page_size=4, layout=_PARTS, quant=Quant(dtype="e4m3")),
+        ),
+        # No pages: codes alone, scales a token in tensors of the same rows, and scales of the caller's.
+        with_operations("ragged_fp8", Ragged(dtype="bf16", kv_heads=2, head_dim=64, quant=Quant(dtype="e4m3"))),
+        with_operations(
+            "ragged_scales",
+            Ragged(
+                dtype="f16",
+                kv_heads=2,
+                head_dim=16,
+                layout="layer head kv token dim",
+                total_tokens=180,
+                quant=Quant(dtype="i4", scale_dtype="f16", zero=True, block=Block(dim=8)),
+            ),
+        ),
+        with_operations(
+            "ragged_given",
+            Ragged(
+                dtype="bf16",
+                kv_heads=2,
+                head_dim=16,
+                lengths_dtype="i32",
+                quant=Quant(dtype="e4m3", scale_dtype="f32", scale="given", block=Block(token=None, head=None)),
+            ),
         ),
         # Sizes that only one of K and V can have: a lane takes single elements, of bytes that hold two.
         with_operations("half_bytes", Paged(k_quant=_PER_TOKEN, v_head_dim=3, layout=_APART, **_SIZES)),

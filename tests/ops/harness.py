@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import math
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,21 +18,23 @@ from numpy.typing import NDArray
 from kvgen import KernelSet
 from kvgen.dtypes import dtype
 from kvgen.emit import render_device, render_set, write_file
-from kvgen.reference import Decoded, Rows, TableView, append, decode, gather, seal
+from kvgen.ops import Decode
+from kvgen.reference import Decoded, Rows, append, decode, gather, seal
 from kvgen.reference.elements import Elements
 from kvgen.reference.segments import Coded, Plain
 from kvgen.runtime import clear, describe
 from kvgen.runtime.cpu import machine
 from kvgen.spec.loader import LoadedSet
 from tests.ops.batches import Batch
+from tests.ops.closeness import HALF_ULP as HALF_ULP
+from tests.ops.closeness import bounds as bounds
+from tests.ops.closeness import hold, terms
+from tests.ops.edges import raise_edges as raise_edges
 from tests.ops.memory import CANARY, Bytes, Raw, rows_array
 from tests.ops.scenes import Memory, Scene
-from tests.ops.sets import ALL, splits_of
+from tests.ops.sets import ALL
 
 PACKAGE = "kvgen_operation_tests"
-# Half a unit in the last place of 1, and the smallest positive number.
-HALF_ULP = {"f32": 2.0**-24, "f16": 2.0**-11, "bf16": 2.0**-8}
-TINY = {"f32": 2.0**-126, "f16": 2.0**-24, "bf16": 2.0**-126}
 
 
 @cache
@@ -95,8 +96,6 @@ class Run:
         clear(word)
         generated = package(scene.kernels).Cache(**scene.arguments())
         with on_machine(scene.batch):
-            if op == "decode" and splits_of(scene.kernels) > 1:
-                arguments["workspace"] = planned(scene, len(arguments["q"]))
             call(generated[scene.layer], **arguments, errors=word if scene.batch.errors else None)
         self.word = int(word[0])
 
@@ -106,12 +105,27 @@ class Run:
             assert self.word == wanted, f"error word {describe(self.word)}, not {describe(wanted)}"
 
 
-def planned(scene: Scene, rows: int) -> Any:
-    """A workspace of garbage, then planned for the scene's lengths; for one row more than needed."""
+def planned(
+    scene: Scene,
+    rows: int,
+    op: str = "decode",
+    *,
+    arguments: Mapping[str, Any] | None = None,
+    row_offsets: Raw | None = None,
+    more: int = 1,
+    multiprocessors: int | None = None,
+) -> Any:
+    """A workspace of garbage for `rows` rows and `more`, then planned for the scene's lengths and these offsets."""
     generated = package(scene.kernels)
-    workspace = generated.decode.workspace(max_rows=rows + 1)
+    operation = getattr(generated, op)
+    layer = generated.Cache(**scene.arguments())[scene.layer]
+    workspace = operation.workspace(
+        max_rows=max(rows + more, 1), max_tokens=max(layer.dims["max_cache_length"], 1), multiprocessors=multiprocessors
+    )
     workspace.view.owner[...] = 0xEE
-    generated.decode.plan(generated.Cache(**scene.arguments())[scene.layer], workspace)
+    given = {n: a for n, a in (arguments or {}).items() if n == "valid_tokens"}
+    with on_machine(scene.batch):
+        operation.plan(layer, workspace, **given, rows=rows, row_offsets=row_offsets)
     return workspace
 
 
@@ -214,18 +228,28 @@ def _same_values(out: Raw, right: Raw, role: Rows) -> None:
 
 
 def check_decode(
-    scene: Scene, q: Raw, *, row_offsets: Raw | None = None, lse: bool = True
+    scene: Scene,
+    q: Raw,
+    *,
+    row_offsets: Raw | None = None,
+    lse: bool = True,
+    op: str = "decode",
+    arguments: Mapping[str, Any] | None = None,
+    workspace: Any = None,
 ) -> tuple[Raw, Raw | None, Decoded]:
-    """Decode, hold every element to the oracle within what f32 arithmetic owes; returns out, lse and the oracle's."""
-    role = scene.rows()[1]
-    out, around = rows_array(len(q), (q.shape[1], role.dim), scene.cache.dtype, strided=scene.batch.strided)
+    """Decode and hold every row to the oracle (tests.ops.closeness); returns out, lse and the oracle's.
+
+    `arguments` are what the operation's mask, score and sinks take; `workspace` is planned with the same offsets (None: it is
+    planned here, if the operation takes one).
+    """
+    given = terms(scene.kernels, decode_of(scene.kernels, op), arguments)
+    out, around = rows_array(len(q), (q.shape[1], scene.rows()[1].dim), given.out, strided=scene.batch.strided)
     sums, sums_around = rows_array(len(q), (q.shape[1],), "f32", strided=False)
-    wanted = decode(scene.view, scene.rows(), q, scale=scene.scale, row_offsets=row_offsets)
+    wanted = decode(scene.view, scene.rows(), q, row_offsets=row_offsets, **given.oracle())
     pool = scene.snapshot()
-    run = Run(
-        scene, "decode", launcher(scene, "decode"), q=q, out=out, lse=sums if lse else None, row_offsets=row_offsets
-    )
-    hold_to(wanted, scene, q, out, sums if lse else None)
+    brought = brought_by(scene, op, q, arguments or {}, row_offsets, workspace)
+    run = Run(scene, op, launcher(scene, op), q=q, out=out, lse=sums if lse else None, **brought)
+    hold(wanted, given, q, out, sums if lse else None)
     for array, memory in ((out, around), (sums, sums_around)):
         assert (surroundings(array, memory) == CANARY).all(), "written beside the rows"
     _unchanged(scene, pool)
@@ -233,71 +257,25 @@ def check_decode(
     return out, sums if lse else None, wanted
 
 
-def hold_to(wanted: Decoded, scene: Scene, q: Raw, out: Raw, lse: Raw | None) -> None:
-    """Every element of out and lse against the float64 oracle; NaN where it has NaN."""
-    scale = scene.scale
-    values = out.astype(np.float64)
-    for row, seen in enumerate(wanted.seen):
-        if seen is None:
-            assert np.isnan(values[row]).all(), f"row {row} is not NaN"
-            assert lse is None or np.isnan(lse[row]).all()
-            continue
-        if not len(seen.k):
-            assert not values[row].any(), f"row {row} has no tokens, and is not 0"
-            assert lse is None or np.isneginf(lse[row]).all()
-            continue
-        query = q[row].astype(np.float64)
-        allowed, lse_allowed = bounds(query, seen.k, seen.v, scale, wanted.out[row], scene.cache.dtype)
-        error = np.abs(values[row] - wanted.out[row])
-        assert (error <= allowed).all(), (
-            f"row {row}: off by {error.max()}, {(error / allowed).max():.1f} times the bound"
-        )
-        if scene.cache.dtype != "f32":
-            naive = _naive(q[row], seen.k, seen.v, scale) - wanted.out[row]
-            half = HALF_ULP[scene.cache.dtype] * np.abs(wanted.out[row]) + TINY[scene.cache.dtype]
-            assert (error <= 2 * np.abs(naive).max() + half).all(), f"row {row}: worse than twice a naive one"
-        if lse is not None:
-            off = np.abs(lse[row].astype(np.float64) - wanted.lse[row])
-            assert (off <= lse_allowed).all(), f"row {row}: log-sum-exp off by {off.max()}"
+def brought_by(
+    scene: Scene, op: str, q: Raw, arguments: Mapping[str, Any], row_offsets: Raw | None, workspace: Any = None
+) -> dict[str, Any]:
+    """What a decode's launcher takes besides q, out and lse: a planned workspace knows offsets and valid tokens already."""
+    if decode_of(scene.kernels, op).split == "none":
+        return dict(arguments) | {"row_offsets": row_offsets}
+    if workspace is None:
+        workspace = planned(scene, len(q), op, arguments=arguments, row_offsets=row_offsets)
+    return {n: a for n, a in arguments.items() if n != "valid_tokens"} | {"workspace": workspace}
 
 
-def bounds(
-    q: NDArray[Any], k: NDArray[Any], v: NDArray[Any], scale: float, out: NDArray[Any], element: str
-) -> tuple[NDArray[Any], NDArray[Any]]:
-    """What f32 arithmetic may get wrong: (of out `[q_heads, v_dim]`, of lse `[q_heads]`), absolutely.
-
-    A score of D products is off by (D + 4) u sum |q k|, u = 2^-24; a weight e^(s - max) by that of both scores, by
-    u |s - max| for the difference in base 2, and by 2^-22 an exponential: its own, and one a rescaling, of which there
-    are at most n + 8. Sums of n terms add n u. The result is rounded once.
-    """
-    n, u = len(k), 2.0**-24
-    heads = np.arange(len(q)) // (len(q) // k.shape[1])
-    k, v = k[:, heads], v[:, heads]
-    scores = scale * np.einsum("hd,nhd->hn", q, k)
-    score_error = (q.shape[1] + 4) * u * scale * np.einsum("hd,nhd->hn", np.abs(q), np.abs(k))
-    top = scores.max(axis=1, keepdims=True)
-    weights = np.exp(scores - top)
-    weights /= weights.sum(axis=1, keepdims=True)
-    relative = np.expm1(score_error + score_error.max(axis=1, keepdims=True) + 2 * u * np.abs(scores - top))
-    relative += (n + 10) * 2.0**-22 + n * u
-    together = (weights * relative).sum(axis=1)
-    size = np.abs(v)
-    sums = np.einsum("hn,nhd->hd", weights * relative, size) + together[:, None] * np.einsum(
-        "hn,nhd->hd", weights, size
-    )
-    out_error = sums * 1.01 + HALF_ULP[element] * (np.abs(out) + sums) + TINY[element]
-    lse = np.abs(top[:, 0]) * 4 * u + score_error.max(axis=1) + together + 2.0**-21 * (1 + math.log(n))
-    return out_error, lse
+def decode_of(kernels: KernelSet, name: str = "decode") -> Decode:
+    """A set's decode of that name."""
+    return next(op for op in kernels.ops if isinstance(op, Decode) and op.name == name)
 
 
-def _naive(q: Raw, k: NDArray[Any], v: NDArray[Any], scale: float) -> NDArray[Any]:
-    """Attention with every intermediate rounded to q's type."""
-    kind = q.dtype
-    heads = np.arange(len(q)) // (len(q) // k.shape[1])
-    scores = (np.einsum("hd,nhd->hn", q.astype(np.float64), k[:, heads]) * scale).astype(kind).astype(np.float64)
-    weights = np.exp(scores - scores.max(axis=1, keepdims=True)).astype(kind).astype(np.float64)
-    weights = (weights / weights.sum(axis=1, keepdims=True)).astype(kind).astype(np.float64)
-    return np.einsum("hn,nhd->hd", weights, v[:, heads]).astype(kind).astype(np.float64)
+def hold_to(wanted: Decoded, scene: Scene, q: Raw, out: Raw, lse: Raw | None, op: str = "decode") -> None:
+    """Every row of out and lse of a decode without arguments of its own against the oracle."""
+    hold(wanted, terms(scene.kernels, decode_of(scene.kernels, op)), q, out, lse)
 
 
 def surroundings(array: Raw, memory: NDArray[np.uint8]) -> NDArray[np.uint8]:
@@ -321,23 +299,3 @@ def queries(scene: Scene, rows: int) -> Raw:
     q, _ = rows_array(rows, shape, scene.cache.dtype, strided=scene.batch.strided)
     q[...] = scene.values(rows, *shape)
     return q
-
-
-def raise_edges(scene: Scene, q: Raw, counts: Sequence[int]) -> None:
-    """Make the first, the last and the page-boundary tokens loud: high scores, large values of random sign.
-
-    Whoever loses one of them is off by much more than rounding. Row b of q belongs to request b.
-    """
-    view: TableView = scene.view
-    keys, values = scene.rows()
-    group = scene.kernels.group
-    for b, count in enumerate(counts[: len(q)]):
-        first = view.first_token(count)
-        edges = {first, count - 1} | {p for p in range(first, count) if p % scene.tokens in (0, scene.tokens - 1)}
-        for position in sorted(p for p in edges if first <= p < count):
-            towards = q[b, ::group].astype(np.float64)
-            length = np.sqrt((towards**2).sum(axis=1, keepdims=True)) + 1e-6
-            key = towards / length * 2 * math.sqrt(math.sqrt(scene.cache.head_dim))
-            value = 8 * np.sign(scene.rng.standard_normal((values.heads, values.dim))) * (1 + scene.rng.random())
-            kind = q.dtype
-            scene.write(b, position, [key.astype(kind).reshape(keys.heads, keys.dim), value.astype(kind)])

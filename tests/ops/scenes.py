@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from kvgen import CSR, Continuous, Indirect, KernelSet, PerKV, Ring
+from kvgen import CSR, Continuous, Indirect, KernelSet, PerKV, Ragged, Ring
 from kvgen.dtypes import dtype
 from kvgen.ops import Decode
 from kvgen.reference import Place, Rows, TableView, cache_rows
@@ -30,7 +30,7 @@ class Scene:
         """`counts[b]` is what lengths say of request b; batch.totals says how many tokens its table must hold."""
         self.kernels, self.batch, self.cache = kernels, batch, kernels.cache
         self.rng = np.random.default_rng(batch.seed)
-        self.tokens = self.cache.page_tokens or OPEN_TOKENS
+        self.tokens = 1 if self.cache.ragged else self.cache.page_tokens or OPEN_TOKENS
         self.residual = self.cache.storage.residual
         self.layer = int(self.rng.integers(LAYERS))
         self._waiting: dict[tuple[int, int, int], Raw] = {}  # rows of K by layer, request and position
@@ -57,6 +57,8 @@ class Scene:
     def _lay_pages(self) -> None:
         """Give every logical page of every request an id, all over the pool."""
         batch, table = self.batch, self.cache.page_table
+        if isinstance(self.cache, Ragged):
+            return self._lay_rows(self.cache)
         counts = [-(-n // self.tokens) for n in batch.totals]
         if isinstance(self.cache, Continuous):
             counts = [1] * len(counts)
@@ -72,12 +74,21 @@ class Scene:
                 whole = min((batch.totals[i] - batch.new[i]) // self.tokens for i in (0, b))
                 self.entries[b][:whole] = self.entries[0][:whole]
 
+    def _lay_rows(self, cache: Ragged) -> None:
+        """Requests one after another, rows of nobody before and after them."""
+        before, after = (int(self.rng.integers(3)) for _ in range(2))
+        self.offsets = [before + sum(self.batch.totals[:b]) for b in range(len(self.batch.totals) + 1)]
+        self.pages = min(self.offsets[-1] + after, cache.total_tokens or 2**31)
+        self.entries = [
+            [[first + i] for i in range(n)] for first, n in zip(self.offsets, self.batch.totals, strict=False)
+        ]
+
     def _lay_scale_pages(self) -> None:
         """Pages of scales: at least those of the values, or, with a table of their own, as many or few as it names.
 
         Ids of values then often name other scales, of this request or another one: whoever takes them gets it wrong.
         """
-        more = int(self.rng.integers(3))
+        more = 0 if self.cache.ragged else int(self.rng.integers(3))
         if not self.cache.storage.own_table:
             self.scale_pages = self.pages + more
             return
@@ -94,7 +105,7 @@ class Scene:
         """Every tensor of the storage, in a dtype that it may have; given scales are numbers, the rest is `fill`."""
         cache, batch = self.cache, self.batch
         sizes = {"pages": self.pages, "scale_pages": self.scale_pages, "layers": LAYERS, "tokens": self.tokens}
-        sizes["B"] = len(batch.totals)
+        sizes |= {"B": len(batch.totals), "rows": self.pages}
         copies = LAYERS if cache.layout.layers == "pointers" else 1
         self.tensors: dict[str, list[Tensor]] = {}
         for tensor in cache.storage.tensors:
@@ -156,6 +167,8 @@ class Scene:
         cache, table, batch = self.cache, self.cache.page_table, len(self.batch.totals)
         ids = [[e[0] for e in pages] for pages in self.entries]
         columns = max(map(len, ids), default=0) + int(self.rng.integers(3))
+        if isinstance(cache, Ragged):
+            return {"kv_offsets": self._index(self.offsets, cache.lengths_dtype)}
         lengths = {"lengths": self._index(counts, cache.lengths_dtype)}
         if isinstance(cache, Continuous):
             return lengths | {"page_table": self._index([i[0] for i in ids], table.dtype)}

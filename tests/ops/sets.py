@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from kvgen import CSR, Continuous, Dense, KernelSet, Layout, Paged, PerKV, Ring, ops, presets
+from kvgen import CSR, Continuous, Dense, KernelSet, Layout, Paged, PerKV, Ragged, Ring, ops, presets
 from tests.ops.drawn import drawn_sets
 from tests.ops.engines import ENGINES, QUANTIZED
 from tests.ops.family import drawn_family, family_sets
@@ -13,17 +13,18 @@ from tests.ops.pairwise import PAIRWISE
 
 
 def _set(
-    name: str, cache: Any, group: int, *, index: Any = None, splits: int = 1, scale: float | None = None
+    name: str, cache: Any, group: int, *, index: Any = None, split: Any = "none", scale: float | None = None
 ) -> KernelSet:
     """All operations that the cache can have; `index` is the type of their own offsets and slots."""
     found: list[Any] = [ops.Append(index_dtype=index), ops.Gather(index_dtype=index)]
-    if not isinstance(cache.page_table, PerKV):
+    if not (cache.ragged or isinstance(cache.page_table, PerKV)):
         found.append(ops.Append(name="append_slots", rows="slots", index_dtype=index))
     if cache.stores == "kv":
-        found.append(ops.Decode(index_dtype=index, splits=splits, scale=scale))
+        found.append(ops.Decode(index_dtype=index, split=split, scale=scale))
     return KernelSet(name=name, q_heads=cache.kv_heads * group, cache=cache, ops=tuple(found))
 
 
+_VARLEN = Layout(k="layer token head dim", v="layer token dim head")
 # Named after the preset; sizes are the awkward ones.
 PRESETS = (
     _set("max_paged", presets.max_paged(dtype="bf16", kv_heads=2, head_dim=128, page_size=16), 4),
@@ -41,6 +42,7 @@ PRESETS = (
     _set(
         "flash_attention", presets.flash_attention(dtype="f16", kv_heads=2, head_dim=96, v_head_dim=64, page_size=3), 3
     ),
+    _set("flash_attention_varlen", presets.flash_attention_varlen(dtype="bf16", kv_heads=2, head_dim=128), 4),
 )
 
 OTHERS = (
@@ -116,8 +118,22 @@ OTHERS = (
         ),
         1,
     ),
+    # No pages.
+    _set("ragged", Ragged(dtype="f16", kv_heads=3, head_dim=24, v_head_dim=40, layout=_VARLEN, lengths_dtype="i64"), 3),
+    _set(
+        "ragged_heads",
+        Ragged(dtype="bf16", kv_heads=2, head_dim=64, total_tokens=180, layout="layer kv head token dim"),
+        4,
+        index="i32",
+    ),
+    _set(
+        "ragged_splits",
+        Ragged(dtype="f32", kv_heads=2, head_dim=5, layout="layer token kv head dim"),
+        1,
+        split="balanced",
+    ),
     # Requests that several blocks share.
-    _set("splits", Paged(dtype="f32", kv_heads=2, head_dim=4, page_size=16), 3, splits=4),
+    _set("splits", Paged(dtype="f32", kv_heads=2, head_dim=4, page_size=16), 3, split="balanced"),
     _set(
         "splits_ring",
         Paged(
@@ -130,9 +146,9 @@ OTHERS = (
             lengths_dtype="i32",
         ),
         8,
-        splits=3,
+        split="balanced",
     ),
-    _set("splits_csr", presets.flashinfer_hnd(dtype="f16", kv_heads=1, head_dim=8, page_size=7), 11, splits=32),
+    _set("splits_csr", presets.flashinfer_hnd(dtype="f16", kv_heads=1, head_dim=8, page_size=7), 11, split="balanced"),
     # Orders of axes that no engine has yet.
     _set(
         "layers_first",
@@ -195,5 +211,5 @@ ALL = SETS | FAMILY | ENGINES | QUANTIZED
 
 
 def splits_of(kernels: KernelSet) -> int:
-    """How many blocks may share a request in decode."""
-    return max((op.splits for op in kernels.ops if isinstance(op, ops.Decode)), default=1)
+    """1, or 2 where several blocks may share a request in decode, which then takes a planned workspace."""
+    return 1 + any(op.split != "none" for op in kernels.ops if isinstance(op, ops.Decode))

@@ -46,6 +46,7 @@ PAIRS: Final[dict[str, tuple[Cache, Cache]]] = {
     "ring_dense": (CHOSEN["ring"], _F16),
     "dense_ring": (_F16, CHOSEN["ring"]),
     "continuous_sglang": (CHOSEN["continuous"], CHOSEN["indirect"]),
+    "varlen_max": (presets.flash_attention_varlen(dtype="bf16", **_SMALL), presets.max_paged(dtype="bf16", **_PAGED)),
 }
 
 

@@ -10,16 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvgen.reference import decode
-from tests.ops.batches import CHUNK, PLAIN, Batch, batches, capacity
+from tests.ops.batches import PLAIN, Batch, batches, capacity
 from tests.ops.harness import (
     check_decode,
-    hold_to,
     index_name,
     offsets_of,
-    on_machine,
-    package,
-    planned,
     queries,
     raise_edges,
 )
@@ -90,37 +85,3 @@ def test_extreme_scores(name: str) -> None:
     assert wanted.seen[1] is not None
     mean = np.repeat(wanted.seen[1].v.mean(axis=0), scene.kernels.group, axis=0)
     np.testing.assert_allclose(out[1].astype(np.float64), mean, atol=8e-3)
-
-
-@pytest.mark.parametrize("name", ["splits", "splits_ring"])
-def test_one_plan_serves_every_layer_and_step(name: str) -> None:
-    """Calls leave the counters as the plan did, and requests that grew since the plan get longer chunks."""
-    kernels = ALL[name]
-    totals = (3 * CHUNK, 40)
-    scene, q = decode_scene(name, replace(PLAIN, totals=totals, new=(1, 1)), 2)
-    lengths = scene.tables["lengths"]
-    real = lengths.copy()
-    generated = package(name)
-    cache = generated.Cache(**scene.arguments())
-    wanted = decode(scene.view, scene.rows(), q, scale=scene.scale)
-    with on_machine(scene.batch):
-        lengths[...] = 1
-        stale = planned(scene, 2)
-        lengths[...] = real
-        for workspace in (planned(scene, 2), stale):
-            for _ in range(3):
-                out = np.zeros((2, kernels.q_heads, kernels.cache.v_dim), q.dtype)
-                generated.decode(cache[scene.layer], q=q, out=out, workspace=workspace)
-                hold_to(wanted, scene, q, out, None)
-
-
-@pytest.mark.parametrize(("tokens", "chunk"), [(3 * CHUNK, CHUNK), (4 * CHUNK + 1, CHUNK + 1), (1, CHUNK)])
-def test_plan(tokens: int, chunk: int) -> None:
-    """The longest request decides the chunk, all counters become 0, and the rest of the workspace is left alone."""
-    scene, _ = decode_scene("splits", replace(PLAIN, totals=(tokens, 1), new=(1, 1)), 2)
-    with on_machine(scene.batch):
-        memory = planned(scene, 299).view.owner
-    assert memory[:4].view(np.uint32)[0] == chunk
-    counters = 16 + 4 * 300 * SETS["splits"].cache.kv_heads
-    assert not memory[16:counters].any()
-    assert (memory[counters:] == 0xEE).all()

@@ -13,6 +13,7 @@ import pytest
 from kvgen import CSR, Continuous, Indirect, Paged, Ring
 from kvgen.runtime import Fault, clear, describe
 from kvgen.runtime.cpu import machine
+from kvgen.spec.table import Offsets
 from tests.ops.batches import CHUNK, OPEN_TOKENS, PLAIN, Batch, capacity
 from tests.ops.harness import (
     check_append,
@@ -48,6 +49,12 @@ def spoils(name: str) -> dict[str, Spoil]:
     cache, found = SETS[name].cache, {}
     table = cache.page_table
     bad_ids = {"minus_one": -1, "huge": 2**31 - 1}
+    if isinstance(table, Offsets):
+        # The end of the last request: nobody else begins there.
+        for label, value in (bad_ids | {"decreases": 0}).items():
+            found[f"offsets_{label}"] = _set("kv_offsets", -1, value)
+        found["offsets_past_the_rows"] = lambda s: _set("kv_offsets", -1, s.pages + 1)(s)
+        return found
     if isinstance(table, CSR):
         for label, value in bad_ids.items():
             found[f"page_{label}"] = lambda s, v=value: _set("page_indices", int(s.tables["page_indptr"][VICTIM]), v)(s)
@@ -124,7 +131,7 @@ def test_tables(name: str, label: str) -> None:
             damage(scene)
             results.append(check_gather(scene, rows, row_offsets=offsets, starts=None))
         victim = np.zeros(rows, bool)
-        victims = [VICTIM] if "indptr" not in label else [2]
+        victims = [2] if "indptr" in label or "offsets" in label else [VICTIM]
         for b in victims:
             victim[offsets[b] : offsets[b + 1]] = True
         for clean, other in zip(*results, strict=True):
@@ -214,7 +221,7 @@ def test_starts(name: str, start: int) -> None:
     check_gather(scene, 5, row_offsets=offsets, starts=starts)
 
 
-@pytest.mark.parametrize("name", [n for n, s in SETS.items() if not isinstance(s.cache.page_table, Ring)])
+@pytest.mark.parametrize("name", [n for n, s in SETS.items() if not isinstance(s.cache.page_table, Ring | Offsets)])
 def test_the_last_entry_and_one_past(name: str) -> None:
     """A table that is full to its last entry serves its last token; the next one lies past it, not in the next row."""
     kernels = SETS[name]
@@ -281,5 +288,5 @@ def test_past_two_to_the_31(tmp_path: Path) -> None:
 def test_every_table_form_is_spoilt() -> None:
     """The cases above reach each form of table, and continuous caches."""
     kinds = {SETS[name].cache.page_table.kind for name, _ in CASES}
-    assert kinds == {"dense", "csr", "per_kv", "indirect", "ring"}
+    assert kinds == {"dense", "csr", "per_kv", "indirect", "ring", "offsets"}
     assert any(isinstance(SETS[name].cache, Continuous) for name, _ in CASES)

@@ -24,7 +24,7 @@ def test_every_preset_has_a_set() -> None:
 def test_every_shape_the_kernels_promise() -> None:
     caches = [s.cache for s in SETS.values()]
     assert {c.dtype for c in caches} == {"f32", "f16", "bf16"}
-    assert {c.page_table.kind for c in caches} == {"dense", "csr", "per_kv", "indirect", "ring"}
+    assert {c.page_table.kind for c in caches} == {"dense", "csr", "per_kv", "indirect", "ring", "offsets"}
     assert {c.page_table.dtype for c in caches} == {c.lengths_dtype for c in caches} == {"u32", "i32", "i64"}
     assert {c.lengths for c in caches} == {"before", "after"}
     assert {1, 3, 64, 80, 96, 128, 256, 576} <= {c.head_dim for c in caches}

@@ -1,45 +1,56 @@
-"""decode over several blocks a request: the parts are merged right, in one order, whatever the plan was made for."""
+"""decode over several blocks a request: parts are merged right, in one order, whoever finishes last."""
 
 from __future__ import annotations
 
-import importlib
-import sys
-import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from functools import cache
-from pathlib import Path
-from types import ModuleType
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from kvgen import CSR, Continuous, KernelSet, Layout, Paged, Ring, ops, presets
-from kvgen.emit import render_all, write_file
-from kvgen.reference import Decoded, decode
+from kvgen.reference import Decoded
+from kvgen.reference.attention import Standing
+from kvgen.reference.decode import Seen, attend
 from kvgen.runtime import Fault, clear, describe
 from kvgen.runtime.workspace import Workspace
-from kvgen.spec.loader import LoadedSet
-from tests.ops.batches import PLAIN, Batch
-from tests.ops.harness import hold_to, offsets_of, on_machine, queries, raise_edges, surroundings
-from tests.ops.memory import GUARD, Raw, aligned, rows_array
+from tests.ops import work_list
+from tests.ops.attending import Step, arch_of, step
+from tests.ops.batches import PLAIN
+from tests.ops.closeness import hold
+from tests.ops.harness import on_machine, package
+from tests.ops.memory import Raw
 from tests.ops.scenes import Scene
+from tests.ops.work_list import columns_of
 
-PACKAGE = "kvgen_split_tests"
 SCHEDULES: tuple[Any, ...] = ("ascending", "descending", 12345)
-CHUNK = 128  # tokens below which a request is not split
+BALANCED, ALONE = ops.Decode(split="balanced"), ops.Decode(name="alone")
 
 
-def _set(name: str, cache: Any, group: int, splits: int) -> KernelSet:
-    decodes = (ops.Decode(splits=splits), ops.Decode(name="alone"))
-    return KernelSet(name=name, q_heads=cache.kv_heads * group, cache=cache, ops=decodes)
+def _set(name: str, cache: Any, group: int, *found: Any) -> KernelSet:
+    return KernelSet(name=f"split_{name}", q_heads=cache.kv_heads * group, cache=cache, ops=found or (BALANCED,))
 
 
 SETS = {
-    s.name: s
+    s.name.removeprefix("split_"): s
     for s in (
-        _set("two", Paged(dtype="bf16", kv_heads=2, head_dim=16, page_size=16), 4, 2),
+        _set(
+            "tensor",
+            Paged(dtype="bf16", kv_heads=1, head_dim=64, page_size=16),
+            3,
+            BALANCED,
+            ops.Decode(name="fixed", split="invariant", chunk=64),
+            ALONE,
+        ),
+        _set(
+            "simt",
+            Paged(dtype="f32", kv_heads=2, head_dim=4, page_size=16, table=CSR(), lengths="after"),
+            3,
+            ops.Decode(rows=3, split="balanced"),
+            ops.Decode(name="fixed", rows=3, split="invariant", chunk=128),
+            ops.Decode(name="alone", rows=3),
+        ),
         _set(
             "seven",
             Paged(
@@ -52,236 +63,328 @@ SETS = {
                 lengths="after",
             ),
             3,
-            7,
         ),
-        _set("sixteen", Paged(dtype="f32", kv_heads=2, head_dim=3, page_size=16, table=CSR(), lengths="after"), 1, 16),
-        # More query heads than a block takes: two counters a kv head.
-        _set("tiles", presets.flashinfer_hnd(dtype="bf16", kv_heads=1, head_dim=8, page_size=16), 11, 32),
-        _set("slots", presets.sglang(dtype="f32", kv_heads=1, head_dim=4), 2, 32),
-        _set("kv_apart", presets.tensorrt_llm(dtype="f16", kv_heads=1, head_dim=8, page_size=64), 2, 16),
-        _set("block", Continuous(dtype="f32", kv_heads=1, head_dim=4, max_tokens=5000), 1, 7),
-        _set("ring", Paged(dtype="bf16", kv_heads=1, head_dim=8, page_size=16, table=Ring(window=1000)), 2, 16),
+        # More columns than a block takes: several blocks, and counters, a kv head.
+        _set("tiles", presets.flashinfer_hnd(dtype="bf16", kv_heads=1, head_dim=8, page_size=16), 150),
+        _set("slots", presets.sglang(dtype="f32", kv_heads=1, head_dim=4), 2),
+        _set("kv_apart", presets.tensorrt_llm(dtype="f16", kv_heads=1, head_dim=8, page_size=64), 2),
+        _set("block", Continuous(dtype="f32", kv_heads=1, head_dim=4, max_tokens=5000), 1),
+        _set("ring", Paged(dtype="bf16", kv_heads=1, head_dim=8, page_size=16, table=Ring(window=1000)), 2),
     )
 }
-# With 5000 tokens chunks are long and the short requests have one; without, 129 tokens have a second chunk of one.
 LONG = (0, 1, 127, 128, 129, 1000, 5000)
+MIDDLE = (65, 1000, 0, 700, 64, 1)
 EDGES = (128, 257, 0, 129, 127, 256, 1)
+EVERY = {f"{n}-edges": (n, EDGES) for n in SETS} | {
+    f"{n}-long": (n, LONG if n in ("block", "ring") else MIDDLE) for n in ("tensor", "simt", "tiles", "block", "ring")
+}
+MERGED = ("tensor", "simt")
 
 
-@cache
-def package(name: str) -> ModuleType:
-    """The generated package of a set, all of them written once."""
-    _root()
-    return importlib.import_module(f"{PACKAGE}.{name}")
+def made(
+    name: str, totals: Sequence[int], counts: Sequence[int] | None = None, *, op: str = "decode", **more: Any
+) -> Step:
+    """A step whose requests have rows behind offsets where `counts` says how many, else the operation's own."""
+    batch = replace(PLAIN, totals=tuple(totals), new=(0,) * len(totals), arch=arch_of(SETS[name]), **more)
+    return step(SETS[name], batch, counts, op=op, offsets=counts is not None)
 
 
-@cache
-def _root() -> tempfile.TemporaryDirectory[str]:
-    folder = tempfile.TemporaryDirectory(prefix=PACKAGE)
-    for file in render_all([LoadedSet(s, "tests/ops/test_split.py", "") for s in SETS.values()]).values():
-        write_file(Path(folder.name) / PACKAGE, file)
-    sys.path.insert(0, folder.name)
-    return folder
+def planned(found: Step, max_rows: int | None = None, *, layer: int | None = None, **sizes: Any) -> Workspace:
+    """A workspace with canaries around it, planned for a step."""
+    launcher = getattr(package(found.scene.kernels), found.op.name)
+    if found.op.split == "invariant":
+        sizes = {"max_tokens": _cache(found).max_cache_length} | sizes
+    workspace = work_list.guarded(launcher, max_rows or max(1, len(found.q)), **sizes)
+    plan(found, workspace, layer=layer)
+    return workspace
 
 
-@dataclass
-class Guarded:
-    """A workspace with canaries around it, full of garbage."""
-
-    workspace: Workspace
-    memory: Raw
-    counters: int  # bytes of them
-
-    @property
-    def inside(self) -> Raw:
-        return self.memory[GUARD:-GUARD]
-
-    def check(self) -> None:
-        """Nothing was written around it, and the counters are as the plan left them."""
-        assert (self.memory[:GUARD] == 0xEE).all() and (self.memory[-GUARD:] == 0xEE).all()
-        assert not self.inside[16 : 16 + self.counters].any()
-
-    @property
-    def chunk(self) -> int:
-        return int(self.inside[:4].view(np.uint32)[0])
-
-    def parts(self, max_rows: int) -> Raw:
-        """Bytes `[max_rows, bytes a row]` of the partial results."""
-        return self.inside[16 + self.counters :].reshape(max_rows, -1)
+def plan(found: Step, workspace: Workspace, *, layer: int | None = None) -> None:
+    """Plan a workspace for a step as its lengths are now."""
+    launcher = getattr(package(found.scene.kernels), found.op.name)
+    with on_machine(found.scene.batch):
+        launcher.plan(
+            _cache(found)[found.scene.layer if layer is None else layer],
+            workspace,
+            rows=len(found.q),
+            row_offsets=found.row_offsets,
+        )
+    clean(found, workspace)
 
 
-class Step:
-    """A batch in a cache of two layers, all tokens stored, and a query row a request."""
-
-    def __init__(self, name: str, totals: Sequence[int], *, padding: int = 0, **changes: Any) -> None:
-        self.name, self.kernels = name, SETS[name]
-        before = self.kernels.cache.lengths == "before"
-        self.totals = [max(n, 1) if before else n for n in totals]
-        batch: Batch = replace(PLAIN, totals=tuple(self.totals), new=(0,) * len(totals), padding=padding, **changes)
-        self.scene = Scene(self.kernels, batch, self.lengths(self.totals))
-        self.q = queries(self.scene, len(totals) + padding)
-        for self.scene.layer in (1, 0):
-            self.scene.fill(self.totals)
-            raise_edges(self.scene, self.q, self.totals)
-        self.generated = package(name)
-        self.cache = self.generated.Cache(**self.scene.arguments())
-
-    def lengths(self, totals: Sequence[int]) -> list[int]:
-        """What the lengths tensor says of requests with so many tokens."""
-        return [n - (self.kernels.cache.lengths == "before") for n in totals]
-
-    def set_lengths(self, totals: Sequence[int]) -> None:
-        self.scene.tables["lengths"][...] = self.lengths(totals)
-
-    def workspace(self, max_rows: int) -> Guarded:
-        found = self.generated.decode.workspace(max_rows)
-        memory = aligned(found.nbytes + 2 * GUARD)
-        found.view = found.view._replace(pointer=memory.ctypes.data + GUARD, owner=memory)
-        tiles = -(-self.kernels.group // 8)
-        return Guarded(found, memory, 4 * max_rows * self.kernels.cache.kv_heads * tiles)
-
-    def plan(self, max_rows: int | None = None) -> Guarded:
-        """A workspace planned for the lengths as they are now."""
-        found = self.workspace(max_rows or len(self.q))
-        with on_machine(self.scene.batch):
-            self.generated.decode.plan(self.cache[0], found.workspace)
-        found.check()
-        return found
-
-    def run(self, guarded: Guarded, layer: int = 0, row_offsets: Raw | None = None) -> tuple[Raw, Raw, Decoded]:
-        """Decode one layer and hold it to the oracle; returns out, lse and the oracle's."""
-        self.scene.layer = layer
-        shape = (len(self.q), self.kernels.q_heads)
-        out, around = rows_array(shape[0], (shape[1], self.kernels.cache.v_dim), self.kernels.cache.dtype, strided=True)
-        lse, word = np.zeros(shape, np.float32), np.zeros(1, np.uint64)
-        clear(word)
-        with on_machine(self.scene.batch):
-            self.generated.decode(
-                self.cache[layer], self.q, out, guarded.workspace, lse=lse, row_offsets=row_offsets, errors=word
-            )
-        wanted = decode(self.scene.view, self.scene.rows(), self.q, row_offsets=row_offsets)
-        hold_to(wanted, self.scene, self.q, out, lse)
-        assert int(word[0]) == wanted.errors, f"{describe(word)}, not {describe(wanted.errors)}"
-        assert (surroundings(out, around) == 0xEE).all(), "written beside the rows"
-        guarded.check()
-        return out, lse, wanted
+def clean(found: Step, workspace: Workspace) -> None:
+    """The workspace is ready for the next layer."""
+    work_list.hold_clean(workspace, columns_of(found.scene.kernels, found.op.name))
 
 
-@pytest.mark.parametrize("totals", [LONG, EDGES], ids=["long", "edges"])
-@pytest.mark.parametrize("name", SETS)
+def _cache(found: Step) -> Any:
+    return package(found.scene.kernels).Cache(**found.scene.arguments())
+
+
+def checked(found: Step, workspace: Workspace) -> tuple[Raw, Raw, Decoded]:
+    """Run a step and hold it to the oracle."""
+    out, lse, wanted = found.check(workspace=workspace)
+    clean(found, workspace)
+    assert lse is not None
+    return out, lse, wanted
+
+
+def bits(arrays: Sequence[Raw], rows: slice = slice(None)) -> list[bytes]:
+    """Bits of these rows of arrays."""
+    return [np.ascontiguousarray(a[rows]).tobytes() for a in arrays]
+
+
+def listed(found: Step, workspace: Workspace) -> work_list.WorkList:
+    """The work of a planned step."""
+    return work_list.read(workspace, columns_of(found.scene.kernels, found.op.name))
+
+
+@pytest.mark.parametrize(("name", "totals"), EVERY.values(), ids=EVERY)
 def test_every_length_in_one_batch(name: str, totals: tuple[int, ...]) -> None:
     """One plan serves both layers."""
-    arch: Any = "sm_80" if totals is EDGES else "sm_90a"
-    step = Step(name, totals, arch=arch, padding=2, fill="inf" if totals is EDGES else "nan")
-    guarded = step.plan()
-    window = step.kernels.cache.page_table.window if name == "ring" else max(totals)
-    splits = step.kernels.ops[0].splits  # type: ignore[attr-defined]
-    assert guarded.chunk == max(CHUNK, -(-min(max(totals), window) // splits))
-    for layer in (0, 1) if totals is EDGES else (1,):
-        step.run(guarded, layer)
+    found = made(name, totals, padding=2, fill="inf" if totals is EDGES else "nan")
+    workspace = planned(found, layer=1)
+    assert totals is EDGES or (listed(found, workspace).pieces["parts"] > 1).any()
+    for layer in (0, 1) if totals is EDGES else (found.scene.layer,):
+        found.scene.layer = layer
+        found.scene.fill(found.scene.batch.totals)
+        checked(found, workspace)
 
 
-@pytest.mark.parametrize("name", ["two", "tiles", "block"])
-def test_schedules_agree(name: str) -> None:
-    """Three orders of blocks and threads, so three last blocks, and the same bits."""
-    results = []
+@pytest.mark.parametrize("op", ["decode", "fixed"])
+@pytest.mark.parametrize("name", MERGED)
+def test_sixteen_runs_and_three_schedules(name: str, op: str) -> None:
+    """Another block comes last every time, and the bits are the same."""
+    seen = set()
     for schedule in SCHEDULES:
-        step = Step(name, (1000, 1, 300), schedule=schedule)
-        out, lse, _ = step.run(step.plan())
-        results.append((np.ascontiguousarray(out).tobytes(), lse.tobytes()))
-    assert results[0] == results[1] == results[2]
+        found = made(name, (1000, 4, 300, 129), op=op, schedule=schedule)
+        workspace = planned(found)
+        for _ in range(16 if schedule == 12345 else 1):
+            seen.add(tuple(bits(found.run(workspace=workspace))))
+        clean(found, workspace)
+    assert len(seen) == 1
 
 
-@pytest.mark.parametrize("name", ["two", "seven", "slots"])
-def test_plans_for_other_lengths(name: str) -> None:
-    """A plan that is out of date still gives right results; a new one in the same workspace too."""
-    step = Step(name, (700, 0, 1500, 129))
-    real = step.totals
-    step.set_lengths([min(n, 1) for n in real])
-    guarded = step.plan()
-    assert guarded.chunk == CHUNK
-    step.set_lengths(real)  # every request grew
-    step.run(guarded)
-    with on_machine(step.scene.batch):
-        step.generated.decode.plan(step.cache[1], guarded.workspace)
-    assert guarded.chunk == max(CHUNK, -(-1500 // step.kernels.ops[0].splits))  # type: ignore[attr-defined]
-    step.run(guarded, 1)
-    step.set_lengths([min(n, 400) for n in real])  # and shrank
-    step.run(guarded)
+@pytest.mark.parametrize("name", ["tensor", "seven", "slots"])
+def test_a_workspace_is_planned_again(name: str) -> None:
+    """For longer requests, for shorter ones, for fewer rows than it holds; a call for other rows is refused."""
+    totals = (700, 4, 1500, 129)
+    found = made(name, totals)
+    lengths = found.scene.tables["lengths"]
+    real = lengths.copy()
+    lengths[...] = np.minimum(real, 3)
+    workspace = planned(found, max_rows=9)
+    checked(found, workspace)
+    for most in (2**20, 400):
+        lengths[...] = np.minimum(real, most)
+        plan(found, workspace)
+        checked(found, workspace)
+    fewer = made(name, totals[:2])
+    plan(fewer, workspace)
+    checked(fewer, workspace)
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
-@pytest.mark.parametrize("split", [0, 3, 7])
 @pytest.mark.parametrize("name", ["tiles", "slots", "kv_apart"])
-def test_a_bad_page_in_one_part(name: str, split: int, schedule: Any) -> None:
+@pytest.mark.parametrize("position", [5, 413, 999])
+def test_a_bad_page_in_one_part(name: str, position: int) -> None:
     """That request is NaN, all of it; the others have the bits they have without it."""
     totals, victim = (1000, 1000, 300), 1
-    clean = Step(name, totals, schedule=schedule)
-    bits = [part.copy() for part in clean.run(clean.plan())[:2]]
-    step = Step(name, totals, schedule=schedule)
-    position = min(split * CHUNK + 5, 999)
-    page = position // step.scene.tokens
-    tables = step.scene.tables
-    match name:
-        case "tiles":
-            tables["page_indices"][tables["page_indptr"][victim] + page] = -1
-        case "slots":
-            tables["req_to_token"][tables["request_ids"][victim], page] = step.scene.pages
-        case "kv_apart":
-            tables["page_table"][victim, 1, page] = 2**31 - 1
-    out, lse, wanted = step.run(step.plan())
+    clean_step = made(name, totals)
+    right = clean_step.run(workspace=planned(clean_step))
+    for schedule in SCHEDULES:
+        found = made(name, totals, schedule=schedule)
+        tables, page = found.scene.tables, position // found.scene.tokens
+        match name:
+            case "tiles":
+                tables["page_indices"][tables["page_indptr"][victim] + page] = -1
+            case "slots":
+                tables["req_to_token"][tables["request_ids"][victim], page] = found.scene.pages
+            case "kv_apart":
+                tables["page_table"][victim, 1, page] = 2**31 - 1
+        out, lse, wanted = checked(found, planned(found))
+        report = describe(wanted.errors)
+        assert report is not None and (report.code, report.request) == (Fault.PAGE_ID, victim)
+        for row in (slice(0, 1), slice(2, 3)):
+            assert bits((out, lse), row) == bits(right, row)
+
+
+@pytest.mark.parametrize("op", ["decode", "fixed"])
+@pytest.mark.parametrize("name", MERGED)
+def test_a_length_past_the_table(name: str, op: str) -> None:
+    """NaN, and the others are as close as ever; what has its own pieces whatever the batch keeps its bits."""
+    totals = (1000, 300, 700)
+    right = (first := made(name, totals, op=op)).run(workspace=planned(first))
+    found = made(name, totals, op=op)
+    found.scene.tables["lengths"][1] = -1 if found.scene.tables["lengths"].dtype.kind == "i" else 2**31
+    out, lse, wanted = checked(found, planned(found))
     report = describe(wanted.errors)
-    assert report is not None and (report.code, report.request) == (Fault.PAGE_ID, victim)
-    assert np.isnan(out[victim].astype(np.float32)).all() and np.isnan(lse[victim]).all()
-    for row in (0, 2):
-        assert out[row].tobytes() == bits[0][row].tobytes() and lse[row].tobytes() == bits[1][row].tobytes()
-
-
-def test_a_request_past_its_table_leaves_the_others_chunks_alone() -> None:
-    """A length that no table holds is NaN, and does not make everybody's chunks as long as itself."""
-    step = Step("two", (1000, 300))
-    step.scene.tables["lengths"][1] = 2**31
-    guarded = step.plan()
-    assert guarded.chunk == 500
-    out, _, wanted = step.run(guarded)
-    assert np.isnan(out[1].astype(np.float32)).all() and np.isfinite(out[0].astype(np.float32)).all()
-    report = describe(wanted.errors)
-    assert report is not None and report.code is Fault.LENGTH
-
-
-@pytest.mark.parametrize("name", ["two", "tiles"])
-def test_fewer_rows_than_the_workspace_holds(name: str) -> None:
-    """Rows of the workspace that the batch has not stay untouched; requests in one part leave theirs alone too."""
-    step = Step(name, (300, 40, 400))
-    guarded = step.plan(max_rows=7)
-    step.run(guarded)
-    parts = guarded.parts(7)
-    written = [(row != 0xEE).any() for row in parts]
-    assert written == [True, False, True, False, False, False, False]
+    assert report is not None and (report.code, report.request) == (Fault.LENGTH, 1)
+    if op == "fixed":
+        for row in (slice(0, found.op.rows), slice(2 * found.op.rows, None)):
+            assert bits((out, lse), row) == bits(right, row)
 
 
 def test_rows_of_some_requests() -> None:
-    """With row offsets, requests without a row are left out, and padding follows."""
-    step = Step("sixteen", (300, 200, 0, 700), padding=1)
-    step.q = step.q[:4]
-    guarded = step.plan()
-    step.run(guarded, row_offsets=offsets_of((1, 0, 1, 1), step.kernels.cache.lengths_dtype))
+    """With offsets: rows of nobody first and last, requests with one row, three and none."""
+    found = made("simt", (300, 200, 0, 700, 90), (3, 0, 1, 2, 3), padding=2, leading=2)
+    assert found.row_offsets is not None
+    checked(found, planned(found, max_rows=20))
+    found.row_offsets[-1] = len(found.q) + 1  # nobody knows whose the last rows are
+    workspace = planned(found, max_rows=20)
+    _, _, wanted = checked(found, workspace)
+    report = describe(wanted.errors)
+    assert report is not None and report.code is Fault.ROW_OFFSETS
 
 
-def test_one_block_gives_what_splits_give() -> None:
-    """Requests in one part have the same bits as with splits=1; longer ones are as close as the bound allows."""
-    step = Step("two", (100, CHUNK, 17))
-    out, lse, _ = step.run(step.plan())
-    alone, alone_lse = np.zeros_like(step.q), np.zeros_like(lse)
-    with on_machine(step.scene.batch):
-        step.generated.alone(step.cache[0], step.q, alone, lse=alone_lse)
-    assert np.ascontiguousarray(out).tobytes() == alone.tobytes() and lse.tobytes() == alone_lse.tobytes()
-
-
-def test_no_requests() -> None:
+@pytest.mark.parametrize("name", MERGED)
+def test_no_requests(name: str) -> None:
     """An empty batch is planned, and padding rows are 0 and -inf."""
-    step = Step("sixteen", (), padding=2)
-    guarded = step.plan()
-    assert guarded.chunk == CHUNK
-    out, lse, _ = step.run(guarded)
+    found = made(name, (), padding=2)
+    out, lse, _ = checked(found, planned(found))
     assert not out.any() and np.isneginf(lse).all()
+
+
+@pytest.mark.parametrize("name", MERGED)
+def test_more_requests_than_multiprocessors(name: str) -> None:
+    """One multiprocessor works on everything, piece after piece; hardly a request is shared."""
+    found = made(name, (*range(1, 80, 2), 400), padding=1)
+    workspace = planned(found, multiprocessors=1)
+    assert workspace.sizes["parts"] <= 2
+    out, _, _ = checked(found, workspace)
+    alone = replace(found, op=next(o for o in found.scene.kernels.ops if o.name == "alone")).run()  # type: ignore[arg-type]
+    assert np.abs(out.astype(np.float64) - alone[0].astype(np.float64)).max() < 0.03
+
+
+# Bits that depend on nothing else -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", MERGED)
+def test_bits_do_not_depend_on_the_batch(name: str) -> None:
+    """split="invariant": a request has the same bits in any order, in a shorter batch, and beside others, on any number of
+    multiprocessors."""
+    totals = (1000, 4, 300, 129, 777, 64)
+    found = made(name, totals, op="fixed")
+    tables, rows = found.scene.tables, found.op.rows
+    whole = [a.reshape(len(totals), rows, -1) for a in found.run(workspace=planned(found))]
+    lengths, table = tables["lengths"].copy(), _table(found)
+    queries = found.q.copy()
+    for order in ((5, 4, 3, 2, 1, 0), (2, 0), (4,), (0, 0, 0, 1, 2, 3, 4, 5, 0, 4)):
+        for multiprocessors in (1, 3, 8):
+            picked = list(order)
+            found.scene.tables = tables | {"lengths": lengths[picked]} | table(picked)
+            found.q = np.concatenate([queries[b * rows : (b + 1) * rows] for b in picked])
+            workspace = planned(found, multiprocessors=multiprocessors)
+            for array, right in zip(found.run(workspace=workspace), whole, strict=True):
+                assert array.tobytes() == right[picked].tobytes(), (order, multiprocessors)
+
+
+def _table(found: Step) -> Any:
+    """What makes the page table of some of a step's requests."""
+    tables = found.scene.tables
+    if "page_table" in tables:
+        matrix = tables["page_table"].copy()
+        return lambda picked: {"page_table": np.ascontiguousarray(matrix[picked])}
+    indices, starts = tables["page_indices"].copy(), tables["page_indptr"].copy()
+
+    def pick(picked: Sequence[int]) -> dict[str, Raw]:
+        runs = [indices[starts[b] : starts[b + 1]] for b in picked]
+        return {
+            "page_indices": np.concatenate(runs),
+            "page_indptr": np.cumsum([0, *map(len, runs)]).astype(starts.dtype),
+        }
+
+    return pick
+
+
+def test_split_none_has_that_property_too() -> None:
+    """Without a workspace a block has the whole request."""
+    found = made("tensor", (300, 40, 129), op="alone")
+    right = found.run()
+    found.scene.tables = {n: np.ascontiguousarray(a[::-1]) for n, a in found.scene.tables.items()}
+    found.q = np.ascontiguousarray(found.q[::-1])
+    for array, other in zip(found.run(), right, strict=True):
+        assert array.tobytes() == np.ascontiguousarray(other[::-1]).tobytes()
+
+
+# Many parts -----------------------------------------------------------------------------------------------------------------
+
+
+def large(name: str, op: str, totals: Sequence[int]) -> tuple[Step, Decoded]:
+    """A step over so many tokens that pools are filled, and attended to, at once."""
+    kernels = SETS[name]
+    spec: Any = next(o for o in kernels.ops if o.name == op)
+    batch = replace(PLAIN, totals=tuple(totals), new=(0,) * len(totals), arch=arch_of(kernels))
+    before = kernels.cache.lengths == "before"
+    scene = Scene(kernels, batch, [n - spec.rows * before for n in totals])
+    pool = scene.arrays()["pool"]
+    pool[...] = scene.rng.standard_normal(pool.shape).astype(pool.dtype)
+    q = scene.values(spec.rows * len(totals), kernels.q_heads, kernels.cache.head_dim)
+    outs, sums, seen = [], [], []
+    for b, total in enumerate(totals):
+        ids = np.array([page[0] for page in scene.entries[b]])
+        k, v = (pool[ids, i, scene.layer].astype(np.float64).reshape(-1, *pool.shape[-2:]) for i in (0, 1))
+        for i in range(spec.rows):
+            n = total - spec.rows + i + 1
+            out, lse = attend(q[b * spec.rows + i].astype(np.float64), k[:n], v[:n], scene.scale)
+            outs.append(out)
+            sums.append(lse)
+            at = Standing(b, b * spec.rows, np.array([i]), spec.rows, total)
+            seen.append(Seen(k[:n], v[:n], at, np.arange(n)))
+    wanted = Decoded(np.stack(outs), np.stack(sums), 0, tuple(seen))
+    return Step(scene, spec, (spec.rows,) * len(totals), q, None, {}, []), wanted
+
+
+@pytest.mark.parametrize("op", ["decode", "fixed"])
+@pytest.mark.parametrize("name", MERGED)
+def test_more_parts_than_one_merge_takes(name: str, op: str) -> None:
+    """Parts are merged in groups, then the groups; a bad page in one of them makes the request NaN, and leaves the workspace
+    as it was."""
+    found, wanted = large(name, op, (20_000, 3, 1500))
+    workspace = planned(found, multiprocessors=200)
+    parts = listed(found, workspace).pieces["parts"]
+    assert parts.max() > work_list.FAN_IN
+    right = found.run(workspace=workspace)
+    hold(wanted, found.terms, found.q, *right)
+    clean(found, workspace)
+
+    tables, rows = found.scene.tables, found.op.rows
+    entry: Any = tables["page_indices"] if "page_indices" in tables else tables["page_table"][0]
+    first = tables["page_indptr"][0] if "page_indptr" in tables else 0
+    for token in (0, 11_111, 19_990):
+        entry[first + token // 16], good = found.scene.pages, entry[first + token // 16].copy()
+        found.scene.batch = replace(found.scene.batch, schedule="descending" if token else 9)
+        spoilt = found.run(workspace=workspace)
+        assert np.isnan(spoilt[0][:rows].astype(np.float32)).all() and np.isnan(spoilt[1][:rows]).all()
+        assert bits(spoilt, slice(rows, None)) == bits(right, slice(rows, None))
+        clean(found, workspace)
+        entry[first + token // 16] = good
+    assert bits(found.run(workspace=workspace)) == bits(right), "a faulty step leaves nothing behind"
+
+
+@pytest.mark.parametrize("name", MERGED)
+def test_one_long_request_beside_many_short_ones(name: str) -> None:
+    """All blocks work on the long one; the others' results are right nevertheless."""
+    rows = SETS[name].ops[0].rows  # type: ignore[attr-defined]
+    found, wanted = large(name, "decode", (rows,) * 40 + (20_011,) + (rows,) * 23)
+    workspace = planned(found)
+    assert listed(found, workspace).pieces["parts"].max() >= max(2, workspace.sizes["parts"] // 2)
+    hold(wanted, found.terms, found.q, *found.run(workspace=workspace))
+
+
+@pytest.mark.parametrize("name", MERGED)
+def test_planned_for_another_batch_since(name: str) -> None:
+    """A call that was bound for fewer rows and requests than its workspace is then planned for: rows that are not its own, or
+    not all there, are no one's, and nothing outside its arrays is touched."""
+    few, many = made(name, (300,)), made(name, (300, 200, 1000, 64))
+    rows, launcher = few.op.rows, package(few.scene.kernels).decode
+    workspace = planned(few, max_rows=40)
+    out, word = np.zeros_like(few.q), np.zeros(1, np.uint64)
+    clear(word)
+    with on_machine(few.scene.batch):
+        call = launcher.bind(_cache(few)[few.scene.layer], few.q, out, workspace, errors=word)
+        plan(many, workspace)
+        call()
+    clean(few, workspace)
+    report = describe(word)
+    assert report is not None and report.code is Fault.ROW_OFFSETS
+    assert np.isfinite(out[:rows].astype(np.float32)).all()

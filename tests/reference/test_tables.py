@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvgen import CSR, Continuous, Dense, Indirect, Layout, Paged, PerKV, Ring
+from kvgen import CSR, Continuous, Dense, Indirect, Layout, Paged, PerKV, Ragged, Ring
 from kvgen.reference import TableView
 from kvgen.reference.tables import RowRange, bad_total, request_of_row
 from kvgen.runtime import Fault
@@ -91,6 +91,18 @@ def test_continuous() -> None:
     found = TableView(cache, {"page_table": np.array([2, 10]), "lengths": np.array([1, 1])}, PAGES, 6)
     assert found.page(0, 0) == (2, 2) and found.page(0, 1) is Fault.POSITION and found.page(1, 0) is Fault.PAGE_ID
     assert found.holds(0, 6) and not found.holds(0, 7)
+
+
+def test_ragged() -> None:
+    """Rows [1, 4), none, none, and offsets that decrease or leave the ten rows."""
+    cache = Ragged(dtype="f32", kv_heads=1, head_dim=4)
+    found = TableView(cache, {"kv_offsets": np.array([1, 4, 4, 2, 10, 11, -1])}, PAGES, 1)
+    assert found.requests == 6
+    assert [found.length(b) for b in range(6)] == [3, 0, None, 8, None, None]
+    assert found.page(0, 2) == (3, 3) and found.page(3, 7) == (9, 9)
+    assert found.page(0, 3) is Fault.POSITION and found.page(1, 0) is Fault.POSITION
+    assert all(found.page(b, 0) is Fault.TABLE for b in (2, 4, 5))
+    assert found.holds(0, 3) and not found.holds(0, 4) and found.holds(2, 0) and not found.holds(2, 1)
 
 
 @pytest.mark.parametrize(

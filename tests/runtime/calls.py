@@ -62,9 +62,10 @@ class Call:
         return {"q": zeros(2, 4, 16), "out": zeros(2, 4, 16), "workspace": self.planned(2)}
 
     def planned(self, rows: int) -> Workspace:
-        """A workspace that says it was planned."""
-        workspace: Workspace = getattr(self.set, self.op).workspace(rows)
-        workspace.planned = True
+        """A workspace that says it was planned for a step of so many rows of two requests."""
+        longest = 12 if self.op == "fixed" else None
+        workspace: Workspace = getattr(self.set, self.op).workspace(rows, max_tokens=longest)
+        workspace.planned = (rows, 2)
         return workspace
 
     def cache(self) -> Any:

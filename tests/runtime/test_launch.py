@@ -82,20 +82,27 @@ def test_gather_without_optional_arrays_passes_null(driver: NotingDriver) -> Non
     assert launch["params"] == LAYER_1 + packed("PPPPqqIP", OFFSETS, K_ROWS, V_ROWS, 0, 32, 32, 32, 0)
 
 
-def test_decode_and_its_planner(driver: NotingDriver) -> None:
-    decode, cache = package("paged").decode_wide, paged_cache(batch=3)
-    workspace = decode.workspace(5, device="cuda:0")
+@pytest.mark.parametrize("op", ["decode", "fixed"])
+def test_decode_and_its_planner(driver: NotingDriver, op: str) -> None:
+    """Sizes of the workspace go to both; the grid is the GPU's, not the batch's."""
+    decode, cache = getattr(package("paged"), op), paged_cache(batch=3)
+    workspace = decode.workspace(5, device="cuda:0", max_tokens=12)
     q, out = (DeviceArray((3, 4, 16), BF16, p) for p in (K_ROWS, OUT))
-    decode.plan(cache[0], workspace, stream=9)
+    offsets = DeviceArray((4,), np.uint32, OFFSETS)
+    decode.plan(cache[0], workspace, rows=3, row_offsets=offsets, stream=9)
     decode(cache[0], q, out, workspace, stream=9)
     plan, launch = driver.launches
     layer_0 = struct_of(FIELDS, POOL, POOL + 512, 512, 512, 5, LENGTHS, 3, TABLE, 8, 3, 12, 12)
-    memory = workspace.view.pointer
-    assert (plan["entry"], plan["grid"], plan["block"]) == ("paged_decode_wide_plan", (1, 1, 1), (256, 1, 1))
-    assert plan["params"] == layer_0 + packed("PI", memory, 5)
-    assert (launch["entry"], launch["block"], launch["shared"]) == ("paged_decode_wide", (128, 1, 1), 0)
-    assert launch["grid"] == (3 * 2 * 4, 1, 1), "a block for every row, kv head and split"
-    assert launch["params"] == layer_0 + packed("PPPPPqqIP", K_ROWS, OUT, 0, 0, memory, 64, 64, 5, 0)
+    memory, parts = workspace.view.pointer, 132 * decode.WORK.blocks_per_sm // 2
+    # A slot is a partial result: two of each part, or one of each chunk that five rows may have.
+    pieces, slots = (5 + parts, 2 * parts) if op == "decode" else (5 * 2, 5 * 2)
+    sizes = (parts, 5, pieces, slots)
+    assert (plan["entry"], plan["grid"], plan["block"]) == (f"paged_{op}_plan", (1, 1, 1), (decode.PLAN.threads, 1, 1))
+    assert plan["params"] == layer_0 + packed("PPIIIII", memory, OFFSETS, 3, *sizes)
+    shared = decode.KERNEL.shared_on("sm_90a")
+    assert launch["entry"] == f"paged_{op}" and launch["shared"] == shared == driver.shared.get(f"paged_{op}", shared)
+    assert launch["grid"] == (2 * parts, 1, 1), "a block for every part and kv head"
+    assert launch["params"] == layer_0 + packed("PPPPqqIIIIIP", K_ROWS, OUT, memory, 0, 64, 64, 3, *sizes, 0)
     assert plan["pdl"] and launch["pdl"] and plan["stream"] == launch["stream"] == 9
 
 
@@ -201,20 +208,25 @@ def test_more_than_32_bits_count(driver: NotingDriver) -> None:
         ArgumentError, match=r"^k: got T = 4294967296; kernels count it in 32 bits; pass less than 2\^32"
     ):
         module.append(cache[0], k, v, offsets)
-    workspace = module.decode.workspace(2**31 - 1, device="cuda:0")
-    module.decode.plan(cache[0], workspace)
-    q, out = (DeviceArray((2**30, 4, 16), BF16, p) for p in (K_ROWS, OUT))
+    apart = package("apart")
+    layer = apart.Cache(
+        [DeviceArray((5, 4, 2, 8), np.float32, POOL)],
+        [DeviceArray((5, 4, 2, 4), np.float32, OUT)],
+        lengths=DeviceArray((2,), np.int32, LENGTHS),
+        page_table=DeviceArray((2, 3), np.uint32, TABLE),
+    )[0]
+    q, out = (DeviceArray((2**31, 2, dim), np.float32, p) for dim, p in ((8, K_ROWS), (4, OUT)))
     with pytest.raises(
-        ArgumentError, match=r"^paged_decode: got a grid of 4294967296 blocks; a grid holds at most 2\^31 - 1"
+        ArgumentError, match=r"^apart_decode: got a grid of 4294967296 blocks; a grid holds at most 2\^31 - 1"
     ):
-        module.decode(cache[0], q, out, workspace)
-    assert [launch["entry"] for launch in driver.launches] == ["paged_decode_plan"]
+        apart.decode(layer, q, out)
+    assert not driver.launches
 
 
 def test_a_bound_plan_makes_its_workspace_usable(driver: NotingDriver) -> None:
     module, cache = package("paged"), paged_cache()
     workspace = module.decode.workspace(2, device="cuda:0")
     plan = module.decode.bind_plan(cache[0], workspace)
-    assert not workspace.planned and not driver.launches
+    assert workspace.planned is None and not driver.launches
     plan(4)
-    assert workspace.planned and [launch["stream"] for launch in driver.launches] == [4]
+    assert workspace.planned == (2, 2) and [launch["stream"] for launch in driver.launches] == [4]

@@ -204,11 +204,24 @@ CALLS: dict[str, tuple[str, str, Change, str]] = {
         argument("workspace", lambda c: c.planned(1)),
         "workspace: got one for 1 rows and q with 2; it must hold every row; pass workspace(max_rows=2)",
     ),
+    "planned_for_fewer_rows": (
+        "paged",
+        "decode",
+        argument("workspace", lambda c: replanned(c, (1, 2))),
+        "workspace: got one planned for 1 rows of 2 requests, and a call with 2 rows of 2; the plan says which block does what; "
+        "call plan(cache, workspace, rows=2) with this step's cache",
+    ),
+    "planned_for_another_batch": (
+        "paged",
+        "decode",
+        argument("workspace", lambda c: replanned(c, (2, 3))),
+        "workspace: got one planned for 2 rows of 3 requests, and a call with 2 rows of 2; the plan says which block does what",
+    ),
     "another_operations": (
         "paged",
-        "decode_wide",
+        "fixed",
         argument("workspace", lambda c: Call("paged", "decode").planned(64)),
-        "workspace: got one of paged_decode; every operation divides its own differently; pass one of paged_decode_wide",
+        "workspace: got one of paged_decode; every operation divides its own differently; pass one of paged_fixed",
     ),
     "workspace_device": (
         "paged",
@@ -221,7 +234,13 @@ CALLS: dict[str, tuple[str, str, Change, str]] = {
 
 def planned_on(call: Call, device: str) -> Workspace:
     workspace: Workspace = call.set.decode.workspace(2, device=device)
-    workspace.planned = True
+    workspace.planned = (2, 2)
+    return workspace
+
+
+def replanned(call: Call, planned: tuple[int, int]) -> Workspace:
+    workspace = call.planned(4)
+    workspace.planned = planned
     return workspace
 
 
@@ -247,17 +266,65 @@ def test_gather_reads_a_read_only_pool_that_append_refuses() -> None:
 def test_plan_checks_its_workspace() -> None:
     call = Call("paged", "decode")
     layer, decode = call.cache()[0], call.set.decode
-    refused(lambda: decode.plan(layer, call.set.decode_wide.workspace(2)), "workspace: got one of paged_decode_wide;")
-    refused(lambda: decode.plan(layer, None), "workspace: got None; the operation needs it; pass a workspace")
+    other = call.set.fixed.workspace(2, max_tokens=12)
+    refused(lambda: decode.plan(layer, other), "workspace: got one of paged_fixed; every operation divides its own")
+    refused(
+        lambda: decode.plan(layer, None), "workspace: got None; it must be a Workspace; pass the operation's workspace("
+    )
     workspace = decode.workspace(2)
     refused(lambda: decode.plan(layer, workspace, stream=7), "stream: got int with NumPy arrays")
-    assert not workspace.planned, "a plan that did not run prepared nothing"
+    for rows in (-1, 3, True, 1.5):
+        rule = f"rows: got {rows!r} for a workspace of 2 rows; it counts the rows of q; pass 0 to 2, or a workspace made for more"
+        refused(lambda rows=rows: decode.plan(layer, workspace, rows=rows), rule)  # type: ignore[misc]
+    offsets = u32(0, 1)
+    refused(
+        lambda: decode.plan(layer, workspace, row_offsets=offsets), "row_offsets: got shape (2,); lengths has B = 2"
+    )
+    assert workspace.planned is None, "a plan that did not run prepared nothing"
 
 
-@pytest.mark.parametrize("rows", [0, -1, 2**31, 1.5, None])
-def test_workspace_rows(rows: Any) -> None:
-    with pytest.raises(ArgumentError, match=rf"^max_rows: got {rows!r}; it must be a whole number of at least 1"):
-        package("paged").decode.workspace(rows)
+@pytest.mark.parametrize("rows", [None, 1])
+def test_plan_checks_the_longest_request(rows: Any) -> None:
+    """Requests that are cut alike in every batch need room for the longest one there can be."""
+    call = Call("paged", "fixed")
+    short = call.set.fixed.workspace(2, max_tokens=11)
+    refused(
+        lambda: call.set.fixed.plan(call.cache()[0], short, rows=rows),
+        "workspace: got one for requests of up to 11 tokens and a cache of requests of up to 12; all of a request's pieces must "
+        "fit; make workspace(max_rows=2, max_tokens=12), or give the cache its max_cache_length",
+    )
+    given = call.set.Cache(*call.pools.values(), **call.tables, max_cache_length=11)
+    call.set.fixed.plan(given[0], short, rows=rows)
+
+
+@pytest.mark.parametrize("op", ["decode", "fixed"])
+@pytest.mark.parametrize("rows", [0, -1, 2**31, 1.5, None, True])
+def test_workspace_rows(op: str, rows: Any) -> None:
+    launcher = getattr(package("paged"), op)
+    for make in (launcher.workspace, launcher.workspace_bytes):
+        refused(
+            lambda make=make: make(rows, max_tokens=12),  # type: ignore[misc]
+            f"max_rows: got {rows!r}; it must be a whole number of at least 1 and below 2^31; pass the largest batch",
+        )
+
+
+@pytest.mark.parametrize("count", [0, -1, 2**16, 1.5, True])
+def test_workspace_multiprocessors(count: Any) -> None:
+    refused(
+        lambda: package("paged").decode.workspace(2, multiprocessors=count),
+        f"multiprocessors: got {count!r}; it must be a whole number of at least 1 and below 2^16; pass how many the GPU has",
+    )
+
+
+@pytest.mark.parametrize("tokens", [None, 0, -1, 2**32, 1.5, True])
+def test_workspace_tokens(tokens: Any) -> None:
+    fixed = package("paged").fixed
+    for make in (fixed.workspace, fixed.workspace_bytes):
+        refused(
+            lambda make=make: make(2, max_tokens=tokens),  # type: ignore[misc]
+            f"max_tokens: got {tokens!r}; requests are cut into pieces of 512 tokens, so a workspace is as large as the longest "
+            "one asks; pass the most tokens of a request, cache.max_cache_length",
+        )
 
 
 def test_workspace_device() -> None:
@@ -269,7 +336,12 @@ def test_a_device_workspace_is_freed(driver: NotingDriver) -> None:
     workspace = package("paged").decode.workspace(3, device="cuda:1")
     address, nbytes = workspace.view.pointer, workspace.nbytes
     assert (address, workspace.view.device) == ((1 << 40) + (1 << 30), "cuda:1")
-    assert nbytes == 16 + 3 * 4 * (2 + 4 * 2 * (16 + 2)), "chunk, and per row: counters, and 2 parts of 4 heads"
+    decode = package("paged").decode
+    assert nbytes == decode.workspace_bytes(3, device="cuda:1") == decode.workspace_bytes(3, multiprocessors=132)
+    parts = 132 * decode.WORK.blocks_per_sm // 2  # two kv heads
+    assert nbytes == sum(-(-n // 16) * 16 for n in (64, 4 * (parts + 1), 3, 2 * parts * 2 * 4, 48 * (3 + parts))) + (
+        2 * parts * 2 * 4 * (2 * 8 + 8 * 16)
+    ), "starts, rows, counters, pieces, and partial results of 8 columns"
     del workspace
     assert driver.freed == [address]
 
@@ -291,9 +363,13 @@ def test_an_empty_batch_launches_what_its_rows_need(op: str, rows: int) -> None:
     for name, array in call.arguments.items():
         if name not in ("row_offsets", "workspace"):
             call.arguments[name] = array[:rows]
+    if op == "decode":
+        with machine():
+            call.set.decode.plan(call.cache()[0], call.arguments["workspace"], rows=rows)
     with machine(mode="check") as log:
         call.run()
-    assert [launch.entry for launch in log.launches] == ([f"paged_{op}"] if rows else [])
+    # What a workspace says is the GPU's work, whatever there is of it.
+    assert [launch.entry for launch in log.launches] == ([f"paged_{op}"] if rows or op == "decode" else [])
     assert not call.pools["pool"].any()
 
 
@@ -323,6 +399,8 @@ def test_what_a_launch_may_touch(op: str) -> None:
         return lambda: None
 
     call = Call("paged", "decode" if op == "plan" else op)
+    if op == "decode":
+        call.set.decode.plan(call.cache()[0], call.arguments["workspace"])
     with machine(mode="check", watch=watch):
         if op == "plan":
             call.set.decode.plan(call.cache()[0], call.arguments["workspace"])

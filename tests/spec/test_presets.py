@@ -17,7 +17,7 @@ from kvgen.expr import evaluate
 from kvgen.spec import presets
 from kvgen.spec.quant import Quant
 from kvgen.spec.storage import PoolTensor, Segment
-from kvgen.spec.table import CSR, Dense, Indirect, PerKV
+from kvgen.spec.table import CSR, Dense, Indirect, Offsets, PerKV
 from tests.spec.engines import ENGINES, Engine, Ints, Sizes
 
 SOME = Sizes(n=3, layers=2, p=8, h=3, d=64)
@@ -60,12 +60,13 @@ def start(engine: Engine, base_name: str, layer: int, page: Ints) -> Ints:
     tensor = storage.tensor(base.tensor)
     view = checked(engine.view(base.tensor, layer), tensor)
     step = steps(view, tensor.axes)
-    return np.asarray(view.flat[0] + page * step["page"] + layer * step.get("layer", 0) + base.kv * step.get("kv", 0))
+    pages = page * step["token" if engine.cache.ragged else "page"]
+    return np.asarray(view.flat[0] + pages + layer * step.get("layer", 0) + base.kv * step.get("kv", 0))
 
 
 def check_segment(engine: Engine, kv: int, segment: Segment, layer: int, rng: np.random.Generator) -> None:
     cache, count, bits = engine.cache, 64, segment.region.dtype.bits
-    tokens = cache.page_tokens
+    tokens = 1 if cache.ragged else cache.page_tokens
     assert tokens is not None
     pages = engine.pages or engine.view(cache.storage.base(segment.base).tensor, 0).shape[page_axis(engine, segment)]
     page, token, head, dim = (rng.integers(0, n, count) for n in (pages, tokens, cache.kv_heads, segment.size))
@@ -86,7 +87,7 @@ def check_segment(engine: Engine, kv: int, segment: Segment, layer: int, rng: np
 
 def page_axis(engine: Engine, segment: Segment) -> int:
     storage = engine.cache.storage
-    return storage.tensor(storage.base(segment.base).tensor).axes.index("page")
+    return storage.tensor(storage.base(segment.base).tensor).axes.index("token" if engine.cache.ragged else "page")
 
 
 @pytest.mark.parametrize("name", sorted(ENGINES))
@@ -132,6 +133,7 @@ TABLES = {
     "sglang_indexer": (Dense, "i32", "after", "i64"),
     "flashmla": (Dense, "i32", "after", "i32"),
     "flash_attention": (Dense, "i32", "before", "i32"),
+    "flash_attention_varlen": (Offsets, "i32", "after", "i32"),
     "lmdeploy": (Dense, "i32", "after", "i32"),
 }
 
@@ -177,6 +179,7 @@ QUANTS: dict[str, tuple[str, ...]] = {
 }
 PLAIN = {
     "flash_attention",
+    "flash_attention_varlen",
     "flashinfer_hnd",
     "flashinfer_mla",
     "flashmla",

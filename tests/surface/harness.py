@@ -57,7 +57,7 @@ def probe(cache: Cache) -> ops.Custom:
 
 
 def _has_lengths(cache: Cache) -> bool:
-    return not (isinstance(cache.page_table, CSR) and cache.page_table.last_page_len)
+    return not (cache.ragged or (isinstance(cache.page_table, CSR) and cache.page_table.last_page_len))
 
 
 def populate(cache: Cache) -> ops.Custom:

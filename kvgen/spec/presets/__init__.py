@@ -12,7 +12,7 @@ fp8 and int8 caches with a scale a tensor (`kv_cache_dtype`) take it as a device
 
 from __future__ import annotations
 
-from kvgen.spec.presets.flash import flash_attention, flashmla, flashmla_fp8
+from kvgen.spec.presets.flash import flash_attention, flash_attention_varlen, flashmla, flashmla_fp8
 from kvgen.spec.presets.flashinfer import flashinfer_hnd, flashinfer_mla, flashinfer_nhd, flashinfer_nvfp4
 from kvgen.spec.presets.integer import kivi, lmdeploy_int4, lmdeploy_int8
 from kvgen.spec.presets.modular import (
@@ -41,6 +41,7 @@ from kvgen.spec.presets.vllm import (
 
 __all__ = [
     "flash_attention",
+    "flash_attention_varlen",
     "flashinfer_hnd",
     "flashinfer_mla",
     "flashinfer_nhd",

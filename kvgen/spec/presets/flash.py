@@ -5,6 +5,7 @@ from __future__ import annotations
 from kvgen.dtypes import FloatName
 from kvgen.spec.cache import Latent, Layout, Paged
 from kvgen.spec.quant import Block, Quant
+from kvgen.spec.ragged import Ragged
 from kvgen.spec.table import Dense
 
 ROWS = Layout(k="page token head dim", layers="pointers")
@@ -74,3 +75,15 @@ def flash_attention(
         table=Dense(dtype="i32"),
         lengths_dtype="i32",
     )
+
+
+def flash_attention_varlen(*, dtype: FloatName, kv_heads: int, head_dim: int, v_head_dim: int | None = None) -> Ragged:
+    """FlashAttention's flash_attn_varlen_func (2 and 3) without a page table: no cache, requests one after another.
+
+    Two tensors per layer, K `[T, H, D]` and V `[T, H, Dv]` (3 only: Dv != D) for T tokens of all requests, strides
+    `(H*D, D, 1)`: rows without gaps, no views of a fused projection. Offsets: `cu_seqlens_k` i32 `[B + 1]` is `kv_offsets`;
+    queries are another sequence's, `cu_seqlens_q` their `row_offsets`. Also what FlashInfer's
+    BatchPrefillWithRaggedKVCacheWrapper takes (`kv_indptr`), and encoders and cross attention. Source:
+    hopper/flash_attn_interface.py and flash_attn/flash_attn_interface.py.
+    """
+    return Ragged(dtype=dtype, kv_heads=kv_heads, head_dim=head_dim, v_head_dim=v_head_dim, lengths_dtype="i32")

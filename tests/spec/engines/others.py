@@ -72,6 +72,16 @@ def flash_attention(s: Sizes) -> Engine:
     )
 
 
+def flash_attention_varlen(s: Sizes) -> Engine:
+    """k[token, head, dim], v[token, head, dim_v]: a row a token of any request."""
+    cache = presets.flash_attention_varlen(dtype="bf16", kv_heads=s.h, head_dim=s.d, v_head_dim=8)
+    return Engine(
+        cache,
+        lambda name, layer: buffer(V, 2, s.n, s.h, 8) if name == "v_pool" else buffer(K, 2, s.n, s.h, s.d),
+        lambda kv, layer, p, t, h, d: (V if kv else K) + 2 * ((p * s.h + h) * (8 if kv else s.d) + d),
+    )
+
+
 def lmdeploy_int8(s: Sizes) -> Engine:
     """mem_pool[layer, block, bytes] cut into K, V, K's and V's (scale, zero), each rounded up to 256 bytes."""
     return _lmdeploy(s, 8)

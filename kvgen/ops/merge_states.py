@@ -1,0 +1,189 @@
+"""merge_states: one result of attention over parts of the keys."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Final, Literal
+
+from kvgen.dtypes import FloatName, dtype
+from kvgen.expr import ceil_div, const, var
+from kvgen.ops.cache import entry_name
+from kvgen.plan import Access, KernelPlan, Param
+from kvgen.spec.cache import Cache, Latent
+from kvgen.spec.kernel_set import KernelSet, Op
+
+_ACCESS: Final = 16  # bytes of the widest access
+_MANY: Final = 8  # states whose values a thread has in flight
+_FEW_THREADS: Final = 256
+_MOST_THREADS: Final = 512  # unless one head takes more
+_LSES_A_SECTOR: Final = 8
+_EMPTY: Final = {"-inf": "-infinity()", "inf": "infinity()"}
+_IS_EMPTY: Final = {"-inf": "lse == -infinity()", "inf": "lse == infinity() || lse == -infinity()"}
+
+
+@dataclass(frozen=True)
+class MergeStatesContext:
+    """Everything ops/merge_states.cu.j2 reads.
+
+    `out_at` and `lse_at` lead, as C, to head 0 of row `t` of state `s`; `count` states are merged, `chunk` at once.
+    """
+
+    entry: str
+    params: tuple[str, ...]
+    threads: int
+    rows: int
+    heads: int
+    dim: int
+    width: int
+    chunk: int
+    count: str
+    out_at: str
+    lse_at: str
+    value: str
+    base_two: bool
+    is_empty: str
+    empty: str
+
+
+def values_dim(cache: Cache) -> tuple[int, str]:
+    """Dims of a head of attention's output, and the spec's field behind them."""
+    if isinstance(cache, Latent):
+        return cache.latent_dim, "latent_dim"
+    return cache.v_dim, "v_head_dim" if cache.v_dim != cache.head_dim else "head_dim"
+
+
+class MergeStates(Op):
+    """Merge attention over disjoint sets of keys: out = sum of w_s * out_s, w_s = exp(lse_s) / sum of exp(lse_s).
+
+    `states="two"`: out_a `[T, q_heads, v_dim]` with lse_a f32 `[T, q_heads]`, and out_b with lse_b. `states="many"`: outs
+    `[S, T, q_heads, v_dim]` and lses `[S, T, q_heads]`, S of any size, 0 too; with `first="rows"` `[T, S, q_heads, ...]`.
+    out and lse may be the memory of one of the states where the dtypes are the same: merging in place. `lse` is optional.
+
+    A state that saw no key counts nothing, whatever its values are: its log-sum-exp is -inf, or with lse_empty="inf" an
+    infinity. Where no state saw one, out is 0 and lse what lse_empty says. NaN in either half of a state that counts gives
+    NaN. Log-sum-exps are to the base `lse_base`. The sum is taken in f32 in the order of the states, so it is the same in
+    every run, and rounded once. Source: FlashInfer, merge_state, merge_states, merge_state_in_place.
+    """
+
+    kind: ClassVar[str] = "merge_states"
+    ragged: ClassVar[bool] = True
+    states: Literal["two", "many"] = "two"
+    first: Literal["states", "rows"] = "states"
+    dtype: FloatName | None = None
+    out_dtype: FloatName | None = None
+    lse_base: Literal["e", "2"] = "e"
+    lse_empty: Literal["-inf", "inf"] = "-inf"
+
+    def check(self, kernels: KernelSet) -> None:
+        if self.states == "two" and self.first == "rows":
+            raise ValueError(
+                "first: got 'rows' with states='two', whose states are arrays of their own; use states='many', or leave it out"
+            )
+
+    def _params(self, kernels: KernelSet, width: int) -> tuple[Param, ...]:
+        value, i64, u32 = dtype(self._dtype(kernels)), dtype("i64"), dtype("u32")
+        result = dtype(self.out_dtype or value.name)
+        (dim, named), heads, many = values_dim(kernels.cache), kernels.q_heads, self.states == "many"
+        axes = ("T",) if not many else ("S", "T") if self.first == "states" else ("T", "S")
+
+        def values(name: str, axes: tuple[str, ...], doc: str, access: Access = "in") -> Param:
+            kind = value if access == "in" else result
+            return Param(
+                name,
+                kind,
+                (*axes, heads, dim),
+                access=access,
+                align=width * kind.bytes,
+                strided=True,
+                doc=doc,
+                field="dtype" if access == "in" or not self.out_dtype else "out_dtype",
+                fields=(*(None for _ in axes), "q_heads", named),
+                apart=() if access == "in" or value == result else ("outs",) if many else ("out_a", "out_b"),
+            )
+
+        def lses(name: str, axes: tuple[str, ...], doc: str, *, strided: bool = False, access: Access = "in") -> Param:
+            shown = (*(None for _ in axes), "q_heads")
+            return Param(
+                name,
+                dtype("f32"),
+                (*axes, heads),
+                access=access,
+                strided=strided,
+                optional=access == "out",
+                doc=doc,
+                fields=shown,
+            )
+
+        doc = f"log-sum-exps, base {self.lse_base}"
+        if many:
+            found = [
+                values("outs", axes, "attention's output of every state"),
+                lses("lses", axes, doc, strided=True),
+            ]
+        else:
+            found = []
+            for name in "ab":
+                found.append(values(f"out_{name}", axes, f"attention's output of state {name}"))
+                found.append(lses(f"lse_{name}", axes, doc))
+        found.append(values("out", ("T",), "the merged output", "out"))
+        found.append(lses("lse", ("T",), "the merged log-sum-exps", access="out"))
+        found += [Param(f"{p.name}_stride", i64, value=f"{p.name}.stride") for p in found if p.strided]
+        found.append(Param("num_rows", u32, value="T"))
+        if many:
+            found.append(Param("num_states", u32, value="S"))
+        return tuple(found)
+
+    def _dtype(self, kernels: KernelSet) -> FloatName:
+        return self.dtype or kernels.cache.dtype
+
+    def _places(self, heads: int, dim: int) -> tuple[str, str]:
+        """Where row t of state s begins: its values and its log-sum-exps, as C."""
+        row = heads * dim
+        if self.states == "two":
+            return (
+                "(s == 0 ? out_a + t * out_a_stride : out_b + t * out_b_stride)",
+                f"(s == 0 ? lse_a : lse_b) + t * {heads}",
+            )
+        if self.first == "states":
+            return f"outs + s * outs_stride + t * {row}", f"lses + s * lses_stride + t * {heads}"
+        return f"outs + t * outs_stride + s * {row}", f"lses + t * lses_stride + s * {heads}"
+
+    def plan(self, kernels: KernelSet) -> tuple[KernelPlan, ...]:
+        value = dtype(self._dtype(kernels))
+        result = dtype(self.out_dtype or value.name)
+        (dim, _), heads = values_dim(kernels.cache), kernels.q_heads
+        width = _ACCESS // max(value.bytes, result.bytes)
+        while dim % width:
+            width //= 2
+        threads, rows = _block(dim // width)
+        out_at, lse_at = self._places(heads, dim)
+        params = self._params(kernels, width)
+        many = self.states == "many"
+        context = MergeStatesContext(
+            entry=entry_name(kernels, self.name),
+            params=tuple(p.declaration for p in params),
+            threads=threads,
+            rows=rows,
+            heads=heads,
+            dim=dim,
+            width=width,
+            chunk=_MANY if many else 2,
+            count="num_states" if many else "2",
+            out_at=out_at,
+            lse_at=lse_at,
+            value=value.c,
+            base_two=self.lse_base == "2",
+            is_empty=_IS_EMPTY[self.lse_empty],
+            empty=_EMPTY[self.lse_empty],
+        )
+        grid = (ceil_div(var("T") * heads, rows), const(1), const(1))
+        return (KernelPlan(self.name, context.entry, "ops/merge_states.cu.j2", context, params, grid, threads),)
+
+
+def _block(vectors: int) -> tuple[int, int]:
+    """Threads of a block, and its heads of so many vectors: a thread has one, and blocks share no sector of LSEs if they can."""
+    rows = _FEW_THREADS // vectors // _LSES_A_SECTOR * _LSES_A_SECTOR
+    if not rows:
+        fits = _LSES_A_SECTOR * vectors <= _MOST_THREADS
+        rows = _LSES_A_SECTOR if fits else max(1, _MOST_THREADS // vectors)
+    return -(-rows * vectors // 32) * 32, rows

@@ -1,0 +1,279 @@
+"""mla_decode: attention of a step's query rows over latent rows, in the absorbed form."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from kvgen.dtypes import DType, dtype
+from kvgen.expr import const, var
+from kvgen.ops.attention import attention_context
+from kvgen.ops.cache import ERRORS, entry_name
+from kvgen.ops.mla_shape import THREADS, LatentRow, Shape, latent_row, shape_of
+from kvgen.ops.mla_wgmma import PIECE, applies, with_warpgroups
+from kvgen.ops.work import (
+    SIZES,
+    WORKSPACE,
+    Attended,
+    Split,
+    most_tokens,
+    new_in_length,
+    partial_bytes,
+    planner,
+    row_offsets,
+)
+from kvgen.plan import KernelPlan, Param, Work
+from kvgen.spec.cache import Latent
+from kvgen.spec.kernel_set import KernelSet, Op
+from kvgen.spec.mask import Mask
+from kvgen.spec.table import IndexName
+
+LOG2E = 1.4426950408889634
+# A column's maximum rises when a score passes it by more than this factor, in base 2: weights stay within f16.
+SLACK = 8
+
+
+@dataclass(frozen=True)
+class MlaDecodeContext:
+    """Everything ops/mla_decode.cu.j2 reads.
+
+    `row` says how a latent row lies in shared memory, `shape` how a block divides its work. `factor` turns products into
+    scores in base 2. `ranged`: codes are multiplied in f16, and Q is brought into its range.
+    """
+
+    d: Attended
+    row: LatentRow
+    shape: Shape
+    threads: int
+    slack: int
+    head_dim: int
+    factor: str
+    ranged: bool
+    sparse: bool
+
+
+class MlaDecode(Op):
+    """Attend with absorbed q `[T, q_heads, latent_dim + rope_dim]` to a request's latent rows, the newest included.
+
+    V is the first `latent_dim` dims of each row, and so `out` is `[T, q_heads, latent_dim]`, still latent: the model's
+    up-projection per head follows.
+
+    Request b's rows are q's `rows` from b * rows on, or with `row_offsets[B + 1]` its own, `rows` at most. Of n tokens row i
+    of r stands at n - r + i and sees the tokens up to there. `out` is the softmax-weighted sum in f32, rounded once to
+    `out_dtype` (None: the cache's dtype); `lse` (optional, f32 `[T, q_heads]`) the logarithm of the softmax's denominator to
+    base `lse_base`. Rows of no request and rows that see nothing give 0 and `lse_empty`; a request with invalid pages or
+    lengths gives NaN.
+
+    `scale` multiplies scores. It follows from the model's heads before absorption, not from the cached row: DeepSeek V3's
+    is (128 + 64) ** -0.5, times YaRN's factor. None takes it from the set's model.
+
+    With `sparse`, every row of q has a list of its own, `indices` i32 `[T, K]`: physical rows, page id * page_size + offset,
+    which need not be the row's request's. -1 is skipped; `topk_lengths` i32 `[T]` (optional) says how many entries count.
+    There is no causality. An index outside the pool, and a length that is negative or above K, make the row NaN.
+
+    `split` divides requests among blocks as that of `decode` does; a workspace is then planned once a step.
+    """
+
+    kind: ClassVar[str] = "mla_decode"
+    rows: int = Field(default=1, ge=1, le=8)
+    scale: float | None = None
+    sparse: bool = False
+    out_dtype: Literal["f32", "f16", "bf16"] | None = None
+    lse_base: Literal["e", "2"] = "e"
+    lse_empty: Literal["-inf", "inf"] = "-inf"
+    split: Split = "none"
+    chunk: int = Field(default=512, ge=64, le=2**20)
+    index_dtype: IndexName | None = None
+
+    @field_validator("scale")
+    @classmethod
+    def _usable_scale(cls, value: float | None) -> float | None:
+        if value is not None and not 1e-30 <= value <= 1e30:
+            raise ValueError(f"scale: got {value!r}; a softmax scale lies in [1e-30, 1e30]; None takes the model's")
+        return value
+
+    @model_validator(mode="after")
+    def _consistent(self) -> MlaDecode:
+        if self.sparse and self.rows != 1:
+            raise ValueError(
+                f"rows: got {self.rows} with sparse=True, where every row of q has a list of its own; leave rows out"
+            )
+        if self.sparse and self.split != "none":
+            raise ValueError(
+                f"split: got {self.split!r} with sparse=True; lists are as long as each other, and a row is one block's; leave "
+                "split out"
+            )
+        if self.chunk % 64:
+            raise ValueError(f"chunk: got {self.chunk}; pieces are whole tiles: a multiple of 64 tokens")
+        if "chunk" in self.model_fields_set and self.split != "invariant":
+            raise ValueError(
+                f"chunk: got {self.chunk} beside split={self.split!r}; pieces have a fixed size with split='invariant' only"
+            )
+        return self
+
+    def check(self, kernels: KernelSet) -> None:
+        """The cache is one of latent rows that tensor cores can take."""
+        cache = kernels.cache
+        if not isinstance(cache, Latent):
+            raise ValueError(
+                f"ops: mla_decode reads latent rows, but the cache is {type(cache).__name__}; use ops.Decode(), or a Latent cache"
+            )
+        if self.scale is None and (kernels.model is None or kernels.model.mla is None):
+            raise ValueError(
+                "ops: mla_decode has no scale, and the set no model with mla to take it from; a latent row's width says "
+                "nothing about it; give scale, for DeepSeek V3 (128 + 64) ** -0.5"
+            )
+        self._shape(kernels, cache)
+        if self.sparse and cache.storage.own_table:
+            raise ValueError(
+                "ops: mla_decode with sparse=True finds rows by one index, but scales have a page table of their own "
+                "(own_table); use own_table=False"
+            )
+
+    def softmax_scale(self, kernels: KernelSet) -> float:
+        """What products are multiplied by."""
+        if self.scale is not None:
+            return self.scale
+        assert kernels.model is not None
+        return kernels.model.softmax_scale(kernels.cache.head_dim)
+
+    def kernel_names(self) -> tuple[str, ...]:
+        return (self.name,) if self.split == "none" else (self.name, f"{self.name}_plan")
+
+    def plan(self, kernels: KernelSet) -> tuple[KernelPlan, ...]:
+        cache = kernels.cache
+        assert isinstance(cache, Latent)
+        index = dtype(self.index_dtype or cache.lengths_dtype)
+        attend = attention_context(Mask(), None, kernels, index)
+        shape, columns = self._shape(kernels, cache), self.rows * kernels.q_heads
+        out = dtype(self.out_dtype or cache.dtype)
+        params = self._params(kernels, cache, out, index)
+        tiles, planned = -(-columns // shape.cols), self.split != "none"
+        context = MlaDecodeContext(
+            d=Attended(
+                entry=entry_name(kernels, self.name),
+                params=tuple(p.declaration for p in params),
+                attend=attend,
+                elem=dtype(cache.dtype).c,
+                out_elem=out.c,
+                out_scale="",
+                kv_heads=1,
+                group=kernels.q_heads,
+                rows=self.rows,
+                tiles=tiles,
+                v_size=cache.latent_dim,
+                vec=4,
+                planned=planned,
+                sinks=False,
+                new_in_length=new_in_length(kernels),
+                most_tokens=most_tokens(attend),
+                lse_empty="infinity()" if self.lse_empty == "inf" else "-infinity()",
+                lse_top="top",
+                lse_sum="sum",
+                lse_factor="" if self.lse_base == "2" else " * kLn2",
+            ),
+            row=latent_row(cache),
+            shape=shape,
+            threads=THREADS,
+            slack=SLACK,
+            head_dim=cache.head_dim,
+            factor=f"{self.softmax_scale(kernels) * LOG2E!r}f",
+            ranged=cache.quants["k"] is not None,
+            sparse=self.sparse,
+        )
+        grid = ((var("parts") if planned else var("T")) * tiles, const(1), const(1))
+        shared = tuple((a, shape.shared(a)) for a in kernels.arch)
+        template = "ops/mla_decode.cu.j2"
+        kernel = KernelPlan(self.name, context.d.entry, template, context, params, grid, THREADS, shared_by_arch=shared)
+        tile = shape.tokens
+        if not applies(kernels, columns, self.sparse):
+            kernel = with_warpgroups(kernels, kernel, context.d, slack=SLACK, factor=context.factor)
+            tile = PIECE
+        if not planned:
+            return (kernel,)
+        chunk = self.chunk if self.split == "invariant" else 0
+        return kernel, planner(
+            kernels,
+            self.name,
+            attend=attend,
+            rows=self.rows,
+            tile=tile,
+            chunk=chunk,
+            columns=tiles,
+            index=index.name,
+        )
+
+    def work(self, kernels: KernelSet) -> Work | None:
+        """What its workspace is made of; None without one."""
+        if self.split == "none":
+            return None
+        cache = kernels.cache
+        assert isinstance(cache, Latent)
+        shape = self._shape(kernels, cache)
+        tiles = -(-self.rows * kernels.q_heads // shape.cols)
+        return Work(
+            columns=tiles,
+            blocks_per_sm=1,
+            partial_bytes=tiles * partial_bytes(shape.cols, cache.latent_dim),
+            chunk=self.chunk if self.split == "invariant" else 0,
+        )
+
+    def _shape(self, kernels: KernelSet, cache: Latent) -> Shape:
+        return shape_of(latent_row(cache), cache, self.rows * kernels.q_heads, kernels.arch)
+
+    def _params(self, kernels: KernelSet, cache: Latent, out: DType, index: DType) -> tuple[Param, ...]:
+        """What a call brings, in the order of the kernel's signature."""
+        elem, f32, i32, i64, u32 = (dtype(name) for name in (cache.dtype, "f32", "i32", "i64", "u32"))
+        heads = kernels.q_heads
+        planned = self.split != "none"
+        listed: tuple[Param, ...] = (WORKSPACE,) if planned else (row_offsets(index.name),)
+        sizes = SIZES if planned else ()
+        if self.sparse:
+            doc = "physical rows of each row of q, page id * page_size + offset; -1 is skipped"
+            listed = (
+                Param("indices", i32, ("T", "K"), strided=True, untrusted=True, doc=doc),
+                Param(
+                    "topk_lengths", i32, ("T",), optional=True, untrusted=True, doc="entries of each list that count"
+                ),
+            )
+            sizes = (Param("indices_stride", i64, value="indices.stride"), Param("num_indices_each", u32, value="K"))
+        return (
+            Param(
+                "q",
+                elem,
+                ("T", heads, cache.head_dim),
+                align=16,
+                strided=True,
+                doc="query rows in the absorbed form",
+                field="dtype",
+                fields=(None, "q_heads", "head_dim"),
+            ),
+            Param(
+                "out",
+                out,
+                ("T", heads, cache.latent_dim),
+                access="out",
+                align=4 * out.bytes,
+                strided=True,
+                doc="attention output, still latent",
+                field="out_dtype" if self.out_dtype else "dtype",
+                fields=(None, "q_heads", "latent_dim"),
+            ),
+            *listed,
+            Param(
+                "lse",
+                f32,
+                ("T", heads),
+                access="out",
+                optional=True,
+                doc=f"logarithm to base {self.lse_base} of the softmax's denominator",
+                fields=(None, "q_heads"),
+            ),
+            Param("q_stride", i64, value="q.stride"),
+            Param("out_stride", i64, value="out.stride"),
+            Param("num_rows", u32, value="T"),
+            *sizes,
+            ERRORS,
+        )

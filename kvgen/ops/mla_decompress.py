@@ -1,0 +1,101 @@
+"""mla_decompress: the latent rows of one chunk of a prefill, side by side."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar, Final
+
+from kvgen.dtypes import dtype
+from kvgen.expr import ceil_div, const, var
+from kvgen.ops.cache import ERRORS, entry_name, rows_per_block
+from kvgen.ops.lengths import counts_before
+from kvgen.ops.mla_plan import Chunks
+from kvgen.ops.segments import segments
+from kvgen.ops.stored import RunContext, value_runs
+from kvgen.plan import KernelPlan, Param
+from kvgen.spec.cache import Latent
+from kvgen.spec.kernel_set import KernelSet
+
+THREADS: Final = 256
+
+
+@dataclass(frozen=True)
+class MlaDecompressContext:
+    """Everything ops/mla_decompress.cu.j2 reads."""
+
+    entry: str
+    params: tuple[str, ...]
+    runs: tuple[RunContext, ...]
+    threads: int
+    rows: int
+    alignment: int
+    before: bool
+    offsets: str
+
+
+class MlaDecompress(Chunks):
+    """Copy one chunk of mla_plan's to k_latent `[T, latent_dim]`, with `rope=True` `[T, latent_dim + rope_dim]`, dequantized.
+
+    `buffer_row_offsets[B + 1]` and `cache_offsets[B]` are the chunk's: row g of request b is its key
+    g - buffer_row_offsets[b] + cache_offsets[b]. Rows up to `alignment` that pad a request's keys become 0, whatever the
+    pages hold there; rows past the chunk's last one are left alone. A key without a valid page, or that the request does
+    not have, becomes NaN. Give it the plan's `alignment` and `row_offsets`.
+
+    What follows, k_latent times the up projection, is a matrix product like any other and left to a library.
+    Source: Modular MAX, mla.decompress.k.cache.ragged.paged.
+    """
+
+    kind: ClassVar[str] = "mla_decompress"
+    rope: bool = False
+
+    def plan(self, kernels: KernelSet) -> tuple[KernelPlan, ...]:
+        cache = kernels.cache
+        assert isinstance(cache, Latent)
+        value, index, i64 = dtype(cache.dtype), self._index(cache), dtype("i64")
+        runs = value_runs(cache, "_latent") if self.rope else (_latent_run(cache),)
+        doc, field = "latent rows of the chunk's keys", "head_dim" if self.rope else "latent_dim"
+        align, kind = max(r.width for r in runs) * value.bytes, "index_dtype"
+        params = (
+            Param(
+                "k_latent",
+                value,
+                ("T", cache.head_dim if self.rope else cache.latent_dim),
+                access="out",
+                align=align,
+                strided=True,
+                doc=doc,
+                field="dtype",
+                fields=(None, field),
+            ),
+            Param("buffer_row_offsets", index, ("B+1",), untrusted=True, doc="first row of each request", field=kind),
+            Param("cache_offsets", index, ("B",), untrusted=True, doc="the key of each request there", field=kind),
+            *self._step_offsets(cache),
+            Param("k_latent_stride", i64, value="k_latent.stride"),
+            Param("num_rows", dtype("u32"), value="T"),
+            ERRORS,
+        )
+        rows = rows_per_block(cache, THREADS)
+        context = MlaDecompressContext(
+            entry=entry_name(kernels, self.name),
+            params=tuple(p.declaration for p in params),
+            runs=runs,
+            threads=THREADS,
+            rows=rows,
+            alignment=self._alignment(cache),
+            before=counts_before(cache),
+            offsets=self._offsets(cache),
+        )
+        grid = (ceil_div(var("T"), rows), const(1), const(1))
+        return (KernelPlan(self.name, context.entry, "ops/mla_decompress.cu.j2", context, params, grid, THREADS),)
+
+
+def _latent_run(cache: Latent) -> RunContext:
+    """A row's latent part, which may be all of its segment or its first dims."""
+    run, segment = value_runs(cache, "_latent")[0], segments(cache)[0]
+    if segment.size == cache.latent_dim:
+        return run
+    width = run.width
+    while cache.latent_dim % width:
+        width //= 2
+    view = f"RoleValues<{segment.struct}Role, {segment.value}, 0, {cache.latent_dim}>"
+    return replace(run, title="K, latent part", view=view, width=width, vectors=cache.latent_dim // width)

@@ -1,0 +1,132 @@
+"""mla_plan: which keys a prefill over latent rows projects together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, Final
+
+from pydantic import Field
+
+from kvgen.dtypes import DType, dtype
+from kvgen.expr import ceil_div, const, maximum, minimum, var
+from kvgen.ops.cache import ERRORS, entry_name
+from kvgen.ops.lengths import counts_before
+from kvgen.plan import KernelPlan, Param
+from kvgen.spec.cache import Cache, Latent
+from kvgen.spec.kernel_set import KernelSet, Op
+from kvgen.spec.table import IndexName, Ring
+
+THREADS: Final = 512
+_MOST_BLOCKS: Final = 1024  # of chunks; further ones are taken in turns
+
+
+@dataclass(frozen=True)
+class MlaPlanContext:
+    """Everything ops/mla_plan.cu.j2 reads."""
+
+    entry: str
+    params: tuple[str, ...]
+    threads: int
+    buffer_token_size: int
+    alignment: int
+    index: str
+    before: bool
+    offsets: str
+
+
+class Chunks(Op):
+    """What the plan and its reader agree on: what a request's keys are padded to."""
+
+    alignment: int | None = Field(default=None, ge=1, le=2**20)
+    index_dtype: IndexName | None = None
+
+    def check(self, kernels: KernelSet) -> None:
+        cache = kernels.cache
+        if not isinstance(cache, Latent):
+            raise ValueError(
+                f"ops: got {self.kind} with {type(cache).__name__}; it is for caches of latent rows, Latent; gather copies "
+                "rows of others"
+            )
+        if isinstance(cache.page_table, Ring):
+            raise ValueError(
+                f"ops: got {self.kind} with table=Ring(), which drops keys that a prefill attends to; use another table"
+            )
+
+    def _alignment(self, cache: Cache) -> int:
+        if self.alignment is not None:
+            return self.alignment
+        assert cache.page_tokens is not None
+        return cache.page_tokens
+
+    def _index(self, cache: Cache) -> DType:
+        return dtype(self.index_dtype or cache.lengths_dtype)
+
+    def _step_offsets(self, cache: Cache) -> tuple[Param, ...]:
+        """The rows of this step's tokens, where lengths do not count them."""
+        if not counts_before(cache):
+            return ()
+        doc = "first new row of each request"
+        return (Param("row_offsets", self._index(cache), ("B+1",), untrusted=True, doc=doc, field="index_dtype"),)
+
+    def _offsets(self, cache: Cache) -> str:
+        """Those, as C."""
+        return "row_offsets" if counts_before(cache) else f"(const {self._index(cache).c}*)nullptr"
+
+
+class MlaPlan(Chunks):
+    """Deal all keys of a batch, cached and new, to buffers of `buffer_token_size` rows, as a prefill over latent rows takes them.
+
+    The requests' keys lie behind each other, each request's padded to `alignment` tokens (None: the page size; 1: not at
+    all), and chunk c has rows [c, c + 1) * buffer_token_size of that. In its buffer request b has rows
+    [buffer_row_offsets[c, b], buffer_row_offsets[c, b + 1]), the first of which is its key cache_offsets[c, b];
+    buffer_lengths[c] are the rows in use, -1 for chunks behind the last key. All three are 0 for an empty batch.
+
+    Lengths, offsets and tables that contradict each other are reported, and such a request has no keys. Keys that the C
+    chunks of the arrays do not hold are left out, and the first of them is reported.
+    Source: Modular MAX, mla.prefill.ragged.paged.plan, whose older form is alignment=1 (but for a last chunk that is just
+    full: there an empty one followed).
+    """
+
+    kind: ClassVar[str] = "mla_plan"
+    buffer_token_size: int = Field(ge=1, le=2**31 - 1)
+
+    def check(self, kernels: KernelSet) -> None:
+        super().check(kernels)
+        alignment = self._alignment(kernels.cache)
+        if self.buffer_token_size % alignment:
+            named = "" if self.alignment is not None else ", the page size"
+            raise ValueError(
+                f"buffer_token_size: got {self.buffer_token_size} with an alignment of {alignment}{named}; a buffer holds whole "
+                "ones; use a multiple, or alignment=1"
+            )
+
+    def plan(self, kernels: KernelSet) -> tuple[KernelPlan, ...]:
+        cache = kernels.cache
+        index, i64 = self._index(cache), dtype("i64")
+        apart: dict[str, Any] = {"apart": ("row_offsets", "lengths")}
+        out: dict[str, Any] = {"access": "out", "strided": True, "field": "index_dtype", **apart}
+        params = (
+            Param(
+                "buffer_row_offsets", index, ("C", "B+1"), doc="first row of each request in each chunk's buffer", **out
+            ),
+            Param("cache_offsets", index, ("C", "B"), doc="the key of each request that is there", **out),
+            Param("buffer_lengths", dtype("i32"), ("C",), access="out", doc="rows of each chunk, -1: none", **apart),
+            *self._step_offsets(cache),
+            Param("buffer_row_offsets_stride", i64, value="buffer_row_offsets.stride"),
+            Param("cache_offsets_stride", i64, value="cache_offsets.stride"),
+            Param("num_chunks", dtype("u32"), value="C"),
+            ERRORS,
+        )
+        context = MlaPlanContext(
+            entry=entry_name(kernels, self.name),
+            params=tuple(p.declaration for p in params),
+            threads=THREADS,
+            buffer_token_size=self.buffer_token_size,
+            alignment=self._alignment(cache),
+            index=index.c,
+            before=counts_before(cache),
+            offsets=self._offsets(cache),
+        )
+        # Without chunks there is bad data to report still.
+        grid = (ceil_div(var("B") + 1, THREADS), minimum(maximum(var("C"), 1), _MOST_BLOCKS), const(1))
+        return (KernelPlan(self.name, context.entry, "ops/mla_plan.cu.j2", context, params, grid, THREADS),)

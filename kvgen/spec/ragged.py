@@ -1,0 +1,61 @@
+"""The cache variant without pages: requests lie one after another."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from kvgen.spec.cache import Cache, Layout
+from kvgen.spec.checks import check_room
+from kvgen.spec.table import Offsets
+
+
+class Ragged(Cache):
+    """No pages: requests lie one after another in contiguous tensors, request b in the rows [kv_offsets[b],
+    kv_offsets[b + 1]) of them (varlen attention, cross attention, encoders).
+
+    `kv_offsets` says the lengths too, this step's tokens included; its element type is `lengths_dtype`. `total_tokens` is
+    how many rows a tensor has room for (it may show fewer); needed where token lies inside head or dim, else left out.
+    """
+
+    layout: Layout = Field(
+        default=Layout(k="token head dim", v="token head dim", layers="pointers"), validate_default=True
+    )
+    lengths: Literal["after"] = "after"
+    total_tokens: int | None = Field(default=None, ge=1, le=2**31)
+
+    @property
+    def page_tokens(self) -> int | None:
+        return None
+
+    @property
+    def page_table(self) -> Offsets:
+        return Offsets(dtype=self.lengths_dtype)
+
+    @property
+    def token_extent(self) -> int | None:
+        return self.total_tokens
+
+    @model_validator(mode="after")
+    def _room(self) -> Ragged:
+        if self.total_tokens is not None:
+            check_room(self.layout, self.total_tokens)
+        return self
+
+    def _check_quant(self) -> None:
+        """Scales are a row's own, in rows of their own or the caller's: nothing of a page has a place."""
+        for role, quant in self.quants.items():
+            wrong = {
+                "residual": quant is not None and quant.residual,
+                "place": quant is not None and quant.place == "page" and quant.place,
+                "own_table": quant is not None and quant.own_table,
+                "order": quant is not None and quant.order == "swizzled" and quant.order,
+            }
+            for name, got in wrong.items():
+                if got:
+                    raise ValueError(
+                        f"{self._quant_field(role)}: got {name}={got!r} for requests that begin at any row, without pages; "
+                        "scales are a token's own, in tensors of as many rows, or the caller's; leave it out"
+                    )
+        super()._check_quant()

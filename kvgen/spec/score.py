@@ -1,0 +1,215 @@
+"""Score modifications: what happens to s = scale * (q . k) before the softmax, by fields or by a Python function."""
+
+from __future__ import annotations
+
+import inspect
+import keyword
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from types import FunctionType
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import BaseModel, Field, ValidationInfo, field_serializer, field_validator, model_validator
+
+from kvgen.spec.base import Spec
+from kvgen.spec.score_c import Elements, Names, Printer
+from kvgen.spec.score_errors import TraceError, refusal
+from kvgen.spec.score_trace import FULL, WORD, Graph, Kind, Place, TensorArgument, Value, describe, lift, to_float
+
+TensorName = Literal["f32", "f16", "bf16", "i32", "u32", "i8", "u8"]
+ScalarName = Literal["f32", "i32", "u32"]
+_BOUNDS: Final = {"i8": (-128, 127), "u8": (0, 255), "i32": FULL, "u32": WORD}
+_ARGUMENT: Final = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,39}")
+_RESERVED: Final = ("cache", "stream", "self", "errors", "workspace", "object")
+
+
+class Tensor(Spec):
+    """A tensor that a score function reads: a contiguous array, an argument of the launcher.
+
+    `shape` has whole numbers, "q_heads", "kv_heads", "T" (rows of q), "B" (requests), and names of your own, which take
+    their size from the call.
+    """
+
+    dtype: TensorName
+    shape: tuple[int | str, ...] = Field(min_length=1, max_length=8, strict=False)
+
+    def __init__(self, dtype: TensorName, shape: tuple[int | str, ...] | list[int | str]) -> None:
+        BaseModel.__init__(self, dtype=dtype, shape=shape)
+
+    @field_validator("shape")
+    @classmethod
+    def _axes(cls, value: tuple[int | str, ...]) -> tuple[int | str, ...]:
+        for axis in value:
+            if isinstance(axis, int) and not 1 <= axis < 2**31:
+                raise ValueError(f"shape: got {axis}; a dimension is at least 1 and below 2^31")
+            if isinstance(axis, str) and (not _ARGUMENT.fullmatch(axis) or keyword.iskeyword(axis)):
+                raise ValueError(
+                    f"shape: got {axis!r}; a dimension is a whole number or a name such as 'q_heads' or 'T'"
+                )
+        return value
+
+    @property
+    def kind(self) -> Kind:
+        """What an element is in a score function."""
+        return "int" if self.dtype in _BOUNDS else "float"
+
+    @property
+    def bounds(self) -> tuple[int, int]:
+        """The values of an element that is whole."""
+        return _BOUNDS.get(self.dtype, FULL)
+
+
+class _Names(dict[str, Any]):
+    """A mapping that a frozen spec can be compared and hashed by."""
+
+    def __hash__(self) -> int:  # type: ignore[override]
+        return hash(tuple(self.items()))
+
+
+@dataclass(frozen=True)
+class Function:
+    """A score function: what it computes as C over symbolic names, by which it is compared, and itself."""
+
+    text: tuple[str, ...]
+    call: Callable[..., Any] = field(compare=False, repr=False)
+    root: Value = field(compare=False, repr=False)
+
+    def statements(self, names: Names) -> Iterator[str]:
+        """C that sets `s`."""
+        printer = Printer(self.root, names)
+        yield from printer.lines
+        yield f"s = {printer.result};"
+
+
+class Score(Spec):
+    """What is done to every score s = scale * (q . k), in this order:
+
+    1. `softcap=cap`: s = cap * tanh(s / cap) (Gemma 2).
+    2. `alibi`: s += alibi_slopes[q_head] * (token - position), argument `alibi_slopes`, f32 `[q_heads]`. That is the
+       paper's form; engines that add slope * token instead differ by a constant per row: not in the output, but in the LSE.
+    3. `relative=extent`: s += relative_bias[row, q_head, position - token] where that distance is in [0, extent), argument
+       `relative_bias` `[T, q_heads, extent]`, in the cache's dtype or, with `relative_dtype="f32"`, in f32.
+    4. `bias`: s += bias[row, token], argument `bias`, f32 `[T, K]`, whose rows may be strided. -inf hides the token,
+       whatever its score, and so does every token from K on.
+    5. `function(s, at, ...)`: the score that this Python function returns. It is run once, on values that record what is
+       done to them, and becomes C. `at` says where the score stands: b (request), q_head, kv_head, row (of q), i (the row
+       among its request's), position (of the row), token (of the key) and tokens (of the request), whole numbers below
+       2^31. It may use + - * / on numbers, // and % on whole ones by constants, comparisons, & | ~ on conditions, and
+       exp, exp2, log, log2, tanh, sqrt, abs, minimum, maximum, floor and where of `kvgen.score`; a result of -inf hides
+       the token. Its other parameters are the names of `tensors` and `scalars`, arguments of the launcher; a tensor's
+       elements outside of its shape are 0. Numbers are f32, divisions within 2 ulp; whole numbers have 32 bits.
+    """
+
+    softcap: Annotated[float, Field(gt=0.0, le=1e30, allow_inf_nan=False)] | None = None
+    alibi: bool = False
+    relative: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
+    relative_dtype: Literal["same", "f32"] = "same"
+    bias: bool = False
+    tensors: Mapping[str, Tensor] = Field(default_factory=_Names)
+    scalars: Mapping[str, ScalarName] = Field(default_factory=_Names)
+    function: Function | Callable[..., Any] | None = None
+
+    @field_validator("tensors", "scalars")
+    @classmethod
+    def _named(cls, value: Mapping[str, Any], info: ValidationInfo) -> Mapping[str, Any]:
+        for name in value:
+            if not _ARGUMENT.fullmatch(name) or keyword.iskeyword(name) or name in _RESERVED:
+                raise ValueError(
+                    f"{info.field_name}: got {name!r}; it is an argument of a Python function: letters, digits and _, a "
+                    f"letter first, at most 40 characters, no Python keyword, and none of {', '.join(_RESERVED)}"
+                )
+        return _Names(value)
+
+    @field_validator("function", mode="plain")
+    @classmethod
+    def _traced(cls, value: Any, info: ValidationInfo) -> Function | None:
+        if value is None or isinstance(value, Function):
+            return value
+        if not isinstance(value, FunctionType):
+            raise ValueError(f"function: got {value!r:.80}; it is a Python function, def my_score(s, at): return ...")
+        if "tensors" not in info.data or "scalars" not in info.data:
+            return None  # whose own mistakes are told
+        return trace(value, info.data["tensors"], info.data["scalars"])
+
+    @model_validator(mode="after")
+    def _read_by_somebody(self) -> Score:
+        if self.function is None and (self.tensors or self.scalars):
+            name = next(iter({**self.tensors, **self.scalars}))
+            raise ValueError(
+                f"{'tensors' if name in self.tensors else 'scalars'}: got {name!r} without a function, which alone reads "
+                "it; give function=..., or leave it out"
+            )
+        if self.relative is None and self.relative_dtype != "same":
+            raise ValueError(
+                f"relative_dtype: got {self.relative_dtype!r} without relative; it is the dtype of its argument; leave it out"
+            )
+        return self
+
+    @property
+    def traced(self) -> Function | None:
+        """The function as it was traced."""
+        assert self.function is None or isinstance(self.function, Function)
+        return self.function
+
+    @field_serializer("function")
+    def _as_text(self, value: Function | None) -> list[str] | None:
+        return None if value is None else list(value.text)
+
+
+def trace(function: FunctionType, tensors: Mapping[str, Tensor], scalars: Mapping[str, str]) -> Function:
+    """The function as an expression; raises ValueError naming the line that is none."""
+    graph = Graph()
+    known: dict[str, Any] = {n: TensorArgument(graph, n, t.kind, t.shape, t.bounds) for n, t in tensors.items()}
+    for name, kind in scalars.items():
+        if name in known:
+            raise ValueError(f"scalars: got {name!r}, which is a tensor too; every argument has a name of its own")
+        known[name] = graph.value("float" if kind == "f32" else "int", "scalar", (), name, _BOUNDS.get(kind, FULL))
+    file, line = function.__code__.co_filename, function.__code__.co_firstlineno
+    taken = _parameters(function, known)
+    try:
+        found = function(graph.value("float", "s"), Place(graph), **{name: known[name] for name in taken})
+        if isinstance(found, (bool, TensorArgument)) or (isinstance(found, Value) and found.kind == "condition"):
+            hint = "; write where(condition, s, float('-inf')) to hide a token" if isinstance(found, Value) else ""
+            raise refusal(file, line, f"got {describe(found)} from {function.__name__}; it returns the new score{hint}")
+        if found is None:
+            raise refusal(
+                file, line, f"got nothing from {function.__name__}; it returns the new score: end it with return s"
+            )
+        root = to_float(lift(graph, found, f"what {function.__name__} returns"))
+    except TraceError:
+        raise
+    except Exception as error:
+        at = line
+        step = error.__traceback__
+        while step is not None:
+            at = step.tb_lineno if step.tb_frame.f_code.co_filename == file else at
+            step = step.tb_next
+        message = f"got {type(error).__name__}: {error}; a score function computes with s, at, its tensors and scalars"
+        raise refusal(file, at, message) from error
+    symbols = Names({n: Elements(n, "", t.shape, t.shape) for n, t in tensors.items()}, {n: n for n in scalars}, 0, 0)
+    printer = Printer(root, symbols)
+    return Function((*printer.lines, f"s = {printer.result};"), function, root)
+
+
+def _parameters(function: FunctionType, known: Mapping[str, Any]) -> tuple[str, ...]:
+    """The names that the function takes besides s and at: all tensors and scalars, and no others without a default."""
+    file, line = function.__code__.co_filename, function.__code__.co_firstlineno
+    parameters = list(inspect.signature(function).parameters.values())
+    named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    if len(parameters) < 2 or any(p.kind is not named[0] for p in parameters[:2]):
+        raise refusal(file, line, f"got {function.__name__}{inspect.signature(function)}; it takes (s, at) first")
+    for p in parameters[2:]:
+        if p.kind not in named or (p.name not in known and p.default is inspect.Parameter.empty):
+            names = ", ".join(known) or "none"
+            raise refusal(
+                file,
+                line,
+                f"got the parameter {p.name}; it must be one of tensors and scalars ({names}), or have a default",
+            )
+    unread = [name for name in known if name not in {p.name for p in parameters[2:]}]
+    if unread:
+        raise refusal(
+            file, line, f"got no parameter {unread[0]}, which tensors or scalars have; take it, or leave it out there"
+        )
+    return tuple(p.name for p in parameters[2:] if p.name in known)

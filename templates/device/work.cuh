@@ -1,0 +1,268 @@
+// What attention kernels work on: pieces of requests, in a list that a planner makes on the device or one a request, and
+// partial results that the last block of a request merges.
+//
+// A request's tokens are cut into tiles; a piece is a run of them. Partial results of a request lie in neighbouring slots, in
+// token order, and are merged in that order whoever finishes last, so a request's bits do not depend on the order of blocks.
+#pragma once
+
+// A run of a request's tokens, [begin, end), for the query rows [row, row + rows). Faulty: `tokens` is what to report.
+struct alignas(16) Piece {
+  uint32_t b, row, rows;
+  uint32_t tokens, begin, end;
+  uint32_t part, parts;  // which of the request's pieces
+  uint32_t slot;         // of the request's first partial result
+  Fault fault;
+  uint32_t unused[2];
+};
+
+// Where a score stands: what masks and scores are functions of.
+struct At {
+  uint32_t b, row, q_head;  // request, row of q, query head
+  uint32_t i;               // the row among its request's
+  uint32_t position;        // of the row in its request
+  uint32_t token;           // of the key
+  uint32_t tokens;          // of the request, this step's included
+};
+
+// How the rows of a step are claimed.
+enum class RowKind : uint8_t { claimed, empty, faulty, orphan };
+
+// Rows of requests, with offsets or kRows each. A request is found from each of its rows, or it is faulty: offsets that
+// contradict each other never give a row to two.
+struct Claim {
+  uint32_t b, begin, rows;
+  RowKind kind;
+};
+
+template <uint32_t kRows, typename Index>
+__device__ __forceinline__ Claim claim_of(const Index* row_offsets, uint32_t batch, uint32_t row, uint32_t num_rows) {
+  if (row_offsets == nullptr) {
+    const uint32_t b = row / kRows, begin = b * kRows;
+    if (b >= batch) return {b, row, 1, RowKind::empty};
+    return {b, begin, kRows, num_rows - begin < kRows ? RowKind::faulty : RowKind::claimed};
+  }
+  const RowRange range = range_of(row_offsets, batch, row, num_rows);
+  if (range.padding) return {range.b, row, 1, bad_total(row_offsets, batch, num_rows) ? RowKind::orphan : RowKind::empty};
+  const uint32_t rows = range.end - range.begin;
+  // Rows of no request are not its own either, where it reaches past the last offset.
+  bool good = range.valid && rows <= kRows && (kRows == 1 || range.end <= load_index(row_offsets, batch));
+  if constexpr (kRows > 1) {
+#pragma unroll 1
+    for (uint32_t i = 0; good && i < rows; ++i) {
+      if (range.begin + i != row) good = request_of(row_offsets, batch, range.begin + i) == range.b;
+    }
+  }
+  return {range.b, good ? range.begin : row, good ? rows : 1, good ? RowKind::claimed : RowKind::faulty};
+}
+
+// The whole of a request as one piece. `Sees` says which tokens a row can see: first(position) and last(position, tokens).
+template <bool kNewInLength, typename Sees, typename Cache>
+__device__ __forceinline__ Piece whole_request(const Cache& cache, const Claim& claim, uint32_t most_tokens) {
+  Piece piece = {claim.b, claim.begin, claim.rows, 0, 0, 0, 0, 1, 0, Fault::none, {0, 0}};
+  if (claim.kind != RowKind::claimed) {
+    piece.tokens = claim.begin;
+    piece.fault = Fault::row_offsets;
+    return piece;
+  }
+  uint32_t tokens = cache.length(claim.b);
+  // The step's own tokens are in the cache by now.
+  if constexpr (!kNewInLength) tokens += min(claim.rows, kU32Max - tokens);
+  const uint32_t held = Cache::first_token(tokens);
+  piece.tokens = tokens;
+  if (tokens == kU32Max || most_tokens == kU32Max || (tokens > 0 && !cache.holds(claim.b, held, tokens))) {
+    piece.fault = Fault::length;
+    return piece;
+  }
+  // Rows stand at tokens - rows and on; those before the first token see nothing.
+  const uint32_t first = tokens > claim.rows ? tokens - claim.rows : 0;
+  piece.end = min(tokens == 0 ? 0 : Sees::last(tokens - 1, tokens), min(tokens, most_tokens));
+  piece.begin = min(max(held, Sees::first(first)), piece.end);
+  return piece;
+}
+
+// Where a workspace has what: see kvgen/runtime/workspace.py, which sizes it.
+struct Plan {
+  uint32_t* header;     // whether some rows are nobody's, whether the last offset is wrong
+  uint32_t* starts;     // of each part's pieces, and their end
+  uint8_t* row_kinds;
+  uint32_t* counters;   // of each slot, kv head and tile of columns: how many of its group have finished
+  Piece* pieces;
+  float* partials;
+};
+
+struct PlanSizes {
+  uint32_t parts, max_rows, max_pieces, max_slots;
+};
+
+__device__ __forceinline__ Plan plan_in(uint8_t* workspace, const PlanSizes& sizes, uint32_t counters_per_slot) {
+  const auto after = [](uint64_t bytes) { return (bytes + 15) & ~15ull; };
+  Plan plan;
+  uint8_t* at = in_global(workspace);
+  plan.header = (uint32_t*)at;
+  at += 64;
+  plan.starts = (uint32_t*)at;
+  at += after(4 * ((uint64_t)sizes.parts + 1));
+  plan.row_kinds = at;
+  at += after(sizes.max_rows);
+  plan.counters = (uint32_t*)at;
+  at += after(4 * (uint64_t)sizes.max_slots * counters_per_slot);
+  plan.pieces = (Piece*)at;
+  at += sizeof(Piece) * (uint64_t)sizes.max_pieces;
+  plan.partials = (float*)at;
+  return plan;
+}
+
+// --- merging ---------------------------------------------------------------------------------------------------------------
+
+// Partial results of more parts than this are merged in groups of so many, and then the groups.
+constexpr uint32_t kFanIn = 32;
+
+__device__ __forceinline__ float load_partial(const float* p) {
+  float x;
+  asm volatile("ld.global.cg.f32 %0, [%1];" : "=f"(x) : "l"(p) : "memory");
+  return x;
+}
+template <uint32_t N>
+__device__ __forceinline__ void load_partials(Vec<float, N>& x, const float* p) {
+  if constexpr (N == 4) {
+    asm volatile("ld.global.cg.v4.f32 {%0, %1, %2, %3}, [%4];"
+                 : "=f"(x.e[0]), "=f"(x.e[1]), "=f"(x.e[2]), "=f"(x.e[3])
+                 : "l"(p)
+                 : "memory");
+  } else {
+#pragma unroll
+    for (uint32_t i = 0; i < N; ++i) x.e[i] = load_partial(p + i);
+  }
+}
+
+// Publishes this block's writes and takes part in the count; whether it came last, who sets the counter back for the next
+// layer. All threads call it.
+__device__ __forceinline__ bool last_to_finish(uint32_t* counter, uint32_t blocks) {
+  __threadfence();
+  __syncthreads();
+  uint32_t before = 0;
+  if (threadIdx.x == 0) {
+    asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], 1;" : "=r"(before) : "l"(counter) : "memory");
+    if (before == blocks - 1) *counter = 0;
+  }
+  const bool last = __syncthreads_or(threadIdx.x == 0 && before == blocks - 1);
+  __threadfence();
+  return last;
+}
+
+// Factor that turns sums relative to `from` into sums relative to `to`; no tokens yet: 0.
+__device__ __forceinline__ float rescale(float from, float to) { return from == -infinity() ? 0.0f : exp2_approx(from - to); }
+
+// A partial result: for kCols columns the maximum (base 2), the sum, and kDim weighted sums; it begins at 16 bytes.
+template <uint32_t kCols, uint32_t kDim>
+struct Partial {
+  static constexpr uint32_t kHead = (2 * kCols + 3) / 4 * 4;
+  static constexpr uint32_t kFloats = (kHead + kCols * kDim + 3) / 4 * 4;
+  __device__ static float* max(float* p) { return p; }
+  __device__ static float* sum(float* p) { return p + kCols; }
+  __device__ static float* out(float* p, uint32_t col, uint32_t dim) { return p + kHead + col * kDim + dim; }
+};
+
+// Adds what was summed relative to `max` to what is there. The sum of a faulty part is NaN, and so is what it is added to.
+struct Running {
+  float top = -infinity(), sum = 0.0f;
+  // The factors of what was there, and of what is added.
+  __device__ __forceinline__ Vec<float, 2> add(float max, float more) {
+    const float higher = fmaxf(top, max), old = rescale(top, higher), factor = rescale(max, higher);
+    top = higher;
+    sum = sum * old + more * factor;
+    return {old, factor};
+  }
+};
+
+// Floats of shared memory that a merge needs: a factor a part, the maximum and the sum of each column.
+template <uint32_t kCols>
+constexpr uint32_t kMergeFloats = (kFanIn + 2) * kCols;
+
+// Merges `count` partial results, `step` floats apart, in order: finish(col, dim, max, sum, kVec weighted sums). All threads
+// call it. First a warp finds what a column's parts weigh, a lane a part; then every thread sums, eight loads at a time.
+template <uint32_t kThreads, uint32_t kCols, uint32_t kDim, uint32_t kVec, typename Finish>
+__device__ __forceinline__ void merge_partials(float* first, uint64_t step, uint32_t count, uint32_t cols, float* scratch,
+                                               const Finish& finish) {
+  using P = Partial<kCols, kDim>;
+  constexpr uint32_t kItems = 2;  // of a thread at once
+  float *factors = scratch, *tops = scratch + kFanIn * kCols, *sums = tops + kCols;
+  const uint32_t items = cols * (kDim / kVec), lane = threadIdx.x % 32;
+#pragma unroll 1
+  for (uint32_t base = 0; base < items; base += kItems * kThreads) {
+    Running running[kItems];
+    Vec<float, kVec> out[kItems] = {};
+#pragma unroll 1
+    for (uint32_t batch = 0; batch < count; batch += kFanIn) {
+      const uint32_t parts = min(kFanIn, count - batch);
+      if (base == 0 || count > kFanIn) {
+        __syncthreads();
+        for (uint32_t col = threadIdx.x / 32; col < cols; col += kThreads / 32) {
+          float* p = first + (batch + lane) * step;
+          const float max = lane < parts ? load_partial(P::max(p) + col) : -infinity(), more = lane < parts ? load_partial(P::sum(p) + col) : 0.0f;
+          float top = max;
+#pragma unroll
+          for (uint32_t n = 16; n > 0; n /= 2) top = fmaxf(top, __shfl_xor_sync(~0u, top, n));
+          const float factor = rescale(max, top);
+          float sum = more * factor;  // of a faulty part NaN
+#pragma unroll
+          for (uint32_t n = 16; n > 0; n /= 2) sum += __shfl_xor_sync(~0u, sum, n);
+          factors[lane * kCols + col] = factor;
+          if (lane == 0) tops[col] = top;
+          if (lane == 0) sums[col] = sum;
+        }
+        __syncthreads();
+      }
+#pragma unroll
+      for (uint32_t n = 0; n < kItems; ++n) {
+        const uint32_t i = base + n * kThreads + threadIdx.x;
+        if (i >= items) break;
+        const uint32_t col = i / (kDim / kVec), dim = i % (kDim / kVec) * kVec;
+        const Vec<float, 2> scales = running[n].add(tops[col], sums[col]);
+        Vec<float, kVec> sum = {};
+#pragma unroll 8
+        for (uint32_t s = 0; s < parts; ++s) {
+          Vec<float, kVec> value;
+          load_partials(value, P::out(first + (batch + s) * step, col, dim));
+          const float factor = factors[s * kCols + col];
+#pragma unroll
+          for (uint32_t e = 0; e < kVec; ++e) sum.e[e] += value.e[e] * factor;
+        }
+#pragma unroll
+        for (uint32_t e = 0; e < kVec; ++e) out[n].e[e] = out[n].e[e] * scales.e[0] + sum.e[e] * scales.e[1];
+      }
+    }
+#pragma unroll
+    for (uint32_t n = 0; n < kItems; ++n) {
+      const uint32_t i = base + n * kThreads + threadIdx.x;
+      if (i < items) finish(i / (kDim / kVec), i % (kDim / kVec) * kVec, running[n].top, running[n].sum, out[n]);
+    }
+  }
+}
+
+// After a piece's partial result is in its slot: the last block of the request calls finish(col, dim, max, sum, sums) for all of
+// it. `stride` is from one slot's result to the next, `counters` those of this kv head and tile, `each` apart;
+// `scratch` has kMergeFloats in shared memory.
+template <uint32_t kThreads, uint32_t kCols, uint32_t kDim, uint32_t kVec, typename Finish>
+__device__ __forceinline__ void merge_request(const Piece& piece, float* partials, uint64_t stride, uint32_t* counters, uint32_t each,
+                                              uint32_t cols, float* scratch, const Finish& finish) {
+  float* first = partials + piece.slot * stride;
+  const uint32_t parts = piece.parts, group = piece.part / kFanIn, groups = (parts + kFanIn - 1) / kFanIn;
+  // A group's counter is that of its first slot.
+  const uint32_t in_group = min(kFanIn, parts - group * kFanIn);
+  if (!last_to_finish(counters + (uint64_t)(piece.slot + group * kFanIn) * each, in_group)) return;
+  if (groups == 1) return merge_partials<kThreads, kCols, kDim, kVec>(first, stride, parts, cols, scratch, finish);
+  using P = Partial<kCols, kDim>;
+  float* leader = first + (uint64_t)group * kFanIn * stride;
+  if (in_group > 1) {
+    // A thread writes where it alone has read; the maxima and sums have been read by all before the first of them.
+    merge_partials<kThreads, kCols, kDim, kVec>(leader, stride, in_group, cols, scratch, [&](uint32_t col, uint32_t dim, float top, float sum, const Vec<float, kVec>& out) {
+      *(Vec<float, kVec>*)P::out(leader, col, dim) = out;
+      if (dim == 0) P::max(leader)[col] = top;
+      if (dim == 0) P::sum(leader)[col] = sum;
+    });
+  }
+  // Parts 1 of a request of several groups always exist, and their counters are free.
+  if (!last_to_finish(counters + (uint64_t)(piece.slot + 1) * each, groups)) return;
+  merge_partials<kThreads, kCols, kDim, kVec>(first, (uint64_t)kFanIn * stride, groups, cols, scratch, finish);
+}

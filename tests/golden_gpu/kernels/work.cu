@@ -1,0 +1,151 @@
+// work.cuh: whose rows are whose, what a request's piece is, where a workspace has what, and partial results merged.
+#include "../../../templates/device/types.cuh"
+#include "../../../templates/device/fault.cuh"
+#include "../../../templates/device/index.cuh"
+#include "../../../templates/device/copy.cuh"
+#include "../../../templates/device/scan.cuh"
+#include "../../../templates/device/work.cuh"
+
+// A thread a row, a block a list of offsets.
+template <uint32_t kRows, typename Index>
+__device__ __forceinline__ void claim(const Index* offsets, uint32_t batch, uint32_t num_rows, Vec<uint32_t, 4>* out) {
+  const Claim found = claim_of<kRows>(offsets, batch, threadIdx.x, num_rows);
+  out[threadIdx.x] = {found.b, found.begin, found.rows, (uint32_t)found.kind};
+}
+extern "C" __global__ void work_claims(const int32_t* offsets, const int64_t* wide, const uint32_t* counts, Vec<uint32_t, 4>* one, Vec<uint32_t, 4>* four,
+                                       Vec<uint32_t, 4>* wide_four, Vec<uint32_t, 4>* none, uint32_t stride, uint32_t num_rows) {
+  const uint32_t first = blockIdx.x * num_rows, batch = counts[blockIdx.x];
+  claim<1>(offsets + blockIdx.x * stride, batch, num_rows, one + first);
+  claim<4>(offsets + blockIdx.x * stride, batch, num_rows, four + first);
+  claim<4>(wide + blockIdx.x * stride, batch, num_rows, wide_four + first);
+  claim<3>((const int32_t*)nullptr, batch, num_rows, none + first);
+}
+
+// Tables of 40 tokens; those of a ring hold the last 6.
+template <uint32_t kLast>
+struct Cache {
+  const int32_t* lengths;
+  __device__ uint32_t length(uint32_t b) const { return load_index(lengths, b); }
+  __device__ static uint32_t first_token(uint32_t n) { return n > kLast ? n - kLast : 0; }
+  __device__ bool holds(uint32_t b, uint32_t first, uint32_t n) const { return n - first <= 40; }
+};
+struct Causal {
+  __device__ static uint32_t first(uint32_t position) { return 0; }
+  __device__ static uint32_t last(uint32_t position, uint32_t tokens) { return position + 1; }
+};
+struct Window {  // of 5 tokens, and what comes after
+  __device__ static uint32_t first(uint32_t position) { return position < 4 ? 0 : position - 4; }
+  __device__ static uint32_t last(uint32_t position, uint32_t tokens) { return tokens; }
+};
+// A thread a request, that has b % 4 rows more than one.
+extern "C" __global__ void work_wholes(const int32_t* lengths, const uint32_t* kinds, const int32_t* most, Piece* after, Piece* before, Piece* window,
+                                       Piece* ring) {
+  const uint32_t b = threadIdx.x, n = load_index(most, b);
+  const Claim claim = {b, 3 * b, b % 4 + 1, (RowKind)kinds[b]};
+  after[b] = whole_request<true, Causal>(Cache<kU32Max>{lengths}, claim, n);
+  before[b] = whole_request<false, Causal>(Cache<kU32Max>{lengths}, claim, n);
+  window[b] = whole_request<true, Window>(Cache<kU32Max>{lengths}, claim, n);
+  ring[b] = whole_request<false, Window>(Cache<6>{lengths}, claim, n);
+}
+
+// A thread a workspace: where its parts begin, in bytes.
+extern "C" __global__ void work_plans(uint8_t* workspace, const uint32_t* sizes, uint64_t* out) {
+  const uint32_t* own = sizes + 5 * threadIdx.x;
+  const Plan plan = plan_in(workspace, {own[0], own[1], own[2], own[3]}, own[4]);
+  uint64_t* to = out + 6 * threadIdx.x;
+  const uint64_t base = (uint64_t)workspace;
+  to[0] = (uint64_t)plan.header - base, to[1] = (uint64_t)plan.starts - base, to[2] = (uint64_t)plan.row_kinds - base;
+  to[3] = (uint64_t)plan.counters - base, to[4] = (uint64_t)plan.pieces - base, to[5] = (uint64_t)plan.partials - base;
+}
+
+// [what][i]: the factor between maxima; a running maximum and sum, and its factors, of a thread's 8 parts.
+extern "C" __global__ void work_running(const float* maxima, const float* sums, float* factors, Vec<float, 4>* out) {
+  const uint32_t i = threadIdx.x;
+  factors[i] = rescale(maxima[i], maxima[i ^ 1]);
+  Running running;
+  for (uint32_t n = 0; n < 8; ++n) {
+    const Vec<float, 2> by = running.add(maxima[n * 32 + i], sums[n * 32 + i]);
+    out[n * 32 + i] = {running.top, running.sum, by.e[0], by.e[1]};
+  }
+}
+
+extern "C" __global__ void work_loads(const float* in, float* out) {
+  const uint32_t i = threadIdx.x;
+  out[i] = load_partial(in + i);
+  load_partials(*(Vec<float, 1>*)(out + 32 + i), in + i);
+  load_partials(*(Vec<float, 2>*)(out + 64 + 2 * i), in + 2 * i);
+  load_partials(*(Vec<float, 4>*)(out + 128 + 4 * i), in + 4 * i);
+}
+
+// Groups of 3 blocks: the last adds what each has left, and how often that was.
+extern "C" __global__ void work_last(uint32_t* counters, uint32_t* cells, uint32_t* sums, uint32_t* times) {
+  const uint32_t group = blockIdx.x / 3;
+  if (threadIdx.x == 33) cells[blockIdx.x] = blockIdx.x * blockIdx.x + 7;
+  if (last_to_finish(counters + 2 * group, 3)) {
+    if (threadIdx.x < 3) atomicAdd(&sums[group], ((volatile uint32_t*)cells)[3 * group + threadIdx.x]);
+    if (threadIdx.x == 0) atomicAdd(&times[group], 1);
+  }
+}
+
+// Where the numbers of a partial result are: its maxima, sums and sums by weights, column by column.
+template <uint32_t kCols, uint32_t kDim>
+__device__ __forceinline__ void put(float* to, const float* from) {
+  using P = Partial<kCols, kDim>;
+  for (uint32_t col = threadIdx.x; col < kCols; col += blockDim.x) {
+    *P::max(to + col) = from[col * (2 + kDim)];
+    *(P::sum(to) + col) = from[col * (2 + kDim) + 1];
+    for (uint32_t dim = 0; dim < kDim; ++dim) *P::out(to, col, dim) = from[col * (2 + kDim) + 2 + dim];
+  }
+}
+
+// One block: more numbers than its threads sum at once, of fewer parts than a warp weighs at once, and of more. What a column comes to
+// is [column][2 + dims].
+template <uint32_t kCols, uint32_t kDim, uint32_t kVec>
+__device__ __forceinline__ void merged(const float* in, float* partials, uint32_t count, uint32_t cols, float* out) {
+  using P = Partial<kCols, kDim>;
+  __shared__ float scratch[kMergeFloats<kCols>];
+  for (uint32_t s = 0; s < count; ++s) put<kCols, kDim>(partials + s * (P::kFloats + 4), in + s * kCols * (2 + kDim));
+  __syncthreads();
+  merge_partials<64, kCols, kDim, kVec>(partials, P::kFloats + 4, count, cols, scratch, [&](uint32_t col, uint32_t dim, float max, float sum, const Vec<float, kVec>& x) {
+    float* to = out + col * (2 + kDim);
+    if (dim == 0) to[0] = max, to[1] = sum;
+    for (uint32_t n = 0; n < kVec; ++n) to[2 + dim + n] = x.e[n];
+  });
+}
+extern "C" __global__ void work_partials(const float* pairs, const float* fours, float* pair_parts, float* four_parts, float* pairs_to, float* fours_to) {
+  merged<2, 140, 2>(pairs, pair_parts, 7, 2, pairs_to);
+  merged<3, 260, 4>(fours, four_parts, 40, 2, fours_to);
+}
+
+// A block a part, of 3 columns of 4 dims of which 2 are used; the second of two kv heads.
+extern "C" __global__ void work_requests(const float* in, const Vec<uint32_t, 4>* pieces, float* partials, uint32_t* counters, float* out, uint32_t* times) {
+  using P = Partial<3, 4>;
+  __shared__ float scratch[kMergeFloats<3>];
+  const Vec<uint32_t, 4> own = pieces[blockIdx.x];
+  Piece piece = {};
+  piece.b = own.e[0], piece.part = own.e[1], piece.parts = own.e[2], piece.slot = own.e[3];
+  float* second = partials + P::kFloats;
+  put<3, 4>(second + (uint64_t)(piece.slot + piece.part) * 2 * P::kFloats, in + blockIdx.x * 18);
+  merge_request<32, 3, 4, 4>(piece, second, 2 * P::kFloats, counters + 1, 2, 2, scratch, [&](uint32_t col, uint32_t dim, float max, float sum, const Vec<float, 4>& x) {
+    float* to = out + (piece.b * 2 + col) * 6;
+    to[0] = max, to[1] = sum;
+    for (uint32_t n = 0; n < 4; ++n) to[2 + dim + n] = x.e[n];
+    atomicAdd(&times[piece.b], 1);
+  });
+}
+
+// Rounds of sums, of two types: [round][thread] before, then all.
+template <uint32_t kThreads>
+__device__ __forceinline__ void scans(const uint64_t* in, uint64_t* wide, uint32_t* narrow) {
+  for (uint32_t round = 0; round < 3; ++round) {
+    const uint32_t i = round * kThreads + threadIdx.x;
+    uint64_t all;
+    uint32_t narrow_all;
+    wide[2 * i] = scan_block<kThreads>(in[i], all);
+    wide[2 * i + 1] = all;
+    narrow[2 * i] = scan_block<kThreads>((uint32_t)in[i], narrow_all);
+    narrow[2 * i + 1] = narrow_all;
+  }
+}
+extern "C" __global__ void work_scans_32(const uint64_t* in, uint64_t* wide, uint32_t* narrow) { scans<32>(in, wide, narrow); }
+extern "C" __global__ void work_scans_512(const uint64_t* in, uint64_t* wide, uint32_t* narrow) { scans<512>(in, wide, narrow); }

@@ -1,0 +1,190 @@
+"""What the tests of mla_decode share: sets of latent caches, scenes with loud tokens, and calls held to the oracle."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from kvgen import KernelSet, Latent, Ring, presets
+from kvgen.ops import MlaDecode
+from kvgen.reference import Decoded, mla_decode, mla_decode_sparse
+from kvgen.spec.cache import Cache
+from tests.ops.batches import Batch
+from tests.ops.closeness import Terms, hold
+from tests.ops.harness import Run, launcher, on_machine, package, surroundings
+from tests.ops.memory import CANARY, Raw, rows_array
+from tests.ops.scenes import Scene
+
+SCALE = 192**-0.5
+LOUD = 3.9  # see tests.ops.edges
+
+
+def latent_set(name: str, cache: Cache, heads: int, **fields: Any) -> KernelSet:
+    """A set with mla_decode alone."""
+    op = MlaDecode(**({"scale": SCALE} | fields))
+    return KernelSet(name=f"mla_{name}", q_heads=heads, cache=cache, ops=(op,))
+
+
+SETS = {
+    kernels.name: kernels
+    for kernels in (
+        # The sizes of DeepSeek, in every form of its rows.
+        latent_set("plain", presets.max_mla(page_size=64), 16),
+        latent_set("rows", presets.flashmla_fp8(), 16, rows=2),
+        latent_set("pool", presets.max_mla_fp8(page_size=16), 20, out_dtype="f32"),
+        # Smaller ones: heads from 1 to 128, rows to 8, other tables, both element types.
+        latent_set("one_head", presets.max_mla(latent_dim=64, rope_dim=16, page_size=16), 1, lse_base="2"),
+        latent_set("eight", presets.max_mla(dtype="f16", latent_dim=128, rope_dim=32, page_size=3), 8, rows=4),
+        latent_set(
+            "two_pools", presets.flashinfer_mla(dtype="bf16", latent_dim=128, rope_dim=64, page_size=16), 64, rows=2
+        ),
+        latent_set("many", presets.max_mla(latent_dim=128, rope_dim=16, page_size=32), 128, lse_empty="inf"),
+        latent_set("slots", presets.sglang_mla(latent_dim=128, rope_dim=64, fp8=True), 20, rows=3),
+        latent_set(
+            "small_pool", presets.max_mla_fp8(latent_dim=64, rope_dim=16, page_size=5), 6, rows=8, out_dtype="f16"
+        ),
+        latent_set(
+            "ring",
+            Latent(dtype="f16", latent_dim=256, rope_dim=64, page_size=8, table=Ring(window=50), lengths="after"),
+            20,
+            rows=2,
+        ),
+    )
+}
+SPARSE = {
+    kernels.name: kernels
+    for kernels in (
+        latent_set("sparse", presets.flashmla_fp8(), 16, sparse=True),
+        latent_set(
+            "sparse_plain", presets.max_mla(latent_dim=128, rope_dim=16, page_size=16), 40, sparse=True, lse_empty="inf"
+        ),
+        latent_set(
+            "sparse_pool", presets.max_mla_fp8(latent_dim=64, rope_dim=16, page_size=8), 8, sparse=True, lse_base="2"
+        ),
+    )
+}
+SPLIT = {
+    kernels.name: kernels
+    for kernels in (
+        latent_set(
+            "balanced", presets.max_mla(latent_dim=128, rope_dim=16, page_size=16), 16, rows=2, split="balanced"
+        ),
+        latent_set("balanced_rows", presets.vllm_mla_fp8(), 8, split="balanced"),
+        latent_set(
+            "invariant", presets.max_mla(latent_dim=64, rope_dim=16, page_size=16), 8, split="invariant", chunk=64
+        ),
+    )
+}
+# What is compiled and run twice; the others have an architecture each, in turn.
+BOTH = ("mla_plain", "mla_rows")
+
+
+def archs_of(name: str) -> tuple[Literal["sm_80", "sm_90a"], ...]:
+    """The architectures that a set's kernel runs on."""
+    if name in BOTH:
+        return ("sm_80", "sm_90a")
+    return ("sm_90a",) if zlib.crc32(name.encode()) % 2 else ("sm_80",)
+
+
+def op_of(kernels: KernelSet) -> MlaDecode:
+    """The operation of a set of these."""
+    (op,) = (op for op in kernels.ops if isinstance(op, MlaDecode))
+    return op
+
+
+def terms(kernels: KernelSet) -> Terms:
+    """What it computes, as tests.ops.closeness takes it."""
+    op = op_of(kernels)
+    kind = kernels.cache.dtype
+    return Terms(op.scale or 0.0, kind, op.out_dtype or kind, op.rows, lse_base=op.lse_base, lse_empty=op.lse_empty)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows [begin, end) of q are request b's."""
+
+    b: int
+    begin: int
+    end: int
+
+
+def latent_scene(kernels: KernelSet, batch: Batch, of: Sequence[Rows], total: int) -> tuple[Scene, Raw]:
+    """A scene with every token stored, `total` rows of q, and loud tokens: where pages and tiles begin and end, and those
+    around the last one that a row sees."""
+    counts = list(batch.totals)
+    if kernels.cache.lengths == "before":
+        for rows in of:
+            counts[rows.b] -= rows.end - rows.begin
+    scene = Scene(kernels, batch, counts)
+    scene.fill(batch.totals)
+    shape = (kernels.q_heads, kernels.cache.head_dim)
+    q, _ = rows_array(total, shape, kernels.cache.dtype, strided=batch.strided)
+    q[...] = scene.values(total, *shape)
+    for rows in (r for r in of if r.end > r.begin):
+        n = batch.totals[rows.b]
+        first = scene.view.first_token(n)
+        edges = {
+            first,
+            n - 1,
+            *(n - (rows.end - rows.begin) + i + d for i in range(rows.end - rows.begin) for d in (0, 1)),
+        }
+        around = [p for p in range(first, n) if p % scene.tokens in (0, scene.tokens - 1) or p % 32 in (0, 31)]
+        edges |= set(scene.rng.permutation(around)[:5].tolist())
+        for token in sorted(e for e in edges if first <= e < n):
+            row = int(scene.rng.integers(rows.begin, rows.end))
+            scene.write(rows.b, token, [loud(scene, q[row, scene.rng.integers(kernels.q_heads)])])
+    return scene, q
+
+
+def loud(scene: Scene, towards: Raw) -> Raw:
+    """A row `[1, head_dim]` with large values and a score of LOUD for this query."""
+    along = towards.astype(np.float64)
+    value = 3 * np.sign(scene.rng.standard_normal(len(along)))
+    value += along * (LOUD / SCALE - value @ along) / (along @ along)
+    kind: Raw = value.astype(towards.dtype)
+    return kind[None]
+
+
+def planned_for(scene: Scene, rows: int, offsets: Raw | None) -> Any:
+    """A workspace of garbage, planned for the scene's step; few multiprocessors, so that requests are cut often."""
+    generated = package(scene.kernels)
+    cache = generated.Cache(**scene.arguments())
+    longest = None if op_of(scene.kernels).split == "balanced" else max(1, cache.max_cache_length)
+    workspace = generated.mla_decode.workspace(max_rows=rows + 1, max_tokens=longest, multiprocessors=5)
+    workspace.view.owner[...] = 0xEE
+    with on_machine(scene.batch):
+        generated.mla_decode.plan(cache[scene.layer], workspace, rows=rows, row_offsets=offsets)
+    return workspace
+
+
+def call(scene: Scene, q: Raw, *, lse: bool = True, **arguments: Any) -> tuple[Raw, Raw | None, Decoded]:
+    """Run mla_decode and hold every row, the error word and all memory around to the oracle; returns out, lse, the oracle's."""
+    kernels, given = scene.kernels, terms(scene.kernels)
+    op = op_of(kernels)
+    assert isinstance(kernels.cache, Latent)
+    width = (kernels.q_heads, kernels.cache.latent_dim)
+    out, around = rows_array(len(q), width, given.out, strided=scene.batch.strided)
+    sums, sums_around = rows_array(len(q), width[:1], "f32", strided=False)
+    (keys,) = scene.rows()
+    how: dict[str, Any] = {"scale": op.scale, "lse_base": op.lse_base, "lse_empty": op.lse_empty}
+    if op.sparse:
+        wanted = mla_decode_sparse(scene.view, keys, q, arguments["indices"], arguments.get("topk_lengths"), **how)
+    else:
+        wanted = mla_decode(scene.view, keys, q, rows=op.rows, row_offsets=arguments.get("row_offsets"), **how)
+    before = scene.snapshot()
+    if op.split != "none":
+        offsets = arguments.pop("row_offsets", None)
+        arguments["workspace"] = planned_for(scene, len(q), offsets)
+    run = Run(scene, op.name, launcher(scene, op.name), q=q, out=out, lse=sums if lse else None, **arguments)
+    hold(wanted, given, q, out, sums if lse else None)
+    for array, memory in ((out, around), (sums, sums_around)):
+        assert (surroundings(array, memory) == CANARY).all(), "written beside the rows"
+    for name, tensors in scene.tensors.items():
+        for tensor, was in zip(tensors, before[name], strict=True):
+            np.testing.assert_array_equal(tensor.memory, was, err_msg=name)
+    run.expect_word(wanted.errors)
+    return out, sums if lse else None, wanted

@@ -1,0 +1,157 @@
+"""decode as machine code and as traffic: no spills, wide accesses, few instructions a token; every sector of K and V once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from benchmarks.decode_static import compiled, examine
+from benchmarks.hot_path import blocks, loops, main_loop
+from kvgen import KernelSet, Layout, Paged, Quant, ops
+from kvgen.bench import Measured, Scene, Workload, measure
+from kvgen.bench.marks import SECTOR
+from kvgen.compile.sass import count, histogram, sass
+from kvgen.ops import decode_tensor
+from tests.compile.test_sass import needs_tool
+from tests.ops.harness import package
+
+_CACHE: Final[dict[str, Any]] = {"dtype": "bf16", "kv_heads": 8, "head_dim": 128}
+FP8: Final = Quant(dtype="e4m3")
+MAIN_LOOP: Final = ("cp_async.cuh", "mma.cuh", "ring.cuh", "tile_scales.cuh")
+
+
+def decode_set(name: str, group: int = 4, page: int = 16, split: Any = "balanced", **fields: Any) -> KernelSet:
+    """A set with decode alone, over 8 kv heads of 128 dims unless told otherwise."""
+    kv = Paged(page_size=page, **(_CACHE | fields))
+    return KernelSet(name=f"machine_{name}", q_heads=group * kv.kv_heads, cache=kv, ops=(ops.Decode(split=split),))
+
+
+# The most warp instructions per token and kv head.
+BOUNDS: Final = {
+    "group1": (decode_set("group1", 1), 12),
+    "group8": (decode_set("group8", 8), 12),
+    "page64": (decode_set("page64", 4, 64), 12),
+    "group16": (decode_set("group16", 16), 16),
+    "fp8": (decode_set("fp8", 8, quant=FP8), 16),
+}
+
+
+@needs_tool
+@pytest.mark.parametrize("name", BOUNDS)
+def test_machine_code(name: str) -> None:
+    """A usual trip round the main loop, address arithmetic, look-ups and waiting included, takes few instructions a token;
+    no spills; two blocks an SM, and 64 KB on their way there."""
+    kernels, most = BOUNDS[name]
+    found = examine(kernels, "sm_90a")
+    assert found.a_token <= most
+    # m16n8k16, 128 dims of K and of V: an instruction a token, and as many again for every 8 columns more.
+    assert found.classes["products"] == (2 if name == "group16" else 1)
+    assert found.spills == 0 and found.blocks >= 2 and found.kb_in_flight >= 64
+
+
+@needs_tool
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
+def test_accesses(arch: str) -> None:
+    """K and V come by asynchronous copies of 16 bytes, and reach products by ldmatrix, four matrices a time."""
+    kernels = decode_set("group1", 1)
+    text = sass(compiled(kernels, arch)[0][0].data)
+    found = histogram("\n".join(f"/*0000*/ {x} ;" for x in main_loop(text).usual))
+    shape = decode_tensor.shape(kernels, 1)
+    assert shape is not None
+    copies = shape.tokens * 2 * 16 // 32 // shape.team_warps  # of 16 bytes, 32 lanes each
+    assert count(found, "LDGSTS.128") == count(found, "LDGSTS") == copies
+    assert count(found, "LDSM.4") == shape.tokens * 2 * 256 // 512
+    assert not any(count(histogram(text), base) for base in ("LDL", "STL"))
+
+
+# ---------------------------------------------------------------- traffic
+# Tokens of a head side by side, and so are their scales.
+_BY_HEAD: Final = Layout(k="page layer head token dim", v="page layer head token dim")
+TRAFFIC: Final = {
+    "page16": decode_set("page16", 4, 16, "none"),
+    "page64": decode_set("page64", 4, 64),
+    "fp8": decode_set("fp8", 8, quant=FP8),
+    "fp8_scaled": decode_set(
+        "fp8_scaled", 8, 16, "none", kv_heads=2, layout=_BY_HEAD, quant=Quant(dtype="e4m3", scale_dtype="f32")
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TRAFFIC)
+def test_traffic(name: str) -> None:
+    """One request of 1024 tokens: K, V and their scales once, the workspace and the output apart from them, no bank conflicts
+    in the main loop, and as much on its way as the plan says."""
+    kernels = TRAFFIC[name]
+    scene = Scene(kernels, package(kernels), Workload.uniform(1, 1024, 1))
+    found = measure(scene, kernels.ops[0], "sm_90a")[-1]
+    for t in found.traffic:
+        if t.group in ("kv", "scales"):
+            assert t.ratio is not None and 1 <= t.ratio <= 1.02, (t.name, t.ratio)
+    (out,) = (t for t in found.traffic if t.name == "out")
+    assert out.group == "output" and out.ratio == 1
+    pool = found.total("kv")[0]
+    planned = isinstance(kernels.ops[0], ops.Decode) and kernels.ops[0].split != "none"
+    assert bool(found.total("workspace")[0]) == planned and found.total("workspace")[0] < pool / 10
+    assert found.total("tables", "input", "output")[0] < pool / 20
+    _no_conflicts(found, Path(str(package(kernels).__file__)).parent / "decode.cu")
+    shape = decode_tensor.shape(kernels, 1)
+    assert shape is not None
+    values = pool * SECTOR // (1024 * kernels.cache.kv_heads)  # bytes of a token and head
+    block = (shape.stages.large - 1) * shape.tile * values
+    assert block <= found.counters.peak_in_flight <= block + shape.tile * values
+
+
+def _no_conflicts(found: Measured, text: Path) -> None:
+    """Copies, matrices and scales take a wavefront a phase, and so does whatever the main loop's lines touch themselves."""
+    lines = text.read_text(encoding="utf-8").splitlines()
+    first, last = (1 + next(i for i, x in enumerate(lines) if f"cp_async_wait<{n}>" in x) for n in ("kStages - 2", "0"))
+    seen = set()
+    for line in found.counters.lines:
+        file, _, number = line.source.rpartition("/")[2].partition(":")
+        if line.shared.requests and (file in MAIN_LOOP or (file == "decode.cu" and first <= int(number) < last)):
+            seen.add(file)
+            assert line.shared.worst_ways == 1, (line.source, line.shared)
+    assert {"cp_async.cuh", "mma.cuh"} <= seen
+
+
+# ---------------------------------------------------------------- counting itself
+LOOP = """
+.L_x_0:
+        /*0010*/                   ISETP.GT.U32.AND P0, PT, R1, R2, PT ;
+        /*0020*/               @P0 BRA P1, `(.L_x_2) ;
+        /*0030*/                   LDGSTS.E.BYPASS.128 [R91], desc[UR6][R38.64], !P0 ;
+        /*0040*/                   BRA `(.L_x_3) ;
+.L_x_2:
+        /*0050*/                   LDGSTS.E.BYPASS.128 [R91], desc[UR6][R38.64] ;
+.L_x_3:
+        /*0060*/                   HMMA.16816.F32.BF16 R4, R8, R2, R4 ;
+        /*0070*/              @!P0 BRA `(.L_x_4) ;
+        /*0080*/                   SHFL.BFLY PT, R74, R87, 0x4, 0x1f ;
+        /*0090*/                   FMUL R1, R1, R74 ;
+        /*00a0*/                   FMUL R2, R2, R74 ;
+.L_x_4:
+        /*00b0*/               @P3 BRA `(.L_x_0) ;
+        /*00c0*/                   EXIT ;
+.L_x_9:
+        /*00d0*/                   BRA `(.L_x_9) ;
+"""
+
+
+def test_the_usual_trip() -> None:
+    """Copies that may write zeros and what a rising maximum costs are left out, whichever side of a branch they are on."""
+    assert [len(x.members) for x in loops(blocks(LOOP))] == [6, 1]
+    loop = main_loop(LOOP)
+    assert [x.split()[0] for x in loop.usual] == [
+        "ISETP.GT.U32.AND",
+        "@P0",
+        "LDGSTS.E.BYPASS.128",
+        "HMMA.16816.F32.BF16",
+        "@!P0",
+        "@P3",
+    ]
+    assert not loop.holds_loops and loop.classes()["products"] == 1
+    # Where every copy may write zeros, and every trip reduces, both are counted.
+    always = LOOP.replace("R38.64] ;", "R38.64], !P0 ;").replace("              @!P0 BRA `(.L_x_4) ;", " NOP ;")
+    assert len(main_loop(always).usual) == 9 + 1

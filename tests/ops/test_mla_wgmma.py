@@ -1,0 +1,204 @@
+"""mla_decode by products of warpgroups: against the oracle in float64; hostile data; poisoned memory; traffic and registers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvgen import KernelSet, presets
+from kvgen.compile import Unit, compile_unit
+from kvgen.dtypes import dtype
+from kvgen.emit import render_device, render_set, units_of
+from kvgen.ops import MlaDecode
+from kvgen.ops.mla_wgmma import TEMPLATE, applies
+from kvgen.runtime.cpu import machine
+from kvgen.spec.cache import Cache
+from kvgen.spec.loader import LoadedSet
+from tests.ops.batches import PLAIN, Batch
+from tests.ops.harness import offsets_of, package
+from tests.ops.latent import SCALE, Rows, call, latent_scene, op_of
+from tests.ops.memory import aligned
+
+
+def wgmma_set(name: str, cache: Cache, heads: int, **fields: Any) -> KernelSet:
+    """A set for sm_90a alone, whose mla_decode has enough columns."""
+    op = MlaDecode(**({"scale": SCALE} | fields))
+    return KernelSet(name=f"wgmma_{name}", q_heads=heads, cache=cache, arch=("sm_90a",), ops=(op,))
+
+
+SETS = {
+    kernels.name: kernels
+    for kernels in (
+        wgmma_set("plain", presets.max_mla(page_size=64), 64),
+        wgmma_set("two_tiles", presets.max_mla(page_size=16, dtype="f16"), 128, lse_base="2", lse_empty="inf"),
+        # Two pools, pages that end within tiles, columns that do not fill the last block.
+        wgmma_set("rows", presets.flashinfer_mla(dtype="bf16", page_size=3), 20, rows=8, out_dtype="f32"),
+        wgmma_set("balanced", presets.flashinfer_mla(dtype="bf16", page_size=16), 64, rows=2, split="balanced"),
+    )
+}
+ALL = pytest.mark.parametrize("name", SETS)
+SCHEDULES = ("ascending", "descending", 7)
+
+
+def batch_of(totals: tuple[int, ...], **fields: Any) -> Batch:
+    return replace(PLAIN, arch="sm_90a", totals=totals, new=(0,) * len(totals), **fields)
+
+
+def rows_of(kernels: KernelSet, requests: int) -> list[Rows]:
+    rows = op_of(kernels).rows
+    return [Rows(b, b * rows, (b + 1) * rows) for b in range(requests)]
+
+
+@st.composite
+def steps(draw: Any, name: str) -> tuple[Batch, list[int]]:
+    """A batch, and how many rows of q each request has."""
+    kernels = SETS[name]
+    page, most, before = kernels.cache.page_tokens or 1, op_of(kernels).rows, kernels.cache.lengths == "before"
+    edges = sorted({0, 1, 2, 100} | {n + d for n in (page, 32, 64, 96) for d in (-1, 0, 1)})
+    counts = [draw(st.integers(0, most)) for _ in range(draw(st.integers(0, 3)))]
+    totals = tuple(max(draw(st.sampled_from(edges)), r if before else 0) for r in counts)
+    batch = batch_of(
+        totals,
+        padding=draw(st.integers(0, 2)),
+        fill=draw(st.sampled_from(("nan", "inf"))),
+        strided=draw(st.booleans()),
+        schedule=draw(st.sampled_from(SCHEDULES)),
+        seed=draw(st.integers(0, 2**32 - 1)),
+    )
+    return batch, counts
+
+
+@ALL
+@settings(max_examples=2)
+@given(data=st.data())
+def test_a_step(name: str, data: Any) -> None:
+    """Ragged rows; pages without a token, and what comes after the last token, hold NaN or infinity."""
+    batch, counts = data.draw(steps(name))
+    ends = np.cumsum([0, *counts]).tolist()
+    rows = [Rows(b, ends[b], ends[b + 1]) for b in range(len(counts))]
+    scene, q = latent_scene(SETS[name], batch, rows, ends[-1] + batch.padding)
+    offsets = offsets_of(counts, scene.cache.lengths_dtype, 0)
+    call(scene, q, row_offsets=offsets, lse=data.draw(st.booleans()))
+
+
+@pytest.mark.parametrize("name", ["wgmma_two_tiles", "wgmma_balanced"])
+def test_lengths_around_tiles(name: str) -> None:
+    """Tokens before and after where pages, tiles and pairs of them end; padding after the last request."""
+    kernels = SETS[name]
+    least = op_of(kernels).rows if kernels.cache.lengths == "before" else 0
+    totals = tuple(max(n, least) for n in (0, 1, 15, 17, 31, 32, 33, 63, 64, 65, 96, 97, 300))
+    rows = rows_of(kernels, len(totals))
+    scene, q = latent_scene(kernels, batch_of(totals, fill="nan", schedule="descending"), rows, rows[-1].end + 1)
+    call(scene, q)
+
+
+@pytest.mark.parametrize("name", ["wgmma_plain", "wgmma_rows"])
+def test_schedules_agree(name: str) -> None:
+    """Three orders of the threads, the same bits; requests of two tiles, of three, of ten."""
+    kernels, results = SETS[name], []
+    totals = (300, 65, 33)
+    for schedule in SCHEDULES:
+        scene, q = latent_scene(kernels, batch_of(totals, schedule=schedule), rows := rows_of(kernels, 3), rows[-1].end)
+        out, lse, _ = call(scene, q)
+        assert lse is not None
+        results.append((out.tobytes(), lse.tobytes()))
+    assert results[0] == results[1] == results[2]
+
+
+@pytest.mark.parametrize("name", ["wgmma_plain", "wgmma_balanced"])
+def test_hostile_tables_and_lengths(name: str) -> None:
+    """Whatever one request's pages and length are: it is NaN, the error word names it, the others keep their bits."""
+    kernels = SETS[name]
+    rows = op_of(kernels).rows
+    kind = np.iinfo(dtype(kernels.cache.lengths_dtype).numpy())
+    scene, q = latent_scene(kernels, batch_of((70, 90, 40)), rows_of(kernels, 3), 3 * rows)
+    was, was_lse, _ = call(scene, q)
+    tables = [name for name in scene.tables if "page" in name or name == "indices"]
+    for wrong in ("page", "length"):
+        scene, q = latent_scene(kernels, batch_of((70, 90, 40)), rows_of(kernels, 3), 3 * rows)
+        if wrong == "page":
+            table = scene.tables[tables[0]]
+            if table.ndim == 2:
+                table[1, 0] = scene.pages
+            else:
+                table[-(-70 // scene.tokens)] = scene.pages
+        else:
+            scene.tables["lengths"][1] = kind.max
+        out, lse, wanted = call(scene, q)
+        assert wanted.errors != 2**64 - 1 and was_lse is not None and lse is not None
+        others = [*range(rows), *range(2 * rows, 3 * rows)]
+        assert np.isnan(out[rows : 2 * rows].astype(np.float32)).all()
+        assert was[others].tobytes() == out[others].tobytes() and was_lse[others].tobytes() == lse[others].tobytes()
+
+
+def test_a_garbage_token_is_its_own_rows_alone() -> None:
+    """The last row's token is NaN throughout: rows before it keep their bits, it becomes NaN."""
+    kernels = SETS["wgmma_rows"]
+    rows = op_of(kernels).rows
+    scene, q = latent_scene(kernels, batch_of((66,)), rows_of(kernels, 1), rows)
+    was, _, _ = call(scene, q)
+    (keys,) = scene.rows()
+    scene.write(0, 65, [np.full((1, keys.dim), np.nan, q.dtype)])
+    generated = package(kernels)
+    out = np.zeros_like(was)
+    with machine(arch="sm_90a", mode="check", schedule=7):
+        generated.mla_decode(generated.Cache(**scene.arguments())[scene.layer], q=q, out=out)
+    assert out[: rows - 1].tobytes() == was[: rows - 1].tobytes()
+    assert np.isnan(out[rows - 1].astype(np.float32)).all()
+
+
+def test_each_byte_is_read_once() -> None:
+    """Sectors of rows against the fewest, and no bank twice."""
+    kernels, tokens = SETS["wgmma_plain"], 1024
+    memory = aligned(tokens * 1152)
+    kind = dtype(kernels.cache.dtype).numpy()
+    arguments: dict[str, Any] = {
+        "pool": memory.view(kind).reshape(tokens // 64, 1, 1, 64, 1, 576),
+        "page_table": np.random.default_rng(1).permutation(tokens // 64)[None].astype(np.uint32),
+        "lengths": np.array([tokens - 1], dtype(kernels.cache.lengths_dtype).numpy()),
+    }
+    q, out = np.zeros((1, 64, 576), kind), np.zeros((1, 64, 512), kind)
+    generated = package(kernels)
+    with machine(arch="sm_90a", mode="check", schedule=7) as log:
+        generated.mla_decode(generated.Cache(**arguments)[0], q=q, out=out)
+    counters = log.launches[-1].counters
+    read = {n.partition("[")[0]: c.load_sectors for n, c in counters.per_buffer.items() if c.load_requests}
+    assert read["pool"] <= 1.02 * tokens * 1152 / 32
+    twice = [line for line in counters.lines if line.shared.wavefronts > line.shared.ideal_wavefronts]
+    assert not twice
+
+
+@ALL
+def test_sums_stay_in_registers(name: str) -> None:
+    """No spills, and no product that waits for the one before: the assembler says so where it serialises them."""
+    loaded = LoadedSet(SETS[name], "tests/ops/test_mla_wgmma.py", "")
+    files = render_set(loaded) | render_device()
+    units: dict[str, Unit] = {u.name: u for u in units_of(loaded, files, "generated")}
+    image = compile_unit(units[f"{name}/mla_decode"], "sm_90a", "cubin", cache=None)
+    assert image.resources is not None and not image.resources.spill_stores
+    assert "serialized" not in image.log
+
+
+def test_which_sets_have_it() -> None:
+    plain = SETS["wgmma_plain"]
+    assert plain.ops[0].plan(plain)[0].template == TEMPLATE
+    reasons = {
+        "sm_90a's alone": replace_set(plain, arch=("sm_80", "sm_90a")),
+        "has 64 columns": replace_set(plain, q_heads=16),
+        "16-bit": replace_set(plain, cache=presets.flashmla_fp8()),
+        "512 dims": replace_set(plain, cache=presets.max_mla(latent_dim=256, page_size=64)),
+    }
+    for reason, kernels in reasons.items():
+        assert reason in applies(kernels, kernels.q_heads, sparse=False)
+        assert kernels.ops[0].plan(kernels)[0].template != TEMPLATE
+    assert "one by one" in applies(plain, 64, sparse=True)
+
+
+def replace_set(kernels: KernelSet, **fields: Any) -> KernelSet:
+    given: dict[str, Any] = {name: getattr(kernels, name) for name in ("name", "q_heads", "cache", "arch", "ops")}
+    return KernelSet(**(given | fields))

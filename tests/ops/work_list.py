@@ -1,0 +1,232 @@
+"""What a planner leaves in a workspace, read back, and what a step's work must be by its rules."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvgen import KernelSet
+from kvgen.ops.work import LEAST_TILES, OVERHEAD
+from kvgen.reference import TableView
+from kvgen.reference.attention import Arguments, Standing, span
+from kvgen.reference.tables import LIMIT, bad_total, request_of_row
+from kvgen.runtime.faults import Fault
+from kvgen.runtime.workspace import Workspace
+from tests.ops.memory import CANARY, GUARD, Raw, aligned
+
+_NAMES = ("b", "row", "rows", "tokens", "begin", "end", "part", "parts", "slot", "fault")
+PIECE = np.dtype([*((name, "<u4") for name in _NAMES), ("unused", "<u4", 2)])
+FAN_IN = 32  # partial results that are merged at once
+EMPTY, ORPHAN = 1, 3  # rows of nobody, and of nobody because the last offset is wrong
+
+
+@dataclass(frozen=True)
+class WorkList:
+    """A workspace's memory: `starts` of each part's pieces, the pieces, what rows are, counters a slot, and whether some
+    rows are nobody's and the last offset is wrong."""
+
+    starts: NDArray[np.uint32]
+    pieces: NDArray[Any]
+    row_kinds: NDArray[np.uint8]
+    counters: NDArray[np.uint32]
+    others: bool
+    wrong: bool
+
+    def parts(self) -> Iterator[NDArray[Any]]:
+        """The pieces of each part."""
+        for begin, end in itertools.pairwise(self.starts):
+            yield self.pieces[begin:end]
+
+
+def guarded(launcher: Any, max_rows: int, **sizes: Any) -> Workspace:
+    """A workspace full of garbage, canaries around it."""
+    found: Workspace = launcher.workspace(max_rows, **sizes)
+    memory = aligned(found.nbytes + 2 * GUARD)
+    found.view = found.view._replace(pointer=memory.ctypes.data + GUARD, owner=memory)
+    return found
+
+
+def read(workspace: Workspace, columns: int) -> WorkList:
+    """The list in a workspace of `columns` blocks a piece, which has to lie where the kernels look for it."""
+    sizes, memory = workspace.sizes, workspace.view.owner
+    assert isinstance(memory, np.ndarray)
+    inside = memory[GUARD : GUARD + workspace.nbytes]
+    at = 64
+
+    def take(count: int, kind: Any, end: int = 16) -> Raw:
+        nonlocal at
+        found = inside[at : at + count * np.dtype(kind).itemsize].view(kind)
+        at += -(-found.nbytes // end) * end
+        return found
+
+    starts = take(sizes["parts"] + 1, np.uint32)
+    kinds = take(sizes["max_rows"], np.uint8)
+    counters = take(sizes["max_slots"] * columns, np.uint32)
+    pieces = take(sizes["max_pieces"], PIECE)
+    assert at <= workspace.nbytes
+    header = inside[:8].view(np.uint32)
+    return WorkList(starts, pieces[: int(starts[-1])], kinds, counters, bool(header[0]), bool(header[1]))
+
+
+def hold_clean(workspace: Workspace, columns: int) -> None:
+    """Nothing was written around a workspace, and its counters are as the plan left them."""
+    memory = workspace.view.owner
+    assert isinstance(memory, np.ndarray)
+    assert (memory[:GUARD] == CANARY).all() and (memory[-GUARD:] == CANARY).all(), "written beside the workspace"
+    assert not read(workspace, columns).counters.any(), "counters are not 0"
+
+
+# What the list must be ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Span:
+    """The tokens [begin, end) that rows of a request look at; `part` of `parts` of them in `piece`."""
+
+    b: int
+    row: int
+    rows: int
+    tokens: int
+    begin: int
+    end: int
+    fault: int = 0
+    part: int = 0
+    parts: int = 1
+
+    @property
+    def key(self) -> tuple[int, ...]:
+        """All but the tokens of what looks at none."""
+        tokens = (0, 0) if self.begin >= self.end else (self.begin, self.end)
+        return (self.b, self.row, self.rows, self.tokens, *tokens, self.fault, self.part, self.parts)
+
+    def tiles(self, tile: int) -> range:
+        """The tiles that they lie in; one where there are none."""
+        return range(self.begin // tile, max(-(-self.end // tile), self.begin // tile + 1))
+
+
+def of_piece(piece: Any) -> Span:
+    """A piece as it was read."""
+    names = ("b", "row", "rows", "tokens", "begin", "end", "fault", "part", "parts")
+    return Span(*(int(piece[name]) for name in names))
+
+
+def spans(
+    view: TableView, rows: int, total: int, offsets: Raw | None, mask: Any, arguments: dict[str, Any]
+) -> tuple[list[Span], list[int]]:
+    """The requests of a step of `total` rows in order, one Span each, and the kind of every row: 0, EMPTY or ORPHAN."""
+    found: list[Span] = []
+    kinds = [0] * total
+    nobody = ORPHAN if offsets is not None and bad_total(offsets, total) else EMPTY
+    for row in range(total):
+        if offsets is None:
+            b, begin, end = row // rows, row // rows * rows, row // rows * rows + rows
+            if b >= view.requests:
+                kinds[row] = EMPTY
+            elif row == begin:
+                broken = Span(b, begin, rows, begin, 0, 0, Fault.ROW_OFFSETS)
+                found.append(broken if end > total else _span(view, b, begin, rows, mask, arguments))
+            continue
+        whose = request_of_row(offsets, row, total)
+        if whose is None:
+            kinds[row] = nobody
+            continue
+        own = [request_of_row(offsets, r, total) for r in range(whose.begin, whose.end)] if whose.valid else []
+        if not whose.valid or len(own) > rows or any(o is None or o.b != whose.b for o in own):
+            found.append(Span(whose.b, row, 1, row, 0, 0, Fault.ROW_OFFSETS))
+        elif row == whose.begin:
+            found.append(_span(view, whose.b, row, len(own), mask, arguments))
+    return found, kinds
+
+
+def _span(view: TableView, b: int, row: int, rows: int, mask: Any, arguments: dict[str, Any]) -> Span:
+    length = view.length(b)
+    tokens = LIMIT if length is None else min(LIMIT, length + (rows if view.cache.lengths == "before" else 0))
+    whole = Span(b, row, rows, tokens, 0, 0)
+    seen = span(mask, Standing(b, row, np.arange(rows), rows, tokens), Arguments(arguments, 1, 1))
+    if tokens == LIMIT or seen is None or not view.holds(b, tokens):
+        return replace(whole, fault=Fault.LENGTH)
+    return replace(whole, begin=max(seen[0], view.first_token(tokens)), end=seen[1])
+
+
+def balanced(requests: Sequence[Span], parts: int, tile: int) -> list[list[Span]]:
+    """The pieces of each part: all costs on one line, cut into equal shares. A request costs OVERHEAD and its tiles.
+
+    Where there are few more parts than one merge takes, shares are large enough for one merge.
+    """
+    line: list[tuple[int, int | None]] = []
+    for n, request in enumerate(requests):
+        line += [(n, None)] * OVERHEAD + [(n, t) for t in request.tiles(tile)]
+    share = max(OVERHEAD + LEAST_TILES, -(-len(line) // parts))
+    if parts <= FAN_IN * 5 // 4:
+        share = max(share, -(-max((len(r.tiles(tile)) for r in requests), default=0) // FAN_IN))
+    cuts = [[u for u in line[p * share : (p + 1) * share] if u[1] is not None] for p in range(parts)]
+    runs = [
+        [(n, [t for _, t in group if t is not None]) for n, group in itertools.groupby(cut, lambda u: u[0])]
+        for cut in cuts
+    ]
+    counts = np.bincount([n for run in runs for n, _ in run], minlength=len(requests))
+    before = [0] * len(requests)
+    found: list[list[Span]] = []
+    for run in runs:
+        found.append([])
+        for n, tiles in run:
+            found[-1].append(_cut(requests[n], tiles[0] * tile, (tiles[-1] + 1) * tile, before[n], int(counts[n])))
+            before[n] += 1
+    return found
+
+
+def invariant(requests: Sequence[Span], parts: int, tile: int, chunk: int) -> list[list[Span]]:
+    """The same where a request is cut into `chunk` tokens from its first tile on, and parts have as many pieces each."""
+    found = []
+    for request in requests:
+        first, last = request.tiles(tile)[0] * tile, request.tiles(tile)[-1] * tile + 1
+        begins = range(first, last, chunk)
+        found += [_cut(request, t, t + chunk, i, len(begins)) for i, t in enumerate(begins)]
+    cuts = [len(found) * p // parts for p in range(parts + 1)]
+    return [found[a:b] for a, b in itertools.pairwise(cuts)]
+
+
+def _cut(request: Span, begin: int, end: int, part: int, parts: int) -> Span:
+    return replace(request, begin=max(begin, request.begin), end=min(end, request.end), part=part, parts=parts)
+
+
+def hold_list(found: WorkList, wanted: Sequence[Sequence[Span]], kinds: Sequence[int], max_slots: int) -> None:
+    """The list is the wanted one, and the slots of its partial results are nobody else's."""
+    got = [[of_piece(piece) for piece in part] for part in found.parts()]
+    assert [[s.key for s in part] for part in got] == [[s.key for s in part] for part in wanted]
+    assert found.row_kinds[: len(kinds)].tolist() == list(kinds)
+    assert found.others == any(kinds)
+    shared: dict[tuple[int, int], set[int]] = {}
+    for piece in found.pieces[found.pieces["parts"] > 1]:
+        shared.setdefault((int(piece["b"]), int(piece["row"])), set()).add(int(piece["slot"]))
+    taken: set[int] = set()
+    for (b, row), slots in shared.items():
+        assert len(slots) == 1, f"request {b} has several first slots"
+        count = int(found.pieces[(found.pieces["b"] == b) & (found.pieces["row"] == row)]["parts"][0])
+        mine = set(range(min(slots), min(slots) + count))
+        assert not mine & taken and max(mine) < max_slots
+        taken |= mine
+
+
+def hold_whole(requests: Sequence[Span], pieces: Sequence[Span]) -> None:
+    """Every token of every request is in one piece, and a request's pieces follow each other."""
+    for request in requests:
+        mine = [p for p in pieces if (p.b, p.row) == (request.b, request.row)]
+        assert [p.part for p in mine] == list(range(len(mine))) and all(p.parts == len(mine) for p in mine)
+        assert mine, f"request {request.b} has no piece"
+        if request.begin < request.end:
+            ends = [request.begin, *(p.end for p in mine)]
+            assert [p.begin for p in mine] == ends[:-1] and ends[-1] == request.end
+    assert len(pieces) == sum(1 for r in requests for p in pieces if (p.b, p.row) == (r.b, r.row))
+
+
+def columns_of(kernels: KernelSet, op: str) -> int:
+    """Blocks that share a piece of an operation's work."""
+    work = next(o for o in kernels.ops if o.name == op).work(kernels)
+    assert work is not None
+    return work.columns
