@@ -19,6 +19,7 @@ from benchmarks.gpu.machine import is_plain, machine_cases
 from kvgen import CSR, Continuous, Indirect, KernelSet, Ring
 from kvgen.dtypes import dtype
 from kvgen.reference import Decoded, append, decode, gather, seal
+from kvgen.spec.storage import Storage
 from tests.ops.batches import OPEN_TOKENS, PLAIN, Batch
 from tests.ops.closeness import HALF_ULP, Terms, limits, terms
 from tests.ops.edges import raise_edges
@@ -293,7 +294,7 @@ def _decode_cases(kernels: KernelSet, op: Any, blobs: Blobs) -> list[Case]:
         lse, memory = rows_array(count, (kernels.q_heads,), "f32", strided=False)
         case.argument("lse", lse, memory)
         wanted = decode(scene.view, scene.rows(), q, row_offsets=offsets, **given.oracle())
-        _close(case, given, q, wanted)
+        _close(case, given, kernels.cache.storage, q, wanted)
         case.errors(wanted.errors)
         found.append(case.done())
     return found
@@ -323,10 +324,12 @@ def _bit_patterns(scene: Scene, totals: Sequence[int]) -> None:
             scene.write(b, position, [k, v])
 
 
-def _close(case: Builder, given: Terms, q: Raw, wanted: Decoded) -> None:
+def _close(case: Builder, given: Terms, storage: Storage, q: Raw, wanted: Decoded) -> None:
     """How far the result may be off, a row and head (tests.ops.closeness)."""
     kind = given.out
-    whole = case.name == "conversions"  # its values have all magnitudes: a row's largest error says nothing
+    # Its values have all magnitudes: a row's largest error says nothing. Scales round once more, on tensor cores in f16.
+    scaled = any(part.scales is not None for part in storage.segments)
+    whole = case.name == "conversions" and (given.compute == "f32" or not scaled)
     # Its weights are all alike, and exact in any type.
     rule = replace(given, compute="f32") if whole else given
     out_slack, lse_slack = np.zeros(wanted.out.shape if whole else wanted.lse.shape), np.zeros(wanted.lse.shape)

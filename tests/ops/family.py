@@ -162,13 +162,12 @@ def _cache(f: Factors) -> Any:
     return Paged(page_size=page, table=table, stores="k" if f["variant"] == "k_only" else "kv", **fields)
 
 
-def with_operations(name: str, cache: Any) -> KernelSet:
-    """A set of the cache with every operation that it can have; raises ValueError or SpecError if it is none."""
+def with_operations(name: str, cache: Any, *, decodes: bool = True) -> KernelSet:
+    """A set of the cache with every operation that it can have, decode if asked; raises ValueError or SpecError if it is none."""
     found: list[Any] = [ops.Append(), ops.Gather()]
     if cache.storage.residual:
         found.insert(0, ops.Seal())
-    # Every other set decodes, but in a campaign all do: its kernels are the ones that take long to compile.
-    if cache.stores == "kv" and ("KVGEN_FAMILY" in os.environ or zlib.crc32(name.encode()) % 2):
+    if cache.stores == "kv" and decodes:
         found.append(ops.Decode())
     fields: dict[str, Any] = {"name": name, "q_heads": cache.kv_heads * 2, "cache": cache}
     try:
@@ -180,7 +179,8 @@ def with_operations(name: str, cache: Any) -> KernelSet:
 
 def family_set(name: str, f: Factors) -> KernelSet:
     """The set of a combination; raises ValueError or SpecError if it is none."""
-    return with_operations(name, _cache(f))
+    # Every other one decodes, but in a campaign all do: of its kernels decode is the one that takes long to compile.
+    return with_operations(name, _cache(f), decodes="KVGEN_FAMILY" in os.environ or zlib.crc32(name.encode()) % 2 == 1)
 
 
 def is_valid(f: Factors) -> bool:

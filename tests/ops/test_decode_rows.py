@@ -20,7 +20,7 @@ from tests.ops.closeness import hold
 
 def _set(name: str, cache: Any, group: int, rows: int, **fields: Any) -> KernelSet:
     decode = ops.Decode(rows=rows, **fields)
-    return KernelSet(name=f"rows_{name}", q_heads=cache.kv_heads * group, cache=cache, ops=(decode,))
+    return KernelSet(name=f"drows_{name}", q_heads=cache.kv_heads * group, cache=cache, ops=(decode,))
 
 
 def _paged(kind: str, heads: int, dim: int, page: int, **fields: Any) -> Paged:
@@ -109,14 +109,14 @@ def _plain(name: str, totals: tuple[int, ...], **fields: Any) -> Batch:
     return replace(PLAIN, totals=totals, new=(0,) * len(totals), arch=arch_of(SETS[name]), **fields)
 
 
-@pytest.mark.parametrize("name", ["rows_one", "rows_fp8"])
+@pytest.mark.parametrize("name", ["drows_one", "drows_fp8"])
 def test_thousands_of_tokens(name: str) -> None:
     """Loud ends, and counted, beside a request of one."""
     for level in (False, True):
         step(SETS[name], _plain(name, (5000, 2), seed=4), level=level).check()
 
 
-@pytest.mark.parametrize("name", ["rows_two", "rows_eight", "rows_f32", "rows_falcon"])
+@pytest.mark.parametrize("name", ["drows_two", "drows_eight", "drows_f32", "drows_falcon"])
 def test_schedules_agree(name: str) -> None:
     results = []
     for schedule in ("ascending", "descending", 12345):
@@ -134,7 +134,7 @@ def test_more_rows_than_tokens(name: str) -> None:
 
 @pytest.mark.parametrize("what", ["q", "k", "v"])
 @pytest.mark.parametrize("value", [np.nan, np.inf, 1e4])
-@pytest.mark.parametrize("name", ["rows_two", "rows_eight", "rows_f32", "rows_falcon", "rows_fp8"])
+@pytest.mark.parametrize("name", ["drows_two", "drows_eight", "drows_f32", "drows_falcon", "drows_fp8"])
 def test_a_garbage_row_is_alone(name: str, value: float, what: str) -> None:
     """The last row of a request is garbage, or the key or the value that came with it: the others are right all the same."""
     found = step(SETS[name], _plain(name, (70, 20)), offsets=False)
@@ -153,7 +153,7 @@ def test_a_garbage_row_is_alone(name: str, value: float, what: str) -> None:
 # Bad data ----------------------------------------------------------------------------------------------------------------
 
 VICTIM = 1
-HOSTILE = ("rows_two", "rows_eight", "rows_f32", "rows_falcon", "rows_fp8_scaled")
+HOSTILE = ("drows_two", "drows_eight", "drows_f32", "drows_falcon", "drows_fp8_scaled")
 
 
 @pytest.mark.parametrize("what", ["minus_one", "pages", "huge", "last", "length", "length_huge"])
@@ -196,7 +196,7 @@ def _spoil(found: Step, what: str) -> None:
 
 
 @pytest.mark.parametrize("counts", [(2, 9, 1), (1, 3, 2)])
-@pytest.mark.parametrize("name", ["rows_two", "rows_eight", "rows_f32"])
+@pytest.mark.parametrize("name", ["drows_two", "drows_eight", "drows_f32"])
 def test_too_many_rows(name: str, counts: tuple[int, ...]) -> None:
     """A request with more rows than the operation is for gives NaN; those beside it do not."""
     rows = SETS[name].ops[0].rows  # type: ignore[attr-defined]
@@ -208,7 +208,7 @@ def test_too_many_rows(name: str, counts: tuple[int, ...]) -> None:
 
 
 @pytest.mark.parametrize(("at", "value"), [(1, 90), (2, 0), (0, 90), (-1, 90), (-1, 1), (1, 2**32 - 1), (2, 1)])
-@pytest.mark.parametrize("name", ["rows_two", "rows_four", "rows_f32"])
+@pytest.mark.parametrize("name", ["drows_two", "drows_four", "drows_f32"])
 def test_bad_offsets(name: str, at: int, value: int) -> None:
     """Offsets that decrease or pass the rows: rows that they contradict each other about are NaN."""
     found = step(SETS[name], _plain(name, (40, 70, 20, 33)), (2, 1, 2, 2), loud=False)
@@ -219,7 +219,7 @@ def test_bad_offsets(name: str, at: int, value: int) -> None:
     assert report is not None and report.code is Fault.ROW_OFFSETS
 
 
-@pytest.mark.parametrize("name", ["rows_two", "rows_eight", "rows_f32"])
+@pytest.mark.parametrize("name", ["drows_two", "drows_eight", "drows_f32"])
 def test_fewer_rows_than_requests_have(name: str) -> None:
     """Without offsets the last request's rows must all be there."""
     found = step(SETS[name], _plain(name, (40, 70)), offsets=False)

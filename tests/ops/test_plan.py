@@ -26,13 +26,13 @@ SETS = {
     s.name: s
     for s in (
         KernelSet(
-            name="plan_after",
+            name="pieces_after",
             q_heads=2,
             cache=Paged(dtype="f32", kv_heads=2, head_dim=4, page_size=16, lengths="after", lengths_dtype="i32"),
             ops=(ops.Decode(rows=8, split="balanced"), ops.Decode(name="fixed", rows=8, split="invariant", chunk=192)),
         ),
         KernelSet(
-            name="plan_before",
+            name="pieces_before",
             q_heads=4,
             cache=Paged(dtype="bf16", kv_heads=1, head_dim=64, page_size=16, lengths_dtype="i64"),
             ops=(
@@ -161,7 +161,7 @@ def test_more_rows_than_threads(op: str) -> None:
     lengths = [3] * 1300
     lengths[700] = 5000
     offsets = [min(b, 1250) for b in range(1301)]
-    step = Step("plan_after", op, lengths, offsets, lengths)
+    step = Step("pieces_after", op, lengths, offsets, lengths)
     workspace = step.workspace(1400, 132)
     step.plan(workspace, 1300)
     parts = step.hold(workspace, 1300)
@@ -171,7 +171,7 @@ def test_more_rows_than_threads(op: str) -> None:
 @pytest.mark.parametrize("op", ["decode", "fixed"])
 def test_no_rows_of_a_request(op: str) -> None:
     """Nothing but padding: no part has anything to do."""
-    step = Step("plan_before", op, [], [0], [])
+    step = Step("pieces_before", op, [], [0], [])
     workspace = step.workspace(4, 3)
     step.plan(workspace, 4)
     assert not any(step.hold(workspace, 4))
@@ -179,7 +179,7 @@ def test_no_rows_of_a_request(op: str) -> None:
 
 def test_a_table_longer_than_the_workspace_is_for() -> None:
     """Its length is a fault of that request alone: pieces of the others are where they are without it."""
-    kernels = SETS["plan_after"]
+    kernels = SETS["pieces_after"]
     pool = np.zeros((1, 2, 1, 16, 2, 4), np.float32)
     lengths = np.array([700, 5000, 300], np.int32)
     tables = {"lengths": lengths, "page_table": np.zeros((3, COLUMNS), np.uint32)}
@@ -215,6 +215,10 @@ def test_workspace_bytes(name: str) -> None:
             assert workspace.nbytes == len(workspace.view.owner) - 2 * GUARD  # type: ignore[arg-type]
             most = 2 * grid * (4 * columns + 16) + 64 * (rows + grid + 8) + 4 * 2 * grid
             assert workspace.nbytes <= most
+    if fixed.WORK.most:
+        few, many = (fixed.workspace_bytes(64, max_tokens=n) for n in (fixed.WORK.most, 2**31))
+        assert few == many, "a window has as many pieces, however long requests are"
+        return
     sizes = [fixed.workspace_bytes(64, max_tokens=n, multiprocessors=m) for n in (1024, 8192) for m in (1, 132)]
     assert sizes[1] - sizes[0] == sizes[3] - sizes[2] < 4096, "multiprocessors hardly matter"
     assert 6 < sizes[2] / sizes[0] < 8

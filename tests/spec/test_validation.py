@@ -246,7 +246,8 @@ CASES: list[tuple[Callable[..., object], dict[str, Any], str]] = [
     (
         kernel_set,
         {"cache": paged(stores="k"), "ops": [ops.Decode()]},
-        "ops: decode needs V, but the cache has stores='k'; use ops.Gather(), or a cache that stores both",
+        "ops: decode needs V, but the cache has stores='k'; use ops.MlaDecode() for latent rows, "
+        "ops.Gather(), or a cache that stores both",
     ),
     (
         kernel_set,
