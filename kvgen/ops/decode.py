@@ -112,19 +112,24 @@ class Decode(Op):
                 "ops: decode needs V, but the cache has stores='k'; use ops.MlaDecode() for latent rows, ops.Gather(), or a "
                 "cache that stores both"
             )
-
         if self.score is not None:
             check_arguments(self.name, self._params(kernels, dtype("u32"), dtype("f32"), 1), kernels)
 
     def _tensor(self, kernels: KernelSet) -> decode_tensor.Shape | None:
         """The block of the kernel for tensor cores; None where that for CUDA cores is taken."""
-        asks = self.score is not None or self.mask.tree is not None
-        hindered = decode_tensor.hindrance(kernels, self.rows, asks)
-        return None if hindered else decode_tensor.shape(kernels, self.rows, asks)
+        return None if self._hindrance(kernels) else decode_tensor.shape(kernels, self.rows, self._asks)
+
+    @property
+    def _asks(self) -> bool:
+        """Whether the kernel asks about scores one by one."""
+        return self.score is not None or self.mask.tree is not None
+
+    def _hindrance(self, kernels: KernelSet) -> str:
+        return decode_tensor.hindrance(kernels, self.rows, self._asks)
 
     def walk(self, kernels: KernelSet) -> tuple[str, str]:
         """("tensor cores" or "CUDA cores", why) of this set's kernel."""
-        why = decode_tensor.hindrance(kernels, self.rows)
+        why = self._hindrance(kernels)
         return ("CUDA cores", why) if why else ("tensor cores", "16-bit operands, keys on M")
 
     def plan(self, kernels: KernelSet) -> tuple[KernelPlan, ...]:

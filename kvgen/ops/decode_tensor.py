@@ -78,7 +78,7 @@ class TensorContext:
     padded: bool
     apart: bool
     hides: bool
-    query_held: str
+    query_held: bool
     ranged: bool
     factor: str
 
@@ -312,7 +312,7 @@ def tensor_context(kernels: KernelSet, d: Attended, scale: float, s: Shape) -> T
         padded=bool(_bytes(storage_k) % 16 or _bytes(storage_v) % 16),
         apart=d.rows > 1 or d.attend.hides,
         hides=d.attend.hides,
-        query_held="true" if held else "false",
+        query_held=held,
         ranged=not s.plain,
         factor=f"{scale!r}f{' * kLog2e' if d.attend.plain else ''}{'' if s.plain else ' * Keys::kFactor'}"
         f"{' * global_scale_of<Key>(cache)' if storage_k.global_scale else ''}",

@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.decode_static import compiled, examine
 from benchmarks.hot_path import blocks, loops, main_loop
-from kvgen import KernelSet, Layout, Paged, Quant, ops
+from kvgen import KernelSet, Layout, Paged, Quant, Score, ops
 from kvgen.bench import Measured, Scene, Workload, measure
 from kvgen.bench.marks import SECTOR
 from kvgen.compile.sass import count, histogram, sass
@@ -155,3 +155,14 @@ def test_the_usual_trip() -> None:
     # Where every copy may write zeros, and every trip reduces, both are counted.
     always = LOOP.replace("R38.64] ;", "R38.64], !P0 ;").replace("              @!P0 BRA `(.L_x_4) ;", " NOP ;")
     assert len(main_loop(always).usual) == 9 + 1
+
+
+@pytest.mark.parametrize("score", [None, Score(softcap=30.0)])
+@pytest.mark.parametrize("head_dim", [128, 512])
+def test_what_show_says_is_what_is_built(head_dim: int, score: Score | None) -> None:
+    """Where scores are changed, sums of 512 dims leave no registers: `walk` and the plan take the same kernel."""
+    cache = Paged(dtype="bf16", kv_heads=1, head_dim=head_dim, page_size=16)
+    op = ops.Decode(score=score)
+    kernels = KernelSet(name="shown", q_heads=4, cache=cache, ops=(op,))
+    simt = op.plan(kernels)[0].template == "ops/decode_simt.cu.j2"
+    assert simt == (op.walk(kernels)[0] == "CUDA cores") == (head_dim == 512 and score is not None)
