@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from kvgen import ops, score
     from kvgen.inline import compile_kernel
+    from kvgen.runtime.error_word import ErrorWord
+    from kvgen.runtime.faults import FaultError
     from kvgen.spec import presets
     from kvgen.spec.cache import Continuous, Latent, Layout, Paged
     from kvgen.spec.kernel_set import KernelSet
@@ -40,6 +42,8 @@ _HOME = {
     **dict.fromkeys(
         ("LinearScaling", "Llama3Scaling", "LongRopeScaling", "Mla", "Model", "Rope", "YarnScaling"), "kvgen.spec.model"
     ),
+    "ErrorWord": "kvgen.runtime.error_word",
+    "FaultError": "kvgen.runtime.faults",
     "KernelSet": "kvgen.spec.kernel_set",
     "Mask": "kvgen.spec.mask",
     "Ragged": "kvgen.spec.ragged",
@@ -53,6 +57,8 @@ __all__ = [
     "Block",
     "Continuous",
     "Dense",
+    "ErrorWord",
+    "FaultError",
     "Indirect",
     "KernelSet",
     "Latent",

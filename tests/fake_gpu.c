@@ -5,12 +5,18 @@
 #define cuDeviceGetAttribute logging_cuDeviceGetAttribute
 #define cuLaunchKernelEx logging_cuLaunchKernelEx
 #define cuStreamSynchronize logging_cuStreamSynchronize
+#define cuEventCreate logging_cuEventCreate
+#define cuEventRecord logging_cuEventRecord
+#define cuEventDestroy_v2 logging_cuEventDestroy_v2
 #include "runtime/fake_driver.c"
 #undef cuPointerGetAttribute
 #undef cuMemAlloc_v2
 #undef cuDeviceGetAttribute
 #undef cuLaunchKernelEx
 #undef cuStreamSynchronize
+#undef cuEventCreate
+#undef cuEventRecord
+#undef cuEventDestroy_v2
 
 enum { LOST = 700, MULTIPROCESSORS = 16, L2_SIZE = 38 };
 static int launches;

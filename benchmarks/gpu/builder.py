@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 
 from benchmarks.gpu.cases import Blobs, Bytes, Case, Close, View
 from kvgen.dtypes import dtype
-from kvgen.runtime.faults import NO_FAULT
 from tests.ops.memory import GUARD, rows_array
 from tests.ops.scenes import Memory, Scene
 
@@ -76,8 +75,8 @@ class Builder:
 
     def errors(self, word: int) -> None:
         """The error word: cleared before, `word` after."""
-        self.argument("errors", np.full(1, NO_FAULT, np.uint64))
-        if word != NO_FAULT:
+        self.argument("errors", np.zeros(1, np.uint64))
+        if word:
             self.expect("errors", np.full(1, word, np.uint64).view(np.uint8))
 
     def rows(self, name: str, count: int, width: Sequence[int], kind: str, values: Raw | None = None) -> Raw:

@@ -21,7 +21,6 @@ from kvgen.bench.scene import LAYER
 from kvgen.dtypes import dtype
 from kvgen.errors import ToolError
 from kvgen.ops import Append, Convert
-from kvgen.runtime.faults import NO_FAULT
 from kvgen.spec.kernel_set import Op
 
 GUARD: Final = 256  # bytes of canaries on either side
@@ -75,7 +74,7 @@ def _case(kernels: KernelSet, op: Op, package: ModuleType, blobs: Blobs, name: s
         _spoil({**tables, **arrays})
     for argument, array in arrays.items():
         _fill(argument, array, case.rng)
-    arrays["errors"] = np.full(1, NO_FAULT, np.uint64)
+    arrays["errors"] = np.zeros(1, np.uint64)
     pools = case.pools(scene, "")
     source_pools: dict[str, tuple[View, ...]] = {}
     source_tables: dict[str, View] = {}

@@ -13,7 +13,7 @@ from kvgen.bench.minimum import minimum_sectors, planning_sectors
 from kvgen.bench.scene import GROUPS, LAYER, Group, Scene
 from kvgen.bench.separate import Pass, separate_passes
 from kvgen.errors import DeviceError
-from kvgen.runtime import clear, describe
+from kvgen.runtime import describe
 from kvgen.runtime.cpu import Launched, machine
 from kvgen.spec.kernel_set import Op
 
@@ -69,7 +69,6 @@ def measure(scene: Scene, op: Op, arch: str | None) -> list[Measured]:
     call = call_of(scene, op)
     cache = scene.package.Cache(**scene.pools, **scene.tables(call.kind, call.rows_each))
     word = np.zeros(1, np.uint64)
-    clear(word)
     arguments = call.arguments() | {"errors": word}
     given = cache if call.launcher.KERNEL.whole else cache[LAYER]
     with machine(arch, "check") as log:

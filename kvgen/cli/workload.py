@@ -19,7 +19,7 @@ from kvgen.cli.project import Project, generated
 from kvgen.ops import Decode
 from kvgen.reference import Decoded, Rows, TableView, cache_rows, decode, gather, seal
 from kvgen.reference.append import locate
-from kvgen.runtime import clear, describe
+from kvgen.runtime import describe
 from kvgen.spec.kernel_set import Op
 
 if TYPE_CHECKING:
@@ -203,7 +203,6 @@ def _one(batch: _Batch, scene: Scene, op: Op, outcome: Outcome) -> None:
         if scene.group(name, call.launcher) in ("input", "weights"):
             array[...] = batch.values(name, array)
     arrays["errors"] = np.zeros(1, np.uint64)
-    clear(arrays["errors"])
     placed = {name: memory.put(array.copy()) for name, array in arrays.items()}
     layer = batch.layer(tables)
     given = planned(call.launcher, layer, call.rows, placed) if hasattr(call.launcher, "workspace") else placed

@@ -365,5 +365,5 @@ ERRORS = Param(
     (1,),
     access="inout",
     optional=True,
-    doc="sticky error word; kvgen.runtime.describe() reads it",
+    doc="sticky error word, 0 if nothing happened: a kvgen.ErrorWord, or an array that kvgen.runtime.describe() reads",
 )

@@ -3,7 +3,8 @@
 from kvgen.runtime.abi import ABI
 from kvgen.runtime.cache import BaseCache, LayerCache, Tensor
 from kvgen.runtime.collection import RoleCache, TileMap
-from kvgen.runtime.faults import Fault, FaultReport, clear, describe
+from kvgen.runtime.error_word import ErrorWord
+from kvgen.runtime.faults import Fault, FaultError, FaultReport, clear, describe
 from kvgen.runtime.launcher import Bound, Kernel, Launcher
 from kvgen.runtime.module import Module
 from kvgen.runtime.operand import TensorOperand
@@ -20,7 +21,9 @@ __all__ = [
     "BasePages",
     "Bound",
     "Count",
+    "ErrorWord",
     "Fault",
+    "FaultError",
     "FaultReport",
     "KVParams",
     "Kernel",

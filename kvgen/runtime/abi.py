@@ -2,4 +2,4 @@
 
 from typing import Final
 
-ABI: Final = 4
+ABI: Final = 5

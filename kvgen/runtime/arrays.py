@@ -45,6 +45,12 @@ class ArrayView(NamedTuple):
     owner: object
 
 
+class Viewed:
+    """Memory of kvgen's own that is passed as an array: `view` says where it lies."""
+
+    view: ArrayView
+
+
 class Dims(dict[str, int]):
     """The symbolic dimensions of one call: name to size, and in `origin` name to the argument that fixed it."""
 
@@ -243,6 +249,8 @@ def _reader(kind: type) -> Callable[[Any, str], ArrayView]:
     """How arrays of one class are read. An array of a library exists only if the library is loaded."""
     if kind is ArrayView:
         return lambda array, name: array
+    if issubclass(kind, Viewed):
+        return lambda array, name: array.view
     numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
     if numpy is not None and issubclass(kind, numpy.ndarray):
         return _read_numpy

@@ -12,6 +12,7 @@ from kvgen.errors import ArgumentError, DeviceError
 from kvgen.runtime.arrays import extent
 from kvgen.runtime.module import cpu_library
 from kvgen.runtime.params import Array
+from kvgen.runtime.stream import no_stream
 
 if TYPE_CHECKING:
     from kvgen.runtime.arrays import ArrayView
@@ -129,10 +130,7 @@ def bind(
     programmatic = arch >= "sm_90"  # as on a GPU: such a kernel may start while the one before it runs
 
     def go(stream: object) -> None:
-        if stream is not None:
-            raise ArgumentError(
-                f"stream: got {type(stream).__name__} with NumPy arrays; the CPU machine has no streams; pass None"
-            )
+        no_stream(stream)
         now = _machine.get()
         if now is not None and now.watch is not None and now is not chosen:
             raise ArgumentError(

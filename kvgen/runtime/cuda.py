@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import functools
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
@@ -20,6 +21,8 @@ Dim3 = tuple[int, int, int]
 Launch = Callable[[int], None]
 
 _STATIC_SHARED_LIMIT: Final = 48 * 1024  # above this a kernel must opt in
+_NOT_READY: Final = 600
+_CAPTURE_IMPLICIT: Final = 906  # the legacy default stream, while a stream that waits for it captures
 
 _HINTS: Final[dict[int, str]] = {
     1: "grid, block or shared memory exceed the device's limits, or an address is not the device's",
@@ -96,6 +99,42 @@ class Driver(Protocol):
 
     def synchronize(self, stream: int, device: int) -> None:
         """Wait for a stream; reports what its kernels did wrong."""
+        ...
+
+    def allocate_pinned(self, nbytes: int, device: int) -> int:
+        """Host memory that the device copies to by itself, uninitialised."""
+        ...
+
+    def free_pinned(self, pointer: int, device: int) -> None:
+        """Give back what `allocate_pinned` returned."""
+        ...
+
+    def read_later(self, target: int, pointer: int, nbytes: int, stream: int, device: int) -> None:
+        """Copy from the device to pinned memory at `target`, behind the work of `stream`; does not wait."""
+        ...
+
+    def fill_later(self, pointer: int, byte: int, nbytes: int, stream: int, device: int) -> None:
+        """Set device memory, behind the work of `stream`; does not wait."""
+        ...
+
+    def event(self, device: int) -> object:
+        """An event without times."""
+        ...
+
+    def free_event(self, event: object, device: int) -> None:
+        """Give back what `event` returned."""
+        ...
+
+    def record(self, event: object, stream: int, device: int) -> None:
+        """Let `event` stand for the work that `stream` has so far."""
+        ...
+
+    def reached(self, event: object, device: int) -> bool:
+        """Whether all work that a recorded event stands for is done; does not wait."""
+        ...
+
+    def capturing(self, stream: int, device: int) -> bool:
+        """Whether work given to `stream` now would go into a graph, or break the capture of another stream."""
         ...
 
 
@@ -234,7 +273,8 @@ class CudaDriver:
         return int(self._within(device, "cuMemAlloc", nbytes))
 
     def free(self, pointer: int, device: int) -> None:
-        self._within(device, "cuMemFree", pointer)
+        with self._beside_captures():  # the last reference may go at any time
+            self._within(device, "cuMemFree", pointer)
 
     def write(self, pointer: int, data: bytes, device: int) -> None:
         self._within(device, "cuMemcpyHtoD", pointer, data, len(data))
@@ -246,6 +286,38 @@ class CudaDriver:
 
     def synchronize(self, stream: int, device: int) -> None:
         self._within(device, "cuStreamSynchronize", stream)
+
+    def allocate_pinned(self, nbytes: int, device: int) -> int:
+        return int(self._within(device, "cuMemHostAlloc", nbytes, 0))
+
+    def free_pinned(self, pointer: int, device: int) -> None:
+        with self._beside_captures():
+            self._within(device, "cuMemFreeHost", pointer)
+
+    def read_later(self, target: int, pointer: int, nbytes: int, stream: int, device: int) -> None:
+        self._within(device, "cuMemcpyDtoHAsync", target, pointer, nbytes, stream)
+
+    def fill_later(self, pointer: int, byte: int, nbytes: int, stream: int, device: int) -> None:
+        self._within(device, "cuMemsetD8Async", pointer, byte, nbytes, stream)
+
+    def event(self, device: int) -> object:
+        untimed = self._api.CUevent_flags.CU_EVENT_DISABLE_TIMING
+        return self._within(device, "cuEventCreate", int(untimed))
+
+    def free_event(self, event: object, device: int) -> None:
+        with self._beside_captures():
+            self._within(device, "cuEventDestroy", event)
+
+    def record(self, event: object, stream: int, device: int) -> None:
+        self._within(device, "cuEventRecord", event, stream)
+
+    def reached(self, event: object, device: int) -> bool:
+        with self._beside_captures():
+            return self._query(device, _NOT_READY, "cuEventQuery", event) is not None
+
+    def capturing(self, stream: int, device: int) -> bool:
+        found = self._query(device, _CAPTURE_IMPLICIT, "cuStreamIsCapturing", stream)
+        return found is None or found[0] != self._api.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE
 
     @functools.cached_property
     def _serialization(self) -> Any:
@@ -269,6 +341,29 @@ class CudaDriver:
             return self._call(name, *arguments)
         finally:
             self._call("cuCtxPopCurrent")
+
+    @contextmanager
+    def _beside_captures(self) -> Iterator[None]:
+        """Calls within break no capture, which most calls that may wait do to those of every thread."""
+        relaxed = self._api.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+        mode = self._call("cuThreadExchangeStreamCaptureMode", relaxed)
+        try:
+            yield
+        finally:
+            self._call("cuThreadExchangeStreamCaptureMode", mode)
+
+    def _query(self, device: int, otherwise: int, name: str, *arguments: object) -> tuple[Any, ...] | None:
+        """What a driver call gives in the primary context of `device`; None for the result `otherwise`, an answer too."""
+        self._call("cuCtxPushCurrent", self._context(device)[1])
+        try:
+            result, *values = getattr(self._api, name)(*arguments)
+        finally:
+            self._call("cuCtxPopCurrent")
+        if int(result) == otherwise:
+            return None
+        if result != self._success:
+            raise self._error(name, result)
+        return tuple(values)
 
     def _call(self, name: str, *arguments: object) -> Any:
         result, *values = getattr(self._api, name)(*arguments)

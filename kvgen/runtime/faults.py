@@ -1,7 +1,8 @@
 """The sticky error word that kernels write when device data is wrong.
 
-One u64, all ones when nothing happened. Kernels keep the minimum of `position << 32 | request << 8 | code`, so the word
-does not depend on the order in which blocks ran. The host clears it and reads it when it likes; no launcher does.
+One u64, 0 when nothing happened. A fault is the complement of `position << 32 | request << 8 | code`, and kernels keep the
+largest word, which is the first fault in that order: the word does not depend on the order in which blocks ran. The host
+clears it and reads it when it likes; no launcher does.
 """
 
 from __future__ import annotations
@@ -10,7 +11,10 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, Final
 
-NO_FAULT: Final = 2**64 - 1
+from kvgen.errors import ArgumentError, KvgenError
+
+NO_FAULT: Final = 0
+_ALL_ONES: Final = 2**64 - 1
 _MANY: Final = 0xFFFFFF
 
 
@@ -54,23 +58,38 @@ class FaultReport:
         return f"{self.code.name}: {_MEANING[self.code].format(position=self.position, request=request)}"
 
 
-def describe(word: Any) -> FaultReport | None:
-    """What an error word says, None if nothing happened. `word` is an int or a one-element array on the host.
+class FaultError(KvgenError):
+    """Kernels found wrong device data; `report` says what, and is the text."""
 
-    Raises ValueError for a word that no kernel writes.
+    def __init__(self, report: FaultReport) -> None:
+        super().__init__(report)
+        self.report = report
+
+
+def describe(word: Any) -> FaultReport | None:
+    """What an error word says, None if nothing happened. `word` is an int or a one-element array.
+
+    An array on a GPU is waited for. Raises ArgumentError, a ValueError, for a word that no kernel writes.
     """
     value = int(word if isinstance(word, int) else word.reshape(-1)[0])
     if value == NO_FAULT:
         return None
-    try:
-        return FaultReport(Fault(value & 0xFF), value >> 8 & _MANY, value >> 32)
-    except ValueError as error:
-        raise ValueError(
-            f"error word: got {value:#018x}; code {value & 0xFF} is none of {', '.join(f'{f.value} {f.name}' for f in Fault)}; "
-            "was the word cleared (clear(), all ones) before the launch?"
-        ) from error
+    bits = value ^ _ALL_ONES
+    if 0 < value < _ALL_ONES and bits & 0xFF in _MEANING:
+        return FaultReport(Fault(bits & 0xFF), bits >> 8 & _MANY, bits >> 32)
+    if value == _ALL_ONES:
+        rule = "all ones meant no fault up to ABI 4; 0 does now, and kernels cannot report over all ones"
+    else:
+        codes = ", ".join(f"{f.value} {f.name}" for f in Fault)
+        rule = f"no kernel writes that: the low byte of its complement, {bits & 0xFF}, is none of {codes}"
+    raise ArgumentError(
+        f"word: got {value:#018x}; {rule}; pass the u64 that launches got as `errors`, set to 0 (clear) before them"
+    )
 
 
 def clear(word: Any) -> None:
-    """Set an error word, a one-element u64 array that can be assigned to, to "nothing happened"."""
+    """Set an error word, a one-element u64 array that can be assigned to, to 0: nothing happened.
+
+    Until then the word keeps the fault that it holds, unless a kernel reports one of a smaller position or request.
+    """
     word[...] = NO_FAULT

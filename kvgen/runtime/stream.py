@@ -34,3 +34,9 @@ def stream_handle(stream: object) -> int:
             "stream, or an object with __cuda_stream__"
         )
     return handle
+
+
+def no_stream(stream: object) -> None:
+    """Raise ArgumentError for a stream where the CPU machine runs."""
+    if stream is not None:
+        raise ArgumentError(f"stream: got {type(stream).__name__} on the CPU; its machine has no streams; pass None")

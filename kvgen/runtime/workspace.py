@@ -7,25 +7,11 @@ from typing import TYPE_CHECKING, Final
 
 from kvgen.errors import ArgumentError
 from kvgen.runtime.arrays import ArrayView
+from kvgen.runtime.memory import DeviceMemory
 
 if TYPE_CHECKING:
     from kvgen.runtime.cache import LayerCache
     from kvgen.runtime.launcher import Kernel
-
-
-class _DeviceMemory:
-    """Device bytes that are given back when the last reference goes."""
-
-    def __init__(self, nbytes: int, device: int) -> None:
-        from kvgen.runtime import cuda
-
-        self._driver = cuda.driver()
-        self._device = device
-        self.pointer = self._driver.allocate(nbytes, device)
-
-    def __del__(self) -> None:
-        if hasattr(self, "pointer"):
-            self._driver.free(self.pointer, self._device)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +122,7 @@ class Workspace:
             pointer = int(memory.ctypes.data)
         elif kind == "cuda" and (ordinal.isdigit() or not ordinal):
             device = f"cuda:{ordinal or 0}"
-            held = _DeviceMemory(self.nbytes, int(ordinal or 0))
+            held = DeviceMemory(self.nbytes, int(ordinal or 0))
             pointer, owner = held.pointer, held
         else:
             raise ArgumentError(f'device: got {device!r}; it must be "cpu" or "cuda:<ordinal>"; pass cache.device')

@@ -15,9 +15,10 @@ enum class Fault : uint32_t {
   overlap = 9,      // a pair that writes to a page which another one reads or writes
 };
 
-// The sticky error word keeps the smallest (position, request, code): the same one whatever the order of the blocks.
+// The sticky error word, 0 where nothing happened, keeps the smallest (position, request, code) as the complement of these
+// bits: the same one whatever the order of the blocks.
 __device__ __forceinline__ void report(uint64_t* errors, Fault fault, uint32_t request, uint32_t position) {
   if (errors == nullptr) return;
   const uint32_t low = (request < 0xffffffu ? request : 0xffffffu) << 8 | (uint32_t)fault;
-  atomicMin(errors, (uint64_t)position << 32 | low);
+  atomicMax(errors, ~((uint64_t)position << 32 | low));
 }

@@ -13,7 +13,7 @@ from kvgen import Block, Continuous, KernelSet, Latent, Paged, Quant, ops, prese
 from kvgen.cli.project import generated
 from kvgen.dtypes import dtype
 from kvgen.ops import Custom
-from kvgen.runtime import clear, describe
+from kvgen.runtime import describe
 from kvgen.spec.loader import load_file
 from tests.custom.building import CHECK, build
 from tests.custom.document import blocks
@@ -69,7 +69,6 @@ def test_the_documents_kernel_over_other_caches(name: str, tmp_path: Path) -> No
         package.append(layer([0, 0] if cache.lengths == "before" else counts), k, v, offsets)
         q = rng.standard_normal((2, heads, cache.head_dim)).astype(np.float32)
         scores, errors = np.full((2, heads, columns), 5, np.float32), np.zeros(1, np.uint64)
-        clear(errors)
         CHECK(package.dump_scores, layer(counts), q, scores, 0.125, errors=errors)
         assert describe(errors) is None
         for b, rows in enumerate((k[:19], k[19:])):

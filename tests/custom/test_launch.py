@@ -15,7 +15,7 @@ from kvgen import KernelSet, Paged
 from kvgen.cli.project import generated
 from kvgen.errors import ArgumentError
 from kvgen.ops import Array, Custom, Scalar, Size, TensorMap
-from kvgen.runtime import clear, describe
+from kvgen.runtime import describe
 from kvgen.runtime.tensor_map import encode
 from kvgen.tensor_map import TensorMapPlan
 from tests.custom.building import CHECK, build
@@ -127,7 +127,6 @@ def test_every_argument_arrives(every: ModuleType) -> None:
 
 def test_optional_ones_and_the_error_word(every: ModuleType) -> None:
     call, errors = Call(every), np.zeros(1, np.uint64)
-    clear(errors)
     spread = np.array([4, 0, 5, 0], np.uint32)[::2]
     call(maybe=spread, errors=errors, w=5)
     assert call.out[9] == 4 and call.out[6] == 2

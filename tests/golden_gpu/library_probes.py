@@ -152,8 +152,8 @@ def _lanes(arrays: Arrays) -> dict[str, Wanted]:
 
 def _report(arrays: Arrays) -> dict[str, Wanted]:
     given = arrays["in"].reshape(64, 3).astype(object)
-    words = [p << 32 | min(int(r), 0xFFFFFF) << 8 | int(c) % 7 for c, r, p in given]
-    best = [min(int(arrays["errors"][i]), *words[8 * i : 8 * i + 8]) for i in range(8)]
+    words = [2**64 - 1 - (p << 32 | min(int(r), 0xFFFFFF) << 8 | int(c) % 7) for c, r, p in given]
+    best = [max(int(arrays["errors"][i]), *words[8 * i : 8 * i + 8]) for i in range(8)]
     return {"errors": exact(np.array(best, np.uint64))}
 
 
@@ -162,8 +162,8 @@ def _report_inputs() -> dict[str, Array]:
     reports = rng.integers(0, 2**32, (64, 3), np.uint32)
     reports[:, 2] %= 4  # ties in position are broken by the request
     reports[::5, 1] %= 100
-    errors = np.full(8, 2**64 - 1, np.uint64)
-    errors[3] = 0x0000000000000101
+    errors = np.zeros(8, np.uint64)
+    errors[3] = 2**64 - 1 - 0x0000000000000101
     return {"in": reports.reshape(-1), "errors": errors}
 
 

@@ -14,7 +14,7 @@ from tests.golden_gpu.probe import Arrays, Probe
 
 ROWS, REQUESTS, TOKENS, COLUMNS, PAGES = 80, 6, 8, 4, 6
 MAX: Final = 2**32 - 1
-NONE: Final = 2**64 - 1
+ALL: Final = 2**64 - 1  # a reported fault is the complement of its bits
 PAGE_ID, POSITION, LENGTH, OFFSETS = 1, 2, 3, 5
 # Kernel -> whether lengths count the new rows, whether it is a ring, lanes that look for a row.
 KERNELS: Final = {
@@ -38,7 +38,7 @@ def _inputs(wrong: bool) -> dict[str, Array]:
         "offsets": np.array(offsets, np.int32),
         "lengths": np.array(lengths, np.int32),
         "table": table,
-        "errors": np.full(1, NONE, np.uint64),
+        "errors": np.zeros(1, np.uint64),
         "out": np.zeros((ROWS, 5), np.uint32),
     }
 
@@ -76,9 +76,9 @@ def _row(arrays: Arrays, row: int, after: bool, ring: bool) -> tuple[list[int], 
 
 def _wanted(after: bool, ring: bool, arrays: Arrays) -> dict[str, Wanted]:
     found = [_row(arrays, row, after, ring) for row in range(ROWS)]
-    words = [position << 32 | b << 8 | code for _, fault in found if fault for position, b, code in [fault]]
+    words = [ALL - (position << 32 | b << 8 | code) for _, fault in found if fault for position, b, code in [fault]]
     return {
-        "errors": exact(np.array([min(words, default=NONE)], np.uint64)),
+        "errors": exact(np.array([max(words, default=0)], np.uint64)),
         "out": exact(np.array([row for row, _ in found], np.uint32)),
     }
 

@@ -13,7 +13,7 @@ from tests.golden_gpu.probe import Arrays, Probe
 
 LAYERS, PAGES, THREADS, PIECE, TILE = 2, 7, 256, 16, 1024
 SMALL, LARGE, OPEN, OPEN_BYTES = 68, 20480, 4208, 701 * 6
-NONE, MAX, BAD_PAIR = 2**64 - 1, 2**32 - 1, 8
+ALL, MAX, BAD_PAIR = 2**64 - 1, 2**32 - 1, 8
 TILES: Final = 2 + 4 * 2 + 4  # of 6 small pages, 4 large and 4 open ones
 
 
@@ -21,13 +21,13 @@ def _copied(
     before: Array, after: Array, pairs: list[list[int]], size: int, scales: tuple[int, int] = (1, 1)
 ) -> tuple[Array, int]:
     """The pool after the copies of pages' first `size` bytes, and the error word."""
-    word, out = NONE, after.copy()
+    word, out = 0, after.copy()
     for i, (source, target) in enumerate(pairs):
         if source in (-1, MAX) or target in (-1, MAX):
             continue
         one, two = source * scales[0], target * scales[1]
         if min(one, two) < 0 or max(one, two) >= PAGES:
-            word = min(word, i << 32 | i << 8 | BAD_PAIR)
+            word = max(word, ALL - (i << 32 | i << 8 | BAD_PAIR))
             continue
         out[:, two, :size] = before[:, one, :size]
     return out, word
@@ -45,7 +45,7 @@ def _copy_inputs() -> dict[str, Array]:
         "live": np.array([5], np.int32),
         **{name: _pool(n, 120 + n) for name, n in (("small", SMALL), ("large", LARGE), ("open", OPEN))},
         **{f"{name}_to": _pool(n, 121 + n) for name, n in (("small", SMALL), ("large", LARGE), ("open", OPEN))},
-        "errors": np.full(4, NONE, np.uint64),
+        "errors": np.zeros(4, np.uint64),
     }
 
 
@@ -61,14 +61,14 @@ def _copy(arrays: Arrays) -> dict[str, Wanted]:
         after, word = _copied(arrays[name], arrays[f"{name}_to"], own, size, scales)
         found[f"{name}_to"] = exact(after)
         words.append(word)
-    return found | {"errors": exact(np.array([*words, 0], np.uint64))}
+    return found | {"errors": exact(np.array([*words, ALL], np.uint64))}
 
 
 def _within_inputs() -> dict[str, Array]:
     return {
         "pairs": np.array([[2, 3], [4, 4], [-1, 1], [0, PAGES]], np.int32),
         "small": _pool(SMALL, 130),
-        "errors": np.full(1, NONE, np.uint64),
+        "errors": np.zeros(1, np.uint64),
     }
 
 
@@ -108,7 +108,7 @@ def _numbers(arrays: Arrays) -> dict[str, Wanted]:
             48 + 2 * 20,
             min(i, 3),
             x == -1,
-            2 * x if 0 <= 2 * x < PAGES else NONE,
+            2 * x if 0 <= 2 * x < PAGES else ALL,
             0 if x < 0 else min(x, 3),
             i,
             -(-i // 4),

@@ -22,7 +22,7 @@ from kvgen.ops import Decode
 from kvgen.reference import Decoded, Rows, append, decode, gather, seal
 from kvgen.reference.elements import Elements
 from kvgen.reference.segments import Coded, Plain
-from kvgen.runtime import clear, describe
+from kvgen.runtime import describe
 from kvgen.runtime.cpu import machine
 from kvgen.spec.loader import LoadedSet
 from tests.ops.batches import Batch
@@ -93,7 +93,6 @@ class Run:
     def __init__(self, scene: Scene, op: str, call: Callable[..., None], **arguments: Any) -> None:
         self.scene = scene
         word = np.zeros(1, np.uint64)
-        clear(word)
         generated = package(scene.kernels).Cache(**scene.arguments())
         with on_machine(scene.batch):
             call(generated[scene.layer], **arguments, errors=word if scene.batch.errors else None)

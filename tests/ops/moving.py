@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from kvgen import CSR, KernelSet, ops
 from kvgen.ops.copy_pages import lists_of
-from kvgen.runtime import clear, describe
+from kvgen.runtime import describe
 from kvgen.runtime.cpu import Launched, machine
 from kvgen.spec.cache import Cache
 from kvgen.spec.kernel_set import Op
@@ -80,7 +80,6 @@ def launch(
     call = getattr(generated, op)
     call = getattr(call, step) if step else call
     word = np.zeros(1, np.uint64)
-    clear(word)
     with machine(arch=batch.arch, mode=mode, schedule=batch.schedule) as log:
         call(generated.Cache(**scene.arguments()), *arguments, errors=word if batch.errors else None, **named)
     return (int(word[0]) if batch.errors else None), tuple(log.launches)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from kvgen import KernelSet, Paged, Ring, ops, presets
 from kvgen.reference import convert
 from kvgen.reference.segments import Coded
-from kvgen.runtime import Fault, clear, describe
+from kvgen.runtime import Fault, describe
 from kvgen.runtime.cpu import machine
 from kvgen.spec.cache import Cache
 from tests.ops.batches import PLAIN, Batch, batches, capacity
@@ -88,7 +88,6 @@ def check(target: Scene, source: Scene, *, max_tokens: int | None = None) -> int
         same_scales=op.same_scales,
     )
     word = np.zeros(1, np.uint64)
-    clear(word)
     generated = package(target.kernels)
     with on_machine(target.batch):
         cache = generated.Cache(**target.arguments())
@@ -255,7 +254,6 @@ def test_no_sector_is_moved_twice(name: str) -> None:
     own = KernelSet(name="source", q_heads=kernels.q_heads, cache=BULK[name][0], ops=(ops.Gather(),))
     source = Scene(own, replace(batch, fill="bytes"), batch.totals)
     errors = np.zeros(1, np.uint64)
-    clear(errors)
     generated = package(kernels)
     with machine(arch="sm_90a", mode="check") as log:
         cache = generated.Cache(**_packed(target))[target.layer]

@@ -31,7 +31,7 @@ def check(scene: Scene, *, check_first: bool = False, **given: Any) -> int:
     arrays = {k: v for k, v in given.items() if not k.startswith("num_")}
     word = copy_pages(scene.cache, scene.arrays(expected), arrays.pop("pairs"), **arrays, **counts)
     if check_first:
-        word = min(word, overlaps(scene.cache, given["pairs"], scene.pages, counts.get("num_pairs")))
+        word = max(word, overlaps(scene.cache, given["pairs"], scene.pages, counts.get("num_pairs")))
     pairs = given.pop("pairs")
     found, log = launch(scene, "copy_pages", pairs, **given, **(dict[str, Any](check=True) if check_first else {}))
     hold_bytes(scene.snapshot(), expected)

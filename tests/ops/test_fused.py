@@ -23,7 +23,7 @@ from kvgen.reference.rope import Table
 from kvgen.reference.rounding import ulp
 from kvgen.reference.segments import Coded, Plain
 from kvgen.reference.tables import index
-from kvgen.runtime import clear, describe
+from kvgen.runtime import describe
 from kvgen.runtime.faults import Fault
 from tests.ops.batches import PLAIN, Batch, batches
 from tests.ops.fused import SETS
@@ -165,7 +165,6 @@ def fill(scene: Scene, name: str, array: Raw) -> None:
 def run(call: Call) -> int:
     """Launch it; returns the error word."""
     word = np.zeros(1, np.uint64)
-    clear(word)
     generated = package(call.scene.kernels)
     with on_machine(call.scene.batch):
         generated.append(generated.Cache(**call.scene.arguments())[call.scene.layer], **call.arguments, errors=word)

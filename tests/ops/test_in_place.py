@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from kvgen import ops
 from kvgen.dtypes import dtype
 from kvgen.reference.append import Change, changed, locate
-from kvgen.runtime import clear, describe
+from kvgen.runtime import describe
 from kvgen.runtime.cpu import machine
 from kvgen.spec.cache import Cache
 from kvgen.spec.kernel_set import Op
@@ -65,7 +65,6 @@ def run(scene: Scene, name: str, rows: int, offsets: Any) -> tuple[int, dict[str
             fill(scene, spec.name, array)
         arguments[spec.name] = array
     word = np.zeros(1, np.uint64)
-    clear(word)
     with on_machine(scene.batch):
         launcher(generated.Cache(**scene.arguments())[scene.layer], **arguments, errors=word)
     assert kernels is scene.kernels

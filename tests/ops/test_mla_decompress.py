@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from kvgen import KernelSet, Latent, Layout, ops, presets
 from kvgen.dtypes import dtype
 from kvgen.reference import Gathered, mla_decompress, mla_plan
-from kvgen.runtime import Fault, clear, describe
+from kvgen.runtime import Fault, describe
 from kvgen.runtime.cpu import machine
 from tests.ops.batches import PLAIN, Batch, batches
 from tests.ops.chosen import CHOSEN, chosen
@@ -170,7 +170,6 @@ def test_no_sector_is_moved_twice(op: str, dims: int) -> None:
     scene = Scene(BULK, batch, batch.totals)
     out, _ = rows_array(4096, (dims,), "bf16", strided=False)
     errors = np.zeros(1, np.uint64)
-    clear(errors)
     with machine(arch="sm_90a", mode="check") as log:
         getattr(package(BULK), op)(
             package(BULK).Cache(**scene.arguments())[scene.layer],

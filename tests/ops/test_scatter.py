@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from kvgen import KernelSet, Ring, ops, presets
 from kvgen.dtypes import dtype
-from kvgen.runtime import Fault, clear, describe
+from kvgen.runtime import Fault, describe
 from kvgen.runtime.cpu import machine
 from tests.ops.batches import PLAIN, Batch, batches
 from tests.ops.chosen import CHOSEN
@@ -143,7 +143,6 @@ def test_no_sector_is_moved_twice(name: str, op: str) -> None:
     scene = Scene(kernels, batch, batch.totals)
     rows = new_rows(scene, TOKENS)
     errors, offsets = np.zeros(1, np.uint64), np.array([0, TOKENS], dtype(index_name(kernels, op)).numpy())
-    clear(errors)
     generated = package(kernels)
     named = {f"{n}_out" if op == "gather_raw" else n: array for n, array in rows.items()}
     with machine(arch="sm_90a", mode="check") as log:

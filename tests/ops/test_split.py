@@ -13,7 +13,7 @@ from kvgen import CSR, Continuous, KernelSet, Layout, Paged, Ring, ops, presets
 from kvgen.reference import Decoded
 from kvgen.reference.attention import Standing
 from kvgen.reference.decode import Seen, attend
-from kvgen.runtime import Fault, clear, describe
+from kvgen.runtime import Fault, describe
 from kvgen.runtime.workspace import Workspace
 from tests.ops import work_list
 from tests.ops.attending import Step, arch_of, step
@@ -379,7 +379,6 @@ def test_planned_for_another_batch_since(name: str) -> None:
     rows, launcher = few.op.rows, package(few.scene.kernels).decode
     workspace = planned(few, max_rows=40)
     out, word = np.zeros_like(few.q), np.zeros(1, np.uint64)
-    clear(word)
     with on_machine(few.scene.batch):
         call = launcher.bind(_cache(few)[few.scene.layer], few.q, out, workspace, errors=word)
         plan(many, workspace)

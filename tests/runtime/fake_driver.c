@@ -1,4 +1,5 @@
-// A libcuda that keeps a log instead of a GPU: two devices, contexts 0x100 and 0x101, one function handle.
+// A libcuda that keeps a log instead of a GPU: two devices, contexts 0x100 and 0x101, one function handle. What streams are
+// given besides launches waits in one queue until fake_run or a synchronisation. Captures are begun by fake_capture.
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stdarg.h>
@@ -9,7 +10,8 @@
 #include <string.h>
 
 typedef int Result;
-enum { SUCCESS = 0, INVALID_VALUE = 1, INVALID_CONTEXT = 201, WRONG_ARCHITECTURE = 209, NOT_FOUND = 500 };
+enum { SUCCESS = 0, INVALID_VALUE = 1, INVALID_CONTEXT = 201, WRONG_ARCHITECTURE = 209, NOT_FOUND = 500, NOT_READY = 600,
+       LOST_CONTEXT = 700, CAPTURE_UNSUPPORTED = 900, CAPTURE_IMPLICIT = 906 };
 
 static char text[1 << 16];
 static size_t used;
@@ -57,11 +59,86 @@ Result cuFuncSetAttribute(uintptr_t function, int attribute, int value) {
     record("attribute %d = %d\n", attribute, value);
     return value <= 232448 ? SUCCESS : INVALID_VALUE;
 }
-Result cuMemAlloc_v2(uintptr_t *pointer, size_t bytes) { *pointer = (uintptr_t)malloc(bytes); return SUCCESS; }
-Result cuMemFree_v2(uintptr_t pointer) { free((void *)pointer); return SUCCESS; }
+static int held;  // allocations and events that live
+Result cuMemAlloc_v2(uintptr_t *pointer, size_t bytes) { ++held; *pointer = (uintptr_t)malloc(bytes); return SUCCESS; }
+int fake_held(void) { return held; }
+
+// The stream that captures (0: none), and how this thread minds it: 0 global, 2 relaxed.
+static uintptr_t capturing;
+static int minds, broken;
+void fake_capture(uintptr_t stream) { capturing = stream; }
+int fake_broken(void) { return broken; }
+static Result may(const char *what, uintptr_t stream) {
+    if (!capturing || (stream && stream != capturing)) return SUCCESS;
+    record("%s breaks the capture\n", what);
+    broken = 1;
+    return CAPTURE_UNSUPPORTED;
+}
+// A call that may wait.
+static Result unsafe(const char *what) { return minds == 2 ? SUCCESS : may(what, 0); }
+Result cuThreadExchangeStreamCaptureMode(int *mode) {
+    int was = minds;
+    minds = *mode, *mode = was;
+    return SUCCESS;
+}
+static int gone;
+void fake_lose(void) { gone = 1; }
+Result cuStreamIsCapturing(uintptr_t stream, int *status) {
+    if (gone) return LOST_CONTEXT;
+    if (capturing && !stream) return CAPTURE_IMPLICIT;
+    *status = capturing && stream == capturing;
+    return SUCCESS;
+}
+
+typedef struct { void *to; const void *from; size_t bytes; int byte, event; } Work;
+static Work queue[64];
+static int queued, asked[16], done[16], events;
+void fake_run(int most) {
+    int n = most < queued ? most : queued;
+    for (int i = 0; i < n; ++i) {
+        Work w = queue[i];
+        if (w.from) memcpy(w.to, w.from, w.bytes);
+        else if (w.to) memset(w.to, w.byte, w.bytes);
+        else ++done[w.event];
+    }
+    memmove(queue, queue + n, (queued -= n) * sizeof *queue);
+}
+static Result later(const char *what, uintptr_t stream, Work work) {
+    Result result = may(what, stream);
+    if (result) return result;
+    record("%s in %zx stream %zx\n", what, (size_t)current(), (size_t)stream);
+    queue[queued++] = work;
+    return SUCCESS;
+}
+Result cuMemcpyDtoHAsync_v2(void *to, uintptr_t from, size_t bytes, uintptr_t stream) {
+    return later("copy", stream, (Work){to, (void *)from, bytes, 0, 0});
+}
+Result cuMemsetD8Async(uintptr_t to, unsigned char byte, size_t bytes, uintptr_t stream) {
+    return later("fill", stream, (Work){(void *)to, NULL, bytes, byte, 0});
+}
+Result cuMemHostAlloc(void **pointer, size_t bytes, unsigned flags) { ++held; *pointer = malloc(bytes); return SUCCESS; }
+Result cuMemFreeHost(void *pointer) { --held; free(pointer); return unsafe("freeing host memory"); }
+Result cuEventCreate(uintptr_t *event, unsigned flags) {
+    ++held, *event = 0x700 + events++;
+    return flags == 2 ? SUCCESS : INVALID_VALUE;
+}
+Result cuEventDestroy_v2(uintptr_t event) { --held; return unsafe("destroying an event"); }
+Result cuEventRecord(uintptr_t event, uintptr_t stream) {
+    ++asked[event - 0x700];
+    return later("event", stream, (Work){NULL, NULL, 0, 0, (int)(event - 0x700)});
+}
+Result cuEventQuery(uintptr_t event) {
+    Result result = unsafe("asking for an event");
+    return gone ? LOST_CONTEXT : result ? result : asked[event - 0x700] == done[event - 0x700] ? SUCCESS : NOT_READY;
+}
+Result cuMemFree_v2(uintptr_t pointer) {
+    fake_run(64);
+    --held, free((void *)pointer);
+    return unsafe("freeing memory");
+}
 Result cuMemcpyHtoD_v2(uintptr_t to, const void *from, size_t bytes) { memcpy((void *)to, from, bytes); return SUCCESS; }
 Result cuMemcpyDtoH_v2(void *to, uintptr_t from, size_t bytes) { memcpy(to, (void *)from, bytes); return SUCCESS; }
-Result cuStreamSynchronize(uintptr_t stream) { record("wait %zx\n", (size_t)stream); return SUCCESS; }
+Result cuStreamSynchronize(uintptr_t stream) { fake_run(64), record("wait %zx\n", (size_t)stream); return SUCCESS; }
 
 typedef struct { int id; char pad[4]; union { int flag; char bytes[64]; } value; } Attribute;
 typedef struct { unsigned grid[3], block[3], shared; uintptr_t stream; Attribute *attributes; unsigned count; } Config;

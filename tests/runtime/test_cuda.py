@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import os
-import shutil
-import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -275,38 +272,6 @@ def test_a_machine_without_libcuda_points_to_the_cpu_machine(monkeypatch: pytest
     monkeypatch.setattr(api, "cuInit", absent)
     with pytest.raises(DeviceError, match=r"^cuda: libcuda not found; .*NumPy arrays run on the CPU machine"):
         cuda.CudaDriver()
-
-
-@pytest.fixture(scope="module")
-def in_fake_cuda(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
-    """Runs Python in a process whose libcuda is fake_driver.c, so that CudaDriver is tested through cuda.bindings."""
-    compiler = shutil.which("cc") or shutil.which("gcc")
-    if compiler is None or not sys.platform.startswith("linux"):
-        pytest.skip("the fake libcuda needs Linux and a C compiler")
-    pytest.importorskip("cuda.bindings.driver")
-    folder = tmp_path_factory.mktemp("libcuda")
-    source = str(HERE / "fake_driver.c")
-    subprocess.run([compiler, "-shared", "-fPIC", "-o", str(folder / "libcuda.so.1"), source, "-ldl"], check=True)
-    prelude = """
-import ctypes
-import cuda.bindings.driver as api
-from kvgen.errors import DeviceError
-from kvgen.runtime import cuda, packing
-driver = cuda.driver()
-fake = ctypes.CDLL("libcuda.so.1")
-fake.fake_log.restype = ctypes.c_char_p
-def current():
-    return hex(int(api.cuCtxGetCurrent()[1]))
-"""
-
-    def run(code: str) -> str:
-        environment = {**os.environ, "LD_LIBRARY_PATH": str(folder)}
-        command = [sys.executable, "-c", prelude + code]
-        done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment)
-        assert done.returncode == 0, done.stderr
-        return done.stdout
-
-    return run
 
 
 def test_the_driver_launches_in_the_devices_context_and_leaves_the_callers(in_fake_cuda: Callable[[str], str]) -> None:

@@ -349,7 +349,7 @@ def test_a_device_workspace_is_freed(driver: NotingDriver) -> None:
 def test_streams_are_the_gpus() -> None:
     call = Call("paged", "append")
     call.stream = 0
-    refused(call.run, "stream: got int with NumPy arrays; the CPU machine has no streams; pass None")
+    refused(call.run, "stream: got int on the CPU; its machine has no streams; pass None")
 
 
 @pytest.mark.parametrize("op", ["append", "gather", "decode"])

@@ -1,4 +1,4 @@
-"""Where a launcher's cubin comes from, the ABI number, and the error word."""
+"""Where a launcher's cubin comes from, and the ABI number."""
 
 from __future__ import annotations
 
@@ -6,15 +6,12 @@ import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 
 from kvgen.compile import Unit, compile_many, text_digest, write_folder
 from kvgen.errors import ConfigError, DeviceError, KvgenError, ToolError
-from kvgen.paths import templates_root
-from kvgen.runtime import ABI, Fault, FaultReport, Module, clear, describe
+from kvgen.runtime import ABI, Module
 from kvgen.runtime import module as module_of
 from tests.runtime.launching import package
 
@@ -146,58 +143,6 @@ def test_a_gpu_that_the_set_is_not_generated_for(capability: tuple[int, int], wa
         cubin(capability)
     assert str(caught.value).startswith(f"compute capability {capability[0]}.{capability[1]}: ")
     assert str(caught.value).endswith(f"add {wanted} to `arch` in the spec")
-
-
-# The error word ------------------------------------------------------------------------------------------------------
-
-MEANINGS = {
-    Fault.PAGE_ID: "PAGE_ID: a page id outside the pool, at token 9 of request 5",
-    Fault.POSITION: "POSITION: token 9 of request 5 lies past its page table, or past the angles of RoPE",
-    Fault.LENGTH: "LENGTH: request 5 has a length that its page table or this step's rows cannot have (token 9)",
-    Fault.SLOT: "SLOT: row 9 has a slot outside the pool",
-    Fault.ROW_OFFSETS: "ROW_OFFSETS: row offsets that decrease, pass the rows, or give request 5 too many rows (row 9)",
-    Fault.TABLE: "TABLE: an index into the page table that leaves it, at token 9 of request 5",
-    Fault.LORA_END: "LORA_END: lora_end_idx counts rows that this step does not have, from row 9 (request 5) on",
-    Fault.PAIR: "PAIR: pair 9 names a page outside its pool",
-    Fault.OVERLAP: "OVERLAP: pair 9 writes to a page that another pair reads, or that an earlier one writes",
-}
-
-
-@pytest.mark.parametrize("code", Fault)
-def test_every_code_is_described(code: Fault) -> None:
-    word = 9 << 32 | 5 << 8 | code
-    for given in (word, np.uint64(word), np.array([word], np.uint64)):
-        found = describe(given)
-        assert found == FaultReport(code, request=5, position=9)
-        assert str(found) == MEANINGS[code]
-
-
-def test_the_codes_are_the_kernels() -> None:
-    text = (templates_root() / "device/fault.cuh").read_text(encoding="utf-8")
-    kernels = dict(re.findall(r"^  (\w+) = (\d+),", text, re.MULTILINE))
-    assert {name.upper(): int(code) for name, code in kernels.items() if code != "0"} == Fault.__members__
-
-
-def test_requests_past_the_words_field_are_not_named_wrongly() -> None:
-    assert (
-        str(describe(1 << 32 | 0xFFFFFF << 8 | 1))
-        == "PAGE_ID: a page id outside the pool, at token 1 of request >= 16777215"
-    )
-
-
-@pytest.mark.parametrize("kind", [np.uint64, np.int64])
-def test_a_cleared_word_says_nothing(kind: Any) -> None:
-    word = np.zeros(1, kind)
-    clear(word.view(np.uint64))
-    assert describe(word.view(np.uint64)) is None
-
-
-@pytest.mark.parametrize("word", [0, 100, 0xFF, 3 << 32 | 200])
-def test_words_that_no_kernel_writes(word: int) -> None:
-    with pytest.raises(
-        ValueError, match=rf"^error word: got {word:#018x}; code {word & 0xFF} is none of 1 PAGE_ID, .*clear\(\)"
-    ):
-        describe(np.array([word], np.uint64))
 
 
 def test_the_cpu_machine_compiles_nothing_without_jit(monkeypatch: pytest.MonkeyPatch) -> None:

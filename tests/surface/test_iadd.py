@@ -10,7 +10,7 @@ import pytest
 
 from kvgen import KernelSet, ops, presets
 from kvgen.errors import ArgumentError
-from kvgen.runtime import clear, describe
+from kvgen.runtime import describe
 from kvgen.runtime.cpu import machine
 from tests.ops.harness import package
 from tests.surface.marks import proves
@@ -49,7 +49,6 @@ def test_the_first_two_requests_have_adapters(end: str) -> None:
                 expected[tables["page_table"][b, page], role, LAYER, place] += kv[row].reshape(HEADS, DIM)
             token += 1
     word = np.zeros(1, np.uint64)
-    clear(word)
     with machine(mode="check") as log:
         layer = made.Cache(pool, **tables)[LAYER]
         made.lora_add(layer, kv, row_offsets=offsets, lora_end_idx=np.array([m], np.int64), errors=word)
