@@ -30,7 +30,7 @@ class Custom(Op):
     """A kernel of the user's own: `source`, a file of CUDA relative to the spec's folder, or its `text`.
 
     It has `extern "C" __global__ void <name>(const __grid_constant__ Cache cache, ...)`, where `...` are `params` in their
-    order and, with `errors=True`, the sticky error word `uint64_t* errors` (kvgen.runtime.describe). Its text begins with
+    order and, with `errors=True`, the sticky error word `uint64_t* errors` (kvgen.ErrorWord). Its text begins with
     `#include "cache.cuh"`, which is the set's. `grid` has one to three rules for the number of blocks: whole numbers,
     expressions of kvgen.expr, or text such as "ceil_div(T, 4) * kv_heads" over the names of the arrays' and the cache's
     shapes. `shared` are bytes of dynamic shared memory; `writes` says that it stores to the cache's memory.

@@ -14,8 +14,8 @@ import pytest
 from kvgen.bench import WORKLOADS, Scene, Workload, call_of, measure, minimum_sectors
 from kvgen.cli.project import generated
 from kvgen.emulator.classes import CLASSES
-from kvgen.errors import DeviceError, ToolError
-from kvgen.runtime import cuda
+from kvgen.errors import DeviceError, KvgenError, ToolError
+from kvgen.runtime import ABI, cuda
 from kvgen.spec.kernel_set import KernelSet
 from kvgen.spec.loader import load_file
 
@@ -311,6 +311,24 @@ def test_workloads() -> None:
     for sizes in ((0, 1, None), (1, 0, None), (1, 1, 0)):
         with pytest.raises(ToolError, match="must be at least 1"):
             Workload.uniform(*sizes)
+
+
+def test_a_package_of_an_older_abi_gets_one_line(empty: Folder) -> None:
+    """Its imports still resolve, so its first statement behind them says what to do; check names what is stale."""
+    empty.spec("old")
+    empty.kvgen("build")
+    names = "Array BaseCache BasePages Bound Count KVParams Kernel Launcher LayerCache Module Number PagePool Places Pool Role "
+    names += "RoleCache Scalar Source Tensor TensorLayout TensorMap TensorOperand TileMap Work Workspace"
+    text = f"from kvgen.runtime import {', '.join(names.split())}\n\n"
+    text += '_MODULE = Module("old", __file__, arch=("sm_80",), abi=4)\nraise AssertionError("goes on")\n'
+    (empty.out / "old" / "__init__.py").write_text(text, encoding="utf-8")
+    found = empty.kvgen("bench", code=2)
+    line = f"old: generated for runtime ABI 4, this kvgen has {ABI}; run `kvgen build`"
+    assert (found.stdout, found.stderr) == ("", f"error: {line}\n")
+    with pytest.raises(KvgenError) as caught, generated(empty.out, "old"):
+        pass
+    assert str(caught.value) == line
+    assert "kvgen build" in empty.kvgen("check", code=1).stdout
 
 
 def test_requests_longer_than_a_block(empty: Folder) -> None:
