@@ -17,6 +17,7 @@ from kvgen.ops.work import (
     WORKSPACE,
     Attended,
     Split,
+    most_seen,
     most_tokens,
     new_in_length,
     partial_bytes,
@@ -27,7 +28,7 @@ from kvgen.plan import KernelPlan, Param, Work
 from kvgen.spec.kernel_set import KernelSet, Op
 from kvgen.spec.mask import TREE_ROWS, Mask
 from kvgen.spec.score import Score
-from kvgen.spec.table import IndexName, Ring
+from kvgen.spec.table import IndexName
 
 MOST_ROWS: Final = 128
 OutName = Literal["f16", "bf16", "f32", "e4m3"]
@@ -198,16 +199,8 @@ class Decode(Op):
             blocks_per_sm=shape.blocks_per_sm,
             partial_bytes=columns * partial_bytes(shape.cols, kernels.cache.v_dim),
             chunk=self.chunk if self.split == "invariant" else 0,
-            most=self._most_seen(kernels),
+            most=most_seen(kernels, self.rows, self.mask),
         )
-
-    def _most_seen(self, kernels: KernelSet) -> int:
-        """The most tokens of a request that its rows see together; 0: all."""
-        table, mask = kernels.cache.page_table, self.mask
-        found = [table.window] if isinstance(table, Ring) else []
-        found += [mask.window + self.rows] if mask.window and not mask.later else []
-        found += [mask.chunk + self.rows] if mask.chunk and not mask.later else []
-        return min(found, default=0)
 
     def _params(self, kernels: KernelSet, index: DType, out: DType, align: int) -> tuple[Param, ...]:
         """What a call brings, in the order of the kernel's signature."""

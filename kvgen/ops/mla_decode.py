@@ -18,6 +18,7 @@ from kvgen.ops.work import (
     WORKSPACE,
     Attended,
     Split,
+    most_seen,
     most_tokens,
     new_in_length,
     partial_bytes,
@@ -218,6 +219,7 @@ class MlaDecode(Op):
             blocks_per_sm=1,
             partial_bytes=tiles * partial_bytes(shape.cols, cache.latent_dim),
             chunk=self.chunk if self.split == "invariant" else 0,
+            most=most_seen(kernels, self.rows, Mask()),
         )
 
     def _shape(self, kernels: KernelSet, cache: Latent) -> Shape:

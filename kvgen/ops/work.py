@@ -12,6 +12,8 @@ from kvgen.ops.attention import AttentionContext
 from kvgen.ops.cache import entry_name
 from kvgen.plan import KernelPlan, Param
 from kvgen.spec.kernel_set import KernelSet
+from kvgen.spec.mask import Mask
+from kvgen.spec.table import Ring
 
 Split = Literal["none", "balanced", "invariant"]
 
@@ -116,6 +118,15 @@ def row_offsets(index: str) -> Param:
 def most_tokens(attend: AttentionContext) -> str:
     """The most tokens of request claim.b that rows may see, as C."""
     return "load_index(valid_tokens, claim.b)" if attend.padding else "kU32Max - 1"
+
+
+def most_seen(kernels: KernelSet, rows: int, mask: Mask) -> int:
+    """The most tokens of a request that its rows see together, by a ring or by the mask; 0: all."""
+    table = kernels.cache.page_table
+    found = [table.window] if isinstance(table, Ring) else []
+    found += [mask.window + rows] if mask.window and not mask.later else []
+    found += [mask.chunk + rows] if mask.chunk and not mask.later else []
+    return min(found, default=0)
 
 
 def new_in_length(kernels: KernelSet) -> str:

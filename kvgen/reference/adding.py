@@ -19,9 +19,8 @@ Raw = NDArray[Any]
 def new_places(table: TableView, whose: RowRange, row: int, faults: FaultLog) -> tuple[int, Sequence[Place]] | None:
     """The position of row `row` of this step, and where its page of K and V is: as append finds it. None: nowhere."""
     count, t = whose.end - whose.begin, row - whose.begin
-    length = table.length(whose.b)
-    after = length if length is None or table.cache.lengths == "after" else length + count
-    if after is None or not count <= after <= LIMIT:
+    after = table.after(whose.b, count)
+    if after is None:
         faults.add(Fault.LENGTH, whose.b, t)
         return None
     position = after - count + t

@@ -14,7 +14,7 @@ from kvgen.reference.norm import rms_norm, rms_norm_error
 from kvgen.reference.pool import Rows
 from kvgen.reference.rope import Table, rotate, rotate_error
 from kvgen.reference.rounding import ulp
-from kvgen.reference.tables import LIMIT, Place, TableView, bad_total, index, request_of_row
+from kvgen.reference.tables import Place, TableView, bad_total, index, request_of_row
 from kvgen.runtime.faults import Fault
 from kvgen.spec.model import Rope
 from kvgen.spec.norm import RmsNorm
@@ -91,9 +91,8 @@ def _ragged(row_offsets: Raw | None, row: int, total: int) -> NewRow | tuple[int
 
 
 def _positioned(table: TableView, faults: FaultLog, row: int, b: int, t: int, count: int, unfit: Unfit) -> NewRow:
-    length = table.length(b)
-    after = length if length is None or table.cache.lengths == "after" else length + count
-    if after is None or not count <= after <= LIMIT:
+    after = table.after(b, count)
+    if after is None:
         faults.add(Fault.LENGTH, b, t)
         return NewRow("unknown")
     position = after - count + t

@@ -44,7 +44,7 @@ def positions(
             continue
         t = row - whose.begin
         start = 0 if starts is None else index(starts[whose.b])
-        if start is None or start + whose.end - whose.begin > LIMIT:
+        if start is None or start + whose.end - whose.begin >= LIMIT:
             faults.add(Fault.LENGTH, whose.b, t)
             yield row, whose.b, None
         else:

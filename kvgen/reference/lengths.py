@@ -30,13 +30,11 @@ def new_rows(offsets: NDArray[Any] | None, b: int) -> int | Fault:
 
 def tokens_of(table: TableView, offsets: NDArray[Any] | None, b: int) -> int | Fault:
     """Tokens of request b, cached and new."""
-    length, new = table.length(b), new_rows(offsets, b)
+    new = new_rows(offsets, b)
     if isinstance(new, Fault):
         return new
-    if length is None:
-        return Fault.LENGTH
-    total = length + new if table.cache.lengths == "before" else length
-    return total if new <= total < LIMIT else Fault.LENGTH
+    total = table.after(b, new)
+    return Fault.LENGTH if total is None else total
 
 
 def row_offsets(table: TableView, kind: np.dtype[Any], offsets: NDArray[Any] | None = None) -> tuple[NDArray[Any], int]:

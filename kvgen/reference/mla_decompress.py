@@ -46,7 +46,7 @@ def mla_decompress(
         failed[row], out[row] = True, np.nan
         if isinstance(keys, Fault):
             faults.add(keys, whose.b, t)
-        elif start is None or start + whose.end - whose.begin > LIMIT:
+        elif start is None or start + whose.end - whose.begin >= LIMIT:
             faults.add(Fault.LENGTH, whose.b, t)
         elif start + t >= keys:
             failed[row] = start + t >= -(-keys // alignment) * alignment

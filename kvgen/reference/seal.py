@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from kvgen.reference.faults import FaultLog
 from kvgen.reference.pool import Rows
-from kvgen.reference.tables import LIMIT, TableView, bad_total, request_of_row
+from kvgen.reference.tables import TableView, bad_total, request_of_row
 from kvgen.runtime.faults import Fault
 
 
@@ -33,9 +33,8 @@ def seal(table: TableView, pools: Sequence[Rows], new: Sequence[NDArray[Any]], *
         if not whose.valid:
             faults.add(Fault.ROW_OFFSETS, whose.b, row)
             continue
-        count, length = whose.end - whose.begin, table.length(whose.b)
-        after = length if length is None or table.cache.lengths == "after" else length + count
-        if after is None or not count <= after <= LIMIT:
+        after = table.after(whose.b, whose.end - whose.begin)
+        if after is None:
             faults.add(Fault.LENGTH, whose.b, row - whose.begin)
         elif whose.b not in done:
             done.add(whose.b)

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvgen.reference.faults import FaultLog
-from kvgen.reference.tables import LIMIT, TableView, bad_total, request_of_row
+from kvgen.reference.tables import TableView, bad_total, request_of_row
 from kvgen.runtime.faults import Fault
 
 
@@ -26,9 +26,8 @@ def slot_mapping(table: TableView, offsets: NDArray[Any], slots: NDArray[Any]) -
             faults.add(Fault.ROW_OFFSETS, whose.b, row)
             continue
         count, t = whose.end - whose.begin, row - whose.begin
-        length = table.length(whose.b)
-        after = length if length is None or table.cache.lengths == "after" else length + count
-        if after is None or not count <= after <= LIMIT:
+        after = table.after(whose.b, count)
+        if after is None:
             faults.add(Fault.LENGTH, whose.b, t)
             continue
         position = after - count + t

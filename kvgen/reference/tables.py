@@ -73,6 +73,12 @@ class TableView:
             return 0
         return None if last is None else index((count - 1) * self.tokens + last)
 
+    def after(self, b: int, new: int) -> int | None:
+        """Tokens of request b with its `new` rows of this step; None where that is no length, or fewer than it has rows."""
+        length = self.length(b)
+        total = length if length is None or self.cache.lengths == "after" else length + new
+        return total if total is not None and new <= total < LIMIT else None
+
     def _csr_pages(self, b: int) -> int | None:
         """Pages of request b; None where its slice decreases or leaves the list."""
         begin, end = (index(x) for x in self.arrays["page_indptr"][b : b + 2])

@@ -79,6 +79,16 @@ __device__ __forceinline__ RowRange range_of(const Index* offsets, uint32_t batc
   return range_at(offsets, batch, request_of<kLanes>(offsets, batch, row, lane, mask), row, num_rows);
 }
 
+// Whether a request cannot have this length and so many new rows; kAfter: it counts them. Either way its tokens, this step's
+// included, are a length themselves: the next step's.
+template <bool kAfter>
+__device__ __forceinline__ bool bad_length(uint32_t length, uint32_t new_rows) {
+  return kAfter ? length < new_rows || length == kU32Max : length >= kU32Max - new_rows;
+}
+
+// Whether a run of tokens from `start` on ends past every length.
+__device__ __forceinline__ bool bad_run(uint32_t start, uint32_t count) { return start >= kU32Max - count; }
+
 // Whether the last offset is wrong, which makes padding of rows, or rows of padding.
 template <typename Index>
 __device__ __forceinline__ bool bad_total(const Index* offsets, uint32_t batch, uint32_t num_rows) {

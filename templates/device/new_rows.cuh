@@ -18,7 +18,7 @@ __device__ __forceinline__ NewRow new_row(const Cache& cache, const RowRange& ra
     return {b, 0, false};
   }
   const uint32_t length = cache.length(b), new_rows = range.end - range.begin;
-  if (kAfter ? length < new_rows || length == kU32Max : length > kU32Max - new_rows) {
+  if (bad_length<kAfter>(length, new_rows)) {
     report(errors, Fault::length, b, row - range.begin);
     return {b, 0, false};
   }

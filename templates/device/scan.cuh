@@ -101,7 +101,7 @@ __device__ __forceinline__ Counted tokens_of(const Cache& cache, const Index* of
   const uint32_t length = cache.length(b);
   const Counted rows = new_rows_of(offsets, cache.batch, b);
   if (rows.fault != Fault::none) return rows;
-  if (kBefore ? length >= kU32Max - rows.count : length == kU32Max || length < rows.count) return {0, Fault::length};
+  if (bad_length<!kBefore>(length, rows.count)) return {0, Fault::length};
   return {kBefore ? length + rows.count : length, Fault::none};
 }
 

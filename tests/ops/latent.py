@@ -75,7 +75,11 @@ SPLIT = {
         ),
         latent_set("balanced_rows", presets.vllm_mla_fp8(), 8, split="balanced"),
         latent_set(
-            "invariant", presets.max_mla(latent_dim=64, rope_dim=16, page_size=16), 8, split="invariant", chunk=64
+            "invariant",
+            Latent(dtype="bf16", latent_dim=64, rope_dim=16, page_size=16, table=Ring(window=200)),
+            8,
+            split="invariant",
+            chunk=64,
         ),
     )
 }

@@ -16,10 +16,12 @@ from kvgen.runtime.cpu import machine
 from kvgen.spec.table import Offsets
 from tests.ops.batches import CHUNK, OPEN_TOKENS, PLAIN, Batch, capacity
 from tests.ops.harness import (
+    Run,
     check_append,
     check_decode,
     check_gather,
     index_name,
+    launcher,
     offsets_of,
     package,
     queries,
@@ -252,6 +254,52 @@ def test_the_last_entry_and_one_past(name: str) -> None:
     index = index_name(kernels, "gather")
     starts = np.array([full - 1, full - 1, 0], offsets_of((), index).dtype)
     check_gather(scene, 5, row_offsets=offsets_of((1, 2, 2), index), starts=starts)
+
+
+LONGEST = 2**32 - 2
+
+
+@pytest.mark.parametrize(
+    ("name", "total"), [("ring_f32", LONGEST), ("ring_f32", LONGEST + 1), ("max_paged", LONGEST + 1)]
+)
+def test_the_longest_request(name: str, total: int) -> None:
+    """A step ends at 2^32 - 2 tokens, which a ring holds, or at one more, which is no length: append, gather and decode agree,
+    and the others of the batch are served."""
+    kernels, right = SETS[name], total == LONGEST
+    batch = replace(
+        batch_for(name, 3), totals=(total, 5, 9) if name == "ring_f32" else (6, 5, 9), new=(1, 1, 1), padding=0
+    )
+
+    def said(scene: Scene, op: str, **arguments: Any) -> None:
+        report = describe(Run(scene, op, launcher(scene, op), **arguments).word)
+        assert (report is None) == right, f"{op}: {report}"
+        assert report is None or (report.code, report.request) == (Fault.LENGTH, 0), f"{op}: {report}"
+
+    def lengthen(scene: Scene) -> Scene:
+        if name != "ring_f32":
+            scene.tables["lengths"][0] = total - 1
+        return scene
+
+    offsets = offsets_of((1, 1, 1), index_name(kernels, "append"))
+    scene = lengthen(scene_before(name, batch))
+    new = check_append(scene, 3, row_offsets=offsets)
+    said(scene, "append", **new, row_offsets=offsets)
+
+    if right:  # after the step its tokens are the length; before it no gather can ask for the newest
+        scene = Scene(kernels, batch, batch.totals)
+        scene.fill(batch.totals)
+    starts = np.array([total - 1, 3, 7], offsets.dtype)
+    out, _ = check_gather(scene, 3, row_offsets=offsets, starts=starts)
+    assert np.isnan(out[0].astype(np.float32)).all() != right
+    outs = {n: np.zeros_like(out) for n in ("k_out", "v_out")}
+    said(scene, "gather", **outs, row_offsets=offsets, starts=starts)
+
+    scene, q = decode_scene(name, batch, 3)
+    lengthen(scene)
+    out, _, wanted = check_decode(scene, q)
+    assert np.isfinite(out[1:].astype(np.float32)).all() and np.isfinite(out[0].astype(np.float32)).all() == right
+    assert (describe(wanted.errors) is None) == right
+    said(scene, "decode", q=q, out=out)
 
 
 def test_past_two_to_the_31(tmp_path: Path) -> None:

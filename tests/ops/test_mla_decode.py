@@ -102,6 +102,21 @@ def test_a_request_does_not_depend_on_its_batch(name: str) -> None:
         assert out.tobytes() == was[kept].tobytes() and lse.tobytes() == was_lse[kept].tobytes()
 
 
+def test_a_workspace_over_a_ring_is_sized_by_its_window() -> None:
+    """Pieces of 64 tokens for the 200 that a row sees, wherever they begin, however long the cache says a request may be."""
+    kernels = SPLIT["mla_invariant"]
+    mla = package(kernels).mla_decode
+    window = mla.WORK.sizes(3, 200, 5)
+    assert window["max_pieces"] == window["max_slots"] == 3 * 5 and window["bytes"] < 2**17
+    for most in (4096, 2**32 - 1):
+        assert mla.WORK.sizes(3, most, 5) == window
+        assert mla.workspace_bytes(3, max_tokens=most, multiprocessors=5) == window["bytes"]
+    assert mla.WORK.sizes(3, 64, 5)["max_pieces"] == 3 * 2
+    batch = replace(some(kernels.name), totals=(1100, 199, 263), new=(0,) * 3)
+    scene, q = latent_scene(kernels, batch, [Rows(b, b, b + 1) for b in range(3)], 3)
+    call(scene, q)
+
+
 @pytest.mark.parametrize("name", ["mla_one_head", "mla_rows", "mla_small_pool", "mla_balanced"])
 def test_hostile_tables_and_lengths(name: str) -> None:
     """Whatever one request's pages and length are: it is NaN, the error word names it, the others keep their bits."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -9,6 +11,7 @@ import pytest
 from kvgen.reference import quant
 from tests.quant.inputs import around, every_half, patterns
 
+ROOT = Path(__file__).resolve().parents[2]
 NARROW = {"e4m3": ml_dtypes.float8_e4m3fn, "e5m2": ml_dtypes.float8_e5m2, "e2m1": ml_dtypes.float4_e2m1fn}
 INF, NAN = np.inf, np.nan
 
@@ -118,6 +121,28 @@ def test_known_asymmetric(block: list[float], scale: float, zero: float, codes: 
     found = quant.quantize(x, s, z, "i8")
     np.testing.assert_array_equal(found, [codes])
     np.testing.assert_array_equal(quant.dequantize(found, s, z, "i8"), [back])
+
+
+def test_the_docs_have_the_scale_of_zeros() -> None:
+    """docs/quantization.md says what a block of zeros stores, in the words of what is chosen for one."""
+
+    def stored(recipe: str, zero: bool = False) -> str:
+        nvfp4 = recipe in ("max", "global")
+        scale, point = quant.choose(
+            np.zeros((1, 16)), "e2m1" if nvfp4 else "i8", "e4m3" if nvfp4 else "f32", recipe, zero, 0.5
+        )
+        assert point is None if not zero else (point is not None and point[0] == 0)
+        significand, exponent = np.frexp(float(scale[0]))
+        assert significand in (0, 0.5)
+        return "0" if not significand else "1" if exponent == 1 else f"2^{exponent - 1}"
+
+    assert stored("amax") == stored("global")
+    text = " ".join((ROOT / "docs" / "quantization.md").read_text(encoding="utf-8").split())
+    assert (
+        f'it stores {stored("amax")} with `"amax"` and `"global"`, {stored("pow2")} with `"pow2"`, {stored("max")} with '
+        f'`"max"`, and {stored("amax", zero=True)} with a zero point, which is 0.'
+    ) in text
+    assert rf"s = \|c\|, {stored('amax', zero=True)} for zeros, z = -sign(c)" in text
 
 
 def test_max_goes_through_e4m3() -> None:

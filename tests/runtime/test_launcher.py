@@ -272,7 +272,7 @@ def test_plan_checks_its_workspace() -> None:
         lambda: decode.plan(layer, None), "workspace: got None; it must be a Workspace; pass the operation's workspace("
     )
     workspace = decode.workspace(2)
-    refused(lambda: decode.plan(layer, workspace, stream=7), "stream: got int with NumPy arrays")
+    refused(lambda: decode.plan(layer, workspace, stream=7), "stream: got int on the CPU")
     for rows in (-1, 3, True, 1.5):
         rule = f"rows: got {rows!r} for a workspace of 2 rows; it counts the rows of q; pass 0 to 2, or a workspace made for more"
         refused(lambda rows=rows: decode.plan(layer, workspace, rows=rows), rule)  # type: ignore[misc]
