@@ -167,6 +167,23 @@ def _report_inputs() -> dict[str, Array]:
     return {"in": reports.reshape(-1), "errors": errors}
 
 
+def _lengths_inputs() -> dict[str, Array]:
+    edge = 2**32 - 1
+    pairs = [
+        (n, rows) for n in (0, 7, *range(edge - 5, edge + 1)) for rows in (0, 1, 2, 6, 7, edge - 2, edge - 1, edge)
+    ]
+    return {"in": np.array(pairs[:64], np.uint32).reshape(-1), "out": np.zeros(64, np.uint32)}
+
+
+def _lengths(arrays: Arrays) -> dict[str, Wanted]:
+    """A request has at most 2^32 - 2 tokens, its new rows among them; 2^32 - 1 is no length."""
+    most, found = 2**32 - 2, []
+    for length, rows in arrays["in"].reshape(64, 2).tolist():
+        past = length + rows > most
+        found.append(past | (not rows <= length <= most) << 1 | past << 2)
+    return {"out": exact(np.array(found, np.uint32))}
+
+
 def _copy(arrays: Arrays) -> dict[str, Wanted]:
     rows = arrays["in"].view(np.uint16).reshape(64, 8)[::-1]
     filled = rows.copy()
@@ -187,6 +204,7 @@ def probes() -> list[Probe]:
     found = [
         Probe("library_types", unit, "library_types", patterns, _types, 32, (6, 1, 1)),
         Probe("library_report", unit, "library_report", _report_inputs, _report, 64),
+        Probe("library_lengths", unit, "library_lengths", _lengths_inputs, _lengths, 64),
         Probe("library_copy", unit, "library_copy", copied, _copy, 64),
     ]
     for short, dtype in (("u32", "uint32"), ("i32", "int32"), ("i64", "int64")):

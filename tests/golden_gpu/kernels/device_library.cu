@@ -73,6 +73,12 @@ extern "C" __global__ void library_report(const uint32_t* in, uint64_t* errors) 
   report(nullptr, Fault::slot, i, i);
 }
 
+// Thread i: what is wrong with a length, or the start of a run, in[2 i], and so many rows, in[2 i + 1].
+extern "C" __global__ void library_lengths(const uint32_t* in, uint32_t* out) {
+  const uint32_t i = threadIdx.x, length = in[2 * i], rows = in[2 * i + 1];
+  out[i] = (uint32_t)bad_length<false>(length, rows) | (uint32_t)bad_length<true>(length, rows) << 1 | (uint32_t)bad_run(length, rows) << 2;
+}
+
 // Eight 16-bit values a thread, with every width of access, and four floats.
 template <uint32_t N>
 __device__ __forceinline__ void pass(const bf16* from, bf16* to) {
