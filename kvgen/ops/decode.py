@@ -21,6 +21,7 @@ from kvgen.ops.work import (
     most_tokens,
     new_in_length,
     partial_bytes,
+    plan_digest,
     planner,
     row_offsets,
 )
@@ -143,6 +144,7 @@ class Decode(Op):
         shape = tensor or decode_simt.shape(kernels, self.rows)
         params = self._params(kernels, index, out, shape.align)
         in_lse = self.sinks == "lse"
+        digest = plan_digest(kernels, self.name, self.work(kernels), attend, self.rows, shape.tile)
         d = Attended(
             entry=entry_name(kernels, self.name),
             params=tuple(p.declaration for p in params),
@@ -157,6 +159,7 @@ class Decode(Op):
             v_size=cache.v_dim,
             vec=math.gcd(4, cache.v_dim),
             planned=self.split != "none",
+            plan_digest=digest,
             sinks=self.sinks is not None,
             blind=self.mask.causal or self.mask.chunk is not None,
             new_in_length=new_in_length(kernels),
@@ -186,6 +189,7 @@ class Decode(Op):
             chunk=self.chunk if self.split == "invariant" else 0,
             columns=columns,
             index=index.name,
+            digest=digest,
         )
 
     def work(self, kernels: KernelSet) -> Work | None:

@@ -22,6 +22,7 @@ from kvgen.ops.work import (
     most_tokens,
     new_in_length,
     partial_bytes,
+    plan_digest,
     planner,
     row_offsets,
 )
@@ -152,6 +153,9 @@ class MlaDecode(Op):
         out = dtype(self.out_dtype or cache.dtype)
         params = self._params(kernels, cache, out, index)
         tiles, planned = -(-columns // shape.cols), self.split != "none"
+        warpgroups = not applies(kernels, columns, self.sparse)
+        tile = PIECE if warpgroups else shape.tokens
+        digest = plan_digest(kernels, self.name, self.work(kernels), attend, self.rows, tile)
         context = MlaDecodeContext(
             d=Attended(
                 entry=entry_name(kernels, self.name),
@@ -167,6 +171,7 @@ class MlaDecode(Op):
                 v_size=cache.latent_dim,
                 vec=4,
                 planned=planned,
+                plan_digest=digest,
                 sinks=False,
                 new_in_length=new_in_length(kernels),
                 most_tokens=most_tokens(attend),
@@ -188,10 +193,8 @@ class MlaDecode(Op):
         shared = tuple((a, shape.shared(a)) for a in kernels.arch)
         template = "ops/mla_decode.cu.j2"
         kernel = KernelPlan(self.name, context.d.entry, template, context, params, grid, THREADS, shared_by_arch=shared)
-        tile = shape.tokens
-        if not applies(kernels, columns, self.sparse):
+        if warpgroups:
             kernel = with_warpgroups(kernels, kernel, context.d, slack=SLACK, factor=context.factor)
-            tile = PIECE
         if not planned:
             return (kernel,)
         chunk = self.chunk if self.split == "invariant" else 0
@@ -204,6 +207,7 @@ class MlaDecode(Op):
             chunk=chunk,
             columns=tiles,
             index=index.name,
+            digest=digest,
         )
 
     def work(self, kernels: KernelSet) -> Work | None:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Final, Literal
 
 from kvgen.dtypes import dtype
 from kvgen.expr import const
 from kvgen.ops.attention import AttentionContext
 from kvgen.ops.cache import entry_name
-from kvgen.plan import KernelPlan, Param
+from kvgen.plan import KernelPlan, Param, Work
 from kvgen.spec.kernel_set import KernelSet
 from kvgen.spec.mask import Mask
 from kvgen.spec.table import Ring
@@ -57,6 +58,7 @@ class PlanContext:
     counters: int
     new_in_length: str
     most_tokens: str
+    digest: int
 
 
 @dataclass(frozen=True)
@@ -65,7 +67,7 @@ class Attended:
 
     `tiles` of columns share a kv head; `vec` dims of the output are written by one access. LSE is (`lse_top` +
     log2(`lse_sum`)) `lse_factor`, `lse_empty` where a row sees no key. `blind`: rows before the first token, of requests with
-    more rows than tokens, see nothing.
+    more rows than tokens, see nothing. A workspace whose plan has another `plan_digest` is refused (0: nothing is planned).
     """
 
     entry: str
@@ -81,6 +83,7 @@ class Attended:
     v_size: int
     vec: int
     planned: bool
+    plan_digest: int
     sinks: bool
     new_in_length: str
     most_tokens: str
@@ -134,6 +137,17 @@ def new_in_length(kernels: KernelSet) -> str:
     return "true" if kernels.cache.lengths == "after" else "false"
 
 
+def plan_digest(kernels: KernelSet, name: str, work: Work | None, attend: AttentionContext, rows: int, tile: int) -> int:
+    """64 bits by which a kernel knows the plans that are its own: of the operation, how its workspace is divided, how its
+    requests are cut and which of their tokens its rows see. 0 without a workspace."""
+    if work is None:
+        return 0
+    sees = (attend.causal, attend.later, attend.window, attend.chunk, attend.padding)
+    window = getattr(kernels.cache.page_table, "window", 0)
+    parts = (entry_name(kernels, name), *astuple(work), rows, tile, *sees, window, kernels.cache.lengths)
+    return int.from_bytes(hashlib.sha256(repr(parts).encode()).digest()[:8], "little")
+
+
 def planner(
     kernels: KernelSet,
     name: str,
@@ -144,6 +158,7 @@ def planner(
     chunk: int,
     columns: int,
     index: str,
+    digest: int,
 ) -> KernelPlan:
     """The planner of operation `name`: one block, once a step."""
     padding = tuple(p for p in attend.params if p.name == "valid_tokens")
@@ -170,6 +185,7 @@ def planner(
         counters=columns,
         new_in_length=new_in_length(kernels),
         most_tokens=most_tokens(attend),
+        digest=digest,
     )
     one = const(1)
     return KernelPlan(

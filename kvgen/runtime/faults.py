@@ -30,6 +30,8 @@ class Fault(IntEnum):
     LORA_END = 7
     PAIR = 8
     OVERLAP = 9
+    PLAN = 10
+    STALE = 11
 
 
 _MEANING: Final = {
@@ -41,6 +43,8 @@ _MEANING: Final = {
     Fault.TABLE: "an index into the page table that leaves it, at token {position} of request {request}",
     Fault.PAIR: "pair {position} names a page outside its pool",
     Fault.OVERLAP: "pair {position} writes to a page that another pair reads, or that an earlier one writes",
+    Fault.PLAN: "a workspace without a plan for this operation, batch and rows, or one that was overwritten",
+    Fault.STALE: "request {request} has {position} tokens now, and the workspace was planned for another number; plan again",
     Fault.LORA_END: "lora_end_idx counts rows that this step does not have, from row {position} (request {request}) on",
 }
 

@@ -13,7 +13,7 @@ from kvgen.runtime.module import Module
 from kvgen.runtime.packing import PackedArgs, ParamKind, Value
 from kvgen.runtime.pages import PagePool, layers_of
 from kvgen.runtime.params import Array, Call, Count, Number, Param, Scalar, Struct, TensorMap, kinds_of
-from kvgen.runtime.workspace import hold_planned, plannable, usable
+from kvgen.runtime.workspace import hold_rows, plannable, usable
 
 Grid = tuple[int, int, int]
 
@@ -81,15 +81,7 @@ class Launcher:
     def prepare_plan(self, cache: LayerCache, arguments: Sequence[object], rows: int | None) -> Bound:
         """The operation's planner on a workspace, the first of its arguments, bound; launching it makes that usable."""
         workspace = usable(arguments[0], self.KERNEL)
-        requests = _layers(self.PLAN, cache)[0].dims["B"]
-        planned = plannable(workspace, rows, cache)
-        bound = self.prepare(cache, arguments, self.PLAN, planned)
-
-        def go(stream: object) -> None:
-            bound(stream)
-            workspace.planned = (planned, requests)
-
-        return Bound(go, bound)
+        return self.prepare(cache, arguments, self.PLAN, plannable(workspace, rows, cache))
 
     def prepare(
         self,
@@ -125,7 +117,7 @@ class Launcher:
             if spec.name == "workspace":
                 held = usable(argument, self.KERNEL)
                 if planned_rows is None:
-                    hold_planned(held, dims["T"], cache.dims["B"])
+                    hold_rows(held, dims["T"])
                 dims.update(held.sizes, planned_rows=planned_rows or 0)
                 found = held.view
             else:

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from kvgen.errors import ArgumentError
-from kvgen.runtime.arrays import ArrayView
-from kvgen.runtime.memory import DeviceMemory
+from kvgen.runtime.arrays import ArrayView, Dims, check, view
+from kvgen.runtime.memory import DeviceMemory, ordinal_of
 
 if TYPE_CHECKING:
     from kvgen.runtime.cache import LayerCache
@@ -63,8 +63,9 @@ def _up(nbytes: int) -> int:
     return -(-nbytes // 16) * 16
 
 
-_HEADER: Final = 64
-_PIECE: Final = 48
+_HEADER: Final = 64  # PlanHeader of device/work.cuh
+_PIECE: Final = 48  # Piece
+_ALIGN: Final = 16
 # Multiprocessors that the CPU machine is taken to have.
 _CPU_MULTIPROCESSORS: Final = 8
 
@@ -87,11 +88,14 @@ def _sizes(
 
 
 class Workspace:
-    """Memory for steps of up to `max_rows` query rows; `nbytes` of it, allocated here and nowhere later.
+    """Memory for steps of up to `max_rows` query rows: `nbytes` bytes, allocated here and nowhere later, or the caller's
+    `memory` (u8 `[>= workspace_bytes(...)]` on `device`, at 16 bytes).
 
-    It serves the operation of `kernel` alone, since others divide theirs differently. `plan()` must have prepared it
-    before the first call; using it from two streams at once is a race. Where requests are cut alike in every batch, it is
-    for requests of up to `max_tokens` tokens.
+    It serves the operation of `kernel` alone, since others divide theirs differently. All that `plan()` prepares lies in
+    that memory, behind a header that says for which operation, batch, rows and sizes; a call that finds another one, or
+    requests whose lengths have changed, gives NaN and reports it. So a workspace made anew over the same memory for the same
+    numbers is the same workspace. Using one from two streams at once is a race. Where requests are cut alike in every batch,
+    it is for requests of up to `max_tokens` tokens.
     """
 
     def __init__(
@@ -102,31 +106,17 @@ class Workspace:
         device: str,
         max_tokens: int | None = None,
         multiprocessors: int | None = None,
+        memory: object = None,
     ) -> None:
+        ordinal = ordinal_of(device)
+        device = "cpu" if ordinal is None else f"cuda:{ordinal}"
         self.sizes = _sizes(work, max_rows, device, max_tokens, multiprocessors)
         self.kernel = kernel
         self.max_rows = max_rows
         # Of windows and rings every request has the pieces that it needs.
         self.max_tokens = max_tokens if work.chunk and not (work.most and work.most <= (max_tokens or 0)) else None
         self.nbytes = self.sizes.pop("bytes")
-        self.planned: tuple[int, int] | None = None  # rows and requests
-        kind, _, ordinal = device.partition(":")
-        if device == "cpu":
-            import numpy as np
-
-            # As a GPU allocates: kernels then touch the same sectors everywhere.
-            raw = np.empty(self.nbytes + 256, np.uint8)
-            start = -int(raw.ctypes.data) % 256
-            memory = raw[start : start + self.nbytes]
-            owner: object = memory
-            pointer = int(memory.ctypes.data)
-        elif kind == "cuda" and (ordinal.isdigit() or not ordinal):
-            device = f"cuda:{ordinal or 0}"
-            held = DeviceMemory(self.nbytes, int(ordinal or 0))
-            pointer, owner = held.pointer, held
-        else:
-            raise ArgumentError(f'device: got {device!r}; it must be "cpu" or "cuda:<ordinal>"; pass cache.device')
-        self.view = ArrayView(pointer, (self.nbytes,), (1,), "u8", device, False, owner)
+        self.view = _allocated(self.nbytes, device) if memory is None else _given(memory, self.nbytes, device)
 
     @staticmethod
     def nbytes_of(
@@ -134,6 +124,32 @@ class Workspace:
     ) -> int:
         """Bytes of such a workspace, which is not allocated; raises ArgumentError as it would."""
         return _sizes(work, max_rows, device, max_tokens, multiprocessors)["bytes"]
+
+
+def _allocated(nbytes: int, device: str) -> ArrayView:
+    ordinal = ordinal_of(device)
+    if ordinal is not None:
+        held = DeviceMemory(nbytes, ordinal)
+        return ArrayView(held.pointer, (nbytes,), (1,), "u8", device, False, held)
+    import numpy as np
+
+    # As a GPU allocates: kernels then touch the same sectors everywhere.
+    raw = np.empty(nbytes + 256, np.uint8)
+    start = -int(raw.ctypes.data) % 256
+    memory = raw[start : start + nbytes]
+    return ArrayView(int(memory.ctypes.data), (nbytes,), (1,), "u8", "cpu", False, memory)
+
+
+def _given(memory: object, nbytes: int, device: str) -> ArrayView:
+    """The caller's memory; ArgumentError for what is no workspace's."""
+    found = view(memory, "memory")
+    check(found, "memory", dtype="u8", shape=(None,), dims=Dims(), writable=True, align=_ALIGN, device=device)
+    if found.shape[0] < nbytes:
+        raise ArgumentError(
+            f"memory: got {found.shape[0]} bytes; this workspace has {nbytes}; pass an array of workspace_bytes(...), called "
+            "with the same numbers"
+        )
+    return found._replace(shape=(nbytes,))
 
 
 def usable(given: object, kernel: Kernel) -> Workspace:
@@ -170,20 +186,10 @@ def plannable(workspace: Workspace, rows: int | None, cache: LayerCache) -> int:
     return rows
 
 
-def hold_planned(workspace: Workspace, rows: int, requests: int) -> None:
-    """Raise ArgumentError unless `workspace` was planned for a step of so many rows and requests."""
+def hold_rows(workspace: Workspace, rows: int) -> None:
+    """Raise ArgumentError unless `workspace` is for so many rows."""
     if rows > workspace.max_rows:
         raise ArgumentError(
             f"workspace: got one for {workspace.max_rows} rows and q with {rows}; it must hold every row; "
             f"pass workspace(max_rows={rows})"
-        )
-    if workspace.planned is None:
-        raise ArgumentError(
-            "workspace: got an unplanned one; plan(cache, workspace) prepares it once per step; call it first"
-        )
-    if workspace.planned != (rows, requests):
-        was, batch = workspace.planned
-        raise ArgumentError(
-            f"workspace: got one planned for {was} rows of {batch} requests, and a call with {rows} rows of {requests}; the plan "
-            f"says which block does what; call plan(cache, workspace, rows={rows}) with this step's cache"
         )

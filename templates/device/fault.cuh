@@ -13,6 +13,8 @@ enum class Fault : uint32_t {
   lora_end = 7,     // a lora_end_idx that counts tokens which the step or its rows do not have
   pair = 8,         // a pair of pages, one of them outside its pool
   overlap = 9,      // a pair that writes to a page which another one reads or writes
+  plan = 10,        // a workspace that has no plan for this call, or one that was overwritten
+  stale = 11,       // a request that has not the length any more that its step was planned with
 };
 
 // The sticky error word, 0 where nothing happened, keeps the smallest (position, request, code) as the complement of these

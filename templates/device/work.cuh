@@ -12,7 +12,8 @@ struct alignas(16) Piece {
   uint32_t part, parts;  // which of the request's pieces
   uint32_t slot;         // of the request's first partial result
   Fault fault;
-  uint32_t unused[2];
+  uint32_t stamp;        // of the plan
+  uint32_t unused;
 };
 
 // Where a score stands: what masks and scores are functions of.
@@ -55,18 +56,24 @@ __device__ __forceinline__ Claim claim_of(const Index* row_offsets, uint32_t bat
   return {range.b, good ? range.begin : row, good ? rows : 1, good ? RowKind::claimed : RowKind::faulty};
 }
 
+// The tokens of request b, the `rows` that this step adds included; 2^32 - 1 where they cannot be counted.
+template <bool kNewInLength, typename Cache>
+__device__ __forceinline__ uint32_t tokens_with(const Cache& cache, uint32_t b, uint32_t rows) {
+  const uint32_t tokens = cache.length(b);
+  // The step's own tokens are in the cache by now.
+  return kNewInLength ? tokens : tokens + min(rows, kU32Max - tokens);
+}
+
 // The whole of a request as one piece. `Sees` says which tokens a row can see: first(position) and last(position, tokens).
 template <bool kNewInLength, typename Sees, typename Cache>
 __device__ __forceinline__ Piece whole_request(const Cache& cache, const Claim& claim, uint32_t most_tokens) {
-  Piece piece = {claim.b, claim.begin, claim.rows, 0, 0, 0, 0, 1, 0, Fault::none, {0, 0}};
+  Piece piece = {claim.b, claim.begin, claim.rows, 0, 0, 0, 0, 1, 0, Fault::none, 0, 0};
   if (claim.kind != RowKind::claimed) {
     piece.tokens = claim.begin;
     piece.fault = Fault::row_offsets;
     return piece;
   }
-  uint32_t tokens = cache.length(claim.b);
-  // The step's own tokens are in the cache by now.
-  if constexpr (!kNewInLength) tokens += min(claim.rows, kU32Max - tokens);
+  const uint32_t tokens = tokens_with<kNewInLength>(cache, claim.b, claim.rows);
   const uint32_t held = Cache::first_token(tokens);
   piece.tokens = tokens;
   if (tokens == kU32Max || most_tokens == kU32Max || (tokens > 0 && !cache.holds(claim.b, held, tokens))) {
@@ -80,9 +87,32 @@ __device__ __forceinline__ Piece whole_request(const Cache& cache, const Claim& 
   return piece;
 }
 
+struct PlanSizes {
+  uint32_t parts, max_rows, max_pieces, max_slots;
+};
+
+// What a workspace begins with: the call that it was planned for. Planner and kernel share `digest`, a constant of the
+// operation and of all that its plans depend on.
+struct alignas(16) PlanHeader {
+  uint32_t magic, batch;
+  uint64_t digest;
+  uint32_t rows, parts, max_rows, max_pieces;
+  uint32_t max_slots, pieces;
+  uint32_t nobodys, wrong_total;  // whether some rows are no request's, whether the last row offset is wrong
+  uint32_t stamp;                 // of every piece: the sum of the requests' stamp_of
+  uint32_t unused[3];
+
+  static constexpr uint32_t kMagic = 0x6e6c706b;  // "kpln"
+
+  __device__ __forceinline__ bool is_for(uint64_t operation, uint32_t requests, uint32_t num_rows, const PlanSizes& sizes) const {
+    return magic == kMagic && digest == operation && batch == requests && rows == num_rows && parts == sizes.parts && max_rows == sizes.max_rows &&
+           max_pieces == sizes.max_pieces && max_slots == sizes.max_slots && pieces <= max_pieces;
+  }
+};
+
 // Where a workspace has what: see kvgen/runtime/workspace.py, which sizes it.
 struct Plan {
-  uint32_t* header;     // whether some rows are nobody's, whether the last offset is wrong
+  PlanHeader* header;
   uint32_t* starts;     // of each part's pieces, and their end
   uint8_t* row_kinds;
   uint32_t* counters;   // of each slot, kv head and tile of columns: how many of its group have finished
@@ -90,16 +120,12 @@ struct Plan {
   float* partials;
 };
 
-struct PlanSizes {
-  uint32_t parts, max_rows, max_pieces, max_slots;
-};
-
 __device__ __forceinline__ Plan plan_in(uint8_t* workspace, const PlanSizes& sizes, uint32_t counters_per_slot) {
   const auto after = [](uint64_t bytes) { return (bytes + 15) & ~15ull; };
   Plan plan;
   uint8_t* at = in_global(workspace);
-  plan.header = (uint32_t*)at;
-  at += 64;
+  plan.header = (PlanHeader*)at;
+  at += sizeof(PlanHeader);
   plan.starts = (uint32_t*)at;
   at += after(4 * ((uint64_t)sizes.parts + 1));
   plan.row_kinds = at;
@@ -110,6 +136,31 @@ __device__ __forceinline__ Plan plan_in(uint8_t* workspace, const PlanSizes& siz
   at += sizeof(Piece) * (uint64_t)sizes.max_pieces;
   plan.partials = (float*)at;
   return plan;
+}
+
+// What tells a request's work from another one's.
+__device__ __forceinline__ uint32_t stamp_of(const Piece& whole) {
+  const uint32_t words[] = {whole.b, whole.row, whole.rows, whole.tokens, whole.begin, whole.end, (uint32_t)whole.fault};
+  uint32_t hash = 0;
+  for (const uint32_t word : words) hash = (hash ^ word ^ hash >> 15) * 0x9e3779b1u;
+  return hash;
+}
+
+// Whether these can be the pieces of a part: all parts' lie behind each other and are all of the list.
+__device__ __forceinline__ bool sound_range(const PlanHeader& header, uint32_t part, uint32_t begin, uint32_t end) {
+  return begin <= end && end <= header.pieces && (part > 0 || begin == 0) && (part + 1 < header.parts || end == header.pieces);
+}
+
+// A piece as the workspace has it, whose header is for this call. What this plan's planner has not written becomes Fault::plan
+// for its rows, or for none where they are not the call's: nothing outside the call or the workspace follows from it.
+template <uint32_t kRows>
+__device__ __forceinline__ Piece read_piece(const Piece* at, const PlanHeader& header) {
+  Piece piece = *at;
+  const bool inside = piece.rows - 1 < kRows && piece.row < header.rows && piece.rows <= header.rows - piece.row;
+  const bool placed = piece.part < piece.parts && (piece.parts == 1 || (piece.slot < header.max_slots && piece.parts <= header.max_slots - piece.slot));
+  const bool sees = piece.begin <= piece.end && piece.end <= piece.tokens && piece.fault <= Fault::row_offsets;
+  if (piece.stamp == header.stamp && inside && placed && piece.b < header.batch && sees) return piece;
+  return {0, piece.row, inside ? piece.rows : 0, 0, 0, 0, 0, 1, 0, Fault::plan, 0, 0};
 }
 
 // --- merging ---------------------------------------------------------------------------------------------------------------
@@ -135,9 +186,12 @@ __device__ __forceinline__ void load_partials(Vec<float, N>& x, const float* p) 
   }
 }
 
-// Publishes this block's writes and takes part in the count; whether it came last, who sets the counter back for the next
-// layer. All threads call it.
-__device__ __forceinline__ bool last_to_finish(uint32_t* counter, uint32_t blocks) {
+// How a block stands among those that share a counter.
+enum class Finished : uint8_t { early, last, miscounted };
+
+// Publishes this block's writes and takes part in the count; who comes last sets the counter back for the next layer. A
+// counter that was not 0 before the first has been overwritten. All threads call it.
+__device__ __forceinline__ Finished finish_among(uint32_t* counter, uint32_t blocks) {
   __threadfence();
   __syncthreads();
   uint32_t before = 0;
@@ -145,9 +199,10 @@ __device__ __forceinline__ bool last_to_finish(uint32_t* counter, uint32_t block
     asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], 1;" : "=r"(before) : "l"(counter) : "memory");
     if (before == blocks - 1) *counter = 0;
   }
-  const bool last = __syncthreads_or(threadIdx.x == 0 && before == blocks - 1);
+  const bool ends = __syncthreads_or(threadIdx.x == 0 && before >= blocks - 1);
   __threadfence();
-  return last;
+  if (!ends) return Finished::early;
+  return __syncthreads_or(threadIdx.x == 0 && before >= blocks) ? Finished::miscounted : Finished::last;
 }
 
 // Factor that turns sums relative to `from` into sums relative to `to`; no tokens yet: 0.
@@ -242,15 +297,23 @@ __device__ __forceinline__ void merge_partials(float* first, uint64_t step, uint
 
 // After a piece's partial result is in its slot: the last block of the request calls finish(col, dim, max, sum, sums) for all of
 // it. `stride` is from one slot's result to the next, `counters` those of this kv head and tile, `each` apart;
-// `scratch` has kMergeFloats in shared memory.
+// `scratch` has kMergeFloats in shared memory. Where a counter was overwritten nobody knows who is last: it is reported, and
+// the blocks that see it share the results out and call finish with a sum of NaN.
 template <uint32_t kThreads, uint32_t kCols, uint32_t kDim, uint32_t kVec, typename Finish>
 __device__ __forceinline__ void merge_request(const Piece& piece, float* partials, uint64_t stride, uint32_t* counters, uint32_t each,
-                                              uint32_t cols, float* scratch, const Finish& finish) {
+                                              uint32_t cols, float* scratch, uint64_t* errors, const Finish& finish) {
   float* first = partials + piece.slot * stride;
   const uint32_t parts = piece.parts, group = piece.part / kFanIn, groups = (parts + kFanIn - 1) / kFanIn;
+  const auto miscounted = [&](uint32_t index, uint32_t blocks) {
+    if (threadIdx.x == 0) report(errors, Fault::plan, 0, 0);
+    for (uint32_t i = threadIdx.x; i < cols * (kDim / kVec); i += kThreads)
+      if (i % blocks == index) finish(i / (kDim / kVec), i % (kDim / kVec) * kVec, 0.0f, nan_f32(), {});
+  };
   // A group's counter is that of its first slot.
   const uint32_t in_group = min(kFanIn, parts - group * kFanIn);
-  if (!last_to_finish(counters + (uint64_t)(piece.slot + group * kFanIn) * each, in_group)) return;
+  Finished finished = finish_among(counters + (uint64_t)(piece.slot + group * kFanIn) * each, in_group);
+  if (finished == Finished::miscounted) miscounted(piece.part % kFanIn, in_group);
+  if (finished != Finished::last) return;
   if (groups == 1) return merge_partials<kThreads, kCols, kDim, kVec>(first, stride, parts, cols, scratch, finish);
   using P = Partial<kCols, kDim>;
   float* leader = first + (uint64_t)group * kFanIn * stride;
@@ -263,6 +326,8 @@ __device__ __forceinline__ void merge_request(const Piece& piece, float* partial
     });
   }
   // Parts 1 of a request of several groups always exist, and their counters are free.
-  if (!last_to_finish(counters + (uint64_t)(piece.slot + 1) * each, groups)) return;
+  finished = finish_among(counters + (uint64_t)(piece.slot + 1) * each, groups);
+  if (finished == Finished::miscounted) miscounted(group, groups);
+  if (finished != Finished::last) return;
   merge_partials<kThreads, kCols, kDim, kVec>(first, (uint64_t)kFanIn * stride, groups, cols, scratch, finish);
 }

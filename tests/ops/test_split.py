@@ -369,21 +369,3 @@ def test_one_long_request_beside_many_short_ones(name: str) -> None:
     workspace = planned(found)
     assert listed(found, workspace).pieces["parts"].max() >= max(2, workspace.sizes["parts"] // 2)
     hold(wanted, found.terms, found.q, *found.run(workspace=workspace))
-
-
-@pytest.mark.parametrize("name", MERGED)
-def test_planned_for_another_batch_since(name: str) -> None:
-    """A call that was bound for fewer rows and requests than its workspace is then planned for: rows that are not its own, or
-    not all there, are no one's, and nothing outside its arrays is touched."""
-    few, many = made(name, (300,)), made(name, (300, 200, 1000, 64))
-    rows, launcher = few.op.rows, package(few.scene.kernels).decode
-    workspace = planned(few, max_rows=40)
-    out, word = np.zeros_like(few.q), np.zeros(1, np.uint64)
-    with on_machine(few.scene.batch):
-        call = launcher.bind(_cache(few)[few.scene.layer], few.q, out, workspace, errors=word)
-        plan(many, workspace)
-        call()
-    clean(few, workspace)
-    report = describe(word)
-    assert report is not None and report.code is Fault.ROW_OFFSETS
-    assert np.isfinite(out[:rows].astype(np.float32)).all()

@@ -20,9 +20,13 @@ from kvgen.runtime.workspace import Workspace
 from tests.ops.memory import CANARY, GUARD, Raw, aligned
 
 _NAMES = ("b", "row", "rows", "tokens", "begin", "end", "part", "parts", "slot", "fault")
-PIECE = np.dtype([*((name, "<u4") for name in _NAMES), ("unused", "<u4", 2)])
+PIECE = np.dtype([*((name, "<u4") for name in (*_NAMES, "stamp", "unused"))])
 FAN_IN = 32  # partial results that are merged at once
 EMPTY, ORPHAN = 1, 3  # rows of nobody, and of nobody because the last offset is wrong
+
+
+_WORDS = ("magic", "batch", "digest_low", "digest_high", "rows", "parts", "max_rows", "max_pieces", "max_slots", "pieces")
+HEADER = np.dtype([*((name, "<u4") for name in (*_WORDS, "others", "wrong", "stamp")), ("unused", "<u4", 3)])
 
 
 @dataclass(frozen=True)
@@ -30,6 +34,7 @@ class WorkList:
     """A workspace's memory: `starts` of each part's pieces, the pieces, what rows are, counters a slot, and whether some
     rows are nobody's and the last offset is wrong."""
 
+    header: Any
     starts: NDArray[np.uint32]
     pieces: NDArray[Any]
     row_kinds: NDArray[np.uint8]
@@ -69,8 +74,12 @@ def read(workspace: Workspace, columns: int) -> WorkList:
     counters = take(sizes["max_slots"] * columns, np.uint32)
     pieces = take(sizes["max_pieces"], PIECE)
     assert at <= workspace.nbytes
-    header = inside[:8].view(np.uint32)
-    return WorkList(starts, pieces[: int(starts[-1])], kinds, counters, bool(header[0]), bool(header[1]))
+    header = inside[:64].view(HEADER)[0]
+    assert header["pieces"] == starts[-1] and all(header[name] == sizes[name] for name in sizes)
+    assert (pieces["stamp"][: int(starts[-1])] == header["stamp"]).all()
+    return WorkList(
+        header, starts, pieces[: int(starts[-1])], kinds, counters, bool(header["others"]), bool(header["wrong"])
+    )
 
 
 def hold_clean(workspace: Workspace, columns: int) -> None:

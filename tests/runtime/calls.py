@@ -59,13 +59,12 @@ class Call:
                 return {"k": zeros(2, 2, 16), "v": zeros(2, 2, 16), "row_offsets": offsets}
             case "gather":
                 return {"row_offsets": offsets, "k_out": zeros(2, 2, 16), "v_out": zeros(2, 2, 16)}
-        return {"q": zeros(2, 4, 16), "out": zeros(2, 4, 16), "workspace": self.planned(2)}
+        return {"q": zeros(2, 4, 16), "out": zeros(2, 4, 16), "workspace": self.workspace(2)}
 
-    def planned(self, rows: int) -> Workspace:
-        """A workspace that says it was planned for a step of so many rows of two requests."""
+    def workspace(self, rows: int) -> Workspace:
+        """A workspace of the operation for steps of so many rows."""
         longest = 12 if self.op == "fixed" else None
         workspace: Workspace = getattr(self.set, self.op).workspace(rows, max_tokens=longest)
-        workspace.planned = (rows, 2)
         return workspace
 
     def cache(self) -> Any:

@@ -192,56 +192,25 @@ CALLS: dict[str, tuple[str, str, Change, str]] = {
         argument("workspace", zeros(4096, dtype=np.uint8)),
         "workspace: got ndarray; it must be a Workspace; pass the operation's workspace(max_rows=...)",
     ),
-    "unplanned": (
-        "paged",
-        "decode",
-        argument("workspace", lambda c: c.set.decode.workspace(2)),
-        "workspace: got an unplanned one; plan(cache, workspace) prepares it once per step",
-    ),
     "too_small": (
         "paged",
         "decode",
-        argument("workspace", lambda c: c.planned(1)),
+        argument("workspace", lambda c: c.workspace(1)),
         "workspace: got one for 1 rows and q with 2; it must hold every row; pass workspace(max_rows=2)",
-    ),
-    "planned_for_fewer_rows": (
-        "paged",
-        "decode",
-        argument("workspace", lambda c: replanned(c, (1, 2))),
-        "workspace: got one planned for 1 rows of 2 requests, and a call with 2 rows of 2; the plan says which block does what; "
-        "call plan(cache, workspace, rows=2) with this step's cache",
-    ),
-    "planned_for_another_batch": (
-        "paged",
-        "decode",
-        argument("workspace", lambda c: replanned(c, (2, 3))),
-        "workspace: got one planned for 2 rows of 3 requests, and a call with 2 rows of 2; the plan says which block does what",
     ),
     "another_operations": (
         "paged",
         "fixed",
-        argument("workspace", lambda c: Call("paged", "decode").planned(64)),
+        argument("workspace", lambda c: Call("paged", "decode").workspace(64)),
         "workspace: got one of paged_decode; every operation divides its own differently; pass one of paged_fixed",
     ),
     "workspace_device": (
         "paged",
         "decode",
-        argument("workspace", lambda c: planned_on(c, "cuda:1")),
+        argument("workspace", lambda c: c.set.decode.workspace(2, device="cuda:1")),
         "workspace: got an array on cuda:1; the call runs on cpu, where the cache is",
     ),
 }
-
-
-def planned_on(call: Call, device: str) -> Workspace:
-    workspace: Workspace = call.set.decode.workspace(2, device=device)
-    workspace.planned = (2, 2)
-    return workspace
-
-
-def replanned(call: Call, planned: tuple[int, int]) -> Workspace:
-    workspace = call.planned(4)
-    workspace.planned = planned
-    return workspace
 
 
 @pytest.mark.parametrize("label", CALLS)
@@ -280,7 +249,6 @@ def test_plan_checks_its_workspace() -> None:
     refused(
         lambda: decode.plan(layer, workspace, row_offsets=offsets), "row_offsets: got shape (2,); lengths has B = 2"
     )
-    assert workspace.planned is None, "a plan that did not run prepared nothing"
 
 
 @pytest.mark.parametrize("rows", [None, 1])
