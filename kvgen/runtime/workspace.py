@@ -72,12 +72,12 @@ _CPU_MULTIPROCESSORS: Final = 8
 
 def multiprocessors_of(device: str) -> int:
     """How many multiprocessors a device has."""
-    kind, _, ordinal = device.partition(":")
-    if kind == "cuda" and (ordinal.isdigit() or not ordinal):
-        from kvgen.runtime import cuda
+    ordinal = ordinal_of(device)
+    if ordinal is None:
+        return _CPU_MULTIPROCESSORS
+    from kvgen.runtime import cuda
 
-        return cuda.driver().multiprocessors(int(ordinal or 0))
-    return _CPU_MULTIPROCESSORS
+    return cuda.driver().multiprocessors(ordinal)
 
 
 def _sizes(

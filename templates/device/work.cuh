@@ -12,7 +12,7 @@ struct alignas(16) Piece {
   uint32_t part, parts;  // which of the request's pieces
   uint32_t slot;         // of the request's first partial result
   Fault fault;
-  uint32_t stamp;        // of the plan
+  uint32_t stamp;        // stamp_at() of the plan and the piece's place in the list
   uint32_t unused;
 };
 
@@ -99,7 +99,7 @@ struct alignas(16) PlanHeader {
   uint32_t rows, parts, max_rows, max_pieces;
   uint32_t max_slots, pieces;
   uint32_t nobodys, wrong_total;  // whether some rows are no request's, whether the last row offset is wrong
-  uint32_t stamp;                 // of every piece: the sum of the requests' stamp_of
+  uint32_t stamp;                 // of this plan: the sum of the requests' stamp_of
   uint32_t unused[3];
 
   static constexpr uint32_t kMagic = 0x6e6c706b;  // "kpln"
@@ -113,7 +113,7 @@ struct alignas(16) PlanHeader {
 // Where a workspace has what: see kvgen/runtime/workspace.py, which sizes it.
 struct Plan {
   PlanHeader* header;
-  uint32_t* starts;     // of each part's pieces, and their end
+  uint32_t* starts;     // of each part's pieces, and their end, plus stamp_at() of the plan and the part
   uint8_t* row_kinds;
   uint32_t* counters;   // of each slot, kv head and tile of columns: how many of its group have finished
   Piece* pieces;
@@ -146,21 +146,30 @@ __device__ __forceinline__ uint32_t stamp_of(const Piece& whole) {
   return hash;
 }
 
-// Whether these can be the pieces of a part: all parts' lie behind each other and are all of the list.
-__device__ __forceinline__ bool sound_range(const PlanHeader& header, uint32_t part, uint32_t begin, uint32_t end) {
-  return begin <= end && end <= header.pieces && (part > 0 || begin == 0) && (part + 1 < header.parts || end == header.pieces);
+// What entry `i` of a list carries, so that one which this plan did not write there is known: overwritten, stale or moved.
+__device__ __forceinline__ uint32_t stamp_at(uint32_t stamp, uint32_t i) { return stamp + (i + 1) * 0x85ebca6bu; }
+
+// The pieces [begin, end) of a part.
+struct PieceRange {
+  uint32_t begin, end;
+};
+
+// The range of a part under a header that is for this call, false where it is not this plan's.
+__device__ __forceinline__ bool read_range(PieceRange& range, const Plan& plan, const PlanHeader& header, uint32_t part) {
+  range = {plan.starts[part] - stamp_at(header.stamp, part), plan.starts[part + 1] - stamp_at(header.stamp, part + 1)};
+  return range.begin <= range.end && range.end <= header.pieces;
 }
 
-// A piece as the workspace has it, whose header is for this call. What this plan's planner has not written becomes Fault::plan
-// for its rows, or for none where they are not the call's: nothing outside the call or the workspace follows from it.
+// Piece `i` under a header that is for this call. One that is not this plan's becomes Fault::plan, without rows: nothing
+// outside the call or the workspace follows from what lies there.
 template <uint32_t kRows>
-__device__ __forceinline__ Piece read_piece(const Piece* at, const PlanHeader& header) {
-  Piece piece = *at;
-  const bool inside = piece.rows - 1 < kRows && piece.row < header.rows && piece.rows <= header.rows - piece.row;
+__device__ __forceinline__ Piece read_piece(const Plan& plan, const PlanHeader& header, uint32_t i) {
+  const Piece piece = plan.pieces[i];
+  const bool inside = piece.b < header.batch && piece.rows - 1 < kRows && piece.row < header.rows && piece.rows <= header.rows - piece.row;
   const bool placed = piece.part < piece.parts && (piece.parts == 1 || (piece.slot < header.max_slots && piece.parts <= header.max_slots - piece.slot));
   const bool sees = piece.begin <= piece.end && piece.end <= piece.tokens && piece.fault <= Fault::row_offsets;
-  if (piece.stamp == header.stamp && inside && placed && piece.b < header.batch && sees) return piece;
-  return {0, piece.row, inside ? piece.rows : 0, 0, 0, 0, 0, 1, 0, Fault::plan, 0, 0};
+  if (piece.stamp == stamp_at(header.stamp, i) && inside && placed && sees) return piece;
+  return {0, 0, 0, 0, 0, 0, 0, 1, 0, Fault::plan, 0, 0};
 }
 
 // --- merging ---------------------------------------------------------------------------------------------------------------

@@ -69,14 +69,20 @@ def read(workspace: Workspace, columns: int) -> WorkList:
         at += -(-found.nbytes // end) * end
         return found
 
-    starts = take(sizes["parts"] + 1, np.uint32)
+    header = inside[:64].view(HEADER)[0]
+
+    def stamps(count: int) -> Raw:
+        """What the plan's list has at each place."""
+        at = np.arange(1, count + 1, dtype=np.uint64) * 0x85EBCA6B + int(header["stamp"])
+        return (at & 0xFFFFFFFF).astype(np.uint32)
+
+    starts = take(sizes["parts"] + 1, np.uint32) - stamps(sizes["parts"] + 1)
     kinds = take(sizes["max_rows"], np.uint8)
     counters = take(sizes["max_slots"] * columns, np.uint32)
     pieces = take(sizes["max_pieces"], PIECE)
     assert at <= workspace.nbytes
-    header = inside[:64].view(HEADER)[0]
     assert header["pieces"] == starts[-1] and all(header[name] == sizes[name] for name in sizes)
-    assert (pieces["stamp"][: int(starts[-1])] == header["stamp"]).all()
+    assert (pieces["stamp"][: int(starts[-1])] == stamps(int(starts[-1]))).all()
     return WorkList(
         header, starts, pieces[: int(starts[-1])], kinds, counters, bool(header["others"]), bool(header["wrong"])
     )

@@ -10,7 +10,6 @@ import pytest
 
 from kvgen.errors import ArgumentError, DeviceError
 from kvgen.runtime.cpu import Machine, Memory, machine
-from kvgen.runtime.workspace import Workspace
 from tests.runtime.calls import Call, Change, argument, frozen, pool, refused, shifted, with_strides
 from tests.runtime.launching import BF16, DeviceArray, NotingDriver, package, u32, zeros
 
