@@ -357,7 +357,8 @@ def test_garbage(name: str, kind: str) -> None:
                 continue
             assert result.report is not None, f"row {i} is wrong, and nothing says so"
             assert result.is_nan(i) or result.untouched(i), f"row {i} is a number that is wrong"
-            assert result.report.code in (Fault.PLAN, Fault.STALE)
+            # Tokens that a request has no more may have no page either; of several faults the first token's is kept.
+            assert result.report.code in (Fault.PLAN, Fault.STALE, Fault.POSITION, Fault.PAGE_ID)
         found.plan(workspace)
         assert found.run(workspace).raw.tobytes() == right.raw.tobytes(), "a new plan mends it"
 
