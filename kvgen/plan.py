@@ -26,9 +26,10 @@ class Param:
     array of one), a tensor map, the pages of another pool, another cache. `align` is the pointer's
     alignment in bytes; `strided` leaves the first axis's stride free. `untrusted` marks device data that may hold
     anything. `field` names the spec field behind the dtype and `fields` those behind the axes, for error messages. A field
-    of shape ("pool",) is the layer's own memory of a role. `apart` names arguments and tables of the cache whose memory an
-    array must not be. A count of `each` rows a unit is at most what the dimensions `most` have; an argument with `rows`
-    is not looked at where that dimension is 0.
+    of shape ("pool",) is the layer's own memory of a role. `in_place` names arguments and tables of the cache that an array
+    which is written may be, element for element: the kernel has read each element before it writes it, and nobody else reads
+    it. Any other overlap is refused. A count of `each` rows a unit is at most what the dimensions `most` have; an argument
+    with `rows` is not looked at where that dimension is 0.
     """
 
     name: str
@@ -44,7 +45,7 @@ class Param:
     field: str = ""
     fields: tuple[str | None, ...] = ()
     brought: Brought = ""
-    apart: tuple[str, ...] = ()
+    in_place: tuple[str, ...] = ()
     most: tuple[str, ...] = ()
     each: int = 1
     rows: str = ""

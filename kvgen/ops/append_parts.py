@@ -292,7 +292,9 @@ class Rows:
             kind = dtype("e4m3" if op.q_out == "e4m3" else cache.dtype)
             width = next(p.width for p in self.parts if p.role == "q")
             out = self._param("q_out", "q rows as changed", shape, ("q_heads", "head_dim"), width * kind.bytes)
-            arrays.append(replace(out, access="out", dtype=kind, field="q_out" if op.q_out == "e4m3" else "dtype"))
+            same = () if op.q_out == "e4m3" else (arrays[0].name,)  # q, or qkv, which begins with it
+            field = "dtype" if same else "q_out"
+            arrays.append(replace(out, access="out", dtype=kind, field=field, in_place=same))
             sizes.append(Param("q_out_stride", i64, value="q_out.stride"))
         arrays += self._weights()
         if self.table is not None:

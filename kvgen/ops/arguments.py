@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from typing import Final, Literal
 
-from pydantic import BaseModel, Field, field_validator
+from pydantic import BaseModel, Field, field_validator, model_validator
 
 from kvgen.plan import Access
 from kvgen.spec.base import Spec
@@ -59,8 +59,10 @@ class Array(Argument):
     everywhere, with "B" the cache's requests and "B+1" one more; and words of the spec: "kv_heads", "q_heads", "group",
     "head_dim", "v_head_dim", "page_size". Arrays are contiguous; `strided` leaves the stride of the first axis free, which
     `Size("k_stride", "k.stride")` passes on. `align` is what the address (and such a stride) is a multiple of, in bytes.
-    `optional` ones may be left out: the kernel gets a null pointer. `untrusted` says, in the plan, that the kernel does not
-    trust its contents.
+    It is at least the element's own size. `optional` ones may be left out: the kernel gets a null pointer. `untrusted` says,
+    in the plan, that the kernel does not trust its contents. An array that is written may lie in no other array's memory, but
+    for the arrays and tables of the cache that `in_place` names: it may be one of them, element for element, because the
+    kernel reads each element before it writes it and nobody else reads it.
     """
 
     dtype: ArrayDType
@@ -70,6 +72,7 @@ class Array(Argument):
     strided: bool = False
     align: int = Field(default=1, ge=1, le=256)
     untrusted: bool = False
+    in_place: tuple[str, ...] = Field(default=(), strict=False)
 
     def __init__(
         self,
@@ -82,11 +85,12 @@ class Array(Argument):
         strided: bool = False,
         align: int = 1,
         untrusted: bool = False,
+        in_place: Sequence[str] = (),
         doc: str = "",
     ) -> None:
         BaseModel.__init__(
             self, name=name, dtype=dtype, shape=shape, access=access, optional=optional, strided=strided, align=align,
-            untrusted=untrusted, doc=doc,
+            untrusted=untrusted, in_place=in_place, doc=doc,
         )  # fmt: skip
 
     @field_validator("align")
@@ -95,6 +99,15 @@ class Array(Argument):
         if value & (value - 1):
             raise ValueError(f"align: got {value}; alignments are powers of two")
         return value
+
+    @model_validator(mode="after")
+    def _written_in_place(self) -> Array:
+        if self.in_place and self.access == "in":
+            raise ValueError(
+                f"in_place: got {', '.join(self.in_place)} for {self.name}, which is only read; arrays that are read may overlap "
+                "anyway; leave it out, or say access='out'"
+            )
+        return self
 
     @field_validator("shape")
     @classmethod

@@ -96,7 +96,9 @@ class Compact(Op):
             Param("moves", index, ("Q", 2), untrusted=True, doc="pages to move from and to", field=field),
             Param("num_moves", index, (1,), untrusted=True, doc="how many there are", field=field),
             Param("new_ids", entries, ("P",), untrusted=True, doc="where each page is afterwards", field=table_field),
-            *new_table(cache, f"{table_name(cache).replace('_', ' ')} afterwards; may be the cache's own"),
+            *new_table(
+                cache, f"{table_name(cache).replace('_', ' ')} afterwards; may be the cache's own", in_place=True
+            ),
             Param("max_moves", dtype("u32"), value="Q"),
             Param("num_ids", dtype("u32"), value="P"),
             pool,

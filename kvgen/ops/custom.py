@@ -102,6 +102,15 @@ class Custom(Op):
                 f"ops: {self.name}: got a parameter called {twice[0]!r}, which is an array or a field of the cache; choose "
                 "another name"
             )
+        tables = {f.name for f in cache_fields(kernels.cache) if f.shape not in (None, ("pool",))}
+        for p in self.params:
+            others = tables | {q.name for q in self.params if isinstance(q, Array) and q is not p}
+            for name in p.in_place if isinstance(p, Array) else ():
+                if name not in others:
+                    raise ValueError(
+                        f"ops: {self.name}: in_place: {p.name}: got {name!r}; it is an array of this call or a table of the "
+                        f"cache; {_choices(others)}"
+                    )
         try:
             self._params(kernels)
             self._grid(kernels)
@@ -144,6 +153,7 @@ class Custom(Op):
                         optional=p.optional,
                         untrusted=p.untrusted,
                         doc=p.doc,
+                        in_place=p.in_place,
                         fields=tuple(word for _, word in axes) if any(word for _, word in axes) else (),
                     )
                 )

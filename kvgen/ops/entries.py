@@ -33,9 +33,9 @@ def table_name(cache: Cache) -> str:
 
 
 def new_table(
-    cache: Cache, doc: str, *, scales: bool = False, apart: bool = False, access: Access = "inout"
+    cache: Cache, doc: str, *, scales: bool = False, in_place: bool = False, access: Access = "inout"
 ) -> tuple[Param, ...]:
-    """The new table that a call brings, of the form of the old one, and its stride; `apart`: in memory of its own."""
+    """The new table that a call brings, of the form of the old one, and its stride; `in_place`: it may be the old one."""
     table, i64 = cache.page_table, dtype("i64")
     index = dtype(table.dtype)
     field = "table_dtype" if isinstance(cache, Continuous) else "table.dtype"
@@ -52,9 +52,9 @@ def new_table(
     elif isinstance(table, Indirect):
         shape = ("R", "M")
     strided = len(shape) > 1
-    others = tuple(sorted({table_name(cache), "scales_page_table"})) if apart else ()
+    same = (table_name(cache),) if in_place else ()
     found = [
-        Param(name, index, shape, access=access, strided=strided, untrusted=True, doc=doc, field=field, apart=others)
+        Param(name, index, shape, access=access, strided=strided, untrusted=True, doc=doc, field=field, in_place=same)
     ]
     if strided:
         found.append(Param(f"{name}_stride", i64, value=f"{name}.stride"))

@@ -153,8 +153,8 @@ def _param(p: Param) -> str:
         words.append(f'field="{p.field}"')
     if p.fields:
         words.append(f"fields={tuple_text(p.fields)}")
-    if p.apart:
-        words.append(f"apart={tuple_text(p.apart)}")
+    if p.in_place:
+        words.append(f"in_place={tuple_text(p.in_place)}")
     if p.rows:
         words.append(f'rows="{p.rows}"')
     return f"Array({', '.join(words)})"

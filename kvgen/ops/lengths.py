@@ -69,7 +69,7 @@ class RowOffsets(Op):
         index = dtype(self.index_dtype or cache.lengths_dtype)
         doc = "where each request's tokens begin"
         params = (
-            Param("out", index, ("B+1",), access="out", doc=doc, field="index_dtype", apart=("row_offsets", "lengths")),
+            Param("out", index, ("B+1",), access="out", doc=doc, field="index_dtype"),
             step_offsets(index),
             ERRORS,
         )
@@ -124,7 +124,7 @@ class Advance(Op):
         )
         doc = "lengths with the new tokens; may be the lengths themselves"
         params = (
-            Param("new_lengths", lengths, ("B",), access="out", doc=doc, field="lengths_dtype"),
+            Param("new_lengths", lengths, ("B",), access="out", doc=doc, field="lengths_dtype", in_place=("lengths",)),
             counts,
             ERRORS,
         )

@@ -98,7 +98,7 @@ class MergeStates(Op):
                 doc=doc,
                 field="dtype" if access == "in" or not self.out_dtype else "out_dtype",
                 fields=(*(None for _ in axes), "q_heads", named),
-                apart=() if access == "in" or value == result else ("outs",) if many else ("out_a", "out_b"),
+                in_place=() if access == "in" or value != result else ("outs",) if many else ("out_a", "out_b"),
             )
 
         def lses(name: str, axes: tuple[str, ...], doc: str, *, strided: bool = False, access: Access = "in") -> Param:
@@ -112,6 +112,7 @@ class MergeStates(Op):
                 optional=access == "out",
                 doc=doc,
                 fields=shown,
+                in_place=() if access == "in" else ("lses",) if many else ("lse_a", "lse_b"),
             )
 
         doc = f"log-sum-exps, base {self.lse_base}"

@@ -103,14 +103,13 @@ class MlaPlan(Chunks):
     def plan(self, kernels: KernelSet) -> tuple[KernelPlan, ...]:
         cache = kernels.cache
         index, i64 = self._index(cache), dtype("i64")
-        apart: dict[str, Any] = {"apart": ("row_offsets", "lengths")}
-        out: dict[str, Any] = {"access": "out", "strided": True, "field": "index_dtype", **apart}
+        out: dict[str, Any] = {"access": "out", "strided": True, "field": "index_dtype"}
         params = (
             Param(
                 "buffer_row_offsets", index, ("C", "B+1"), doc="first row of each request in each chunk's buffer", **out
             ),
             Param("cache_offsets", index, ("C", "B"), doc="the key of each request that is there", **out),
-            Param("buffer_lengths", dtype("i32"), ("C",), access="out", doc="rows of each chunk, -1: none", **apart),
+            Param("buffer_lengths", dtype("i32"), ("C",), access="out", doc="rows of each chunk, -1: none"),
             *self._step_offsets(cache),
             Param("buffer_row_offsets_stride", i64, value="buffer_row_offsets.stride"),
             Param("cache_offsets_stride", i64, value="cache_offsets.stride"),

@@ -77,13 +77,13 @@ class Reorder(Op):
         runs = page_runs(cache, ids="table")
         doc = "the request whose tokens each one continues; -1: it ends here"
         params = [Param("parents", index, ("B",), untrusted=True, doc=doc, field="index_dtype"), *_fresh(cache)]
-        params += new_table(cache, "page ids of each request afterwards; not the memory of the old ones", apart=True)
+        params += new_table(cache, "page ids of each request afterwards; not the memory of the old ones")
         if cache.storage.own_table:
-            params += new_table(cache, "page ids of each request's scales afterwards", scales=True, apart=True)
+            params += new_table(cache, "page ids of each request's scales afterwards", scales=True)
         doc = "tokens of each request afterwards"
         params += [
             Param("new_lengths", dtype(cache.lengths_dtype), ("B",), access="inout", optional=True, doc=doc,
-                  field="lengths_dtype", apart=("lengths",)),
+                  field="lengths_dtype"),
             pool,
             ERRORS,
         ]  # fmt: skip

@@ -70,6 +70,7 @@ class SlicedAdd(Op):
                 doc=doc,
                 field="dtype",
                 fields=fields,
+                in_place=("a",) if access == "out" else (),
             )
 
         i64, u32 = dtype("i64"), dtype("u32")

@@ -110,7 +110,15 @@ class RemapIndices(Op):
         params = (
             Param("indices", i32, ("T", "J"), strided=True, untrusted=True, doc=doc),
             Param("row_offsets", index, ("B+1",), untrusted=True, doc="first row of each request", field="index_dtype"),
-            Param("out", i32, ("T", "J"), access="out", strided=True, doc="their rows in the pool, or negative"),
+            Param(
+                "out",
+                i32,
+                ("T", "J"),
+                access="out",
+                strided=True,
+                doc="their rows in the pool, or negative",
+                in_place=("indices",),
+            ),
             Param("indices_stride", i64, value="indices.stride"),
             Param("out_stride", i64, value="out.stride"),
             Param("num_rows", dtype("u32"), value="T"),

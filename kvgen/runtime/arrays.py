@@ -1,4 +1,4 @@
-"""Arrays of any library as pointers, shapes and strides, and the checks a launcher makes of them.
+"""Arrays of any library as pointers, shapes and strides.
 
 Nothing is copied, no stream is waited for, and no array library is imported that the caller has not imported already.
 """
@@ -8,15 +8,18 @@ from __future__ import annotations
 import functools
 import importlib
 import sys
+import traceback
 from collections.abc import Callable, Mapping
+from operator import index
 from typing import Any, Final, NamedTuple
 
 from kvgen.dtypes import DTYPES
-from kvgen.errors import ArgumentError
+from kvgen.errors import ArgumentError, DeviceError, KvgenError
 
 Shape = tuple[int, ...]
+Extent = tuple[int, int]  # the addresses [low, high) that elements lie in
 
-_ITEMSIZE: Final[dict[str, int]] = {d.name: d.bytes for d in DTYPES.values() if d.bits % 8 == 0}
+ITEMSIZE: Final[dict[str, int]] = {d.name: d.bytes for d in DTYPES.values() if d.bits % 8 == 0}
 _BY_NUMPY_NAME: Final[dict[str, str]] = {d.numpy_name: d.name for d in DTYPES.values() if d.bits % 8 == 0}
 _BY_TYPESTR: Final[dict[str, str]] = {
     "f4": "f32", "f2": "f16", "i1": "i8", "u1": "u8", "i4": "i32", "u4": "u32", "i8": "i64", "u8": "u64"
@@ -26,6 +29,7 @@ _READERS: Final[dict[type, Callable[[Any, str], ArrayView]]] = {}  # a cache: th
 
 _DLPACK_HOST: Final = (1, 3)  # kDLCPU, kDLCUDAHost
 _DLPACK_CUDA: Final = (2, 13)  # kDLCUDA, kDLCUDAManaged
+_INTERFACE_VERSIONS: Final = (2, 3)
 
 
 class ArrayView(NamedTuple):
@@ -51,33 +55,32 @@ class Viewed:
     view: ArrayView
 
 
-class Dims(dict[str, int]):
-    """The symbolic dimensions of one call: name to size, and in `origin` name to the argument that fixed it."""
-
-    __slots__ = ("origin",)
-
-    def __init__(self, sizes: Mapping[str, int] | None = None, origin: str = "the cache") -> None:
-        super().__init__(sizes or {})
-        self.origin: dict[str, str] = dict.fromkeys(self, origin)
-
-
 def view(array: object, name: str) -> ArrayView:
     """The view of `array`, called `name` in errors.
 
     Reads NumPy arrays (ml_dtypes types included), torch tensors, and whatever speaks DLPack or the CUDA array interface
-    (version 2 or 3). Raises ArgumentError for anything else, for an element type no kernel takes, and for strides that
-    fall between elements.
+    (version 2 or 3). Raises ArgumentError for anything else, for an element type no kernel takes, for strides that fall
+    between elements, and where the array's own protocol fails or says what no array can be.
     """
     kind = type(array)
     reader = _READERS.get(kind)
     if reader is None:
         reader = _READERS[kind] = _reader(kind)
-    return reader(array, name)
+    try:
+        return reader(array, name)
+    except KvgenError:
+        raise
+    except Exception as error:  # a stranger's code runs here: anything may come out of it
+        said = traceback.format_exception_only(error)[-1].strip()
+        raise ArgumentError(
+            f"{name}: got a {kind.__name__} that cannot be read as an array ({said}); its pointer, shape, strides and dtype "
+            "must be there; pass a NumPy array, a torch tensor, or an object whose DLPack or CUDA array interface works"
+        ) from error
 
 
 def itemsize(array: ArrayView) -> int:
     """Bytes of one element."""
-    return _ITEMSIZE[array.dtype]
+    return ITEMSIZE[array.dtype]
 
 
 @functools.lru_cache(maxsize=1024)
@@ -91,158 +94,31 @@ def contiguous_strides(shape: Shape) -> Shape:
     return tuple(reversed(strides))
 
 
-def extent(array: ArrayView) -> tuple[int, int]:
+def extent(array: ArrayView) -> Extent:
     """The address range [low, high) that the view's elements lie in; empty for a view without elements."""
-    low = high = array.pointer
-    if 0 in array.shape:
-        return low, high
-    size = _ITEMSIZE[array.dtype]
-    for count, stride in zip(array.shape, array.strides, strict=True):
+    before, behind = reach(array.shape, array.strides, ITEMSIZE[array.dtype])
+    return array.pointer - before, array.pointer + behind
+
+
+@functools.lru_cache(maxsize=4096)  # the same few arrays come back at every step
+def reach(shape: Shape, strides: Shape, size: int) -> tuple[int, int]:
+    """How many bytes elements take before the first one's address and from it on."""
+    if 0 in shape:
+        return 0, 0
+    before, behind = 0, size
+    for count, stride in zip(shape, strides, strict=True):
         reach = (count - 1) * stride * size
         if reach < 0:
-            low += reach
+            before -= reach
         else:
-            high += reach
-    return low, high + size
+            behind += reach
+    return before, behind
 
 
 def nbytes(array: ArrayView) -> int:
     """Bytes from the first to the last element, gaps between rows included."""
     low, high = extent(array)
     return high - low
-
-
-def check(
-    array: ArrayView,
-    name: str,
-    *,
-    dtype: str | tuple[str, ...],
-    shape: tuple[int | str | None, ...],
-    dims: Dims,
-    field: str | None = None,
-    fields: tuple[str | None, ...] = (),
-    packed: int | None = None,
-    strides: tuple[int | None, ...] | None = None,
-    writable: bool = False,
-    align: int = 1,
-    device: str | None = None,
-) -> None:
-    """Raise ArgumentError unless `array` is what the kernel was generated for.
-
-    `dtype` is the accepted name or names. `shape` has an int where the spec fixes the size, a name ("T", or "B+1" for
-    one more than B) where the call does, None where any size will do; a name takes its size from the first argument
-    that has it and is then in `dims`. `field` names the spec field behind the dtype, `fields` those behind single
-    dimensions (`field` where it is shorter). The last `packed` dimensions (None: all; with `strides` given: none) must
-    be contiguous; `strides` has the exact element stride of a dimension, or None where any will do. Strides of
-    dimensions of size 1 mean nothing and are not looked at. `align` in bytes holds for the address and for every stride
-    that is neither packed nor exact.
-    """
-    if array.dtype != dtype and (isinstance(dtype, str) or array.dtype not in dtype):
-        raise _wrong_dtype(array, name, dtype, field)
-    sizes = array.shape
-    if sizes != shape:
-        if len(sizes) != len(shape):
-            raise _wrong_shape(array, name, shape, dims, f"it must have {len(shape)} dimensions", None)
-        for size, want in zip(sizes, shape, strict=True):
-            if size != want and want is not None and (isinstance(want, int) or dims.get(want) != size):
-                _bind(array, name, shape, dims, field, fields)
-                break
-    if device is not None and array.device != device:
-        raise ArgumentError(
-            f"{name}: got an array on {array.device}; the call runs on {device}, where the cache is; "
-            f"pass an array on {device}"
-        )
-    if writable and array.readonly:
-        raise ArgumentError(f"{name}: got a read-only array; the kernel writes to it; pass a writable one")
-    if 0 in sizes:
-        return
-    if not array.pointer or array.pointer % align:
-        raise ArgumentError(
-            f"{name}: got address {array.pointer:#x}; it must be a multiple of {align} bytes and not null; "
-            "pass an array that does not start in the middle of a row"
-        )
-    unit = align // _ITEMSIZE[array.dtype] if align > 1 else 1
-    fault = _stride_fault(sizes, array.strides, packed, strides, unit, writable)
-    if fault is not None:
-        axis, rule = fault
-        raise ArgumentError(
-            f"{name}: got stride {array.strides[axis]} in dimension {axis} (shape {sizes}, strides {array.strides}, in "
-            f"elements); {rule}; pass a contiguous array or one of the cache's own views"
-        )
-
-
-@functools.lru_cache(maxsize=4096)  # the same few arrays come back at every step
-def _stride_fault(
-    shape: Shape, strides: Shape, packed: int | None, exact: tuple[int | None, ...] | None, unit: int, writable: bool
-) -> tuple[int, str] | None:
-    """The innermost dimension whose stride breaks a rule of `check`, and the rule. `unit` is `align` in elements."""
-    rank = len(shape)
-    free = rank - packed if packed is not None else 0 if exact is None else rank
-    dense = 1
-    for axis in range(rank - 1, -1, -1):
-        stride = strides[axis]
-        if shape[axis] != 1:
-            want = dense if axis >= free else exact[axis] if exact is not None else None
-            if want is not None:
-                if stride != want:
-                    return axis, f"it must be {want}: {'packed' if axis >= free else 'the layout of the spec'}"
-            elif unit > 1 and stride % unit:
-                return axis, f"it must be a multiple of {unit} elements"
-            elif writable and abs(stride) < dense:
-                return axis, f"rows that are written must not overlap: at least {dense} elements apart"
-        dense *= shape[axis]
-    return None
-
-
-def _bind(
-    array: ArrayView,
-    name: str,
-    shape: tuple[int | str | None, ...],
-    dims: Dims,
-    field: str | None,
-    fields: tuple[str | None, ...],
-) -> None:
-    """Give the names that `shape` brings their sizes, and hold the others to theirs."""
-    for axis, (size, want) in enumerate(zip(array.shape, shape, strict=True)):
-        if want is None or size == want:
-            continue
-        where = fields[axis] if axis < len(fields) else field
-        if isinstance(want, int):
-            raise _wrong_shape(array, name, shape, dims, f"dimension {axis} must be {want}", where)
-        symbol, _, more = want.partition("+")
-        extra = int(more or 0)
-        if symbol not in dims:
-            if size < extra:
-                rule = f"dimension {axis} must be {want}, which is at least {extra}"
-                raise _wrong_shape(array, name, shape, dims, rule, where)
-            dims[symbol] = size - extra
-            dims.origin[symbol] = name
-        elif size != dims[symbol] + extra:
-            rule = f"{dims.origin.get(symbol, 'the cache')} has {symbol} = {dims[symbol]} but {name} has {size - extra}"
-            raise _wrong_shape(array, name, shape, dims, rule, where)
-        dims[want] = size
-        dims.origin.setdefault(want, name)
-
-
-def _wrong_dtype(array: ArrayView, name: str, dtype: str | tuple[str, ...], field: str | None) -> ArgumentError:
-    valid = dtype if isinstance(dtype, str) else " or ".join(dtype)
-    source = f", {field} of the spec" if field else ""
-    return ArgumentError(f"{name}: got dtype {array.dtype}; it must be {valid}{source}; pass a {valid} array")
-
-
-def _wrong_shape(
-    array: ArrayView, name: str, shape: tuple[int | str | None, ...], dims: Dims, rule: str, field: str | None
-) -> ArgumentError:
-    wanted = []
-    for want in shape:
-        if isinstance(want, str):
-            symbol, _, more = want.partition("+")
-            wanted.append(str(dims[symbol] + int(more or 0)) if symbol in dims else want)
-        else:
-            wanted.append("any" if want is None else str(want))
-    source = f", {field} of the spec" if field else ""
-    valid = f"({', '.join(wanted)}{',' if len(wanted) == 1 else ''})"
-    return ArgumentError(f"{name}: got shape {array.shape}; {rule}{source}; pass shape {valid}")
 
 
 def _reader(kind: type) -> Callable[[Any, str], ArrayView]:
@@ -253,7 +129,10 @@ def _reader(kind: type) -> Callable[[Any, str], ArrayView]:
         return lambda array, name: array.view
     numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
     if numpy is not None and issubclass(kind, numpy.ndarray):
-        return _read_numpy
+        if kind is numpy.ndarray:
+            return _read_numpy
+        base = numpy.ndarray  # whatever a subclass says of itself
+        return lambda array, name: _read_numpy(base.view(array, base), name)
     if torch is not None and issubclass(kind, torch.Tensor):
         return _read_torch
     return _read_protocol
@@ -296,7 +175,7 @@ def _read_protocol(array: Any, name: str) -> ArrayView:
 
 
 def _read_dlpack(array: Any, name: str) -> ArrayView:
-    kind, ordinal = (int(number) for number in array.__dlpack_device__())
+    kind, ordinal = (index(number) for number in array.__dlpack_device__())
     if kind not in _DLPACK_HOST and kind not in _DLPACK_CUDA:
         raise ArgumentError(
             f"{name}: got an array on DLPack device type {kind}; kernels run on the CPU (1) or an NVIDIA GPU (2); "
@@ -313,8 +192,12 @@ def _read_dlpack(array: Any, name: str) -> ArrayView:
     dtype = _numpy_dtype(element)
     if dtype is None:
         raise _unsupported(name, element.name)
+    size = ITEMSIZE[dtype]
+    steps = tuple(n * size for n in found.strides) if found.strides is not None else None
     shape = tuple(found.shape)
-    strides = tuple(found.strides) if found.strides is not None else contiguous_strides(shape)
+    strides, before, behind = _places(shape, steps, size, name)
+    if not before <= found.ptr <= 2**64 - behind:
+        raise _impossible(found.ptr, shape, strides, name)
     device = "cpu" if kind in _DLPACK_HOST else f"cuda:{ordinal}"
     # The DLPack capsule may own the memory, not the exporter: the strided view keeps both.
     return ArrayView(found.ptr, shape, strides, dtype, device, found.readonly, found)
@@ -322,30 +205,66 @@ def _read_dlpack(array: Any, name: str) -> ArrayView:
 
 def _read_cuda_interface(array: Any, interface: Mapping[str, Any], name: str) -> ArrayView:
     # cuda.core's reader would do, but it refuses the element types of ml_dtypes, which have no typestr of their own.
+    if interface["version"] not in _INTERFACE_VERSIONS:
+        raise ArgumentError(
+            f"{name}: got version {interface['version']!r} of the CUDA array interface; its fields mean what versions 2 and 3 "
+            "say; pass an array of those, or one with DLPack"
+        )
     if interface.get("mask") is not None:
         raise ArgumentError(f"{name}: got a masked array; kernels read every element; pass one without a mask")
     typestr = str(interface["typestr"])
     dtype = _BY_TYPESTR.get(typestr[1:])
     if typestr[1] == "V":
         dtype = _BY_NUMPY_NAME.get(str(getattr(array, "dtype", "")))
+        if dtype is not None and typestr[2:] != str(ITEMSIZE[dtype]):
+            dtype = None
     if dtype is None or typestr[0] == ">":
         raise _unsupported(name, typestr)
-    shape = tuple(interface["shape"])
-    byte_strides = interface.get("strides")
-    if byte_strides is None:
-        strides = contiguous_strides(shape)
-    else:
-        strides = _element_strides(tuple(byte_strides), int(typestr[2:]), name)
-    pointer, readonly = interface["data"]
+    shape, steps = tuple(map(index, interface["shape"])), interface.get("strides")
+    if steps is not None:
+        steps = tuple(map(index, steps))
+    strides, before, behind = _places(shape, steps, ITEMSIZE[dtype], name)
+    address, readonly = interface["data"]
+    pointer = index(address)
+    if not before <= pointer <= 2**64 - behind:
+        raise _impossible(pointer, shape, strides, name)
     from kvgen.runtime import cuda
 
-    device = f"cuda:{cuda.driver().pointer_device(pointer)}"
-    return ArrayView(pointer, shape, strides, dtype, device, readonly, array)
+    driver = cuda.driver()
+    try:
+        ordinal = driver.pointer_device(pointer)
+    except DeviceError as error:
+        if "CUDA_ERROR_INVALID_VALUE" not in str(error):  # what an earlier kernel did, and no fault of this array
+            raise
+        raise ArgumentError(
+            f"{name}: got address {pointer:#x}, which the driver does not know ({error}); kernels reach memory that it gave "
+            "out; pass an array on a GPU"
+        ) from error
+    return ArrayView(pointer, shape, strides, dtype, f"cuda:{ordinal}", bool(readonly), array)
+
+
+@functools.lru_cache(maxsize=1024)
+def _places(shape: Shape, steps: Shape | None, size: int, name: str) -> tuple[Shape, int, int]:
+    """Strides in elements and the reach of elements whose strides are `steps` bytes, None where they are contiguous."""
+    strides = contiguous_strides(shape) if steps is None else _element_strides(steps, size, name)
+    if len(strides) != len(shape) or (shape and min(shape) < 0):
+        raise ArgumentError(
+            f"{name}: got shape {shape} and strides {strides} (in elements); sizes are not negative, and each has a stride; "
+            "pass an array whose protocol says so"
+        )
+    return strides, *reach(shape, strides, size)
+
+
+def _impossible(pointer: int, shape: Shape, strides: Shape, name: str) -> ArgumentError:
+    return ArgumentError(
+        f"{name}: got address {pointer:#x} with shape {shape} and strides {strides} (in elements); that leaves 64 bits; pass an "
+        "array whose protocol says where its memory is"
+    )
 
 
 def _unsupported(name: str, dtype: str) -> ArgumentError:
     return ArgumentError(
-        f"{name}: got dtype {dtype}; it must be one of {', '.join(_ITEMSIZE)}; pass 4-bit and other packed elements as "
+        f"{name}: got dtype {dtype}; it must be one of {', '.join(ITEMSIZE)}; pass 4-bit and other packed elements as "
         "the uint8 array that holds them"
     )
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from operator import index
 from typing import Any, ClassVar, Final, SupportsIndex
 
 from kvgen.errors import ArgumentError
-from kvgen.runtime.arrays import ArrayView, Dims, check, itemsize, view
+from kvgen.runtime.arrays import ArrayView, itemsize, view
+from kvgen.runtime.checks import Dims, check
 from kvgen.runtime.collection import RoleCache
 from kvgen.runtime.module import Module
+from kvgen.runtime.overlap import Footprint, Memory
 from kvgen.runtime.packing import Bytes, Layout, layout
 from kvgen.runtime.params import Array, Pool, Scalar, kinds_of
 from kvgen.runtime.places import KVParams, Role, TensorLayout
@@ -78,8 +81,9 @@ class LayerCache:
     """One layer of a cache, ready for launchers.
 
     `struct` are the bytes of the kernels' first parameter and `kind` their size and alignment; `tables` and `memory` are
-    the arrays that the addresses in it belong to (`memory`: name, array, whether operations may write to it). `addresses`
-    and `sizes` have the page pointers: where the layer's first page begins, and the bytes of the tensor's elements.
+    the arrays that the addresses in it belong to (`memory`: name, array, whether operations may write to it), `footprint`
+    is where both lie. `addresses` and `sizes` have the page pointers: where the layer's first page begins, and the bytes of
+    the tensor's elements.
     """
 
     module: Module
@@ -89,7 +93,8 @@ class LayerCache:
     struct: bytes
     kind: Bytes
     tables: dict[str, ArrayView]
-    memory: tuple[tuple[str, ArrayView, bool], ...]
+    memory: tuple[Memory, ...]
+    footprint: Footprint
     addresses: dict[str, int]
     sizes: dict[str, int]
 
@@ -213,6 +218,7 @@ class BaseCache:
         numbers = {f.name: f.number(dims) for f in self.FIELDS if isinstance(f, Scalar)}
         numbers |= {name: table.pointer for name, table in self._table_views.items()}
         sizes = {p: itemsize(v) for t, v in zip(self.TENSORS, views, strict=True) for p in t.bases}
+        footprint = Footprint.of((*memory, *((n, t, False) for n, t in self._table_views.items() if n not in counts)))
         layers = []
         for number in [only] if only is not None else range(dims["layers"]):
             pools = {}
@@ -227,7 +233,9 @@ class BaseCache:
             kind = self._LAYOUT.kind
             tables = {n: t for n, t in self._table_views.items() if n not in counts}
             layers.append(
-                LayerCache(self.MODULE, number, self.device, dims, packed, kind, tables, memory, pools, sizes)
+                LayerCache(
+                    self.MODULE, number, self.device, dims, packed, kind, tables, memory, footprint, pools, sizes
+                )
             )
         return layers
 
@@ -381,6 +389,12 @@ class BaseCache:
             if given is not None and not (whole and 0 <= index(given) <= LONGEST):
                 raise ArgumentError(f"{name}: got {given!r}; it counts tokens; pass an int from 0 to {LONGEST}")
             dims[name] = most if given is None else index(given)
+
+    @cached_property
+    def footprint(self) -> Footprint:
+        """Where the memory of all layers lies, for operations on the whole cache."""
+        found = {name: (name, array, written) for layer in self for name, array, written in layer.memory}
+        return Footprint.of((*found.values(), *((n, t, False) for n, t in self._table_views.items() if n not in found)))
 
     def __len__(self) -> int:
         """The number of layers."""

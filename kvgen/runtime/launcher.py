@@ -7,9 +7,11 @@ from dataclasses import dataclass, field
 from typing import ClassVar, TypeGuard
 
 from kvgen.errors import ArgumentError
-from kvgen.runtime.arrays import ArrayView, Dims, extent, itemsize, view
+from kvgen.runtime.arrays import ArrayView, view
 from kvgen.runtime.cache import BaseCache, LayerCache
+from kvgen.runtime.checks import Dims
 from kvgen.runtime.module import Module
+from kvgen.runtime.overlap import Taken, hold_apart
 from kvgen.runtime.packing import PackedArgs, ParamKind, Value
 from kvgen.runtime.pages import PagePool, layers_of
 from kvgen.runtime.params import Array, Call, Count, Number, Param, Scalar, Struct, TensorMap, kinds_of
@@ -98,8 +100,9 @@ class Launcher:
         dims["all_layers"] = 1 + len(others)
         known = {name for name, _, _ in cache.memory}
         more = [(n, a, w and kernel.writes) for x in others for n, a, w in x.memory if n not in known]
-        call = Call(dims, cache.device, more, kernel.module)
+        call = Call(dims, cache.device, list(more), kernel.module)
         views: dict[str, ArrayView] = {}
+        arrays: list[Taken] = []
         taken: dict[str, Value] = {}
         for spec, argument in zip(kernel.arguments, arguments, strict=True):
             if not isinstance(spec, Array):
@@ -122,11 +125,14 @@ class Launcher:
                 found = held.view
             else:
                 found = view(argument, spec.name)
-            spec.check(found, dims, cache.device)
+            low, high = spec.check(found, dims, cache.device)
             views[spec.name] = found
+            if low < high:
+                arrays.append((low, high, spec, found))
             if spec.strided:
                 dims[f"{spec.name}.stride"] = found.strides[0]
-        _hold_apart(kernel, views, cache)
+        own = given if isinstance(given, BaseCache) else cache
+        hold_apart(arrays, own.footprint, call.memory[len(more) :], kernel.writes)
         for spec in kernel.arguments:  # what is left out has no rows
             for name in spec.shape if isinstance(spec, Array) and spec.optional else ():
                 if isinstance(name, str) and name not in dims:
@@ -174,32 +180,6 @@ def _layers(kernel: Kernel, given: object) -> tuple[LayerCache, tuple[LayerCache
     elif isinstance(given, BaseCache):
         got = f"a cache of {given.MODULE.name}"
     raise ArgumentError(f"cache: got {got}; {rule}; pass {valid}")
-
-
-def _hold_apart(kernel: Kernel, views: Mapping[str, ArrayView], cache: LayerCache) -> None:
-    """Raise ArgumentError where an array lies in memory that it must not."""
-    for spec in kernel.arguments:
-        for name in spec.apart if isinstance(spec, Array) and spec.name in views else ():
-            other = views.get(name) or cache.tables.get(name)
-            if other is not None and _overlap(views[spec.name], other):
-                raise ArgumentError(
-                    f"{spec.name}: got memory that {name} lies in too; the kernel reads that while it writes; pass an array "
-                    "of its own"
-                )
-
-
-def _overlap(a: ArrayView, b: ArrayView) -> bool:
-    """Whether two arrays share memory; rows of one between the rows of the other do not."""
-    (low, high), (first, end) = extent(a), extent(b)
-    if low >= end or first >= high:
-        return False
-    if len(a.shape) < 2 or len(b.shape) < 2 or a.strides[0] != b.strides[0] or a.strides[0] <= 0:
-        return True
-    size = itemsize(a)
-    step = a.strides[0] * size
-    mine, others = (extent(x._replace(shape=(1, *x.shape[1:]))) for x in (a, b))
-    before = (others[0] - mine[0]) % step
-    return before < mine[1] - mine[0] or before + others[1] - others[0] > step
 
 
 def _grid(kernel: Kernel, dims: Dims) -> Grid:

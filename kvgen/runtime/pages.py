@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
 from kvgen.errors import ArgumentError, DeviceError
-from kvgen.runtime.arrays import ArrayView, Dims, check, extent, itemsize, view
+from kvgen.runtime.arrays import ArrayView, extent, itemsize, view
 from kvgen.runtime.cache import BaseCache, Tensor
+from kvgen.runtime.checks import Dims, check
 from kvgen.runtime.module import Module
 from kvgen.runtime.packing import Bytes
 from kvgen.runtime.params import Call
@@ -187,9 +188,8 @@ class PagePool:
                     f"{self.name}: got a cache on {given.device}; the call runs on {call.device}; pass one there"
                 )
             offset = 0
-            call.memory += [
-                (f"{self.name}.{n}", array, w and self.writes) for layer in given for n, array, w in layer.memory
-            ]
+            memory = {n: (f"{self.name}.{n}", array, w and self.writes) for x in given for n, array, w in x.memory}
+            call.memory += memory.values()
         return self.pack(found, offset)
 
     def pack(self, found: Sequence[LayerPages], offset: int = 0) -> bytes:

@@ -9,7 +9,8 @@ from numbers import Integral, Real
 from typing import Any, Final, Literal, Protocol
 
 from kvgen.errors import ArgumentError
-from kvgen.runtime.arrays import ArrayView, Dims, check, view
+from kvgen.runtime.arrays import ArrayView, Extent, view
+from kvgen.runtime.checks import Dims, check
 from kvgen.runtime.module import Module
 from kvgen.runtime.packing import TENSOR_MAP, Bytes, ParamKind
 
@@ -43,12 +44,12 @@ class Array:
     optional: bool = False
     field: str | None = None
     fields: tuple[str | None, ...] = ()
-    apart: tuple[str, ...] = ()
+    in_place: tuple[str, ...] = ()
     rows: str = ""
 
-    def check(self, array: ArrayView, dims: Dims, device: str) -> None:
-        """Raise ArgumentError unless `array` fits; binds the dimension names."""
-        check(
+    def check(self, array: ArrayView, dims: Dims, device: str) -> Extent:
+        """The extent of `array`; raises ArgumentError unless it fits. Binds the dimension names."""
+        return check(
             array,
             self.name,
             dtype=self.dtype,

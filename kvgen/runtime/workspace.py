@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from kvgen.errors import ArgumentError
-from kvgen.runtime.arrays import ArrayView, Dims, check, view
+from kvgen.runtime.arrays import ArrayView, view
+from kvgen.runtime.checks import Dims, check
 from kvgen.runtime.memory import DeviceMemory, ordinal_of
 
 if TYPE_CHECKING:

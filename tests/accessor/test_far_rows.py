@@ -10,7 +10,7 @@ import pytest
 
 from kvgen import Dense, Paged, Quant, ops
 from kvgen.errors import ArgumentError
-from kvgen.runtime.arrays import Dims
+from kvgen.runtime.checks import Dims
 from kvgen.runtime.collection import RoleCache
 from kvgen.runtime.params import Array, Scalar
 from kvgen.tensor_map import PageView, RowView

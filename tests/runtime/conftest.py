@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from kvgen.runtime import cuda
+from kvgen.runtime import cuda, launcher
 from kvgen.runtime.cpu import machine
 from tests.runtime.launching import NotingDriver
 
@@ -64,3 +64,9 @@ def current():
         return done.stdout
 
     return run
+
+
+@pytest.fixture
+def unlaunched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls are checked and go nowhere."""
+    monkeypatch.setattr(launcher, "_backend", lambda device: lambda *_: lambda stream: None)

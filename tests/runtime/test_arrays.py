@@ -20,7 +20,8 @@ from hypothesis import strategies as st
 from kvgen.dtypes import DTYPES
 from kvgen.errors import ArgumentError, DeviceError
 from kvgen.runtime import cuda
-from kvgen.runtime.arrays import ArrayView, Dims, check, contiguous_strides, extent, itemsize, nbytes, view
+from kvgen.runtime.arrays import ArrayView, contiguous_strides, extent, itemsize, nbytes, view
+from kvgen.runtime.checks import Dims, check
 
 ROOT = Path(__file__).parents[2]
 BYTE_DTYPES = [name for name, dtype in DTYPES.items() if dtype.bits % 8 == 0]

@@ -215,7 +215,7 @@ def test_more_than_32_bits_count(driver: NotingDriver) -> None:
         lengths=DeviceArray((2,), np.int32, LENGTHS),
         page_table=DeviceArray((2, 3), np.uint32, TABLE),
     )[0]
-    q, out = (DeviceArray((2**31, 2, dim), np.float32, p) for dim, p in ((8, K_ROWS), (4, OUT)))
+    q, out = (DeviceArray((2**31, 2, dim), np.float32, p) for dim, p in ((8, 1 << 38), (4, 1 << 39)))
     with pytest.raises(
         ArgumentError, match=r"^apart_decode: got a grid of 4294967296 blocks; a grid holds at most 2\^31 - 1"
     ):
