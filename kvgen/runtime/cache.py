@@ -142,7 +142,7 @@ class BaseCache:
         layers: list[list[ArrayView]] = []
         for tensor, given in zip(self.TENSORS, pools, strict=True):
             if per_layer:
-                if not isinstance(given, Sequence) or not given:
+                if not issubclass(type(given), Sequence) or not given:
                     raise ArgumentError(
                         f"{tensor.name}: got {type(given).__name__}; the spec's layers='pointers' takes a list of tensors, "
                         "one per layer"

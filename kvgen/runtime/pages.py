@@ -43,7 +43,7 @@ class BasePages:
         per_layer = not any("layer" in t.axes for t in self.TENSORS)
         found: list[list[tuple[str, ArrayView]]] = []
         for tensor, given in zip(self.TENSORS, pools, strict=True):
-            if per_layer and (not isinstance(given, Sequence) or not given):
+            if per_layer and (not issubclass(type(given), Sequence) or not given):
                 raise ArgumentError(
                     f"{tensor.name}: got {type(given).__name__}; the spec's layers='pointers' takes a list of tensors, one "
                     "per layer"

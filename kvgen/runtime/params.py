@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,7 +10,7 @@ from numbers import Integral, Real
 from typing import Any, Final, Literal, Protocol
 
 from kvgen.errors import ArgumentError
-from kvgen.runtime.arrays import ArrayView, Extent, view
+from kvgen.runtime.arrays import ArrayView, Extent, itemsize, view
 from kvgen.runtime.checks import Dims, check
 from kvgen.runtime.module import Module
 from kvgen.runtime.packing import TENSOR_MAP, Bytes, ParamKind
@@ -154,7 +155,7 @@ class Count:
         return number
 
     def _read(self, given: Any) -> int:
-        if hasattr(given, "shape") and not isinstance(given, Integral):
+        if given is not None and not issubclass(type(given), (Real, str)):  # an array, or what cannot be read as one
             array = view(given, self.name)
             if array.device != "cpu" or math.prod(array.shape) != 1 or array.dtype not in _RANGES:
                 raise ArgumentError(
@@ -162,7 +163,8 @@ class Count:
                     "here; pass an int or a host array of one whole number, or use the form of the operation that takes it on "
                     "the device"
                 )
-            given = int(given.reshape(-1)[0])
+            word = ctypes.string_at(array.pointer, itemsize(array))
+            given = int.from_bytes(word, "little", signed=array.dtype[0] == "i")
         if isinstance(given, bool) or not isinstance(given, Integral) or not 0 <= int(given) < 2**63:
             raise ArgumentError(f"{self.name}: got {given!r}; it counts rows; pass an int from 0 on")
         return int(given)

@@ -60,7 +60,9 @@ def test_rows(name: str) -> None:
             if not spec.strided or spec.align <= itemsize(given):
                 continue
             call.arguments[spec.name] = given._replace(strides=(given.strides[0] + 1, *given.strides[1:]))
-            with pytest.raises(ArgumentError, match=rf"^{spec.name}: got stride \d+ in dimension 0 .*a multiple of \d+"):
+            with pytest.raises(
+                ArgumentError, match=rf"^{spec.name}: got stride \d+ in dimension 0 .*a multiple of \d+"
+            ):
                 call.bind()
             call.arguments[spec.name] = given
 
