@@ -2,18 +2,25 @@
 
     python benchmarks/call_cost.py
 
+Times are of this process alone, so that other jobs of the machine count little. The checks of alignment and overlap are timed
+by themselves too, and the checked call without the latter: what they add to a call.
+
 The stub takes every driver call and does nothing, so what is left is kvgen's own work. Device arrays are stand-ins with
 `__cuda_array_interface__`, as CuPy and Numba have it.
 """
 
 from __future__ import annotations
 
+import time
 import timeit
 from typing import Any
 
 import kvgen.runtime.cuda as cuda
 import kvgen.runtime.gpu as gpu
+import kvgen.runtime.launcher as launcher
 from generated.llama3_8b import Cache, append
+from kvgen.runtime.arrays import ITEMSIZE
+from kvgen.runtime.overlap import Taken, hold_apart
 
 
 class DeviceArray:
@@ -54,7 +61,24 @@ class StubDriver:
 
 def microseconds(action: Any, number: int = 2000, repeat: int = 25) -> float:
     """The best of `repeat` averages over `number` calls."""
-    return min(timeit.repeat(action, number=number, repeat=repeat)) / number * 1e6
+    return min(timeit.repeat(action, number=number, repeat=repeat, timer=time.process_time)) / number * 1e6
+
+
+def measure(arrays: list[Taken]) -> list[Taken]:
+    """What the launcher does of every array for its alignment and its extent, by itself."""
+    found = []
+    for low, high, spec, array in arrays:
+        pointer, align = array.pointer, spec.align
+        size = ITEMSIZE[array.dtype]
+        if align < size:
+            align = size
+        if not pointer or pointer % align:
+            raise AssertionError(spec.name)
+        before, behind = 0, high - low
+        low, high = pointer - before, pointer + behind
+        if low < high:
+            found.append((low, high, spec, array))
+    return found
 
 
 def main() -> None:
@@ -74,13 +98,28 @@ def main() -> None:
     offsets = DeviceArray((batch + 1,), "<u4", 1 << 22)
     layer = cache[0]
     bound = append.bind(layer, q, k, v, out, offsets)
+
+    def checked() -> None:
+        append(layer, q, k, v, out, offsets)
+
+    seen: list[tuple[Any, ...]] = []
+    launcher.hold_apart = lambda *arguments: seen.append(arguments)
+    checked()
+    launcher.hold_apart = lambda *arguments: None
+    unheld = microseconds(checked, 500)
+    launcher.hold_apart = hold_apart
+    aligned, apart = microseconds(lambda: measure(seen[0][0])), microseconds(lambda: hold_apart(*seen[0]))
     rows = [
         ("bound: step(stream)", microseconds(lambda: bound(0)), 4.0),
         (
             "checked: append(cache[layer], q, k, v, out, offsets)",
-            microseconds(lambda: append(layer, q, k, v, out, offsets), 500),
+            microseconds(checked, 500),
             25.0,
         ),
+        ("  the same, overlaps not looked for", unheld, None),
+        ("  alignment and extents of its arrays, alone", aligned, None),
+        ("  overlaps, alone", apart, None),
+        ("  both", aligned + apart, 1.0),
         ("bind: append.bind(...)", microseconds(lambda: append.bind(layer, q, k, v, out, offsets), 500), None),
     ]
     for name, cost, limit in rows:
