@@ -13,7 +13,7 @@ from kvgen.runtime.arrays import ArrayView, itemsize, view
 from kvgen.runtime.checks import Dims, check
 from kvgen.runtime.collection import RoleCache
 from kvgen.runtime.module import Module
-from kvgen.runtime.overlap import Footprint, Memory
+from kvgen.runtime.overlap import Footprint, Memory, spans_of
 from kvgen.runtime.packing import Bytes, Layout, layout
 from kvgen.runtime.params import Array, Pool, Scalar, kinds_of
 from kvgen.runtime.places import KVParams, Role, TensorLayout
@@ -172,6 +172,9 @@ class BaseCache:
                 dims[f"{spec.name}.stride"] = found.strides[0]
         if "B" not in dims:
             raise ArgumentError(f"{self.MODULE.name}: no table gives the number of requests")
+        self._table_spans = spans_of(
+            (f.name, self._table_views[f.name], False) for f in self.TABLES if f.access == "in"
+        )
         dims["B+1"] = dims["B"] + 1
         return dims
 
@@ -218,7 +221,7 @@ class BaseCache:
         numbers = {f.name: f.number(dims) for f in self.FIELDS if isinstance(f, Scalar)}
         numbers |= {name: table.pointer for name, table in self._table_views.items()}
         sizes = {p: itemsize(v) for t, v in zip(self.TENSORS, views, strict=True) for p in t.bases}
-        footprint = Footprint.of((*memory, *((n, t, False) for n, t in self._table_views.items() if n not in counts)))
+        footprint = Footprint.of((*spans_of(memory), *self._table_spans))
         layers = []
         for number in [only] if only is not None else range(dims["layers"]):
             pools = {}
@@ -394,7 +397,7 @@ class BaseCache:
     def footprint(self) -> Footprint:
         """Where the memory of all layers lies, for operations on the whole cache."""
         found = {name: (name, array, written) for layer in self for name, array, written in layer.memory}
-        return Footprint.of((*found.values(), *((n, t, False) for n, t in self._table_views.items() if n not in found)))
+        return Footprint.of((*spans_of(found.values()), *self._table_spans))
 
     def __len__(self) -> int:
         """The number of layers."""

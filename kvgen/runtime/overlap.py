@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from operator import itemgetter
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from kvgen.errors import ArgumentError
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 Memory = tuple[str, ArrayView, bool]  # name, array, whether operations may write to it
 Taken = tuple[int, int, "Array", ArrayView]  # an argument: its extent, what it has to be, where it lies
 
-_MOST_WORK: Final = 100_000  # steps that the exact test may take; arrays of engines take fewer than a hundred
+_MOST_WORK: Final = 100_000  # steps that the exact test may take; arrays of engines take fewer than a thousand
 
 
 class Span(NamedTuple):
@@ -29,8 +29,7 @@ class Span(NamedTuple):
     written: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Footprint:
+class Footprint(NamedTuple):
     """The memory that a struct leads a kernel to, measured once: pools, page tables, lengths, scales.
 
     `written` are those of `spans` that operations may write to. `clash` says which two of them lie in each other, and is
@@ -42,11 +41,20 @@ class Footprint:
     clash: str
 
     @classmethod
-    def of(cls, memory: Iterable[Memory]) -> Footprint:
-        """The footprint of these arrays; those without elements have none."""
-        found = [Span(*extent(array), name, array, written) for name, array, written in memory]
-        spans = tuple(span for span in found if span.low < span.high)
-        return cls(spans, tuple(span for span in spans if span.written), _clash(spans))
+    def of(cls, spans: Iterable[Span]) -> Footprint:
+        """The footprint of these arrays."""
+        found = tuple(spans)
+        return cls(found, tuple([span for span in found if span[4]]), _clash(found))
+
+
+def spans_of(memory: Iterable[Memory]) -> tuple[Span, ...]:
+    """Where these arrays lie; those without elements lie nowhere."""
+    found = []
+    for name, array, written in memory:
+        low, high = extent(array)
+        if low < high:
+            found.append(Span(low, high, name, array, written))
+    return tuple(found)
 
 
 def hold_apart(arrays: Sequence[Taken], own: Footprint, brought: Sequence[Memory], writes: bool) -> None:
@@ -59,7 +67,7 @@ def hold_apart(arrays: Sequence[Taken], own: Footprint, brought: Sequence[Memory
         raise ArgumentError(own.clash)
     spans, written = own.spans, own.written if writes else ()
     if brought:
-        others = Footprint.of(brought).spans
+        others = spans_of(brought)
         mine = spans if writes else tuple(span._replace(written=False) for span in spans)
         clash = _clash((*mine, *others))
         if clash:
@@ -114,8 +122,12 @@ class _Somewhere:
 def _clash(spans: Sequence[Span]) -> str:
     """What is wrong with the first two that lie in each other and of which one may be written to; empty: nothing is."""
     before: list[Span] = []
-    for span in sorted(spans, key=lambda span: span.low):
-        before = [other for other in before if other.high > span.low]
+    top = 0
+    for span in sorted(spans, key=itemgetter(0)):
+        if span[0] >= top:  # all of them end before it
+            before, top = [span], span[1]
+            continue
+        before = [other for other in before if other[1] > span[0]]
         for other in before:
             if (span.written or other.written) and overlap(span.array, other.array):
                 both = span.written and other.written
@@ -123,6 +135,7 @@ def _clash(spans: Sequence[Span]) -> str:
                     _refused(span.name, other.name, "both" if both else (span if span.written else other).name, "")
                 )
         before.append(span)
+        top = max(top, span[1])
     return ""
 
 

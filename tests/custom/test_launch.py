@@ -50,7 +50,7 @@ extern "C" __global__ void every(const __grid_constant__ Cache cache, const bf16
 """
 ARGUMENTS = (
     Array("rows", "bf16", ("N", "head_dim"), strided=True, align=4),
-    Array("out", "u32", (16,), "inout"),
+    Array("out", "u32", (16,), "inout", in_place=("maybe",)),
     Scalar("i", "i32"),
     TensorMap("map"),
     Scalar("u", "u64"),
@@ -100,6 +100,26 @@ class Call:
 
     def __call__(self, **changes: Any) -> None:
         CHECK(self.package.every, self.cache[1], **(self.arguments | changes))
+
+
+def test_in_place(every: ModuleType) -> None:
+    """An array that is written may be the one that the spec names, as it lies, and no other array."""
+    call = Call(every)
+    call(maybe=call.out)
+    assert int(call.out[9]) == int(np.int32(-3).view(np.uint32))
+    lies_in = r"^out: got memory that {} lies in too; .*; pass an array of its own"
+    for other in (call.out[1:], call.out[:5], call.out[::2], call.out[::-1]):
+        with pytest.raises(
+            ArgumentError, match=lies_in.format("maybe") + ", or maybe itself: its address and its strides"
+        ):
+            call(maybe=other)
+    rows = np.zeros((4, 64), bfloat16)
+    with pytest.raises(ArgumentError, match=lies_in.format("rows") + "$"):
+        call(rows=rows, out=rows.view(np.uint32)[0, :16])
+    with pytest.raises(ArgumentError, match=lies_in.format("lengths")):
+        tables = {"lengths": np.zeros(16, np.uint32), "page_table": np.zeros((16, 1), np.uint32)}
+        call.cache = call.package.Cache(np.zeros((2, 2, 5, 16, 2, 64), bfloat16), **tables)
+        call(out=tables["lengths"])
 
 
 def test_every_argument_arrives(every: ModuleType) -> None:

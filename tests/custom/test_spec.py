@@ -79,6 +79,8 @@ ARGUMENTS: list[tuple[Any, str]] = [
     (lambda: Array("x", "f32", ("min",)), "shape: got 'min'"),
     (lambda: Array("x", "f32", ("N",), "read"), "Array.access: got 'read'"),  # type: ignore[arg-type]
     (lambda: Array("x", "f32", ("N",), align=12), "align: got 12"),
+    (lambda: Array("x", "f32", ("N",), in_place=("y",)), "in_place: got y for x, which is only read"),
+    (lambda: Array("x", "f32", ("N",), "out", in_place=("y", 3)), "Array.in_place.1: got 3"),  # type: ignore[list-item]
     (lambda: Array("stream", "f32", ("N",)), "name: got 'stream'"),
     (lambda: Array("class", "f32", ("N",)), "name: got 'class'"),
     (lambda: Array("a-b", "f32", ("N",)), "name: got 'a-b'"),
@@ -103,6 +105,14 @@ SETS: list[tuple[dict[str, Any], str]] = [
     (
         {"params": (Array("pool", "f32", ("N",)),)},
         "ops: fill: got a parameter called 'pool', which is an array or a field",
+    ),
+    (
+        {"params": (Array("y", "f32", ("N",), "out", in_place=("x",)),)},
+        "ops: fill: in_place: y: got 'x'; it is an array of",
+    ),
+    (
+        {"params": (Array("y", "f32", ("N",), "out", in_place=("y",)),)},
+        "ops: fill: in_place: y: got 'y'; it is an array of",
     ),
     ({"params": (Scalar("num_pages", "u32"),)}, "ops: fill: got a parameter called 'num_pages', which is an array or"),
 ]

@@ -10,7 +10,7 @@ import pytest
 
 from kvgen.errors import ArgumentError
 from kvgen.runtime.arrays import ArrayView, extent, itemsize, view
-from kvgen.runtime.overlap import Footprint, overlap
+from kvgen.runtime.overlap import Footprint, overlap, spans_of
 from kvgen.runtime.pages import BasePages
 from kvgen.runtime.params import Array
 from tests.runtime.calls import Call as SmallCall
@@ -200,9 +200,9 @@ def test_interleaved(label: str) -> None:
     for x, y in ((a, b), (b, a)):
         if 0 not in x.shape and 0 not in y.shape:
             assert overlap(view(x, "x"), view(y, "y")) == shared
-        found = Footprint.of([("x", view(x, "x"), True), ("y", view(y, "y"), False)])
+        found = Footprint.of(spans_of([("x", view(x, "x"), True), ("y", view(y, "y"), False)]))
         assert bool(found.clash) == shared
-        assert not Footprint.of([("x", view(x, "x"), False), ("y", view(y, "y"), False)]).clash
+        assert not Footprint.of(spans_of([("x", view(x, "x"), False), ("y", view(y, "y"), False)])).clash
 
 
 @pytest.mark.parametrize("seed", range(40))
