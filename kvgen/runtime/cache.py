@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from operator import index
-from typing import Any, ClassVar, Final, SupportsIndex
+from typing import Any, ClassVar, Final, SupportsIndex, cast
 
 from kvgen.errors import ArgumentError
 from kvgen.runtime.arrays import ArrayView, itemsize, view
@@ -147,7 +147,9 @@ class BaseCache:
                         f"{tensor.name}: got {type(given).__name__}; the spec's layers='pointers' takes a list of tensors, "
                         "one per layer"
                     )
-                layers.append([view(item, f"{tensor.name}[{i}]") for i, item in enumerate(given)])
+                layers.append(
+                    [view(item, f"{tensor.name}[{i}]") for i, item in enumerate(cast(Sequence[object], given))]
+                )
             else:
                 layers.append([view(given, tensor.name)])
         if len({len(found) for found in layers}) > 1:

@@ -101,7 +101,7 @@ def _meet(distance: int, shape: Shape, strides: Shape, size: int, others: Shape,
     first = np.asarray(_Somewhere(origin, shape, strides, size))
     second = np.asarray(_Somewhere(origin + distance, others, steps, width))
     try:
-        return np.shares_memory(first, second, max_work=_MOST_WORK)
+        return np.shares_memory(first, second, max_work=_MOST_WORK)  # type: ignore[arg-type]  # the stubs know its special values alone
     except (np.exceptions.TooHardError, OverflowError):
         return True  # their extents overlap, and nobody can tell
 
