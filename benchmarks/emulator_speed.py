@@ -75,8 +75,8 @@ def timed(what: str, repeat: int, **machines: Callable[[], object]) -> list[Row]
 
 def own(repeat: int) -> list[Row]:
     """What a warp operation costs, and making a checked-in decode loadable."""
+    from kvgen.cli.project import generated
     from kvgen.compile import compile_many
-    from kvgen.runtime.module import Module
 
     found = []
     for mode in ("fast", "check"):
@@ -87,17 +87,12 @@ def own(repeat: int) -> list[Row]:
             repeat,
             kvgen=lambda kernel=kernel, argument=argument: kernel.launch((1, 1, 1), (128, 1, 1), [argument]),
         )
-    module = Module("llama3_8b", str(ROOT / "generated" / "llama3_8b" / "__init__.py"), arch=("sm_90a",), abi=_abi())
-    jobs = [(module.unit(file, entry), "sm_90a", "ptx") for file, entry in module.kernels]
+    with generated(ROOT / "generated", "llama3_8b") as package:
+        module = package._MODULE
+        jobs = [(module.unit(file, entry), "sm_90a", "ptx") for file, entry in module.kernels]
     for (unit, _, _), image in zip(jobs, compile_many(jobs, cache=None), strict=True):
         found += timed(f"compile {unit.entry}", repeat, kvgen=cold(image.data.decode()))
     return found
-
-
-def _abi() -> int:
-    from kvgen.runtime.abi import ABI
-
-    return ABI
 
 
 def cold(ptx: str, mode: emulator.host.Mode = "fast") -> Callable[[], object]:

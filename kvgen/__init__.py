@@ -32,8 +32,7 @@ if TYPE_CHECKING:
     from kvgen.spec.ragged import Ragged
     from kvgen.spec.score import Score
     from kvgen.spec.table import CSR, Dense, Indirect, PerKV, Ring
-
-__version__ = "0.1.0"
+    from kvgen.version import __version__ as __version__
 
 _HOME = {
     **dict.fromkeys(("Block", "Quant"), "kvgen.spec.quant"),
@@ -49,6 +48,7 @@ _HOME = {
     "Ragged": "kvgen.spec.ragged",
     "RmsNorm": "kvgen.spec.norm",
     "Score": "kvgen.spec.score",
+    "__version__": "kvgen.version",
     "compile_kernel": "kvgen.inline",
 }
 

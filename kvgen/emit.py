@@ -12,6 +12,7 @@ from typing import Final
 from kvgen.compile import Unit
 from kvgen.config import Config, find_config
 from kvgen.errors import SpecError
+from kvgen.files import write_inside
 from kvgen.flatten import INCLUDE, flatten, resolve
 from kvgen.ops.cache import cache_context, cache_fields
 from kvgen.ops.convert import Convert
@@ -172,13 +173,5 @@ def units(config: Config | None = None) -> list[Unit]:
 
 
 def write_file(root: Path, file: File) -> bool:
-    """Write a file where its bytes differ from what is there; whether it wrote."""
-    path = root / file.path
-    data = file.text.encode()
-    if path.is_symlink():  # a link may lead out of the project
-        path.unlink()
-    if path.is_file() and path.read_bytes() == data:
-        return False
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(data)
-    return True
+    """Write a file below `root` where its bytes differ from what is there; whether it wrote. Raises ToolError."""
+    return write_inside(root, file.path, file.text.encode())

@@ -26,7 +26,23 @@ FLOORS = {
     **dict.fromkeys(("compile", "runtime", "reference"), 3),
     **dict.fromkeys(("score", "spec", "plan"), 2),
     **dict.fromkeys(
-        ("layout", "expr", "dtypes", "errors", "paths", "flatten", "signature", "config", "emulator", "tensor_map"), 1
+        (
+            *(
+                "layout",
+                "expr",
+                "dtypes",
+                "errors",
+                "version",
+                "paths",
+                "files",
+                "json_file",
+                "flatten",
+                "signature",
+                "config",
+            ),
+            *("emulator", "tensor_map"),
+        ),
+        1,
     ),
 }
 

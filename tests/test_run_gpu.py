@@ -183,7 +183,7 @@ def test_resume_names_the_case_that_ended_the_run(
     on_cpu: Callable[..., tuple[int, dict[str, Any]]], tmp_path: Path
 ) -> None:
     on_cpu("--section", "correctness", "--budget", "0")
-    (tmp_path / "results.json.running").write_text(json.dumps(["correctness", SMALL, "append", "ragged"]))
+    (tmp_path / "results.json.running").write_text(json.dumps({"case": ["correctness", SMALL, "append", "ragged"]}))
     status, content = on_cpu("--section", "correctness", "--resume")
     ended = [e for e in content["entries"] if e["status"] == "failed"]
     assert status == 1 and [(e["op"], e["case"], e["detail"]) for e in ended] == [

@@ -9,7 +9,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from kvgen.errors import ToolError
+from kvgen.json_file import read_object
+
 SCHEMA = 1
+_LIMIT = 1 << 28  # bytes of a results file
 Status = Literal["ok", "failed"]
 Key = tuple[str, str, str, str]
 _SAVE_EVERY = 2.0
@@ -38,7 +42,10 @@ class Results:
         """
         found = cls(path, head)
         if resume and path.exists():
-            content = json.loads(path.read_text(encoding="utf-8"))
+            try:
+                content = read_object(path, limit=_LIMIT)
+            except ToolError as error:
+                raise SystemExit(f"--resume: {error}") from error
             if content.get("schema") != SCHEMA:
                 raise SystemExit(f"--resume: {path} has schema {content.get('schema')}; this script writes {SCHEMA}")
             if content["run"]["cubins_digest"] != head["cubins_digest"]:
@@ -47,16 +54,21 @@ class Results:
             for entry in content["entries"]:
                 found.entries[(entry["section"], entry["set"], entry["op"], entry["case"])] = entry
         if resume and found._marker.exists():
-            key = tuple(json.loads(found._marker.read_text(encoding="utf-8")))
-            if key not in found.entries:
-                found.record((key[0], key[1], key[2], key[3]), "failed", 0.0, {"detail": "the run ended in this case"})
+            try:
+                case = read_object(found._marker, limit=_LIMIT)["case"]
+            except (ToolError, KeyError):  # the run ended while it wrote the marker
+                case = None
+            if isinstance(case, list) and len(case) == 4:
+                section, name, op, what = map(str, case)
+                if (section, name, op, what) not in found.entries:
+                    found.record((section, name, op, what), "failed", 0.0, {"detail": "the run ended in this case"})
         found._marker.unlink(missing_ok=True)
         return found
 
     def begin(self, key: Key) -> None:
         """Note what runs now, for a --resume after it ended the process."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        self._marker.write_text(json.dumps(key), encoding="utf-8")
+        self._marker.write_text(json.dumps({"case": key}), encoding="utf-8")
 
     def record(self, key: Key, status: Status, seconds: float, more: dict[str, Any]) -> None:
         """Keep one result."""

@@ -6,13 +6,11 @@ refuses it instead of running it. What the manifest says is data from outside: p
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import hashlib
 import json
 import os
 import re
-import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -20,11 +18,15 @@ from typing import Any, Final
 
 from kvgen.compile.nvrtc import nvrtc_version
 from kvgen.compile.program import Image
-from kvgen.compile.resources import Resources
+from kvgen.compile.resources import Resources, resources_from
 from kvgen.errors import ArgumentError, ToolError
+from kvgen.files import kind_of, named, read_bytes, remove_inside, write_inside
+from kvgen.json_file import read_object, shown
 
 _SCHEMA: Final = 1
 _MANIFEST: Final = "manifest.json"
+_MANIFEST_LIMIT: Final = 1 << 26  # bytes; an entry has half a KiB
+_CUBIN_LIMIT: Final = 1 << 28
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
 
@@ -63,22 +65,7 @@ class Manifest:
 
 
 def _mend(folder: Path) -> str:
-    return f"`kvgen compile -o {folder}` makes it anew"
-
-
-def _write(path: Path, data: bytes) -> None:
-    """Replace a file in one step, so that a reader sees the old bytes or the new."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-        os.chmod(temporary, 0o644)  # mkstemp makes it private; these folders are packed and shipped
-        os.replace(temporary, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
-        raise
+    return f"`kvgen compile -o {named(folder)}` makes it anew"
 
 
 def write_folder(folder: Path, images: Iterable[Image], digests: Mapping[str, str]) -> Manifest:
@@ -122,15 +109,13 @@ def write_folder(folder: Path, images: Iterable[Image], digests: Mapping[str, st
             dropped.append(old.file)
     manifest = Manifest(folder, tuple(entries[file] for file in sorted(entries)))
     kernels = [dataclasses.asdict(entry) for entry in manifest.entries]
-    try:
-        for file, cubin in data.items():
-            _write(folder / file, cubin)
-        # After the cubins: a crash in between leaves digests that do not fit, which `find` refuses.
-        _write(folder / _MANIFEST, (json.dumps({"schema": _SCHEMA, "kernels": kernels}, indent=1) + "\n").encode())
-        for file in dropped:
-            (folder / file).unlink(missing_ok=True)
-    except OSError as error:
-        raise ToolError(f"{folder}: cannot be written ({error.strerror}: {error.filename})") from error
+    for file, cubin in data.items():
+        write_inside(folder, file, cubin)
+    # After the cubins: a crash in between leaves digests that do not fit, which `find` refuses.
+    write_inside(folder, _MANIFEST, (json.dumps({"schema": _SCHEMA, "kernels": kernels}, indent=1) + "\n").encode())
+    for file in dropped:
+        if kind_of(folder / file) != "missing":
+            remove_inside(folder, file)
     return manifest
 
 
@@ -147,29 +132,26 @@ def _entry_from(fields: Any) -> ManifestEntry:
     texts = {name: fields[name] for name in names}
     for name, value in texts.items():
         if not isinstance(value, str):
-            raise TypeError(f"{name}: got {value!r}; it must be a string")
-    path = PurePosixPath(texts["file"])
-    if path.is_absolute() or ".." in path.parts or "\\" in texts["file"] or ":" in texts["file"]:
-        raise ValueError(f"file: got {texts['file']!r}; it must stay inside the folder")
-    counts = {field.name: fields["resources"][field.name] for field in dataclasses.fields(Resources)}
-    for name, value in counts.items():
-        if not isinstance(value, int):
-            raise TypeError(f"resources.{name}: got {value!r}; it must be an integer")
-    return ManifestEntry(**texts, resources=Resources(**counts))
+            raise TypeError(f"{name}: got {shown(value)}; it must be a string")
+        if not value.isprintable():
+            raise ValueError(f"{name}: got {shown(value)}; it must be one line of text")
+    file = texts["file"]
+    path = PurePosixPath(file)
+    if path.is_absolute() or not path.parts or ".." in path.parts or re.search(r"[\\:]", file):
+        raise ValueError(f"file: got {shown(file)}; it must stay inside the folder")
+    return ManifestEntry(**texts, resources=resources_from(fields["resources"]))
 
 
 def read_folder(folder: Path) -> Manifest:
     """Read and check `DIR/manifest.json`; ToolError when it is missing, of another schema or malformed."""
-    path = folder / _MANIFEST
+    path = named(folder / _MANIFEST)
     try:
-        content = json.loads(path.read_bytes())
-    except OSError as error:
-        raise ToolError(f"{path}: cannot be read ({error.strerror}); {_mend(folder)}") from error
-    except ValueError as error:
-        raise ToolError(f"{path}: is not JSON ({error}); {_mend(folder)}") from error
-    schema = content.get("schema") if isinstance(content, dict) else None
+        content = read_object(folder / _MANIFEST, limit=_MANIFEST_LIMIT)
+    except ToolError as error:
+        raise ToolError(f"{error}; {_mend(folder)}") from error
+    schema = content.get("schema")
     if schema != _SCHEMA:
-        raise ToolError(f"{path}: got schema {schema!r}; this kvgen reads schema {_SCHEMA}; {_mend(folder)}")
+        raise ToolError(f"{path}: got schema {shown(schema)}; this kvgen reads schema {_SCHEMA}; {_mend(folder)}")
     try:
         entries = tuple(_entry_from(fields) for fields in content["kernels"])
     except KeyError as error:
@@ -190,20 +172,21 @@ def find(manifest: Manifest, set_name: str, kernel: str, arch: str, digest: str)
     if entry is None:
         have = ", ".join(manifest.archs(set_name, kernel)) or "no target"
         raise ToolError(
-            f"{folder / _MANIFEST}: has no cubin of {set_name}/{kernel} for {arch} (it has {have}); {_mend(folder)}"
+            f"{named(folder / _MANIFEST)}: has no cubin of {set_name}/{kernel} for {arch} (it has {have}); {_mend(folder)}"
         )
-    path = folder / entry.file
+    path = named(folder / entry.file)
     if entry.digest != digest:
         raise ToolError(
             f"{path}: was compiled from text with digest {entry.digest[:12]}, the launcher was generated with "
             f"{digest[:12]}; {_mend(folder)}"
         )
-    if not path.resolve().is_relative_to(folder.resolve()):
-        raise ToolError(f"{path}: leads out of the folder, to {path.resolve()}; {_mend(folder)}")
+    end = os.path.realpath(folder / entry.file)
+    if not Path(end).is_relative_to(os.path.realpath(folder)):
+        raise ToolError(f"{path}: leads out of the folder, to {named(end)}; {_mend(folder)}")
     try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise ToolError(f"{path}: cannot be read ({error.strerror}); {_mend(folder)}") from error
+        data = read_bytes(folder / entry.file, limit=_CUBIN_LIMIT)
+    except ToolError as error:
+        raise ToolError(f"{error}; {_mend(folder)}") from error
     if hashlib.sha256(data).hexdigest() != entry.sha256:
         raise ToolError(f"{path}: its bytes are not those that were compiled; {_mend(folder)}")
     return data

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from kvgen.errors import ConfigError, ToolError
+from kvgen.files import named
 
 _SIZE_LIMIT: Final = 1 << 30  # bytes; the least recently read entries go first
 _CHECKSUM_BYTES: Final = 32
@@ -135,7 +136,12 @@ def cache_folder() -> Path:
     """Where kvgen keeps what it can make again: $KVGEN_CACHE_DIR, else $XDG_CACHE_HOME/kvgen, else ~/.cache/kvgen."""
     own = os.environ.get("KVGEN_CACHE_DIR")
     if own:
-        return Path(own).expanduser().absolute()
+        try:
+            return Path(own).expanduser().absolute()
+        except RuntimeError as error:
+            raise ConfigError(
+                f"KVGEN_CACHE_DIR: got {named(own)!r}; no such user's home is known; give the whole path"
+            ) from error
     shared = os.environ.get("XDG_CACHE_HOME")
     if shared and os.path.isabs(shared):  # the XDG rules: a relative path is ignored
         return Path(shared) / "kvgen"

@@ -25,8 +25,9 @@ from kvgen.compile.diagnostics import (
     source_files,
     warnings_of,
 )
-from kvgen.compile.resources import Resources, parse_resources
+from kvgen.compile.resources import Resources, parse_resources, resources_from
 from kvgen.errors import ArgumentError, CompileError, ConfigError, ToolError
+from kvgen.json_file import parse_object
 from kvgen.signature import read_signature
 
 Kind = Literal["cubin", "ptx"]
@@ -107,10 +108,17 @@ def _pack(data: bytes, resources: Resources | None, log: str) -> bytes:
     return json.dumps(head).encode() + b"\n" + data
 
 
-def _unpack(payload: bytes) -> tuple[bytes, Resources | None, str]:
+def _unpack(payload: bytes) -> tuple[bytes, Resources | None, str] | None:
+    """What `_pack` took; None for anything it did not write, for whoever writes to the folder can make a checksum too."""
     head, _, data = payload.partition(b"\n")
-    fields = json.loads(head)
-    return data, Resources(**fields["resources"]) if fields["resources"] else None, fields["log"]
+    try:
+        fields = parse_object(head, "a cache entry")
+        counts, log = fields["resources"], fields["log"]
+        if not isinstance(log, str):
+            return None
+        return data, None if counts is None else resources_from(counts), log
+    except (ToolError, KeyError, TypeError):
+        return None
 
 
 def _refuse(unit: Unit, arch: str, kind: Kind, outcome: nvrtc.Outcome, origin: Origin | None) -> UnitError:
@@ -176,12 +184,15 @@ def compile_unit(
         cache = None  # such a cubin holds the absolute path of the working folder it was compiled in
     key = _key(unit, options, kind) if cache else b""
     payload = cache.get(key) if cache else None
-    cached = payload is not None
-    if payload is None:
+    found = None if payload is None else _unpack(payload)
+    cached = found is not None
+    if found is None:
         payload = _compile(unit, arch, kind, options, origin)
         if cache:
             cache.put(key, payload)
-    data, resources, log = _unpack(payload)
+        found = _unpack(payload)
+    assert found is not None
+    data, resources, log = found
     seconds = time.perf_counter() - begin
     return Image(unit.name, unit.entry, arch, kind, data, resources, log, seconds, cached)
 

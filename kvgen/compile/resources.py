@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from dataclasses import dataclass
+from typing import Any
 
 from kvgen.errors import ToolError
+from kvgen.json_file import shown
 
 
 @dataclass(frozen=True)
@@ -23,6 +26,15 @@ class Resources:
     spill_loads: int
     stack: int
     constant: int
+
+
+def resources_from(fields: Any) -> Resources:
+    """The resources that a JSON object states; KeyError or TypeError where it states others, or no integers."""
+    counts = {field.name: fields[field.name] for field in dataclasses.fields(Resources)}
+    for name, value in counts.items():
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise TypeError(f"resources.{name}: got {shown(value)}; it must be an integer")
+    return Resources(**counts)
 
 
 def parse_resources(log: str, entry: str) -> Resources:

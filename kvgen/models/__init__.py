@@ -6,7 +6,6 @@ is a `ConfigError` that names the field.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
@@ -15,9 +14,10 @@ from typing import Any, NoReturn
 
 from pydantic import ValidationError
 
-from kvgen.errors import ConfigError
+from kvgen.errors import ConfigError, ToolError
+from kvgen.json_file import parse_object, read_object, shown
 from kvgen.models.families import MODEL_TYPES, READERS, Checkpoint
-from kvgen.models.fields import Fields, shown
+from kvgen.models.fields import Fields
 from kvgen.models.stored import AUTO, KV_DTYPES, stored
 from kvgen.models.text import spec_source
 from kvgen.spec.base import explain
@@ -35,30 +35,18 @@ _ALSO_USED = ("rope_theta", "sliding_window", "kv_lora_rank")
 
 def read(path: str | Path) -> dict[str, Any]:
     """The JSON object in a file of at most 1 MiB; `ConfigError` for anything else."""
-    path = Path(path)
-    if not path.is_file():
-        raise ConfigError(f"{path}: not a file; give the path of a model's config.json")
     try:
-        with path.open("rb") as file:
-            data = file.read(SIZE_LIMIT + 1)
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
-    return parse(data, source=str(path))
+        return read_object(path, limit=SIZE_LIMIT)
+    except ToolError as error:
+        raise ConfigError(f"{error}; give the path of a model's config.json") from None
 
 
 def parse(data: bytes, *, source: str) -> dict[str, Any]:
     """The JSON object in `data`; `source` names it in messages."""
-    if len(data) > SIZE_LIMIT:
-        raise ConfigError(f"{source}: larger than 1 MiB; a config.json has a few KiB; did you mean another file?")
     try:
-        config = json.loads(data.decode("utf-8-sig"), parse_constant=_no_constant)
-    except RecursionError:
-        raise ConfigError(f"{source}: nested too deep to be a model's config.json") from None
-    except ValueError as error:  # bad JSON, bad UTF-8, or an integer of thousands of digits
-        raise ConfigError(f"{source}: not JSON: {error}") from None
-    if not isinstance(config, dict):
-        raise ConfigError(f"{source}: got {shown(config)}; a model's config.json is a JSON object, {{...}}")
-    return config
+        return parse_object(data, source)
+    except ToolError as error:
+        raise ConfigError(str(error)) from None
 
 
 def example() -> dict[str, Any]:
@@ -96,10 +84,6 @@ def default_name(config: Mapping[str, Any]) -> str:
     family = re.sub(r"For(CausalLM|ConditionalGeneration)\Z", "", found.model.architecture or "model")
     family = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", family).lower()
     return f"{family}_{found.q_heads}x{found.kv_heads}x{found.head_dim}"
-
-
-def _no_constant(text: str) -> NoReturn:
-    raise ValueError(f"{text} is not a JSON number")
 
 
 def _architecture(fields: Fields) -> str:

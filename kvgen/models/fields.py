@@ -10,25 +10,9 @@ from collections.abc import Mapping
 from typing import NoReturn
 
 from kvgen.errors import ConfigError
+from kvgen.json_file import shown
 
 POSITIONS = 2**31 - 1
-
-
-def shown(value: object) -> str:
-    """A value as an error message shows it: short, ASCII, and never a whole container."""
-    if isinstance(value, str):
-        return ascii(value if len(value) <= 60 else value[:60] + "...")
-    if value is None or isinstance(value, bool):
-        return {None: "null", True: "true", False: "false"}[value]
-    if isinstance(value, float):
-        return repr(value)
-    if isinstance(value, int):
-        return str(value) if value.bit_length() <= 64 else f"an integer of {value.bit_length()} bits"
-    if isinstance(value, list | tuple):
-        return f"a list of {len(value)}"
-    if isinstance(value, Mapping):
-        return f"an object of {len(value)} fields"
-    return f"a {type(value).__name__}"
 
 
 class Fields:

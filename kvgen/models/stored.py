@@ -12,8 +12,9 @@ from typing import Final
 from pydantic import ValidationError
 
 from kvgen.errors import ConfigError, SpecError
+from kvgen.json_file import shown
 from kvgen.models.families import CacheDtype, Checkpoint
-from kvgen.models.fields import Fields, shown
+from kvgen.models.fields import Fields
 from kvgen.spec.base import explain
 from kvgen.spec.cache import Latent, Paged
 from kvgen.spec.model import Mla

@@ -6,14 +6,17 @@ import ast
 import traceback
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from pydantic import ValidationError
 
-from kvgen.errors import KvgenError, SpecError
+from kvgen.errors import KvgenError, SpecError, ToolError
+from kvgen.files import kind_of, named, names_in, read_text
 from kvgen.spec.base import located
 from kvgen.spec.kernel_set import KernelSet
 from kvgen.spec.sources import loading_from
+
+_SIZE_LIMIT: Final = 1 << 22  # bytes; a spec has a few KiB
 
 
 @dataclass(frozen=True)
@@ -62,7 +65,10 @@ def load_file(path: Path, source: str, root: Path | None = None) -> list[LoadedS
     """
     scope: dict[str, Any] = {"__name__": path.stem, "__file__": str(path)}
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_text(path, limit=_SIZE_LIMIT, name=named(source))
+    except ToolError as error:
+        raise SpecError(str(error)) from error
+    try:
         doc = ast.get_docstring(ast.parse(text, str(path))) or ""
         if any(c not in "\n\t" and (ord(c) < 32 or 0xD800 <= ord(c) < 0xE000) for c in doc + source):
             raise SpecError(
@@ -85,13 +91,14 @@ def load_file(path: Path, source: str, root: Path | None = None) -> list[LoadedS
 
 def load_folder(folder: Path, root: Path) -> list[LoadedSet]:
     """Every set of every `*.py` in `folder`, by name; all files' mistakes in one SpecError."""
-    if not folder.is_dir():
-        raise SpecError(f"specs: {folder} is no folder; create it, or set [tool.kvgen] specs")
+    if kind_of(folder) != "folder":
+        raise SpecError(f"specs: {named(folder)} is no folder; create it, or set [tool.kvgen] specs")
     loaded: list[LoadedSet] = []
     mistakes: list[str] = []
-    for path in sorted(folder.glob("*.py")):
-        if path.name.startswith("_"):
+    for name in names_in(folder):  # not a glob, to which an unreadable folder is an empty one
+        if not name.endswith(".py") or name.startswith("_"):
             continue
+        path = folder / name
         try:
             loaded += load_file(path, path.relative_to(root).as_posix(), root)
         except SpecError as error:

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
+from kvgen.errors import ToolError
+from kvgen.files import read_bytes
 from kvgen.plan import Source
+
+_SIZE_LIMIT: Final = 1 << 24  # bytes; a kernel has a few KiB
 
 
 @dataclass(frozen=True)
@@ -42,6 +48,7 @@ def shown_path(file: str) -> str:
 def read_source(given: str) -> Source:
     """The file that a spec calls `given`; raises ValueError where it may not or cannot be read."""
     place = _loading.get()
+    _check_name(given, given)
     if place is None:
         if not Path(given).is_absolute():
             raise ValueError(
@@ -53,28 +60,32 @@ def read_source(given: str) -> Source:
             raise ValueError(
                 f"source: got {given!r}; a spec names files relative to its own folder, as 'kernels/dump.cu'"
             )
-        path = (place.folder / given).resolve()
+        path = Path(os.path.realpath(place.folder / given))
         if not path.is_relative_to(place.root):
             raise ValueError(
                 f"source: got {given!r}, which is {path}; it must lie inside the project {place.root}; move or copy it there"
             )
         shown = path.relative_to(place.root).as_posix()
-    if '"' in shown or not shown.isprintable():
+    _check_name(shown, given)
+    return Source(shown, checked_text(_read(path, given), "source", shown))
+
+
+def _check_name(name: str, given: str) -> None:
+    if '"' in name or not name.isprintable():
         raise ValueError(
             f"source: got {given!r}; generated text names the file; rename it without quotes and control characters"
         )
-    return Source(shown, checked_text(_read(path, given), "source", shown))
 
 
 def _read(path: Path, given: str) -> str:
     try:
-        return path.read_bytes().decode("utf-8")
+        data = read_bytes(path, limit=_SIZE_LIMIT)
+    except ToolError as error:
+        raise ValueError(f"source: got {given!r}; {error}; give an existing file") from None
+    try:
+        return data.decode("utf-8")
     except UnicodeDecodeError as error:
         raise ValueError(f"source: got {given!r}, which is no UTF-8 (byte {error.start}); save it as UTF-8") from None
-    except OSError as error:
-        raise ValueError(
-            f"source: got {given!r}; {path} cannot be read ({error.strerror}); give an existing file"
-        ) from None
 
 
 def checked_text(text: str, field: str, shown: str) -> str:

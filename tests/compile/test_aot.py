@@ -125,8 +125,11 @@ def test_a_path_out_of_the_folder_is_refused(folder: Path, file: str) -> None:
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        ("{", "is not JSON"),
-        ("[]", "got schema None; this kvgen reads schema 1"),
+        ("{", "not JSON"),
+        ("[]", "got a list of 0; it must be a JSON object"),
+        ("{}", "got schema null; this kvgen reads schema 1"),
+        ('{"schema": 1, "schema": 1}', "the key 'schema' is given twice"),
+        ('{"schema": NaN}', "NaN is not a JSON number"),
         ('{"schema": 99, "kernels": []}', "got schema 99"),
         ('{"schema": 1}', "has no field 'kernels'"),
         ('{"schema": 1, "kernels": [{"set": "a"}]}', "has no field 'kernel'"),

@@ -42,7 +42,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"text": None}, "source: got neither source nor text"),
     ({"source": "/x.cu"}, "source: got text beside source"),
     ({"text": None, "source": "x.cu"}, "only a spec file has a folder"),
-    ({"text": None, "source": "/no/such.cu"}, "source: got '/no/such.cu'; /no/such.cu cannot be read (No such file"),
+    ({"text": None, "source": "/no/such.cu"}, "source: got '/no/such.cu'; /no/such.cu: cannot be read (No such file"),
     ({"text": KERNEL.replace("void fill", "void other")}, "no __global__ function called 'fill' (it has other)"),
     ({"text": "// __global__ void fill(\n"}, "no __global__ function called 'fill' (it has none)"),
     ({"text": KERNEL.replace('extern "C" ', "")}, "'fill' of <fill> is not extern \"C\""),

@@ -33,7 +33,11 @@ from .checkpoints import CONFIGS, NAMES, changed, config, model_in, without
         (b'{"a": -Infinity}', "-Infinity is not a JSON number"),
         (b'{"a": ' + b"9" * 5000 + b"}", "not JSON"),
         (b'{"a": ' + b"[" * 200_000 + b"}", "nested too deep"),
-        (b"[]", "got a list of 0; a model's config.json is a JSON object"),
+        (b'{"a": {"b": 1, "b": 2}}', "not JSON: the key 'b' is given twice in one object"),
+        (b'{"a": 1e999}', "not JSON: 1e999 is larger than any float"),
+        (b'{"a": "\\ud800"}', "has half of a surrogate pair"),
+        (b'{"a": ' + b"[" * 64 + b"]" * 64 + b"}", "nested too deep: more than 64 levels"),
+        (b"[]", "got a list of 0; it must be a JSON object"),
         (b'"import os"', "got 'import os'"),
         (b"null", "got null"),
         (b" " * (2**20 + 1), "larger than 1 MiB"),
@@ -48,8 +52,8 @@ def test_read_refuses(tmp_path: Path, data: bytes, message: str) -> None:
 
 
 def test_read_needs_a_file(tmp_path: Path) -> None:
-    for path in (tmp_path, tmp_path / "absent.json"):
-        with pytest.raises(ConfigError, match="not a file"):
+    for path, said in ((tmp_path, "not a file but a folder"), (tmp_path / "absent.json", "No such file")):
+        with pytest.raises(ConfigError, match=f"{said}.*; give the path of a model's config.json"):
             models.read(path)
 
 

@@ -1,0 +1,214 @@
+"""Files and folders that come from outside: read whole and bounded, written in one step, never through a link.
+
+Whatever a path is (a FIFO, a device, a folder, a link that turns in circles, a name with NUL or half a surrogate pair in it)
+and whatever the file system answers, what ends here is a `ToolError` of one line that names the path.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path, PurePosixPath
+from typing import BinaryIO, Final, Literal
+
+from kvgen.errors import ToolError
+
+Kind = Literal["missing", "file", "folder", "link", "FIFO", "device", "socket"]
+AnyPath = str | os.PathLike[str]
+
+_KINDS: Final[dict[int, Kind]] = {
+    stat.S_IFREG: "file",
+    stat.S_IFDIR: "folder",
+    stat.S_IFLNK: "link",
+    stat.S_IFIFO: "FIFO",
+    stat.S_IFSOCK: "socket",
+}
+_READ: Final = os.O_RDONLY | os.O_CLOEXEC
+_FOLDER: Final = _READ | os.O_DIRECTORY | os.O_NOFOLLOW
+
+
+def named(path: AnyPath) -> str:
+    """A path as messages show it: on one line, in characters that every stream takes."""
+    text = os.fspath(path)
+    return text if text.isprintable() else ascii(text)[1:-1]
+
+
+def reason(error: OSError | ValueError) -> str:
+    """What the file system objects to, in a few words."""
+    if isinstance(error, OSError):
+        return error.strerror or str(error)
+    if isinstance(error, UnicodeError):
+        return "no file name can have its characters"
+    return "no file name can have a NUL character" if "null" in str(error) else str(error)
+
+
+def kind_of(path: AnyPath) -> Kind:
+    """What lies at a path, a link being a link. Raises ToolError where that cannot be found out."""
+    try:
+        return _kind(os.lstat(path).st_mode)
+    except (FileNotFoundError, NotADirectoryError):
+        return "missing"
+    except (OSError, ValueError) as error:
+        raise ToolError(f"{named(path)}: cannot be looked at ({reason(error)})") from error
+
+
+def _kind(mode: int) -> Kind:
+    return _KINDS.get(stat.S_IFMT(mode), "device")
+
+
+def target_of(link: AnyPath) -> str:
+    """Where a link leads, as it is written in it."""
+    try:
+        return named(os.readlink(link))
+    except OSError as error:
+        return f"nobody knows where ({reason(error)})"
+
+
+@contextmanager
+def opened(path: AnyPath, name: str | None = None) -> Iterator[BinaryIO]:
+    """A regular file, open for reading; messages call it `name`, by default its path."""
+    shown = name or named(path)
+    try:
+        handle = os.open(path, _READ | os.O_NONBLOCK)  # a FIFO without a writer would block the open itself
+        kind = _kind(os.fstat(handle).st_mode)
+        if kind != "file":
+            os.close(handle)
+            raise ToolError(f"{shown}: not a file but a {kind}; give a file")
+        with os.fdopen(handle, "rb") as file:
+            yield file
+    except (OSError, ValueError) as error:
+        raise ToolError(f"{shown}: cannot be read ({reason(error)})") from error
+
+
+def read_bytes(path: AnyPath, *, limit: int, name: str | None = None) -> bytes:
+    """The bytes of a regular file of at most `limit` bytes; messages call it `name`, by default its path."""
+    with opened(path, name) as file:
+        data = file.read(limit + 1)
+    if len(data) > limit:
+        raise ToolError(f"{name or named(path)}: larger than {_size(limit)}, the most that is read")
+    return data
+
+
+def read_text(path: AnyPath, *, limit: int, name: str | None = None) -> str:
+    """The UTF-8 text of a regular file, its line endings as they are."""
+    data = read_bytes(path, limit=limit, name=name)
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ToolError(f"{name or named(path)}: no UTF-8 (byte {error.start}); save it as UTF-8") from None
+
+
+def _size(count: int) -> str:
+    return f"{count} bytes" if count % 2**20 else f"{count >> 20} MiB"
+
+
+def names_in(folder: AnyPath) -> list[str]:
+    """The names in a folder, in order."""
+    try:
+        return sorted(os.listdir(folder))
+    except (OSError, ValueError) as error:
+        raise ToolError(f"{named(folder)}: cannot be read ({reason(error)})") from error
+
+
+def link_below(root: Path, path: str) -> Path | None:
+    """The first part of `path`, relative to `root`, that is a link; None where there is none. The root itself may be one."""
+    at = root
+    for part in PurePosixPath(path).parts:
+        at = at / part
+        if kind_of(at) == "link":
+            return at
+    return None
+
+
+def write_inside(root: Path, path: str, data: bytes) -> bool:
+    """Replace the file `path` below `root` in one step where its bytes are others; whether they were.
+
+    Missing folders are made. No part of `path` may be a link but the last, which is replaced and not followed.
+    Raises ToolError.
+    """
+    *folders, name = PurePosixPath(path).parts
+    shown = named(root / path)
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        with _opened(root, folders, make=True) as folder:
+            if _same(folder, name, data):
+                return False
+            _replace(folder, name, data)
+            return True
+    except (OSError, ValueError) as error:
+        raise ToolError(f"{shown}: cannot be written ({reason(error)})") from error
+
+
+def remove_inside(root: Path, path: str, keep: str = "") -> None:
+    """Remove the file `path` below `root`, and the folders below `keep` that it leaves empty. Raises ToolError."""
+    *folders, name = PurePosixPath(path).parts
+    try:
+        with _opened(root, folders, make=False) as folder:
+            os.unlink(name, dir_fd=folder)
+        for parent in PurePosixPath(path).parents:
+            if parent in (PurePosixPath(keep), PurePosixPath()):
+                break
+            with contextlib.suppress(OSError):  # it holds something else
+                os.rmdir(root / parent)
+    except (OSError, ValueError) as error:
+        raise ToolError(f"{named(root / path)}: cannot be removed ({reason(error)})") from error
+
+
+@contextmanager
+def _opened(root: Path, folders: list[str], *, make: bool) -> Iterator[int]:
+    """A handle of the folder below `root`, each part opened in the one before it, so that no link can come in between."""
+    handle = os.open(root, _READ | os.O_DIRECTORY)
+    at = root
+    try:
+        for part in folders:
+            at = at / part
+            if make:
+                with contextlib.suppress(FileExistsError):
+                    os.mkdir(part, dir_fd=handle)
+            try:
+                inner = os.open(part, _FOLDER, dir_fd=handle)
+            except OSError as error:
+                kind = kind_of(at)
+                if kind == "link":
+                    raise ToolError(
+                        f"{named(at)}: a link to {target_of(at)}; nothing is written through a link; put a folder there"
+                    ) from error
+                if kind not in ("folder", "missing"):
+                    raise ToolError(
+                        f"{named(at)}: cannot be written below: a {kind} is in the folder's place"
+                    ) from error
+                raise
+            os.close(handle)
+            handle = inner
+        yield handle
+    finally:
+        os.close(handle)
+
+
+def _same(folder: int, name: str, data: bytes) -> bool:
+    try:
+        handle = os.open(name, _READ | os.O_NONBLOCK | os.O_NOFOLLOW, dir_fd=folder)
+    except OSError:
+        return False
+    if _kind(os.fstat(handle).st_mode) != "file":
+        os.close(handle)
+        return False
+    with os.fdopen(handle, "rb") as file:
+        return file.read(len(data) + 1) == data
+
+
+def _replace(folder: int, name: str, data: bytes) -> None:
+    new = f".{name[:200]}.{secrets.token_hex(8)}"
+    handle = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666, dir_fd=folder)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+        os.replace(new, name, src_dir_fd=folder, dst_dir_fd=folder)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(new, dir_fd=folder)
+        raise

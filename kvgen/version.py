@@ -1,0 +1,5 @@
+"""The version of kvgen, as pyproject.toml states it."""
+
+from typing import Final
+
+__version__: Final = "0.1.0"
