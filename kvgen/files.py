@@ -68,28 +68,30 @@ def target_of(link: AnyPath) -> str:
         return f"nobody knows where ({reason(error)})"
 
 
-@contextmanager
-def opened(path: AnyPath, name: str | None = None) -> Iterator[BinaryIO]:
+def opened(path: AnyPath, name: str | None = None) -> BinaryIO:
     """A regular file, open for reading; messages call it `name`, by default its path."""
     shown = name or named(path)
     try:
         handle = os.open(path, _READ | os.O_NONBLOCK)  # a FIFO without a writer would block the open itself
         kind = _kind(os.fstat(handle).st_mode)
-        if kind != "file":
-            os.close(handle)
-            raise ToolError(f"{shown}: not a file but a {kind}; give a file")
-        with os.fdopen(handle, "rb") as file:
-            yield file
     except (OSError, ValueError) as error:
         raise ToolError(f"{shown}: cannot be read ({reason(error)})") from error
+    if kind != "file":
+        os.close(handle)
+        raise ToolError(f"{shown}: not a file but a {kind}; give a file")
+    return os.fdopen(handle, "rb")
 
 
 def read_bytes(path: AnyPath, *, limit: int, name: str | None = None) -> bytes:
     """The bytes of a regular file of at most `limit` bytes; messages call it `name`, by default its path."""
+    shown = name or named(path)
     with opened(path, name) as file:
-        data = file.read(limit + 1)
+        try:
+            data = file.read(limit + 1)
+        except OSError as error:
+            raise ToolError(f"{shown}: cannot be read ({reason(error)})") from error
     if len(data) > limit:
-        raise ToolError(f"{name or named(path)}: larger than {_size(limit)}, the most that is read")
+        raise ToolError(f"{shown}: larger than {_size(limit)}, the most that is read")
     return data
 
 

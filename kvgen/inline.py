@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import importlib.util
 import os
 import sys
 import tempfile
@@ -12,13 +11,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, Final
 
 from pydantic import ValidationError
 
 from kvgen.compile import cache_folder, compile_many, default_cache, jit_allowed
 from kvgen.emit import File, render_all, units_of, write_file
 from kvgen.errors import DeviceError, SpecError, ToolError
+from kvgen.files import named, read_bytes, reason
 from kvgen.ops.arguments import Argument
 from kvgen.ops.custom import Custom, Rule, entries
 from kvgen.runtime.launcher import Bound
@@ -27,7 +27,9 @@ from kvgen.spec.cache import Cache
 from kvgen.spec.kernel_set import Arch, KernelSet
 from kvgen.spec.loader import LoadedSet
 
-_OUT = "generated"  # as messages name the files that kvgen writes
+_OUT: Final = "generated"  # as messages name the files that kvgen writes
+_ELSEWHERE: Final = "set KVGEN_CACHE_DIR to a folder that can be written"
+_SIZE_LIMIT: Final = 1 << 24  # bytes of a file of CUDA
 
 
 @dataclass(frozen=True)
@@ -81,7 +83,7 @@ def compile_kernel(
     if text:
         given["text"] = text
     else:
-        given["source"] = str(Path(source).expanduser().absolute())
+        given["source"] = _absolute(source)
     try:
         name = name or _only_entry(text or _peek(given["source"]))
         op = Custom(
@@ -104,13 +106,20 @@ def compile_kernel(
     return CompiledKernel(name, package.Cache, getattr(package, name), folder)
 
 
+def _absolute(source: str | os.PathLike[str]) -> str:
+    try:
+        return str(Path(source).expanduser().absolute())
+    except RuntimeError:
+        raise SpecError(
+            f"source: got {os.fspath(source)!r}; no such user's home is known; give the whole path"
+        ) from None
+
+
 def _peek(path: str) -> str:
     try:
-        return Path(path).read_text(encoding="utf-8", errors="replace")
-    except OSError as error:
-        raise ValueError(
-            f"source: got {path!r}; it cannot be read ({error.strerror}); give CUDA (it has line breaks), or an existing file"
-        ) from None
+        return read_bytes(path, limit=_SIZE_LIMIT).decode("utf-8", "replace")
+    except ToolError as error:
+        raise ValueError(f"source: got {error}; give CUDA (it has line breaks), or an existing file") from None
 
 
 def _only_entry(text: str) -> str:
@@ -128,22 +137,23 @@ def _package(folder: Path, name: str, files: tuple[File, ...]) -> ModuleType:
     """The set `name` of `files`, written below `folder` where it is not yet, and imported."""
     key = hashlib.sha256(repr([(f.path, f.text) for f in files]).encode()).hexdigest()[:32]
     home = folder / "kernels" / key
+    texts = {f.path: f.text for f in files}
     try:
         if not home.is_dir():
             _write(home, files)
-        for file in files:  # what lies there is about to be imported: only if it is this, byte for byte
+        for file in files:  # for people to read; what runs is `texts`
             write_file(home / _OUT, file)
     except OSError as error:
-        raise ToolError(
-            f"{home}: cannot be written ({error.strerror}); set KVGEN_CACHE_DIR to a folder that can"
-        ) from error
+        raise ToolError(f"{named(home)}: cannot be written ({reason(error)}); {_ELSEWHERE}") from error
+    except ToolError as error:
+        raise ToolError(f"{error}; {_ELSEWHERE}") from error
     path = home / _OUT / name / "__init__.py"
-    title = f"_kvgen_kernel_{key}"
-    spec = importlib.util.spec_from_file_location(title, path, submodule_search_locations=[str(path.parent)])
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[title] = module
-    spec.loader.exec_module(module)
+    module = ModuleType(f"_kvgen_kernel_{key}")
+    module.__file__ = str(path)
+    sys.modules[module.__name__] = module
+    # Neither the file nor bytecode beside it: others may write to the folder between the write and the read.
+    exec(compile(texts[f"{name}/__init__.py"], path, "exec", dont_inherit=True), module.__dict__)
+    module._MODULE.texts = texts
     return module
 
 

@@ -63,7 +63,7 @@ def test_what_is_no_file(name: str, short: Path) -> None:
         read_bytes(path, limit=10)
     assert str(caught.value) == f"{named(path)}: {said}"
     assert str(caught.value).isprintable()
-    with pytest.raises(ToolError, match="^that: "):
+    with pytest.raises(ToolError, match=r"^that: "):
         read_bytes(path, limit=10, name="that")
 
 

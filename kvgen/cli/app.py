@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import sys
 import warnings
 from typing import Annotated, Any, Final
 
@@ -35,6 +37,8 @@ class Verbs(TyperGroup):
 
     def invoke(self, ctx: Any) -> Any:
         """Run the verb."""
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            sys.stdout.reconfigure(errors="backslashreplace")  # as stderr is: a path may hold what has no encoding
         try:
             with warnings.catch_warnings():
                 warnings.showwarning = _show_warning

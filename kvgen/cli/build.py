@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from kvgen.cli.console import Selectors
+from kvgen.files import named
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from kvgen.cli.project import Project
     from kvgen.cli.selection import Chosen
-
-Item = TypeVar("Item")
-Result = TypeVar("Result")
+    from kvgen.cli.tree import Finding
 
 
-def build(selectors: Selectors = None) -> None:
+def build(
+    selectors: Selectors = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Overwrite and remove files that were changed by hand, too.")
+    ] = False,
+) -> None:
     """Write generated/ from specs/: changed files only; removes files of kvgen that no spec gives any more.
+
+    Where a file to be written or removed was changed by hand, nothing is written, and each such file is named.
 
     \b
     kvgen build                 everything
@@ -30,29 +33,55 @@ def build(selectors: Selectors = None) -> None:
     from kvgen.cli.project import open_project
     from kvgen.cli.selection import select
     from kvgen.cli.tree import findings
-    from kvgen.emit import write_file
+    from kvgen.files import kind_of, remove_inside, write_inside
 
     project = open_project()
     chosen = select(project.sets, selectors)
-    out = project.config.out
+    root, out = project.config.root, project.config.out
     wanted = _wanted(project, chosen)
-    before = {path for path in wanted if (out / path).exists()}
-    written = [path for path in wanted if _guarded(write_file, out, project.files[path])]
-    scope = {c.name for c in chosen if c.whole} if selectors else None
-    stray = [f.path for f in findings(project, scope) if f.state == "extra" and f.ours]
-    for path in stray:
-        _guarded(_remove, out, path)
+    found = findings(project, {c.name for c in chosen} if selectors else None)
+    whole = {c.name for c in chosen if c.whole}
+    stray = [f for f in found if f.state == "extra" and f.mend == "build"]
+    stray = [f for f in stray if not selectors or f.path.split("/")[0] in whole]
+    _refuse(project, [f for f in found if _touches(f, wanted)] + stray, force)
+    before = {path for path in wanted if kind_of(out / path) != "missing"}
+    written = [p for p in wanted if write_inside(root, project.shown(p), project.files[p].text.encode())]
+    for item in stray:
+        remove_inside(root, project.shown(item.path), keep=project.shown(""))
 
     for path in written:
         typer.echo(f"{'changed' if path in before else 'new':8} {project.shown(path)}")
-    for path in stray:
-        typer.echo(f"{'removed':8} {project.shown(path)}")
+    for item in stray:
+        typer.echo(f"{'removed':8} {named(project.shown(item.path))}")
     typer.echo(f"{len(chosen)} set(s), {len(wanted)} files: {len(written)} written, {len(stray)} removed")
-    if any(f.path.endswith("/resources.json") for f in findings(project, {c.name for c in chosen})):
+    if any(f.mend == "record" for f in findings(project, {c.name for c in chosen})):
         typer.echo("resources.json no longer fits; run `kvgen compile --record`")
     if chosen:
         names = ", ".join(["Cache", *(op.name for op in chosen[0].loaded.kernels.ops)])
         typer.echo(f"\nfrom {project.config.package}.{chosen[0].name} import {names}")
+
+
+def _touches(finding: Finding, wanted: list[str]) -> bool:
+    """Whether a finding is about a file that is to be written, or stands in the way of one."""
+    return any(path == finding.path or path.startswith(f"{finding.path}/") for path in wanted)
+
+
+def _refuse(project: Project, touched: list[Finding], force: bool) -> None:
+    """Raise ToolError, before anything is written, for what stands in the way and, without `force`, for work by hand."""
+    from kvgen.errors import ToolError
+
+    def lines(found: list[Finding]) -> str:
+        return "".join(f"{named(project.shown(f.path))}: {f.note}\n" for f in found)
+
+    blocked = [f for f in touched if f.mend == "move"]
+    by_hand = [f for f in touched if f.by_hand and not force]
+    if blocked:
+        raise ToolError(f"{lines(blocked)}nothing was written")
+    if by_hand:
+        raise ToolError(
+            f"{lines(by_hand)}changed by hand, so nothing was written; `kvgen diff` shows the changes: make them in the spec or "
+            "the template, or drop them with `kvgen build --force`"
+        )
 
 
 def _wanted(project: Project, chosen: list[Chosen]) -> list[str]:
@@ -65,21 +94,3 @@ def _wanted(project: Project, chosen: list[Chosen]) -> list[str]:
         skipped |= {f"{item.name}/{p.name}.cu" for op, group in plans.items() if op not in item.ops for p in group}
     tops = {"device", *(c.name for c in chosen)}
     return [path for path in project.files if path.split("/")[0] in tops and path not in skipped]
-
-
-def _remove(out: Path, path: str) -> None:
-    target = out / path
-    target.unlink()
-    for folder in target.relative_to(out).parents:
-        if folder.parts and not any((out / folder).iterdir()):
-            (out / folder).rmdir()
-
-
-def _guarded(action: Callable[[Path, Item], Result], out: Path, item: Item) -> Result:
-    """An action on the output folder, a refusal of the file system being the user's to mend."""
-    from kvgen.errors import ToolError
-
-    try:
-        return action(out, item)
-    except OSError as error:
-        raise ToolError(f"{error.filename or out}: cannot be written ({error.strerror})") from error

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kvgen.cli.console import Json, Selectors, console, print_json, progress
+from kvgen.files import named
 
 if TYPE_CHECKING:
     from kvgen.cli.project import Project
@@ -43,6 +44,9 @@ def compile_kernels(
     record: Annotated[
         bool, typer.Option("--record", help="Write resources.json beside the kernels; whole sets only.")
     ] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="With --record: overwrite a resources.json that was changed by hand, too.")
+    ] = False,
     strict: Annotated[bool, typer.Option("--strict", help="Exit 1 if a kernel spills registers.")] = False,
     as_json: Json = False,
 ) -> None:
@@ -69,6 +73,8 @@ def compile_kernels(
         if partial:
             raise ToolError(f"--record: got operations of {', '.join(partial)}; resources.json holds whole sets")
         check_pin(project)
+        if not force:
+            _keep_edited(project, chosen)
     batch = _batch(project, chosen, arch)
     with progress("compiling", len(batch.jobs)) as (bar, task):
         images = compile_many(
@@ -84,7 +90,7 @@ def compile_kernels(
     else:
         _print_table(images, batch)
         if folder:
-            typer.echo(f"{len(images)} cubins in {folder}; run with KVGEN_CUBINS={folder}")
+            typer.echo(f"{len(images)} cubins in {named(folder)}; run with KVGEN_CUBINS={named(folder)}")
         if record:
             typer.echo(f"recorded resources.json of {len(chosen)} set(s)")
     if strict and spilling:
@@ -127,20 +133,30 @@ def _batch(project: Project, chosen: list[Chosen], arch: list[str] | None) -> _B
     return batch
 
 
+def _keep_edited(project: Project, chosen: list[Chosen]) -> None:
+    """Raise ToolError, before anything is compiled, where recording would lose what somebody wrote."""
+    from kvgen.cli.project import RESOURCES
+    from kvgen.cli.tree import findings
+    from kvgen.errors import ToolError
+
+    names = {f"{item.name}/{RESOURCES}" for item in chosen}
+    found = [f for f in findings(project, {item.name for item in chosen}) if f.path in names and f.by_hand]
+    if found:
+        lines = "".join(f"{project.shown(f.path)}: {f.note}\n" for f in found)
+        raise ToolError(
+            f"{lines}changed by hand, so nothing was recorded; `kvgen compile --record --force` records anyway"
+        )
+
+
 def _record(project: Project, chosen: list[Chosen], images: list[Image], batch: _Batch) -> None:
     from kvgen.cli.project import RESOURCES
     from kvgen.cli.recorded import record
-    from kvgen.errors import ToolError
+    from kvgen.files import write_inside
 
     for item in chosen:
         own = [image for image in images if image.unit_name.partition("/")[0] == item.name]
         text = record(own, batch.digests, batch.kernels)
-        path = project.config.out / item.name / RESOURCES
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(text.encode())
-        except OSError as error:
-            raise ToolError(f"{path}: cannot be written ({error.strerror})") from error
+        write_inside(project.config.root, project.shown(f"{item.name}/{RESOURCES}"), text.encode())
 
 
 def _spills(image: Image) -> int:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from kvgen.cli.console import console
+from kvgen.files import named
 
 if TYPE_CHECKING:
     from kvgen.cli.project import Project
@@ -49,8 +50,8 @@ def demo(
     from kvgen.cli.workload import run
     from kvgen.errors import ConfigError
 
-    if output is not None and output.exists() and (not output.is_dir() or any(output.iterdir())):
-        raise ConfigError(f"-o: got {str(output)!r}, which is there and not empty; give a new folder")
+    if output is not None and not _empty(output):
+        raise ConfigError(f"-o: got {named(output)!r}, which is there and not empty; give a new folder")
     ordinal = _gpu(device)
     place = tempfile.TemporaryDirectory(prefix="kvgen-demo-") if output is None else nullcontext(str(output))
     with place as folder:
@@ -66,10 +67,17 @@ def demo(
         raise typer.Exit(1)
 
 
+def _empty(folder: Path) -> bool:
+    from kvgen.files import kind_of, names_in
+
+    kind = kind_of(folder)
+    return kind == "missing" or (kind == "folder" and not names_in(folder))
+
+
 def _next(output: Path | None) -> str:
     if output is None:
         return "kvgen demo -o llama && cd llama && kvgen show llama3_8b/append --map"
-    return f"cd {output} && kvgen show {SET}/append --map"
+    return f"cd {named(output)} && kvgen show {SET}/append --map"
 
 
 def _gpu(device: Device) -> int | None:
@@ -96,18 +104,14 @@ def _build(folder: Path) -> Project:
     from kvgen.cli.project import open_project
     from kvgen.compile import ARCHS
     from kvgen.emit import write_file
-    from kvgen.errors import ToolError
+    from kvgen.files import write_inside
 
     text = models.spec_text(models.example(), source=models.EXAMPLE, arch=tuple(reversed(ARCHS)))
-    try:
-        (folder / "specs").mkdir(parents=True)
-        (folder / "pyproject.toml").write_text('[tool.kvgen]\nspecs = "specs"\nout = "generated"\n', encoding="utf-8")
-        (folder / "specs" / f"{SET}.py").write_text(text, encoding="utf-8", newline="\n")
-        project = open_project(folder)
-        for file in project.files.values():
-            write_file(project.config.out, file)
-    except OSError as error:
-        raise ToolError(f"{error.filename or folder}: cannot be written ({error.strerror})") from error
+    write_inside(folder, "pyproject.toml", b'[tool.kvgen]\nspecs = "specs"\nout = "generated"\n')
+    write_inside(folder, f"specs/{SET}.py", text.encode())
+    project = open_project(folder)
+    for file in project.files.values():
+        write_file(project.config.out, file)
     kernels = project.sets[0].kernels
     typer.echo(
         f"spec      {models.EXAMPLE} -> specs/{SET}.py: {kernels.q_heads} query heads over {kernels.cache.kv_heads} "

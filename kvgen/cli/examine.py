@@ -63,7 +63,7 @@ def _python() -> Iterator[Finding]:
 
 
 def _packages() -> Iterator[Finding]:
-    names = ["jinja2", "ml_dtypes", "numpy", "pydantic", "rich", "typer", *_MAC_LACKS]
+    names = ["jinja2", "ml_dtypes", "numpy", "packaging", "pydantic", "rich", "typer", *_MAC_LACKS]
     for name in names:
         try:
             yield Finding(name, "ok", metadata.version(name))
@@ -170,7 +170,7 @@ def _sass(image: Image | None) -> Finding:
 
 def _host_compiler(*, needed: bool) -> Finding:
     level: Level = "broken" if needed else "note"
-    name = os.environ.get("CXX") or "g++"
+    name = (os.environ.get("CXX") or "").strip() or "g++"
     found = shutil.which(name.split()[0])
     if found is None:
         rule = "the CPU machine needs a C++ compiler; apt install g++, or set CXX"

@@ -60,24 +60,25 @@ def init(
     kvgen init --from config.json --kv-dtype int8
     """
     from kvgen import models
-    from kvgen.errors import ConfigError, ToolError
+    from kvgen.errors import ConfigError
+    from kvgen.files import kind_of, named, write_inside
     from kvgen.spec.kernel_set import check_name
 
-    text = models.spec_text(models.read(config), source=config.as_posix(), kv_dtype=kv_dtype.value)
+    text = models.spec_text(models.read(config), source=named(config), kv_dtype=kv_dtype.value)
     if output is None:
         typer.echo(text, nl=False)
         return
+    shown = named(output)
     if output.suffix != ".py":
-        raise ConfigError(f"-o: got {str(output)!r}; specs are Python files; use a name ending in .py")
+        raise ConfigError(f"-o: got {shown!r}; specs are Python files; use a name ending in .py")
     try:
         check_name("-o", output.stem)
     except ValueError as error:
         raise ConfigError(str(error)) from None
-    if output.exists() and not force:
-        raise ConfigError(f"-o: {output} exists already; give another name, or --force to overwrite it")
-    try:
-        output.parent.mkdir(parents=True, exist_ok=True)
-        output.write_text(text, encoding="utf-8", newline="\n")
-    except OSError as error:
-        raise ToolError(f"{output}: cannot be written ({error.strerror})") from error
-    typer.echo(f"wrote {output}; next: kvgen build {output.stem}")
+    kind = kind_of(output)
+    if kind not in ("missing", "file"):
+        raise ConfigError(f"-o: {shown} is a {kind}; give the name of a new file, or of a file to overwrite")
+    if kind == "file" and not force:
+        raise ConfigError(f"-o: {shown} exists already; give another name, or --force to overwrite it")
+    write_inside(output.parent, output.name, text.encode())
+    typer.echo(f"wrote {shown}; next: kvgen build {output.stem}")

@@ -7,9 +7,13 @@ import re
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Final, Literal
 
+from kvgen.cli.ondisk import CRLF, in_its_place, read_generated
 from kvgen.cli.project import RESOURCES, Project
 from kvgen.compile import nvrtc_version, text_digest
-from kvgen.errors import ConfigError
+from kvgen.emit import body_digest
+from kvgen.errors import ConfigError, ToolError
+from kvgen.files import kind_of, named
+from kvgen.json_file import parse_object, shown
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -42,20 +46,43 @@ def check_pin(project: Project) -> None:
         )
 
 
+def _content(text: str) -> dict[str, Any] | None:
+    """A resources.json that kvgen wrote, edited since or not; None for any other text."""
+    try:
+        content = parse_object(text.encode(), RESOURCES)
+    except ToolError:
+        return None
+    return content if content.get("written_by") == _WRITER else None
+
+
+def _text(content: Mapping[str, Any]) -> str:
+    """A resources.json: the content, and under "body" the digest of its text without that."""
+
+    def dumped(value: Mapping[str, Any]) -> str:
+        return json.dumps(value, indent=1, sort_keys=True) + "\n"
+
+    rest = {key: value for key, value in content.items() if key != "body"}
+    return dumped(rest | {"body": body_digest(dumped(rest))})
+
+
+def edited(text: str) -> str | None:
+    """What shows that a resources.json is not as kvgen wrote it; None where it is. Older ones, without a digest, are."""
+    content = _content(text)
+    if content is None:
+        return "it is not in the form that kvgen writes"
+    if "body" in content and text.replace("\r\n", "\n") != _text(content):
+        return "its text does not match the digest in it"
+    return None
+
+
 def is_recorded(text: str) -> bool:
     """Whether a text is a resources.json that kvgen wrote."""
-    try:
-        content = json.loads(text)
-    except ValueError:
-        return False
-    return isinstance(content, dict) and content.get("written_by") == _WRITER
+    return _content(text) is not None
 
 
 def read(text: str) -> dict[str, Any] | None:
     """The kernels of a resources.json, or None where it is not one."""
-    if not is_recorded(text):
-        return None
-    kernels = json.loads(text).get("kernels")
+    kernels = (_content(text) or {}).get("kernels")
     return kernels if isinstance(kernels, dict) else None
 
 
@@ -79,31 +106,33 @@ def record(images: list[Image], digests: dict[str, str], plans: Mapping[str, Ker
             "instructions": sum(opcodes.values()),
             "sass": {name: opcodes[name] for name in most},
         }
-    content = {"written_by": _WRITER, "nvrtc": installed(), "kernels": kernels}
-    return json.dumps(content, indent=1, sort_keys=True) + "\n"
+    return _text({"written_by": _WRITER, "nvrtc": installed(), "kernels": kernels})
 
 
 def problem(project: Project, name: str) -> tuple[Literal["missing", "stale", "edited"], str] | None:
     """What is wrong with a set's resources.json, without NVRTC. A project that pins no NVRTC need not record any."""
     path = project.config.out / name / RESOURCES
-    pin = project.config.nvrtc
-    if not path.is_file():
+    pin, kind = project.config.nvrtc, kind_of(path)
+    if kind == "missing":
         return ("missing", "[tool.kvgen] pins an NVRTC, so resources are recorded") if pin else None
-    try:
-        text = path.read_text(encoding="utf-8")
-        content = json.loads(text)
-    except ValueError:
-        return "edited", "it is not JSON any more"
-    kernels = read(text)
-    if kernels is None:
-        return "edited", "it is not in the form that kvgen writes"
+    if kind != "file":
+        return "edited", in_its_place(path, kind)
+    text = read_generated(path)
+    found = "it is no UTF-8 any more" if text is None else edited(text)
+    if text is None or found:
+        return "edited", found or ""
+    if "\r\n" in text:
+        return "edited", CRLF
+    content, kernels = _content(text) or {}, read(text) or {}
+    if "body" not in content:
+        return "stale", "recorded by an older kvgen, without a digest of its own"
     if pin and content.get("nvrtc") != pin:
-        return "stale", f"recorded under NVRTC {content.get('nvrtc')}; [tool.kvgen] pins {pin}"
+        return "stale", f"recorded under NVRTC {shown(content.get('nvrtc'))}; [tool.kvgen] pins {pin}"
     expected = {u.name.partition("/")[2]: text_digest(u.text) for u in project.units[name]}
     for kernel in sorted(expected.keys() | kernels.keys()):
         entry = kernels.get(kernel)
         if kernel not in expected:
-            return "stale", f"{kernel} is no kernel of the set any more"
+            return "stale", f"{named(kernel)} is no kernel of the set any more"
         if not isinstance(entry, dict):
             return "stale", f"{kernel} is not recorded"
         if entry.get("digest") != expected[kernel]:
@@ -112,6 +141,6 @@ def problem(project: Project, name: str) -> tuple[Literal["missing", "stale", "e
     for kernel, entry in kernels.items():
         have = set(entry) - {"digest"}
         if have != set(archs):
-            got = ", ".join(sorted(have)) or "nothing"
+            got = named(", ".join(sorted(have))) or "nothing"
             return "stale", f"{kernel} is recorded for {got}; the spec has {', '.join(archs)}"
     return None

@@ -5,15 +5,20 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
+from kvgen.cli.ondisk import LIMIT, names_on_disk, source_of
 from kvgen.cli.project import Project
-from kvgen.cli.tree import files_on_disk
 from kvgen.errors import ToolError
+from kvgen.files import read_bytes, reason
 
 
 def on_disk(project: Project) -> dict[str, str]:
     """Path below the output folder -> text, now."""
     out = project.config.out
-    return {path: (out / path).read_bytes().decode("utf-8", "replace") for path in files_on_disk(out)}
+    return {
+        path: read_bytes(out / path, limit=LIMIT).decode("utf-8", "replace")
+        for path, kind in names_on_disk(out)
+        if kind == "file" and source_of(path) is None
+    }
 
 
 def at_revision(project: Project, revision: str) -> dict[str, str]:
@@ -58,3 +63,5 @@ def _git(root: Path, *arguments: str, stdin: str = "") -> subprocess.CompletedPr
         )
     except FileNotFoundError as error:
         raise ToolError("git: not found; `kvgen diff --against` reads the old files from it; install git") from error
+    except (OSError, ValueError) as error:
+        raise ToolError(f"git: cannot be run ({reason(error)})") from error

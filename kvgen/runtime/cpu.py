@@ -122,6 +122,7 @@ def bind(
 
     chosen = _machine.get() or Machine()
     arch = _cpu_arch(kernel, chosen.arch)
+    kernel.module.require(f"{kernel.module.name}/{kernel.file}")
     library = cpu_library(kernel.module, arch, chosen.mode)
     entry = library.kernels[kernel.entry]
     memory = _memory(kernel, cache, views, extra)

@@ -43,6 +43,7 @@ class Kernel:
         ordered = [p for p in called if not p.optional] + [p for p in called if p.optional]
         object.__setattr__(self, "arguments", tuple(ordered))
         object.__setattr__(self, "kinds", kinds_of(self.params))
+        self.module.add(self.file, self.entry)
 
     def shared_on(self, arch: str) -> int:
         """Dynamic shared memory of a block on this architecture, in bytes."""

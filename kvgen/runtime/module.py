@@ -5,14 +5,19 @@ from __future__ import annotations
 import os
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
-from kvgen.errors import DeviceError, KvgenError
+from kvgen.errors import DeviceError, KvgenError, ToolError
 from kvgen.runtime.abi import ABI
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from kvgen.compile import Job, Unit
     from kvgen.emulator import Library
+
+PACKAGE_DATA: Final = '[tool.setuptools.package-data] "*" = ["*.cu", "*.cuh", "*.json"]'
+_SIZE_LIMIT: Final = 1 << 24  # bytes of a generated file
 
 
 class Module:
@@ -24,38 +29,59 @@ class Module:
             raise KvgenError(f"{name}: generated for runtime ABI {abi}, this kvgen has {ABI}; run `{newer}`")
         self.name = name
         self.arch = arch
+        self.texts: Mapping[str, str] | None = (
+            None  # by path below the output folder; None: the files beside `init_file`
+        )
         self._init_file = init_file
+        self._kernels: dict[str, str] = {}
 
     @cached_property
     def folder(self) -> Path:
         """Where the kernels' texts lie."""
         return Path(self._init_file).resolve().parent
 
-    @cached_property
+    @property
     def kernels(self) -> tuple[tuple[str, str], ...]:
-        """(file, entry) of each kernel of the set."""
-        return tuple((path.name, self._entry(path)) for path in sorted(self.folder.glob("*.cu")))
+        """(file, entry) of each kernel that the package names and that has been built; nothing else in the folder counts."""
+        from kvgen.files import kind_of
 
-    def _entry(self, path: Path) -> str:
-        from kvgen.signature import read_signature
+        built = (f for f in sorted(self._kernels) if self.texts is not None or kind_of(self.folder / f) != "missing")
+        return tuple((file, self._kernels[file]) for file in built)
 
-        signature = read_signature(path.read_text(encoding="utf-8"))
-        return signature.entry if signature else f"{self.name}_{path.stem}"
+    def add(self, file: str, entry: str) -> None:
+        """Say that the package has a kernel `entry` in `file`."""
+        self._kernels[file] = entry
 
     def unit(self, file: str, entry: str) -> Unit:
-        """The self-contained text of one kernel."""
+        """The self-contained text of one kernel. Raises DeviceError where a file of it is missing."""
         from kvgen.compile import Unit
         from kvgen.flatten import flatten
 
-        root = self.folder.parent
+        out = self.folder.parent
+        text = flatten(f"{out.name}/{self.name}/{file}", lambda path: self._text(path.removeprefix(f"{out.name}/")))
+        return Unit(f"{self.name}/{Path(file).stem}", entry, text)
 
-        def read(path: str) -> str:
-            try:
-                return (root.parent / path).read_text(encoding="utf-8")
-            except OSError as error:
-                raise DeviceError(f"{self.name}: cannot read {path}: {error.strerror}; run `kvgen build`") from error
+    def require(self, path: str) -> None:
+        """Raise DeviceError where a file of the output folder is missing, with what brings it back."""
+        from kvgen.files import kind_of, named
 
-        return Unit(f"{self.name}/{Path(file).stem}", entry, flatten(f"{root.name}/{self.name}/{file}", read))
+        out = self.folder.parent
+        if self.texts is None and kind_of(out / path) == "missing":
+            raise DeviceError(
+                f"{self.name}: {path} is missing from {named(out)}; in a project, run `kvgen build`; in a wheel, have it packed, "
+                f"for setuptools by these lines of pyproject.toml: {PACKAGE_DATA}; `kvgen check --wheel` looks"
+            )
+
+    def _text(self, path: str) -> str:
+        if self.texts is not None:
+            return self.texts[path]
+        from kvgen.files import read_text
+
+        self.require(path)
+        try:
+            return read_text(self.folder.parent / path, limit=_SIZE_LIMIT)
+        except ToolError as error:
+            raise DeviceError(f"{self.name}: {error}; run `kvgen build`") from error
 
 
 @lru_cache(maxsize=None)  # noqa: UP033 - one entry a kernel and architecture

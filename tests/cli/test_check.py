@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import py_compile
 import sys
 from typing import Any
 
@@ -81,8 +82,8 @@ def test_what_makes_the_folder_a_package_is_no_finding(built: Folder) -> None:
     (built.out / "__init__.py").touch()
     (built.out / "py.typed").touch()
     (built.out / ".gitattributes").write_text("* text eol=lf\n", encoding="utf-8")
-    (built.out / "tiny/__pycache__").mkdir()
-    (built.out / "tiny/__pycache__/x.pyc").write_bytes(b"\0")
+    for path in ("__init__.py", "tiny/__init__.py"):  # and Python's own, timestamped
+        py_compile.compile(str(built.out / path), doraise=True)
     assert findings(built, code=0) == {}
 
 

@@ -105,7 +105,7 @@ def test_init(empty: Folder) -> None:
 def test_init_refuses_other_files(empty: Folder) -> None:
     (empty.root / "config.json").write_text(json.dumps(models.example()), encoding="utf-8")
     assert ".py" in empty.kvgen("init", "--from", "config.json", "-o", "specs/llama.txt", code=2).stderr
-    assert "not a file" in empty.kvgen("init", "--from", "nothing.json", code=2).stderr
+    assert "No such file" in empty.kvgen("init", "--from", "nothing.json", code=2).stderr
 
 
 def lines(folder: Folder, code: int = 0) -> dict[str, tuple[str, str]]:

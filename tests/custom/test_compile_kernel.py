@@ -65,7 +65,7 @@ def test_an_error_names_the_file(tmp_path: Path) -> None:
 
 
 WRONG: list[tuple[Any, dict[str, Any], str]] = [
-    ("no_such.cu", {}, "no_such.cu'; it cannot be read (No such file or directory)"),
+    ("no_such.cu", {}, "no_such.cu: cannot be read (No such file or directory)"),
     (KERNEL.replace('extern "C"', ""), {}, "functions of the text are: none"),
     (KERNEL, {"name": "other"}, "text: <other> has no __global__ function called 'other' (it has fill)"),
     (KERNEL, {"grid": "M * z"}, "ops: fill: grid: got 'M * z'; 'z' is no name here; there are B, M, N"),
