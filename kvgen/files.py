@@ -78,7 +78,7 @@ def opened(path: AnyPath, name: str | None = None) -> BinaryIO:
         raise ToolError(f"{shown}: cannot be read ({reason(error)})") from error
     if kind != "file":
         os.close(handle)
-        raise ToolError(f"{shown}: not a file but a {kind}; give a file")
+        raise ToolError(f"{shown}: not a file but a {kind}")
     return os.fdopen(handle, "rb")
 
 

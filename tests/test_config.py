@@ -88,7 +88,7 @@ def test_a_name_too_long_for_a_folder(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["folder", "FIFO"])
 def test_a_pyproject_that_is_no_file(kind: str, tmp_path: Path) -> None:
     (os.mkdir if kind == "folder" else os.mkfifo)(tmp_path / "pyproject.toml")
-    assert refused(tmp_path) == f"not a file but a {kind}; give a file"
+    assert refused(tmp_path) == f"not a file but a {kind}"
 
 
 def test_specs_may_be_a_link_inside_the_project_only(tmp_path: Path) -> None:

@@ -35,16 +35,16 @@ def looped(path: Path) -> Path:
 
 ODD: dict[str, tuple[Callable[[Path], Path], str]] = {
     "missing": (lambda p: p, "cannot be read (No such file or directory)"),
-    "folder": (lambda p: p.parent, "not a file but a folder; give a file"),
-    "fifo": (fifo, "not a file but a FIFO; give a file"),
-    "device": (lambda p: Path("/dev/zero"), "not a file but a device; give a file"),
+    "folder": (lambda p: p.parent, "not a file but a folder"),
+    "fifo": (fifo, "not a file but a FIFO"),
+    "device": (lambda p: Path("/dev/zero"), "not a file but a device"),
     "socket": (bound_socket, "cannot be read (No such device or address)"),
     "loop": (looped, "cannot be read (Too many levels of symbolic links)"),
     "below_a_file": (lambda p: Path("/etc/passwd/x"), "cannot be read (Not a directory)"),
     "nul": (lambda p: Path(f"{p}\0"), "cannot be read (no file name can have a NUL character)"),
     "surrogate": (lambda p: Path(f"{p}\ud800"), "cannot be read (no file name can have its characters)"),
     "long": (lambda p: Path("x" * 300), "cannot be read (File name too long)"),
-    "empty": (lambda p: Path(""), "not a file but a folder; give a file"),
+    "empty": (lambda p: Path(""), "not a file but a folder"),
 }
 
 

@@ -111,8 +111,8 @@ def test_a_project_whose_files_are_none(odd: Folder, verb: str) -> None:
     arguments = [verb, "tiny"] if verb == "show" else [verb]
     spec = odd.root / "specs/tiny.py"
     for make, said in (
-        (os.mkfifo, "specs/tiny.py: not a file but a FIFO; give a file"),
-        (os.mkdir, "specs/tiny.py: not a file but a folder; give a file"),
+        (os.mkfifo, "specs/tiny.py: not a file but a FIFO"),
+        (os.mkdir, "specs/tiny.py: not a file but a folder"),
         (lambda p: p.symlink_to("nowhere"), "specs/tiny.py: cannot be read (No such file or directory)"),
         (lambda p: p.write_bytes(b"\xff"), "specs/tiny.py: no UTF-8 (byte 0); save it as UTF-8"),
     ):
@@ -126,7 +126,7 @@ def test_a_project_whose_files_are_none(odd: Folder, verb: str) -> None:
     assert "specs is no folder; create it" in odd.kvgen(*arguments, code=2).stderr
     (odd.root / "pyproject.toml").unlink()
     os.mkfifo(odd.root / "pyproject.toml")
-    assert error_of(odd, *arguments).endswith("pyproject.toml: not a file but a FIFO; give a file")
+    assert error_of(odd, *arguments).endswith("pyproject.toml: not a file but a FIFO")
 
 
 def test_a_specs_folder_that_may_not_be_read_removes_nothing(built: Folder, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
+import py_compile
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +15,7 @@ import numpy as np
 import pytest
 
 import kvgen
-from kvgen import Paged, ops
+from kvgen import Paged, inline, ops
 from kvgen.errors import ArgumentError, CompileError, DeviceError, SpecError
 from tests.custom.conftest import KERNEL
 
@@ -135,6 +138,51 @@ def test_from_another_folder_and_over_a_package_that_was_tampered_with(
         (folder / name).write_text("raise SystemExit('not kvgen\\'s')\n")
     (folder / "cache.cuh").unlink()
     assert run() == folder
+
+
+def test_only_what_was_verified_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others may write to the cache's folder when they like: between the import and the launch, and beside the sources."""
+    monkeypatch.setenv("KVGEN_CACHE_DIR", str(tmp_path / "cache"))
+    kernel = make(threads=96)
+    evil = tmp_path / "evil.py"
+    evil.write_text("raise SystemExit('not kvgen\\'s')\n")
+    (kernel.folder / "fill.cu").write_text(KERNEL.replace("by * x[i]", "666 * x[i]"))
+    (kernel.folder / "cache.cuh").unlink()
+    (kernel.folder / "planted.cu").write_text("this does not compile\n")
+    x = np.ones(3, np.float32)
+    kernel(layer(kernel), x, 7)
+    assert (x == 7).all()
+    inline._package.cache_clear()  # as another process has it, with bytecode that Python would not compare
+    source = kernel.folder / "__init__.py"
+    path = importlib.util.cache_from_source(str(source))
+    mode = py_compile.PycInvalidationMode.UNCHECKED_HASH
+    py_compile.compile(str(evil), cfile=path, doraise=True, invalidation_mode=mode)
+    again = make(threads=96)
+    again(layer(again), x, 3)
+    assert again.Cache is not kernel.Cache and (x == 21).all()
+    assert "666" not in (kernel.folder / "fill.cu").read_text()
+
+
+def test_a_cache_folder_with_links_in_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KVGEN_CACHE_DIR", str(tmp_path / "cache"))
+    folder = make(threads=160).folder
+    (tmp_path / "outside").mkdir()
+    shutil.rmtree(folder)
+    folder.symlink_to(tmp_path / "outside")
+    inline._package.cache_clear()
+    with pytest.raises(kvgen.errors.ToolError, match=r"fill: a link to .*/outside; nothing is written through a link"):
+        make(threads=160)
+    assert not list((tmp_path / "outside").iterdir())
+
+
+@pytest.mark.parametrize("source", ["fifo", ".", "a\0b", "x" * 300, "~nobody_of_that_name/x.cu", "odd\ud800"])
+def test_a_source_that_is_no_file(source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    os.mkfifo("fifo")
+    for name in (None, "fill"):
+        with pytest.raises(SpecError, match=r"^(Custom\.)?source: got ") as raised:
+            make(source, name=name)
+        assert str(raised.value).isprintable()
 
 
 def test_a_folder_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

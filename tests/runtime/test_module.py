@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
+import os
 import re
 import shutil
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -76,6 +79,65 @@ def test_a_missing_kernel_says_how_to_make_it(tmp_path: Path) -> None:
     module = Module("blocks", str(copied / "blocks" / "__init__.py"), arch=("sm_80",), abi=ABI)
     with pytest.raises(DeviceError, match=r"^blocks: blocks/cache\.cuh is missing from .*/kernels; .*`kvgen build`"):
         module.unit("append.cu", "blocks_append")
+
+
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Any]:
+    """The set in a folder of its own, as a wheel brings it: (its folder, a call of its kernel)."""
+    copied = shutil.copytree(blocks().folder.parent, tmp_path / "site" / "kernels")
+    name = f"installed_{tmp_path.name}"
+    spec = importlib.util.spec_from_file_location(name, copied / "blocks" / "__init__.py")
+    assert spec is not None and spec.loader is not None
+    generated = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, name, generated)
+    spec.loader.exec_module(generated)
+
+    def call() -> None:
+        tables = {"lengths": np.zeros(2, np.uint32), "page_table": np.arange(2, dtype=np.uint32)}
+        cache = generated.Cache(np.zeros((2, 2, 1, 6, 1, 8), np.float16), **tables)
+        rows = np.zeros((2, 1, 8), np.float16)
+        generated.append(cache[0], rows, rows, np.array([0, 1, 2], np.uint32))
+
+    return copied, call
+
+
+@pytest.mark.parametrize("lost", ["blocks/append.cu", "blocks/cache.cuh", "device/types.cuh"])
+def test_a_wheel_without_its_cuda_says_so(lost: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It imports; the first launch says which file is missing and the lines that have it packed."""
+    copied, call = installed(tmp_path, monkeypatch)
+    (copied / lost).unlink()
+    for launch in (call, lambda: module_of.cubin(module_at(copied), "append.cu", "blocks_append", HOPPER)):
+        with pytest.raises(DeviceError) as caught:
+            launch()
+        assert str(caught.value) == (
+            f"blocks: {lost} is missing from {copied}; in a project, run `kvgen build`; in a wheel, have it packed, for "
+            'setuptools by these lines of pyproject.toml: [tool.setuptools.package-data] "*" = ["*.cu", "*.cuh", "*.json"]; '
+            "`kvgen check --wheel` looks"
+        )
+
+
+def module_at(folder: Path) -> Module:
+    return Module("blocks", str(folder / "blocks" / "__init__.py"), arch=("sm_80", "sm_90a"), abi=ABI)
+
+
+def test_a_kernels_file_that_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    copied, _ = installed(tmp_path, monkeypatch)
+    path = copied / "blocks" / "append.cu"
+    for make, said in (
+        (os.mkfifo, "not a file but a FIFO"),
+        (lambda p: p.write_bytes(b"\xff"), "no UTF-8 (byte 0); save it as UTF-8"),
+    ):
+        path.unlink()
+        make(path)
+        with pytest.raises(DeviceError) as caught:
+            module_at(copied).unit("append.cu", "blocks_append")
+        assert str(caught.value) == f"blocks: {path}: {said}; run `kvgen build`"
+
+
+def test_a_file_that_no_package_names_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever else is called .cu beside a set's kernels is neither compiled nor in their way."""
+    copied, call = installed(tmp_path, monkeypatch)
+    (copied / "blocks" / "planted.cu").write_text("this does not compile\n", encoding="utf-8")
+    call()
 
 
 def test_cubins_are_compiled_where_that_is_allowed() -> None:
