@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -174,3 +175,35 @@ def test_images_that_cannot_be_written(tmp_path: Path, unit: Unit, images: list[
     (tmp_path / "file").write_text("")
     with pytest.raises(ToolError, match="cannot be written"):
         write_folder(tmp_path / "file", images, DIGESTS)
+
+
+def test_a_manifest_or_cubin_that_is_no_file(folder: Path) -> None:
+    """A FIFO would be waited for, a device never end."""
+    manifest, path = read_folder(folder), folder / "tiny" / "reverse.sm_80.cubin"
+    for place, read in (
+        (path, lambda: find(manifest, "tiny", "reverse", "sm_80", DIGEST)),
+        (folder / "manifest.json", lambda: read_folder(folder)),
+    ):
+        place.unlink()
+        os.mkfifo(place)
+        with pytest.raises(ToolError) as caught:
+            read()
+        assert str(caught.value) == f"{place}: not a file but a FIFO; `kvgen compile -o {folder}` makes it anew"
+
+
+@pytest.mark.parametrize("name", ["set", "kernel", "arch", "digest", "file"])
+def test_what_a_manifest_says_reaches_no_terminal(folder: Path, name: str) -> None:
+    edit(folder, {name: "a\x1b[31m\nb"})
+    with pytest.raises(ToolError) as caught:
+        read_folder(folder)
+    assert f"{name}: got 'a\\x1b[31m\\nb'; it must be one line of text; `kvgen" in str(caught.value)
+    assert str(caught.value).isprintable()
+
+
+def test_nothing_is_written_through_a_link(folder: Path, tmp_path: Path, images: list[Image]) -> None:
+    (tmp_path / "outside").mkdir()
+    (folder / "tiny").rename(tmp_path / "kept")
+    (folder / "tiny").symlink_to(tmp_path / "outside")
+    with pytest.raises(ToolError, match=r"tiny: a link to .*outside; nothing is written through a link"):
+        write_folder(folder, images, DIGESTS)
+    assert not list((tmp_path / "outside").iterdir())

@@ -71,6 +71,44 @@ def test_damaged_entry_is_recompiled_and_replaced(unit: Unit, cache: Cache, dama
     assert compile_unit(unit, "sm_80", cache=cache).cached
 
 
+RESOURCES = '"registers": 1, "static_shared": 0, "spill_stores": 0, "spill_loads": 0, "stack": 0'
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        "",
+        "{",
+        "[]",
+        "{}",
+        '{"resources": null}',
+        '{"resources": null, "log": 3}',
+        '{"resources": [], "log": ""}',
+        f'{{"resources": {{{RESOURCES}}}, "log": ""}}',
+        f'{{"resources": {{{RESOURCES}, "constant": "x"}}, "log": ""}}',
+        f'{{"resources": {{{RESOURCES}, "constant": true}}, "log": ""}}',
+        f'{{"resources": {{{RESOURCES}, "constant": NaN}}, "log": ""}}',
+        '{"resources": ' + "[" * 100_000,
+        "\udcff",
+    ],
+)
+def test_an_entry_with_another_head_is_compiled_anew(unit: Unit, cache: Cache, head: str) -> None:
+    """Its checksum is right: whoever can write to the folder can make one."""
+    good = compile_unit(unit, "sm_80", cache=cache)
+    stored, put = Cache.put, dict[bytes, bytes]()
+
+    class Noting(Cache):
+        def put(self, key: bytes, payload: bytes) -> None:
+            put[key] = payload
+
+    compile_unit(unit, "sm_80", cache=Noting(cache.folder.parent / "noted"))
+    (key,) = put
+    stored(cache, key, head.encode("utf-8", "surrogateescape") + b"\n" + good.data)
+    again = compile_unit(unit, "sm_80", cache=cache)
+    assert not again.cached and (again.data, again.resources) == (good.data, good.resources)
+    assert compile_unit(unit, "sm_80", cache=cache).cached
+
+
 def test_refused_kernels_are_not_stored(cache: Cache) -> None:
     for _ in range(2):
         with pytest.raises(CompileError):
