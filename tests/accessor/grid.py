@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import zlib
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, Final
 
@@ -24,21 +25,30 @@ FACTORS: Final = {
         "none", "cast_e4m3", "cast_e5m2", "given", "token_head", "token", "group", "zero", "i8", "i4", "i4_zero",
         "nvfp4_max", "nvfp4_global", "residual",
     ),
-    "variant": ("paged", "continuous", "k_only", "latent", "latent_mixed", "latent_row", "latent_two"),
+    # Where any variant will do, one with K alone: V takes as long to compile again.
+    "variant": ("k_only", "latent", "paged", "latent_mixed", "latent_row", "latent_two", "continuous"),
     "table": ("dense", "dense8", "csr", "csr_last", "per_kv", "indirect", "ring"),
     "dtype": ("bf16", "f32", "f16"),
 }  # fmt: skip
+WIDTHS: Final = (1, 2, 4, 8, 16, 32)
 PADS: Final = {"padded": "rows", "padded_part": "part"}
 LATENT: Final = ("latent", "latent_mixed", "latent_row", "latent_two")
 
 
 @dataclass(frozen=True)
 class Config:
-    """A cache to look at; `pad` says how its pages lie in memory: "tight", "rows" further apart, or "part" of a row."""
+    """A cache to look at; `pad` says how its pages lie in memory: "tight", "rows" further apart, or "part" of a row.
+
+    `choice`: its value of each factor. `widths`: those of the accesses to K and to V, a bit each. `gathers`: whether the
+    gather operation is run beside the accessor.
+    """
 
     name: str
     cache: Cache
     pad: str
+    choice: tuple[str, ...] = ()
+    widths: tuple[int, int] = (1 | 4 | 16, 2 | 8 | 32)
+    gathers: bool = True
 
 
 def _table(name: str, page: int) -> Any:
@@ -151,9 +161,36 @@ def _config(layout: str, quant: str, variant: str, table: str, dtype: str) -> Co
         fields |= _quant(quant, dims, layout)
         fields["layout"] = _layout(layout, variant, table == "per_kv", lanes)
         fields |= {"table": _table(table, page), "page_size": page}
-        return Config(name, _cache(variant, dims, page, fields), PADS.get(layout, "tight"))
+        choice = (layout, quant, variant, table, dtype)
+        return Config(name, _cache(variant, dims, page, fields), PADS.get(layout, "tight"), choice)
     except (ValidationError, SpecError, ValueError):
         return None
+
+
+def fitting(config: Config) -> list[int]:
+    """The widths in which every part of a row can be stored and loaded, of K as of V."""
+    parts = [part for role in config.cache.storage.roles.values() for part in role]
+    least = 2 if any(p.quant is not None and p.quant.codes.packed for p in parts) else 1
+    return [w for w in WIDTHS if w >= least and all(p.size % w == 0 for p in parts)]
+
+
+def narrowed(found: list[Config]) -> list[Config]:
+    """The same, each with one width of K's accesses and another of V's, those that its values have met least; and with the
+    gather operation where one of its values has not met it (tests/ops has it over pairs of its own)."""
+    met: Counter[tuple[str, int]] = Counter()
+    gathered: set[str] = set()
+    chosen = []
+    for config in sorted(found, key=lambda c: len(fitting(c))):
+        widths: list[int] = []
+        for _ in config.cache.storage.roles:
+            fits = fitting(config)
+            free = [w for w in fits if w not in widths] or fits
+            widths.append(min(free, key=lambda w: [sum(met[v, w] > n for v in config.choice) for n in range(9)]))
+            met.update((value, widths[-1]) for value in config.choice)
+        gathers = not gathered.issuperset(config.choice)
+        gathered.update(config.choice if gathers else ())
+        chosen.append(replace(config, widths=(widths[0], widths[-1]), gathers=gathers))
+    return chosen
 
 
 def _cache(variant: str, dims: int, page: int, fields: dict[str, Any]) -> Cache:
@@ -187,9 +224,10 @@ def full_grid() -> bool:
 
 
 def configs(quants: tuple[str, ...] = FACTORS["quant"]) -> list[Config]:
-    """A pairwise cover, of these quantizations; KVGEN_GRID=full for all of them, full:3/8 for the fourth of eight shares."""
+    """A pairwise cover, of these quantizations, narrowed; KVGEN_GRID=full for all, full:3/8 for the fourth of eight shares."""
     if not full_grid():
-        return cover(FACTORS | {"quant": quants}, config)
+        return narrowed(cover(FACTORS | {"quant": quants}, config))
     _, _, share = os.environ["KVGEN_GRID"].partition(":")
     number, _, shares = share.partition("/")
-    return every(FACTORS, config)[int(number or 0) :: int(shares or 1)]
+    share_of = every(FACTORS, config)[int(number or 0) :: int(shares or 1)]
+    return [replace(c, widths=(63, 63)) for c in share_of]

@@ -14,7 +14,7 @@ from kvgen import KernelSet, ops
 from kvgen.dtypes import dtype
 from kvgen.reference import Rows
 from kvgen.reference.segments import Coded, Plain
-from tests.accessor.grid import Config, full_grid
+from tests.accessor.grid import Config
 from tests.accessor.scene import REQUESTS, Bytes, Scene, aligned
 
 HERE: Final = Path(__file__).parent
@@ -23,17 +23,9 @@ INPUTS: Final = ("main", "rope", "scale_rows")
 OUTPUTS: Final = ("values", "floats", "raw", "found_scales", "zeros", "nulls")
 
 
-def widths_of(config: Config) -> tuple[int, int]:
-    """The widths, a bit each, of K's kernel and of V's: a few, which together are all; the full grid has all of each."""
-    if full_grid():
-        return 63, 63
-    mine, others = ((1 | 4 | 16, 2 | 8 | 32), (2 | 16 | 32, 1 | 4 | 8))[zlib.crc32(config.name.encode()) % 2]
-    return (mine, others) if zlib.crc32(config.name.encode()) // 2 % 2 else (others, mine)
-
-
 def text(config: Config, file: str) -> str:
     """A kernel's text for a cache with V or without."""
-    k, v = widths_of(config)
+    k, v = config.widths
     head = f"#define HAS_V {int('v' in config.cache.storage.roles)}\n#define K_WIDTHS {k}\n#define V_WIDTHS {v}\n"
     return head + (HERE / file).read_text(encoding="utf-8")
 
@@ -96,7 +88,7 @@ class Trial:
 
     def __init__(self, scene: Scene, role: int, memory: dict[str, list[Bytes]]) -> None:
         """Writes the contents to `memory`, a snapshot of the scene's, through the oracle."""
-        self.scene, self.role, self.mask = scene, role, widths_of(scene.config)[role]
+        self.scene, self.role, self.mask = scene, role, scene.config.widths[role]
         self.rows = scene.rows(memory)[role]
         self.shape = shape = Shape.of(self.rows)
         self.count = REQUESTS * scene.tokens

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from hypothesis import strategies as st
@@ -223,15 +222,9 @@ def steps(draw: st.DrawFn, kernels: KernelSet, op: str = "decode", most: int = 1
         fill=draw(st.sampled_from(("nan", "inf", "bytes"))),
         strided=draw(st.booleans()),
         errors=draw(st.sampled_from((True, True, False))),
-        arch=arch_of(kernels),
         schedule=draw(st.sampled_from(("ascending", "descending", 7))),
         seed=draw(st.integers(0, 2**32 - 1)),
         leading=draw(st.sampled_from((0, 2))),
     )
     level = draw(st.sampled_from((False, False, True)))
     return step(kernels, batch, counts, op=op, offsets=offsets, level=level)
-
-
-def arch_of(kernels: KernelSet) -> Literal["sm_80", "sm_90a"]:
-    """One architecture a set, in turn: a kernel is translated for the CPU machine once."""
-    return "sm_90a" if zlib.crc32(kernels.name.encode()) % 2 else "sm_80"

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import zlib
 from dataclasses import dataclass
 from typing import Literal
 
 from hypothesis import strategies as st
 
 from kvgen import Continuous, KernelSet, Ragged, Ring
-from tests.ops.sets import SETS, splits_of
+from kvgen.spec.kernel_set import Arch
+from tests.ops.sets import archs_of, splits_of
 
 CHUNK = 128  # tokens below which a request is not split
 OPEN_TOKENS = 37  # what a block of a continuous cache holds where only the pool says so
@@ -27,10 +26,10 @@ class Batch:
     fill: Literal["nan", "inf", "bytes"]  # what lies in the pool where no token does
     strided: bool  # rows of q, k, v and tables further apart than packed
     errors: bool  # whether there is an error word
-    arch: Literal["sm_80", "sm_90a"]
     schedule: Literal["ascending", "descending"] | int
     seed: int
     leading: int = 0  # rows before the first request's
+    arch: Arch | None = None  # None: the set's own (sets.archs_of)
 
 
 def capacity(kernels: KernelSet) -> int:
@@ -47,13 +46,6 @@ def capacity(kernels: KernelSet) -> int:
     if isinstance(cache.page_table, Ring):
         return 3 * cache.page_table.window
     return max(5, min(3 * (cache.page_tokens or 1) + 1, 67))
-
-
-def archs_of(kernels: KernelSet) -> tuple[Literal["sm_90a", "sm_80"], ...]:
-    """The architectures that a set's batches run on: of the many small sets one each, in turn, but in a campaign both."""
-    if kernels.name in SETS or "KVGEN_FAMILY" in os.environ:
-        return ("sm_90a", "sm_80")
-    return ("sm_90a",) if zlib.crc32(kernels.name.encode()) % 2 else ("sm_80",)
 
 
 def batches(kernels: KernelSet, *, least: int = 0) -> st.SearchStrategy[Batch]:
@@ -97,7 +89,6 @@ PLAIN = Batch(
     fill="nan",
     strided=False,
     errors=True,
-    arch="sm_90a",
     schedule=7,
     seed=1,
 )

@@ -32,7 +32,7 @@ from tests.ops.closeness import hold, terms
 from tests.ops.edges import raise_edges as raise_edges
 from tests.ops.memory import CANARY, Bytes, Raw, rows_array
 from tests.ops.scenes import Memory, Scene
-from tests.ops.sets import ALL
+from tests.ops.sets import ALL, archs_of
 
 PACKAGE = "kvgen_operation_tests"
 
@@ -60,7 +60,8 @@ _packages: dict[str, tuple[KernelSet, ModuleType]] = {}
 
 def _made(kernels: KernelSet) -> ModuleType:
     folder = Path(_root().name) / PACKAGE
-    for file in render_set(LoadedSet(kernels, "tests/ops/sets.py", "")).values():
+    built = kernels.model_copy(update={"arch": archs_of(kernels)})
+    for file in render_set(LoadedSet(built, "tests/ops/sets.py", "")).values():
         write_file(folder, file)
     importlib.invalidate_caches()
     module = importlib.import_module(f"{PACKAGE}.{kernels.name}")

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -83,15 +82,6 @@ SPLIT = {
         ),
     )
 }
-# What is compiled and run twice; the others have an architecture each, in turn.
-BOTH = ("mla_plain", "mla_rows")
-
-
-def archs_of(name: str) -> tuple[Literal["sm_80", "sm_90a"], ...]:
-    """The architectures that a set's kernel runs on."""
-    if name in BOTH:
-        return ("sm_80", "sm_90a")
-    return ("sm_90a",) if zlib.crc32(name.encode()) % 2 else ("sm_80",)
 
 
 def op_of(kernels: KernelSet) -> MlaDecode:

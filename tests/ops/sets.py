@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import zlib
 from typing import Any
 
 from kvgen import CSR, Continuous, Dense, KernelSet, Layout, Paged, PerKV, Ragged, Ring, ops, presets
+from kvgen.spec.kernel_set import Arch
 from tests.ops.drawn import drawn_sets
 from tests.ops.engines import ENGINES, QUANTIZED
 from tests.ops.family import drawn_family, family_sets
@@ -207,9 +209,21 @@ SETS = {s.name: s for s in PRESETS + OTHERS + DRAWN}
 # Quantized and latent caches; `make campaign` draws as many as KVGEN_FAMILY says from all that there are.
 _COUNT = int(os.environ.get("KVGEN_FAMILY", "0"))
 FAMILY = {s.name: s for s in family_sets(drawn_family(_SEED, _COUNT) if _COUNT else PAIRWISE)}
+# Loads and stores of 16 bytes, pieces of requests, tensor cores: run for every architecture they are generated for.
+BOTH = ("max_paged", "splits", "mla_plain", "mla_rows")
 ALL = SETS | FAMILY | ENGINES | QUANTIZED
 
 
 def splits_of(kernels: KernelSet) -> int:
     """1, or 2 where several blocks may share a request in decode, which then takes a planned workspace."""
     return 1 + any(op.split != "none" for op in kernels.ops if isinstance(op, ops.Decode))
+
+
+def archs_of(kernels: KernelSet) -> tuple[Arch, ...]:
+    """The architectures that a set's tests build and run it for: one each, in turn, so that its kernels are compiled once.
+
+    In a campaign, and of the sets whose kernels differ most from one to the other, all of them.
+    """
+    if len(kernels.arch) == 1 or "KVGEN_FAMILY" in os.environ or "KVGEN_DRAWN" in os.environ or kernels.name in BOTH:
+        return kernels.arch
+    return (kernels.arch[zlib.crc32(kernels.name.encode()) % len(kernels.arch)],)

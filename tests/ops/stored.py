@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,6 @@ from kvgen.dtypes import dtype
 from kvgen.ops.stored import stored_runs
 from kvgen.reference import gather_raw, scatter, scatter_raw
 from kvgen.spec.cache import Cache
-from tests.ops.batches import Batch
 from tests.ops.chosen import chosen
 from tests.ops.harness import Run, hold_memory, launcher, surroundings
 from tests.ops.memory import CANARY, Raw, rows_array
@@ -33,11 +31,6 @@ def _operations(cache: Cache) -> list[Any]:
 
 
 STORED = chosen("stored", _operations, NAMES)
-
-
-def one_arch(batch: Batch, name: str) -> Batch:
-    """The batch on the architecture that this set is built for here: kernels take their time to compile."""
-    return replace(batch, arch=("sm_90a", "sm_80")[list(STORED).index(name) % 2])
 
 
 def stored_arrays(scene: Scene, rows: int, suffix: str = "") -> tuple[dict[str, Raw], list[Any]]:

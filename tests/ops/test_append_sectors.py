@@ -29,7 +29,9 @@ CACHES: Final = {
 def test_a_prompt(name: str, fused: bool) -> None:
     cache = CACHES[name]
     append = ops.Append(rope=YARN if cache.rope_part else NEOX) if fused else ops.Append()
-    kernels = KernelSet(name=f"sectors_{name}_{fused}".lower(), q_heads=cache.kv_heads * 8, cache=cache, ops=[append])
+    kernels = KernelSet(
+        name=f"sectors_{name}_{fused}".lower(), q_heads=cache.kv_heads * 8, cache=cache, ops=[append], arch=["sm_90a"]
+    )
     scene = Scene(kernels, package(kernels), Workload("prompt", (TOKENS,), (TOKENS,)))
     (done,) = measure(scene, append, "sm_90a")
     counted = {t.name: t.ratio for t in done.traffic if t.group in ("kv", "scales", "input", "output") and t.minimum}

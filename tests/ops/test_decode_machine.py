@@ -83,7 +83,7 @@ TRAFFIC: Final = {
 def test_traffic(name: str) -> None:
     """One request of 1024 tokens: K, V and their scales once, the workspace and the output apart from them, no bank conflicts
     in the main loop, and as much on its way as the plan says."""
-    kernels = TRAFFIC[name]
+    kernels = TRAFFIC[name].model_copy(update={"arch": ("sm_90a",)})
     scene = Scene(kernels, package(kernels), Workload.uniform(1, 1024, 1))
     found = measure(scene, kernels.ops[0], "sm_90a")[-1]
     for t in found.traffic:

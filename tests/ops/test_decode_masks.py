@@ -14,7 +14,7 @@ from kvgen import CSR, KernelSet, Paged, Quant, Ring, ops, presets, score
 from kvgen.runtime import Fault, describe
 from kvgen.score import Score, Tensor
 from kvgen.spec.mask import Mask
-from tests.ops.attending import Step, arch_of, step, steps
+from tests.ops.attending import Step, step, steps
 from tests.ops.batches import PLAIN, Batch
 
 
@@ -121,7 +121,7 @@ def test_drawn(name: str, data: Any) -> None:
 
 
 def _plain(name: str, totals: tuple[int, ...], **fields: Any) -> Batch:
-    return replace(PLAIN, totals=totals, new=(0,) * len(totals), arch=arch_of(SETS[name]), **fields)
+    return replace(PLAIN, totals=totals, new=(0,) * len(totals), **fields)
 
 
 # Tokens that no row may see are not looked up -------------------------------------------------------------------------------

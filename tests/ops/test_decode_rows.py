@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from kvgen import CSR, Continuous, Dense, KernelSet, Layout, Paged, PerKV, Quant, Ring, ops, presets
 from kvgen.runtime import Fault, describe
 from kvgen.spec.mask import Mask
-from tests.ops.attending import Step, arch_of, step, steps
+from tests.ops.attending import Step, step, steps
 from tests.ops.batches import PLAIN, Batch
 from tests.ops.closeness import hold
 
@@ -106,7 +106,7 @@ def test_drawn(name: str, data: Any) -> None:
 
 
 def _plain(name: str, totals: tuple[int, ...], **fields: Any) -> Batch:
-    return replace(PLAIN, totals=totals, new=(0,) * len(totals), arch=arch_of(SETS[name]), **fields)
+    return replace(PLAIN, totals=totals, new=(0,) * len(totals), **fields)
 
 
 @pytest.mark.parametrize("name", ["drows_one", "drows_fp8"])

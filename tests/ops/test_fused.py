@@ -320,7 +320,7 @@ def test_drawn_batches(name: str, data: Any) -> None:
     check(call_for(name, batch))
 
 
-STEP = replace(PLAIN, totals=(5, 40, 1), new=(2, 3, 1), padding=1, arch="sm_90a")
+STEP = replace(PLAIN, totals=(5, 40, 1), new=(2, 3, 1), padding=1)
 
 
 @pytest.mark.parametrize("name", [n for n, s in SETS.items() if s.ops[0].rope and s.ops[0].positions == "given"])

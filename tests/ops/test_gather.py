@@ -16,7 +16,7 @@ from tests.ops.batches import PLAIN, batches
 from tests.ops.harness import check_gather, index_name, offsets_of, package
 from tests.ops.scenes import Scene
 from tests.ops.sets import SETS
-from tests.ops.stored import STORED, check_gather_raw, one_arch
+from tests.ops.stored import STORED, check_gather_raw
 
 
 @pytest.mark.parametrize("name", SETS)
@@ -67,7 +67,7 @@ def test_empty_batch_and_no_rows() -> None:
 @given(data=st.data())
 def test_raw(name: str, data: Any) -> None:
     """Codes, scales and plain values as they lie in memory; in a ring also tokens that it no longer or not yet holds."""
-    kernels, batch = STORED[name], one_arch(data.draw(batches(STORED[name])), name)
+    kernels, batch = STORED[name], data.draw(batches(STORED[name]))
     scene = Scene(kernels, batch, batch.totals)
     scene.fill(batch.totals)
     starts = [data.draw(st.integers(0, n)) for n in batch.totals]
@@ -85,7 +85,7 @@ def test_raw(name: str, data: Any) -> None:
 @pytest.mark.parametrize("name", ["stored_int8_own_table", "stored_latent_row", "stored_per_kv"])
 def test_raw_of_bad_pages(name: str, value: int | None) -> None:
     """Rows without a valid page have NaN scales, codes of ones, and are reported."""
-    batch = one_arch(replace(PLAIN, totals=(3, 9, 2), new=(3, 9, 2), seed=9), name)
+    batch = replace(PLAIN, totals=(3, 9, 2), new=(3, 9, 2), seed=9)
     scene = Scene(STORED[name], batch, batch.totals)
     scene.fill(batch.totals)
     table = scene.tables["page_table"]

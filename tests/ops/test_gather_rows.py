@@ -57,7 +57,7 @@ def check(scene: Scene, slots: Raw, row_offsets: Raw) -> tuple[list[Raw], Any]:
 @given(data=st.data())
 def test_rows(name: str, data: Any) -> None:
     """Any tokens, in any order and repeated; holes; query rows of no request."""
-    kernels, batch = SETS[name], replace(data.draw(batches(SETS[name])), arch="sm_90a")
+    kernels, batch = SETS[name], data.draw(batches(SETS[name]))
     scene = Scene(kernels, batch, batch.totals)
     scene.fill(batch.totals)
     counts = [data.draw(st.integers(0, 2)) for _ in batch.totals]
@@ -123,7 +123,7 @@ def test_no_sector_is_moved_twice() -> None:
     out, _ = rows_array(4, (256, 1, 576), "bf16", strided=False)
     errors = np.zeros(1, np.uint64)
     generated = package(kernels)
-    with machine(arch="sm_90a", mode="check") as log:
+    with machine(mode="check") as log:
         generated.gather_rows(
             generated.Cache(**scene.arguments())[scene.layer],
             row_offsets=np.array([0, 4], np.uint32),

@@ -97,11 +97,8 @@ def batch_for(name: str, seed: int, *, errors: bool = True) -> Batch:
     if splits_of(SETS[name]) > 1:
         page = CHUNK
     totals = (max(min(page + 1, most), 3), max(min(2 * page + 1, most), 3), 3)
-    arch: Any = ("sm_80", "sm_90a")[seed % 2]
     schedule: Any = ("ascending", "descending", 3)[seed % 3]
-    return replace(
-        PLAIN, totals=totals, new=(1, 2, 3), padding=seed % 2, seed=seed, errors=errors, arch=arch, schedule=schedule
-    )
+    return replace(PLAIN, totals=totals, new=(1, 2, 3), padding=seed % 2, seed=seed, errors=errors, schedule=schedule)
 
 
 CASES = [(name, label) for name in SETS for label in spoils(name)]

@@ -43,11 +43,6 @@ def index_of(kernels: KernelSet) -> str:
     return getattr(kernels.ops[0], "index_dtype", None) or kernels.cache.lengths_dtype
 
 
-def one_arch(name: str, batch: Batch) -> Batch:
-    """The batch on one architecture, which depends on the set alone: each is then compiled once."""
-    return replace(batch, arch=("sm_80", "sm_90a")[sum(name.encode()) % 2])
-
-
 def stored_scene(kernels: KernelSet, batch: Batch) -> Scene:
     """A scene in which the step's tokens are stored, and lengths still count as they do in the step."""
     before = [n - new for n, new in zip(batch.totals, batch.new, strict=True)]
@@ -88,7 +83,7 @@ def width_of(cache: Cache) -> int:
 def test_drawn(name: str, data: Any) -> None:
     """The first tokens of a batch get their rows; all the rest of the memory stays."""
     kernels = EVERY[name]
-    batch = one_arch(name, data.draw(batches(kernels)))
+    batch = data.draw(batches(kernels))
     scene = stored_scene(kernels, batch)
     tokens = batch.leading + sum(batch.new)
     m = data.draw(st.one_of(st.integers(0, tokens), st.just(tokens), st.just(tokens + 2)))
@@ -201,7 +196,7 @@ def test_no_sector_is_moved_twice() -> None:
     """Each row is read once, each place of the cache read and written once, in whole sectors."""
     host, _, tables = bulk((1500, 548), 160)
     pool, kv = sectors_of(160, 2, 2, 16, 2, 64), sectors_of(4096, 128)
-    with machine(arch="sm_90a", mode="check") as log:
+    with machine(mode="check") as log:
         package(host).lora_add(
             package(host).Cache(pool, **tables)[1], kv, np.array([0, 1500, 2048], np.uint32), np.array([2048])
         )
@@ -221,7 +216,7 @@ BATCH = replace(PLAIN, totals=(9, 17, 5), new=(2, 3, 4), fill="bytes")
 def test_an_end_past_the_rows(m: int) -> None:
     """6 rows of kv for each of K and V: nothing is added, the word names the first token without rows."""
     name = "lora_device_dense"
-    scene = stored_scene(EVERY[name], one_arch(name, BATCH))
+    scene = stored_scene(EVERY[name], BATCH)
     before = scene.snapshot()
     word = check_lora(scene, flat_rows(scene, 13, 128), m, offsets_of(BATCH.new, "u32"))
     hold_memory(scene, before)
@@ -234,7 +229,7 @@ def test_an_end_past_the_rows(m: int) -> None:
 def test_an_end_past_the_batch() -> None:
     """12 tokens of a batch of 9: the three past it are reported and skipped."""
     name = "lora_device_dense"
-    scene = stored_scene(EVERY[name], one_arch(name, BATCH))
+    scene = stored_scene(EVERY[name], BATCH)
     report = describe(check_lora(scene, flat_rows(scene, 24, 128), 12, offsets_of(BATCH.new, "u32")))
     assert report is not None and (report.code, report.request, report.position) == (Fault.LORA_END, 2, 9)
 
@@ -254,7 +249,7 @@ OFFSETS = {
 @pytest.mark.parametrize("name", ["lora_dense", "lora_ring"])
 def test_row_offsets(name: str, label: str) -> None:
     at, value = OFFSETS[label]
-    scene = stored_scene(EVERY[name], one_arch(name, BATCH))
+    scene = stored_scene(EVERY[name], BATCH)
     offsets = offsets_of(BATCH.new, index_of(EVERY[name]))
     offsets[at] = np.array(value, np.int64).astype(offsets.dtype)
     word = check_lora(scene, flat_rows(scene, 18, width_of(scene.cache)), 9, offsets)
@@ -280,7 +275,7 @@ TABLES: dict[str, tuple[str, str, Any, int]] = {
 def test_tables(label: str) -> None:
     """One wrong entry: that request's tokens are left alone and reported, the others' are added to."""
     name, table, at, value = TABLES[label]
-    scene = stored_scene(EVERY[name], one_arch(name, BATCH))
+    scene = stored_scene(EVERY[name], BATCH)
     array = scene.tables[table]
     array[at] = np.array(value, np.int64).astype(array.dtype)
     word = check_lora(

@@ -24,8 +24,6 @@ from tests.ops.harness import package, surroundings
 from tests.ops.memory import CANARY, Raw, rows_array
 from tests.ops.scenes import Scene
 
-ARCHS = ("sm_80", "sm_90a")
-
 
 def _operations(cache: Cache) -> Sequence[Op]:
     return (
@@ -112,11 +110,11 @@ class Case:
         lses = np.stack(self.lses) if self.lses else np.zeros(shape[:-1])
         return merge_states(outs, lses, base=self.op.lse_base, empty=self.op.lse_empty)
 
-    def go(self, *, lse: bool = True, arch: Any = "sm_90a", schedule: Any = 7) -> None:
+    def go(self, *, lse: bool = True, schedule: Any = 7) -> None:
         """Merge, once; what lies around the arrays stays."""
         scene = Scene(self.kernels, PLAIN, ())
         cache = package(self.kernels).Cache(**scene.arguments())[0]
-        with machine(arch=arch, mode="check", schedule=schedule):
+        with machine(mode="check", schedule=schedule):
             getattr(package(self.kernels), self.op.name)(
                 cache, **self.arguments, out=self.out, lse=self.lse if lse else None
             )
@@ -163,7 +161,6 @@ def test_merge(name: str, op: str, data: Any) -> None:
     case.fill(np.random.default_rng(data.draw(st.integers(0, 2**32 - 1))))
     case.check(
         lse=data.draw(st.sampled_from((True, True, False))) or place is not None,
-        arch=data.draw(st.sampled_from(ARCHS)),
         schedule=data.draw(st.sampled_from(("ascending", "descending", 7))),
     )
 
@@ -273,7 +270,7 @@ def test_no_sector_is_moved_twice(op: str) -> None:
     case = Case("merge_bulk", op, states, rows, strided=False)
     case.fill(np.random.default_rng(6))
     scene = Scene(BULK, PLAIN, ())
-    with machine(arch="sm_90a", mode="check") as log:
+    with machine(mode="check") as log:
         getattr(package(BULK), op)(
             package(BULK).Cache(**scene.arguments())[0], **case.arguments, out=case.out, lse=case.lse
         )

@@ -82,7 +82,7 @@ def scene_for(kernels: KernelSet, batch: Batch) -> tuple[Scene, Raw]:
 def test_chunks(name: str, op: str, data: Any) -> None:
     """All chunks of a plan; what pads a request's last page is 0, though NaN and garbage lie there."""
     kernels = SETS[name]
-    batch = replace(data.draw(batches(kernels)), arch="sm_80" if op == "whole" else "sm_90a")
+    batch = data.draw(batches(kernels))
     scene, counted = scene_for(kernels, batch)
     kind = dtype(index_name(kernels, op)).numpy()
     offsets = counted.astype(kind)
@@ -170,7 +170,7 @@ def test_no_sector_is_moved_twice(op: str, dims: int) -> None:
     scene = Scene(BULK, batch, batch.totals)
     out, _ = rows_array(4096, (dims,), "bf16", strided=False)
     errors = np.zeros(1, np.uint64)
-    with machine(arch="sm_90a", mode="check") as log:
+    with machine(mode="check") as log:
         getattr(package(BULK), op)(
             package(BULK).Cache(**scene.arguments())[scene.layer],
             k_latent=out,

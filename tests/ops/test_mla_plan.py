@@ -181,7 +181,7 @@ def test_no_chunks_at_all() -> None:
 
 def test_one_launch_for_a_step() -> None:
     scene = scene_of(SETS["plan_latent"], BATCH)
-    with machine(arch="sm_80", mode="check") as log:
+    with machine(mode="check") as log:
         package(scene.kernels).mla_plan(
             package(scene.kernels).Cache(**scene.arguments())[0],
             buffer_row_offsets=np.zeros((2, 4), np.uint32),

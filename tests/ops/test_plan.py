@@ -15,7 +15,6 @@ from kvgen.reference import TableView
 from kvgen.runtime.cpu import machine
 from kvgen.runtime.workspace import Workspace
 from tests.ops import work_list
-from tests.ops.attending import arch_of
 from tests.ops.harness import package
 from tests.ops.memory import GUARD, Raw
 from tests.ops.work_list import OVERHEAD, Span, columns_of
@@ -73,7 +72,7 @@ class Step:
         return work_list.guarded(self.launcher, max_rows, max_tokens=longest, multiprocessors=multiprocessors)
 
     def plan(self, workspace: Workspace, rows: int, schedule: Any = "ascending") -> None:
-        with machine(arch=arch_of(self.kernels), mode="check", schedule=schedule):
+        with machine(mode="check", schedule=schedule):
             self.launcher.plan(self.layer, workspace, rows=rows, row_offsets=self.offsets, **self.given)
         work_list.hold_clean(workspace, self.columns)
 
@@ -186,7 +185,7 @@ def test_a_table_longer_than_the_workspace_is_for() -> None:
     fixed = package(kernels).fixed
     layer = package(kernels).Cache(pool, **tables, max_cache_length=768)[0]
     workspace = work_list.guarded(fixed, 24, max_tokens=768, multiprocessors=4)
-    with machine(arch=arch_of(kernels), mode="check"):
+    with machine(mode="check"):
         fixed.plan(layer, workspace, rows=24)
     found = work_list.read(workspace, columns_of(kernels, "fixed"))
     counts = [int((found.pieces["b"] == b).sum()) for b in range(3)]

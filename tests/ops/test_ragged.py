@@ -68,7 +68,7 @@ BAD: dict[str, tuple[int, Callable[[Scene], int], set[int]]] = {
 def test_bad_offsets(name: str, label: str) -> None:
     """Requests of bad offsets are NaN and reported, and nothing is written for them; the others get their bits."""
     at, value, victims = BAD[label]
-    batch = replace(PLAIN, totals=TOTALS, new=(2, 1, 0, 3), seed=len(label), arch=("sm_80", "sm_90a")[len(label) % 2])
+    batch = replace(PLAIN, totals=TOTALS, new=(2, 1, 0, 3), seed=len(label))
     kernels = ALL[name]
     outputs, rows = [], []
     for wrong in (False, True):
@@ -185,7 +185,7 @@ CROSS = {
 )
 def test_cross_attention(name: str, totals: tuple[int, ...], counts: tuple[int, ...]) -> None:
     """Queries of one sequence, keys of another: every row sees all keys, be they fewer than the rows, or none."""
-    batch = replace(PLAIN, totals=totals, new=(0,) * 4, fill="inf", arch="sm_80" if name.endswith("f32") else "sm_90a")
+    batch = replace(PLAIN, totals=totals, new=(0,) * 4, fill="inf")
     scene = Scene(CROSS[name], batch, totals)
     scene.fill(totals)
     q = queries(scene, sum(counts) + 1)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -37,9 +36,8 @@ def set_lengths(scene: Scene, before: Sequence[int], new: Sequence[int]) -> None
     scene.tables["last_page_len"][...] = [n - max(p - 1, 0) * scene.tokens for n, p in zip(counts, pages, strict=True)]
 
 
-def read_all(scene: Scene, tokens: Sequence[int], arch: Any) -> None:
+def read_all(scene: Scene, tokens: Sequence[int]) -> None:
     """Gather and decode every request's living tokens, of which the cache holds so many."""
-    scene.batch = replace(scene.batch, arch=arch)
     set_lengths(scene, tokens, [0] * len(tokens))
     first = [scene.view.first_token(n) for n in tokens]
     counts = [n - f for n, f in zip(tokens, first, strict=True)]
@@ -66,7 +64,7 @@ def test_steps(name: str) -> None:
         check_append(scene, sum(new) + 1, row_offsets=offsets_of(new, index_name(kernels, "append")))
         held = [h + n for h, n in zip(held, new, strict=True)]
         if name in RESIDUAL or i == 3:
-            read_all(scene, held, ("sm_80", "sm_90a")[i % 2])
+            read_all(scene, held)
 
 
 @pytest.mark.parametrize("tokens", [33, 45, 64])
@@ -76,7 +74,7 @@ def test_a_prompt_longer_than_its_ring(tokens: int) -> None:
     assert scene.ring_pages * scene.tokens == 32
     set_lengths(scene, (0, 0), (tokens, 3))
     check_append(scene, tokens + 3, row_offsets=offsets_of((tokens, 3), index_name(scene.kernels, "append")))
-    read_all(scene, (tokens, 3), "sm_90a")
+    read_all(scene, (tokens, 3))
 
 
 @pytest.mark.parametrize("name", RESIDUAL)

@@ -18,12 +18,12 @@ from tests.ops.batches import PLAIN, Batch, batches
 from tests.ops.chosen import CHOSEN
 from tests.ops.harness import index_name, new_rows, offsets_of, package
 from tests.ops.scenes import Scene
-from tests.ops.stored import STORED, check_gather_raw, check_scatter, one_arch, random_stored, starts_of
+from tests.ops.stored import STORED, check_gather_raw, check_scatter, random_stored, starts_of
 
 
 def drawn(data: Any, name: str) -> tuple[Batch, list[int], list[int]]:
     """A batch whose requests share no page, the first token that is stored of each, and how many."""
-    batch = one_arch(replace(data.draw(batches(STORED[name])), shared=False), name)
+    batch = replace(data.draw(batches(STORED[name])), shared=False)
     starts = [data.draw(st.integers(0, n)) for n in batch.totals]
     return batch, starts, [n - s for s, n in zip(starts, batch.totals, strict=True)]
 
@@ -64,7 +64,7 @@ def test_raw(name: str, data: Any) -> None:
 @pytest.mark.parametrize("name", STORED)
 def test_there_and_back(name: str) -> None:
     """What gather with raw takes out of a cache, scatter puts back: not a byte of the pool changes."""
-    batch = one_arch(replace(PLAIN, totals=(5, 3, 1), new=(0, 0, 0), padding=1, seed=3), name)
+    batch = replace(PLAIN, totals=(5, 3, 1), new=(0, 0, 0), padding=1, seed=3)
     scene = Scene(STORED[name], batch, batch.totals)
     scene.fill(batch.totals)
     index = index_name(STORED[name], "scatter_raw")
@@ -79,7 +79,7 @@ def test_there_and_back(name: str) -> None:
 @pytest.mark.parametrize("name", ["stored_int8_own_table", "stored_per_kv"])
 def test_bad_pages(name: str, value: int | None) -> None:
     """A request without a valid page is skipped and named; the others are stored."""
-    batch = one_arch(replace(PLAIN, totals=(3, 9, 2), new=(3, 9, 2), seed=9), name)
+    batch = replace(PLAIN, totals=(3, 9, 2), new=(3, 9, 2), seed=9)
     for raw in (False, True):
         scene = Scene(STORED[name], batch, batch.totals)
         table = scene.tables["page_table"]
@@ -98,7 +98,7 @@ def test_bad_pages(name: str, value: int | None) -> None:
 def test_bad_offsets_and_starts(at: int, value: int, start: int) -> None:
     """Rows whose offsets contradict, and tokens that no table holds, go nowhere and are reported."""
     name = "stored_ring" if start else "stored_kv_inside"
-    batch = one_arch(replace(PLAIN, totals=(4, 5, 3), new=(4, 5, 3), seed=2), name)
+    batch = replace(PLAIN, totals=(4, 5, 3), new=(4, 5, 3), seed=2)
     scene = Scene(STORED[name], batch, batch.totals)
     index = index_name(STORED[name], "scatter")
     offsets = offsets_of((3, 3, 3), index)

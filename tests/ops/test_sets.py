@@ -9,7 +9,7 @@ from kvgen import presets
 from tests.ops.engines import ENGINES
 from tests.ops.family import CACHE_FACTORS, QUANT_FACTORS, draw, is_valid, pairs
 from tests.ops.pairwise import PAIRWISE
-from tests.ops.sets import PRESETS, SETS
+from tests.ops.sets import ALL, PRESETS, SETS, archs_of
 
 
 def test_every_preset_has_a_set() -> None:
@@ -30,6 +30,29 @@ def test_every_shape_the_kernels_promise() -> None:
     assert {1, 3, 64, 80, 96, 128, 256, 576} <= {c.head_dim for c in caches}
     assert {1, 3, 16, 64} <= {c.page_tokens for c in caches}
     assert {1, 3, 4, 7, 8, 71} <= {s.group for s in SETS.values()}
+
+
+def test_every_form_runs_on_every_architecture() -> None:
+    """A set's tests run on one; the sets of every form share them out."""
+    met: dict[tuple[str, str], set[str]] = {}
+    for kernels in ALL.values():
+        cache = kernels.cache
+        forms = {
+            "variant": type(cache).__name__,
+            "table": cache.page_table.kind,
+            "table dtype": cache.page_table.dtype,
+            "dtype": cache.dtype,
+            "lengths": cache.lengths,
+            "lengths dtype": cache.lengths_dtype,
+            "layers": cache.layout.layers,
+            "quantized": str(any(cache.quants.values())),
+            "residual": str(bool(cache.storage.residual)),
+        }
+        for op in kernels.ops:
+            forms |= {f"{op.kind} {getattr(op, 'rows', '')} {getattr(op, 'split', '')}": op.name}
+        for form in forms.items():
+            met.setdefault(form, set()).update(archs_of(kernels))
+    assert not [form for form, archs in met.items() if archs != {"sm_80", "sm_90a"}]
 
 
 def test_the_family_covers_every_pair() -> None:

@@ -16,7 +16,7 @@ from kvgen.reference.decode import Seen, attend
 from kvgen.runtime import Fault, describe
 from kvgen.runtime.workspace import Workspace
 from tests.ops import work_list
-from tests.ops.attending import Step, arch_of, step
+from tests.ops.attending import Step, step
 from tests.ops.batches import PLAIN
 from tests.ops.closeness import hold
 from tests.ops.harness import on_machine, package
@@ -85,7 +85,7 @@ def made(
     name: str, totals: Sequence[int], counts: Sequence[int] | None = None, *, op: str = "decode", **more: Any
 ) -> Step:
     """A step whose requests have rows behind offsets where `counts` says how many, else the operation's own."""
-    batch = replace(PLAIN, totals=tuple(totals), new=(0,) * len(totals), arch=arch_of(SETS[name]), **more)
+    batch = replace(PLAIN, totals=tuple(totals), new=(0,) * len(totals), **more)
     return step(SETS[name], batch, counts, op=op, offsets=counts is not None)
 
 
@@ -313,7 +313,7 @@ def large(name: str, op: str, totals: Sequence[int]) -> tuple[Step, Decoded]:
     """A step over so many tokens that pools are filled, and attended to, at once."""
     kernels = SETS[name]
     spec: Any = next(o for o in kernels.ops if o.name == op)
-    batch = replace(PLAIN, totals=tuple(totals), new=(0,) * len(totals), arch=arch_of(kernels))
+    batch = replace(PLAIN, totals=tuple(totals), new=(0,) * len(totals))
     before = kernels.cache.lengths == "before"
     scene = Scene(kernels, batch, [n - spec.rows * before for n in totals])
     pool = scene.arrays()["pool"]

@@ -21,7 +21,7 @@ from tests.ops.chosen import CHOSEN, chosen
 from tests.ops.harness import Run, hold_memory, launcher, offsets_of, package
 from tests.ops.memory import Raw, aligned, rows_array
 from tests.ops.scenes import Scene
-from tests.ops.test_lora_add import index_of, one_arch, stored_scene
+from tests.ops.test_lora_add import index_of, stored_scene
 
 SETS = chosen(
     "k_scales",
@@ -78,7 +78,7 @@ def scene_of(kernels: KernelSet, batch: Batch) -> Scene:
 @settings(max_examples=6)
 @given(data=st.data())
 def test_drawn(name: str, data: Any) -> None:
-    batch = one_arch(name, data.draw(batches(SETS[name])))
+    batch = data.draw(batches(SETS[name]))
     scene = scene_of(SETS[name], batch)
     rows = batch.leading + sum(batch.new) + batch.padding
     offsets = offsets_of(batch.new, index_of(SETS[name]), batch.leading)
@@ -111,7 +111,7 @@ def test_tables(label: str) -> None:
     """One wrong entry: nothing of that request is stored, and it is reported."""
     table, at, value, code = TABLES[label]
     name = "k_scales_int8_own_table"
-    scene = scene_of(SETS[name], one_arch(name, BATCH))
+    scene = scene_of(SETS[name], BATCH)
     array = scene.tables[table]
     array[at] = np.array(value, np.int64).astype(array.dtype)
     report = describe(check_scales(scene, new_scales(scene, 10), offsets_of(BATCH.new, index_of(SETS[name]))))
@@ -121,7 +121,7 @@ def test_tables(label: str) -> None:
 @pytest.mark.parametrize(("at", "value"), [(2, 1), (0, 90), (2, 90), (-1, 90), (-1, 1), (1, 2**32 - 1)])
 def test_row_offsets(at: int, value: int) -> None:
     name = "k_scales_int8_own_table"
-    scene = scene_of(SETS[name], one_arch(name, BATCH))
+    scene = scene_of(SETS[name], BATCH)
     offsets = offsets_of(BATCH.new, index_of(SETS[name]))
     offsets[at] = np.array(value, np.int64).astype(offsets.dtype)
     report = describe(check_scales(scene, new_scales(scene, 9), offsets))
@@ -146,7 +146,7 @@ def test_no_sector_is_moved_twice() -> None:
     scales = aligned(tokens * groups.groups * 4).view(np.float32).reshape(tokens, 1, groups.groups)
     scales[...] = np.arange(tokens * groups.groups).reshape(scales.shape)
     table = np.random.default_rng(1).permutation(64).reshape(1, 64).astype(np.uint32)
-    with machine(arch="sm_90a", mode="check") as log:
+    with machine(mode="check") as log:
         layer = made.Cache(**tensors, page_table=table, lengths=np.zeros(1, np.uint32))[0]
         made.store_scales(layer, scales, np.array([0, tokens], np.uint32))
     (launched,) = log.launches
