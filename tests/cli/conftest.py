@@ -67,8 +67,6 @@ class Folder:
 @pytest.fixture
 def empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Folder:
     """A project with a pyproject.toml and nothing else."""
-    # One compile cache for all tests: what they check is not how often NVRTC runs.
-    monkeypatch.setenv("KVGEN_CACHE_DIR", str(tmp_path_factory.getbasetemp() / "cli-cache"))
     root = tmp_path / "project"
     root.mkdir()
     (root / "pyproject.toml").write_text("[tool.kvgen]\n", encoding="utf-8")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
@@ -61,11 +60,3 @@ def write(empty: Folder) -> Write:  # noqa: F811
         return empty
 
     return write
-
-
-@pytest.fixture(autouse=True)
-def _compile_cache(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One for all of these tests: what they check is not how often NVRTC runs."""
-    folder = tmp_path_factory.getbasetemp() / "custom-cache"
-    monkeypatch.setenv("KVGEN_CACHE_DIR", str(folder))
-    return folder

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from kvgen.compile import compile_unit
+from kvgen.compile import compile_unit, default_cache
 from kvgen.compile.sass import count, histogram, sass
 from kvgen.emulator import Library, build
 from tests.compile.test_sass import needs_tool
@@ -31,9 +31,9 @@ extern "C" __global__ void angles(float* sine, float* cosine, const float* angle
 
 
 @pytest.fixture(scope="module", params=TARGETS)
-def library(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Library:
-    ptx = compile_unit(unit(SOURCE, "angles"), request.param, "ptx", cache=None).data.decode()
-    return build([ptx], mode="check", cache_dir=tmp_path_factory.mktemp("angles"))
+def library(request: pytest.FixtureRequest) -> Library:
+    ptx = compile_unit(unit(SOURCE, "angles"), request.param, "ptx", cache=default_cache()).data.decode()
+    return build([ptx], mode="check")
 
 
 def sincos(library: Library, angles: Singles) -> tuple[Singles, Singles]:
@@ -114,7 +114,7 @@ def test_no_number(library: Library) -> None:
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a", "sm_100f", "sm_120f"])
 def test_machine_code(arch: str) -> None:
     """A straight line of arithmetic: no local memory, no conversion at a fraction of the rate, no branch around a slow path."""
-    found = histogram(sass(compile_unit(unit(SOURCE, "angles"), arch, cache=None).data))
+    found = histogram(sass(compile_unit(unit(SOURCE, "angles"), arch, cache=default_cache()).data))
     print(arch, found)
     for slow in ("LDL", "STL", "F2I", "I2F", "FRND", "MUFU", "CALL", "DMUL", "BSSY"):
         assert not count(found, slow), slow

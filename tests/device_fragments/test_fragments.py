@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ import pytest
 from ml_dtypes import bfloat16
 from numpy.typing import NDArray
 
-from kvgen.compile import Unit, compile_unit
+from kvgen.compile import Unit, compile_unit, default_cache
 from kvgen.emulator import Counters, Library, build
 from kvgen.flatten import flatten
 from kvgen.reference import quant
@@ -41,8 +40,10 @@ def library(arch: str) -> Library:
     own = OTHERS.get(arch, {"bf16": "bf16"})
     if arch in OTHERS:
         text = f"#define TYPES {' '.join(f'KERNELS({n}, {e})' for n, e in own.items())}\n{text}"
-    ptx = compile_unit(Unit("fragments", f"score_{next(iter(own))}", text), arch, "ptx", cache=None).data.decode()
-    return build([ptx], mode="check", cache_dir=Path(tempfile.mkdtemp(prefix="kvgen-fragment-tests-")))
+    ptx = compile_unit(
+        Unit("fragments", f"score_{next(iter(own))}", text), arch, "ptx", cache=default_cache()
+    ).data.decode()
+    return build([ptx], mode="check")
 
 
 def launch(arch: str, kernel: str, *args: Any, tiles: int, pitch: int, outs: int = 1) -> Counters:

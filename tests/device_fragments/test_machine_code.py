@@ -7,7 +7,7 @@ from functools import cache
 
 import pytest
 
-from kvgen.compile import compile_unit
+from kvgen.compile import compile_unit, default_cache
 from kvgen.compile.sass import count, histogram, sass
 from tests.compile.test_sass import needs_tool
 from tests.quant.kernels import TYPES, unit
@@ -61,7 +61,7 @@ def opcodes(arch: str) -> dict[str, dict[str, int]]:
             for n in (FEW, MORE):
                 probe = _PROBE.replace("ROLE", role).replace("NAME", name).replace("COUNT", str(n))
                 text.append(probe.replace("<E,", f"<{device},").replace("TOGETHER", together))
-    image = compile_unit(unit("".join(text), "keys_e4m3_4"), arch, cache=None)
+    image = compile_unit(unit("".join(text), "keys_e4m3_4"), arch, cache=default_cache())
     assert image.warnings == ()
     _, *parts = _FUNCTION.split(sass(image.data))
     return {name: histogram(body) for name, body in zip(parts[::2], parts[1::2], strict=True)}

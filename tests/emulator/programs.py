@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import struct
 from collections.abc import Sequence
 from typing import Any
@@ -9,13 +11,24 @@ from typing import Any
 import numpy as np
 from cuda.bindings import nvrtc
 
+from kvgen.compile import default_cache
 from kvgen.emulator import Buffer, Counters, Library
 
 HEADER = ".version 8.6\n.target sm_90a\n.address_size 64\n"
 
 
 def nvrtc_ptx(source: str, arch: str = "compute_80", name: str = "kernel.cu", defines: tuple[str, ...] = ()) -> str:
-    """PTX with line information; needs neither a driver nor headers."""
+    """PTX with line information; needs neither a driver nor headers. Kept in the compile cache."""
+    facts = [nvrtc.nvrtcVersion()[1:], source, arch, name, defines]
+    key, cache = hashlib.sha256(json.dumps(facts).encode()).digest(), default_cache()
+    if (kept := cache.get(key)) is not None:
+        return kept.decode()
+    text = _compiled(source, arch, name, defines)
+    cache.put(key, text.encode())
+    return text
+
+
+def _compiled(source: str, arch: str, name: str, defines: tuple[str, ...]) -> str:
     _, program = nvrtc.nvrtcCreateProgram(source.encode(), name.encode(), 0, [], [])
     options = [f"--gpu-architecture={arch}", "--std=c++17", "-lineinfo", *(f"-D{d}" for d in defines)]
     (status,) = nvrtc.nvrtcCompileProgram(program, len(options), [o.encode() for o in options])

@@ -186,8 +186,8 @@ def test_package_imports_nothing_above_it() -> None:
                 assert line.startswith("from kvgen.emulator"), f"{path.name}: {line}"
 
 
-def test_two_cache_folders_share_one_runtime(build: Build, tmp_path: Path) -> None:
+def test_two_cache_folders_share_one_runtime(build: Build, new_cache: Path) -> None:
     """A second copy of the runtime, under the same name, would not be the one that its kernels find."""
-    for library in (build([nvrtc_ptx(KERNELS)]), emulator.build([nvrtc_ptx(KERNELS)], cache_dir=tmp_path)):
+    for library in (build([nvrtc_ptx(KERNELS)]), emulator.build([nvrtc_ptx(KERNELS)], cache_dir=new_cache)):
         simple(library)
-    assert list(tmp_path.glob("runtime-*.so")), "there is a copy"
+    assert list(new_cache.glob("runtime-*.so")), "there is a copy"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import random
-import zlib
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from functools import cache
 from itertools import combinations, product
@@ -162,25 +162,28 @@ def _cache(f: Factors) -> Any:
     return Paged(page_size=page, table=table, stores="k" if f["variant"] == "k_only" else "kv", **fields)
 
 
-def with_operations(name: str, cache: Any, *, decodes: bool = True) -> KernelSet:
-    """A set of the cache with every operation that it can have, decode if asked; raises ValueError or SpecError if it is none."""
+def with_operations(name: str, cache: Any, *, decodes: bool = True, slots: bool = True) -> KernelSet:
+    """A set of the cache with every operation that it can have, decode and append by slots if asked.
+
+    Raises ValueError or SpecError if it is none.
+    """
     found: list[Any] = [ops.Append(), ops.Gather()]
     if cache.storage.residual:
         found.insert(0, ops.Seal())
     if cache.stores == "kv" and decodes:
         found.append(ops.Decode())
     fields: dict[str, Any] = {"name": name, "q_heads": cache.kv_heads * 2, "cache": cache}
-    try:
-        slots = ops.Append(name="append_slots", rows="slots")
-        return KernelSet(ops=(*found, slots), **fields)
-    except ValidationError:
-        return KernelSet(ops=tuple(found), **fields)
+    if slots:
+        try:
+            return KernelSet(ops=(*found, ops.Append(name="append_slots", rows="slots")), **fields)
+        except ValidationError:
+            pass
+    return KernelSet(ops=tuple(found), **fields)
 
 
-def family_set(name: str, f: Factors) -> KernelSet:
+def family_set(name: str, f: Factors, **some: bool) -> KernelSet:
     """The set of a combination; raises ValueError or SpecError if it is none."""
-    # Every other one decodes, but in a campaign all do: of its kernels decode is the one that takes long to compile.
-    return with_operations(name, _cache(f), decodes="KVGEN_FAMILY" in os.environ or zlib.crc32(name.encode()) % 2 == 1)
+    return with_operations(name, _cache(f), **some)
 
 
 def is_valid(f: Factors) -> bool:
@@ -246,12 +249,27 @@ def _lines(combinations_: Iterable[Factors]) -> str:
     return "\n".join(" ".join(f.values()) for f in combinations_)
 
 
+TIMES: Final = {"decode": 2, "append_slots": 2}  # that each value of each factor has an operation, where it can
+
+
 def family_sets(text: str) -> tuple[KernelSet, ...]:
-    """The sets of combinations that are written one a line, as running this module prints them."""
-    found = []
+    """The sets of combinations that are written one a line, as running this module prints them.
+
+    All append and gather. Decode and append by slots, which take as long to compile as both, are there where one of the
+    values has not met them often enough; in a campaign everywhere.
+    """
+    found: list[KernelSet] = []
+    met = {name: Counter[tuple[str, str]]() for name in TIMES}
     for i, line in enumerate(text.strip().splitlines()):
         factors = dict(zip((*QUANT_FACTORS, *CACHE_FACTORS), line.split(), strict=True))
-        found.append(family_set(f"q{i}_{title(factors)}"[:40].rstrip("_"), factors))
+        wanted = {n: any(met[n][v] < times for v in factors.items()) for n, times in TIMES.items()}
+        campaign = "KVGEN_FAMILY" in os.environ
+        name = f"q{i}_{title(factors)}"[:40].rstrip("_")
+        decodes, slots = (campaign or wanted[n] for n in TIMES)
+        found.append(family_set(name, factors, decodes=decodes, slots=slots))
+        for op in found[-1].ops:
+            if op.name in met:
+                met[op.name].update(factors.items())
     return tuple(found)
 
 

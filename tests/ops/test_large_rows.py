@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from kvgen import Block, KernelSet, Layout, Paged, Quant, ops, presets
-from kvgen.compile import compile_many
+from kvgen.compile import compile_many, default_cache
 from kvgen.emit import render_all, units_of
 from kvgen.spec.loader import LoadedSet
 from kvgen.spec.norm import RmsNorm
@@ -37,7 +37,7 @@ def test_shared_memory(name: str) -> None:
     kernels = KernelSet(name=name, q_heads=cache.kv_heads, cache=cache, ops=operations)
     loaded = LoadedSet(kernels, "tests/ops/test_large_rows.py", "")
     jobs: list[Any] = [(unit, "sm_90a", "cubin") for unit in units_of(loaded, render_all([loaded]), "generated")]
-    for done in compile_many(jobs, cache=None):
+    for done in compile_many(jobs, cache=default_cache()):
         assert done.resources is not None
         assert done.resources.static_shared <= 48 << 10 and done.resources.spill_loads == 0, done
 

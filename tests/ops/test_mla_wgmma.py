@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvgen import KernelSet, presets
-from kvgen.compile import Unit, compile_unit
+from kvgen.compile import Unit, compile_unit, default_cache
 from kvgen.dtypes import dtype
 from kvgen.emit import render_device, render_set, units_of
 from kvgen.ops import MlaDecode
@@ -179,7 +179,7 @@ def test_sums_stay_in_registers(name: str) -> None:
     loaded = LoadedSet(SETS[name], "tests/ops/test_mla_wgmma.py", "")
     files = render_set(loaded) | render_device()
     units: dict[str, Unit] = {u.name: u for u in units_of(loaded, files, "generated")}
-    image = compile_unit(units[f"{name}/mla_decode"], "sm_90a", "cubin", cache=None)
+    image = compile_unit(units[f"{name}/mla_decode"], "sm_90a", "cubin", cache=default_cache())
     assert image.resources is not None and not image.resources.spill_stores
     assert "serialized" not in image.log
 

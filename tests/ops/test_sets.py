@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import inspect
 import random
+from collections import Counter
 
 from kvgen import presets
 from tests.ops.engines import ENGINES
-from tests.ops.family import CACHE_FACTORS, QUANT_FACTORS, draw, is_valid, pairs
+from tests.ops.family import CACHE_FACTORS, QUANT_FACTORS, TIMES, draw, family_set, is_valid, pairs
 from tests.ops.pairwise import PAIRWISE
-from tests.ops.sets import ALL, PRESETS, SETS, archs_of
+from tests.ops.sets import ALL, FAMILY, PRESETS, SETS, archs_of
 
 
 def test_every_preset_has_a_set() -> None:
@@ -66,3 +67,16 @@ def test_the_family_covers_every_pair() -> None:
     assert not missing, f"{sorted(missing)[:5]}; run `python -m tests.ops.family` into tests/ops/pairwise.py"
     for name, values in (QUANT_FACTORS | CACHE_FACTORS).items():
         assert {f[name] for f in fixed} == set(values), name
+
+
+def test_the_family_meets_every_operation() -> None:
+    """Every value of every factor, so often as some combination with it can have the operation."""
+    names = (*QUANT_FACTORS, *CACHE_FACTORS)
+    fixed = [dict(zip(names, line.split(), strict=True)) for line in PAIRWISE.strip().splitlines()]
+    for op, times in TIMES.items():
+        met, possible = Counter[tuple[str, str]](), Counter[tuple[str, str]]()
+        for factors, kernels in zip(fixed, FAMILY.values(), strict=True):
+            whole = family_set("any", factors)
+            possible.update(factors.items() if any(o.name == op for o in whole.ops) else ())
+            met.update(factors.items() if any(o.name == op for o in kernels.ops) else ())
+        assert all(met[value] >= min(times, count) for value, count in possible.items()), op

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import struct
-import tempfile
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from ml_dtypes import bfloat16, float8_e4m3fn
 
-from kvgen.compile import Unit, compile_unit
+from kvgen.compile import Unit, compile_unit, default_cache
 from kvgen.emulator import Buffer, Library, build
 from kvgen.flatten import flatten
 from kvgen.paths import templates_root
@@ -185,13 +183,8 @@ def _source() -> str:
 @cache
 def library(arch: str) -> Library:
     """The kernels, for the CPU machine."""
-    ptx = compile_unit(unit(_source(), "quotients"), arch, "ptx", cache=None).data.decode()
-    return build([ptx], mode="check", cache_dir=_folder())
-
-
-@cache
-def _folder() -> Path:
-    return Path(tempfile.mkdtemp(prefix="kvgen-quant-tests-"))
+    ptx = compile_unit(unit(_source(), "quotients"), arch, "ptx", cache=default_cache()).data.decode()
+    return build([ptx], mode="check")
 
 
 def memory(count: int, dtype: Any, values: Any = 0) -> np.ndarray:

@@ -7,7 +7,7 @@ from functools import cache
 
 import pytest
 
-from kvgen.compile import compile_unit
+from kvgen.compile import compile_unit, default_cache
 from kvgen.compile.sass import count, histogram, sass
 from tests.compile.test_sass import needs_tool
 from tests.quant.kernels import TYPES, unit
@@ -53,7 +53,7 @@ def opcodes(arch: str) -> dict[str, dict[str, int]]:
     for name, (device, _) in TYPES.items():
         for n in (8, 16):
             text.append(_PROBES.replace("<T", f"<{device}").replace("NAME", name).replace("COUNT", str(n)))
-    image = compile_unit(unit("".join(text), "pack_e4m3_8"), arch, cache=None)
+    image = compile_unit(unit("".join(text), "pack_e4m3_8"), arch, cache=default_cache())
     assert image.warnings == ()
     _, *parts = _FUNCTION.split(sass(image.data))
     return {name: histogram(body) for name, body in zip(parts[::2], parts[1::2], strict=True)}

@@ -11,10 +11,10 @@ from tests.tma.kernels import GATHERS, LOADS, STORES, text
 
 
 @pytest.fixture(scope="session")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Library:
+def library() -> Library:
     """gather4 is of sm_100f; what it does is the same."""
     texts = [
         nvrtc_ptx(text([*LOADS, *STORES]), arch="compute_90a", name="tiles.cu"),
         nvrtc_ptx(text(GATHERS), arch="compute_100f", name="tiles.cu"),
     ]
-    return emulator.build(texts, mode="check", cache_dir=tmp_path_factory.mktemp("emulator"))
+    return emulator.build(texts, mode="check")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from kvgen.compile import default_cache
 from kvgen.compile.program import Unit, compile_unit
 from kvgen.flatten import flatten
 from kvgen.paths import templates_root
@@ -23,10 +24,10 @@ def unit(entry: str, source: str) -> Unit:
 def test_every_form_assembles(arch: str) -> None:
     newer = arch != "sm_90a"
     kernels = [k for k in FORMS.values() if newer or k.form != "gather4"]
-    image = compile_unit(unit(kernels[0].name, text(kernels)), arch, cache=None)
+    image = compile_unit(unit(kernels[0].name, text(kernels)), arch, cache=default_cache())
     assert image.data.startswith(b"\x7fELF")
     assert not image.warnings
-    ptx = compile_unit(unit(kernels[0].name, text(kernels)), arch, "ptx", cache=None).data.decode()
+    ptx = compile_unit(unit(kernels[0].name, text(kernels)), arch, "ptx", cache=default_cache()).data.decode()
     assert (".tile::gather4" in ptx) == newer
     assert "cp.async.bulk.tensor.5d.shared::cluster.global" in ptx
 
@@ -36,9 +37,9 @@ def test_headers_alone_make_no_code(arch: str) -> None:
     lines = [f'#include "device/{name}.cuh"' for name in HEADERS]
     lines.append('extern "C" __global__ void nothing(int* out) { *out = 1; }')
     source = flatten("n.cu", lambda path: "\n".join(lines) if path == "n.cu" else (templates_root() / path).read_text())
-    ptx = compile_unit(unit("nothing", source), arch, "ptx", cache=None).data.decode()
+    ptx = compile_unit(unit("nothing", source), arch, "ptx", cache=default_cache()).data.decode()
     assert "cp.async" not in ptx and "mbarrier" not in ptx
-    compile_unit(unit("nothing", source), arch, cache=None)
+    compile_unit(unit("nothing", source), arch, cache=default_cache())
 
 
 def test_every_wrapper_assembles() -> None:
@@ -62,4 +63,4 @@ def test_every_wrapper_assembles() -> None:
     lines.append(f'extern "C" __global__ void all(const __grid_constant__ TensorMap map) {{\n  {body}\n}}')
     source = flatten("n.cu", lambda path: "\n".join(lines) if path == "n.cu" else (templates_root() / path).read_text())
     for arch in ("sm_90a", "sm_100f", "sm_120f"):
-        assert not compile_unit(unit("all", source), arch, cache=None).warnings
+        assert not compile_unit(unit("all", source), arch, cache=default_cache()).warnings

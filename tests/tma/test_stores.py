@@ -64,15 +64,12 @@ def test_ragged(library: Library, kernel: Kernel, seed: int) -> None:
 
 
 @pytest.mark.parametrize("n", [0, 1, 31, 32, 33, 64])
-def test_plain_copies(n: int, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_plain_copies(n: int) -> None:
     """cp_async.cuh, for sm_80: rows by an index list, zeros for what is not valid or not there."""
     source = (HERE / "cp_async.cu").read_text()
     read = {"cp_async.cu": source}
     whole = flatten("cp_async.cu", lambda path: read.get(path) or (templates_root() / path).read_text())
-    library = emulator.build(
-        [nvrtc_ptx(whole, arch="compute_80", name="cp_async.cu")], mode="check",
-        cache_dir=tmp_path_factory.getbasetemp() / "cp_async",
-    )  # fmt: skip
+    library = emulator.build([nvrtc_ptx(whole, arch="compute_80", name="cp_async.cu")], mode="check")
     rng = np.random.default_rng(n)
     memory = aligned(40 * 16)
     memory[:] = rng.integers(0, 256, memory.nbytes)
