@@ -36,7 +36,7 @@ check: $(VENV)/installed-test
 pytest: $(VENV)/installed-test
 	$(BIN)/python -m pytest -n auto --dist worksteal
 
-mutate: $(VENV)/installed-test ## single-line mutations of the templates; the tests of each must kill them
+mutate: $(VENV)/installed-test ## single-line mutations of the templates; tests that execute the line must kill each
 	$(BIN)/python -m tests.mutate
 
 campaign: $(VENV)/installed-test ## drawn specs and a share of the full grid; KVGEN_DRAWN_SEED=2, KVGEN_FAMILY=300, KVGEN_GRID=full:1/20 for others

@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -159,7 +159,7 @@ def _template_lines(place: str) -> tuple[str, ...]:
 
 
 def _executed() -> set[str]:
-    lines = set()
+    lines: set[str] = set()
     for kernel, blocks in _blocks.items():
         for block in blocks:
             for where, _, _ in kernel._facts.blocks[block]:
@@ -173,8 +173,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[Any]:
-    report = yield
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
+    report: Any = yield
     if call.when == "setup":
         _clock[0] = 0.0
     if call.when == "call":

@@ -1,0 +1,106 @@
+"""`make mutate`'s parts: which mutations there are, which tests are shown one, what is known to change nothing."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests import template_cover
+from tests.mutants import Mutant, drawn, mutants
+from tests.mutate import EQUIVALENT, equivalents, showing
+from tests.template_cover import ALIKE, KEPT, ROOT, Cover, Ran
+
+EVERY = mutants(ROOT / "templates")
+
+
+def test_every_template_with_code_has_mutants() -> None:
+    names = {p.relative_to(ROOT / "templates").as_posix() for p in (ROOT / "templates").rglob("*") if p.is_file()}
+    # The launcher is Python; launch.cuh is what the CPU machine cannot see.
+    assert names - {m.template for m in EVERY} <= {"launcher/init.py.j2", "device/launch.cuh"}
+    for mutant in EVERY:
+        assert mutant.before != mutant.after, mutant
+
+
+def test_every_template_is_drawn() -> None:
+    """However few are asked for; as many as asked otherwise, no one twice, and the same for the same seed."""
+    templates = {m.template for m in EVERY}
+    for count in (1, len(templates) + 30):
+        found = drawn(EVERY, count, 1)
+        assert {m.template for m in found} == templates and len(found) == max(count, len(templates))
+        assert len(set(found)) == len(found)
+    assert drawn(EVERY, 90, 1) == drawn(EVERY, 90, 1) != drawn(EVERY, 90, 2)
+
+
+def test_what_changes_nothing_still_exists() -> None:
+    """An entry whose line has changed since would hide nothing, or another mutant."""
+    known = equivalents(EQUIVALENT.read_text(encoding="utf-8"))
+    assert not set(known) - {m.change for m in EVERY}
+    assert all(len(why) > 20 for why in known.values())
+
+
+def test_equivalents_are_read() -> None:
+    text = "# why\n\nops/a.cu.j2\n- x < 1;\n+ x <= 1;\n= x is never 1\n\nops/b.cu.j2\n- y();\n+\n= y does nothing\n"
+    assert equivalents(text) == {
+        ("ops/a.cu.j2", "x < 1;", "x <= 1;"): "x is never 1",
+        ("ops/b.cu.j2", "y();", ""): "y does nothing",
+    }
+    assert equivalents("# nothing\n") == {}
+
+
+def covered() -> Cover:
+    cover = Cover()
+    for n in range(50):
+        cover.add("ops/a.cu.j2:10", Ran(f"t.py::f[{n}]", 5.0 + n))
+        cover.add("ops/a.cu.j2:10", Ran(f"t.py::g{n}", 20.0 + n))
+    cover.add("ops/a.cu.j2:30", Ran("t.py::h", 1.0))
+    return cover
+
+
+def mutant(line: int) -> Mutant:
+    return Mutant("ops/a.cu.j2", line, "x < 1", "x > 1")
+
+
+def test_the_cheapest_tests_are_kept_and_few_of_one_function() -> None:
+    kept = covered().lines["ops/a.cu.j2:10"]
+    assert len(kept) == KEPT and [r.test for r in kept[:ALIKE]] == ["t.py::f[0]", "t.py::f[1]", "t.py::f[2]"]
+    assert kept[ALIKE].test == "t.py::g0"
+
+
+def test_a_mutant_is_shown_tests_of_its_line_one_of_each_function_first() -> None:
+    shown = [r.test for r in showing(mutant(10), covered())]
+    assert shown[:2] == ["t.py::f[0]", "t.py::g0"] and len(shown) == KEPT
+    assert shown.index("t.py::f[1]") > shown.index("t.py::g20")
+
+
+def test_a_line_without_instructions_has_the_tests_of_the_nearest() -> None:
+    assert showing(mutant(28), covered())[0].test == "t.py::h"
+    assert showing(mutant(12), covered())[0].test in ("t.py::h", "t.py::f[0]")
+    assert not showing(Mutant("ops/b.cu.j2", 1, "", ""), covered())
+
+
+def test_a_record_is_written_and_read_and_merged() -> None:
+    cover, other = covered(), Cover()
+    cover.rendered = {"ops/a.cu.j2:10"}
+    other.add("ops/a.cu.j2:10", Ran("t.py::first", 0.5))
+    other.merge(cover.data())
+    assert other.lines["ops/a.cu.j2:10"][0].test == "t.py::first" and other.rendered == cover.rendered
+    assert other.lines["ops/a.cu.j2:30"] == cover.lines["ops/a.cu.j2:30"]
+
+
+def test_a_place_in_generated_code_is_a_line_of_a_template(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of kernels, of the device library with its banner and without, inlined; not of what is checked in."""
+    origins = ("", "", "templates/ops/a.cu.j2:1", "templates/find/slots.j2:7", "specs/x.cu:3")
+    monkeypatch.setattr(template_cover, "_origins", {"set/a.cu": origins})
+    template_cover._template_lines.cache_clear()
+    for place, lines in {
+        "package/set/a.cu:3": ["ops/a.cu.j2:1"],
+        "package/set/a.cu:4|package/set/a.cu:3": ["find/slots.j2:7", "ops/a.cu.j2:1"],
+        "package/set/a.cu:5": [],
+        "package/set/a.cu:900": [],
+        "package/device/pages.cuh:12": ["device/pages.cuh:10"],
+        "templates/device/pages.cuh:12": ["device/pages.cuh:12"],
+        "device/pages.cuh:12": ["device/pages.cuh:12"],
+        "generated/set/a.cu:3": [],
+        "generated/device/pages.cuh:12": [],
+    }.items():
+        assert list(template_cover._template_lines(place)) == lines, place
+    template_cover._template_lines.cache_clear()
