@@ -188,7 +188,7 @@ RAW = st.binary(max_size=40).filter(lambda raw: b"\0" not in raw and raw[:1] != 
 NAMES = RAW.map(os.fsdecode) | st.sampled_from([*READ, "..", ".", "/", "a/../b"])
 
 
-@settings(derandomize=True, deadline=None, max_examples=150, database=None)
+@settings(derandomize=True, deadline=None, max_examples=60, database=None)
 @given(name=NAMES)
 def test_any_name_of_a_config(name: str) -> None:
     result = CliRunner().invoke(app, ["init", "--from", name], prog_name="kvgen")
