@@ -137,7 +137,9 @@ def new_in_length(kernels: KernelSet) -> str:
     return "true" if kernels.cache.lengths == "after" else "false"
 
 
-def plan_digest(kernels: KernelSet, name: str, work: Work | None, attend: AttentionContext, rows: int, tile: int) -> int:
+def plan_digest(
+    kernels: KernelSet, name: str, work: Work | None, attend: AttentionContext, rows: int, tile: int
+) -> int:
     """64 bits by which a kernel knows the plans that are its own: of the operation, how its workspace is divided, how its
     requests are cut and which of their tokens its rows see. 0 without a workspace."""
     if work is None:

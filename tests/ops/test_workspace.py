@@ -84,9 +84,7 @@ class Planned:
         if self.op == "mla_decode":
             of = [Rows(b, b * self.rows, (b + 1) * self.rows) for b in range(len(self.totals))]
             most = [max(n, self.rows) for n in self.totals] if self.kernels.cache.lengths == "before" else self.totals
-            self.scene, self.q = latent_scene(
-                self.kernels, replace(batch, totals=tuple(most)), of, len(of) * self.rows
-            )
+            self.scene, self.q = latent_scene(self.kernels, replace(batch, totals=tuple(most)), of, len(of) * self.rows)
         else:
             made = step(self.kernels, batch, op=self.op, offsets=False)
             self.scene, self.q = made.scene, made.q
@@ -290,9 +288,12 @@ def _body(found: Planned, memory: Raw, plan: bytes, rng: np.random.Generator) ->
 def _half(found: Planned, memory: Raw, plan: bytes, rng: np.random.Generator) -> bool:
     """Half of it, at the front, at the end or in the middle of the list, by bytes, zeros, or the plan of other lengths."""
     listed = min(len(memory), 64 + 48 * 40)
-    begin, end = [(0, len(memory) // 2), (len(memory) // 2, len(memory)), (listed // 4, 3 * listed // 4), (0, listed // 2)][
-        int(rng.integers(4))
-    ]
+    begin, end = [
+        (0, len(memory) // 2),
+        (len(memory) // 2, len(memory)),
+        (listed // 4, 3 * listed // 4),
+        (0, listed // 2),
+    ][int(rng.integers(4))]
     match int(rng.integers(3)):
         case 0:
             memory[begin:end] = rng.integers(0, 256, end - begin, np.uint8)
@@ -374,7 +375,10 @@ def test_memory_of_the_callers() -> None:
     frozen = memory[:nbytes]
     frozen.flags.writeable = False
     for given, message in (
-        (memory[: nbytes - 1], f"memory: got {nbytes - 1} bytes; this workspace has {nbytes}; pass an array of workspace_byt"),
+        (
+            memory[: nbytes - 1],
+            f"memory: got {nbytes - 1} bytes; this workspace has {nbytes}; pass an array of workspace_byt",
+        ),
         (memory[1:], "it must be a multiple of 16 bytes"),
         (memory[::2], "memory: got stride 2 in dimension 0"),
         (frozen, "memory: got a read-only array; the kernel writes to it"),

@@ -25,7 +25,18 @@ FAN_IN = 32  # partial results that are merged at once
 EMPTY, ORPHAN = 1, 3  # rows of nobody, and of nobody because the last offset is wrong
 
 
-_WORDS = ("magic", "batch", "digest_low", "digest_high", "rows", "parts", "max_rows", "max_pieces", "max_slots", "pieces")
+_WORDS = (
+    "magic",
+    "batch",
+    "digest_low",
+    "digest_high",
+    "rows",
+    "parts",
+    "max_rows",
+    "max_pieces",
+    "max_slots",
+    "pieces",
+)
 HEADER = np.dtype([*((name, "<u4") for name in (*_WORDS, "others", "wrong", "stamp")), ("unused", "<u4", 3)])
 
 

@@ -34,6 +34,8 @@ MEANINGS = {
     Fault.LORA_END: "LORA_END: lora_end_idx counts rows that this step does not have, from row 9 (request 5) on",
     Fault.PAIR: "PAIR: pair 9 names a page outside its pool",
     Fault.OVERLAP: "OVERLAP: pair 9 writes to a page that another pair reads, or that an earlier one writes",
+    Fault.PLAN: "PLAN: a workspace without a plan for this operation, batch and rows, or one that was overwritten",
+    Fault.STALE: "STALE: request 5 has 9 tokens now, and the workspace was planned for another number; plan again",
 }
 
 
@@ -63,7 +65,7 @@ def test_requests_past_the_words_field_are_not_named_wrongly() -> None:
 
 
 def test_the_last_fault_there_is() -> None:
-    assert describe(word_of(9, 0xFFFFFF, 2**32 - 1)) == FaultReport(Fault.OVERLAP, 0xFFFFFF, 2**32 - 1)
+    assert describe(word_of(max(Fault), 0xFFFFFF, 2**32 - 1)) == FaultReport(max(Fault), 0xFFFFFF, 2**32 - 1)
 
 
 def test_zeros_say_nothing_and_clear_makes_them() -> None:
@@ -74,7 +76,7 @@ def test_zeros_say_nothing_and_clear_makes_them() -> None:
 
 
 @pytest.mark.parametrize(
-    "word", [1, 9 << 32 | 5 << 8 | 1, ALL_ONES ^ 10, ALL_ONES ^ 0xFF, ALL_ONES ^ 1 << 8, -1, 2**64]
+    "word", [1, 9 << 32 | 5 << 8 | 1, ALL_ONES ^ (max(Fault) + 1), ALL_ONES ^ 0xFF, ALL_ONES ^ 1 << 8, -1, 2**64]
 )
 def test_words_that_no_kernel_writes(word: int) -> None:
     """A fault of ABI 4 among them; one error, without another behind it."""

@@ -9,7 +9,9 @@ import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 from kvgen.compile import Unit, compile_many, text_digest, write_folder
