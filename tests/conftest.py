@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes.util
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -52,11 +51,3 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
     count = config.stash.get(_LEFT_OUT, 0)
     if count:
         terminalreporter.write_line(f"{count} tests marked gpu deselected: no GPU here")
-
-
-@pytest.fixture(scope="session")
-def cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """A compile cache of the test run's own."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("KVGEN_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
-        yield

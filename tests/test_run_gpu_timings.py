@@ -17,7 +17,7 @@ from kvgen.compile import compile_unit, default_cache
 from kvgen.emulator import build
 from kvgen.runtime import cuda
 from kvgen.runtime import gpu as backend
-from kvgen.runtime.module import cpu_library
+from kvgen.runtime.module import cpu_kernel
 from kvgen.spec.loader import load_folder
 from tests import bench_sets, family_sets
 from tests.cli.conftest import Folder
@@ -28,8 +28,12 @@ class EmulatedDriver:
     """Device memory is host memory; a launch runs the kernel's PTX on the CPU machine."""
 
     def __init__(self, packages: list[Any], fill: Any) -> None:
-        libraries = [cpu_library(package.Cache.MODULE, "sm_90a", "fast") for package in packages]
-        self.kernels = {name: kernel for found in (*libraries, fill) for name, kernel in found.kernels.items()}
+        self.places = {
+            entry: (package.Cache.MODULE, file, entry)
+            for package in packages
+            for file, entry in package.Cache.MODULE.kernels
+        }
+        self.fill = fill
         self.memory: dict[int, Any] = {}
 
     def current_device(self) -> int:
@@ -48,7 +52,8 @@ class EmulatedDriver:
         return 0
 
     def load(self, cubin: bytes, entry: str, device: int) -> object:
-        return self.kernels[entry]
+        place = self.places.get(entry)
+        return cpu_kernel(*place, "sm_90a", "fast") if place else self.fill.kernels[entry]
 
     def set_max_dynamic_shared(self, handle: object, nbytes: int) -> None:
         assert nbytes > 48 << 10
@@ -169,7 +174,7 @@ def hold_timings(name: str, monkeypatch: pytest.MonkeyPatch, folder: Path | None
     monkeypatch.setattr(cuda, "driver", lambda: driver)
     monkeypatch.setattr(backend, "cubin", lambda module, file, entry, capability: entry.encode())
     backend._function.cache_clear()
-    monkeypatch.setattr(cuda, "function", lambda code, entry, shared=0, *, device=0: cuda.Function(driver, driver.kernels[entry], entry, 0, shared))  # fmt: skip # noqa: E501
+    monkeypatch.setattr(cuda, "function", lambda code, entry, shared=0, *, device=0: cuda.Function(driver, driver.load(code, entry, device), entry, 0, shared))  # fmt: skip # noqa: E501
     monkeypatch.setattr(timings, "APPEND_ROWS", (1, 5, 68))
     monkeypatch.setattr(timings, "PROMPT", 68)
     monkeypatch.setattr(timings, "CONTEXT", 33)

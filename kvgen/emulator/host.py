@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import functools
 import hashlib
 import json
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from kvgen.emulator.errors import HostCompilerError
+from kvgen.emulator.objects import locked, put, read_facts, scratch
 from kvgen.emulator.parser import parse
 from kvgen.emulator.writer import KernelFacts, translate
 
@@ -114,10 +114,8 @@ def _temporary_directory() -> Path:
     return Path(tempfile.mkdtemp(prefix="kvgen-emulator-"))
 
 
-def _compile(
-    command: Sequence[str], scratch: Path, texts: Sequence[str], target: Path, libraries: Sequence[str] = ()
-) -> None:
-    """Sources, each compiled by a process of its own, to one shared object, which appears whole or not at all."""
+def _compile(command: Sequence[str], scratch: Path, texts: Sequence[str], libraries: Sequence[str] = ()) -> Path:
+    """Sources, each compiled by a process of its own, to one shared object in the folder `scratch`."""
     made, inputs = scratch / "made.so", []
     for i, text in enumerate(texts):
         source = scratch / f"source{i}.cpp"
@@ -128,21 +126,20 @@ def _compile(
             list(pool.map(lambda source: _run([*command, "-c", source, "-o", f"{source}.o"]), inputs))
         inputs = [f"{source}.o" for source in inputs]
     _run([*command, "-shared", *inputs, *libraries, "-o", str(made)])
-    os.replace(made, target)
+    return made
 
 
-def _runtime(folder: Path, mode: Mode, command: Sequence[str], key: str) -> Path:
+def _runtime(folder: Path, mode: Mode, command: Sequence[str], key: str, afresh: bool) -> Path:
     """The runtime, compiled once for all kernels."""
     target = folder / f"runtime-{mode}-{key[:32]}.so"
-    if target.exists():
+    if not afresh and read_facts(target) is not None:
         return target
     text = "".join(f'#include "{name}"\n' for name in _RUNTIME_SOURCES)
-    with (folder / f"{target.stem}.lock").open("w") as lock, tempfile.TemporaryDirectory(dir=folder) as scratch:
-        with contextlib.suppress(OSError):  # a file system without locks
-            fcntl.flock(lock, fcntl.LOCK_EX)  # it takes seconds: of several processes one compiles, the others wait
-        if not target.exists():
+    with locked(folder / f"{target.stem}.lock"):  # it takes seconds: of several processes one compiles, the others wait
+        if afresh or read_facts(target) is None:
             flags = ("-O2", "-frounding-math", f"-Wl,-soname,{target.name}")
-            _compile([*command, *flags], Path(scratch), [text], target)
+            with scratch(folder) as own:
+                put(_compile([*command, *flags], own, [text]), b"", target)
     return target
 
 
@@ -155,36 +152,29 @@ class Built:
     kernels: list[KernelFacts]
 
 
-def build_object(ptx: Sequence[str], mode: Mode, cache_dir: Path | None) -> Built:
-    """Translate and compile, or find in the cache."""
+def build_object(ptx: Sequence[str], mode: Mode, cache_dir: Path | None, *, afresh: bool = False) -> Built:
+    """Translate and compile, or find in the cache; `afresh` makes all of it anew."""
     compiler, version = _compiler(os.environ.get("CXX", "g++"))
     common = _digest(_digest_of(_RUNTIME, "*"), compiler, version, mode, *_FLAGS, *_cpu_flags())
     key = _digest(common, _digest_of(_RUNTIME.parent, "*.py"), *ptx)[:40]
     folder = cache_directory(cache_dir)
     command = [compiler, *_FLAGS, *_cpu_flags(), f"-DEMU_CHECK={int(mode == 'check')}", f"-I{_RUNTIME}"]
-    library, facts = folder / f"{key}.so", folder / f"{key}.json"
-    try:
-        rows = json.loads(facts.read_text())
-        if library.exists():
-            return Built(_runtime(folder, mode, command, common), library, [_facts_from(r) for r in rows])
-    except (OSError, ValueError):
-        pass
+    library = folder / f"{key}.so"
+    if not afresh and (known := read_facts(library)) is not None:
+        facts = [_facts_from(row) for row in json.loads(known)]
+        return Built(_runtime(folder, mode, command, common, False), library, facts)
     unit = translate([parse(text) for text in ptx])
-    runtime = _runtime(folder, mode, command, common)
-    with tempfile.TemporaryDirectory(dir=folder) as scratch:
+    runtime = _runtime(folder, mode, command, common, afresh)
+    with scratch(folder) as own:
         flags = ("-Og", "-fno-plt", "-Wl,-rpath,$ORIGIN")
-        _compile([*command, *flags], Path(scratch), unit.texts(cores(), _UNIT_BYTES), library, [str(runtime)])
-        table = Path(scratch) / "facts.json"
-        table.write_text(json.dumps([asdict(k) for k in unit.kernels]))
-        os.replace(table, facts)
+        made = _compile([*command, *flags], own, unit.texts(cores(), _UNIT_BYTES), [str(runtime)])
+        put(made, json.dumps([asdict(k) for k in unit.kernels]).encode(), library)
     return Built(runtime, library, unit.kernels)
 
 
 def _facts_from(row: dict[str, Any]) -> KernelFacts:
     sizes, offsets, limit, cluster = row["param_sizes"], row["param_offsets"], row["max_threads"], row["cluster"]
     lines, blocks = row["lines"], row["blocks"]
-    if not all(isinstance(x, list) for x in (sizes, offsets, lines, blocks)):
-        raise ValueError("not a table of kernels")
     return KernelFacts(
         name=str(row["name"]),
         param_sizes=tuple(int(n) for n in sizes),

@@ -15,7 +15,7 @@ from typing import Literal
 
 from kvgen.emulator.abi import BufferInfo, FaultRecord, LaunchInfo, SiteCount
 from kvgen.emulator.counters import Counters, Site, Tally
-from kvgen.emulator.errors import EmulatorError, KernelFault
+from kvgen.emulator.errors import EmulatorError, HostCompilerError, KernelFault
 from kvgen.emulator.host import Built, Mode, build_object, cores
 from kvgen.emulator.writer import KernelFacts
 
@@ -184,6 +184,7 @@ class Library:
     """The kernels of one build. Launches of one mode are serialised in a process."""
 
     def __init__(self, built: Built) -> None:
+        """Raises OSError where the dynamic loader refuses an object."""
         # By name and not by path: kernels find their runtime by its soname, which a second cache folder has too.
         name = built.runtime.name
         if name not in _runtimes:
@@ -256,4 +257,14 @@ def build(ptx: Sequence[str], *, mode: Mode = "check", cache_dir: Path | None = 
         raise EmulatorError(f"mode: got {mode!r}; it is 'fast' or 'check'")
     if isinstance(ptx, str):
         raise EmulatorError("ptx: got one str; it is a sequence of PTX texts")
-    return Library(build_object(ptx, mode, cache_dir))
+    try:
+        return Library(build_object(ptx, mode, cache_dir))
+    except OSError:  # what is in the cache is whole, but not for this system
+        pass
+    try:
+        return Library(build_object(ptx, mode, cache_dir, afresh=True))
+    except OSError as error:
+        raise HostCompilerError(
+            f"the objects just compiled cannot be kept or loaded: {error}; "
+            "set KVGEN_CACHE_DIR to a folder with room that is not mounted noexec"
+        ) from error

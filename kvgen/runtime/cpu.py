@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from kvgen.errors import ArgumentError, DeviceError
 from kvgen.runtime.arrays import extent
-from kvgen.runtime.module import cpu_library
+from kvgen.runtime.module import cpu_kernel
 from kvgen.runtime.params import Array
 from kvgen.runtime.stream import no_stream
 
@@ -123,8 +123,7 @@ def bind(
     chosen = _machine.get() or Machine()
     arch = _cpu_arch(kernel, chosen.arch)
     kernel.module.require(f"{kernel.module.name}/{kernel.file}")
-    library = cpu_library(kernel.module, arch, chosen.mode)
-    entry = library.kernels[kernel.entry]
+    entry = cpu_kernel(kernel.module, kernel.file, kernel.entry, arch, chosen.mode)
     memory = _memory(kernel, cache, views, extra)
     buffers = [Buffer(name, low, high - low, writes) for name, low, high, writes in _ranges(memory)]
     raw = args.bytes_list()

@@ -13,8 +13,8 @@ from kvgen.runtime.abi import ABI
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from kvgen.compile import Job, Unit
-    from kvgen.emulator import Library
+    from kvgen.compile import Unit
+    from kvgen.emulator import Kernel as EmulatedKernel
 
 PACKAGE_DATA: Final = '[tool.setuptools.package-data] "*" = ["*.cu", "*.cuh", "*.json"]'
 _SIZE_LIMIT: Final = 1 << 24  # bytes of a generated file
@@ -106,19 +106,18 @@ def cubin(module: Module, file: str, entry: str, capability: tuple[int, int]) ->
     return _cubin(module, file, entry, select_arch(capability, module.arch), os.environ.get("KVGEN_CUBINS"))
 
 
-@lru_cache(maxsize=None)  # noqa: UP033 - one entry a set, architecture and mode
-def cpu_library(module: Module, arch: str, mode: Literal["fast", "check"]) -> Library:
-    """All of a set's kernels for the CPU machine: one run of the host compiler serves them all."""
-    from kvgen.compile import compile_many, default_cache, jit_allowed
+@lru_cache(maxsize=None)  # noqa: UP033 - one entry a kernel, architecture and mode
+def cpu_kernel(module: Module, file: str, entry: str, arch: str, mode: Literal["fast", "check"]) -> EmulatedKernel:
+    """The kernel for the CPU machine. Each is an object of its own, so that a set costs what is launched of it."""
+    from kvgen.compile import compile_unit, default_cache, jit_allowed
     from kvgen.emulator import EmulatorError, build
 
     if not jit_allowed():
         raise DeviceError(
             f"{module.name}: KVGEN_NO_JIT is set; the CPU machine compiles PTX and C++ at run time; unset it to use NumPy arrays"
         )
-    jobs: list[Job] = [(module.unit(file, entry), arch, "ptx") for file, entry in module.kernels]
-    images = compile_many(jobs, cache=default_cache())
+    image = compile_unit(module.unit(file, entry), arch, "ptx", cache=default_cache())
     try:
-        return build([i.data.decode() for i in images], mode=mode)
+        return build([image.data.decode()], mode=mode).kernels[entry]
     except EmulatorError as error:  # no host compiler, or PTX that the CPU machine does not know
-        raise DeviceError(f"{module.name} on the CPU machine: {error}") from error
+        raise DeviceError(f"{module.name}/{file} on the CPU machine: {error}") from error

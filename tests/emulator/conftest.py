@@ -1,4 +1,4 @@
-"""One place that asks for a build."""
+"""One place that asks for a build, and a cache for tests of builds."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from kvgen import emulator
-from kvgen.emulator.host import cache_directory
+from kvgen.emulator import host
+from tests.emulator.programs import HEADER, entry
 
 Build = Callable[..., emulator.Library]
 
@@ -23,13 +24,9 @@ def build() -> Build:
 
 
 @pytest.fixture
-def new_cache(build: Build, tmp_path: Path) -> Path:
-    """A cache that has no kernels yet, but the runtimes, which take longest to compile."""
-    for mode in ("check", "fast"):
-        build([".version 7.0\n.target sm_80\n.address_size 64\n.visible .entry nothing() { ret; }\n"], mode)
-    folder = tmp_path / "emulator"
+def own_cache(tmp_path: Path) -> Path:
+    """A cache that holds nothing but fast mode's runtime, which takes seconds to compile."""
+    folder = tmp_path / "cache"
     folder.mkdir()
-    for path in cache_directory(None).glob("runtime-*"):
-        if path.suffix != ".lock":
-            shutil.copy2(path, folder)
+    shutil.copy(host.build_object([HEADER + entry("nothing", "")], "fast", None).runtime, folder)
     return folder

@@ -62,8 +62,8 @@ def in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("in_pieces")
-def test_units_are_one_library(new_cache: Path) -> None:
-    library = emulator.build(modules(), mode="fast", cache_dir=new_cache)
+def test_units_are_one_library(own_cache: Path) -> None:
+    library = emulator.build(modules(), mode="fast", cache_dir=own_cache)
     for m in range(3):
         for i in range(4):
             out = np.array([100], np.uint32)
@@ -76,7 +76,7 @@ def test_units_are_one_library(new_cache: Path) -> None:
 
 
 @pytest.mark.usefixtures("in_pieces")
-def test_a_bad_unit_among_several(monkeypatch: pytest.MonkeyPatch, new_cache: Path) -> None:
+def test_a_bad_unit_among_several(monkeypatch: pytest.MonkeyPatch, own_cache: Path) -> None:
     real, compiled = host._run, []
 
     def compile_all_but_one(command: Sequence[str]) -> None:
@@ -89,10 +89,10 @@ def test_a_bad_unit_among_several(monkeypatch: pytest.MonkeyPatch, new_cache: Pa
     monkeypatch.setattr(host, "_run", compile_all_but_one)
     texts = [*modules(), HEADER + entry("one_more", "")]
     with pytest.raises(emulator.HostCompilerError, match="broken"):
-        emulator.build(texts, mode="fast", cache_dir=new_cache)
+        emulator.build(texts, mode="fast", cache_dir=own_cache)
     assert sorted(compiled) == [f"source{i}.cpp.o" for i in range(4)]
     monkeypatch.setattr(host, "_run", real)
-    assert len(emulator.build(texts, mode="fast", cache_dir=new_cache).kernels) == 15
+    assert len(emulator.build(texts, mode="fast", cache_dir=own_cache).kernels) == 15
 
 
 def test_processes_build_the_same_at_once(tmp_path: Path) -> None:
@@ -111,4 +111,4 @@ def test_processes_build_the_same_at_once(tmp_path: Path) -> None:
     compiled = [line for line in log.read_text().splitlines() if "-o" in line]
     assert sum("-frounding-math" in line for line in compiled) == 1  # the runtime
     left = {p.suffix for p in cache.iterdir()}
-    assert left == {".so", ".json", ".lock"} and len(list(cache.glob("*.so"))) == 2
+    assert left == {".so", ".lock"} and len(list(cache.glob("*.so"))) == 2

@@ -210,9 +210,9 @@ def test_a_gpu_that_the_set_is_not_generated_for(capability: tuple[int, int], wa
 
 
 def test_the_cpu_machine_compiles_nothing_without_jit(monkeypatch: pytest.MonkeyPatch) -> None:
-    from kvgen.runtime.module import cpu_library
+    from kvgen.runtime.module import cpu_kernel
 
     monkeypatch.setenv("KVGEN_NO_JIT", "1")
     module = Module("absent", __file__, arch=("sm_90a",), abi=ABI)
     with pytest.raises(DeviceError, match=r"absent: KVGEN_NO_JIT is set; the CPU machine compiles"):
-        cpu_library(module, "sm_90a", "check")
+        cpu_kernel(module, "append.cu", "absent_append", "sm_90a", "check")
