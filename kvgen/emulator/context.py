@@ -124,6 +124,16 @@ def _offset(address: re.Match[str]) -> int:
     return integer((address.group(2) or address.group(3) or "0").replace(" ", ""))
 
 
+def _constant(number: int, kind: PtxType) -> str:
+    """A C++ literal of type kind.c, of any number modulo its width."""
+    value = number & (2**kind.bits - 1)
+    if kind.c == "u32":
+        return f"{value}u"
+    if kind.c == "u64":
+        return f"{value}ull"
+    return f"(({kind.c}){value}ull)"
+
+
 class Context:
     """One function's registers, labels and locals, and the rendering of operands."""
 
@@ -183,6 +193,7 @@ class Context:
     def find(self, name: str) -> Register | None:
         for scope in reversed(self.scopes):
             if name in scope.registers:
+                scope.registers[name].used = True
                 return scope.registers[name]
         return None
 
@@ -211,7 +222,7 @@ class Context:
     def epilogue(self) -> str:
         """What a function does before it returns: hand over the results that are registers."""
         return "".join(
-            f"store<{v.type.storage}>(R + {offset}, {self.scopes[0].registers[v.name].c}); "
+            f"store<{self.scopes[0].registers[v.name].storage}>(R + {offset}, {self.scopes[0].registers[v.name].c}); "
             for v, offset in zip(self.function.results, self.result_offsets, strict=True)
             if v.space == "reg"
         )
@@ -242,6 +253,16 @@ class Context:
             raise ins.fail(f"{text!r} is declared in this module, but not defined")
         raise ins.fail(f"unknown operand {text!r}")
 
+    def word(self, ins: Instruction, operand: str, kind: PtxType) -> str:
+        """The value of an integer type as an unsigned number: of sums and the low half of products the sign is no matter."""
+        found = self.find(operand.strip())
+        if found is None and _INTEGER.match(operand.strip()):
+            return _constant(integer(operand.strip()), bit_type(kind.bits))
+        if found is None or found.type.kind == "pred":
+            return f"({kind.storage}){self.value(ins, operand, kind)}"
+        self.check(ins, found, kind)
+        return self.converted(ins, found, bit_type(kind.bits))
+
     def converted(self, ins: Instruction, register: Register, kind: PtxType) -> str:
         if (kind.kind == "pred") != (register.type.kind == "pred"):
             raise ins.fail("a predicate and a value are mixed")
@@ -250,7 +271,12 @@ class Context:
         self.check(ins, register, kind)
         copies = ins.opcode in ("mov", "selp") and "{" not in ins.text
         c = register.c if copies else self.used(ins, register)
-        return c if register.type.storage == kind.c else self.reinterpret(c, kind)
+        if register.storage == kind.c:
+            return c
+        if register.storage != register.type.storage:  # float or double
+            c = f"__builtin_bit_cast({register.type.storage}, {c})"
+            return c if register.type.storage == kind.c else self.reinterpret(c, kind)
+        return self.reinterpret(c, kind)
 
     def check(self, ins: Instruction, register: Register, kind: PtxType) -> None:
         """A register is as wide as the type; of a load, store or conversion it may be wider. Floats are no integers."""
@@ -287,7 +313,7 @@ class Context:
                 return f"(({kind.c}){number}.0)"
             if kind.kind == "pred":
                 return "true" if number else "false"
-            return f"(({kind.c}){number & (2**64 - 1)}ull)"
+            return _constant(number, kind)
         if _DECIMAL.match(text) and kind.kind == "f":
             return f"(({kind.c}){text})"
         return None
@@ -339,12 +365,17 @@ class Context:
                 raise ins.fail("a predicate and a value are mixed")
             return f"{register.c} = {expression};"
         self.check(ins, register, kind)
-        storage = register.type.storage
         if kind.kind == "f":
-            return f"{register.c} = __builtin_bit_cast({kind.storage}, ({kind.c})({expression}));"
-        if extend and kind.kind == "s":
-            return f"{register.c} = ({storage})(s{register.type.bits})({kind.c})({expression});"
-        return f"{register.c} = ({kind.storage})({expression});"
+            if register.storage == kind.c:
+                return f"{register.c} = {expression};"
+            word = f"__builtin_bit_cast({kind.storage}, ({kind.c})({expression}))"
+        elif extend and kind.kind == "s":
+            word = f"({register.type.storage})(s{register.type.bits})({kind.c})({expression})"
+        else:
+            word = f"({kind.storage})({expression})"
+        if register.storage != register.type.storage:
+            word = f"__builtin_bit_cast({register.storage}, ({register.type.storage}){word})"
+        return f"{register.c} = {word};"
 
     def pair(self, ins: Instruction, operand: str) -> tuple[str, str | None]:
         first, bar, second = operand.partition("|")

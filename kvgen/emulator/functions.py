@@ -24,6 +24,7 @@ _PROTOTYPE = re.compile(
     r"\.callprototype\s*(?:\((.*?)\))?\s*[\w$]+\s*(?:\((.*?)\))?\s*(?:\.noreturn|\.abi_\w+ \d+|\s)*$"
 )
 _GUARD = re.compile(r"@(!?)\s*(%?[\w$]+)\s+(.*)$")
+_BRANCH = re.compile(r"(?:^|\s)bra\b")
 _ENDS_BLOCK = ("bra", "brx", "call", "ret", "exit", "trap")
 _MOST_REGISTERS = 1 << 17
 _REDZONE = 16  # bytes after each local array that no other has
@@ -42,6 +43,20 @@ class BasicBlock:
         self.contents[where.partition("|")[0], instruction_class(words)] += 1
 
 
+def _loop_heads(statements: Sequence[Statement]) -> frozenset[str]:
+    """Labels that a later branch names, or a table: every endless loop passes one of them."""
+    seen: set[str] = set()
+    heads: set[str] = set()
+    for s in statements:
+        if s.kind == "label":
+            seen.add(s.text)
+        elif s.kind == "directive" and s.text.startswith(".branchtargets"):
+            heads.update(split_operands(s.text.partition(" ")[2]))
+        elif s.kind == "instruction" and _BRANCH.search(s.text) and (target := s.text.split()[-1]) in seen:
+            heads.add(target)
+    return frozenset(heads)
+
+
 class FunctionWriter:
     """Basic blocks are numbered from `first_block`: all functions that one entry can reach share one table."""
 
@@ -53,6 +68,8 @@ class FunctionWriter:
         self.first_block = first_block
         self.blocks: list[BasicBlock] = []
         self.new_block = True
+        self.loops = False  # the block that begins is where a loop comes back to
+        self.loop_heads: frozenset[str] = _loop_heads(function.statements)
         self.body: list[str] = []
         self.lines: list[str] = []  # the C++ function, once written
         self.prologue: list[str] = []
@@ -102,10 +119,11 @@ class FunctionWriter:
         for v, offset in zip(self.function.params, self.cx.param_offsets, strict=True):
             if v.space == "reg":
                 register = self.cx.declare(v.name, v.type, v.line)
-                self.prologue.append(f"{register.c} = load<{v.type.storage}>(P + {offset});")
+                register.used = True
+                self.prologue.append(f"{register.c} = load<{register.storage}>(P + {offset});")
         for v in self.function.results:
             if v.space == "reg":
-                self.cx.declare(v.name, v.type, v.line)
+                self.cx.declare(v.name, v.type, v.line).used = True
         scopes = 0
         for s in self.function.statements:
             if s.kind == "open":
@@ -116,6 +134,7 @@ class FunctionWriter:
             elif s.kind == "label":
                 self.body.append(f"{self.cx.label_here(s.text)}:;")
                 self.new_block = True
+                self.loops |= s.text in self.loop_heads
             elif s.kind == "directive":
                 self._directive(s)
             else:
@@ -170,12 +189,15 @@ class FunctionWriter:
         words = op.split(".")
         where = s.location.text() if s.location else f"{self.function.name}.ptx:{s.line}"
         if self.new_block:
-            self.new_block = False
             self.blocks.append(BasicBlock())
             number = self.first_block + len(self.blocks) - 1
-            self.body.append(
-                f"if (__builtin_expect(++bb[{number}] == RUNAWAY, 0)) emu_runaway({self.site_of(where, op, number, 0)});"
-            )
+            if self.loops:
+                self.body.append(
+                    f"if (__builtin_expect(++bb[{number}] == RUNAWAY, 0)) emu_runaway({self.site_of(where, op, number, 0)});"
+                )
+            else:
+                self.body.append(f"++bb[{number}];")
+            self.new_block = self.loops = False
         block = self.first_block + len(self.blocks) - 1
         index = self.blocks[-1].instructions
         self.blocks[-1].add(where, words)
@@ -215,8 +237,8 @@ class FunctionWriter:
         cx = self.cx
         self.frame_bytes += sum(max(r.type.bits // 8, 1) for r in cx.registers)
         by_storage: dict[str, list[str]] = {}
-        for r in (r for r in cx.registers if not r.late):
-            by_storage.setdefault(r.type.storage, []).append(f"{r.c} = 0")
+        for r in (r for r in cx.registers if r.used and not r.late):
+            by_storage.setdefault(r.storage, []).append(f"{r.c} = 0")
         lines = [
             f"{self.declaration} {{",
             "u32* const bb = self->blocks; u32 carry = 0; (void)bb; (void)carry;",

@@ -22,15 +22,15 @@ def add_sub(cx: Context, ins: Instruction, kind: PtxType) -> str:
     if kind.kind == "q":
         pairs = [cx.value(ins, o, kind) for o in ins.operands[1:]]
         return cx.assign(ins, ins.operands[0], kind, kind.each_lane(pairs, lambda v: f"{v[0]} + {v[1]}"))
-    a, b = (cx.value(ins, o, kind) for o in ins.operands[1:])
     if ins.modifiers.flag("sat"):
         if kind.name != "s32":
             raise ins.fail(".sat needs .s32")
+        a, b = (cx.value(ins, o, kind) for o in ins.operands[1:])
         return cx.assign(ins, ins.operands[0], kind, f"clamp_s32((s64){a} {sign} (s64){b})")
-    u = unsigned(kind)
+    a, b = (cx.word(ins, o, kind) for o in ins.operands[1:])
     if ins.modifiers.flag("cc"):
-        return _carry(cx, ins, kind, f"(u128)({u}){a} {sign} (u128)({u}){b}")
-    return cx.assign(ins, ins.operands[0], kind, f"({u}){a} {sign} ({u}){b}")
+        return _carry(cx, ins, kind, f"(u128){a} {sign} (u128){b}")
+    return cx.assign(ins, ins.operands[0], kind, f"{a} {sign} {b}")
 
 
 def _carry(cx: Context, ins: Instruction, kind: PtxType, wide: str) -> str:
@@ -55,7 +55,9 @@ def add_sub_carry(cx: Context, ins: Instruction) -> str:
 
 def _product(kind: PtxType, part: str, a: str, b: str) -> str:
     """The low or high half of a product, without sign."""
-    big = "s128" if kind.kind == "s" else "u128"
+    if part == "lo":
+        return f"({unsigned(kind)})({a} * {b})"
+    big = f"{kind.kind}{2 * kind.bits}"
     shift = f" >> {kind.bits}" if part == "hi" else ""
     return f"({unsigned(kind)})((({big}){a} * ({big}){b}){shift})"
 
@@ -207,6 +209,8 @@ def shift(cx: Context, ins: Instruction) -> str:
     left = ins.opcode == "shl"
     kind = ins.modifiers.type("b16 b32 b64" if left else f"b16 b32 b64 {INTEGERS}")
     a, n = cx.value(ins, ins.operands[1], kind), cx.value(ins, ins.operands[2], U32)
+    if n[:-1].isdecimal() and int(n[:-1]) < kind.bits:
+        return cx.assign(ins, ins.operands[0], kind, f"{a} {'<<' if left else '>>'} {n}")
     return cx.assign(ins, ins.operands[0], kind, f"shift_{'left' if left else 'right'}<{kind.c}>({a}, {n})")
 
 

@@ -127,7 +127,7 @@ def load(cx: Context, ins: Instruction) -> str:
         pointer = pointer_to(cx, ins, address, space, nbytes * len(names), flags)
     raw = bit_type(kind.bits)
     code = ("emu_yield(); " if strong else "") + f"const u8* p = {pointer}; "
-    code += "".join(f"{raw.c} t{i} = load<{raw.c}>(p + {i * nbytes}); " for i in range(len(names)))
+    code += "".join(f"{raw.c} t{i} = *(const {raw.c}_at*)(p + {i * nbytes}); " for i in range(len(names)))
     target = kind if kind.kind == "s" else raw
     return code + " ".join(cx.assign(ins, n, target, f"({target.c})t{i}", extend=True) for i, n in enumerate(names))
 
@@ -149,7 +149,7 @@ def store(cx: Context, ins: Instruction) -> str:
         pointer = pointer_to(cx, ins, ins.operands[0], space, nbytes * len(names), flags)
     code = f"u8* p = {pointer}; " + ("emu_spins = 0; " if strong else "")
     return code + " ".join(
-        f"store<{raw.c}>(p + {i * nbytes}, {_as_bits(kind, raw, v, cx.find(names[i]) is None)});"
+        f"*({raw.c}_at*)(p + {i * nbytes}) = {_as_bits(kind, raw, v, cx.find(names[i]) is None)};"
         for i, v in enumerate(values)
     )
 

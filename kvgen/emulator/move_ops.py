@@ -19,9 +19,8 @@ def mov(cx: Context, ins: Instruction) -> str:
     if kind.kind != "b" and (target.startswith("{") or source.startswith("{")):
         raise ins.fail(f"a vector needs a .b type, not .{kind.name}")
     if not target.startswith("{"):
-        if kind.kind == "f" and cx.find(source) is None:
-            return cx.assign(ins, target, kind, cx.value(ins, source, kind))
-        raw = bit_type(kind.bits)
+        late = any(r is not None and r.late for r in (cx.find(source), cx.find(target)))
+        raw = kind if kind.kind == "f" and not late else bit_type(kind.bits)
         return cx.assign(ins, target, raw, cx.value(ins, source, raw))
     parts, width = cx.vector(target), cx.part_bits(ins, target, kind)
     return f"{kind.storage} t = {cx.value(ins, source, kind)}; " + " ".join(

@@ -20,6 +20,12 @@ class Register:
     c: str
     type: PtxType
     late: bool = False
+    used: bool = False  # compilers declare twice as many as they use
+
+    @property
+    def storage(self) -> str:
+        """The C++ type of the variable: floats lie in float registers of the host, all else is unsigned."""
+        return self.type.c if self.type.kind == "f" and not self.late else self.type.storage
 
 
 @dataclass(frozen=True, slots=True)

@@ -112,3 +112,43 @@ def test_processes_build_the_same_at_once(tmp_path: Path) -> None:
     assert sum("-frounding-math" in line for line in compiled) == 1  # the runtime
     left = {p.suffix for p in cache.iterdir()}
     assert left == {".so", ".lock"} and len(list(cache.glob("*.so"))) == 2
+
+
+LOOPS = {
+    "bra AHEAD; AHEAD: ret;": 0,
+    "AGAIN: mov.u32 %r1, 1; bra AGAIN;": 1,
+    "AGAIN: mov.u32 %r1, 1; @%p1 bra.uni AGAIN; bra AHEAD; AHEAD: ret;": 1,
+    "{ AGAIN: mov.u32 %r1, 1; bra AGAIN; }": 1,
+    "bra IN; OUTER: mov.u32 %r1, 1; IN: mov.u32 %r1, 2; @%p1 bra IN; bra OUTER;": 2,
+    "T: .branchtargets A, B; A: mov.u32 %r1, 1; B: mov.u32 %r1, 2; brx.idx %r1, T;": 2,
+}
+
+
+@pytest.mark.parametrize("body", LOOPS)
+def test_loops_are_watched_where_they_come_back(body: str) -> None:
+    """An endless loop passes one of these places, and straight code pays for none."""
+    (text,) = translate([parse(HEADER + entry("k", body))]).texts()
+    assert text.count("emu_runaway(") == LOOPS[body]
+    assert text.count("++bb[") > LOOPS[body]
+
+
+def test_registers_that_nothing_uses_cost_nothing() -> None:
+    (text,) = translate([parse(HEADER + entry("k", ".reg .f32 %unused<5000>; mov.u32 %r1, 5;"))]).texts()
+    assert "unused" not in text and "v0_r1 = 0" in text
+
+
+def test_moves_keep_every_bit_of_a_float(own_cache: Path) -> None:
+    """A signalling NaN and denormals in .f32 and .f64 registers, through moves, selections, loads and stores."""
+    body = (
+        ".reg .f32 %x<4>; .reg .f64 %y<4>; .reg .b64 %w<2>; .reg .b16 %h<2>;"
+        "ld.global.f32 %x0, [%rd0]; mov.f32 %x1, %x0; mov.b32 %r1, %x1; mov.b32 %x2, %r1; setp.eq.u32 %p1, %r1, %r1;"
+        "selp.f32 %x3, %x2, 0f00000000, %p1; st.global.f32 [%rd0+8], %x3; mov.b32 {%h0, %h1}, %x3; mov.b32 %x0, {%h0, %h1};"
+        "st.global.b32 [%rd0+12], %x0; ld.global.v2.f32 {%x1, %x2}, [%rd0]; mov.b64 %w0, {%x1, %x2}; mov.b64 %y0, %w0;"
+        "mov.f64 %y1, %y0; selp.f64 %y2, %y1, 0d0000000000000000, %p1; st.global.f64 [%rd0+16], %y2;"
+        "ld.global.f32 %y3, [%rd0]; st.global.b64 [%rd0+24], %y3;"
+    )
+    library = emulator.build([HEADER + entry("k", body)], mode="fast", cache_dir=own_cache)
+    for low, high in ((0x7F800001, 0xFFF00000), (0xFFA12345, 0x7FF00000), (1, 0x80000000), (0x80000000, 0x7FF80001)):
+        out = np.array([low, high] + [0xEE] * 6, np.uint32)
+        run(library, "k", out, block=1)
+        np.testing.assert_array_equal(out, np.array([low, high, low, low, low, high, low, 0], np.uint32))

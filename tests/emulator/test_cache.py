@@ -29,22 +29,27 @@ def ran(cache: Path) -> int:
     return int(out[0])
 
 
+def replace(path: Path, data: bytes) -> None:
+    path.unlink()  # this process has loaded it
+    path.write_bytes(data)
+
+
 def truncate(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    replace(path, path.read_bytes()[: path.stat().st_size // 2])
 
 
 def flip(path: Path) -> None:
     data = bytearray(path.read_bytes())
     data[len(data) // 3] ^= 1
-    path.write_bytes(data)
+    replace(path, data)
 
 
 def empty(path: Path) -> None:
-    path.write_bytes(b"")
+    replace(path, b"")
 
 
 def garbage(path: Path) -> None:
-    path.write_bytes(np.random.default_rng(5).bytes(20_000))
+    replace(path, np.random.default_rng(5).bytes(20_000))
 
 
 def folder(path: Path) -> None:
@@ -72,7 +77,7 @@ def pipe(path: Path) -> None:
 def other_name(path: Path) -> None:
     """The other object of the folder, whole."""
     other = next(p for p in path.parent.glob("*.so") if p.name.startswith("runtime") != path.name.startswith("runtime"))
-    shutil.copy(other, path)
+    replace(path, other.read_bytes())
 
 
 @pytest.fixture
@@ -110,7 +115,8 @@ def test_damage_is_mended(
 
 def test_an_object_the_loader_refuses_is_made_once_more(made: Path, tmp_path: Path) -> None:
     """Its checksum is right, as of one for another system in a home folder that two systems share."""
-    cache = made
+    cache = tmp_path / "not loaded yet"
+    shutil.copytree(made, cache)
     (victim,) = (p for p in cache.glob("*.so") if not p.name.startswith("runtime"))
     facts = objects.read_facts(victim)
     assert facts is not None

@@ -14,7 +14,20 @@ typedef int64_t s64;
 typedef unsigned __int128 u128;
 typedef __int128 s128;
 
+// At any address.
+typedef u8 u8_at;
+typedef u16 u16_at __attribute__((aligned(1)));
+typedef u32 u32_at __attribute__((aligned(1)));
+typedef u64 u64_at __attribute__((aligned(1)));
+typedef u128 u128_at __attribute__((aligned(1)));
+
 #define EMU_INLINE static inline __attribute__((always_inline))
+// Arithmetic with control flow of its own: a kernel has one copy, for of many the compiler's time is mostly theirs.
+#ifdef EMU_RUNTIME
+#define EMU_ONCE EMU_INLINE
+#else
+#define EMU_ONCE static __attribute__((noinline, optimize("O2")))
+#endif
 
 // ---------------------------------------------------------------- shared with the runtime
 struct Thread {
@@ -126,10 +139,10 @@ EMU_INLINE u64 shared_from_generic(const Thread* self, u64 a) {
 }
 EMU_INLINE bool within(u64 a, const void* base, u64 size) { return a - (u64)base < size; }
 #if EMU_CHECK
-EMU_INLINE u8* at_shared(const Thread*, u32 a, u32 n, u32 flags, u32 site) { return emu_check_shared(a, n, flags, site); }
-EMU_INLINE u8* at_cluster(const Thread*, u32 a, u32 n, u32 flags, u32 site) { return emu_check_cluster(a, n, flags, site); }
-EMU_INLINE u8* at_global(u64 a, u32 n, u32 flags, u32 site) { return emu_check_global(a, n, flags, site); }
-EMU_INLINE u8* at_generic(const Thread*, u64 a, u32 n, u32 flags, u32 site) { return emu_check_generic(a, n, flags, site); }
+#define at_shared(self, address, ...) emu_check_shared(address, __VA_ARGS__)
+#define at_cluster(self, address, ...) emu_check_cluster(address, __VA_ARGS__)
+#define at_global(address, ...) emu_check_global(address, __VA_ARGS__)
+#define at_generic(self, address, ...) emu_check_generic(address, __VA_ARGS__)
 #else
 EMU_INLINE u8* at_shared(const Thread* self, u32 a, u32, u32, u32) { return self->shared + (a - SHARED_ORIGIN); }
 EMU_INLINE u8* at_cluster(const Thread* self, u32 a, u32, u32, u32) { return window_place(self, a); }

@@ -13,12 +13,12 @@ template <class T> EMU_INLINE T shift_right(T a, u32 n) {
   if (n >= sizeof(T) * 8) return a < T(0) ? T(-1) : T(0);
   return T(a >> n);
 }
-template <class T> EMU_INLINE T divide(T a, T b, u32 site) {
+template <class T> EMU_ONCE T divide(T a, T b, u32 site) {
   if (b == 0) emu_arithmetic_fault(site, "integer division by zero");
   if (IsSigned<T>::value && b == T(-1)) return T(typename Unsigned<T>::type(0) - typename Unsigned<T>::type(a));
   return T(a / b);
 }
-template <class T> EMU_INLINE T remainder_of(T a, T b, u32 site) {
+template <class T> EMU_ONCE T remainder_of(T a, T b, u32 site) {
   if (b == 0) emu_arithmetic_fault(site, "integer remainder by zero");
   if (IsSigned<T>::value && b == T(-1)) return T(0);
   return T(a % b);
@@ -26,7 +26,7 @@ template <class T> EMU_INLINE T remainder_of(T a, T b, u32 site) {
 template <class T> EMU_INLINE T smaller(T a, T b) { return a < b ? a : b; }
 template <class T> EMU_INLINE T larger(T a, T b) { return a > b ? a : b; }
 EMU_INLINE s32 clamp_s32(s64 v) { return v > 2147483647 ? 2147483647 : v < -2147483647 - 1 ? (s32)(-2147483647 - 1) : (s32)v; }
-template <class D, class S> EMU_INLINE D saturate(S v) {  // integer to integer, clamped to D
+template <class D, class S> EMU_ONCE D saturate(S v) {  // integer to integer, clamped to D
   const s128 bottom = IsSigned<D>::value ? -((s128)1 << (sizeof(D) * 8 - 1)) : 0;
   const s128 top = IsSigned<D>::value ? ((s128)1 << (sizeof(D) * 8 - 1)) - 1 : ((s128)1 << (sizeof(D) * 8)) - 1;
   s128 x = v;
@@ -44,7 +44,7 @@ EMU_INLINE u32 lop3(u32 a, u32 b, u32 c, u32 table) {
   if (table & 128) r |= a & b & c;
   return r;
 }
-EMU_INLINE u32 permute(u32 a, u32 b, u32 selector) {
+EMU_ONCE u32 permute(u32 a, u32 b, u32 selector) {
   u64 v = (u64)b << 32 | a;
   u32 r = 0;
   for (int i = 0; i < 4; i++) {
@@ -62,7 +62,7 @@ EMU_INLINE u32 permute_mode(u32 a, u32 b, u32 c, u32 mode) {  // f4e b4e rc8 ecl
 }
 EMU_INLINE u32 funnel_left(u32 a, u32 b, u32 n) { return (u32)(((u64)b << 32 | a) << n >> 32); }
 EMU_INLINE u32 funnel_right(u32 a, u32 b, u32 n) { return (u32)(((u64)b << 32 | a) >> n); }
-template <class T> EMU_INLINE T extract_bits(T a, u32 position, u32 length) {
+template <class T> EMU_ONCE T extract_bits(T a, u32 position, u32 length) {
   const u32 width = sizeof(T) * 8;
   position &= 255;
   length &= 255;
@@ -72,7 +72,7 @@ template <class T> EMU_INLINE T extract_bits(T a, u32 position, u32 length) {
   typedef typename Unsigned<T>::type U;
   return T(T(U(a) << (width - position - length)) >> (width - length));
 }
-template <class T> EMU_INLINE T insert_bits(T a, T b, u32 position, u32 length) {
+template <class T> EMU_ONCE T insert_bits(T a, T b, u32 position, u32 length) {
   const u32 width = sizeof(T) * 8;
   position &= 255;
   length &= 255;
@@ -89,21 +89,21 @@ EMU_INLINE u32 reverse_bits(u32 x) {
   return __builtin_bswap32(x);
 }
 EMU_INLINE u64 reverse_bits(u64 x) { return (u64)reverse_bits((u32)x) << 32 | reverse_bits((u32)(x >> 32)); }
-template <class T> EMU_INLINE u32 find_leading(T a, bool as_shift) {
+template <class T> EMU_ONCE u32 find_leading(T a, bool as_shift) {
   typedef typename Unsigned<T>::type U;
   U x = a < T(0) ? U(~U(a)) : U(a);
   if (!x) return ~0u;
   u32 z = leading_zeros(x);
   return as_shift ? z : (u32)sizeof(T) * 8 - 1 - z;
 }
-template <bool SA, bool SB> EMU_INLINE u32 dot4(u32 a, u32 b, u32 c) {
+template <bool SA, bool SB> EMU_ONCE u32 dot4(u32 a, u32 b, u32 c) {
   for (int i = 0; i < 4; i++) {
     s32 x = SA ? (s8)(a >> 8 * i) : (u8)(a >> 8 * i), y = SB ? (s8)(b >> 8 * i) : (u8)(b >> 8 * i);
     c += (u32)(x * y);
   }
   return c;
 }
-template <bool SA, bool SB> EMU_INLINE u32 dot2(u32 a, u32 b, u32 c, u32 high) {
+template <bool SA, bool SB> EMU_ONCE u32 dot2(u32 a, u32 b, u32 c, u32 high) {
   for (int i = 0; i < 2; i++) {
     s32 x = SA ? (s16)(a >> 16 * i) : (u16)(a >> 16 * i);
     u32 byte = 8 * (i + 2 * high);

@@ -1,5 +1,6 @@
 // runtime.h - state shared by the runtime's own files: workers, blocks, fibers, the fault record, the checker's hooks.
 #pragma once
+#define EMU_RUNTIME
 #include "device.h"
 #include <pthread.h>
 #include <stddef.h>
