@@ -39,6 +39,10 @@ static size_t describe_fibers(char* out, size_t size, const Fiber* fibers, const
         n += (size_t)snprintf(out + n, size - n, ", in %s at %.*s;", op, first, where);
         break;
       case AT_BARRIER:
+        if (f.own_warp->gathered >> f.lane & 1) {
+          n += (size_t)snprintf(out + n, size - n, " lanes %08x wait for the rest of their warp at barrier %u in %s at %.*s;", same, f.barrier, op, first, where);
+          break;
+        }
         n += (size_t)snprintf(out + n, size - n, " lanes %08x wait at barrier %u (%u of %u arrived) in %s at %.*s;", same, f.barrier, barriers[f.barrier].arrived, barriers[f.barrier].expected, op, first,
                               where);
         break;

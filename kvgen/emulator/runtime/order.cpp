@@ -176,9 +176,8 @@ void check_warp_join(u32 warp, u32 lanes) {
   }
   for (u32 m = lanes; m; m &= m - 1) b.acquired[warp * 32 + (u32)lowest(m)] = all, b.pending[warp * 32 + (u32)lowest(m)] = waiting;
 }
-void check_barrier_arrive(u32 id) {
+void check_barrier_arrive(u32 id, u32 t) {
   BlockChecker& b = checker_here();
-  const u32 t = worker->current->linear;
   b.give(t, b.barrier_rows[id]);
   b.clocks[t]++;
   b.barrier_acquired[id] = join(b.barrier_acquired[id], b.acquired[t]);

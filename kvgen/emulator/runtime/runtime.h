@@ -20,6 +20,7 @@ struct CopyQueue {
   u32 count, capacity, next_group;
   u64 issued;
 };
+struct Reduced { bool any, all; u32 count; };  // of the predicates at a barrier
 struct alignas(64) Fiber : Thread {
   void* stack_pointer;
   Block* block;
@@ -30,6 +31,7 @@ struct alignas(64) Fiber : Thread {
   u8* stack;
   bool cluster_arrived;
   u32 cluster_phase;  // of its last arrival
+  Reduced reduced;    // by the last barrier it waited at
   CopyQueue copies;
   u32 bulk_group;  // that its next bulk store belongs to
 };
@@ -39,14 +41,12 @@ struct Warp {
   bool mixed;      // lanes wait with other masks or at other sites
   u32 operations;
   void* arguments[32];
+  u32 gathered, gathered_site, gathered_barrier, predicates;  // lanes that have come to an aligned barrier; not all yet
 };
 struct Barrier {
   u32 arrived, expected, waiting, first_site;
-  u32 lanes[MAX_WARPS];  // who arrived, waiting or not
-  u32 sites[MAX_WARPS];
-  bool aligned;
-  u32 any, all, count;              // reduction in progress
-  u32 out_any, out_all, out_count;  // of the last completed phase
+  u32 lanes[MAX_WARPS];  // who waits
+  Reduced reduced;       // so far
 };
 struct BlockChecker;
 struct BlockAsync;
@@ -177,7 +177,7 @@ void check_begin_block(Block& b);
 void check_end_block(Block& b);
 void check_full_barrier();                  // every thread of the current block has arrived
 void check_warp_join(u32 warp, u32 lanes);  // these lanes order each other's memory
-void check_barrier_arrive(u32 id);          // the current thread's past becomes the barrier's
+void check_barrier_arrive(u32 id, u32 thread);  // the thread's past becomes the barrier's
 void check_barrier_pass(u32 id, u32 thread);
 void check_barrier_reset(u32 id);
 void check_cluster_arrive(u32 release);
@@ -205,7 +205,7 @@ inline void check_begin_block(Block&) {}
 inline void check_end_block(Block&) {}
 inline void check_full_barrier() {}
 inline void check_warp_join(u32, u32) {}
-inline void check_barrier_arrive(u32) {}
+inline void check_barrier_arrive(u32, u32) {}
 inline void check_barrier_pass(u32, u32) {}
 inline void check_barrier_reset(u32) {}
 inline void check_cluster_arrive(u32) {}

@@ -145,64 +145,79 @@ u32 emu_elect(u32 mask, u32 site) {
 }
 
 // ---------------------------------------------------------------- barriers
-static void complete_barrier(Block& block, u32 id) {
+// A barrier counts threads. An aligned instruction is the whole warp's: its lanes come together and then arrive as one, so
+// that a warp may arrive at a barrier and wait at it within one phase. Who waits releases its past when the phase ends,
+// as it does nothing until then.
+namespace {
+struct Arriving { u32 id, expected, site; bool waits; };
+u32 whole_block() { return (thread_count + 31) & ~31u; }
+template <class F> void each_waiting(Block& block, const Barrier& b, F f) {
+  for (u32 w = 0; w * 32 < thread_count; w++)
+    for (u32 m = b.lanes[w]; m; m &= m - 1) f(block.fibers[w * 32 + lowest(m)]);
+}
+void complete_barrier(Block& block, u32 id) {
   Barrier& b = block.barriers[id];
-  if (b.aligned)
-    for (u32 w = 0; w * 32 < thread_count; w++)
-      if (b.lanes[w] && b.lanes[w] != block.warps[w].born) fault_with_states("divergent_barrier", b.sites[w], "a warp arrived at an aligned barrier with only some of its lanes");
   emu_spins = 0;
   worker->barriers++;
-  b.out_any = b.any, b.out_all = b.all, b.out_count = b.count;
   const bool everyone = b.waiting == thread_count;
   if (everyone) check_full_barrier();
-  for (u32 w = 0; w * 32 < thread_count; w++)
-    for (u32 m = b.lanes[w]; m; m &= m - 1) {
-      Fiber& f = block.fibers[w * 32 + lowest(m)];
-      if (f.state != AT_BARRIER || f.barrier != id) continue;
-      if (!everyone) check_barrier_pass(id, f.linear);
-      fiber_wake(f);
-    }
+  else each_waiting(block, b, [&](Fiber& f) { check_barrier_arrive(id, f.linear); });
+  each_waiting(block, b, [&](Fiber& f) {
+    if (!everyone) check_barrier_pass(id, f.linear);
+    f.reduced = b.reduced;
+    fiber_wake(f);
+  });
   check_barrier_reset(id);
-  const u32 any = b.out_any, all = b.out_all, count = b.out_count;
   memset(&b, 0, sizeof b);
-  b.out_any = any, b.out_all = all, b.out_count = count;
 }
-static void arrive(u32 id, u32 threads, bool aligned, bool waits, u32 predicate, u32 site) {
-  Fiber* me = worker->current;
-  Block& block = *me->block;
+// `lanes` of one warp arrive together; a partial last warp counts as a whole one, by its first lane.
+void count_arrival(Block& block, const Arriving& a, u32 warp, u32 lanes, u32 predicates) {
+  Barrier& b = block.barriers[a.id];
+  if (!b.arrived) b.expected = a.expected, b.first_site = a.site, b.reduced = {false, true, 0};
+  else if (b.expected != a.expected)
+    fault("bad_barrier", a.site, nullptr, "barrier %u: thread counts differ, %u here and %u at %s", a.id, a.expected, b.expected, emu_sites[b.first_site].where);
+  const u32 count = (u32)__builtin_popcount(lanes);
+  b.reduced.any |= predicates != 0, b.reduced.all &= predicates == lanes, b.reduced.count += (u32)__builtin_popcount(predicates);
+  b.arrived += count + (lanes & 1 && warp == thread_count >> 5 ? whole_block() - thread_count : 0);
+  if (a.waits) b.lanes[warp] |= lanes, b.waiting += count;
+  for (u32 m = a.waits ? 0 : lanes; m; m &= m - 1) check_barrier_arrive(a.id, warp * 32 + (u32)lowest(m));
+  if (b.arrived >= b.expected) complete_barrier(block, a.id);
+}
+void gather(Block& block, Fiber& me, const Arriving& a, u32 predicate) {
+  Warp& w = *me.own_warp;
+  if (w.born & ~w.alive) fault_with_states("divergent_barrier", a.site, "a warp arrives at an aligned barrier after some of its lanes have exited");
+  if (!w.gathered) w.gathered_site = a.site, w.gathered_barrier = a.id, w.predicates = 0;
+  else if (w.gathered_site != a.site || w.gathered_barrier != a.id)
+    fault("divergent_barrier", a.site, nullptr, "lanes of warp %u meet at different barriers: lane %u at %s (barrier %u), lanes %08x at %s (barrier %u)", me.warp, me.lane, emu_sites[a.site].where, a.id,
+          w.gathered, emu_sites[w.gathered_site].where, w.gathered_barrier);
+  w.gathered |= 1u << me.lane, w.predicates |= predicate << me.lane;
+  if (w.gathered != w.born) return;
+  w.gathered = 0;
+  if (!a.waits) me.state = RUNNING, lanes_wake(me, w.born);
+  count_arrival(block, a, me.warp, w.born, w.predicates);
+}
+void arrive(u32 id, u32 threads, bool aligned, bool waits, u32 predicate, u32 site) {
+  Fiber& me = *worker->current;
+  Block& block = *me.block;
   if (id >= BARRIERS) fault("bad_barrier", site, nullptr, "barrier %u: barriers are numbered 0 to 15", id);
   if (threads % 32) fault("bad_barrier", site, nullptr, "barrier %u: the thread count %u is no multiple of 32", id, threads);
-  const u32 expected = threads ? threads : thread_count;
-  if (threads > ((thread_count + 31) & ~31u)) fault("bad_barrier", site, nullptr, "barrier %u expects %u threads, the block has %u", id, threads, thread_count);
+  if (threads > whole_block()) fault("bad_barrier", site, nullptr, "barrier %u expects %u threads, the block has %u", id, threads, thread_count);
   if (!threads && block.alive != thread_count)
     fault_with_states("divergent_barrier", site, "a barrier of the whole block is reached after some of its threads have exited");
-  Barrier& b = block.barriers[id];
-  const u32 bit = 1u << me->lane;
-  if (!b.arrived) b.expected = expected, b.aligned = aligned, b.any = 0, b.all = 1, b.count = 0, b.first_site = site;
-  else if (b.expected != expected)
-    fault("bad_barrier", site, nullptr, "barrier %u: thread counts differ, %u here and %u at %s", id, expected, b.expected, emu_sites[b.first_site].where);
-  if (b.lanes[me->warp] & bit) fault("divergent_barrier", site, nullptr, "barrier %u: the thread arrives twice in one phase", id);
-  if (aligned && b.lanes[me->warp] && b.sites[me->warp] != site)
-    fault("divergent_barrier", site, nullptr, "lanes of warp %u meet at different barriers: lane %u at %s, lanes %08x at %s", me->warp, me->lane, emu_sites[site].where, b.lanes[me->warp],
-          emu_sites[b.sites[me->warp]].where);
-  b.lanes[me->warp] |= bit, b.sites[me->warp] = site;
-  b.any |= predicate, b.all &= predicate, b.count += predicate;
-  b.arrived++;
-  if (threads) check_barrier_arrive(id);
-  me->site = site;
-  if (waits) me->barrier = id, me->state = AT_BARRIER, b.waiting++;
-  // A partial last warp counts as a whole one, as the hardware counts warps.
-  u32 missing = 0;
-  if (threads && (thread_count & 31) && b.lanes[thread_count >> 5]) missing = 32 - (thread_count & 31);
-  if (b.arrived + missing >= b.expected) complete_barrier(block, id);
-  if (waits && me->state == AT_BARRIER) fiber_wait();
+  const Arriving a{id, threads ? threads : whole_block(), site, waits};
+  me.site = site, me.barrier = id;
+  if (aligned || waits) me.state = AT_BARRIER;
+  if (aligned) gather(block, me, a, predicate);
+  else count_arrival(block, a, me.warp, 1u << me.lane, predicate << me.lane);
+  if (me.state == AT_BARRIER) fiber_wait();
 }
+}  // namespace
 void emu_barrier(u32 id, u32 threads, u32 aligned, u32 site) { arrive(id, threads, aligned, true, 0, site); }
 void emu_barrier_arrive(u32 id, u32 threads, u32 aligned, u32 site) { arrive(id, threads, aligned, false, 0, site); }
 u32 emu_barrier_reduce(u32 id, u32 threads, u32 kind, u32 predicate, u32 aligned, u32 site) {
   arrive(id, threads, aligned, true, predicate, site);
-  const Barrier& b = worker->current->block->barriers[id];
-  return kind == 0 ? b.out_any : kind == 1 ? b.out_all : b.out_count;
+  const Reduced& r = worker->current->reduced;
+  return kind == 0 ? r.any : kind == 1 ? r.all : r.count;
 }
 void thread_exits() {
   const Fiber* me = worker->current;
@@ -213,9 +228,9 @@ void thread_exits() {
     const Fiber& o = block.fibers[me->warp * 32 + lowest(m)];
     if (o.mask >> me->lane & 1) fault("warp_mask", o.site, nullptr, "lane %u exits while lane %u waits for it in %s (mask %08x)", me->lane, o.lane, op_text(o.site), o.mask);
   }
-  const u32 exited = thread_count - block.alive;
+  if (w.gathered) fault_with_states("divergent_barrier", w.gathered_site, "a warp arrived at an aligned barrier with only some of its lanes");
   for (const Barrier& b : block.barriers)
-    if (b.arrived && b.expected == thread_count && b.waiting == b.arrived && !(b.lanes[me->warp] >> me->lane & 1) && b.arrived + exited >= b.expected)
+    if (b.waiting && b.expected == whole_block() && b.waiting == block.alive)
       fault_with_states("divergent_barrier", b.first_site, "a thread exits while the rest of the block waits for it at a barrier");
 }
 
