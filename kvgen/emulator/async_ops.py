@@ -295,9 +295,12 @@ def _tile(cx: Context, ins: Instruction, operand: str, coordinates: int) -> tupl
 def prefetch(cx: Context, ins: Instruction) -> str:
     if not ins.modifiers.flag("tensormap"):
         return memory_ops.prefetch(cx, ins)
-    ins.modifiers.optional(("const", "param"))
+    space = ins.modifiers.optional(("const", "param"))
     ins.count(1)
-    return f"emu_tensor_map_prefetch({cx.address(ins, ins.operands[0], narrow=False)}, {ins.site()});"
+    address = cx.address(ins, ins.operands[0], narrow=False, near=space is not None)
+    if space:
+        address = f"generic_from_{space}(self, {address})"
+    return f"emu_tensor_map_prefetch({address}, {ins.site()});"
 
 
 # ---------------------------------------------------------------- st.async, red.async

@@ -146,7 +146,7 @@ def allocate(cx: Context, ins: Instruction) -> str:
     code = f"u64 n = {size}; emu_check_stack(n, {ins.site()}); "
     code += f"LocalArray* l = (LocalArray*)__builtin_alloca(n + {align} + sizeof(LocalArray)); "
     code += f"*l = {{self->locals, (u8*)(((u64)(l + 1) + {align - 1}) & -(u64){align}), n}}; self->locals = l; "
-    return code + cx.assign(ins, ins.operands[0], kind, "(u64)l->base")
+    return code + cx.assign(ins, ins.operands[0], kind, "local_from_generic(self, (u64)l->base)")
 
 
 HANDLERS: dict[str, Handler] = {"call": call, "ret": leave, "exit": end_thread, "alloca": allocate}

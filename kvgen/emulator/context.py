@@ -157,10 +157,17 @@ class Context:
         self.result_offsets, self.result_bytes = place(function.results)
         for v, offset in zip(function.params, self.param_offsets, strict=True):
             if v.space == "param":
-                self.scopes[0].params[v.name] = ParamPlace(f"(P + {offset})", v.nbytes, True, False)
+                self.scopes[0].params[v.name] = self._param_place(f"(P + {offset})", v, offset if is_entry else None)
         for v, offset in zip(function.results, self.result_offsets, strict=True):
             if v.space == "param":
-                self.scopes[0].params[v.name] = ParamPlace(f"(R + {offset})", v.nbytes, False, True)
+                self.scopes[0].params[v.name] = self._param_place(f"(R + {offset})", v, reads=False, writes=True)
+
+    def _param_place(
+        self, c: str, variable: Variable, offset: int | None = None, *, reads: bool = True, writes: bool = False
+    ) -> ParamPlace:
+        """`offset`: of a kernel's parameter; all others lie on the thread's stack, as its local memory does."""
+        near = f"local_from_generic(self, (u64){c})" if offset is None else f"(PARAM_ORIGIN + {offset}u)"
+        return ParamPlace(c, near, variable.nbytes, reads, writes)
 
     # ---- names
     def open_scope(self, number: int) -> None:
@@ -185,7 +192,7 @@ class Context:
         if variable.name in scope.params:
             raise TranslateError(f".param {variable.name!r} is declared twice", ptx_line=variable.line)
         name = f"p{mangle(variable.name, scope.number)}"
-        found = ParamPlace(name, variable.nbytes, True, True)
+        found = self._param_place(name, variable, writes=True)
         scope.params[variable.name] = found
         self.param_locals.append((name, variable.nbytes))
         return found
@@ -323,13 +330,22 @@ class Context:
             return self.symbols.shared[name]
         if name in self.symbols.globals:
             return self.symbols.globals[name]
+        if name in self.symbols.constants:
+            return self.symbols.constants[name]
         if name in self.locals:
-            return f"(u64){self.locals[name][0]}"
+            return f"local_from_generic(self, (u64){self.locals[name][0]})"
         if (param := self.find_param(name)) is not None:
-            return f"(u64){param.c}"
+            return param.address
         if name in self.symbols.functions:
             return self.symbols.functions[name].address
         return None
+
+    def space_of(self, name: str) -> str | None:
+        """The state space of a variable whose address in that space is no generic one."""
+        for space, names in (("shared", self.symbols.shared), ("const", self.symbols.constants), ("local", self.locals)):
+            if name in names:
+                return space
+        return "param" if self.find_param(name) else None
 
     def predicate(self, ins: Instruction, operand: str) -> str:
         text = operand.strip()
@@ -382,16 +398,19 @@ class Context:
         return first.strip(), second.strip() if bar else None
 
     # ---- addresses
-    def address(self, ins: Instruction, operand: str, *, narrow: bool) -> str:
-        """The address of "[base+offset]" as u32 (`narrow`, shared windows) or u64."""
+    def address(self, ins: Instruction, operand: str, *, narrow: bool, near: bool = False) -> str:
+        """The address of "[base+offset]" as u32 (`narrow`, shared windows) or u64: generic, or with `near` in the space
+        that the instruction names, where 32 bits may hold it."""
         m = _ADDRESS.match(operand)
         if not m:
             raise ins.fail(f"cannot read the address {operand!r}")
         base, offset = m.group(1), _offset(m)
         found = self.find(base)
         kind = TYPES["u64"] if found is None or found.type.bits == 64 else TYPES["u32"]
-        if not narrow and found is not None and found.type.bits < 64:
+        if not (narrow or near) and found is not None and found.type.bits < 64:
             raise ins.fail("a 64-bit address is needed")
+        if not (narrow or near) and found is None and (space := self.space_of(base)):
+            return f"(generic_from_{space}(self, {self.value(ins, base, kind)}) + ({offset}ll))"
         return f"({'u32' if narrow else 'u64'})({self.value(ins, base, kind)} + ({offset}ll))"
 
     def param_pointer(self, ins: Instruction, operand: str, nbytes: int, *, write: bool) -> str:
@@ -401,7 +420,8 @@ class Context:
         if m is None or found is None:
             if write:
                 raise ins.fail(f"{operand!r} is no .param variable of this function")
-            return f"at_param({self.address(ins, operand, narrow=False)}, {nbytes}, P, PARAM_BYTES, {ins.site()})"
+            address = self.address(ins, operand, narrow=False, near=True)
+            return f"at_param(self, {address}, {nbytes}, P, PARAM_BYTES, {ins.site()})"
         offset = _offset(m)
         if not (found.writable if write else found.readable):
             raise ins.fail(f"{m.group(1)!r} cannot be {'written' if write else 'read'} here")

@@ -16,10 +16,12 @@ from kvgen.emulator.ptxtypes import TYPES, PtxType
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Eight bytes of an initial value: where a variable or function is, plus an offset."""
+    """Eight bytes of an initial value: where a variable or function is, as a generic address or one in its space, plus
+    an offset."""
 
     symbol: str
     offset: int
+    generic: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,7 +234,7 @@ class _Declaration:
         m = _ADDRESS.match(text.strip())
         if not m:
             raise self.fail(f"cannot read the address {text!r}")
-        return Address(m.group(1) or m.group(2), int(m.group(3) or 0))
+        return Address(m.group(1) or m.group(2), int(m.group(3) or 0), m.group(1) is not None)
 
     def joined(self, items: list[bytes | Address | _Byte]) -> tuple[bytes | Address, ...]:
         """Runs of bytes as one piece, and eight bytes of one address as that address."""

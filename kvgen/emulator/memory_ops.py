@@ -67,9 +67,11 @@ def pointer_to(cx: Context, ins: Instruction, operand: str, space: str | None, n
         return f"at_shared(self, {cx.address(ins, operand, narrow=True)}, {nbytes}, {flags}, {ins.site()})"
     if space == "shared::cluster":
         return f"at_cluster(self, {cx.address(ins, operand, narrow=True)}, {nbytes}, {flags}, {ins.site()})"
-    address = cx.address(ins, operand, narrow=False)
+    address = cx.address(ins, operand, narrow=False, near=space in ("local", "const"))
     if space == "local":
         return f"at_local(self, {address}, {nbytes}, {ins.site()})"
+    if space == "const":
+        address = f"generic_from_const(self, {address})"
     return f"at_{'generic(self, ' if space is None else 'global('}{address}, {nbytes}, {flags}, {ins.site()})"
 
 
@@ -167,7 +169,7 @@ def prefetch(cx: Context, ins: Instruction) -> str:
     else:
         space = ins.modifiers.optional(("global", "local"))
         ins.modifiers.choice(("L1", "L2") + (("L2::evict_last", "L2::evict_normal") if space == "global" else ()))
-    cx.address(ins, ins.operands[0], narrow=False)
+    cx.address(ins, ins.operands[0], narrow=False, near=True)
     return ""
 
 

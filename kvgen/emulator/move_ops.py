@@ -29,18 +29,15 @@ def mov(cx: Context, ins: Instruction) -> str:
 
 
 def cvta(cx: Context, ins: Instruction) -> str:
-    """To and from generic addresses, which all but those of shared memory are already."""
+    """To and from generic addresses, which those of global memory are already."""
     ins.count(2)
     kind = ins.modifiers.type("u64")
     to = ins.modifiers.flag("to")
-    space = ins.modifiers.choice(_SPACES)
-    source = ins.operands[1]
-    if space.startswith("shared"):
-        value = cx.value(ins, source, kind)
-        if to:
-            return cx.assign(ins, ins.operands[0], kind, f"shared_from_generic(self, {value})")
-        return cx.assign(ins, ins.operands[0], kind, f"generic_from_shared(self, {value})")
-    return cx.assign(ins, ins.operands[0], kind, cx.value(ins, source, kind))
+    space = ins.modifiers.choice(_SPACES).partition("::")[0]
+    value = cx.value(ins, ins.operands[1], kind)
+    if space != "global":
+        value = f"{space}_from_generic({value if space == 'const' else f'self, {value}'})" if to else f"generic_from_{space}(self, {value})"
+    return cx.assign(ins, ins.operands[0], kind, value)
 
 
 def isspacep(cx: Context, ins: Instruction) -> str:

@@ -30,9 +30,10 @@ class Register:
 
 @dataclass(frozen=True, slots=True)
 class ParamPlace:
-    """Bytes of .param space: `c` is a C++ pointer to them."""
+    """Bytes of .param space: `c` is a C++ pointer to them, `address` theirs in that space."""
 
     c: str
+    address: str
     nbytes: int
     readable: bool
     writable: bool
@@ -65,12 +66,13 @@ class Callee:
 class Symbols:
     """Module-level names: C++ expressions of their addresses, and functions.
 
-    `undefined` are variables declared but not defined; `function_table` is the C++ table of functions and its length,
+    `constants` are addresses in the constant space. `undefined` are variables declared but not defined; `function_table` is the C++ table of functions and its length,
     `most_frame` the most stack one of them takes.
     """
 
     shared: dict[str, str] = field(default_factory=dict)
     globals: dict[str, str] = field(default_factory=dict)
+    constants: dict[str, str] = field(default_factory=dict)
     functions: dict[str, Callee] = field(default_factory=dict)
     undefined: frozenset[str] = frozenset()
     function_table: str = "nullptr, 0"

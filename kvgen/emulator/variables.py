@@ -45,15 +45,19 @@ def storage(v: Variable, name: str) -> str:
 
 
 def initial(v: Variable, name: str, addresses: Mapping[str, str]) -> str:
-    """A C++ constant that begins with the variable's initial value; a .const variable is that constant."""
+    """A C++ constant that begins with the variable's initial value; a .const variable is that constant.
+
+    `addresses` are generic ones, and under ".const NAME" those in the constant space."""
     fields, values = [], []
     left = v.nbytes
     for i, item in enumerate(v.initial):
         if isinstance(item, Address):
-            if item.symbol not in addresses:
+            address = addresses.get(item.symbol)
+            if address is None:
                 raise TranslateError(f"{v.name} holds the address of unknown {item.symbol!r}", ptx_line=v.line)
             fields.append(f"u64 f{i};")
-            values.append(f"{addresses[item.symbol]} + {item.offset}")
+            near = None if item.generic else addresses.get(f".const {item.symbol}")
+            values.append(f"{near or address} + {item.offset}")
             left -= 8
         else:
             fields.append(f"u8 f{i}[{len(item)}];")

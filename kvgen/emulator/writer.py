@@ -66,6 +66,7 @@ class Unit:
         out.append(f"static const KernelInfo* const kernels[] = {{{', '.join(f'&{name}' for name in self.infos)}}};")
         exported = 'extern "C" __attribute__((visibility("default"))) const'
         out.append(f"{exported} Program emu_program = {{sites, kernels}};")
+        out.append("const u8 emu_constants = 0;")
         return "\n".join(out)
 
 
@@ -80,6 +81,7 @@ class _ModuleWriter:
         self.layout = SharedLayout(module, self.graph.names)
         self.table = "nullptr, 0"  # of global variables, and their number
         self.globals: dict[str, str] = {}
+        self.constants: dict[str, str] = {}
         self.functions = self._callees()
         self.writers: dict[str, FunctionWriter] = {}
 
@@ -120,6 +122,7 @@ class _ModuleWriter:
         return Symbols(
             shared=shared,
             globals=self.globals,
+            constants=self.constants,
             functions=self.functions,
             undefined=frozenset(undefined),
             function_table=f"{self.prefix}_functions, {len(self.graph.defined)}"
@@ -144,8 +147,11 @@ class _ModuleWriter:
 
     def _variables(self) -> list[str]:
         found = [v for v in self.module.variables if v.space != "shared" and not v.extern]
-        self.globals = {v.name: f"(u64)&{self.prefix}_g{i}" for i, v in enumerate(found)}
-        addresses = self.globals | {name: f.address for name, f in self.functions.items() if f.address}
+        generic = {v.name: f"(u64)&{self.prefix}_g{i}" for i, v in enumerate(found)}
+        self.constants = {v.name: f"const_from_generic({generic[v.name]})" for v in found if v.space == "const"}
+        self.globals = {name: address for name, address in generic.items() if name not in self.constants}
+        addresses = generic | {f".const {name}": address for name, address in self.constants.items()}
+        addresses |= {name: f.address for name, f in self.functions.items() if f.address}
         storages, initials, rows = [], [], []
         for i, v in enumerate(found):
             name = f"{self.prefix}_g{i}"

@@ -43,9 +43,9 @@ VALUES: dict[str, tuple[str, bytes]] = {
 }
 
 
-def copies(name: str, nbytes: int) -> str:
+def copies(name: str, space: str, nbytes: int) -> str:
     """An entry that copies the variable v, byte by byte."""
-    return entry(name, "mov.u64 %rd1, v;" + "".join(
+    return entry(name, f"mov.u64 %rd1, v; cvta.{space}.u64 %rd1, %rd1;" + "".join(
         f" ld.u8 %r1, [%rd1+{i}]; st.global.u8 [%rd0+{i}], %r1;" for i in range(nbytes)
     ))  # fmt: skip
 
@@ -53,7 +53,7 @@ def copies(name: str, nbytes: int) -> str:
 @pytest.fixture(scope="module")
 def values(build: Build) -> dict[str, bytes]:
     """Every case is a module of its own, with a variable of the same name."""
-    modules = [HEADER + text + ";\n" + copies(f"k_{n}", len(b)) for n, (text, b) in VALUES.items()]
+    modules = [HEADER + text + ";\n" + copies(f"k_{n}", "const" if ".const" in text else "global", len(b)) for n, (text, b) in VALUES.items()]
     library = build(modules)
     out = {}
     for name, (_, expected) in VALUES.items():

@@ -37,18 +37,20 @@ EMU_INLINE bool is_local(const Thread* self, u64 a) {
 }
 #if EMU_CHECK
 EMU_INLINE u8* at_local(const Thread* self, u64 a, u32 n, u32 site) {
+  a = generic_from_local(self, a);
   for (const LocalArray* l = self->locals; l; l = l->outer) {
     const u64 o = a - (u64)l->base;
     if (o <= l->bytes && o + n <= l->bytes && a % n == 0) return (u8*)a;
   }
   emu_local_fault(a, n, site);
 }
-EMU_INLINE const u8* at_param(u64 a, u32 n, const u8* params, u64 size, u32 site) {
+EMU_INLINE const u8* at_param(const Thread* self, u64 a, u32 n, const u8* params, u64 size, u32 site) {
+  a = generic_from_param(self, a);
   const u64 o = a - (u64)params;
   if (o > size || o + n > size || a % n) emu_param_fault(o, n, size, site);
   return (const u8*)a;
 }
 #else
-EMU_INLINE u8* at_local(const Thread*, u64 a, u32, u32) { return (u8*)a; }
-EMU_INLINE const u8* at_param(u64 a, u32, const u8*, u64, u32) { return (const u8*)a; }
+EMU_INLINE u8* at_local(const Thread* self, u64 a, u32, u32) { return (u8*)generic_from_local(self, a); }
+EMU_INLINE const u8* at_param(const Thread* self, u64 a, u32, const u8*, u64, u32) { return (const u8*)generic_from_param(self, a); }
 #endif

@@ -206,7 +206,7 @@ u8* emu_check_generic(u64 address, u32 bytes, u32 flags, u32 site) {
   const u64 stack = address - (u64)worker->stacks;
   if (stack < stack_stride * worker->fiber_count) {
     if (stack / stack_stride != worker->current->slot) fault("local_out_of_bounds", site, "local memory", "%s of %u bytes in the local memory of thread %llu", verb(flags), bytes, (unsigned long long)(stack / stack_stride));
-    return at_local(worker->current, address, bytes, site);
+    return at_local(worker->current, local_from_generic(worker->current, address), bytes, site);
   }
   return emu_check_global(address, bytes, flags, site);
 }

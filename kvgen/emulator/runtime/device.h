@@ -40,6 +40,7 @@ struct Thread {
   u8* shared;   // the window of its own block
   u8* windows;  // of the whole cluster: WINDOW_STRIDE apart, by rank
   u32 window_bytes;
+  u64 local_offset;                 // from an address in local memory to the generic one
   u32 dynamic_shared;               // address of dynamic shared memory; an entry that calls functions sets it
   const struct LocalArray* locals;  // calls.h
 };
@@ -82,7 +83,13 @@ enum : u32 { RUNAWAY = 1u << 28 };  // executions of one basic block by one thre
 // Shared address 0 stays invalid, as on sm_90. The address of another block of the cluster has its rank + 1 in bits 24 up.
 enum : u32 { SHARED_ORIGIN = 0x400, SHARED_CAPACITY = 0x48000, WINDOW_STRIDE = 0x80000, RANK_SHIFT = 24, WINDOW_MASK = (1u << RANK_SHIFT) - 1 };
 
+// Addresses in .param, .local and .const lie below 4 GiB, as on a GPU, so that 32 bits may hold them until cvta makes them
+// generic. They keep the generic ones' alignment. A function's own parameters are on the thread's stack, as local memory is.
+enum : u32 { PARAM_ORIGIN = 0x400, LOCAL_ORIGIN = 0x1000000, CONST_ORIGIN = 0x80000000 };
+enum : u64 { NEAR_ALIGN = 0x10000 };
+
 extern "C" {
+extern const u8 emu_constants __attribute__((visibility("hidden")));  // among the constants of a build
 #pragma GCC visibility push(default)
 extern u32 emu_dynamic_bytes, emu_static_bytes;
 extern __thread u32 emu_spins __attribute__((tls_model("initial-exec")));  // yields since something last changed
@@ -136,6 +143,15 @@ EMU_INLINE u64 shared_from_generic(const Thread* self, u64 a) {
   const u64 own = a - (u64)self->shared, any = a - (u64)self->windows;
   if (own < WINDOW_STRIDE || any >= self->window_bytes) return (u32)(own + SHARED_ORIGIN);
   return (any / WINDOW_STRIDE + 1) << RANK_SHIFT | (any % WINDOW_STRIDE + SHARED_ORIGIN);
+}
+EMU_INLINE u64 generic_from_local(const Thread* self, u64 a) { return a + self->local_offset; }
+EMU_INLINE u64 local_from_generic(const Thread* self, u64 a) { return a - self->local_offset; }
+EMU_INLINE u64 generic_from_const(const Thread*, u64 a) { return a - CONST_ORIGIN + ((u64)&emu_constants & -NEAR_ALIGN); }
+EMU_INLINE u64 const_from_generic(u64 a) { return a + CONST_ORIGIN - ((u64)&emu_constants & -NEAR_ALIGN); }
+EMU_INLINE u64 generic_from_param(const Thread* self, u64 a) { return a < LOCAL_ORIGIN ? a - PARAM_ORIGIN + (u64)self->params : generic_from_local(self, a); }
+EMU_INLINE u64 param_from_generic(const Thread* self, u64 a) {
+  const u64 o = a - (u64)self->params + PARAM_ORIGIN;
+  return o < LOCAL_ORIGIN ? o : local_from_generic(self, a);
 }
 EMU_INLINE bool within(u64 a, const void* base, u64 size) { return a - (u64)base < size; }
 #if EMU_CHECK

@@ -77,6 +77,7 @@ void begin_block(Worker& w, Block& b, u32 rank, const u32* position) {
     f.blocks = w.block_counts + (size_t)f.slot * kernel->block_count;
     f.shared = b.shared, f.windows = w.windows, f.window_bytes = cluster_size * WINDOW_STRIDE;
     f.stack = w.stacks + stack_stride * f.slot;
+    f.local_offset = ((u64)f.stack & -NEAR_ALIGN) - LOCAL_ORIGIN;
     f.site = NO_SITE;
     f.cluster_arrived = false;
     f.copies.count = f.copies.next_group = f.bulk_group = 0;
