@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
+Level = Literal["hardware", "check"]
+
 
 class EmulatorError(Exception):
     """Anything the emulator refuses: a launch it cannot perform, or one of the subclasses."""
@@ -30,7 +34,8 @@ class KernelFault(EmulatorError):
     warp_mismatch, deadlock, runaway, trap, assert, bad_call, stack_overflow, arithmetic, bad_copy, bad_mbarrier,
     bad_tensor_map, proxy_fence, missing_fence, bad_descriptor, bad_cluster, exited_block, before_grid_wait or
     not_constant; the emulator's README explains them. `block` and `thread` are (x, y, z), None where no thread is to
-    blame. `source` is "file:line" of the innermost inlined function, `inlined_at` the call sites outwards, `buffer` a
+    blame. `level` is "hardware" for what hardware can get wrong, "check" where only a rule says so that mode "hardware"
+    does not have. `source` is "file:line" of the innermost inlined function, `inlined_at` the call sites outwards, `buffer` a
     buffer or variable.
     """
 
@@ -38,6 +43,7 @@ class KernelFault(EmulatorError):
         self,
         *,
         kind: str,
+        level: Level = "hardware",
         kernel: str,
         block: tuple[int, int, int] | None,
         thread: tuple[int, int, int] | None,
@@ -48,6 +54,7 @@ class KernelFault(EmulatorError):
         detail: str = "",
     ) -> None:
         self.kind = kind
+        self.level: Level = level
         self.kernel = kernel
         self.block = block
         self.thread = thread
@@ -56,10 +63,17 @@ class KernelFault(EmulatorError):
         self.operation = operation
         self.buffer = buffer
         self.detail = detail
-        place = f"{kernel}, block {block}, thread {thread}" if block is not None else kernel
-        if source:
-            place += f", {source}"
-        for caller in inlined_at:
-            place += f", inlined at {caller}"
-        instruction = f" [{operation}]" if operation else ""
-        super().__init__(f"{kind}: {detail}{instruction} ({place})")
+        super().__init__(self._text())
+
+    def _text(self) -> str:
+        place = f"{self.kernel}, block {self.block}, thread {self.thread}" if self.block is not None else self.kernel
+        for where in (self.source, *(f"inlined at {caller}" for caller in self.inlined_at)):
+            place += f", {where}" if where else ""
+        instruction = f" [{self.operation}]" if self.operation else ""
+        return f"{self.kind}: {self.detail}{instruction} ({place}; level {self.level})"
+
+    def because(self, more: str) -> KernelFault:
+        """The same fault with more to its detail."""
+        self.detail += f"; {more}"
+        self.args = (self._text(),)
+        return self

@@ -28,7 +28,7 @@ _RUNTIME = Path(__file__).parent / "runtime"
 _RUNTIME_SOURCES = (
     "fibers.cpp", "faults.cpp", "grid.cpp", "sync.cpp", "fragments.cpp", "wgmma.cpp", "mbarrier.cpp", "copies.cpp",
     "bulk.cpp", "tma.cpp", "cluster.cpp", "calls.cpp", "print.cpp", "numbers.cpp", "machine.cpp", "order.cpp",
-    "proxy.cpp", "flights.cpp", "shadow.cpp", "counters.cpp", "checker.cpp", "wgmma_check.cpp",
+    "proxy.cpp", "flights.cpp", "shadow.cpp", "padding.cpp", "counters.cpp", "checker.cpp", "wgmma_check.cpp",
 )  # fmt: skip
 _FLAGS = (
     "-std=c++17", "-fPIC", "-w", "-fno-strict-aliasing", "-fwrapv", "-ffp-contract=off", "-fno-math-errno",

@@ -11,15 +11,17 @@ import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 from kvgen.emulator.abi import BufferInfo, FaultRecord, LaunchInfo, SiteCount
 from kvgen.emulator.counters import Counters, Site, Tally
 from kvgen.emulator.errors import EmulatorError, HostCompilerError, KernelFault
-from kvgen.emulator.host import Built, Mode, build_object, cores
+from kvgen.emulator.host import Built, build_object, cores
+from kvgen.emulator.padding import Saved
 from kvgen.emulator.writer import KernelFacts
 
 Schedule = Literal["ascending", "descending"] | int
+Mode = Literal["fast", "check", "hardware"]
 _MOST_WORKERS = 64
 _LARGEST_CLUSTER = 16
 _CALLER = re.compile(r"(:\d+)\|(?=[^\s|]+:\d)")  # "file:line|file:line": where the first was inlined
@@ -132,7 +134,8 @@ class Kernel:
             seed=seed & (2**64 - 1), workers=workers, programmatic=int(programmatic), params=params[1],
             buffer_count=len(buffers), buffers=infos, executed=executed,
         )  # fmt: skip
-        sites = self._library.run(self.name, info)
+        saved = Saved(buffers) if self._library.mode == "hardware" else None
+        sites = self._library.run(self.name, info, len(self._facts.blocks), saved)
         names = tuple(b.name for b in buffers)
         counts = (info.warp_operations, info.barriers, info.peak_in_flight)
         return Counters((Tally(self._lines, self._facts.blocks, tuple(executed), names, sites, *counts),))
@@ -181,10 +184,11 @@ _runtimes: dict[str, ctypes.CDLL] = {}
 
 
 class Library:
-    """The kernels of one build. Launches of one mode are serialised in a process."""
+    """The kernels of one build. Launches of one mode are serialised in a process, "hardware" with "check"."""
 
-    def __init__(self, built: Built) -> None:
+    def __init__(self, built: Built, mode: Mode) -> None:
         """Raises OSError where the dynamic loader refuses an object."""
+        self.mode: Mode = mode
         # By name and not by path: kernels find their runtime by its soname, which a second cache folder has too.
         name = built.runtime.name
         if name not in _runtimes:
@@ -193,25 +197,38 @@ class Library:
         self._runtime.emu_launch.argtypes = [ctypes.POINTER(LaunchInfo)]
         self._runtime.emu_launch.restype = ctypes.c_int
         self._runtime.emu_fault_record.restype = ctypes.POINTER(FaultRecord)
+        self._runtime.emu_suspicion.restype = ctypes.POINTER(FaultRecord)
         self._runtime.emu_printed.restype = ctypes.c_void_p
         self._program = ctypes.addressof(ctypes.c_char.in_dll(ctypes.CDLL(str(built.library)), "emu_program"))
         self.kernels: Mapping[str, Kernel] = {f.name: Kernel(self, i, f) for i, f in enumerate(built.kernels)}
 
-    def run(self, kernel: str, info: LaunchInfo) -> tuple[Site, ...]:
-        """Perform a checked launch and return its counts by instruction; for Kernel.launch."""
-        info.program = self._program
+    def run(self, kernel: str, info: LaunchInfo, blocks: int, saved: Saved | None) -> tuple[Site, ...]:
+        """Perform a checked launch and return its counts by instruction; for Kernel.launch. `blocks`: how many basic
+        blocks the kernel has. With `saved`, what is suspected is probed."""
+        info.program, info.level = self._program, int(saved is not None)
         with _runtime_locks.setdefault(self._name, threading.Lock()):
-            status = self._runtime.emu_launch(ctypes.byref(info))
+            fault = self._once(kernel, info)
             printed = self._printed()
-            sites = tuple(_site(info.sites[i]) for i in range(info.site_count)) if status == 0 else ()
-            fault = _fault(kernel, self._runtime.emu_fault_record().contents) if status == 1 else None
+            sites = tuple(_site(info.sites[i]) for i in range(info.site_count)) if fault is None else ()
+            suspicion = self._runtime.emu_suspicion().contents
+            if suspicion.set and saved is not None:
+                what = _fault(kernel, suspicion)
+                if fault is None:
+                    consequence = saved.consequence(info, blocks, lambda probe: self._once(kernel, probe))
+                    fault = consequence and what.because(f"it matters: with other bytes there {consequence}") or None
+                else:
+                    fault = fault.because(f"before it, {what}")
         if printed:
             sys.stdout.write(printed)
         if fault is not None:
             raise fault
-        if status:
-            raise EmulatorError(f"{kernel}: no memory for the stacks of the block's threads")
         return sites
+
+    def _once(self, kernel: str, info: LaunchInfo) -> KernelFault | None:
+        status = self._runtime.emu_launch(ctypes.byref(info))
+        if status > 1:
+            raise EmulatorError(f"{kernel}: no memory for the stacks of the block's threads")
+        return _fault(kernel, self._runtime.emu_fault_record().contents) if status else None
 
     def _printed(self) -> str:
         """What the kernel printed, in the order of its blocks."""
@@ -236,6 +253,7 @@ def _fault(kernel: str, record: FaultRecord) -> KernelFault:
     places = [_shorten(p) for p in (text(record.where) or "").split("|") if p]
     return KernelFault(
         kind=text(record.kind) or "fault",
+        level="hardware" if record.level else "check",
         kernel=kernel,
         block=(record.block[0], record.block[1], record.block[2]) if record.has_thread else None,
         thread=(record.thread[0], record.thread[1], record.thread[2]) if record.has_thread else None,
@@ -250,19 +268,21 @@ def _fault(kernel: str, record: FaultRecord) -> KernelFault:
 def build(ptx: Sequence[str], *, mode: Mode = "check", cache_dir: Path | None = None) -> Library:
     """Translate PTX modules and compile them as one; objects are cached by content.
 
-    `mode` "check" finds memory errors, races and misused synchronisation; "fast" only computes. Raises TranslateError
-    for PTX that is not understood in full, HostCompilerError without a working C++ compiler.
+    `mode` "check" finds memory errors, races and misused synchronisation by the letter of the PTX ISA; "hardware", which
+    runs the same objects, reports of these what hardware can get wrong; "fast" only computes. Raises TranslateError for
+    PTX that is not understood in full, HostCompilerError without a working C++ compiler.
     """
-    if mode not in ("fast", "check"):
-        raise EmulatorError(f"mode: got {mode!r}; it is 'fast' or 'check'")
+    if mode not in get_args(Mode):
+        raise EmulatorError(f"mode: got {mode!r}; it is 'fast', 'check' or 'hardware'")
     if isinstance(ptx, str):
         raise EmulatorError("ptx: got one str; it is a sequence of PTX texts")
+    objects: Literal["fast", "check"] = "fast" if mode == "fast" else "check"
     try:
-        return Library(build_object(ptx, mode, cache_dir))
+        return Library(build_object(ptx, objects, cache_dir), mode)
     except OSError:  # what is in the cache is whole, but not for this system
         pass
     try:
-        return Library(build_object(ptx, mode, cache_dir, afresh=True))
+        return Library(build_object(ptx, objects, cache_dir, afresh=True), mode)
     except OSError as error:
         raise HostCompilerError(
             f"the objects just compiled cannot be kept or loaded: {error}; "

@@ -17,7 +17,7 @@ Build = Callable[..., emulator.Library]
 
 @pytest.fixture(scope="session")
 def build() -> Build:
-    def make(ptx: Sequence[str], mode: emulator.host.Mode = "check") -> emulator.Library:
+    def make(ptx: Sequence[str], mode: emulator.launch.Mode = "check") -> emulator.Library:
         return emulator.build(ptx, mode=mode)
 
     return make

@@ -136,7 +136,9 @@ void shared_not_ready(const BlockChecker& home, u32 o, u32 bytes, u32 flags, u32
       fault("in_flight", site, name, "%s of shared '%s' at byte %u: the %s issued at %.*s may still read it", verb(flags), name, offset, op, length, where);
     if (shared_state[i] & MBARRIER)
       fault("bad_mbarrier", site, name, "%s of shared '%s' at byte %u, which holds a live mbarrier", verb(flags), name, offset);
-    if (shared_state[i] == UNWRITTEN && !(flags & A_WRITE))
+    if (shared_state[i] == UNWRITTEN && !(flags & (A_WRITE | A_ATOMIC)) && hardware_level())
+      suspect("uninitialised", site, name, "%s of shared '%s' at byte %u, which nobody has written", verb(flags), name, offset);
+    else if (shared_state[i] == UNWRITTEN && !(flags & A_WRITE))
       fault("uninitialised", site, name, "%s of shared '%s' at byte %u, which nobody has written", verb(flags), name, offset);
   }
 }
@@ -161,8 +163,10 @@ static u8* check_window(Block& block, u32 address, u32 bytes, u32 flags, u32 sit
     if (flags & A_WRITE) memset(state, WRITTEN, bytes);
   }
   count_request(SHARED_MEMORY, o, bytes, flags, site);
+  worker->raced = false;
+  if (flags & A_WRITE) determine_bytes(home, o, bytes);
   shared_access(home, o, bytes, flags, site, block.shared + o);
-  return block.shared + o;
+  return flags & (A_WRITE | A_ATOMIC) ? block.shared + o : read_or_probe(home, o, block.shared + o, bytes, site);
 }
 void note_visit(Block& block, u32 site) {
   const Fiber& me = *worker->current;
@@ -218,12 +222,14 @@ void check_copy_issue(const CopyOp& op) {
   if (any_busy(b.shared_state + o, op.bytes)) shared_not_ready(b, o, op.bytes, A_WRITE, op.site);
   count_request(SHARED_MEMORY, o, op.bytes, A_WRITE, op.site);
   note_in_flight(*worker->current, op.source_bytes);
+  determine_bytes(b, o, op.bytes);
   shared_access(b, o, op.bytes, A_WRITE, op.site);
   memset(b.shared_state + o, IN_FLIGHT, op.bytes);
 }
 
 // ---------------------------------------------------------------- launch, worker, block
 void check_begin_launch() {
+  begin_padding();
   begin_launch_counts();
   ranges.clear();
   for (u32 i = 0; i < launch->buffer_count; i++) {
@@ -275,6 +281,9 @@ void check_begin_block(Block& block) {
     b.acquired[t] = b.pending[t] = b.released[t] = b.released_cta[t] = nullptr;
   }
   memset(b.agent_base, 0, sizeof b.agent_base);
+  memset(b.followed, 0, sizeof b.followed);
+  b.aligned = false;
+  b.undetermined.clear();
   b.block_acquired = b.block_pending = nullptr;
   b.any_knowledge = false;
   b.shared_locations.clear();
@@ -286,7 +295,7 @@ void check_begin_block(Block& block) {
   b.stores_under_way = 0;
   reset_proxy_fences(b);
   memcpy(b.shared_state, shared_layout, shared_extent);
-  for (u32 i = 0; i < BARRIERS; i++) b.barrier_rows[i].groups = 0, b.barrier_acquired[i] = b.barrier_pending[i] = nullptr;
+  for (u32 i = 0; i < BARRIERS; i++) b.barrier_rows[i].groups = b.barrier_rows[i].warps = 0, b.barrier_acquired[i] = b.barrier_pending[i] = nullptr;
 }
 void check_end_block(Block& block) { end_block_counts(block); }
 #endif

@@ -97,6 +97,7 @@ constexpr u32 ROW = MAX_THREADS + AGENTS;  // a row: threads, then agents
 struct Row {  // what somebody knows beyond what everybody does
   u32 clocks[ROW];
   u64 groups = 0;  // which groups of 32 are filled in
+  u64 warps = 0;   // those it may follow on hardware: BlockChecker::followed
   void open(u32 group);
 };
 struct MbarrierOrder {
@@ -123,6 +124,10 @@ struct BlockChecker {
   std::vector<u64> row_groups;  // which groups of 32 of a row are filled in
   std::vector<KnowledgePtr> acquired, pending, released, released_cta;
   KnowledgePtr block_acquired, block_pending;
+  // Of each warp: which warps' pasts it may follow if aligned instructions order their lanes, bit 32 for agents. A bound from
+  // above, since the last barrier of the whole block; it says which races are of level CHECK.
+  u64 followed[MAX_WARPS];
+  bool aligned;  // there has been such an instruction
   std::vector<u32> init_fences;  // clock of each thread's last fence.mbarrier_init
   std::vector<u32> grid_waits;  // clock at which each thread knew that the kernel before has ended; 0: it does not
   bool any_knowledge;
@@ -138,6 +143,7 @@ struct BlockChecker {
   std::vector<u16> fencing;                               // threads that have any
   u32 fenced_base[FENCE_KINDS], fenced[FENCE_KINDS][ROW];  // writes up to here: fenced in everybody's past
   KnowledgePtr fenced_acquired[FENCE_KINDS];
+  std::vector<u8> undetermined;                           // padding.cpp; by byte, empty while none is
   std::vector<u16> holds;                                 // of each byte of shared memory; empty while there are none
   std::vector<u32> hold_sites;                            // the latest holder
   u32 stores_under_way;                                   // bulk stores whose bytes are not in global memory yet
@@ -159,6 +165,7 @@ struct BlockChecker {
   void take(u32 t, const Row& from);
   KnowledgePtr snapshot(u32 t);                // t's whole past, for others to acquire
   void learn(u32 t, const KnowledgePtr& k);    // t acquires k
+  bool may_follow(u32 t, u32 block, u32 u) const;  // once aligned instructions order memory
   bool knows_grid(u32 t);                      // of the end of the kernel before
   bool knows_block(u32 t, u32 block, u32 thread, u32 clock);
 };
@@ -184,6 +191,13 @@ void note_visit(Block& home, u32 site);  // the current thread uses its shared m
 void synchronise(BlockChecker& b, Locations& locations, u64 address, const Access& a);
 void settle_store(BlockChecker& b);  // the store that `twice` waits for has been made
 void end_shadow();
+// padding.cpp
+bool tolerates_race(const Access& a, u32 other_flags, u32 other_site);  // for now: it is suspected
+void suspect_reader(const Reader& r, u32 thread);        // a write raced with what it had read
+void suspect_bytes(BlockChecker& home, u32 o, u32 bytes);  // two writes raced
+void determine_bytes(BlockChecker& home, u32 o, u32 bytes);
+u8* read_or_probe(BlockChecker& home, u32 o, u8* place, u32 bytes, u32 site);
+void begin_padding();
 // flights.cpp, proxy.cpp
 u32 flight_site(const BlockChecker& home, u32 o);  // of what is still to write or to read this byte of shared memory
 u32 product_site(const Block& block, u32 o);       // of a wgmma that is still to read it, else NO_SITE

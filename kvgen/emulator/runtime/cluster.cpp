@@ -16,8 +16,10 @@ void cluster_exit(Fiber& f) {
   if (f.cluster_arrived && f.cluster_phase == w.cluster_phase) w.cluster_arrived--;
   if (w.cluster_arrived && w.cluster_arrived == w.alive) complete_phase(w);
 }
-// The lanes of a warp come together, without ordering memory.
-static void converge(u32 site) { warp_operation(worker->current->block->warps[worker->current->warp].born, nullptr, nullptr, site, false, false); }
+static void converge(u32 site) {  // the lanes of a warp come together
+  const auto meet = [](void**, u32 lanes) { check_aligned(worker->current->warp, lanes); };
+  warp_operation(worker->current->own_warp->born, meet, nullptr, site, false, false);
+}
 
 void emu_cluster_arrive(u32 release, u32 aligned, u32 site) {
   Worker& w = *worker;

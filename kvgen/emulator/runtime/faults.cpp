@@ -64,8 +64,7 @@ static const char* all_states() {
   }
   return text;
 }
-void fault(const char* kind, u32 site, const char* buffer, const char* format, ...) {
-  FaultRecord& record = worker->record;
+static void describe(FaultRecord& record, const char* kind, u32 site, const char* buffer, const char* format, va_list list) {
   Fiber* current = worker->current;
   record.set = 1;
   record.has_thread = current != nullptr;
@@ -74,12 +73,23 @@ void fault(const char* kind, u32 site, const char* buffer, const char* format, .
   snprintf(record.where, sizeof record.where, "%s", site == NO_SITE ? "" : emu_sites[site].where);
   snprintf(record.op, sizeof record.op, "%s", site == NO_SITE ? "" : emu_sites[site].op);
   snprintf(record.buffer, sizeof record.buffer, "%s", buffer ? buffer : "");
+  vsnprintf(record.detail, sizeof record.detail, format, list);
+  record.level = worker->level;
+}
+void fault(const char* kind, u32 site, const char* buffer, const char* format, ...) {
   va_list list;
   va_start(list, format);
-  vsnprintf(record.detail, sizeof record.detail, format, list);
+  describe(worker->record, kind, site, buffer, format, list);
   va_end(list);
-  switch_to(current, nullptr);
+  switch_to(worker->current, nullptr);
   __builtin_trap();
+}
+void suspect(const char* kind, u32 site, const char* buffer, const char* format, ...) {
+  if (worker->suspicion.set) return;
+  va_list list;
+  va_start(list, format);
+  describe(worker->suspicion, kind, site, buffer, format, list);
+  va_end(list);
 }
 void deadlock(const char* why) {
   const Fiber* me = worker->current;

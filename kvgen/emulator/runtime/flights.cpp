@@ -128,6 +128,7 @@ void check_transfer_issue(Transfer& t) {
   each_destination(t, [&](u32 o, u32 n) {
     shared_bounds(SHARED_ORIGIN + o, n, flags, t.site);
     shared_not_ready(home, o, n, flags, t.site);
+    determine_bytes(home, o, n);
     visit_shared_bytes(checker_of(t), home, o, n, a);
     memset(home.shared_state + o, IN_FLIGHT, n);
   });
@@ -219,7 +220,8 @@ u32 flight_site(const BlockChecker& home, u32 o) {
 }
 void check_thread_leaves(const Fiber& f) {
   for (auto& t : f.block->async->transfers) {
-    if (t->direction != TO_GLOBAL || t->issuer != &f || t->was_read) continue;
+    if (t->direction != TO_GLOBAL || t->issuer != &f || t->was_read || hardware_level()) continue;
+    worker->level = CHECK;
     u32 at;
     const char* name = shared_place(t->shared.offset, &at);
     fault("in_flight", t->site, name, "the thread exits while its %s may still read shared '%s' at byte %u: it needs cp.async.bulk.commit_group and wait_group", op_text(t->site), name, at);

@@ -19,11 +19,12 @@ LaunchInfo* launch;
 
 namespace {
 constexpr u64 NONE = ~0ull;
-FaultRecord final_record;
+FaultRecord final_record, final_suspicion;
 struct Grid {
   pthread_mutex_t lock;
   pthread_cond_t ended, over;
   u64 next, total, failed;   // tickets; failed: the first cluster with a fault
+  u64 suspected;             // the first cluster with a suspicion
   u64 running[MAX_WORKERS];  // ticket of each worker
   bool is_over;              // the first worker has found no more to do
   bool no_memory;
@@ -49,10 +50,15 @@ void end_ticket(Worker& w, bool failed) {
     grid.failed = w.ticket;
     final_record = w.record;
   }
+  if (w.suspicion.set && w.ticket < grid.suspected) {
+    grid.suspected = w.ticket;
+    final_suspicion = w.suspicion;
+  }
   pthread_cond_broadcast(&grid.ended);
 }
 
 // ---------------------------------------------------------------- one cluster
+constexpr u8 FILLS[] = {0xFF, 0, 0x3C};  // NaN in every float format, so that a missing write shows; then those of probes
 u32 warp_slots() { return (thread_count + 31) & ~31u; }
 void begin_block(Worker& w, Block& b, u32 rank, const u32* position) {
   const u32* size = launch->block;
@@ -65,7 +71,7 @@ void begin_block(Worker& w, Block& b, u32 rank, const u32* position) {
   memset(b.barriers, 0, sizeof b.barriers);
   begin_warpgroups(b);
   const u32 extent = emu_static_bytes > kernel->dynamic_offset + emu_dynamic_bytes ? emu_static_bytes : kernel->dynamic_offset + emu_dynamic_bytes;
-  memset(b.shared, 0xFF, extent);  // NaN in every float format: a missing write shows
+  memset(b.shared, FILLS[launch->probe], extent);
   for (u32 t = 0; t < thread_count; t++) {
     Fiber& f = b.fibers[t];
     f.tid[0] = t % size[0], f.tid[1] = t / size[0] % size[1], f.tid[2] = t / (size[0] * size[1]);
@@ -94,6 +100,7 @@ void begin_cluster(Worker& w) {
   w.alive = thread_count * cluster_size;
   w.cluster_arrived = w.cluster_phase = 0;
   emu_spins = 0;
+  w.suspicion.set = 0;
   w.random_state = (launch->seed * 0x9E3779B97F4A7C15ull + 0x632BE59BD9B4E019ull) ^ w.ticket * 0xD1B54A32D192ED03ull;
   if (!w.random_state) w.random_state = 1;
   const u32 *g = launch->grid, *c = launch->cluster;
@@ -193,6 +200,7 @@ void* work(void* number) {
   Worker w{};
   worker = &w;
   w.number = (u32)(uintptr_t)number;
+  w.level = HARDWARE;
   w.fiber_count = warp_slots() * cluster_size;
   w.warp_count = w.fiber_count / 32;
   w.step = launch->schedule == 0 ? 1 : launch->schedule == 1 ? -1 : 0;
@@ -247,6 +255,7 @@ void emu_await_turn() {
 }
 
 extern "C" __attribute__((visibility("default"))) const FaultRecord* emu_fault_record() { return &final_record; }
+extern "C" __attribute__((visibility("default"))) const FaultRecord* emu_suspicion() { return &final_suspicion; }
 
 // 0: done; 1: fault, see emu_fault_record(); 2: no memory for the fibers
 extern "C" __attribute__((visibility("default"))) int emu_launch(LaunchInfo* info) {
@@ -266,7 +275,7 @@ extern "C" __attribute__((visibility("default"))) int emu_launch(LaunchInfo* inf
     memset(g.address, 0, g.bytes);
     if (g.initial_bytes) memcpy(g.address, g.initial, g.initial_bytes);
   }
-  final_record.set = 0;
+  final_record.set = final_suspicion.set = 0;
   grid = {};  // the lock too: it may have been held where this process was forked off
   pthread_mutex_init(&grid.lock, nullptr);
   pthread_condattr_t monotonic;
@@ -274,7 +283,7 @@ extern "C" __attribute__((visibility("default"))) int emu_launch(LaunchInfo* inf
   pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
   pthread_cond_init(&grid.ended, nullptr);
   pthread_cond_init(&grid.over, &monotonic);
-  grid.failed = NONE;
+  grid.failed = grid.suspected = NONE;
   grid.total = (u64)info->grid[0] * info->grid[1] * info->grid[2] / cluster_size;
   for (u64& t : grid.running) t = NONE;
   check_begin_launch();

@@ -58,8 +58,10 @@ void BlockChecker::give(u32 t, Row& to) {
   }
   to.open(t / 32);
   to.clocks[t] = clocks[t] > to.clocks[t] ? clocks[t] : to.clocks[t];
+  to.warps |= followed[t / 32] | 1ull << t / 32;
 }
 void BlockChecker::take(u32 t, const Row& from) {
+  followed[t / 32] |= from.warps;
   for (u64 rest = from.groups; rest; rest &= rest - 1) {
     const u32 g = (u32)__builtin_ctzll(rest);
     open_row(t, g);
@@ -88,6 +90,7 @@ KnowledgePtr BlockChecker::snapshot(u32 t) {
 void BlockChecker::learn(u32 t, const KnowledgePtr& k) {
   if (!k) return;
   any_knowledge = true;
+  followed[t / 32] = ~0ull;
   auto own = k->find(index);
   if (own != k->end())
     for (const auto& entry : own->second.later) {
@@ -98,6 +101,14 @@ void BlockChecker::learn(u32 t, const KnowledgePtr& k) {
   acquired[t] = join(acquired[t], k);
 }
 bool BlockChecker::knows_block(u32 t, u32 block, u32 thread, u32 clock) { return knows(acquired[t], block, thread, clock) || knows(block_acquired, block, thread, clock); }
+
+bool BlockChecker::may_follow(u32 t, u32 block, u32 u) const {
+  if (block == index) return aligned && followed[t / 32] >> (u < MAX_THREADS ? u / 32 : MAX_WARPS) & 1;
+  auto mentioned = [&](const KnowledgePtr& k) { return k && k->count(block); };
+  bool any = mentioned(block_acquired);
+  for (const KnowledgePtr& k : acquired) any |= mentioned(k);
+  return any;
+}
 
 // ---------------------------------------------------------------- barriers and fences
 void emu_fence(u32 scope, u32 what, u32) {
@@ -133,6 +144,8 @@ void check_full_barrier() {
       }
   }
   for (u32 t = 0; t < thread_count; t++) b.clocks[t] = b.base_clock + 1, b.row_groups[t] = 0;
+  memset(b.followed, 0, sizeof b.followed);
+  b.aligned = false;
   fold_proxy_fences(b);
   if (cluster_size == 1) {  // else other blocks may have been here, whom this barrier does not order
     b.generation++;
@@ -176,6 +189,11 @@ void check_warp_join(u32 warp, u32 lanes) {
   }
   for (u32 m = lanes; m; m &= m - 1) b.acquired[warp * 32 + (u32)lowest(m)] = all, b.pending[warp * 32 + (u32)lowest(m)] = waiting;
 }
+void check_aligned(u32 warp, u32 lanes) {
+  if (hardware_level()) return check_warp_join(warp, lanes);
+  BlockChecker& b = checker_here();
+  b.followed[warp] |= 1ull << warp, b.aligned = true;
+}
 void check_barrier_arrive(u32 id, u32 t) {
   BlockChecker& b = checker_here();
   b.give(t, b.barrier_rows[id]);
@@ -191,7 +209,7 @@ void check_barrier_pass(u32 id, u32 t) {
 }
 void check_barrier_reset(u32 id) {
   BlockChecker& b = checker_here();
-  b.barrier_rows[id].groups = 0;
+  b.barrier_rows[id].groups = b.barrier_rows[id].warps = 0;
   b.barrier_acquired[id] = b.barrier_pending[id] = nullptr;
 }
 
@@ -224,6 +242,9 @@ void check_mbarrier_use(Block& home, const Mbarrier& m, bool by_async_proxy, u32
   if (knows(worker->cluster_order->inits, index, o.init_thread, o.init_clock)) return;
   const bool ordered = index == b.index ? b.ordered(t, o.init_thread, o.init_clock) : b.knows_block(t, index, o.init_thread, o.init_clock);
   if (ordered && (!by_async_proxy || proxy_fenced(b, t, PROXY_INIT, index, o.init_thread, o.init_clock))) return;
+  const bool barrier = (index == b.index && o.init_clock <= b.base_clock) || knows(worker->cluster_order->complete, index, o.init_thread, o.init_clock);
+  if (ordered && barrier && hardware_level()) return;
+  worker->level = ordered ? (barrier ? CHECK : HARDWARE) : b.may_follow(t, index, o.init_thread) ? CHECK : HARDWARE;
   u32 at;
   const char *name = shared_place(m.offset, &at), *where = emu_sites[o.init_site].where;
   const int length = (int)strcspn(where, "|");
@@ -252,6 +273,7 @@ void check_mbarrier_complete(Block& home, const Mbarrier& m) {
     const u32 agent = MAX_THREADS + m.number;
     o.arrived.open(agent / 32);
     o.arrived.clocks[agent] = ++b.agent_ticks[m.number];
+    o.arrived.warps |= 1ull << MAX_WARPS;
   }
   o.complete = o.arrived;
   o.complete_acquired = o.arrived_acquired;
@@ -285,6 +307,7 @@ u32 check_agent_tick(Block& home, u32 agent) { return ++home.checker->agent_tick
 void check_agent_learn(Block& home, u32 thread, u32 agent, u32 clock) {
   BlockChecker& b = *home.checker;
   const u32 u = MAX_THREADS + agent;
+  b.followed[thread / 32] |= 1ull << MAX_WARPS;
   b.open_row(thread, u / 32);
   b.row(thread)[u] = clock > b.row(thread)[u] ? clock : b.row(thread)[u];
 }

@@ -34,6 +34,7 @@ struct alignas(64) Fiber : Thread {
   Reduced reduced;    // by the last barrier it waited at
   CopyQueue copies;
   u32 bulk_group;  // that its next bulk store belongs to
+  u8 disturbed[16];  // what a probe lets its last read find
 };
 struct Warp {
   u32 born, alive, waiting;
@@ -78,7 +79,9 @@ struct LaunchInfo {
   u32 kernel, grid[3], block[3], cluster[3], dynamic_shared;
   u32 schedule, buffer_count;  // schedule: 0 ascending, 1 descending, 2 seeded
   u32 workers;                 // most OS threads
-  u32 programmatic, padding;   // may start before the kernel ahead of it in the stream has ended
+  u32 programmatic;            // may start before the kernel ahead of it in the stream has ended
+  u32 level;                   // CHECK or HARDWARE
+  u32 probe, padding;          // padding.cpp: which bytes stand in for undetermined ones; 0: what is there
   u64 seed;
   const u8* params;
   const BufferInfo* buffers;
@@ -86,8 +89,9 @@ struct LaunchInfo {
   const SiteCount* sites;
   u64 site_count, peak_in_flight, warp_operations, barriers, switches;
 };
+enum : u32 { CHECK, HARDWARE };  // levels: every rule, or what hardware can get wrong
 struct FaultRecord {
-  u32 set, has_thread, block[3], thread[3];
+  u32 set, level, has_thread, block[3], thread[3];
   char kind[48], where[2048], op[160], buffer[256], detail[6144];
 };
 struct WorkerCounters;
@@ -109,7 +113,9 @@ struct Worker {  // one OS thread and the cluster of blocks it is running
   u64* executed;      // as in LaunchInfo
   u64 ticket;         // number of its cluster in launch order
   bool has_turn, abandoned;
-  FaultRecord record;
+  FaultRecord record, suspicion;  // suspicion: the first undetermined read, which may be of padding
+  u32 level;                      // of the fault that is about to be found
+  bool raced;                     // the read under way races
   char states[5600];  // of every warp, for reports
   u32 last_range;
   u64 warp_operations, barriers, switches;
@@ -129,6 +135,7 @@ constexpr u32 NO_SITE = ~0u;
 
 // faults.cpp
 [[noreturn]] void fault(const char* kind, u32 site, const char* buffer, const char* format, ...) __attribute__((format(printf, 4, 5)));
+void suspect(const char* kind, u32 site, const char* buffer, const char* format, ...) __attribute__((format(printf, 4, 5)));  // goes on
 [[noreturn]] void fault_with_states(const char* kind, u32 site, const char* why);
 [[noreturn]] void deadlock(const char* why);
 const char* shared_place(u32 o, u32* offset);  // the variable at offset `o` of shared memory
@@ -166,6 +173,7 @@ inline u32 smaller_of(u32 a, u32 b) { return a < b ? a : b; }
 inline int lowest(u32 mask) { return __builtin_ctz(mask); }
 inline int highest(u32 mask) { return 31 - __builtin_clz(mask); }
 inline bool can_run(const Fiber& f) { return worker->runnable[f.slot >> 5] >> (f.slot & 31) & 1; }
+inline bool hardware_level() { return launch->level == HARDWARE; }
 inline u8* shared_at(u32 address) { return worker->current->shared + (address - SHARED_ORIGIN); }
 
 #if EMU_CHECK
@@ -177,6 +185,7 @@ void check_begin_block(Block& b);
 void check_end_block(Block& b);
 void check_full_barrier();                  // every thread of the current block has arrived
 void check_warp_join(u32 warp, u32 lanes);  // these lanes order each other's memory
+void check_aligned(u32 warp, u32 lanes);    // they meet in an aligned instruction, which does so on hardware
 void check_barrier_arrive(u32 id, u32 thread);  // the thread's past becomes the barrier's
 void check_barrier_pass(u32 id, u32 thread);
 void check_barrier_reset(u32 id);
@@ -205,6 +214,7 @@ inline void check_begin_block(Block&) {}
 inline void check_end_block(Block&) {}
 inline void check_full_barrier() {}
 inline void check_warp_join(u32, u32) {}
+inline void check_aligned(u32, u32) {}
 inline void check_barrier_arrive(u32, u32) {}
 inline void check_barrier_pass(u32, u32) {}
 inline void check_barrier_reset(u32) {}

@@ -16,19 +16,22 @@ std::unordered_map<u64, Page*> pages;
 struct { u64 number; Page* page; } page_cache[64];
 Readers global_readers;
 
-void race(const BlockChecker& b, const Access& a, const char* other, u32 site, u32 block, u32 thread, u64 offset) {
+void race(const BlockChecker& b, const Access& a, u32 other_flags, u32 site, u32 block, u32 thread, u64 offset) {
   const u32* n = launch->block;
+  const char* other = verb(other_flags);
   const u32 t[3] = {thread % n[0], thread / n[0] % n[1], thread / (n[0] * n[1])};
   const char* where = emu_sites[site].where;
   const int length = (int)strcspn(where, "|");
+  const auto report = tolerates_race(a, other_flags, site) ? suspect : (void (*)(const char*, u32, const char*, const char*, ...))fault;
+  worker->level = !hardware_level() && b.may_follow(a.me, block, thread) ? CHECK : HARDWARE;
   if (thread >= MAX_THREADS)
-    fault("race", a.site, a.buffer, "%s of %s '%s' at byte %llu races with the asynchronous %s issued at %.*s: its end was not waited for on this path", verb(a.flags), a.space, a.buffer,
+    return report("race", a.site, a.buffer, "%s of %s '%s' at byte %llu races with the asynchronous %s issued at %.*s: its end was not waited for on this path", verb(a.flags), a.space, a.buffer,
           (unsigned long long)offset, other, length, where);
   if (block == b.index)
-    fault("race", a.site, a.buffer, "%s of %s '%s' at byte %llu races with the %s by thread (%u,%u,%u) of the same block at %.*s: nothing orders the two", verb(a.flags), a.space, a.buffer,
+    return report("race", a.site, a.buffer, "%s of %s '%s' at byte %llu races with the %s by thread (%u,%u,%u) of the same block at %.*s: nothing orders the two", verb(a.flags), a.space, a.buffer,
           (unsigned long long)offset, other, t[0], t[1], t[2], length, where);
   const u32 i = block - 1;
-  fault("race", a.site, a.buffer, "%s of %s '%s' at byte %llu races with the %s by block (%u,%u,%u) thread (%u,%u,%u) at %.*s: no release and acquire orders the two", verb(a.flags), a.space, a.buffer,
+  report("race", a.site, a.buffer, "%s of %s '%s' at byte %llu races with the %s by block (%u,%u,%u) thread (%u,%u,%u) at %.*s: no release and acquire orders the two", verb(a.flags), a.space, a.buffer,
         (unsigned long long)offset, other, i % launch->grid[0], i / launch->grid[0] % launch->grid[1], i / (launch->grid[0] * launch->grid[1]), t[0], t[1], t[2], length, where);
 }
 // The hardware lets one lane win, whichever: with equal bytes nobody can tell.
@@ -43,7 +46,16 @@ void await_store(BlockChecker& b, const Access& a, u32 thread, u64 offset) {
 bool before(BlockChecker& b, const Access& a, u32 block, u32 thread, u32 clock) {
   return block == b.index ? b.ordered(a.me, thread, clock) : b.knows_block(a.me, block, thread, clock);
 }
-void missing_fence(const Access& a, u32 site, u64 offset) {
+// Whether a later thread of the block could know of a fence if aligned instructions ordered memory.
+bool fence_may_count(const BlockChecker& b, const Access& a) {
+  for (u16 t : b.fencing)
+    if (a.me < MAX_THREADS && b.may_follow(a.me, b.index, t)) return true;
+  return false;
+}
+void missing_fence(const BlockChecker& b, const Access& a, u32 site, u64 offset) {
+  const bool copied = !strncmp(emu_sites[site].op, "cp.async.", 9) && !strncmp(emu_sites[a.site].op, "wgmma.", 6);
+  if (copied && hardware_level()) return;
+  worker->level = copied || (!hardware_level() && fence_may_count(b, a)) ? CHECK : HARDWARE;
   const char* where = emu_sites[site].where;
   fault("proxy_fence", a.site, a.buffer, "asynchronous %s of %s '%s' at byte %llu, which was written through the generic proxy at %.*s: no fence.proxy.async lies between the two", verb(a.flags), a.space,
         a.buffer, (unsigned long long)offset, (int)strcspn(where, "|"), where);
@@ -91,8 +103,8 @@ void remember(const BlockChecker& b, Readers& readers, Cell& c, const Reader& ma
   readers.nodes[spare].next = next;
 }
 
-// `b` is the accessing thread's block, `home` the one whose shared memory it is.
-template <bool SHARED> void visit(BlockChecker& b, BlockChecker& home, Cell& c, const Access& a, u64 offset) {
+// `b` is the accessing thread's block, `home` the one whose shared memory it is; `at` and `bytes` say where in it.
+template <bool SHARED> void visit(BlockChecker& b, BlockChecker& home, Cell& c, const Access& a, u64 offset, u32 at, u32 bytes) {
   Readers& readers = SHARED ? home.shared_readers : global_readers;
   if (SHARED && c.generation != home.generation) renew(home, c);
   Reader overtaken{};  // the last write, where this one is as strong but does not follow it
@@ -102,14 +114,18 @@ template <bool SHARED> void visit(BlockChecker& b, BlockChecker& home, Cell& c, 
     if (!before(b, a, block, thread, c.clock)) {
       if (both_strong(a.flags, c.flags, block == b.index)) overtaken = event(block, thread, c.clock, c.site, c.flags);
       else if (same_store(b, a, c, block, thread)) await_store(b, a, thread, offset);
-      else race(b, a, verb(c.flags), c.site, block, thread, offset);
+      else {
+        race(b, a, c.flags, c.site, block, thread, offset);
+        if (a.write) suspect_bytes(home, at, bytes);
+        else worker->raced = true;
+      }
     }
     if (!SHARED && a.flags & A_CONSTANT) {
       const char* where = emu_sites[c.site].where;
       fault("not_constant", a.site, a.buffer, "%s of '%s' at byte %llu as data that does not change, but this kernel wrote it at %.*s: a stale value may be returned", op_text(a.site), a.buffer,
             (unsigned long long)offset, (int)strcspn(where, "|"), where);
     }
-    if (a.async && !(c.flags & ASYNC_WRITE) && !proxy_fenced(b, a.me, SHARED ? PROXY_SHARED : PROXY_GLOBAL, block, thread, c.clock)) missing_fence(a, c.site, offset);
+    if (a.async && !(c.flags & ASYNC_WRITE) && !proxy_fenced(b, a.me, SHARED ? PROXY_SHARED : PROXY_GLOBAL, block, thread, c.clock)) missing_fence(b, a, c.site, offset);
   }
   u32 kept = 0;  // strong accesses that a strong write may meet; a weak one later may not
   for (u32 i = a.ordered || !(a.write || c.flags & OVERTAKEN) ? 0 : c.readers; i;) {
@@ -119,7 +135,10 @@ template <bool SHARED> void visit(BlockChecker& b, BlockChecker& home, Cell& c, 
     const bool strong = both_strong(a.flags, r.flags, r.block == b.index);
     for (u32 m = strong || !(a.write || r.flags & (A_WRITE | A_ATOMIC)) ? 0 : r.lanes; m; m &= m - 1) {
       const u32 t = r.warp * 32u + (u32)lowest(m);
-      if (!before(b, a, r.block, t, r.clock)) race(b, a, verb(r.flags), r.site, r.block, t, offset);
+      if (before(b, a, r.block, t, r.clock)) continue;
+      race(b, a, r.flags, r.site, r.block, t, offset);
+      if (r.flags & A_WRITE) suspect_bytes(home, at, bytes);
+      else suspect_reader(r, t);
     }
     if (!a.write) continue;
     r.next = strong ? kept : 0;
@@ -145,7 +164,7 @@ template <bool SHARED> void visit_range(BlockChecker& b, BlockChecker& home, Cel
     const u32 stop = smaller_of(end, (first | 3) + 1);
     if (SHARED && c.generation != home.generation) renew_word(home, c, bytes + (first & ~3u));
     if (!c.split && stop - first == 4) {
-      visit<SHARED>(b, home, c, a, offset);
+      visit<SHARED>(b, home, c, a, offset, first, 4);
     } else {
       Cell* parts = bytes + (first & ~3u);
       if (!c.split) {
@@ -153,7 +172,7 @@ template <bool SHARED> void visit_range(BlockChecker& b, BlockChecker& home, Cel
         readers.release(c.readers);
         c.readers = 0, c.split = 1;
       }
-      for (u32 i = first; i < stop; i++) visit<SHARED>(b, home, bytes[i], a, offset + (i - first));
+      for (u32 i = first; i < stop; i++) visit<SHARED>(b, home, bytes[i], a, offset + (i - first), i, 1);
     }
     offset += stop - first;
     first = stop;
@@ -165,7 +184,10 @@ void settle_store(BlockChecker& b) {
   Twice& t = b.twice;
   const u32 bytes = t.access.bytes;
   t.access.bytes = 0;
-  if (bytes && memcmp(t.before, t.access.place, bytes)) race(b, t.access, "write", t.access.site, b.index, t.thread, t.offset);
+  if (!bytes || !memcmp(t.before, t.access.place, bytes)) return;
+  race(b, t.access, A_WRITE, t.access.site, b.index, t.thread, t.offset);
+  const u64 o = (u64)(t.access.place - worker->windows);
+  suspect_bytes(*worker->blocks[o / WINDOW_STRIDE].checker, (u32)(o % WINDOW_STRIDE), bytes);
 }
 void visit_shared(BlockChecker& b, BlockChecker& home, u32 o, u32 bytes, const Access& a, u64 offset) { visit_range<true>(b, home, home.shared_words, home.shared_bytes, o, bytes, a, offset); }
 void visit_global(BlockChecker& b, u64 address, u32 bytes, const Access& a, u64 offset) {

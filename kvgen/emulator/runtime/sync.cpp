@@ -37,11 +37,12 @@ RARE static bool all_wait_for(const Fiber& me, u32 needed) {
     if (lanes[lowest(m)].mask != me.mask) return false;
   return true;
 }
-__attribute__((noinline)) static void complete(Fiber& me, u32 needed, WarpOp op, bool orders_memory) {
+__attribute__((noinline)) static void complete(Fiber& me, u32 needed, WarpOp op, bool orders_memory, bool aligned) {
   Warp& w = *me.own_warp;
   me.state = RUNNING;
   emu_spins = 0;
   worker->warp_operations++;
+  if (aligned) check_aligned(me.warp, needed);
   if (op) op(w.arguments, needed);
   if (orders_memory) check_warp_join(me.warp, needed);
   w.waiting &= ~needed;
@@ -60,7 +61,7 @@ void warp_operation(u32 mask, WarpOp op, void* argument, u32 site, bool orders_m
   const u32 waiting = before | 1u << lane;
   w.waiting = waiting;
   if (__builtin_expect((waiting & needed) != needed || (w.mixed && !all_wait_for(me, needed)), 1)) return fiber_wait();
-  complete(me, needed, op, orders_memory);
+  complete(me, needed, op, orders_memory, aligned);
 }
 #if defined(__x86_64__)
 asm(R"(
@@ -193,6 +194,7 @@ void gather(Block& block, Fiber& me, const Arriving& a, u32 predicate) {
   w.gathered |= 1u << me.lane, w.predicates |= predicate << me.lane;
   if (w.gathered != w.born) return;
   w.gathered = 0;
+  check_aligned(me.warp, w.born);
   if (!a.waits) me.state = RUNNING, lanes_wake(me, w.born);
   count_arrival(block, a, me.warp, w.born, w.predicates);
 }
