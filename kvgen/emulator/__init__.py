@@ -2,7 +2,7 @@
 
 from kvgen.emulator.counters import BufferCounters, Counters, LineCounters, SharedCounters
 from kvgen.emulator.errors import EmulatorError, HostCompilerError, KernelFault, TranslateError
-from kvgen.emulator.launch import Buffer, Kernel, Library, build
+from kvgen.emulator.launch import Buffer, Kernel, Library, Mode, Schedule, build
 from kvgen.emulator.tensor_map import TensorMap
 
 __all__ = [
@@ -15,6 +15,8 @@ __all__ = [
     "KernelFault",
     "Library",
     "LineCounters",
+    "Mode",
+    "Schedule",
     "SharedCounters",
     "TensorMap",
     "TranslateError",

@@ -342,7 +342,11 @@ class Context:
 
     def space_of(self, name: str) -> str | None:
         """The state space of a variable whose address in that space is no generic one."""
-        for space, names in (("shared", self.symbols.shared), ("const", self.symbols.constants), ("local", self.locals)):
+        for space, names in (
+            ("shared", self.symbols.shared),
+            ("const", self.symbols.constants),
+            ("local", self.locals),
+        ):
             if name in names:
                 return space
         return "param" if self.find_param(name) else None

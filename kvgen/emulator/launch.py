@@ -215,7 +215,7 @@ class Library:
                 what = _fault(kernel, suspicion)
                 if fault is None:
                     consequence = saved.consequence(info, blocks, lambda probe: self._once(kernel, probe))
-                    fault = consequence and what.because(f"it matters: with other bytes there {consequence}") or None
+                    fault = (consequence and what.because(f"it matters: with other bytes there {consequence}")) or None
                 else:
                     fault = fault.because(f"before it, {what}")
         if printed:

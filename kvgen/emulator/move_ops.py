@@ -36,7 +36,11 @@ def cvta(cx: Context, ins: Instruction) -> str:
     space = ins.modifiers.choice(_SPACES).partition("::")[0]
     value = cx.value(ins, ins.operands[1], kind)
     if space != "global":
-        value = f"{space}_from_generic({value if space == 'const' else f'self, {value}'})" if to else f"generic_from_{space}(self, {value})"
+        value = (
+            f"{space}_from_generic({value if space == 'const' else f'self, {value}'})"
+            if to
+            else f"generic_from_{space}(self, {value})"
+        )
     return cx.assign(ins, ins.operands[0], kind, value)
 
 

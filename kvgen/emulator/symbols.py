@@ -66,8 +66,9 @@ class Callee:
 class Symbols:
     """Module-level names: C++ expressions of their addresses, and functions.
 
-    `constants` are addresses in the constant space. `undefined` are variables declared but not defined; `function_table` is the C++ table of functions and its length,
-    `most_frame` the most stack one of them takes.
+    Addresses of `globals` are generic, those of `shared` and `constants` are in that space. `undefined` are variables
+    declared but not defined; `function_table` is the C++ table of functions and its length, `most_frame` the most stack
+    one of them takes.
     """
 
     shared: dict[str, str] = field(default_factory=dict)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvgen.errors import ArgumentError, DeviceError
 from kvgen.runtime.arrays import extent
@@ -15,6 +15,7 @@ from kvgen.runtime.params import Array
 from kvgen.runtime.stream import no_stream
 
 if TYPE_CHECKING:
+    from kvgen.emulator import Mode, Schedule
     from kvgen.runtime.arrays import ArrayView
     from kvgen.runtime.cache import LayerCache
     from kvgen.runtime.launcher import Extra, Grid, Kernel
@@ -46,12 +47,13 @@ class Launched:
 @dataclass
 class Machine:
     """How kernels run on the CPU: the architecture whose PTX is executed (None: the set's last), the mode
-    ("check" finds races, out-of-bounds accesses and uninitialised reads; "fast" does not look) and the thread schedule.
+    ("check" finds races, out-of-bounds accesses and uninitialised reads; "hardware" what of that hardware can get wrong;
+    "fast" does not look) and the thread schedule.
     `launches` logs every launch made under it, `watch` sees each of them before and after."""
 
     arch: str | None = None
-    mode: Literal["fast", "check"] = "fast"
-    schedule: Literal["ascending", "descending"] | int = "ascending"
+    mode: Mode = "fast"
+    schedule: Schedule = "ascending"
     watch: Watch | None = None
     launches: list[Launched] = field(default_factory=list)
 
@@ -62,8 +64,8 @@ _machine: ContextVar[Machine | None] = ContextVar("kvgen_cpu_machine", default=N
 @contextmanager
 def machine(
     arch: str | None = None,
-    mode: Literal["fast", "check"] = "fast",
-    schedule: Literal["ascending", "descending"] | int = "ascending",
+    mode: Mode = "fast",
+    schedule: Schedule = "ascending",
     watch: Watch | None = None,
 ) -> Iterator[Machine]:
     """Run the launches inside the `with` under these settings; yields the Machine with their log."""
@@ -101,7 +103,7 @@ def _memory(kernel: Kernel, cache: LayerCache, views: dict[str, ArrayView], extr
     return found
 
 
-def _ranges(memory: Sequence[Memory]) -> list[tuple[str, int, int, bool]]:
+def ranges(memory: Sequence[Memory]) -> list[tuple[str, int, int, bool]]:
     """Name, first and past-the-last byte, writable; overlapping arrays (K and V of one qkv row) joined into one."""
     joined: list[tuple[str, int, int, bool]] = []
     found = [(m.name, *extent(m.view), m.writes) for m in memory]
@@ -125,7 +127,7 @@ def bind(
     kernel.module.require(f"{kernel.module.name}/{kernel.file}")
     entry = cpu_kernel(kernel.module, kernel.file, kernel.entry, arch, chosen.mode)
     memory = _memory(kernel, cache, views, extra)
-    buffers = [Buffer(name, low, high - low, writes) for name, low, high, writes in _ranges(memory)]
+    buffers = [Buffer(name, low, high - low, writes) for name, low, high, writes in ranges(memory)]
     raw = args.bytes_list()
     programmatic = arch >= "sm_90"  # as on a GPU: such a kernel may start while the one before it runs
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Final
 
 from kvgen.errors import DeviceError, KvgenError, ToolError
 from kvgen.runtime.abi import ABI
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from kvgen.compile import Unit
     from kvgen.emulator import Kernel as EmulatedKernel
+    from kvgen.emulator import Mode
 
 PACKAGE_DATA: Final = '[tool.setuptools.package-data] "*" = ["*.cu", "*.cuh", "*.json"]'
 _SIZE_LIMIT: Final = 1 << 24  # bytes of a generated file
@@ -107,7 +108,7 @@ def cubin(module: Module, file: str, entry: str, capability: tuple[int, int]) ->
 
 
 @lru_cache(maxsize=None)  # noqa: UP033 - one entry a kernel, architecture and mode
-def cpu_kernel(module: Module, file: str, entry: str, arch: str, mode: Literal["fast", "check"]) -> EmulatedKernel:
+def cpu_kernel(module: Module, file: str, entry: str, arch: str, mode: Mode) -> EmulatedKernel:
     """The kernel for the CPU machine. Each is an object of its own, so that a set costs what is launched of it."""
     from kvgen.compile import compile_unit, default_cache, jit_allowed
     from kvgen.emulator import EmulatorError, build

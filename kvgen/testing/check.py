@@ -6,20 +6,18 @@ import ctypes
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import TracebackType
-from typing import Any, Literal, ParamSpec, TypedDict, Unpack
+from typing import Any, ParamSpec, TypedDict, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kvgen.dtypes import dtype
-from kvgen.emulator import EmulatorError, KernelFault
+from kvgen.emulator import EmulatorError, KernelFault, Mode, Schedule
 from kvgen.errors import ArgumentError, DeviceError, KvgenError
 from kvgen.runtime.arrays import ArrayView, extent
 from kvgen.runtime.cpu import Launched, Memory, machine
 from kvgen.runtime.launcher import Launcher
 
-Schedule = Literal["ascending", "descending"] | int
-Mode = Literal["check", "fast"]
 P = ParamSpec("P")
 
 
@@ -48,7 +46,8 @@ class Check:
     """Calls an operation on NumPy arrays once for every schedule of `schedules`.
 
     `arch` is the architecture whose PTX runs (None: the set's last one). `mode` "check" finds out-of-bounds and
-    misaligned accesses, races, uninitialised reads and misused barriers; "fast" only computes.
+    misaligned accesses, races, uninitialised reads and misused barriers; "hardware" what of that hardware can get wrong;
+    "fast" only computes.
     """
 
     arch: str | None = None

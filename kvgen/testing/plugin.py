@@ -20,7 +20,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="thread schedules, joined by commas: ascending, descending or a seed (default: %(default)s)",
     )
     group.addoption(
-        "--kvgen-mode", choices=("check", "fast"), default="check", help="fast only computes (default: %(default)s)"
+        "--kvgen-mode",
+        choices=("check", "hardware", "fast"),
+        default="check",
+        help="hardware reports what hardware can get wrong, fast only computes (default: %(default)s)",
     )
 
 

@@ -33,13 +33,15 @@ VALUES = {
     "const_generic_pointer": ("ld.global.u64 %rd1, [far_table]; ld.u32 %r1, [%rd1+4];", 40),
     "local": (".local .align 8 .b32 q[4];" + NEAR.format("q") + "st.local.u32 [%r2+8], 5; ld.local.u32 %r1, [%rd1+8];", 5),
     "local_generic": (
-        ".local .align 8 .b32 q[4];" + NEAR.format("q") + "st.local.u32 [q+4], 6; cvta.local.u64 %rd2, %rd1; ld.u32 %r1, [%rd2+4];",
+        ".local .align 8 .b32 q[4];" + NEAR.format("q") + "st.local.u32 [q+4], 6;"
+        "cvta.local.u64 %rd2, %rd1; ld.u32 %r1, [%rd2+4];",
         6),
     "local_back": (
         ".local .align 8 .b32 q[4]; mov.u64 %rd1, q; cvta.local.u64 %rd1, %rd1; st.u32 [%rd1], 8; cvta.to.local.u64 %rd2, %rd1;"
         "cvt.u32.u64 %r2, %rd2; ld.local.u32 %r1, [%r2];", 8),
-    "alloca": ("alloca.u64 %rd1, 16; cvt.u32.u64 %r2, %rd1; st.local.u32 [%r2+12], 9; cvta.local.u64 %rd2, %rd1; ld.u32 %r1, [%rd2+12];",
-               9),
+    "alloca": (
+        "alloca.u64 %rd1, 16; cvt.u32.u64 %r2, %rd1; st.local.u32 [%r2+12], 9; cvta.local.u64 %rd2, %rd1;"
+        "ld.u32 %r1, [%rd2+12];", 9),
     "alignment": (".local .align 128 .b32 q[4]; mov.b32 %r2, q; and.b32 %r1, %r2, 127;", 0),
     "function": (".param .align 8 .b8 a[8]; st.param.b32 [a], 3; st.param.b32 [a+4], 4; call (%r1), second, (a);", 4),
     "tensor_map": (

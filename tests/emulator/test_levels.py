@@ -6,7 +6,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from kvgen import emulator
 from kvgen.emulator import KernelFault, Library
 from tests.emulator.conftest import Build
 from tests.emulator.programs import HEADER, aligned, entry, run
@@ -44,7 +43,8 @@ CASES: dict[str, tuple[str, str | None, str | None]] = {
     "nothing_orders": (f"{WRITE} bar.sync 0; {MMA} {WRITE} ld.shared.u32 %r1, [%r44]; {MMA}", "race", "race"),
     "shuffle_orders_nothing": (
         f"{WRITE} shfl.sync.bfly.b32 %r2, %r40, 1, 31, -1; ld.shared.u32 %r1, [%r44];", "race", "race"),
-    "mma_of_one_warp": (f"{WRITE} {MMA} xor.b32 %r2, %r43, 128; ld.shared.u32 %r1, [%r2];", "race uninitialised", "race uninitialised"),
+    "mma_of_one_warp": (
+        f"{WRITE} {MMA} xor.b32 %r2, %r43, 128; ld.shared.u32 %r1, [%r2];", "race uninitialised", "race uninitialised"),
     # ---- a bulk store not waited for before the exit
     "store_and_exit": (f"{WRITE} {PROXY} bar.sync 0; @%p1 {STORE.replace('; cp', '; @%p1 cp')}", "in_flight", None),
     "store_and_overwrite": (
@@ -85,7 +85,7 @@ CASES: dict[str, tuple[str, str | None, str | None]] = {
     "raced_read_used": (
         "@%p1 st.shared.u32 [s+512], 3; bar.sync 0; @%p1 st.shared.u32 [s+512], 3; @%p2 ld.shared.u32 %r1, [s+512];",
         "race", "race"),
-    "raced_write_unused": (f"mov.u32 %r1, 4; st.shared.u32 [s+512], %r40;", "race", None),
+    "raced_write_unused": ("mov.u32 %r1, 4; st.shared.u32 [s+512], %r40;", "race", None),
     "raced_write_used": ("st.shared.u32 [s+512], %r40; bar.sync 0; ld.shared.u32 %r1, [s+512];", "race", "race"),
     "raced_then_written": (
         "st.shared.u32 [s+512], %r40; bar.sync 0; @%p1 st.shared.u32 [s+512], 9; bar.sync 0; ld.shared.u32 %r1, [s+512];",

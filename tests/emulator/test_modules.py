@@ -53,7 +53,10 @@ def copies(name: str, space: str, nbytes: int) -> str:
 @pytest.fixture(scope="module")
 def values(build: Build) -> dict[str, bytes]:
     """Every case is a module of its own, with a variable of the same name."""
-    modules = [HEADER + text + ";\n" + copies(f"k_{n}", "const" if ".const" in text else "global", len(b)) for n, (text, b) in VALUES.items()]
+    modules = [
+        HEADER + text + ";\n" + copies(f"k_{n}", "const" if ".const" in text else "global", len(b))
+        for n, (text, b) in VALUES.items()
+    ]
     library = build(modules)
     out = {}
     for name, (_, expected) in VALUES.items():

@@ -112,6 +112,19 @@ GRID_CASES = {
         None,
     ),
     "atomics_on_one_word": ("atomicAdd(g, 1);", None),
+    # Who has seen a strong write follows it, and what it followed in its turn.
+    "last_block_resets": ("if (t == 0 && atomicAdd(flag, 1) == 2) *flag = 0;", None),
+    "a_reader_resets": (
+        "if (t == 0) { if (b == 0) atomicAdd(flag, 1); else if (b == 1) { ACQUIRE_G; if (v == 1) *flag = 0; } }",
+        None,
+    ),
+    "a_stranger_resets": ("if (t == 0) { if (b == 0) atomicAdd(flag, 1); else if (b == 1) *flag = 0; }", "race"),
+    "another_thread_resets": ("if (t == 0) v = atomicAdd(flag, 1); if (t == 32 && b == 2) *flag = 0;", "race"),
+    "seen_before_the_last": (
+        "if (t == 0) { ACQUIRE_G; if (b == 1) *flag = 0; else atomicAdd(flag, 1); ACQUIRE_G; if (b == 2) v = g[t]; }"
+        "if (b == 1 && t == 0) g[t] = 1;",
+        "race",
+    ),
     "sum_of_atomics": (SUM.format("__threadfence();", "__threadfence();", "g[t]"), None),
     "sum_of_atomics_not_released": (SUM.format("", "__threadfence();", "g[t]"), "race"),
     "sum_of_atomics_not_acquired": (SUM.format("__threadfence();", "", "g[t]"), "race"),
@@ -126,6 +139,7 @@ GRID_CASES = {
         "race",
     ),
 }
+THREE_BLOCKS = ("chain_of_three", "last_block_resets", "another_thread_resets", "seen_before_the_last")
 MACROS = r"""
 #define NAMED if (t < 64) asm volatile("bar.sync 1, 64;" ::: "memory"); \
   else asm volatile("bar.sync 2, 64;" ::: "memory")
@@ -138,6 +152,7 @@ MACROS = r"""
 #define FENCE(what) asm volatile("fence." #what ".gpu;" ::: "memory")
 #define CLUSTER_FENCE asm volatile("fence.acq_rel.cluster;" ::: "memory")
 #define ATOM_CLUSTER asm volatile("atom.acq_rel.cluster.global.add.s32 %0, [%1], 1;" : "=r"(v) : "l"(flag) : "memory")
+#define ACQUIRE_G asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(v) : "l"(flag) : "memory")
 #define ADDRESS(x) (unsigned)__cvta_generic_to_shared(x)
 #define RELEASE_S asm volatile("st.release.cta.shared.s32 [%0], 7;" :: "r"(ADDRESS(&one)) : "memory")
 #define RELAXED_S asm volatile("st.relaxed.cta.shared.s32 [%0], 7;" :: "r"(ADDRESS(&one)) : "memory")
@@ -170,7 +185,7 @@ def library(build: Build) -> Library:
 def test_race(name: str, schedule: str | int, library: Library) -> None:
     expected = {**CASES, **GRID_CASES}[name][1]
     arrays = [np.zeros(128, np.int32), np.zeros(2, np.int32), np.zeros(3 * 128, np.int32)]
-    grid = (3 if name == "chain_of_three" else 2 if name in GRID_CASES else 1, 1, 1)
+    grid = (3 if name in THREE_BLOCKS else 2 if name in GRID_CASES else 1, 1, 1)
     if expected is None:
         run(library, name, *arrays, grid=grid, schedule=schedule)
         return

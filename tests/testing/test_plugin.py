@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 
 HEAD = """
 import numpy as np
-from toy import Cache, fill, past, racy, ticket
+from toy import Cache, fill, padded, past, racy, ticket
 
 def case(rows=64):
     pool = np.zeros((1, 1, 4, 32), np.float32)
@@ -90,7 +90,8 @@ def test_the_example_in_the_documentation(pytester: pytest.Pytester) -> None:
     text = (ROOT / "docs" / "testing.md").read_text()
     example = "\n".join(line[4:] for line in text.splitlines() if line.startswith("    ")).partition("python -m")[0]
     pytester.makepyfile(example.replace("engine.kernels", "generated"))
-    pytester.runpytest_inprocess("-p", "no:cacheprovider", *PLUGIN).assert_outcomes(passed=1)
+    (pytester.path / "row_sum.ptx").write_text((Path(__file__).parent / "row_sum.ptx").read_text())
+    pytester.runpytest_inprocess("-p", "no:cacheprovider", *PLUGIN).assert_outcomes(passed=2)
 
 
 def assert_short(text: str) -> None:
@@ -203,6 +204,28 @@ def test_options(pytester: pytest.Pytester) -> None:
     arguments = "--kvgen-arch=sm_80", "--kvgen-schedules=descending, 7", "--kvgen-mode=fast"
     run(pytester, body.format(repr(Check()))).assert_outcomes(passed=1)
     run(pytester, body.format(repr(Check("sm_80", ("descending", 7), "fast"))), *arguments).assert_outcomes(passed=1)
+
+
+def test_hardware_reports_less(pytester: pytest.Pytester) -> None:
+    body = """
+def test_padding(kvgen_check):
+    _, cache, out = case()
+    kvgen_check(padded, cache, out)
+
+def test_race(kvgen_check):
+    _, cache, out = case()
+    kvgen_check(racy, cache, out)
+
+def test_one_launch():
+    from kvgen.runtime.cpu import machine
+    _, cache, out = case()
+    with machine(mode="hardware"):
+        padded(cache, out)
+"""
+    run(pytester, body, "--kvgen-mode=hardware").assert_outcomes(passed=2, failed=1)
+    result = run(pytester, body, "--kvgen-mode=check")
+    result.assert_outcomes(passed=1, failed=2)
+    result.stdout.fnmatch_lines(["E*uninitialised: *level hardware)", "E*race: *level hardware)"])
 
 
 @pytest.mark.parametrize("given", ["sideways", "ascending,-1", ""])

@@ -284,6 +284,7 @@ void check_begin_block(Block& block) {
   memset(b.followed, 0, sizeof b.followed);
   b.aligned = false;
   b.undetermined.clear();
+  b.observed.clear();
   b.block_acquired = b.block_pending = nullptr;
   b.any_knowledge = false;
   b.shared_locations.clear();

@@ -85,6 +85,7 @@ struct Access {
   u8* place = nullptr;  // of an ordinary store: where its bytes will be, a moment from now
   u32 bytes = 0;
 };
+struct Write { u32 block, thread, clock; };
 struct Twice {  // a store of one lane over that of another of its warp, by one instruction: no race if the bytes are equal
   Access access;
   u32 thread;
@@ -149,6 +150,7 @@ struct BlockChecker {
   u32 stores_under_way;                                   // bulk stores whose bytes are not in global memory yet
 
   Twice twice;  // while twice.access.bytes
+  std::unordered_map<u64, Write> observed;  // by cell and thread: the write that its last strong access left or read
   u32 generation, first_generation;
   Cell shared_words[SHARED_CAPACITY / 4], shared_bytes[SHARED_CAPACITY];
   Readers shared_readers;

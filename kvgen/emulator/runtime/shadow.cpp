@@ -103,15 +103,26 @@ void remember(const BlockChecker& b, Readers& readers, Cell& c, const Reader& ma
   readers.nodes[spare].next = next;
 }
 
+// Who has read a strong write strongly follows it, and all that it followed by read-modify-write (the observation order of
+// the PTX memory model): the last block of a sum may reset the counter by a plain store. A plain load is held to fences all
+// the same: in another order of the blocks it need not have read the last write.
+u64 observer(const Cell& c, u32 thread) { return (u64)&c | (u64)thread << 48; }
+bool observes(const BlockChecker& b, const Cell& c, const Access& a, u32 block, u32 thread) {
+  if (b.observed.empty()) return false;
+  auto found = b.observed.find(observer(c, a.me));
+  return found != b.observed.end() && found->second.block == block && found->second.thread == thread && found->second.clock == c.clock;
+}
 // `b` is the accessing thread's block, `home` the one whose shared memory it is; `at` and `bytes` say where in it.
 template <bool SHARED> void visit(BlockChecker& b, BlockChecker& home, Cell& c, const Access& a, u64 offset, u32 at, u32 bytes) {
   Readers& readers = SHARED ? home.shared_readers : global_readers;
   if (SHARED && c.generation != home.generation) renew(home, c);
-  Reader overtaken{};  // the last write, where this one is as strong but does not follow it
+  bool observed = false;  // the last write
+  Reader overtaken{};     // the last write, where this one is as strong but does not follow it
   if (c.generation && c.thread != NOBODY && !a.ordered) {
     const u32 rank = SHARED && cluster_size > 1 ? c.thread / ROW : 0, thread = c.thread - rank * ROW;
     const u32 block = SHARED ? worker->blocks[rank].index : c.generation;
-    if (!before(b, a, block, thread, c.clock)) {
+    observed = a.write && !(a.flags & A_STRONG) && observes(b, c, a, block, thread);
+    if (!observed && !before(b, a, block, thread, c.clock)) {
       if (both_strong(a.flags, c.flags, block == b.index)) overtaken = event(block, thread, c.clock, c.site, c.flags);
       else if (same_store(b, a, c, block, thread)) await_store(b, a, thread, offset);
       else {
@@ -125,6 +136,7 @@ template <bool SHARED> void visit(BlockChecker& b, BlockChecker& home, Cell& c, 
       fault("not_constant", a.site, a.buffer, "%s of '%s' at byte %llu as data that does not change, but this kernel wrote it at %.*s: a stale value may be returned", op_text(a.site), a.buffer,
             (unsigned long long)offset, (int)strcspn(where, "|"), where);
     }
+    if (a.flags & c.flags & A_STRONG && !a.write) b.observed[observer(c, a.me)] = {block, thread, c.clock};
     if (a.async && !(c.flags & ASYNC_WRITE) && !proxy_fenced(b, a.me, SHARED ? PROXY_SHARED : PROXY_GLOBAL, block, thread, c.clock)) missing_fence(b, a, c.site, offset);
   }
   u32 kept = 0;  // strong accesses that a strong write may meet; a weak one later may not
@@ -132,8 +144,8 @@ template <bool SHARED> void visit(BlockChecker& b, BlockChecker& home, Cell& c, 
     Reader& r = readers.nodes[i];
     const u32 next = r.next, here = i;
     i = next;
-    const bool strong = both_strong(a.flags, r.flags, r.block == b.index);
-    for (u32 m = strong || !(a.write || r.flags & (A_WRITE | A_ATOMIC)) ? 0 : r.lanes; m; m &= m - 1) {
+    const bool strong = both_strong(a.flags, r.flags, r.block == b.index), followed = observed && r.flags & A_ATOMIC;
+    for (u32 m = strong || followed || !(a.write || r.flags & (A_WRITE | A_ATOMIC)) ? 0 : r.lanes; m; m &= m - 1) {
       const u32 t = r.warp * 32u + (u32)lowest(m);
       if (before(b, a, r.block, t, r.clock)) continue;
       race(b, a, r.flags, r.site, r.block, t, offset);
@@ -147,6 +159,7 @@ template <bool SHARED> void visit(BlockChecker& b, BlockChecker& home, Cell& c, 
   }
   if (a.forgotten) return;
   if (a.write) {
+    if (a.flags & A_ATOMIC && a.flags & A_STRONG) b.observed[observer(c, a.me)] = {b.index, a.me, a.clock};
     if (a.ordered) readers.release(c.readers);
     c.readers = kept;
     if (overtaken.lanes) remember(b, readers, c, overtaken);
