@@ -211,18 +211,30 @@ class Library:
             printed = self._printed()
             sites = tuple(_site(info.sites[i]) for i in range(info.site_count)) if fault is None else ()
             suspicion = self._runtime.emu_suspicion().contents
-            if suspicion.set and saved is not None:
-                what = _fault(kernel, suspicion)
-                if fault is None:
-                    consequence = saved.consequence(info, blocks, lambda probe: self._once(kernel, probe))
-                    fault = (consequence and what.because(f"it matters: with other bytes there {consequence}")) or None
-                else:
-                    fault = fault.because(f"before it, {what}")
+            if saved is not None and suspicion.set:
+                fault = self._probed(kernel, info, blocks, saved, _fault(kernel, suspicion), fault)
         if printed:
             sys.stdout.write(printed)
         if fault is not None:
             raise fault
         return sites
+
+    def _probed(
+        self,
+        kernel: str,
+        info: LaunchInfo,
+        blocks: int,
+        saved: Saved,
+        suspected: KernelFault,
+        fault: KernelFault | None,
+    ) -> KernelFault | None:
+        """What the launch `info` is to be blamed for, which ended in `fault` after it had been suspected."""
+        if fault is not None:
+            return fault.because(f"before it, {suspected}")
+        consequence = saved.consequence(info, blocks, lambda probe: self._once(kernel, probe))
+        if consequence is None:
+            return None
+        return suspected.because(f"it matters: with other bytes there {consequence}")
 
     def _once(self, kernel: str, info: LaunchInfo) -> KernelFault | None:
         status = self._runtime.emu_launch(ctypes.byref(info))

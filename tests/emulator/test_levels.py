@@ -80,6 +80,14 @@ CASES: dict[str, tuple[str, str | None, str | None]] = {
     "unwritten_matrix_used": (
         f"{WRITE} bar.sync 0; and.b32 %r2, %r40, 7; shl.b32 %r2, %r2, 4; add.u32 %r2, %r2, %r42;"
         "ldmatrix.sync.aligned.m8n8.x1.shared.b16 {%r1}, [%r2+1024];", "uninitialised", "uninitialised"),
+    "unwritten_column_of_wgmma": (  # of B; only the even columns of the product are used
+        "and.b32 %r2, %r40, 31; setp.lt.u32 %p5, %r2, 28; @%p5 st.shared.u32 [%r43], 0; fence.proxy.async; bar.sync 0;"
+        f"{WGMMA}", "uninitialised", None),
+    "unwritten_column_used": (
+        "and.b32 %r2, %r40, 31; setp.lt.u32 %p5, %r2, 28; @%p5 st.shared.u32 [%r43], 0; fence.proxy.async; bar.sync 0;"
+        f"{WGMMA} mov.b32 %r1, %f2;", "uninitialised", "uninitialised"),
+    "unwritten_stored": (
+        f"@%p1 {STORE.replace('; cp', '; @%p1 cp')} @%p1 cp.async.bulk.wait_group 0;", "uninitialised", "uninitialised"),
     "raced_read_unused": (
         "@%p1 st.shared.u32 [s+512], 3; @%p2 ld.shared.u32 %r2, [s+512];", "race uninitialised", None),
     "raced_read_used": (

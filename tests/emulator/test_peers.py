@@ -17,9 +17,15 @@ SCHEDULES = ["ascending", "descending", 3]
 
 
 @pytest.fixture(scope="module")
-def library(build: Build) -> Library:
+def libraries(build: Build) -> dict[str, Library]:
     text = "".join((FOLDER / name).read_text() for name in ("async.cuh", "peers.cu"))
-    return build([nvrtc_ptx(text, arch="compute_90a", name="peers.cu")], mode="hardware")
+    ptx = nvrtc_ptx(text, arch="compute_90a", name="peers.cu")
+    return {mode: build([ptx], mode=mode) for mode in ("hardware", "check")}  # one object
+
+
+@pytest.fixture(scope="module")
+def library(libraries: dict[str, Library]) -> Library:
+    return libraries["hardware"]
 
 
 def scheduler(library: Library, name: str, schedule: str | int) -> tuple[np.ndarray, np.ndarray]:
@@ -70,3 +76,15 @@ def test_wrong(name: str, schedule: str | int, library: Library) -> None:
     with pytest.raises(KernelFault) as caught:
         KERNELS[name][0](library, f"{name}_wrong", schedule)
     assert caught.value.kind in KERNELS[name][1].split(), str(caught.value)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_liberties_are_of_level_check(schedule: str | int, libraries: dict[str, Library]) -> None:
+    for name in ("scheduler", "locks"):
+        KERNELS[name][0](libraries["check"], f"{name}_right", schedule)
+    out, expected = multicast(libraries["hardware"], "multicast_unfenced", schedule)
+    np.testing.assert_array_equal(out, expected)
+    for name, kind in (("multicast_unfenced", "proxy_fence"), ("multicast_right", "race")):
+        with pytest.raises(KernelFault) as caught:
+            multicast(libraries["check"], name, schedule)
+        assert (caught.value.kind, caught.value.level) == (kind, "check"), str(caught.value)
