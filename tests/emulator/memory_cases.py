@@ -237,8 +237,11 @@ add("mov.b64 {{ _, _, {d}, _ }}, {a};", "u64", "u16", lambda a: a >> 32)
 add("mov.b128 %q1, {{ {a}, {b} }}; mov.b128 %q2, %q1; mov.b128 {{ _, {d} }}, %q2;", "u64 u64", "u64", lambda a, b: b)
 add("mov.pred {d}, {a};", "pred", "pred", lambda a: a)
 add("mov.f32 {d}, 0f3FC00000;", "f32", "f32", lambda a: 1.5)
-SPACE_OF = {"global": "%rd20", "shared": "%rd21", "local": "%rd22", "const": "%rd24", "param": "%rd25"}
-ADDRESSES = "mov.u64 %rd24, table; cvta.const.u64 %rd24, %rd24; mov.b64 %rd25, block; cvta.param.u64 %rd25, %rd25;"
+SPACE_OF = {"global": "%rd20", "shared": "%rd21", "local": "%rd28", "const": "%rd24", "param": "%rd25"}
+ADDRESSES = (
+    "mov.u64 %rd24, table; cvta.const.u64 %rd24, %rd24; mov.b64 %rd25, block; cvta.param.u64 %rd25, %rd25;"
+    "cvta.local.u64 %rd28, %rd22;"
+)
 for asked, (space, address) in itertools.product(
     ("global", "local", "const", "param", "param::entry", *SHARED), SPACE_OF.items()
 ):
