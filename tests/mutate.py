@@ -70,12 +70,13 @@ def showing(mutant: Mutant, cover: Cover) -> list[Ran]:
 
 @dataclass(frozen=True)
 class Copy:
-    """A copy of the project to run tests in, with a cache of kernels of its own."""
+    """A copy of the project to run tests in; `cache` is where compiled kernels go."""
 
     root: Path
+    cache: Path
 
     @staticmethod
-    def make(folder: Path) -> Copy:
+    def make(folder: Path, cache: Path) -> Copy:
         """What git knows of the project, as it stands now."""
         listed = subprocess.run(
             ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
@@ -87,7 +88,7 @@ class Copy:
             if (ROOT / name).is_file():
                 (folder / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(ROOT / name, folder / name)
-        return Copy(folder)
+        return Copy(folder, cache)
 
     def fails(self, tests: Sequence[Ran], timeout: float) -> bool | None:
         """Whether one of these tests fails; None if they do not end in time."""
@@ -103,7 +104,7 @@ class Copy:
             "no:cacheprovider",
             *(r.test for r in tests),
         ]
-        environment = os.environ | {"PYTHONPATH": str(self.root), "KVGEN_CACHE_DIR": str(self.root / "build" / "cache")}
+        environment = os.environ | {"PYTHONPATH": str(self.root), "KVGEN_CACHE_DIR": str(self.cache)}
         try:
             done = subprocess.run(
                 command, cwd=self.root, env=environment, capture_output=True, text=True, timeout=timeout
@@ -191,7 +192,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as scratch, ThreadPoolExecutor(options.jobs) as pool:
         copies: SimpleQueue[Copy] = SimpleQueue()
         for n in range(options.jobs):
-            copies.put(Copy.make(Path(scratch) / f"copy{n}"))
+            copies.put(Copy.make(Path(scratch) / f"copy{n}", Path(scratch) / "cache"))
 
         def one(mutant: Mutant) -> None:
             copy, begin = copies.get(), time.monotonic()
