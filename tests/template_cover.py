@@ -21,7 +21,7 @@ import pytest
 ROOT: Final = Path(__file__).resolve().parent.parent
 FILE: Final = ROOT / "build" / "template_cover.json"
 KEPT: Final = 24  # tests of a line, the cheapest
-ALIKE: Final = 3  # of them with the same function
+ALIKE: Final = 3  # of them of the same function, and with the same kernels
 _BYTES_A_SECOND: Final = (
     60_000  # of machine code that the host compiler makes: what a test costs once its kernels change
 )
@@ -30,10 +30,11 @@ _RESULT = pytest.StashKey["Cover"]()
 
 @dataclass(frozen=True)
 class Ran:
-    """A test that passed: its id, and the seconds that it takes when all its kernels are compiled anew."""
+    """A test that passed: its id, the seconds that it takes when all its kernels are compiled anew, and which these are."""
 
     test: str
     seconds: float
+    kernels: str
 
     @property
     def function(self) -> str:
@@ -54,14 +55,17 @@ class Cover:
         if ran not in kept:
             kept.append(ran)
             kept.sort(key=lambda r: r.seconds)
-            alike = [r for r in kept if r.function == ran.function]
-            if len(alike) > ALIKE:
-                kept.remove(alike[-1])
+            for alike in (
+                [r for r in kept if r.function == ran.function],
+                [r for r in kept if r.kernels == ran.kernels],
+            ):
+                if len(alike) > ALIKE and alike[-1] in kept:
+                    kept.remove(alike[-1])
             del kept[KEPT:]
 
     def merge(self, data: dict[str, Any]) -> None:
         """Add what `data()` gave elsewhere."""
-        tests = [Ran(test, seconds) for test, seconds in data["tests"]]
+        tests = [Ran(*ran) for ran in data["tests"]]
         for line, numbers in data["lines"].items():
             for n in numbers:
                 self.add(line, tests[n])
@@ -72,7 +76,7 @@ class Cover:
         tests = list(dict.fromkeys(ran for kept in self.lines.values() for ran in kept))
         number = {ran: n for n, ran in enumerate(tests)}
         return {
-            "tests": [[ran.test, round(ran.seconds, 2)] for ran in tests],
+            "tests": [[ran.test, round(ran.seconds, 2), ran.kernels] for ran in tests],
             "lines": {line: [number[ran] for ran in self.lines[line]] for line in sorted(self.lines)},
             "rendered": sorted(self.rendered),
         }
@@ -123,7 +127,7 @@ def _install() -> None:
 
     def loaded(self: launch.Library, built: Any) -> None:
         load(self, built)
-        self.nbytes = built.library.stat().st_size  # type: ignore[attr-defined]
+        self.object = built.library  # type: ignore[attr-defined]
 
     @functools.wraps(run)
     def launched(self: launch.Kernel, *args: Any, **kwargs: Any) -> Any:
@@ -179,10 +183,11 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
         _clock[0] = 0.0
     if call.when == "call":
         if report.passed and _blocks:
-            libraries = {kernel._library for kernel in _blocks}
-            seconds = _clock[0] + sum(library.nbytes for library in libraries) / _BYTES_A_SECOND
+            objects = sorted({kernel._library.object for kernel in _blocks})
+            seconds = _clock[0] + sum(path.stat().st_size for path in objects) / _BYTES_A_SECOND
+            kernels = hashlib.sha256("".join(path.name for path in objects).encode()).hexdigest()[:8]
             for line in _executed():
-                item.config.stash[_RESULT].add(line, Ran(item.nodeid, seconds))
+                item.config.stash[_RESULT].add(line, Ran(item.nodeid, seconds, kernels))
         _blocks.clear()
     return report
 

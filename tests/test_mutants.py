@@ -49,9 +49,9 @@ def test_equivalents_are_read() -> None:
 def covered() -> Cover:
     cover = Cover()
     for n in range(50):
-        cover.add("ops/a.cu.j2:10", Ran(f"t.py::f[{n}]", 5.0 + n))
-        cover.add("ops/a.cu.j2:10", Ran(f"t.py::g{n}", 20.0 + n))
-    cover.add("ops/a.cu.j2:30", Ran("t.py::h", 1.0))
+        cover.add("ops/a.cu.j2:10", Ran(f"t.py::f[{n}]", 5.0 + n, f"a{n}"))
+        cover.add("ops/a.cu.j2:10", Ran(f"t.py::g{n}", 20.0 + n, f"b{n // 5}"))
+    cover.add("ops/a.cu.j2:30", Ran("t.py::h", 1.0, "c"))
     return cover
 
 
@@ -59,10 +59,10 @@ def mutant(line: int) -> Mutant:
     return Mutant("ops/a.cu.j2", line, "x < 1", "x > 1")
 
 
-def test_the_cheapest_tests_are_kept_and_few_of_one_function() -> None:
+def test_the_cheapest_tests_are_kept_and_few_of_one_function_or_with_the_same_kernels() -> None:
     kept = covered().lines["ops/a.cu.j2:10"]
     assert len(kept) == KEPT and [r.test for r in kept[:ALIKE]] == ["t.py::f[0]", "t.py::f[1]", "t.py::f[2]"]
-    assert kept[ALIKE].test == "t.py::g0"
+    assert [r.test for r in kept[ALIKE : ALIKE + 4]] == ["t.py::g0", "t.py::g1", "t.py::g2", "t.py::g5"]
 
 
 def test_a_mutant_is_shown_tests_of_its_line_one_of_each_function_first() -> None:
@@ -80,7 +80,7 @@ def test_a_line_without_instructions_has_the_tests_of_the_nearest() -> None:
 def test_a_record_is_written_and_read_and_merged() -> None:
     cover, other = covered(), Cover()
     cover.rendered = {"ops/a.cu.j2:10"}
-    other.add("ops/a.cu.j2:10", Ran("t.py::first", 0.5))
+    other.add("ops/a.cu.j2:10", Ran("t.py::first", 0.5, "d"))
     other.merge(cover.data())
     assert other.lines["ops/a.cu.j2:10"][0].test == "t.py::first" and other.rendered == cover.rendered
     assert other.lines["ops/a.cu.j2:30"] == cover.lines["ops/a.cu.j2:30"]
