@@ -194,7 +194,7 @@ def test_plain(kvgen_check):
     result = run(pytester, body, "-k", "plain")
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(
-        ["E*DeviceError: toy on the CPU machine: the C++ compiler 'no-such-compiler' is not installed*"]
+        ["E*DeviceError: toy/fill.cu on the CPU machine: the C++ compiler 'no-such-compiler' is not installed*"]
     )
     assert_short(result.stdout.str())
 
