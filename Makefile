@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint types pytest check mutate campaign bench clean
+.PHONY: help demo test lint types pytest check times mutate campaign bench clean
 
 help: ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
@@ -36,12 +36,16 @@ check: $(VENV)/installed-test
 pytest: $(VENV)/installed-test
 	$(BIN)/python -m pytest -n auto --dist worksteal
 
+times: $(VENV)/installed-test ## pytest, and where its CPU time goes: NVRTC, translation, host compiler, execution; by folder
+	$(BIN)/python -m pytest -n auto --dist worksteal -p tests.time_split
+
 mutate: $(VENV)/installed-test ## single-line mutations of the templates; tests that execute the line must kill each
 	$(BIN)/python -m tests.mutate
 
 campaign: $(VENV)/installed-test ## drawn specs and a share of the full grid; KVGEN_DRAWN_SEED=2, KVGEN_FAMILY=300, KVGEN_GRID=full:1/20 for others
 	KVGEN_DRAWN=$${KVGEN_DRAWN:-100} $(BIN)/python -m pytest tests/ops -n auto --dist worksteal -k drawn
 	KVGEN_FAMILY=$${KVGEN_FAMILY:-300} $(BIN)/python -m pytest tests/ops/test_family.py tests/ops/test_residual.py -n auto --dist worksteal
+	KVGEN_GARBAGE=$${KVGEN_GARBAGE:-2000} $(BIN)/python -m pytest tests/ops/test_workspace.py -n auto --dist worksteal -k garbage
 	KVGEN_GRID=$${KVGEN_GRID:-full:0/20} $(BIN)/python -m pytest tests/accessor -n auto --dist worksteal
 
 bench: $(VENV)/installed-test ## cost of calls, compiling and rendering on this machine
