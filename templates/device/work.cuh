@@ -160,15 +160,16 @@ __device__ __forceinline__ bool read_range(PieceRange& range, const Plan& plan, 
   return range.begin <= range.end && range.end <= header.pieces;
 }
 
-// Piece `i` under a header that is for this call. One that is not this plan's becomes Fault::plan, without rows: nothing
-// outside the call or the workspace follows from what lies there.
+// Piece `i` of a plan with this stamp, for a call of `batch` requests, `num_rows` rows and `max_slots` slots, which its header
+// has too. One that is not this plan's becomes Fault::plan, without rows: nothing outside the call or the workspace follows
+// from what lies there.
 template <uint32_t kRows>
-__device__ __forceinline__ Piece read_piece(const Plan& plan, const PlanHeader& header, uint32_t i) {
+__device__ __forceinline__ Piece read_piece(const Plan& plan, uint32_t stamp, uint32_t i, uint32_t batch, uint32_t num_rows, uint32_t max_slots) {
   const Piece piece = plan.pieces[i];
-  const bool inside = piece.b < header.batch && piece.rows - 1 < kRows && piece.row < header.rows && piece.rows <= header.rows - piece.row;
-  const bool placed = piece.part < piece.parts && (piece.parts == 1 || (piece.slot < header.max_slots && piece.parts <= header.max_slots - piece.slot));
+  const bool inside = piece.b < batch && piece.rows - 1 < kRows && piece.row < num_rows && piece.rows <= num_rows - piece.row;
+  const bool placed = piece.part < piece.parts && (piece.parts == 1 || (piece.slot < max_slots && piece.parts <= max_slots - piece.slot));
   const bool sees = piece.begin <= piece.end && piece.end <= piece.tokens && piece.fault <= Fault::row_offsets;
-  if (piece.stamp == stamp_at(header.stamp, i) && inside && placed && sees) return piece;
+  if (piece.stamp == stamp_at(stamp, i) && inside && placed && sees) return piece;
   return {0, 0, 0, 0, 0, 0, 0, 1, 0, Fault::plan, 0, 0};
 }
 
@@ -313,30 +314,30 @@ __device__ __forceinline__ void merge_request(const Piece& piece, float* partial
                                               uint32_t cols, float* scratch, uint64_t* errors, const Finish& finish) {
   float* first = partials + piece.slot * stride;
   const uint32_t parts = piece.parts, group = piece.part / kFanIn, groups = (parts + kFanIn - 1) / kFanIn;
-  const auto miscounted = [&](uint32_t index, uint32_t blocks) {
-    if (threadIdx.x == 0) report(errors, Fault::plan, 0, 0);
-    for (uint32_t i = threadIdx.x; i < cols * (kDim / kVec); i += kThreads)
-      if (i % blocks == index) finish(i / (kDim / kVec), i % (kDim / kVec) * kVec, 0.0f, nan_f32(), {});
-  };
   // A group's counter is that of its first slot.
   const uint32_t in_group = min(kFanIn, parts - group * kFanIn);
-  Finished finished = finish_among(counters + (uint64_t)(piece.slot + group * kFanIn) * each, in_group);
-  if (finished == Finished::miscounted) miscounted(piece.part % kFanIn, in_group);
-  if (finished != Finished::last) return;
-  if (groups == 1) return merge_partials<kThreads, kCols, kDim, kVec>(first, stride, parts, cols, scratch, finish);
-  using P = Partial<kCols, kDim>;
-  float* leader = first + (uint64_t)group * kFanIn * stride;
-  if (in_group > 1) {
-    // A thread writes where it alone has read; the maxima and sums have been read by all before the first of them.
-    merge_partials<kThreads, kCols, kDim, kVec>(leader, stride, in_group, cols, scratch, [&](uint32_t col, uint32_t dim, float top, float sum, const Vec<float, kVec>& out) {
-      *(Vec<float, kVec>*)P::out(leader, col, dim) = out;
-      if (dim == 0) P::max(leader)[col] = top;
-      if (dim == 0) P::sum(leader)[col] = sum;
-    });
+  uint32_t index = piece.part % kFanIn, blocks = in_group;  // this block among those of the counter
+  Finished finished = finish_among(counters + (uint64_t)(piece.slot + group * kFanIn) * each, blocks);
+  if (finished == Finished::last && groups > 1) {
+    using P = Partial<kCols, kDim>;
+    float* leader = first + (uint64_t)group * kFanIn * stride;
+    if (in_group > 1) {
+      // A thread writes where it alone has read; the maxima and sums have been read by all before the first of them.
+      merge_partials<kThreads, kCols, kDim, kVec>(leader, stride, in_group, cols, scratch, [&](uint32_t col, uint32_t dim, float top, float sum, const Vec<float, kVec>& out) {
+        *(Vec<float, kVec>*)P::out(leader, col, dim) = out;
+        if (dim == 0) P::max(leader)[col] = top;
+        if (dim == 0) P::sum(leader)[col] = sum;
+      });
+    }
+    index = group, blocks = groups;
+    // Parts 1 of a request of several groups always exist, and their counters are free.
+    finished = finish_among(counters + (uint64_t)(piece.slot + 1) * each, blocks);
   }
-  // Parts 1 of a request of several groups always exist, and their counters are free.
-  finished = finish_among(counters + (uint64_t)(piece.slot + 1) * each, groups);
-  if (finished == Finished::miscounted) miscounted(group, groups);
-  if (finished != Finished::last) return;
-  merge_partials<kThreads, kCols, kDim, kVec>(first, (uint64_t)kFanIn * stride, groups, cols, scratch, finish);
+  if (finished == Finished::early) return;
+  const bool known = finished == Finished::last;
+  if (!known && threadIdx.x == 0) report(errors, Fault::plan, 0, 0);
+  const uint64_t step = groups > 1 ? kFanIn * stride : stride;
+  merge_partials<kThreads, kCols, kDim, kVec>(first, step, known ? blocks : 0, cols, scratch, [&](uint32_t col, uint32_t dim, float top, float sum, const Vec<float, kVec>& out) {
+    if (known || (col * kDim + dim) / kVec % blocks == index) finish(col, dim, top, known ? sum : nan_f32(), out);
+  });
 }
