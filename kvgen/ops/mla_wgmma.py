@@ -22,7 +22,7 @@ PIECE: Final = 2 * TOKENS
 # Both halves of the sums are 64 x 256, 128 registers a thread: the only size that device/wgmma.cuh has.
 LATENT: Final = 512
 MEMORY: Final = 227 << 10
-# Steps of 16 dims whose Q a thread keeps, 4 registers each, beside 128 of sums.
+# Steps of 16 dims whose Q a thread keeps, 4 registers each, beside 128 of sums; a plan's pieces take the place of one.
 HELD: Final = 16
 
 
@@ -85,7 +85,7 @@ def with_warpgroups(kernels: KernelSet, plan: KernelPlan, attended: Attended, *,
         cols=COLS,
         tokens=TOKENS,
         stages=STAGES,
-        held=HELD,
+        held=HELD - attended.planned,
         slack=slack,
         shared=shared,
         head_dim=cache.head_dim,

@@ -29,7 +29,7 @@ from tests.ops.moving import moving_scene
 from tests.runtime.tables import SETS as CHECKED_IN
 from tests.runtime.tables import kernels as tables_of
 
-STEP = replace(PLAIN, totals=(5, 20, 1), new=(2, 3, 1), padding=1, arch="sm_90a")
+STEP = replace(PLAIN, totals=(5, 20, 1), new=(2, 3, 1), padding=1)
 
 
 # Pairs that the tests below run; the others declare nothing.

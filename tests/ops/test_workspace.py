@@ -78,8 +78,7 @@ class Planned:
 
     def __post_init__(self) -> None:
         self.kernels, self.op = KERNELS[self.name]
-        arch = "sm_90a" if self.kernels.arch == ("sm_90a",) else "sm_80"
-        batch = replace(PLAIN, totals=tuple(self.totals), new=(0,) * len(self.totals), arch=arch)
+        batch = replace(PLAIN, totals=tuple(self.totals), new=(0,) * len(self.totals))
         self.rows = next(op.rows for op in self.kernels.ops if op.name == self.op)  # type: ignore[attr-defined]
         if self.op == "mla_decode":
             of = [Rows(b, b * self.rows, (b + 1) * self.rows) for b in range(len(self.totals))]
@@ -107,7 +106,7 @@ class Planned:
         return guarded(self.launcher, **self.sizes())
 
     def plan(self, workspace: Workspace, *, layer: int | None = None) -> Workspace:
-        with machine(arch=self.scene.batch.arch, mode="check"):
+        with machine(mode="check"):
             self.launcher.plan(self.layer(layer), workspace, rows=len(self.q))
         return workspace
 
@@ -119,7 +118,7 @@ class Planned:
         out, around = rows_array(len(q), (q.shape[1], dim), kind, strided=True)
         lse, lse_around = rows_array(len(q), (q.shape[1],), "f32", strided=False)
         word = np.zeros(1, np.uint64)
-        with machine(arch=self.scene.batch.arch, mode="check"):
+        with machine(mode="check"):
             self.launcher(self.layer(), q, out, workspace, lse=lse, errors=word)
         for array, memory in ((out, around), (lse, lse_around)):
             assert (surroundings(array, memory) == CANARY).all(), "written beside the rows"
@@ -173,7 +172,7 @@ def test_bound_once_and_replayed_with_new_plans(name: str) -> None:
     lengths = fresh.scene.arguments().get("lengths")
     assert lengths is not None or name.startswith("simt") or name == "tiles"
     out, word = np.zeros(right.out.shape, right.raw.dtype), np.zeros(1, np.uint64)
-    with machine(arch=fresh.scene.batch.arch, mode="check"):
+    with machine(mode="check"):
         planning = fresh.launcher.bind_plan(fresh.layer(), workspace, rows=len(fresh.q))
         decoding = fresh.launcher.bind(fresh.layer(), fresh.q, out, workspace, errors=word)
         for _ in range(2):
@@ -228,7 +227,7 @@ def test_a_plan_is_all_in_its_memory(name: str) -> None:
     checkpoint's may be."""
     found, right, _ = right_of(name)
     memory = aligned(found.launcher.workspace_bytes(**found.sizes()))
-    with machine(arch=found.scene.batch.arch, mode="check"):
+    with machine(mode="check"):
         first = found.launcher.workspace(**found.sizes(), memory=memory)
         found.launcher.plan(found.layer(), first, rows=len(found.q))
     copied = found.workspace()
@@ -244,7 +243,7 @@ def test_planned_for_another_call(name: str, other: str) -> None:
     workspace, q = found.workspace(), found.q
     if other == "requests":
         more = Planned(name, (*TOTALS[:-1], 40, 12))
-        with machine(arch=more.scene.batch.arch, mode="check"):
+        with machine(mode="check"):
             more.launcher.plan(more.layer(), workspace, rows=len(found.q))
     elif other == "rows":
         found.plan(workspace)
@@ -379,7 +378,7 @@ def test_memory_of_the_callers() -> None:
             memory[: nbytes - 1],
             f"memory: got {nbytes - 1} bytes; this workspace has {nbytes}; pass an array of workspace_byt",
         ),
-        (memory[1:], "it must be a multiple of 16 bytes"),
+        (memory[1:], "so it must be a multiple of 16; pass an array that begins at one"),
         (memory[::2], "memory: got stride 2 in dimension 0"),
         (frozen, "memory: got a read-only array; the kernel writes to it"),
         (np.zeros(nbytes, np.int8), "memory: got dtype i8; it must be u8"),

@@ -154,7 +154,7 @@ def spans(
             if b >= view.requests:
                 kinds[row] = EMPTY
             elif row == begin:
-                broken = Span(b, begin, rows, begin, 0, 0, Fault.ROW_OFFSETS)
+                broken = Span(b, begin, total - begin, begin, 0, 0, Fault.ROW_OFFSETS)
                 found.append(broken if end > total else _span(view, b, begin, rows, mask, arguments))
             continue
         whose = request_of_row(offsets, row, total)
