@@ -1,29 +1,21 @@
-"""Whose rows are whose, pieces of requests, workspaces and partial results (kernels/work.cu)."""
+"""Whose rows are whose, pieces of requests, and what of a workspace is a plan's (kernels/work.cu)."""
 
 from __future__ import annotations
 
-from functools import partial
-from typing import Any, Final
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
-from tests.golden_gpu.compare import Rule, Wanted
-from tests.golden_gpu.memory_probes import exact, random_bytes
+from tests.golden_gpu.compare import Wanted
+from tests.golden_gpu.memory_probes import exact
 from tests.golden_gpu.numbers import Array
-from tests.golden_gpu.probe import Arrays, Probe, pattern, u32
+from tests.golden_gpu.probe import Arrays, Probe, u32
 
 UNIT: Final = "work"
 MAX: Final = 2**32 - 1
-LENGTH, OFFSETS = 3, 5
-
-
-def near(x: NDArray[Any], relative: float) -> Wanted:
-    """These float64 numbers, as f32 that are off by `relative` at most."""
-    with np.errstate(over="ignore"):
-        bits = pattern(x.astype(np.float32))
-    number = np.where(np.isfinite(x), x, np.nan)[..., None]
-    return Wanted(bits, Rule("f32", relative=relative, absolute=1e-30, any_nan=True), number)
+LENGTH, OFFSETS, PLAN = 3, 5, 10
 
 
 # Whose rows ---------------------------------------------------------------------------------------------------------
@@ -174,210 +166,239 @@ def _plans(arrays: Arrays) -> dict[str, Wanted]:
     return {"out": exact(np.array(out, np.uint64))}
 
 
-# Merging ------------------------------------------------------------------------------------------------------------
-
-REQUEST_PARTS: Final = (1, 2, 32, 33, 64, 65, 1100, 3, 40, 34)
-UNUSED: Final = np.uint32(0xC0FFEE00)
+# What of a workspace is a plan's ---------------------------------------------------------------------------------------
 
 
-def _factor(x: NDArray[np.float64], to: NDArray[np.float64]) -> NDArray[np.float64]:
-    with np.errstate(invalid="ignore"):
-        return np.where(np.isneginf(x), 0.0, np.exp2(x - to))
-
-
-def _running_inputs() -> dict[str, Array]:
-    rng = np.random.default_rng(188)
-    maxima = rng.normal(0, 6, (8, 32)).astype(np.float32)
-    maxima[rng.random((8, 32)) < 0.2] = -np.inf
-    maxima[:, 0], maxima[0, 1], maxima[:, 2] = -np.inf, 0, 5
-    maxima[3, 7], maxima[5, 8], maxima[2, 9] = np.nan, np.inf, 300
-    sums = np.where(np.isneginf(maxima), 0, np.exp2(rng.uniform(-3, 7, (8, 32)))).astype(np.float32)
-    sums[4, [0, 11]], sums[1, 12] = np.nan, np.inf
+def _tokens_inputs() -> dict[str, Array]:
+    rng = np.random.default_rng(193)
+    lengths, rows = rng.integers(0, 2**31, 32), rng.integers(1, 2**32, 32)
+    lengths[:8] = [0, 0, 7, 7, 2**31 - 1, 2**31 - 1, -1, 1]
+    rows[:8] = [1, MAX, 1, 4, 2**31, 2**31 + 1, 1, MAX - 1]
+    out = np.zeros(32, np.uint32)
     return {
-        "maxima": pattern(maxima),
-        "sums": pattern(sums),
-        "factors": np.zeros(32, np.uint32),
-        "out": np.zeros((8, 32, 4), np.uint32),
+        "lengths": lengths.astype(np.int32),
+        "rows": rows.astype(np.uint32),
+        "after": out,
+        "before": out.copy(),
     }
 
 
-def _running(arrays: Arrays) -> dict[str, Wanted]:
-    maxima, sums = (arrays[name].view(np.float32).astype(np.float64) for name in ("maxima", "sums"))
-    top, total = np.full(32, -np.inf), np.zeros(32)
-    out = np.zeros((8, 32, 4))
-    with np.errstate(invalid="ignore"):
-        for n in range(8):
-            higher = np.fmax(top, maxima[n])
-            old, by = _factor(top, higher), _factor(maxima[n], higher)
-            total = total * old + np.where(np.isnan(sums[n]), np.nan, sums[n] * by)
-            top = higher
-            out[n] = np.stack([top, total, old, by], axis=1)
-        factors = _factor(maxima[0], maxima[0][np.arange(32) ^ 1])
-    return {"factors": near(factors, 5e-6), "out": near(out, 1e-5)}
+def _tokens(arrays: Arrays) -> dict[str, Wanted]:
+    lengths, rows = arrays["lengths"].astype(np.int64), arrays["rows"].astype(np.int64)
+    lengths = np.where(lengths < 0, MAX, lengths)
+    return {
+        "after": exact(lengths.astype(np.uint32)),
+        "before": exact(np.minimum(lengths + rows, MAX).astype(np.uint32)),
+    }
 
 
-def _parts(rng: np.random.Generator, count: int, cols: int, dims: int) -> Array:
-    """Maximum, sum and weighted sums of each column of so many parts, f32 `[count, cols, 2 + dims]`."""
-    found = (rng.integers(1, 64, (count, cols, 2 + dims)) / 8).astype(np.float32)
-    found[..., 0] = rng.integers(-96, 97, (count, cols)) / 8
-    empty = rng.random((count, cols)) < 0.25
-    found[empty, 0], found[empty, 1] = -np.inf, 0
+MAGIC: Final = int.from_bytes(b"kpln", "little")
+DIGEST: Final = 0x0123456789ABCDEF
+# A call as its words: the digest's halves, requests, rows, parts, the most rows, pieces and slots.
+CALL: Final = (DIGEST & MAX, DIGEST >> 32, 5, 11, 7, 12, 40, 30)
+# A header as its words. Whose they are: a call's, but for the count of pieces and what a call does not know.
+HEADER: Final = (MAGIC, 5, DIGEST & MAX, DIGEST >> 32, 11, 7, 12, 40, 30, 39, 1, 0, 0xBADC0DE, 0, 0, 0)
+PIECES_WORD, FREE_WORDS = 9, (10, 11, 12, 13, 14, 15)
+
+
+def _changed(words: tuple[int, ...], at: int, to: int) -> tuple[int, ...]:
+    return (*words[:at], to, *words[at + 1 :])
+
+
+def _header_cases() -> Iterator[tuple[tuple[int, ...], tuple[int, ...], bool]]:
+    """A header, a call, and whether the one is for the other."""
+    yield HEADER, CALL, True
+    for at, word in enumerate(HEADER):
+        for bit in (0, 31):
+            if at != PIECES_WORD:
+                yield _changed(HEADER, at, word ^ 1 << bit), CALL, at in FREE_WORDS
+    for at, word in enumerate(CALL):
+        for other in (0, word + 1, word ^ 1 << 31):
+            yield HEADER, _changed(CALL, at, other), False
+    for count in (0, 1, 39, 40, 41, 2**31, MAX):
+        yield _changed(HEADER, PIECES_WORD, count), CALL, count <= 40
+    # What a freshly allocated workspace may hold.
+    for word in (0, MAX, MAGIC):
+        yield (word,) * 16, CALL, False
+        yield (word,) * 16, (word,) * 8, word == MAGIC
+    # A larger call for a smaller workspace and the other way round.
+    yield HEADER, (*CALL[:4], 8, 13, 41, 31), False
+    yield (*HEADER[:5], 8, 13, 41, 31, *HEADER[9:]), (*CALL[:4], 8, 13, 41, 31), True
+
+
+def _headers_inputs() -> dict[str, Array]:
+    headers, calls, _ = zip(*_header_cases(), strict=True)
+    found = {"headers": np.array(headers, np.uint32), "calls": np.array(calls, np.uint32)}
+    return found | {"out": np.zeros(len(headers), np.uint32)}
+
+
+def _headers(_: Arrays) -> dict[str, Wanted]:
+    return {"out": exact(np.array([right for *_, right in _header_cases()], np.uint32))}
+
+
+PLAN_STAMP: Final = 0xFEEDF00D
+
+
+def _stamp_of(words: list[int]) -> int:
+    """The hash of the words b, row, rows, tokens, begin, end and fault: a multiplication by the golden ratio a word."""
+    found = 0
+    for word in words[:6] + words[9:10]:
+        found = (found ^ word ^ (found >> 15)) * 0x9E3779B1 % 2**32
     return found
 
 
-def _merged(parts: Array) -> NDArray[np.float64]:
-    """What parts come to: float64 `[cols, 2 + dims]`."""
-    x = parts.astype(np.float64)
-    top = x[..., 0].max(axis=0)
-    by = _factor(x[..., 0], top)
-    out = np.concatenate([top[:, None], (x[..., 1:] * by[..., None]).sum(axis=0)], axis=1)
-    faulty = np.isnan(x[..., 1]).any(axis=0)
-    out[faulty, 1] = np.nan
-    return out
+def _stamp_at(stamp: int, i: int) -> int:
+    return (stamp + (i + 1) * 0x85EBCA6B) % 2**32
 
 
-def _in_memory(parts: NDArray[Any], floats: int) -> Array:
-    """Partial results as patterns `[count, floats]`: maxima, sums, and from a multiple of four floats on the columns."""
-    count, cols, dims = parts.shape[0], parts.shape[1], parts.shape[2] - 2
-    head = -(-2 * cols // 4) * 4
-    out = np.full((count, floats), UNUSED, np.uint32)
-    bits = pattern(parts.astype(np.float32))
-    out[:, :cols], out[:, cols : 2 * cols] = bits[..., 0], bits[..., 1]
-    out[:, head : head + cols * dims] = bits[..., 2:].reshape(count, -1)
-    return out
+def _stamps_inputs() -> dict[str, Array]:
+    pieces = np.random.default_rng(194).integers(0, 2**32, (32, 12)).astype(np.uint32)
+    pieces[0] = 0
+    pieces[1:13] = pieces[13]
+    pieces[range(1, 13), range(12)] ^= 1  # a word each
+    pieces[14:16, :10] = MAX
+    places = np.arange(32, dtype=np.uint32)
+    places[30:] = MAX, 2**31
+    return {"pieces": pieces, "places": places, "of": np.zeros(32, np.uint32), "at": np.zeros(32, np.uint32)}
 
 
-def _partials_inputs() -> dict[str, Array]:
-    rng = np.random.default_rng(189)
-    pairs, fours = _parts(rng, 7, 2, 140), _parts(rng, 40, 3, 260)
-    pairs[3, 1, 1] = np.nan
-    fours[:, 0, 0], fours[:, 0, 1] = -np.inf, 0
-    return {
-        "pairs": pattern(pairs),
-        "fours": pattern(fours),
-        "pair_parts": np.full((7, 288), UNUSED, np.uint32),
-        "four_parts": np.full((40, 792), UNUSED, np.uint32),
-        "pairs_to": np.full((2, 142), UNUSED, np.uint32),
-        "fours_to": np.full((3, 262), UNUSED, np.uint32),
-    }
+def _stamps(arrays: Arrays) -> dict[str, Wanted]:
+    of = [_stamp_of(words) for words in arrays["pieces"].tolist()]
+    assert [of[n] == of[13] for n in range(1, 13)] == [n in (6, 7, 8, 10, 11) for n in range(12)], "part, parts, slot"
+    at = [_stamp_at(stamp, i) for stamp, i in zip(of, arrays["places"].tolist(), strict=True)]
+    assert len(set(at[13:])) == 19
+    return {name: exact(np.array(own, np.uint32)) for name, own in (("of", of), ("at", at))}
 
 
-def _partials(arrays: Arrays) -> dict[str, Wanted]:
-    pairs, fours = (arrays[name].view(np.float32) for name in ("pairs", "fours"))
-    found = np.full((3, 262), float(arrays["fours_to"].view(np.float32)[0, 0]))
-    found[:2] = _merged(fours)[:2]
-    return {
-        "pair_parts": exact(_in_memory(pairs, 288)),
-        "four_parts": exact(_in_memory(fours, 792)),
-        "pairs_to": near(_merged(pairs), 1e-5),
-        "fours_to": near(found, 1e-5),
-    }
+PARTS, PLANNED = 3, 20
+# Where the parts of a plan of 20 pieces begin, and what the stamps of these lie off by.
+STARTS: Final = (
+    ((0, 5, 5, 20), (0, 0, 0, 0)),
+    ((0, 0, 0, 0), (0, 0, 0, 0)),
+    ((20, 20, 20, 20), (0, 0, 0, 0)),
+    ((0, 7, 6, 20), (0, 0, 0, 0)),  # decreasing
+    ((0, 5, 21, 20), (0, 0, 0, 0)),  # past the count
+    ((0, 20, 21, 22), (0, 0, 0, 0)),
+    ((0, MAX, MAX, MAX), (0, 0, 0, 0)),
+    ((0, 5, 12, 20), (1, 0, 0, 0)),  # another plan's
+    ((0, 5, 12, 20), (0, 0, 77, 0)),
+    ((0, 5, 12, 20), (0x40000000,) * 4),
+    ((0, 5, 12, 20), (MAX, MAX, MAX, MAX)),  # each one less than it was
+)
 
 
-def _requests_inputs() -> dict[str, Array]:
-    rng, pieces, slot = np.random.default_rng(190), [], 0
-    parts = _parts(rng, sum(REQUEST_PARTS), 3, 4)
-    for b, count in enumerate(REQUEST_PARTS):
-        pieces += [[b, part, count, slot] for part in range(count)]
-        slot += count
-    begins = np.cumsum((0, *REQUEST_PARTS))
-    parts[begins[3] + 32, 0, 1] = np.nan  # a group of its own
-    parts[begins[5] + 7, 1, :2] = -np.inf, np.nan
-    parts[begins[7] : begins[8], 0, :2] = -np.inf, 0  # nobody saw a token
-    parts[begins[4] : begins[4] + 32, 1, :2] = -np.inf, 0  # nor anybody of the first group
-    order = rng.permutation(len(pieces))  # requests side by side
-    return {
-        "in": pattern(parts[order]),
-        "pieces": np.array(pieces, np.uint32)[order],
-        "partials": np.full((slot, 2, 20), UNUSED, np.uint32),
-        "counters": np.zeros((slot, 2), np.uint32),
-        "out": np.zeros((len(REQUEST_PARTS), 2, 6), np.uint32),
-        "times": np.zeros(len(REQUEST_PARTS), np.uint32),
-    }
+def _ranges_inputs() -> dict[str, Array]:
+    written = [
+        [_stamp_at(PLAN_STAMP + off, part) + start for part, (start, off) in enumerate(zip(*case, strict=True))]
+        for case in STARTS
+    ]
+    plain = [list(case[0]) for case in STARTS[:2]]  # without stamps
+    moved = [[written[0][part ^ 1] for part in range(4)], written[0][1:] + written[0][:1]]
+    lists = np.array([*written, *plain, *moved, [0] * 4, [MAX] * 4], np.uint64).astype(np.uint32)
+    return {"starts": lists, "out": np.full((len(lists), PARTS, 3), 77, np.uint32)}
 
 
-def _requests(arrays: Arrays) -> dict[str, Wanted]:
-    """Of more than 32 parts, groups of 32 are merged into their first, columns that count only; then those are."""
-    order = np.argsort(arrays["pieces"][:, 3].astype(np.int64) + arrays["pieces"][:, 1])
-    parts = arrays["in"].view(np.float32)[order]
-    after, out, begin = parts.astype(np.float64), [], 0
-    for count in REQUEST_PARTS:
-        mine = parts[begin : begin + count]
-        out.append(_merged(mine)[:2])
-        for first in range(0, count if count > 32 else 0, 32):
-            after[begin + first, :2] = _merged(mine[first : first + 32])[:2]
-        begin += count
-    memory = np.full((begin, 2, 20), UNUSED, np.uint32)
-    memory[:, 1] = _in_memory(after, 20)
-    return {
-        "partials": near(memory.view(np.float32).astype(np.float64), 1e-5),
-        "counters": exact(np.zeros((begin, 2), np.uint32)),
-        "out": near(np.stack(out), 1e-5),
-        "times": exact(np.full(len(REQUEST_PARTS), 2, np.uint32)),
-    }
+def _ranges(arrays: Arrays) -> dict[str, Wanted]:
+    """Whether a range is this plan's, and where it begins and ends if so."""
+    out = np.zeros((len(arrays["starts"]), PARTS, 3), np.uint32)
+    for own, starts in zip(out, arrays["starts"].tolist(), strict=True):
+        # What was planned there, where anything was that a plan of so many pieces can have.
+        known = [{_stamp_at(PLAN_STAMP, part) + n & MAX: n for n in range(PLANNED + 1)} for part in range(4)]
+        found = [ways.get(start) for ways, start in zip(known, starts, strict=True)]
+        for part, (begin, end) in enumerate(pairwise(found)):
+            if begin is not None and end is not None and begin <= end:
+                own[part] = 1, begin, end
+    assert out[0].tolist() == [[1, 0, 5], [1, 5, 5], [1, 5, 20]] and not out[len(STARTS) :, :, 0].any()
+    return {"out": exact(out)}
 
 
-def _loads_inputs() -> dict[str, Array]:
-    return {"in": random_bytes(512, 191).view(np.uint32), "out": np.zeros(256, np.uint32)}
+PIECE_REQUESTS, PIECE_ROWS, PIECE_SLOTS, MOST_ROWS = 6, 18, 30, 4
+PIECE: Final = (3, 9, 4, 700, 128, 256, 2, 5, 11, 0, 0, 0xC0FFEE)  # as its words; the stamp is of its place
+# A change of a piece by its words, and whether it can still be of a plan for this call.
+PIECE_CASES: Final[tuple[tuple[dict[int, int], bool], ...]] = (
+    ({}, True),
+    ({0: 5}, True),
+    ({0: 6}, False),  # the request
+    ({0: MAX}, False),
+    ({1: 14}, True),
+    ({1: 15}, False),  # rows past the last one
+    ({1: 17, 2: 1}, True),
+    ({1: 18, 2: 1}, False),  # the row
+    ({1: MAX, 2: 1}, False),
+    ({1: MAX - 1, 2: 4}, False),
+    ({2: 1}, True),
+    ({2: 0}, False),  # its rows
+    ({2: 5}, False),
+    ({2: MAX}, False),
+    ({3: 256}, True),
+    ({3: 255}, False),  # the tokens
+    ({4: 256}, True),
+    ({4: 257}, False),  # the first token
+    ({4: MAX, 5: MAX}, False),
+    ({4: 0, 5: 0, 3: 0}, True),
+    ({5: 700}, True),
+    ({5: 701}, False),  # the token after the last one
+    ({5: 127}, False),
+    ({3: MAX, 5: MAX}, True),
+    ({6: 4}, True),
+    ({6: 5}, False),  # which part
+    ({6: MAX}, False),
+    ({6: 0, 7: 0}, False),  # how many parts
+    ({7: 19}, True),
+    ({7: 20}, False),
+    ({7: MAX}, False),
+    ({8: 25}, True),
+    ({8: 26}, False),  # the first slot
+    ({8: 30}, False),
+    ({8: MAX}, False),
+    ({8: MAX - 1, 7: 4}, False),
+    ({6: 0, 7: 1, 8: MAX}, True),  # one part has no slot
+    ({9: 5, 3: 9, 4: 0, 5: 0, 6: 0, 7: 1}, True),
+    ({9: 6}, False),  # the fault
+    ({9: PLAN}, False),
+    ({9: MAX}, False),
+    ({11: 0}, True),
+)
 
 
-def _loads(arrays: Arrays) -> dict[str, Wanted]:
-    x = arrays["in"]
-    return {"out": exact(np.concatenate([x[:32], x[:32], x[:64], x]))}
+def _pieces_inputs() -> dict[str, Array]:
+    given = []
+    for i, (change, _) in enumerate(PIECE_CASES):
+        words = _changed(PIECE, 10, _stamp_at(PLAN_STAMP, i))
+        for at, word in change.items():
+            words = _changed(words, at, word)
+        given.append(words)
+    # Right ones with another plan's stamp, without one, from the place before, and what an empty workspace may hold.
+    for stamp in (_stamp_at(PLAN_STAMP ^ 1, len(given)), PLAN_STAMP, 0):
+        given.append(_changed(PIECE, 10, stamp))
+    given.append(_changed(PIECE, 10, _stamp_at(PLAN_STAMP, len(given) - 1)))
+    given += [(0,) * 12, (MAX,) * 12]
+    pieces = np.array(given, np.uint32)
+    return {"pieces": pieces, "out": np.full_like(pieces, 77)}
 
 
-def _last_inputs() -> dict[str, Array]:
-    return {
-        "counters": np.zeros((4, 2), np.uint32),
-        "cells": np.zeros(12, np.uint32),
-        "sums": np.zeros(4, np.uint32),
-        "times": np.zeros(4, np.uint32),
-    }
-
-
-def _last(arrays: Arrays) -> dict[str, Wanted]:
-    cells = np.arange(12, dtype=np.uint32) ** 2 + 7
-    sums = cells.reshape(4, 3).sum(axis=1, dtype=np.uint32)
-    return {
-        "counters": exact(np.zeros((4, 2), np.uint32)),
-        "cells": exact(cells.astype(np.uint32)),
-        "sums": exact(sums),
-        "times": exact(np.ones(4, np.uint32)),
-    }
-
-
-def _scans_inputs(threads: int) -> dict[str, Array]:
-    return {
-        "in": random_bytes(8 * 3 * threads, 192).view(np.uint64),
-        "wide": np.zeros((3, threads, 2), np.uint64),
-        "narrow": np.zeros((3, threads, 2), np.uint32),
-    }
-
-
-def _scans(threads: int, arrays: Arrays) -> dict[str, Wanted]:
-    found = {}
-    for name, kind in (("wide", np.uint64), ("narrow", np.uint32)):
-        x: Array = arrays["in"].astype(kind).reshape(3, threads)
-        sums: Array = np.cumsum(x, axis=1, dtype=kind)
-        found[name] = exact(np.stack([sums - x, np.broadcast_to(sums[:, -1:], x.shape)], axis=2))
-    return found
+def _pieces(arrays: Arrays) -> dict[str, Wanted]:
+    """The pieces, and in the place of what is not this plan's one without rows and tokens."""
+    none = np.array([0, 0, 0, 0, 0, 0, 0, 1, 0, PLAN, 0, 0], np.uint32)
+    right = [good for _, good in PIECE_CASES]
+    right += [False] * (len(arrays["pieces"]) - len(right))
+    return {"out": exact(np.where(np.array(right)[:, None], arrays["pieces"], none))}
 
 
 def probes() -> list[Probe]:
     """All of this module."""
-    parts, lists = sum(REQUEST_PARTS), len(_claims_inputs()["counts"])
+    lists, headers = len(_claims_inputs()["counts"]), len(list(_header_cases()))
+    ranges, pieces = (len(own()["out"]) for own in (_ranges_inputs, _pieces_inputs))
     whose = [u32(REQUESTS + 1), u32(ROWS)]
+    planned = [u32(PLAN_STAMP), u32(PLANNED)]
+    call = [u32(PLAN_STAMP), u32(PIECE_REQUESTS), u32(PIECE_ROWS), u32(PIECE_SLOTS)]
     return [
         Probe("library_work_claims", UNIT, "work_claims", _claims_inputs, _claims, ROWS, (lists, 1, 1), tail=whose),
         Probe("library_work_wholes", UNIT, "work_wholes", _wholes_inputs, _wholes, 32),
         Probe("library_work_plans", UNIT, "work_plans", _plans_inputs, _plans, 32),
-        Probe("library_work_running", UNIT, "work_running", _running_inputs, _running, 32),
-        Probe("library_work_loads", UNIT, "work_loads", _loads_inputs, _loads, 32),
-        Probe("library_work_last", UNIT, "work_last", _last_inputs, _last, 64, (12, 1, 1)),
-        Probe("library_work_partials", UNIT, "work_partials", _partials_inputs, _partials, 64),
-        Probe("library_work_requests", UNIT, "work_requests", _requests_inputs, _requests, 32, (parts, 1, 1)),
-        *(
-            Probe(f"library_work_scans_{n}", UNIT, f"work_scans_{n}", partial(_scans_inputs, n), partial(_scans, n), n)
-            for n in (32, 512)
-        ),
+        Probe("library_work_tokens", UNIT, "work_tokens", _tokens_inputs, _tokens, 32),
+        Probe("library_work_headers", UNIT, "work_headers", _headers_inputs, _headers, headers),
+        Probe("library_work_stamps", UNIT, "work_stamps", _stamps_inputs, _stamps, 32),
+        Probe("library_work_ranges", UNIT, "work_ranges", _ranges_inputs, _ranges, PARTS, (ranges, 1, 1), tail=planned),
+        Probe("library_work_pieces", UNIT, "work_pieces", _pieces_inputs, _pieces, pieces, tail=call),
     ]

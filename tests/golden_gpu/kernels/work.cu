@@ -1,4 +1,5 @@
-// work.cuh: whose rows are whose, what a request's piece is, where a workspace has what, and partial results merged.
+// work.cuh: whose rows are whose, what a request's piece is, where a workspace has what, what of it is a plan's, and partial results
+// merged.
 #include "../../../templates/device/types.cuh"
 #include "../../../templates/device/fault.cuh"
 #include "../../../templates/device/index.cuh"
@@ -58,6 +59,45 @@ extern "C" __global__ void work_plans(uint8_t* workspace, const uint32_t* sizes,
   to[3] = (uint64_t)plan.counters - base, to[4] = (uint64_t)plan.pieces - base, to[5] = (uint64_t)plan.partials - base;
 }
 
+// A thread a request: its tokens, the step's in its length or not.
+extern "C" __global__ void work_tokens(const int32_t* lengths, const uint32_t* rows, uint32_t* after, uint32_t* before) {
+  const uint32_t b = threadIdx.x;
+  const Cache<kU32Max> cache = {lengths};
+  after[b] = tokens_with<true>(cache, b, rows[b]);
+  before[b] = tokens_with<false>(cache, b, rows[b]);
+}
+
+// A thread a header and the words of a call: whether the one is for the other.
+extern "C" __global__ void work_headers(const PlanHeader* headers, const uint32_t* calls, uint32_t* out) {
+  const uint32_t* call = calls + 8 * threadIdx.x;
+  const uint64_t digest = (uint64_t)call[1] << 32 | call[0];
+  out[threadIdx.x] = headers[threadIdx.x].is_for(digest, call[2], call[3], {call[4], call[5], call[6], call[7]});
+}
+
+extern "C" __global__ void work_stamps(const Piece* pieces, const uint32_t* places, uint32_t* of, uint32_t* at) {
+  of[threadIdx.x] = stamp_of(pieces[threadIdx.x]);
+  at[threadIdx.x] = stamp_at(of[threadIdx.x], places[threadIdx.x]);
+}
+
+// A block a list of starts, a thread a part: whether its range is the plan's, and the range if so.
+extern "C" __global__ void work_ranges(uint32_t* starts, uint32_t* out, uint32_t stamp, uint32_t pieces) {
+  Plan plan = {};
+  plan.starts = starts + blockIdx.x * (blockDim.x + 1);
+  PlanHeader header = {};
+  header.stamp = stamp, header.pieces = pieces;
+  PieceRange range;
+  const bool good = read_range(range, plan, header, threadIdx.x);
+  uint32_t* to = out + 3 * (blockIdx.x * blockDim.x + threadIdx.x);
+  to[0] = good, to[1] = good ? range.begin : 0, to[2] = good ? range.end : 0;
+}
+
+// A thread a piece of up to 4 rows.
+extern "C" __global__ void work_pieces(Piece* pieces, Piece* out, uint32_t stamp, uint32_t batch, uint32_t num_rows, uint32_t max_slots) {
+  Plan plan = {};
+  plan.pieces = pieces;
+  out[threadIdx.x] = read_piece<4>(plan, stamp, threadIdx.x, batch, num_rows, max_slots);
+}
+
 // [what][i]: the factor between maxima; a running maximum and sum, and its factors, of a thread's 8 parts.
 extern "C" __global__ void work_running(const float* maxima, const float* sums, float* factors, Vec<float, 4>* out) {
   const uint32_t i = threadIdx.x;
@@ -77,14 +117,13 @@ extern "C" __global__ void work_loads(const float* in, float* out) {
   load_partials(*(Vec<float, 4>*)(out + 128 + 4 * i), in + 4 * i);
 }
 
-// Groups of 3 blocks: the last adds what each has left, and how often that was.
-extern "C" __global__ void work_last(uint32_t* counters, uint32_t* cells, uint32_t* sums, uint32_t* times) {
+// Groups of 3 blocks, of `blocks` that share a counter: how often each thread came out how; the last adds what each has left.
+extern "C" __global__ void work_last(uint32_t* counters, const uint32_t* blocks, uint32_t* cells, uint32_t* sums, uint32_t* times) {
   const uint32_t group = blockIdx.x / 3;
   if (threadIdx.x == 33) cells[blockIdx.x] = blockIdx.x * blockIdx.x + 7;
-  if (last_to_finish(counters + 2 * group, 3)) {
-    if (threadIdx.x < 3) atomicAdd(&sums[group], ((volatile uint32_t*)cells)[3 * group + threadIdx.x]);
-    if (threadIdx.x == 0) atomicAdd(&times[group], 1);
-  }
+  const Finished finished = finish_among(counters + 2 * group, blocks[group]);
+  atomicAdd(&times[3 * group + (uint32_t)finished], 1);
+  if (finished == Finished::last && threadIdx.x < 3) atomicAdd(&sums[group], ((volatile uint32_t*)cells)[3 * group + threadIdx.x]);
 }
 
 // Where the numbers of a partial result are: its maxima, sums and sums by weights, column by column.
@@ -118,7 +157,8 @@ extern "C" __global__ void work_partials(const float* pairs, const float* fours,
 }
 
 // A block a part, of 3 columns of 4 dims of which 2 are used; the second of two kv heads.
-extern "C" __global__ void work_requests(const float* in, const Vec<uint32_t, 4>* pieces, float* partials, uint32_t* counters, float* out, uint32_t* times) {
+extern "C" __global__ void work_requests(const float* in, const Vec<uint32_t, 4>* pieces, float* partials, uint32_t* counters, uint64_t* errors, float* out,
+                                         uint32_t* times) {
   using P = Partial<3, 4>;
   __shared__ float scratch[kMergeFloats<3>];
   const Vec<uint32_t, 4> own = pieces[blockIdx.x];
@@ -126,7 +166,7 @@ extern "C" __global__ void work_requests(const float* in, const Vec<uint32_t, 4>
   piece.b = own.e[0], piece.part = own.e[1], piece.parts = own.e[2], piece.slot = own.e[3];
   float* second = partials + P::kFloats;
   put<3, 4>(second + (uint64_t)(piece.slot + piece.part) * 2 * P::kFloats, in + blockIdx.x * 18);
-  merge_request<32, 3, 4, 4>(piece, second, 2 * P::kFloats, counters + 1, 2, 2, scratch, [&](uint32_t col, uint32_t dim, float max, float sum, const Vec<float, 4>& x) {
+  merge_request<32, 3, 4, 4>(piece, second, 2 * P::kFloats, counters + 1, 2, 2, scratch, errors, [&](uint32_t col, uint32_t dim, float max, float sum, const Vec<float, 4>& x) {
     float* to = out + (piece.b * 2 + col) * 6;
     to[0] = max, to[1] = sum;
     for (uint32_t n = 0; n < 4; ++n) to[2 + dim + n] = x.e[n];

@@ -1,0 +1,298 @@
+"""Partial results merged, those who share a counter, and sums of blocks (kernels/work.cu)."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tests.golden_gpu.compare import Rule, Wanted
+from tests.golden_gpu.memory_probes import exact, random_bytes
+from tests.golden_gpu.numbers import Array
+from tests.golden_gpu.probe import Arrays, Probe, pattern
+from tests.golden_gpu.work_probes import MAX, PLAN, UNIT
+
+
+def near(x: NDArray[Any], relative: float) -> Wanted:
+    """These float64 numbers, as f32 that are off by `relative` at most."""
+    with np.errstate(over="ignore"):
+        bits = pattern(x.astype(np.float32))
+    number = np.where(np.isfinite(x), x, np.nan)[..., None]
+    return Wanted(bits, Rule("f32", relative=relative, absolute=1e-30, any_nan=True), number)
+
+
+REQUEST_PARTS: Final = (1, 2, 32, 33, 64, 65, 1100, 3, 40, 34)
+# Requests by their parts, the slot whose counter was overwritten, from the request's first on, and with what: none, that
+# of all, a group's of several, and that of the groups.
+OVERWRITTEN: Final = (
+    (5, None, 0),
+    (40, None, 0),
+    (1, 0, 0xDEADBEEF),
+    (2, 0, 2),
+    (32, 0, 2**31),
+    (40, 0, 32),
+    (70, 32, 0xC0FFEE00),
+    (33, 1, 2),
+    (65, 1, 77),
+)
+UNUSED: Final = np.uint32(0xC0FFEE00)
+
+
+def _factor(x: NDArray[np.float64], to: NDArray[np.float64]) -> NDArray[np.float64]:
+    with np.errstate(invalid="ignore"):
+        return np.where(np.isneginf(x), 0.0, np.exp2(x - to))
+
+
+def _running_inputs() -> dict[str, Array]:
+    rng = np.random.default_rng(188)
+    maxima = rng.normal(0, 6, (8, 32)).astype(np.float32)
+    maxima[rng.random((8, 32)) < 0.2] = -np.inf
+    maxima[:, 0], maxima[0, 1], maxima[:, 2] = -np.inf, 0, 5
+    maxima[3, 7], maxima[5, 8], maxima[2, 9] = np.nan, np.inf, 300
+    sums = np.where(np.isneginf(maxima), 0, np.exp2(rng.uniform(-3, 7, (8, 32)))).astype(np.float32)
+    sums[4, [0, 11]], sums[1, 12] = np.nan, np.inf
+    return {
+        "maxima": pattern(maxima),
+        "sums": pattern(sums),
+        "factors": np.zeros(32, np.uint32),
+        "out": np.zeros((8, 32, 4), np.uint32),
+    }
+
+
+def _running(arrays: Arrays) -> dict[str, Wanted]:
+    maxima, sums = (arrays[name].view(np.float32).astype(np.float64) for name in ("maxima", "sums"))
+    top, total = np.full(32, -np.inf), np.zeros(32)
+    out = np.zeros((8, 32, 4))
+    with np.errstate(invalid="ignore"):
+        for n in range(8):
+            higher = np.fmax(top, maxima[n])
+            old, by = _factor(top, higher), _factor(maxima[n], higher)
+            total = total * old + np.where(np.isnan(sums[n]), np.nan, sums[n] * by)
+            top = higher
+            out[n] = np.stack([top, total, old, by], axis=1)
+        factors = _factor(maxima[0], maxima[0][np.arange(32) ^ 1])
+    return {"factors": near(factors, 5e-6), "out": near(out, 1e-5)}
+
+
+def _parts(rng: np.random.Generator, count: int, cols: int, dims: int) -> Array:
+    """Maximum, sum and weighted sums of each column of so many parts, f32 `[count, cols, 2 + dims]`."""
+    found = (rng.integers(1, 64, (count, cols, 2 + dims)) / 8).astype(np.float32)
+    found[..., 0] = rng.integers(-96, 97, (count, cols)) / 8
+    empty = rng.random((count, cols)) < 0.25
+    found[empty, 0], found[empty, 1] = -np.inf, 0
+    return found
+
+
+def _merged(parts: Array) -> NDArray[np.float64]:
+    """What parts come to: float64 `[cols, 2 + dims]`."""
+    x = parts.astype(np.float64)
+    top = x[..., 0].max(axis=0)
+    by = _factor(x[..., 0], top)
+    out = np.concatenate([top[:, None], (x[..., 1:] * by[..., None]).sum(axis=0)], axis=1)
+    faulty = np.isnan(x[..., 1]).any(axis=0)
+    out[faulty, 1] = np.nan
+    return out
+
+
+def _in_memory(parts: NDArray[Any], floats: int) -> Array:
+    """Partial results as patterns `[count, floats]`: maxima, sums, and from a multiple of four floats on the columns."""
+    count, cols, dims = parts.shape[0], parts.shape[1], parts.shape[2] - 2
+    head = -(-2 * cols // 4) * 4
+    out = np.full((count, floats), UNUSED, np.uint32)
+    bits = pattern(parts.astype(np.float32))
+    out[:, :cols], out[:, cols : 2 * cols] = bits[..., 0], bits[..., 1]
+    out[:, head : head + cols * dims] = bits[..., 2:].reshape(count, -1)
+    return out
+
+
+def _partials_inputs() -> dict[str, Array]:
+    rng = np.random.default_rng(189)
+    pairs, fours = _parts(rng, 7, 2, 140), _parts(rng, 40, 3, 260)
+    pairs[3, 1, 1] = np.nan
+    fours[:, 0, 0], fours[:, 0, 1] = -np.inf, 0
+    return {
+        "pairs": pattern(pairs),
+        "fours": pattern(fours),
+        "pair_parts": np.full((7, 288), UNUSED, np.uint32),
+        "four_parts": np.full((40, 792), UNUSED, np.uint32),
+        "pairs_to": np.full((2, 142), UNUSED, np.uint32),
+        "fours_to": np.full((3, 262), UNUSED, np.uint32),
+    }
+
+
+def _partials(arrays: Arrays) -> dict[str, Wanted]:
+    pairs, fours = (arrays[name].view(np.float32) for name in ("pairs", "fours"))
+    found = np.full((3, 262), float(arrays["fours_to"].view(np.float32)[0, 0]))
+    found[:2] = _merged(fours)[:2]
+    return {
+        "pair_parts": exact(_in_memory(pairs, 288)),
+        "four_parts": exact(_in_memory(fours, 792)),
+        "pairs_to": near(_merged(pairs), 1e-5),
+        "fours_to": near(found, 1e-5),
+    }
+
+
+def _request_arrays(counts: tuple[int, ...], parts: Array, rng: np.random.Generator) -> dict[str, Array]:
+    """Requests of so many parts, whose blocks come side by side."""
+    pieces, slot = [], 0
+    for b, count in enumerate(counts):
+        pieces += [[b, part, count, slot] for part in range(count)]
+        slot += count
+    order = rng.permutation(len(pieces))
+    return {
+        "in": pattern(parts[order]),
+        "pieces": np.array(pieces, np.uint32)[order],
+        "partials": np.full((slot, 2, 20), UNUSED, np.uint32),
+        "counters": np.zeros((slot, 2), np.uint32),
+        "errors": np.zeros(1, np.uint64),
+        "out": np.zeros((len(counts), 2, 6), np.uint32),
+        "times": np.zeros(len(counts), np.uint32),
+    }
+
+
+def _requests_inputs() -> dict[str, Array]:
+    rng = np.random.default_rng(190)
+    parts = _parts(rng, sum(REQUEST_PARTS), 3, 4)
+    begins = np.cumsum((0, *REQUEST_PARTS))
+    parts[begins[3] + 32, 0, 1] = np.nan  # a group of its own
+    parts[begins[5] + 7, 1, :2] = -np.inf, np.nan
+    parts[begins[7] : begins[8], 0, :2] = -np.inf, 0  # nobody saw a token
+    parts[begins[4] : begins[4] + 32, 1, :2] = -np.inf, 0  # nor anybody of the first group
+    return _request_arrays(REQUEST_PARTS, parts, rng)
+
+
+def _overwritten_inputs() -> dict[str, Array]:
+    counts = tuple(count for count, _, _ in OVERWRITTEN)
+    rng = np.random.default_rng(195)
+    found = _request_arrays(counts, _parts(rng, sum(counts), 3, 4), rng)
+    for first, (_, slot, garbage) in zip(np.cumsum((0, *counts)), OVERWRITTEN, strict=False):
+        if slot is not None:
+            found["counters"][first + slot, 1] = garbage
+    return found
+
+
+def _requests(overwritten: bool, arrays: Arrays) -> dict[str, Wanted]:
+    """Of more than 32 parts, groups of 32 are merged into their first, columns that count only; then those are.
+
+    Of a request with an overwritten counter nothing is known but that: no tokens, and a sum of NaN. Its blocks count on.
+    """
+    own = OVERWRITTEN if overwritten else [(count, None, 0) for count in REQUEST_PARTS]
+    order = np.argsort(arrays["pieces"][:, 3].astype(np.int64) + arrays["pieces"][:, 1])
+    parts = arrays["in"].view(np.float32)[order]
+    after, out, begin = parts.astype(np.float64), [], 0
+    counters = np.zeros((len(parts), 2), np.int64)
+    for count, slot, garbage in own:
+        mine, groups = parts[begin : begin + count], -(-count // 32)
+        out.append(_merged(mine)[:2] if slot is None else np.array([[-np.inf, np.nan, 0, 0, 0, 0]] * 2))
+        for first in range(0, count if groups > 1 else 0, 32):
+            if first != slot and first + 1 < count:  # nobody is its last; there is nothing to merge
+                after[begin + first, :2] = _merged(mine[first : first + 32])[:2]
+        if slot is not None:
+            between = groups > 1 and slot == 1  # the groups' counter
+            counters[begin + slot, 1] = garbage + (groups if between else min(32, count - slot))
+            if groups > 1 and not between:
+                counters[begin + 1, 1] = groups - 1  # those that did come
+        begin += count
+    memory = np.full((begin, 2, 20), UNUSED, np.uint32)
+    memory[:, 1] = _in_memory(after, 20)
+    return {
+        "partials": near(memory.view(np.float32).astype(np.float64), 1e-5),
+        "counters": exact(counters.astype(np.uint32)),
+        "errors": exact(np.array([MAX << 32 | MAX ^ PLAN if overwritten else 0], np.uint64)),
+        "out": near(np.stack(out), 1e-5),
+        "times": exact(np.full(len(own), 2, np.uint32)),
+    }
+
+
+def _loads_inputs() -> dict[str, Array]:
+    return {"in": random_bytes(512, 191).view(np.uint32), "out": np.zeros(256, np.uint32)}
+
+
+def _loads(arrays: Arrays) -> dict[str, Wanted]:
+    x = arrays["in"]
+    return {"out": exact(np.concatenate([x[:32], x[:32], x[:64], x]))}
+
+
+# The counters of groups of 3 blocks: of how many blocks they are, and where they begin. Those that are not 0 can be told
+# in any order of the blocks: none of these sets back a counter that another one still adds to.
+COUNTED: Final = (
+    (3, 0),
+    (3, 0),
+    (5, 0),
+    (5, 1),
+    (5, 2),
+    (4, 1),
+    (3, 3),
+    (3, 0xDEADBEEF),
+    (3, 2**31 - 1),
+    (3, MAX - 2),
+    (3, MAX - 1),
+    (3, MAX),
+)
+
+
+def _last_inputs() -> dict[str, Array]:
+    counters = np.zeros((len(COUNTED), 2), np.uint32)
+    counters[:, 0] = [begin for _, begin in COUNTED]
+    return {
+        "counters": counters,
+        "blocks": np.array([blocks for blocks, _ in COUNTED], np.uint32),
+        "cells": np.zeros(3 * len(COUNTED), np.uint32),
+        "sums": np.zeros(len(COUNTED), np.uint32),
+        "times": np.zeros((len(COUNTED), 3), np.uint32),
+    }
+
+
+def _last(arrays: Arrays) -> dict[str, Wanted]:
+    """Before the last place of a group is early, there the last, past it miscounted; the last one sets the counter to 0."""
+    cells = np.arange(3 * len(COUNTED), dtype=np.uint32) ** 2 + 7
+    counters, times = np.zeros_like(arrays["counters"]), np.zeros((len(COUNTED), 3), np.uint32)
+    for group, (blocks, begin) in enumerate(COUNTED):
+        places = [(begin + n) % 2**32 for n in range(3)]
+        for place in places:
+            times[group, 0 if place < blocks - 1 else 1 if place == blocks - 1 else 2] += 64  # threads
+        counters[group, 0] = 0 if places[-1] == blocks - 1 else (begin + 3) % 2**32
+    sums = np.where(times[:, 1] > 0, cells.reshape(-1, 3).sum(axis=1), 0)
+    return {
+        "counters": exact(counters),
+        "cells": exact(cells.astype(np.uint32)),
+        "sums": exact(sums.astype(np.uint32)),
+        "times": exact(times),
+    }
+
+
+def _scans_inputs(threads: int) -> dict[str, Array]:
+    return {
+        "in": random_bytes(8 * 3 * threads, 192).view(np.uint64),
+        "wide": np.zeros((3, threads, 2), np.uint64),
+        "narrow": np.zeros((3, threads, 2), np.uint32),
+    }
+
+
+def _scans(threads: int, arrays: Arrays) -> dict[str, Wanted]:
+    found = {}
+    for name, kind in (("wide", np.uint64), ("narrow", np.uint32)):
+        x: Array = arrays["in"].astype(kind).reshape(3, threads)
+        sums: Array = np.cumsum(x, axis=1, dtype=kind)
+        found[name] = exact(np.stack([sums - x, np.broadcast_to(sums[:, -1:], x.shape)], axis=2))
+    return found
+
+
+def probes() -> list[Probe]:
+    """All of this module."""
+    parts, overwritten = sum(REQUEST_PARTS), sum(count for count, _, _ in OVERWRITTEN)
+    of_plan, of_none = partial(_requests, False), partial(_requests, True)
+    return [
+        Probe("library_work_running", UNIT, "work_running", _running_inputs, _running, 32),
+        Probe("library_work_loads", UNIT, "work_loads", _loads_inputs, _loads, 32),
+        Probe("library_work_last", UNIT, "work_last", _last_inputs, _last, 64, (3 * len(COUNTED), 1, 1)),
+        Probe("library_work_partials", UNIT, "work_partials", _partials_inputs, _partials, 64),
+        Probe("library_work_requests", UNIT, "work_requests", _requests_inputs, of_plan, 32, (parts, 1, 1)),
+        Probe("library_work_overwritten", UNIT, "work_requests", _overwritten_inputs, of_none, 32, (overwritten, 1, 1)),
+        *(
+            Probe(f"library_work_scans_{n}", UNIT, f"work_scans_{n}", partial(_scans_inputs, n), partial(_scans, n), n)
+            for n in (32, 512)
+        ),
+    ]
