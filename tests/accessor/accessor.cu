@@ -179,14 +179,20 @@ struct Rows {
                     2 * (cache.scales_block_paged_ptr(b, token, head) == nullptr) + 4 * (cache.scales_raw_ptr() == nullptr);
   }
 
+  // Tokens below the length go first, a barrier before the others: where lengths come before the step, a ring's oldest token
+  // and one of the step may have one place, and both are reached.
   __device__ void run(uint32_t mode, uint32_t tokens) const {
-    const uint32_t b = blockIdx.x;
-    for (uint32_t i = threadIdx.x; i < tokens * kHeads; i += blockDim.x) {
-      const uint32_t token = i / kHeads, head = i % kHeads;
-      const uint64_t row = (uint64_t)b * tokens + token;
-      if (mode == kStore) store(b, token, head, row);
-      if (mode == kStoreByPointer) store_by_pointer(b, token, head, row);
-      if (mode == kLoad) load(b, token, head, row);
+    const uint32_t b = blockIdx.x, all = tokens * kHeads, below = min(cache.cache_length(b), tokens) * kHeads;
+#pragma unroll 1
+    for (uint32_t begin = 0, end = below; begin < all; begin = end, end = all) {
+      for (uint32_t i = begin + threadIdx.x; i < end; i += blockDim.x) {
+        const uint32_t token = i / kHeads, head = i % kHeads;
+        const uint64_t row = (uint64_t)b * tokens + token;
+        if (mode == kStore) store(b, token, head, row);
+        if (mode == kStoreByPointer) store_by_pointer(b, token, head, row);
+        if (mode == kLoad) load(b, token, head, row);
+      }
+      __syncthreads();
     }
   }
 };
