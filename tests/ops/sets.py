@@ -11,7 +11,7 @@ from kvgen.spec.kernel_set import Arch
 from tests.ops.drawn import drawn_sets
 from tests.ops.engines import ENGINES, QUANTIZED
 from tests.ops.family import drawn_family, family_sets
-from tests.ops.pairwise import PAIRWISE
+from tests.ops.pairwise import COVER, REST
 
 
 def _set(
@@ -206,9 +206,9 @@ _SEED = int(os.environ.get("KVGEN_DRAWN_SEED", "1"))
 DRAWN = drawn_sets(_SEED, int(os.environ.get("KVGEN_DRAWN", "8")))
 
 SETS = {s.name: s for s in PRESETS + OTHERS + DRAWN}
-# Quantized and latent caches; `make campaign` draws as many as KVGEN_FAMILY says from all that there are.
+# Quantized and latent caches; `make campaign` has all pairs, and draws as many more as KVGEN_FAMILY says.
 _COUNT = int(os.environ.get("KVGEN_FAMILY", "0"))
-FAMILY = {s.name: s for s in family_sets(drawn_family(_SEED, _COUNT) if _COUNT else PAIRWISE)}
+FAMILY = {s.name: s for s in family_sets(COVER + REST + drawn_family(_SEED, _COUNT) if _COUNT else COVER)}
 # Loads and stores of 16 bytes, pieces of requests, tensor cores: run for every architecture they are generated for.
 BOTH = ("max_paged", "splits", "mla_plain", "mla_rows")
 ALL = SETS | FAMILY | ENGINES | QUANTIZED
