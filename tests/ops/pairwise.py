@@ -1,4 +1,4 @@
-"""The fixed combinations of tests/ops/family.py, as it prints them: those of every run, and those that with them have all pairs."""
+"""Fixed combinations of tests/ops/family.py, as it prints them: those of every run; those that complete all pairs."""
 
 COVER = """\
 i8 f32 given group no amax pool linear no no latent_whole bf16 both swizzle dense_i64
