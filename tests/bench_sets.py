@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Final
 
 NAMES: Final = ("llama", "qwen", "qkv", "padded", "mla", "mla_row", "mrope", "fp8", "window")
+# Those whose kernels are compiled and run: one of every operation, of quantized and latent rows, of padded rows, K beside q,
+# given positions, norms, biases and RoPE in both styles (tests/test_run_gpu_fused.py counts them); in a campaign all.
+FEWER: Final = ("llama", "qwen", "padded", "mla_row", "mrope", "fp8")
+RUN: Final = NAMES if "KVGEN_FAMILY" in os.environ else FEWER
 SPEC: Final = '''"""Fused appends, and operations beside them."""
 
 from typing import Any
@@ -79,8 +84,10 @@ kernels = [
 '''
 
 
-def write_project(folder: Path) -> None:
-    """The sets' spec in a project of its own, not built."""
+def write_project(folder: Path, names: tuple[str, ...] = NAMES) -> None:
+    """The spec of these sets in a project of its own, not built."""
     (folder / "specs").mkdir(parents=True)
     (folder / "pyproject.toml").write_text("[tool.kvgen]\n", encoding="utf-8")
-    (folder / "specs" / "fused.py").write_text(SPEC, encoding="utf-8")
+    (folder / "specs" / "fused.py").write_text(
+        f"{SPEC}\nkernels = [k for k in kernels if k.name in {names}]\n", encoding="utf-8"
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Final
 
@@ -9,6 +10,10 @@ NAMES: Final = (
     *("cast", "given", "channels", "per_head", "per_token", "groups", "own", "nv", "tiles", "mixed", "kivi", "blocks"),
     *("latent", "latent_cast", "latent_row", "latent_rope"),
 )
+# Those whose kernels are compiled and run: one of every kind of tensor, codes, scales and operation (tests/test_run_gpu_family.py
+# counts them); in a campaign all.
+FEWER: Final = ("cast", "given", "groups", "own", "tiles", "kivi", "blocks", "latent_row", "latent_rope")
+RUN: Final = NAMES if "KVGEN_FAMILY" in os.environ else FEWER
 SPEC: Final = '''"""Every way to store a cache."""
 
 from typing import Any
@@ -71,8 +76,10 @@ kernels = [
 '''
 
 
-def write_project(folder: Path) -> None:
-    """The sets' spec in a project of its own, not built."""
+def write_project(folder: Path, names: tuple[str, ...] = NAMES) -> None:
+    """The spec of these sets in a project of its own, not built."""
     (folder / "specs").mkdir(parents=True)
     (folder / "pyproject.toml").write_text("[tool.kvgen]\n", encoding="utf-8")
-    (folder / "specs" / "family.py").write_text(SPEC, encoding="utf-8")
+    (folder / "specs" / "family.py").write_text(
+        f"{SPEC}\nkernels = [k for k in kernels if k.name in {names}]\n", encoding="utf-8"
+    )

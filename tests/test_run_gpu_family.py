@@ -17,20 +17,41 @@ from benchmarks.gpu.correctness import failures, run
 from benchmarks.gpu.memory import GpuArray, HostMemory
 from benchmarks.gpu.packages import ROOT, generated, use
 from kvgen.runtime.arrays import view
+from kvgen.spec.kernel_set import KernelSet
+from kvgen.spec.loader import load_folder
 from tests.cli.conftest import Folder
-from tests.family_sets import NAMES, write_project
+from tests.family_sets import NAMES, RUN, write_project
 
 
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A project with the sets, and in cubins/ what --prepare writes for it."""
     folder = tmp_path_factory.mktemp("family")
-    write_project(folder)
+    write_project(folder, RUN)
     Folder(folder).kvgen("build")
     arguments = ["--project", str(folder), "--prepare", str(folder / "cubins"), "--arch", "sm_90a"]
     assert run_gpu.main(arguments) == 0
     yield folder
     use(ROOT)
+
+
+def kinds(kernels: KernelSet) -> set[tuple[str, object]]:
+    """What of a set the tools tell apart."""
+    cache = kernels.cache
+    found: set[tuple[str, object]] = {("variant", type(cache)), ("layers", cache.layout.layers)}
+    found |= {("operation", op.kind) for op in kernels.ops} | {("tensor", t.name) for t in cache.storage.tensors}
+    for quant in cache.quants.values():
+        fields = ("dtype", "scale_dtype", "scale", "zero", "place", "order", "own_table", "residual")
+        found |= {(name, getattr(quant, name, "not quantized")) for name in fields}
+    return found
+
+
+def test_every_kind_is_run(tmp_path: Path) -> None:
+    """The sets that are run have between them what all of them have: tensors, codes, scales and their places, operations."""
+    write_project(tmp_path)
+    sets = {s.kernels.name: kinds(s.kernels) for s in load_folder(tmp_path / "specs", tmp_path)}
+    assert set(sets) == set(NAMES)
+    assert set().union(*sets.values()) == set().union(*(sets[name] for name in RUN))
 
 
 def test_every_kernel_of_every_set(prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -43,7 +64,7 @@ def test_every_kernel_of_every_set(prepared: Path, tmp_path: Path, monkeypatch: 
     assert status == 0, [e for e in entries if e["status"] != "ok"]
     kernels = {(p.parent.name, p.stem) for p in (prepared / "generated").glob("*/*.cu")}
     assert {(e["set"], e["op"]) for e in entries} == kernels
-    assert {s for s, _ in kernels} == set(NAMES)
+    assert {s for s, _ in kernels} == set(RUN)
     for name, op in kernels:
         cases = {e["case"] for e in entries if (e["set"], e["op"]) == (name, op)}
         assert {"small", "hostile"} <= cases and len(cases) >= 5, (name, op, cases)

@@ -14,7 +14,10 @@ from benchmarks.gpu.cases import load
 from benchmarks.gpu.correctness import failures, run
 from benchmarks.gpu.memory import HostMemory
 from benchmarks.gpu.packages import ROOT, generated, use
-from tests.bench_sets import NAMES, write_project
+from kvgen import ops
+from kvgen.spec.kernel_set import KernelSet
+from kvgen.spec.loader import load_folder
+from tests.bench_sets import NAMES, RUN, write_project
 from tests.cli.conftest import Folder
 
 
@@ -22,12 +25,33 @@ from tests.cli.conftest import Folder
 def prepared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A project with the sets, and in cubins/ what --prepare writes for it."""
     folder = tmp_path_factory.mktemp("fused")
-    write_project(folder)
+    write_project(folder, RUN)
     Folder(folder).kvgen("build")
     arguments = ["--project", str(folder), "--prepare", str(folder / "cubins"), "--arch", "sm_90a"]
     assert run_gpu.main(arguments) == 0
     yield folder
     use(ROOT)
+
+
+def kinds(kernels: KernelSet) -> set[tuple[str, object]]:
+    """What of a set the tools tell apart."""
+    cache = kernels.cache
+    found: set[tuple[str, object]] = {("layers", cache.layout.layers)}
+    found |= {("quant", (q.dtype, q.scale_dtype, q.place)) for q in cache.quants.values() if q is not None}
+    for op in kernels.ops:
+        found.add(("operation", op.kind))
+        if isinstance(op, ops.Append):
+            found |= {(name, getattr(op, name)) for name in ("rows", "angles", "bias", "inputs", "positions", "q_out")}
+            found |= {("rope", op.rope and op.rope.style), ("norms", bool(op.k_norm)), ("sections", bool(op.sections))}
+    return found
+
+
+def test_every_kind_is_run(tmp_path: Path) -> None:
+    """The sets that are run have between them what all of them have: operations, kinds of rows, and what append does to them."""
+    write_project(tmp_path)
+    sets = {s.kernels.name: kinds(s.kernels) for s in load_folder(tmp_path / "specs", tmp_path)}
+    assert set(sets) == set(NAMES)
+    assert set().union(*sets.values()) == set().union(*(sets[name] for name in RUN))
 
 
 def test_the_cpu_machine_repeats_itself(prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -40,7 +64,7 @@ def test_the_cpu_machine_repeats_itself(prepared: Path, tmp_path: Path, monkeypa
     assert status == 0, [e for e in entries if e["status"] != "ok"]
     kernels = {(p.parent.name, p.stem) for p in (prepared / "generated").glob("*/*.cu")}
     assert {(e["set"], e["op"]) for e in entries} == kernels - {(s, "copy_pages_check") for s, _ in kernels}
-    assert {s for s, _ in kernels} == set(NAMES)
+    assert {s for s, _ in kernels} == set(RUN)
     for name, op in {(e["set"], e["op"]) for e in entries}:
         assert {"small", "hostile"} <= {e["case"] for e in entries if (e["set"], e["op"]) == (name, op)}
 

@@ -119,12 +119,12 @@ FORMS = {
 def family(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A project with a set for every way to store a cache, built."""
     folder = tmp_path_factory.mktemp("family")
-    write_project(folder)
+    write_project(folder, family_sets.RUN)
     Folder(folder).kvgen("build")
     return folder
 
 
-@pytest.mark.parametrize("name", family_sets.NAMES)
+@pytest.mark.parametrize("name", family_sets.RUN)
 def test_family(name: str, family: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Codes, scales, tails and latent rows: what gather finds is what was appended, but for what quantization takes."""
     use(family)
@@ -138,7 +138,7 @@ def test_family(name: str, family: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 def fused(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A project with fused appends, built, and the kernels in their place."""
     folder = tmp_path_factory.mktemp("fused")
-    bench_sets.write_project(folder)
+    bench_sets.write_project(folder, bench_sets.RUN)
     Folder(folder).kvgen("build")
     for loaded in load_folder(folder / "specs", folder):
         prepare.write_apart(folder, loaded.kernels)

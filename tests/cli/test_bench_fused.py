@@ -12,7 +12,7 @@ from kvgen.bench import KNOWN, SIZES, Scene, Workload, call_of, minimum_sectors,
 from kvgen.cli.project import generated
 from kvgen.spec.kernel_set import KernelSet
 from kvgen.spec.loader import load_file
-from tests.bench_sets import NAMES, write_project
+from tests.bench_sets import NAMES, RUN, write_project
 
 from .conftest import Folder
 from .test_bench import operations, traffic
@@ -42,7 +42,7 @@ def scenes(fused: Folder) -> Callable[[str, Workload], tuple[Scene, KernelSet]]:
     return make
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", RUN)
 def test_every_operation_is_counted(name: str, fused: Folder) -> None:
     """None touches less than it must (kvgen bench would fail), nor several times as much of the cache."""
     for op in operations(fused, name, "--batch", "2", "--tokens", "29", "--new", "13"):

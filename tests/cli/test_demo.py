@@ -13,7 +13,7 @@ from kvgen.errors import DeviceError
 from kvgen.runtime import cuda
 from kvgen.runtime.launcher import Launcher
 from tests import bench_sets
-from tests.family_sets import NAMES, write_project
+from tests.family_sets import RUN, write_project
 
 from .conftest import Folder
 
@@ -65,7 +65,7 @@ def family(tmp_path_factory: pytest.TempPathFactory) -> Project:
     return open_project(root)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", RUN)
 def test_the_batch_on_every_way_to_store_a_cache(name: str, family: Project) -> None:
     """Prompts, steps and gather, every tensor byte for byte the oracle's: codes, scales, tails and counts."""
     outcomes = run(family, name, None)
@@ -86,7 +86,7 @@ def fused(tmp_path_factory: pytest.TempPathFactory) -> Project:
     return open_project(root)
 
 
-@pytest.mark.parametrize("name", bench_sets.NAMES)
+@pytest.mark.parametrize("name", bench_sets.RUN)
 def test_rows_that_append_changes(name: str, fused: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     """Norms, RoPE and biases within what rounding allows, of codes within half a step; what follows reads those rows."""
     outcomes = run(fused, name, None)
