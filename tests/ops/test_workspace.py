@@ -359,8 +359,8 @@ def test_garbage(name: str, kind: str) -> None:
             assert result.is_nan(i) or result.untouched(i), f"row {i} is a number that is wrong"
             # Tokens that a request has no more may have no page either; of several faults the first token's is kept.
             assert result.report.code in (Fault.PLAN, Fault.STALE, Fault.POSITION, Fault.PAGE_ID)
-        found.plan(workspace)
-        assert found.run(workspace).raw.tobytes() == right.raw.tobytes(), "a new plan mends it"
+    found.plan(workspace)
+    assert found.run(workspace).raw.tobytes() == right.raw.tobytes(), "a new plan mends it"
 
 
 # A caller's memory ----------------------------------------------------------------------------------------------------------
