@@ -344,7 +344,7 @@ def test_requests_longer_than_a_block(empty: Folder) -> None:
 # ---------------------------------------------------------------- the repository's own
 def test_checked_in_sets() -> None:
     """What their layouts cost: K in groups of 8 elements and V transposed against rows that lie together."""
-    sets = ("layout_vllm_xpacked", "layout_sglang", "deepseek_v3")
+    sets = ("layout_vllm_xpacked", "layout_sglang/append", "layout_sglang/gather", "deepseek_v3")
     found = {(o["set"], o["op"]): traffic(o) for o in operations(Folder(ROOT), *sets, "--batch", "1", "--tokens", "32")}
     assert {op for name, op in found if name == "layout_vllm_xpacked"} == {"append", "gather", "decode"}
     stored = found["layout_vllm_xpacked", "append"]

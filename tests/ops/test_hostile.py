@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 
 from kvgen import CSR, Continuous, Indirect, Paged, Ring
+from kvgen.reference import Decoded
 from kvgen.runtime import Fault, describe
 from kvgen.runtime.cpu import machine
 from kvgen.spec.table import Offsets
@@ -101,6 +103,37 @@ def batch_for(name: str, seed: int, *, errors: bool = True) -> Batch:
     return replace(PLAIN, totals=totals, new=(1, 2, 3), padding=seed % 2, seed=seed, errors=errors, schedule=schedule)
 
 
+def gathered(name: str, batch: Batch, damage: Spoil) -> tuple[list[Raw], Raw]:
+    """Rows gathered, and their offsets."""
+    counts = [min(n, 4) for n in batch.totals]
+    offsets = offsets_of(counts, index_name(SETS[name], "gather"))
+    scene = Scene(SETS[name], batch, batch.totals)
+    scene.fill(batch.totals)
+    damage(scene)
+    rows = check_gather(scene, sum(counts) + batch.padding, row_offsets=offsets, starts=None)
+    return list(rows), offsets
+
+
+def attended(name: str, batch: Batch, damage: Spoil) -> tuple[Raw, Raw | None, Decoded]:
+    """decode's results, and the oracle's."""
+    scene, q = decode_scene(name, batch, 3 + batch.padding)
+    damage(scene)
+    return check_decode(scene, q)
+
+
+@cache
+def served(name: str, errors: bool) -> tuple[list[Raw], tuple[Raw, Raw | None, Decoded] | None]:
+    """What a set's requests get where nothing is wrong: the same beside every wrong entry."""
+    batch = batch_of(name, errors)
+    attention = attended(name, batch, lambda s: None) if name in DECODES else None
+    return gathered(name, batch, lambda s: None)[0], attention
+
+
+def batch_of(name: str, errors: bool) -> Batch:
+    """The batch of a set's wrong entries."""
+    return batch_for(name, list(SETS).index(name), errors=errors)
+
+
 CASES = [(name, label) for name in SETS for label in spoils(name)]
 
 
@@ -115,37 +148,27 @@ def test_tables(name: str, label: str) -> None:
     seed = CASES.index((name, label))
     spoil = spoils(name)[label]
     for errors in (True, False) if seed % 4 == 0 else (True,):
-        batch = batch_for(name, seed, errors=errors)
+        batch = batch_of(name, errors)
         spoilt = scene_before(name, batch)
         spoil(spoilt)
         offsets = offsets_of(batch.new, index_name(SETS[name], "append"))
         check_append(spoilt, sum(batch.new) + batch.padding, row_offsets=offsets)
 
-        counts = [min(n, 4) for n in batch.totals]
-        rows, offsets = sum(counts) + batch.padding, offsets_of(counts, index_name(SETS[name], "gather"))
-        results = []
-        for damage in (lambda s: None, spoil):
-            scene = Scene(SETS[name], batch, batch.totals)
-            scene.fill(batch.totals)
-            damage(scene)
-            results.append(check_gather(scene, rows, row_offsets=offsets, starts=None))
-        victim = np.zeros(rows, bool)
+        right, attention = served(name, errors)
+        rows, offsets = gathered(name, batch, spoil)
+        victim = np.zeros(len(rows[0]), bool)
         victims = [2] if "indptr" in label or "offsets" in label else [VICTIM]
         for b in victims:
             victim[offsets[b] : offsets[b + 1]] = True
-        for clean, other in zip(*results, strict=True):
+        for clean, other in zip(right, rows, strict=True):
             _same_elsewhere(clean, other, victim)
 
-        if name in DECODES:
-            outputs = []
-            for damage in (lambda s: None, spoil):
-                scene, q = decode_scene(name, batch, 3 + batch.padding)
-                damage(scene)
-                outputs.append(check_decode(scene, q))
+        if attention is not None:
+            found = attended(name, batch, spoil)
             is_victim = np.isin(np.arange(3 + batch.padding), victims)
-            assert np.isfinite(outputs[0][0].astype(np.float32)).all()
-            assert np.isnan(outputs[1][2].out[is_victim]).all() and outputs[1][2].errors != outputs[0][2].errors
-            for clean_part, other_part in zip(outputs[0][:2], outputs[1][:2], strict=True):
+            assert np.isfinite(attention[0].astype(np.float32)).all()
+            assert np.isnan(found[2].out[is_victim]).all() and found[2].errors != attention[2].errors
+            for clean_part, other_part in zip(attention[:2], found[:2], strict=True):
                 assert clean_part is not None and other_part is not None
                 _same_elsewhere(clean_part, other_part, is_victim)
 
