@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import struct
 from collections.abc import Sequence
 from typing import Any
@@ -18,8 +19,9 @@ HEADER = ".version 8.6\n.target sm_90a\n.address_size 64\n"
 
 
 def nvrtc_ptx(source: str, arch: str = "compute_80", name: str = "kernel.cu", defines: tuple[str, ...] = ()) -> str:
-    """PTX with line information; needs neither a driver nor headers. Kept in the compile cache."""
-    facts = [nvrtc.nvrtcVersion()[1:], source, arch, name, defines]
+    """PTX with line information; needs neither a driver nor headers. Kept in the compile cache, by the working folder too,
+    which NVRTC writes into the names of files."""
+    facts = [nvrtc.nvrtcVersion()[1:], os.getcwd(), source, arch, name, defines]
     key, cache = hashlib.sha256(json.dumps(facts).encode()).digest(), default_cache()
     if (kept := cache.get(key)) is not None:
         return kept.decode()
