@@ -34,6 +34,7 @@ class Scene:
         self.residual = self.cache.storage.residual
         self.layer = int(self.rng.integers(LAYERS))
         self._waiting: dict[tuple[int, int, int], Raw] = {}  # rows of K by layer, request and position
+        self._rows: dict[int, tuple[Rows, ...]] = {}  # views of the scene's own memory, by layer
         self._lay_pages()
         self._lay_scale_pages()
         self._lay_tensors()
@@ -137,8 +138,12 @@ class Scene:
         return {name: [t.memory.copy() for t in tensors] for name, tensors in self.tensors.items()}
 
     def rows(self, memory: Memory | None = None) -> tuple[Rows, ...]:
-        """The oracle's K and V of the scene's layer."""
-        return cache_rows(self.cache, self.arrays(memory), self.layer)
+        """The oracle's K and V of the scene's layer, over `memory` (None: the scene's own)."""
+        if memory is not None:
+            return cache_rows(self.cache, self.arrays(memory), self.layer)
+        if self.layer not in self._rows:
+            self._rows[self.layer] = cache_rows(self.cache, self.arrays(), self.layer)
+        return self._rows[self.layer]
 
     # Tables ------------------------------------------------------------------------------------------------------
 
