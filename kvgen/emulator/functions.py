@@ -28,6 +28,7 @@ _BRANCH = re.compile(r"(?:^|\s)bra\b")
 _ENDS_BLOCK = ("bra", "brx", "call", "ret", "exit", "trap")
 _MOST_REGISTERS = 1 << 17
 _REDZONE = 16  # bytes after each local array that no other has
+_TEMPORARIES = 8  # bytes of stack an instruction where the host compiler does not optimize, beside registers
 _TABLES = (".branchtargets", ".callprototype", ".calltargets")
 
 
@@ -228,14 +229,15 @@ class FunctionWriter:
     # ---- C++
     @property
     def declaration(self) -> str:
-        """The C++ head. Functions are not inlined, so that one's frame is what `frame_bytes` says, or little more."""
+        """The C++ head. Functions are not inlined, so that one's frame is at most twice what `frame_bytes` says."""
         if self.is_entry:
-            return f"static void {self.name}(Thread* const self)"
-        return f"static __attribute__((noinline)) void {self.name}(Thread* const self, const u8* const P, u8* const R)"
+            return f"EMU_BODY void {self.name}(Thread* const self)"
+        return f"EMU_BODY void {self.name}(Thread* const self, const u8* const P, u8* const R)"
 
     def _finish(self) -> None:
         cx = self.cx
         self.frame_bytes += sum(max(r.type.bits // 8, 1) for r in cx.registers)
+        self.frame_bytes += _TEMPORARIES * sum(b.instructions for b in self.blocks)
         by_storage: dict[str, list[str]] = {}
         for r in (r for r in cx.registers if r.used and not r.late):
             by_storage.setdefault(r.storage, []).append(f"{r.c} = 0")

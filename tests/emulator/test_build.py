@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -13,6 +14,7 @@ import pytest
 
 from kvgen import emulator
 from kvgen.emulator import host
+from kvgen.emulator.functions import FunctionWriter
 from kvgen.emulator.parser import parse
 from kvgen.emulator.writer import translate
 from tests.emulator.programs import HEADER, entry, run
@@ -152,3 +154,26 @@ def test_moves_keep_every_bit_of_a_float(own_cache: Path) -> None:
         out = np.array([low, high] + [0xEE] * 6, np.uint32)
         run(library, "k", out, block=1)
         np.testing.assert_array_equal(out, np.array([low, high, low, low, low, high, low, 0], np.uint32))
+
+
+@pytest.mark.parametrize("name", ["dispatch", "reduce", "math"])
+def test_stacks_hold_unoptimized_frames(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread's stack has twice `frame_bytes`: more than the host compiler's frame of every function in check mode."""
+    stated: dict[str, int] = {}
+    finish = FunctionWriter._finish
+
+    def finished(writer: FunctionWriter) -> None:
+        finish(writer)
+        stated[writer.name] = writer.frame_bytes
+
+    monkeypatch.setattr(FunctionWriter, "_finish", finished)
+    (text,) = translate([parse((Path(__file__).parent / "ptx" / "foreign" / f"{name}.ptx").read_text())]).texts()
+    (tmp_path / "kernels.cpp").write_text(text)
+    compiler, _ = host._compiler(os.environ.get("CXX", "g++"))
+    flags = [*host._FLAGS, *host._cpu_flags(), "-Og", "-DEMU_CHECK=1", f"-I{host._RUNTIME}", "-fstack-usage"]
+    host._run([compiler, *flags, "-c", str(tmp_path / "kernels.cpp"), "-o", str(tmp_path / "kernels.o")])
+    rows = [row.split("\t") for row in (tmp_path / "kernels.su").read_text().splitlines()]
+    frames = {m[1]: int(size) for place, size, _ in rows if (m := re.search(r":(?:void )?(\w+)\(", place))}
+    assert stated.keys() <= frames.keys()
+    for function, size in stated.items():
+        assert frames[function] <= 2 * size + 256, function

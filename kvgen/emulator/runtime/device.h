@@ -28,6 +28,13 @@ typedef u128 u128_at __attribute__((aligned(1)));
 #else
 #define EMU_ONCE static __attribute__((noinline, optimize("O2")))
 #endif
+// A kernel or device function. In check mode its own code is compiled without optimization, in little more than half the
+// time: most of what it does when it runs are calls of the runtime.
+#if EMU_CHECK
+#define EMU_BODY static __attribute__((noinline, optimize("O0")))
+#else
+#define EMU_BODY static __attribute__((noinline))
+#endif
 
 // ---------------------------------------------------------------- shared with the runtime
 struct Thread {
