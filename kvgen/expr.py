@@ -82,6 +82,10 @@ def const(value: int) -> Const:
     return Const(value)
 
 
+_ZERO: Final = Const(0)
+_ONE: Final = Const(1)
+
+
 def var(name: str, upper: int = U32_MAX) -> Var:
     """The variable `name`, at most `upper`."""
     if not name.isidentifier():
@@ -153,12 +157,12 @@ def _upper(op: Op, a: Expr, b: Expr) -> int:
 
 def _identity(op: Op, left: Expr, right: Expr) -> Expr | None:
     """The operand that the operation leaves as it is, if any: keeps `token * 1 + 0` out of the generated text."""
-    l0, r0 = left == Const(0), right == Const(0)
-    l1, r1 = left == Const(1), right == Const(1)
+    l0, r0 = left == _ZERO, right == _ZERO
+    l1, r1 = left == _ONE, right == _ONE
     if op == "+" and (l0 or r0):
         return right if l0 else left
     if op == "*" and (l0 or r0):
-        return const(0)
+        return _ZERO
     if op == "*" and (l1 or r1):
         return right if l1 else left
     if op in ("/", "ceil_div") and r1:
@@ -167,17 +171,17 @@ def _identity(op: Op, left: Expr, right: Expr) -> Expr | None:
         return left
     if op == "%" and isinstance(right, Const):
         if right.value == 1:
-            return const(0)
+            return _ZERO
         if left.upper < right.value:
             return left
     if op == "/" and isinstance(right, Const) and left.upper < right.value:
-        return const(0)
+        return _ZERO
     return None
 
 
 def _binary(op: Op, left: Expr, other: Expr | int) -> Expr:
     right = _lift(other)
-    if op in ("/", "%", "ceil_div") and right == Const(0):
+    if op in ("/", "%", "ceil_div") and right == _ZERO:
         raise ZeroDivisionError(f"{op} by zero in an expression")
     if isinstance(left, Const) and isinstance(right, Const):
         return const(int(_apply(op, left.value, right.value)))

@@ -12,6 +12,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 from typing import Final, Literal
 
@@ -196,7 +197,7 @@ class Region:
         """The axes as written in a spec."""
         return " ".join(str(a) for a in self.axes)
 
-    @property
+    @cached_property
     def strides(self) -> tuple[int | None, ...]:
         """Compile-time strides in elements, one an axis; None where a run-time extent lies further in."""
         extents = dict(self.extents)
@@ -254,7 +255,7 @@ class Region:
                 last += (axis.extent(whole) - 1) * stride
         return last + 1
 
-    @property
+    @cached_property
     def run(self) -> int:
         """Consecutive dim elements that are neighbours in memory."""
         innermost, stride = self.axes[-1], self.strides[-1]
@@ -265,7 +266,7 @@ class Region:
         length = innermost.extent(whole)
         return min(length, 2**self.swizzle.base) if self.swizzle else length
 
-    @property
+    @cached_property
     def vector(self) -> int:
         """Elements of the widest access (up to 16 bytes) that never straddles a run, given aligned outer strides."""
         limit = max(16 * 8 // self.dtype.bits, 1)

@@ -71,8 +71,15 @@ def terms(kernels: KernelSet, op: Decode, arguments: Mapping[str, Any] | None = 
 
 def computes_in(kernels: KernelSet, op: Decode) -> str:
     """The type that the kernel of a decode rounds its operands to, as its plan says: CUDA cores keep f32."""
-    template = op.plan(kernels)[0].template
-    return "f32" if template.endswith("decode_simt.cu.j2") else kernels.cache.dtype
+    known = _PLANNED.get((id(kernels), op.name))
+    if known is None or known[0] is not kernels:
+        template = op.plan(kernels)[0].template
+        known = kernels, "f32" if template.endswith("decode_simt.cu.j2") else kernels.cache.dtype
+        _PLANNED[id(kernels), op.name] = known
+    return known[1]
+
+
+_PLANNED: dict[tuple[int, str], tuple[KernelSet, str]] = {}  # sets are kept, so that ids stay theirs
 
 
 # The comparison --------------------------------------------------------------------------------------------------------
