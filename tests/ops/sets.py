@@ -203,7 +203,7 @@ OTHERS = (
 
 # `make campaign` draws many more.
 _SEED = int(os.environ.get("KVGEN_DRAWN_SEED", "1"))
-DRAWN = drawn_sets(_SEED, int(os.environ.get("KVGEN_DRAWN", "8")))
+DRAWN = drawn_sets(_SEED, int(os.environ.get("KVGEN_DRAWN", "5")))
 
 SETS = {s.name: s for s in PRESETS + OTHERS + DRAWN}
 # Quantized and latent caches; `make campaign` has all pairs, and draws as many more as KVGEN_FAMILY says.
