@@ -115,7 +115,7 @@ struct Plan {
   PlanHeader* header;
   uint32_t* starts;     // of each part's pieces, and their end, plus stamp_at() of the plan and the part
   uint8_t* row_kinds;
-  uint32_t* counters;   // of each slot, kv head and tile of columns: how many of its group have finished
+  uint32_t* counters;   // of each slot, kv head and tile of columns: kIdle, plus how many of its group have finished
   Piece* pieces;
   float* partials;
 };
@@ -196,18 +196,22 @@ __device__ __forceinline__ void load_partials(Vec<float, N>& x, const float* p) 
   }
 }
 
+// A counter that nobody has counted on: neither zeros nor small numbers that something else left there.
+constexpr uint32_t kIdle = 0x72746e63;  // "cntr"
+
 // How a block stands among those that share a counter.
 enum class Finished : uint8_t { early, last, miscounted };
 
 // Publishes this block's writes and takes part in the count; who comes last sets the counter back for the next layer. A
-// counter that was not 0 before the first has been overwritten. All threads call it.
+// counter that counts more blocks than there are has been overwritten. All threads call it.
 __device__ __forceinline__ Finished finish_among(uint32_t* counter, uint32_t blocks) {
   __threadfence();
   __syncthreads();
   uint32_t before = 0;
   if (threadIdx.x == 0) {
     asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], 1;" : "=r"(before) : "l"(counter) : "memory");
-    if (before == blocks - 1) *counter = 0;
+    before -= kIdle;
+    if (before == blocks - 1) *counter = kIdle;
   }
   const bool ends = __syncthreads_or(threadIdx.x == 0 && before >= blocks - 1);
   __threadfence();
