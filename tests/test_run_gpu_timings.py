@@ -63,7 +63,9 @@ class EmulatedDriver:
         raw = params.bytes_list()
 
         def go(stream: int) -> None:
-            buffers = [Buffer(f"memory {i}", pointer, size, True) for i, (pointer, (_, size)) in enumerate(self.memory.items())]
+            buffers = [
+                Buffer(f"memory {i}", pointer, size, True) for i, (pointer, (_, size)) in enumerate(self.memory.items())
+            ]
             handle.launch(grid, block, raw, dynamic_shared=shared, buffers=buffers, programmatic=pdl)
 
         return go

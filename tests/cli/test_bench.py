@@ -346,7 +346,9 @@ def test_checked_in_sets() -> None:
     """What their layouts cost: K in groups of 8 elements and V transposed against rows that lie together."""
     sets = ("layout_vllm_xpacked", "layout_sglang", "deepseek_v3")
     kernels = [f"{name}/{op}" for name in sets for op in ("append", "gather")]
-    found = {(o["set"], o["op"]): traffic(o) for o in operations(Folder(ROOT), *kernels, "--batch", "1", "--tokens", "32")}
+    found = {
+        (o["set"], o["op"]): traffic(o) for o in operations(Folder(ROOT), *kernels, "--batch", "1", "--tokens", "32")
+    }
     assert [f"{name}/{op}" for name, op in found] == sorted(kernels)
     stored = found["layout_vllm_xpacked", "append"]
     assert all(stored[n][3] == stored[n][4] for n in ("k_pool[1]", "v_pool[1]")), (

@@ -207,7 +207,19 @@ def test_the_first_bad_block_is_reported(mode: str, library: Library, how: int, 
     data, out = floats(32 * 33), aligned(4 * 32 * 33).view(np.float32)
 
     def launch(workers: int) -> None:
-        run(library, "broken", out, data, first, how, ROUNDS // 2, grid=(33, 1, 1), block=32, read_only=(1,), workers=workers)
+        run(
+            library,
+            "broken",
+            out,
+            data,
+            first,
+            how,
+            ROUNDS // 2,
+            grid=(33, 1, 1),
+            block=32,
+            read_only=(1,),
+            workers=workers,
+        )
 
     fault = faults(launch)
     assert fault.block == (first | 1, 0, 0)
@@ -236,7 +248,9 @@ def test_scattered_stores_and_atomics(library: Library) -> None:
 
     def launch(workers: int) -> tuple[Counters, list[np.ndarray]]:
         out, bad = aligned(data.nbytes).view(np.float32), zeros(1)
-        done = run(library, "gather", out, data, bad, ROUNDS, grid=(20, 1, 1), block=32, read_only=(1,), workers=workers)
+        done = run(
+            library, "gather", out, data, bad, ROUNDS, grid=(20, 1, 1), block=32, read_only=(1,), workers=workers
+        )
         return done, [out, bad]
 
     assert same(launch)[1][0] == 18
