@@ -52,8 +52,11 @@ kernels = [
     paged("channels", quant=Quant(dtype="i8", scale_dtype="f32", scale="given", block=Block(token=None, dim=1))),
     paged("per_head", quant=Quant(**FP8)),
     paged("per_token", quant=Quant(dtype="i8", scale_dtype="f16", block=Block(head=None))),
-    paged("groups", quant=Quant(dtype="i4", scale_dtype="f16", zero=True, block=Block(dim=16), place="page"),
-        table=Ring(window=20)),
+    paged(
+        "groups",
+        quant=Quant(dtype="i4", scale_dtype="f16", zero=True, block=Block(dim=16), place="page"),
+        table=Ring(window=20),
+    ),
     paged("own", quant=Quant(dtype="i8", scale_dtype="bf16", zero=True, own_table=True)),
     paged("nv", quant=Quant(dtype="e2m1", scale_dtype="e4m3", recipe="max")),
     one(
@@ -77,7 +80,11 @@ kernels = [
     ),
     one(
         "latent_rope",
-        Latent(**(LATENT | {"page_size": 1}), table=Indirect(), layout=Layout(k="page token dim", rope="page token dim", layers="pointers")),
+        Latent(
+            **(LATENT | {"page_size": 1}),
+            table=Indirect(),
+            layout=Layout(k="page token dim", rope="page token dim", layers="pointers"),
+        ),
         ALL[:2],
     ),
 ]

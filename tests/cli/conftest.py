@@ -8,8 +8,11 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 import pytest
+import typer.main
+from typer import testing
 from typer.testing import CliRunner, Result
 
 from kvgen.cli.app import app
@@ -26,6 +29,16 @@ kernels = KernelSet(
     arch=["sm_80", "sm_90a"],
 )
 '''
+
+
+_command: Final = functools.cache(typer.main.get_command)
+
+
+def invoke(*arguments: str) -> Result:
+    """Run kvgen in this process and in the working folder; typer works out its verbs once, not again for every run."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(testing, "_get_command", _command)
+        return CliRunner().invoke(app, list(arguments), prog_name="kvgen")
 
 
 @dataclass(frozen=True)
@@ -49,7 +62,7 @@ class Folder:
         before = Path.cwd()
         os.chdir(self.root)
         try:
-            result = CliRunner().invoke(app, list(arguments), prog_name="kvgen")
+            result = invoke(*arguments)
         finally:
             os.chdir(before)
         assert result.exit_code == code, f"exit {result.exit_code}\n{result.stdout}\n{result.stderr}"
