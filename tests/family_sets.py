@@ -1,4 +1,7 @@
-"""A set for every way to store a cache, small, as a spec file's text: what the tools must cope with."""
+"""A set for every way to store a cache, small, as a spec file's text: what the tools must cope with.
+
+The ways to find a token are dealt out over them: every kind of page table belongs to one of the sets that always run.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,8 @@ SPEC: Final = '''"""Every way to store a cache."""
 
 from typing import Any
 
-from kvgen import Block, Continuous, KernelSet, Latent, Layout, Paged, Quant, ops
+from kvgen import CSR, Block, Continuous, KernelSet, Latent, Layout, Paged, PerKV, Quant, Ring, ops
+from kvgen.spec.table import Indirect
 
 SIZES: dict[str, Any] = {"dtype": "bf16", "kv_heads": 2, "head_dim": 32}
 ALL = [ops.Append(), ops.Gather(), ops.Decode()]
@@ -38,14 +42,21 @@ def one(name: str, cache: Any, operations: Any) -> KernelSet:
 
 
 kernels = [
-    paged("cast", quant=Quant(dtype="e4m3")),
+    paged("cast", quant=Quant(dtype="e4m3"), table=CSR(last_page_len=True), lengths="after"),
     paged(
-        "given", quant=Quant(dtype="e5m2", scale_dtype="f32", scale="given", block=Block(token=None, head=None))
+        "given",
+        quant=Quant(dtype="e5m2", scale_dtype="f32", scale="given", block=Block(token=None, head=None)),
+        table=PerKV(dtype="i32", id_multiplier=2),
+        layout=Layout(kv="page layer head token dim"),
     ),
     paged("channels", quant=Quant(dtype="i8", scale_dtype="f32", scale="given", block=Block(token=None, dim=1))),
     paged("per_head", quant=Quant(**FP8)),
     paged("per_token", quant=Quant(dtype="i8", scale_dtype="f16", block=Block(head=None))),
-    paged("groups", quant=Quant(dtype="i4", scale_dtype="f16", zero=True, block=Block(dim=16), place="page")),
+    paged(
+        "groups",
+        quant=Quant(dtype="i4", scale_dtype="f16", zero=True, block=Block(dim=16), place="page"),
+        table=Ring(window=20),
+    ),
     paged("own", quant=Quant(dtype="i8", scale_dtype="bf16", zero=True, own_table=True)),
     paged("nv", quant=Quant(dtype="e2m1", scale_dtype="e4m3", recipe="max")),
     one(
@@ -69,7 +80,11 @@ kernels = [
     ),
     one(
         "latent_rope",
-        Latent(**LATENT, layout=Layout(k="page token dim", rope="page token dim", layers="pointers")),
+        Latent(
+            **(LATENT | {"page_size": 1}),
+            table=Indirect(),
+            layout=Layout(k="page token dim", rope="page token dim", layers="pointers"),
+        ),
         ALL[:2],
     ),
 ]

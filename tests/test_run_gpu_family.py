@@ -15,10 +15,12 @@ from benchmarks import run_gpu
 from benchmarks.gpu.cases import load
 from benchmarks.gpu.correctness import failures, run
 from benchmarks.gpu.memory import GpuArray, HostMemory
-from benchmarks.gpu.packages import ROOT, generated, use
+from benchmarks.gpu.packages import generated, use
+from kvgen import Continuous
 from kvgen.runtime.arrays import view
 from kvgen.spec.kernel_set import KernelSet
 from kvgen.spec.loader import load_folder
+from tests import rehearsal
 from tests.cli.conftest import Folder
 from tests.family_sets import NAMES, RUN, write_project
 
@@ -29,16 +31,15 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     folder = tmp_path_factory.mktemp("family")
     write_project(folder, RUN)
     Folder(folder).kvgen("build")
-    arguments = ["--project", str(folder), "--prepare", str(folder / "cubins"), "--arch", "sm_90a"]
-    assert run_gpu.main(arguments) == 0
-    yield folder
-    use(ROOT)
+    with rehearsal.prepared(folder):
+        yield folder
 
 
 def kinds(kernels: KernelSet) -> set[tuple[str, object]]:
     """What of a set the tools tell apart."""
     cache = kernels.cache
     found: set[tuple[str, object]] = {("variant", type(cache)), ("layers", cache.layout.layers)}
+    found.add(("table", "block" if isinstance(cache, Continuous) else cache.page_table.kind))
     found |= {("operation", op.kind) for op in kernels.ops} | {("tensor", t.name) for t in cache.storage.tensors}
     for quant in cache.quants.values():
         fields = ("dtype", "scale_dtype", "scale", "zero", "place", "order", "own_table", "residual")
@@ -51,6 +52,9 @@ def test_every_kind_is_run(tmp_path: Path) -> None:
     write_project(tmp_path)
     sets = {s.kernels.name: kinds(s.kernels) for s in load_folder(tmp_path / "specs", tmp_path)}
     assert set(sets) == set(NAMES)
+    assert {value for found in sets.values() for key, value in found if key == "table"} == {
+        *("dense", "csr", "per_kv", "indirect", "ring", "block")
+    }
     assert set().union(*sets.values()) == set().union(*(sets[name] for name in RUN))
 
 

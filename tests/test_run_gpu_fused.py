@@ -13,10 +13,11 @@ from benchmarks import run_gpu
 from benchmarks.gpu.cases import load
 from benchmarks.gpu.correctness import failures, run
 from benchmarks.gpu.memory import HostMemory
-from benchmarks.gpu.packages import ROOT, generated, use
+from benchmarks.gpu.packages import generated, use
 from kvgen import ops
 from kvgen.spec.kernel_set import KernelSet
 from kvgen.spec.loader import load_folder
+from tests import rehearsal
 from tests.bench_sets import NAMES, RUN, write_project
 from tests.cli.conftest import Folder
 
@@ -27,10 +28,8 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     folder = tmp_path_factory.mktemp("fused")
     write_project(folder, RUN)
     Folder(folder).kvgen("build")
-    arguments = ["--project", str(folder), "--prepare", str(folder / "cubins"), "--arch", "sm_90a"]
-    assert run_gpu.main(arguments) == 0
-    yield folder
-    use(ROOT)
+    with rehearsal.prepared(folder):
+        yield folder
 
 
 def kinds(kernels: KernelSet) -> set[tuple[str, object]]:

@@ -27,6 +27,7 @@ GATHERS = ((4, 1024), (32, 1024))  # requests, tokens
 DECODES = ((1, 4096), (32, 4096), (128, 1024))
 RAGGED = (64, 16, 8192)  # requests, shortest, longest
 LAYERS_AT_MOST = 64
+CALLS = (20, 200)  # how often the host's cost is taken, calls each time
 POOL_BYTES_AT_MOST = 24 << 30
 L2_MULTIPLE = 4
 # Relative to the largest value: what f32 sums of thousands of terms and one rounding may lose.
@@ -319,11 +320,12 @@ class Timer:
         """What a bound call costs the host, in microseconds; a stream takes some hundreds before it pushes back."""
         work, calls, _ = self._append_call(name, 1)
         step, best = getattr(self.package, name).bind(work.cache[0], **calls[0]), math.inf
-        for _ in range(20):
+        times, count = CALLS
+        for _ in range(times):
             self.gpu.wait()
             begin = time.perf_counter()
-            for _ in range(200):
+            for _ in range(count):
                 step(self.gpu.stream)
-            best = min(best, (time.perf_counter() - begin) / 200 * 1e6)
+            best = min(best, (time.perf_counter() - begin) / count * 1e6)
         self.gpu.wait()
         return {"us": best, "host": True}

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 import os
+import shutil
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 import pytest
+import typer.main
+from typer import testing
 from typer.testing import CliRunner, Result
 
 from kvgen.cli.app import app
+from kvgen.compile import sass
 
 SPEC = '''"""A cache for tests."""
 
@@ -22,6 +29,16 @@ kernels = KernelSet(
     arch=["sm_80", "sm_90a"],
 )
 '''
+
+
+_command: Final = functools.cache(typer.main.get_command)
+
+
+def invoke(*arguments: str) -> Result:
+    """Run kvgen in this process and in the working folder; typer works out its verbs once, not again for every run."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(testing, "_get_command", _command)
+        return CliRunner().invoke(app, list(arguments), prog_name="kvgen")
 
 
 @dataclass(frozen=True)
@@ -45,7 +62,7 @@ class Folder:
         before = Path.cwd()
         os.chdir(self.root)
         try:
-            result = CliRunner().invoke(app, list(arguments), prog_name="kvgen")
+            result = invoke(*arguments)
         finally:
             os.chdir(before)
         assert result.exit_code == code, f"exit {result.exit_code}\n{result.stdout}\n{result.stderr}"
@@ -64,6 +81,12 @@ class Folder:
         file.write_text(text.replace(old, new), encoding="utf-8")
 
 
+def two_sets(folder: Folder) -> None:
+    """The specs of two sets."""
+    folder.spec("tiny")
+    folder.spec("wide", head_dim=128, ops="ops.Append(), ops.Gather()")
+
+
 @pytest.fixture
 def empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Folder:
     """A project with a pyproject.toml and nothing else."""
@@ -76,13 +99,31 @@ def empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pyt
 @pytest.fixture
 def project(empty: Folder) -> Folder:
     """Two sets, not built yet."""
-    empty.spec("tiny")
-    empty.spec("wide", head_dim=128, ops="ops.Append(), ops.Gather()")
+    two_sets(empty)
     return empty
 
 
+@pytest.fixture(scope="session")
+def tree_of_two_sets(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What `kvgen build` writes for the two sets, once a process; to be copied."""
+    root = tmp_path_factory.mktemp("two_sets")
+    (root / "pyproject.toml").write_text("[tool.kvgen]\n", encoding="utf-8")
+    folder = Folder(root)
+    two_sets(folder)
+    folder.kvgen("build")
+    return folder.out
+
+
 @pytest.fixture
-def built(project: Folder) -> Folder:
+def built(project: Folder, tree_of_two_sets: Path) -> Folder:
     """Two sets, built."""
-    project.kvgen("build")
+    shutil.copytree(tree_of_two_sets, project.out)
     return project
+
+
+@pytest.fixture(scope="package", autouse=True)
+def one_disassembly_a_cubin() -> Iterator[None]:
+    """`kvgen compile --record` of the same kernels in many tests: nvdisasm takes half a second a cubin."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sass, "sass", functools.cache(sass.sass))
+        yield

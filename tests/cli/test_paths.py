@@ -10,12 +10,10 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from typer.testing import CliRunner
 
 from kvgen import models
-from kvgen.cli.app import app
 
-from .conftest import Folder
+from .conftest import Folder, invoke
 
 # Option -> the command line before it.
 READERS = {"--from": ["init"], "--wheel": ["check"]}
@@ -191,5 +189,5 @@ NAMES = RAW.map(os.fsdecode) | st.sampled_from([*READ, "..", ".", "/", "a/../b"]
 @settings(derandomize=True, deadline=None, max_examples=60, database=None)
 @given(name=NAMES)
 def test_any_name_of_a_config(name: str) -> None:
-    result = CliRunner().invoke(app, ["init", "--from", name], prog_name="kvgen")
+    result = invoke("init", "--from", name)
     assert result.exit_code == 2 and result.stderr.startswith("error: ") and result.stderr[:-1].isprintable()

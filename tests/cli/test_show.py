@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 
 import pytest
 
@@ -94,16 +95,11 @@ def test_which_kernel_attends(empty: Folder) -> None:
     assert large["bytes_in_flight"] == large["blocks"] * (large["stages"] - 1) * each
 
 
-@pytest.fixture(scope="module")
-def family(tmp_path_factory: pytest.TempPathFactory) -> Folder:
-    root = tmp_path_factory.mktemp("family")
-    write_project(root)
-    return Folder(root)
-
-
 @pytest.mark.parametrize("name", NAMES)
-def test_every_way_to_store_a_cache(name: str, family: Folder) -> None:
+def test_every_way_to_store_a_cache(name: str, tmp_path: Path) -> None:
     """The plan names every tensor, and says of quantized dims what a code means and where its scale is."""
+    write_project(tmp_path, (name,))  # a project of its own: a verb renders all sets of one
+    family = Folder(tmp_path)
     said = family.kvgen("show", name, "--plan").stdout
     (found,) = json.loads(family.kvgen("show", name, "--plan", "--json").stdout)
     for tensor in found["cache"]["tensors"]:
@@ -117,7 +113,9 @@ def test_every_way_to_store_a_cache(name: str, family: Folder) -> None:
     )
 
 
-def test_what_codes_mean(family: Folder) -> None:
+def test_what_codes_mean(tmp_path: Path) -> None:
+    write_project(tmp_path, ("kivi", "latent_row", "given", "cast"))
+    family = Folder(tmp_path)
     said = family.kvgen("show", "kivi/seal", "--plan").stdout
     assert (
         "K [0, 32): u4 codes in pool (page pointer k), at token * 32 + head * 16 + dim\n" not in said

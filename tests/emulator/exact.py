@@ -6,6 +6,13 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import cache, cached_property
+
+
+@cache
+def two_to(exponent: int) -> Fraction:
+    """A power of two: hundreds of thousands are asked for, and few differ."""
+    return Fraction(2) ** exponent
 
 
 @dataclass(frozen=True)
@@ -15,9 +22,9 @@ class Format:
     most: int  # exponent of the largest one
     top: Fraction | None = None  # the largest finite number, where it has not all significand bits set
 
-    @property
+    @cached_property
     def largest(self) -> Fraction:
-        return self.top or (2 - Fraction(2) ** (1 - self.precision)) * Fraction(2) ** self.most
+        return self.top or (2 - two_to(1 - self.precision)) * two_to(self.most)
 
 
 F16 = Format(11, -14, 15)
@@ -47,9 +54,9 @@ def rounded(x: Fraction, form: Format, mode: str = "rn", finite: bool = False) -
         return 0.0
     magnitude, sign = abs(x), 1 if x > 0 else -1
     exponent = magnitude.numerator.bit_length() - magnitude.denominator.bit_length()
-    if Fraction(2) ** exponent > magnitude:
+    if two_to(exponent) > magnitude:
         exponent -= 1
-    quantum = Fraction(2) ** (max(exponent, form.least) - form.precision + 1)
+    quantum = two_to(max(exponent, form.least) - form.precision + 1)
     value = _TO_INTEGER[mode](x / quantum) * quantum
     if abs(value) > form.largest:
         outward = mode in ("rn", "rna") or (mode == "rp" and x > 0) or (mode == "rm" and x < 0)

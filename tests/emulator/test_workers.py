@@ -17,7 +17,8 @@ from kvgen.emulator import Counters, KernelFault, Library
 from tests.emulator.conftest import Build
 from tests.emulator.programs import aligned, nvrtc_ptx, run
 
-WORKERS = (1, 2, 5, 2, 5)
+WORKERS = (1, 2, 5, 5)
+ROUNDS = 500  # some ten milliseconds a launch
 KERNELS = r"""
 // Chaotic, so that every difference shows; long enough for the other workers to start, who wait two milliseconds.
 __device__ float busy(float x, int rounds) {
@@ -139,7 +140,7 @@ def test_blocks_apart(library: Library, schedule: str | int) -> None:
 
     def launch(workers: int) -> tuple[Counters, list[np.ndarray]]:
         out = aligned(data.nbytes).view(np.float32)
-        done = run(library, "apart", out, data, 1500, grid=(12, 1, 1), block=64, read_only=(1,), workers=workers,
+        done = run(library, "apart", out, data, ROUNDS, grid=(12, 1, 1), block=64, read_only=(1,), workers=workers,
                    schedule=schedule)  # fmt: skip
         return done, [out]
 
@@ -152,7 +153,7 @@ def test_last_block_merges(library: Library) -> None:
 
     def launch(workers: int) -> tuple[Counters, list[np.ndarray]]:
         out, parts, counter = zeros(1), zeros(24), zeros(1)
-        done = run(library, "split", out, data, parts, counter, 1500, grid=(24, 1, 1), block=32, read_only=(1,),
+        done = run(library, "split", out, data, parts, counter, ROUNDS, grid=(24, 1, 1), block=32, read_only=(1,),
                    workers=workers)  # fmt: skip
         assert counter[0] == 24
         return done, [out, parts]
@@ -166,7 +167,7 @@ def test_atomics_of_floats_add_up_in_one_order(library: Library, schedule: str |
 
     def launch(workers: int) -> tuple[Counters, list[np.ndarray]]:
         out, order = zeros(1), zeros(25)
-        done = run(library, "add", out, data, order, 1500, grid=(24, 1, 1), block=32, read_only=(1,), workers=workers,
+        done = run(library, "add", out, data, order, ROUNDS, grid=(24, 1, 1), block=32, read_only=(1,), workers=workers,
                    schedule=schedule)  # fmt: skip
         assert list(order) == [*range(24), 24]
         return done, [out]
@@ -206,7 +207,19 @@ def test_the_first_bad_block_is_reported(mode: str, library: Library, how: int, 
     data, out = floats(32 * 33), aligned(4 * 32 * 33).view(np.float32)
 
     def launch(workers: int) -> None:
-        run(library, "broken", out, data, first, how, 800, grid=(33, 1, 1), block=32, read_only=(1,), workers=workers)
+        run(
+            library,
+            "broken",
+            out,
+            data,
+            first,
+            how,
+            ROUNDS // 2,
+            grid=(33, 1, 1),
+            block=32,
+            read_only=(1,),
+            workers=workers,
+        )
 
     fault = faults(launch)
     assert fault.block == (first | 1, 0, 0)
@@ -235,7 +248,9 @@ def test_scattered_stores_and_atomics(library: Library) -> None:
 
     def launch(workers: int) -> tuple[Counters, list[np.ndarray]]:
         out, bad = aligned(data.nbytes).view(np.float32), zeros(1)
-        done = run(library, "gather", out, data, bad, 1500, grid=(20, 1, 1), block=32, read_only=(1,), workers=workers)
+        done = run(
+            library, "gather", out, data, bad, ROUNDS, grid=(20, 1, 1), block=32, read_only=(1,), workers=workers
+        )
         return done, [out, bad]
 
     assert same(launch)[1][0] == 18
@@ -259,7 +274,10 @@ def test_workers_are_threads_that_end_with_the_launch(library: Library) -> None:
         return max(seen) - seen[0] - 1
 
     for workers in (1, 2, 5):  # on a busy machine not all may be seen
-        assert workers // 2 <= max(most(workers) for _ in range(5)) < workers
+        found = [most(workers)]
+        while max(found) < workers - 1 and len(found) < 5:
+            found.append(most(workers))
+        assert workers // 2 <= max(found) < workers
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")

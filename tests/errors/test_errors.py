@@ -13,10 +13,9 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from kvgen.cli.app import app
 from kvgen.cli.recorded import installed
+from tests.cli.conftest import invoke
 from tests.errors.case import Case, Link, read_case, write_case
 
 HERE = Path(__file__).parent
@@ -73,7 +72,7 @@ def test_message(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("KVGEN_CACHE_DIR", str(tmp_path / "cache"))
     program, *arguments = shlex.split(case.command)
     assert program == "kvgen"
-    result = CliRunner().invoke(app, arguments, prog_name="kvgen")
+    result = invoke(*arguments)
 
     said = result.stderr.replace(str(root.resolve()), "<project>").replace(str(tmp_path.resolve()), "<above>")
     said = said.replace(installed(), "<nvrtc>")

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from fractions import Fraction
+from functools import cache
 from typing import Any, Final
 
 import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from tests.emulator.exact import BF16, F16, F32, F64, Format, rounded
+from tests.emulator.exact import BF16, F16, F32, F64, Format, rounded, two_to
 
 Array = NDArray[Any]
 FORMATS: Final[dict[str, Format]] = {
@@ -74,9 +75,10 @@ def flushed(x: float) -> float:
     return math.copysign(0.0, x) if abs(x) < 2.0**-126 else x
 
 
+@cache
 def largest(form: Format) -> Fraction:
     """The largest number of a format."""
-    return (2 - Fraction(2) ** (1 - form.precision)) * Fraction(2) ** form.most
+    return (2 - two_to(1 - form.precision)) * two_to(form.most)
 
 
 def once(x: Fraction, form: Format, mode: str) -> float:
@@ -93,7 +95,7 @@ def nearest_away(x: Fraction, form: Format) -> float:
     """Ties away from zero (.rna)."""
     magnitude = abs(x)
     exponent = max(math.frexp(float(magnitude))[1] - 1, form.least)
-    quantum = Fraction(2) ** (exponent - form.precision + 1)
+    quantum = two_to(exponent - form.precision + 1)
     return math.copysign(float(math.floor(magnitude / quantum + Fraction(1, 2)) * quantum), x)
 
 

@@ -1,4 +1,4 @@
-"""The loops of a disassembled kernel."""
+"""The kernels of a disassembled cubin, and their loops."""
 
 from __future__ import annotations
 
@@ -7,6 +7,13 @@ from typing import Final
 
 _LINE: Final = re.compile(r"^(\.L_x_\d+):|^\s*/\*[0-9a-f]{4,}\*/\s+(.*?);", re.M)
 _BRANCH: Final = re.compile(r"BRA[.\w]*\s.*`\((\.L_x_\d+)\)")
+_KERNEL: Final = re.compile(r"^\s*\.section\s+\.text\.(\w+),", re.M)
+
+
+def kernels(sass: str) -> dict[str, str]:
+    """The text of each kernel, by its entry."""
+    _, *found = _KERNEL.split(sass)
+    return dict(zip(found[::2], found[1::2], strict=True))
 
 
 def instructions(sass: str) -> list[str]:

@@ -2,29 +2,35 @@
 
 from __future__ import annotations
 
+import re
 from functools import cache
 
 import numpy as np
 import pytest
 
 from kvgen import ops, presets
-from kvgen.compile import compile_unit
+from kvgen.compile import Unit, compile_unit
 from kvgen.compile.sass import count, histogram, sass
+from kvgen.emit import render_all
+from kvgen.flatten import flatten
 from kvgen.runtime.cpu import machine
+from kvgen.spec.loader import LoadedSet
 from tests.compile.test_sass import needs_tool
-from tests.surface.harness import BF16, GATHERED, HERE, PAGE, filled, package, unit
-from tests.surface.loops import instructions, loops
+from tests.surface.harness import BF16, GATHERED, HERE, PAGE, filled, kernel_set, package, unit
+from tests.surface.loops import instructions, kernels, loops
 
 ARCHS = ("sm_80", "sm_89", "sm_90a", "sm_100f", "sm_120f")
 
 # Two rows of each tile of 16 tokens; 16 threads read a row of a head of 128.
-_READ = """#include "cache.cuh"
+_READS = """#include "cache.cuh"
 __device__ __forceinline__ void mix(Vec<uint32_t, 4>& x, const Vec<bf16, 8>& v) {
   union { Vec<bf16, 8> v; Vec<uint32_t, 4> words; } both{v};
 #pragma unroll
   for (uint32_t j = 0; j < 4; ++j) x.e[j] ^= both.words.e[j];
 }
-extern "C" __global__ void __launch_bounds__(128) one(
+"""
+_READ = """
+extern "C" __global__ void __launch_bounds__(128) NAME(
     const __grid_constant__ Cache cache, Vec<uint32_t, 4>* out, uint32_t tokens) {
   const uint32_t b = blockIdx.x, head = blockIdx.y, row = threadIdx.x / 16, dim = threadIdx.x % 16 * 8;
   const KeyCache k = get_key_cache(cache);
@@ -58,18 +64,26 @@ READS = {
 }  # fmt: skip
 
 
-@cache
-def main_loop(name: str, arch: str) -> list[str]:
-    """The instructions of a read's main loop."""
-    text = _READ
-    for word, code in zip(("LOOKUP", "FIRST", "SECOND"), READS[name], strict=True):
-        text = text.replace(word, code)
-    params = (ops.Array("out", "u32", ("T", 4), "out"), ops.Scalar("tokens", "u32"))
-    kernel = ops.Custom(name="one", text=text, params=params, grid=("B", 8))
-    image = compile_unit(unit(GATHERED, kernel), arch, cache=None)
-    assert image.resources is not None and image.resources.spill_stores == image.resources.spill_loads == 0
-    (found,) = loops(sass(image.data))
+def machine_code(unit: Unit, arch: str) -> dict[str, str]:
+    """The listing of every kernel of a unit, none of which spills."""
+    found = kernels(sass(compile_unit(unit, arch, cache=None).data))
+    assert not any(re.search(r"\b(LDL|STL)\b", listing) for listing in found.values()), "registers are spilled"
     return found
+
+
+@cache
+def main_loops(arch: str) -> dict[str, list[str]]:
+    """The instructions of each read's main loop. The reads are one unit: a disassembler takes half a second to start."""
+    text = _READS
+    for name, parts in READS.items():
+        text += _READ.replace("NAME", name)
+        for word, code in zip(("LOOKUP", "FIRST", "SECOND"), parts, strict=True):
+            text = text.replace(word, code)
+    params = (ops.Array("out", "u32", ("T", 4), "out"), ops.Scalar("tokens", "u32"))
+    kernel = ops.Custom(name="load", text=text, params=params, grid=("B", 8))
+    found = {name: loops(listing) for name, listing in machine_code(unit(GATHERED, kernel), arch).items()}
+    assert set(found) == set(READS) and all(len(own) == 1 for own in found.values())
+    return {name: own for name, (own,) in found.items()}
 
 
 @needs_tool
@@ -78,45 +92,33 @@ def main_loop(name: str, arch: str) -> list[str]:
 def test_the_accessor_is_indexing_by_hand(read: str, arch: str) -> None:
     """The page is looked up once a tile, and checked: the loop has no more instructions than the one by hand, give or take
     two moves."""
-    mine, hand = main_loop(read, arch), main_loop(f"{read}_by_hand", arch)
+    mine, hand = (main_loops(arch)[name] for name in (read, f"{read}_by_hand"))
     assert sum("LDG.E.128" in x for x in mine) == sum("LDG.E.128" in x for x in hand) == 2
     assert sum("LDG" in x for x in mine) == 3, "one entry of the page table a tile"
     assert len(mine) <= len(hand) + 2
 
 
-def by_hand() -> ops.Custom:
-    """The kernel of gather.cu."""
-    rows = [ops.Array(name, "bf16", ("T", 1024), "out", strided=True) for name in ("k_out", "v_out")]
-    return ops.Custom(
-        name="by_hand",
-        text=(HERE / "gather.cu").read_text(encoding="utf-8"),
-        params=(
-            ops.Array("row_offsets", "u32", ("B+1",)),
-            *rows,
-            ops.Array("starts", "u32", ("B",), optional=True),
-            ops.Size("k_stride", "k_out.stride"),
-            ops.Size("v_stride", "v_out.stride"),
-            ops.Size("num_rows", "T"),
-        ),
-        grid=(1,),
-        threads=256,
-    )
+def gathers() -> Unit:
+    """The kernel of gather.cu behind the generated one, in one unit."""
+    loaded = LoadedSet(kernel_set("one", GATHERED, ops.Gather()), "tests/surface/test_machine_code.py", "")
+    files = {path: file.text for path, file in render_all([loaded]).items()}
+    files["one/by_hand.cu"] = (HERE / "gather.cu").read_text(encoding="utf-8")
+    files["one/both.cu"] = '#include "gather.cu"\nnamespace by_hand {\n#include "by_hand.cu"\n}\n'
+    return Unit("one/both", "one_gather", flatten("one/both.cu", files.__getitem__))
 
 
 @needs_tool
 @pytest.mark.parametrize("arch", ["sm_80", "sm_89", "sm_90a"])  # the others unroll the loops away
 def test_gather_copies_as_a_kernel_by_hand(arch: str) -> None:
-    found = []
-    for kernel in (ops.Gather(), by_hand()):
-        image = compile_unit(unit(GATHERED, kernel), arch, cache=None)
-        assert image.resources is not None and image.resources.spill_stores == image.resources.spill_loads == 0
-        copies = [loop for loop in loops(sass(image.data)) if any("STG" in x for x in loop)]
+    found = {}
+    for name, listing in machine_code(gathers(), arch).items():
+        copies = [loop for loop in loops(listing) if any("STG" in x for x in loop)]
         assert len(copies) == 2
         for loop in copies:
             assert sum("LDG.E.128" in x for x in loop) == sum("STG.E.128" in x for x in loop) == 2
             assert sum("LDG" in x or "STG" in x for x in loop) == 4
-        found.append([len(loop) for loop in copies])
-    mine, hand = found
+        found[name] = [len(loop) for loop in copies]
+    mine, hand = found["one_gather"], found["by_hand"]
     assert mine <= hand and all(m <= h for m, h in zip(mine, hand, strict=True)), f"{mine}, by hand {hand}"
 
 
@@ -140,9 +142,8 @@ WIDE = [
 def test_accesses_as_wide_as_the_layout_allows(preset: str, arch: str) -> None:
     """Two vectors a thread in flight for K and for V: 16 bytes where dims lie together, else the elements one by one."""
     kv = getattr(presets, preset)(dtype="bf16", kv_heads=2, head_dim=128)
-    image = compile_unit(unit(kv, ops.Gather()), arch, cache=None)
-    assert image.resources is not None and image.resources.spill_stores == image.resources.spill_loads == 0
-    found = histogram(sass(image.data))
+    (listing,) = machine_code(unit(kv, ops.Gather()), arch).values()
+    found = histogram(listing)
     wide = sum(2 for run in RUNS[preset] if run >= 8)
     narrow = sum(2 for run in RUNS[preset] if run < 8)
     if arch != "sm_100f":  # which may leave out what a second trip would do
@@ -185,3 +186,5 @@ def test_loops_are_read_from_text() -> None:
     text += ".L_x_2:\n /*0040*/ BRA `(.L_x_2) ;\n"
     assert loops(text) == [["MOV R1, R2 ", "@!P0 BRA `(.L_x_1) "]]
     assert len(instructions(text)) == 4
+    heads = [f'\t.section\t.text.{name},"ax",@progbits\n' for name in ("a", "b")]
+    assert kernels(f"// head\n{heads[0]}{text}{heads[1]}") == {"a": f'"ax",@progbits\n{text}', "b": '"ax",@progbits\n'}
