@@ -279,7 +279,9 @@ def replaced(value: Any, path: tuple[str | int, ...], new: Any) -> Any:
 class Noted(dict[str, Any]):
     """A JSON object that notes which places of it were read; whoever lists its keys has read them all."""
 
-    def __init__(self, values: dict[str, Any], seen: set[tuple[str | int, ...]], prefix: tuple[str | int, ...] = ()) -> None:
+    def __init__(
+        self, values: dict[str, Any], seen: set[tuple[str | int, ...]], prefix: tuple[str | int, ...] = ()
+    ) -> None:
         inner = {k: Noted(v, seen, (*prefix, k)) if isinstance(v, dict) else v for k, v in values.items()}
         super().__init__(inner)
         self.seen, self.prefix = seen, prefix
