@@ -21,9 +21,11 @@ from tests.accessor.places import DEVICES, Session, build, session
 from tests.accessor.scene import LAYER, REQUESTS, Bytes, Scene, aligned
 from tests.accessor.tiles import PLAIN_COPIES, SWIZZLES, TENSOR_COPIES, Tile, copies_of_16, fitting, kernel, plain
 
-# Pages without gaps, which the most forms need, where the cover has them.
-CONFIGS = [replace(c, pad="tight") if c.other_pad == "tight" else c for c in configs(TENSOR_COPIES)]
-if not full_grid():  # rows of 256 bytes, which fold in swizzles of 128, beside RoPE of the swizzles that are left
+CONFIGS = configs(TENSOR_COPIES)
+if not full_grid():
+    # Pages without gaps, which the most forms need, where the cover has them.
+    CONFIGS = [replace(c, pad="tight") if c.other_pad == "tight" else c for c in CONFIGS]
+    # Rows of 256 bytes, which fold in swizzles of 128, beside RoPE of the swizzles that are left
     choices = [("max", "none", "latent_two", "csr", "f32"), ("pointers", "none", "latent_two", "csr", "f32")]
     CONFIGS += [one for c in choices if (one := config(dict(zip(FACTORS, c, strict=True)))) is not None]
 PLAIN = [c for c in configs(PLAIN_COPIES) if copies_of_16(c)]
