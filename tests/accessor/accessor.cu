@@ -202,8 +202,10 @@ extern "C" __global__ void accessor(const __grid_constant__ Cache cache, uint8_t
                                     uint8_t* nulls, uint32_t requests, uint32_t tokens, uint32_t mode, uint32_t value) {
   pdl_wait();
   const Arrays in{main, rope, scale_rows, values, floats, raw, found_scales, zeros, nulls};
+#if K_WIDTHS
   if (value == 0) Rows<K_WIDTHS, KeyRole, KeyCache>{get_key_cache(cache), in, requests * tokens}.run(mode, tokens);
-#if HAS_V
+#endif
+#if HAS_V && V_WIDTHS
   if (value == 1) Rows<V_WIDTHS, ValueRole, ValueCache>{get_value_cache(cache), in, requests * tokens}.run(mode, tokens);
 #endif
 }

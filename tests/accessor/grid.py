@@ -1,12 +1,26 @@
-"""The caches whose memory is looked at: variant x layout x quantization x page table x dtype, as far as they go together."""
+"""The caches whose memory is looked at: variant x layout x quantization x page table x dtype, as far as they go together.
+
+The campaign has the whole grid (`FACTORS`). `make test` has a pairwise cover of `LEVELS`, whose members have the same code for
+their addresses and take turns:
+
+- layouts that differ in the order of page, layer and K/V alone: these strides are numbers of the call, the device text is the
+  same (tests/accessor/test_grid.py). How far apart pages lie is no layout at all: each kernel runs over two kinds of padding;
+- quantizations whose scales have the same shape and whose codes are as wide, or (four bits) fill bytes by twos;
+- tables that differ in the type and alignment of ids, and in where the length comes from.
+
+Every pair of levels meets, so each scale shape and each width of codes meets every layout, table, variant and dtype; every
+member meets every dtype.
+"""
 
 from __future__ import annotations
 
 import os
 import zlib
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import combinations, product
 from typing import Any, Final
 
 from pydantic import ValidationError
@@ -30,22 +44,39 @@ FACTORS: Final = {
     "table": ("dense", "dense8", "csr", "csr_last", "per_kv", "indirect", "ring"),
     "dtype": ("bf16", "f32", "f16"),
 }  # fmt: skip
+# What has one code for its addresses. The order within a factor is one of which the greedy cover is small.
+Levels = Mapping[str, Mapping[str, tuple[str, ...]]]
+LEVELS: Final[Levels] = {
+    "layout": {
+        "swizzled": (), "split": (), "own_table": (), "hnd": (), "kv_inner": (), "pointers": (), "in_page": (),
+        "scale_tiles": (), "max": ("max", "padded", "padded_part", "page_layers"), "x_packed": (), "apart": (),
+    },
+    "quant": {
+        "token": (), "given": (), "cast": ("cast_e4m3", "cast_e5m2"), "zero": (),
+        "packed": ("i4", "nvfp4_max", "i4_zero", "nvfp4_global"), "group": (), "none": (), "head": ("token_head", "i8"),
+    },
+    "variant": dict.fromkeys(("paged", "latent_row", "continuous", "latent", "latent_mixed", "k_only", "latent_two"), ()),
+    "table": {"ring": (), "per_kv": (), "csr": ("csr", "csr_last"), "indirect": (), "dense": ("dense", "dense8")},
+    "dtype": {"bf16": (), "f32": (), "f16": ()},
+}  # fmt: skip
 WIDTHS: Final = (1, 2, 4, 8, 16, 32)
-PADS: Final = {"padded": "rows", "padded_part": "part"}
+PADS: Final = ("tight", "rows", "part")
 LATENT: Final = ("latent", "latent_mixed", "latent_row", "latent_two")
 
 
 @dataclass(frozen=True)
 class Config:
-    """A cache to look at; `pad` says how its pages lie in memory: "tight", "rows" further apart, or "part" of a row.
+    """A cache to look at; `pad` says how its pages lie in memory: "tight", "rows" further apart, or "part" of a row. `other_pad`:
+    another way, for the same kernel.
 
-    `choice`: its value of each factor. `widths`: those of the accesses to K and to V, a bit each. `gathers`: whether the
-    gather operation is run beside the accessor.
+    `choice`: its value of each factor. `widths`: those of the accesses to K and to V, a bit each; 0: it is not looked at.
+    `gathers`: whether the gather operation is run beside the accessor.
     """
 
     name: str
     cache: Cache
     pad: str
+    other_pad: str = "tight"
     choice: tuple[str, ...] = ()
     widths: tuple[int, int] = (1 | 4 | 16, 2 | 8 | 32)
     gathers: bool = True
@@ -162,7 +193,8 @@ def _config(layout: str, quant: str, variant: str, table: str, dtype: str) -> Co
         fields["layout"] = _layout(layout, variant, table == "per_kv", lanes)
         fields |= {"table": _table(table, page), "page_size": page}
         choice = (layout, quant, variant, table, dtype)
-        return Config(name, _cache(variant, dims, page, fields), PADS.get(layout, "tight"), choice)
+        pad = {"padded": "rows", "padded_part": "part"}.get(layout, "tight")
+        return Config(name, _cache(variant, dims, page, fields), pad, choice=choice)
     except (ValidationError, SpecError, ValueError):
         return None
 
@@ -174,22 +206,66 @@ def fitting(config: Config) -> list[int]:
     return [w for w in WIDTHS if w >= least and all(p.size % w == 0 for p in parts)]
 
 
+class Members:
+    """The configuration of a choice of levels: of their members those with the most pairs that no configuration had yet, a
+    quantization and a dtype first of all."""
+
+    def __init__(self, levels: Levels) -> None:
+        self.levels = levels
+        self.met: set[tuple[str, str]] = set()
+
+    def config(self, choice: dict[str, str]) -> Config | None:
+        """None where the spec refuses the first members and the last: then it refuses all, and is not asked."""
+        found = list(product(*(self.levels[n][level] or (level,) for n, level in choice.items())))
+        return None if _config(*found[0]) is None and _config(*found[-1]) is None else self._best(found)
+
+    def rest(self) -> list[Config]:
+        """For each member of a quantization and dtype that have not met, one that has both; of K alone: it compiles soonest."""
+        quants, dtypes = ([m for k, v in self.levels[n].items() for m in v or (k,)] for n in ("quant", "dtype"))
+        missing = [pair for pair in product(quants, dtypes) if pair not in self.met]
+        layouts, tables = self.levels["layout"], self.levels["table"]
+        choices = ([(la, q, "k_only", t, d) for la, t in product(layouts, tables)] for q, d in missing)
+        return [one for found in choices if (one := self._best(found)) is not None]
+
+    def _best(self, found: list[tuple[str, ...]]) -> Config | None:
+        for one in sorted(
+            found, key=lambda c: ((c[1], c[-1]) in self.met, sum(p in self.met for p in combinations(c, 2)))
+        ):
+            if (config := _config(*one)) is not None:
+                self.met.update(combinations(one, 2))
+                return config
+        return None
+
+
 def narrowed(found: list[Config]) -> list[Config]:
-    """The same, each with one width of K's accesses and another of V's, those that its values have met least; and with the
-    gather operation where one of its values has not met it (tests/ops has it over pairs of its own)."""
+    """The same, each with K or V, in turns, until every value of every factor has met both; with one width of accesses, that its
+    values have met least, and with more where a value would not meet all of its; with two kinds of padding; and with the gather
+    operation where the layout or the quantization has not met it (tests/ops has it over pairs of its own)."""
     met: Counter[tuple[str, int]] = Counter()
+    by_role: Counter[tuple[str, int]] = Counter()
+    padded: Counter[tuple[str, str]] = Counter()
     gathered: set[str] = set()
     chosen = []
     for config in sorted(found, key=lambda c: len(fitting(c))):
-        widths: list[int] = []
-        for _ in config.cache.storage.roles:
-            fits = fitting(config)
+        fits, roles = fitting(config), range(len(config.cache.storage.roles))
+        asked = [r for r in roles if any(not by_role[v, r] for v in config.choice)]
+        asked = asked or [min(roles, key=lambda r: sum(by_role[v, r] for v in config.choice))]
+        widths = [0, 0]
+        for role in asked:
             free = [w for w in fits if w not in widths] or fits
-            widths.append(min(free, key=lambda w: [sum(met[v, w] > n for v in config.choice) for n in range(9)]))
-            met.update((value, widths[-1]) for value in config.choice)
-        gathers = not gathered.issuperset(config.choice)
+            widths[role] = min(free, key=lambda w: [sum(met[v, w] > n for v in config.choice) for n in range(9)])
+            met.update((value, widths[role]) for value in config.choice)
+            by_role.update((value, role) for value in config.choice)
+        pad, other = sorted(PADS, key=lambda p: sum(padded[v, p] for v in config.choice))[:2]
+        padded.update(product(config.choice, (pad, other)))
+        gathers = not gathered.issuperset(config.choice[:2])
         gathered.update(config.choice if gathers else ())
-        chosen.append(replace(config, widths=(widths[0], widths[-1]), gathers=gathers))
+        chosen.append(replace(config, widths=(widths[0], widths[1]), pad=pad, other_pad=other, gathers=gathers))
+    for i, config in enumerate(chosen):
+        missing = [w for w in fitting(config) if not all(met[v, w] for v in config.choice)]
+        met.update(product(config.choice, missing))
+        k, v = config.widths
+        chosen[i] = replace(config, widths=(k | sum(missing), v) if k else (0, v | sum(missing)))
     return chosen
 
 
@@ -223,10 +299,13 @@ def full_grid() -> bool:
     return bool(os.environ.get("KVGEN_GRID"))
 
 
-def configs(quants: tuple[str, ...] = FACTORS["quant"]) -> list[Config]:
-    """A pairwise cover, of these quantizations, narrowed; KVGEN_GRID=full for all, full:3/8 for the fourth of eight shares."""
+def configs(levels: Levels = LEVELS, more: tuple[tuple[str, ...], ...] = ()) -> list[Config]:
+    """A pairwise cover of these levels and `more` choices of values, narrowed; KVGEN_GRID=full for all, full:3/8 for the
+    fourth of eight shares."""
     if not full_grid():
-        return narrowed(cover(FACTORS | {"quant": quants}, config))
+        members = Members(levels)
+        found = cover({n: tuple(names) for n, names in levels.items()}, members.config) + members.rest()
+        return narrowed(found + [one for choice in more if (one := _config(*choice)) is not None])
     _, _, share = os.environ["KVGEN_GRID"].partition(":")
     number, _, shares = share.partition("/")
     share_of = every(FACTORS, config)[int(number or 0) :: int(shares or 1)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
@@ -12,31 +12,35 @@ import pytest
 from kvgen import CSR, Dense, Paged, PerKV, Ring, ops
 from kvgen.dtypes import dtype
 from kvgen.reference import gather
-from tests.accessor.grid import FACTORS, Config, configs, full_grid
+from tests.accessor.grid import Config, configs
 from tests.accessor.kernels import BY_POINTER, LOAD, STORE, Trial, accessor, kernel_set, same
 from tests.accessor.places import DEVICES, build, session
 from tests.accessor.scene import LAYER, REQUESTS, Scene, aligned
 
-CONFIGS = configs(tuple(q for q in FACTORS["quant"] if q != "residual"))
-if not full_grid():  # their pairs are for the campaign
-    CONFIGS += [c for c in configs(("residual",)) if c.name.endswith(("dense_bf16", "ring_f32", "csr_f16"))][:4]
+# Grouped keys: their pairs are for the campaign.
+RESIDUAL = (
+    ("pointers", "residual", "paged", "ring", "f32"),
+    ("hnd", "residual", "paged", "csr", "f16"),
+    ("own_table", "residual", "paged", "dense", "bf16"),
+)
+CONFIGS = configs(more=RESIDUAL)
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("config", CONFIGS, ids=lambda c: c.name)
-def test_stores_and_loads(config: Config, device: str) -> None:
+@pytest.mark.parametrize("one", CONFIGS, ids=lambda c: c.name)
+def test_stores_and_loads(one: Config, device: str) -> None:
     """All memory of all tensors after stores of every width and after stores by pointer, then loads of every width."""
-    check_bytes(lambda: Scene(config), device)
+    check_bytes(one, device)
 
 
-def check_bytes(make: Callable[[], Scene], device: str) -> None:
-    """The same of any scene that `make` gives, twice."""
-    config = make().config
+def check_bytes(config: Config, device: str, of: type[Scene] = Scene) -> None:
+    """The same of any scene of a configuration: stores by pointer where its pages lie one way, the others where they lie the
+    other."""
     package = build(kernel_set(config, accessor(config), *([ops.Gather()] if config.gathers else [])))
-    for mode in (BY_POINTER, STORE):
-        scene = make()
+    for mode, pad in ((BY_POINTER, config.other_pad), (STORE, config.pad)):
+        scene = of(replace(config, pad=pad))
         wanted = scene.snapshot()
-        trials = [Trial(scene, role, wanted) for role in range(len(config.cache.storage.roles))]
+        trials = [Trial(scene, role, wanted) for role in range(len(config.cache.storage.roles)) if config.widths[role]]
         runs = [(t, t.arguments()) for t in trials]
         for trial in trials:
             trial.write(rope=mode == STORE)
@@ -79,7 +83,7 @@ def test_no_pages_at_all(table: Any) -> None:
     layout = "page layer token head dim" if isinstance(table, PerKV) else "page kv layer token head dim"
     cache = Paged(dtype="bf16", kv_heads=2, head_dim=16, page_size=4, table=table, layout=layout)
     config = Config(f"no_pages_{table.kind}_{table.model_dump().get('align', 1)}", cache, "tight")
-    check_bytes(lambda: Empty(config), "cpu")
+    check_bytes(config, "cpu", Empty)
 
 
 class Empty(Scene):

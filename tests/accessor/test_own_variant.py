@@ -75,7 +75,7 @@ def test_everything_runs_on_it(kind: str, v_dim: int, device: str) -> None:
     """Stores, loads, gather, tiles, append, decode."""
     cache: Cache = Fused(dtype=kind, kv_heads=2, head_dim=64, v_head_dim=v_dim, page_size=8)
     config = Config(f"fused_{kind}", cache, "rows")
-    check_bytes(lambda: FusedScene(config), device)
+    check_bytes(config, device, FusedScene)
     assert check_tiles(FusedScene(config), device)
 
     scene, package = FusedScene(config), build(kernel_set(config, ops.Append(), ops.Decode(), of="own"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
@@ -9,18 +10,25 @@ import numpy as np
 import pytest
 
 from kvgen import Continuous, Ring
+from kvgen.dtypes import dtype
 from kvgen.reference.segments import Coded
 from kvgen.reference.tables import Place, TableView
 from kvgen.runtime import cuda
 from kvgen.runtime.faults import Fault
-from tests.accessor.grid import Config, configs
+from tests.accessor.grid import FACTORS, Config, config, configs, full_grid
 from tests.accessor.kernels import Trial, accessor, kernel_set, same
 from tests.accessor.places import DEVICES, Session, build, session
 from tests.accessor.scene import LAYER, REQUESTS, Bytes, Scene, aligned
-from tests.accessor.tiles import Tile, copies_of_16, fitting, kernel, plain
+from tests.accessor.tiles import PLAIN_COPIES, SWIZZLES, TENSOR_COPIES, Tile, copies_of_16, fitting, kernel, plain
 
-# Copies know elements by their size, and scales by where they lie.
-CONFIGS = configs(("none", "cast_e5m2", "token_head", "zero", "i4", "nvfp4_global"))
+CONFIGS = configs(TENSOR_COPIES)
+if not full_grid():
+    # Pages without gaps, which the most forms need, where the cover has them.
+    CONFIGS = [replace(c, pad="tight") if c.other_pad == "tight" else c for c in CONFIGS]
+    # Rows of 256 bytes, which fold in swizzles of 128, beside RoPE of the swizzles that are left
+    choices = [("max", "none", "latent_two", "csr", "f32"), ("pointers", "none", "latent_two", "csr", "f32")]
+    CONFIGS += [one for c in choices if (one := config(dict(zip(FACTORS, c, strict=True)))) is not None]
+PLAIN = [c for c in configs(PLAIN_COPIES) if copies_of_16(c)]
 
 
 def filled(scene: Scene) -> tuple[Scene, list[Trial]]:
@@ -96,12 +104,12 @@ NOWHERE = {"place_b": 0, "place_base": 0, "place_valid": 0}
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("config", CONFIGS, ids=lambda c: c.name)
-def test_tensor_copies(config: Config, device: str) -> None:
+@pytest.mark.parametrize("one", CONFIGS, ids=lambda c: c.name)
+def test_tensor_copies(one: Config, device: str) -> None:
     """Tiles of every form that the layout has, past a request's end and past its pages; then stores of part of a tile."""
     if device != "cpu" and cuda.driver().capability(0)[0] != 9:
         pytest.skip("the sets are built for sm_90a")
-    if not check_tiles(Scene(config), device):
+    if not check_tiles(Scene(one), device):
         pytest.skip("no tensor map for this layout")
 
 
@@ -109,8 +117,7 @@ def check_tiles(empty: Scene, device: str) -> int:
     """The same of any scene; returns how many tiles there were."""
     scene, trials = filled(empty)
     config = scene.config
-    probe = build(kernel_set(config, accessor(config), of="probe"))
-    found = fitting(config, role_caches(Session("cpu", probe, scene.arrays(), scene.tables), scene))
+    found = fitting(config, probed(scene))
     if not found:
         return 0
     package = build(kernel_set(config, kernel(config, found, trials[0].shape.rope), of="tiles"))
@@ -122,13 +129,44 @@ def check_tiles(empty: Scene, device: str) -> int:
     return len(found)
 
 
-@pytest.mark.parametrize("config", [c for c in CONFIGS if copies_of_16(c)], ids=lambda c: c.name)
-def test_plain_copies(config: Config) -> None:
+@pytest.mark.skipif(full_grid(), reason="the campaign has all tiles")
+def test_every_form_has_every_swizzle_and_height() -> None:
+    """Of the tiles that the test above copies."""
+    swizzles, heights, plain_ones = set(), set(), set()
+    for one in CONFIGS:
+        scene = Scene(one)
+        for tile in fitting(one, probed(scene)):
+            swizzles.add((tile.part, tile.form, tile.swizzle))
+            tall = "page" if tile.rows == scene.page_tokens else "part" if tile.rows < scene.page_tokens else "pages"
+            heights.add((tile.part, tile.form, tall))
+    main, pages = ("rows", "pages", "folded", "folded_pages", "row_major"), ("part", "page", "pages")
+    parts = [("main", form) for form in main] + [("rope", "rows"), ("rope", "pages"), ("ragged", "")]
+    assert swizzles == {(*part, s) for part in parts for s in SWIZZLES} | {("scale", "", 0), ("index_scale", "", 0)}
+    folded = {("main", form, "pages") for form in ("folded", "folded_pages")}  # one copy, of one page
+    wanted = {
+        (*part, tall) for part in parts if part[0] != "rope" for tall in pages
+    } - folded  # RoPE is asked for alike
+    assert wanted <= heights, wanted - heights
+    assert {("scale", "", "part"), ("scale", "", "page"), ("index_scale", "", "page")} <= heights
+    for one in PLAIN:
+        caches = probed(Scene(one))
+        size = dtype(caches[0].role.values.dtype).bits
+        plain_ones.update((size, tile.swizzle) for tile in plain(one, caches))
+    assert plain_ones == {(size, s) for size in (8, 16, 32) for s in SWIZZLES}
+
+
+def probed(scene: Scene) -> list[Any]:
+    """K and V of the scene's layer on the host, of a package that is not compiled."""
+    package = build(kernel_set(scene.config, accessor(scene.config), of="probe"))
+    return role_caches(Session("cpu", package, scene.arrays(), scene.tables), scene)
+
+
+@pytest.mark.parametrize("one", PLAIN, ids=lambda c: c.name)
+def test_plain_copies(one: Config) -> None:
     """Where there are no tensor copies (sm_80) cp.async makes the same tiles, also of layouts that no map describes."""
-    scene, trials = filled(Scene(config))
-    probe = build(kernel_set(config, accessor(config), of="probe"))
-    found = plain(config, role_caches(Session("cpu", probe, scene.arrays(), scene.tables), scene))
-    package = build(kernel_set(config, kernel(config, found, trials[0].shape.rope), of="plain"))
+    scene, trials = filled(Scene(one))
+    found = plain(one, probed(scene))
+    package = build(kernel_set(one, kernel(one, found, trials[0].shape.rope), of="plain"))
     check_loads(scene, trials, package, "cpu", "sm_80", list(enumerate(found)))
 
 

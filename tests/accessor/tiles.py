@@ -8,15 +8,36 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from kvgen import Indirect, ops
+from kvgen.dtypes import dtype
 from kvgen.errors import ArgumentError
 from kvgen.ops.cache import roles
 from kvgen.runtime.collection import RoleCache, TileMap
 from kvgen.tensor_map import chunk_elements, padded_depth
-from tests.accessor.grid import Config, full_grid
+from tests.accessor.grid import LEVELS, Config, Levels, full_grid
 from tests.accessor.kernels import text
 
 SHARED: Final = 65536
 SWIZZLES: Final = (0, 32, 64, 128)
+# What a tensor copy can tell apart: layouts that have a tensor map, elements by their size (f16 is as large as bf16, every code
+# of a byte as another), scales by where they lie and with zero points, every variant and every table. What the accessor does
+# with all else is tests/accessor/test_bytes.py's.
+TENSOR_COPIES: Final[Levels] = {
+    "layout": {
+        "hnd": (), "apart": (), "kv_inner": (), "pointers": (), "own_table": (), "in_page": (), "max": LEVELS["layout"]["max"],
+    },
+    "quant": {"none": (), "token_head": (), "zero": (), "packed": ("i4", "nvfp4_global")},
+    "variant": LEVELS["variant"],
+    "table": LEVELS["table"],
+    "dtype": {"bf16": (), "f32": ()},
+}  # fmt: skip
+# cp.async asks the accessor for each address: what is left is the size of elements by the swizzle, and layouts without a map.
+PLAIN_COPIES: Final[Levels] = {
+    "layout": {"max": (), "x_packed": (), "split": (), "swizzled": ()},
+    "quant": {"none": (), "token_head": (), "i4": ()},
+    "variant": {"k_only": (), "latent": ()},
+    "table": {"dense": (), "ring": ()},
+    "dtype": {"bf16": (), "f32": ()},
+}
 
 
 @dataclass(frozen=True)
@@ -110,7 +131,8 @@ def _coordinates(tile: Tile, cache: RoleCache) -> tuple[str, ...]:
 
 
 def fitting(config: Config, caches: list[RoleCache]) -> list[Tile]:
-    """The possible ones that the collection makes and shared memory holds; a few of each part, all in the campaign."""
+    """The possible ones that the collection makes and shared memory holds; all in the campaign, else one or two of each part
+    and form, of two heights and two swizzles where it can be (tests/accessor/test_grid.py: every form has them all)."""
     found = []
     for tile in possible(config, caches):
         if tile.rows * tile.depth * 4 > SHARED:
@@ -125,27 +147,29 @@ def fitting(config: Config, caches: list[RoleCache]) -> list[Tile]:
     turn, chosen = zlib.crc32(config.name.encode()), dict[Tile, None]()
     for kind in sorted({(t.part, t.form) for t in found}):
         some = [t for t in found if (t.part, t.form) == kind]
-        chosen[some[turn % len(some)]] = None
+        first = some[turn % len(some)]
+        others = [t for t in some if t.swizzle != first.swizzle and t.rows != first.rows]
+        chosen[first] = None
+        if others and kind not in (("main", "rows"), ("main", "pages")):  # most configurations have these
+            chosen[max(others, key=lambda t: (t.swizzle, (t.rows * turn) % 7))] = None  # wide swizzles fit the fewest
     return list(chosen)
 
 
 def copies_of_16(config: Config) -> bool:
-    """Whether cp.async is tried: K has runs of 16 bytes. A part of the configurations outside of the campaign."""
+    """Whether cp.async can copy it: K has runs of 16 bytes."""
     region = config.cache.storage.roles["k"][0].region
-    wide = region.vector * region.dtype.bits >= 128
-    odd = any(word in config.name for word in ("x_packed", "split", "swizzled"))  # layouts without a tensor map
-    return wide and (full_grid() or odd or zlib.crc32(config.name.encode()) % 5 == 0)
+    return region.vector * region.dtype.bits >= 128
 
 
 def plain(config: Config, caches: list[RoleCache]) -> list[Tile]:
-    """Tiles of K that cp.async makes, a swizzle each."""
+    """Tiles of K that cp.async makes, a swizzle each: two of them, but all of elements of 32 bits, which fewest caches have."""
     values, tall = caches[0].role.values, heights(config)
     found = []
     for i, swizzle in enumerate(SWIZZLES):
         gran = chunk_elements(values.dtype, swizzle)  # type: ignore[arg-type]
         found.append(Tile(0, "main", "pages", swizzle, tall[i % len(tall)], padded_depth(values.dim, gran), gran))
     turn = zlib.crc32(config.name.encode()) % 4
-    return found if full_grid() else [found[turn], found[(turn + 1) % 4]]
+    return found if full_grid() or dtype(values.dtype).bits == 32 else [found[turn], found[(turn + 1) % 4]]
 
 
 def kernel(config: Config, tiles: list[Tile], rope_dims: int) -> ops.Custom:
