@@ -22,10 +22,11 @@ from tests.ops.harness import (
     offsets_of,
 )
 from tests.ops.scenes import Scene
-from tests.ops.sets import ALL, FAMILY
+from tests.ops.sets import ALL, FAMILY, having
 from tests.ops.test_append import scene_before
 from tests.ops.test_decode import decode_scene
 
+GATHER = frozenset(having(FAMILY, "gather"))
 VICTIM = 1
 BATCH = replace(PLAIN, totals=(9, 17, 3), new=(1, 2, 3))
 
@@ -88,14 +89,33 @@ def test_ids_of_values_are_decoys(name: str) -> None:
 
 
 def _kinds() -> dict[tuple[Any, ...], str]:
-    """A set of every way to choose a scale; those with few tokens a page first."""
+    """A set of every way to choose a scale; those that gather first, then those with few tokens a page."""
     found: dict[tuple[Any, ...], str] = {}
-    for name, kernels in sorted(FAMILY.items(), key=lambda item: (item[1].cache.page_tokens or 8) > 8):
+    order = sorted(FAMILY.items(), key=lambda item: (item[0] not in GATHER, (item[1].cache.page_tokens or 8) > 8))
+    for name, kernels in order:
         for quant in kernels.cache.quants.values():
             if quant is not None:
                 key = (quant.dtype, quant.scale_dtype, quant.scale, quant.zero, quant.recipe)
                 found.setdefault(key, name)
     return found
+
+
+def _gathered(scene: Scene, totals: tuple[int, ...]) -> None:
+    """What gather makes of the step that was appended, where the set has it."""
+    if scene.kernels.name not in GATHER:
+        return
+    if scene.cache.lengths == "before" and scene.cache.page_table.kind == "ring":
+        scene.tables["lengths"][...] = totals
+    index = index_name(scene.kernels, "gather")
+    check_gather(scene, sum(totals), row_offsets=offsets_of(totals, index), starts=None)
+
+
+def test_values_of_every_kind_are_gathered() -> None:
+    """Every format of codes and every type of scale is among the sets whose values without scales are gathered."""
+    quants = [(n, q) for n in set(_kinds().values()) for q in ALL[n].cache.quants.values() if q is not None]
+    gathered = [q for n, q in quants if n in GATHER]
+    for part in ("dtype", "scale_dtype", "scale", "zero"):
+        assert {getattr(q, part) for q in gathered} == {getattr(q, part) for _, q in quants}, part
 
 
 @pytest.mark.parametrize("name", sorted(set(_kinds().values())))
@@ -112,9 +132,7 @@ def test_values_without_scales(name: str) -> None:
             rows[row, -1, row % rows.shape[2]] = np.array(value, np.float32).astype(kind)
         rows[7, 0, :2] = np.array([np.inf, -np.inf], np.float32).astype(kind)
     check_append(scene, sum(totals), new, row_offsets=offsets_of(totals, index_name(ALL[name], "append")))
-    if scene.cache.lengths == "before" and scene.cache.page_table.kind == "ring":
-        scene.tables["lengths"][...] = totals
-    check_gather(scene, sum(totals), row_offsets=offsets_of(totals, index_name(ALL[name], "gather")), starts=None)
+    _gathered(scene, totals)
 
 
 GIVEN = [n for n, s in FAMILY.items() if any(t.given for t in s.cache.storage.tensors)]
@@ -132,9 +150,7 @@ def test_given_scales(name: str, value: float) -> None:
             for array in found if isinstance(found, list) else [found]:
                 array[..., 0] = value
     check_append(scene, 8, row_offsets=offsets_of(totals, index_name(ALL[name], "append")))
-    if scene.cache.lengths == "before" and scene.cache.page_table.kind == "ring":
-        scene.tables["lengths"][...] = totals
-    check_gather(scene, 8, row_offsets=offsets_of(totals, index_name(ALL[name], "gather")), starts=None)
+    _gathered(scene, totals)
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
