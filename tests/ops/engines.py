@@ -1,7 +1,7 @@
 """Quantized and latent caches of engines, and ones that single tests are about.
 
-All append. Other operations have those of them that store in a way that no other one does, and those that a test is about: what
-an engine's cache is made of, the family has with every operation (tests/ops/family.py).
+All append. Other operations have those that store in a way that no other one does, and those that single tests are about: what an
+engine's cache is made of, the family has with every operation (tests/ops/family.py).
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ ENGINES = {
         with_operations(
             "max_paged_scaled",
             presets.max_paged_scaled(dtype="f16", granularity=32, page_size=16, own_table=True, **_SMALL),
-            ("gather", "decode"),
+            ("gather",),
         ),
         with_operations("max_nvfp4", presets.max_nvfp4(dtype="bf16", page_size=16, **_SMALL), ()),
-        with_operations("max_mla", presets.max_mla(page_size=16), ("gather",)),
+        with_operations("max_mla", presets.max_mla(page_size=16), ()),
         with_operations("max_mla_fp8", presets.max_mla_fp8(page_size=16), ()),
         with_operations("max_indexer", presets.max_indexer(page_size=16), ()),
         with_operations("vllm_mla", presets.vllm_mla(page_size=16), ()),
         with_operations("vllm_mla_fp8", presets.vllm_mla_fp8(page_size=16), ("gather", "append_slots")),
         with_operations("vllm_indexer", presets.vllm_indexer(page_size=16), ("gather",)),
-        with_operations("vllm_nvfp4", presets.vllm_nvfp4(dtype="bf16", **_SMALL), ("gather", "decode", "append_slots")),
+        with_operations("vllm_nvfp4", presets.vllm_nvfp4(dtype="bf16", **_SMALL), ("gather", "decode")),
         with_operations("sglang_mla", presets.sglang_mla(fp8=True), ()),
         with_operations("sglang_mla_fp8", presets.sglang_mla_fp8(), ()),
         with_operations("sglang_indexer", presets.sglang_indexer(), ()),
@@ -37,12 +37,10 @@ ENGINES = {
         with_operations("flashinfer_nvfp4", presets.flashinfer_nvfp4(dtype="f16", **_SMALL), ()),
         with_operations("flashmla_fp8", presets.flashmla_fp8(page_size=16), ()),
         with_operations("tensorrt_llm_nvfp4", presets.tensorrt_llm_nvfp4(dtype="bf16", **_SMALL), ()),
-        with_operations(
-            "lmdeploy_int4", presets.lmdeploy_int4(dtype="f16", page_size=16, **_SMALL), ("gather", "decode")
-        ),
+        with_operations("lmdeploy_int4", presets.lmdeploy_int4(dtype="f16", page_size=16, **_SMALL), ("gather",)),
         with_operations("lmdeploy_int8", presets.lmdeploy_int8(dtype="bf16", page_size=16, **_SMALL), ()),
         with_operations(
-            "kivi", presets.kivi(dtype="f16", group_size=8, page_size=16, kv_heads=2, head_dim=16), ("gather", "decode")
+            "kivi", presets.kivi(dtype="f16", group_size=8, page_size=16, kv_heads=2, head_dim=16), ("gather",)
         ),
     )
 }
@@ -103,12 +101,10 @@ QUANTIZED = {
         with_operations(
             "latent_odd_fp8",
             Latent(dtype="bf16", latent_dim=12, rope_dim=64, page_size=4, layout=_PARTS, quant=Quant(dtype="e4m3")),
-            ("gather",),
+            (),
         ),
         # No pages: codes alone, scales a token in tensors of the same rows, and scales of the caller's.
-        with_operations(
-            "ragged_fp8", Ragged(dtype="bf16", kv_heads=2, head_dim=64, quant=Quant(dtype="e4m3")), ("gather",)
-        ),
+        with_operations("ragged_fp8", Ragged(dtype="bf16", kv_heads=2, head_dim=64, quant=Quant(dtype="e4m3")), ()),
         with_operations(
             "ragged_scales",
             Ragged(
@@ -128,9 +124,10 @@ QUANTIZED = {
                 kv_heads=2,
                 head_dim=16,
                 lengths_dtype="i32",
+                layout=Layout(k="layer token head dim", v="layer token dim head"),
                 quant=Quant(dtype="e4m3", scale_dtype="f32", scale="given", block=Block(token=None, head=None)),
             ),
-            ("gather",),
+            (),
         ),
         # Sizes that only one of K and V can have: a lane takes single elements, of bytes that hold two.
         with_operations(

@@ -282,7 +282,7 @@ VALUE_TIMES: Final = 2  # that each value of each factor is in the cover of ever
 # How often each value has an operation besides append, where it can. What gather and decode read does not depend on how a scale
 # was chosen, and append by slots only finds its rows' places in another way: each of the ways, each way to store.
 TIMES: Final = {op: 1 for op in EVERY}
-PLACES: Final = frozenset({"code", "scale", "zero", "place", "order", "variant", "roles", "table"})
+PLACES: Final = frozenset({"scale", "place", "order", "variant", "table"})
 
 
 def counts(op: str, value: Value) -> bool:

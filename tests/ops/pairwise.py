@@ -4,31 +4,31 @@ that complete all pairs."""
 COVER = """\
 i8 f32 given group no amax pool linear no no latent_whole bf16 both swizzle dense_i64 gather append_slots
 i4 f16 computed between yes amax pool swizzled yes no paged f16 differ hnd dense gather decode
-e2m1 e4m3 computed short no max page linear no no k_only f32 k split csr gather
-e4m3 f32 computed heads no pow2 row linear no no latent f16 k pointers indirect gather
+e2m1 e4m3 computed short no max page linear no no k_only f32 k split csr gather append_slots
+e4m3 f32 computed heads no pow2 row linear no no latent f16 k pointers indirect gather append_slots
 i8 f32 computed element yes amax page linear no yes paged bf16 differ split ring gather decode
-e2m1 e4m3 computed short no global pool swizzled no no paged f32 v apart csr decode append_slots
+e2m1 e4m3 computed short no global pool swizzled no no paged f32 v apart csr decode
 e2m1 bf16 computed element no amax page linear no yes k_only bf16 both hnd csr_last gather
 e4m3 f16 given group no amax pool linear no no paged f32 differ swizzle per_kv decode
 i4 f32 computed element no amax pool linear no yes k_only f32 k scales_apart dense_i64 gather
 i8 bf16 computed heads yes amax row linear no no latent f32 k hnd csr_last
 e4m3 none computed row no amax pool linear no no continuous f32 v apart dense gather decode append_slots
-e4m3 f32 computed between no pow2 pool swizzled no no paged bf16 both split csr_last decode
+e4m3 f32 computed between no pow2 pool swizzled no no paged bf16 both split csr_last decode append_slots
 e2m1 e4m3 computed short no global row linear no no latent bf16 both hnd dense_i64
 e2m1 e4m3 computed short no max pool swizzled yes no continuous bf16 k apart dense decode
 i4 bf16 given head_pair no amax pool linear no no k_only f32 both hnd indirect gather
 i8 f32 computed element yes amax pool swizzled no no paged bf16 v apart dense
 e4m3 f32 computed row no pow2 page linear no no k_only f16 both nhd ring append_slots
 i8 f16 computed element yes amax pool linear yes yes k_only bf16 both pointers dense_i64 gather
-e2m1 f16 given element no amax pool linear no no latent f16 both rope csr_last gather append_slots
-e2m1 e4m3 computed short no global page linear no no paged f32 differ nhd indirect gather decode append_slots
+e2m1 f16 given element no amax pool linear no no latent f16 both rope csr_last gather
+e2m1 e4m3 computed short no global page linear no no paged f32 differ nhd indirect gather decode
 e4m3 bf16 computed element no amax pool linear no yes paged f16 k apart csr_last gather decode
-e5m2 bf16 given between no amax pool linear no no latent_whole f32 k pointers csr append_slots
+e5m2 bf16 given between no amax pool linear no no latent_whole f32 k pointers csr
 i4 f32 computed heads yes amax page linear no no latent_whole bf16 k kv_inside csr_last
 e2m1 f32 computed head_pair no amax pool linear yes no continuous f16 both nhd dense
 e2m1 e4m3 computed short no max row linear no no latent bf16 k kv_inside ring gather
 i4 f16 computed short yes amax pool swizzled yes no continuous f16 v apart dense
-i4 f32 computed between yes amax row linear no no latent f32 k apart ring append_slots
+i4 f32 computed between yes amax row linear no no latent f32 k apart ring
 i8 bf16 given head_pair no amax pool linear no no paged f16 v apart dense decode
 e5m2 none computed row no amax pool linear no no latent bf16 k rope indirect
 e5m2 f16 computed row no amax pool linear no no paged f32 both scales_apart per_kv gather decode

@@ -28,11 +28,11 @@ from tests.ops.sets import ALL
 
 # Tables, layouts and quantizations whose K and V of single tokens can be added to.
 NAMES = (
-    "dense", "hnd", "kv_inside", "flashinfer", "per_kv", "indirect", "ring", "continuous", "xpacked", "swizzled", "fp8",
-    "given", "int8_own_table", "int4_in_page", "nvfp4", "nvfp4_swizzled",
+    "dense", "hnd", "kv_inside", "per_kv", "indirect", "ring", "continuous", "xpacked", "given", "int8_own_table",
+    "int4_in_page", "nvfp4_swizzled",
 )  # fmt: skip
 SETS = chosen("lora", lambda cache: (ops.LoraAdd(),), NAMES)
-DEVICE = chosen("lora_device", lambda cache: (ops.LoraAdd(end="device"),), ("dense", "per_kv", "nvfp4"))
+DEVICE = chosen("lora_device", lambda cache: (ops.LoraAdd(end="device"),), ("dense", "nvfp4"))
 # Blocks of more values than a lane keeps: they are read twice, the second time under a new scale.
 WIDE = KernelSet(name="lora_wide", q_heads=40, cache=ALL["wide_block"].cache, ops=(ops.LoraAdd(index_dtype="i64"),))
 EVERY = SETS | DEVICE | {WIDE.name: WIDE}
