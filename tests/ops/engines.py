@@ -29,7 +29,7 @@ ENGINES = {
         with_operations("vllm_mla", presets.vllm_mla(page_size=16), ()),
         with_operations("vllm_mla_fp8", presets.vllm_mla_fp8(page_size=16), ("gather", "append_slots")),
         with_operations("vllm_indexer", presets.vllm_indexer(page_size=16), ("gather",)),
-        with_operations("vllm_nvfp4", presets.vllm_nvfp4(dtype="bf16", **_SMALL), ("gather", "decode")),
+        with_operations("vllm_nvfp4", presets.vllm_nvfp4(dtype="bf16", **_SMALL), ("gather",)),
         with_operations("sglang_mla", presets.sglang_mla(fp8=True), ()),
         with_operations("sglang_mla_fp8", presets.sglang_mla_fp8(), ()),
         with_operations("sglang_indexer", presets.sglang_indexer(), ()),
@@ -74,7 +74,7 @@ QUANTIZED = {
             Paged(k_quant=_grouped(4, own_table=True), v_quant=_PER_TOKEN, **_SIZES),
             ("gather", "decode"),
         ),
-        with_operations("own", Paged(quant=_OWN, **_SIZES), ("gather", "decode")),
+        with_operations("own", Paged(quant=_OWN, **_SIZES), ("gather",)),
         with_operations(
             "own_k",
             Paged(k_quant=_OWN, v_quant=Quant(dtype="e4m3", scale_dtype="f32"), layout=_APART, **_SIZES),
