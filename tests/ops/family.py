@@ -8,9 +8,9 @@ from __future__ import annotations
 import os
 import random
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import cache
-from itertools import combinations, product
+from itertools import combinations, product, zip_longest
 from typing import Any, Final
 
 from pydantic import ValidationError
@@ -51,9 +51,13 @@ CACHE_FACTORS: Final[dict[str, tuple[str, ...]]] = {
     "layout": ("nhd", "hnd", "apart", "pointers", "split", "kv_inside", "swizzle", "scales_apart", "rope"),
     "table": ("dense", "dense_i64", "csr", "csr_last", "per_kv", "indirect", "ring"),
 }
-# Factors whose pairs with one another every run covers, and other such pairs.
+# Factors whose pairs with one another every run covers, other such pairs, and one that is none: a recipe is a quantization's
+# own, which does not know whether K or V has it.
 OWN: Final = frozenset({"code", "recipe", "scale", "zero", "residual", "roles", "place", "order"})
 OWN_PAIRS: Final = tuple({"scale_dtype", other} for other in ("code", "recipe", "zero"))
+NO_PAIR: Final = {"recipe", "roles"}
+# Bytes like e4m3's, of the same text but for their conversion: its values are met, its pairs are e4m3's.
+LIKE_E4M3: Final = ("code", "e5m2")
 # Reshapes of a page's own axes, of token and of dim.
 SPLIT: Final = "page {kv}layer token/2 head dim/8 token%2 dim%8"
 LAYOUTS: Final = {
@@ -166,18 +170,24 @@ def _cache(f: Factors) -> Any:
     return Paged(page_size=page, table=table, stores="k" if f["variant"] == "k_only" else "kv", **fields)
 
 
-def with_operations(name: str, cache: Any, *, decodes: bool = True, slots: bool = True) -> KernelSet:
-    """A set of the cache with every operation that it can have, decode and append by slots if asked.
+EVERY: Final = ("gather", "decode", "append_slots")
 
-    Raises ValueError or SpecError if it is none.
+
+def with_operations(name: str, cache: Any, has: Collection[str] = EVERY) -> KernelSet:
+    """A set of the cache with append, seal where keys wait for it, and those of these operations that it can have.
+
+    In a campaign with every operation that it can have. Raises ValueError or SpecError if it is none.
     """
-    found: list[Any] = [ops.Append(), ops.Gather()]
+    has = EVERY if "KVGEN_FAMILY" in os.environ else has
+    found: list[Any] = [ops.Append()]
+    if "gather" in has:
+        found.append(ops.Gather())
     if cache.storage.residual:
         found.insert(0, ops.Seal())
-    if cache.stores == "kv" and decodes:
+    if cache.stores == "kv" and "decode" in has:
         found.append(ops.Decode())
     fields: dict[str, Any] = {"name": name, "q_heads": cache.kv_heads * 2, "cache": cache}
-    if slots:
+    if "append_slots" in has:
         try:
             return KernelSet(ops=(*found, ops.Append(name="append_slots", rows="slots")), **fields)
         except ValidationError:
@@ -185,9 +195,9 @@ def with_operations(name: str, cache: Any, *, decodes: bool = True, slots: bool 
     return KernelSet(ops=tuple(found), **fields)
 
 
-def family_set(name: str, f: Factors, **some: bool) -> KernelSet:
+def family_set(name: str, f: Factors, has: Collection[str] = EVERY) -> KernelSet:
     """The set of a combination; raises ValueError or SpecError if it is none."""
-    return with_operations(name, _cache(f), **some)
+    return with_operations(name, _cache(f), has)
 
 
 def is_valid(f: Factors) -> bool:
@@ -235,7 +245,10 @@ def own(pair: Pair) -> bool:
 
     Pairs of layout x quantization x variant x page table x dtype are in the accessor's cover (tests/accessor/grid.py).
     """
-    return {pair[0], pair[2]} <= OWN or {pair[0], pair[2]} in OWN_PAIRS
+    names = {pair[0], pair[2]}
+    if names == NO_PAIR or LIKE_E4M3 in (pair[:2], pair[2:]):
+        return False
+    return names <= OWN or names in OWN_PAIRS
 
 
 def covering(candidates: Sequence[Factors], wanted: Callable[[Pair], bool], times: int) -> list[Factors]:
@@ -265,33 +278,60 @@ def title(f: Factors) -> str:
     return "_".join(words)
 
 
-def _lines(combinations_: Iterable[Factors]) -> str:
-    return "\n".join(" ".join(f.values()) for f in combinations_)
+VALUE_TIMES: Final = 2  # that each value of each factor is in the cover of every run, where it can be
+# How often each value has an operation besides append, where it can. What gather and decode read does not depend on how a scale
+# was chosen, and append by slots only finds its rows' places in another way: each of the ways, each way to store.
+TIMES: Final = {op: 1 for op in EVERY}
+PLACES: Final = frozenset({"scale", "place", "order", "variant", "table"})
 
 
-VALUE_TIMES: Final = 3  # that each value of each factor is in the cover of every run, where it can be
-TIMES: Final = {"decode": 2, "append_slots": 2}  # that each value of each factor has an operation, where it can
+def counts(op: str, value: Value) -> bool:
+    """Whether an operation has to meet a value."""
+    return op != "append_slots" or value[0] in PLACES
+
+
+def can_have(f: Factors, op: str) -> bool:
+    """Whether a combination can have an operation."""
+    return any(o.name == op for o in family_set("any", f, (op,)).ops)
+
+
+def operations_of(combinations_: Sequence[Factors]) -> list[list[str]]:
+    """The operations of each combination besides append, greedily few.
+
+    Gather where groups of tokens are sealed too, whose tests read every token after every step.
+    """
+    having = {}
+    for op, times in TIMES.items():
+        able = [{n: x for n, x in f.items() if counts(op, (n, x))} for f in combinations_ if can_have(f, op)]
+        having[op] = covering(able, lambda _: False, times)
+    return [
+        [
+            op
+            for op, chosen in having.items()
+            if (op == "gather" and f["residual"] == "yes")
+            or (can_have(f, op) and any(c.items() <= f.items() for c in chosen))
+        ]
+        for f in combinations_
+    ]
+
+
+def _lines(combinations_: Iterable[Factors], has: Iterable[Sequence[str]] = ()) -> str:
+    return "\n".join(" ".join((*f.values(), *more)) for f, more in zip_longest(combinations_, has, fillvalue=()))
+
+
+def parse(text: str) -> list[tuple[Factors, list[str]]]:
+    """Combinations that are written one a line, as running this module prints them, and the operations that follow each."""
+    names = (*QUANT_FACTORS, *CACHE_FACTORS)
+    lines = [line.split() for line in text.strip().splitlines()]
+    return [(dict(zip(names, words, strict=False)), words[len(names) :]) for words in lines]
 
 
 def family_sets(text: str) -> tuple[KernelSet, ...]:
-    """The sets of combinations that are written one a line, as running this module prints them.
-
-    All append and gather. Decode and append by slots, which take as long to compile as both, are there where one of the
-    values has not met them often enough; in a campaign everywhere.
-    """
-    found: list[KernelSet] = []
-    met = {name: Counter[Value]() for name in TIMES}
-    for i, line in enumerate(text.strip().splitlines()):
-        factors = dict(zip((*QUANT_FACTORS, *CACHE_FACTORS), line.split(), strict=True))
-        wanted = {n: any(met[n][v] < times for v in factors.items()) for n, times in TIMES.items()}
-        campaign = "KVGEN_FAMILY" in os.environ
-        name = f"q{i}_{title(factors)}"[:40].rstrip("_")
-        decodes, slots = (campaign or wanted[n] for n in TIMES)
-        found.append(family_set(name, factors, decodes=decodes, slots=slots))
-        for op in found[-1].ops:
-            if op.name in met:
-                met[op.name].update(factors.items())
-    return tuple(found)
+    """The sets of combinations as `parse` takes them. All append; in a campaign they have every operation."""
+    return tuple(
+        family_set(f"q{i}_{title(factors)}"[:40].rstrip("_"), factors, has)
+        for i, (factors, has) in enumerate(parse(text))
+    )
 
 
 def drawn_family(seed: int, count: int) -> str:
@@ -304,4 +344,4 @@ if __name__ == "__main__":
     generator = random.Random(1)
     every_pair = covering([draw(generator) for _ in range(4000)], lambda _: True, 0)
     first = covering(every_pair, own, VALUE_TIMES)
-    print(_lines(first), _lines(f for f in every_pair if f not in first), sep="\n\n")
+    print(_lines(first, operations_of(first)), _lines(f for f in every_pair if f not in first), sep="\n\n")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import zlib
+from collections.abc import Mapping
 from typing import Any
 
 from kvgen import CSR, Continuous, Dense, KernelSet, Layout, Paged, PerKV, Ragged, Ring, ops, presets
@@ -212,6 +213,11 @@ FAMILY = {s.name: s for s in family_sets(COVER + REST + drawn_family(_SEED, _COU
 # Loads and stores of 16 bytes, pieces of requests, tensor cores: run for every architecture they are generated for.
 BOTH = ("max_paged", "splits", "mla_plain", "mla_rows")
 ALL = SETS | FAMILY | ENGINES | QUANTIZED
+
+
+def having(sets: Mapping[str, KernelSet], op: str) -> list[str]:
+    """The names of the sets that have an operation of this name."""
+    return [name for name, kernels in sets.items() if any(o.name == op for o in kernels.ops)]
 
 
 def splits_of(kernels: KernelSet) -> int:

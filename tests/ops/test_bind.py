@@ -11,6 +11,7 @@ import pytest
 from kvgen.errors import ArgumentError
 from kvgen.runtime import cuda
 from tests.ops.batches import PLAIN
+from tests.ops.engines import QUANTIZED
 from tests.ops.harness import index_name, launcher, new_rows, offsets_of, package
 from tests.ops.memory import Raw
 from tests.ops.scenes import Scene
@@ -21,10 +22,10 @@ Change = Callable[[Raw], Any]
 
 
 def named(*needed: str, **quant: object) -> str:
-    """The first set of the family with these tensors and this quantization."""
+    """The first quantized set with these tensors and this quantization."""
     return next(
         n
-        for n, s in FAMILY.items()
+        for n, s in (FAMILY | QUANTIZED).items()
         if set(needed) <= {t.name for t in s.cache.storage.tensors}
         and s.cache.layout.layers == "axis"
         and all(getattr(s.cache.quants["k"], k, None) == v for k, v in quant.items())

@@ -18,7 +18,7 @@ from kvgen.runtime.cpu import machine
 from tests.ops.batches import PLAIN
 from tests.ops.harness import package
 from tests.ops.memory import Raw
-from tests.ops.moving import SETS, expect, hold_bytes, launch, moving_scene, sizes, steps, vector
+from tests.ops.moving import SETS, expect, having, hold_bytes, launch, moving_scene, sizes, steps, vector
 from tests.ops.scenes import Scene
 
 TABLES = ("page_table", "req_to_token", "page_indices")
@@ -64,7 +64,7 @@ def check(
     return word
 
 
-@pytest.mark.parametrize("name", SETS)
+@pytest.mark.parametrize("name", having("compact"))
 @settings(max_examples=5)
 @given(data=st.data())
 def test_batches(name: str, data: Any) -> None:

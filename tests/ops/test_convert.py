@@ -29,9 +29,8 @@ _F16: Final = Paged(dtype="f16", kv_heads=2, head_dim=40, page_size=4)
 PAIRS: Final[dict[str, tuple[Cache, Cache]]] = {
     "vllm_flashinfer": (presets.vllm(dtype="bf16", **_PAGED), presets.flashinfer_hnd(dtype="bf16", **_PAGED)),
     "xpacked_max": (presets.vllm_xpacked(dtype="bf16", **_PAGED), presets.max_paged(dtype="bf16", **_PAGED)),
-    "max_xpacked": (presets.max_paged(dtype="f16", **_PAGED), presets.vllm_xpacked(dtype="bf16", **_PAGED)),
     "max_scaled": (
-        presets.max_paged(dtype="bf16", **_PAGED),
+        presets.max_paged(dtype="f16", **_PAGED),
         presets.max_paged_scaled(dtype="bf16", granularity=32, **_PAGED),
     ),
     "fp8_max": (presets.max_paged_fp8(dtype="bf16", **_PAGED), presets.max_paged(dtype="bf16", **_PAGED)),

@@ -15,7 +15,7 @@ from kvgen.runtime.cpu import machine
 from tests.ops.batches import PLAIN, batches
 from tests.ops.harness import check_gather, index_name, offsets_of, package
 from tests.ops.scenes import Scene
-from tests.ops.sets import SETS
+from tests.ops.sets import SETS, having
 from tests.ops.stored import STORED, check_gather_raw
 
 
@@ -62,7 +62,7 @@ def test_empty_batch_and_no_rows() -> None:
     check_gather(Scene(kernels, batch, ()), 0, row_offsets=np.zeros(1, np.uint32), starts=None)
 
 
-@pytest.mark.parametrize("name", STORED)
+@pytest.mark.parametrize("name", having(STORED, "gather_raw"))
 @settings(max_examples=3)
 @given(data=st.data())
 def test_raw(name: str, data: Any) -> None:

@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from kvgen.reference.elements import Elements
+from kvgen.reference.segments import Coded
 from kvgen.runtime import Fault, describe
 from tests.ops.batches import PLAIN
 from tests.ops.harness import (
@@ -22,10 +24,11 @@ from tests.ops.harness import (
     offsets_of,
 )
 from tests.ops.scenes import Scene
-from tests.ops.sets import ALL, FAMILY
+from tests.ops.sets import ALL, FAMILY, having
 from tests.ops.test_append import scene_before
 from tests.ops.test_decode import decode_scene
 
+GATHER = frozenset(having(FAMILY, "gather"))
 VICTIM = 1
 BATCH = replace(PLAIN, totals=(9, 17, 3), new=(1, 2, 3))
 
@@ -51,7 +54,7 @@ SPOILS: dict[str, Callable[[Scene], None]] = {
 
 
 @pytest.mark.parametrize("label", SPOILS)
-@pytest.mark.parametrize("name", ["own", "own_k", "grouped_own"])
+@pytest.mark.parametrize("name", ["own_k", "grouped_own"])
 def test_scale_pages(name: str, label: str) -> None:
     """A bad id, or none: nothing is stored, gathered rows and attention are NaN, the others' bits are theirs."""
     spoil = SPOILS[label]
@@ -75,7 +78,7 @@ def test_scale_pages(name: str, label: str) -> None:
     assert report is not None and report.code is (Fault.LENGTH if label == "shorter" else Fault.PAGE_ID)
 
 
-@pytest.mark.parametrize("name", ["own", "own_k", "grouped_own"])
+@pytest.mark.parametrize("name", ["own_k", "grouped_own"])
 def test_ids_of_values_are_decoys(name: str) -> None:
     """Ids of values that name other scales, and ids of scales past the values' pool: each table says its own."""
     scene, q = decode_scene(name, replace(BATCH, fill="inf"), 3)
@@ -88,14 +91,33 @@ def test_ids_of_values_are_decoys(name: str) -> None:
 
 
 def _kinds() -> dict[tuple[Any, ...], str]:
-    """A set of every way to choose a scale; those with few tokens a page first."""
+    """A set of every way to choose a scale; those that gather first, then those with few tokens a page."""
     found: dict[tuple[Any, ...], str] = {}
-    for name, kernels in sorted(FAMILY.items(), key=lambda item: (item[1].cache.page_tokens or 8) > 8):
+    order = sorted(FAMILY.items(), key=lambda item: (item[0] not in GATHER, (item[1].cache.page_tokens or 8) > 8))
+    for name, kernels in order:
         for quant in kernels.cache.quants.values():
             if quant is not None:
                 key = (quant.dtype, quant.scale_dtype, quant.scale, quant.zero, quant.recipe)
                 found.setdefault(key, name)
     return found
+
+
+def _gathered(scene: Scene, totals: tuple[int, ...]) -> None:
+    """What gather makes of the step that was appended, where the set has it."""
+    if scene.kernels.name not in GATHER:
+        return
+    if scene.cache.lengths == "before" and scene.cache.page_table.kind == "ring":
+        scene.tables["lengths"][...] = totals
+    index = index_name(scene.kernels, "gather")
+    check_gather(scene, sum(totals), row_offsets=offsets_of(totals, index), starts=None)
+
+
+def test_values_of_every_kind_are_gathered() -> None:
+    """Every format of codes and every type of scale is among the sets whose values without scales are gathered."""
+    quants = [(n, q) for n in set(_kinds().values()) for q in ALL[n].cache.quants.values() if q is not None]
+    gathered = [q for n, q in quants if n in GATHER]
+    for part in ("dtype", "scale_dtype", "scale", "zero"):
+        assert {getattr(q, part) for q in gathered} == {getattr(q, part) for _, q in quants}, part
 
 
 @pytest.mark.parametrize("name", sorted(set(_kinds().values())))
@@ -112,9 +134,7 @@ def test_values_without_scales(name: str) -> None:
             rows[row, -1, row % rows.shape[2]] = np.array(value, np.float32).astype(kind)
         rows[7, 0, :2] = np.array([np.inf, -np.inf], np.float32).astype(kind)
     check_append(scene, sum(totals), new, row_offsets=offsets_of(totals, index_name(ALL[name], "append")))
-    if scene.cache.lengths == "before" and scene.cache.page_table.kind == "ring":
-        scene.tables["lengths"][...] = totals
-    check_gather(scene, sum(totals), row_offsets=offsets_of(totals, index_name(ALL[name], "gather")), starts=None)
+    _gathered(scene, totals)
 
 
 GIVEN = [n for n, s in FAMILY.items() if any(t.given for t in s.cache.storage.tensors)]
@@ -132,39 +152,30 @@ def test_given_scales(name: str, value: float) -> None:
             for array in found if isinstance(found, list) else [found]:
                 array[..., 0] = value
     check_append(scene, 8, row_offsets=offsets_of(totals, index_name(ALL[name], "append")))
-    if scene.cache.lengths == "before" and scene.cache.page_table.kind == "ring":
-        scene.tables["lengths"][...] = totals
-    check_gather(scene, 8, row_offsets=offsets_of(totals, index_name(ALL[name], "gather")), starts=None)
+    _gathered(scene, totals)
 
 
+@pytest.mark.parametrize("role", [0, 1], ids="kv")
 @pytest.mark.parametrize("value", [np.nan, np.inf])
-@pytest.mark.parametrize("name", ["own", "own_k"])
-def test_scales_in_memory(name: str, value: float) -> None:
+def test_scales_in_memory(role: int, value: float) -> None:
     """A request whose scales are NaN or infinite gets no numbers there; the others have the bits they have without."""
-    outputs = []
+    outputs, name = [], "own_k"  # K's scales have a table of their own, V's lie in the pages of their values
     for spoil in (False, True):
         scene, q = decode_scene(name, BATCH, 3)
         if spoil:
-            for part in (rows.parts[0] for rows in scene.rows()):
-                place = scene.view.places(VICTIM, 0)
-                assert isinstance(place, tuple) and part.scales is not None  # type: ignore[union-attr]
-                row = part.scales.read(place[0].scales, 1)  # type: ignore[union-attr]
-                if name == "own" or rows_of_k(scene, part):
-                    part.scales.write(place[0].scales, 1, np.full_like(row, value))  # type: ignore[union-attr]
+            place, part = scene.view.places(VICTIM, 0), scene.rows()[role].parts[0]
+            assert isinstance(place, tuple) and isinstance(part, Coded) and isinstance(part.scales, Elements)
+            row = part.scales.read(place[role].scales, 1)
+            part.scales.write(place[role].scales, 1, np.full_like(row, value))
         offsets = offsets_of((9, 9, 3), index_name(ALL[name], "gather"))
         rows = check_gather(scene, 21, row_offsets=offsets, starts=None)
         outputs.append((_decoded(scene, q), rows))
     (clean, _), (spoilt, rows) = outputs
-    assert not np.isfinite(rows[0][10].astype(np.float32)).any()
+    assert not np.isfinite(rows[role][10].astype(np.float32)).any()
     if np.isnan(value):  # an infinite key may just have no weight
         assert np.isnan(spoilt[VICTIM].astype(np.float32)).all()
     for b in (0, 2):
         assert clean[b].tobytes() == spoilt[b].tobytes()
-
-
-def rows_of_k(scene: Scene, part: Any) -> bool:
-    """Whether a part is of K."""
-    return part.quant is scene.cache.quants["k"]
 
 
 def _decoded(scene: Scene, q: Any) -> Any:

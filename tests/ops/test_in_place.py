@@ -28,29 +28,48 @@ from tests.ops.memory import rows_array
 from tests.ops.scenes import Scene
 from tests.ops.test_fused import check_q, check_row, fill
 
-# Caches that have all four: of every kind of table, dtype, layout and way to store; the others norm and turn K.
-ALL_FOUR = (
-    "dense", "hnd", "kv_inside", "per_kv", "ring", "indirect", "continuous", "latent", "mixed", "int8_own_table", "int4_in_page",
-    "latent_row", "given",
-)  # fmt: skip
+# Which operations each cache has. Both find rows and read and write them in the same way, so that each kind of table, of layout
+# and of storing is met by one of them; by both: plain values, codes with scales, with zero points, of half a byte, given scales.
+OPERATIONS: dict[str, tuple[str, ...]] = {
+    "dense": ("norm_k", "norm_v", "rotate", "rotate_k"),
+    "hnd": ("norm_k",),
+    "kv_inside": ("rotate",),
+    "flashinfer": ("rotate",),
+    "per_kv": ("norm_v", "rotate_k"),
+    "indirect": ("norm_k",),
+    "ring": ("norm_k",),
+    "continuous": ("rotate",),
+    "continuous_open": ("norm_k",),
+    "latent": ("norm_k", "rotate"),
+    "k_only": ("rotate",),
+    "xpacked": ("norm_v",),
+    "swizzled": ("rotate_k",),
+    "latent_row": ("norm_k",),
+    "latent_pool": ("rotate",),
+    "fp8": ("norm_k",),
+    "given": ("norm_k", "norm_v", "rotate"),
+    "mixed": ("norm_v", "rotate"),
+    "int8_own_table": ("norm_k", "rotate_k"),
+    "int4_in_page": ("norm_k", "rotate"),
+    "nvfp4": ("rotate",),
+    "nvfp4_swizzled": ("norm_k",),
+}
 
 
-def operations(cache: Cache) -> Sequence[Op] | None:
-    if cache.storage.residual:
-        return None
-    every = cache in [CHOSEN[name] for name in ALL_FOUR]
+def operations(cache: Cache) -> Sequence[Op]:
+    (has,) = (OPERATIONS[name] for name in OPERATIONS if CHOSEN[name] is cache)
     whole = "row" if not cache.rope_part and cache.kv_heads > 1 else "head"
-    found: list[Op] = [ops.NormCache(name="norm_k", norm=RmsNorm(over=whole) if whole == "row" else RmsNorm())]  # type: ignore[arg-type]
-    if cache.stores == "kv" and every:
-        found.append(ops.NormCache(name="norm_v", role="v", norm=GEMMA))
     rope = YARN if cache.rope_part else NEOX
-    found.append(ops.RotateCache(name="rotate", rope=rope))
-    if every:
-        found.append(ops.RotateCache(name="rotate_k", rope=rope, q_out="none"))
-    return found
+    found: tuple[Op, ...] = (
+        ops.NormCache(name="norm_k", norm=RmsNorm(over=whole) if whole == "row" else RmsNorm()),  # type: ignore[arg-type]
+        ops.NormCache(name="norm_v", role="v", norm=GEMMA),
+        ops.RotateCache(name="rotate", rope=rope),
+        ops.RotateCache(name="rotate_k", rope=rope, q_out="none"),
+    )
+    return [op for op in found if op.name in has]
 
 
-SETS = chosen("inplace", operations)
+SETS = chosen("inplace", operations, OPERATIONS)
 
 
 def run(scene: Scene, name: str, rows: int, offsets: Any) -> tuple[int, dict[str, Any], dict[str, Any]]:

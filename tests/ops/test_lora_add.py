@@ -28,11 +28,11 @@ from tests.ops.sets import ALL
 
 # Tables, layouts and quantizations whose K and V of single tokens can be added to.
 NAMES = (
-    "dense", "hnd", "kv_inside", "flashinfer", "per_kv", "indirect", "ring", "continuous", "xpacked", "swizzled", "fp8",
-    "given", "int8_own_table", "int4_in_page", "nvfp4", "nvfp4_swizzled",
+    "dense", "hnd", "kv_inside", "per_kv", "indirect", "ring", "continuous", "xpacked", "given", "int8_own_table",
+    "int4_in_page", "nvfp4_swizzled",
 )  # fmt: skip
 SETS = chosen("lora", lambda cache: (ops.LoraAdd(),), NAMES)
-DEVICE = chosen("lora_device", lambda cache: (ops.LoraAdd(end="device"),), ("dense", "per_kv", "nvfp4"))
+DEVICE = chosen("lora_device", lambda cache: (ops.LoraAdd(end="device"),), ("dense", "nvfp4"))
 # Blocks of more values than a lane keeps: they are read twice, the second time under a new scale.
 WIDE = KernelSet(name="lora_wide", q_heads=40, cache=ALL["wide_block"].cache, ops=(ops.LoraAdd(index_dtype="i64"),))
 EVERY = SETS | DEVICE | {WIDE.name: WIDE}
@@ -105,11 +105,6 @@ def test_a_row_in_parts() -> None:
 
 def bulk(tokens: Sequence[int], pages: int) -> tuple[KernelSet, KernelSet, dict[str, Any]]:
     """Host and device form over one cache, and the arguments of a batch of prompts of so many tokens."""
-    cache = presets.max_paged(dtype="bf16", kv_heads=2, head_dim=64, page_size=16)
-    both = [
-        KernelSet(name=f"lora_{end}_form", q_heads=2, cache=cache, ops=(ops.LoraAdd(end=end),))
-        for end in ("host", "device")
-    ]
     rng = np.random.default_rng(3)
     needed = [-(-n // 16) for n in tokens]
     table = np.full((len(tokens), max(needed)), pages, np.uint32)
@@ -117,7 +112,7 @@ def bulk(tokens: Sequence[int], pages: int) -> tuple[KernelSet, KernelSet, dict[
     for b, count in enumerate(needed):
         table[b, :count] = [next(order) for _ in range(count)]
     arguments = {"page_table": table, "lengths": np.zeros(len(tokens), np.uint32)}
-    return both[0], both[1], arguments
+    return SETS["lora_dense"], DEVICE["lora_device_dense"], arguments
 
 
 def test_one_bound_launch_serves_any_m() -> None:
@@ -142,8 +137,8 @@ def test_one_bound_launch_serves_any_m() -> None:
                 )
             np.testing.assert_array_equal(pool, expected)
             assert (describe(word) is None) == (0 <= m <= 30)
-    assert [x.entry for x in log.launches].count("lora_device_form_lora_add") == 6
-    assert [x.entry for x in log.launches].count("lora_host_form_lora_add") == 3
+    assert [x.entry for x in log.launches].count("lora_device_dense_lora_add") == 6
+    assert [x.entry for x in log.launches].count("lora_dense_lora_add") == 3
 
 
 def test_without_rows_the_end_is_not_looked_at() -> None:

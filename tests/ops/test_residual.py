@@ -13,7 +13,7 @@ from tests.ops.batches import PLAIN
 from tests.ops.engines import ENGINES, QUANTIZED
 from tests.ops.harness import check_append, check_decode, check_gather, index_name, offsets_of, queries
 from tests.ops.scenes import Scene
-from tests.ops.sets import ALL, FAMILY
+from tests.ops.sets import ALL, FAMILY, having
 
 # A new token each; a prompt of several groups; one that ends a group; nothing; one that begins a group.
 STEPS = ((1, 21, 4, 0), (3, 1, 1, 1), (1, 1, 3, 2), (8, 1, 0, 6))
@@ -77,7 +77,7 @@ def test_a_prompt_longer_than_its_ring(tokens: int) -> None:
     read_all(scene, (tokens, 3))
 
 
-@pytest.mark.parametrize("name", RESIDUAL)
+@pytest.mark.parametrize("name", [n for n in having(QUANTIZED, "decode") if n in RESIDUAL])
 def test_a_bad_page_in_the_middle(name: str) -> None:
     """A prompt whose second page is bad: its groups are lost and reported, those around it are not."""
     kernels = ALL[name]

@@ -26,7 +26,7 @@ from tests.ops.test_lora_add import flat_rows, index_of, sectors_of, stored_scen
 SETS = chosen(
     "rows_add",
     lambda cache: (ops.RowsAdd(),),
-    ("dense", "kv_inside", "flashinfer", "ring", "mixed", "given", "int4_in_page"),
+    ("dense", "kv_inside", "ring", "mixed", "given", "int4_in_page"),
 )
 # Rows of 38 elements, of which K's vectors of 8 cannot be read at once.
 _ODD = KernelSet(name="rows_add_odd", q_heads=2, cache=ALL["half_bytes"].cache, ops=(ops.RowsAdd(index_dtype="i32"),))

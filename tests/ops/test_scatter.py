@@ -18,6 +18,7 @@ from tests.ops.batches import PLAIN, Batch, batches
 from tests.ops.chosen import CHOSEN
 from tests.ops.harness import index_name, new_rows, offsets_of, package
 from tests.ops.scenes import Scene
+from tests.ops.sets import having
 from tests.ops.stored import STORED, check_gather_raw, check_scatter, random_stored, starts_of
 
 
@@ -28,7 +29,7 @@ def drawn(data: Any, name: str) -> tuple[Batch, list[int], list[int]]:
     return batch, starts, [n - s for s, n in zip(starts, batch.totals, strict=True)]
 
 
-@pytest.mark.parametrize("name", STORED)
+@pytest.mark.parametrize("name", having(STORED, "scatter"))
 @settings(max_examples=3)
 @given(data=st.data())
 def test_values(name: str, data: Any) -> None:
@@ -42,7 +43,7 @@ def test_values(name: str, data: Any) -> None:
     check_scatter(scene, rows, row_offsets=offsets, starts=given_starts, raw=False)
 
 
-@pytest.mark.parametrize("name", STORED)
+@pytest.mark.parametrize("name", having(STORED, "scatter_raw"))
 @settings(max_examples=3)
 @given(data=st.data())
 def test_raw(name: str, data: Any) -> None:
@@ -61,7 +62,7 @@ def test_raw(name: str, data: Any) -> None:
             assert np.ascontiguousarray(array[mine]).tobytes() == np.ascontiguousarray(new[key][mine]).tobytes()
 
 
-@pytest.mark.parametrize("name", STORED)
+@pytest.mark.parametrize("name", having(STORED, "scatter_raw"))
 def test_there_and_back(name: str) -> None:
     """What gather with raw takes out of a cache, scatter puts back: not a byte of the pool changes."""
     batch = replace(PLAIN, totals=(5, 3, 1), new=(0, 0, 0), padding=1, seed=3)

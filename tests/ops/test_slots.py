@@ -26,17 +26,16 @@ from tests.ops.memory import CANARY, Raw, rows_array
 from tests.ops.scenes import Scene
 from tests.ops.test_lengths import go, hold, scene_of, vector
 
-STORED = ("dense", "kv_inside", "ring", "continuous_open", "indirect", "latent_row")
+STORED = ("dense", "kv_inside", "ring", "continuous_open", "indirect")  # append by slots stores where slot_mapping says
 
 
 def _operations(cache: Cache) -> Sequence[Op]:
     found: list[Op] = [ops.SlotMapping(), ops.RemapIndices(index_dtype="i64")]
-    narrow = ops.SlotMapping(name="slots32", slots_dtype="i32")
-    return (*found, narrow) if any(cache is CHOSEN[name] for name in NARROW) else found
-
-
-def _storing(cache: Cache) -> Sequence[Op]:
-    return (ops.SlotMapping(), ops.Append(name="append_slots", rows="slots"))
+    if any(cache is CHOSEN[name] for name in NARROW):
+        found.append(ops.SlotMapping(name="slots32", slots_dtype="i32"))
+    if any(cache is CHOSEN[name] for name in STORED):
+        found.append(ops.Append(name="append_slots", rows="slots"))
+    return found
 
 
 _AXES: Final = "page layer token head dim"
@@ -45,7 +44,7 @@ _BYTES: Final = Quant(dtype="e4m3")
 # Every form of table but PerKV, which has no slots; known and unknown sizes of a page.
 NARROW = ("flashinfer", "indirect")
 SETS = chosen("slots", _operations, ("dense", "hnd", "kv_inside", "ring", "continuous_open", *NARROW))
-STORING = chosen("slots_append", _storing, ("dense", "kv_inside", "ring", "continuous", "indirect", "latent_row"))
+STORING = {f"slots_{name}": SETS[f"slots_{name}"] for name in STORED}
 
 
 def check_slots(scene: Scene, op: str, rows: int, offsets: Raw) -> tuple[int, Raw]:

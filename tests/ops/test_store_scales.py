@@ -26,10 +26,10 @@ from tests.ops.test_lora_add import index_of, stored_scene
 SETS = chosen(
     "k_scales",
     lambda cache: (ops.StoreScales(),),
-    ("latent_row", "latent_pool", "mixed", "int8_own_table", "int4_in_page", "nvfp4", "nvfp4_swizzled"),
+    ("latent_row", "latent_pool", "int8_own_table", "int4_in_page", "nvfp4", "nvfp4_swizzled"),
 )
-# V's: beside K's, with a zero point, and of a cache whose K waits in a tail.
-SETS |= chosen("v_scales", lambda cache: (ops.StoreScales(role="v"),), ("nvfp4", "int8_own_table", "kivi"))
+# V's: with a zero point, and of a cache whose K waits in a tail.
+SETS |= chosen("v_scales", lambda cache: (ops.StoreScales(role="v"),), ("int8_own_table", "kivi"))
 
 
 def role_of(kernels: KernelSet) -> int:
