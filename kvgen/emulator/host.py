@@ -166,8 +166,9 @@ def build_object(ptx: Sequence[str], mode: Mode, cache_dir: Path | None, *, afre
     unit = translate([parse(text) for text in ptx])
     runtime = _runtime(folder, mode, command, common, afresh)
     with scratch(folder) as own:
-        flags = ("-Og", "-fno-plt", "-Wl,-rpath,$ORIGIN")
-        made = _compile([*command, *flags], own, unit.texts(cores(), _UNIT_BYTES), [str(runtime)])
+        # The runtime brings the C library along: to look for it again is most of a small kernel's linking.
+        flags = ("-Og", "-fno-plt", "-nostdlib", "-Wl,-rpath,$ORIGIN")
+        made = _compile([*command, *flags], own, unit.texts(cores(), _UNIT_BYTES), [str(runtime), "-lgcc"])
         put(made, json.dumps([asdict(k) for k in unit.kernels]).encode(), library)
     return Built(runtime, library, unit.kernels)
 

@@ -24,7 +24,7 @@ def near(x: NDArray[Any], relative: float) -> Wanted:
 
 
 REQUEST_PARTS: Final = (1, 2, 32, 33, 64, 65, 1100, 3, 40, 34)
-# Requests by their parts, the slot whose counter was overwritten, from the request's first on, and with what: none, that
+# Requests by their parts, the slot whose counter was overwritten, from the request's first on, and what it has counted then: none, that
 # of all, a group's of several, and that of the groups.
 OVERWRITTEN: Final = (
     (5, None, 0),
@@ -38,6 +38,7 @@ OVERWRITTEN: Final = (
     (65, 1, 77),
 )
 UNUSED: Final = np.uint32(0xC0FFEE00)
+IDLE: Final = 0x72746E63  # a counter that has counted nobody
 
 
 def _factor(x: NDArray[np.float64], to: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -145,7 +146,7 @@ def _request_arrays(counts: tuple[int, ...], parts: Array, rng: np.random.Genera
         "in": pattern(parts[order]),
         "pieces": np.array(pieces, np.uint32)[order],
         "partials": np.full((slot, 2, 20), UNUSED, np.uint32),
-        "counters": np.zeros((slot, 2), np.uint32),
+        "counters": np.full((slot, 2), IDLE, np.uint32),
         "errors": np.zeros(1, np.uint64),
         "out": np.zeros((len(counts), 2, 6), np.uint32),
         "times": np.zeros(len(counts), np.uint32),
@@ -169,7 +170,7 @@ def _overwritten_inputs() -> dict[str, Array]:
     found = _request_arrays(counts, _parts(rng, sum(counts), 3, 4), rng)
     for first, (_, slot, garbage) in zip(np.cumsum((0, *counts)), OVERWRITTEN, strict=False):
         if slot is not None:
-            found["counters"][first + slot, 1] = garbage
+            found["counters"][first + slot, 1] = (IDLE + garbage) % 2**32
     return found
 
 
@@ -199,7 +200,7 @@ def _requests(overwritten: bool, arrays: Arrays) -> dict[str, Wanted]:
     memory[:, 1] = _in_memory(after, 20)
     return {
         "partials": near(memory.view(np.float32).astype(np.float64), 1e-5),
-        "counters": exact(counters.astype(np.uint32)),
+        "counters": exact(((counters + IDLE) % 2**32).astype(np.uint32)),
         "errors": exact(np.array([MAX << 32 | MAX ^ PLAN if overwritten else 0], np.uint64)),
         "out": near(np.stack(out), 1e-5),
         "times": exact(np.full(len(own), 2, np.uint32)),
@@ -215,7 +216,7 @@ def _loads(arrays: Arrays) -> dict[str, Wanted]:
     return {"out": exact(np.concatenate([x[:32], x[:32], x[:64], x]))}
 
 
-# The counters of groups of 3 blocks: of how many blocks they are, and where they begin. Those that are not 0 can be told
+# The counters of groups of 3 blocks: of how many blocks they are, and how many they have counted. Those that have some can be told
 # in any order of the blocks: none of these sets back a counter that another one still adds to.
 COUNTED: Final = (
     (3, 0),
@@ -234,8 +235,8 @@ COUNTED: Final = (
 
 
 def _last_inputs() -> dict[str, Array]:
-    counters = np.zeros((len(COUNTED), 2), np.uint32)
-    counters[:, 0] = [begin for _, begin in COUNTED]
+    counters = np.full((len(COUNTED), 2), IDLE, np.uint32)
+    counters[:, 0] = [(IDLE + begin) % 2**32 for _, begin in COUNTED]
     return {
         "counters": counters,
         "blocks": np.array([blocks for blocks, _ in COUNTED], np.uint32),
@@ -246,14 +247,14 @@ def _last_inputs() -> dict[str, Array]:
 
 
 def _last(arrays: Arrays) -> dict[str, Wanted]:
-    """Before the last place of a group is early, there the last, past it miscounted; the last one sets the counter to 0."""
+    """Before the last place of a group is early, there the last, past it miscounted; the last one sets the counter back."""
     cells = np.arange(3 * len(COUNTED), dtype=np.uint32) ** 2 + 7
-    counters, times = np.zeros_like(arrays["counters"]), np.zeros((len(COUNTED), 3), np.uint32)
+    counters, times = np.full_like(arrays["counters"], IDLE), np.zeros((len(COUNTED), 3), np.uint32)
     for group, (blocks, begin) in enumerate(COUNTED):
         places = [(begin + n) % 2**32 for n in range(3)]
         for place in places:
             times[group, 0 if place < blocks - 1 else 1 if place == blocks - 1 else 2] += 64  # threads
-        counters[group, 0] = 0 if places[-1] == blocks - 1 else (begin + 3) % 2**32
+        counters[group, 0] = (IDLE + (0 if places[-1] == blocks - 1 else begin + 3)) % 2**32
     sums = np.where(times[:, 1] > 0, cells.reshape(-1, 3).sum(axis=1), 0)
     return {
         "counters": exact(counters),
