@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 
 from kvgen.dtypes import dtype
@@ -183,6 +184,7 @@ def _scales(cache: Cache, role: str, segment: Segment, scales: Scales, width: in
     )
 
 
+@lru_cache(maxsize=64)
 def segments(cache: Cache) -> tuple[SegmentContext, ...]:
     """Every segment of a cache, K's first."""
     found = []

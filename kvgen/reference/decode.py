@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -220,19 +221,24 @@ class _Finder:
             return None
         first = max(around[0], table.first_token(tokens))
         numbers = np.arange(first, max(first, around[1]), dtype=np.int64)
-        read = [self._token(b, int(token)) for token in numbers]
+        read = list(self._tokens(b, numbers.tolist()))
         pairs = [pair for pair in read if pair is not None]
         if len(pairs) < len(read):
             return None
         k, v = (np.stack(part) for part in zip(*pairs, strict=True)) if pairs else self._none()
         return _Request(at, numbers, k, v, visible(self.mask, at, numbers, self.arguments))
 
-    def _token(self, b: int, token: int) -> tuple[Floats, Floats] | None:
-        places = self.table.places(b, token // self.table.tokens)
-        if isinstance(places, Fault):
-            self.faults.add(places, b, token)
-            return None
-        key = self.pools[0].token_numbers(b, token, places[0])
-        if len(self.pools) > 1:
-            return key, self.pools[1].token_numbers(b, token, places[1])
-        return key, key[:, : _v_dim(self.table, self.pools)]
+    def _tokens(self, b: int, numbers: Sequence[int]) -> Iterator[tuple[Floats, Floats] | None]:
+        """K and V of these tokens, in order; None for one that is not to be had."""
+        for page, tokens in groupby(numbers, lambda token: token // self.table.tokens):
+            places = self.table.places(b, page)
+            for token in tokens:
+                if isinstance(places, Fault):
+                    self.faults.add(places, b, token)
+                    yield None
+                    continue
+                key = self.pools[0].token_numbers(b, token, places[0])
+                if len(self.pools) > 1:
+                    yield key, self.pools[1].token_numbers(b, token, places[1])
+                else:
+                    yield key, key[:, : _v_dim(self.table, self.pools)]

@@ -130,6 +130,8 @@ class Elements:
         return np.array(rows).reshape(self.pages, self.tokens, self.heads, self.dim)
 
     def _index(self, page: int, token: int) -> tuple[int, ...]:
+        if len(self._token_shape) == 1:
+            return page, token
         factors = np.unravel_index(token, self._token_shape) if self._token_shape else ()
         return (page, *(int(i) for i in factors))
 

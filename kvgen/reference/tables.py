@@ -223,15 +223,19 @@ def request_of_row(offsets: NDArray[Any], row: int, rows: int) -> RowRange | Non
     do not pass `rows`.
     """
     batch = len(offsets) - 1
-    values = [LIMIT if index(x) is None else int(x) for x in offsets]
-    if batch == 0 or row >= values[batch]:
+
+    def value(i: int) -> int:
+        found = index(offsets[i])
+        return LIMIT if found is None else found
+
+    if batch == 0 or row >= value(batch):
         return None
     low, high = 0, batch
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (middle, high) if values[middle] <= row else (low, middle)
-    begin, end = values[low : low + 2]
-    around = values[max(low - 1, 0) : low + 3]
+        low, high = (middle, high) if value(middle) <= row else (low, middle)
+    begin, end = value(low), value(low + 1)
+    around = [value(i) for i in range(max(low - 1, 0), min(low + 3, batch + 1))]
     if low == 0 and row < begin <= end:
         return None
     return RowRange(low, begin, end, bool(np.all(np.diff(around) >= 0)) and begin <= row < end <= rows)

@@ -24,8 +24,8 @@ def near(x: NDArray[Any], relative: float) -> Wanted:
 
 
 REQUEST_PARTS: Final = (1, 2, 32, 33, 64, 65, 1100, 3, 40, 34)
-# Requests by their parts, the slot whose counter was overwritten, from the request's first on, and what it has counted then: none, that
-# of all, a group's of several, and that of the groups.
+# Requests by their parts, the slot whose counter was overwritten, from the request's first on, and what it has counted then:
+# none, that of all, a group's of several, and that of the groups.
 OVERWRITTEN: Final = (
     (5, None, 0),
     (40, None, 0),
@@ -216,8 +216,8 @@ def _loads(arrays: Arrays) -> dict[str, Wanted]:
     return {"out": exact(np.concatenate([x[:32], x[:32], x[:64], x]))}
 
 
-# The counters of groups of 3 blocks: of how many blocks they are, and how many they have counted. Those that have some can be told
-# in any order of the blocks: none of these sets back a counter that another one still adds to.
+# The counters of groups of 3 blocks: of how many blocks they are, and how many they have counted. Those that have some can be
+# told in any order of the blocks: none of these sets back a counter that another one still adds to.
 COUNTED: Final = (
     (3, 0),
     (3, 0),

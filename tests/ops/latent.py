@@ -37,18 +37,18 @@ SETS = {
         latent_set("pool", presets.max_mla_fp8(page_size=16), 20, out_dtype="f32"),
         # Smaller ones: heads from 1 to 128, rows to 8, other tables, both element types.
         latent_set("one_head", presets.max_mla(latent_dim=64, rope_dim=16, page_size=16), 1, lse_base="2"),
-        latent_set("eight", presets.max_mla(dtype="f16", latent_dim=128, rope_dim=32, page_size=3), 8, rows=4),
+        latent_set("eight", presets.max_mla(dtype="f16", latent_dim=64, rope_dim=32, page_size=3), 8, rows=4),
         latent_set(
-            "two_pools", presets.flashinfer_mla(dtype="bf16", latent_dim=128, rope_dim=64, page_size=16), 64, rows=2
+            "two_pools", presets.flashinfer_mla(dtype="bf16", latent_dim=64, rope_dim=64, page_size=16), 64, rows=2
         ),
-        latent_set("many", presets.max_mla(latent_dim=128, rope_dim=16, page_size=32), 128, lse_empty="inf"),
+        latent_set("many", presets.max_mla(latent_dim=64, rope_dim=16, page_size=32), 128, lse_empty="inf"),
         latent_set("slots", presets.sglang_mla(latent_dim=128, rope_dim=64, fp8=True), 20, rows=3),
         latent_set(
             "small_pool", presets.max_mla_fp8(latent_dim=64, rope_dim=16, page_size=5), 6, rows=8, out_dtype="f16"
         ),
         latent_set(
             "ring",
-            Latent(dtype="f16", latent_dim=256, rope_dim=64, page_size=8, table=Ring(window=50), lengths="after"),
+            Latent(dtype="f16", latent_dim=128, rope_dim=64, page_size=8, table=Ring(window=50), lengths="after"),
             20,
             rows=2,
         ),
@@ -59,7 +59,7 @@ SPARSE = {
     for kernels in (
         latent_set("sparse", presets.flashmla_fp8(), 16, sparse=True),
         latent_set(
-            "sparse_plain", presets.max_mla(latent_dim=128, rope_dim=16, page_size=16), 40, sparse=True, lse_empty="inf"
+            "sparse_plain", presets.max_mla(latent_dim=64, rope_dim=16, page_size=16), 40, sparse=True, lse_empty="inf"
         ),
         latent_set(
             "sparse_pool", presets.max_mla_fp8(latent_dim=64, rope_dim=16, page_size=8), 8, sparse=True, lse_base="2"
@@ -69,9 +69,7 @@ SPARSE = {
 SPLIT = {
     kernels.name: kernels
     for kernels in (
-        latent_set(
-            "balanced", presets.max_mla(latent_dim=128, rope_dim=16, page_size=16), 16, rows=2, split="balanced"
-        ),
+        latent_set("balanced", presets.max_mla(latent_dim=64, rope_dim=16, page_size=16), 16, rows=2, split="balanced"),
         latent_set("balanced_rows", presets.vllm_mla_fp8(), 8, split="balanced"),
         latent_set(
             "invariant",

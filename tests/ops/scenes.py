@@ -242,8 +242,14 @@ class Scene:
 
         Of tokens that are quantized together, the group is written once all of it is known.
         """
-        places = self.view.places(b, position // self.tokens)
-        assert isinstance(places, tuple), (b, position, places)
+        self._write(b, position, self._places(b, position // self.tokens), values)
+
+    def _places(self, b: int, page: int) -> tuple[Place, Place]:
+        places = self.view.places(b, page)
+        assert isinstance(places, tuple), (b, page, places)
+        return places
+
+    def _write(self, b: int, position: int, places: tuple[Place, Place], values: Sequence[Raw]) -> None:
         for rows, place, value in zip(self.rows(), places, values, strict=False):
             if rows.residual:
                 self._write_waiting(rows, b, position, place, value)
@@ -268,5 +274,9 @@ class Scene:
             if self.residual:
                 self.arrays()["k_sealed"][b] = count // self.residual * self.residual
                 first = first // self.residual * self.residual
-            for position in range(first, count):
-                self.write(b, position, [self.values(r.heads, r.dim) for r in self.rows()])
+            for page in range(first // self.tokens, -(-count // self.tokens)):
+                places, begin = self._places(b, page), max(first, page * self.tokens)
+                end = min(count, (page + 1) * self.tokens)
+                values = [self.values(end - begin, r.heads, r.dim) for r in self.rows()]
+                for position in range(begin, end):
+                    self._write(b, position, places, [v[position - begin] for v in values])

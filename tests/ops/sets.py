@@ -38,14 +38,14 @@ PRESETS = (
     _set("vllm_packed", presets.vllm_packed(dtype="bf16", kv_heads=2, head_dim=32, page_size=16), 4),
     _set("vllm_xpacked", presets.vllm_xpacked(dtype="bf16", kv_heads=2, head_dim=80, page_size=16), 1),
     _set("flashinfer_hnd", presets.flashinfer_hnd(dtype="bf16", kv_heads=2, head_dim=96, page_size=3), 8),
-    _set("flashinfer_nhd", presets.flashinfer_nhd(dtype="f16", kv_heads=3, head_dim=64, page_size=16), 3),
-    _set("tensorrt_llm", presets.tensorrt_llm(dtype="bf16", kv_heads=2, head_dim=64, page_size=16), 4),
-    _set("sglang", presets.sglang(dtype="bf16", kv_heads=2, head_dim=128), 4, index="i32"),
+    _set("flashinfer_nhd", presets.flashinfer_nhd(dtype="f16", kv_heads=3, head_dim=32, page_size=16), 3),
+    _set("tensorrt_llm", presets.tensorrt_llm(dtype="bf16", kv_heads=2, head_dim=32, page_size=16), 4),
+    _set("sglang", presets.sglang(dtype="bf16", kv_heads=2, head_dim=64), 4, index="i32"),
     _set("flashmla", presets.flashmla(), 16),
     _set(
         "flash_attention", presets.flash_attention(dtype="f16", kv_heads=2, head_dim=96, v_head_dim=64, page_size=3), 3
     ),
-    _set("flash_attention_varlen", presets.flash_attention_varlen(dtype="bf16", kv_heads=2, head_dim=128), 4),
+    _set("flash_attention_varlen", presets.flash_attention_varlen(dtype="bf16", kv_heads=2, head_dim=64), 4),
 )
 
 OTHERS = (
@@ -158,7 +158,7 @@ OTHERS = (
         Paged(
             dtype="bf16",
             kv_heads=2,
-            head_dim=64,
+            head_dim=32,
             page_size=16,
             layout="layer kv page token head dim",
             table=Dense(dtype="i64", id_multiplier=2),

@@ -57,15 +57,15 @@ SETS = {
         _set("window_rows", _paged("f16", 1, 40, 3), 3, 4, mask=Mask(window=5), sinks="lse", lse_base="2"),
         _set(
             "window_open",
-            _paged("bf16", 1, 64, 16, table=Ring(window=40), lengths="after"),
+            _paged("bf16", 1, 32, 16, table=Ring(window=40), lengths="after"),
             7,
             4,
             mask=Mask(causal=False, window=20),
         ),
-        _set("chunk", _paged("bf16", 2, 64, 16), 4, 4, mask=Mask(chunk=32)),
+        _set("chunk", _paged("bf16", 2, 32, 16), 4, 4, mask=Mask(chunk=32)),
         _set(
             "chunk_open",
-            presets.flashinfer_hnd(dtype="f16", kv_heads=1, head_dim=64, page_size=16),
+            presets.flashinfer_hnd(dtype="f16", kv_heads=1, head_dim=32, page_size=16),
             4,
             8,
             mask=Mask(chunk=24, causal=False),
@@ -74,22 +74,22 @@ SETS = {
         _set(
             "padding", _paged("f16", 2, 64, 16, lengths="after"), 2, 4, mask=Mask(causal=False, padding=True, window=30)
         ),
-        _set("tree", _paged("bf16", 2, 64, 16), 4, 8, mask=Mask(tree="packed"), split="invariant", chunk=64),
+        _set("tree", _paged("bf16", 2, 32, 16), 4, 8, mask=Mask(tree="packed"), split="invariant", chunk=64),
         _set("tree_window", _paged("f32", 1, 24, 3, lengths="after"), 3, 4, mask=Mask(tree="packed", window=20)),
-        _set("mask", _paged("bf16", 1, 64, 16), 7, 4, mask=Mask(tree="mask")),
+        _set("mask", _paged("bf16", 1, 32, 16), 7, 4, mask=Mask(tree="mask")),
         # Scores and sinks.
         _set("softcap", _paged("bf16", 2, 64, 16), 4, 2, score=Score(softcap=5.0), split="balanced"),
         _set(
             "alibi",
-            _paged("f16", 2, 64, 16),
+            _paged("f16", 2, 32, 16),
             3,
             4,
             score=Score(alibi=True, relative=5, relative_dtype="f32"),
             mask=Mask(causal=False),
         ),
-        _set("relative", _paged("bf16", 1, 64, 16), 4, 2, score=Score(relative=16)),
-        _set("bias", _paged("bf16", 2, 64, 16), 2, 2, score=Score(bias=True), sinks="out", lse_empty="inf"),
-        _set("function", _paged("bf16", 2, 64, 16), 2, 2, score=_FUNCTION),
+        _set("relative", _paged("bf16", 1, 32, 16), 4, 2, score=Score(relative=16)),
+        _set("bias", _paged("bf16", 2, 32, 16), 2, 2, score=Score(bias=True), sinks="out", lse_empty="inf"),
+        _set("function", _paged("bf16", 2, 32, 16), 2, 2, score=_FUNCTION),
         _set(
             "everything",
             _paged("f32", 2, 24, 3, table=CSR(dtype="u32")),
