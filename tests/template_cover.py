@@ -125,8 +125,8 @@ def _install() -> None:
         _origins[path] = found.origins
         return found
 
-    def loaded(self: launch.Library, built: Any) -> None:
-        load(self, built)
+    def loaded(self: launch.Library, built: Any, *more: Any) -> None:
+        load(self, built, *more)
         self.object = built.library  # type: ignore[attr-defined]
 
     @functools.wraps(run)

@@ -178,7 +178,7 @@ def _config(layout: str, quant: str, variant: str, table: str, dtype: str) -> Co
     name = "_".join((variant, layout, quant, table, dtype))
     # Sizes change from one to the next, and are the same for the same choice.
     turn = zlib.crc32(name.encode())
-    dims = 64 if layout in ("scale_tiles", "swizzled") else (64, 32, 80, 32)[turn % 4]
+    dims = 64 if layout in ("scale_tiles", "swizzled") else (64, 128, 80, 32)[turn % 4]
     page = 128 if layout == "scale_tiles" else 1 if table == "indirect" else (16, 8, 24)[turn // 4 % 3]
     if (quant == "residual" and table == "indirect") or (variant == "continuous" and not table.startswith("dense")):
         return None
