@@ -111,6 +111,8 @@ class Copy:
             )
         except subprocess.TimeoutExpired:
             return None
+        if done.returncode < 0:  # the kernel has brought the process down
+            return True
         if done.returncode not in (0, 1):
             if "Error" in done.stdout + done.stderr and done.returncode in (
                 2,

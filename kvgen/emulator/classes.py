@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
 
 from kvgen.emulator.ptxtypes import TYPES
 
@@ -30,12 +30,13 @@ _BY_KIND = {
 }  # fmt: skip
 
 
-def instruction_class(words: Sequence[str]) -> str:
-    """The class of the instruction `words`: its opcode, then its modifiers.
+@functools.cache
+def instruction_class(op: str) -> str:
+    """The class of the instruction `op`: its opcode, then its modifiers, dots between them.
 
     Arithmetic goes by the type it works on, the last one named; loads and stores by their state space.
     """
-    opcode, *modifiers = words
+    opcode, *modifiers = op.split(".")
     if opcode in ("ld", "ldu", "st"):
         space = next((m.partition("::")[0] for m in modifiers if m.partition("::")[0] in _SPACES), None)
         return "generic" if space is None else _SPACES[space]

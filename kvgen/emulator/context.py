@@ -88,8 +88,8 @@ class Modifiers:
 
     def type(self, allowed: str) -> PtxType:
         """The last modifier that names a type, which must be one of the space-separated `allowed`."""
-        at = next((i for i in reversed(range(len(self.words))) if self.words[i] in TYPES), None)
-        if at is None or self.words[at] not in allowed.split():
+        at = next((i for i in range(len(self.words) - 1, -1, -1) if self.words[i] in TYPES), None)
+        if at is None or f" {self.words[at]} " not in f" {allowed} ":
             raise self.fail(f"type .{'' if at is None else self.words[at]} is not one of {allowed}")
         return TYPES[self.words.pop(at)]
 
@@ -291,8 +291,9 @@ class Context:
         if found.bits < kind.bits or (found.bits != kind.bits and ins.opcode not in _WIDER):
             raise ins.fail(f"a {found.bits}-bit register where {kind.bits} bits are needed")
         # Handlers read bits as unsigned numbers, so a type counts only where the instruction names it.
-        kinds = {found.kind, kind.kind}
-        if kinds & set("fh") and kinds & set("us") and f".{kind.name}" in ins.text:
+        one, other = found.kind, kind.kind
+        mixed = (one in "fh" and other in "us") or (one in "us" and other in "fh")
+        if mixed and f".{kind.name}" in ins.text:
             raise ins.fail(f"a .{found.name} register where .{kind.name} is needed")
 
     def used(self, ins: Instruction, register: Register) -> str:

@@ -68,10 +68,16 @@ _ADDRESS = re.compile(r"(?:generic\s*\(\s*([A-Za-z_$][\w$]*)\s*\)|([A-Za-z_$][\w
 _MASKED = re.compile(r"0[xX][fF]{2}((?:00){0,7})\s*\((.+)\)$")
 
 
+_OPERAND = re.compile(r"(?:[^,\[\]{}()]|\[[^\[\]{}()]*\]|\{[^\[\]{}()]*\}|\([^\[\]{}()]*\))+")
+
+
 def split_operands(text: str) -> list[str]:
     """Split at the commas outside brackets and braces."""
     if not any(c in text for c in "[{("):
         return [word.strip() for word in text.split(",")] if text.strip() else []
+    found = _OPERAND.findall(text)
+    if found and sum(map(len, found)) + len(found) - 1 == len(text):  # nothing is empty, and no bracket in another
+        return [word.strip() for word in found]
     out: list[str] = []
     depth = 0
     word = ""

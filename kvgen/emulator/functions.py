@@ -12,7 +12,7 @@ from kvgen.emulator.context import Context, Instruction, Modifiers, split_operan
 from kvgen.emulator.declarations import Variable, parameters, variables
 from kvgen.emulator.errors import TranslateError
 from kvgen.emulator.opcodes import OPCODES
-from kvgen.emulator.parser import Entry, Function, Statement
+from kvgen.emulator.parser import Entry, Function, Statement, place_of
 from kvgen.emulator.ptxtypes import TYPES
 from kvgen.emulator.symbols import Signature, Symbols, mangle
 from kvgen.emulator.wgmma_ops import late_registers
@@ -39,9 +39,9 @@ class BasicBlock:
     instructions: int = 0
     contents: Counter[tuple[str, str]] = field(default_factory=Counter)
 
-    def add(self, where: str, words: Sequence[str]) -> None:
+    def add(self, where: str, op: str) -> None:
         self.instructions += 1
-        self.contents[where.partition("|")[0], instruction_class(words)] += 1
+        self.contents[where.partition("|")[0], instruction_class(op)] += 1
 
 
 def _loop_heads(statements: Sequence[Statement]) -> frozenset[str]:
@@ -188,7 +188,7 @@ class FunctionWriter:
             text = m.group(3)
         op, _, rest = text.partition(" ")
         words = op.split(".")
-        where = s.location.text() if s.location else f"{self.function.name}.ptx:{s.line}"
+        where = place_of(s.location) if s.location else f"{self.function.name}.ptx:{s.line}"
         if self.new_block:
             self.blocks.append(BasicBlock())
             number = self.first_block + len(self.blocks) - 1
@@ -201,7 +201,7 @@ class FunctionWriter:
             self.new_block = self.loops = False
         block = self.first_block + len(self.blocks) - 1
         index = self.blocks[-1].instructions
-        self.blocks[-1].add(where, words)
+        self.blocks[-1].add(where, op)
         ins = Instruction(
             opcode=words[0],
             modifiers=Modifiers(words[1:], lambda message: ins.fail(message)),

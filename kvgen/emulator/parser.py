@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from dataclasses import dataclass, field, replace
@@ -18,8 +19,11 @@ class Location:
     line: int
     callers: tuple[tuple[str, int], ...] = ()
 
-    def text(self) -> str:
-        return "|".join(f"{f}:{n}" for f, n in ((self.file, self.line), *self.callers))
+
+@functools.lru_cache(maxsize=4096)
+def place_of(location: Location) -> str:
+    """ "file:line|file:line": the line, and those it was inlined at."""
+    return "|".join(f"{f}:{n}" for f, n in ((location.file, location.line), *location.callers))
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
 class PtxType:
-    """A type as instructions name it.
+    """A type as instructions name it. `storage` is the unsigned C++ type of a register that holds it.
 
     `kind` is one of u s b (integers), f (f32, f64), h (f16, bf16), m (formats of 19 bits and less that only cvt knows),
     pred; and of packed pairs: p (halves), q (16-bit integers), w (f32), n (formats of 8 bits and less).
@@ -18,11 +18,10 @@ class PtxType:
     bits: int
     kind: str
     c: str
+    storage: str = field(init=False)
 
-    @property
-    def storage(self) -> str:
-        """The unsigned C++ type of a register that holds it."""
-        return storage_of(self.bits)
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "storage", storage_of(self.bits))
 
     @property
     def is_integer(self) -> bool:

@@ -15,17 +15,17 @@ def mangle(name: str, scope: int = 0) -> str:
 
 @dataclass(slots=True)
 class Register:
-    """`late`: it may hold the token of a wgmma that nobody has waited for; only moves may read that."""
+    """`late`: it may hold the token of a wgmma that nobody has waited for; only moves may read that. `storage` is the C++ type of
+    the variable: floats lie in float registers of the host, all else is unsigned."""
 
     c: str
     type: PtxType
     late: bool = False
     used: bool = False  # compilers declare twice as many as they use
+    storage: str = field(init=False)
 
-    @property
-    def storage(self) -> str:
-        """The C++ type of the variable: floats lie in float registers of the host, all else is unsigned."""
-        return self.type.c if self.type.kind == "f" and not self.late else self.type.storage
+    def __post_init__(self) -> None:
+        self.storage = self.type.c if self.type.kind == "f" and not self.late else self.type.storage
 
 
 @dataclass(frozen=True, slots=True)

@@ -239,12 +239,11 @@ class Members:
 
 def narrowed(found: list[Config]) -> list[Config]:
     """The same, each with K or V, in turns, until every value of every factor has met both; with one width of accesses, that its
-    values have met least, and with more where a value would not meet all of its; with two kinds of padding; and with the gather
-    operation where the layout or the quantization has not met it (tests/ops has it over pairs of its own)."""
+    values have met least, and with more where a value would not meet all of its; with two kinds of padding; and without the
+    gather operation, which tests/ops has over pairs of its own."""
     met: Counter[tuple[str, int]] = Counter()
     by_role: Counter[tuple[str, int]] = Counter()
     padded: Counter[tuple[str, str]] = Counter()
-    gathered: set[str] = set()
     chosen = []
     for config in sorted(found, key=lambda c: len(fitting(c))):
         fits, roles = fitting(config), range(len(config.cache.storage.roles))
@@ -258,9 +257,7 @@ def narrowed(found: list[Config]) -> list[Config]:
             by_role.update((value, role) for value in config.choice)
         pad, other = sorted(PADS, key=lambda p: sum(padded[v, p] for v in config.choice))[:2]
         padded.update(product(config.choice, (pad, other)))
-        gathers = not gathered.issuperset(config.choice[:2])
-        gathered.update(config.choice if gathers else ())
-        chosen.append(replace(config, widths=(widths[0], widths[1]), pad=pad, other_pad=other, gathers=gathers))
+        chosen.append(replace(config, widths=(widths[0], widths[1]), pad=pad, other_pad=other, gathers=False))
     for i, config in enumerate(chosen):
         missing = [w for w in fitting(config) if not all(met[v, w] for v in config.choice)]
         met.update(product(config.choice, missing))

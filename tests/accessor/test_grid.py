@@ -89,8 +89,3 @@ def test_every_value_is_met_by_k_and_by_v() -> None:
     for role in (0, 1):
         met = {v for c in CONFIGS if c.widths[role] for v in c.choice}
         assert met == {v for c in CONFIGS if role < len(c.cache.storage.roles) for v in c.choice}
-
-
-def test_every_layout_and_quantization_is_gathered() -> None:
-    gathered = {v for c in CONFIGS if c.gathers for v in c.choice[:2]}
-    assert gathered == {v for c in CONFIGS for v in c.choice[:2]}

@@ -70,7 +70,7 @@ def test_it_is_short() -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize(("kind", "v_dim"), [("bf16", 64), ("f32", 32), ("f16", 48)])
+@pytest.mark.parametrize(("kind", "v_dim"), [("f32", 32), ("f16", 48)])
 def test_everything_runs_on_it(kind: str, v_dim: int, device: str) -> None:
     """Stores, loads, gather, tiles, append, decode."""
     cache: Cache = Fused(dtype=kind, kv_heads=2, head_dim=64, v_head_dim=v_dim, page_size=8)

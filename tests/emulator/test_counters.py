@@ -319,7 +319,7 @@ def test_many_requests_at_once(schedule: str | int, library: Library) -> None:
     ],
 )  # fmt: skip
 def test_classes(text: str, expected: str) -> None:
-    assert instruction_class(text.split(".")) == expected
+    assert instruction_class(text) == expected
     assert expected in CLASSES
 
 

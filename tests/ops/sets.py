@@ -16,13 +16,21 @@ from tests.ops.pairwise import COVER, REST
 
 
 def _set(
-    name: str, cache: Any, group: int, *, index: Any = None, split: Any = "none", scale: float | None = None
+    name: str,
+    cache: Any,
+    group: int,
+    *,
+    index: Any = None,
+    split: Any = "none",
+    scale: float | None = None,
+    decodes: bool = True,
 ) -> KernelSet:
-    """All operations that the cache can have; `index` is the type of their own offsets and slots."""
+    """All operations that the cache can have; `index` is the type of their own offsets and slots. `decodes`: False where
+    tests/ops/test_decode_rows.py decodes such a cache."""
     found: list[Any] = [ops.Append(index_dtype=index), ops.Gather(index_dtype=index)]
     if not (cache.ragged or isinstance(cache.page_table, PerKV)):
         found.append(ops.Append(name="append_slots", rows="slots", index_dtype=index))
-    if cache.stores == "kv":
+    if cache.stores == "kv" and decodes:
         found.append(ops.Decode(index_dtype=index, split=split, scale=scale))
     return KernelSet(name=name, q_heads=cache.kv_heads * group, cache=cache, ops=tuple(found))
 
@@ -83,6 +91,7 @@ OTHERS = (
             lengths_dtype="i32",
         ),
         4,
+        decodes=False,
     ),
     # Sizes.
     _set(
@@ -91,7 +100,7 @@ OTHERS = (
         71,
         index="u32",
     ),
-    _set("wide_f16", Paged(dtype="f16", kv_heads=1, head_dim=256, page_size=3), 4),
+    _set("wide_f16", Paged(dtype="f16", kv_heads=1, head_dim=256, page_size=3), 4, decodes=False),
     _set("dim_one", Paged(dtype="f32", kv_heads=3, head_dim=1, page_size=1), 3),
     _set("dim_three", Paged(dtype="bf16", kv_heads=2, head_dim=3, page_size=3), 4),
     _set("page_64", Paged(dtype="bf16", kv_heads=1, head_dim=128, page_size=64, lengths_dtype="i64"), 8),
@@ -164,6 +173,7 @@ OTHERS = (
             table=Dense(dtype="i64", id_multiplier=2),
         ),
         1,
+        decodes=False,
     ),
     _set(
         "split_token",
@@ -199,6 +209,7 @@ OTHERS = (
             lengths="after",
         ),
         3,
+        decodes=False,
     ),
 )
 

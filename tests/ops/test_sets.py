@@ -69,6 +69,26 @@ def test_every_form_runs_on_every_architecture() -> None:
     assert not [form for form, archs in met.items() if archs != {"sm_80", "sm_90a"}]
 
 
+def test_gather_meets_every_way_to_store() -> None:
+    """Codes, scales and where they are, layouts, tables and variants."""
+    caches = [s.cache for s in ALL.values() if any(o.kind == "gather" for o in s.ops)]
+    quants = [q for c in caches for q in c.quants.values() if q is not None]
+    assert {q.dtype for q in quants} == {"e4m3", "e5m2", "i8", "i4", "e2m1"}
+    assert {q.place for q in quants} == {"pool", "page", "row"} and {q.order for q in quants} == {"linear", "swizzled"}
+    assert {q.scale for q in quants} == {"computed", "given"} and {q.recipe for q in quants} == {
+        "amax",
+        "pow2",
+        "max",
+        "global",
+    }
+    assert {q.own_table for q in quants} == {q.zero for q in quants} == {True, False}
+    assert any(q.residual for q in quants) and {c.layout.layers for c in caches} == {"axis", "pointers"}
+    assert any(c.layout.swizzle for c in caches) and any("token/" in str(c.layout) for c in caches)
+    assert any("dim/" in str(c.layout) for c in caches) and {c.stores for c in caches} == {"kv", "k"}
+    assert {c.page_table.kind for c in caches} == {"dense", "csr", "per_kv", "indirect", "ring", "offsets"}
+    assert {type(c).__name__ for c in caches} == {"Paged", "Continuous", "Latent", "Ragged"}
+
+
 def _factors(text: str) -> list[Factors]:
     return [factors for factors, _ in parse(text)]
 
