@@ -38,6 +38,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from benchmarks.hot_path import main_loop, opcode
 from kvgen import Block, KernelSet, Paged, Quant, ops, presets
 from kvgen.compile import ARCHS, Image, compile_unit
+from kvgen.compile import Cache as CompileCache
 from kvgen.compile.sass import sass
 from kvgen.emit import render_all, units_of, write_file
 from kvgen.ops import decode_tensor
@@ -114,13 +115,14 @@ class Static:
     executed: float | None = None
 
 
-def compiled(kernels: KernelSet, arch: str) -> tuple[list[Image], list[float]]:
-    """A set's kernels for an architecture, the decode first, and the CPU seconds that each took."""
+def compiled(kernels: KernelSet, arch: str, known: CompileCache | None = None) -> tuple[list[Image], list[float]]:
+    """A set's kernels for an architecture, the decode first, and the CPU seconds that each took: without a cache, what NVRTC
+    took."""
     loaded = LoadedSet(kernels, "benchmarks/decode_static.py", "")
     images, seconds = [], []
     for unit in units_of(loaded, render_all([loaded]), "generated"):
         begin = time.process_time()
-        images.append(compile_unit(unit, arch, cache=None))
+        images.append(compile_unit(unit, arch, cache=known))
         seconds.append(time.process_time() - begin)
     return images, seconds
 
@@ -133,13 +135,13 @@ def blocks_per_sm(arch: str, registers: int, shared: int, threads: int) -> int:
     return min(by_registers, by_shared, _THREADS.get(arch, 2048) // (32 * warps))
 
 
-def examine(kernels: KernelSet, arch: str) -> Static:
+def examine(kernels: KernelSet, arch: str, known: CompileCache | None = None) -> Static:
     """Compile a set's decode and read its machine code."""
     (plan, *_), op = kernels.ops[0].plan(kernels), kernels.ops[0]
-    images, seconds = compiled(kernels, arch)
+    images, seconds = compiled(kernels, arch, known)
     used = images[0].resources
     assert used is not None
-    loop = main_loop(sass(images[0].data))
+    loop = main_loop(sass(images[0].data, cache=known))
     tokens, warps, tiles, stage = _division(kernels, op, arch)
     tiles_a_trip = sum(opcode(x) == "LDGDEPBAR" for x in loop.usual)
     if tiles_a_trip < 1:

@@ -88,10 +88,11 @@ def read(text: str) -> dict[str, Any] | None:
 
 def record(images: list[Image], digests: dict[str, str], plans: Mapping[str, KernelPlan]) -> str:
     """The text of one set's resources.json; `digests` and `plans` by unit name. Needs the SASS tools."""
+    from kvgen.compile import default_cache
     from kvgen.compile.sass import histogram, sass
 
     with ThreadPoolExecutor() as pool:
-        listings = list(pool.map(lambda image: sass(image.data), images))
+        listings = list(pool.map(lambda image: sass(image.data, cache=default_cache()), images))
     kernels: dict[str, dict[str, Any]] = {}
     for image, listing in zip(images, listings, strict=True):
         assert image.resources is not None

@@ -5,6 +5,7 @@ Counting works anywhere; disassembling needs NVIDIA's tools, which `kvgen[sass]`
 
 from __future__ import annotations
 
+import hashlib
 import importlib.metadata
 import os
 import re
@@ -15,6 +16,7 @@ from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 
+from kvgen.compile.cache import Cache
 from kvgen.errors import ToolError
 
 # nvdisasm: `/*0070*/  @!P0 LDG.E.128 R4, ...`; cuobjdump the same with the encoding in a comment behind it.
@@ -37,20 +39,34 @@ def _find_tool(name: str) -> Path | None:
     return Path(on_path) if on_path else None
 
 
-def sass(cubin: bytes) -> str:
-    """Disassemble a cubin; ToolError when no disassembler is installed or it refuses the bytes."""
+def sass(cubin: bytes, *, cache: Cache | None = None) -> str:
+    """Disassemble a cubin, or take its listing from the cache: a disassembler takes half a second to start.
+
+    ToolError when no disassembler is installed or it refuses the bytes.
+    """
     for name, options in (("nvdisasm", ["--print-code"]), ("cuobjdump", ["-sass"])):
         tool = _find_tool(name)
         if tool is None:
             continue
+        key = _key(tool, cubin)
+        if cache is not None and (known := cache.get(key)) is not None:
+            return known.decode()
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "kernel.cubin"  # both tools read files only
             path.write_bytes(cubin)
             done = subprocess.run([tool, *options, path], capture_output=True, text=True, check=False)
         if done.returncode != 0:
             raise ToolError(f"{name}: cannot disassemble {len(cubin)} bytes: {(done.stderr or done.stdout).strip()}")
+        if cache is not None:
+            cache.put(key, done.stdout.encode())
         return done.stdout
     raise ToolError("nvdisasm, cuobjdump: neither is installed; install one with `pip install 'kvgen[sass]'`")
+
+
+def _key(tool: Path, cubin: bytes) -> bytes:
+    """Another release of the tool is another file: its size and time say so without starting it."""
+    state = tool.stat()
+    return hashlib.sha256(f"sass {tool.name} {state.st_size} {state.st_mtime_ns}\n".encode() + cubin).digest()
 
 
 def histogram(sass_text: str) -> dict[str, int]:

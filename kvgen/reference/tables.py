@@ -97,11 +97,12 @@ class TableView:
         return max(0, n - table.window) if isinstance(table, Ring) else 0
 
     def stored(self, b: int, token: int) -> bool:
-        """Whether the table can still hold this token: a ring keeps the last `window` of `length` tokens."""
+        """Whether the table can still hold this token: a ring keeps the last `window` of `length` tokens, as far as it has
+        columns for them."""
         if not isinstance(self.cache.page_table, Ring):
             return True
         n = self.length(b)
-        return n is not None and self.first_token(n) <= token < n
+        return n is not None and self.first_token(n) <= token < n and not self.overtaken(token // self.tokens, n)
 
     def overtaken(self, page: int, n: int) -> bool:
         """Whether in a ring of so many columns the newest of n tokens lies where logical page `page` was."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from kvgen.compile import compile_unit
-from kvgen.compile.sass import _find_tool, count, histogram, sass
+from kvgen.compile import Cache, compile_unit
+from kvgen.compile.sass import _find_tool, _key, count, histogram, sass
 from kvgen.errors import ToolError
 
 from .tiny import unit_of
@@ -91,3 +93,25 @@ def test_missing_tools_say_what_to_install(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr("kvgen.compile.sass._find_tool", lambda name: None)
     with pytest.raises(ToolError, match=r"neither is installed; .*kvgen\[sass\]"):
         sass(b"")
+
+
+@needs_tool
+def test_a_listing_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Read once a cubin and tool; refused bytes are not kept."""
+    cubin = compile_unit(unit_of(WIDE, "tiny/copy", "copy"), "sm_80", cache=None).data
+    kept = Cache(tmp_path)
+    first = sass(cubin, cache=kept)
+    for _ in range(2):
+        with pytest.raises(ToolError, match="cannot disassemble"):
+            sass(b"none", cache=kept)
+    monkeypatch.setattr("subprocess.run", None)
+    assert sass(cubin, cache=kept) == first
+
+
+def test_another_release_of_a_tool_reads_anew(tmp_path: Path) -> None:
+    """What was kept is one tool's listing of one cubin."""
+    tool = tmp_path / "nvdisasm"
+    tool.write_bytes(b"12.8")
+    keys = {_key(tool, b"cubin"), _key(tool, b"other")}
+    tool.write_bytes(b"13.0.1")
+    assert len(keys | {_key(tool, b"cubin")}) == 3

@@ -114,7 +114,9 @@ def test_no_number(library: Library) -> None:
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a", "sm_100f", "sm_120f"])
 def test_machine_code(arch: str) -> None:
     """A straight line of arithmetic: no local memory, no conversion at a fraction of the rate, no branch around a slow path."""
-    found = histogram(sass(compile_unit(unit(SOURCE, "angles"), arch, cache=default_cache()).data))
+    found = histogram(
+        sass(compile_unit(unit(SOURCE, "angles"), arch, cache=default_cache()).data, cache=default_cache())
+    )
     print(arch, found)
     for slow in ("LDL", "STL", "F2I", "I2F", "FRND", "MUFU", "CALL", "DMUL", "BSSY"):
         assert not count(found, slow), slow

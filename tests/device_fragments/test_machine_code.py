@@ -63,7 +63,7 @@ def opcodes(arch: str) -> dict[str, dict[str, int]]:
                 text.append(probe.replace("<E,", f"<{device},").replace("TOGETHER", together))
     image = compile_unit(unit("".join(text), "keys_e4m3_4"), arch, cache=default_cache())
     assert image.warnings == ()
-    _, *parts = _FUNCTION.split(sass(image.data))
+    _, *parts = _FUNCTION.split(sass(image.data, cache=default_cache()))
     return {name: histogram(body) for name, body in zip(parts[::2], parts[1::2], strict=True)}
 
 

@@ -12,6 +12,7 @@ from benchmarks.hot_path import blocks, loops, main_loop
 from kvgen import KernelSet, Layout, Paged, Quant, Score, ops
 from kvgen.bench import Measured, Scene, Workload, measure
 from kvgen.bench.marks import SECTOR
+from kvgen.compile import default_cache
 from kvgen.compile.sass import count, histogram, sass
 from kvgen.ops import decode_tensor
 from tests.compile.test_sass import needs_tool
@@ -44,7 +45,7 @@ def test_machine_code(name: str) -> None:
     """A usual trip round the main loop, address arithmetic, look-ups and waiting included, takes few instructions a token;
     no spills; two blocks an SM, and 64 KB on their way there."""
     kernels, most = BOUNDS[name]
-    found = examine(kernels, "sm_90a")
+    found = examine(kernels, "sm_90a", default_cache())
     assert found.a_token <= most
     # m16n8k16, 128 dims of K and of V: an instruction a token, and as many again for every 8 columns more.
     assert found.classes["products"] == (2 if name == "group16" else 1)
@@ -56,7 +57,7 @@ def test_machine_code(name: str) -> None:
 def test_accesses(arch: str) -> None:
     """K and V come by asynchronous copies of 16 bytes, and reach products by ldmatrix, four matrices a time."""
     kernels = decode_set("group1", 1)
-    text = sass(compiled(kernels, arch)[0][0].data)
+    text = sass(compiled(kernels, arch, default_cache())[0][0].data, cache=default_cache())
     found = histogram("\n".join(f"/*0000*/ {x} ;" for x in main_loop(text).usual))
     shape = decode_tensor.shape(kernels, 1)
     assert shape is not None

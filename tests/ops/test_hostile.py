@@ -276,6 +276,28 @@ def test_the_last_entry_and_one_past(name: str) -> None:
     check_gather(scene, 5, row_offsets=offsets_of((1, 2, 2), index), starts=starts)
 
 
+def test_a_ring_of_one_column() -> None:
+    """A ring whose table has one column serves what lies in the newest token's page, and nothing before it."""
+    name = "ring_f32"
+    batch = replace(batch_for(name, 3), totals=(3, 5, 2), new=(1, 1, 1), padding=0)
+    offsets = offsets_of((1, 1, 1), index_name(SETS[name], "append"))
+    scene = scene_before(name, batch)
+    assert scene.tokens == 3
+    scene.trim(1)
+    check_append(scene, 3, row_offsets=offsets)
+    scene = Scene(SETS[name], batch, batch.totals)
+    scene.fill(batch.totals)
+    scene.trim(1)
+    out, _ = check_gather(scene, 3, row_offsets=offsets, starts=np.array([2, 2, 1], offsets.dtype))
+    assert list(np.isnan(out.astype(np.float32)).all(axis=(1, 2))) == [False, True, False]
+    scene, q = decode_scene(name, batch, 3)
+    scene.trim(1)
+    out, _, wanted = check_decode(scene, q)
+    assert list(np.isnan(out.astype(np.float32)).all(axis=(1, 2))) == [False, True, False]
+    report = describe(wanted.errors)
+    assert report is not None and report.request == VICTIM
+
+
 LONGEST = 2**32 - 2
 
 

@@ -55,7 +55,7 @@ def opcodes(arch: str) -> dict[str, dict[str, int]]:
             text.append(_PROBES.replace("<T", f"<{device}").replace("NAME", name).replace("COUNT", str(n)))
     image = compile_unit(unit("".join(text), "pack_e4m3_8"), arch, cache=default_cache())
     assert image.warnings == ()
-    _, *parts = _FUNCTION.split(sass(image.data))
+    _, *parts = _FUNCTION.split(sass(image.data, cache=default_cache()))
     return {name: histogram(body) for name, body in zip(parts[::2], parts[1::2], strict=True)}
 
 
