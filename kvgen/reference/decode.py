@@ -221,24 +221,24 @@ class _Finder:
             return None
         first = max(around[0], table.first_token(tokens))
         numbers = np.arange(first, max(first, around[1]), dtype=np.int64)
-        read = list(self._tokens(b, numbers.tolist()))
-        pairs = [pair for pair in read if pair is not None]
-        if len(pairs) < len(read):
+        runs = list(self._runs(b, numbers.tolist()))
+        pairs = [pair for pair in runs if pair is not None]
+        if len(pairs) < len(runs):
             return None
-        k, v = (np.stack(part) for part in zip(*pairs, strict=True)) if pairs else self._none()
+        k, v = (np.concatenate(part) for part in zip(*pairs, strict=True)) if pairs else self._none()
         return _Request(at, numbers, k, v, visible(self.mask, at, numbers, self.arguments))
 
-    def _tokens(self, b: int, numbers: Sequence[int]) -> Iterator[tuple[Floats, Floats] | None]:
-        """K and V of these tokens, in order; None for one that is not to be had."""
+    def _runs(self, b: int, numbers: Sequence[int]) -> Iterator[tuple[Floats, Floats] | None]:
+        """K and V of these neighbouring tokens, page by page; None for a page that is not to be had."""
         for page, tokens in groupby(numbers, lambda token: token // self.table.tokens):
-            places = self.table.places(b, page)
-            for token in tokens:
-                if isinstance(places, Fault):
+            places, (first, *rest) = self.table.places(b, page), tokens
+            if isinstance(places, Fault):
+                for token in (first, *rest):
                     self.faults.add(places, b, token)
-                    yield None
-                    continue
-                key = self.pools[0].token_numbers(b, token, places[0])
-                if len(self.pools) > 1:
-                    yield key, self.pools[1].token_numbers(b, token, places[1])
-                else:
-                    yield key, key[:, : _v_dim(self.table, self.pools)]
+                yield None
+                continue
+            key = self.pools[0].run_numbers(b, first, 1 + len(rest), places[0])
+            if len(self.pools) > 1:
+                yield key, self.pools[1].run_numbers(b, first, 1 + len(rest), places[1])
+            else:
+                yield key, key[:, :, : _v_dim(self.table, self.pools)]

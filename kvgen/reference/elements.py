@@ -124,6 +124,23 @@ class Elements:
         else:
             self._view[self._index(page, token)] = row.reshape(self._row_shape)
 
+    def read_run(self, page: int, first: int, count: int) -> Raw:
+        """The rows `[T, heads, dim]` of `count` tokens from `first`, a copy."""
+        if self._places is not None or len(self._token_shape) != 1:
+            rows = [self.read(page, token) for token in range(first, first + count)]
+            return np.stack(rows) if rows else np.zeros((0, self.heads, self.dim), self._view.dtype)
+        found = np.array(self._view[page, first : first + count]).reshape(count, self.heads, self._width)
+        return unpack_nibbles(found) if self.packed else found
+
+    def write_run(self, page: int, first: int, rows: Raw) -> None:
+        """Store `rows` `[T, heads, dim]` as the tokens from `first`."""
+        if self._places is not None or len(self._token_shape) != 1:
+            for i, row in enumerate(rows):
+                self.write(page, first + i, row)
+            return
+        own = pack_nibbles(rows) if self.packed else rows
+        self._view[page, first : first + len(rows)] = own.reshape(len(rows), *self._row_shape)
+
     def logical(self) -> Raw:
         """All of it, `[page, token, head, dim]`, a copy."""
         rows = [[self.read(page, token) for token in range(self.tokens)] for page in range(self.pages)]

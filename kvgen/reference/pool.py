@@ -67,6 +67,14 @@ class Rows:
         for part, dims in self._dims():
             part.write(place, token, row[None, :, dims])
 
+    def write_run(self, page: int, first: int, rows: Raw, scales: int | None = None) -> None:
+        """Store `rows` `[T, heads, dim]` as the tokens of a page from `first`."""
+        place = Place(page, page if scales is None else scales)
+        for part, dims in self._dims():
+            step = part.together or len(rows)
+            for i in range(0, len(rows), step):
+                part.write(place, first + i, rows[i : i + step, :, dims])
+
     def logical(self) -> Raw:
         """All of it, `[page, token, head, dim]`, scales from the page of the same number; a copy."""
         found = [[self.read(page, token) for token in range(self.tokens)] for page in range(self.pages)]
@@ -92,6 +100,13 @@ class Rows:
         if waiting is None:
             return _joined([p.numbers(place, position % self.tokens) for p in self.parts])
         return waiting.astype(np.float64)
+
+    def run_numbers(self, b: int, position: int, count: int, place: Place) -> NDArray[np.float64]:
+        """`[T, heads, dim]` of `count` tokens of request b from `position`, all of one page, as attention sees them."""
+        if self.tail is not None:
+            return np.stack([self.token_numbers(b, p, place) for p in range(position, position + count)])
+        parts = [p.numbers_run(place, position % self.tokens, count) for p in self.parts]
+        return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=2)
 
     def _waiting(self, b: int, position: int) -> Raw | None:
         """A copy of a token in the tail; None where readers find it in its page."""

@@ -47,10 +47,18 @@ class Plain:
         """`[heads, dim]`, exactly."""
         return self.read(place, token).astype(np.float64)
 
+    def numbers_run(self, place: Place, first: int, count: int) -> NDArray[np.float64]:
+        """`[T, heads, dim]` of `count` tokens from `first`, exactly."""
+        return self.elements.read_run(place.page, first, count).astype(np.float64)
+
+    @property
+    def together(self) -> int | None:
+        """How many tokens are written at once; None: as many as there are."""
+        return None
+
     def write(self, place: Place, first: int, rows: Raw) -> None:
         """`rows` `[T, heads, dim]` are the tokens from `first`."""
-        for i, row in enumerate(rows):
-            self.elements.write(place.page, first + i, row)
+        self.elements.write_run(place.page, first, rows)
 
 
 @dataclass(frozen=True)
@@ -104,6 +112,15 @@ class Coded:
         )
         return found[..., 0].astype(np.float64)
 
+    def numbers_run(self, place: Place, first: int, count: int) -> NDArray[np.float64]:
+        """`[T, heads, dim]` of `count` tokens from `first`, dequantized, rounded to f32 and no further."""
+        return np.stack([self.numbers(place, token) for token in range(first, first + count)])
+
+    @property
+    def together(self) -> int | None:
+        """How many tokens are written at once: those that share computed scales; None: as many as there are."""
+        return self.block[0] if self.scales is not None else None
+
     def read(self, place: Place, token: int) -> Raw:
         """`[heads, dim]` in the cache's dtype: dequantized in f32, then rounded once."""
         with np.errstate(over="ignore"):
@@ -129,8 +146,7 @@ class Coded:
         codes = quantize(
             x[..., None], self._spread(scale), self._spread(zero), quant.dtype, quant.recipe, self.global_scale
         )[..., 0]
-        for i, row in enumerate(codes):
-            self.codes.write(place.page, first + i, row)
+        self.codes.write_run(place.page, first, codes)
         if self.scales is not None and scales is not None:
             self.scales.write(place.scales, first // tokens, scales)
 

@@ -268,7 +268,7 @@ def test_workers_are_threads_that_end_with_the_launch(library: Library) -> None:
         seen, done = [threads()], threading.Event()
         watcher = threading.Thread(target=lambda: seen.extend(threads() for _ in iter(done.is_set, True)))
         watcher.start()
-        run(library, "apart", out, data, 4000, grid=(64, 1, 1), block=32, read_only=(1,), workers=workers)
+        run(library, "apart", out, data, 2000, grid=(64, 1, 1), block=32, read_only=(1,), workers=workers)
         done.set()
         watcher.join()
         return max(seen) - seen[0] - 1

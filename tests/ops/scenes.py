@@ -278,5 +278,9 @@ class Scene:
                 places, begin = self._places(b, page), max(first, page * self.tokens)
                 end = min(count, (page + 1) * self.tokens)
                 values = [self.values(end - begin, r.heads, r.dim) for r in self.rows()]
+                if not self.residual:
+                    for rows, place, value in zip(self.rows(), places, values, strict=False):
+                        rows.write_run(place.page, begin % self.tokens, value, place.scales)
+                    continue
                 for position in range(begin, end):
                     self._write(b, position, places, [v[position - begin] for v in values])

@@ -11,7 +11,7 @@ from kvgen.bench import Scene, Workload, measure
 from tests.ops.fused import NEOX, YARN
 from tests.ops.harness import package
 
-TOKENS: Final = 1024
+TOKENS: Final = 512
 _HEADS: Final[dict[str, Any]] = {"dtype": "bf16", "kv_heads": 4, "head_dim": 128}
 CACHES: Final = {
     "max_paged": presets.max_paged(page_size=16, **_HEADS),

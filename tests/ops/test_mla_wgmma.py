@@ -91,7 +91,7 @@ def test_lengths_around_tiles(name: str) -> None:
     """Tokens before and after where pages, tiles and pairs of them end; padding after the last request."""
     kernels = SETS[name]
     least = op_of(kernels).rows if kernels.cache.lengths == "before" else 0
-    totals = tuple(max(n, least) for n in (0, 1, 15, 17, 31, 32, 33, 63, 64, 65, 96, 97, 300))
+    totals = tuple(max(n, least) for n in (0, 1, 16, 17, 32, 33, 64, 65, 97, 161))
     rows = rows_of(kernels, len(totals))
     scene, q = latent_scene(kernels, batch_of(totals, fill="nan", schedule="descending"), rows, rows[-1].end + 1)
     call(scene, q)
@@ -99,9 +99,9 @@ def test_lengths_around_tiles(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["wgmma_plain", "wgmma_rows"])
 def test_schedules_agree(name: str) -> None:
-    """Three orders of the threads, the same bits; requests of two tiles, of three, of ten."""
+    """Three orders of the threads, the same bits; requests of two tiles, of three, of five."""
     kernels, results = SETS[name], []
-    totals = (300, 65, 33)
+    totals = (140, 65, 33)
     for schedule in SCHEDULES:
         scene, q = latent_scene(kernels, batch_of(totals, schedule=schedule), rows := rows_of(kernels, 3), rows[-1].end)
         out, lse, _ = call(scene, q)
