@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 .DEFAULT_GOAL := help
+# Tests start hundreds of processes: each would compile all modules.
+unexport PYTHONDONTWRITEBYTECODE
 .PHONY: help demo test lint types pytest check times mutate campaign bench clean
 
 help: ## this list

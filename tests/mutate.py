@@ -32,7 +32,7 @@ from tests.template_cover import ROOT, Cover, Ran
 
 EQUIVALENT: Final = ROOT / "tests" / "equivalent_mutants.txt"
 LEAST: Final = 0.95  # of the mutants are killed
-ROUNDS: Final = (4, 20)  # tests that a mutant is shown, and how many more if it survives them
+ROUNDS: Final = (4, 20, 40)  # tests that a mutant is shown, and how many more if it survives them
 Verdict = Literal["killed", "SURVIVED", "no test", "too slow"]
 
 

@@ -20,8 +20,8 @@ import pytest
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 FILE: Final = ROOT / "build" / "template_cover.json"
-KEPT: Final = 24  # tests of a line, the cheapest
-ALIKE: Final = 3  # of them of the same function, and with the same kernels
+KEPT: Final = 64  # tests of a line, the cheapest
+ALIKE: Final = 8  # of them of the same function, and with the same kernels
 _BYTES_A_SECOND: Final = (
     60_000  # of machine code that the host compiler makes: what a test costs once its kernels change
 )

@@ -24,8 +24,9 @@ living one, `first_token(length)`, if no other page took its column. Of tokens b
 where the table has columns for it. At or past the length it is one whose page, and all pages before it down to the oldest
 living token's, have columns of their own: what is stored takes nothing living away. With `lengths="before"` the oldest token
 counts as gone there, since this step's first token pushes it out of the window; so that one always has a place where the table
-has columns for the window. A step of more tokens than that leaves the rest to `ops.Append`, which keeps the newest. `stored`
-and gather go by the window alone, below the length; `row_idx` and `populate` number the column's page, whoever has it.
+has columns for the window. A step of more tokens than that leaves the rest to `ops.Append`, which keeps the newest. `stored`,
+gather and scatter take a token below the length by the same rule; `row_idx` and `populate` number the column's page, whoever
+has it.
 
 Written by `python -m tests.surface.marks` from `tests/surface/names.toml` and the tests that prove the names.
 """
