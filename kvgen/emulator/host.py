@@ -25,10 +25,16 @@ from kvgen.emulator.writer import KernelFacts, translate
 Mode = Literal["fast", "check"]
 
 _RUNTIME = Path(__file__).parent / "runtime"
+# Two units, compiled side by side: what executes, and what checks and counts. Whatever calls the other most is in one of them.
 _RUNTIME_SOURCES = (
-    "fibers.cpp", "faults.cpp", "grid.cpp", "sync.cpp", "fragments.cpp", "wgmma.cpp", "mbarrier.cpp", "copies.cpp",
-    "bulk.cpp", "tma.cpp", "cluster.cpp", "calls.cpp", "print.cpp", "numbers.cpp", "machine.cpp", "order.cpp",
-    "proxy.cpp", "flights.cpp", "shadow.cpp", "padding.cpp", "counters.cpp", "checker.cpp", "wgmma_check.cpp",
+    (
+        "fibers.cpp", "grid.cpp", "sync.cpp", "fragments.cpp", "wgmma.cpp", "mbarrier.cpp", "copies.cpp", "bulk.cpp", "tma.cpp",
+        "cluster.cpp", "calls.cpp", "print.cpp", "numbers.cpp", "machine.cpp",
+    ),
+    (
+        "faults.cpp", "counters.cpp", "checker.cpp", "shadow.cpp", "order.cpp", "proxy.cpp", "flights.cpp", "padding.cpp",
+        "wgmma_check.cpp",
+    ),
 )  # fmt: skip
 _FLAGS = (
     "-std=c++17", "-fPIC", "-w", "-fno-strict-aliasing", "-fwrapv", "-ffp-contract=off", "-fno-math-errno",
@@ -134,12 +140,13 @@ def _runtime(folder: Path, mode: Mode, command: Sequence[str], key: str, afresh:
     target = folder / f"runtime-{mode}-{key[:32]}.so"
     if not afresh and read_facts(target) is not None:
         return target
-    text = "".join(f'#include "{name}"\n' for name in _RUNTIME_SOURCES)
+    texts = ["".join(f'#include "{name}"\n' for name in unit) for unit in _RUNTIME_SOURCES]
+    texts = texts if cores() > 1 else ["".join(texts)]
     with locked(folder / f"{target.stem}.lock"):  # it takes seconds: of several processes one compiles, the others wait
         if afresh or read_facts(target) is None:
             flags = ("-O2", "-frounding-math", f"-Wl,-soname,{target.name}")
             with scratch(folder) as own:
-                put(_compile([*command, *flags], own, [text]), b"", target)
+                put(_compile([*command, *flags], own, texts), b"", target)
     return target
 
 

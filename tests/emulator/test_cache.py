@@ -97,7 +97,7 @@ def test_damage_is_mended(
     before = victim.read_bytes()
     damage(victim)
     if which == "runtime":  # compiling it takes seconds, and is not what is tested here
-        monkeypatch.setattr(host, "_RUNTIME_SOURCES", ("machine.cpp",))
+        monkeypatch.setattr(host, "_RUNTIME_SOURCES", (("machine.cpp",),))
         monkeypatch.setattr(launch, "_runtimes", dict(launch._runtimes))  # loaded already, under its name
     compiled = []
     real = host._compile
