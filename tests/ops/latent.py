@@ -39,7 +39,7 @@ SETS = {
         latent_set("one_head", presets.max_mla(latent_dim=64, rope_dim=16, page_size=16), 1, lse_base="2"),
         latent_set("eight", presets.max_mla(dtype="f16", latent_dim=64, rope_dim=32, page_size=3), 8, rows=4),
         latent_set(
-            "two_pools", presets.flashinfer_mla(dtype="bf16", latent_dim=64, rope_dim=64, page_size=16), 64, rows=2
+            "two_pools", presets.flashinfer_mla(dtype="bf16", latent_dim=64, rope_dim=32, page_size=16), 64, rows=2
         ),
         latent_set("many", presets.max_mla(latent_dim=64, rope_dim=16, page_size=32), 128, lse_empty="inf"),
         latent_set("slots", presets.sglang_mla(latent_dim=128, rope_dim=64, fp8=True), 20, rows=3),
@@ -48,7 +48,7 @@ SETS = {
         ),
         latent_set(
             "ring",
-            Latent(dtype="f16", latent_dim=128, rope_dim=64, page_size=8, table=Ring(window=50), lengths="after"),
+            Latent(dtype="f16", latent_dim=64, rope_dim=32, page_size=8, table=Ring(window=50), lengths="after"),
             20,
             rows=2,
         ),

@@ -40,18 +40,18 @@ _VARLEN = Layout(k="layer token head dim", v="layer token dim head")
 PRESETS = (
     _set("max_paged", presets.max_paged(dtype="bf16", kv_heads=2, head_dim=128, page_size=16), 4),
     _set("max_continuous", presets.max_continuous(dtype="f32", kv_heads=2, head_dim=64), 3),
-    _set("vllm", presets.vllm(dtype="f16", kv_heads=2, head_dim=64, page_size=16), 7, scale=0.3),
+    _set("vllm", presets.vllm(dtype="f16", kv_heads=2, head_dim=32, page_size=16), 7, scale=0.3),
     _set("vllm_hnd", presets.vllm_hnd(dtype="f16", kv_heads=3, head_dim=16, page_size=3), 1),
     _set("vllm_interleaved", presets.vllm_interleaved(dtype="f32", kv_heads=2, head_dim=12, page_size=16), 3),
     _set("vllm_packed", presets.vllm_packed(dtype="bf16", kv_heads=2, head_dim=32, page_size=16), 4),
     _set("vllm_xpacked", presets.vllm_xpacked(dtype="bf16", kv_heads=2, head_dim=80, page_size=16), 1),
-    _set("flashinfer_hnd", presets.flashinfer_hnd(dtype="bf16", kv_heads=2, head_dim=96, page_size=3), 8),
+    _set("flashinfer_hnd", presets.flashinfer_hnd(dtype="bf16", kv_heads=2, head_dim=48, page_size=3), 8),
     _set("flashinfer_nhd", presets.flashinfer_nhd(dtype="f16", kv_heads=3, head_dim=32, page_size=16), 3),
     _set("tensorrt_llm", presets.tensorrt_llm(dtype="bf16", kv_heads=2, head_dim=32, page_size=16), 4),
     _set("sglang", presets.sglang(dtype="bf16", kv_heads=2, head_dim=64), 4, index="i32"),
     _set("flashmla", presets.flashmla(), 16),
     _set(
-        "flash_attention", presets.flash_attention(dtype="f16", kv_heads=2, head_dim=96, v_head_dim=64, page_size=3), 3
+        "flash_attention", presets.flash_attention(dtype="f16", kv_heads=2, head_dim=48, v_head_dim=32, page_size=3), 3
     ),
     _set("flash_attention_varlen", presets.flash_attention_varlen(dtype="bf16", kv_heads=2, head_dim=64), 4),
 )
@@ -103,14 +103,14 @@ OTHERS = (
     _set("wide_f16", Paged(dtype="f16", kv_heads=1, head_dim=256, page_size=3), 4, decodes=False),
     _set("dim_one", Paged(dtype="f32", kv_heads=3, head_dim=1, page_size=1), 3),
     _set("dim_three", Paged(dtype="bf16", kv_heads=2, head_dim=3, page_size=3), 4),
-    _set("page_64", Paged(dtype="bf16", kv_heads=1, head_dim=128, page_size=64, lengths_dtype="i64"), 8),
+    _set("page_64", Paged(dtype="bf16", kv_heads=1, head_dim=64, page_size=64, lengths_dtype="i64"), 8),
     _set(
         "latent_kv",
         Paged(
             dtype="bf16",
             kv_heads=1,
-            head_dim=576,
-            v_head_dim=512,
+            head_dim=96,
+            v_head_dim=64,
             page_size=16,
             layout=Layout(k="page layer token head dim", v="layer page token dim"),
         ),
@@ -121,7 +121,7 @@ OTHERS = (
         Continuous(
             dtype="f16",
             kv_heads=2,
-            head_dim=80,
+            head_dim=40,
             max_tokens=40,
             layout=Layout(kv="block layer kv head token dim"),
             table_dtype="i64",
@@ -215,7 +215,7 @@ OTHERS = (
 
 # `make campaign` draws many more.
 _SEED = int(os.environ.get("KVGEN_DRAWN_SEED", "1"))
-DRAWN = drawn_sets(_SEED, int(os.environ.get("KVGEN_DRAWN", "5")))
+DRAWN = drawn_sets(_SEED, int(os.environ.get("KVGEN_DRAWN", "4")))
 
 SETS = {s.name: s for s in PRESETS + OTHERS + DRAWN}
 # Quantized and latent caches; `make campaign` has all pairs, and draws as many more as KVGEN_FAMILY says.

@@ -53,7 +53,7 @@ SETS = {
     s.name: s
     for s in (
         # Masks.
-        _set("window", _paged("bf16", 2, 128, 16), 4, 1, mask=Mask(window=33)),
+        _set("window", _paged("bf16", 2, 64, 16), 4, 1, mask=Mask(window=33)),
         _set("window_rows", _paged("f16", 1, 40, 3), 3, 4, mask=Mask(window=5), sinks="lse", lse_base="2"),
         _set(
             "window_open",
@@ -72,13 +72,13 @@ SETS = {
         ),
         _set("chunk_window", _paged("f32", 2, 16, 3), 3, 4, mask=Mask(chunk=32, window=20)),
         _set(
-            "padding", _paged("f16", 2, 64, 16, lengths="after"), 2, 4, mask=Mask(causal=False, padding=True, window=30)
+            "padding", _paged("f16", 2, 32, 16, lengths="after"), 2, 4, mask=Mask(causal=False, padding=True, window=30)
         ),
         _set("tree", _paged("bf16", 2, 32, 16), 4, 8, mask=Mask(tree="packed"), split="invariant", chunk=64),
         _set("tree_window", _paged("f32", 1, 24, 3, lengths="after"), 3, 4, mask=Mask(tree="packed", window=20)),
         _set("mask", _paged("bf16", 1, 32, 16), 7, 4, mask=Mask(tree="mask")),
         # Scores and sinks.
-        _set("softcap", _paged("bf16", 2, 64, 16), 4, 2, score=Score(softcap=5.0), split="balanced"),
+        _set("softcap", _paged("bf16", 2, 32, 16), 4, 2, score=Score(softcap=5.0), split="balanced"),
         _set(
             "alibi",
             _paged("f16", 2, 32, 16),
@@ -102,7 +102,7 @@ SETS = {
         ),
         _set(
             "fp8",
-            _paged("bf16", 2, 64, 16, quant=Quant(dtype="e4m3", scale_dtype="f32")),
+            _paged("bf16", 2, 32, 16, quant=Quant(dtype="e4m3", scale_dtype="f32")),
             4,
             2,
             mask=Mask(window=33),

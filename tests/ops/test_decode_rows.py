@@ -30,9 +30,7 @@ def _paged(kind: str, heads: int, dim: int, page: int, **fields: Any) -> Paged:
 SETS = {
     s.name: s
     for s in (
-        _set(
-            "one", presets.flashinfer_hnd(dtype="bf16", kv_heads=2, head_dim=128, page_size=16), 1, 1, out_dtype="f32"
-        ),
+        _set("one", presets.flashinfer_hnd(dtype="bf16", kv_heads=2, head_dim=64, page_size=16), 1, 1, out_dtype="f32"),
         _set(
             "two",
             _paged("f16", 2, 40, 3, table=Dense(dtype="i64", id_multiplier=2), lengths="after", lengths_dtype="i32"),
@@ -49,7 +47,7 @@ SETS = {
             index_dtype="i32",
             split="balanced",
         ),
-        _set("eight", _paged("bf16", 1, 256, 64, lengths="after"), 7, 8, split="invariant", chunk=64),
+        _set("eight", _paged("bf16", 1, 128, 64, lengths="after"), 7, 8, split="invariant", chunk=64),
         _set("wide", _paged("f16", 1, 512, 16), 16, 1, out_dtype="bf16"),
         _set("falcon", _paged("bf16", 1, 32, 16, layout="page kv layer token dim"), 71, 2),
         _set("narrow", _paged("f16", 3, 8, 1, lengths="after"), 3, 4, scale=0.7),
@@ -73,7 +71,7 @@ SETS = {
         _set("ring", _paged("bf16", 2, 32, 16, table=Ring(window=40, dtype="i64"), lengths="after"), 4, 2),
         _set(
             "block",
-            Continuous(dtype="f16", kv_heads=2, head_dim=80, max_tokens=70, table_dtype="i64", lengths_dtype="i64"),
+            Continuous(dtype="f16", kv_heads=2, head_dim=40, max_tokens=70, table_dtype="i64", lengths_dtype="i64"),
             4,
             3,
         ),
@@ -90,7 +88,7 @@ SETS = {
             3,
             2,
         ),
-        _set("fp8", _paged("bf16", 2, 64, 16, quant=Quant(dtype="e4m3", scale_dtype=None)), 4, 2, out_dtype="e4m3"),
+        _set("fp8", _paged("bf16", 2, 32, 16, quant=Quant(dtype="e4m3", scale_dtype=None)), 4, 2, out_dtype="e4m3"),
         _set("fp8_scaled", _paged("bf16", 2, 64, 16, quant=Quant(dtype="e4m3", scale_dtype="f32")), 8, 4),
         _set("all_tokens", _paged("bf16", 2, 32, 16, lengths="after"), 4, 4, mask=Mask(causal=False)),
     )

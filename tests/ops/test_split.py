@@ -37,7 +37,7 @@ SETS = {
     for s in (
         _set(
             "tensor",
-            Paged(dtype="bf16", kv_heads=1, head_dim=64, page_size=16),
+            Paged(dtype="bf16", kv_heads=1, head_dim=32, page_size=16),
             3,
             BALANCED,
             ops.Decode(name="fixed", split="invariant", chunk=64),
