@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 .DEFAULT_GOAL := help
 # Tests start hundreds of processes: each would compile all modules.
 unexport PYTHONDONTWRITEBYTECODE
-.PHONY: help demo test lint types pytest check times mutate campaign bench clean
+.PHONY: help demo test lint types pytest check times replay mutate campaign bench clean
 
 help: ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
@@ -40,6 +40,9 @@ pytest: $(VENV)/installed-test
 
 times: $(VENV)/installed-test ## pytest, and where its CPU time goes: NVRTC, translation, host compiler, execution; by folder
 	$(BIN)/python -m pytest -n auto --dist worksteal -p tests.time_split
+
+replay: $(VENV)/installed-test ## generated/ at BASE=<revision> against what the specs render: the same machine code? otherwise what changed
+	$(BIN)/python -m benchmarks.replay $(or $(BASE),$(error BASE: say which revision, as in make replay BASE=main))
 
 mutate: $(VENV)/installed-test ## single-line mutations of the templates; tests that execute the line must kill each
 	$(BIN)/python -m tests.mutate

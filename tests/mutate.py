@@ -53,13 +53,15 @@ def equivalents(text: str) -> dict[tuple[str, str, str], str]:
 def showing(mutant: Mutant, cover: Cover) -> list[Ran]:
     """Tests that execute the mutant's line, cheap ones and those of different functions first.
 
-    Lines without instructions of their own (constants, declarations) have those of the nearest lines of the template that do.
+    Lines without instructions of their own (constants, declarations) have those of the nearest lines of the template that do;
+    so have conditions at compile time, which run in the kernels of one side only.
     """
-    found = cover.lines.get(mutant.place)
-    if not found:
+    found = cover.lines.get(mutant.place, [])
+    if not found or "constexpr" in mutant.before:
         numbers = [int(n) for t, _, n in (line.rpartition(":") for line in cover.lines) if t == mutant.template]
         nearest = sorted(numbers, key=lambda n: (abs(n - mutant.line), n < mutant.line))[:3]
-        found = list(dict.fromkeys(ran for n in nearest for ran in cover.lines[f"{mutant.template}:{n}"]))
+        beside = (ran for n in nearest for ran in cover.lines[f"{mutant.template}:{n}"])
+        found = list(dict.fromkeys((*found, *beside)))
     turns: Counter[str] = Counter()
     ranked = []
     for ran in sorted(found, key=lambda r: r.seconds):

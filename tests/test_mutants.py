@@ -78,6 +78,12 @@ def test_a_line_without_instructions_has_the_tests_of_the_nearest() -> None:
     assert not showing(Mutant("ops/b.cu.j2", 1, "", ""), covered())
 
 
+def test_a_condition_at_compile_time_has_the_tests_of_both_sides() -> None:
+    here = Mutant("ops/a.cu.j2", 30, "if constexpr (A < B) {", "if constexpr (A > B) {")
+    shown = [r.test for r in showing(here, covered())]
+    assert shown[0] == "t.py::h" and "t.py::f[0]" in shown and len(shown) == 1 + KEPT
+
+
 def test_a_record_is_written_and_read_and_merged() -> None:
     cover, other = covered(), Cover()
     cover.rendered = {"ops/a.cu.j2:10"}
