@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -86,10 +87,16 @@ def mutants(root: Path) -> list[Mutant]:
     return found
 
 
-def drawn(found: list[Mutant], count: int, seed: int) -> list[Mutant]:
-    """`count` of them or one of each template, whichever is more; every template's share is its share of the lines."""
-    shuffled = found[:]
-    random.Random(seed).shuffle(shuffled)
+def drawn(
+    found: list[Mutant], count: int, seed: int, wanted: Callable[[Mutant], bool] = lambda mutant: True
+) -> list[Mutant]:
+    """`count` of those `wanted` or one of each template, whichever is more; every template's share is its share of the lines.
+
+    Which are not wanted changes nothing about the order of the others.
+    """
+    everything = found[:]
+    random.Random(seed).shuffle(everything)
+    shuffled = [m for m in everything if wanted(m)]
     first = {mutant.template: mutant for mutant in reversed(shuffled)}
     rest = [m for m in shuffled if first[m.template] is not m]
     return [*first.values(), *rest[: max(0, count - len(first))]]

@@ -4,7 +4,7 @@
 
 Draws single-line mutations of the templates, at least one of each template, and runs against each, in a copy of the project,
 tests that execute its line: those recorded by `tests.template_cover`, whose record is made first where there is none of these
-sources. A few cheap ones of different kinds first, then more. A mutant that a test fails over or that does not compile is
+sources. A few cheap ones of different kinds first, then more, then all parameters of their functions. A mutant that a test fails over or that does not compile is
 killed; so is one over which tests do not end that do without it. What is known to change nothing is in
 tests/equivalent_mutants.txt, with why. Prints the survivors; exit 1 below 95 % killed.
 """
@@ -19,7 +19,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +33,7 @@ from tests.template_cover import ROOT, Cover, Ran
 EQUIVALENT: Final = ROOT / "tests" / "equivalent_mutants.txt"
 LEAST: Final = 0.95  # of the mutants are killed
 ROUNDS: Final = (4, 20, 40)  # tests that a mutant is shown, and how many more if it survives them
+WHOLE: Final = 20  # test functions that it is shown then with all their parameters
 Verdict = Literal["killed", "SURVIVED", "no test", "too slow"]
 
 
@@ -70,6 +71,16 @@ def showing(mutant: Mutant, cover: Cover) -> list[Ran]:
     return [ran for *_, ran in sorted(ranked, key=lambda r: r[:3])]
 
 
+def rounds(shown: Sequence[Ran]) -> Iterator[list[str]]:
+    """What a mutant is shown of these, until it is killed."""
+    begin = 0
+    for count in ROUNDS:
+        if some := [r.test for r in shown[begin : begin + count]]:
+            yield some
+        begin += count
+    yield list(dict.fromkeys(r.function for r in shown))[:WHOLE]
+
+
 @dataclass(frozen=True)
 class Copy:
     """A copy of the project to run tests in; `cache` is where compiled kernels go."""
@@ -92,7 +103,7 @@ class Copy:
                 shutil.copy2(ROOT / name, folder / name)
         return Copy(folder, cache)
 
-    def fails(self, tests: Sequence[Ran], timeout: float) -> bool | None:
+    def fails(self, tests: Sequence[str], timeout: float) -> bool | None:
         """Whether one of these tests fails; None if they do not end in time."""
         command = [
             sys.executable,
@@ -104,7 +115,7 @@ class Copy:
             "0",
             "-p",
             "no:cacheprovider",
-            *(r.test for r in tests),
+            *tests,
         ]
         environment = os.environ | {"PYTHONPATH": str(self.root), "KVGEN_CACHE_DIR": str(self.cache)}
         try:
@@ -133,11 +144,7 @@ class Copy:
         original = path.read_text(encoding="utf-8")
         lines = original.split("\n")
         lines[mutant.line - 1] = mutant.after
-        begin = 0
-        for count in ROUNDS:
-            some, begin = shown[begin : begin + count], begin + count
-            if not some:
-                break
+        for some in rounds(shown):
             path.write_text("\n".join(lines), encoding="utf-8")
             failed = self.fails(some, timeout)
             path.write_text(original, encoding="utf-8")
@@ -184,8 +191,9 @@ def main() -> int:
     cover = record()
     known = equivalents(EQUIVALENT.read_text(encoding="utf-8"))
     everything = [m for m in mutants(ROOT / "templates") if options.only in m.template]
-    candidates = [m for m in everything if m.place in cover.rendered and m.change not in known]
-    chosen = drawn(candidates, options.count, options.seed)
+    chosen = drawn(
+        everything, options.count, options.seed, lambda m: m.place in cover.rendered and m.change not in known
+    )
     print(
         f"{len(everything)} mutations of {len({m.template for m in everything})} templates; no test renders "
         f"{sum(m.place not in cover.rendered for m in everything)}, {sum(m.change in known for m in everything)} are known "

@@ -6,7 +6,7 @@ import pytest
 
 from tests import template_cover
 from tests.mutants import Mutant, drawn, mutants
-from tests.mutate import EQUIVALENT, equivalents, showing
+from tests.mutate import EQUIVALENT, ROUNDS, WHOLE, equivalents, rounds, showing
 from tests.template_cover import ALIKE, KEPT, ROOT, Cover, Ran
 
 EVERY = mutants(ROOT / "templates")
@@ -76,6 +76,19 @@ def test_a_line_without_instructions_has_the_tests_of_the_nearest() -> None:
     assert showing(mutant(28), covered())[0].test == "t.py::h"
     assert showing(mutant(12), covered())[0].test in ("t.py::h", "t.py::f[0]")
     assert not showing(Mutant("ops/b.cu.j2", 1, "", ""), covered())
+
+
+def test_the_last_round_has_whole_functions() -> None:
+    found = list(rounds(showing(mutant(10), covered())))
+    assert [len(some) for some in found[:-1]] == list(ROUNDS) and found[0][0] == "t.py::f[0]"
+    assert found[-1][0] == "t.py::f" and len(found[-1]) == WHOLE
+    assert list(rounds([Ran("t.py::h[1]", 1.0, "c")])) == [["t.py::h[1]"], ["t.py::h"]]
+
+
+def test_what_is_not_wanted_changes_nothing_about_the_others() -> None:
+    left_out = set(drawn(EVERY, 100, 1)[:5])
+    rest = drawn(EVERY, 100, 1, lambda m: m not in left_out)
+    assert not left_out & set(rest) and len(set(rest) & set(drawn(EVERY, 100, 1))) >= 85
 
 
 def test_a_condition_at_compile_time_has_the_tests_of_both_sides() -> None:

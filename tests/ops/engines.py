@@ -94,6 +94,12 @@ QUANTIZED = {
             ),
             (),
         ),
+        # More blocks of a row than a thread block's lanes take at once.
+        with_operations(
+            "many_blocks",
+            Paged(dtype="bf16", kv_heads=40, head_dim=96, page_size=4, quant=Quant(dtype="e4m3", scale_dtype="f32")),
+            (),
+        ),
         # RoPE parts that begin in the middle of an access of the caller's rows.
         with_operations(
             "latent_odd", Latent(dtype="bf16", latent_dim=12, rope_dim=16, page_size=4, layout=_PARTS), ("gather",)

@@ -335,6 +335,10 @@ def test_a_bad_position(name: str, value: int) -> None:
     if "slots" not in call.arguments or call.arguments["slots"][1] != -1:
         report = describe(word)
         assert report is not None and report.code is Fault.POSITION
+    if "slots" in call.arguments:
+        call.arguments["slots"][1] = -1
+        _, word = check(call)
+        assert describe(word) is None
 
 
 def test_past_the_table_of_angles() -> None:

@@ -113,6 +113,7 @@ VICTIMS: dict[str, tuple[Fault, bool]] = {
     "length": (Fault.LENGTH, True),
     "begin": (Fault.LENGTH, True),
     "past": (Fault.POSITION, True),
+    "last": (Fault.POSITION, True),  # the last run that ends where tokens can be counted
     "decrease": (Fault.ROW_OFFSETS, False),
     "too_many": (Fault.ROW_OFFSETS, False),
 }
@@ -133,8 +134,8 @@ def test_bad_data(name: str, label: str) -> None:
         table[1] = np.array(ids[label], np.int64).astype(table.dtype)
     elif label == "length":
         lengths[1] = np.array(-1, np.int64).astype(lengths.dtype)
-    elif label in ("begin", "past"):
-        begins[1] = 2**32 - 3 if label == "begin" else 16
+    elif label in ("begin", "past", "last"):
+        begins[1] = {"begin": 2**32 - 3, "past": 16, "last": 2**32 - 2 - 9}[label]
     else:
         rows[2 if label == "decrease" else 3] = 3 if label == "decrease" else 21
     out, wanted = check(scene, "mla_decompress", 20, counted.astype(np.uint32), rows, begins)

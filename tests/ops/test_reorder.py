@@ -239,6 +239,12 @@ def test_layers_of_different_sizes() -> None:
             made.reorder(cache, np.array(parents, np.int32), np.array(fresh, np.int32), table.copy(), errors=word)
         report = describe(word)
         assert report is not None and (report.code, report.request) == (Fault.PAGE_ID, 1)
+    alone = made.Cache(pools[:1], lengths=np.array([20, 20], np.int32), page_table=table)
+    word = np.zeros(1, np.uint64)
+    with machine(mode="check"):
+        made.reorder(alone, np.array([0, 0], np.int32), np.array([3, 8], np.int32), table.copy(), errors=word)
+    report = describe(word)
+    assert report is not None and (report.code, report.request) == (Fault.PAGE_ID, 1), "one layer"
     new_ids, moves, num = np.zeros(8, np.int32), np.zeros((8, 2), np.int64), np.zeros(1, np.int64)
     word[0] = 0
     with machine(mode="check"):
