@@ -4,9 +4,9 @@
 
 Draws single-line mutations of the templates, at least one of each template, and runs against each, in a copy of the project,
 tests that execute its line: those recorded by `tests.template_cover`, whose record is made first where there is none of these
-sources. A few cheap ones of different kinds first, then more, then all parameters of their functions. A mutant that a test fails over or that does not compile is
-killed; so is one over which tests do not end that do without it. What is known to change nothing is in
-tests/equivalent_mutants.txt, with why. Prints the survivors; exit 1 below 95 % killed.
+sources. A few cheap ones of different kinds first, then more, then all parameters of their functions. A mutant that a test
+fails over or that does not compile is killed; so is one over which tests do not end that do without it. What is known to
+change nothing is in tests/equivalent_mutants.txt, with why. Prints the survivors; exit 1 below 95 % killed.
 """
 
 from __future__ import annotations
