@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 
@@ -57,10 +58,13 @@ class Scene:
         return self.element(line[:, None] * self.size + column, there[:, None] & inside)
 
 
+_BEHIND: Final = 1 << 16  # bytes that are nobody's, so that what is read past a memory lies in no other array of the launch
+
+
 def _memory(rng: Rng, extent: int, size: int) -> tuple[np.ndarray, int]:
     """Random bytes of which the last `extent` elements are the view's, and its address."""
     before = 16 * int(rng.integers(0, 5))
-    memory = aligned(before + extent * size)
+    memory = aligned(before + extent * size + _BEHIND)[: before + extent * size]
     memory[:] = rng.integers(0, 256, memory.nbytes)
     return memory, memory.ctypes.data + before
 
