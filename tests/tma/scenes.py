@@ -58,7 +58,9 @@ class Scene:
         return self.element(line[:, None] * self.size + column, there[:, None] & inside)
 
 
-_BEHIND: Final = 1 << 16  # bytes that are nobody's, so that what is read past a memory lies in no other array of the launch
+_BEHIND: Final = (
+    1 << 16
+)  # bytes that are nobody's, so that what is read past a memory lies in no other array of the launch
 
 
 def _memory(rng: Rng, extent: int, size: int) -> tuple[np.ndarray, int]:
