@@ -6,7 +6,7 @@ their addresses and take turns:
 - layouts that differ in the order of page, layer and K/V alone: these strides are numbers of the call, the device text is the
   same (tests/accessor/test_grid.py). How far apart pages lie is no layout at all: each kernel runs over two kinds of padding;
 - quantizations whose scales have the same shape and whose codes are as wide, or (four bits) fill bytes by twos; a scale a row
-  is one a head of one head;
+  is one a head of one head, and a zero point is a second scale;
 - tables that differ in the type and alignment of ids, and in where the length comes from.
 
 Every pair of levels meets, so each scale shape and each width of codes meets every layout, table, variant and dtype; every
@@ -53,8 +53,9 @@ LEVELS: Final[Levels] = {
         "scale_tiles": (), "max": ("max", "padded", "padded_part", "page_layers"), "x_packed": (), "apart": (),
     },
     "quant": {
-        "given": (), "cast": ("cast_e4m3", "cast_e5m2"), "zero": (),
-        "packed": ("i4", "nvfp4_max", "i4_zero", "nvfp4_global"), "group": (), "none": (), "head": ("token_head", "i8", "token"),
+        "given": (), "cast": ("cast_e4m3", "cast_e5m2"),
+        "packed": ("i4", "nvfp4_max", "i4_zero", "nvfp4_global"), "group": ("group", "zero"), "none": (),
+        "head": ("token_head", "i8", "token"),
     },
     "variant": dict.fromkeys(("paged", "latent_row", "continuous", "latent", "latent_mixed", "k_only", "latent_two"), ()),
     "table": {"ring": (), "per_kv": (), "csr": ("csr", "csr_last"), "indirect": (), "dense": ("dense", "dense8")},

@@ -58,7 +58,12 @@ PRESETS = (
 
 OTHERS = (
     _set("max_f32", Paged(dtype="f32", kv_heads=2, head_dim=4, page_size=2), 1),
-    _set("csr_lengths", Paged(dtype="f16", kv_heads=1, head_dim=40, page_size=16, table=CSR(dtype="u32")), 3),
+    _set(
+        "csr_lengths",
+        Paged(dtype="f16", kv_heads=1, head_dim=40, page_size=16, table=CSR(dtype="u32")),
+        3,
+        decodes=False,
+    ),
     _set(
         "csr_multiplied",
         Paged(dtype="f32", kv_heads=2, head_dim=8, page_size=3, table=CSR(dtype="i64", id_multiplier=3)),
@@ -103,7 +108,7 @@ OTHERS = (
     _set("wide_f16", Paged(dtype="f16", kv_heads=1, head_dim=256, page_size=3), 4, decodes=False),
     _set("dim_one", Paged(dtype="f32", kv_heads=3, head_dim=1, page_size=1), 3),
     _set("dim_three", Paged(dtype="bf16", kv_heads=2, head_dim=3, page_size=3), 4),
-    _set("page_64", Paged(dtype="bf16", kv_heads=1, head_dim=64, page_size=64, lengths_dtype="i64"), 8),
+    _set("page_64", Paged(dtype="bf16", kv_heads=1, head_dim=64, page_size=64, lengths_dtype="i64"), 8, decodes=False),
     _set(
         "latent_kv",
         Paged(
@@ -129,6 +134,7 @@ OTHERS = (
             lengths_dtype="i64",
         ),
         1,
+        decodes=False,
     ),
     # No pages.
     _set("ragged", Ragged(dtype="f16", kv_heads=3, head_dim=24, v_head_dim=40, layout=_VARLEN, lengths_dtype="i64"), 3),

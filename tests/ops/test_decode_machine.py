@@ -32,7 +32,6 @@ def decode_set(name: str, group: int = 4, page: int = 16, split: Any = "balanced
 # The most warp instructions per token and kv head.
 BOUNDS: Final = {
     "group1": (decode_set("group1", 1), 12),
-    "group8": (decode_set("group8", 8), 12),
     "page64": (decode_set("page64", 4, 64), 12),
     "group16": (decode_set("group16", 16), 16),
     "fp8": (decode_set("fp8", 8, quant=FP8), 16),

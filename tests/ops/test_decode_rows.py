@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from kvgen import CSR, Continuous, Dense, KernelSet, Layout, Paged, PerKV, Quant, Ring, ops, presets
 from kvgen.runtime import Fault, describe
-from kvgen.spec.mask import Mask
 from tests.ops.attending import Step, step, steps
 from tests.ops.batches import PLAIN, Batch
 from tests.ops.closeness import hold
@@ -90,7 +89,6 @@ SETS = {
         ),
         _set("fp8", _paged("bf16", 2, 32, 16, quant=Quant(dtype="e4m3", scale_dtype=None)), 4, 2, out_dtype="e4m3"),
         _set("fp8_scaled", _paged("bf16", 2, 64, 16, quant=Quant(dtype="e4m3", scale_dtype="f32")), 8, 4),
-        _set("all_tokens", _paged("bf16", 2, 32, 16, lengths="after"), 4, 4, mask=Mask(causal=False)),
     )
 }
 
