@@ -76,7 +76,7 @@ def main() -> int:
     if options.repeat < 1:
         parser.error(f"--repeat: got {options.repeat}; it must be at least 1")
 
-    from kvgen.emit import units
+    from kvgen.codegen.emit import units
 
     return run(units, options.arch or supported_archs(), options.repeat)
 

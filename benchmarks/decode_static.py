@@ -37,10 +37,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.hot_path import main_loop, opcode
 from kvgen import Block, KernelSet, Paged, Quant, ops, presets
+from kvgen.codegen.emit import render_all, units_of, write_file
 from kvgen.compile import ARCHS, Image, compile_unit
 from kvgen.compile import Cache as CompileCache
 from kvgen.compile.sass import sass
-from kvgen.emit import render_all, units_of, write_file
 from kvgen.ops import decode_tensor
 from kvgen.spec.cache import Cache
 from kvgen.spec.loader import LoadedSet

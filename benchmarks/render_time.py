@@ -17,7 +17,7 @@ RENDER = """
 import time
 t = time.perf_counter()
 from kvgen.config import find_config
-from kvgen.emit import load_and_render
+from kvgen.codegen.emit import load_and_render
 sets, files = load_and_render(find_config())
 kernels = sum(path.endswith(".cu") for path in files)
 print(kernels, time.perf_counter() - t)

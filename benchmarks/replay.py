@@ -27,9 +27,9 @@ from typing import Any, Final
 from kvgen.cli.project import Project, open_project
 from kvgen.cli.versions import at_revision, on_disk
 from kvgen.compile import Image, Job, Unit, compile_many, compile_unit, default_cache
+from kvgen.compile.flatten import flatten
 from kvgen.compile.sass import histogram, sass
 from kvgen.errors import KvgenError, ToolError
-from kvgen.flatten import flatten
 
 _ENTRY: Final = re.compile(r"__global__ void\s+(?:__\w+__\([^)]*\)\s*)*(\w+)\(")
 _PARAMS: Final = re.compile(r"\.entry\s+\w+\s*\(([^)]*)\)")
@@ -165,7 +165,7 @@ def _run_set(project: Project, before: Mapping[str, str], name: str, changed: Ma
     from benchmarks.gpu.expected import cases_of
     from benchmarks.gpu.memory import HostMemory
     from kvgen.cli.project import generated
-    from kvgen.emit import set_plans
+    from kvgen.codegen.emit import set_plans
 
     loaded = next(s for s in project.sets if s.kernels.name == name)
     lines = []

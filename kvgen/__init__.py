@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from kvgen import ops, score
-    from kvgen.inline import compile_kernel
+    from kvgen.codegen.inline import compile_kernel
     from kvgen.runtime.error_word import ErrorWord
     from kvgen.runtime.faults import FaultError
     from kvgen.spec import presets
@@ -49,7 +49,7 @@ _HOME = {
     "RmsNorm": "kvgen.spec.norm",
     "Score": "kvgen.spec.score",
     "__version__": "kvgen.version",
-    "compile_kernel": "kvgen.inline",
+    "compile_kernel": "kvgen.codegen.inline",
 }
 
 __all__ = [

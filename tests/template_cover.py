@@ -115,7 +115,7 @@ _clock = [0.0]
 
 def _install() -> None:
     """See every file that is rendered, every library that is loaded and every launch."""
-    from kvgen import emit
+    from kvgen.codegen import emit
     from kvgen.emulator import launch
 
     file, load, run = emit._file, launch.Library.__init__, launch.Kernel.launch

@@ -13,38 +13,18 @@ from pathlib import Path
 import pytest
 
 import kvgen
-from kvgen.emit import render_all, write_file
+from kvgen.codegen.emit import render_all, write_file
 from kvgen.spec.loader import load_file
 
 PACKAGE = Path(kvgen.__file__).parent
 HEAVY = ("jinja2", "pydantic", "numpy", "ml_dtypes", "cuda", "typer", "rich")
 
-FLOORS = {
-    **dict.fromkeys(("__main__", "cli", "models"), 6),
-    **dict.fromkeys(("bench", "emit", "inline", "testing"), 5),
-    **dict.fromkeys(("render", "ops"), 4),
-    **dict.fromkeys(("compile", "runtime", "reference"), 3),
-    **dict.fromkeys(("score", "spec", "plan"), 2),
-    **dict.fromkeys(
-        (
-            *(
-                "layout",
-                "expr",
-                "dtypes",
-                "errors",
-                "version",
-                "paths",
-                "files",
-                "json_file",
-                "flatten",
-                "signature",
-                "config",
-            ),
-            *("emulator", "tensor_map"),
-        ),
-        1,
-    ),
-}
+# Rooms from the bottom to the top: each imports only rooms before it, for types as well.
+ROOMS = (
+    "errors", "version", "emulator", "tensor_map", "dtypes", "expr", "layout", "plan", "paths", "files", "json_file", "config",
+    "compile", "runtime", "spec", "score", "ops", "reference", "bench", "testing", "codegen", "models", "cli", "__main__",
+)  # fmt: skip
+FLOORS = {room: number for number, room in enumerate(ROOMS, start=1)}
 
 
 def modules() -> dict[str, Path]:
@@ -137,12 +117,12 @@ def test_the_walk_sees_what_it_should(tmp_path: Path, monkeypatch: pytest.Monkey
     path = tmp_path / "sample.py"
     path.write_text(
         "import os.path\nfrom typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import numpy\nelse:\n    import json\n"
-        "def f():\n    from kvgen import emit\n    from ..plan import Param\n    from . import cache\n"
+        "def f():\n    from kvgen.codegen import emit\n    from ..plan import Param\n    from . import cache\n"
     )
     monkeypatch.setitem(MODULES, "kvgen.spec.sample", path)
     always = {"os.path", "typing", "json"}
     assert imports("kvgen.spec.sample", top=True) == always
-    assert imports("kvgen.spec.sample") == always | {"numpy", "kvgen.emit", "kvgen.plan", "kvgen.spec.cache"}
+    assert imports("kvgen.spec.sample") == always | {"numpy", "kvgen.codegen.emit", "kvgen.plan", "kvgen.spec.cache"}
 
 
 PROBE = """

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 from jinja2 import meta
 
+from kvgen.codegen.emit import File, load_and_render
+from kvgen.codegen.render import environment, render
 from kvgen.compile.arch import ARCHS
 from kvgen.config import find_config
-from kvgen.emit import File, load_and_render
 from kvgen.errors import ToolError
 from kvgen.ops.append_plan import AppendContext
 from kvgen.ops.cache import CacheContext
@@ -42,7 +43,6 @@ from kvgen.ops.store_scales import StoreScalesContext
 from kvgen.ops.swap_pages import SwapPagesContext
 from kvgen.ops.work import PlanContext
 from kvgen.paths import templates_root
-from kvgen.render import environment, render
 
 ROOT = Path(__file__).resolve().parent.parent
 # Each template, its context, and the share of its lines that may be tags. Kernels read as CUDA; append
@@ -204,7 +204,7 @@ def template(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         from jinja2 import FileSystemLoader
 
         (tmp_path / "x.j2").write_text(text, encoding="utf-8")
-        monkeypatch.setattr("kvgen.render.templates_root", lambda: tmp_path)
+        monkeypatch.setattr("kvgen.codegen.render.templates_root", lambda: tmp_path)
         monkeypatch.setattr(environment(), "loader", FileSystemLoader(tmp_path))
         monkeypatch.setattr(environment(), "cache", None)
         return render("x.j2", context_of(**values))

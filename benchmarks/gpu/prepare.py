@@ -12,8 +12,8 @@ from benchmarks.gpu.expected import cases_of
 from benchmarks.gpu.packages import ROOT, generated, package_in, project
 from kvgen import Continuous, KernelSet, Ring
 from kvgen.bench.step import Step
+from kvgen.codegen.emit import render_all, write_file
 from kvgen.compile import Job, Unit, compile_many, default_cache, text_digest, write_folder
-from kvgen.emit import render_all, write_file
 from kvgen.ops import Append, Decode
 from kvgen.spec.loader import LoadedSet, load_folder
 from kvgen.spec.quant import Quant

@@ -86,7 +86,7 @@ def _refuse(project: Project, touched: list[Finding], force: bool) -> None:
 
 def _wanted(project: Project, chosen: list[Chosen]) -> list[str]:
     """The paths to write: of a set chosen in part, everything but the other operations' kernels."""
-    from kvgen.emit import set_plans
+    from kvgen.codegen.emit import set_plans
 
     skipped = set()
     for item in chosen:

@@ -117,8 +117,8 @@ def _archs(patterns: list[str]) -> list[str]:
 
 
 def _batch(project: Project, chosen: list[Chosen], arch: list[str] | None) -> _Batch:
+    from kvgen.codegen.emit import set_plans
     from kvgen.compile import text_digest
-    from kvgen.emit import set_plans
 
     targets = _archs(arch) if arch else None
     batch = _Batch([], {}, {})

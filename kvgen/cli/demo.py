@@ -102,8 +102,8 @@ def _build(folder: Path) -> Project:
     """config.json -> spec -> generated files, in a project of its own."""
     from kvgen import models
     from kvgen.cli.project import open_project
+    from kvgen.codegen.emit import write_file
     from kvgen.compile import ARCHS
-    from kvgen.emit import write_file
     from kvgen.files import write_inside
 
     text = models.spec_text(models.example(), source=models.EXAMPLE, arch=tuple(reversed(ARCHS)))

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from kvgen.cli.attention import attention, attention_text
+from kvgen.codegen.emit import set_plans
 from kvgen.dtypes import dtype
-from kvgen.emit import set_plans
 from kvgen.expr import c, python
 from kvgen.layout import Region
 from kvgen.ops.cache import cache_fields

@@ -80,7 +80,7 @@ def _prunable(project: Project, path: str) -> bool:
 def _chosen(project: Project, path: str, chosen: list[Chosen] | None) -> bool:
     if chosen is None:
         return True
-    from kvgen.emit import set_plans
+    from kvgen.codegen.emit import set_plans
 
     top, _, name = path.partition("/")
     for item in chosen:

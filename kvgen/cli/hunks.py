@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from kvgen.cli.project import RESOURCES
 from kvgen.cli.recorded import read
-from kvgen.emit import BANNER_LINES, banner_digest, body_of
+from kvgen.codegen.emit import BANNER_LINES, banner_digest, body_of
 
 State = Literal["added", "removed", "changed"]
 

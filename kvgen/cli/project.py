@@ -11,9 +11,9 @@ from functools import cached_property
 from pathlib import Path
 from types import ModuleType
 
+from kvgen.codegen.emit import File, render_all, units_of
 from kvgen.compile import Unit
 from kvgen.config import Config, find_config
-from kvgen.emit import File, render_all, units_of
 from kvgen.errors import ToolError
 from kvgen.spec.loader import LoadedSet, load_folder
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from kvgen.cli.ondisk import CRLF, in_its_place, read_generated
 from kvgen.cli.project import RESOURCES, Project
+from kvgen.codegen.emit import body_digest
 from kvgen.compile import nvrtc_version, text_digest
-from kvgen.emit import body_digest
 from kvgen.errors import ConfigError, ToolError
 from kvgen.files import kind_of, named
 from kvgen.json_file import parse_object, shown

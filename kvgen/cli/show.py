@@ -69,7 +69,7 @@ def _print_parts(parts: list[tuple[str, str]]) -> None:
 
 
 def _kernels(item: Chosen) -> list[str]:
-    from kvgen.emit import set_plans
+    from kvgen.codegen.emit import set_plans
 
     plans = set_plans(item.loaded)
     return [plan.name for op in item.ops for plan in plans[op]]

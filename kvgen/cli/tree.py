@@ -11,7 +11,7 @@ from kvgen.cli.ondisk import CRLF, distrusted, in_its_place, names_on_disk, read
 from kvgen.cli.project import RESOURCES, Project
 from kvgen.cli.recorded import edited as record_edited
 from kvgen.cli.recorded import is_recorded, problem
-from kvgen.emit import banner_digest, body_digest, body_of
+from kvgen.codegen.emit import banner_digest, body_digest, body_of
 from kvgen.errors import ToolError
 from kvgen.files import Kind, kind_of, named
 

@@ -17,7 +17,7 @@ from typing import Final
 from kvgen.cli.ondisk import LIMIT, read_generated, source_of
 from kvgen.cli.project import RESOURCES, Project
 from kvgen.cli.tree import Finding, difference
-from kvgen.emit import banner_digest
+from kvgen.codegen.emit import banner_digest
 from kvgen.errors import ToolError
 from kvgen.files import Kind, kind_of, named, opened
 from kvgen.runtime.module import PACKAGE_DATA

@@ -26,9 +26,9 @@ from kvgen.compile.diagnostics import (
     warnings_of,
 )
 from kvgen.compile.resources import Resources, parse_resources, resources_from
+from kvgen.compile.signature import read_signature
 from kvgen.errors import ArgumentError, CompileError, ConfigError, ToolError
 from kvgen.json_file import parse_object
-from kvgen.signature import read_signature
 
 Kind = Literal["cubin", "ptx"]
 Job = tuple["Unit", str, Kind]

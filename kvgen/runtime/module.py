@@ -56,7 +56,7 @@ class Module:
     def unit(self, file: str, entry: str) -> Unit:
         """The self-contained text of one kernel. Raises DeviceError where a file of it is missing."""
         from kvgen.compile import Unit
-        from kvgen.flatten import flatten
+        from kvgen.compile.flatten import flatten
 
         out = self.folder.parent
         text = flatten(f"{out.name}/{self.name}/{file}", lambda path: self._text(path.removeprefix(f"{out.name}/")))

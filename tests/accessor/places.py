@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from kvgen import KernelSet
-from kvgen.emit import render_device, render_set, write_file
+from kvgen.codegen.emit import render_device, render_set, write_file
 from kvgen.runtime import cuda
 from kvgen.runtime.arrays import ArrayView, view
 from kvgen.runtime.cpu import machine

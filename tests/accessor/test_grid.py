@@ -9,7 +9,7 @@ from itertools import combinations, product
 import pytest
 
 from kvgen import ops
-from kvgen.emit import render_set
+from kvgen.codegen.emit import render_set
 from kvgen.spec.loader import LoadedSet
 from tests.accessor.grid import FACTORS, LEVELS, PADS, WIDTHS, Config, config, fitting, full_grid
 from tests.accessor.kernels import kernel_set

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from kvgen.emit import banner_digest, body_digest, body_of
+from kvgen.codegen.emit import banner_digest, body_digest, body_of
 
 from .conftest import Folder
 

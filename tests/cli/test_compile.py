@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from kvgen import paths, render
+from kvgen import paths
 from kvgen.cli.recorded import installed
+from kvgen.codegen import render
 from kvgen.compile import find, read_folder, text_digest
 
 from .conftest import Folder

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from kvgen import KernelSet
-from kvgen.emit import render_all, write_file
+from kvgen.codegen.emit import render_all, write_file
 from kvgen.spec.loader import LoadedSet
 from kvgen.testing import Check
 

@@ -10,8 +10,8 @@ import pytest
 from ml_dtypes import bfloat16
 
 from kvgen.cli.project import generated
+from kvgen.codegen.emit import BANNER_LINES
 from kvgen.compile import find, read_folder, text_digest
-from kvgen.emit import BANNER_LINES
 from kvgen.errors import CompileError
 from tests.custom.conftest import KERNEL, PARAMS, Write
 

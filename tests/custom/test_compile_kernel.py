@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 
 import kvgen
-from kvgen import Paged, inline, ops
+from kvgen import Paged, ops
+from kvgen.codegen import inline
 from kvgen.emulator.host import cache_directory
 from kvgen.errors import ArgumentError, CompileError, DeviceError, SpecError
 from tests.custom.conftest import KERNEL

@@ -12,8 +12,8 @@ from ml_dtypes import bfloat16
 from numpy.typing import NDArray
 
 from kvgen.compile import Unit, compile_unit, default_cache
+from kvgen.compile.flatten import flatten
 from kvgen.emulator import Counters, Library, build
-from kvgen.flatten import flatten
 from kvgen.reference import quant
 from tests.emulator.programs import run
 from tests.quant.kernels import memory

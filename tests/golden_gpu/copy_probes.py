@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from kvgen.flatten import flatten
+from kvgen.compile.flatten import flatten
 from tests.golden_gpu.compare import Wanted
 from tests.golden_gpu.memory_probes import exact
 from tests.golden_gpu.numbers import Array

@@ -6,7 +6,7 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
-from kvgen.flatten import flatten
+from kvgen.compile.flatten import flatten
 from tests.golden_gpu import (
     add_probes,
     angle_probes,

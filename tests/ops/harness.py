@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvgen import KernelSet
+from kvgen.codegen.emit import render_device, render_set, write_file
 from kvgen.dtypes import dtype
-from kvgen.emit import render_device, render_set, write_file
 from kvgen.ops import Decode
 from kvgen.reference import Decoded, Rows, append, decode, gather, seal
 from kvgen.reference.elements import Elements

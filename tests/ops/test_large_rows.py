@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from kvgen import Block, KernelSet, Layout, Paged, Quant, ops, presets
+from kvgen.codegen.emit import render_all, units_of
 from kvgen.compile import compile_many, default_cache
-from kvgen.emit import render_all, units_of
 from kvgen.spec.loader import LoadedSet
 from kvgen.spec.norm import RmsNorm
 from tests.ops.fused import NEOX

@@ -10,8 +10,8 @@ import numpy as np
 from ml_dtypes import bfloat16, float8_e4m3fn
 
 from kvgen.compile import Unit, compile_unit, default_cache
+from kvgen.compile.flatten import flatten
 from kvgen.emulator import Buffer, Library, build
-from kvgen.flatten import flatten
 from kvgen.paths import templates_root
 from tests.emulator.programs import aligned
 

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvgen import Continuous, KernelSet, Layout, Paged, ops
-from kvgen.emit import render_all, write_file
+from kvgen.codegen.emit import render_all, write_file
 from kvgen.errors import DeviceError
 from kvgen.runtime import cuda, packing
 from kvgen.spec.loader import LoadedSet

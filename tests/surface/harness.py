@@ -15,8 +15,8 @@ from ml_dtypes import bfloat16
 from numpy.typing import NDArray
 
 from kvgen import CSR, Block, Dense, KernelSet, Latent, Layout, Paged, PerKV, Quant, Ring, ops, presets
+from kvgen.codegen.emit import render_all, units_of, write_file
 from kvgen.compile import Unit
-from kvgen.emit import render_all, units_of, write_file
 from kvgen.runtime.cpu import machine
 from kvgen.spec.cache import Cache
 from kvgen.spec.loader import LoadedSet

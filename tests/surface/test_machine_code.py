@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from kvgen import ops, presets
+from kvgen.codegen.emit import render_all
 from kvgen.compile import Unit, compile_unit, default_cache
+from kvgen.compile.flatten import flatten
 from kvgen.compile.sass import count, histogram, sass
-from kvgen.emit import render_all
-from kvgen.flatten import flatten
 from kvgen.runtime.cpu import machine
 from kvgen.spec.loader import LoadedSet
 from tests.compile.test_sass import needs_tool

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
+from kvgen.compile.flatten import flatten
 from kvgen.emulator import Buffer, Library
-from kvgen.flatten import flatten
 from kvgen.paths import templates_root
 from kvgen.runtime.tensor_map import encode
 from kvgen.tensor_map import TensorMapPlan

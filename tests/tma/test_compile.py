@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from kvgen.compile import default_cache
+from kvgen.compile.flatten import flatten
 from kvgen.compile.program import Unit, compile_unit
-from kvgen.flatten import flatten
 from kvgen.paths import templates_root
 from tests.tma.kernels import GATHERS, LOADS, STORES, Kernel, text
 

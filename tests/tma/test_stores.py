@@ -10,8 +10,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from kvgen import emulator
+from kvgen.compile.flatten import flatten
 from kvgen.emulator import Library
-from kvgen.flatten import flatten
 from kvgen.paths import templates_root
 from kvgen.tensor_map import RowView, ragged_tile
 from tests.emulator.programs import aligned, nvrtc_ptx, run

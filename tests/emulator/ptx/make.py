@@ -23,7 +23,7 @@ sys.path.insert(0, str(ROOT))
 
 from cuda.bindings import nvrtc  # noqa: E402
 
-from kvgen.flatten import flatten  # noqa: E402
+from kvgen.compile.flatten import flatten  # noqa: E402
 
 SET = "llama3_8b"
 OWN = {"scalars": "compute_80", "pipeline": "compute_80", "matmul": "compute_80", "hopper": "compute_90a"}

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from pathlib import PurePosixPath
 from typing import Final
 
+from kvgen.compile.signature import HEADER_LINES, read_signature
 from kvgen.errors import ToolError
-from kvgen.signature import HEADER_LINES, read_signature
 
 INCLUDE: Final = re.compile(r'\s*#\s*include\s*"([^"]+)"\s*(?://.*|/\*.*\*/\s*)?')
 

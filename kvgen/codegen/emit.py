@@ -9,19 +9,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from kvgen.codegen.render import render_mapped
 from kvgen.compile import Unit
+from kvgen.compile.flatten import INCLUDE, flatten, resolve
+from kvgen.compile.signature import Signature
 from kvgen.config import Config, find_config
 from kvgen.errors import SpecError
 from kvgen.files import write_inside
-from kvgen.flatten import INCLUDE, flatten, resolve
 from kvgen.ops.cache import cache_context, cache_fields
 from kvgen.ops.convert import Convert
 from kvgen.ops.launcher import launcher_context
 from kvgen.paths import templates_root
 from kvgen.plan import KernelPlan, Param
-from kvgen.render import render_mapped
 from kvgen.runtime.packing import ParamKind, layout
-from kvgen.signature import Signature
 from kvgen.spec.loader import LoadedSet, load_folder
 
 BANNER_LINES: Final = 2

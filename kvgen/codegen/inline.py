@@ -15,8 +15,8 @@ from typing import Any, Final
 
 from pydantic import ValidationError
 
+from kvgen.codegen.emit import File, render_all, units_of, write_file
 from kvgen.compile import cache_folder, compile_many, default_cache, jit_allowed
-from kvgen.emit import File, render_all, units_of, write_file
 from kvgen.errors import DeviceError, SpecError, ToolError
 from kvgen.files import named, read_bytes, reason
 from kvgen.ops.arguments import Argument

@@ -1,0 +1,1 @@
+"""From specs to generated files: templates rendered, files put together, kernels compiled in place."""
