@@ -232,7 +232,7 @@ def _print(found: Replay, revision: str) -> None:
         return
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in ("kernel", "arch", "registers", "spills", "shared", "instructions", "seconds"):
-        table.add_column(column, justify="left" if column in ("kernel", "arch") else "right")
+        table.add_column(column, justify="left" if column in ("kernel", "arch") else "right", overflow="fold")
     for change in found.changes:
         cells = []
         for name, was in asdict(change.before).items():
