@@ -41,7 +41,7 @@ from kvgen.codegen.emit import render_all, units_of, write_file
 from kvgen.compile import ARCHS, Image, compile_unit
 from kvgen.compile import Cache as CompileCache
 from kvgen.compile.sass import sass
-from kvgen.ops import decode_tensor
+from kvgen.lowering.attention import mma
 from kvgen.spec.cache import Cache
 from kvgen.spec.loader import LoadedSet
 
@@ -170,7 +170,7 @@ def examine(kernels: KernelSet, arch: str, known: CompileCache | None = None) ->
 
 def _division(kernels: KernelSet, op: Any, arch: str) -> tuple[int, int, int, int]:
     """Tokens of a tile, warps that share one, tiles of columns, and bytes that a block has on their way."""
-    size = decode_tensor.SIZES[arch]
+    size = mma.SIZES[arch]
     context = op.plan(kernels)[0].context
     if op.kind == "mla_decode":
         shape, row = context.shape, context.row
@@ -223,12 +223,12 @@ def executed(kernels: KernelSet, arch: str, least: int = 256, more: int = 1024) 
 @contextmanager
 def on_cuda_cores() -> Iterator[None]:
     """Decode planned as if no cache could go through tensor cores."""
-    before = decode_tensor.hindrance
-    decode_tensor.hindrance = lambda *given: "asked for"
+    before = mma.hindrance
+    mma.hindrance = lambda *given: "asked for"
     try:
         yield
     finally:
-        decode_tensor.hindrance = before
+        mma.hindrance = before
 
 
 # Output -------------------------------------------------------------------------------------------------------------------

@@ -24,8 +24,8 @@ from dataclasses import asdict, dataclass
 from fnmatch import fnmatchcase
 from typing import Any, Final
 
+from kvgen.cli.git_versions import at_revision, on_disk
 from kvgen.cli.project import Project, open_project
-from kvgen.cli.versions import at_revision, on_disk
 from kvgen.compile import Image, Job, Unit, compile_many, compile_unit, default_cache
 from kvgen.compile.flatten import flatten
 from kvgen.compile.sass import histogram, sass

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from kvgen.expr.score_trace import Value, call
 from kvgen.spec.score import Score, Tensor
-from kvgen.spec.score_trace import Value, call
 
 __all__ = [
     "Score", "Tensor", "abs", "exp", "exp2", "floor", "log", "log2", "maximum", "minimum", "sqrt", "tanh", "where",

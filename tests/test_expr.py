@@ -13,7 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvgen.expr import U32_MAX, U64_MAX, Expr, c, ceil_div, const, evaluate, maximum, minimum, python, var, variables
+from kvgen.expr.nodes import U32_MAX, U64_MAX, Expr, ceil_div, const, evaluate, maximum, minimum, var, variables
+from kvgen.expr.to_c import c
+from kvgen.expr.to_python import python
 
 # Upper bounds of the variables; w is 64 bits wide.
 UPPER = {"x": 7, "y": 1000, "z": U32_MAX, "w": 2**40}

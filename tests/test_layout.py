@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
-from kvgen.dtypes import dtype
 from kvgen.errors import SpecError
-from kvgen.expr import const, evaluate
-from kvgen.layout import Axis, Region, Swizzle, parse_axes
+from kvgen.expr.nodes import const, evaluate
+from kvgen.layout.axes import Axis, Swizzle, parse_axes
+from kvgen.layout.dtypes import dtype
+from kvgen.layout.regions import Region
 
 Ints = NDArray[np.int64]
 LOGICAL = ("page", "kv", "layer", "token", "head", "dim")

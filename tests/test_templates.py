@@ -15,23 +15,24 @@ from kvgen.codegen.render import environment, render
 from kvgen.compile.arch import ARCHS
 from kvgen.config import find_config
 from kvgen.errors import ToolError
-from kvgen.ops.append_plan import AppendContext
-from kvgen.ops.cache import CacheContext
+from kvgen.lowering.attention.mma import TensorContext
+from kvgen.lowering.attention.simt import SimtContext
+from kvgen.lowering.attention.split_kv import PlanContext
+from kvgen.lowering.attention.wgmma import MlaWgmmaContext
+from kvgen.lowering.cache_struct import CacheContext
+from kvgen.lowering.launcher_module import LauncherContext
+from kvgen.lowering.new_rows import AppendContext
 from kvgen.ops.compact import CompactContext, CompactPlanContext
 from kvgen.ops.convert import ConvertContext
 from kvgen.ops.copy_pages import CopyPagesCheckContext, CopyPagesContext
-from kvgen.ops.decode_simt import SimtContext
-from kvgen.ops.decode_tensor import TensorContext
 from kvgen.ops.gather import GatherContext
 from kvgen.ops.gather_rows import GatherRowsContext
-from kvgen.ops.launcher import LauncherContext
 from kvgen.ops.lengths import AdvanceContext, RowOffsetsContext
 from kvgen.ops.lora_add import LoraAddContext
 from kvgen.ops.merge_states import MergeStatesContext
 from kvgen.ops.mla_decode import MlaDecodeContext
 from kvgen.ops.mla_decompress import MlaDecompressContext
 from kvgen.ops.mla_plan import MlaPlanContext
-from kvgen.ops.mla_wgmma import MlaWgmmaContext
 from kvgen.ops.page_lists import ToCsrContext, ToDenseContext
 from kvgen.ops.reorder import ReorderContext
 from kvgen.ops.rows_add import RowsAddContext
@@ -41,7 +42,6 @@ from kvgen.ops.sliced_add import SlicedAddContext
 from kvgen.ops.slots import RemapIndicesContext, SlotMappingContext
 from kvgen.ops.store_scales import StoreScalesContext
 from kvgen.ops.swap_pages import SwapPagesContext
-from kvgen.ops.work import PlanContext
 from kvgen.paths import templates_root
 
 ROOT = Path(__file__).resolve().parent.parent

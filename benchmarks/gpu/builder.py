@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.gpu.cases import Blobs, Bytes, Case, Close, View
-from kvgen.dtypes import dtype
+from kvgen.layout.dtypes import dtype
 from tests.ops.memory import GUARD, rows_array
 from tests.ops.scenes import Memory, Scene
 

@@ -16,7 +16,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from kvgen.dtypes import dtype
+from kvgen.layout.dtypes import dtype
 
 Bytes = NDArray[np.uint8]
 SCHEMA = 3

@@ -12,7 +12,7 @@ import numpy as np
 
 from benchmarks.gpu.cases import FLOATS, Blobs, Bytes, Case, CaseFile, Close, View, save
 from benchmarks.gpu.memory import Memory
-from kvgen.dtypes import dtype
+from kvgen.layout.dtypes import dtype
 from kvgen.runtime import describe
 
 SOME = 100

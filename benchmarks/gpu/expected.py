@@ -17,9 +17,9 @@ from benchmarks.gpu.builder import Builder, QuarterScene, Raw
 from benchmarks.gpu.cases import Blobs, Case, Close
 from benchmarks.gpu.machine import is_plain, machine_cases
 from kvgen import CSR, Continuous, Indirect, KernelSet, Ring
-from kvgen.dtypes import dtype
+from kvgen.layout.dtypes import dtype
+from kvgen.layout.storage import Storage
 from kvgen.reference import Decoded, append, decode, gather, seal
-from kvgen.spec.storage import Storage
 from tests.ops.batches import OPEN_TOKENS, PLAIN, Batch
 from tests.ops.closeness import HALF_ULP, Terms, limits, terms
 from tests.ops.edges import raise_edges

@@ -17,9 +17,9 @@ from benchmarks.gpu.correctness import run
 from benchmarks.gpu.memory import HostMemory
 from kvgen import Continuous, KernelSet
 from kvgen.bench import KNOWN, Scene, Workload, call_of
-from kvgen.bench.scene import LAYER
-from kvgen.dtypes import dtype
+from kvgen.bench.synthetic_batch import LAYER
 from kvgen.errors import ToolError
+from kvgen.layout.dtypes import dtype
 from kvgen.ops import Append, Convert
 from kvgen.spec.kernel_set import Op
 

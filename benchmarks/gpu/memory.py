@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from benchmarks.gpu.cases import Bytes, View
-from kvgen.dtypes import dtype
+from kvgen.layout.dtypes import dtype
 
 ALIGN = 256
 

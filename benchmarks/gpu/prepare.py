@@ -14,10 +14,10 @@ from kvgen import Continuous, KernelSet, Ring
 from kvgen.bench.step import Step
 from kvgen.codegen.emit import render_all, write_file
 from kvgen.compile import Job, Unit, compile_many, default_cache, text_digest, write_folder
+from kvgen.layout.storage import Segment
 from kvgen.ops import Append, Decode
 from kvgen.spec.loader import LoadedSet, load_folder
 from kvgen.spec.quant import Quant
-from kvgen.spec.storage import Segment
 
 BANDWIDTH = "bandwidth"
 ENTRIES = ("bandwidth_read", "bandwidth_write", "bandwidth_copy", "bandwidth_fill", "bandwidth_empty")

@@ -16,7 +16,7 @@ from benchmarks.gpu.cases import Facts
 from benchmarks.gpu.device import Gpu, Timing, without_pdl
 from benchmarks.gpu.memory import GpuBytes
 from benchmarks.gpu.workload import THREADS, Fill, Node, Workload
-from kvgen.dtypes import dtype
+from kvgen.layout.dtypes import dtype
 from kvgen.runtime import cuda, packing
 
 APPEND_ROWS = (1, 8, 128, 4096)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from benchmarks.gpu.cases import Facts
 from benchmarks.gpu.device import Gpu
 from benchmarks.gpu.memory import GpuArray, GpuBytes
-from kvgen.dtypes import dtype
+from kvgen.layout.dtypes import dtype
 from kvgen.runtime import cuda, packing
 
 Fill = Callable[[GpuBytes, str, int], None]

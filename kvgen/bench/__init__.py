@@ -3,12 +3,12 @@
 What is counted comes from the compiled kernel, what is possible from the semantics: neither knows of the other.
 """
 
+from kvgen.bench.batch_sizes import SIZES, WORKLOADS, Workload
 from kvgen.bench.calls import KNOWN, Call, call_of
 from kvgen.bench.measure import Measured, measure
 from kvgen.bench.minimum import minimum_sectors
-from kvgen.bench.scene import Scene
-from kvgen.bench.separate import Pass, separate_passes
-from kvgen.bench.workload import SIZES, WORKLOADS, Workload
+from kvgen.bench.synthetic_batch import Scene
+from kvgen.bench.unfused import Pass, separate_passes
 
 __all__ = [
     "KNOWN",

@@ -10,9 +10,9 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from kvgen.bench.scene import ATTENDING, LAYER, STEP, Scene, aligned
-from kvgen.dtypes import dtype
+from kvgen.bench.synthetic_batch import ATTENDING, LAYER, STEP, Scene, aligned
 from kvgen.errors import ToolError
+from kvgen.layout.dtypes import dtype
 from kvgen.ops import Convert, Gather
 from kvgen.runtime.params import Array, Number
 from kvgen.spec.kernel_set import KernelSet, Op

@@ -10,8 +10,8 @@ import numpy as np
 
 from kvgen.bench.calls import call_of
 from kvgen.bench.minimum import minimum_sectors, planning_sectors
-from kvgen.bench.scene import GROUPS, LAYER, Group, Scene
-from kvgen.bench.separate import Pass, separate_passes
+from kvgen.bench.synthetic_batch import GROUPS, LAYER, Group, Scene
+from kvgen.bench.unfused import Pass, separate_passes
 from kvgen.errors import DeviceError
 from kvgen.runtime import describe
 from kvgen.runtime.cpu import Launched, machine
@@ -19,7 +19,7 @@ from kvgen.spec.kernel_set import Op
 
 if TYPE_CHECKING:
     from kvgen.emulator import BufferCounters, Counters
-    from kvgen.runtime.cache import LayerCache
+    from kvgen.runtime.kv_cache import LayerCache
     from kvgen.runtime.launcher import Grid
 
 

@@ -8,9 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvgen.bench.calls import Call, selected, tokens_of_query
-from kvgen.bench.marks import SECTOR, WHOLE, Marked, Marks, Token, sectors_of
-from kvgen.bench.scene import ATTENDING, STEP, Scene
 from kvgen.bench.step import Step
+from kvgen.bench.synthetic_batch import ATTENDING, STEP, Scene
+from kvgen.bench.touched_bytes import SECTOR, WHOLE, Marked, Marks, Token, sectors_of
 from kvgen.ops import NormCache
 from kvgen.reference import Place
 from kvgen.spec.mask import Mask

@@ -25,7 +25,7 @@ class Step:
         if isinstance(op, RotateCache):
             op = Append(**{name: getattr(op, name) for name in type(op).model_fields})
         self.op, self.kernels, self.cache = op, kernels, kernels.cache
-        self.rope: Rope | None = op.turns(kernels)
+        self.rope: Rope | None = op.new_rows(kernels).rope
         part = self.cache.rope_part
         self.latent = self.cache.head_dim - part if part else 0
         self.q_dim = op.q_dim or part or self.cache.head_dim

@@ -129,7 +129,7 @@ def _workloads(
 ) -> tuple[Workload, ...]:
     """The batches that the options describe; without any, those of all sizes where that is the default."""
     from kvgen.bench import SIZES, WORKLOADS, Workload
-    from kvgen.cli.workload import PROMPTS
+    from kvgen.cli.demo_steps import PROMPTS
     from kvgen.errors import ToolError
 
     if names is None and default and batch is tokens is new is None:

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from kvgen.bench import Measured, Workload
-    from kvgen.bench.scene import Group
+    from kvgen.bench.synthetic_batch import Group
 
 SCHEMA: Final = 1
 SEPARATE: Final = (

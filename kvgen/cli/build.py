@@ -12,7 +12,7 @@ from kvgen.files import named
 if TYPE_CHECKING:
     from kvgen.cli.project import Project
     from kvgen.cli.selection import Chosen
-    from kvgen.cli.tree import Finding
+    from kvgen.cli.sync import Finding
 
 
 def build(
@@ -32,7 +32,7 @@ def build(
     """
     from kvgen.cli.project import open_project
     from kvgen.cli.selection import select
-    from kvgen.cli.tree import findings
+    from kvgen.cli.sync import findings
     from kvgen.files import kind_of, remove_inside, write_inside
 
     project = open_project()

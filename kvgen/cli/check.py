@@ -12,7 +12,7 @@ from kvgen.cli.console import Json, Selectors, print_json
 from kvgen.files import named
 
 if TYPE_CHECKING:
-    from kvgen.cli.tree import Finding
+    from kvgen.cli.sync import Finding
 
 _COLOURS = {"missing": "red", "extra": "magenta", "stale": "yellow", "edited": "cyan"}
 
@@ -45,7 +45,7 @@ def check(
     """
     from kvgen.cli.project import open_project
     from kvgen.cli.selection import select
-    from kvgen.cli.tree import findings
+    from kvgen.cli.sync import findings
 
     project = open_project()
     chosen = select(project.sets, selectors)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from kvgen.cli.project import Project
     from kvgen.cli.selection import Chosen
     from kvgen.compile import Image, Job
-    from kvgen.plan import KernelPlan
+    from kvgen.plan.kernel import KernelPlan
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ def compile_kernels(
     kvgen compile --record                      resources.json, for reviewers and `kvgen diff`
     """
     from kvgen.cli.project import open_project
-    from kvgen.cli.recorded import check_pin
+    from kvgen.cli.resources_json import check_pin
     from kvgen.cli.selection import select
     from kvgen.compile import compile_many, default_cache, write_folder
     from kvgen.errors import ToolError
@@ -136,7 +136,7 @@ def _batch(project: Project, chosen: list[Chosen], arch: list[str] | None) -> _B
 def _keep_edited(project: Project, chosen: list[Chosen]) -> None:
     """Raise ToolError, before anything is compiled, where recording would lose what somebody wrote."""
     from kvgen.cli.project import RESOURCES
-    from kvgen.cli.tree import findings
+    from kvgen.cli.sync import findings
     from kvgen.errors import ToolError
 
     names = {f"{item.name}/{RESOURCES}" for item in chosen}
@@ -150,7 +150,7 @@ def _keep_edited(project: Project, chosen: list[Chosen]) -> None:
 
 def _record(project: Project, chosen: list[Chosen], images: list[Image], batch: _Batch) -> None:
     from kvgen.cli.project import RESOURCES
-    from kvgen.cli.recorded import record
+    from kvgen.cli.resources_json import record
     from kvgen.files import write_inside
 
     for item in chosen:
@@ -165,7 +165,7 @@ def _spills(image: Image) -> int:
 
 
 def _print_json(images: list[Image], batch: _Batch, folder: Path | None) -> None:
-    from kvgen.cli.recorded import installed
+    from kvgen.cli.resources_json import installed
 
     kernels: list[dict[str, Any]] = []
     for image in images:
@@ -193,7 +193,7 @@ def _print_json(images: list[Image], batch: _Batch, folder: Path | None) -> None
 def _print_table(images: list[Image], batch: _Batch) -> None:
     from rich.table import Table
 
-    from kvgen.cli.recorded import installed
+    from kvgen.cli.resources_json import installed
 
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("kernel", no_wrap=True)

@@ -14,8 +14,8 @@ from kvgen.cli.console import console
 from kvgen.files import named
 
 if TYPE_CHECKING:
+    from kvgen.cli.demo_steps import Outcome
     from kvgen.cli.project import Project
-    from kvgen.cli.workload import Outcome
     from kvgen.compile import Image
 
 SET: Final = "llama3_8b"
@@ -47,7 +47,7 @@ def demo(
     kvgen demo              in a temporary folder
     kvgen demo -o llama     keeps spec and generated code in llama/
     """
-    from kvgen.cli.workload import run
+    from kvgen.cli.demo_steps import run
     from kvgen.errors import ConfigError
 
     if output is not None and not _empty(output):
@@ -124,7 +124,7 @@ def _build(folder: Path) -> Project:
 
 def _compile(project: Project) -> dict[str, Image]:
     """Every kernel for one architecture, the cache left out of it; by the kernel's name."""
-    from kvgen.cli.recorded import installed
+    from kvgen.cli.resources_json import installed
     from kvgen.compile import Job, compile_many
 
     jobs: list[Job] = [(unit, _ARCH, "cubin") for unit in project.units[SET]]

@@ -5,16 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from kvgen.cli.attention import attention, attention_text
+from kvgen.cli.decode_plan_text import attention, attention_text
 from kvgen.codegen.emit import set_plans
-from kvgen.dtypes import dtype
-from kvgen.expr import c, python
-from kvgen.layout import Region
-from kvgen.ops.cache import cache_fields
-from kvgen.plan import KernelPlan, Param
+from kvgen.expr.to_c import c
+from kvgen.expr.to_python import python
+from kvgen.layout.dtypes import dtype
+from kvgen.layout.regions import Region
+from kvgen.layout.storage import PoolTensor, Segment
+from kvgen.lowering.cache_struct import cache_fields
+from kvgen.plan.kernel import KernelPlan
+from kvgen.plan.params import Param
 from kvgen.spec.cache import Cache
 from kvgen.spec.loader import LoadedSet
-from kvgen.spec.storage import PoolTensor, Segment
 
 
 def describe(loaded: LoadedSet, ops: Sequence[str]) -> dict[str, Any]:
@@ -40,7 +42,7 @@ def describe(loaded: LoadedSet, ops: Sequence[str]) -> dict[str, Any]:
             "table": cache.page_table.model_dump(),
             "fields": [_param(p) for p in cache_fields(cache)],
             "tensors": [_tensor(tensor) for tensor in cache.storage.tensors],
-            "roles": {name: [_segment(cache, s) for s in parts] for name, parts in cache.storage.roles.items()},
+            "roles": {name: [_segment(cache, name, s) for s in parts] for name, parts in cache.storage.roles.items()},
         },
         "kernels": [
             {"op": op.name, **_plan(plan), "attention": attention(kernels, op, plan)}
@@ -62,8 +64,9 @@ def _tensor(tensor: PoolTensor) -> dict[str, Any]:
     }
 
 
-def _segment(cache: Cache, segment: Segment) -> dict[str, Any]:
-    scales, quant = segment.scales, segment.quant
+def _segment(cache: Cache, role: str, segment: Segment) -> dict[str, Any]:
+    scales = segment.scales
+    quant = cache.quants[role] if segment.quant is not None else None
     return {
         "dims": [segment.begin, segment.begin + segment.size],
         "dtype": segment.region.dtype.name,

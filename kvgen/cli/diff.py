@@ -35,10 +35,10 @@ def diff(
     kvgen diff --against main           a pull request's change to the kernels and their resources
     kvgen diff '*/append' --against HEAD~1
     """
+    from kvgen.cli.git_versions import at_revision, on_disk
     from kvgen.cli.hunks import hunks_of, resource_changes
     from kvgen.cli.project import open_project
     from kvgen.cli.selection import select
-    from kvgen.cli.versions import at_revision, on_disk
 
     project = open_project()
     chosen = select(project.sets, selectors) if selectors else None
@@ -70,7 +70,7 @@ def diff(
 
 def _prunable(project: Project, path: str) -> bool:
     from kvgen.cli.project import RESOURCES
-    from kvgen.cli.tree import written_by_kvgen
+    from kvgen.cli.sync import written_by_kvgen
 
     names = {s.kernels.name for s in project.sets}
     kept = path.endswith(f"/{RESOURCES}") and path.split("/")[0] in names

@@ -9,7 +9,7 @@ import typer
 from kvgen.cli.console import Json, print_json
 
 if TYPE_CHECKING:
-    from kvgen.cli.examine import Finding
+    from kvgen.cli.doctor_checks import Finding
 
 _COLOURS: Final = {"ok": "green", "note": "yellow", "broken": "red"}
 
@@ -20,7 +20,7 @@ def doctor(as_json: Json = False) -> None:
     Each line is `ok`, a `note` about something you can do without, or `broken` with what to do. Exits 1 if something
     needed is broken; a missing GPU is not: kernels then run on the CPU machine.
     """
-    from kvgen.cli.examine import examine
+    from kvgen.cli.doctor_checks import examine
 
     found: list[Finding] = []
     for item in examine():

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from kvgen.cli.project import RESOURCES
-from kvgen.cli.recorded import read
+from kvgen.cli.resources_json import read
 from kvgen.codegen.emit import BANNER_LINES, banner_digest, body_of
 
 State = Literal["added", "removed", "changed"]

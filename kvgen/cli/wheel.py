@@ -16,7 +16,7 @@ from typing import Final
 
 from kvgen.cli.ondisk import LIMIT, read_generated, source_of
 from kvgen.cli.project import RESOURCES, Project
-from kvgen.cli.tree import Finding, difference
+from kvgen.cli.sync import Finding, difference
 from kvgen.codegen.emit import banner_digest
 from kvgen.errors import ToolError
 from kvgen.files import Kind, kind_of, named, opened

@@ -16,12 +16,14 @@ from kvgen.compile.signature import Signature
 from kvgen.config import Config, find_config
 from kvgen.errors import SpecError
 from kvgen.files import write_inside
-from kvgen.ops.cache import cache_context, cache_fields
-from kvgen.ops.convert import Convert
-from kvgen.ops.launcher import launcher_context
+from kvgen.lowering.cache_struct import cache_context, cache_fields
+from kvgen.lowering.launcher_module import launcher_context
 from kvgen.paths import templates_root
-from kvgen.plan import KernelPlan, Param
+from kvgen.plan.kernel import KernelPlan
+from kvgen.plan.params import Param
 from kvgen.runtime.packing import ParamKind, layout
+from kvgen.spec.cache import Cache
+from kvgen.spec.kernel_set import Op
 from kvgen.spec.loader import LoadedSet, load_folder
 
 BANNER_LINES: Final = 2
@@ -104,9 +106,9 @@ def set_plans(loaded: LoadedSet) -> dict[str, tuple[KernelPlan, ...]]:
     return {op.name: op.plan(loaded.kernels) for op in loaded.kernels.ops}
 
 
-def _source(loaded: LoadedSet, op: Convert) -> File:
-    """The other cache that `op` reads, as a header in a namespace of its own."""
-    context = cache_context(op.source, f"The cache that {op.name} reads", "source")
+def _source(loaded: LoadedSet, op: Op, cache: Cache) -> File:
+    """Another cache that `op` reads, as a header in a namespace of its own."""
+    context = cache_context(cache, f"The cache that {op.name} reads", "source")
     path = f"{loaded.kernels.name}/{op.name}_source.cuh"
     return _templated(path, loaded.source, "cache/cache.cuh.j2", context)
 
@@ -123,7 +125,7 @@ def render_set(loaded: LoadedSet) -> dict[str, File]:
             cache_context(kernels.cache, f"The cache of {name}"),
         )
     ]
-    files += [_source(loaded, op) for op in kernels.ops if isinstance(op, Convert)]
+    files += [_source(loaded, op, cache) for op in kernels.ops for cache in op.other_caches().values()]
     for group in plans.values():
         files += [_kernel(f"{name}/{p.name}.cu", loaded, p) for p in group]
     launcher = launcher_context(kernels, loaded.doc, plans)

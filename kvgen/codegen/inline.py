@@ -19,9 +19,9 @@ from kvgen.codegen.emit import File, render_all, units_of, write_file
 from kvgen.compile import cache_folder, compile_many, default_cache, jit_allowed
 from kvgen.errors import DeviceError, SpecError, ToolError
 from kvgen.files import named, read_bytes, reason
-from kvgen.ops.arguments import Argument
 from kvgen.ops.custom import Custom, Rule, entries
 from kvgen.runtime.launcher import Bound
+from kvgen.spec.arguments import Argument
 from kvgen.spec.base import explain
 from kvgen.spec.cache import Cache
 from kvgen.spec.kernel_set import Arch, KernelSet

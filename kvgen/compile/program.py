@@ -15,7 +15,7 @@ from typing import Final, Literal
 
 from kvgen.compile import nvrtc
 from kvgen.compile.arch import check_arch, supported_archs
-from kvgen.compile.cache import Cache
+from kvgen.compile.cubin_cache import Cache
 from kvgen.compile.diagnostics import (
     Origin,
     UnitError,

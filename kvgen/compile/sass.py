@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 
-from kvgen.compile.cache import Cache
+from kvgen.compile.cubin_cache import Cache
 from kvgen.errors import ToolError
 
 # nvdisasm: `/*0070*/  @!P0 LDG.E.128 R4, ...`; cuobjdump the same with the encoding in a comment behind it.

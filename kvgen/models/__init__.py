@@ -18,7 +18,7 @@ from kvgen.errors import ConfigError, ToolError
 from kvgen.json_file import parse_object, read_object, shown
 from kvgen.models.families import MODEL_TYPES, READERS, Checkpoint
 from kvgen.models.fields import Fields
-from kvgen.models.stored import AUTO, KV_DTYPES, stored
+from kvgen.models.kv_dtype import AUTO, KV_DTYPES, stored
 from kvgen.models.text import spec_source
 from kvgen.spec.base import explain
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from kvgen.errors import ConfigError, SpecError
 from kvgen.models.families import Checkpoint
-from kvgen.models.stored import Stored, latent, words
+from kvgen.models.kv_dtype import Stored, latent, words
 from kvgen.ops.mla_decode import MlaDecode
 from kvgen.spec.base import Spec
 from kvgen.spec.kernel_set import KernelSet

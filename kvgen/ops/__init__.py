@@ -1,7 +1,6 @@
 """The operations: one module each, with its spec and its plan; the list below is all that kvgen writes, Custom the user."""
 
 from kvgen.ops.append import Append
-from kvgen.ops.arguments import Array, Scalar, Size, TensorMap
 from kvgen.ops.compact import Compact
 from kvgen.ops.convert import Convert
 from kvgen.ops.copy_pages import CopyPages
@@ -9,15 +8,16 @@ from kvgen.ops.custom import Custom
 from kvgen.ops.decode import Decode
 from kvgen.ops.gather import Gather
 from kvgen.ops.gather_rows import GatherRows
-from kvgen.ops.in_place import NormCache, RotateCache
 from kvgen.ops.lengths import Advance, RowOffsets
 from kvgen.ops.lora_add import LoraAdd
 from kvgen.ops.merge_states import MergeStates
 from kvgen.ops.mla_decode import MlaDecode
 from kvgen.ops.mla_decompress import MlaDecompress
 from kvgen.ops.mla_plan import MlaPlan
+from kvgen.ops.norm_cache import NormCache
 from kvgen.ops.page_lists import ToCsr, ToDense
 from kvgen.ops.reorder import Reorder
+from kvgen.ops.rotate_cache import RotateCache
 from kvgen.ops.rows_add import RowsAdd
 from kvgen.ops.scatter import Scatter
 from kvgen.ops.seal import Seal
@@ -25,6 +25,7 @@ from kvgen.ops.sliced_add import SlicedAdd
 from kvgen.ops.slots import RemapIndices, SlotMapping
 from kvgen.ops.store_scales import StoreScales
 from kvgen.ops.swap_pages import SwapPages
+from kvgen.spec.arguments import Array, Scalar, Size, TensorMap
 
 ALL = (
     Advance,

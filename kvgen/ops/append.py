@@ -6,9 +6,10 @@ from typing import Annotated, ClassVar, Final, Literal
 
 from pydantic import Field
 
-from kvgen.ops.append_plan import plan_rows
-from kvgen.ops.append_rules import check_append
-from kvgen.plan import KernelPlan
+from kvgen.lowering.new_rows import NewRows
+from kvgen.lowering.new_rows_rules import check_new_rows, resolve_rope
+from kvgen.lowering.row_kernel import row_kernel
+from kvgen.plan.kernel import KernelPlan
 from kvgen.spec.kernel_set import KernelSet, Op
 from kvgen.spec.model import Rope
 from kvgen.spec.norm import RmsNorm
@@ -68,11 +69,26 @@ class Append(Op):
         changes = self.rope is not None or self.q_norm is not None or self.bias or self.inputs == "qkv"
         return self.q_out != "none" and changes
 
-    def turns(self, kernels: KernelSet) -> Rope | None:
-        """The RoPE, the model's own looked up."""
-        if not isinstance(self.rope, str):
-            return self.rope
-        return kernels.model.rope if kernels.model is not None else None
+    def new_rows(self, kernels: KernelSet) -> NewRows:
+        """The rows, with the model's RoPE looked up."""
+        return NewRows(
+            name=self.name,
+            rows=self.rows,
+            index_dtype=self.index_dtype,
+            inputs=self.inputs,
+            bias=self.bias,
+            q_norm=self.q_norm,
+            k_norm=self.k_norm,
+            rope=resolve_rope(self.rope, kernels),
+            local=self.rope == "local",
+            angles=self.angles,
+            angles_dtype=self.angles_dtype,
+            positions=self.positions,
+            sections=self.sections,
+            takes_q=self.takes_q,
+            q_out=self.q_out,
+            q_dim=self.q_dim,
+        )
 
     @property
     def description(self) -> str:
@@ -97,8 +113,8 @@ class Append(Op):
         return "\n".join(lines)
 
     def check(self, kernels: KernelSet) -> None:
-        check_append(self, kernels)
+        check_new_rows(self.new_rows(kernels), kernels)
         self.plan(kernels)  # raises where a row is too large for a block
 
     def plan(self, kernels: KernelSet) -> tuple[KernelPlan, ...]:
-        return (plan_rows(self, kernels, "stores the step's new rows in the cache"),)
+        return (row_kernel(self.new_rows(kernels), kernels, "stores the step's new rows in the cache"),)

@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from kvgen.dtypes import dtype
-from kvgen.expr import ceil_div, const, var
-from kvgen.ops.cache import ERRORS, entry_name
-from kvgen.ops.entries import EntryList, entry_lists, new_table, table_name
-from kvgen.ops.pages import (
+from kvgen.expr.nodes import ceil_div, const, var
+from kvgen.layout.dtypes import dtype
+from kvgen.lowering.cache_struct import ERRORS, entry_name
+from kvgen.lowering.page_runs import (
     THREADS,
     MaxLayers,
     PagesContext,
@@ -20,7 +19,9 @@ from kvgen.ops.pages import (
     tiles,
     with_id,
 )
-from kvgen.plan import KernelPlan, Param
+from kvgen.lowering.table_entries import EntryList, entry_lists, new_table, table_name
+from kvgen.plan.kernel import KernelPlan
+from kvgen.plan.params import Param
 from kvgen.spec.kernel_set import KernelSet, Op
 
 PLAN_THREADS = 1024

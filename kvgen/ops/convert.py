@@ -8,16 +8,17 @@ from typing import ClassVar, Final
 
 from pydantic import SerializeAsAny
 
-from kvgen.dtypes import DTYPES, dtype
-from kvgen.expr import ceil_div, const, var
-from kvgen.ops.cache import ERRORS, entry_name
-from kvgen.ops.segments import ScaleContext, SegmentContext, segments
-from kvgen.ops.stored import StoredRun, across, check_writes, stored_runs
-from kvgen.ops.writes import scales_by_token
-from kvgen.plan import KernelPlan, Param
+from kvgen.expr.nodes import ceil_div, const, var
+from kvgen.layout.dtypes import DTYPES, dtype
+from kvgen.layout.storage import Segment
+from kvgen.lowering.cache_struct import ERRORS, entry_name
+from kvgen.lowering.row_runs import StoredRun, across, check_writes, stored_runs
+from kvgen.lowering.row_tiling import scales_by_token
+from kvgen.lowering.segments import ScaleContext, SegmentContext, segments
+from kvgen.plan.kernel import KernelPlan
+from kvgen.plan.params import CacheParam, Param
 from kvgen.spec.cache import Cache
 from kvgen.spec.kernel_set import KernelSet, Op
-from kvgen.spec.storage import Segment
 from kvgen.spec.table import Ring
 
 THREADS: Final = 256
@@ -110,12 +111,15 @@ class Convert(Op):
                 f"memory, of which a block has {_MOST_WAITING}; use scales of larger blocks, or a narrower scale_dtype"
             )
 
+    def other_caches(self) -> dict[str, Cache]:
+        return {self.source_class: self.source}
+
     @property
     def source_class(self) -> str:
         """The class of the source in the generated module."""
         return "".join(part.title() for part in self.name.split("_")) + "Source"
 
-    def window(self, cache: Cache) -> int:
+    def _window(self, cache: Cache) -> int:
         """Tokens of a request that are moved at most; 0: all."""
         tables = (cache.page_table, self.source.page_table)
         return min((t.window for t in tables if isinstance(t, Ring)), default=0)
@@ -123,7 +127,14 @@ class Convert(Op):
     def plan(self, kernels: KernelSet) -> tuple[KernelPlan, ...]:
         cache = kernels.cache
         params = (
-            Param("source", dtype("u64"), brought="cache", doc=f"of a {self.source_class}, which is read"),
+            CacheParam(
+                name="source",
+                dtype=dtype("u64"),
+                brought="cache",
+                doc=f"of a {self.source_class}, which is read",
+                class_name=self.source_class,
+                window=self._window(cache),
+            ),
             Param("max_tokens", dtype("u32"), value="source_tokens"),
             ERRORS,
         )

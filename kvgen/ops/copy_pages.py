@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from kvgen.dtypes import DType, dtype
-from kvgen.expr import Expr, ceil_div, const, var
-from kvgen.ops.cache import ERRORS, entry_name
-from kvgen.ops.pages import (
+from kvgen.expr.nodes import Expr, ceil_div, const, var
+from kvgen.layout.dtypes import DType, dtype
+from kvgen.lowering.cache_struct import ERRORS, entry_name
+from kvgen.lowering.page_runs import (
     THREADS,
     MaxLayers,
     PageRun,
@@ -20,7 +20,8 @@ from kvgen.ops.pages import (
     tiles,
     with_id,
 )
-from kvgen.plan import KernelPlan, Param
+from kvgen.plan.kernel import KernelPlan
+from kvgen.plan.params import Param
 from kvgen.spec.cache import Cache
 from kvgen.spec.kernel_set import KernelSet, Op
 

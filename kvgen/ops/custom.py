@@ -7,13 +7,14 @@ from typing import Any, ClassVar, Final
 
 from pydantic import Field, PrivateAttr, SerializeAsAny, field_validator, model_validator
 
-from kvgen.dtypes import dtype
-from kvgen.expr import Expr, const, substitute, variables
-from kvgen.ops.arguments import Argument, Array, Scalar, Size, one_line
-from kvgen.ops.cache import ERRORS, cache_fields
-from kvgen.plan import KernelPlan, Param, Source
+from kvgen.expr.nodes import Expr, const, substitute, variables
+from kvgen.expr.rules import parse_rule
+from kvgen.layout.dtypes import dtype
+from kvgen.lowering.cache_struct import ERRORS, cache_fields
+from kvgen.plan.kernel import KernelPlan, Source
+from kvgen.plan.params import Param
+from kvgen.spec.arguments import Argument, Array, Scalar, Size, one_line
 from kvgen.spec.cache import Cache, Paged
-from kvgen.spec.grid import parse_rule
 from kvgen.spec.kernel_set import KernelSet, Op
 from kvgen.spec.sources import checked_text, read_source
 
@@ -32,7 +33,7 @@ class Custom(Op):
     It has `extern "C" __global__ void <name>(const __grid_constant__ Cache cache, ...)`, where `...` are `params` in their
     order and, with `errors=True`, the sticky error word `uint64_t* errors` (kvgen.ErrorWord). Its text begins with
     `#include "cache.cuh"`, which is the set's. `grid` has one to three rules for the number of blocks: whole numbers,
-    expressions of kvgen.expr, or text such as "ceil_div(T, 4) * kv_heads" over the names of the arrays' and the cache's
+    expressions of kvgen.expr.nodes, or text such as "ceil_div(T, 4) * kv_heads" over the names of the arrays' and the cache's
     shapes. `shared` are bytes of dynamic shared memory; `writes` says that it stores to the cache's memory.
     """
 

@@ -7,12 +7,11 @@ from typing import ClassVar, Final, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from kvgen.dtypes import DType, dtype
-from kvgen.expr import const, var
-from kvgen.ops import decode_simt, decode_tensor
-from kvgen.ops.attention import attention_context, check_arguments
-from kvgen.ops.cache import ERRORS, entry_name
-from kvgen.ops.work import (
+from kvgen.expr.nodes import const, var
+from kvgen.layout.dtypes import DType, dtype
+from kvgen.lowering.attention import mma, simt
+from kvgen.lowering.attention.masks_scores import attention_context, check_arguments
+from kvgen.lowering.attention.split_kv import (
     SIZES,
     WORKSPACE,
     Attended,
@@ -25,7 +24,9 @@ from kvgen.ops.work import (
     planner,
     row_offsets,
 )
-from kvgen.plan import KernelPlan, Param, Work
+from kvgen.lowering.cache_struct import ERRORS, entry_name
+from kvgen.plan.kernel import KernelPlan, Work
+from kvgen.plan.params import Param
 from kvgen.spec.kernel_set import KernelSet, Op
 from kvgen.spec.mask import TREE_ROWS, Mask
 from kvgen.spec.score import Score
@@ -117,9 +118,9 @@ class Decode(Op):
         if self.score is not None:
             check_arguments(self.name, self._params(kernels, dtype("u32"), dtype("f32"), 1), kernels)
 
-    def _tensor(self, kernels: KernelSet) -> decode_tensor.Shape | None:
+    def _tensor(self, kernels: KernelSet) -> mma.Shape | None:
         """The block of the kernel for tensor cores; None where that for CUDA cores is taken."""
-        return None if self._hindrance(kernels) else decode_tensor.shape(kernels, self.rows, self._asks)
+        return None if self._hindrance(kernels) else mma.shape(kernels, self.rows, self._asks)
 
     @property
     def _asks(self) -> bool:
@@ -127,7 +128,7 @@ class Decode(Op):
         return self.score is not None or self.mask.tree is not None
 
     def _hindrance(self, kernels: KernelSet) -> str:
-        return decode_tensor.hindrance(kernels, self.rows, self._asks)
+        return mma.hindrance(kernels, self.rows, self._asks)
 
     def walk(self, kernels: KernelSet) -> tuple[str, str]:
         """("tensor cores" or "CUDA cores", why) of this set's kernel."""
@@ -141,7 +142,7 @@ class Decode(Op):
         out = dtype(self.out_dtype or cache.dtype)
         scale = self.scale if self.scale is not None else 1 / math.sqrt(cache.head_dim)
         tensor = self._tensor(kernels)
-        shape = tensor or decode_simt.shape(kernels, self.rows)
+        shape = tensor or simt.shape(kernels, self.rows)
         params = self._params(kernels, index, out, shape.align)
         in_lse = self.sinks == "lse"
         digest = plan_digest(kernels, self.name, self.work(kernels), attend, self.rows, shape.tile)
@@ -172,11 +173,11 @@ class Decode(Op):
         columns = cache.kv_heads * shape.tiles
         grid = ((var("parts") if d.planned else var("T")) * columns, const(1), const(1))
         shared: tuple[tuple[str, int], ...] = ()
-        if isinstance(shape, decode_tensor.Shape):
-            context: object = decode_tensor.tensor_context(kernels, d, scale, shape)
+        if isinstance(shape, mma.Shape):
+            context: object = mma.tensor_context(kernels, d, scale, shape)
             template, shared = "ops/decode.cu.j2", tuple((a, shape.shared(a)) for a in kernels.arch)
         else:
-            context, template = decode_simt.simt_context(kernels, d, scale, shape), "ops/decode_simt.cu.j2"
+            context, template = simt.simt_context(kernels, d, scale, shape), "ops/decode_simt.cu.j2"
         kernel = KernelPlan(self.name, d.entry, template, context, params, grid, shape.threads, shared_by_arch=shared)
         if not d.planned:
             return (kernel,)
@@ -196,7 +197,7 @@ class Decode(Op):
         """What its workspace is made of; None without one."""
         if self.split == "none":
             return None
-        shape = self._tensor(kernels) or decode_simt.shape(kernels, self.rows)
+        shape = self._tensor(kernels) or simt.shape(kernels, self.rows)
         columns = kernels.cache.kv_heads * shape.tiles
         return Work(
             columns=columns,

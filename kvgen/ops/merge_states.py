@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Final, Literal
 
-from kvgen.dtypes import FloatName, dtype
-from kvgen.expr import ceil_div, const, var
-from kvgen.ops.cache import entry_name
-from kvgen.plan import Access, KernelPlan, Param
+from kvgen.expr.nodes import ceil_div, const, var
+from kvgen.layout.dtypes import FloatName, dtype
+from kvgen.lowering.cache_struct import entry_name
+from kvgen.plan.kernel import KernelPlan
+from kvgen.plan.params import Access, Param
 from kvgen.spec.cache import Cache, Latent
 from kvgen.spec.kernel_set import KernelSet, Op
 

@@ -7,13 +7,11 @@ from typing import ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from kvgen.dtypes import DType, dtype
-from kvgen.expr import const, var
-from kvgen.ops.attention import attention_context
-from kvgen.ops.cache import ERRORS, entry_name
-from kvgen.ops.mla_shape import THREADS, LatentRow, Shape, latent_row, shape_of
-from kvgen.ops.mla_wgmma import PIECE, applies, with_warpgroups
-from kvgen.ops.work import (
+from kvgen.expr.nodes import const, var
+from kvgen.layout.dtypes import DType, dtype
+from kvgen.lowering.attention.masks_scores import attention_context
+from kvgen.lowering.attention.mla import THREADS, LatentRow, Shape, latent_row, shape_of
+from kvgen.lowering.attention.split_kv import (
     SIZES,
     WORKSPACE,
     Attended,
@@ -26,7 +24,10 @@ from kvgen.ops.work import (
     planner,
     row_offsets,
 )
-from kvgen.plan import KernelPlan, Param, Work
+from kvgen.lowering.attention.wgmma import PIECE, applies, with_warpgroups
+from kvgen.lowering.cache_struct import ERRORS, entry_name
+from kvgen.plan.kernel import KernelPlan, Work
+from kvgen.plan.params import Param
 from kvgen.spec.cache import Latent
 from kvgen.spec.kernel_set import KernelSet, Op
 from kvgen.spec.mask import Mask

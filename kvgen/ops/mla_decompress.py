@@ -5,14 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar, Final
 
-from kvgen.dtypes import dtype
-from kvgen.expr import ceil_div, const, var
-from kvgen.ops.cache import ERRORS, entry_name, rows_per_block
+from kvgen.expr.nodes import ceil_div, const, var
+from kvgen.layout.dtypes import dtype
+from kvgen.lowering.cache_struct import ERRORS, entry_name, rows_per_block
+from kvgen.lowering.row_runs import RunContext, value_runs
+from kvgen.lowering.segments import segments
 from kvgen.ops.lengths import counts_before
 from kvgen.ops.mla_plan import Chunks
-from kvgen.ops.segments import segments
-from kvgen.ops.stored import RunContext, value_runs
-from kvgen.plan import KernelPlan, Param
+from kvgen.plan.kernel import KernelPlan
+from kvgen.plan.params import Param
 from kvgen.spec.cache import Latent
 from kvgen.spec.kernel_set import KernelSet
 

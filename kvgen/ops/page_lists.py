@@ -7,11 +7,12 @@ from typing import ClassVar, Final
 
 from pydantic import Field, model_validator
 
-from kvgen.dtypes import DType, dtype
-from kvgen.expr import ceil_div, const, maximum, var
-from kvgen.ops.cache import ERRORS, entry_name
+from kvgen.expr.nodes import ceil_div, const, maximum, var
+from kvgen.layout.dtypes import DType, dtype
+from kvgen.lowering.cache_struct import ERRORS, entry_name
 from kvgen.ops.lengths import counts_before, step_offsets
-from kvgen.plan import KernelPlan, Param
+from kvgen.plan.kernel import KernelPlan
+from kvgen.plan.params import Param
 from kvgen.spec.cache import Cache, Continuous
 from kvgen.spec.kernel_set import KernelSet, Op
 from kvgen.spec.table import CSR, Dense, IndexName, Indirect

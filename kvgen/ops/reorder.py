@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from kvgen.dtypes import dtype
-from kvgen.expr import Expr, const, var
-from kvgen.ops.cache import ERRORS, entry_name
-from kvgen.ops.entries import EntryList, entry_lists, new_table
-from kvgen.ops.pages import THREADS, MaxLayers, PagesContext, chunks, page_runs, pages_context, pool_param
-from kvgen.plan import KernelPlan, Param
+from kvgen.expr.nodes import Expr, const, var
+from kvgen.layout.dtypes import dtype
+from kvgen.lowering.cache_struct import ERRORS, entry_name
+from kvgen.lowering.page_runs import THREADS, MaxLayers, PagesContext, chunks, page_runs, pages_context, pool_param
+from kvgen.lowering.table_entries import EntryList, entry_lists, new_table
+from kvgen.plan.kernel import KernelPlan
+from kvgen.plan.params import Param
 from kvgen.spec.cache import Cache, Continuous
 from kvgen.spec.kernel_set import KernelSet, Op
 from kvgen.spec.table import CSR, IndexName, Indirect, PerKV, Ring

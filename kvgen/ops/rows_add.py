@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from kvgen.dtypes import dtype
-from kvgen.expr import ceil_div, const, var
-from kvgen.ops.adders import THREADS, AdderContext, adders, check_addable
-from kvgen.ops.cache import ERRORS, entry_name
-from kvgen.plan import KernelPlan, Param
+from kvgen.expr.nodes import ceil_div, const, var
+from kvgen.layout.dtypes import dtype
+from kvgen.lowering.cache_struct import ERRORS, entry_name
+from kvgen.lowering.row_adds import THREADS, AdderContext, adders, check_addable
+from kvgen.plan.kernel import KernelPlan
+from kvgen.plan.params import Param
 from kvgen.spec.kernel_set import KernelSet, Op
 from kvgen.spec.table import IndexName
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from kvgen.dtypes import dtype
-from kvgen.expr import ceil_div, const, var
-from kvgen.ops.cache import ERRORS, entry_name, rows_per_block
-from kvgen.ops.segments import row_params, segments
-from kvgen.ops.stored import RunContext, check_raw, check_writes, raw_params, raw_runs
-from kvgen.ops.writes import MOST_ROWS, Blocks, WriteContext, divide, values_by_token, write
-from kvgen.plan import KernelPlan, Param
+from kvgen.expr.nodes import ceil_div, const, var
+from kvgen.layout.dtypes import dtype
+from kvgen.lowering.cache_struct import ERRORS, entry_name, rows_per_block
+from kvgen.lowering.row_runs import RunContext, check_raw, check_writes, raw_params, raw_runs
+from kvgen.lowering.row_tiling import MOST_ROWS, Blocks, WriteContext, divide, values_by_token, write
+from kvgen.lowering.segments import row_params, segments
+from kvgen.plan.kernel import KernelPlan
+from kvgen.plan.params import Param
 from kvgen.spec.cache import Cache
 from kvgen.spec.kernel_set import KernelSet, Op
 from kvgen.spec.table import IndexName

@@ -7,11 +7,12 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from kvgen.dtypes import dtype
-from kvgen.expr import const, var
-from kvgen.ops.cache import ERRORS, entry_name
-from kvgen.ops.segments import ScaleContext, SegmentContext, row_params, segments
-from kvgen.plan import KernelPlan, Param
+from kvgen.expr.nodes import const, var
+from kvgen.layout.dtypes import dtype
+from kvgen.lowering.cache_struct import ERRORS, entry_name
+from kvgen.lowering.segments import ScaleContext, SegmentContext, row_params, segments
+from kvgen.plan.kernel import KernelPlan
+from kvgen.plan.params import Param
 from kvgen.spec.kernel_set import KernelSet, Op
 from kvgen.spec.table import IndexName
 

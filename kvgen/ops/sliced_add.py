@@ -7,11 +7,12 @@ from typing import ClassVar, Final
 
 from pydantic import Field
 
-from kvgen.dtypes import dtype
-from kvgen.expr import ceil_div, const, var
-from kvgen.ops.cache import ERRORS, entry_name
+from kvgen.expr.nodes import ceil_div, const, var
+from kvgen.layout.dtypes import dtype
+from kvgen.lowering.cache_struct import ERRORS, entry_name
 from kvgen.ops.lora_add import End, end_param
-from kvgen.plan import Access, KernelPlan, Param
+from kvgen.plan.kernel import KernelPlan
+from kvgen.plan.params import Access, Param
 from kvgen.spec.kernel_set import KernelSet, Op
 
 THREADS: Final = 256

@@ -5,15 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Final, Literal
 
-from kvgen.dtypes import dtype
-from kvgen.expr import ceil_div, const, var
-from kvgen.ops.adders import THREADS, finders
-from kvgen.ops.cache import ERRORS, entry_name
-from kvgen.ops.segments import segments
-from kvgen.plan import KernelPlan, Param
+from kvgen.expr.nodes import ceil_div, const, var
+from kvgen.layout.dtypes import dtype
+from kvgen.layout.storage import Scales
+from kvgen.lowering.cache_struct import ERRORS, entry_name
+from kvgen.lowering.row_adds import THREADS, finders
+from kvgen.lowering.segments import segments
+from kvgen.plan.kernel import KernelPlan
+from kvgen.plan.params import Param
 from kvgen.spec.cache import Cache
 from kvgen.spec.kernel_set import KernelSet, Op
-from kvgen.spec.storage import Scales
 from kvgen.spec.table import IndexName
 
 BATCH: Final = 2

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-from kvgen.dtypes import dtype
-from kvgen.expr import const, var
-from kvgen.ops.cache import ERRORS, entry_name
+from kvgen.expr.nodes import const, var
+from kvgen.layout.dtypes import dtype
+from kvgen.lowering.cache_struct import ERRORS, entry_name
+from kvgen.lowering.page_runs import THREADS, MaxLayers, PagesContext, PairIndex, page_runs, pages_context, pool_param
 from kvgen.ops.copy_pages import PairList, copy_tiles, lists_of, pair_lists, pair_params
-from kvgen.ops.pages import THREADS, MaxLayers, PagesContext, PairIndex, page_runs, pages_context, pool_param
-from kvgen.plan import KernelPlan
+from kvgen.plan.kernel import KernelPlan
 from kvgen.spec.kernel_set import KernelSet, Op
 
 

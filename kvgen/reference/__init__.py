@@ -2,8 +2,8 @@
 
 They work on logical arrays `[page, token, head, dim]`; `elements` maps those to raw memory by NumPy reshape and transpose
 of the axes that a spec names, `quant` has the codes and scales of one block, `segments` the blocks of a row, `pool` finds
-K and V in an engine's tensors, `tables` answers which page holds a token. None uses kvgen.layout, kvgen.expr or a cache's
-storage beyond its names, which they are there to check.
+K and V in an engine's tensors, `tables` answers which page holds a token. None uses kvgen.layout, kvgen.expr or a cache's storage
+beyond its names, which they are there to check.
 """
 
 from kvgen.reference.adding import lora_add, rows_add, sliced_add

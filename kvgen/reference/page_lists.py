@@ -6,7 +6,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from kvgen.dtypes import dtype
+from kvgen.layout.dtypes import dtype
 from kvgen.reference.faults import FaultLog
 from kvgen.reference.lengths import largest, tokens_of
 from kvgen.reference.tables import LIMIT, TableView, index

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvgen.dtypes import dtype
+from kvgen.layout.dtypes import dtype
 from kvgen.reference.elements import Elements, Raw, cut, in_tiles, typed, without_dim, words
 from kvgen.reference.segments import Coded, Part, Plain
 from kvgen.reference.tables import Place

@@ -1,6 +1,6 @@
 """RoPE, in float64 but for the angle, whose f32 roundings are part of what a model means.
 
-The frequencies are computed here anew from a rope's facts, in NumPy: kvgen.spec.frequencies is what they check.
+The frequencies are computed here anew from a rope's facts, in NumPy: kvgen.lowering.frequencies is what they check.
 """
 
 from __future__ import annotations

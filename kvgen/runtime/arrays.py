@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping
 from operator import index
 from typing import Any, Final, NamedTuple
 
-from kvgen.dtypes import DTYPES
 from kvgen.errors import ArgumentError, DeviceError, KvgenError
+from kvgen.layout.dtypes import DTYPES
 
 Shape = tuple[int, ...]
 Extent = tuple[int, int]  # the addresses [low, high) that elements lie in

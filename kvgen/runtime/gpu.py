@@ -12,7 +12,7 @@ from kvgen.runtime.stream import stream_handle
 
 if TYPE_CHECKING:
     from kvgen.runtime.arrays import ArrayView
-    from kvgen.runtime.cache import LayerCache
+    from kvgen.runtime.kv_cache import LayerCache
     from kvgen.runtime.launcher import Extra, Grid, Kernel
     from kvgen.runtime.module import Module
     from kvgen.runtime.packing import PackedArgs

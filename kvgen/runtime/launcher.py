@@ -8,12 +8,12 @@ from typing import ClassVar, TypeGuard
 
 from kvgen.errors import ArgumentError
 from kvgen.runtime.arrays import ArrayView, view
-from kvgen.runtime.cache import BaseCache, LayerCache
 from kvgen.runtime.checks import Dims
+from kvgen.runtime.kv_cache import BaseCache, LayerCache
 from kvgen.runtime.module import Module
 from kvgen.runtime.overlap import Taken, hold_apart
 from kvgen.runtime.packing import PackedArgs, ParamKind, Value
-from kvgen.runtime.pages import PagePool, layers_of
+from kvgen.runtime.page_pool import PagePool, layers_of
 from kvgen.runtime.params import Array, Call, Count, Number, Param, Scalar, Struct, TensorMap, kinds_of
 from kvgen.runtime.workspace import hold_rows, plannable, usable
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from kvgen.errors import ArgumentError
 from kvgen.runtime.arrays import ArrayView, view
-from kvgen.runtime.collection import TileMap
+from kvgen.runtime.role_cache import TileMap
 
 if TYPE_CHECKING:
     from kvgen.tensor_map import RowView, Swizzle, TensorMapPlan

@@ -34,7 +34,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Array:
-    """An array: see kvgen.plan.Param, whose run-time half this is."""
+    """An array: see kvgen.plan.kernel.Param, whose run-time half this is."""
 
     name: str
     dtype: str

@@ -8,14 +8,15 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from kvgen.dtypes import FloatName
-from kvgen.dtypes import dtype as element
-from kvgen.layout import INNER, Region, parse_axes
+from kvgen.layout.axes import INNER, parse_axes
+from kvgen.layout.dtypes import FloatName
+from kvgen.layout.dtypes import dtype as element
+from kvgen.layout.regions import Region
+from kvgen.layout.storage import Storage
 from kvgen.spec.base import Spec
-from kvgen.spec.checks import check_layout
+from kvgen.spec.build_storage import storage_of
+from kvgen.spec.layout_rules import check_layout
 from kvgen.spec.quant import Block, Quant
-from kvgen.spec.regions import storage_of
-from kvgen.spec.storage import Storage
 from kvgen.spec.table import CSR, Dense, IndexName, Indirect, Offsets, PerKV, Ring, Table
 
 HeadDim = Annotated[int, Field(ge=1, le=1024)]

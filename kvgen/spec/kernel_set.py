@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Final, Literal
 
 from pydantic import Field, SerializeAsAny, field_validator, model_validator
 
-from kvgen.plan import KernelPlan, Work
+from kvgen.plan.kernel import KernelPlan, Work
 from kvgen.spec.base import Spec
 from kvgen.spec.cache import Cache
 from kvgen.spec.model import Model
@@ -71,6 +71,10 @@ class Op(Spec):
     def description(self) -> str:
         """What the operation does: its launcher's docstring begins with it."""
         return type(self).__doc__ or ""
+
+    def other_caches(self) -> dict[str, Cache]:
+        """Caches that a call brings besides the set's own, by the names of their classes in the generated module."""
+        return {}
 
     def work(self, kernels: KernelSet) -> Work | None:
         """How the workspace is divided that the operation's planner prepares; None without a planner."""

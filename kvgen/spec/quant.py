@@ -10,7 +10,7 @@ from typing import Any, Final, Literal
 
 from pydantic import Field, model_validator
 
-from kvgen.dtypes import DType, dtype
+from kvgen.layout.dtypes import DType, dtype
 from kvgen.spec.base import Spec
 
 CodeName = Literal["e4m3", "e5m2", "i8", "i4", "e2m1"]

@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from kvgen.spec.cache import Cache, Layout
-from kvgen.spec.checks import check_room
+from kvgen.spec.layout_rules import check_room
 from kvgen.spec.table import Offsets
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import keyword
+import linecache
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -12,10 +13,11 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, Field, ValidationInfo, field_serializer, field_validator, model_validator
 
+from kvgen.expr.score_c import Elements, Names, Printer
+from kvgen.expr.score_errors import TraceError
+from kvgen.expr.score_trace import FULL, WORD, Graph, Kind, Place, TensorArgument, Value, describe, lift, to_float
 from kvgen.spec.base import Spec
-from kvgen.spec.score_c import Elements, Names, Printer
-from kvgen.spec.score_errors import TraceError, refusal
-from kvgen.spec.score_trace import FULL, WORD, Graph, Kind, Place, TensorArgument, Value, describe, lift, to_float
+from kvgen.spec.sources import shown_path
 
 TensorName = Literal["f32", "f16", "bf16", "i32", "u32", "i8", "u8"]
 ScalarName = Literal["f32", "i32", "u32"]
@@ -130,7 +132,10 @@ class Score(Spec):
             raise ValueError(f"function: got {value!r:.80}; it is a Python function, def my_score(s, at): return ...")
         if "tensors" not in info.data or "scalars" not in info.data:
             return None  # whose own mistakes are told
-        return trace(value, info.data["tensors"], info.data["scalars"])
+        try:
+            return trace(value, info.data["tensors"], info.data["scalars"])
+        except TraceError as error:
+            raise ValueError(_located(error)) from error
 
     @model_validator(mode="after")
     def _read_by_somebody(self) -> Score:
@@ -157,8 +162,14 @@ class Score(Spec):
         return None if value is None else list(value.text)
 
 
+def _located(error: TraceError) -> str:
+    """`function: specs/x.py:12 (`return s ** 2`): got ...`."""
+    text = linecache.getline(error.file, error.line).strip()
+    return f"function: {shown_path(error.file)}:{error.line}{f' (`{text}`)' if text else ''}: {error.message}"
+
+
 def trace(function: FunctionType, tensors: Mapping[str, Tensor], scalars: Mapping[str, str]) -> Function:
-    """The function as an expression; raises ValueError naming the line that is none."""
+    """The function as an expression; raises TraceError with the line that is none."""
     graph = Graph()
     known: dict[str, Any] = {n: TensorArgument(graph, n, t.kind, t.shape, t.bounds) for n, t in tensors.items()}
     for name, kind in scalars.items():
@@ -171,9 +182,11 @@ def trace(function: FunctionType, tensors: Mapping[str, Tensor], scalars: Mappin
         found = function(graph.value("float", "s"), Place(graph), **{name: known[name] for name in taken})
         if isinstance(found, (bool, TensorArgument)) or (isinstance(found, Value) and found.kind == "condition"):
             hint = "; write where(condition, s, float('-inf')) to hide a token" if isinstance(found, Value) else ""
-            raise refusal(file, line, f"got {describe(found)} from {function.__name__}; it returns the new score{hint}")
+            raise TraceError(
+                file, line, f"got {describe(found)} from {function.__name__}; it returns the new score{hint}"
+            )
         if found is None:
-            raise refusal(
+            raise TraceError(
                 file, line, f"got nothing from {function.__name__}; it returns the new score: end it with return s"
             )
         root = to_float(lift(graph, found, f"what {function.__name__} returns"))
@@ -186,7 +199,7 @@ def trace(function: FunctionType, tensors: Mapping[str, Tensor], scalars: Mappin
             at = step.tb_lineno if step.tb_frame.f_code.co_filename == file else at
             step = step.tb_next
         message = f"got {type(error).__name__}: {error}; a score function computes with s, at, its tensors and scalars"
-        raise refusal(file, at, message) from error
+        raise TraceError(file, at, message) from error
     symbols = Names({n: Elements(n, "", t.shape, t.shape) for n, t in tensors.items()}, {n: n for n in scalars}, 0, 0)
     printer = Printer(root, symbols)
     return Function((*printer.lines, f"s = {printer.result};"), function, root)
@@ -198,18 +211,18 @@ def _parameters(function: FunctionType, known: Mapping[str, Any]) -> tuple[str, 
     parameters = list(inspect.signature(function).parameters.values())
     named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     if len(parameters) < 2 or any(p.kind is not named[0] for p in parameters[:2]):
-        raise refusal(file, line, f"got {function.__name__}{inspect.signature(function)}; it takes (s, at) first")
+        raise TraceError(file, line, f"got {function.__name__}{inspect.signature(function)}; it takes (s, at) first")
     for p in parameters[2:]:
         if p.kind not in named or (p.name not in known and p.default is inspect.Parameter.empty):
             names = ", ".join(known) or "none"
-            raise refusal(
+            raise TraceError(
                 file,
                 line,
                 f"got the parameter {p.name}; it must be one of tensors and scalars ({names}), or have a default",
             )
     unread = [name for name in known if name not in {p.name for p in parameters[2:]}]
     if unread:
-        raise refusal(
+        raise TraceError(
             file, line, f"got no parameter {unread[0]}, which tensors or scalars have; take it, or leave it out there"
         )
     return tuple(p.name for p in parameters[2:] if p.name in known)

@@ -12,7 +12,7 @@ from typing import Final
 
 from kvgen.errors import ToolError
 from kvgen.files import read_bytes
-from kvgen.plan import Source
+from kvgen.plan.kernel import Source
 
 _SIZE_LIMIT: Final = 1 << 24  # bytes; a kernel has a few KiB
 

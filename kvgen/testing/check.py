@@ -11,9 +11,9 @@ from typing import Any, ParamSpec, TypedDict, Unpack
 import numpy as np
 from numpy.typing import NDArray
 
-from kvgen.dtypes import dtype
 from kvgen.emulator import EmulatorError, KernelFault, Mode, Schedule
 from kvgen.errors import ArgumentError, DeviceError, KvgenError
+from kvgen.layout.dtypes import dtype
 from kvgen.runtime.arrays import ArrayView, extent
 from kvgen.runtime.cpu import Launched, Memory, machine
 from kvgen.runtime.launcher import Launcher

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvgen import KernelSet, ops
-from kvgen.dtypes import dtype
+from kvgen.layout.dtypes import dtype
 from kvgen.reference import Rows
 from kvgen.reference.segments import Coded, Plain
 from tests.accessor.grid import Config

@@ -11,10 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvgen import CSR, Continuous, Dense, Indirect, PerKV, Ring
-from kvgen.dtypes import dtype
+from kvgen.layout.dtypes import dtype
+from kvgen.layout.storage import PoolTensor
 from kvgen.reference import Place, Rows, TableView, cache_rows
 from kvgen.runtime.faults import Fault
-from kvgen.spec.storage import PoolTensor
 from tests.accessor.grid import Config
 
 Raw = NDArray[Any]

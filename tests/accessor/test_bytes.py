@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from kvgen import CSR, Dense, Paged, PerKV, Ring, ops
-from kvgen.dtypes import dtype
+from kvgen.layout.dtypes import dtype
 from kvgen.reference import gather
 from tests.accessor.grid import Config, configs
 from tests.accessor.kernels import BY_POINTER, LOAD, STORE, Trial, accessor, kernel_set, same

@@ -11,8 +11,8 @@ import pytest
 from kvgen import Dense, Paged, Quant, ops
 from kvgen.errors import ArgumentError
 from kvgen.runtime.checks import Dims
-from kvgen.runtime.collection import RoleCache
 from kvgen.runtime.params import Array, Scalar
+from kvgen.runtime.role_cache import RoleCache
 from kvgen.tensor_map import PageView, RowView
 from tests.accessor.grid import Config
 from tests.accessor.kernels import kernel_set

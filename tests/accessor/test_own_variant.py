@@ -9,13 +9,14 @@ import numpy as np
 import pytest
 
 from kvgen import Layout, Paged, Quant, ops
-from kvgen.dtypes import dtype
-from kvgen.layout import Region, parse_axes
+from kvgen.layout.axes import parse_axes
+from kvgen.layout.dtypes import dtype
+from kvgen.layout.regions import Region
+from kvgen.layout.storage import Base, PoolTensor, Segment, Storage
 from kvgen.reference import Rows, append, decode
 from kvgen.reference.elements import Elements, cut
 from kvgen.reference.segments import Coded, Plain
 from kvgen.spec.cache import Cache
-from kvgen.spec.storage import Base, PoolTensor, Segment, Storage
 from tests.accessor.grid import Config
 from tests.accessor.kernels import kernel_set
 from tests.accessor.places import DEVICES, build, session

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from kvgen import Continuous, Ring
-from kvgen.dtypes import dtype
+from kvgen.layout.dtypes import dtype
 from kvgen.reference.segments import Coded
 from kvgen.reference.tables import Place, TableView
 from kvgen.runtime import cuda

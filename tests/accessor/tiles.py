@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from kvgen import Indirect, ops
-from kvgen.dtypes import dtype
 from kvgen.errors import ArgumentError
-from kvgen.ops.cache import roles
-from kvgen.runtime.collection import RoleCache, TileMap
+from kvgen.layout.dtypes import dtype
+from kvgen.lowering.cache_struct import roles
+from kvgen.runtime.role_cache import RoleCache, TileMap
 from kvgen.tensor_map import chunk_elements, padded_depth
 from tests.accessor.grid import LEVELS, Config, Levels, full_grid
 from tests.accessor.kernels import text

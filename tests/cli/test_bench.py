@@ -1,4 +1,4 @@
-"""`kvgen bench`: exact traffic of one set, minima worked out by hand and by kvgen.layout, the checked-in sets, errors."""
+"""`kvgen bench`: exact traffic of one set, minima worked out by hand and by kvgen.layout.regions, the checked-in sets, errors."""
 
 from __future__ import annotations
 
@@ -268,7 +268,7 @@ def test_rows_that_share_sectors(scenes: Callable[[str, Workload], tuple[Scene, 
 
 
 def test_places_as_the_layout_has_them(scenes: Callable[[str, Workload], tuple[Scene, KernelSet]]) -> None:
-    """Against kvgen.layout's expressions, which the minimum does not use: a swizzle, K and V in pages of their own."""
+    """Against kvgen.layout.regions's expressions, which the minimum does not use: a swizzle, K and V in pages of their own."""
     scene, kernels = scenes("apart", Workload("two", (11, 3), (2, 3)))
     region = kernels.cache.storage.roles["k"][0].region
     element, strides = 2, scene.pools["pool"].strides  # type: ignore[union-attr]
@@ -289,7 +289,7 @@ def test_places_as_the_layout_has_them(scenes: Callable[[str, Workload], tuple[S
 
 
 def _evaluate(offset: Any, values: dict[str, int]) -> int:
-    from kvgen.expr import python
+    from kvgen.expr.to_python import python
 
     return int(eval(python(offset), {}, values))
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kvgen.cli.recorded import installed
+from kvgen.cli.resources_json import installed
 
 from .conftest import Folder
 
@@ -145,7 +145,7 @@ def test_a_record_of_an_older_kvgen_is_stale(built: Folder) -> None:
 @pytest.mark.parametrize("value", ['"\\u001b[31m"', "[1]", "null"])
 def test_what_a_record_says_reaches_no_terminal(built: Folder, value: str) -> None:
     """An older record has no digest, and one with a digest can be forged: what it holds is shown in ASCII, on one line."""
-    from kvgen.cli.recorded import _text
+    from kvgen.cli.resources_json import _text
     from kvgen.json_file import parse_object
 
     path = recorded(built)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from kvgen.cli.recorded import installed
+from kvgen.cli.resources_json import installed
 
 from .conftest import Folder
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from kvgen import paths
-from kvgen.cli.recorded import installed
+from kvgen.cli.resources_json import installed
 from kvgen.codegen import render
 from kvgen.compile import find, read_folder, text_digest
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from kvgen.cli.demo_steps import PROMPTS, STEPS, run
 from kvgen.cli.project import Project, open_project
-from kvgen.cli.workload import PROMPTS, STEPS, run
 from kvgen.errors import DeviceError
 from kvgen.runtime import cuda
 from kvgen.runtime.launcher import Launcher

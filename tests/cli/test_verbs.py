@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from kvgen import models
-from kvgen.cli import examine
+from kvgen.cli import doctor_checks
 from kvgen.cli.console import complete_selector
 from kvgen.errors import DeviceError
 from kvgen.runtime import cuda
@@ -178,9 +178,9 @@ def test_doctor_outside_a_project(tmp_path: Path) -> None:
 def test_doctor_without_nvrtc(project: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
     from kvgen.errors import ToolError
 
-    def lost() -> examine.Finding:
+    def lost() -> doctor_checks.Finding:
         raise ToolError("NVRTC: its library cannot be loaded; install it")
 
-    monkeypatch.setattr(examine, "_nvrtc", lost)
+    monkeypatch.setattr(doctor_checks, "_nvrtc", lost)
     found = lines(project, code=1)
     assert found["NVRTC"] == ("broken", "NVRTC: its library cannot be loaded; install it")

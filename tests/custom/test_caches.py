@@ -11,7 +11,7 @@ from ml_dtypes import bfloat16
 
 from kvgen import Block, Continuous, KernelSet, Latent, Paged, Quant, ops, presets
 from kvgen.cli.project import generated
-from kvgen.dtypes import dtype
+from kvgen.layout.dtypes import dtype
 from kvgen.ops import Custom
 from kvgen.runtime import describe
 from kvgen.spec.loader import load_file

@@ -10,11 +10,11 @@ import pytest
 from pydantic import ValidationError
 
 from kvgen import KernelSet, Paged, ops
-from kvgen.expr import ceil_div, evaluate, var
+from kvgen.expr.nodes import ceil_div, evaluate, var
+from kvgen.expr.rules import parse_rule
 from kvgen.ops import Array, Custom, Scalar, Size
 from kvgen.ops.custom import entries
 from kvgen.spec.base import explain
-from kvgen.spec.grid import parse_rule
 from tests.custom.conftest import KERNEL
 
 

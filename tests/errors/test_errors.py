@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from kvgen.cli.recorded import installed
+from kvgen.cli.resources_json import installed
 from tests.cli.conftest import invoke
 from tests.errors.case import Case, Link, read_case, write_case
 

@@ -11,7 +11,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from kvgen import Continuous, KernelSet
-from kvgen.dtypes import dtype
+from kvgen.layout.dtypes import dtype
 from kvgen.ops import Decode
 from kvgen.reference import Decoded, decode
 from tests.ops.batches import OPEN_TOKENS, Batch

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvgen import KernelSet
-from kvgen.dtypes import dtype
+from kvgen.layout.dtypes import dtype
 from kvgen.ops import Decode
 from kvgen.reference import Decoded
 from kvgen.reference.attention import Arguments, modified

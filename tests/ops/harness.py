@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from kvgen import KernelSet
 from kvgen.codegen.emit import render_device, render_set, write_file
-from kvgen.dtypes import dtype
+from kvgen.layout.dtypes import dtype
 from kvgen.ops import Decode
 from kvgen.reference import Decoded, Rows, append, decode, gather, seal
 from kvgen.reference.elements import Elements

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvgen.dtypes import dtype
-from kvgen.spec.storage import PoolTensor
+from kvgen.layout.dtypes import dtype
+from kvgen.layout.storage import PoolTensor
 
 Raw = NDArray[Any]
 Bytes = NDArray[np.uint8]

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from kvgen import CSR, Continuous, Indirect, KernelSet, PerKV, Ragged, Ring
-from kvgen.dtypes import dtype
+from kvgen.layout.dtypes import dtype
 from kvgen.ops import Decode
 from kvgen.reference import Place, Rows, TableView, cache_rows
 from tests.ops.batches import OPEN_TOKENS, Batch

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from kvgen import ops
-from kvgen.dtypes import dtype
-from kvgen.ops.stored import stored_runs
+from kvgen.layout.dtypes import dtype
+from kvgen.lowering.row_runs import stored_runs
 from kvgen.reference import gather_raw, scatter, scatter_raw
 from kvgen.spec.cache import Cache
 from tests.ops.chosen import CHOSEN, chosen

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvgen.dtypes import dtype
+from kvgen.layout.dtypes import dtype
 from kvgen.ops import Append
 from kvgen.runtime import clear
 from tests.ops import (

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvgen.dtypes import dtype
+from kvgen.layout.dtypes import dtype
 from tests.ops.batches import Batch, batches
 from tests.ops.harness import check_append, index_name, offsets_of
 from tests.ops.scenes import Scene

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from kvgen import KernelSet, Paged, Quant, Ring, ops
-from kvgen.dtypes import dtype
+from kvgen.layout.dtypes import dtype
 from kvgen.reference import Decoded
 from kvgen.reference.attention import Arguments, modified
 from kvgen.reference.decode import Seen, products, weighted

@@ -11,10 +11,10 @@ from benchmarks.decode_static import compiled, examine
 from benchmarks.hot_path import blocks, loops, main_loop
 from kvgen import KernelSet, Layout, Paged, Quant, Score, ops
 from kvgen.bench import Measured, Scene, Workload, measure
-from kvgen.bench.marks import SECTOR
+from kvgen.bench.touched_bytes import SECTOR
 from kvgen.compile import default_cache
 from kvgen.compile.sass import count, histogram, sass
-from kvgen.ops import decode_tensor
+from kvgen.lowering.attention import mma
 from tests.compile.test_sass import needs_tool
 from tests.ops.harness import package
 
@@ -58,7 +58,7 @@ def test_accesses(arch: str) -> None:
     kernels = decode_set("group1", 1)
     text = sass(compiled(kernels, arch, default_cache())[0][0].data, cache=default_cache())
     found = histogram("\n".join(f"/*0000*/ {x} ;" for x in main_loop(text).usual))
-    shape = decode_tensor.shape(kernels, 1)
+    shape = mma.shape(kernels, 1)
     assert shape is not None
     copies = shape.tokens * 2 * 16 // 32 // shape.team_warps  # of 16 bytes, 32 lanes each
     assert count(found, "LDGSTS.128") == count(found, "LDGSTS") == copies
@@ -96,7 +96,7 @@ def test_traffic(name: str) -> None:
     assert bool(found.total("workspace")[0]) == planned and found.total("workspace")[0] < pool / 10
     assert found.total("tables", "input", "output")[0] < pool / 20
     _no_conflicts(found, Path(str(package(kernels).__file__)).parent / "decode.cu")
-    shape = decode_tensor.shape(kernels, 1)
+    shape = mma.shape(kernels, 1)
     assert shape is not None
     values = pool * SECTOR // (1024 * kernels.cache.kv_heads)  # bytes of a token and head
     block = (shape.stages.large - 1) * shape.tile * values

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvgen.dtypes import dtype
+from kvgen.layout.dtypes import dtype
 from tests.ops.batches import batches
 from tests.ops.engines import ENGINES, QUANTIZED
 from tests.ops.harness import check_append, check_decode, check_gather, index_name, offsets_of

@@ -12,7 +12,7 @@ from hypothesis import given as drawn
 from hypothesis import settings
 from hypothesis import strategies as st
 
-from kvgen.dtypes import dtype
+from kvgen.layout.dtypes import dtype
 from kvgen.ops import Append
 from kvgen.reference import Rows
 from kvgen.reference.append import Change, Changed, NewRow, changed, locate
@@ -85,7 +85,7 @@ class Call:
                 bias=self._bias(role),
                 norm=norm,
                 weight=self.arguments[f"{role}_weight"] if norm else None,
-                rope=None if role == "v" else op.turns(kernels),
+                rope=None if role == "v" else op.new_rows(kernels).rope,
                 positions=positions,
                 table=table,
                 sections=op.sections,

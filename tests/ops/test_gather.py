@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvgen.dtypes import dtype
+from kvgen.layout.dtypes import dtype
 from kvgen.runtime.cpu import machine
 from tests.ops.batches import PLAIN, batches
 from tests.ops.harness import check_gather, index_name, offsets_of, package

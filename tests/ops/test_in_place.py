@@ -13,7 +13,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 
 from kvgen import ops
-from kvgen.dtypes import dtype
+from kvgen.layout.dtypes import dtype
 from kvgen.reference.append import Change, changed, locate
 from kvgen.runtime import describe
 from kvgen.runtime.cpu import machine

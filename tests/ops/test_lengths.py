@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvgen import CSR, KernelSet, ops
-from kvgen.dtypes import dtype
+from kvgen.layout.dtypes import dtype
 from kvgen.reference import advance, row_offsets
 from kvgen.runtime import Fault, describe
 from kvgen.runtime.cpu import machine

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvgen import KernelSet, Latent, Layout, ops, presets
-from kvgen.dtypes import dtype
+from kvgen.layout.dtypes import dtype
 from kvgen.reference import Gathered, mla_decompress, mla_plan
 from kvgen.runtime import Fault, describe
 from kvgen.runtime.cpu import machine

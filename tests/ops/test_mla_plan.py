@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvgen import CSR, KernelSet, Latent, Layout, ops
-from kvgen.dtypes import dtype
+from kvgen.layout.dtypes import dtype
 from kvgen.reference import Chunked, mla_plan
 from kvgen.runtime import Fault, describe
 from kvgen.runtime.cpu import machine

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from kvgen import KernelSet, presets
 from kvgen.codegen.emit import render_device, render_set, units_of
 from kvgen.compile import Unit, compile_unit, default_cache
-from kvgen.dtypes import dtype
+from kvgen.layout.dtypes import dtype
+from kvgen.lowering.attention.wgmma import TEMPLATE, applies
 from kvgen.ops import MlaDecode
-from kvgen.ops.mla_wgmma import TEMPLATE, applies
 from kvgen.runtime.cpu import machine
 from kvgen.spec.cache import Cache
 from kvgen.spec.loader import LoadedSet

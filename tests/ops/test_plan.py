@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvgen import KernelSet, Mask, Paged, ops
-from kvgen.dtypes import dtype
+from kvgen.layout.dtypes import dtype
 from kvgen.reference import TableView
 from kvgen.runtime.cpu import machine
 from kvgen.runtime.workspace import Workspace

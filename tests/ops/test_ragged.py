@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvgen import KernelSet, Layout, Mask, Ragged, ops, presets
-from kvgen.dtypes import dtype
 from kvgen.errors import ArgumentError
+from kvgen.layout.dtypes import dtype
 from kvgen.reference import gather_rows
 from kvgen.runtime import Fault, describe
 from kvgen.runtime.cpu import machine

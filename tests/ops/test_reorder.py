@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvgen import Continuous, KernelSet, Layout, Paged, PerKV, Quant, Ring, ops, presets
-from kvgen.dtypes import dtype
 from kvgen.errors import ArgumentError
+from kvgen.layout.dtypes import dtype
 from kvgen.reference import reorder
 from kvgen.runtime import Fault, describe
 from kvgen.runtime.cpu import machine

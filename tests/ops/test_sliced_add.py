@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvgen import KernelSet, ops, presets
-from kvgen.dtypes import dtype
 from kvgen.errors import ArgumentError
+from kvgen.layout.dtypes import dtype
 from kvgen.reference import sliced_add
 from kvgen.runtime import Fault, describe
 from kvgen.runtime.cpu import machine

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvgen import KernelSet, Paged, Quant, ops
-from kvgen.dtypes import dtype
+from kvgen.layout.dtypes import dtype
 from kvgen.reference import append, remap_indices, slot_mapping
 from kvgen.runtime import Fault, describe
 from kvgen.runtime.cpu import machine

@@ -366,6 +366,18 @@ def test_more_parts_than_one_merge_takes(name: str, op: str) -> None:
     assert bits(found.run(workspace=workspace)) == bits(right), "a faulty step leaves nothing behind"
 
 
+def test_two_requests_that_are_merged_twice() -> None:
+    """Each merge counts its own blocks. A counter one kv head further on than its own would be that of the first request's second
+    group: 64 of 2 heads."""
+    found, wanted = large("simt", "fixed", (61 * 128, 40 * 128))
+    workspace = planned(found, multiprocessors=200)
+    assert set(listed(found, workspace).pieces["parts"]) == {61, 40}
+    for schedule in (*SCHEDULES, 7):
+        found.scene.batch = replace(found.scene.batch, schedule=schedule)
+        hold(wanted, found.terms, found.q, *found.run(workspace=workspace))
+        clean(found, workspace)
+
+
 @pytest.mark.parametrize("name", MERGED)
 def test_one_long_request_beside_many_short_ones(name: str) -> None:
     """All blocks work on the long one; the others' results are right nevertheless."""

@@ -139,7 +139,7 @@ def test_no_sector_is_moved_twice() -> None:
     for tensor in cache.storage.tensors:
         sizes = {"pages": 64, "scale_pages": 64, "layers": 1}
         shape = [sizes[s] if isinstance(s, str) else s for s in tensor.shape]
-        from kvgen.dtypes import dtype
+        from kvgen.layout.dtypes import dtype
 
         kind = dtype(tensor.dtypes[0]).numpy()
         tensors[tensor.name] = aligned(int(np.prod(shape)) * kind.itemsize).view(kind).reshape(shape)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from kvgen import KernelSet, Latent, Model, Paged, ops
-from kvgen.dtypes import dtype
+from kvgen.layout.dtypes import dtype
 from kvgen.reference import cache_rows
 from kvgen.reference.rope import rotate_error
 from kvgen.reference.rounding import ulp

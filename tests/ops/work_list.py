@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvgen import KernelSet
-from kvgen.ops.work import LEAST_TILES, OVERHEAD
+from kvgen.lowering.attention.split_kv import LEAST_TILES, OVERHEAD
 from kvgen.reference import TableView
 from kvgen.reference.attention import Arguments, Standing, span
 from kvgen.reference.tables import LIMIT, bad_total, request_of_row

@@ -9,11 +9,11 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from kvgen.lowering.frequencies import cos_sin_factor, inverse_frequencies
 from kvgen.reference import norm as norms
 from kvgen.reference import rope as oracle
 from kvgen.reference.rope import Table, rotate, rotate_error
 from kvgen.reference.rounding import ulp
-from kvgen.spec.frequencies import cos_sin_factor, inverse_frequencies
 from kvgen.spec.model import LinearScaling, Llama3Scaling, LongRopeScaling, Rope, YarnScaling
 from tests.models.checkpoints import NAMES
 from tests.reference.golden import Golden, golden, load, rope_of

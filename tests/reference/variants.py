@@ -10,7 +10,7 @@ import ml_dtypes
 import numpy as np
 
 from kvgen import CSR, Block, Continuous, Dense, Latent, Layout, Paged, PerKV, Quant
-from kvgen.dtypes import dtype
+from kvgen.layout.dtypes import dtype
 from kvgen.reference import TableView, append, cache_rows, gather
 from kvgen.runtime.faults import NO_FAULT
 from kvgen.spec.cache import Cache

@@ -11,8 +11,8 @@ from typing import Any
 
 from kvgen.runtime import BaseCache, BasePages, Kernel, Launcher, Workspace
 from kvgen.runtime.arrays import ArrayView, contiguous_strides
-from kvgen.runtime.cache import Tensor
-from kvgen.runtime.pages import PagePool
+from kvgen.runtime.kv_cache import Tensor
+from kvgen.runtime.page_pool import PagePool
 from kvgen.runtime.params import Array, Count, Number
 from kvgen.runtime.source import Source
 

@@ -17,8 +17,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvgen.dtypes import DTYPES
 from kvgen.errors import ArgumentError, DeviceError
+from kvgen.layout.dtypes import DTYPES
 from kvgen.runtime import cuda
 from kvgen.runtime.arrays import ArrayView, contiguous_strides, extent, itemsize, nbytes, view
 from kvgen.runtime.checks import Dims, check

@@ -11,7 +11,7 @@ import pytest
 from kvgen.errors import ArgumentError
 from kvgen.runtime.arrays import ArrayView, extent, itemsize, view
 from kvgen.runtime.overlap import Footprint, overlap, spans_of
-from kvgen.runtime.pages import BasePages
+from kvgen.runtime.page_pool import BasePages
 from kvgen.runtime.params import Array
 from tests.runtime.calls import Call as SmallCall
 from tests.runtime.launching import zeros

@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 import kvgen
 from kvgen import KernelSet, Mask, Paged, Score, ops
 from kvgen.codegen.render import environment
-from kvgen.dtypes import dtype
-from kvgen.ops.arguments import Argument
-from kvgen.ops.attention import AttentionContext, attention_context
-from kvgen.plan import Param
+from kvgen.layout.dtypes import dtype
+from kvgen.lowering.attention.masks_scores import AttentionContext, attention_context
+from kvgen.plan.params import Param
 from kvgen.runtime.cpu import machine
+from kvgen.spec.arguments import Argument
 
 CACHE: Final = Paged(dtype="bf16", kv_heads=2, head_dim=8, page_size=4)
 HEADS: Final = 6

@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvgen.dtypes import dtype
-from kvgen.expr import evaluate
+from kvgen.expr.nodes import evaluate
+from kvgen.layout.dtypes import dtype
+from kvgen.layout.storage import PoolTensor, Segment
 from kvgen.spec import presets
 from kvgen.spec.quant import Quant
-from kvgen.spec.storage import PoolTensor, Segment
 from kvgen.spec.table import CSR, Dense, Indirect, Offsets, PerKV
 from tests.spec.engines import ENGINES, Engine, Ints, Sizes
 

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from kvgen import Mask, Score, score
-from kvgen.dtypes import dtype
-from kvgen.ops.attention import check_arguments
-from kvgen.plan import Param
+from kvgen.layout.dtypes import dtype
+from kvgen.lowering.attention.masks_scores import check_arguments
+from kvgen.plan.params import Param
 from kvgen.score import Tensor
 from tests.spec.attend import SET, context
 from tests.spec.test_validation import mistakes

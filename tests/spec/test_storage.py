@@ -19,13 +19,13 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
-from kvgen.dtypes import dtype
 from kvgen.errors import SpecError
-from kvgen.expr import evaluate, var
+from kvgen.expr.nodes import evaluate, var
+from kvgen.layout.dtypes import dtype
+from kvgen.layout.storage import PoolTensor, Segment
 from kvgen.spec.base import explain
 from kvgen.spec.cache import Cache, Layout, Paged
 from kvgen.spec.quant import Block, Quant
-from kvgen.spec.storage import PoolTensor, Segment
 from kvgen.spec.table import PerKV
 from tests.spec.drawn import caches
 

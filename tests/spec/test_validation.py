@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from kvgen import ops
 from kvgen.errors import SpecError
-from kvgen.plan import KernelPlan
+from kvgen.plan.kernel import KernelPlan
 from kvgen.spec.base import explain
 from kvgen.spec.cache import Block, Continuous, Layout, Paged
 from kvgen.spec.kernel_set import KernelSet, Op

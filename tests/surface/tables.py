@@ -8,7 +8,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from kvgen.dtypes import dtype
+from kvgen.layout.dtypes import dtype
 from kvgen.spec.cache import Cache
 from kvgen.spec.table import CSR, Dense, Indirect, PerKV, Ring
 

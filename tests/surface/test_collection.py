@@ -9,7 +9,7 @@ import pytest
 
 from kvgen.errors import ArgumentError
 from kvgen.runtime import RoleCache
-from kvgen.runtime.cache import LONGEST
+from kvgen.runtime.kv_cache import LONGEST
 from tests.surface.harness import BF16, CACHES, PAGE, filled, package
 from tests.surface.marks import proves
 from tests.surface.scenes import COUNT, LAYERS, LENGTHS, MOST, SLOTS, Scene

@@ -9,8 +9,8 @@ import pytest
 
 from kvgen import Block, KernelSet, Latent, Paged, Quant, ops
 from kvgen.compile import UnitError, compile_unit
-from kvgen.dtypes import dtype
 from kvgen.errors import ArgumentError
+from kvgen.layout.dtypes import dtype
 from kvgen.spec.cache import Cache
 from kvgen.spec.table import Indirect
 from tests.accessor.places import build, session

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvgen.dtypes import FloatName
+from kvgen.layout.dtypes import FloatName
 from kvgen.spec.cache import Latent, Layout, Paged
 from kvgen.spec.quant import Block, Quant
 from kvgen.spec.ragged import Ragged

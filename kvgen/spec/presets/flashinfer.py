@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Literal
 
-from kvgen.dtypes import FloatName
+from kvgen.layout.dtypes import FloatName
 from kvgen.spec.cache import Latent, Layout, Paged
-from kvgen.spec.presets.stored import KVCacheDType, nvfp4, per_tensor
+from kvgen.spec.presets.quants import KVCacheDType, nvfp4, per_tensor
 from kvgen.spec.presets.vllm import nvfp4_layout
 from kvgen.spec.quant import Quant
 from kvgen.spec.table import CSR

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from kvgen.dtypes import FloatName
+from kvgen.layout.dtypes import FloatName
 from kvgen.spec.cache import Latent, Layout, Paged
-from kvgen.spec.presets.stored import KVCacheDType, per_tensor
+from kvgen.spec.presets.quants import KVCacheDType, per_tensor
 from kvgen.spec.quant import Block, Quant
 from kvgen.spec.table import Dense, Indirect
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Literal
 
-from kvgen.dtypes import FloatName
+from kvgen.layout.dtypes import FloatName
 from kvgen.spec.cache import Layout, Paged
-from kvgen.spec.presets.stored import nvfp4, per_tensor
+from kvgen.spec.presets.quants import nvfp4, per_tensor
 from kvgen.spec.quant import Quant
 from kvgen.spec.table import PerKV
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Literal
 
-from kvgen.dtypes import FloatName
-from kvgen.dtypes import dtype as element
+from kvgen.layout.dtypes import FloatName
+from kvgen.layout.dtypes import dtype as element
 from kvgen.spec.cache import Latent, Layout, Paged
-from kvgen.spec.presets.stored import KVCacheDType, nvfp4, per_tensor
+from kvgen.spec.presets.quants import KVCacheDType, nvfp4, per_tensor
 from kvgen.spec.quant import Block, Quant
 from kvgen.spec.table import Dense
 

@@ -1,0 +1,183 @@
+"""A set's cache with a workload in it: pool, page tables over scattered pages, and the arguments of its operations."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from copy import copy
+from types import ModuleType
+from typing import Any, Final, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvgen.bench.batch_sizes import Workload
+from kvgen.errors import ToolError
+from kvgen.layout.dtypes import dtype
+from kvgen.reference import TableView
+from kvgen.spec.kernel_set import KernelSet
+from kvgen.spec.table import PerKV, Ring
+
+Raw = NDArray[Any]
+Group = Literal["kv", "scales", "tables", "workspace", "weights", "input", "output", "errors"]
+GROUPS: Final[tuple[Group, ...]] = ("kv", "scales", "tables", "workspace", "weights", "input", "output", "errors")
+# Lengths of these find the step's tokens new, and not yet counted where lengths come "before".
+STEP: Final = ("append", "seal", "norm_cache", "rotate_cache", "lora_add")
+# Each request has the operation's `rows` query rows, which are its newest tokens.
+ATTENDING: Final = ("decode", "mla_decode")
+LAYERS: Final = 2
+LAYER: Final = 1
+ALIGN: Final = 256  # bytes, as GPU allocations are
+POISON: Final = 0x7FFFFFFF  # past a request's pages: no page of any pool
+_INDICES: Final = ("u32", "i32", "i64")
+_WEIGHTS: Final = ("cos_sin", "q_scale", "bias", "sinks", "alibi_slopes")
+
+
+def aligned(shape: tuple[int, ...], kind: np.dtype[Any]) -> Raw:
+    """Zeros at an address divisible by 256."""
+    size = math.prod(shape) * kind.itemsize
+    raw = np.zeros(size + ALIGN, np.uint8)
+    start = -int(raw.ctypes.data) % ALIGN
+    return raw[start : start + size].view(kind).reshape(shape)
+
+
+class Scene:
+    """A set's cache, `LAYERS` layers of it, holding a workload; operations work on layer `LAYER`.
+
+    The pool's tensors are packed, pages scattered over it in an order that is always the same; scales that the caller
+    brings are about 1. `room` are the tokens that requests have pages for, by default those they hold. Raises ToolError where
+    the workload does not fit the cache.
+    """
+
+    def __init__(
+        self, kernels: KernelSet, package: ModuleType, workload: Workload, room: Sequence[int] | None = None
+    ) -> None:
+        workload.check(kernels.cache, kernels.name)
+        self.kernels, self.package, self.workload, self.cache = kernels, package, workload, kernels.cache
+        self._room = tuple(room or workload.totals)
+        self.tokens = 1 if self.cache.ragged else self.cache.page_tokens or max(self._room)
+        self._lay_pages()
+        self.pools = self._pools()
+
+    def at(self, workload: Workload) -> Scene:
+        """The same memory at another step of its requests."""
+        found = copy(self)
+        found.workload = workload
+        return found
+
+    def _lay_pages(self) -> None:
+        table = self.cache.page_table
+        counts = [-(-n // self.tokens) for n in self._room]
+        if isinstance(table, Ring):
+            self.columns = -(-(table.window - 1) // self.tokens) + 1
+            counts = [min(n, self.columns) for n in counts]
+        else:
+            self.columns = max(counts)
+        per_page = 2 if isinstance(table, PerKV) else 1
+        random = np.random.default_rng(0)
+        ends = np.cumsum([n * per_page for n in counts])[:-1]
+
+        def scattered() -> list[NDArray[np.int64]]:
+            order = np.arange(sum(counts)) if self.cache.ragged else random.permutation(sum(counts) * per_page)
+            return [part.reshape(-1, per_page) for part in np.split(order, ends)]
+
+        self.ids = scattered()
+        self.pages = sum(counts) * per_page * table.id_multiplier
+        # Scales with a table of their own lie elsewhere than their values do.
+        self.scale_ids = scattered() if self.cache.storage.own_table else self.ids
+
+    def _pools(self) -> dict[str, Raw | list[Raw]]:
+        """The tensors of the generated Cache."""
+        sizes = {
+            "pages": self.pages,
+            "scale_pages": self.pages,
+            "rows": self.pages,
+            "layers": LAYERS,
+            "tokens": self.tokens,
+            "B": len(self._room),
+        }
+        found: dict[str, Raw | list[Raw]] = {}
+        each = not any("layer" in t.axes for t in self.package.Cache.TENSORS)
+        for tensor in self.package.Cache.TENSORS:
+            shape = tuple(n if isinstance(n, int) else sizes[n] for n in tensor.shape)
+            kind = dtype(tensor.dtype if isinstance(tensor.dtype, str) else tensor.dtype[0]).numpy()
+            copies = [aligned(shape, kind) for _ in range(LAYERS if each else 1)]
+            for given in copies if not tensor.writes else ():
+                given[...] = np.linspace(0.5, 1.5, given.size).reshape(shape)
+            found[tensor.name] = copies if each else copies[0]
+        return found
+
+    def tables(self, kind: str, rows: int = 1) -> dict[str, Raw]:
+        """The table arguments of the generated Cache, as an operation of this kind expects them; `rows` are a request's query
+        rows where it attends."""
+        found = {}
+        for spec in self.package.Cache.TABLES:
+            values = np.asarray(self._table(spec.name, len(spec.shape), kind, rows))
+            found[spec.name] = aligned(values.shape, dtype(spec.dtype).numpy())
+            found[spec.name][...] = values
+        return found
+
+    def view(self, tables: Mapping[str, Raw]) -> TableView:
+        """The oracle's reading of the tables."""
+        return TableView(self.cache, tables, self.pages, self.tokens, self.pages)
+
+    def _table(self, name: str, rank: int, kind: str, rows: int) -> Any:
+        totals = self.workload.totals
+        if name == "lengths":
+            # Tokens that "before" lengths leave out: the step's new ones, those of decode's rows; gather comes after the step.
+            new = self.workload.new if kind in STEP else (rows,) * len(totals) if kind in ATTENDING else None
+            return np.subtract(totals, new) if new is not None and self.cache.lengths == "before" else totals
+        if name == "page_table":
+            matrix = self.matrix(self.ids)
+            return matrix[:, 0, 0] if rank == 1 else matrix if rank == 3 else matrix[:, 0]
+        if name == "scales_page_table":
+            return self.matrix(self.scale_ids)[:, 0]
+        if name.endswith("_sealed"):
+            # seal comes first in a step: it finds what was full before, all others what is full after it.
+            new = self.workload.new if kind == "seal" else (0,) * len(totals)
+            return np.subtract(totals, new) // self.cache.storage.residual * self.cache.storage.residual
+        if name == "page_indices":
+            return np.concatenate([i[:n] for i, n in zip(self.ids, self._counts, strict=True)])[:, 0]
+        if name in ("page_indptr", "kv_offsets"):
+            return np.cumsum([0, *self._counts])
+        if name == "last_page_len":
+            return [n - (count - 1) * self.tokens for n, count in zip(totals, self._counts, strict=True)]
+        if name == "req_to_token":
+            return self.matrix(self.ids)[:, 0]
+        if name == "request_ids":
+            return np.arange(len(totals))
+        raise ToolError(f"{self.kernels.name}: got a page table with {name!r}, which kvgen bench cannot build")
+
+    @property
+    def _counts(self) -> list[int]:
+        """Pages that every request's tokens take."""
+        return [-(-n // self.tokens) for n in self.workload.totals]
+
+    def matrix(self, pages: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:
+        """`[B, per page, columns]`; a ring's logical page i stands in column i % columns."""
+        found = np.full((len(pages), pages[0].shape[1], self.columns), POISON, np.int64)
+        for b, ids in enumerate(pages):
+            found[b][:, : len(ids)] = ids.T
+        return found
+
+    # Operations --------------------------------------------------------------------------------------------------
+
+    def alive(self, b: int) -> int:
+        """Tokens of request b that its table still reaches."""
+        table, total = self.cache.page_table, self.workload.totals[b]
+        return min(total, table.window) if isinstance(table, Ring) else total
+
+    def group(self, name: str, launcher: Any) -> Group:
+        """What a launch's buffer is part of; buffers are named after tensors, tables and arguments, those of a cache that is
+        converted behind "source."."""
+        tensor = name.partition("[")[0].removeprefix("source.")
+        if tensor in self.pools or (tensor.endswith(("pool", "scale", "scales", "tail")) and tensor not in _WEIGHTS):
+            return "scales" if tensor.endswith(("scale", "scales")) else "kv"
+        spec = next((a for a in launcher.KERNEL.arguments if a.name == name), None)
+        if spec is None or (spec.access == "in" and spec.dtype in _INDICES):
+            return "tables"
+        if name in ("workspace", "errors"):
+            return "workspace" if name == "workspace" else "errors"
+        if name in _WEIGHTS or name.endswith(("_weight", "_bias")):
+            return "weights"
+        return "input" if spec.access == "in" else "output"

@@ -1,0 +1,192 @@
+"""Which bytes of a cache an operation must touch: every element that it reads or writes is marked once.
+
+Marks are arrays of the memory's shape and type, whose bytes become 0xFF. Where elements, codes and scales lie is what the
+oracle's own view of a pool says (kvgen.reference). No kernel has a part in it.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvgen.bench.synthetic_batch import LAYER, LAYERS, Scene
+from kvgen.reference import Place, Rows, TableView, cache_rows
+from kvgen.reference.elements import Elements
+from kvgen.reference.pages import own_scales, pages_of
+from kvgen.reference.segments import Coded, Part
+from kvgen.runtime.faults import Fault
+from kvgen.spec.table import CSR, Indirect, Offsets, PerKV, Ring
+
+SECTOR: Final = 32  # bytes
+Marks = NDArray[np.bool_]
+Raw = NDArray[Any]
+WHOLE: Final = slice(None)
+
+
+class Token(NamedTuple):
+    """Token `position` of request `b`, which holds `after` tokens; row `row` of the step's, None for older ones."""
+
+    b: int
+    position: int
+    row: int | None
+    after: int
+
+
+class Marked:
+    """Which bytes of pools and tables have been touched. `raw`: codes and scales are taken as they are, so that what
+    dequantizes them beside the scales in pages is not needed."""
+
+    def __init__(self, scene: Scene, tables: dict[str, Raw], *, raw: bool = False) -> None:
+        self._scene, self._raw = scene, raw
+        self._view: TableView = scene.view(tables)
+        self._tables: dict[str, Marks] = {name: np.zeros(array.shape, np.bool_) for name, array in tables.items()}
+        self._pools = {
+            name: [np.zeros_like(p) for p in pool] if isinstance(pool, list) else np.zeros_like(pool)
+            for name, pool in scene.pools.items()
+        }
+        self._rows: tuple[Rows, ...] = cache_rows(scene.cache, {**self._pools, **self._view.arrays}, LAYER)
+
+    def row(self, places: tuple[Place, ...], token: int) -> None:
+        """K and V of one token, whose pages are `places`."""
+        for rows, place in zip(self._rows, places, strict=False):
+            for part in rows.parts:
+                self._part(part, place, token)
+
+    def _part(self, part: Part, place: Place, token: int, dims: slice = WHOLE) -> None:
+        """A token's dims that are stored one way: elements, or codes and what scales they have. `dims` are enough where
+        others have no scale in common with them."""
+        if not isinstance(part, Coded):
+            _touch(part.elements, place.page, token, dims)
+            return
+        _touch(part.codes, place.page, token, WHOLE if part.scales is not None else dims)
+        if part.scales is not None:
+            _touch(part.scales, place.scales, token // part.block[0])
+        if self._raw:
+            return
+        if part.given is not None:
+            part.given[...] = _ones(part.given)
+        self._global_scales()
+
+    def _global_scales(self) -> None:
+        for name, pool in self._pools.items():
+            if name.endswith("_global_scale"):
+                mine = pool[LAYER] if isinstance(pool, list) or pool.ndim > 1 else pool
+                mine[...] = _ones(mine)
+
+    def token(self, token: Token, kind: str, roles: str = "kv", dims: slice = WHOLE) -> set[str]:
+        """One token as an operation of this `kind` touches it, and the table's entries that lead there; of `roles` alone, and
+        of a head's `dims` alone.
+
+        Returns the roles that it touches.
+        """
+        b, page = token.b, token.position // self._scene.tokens
+        places = self._view.places(b, page)
+        if isinstance(places, Fault):
+            raise AssertionError(f"request {b}, token {token.position}: {places.name} in a table of kvgen bench's own")
+        touched = set[str]()
+        for name, rows, place in zip("kv", self._rows, places, strict=False):
+            end = 0
+            for part in rows.parts if name in roles else ():
+                begin, end = end, end + part.dim
+                mine = _within(dims, begin, end)
+                if mine is None:
+                    continue
+                in_page, in_tail = _where(rows, part, token, kind)
+                if in_page:
+                    self._part(part, place, token.position % self._scene.tokens, mine)
+                    self._lead(b, page)
+                if in_tail:
+                    assert rows.tail is not None
+                    slot = rows.tail[b, token.position % rows.residual]
+                    slot[...] = _ones(slot)
+                if (in_page or in_tail) and rows.residual and kind != "append":
+                    self._tables[f"{name}_sealed"][b] = True
+                touched |= {name} if in_page or in_tail else set()
+        return touched
+
+    def _lead(self, b: int, page: int) -> None:
+        """The entries of the table that say where a page of request b is."""
+        table, marks, arrays = self._scene.cache.page_table, self._tables, self._view.arrays
+        if isinstance(table, Offsets):
+            marks["kv_offsets"][b : b + 2] = True
+        elif isinstance(table, CSR):
+            marks["page_indptr"][b : b + 2] = True
+            marks["page_indices"][int(arrays["page_indptr"][b]) + page] = True
+        elif isinstance(table, Indirect):
+            marks["request_ids"][b] = True
+            marks["req_to_token"][int(arrays["request_ids"][b]), page] = True
+        elif marks["page_table"].ndim == 1:
+            marks["page_table"][b] = True
+        else:
+            column = page % marks["page_table"].shape[-1] if isinstance(table, Ring) else page
+            marks["page_table"][b, ..., column] = True
+        if self._view.own_table:
+            marks["scales_page_table"][b, page] = True
+
+    def lengths(self) -> None:
+        """The lengths of all requests."""
+        names = ("lengths",) if "lengths" in self._tables else ("page_indptr", "last_page_len", "kv_offsets")
+        for name in self._tables.keys() & names:
+            self._tables[name][...] = True
+
+    def pages(self, entries: NDArray[np.int64], *, scales: bool = False) -> None:
+        """Whole pages, in every layer: those of these entries of a page table, or of the one for scales."""
+        cache = self._scene.cache
+        own = cache.storage.own_table and not isinstance(cache.page_table, PerKV)
+        for name, layers in pages_of(cache, self._pools).items():
+            if own and own_scales(cache, name) != scales:
+                continue
+            for pages in layers:
+                pages[entries * cache.page_table.id_multiplier] = _ones(pages)
+
+    def sectors(self) -> dict[str, int]:
+        """By buffer; tensors of one layer are called `name[layer]`, as launches call them."""
+        found = dict[str, int]()
+        for name, marks in self._pools.items():
+            if isinstance(marks, list):
+                found |= {f"{name}[{i}]": sectors_of(marks[i].view(np.uint8)) for i in range(LAYERS)}
+            else:
+                found[name] = sectors_of(marks.view(np.uint8))
+        for name, entries in self._tables.items():
+            found[name] = sectors_of(np.repeat(entries.reshape(-1), self._view.arrays[name].itemsize))
+        return found
+
+
+def _where(rows: Rows, part: Part, token: Token, kind: str) -> tuple[bool, bool]:
+    """Whether an operation touches these dims of a token in its page, and whether in the tail."""
+    if rows.tail is None or not isinstance(part, Coded):
+        return kind != "seal", False
+    sealed = token.position < token.after // rows.residual * rows.residual
+    if kind == "append":
+        return False, not sealed  # seal has stored the others
+    return (True, token.row is None) if kind == "seal" else (sealed, not sealed)
+
+
+def _ones(like: Raw) -> Any:
+    """An element of the same type whose bytes are all 0xFF."""
+    return np.full(like.dtype.itemsize, 0xFF, np.uint8).view(like.dtype)[0]
+
+
+def _within(dims: slice, begin: int, end: int) -> slice | None:
+    """What `dims` of a head leave of a part that has dims `begin` to `end`; None where it is nothing."""
+    if dims == WHOLE:
+        return WHOLE
+    first, last = max(dims.start - begin, 0), min(dims.stop, end) - begin
+    return slice(first, last) if first < last else None
+
+
+def _touch(elements: Elements, page: int, token: int, dims: slice = WHOLE) -> None:
+    """Mark a token's row of values, codes or scales."""
+    row = elements.read(page, token)
+    row[:, dims] = 15 if elements.packed else _ones(row)
+    elements.write(page, token, row)
+
+
+def sectors_of(touched: NDArray[Any]) -> int:
+    """Sectors with a marked byte, of a packed array that begins with a sector."""
+    flat = touched.reshape(-1)
+    padded = np.zeros(-(-flat.size // SECTOR) * SECTOR, np.bool_)
+    padded[: flat.size] = flat
+    return int(padded.reshape(-1, SECTOR).any(axis=1).sum())

@@ -1,0 +1,66 @@
+"""What a fused append replaces: a kernel for each thing that is done to the rows, and one that stores them.
+
+No such kernels run here. Of each the sectors are counted that it must move at least: its operands, read and written once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from kvgen.bench.calls import Call
+from kvgen.bench.step import Step
+from kvgen.bench.synthetic_batch import Scene
+from kvgen.bench.touched_bytes import SECTOR
+from kvgen.layout.dtypes import dtype
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One kernel of the sequence, and the fewest sectors of what it reads and writes."""
+
+    title: str
+    sectors: int
+
+
+def separate_passes(scene: Scene, call: Call, least: Mapping[str, int]) -> tuple[Pass, ...]:
+    """The sequence of kernels in place of an append, whose own fewest sectors are `least`: bias, norm, RoPE, each over q, k and
+    v where it changes them and in place; q to e4m3; quantize, from rows to packed codes and scales; store. Empty for what is
+    one kernel anyway.
+    """
+    step = Step.of(call.op, scene.kernels)
+    if step is None or call.kind != "append":
+        return ()
+    op, cache, size = step.op, scene.cache, dtype(scene.cache.dtype).bytes
+    tokens = sum(scene.workload.new)
+    shapes = step.shapes() if op.takes_q else {r: s for r, s in step.shapes().items() if r != "q"}
+
+    def rows(dims: Mapping[str, int]) -> int:
+        """Sectors of so many elements of each head."""
+        return sum(-(-tokens * shapes[role][0] * dim * size // SECTOR) for role, dim in dims.items())
+
+    def given(*names: str) -> int:
+        return sum(least.get(name, 0) for name in names)
+
+    whole = {role: dim for role, (_, dim) in shapes.items()}
+    kept = {role: dim for role, dim in whole.items() if role != "q"}
+    cached = sum(n for name, n in least.items() if scene.group(name, call.launcher) in ("kv", "scales"))
+    tables = sum(n for name, n in least.items() if scene.group(name, call.launcher) == "tables") - given("positions")
+    found = []
+    if op.bias:
+        found.append(Pass("bias", 2 * rows(whole) + given("bias", "q_bias", "k_bias", "v_bias")))
+    norms = {role: norm for role, norm in (("q", op.q_norm), ("k", op.k_norm)) if norm is not None and role in shapes}
+    if norms:
+        dims = {role: norm.dim or (step.latent if role == "k" else 0) or whole[role] for role, norm in norms.items()}
+        found.append(Pass("norm", 2 * rows(dims) + given("q_weight", "k_weight")))
+    if step.rope is not None:
+        turned = {role: step.turning for role in shapes if role != "v"}
+        found.append(Pass("RoPE", 2 * rows(turned) + given("cos_sin", "positions")))
+    if op.takes_q and op.q_out == "e4m3":
+        found.append(Pass("q to e4m3", rows({"q": whole["q"]}) + given("q_out", "q_scale")))
+    stored = rows(kept)
+    if any(quant is not None for quant in cache.quants.values()):
+        found.append(Pass("quantize", stored + cached))
+        stored = cached
+    found.append(Pass("store", stored + cached + tables))
+    return tuple(found) if len(found) > 1 else ()

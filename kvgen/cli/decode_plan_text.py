@@ -1,0 +1,129 @@
+"""How decode kernels divide their work, for `kvgen show --plan`: which kernel and why, tiles, teams, rings, pieces."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from kvgen.lowering.attention.mma import SIZES, Stages, TensorContext
+from kvgen.lowering.attention.simt import SimtContext
+from kvgen.lowering.attention.wgmma import MlaWgmmaContext
+from kvgen.ops.decode import Decode
+from kvgen.ops.mla_decode import MlaDecode, MlaDecodeContext
+from kvgen.plan.kernel import KernelPlan
+from kvgen.spec.kernel_set import KernelSet, Op
+
+# Shared memory of a multiprocessor, and what each block is charged beside its own.
+MULTIPROCESSOR_SHARED: Final = {
+    "sm_80": 164 << 10, "sm_89": 100 << 10, "sm_90a": 228 << 10, "sm_100f": 228 << 10, "sm_120f": 100 << 10,
+}  # fmt: skip
+BLOCK_CHARGE: Final = 1 << 10
+
+
+def attention(kernels: KernelSet, op: Op, plan: KernelPlan) -> dict[str, Any] | None:
+    """The decisions of an attention kernel as JSON values; None for other kernels, planners among them."""
+    context = plan.context
+    if not isinstance(op, Decode | MlaDecode) or not isinstance(
+        context, TensorContext | SimtContext | MlaDecodeContext | MlaWgmmaContext
+    ):
+        return None
+    d = context.d
+    found: dict[str, Any] = {
+        "walk": "tensor cores",
+        "why": "16-bit operands, tokens on M",
+        "rows": d.rows,
+        "columns": d.rows * d.group,
+        "tiles_of_columns": d.tiles,
+        "split": op.split,
+        "chunk": op.chunk if op.split == "invariant" else None,
+    }
+    if isinstance(op, Decode):
+        found["walk"], found["why"] = op.walk(kernels)
+    if isinstance(context, SimtContext):
+        tokens = 32 // context.lanes
+        return found | {
+            "block_columns": context.cols,
+            "lanes": context.lanes,
+            "tile_tokens": tokens,
+            "teams": context.warps,
+            "team_warps": 1,
+            "blocks_per_multiprocessor": context.blocks_per_sm,
+        }
+    if isinstance(context, MlaWgmmaContext):
+        found["why"] = "for sm_90a alone, 64 columns and more: products of warpgroups, columns on M"
+        teams, warps, tokens, stages = 1, context.threads // 32, context.tokens, Stages(context.stages, 0, 0)
+        cols, most, nbytes = context.cols, 1, 2 * context.head_dim
+    elif isinstance(context, MlaDecodeContext):
+        shape, row = context.shape, context.row
+        teams, warps, tokens, stages = 1, context.threads // 32, shape.tokens, shape.stages
+        cols, most, nbytes = shape.cols, 1, row.latent_bytes + row.rope_bytes + 4 * row.groups
+    else:
+        teams, warps, tokens, stages = context.teams, context.team_warps, context.tokens, context.stages
+        cols, most, nbytes = context.cols, context.blocks_per_sm, context.k_bytes + context.v_bytes
+    rings = {}
+    for arch in kernels.arch:
+        blocks = max(1, min(most, MULTIPROCESSOR_SHARED[arch] // (plan.shared_on(arch) + BLOCK_CHARGE)))
+        count = stages_on(stages, arch)
+        rings[arch] = {
+            "stages": count,
+            "blocks": blocks,
+            "bytes_in_flight": blocks * (count - 1) * teams * tokens * nbytes,
+        }
+    return found | {
+        "block_columns": cols,
+        "tile_tokens": tokens,
+        "teams": teams,
+        "team_warps": warps,
+        "blocks_per_multiprocessor": most,
+        "rings": rings,
+    }
+
+
+def stages_on(stages: Stages, arch: str) -> int:
+    """Tiles of a ring on an architecture."""
+    return int(getattr(stages, SIZES[arch]))
+
+
+def attention_text(found: dict[str, Any]) -> list[str]:
+    """`attention`'s result for a reader, a line a decision."""
+    rows, columns, tiles = found["rows"], found["columns"], found["tiles_of_columns"]
+    heads = f"{columns // rows} query head{'s' if columns > rows else ''}"
+    shared = (
+        f"{tiles} blocks share a kv head's columns, and each reads its tokens"
+        if tiles > 1
+        else "one block has them all"
+    )
+    lines = [
+        f"{found['walk']}: {found['why']}",
+        f"columns  {columns}: {_rows(rows)} of {heads}; a block has room for {found['block_columns']}, {shared}",
+    ]
+    tokens, teams, warps = found["tile_tokens"], found["teams"], found["team_warps"]
+    if "lanes" in found:
+        lines.append(
+            f"tiles    {tokens} token{'s' if tokens > 1 else ''} a warp, {found['lanes']} lanes each, {teams} warps"
+        )
+    else:
+        several = f"{teams} teams of {_warps(warps)} take tiles in turn" if teams > 1 else f"a team of {_warps(warps)}"
+        lines.append(f"tiles    {tokens} tokens; {several}, with a ring of tiles in shared memory")
+        lines += [
+            f"         {arch}: rings of {r['stages']} tiles, {_blocks(r['blocks'])} a multiprocessor, "
+            f"{r['bytes_in_flight'] / 1024:.0f} KB in flight there"
+            for arch, r in found["rings"].items()
+        ]
+    how = {
+        "none": "none: a block for each request",
+        "balanced": "balanced: a planner divides all tokens evenly among the blocks that the GPU holds at once",
+        "invariant": f"invariant: a planner cuts requests into pieces of {found['chunk']} tokens",
+    }
+    return [*lines, f"split    {how[found['split']]}"]
+
+
+def _rows(count: int) -> str:
+    return "1 row" if count == 1 else f"up to {count} rows"
+
+
+def _warps(count: int) -> str:
+    return f"{count} warp{'' if count == 1 else 's'}"
+
+
+def _blocks(count: int) -> str:
+    return f"{count} block{'' if count == 1 else 's'}"

@@ -1,0 +1,195 @@
+"""The checks behind `kvgen doctor`, one function a matter."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, Literal
+
+from kvgen.errors import ConfigError, DeviceError, KvgenError
+
+if TYPE_CHECKING:
+    from kvgen.compile import Image
+
+Level = Literal["ok", "note", "broken"]
+
+_PROBE: Final = 'extern "C" __global__ void kvgen_probe(int* out) { out[threadIdx.x] = 1; }\n'
+_MAC_LACKS: Final = ("cuda-core", "cuda-pathfinder", "cuda-bindings")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line: what was looked at, how it is, and the facts or what to do."""
+
+    what: str
+    level: Level
+    detail: str
+
+
+def examine() -> Iterator[Finding]:
+    """Every check, as it is made."""
+    yield from _python()
+    yield from _packages()
+    yield from _project()
+    image = None
+    try:
+        yield _nvrtc()
+        image = _probe()
+    except KvgenError as error:
+        yield Finding("NVRTC", "broken", str(error))
+    yield Finding("CUDA headers", "ok", "none needed: generated kernels include only what is generated")
+    yield _cache()
+    yield _sass(image)
+    gpu = _gpu()
+    yield _host_compiler(needed=gpu.level != "ok")
+    yield gpu
+
+
+def _python() -> Iterator[Finding]:
+    from kvgen import __version__
+
+    yield Finding("Python", "ok", f"{platform.python_version()} on {sys.platform} {platform.machine()}")
+    yield Finding("kvgen", "ok", f"{__version__} in {Path(__file__).resolve().parents[1]}")
+
+
+def _packages() -> Iterator[Finding]:
+    names = ["jinja2", "ml_dtypes", "numpy", "packaging", "pydantic", "rich", "typer", *_MAC_LACKS]
+    for name in names:
+        try:
+            yield Finding(name, "ok", metadata.version(name))
+        except metadata.PackageNotFoundError:
+            if sys.platform == "darwin" and name in _MAC_LACKS:
+                yield Finding(name, "note", "not on macOS: build, check, diff and show work; compile and run elsewhere")
+            else:
+                extra = "kvgen[cu13]" if name == "cuda-bindings" else name
+                yield Finding(name, "broken", f"not installed; pip install '{extra}'")
+
+
+def _project() -> Iterator[Finding]:
+    from kvgen.cli.project import open_sets
+    from kvgen.config import find_config
+    from kvgen.paths import templates_root
+
+    try:
+        yield Finding("templates", "ok", str(templates_root()))
+    except KvgenError as error:
+        yield Finding("templates", "broken", str(error))
+    try:
+        config = find_config()
+    except ConfigError as error:
+        nowhere = "no pyproject.toml with" in str(error)
+        yield Finding("project", "note" if nowhere else "broken", str(error).replace("\n", " "))
+        return
+    try:
+        sets = open_sets()[1]
+    except KvgenError as error:
+        more = len(str(error).splitlines()) - 1
+        also = f" (and {more} more; `kvgen check` shows them)" if more else ""
+        yield Finding("project", "broken", f"{config.root}: {str(error).splitlines()[0]}{also}")
+        return
+    yield Finding("project", "ok", f"{config.root}: {len(sets)} set(s), import path {config.package}")
+
+
+def _nvrtc() -> Finding:
+    from kvgen.cli.resources_json import installed
+    from kvgen.compile import ARCHS, supported_archs
+    from kvgen.config import find_config
+
+    archs = supported_archs()
+    lacking = [a for a in ARCHS if a not in archs]
+    pin = None
+    with contextlib.suppress(ConfigError):
+        pin = find_config().nvrtc
+    detail = f"{installed()}: {', '.join(archs)}"
+    if lacking:
+        return Finding("NVRTC", "note", f"{detail}; not {', '.join(lacking)}: pip install -U nvidia-cuda-nvrtc")
+    if pin and pin != installed():
+        return Finding("NVRTC", "note", f"{detail}; [tool.kvgen] pins {pin}, so `compile --record` refuses")
+    return Finding("NVRTC", "ok", detail)
+
+
+def _probe() -> Image:
+    """A small kernel through NVRTC and the cache, twice, so that a working cache counts a hit."""
+    from kvgen.compile import Unit, compile_unit, default_cache, supported_archs
+
+    unit = Unit("doctor/probe", "kvgen_probe", _PROBE)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the cache's own line says it
+        compile_unit(unit, supported_archs()[0], cache=default_cache())
+        return compile_unit(unit, supported_archs()[0], cache=default_cache())
+
+
+def _cache() -> Finding:
+    from kvgen.compile import default_cache
+
+    try:
+        stats = default_cache().stats()
+    except KvgenError as error:
+        return Finding("compile cache", "note", str(error))
+    trouble = stats.trouble
+    try:
+        stats.folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=stats.folder):
+            pass
+    except OSError as error:
+        trouble = trouble or error.strerror or str(error)
+    if trouble:
+        return Finding(
+            "compile cache", "note", f"{stats.folder}: {trouble}; kernels compile anew each time; set KVGEN_CACHE_DIR"
+        )
+    size = f"{stats.entries} entries, {stats.nbytes / 2**20:.1f} MiB"
+    used = f"just now {stats.hits} hit(s), {stats.misses} miss(es)"
+    return Finding("compile cache", "ok", f"{stats.folder}: {size}; {used}")
+
+
+def _sass(image: Image | None) -> Finding:
+    from kvgen.compile.sass import histogram, sass
+
+    if image is None:
+        return Finding("SASS tools", "note", "not tried without a cubin")
+    try:
+        count = sum(histogram(sass(image.data)).values())
+    except KvgenError as error:
+        return Finding("SASS tools", "note", f"{error}; without one `show --sass` and `compile --record` do not work")
+    versions = []
+    for name in ("nvidia-cuda-nvdisasm", "nvidia-cuda-cuobjdump"):
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            versions.append(f"{name} {metadata.version(name)}")
+    return Finding("SASS tools", "ok", f"{', '.join(versions) or 'from PATH'}; read {count} instructions")
+
+
+def _host_compiler(*, needed: bool) -> Finding:
+    level: Level = "broken" if needed else "note"
+    name = (os.environ.get("CXX") or "").strip() or "g++"
+    found = shutil.which(name.split()[0])
+    if found is None:
+        rule = "the CPU machine needs a C++ compiler; apt install g++, or set CXX"
+        return Finding("host compiler", level, f"{name}: not found; {rule}")
+    done = subprocess.run([found, "--version"], capture_output=True, text=True, check=False)
+    if done.returncode:
+        return Finding("host compiler", level, f"{found}: --version failed: {done.stderr.strip()}; set CXX to another")
+    return Finding("host compiler", "ok", f"{found}: {done.stdout.splitlines()[0]}")
+
+
+def _gpu() -> Finding:
+    from kvgen.compile import ARCHS, select_arch
+    from kvgen.runtime import cuda
+
+    try:
+        driver = cuda.driver()
+        device = driver.current_device()
+        major, minor = driver.capability(device)
+        arch = select_arch((major, minor), ARCHS)
+    except DeviceError as error:
+        return Finding("GPU", "note", f"{error}; kernels run on the CPU machine instead")
+    return Finding("GPU", "ok", f"device {device}, compute capability {major}.{minor}: {arch}")

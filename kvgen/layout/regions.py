@@ -1,0 +1,193 @@
+"""Regions: where an element of K, V or their scales lies in its page, as an expression over (token, head, dim).
+
+A region is a tensor's axes from the slowest to the fastest (`kvgen.layout.axes`). `token`, `head` and `dim` have compile-time
+strides, so that an element's place inside its page is a constant expression; sub-byte elements are counted from a byte's low
+bits up.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+from kvgen.errors import SpecError
+from kvgen.expr.nodes import Expr, const, var
+from kvgen.layout.axes import INNER, OUTER, Axis, Swizzle, check_factors
+from kvgen.layout.dtypes import DType
+
+Role = Literal["k", "v", "kv"]
+
+
+@dataclass(frozen=True)
+class Region:
+    """A typed part of a page: K, V, or both along a `kv` axis.
+
+    `extents` holds kv (2), token, head and dim; token may be None where its extent is a run-time matter (continuous
+    caches), page and layer are never in it. `byte_offset` is the region's start inside its page; `pitch` is how many of
+    its elements the innermost axis takes in memory where the region is a part of wider rows (0: just its extent). `ragged`:
+    there are no pages, and token counts the rows of all requests, which begin at any of them.
+    """
+
+    role: Role
+    dtype: DType
+    axes: tuple[Axis, ...]
+    extents: tuple[tuple[str, int | None], ...]
+    byte_offset: int = 0
+    swizzle: Swizzle | None = None
+    pitch: int = 0
+    ragged: bool = False
+
+    def __post_init__(self) -> None:
+        extents, text = dict(self.extents), self.text
+        for name in dict.fromkeys(a.name for a in self.axes):
+            factors = [a for a in self.axes if a.name == name]
+            if len(set(factors)) != len(factors):
+                raise SpecError(f"layout: the axis {name} stands twice in {text!r}; each axis once, or split")
+            check_factors(name, factors, extents.get(name), text)
+        present = {a.name for a in self.axes}
+        if self.ragged:
+            self._check_ragged()
+        for name in INNER:
+            if name not in present and extents[name] != 1:
+                raise SpecError(f"layout: {text!r} has no {name} axis, but {name} has {extents[name]} elements; add it")
+        if "page" not in present and not self.ragged:
+            raise SpecError(f"layout: {text!r} has no page axis; add page (or block)")
+        for axis, stride in zip(self.axes, self.strides, strict=True):
+            if axis.name in INNER and stride is None:
+                rule = "move page, layer and a continuous cache's token to the left"
+                if self.ragged:
+                    rule = "move layer and token to the left, or give total_tokens, the rows that a tensor has room for"
+                raise SpecError(
+                    f"layout: {axis} lies outside an axis whose extent is known only at run time in {text!r}; {rule}"
+                )
+        if self.swizzle:
+            self._check_swizzle(self.swizzle)
+        if self.byte_offset * 8 % self.dtype.bits:
+            raise SpecError(f"layout: byte offset {self.byte_offset} is no multiple of a {self.dtype.name} element")
+
+    def _check_ragged(self) -> None:
+        """A request may begin at any row: rows are alike, and nothing but their number tells one from the next."""
+        if "page" in (a.name for a in self.axes):
+            raise SpecError(
+                f"layout: {self.text!r} has a page axis, but requests lie one after another without pages; drop it, e.g. "
+                "'token head dim'"
+            )
+        if Axis("token") not in self.axes:
+            raise SpecError(
+                f"layout: got {self.text!r} for requests that begin at any row; token is one whole axis, e.g. 'token head dim'"
+            )
+        if self.swizzle:
+            raise SpecError(
+                "swizzle: got one for requests that begin at any row; a swizzle permutes the elements of a page; leave it out"
+            )
+
+    def _check_swizzle(self, swizzle: Swizzle) -> None:
+        """A swizzle permutes whole blocks of 2^(base + bits) elements: a page must be made of them, without gaps."""
+        unit, text = 2 ** (swizzle.base + swizzle.bits), self.text
+        inner = [i for i, a in enumerate(self.axes) if a.name in INNER]
+        if inner and any(a.name in OUTER for a in self.axes[inner[0] :]):
+            raise SpecError(
+                f"swizzle: got the layout {text!r}, where page, kv or layer lies inside a page's own axes; move them to the "
+                "left, or give no swizzle"
+            )
+        size = math.prod(e for n, e in self.extents if n in INNER and e is not None)
+        if size % unit:
+            raise SpecError(
+                f"swizzle: got bits={swizzle.bits}, base={swizzle.base} for {size} elements in {text!r}; they must be a "
+                f"multiple of 2^(base + bits) = {unit}, or elements would leave their page"
+            )
+
+    @property
+    def text(self) -> str:
+        """The axes as written in a spec."""
+        return " ".join(str(a) for a in self.axes)
+
+    @cached_property
+    def strides(self) -> tuple[int | None, ...]:
+        """Compile-time strides in elements, one an axis; None where a run-time extent lies further in."""
+        extents = dict(self.extents)
+        strides: list[int | None] = []
+        product: int | None = 1
+        for axis in reversed(self.axes):
+            strides.append(product)
+            whole = self.pitch if self.pitch and len(strides) == 1 else extents.get(axis.name)
+            product = None if product is None or whole is None else product * axis.extent(whole)
+        return tuple(reversed(strides))
+
+    @property
+    def fixed_strides(self) -> tuple[int | None, ...]:
+        """`strides` of token, head and dim; None for page, kv and layer, whose strides the tensor brings at run time."""
+        return tuple(s if a.name in INNER else None for a, s in zip(self.axes, self.strides, strict=True))
+
+    @property
+    def shape(self) -> tuple[int | str, ...]:
+        """The tensor's shape: numbers, and the names of the extents known at run time."""
+        names = {"page": "pages", "layer": "layers", "token": "rows" if self.ragged else "tokens"}
+        extents = dict(self.extents)
+        result: list[int | str] = []
+        for axis in self.axes:
+            whole = None if self.ragged and axis.name == "token" else extents.get(axis.name)
+            result.append(names[axis.name] if whole is None else axis.extent(whole))
+        return tuple(result)
+
+    def stride_of(self, name: str) -> int | None:
+        """The compile-time stride of the first factor of axis `name`, in elements."""
+        return next((s for a, s in zip(self.axes, self.strides, strict=True) if a.name == name), None)
+
+    def index_vars(self) -> dict[str, Expr]:
+        """Variables for token, head and dim, bounded by the extents."""
+        open_ended = ("token",) if self.ragged else ()
+        return {n: var(n, (e - 1) if e and n not in open_ended else 2**32 - 1) for n, e in self.extents if n in INNER}
+
+    def offset(self, index: Mapping[str, Expr] | None = None) -> Expr:
+        """Element offset inside the page of (token, head, dim); by default over variables of those names."""
+        index = self.index_vars() if index is None else index
+        total: Expr = const(0)
+        for axis, stride in zip(self.axes, self.strides, strict=True):
+            if axis.name in INNER and stride is not None:
+                total = total + axis.index(index[axis.name]) * stride
+        return self.swizzle.apply(total) if self.swizzle else total
+
+    @property
+    def span(self) -> int | None:
+        """Elements from a page's first to one past its last, inner axes only; None if the token extent is open."""
+        extents, last = dict(self.extents), 0
+        for axis, stride in zip(self.axes, self.strides, strict=True):
+            if axis.name in INNER and stride is not None:
+                whole = extents[axis.name]
+                if whole is None:
+                    return None
+                last += (axis.extent(whole) - 1) * stride
+        return last + 1
+
+    @cached_property
+    def run(self) -> int:
+        """Consecutive dim elements that are neighbours in memory."""
+        innermost, stride = self.axes[-1], self.strides[-1]
+        whole = dict(self.extents)["dim"]
+        assert whole is not None
+        if innermost.name != "dim" or innermost.divide != 1 or stride != 1:
+            return 1
+        length = innermost.extent(whole)
+        return min(length, 2**self.swizzle.base) if self.swizzle else length
+
+    @cached_property
+    def vector(self) -> int:
+        """Elements of the widest access (up to 16 bytes) that never straddles a run, given aligned outer strides."""
+        limit = max(16 * 8 // self.dtype.bits, 1)
+        strides = [
+            s for a, s in zip(self.axes, self.strides, strict=True) if a.name in INNER and s is not None and s > 1
+        ]
+        width = 1
+        starts = [*strides, self.byte_offset * 8 // self.dtype.bits]
+        while width < limit and self.run % (2 * width) == 0 and all(s % (2 * width) == 0 for s in starts):
+            width *= 2
+        return width
+
+    def byte_of(self, offset: Expr) -> tuple[Expr, Expr]:
+        """(byte, bit within it) of an element offset: sub-byte elements fill a byte from its low bits up."""
+        bits = offset * self.dtype.bits
+        return bits // 8 + self.byte_offset, bits % 8

@@ -1,0 +1,241 @@
+"""Masks and scores as an attention kernel has them: parameters, struct Inputs, and the text of attend/score.j2's functions."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from kvgen.expr.score_c import Elements, Names, float_literal
+from kvgen.layout.dtypes import DType, dtype
+from kvgen.lowering.cache_struct import cache_fields
+from kvgen.plan.params import Param
+from kvgen.spec.kernel_set import KernelSet
+from kvgen.spec.mask import Mask
+from kvgen.spec.score import Score, Tensor
+
+LOG2E: Final = 1.4426950408889634
+
+
+@dataclass(frozen=True)
+class AttentionContext:
+    """Everything attend/score.j2 reads, and what a kernel asks about it.
+
+    `params` are the call's, in order, sizes and strides behind the arrays; `padding` is a parameter among them that the
+    kernel applies itself. `fields` of struct Inputs get `values` of the kernel. `plain`: scores stay as they are, so that a
+    kernel may fold the scale; `floors`: score() divides whole numbers that may be negative. A row sees all tokens in
+    [first_visible, end_visible) unless `masked`: then visible() says which. `later`: rows may see tokens after their
+    position. Window and chunk are 0 where there is none. Functions are asked only about rows of the call (row < T,
+    q_head < q_heads) and tokens of their request; a score of -inf hides a token too.
+    """
+
+    params: tuple[Param, ...]
+    fields: tuple[str, ...]
+    values: tuple[str, ...]
+    hidden: tuple[str, ...]
+    score: tuple[str, ...]
+    floors: bool
+    plain: bool
+    masked: bool
+    causal: bool
+    later: bool
+    window: int
+    chunk: int
+    padding: bool
+    traced: bool
+
+    @property
+    def hides(self) -> bool:
+        """Whether one query head or row may see a token that another at its position does not."""
+        return self.masked or self.traced
+
+    @property
+    def asks(self) -> bool:
+        """Whether every score is looked at: by visible(), by score(), or both."""
+        return self.masked or not self.plain
+
+
+@dataclass(frozen=True)
+class _Own(Param):
+    """An argument of the user's score function: its C name cannot be one that the kernel uses itself."""
+
+    @property
+    def declaration(self) -> str:
+        """As Param's, under the C name."""
+        return super().declaration.removesuffix(self.name) + c_name(self.name)
+
+
+def c_name(name: str) -> str:
+    """What a tensor, scalar or extent of a score function is called in C."""
+    return f"score_{name}"
+
+
+@dataclass(frozen=True)
+class _Input:
+    """A parameter that struct Inputs has too."""
+
+    param: Param
+    inside: bool = True
+
+    @property
+    def name(self) -> str:
+        """Its name in C."""
+        return c_name(self.param.name) if isinstance(self.param, _Own) else self.param.name
+
+
+def attention_context(mask: Mask, score: Score | None, kernels: KernelSet, index: DType) -> AttentionContext:
+    """The context of a mask and a score over a set's cache; `index` is the dtype of index arrays."""
+    inputs = [*_mask_inputs(mask, index), *(_score_inputs(score, kernels) if score else ())]
+    # What the call brings, then what follows from that.
+    ordered = sorted(inputs, key=lambda i: bool(i.param.value))
+    inside = [i for i in ordered if i.inside]
+    lines = tuple(_score_lines(score, mask, kernels)) if score else ()
+    return AttentionContext(
+        params=tuple(i.param for i in ordered),
+        fields=tuple(i.param.declaration for i in inside),
+        values=tuple(i.name for i in inside),
+        hidden=tuple(_hidden(mask, score)),
+        score=lines,
+        floors=any("floor_div(" in line or "floor_mod(" in line for line in lines),
+        plain=not lines,
+        masked=mask.tree is not None or (score is not None and score.bias),
+        causal=mask.causal,
+        later=mask.later,
+        window=mask.window or 0,
+        chunk=mask.chunk or 0,
+        padding=mask.padding,
+        traced=score is not None and score.function is not None,
+    )
+
+
+def check_arguments(name: str, params: Sequence[Param], kernels: KernelSet) -> None:
+    """Raise ValueError where an argument of a score function is called as another of operation `name` or of the cache."""
+    cache = kernels.cache
+    taken = [t.name for t in cache.storage.tensors] + [f.name for f in cache_fields(cache)] + [p.name for p in params]
+    for p in params:
+        if isinstance(p, _Own) and taken.count(p.name) > 1:
+            raise ValueError(
+                f"ops: {name}: got a tensor or scalar of its score called {p.name!r}, which is another argument of the launcher "
+                "or the cache; choose another name"
+            )
+
+
+# Masks -----------------------------------------------------------------------------------------------------------------
+
+
+def _mask_inputs(mask: Mask, index: DType) -> Iterator[_Input]:
+    if mask.padding:
+        doc = "tokens of each request that count"
+        yield _Input(Param("valid_tokens", index, ("B",), untrusted=True, doc=doc, field="index_dtype"), inside=False)
+    if mask.tree == "packed":
+        doc = "bit j of row t: it sees the token of its request's j-th row"
+        yield _Input(Param("tree_mask", dtype("u32"), ("T",), doc=doc))
+    if mask.tree == "mask":
+        doc = "not 0 where row t sees token k; tokens past the last column are hidden"
+        yield _Input(Param("mask", dtype("u8"), ("T", "K"), strided=True, doc=doc))
+        yield _Input(Param("mask_stride", dtype("i64"), value="mask.stride"))
+        yield _Input(Param("mask_columns", dtype("u32"), value="K"))
+
+
+def _hidden(mask: Mask, score: Score | None) -> Iterator[str]:
+    """The conditions under which a key is hidden, none of which wraps at 2^32."""
+    if mask.causal and mask.tree == "packed":
+        # Counted from the request's end, nothing wraps: it has `rows` rows, and the last one's token is 1 before the end.
+        rows, back = "at.tokens - at.position + at.i", "at.tokens - at.token"
+        yield f"{back} <= {rows} && !(in.tree_mask[at.row] >> ({rows} - ({back})) % 32 & 1)"
+    elif mask.causal:
+        yield "at.token > at.position"
+    before = "" if not mask.later else "at.token <= at.position && "
+    if mask.window:
+        yield f"{before}at.position - at.token >= {mask.window}"
+    if mask.chunk:
+        begin = f"at.position / {mask.chunk} * {mask.chunk}"
+        behind = f" || at.token - {begin} >= {mask.chunk}" if mask.later else ""
+        yield f"at.token < {begin}{behind}"
+    if mask.tree == "mask":
+        yield "at.token >= in.mask_columns || !in.mask[at.row * in.mask_stride + at.token]"
+    if score is not None and score.bias:
+        yield "at.token >= in.bias_columns"
+
+
+# Scores ----------------------------------------------------------------------------------------------------------------
+
+
+def _score_inputs(score: Score, kernels: KernelSet) -> Iterator[_Input]:
+    heads = kernels.q_heads
+    if score.alibi:
+        doc, fields = "slope of each query head", ("q_heads",)
+        yield _Input(Param("alibi_slopes", dtype("f32"), (heads,), doc=doc, fields=fields))
+    if score.relative:
+        kind = dtype("f32" if score.relative_dtype == "f32" else kernels.cache.dtype)
+        yield _Input(
+            Param(
+                "relative_bias",
+                kind,
+                ("T", heads, score.relative),
+                doc="added to the score of a token so many before its row's",
+                field="relative_dtype",
+                fields=(None, "q_heads", "relative"),
+            )
+        )
+    if score.bias:
+        doc = "added to the score of row t and token k; tokens past the last column are hidden"
+        yield _Input(Param("bias", dtype("f32"), ("T", "K"), strided=True, doc=doc))
+        yield _Input(Param("bias_stride", dtype("i64"), value="bias.stride"))
+        yield _Input(Param("bias_columns", dtype("u32"), value="K"))
+    for name, tensor in score.tensors.items():
+        words = tuple(str(axis) if axis in _heads(kernels) else None for axis in tensor.shape)
+        at, doc = f"score.tensors.{name}.dtype", "read by the score function"
+        yield _Input(_Own(name, dtype(tensor.dtype), _shape(tensor, kernels), doc=doc, field=at, fields=words))
+    for name, given in score.scalars.items():
+        yield _Input(_Own(name, dtype(given), brought="scalar", doc="read by the score function"))
+    text = " ".join(_score_lines(score, Mask(), kernels))
+    for axis in dict.fromkeys(a for t in score.tensors.values() for a in t.shape if isinstance(a, str)):
+        if re.search(rf"\bin\.{c_name(_extent(axis))}\b", text):
+            yield _Input(_Own(_extent(axis), dtype("u32"), value=axis))
+
+
+def _heads(kernels: KernelSet) -> dict[int | str, int]:
+    """The words of shapes that are numbers of the set."""
+    return {"q_heads": kernels.q_heads, "kv_heads": kernels.cache.kv_heads}
+
+
+def _shape(tensor: Tensor, kernels: KernelSet) -> tuple[int | str, ...]:
+    return tuple(_heads(kernels).get(axis, axis) for axis in tensor.shape)
+
+
+def _extent(axis: str) -> str:
+    return f"extent_{axis}"
+
+
+def _names(score: Score, kernels: KernelSet) -> Names:
+    """What a score function's arguments are called in a kernel."""
+    tensors = {}
+    for name, tensor in score.tensors.items():
+        extents = tuple(f"in.{c_name(_extent(a))}" if isinstance(a, str) else a for a in _shape(tensor, kernels))
+        convert = "to_f32" if tensor.dtype in ("f16", "bf16") else ""
+        tensors[name] = Elements(c_name(name), convert, tensor.shape, extents)
+    return Names(tensors, {n: f"in.{c_name(n)}" for n in score.scalars}, kernels.q_heads, kernels.group)
+
+
+def _score_lines(score: Score, mask: Mask, kernels: KernelSet) -> Iterator[str]:
+    """The statements on `s`, in the documented order."""
+    if score.softcap is not None:
+        # cap * tanh(s / cap), as 1 - 2 / (1 + e^2x): the approximations cost an ulp of the cap.
+        cap = score.softcap
+        rate = float_literal(2 * LOG2E / cap)
+        yield f"s = {float_literal(cap)} - __fdividef({float_literal(2 * cap)}, 1.0f + exp2_approx(s * {rate}));"
+    if score.alibi:
+        yield "s += in.alibi_slopes[at.q_head] * (float)(int32_t)(at.token - at.position);"
+    if score.relative:
+        before = "at.token <= at.position && " if mask.later else ""
+        row = f"((uint64_t)at.row * {kernels.q_heads} + at.q_head) * {score.relative}"
+        yield "const uint32_t distance = at.position - at.token;"
+        yield f"if ({before}distance < {score.relative}) s += to_f32(in.relative_bias[{row} + distance]);"
+    if score.bias:
+        yield "const float bias = at.token < in.bias_columns ? in.bias[at.row * in.bias_stride + at.token] : -infinity();"
+        # By itself: a hidden key's score may be NaN.
+        yield "s = bias == -infinity() ? bias : s + bias;"
+    if score.traced is not None:
+        yield from score.traced.statements(_names(score, kernels))

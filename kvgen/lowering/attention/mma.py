@@ -1,0 +1,338 @@
+"""decode on tensor cores: which caches can, the shapes of tiles and rings, and the kernel's context."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from itertools import product
+from typing import Final
+
+from kvgen.layout.axes import Axis
+from kvgen.layout.dtypes import dtype
+from kvgen.layout.storage import Segment
+from kvgen.lowering.attention.split_kv import Attended
+from kvgen.lowering.segments import SegmentContext, segments
+from kvgen.spec.cache import Cache, Continuous
+from kvgen.spec.kernel_set import KernelSet
+
+# Scores may pass a column's maximum by 2^8 before it rises: f16 weights stay below 2^16 by far, sums in f32.
+SLACK: Final = 8
+# Registers of the sums of a lane, and of Q's fragments, beside which the rest of a kernel fits 255.
+OUT_REGISTERS: Final = 128
+QUERY_REGISTERS: Final = 64
+MOST_STAGES: Final = 6
+MOST_WARPS: Final = 4
+# Tokens of a tile and teams of a block, the best first: what a tile costs besides its tokens counts less the longer it is,
+# and a warp alone in its block has nobody to share the end of a piece with.
+_TILES: Final = ((32, 4), (32, 2), (16, 4), (16, 2), (32, 1), (16, 1))
+# Registers of sums up to which 32 tokens have room.
+LONG_REGISTERS: Final = 64
+
+
+@dataclass(frozen=True)
+class Stages:
+    """Tiles of a ring where a multiprocessor has 227 KB of shared memory (sm_90, sm_100), 164 KB (sm_80), 100 KB."""
+
+    large: int
+    middle: int
+    small: int
+
+
+# Shared memory that a multiprocessor gives to blocks, less what each block is charged besides.
+_MEMORY: Final = {"large": 226 * 1024, "middle": 162 * 1024, "small": 98 * 1024}
+SIZES: Final = {"sm_80": "middle", "sm_89": "small", "sm_90a": "large", "sm_100f": "large", "sm_120f": "small"}
+
+
+@dataclass(frozen=True)
+class TensorContext:
+    """Everything ops/decode.cu.j2 reads. Bytes are of a row, pitches from row to row in shared memory."""
+
+    d: Attended
+    operand: str
+    k: SegmentContext
+    v: SegmentContext
+    columns: int
+    cols: int
+    n_tiles: int
+    team_warps: int
+    teams: int
+    tokens: int
+    stages: Stages
+    blocks_per_sm: int
+    in_flight: int
+    slack: int
+    k_bytes: int
+    v_bytes: int
+    k_pitch: int
+    v_pitch: int
+    k_access: int
+    v_access: int
+    k_step: int
+    v_step: int
+    run: int
+    scales: bool
+    k_use: str
+    v_use: str
+    k_given: bool
+    v_factor: str
+    padded: bool
+    apart: bool
+    hides: bool
+    query_held: bool
+    ranged: bool
+    factor: str
+
+
+def hindrance(kernels: KernelSet, rows: int, asks: bool = False) -> str:
+    """Why the set's decode cannot go through tensor cores; empty where it can."""
+    cache = kernels.cache
+    if cache.dtype == "f32":
+        return "f32 values would lose bits as operands of tensor cores"
+    for role, parts in cache.storage.roles.items():
+        if len(parts) > 1:
+            return f"{role.upper()} has parts of its own"
+        why = _hindrance_of(parts[0])
+        if why:
+            return f"{role.upper()}: {why}"
+    if 4 * -(-cache.v_dim // 16) > _room(cache.storage.roles["v"][0], rows, asks):
+        return f"sums of {cache.v_dim} dims do not fit a lane's registers"
+    return "" if shape(kernels, rows, asks) else f"rows of {cache.head_dim} dims do not fit shared memory"
+
+
+def _hindrance_of(segment: Segment) -> str:
+    region = segment.region
+    names = [a.name for a in region.axes]
+    if region.swizzle is not None:
+        return "swizzled elements"
+    if "dim" not in names or region.axes[-1] != Axis("dim"):
+        return "a token's dims do not lie side by side"
+    if any(a != Axis(a.name) for a in region.axes if a.name in ("token", "head")) or region.stride_of("token") is None:
+        return "tokens are no fixed step apart"
+    if segment.quant is not None and segment.quant.residual:
+        return "tokens that wait to be quantized"
+    if segment.scales is not None and not scale_use(segment, "key"):
+        return "scales of groups of dims that f16 cannot hold, or that are rounded again"
+    if segment.vector * region.dtype.bits < 32 or _bytes(segment) % 4:
+        return "rows are not aligned to 4 bytes"
+    return ""
+
+
+def scale_use(segment: Segment, role: str) -> str:
+    """How the kernel applies a segment's scales (ScaleUse of device/tile_scales.cuh, or "given"); empty where it cannot."""
+    scales, quant = segment.scales, segment.quant
+    if scales is None or quant is None:
+        return "none"
+    if scales.array:
+        return "" if scales.zero else "given"
+    if scales.groups == 1 and not scales.zero and not segment.global_scale:
+        return "token"
+    # A register has the codes of one group. e4m3 scales times e2m1 codes are exact in f16, f16 scales round once; but e2m1 is
+    # widened to fractions of 2^14, which f16 scales would make subnormal.
+    if quant.recipe == "max" or scales.block[2] * segment.region.dtype.bits % 32:
+        return ""
+    if scales.dtype.name not in ("f16", "e4m3") or (scales.dtype.name == "f16" and quant.codes.name == "e2m1"):
+        return ""
+    return f"{role}_groups"
+
+
+def _room(v: Segment, rows: int, asks: bool) -> int:
+    """Registers that sums may take: fewer where columns may have to be multiplied one by one, or weights carry scales."""
+    if rows == 1 and not asks:
+        return OUT_REGISTERS
+    return OUT_REGISTERS // 2 if scale_use(v, "value") == "token" else OUT_REGISTERS * 3 // 4
+
+
+def _bytes(segment: Segment) -> int:
+    return segment.size * segment.region.dtype.bits // 8
+
+
+def _pitch(nbytes: int) -> int:
+    """From row to row in shared memory: an odd number of 16 bytes, so that 8 rows lie in different banks."""
+    return (-(-nbytes // 16) | 1) * 16
+
+
+@dataclass(frozen=True)
+class Shape:
+    """How a block divides columns and tokens among its warps."""
+
+    n_tiles: int
+    team_warps: int
+    teams: int
+    tiles: int
+    tokens: int
+    stages: Stages
+    blocks_per_sm: int
+    stage_bytes: int
+    merged_bytes: int
+    query_bytes: int
+    k_pitch: int
+    v_pitch: int
+    plain: bool
+
+    @property
+    def align(self) -> int:
+        """Elements of the widest access to rows of q and out."""
+        return 4
+
+    @property
+    def tile(self) -> int:
+        """Tokens that the planner counts in."""
+        return self.teams * self.tokens
+
+    @property
+    def out_scale(self) -> str:
+        """What the sums are still to be multiplied with, as C."""
+        return "" if self.plain else " * Values::kFactor"
+
+    @property
+    def cols(self) -> int:
+        """Columns of a block."""
+        return 8 * self.n_tiles * self.team_warps
+
+    @property
+    def threads(self) -> int:
+        """Of a block."""
+        return 32 * self.teams * self.team_warps
+
+    def stages_on(self, arch: str) -> int:
+        """Tiles of a ring on this architecture."""
+        return int(asdict(self.stages)[SIZES[arch]])
+
+    def shared(self, arch: str) -> int:
+        """Bytes of shared memory on this architecture: struct Shared of the kernel."""
+        rings = self.stages_on(arch) * self.stage_bytes
+        return -(-(max(rings, self.merged_bytes) + self.query_bytes) // 16) * 16
+
+
+def shape(kernels: KernelSet, rows: int, asks: bool = False) -> Shape | None:
+    """The block of a set's decode: the longest tiles that leave two blocks to a multiprocessor, rings of three tiles each.
+
+    None where rows are so long that no ring of two has room.
+    """
+    k, v = (parts[0] for parts in kernels.cache.storage.roles.values())
+    dims = max(-(-v.size // 16), 1)
+    total = -(-rows * kernels.group // 8)
+    most = max(1, min(4, _room(v, rows, asks) // (4 * dims)))
+    team_warps = min(4, -(-total // most))
+    tiles = -(-total // (most * team_warps))
+    n_tiles = -(-total // (team_warps * tiles))
+    k_pitch, v_pitch = _pitch(_bytes(k)), _pitch(_bytes(v))
+    cols = 8 * n_tiles * team_warps
+    steps = -(-_bytes(k) // 32) * (16 // k.region.dtype.bits)
+    query = steps * cols // 8 * 256 + 4 * cols
+
+    def of(tokens: int, teams: int) -> tuple[int, int]:
+        scales = sum(_scale_bytes(x, role, tokens) for x, role in ((k, "key"), (v, "value")))
+        # Results of the teams, or what the merge of parts needs.
+        merged = 4 * cols * max(teams * (v.size + 4 + 2), 32 + 2)
+        return teams * (tokens * (k_pitch + v_pitch) + scales), merged
+
+    sizes = {SIZES[a] for a in kernels.arch} | {"large"}
+    for blocks, (tokens, teams) in product((2, 1), _TILES):
+        if tokens > 16 and 4 * dims * n_tiles > LONG_REGISTERS:
+            continue
+        stage, merged = of(tokens, teams)
+        # Smaller memories hold as many blocks where rings of two tiles leave room for them.
+        rooms = {size: memory // blocks - query for size, memory in _MEMORY.items()}
+        rooms |= {n: _MEMORY[n] - query for n, room in rooms.items() if n != "large" and room < max(2 * stage, merged)}
+        least = {size: max((3 if size == "large" else 2) * stage, merged) for size in sizes}
+        if (teams == 1 or teams * team_warps <= MOST_WARPS) and all(least[size] <= rooms[size] for size in sizes):
+            break
+    else:
+        return None
+    counts = {size: max(2, min(MOST_STAGES, room // stage)) for size, room in rooms.items()}
+    plain = k.quant is None and v.quant is None
+    return Shape(
+        n_tiles,
+        team_warps,
+        teams,
+        tiles,
+        tokens,
+        Stages(**counts),
+        blocks,
+        stage,
+        merged,
+        query,
+        k_pitch,
+        v_pitch,
+        plain,
+    )
+
+
+def _scale_bytes(segment: Segment, role: str, tokens: int) -> int:
+    """Bytes of a tile's scales: TileScales::kBytes."""
+    use, scales = scale_use(segment, role), segment.scales
+    if scales is None or use in ("none", "given"):
+        return 0
+    entry = 2 if use == "value_groups" else 4
+    return -(-tokens * scales.groups * (1 + scales.zero) * entry // 16) * 16
+
+
+def tensor_context(kernels: KernelSet, d: Attended, scale: float, s: Shape) -> TensorContext:
+    """The kernel's context; `d` is what both kernels of decode have."""
+    cache = kernels.cache
+    k, v = segments(cache)
+    storage_k, storage_v = (parts[0] for parts in cache.storage.roles.values())
+    held = 2 * -(-k.size // 16) * s.n_tiles <= QUERY_REGISTERS and 4 * -(-v.size // 16) * s.n_tiles <= 96
+    k_use, v_use = scale_use(storage_k, "key"), scale_use(storage_v, "value")
+    factors = [" * unit[n][e]"] if v_use == "token" else []
+    if v_use == "given":
+        factors.append(" * to_f32(*scale_at<Value>(cache, no_page(Fault::none), 0, head, dim))")
+    if storage_v.global_scale:
+        factors.append(" * global_scale_of<Value>(cache)")
+    return TensorContext(
+        d=d,
+        operand=dtype(cache.dtype).c if s.plain else "f16",
+        k=k,
+        v=v,
+        columns=d.rows * d.group,
+        cols=s.cols,
+        n_tiles=s.n_tiles,
+        team_warps=s.team_warps,
+        teams=s.teams,
+        tokens=s.tokens,
+        stages=s.stages,
+        blocks_per_sm=s.blocks_per_sm,
+        in_flight=s.blocks_per_sm * (s.stages.large - 1) * s.tile * (_bytes(storage_k) + _bytes(storage_v)) // 1024,
+        slack=SLACK,
+        k_bytes=_bytes(storage_k),
+        v_bytes=_bytes(storage_v),
+        k_pitch=s.k_pitch,
+        v_pitch=s.v_pitch,
+        k_access=_access(storage_k),
+        v_access=_access(storage_v),
+        k_step=_step(storage_k),
+        v_step=_step(storage_v),
+        run=_run(cache, s.tokens),
+        scales=bool({k_use, v_use} - {"none", "given"}),
+        k_use="none" if k_use == "given" else k_use,
+        v_use="none" if v_use == "given" else v_use,
+        k_given=k_use == "given",
+        v_factor="".join(factors),
+        padded=bool(_bytes(storage_k) % 16 or _bytes(storage_v) % 16),
+        apart=d.rows > 1 or d.attend.hides,
+        hides=d.attend.hides,
+        query_held=held,
+        ranged=not s.plain,
+        factor=f"{scale!r}f{' * kLog2e' if d.attend.plain else ''}{'' if s.plain else ' * Keys::kFactor'}"
+        f"{' * global_scale_of<Key>(cache)' if storage_k.global_scale else ''}",
+    )
+
+
+def _run(cache: Cache, tokens: int) -> int:
+    """Tokens of a tile that surely lie in one page, each run copied from one address; 0 where that is too few."""
+    page = cache.page_tokens
+    run = tokens if page is None or isinstance(cache, Continuous) else math.gcd(page, tokens)
+    return run if run >= 8 else 0
+
+
+def _access(segment: Segment) -> int:
+    """Bytes of a copy of part of a row."""
+    return math.gcd(16, _bytes(segment), segment.vector * segment.region.dtype.bits // 8)
+
+
+def _step(segment: Segment) -> int:
+    """Bytes from a token's row to the next in a page."""
+    step = segment.region.stride_of("token")
+    assert step is not None
+    return step * segment.region.dtype.bits // 8

@@ -1,0 +1,196 @@
+"""How attention kernels divide their work: pieces of requests, the planner that lists them, and the workspace for both."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from dataclasses import astuple, dataclass
+from typing import Final, Literal
+
+from kvgen.expr.nodes import const
+from kvgen.layout.dtypes import dtype
+from kvgen.lowering.attention.masks_scores import AttentionContext
+from kvgen.lowering.cache_struct import entry_name
+from kvgen.plan.kernel import KernelPlan, Work
+from kvgen.plan.params import Param
+from kvgen.spec.kernel_set import KernelSet
+from kvgen.spec.mask import Mask
+from kvgen.spec.table import Ring
+
+Split = Literal["none", "balanced", "invariant"]
+
+PLAN_THREADS: Final = 256
+# What a piece costs besides its tiles, in tiles: Q, the merge, and a pipeline that fills.
+OVERHEAD: Final = 2
+# A part has at least so many tiles more: less is not worth a block.
+LEAST_TILES: Final = 2
+
+WORKSPACE: Final = Param(
+    "workspace",
+    dtype("u8"),
+    ("W",),
+    access="inout",
+    align=16,
+    doc="from `workspace()`, planned for this step by `plan()`",
+)
+# Sizes of the workspace, which the launcher takes from it.
+SIZES: Final = tuple(Param(name, dtype("u32"), value=name) for name in ("parts", "max_rows", "max_pieces", "max_slots"))
+
+
+@dataclass(frozen=True)
+class PlanContext:
+    """Everything ops/decode_plan.cu.j2 reads.
+
+    `counters` are those of a slot: kv heads times tiles of columns. `chunk` tokens make a piece where bits must not depend
+    on the batch, 0 where pieces are as long as balance asks.
+    """
+
+    entry: str
+    attends: str
+    params: tuple[str, ...]
+    attend: AttentionContext
+    threads: int
+    tile: int
+    chunk: int
+    overhead: int
+    least: int
+    cost: str
+    rows: int
+    counters: int
+    new_in_length: str
+    most_tokens: str
+    digest: int
+
+
+@dataclass(frozen=True)
+class Attended:
+    """What every attention kernel over pieces has: what attend/step.j2 reads.
+
+    `tiles` of columns share a kv head; `vec` dims of the output are written by one access. LSE is (`lse_top` +
+    log2(`lse_sum`)) `lse_factor`, `lse_empty` where a row sees no key. `blind`: rows before the first token, of requests with
+    more rows than tokens, see nothing. A workspace whose plan has another `plan_digest` is refused (0: nothing is planned).
+    """
+
+    entry: str
+    params: tuple[str, ...]
+    attend: AttentionContext
+    elem: str
+    out_elem: str
+    out_scale: str
+    kv_heads: int
+    group: int
+    rows: int
+    tiles: int
+    v_size: int
+    vec: int
+    planned: bool
+    plan_digest: int
+    sinks: bool
+    new_in_length: str
+    most_tokens: str
+    lse_empty: str
+    lse_top: str
+    lse_sum: str
+    lse_factor: str
+    blind: bool = True
+
+    @property
+    def before(self) -> str:
+        """What rows before the first token see, for a comment."""
+        return f"Rows before the first token see {'nothing' if self.blind else 'what one at the first sees'}."
+
+
+def partial_bytes(cols: int, dim: int) -> int:
+    """Bytes of a partial result of `cols` columns: Partial of device/work.cuh."""
+    head = -(-2 * cols // 4) * 4
+    return -(-(head + cols * dim) // 4) * 16
+
+
+def row_offsets(index: str) -> Param:
+    """The optional offsets that say whose query rows are."""
+    return Param(
+        "row_offsets",
+        dtype(index),
+        ("B+1",),
+        optional=True,
+        untrusted=True,
+        doc="first row of each request",
+        field="index_dtype",
+    )
+
+
+def most_tokens(attend: AttentionContext) -> str:
+    """The most tokens of request claim.b that rows may see, as C."""
+    return "load_index(valid_tokens, claim.b)" if attend.padding else "kU32Max - 1"
+
+
+def most_seen(kernels: KernelSet, rows: int, mask: Mask) -> int:
+    """The most tokens of a request that its rows see together, by a ring or by the mask; 0: all."""
+    table = kernels.cache.page_table
+    found = [table.window] if isinstance(table, Ring) else []
+    found += [mask.window + rows] if mask.window and not mask.later else []
+    found += [mask.chunk + rows] if mask.chunk and not mask.later else []
+    return min(found, default=0)
+
+
+def new_in_length(kernels: KernelSet) -> str:
+    """Whether lengths count the step's own tokens, as C."""
+    return "true" if kernels.cache.lengths == "after" else "false"
+
+
+def plan_digest(
+    kernels: KernelSet, name: str, work: Work | None, attend: AttentionContext, rows: int, tile: int
+) -> int:
+    """64 bits by which a kernel knows the plans that are its own: of the operation, how its workspace is divided, how its
+    requests are cut and which of their tokens its rows see. 0 without a workspace."""
+    if work is None:
+        return 0
+    sees = (attend.causal, attend.later, attend.window, attend.chunk, attend.padding)
+    window = getattr(kernels.cache.page_table, "window", 0)
+    parts = (entry_name(kernels, name), *astuple(work), rows, tile, *sees, window, kernels.cache.lengths)
+    return int.from_bytes(hashlib.sha256(repr(parts).encode()).digest()[:8], "little")
+
+
+def planner(
+    kernels: KernelSet,
+    name: str,
+    *,
+    attend: AttentionContext,
+    rows: int,
+    tile: int,
+    chunk: int,
+    columns: int,
+    index: str,
+    digest: int,
+) -> KernelPlan:
+    """The planner of operation `name`: one block, once a step."""
+    padding = tuple(p for p in attend.params if p.name == "valid_tokens")
+    params = (
+        WORKSPACE,
+        row_offsets(index),
+        *padding,
+        Param("num_rows", dtype("u32"), value="planned_rows"),
+        *SIZES,
+    )
+    context = PlanContext(
+        entry=entry_name(kernels, f"{name}_plan"),
+        attends=entry_name(kernels, name),
+        params=tuple(p.declaration for p in params),
+        attend=attend,
+        threads=PLAN_THREADS,
+        # A chunk is a whole number of tiles, also where a block's are longer.
+        tile=math.gcd(tile, chunk),
+        chunk=chunk,
+        overhead=OVERHEAD,
+        least=OVERHEAD + LEAST_TILES,
+        cost="tiles" if chunk else f"tiles + {OVERHEAD}",
+        rows=rows,
+        counters=columns,
+        new_in_length=new_in_length(kernels),
+        most_tokens=most_tokens(attend),
+        digest=digest,
+    )
+    one = const(1)
+    return KernelPlan(
+        f"{name}_plan", context.entry, "ops/decode_plan.cu.j2", context, params, (one, one, one), PLAN_THREADS
+    )

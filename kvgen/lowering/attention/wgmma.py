@@ -1,0 +1,105 @@
+"""mla_decode with products of warpgroups (sm_90a, many columns): which kernels have them, and what their template reads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Final
+
+from kvgen.lowering.attention.mla import LatentRow, latent_row
+from kvgen.lowering.attention.split_kv import Attended
+from kvgen.plan.kernel import KernelPlan
+from kvgen.spec.cache import Latent
+from kvgen.spec.kernel_set import KernelSet
+
+TEMPLATE: Final = "ops/mla_decode_wgmma.cu.j2"
+THREADS: Final = 256
+# Columns of a block: what one product has. Tokens of a tile: four of them beside Q fill a multiprocessor's shared memory.
+COLS: Final = 64
+TOKENS: Final = 32
+STAGES: Final = 4
+# Tokens of a step of both warpgroups, which pieces should be multiples of.
+PIECE: Final = 2 * TOKENS
+# Both halves of the sums are 64 x 256, 128 registers a thread: the only size that device/wgmma.cuh has.
+LATENT: Final = 512
+MEMORY: Final = 227 << 10
+# Steps of 16 dims whose Q a thread keeps, 4 registers each, beside 128 of sums; a plan's pieces take the place of one.
+HELD: Final = 16
+
+
+@dataclass(frozen=True)
+class MlaWgmmaContext:
+    """Everything ops/mla_decode_wgmma.cu.j2 reads.
+
+    `rope_at` bytes into the run of `rope_struct` the dims that are K alone begin. Q of the first `held` steps of 16 dims is in
+    registers. `factor` turns products into scores in base 2; a maximum rises when a score passes it by 2^`slack`.
+    """
+
+    d: Attended
+    threads: int
+    cols: int
+    tokens: int
+    stages: int
+    held: int
+    slack: int
+    shared: int
+    head_dim: int
+    rope_struct: str
+    rope_at: int
+    factor: str
+
+
+def applies(kernels: KernelSet, columns: int, sparse: bool) -> str:
+    """Why these kernels do not use it; empty where they do."""
+    cache = kernels.cache
+    assert isinstance(cache, Latent)
+    if tuple(kernels.arch) != ("sm_90a",):
+        return "wgmma is sm_90a's alone"
+    if columns < COLS:
+        return f"a product has {COLS} columns"
+    if sparse:
+        return "lists name rows one by one"
+    if cache.quants["k"] is not None or cache.dtype not in ("bf16", "f16"):
+        return "rows are not of 16-bit elements"
+    if cache.latent_dim != LATENT or cache.rope_dim % 64:
+        return f"rows are not {LATENT} dims and a multiple of 64"
+    if shared_bytes(cache.head_dim) > MEMORY:
+        return "its tiles do not fit shared memory"
+    return ""
+
+
+def shared_bytes(head_dim: int) -> int:
+    """Shared of the template: ring, Q, weights, maxima and barriers."""
+    return 2 * head_dim * (STAGES * TOKENS + COLS) + 128 * COLS + 8 * COLS + 8 * (STAGES + 2)
+
+
+def with_warpgroups(kernels: KernelSet, plan: KernelPlan, attended: Attended, *, slack: int, factor: str) -> KernelPlan:
+    """The plan of mla_decode's kernel with this one in its place, which takes the same arguments."""
+    cache = kernels.cache
+    assert isinstance(cache, Latent)
+    assert attended.tiles == -(-attended.rows * attended.group // COLS), "both kernels have blocks of so many columns"
+    rope_struct, rope_at = _rope(latent_row(cache))
+    shared = shared_bytes(cache.head_dim)
+    context = MlaWgmmaContext(
+        d=attended,
+        threads=THREADS,
+        cols=COLS,
+        tokens=TOKENS,
+        stages=STAGES,
+        held=HELD - attended.planned,
+        slack=slack,
+        shared=shared,
+        head_dim=cache.head_dim,
+        rope_struct=rope_struct,
+        rope_at=rope_at,
+        factor=factor,
+    )
+    return replace(plan, template=TEMPLATE, context=context, threads=THREADS, shared=shared, shared_by_arch=())
+
+
+def _rope(row: LatentRow) -> tuple[str, int]:
+    """Where K's own dims are: which run, and how many bytes into it."""
+    if not row.rope_bytes:
+        return row.runs[0].struct, 2 * LATENT
+    if len(row.runs) == 1:
+        return row.runs[0].struct, row.rope_at
+    return row.runs[1].struct, 0

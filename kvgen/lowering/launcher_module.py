@@ -1,0 +1,332 @@
+"""The Python side of a set: the context of the generated package's `__init__.py`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from typing import Final
+
+from kvgen.expr.nodes import Expr, variables
+from kvgen.expr.to_python import python
+from kvgen.lowering.cache_struct import cache_fields
+from kvgen.lowering.module_tensors import ArgumentContext, pool_argument, role_text, tensor_text, tuple_text
+from kvgen.lowering.page_runs import STEPS, PoolParam
+from kvgen.plan.kernel import KernelPlan
+from kvgen.plan.params import CacheParam, Param
+from kvgen.runtime.abi import ABI
+from kvgen.spec.cache import Cache, Paged
+from kvgen.spec.kernel_set import KernelSet, Op
+from kvgen.spec.table import Ring
+
+
+@dataclass(frozen=True)
+class StepContext:
+    """A kernel that an operation launches before its own: a method of the launcher; `asked`: `<name>=True` launches it."""
+
+    name: str
+    title: str
+    summary: str
+    asked: bool
+    arguments: tuple[ArgumentContext, ...]
+    file: str
+    entry: str
+    params: tuple[str, ...]
+    grid: str
+    threads: int
+    whole: bool
+
+
+@dataclass(frozen=True)
+class OpContext:
+    """One operation in the generated module: signature, docstring and kernel tables, as Python text."""
+
+    name: str
+    title: str
+    summary: str
+    doc: tuple[str, ...]
+    arguments: tuple[ArgumentContext, ...]
+    params: tuple[str, ...]
+    grid: str
+    entry: str
+    threads: int
+    shared: int
+    writes: bool
+    whole: bool
+    plan_entry: str
+    plan_params: tuple[str, ...]
+    plan_arguments: tuple[ArgumentContext, ...]
+    plan_threads: int
+    steps: tuple[StepContext, ...]
+    work: str
+    shared_by_arch: str
+
+
+@dataclass(frozen=True)
+class CacheClassContext:
+    """A subclass of BaseCache in the generated module: the set's own, or one that a call brings besides."""
+
+    name: str
+    summary: str
+    module: str
+    tensors: tuple[str, ...]
+    roles: tuple[str, ...]
+    kind: str
+    heads: int
+    page_size: int
+    positional: tuple[ArgumentContext, ...]
+    keywords: tuple[ArgumentContext, ...]
+    tensor_names: str
+    table_names: str
+    fields: tuple[str, ...]
+    page_tokens: str
+    window: int
+    doc: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class LauncherContext:
+    """Everything launcher/init.py.j2 reads."""
+
+    set: str
+    doc: str
+    abi: int
+    arch: str
+    caches: tuple[CacheClassContext, ...]
+    pointers: bool
+    imports: str
+    page_pools: tuple[ArgumentContext, ...]
+    page_scales: tuple[ArgumentContext, ...]
+    page_names: str
+    ops: tuple[OpContext, ...]
+
+
+_IMPORTS: Final = (
+    "Array", "BaseCache", "Bound", "Kernel", "Launcher", "LayerCache", "Module", "Places", "Pool", "Role", "Scalar", "Tensor"
+)  # fmt: skip
+
+
+_BROUGHT: Final = {"scalar": "Number", "count": "Count", "tensor_map": "TensorMap", "cache": "Source"}
+
+
+def _imports(plans: Iterable[tuple[KernelPlan, ...]]) -> str:
+    """What the module takes from kvgen.runtime."""
+    found = set(_IMPORTS)
+    for group in plans:
+        brought = {p.brought for plan in group for p in plan.params}
+        found |= {"Work", "Workspace"} if any(p.name == "workspace" for plan in group for p in plan.params) else set()
+        pools = [p for plan in group for p in plan.params if isinstance(p, PoolParam)]
+        found |= ({"PagePool"} if pools else set()) | ({"BasePages"} if any(p.given for p in pools) else set())
+        found |= {name for kind, name in _BROUGHT.items() if kind in brought}
+    names = sorted(found)
+    line = ", ".join(names)
+    return line if len(line) <= 80 else "(\n" + "".join(f"    {name},\n" for name in names) + ")"
+
+
+def _text(doc: str) -> str:
+    """`doc` as part of a docstring."""
+    return doc.replace("\\", "\\\\").replace('"""', "'''")
+
+
+def _param(p: Param) -> str:
+    if isinstance(p, PoolParam):
+        words = [f'"{p.name}"', tuple_text(p.pointers), str(p.layers)]
+        if p.together:
+            words.append(f"together=({', '.join(tuple_text(t) for t in p.together)},)")
+        words += [f"{flag}=True" for flag, on in (("brought", p.given), ("writes", p.access != "in")) if on]
+        return f"PagePool({', '.join(words)})"
+    if isinstance(p, CacheParam):
+        return f'Source("{p.name}", {p.class_name}{f", window={p.window}" if p.window else ""})'
+    if p.brought:
+        kind = f', "{p.dtype.name}"' if p.brought == "scalar" else ""
+        kind += f", most={tuple_text(p.most)}" if p.most else ""
+        kind += f", each={p.each}" if p.each > 1 else ""
+        return f'{_BROUGHT[p.brought]}("{p.name}"{kind})'
+    if p.shape is None:
+        return f'Scalar("{p.name}", "{p.dtype.name}", "{p.value}")'
+    if p.shape == ("pool",):
+        return f'Pool("{p.name}")'
+    words = [f'"{p.name}"', f'"{p.dtype.name}"', tuple_text(p.shape)]
+    if p.access != "in":
+        words.append(f'access="{p.access}"')
+    if p.align > p.dtype.bytes:
+        words.append(f"align={p.align}")
+    words += [f"{flag}=True" for flag in ("strided", "optional") if getattr(p, flag)]
+    if p.field:
+        words.append(f'field="{p.field}"')
+    if p.fields:
+        words.append(f"fields={tuple_text(p.fields)}")
+    if p.in_place:
+        words.append(f"in_place={tuple_text(p.in_place)}")
+    if p.rows:
+        words.append(f'rows="{p.rows}"')
+    return f"Array({', '.join(words)})"
+
+
+def _describe(p: Param) -> str:
+    doc = f": {_text(p.doc).removesuffix('.')}." if p.doc else "."
+    if p.shape is None:
+        what = {
+            "pages": "pages of every layer, `Pages` or another `Cache`",
+            "tensor_map": "tensor map, 128 bytes",
+            "count": "an int, or a host array of one",
+            "cache": "a layer",
+        }
+        return f"{p.name}: {what.get(p.brought, p.dtype.name)}{doc}"
+    shape = ", ".join(str(s).replace("+", " + ") for s in p.shape)
+    notes = [f"{p.dtype.name}[{shape}]"]
+    if p.strided:
+        notes.append("rows may be strided")
+    if p.access != "in":
+        notes.append("written" if p.access == "out" else "updated")
+    if p.optional:
+        notes.append("optional")
+    return f"{p.name}: {', '.join(notes)}{doc}"
+
+
+def _grid(grid: tuple[Expr, Expr, Expr]) -> str:
+    texts = []
+    for part in grid:
+        names = variables(part)
+        # In one pass: a size may be called d.
+        texts.append(re.sub(r"[A-Za-z_]\w*", lambda m: f'd["{m[0]}"]' if m[0] in names else m[0], python(part)))  # noqa: B023
+    return f"({', '.join(texts)})"
+
+
+def _argument(p: Param) -> ArgumentContext:
+    kind = "Workspace" if p.name == "workspace" else "object"
+    if isinstance(p, PoolParam):
+        kind = "Pages | Cache"
+    if p.brought == "scalar":
+        kind = "float" if p.dtype.name == "f32" else "int"
+    return ArgumentContext(p.name, p.optional, _describe(p), kind)
+
+
+def _title(op: Op) -> str:
+    """The beginning of an operation's class names."""
+    return "".join(part.title() for part in op.name.split("_"))
+
+
+def _called(plan: KernelPlan) -> tuple[Param, ...]:
+    """What the call brings."""
+    return tuple(
+        p for p in plan.params if p.shape is not None or (p.brought and not (isinstance(p, PoolParam) and not p.given))
+    )
+
+
+def _step(op: Op, plan: KernelPlan) -> StepContext:
+    name = plan.name.removeprefix(f"{op.name}_")
+    summary, asked = STEPS[name]
+    return StepContext(
+        name=name,
+        title=name.upper(),
+        summary=summary,
+        asked=asked,
+        arguments=tuple(_argument(p) for p in sorted(_called(plan), key=lambda p: p.optional)),
+        file=plan.name,
+        entry=plan.entry,
+        params=tuple(_param(p) for p in plan.params),
+        grid=_grid(plan.grid),
+        threads=plan.threads,
+        whole=plan.whole,
+    )
+
+
+def _op(op: Op, kernels: KernelSet, plans: tuple[KernelPlan, ...]) -> OpContext:
+    work = op.work(kernels)
+    plan, planner = plans[0], plans[1] if work else None
+    called = _called(plan)
+    lines = [line.strip().replace("`", "") for line in op.description.strip().splitlines()]
+    more = tuple(_text(line) for line in lines[1:] if line)
+    return OpContext(
+        name=op.name,
+        title=_title(op),
+        summary=_text(lines[0]),
+        doc=(*more, *(_describe(p) for p in called)),
+        arguments=tuple(_argument(p) for p in sorted(called, key=lambda p: p.optional)),
+        params=tuple(_param(p) for p in plan.params),
+        grid=_grid(plan.grid),
+        entry=plan.entry,
+        threads=plan.threads,
+        shared=plan.shared,
+        writes=plan.writes_pool,
+        whole=plan.whole,
+        plan_entry=planner.entry if planner else "",
+        plan_params=tuple(_param(p) for p in planner.params) if planner else (),
+        plan_arguments=tuple(
+            _argument(p) for p in sorted(_called(planner), key=lambda p: p.optional) if p.name != "workspace"
+        )
+        if planner
+        else (),
+        plan_threads=planner.threads if planner else 0,
+        steps=() if planner else tuple(_step(op, p) for p in plans[1:]),
+        work=", ".join(f"{name}={value}" for name, value in asdict(work).items()) if work else "",
+        shared_by_arch=repr(dict(plan.shared_by_arch)).replace("'", '"') if plan.shared_by_arch else "",
+    )
+
+
+def _pages_text(cache: Cache) -> str:
+    """What holds tokens, in a sentence."""
+    if isinstance(cache, Paged):
+        return f"pages hold {cache.page_size} tokens"
+    return "they lie in kv_offsets, requests one after another" if cache.ragged else "a block holds a request"
+
+
+def _cache_class(name: str, summary: str, module: str, cache: Cache) -> CacheClassContext:
+    """The class of a cache of this spec."""
+    fields = cache_fields(cache)
+    tables = tuple(p for p in fields if p.shape is not None and p.shape != ("pool",))
+    tensors = sorted(cache.storage.tensors, key=lambda t: not t.holds_values)
+    pools = tuple(pool_argument(cache, t) for t in tensors if t.holds_values)
+    extras = tuple(pool_argument(cache, t) for t in tensors if not t.holds_values)
+    views = tuple(_argument(p) for p in tables)
+    return CacheClassContext(
+        name=name,
+        summary=summary,
+        module=module,
+        tensors=tuple(tensor_text(cache, t) for t in tensors),
+        roles=tuple(role_text(cache, name, parts) for name, parts in cache.storage.roles.items()),
+        kind="paged" if isinstance(cache, Paged) else "ragged" if cache.ragged else "continuous_batching",
+        heads=cache.kv_heads,
+        page_size=cache.page_size if isinstance(cache, Paged) else 0,
+        positional=pools,
+        keywords=(*extras, *views),
+        tensor_names=", ".join(t.name for t in tensors),
+        table_names=", ".join(t.name for t in tables),
+        fields=tuple(_param(p) for p in fields),
+        page_tokens=repr(cache.page_tokens),
+        window=cache.page_table.window if isinstance(cache.page_table, Ring) else 0,
+        doc=(
+            f"lengths count the tokens {cache.lengths} this step; {_pages_text(cache)}.",
+            *(a.doc for a in (*pools, *extras, *views)),
+            "max_seq_length, max_cache_length: a request's most new tokens, and tokens in all; default: what the table holds.",
+        ),
+    )
+
+
+def launcher_context(kernels: KernelSet, doc: str, plans: dict[str, tuple[KernelPlan, ...]]) -> LauncherContext:
+    """The context of a set's `__init__.py`."""
+    summary = "The cache's memory and page table: views only, checked once; index it by layer for the launchers."
+    caches = [_cache_class("Cache", summary, "_MODULE", kernels.cache)]
+    for op in kernels.ops:
+        for class_name, cache in op.other_caches().items():
+            summary = f"The cache that {op.name} reads, as Cache is the one that it writes."
+            module = f'Module("{kernels.name}.{class_name}", __file__, arch={tuple_text(kernels.arch)}, abi={ABI})'
+            caches.append(_cache_class(class_name, summary, module, cache))
+    swaps = any(isinstance(p, PoolParam) and p.given for group in plans.values() for plan in group for p in plan.params)
+    tensors = sorted(kernels.cache.storage.tensors, key=lambda t: not t.holds_values)
+    paged = [t for t in tensors if "page" in t.axes] if swaps else []
+    return LauncherContext(
+        set=kernels.name,
+        doc=_text(doc).strip() or f"The kernels of {kernels.name}.",
+        abi=ABI,
+        arch=tuple_text(kernels.arch),
+        caches=tuple(caches),
+        pointers=kernels.cache.layout.layers == "pointers"
+        or any("Sequence" in a.type for c in caches for a in c.positional),
+        imports=_imports(plans.values()),
+        page_pools=tuple(pool_argument(kernels.cache, t) for t in paged if t.holds_values),
+        page_scales=tuple(pool_argument(kernels.cache, t) for t in paged if not t.holds_values),
+        page_names=", ".join(t.name for t in paged),
+        ops=tuple(_op(op, kernels, plans[op.name]) for op in kernels.ops),
+    )

@@ -1,0 +1,111 @@
+"""The tensors of a cache as a generated module declares them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from kvgen.layout.regions import Region
+from kvgen.layout.storage import Base, PoolTensor, Segment
+from kvgen.lowering.cache_struct import row_of
+from kvgen.spec.cache import Cache
+
+
+@dataclass(frozen=True)
+class ArgumentContext:
+    """One argument of a launcher's signature."""
+
+    name: str
+    optional: bool
+    doc: str
+    type: str = "object"
+
+    @property
+    def pass_on(self) -> str:
+        """The argument as a method hands it to another one."""
+        return f"{self.name}={self.name}" if self.optional else self.name
+
+
+def tuple_text(items: tuple[object, ...]) -> str:
+    """A tuple of strings and numbers, as Python."""
+    inner = ", ".join(f'"{i}"' if isinstance(i, str) else repr(i) for i in items)
+    return f"({inner},)" if len(items) == 1 else f"({inner})"
+
+
+def _behind(cache: Cache, tensor: PoolTensor) -> tuple[str, tuple[str | None, ...]]:
+    """The spec fields behind a tensor's dtype and behind its axes, as the spec names them."""
+    role: Literal["k", "v"] = "v" if tensor.name.startswith("v_") else "k"
+    quant = cache.quants[role]
+    name = "quant" if cache.quant is not None else f"{role}_quant"
+    fields = tuple(
+        name + f.removeprefix("quant") if f is not None and f.startswith("quant") else f for f in tensor.fields
+    )
+    if quant is None or tensor.name in ("rope_pool", "k_tail"):
+        return "dtype", fields
+    if tensor.holds_values:
+        last = f"half of {fields[-1]}" if quant.codes.packed and fields[-1] is not None else fields[-1]
+        return f"{name}.dtype", (*fields[:-1], last)
+    return f"{name}.{'recipe' if tensor.name.endswith('global_scale') else 'scale_dtype'}", fields
+
+
+def tensor_text(cache: Cache, tensor: PoolTensor) -> str:
+    """A tensor of the pool, as Python."""
+    bases = [b for b in cache.storage.bases if b.tensor == tensor.name]
+    held = tuple(b.name for b in bases) or (tensor.name,)
+    kinds = f'"{tensor.dtypes[0]}"' if len(tensor.dtypes) == 1 else tuple_text(tensor.dtypes)
+    field, fields = _behind(cache, tensor)
+    named = f', field="{field}"' if field != "dtype" else ""
+    writes = ", writes=False" if tensor.given else ""
+    own = ", own_table=True" if any(b.table == "scales" for b in bases) else ""
+    return (
+        f'Tensor("{tensor.name}", {kinds}, {tuple_text(held)}, axes={tuple_text(tensor.axes)}, shape={tuple_text(tensor.shape)}, '
+        f"strides={tuple_text(tensor.strides)}, align={tensor.align}, fields={tuple_text(fields)}{named}{writes}{own})"
+    )
+
+
+def _places(region: Region, base: Base, heads: int, dims: int) -> str:
+    """A region's places in a page, for tensor maps; packed elements as the bytes that hold them."""
+    packed = 2 if region.dtype.packed else 1
+    strides: list[int | None] = []
+    for name in ("token", "head", "dim"):
+        found = [(a, s) for a, s in zip(region.axes, region.strides, strict=True) if a.name == name]
+        whole = len(found) < 2 and region.swizzle is None
+        step = found[0][1] if found else (1 if name == "dim" else dims)
+        strides.append(step if not whole or step is None or name == "dim" else step // packed)
+        if not whole:
+            strides[-1] = None
+    row = strides[0] if row_of(region, base) else 0
+    codes = f", codes={packed}" if packed > 1 else ""
+    return (
+        f'Places("{base.name}", "{region.dtype.held_as}", heads={heads}, dim={dims // packed}, offset={region.byte_offset}, '
+        f"token_stride={strides[0]}, head_stride={strides[1]}, dim_stride={strides[2]}, row={row}{codes})"
+    )
+
+
+def role_text(cache: Cache, name: str, parts: tuple[Segment, ...]) -> str:
+    """K or V, as Python."""
+    storage, main = cache.storage, parts[0]
+    words = [
+        f'"{name}"',
+        str(sum(s.size for s in parts)),
+        _places(main.region, storage.base(main.base), cache.kv_heads, main.size),
+    ]
+    if len(parts) > 1:
+        rope = parts[1]
+        words.append(f"rope={_places(rope.region, storage.base(rope.base), cache.kv_heads, rope.size)}")
+    scales = main.scales
+    if scales is not None:
+        if scales.region is not None:
+            dims = scales.groups * (1 + scales.zero)
+            words.append(f"scales={_places(scales.region, storage.base(scales.base), scales.heads, dims)}")
+        words += [f"granularity={scales.block[2]}", f'scale_dtype="{scales.dtype.name}"']
+    return f"Role({', '.join(words)})"
+
+
+def pool_argument(cache: Cache, tensor: PoolTensor) -> ArgumentContext:
+    """The argument that brings a tensor of the pool."""
+    shape = ", ".join(str(s) for s in tensor.shape)
+    each = "one per layer, each " if cache.layout.layers == "pointers" else ""
+    kinds = " or ".join(tensor.dtypes)
+    kind = "Sequence[object]" if each else "object"
+    return ArgumentContext(tensor.name, False, f"{tensor.name}: {each}{kinds}[{shape}] ({tensor.text}).", kind)

@@ -1,0 +1,70 @@
+"""New rows: the step's rows of q, K and V on their way to the cache, as every operation that handles them describes them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from kvgen.layout.dtypes import DType, dtype
+from kvgen.plan.params import Param
+from kvgen.spec.cache import Cache
+from kvgen.spec.model import Rope
+from kvgen.spec.norm import RmsNorm
+
+RowsForm = Literal["ragged", "padded", "slots"]
+
+
+@dataclass(frozen=True)
+class NewRows:
+    """Which rows are new, where each goes, and what is done to it before it is stored.
+
+    `rows` says how the call names them: "ragged" by `row_offsets[B + 1]`, "padded" by `valid_lengths[B]`, "slots" one by one;
+    `index_dtype` is that array's type (None: that of lengths, of slots i64). Rows of the roles `stored` come from the cache and
+    go back to it, and the other role is left alone; else the call brings all. `inputs` says in which arrays: q, k and v
+    "separate", one of "qkv", or a latent row's "parts". In this order, each where it is asked for: `bias`, the norms, `rope`
+    (`local`: with the base of local layers), by `angles` that are computed or brought in `angles_dtype`, at `positions` of
+    `sections`. Where the kernel `takes_q`, whose heads have `q_dim` elements, `q_out` says how it comes back.
+    """
+
+    name: str
+    rows: RowsForm = "ragged"
+    index_dtype: str | None = None
+    stored: tuple[str, ...] = ()
+    inputs: Literal["separate", "qkv", "parts"] = "separate"
+    bias: bool = False
+    q_norm: RmsNorm | None = None
+    k_norm: RmsNorm | None = None
+    v_norm: RmsNorm | None = None
+    rope: Rope | None = None
+    local: bool = False
+    angles: Literal["computed", "pairs", "halves"] = "computed"
+    angles_dtype: Literal["f32", "same"] = "f32"
+    positions: Literal["lengths", "given"] = "lengths"
+    sections: tuple[int, ...] = ()
+    takes_q: bool = False
+    q_out: Literal["same", "e4m3", "none"] = "none"
+    q_dim: int | None = None
+
+    def rotary_dim(self, cache: Cache) -> int:
+        """Elements of a head of K that RoPE rotates; 0 without RoPE."""
+        return 0 if self.rope is None else self.rope.dim or cache.rope_part or cache.head_dim
+
+    def index(self, cache: Cache) -> DType:
+        """The type of the array that says where rows go."""
+        return dtype(self.index_dtype or ("i64" if self.rows == "slots" else cache.lengths_dtype))
+
+    def places_param(self, cache: Cache) -> Param:
+        """The array that says where rows go."""
+        name, shape, doc = {
+            "slots": ("slots", "T", "place of each row, or -1 to skip it"),
+            "padded": ("valid_lengths", "B", "new rows of each request"),
+            "ragged": ("row_offsets", "B+1", "first row of each request"),
+        }[self.rows]
+        return Param(name, self.index(cache), (shape,), untrusted=True, doc=doc, field="index_dtype")
+
+    def search_lanes(self, rows: int, threads: int) -> int:
+        """Lanes that search together for the request of a row, where a block of `threads` has so many rows."""
+        lanes = 32 if self.rows == "ragged" else 1
+        while lanes * rows > threads:
+            lanes //= 2
+        return lanes

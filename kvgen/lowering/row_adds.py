@@ -1,0 +1,93 @@
+"""How rows are added to K and V: the structs of device/add.cuh, and which part of the rows a block of threads has."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from kvgen.lowering.segments import SegmentContext, segments
+from kvgen.spec.cache import Cache
+
+THREADS: Final = 256
+MOST_ROWS: Final = 32
+
+
+@dataclass(frozen=True)
+class AdderContext:
+    """One role's adder: `struct` of device/add.cuh over the segment `segment`, `batch` slots a thread, `sizes` its other
+    numbers; its rows lie `begin` elements into the caller's."""
+
+    struct: str
+    segment: str
+    batch: int
+    sizes: tuple[int, ...]
+    begin: int
+
+
+@dataclass(frozen=True)
+class Adders:
+    """K's and V's; a block has `rows` tokens, or, where one is too much, one of `parts` of a token. So many `finders`, lanes,
+    look for the place of one."""
+
+    roles: tuple[AdderContext, ...]
+    rows: int
+    finders: int
+    parts: int
+    align: int
+
+
+def finders(rows: int) -> int:
+    """The lanes that look for a row's place, of a block of THREADS that has so many rows."""
+    lanes = 32
+    while lanes * rows > THREADS:
+        lanes //= 2
+    return lanes
+
+
+def check_addable(name: str, cache: Cache) -> None:
+    """Raise ValueError where K and V of single tokens cannot be added to."""
+    storage = cache.storage
+    if "v" not in storage.roles:
+        raise ValueError(
+            f"ops: got {name} with a cache that stores K alone; its rows are K's and V's; use a cache of both"
+        )
+    if storage.residual:
+        raise ValueError(
+            f"ops: got {name} with residual={storage.residual}; the tokens of a sealed group share their scales, so none can be "
+            "added to alone; add to the rows before they are appended, or use scales of single tokens"
+        )
+    for segment in storage.segments:
+        if segment.scales is None or segment.quant is None or not segment.quant.computed:
+            continue
+        if segment.region.dtype.packed and segment.scales.block[2] == 1:
+            raise ValueError(
+                f"quant: got block.dim=1 with {segment.region.dtype.name} codes, two a byte, whose scales {name} computes; a "
+                "byte's codes are written together, so give block.dim an even number"
+            )
+
+
+def adders(cache: Cache, *, side_by_side: bool) -> Adders:
+    """The adders of a cache of K and V, whose rows lie in rows of their own, or `side_by_side` in one: K's half, V's half."""
+    found, rows, parts, align, begin = [], MOST_ROWS, 1, 1, 0
+    whole = sum(s.heads * s.size for s in segments(cache)) if side_by_side else 0
+    for s in segments(cache):
+        adder, slots, access = _adder(s, begin, whole)
+        share = THREADS * adder.batch
+        rows, parts = min(rows, max(1, share // slots)), max(parts, -(-slots // share))
+        align = max(align, access)
+        found.append(adder)
+        begin += s.heads * s.size if side_by_side else 0
+    return Adders(tuple(found), rows, finders(rows), parts, align)
+
+
+def _adder(s: SegmentContext, begin: int, whole: int) -> tuple[AdderContext, int, int]:
+    """A segment's adder, the slots that a token has, and the elements of an access to the caller's rows, of `whole` elements."""
+    quant = s.scales[0] if s.computed else None
+    width = quant.width if quant else s.width
+    access = width
+    while begin % access or whole % access:
+        access //= 2
+    if quant is None:
+        return AdderContext("VectorAdd", s.struct, 2, (width, access), begin), s.vectors, access
+    sizes = (quant.lanes, width, quant.chunks, quant.unroll, access)
+    return AdderContext("BlockAdd", s.struct, quant.units, sizes, begin), quant.blocks * quant.lanes, access

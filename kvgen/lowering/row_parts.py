@@ -1,0 +1,389 @@
+"""New rows, part by part: where the caller has them, what is done to them, where they go."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from kvgen.layout.dtypes import DType, dtype
+from kvgen.lowering.new_rows import NewRows
+from kvgen.lowering.rope_norm import (
+    InputContext,
+    NormContext,
+    PartContext,
+    TileContext,
+    lanes_of,
+    norm_context,
+    width_of,
+)
+from kvgen.lowering.row_tiling import WriteContext, divide, values_by_token, write
+from kvgen.lowering.segments import SegmentContext, row_params, segments
+from kvgen.plan.params import Param
+from kvgen.spec.kernel_set import KernelSet
+
+
+@dataclass(frozen=True)
+class _Slice:
+    """Dims of a role that have a norm and a RoPE of their own."""
+
+    name: str
+    title: str
+    begin: int
+    dim: int
+    turning: int
+    turns_from: int
+
+
+class RowParts:
+    """What the kernel of new rows takes and does, as parameters and template contexts."""
+
+    def __init__(self, new: NewRows, kernels: KernelSet, threads: int) -> None:
+        self.new, self.kernels, self.cache, self.rope = new, kernels, kernels.cache, new.rope
+        self.norms = {"q": new.q_norm, "k": new.k_norm, "v": new.v_norm}
+        self.stored = new.stored
+        self.roles = new.stored or kernels.cache.roles
+        self.brings_count = bool(new.stored) and not new.takes_q and new.positions == "lengths"
+        self.count = "num_rows" if self.brings_count else "T"
+        cache = self.cache
+        self.latent = cache.head_dim - cache.rope_part if cache.rope_part else 0
+        self.turning = new.rotary_dim(cache)
+        self.q_dim = new.q_dim or cache.rope_part or cache.head_dim
+        self.takes_state = new.takes_q or new.rope is not None
+        self.table: DType | None = None
+        if new.rope is not None and new.angles != "computed":
+            self.table = dtype(cache.dtype if new.angles_dtype == "same" else "f32")
+        width = width_of(cache.dtype, self.q_dim)
+        q_vectors = kernels.q_heads * self.q_dim // width if new.takes_q else 0
+        whole = any(norm is not None and norm.over == "row" for norm in self.norms.values())
+        tiles: dict[str, int] = {role: 4 for role in cache.roles if self._may_wait(role)}
+        self.blocks = divide(
+            cache, threads, q_vectors=q_vectors, whole=whole, tiles=tiles, row_bytes=4 * self.turning + 8
+        )
+        self.q_heads = kernels.q_heads // self.blocks.split
+        self._turn_width = self._common_width()
+        self.parts = self._parts()
+        self.writes, self.tiles = self._writes()
+        self.params, self.sizes = self._params()
+        self.inputs = self._inputs()
+
+    # Parts -------------------------------------------------------------------------------------------------------
+
+    def _slices(self, role: str) -> tuple[_Slice, ...]:
+        """The parts of a head: one, or a latent row's two."""
+        first = self.rope is not None and self.rope.part != "last" and not self.latent
+        if role == "k" and self.latent:
+            turning = self.turning
+            return (
+                _Slice("k", "The latent part", 0, self.latent, 0, 0),
+                _Slice("k_rope", "K's RoPE part", self.latent, self.cache.rope_part, turning, 0),
+            )
+        dim = {"q": self.q_dim, "k": self.cache.head_dim, "v": self.cache.v_dim}[role]
+        turning = 0 if role == "v" else self.turning
+        return (_Slice(role, role.upper(), 0, dim, turning, 0 if first else dim - turning if turning else 0),)
+
+    def _row(self, role: str) -> int:
+        """Elements of a role's head in the caller's rows."""
+        return {"q": self.q_dim, "k": self.cache.head_dim, "v": self.cache.v_dim}[role]
+
+    def _width(self, role: str, part: _Slice) -> int:
+        split = self.new.inputs == "parts" and role == "k"
+        sizes = [part.dim, part.begin, *(() if split else (self._row(role),))]
+        sizes += [self._offset(role), self._flat] if self.new.inputs == "qkv" else []
+        sizes += [part.turning // 2, part.turns_from] if part.turning else []
+        return width_of(self.cache.dtype, *sizes)
+
+    def _common_width(self) -> int:
+        """One width for all that turns: angles are stored for it."""
+        roles = ("q", "k") if self.new.takes_q else ("k",)
+        found = [self._width(r, p) for r in roles for p in self._slices(r) if p.turning]
+        return min(found, default=0)
+
+    def _segment(self, role: str, part: _Slice) -> SegmentContext:
+        found = [s for s in segments(self.cache) if s.role == role and s.begin <= part.begin]
+        return found[-1]
+
+    def _norm(self, role: str, part: _Slice) -> NormContext | None:
+        norm = self.norms[role]
+        if norm is None or part.name == "k_rope":
+            return None
+        heads = self.kernels.q_heads if role == "q" else self.cache.kv_heads
+        return norm_context(norm, f"{role}_weight", self.cache.dtype, part.dim, heads)
+
+    def _parts(self) -> tuple[PartContext, ...]:
+        new, cache = self.new, self.cache
+        found = []
+        for role in (*(("q",) if new.takes_q else ()), *self.roles):
+            if role in self.stored:
+                found += [p for p in (self._part(role, part) for part in self._slices(role)) if self._changes(p)]
+                continue
+            changed = self._is_changed(role)
+            staged = role != "q" and any(
+                values_by_token(cache, s) or self._misfits(s) for s in segments(cache) if s.role == role
+            )
+            if changed or staged:
+                found += [self._part(role, part) for part in self._slices(role)]
+        return tuple(found)
+
+    def _is_changed(self, role: str) -> bool:
+        """Whether a role's rows are another thing when they are stored than the caller's."""
+        new = self.new
+        if role == "k" and (self.rope is not None or new.inputs == "parts"):
+            return True
+        return role == "q" or new.bias or self.norms[role] is not None
+
+    def _may_wait(self, role: str) -> bool:
+        """Whether a role's rows wait in shared memory."""
+        mine = [s for s in segments(self.cache) if s.role == role]
+        if any(values_by_token(self.cache, s) or self._misfits(s) for s in mine):
+            return True
+        changed = self._is_changed(role) or role in self.stored
+        return changed and any(s.writer != "write/vector.j2" or s.element.endswith("x2") for s in mine)
+
+    def _misfits(self, segment: SegmentContext) -> bool:
+        """Whether the cache's vectors are wider than those that a flat row's alignment allows."""
+        places = (self._offset(segment.role), self._flat)
+        return self.new.inputs == "qkv" and any(n % segment.width for n in places)
+
+    def _changes(self, part: PartContext) -> bool:
+        """Whether dims that are stored become others, or share a block with some that do."""
+        return part.norm is not None or part.turning > 0 or part.sink == "tile"
+
+    def _part(self, role: str, part: _Slice) -> PartContext:
+        heads = self.q_heads if role == "q" else self.blocks.heads
+        width = self._turn_width if part.turning else self._width(role, part)
+        norm = self._norm(role, part)
+        bias = ""
+        if self.new.bias:
+            own = f"bias + {self._offset(role)}" if self.new.inputs == "qkv" else f"{role}_bias"
+            bias = own + (f" + head0 * {self._row(role) * heads // self.blocks.heads}" if self.blocks.split > 1 else "")
+        done = [w for w, is_done in (("bias", bias), ("norm", norm), ("RoPE", part.turning)) if is_done]
+        apart = self.new.inputs == "parts" and role == "k"
+        context = PartContext(
+            title=part.title + (f": {', '.join(done)}" if done else ""),
+            role=role,
+            walk=f"{part.name.title().replace('_', '')}Walk",
+            rows=f"{part.name}_in" if apart else f"{role}_in",
+            row=part.dim if apart else self._row(role),
+            heads=heads,
+            begin=0 if apart else part.begin,
+            dim=part.dim,
+            turning=part.turning,
+            turns_from=part.turns_from,
+            neox=self.rope is not None and self.rope.style == "neox",
+            width=width,
+            lanes=lanes_of(part.dim, width),
+            bias=bias,
+            norm=norm,
+            sink="out",
+            struct="e4m3" if self.new.q_out == "e4m3" else dtype(self.cache.dtype).c,
+            divisor="q_scale == nullptr ? 1.0f : *q_scale" if self.new.q_out == "e4m3" else "",
+        )
+        if role == "q":
+            return context
+        segment = self._segment(role, part)
+        widths = [self._width(role, p) for p in self._slices(role) if self._segment(role, p).struct == segment.struct]
+        halves = min(width, *widths) == 1 and segment.element in ("i4x2", "u4x2", "e2m1x2")
+        tiled = segment.writer != "write/vector.j2" or values_by_token(self.cache, segment) or halves
+        return replace(
+            context,
+            sink="tile" if tiled else "cache",
+            struct=segment.struct,
+            pointer=segment.pointer,
+            head="head0 + " if self.blocks.split > 1 else "",
+            at=part.begin - segment.begin,
+            tile_row=self._row(role),
+            tile_at=part.begin,
+            divisor="",
+            stored=role in self.stored,
+        )
+
+    def _writes(self) -> tuple[tuple[WriteContext, ...], tuple[TileContext, ...]]:
+        """Segments that are copied from the caller's rows or from shared memory, and that memory."""
+        written: list[WriteContext] = []
+        tiled = {p.role for p in self.parts if p.sink == "tile"}
+        direct = {p.struct for p in self.parts if p.sink == "cache"}
+        for segment in segments(self.cache):
+            if segment.role not in self.roles or (self.stored and not self._is_tiled(segment)):
+                continue
+            if segment.struct not in direct:
+                written.append(write(self.cache, segment, self.blocks, tiled=segment.role in tiled))
+        tiles = [TileContext(r, self.blocks.heads * self._row(r) + 4) for r in self.cache.roles if r in tiled]
+        return tuple(written), tuple(replace(t, stride=-(-t.stride // 4) * 4) for t in tiles)
+
+    def _is_tiled(self, segment: SegmentContext) -> bool:
+        """Whether a part of the segment waits in shared memory."""
+        return any(p.struct == segment.struct and p.sink == "tile" for p in self.parts)
+
+    # Parameters --------------------------------------------------------------------------------------------------
+
+    def _offset(self, role: str) -> int:
+        """Where a role begins in a row q | k | v."""
+        q = self.kernels.q_heads * self.q_dim
+        k = self.cache.kv_heads * self.cache.head_dim
+        return {"q": 0, "k": q, "v": q + k}[role]
+
+    @property
+    def _flat(self) -> int:
+        """Elements of a row q | k | v."""
+        return self._offset("v") + self.cache.kv_heads * self.cache.v_dim
+
+    def _shape(self, *inner: int) -> tuple[int | str, ...]:
+        return ("B", "S", *inner) if self.new.rows == "padded" else ("T", *inner)
+
+    def _param(self, name: str, doc: str, inner: tuple[int, ...], fields: tuple[str | None, ...], align: int) -> Param:
+        shape = self._shape(*inner)
+        return Param(
+            name,
+            dtype(self.cache.dtype),
+            shape,
+            align=align,
+            strided=True,
+            doc=doc,
+            field="dtype",
+            fields=(*(None,) * (len(shape) - len(inner)), *fields),
+        )
+
+    def _rows(self) -> list[Param]:
+        """The arrays of rows."""
+        new, cache, size = self.new, self.cache, dtype(self.cache.dtype).bytes
+        widest = {r: max((p.width for p in self.parts if p.role == r), default=1) * size for r in ("q", "k", "v")}
+        if new.inputs == "qkv":
+            inner: tuple[int, ...] = (self._flat,)
+            copied = [s.width * size for s in segments(cache) if all(p.role != s.role for p in self.parts)]
+            align = max(*widest.values(), *copied)
+            return [self._param("qkv", "new rows q | k | v", inner, (None,), math.gcd(16, align))]
+        found = []
+        if new.takes_q:
+            shape = (self.kernels.q_heads, self.q_dim)
+            field = "head_dim" if new.q_dim is None else f"ops.{new.name}.q_dim"
+            found.append(self._param("q", "new q rows", shape, ("q_heads", field), widest["q"]))
+        for row in () if self.stored else row_params(cache, "", "new {} rows"):
+            if row.name == "k" and new.inputs == "parts":
+                for part in self._slices("k"):
+                    name = "k_latent" if part.name == "k" else part.name
+                    align = (
+                        next(p.width for p in self.parts if p.begin == 0 and p.dim == part.dim and p.role == "k") * size
+                    )
+                    found.append(
+                        self._param(name, f"new {part.title} rows", (1, part.dim), ("kv_heads", "head_dim"), align)
+                    )
+                continue
+            inner = tuple(n for n in row.shape or () if isinstance(n, int))
+            fields = row.fields[1:]
+            found.append(self._param(row.name, row.doc, inner, fields, max(row.align, widest[row.name])))
+        return found
+
+    def _params(self) -> tuple[tuple[Param, ...], tuple[Param, ...]]:
+        """(what the call brings in order, strides and counts behind it)."""
+        new, cache, i64, u32 = self.new, self.cache, dtype("i64"), dtype("u32")
+        arrays = self._rows()
+        sizes = [Param(f"{r.name}_stride", i64, value=f"{r.name}.stride") for r in arrays]
+        if new.takes_q:
+            shape = (self.kernels.q_heads, self.q_dim)
+            kind = dtype("e4m3" if new.q_out == "e4m3" else cache.dtype)
+            width = next(p.width for p in self.parts if p.role == "q")
+            out = self._param("q_out", "q rows as changed", shape, ("q_heads", "head_dim"), width * kind.bytes)
+            same = () if new.q_out == "e4m3" else (arrays[0].name,)  # q, or qkv, which begins with it
+            field = "dtype" if same else "q_out"
+            arrays.append(replace(out, access="out", dtype=kind, field=field, in_place=same))
+            sizes.append(Param("q_out_stride", i64, value="q_out.stride"))
+        arrays += self._weights()
+        if self.table is not None:
+            arrays.append(
+                Param(
+                    "cos_sin",
+                    self.table,
+                    ("P", self.turning),
+                    strided=True,
+                    doc="cosines and sines of each position",
+                    field="angles_dtype",
+                    fields=(None, "rope.dim"),
+                )
+            )
+            sizes += [Param("cos_sin_stride", i64, value="cos_sin.stride"), Param("cos_sin_rows", u32, value="P")]
+        if new.positions == "given":
+            index = dtype(new.index_dtype or "i64")
+            sections = (len(new.sections),) if len(new.sections) > 1 else ()
+            doc = "position of each row" + (", for every section" if sections else "")
+            arrays.append(
+                Param("positions", index, (*sections, *self._shape()), untrusted=True, doc=doc, field="index_dtype")
+            )
+        if new.q_out == "e4m3":
+            arrays.append(Param("q_scale", dtype("f32"), (1,), optional=True, doc="what q is divided by; None: 1"))
+        if new.rows == "padded":
+            sizes += [Param("padded_rows", u32, value="S"), Param("num_rows", u32, value="B*S")]
+        elif self.brings_count:
+            arrays.append(Param("num_rows", u32, brought="scalar", doc="rows of this step, padding included"))
+        else:
+            sizes.append(Param("num_rows", u32, value="T"))
+        return tuple(arrays), tuple(sizes)
+
+    def _weights(self) -> list[Param]:
+        """Weights of norms, and biases."""
+        found, size = [], dtype(self.cache.dtype).bytes
+        heads = {"q": self.kernels.q_heads, "k": self.cache.kv_heads, "v": self.cache.kv_heads}
+        for role, norm in self.norms.items():
+            if norm is None:
+                continue
+            part = next(p for p in self.parts if p.role == role and p.norm is not None)
+            assert part.norm is not None
+            kind = dtype("f32" if norm.weight_dtype == "f32" else self.cache.dtype)
+            align = min(16, kind.bytes * math.gcd(part.width, part.norm.count, part.dim))
+            doc, field = f"weights of {role}'s norm", f"{role}_norm.weight_dtype"
+            found.append(Param(f"{role}_weight", kind, (part.norm.count,), align=align, doc=doc, field=field))
+        if not self.new.bias:
+            return found
+        kind = dtype(self.cache.dtype)
+        if self.new.inputs == "qkv":
+            width = max(p.width for p in self.parts)
+            return [
+                *found,
+                Param("bias", kind, (self._flat,), align=width * size, doc="bias of q | k | v", field="dtype"),
+            ]
+        for role in dict.fromkeys(p.role for p in self.parts):
+            width = max(p.width for p in self.parts if p.role == role)
+            shape = (heads[role], self._row(role))
+            found.append(Param(f"{role}_bias", kind, shape, align=width * size, doc=f"bias of {role}", field="dtype"))
+        return found
+
+    # Rows in the caller's memory ---------------------------------------------------------------------------------
+
+    def _inputs(self) -> tuple[InputContext, ...]:
+        found = []
+        tiled = {t.role for t in self.tiles}
+        named = {p.rows: p for p in self.parts}
+        for name, part in named.items():
+            if part.stored:
+                continue
+            array = (
+                {"k_in": "k_latent"}.get(name, name.removesuffix("_in")) if self.new.inputs == "parts" else part.role
+            )
+            found.append(InputContext(name, self._pointer(array, part.role, part.row)))
+        for role in dict.fromkeys(w.segment.role for w in self.writes):
+            if role not in tiled:
+                found.append(InputContext(f"{role}_row", self._pointer(role, role, self._row(role))))
+        if self.new.takes_q:
+            found.append(
+                InputContext("q_to", self._address("q_out", self.q_heads * self.blocks.split * self.q_dim, "q"))
+            )
+        return tuple(found)
+
+    def _pointer(self, array: str, role: str, row: int) -> str:
+        if self.new.inputs == "qkv":
+            offset = self._offset(role)
+            width = self._flat
+            return self._address("qkv", width, role) + (f" + {offset}" if offset else "")
+        heads = self.kernels.q_heads if role == "q" else self.cache.kv_heads
+        return self._address(array, heads * row, role)
+
+    def _address(self, array: str, elements: int, role: str) -> str:
+        """A row's address, as C: `elements` a token where only requests have a stride."""
+        if self.new.rows == "padded":
+            inside = f"(int64_t)((first + row) % padded_rows) * {elements}"
+            place = f"(int64_t)((first + row) / padded_rows) * {array}_stride + {inside}"
+        else:
+            place = f"(int64_t)(first + row) * {array}_stride"
+        if self.blocks.split == 1:
+            return f"{array} + {place}"
+        own = self._row(role) * (self.q_heads // self.blocks.heads if role == "q" else 1)
+        return f"{array} + {place} + head0 * {own}"

@@ -1,0 +1,204 @@
+"""Rows as copying kernels see them: runs of a token's values, codes or scales that lie side by side in the caller's arrays."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from kvgen.layout.dtypes import DType, dtype
+from kvgen.layout.regions import Region
+from kvgen.layout.storage import Scales, Segment
+from kvgen.lowering.segments import SegmentContext, segments
+from kvgen.plan.params import Access, Param
+from kvgen.spec.cache import Cache
+
+_SECTOR: Final = 32  # bytes that memory moves at once
+
+
+@dataclass(frozen=True)
+class RunContext:
+    """A run of `row` elements a token: `array`, the parameter that has it from `place` on, and `view`, the type of
+    device/stored.cuh that finds it in the pages; `vectors` accesses of `width` elements `type`. `across`: neighbouring
+    tokens share a sector of the pages."""
+
+    array: str
+    cast: str
+    place: str
+    title: str
+    view: str
+    type: str
+    pointer: str
+    width: int
+    vectors: int
+    across: bool = False
+
+
+@dataclass(frozen=True)
+class StoredRun:
+    """What a segment stores, for `raw` operations: codes or plain values (`scales` None), or the scales of its blocks."""
+
+    struct: str
+    name: str
+    title: str
+    view: str
+    pointer: str
+    element: DType
+    array: DType
+    region: Region
+    shape: tuple[int, int]
+    vector: int
+    fields: tuple[str | None, ...]
+
+    @property
+    def row(self) -> int:
+        """Elements of a token."""
+        return self.shape[0] * self.shape[1]
+
+
+def token_step(region: Region) -> int:
+    """Bytes between tokens that are nearest to each other in a page."""
+    steps = [s for a, s in zip(region.axes, region.strides, strict=True) if a.name == "token" and s is not None]
+    return min(steps, default=2**31) * region.dtype.bits // 8
+
+
+def across(region: Region) -> bool:
+    """Whether neighbouring tokens share a sector, so that lanes that walk tokens first fill it."""
+    return token_step(region) < _SECTOR
+
+
+def name_of(role: str, segment: Segment) -> str:
+    """What a raw array of this segment is called, without suffix."""
+    if segment.quant is not None:
+        return f"{role}_codes"
+    return f"{role}_rope" if segment.begin else role
+
+
+def stored_runs(cache: Cache) -> tuple[StoredRun, ...]:
+    """What every segment stores, K's first: its codes (or plain values), then its scales where a write computes them."""
+    found, shown = [], iter(segments(cache))
+    for role, parts in cache.storage.roles.items():
+        dims = "v_head_dim" if role == "v" and cache.v_head_dim else "head_dim"
+        for segment in parts:
+            s, element = next(shown), segment.region.dtype
+            per = 2 if element.packed else 1
+            found.append(
+                StoredRun(
+                    struct=s.struct,
+                    name=name_of(role, segment),
+                    title=f"{s.title}, {'codes' if segment.quant else 'values'} as stored",
+                    view=f"Codes<{{}}{s.struct}>",
+                    pointer=s.pointer,
+                    element=element,
+                    array=dtype("u8") if segment.quant is not None else element,
+                    region=segment.region,
+                    shape=(cache.kv_heads, segment.size // per),
+                    vector=max(1, segment.vector // per),
+                    fields=("kv_heads", dims),
+                )
+            )
+            if segment.scales is not None and segment.scales.region is not None:
+                found.append(_scale_run(cache, s, segment.scales))
+    return tuple(found)
+
+
+def _scale_run(cache: Cache, s: SegmentContext, scales: Scales) -> StoredRun:
+    assert scales.region is not None
+    # The tensor's pages are aligned for no wider accesses than attention's.
+    aligned = cache.storage.tensor(cache.storage.base(scales.base).tensor).align // scales.dtype.bytes
+    row, vector = scales.groups * (1 + scales.zero), min(scales.region.vector, aligned)
+    while row % vector:
+        vector //= 2
+    return StoredRun(
+        struct=s.struct,
+        name=f"{s.role}_scales",
+        title=f"{s.title}, scales{' and zero points' if scales.zero else ''}",
+        view=f"ScaleRow<{{}}{s.struct}, {vector}>",
+        pointer=scales.base,
+        element=scales.dtype,
+        array=scales.dtype,
+        region=scales.region,
+        shape=(scales.heads, row),
+        vector=vector,
+        fields=(None, None),
+    )
+
+
+def raw_runs(cache: Cache, suffix: str) -> tuple[RunContext, ...]:
+    """Every stored run in an array of its own, `<name><suffix>`."""
+    return tuple(
+        RunContext(
+            array=r.name + suffix,
+            cast=f"({r.element.c}*)" if r.array != r.element else "",
+            place="element",
+            title=r.title,
+            view=r.view.format(""),
+            type=r.element.c,
+            pointer=r.pointer,
+            width=r.vector,
+            vectors=r.row // r.vector,
+            across=across(r.region),
+        )
+        for r in stored_runs(cache)
+    )
+
+
+def raw_params(cache: Cache, suffix: str, doc: str, *, access: Access = "in") -> tuple[Param, ...]:
+    """The arrays of `raw_runs`: `[T, heads, elements]`, codes as bytes, two packed ones each."""
+    return tuple(
+        Param(
+            r.name + suffix,
+            r.array,
+            ("T", *r.shape),
+            access=access,
+            align=r.vector * r.array.bytes,
+            strided=True,
+            doc=doc.format(r.title),
+            field="dtype" if r.array.name == cache.dtype else "",
+            fields=(None, *r.fields),
+        )
+        for r in stored_runs(cache)
+    )
+
+
+def value_runs(cache: Cache, suffix: str, roles: tuple[str, ...] = ("k", "v")) -> tuple[RunContext, ...]:
+    """The segments of these roles as values of the cache's dtype, side by side in `k<suffix>` and `v<suffix>`."""
+    return tuple(
+        RunContext(
+            array=s.role + suffix,
+            cast="",
+            place=s.place,
+            title=s.title,
+            view=f"Values<{s.struct}, {s.value}>",
+            type=s.value,
+            pointer=s.pointer,
+            width=s.width,
+            vectors=s.vectors,
+        )
+        for s in segments(cache)
+        if s.role in roles
+    )
+
+
+def check_raw(op: str, cache: Cache) -> None:
+    """Raise ValueError where tokens are not stored one by one."""
+    if cache.storage.residual:
+        raise ValueError(
+            f"raw: got True for {op} with residual={cache.storage.residual}, where tokens share scales and the newest wait in a "
+            "tail; gather without raw, which dequantizes"
+        )
+
+
+def check_writes(op: str, cache: Cache) -> None:
+    """Raise ValueError where an operation that stores whole tokens cannot quantize them."""
+    if cache.storage.residual:
+        raise ValueError(
+            f"ops: got {op} into a cache with residual={cache.storage.residual}, whose keys are quantized in groups of tokens as "
+            "they complete; give the rows to seal and append"
+        )
+    for segment in cache.storage.segments:
+        quant, scales = segment.quant, segment.scales
+        if quant is not None and scales is not None and quant.computed and quant.codes.packed and scales.block[2] == 1:
+            raise ValueError(
+                f"quant: got block.dim=1 with {quant.codes.name} codes, two a byte, whose scales {op} computes; a byte's codes "
+                "are written together, so give block.dim an even number"
+            )

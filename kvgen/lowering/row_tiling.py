@@ -1,0 +1,224 @@
+"""How a kernel that stores new rows divides them: rows and heads of a block, and the order in which threads write.
+
+Layouts whose innermost runs are shorter than a sector put neighbouring tokens side by side (vLLM's x-packed K, its V, scales
+of a head). There a block takes so many tokens that they fill sectors, fewer heads instead, and neighbouring threads write
+neighbouring tokens, from rows that wait in shared memory.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Final
+
+from kvgen.layout.dtypes import dtype
+from kvgen.layout.regions import Region
+from kvgen.lowering.cache_struct import rows_per_block
+from kvgen.lowering.segments import SegmentContext, segments
+from kvgen.spec.cache import Cache
+
+SECTOR: Final = 32  # bytes
+MOST_ROWS: Final = 16  # that a block takes for the sake of sectors; more would leave small batches to few blocks
+MOST_BASE_ROWS: Final = 8  # that it takes otherwise: 128 tokens still fill a GPU's first wave
+SHARED_BYTES: Final = 47 << 10  # of a block's rows, angles, scales and places
+PLACE_BYTES: Final = 96
+
+
+@dataclass(frozen=True)
+class WriteContext:
+    """How a segment's new rows are stored: `value` is the C type of the rows that are read, the caller's or float in shared
+    memory; `head` the first head of the block, with its plus sign. Thread i stores scale `scale_at` of row `scale_row`, in
+    the order of memory."""
+
+    segment: SegmentContext
+    value: str
+    value_bytes: int
+    by_token: bool
+    head: str
+    scale_row: str = ""
+    scale_at: str = ""
+
+    def row(self, units: int) -> str:
+        """The row of a thread's item i, of which a row has `units`, as C."""
+        return "i % rows" if self.by_token else f"i / {units}"
+
+    def unit(self, units: int) -> str:
+        """Its place in the row."""
+        return "i / rows" if self.by_token else f"i % {units}"
+
+    def access(self, width: int) -> int:
+        """Elements of the widest access to a row."""
+        return min(width, 16 // self.value_bytes)
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """What a block takes: `rows` tokens and `heads` kv heads of each; `split` blocks share a token's heads."""
+
+    rows: int
+    heads: int
+    split: int
+
+
+def _token_step(region: Region) -> int:
+    """The smallest step from a token to the next, in elements; 0 where tokens are no axis."""
+    steps = [s for a, s in zip(region.axes, region.strides, strict=True) if a.name == "token" and s is not None]
+    return min(steps, default=0)
+
+
+def _by_token(cache: Cache, role: str, begin: int) -> tuple[int, int]:
+    """Of values and of scales of a segment: how many neighbouring tokens fill a sector; 1 where a token does by itself or
+    tokens do not lie side by side."""
+    segment = next(s for s in cache.storage.roles[role] if s.begin == begin)
+    run = segment.region.vector
+    run_bytes = run * segment.region.dtype.bits // 8
+    beside = _token_step(segment.region) == run and segment.region.swizzle is None
+    values = max(1, SECTOR // run_bytes) if beside and 0 < run_bytes < SECTOR else 1
+    scales = segment.scales
+    if scales is None or scales.region is None:
+        return values, 1
+    step = _token_step(scales.region)
+    mine = scales.heads * scales.groups * (1 + scales.zero)
+    within = max(1, min(step, mine)) * scales.dtype.bytes
+    return values, max(1, SECTOR // within)
+
+
+def _heads_beside(cache: Cache, segment: SegmentContext) -> bool:
+    """Whether the scales of a token's heads lie closer than those of neighbouring tokens."""
+    scales = next(s for s in cache.storage.roles[segment.role] if s.begin == segment.begin).scales
+    if scales is None or scales.region is None or scales.heads == 1:
+        return False
+    axes = zip(scales.region.axes, scales.region.strides, strict=True)
+    steps = [s for a, s in axes if a.name == "head" and s is not None]
+    return min(steps, default=0) < _token_step(scales.region)
+
+
+def scales_by_token(cache: Cache, role: str, begin: int) -> bool:
+    """Whether the scales of neighbouring tokens lie closer than those of a token's heads and groups."""
+    scales = next(s for s in cache.storage.roles[role] if s.begin == begin).scales
+    if scales is None or scales.region is None:
+        return False
+    return 0 < _token_step(scales.region) < scales.heads * scales.groups * (1 + scales.zero)
+
+
+def _digit(step: int, extent: int, last: bool) -> str:
+    """Digit of i: i / step, of so many values, as C."""
+    text = "i" if step == 1 else f"i / {step}"
+    return text if last else f"{text} % {extent}"
+
+
+def _sum(parts: list[tuple[str, int]]) -> str:
+    found = [text if factor == 1 else f"{text} * {factor}" for text, factor in parts]
+    return " + ".join(found) or "0"
+
+
+def scale_walk(region: Region, rows: int, heads: int, places: int) -> tuple[str, str]:
+    """(row, place in the row) of item i of `rows` rows of scales, as C, so that neighbouring items are neighbours in memory.
+
+    A row has `heads` blocks of heads with `places` numbers each, which lie as `region` says.
+    """
+    inner = [(s, a) for a, s in zip(region.axes, region.strides, strict=True) if a.name in ("token", "head", "dim")]
+    sizes = {"token": rows, "head": heads, "dim": places}
+    if any(s is None for s, _ in inner):
+        return f"i / {heads * places}", f"i % {heads * places}"
+    digits = []
+    for _, axis in sorted(inner, key=lambda item: (item[0] or 0, item[1].divide)):
+        extent = min(axis.modulo or sizes[axis.name], max(1, sizes[axis.name] // axis.divide))
+        if extent > 1:
+            digits.append((axis, extent))
+    step, row, at = 1, [], []
+    for k, (axis, extent) in enumerate(digits):
+        text = _digit(step, extent, k == len(digits) - 1)
+        if axis.name == "token":
+            row.append((text, axis.divide))
+        else:
+            at.append((text, axis.divide * (places if axis.name == "head" else 1)))
+        step *= extent
+    if step != rows * heads * places:  # a factor that a block has no whole number of
+        return f"i / {heads * places}", f"i % {heads * places}"
+    return _sum(row), _sum(at)
+
+
+def values_by_token(cache: Cache, segment: SegmentContext) -> bool:
+    """Whether neighbouring tokens fill sectors that a token's own elements do not."""
+    return _by_token(cache, segment.role, segment.begin)[0] > 1 and segment.writer == "write/vector.j2"
+
+
+def divide(
+    cache: Cache,
+    threads: int,
+    *,
+    q_vectors: int = 0,
+    whole: bool = False,
+    tiles: Mapping[str, int] | None = None,
+    row_bytes: int = 0,
+) -> Blocks:
+    """The rows and heads of a block; `q_vectors` are what else a row has to move, `whole` keeps a row's heads together.
+
+    `tiles` are the bytes an element has in shared memory, by role, and `row_bytes` what else a row has there. Raises
+    ValueError where not even one row of as few heads as scales allow fits.
+    """
+    known = segments(cache)
+    vectors = sum(s.vectors for s in known) + q_vectors
+    base = min(MOST_BASE_ROWS, rows_per_block(cache, threads, q_vectors))
+    rows = base
+    for s in known:
+        values, scales = _by_token(cache, s.role, s.begin)
+        computed = scales if s.computed else 1
+        rows = max(rows, min(MOST_ROWS, max(values if values_by_token(cache, s) else 1, computed)))
+    unit, heads = math.lcm(1, *(s.scales[0].heads for s in known if s.computed)), cache.kv_heads
+    fitting = [heads] if whole else [h for h in range(unit, heads + 1) if heads % h == 0 and h % unit == 0]
+    # As much work a block as before: more rows, fewer heads, where these are not in one sector with each other.
+    apart = rows > base and not any(s.computed and _heads_beside(cache, s) for s in known)
+    most = max(1, heads * 4 * threads // (vectors * rows)) if apart else heads
+    at = max((i for i, h in enumerate(fitting) if h <= most), default=0)
+
+    def shared(count: int, of: int) -> int:
+        """Bytes of shared memory of so many rows of so many heads."""
+        row = row_bytes + PLACE_BYTES
+        for role, element in (tiles or {}).items():
+            row += (of * next(s.row for s in known if s.role == role) + 4) * element
+        row += sum(s.scales[0].blocks * s.scales[0].each * 4 * of // heads for s in known if s.computed)
+        return count * row
+
+    while shared(rows, fitting[at]) > SHARED_BYTES:
+        if rows > 1:
+            rows //= 2
+        elif at > 0:
+            at -= 1
+        else:
+            kept = "a norm over the whole row" if whole else "scales of so many heads" if unit > 1 else "a head"
+            raise ValueError(
+                f"ops: got rows of {heads} heads x {cache.head_dim}, of which {kept} needs {shared(1, fitting[0])} bytes of "
+                f"shared memory; a block has {SHARED_BYTES}; use smaller heads, or change rows before they are appended"
+            )
+    return Blocks(rows, fitting[at], heads // fitting[at])
+
+
+def within(segment: SegmentContext, blocks: Blocks) -> SegmentContext:
+    """The segment as a block sees it: its heads are the block's."""
+    if blocks.split == 1:
+        return segment
+    scales = tuple(replace(q, blocks=q.blocks // blocks.split) for q in segment.scales)
+    return replace(segment, heads=blocks.heads, scales=scales)
+
+
+def write(cache: Cache, segment: SegmentContext, blocks: Blocks, *, tiled: bool) -> WriteContext:
+    """How a segment is written, from the caller's rows or (`tiled`) from shared memory."""
+    value = "float" if tiled else segment.value
+    seen, row, at = within(segment, blocks), "", ""
+    if segment.computed:
+        scales = next(s for s in cache.storage.roles[segment.role] if s.begin == segment.begin).scales
+        q = seen.scales[0]
+        assert scales is not None and scales.region is not None
+        row, at = scale_walk(scales.region, blocks.rows, q.blocks // q.groups, q.groups * q.each)
+    return WriteContext(
+        seen,
+        value=value,
+        value_bytes=4 if tiled else dtype(cache.dtype).bytes,
+        by_token=tiled and values_by_token(cache, segment),
+        head="head0 + " if blocks.split > 1 else "",
+        scale_row=row,
+        scale_at=at,
+    )

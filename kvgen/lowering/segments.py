@@ -1,0 +1,248 @@
+"""Segments as templates see them: how each run of dims is stored, and how a kernel that copies rows walks it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Final
+
+from kvgen.expr.nodes import U32_MAX, Expr
+from kvgen.expr.to_c import c
+from kvgen.layout.dtypes import dtype
+from kvgen.layout.storage import Scales, Segment
+from kvgen.plan.params import Access, Param
+from kvgen.spec.cache import Cache
+
+# Accesses a lane keeps of a block in registers; of larger blocks so many are in flight.
+HELD_CHUNKS: Final = 8
+UNROLLED: Final = 4
+_STRUCTS: Final = {"k": "Key", "v": "Value"}
+_RECIPES: Final = {"amax": "amax", "pow2": "pow2", "max": "nvfp4_max", "global": "nvfp4_global"}
+
+
+@dataclass(frozen=True)
+class ScaleContext:
+    """The scales of a segment: C names and expressions. `vector` neighbours are read by one access.
+
+    `lanes`, `width` and `chunks` say how a warp quantizes a block: in registers if it is `held`, `units` at a time; `whole`
+    blocks give every lane as much, up to the last dim.
+    """
+
+    type: str
+    recipe: str
+    zero: bool
+    place: str
+    offset: str
+    offset_bits: int
+    vector: int
+    heads: int
+    dims: int
+    groups: int
+    blocks: int
+    global_scale: str
+    residual: int
+    lanes: int
+    width: int
+    chunks: int
+    whole: bool
+
+    @property
+    def held(self) -> bool:
+        """Whether the lanes of a block keep its values in registers between the range and the codes."""
+        return self.chunks <= HELD_CHUNKS
+
+    @property
+    def each(self) -> int:
+        """Numbers of a block: its scale, and its zero point."""
+        return 2 if self.zero else 1
+
+    def head_of(self, block: str) -> str:
+        """The first head of a token's block `block`, as C."""
+        head = block if self.groups == 1 else f"{block} / {self.groups}"
+        return head if self.heads == 1 else f"{head} * {self.heads}"
+
+    def dim_of(self, block: str) -> str:
+        """Its first dim."""
+        return "0" if self.groups == 1 else f"{block} % {self.groups} * {self.dims}"
+
+    @property
+    def unroll(self) -> int:
+        """Accesses of a lane that are written out."""
+        return self.chunks if self.held else UNROLLED
+
+    @property
+    def units(self) -> int:
+        """Blocks a lane has in flight."""
+        return 2 if self.chunks <= 2 and self.heads * self.dims > 1 else 1
+
+    @property
+    def mask(self) -> str:
+        """The lanes of a block, the first at 0, as C."""
+        return f"{(1 << self.lanes) - 1:#x}u"
+
+
+@dataclass(frozen=True)
+class SegmentContext:
+    """A segment: its struct in cache.cuh, and the vectors in which rows of `value` are copied to and from it."""
+
+    struct: str
+    role: str
+    title: str
+    begin: int
+    size: int
+    row: int
+    heads: int
+    value: str
+    element: str
+    axes: str
+    pointer: str
+    base: str
+    offset: str
+    offset_bits: int
+    vector: int
+    width: int
+    scales: tuple[ScaleContext, ...]
+
+    @property
+    def computed(self) -> bool:
+        """Whether a write chooses scales."""
+        return bool(self.scales) and self.scales[0].recipe != "given"
+
+    @property
+    def global_scale(self) -> bool:
+        """Whether one scale lies above those of the blocks."""
+        return bool(self.scales) and bool(self.scales[0].global_scale)
+
+    @property
+    def writer(self) -> str:
+        """Which file of templates/write/ has the macro that stores new rows."""
+        return f"write/{'tail' if self.residual else 'block' if self.computed else 'vector'}.j2"
+
+    @property
+    def residual(self) -> int:
+        """Tokens that are quantized together once there are so many; 0: every token on its own."""
+        return self.scales[0].residual if self.scales else 0
+
+    @property
+    def place(self) -> str:
+        """Where the segment's element `element` (head by head) lies in a row of K or V, as C."""
+        if self.size == self.row:
+            return "element"
+        if self.heads == 1:
+            return f"element + {self.begin}" if self.begin else "element"
+        return f"element / {self.size} * {self.row} + element % {self.size} + {self.begin}"
+
+    @property
+    def vectors(self) -> int:
+        """Vectors of `width` a token has."""
+        return self.heads * self.size // self.width
+
+
+def _bits(offset: Expr) -> int:
+    return 32 if offset.upper <= U32_MAX else 64
+
+
+def _pointer(cache: Cache, base: str, element: str, start: int) -> str:
+    """The page pointer `base` as one to `element`s, `start` bytes on."""
+    found = f"page.{base}"
+    if cache.storage.base(base).element.c == element:
+        return f"{found} + {start // cache.storage.base(base).element.bytes}" if start else found
+    return f"({element}*)({found} + {start})" if start else f"({element}*){found}"
+
+
+def _scales(cache: Cache, role: str, segment: Segment, scales: Scales, width: int) -> ScaleContext:
+    quant = segment.quant
+    assert quant is not None
+    index = segment.region.index_vars()
+    offset = scales.offset(index["token"], index["head"], index["dim"])
+    if scales.array:
+        place = f"cache.{scales.array}"
+    else:
+        assert scales.region is not None
+        place = _pointer(cache, scales.base, scales.dtype.c, scales.region.byte_offset)
+    block = scales.block[1] * scales.block[2]
+    while scales.block[2] % width:
+        width //= 2
+    lanes = min(32, 1 << (-(-block // width) - 1).bit_length())
+    return ScaleContext(
+        type=scales.dtype.c,
+        recipe="given" if scales.array else _RECIPES[quant.recipe],
+        zero=scales.zero,
+        place=place,
+        offset=c(offset),
+        offset_bits=_bits(offset),
+        vector=segment.scale_vector,
+        heads=scales.block[1],
+        dims=scales.block[2],
+        groups=scales.groups,
+        blocks=scales.heads * scales.groups,
+        global_scale=segment.global_scale,
+        residual=quant.residual or 0,
+        lanes=lanes,
+        width=width,
+        chunks=-(-block // (width * lanes)),
+        whole=block % (width * lanes) == 0 and segment.size % scales.block[2] == 0,
+    )
+
+
+@lru_cache(maxsize=64)
+def segments(cache: Cache) -> tuple[SegmentContext, ...]:
+    """Every segment of a cache, K's first."""
+    found = []
+    value = dtype(cache.dtype)
+    for role, parts in cache.storage.roles.items():
+        row = sum(s.size for s in parts)
+        for segment in parts:
+            region = segment.region
+            element, offset = region.dtype, region.offset()
+            width = min(segment.vector, 16 // value.bytes)
+            # A row of the caller's has its parts side by side: each begins with a whole access.
+            while len(parts) > 1 and (segment.begin % width or row % width):
+                width //= 2
+            part = "Rope" if segment.begin else ""
+            found.append(
+                SegmentContext(
+                    struct=_STRUCTS[role] + part,
+                    role=role,
+                    title=role.upper() + (", RoPE part" if part else ""),
+                    begin=segment.begin,
+                    size=segment.size,
+                    row=row,
+                    heads=cache.kv_heads,
+                    value=value.c,
+                    element=element.c,
+                    axes=region.text,
+                    pointer=segment.base,
+                    base=_pointer(cache, segment.base, element.c, region.byte_offset),
+                    offset=c(offset),
+                    offset_bits=_bits(offset),
+                    vector=segment.vector,
+                    width=width,
+                    scales=(_scales(cache, role, segment, segment.scales, width),) if segment.scales else (),
+                )
+            )
+    return tuple(found)
+
+
+def row_params(cache: Cache, suffix: str, doc: str, *, access: Access = "in") -> tuple[Param, ...]:
+    """The rows of K and V that a call brings: `k<suffix>` and, where V is stored, `v<suffix>`, `[T, kv_heads, dims]`."""
+    found = []
+    for role in cache.roles:
+        parts = [s for s in segments(cache) if s.role == role]
+        dims = "v_head_dim" if role == "v" and cache.v_head_dim else "head_dim"
+        shape = ("T", cache.kv_heads, parts[0].row)
+        align = max(s.width for s in parts) * dtype(cache.dtype).bytes
+        found.append(
+            Param(
+                f"{role}{suffix}",
+                dtype(cache.dtype),
+                shape,
+                access=access,
+                align=align,
+                strided=True,
+                doc=doc.format(role.upper()),
+                field="dtype",
+                fields=(None, "kv_heads", dims),
+            )
+        )
+    return tuple(found)

@@ -1,0 +1,43 @@
+"""norm_cache: RMS norm of the step's rows of K or V where they are stored."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from pydantic import Field
+
+from kvgen.lowering.new_rows import NewRows
+from kvgen.lowering.new_rows_rules import check_norm, refuse_residual
+from kvgen.lowering.row_kernel import row_kernel
+from kvgen.plan.kernel import KernelPlan
+from kvgen.spec.kernel_set import KernelSet, Op
+from kvgen.spec.norm import RmsNorm
+from kvgen.spec.table import IndexName
+
+
+class NormCache(Op):
+    """RMS norm of the step's rows of K or V, in place.
+
+    `row_offsets[B + 1]` says how many rows of a request are new, as append takes them, and `num_rows` how many there are in
+    all, padding included; `k_weight` (or `v_weight`) are the norm's. Rows are read dequantized, normalised in f32, and
+    stored as append stores them: all blocks of a quantized row get new scales, also those that a norm's `dim` leaves
+    alone. In latent rows the latent part is normalised.
+    Source: Modular MAX, rms_norm_kv_cache.ragged.paged and rms_norm_value_cache.ragged.paged.
+    """
+
+    kind: ClassVar[str] = "norm_cache"
+    role: Literal["k", "v"] = "k"
+    norm: RmsNorm = RmsNorm()
+    index_dtype: IndexName | None = Field(default=None)
+
+    def check(self, kernels: KernelSet) -> None:
+        if self.role not in kernels.cache.roles:
+            raise ValueError("role: got 'v' for a cache that stores K only; use 'k'")
+        refuse_residual("norm_cache", kernels)
+        check_norm(kernels, "norm", self.norm, role=self.role)
+        self.plan(kernels)
+
+    def plan(self, kernels: KernelSet) -> tuple[KernelPlan, ...]:
+        k_norm, v_norm = (self.norm if self.role == role else None for role in ("k", "v"))
+        new = NewRows(name=self.name, index_dtype=self.index_dtype, stored=(self.role,), k_norm=k_norm, v_norm=v_norm)
+        return (row_kernel(new, kernels, f"normalises the step's rows of {self.role.upper()} where they are stored"),)

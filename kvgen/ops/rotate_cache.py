@@ -1,0 +1,67 @@
+"""rotate_cache: RoPE of the step's rows of K where they are stored, and of q."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
+
+from kvgen.lowering.new_rows import NewRows
+from kvgen.lowering.new_rows_rules import check_new_rows, refuse_residual, resolve_rope
+from kvgen.lowering.row_kernel import row_kernel
+from kvgen.plan.kernel import KernelPlan
+from kvgen.spec.kernel_set import KernelSet, Op
+from kvgen.spec.model import Rope
+from kvgen.spec.table import IndexName
+
+
+class RotateCache(Op):
+    """RoPE of the step's rows of K, in place, and of q `[T, q_heads, q_dim]`, which becomes `q_out`.
+
+    The options are append's: positions, tables of angles, sections; "ragged" rows and "padded" ones. Without q
+    (`q_out="none"`) `num_rows` says how many rows there are, padding included. Rows are read dequantized, turned in f32, and
+    stored as append stores them. In latent rows the RoPE part turns.
+    Source: Modular MAX, fused_qk_rope.ragged.paged and fused_qk_rope.padded.paged.
+    """
+
+    kind: ClassVar[str] = "rotate_cache"
+    rope: Rope | Literal["model", "local"] = "model"
+    rows: Literal["ragged", "padded"] = "ragged"
+    angles: Literal["computed", "pairs", "halves"] = "computed"
+    angles_dtype: Literal["f32", "same"] = "f32"
+    positions: Literal["lengths", "given"] = "lengths"
+    sections: Annotated[tuple[Annotated[int, Field(ge=1)], ...], Field(strict=False, max_length=4)] = ()
+    q_out: Literal["same", "e4m3", "none"] = "same"
+    q_dim: Annotated[int, Field(ge=1, le=1024)] | None = None
+    index_dtype: IndexName | None = Field(default=None)
+
+    def check(self, kernels: KernelSet) -> None:
+        refuse_residual("rotate_cache", kernels)
+        if self.rows == "padded" and self.q_out == "none":
+            raise ValueError(
+                "rows: got 'padded' with q_out='none'; the padded length is q's; take q along, or use 'ragged'"
+            )
+        check_new_rows(self.new_rows(kernels), kernels)
+        self.plan(kernels)
+
+    def new_rows(self, kernels: KernelSet) -> NewRows:
+        """The rows, with the model's RoPE looked up."""
+        return NewRows(
+            name=self.name,
+            rows=self.rows,
+            index_dtype=self.index_dtype,
+            stored=("k",),
+            rope=resolve_rope(self.rope, kernels),
+            local=self.rope == "local",
+            angles=self.angles,
+            angles_dtype=self.angles_dtype,
+            positions=self.positions,
+            sections=self.sections,
+            takes_q=self.q_out != "none",
+            q_out=self.q_out,
+            q_dim=self.q_dim,
+        )
+
+    def plan(self, kernels: KernelSet) -> tuple[KernelPlan, ...]:
+        title = "turns the step's rows of K where they are stored" + (", and q" if self.q_out != "none" else "")
+        return (row_kernel(self.new_rows(kernels), kernels, title),)

@@ -1,0 +1,66 @@
+"""Plans: every decision about one kernel, taken in Python before a template writes any text.
+
+Every kernel's first parameter is the cache, one struct. The table of the others is the single source of a kernel's C
+signature, its launcher's signature and docstring, the argument checks, and the CPU machine's buffers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kvgen.expr.nodes import Expr
+from kvgen.plan.params import Param
+
+
+@dataclass(frozen=True)
+class Work:
+    """How an operation's workspace is divided: see kvgen.runtime.workspace.Work, whose fields these are.
+
+    `columns` are kv heads times tiles of columns, the blocks that share a piece; `partial_bytes` are those of a slot, for
+    all of them. `chunk` tokens make a piece, 0 where the planner balances. `most` tokens of a request are seen at most, by a
+    window or in a ring; 0: all.
+    """
+
+    columns: int
+    blocks_per_sm: int
+    partial_bytes: int
+    chunk: int
+    most: int = 0
+
+
+@dataclass(frozen=True)
+class Source:
+    """CUDA that the user wrote: its text, and the path by which messages name it ("<name>" where it has no file)."""
+
+    path: str
+    text: str
+
+
+@dataclass(frozen=True)
+class KernelPlan:
+    """One kernel of one operation: its template and everything the template reads, or the user's own text.
+
+    `context` is a frozen dataclass whose fields are exactly the template's variables. `params` follow the cache in the
+    signature: what the call brings. `grid` is evaluated by the launcher over the dimension names of `params` and of the
+    cache's fields; `shared` is dynamic shared memory in bytes, `shared_by_arch` that of architectures that differ.
+    `writes_pool`: the kernel stores to the cache's memory. `whole`: the launcher takes the cache with all its layers; the
+    struct is then the first one's.
+    A kernel with a `source` has neither template nor context.
+    """
+
+    name: str
+    entry: str
+    template: str
+    context: object
+    params: tuple[Param, ...]
+    grid: tuple[Expr, Expr, Expr]
+    threads: int
+    shared: int = 0
+    shared_by_arch: tuple[tuple[str, int], ...] = ()
+    writes_pool: bool = False
+    whole: bool = False
+    source: Source | None = None
+
+    def shared_on(self, arch: str) -> int:
+        """Dynamic shared memory of a block on this architecture, in bytes."""
+        return dict(self.shared_by_arch).get(arch, self.shared)

@@ -1,0 +1,226 @@
+"""Pages of every layer of a pool: what operations that move whole pages take, and pools of memory without tables."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+from kvgen.errors import ArgumentError, DeviceError
+from kvgen.runtime.arrays import ArrayView, extent, itemsize, view
+from kvgen.runtime.checks import Dims, check
+from kvgen.runtime.kv_cache import BaseCache, Tensor
+from kvgen.runtime.module import Module
+from kvgen.runtime.packing import Bytes
+from kvgen.runtime.params import Call
+
+Memory = tuple[tuple[str, ArrayView, bool], ...]
+
+
+class LayerPages(NamedTuple):
+    """One layer's pages: where the first one begins and how many bytes the next one lies on, by page pointer."""
+
+    addresses: dict[str, int]
+    strides: dict[str, int]
+    pages: int
+    scale_pages: int
+    tokens: int
+
+
+class BasePages:
+    """Memory of a cache's layout, any number of pages, no page table; generated classes give `MODULE` and `TENSORS`.
+
+    `host`: the arrays lie in pinned host memory that kernels of a GPU reach.
+    """
+
+    MODULE: ClassVar[Module]
+    TENSORS: ClassVar[tuple[Tensor, ...]]
+    PAGE_TOKENS: ClassVar[int | None]
+
+    def __init__(self, pools: Sequence[object], host: bool = False) -> None:
+        self.host, self.given = host, tuple(pools)
+        per_layer = not any("layer" in t.axes for t in self.TENSORS)
+        found: list[list[tuple[str, ArrayView]]] = []
+        for tensor, given in zip(self.TENSORS, pools, strict=True):
+            if per_layer and (not issubclass(type(given), Sequence) or not given):
+                raise ArgumentError(
+                    f"{tensor.name}: got {type(given).__name__}; the spec's layers='pointers' takes a list of tensors, one "
+                    "per layer"
+                )
+            items: Sequence[object] = given if per_layer else (given,)  # type: ignore[assignment]
+            names = [f"{tensor.name}[{i}]" if per_layer else tensor.name for i in range(len(items))]
+            found.append([(name, view(item, name)) for name, item in zip(names, items, strict=True)])
+        if len({len(each) for each in found}) > 1:
+            counts = " and ".join(f"{len(f)} for {t.name}" for t, f in zip(self.TENSORS, found, strict=True))
+            raise ArgumentError(f"{self.TENSORS[-1].name}: got {counts}; every tensor needs one entry a layer")
+        self.device = found[0][0][1].device
+        self.layers: list[LayerPages] = []
+        self.memory: list[tuple[str, ArrayView, bool]] = []
+        for views in zip(*found, strict=True):
+            self.layers += self._split(views, per_layer)
+            self.memory += [(name, array, t.writes) for t, (name, array) in zip(self.TENSORS, views, strict=True)]
+
+    def _split(self, views: Sequence[tuple[str, ArrayView]], per_layer: bool) -> list[LayerPages]:
+        """The layers that these tensors hold."""
+        dims = Dims({"one": 1}, "the pages")
+        if self.PAGE_TOKENS is not None:
+            dims["tokens"] = self.PAGE_TOKENS
+        for tensor, (name, array) in zip(self.TENSORS, views, strict=True):
+            check(
+                array,
+                name,
+                dtype=tensor.dtype,
+                shape=tensor.shape,
+                dims=dims,
+                strides=tensor.strides,
+                align=tensor.align,
+                device=self.device,
+                field=tensor.field,
+                fields=tensor.fields,
+            )
+            tensor.check_places(array, name)
+        layers = []
+        for number in range(1 if per_layer else dims["layers"]):
+            addresses, strides = {}, {}
+            for tensor, (_, array) in zip(self.TENSORS, views, strict=True):
+                for i, base in enumerate(tensor.bases):
+                    steps = number * tensor.stride(array, "layer") + i * tensor.stride(array, "kv")
+                    addresses[base] = array.pointer + steps * itemsize(array)
+                    strides[base] = tensor.stride(array, "page") * itemsize(array)
+            pages = dims["pages"]
+            scale_pages = dims.get("scale_pages", pages)
+            found_by_values = any("scale_pages" in t.shape and not t.own_table for t in self.TENSORS)
+            least = min(pages, scale_pages) if found_by_values else pages
+            layers.append(LayerPages(addresses, strides, least, scale_pages, dims["tokens"]))
+        return layers
+
+    def reachable(self, device: str) -> int:
+        """Make sure that kernels on `device` reach the memory; what to add to its addresses there."""
+        if self.device == device:
+            return 0
+        name = self.memory[0][0] if self.memory else "pages"
+        if not self.host or self.device != "cpu":
+            raise ArgumentError(
+                f"{name}: got an array on {self.device}; the call runs on {device}, where the cache is; pass memory of that "
+                "GPU, or pinned host memory with host=True"
+            )
+        from kvgen.runtime import cuda
+
+        moved = set()
+        for name, array, _ in self.memory:
+            low, high = extent(array)
+            try:
+                moved |= {
+                    cuda.driver().mapped(p, int(device.partition(":")[2])) - p for p in (low, high - 1) if high > low
+                }
+            except DeviceError as error:
+                raise ArgumentError(
+                    f"{name}: got pageable host memory ({error}); kernels reach pinned and mapped memory alone; pass "
+                    "tensor.pin_memory() of torch, or register the array's memory with cudaHostRegister"
+                ) from error
+        if len(moved) > 1:
+            raise ArgumentError(
+                f"{name}: got host memory that the GPU sees at several distances; kernels add one offset; pin all of it alike"
+            )
+        return moved.pop() if moved else 0
+
+
+def layers_of(pool: BaseCache | BasePages) -> list[LayerPages]:
+    """The pages of every layer."""
+    if isinstance(pool, BasePages):
+        return pool.layers
+    found = []
+    for layer in pool:
+        strides = {p: layer.dims[f"{p}_page_stride"] * size for p, size in layer.sizes.items() if p in layer.addresses}
+        pages = layer.dims["pages"]
+        scales = layer.dims.get("scale_pages", pages)
+        found.append(LayerPages(layer.addresses, strides, pages, scales, layer.dims["tokens"]))
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class PagePool:
+    """A struct with the pages of every layer: the cache's own, or (`brought`) those of another pool of its layout.
+
+    `bases` are the page pointers; `layers` is how many the struct has room for. `together` has pointers that one run of
+    bytes goes through, and how many bytes the second lies behind the first. `writes`: the kernel writes to a brought one.
+    """
+
+    name: str
+    bases: tuple[str, ...]
+    layers: int
+    together: tuple[tuple[str, str, int], ...] = ()
+    brought: bool = False
+    writes: bool = False
+    optional: bool = False
+
+    @property
+    def kind(self) -> Bytes:
+        """Its size: addresses, strides, and counts of layers, pages, scale pages and tokens."""
+        return Bytes(8 * len(self.bases) * (self.layers + 1) + 16, 8)
+
+    def take(self, given: Any, call: Call) -> bytes:
+        """The pool of the call's; raises ArgumentError for what is none of this set's."""
+        layers = call.dims["all_layers"]
+        if not isinstance(given, (BasePages, BaseCache)) or given.MODULE is not call.module:
+            got = f"pages of {given.MODULE.name}" if isinstance(given, (BasePages, BaseCache)) else type(given).__name__
+            name = call.module.name if call.module is not None else "the set"
+            raise ArgumentError(
+                f"{self.name}: got {got}; it must be memory of this set's layout; pass {name}.Pages(...) or {name}.Cache(...)"
+            )
+        found = layers_of(given)
+        if len(found) != layers:
+            raise ArgumentError(
+                f"{self.name}: got {len(found)} layers; the cache has {layers}; pass pages of as many layers"
+            )
+        if found and found[0].tokens != call.dims["tokens"]:
+            raise ArgumentError(
+                f"{self.name}: got blocks of {found[0].tokens} tokens; the cache's hold {call.dims['tokens']}; pass blocks of "
+                "the same size"
+            )
+        if isinstance(given, BasePages):
+            offset = given.reachable(call.device)
+            call.memory += [(f"{self.name}.{n}", array, w and self.writes) for n, array, w in given.memory]
+        else:
+            if given.device != call.device:
+                raise ArgumentError(
+                    f"{self.name}: got a cache on {given.device}; the call runs on {call.device}; pass one there"
+                )
+            offset = 0
+            memory = {n: (f"{self.name}.{n}", array, w and self.writes) for x in given for n, array, w in x.memory}
+            call.memory += memory.values()
+        return self.pack(found, offset)
+
+    def pack(self, found: Sequence[LayerPages], offset: int = 0) -> bytes:
+        """The struct's bytes; raises ArgumentError where it cannot say what the layers are."""
+        if len(found) > self.layers:
+            raise ArgumentError(
+                f"cache: got {len(found)} layers; the operation was generated for at most {self.layers}; raise max_layers in "
+                "the spec"
+            )
+        first = found[0]
+        for number, layer in enumerate(found):
+            for base in self.bases:
+                if layer.strides[base] != first.strides[base]:
+                    raise ArgumentError(
+                        f"{base}: got pages {layer.strides[base]} bytes apart in layer {number} and {first.strides[base]} in "
+                        "layer 0; one launch copies pages of all layers; pass tensors with the same strides"
+                    )
+            if layer.tokens != first.tokens:
+                raise ArgumentError(
+                    f"{self.bases[0]}: got blocks of {layer.tokens} tokens in layer {number} and of {first.tokens} in layer 0; "
+                    "pass tensors of the same shape"
+                )
+            for low, high, nbytes in self.together:
+                apart = layer.addresses[high] - layer.addresses[low]
+                if apart != nbytes:
+                    raise ArgumentError(
+                        f"{low}: got K and V {apart} bytes apart in layer {number}; they alternate inside a page, which is "
+                        f"copied as one block; pass a tensor whose kv axis has stride {nbytes} bytes"
+                    )
+        missing = [0] * (self.layers - len(found))
+        addresses = [a for b in self.bases for a in (*(x.addresses[b] + offset for x in found), *missing)]
+        counts = (len(found), min(x.pages for x in found), min(x.scale_pages for x in found), first.tokens)
+        text = f"<{len(addresses)}Q{len(self.bases)}q4I"
+        return struct.pack(text, *addresses, *(first.strides[b] for b in self.bases), *counts)
