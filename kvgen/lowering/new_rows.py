@@ -68,3 +68,14 @@ class NewRows:
         while lanes * rows > threads:
             lanes //= 2
         return lanes
+
+
+def step_offsets(index: DType) -> Param:
+    """The rows of this step's tokens, which a call without new tokens leaves out."""
+    doc = "first new row of each request; None: no new tokens"
+    return Param("row_offsets", index, ("B+1",), optional=True, untrusted=True, doc=doc, field="index_dtype")
+
+
+def counts_before(cache: Cache) -> bool:
+    """Whether this step's tokens come on top of what lengths say."""
+    return cache.lengths == "before"

@@ -179,3 +179,13 @@ def refuse_residual(name: str, kernels: KernelSet) -> None:
             f"ops: got {name} with residual={residual}, whose sealed tokens share scales and cannot change alone; change rows "
             "before seal and append"
         )
+
+
+def check_one_place(kernels: KernelSet, kind: str) -> None:
+    """Raise ValueError where one number cannot say where a token is."""
+    storage = kernels.cache.storage
+    if isinstance(kernels.cache.page_table, PerKV):
+        raise ValueError(f"ops: got {kind} with table=PerKV(), where K and V lie in different pages; use another table")
+    if storage.own_table or storage.residual:
+        which = "own_table=True, whose scales lie in other pages" if storage.own_table else "residual, a tail a request"
+        raise ValueError(f"ops: got {kind} with {which}; a slot names one place; use a cache without")

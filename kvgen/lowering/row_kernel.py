@@ -1,4 +1,4 @@
-"""The kernel that writes a step's rows: ops/append.cu.j2, for append and for what changes rows that are already stored."""
+"""The kernel that writes a step's rows, new ones or those that are stored: its context, and its plan."""
 
 from __future__ import annotations
 
@@ -76,8 +76,8 @@ class AppendContext:
     writes: tuple[WriteContext, ...]
 
 
-def row_kernel(new: NewRows, kernels: KernelSet, title: str) -> KernelPlan:
-    """The kernel that stores these rows; `title` says what it does, after its name."""
+def row_kernel(new: NewRows, kernels: KernelSet, template: str, title: str) -> KernelPlan:
+    """The kernel of `template` that stores these rows; `title` says what it does, after its name."""
     cache, rope = kernels.cache, new.rope
     parts = RowParts(new, kernels, THREADS)
     angles: tuple[RopeContext, ...] = ()
@@ -129,4 +129,4 @@ def row_kernel(new: NewRows, kernels: KernelSet, title: str) -> KernelPlan:
     )
     count = var("B") * var("S") if new.rows == "padded" else var(parts.count)
     grid = (ceil_div(count, parts.blocks.rows), const(parts.blocks.split), const(1))
-    return KernelPlan(new.name, context.entry, "ops/append.cu.j2", context, params, grid, THREADS, writes_pool=True)
+    return KernelPlan(new.name, context.entry, template, context, params, grid, THREADS, writes_pool=True)

@@ -117,4 +117,6 @@ class Append(Op):
         self.plan(kernels)  # raises where a row is too large for a block
 
     def plan(self, kernels: KernelSet) -> tuple[KernelPlan, ...]:
-        return (row_kernel(self.new_rows(kernels), kernels, "stores the step's new rows in the cache"),)
+        return (
+            row_kernel(self.new_rows(kernels), kernels, "ops/append.cu.j2", "stores the step's new rows in the cache"),
+        )

@@ -8,10 +8,10 @@ from typing import ClassVar, Final
 from kvgen.expr.nodes import ceil_div, const, var
 from kvgen.layout.dtypes import dtype
 from kvgen.lowering.cache_struct import ERRORS, entry_name, rows_per_block
+from kvgen.lowering.new_rows import counts_before
 from kvgen.lowering.row_runs import RunContext, value_runs
 from kvgen.lowering.segments import segments
-from kvgen.ops.lengths import counts_before
-from kvgen.ops.mla_plan import Chunks
+from kvgen.ops.base import ChunkOp
 from kvgen.plan.kernel import KernelPlan
 from kvgen.plan.params import Param
 from kvgen.spec.cache import Latent
@@ -34,7 +34,7 @@ class MlaDecompressContext:
     offsets: str
 
 
-class MlaDecompress(Chunks):
+class MlaDecompress(ChunkOp):
     """Copy one chunk of mla_plan's to k_latent `[T, latent_dim]`, with `rope=True` `[T, latent_dim + rope_dim]`, dequantized.
 
     `buffer_row_offsets[B + 1]` and `cache_offsets[B]` are the chunk's: row g of request b is its key

@@ -8,14 +8,13 @@ from typing import Any, ClassVar, Final
 from pydantic import Field
 
 from kvgen.expr.nodes import ceil_div, const, maximum, minimum, var
-from kvgen.layout.dtypes import DType, dtype
+from kvgen.layout.dtypes import dtype
 from kvgen.lowering.cache_struct import ERRORS, entry_name
-from kvgen.ops.lengths import counts_before
+from kvgen.lowering.new_rows import counts_before
+from kvgen.ops.base import ChunkOp
 from kvgen.plan.kernel import KernelPlan
 from kvgen.plan.params import Param
-from kvgen.spec.cache import Cache, Latent
-from kvgen.spec.kernel_set import KernelSet, Op
-from kvgen.spec.table import IndexName, Ring
+from kvgen.spec.kernel_set import KernelSet
 
 THREADS: Final = 512
 _MOST_BLOCKS: Final = 1024  # of chunks; further ones are taken in turns
@@ -35,46 +34,7 @@ class MlaPlanContext:
     offsets: str
 
 
-class Chunks(Op):
-    """What the plan and its reader agree on: what a request's keys are padded to."""
-
-    alignment: int | None = Field(default=None, ge=1, le=2**20)
-    index_dtype: IndexName | None = None
-
-    def check(self, kernels: KernelSet) -> None:
-        cache = kernels.cache
-        if not isinstance(cache, Latent):
-            raise ValueError(
-                f"ops: got {self.kind} with {type(cache).__name__}; it is for caches of latent rows, Latent; gather copies "
-                "rows of others"
-            )
-        if isinstance(cache.page_table, Ring):
-            raise ValueError(
-                f"ops: got {self.kind} with table=Ring(), which drops keys that a prefill attends to; use another table"
-            )
-
-    def _alignment(self, cache: Cache) -> int:
-        if self.alignment is not None:
-            return self.alignment
-        assert cache.page_tokens is not None
-        return cache.page_tokens
-
-    def _index(self, cache: Cache) -> DType:
-        return dtype(self.index_dtype or cache.lengths_dtype)
-
-    def _step_offsets(self, cache: Cache) -> tuple[Param, ...]:
-        """The rows of this step's tokens, where lengths do not count them."""
-        if not counts_before(cache):
-            return ()
-        doc = "first new row of each request"
-        return (Param("row_offsets", self._index(cache), ("B+1",), untrusted=True, doc=doc, field="index_dtype"),)
-
-    def _offsets(self, cache: Cache) -> str:
-        """Those, as C."""
-        return "row_offsets" if counts_before(cache) else f"(const {self._index(cache).c}*)nullptr"
-
-
-class MlaPlan(Chunks):
+class MlaPlan(ChunkOp):
     """Deal all keys of a batch, cached and new, to buffers of `buffer_token_size` rows, as a prefill over latent rows takes them.
 
     The requests' keys lie behind each other, each request's padded to `alignment` tokens (None: the page size; 1: not at

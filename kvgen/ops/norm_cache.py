@@ -40,4 +40,5 @@ class NormCache(Op):
     def plan(self, kernels: KernelSet) -> tuple[KernelPlan, ...]:
         k_norm, v_norm = (self.norm if self.role == role else None for role in ("k", "v"))
         new = NewRows(name=self.name, index_dtype=self.index_dtype, stored=(self.role,), k_norm=k_norm, v_norm=v_norm)
-        return (row_kernel(new, kernels, f"normalises the step's rows of {self.role.upper()} where they are stored"),)
+        title = f"normalises the step's rows of {self.role.upper()} where they are stored"
+        return (row_kernel(new, kernels, "ops/norm_cache.cu.j2", title),)

@@ -64,4 +64,4 @@ class RotateCache(Op):
 
     def plan(self, kernels: KernelSet) -> tuple[KernelPlan, ...]:
         title = "turns the step's rows of K where they are stored" + (", and q" if self.q_out != "none" else "")
-        return (row_kernel(self.new_rows(kernels), kernels, title),)
+        return (row_kernel(self.new_rows(kernels), kernels, "ops/rotate_cache.cu.j2", title),)

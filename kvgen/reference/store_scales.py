@@ -6,9 +6,9 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from kvgen.reference.adding import new_places
 from kvgen.reference.elements import Elements
 from kvgen.reference.faults import FaultLog
+from kvgen.reference.new_rows import new_places
 from kvgen.reference.pool import Rows
 from kvgen.reference.segments import Coded
 from kvgen.reference.tables import TableView, bad_total, request_of_row

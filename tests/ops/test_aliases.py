@@ -13,13 +13,13 @@ from kvgen.ops import Append
 from kvgen.runtime import clear
 from tests.ops import (
     fused,
+    lengths,
+    slots,
+    stored_rows,
     test_compact,
     test_fused,
-    test_in_place,
-    test_lengths,
     test_merge_states,
     test_sliced_add,
-    test_slots,
 )
 from tests.ops.batches import PLAIN, Batch
 from tests.ops.harness import on_machine, package
@@ -43,7 +43,7 @@ RUN = {
 def test_every_declaration_is_run() -> None:
     """What the checked-in sets, and those that the tests below run, declare."""
     tables = [kernel.params for name in CHECKED_IN for _, _, kernel in tables_of(name)]
-    for tests in (fused, test_in_place, test_merge_states, test_sliced_add, test_slots, test_lengths, test_compact):
+    for tests in (fused, stored_rows, test_merge_states, test_sliced_add, slots, lengths, test_compact):
         tables += [plan.params for kernels in tests.SETS.values() for op in kernels.ops for plan in op.plan(kernels)]
     assert {(p.name, other) for params in tables for p in params for other in getattr(p, "in_place", ())} == RUN
 
@@ -86,10 +86,10 @@ def test_append(name: str) -> None:
 @pytest.mark.parametrize("name", ["inplace_dense", "inplace_kv_inside", "inplace_latent"])
 def test_rotate_cache(name: str) -> None:
     batch = replace(STEP, errors=True, shared=False)
-    plain, alias = test_in_place.stored(name, batch), test_in_place.stored(name, batch)
+    plain, alias = stored_rows.stored(name, batch), stored_rows.stored(name, batch)
     rows = batch.leading + sum(batch.new) + batch.padding
     offsets = np.cumsum([batch.leading, *batch.new]).astype(dtype(plain.cache.lengths_dtype).numpy())
-    told, arguments, _ = test_in_place.run(plain, "rotate", rows, offsets)
+    told, arguments, _ = stored_rows.run(plain, "rotate", rows, offsets)
     q = arguments["q"].copy()
     word = np.zeros(1, np.uint64)
     clear(word)
@@ -131,21 +131,21 @@ def test_sliced_add_to_its_own(name: str) -> None:
         test_sliced_add.check_sliced(test_sliced_add.SETS[name], 7, 5, 4, in_place=in_place, seed=3)
 
 
-@pytest.mark.parametrize("name", test_lengths.ADVANCED)
+@pytest.mark.parametrize("name", lengths.ADVANCED)
 def test_advance(name: str) -> None:
     for in_place in (True, False):
-        scene = test_lengths.scene_of(test_lengths.SETS[name], STEP)
+        scene = lengths.scene_of(lengths.SETS[name], STEP)
         offsets = np.cumsum([STEP.leading, *STEP.new]).astype(scene.tables["lengths"].dtype)
-        test_lengths.check_advance(scene, "advance", offsets, in_place=in_place)
+        lengths.check_advance(scene, "advance", offsets, in_place=in_place)
 
 
-@pytest.mark.parametrize("name", test_slots.SETS)
+@pytest.mark.parametrize("name", slots.SETS)
 def test_remap_indices(name: str) -> None:
     for in_place in (True, False):
-        scene = test_slots.scene_of(test_slots.SETS[name], STEP)
+        scene = lengths.scene_of(slots.SETS[name], STEP)
         offsets = np.cumsum([STEP.leading, *STEP.new])
         whose = [-1] * STEP.leading + [b for b, n in enumerate(STEP.new) for _ in range(n)] + [-1] * STEP.padding
-        test_slots.check_remap(scene, test_slots.picks(scene, whose, 40), offsets, in_place=in_place)
+        slots.check_remap(scene, slots.picks(scene, whose, 40), offsets, in_place=in_place)
 
 
 @pytest.mark.parametrize(

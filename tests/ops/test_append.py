@@ -37,7 +37,7 @@ def test_ragged(name: str, data: Any) -> None:
 
 
 # Append by slots stores as append does, whose sets are all of them; it finds a row's place in its own way, which depends on the
-# form of table and its pages, on the slots' type, and on how the place's parts lie: one of each. test_slots has it too.
+# form of table and its pages, on the slots' type, and on how the place's parts lie: one of each. tests/ops/slots.py has it too.
 _SLOTS = (
     "max_paged", "sglang", "csr_multiplied", "ring_f32", "continuous_hnd", "flashmla", "vllm_xpacked", "split_token",
     "transposed_v", "dim_three", "falcon",

@@ -18,9 +18,9 @@ from kvgen.runtime.cpu import machine
 from tests.ops.batches import PLAIN, Batch, batches
 from tests.ops.chosen import CHOSEN, chosen
 from tests.ops.harness import Run, hold_memory, index_name, launcher, package, surroundings
+from tests.ops.lengths import scene_of
 from tests.ops.memory import CANARY, Raw, rows_array
 from tests.ops.scenes import Scene
-from tests.ops.test_lengths import scene_of
 
 OPS = (ops.MlaDecompress(), ops.MlaDecompress(name="whole", rope=True, alignment=1, index_dtype="i32"))
 SETS = chosen("chunk", lambda cache: OPS, ("latent", "latent_row", "latent_pool")) | {

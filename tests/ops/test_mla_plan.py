@@ -18,9 +18,9 @@ from kvgen.runtime.cpu import machine
 from tests.ops.batches import PLAIN, batches
 from tests.ops.chosen import CHOSEN
 from tests.ops.harness import index_name, offsets_of, package, surroundings
+from tests.ops.lengths import go, hold, scene_of, vector
 from tests.ops.memory import CANARY, Raw, rows_array
 from tests.ops.scenes import Scene
-from tests.ops.test_lengths import go, hold, scene_of, vector
 
 _AFTER = Latent(
     dtype="f32",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from kvgen import KernelSet, Layout, Paged, ops, presets
 from kvgen.errors import ArgumentError, DeviceError
-from kvgen.reference import copy_pages
+from kvgen.reference import swap_pages
 from kvgen.runtime import Fault, cuda, describe
 from kvgen.runtime.cpu import machine
 from tests.ops.batches import PLAIN
@@ -69,14 +69,13 @@ def bytes_of(arrays: dict[str, Any]) -> dict[str, Any]:
     return {n: plain(a) if isinstance(a, np.ndarray) else [plain(x) for x in a] for n, a in arrays.items()}
 
 
-def check(scene: Scene, other: Other, direction: str, **given: Any) -> int:
+def check(scene: Scene, other: Other, direction: Literal["out", "in"], **given: Any) -> int:
     """Swap, and compare both pools with the oracle's; the oracle's error word."""
     outwards, mine, theirs = direction == "out", scene.snapshot(), other.snapshot()
     pool = {n: a for n, a in scene.arrays(mine).items() if n in other.tensors}
     pool, host = bytes_of(pool), bytes_of(other.arrays(theirs))
-    source, target = (pool, host) if outwards else (host, pool)
     given = {n: a.astype(np.int64 if outwards else np.int32) for n, a in given.items()}
-    word = copy_pages(scene.cache, source, into=target, scale=(outwards, not outwards), **given)
+    word = swap_pages(scene.cache, pool, host, direction, **given)
     pages = package(scene.kernels).Pages(**other.arrays())
     pairs = given.pop("pairs")
     found, log = launch(scene, f"swap_{direction}", pages, pairs, **given)
@@ -111,7 +110,7 @@ def test_a_replica() -> None:
     generated = package(scene.kernels)
     expected = replica.snapshot()
     pairs = np.array([[0, 4], [2, 0]])
-    copy_pages(scene.cache, scene.arrays(), pairs, into=replica.arrays(expected), scale=(True, False))
+    swap_pages(scene.cache, scene.arrays(), replica.arrays(expected), "out", pairs)
     launch(scene, "swap_out", generated.Cache(**replica.arguments()), pairs)
     hold_bytes(replica.snapshot(), expected)
 

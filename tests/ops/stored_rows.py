@@ -1,4 +1,4 @@
-"""norm_cache and rotate_cache: the step's rows change where they are stored, everything else stays, byte for byte."""
+"""Operations that change the step's rows where they are stored: everything else stays, byte for byte."""
 
 from __future__ import annotations
 
@@ -7,20 +7,17 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import pytest
-from hypothesis import given as drawn
-from hypothesis import settings
-from hypothesis import strategies as st
 
 from kvgen import ops
 from kvgen.layout.dtypes import dtype
-from kvgen.reference.append import Change, changed, locate
+from kvgen.reference import norm_cache, rotate_cache
 from kvgen.runtime import describe
 from kvgen.runtime.cpu import machine
 from kvgen.spec.cache import Cache
 from kvgen.spec.kernel_set import Op
+from kvgen.spec.model import Rope
 from kvgen.spec.norm import RmsNorm
-from tests.ops.batches import PLAIN, Batch, batches
+from tests.ops.batches import PLAIN, Batch
 from tests.ops.chosen import CHOSEN, chosen
 from tests.ops.fused import GEMMA, NEOX, YARN
 from tests.ops.harness import on_machine, package
@@ -72,6 +69,16 @@ def operations(cache: Cache) -> Sequence[Op]:
 SETS = chosen("inplace", operations, OPERATIONS)
 
 
+def of_kind(name: str, kind: type[Op]) -> list[Op]:
+    """The operations of a kind that a set has."""
+    return [op for op in SETS[name].ops if isinstance(op, kind)]
+
+
+def having(kind: type[Op]) -> list[str]:
+    """The sets with operations of a kind."""
+    return [name for name in SETS if of_kind(name, kind)]
+
+
 def run(scene: Scene, name: str, rows: int, offsets: Any) -> tuple[int, dict[str, Any], dict[str, Any]]:
     """Launch one of the set's operations; returns the error word, its arguments, and the memory around q_out."""
     generated, kernels = package(scene.kernels), scene.kernels
@@ -101,29 +108,26 @@ def check(scene: Scene, name: str) -> int:
     batch, cache = scene.batch, scene.cache
     op = next(o for o in scene.kernels.ops if o.name == name)
     role = getattr(op, "role", "k")
-    turning = isinstance(op, ops.RotateCache)
     rows = batch.leading + sum(batch.new) + batch.padding
     offsets = np.cumsum([batch.leading, *batch.new]).astype(dtype(cache.lengths_dtype).numpy())
-    found, wanted = locate(scene.view, rows, row_offsets=offsets)
     expected = scene.snapshot()
     which = "kv".index(role)
     before = scene.rows()[which]
-    values = np.zeros((rows, before.heads, before.dim))
-    for row, at in enumerate(found):
-        if at.places is not None:
-            values[row] = before.numbers(at.places[which].page, at.token, at.places[which].scales)
-    unstored = ~np.isfinite(values).all(axis=(1, 2))  # tokens that no ring keeps, which the scene has not stored
-    values[unstored] = 0
-    word, arguments, outer = run(scene, name, rows, offsets)
     latent = before.dim - cache.rope_part if cache.rope_part else 0
-    positions = np.array([p.position or 0 for p in found], np.int64) if turning else None
-    rope = getattr(op, "rope", None)
-    norm = getattr(op, "norm", None)
-    # Rows count in the cache's dtype where a norm casts between; they are read dequantized, not rounded.
-    do = Change(norm=norm, weight=arguments.get(f"{role}_weight"), rope=rope, positions=positions, latent=latent)
-    change = changed(values, replace(do), kind=dtype(cache.dtype).numpy())
-    mine, theirs = scene.rows()[which], scene.rows(expected)[which]
-    change.lost[unstored] = np.inf
+    word, arguments, outer = run(scene, name, rows, offsets)
+    theirs, q = scene.rows(expected)[which], None
+    if isinstance(op, ops.RotateCache):
+        assert isinstance(op.rope, Rope)
+        found, change, q, wanted = rotate_cache(
+            scene.view, theirs, rows, arguments.get("q"), row_offsets=offsets, rope=op.rope, latent=latent
+        )
+    else:
+        assert isinstance(op, ops.NormCache)
+        weight, kind = arguments[f"{role}_weight"], dtype(cache.dtype).numpy()
+        found, change, wanted = norm_cache(
+            scene.view, theirs, which, rows, row_offsets=offsets, norm=op.norm, weight=weight, kind=kind, latent=latent
+        )
+    mine = scene.rows()[which]
     for row, at in enumerate(found):
         if at.places is None:
             continue
@@ -131,8 +135,7 @@ def check(scene: Scene, name: str) -> int:
     for memory, parts in scene.snapshot().items():
         for part, right in zip(parts, expected[memory], strict=True):
             np.testing.assert_array_equal(part, right, err_msg=memory)
-    if "q_out" in arguments:
-        q = changed(arguments["q"], Change(rope=rope, positions=positions))
+    if q is not None:
         check_q(arguments["q_out"], outer["q_out"], found, q)
     assert word == wanted, f"error word {describe(word)}, not {describe(wanted)}"
     return word
@@ -147,35 +150,12 @@ def stored(name: str, batch: Batch) -> Scene:
     return scene
 
 
-@pytest.mark.parametrize("name", SETS)
-@settings(max_examples=2)
-@drawn(data=st.data())
-def test_drawn_batches(name: str, data: Any) -> None:
-    # Where requests share pages, a full one may hold new tokens of two requests.
-    batch = replace(data.draw(batches(SETS[name])), errors=True, shared=False)
-    for op in SETS[name].ops:
-        check(stored(name, batch), op.name)
-
-
-STEP = replace(PLAIN, totals=(5, 40, 1), new=(2, 3, 1), padding=1)
-
-
-@pytest.mark.parametrize("op", ["norm_k", "norm_v", "rotate"])
-@pytest.mark.parametrize("value", [-1, 2**31 - 1, 99])
-def test_a_bad_page(op: str, value: int) -> None:
-    """The request whose page is wrong is left alone and named; the others change."""
-    name = next(n for n in SETS if n.endswith("_dense"))
-    scene = stored(name, STEP)
-    scene.tables["page_table"][1] = np.array(value, np.int64).astype(scene.tables["page_table"].dtype)
-    report = describe(check(scene, op))
-    assert report is not None and report.request == 1
-
-
-def test_one_launch_each() -> None:
-    name = next(n for n in SETS if n.endswith("_dense"))
-    for op in SETS[name].ops:
+def one_launch(kind: type[Op]) -> None:
+    """Whether each operation of a kind is one launch."""
+    name, step = "inplace_dense", replace(PLAIN, totals=(5, 40, 1), new=(2, 3, 1), padding=1)
+    for op in of_kind(name, kind):
         with machine(mode="check") as log:
-            scene = stored(name, STEP)
+            scene = stored(name, step)
             generated = package(scene.kernels)
             launcher = getattr(generated, op.name)
             given: dict[str, Any] = {"row_offsets": np.array([0, 2, 5, 6], np.uint32)}

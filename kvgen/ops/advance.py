@@ -1,4 +1,4 @@
-"""row_offsets and advance: what a step's tokens do to the lengths of a batch, counted on the device."""
+"""advance: the step's new tokens, added to the lengths of a batch on the device."""
 
 from __future__ import annotations
 
@@ -6,27 +6,14 @@ from dataclasses import dataclass
 from typing import ClassVar, Final, Literal
 
 from kvgen.expr.nodes import ceil_div, const, var
-from kvgen.layout.dtypes import DType, dtype
+from kvgen.layout.dtypes import dtype
 from kvgen.lowering.cache_struct import ERRORS, entry_name
 from kvgen.plan.kernel import KernelPlan
 from kvgen.plan.params import Param
-from kvgen.spec.cache import Cache
 from kvgen.spec.kernel_set import KernelSet, Op
 from kvgen.spec.table import CSR, IndexName
 
-SCAN_THREADS: Final = 512
 THREADS: Final = 256
-
-
-@dataclass(frozen=True)
-class RowOffsetsContext:
-    """Everything ops/row_offsets.cu.j2 reads."""
-
-    entry: str
-    params: tuple[str, ...]
-    threads: int
-    index: str
-    before: bool
 
 
 @dataclass(frozen=True)
@@ -39,51 +26,6 @@ class AdvanceContext:
     length: str
     counts: str
     new_rows: str
-
-
-def step_offsets(index: DType) -> Param:
-    """The rows of this step's tokens, which a call without new tokens leaves out."""
-    doc = "first new row of each request; None: no new tokens"
-    return Param("row_offsets", index, ("B+1",), optional=True, untrusted=True, doc=doc, field="index_dtype")
-
-
-def counts_before(cache: Cache) -> bool:
-    """Whether this step's tokens come on top of what lengths say."""
-    return cache.lengths == "before"
-
-
-class RowOffsets(Op):
-    """Sum up the tokens, cached and new, of the requests before each one, and of all: `out[B + 1]`.
-
-    A request has its length's tokens (of a ring, the dropped ones too) and, if lengths come before the step, its rows of
-    `row_offsets[B + 1]`; lengths after it count those already. A length or
-    offsets that cannot be are reported and count as no tokens; sums stop at the largest index (2^31 - 1 in i32, else
-    2^32 - 2), and the first request past it is reported. An empty batch gets its one 0.
-    Source: Modular MAX, kv_cache.row_offsets.ragged.paged.
-    """
-
-    kind: ClassVar[str] = "row_offsets"
-    index_dtype: IndexName | None = None
-
-    def plan(self, kernels: KernelSet) -> tuple[KernelPlan, ...]:
-        cache = kernels.cache
-        index = dtype(self.index_dtype or cache.lengths_dtype)
-        doc = "where each request's tokens begin"
-        params = (
-            Param("out", index, ("B+1",), access="out", doc=doc, field="index_dtype"),
-            step_offsets(index),
-            ERRORS,
-        )
-        context = RowOffsetsContext(
-            entry=entry_name(kernels, self.name),
-            params=tuple(p.declaration for p in params),
-            threads=SCAN_THREADS,
-            index=index.c,
-            before=counts_before(cache),
-        )
-        grid = (ceil_div(var("B") + 1, SCAN_THREADS), const(1), const(1))
-        plan = KernelPlan(self.name, context.entry, "ops/row_offsets.cu.j2", context, params, grid, SCAN_THREADS)
-        return (plan,)
 
 
 class Advance(Op):

@@ -1,0 +1,91 @@
+"""What operations of one kind have in common: fields, checks, and arguments."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from pydantic import Field, model_validator
+
+from kvgen.layout.dtypes import DType, dtype
+from kvgen.lowering.new_rows import counts_before
+from kvgen.plan.params import Param
+from kvgen.spec.cache import Cache, Latent
+from kvgen.spec.kernel_set import KernelSet, Op
+from kvgen.spec.table import IndexName, Ring
+
+WARPS: Final = 8
+
+
+# Ids of a request that a warp copies: enough for the trips to overlap, few enough to share a long request out.
+COLUMNS: Final = 512
+
+
+def divided(cache: Cache) -> str:
+    """What makes an entry of the table out of an id, as C."""
+    multiplier = cache.page_table.id_multiplier
+    return f" / {multiplier}" if multiplier > 1 else ""
+
+
+class PageListOp(Op):
+    """What both have: the type of the entries, and the entry that is no page."""
+
+    table_dtype: IndexName
+    index_dtype: IndexName | None = None
+    fill: int | None = Field(default=None, ge=-1, le=2**31 - 1)
+
+    @model_validator(mode="after")
+    def _fill_fits(self) -> PageListOp:
+        if self.fill == -1 and self.table_dtype == "u32":
+            raise ValueError("fill: got -1 with table_dtype='u32', which has no sign; use 'i32' or 'i64', or None")
+        return self
+
+    def _null_entry(self, cache: Cache) -> str:
+        """The entry that names no page, as C: by default the first one past the pool."""
+        multiplier = cache.page_table.id_multiplier
+        if self.fill is not None:
+            return str(self.fill)
+        return (
+            "cache.num_pages" if multiplier == 1 else f"((uint64_t)cache.num_pages + {multiplier - 1}) / {multiplier}"
+        )
+
+    def _index(self, cache: Cache) -> DType:
+        return dtype(self.index_dtype or cache.lengths_dtype)
+
+
+class ChunkOp(Op):
+    """What the plan and its reader agree on: what a request's keys are padded to."""
+
+    alignment: int | None = Field(default=None, ge=1, le=2**20)
+    index_dtype: IndexName | None = None
+
+    def check(self, kernels: KernelSet) -> None:
+        cache = kernels.cache
+        if not isinstance(cache, Latent):
+            raise ValueError(
+                f"ops: got {self.kind} with {type(cache).__name__}; it is for caches of latent rows, Latent; gather copies "
+                "rows of others"
+            )
+        if isinstance(cache.page_table, Ring):
+            raise ValueError(
+                f"ops: got {self.kind} with table=Ring(), which drops keys that a prefill attends to; use another table"
+            )
+
+    def _alignment(self, cache: Cache) -> int:
+        if self.alignment is not None:
+            return self.alignment
+        assert cache.page_tokens is not None
+        return cache.page_tokens
+
+    def _index(self, cache: Cache) -> DType:
+        return dtype(self.index_dtype or cache.lengths_dtype)
+
+    def _step_offsets(self, cache: Cache) -> tuple[Param, ...]:
+        """The rows of this step's tokens, where lengths do not count them."""
+        if not counts_before(cache):
+            return ()
+        doc = "first new row of each request"
+        return (Param("row_offsets", self._index(cache), ("B+1",), untrusted=True, doc=doc, field="index_dtype"),)
+
+    def _offsets(self, cache: Cache) -> str:
+        """Those, as C."""
+        return "row_offsets" if counts_before(cache) else f"(const {self._index(cache).c}*)nullptr"

@@ -1,0 +1,66 @@
+"""slot_mapping: the place of each new row in the pool, for engines that name places."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Final, Literal
+
+from kvgen.expr.nodes import ceil_div, const, var
+from kvgen.layout.dtypes import dtype
+from kvgen.lowering.cache_struct import ERRORS, entry_name
+from kvgen.lowering.new_rows_rules import check_one_place
+from kvgen.plan.kernel import KernelPlan
+from kvgen.plan.params import Param
+from kvgen.spec.kernel_set import KernelSet, Op
+from kvgen.spec.table import IndexName
+
+THREADS: Final = 256
+
+
+@dataclass(frozen=True)
+class SlotMappingContext:
+    """Everything ops/slot_mapping.cu.j2 reads."""
+
+    entry: str
+    params: tuple[str, ...]
+    threads: int
+    element: str
+    index: str
+    before: bool
+
+
+class SlotMapping(Op):
+    """Find each new row's place, `page * page_size + offset`, for append's `rows="slots"`: `slots[T]`.
+
+    `row_offsets[B + 1]` says which rows are whose, as append takes them. Rows of no request get -1, and so do rows that a
+    later row of the step takes the place of (a ring), and bad ones, which are reported: contradicting offsets, a length that
+    cannot be, a token past the page table, an id outside the pool, a slot that `slots_dtype` cannot hold.
+    """
+
+    kind: ClassVar[str] = "slot_mapping"
+    index_dtype: IndexName | None = None
+    slots_dtype: Literal["i32", "i64"] = "i64"
+
+    def check(self, kernels: KernelSet) -> None:
+        check_one_place(kernels, self.kind)
+
+    def plan(self, kernels: KernelSet) -> tuple[KernelPlan, ...]:
+        cache = kernels.cache
+        index, slots = dtype(self.index_dtype or cache.lengths_dtype), dtype(self.slots_dtype)
+        doc = "first new row of each request"
+        params = (
+            Param("row_offsets", index, ("B+1",), untrusted=True, doc=doc, field="index_dtype"),
+            Param("slots", slots, ("T",), access="out", doc="place of each row, or -1", field="slots_dtype"),
+            Param("num_rows", dtype("u32"), value="T"),
+            ERRORS,
+        )
+        context = SlotMappingContext(
+            entry=entry_name(kernels, self.name),
+            params=tuple(p.declaration for p in params),
+            threads=THREADS,
+            element=slots.c,
+            index=index.c,
+            before=cache.lengths == "before",
+        )
+        grid = (ceil_div(var("T"), THREADS), const(1), const(1))
+        return (KernelPlan(self.name, context.entry, "ops/slot_mapping.cu.j2", context, params, grid, THREADS),)

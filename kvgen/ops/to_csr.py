@@ -1,0 +1,86 @@
+"""to_csr: page ids of Dense's rows or Indirect's slots, as one list."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from kvgen.expr.nodes import ceil_div, const, var
+from kvgen.layout.dtypes import dtype
+from kvgen.lowering.cache_struct import ERRORS, entry_name
+from kvgen.lowering.new_rows import counts_before, step_offsets
+from kvgen.ops.base import COLUMNS, WARPS, PageListOp, divided
+from kvgen.plan.kernel import KernelPlan
+from kvgen.plan.params import Param
+from kvgen.spec.cache import Continuous
+from kvgen.spec.kernel_set import KernelSet
+from kvgen.spec.table import Dense, IndexName, Indirect
+
+
+@dataclass(frozen=True)
+class ToCsrContext:
+    """Everything ops/to_csr.cu.j2 reads."""
+
+    entry: str
+    params: tuple[str, ...]
+    warps: int
+    columns: int
+    before: bool
+    element: str
+    fill: str
+    divided: str
+
+
+class ToCsr(PageListOp):
+    """Write the requests' page ids as `page_indices[J]`, `page_indptr[B + 1]` and `last_page_len[B]`, as FlashInfer takes them.
+
+    A request has the pages of its tokens, `row_offsets[B + 1]`'s rows included where lengths come before the step;
+    last_page_len is 0 without pages. Entries are copied as they are; ids outside the pool are reported and become `fill`
+    (None: the first entry past the pool). Requests whose lengths or offsets cannot be, or that the table has no pages for,
+    are reported and have none. Ids that page_indices has no room for are left out, and the first such request is reported;
+    page_indptr has them, up to the largest index (2^31 - 1 in i32, else 2^32 - 2). Indices behind the last one are left alone.
+    """
+
+    kind: ClassVar[str] = "to_csr"
+    table_dtype: IndexName = "i32"
+
+    def check(self, kernels: KernelSet) -> None:
+        cache = kernels.cache
+        if isinstance(cache, Continuous) or not isinstance(cache.page_table, Dense | Indirect):
+            which = (
+                "a Continuous cache" if isinstance(cache, Continuous) else f"table={type(cache.page_table).__name__}()"
+            )
+            raise ValueError(f"ops: got to_csr with {which}; it makes lists of Dense's rows and of Indirect's slots")
+
+    def plan(self, kernels: KernelSet) -> tuple[KernelPlan, ...]:
+        cache, entries = kernels.cache, dtype(self.table_dtype)
+        field = "table_dtype"
+        params = (
+            Param("page_indices", entries, ("J",), access="out", doc="page ids of all requests", field=field),
+            Param("page_indptr", entries, ("B+1",), access="out", doc="where each request's ids begin", field=field),
+            Param(
+                "last_page_len",
+                entries,
+                ("B",),
+                access="out",
+                optional=True,
+                doc="tokens in each last page",
+                field=field,
+            ),
+            Param("num_indices", dtype("u32"), value="J"),
+            step_offsets(self._index(cache)),
+            ERRORS,
+        )
+        context = ToCsrContext(
+            entry=entry_name(kernels, self.name),
+            params=tuple(p.declaration for p in params),
+            warps=WARPS,
+            columns=COLUMNS,
+            before=counts_before(cache),
+            element=entries.c,
+            fill=self._null_entry(cache),
+            divided=divided(cache),
+        )
+        # The first id may lie anywhere in its sector of 32 bytes.
+        grid = (ceil_div(var("B") + 1, WARPS), ceil_div(var("M") + (32 // entries.bytes - 1), COLUMNS), const(1))
+        return (KernelPlan(self.name, context.entry, "ops/to_csr.cu.j2", context, params, grid, WARPS * 32),)

@@ -1,0 +1,88 @@
+"""to_dense: page ids of CSR's lists or Indirect's slots, as rows of a table."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from kvgen.expr.nodes import ceil_div, const, maximum, var
+from kvgen.layout.dtypes import dtype
+from kvgen.lowering.cache_struct import ERRORS, entry_name
+from kvgen.lowering.new_rows import counts_before, step_offsets
+from kvgen.ops.base import COLUMNS, WARPS, PageListOp, divided
+from kvgen.plan.kernel import KernelPlan
+from kvgen.plan.params import Param
+from kvgen.spec.kernel_set import KernelSet
+from kvgen.spec.table import CSR, IndexName, Indirect
+
+
+@dataclass(frozen=True)
+class ToDenseContext:
+    """Everything ops/to_dense.cu.j2 reads: `pages` counts those of request b; lists that are `counted` say lengths too."""
+
+    entry: str
+    params: tuple[str, ...]
+    warps: int
+    columns: int
+    pages: str
+    counted: bool
+    element: str
+    length: str
+    fill: str
+    divided: str
+
+
+class ToDense(PageListOp):
+    """Write the page ids of a CSR or an Indirect cache as `page_table[B, C]`, a row a request.
+
+    Entries are copied as they are; those past a request's pages, and ids outside the pool, which are reported, become
+    `fill` (None: the first entry past the pool, Modular MAX's null page). A request has the pages of its slice (CSR) or of
+    its tokens, `row_offsets[B + 1]`'s rows included (Indirect). What C columns do not hold is reported and left out. With
+    last_page_len, `lengths[B]` gets the tokens of each request, 0 where its slice is wrong.
+    """
+
+    kind: ClassVar[str] = "to_dense"
+    table_dtype: IndexName = "u32"
+
+    def check(self, kernels: KernelSet) -> None:
+        table = kernels.cache.page_table
+        if not isinstance(table, CSR | Indirect):
+            raise ValueError(
+                f"ops: got to_dense with table={type(table).__name__}(); it makes rows of CSR's lists and of Indirect's slots"
+            )
+
+    def plan(self, kernels: KernelSet) -> tuple[KernelPlan, ...]:
+        cache, entries = kernels.cache, dtype(self.table_dtype)
+        table, lengths = cache.page_table, dtype(cache.lengths_dtype)
+        sliced, before = isinstance(table, CSR), "true" if counts_before(cache) else "false"
+        counted = isinstance(table, CSR) and table.last_page_len
+        doc = "page ids of each request"
+        params = [
+            Param("page_table", entries, ("B", "C"), access="out", strided=True, doc=doc, field="table_dtype"),
+            Param("page_table_stride", dtype("i64"), value="page_table.stride"),
+            Param("columns", dtype("u32"), value="C"),
+        ]
+        if counted:
+            doc = "tokens of each request"
+            params.append(
+                Param("lengths", lengths, ("B",), access="out", optional=True, doc=doc, field="lengths_dtype")
+            )
+        if not sliced:
+            params.append(step_offsets(self._index(cache)))
+        params.append(ERRORS)
+        context = ToDenseContext(
+            entry=entry_name(kernels, self.name),
+            params=tuple(p.declaration for p in params),
+            warps=WARPS,
+            columns=COLUMNS,
+            pages="pages_of_slice(cache, b)" if sliced else f"pages_of_tokens<{before}>(cache, row_offsets, b)",
+            counted=counted,
+            element=entries.c,
+            length=lengths.c,
+            fill=self._null_entry(cache),
+            divided=divided(cache),
+        )
+        # A row of no columns has its pages reported too.
+        grid = (ceil_div(var("B"), WARPS), maximum(ceil_div(var("C"), COLUMNS), 1), const(1))
+        plan = KernelPlan(self.name, context.entry, "ops/to_dense.cu.j2", context, tuple(params), grid, WARPS * 32)
+        return (plan,)

@@ -1,0 +1,41 @@
+"""slot_mapping: where new rows go, counted through the whole pool."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from numpy.typing import NDArray
+
+from kvgen.reference.faults import FaultLog
+from kvgen.reference.slots import slot_of
+from kvgen.reference.tables import TableView, bad_total, request_of_row
+from kvgen.runtime.faults import Fault
+
+
+def slot_mapping(table: TableView, offsets: NDArray[Any], slots: NDArray[Any]) -> int:
+    """Fill `slots` `[T]` with the place of each new row, or -1; returns the error word."""
+    faults, total = FaultLog(), len(slots)
+    if total and bad_total(offsets, total):
+        faults.add(Fault.ROW_OFFSETS, table.requests - 1, total)
+    for row in range(total):
+        slots[row] = -1
+        whose = request_of_row(offsets, row, total)
+        if whose is None:
+            continue
+        if not whose.valid:
+            faults.add(Fault.ROW_OFFSETS, whose.b, row)
+            continue
+        count, t = whose.end - whose.begin, row - whose.begin
+        after = table.after(whose.b, count)
+        if after is None:
+            faults.add(Fault.LENGTH, whose.b, t)
+            continue
+        position = after - count + t
+        if table.overtaken(position // table.tokens, after):
+            continue
+        place = slot_of(table, whose.b, position, slots.dtype)
+        if isinstance(place, Fault):
+            faults.add(place, whose.b, position)
+        else:
+            slots[row] = place
+    return faults.word

@@ -1,0 +1,99 @@
+"""to_dense against the oracle; CSR's slices and Indirect's requests that cannot be."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvgen.runtime import Fault, describe
+from tests.ops.batches import batches
+from tests.ops.harness import index_name, offsets_of
+from tests.ops.lengths import scene_of
+from tests.ops.page_lists import (
+    BATCH,
+    SETS,
+    TO_CSR,
+    TO_DENSE,
+    check_to_csr,
+    check_to_dense,
+    having,
+    spoil,
+)
+
+
+@pytest.mark.parametrize("name", TO_DENSE)
+@settings(max_examples=5)
+@given(data=st.data())
+def test_to_dense(name: str, data: Any) -> None:
+    """Tables as wide as needed, wider, and too narrow."""
+    kernels = SETS[name]
+    batch = data.draw(batches(kernels))
+    scene = scene_of(kernels, batch)
+    offsets = offsets_of(batch.new, index_name(kernels, "to_dense"), batch.leading)
+    pages = max(map(len, scene.entries), default=0)
+    columns = data.draw(st.sampled_from((pages, pages + 3, max(pages - 1, 0))))
+    word = check_to_dense(scene, data.draw(st.sampled_from(having(kernels, "to_dense", "signed"))), columns, offsets)
+    assert (describe(word) is None) == (columns >= pages)
+
+
+@pytest.mark.parametrize("at", [0, 1, 2, 3])
+@pytest.mark.parametrize("value", [-1, 0, 3, 2**31 - 1])
+def test_bad_slices(at: int, value: int) -> None:
+    """Slices that decrease or leave the list."""
+    for name in ("lists_flashinfer", "lists_kv_inside"):
+        scene = scene_of(SETS[name], BATCH)
+        spoil(scene, "page_indptr", at, value)
+        check_to_dense(scene, "to_dense", 4, None)
+
+
+@pytest.mark.parametrize("value", [-1, 2**31 - 1])
+def test_bad_last_page(value: int) -> None:
+    scene = scene_of(SETS["lists_flashinfer"], BATCH)
+    spoil(scene, "last_page_len", 1, value)
+    report = describe(check_to_dense(scene, "to_dense", 3, None))
+    assert report is not None and (report.code, report.request) == (Fault.LENGTH, 1)
+
+
+@pytest.mark.parametrize("value", [-1, 2**31 - 1, 3])
+def test_bad_requests(value: int) -> None:
+    """Rows of req_to_token that are none, or another request's."""
+    scene = scene_of(SETS["lists_indirect"], BATCH)
+    spoil(scene, "request_ids", 1, value)
+    offsets = offsets_of(BATCH.new, scene.cache.lengths_dtype)
+    check_to_csr(scene, "to_csr", 40, offsets)
+    check_to_dense(scene, "to_dense", 21, offsets)
+
+
+@pytest.mark.parametrize("value", [-1, 2**31 - 1, "pages"])
+@pytest.mark.parametrize("name", SETS)
+def test_bad_ids(name: str, value: int | str) -> None:
+    """Ids outside the pool become the null entry, and are reported by request and token."""
+    scene = scene_of(SETS[name], BATCH)
+    multiplier = scene.cache.page_table.id_multiplier
+    number = -(-scene.pages // multiplier) if isinstance(value, str) else value
+    if "page_indices" in scene.tables:
+        spoil(scene, "page_indices", int(scene.tables["page_indptr"][1]) + 1, number)
+    elif "req_to_token" in scene.tables:
+        spoil(scene, "req_to_token", (int(scene.tables["request_ids"][1]), 1), number)
+    else:
+        spoil(scene, "page_table", (1, 1), number)
+    offsets = offsets_of(BATCH.new, scene.cache.lengths_dtype)
+    words = [check_to_dense(scene, "to_dense", 21, offsets)] if name in TO_DENSE else []
+    words += [check_to_csr(scene, "to_csr", 40, offsets)[0]] if name in TO_CSR else []
+    for report in map(describe, words):
+        assert report is not None
+        assert (report.code, report.request, report.position) == (Fault.PAGE_ID, 1, scene.tokens)
+
+
+@pytest.mark.parametrize(("at", "value"), [(2, 0), (0, 90), (1, 6), (3, 2), (2, -1)])
+def test_bad_offsets(at: int, value: int) -> None:
+    for name in TO_CSR:
+        scene = scene_of(SETS[name], BATCH)
+        offsets = offsets_of(BATCH.new, scene.cache.lengths_dtype)
+        offsets[at] = np.array(value, np.int64).astype(offsets.dtype)
+        report = describe(check_to_csr(scene, "to_csr", 40, offsets)[0])
+        assert report is not None and report.code is Fault.ROW_OFFSETS
