@@ -14,7 +14,7 @@ from kvgen.bench.synthetic_batch import ATTENDING, LAYER, STEP, Scene, aligned
 from kvgen.errors import ToolError
 from kvgen.layout.dtypes import dtype
 from kvgen.ops import Convert, Gather
-from kvgen.runtime.params import Array, Number
+from kvgen.plan.params import Array, Scalar
 from kvgen.spec.kernel_set import KernelSet, Op
 from kvgen.spec.table import PerKV, Ring
 
@@ -114,7 +114,7 @@ def call_of(scene: Scene, op: Op) -> Call:
             arrays[spec.name] = aligned(shape, dtype(spec.dtype).numpy())
         elif spec.name in ("num_rows", "lora_end_idx"):
             numbers[spec.name] = int(begins[-1])
-        elif op.kind in ATTENDING and isinstance(spec, Number):  # of a score function
+        elif op.kind in ATTENDING and isinstance(spec, Scalar):  # of a score function
             numbers[spec.name] = 1
     for name, array in arrays.items():
         _fill(scene, op, name, array, begins, pairs)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 from kvgen.cli.decode_plan_text import attention, attention_text
@@ -14,7 +15,7 @@ from kvgen.layout.regions import Region
 from kvgen.layout.storage import PoolTensor, Segment
 from kvgen.lowering.cache_struct import cache_fields
 from kvgen.plan.kernel import KernelPlan
-from kvgen.plan.params import Param
+from kvgen.plan.params import Field, Param
 from kvgen.spec.cache import Cache
 from kvgen.spec.loader import LoadedSet
 
@@ -112,20 +113,8 @@ def _plan(plan: KernelPlan) -> dict[str, Any]:
     }
 
 
-def _param(p: Param) -> dict[str, Any]:
-    return {
-        "name": p.name,
-        "dtype": p.dtype.name,
-        "shape": None if p.shape is None else list(p.shape),
-        "value": p.value or None,
-        "brought": p.brought or None,
-        "access": p.access,
-        "align": p.align,
-        "strided": p.strided,
-        "optional": p.optional,
-        "untrusted": p.untrusted,
-        "doc": p.doc or None,
-    }
+def _param(p: Param | Field) -> dict[str, Any]:
+    return {"kind": type(p).__name__, **{name: list(v) if isinstance(v, tuple) else v for name, v in asdict(p).items()}}
 
 
 def _place(tensor: str, base: str, region: dict[str, Any]) -> str:
@@ -228,15 +217,17 @@ def _params(title: str, params: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def _type(p: dict[str, Any]) -> str:
-    if p["brought"] == "tensor_map":
-        return "tensor map"
-    return p["dtype"] if p["shape"] is None else f"{p['dtype']}[{', '.join(map(str, p['shape']))}]"
+    if p["kind"] == "Array":
+        return f"{p['dtype']}[{', '.join(map(str, p['shape']))}]"
+    if p["kind"] == "Pool":
+        return f"{p['dtype']}[pool]"
+    return {"TensorMap": "tensor map", "PagePool": "pages", "OtherCache": "another cache"}.get(p["kind"]) or p["dtype"]
 
 
 def _notes(p: dict[str, Any]) -> str:
-    notes = ["of the call" if p["brought"] else p["value"]] if p["shape"] is None else [p["access"]]
-    notes += [flag for flag in ("strided", "optional", "untrusted") if p[flag]]
-    if 8 * p["align"] > dtype(p["dtype"]).bits:  # more than elements have anyway
+    access = {"Array": p.get("access"), "Pool": "inout", "Size": p.get("value")}.get(p["kind"], "of the call")
+    notes = [access, *(flag for flag in ("strided", "optional", "untrusted") if p.get(flag))]
+    if p["kind"] == "Array" and 8 * p["align"] > dtype(p["dtype"]).bits:  # more than elements have anyway
         notes.append(f"{p['align']}-byte aligned")
     return ", ".join(filter(None, notes))
 

@@ -20,8 +20,8 @@ from kvgen.lowering.cache_struct import cache_context, cache_fields
 from kvgen.lowering.launcher_module import launcher_context
 from kvgen.paths import templates_root
 from kvgen.plan.kernel import KernelPlan
-from kvgen.plan.params import Param
-from kvgen.runtime.packing import ParamKind, layout
+from kvgen.plan.params import Field, Param, Scalar, Size, TensorMap
+from kvgen.runtime.packing import TENSOR_MAP, ParamKind, layout
 from kvgen.spec.cache import Cache
 from kvgen.spec.kernel_set import Op
 from kvgen.spec.loader import LoadedSet, load_folder
@@ -69,8 +69,11 @@ def _templated(path: str, spec: str, template: str, context: object) -> File:
     return _file(path, f"{spec} and templates/{template}", rendered.text, rendered.origins)
 
 
-def _kind(p: Param) -> ParamKind:
-    return p.dtype.name if p.shape is None else "ptr"  # type: ignore[return-value]
+def _kind(p: Field | Param) -> ParamKind:
+    """How a kernel of the user's takes it: a number, a tensor map or a pointer."""
+    if isinstance(p, TensorMap):
+        return TENSOR_MAP
+    return p.dtype if isinstance(p, Size | Scalar) else "ptr"
 
 
 def _written(path: str, loaded: LoadedSet, plan: KernelPlan) -> File:
@@ -90,7 +93,7 @@ def _written(path: str, loaded: LoadedSet, plan: KernelPlan) -> File:
     struct = layout(tuple(_kind(p) for p in cache_fields(loaded.kernels.cache))).kind.size
     kinds = (
         ("cache", str(struct)),
-        *((p.name, "128" if p.brought == "tensor_map" else str(_kind(p))) for p in plan.params),
+        *((p.name, "128" if isinstance(p, TensorMap) else str(_kind(p))) for p in plan.params),
     )
     origins = ("", *(f"{source.path}:{i}" for i in range(1, source.text.count("\n") + 2)))
     sources = loaded.source if source.path.startswith("<") else f"{loaded.source} and {source.path}"

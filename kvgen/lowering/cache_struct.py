@@ -8,7 +8,7 @@ from kvgen.layout.dtypes import dtype
 from kvgen.layout.regions import Region
 from kvgen.layout.storage import Base, Scales
 from kvgen.lowering.segments import SegmentContext, segments
-from kvgen.plan.params import Param
+from kvgen.plan.params import Array, Field, Pool, Size
 from kvgen.spec.cache import Cache, Paged
 from kvgen.spec.kernel_set import KernelSet
 from kvgen.spec.table import CSR, Dense, Indirect, Offsets, PerKV, Ring
@@ -149,67 +149,55 @@ def table_template(cache: Cache) -> str:
     return f"cache/{'csr_last' if isinstance(table, CSR) and table.last_page_len else table.kind}.j2"
 
 
-def _table_fields(cache: Cache) -> tuple[Param, ...]:
+def _table_fields(cache: Cache) -> tuple[Array | Size, ...]:
     table = cache.page_table
     field = "table.dtype" if isinstance(cache, Paged) else "table_dtype"
-    index, u32, i64 = dtype(table.dtype), dtype("u32"), dtype("i64")
+    index = dtype(table.dtype)
     if isinstance(table, Offsets):
         doc = "first row of each request, and where the last one ends"
-        return (Param("kv_offsets", index, ("B+1",), untrusted=True, doc=doc, field="lengths_dtype"),)
+        return (Array("kv_offsets", index.name, ("B+1",), untrusted=True, doc=doc, field="lengths_dtype"),)
     if isinstance(table, CSR):
-        found = [
-            Param(
-                "page_indices",
-                index,
-                ("I",),
-                untrusted=True,
-                doc="page ids of all requests",
-                field=field,
+        found: list[Array | Size] = [
+            Array("page_indices", index.name, ("I",), untrusted=True, doc="page ids of all requests", field=field),
+            Array(
+                "page_indptr", index.name, ("B+1",), untrusted=True, doc="where each request's ids begin", field=field
             ),
-            Param(
-                "page_indptr",
-                index,
-                ("B+1",),
-                untrusted=True,
-                doc="where each request's ids begin",
-                field=field,
-            ),
-            Param("num_indices", u32, value="I"),
+            Size("num_indices", "u32", "I"),
         ]
         if table.last_page_len:
             doc = "tokens in each request's last page"
-            found.append(Param("last_page_len", index, ("B",), untrusted=True, doc=doc, field=field))
+            found.append(Array("last_page_len", index.name, ("B",), untrusted=True, doc=doc, field=field))
         return tuple(found)
     if isinstance(table, Indirect):
         ids = dtype(table.request_dtype)
         return (
-            Param(
+            Array(
                 "req_to_token",
-                index,
+                index.name,
                 ("R", "M"),
                 strided=True,
                 untrusted=True,
                 doc="slot of each token",
                 field=field,
             ),
-            Param(
+            Array(
                 "request_ids",
-                ids,
+                ids.name,
                 ("B",),
                 untrusted=True,
                 doc="row of req_to_token of each request",
                 field="table.request_dtype",
             ),
-            Param("table_stride", i64, value="req_to_token.stride"),
-            Param("table_pages", u32, value="M"),
-            Param("table_rows", u32, value="R"),
+            Size("table_stride", "i64", "req_to_token.stride"),
+            Size("table_pages", "u32", "M"),
+            Size("table_rows", "u32", "R"),
         )
     if isinstance(cache, Paged):
         shape: tuple[int | str, ...] = ("B", 2, "M") if isinstance(table, PerKV) else ("B", "M")
         found = [
-            Param(
+            Array(
                 "page_table",
-                index,
+                index.name,
                 shape,
                 strided=True,
                 untrusted=True,
@@ -217,63 +205,61 @@ def _table_fields(cache: Cache) -> tuple[Param, ...]:
                 doc="page ids of each request",
                 field=field,
             ),
-            Param("table_stride", i64, value="page_table.stride"),
-            Param("table_pages", u32, value="M"),
+            Size("table_stride", "i64", "page_table.stride"),
+            Size("table_pages", "u32", "M"),
         ]
         if isinstance(table, PerKV):
-            found.insert(2, Param("kv_table_stride", i64, value="M"))
+            found.insert(2, Size("kv_table_stride", "i64", "M"))
         return tuple(found)
     return (
-        Param("page_table", index, ("B",), untrusted=True, doc="block of each request", field=field),
-        Param("table_stride", i64, value="one"),
-        Param("table_pages", u32, value="one"),
+        Array("page_table", index.name, ("B",), untrusted=True, doc="block of each request", field=field),
+        Size("table_stride", "i64", "one"),
+        Size("table_pages", "u32", "one"),
     )
 
 
-def _scale_fields(cache: Cache) -> list[Param]:
+def _scale_fields(cache: Cache) -> list[Field]:
     """What quantization adds: a second table, scales of the caller's, the tail of newest tokens."""
-    storage, found = cache.storage, []
-    u32, i64 = dtype("u32"), dtype("i64")
+    storage = cache.storage
+    found: list[Field] = []
     if storage.own_table:
         table = cache.page_table
         index = dtype(table.dtype)
         doc = "page ids of each request's scales"
         found += [
-            Param("scales_page_table", index, ("B", "MS"), strided=True, untrusted=True, doc=doc, field="table.dtype"),
-            Param("scales_table_stride", i64, value="scales_page_table.stride"),
-            Param("scales_table_pages", u32, value="MS"),
+            Array(
+                "scales_page_table", index.name, ("B", "MS"), strided=True, untrusted=True, doc=doc, field="table.dtype"
+            ),
+            Size("scales_table_stride", "i64", "scales_page_table.stride"),
+            Size("scales_table_pages", "u32", "MS"),
         ]
-    found += [Param(t.name, dtype(t.dtypes[0]), ("pool",), access="inout") for t in storage.tensors if t.given]
+    found += [Pool(t.name, t.dtypes[0]) for t in storage.tensors if t.given]
     if storage.residual:
         doc = "tokens of each request that are quantized"
         found += [
-            Param("k_tail", dtype(cache.dtype), ("pool",), access="inout"),
-            Param("k_tail_stride", i64, value="k_tail_stride"),
-            Param("k_sealed", u32, ("B",), access="inout", untrusted=True, doc=doc),
+            Pool("k_tail", cache.dtype),
+            Size("k_tail_stride", "i64", "k_tail_stride"),
+            Array("k_sealed", "u32", ("B",), access="inout", untrusted=True, doc=doc),
         ]
     return found
 
 
-def cache_fields(cache: Cache) -> tuple[Param, ...]:
-    """The fields of `Cache`, the struct that the cache object packs for every kernel, in their order.
-
-    The pools are written or not as the kernel goes: they are "inout" since the struct is one for all of them.
-    """
-    u32, i64 = dtype("u32"), dtype("i64")
+def cache_fields(cache: Cache) -> tuple[Field, ...]:
+    """The fields of `Cache`, the struct that the cache object packs for every kernel, in their order."""
     bases = cache.storage.bases
-    found = [Param(b.name, b.element, ("pool",), access="inout") for b in bases]
-    found += [Param(f"{b.name}_page_stride", i64, value=f"{b.name}_page_stride") for b in bases]
-    found.append(Param("num_pages", u32, value="rows" if cache.ragged else "pages"))
+    found: list[Field] = [Pool(b.name, b.element.name) for b in bases]
+    found += [Size(f"{b.name}_page_stride", "i64", f"{b.name}_page_stride") for b in bases]
+    found.append(Size("num_pages", "u32", "rows" if cache.ragged else "pages"))
     if any(t.name.endswith("scales") for t in cache.storage.tensors):
-        found.append(Param("num_scale_pages", u32, value="rows" if cache.ragged else "scale_pages"))
+        found.append(Size("num_scale_pages", "u32", "rows" if cache.ragged else "scale_pages"))
     if cache.page_tokens is None and not cache.ragged:
-        found.append(Param("page_tokens", u32, value="tokens"))
+        found.append(Size("page_tokens", "u32", "tokens"))
     if _has_lengths(cache):
         doc = f"tokens of each request {cache.lengths} this step"
         lengths = dtype(cache.lengths_dtype)
-        found.append(Param("lengths", lengths, ("B",), untrusted=True, doc=doc, field="lengths_dtype"))
-    found.append(Param("batch", u32, value="B"))
-    longest = [Param(name, u32, value=name) for name in ("max_seq_length", "max_cache_length")]
+        found.append(Array("lengths", lengths.name, ("B",), untrusted=True, doc=doc, field="lengths_dtype"))
+    found.append(Size("batch", "u32", "B"))
+    longest = [Size(name, "u32", name) for name in ("max_seq_length", "max_cache_length")]
     return (*found, *_table_fields(cache), *_scale_fields(cache), *longest)
 
 
@@ -359,9 +345,9 @@ def entry_name(kernels: KernelSet, kernel: str) -> str:
     return f"{kernels.name}_{kernel}"
 
 
-ERRORS = Param(
+ERRORS = Array(
     "errors",
-    dtype("u64"),
+    "u64",
     (1,),
     access="inout",
     optional=True,

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import MISSING, asdict, dataclass, fields
 from typing import Final
 
 from kvgen.expr.nodes import Expr, variables
 from kvgen.expr.to_python import python
+from kvgen.layout.dtypes import dtype
 from kvgen.lowering.cache_struct import cache_fields
 from kvgen.lowering.module_tensors import ArgumentContext, pool_argument, role_text, tensor_text, tuple_text
-from kvgen.lowering.page_runs import STEPS, PoolParam
+from kvgen.lowering.page_runs import STEPS
 from kvgen.plan.kernel import KernelPlan
-from kvgen.plan.params import CacheParam, Param
+from kvgen.plan.params import Array, Count, Field, OtherCache, PagePool, Param, Pool, Scalar, Size, TensorMap, brought
 from kvgen.runtime.abi import ABI
 from kvgen.spec.cache import Cache, Paged
 from kvgen.spec.kernel_set import KernelSet, Op
@@ -102,22 +103,18 @@ class LauncherContext:
 
 
 _IMPORTS: Final = (
-    "Array", "BaseCache", "Bound", "Kernel", "Launcher", "LayerCache", "Module", "Places", "Pool", "Role", "Scalar", "Tensor"
+    "Array", "BaseCache", "Bound", "Kernel", "Launcher", "LayerCache", "Module", "Places", "Pool", "Role", "Size", "Tensor"
 )  # fmt: skip
-
-
-_BROUGHT: Final = {"scalar": "Number", "count": "Count", "tensor_map": "TensorMap", "cache": "Source"}
 
 
 def _imports(plans: Iterable[tuple[KernelPlan, ...]]) -> str:
     """What the module takes from kvgen.runtime."""
-    found = set(_IMPORTS)
-    for group in plans:
-        brought = {p.brought for plan in group for p in plan.params}
-        found |= {"Work", "Workspace"} if any(p.name == "workspace" for plan in group for p in plan.params) else set()
-        pools = [p for plan in group for p in plan.params if isinstance(p, PoolParam)]
-        found |= ({"PagePool"} if pools else set()) | ({"BasePages"} if any(p.given for p in pools) else set())
-        found |= {name for kind, name in _BROUGHT.items() if kind in brought}
+    params = [p for group in plans for plan in group for p in plan.params]
+    found = {*_IMPORTS, *(type(p).__name__ for p in params)}
+    if any(p.name == "workspace" for p in params):
+        found |= {"Work", "Workspace"}
+    if any(isinstance(p, PagePool) and p.brought for p in params):
+        found.add("BasePages")
     names = sorted(found)
     line = ", ".join(names)
     return line if len(line) <= 80 else "(\n" + "".join(f"    {name},\n" for name in names) + ")"
@@ -128,60 +125,60 @@ def _text(doc: str) -> str:
     return doc.replace("\\", "\\\\").replace('"""', "'''")
 
 
-def _param(p: Param) -> str:
-    if isinstance(p, PoolParam):
-        words = [f'"{p.name}"', tuple_text(p.pointers), str(p.layers)]
-        if p.together:
-            words.append(f"together=({', '.join(tuple_text(t) for t in p.together)},)")
-        words += [f"{flag}=True" for flag, on in (("brought", p.given), ("writes", p.access != "in")) if on]
-        return f"PagePool({', '.join(words)})"
-    if isinstance(p, CacheParam):
-        return f'Source("{p.name}", {p.class_name}{f", window={p.window}" if p.window else ""})'
-    if p.brought:
-        kind = f', "{p.dtype.name}"' if p.brought == "scalar" else ""
-        kind += f", most={tuple_text(p.most)}" if p.most else ""
-        kind += f", each={p.each}" if p.each > 1 else ""
-        return f'{_BROUGHT[p.brought]}("{p.name}"{kind})'
-    if p.shape is None:
-        return f'Scalar("{p.name}", "{p.dtype.name}", "{p.value}")'
-    if p.shape == ("pool",):
+def _param(p: Param | Field) -> str:
+    """A parameter as Python: its name, then what is not the default; docstrings and plans alone have the rest."""
+    if isinstance(p, OtherCache):
+        return f'OtherCache("{p.name}", {p.cache}{f", window={p.window}" if p.window else ""})'
+    if isinstance(p, Pool):
         return f'Pool("{p.name}")'
-    words = [f'"{p.name}"', f'"{p.dtype.name}"', tuple_text(p.shape)]
-    if p.access != "in":
-        words.append(f'access="{p.access}"')
-    if p.align > p.dtype.bytes:
-        words.append(f"align={p.align}")
-    words += [f"{flag}=True" for flag in ("strided", "optional") if getattr(p, flag)]
-    if p.field:
-        words.append(f'field="{p.field}"')
-    if p.fields:
-        words.append(f"fields={tuple_text(p.fields)}")
-    if p.in_place:
-        words.append(f"in_place={tuple_text(p.in_place)}")
-    if p.rows:
-        words.append(f'rows="{p.rows}"')
-    return f"Array({', '.join(words)})"
+    words = []
+    for f in fields(p):
+        value = getattr(p, f.name)
+        if f.name in ("doc", "untrusted", "c_name") or (f.default is not MISSING and value == f.default):
+            continue
+        if isinstance(p, Array) and f.name == "align" and p.align <= dtype(p.dtype).bytes:
+            continue  # an element's own
+        text = _python(value)
+        words.append(text if f.default is MISSING else f"{f.name}={text}")
+    return f"{type(p).__name__}({', '.join(words)})"
 
 
-def _describe(p: Param) -> str:
+def _python(value: object) -> str:
+    """A field's value, as Python."""
+    if isinstance(value, tuple):
+        inner = ", ".join(_python(item) for item in value)
+        return f"({inner},)" if len(value) == 1 else f"({inner})"
+    return f'"{value}"' if isinstance(value, str) else repr(value)
+
+
+def _describe(p: Param | Field) -> str:
     doc = f": {_text(p.doc).removesuffix('.')}." if p.doc else "."
-    if p.shape is None:
-        what = {
-            "pages": "pages of every layer, `Pages` or another `Cache`",
-            "tensor_map": "tensor map, 128 bytes",
-            "count": "an int, or a host array of one",
-            "cache": "a layer",
-        }
-        return f"{p.name}: {what.get(p.brought, p.dtype.name)}{doc}"
+    match p:
+        case PagePool():
+            what = "pages of every layer, `Pages` or another `Cache`"
+        case TensorMap():
+            what = "tensor map, 128 bytes"
+        case Count():
+            what = "an int, or a host array of one"
+        case OtherCache():
+            what = "a layer"
+        case Array():
+            what = _described_array(p)
+        case _:
+            what = p.dtype
+    return f"{p.name}: {what}{doc}"
+
+
+def _described_array(p: Array) -> str:
     shape = ", ".join(str(s).replace("+", " + ") for s in p.shape)
-    notes = [f"{p.dtype.name}[{shape}]"]
+    notes = [f"{p.dtype}[{shape}]"]
     if p.strided:
         notes.append("rows may be strided")
     if p.access != "in":
         notes.append("written" if p.access == "out" else "updated")
     if p.optional:
         notes.append("optional")
-    return f"{p.name}: {', '.join(notes)}{doc}"
+    return ", ".join(notes)
 
 
 def _grid(grid: tuple[Expr, Expr, Expr]) -> str:
@@ -193,13 +190,14 @@ def _grid(grid: tuple[Expr, Expr, Expr]) -> str:
     return f"({', '.join(texts)})"
 
 
-def _argument(p: Param) -> ArgumentContext:
+def _argument(p: Param | Field) -> ArgumentContext:
     kind = "Workspace" if p.name == "workspace" else "object"
-    if isinstance(p, PoolParam):
+    if isinstance(p, PagePool):
         kind = "Pages | Cache"
-    if p.brought == "scalar":
-        kind = "float" if p.dtype.name == "f32" else "int"
-    return ArgumentContext(p.name, p.optional, _describe(p), kind)
+    if isinstance(p, Scalar):
+        kind = "float" if p.dtype == "f32" else "int"
+    optional = not isinstance(p, Pool | Size) and p.optional
+    return ArgumentContext(p.name, optional, _describe(p), kind)
 
 
 def _title(op: Op) -> str:
@@ -209,9 +207,13 @@ def _title(op: Op) -> str:
 
 def _called(plan: KernelPlan) -> tuple[Param, ...]:
     """What the call brings."""
-    return tuple(
-        p for p in plan.params if p.shape is not None or (p.brought and not (isinstance(p, PoolParam) and not p.given))
-    )
+    return tuple(p for p in plan.params if brought(p))
+
+
+def _required_first(plan: KernelPlan) -> list[Param]:
+    """What the call brings, in the order of the launcher's arguments."""
+    called = _called(plan)
+    return [p for p in called if not _argument(p).optional] + [p for p in called if _argument(p).optional]
 
 
 def _step(op: Op, plan: KernelPlan) -> StepContext:
@@ -222,7 +224,7 @@ def _step(op: Op, plan: KernelPlan) -> StepContext:
         title=name.upper(),
         summary=summary,
         asked=asked,
-        arguments=tuple(_argument(p) for p in sorted(_called(plan), key=lambda p: p.optional)),
+        arguments=tuple(_argument(p) for p in _required_first(plan)),
         file=plan.name,
         entry=plan.entry,
         params=tuple(_param(p) for p in plan.params),
@@ -243,7 +245,7 @@ def _op(op: Op, kernels: KernelSet, plans: tuple[KernelPlan, ...]) -> OpContext:
         title=_title(op),
         summary=_text(lines[0]),
         doc=(*more, *(_describe(p) for p in called)),
-        arguments=tuple(_argument(p) for p in sorted(called, key=lambda p: p.optional)),
+        arguments=tuple(_argument(p) for p in _required_first(plan)),
         params=tuple(_param(p) for p in plan.params),
         grid=_grid(plan.grid),
         entry=plan.entry,
@@ -253,9 +255,7 @@ def _op(op: Op, kernels: KernelSet, plans: tuple[KernelPlan, ...]) -> OpContext:
         whole=plan.whole,
         plan_entry=planner.entry if planner else "",
         plan_params=tuple(_param(p) for p in planner.params) if planner else (),
-        plan_arguments=tuple(
-            _argument(p) for p in sorted(_called(planner), key=lambda p: p.optional) if p.name != "workspace"
-        )
+        plan_arguments=tuple(_argument(p) for p in _required_first(planner) if p.name != "workspace")
         if planner
         else (),
         plan_threads=planner.threads if planner else 0,
@@ -274,8 +274,8 @@ def _pages_text(cache: Cache) -> str:
 
 def _cache_class(name: str, summary: str, module: str, cache: Cache) -> CacheClassContext:
     """The class of a cache of this spec."""
-    fields = cache_fields(cache)
-    tables = tuple(p for p in fields if p.shape is not None and p.shape != ("pool",))
+    struct = cache_fields(cache)
+    tables = tuple(p for p in struct if isinstance(p, Array))
     tensors = sorted(cache.storage.tensors, key=lambda t: not t.holds_values)
     pools = tuple(pool_argument(cache, t) for t in tensors if t.holds_values)
     extras = tuple(pool_argument(cache, t) for t in tensors if not t.holds_values)
@@ -293,7 +293,7 @@ def _cache_class(name: str, summary: str, module: str, cache: Cache) -> CacheCla
         keywords=(*extras, *views),
         tensor_names=", ".join(t.name for t in tensors),
         table_names=", ".join(t.name for t in tables),
-        fields=tuple(_param(p) for p in fields),
+        fields=tuple(_param(p) for p in struct),
         page_tokens=repr(cache.page_tokens),
         window=cache.page_table.window if isinstance(cache.page_table, Ring) else 0,
         doc=(
@@ -313,7 +313,9 @@ def launcher_context(kernels: KernelSet, doc: str, plans: dict[str, tuple[Kernel
             summary = f"The cache that {op.name} reads, as Cache is the one that it writes."
             module = f'Module("{kernels.name}.{class_name}", __file__, arch={tuple_text(kernels.arch)}, abi={ABI})'
             caches.append(_cache_class(class_name, summary, module, cache))
-    swaps = any(isinstance(p, PoolParam) and p.given for group in plans.values() for plan in group for p in plan.params)
+    swaps = any(
+        isinstance(p, PagePool) and p.brought for group in plans.values() for plan in group for p in plan.params
+    )
     tensors = sorted(kernels.cache.storage.tensors, key=lambda t: not t.holds_values)
     paged = [t for t in tensors if "page" in t.axes] if swaps else []
     return LauncherContext(

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from kvgen.layout.dtypes import DType, dtype
-from kvgen.plan.params import Param
+from kvgen.plan.params import Array, Param
 from kvgen.spec.cache import Cache
 from kvgen.spec.model import Rope
 from kvgen.spec.norm import RmsNorm
@@ -60,7 +60,7 @@ class NewRows:
             "padded": ("valid_lengths", "B", "new rows of each request"),
             "ragged": ("row_offsets", "B+1", "first row of each request"),
         }[self.rows]
-        return Param(name, self.index(cache), (shape,), untrusted=True, doc=doc, field="index_dtype")
+        return Array(name, self.index(cache).name, (shape,), untrusted=True, doc=doc, field="index_dtype")
 
     def search_lanes(self, rows: int, threads: int) -> int:
         """Lanes that search together for the request of a row, where a block of `threads` has so many rows."""
@@ -73,7 +73,7 @@ class NewRows:
 def step_offsets(index: DType) -> Param:
     """The rows of this step's tokens, which a call without new tokens leaves out."""
     doc = "first new row of each request; None: no new tokens"
-    return Param("row_offsets", index, ("B+1",), optional=True, untrusted=True, doc=doc, field="index_dtype")
+    return Array("row_offsets", index.name, ("B+1",), optional=True, untrusted=True, doc=doc, field="index_dtype")
 
 
 def counts_before(cache: Cache) -> bool:

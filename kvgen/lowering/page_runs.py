@@ -11,7 +11,7 @@ from pydantic import Field
 from kvgen.expr.nodes import Expr, ceil_div, const, var
 from kvgen.layout.dtypes import dtype
 from kvgen.layout.storage import Base, PoolTensor
-from kvgen.plan.params import Param
+from kvgen.plan.params import PagePool
 from kvgen.spec.cache import Cache
 from kvgen.spec.table import PerKV
 
@@ -58,16 +58,6 @@ class PagesContext:
     layers: int
     runs: str
     units: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class PoolParam(Param):
-    """The pages of every layer of a pool, by value: the cache's own, or those that the call brings (`given`)."""
-
-    pointers: tuple[str, ...] = ()
-    layers: int = 0
-    together: tuple[tuple[str, str, int], ...] = ()
-    given: bool = False
 
 
 def page_runs(cache: Cache, *, ids: Literal["pool", "table"] = "pool") -> tuple[PageRun, ...]:
@@ -120,7 +110,7 @@ def _run(cache: Cache, tensor: PoolTensor, base: Base, which: int) -> PageRun:
 
 def pool_param(
     cache: Cache, name: str, layers: int, *, given: bool = False, writes: bool = False, doc: str = ""
-) -> PoolParam:
+) -> PagePool:
     """The struct of a pool's pages; raises ValueError where it would be too large for a kernel parameter."""
     storage = cache.storage
     pointers = tuple(dict.fromkeys(r.pointer for r in (*page_runs(cache), *page_runs(cache, ids="table"))))
@@ -132,20 +122,18 @@ def pool_param(
             f"layer; use at most {most}"
         )
     runs = {r.pointer: r for r in page_runs(cache)}
-    return PoolParam(
+    return PagePool(
         name,
-        dtype("u8"),
-        access="inout" if writes else "in",
-        doc=doc,
-        brought="pages",
-        pointers=pointers,
-        layers=layers,
+        pointers,
+        layers,
         together=tuple((p, *r.behind) for p, r in runs.items() if r.behind and storage.base(p)),
-        given=given,
+        brought=given,
+        writes=writes,
+        doc=doc,
     )
 
 
-def pages_context(pool: PoolParam, runs: tuple[PageRun, ...], *, share: bool = True) -> PagesContext:
+def pages_context(pool: PagePool, runs: tuple[PageRun, ...], *, share: bool = True) -> PagesContext:
     """The runs as C, counting pointers as the struct does; `share`: small pages share a tile."""
     texts = [
         f"Run<{pool.pointers.index(r.pointer)}, {r.id}, {r.nbytes}, {r.align}, {'true' if r.open else 'false'}>"

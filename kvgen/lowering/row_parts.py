@@ -18,7 +18,7 @@ from kvgen.lowering.rope_norm import (
 )
 from kvgen.lowering.row_tiling import WriteContext, divide, values_by_token, write
 from kvgen.lowering.segments import SegmentContext, row_params, segments
-from kvgen.plan.params import Param
+from kvgen.plan.params import Array, Param, Scalar, Size
 from kvgen.spec.kernel_set import KernelSet
 
 
@@ -230,11 +230,11 @@ class RowParts:
     def _shape(self, *inner: int) -> tuple[int | str, ...]:
         return ("B", "S", *inner) if self.new.rows == "padded" else ("T", *inner)
 
-    def _param(self, name: str, doc: str, inner: tuple[int, ...], fields: tuple[str | None, ...], align: int) -> Param:
+    def _param(self, name: str, doc: str, inner: tuple[int, ...], fields: tuple[str | None, ...], align: int) -> Array:
         shape = self._shape(*inner)
-        return Param(
+        return Array(
             name,
-            dtype(self.cache.dtype),
+            self.cache.dtype,
             shape,
             align=align,
             strided=True,
@@ -243,7 +243,7 @@ class RowParts:
             fields=(*(None,) * (len(shape) - len(inner)), *fields),
         )
 
-    def _rows(self) -> list[Param]:
+    def _rows(self) -> list[Array]:
         """The arrays of rows."""
         new, cache, size = self.new, self.cache, dtype(self.cache.dtype).bytes
         widest = {r: max((p.width for p in self.parts if p.role == r), default=1) * size for r in ("q", "k", "v")}
@@ -268,16 +268,16 @@ class RowParts:
                         self._param(name, f"new {part.title} rows", (1, part.dim), ("kv_heads", "head_dim"), align)
                     )
                 continue
-            inner = tuple(n for n in row.shape or () if isinstance(n, int))
+            inner = tuple(n for n in row.shape if isinstance(n, int))
             fields = row.fields[1:]
             found.append(self._param(row.name, row.doc, inner, fields, max(row.align, widest[row.name])))
         return found
 
     def _params(self) -> tuple[tuple[Param, ...], tuple[Param, ...]]:
         """(what the call brings in order, strides and counts behind it)."""
-        new, cache, i64, u32 = self.new, self.cache, dtype("i64"), dtype("u32")
-        arrays = self._rows()
-        sizes = [Param(f"{r.name}_stride", i64, value=f"{r.name}.stride") for r in arrays]
+        new, cache = self.new, self.cache
+        arrays: list[Param] = [*self._rows()]
+        sizes = [Size(f"{r.name}_stride", "i64", f"{r.name}.stride") for r in arrays]
         if new.takes_q:
             shape = (self.kernels.q_heads, self.q_dim)
             kind = dtype("e4m3" if new.q_out == "e4m3" else cache.dtype)
@@ -285,14 +285,14 @@ class RowParts:
             out = self._param("q_out", "q rows as changed", shape, ("q_heads", "head_dim"), width * kind.bytes)
             same = () if new.q_out == "e4m3" else (arrays[0].name,)  # q, or qkv, which begins with it
             field = "dtype" if same else "q_out"
-            arrays.append(replace(out, access="out", dtype=kind, field=field, in_place=same))
-            sizes.append(Param("q_out_stride", i64, value="q_out.stride"))
+            arrays.append(replace(out, access="out", dtype=kind.name, field=field, in_place=same))
+            sizes.append(Size("q_out_stride", "i64", "q_out.stride"))
         arrays += self._weights()
         if self.table is not None:
             arrays.append(
-                Param(
+                Array(
                     "cos_sin",
-                    self.table,
+                    self.table.name,
                     ("P", self.turning),
                     strided=True,
                     doc="cosines and sines of each position",
@@ -300,25 +300,27 @@ class RowParts:
                     fields=(None, "rope.dim"),
                 )
             )
-            sizes += [Param("cos_sin_stride", i64, value="cos_sin.stride"), Param("cos_sin_rows", u32, value="P")]
+            sizes += [Size("cos_sin_stride", "i64", "cos_sin.stride"), Size("cos_sin_rows", "u32", "P")]
         if new.positions == "given":
             index = dtype(new.index_dtype or "i64")
             sections = (len(new.sections),) if len(new.sections) > 1 else ()
             doc = "position of each row" + (", for every section" if sections else "")
             arrays.append(
-                Param("positions", index, (*sections, *self._shape()), untrusted=True, doc=doc, field="index_dtype")
+                Array(
+                    "positions", index.name, (*sections, *self._shape()), untrusted=True, doc=doc, field="index_dtype"
+                )
             )
         if new.q_out == "e4m3":
-            arrays.append(Param("q_scale", dtype("f32"), (1,), optional=True, doc="what q is divided by; None: 1"))
+            arrays.append(Array("q_scale", "f32", (1,), optional=True, doc="what q is divided by; None: 1"))
         if new.rows == "padded":
-            sizes += [Param("padded_rows", u32, value="S"), Param("num_rows", u32, value="B*S")]
+            sizes += [Size("padded_rows", "u32", "S"), Size("num_rows", "u32", "B*S")]
         elif self.brings_count:
-            arrays.append(Param("num_rows", u32, brought="scalar", doc="rows of this step, padding included"))
+            arrays.append(Scalar("num_rows", "u32", doc="rows of this step, padding included"))
         else:
-            sizes.append(Param("num_rows", u32, value="T"))
+            sizes.append(Size("num_rows", "u32", "T"))
         return tuple(arrays), tuple(sizes)
 
-    def _weights(self) -> list[Param]:
+    def _weights(self) -> list[Array]:
         """Weights of norms, and biases."""
         found, size = [], dtype(self.cache.dtype).bytes
         heads = {"q": self.kernels.q_heads, "k": self.cache.kv_heads, "v": self.cache.kv_heads}
@@ -330,7 +332,7 @@ class RowParts:
             kind = dtype("f32" if norm.weight_dtype == "f32" else self.cache.dtype)
             align = min(16, kind.bytes * math.gcd(part.width, part.norm.count, part.dim))
             doc, field = f"weights of {role}'s norm", f"{role}_norm.weight_dtype"
-            found.append(Param(f"{role}_weight", kind, (part.norm.count,), align=align, doc=doc, field=field))
+            found.append(Array(f"{role}_weight", kind.name, (part.norm.count,), align=align, doc=doc, field=field))
         if not self.new.bias:
             return found
         kind = dtype(self.cache.dtype)
@@ -338,12 +340,14 @@ class RowParts:
             width = max(p.width for p in self.parts)
             return [
                 *found,
-                Param("bias", kind, (self._flat,), align=width * size, doc="bias of q | k | v", field="dtype"),
+                Array("bias", kind.name, (self._flat,), align=width * size, doc="bias of q | k | v", field="dtype"),
             ]
         for role in dict.fromkeys(p.role for p in self.parts):
             width = max(p.width for p in self.parts if p.role == role)
             shape = (heads[role], self._row(role))
-            found.append(Param(f"{role}_bias", kind, shape, align=width * size, doc=f"bias of {role}", field="dtype"))
+            found.append(
+                Array(f"{role}_bias", kind.name, shape, align=width * size, doc=f"bias of {role}", field="dtype")
+            )
         return found
 
     # Rows in the caller's memory ---------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from kvgen.layout.dtypes import DType, dtype
 from kvgen.layout.regions import Region
 from kvgen.layout.storage import Scales, Segment
 from kvgen.lowering.segments import SegmentContext, segments
-from kvgen.plan.params import Access, Param
+from kvgen.plan.params import Access, Array, Param
 from kvgen.spec.cache import Cache
 
 _SECTOR: Final = 32  # bytes that memory moves at once
@@ -145,15 +145,15 @@ def raw_runs(cache: Cache, suffix: str) -> tuple[RunContext, ...]:
 def raw_params(cache: Cache, suffix: str, doc: str, *, access: Access = "in") -> tuple[Param, ...]:
     """The arrays of `raw_runs`: `[T, heads, elements]`, codes as bytes, two packed ones each."""
     return tuple(
-        Param(
+        Array(
             r.name + suffix,
-            r.array,
+            r.array.name,
             ("T", *r.shape),
             access=access,
             align=r.vector * r.array.bytes,
             strided=True,
             doc=doc.format(r.title),
-            field="dtype" if r.array.name == cache.dtype else "",
+            field="dtype" if r.array.name == cache.dtype else None,
             fields=(None, *r.fields),
         )
         for r in stored_runs(cache)

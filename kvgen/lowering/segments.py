@@ -10,7 +10,7 @@ from kvgen.expr.nodes import U32_MAX, Expr
 from kvgen.expr.to_c import c
 from kvgen.layout.dtypes import dtype
 from kvgen.layout.storage import Scales, Segment
-from kvgen.plan.params import Access, Param
+from kvgen.plan.params import Access, Array
 from kvgen.spec.cache import Cache
 
 # Accesses a lane keeps of a block in registers; of larger blocks so many are in flight.
@@ -224,7 +224,7 @@ def segments(cache: Cache) -> tuple[SegmentContext, ...]:
     return tuple(found)
 
 
-def row_params(cache: Cache, suffix: str, doc: str, *, access: Access = "in") -> tuple[Param, ...]:
+def row_params(cache: Cache, suffix: str, doc: str, *, access: Access = "in") -> tuple[Array, ...]:
     """The rows of K and V that a call brings: `k<suffix>` and, where V is stored, `v<suffix>`, `[T, kv_heads, dims]`."""
     found = []
     for role in cache.roles:
@@ -233,9 +233,9 @@ def row_params(cache: Cache, suffix: str, doc: str, *, access: Access = "in") ->
         shape = ("T", cache.kv_heads, parts[0].row)
         align = max(s.width for s in parts) * dtype(cache.dtype).bytes
         found.append(
-            Param(
+            Array(
                 f"{role}{suffix}",
-                dtype(cache.dtype),
+                cache.dtype,
                 shape,
                 access=access,
                 align=align,

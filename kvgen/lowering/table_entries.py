@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kvgen.layout.dtypes import dtype
-from kvgen.plan.params import Access, Param
+from kvgen.plan.params import Access, Array, Param, Size
 from kvgen.spec.cache import Cache, Continuous
 from kvgen.spec.table import CSR, Indirect, PerKV, Ring
 
@@ -36,7 +36,7 @@ def new_table(
     cache: Cache, doc: str, *, scales: bool = False, in_place: bool = False, access: Access = "inout"
 ) -> tuple[Param, ...]:
     """The new table that a call brings, of the form of the old one, and its stride; `in_place`: it may be the old one."""
-    table, i64 = cache.page_table, dtype("i64")
+    table = cache.page_table
     index = dtype(table.dtype)
     field = "table_dtype" if isinstance(cache, Continuous) else "table.dtype"
     name = f"new_{table_name(cache)}"
@@ -53,11 +53,13 @@ def new_table(
         shape = ("R", "M")
     strided = len(shape) > 1
     same = (table_name(cache),) if in_place else ()
-    found = [
-        Param(name, index, shape, access=access, strided=strided, untrusted=True, doc=doc, field=field, in_place=same)
+    found: list[Param] = [
+        Array(
+            name, index.name, shape, access=access, strided=strided, untrusted=True, doc=doc, field=field, in_place=same
+        )
     ]
     if strided:
-        found.append(Param(f"{name}_stride", i64, value=f"{name}.stride"))
+        found.append(Size(f"{name}_stride", "i64", f"{name}.stride"))
     return tuple(found)
 
 

@@ -9,7 +9,7 @@ from kvgen.expr.nodes import ceil_div, const, var
 from kvgen.layout.dtypes import dtype
 from kvgen.lowering.cache_struct import ERRORS, entry_name
 from kvgen.plan.kernel import KernelPlan
-from kvgen.plan.params import Param
+from kvgen.plan.params import Array
 from kvgen.spec.kernel_set import KernelSet, Op
 from kvgen.spec.table import CSR, IndexName
 
@@ -56,9 +56,9 @@ class Advance(Op):
         doc = (
             "first new row of each request; None: one each" if by_rows else "new tokens of each request; None: one each"
         )
-        counts = Param(
+        counts = Array(
             self.counts,
-            index,
+            index.name,
             ("B+1" if by_rows else "B",),
             optional=True,
             untrusted=True,
@@ -67,7 +67,9 @@ class Advance(Op):
         )
         doc = "lengths with the new tokens; may be the lengths themselves"
         params = (
-            Param("new_lengths", lengths, ("B",), access="out", doc=doc, field="lengths_dtype", in_place=("lengths",)),
+            Array(
+                "new_lengths", lengths.name, ("B",), access="out", doc=doc, field="lengths_dtype", in_place=("lengths",)
+            ),
             counts,
             ERRORS,
         )

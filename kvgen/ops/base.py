@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from kvgen.layout.dtypes import DType, dtype
 from kvgen.lowering.new_rows import counts_before
-from kvgen.plan.params import Param
+from kvgen.plan.params import Array, Param
 from kvgen.spec.cache import Cache, Latent
 from kvgen.spec.kernel_set import KernelSet, Op
 from kvgen.spec.table import IndexName, Ring
@@ -84,7 +84,7 @@ class ChunkOp(Op):
         if not counts_before(cache):
             return ()
         doc = "first new row of each request"
-        return (Param("row_offsets", self._index(cache), ("B+1",), untrusted=True, doc=doc, field="index_dtype"),)
+        return (Array("row_offsets", self._index(cache).name, ("B+1",), untrusted=True, doc=doc, field="index_dtype"),)
 
     def _offsets(self, cache: Cache) -> str:
         """Those, as C."""

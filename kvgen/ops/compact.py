@@ -21,7 +21,7 @@ from kvgen.lowering.page_runs import (
 )
 from kvgen.lowering.table_entries import EntryList, entry_lists, new_table, table_name
 from kvgen.plan.kernel import KernelPlan
-from kvgen.plan.params import Param
+from kvgen.plan.params import Array, Size
 from kvgen.spec.kernel_set import KernelSet, Op
 
 PLAN_THREADS = 1024
@@ -94,14 +94,16 @@ class Compact(Op):
         lists = tuple(e for e in entry_lists(cache) if e.id != "scale_id")
         table_field = "table.dtype" if hasattr(cache, "table") else "table_dtype"
         params = (
-            Param("moves", index, ("Q", 2), untrusted=True, doc="pages to move from and to", field=field),
-            Param("num_moves", index, (1,), untrusted=True, doc="how many there are", field=field),
-            Param("new_ids", entries, ("P",), untrusted=True, doc="where each page is afterwards", field=table_field),
+            Array("moves", index.name, ("Q", 2), untrusted=True, doc="pages to move from and to", field=field),
+            Array("num_moves", index.name, (1,), untrusted=True, doc="how many there are", field=field),
+            Array(
+                "new_ids", entries.name, ("P",), untrusted=True, doc="where each page is afterwards", field=table_field
+            ),
             *new_table(
                 cache, f"{table_name(cache).replace('_', ' ')} afterwards; may be the cache's own", in_place=True
             ),
-            Param("max_moves", dtype("u32"), value="Q"),
-            Param("num_ids", dtype("u32"), value="P"),
+            Size("max_moves", "u32", "Q"),
+            Size("num_ids", "u32", "P"),
             pool,
             ERRORS,
         )
@@ -132,14 +134,18 @@ class Compact(Op):
         pool = pool_param(cache, "pages", self.max_layers)
         index, entries = dtype(self.index_dtype), dtype(cache.page_table.dtype)
         params = (
-            Param("new_ids", entries, ("P",), access="out", doc="where each page is afterwards", field=table_field),
-            Param("moves", index, ("Q", 2), access="out", doc="pages to move from and to", field=field),
-            Param("num_moves", index, (1,), access="out", doc="how many there are", field=field),
-            Param("num_used", index, (1,), access="out", optional=True, doc="how many pages are used", field=field),
-            Param("kept", index, ("K",), optional=True, untrusted=True, doc="pages in use besides", field=field),
-            Param("num_ids", dtype("u32"), value="P"),
-            Param("max_moves", dtype("u32"), value="Q"),
-            Param("num_kept", dtype("u32"), value="K"),
+            Array(
+                "new_ids", entries.name, ("P",), access="out", doc="where each page is afterwards", field=table_field
+            ),
+            Array("moves", index.name, ("Q", 2), access="out", doc="pages to move from and to", field=field),
+            Array("num_moves", index.name, (1,), access="out", doc="how many there are", field=field),
+            Array(
+                "num_used", index.name, (1,), access="out", optional=True, doc="how many pages are used", field=field
+            ),
+            Array("kept", index.name, ("K",), optional=True, untrusted=True, doc="pages in use besides", field=field),
+            Size("num_ids", "u32", "P"),
+            Size("max_moves", "u32", "Q"),
+            Size("num_kept", "u32", "K"),
             pool,
             ERRORS,
         )

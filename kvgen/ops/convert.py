@@ -16,7 +16,7 @@ from kvgen.lowering.row_runs import StoredRun, across, check_writes, stored_runs
 from kvgen.lowering.row_tiling import scales_by_token
 from kvgen.lowering.segments import ScaleContext, SegmentContext, segments
 from kvgen.plan.kernel import KernelPlan
-from kvgen.plan.params import CacheParam, Param
+from kvgen.plan.params import OtherCache, Size
 from kvgen.spec.cache import Cache
 from kvgen.spec.kernel_set import KernelSet, Op
 from kvgen.spec.table import Ring
@@ -127,15 +127,13 @@ class Convert(Op):
     def plan(self, kernels: KernelSet) -> tuple[KernelPlan, ...]:
         cache = kernels.cache
         params = (
-            CacheParam(
-                name="source",
-                dtype=dtype("u64"),
-                brought="cache",
-                doc=f"of a {self.source_class}, which is read",
-                class_name=self.source_class,
+            OtherCache(
+                "source",
+                self.source_class,
                 window=self._window(cache),
+                doc=f"of a {self.source_class}, which is read",
             ),
-            Param("max_tokens", dtype("u32"), value="source_tokens"),
+            Size("max_tokens", "u32", "source_tokens"),
             ERRORS,
         )
         copies, blocks = _plan_segments(cache, self.source, same_scales=self.same_scales)

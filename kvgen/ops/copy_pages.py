@@ -21,7 +21,7 @@ from kvgen.lowering.page_runs import (
     with_id,
 )
 from kvgen.plan.kernel import KernelPlan
-from kvgen.plan.params import Param
+from kvgen.plan.params import Array, Param, Size
 from kvgen.spec.cache import Cache
 from kvgen.spec.kernel_set import KernelSet, Op
 
@@ -72,24 +72,18 @@ def lists_of(cache: Cache) -> tuple[tuple[str, tuple[PageRun, ...]], ...]:
 
 def pair_params(cache: Cache, index: DType, docs: dict[str, str]) -> tuple[Param, ...]:
     """The lists of pairs, how many there are, and how many of them count."""
-    found = []
+    found: list[Param] = []
     for name, _ in lists_of(cache):
         dim, optional = _dim(name), name != "pairs"
         found.append(
-            Param(
-                name,
-                index,
-                (dim, 2),
-                optional=optional,
-                untrusted=True,
-                doc=docs[name],
-                field="index_dtype",
-            )
+            Array(name, index.name, (dim, 2), optional=optional, untrusted=True, doc=docs[name], field="index_dtype")
         )
     for name, _ in lists_of(cache):
         doc = f"how many of the {name.replace('_', ' ')} count; default: all"
-        found.append(Param(f"num_{name}", index, (1,), optional=True, untrusted=True, doc=doc, field="index_dtype"))
-        found.append(Param(f"max_{name}", dtype("u32"), value=_dim(name)))
+        found.append(
+            Array(f"num_{name}", index.name, (1,), optional=True, untrusted=True, doc=doc, field="index_dtype")
+        )
+        found.append(Size(f"max_{name}", "u32", _dim(name)))
     return tuple(found)
 
 

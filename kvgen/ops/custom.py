@@ -9,8 +9,8 @@ from pydantic import Field, PrivateAttr, SerializeAsAny, field_validator, model_
 
 from kvgen.expr.nodes import Expr, const, substitute, variables
 from kvgen.expr.rules import parse_rule
-from kvgen.layout.dtypes import dtype
 from kvgen.lowering.cache_struct import ERRORS, cache_fields
+from kvgen.plan import params
 from kvgen.plan.kernel import KernelPlan, Source
 from kvgen.plan.params import Param
 from kvgen.spec.arguments import Argument, Array, Scalar, Size, one_line
@@ -103,7 +103,7 @@ class Custom(Op):
                 f"ops: {self.name}: got a parameter called {twice[0]!r}, which is an array or a field of the cache; choose "
                 "another name"
             )
-        tables = {f.name for f in cache_fields(kernels.cache) if f.shape not in (None, ("pool",))}
+        tables = {f.name for f in cache_fields(kernels.cache) if isinstance(f, params.Array)}
         for p in self.params:
             others = tables | {q.name for q in self.params if isinstance(q, Array) and q is not p}
             for name in p.in_place if isinstance(p, Array) else ():
@@ -139,15 +139,15 @@ class Custom(Op):
     def _params(self, kernels: KernelSet) -> tuple[Param, ...]:
         words = _words(kernels)
         known, strides = self._names(kernels)
-        found = []
+        found: list[Param] = []
         for p in self.params:
             if isinstance(p, Array):
                 axes = [_axis(axis, words) for axis in p.shape]
                 found.append(
-                    Param(
+                    params.Array(
                         p.name,
-                        dtype(p.dtype),
-                        tuple(size for size, _ in axes),
+                        p.dtype,
+                        tuple((size for size, _ in axes)),
                         access=p.access,
                         align=p.align,
                         strided=p.strided,
@@ -155,18 +155,18 @@ class Custom(Op):
                         untrusted=p.untrusted,
                         doc=p.doc,
                         in_place=p.in_place,
-                        fields=tuple(word for _, word in axes) if any(word for _, word in axes) else (),
+                        fields=tuple((word for _, word in axes)) if any((word for _, word in axes)) else (),
                     )
                 )
             elif isinstance(p, Size):
                 if p.value not in known and p.value not in strides:
                     hint = "; only a strided array has a stride" if p.value.endswith(".stride") else ""
                     raise ValueError(f"params: {p.name}: got {p.value!r}; {_choices(known | strides)}{hint}")
-                found.append(Param(p.name, dtype(p.dtype), value=p.value, doc=p.doc))
+                found.append(params.Size(p.name, p.dtype, p.value, doc=p.doc))
             elif isinstance(p, Scalar):
-                found.append(Param(p.name, dtype(p.dtype), brought="scalar", doc=p.doc))
+                found.append(params.Scalar(p.name, p.dtype, doc=p.doc))
             else:
-                found.append(Param(p.name, dtype("u8"), brought="tensor_map", doc=p.doc))
+                found.append(params.TensorMap(p.name, doc=p.doc))
         return (*found, ERRORS) if self.errors else tuple(found)
 
     def _grid(self, kernels: KernelSet) -> tuple[Expr, ...]:
@@ -254,7 +254,7 @@ def _words(kernels: KernelSet) -> dict[str, int]:
 
 def _cache_names(cache: Cache) -> frozenset[str]:
     """The names that a cache fixes for every call: its requests, layers, pages, the table's columns."""
-    axes = [axis for p in cache_fields(cache) if p.shape != ("pool",) for axis in p.shape or ()]
+    axes = [axis for p in cache_fields(cache) if isinstance(p, params.Array) for axis in p.shape]
     axes += [axis for tensor in cache.storage.tensors for axis in tensor.shape]
     return frozenset({"B", *(axis.partition("+")[0] for axis in axes if isinstance(axis, str))})
 

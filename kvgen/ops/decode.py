@@ -26,7 +26,7 @@ from kvgen.lowering.attention.split_kv import (
 )
 from kvgen.lowering.cache_struct import ERRORS, entry_name
 from kvgen.plan.kernel import KernelPlan, Work
-from kvgen.plan.params import Param
+from kvgen.plan.params import Array, Param, Size
 from kvgen.spec.kernel_set import KernelSet, Op
 from kvgen.spec.mask import TREE_ROWS, Mask
 from kvgen.spec.score import Score
@@ -210,19 +210,19 @@ class Decode(Op):
     def _params(self, kernels: KernelSet, index: DType, out: DType, align: int) -> tuple[Param, ...]:
         """What a call brings, in the order of the kernel's signature."""
         cache = kernels.cache
-        elem, f32, i64 = dtype(cache.dtype), dtype("f32"), dtype("i64")
+        elem = dtype(cache.dtype)
         attend = attention_context(self.mask, self.score, kernels, index)
         v_dim = "v_head_dim" if cache.v_head_dim else "head_dim"
         planned = self.split != "none"
         # The planner has applied them.
         asked = tuple(p for p in attend.params if not (planned and p.name == "valid_tokens"))
-        arrays = tuple(p for p in asked if p.shape is not None)
-        numbers = tuple(p for p in asked if p.shape is None)
-        sinks = Param("sinks", f32, (kernels.q_heads,), doc="score of each query head's sink", fields=("q_heads",))
+        arrays = tuple(p for p in asked if isinstance(p, Array))
+        numbers = tuple(p for p in asked if not isinstance(p, Array))
+        sinks = Array("sinks", "f32", (kernels.q_heads,), doc="score of each query head's sink", fields=("q_heads",))
         return (
-            Param(
+            Array(
                 "q",
-                elem,
+                elem.name,
                 ("T", kernels.q_heads, cache.head_dim),
                 align=align * elem.bytes,
                 strided=True,
@@ -230,9 +230,9 @@ class Decode(Op):
                 field="dtype",
                 fields=(None, "q_heads", "head_dim"),
             ),
-            Param(
+            Array(
                 "out",
-                out,
+                out.name,
                 ("T", kernels.q_heads, cache.v_dim),
                 access="out",
                 align=align * out.bytes,
@@ -244,18 +244,18 @@ class Decode(Op):
             *arrays,
             *((sinks,) if self.sinks else ()),
             *((WORKSPACE,) if planned else (row_offsets(index.name),)),
-            Param(
+            Array(
                 "lse",
-                f32,
+                "f32",
                 ("T", kernels.q_heads),
                 access="out",
                 optional=True,
                 doc=f"logarithm to base {self.lse_base} of the softmax's denominator",
                 fields=(None, "q_heads"),
             ),
-            Param("q_stride", i64, value="q.stride"),
-            Param("out_stride", i64, value="out.stride"),
-            Param("num_rows", dtype("u32"), value="T"),
+            Size("q_stride", "i64", "q.stride"),
+            Size("out_stride", "i64", "out.stride"),
+            Size("num_rows", "u32", "T"),
             *numbers,
             *(SIZES if planned else ()),
             ERRORS,

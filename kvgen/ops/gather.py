@@ -11,7 +11,7 @@ from kvgen.lowering.cache_struct import ERRORS, entry_name, rows_per_block
 from kvgen.lowering.row_runs import RunContext, check_raw, raw_params, raw_runs, value_runs
 from kvgen.lowering.segments import row_params
 from kvgen.plan.kernel import KernelPlan
-from kvgen.plan.params import Param
+from kvgen.plan.params import Array, Size
 from kvgen.spec.kernel_set import KernelSet, Op
 from kvgen.spec.table import IndexName
 
@@ -61,11 +61,11 @@ class Gather(Op):
             rows_of = row_params(cache, "_out", "{} of the gathered tokens", access="out")
             runs = value_runs(cache, "_out")
         doc = "first row of each request"
-        params = [Param("row_offsets", index, ("B+1",), untrusted=True, doc=doc, field="index_dtype"), *rows_of]
+        params = [Array("row_offsets", index.name, ("B+1",), untrusted=True, doc=doc, field="index_dtype"), *rows_of]
         doc = "first token to take of each request"
-        params.append(Param("starts", index, ("B",), optional=True, untrusted=True, doc=doc, field="index_dtype"))
-        params += [Param(f"{r.name}_stride", dtype("i64"), value=f"{r.name}.stride") for r in rows_of]
-        params += [Param("num_rows", dtype("u32"), value="T"), ERRORS]
+        params.append(Array("starts", index.name, ("B",), optional=True, untrusted=True, doc=doc, field="index_dtype"))
+        params += [Size(f"{r.name}_stride", "i64", f"{r.name}.stride") for r in rows_of]
+        params += [Size("num_rows", "u32", "T"), ERRORS]
         rows = rows_per_block(cache, THREADS)
         context = GatherContext(
             entry=entry_name(kernels, self.name),

@@ -11,7 +11,7 @@ from kvgen.lowering.cache_struct import ERRORS, entry_name
 from kvgen.lowering.row_runs import RunContext, value_runs
 from kvgen.lowering.segments import row_params
 from kvgen.plan.kernel import KernelPlan
-from kvgen.plan.params import Param
+from kvgen.plan.params import Array, Param, Size
 from kvgen.spec.kernel_set import KernelSet, Op
 from kvgen.spec.table import IndexName
 
@@ -54,18 +54,17 @@ class GatherRows(Op):
         cache = kernels.cache
         index, slot = dtype(self.index_dtype or cache.lengths_dtype), dtype(self.slots_dtype)
         doc = "first query row of each request"
-        params = [Param("row_offsets", index, ("B+1",), untrusted=True, doc=doc, field="index_dtype")]
+        arrays = [Array("row_offsets", index.name, ("B+1",), untrusted=True, doc=doc, field="index_dtype")]
         doc = "tokens that each query row asks for, negative: none"
-        params.append(Param("slots", slot, ("T", "J"), strided=True, untrusted=True, doc=doc, field="slots_dtype"))
+        arrays.append(Array("slots", slot.name, ("T", "J"), strided=True, untrusted=True, doc=doc, field="slots_dtype"))
         sizes: dict[str, int] = {}
         for p in row_params(cache, "_out", "{} of the tokens", access="out"):
             if p.name[0] in self.roles:
-                assert p.shape is not None
                 _, heads, dims = p.shape
                 assert isinstance(heads, int) and isinstance(dims, int)
                 sizes[p.name] = heads * dims
-                params.append(
-                    Param(
+                arrays.append(
+                    Array(
                         p.name,
                         p.dtype,
                         ("T", "J", heads, dims),
@@ -77,8 +76,14 @@ class GatherRows(Op):
                         fields=(None, None, "kv_heads", p.fields[2]),
                     )
                 )
-        params += [Param(f"{p.name}_stride", dtype("i64"), value=f"{p.name}.stride") for p in params if p.strided]
-        params += [Param("num_rows", dtype("u32"), value="T"), Param("num_slots", dtype("u32"), value="J"), ERRORS]
+        strides = [Size(f"{p.name}_stride", "i64", f"{p.name}.stride") for p in arrays if p.strided]
+        params: tuple[Param, ...] = (
+            *arrays,
+            *strides,
+            Size("num_rows", "u32", "T"),
+            Size("num_slots", "u32", "J"),
+            ERRORS,
+        )
         runs = value_runs(cache, "_out", tuple(self.roles))
         rows = max(1, min(_MOST_ROWS, 4 * THREADS // sum(r.vectors for r in runs)))
         context = GatherRowsContext(
@@ -91,4 +96,4 @@ class GatherRows(Op):
             rows=rows,
         )
         grid = (ceil_div(var("T") * var("J"), rows), const(1), const(1))
-        return (KernelPlan(self.name, context.entry, "ops/gather_rows.cu.j2", context, tuple(params), grid, THREADS),)
+        return (KernelPlan(self.name, context.entry, "ops/gather_rows.cu.j2", context, params, grid, THREADS),)

@@ -10,7 +10,7 @@ from kvgen.layout.dtypes import dtype
 from kvgen.lowering.cache_struct import ERRORS, entry_name
 from kvgen.lowering.row_adds import THREADS, AdderContext, adders, check_addable
 from kvgen.plan.kernel import KernelPlan
-from kvgen.plan.params import Param
+from kvgen.plan.params import Array, Count, Param, Size
 from kvgen.spec.kernel_set import KernelSet, Op
 from kvgen.spec.table import IndexName
 
@@ -36,10 +36,9 @@ class LoraAddContext:
 def end_param(end: End, doc: str, *, most: tuple[str, ...], each: int = 1) -> Param:
     """How many rows have something added: a count on the host that sizes the grid, or a number on the device. It takes
     `each` of the rows that the dimensions `most` have."""
-    i64 = dtype("i64")
     if end == "host":
-        return Param("lora_end_idx", i64, brought="count", doc=doc, most=most, each=each)
-    return Param("lora_end_idx", i64, (1,), untrusted=True, doc=doc, rows="T")
+        return Count("lora_end_idx", doc=doc, most=most, each=each)
+    return Array("lora_end_idx", "i64", (1,), untrusted=True, doc=doc, rows="T")
 
 
 class LoraAdd(Op):
@@ -73,9 +72,9 @@ class LoraAdd(Op):
         value, index = dtype(cache.dtype), dtype(self.index_dtype or cache.lengths_dtype)
         found = adders(cache, side_by_side=False)
         params = (
-            Param(
+            Array(
                 "kv",
-                value,
+                value.name,
                 ("T", cache.kv_heads * cache.head_dim),
                 align=found.align * value.bytes,
                 strided=True,
@@ -83,10 +82,17 @@ class LoraAdd(Op):
                 field="dtype",
                 fields=(None, "kv_heads * head_dim"),
             ),
-            Param("row_offsets", index, ("B+1",), untrusted=True, doc="first row of each request", field="index_dtype"),
+            Array(
+                "row_offsets",
+                index.name,
+                ("B+1",),
+                untrusted=True,
+                doc="first row of each request",
+                field="index_dtype",
+            ),
             end_param(self.end, "tokens that have something added, m", most=("T",), each=2),
-            Param("kv_stride", dtype("i64"), value="kv.stride"),
-            Param("num_rows", dtype("u32"), value="T"),
+            Size("kv_stride", "i64", "kv.stride"),
+            Size("num_rows", "u32", "T"),
             ERRORS,
         )
         context = LoraAddContext(

@@ -9,7 +9,7 @@ from kvgen.expr.nodes import ceil_div, const, var
 from kvgen.layout.dtypes import FloatName, dtype
 from kvgen.lowering.cache_struct import entry_name
 from kvgen.plan.kernel import KernelPlan
-from kvgen.plan.params import Access, Param
+from kvgen.plan.params import Access, Array, Param, Size
 from kvgen.spec.cache import Cache, Latent
 from kvgen.spec.kernel_set import KernelSet, Op
 
@@ -82,16 +82,16 @@ class MergeStates(Op):
             )
 
     def _params(self, kernels: KernelSet, width: int) -> tuple[Param, ...]:
-        value, i64, u32 = dtype(self._dtype(kernels)), dtype("i64"), dtype("u32")
+        value = dtype(self._dtype(kernels))
         result = dtype(self.out_dtype or value.name)
         (dim, named), heads, many = values_dim(kernels.cache), kernels.q_heads, self.states == "many"
         axes = ("T",) if not many else ("S", "T") if self.first == "states" else ("T", "S")
 
-        def values(name: str, axes: tuple[str, ...], doc: str, access: Access = "in") -> Param:
+        def values(name: str, axes: tuple[str, ...], doc: str, access: Access = "in") -> Array:
             kind = value if access == "in" else result
-            return Param(
+            return Array(
                 name,
-                kind,
+                kind.name,
                 (*axes, heads, dim),
                 access=access,
                 align=width * kind.bytes,
@@ -102,11 +102,11 @@ class MergeStates(Op):
                 in_place=() if access == "in" or value != result else ("outs",) if many else ("out_a", "out_b"),
             )
 
-        def lses(name: str, axes: tuple[str, ...], doc: str, *, strided: bool = False, access: Access = "in") -> Param:
+        def lses(name: str, axes: tuple[str, ...], doc: str, *, strided: bool = False, access: Access = "in") -> Array:
             shown = (*(None for _ in axes), "q_heads")
-            return Param(
+            return Array(
                 name,
-                dtype("f32"),
+                "f32",
                 (*axes, heads),
                 access=access,
                 strided=strided,
@@ -118,21 +118,22 @@ class MergeStates(Op):
 
         doc = f"log-sum-exps, base {self.lse_base}"
         if many:
-            found = [
+            arrays = [
                 values("outs", axes, "attention's output of every state"),
                 lses("lses", axes, doc, strided=True),
             ]
         else:
-            found = []
+            arrays = []
             for name in "ab":
-                found.append(values(f"out_{name}", axes, f"attention's output of state {name}"))
-                found.append(lses(f"lse_{name}", axes, doc))
-        found.append(values("out", ("T",), "the merged output", "out"))
-        found.append(lses("lse", ("T",), "the merged log-sum-exps", access="out"))
-        found += [Param(f"{p.name}_stride", i64, value=f"{p.name}.stride") for p in found if p.strided]
-        found.append(Param("num_rows", u32, value="T"))
+                arrays.append(values(f"out_{name}", axes, f"attention's output of state {name}"))
+                arrays.append(lses(f"lse_{name}", axes, doc))
+        arrays.append(values("out", ("T",), "the merged output", "out"))
+        arrays.append(lses("lse", ("T",), "the merged log-sum-exps", access="out"))
+        found: list[Param] = [*arrays]
+        found += [Size(f"{p.name}_stride", "i64", f"{p.name}.stride") for p in arrays if p.strided]
+        found.append(Size("num_rows", "u32", "T"))
         if many:
-            found.append(Param("num_states", u32, value="S"))
+            found.append(Size("num_states", "u32", "S"))
         return tuple(found)
 
     def _dtype(self, kernels: KernelSet) -> FloatName:

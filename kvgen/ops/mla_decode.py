@@ -27,7 +27,7 @@ from kvgen.lowering.attention.split_kv import (
 from kvgen.lowering.attention.wgmma import PIECE, applies, with_warpgroups
 from kvgen.lowering.cache_struct import ERRORS, entry_name
 from kvgen.plan.kernel import KernelPlan, Work
-from kvgen.plan.params import Param
+from kvgen.plan.params import Array, Param, Size
 from kvgen.spec.cache import Latent
 from kvgen.spec.kernel_set import KernelSet, Op
 from kvgen.spec.mask import Mask
@@ -232,7 +232,7 @@ class MlaDecode(Op):
 
     def _params(self, kernels: KernelSet, cache: Latent, out: DType, index: DType) -> tuple[Param, ...]:
         """What a call brings, in the order of the kernel's signature."""
-        elem, f32, i32, i64, u32 = (dtype(name) for name in (cache.dtype, "f32", "i32", "i64", "u32"))
+        elem = dtype(cache.dtype)
         heads = kernels.q_heads
         planned = self.split != "none"
         listed: tuple[Param, ...] = (WORKSPACE,) if planned else (row_offsets(index.name),)
@@ -240,16 +240,16 @@ class MlaDecode(Op):
         if self.sparse:
             doc = "physical rows of each row of q, page id * page_size + offset; -1 is skipped"
             listed = (
-                Param("indices", i32, ("T", "K"), strided=True, untrusted=True, doc=doc),
-                Param(
-                    "topk_lengths", i32, ("T",), optional=True, untrusted=True, doc="entries of each list that count"
+                Array("indices", "i32", ("T", "K"), strided=True, untrusted=True, doc=doc),
+                Array(
+                    "topk_lengths", "i32", ("T",), optional=True, untrusted=True, doc="entries of each list that count"
                 ),
             )
-            sizes = (Param("indices_stride", i64, value="indices.stride"), Param("num_indices_each", u32, value="K"))
+            sizes = (Size("indices_stride", "i64", "indices.stride"), Size("num_indices_each", "u32", "K"))
         return (
-            Param(
+            Array(
                 "q",
-                elem,
+                elem.name,
                 ("T", heads, cache.head_dim),
                 align=16,
                 strided=True,
@@ -257,9 +257,9 @@ class MlaDecode(Op):
                 field="dtype",
                 fields=(None, "q_heads", "head_dim"),
             ),
-            Param(
+            Array(
                 "out",
-                out,
+                out.name,
                 ("T", heads, cache.latent_dim),
                 access="out",
                 align=4 * out.bytes,
@@ -269,18 +269,18 @@ class MlaDecode(Op):
                 fields=(None, "q_heads", "latent_dim"),
             ),
             *listed,
-            Param(
+            Array(
                 "lse",
-                f32,
+                "f32",
                 ("T", heads),
                 access="out",
                 optional=True,
                 doc=f"logarithm to base {self.lse_base} of the softmax's denominator",
                 fields=(None, "q_heads"),
             ),
-            Param("q_stride", i64, value="q.stride"),
-            Param("out_stride", i64, value="out.stride"),
-            Param("num_rows", u32, value="T"),
+            Size("q_stride", "i64", "q.stride"),
+            Size("out_stride", "i64", "out.stride"),
+            Size("num_rows", "u32", "T"),
             *sizes,
             ERRORS,
         )

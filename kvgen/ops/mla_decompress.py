@@ -13,7 +13,7 @@ from kvgen.lowering.row_runs import RunContext, value_runs
 from kvgen.lowering.segments import segments
 from kvgen.ops.base import ChunkOp
 from kvgen.plan.kernel import KernelPlan
-from kvgen.plan.params import Param
+from kvgen.plan.params import Array, Size
 from kvgen.spec.cache import Latent
 from kvgen.spec.kernel_set import KernelSet
 
@@ -52,14 +52,14 @@ class MlaDecompress(ChunkOp):
     def plan(self, kernels: KernelSet) -> tuple[KernelPlan, ...]:
         cache = kernels.cache
         assert isinstance(cache, Latent)
-        value, index, i64 = dtype(cache.dtype), self._index(cache), dtype("i64")
+        value, index = dtype(cache.dtype), self._index(cache)
         runs = value_runs(cache, "_latent") if self.rope else (_latent_run(cache),)
         doc, field = "latent rows of the chunk's keys", "head_dim" if self.rope else "latent_dim"
         align, kind = max(r.width for r in runs) * value.bytes, "index_dtype"
         params = (
-            Param(
+            Array(
                 "k_latent",
-                value,
+                value.name,
                 ("T", cache.head_dim if self.rope else cache.latent_dim),
                 access="out",
                 align=align,
@@ -68,11 +68,13 @@ class MlaDecompress(ChunkOp):
                 field="dtype",
                 fields=(None, field),
             ),
-            Param("buffer_row_offsets", index, ("B+1",), untrusted=True, doc="first row of each request", field=kind),
-            Param("cache_offsets", index, ("B",), untrusted=True, doc="the key of each request there", field=kind),
+            Array(
+                "buffer_row_offsets", index.name, ("B+1",), untrusted=True, doc="first row of each request", field=kind
+            ),
+            Array("cache_offsets", index.name, ("B",), untrusted=True, doc="the key of each request there", field=kind),
             *self._step_offsets(cache),
-            Param("k_latent_stride", i64, value="k_latent.stride"),
-            Param("num_rows", dtype("u32"), value="T"),
+            Size("k_latent_stride", "i64", "k_latent.stride"),
+            Size("num_rows", "u32", "T"),
             ERRORS,
         )
         rows = rows_per_block(cache, THREADS)

@@ -8,12 +8,11 @@ from typing import Any, ClassVar, Final
 from pydantic import Field
 
 from kvgen.expr.nodes import ceil_div, const, maximum, minimum, var
-from kvgen.layout.dtypes import dtype
 from kvgen.lowering.cache_struct import ERRORS, entry_name
 from kvgen.lowering.new_rows import counts_before
 from kvgen.ops.base import ChunkOp
 from kvgen.plan.kernel import KernelPlan
-from kvgen.plan.params import Param
+from kvgen.plan.params import Array, Size
 from kvgen.spec.kernel_set import KernelSet
 
 THREADS: Final = 512
@@ -63,18 +62,22 @@ class MlaPlan(ChunkOp):
 
     def plan(self, kernels: KernelSet) -> tuple[KernelPlan, ...]:
         cache = kernels.cache
-        index, i64 = self._index(cache), dtype("i64")
+        index = self._index(cache)
         out: dict[str, Any] = {"access": "out", "strided": True, "field": "index_dtype"}
         params = (
-            Param(
-                "buffer_row_offsets", index, ("C", "B+1"), doc="first row of each request in each chunk's buffer", **out
+            Array(
+                "buffer_row_offsets",
+                index.name,
+                ("C", "B+1"),
+                doc="first row of each request in each chunk's buffer",
+                **out,
             ),
-            Param("cache_offsets", index, ("C", "B"), doc="the key of each request that is there", **out),
-            Param("buffer_lengths", dtype("i32"), ("C",), access="out", doc="rows of each chunk, -1: none"),
+            Array("cache_offsets", index.name, ("C", "B"), doc="the key of each request that is there", **out),
+            Array("buffer_lengths", "i32", ("C",), access="out", doc="rows of each chunk, -1: none"),
             *self._step_offsets(cache),
-            Param("buffer_row_offsets_stride", i64, value="buffer_row_offsets.stride"),
-            Param("cache_offsets_stride", i64, value="cache_offsets.stride"),
-            Param("num_chunks", dtype("u32"), value="C"),
+            Size("buffer_row_offsets_stride", "i64", "buffer_row_offsets.stride"),
+            Size("cache_offsets_stride", "i64", "cache_offsets.stride"),
+            Size("num_chunks", "u32", "C"),
             ERRORS,
         )
         context = MlaPlanContext(

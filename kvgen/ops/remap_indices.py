@@ -10,7 +10,7 @@ from kvgen.layout.dtypes import dtype
 from kvgen.lowering.cache_struct import ERRORS, entry_name
 from kvgen.lowering.new_rows_rules import check_one_place
 from kvgen.plan.kernel import KernelPlan
-from kvgen.plan.params import Param
+from kvgen.plan.params import Array, Size
 from kvgen.spec.kernel_set import KernelSet, Op
 from kvgen.spec.table import IndexName
 
@@ -49,24 +49,31 @@ class RemapIndices(Op):
         check_one_place(kernels, self.kind)
 
     def plan(self, kernels: KernelSet) -> tuple[KernelPlan, ...]:
-        index, i32, i64 = dtype(self.index_dtype or kernels.cache.lengths_dtype), dtype("i32"), dtype("i64")
+        index = dtype(self.index_dtype or kernels.cache.lengths_dtype)
         doc = "tokens of each row's request, or negative"
         params = (
-            Param("indices", i32, ("T", "J"), strided=True, untrusted=True, doc=doc),
-            Param("row_offsets", index, ("B+1",), untrusted=True, doc="first row of each request", field="index_dtype"),
-            Param(
+            Array("indices", "i32", ("T", "J"), strided=True, untrusted=True, doc=doc),
+            Array(
+                "row_offsets",
+                index.name,
+                ("B+1",),
+                untrusted=True,
+                doc="first row of each request",
+                field="index_dtype",
+            ),
+            Array(
                 "out",
-                i32,
+                "i32",
                 ("T", "J"),
                 access="out",
                 strided=True,
                 doc="their rows in the pool, or negative",
                 in_place=("indices",),
             ),
-            Param("indices_stride", i64, value="indices.stride"),
-            Param("out_stride", i64, value="out.stride"),
-            Param("num_rows", dtype("u32"), value="T"),
-            Param("columns", dtype("u32"), value="J"),
+            Size("indices_stride", "i64", "indices.stride"),
+            Size("out_stride", "i64", "out.stride"),
+            Size("num_rows", "u32", "T"),
+            Size("columns", "u32", "J"),
             ERRORS,
         )
         context = RemapIndicesContext(

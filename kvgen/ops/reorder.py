@@ -11,7 +11,7 @@ from kvgen.lowering.cache_struct import ERRORS, entry_name
 from kvgen.lowering.page_runs import THREADS, MaxLayers, PagesContext, chunks, page_runs, pages_context, pool_param
 from kvgen.lowering.table_entries import EntryList, entry_lists, new_table
 from kvgen.plan.kernel import KernelPlan
-from kvgen.plan.params import Param
+from kvgen.plan.params import Array, Param
 from kvgen.spec.cache import Cache, Continuous
 from kvgen.spec.kernel_set import KernelSet, Op
 from kvgen.spec.table import CSR, IndexName, Indirect, PerKV, Ring
@@ -77,14 +77,16 @@ class Reorder(Op):
         index = dtype(self.index_dtype or cache.lengths_dtype)
         runs = page_runs(cache, ids="table")
         doc = "the request whose tokens each one continues; -1: it ends here"
-        params = [Param("parents", index, ("B",), untrusted=True, doc=doc, field="index_dtype"), *_fresh(cache)]
+        params: list[Param] = [
+            Array("parents", index.name, ("B",), untrusted=True, doc=doc, field="index_dtype"),
+            *_fresh(cache),
+        ]
         params += new_table(cache, "page ids of each request afterwards; not the memory of the old ones")
         if cache.storage.own_table:
             params += new_table(cache, "page ids of each request's scales afterwards", scales=True)
         doc = "tokens of each request afterwards"
         params += [
-            Param("new_lengths", dtype(cache.lengths_dtype), ("B",), access="inout", optional=True, doc=doc,
-                  field="lengths_dtype"),
+            Array('new_lengths', cache.lengths_dtype, ('B',), access='inout', optional=True, doc=doc, field='lengths_dtype'),
             pool,
             ERRORS,
         ]  # fmt: skip
@@ -119,7 +121,7 @@ class Reorder(Op):
         return (plan,)
 
 
-def _fresh(cache: Cache) -> list[Param]:
+def _fresh(cache: Cache) -> list[Array]:
     """The free pages."""
     table = cache.page_table
     entries = dtype(table.dtype)
@@ -127,8 +129,8 @@ def _fresh(cache: Cache) -> list[Param]:
     shape: tuple[int | str, ...] = (
         ("B", 2) if isinstance(table, PerKV) else ("B", "M") if isinstance(table, Ring) else ("B",)
     )
-    found = [Param("fresh", entries, shape, untrusted=True, doc="free pages for each request", field=field)]
+    found = [Array("fresh", entries.name, shape, untrusted=True, doc="free pages for each request", field=field)]
     if cache.storage.own_table:
         doc = "free pages of scales for each request"
-        found.append(Param("fresh_scales", entries, ("B",), untrusted=True, doc=doc, field=field))
+        found.append(Array("fresh_scales", entries.name, ("B",), untrusted=True, doc=doc, field=field))
     return found

@@ -10,7 +10,7 @@ from kvgen.layout.dtypes import dtype
 from kvgen.lowering.cache_struct import ERRORS, entry_name
 from kvgen.lowering.new_rows import counts_before, step_offsets
 from kvgen.plan.kernel import KernelPlan
-from kvgen.plan.params import Param
+from kvgen.plan.params import Array
 from kvgen.spec.kernel_set import KernelSet, Op
 from kvgen.spec.table import IndexName
 
@@ -46,7 +46,7 @@ class RowOffsets(Op):
         index = dtype(self.index_dtype or cache.lengths_dtype)
         doc = "where each request's tokens begin"
         params = (
-            Param("out", index, ("B+1",), access="out", doc=doc, field="index_dtype"),
+            Array("out", index.name, ("B+1",), access="out", doc=doc, field="index_dtype"),
             step_offsets(index),
             ERRORS,
         )

@@ -10,7 +10,7 @@ from kvgen.layout.dtypes import dtype
 from kvgen.lowering.cache_struct import ERRORS, entry_name
 from kvgen.lowering.row_adds import THREADS, AdderContext, adders, check_addable
 from kvgen.plan.kernel import KernelPlan
-from kvgen.plan.params import Param
+from kvgen.plan.params import Array, Scalar, Size
 from kvgen.spec.kernel_set import KernelSet, Op
 from kvgen.spec.table import IndexName
 
@@ -53,9 +53,9 @@ class RowsAdd(Op):
         v_dim = "v_head_dim" if cache.v_dim != cache.head_dim else "head_dim"
         offsets = "first token of each of A requests, in the batch"
         params = (
-            Param(
+            Array(
                 "a",
-                value,
+                value.name,
                 ("T", cache.kv_heads * (cache.head_dim + cache.v_dim)),
                 align=found.align * value.bytes,
                 strided=True,
@@ -63,11 +63,11 @@ class RowsAdd(Op):
                 field="dtype",
                 fields=(None, f"kv_heads * (head_dim + {v_dim})"),
             ),
-            Param("row_offsets", index, ("A+1",), untrusted=True, doc=offsets, field="index_dtype"),
-            Param("batch_offset", dtype("u32"), brought="scalar", doc="the cache's request that is the first of the A"),
-            Param("a_stride", dtype("i64"), value="a.stride"),
-            Param("num_rows", dtype("u32"), value="T"),
-            Param("requests", dtype("u32"), value="A"),
+            Array("row_offsets", index.name, ("A+1",), untrusted=True, doc=offsets, field="index_dtype"),
+            Scalar("batch_offset", "u32", doc="the cache's request that is the first of the A"),
+            Size("a_stride", "i64", "a.stride"),
+            Size("num_rows", "u32", "T"),
+            Size("requests", "u32", "A"),
             ERRORS,
         )
         context = RowsAddContext(

@@ -12,7 +12,7 @@ from kvgen.lowering.row_runs import RunContext, check_raw, check_writes, raw_par
 from kvgen.lowering.row_tiling import MOST_ROWS, Blocks, WriteContext, divide, values_by_token, write
 from kvgen.lowering.segments import row_params, segments
 from kvgen.plan.kernel import KernelPlan
-from kvgen.plan.params import Param
+from kvgen.plan.params import Array, Size
 from kvgen.spec.cache import Cache
 from kvgen.spec.kernel_set import KernelSet, Op
 from kvgen.spec.table import IndexName
@@ -80,11 +80,11 @@ class Scatter(Op):
         rows_of = raw_params(cache, "", "{}") if self.raw else row_params(cache, "", "{} of the tokens")
         params = list(rows_of)
         doc = "first row of each request"
-        params.append(Param("row_offsets", index, ("B+1",), untrusted=True, doc=doc, field="index_dtype"))
+        params.append(Array("row_offsets", index.name, ("B+1",), untrusted=True, doc=doc, field="index_dtype"))
         doc = "token that each request's first row becomes"
-        params.append(Param("starts", index, ("B",), optional=True, untrusted=True, doc=doc, field="index_dtype"))
-        params += [Param(f"{r.name}_stride", dtype("i64"), value=f"{r.name}.stride") for r in rows_of]
-        params += [Param("num_rows", dtype("u32"), value="T"), ERRORS]
+        params.append(Array("starts", index.name, ("B",), optional=True, untrusted=True, doc=doc, field="index_dtype"))
+        params += [Size(f"{r.name}_stride", "i64", f"{r.name}.stride") for r in rows_of]
+        params += [Size("num_rows", "u32", "T"), ERRORS]
         blocks = (
             _raw_blocks(cache, runs)
             if self.raw
@@ -121,12 +121,12 @@ def _tiled(cache: Cache) -> set[str]:
 def _inputs(cache: Cache, blocks: Blocks) -> tuple[RowContext, ...]:
     found = []
     for p in row_params(cache, "", ""):
-        assert p.shape is not None and isinstance(p.shape[-1], int)
+        assert isinstance(p.shape[-1], int)
         row = p.shape[-1]
-        width = next(w for w in (8, 4, 2, 1) if row % w == 0 and w * p.dtype.bytes <= min(p.align, 16))
-        pad = 16 // p.dtype.bytes  # so that rows begin in other banks
+        width = next(w for w in (8, 4, 2, 1) if row % w == 0 and w * dtype(p.dtype).bytes <= min(p.align, 16))
+        pad = 16 // dtype(p.dtype).bytes  # so that rows begin in other banks
         tile = -(-blocks.heads * row // pad) * pad + pad if p.name in _tiled(cache) else 0
-        found.append(RowContext(p.name, p.dtype.c, row, width, tile))
+        found.append(RowContext(p.name, dtype(p.dtype).c, row, width, tile))
     return tuple(found)
 
 

@@ -12,7 +12,7 @@ from kvgen.layout.dtypes import dtype
 from kvgen.lowering.cache_struct import ERRORS, entry_name
 from kvgen.lowering.segments import ScaleContext, SegmentContext, row_params, segments
 from kvgen.plan.kernel import KernelPlan
-from kvgen.plan.params import Param
+from kvgen.plan.params import Array, Size
 from kvgen.spec.kernel_set import KernelSet, Op
 from kvgen.spec.table import IndexName
 
@@ -56,9 +56,16 @@ class Seal(Op):
         index = dtype(self.index_dtype or cache.lengths_dtype)
         params = (
             row_params(cache, "", "new {} rows")[0],
-            Param("row_offsets", index, ("B+1",), untrusted=True, doc="first row of each request", field="index_dtype"),
-            Param("k_stride", dtype("i64"), value="k.stride"),
-            Param("num_rows", dtype("u32"), value="T"),
+            Array(
+                "row_offsets",
+                index.name,
+                ("B+1",),
+                untrusted=True,
+                doc="first row of each request",
+                field="index_dtype",
+            ),
+            Size("k_stride", "i64", "k.stride"),
+            Size("num_rows", "u32", "T"),
             ERRORS,
         )
         context = SealContext(

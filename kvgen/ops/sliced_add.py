@@ -12,7 +12,7 @@ from kvgen.layout.dtypes import dtype
 from kvgen.lowering.cache_struct import ERRORS, entry_name
 from kvgen.ops.lora_add import End, end_param
 from kvgen.plan.kernel import KernelPlan
-from kvgen.plan.params import Access, Param
+from kvgen.plan.params import Access, Array, Param, Size
 from kvgen.spec.kernel_set import KernelSet, Op
 
 THREADS: Final = 256
@@ -61,9 +61,9 @@ class SlicedAdd(Op):
 
         def matrix(name: str, symbol: str, doc: str, access: Access = "in") -> Param:
             fields = (None, "columns" if self.columns else "q_heads * head_dim")
-            return Param(
+            return Array(
                 name,
-                value,
+                value.name,
                 (symbol, columns),
                 access=access,
                 align=width * value.bytes,
@@ -74,15 +74,14 @@ class SlicedAdd(Op):
                 in_place=("a",) if access == "out" else (),
             )
 
-        i64, u32 = dtype("i64"), dtype("u32")
         params = (
             matrix("a", "T", "what is added to"),
             matrix("b", "A", "what is added to the first rows"),
             matrix("c", "T", "the sum, in memory of its own or in a's", "out"),
             end_param(self.end, "rows that have something added, m", most=("T", "A")),
-            *(Param(f"{name}_stride", i64, value=f"{name}.stride") for name in "abc"),
-            Param("num_rows", u32, value="T"),
-            Param("b_rows", u32, value="A"),
+            *(Size(f"{name}_stride", "i64", f"{name}.stride") for name in "abc"),
+            Size("num_rows", "u32", "T"),
+            Size("b_rows", "u32", "A"),
             ERRORS,
         )
         context = SlicedAddContext(

@@ -10,7 +10,7 @@ from kvgen.layout.dtypes import dtype
 from kvgen.lowering.cache_struct import ERRORS, entry_name
 from kvgen.lowering.new_rows_rules import check_one_place
 from kvgen.plan.kernel import KernelPlan
-from kvgen.plan.params import Param
+from kvgen.plan.params import Array, Size
 from kvgen.spec.kernel_set import KernelSet, Op
 from kvgen.spec.table import IndexName
 
@@ -49,9 +49,9 @@ class SlotMapping(Op):
         index, slots = dtype(self.index_dtype or cache.lengths_dtype), dtype(self.slots_dtype)
         doc = "first new row of each request"
         params = (
-            Param("row_offsets", index, ("B+1",), untrusted=True, doc=doc, field="index_dtype"),
-            Param("slots", slots, ("T",), access="out", doc="place of each row, or -1", field="slots_dtype"),
-            Param("num_rows", dtype("u32"), value="T"),
+            Array("row_offsets", index.name, ("B+1",), untrusted=True, doc=doc, field="index_dtype"),
+            Array("slots", slots.name, ("T",), access="out", doc="place of each row, or -1", field="slots_dtype"),
+            Size("num_rows", "u32", "T"),
             ERRORS,
         )
         context = SlotMappingContext(

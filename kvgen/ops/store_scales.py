@@ -12,7 +12,7 @@ from kvgen.lowering.cache_struct import ERRORS, entry_name
 from kvgen.lowering.row_adds import THREADS, finders
 from kvgen.lowering.segments import segments
 from kvgen.plan.kernel import KernelPlan
-from kvgen.plan.params import Param
+from kvgen.plan.params import Array, Size
 from kvgen.spec.cache import Cache
 from kvgen.spec.kernel_set import KernelSet, Op
 from kvgen.spec.table import IndexName
@@ -71,9 +71,9 @@ class StoreScales(Op):
         rows, parts = max(1, min(MOST_ROWS, share // vectors)), -(-vectors // share)
         quant = "quant" if cache.quant is not None else f"{self.role}_quant"
         params = (
-            Param(
+            Array(
                 "new_scales",
-                kind,
+                kind.name,
                 ("T", scales.heads, places),
                 align=width * kind.bytes,
                 strided=True,
@@ -81,9 +81,16 @@ class StoreScales(Op):
                 field=f"{quant}.scale_dtype",
                 fields=(None, f"{quant}.block", f"{quant}.block"),
             ),
-            Param("row_offsets", index, ("B+1",), untrusted=True, doc="first row of each request", field="index_dtype"),
-            Param("scales_stride", dtype("i64"), value="new_scales.stride"),
-            Param("num_rows", dtype("u32"), value="T"),
+            Array(
+                "row_offsets",
+                index.name,
+                ("B+1",),
+                untrusted=True,
+                doc="first row of each request",
+                field="index_dtype",
+            ),
+            Size("scales_stride", "i64", "new_scales.stride"),
+            Size("num_rows", "u32", "T"),
             ERRORS,
         )
         context = StoreScalesContext(

@@ -11,7 +11,7 @@ from kvgen.lowering.cache_struct import ERRORS, entry_name
 from kvgen.lowering.new_rows import counts_before, step_offsets
 from kvgen.ops.base import COLUMNS, WARPS, PageListOp, divided
 from kvgen.plan.kernel import KernelPlan
-from kvgen.plan.params import Param
+from kvgen.plan.params import Array, Size
 from kvgen.spec.cache import Continuous
 from kvgen.spec.kernel_set import KernelSet
 from kvgen.spec.table import Dense, IndexName, Indirect
@@ -56,18 +56,20 @@ class ToCsr(PageListOp):
         cache, entries = kernels.cache, dtype(self.table_dtype)
         field = "table_dtype"
         params = (
-            Param("page_indices", entries, ("J",), access="out", doc="page ids of all requests", field=field),
-            Param("page_indptr", entries, ("B+1",), access="out", doc="where each request's ids begin", field=field),
-            Param(
+            Array("page_indices", entries.name, ("J",), access="out", doc="page ids of all requests", field=field),
+            Array(
+                "page_indptr", entries.name, ("B+1",), access="out", doc="where each request's ids begin", field=field
+            ),
+            Array(
                 "last_page_len",
-                entries,
+                entries.name,
                 ("B",),
                 access="out",
                 optional=True,
                 doc="tokens in each last page",
                 field=field,
             ),
-            Param("num_indices", dtype("u32"), value="J"),
+            Size("num_indices", "u32", "J"),
             step_offsets(self._index(cache)),
             ERRORS,
         )

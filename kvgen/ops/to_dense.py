@@ -11,7 +11,7 @@ from kvgen.lowering.cache_struct import ERRORS, entry_name
 from kvgen.lowering.new_rows import counts_before, step_offsets
 from kvgen.ops.base import COLUMNS, WARPS, PageListOp, divided
 from kvgen.plan.kernel import KernelPlan
-from kvgen.plan.params import Param
+from kvgen.plan.params import Array, Param, Size
 from kvgen.spec.kernel_set import KernelSet
 from kvgen.spec.table import CSR, IndexName, Indirect
 
@@ -57,15 +57,15 @@ class ToDense(PageListOp):
         sliced, before = isinstance(table, CSR), "true" if counts_before(cache) else "false"
         counted = isinstance(table, CSR) and table.last_page_len
         doc = "page ids of each request"
-        params = [
-            Param("page_table", entries, ("B", "C"), access="out", strided=True, doc=doc, field="table_dtype"),
-            Param("page_table_stride", dtype("i64"), value="page_table.stride"),
-            Param("columns", dtype("u32"), value="C"),
+        params: list[Param] = [
+            Array("page_table", entries.name, ("B", "C"), access="out", strided=True, doc=doc, field="table_dtype"),
+            Size("page_table_stride", "i64", "page_table.stride"),
+            Size("columns", "u32", "C"),
         ]
         if counted:
             doc = "tokens of each request"
             params.append(
-                Param("lengths", lengths, ("B",), access="out", optional=True, doc=doc, field="lengths_dtype")
+                Array("lengths", lengths.name, ("B",), access="out", optional=True, doc=doc, field="lengths_dtype")
             )
         if not sliced:
             params.append(step_offsets(self._index(cache)))

@@ -1,65 +1,181 @@
-"""Parameters: what a kernel takes behind the cache, and the fields of the cache's struct."""
+"""Parameters: what a kernel takes behind the cache, and the fields of the cache's struct.
+
+One vocabulary for everybody who speaks of them: operations make these, the C signature, the launcher's signature and docstring
+are written from them, a generated launcher holds them, and the runtime checks arguments against them.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Literal
 
-from kvgen.layout.dtypes import DType
+from kvgen.layout.dtypes import dtype as element
 
 Access = Literal["in", "out", "inout"]
-Brought = Literal["", "scalar", "count", "tensor_map", "pages", "cache"]
-_STRUCTS: Final = {"tensor_map": "TensorMap", "pages": "PagePool", "cache": "source::Cache"}
 
 
-@dataclass(frozen=True)
-class Param:
-    """One parameter of a kernel, or one field of the cache's struct.
+@dataclass(frozen=True, slots=True)
+class Array:
+    """An array that the call brings, as a pointer; in the cache's struct a page table or lengths.
 
-    An array has a `shape` of numbers and dimension names ("T" rows, "B" requests ...); a scalar has none and takes the
-    run-time quantity called `value`, or is `brought` by the call: a number, a count that sizes the grid (an int or a host
-    array of one), a tensor map, the pages of another pool, another cache. `align` is the pointer's
-    alignment in bytes; `strided` leaves the first axis's stride free. `untrusted` marks device data that may hold
-    anything. `field` names the spec field behind the dtype and `fields` those behind the axes, for error messages. A field
-    of shape ("pool",) is the layer's own memory of a role. `in_place` names arguments and tables of the cache that an array
-    which is written may be, element for element: the kernel has read each element before it writes it, and nobody else reads
-    it. Any other overlap is refused. A count of `each` rows a unit is at most what the dimensions `most` have; an argument
-    with `rows` is not looked at where that dimension is 0.
+    `shape` has numbers and dimension names ("T" rows, "B" requests ...). `align` is the pointer's alignment in bytes; `strided`
+    leaves the first axis's stride free. `untrusted` marks device data that may hold anything. `field` names the spec field
+    behind the dtype and `fields` those behind the axes, for error messages. `in_place` names arguments and tables of the cache
+    that an array which is written may be, element for element: the kernel has read each element before it writes it, and
+    nobody else reads it. Any other overlap is refused. An argument with `rows` is not looked at where that dimension is 0.
+    `c_name` is its name in C where that is another.
     """
 
     name: str
-    dtype: DType
-    shape: tuple[int | str, ...] | None = None
+    dtype: str
+    shape: tuple[int | str, ...]
     access: Access = "in"
-    value: str = ""
     align: int = 1
     strided: bool = False
     optional: bool = False
+    field: str | None = None
+    fields: tuple[str | None, ...] = ()
+    in_place: tuple[str, ...] = ()
+    rows: str = ""
     untrusted: bool = False
     doc: str = ""
-    field: str = ""
-    fields: tuple[str | None, ...] = ()
-    brought: Brought = ""
-    in_place: tuple[str, ...] = ()
-    most: tuple[str, ...] = ()
-    each: int = 1
-    rows: str = ""
+    c_name: str = ""
 
     @property
     def declaration(self) -> str:
         """The parameter in the kernel's C signature, the field in the struct."""
-        if self.brought in _STRUCTS:
-            return f"const __grid_constant__ {_STRUCTS[self.brought]} {self.name}"
-        if self.shape is None:
-            return f"{self.dtype.c} {self.name}"
-        qualifier = "const " if self.access == "in" else ""
-        return f"{qualifier}{self.dtype.c}* {self.name}"
+        return f"{'const ' if self.access == 'in' else ''}{element(self.dtype).c}* {self.c_name or self.name}"
 
 
-@dataclass(frozen=True, kw_only=True)
-class CacheParam(Param):
-    """A second cache, by value: a layer of class `class_name` of the generated module. `window`: of its requests' tokens at
-    most so many are moved, the last ones; 0: all."""
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """The address of the layer's own memory of a role ("k", "v" ...): a field of the cache's struct only, which is one for
+    kernels that write to it and kernels that do not."""
 
-    class_name: str
+    name: str
+    dtype: str = "u8"
+    doc: str = ""
+
+    @property
+    def declaration(self) -> str:
+        """The field in the struct."""
+        return f"{element(self.dtype).c}* {self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """A number that follows from the arguments: a size, a stride "k.stride", or a product of sizes, "B*S"."""
+
+    name: str
+    dtype: Literal["u32", "i64"]
+    value: str
+    doc: str = ""
+    c_name: str = ""
+
+    @property
+    def declaration(self) -> str:
+        """The parameter in the kernel's C signature, the field in the struct."""
+        return f"{element(self.dtype).c} {self.c_name or self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Scalar:
+    """A number that the call brings."""
+
+    name: str
+    dtype: Literal["f32", "i32", "u32", "i64", "u64"]
+    optional: bool = False
+    doc: str = ""
+    c_name: str = ""
+
+    @property
+    def declaration(self) -> str:
+        """The parameter in the kernel's C signature."""
+        return f"{element(self.dtype).c} {self.c_name or self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Count:
+    """A count on the host, an int or an array of one, which sizes the grid: it is a dimension by its name.
+
+    Where the call has no rows, dimension `rows`, it is not looked at: callers without rows have none. It counts `each` rows
+    a unit, of which the dimensions `most` have enough.
+    """
+
+    name: str
+    rows: str = "T"
+    most: tuple[str, ...] = ()
+    each: int = 1
+    optional: bool = False
+    doc: str = ""
+    dtype: Literal["i64"] = "i64"
+
+    @property
+    def declaration(self) -> str:
+        """The parameter in the kernel's C signature."""
+        return f"{element(self.dtype).c} {self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class TensorMap:
+    """A tensor map that the call brings, by value: 128 bytes, or an object with them as `data`."""
+
+    name: str
+    optional: bool = False
+    doc: str = ""
+
+    @property
+    def declaration(self) -> str:
+        """The parameter in the kernel's C signature."""
+        return f"const __grid_constant__ TensorMap {self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class PagePool:
+    """The pages of every layer of a pool, by value: the cache's own, or those that the call brings.
+
+    `pointers` are page pointers, of which there is room for `layers` layers; `together` are (pointer, other, bytes): pages of
+    `other` lie so many bytes behind those of the pointer. `writes`: the kernel stores to them.
+    """
+
+    name: str
+    pointers: tuple[str, ...]
+    layers: int
+    together: tuple[tuple[str, str, int], ...] = ()
+    brought: bool = False
+    writes: bool = False
+    optional: bool = False
+    doc: str = ""
+
+    @property
+    def declaration(self) -> str:
+        """The parameter in the kernel's C signature."""
+        return f"const __grid_constant__ PagePool {self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class OtherCache:
+    """A layer of another cache, by value, which the kernel reads: of class `cache` of the generated module.
+
+    `window`: of a request's tokens at most so many are asked for, the last ones; 0: all.
+    """
+
+    name: str
+    cache: str
     window: int = 0
+    optional: bool = False
+    doc: str = ""
+
+    @property
+    def declaration(self) -> str:
+        """The parameter in the kernel's C signature."""
+        return f"const __grid_constant__ source::Cache {self.name}"
+
+
+Param = Array | Size | Scalar | Count | TensorMap | PagePool | OtherCache
+Field = Pool | Array | Size
+
+
+def brought(param: Param) -> bool:
+    """Whether a call brings it: an argument of the launcher."""
+    return not isinstance(param, Size) and (not isinstance(param, PagePool) or param.brought)

@@ -1,5 +1,8 @@
 """What generated packages import: arrays, caches, launchers and their backends. Nothing heavy loads before first use."""
 
+from typing import Any, Final
+
+from kvgen.plan.params import Array, Count, Pool, Scalar, Size, TensorMap
 from kvgen.runtime.abi import ABI
 from kvgen.runtime.error_word import ErrorWord
 from kvgen.runtime.faults import Fault, FaultError, FaultReport, clear, describe
@@ -7,10 +10,9 @@ from kvgen.runtime.kv_cache import BaseCache, LayerCache, Tensor
 from kvgen.runtime.launcher import Bound, Kernel, Launcher
 from kvgen.runtime.module import Module
 from kvgen.runtime.operand import TensorOperand
+from kvgen.runtime.other_cache import OtherCache
 from kvgen.runtime.page_pool import BasePages, PagePool
-from kvgen.runtime.params import Array, Count, Number, Pool, Scalar, TensorMap
 from kvgen.runtime.role_cache import RoleCache, TileMap
-from kvgen.runtime.source import Source
 from kvgen.runtime.strides import KVParams, Places, Role, TensorLayout
 from kvgen.runtime.workspace import Work, Workspace
 
@@ -30,14 +32,14 @@ __all__ = [
     "Launcher",
     "LayerCache",
     "Module",
-    "Number",
+    "OtherCache",
     "PagePool",
     "Places",
     "Pool",
     "Role",
     "RoleCache",
     "Scalar",
-    "Source",
+    "Size",
     "Tensor",
     "TensorLayout",
     "TensorMap",
@@ -48,3 +50,12 @@ __all__ = [
     "clear",
     "describe",
 ]
+
+# What packages of earlier ABIs import: their first statement behind the imports says to build them again.
+_FORMER: Final = {"Number": "Scalar", "Source": "OtherCache"}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _FORMER:
+        return globals()[_FORMER[name]]
+    raise AttributeError(f"module 'kvgen.runtime' has no attribute {name!r}")

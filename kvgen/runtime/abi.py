@@ -2,4 +2,4 @@
 
 from typing import Final
 
-ABI: Final = 5
+ABI: Final = 6

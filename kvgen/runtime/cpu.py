@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvgen.errors import ArgumentError, DeviceError
+from kvgen.plan.params import Array
 from kvgen.runtime.arrays import extent
 from kvgen.runtime.module import cpu_kernel
-from kvgen.runtime.params import Array
 from kvgen.runtime.stream import no_stream
 
 if TYPE_CHECKING:

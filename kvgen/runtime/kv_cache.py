@@ -9,12 +9,13 @@ from operator import index
 from typing import Any, ClassVar, Final, SupportsIndex, cast
 
 from kvgen.errors import ArgumentError
+from kvgen.plan.params import Array, Pool, Size
 from kvgen.runtime.arrays import ArrayView, itemsize, view
 from kvgen.runtime.checks import Dims, check
 from kvgen.runtime.module import Module
 from kvgen.runtime.overlap import Footprint, Memory, spans_of
 from kvgen.runtime.packing import Bytes, Layout, layout
-from kvgen.runtime.params import Array, Pool, Scalar, kinds_of
+from kvgen.runtime.params import check_array, kinds_of, size_of
 from kvgen.runtime.role_cache import RoleCache
 from kvgen.runtime.strides import KVParams, Role, TensorLayout
 
@@ -107,7 +108,7 @@ class BaseCache:
 
     MODULE: ClassVar[Module]
     TENSORS: ClassVar[tuple[Tensor, ...]]
-    FIELDS: ClassVar[tuple[Pool | Array | Scalar, ...]]
+    FIELDS: ClassVar[tuple[Pool | Array | Size, ...]]
     PAGE_TOKENS: ClassVar[int | None]
     ROLES: ClassVar[tuple[Role, ...]]
     NAME: ClassVar[str]
@@ -168,7 +169,7 @@ class BaseCache:
         self._table_views: dict[str, ArrayView] = {}
         for spec, given in zip(self.TABLES, tables, strict=True):
             found = view(given, spec.name)
-            spec.check(found, dims, self.device)
+            check_array(spec, found, dims, self.device)
             self._table_views[spec.name] = found
             if found.strides:
                 dims[f"{spec.name}.stride"] = found.strides[0]
@@ -220,7 +221,7 @@ class BaseCache:
         memory = tuple((n, v, t.writes) for t, n, v in zip(self.TENSORS, names, views, strict=True))
         counts = {f.name: self._table_views[f.name] for f in self.TABLES if f.access != "in"}
         memory += tuple((name, found, True) for name, found in counts.items())
-        numbers = {f.name: f.number(dims) for f in self.FIELDS if isinstance(f, Scalar)}
+        numbers = {f.name: size_of(f, dims) for f in self.FIELDS if isinstance(f, Size)}
         numbers |= {name: table.pointer for name, table in self._table_views.items()}
         sizes = {p: itemsize(v) for t, v in zip(self.TENSORS, views, strict=True) for p in t.bases}
         footprint = Footprint.of((*spans_of(memory), *self._table_spans))

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar, TypeGuard
 
 from kvgen.errors import ArgumentError
+from kvgen.plan.params import Array, Count, Scalar, Size, TensorMap
 from kvgen.runtime.arrays import ArrayView, view
 from kvgen.runtime.checks import Dims
 from kvgen.runtime.kv_cache import BaseCache, LayerCache
@@ -14,7 +15,7 @@ from kvgen.runtime.module import Module
 from kvgen.runtime.overlap import Taken, hold_apart
 from kvgen.runtime.packing import PackedArgs, ParamKind, Value
 from kvgen.runtime.page_pool import PagePool, layers_of
-from kvgen.runtime.params import Array, Call, Count, Number, Param, Scalar, Struct, TensorMap, kinds_of
+from kvgen.runtime.params import Call, Param, Struct, check_array, kinds_of, size_of, take
 from kvgen.runtime.workspace import hold_rows, plannable, usable
 
 Grid = tuple[int, int, int]
@@ -35,11 +36,11 @@ class Kernel:
     writes: bool
     whole: bool = False
     shared_by_arch: Mapping[str, int] = field(default_factory=dict)
-    arguments: tuple[Array | Number | Count | TensorMap | Struct, ...] = field(init=False)
+    arguments: tuple[Array | Scalar | Count | TensorMap | Struct, ...] = field(init=False)
     kinds: tuple[ParamKind, ...] = field(init=False)
 
     def __post_init__(self) -> None:
-        called = [p for p in self.params if not isinstance(p, Scalar) and not _own_pages(p)]
+        called = [p for p in self.params if not isinstance(p, Size) and not _own_pages(p)]
         ordered = [p for p in called if not p.optional] + [p for p in called if p.optional]
         object.__setattr__(self, "arguments", tuple(ordered))
         object.__setattr__(self, "kinds", kinds_of(self.params))
@@ -107,7 +108,7 @@ class Launcher:
         taken: dict[str, Value] = {}
         for spec, argument in zip(kernel.arguments, arguments, strict=True):
             if not isinstance(spec, Array):
-                taken[spec.name] = spec.take(argument, call)
+                taken[spec.name] = take(spec, argument, call)
                 continue
             if spec.rows and dims[spec.rows] == 0:
                 continue
@@ -126,7 +127,7 @@ class Launcher:
                 found = held.view
             else:
                 found = view(argument, spec.name)
-            low, high = spec.check(found, dims, cache.device)
+            low, high = check_array(spec, found, dims, cache.device)
             views[spec.name] = found
             if low < high:
                 arrays.append((low, high, spec, found))
@@ -143,8 +144,8 @@ class Launcher:
                 raise ArgumentError(f"{name}: got a read-only array; this operation writes to it; pass a writable one")
         values: list[Value] = [cache.struct]
         for p in kernel.params:
-            if isinstance(p, Scalar):
-                values.append(p.number(dims))
+            if isinstance(p, Size):
+                values.append(size_of(p, dims))
             elif isinstance(p, Array):
                 found_view = views.get(p.name)
                 values.append(found_view.pointer if found_view is not None else 0)

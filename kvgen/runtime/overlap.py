@@ -11,7 +11,7 @@ from kvgen.errors import ArgumentError
 from kvgen.runtime.arrays import ArrayView, Shape, extent, itemsize
 
 if TYPE_CHECKING:
-    from kvgen.runtime.params import Array
+    from kvgen.plan.params import Array
 
 Memory = tuple[str, ArrayView, bool]  # name, array, whether operations may write to it
 Taken = tuple[int, int, "Array", ArrayView]  # an argument: its extent, what it has to be, where it lies

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
 from kvgen.errors import ArgumentError, DeviceError
+from kvgen.plan import params
 from kvgen.runtime.arrays import ArrayView, extent, itemsize, view
 from kvgen.runtime.checks import Dims, check
 from kvgen.runtime.kv_cache import BaseCache, Tensor
@@ -139,26 +139,15 @@ def layers_of(pool: BaseCache | BasePages) -> list[LayerPages]:
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class PagePool:
-    """A struct with the pages of every layer: the cache's own, or (`brought`) those of another pool of its layout.
+class PagePool(params.PagePool):
+    """kvgen.plan.params.PagePool, taken from a call and packed."""
 
-    `bases` are the page pointers; `layers` is how many the struct has room for. `together` has pointers that one run of
-    bytes goes through, and how many bytes the second lies behind the first. `writes`: the kernel writes to a brought one.
-    """
-
-    name: str
-    bases: tuple[str, ...]
-    layers: int
-    together: tuple[tuple[str, str, int], ...] = ()
-    brought: bool = False
-    writes: bool = False
-    optional: bool = False
+    __slots__ = ()
 
     @property
     def kind(self) -> Bytes:
         """Its size: addresses, strides, and counts of layers, pages, scale pages and tokens."""
-        return Bytes(8 * len(self.bases) * (self.layers + 1) + 16, 8)
+        return Bytes(8 * len(self.pointers) * (self.layers + 1) + 16, 8)
 
     def take(self, given: Any, call: Call) -> bytes:
         """The pool of the call's; raises ArgumentError for what is none of this set's."""
@@ -201,7 +190,7 @@ class PagePool:
             )
         first = found[0]
         for number, layer in enumerate(found):
-            for base in self.bases:
+            for base in self.pointers:
                 if layer.strides[base] != first.strides[base]:
                     raise ArgumentError(
                         f"{base}: got pages {layer.strides[base]} bytes apart in layer {number} and {first.strides[base]} in "
@@ -209,8 +198,8 @@ class PagePool:
                     )
             if layer.tokens != first.tokens:
                 raise ArgumentError(
-                    f"{self.bases[0]}: got blocks of {layer.tokens} tokens in layer {number} and of {first.tokens} in layer 0; "
-                    "pass tensors of the same shape"
+                    f"{self.pointers[0]}: got blocks of {layer.tokens} tokens in layer {number} and of {first.tokens} in layer "
+                    "0; pass tensors of the same shape"
                 )
             for low, high, nbytes in self.together:
                 apart = layer.addresses[high] - layer.addresses[low]
@@ -220,7 +209,7 @@ class PagePool:
                         f"copied as one block; pass a tensor whose kv axis has stride {nbytes} bytes"
                     )
         missing = [0] * (self.layers - len(found))
-        addresses = [a for b in self.bases for a in (*(x.addresses[b] + offset for x in found), *missing)]
+        addresses = [a for b in self.pointers for a in (*(x.addresses[b] + offset for x in found), *missing)]
         counts = (len(found), min(x.pages for x in found), min(x.scale_pages for x in found), first.tokens)
-        text = f"<{len(addresses)}Q{len(self.bases)}q4I"
-        return struct.pack(text, *addresses, *(first.strides[b] for b in self.bases), *counts)
+        text = f"<{len(addresses)}Q{len(self.pointers)}q4I"
+        return struct.pack(text, *addresses, *(first.strides[b] for b in self.pointers), *counts)

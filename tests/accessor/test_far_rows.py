@@ -10,8 +10,9 @@ import pytest
 
 from kvgen import Dense, Paged, Quant, ops
 from kvgen.errors import ArgumentError
+from kvgen.plan.params import Array, Size
 from kvgen.runtime.checks import Dims
-from kvgen.runtime.params import Array, Scalar
+from kvgen.runtime.params import size_of
 from kvgen.runtime.role_cache import RoleCache
 from kvgen.tensor_map import PageView, RowView
 from tests.accessor.grid import Config
@@ -60,8 +61,8 @@ def far(package: Any, layer: Any, **sizes: int) -> Any:
     held: list[int] = []
     for f in package.Cache.FIELDS:
         held.append(
-            f.number(dims)
-            if isinstance(f, Scalar)
+            size_of(f, dims)
+            if isinstance(f, Size)
             else layer.tables[f.name].pointer
             if isinstance(f, Array)
             else 1 << 40

@@ -131,7 +131,7 @@ def test_words_become_numbers() -> None:
     assert plan.params[0].shape == ("B+1", 8, 4, 3, 64, 16, 64, "N+2")
     assert plan.params[0].fields == (None, "q_heads", "group", "kv_heads", "head_dim", "page_size", "v_head_dim", None)
     assert [evaluate(part, {"B": 3, "N": 9}) for part in plan.grid] == [24, 3, 3]
-    assert [p.dtype.name for p in within(make(params=(x, Size("n", "N"), Size("b", "B", "i64")))).ops[0].plan(
+    assert [p.dtype for p in within(make(params=(x, Size("n", "N"), Size("b", "B", "i64")))).ops[0].plan(
         within(make(params=(x,))))[0].params] == ["f32", "u32", "i64"]  # fmt: skip
 
 

@@ -9,12 +9,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from kvgen.plan.params import Array, Count, Scalar
 from kvgen.runtime import BaseCache, BasePages, Kernel, Launcher, Workspace
 from kvgen.runtime.arrays import ArrayView, contiguous_strides
 from kvgen.runtime.kv_cache import Tensor
+from kvgen.runtime.other_cache import OtherCache
 from kvgen.runtime.page_pool import PagePool
-from kvgen.runtime.params import Array, Count, Number
-from kvgen.runtime.source import Source
 
 GENERATED = Path(__file__).parents[2] / "generated"
 SETS = tuple(sorted(p.parent.name for p in GENERATED.glob("*/__init__.py")))
@@ -124,12 +124,12 @@ def calls(name: str) -> Iterator[tuple[str, Call]]:
 def _argument(p: Any, call: Call, memory: Memory) -> Any:
     if isinstance(p, PagePool):
         return call.set.Pages(**memory.pools(call.set.Pages))
-    if isinstance(p, Source):
+    if isinstance(p, OtherCache):
         made: Any = p.cache
         return made(**memory.pools(made), **memory.tables(made))[1]
     if isinstance(p, Count):
         return 1
-    if isinstance(p, Number):
+    if isinstance(p, Scalar):
         return 1
     assert isinstance(p, Array)
     if p.name == "workspace":

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from kvgen.errors import ArgumentError
+from kvgen.plan.params import Array
 from kvgen.runtime.arrays import ArrayView, extent, itemsize, view
 from kvgen.runtime.overlap import Footprint, overlap, spans_of
 from kvgen.runtime.page_pool import BasePages
-from kvgen.runtime.params import Array
 from tests.runtime.calls import Call as SmallCall
 from tests.runtime.launching import zeros
 from tests.runtime.tables import DEVICE, SETS, Call, calls, where, with_pointer

@@ -11,10 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvgen.errors import ArgumentError, DeviceError
+from kvgen.plan.params import Count
 from kvgen.runtime import cuda
 from kvgen.runtime.arrays import view
 from kvgen.runtime.checks import Dims
-from kvgen.runtime.params import Call, Count
+from kvgen.runtime.params import Call, take
 from tests.runtime.launching import DeviceArray, NotingDriver, on_device, package, zeros
 
 pytestmark = pytest.mark.usefixtures("driver")
@@ -192,11 +193,11 @@ def test_broken_counts(label: str) -> None:
     """A count on the host is an int, or a host array of one, whatever library it is of."""
     call = Call(Dims({"T": 9}), "cpu", [])
     with pytest.raises(ArgumentError, match=r"(?s)^rows: got "):
-        Count("rows").take(BROKEN[label] if label != "a_number" else -7, call)
-    assert Count("rows").take(np.array([[7]], np.int32)[:, ::-1], call) == 7
-    assert Count("rows").take(np.array(2**63 - 1, np.uint64), call) == 2**63 - 1
+        take(Count("rows"), BROKEN[label] if label != "a_number" else -7, call)
+    assert take(Count("rows"), np.array([[7]], np.int32)[:, ::-1], call) == 7
+    assert take(Count("rows"), np.array(2**63 - 1, np.uint64), call) == 2**63 - 1
     with pytest.raises(ArgumentError, match=r"^rows: got -7; it counts rows"):
-        Count("rows").take(np.array([-7]), call)
+        take(Count("rows"), np.array([-7]), call)
 
 
 VALUES = st.recursive(

@@ -14,7 +14,7 @@ from kvgen import KernelSet, Mask, Paged, Score, ops
 from kvgen.codegen.render import environment
 from kvgen.layout.dtypes import dtype
 from kvgen.lowering.attention.masks_scores import AttentionContext, attention_context
-from kvgen.plan.params import Param
+from kvgen.plan.params import Array, Param, Scalar, Size
 from kvgen.runtime.cpu import machine
 from kvgen.spec.arguments import Argument
 
@@ -45,10 +45,15 @@ def text_of(a: AttentionContext) -> str:
 
 
 def _argument(p: Param) -> Argument:
-    kind: Any = p.dtype.name
-    if p.value:
-        return ops.Size(p.name, p.value, kind)
-    return ops.Scalar(p.name, kind) if p.shape is None else ops.Array(p.name, kind, p.shape, strided=p.strided)
+    match p:
+        case Size():
+            return ops.Size(p.name, p.value, p.dtype)
+        case Scalar():
+            return ops.Scalar(p.name, p.dtype)
+        case Array():
+            kind: Any = p.dtype
+            return ops.Array(p.name, kind, p.shape, strided=p.strided)
+    raise AssertionError(p)
 
 
 def ask(
@@ -96,7 +101,7 @@ def ask(
     asked = np.stack([np.asarray(places[name], np.uint32) for name in PLACE], axis=1)
     words = np.zeros((len(asked), len(made), 3), np.uint32)
     numbers = np.zeros((len(asked), len(made)), np.float32)
-    brought = {p.name: arguments[p.name] for p in params.values() if not p.value}
+    brought = {p.name: arguments[p.name] for p in params.values() if not isinstance(p, Size)}
     with machine(mode="check"):
         kernel(layer, places=asked, scores=scores, out_words=words, out_numbers=numbers, **brought)
     found = words.astype(np.int64)

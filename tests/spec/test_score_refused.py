@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 
 from kvgen import Mask, Score, score
-from kvgen.layout.dtypes import dtype
 from kvgen.lowering.attention.masks_scores import check_arguments
-from kvgen.plan.params import Param
+from kvgen.plan.params import Array
 from kvgen.score import Tensor
 from tests.spec.attend import SET, context
 from tests.spec.test_validation import mistakes
@@ -331,7 +330,7 @@ def test_an_argument_that_is_called_as_another(name: str) -> None:
     exec(f"def taken(s, at, {name}, table): return s * {name} + table[at.i]", scope)
     table = {"table": Tensor("f32", ("X",))}
     made = Score(scalars={name: "f32"}, tensors=table, bias=True, function=scope["taken"])
-    params = (Param("q", dtype("f32"), ("T",)), *context(Mask(), made).params)
+    params = (Array("q", "f32", ("T",)), *context(Mask(), made).params)
     with pytest.raises(
         ValueError, match=f"ops: decode: got a tensor or scalar of its score called '{name}', which is ano"
     ):

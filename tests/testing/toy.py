@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 PACKAGE = """
-from kvgen.runtime import ABI, Array, BaseCache, Kernel, Launcher, Module, Pool, Scalar, Tensor
+from kvgen.runtime import ABI, Array, BaseCache, Kernel, Launcher, Module, Pool, Size, Tensor
 
 _MODULE = Module("toy", __file__, arch=("sm_80", "sm_90a"), abi=ABI)
 
@@ -17,7 +17,7 @@ class Cache(BaseCache):
         Tensor("pool", "f32", ("k",), axes=("page", "layer", "token", "dim"), shape=("pages", "layers", 4, 32),
                strides=(None, None, 32, 1), align=4),
     )
-    FIELDS = (Pool("k"), Scalar("batch", "u32", "B"), Array("lengths", "u32", ("B",)))
+    FIELDS = (Pool("k"), Size("batch", "u32", "B"), Array("lengths", "u32", ("B",)))
 
     def __init__(self, pool, *, lengths):
         super().__init__((pool,), (lengths,))
@@ -34,7 +34,7 @@ class _Launcher(Launcher):
 def _operation(name):
     kernel = Kernel(
         _MODULE, f"{name}.cu", f"toy_{name}",
-        params=(Array("out", "u32", ("T", 2), access="out", strided=True), Scalar("n", "u32", "T")),
+        params=(Array("out", "u32", ("T", 2), access="out", strided=True), Size("n", "u32", "T")),
         grid=lambda d: (1, 1, 1), threads=64, shared=0, writes=True,
     )
     return type(name, (_Launcher,), {"KERNEL": kernel})()

@@ -10,7 +10,7 @@ from typing import Final
 from kvgen.expr.score_c import Elements, Names, float_literal
 from kvgen.layout.dtypes import DType, dtype
 from kvgen.lowering.cache_struct import cache_fields
-from kvgen.plan.params import Param
+from kvgen.plan.params import Array, Param, Scalar, Size
 from kvgen.spec.kernel_set import KernelSet
 from kvgen.spec.mask import Mask
 from kvgen.spec.score import Score, Tensor
@@ -30,7 +30,7 @@ class AttentionContext:
     q_head < q_heads) and tokens of their request; a score of -inf hides a token too.
     """
 
-    params: tuple[Param, ...]
+    params: tuple[Array | Size | Scalar, ...]
     fields: tuple[str, ...]
     values: tuple[str, ...]
     hidden: tuple[str, ...]
@@ -56,16 +56,6 @@ class AttentionContext:
         return self.masked or not self.plain
 
 
-@dataclass(frozen=True)
-class _Own(Param):
-    """An argument of the user's score function: its C name cannot be one that the kernel uses itself."""
-
-    @property
-    def declaration(self) -> str:
-        """As Param's, under the C name."""
-        return super().declaration.removesuffix(self.name) + c_name(self.name)
-
-
 def c_name(name: str) -> str:
     """What a tensor, scalar or extent of a score function is called in C."""
     return f"score_{name}"
@@ -75,20 +65,20 @@ def c_name(name: str) -> str:
 class _Input:
     """A parameter that struct Inputs has too."""
 
-    param: Param
+    param: Array | Size | Scalar
     inside: bool = True
 
     @property
     def name(self) -> str:
         """Its name in C."""
-        return c_name(self.param.name) if isinstance(self.param, _Own) else self.param.name
+        return self.param.c_name or self.param.name
 
 
 def attention_context(mask: Mask, score: Score | None, kernels: KernelSet, index: DType) -> AttentionContext:
     """The context of a mask and a score over a set's cache; `index` is the dtype of index arrays."""
     inputs = [*_mask_inputs(mask, index), *(_score_inputs(score, kernels) if score else ())]
     # What the call brings, then what follows from that.
-    ordered = sorted(inputs, key=lambda i: bool(i.param.value))
+    ordered = sorted(inputs, key=lambda i: isinstance(i.param, Size))
     inside = [i for i in ordered if i.inside]
     lines = tuple(_score_lines(score, mask, kernels)) if score else ()
     return AttentionContext(
@@ -114,7 +104,7 @@ def check_arguments(name: str, params: Sequence[Param], kernels: KernelSet) -> N
     cache = kernels.cache
     taken = [t.name for t in cache.storage.tensors] + [f.name for f in cache_fields(cache)] + [p.name for p in params]
     for p in params:
-        if isinstance(p, _Own) and taken.count(p.name) > 1:
+        if isinstance(p, Array | Size | Scalar) and p.c_name and taken.count(p.name) > 1:
             raise ValueError(
                 f"ops: {name}: got a tensor or scalar of its score called {p.name!r}, which is another argument of the launcher "
                 "or the cache; choose another name"
@@ -127,15 +117,17 @@ def check_arguments(name: str, params: Sequence[Param], kernels: KernelSet) -> N
 def _mask_inputs(mask: Mask, index: DType) -> Iterator[_Input]:
     if mask.padding:
         doc = "tokens of each request that count"
-        yield _Input(Param("valid_tokens", index, ("B",), untrusted=True, doc=doc, field="index_dtype"), inside=False)
+        yield _Input(
+            Array("valid_tokens", index.name, ("B",), untrusted=True, doc=doc, field="index_dtype"), inside=False
+        )
     if mask.tree == "packed":
         doc = "bit j of row t: it sees the token of its request's j-th row"
-        yield _Input(Param("tree_mask", dtype("u32"), ("T",), doc=doc))
+        yield _Input(Array("tree_mask", "u32", ("T",), doc=doc))
     if mask.tree == "mask":
         doc = "not 0 where row t sees token k; tokens past the last column are hidden"
-        yield _Input(Param("mask", dtype("u8"), ("T", "K"), strided=True, doc=doc))
-        yield _Input(Param("mask_stride", dtype("i64"), value="mask.stride"))
-        yield _Input(Param("mask_columns", dtype("u32"), value="K"))
+        yield _Input(Array("mask", "u8", ("T", "K"), strided=True, doc=doc))
+        yield _Input(Size("mask_stride", "i64", "mask.stride"))
+        yield _Input(Size("mask_columns", "u32", "K"))
 
 
 def _hidden(mask: Mask, score: Score | None) -> Iterator[str]:
@@ -166,13 +158,13 @@ def _score_inputs(score: Score, kernels: KernelSet) -> Iterator[_Input]:
     heads = kernels.q_heads
     if score.alibi:
         doc, fields = "slope of each query head", ("q_heads",)
-        yield _Input(Param("alibi_slopes", dtype("f32"), (heads,), doc=doc, fields=fields))
+        yield _Input(Array("alibi_slopes", "f32", (heads,), doc=doc, fields=fields))
     if score.relative:
         kind = dtype("f32" if score.relative_dtype == "f32" else kernels.cache.dtype)
         yield _Input(
-            Param(
+            Array(
                 "relative_bias",
-                kind,
+                kind.name,
                 ("T", heads, score.relative),
                 doc="added to the score of a token so many before its row's",
                 field="relative_dtype",
@@ -181,19 +173,22 @@ def _score_inputs(score: Score, kernels: KernelSet) -> Iterator[_Input]:
         )
     if score.bias:
         doc = "added to the score of row t and token k; tokens past the last column are hidden"
-        yield _Input(Param("bias", dtype("f32"), ("T", "K"), strided=True, doc=doc))
-        yield _Input(Param("bias_stride", dtype("i64"), value="bias.stride"))
-        yield _Input(Param("bias_columns", dtype("u32"), value="K"))
+        yield _Input(Array("bias", "f32", ("T", "K"), strided=True, doc=doc))
+        yield _Input(Size("bias_stride", "i64", "bias.stride"))
+        yield _Input(Size("bias_columns", "u32", "K"))
     for name, tensor in score.tensors.items():
         words = tuple(str(axis) if axis in _heads(kernels) else None for axis in tensor.shape)
         at, doc = f"score.tensors.{name}.dtype", "read by the score function"
-        yield _Input(_Own(name, dtype(tensor.dtype), _shape(tensor, kernels), doc=doc, field=at, fields=words))
+        yield _Input(
+            Array(name, tensor.dtype, _shape(tensor, kernels), doc=doc, field=at, fields=words, c_name=c_name(name))
+        )
     for name, given in score.scalars.items():
-        yield _Input(_Own(name, dtype(given), brought="scalar", doc="read by the score function"))
+        yield _Input(Scalar(name, given, doc="read by the score function", c_name=c_name(name)))
     text = " ".join(_score_lines(score, Mask(), kernels))
     for axis in dict.fromkeys(a for t in score.tensors.values() for a in t.shape if isinstance(a, str)):
-        if re.search(rf"\bin\.{c_name(_extent(axis))}\b", text):
-            yield _Input(_Own(_extent(axis), dtype("u32"), value=axis))
+        extent = c_name(_extent(axis))
+        if re.search(rf"\bin\.{extent}\b", text):
+            yield _Input(Size(_extent(axis), "u32", axis, c_name=extent))
 
 
 def _heads(kernels: KernelSet) -> dict[int | str, int]:

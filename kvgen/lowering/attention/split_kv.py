@@ -8,11 +8,10 @@ from dataclasses import astuple, dataclass
 from typing import Final, Literal
 
 from kvgen.expr.nodes import const
-from kvgen.layout.dtypes import dtype
 from kvgen.lowering.attention.masks_scores import AttentionContext
 from kvgen.lowering.cache_struct import entry_name
 from kvgen.plan.kernel import KernelPlan, Work
-from kvgen.plan.params import Param
+from kvgen.plan.params import Array, Param, Size
 from kvgen.spec.kernel_set import KernelSet
 from kvgen.spec.mask import Mask
 from kvgen.spec.table import Ring
@@ -25,16 +24,11 @@ OVERHEAD: Final = 2
 # A part has at least so many tiles more: less is not worth a block.
 LEAST_TILES: Final = 2
 
-WORKSPACE: Final = Param(
-    "workspace",
-    dtype("u8"),
-    ("W",),
-    access="inout",
-    align=16,
-    doc="from `workspace()`, planned for this step by `plan()`",
+WORKSPACE: Final = Array(
+    "workspace", "u8", ("W",), access="inout", align=16, doc="from `workspace()`, planned for this step by `plan()`"
 )
 # Sizes of the workspace, which the launcher takes from it.
-SIZES: Final = tuple(Param(name, dtype("u32"), value=name) for name in ("parts", "max_rows", "max_pieces", "max_slots"))
+SIZES: Final = tuple(Size(name, "u32", name) for name in ("parts", "max_rows", "max_pieces", "max_slots"))
 
 
 @dataclass(frozen=True)
@@ -108,9 +102,9 @@ def partial_bytes(cols: int, dim: int) -> int:
 
 def row_offsets(index: str) -> Param:
     """The optional offsets that say whose query rows are."""
-    return Param(
+    return Array(
         "row_offsets",
-        dtype(index),
+        index,
         ("B+1",),
         optional=True,
         untrusted=True,
@@ -169,7 +163,7 @@ def planner(
         WORKSPACE,
         row_offsets(index),
         *padding,
-        Param("num_rows", dtype("u32"), value="planned_rows"),
+        Size("num_rows", "u32", "planned_rows"),
         *SIZES,
     )
     context = PlanContext(

@@ -12,8 +12,10 @@ from kvgen.runtime.params import Call
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
-    """A layer of `cache`, which the kernel reads; `window` is how many tokens of a request are asked for at most (0: all).
+class OtherCache:
+    """A layer of `cache`, which the kernel reads: kvgen.plan.params.OtherCache with the class at hand.
+
+    `window` is how many tokens of a request are asked for at most (0: all).
 
     It gives the dimension `<name>_tokens`: tokens of a request that it may hold.
     """
