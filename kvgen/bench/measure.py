@@ -19,8 +19,8 @@ from kvgen.spec.kernel_set import Op
 
 if TYPE_CHECKING:
     from kvgen.emulator import BufferCounters, Counters
-    from kvgen.runtime.kv_cache import LayerCache
     from kvgen.runtime.launcher import Grid
+    from kvgen.runtime.layer_cache import LayerCache
 
 
 @dataclass(frozen=True)

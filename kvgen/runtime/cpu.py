@@ -17,8 +17,8 @@ from kvgen.runtime.stream import no_stream
 if TYPE_CHECKING:
     from kvgen.emulator import Mode, Schedule
     from kvgen.runtime.arrays import ArrayView
-    from kvgen.runtime.kv_cache import LayerCache
     from kvgen.runtime.launcher import Extra, Grid, Kernel
+    from kvgen.runtime.layer_cache import LayerCache
     from kvgen.runtime.packing import PackedArgs
 
 

@@ -12,8 +12,8 @@ from kvgen.runtime.stream import stream_handle
 
 if TYPE_CHECKING:
     from kvgen.runtime.arrays import ArrayView
-    from kvgen.runtime.kv_cache import LayerCache
     from kvgen.runtime.launcher import Extra, Grid, Kernel
+    from kvgen.runtime.layer_cache import LayerCache
     from kvgen.runtime.module import Module
     from kvgen.runtime.packing import PackedArgs
 

@@ -12,8 +12,9 @@ from kvgen.errors import ArgumentError
 from kvgen.plan.params import Array, Pool, Size
 from kvgen.runtime.arrays import ArrayView, itemsize, view
 from kvgen.runtime.checks import Dims, check
+from kvgen.runtime.layer_cache import LayerCache
 from kvgen.runtime.module import Module
-from kvgen.runtime.overlap import Footprint, Memory, spans_of
+from kvgen.runtime.overlap import Footprint, spans_of
 from kvgen.runtime.packing import Bytes, Layout, layout
 from kvgen.runtime.params import check_array, kinds_of, size_of
 from kvgen.runtime.role_cache import RoleCache
@@ -75,29 +76,6 @@ class Tensor:
                     f"{self.axes[blamed]} steps lie apart"
                 )
             reach += (array.shape[i] - 1) * step
-
-
-@dataclass(frozen=True, slots=True)
-class LayerCache:
-    """One layer of a cache, ready for launchers.
-
-    `struct` are the bytes of the kernels' first parameter and `kind` their size and alignment; `tables` and `memory` are
-    the arrays that the addresses in it belong to (`memory`: name, array, whether operations may write to it), `footprint`
-    is where both lie. `addresses` and `sizes` have the page pointers: where the layer's first page begins, and the bytes of
-    the tensor's elements.
-    """
-
-    module: Module
-    layer: int
-    device: str
-    dims: Dims
-    struct: bytes
-    kind: Bytes
-    tables: dict[str, ArrayView]
-    memory: tuple[Memory, ...]
-    footprint: Footprint
-    addresses: dict[str, int]
-    sizes: dict[str, int]
 
 
 class BaseCache:

@@ -10,7 +10,8 @@ from kvgen.errors import ArgumentError
 from kvgen.plan.params import Array, Count, Scalar, Size, TensorMap
 from kvgen.runtime.arrays import ArrayView, view
 from kvgen.runtime.checks import Dims
-from kvgen.runtime.kv_cache import BaseCache, LayerCache
+from kvgen.runtime.kv_cache import BaseCache
+from kvgen.runtime.layer_cache import LayerCache
 from kvgen.runtime.module import Module
 from kvgen.runtime.overlap import Taken, hold_apart
 from kvgen.runtime.packing import PackedArgs, ParamKind, Value

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvgen.errors import ArgumentError
-from kvgen.runtime.kv_cache import BaseCache, LayerCache
+from kvgen.runtime.kv_cache import BaseCache
+from kvgen.runtime.layer_cache import LayerCache
 from kvgen.runtime.packing import Bytes
 from kvgen.runtime.params import Call
 

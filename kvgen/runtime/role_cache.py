@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from kvgen.errors import ArgumentError
+from kvgen.runtime.layer_cache import LayerCache
 from kvgen.runtime.strides import KVParams, Places, Role
 
 if TYPE_CHECKING:
-    from kvgen.runtime.kv_cache import LayerCache
     from kvgen.tensor_map import PageView, Promotion, RowView, Swizzle, TensorMapPlan
 
 

@@ -11,8 +11,8 @@ from kvgen.runtime.checks import Dims, check
 from kvgen.runtime.memory import DeviceMemory, ordinal_of
 
 if TYPE_CHECKING:
-    from kvgen.runtime.kv_cache import LayerCache
     from kvgen.runtime.launcher import Kernel
+    from kvgen.runtime.layer_cache import LayerCache
 
 
 @dataclass(frozen=True, slots=True)
