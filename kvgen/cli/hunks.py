@@ -6,7 +6,7 @@ import difflib
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from kvgen.cli.project import RESOURCES
 from kvgen.cli.resources_json import read
@@ -93,10 +93,10 @@ def _number(value: int | None) -> str:
 
 def _flat(text: str | None) -> dict[tuple[str, str, str], int]:
     """(kernel, arch, what) -> number, for the numbers of a resources.json; empty where there is none."""
-    flat: dict[tuple[str, str, str], int] = {}
-    kernels: dict[str, Any] = (read(text) if text else None) or {}
-    for kernel, entry in kernels.items():
-        for arch, counts in entry.items() if isinstance(entry, dict) else ():
-            if isinstance(counts, dict):
-                flat |= {(kernel, arch, what): n for what, n in counts.items() if isinstance(n, int)}
-    return flat
+    kernels = (read(text) if text else None) or {}
+    return {
+        (kernel, arch, what): n
+        for kernel, recorded in kernels.items()
+        for arch, facts in recorded.facts.items()
+        for what, n in facts.items()
+    }
