@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 from kvgen.cli.project import RESOURCES
-from kvgen.cli.resources_json import read
 from kvgen.codegen.emit import BANNER_LINES, banner_digest, body_of
 
 State = Literal["added", "removed", "changed"]
@@ -70,33 +69,3 @@ def _hunks(before: str, after: str) -> list[tuple[str, list[str]]]:
 def _moved(header: str, by: int) -> str:
     """A hunk's header with its line numbers moved down."""
     return re.sub(r"([-+])(\d+)", lambda m: f"{m[1]}{int(m[2]) + by}", header) if by else header
-
-
-def resource_changes(old: Mapping[str, str], new: Mapping[str, str]) -> list[str]:
-    """One line per number of resources.json that differs: `set/kernel sm_90a: registers 40 -> 38 (-2)`."""
-    lines = []
-    for path in sorted(p for p in old.keys() | new.keys() if p.endswith(f"/{RESOURCES}")):
-        before, after = (_flat(side.get(path)) for side in (old, new))
-        for key in sorted(before.keys() | after.keys()):
-            a, b = before.get(key), after.get(key)
-            if a == b:
-                continue
-            kernel, arch, what = key
-            step = f" ({b - a:+d})" if a is not None and b is not None else ""
-            lines.append(f"{path.split('/')[0]}/{kernel} {arch}: {what} {_number(a)} -> {_number(b)}{step}")
-    return lines
-
-
-def _number(value: int | None) -> str:
-    return "none" if value is None else str(value)
-
-
-def _flat(text: str | None) -> dict[tuple[str, str, str], int]:
-    """(kernel, arch, what) -> number, for the numbers of a resources.json; empty where there is none."""
-    kernels = (read(text) if text else None) or {}
-    return {
-        (kernel, arch, what): n
-        for kernel, recorded in kernels.items()
-        for arch, facts in recorded.facts.items()
-        for what, n in facts.items()
-    }

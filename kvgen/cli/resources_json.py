@@ -114,6 +114,12 @@ def read(text: str) -> dict[str, Recorded] | None:
     }
 
 
+def nvrtc_of(text: str) -> str | None:
+    """The NVRTC that a resources.json was recorded under; None where it names none."""
+    name = (_content(text) or {}).get("nvrtc")
+    return named(name) if isinstance(name, str) else None
+
+
 def _facts(given: Mapping[str, object]) -> dict[str, int]:
     return {name: n for name, n in given.items() if isinstance(n, int) and not isinstance(n, bool)}
 
