@@ -6,10 +6,9 @@ import difflib
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from kvgen.cli.project import RESOURCES
-from kvgen.cli.resources_json import read
 from kvgen.codegen.emit import BANNER_LINES, banner_digest, body_of
 
 State = Literal["added", "removed", "changed"]
@@ -70,33 +69,3 @@ def _hunks(before: str, after: str) -> list[tuple[str, list[str]]]:
 def _moved(header: str, by: int) -> str:
     """A hunk's header with its line numbers moved down."""
     return re.sub(r"([-+])(\d+)", lambda m: f"{m[1]}{int(m[2]) + by}", header) if by else header
-
-
-def resource_changes(old: Mapping[str, str], new: Mapping[str, str]) -> list[str]:
-    """One line per number of resources.json that differs: `set/kernel sm_90a: registers 40 -> 38 (-2)`."""
-    lines = []
-    for path in sorted(p for p in old.keys() | new.keys() if p.endswith(f"/{RESOURCES}")):
-        before, after = (_flat(side.get(path)) for side in (old, new))
-        for key in sorted(before.keys() | after.keys()):
-            a, b = before.get(key), after.get(key)
-            if a == b:
-                continue
-            kernel, arch, what = key
-            step = f" ({b - a:+d})" if a is not None and b is not None else ""
-            lines.append(f"{path.split('/')[0]}/{kernel} {arch}: {what} {_number(a)} -> {_number(b)}{step}")
-    return lines
-
-
-def _number(value: int | None) -> str:
-    return "none" if value is None else str(value)
-
-
-def _flat(text: str | None) -> dict[tuple[str, str, str], int]:
-    """(kernel, arch, what) -> number, for the numbers of a resources.json; empty where there is none."""
-    flat: dict[tuple[str, str, str], int] = {}
-    kernels: dict[str, Any] = (read(text) if text else None) or {}
-    for kernel, entry in kernels.items():
-        for arch, counts in entry.items() if isinstance(entry, dict) else ():
-            if isinstance(counts, dict):
-                flat |= {(kernel, arch, what): n for what, n in counts.items() if isinstance(n, int)}
-    return flat

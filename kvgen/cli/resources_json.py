@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from kvgen.cli.ondisk import CRLF, in_its_place, read_generated
@@ -22,7 +23,15 @@ if TYPE_CHECKING:
     from kvgen.plan.kernel import KernelPlan
 
 _WRITER: Final = "kvgen compile --record"
-_OPCODES: Final = 12  # the most frequent ones tell a kernel's character; the tail is noise in a review
+_FORM: Final = 2  # of the text; what an older kvgen wrote is recorded anew
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """What a resources.json says of a kernel: the digest of the text that was measured, and facts by architecture."""
+
+    digest: object
+    facts: dict[str, dict[str, int]]
 
 
 def installed() -> str:
@@ -57,22 +66,32 @@ def _content(text: str) -> dict[str, Any] | None:
 
 def _text(content: Mapping[str, Any]) -> str:
     """A resources.json: the content, and under "body" the digest of its text without that."""
-
-    def dumped(value: Mapping[str, Any]) -> str:
-        return json.dumps(value, indent=1, sort_keys=True) + "\n"
-
     rest = {key: value for key, value in content.items() if key != "body"}
-    return dumped(rest | {"body": body_digest(dumped(rest))})
+    return _dumped(rest | {"body": body_digest(_dumped(rest))}) + "\n"
+
+
+def _dumped(value: object, indent: str = "") -> str:
+    """JSON, a line a value; facts, which are numbers, are one line an architecture."""
+    if not isinstance(value, dict) or all(isinstance(part, int) for part in value.values()):
+        return json.dumps(value)
+    inner = f"{indent} "
+    lines = [f"{inner}{json.dumps(key)}: {_dumped(value[key], inner)}" for key in sorted(value)]
+    return "{\n" + ",\n".join(lines) + f"\n{indent}}}"
 
 
 def edited(text: str) -> str | None:
-    """What shows that a resources.json is not as kvgen wrote it; None where it is. Older ones, without a digest, are."""
+    """What shows that a resources.json is not as kvgen wrote it; None where it is. Those of older forms are."""
     content = _content(text)
     if content is None:
         return "it is not in the form that kvgen writes"
-    if "body" in content and text.replace("\r\n", "\n") != _text(content):
+    if not _is_older(content) and text.replace("\r\n", "\n") != _text(content):
         return "its text does not match the digest in it"
     return None
+
+
+def _is_older(content: Mapping[str, Any]) -> bool:
+    """Whether an older kvgen wrote this, in a form that this one would not write."""
+    return "body" not in content or content.get("form") != _FORM
 
 
 def is_recorded(text: str) -> bool:
@@ -80,16 +99,35 @@ def is_recorded(text: str) -> bool:
     return _content(text) is not None
 
 
-def read(text: str) -> dict[str, Any] | None:
-    """The kernels of a resources.json, or None where it is not one."""
+def read(text: str) -> dict[str, Recorded] | None:
+    """The kernels of a resources.json, whatever is none of them left out; None where it is not one."""
     kernels = (_content(text) or {}).get("kernels")
-    return kernels if isinstance(kernels, dict) else None
+    if not isinstance(kernels, dict):
+        return None
+    return {
+        name: Recorded(
+            entry.get("digest"),
+            {arch: _facts(facts) for arch, facts in entry.items() if isinstance(facts, dict)},
+        )
+        for name, entry in kernels.items()
+        if isinstance(entry, dict)
+    }
+
+
+def nvrtc_of(text: str) -> str | None:
+    """The NVRTC that a resources.json was recorded under; None where it names none."""
+    name = (_content(text) or {}).get("nvrtc")
+    return named(name) if isinstance(name, str) else None
+
+
+def _facts(given: Mapping[str, object]) -> dict[str, int]:
+    return {name: n for name, n in given.items() if isinstance(n, int) and not isinstance(n, bool)}
 
 
 def record(images: list[Image], digests: dict[str, str], plans: Mapping[str, KernelPlan]) -> str:
     """The text of one set's resources.json; `digests` and `plans` by unit name. Needs the SASS tools."""
     from kvgen.compile import default_cache
-    from kvgen.compile.sass import histogram, sass
+    from kvgen.compile.sass import count_classes, histogram, sass
 
     with ThreadPoolExecutor() as pool:
         listings = list(pool.map(lambda image: sass(image.data, cache=default_cache()), images))
@@ -97,17 +135,15 @@ def record(images: list[Image], digests: dict[str, str], plans: Mapping[str, Ker
     for image, listing in zip(images, listings, strict=True):
         assert image.resources is not None
         opcodes = histogram(listing)
-        most = sorted(opcodes, key=lambda name: (-opcodes[name], name))[:_OPCODES]
         kernel = kernels.setdefault(image.unit_name.partition("/")[2], {"digest": digests[image.unit_name]})
         kernel[image.arch] = {
             "registers": image.resources.registers,
+            "spills": image.resources.spill_stores + image.resources.spill_loads,
             "shared": image.resources.static_shared + plans[image.unit_name].shared_on(image.arch),
-            "spill_stores": image.resources.spill_stores,
-            "spill_loads": image.resources.spill_loads,
             "instructions": sum(opcodes.values()),
-            "sass": {name: opcodes[name] for name in most},
+            **count_classes(opcodes),
         }
-    return _text({"written_by": _WRITER, "nvrtc": installed(), "kernels": kernels})
+    return _text({"written_by": _WRITER, "form": _FORM, "nvrtc": installed(), "kernels": kernels})
 
 
 def problem(project: Project, name: str) -> tuple[Literal["missing", "stale", "edited"], str] | None:
@@ -125,23 +161,21 @@ def problem(project: Project, name: str) -> tuple[Literal["missing", "stale", "e
     if "\r\n" in text:
         return "edited", CRLF
     content, kernels = _content(text) or {}, read(text) or {}
-    if "body" not in content:
-        return "stale", "recorded by an older kvgen, without a digest of its own"
+    if _is_older(content):
+        return "stale", "recorded by an older kvgen, in another form"
     if pin and content.get("nvrtc") != pin:
         return "stale", f"recorded under NVRTC {shown(content.get('nvrtc'))}; [tool.kvgen] pins {pin}"
     expected = {u.name.partition("/")[2]: text_digest(u.text) for u in project.units[name]}
+    archs = {s.kernels.name: s.kernels.arch for s in project.sets}[name]
     for kernel in sorted(expected.keys() | kernels.keys()):
-        entry = kernels.get(kernel)
         if kernel not in expected:
             return "stale", f"{named(kernel)} is no kernel of the set any more"
-        if not isinstance(entry, dict):
+        if kernel not in kernels:
             return "stale", f"{kernel} is not recorded"
-        if entry.get("digest") != expected[kernel]:
+        if kernels[kernel].digest != expected[kernel]:
             return "stale", f"{kernel} was recorded for another text"
-    archs = {s.kernels.name: s.kernels.arch for s in project.sets}[name]
     for kernel, entry in kernels.items():
-        have = set(entry) - {"digest"}
-        if have != set(archs):
-            got = named(", ".join(sorted(have))) or "nothing"
+        if entry.facts.keys() != set(archs):
+            got = named(", ".join(sorted(entry.facts))) or "nothing"
             return "stale", f"{kernel} is recorded for {got}; the spec has {', '.join(archs)}"
     return None

@@ -15,12 +15,24 @@ import tempfile
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Final
 
 from kvgen.compile.cubin_cache import Cache
 from kvgen.errors import ToolError
 
 # nvdisasm: `/*0070*/  @!P0 LDG.E.128 R4, ...`; cuobjdump the same with the encoding in a comment behind it.
 _INSTRUCTION = re.compile(r"^\s*/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_]*(?:\.[A-Za-z0-9_]+)*)", re.M)
+
+# What a kernel does to memory and with tensor cores, by opcode without modifiers: what resources.json keeps of a listing.
+# docs/review.md says what each of them means.
+CLASSES: Final[Mapping[str, re.Pattern[str]]] = {
+    "global_loads": re.compile(r"LDG?"),
+    "global_stores": re.compile(r"STG?"),
+    "shared_loads": re.compile(r"LDSM?"),
+    "shared_stores": re.compile(r"STSM?"),
+    "async_copies": re.compile(r"LDGSTS|UBLKCP|UTMA(LDG|STG)"),
+    "tensor_cores": re.compile(r"(UTC)?[A-Z]G?MMA"),
+}
 
 
 def _find_tool(name: str) -> Path | None:
@@ -83,3 +95,11 @@ def count(opcodes: Mapping[str, int], pattern: str) -> int:
         if name == base and set(modifiers) <= set(has):
             total += number
     return total
+
+
+def count_classes(opcodes: Mapping[str, int]) -> dict[str, int]:
+    """How many instructions of each of CLASSES there are."""
+    bases: Counter[str] = Counter()
+    for opcode, number in opcodes.items():
+        bases[opcode.partition(".")[0]] += number
+    return {name: sum(n for base, n in bases.items() if known.fullmatch(base)) for name, known in CLASSES.items()}

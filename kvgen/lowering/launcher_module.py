@@ -44,6 +44,7 @@ class OpContext:
 
     name: str
     title: str
+    base: str
     summary: str
     doc: tuple[str, ...]
     arguments: tuple[ArgumentContext, ...]
@@ -103,14 +104,14 @@ class LauncherContext:
 
 
 _IMPORTS: Final = (
-    "Array", "BaseCache", "Bound", "Kernel", "Launcher", "LayerCache", "Module", "Places", "Pool", "Role", "Size", "Tensor"
+    "Array", "BaseCache", "Bound", "Kernel", "LayerCache", "Module", "Places", "Pool", "Role", "Size", "Tensor", "at_once"
 )  # fmt: skip
 
 
-def _imports(plans: Iterable[tuple[KernelPlan, ...]]) -> str:
+def _imports(plans: Iterable[tuple[KernelPlan, ...]], ops: Iterable[OpContext]) -> str:
     """What the module takes from kvgen.runtime."""
     params = [p for group in plans for plan in group for p in plan.params]
-    found = {*_IMPORTS, *(type(p).__name__ for p in params)}
+    found = {*_IMPORTS, *(type(p).__name__ for p in params), *(op.base for op in ops)}
     if any(p.name == "workspace" for p in params):
         found |= {"Work", "Workspace"}
     if any(isinstance(p, PagePool) and p.brought for p in params):
@@ -243,6 +244,7 @@ def _op(op: Op, kernels: KernelSet, plans: tuple[KernelPlan, ...]) -> OpContext:
     return OpContext(
         name=op.name,
         title=_title(op),
+        base="PlannedLauncher" if planner else "Launcher",
         summary=_text(lines[0]),
         doc=(*more, *(_describe(p) for p in called)),
         arguments=tuple(_argument(p) for p in _required_first(plan)),
@@ -318,6 +320,7 @@ def launcher_context(kernels: KernelSet, doc: str, plans: dict[str, tuple[Kernel
     )
     tensors = sorted(kernels.cache.storage.tensors, key=lambda t: not t.holds_values)
     paged = [t for t in tensors if "page" in t.axes] if swaps else []
+    ops = tuple(_op(op, kernels, plans[op.name]) for op in kernels.ops)
     return LauncherContext(
         set=kernels.name,
         doc=_text(doc).strip() or f"The kernels of {kernels.name}.",
@@ -326,9 +329,9 @@ def launcher_context(kernels: KernelSet, doc: str, plans: dict[str, tuple[Kernel
         caches=tuple(caches),
         pointers=kernels.cache.layout.layers == "pointers"
         or any("Sequence" in a.type for c in caches for a in c.positional),
-        imports=_imports(plans.values()),
+        imports=_imports(plans.values(), ops),
         page_pools=tuple(pool_argument(kernels.cache, t) for t in paged if t.holds_values),
         page_scales=tuple(pool_argument(kernels.cache, t) for t in paged if not t.holds_values),
         page_names=", ".join(t.name for t in paged),
-        ops=tuple(_op(op, kernels, plans[op.name]) for op in kernels.ops),
+        ops=ops,
     )

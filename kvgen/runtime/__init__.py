@@ -7,7 +7,7 @@ from kvgen.runtime.abi import ABI
 from kvgen.runtime.error_word import ErrorWord
 from kvgen.runtime.faults import Fault, FaultError, FaultReport, clear, describe
 from kvgen.runtime.kv_cache import BaseCache, Tensor
-from kvgen.runtime.launcher import Bound, Kernel, Launcher
+from kvgen.runtime.launcher import Bound, Kernel, Launcher, PlannedLauncher, at_once
 from kvgen.runtime.layer_cache import LayerCache
 from kvgen.runtime.module import Module
 from kvgen.runtime.operand import TensorOperand
@@ -36,6 +36,7 @@ __all__ = [
     "OtherCache",
     "PagePool",
     "Places",
+    "PlannedLauncher",
     "Pool",
     "Role",
     "RoleCache",
@@ -48,6 +49,7 @@ __all__ = [
     "TileMap",
     "Work",
     "Workspace",
+    "at_once",
     "clear",
     "describe",
 ]

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, TypeGuard
+from functools import wraps
+from types import FunctionType
+from typing import ClassVar, ParamSpec, TypeGuard
 
 from kvgen.errors import ArgumentError
 from kvgen.plan.params import Array, Count, Scalar, Size, TensorMap
@@ -17,9 +19,10 @@ from kvgen.runtime.overlap import Taken, hold_apart
 from kvgen.runtime.packing import PackedArgs, ParamKind, Value
 from kvgen.runtime.page_pool import PagePool, layers_of
 from kvgen.runtime.params import Call, Param, Struct, check_array, kinds_of, size_of, take
-from kvgen.runtime.workspace import hold_rows, plannable, usable
+from kvgen.runtime.workspace import Work, Workspace, hold_rows, plannable, usable
 
 Grid = tuple[int, int, int]
+P = ParamSpec("P")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,15 +61,38 @@ class Bound:
     It keeps its arrays alive and reads nothing of them. One thread at a time may call it.
     """
 
-    __slots__ = ("_go", "_keep")
+    __slots__ = ("_go", "_keep", "_stream")
 
-    def __init__(self, go: Callable[[object], None], keep: object) -> None:
+    def __init__(self, go: Callable[[object], None], keep: object, stream: object = None) -> None:
         self._go = go
         self._keep = keep
+        self._stream = stream
 
     def __call__(self, stream: object = None) -> None:
-        """Launch on `stream`; None is the legacy default stream. NumPy arrays run to completion on the CPU machine."""
-        self._go(stream)
+        """Launch on `stream`, else on the one given to `bind`, else on the legacy default stream.
+
+        NumPy arrays run to completion on the CPU machine.
+        """
+        self._go(self._stream if stream is None else stream)
+
+    def after(self, first: Bound) -> Bound:
+        """Both launches in one, `first` before this one and on the same stream."""
+
+        def go(stream: object) -> None:
+            first._go(stream)
+            self._go(stream)
+
+        return Bound(go, (first, self), self._stream)
+
+
+def at_once(bind: Callable[P, Bound]) -> Callable[P, None]:
+    """The method that takes what `bind` takes, checks it and launches."""
+
+    @wraps(bind)
+    def launch(*arguments: P.args, **named: P.kwargs) -> None:
+        bind(*arguments, **named)()
+
+    return launch
 
 
 def _nothing(stream: object) -> None:
@@ -74,24 +100,23 @@ def _nothing(stream: object) -> None:
 
 
 class Launcher:
-    """What generated operations share; they give `KERNEL` and typed signatures."""
+    """What generated operations share; they give `KERNEL` and a typed `bind`, of which `__call__` is made."""
 
     KERNEL: ClassVar[Kernel]
-    PLAN: ClassVar[Kernel]
 
-    def run(self, cache: LayerCache | BaseCache, arguments: Sequence[object], stream: object) -> None:
-        """Check and launch."""
-        self.prepare(cache, arguments)(stream)
-
-    def prepare_plan(self, cache: LayerCache, arguments: Sequence[object], rows: int | None) -> Bound:
-        """The operation's planner on a workspace, the first of its arguments, bound; launching it makes that usable."""
-        workspace = usable(arguments[0], self.KERNEL)
-        return self.prepare(cache, arguments, self.PLAN, plannable(workspace, rows, cache))
+    def __init_subclass__(cls) -> None:
+        """Python tells of arguments that are missing or unknown by the name that users write: `append()`, `decode.plan()`."""
+        if "KERNEL" not in vars(cls):
+            return
+        for name, method in vars(cls).items():
+            if name.startswith("bind") and isinstance(method, FunctionType):
+                method.__qualname__ = cls.KERNEL.file.removesuffix(".cu") + name[4:].replace("_", ".", 1)
 
     def prepare(
         self,
         given: LayerCache | BaseCache,
         arguments: Sequence[object],
+        stream: object = None,
         which: Kernel | None = None,
         planned_rows: int | None = None,
     ) -> Bound:
@@ -156,10 +181,47 @@ class Launcher:
                 values.append(taken[p.name])
         grid = _grid(kernel, dims)
         if 0 in grid:
-            return Bound(_nothing, None)
+            return Bound(_nothing, None, stream)
         args = PackedArgs((cache.kind, *kernel.kinds), values)
         go = _backend(cache.device)(kernel, cache, views, call.memory, args, grid)
-        return Bound(go, (given, views, call.memory, arguments))
+        return Bound(go, (given, views, call.memory, arguments), stream)
+
+
+class PlannedLauncher(Launcher):
+    """An operation whose blocks divide a step's tokens among them: `plan` says how, in a workspace, before the launch."""
+
+    PLAN: ClassVar[Kernel]
+    WORK: ClassVar[Work]
+
+    def workspace_bytes(
+        self, max_rows: int, *, device: str = "cpu", max_tokens: int | None = None, multiprocessors: int | None = None
+    ) -> int:
+        """What `workspace` would allocate, in bytes."""
+        return Workspace.nbytes_of(self.WORK, max_rows, device, max_tokens, multiprocessors)
+
+    def workspace(
+        self,
+        max_rows: int,
+        *,
+        device: str = "cpu",
+        max_tokens: int | None = None,
+        multiprocessors: int | None = None,
+        memory: object = None,
+    ) -> Workspace:
+        """Memory for steps of at most `max_rows` query rows on `device` ("cpu", "cuda:0"); one per stream.
+
+        memory: the caller's, u8 `[workspace_bytes(...)]` for the same numbers; None allocates it here.
+        max_tokens: a request's most tokens, which `split="invariant"` needs. multiprocessors: those to divide work among;
+        by default all of the device's.
+        """
+        return Workspace(self.KERNEL, self.WORK, max_rows, device, max_tokens, multiprocessors, memory)
+
+    def prepare_plan(
+        self, cache: LayerCache, arguments: Sequence[object], stream: object = None, rows: int | None = None
+    ) -> Bound:
+        """The operation's planner on a workspace, the first of its arguments, bound; launching it makes that usable."""
+        workspace = usable(arguments[0], self.KERNEL)
+        return self.prepare(cache, arguments, stream, self.PLAN, plannable(workspace, rows, cache))
 
 
 def _own_pages(param: Param) -> TypeGuard[PagePool]:

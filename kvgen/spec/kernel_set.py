@@ -51,7 +51,7 @@ class Op(Spec):
     @field_validator("name")
     @classmethod
     def _valid_name(cls, value: str) -> str:
-        if value in ("super", "object"):
+        if value in ("at_once", "object", "super"):
             raise ValueError(f"name: got {value!r}; the generated module needs that name itself; choose another")
         return check_name("name", value)
 

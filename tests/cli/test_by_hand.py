@@ -131,10 +131,11 @@ def test_recording_over_an_edit(built: Folder) -> None:
     assert "generated/tiny/resources.json: no spec gives it any more, and its" in built.kvgen("build", code=2).stderr
 
 
-def test_a_record_of_an_older_kvgen_is_stale(built: Folder) -> None:
+@pytest.mark.parametrize("lacks", ["body", "form"])
+def test_a_record_of_an_older_kvgen_is_stale(built: Folder, lacks: str) -> None:
     path = recorded(built)
     lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-    path.write_text("".join(line for line in lines if not line.startswith(' "body"')), encoding="utf-8")
+    path.write_text("".join(line for line in lines if not line.startswith(f' "{lacks}"')), encoding="utf-8")
     said = built.kvgen("check", code=1).stdout
     assert "stale    generated/tiny/resources.json  recorded by an older kvgen" in said
     assert said.splitlines()[-1] == "kvgen compile --record"

@@ -138,7 +138,7 @@ def test_every_name_is_known(built: Folder, outside: Path) -> None:
     said = built.kvgen("check", code=1).stdout
     assert "generated/odd\\nname" in said and said.splitlines()[-1] == "nothing for kvgen to mend: move these files"
     before = built.tree()
-    built.kvgen("diff", code=1)
+    built.kvgen("diff")
     (out / "wide/gather.cu/inside").unlink()
     (out / "wide/gather.cu").rmdir()
     built.kvgen("build")

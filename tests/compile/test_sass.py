@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
+from kvgen import paths
 from kvgen.compile import Cache, compile_unit
-from kvgen.compile.sass import _find_tool, _key, count, histogram, sass
+from kvgen.compile.sass import CLASSES, _find_tool, _key, count, count_classes, histogram, sass
 from kvgen.errors import ToolError
 
 from .tiny import unit_of
@@ -59,6 +61,34 @@ def test_histogram() -> None:
 @pytest.mark.parametrize(("pattern", "number"), [("LDG", 2), ("LDG.128", 1), ("LDG.E", 2), ("LD", 0), ("STL", 0)])
 def test_count(pattern: str, number: int) -> None:
     assert count(histogram(NVDISASM), pattern) == number
+
+
+@pytest.mark.parametrize(
+    ("name", "opcodes", "others"),
+    [
+        ("global_loads", "LD LDG.E.128.CONSTANT", "LDC LDL LDS LDGSTS.E.128 LDGDEPBAR"),
+        ("global_stores", "ST STG.E", "STL STS RED.E ATOMG"),
+        ("shared_loads", "LDS.64 LDSM.16.M88.4", "LDG"),
+        ("shared_stores", "STS.128 STSM.16", "STG"),
+        ("async_copies", "LDGSTS.E.BYPASS.128 UBLKCP.S.G UTMALDG.2D UTMASTG.2D", "UTMACMDFLUSH LDGDEPBAR"),
+        (
+            "tensor_cores",
+            "HMMA.16816.F32.BF16 IMMA.16832 HGMMA.64x64x16.F32 QGMMA.64x64x32 UTCHMMA UTCQMMA",
+            "HFMA2 MOVM",
+        ),
+    ],
+)
+def test_classes(name: str, opcodes: str, others: str) -> None:
+    """Each instruction is of one class at most."""
+    found = count_classes(dict.fromkeys((opcodes + " " + others).split(), 1))
+    assert found[name] == len(opcodes.split())
+    assert count_classes(dict.fromkeys(opcodes.split(), 3)) == dict.fromkeys(CLASSES, 0) | {name: 3 * found[name]}
+
+
+def test_every_fact_is_explained() -> None:
+    text = (paths.templates_root().parent / "docs/review.md").read_text(encoding="utf-8")
+    facts = re.findall(r"^\| `(\w+)` \|", text, re.M)
+    assert facts == ["registers", "spills", "shared", "instructions", *CLASSES]
 
 
 @needs_tool

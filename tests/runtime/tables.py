@@ -86,7 +86,7 @@ class Call:
         """Check all of it."""
         cache = self.cache()
         given = [self.arguments[p.name] for p in self.kernel.arguments]
-        self.op.prepare(cache if self.kernel.whole else cache[1], given, self.kernel, 0)
+        self.op.prepare(cache if self.kernel.whole else cache[1], given, None, self.kernel, 0)
 
     @property
     def arrays(self) -> list[Array]:

@@ -156,6 +156,15 @@ def test_a_bound_call_launches_on_each_stream_it_is_given(driver: NotingDriver) 
         step("x")
 
 
+def test_a_stream_given_to_bind_is_that_of_calls_without_one(driver: NotingDriver) -> None:
+    k, v = (DeviceArray((2, 2, 16), BF16, p) for p in (K_ROWS, V_ROWS))
+    step = package("paged").append.bind(paged_cache()[0], k, v, DeviceArray((3,), np.uint32, OFFSETS), stream=5)
+    assert not driver.launches
+    step()
+    step(1)
+    assert [launch["stream"] for launch in driver.launches] == [5, 1]
+
+
 def test_an_empty_batch_is_not_launched(driver: NotingDriver) -> None:
     k, v = (DeviceArray((0, 2, 16), BF16, 0) for _ in range(2))
     cache = package("paged").Cache(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -405,3 +406,28 @@ def test_a_bound_call_keeps_its_arrays_and_its_machine() -> None:
     step()
     assert isinstance(log, Machine) and len(log.launches) == 2
     assert call.pools["pool"][0, 0, 1].any()
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda m, c, x: m.append(c, x, x), "append() missing 1 required positional argument: 'row_offsets'"),
+        (lambda m, c, x: m.append.bind(c, x, x), "append() missing 1 required positional argument: 'row_offsets'"),
+        (lambda m, c, x: m.append(c, x, x, x, error=x), "append() got an unexpected keyword argument 'error'"),
+        (lambda m, c, x: m.append(c, x, x, x, x), "append() takes 5 positional arguments but 6 were given"),
+        (lambda m, c, x: m.decode.plan(c), "decode.plan() missing 1 required positional argument: 'workspace'"),
+        (lambda m, c, x: m.decode.bind_plan(c, x, row=1), "decode.plan() got an unexpected keyword argument 'row'"),
+    ],
+)
+def test_arguments_missing_or_unknown(call: Callable[..., None], message: str) -> None:
+    """Python's own words, under the name that was written."""
+    with pytest.raises(TypeError) as raised:
+        call(package("paged"), None, None)
+    assert str(raised.value).startswith(message)  # Python may add what it takes for meant
+
+
+def test_a_call_has_the_signature_and_the_words_of_its_bind() -> None:
+    decode = package("paged").decode
+    for call, bind in ((decode.__call__, decode.bind), (decode.plan, decode.bind_plan)):
+        assert inspect.signature(call) == inspect.signature(bind) and call.__doc__ == bind.__doc__
+    assert list(inspect.signature(decode).parameters) == ["cache", "q", "out", "workspace", "lse", "errors", "stream"]

@@ -288,6 +288,12 @@ def test_names(name: str) -> None:
         kernel_set().named(name)
 
 
+@pytest.mark.parametrize("name", ["at_once", "object", "super"])
+def test_names_that_a_generated_module_uses(name: str) -> None:
+    rule = "the generated module needs that name itself; choose another"
+    assert mistakes(ops.Append, name=name) == [f"name: got {name!r}; {rule}"]
+
+
 def test_an_empty_name_is_the_default() -> None:
     assert ops.Append(name="store").name == "store"
     assert (ops.Append().name, ops.Gather().name, ops.Decode().name) == ("append", "gather", "decode")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 PACKAGE = """
-from kvgen.runtime import ABI, Array, BaseCache, Kernel, Launcher, Module, Pool, Size, Tensor
+from kvgen.runtime import ABI, Array, BaseCache, Kernel, Launcher, Module, Pool, Size, Tensor, at_once
 
 _MODULE = Module("toy", __file__, arch=("sm_80", "sm_90a"), abi=ABI)
 
@@ -24,11 +24,10 @@ class Cache(BaseCache):
 
 
 class _Launcher(Launcher):
-    def __call__(self, cache, out, *, stream=None):
-        self.run(cache, (out,), stream)
+    def bind(self, cache, out, *, stream=None):
+        return self.prepare(cache, (out,), stream)
 
-    def bind(self, cache, out):
-        return self.prepare(cache, (out,))
+    __call__ = at_once(bind)
 
 
 def _operation(name):
