@@ -19,7 +19,7 @@ from kvgen.spec.kernel_set import Op
 
 if TYPE_CHECKING:
     from kvgen.emulator import BufferCounters, Counters
-    from kvgen.runtime.launcher import Grid
+    from kvgen.runtime.kernel import Grid
     from kvgen.runtime.layer_cache import LayerCache
 
 

@@ -6,8 +6,9 @@ from kvgen.plan.params import Array, Count, Pool, Scalar, Size, TensorMap
 from kvgen.runtime.abi import ABI
 from kvgen.runtime.error_word import ErrorWord
 from kvgen.runtime.faults import Fault, FaultError, FaultReport, clear, describe
+from kvgen.runtime.kernel import Kernel
 from kvgen.runtime.kv_cache import BaseCache, Tensor
-from kvgen.runtime.launcher import Bound, Kernel, Launcher, PlannedLauncher, at_once
+from kvgen.runtime.launcher import Bound, Launcher, PlannedLauncher, at_once
 from kvgen.runtime.layer_cache import LayerCache
 from kvgen.runtime.module import Module
 from kvgen.runtime.operand import TensorOperand

@@ -17,7 +17,7 @@ from kvgen.runtime.stream import no_stream
 if TYPE_CHECKING:
     from kvgen.emulator import Mode, Schedule
     from kvgen.runtime.arrays import ArrayView
-    from kvgen.runtime.launcher import Extra, Grid, Kernel
+    from kvgen.runtime.kernel import Extra, Grid, Kernel
     from kvgen.runtime.layer_cache import LayerCache
     from kvgen.runtime.packing import PackedArgs
 

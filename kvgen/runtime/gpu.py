@@ -12,7 +12,7 @@ from kvgen.runtime.stream import stream_handle
 
 if TYPE_CHECKING:
     from kvgen.runtime.arrays import ArrayView
-    from kvgen.runtime.launcher import Extra, Grid, Kernel
+    from kvgen.runtime.kernel import Extra, Grid, Kernel
     from kvgen.runtime.layer_cache import LayerCache
     from kvgen.runtime.module import Module
     from kvgen.runtime.packing import PackedArgs

@@ -2,57 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 from functools import wraps
 from types import FunctionType
-from typing import ClassVar, ParamSpec, TypeGuard
+from typing import ClassVar, ParamSpec
 
 from kvgen.errors import ArgumentError
-from kvgen.plan.params import Array, Count, Scalar, Size, TensorMap
+from kvgen.plan.params import Array, Size
 from kvgen.runtime.arrays import ArrayView, view
 from kvgen.runtime.checks import Dims
+from kvgen.runtime.kernel import Extra, Grid, Kernel, own_pages
 from kvgen.runtime.kv_cache import BaseCache
 from kvgen.runtime.layer_cache import LayerCache
-from kvgen.runtime.module import Module
 from kvgen.runtime.overlap import Taken, hold_apart
-from kvgen.runtime.packing import PackedArgs, ParamKind, Value
-from kvgen.runtime.page_pool import PagePool, layers_of
-from kvgen.runtime.params import Call, Param, Struct, check_array, kinds_of, size_of, take
+from kvgen.runtime.packing import PackedArgs, Value
+from kvgen.runtime.page_pool import layers_of
+from kvgen.runtime.params import Call, check_array, size_of, take
 from kvgen.runtime.workspace import Work, Workspace, hold_rows, plannable, usable
 
-Grid = tuple[int, int, int]
 P = ParamSpec("P")
-
-
-@dataclass(frozen=True, slots=True)
-class Kernel:
-    """A generated kernel: its file, its parameters behind the cache, the rule for its grid, whether it writes to the pool,
-    and whether it works on the `whole` cache, all layers in one launch."""
-
-    module: Module
-    file: str
-    entry: str
-    params: tuple[Param, ...]
-    grid: Callable[[Dims], Grid]
-    threads: int
-    shared: int
-    writes: bool
-    whole: bool = False
-    shared_by_arch: Mapping[str, int] = field(default_factory=dict)
-    arguments: tuple[Array | Scalar | Count | TensorMap | Struct, ...] = field(init=False)
-    kinds: tuple[ParamKind, ...] = field(init=False)
-
-    def __post_init__(self) -> None:
-        called = [p for p in self.params if not isinstance(p, Size) and not _own_pages(p)]
-        ordered = [p for p in called if not p.optional] + [p for p in called if p.optional]
-        object.__setattr__(self, "arguments", tuple(ordered))
-        object.__setattr__(self, "kinds", kinds_of(self.params))
-        self.module.add(self.file, self.entry)
-
-    def shared_on(self, arch: str) -> int:
-        """Dynamic shared memory of a block on this architecture, in bytes."""
-        return self.shared_by_arch.get(arch, self.shared)
 
 
 class Bound:
@@ -175,7 +143,7 @@ class Launcher:
             elif isinstance(p, Array):
                 found_view = views.get(p.name)
                 values.append(found_view.pointer if found_view is not None else 0)
-            elif _own_pages(p) and isinstance(given, BaseCache):
+            elif own_pages(p) and isinstance(given, BaseCache):
                 values.append(p.pack(layers_of(given)))
             else:
                 values.append(taken[p.name])
@@ -224,11 +192,6 @@ class PlannedLauncher(Launcher):
         return self.prepare(cache, arguments, stream, self.PLAN, plannable(workspace, rows, cache))
 
 
-def _own_pages(param: Param) -> TypeGuard[PagePool]:
-    """Whether a parameter has the pages of the cache itself, which no call brings."""
-    return isinstance(param, PagePool) and not param.brought
-
-
 def _layers(kernel: Kernel, given: object) -> tuple[LayerCache, tuple[LayerCache, ...]]:
     """The layer whose struct the kernel gets, and the other ones it works on."""
     if kernel.whole:
@@ -267,7 +230,6 @@ def _grid(kernel: Kernel, dims: Dims) -> Grid:
     return grid
 
 
-Extra = Sequence[tuple[str, ArrayView, bool]]
 Binder = Callable[[Kernel, LayerCache, dict[str, ArrayView], Extra, PackedArgs, Grid], Callable[[object], None]]
 
 

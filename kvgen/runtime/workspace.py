@@ -11,7 +11,7 @@ from kvgen.runtime.checks import Dims, check
 from kvgen.runtime.memory import DeviceMemory, ordinal_of
 
 if TYPE_CHECKING:
-    from kvgen.runtime.launcher import Kernel
+    from kvgen.runtime.kernel import Kernel
     from kvgen.runtime.layer_cache import LayerCache
 
 

@@ -1,0 +1,53 @@
+"""A generated kernel: what launchers check arguments against, and what backends launch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeGuard
+
+from kvgen.plan.params import Array, Count, Scalar, Size, TensorMap
+from kvgen.runtime.arrays import ArrayView
+from kvgen.runtime.checks import Dims
+from kvgen.runtime.module import Module
+from kvgen.runtime.packing import ParamKind
+from kvgen.runtime.page_pool import PagePool
+from kvgen.runtime.params import Param, Struct, kinds_of
+
+Grid = tuple[int, int, int]
+Extra = Sequence[tuple[str, ArrayView, bool]]
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """A generated kernel: its file, its parameters behind the cache, the rule for its grid, whether it writes to the pool,
+    and whether it works on the `whole` cache, all layers in one launch."""
+
+    module: Module
+    file: str
+    entry: str
+    params: tuple[Param, ...]
+    grid: Callable[[Dims], Grid]
+    threads: int
+    shared: int
+    writes: bool
+    whole: bool = False
+    shared_by_arch: Mapping[str, int] = field(default_factory=dict)
+    arguments: tuple[Array | Scalar | Count | TensorMap | Struct, ...] = field(init=False)
+    kinds: tuple[ParamKind, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        called = [p for p in self.params if not isinstance(p, Size) and not own_pages(p)]
+        ordered = [p for p in called if not p.optional] + [p for p in called if p.optional]
+        object.__setattr__(self, "arguments", tuple(ordered))
+        object.__setattr__(self, "kinds", kinds_of(self.params))
+        self.module.add(self.file, self.entry)
+
+    def shared_on(self, arch: str) -> int:
+        """Dynamic shared memory of a block on this architecture, in bytes."""
+        return self.shared_by_arch.get(arch, self.shared)
+
+
+def own_pages(param: Param) -> TypeGuard[PagePool]:
+    """Whether a parameter has the pages of the cache itself, which no call brings."""
+    return isinstance(param, PagePool) and not param.brought
