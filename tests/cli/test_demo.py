@@ -11,11 +11,22 @@ from kvgen.cli.demo_steps import PROMPTS, STEPS, run
 from kvgen.cli.project import Project, open_project
 from kvgen.errors import DeviceError
 from kvgen.runtime import cuda
-from kvgen.runtime.launcher import Launcher
+from kvgen.runtime.launcher import Bound, Launcher
 from tests import bench_sets
 from tests.family_sets import RUN, write_project
 
 from .conftest import Folder
+
+
+def lose_appends(patch: pytest.MonkeyPatch) -> None:
+    """From here on appends launch nothing."""
+    prepare = Launcher.prepare
+
+    def prepare_or_lose(self: Launcher, *arguments: Any) -> Bound:
+        bound = prepare(self, *arguments)
+        return Bound(lambda stream: None, None) if self.KERNEL.entry.endswith("_append") else bound
+
+    patch.setattr(Launcher, "prepare", prepare_or_lose)
 
 
 def test_on_the_cpu(empty: Folder) -> None:
@@ -37,13 +48,7 @@ def test_on_the_cpu(empty: Folder) -> None:
 
 
 def test_wrong_kernels_are_noticed(empty: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
-    launch = Launcher.run
-
-    def lose_append(self: Launcher, *arguments: Any) -> None:
-        if not self.KERNEL.entry.endswith("_append"):
-            launch(self, *arguments)
-
-    monkeypatch.setattr(Launcher, "run", lose_append)
+    lose_appends(monkeypatch)
     said = empty.kvgen("demo", "--device", "cpu", code=1).stdout
     assert "WRONG" in said
     assert "every number is right" not in said
@@ -98,25 +103,13 @@ def test_rows_that_append_changes(name: str, fused: Project, monkeypatch: pytest
         assert (o.error > 0) == (o.kernel != "gather") and o.share <= 1, o
         assert o.moved is not None and o.moved >= o.minimum > 0, o
     assert {"append", "gather"} <= {o.kernel for o in outcomes}
-    launch = Launcher.run
-
-    def lose_append(self: Launcher, *arguments: Any) -> None:
-        if not self.KERNEL.entry.endswith("_append"):
-            launch(self, *arguments)
-
-    monkeypatch.setattr(Launcher, "run", lose_append)
+    lose_appends(monkeypatch)
     assert not any(o.right for o in run(fused, name, None) if o.kernel == "append")
 
 
 @pytest.mark.parametrize("name", ["kivi", "own", "latent_row"])
 def test_a_lost_append_is_noticed(name: str, family: Project, monkeypatch: pytest.MonkeyPatch) -> None:
-    launch = Launcher.run
-
-    def lose_append(self: Launcher, *arguments: Any) -> None:
-        if not self.KERNEL.entry.endswith("_append"):
-            launch(self, *arguments)
-
-    monkeypatch.setattr(Launcher, "run", lose_append)
+    lose_appends(monkeypatch)
     assert not any(o.right for o in run(family, name, None) if o.kernel in ("append", "decode", "gather"))
 
 
