@@ -16,7 +16,7 @@ from kvgen.layout.dtypes import dtype
 from kvgen.ops import Convert, Gather
 from kvgen.plan.params import Array, Scalar
 from kvgen.spec.kernel_set import KernelSet, Op
-from kvgen.spec.table import PerKV, Ring
+from kvgen.spec.tables import PerKV, Ring
 
 Raw = NDArray[Any]
 KNOWN: Final = (

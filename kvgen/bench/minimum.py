@@ -14,7 +14,7 @@ from kvgen.bench.touched_bytes import SECTOR, WHOLE, Marked, Marks, Token, secto
 from kvgen.ops import NormCache
 from kvgen.reference import Place
 from kvgen.spec.mask import Mask
-from kvgen.spec.table import Ring
+from kvgen.spec.tables import Ring
 
 IN_PLACE = ("lora_add", "norm_cache", "rotate_cache")
 

@@ -16,7 +16,7 @@ from kvgen.errors import ToolError
 from kvgen.layout.dtypes import dtype
 from kvgen.reference import TableView
 from kvgen.spec.kernel_set import KernelSet
-from kvgen.spec.table import PerKV, Ring
+from kvgen.spec.tables import PerKV, Ring
 
 Raw = NDArray[Any]
 Group = Literal["kv", "scales", "tables", "workspace", "weights", "input", "output", "errors"]

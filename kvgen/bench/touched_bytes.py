@@ -17,7 +17,7 @@ from kvgen.reference.elements import Elements
 from kvgen.reference.pages import own_scales, pages_of
 from kvgen.reference.segments import Coded, Part
 from kvgen.runtime.faults import Fault
-from kvgen.spec.table import CSR, Indirect, Offsets, PerKV, Ring
+from kvgen.spec.tables import CSR, Indirect, Offsets, PerKV, Ring
 
 SECTOR: Final = 32  # bytes
 Marks = NDArray[np.bool_]

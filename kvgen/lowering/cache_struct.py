@@ -11,7 +11,7 @@ from kvgen.lowering.segments import SegmentContext, segments
 from kvgen.plan.params import Array, Field, Pool, Size
 from kvgen.spec.cache import Cache, Paged
 from kvgen.spec.kernel_set import KernelSet
-from kvgen.spec.table import CSR, Dense, Indirect, Offsets, PerKV, Ring
+from kvgen.spec.tables import CSR, Dense, Indirect, Offsets, PerKV, Ring
 
 # Of caches without pages, where a request's tokens are one run of rows: more than one has (kRunTokens of kv_cache.cuh).
 RUN_TOKENS = 2**31

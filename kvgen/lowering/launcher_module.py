@@ -18,7 +18,7 @@ from kvgen.plan.params import Array, Count, Field, OtherCache, PagePool, Param, 
 from kvgen.runtime.abi import ABI
 from kvgen.spec.cache import Cache, Paged
 from kvgen.spec.kernel_set import KernelSet, Op
-from kvgen.spec.table import Ring
+from kvgen.spec.tables import Ring
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from kvgen.spec.cache import Latent
 from kvgen.spec.kernel_set import KernelSet
 from kvgen.spec.model import LongRopeScaling, Rope
 from kvgen.spec.norm import RmsNorm
-from kvgen.spec.table import PerKV
+from kvgen.spec.tables import PerKV
 
 
 def check_new_rows(new: NewRows, kernels: KernelSet) -> None:

@@ -13,7 +13,7 @@ from kvgen.layout.dtypes import dtype
 from kvgen.layout.storage import Base, PoolTensor
 from kvgen.plan.params import PagePool
 from kvgen.spec.cache import Cache
-from kvgen.spec.table import PerKV
+from kvgen.spec.tables import PerKV
 
 # As in device/pages.cuh.
 THREADS: Final = 256

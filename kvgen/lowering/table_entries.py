@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from kvgen.layout.dtypes import dtype
 from kvgen.plan.params import Access, Array, Param, Size
 from kvgen.spec.cache import Cache, Continuous
-from kvgen.spec.table import CSR, Indirect, PerKV, Ring
+from kvgen.spec.tables import CSR, Indirect, PerKV, Ring
 
 
 @dataclass(frozen=True)

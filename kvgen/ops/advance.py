@@ -11,7 +11,7 @@ from kvgen.lowering.cache_struct import ERRORS, entry_name
 from kvgen.plan.kernel import KernelPlan
 from kvgen.plan.params import Array
 from kvgen.spec.kernel_set import KernelSet, Op
-from kvgen.spec.table import CSR, IndexName
+from kvgen.spec.tables import CSR, IndexName
 
 THREADS: Final = 256
 

@@ -11,7 +11,7 @@ from kvgen.lowering.new_rows import counts_before
 from kvgen.plan.params import Array, Param
 from kvgen.spec.cache import Cache, Latent
 from kvgen.spec.kernel_set import KernelSet, Op
-from kvgen.spec.table import IndexName, Ring
+from kvgen.spec.tables import IndexName, Ring
 
 WARPS: Final = 8
 

@@ -19,7 +19,7 @@ from kvgen.plan.kernel import KernelPlan
 from kvgen.plan.params import OtherCache, Size
 from kvgen.spec.cache import Cache
 from kvgen.spec.kernel_set import KernelSet, Op
-from kvgen.spec.table import Ring
+from kvgen.spec.tables import Ring
 
 THREADS: Final = 256
 _MOST_ROWS: Final = 32

@@ -31,7 +31,7 @@ from kvgen.plan.params import Array, Param, Size
 from kvgen.spec.cache import Latent
 from kvgen.spec.kernel_set import KernelSet, Op
 from kvgen.spec.mask import Mask
-from kvgen.spec.table import IndexName
+from kvgen.spec.tables import IndexName
 
 LOG2E = 1.4426950408889634
 # A column's maximum rises when a score passes it by more than this factor, in base 2: weights stay within f16.

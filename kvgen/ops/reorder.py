@@ -14,7 +14,7 @@ from kvgen.plan.kernel import KernelPlan
 from kvgen.plan.params import Array, Param
 from kvgen.spec.cache import Cache, Continuous
 from kvgen.spec.kernel_set import KernelSet, Op
-from kvgen.spec.table import CSR, IndexName, Indirect, PerKV, Ring
+from kvgen.spec.tables import CSR, IndexName, Indirect, PerKV, Ring
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from kvgen.plan.kernel import KernelPlan
 from kvgen.plan.params import Array, Size
 from kvgen.spec.cache import Continuous
 from kvgen.spec.kernel_set import KernelSet
-from kvgen.spec.table import Dense, IndexName, Indirect
+from kvgen.spec.tables import Dense, IndexName, Indirect
 
 
 @dataclass(frozen=True)

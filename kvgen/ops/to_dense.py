@@ -13,7 +13,7 @@ from kvgen.ops.base import COLUMNS, WARPS, PageListOp, divided
 from kvgen.plan.kernel import KernelPlan
 from kvgen.plan.params import Array, Param, Size
 from kvgen.spec.kernel_set import KernelSet
-from kvgen.spec.table import CSR, IndexName, Indirect
+from kvgen.spec.tables import CSR, IndexName, Indirect
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from kvgen.reference.tables import LIMIT, TableView, index
 from kvgen.spec.cache import Cache, Continuous
-from kvgen.spec.table import CSR, Indirect, PerKV, Ring
+from kvgen.spec.tables import CSR, Indirect, PerKV, Ring
 
 Raw = NDArray[Any]
 

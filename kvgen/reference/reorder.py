@@ -20,7 +20,7 @@ from kvgen.reference.pages import (
 from kvgen.reference.tables import LIMIT, TableView, index
 from kvgen.runtime.faults import Fault
 from kvgen.spec.cache import Cache, Continuous
-from kvgen.spec.table import Indirect, PerKV, Ring
+from kvgen.spec.tables import Indirect, PerKV, Ring
 
 
 def reorder(

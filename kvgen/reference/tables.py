@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from kvgen.runtime.faults import Fault
 from kvgen.spec.cache import Cache
-from kvgen.spec.table import CSR, Indirect, Offsets, PerKV, Ring
+from kvgen.spec.tables import CSR, Indirect, Offsets, PerKV, Ring
 
 # Token counts and indices are below this; whatever is not counts as invalid.
 LIMIT = 2**32 - 1

@@ -12,7 +12,7 @@ from kvgen.reference.lengths import largest
 from kvgen.reference.page_lists import entry_of, null_entry, pages_of_tokens
 from kvgen.reference.tables import LIMIT, TableView, index
 from kvgen.runtime.faults import Fault
-from kvgen.spec.table import CSR
+from kvgen.spec.tables import CSR
 
 
 def _slice(table: TableView, b: int) -> int | Fault:

@@ -14,7 +14,7 @@ from kvgen.plan.kernel import KernelPlan, Work
 from kvgen.plan.params import Array, Param, Size
 from kvgen.spec.kernel_set import KernelSet
 from kvgen.spec.mask import Mask
-from kvgen.spec.table import Ring
+from kvgen.spec.tables import Ring
 
 Split = Literal["none", "balanced", "invariant"]
 
