@@ -31,13 +31,13 @@ if TYPE_CHECKING:
     from kvgen.spec.quant import Block, Quant
     from kvgen.spec.ragged import Ragged
     from kvgen.spec.score import Score
-    from kvgen.spec.table import CSR, Dense, Indirect, PerKV, Ring
+    from kvgen.spec.tables import CSR, Dense, Indirect, PerKV, Ring
     from kvgen.version import __version__ as __version__
 
 _HOME = {
     **dict.fromkeys(("Block", "Quant"), "kvgen.spec.quant"),
     **dict.fromkeys(("Continuous", "Latent", "Layout", "Paged"), "kvgen.spec.cache"),
-    **dict.fromkeys(("CSR", "Dense", "Indirect", "PerKV", "Ring"), "kvgen.spec.table"),
+    **dict.fromkeys(("CSR", "Dense", "Indirect", "PerKV", "Ring"), "kvgen.spec.tables"),
     **dict.fromkeys(
         ("LinearScaling", "Llama3Scaling", "LongRopeScaling", "Mla", "Model", "Rope", "YarnScaling"), "kvgen.spec.model"
     ),

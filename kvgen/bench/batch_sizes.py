@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from kvgen.errors import ToolError
-from kvgen.spec.cache import Cache, Continuous
+from kvgen.lowering.cache_kinds import cache_kind
+from kvgen.spec.cache import Cache
 
 
 @dataclass(frozen=True)
@@ -37,9 +38,10 @@ class Workload:
     def check(self, cache: Cache, name: str) -> None:
         """Raise ToolError where a request is longer than the blocks of the set `name` allow."""
         most = max(self.totals)
-        if isinstance(cache, Continuous) and cache.max_tokens is not None and most > cache.max_tokens:
+        held = cache.page_tokens if cache_kind(cache).one_page else None
+        if held is not None and most > held:
             raise ToolError(
-                f"--tokens: got a request of {most} tokens; a block of {name} holds {cache.max_tokens} (max_tokens); give fewer"
+                f"--tokens: got a request of {most} tokens; a block of {name} holds {held} (max_tokens); give fewer"
             )
 
 

@@ -16,7 +16,6 @@ from kvgen.layout.dtypes import dtype
 from kvgen.ops import Convert, Gather
 from kvgen.plan.params import Array, Scalar
 from kvgen.spec.kernel_set import KernelSet, Op
-from kvgen.spec.table import PerKV, Ring
 
 Raw = NDArray[Any]
 KNOWN: Final = (
@@ -107,7 +106,7 @@ def call_of(scene: Scene, op: Op) -> Call:
     for spec in launcher.KERNEL.arguments:
         if spec.name in _LEFT_OUT or (op.kind in ATTENDING and spec.name == "row_offsets"):
             continue  # there a request has `rows` rows
-        if spec.name == "starts" and not isinstance(scene.cache.page_table, Ring):
+        if spec.name == "starts" and not scene.cache.page_table.drops_tokens:
             continue
         if isinstance(spec, Array):
             shape = tuple(n if isinstance(n, int) else sizes[n] for n in spec.shape)
@@ -199,7 +198,7 @@ def _pairs(scene: Scene) -> dict[str, Raw]:
     def half() -> Raw:
         return order.permutation(entries)[: entries // 2 * 2].reshape(-1, 2)
 
-    own = scene.cache.storage.own_table and not isinstance(scene.cache.page_table, PerKV)
+    own = scene.cache.storage.own_table
     return {"pairs": half()} | ({"scale_pairs": half()} if own else {})
 
 

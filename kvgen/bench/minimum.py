@@ -14,7 +14,6 @@ from kvgen.bench.touched_bytes import SECTOR, WHOLE, Marked, Marks, Token, secto
 from kvgen.ops import NormCache
 from kvgen.reference import Place
 from kvgen.spec.mask import Mask
-from kvgen.spec.table import Ring
 
 IN_PLACE = ("lora_add", "norm_cache", "rotate_cache")
 
@@ -80,7 +79,7 @@ def _asks_lengths(scene: Scene, call: Call) -> bool:
     """Whether the operation must know how many tokens requests have; where a planner has asked, the list of work says it."""
     if call.kind in ATTENDING:
         return call.op.work(scene.kernels) is None
-    return call.kind in ("append", "seal", *IN_PLACE) or isinstance(scene.cache.page_table, Ring)
+    return call.kind in ("append", "seal", *IN_PLACE) or scene.cache.page_table.drops_tokens
 
 
 def _touched(scene: Scene, call: Call) -> tuple[str, slice]:

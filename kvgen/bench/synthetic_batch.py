@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from kvgen.bench.batch_sizes import Workload
 from kvgen.errors import ToolError
 from kvgen.layout.dtypes import dtype
+from kvgen.lowering.tables import table_form
 from kvgen.reference import TableView
 from kvgen.spec.kernel_set import KernelSet
-from kvgen.spec.table import PerKV, Ring
 
 Raw = NDArray[Any]
 Group = Literal["kv", "scales", "tables", "workspace", "weights", "input", "output", "errors"]
@@ -66,14 +66,14 @@ class Scene:
         return found
 
     def _lay_pages(self) -> None:
-        table = self.cache.page_table
+        table, form = self.cache.page_table, table_form(self.cache)
         counts = [-(-n // self.tokens) for n in self._room]
-        if isinstance(table, Ring):
-            self.columns = -(-(table.window - 1) // self.tokens) + 1
+        if form.wraps:
+            self.columns = -(-(form.window - 1) // self.tokens) + 1
             counts = [min(n, self.columns) for n in counts]
         else:
             self.columns = max(counts)
-        per_page = 2 if isinstance(table, PerKV) else 1
+        per_page = 2 if table.separate_kv else 1
         random = np.random.default_rng(0)
         ends = np.cumsum([n * per_page for n in counts])[:-1]
 
@@ -164,8 +164,8 @@ class Scene:
 
     def alive(self, b: int) -> int:
         """Tokens of request b that its table still reaches."""
-        table, total = self.cache.page_table, self.workload.totals[b]
-        return min(total, table.window) if isinstance(table, Ring) else total
+        window, total = table_form(self.cache).window, self.workload.totals[b]
+        return min(total, window) if window else total
 
     def group(self, name: str, launcher: Any) -> Group:
         """What a launch's buffer is part of; buffers are named after tensors, tables and arguments, those of a cache that is

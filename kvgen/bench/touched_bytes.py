@@ -17,7 +17,6 @@ from kvgen.reference.elements import Elements
 from kvgen.reference.pages import own_scales, pages_of
 from kvgen.reference.segments import Coded, Part
 from kvgen.runtime.faults import Fault
-from kvgen.spec.table import CSR, Indirect, Offsets, PerKV, Ring
 
 SECTOR: Final = 32  # bytes
 Marks = NDArray[np.bool_]
@@ -108,33 +107,18 @@ class Marked:
 
     def _lead(self, b: int, page: int) -> None:
         """The entries of the table that say where a page of request b is."""
-        table, marks, arrays = self._scene.cache.page_table, self._tables, self._view.arrays
-        if isinstance(table, Offsets):
-            marks["kv_offsets"][b : b + 2] = True
-        elif isinstance(table, CSR):
-            marks["page_indptr"][b : b + 2] = True
-            marks["page_indices"][int(arrays["page_indptr"][b]) + page] = True
-        elif isinstance(table, Indirect):
-            marks["request_ids"][b] = True
-            marks["req_to_token"][int(arrays["request_ids"][b]), page] = True
-        elif marks["page_table"].ndim == 1:
-            marks["page_table"][b] = True
-        else:
-            column = page % marks["page_table"].shape[-1] if isinstance(table, Ring) else page
-            marks["page_table"][b, ..., column] = True
-        if self._view.own_table:
-            marks["scales_page_table"][b, page] = True
+        for name, at in (*self._view.form.read_first(b), *self._view.entry_places(b, page)):
+            self._tables[name][at] = True
 
     def lengths(self) -> None:
         """The lengths of all requests."""
-        names = ("lengths",) if "lengths" in self._tables else ("page_indptr", "last_page_len", "kv_offsets")
-        for name in self._tables.keys() & names:
+        for name in self._view.form.lengths_in:
             self._tables[name][...] = True
 
     def pages(self, entries: NDArray[np.int64], *, scales: bool = False) -> None:
         """Whole pages, in every layer: those of these entries of a page table, or of the one for scales."""
         cache = self._scene.cache
-        own = cache.storage.own_table and not isinstance(cache.page_table, PerKV)
+        own = cache.storage.own_table
         for name, layers in pages_of(cache, self._pools).items():
             if own and own_scales(cache, name) != scales:
                 continue

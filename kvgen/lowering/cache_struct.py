@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from kvgen.layout.dtypes import dtype
 from kvgen.layout.regions import Region
 from kvgen.layout.storage import Base, Scales
+from kvgen.lowering.cache_kinds import cache_kind
 from kvgen.lowering.segments import SegmentContext, segments
+from kvgen.lowering.tables import table_form
 from kvgen.plan.params import Array, Field, Pool, Size
-from kvgen.spec.cache import Cache, Paged
+from kvgen.spec.cache import Cache
 from kvgen.spec.kernel_set import KernelSet
-from kvgen.spec.table import CSR, Dense, Indirect, Offsets, PerKV, Ring
 
 # Of caches without pages, where a request's tokens are one run of rows: more than one has (kRunTokens of kv_cache.cuh).
 RUN_TOKENS = 2**31
@@ -115,8 +116,7 @@ def roles(cache: Cache) -> tuple[RoleContext, ...]:
         shown = [s for s in segments(cache) if s.role == name]
         scales = main.scales
         places = storage.base(scales.base) if scales is not None and scales.base else None
-        both = isinstance(cache.page_table, PerKV)
-        value_id = f"{name}_id" if both else "id"
+        value_id = f"{name}_id" if cache.page_table.separate_kv else "id"
         found.append(
             RoleContext(
                 name=name,
@@ -143,96 +143,10 @@ def _in_pool(cache: Cache, scales: Scales) -> bool:
     return bool(scales.base) and cache.storage.base(scales.base).tensor.endswith("scales") and scales.block[0] == 1
 
 
-def table_template(cache: Cache) -> str:
-    """Which file of templates/cache/ holds the table's macros."""
-    table = cache.page_table
-    return f"cache/{'csr_last' if isinstance(table, CSR) and table.last_page_len else table.kind}.j2"
-
-
-def _table_fields(cache: Cache) -> tuple[Array | Size, ...]:
-    table = cache.page_table
-    field = "table.dtype" if isinstance(cache, Paged) else "table_dtype"
-    index = dtype(table.dtype)
-    if isinstance(table, Offsets):
-        doc = "first row of each request, and where the last one ends"
-        return (Array("kv_offsets", index.name, ("B+1",), untrusted=True, doc=doc, field="lengths_dtype"),)
-    if isinstance(table, CSR):
-        found: list[Array | Size] = [
-            Array("page_indices", index.name, ("I",), untrusted=True, doc="page ids of all requests", field=field),
-            Array(
-                "page_indptr", index.name, ("B+1",), untrusted=True, doc="where each request's ids begin", field=field
-            ),
-            Size("num_indices", "u32", "I"),
-        ]
-        if table.last_page_len:
-            doc = "tokens in each request's last page"
-            found.append(Array("last_page_len", index.name, ("B",), untrusted=True, doc=doc, field=field))
-        return tuple(found)
-    if isinstance(table, Indirect):
-        ids = dtype(table.request_dtype)
-        return (
-            Array(
-                "req_to_token",
-                index.name,
-                ("R", "M"),
-                strided=True,
-                untrusted=True,
-                doc="slot of each token",
-                field=field,
-            ),
-            Array(
-                "request_ids",
-                ids.name,
-                ("B",),
-                untrusted=True,
-                doc="row of req_to_token of each request",
-                field="table.request_dtype",
-            ),
-            Size("table_stride", "i64", "req_to_token.stride"),
-            Size("table_pages", "u32", "M"),
-            Size("table_rows", "u32", "R"),
-        )
-    if isinstance(cache, Paged):
-        shape: tuple[int | str, ...] = ("B", 2, "M") if isinstance(table, PerKV) else ("B", "M")
-        found = [
-            Array(
-                "page_table",
-                index.name,
-                shape,
-                strided=True,
-                untrusted=True,
-                align=table.align * index.bytes if isinstance(table, Dense) else 1,
-                doc="page ids of each request",
-                field=field,
-            ),
-            Size("table_stride", "i64", "page_table.stride"),
-            Size("table_pages", "u32", "M"),
-        ]
-        if isinstance(table, PerKV):
-            found.insert(2, Size("kv_table_stride", "i64", "M"))
-        return tuple(found)
-    return (
-        Array("page_table", index.name, ("B",), untrusted=True, doc="block of each request", field=field),
-        Size("table_stride", "i64", "one"),
-        Size("table_pages", "u32", "one"),
-    )
-
-
 def _scale_fields(cache: Cache) -> list[Field]:
-    """What quantization adds: a second table, scales of the caller's, the tail of newest tokens."""
+    """What quantization adds: scales of the caller's, the tail of newest tokens."""
     storage = cache.storage
     found: list[Field] = []
-    if storage.own_table:
-        table = cache.page_table
-        index = dtype(table.dtype)
-        doc = "page ids of each request's scales"
-        found += [
-            Array(
-                "scales_page_table", index.name, ("B", "MS"), strided=True, untrusted=True, doc=doc, field="table.dtype"
-            ),
-            Size("scales_table_stride", "i64", "scales_page_table.stride"),
-            Size("scales_table_pages", "u32", "MS"),
-        ]
     found += [Pool(t.name, t.dtypes[0]) for t in storage.tensors if t.given]
     if storage.residual:
         doc = "tokens of each request that are quantized"
@@ -254,23 +168,18 @@ def cache_fields(cache: Cache) -> tuple[Field, ...]:
         found.append(Size("num_scale_pages", "u32", "rows" if cache.ragged else "scale_pages"))
     if cache.page_tokens is None and not cache.ragged:
         found.append(Size("page_tokens", "u32", "tokens"))
-    if _has_lengths(cache):
+    if not cache.page_table.counts_tokens:
         doc = f"tokens of each request {cache.lengths} this step"
         lengths = dtype(cache.lengths_dtype)
         found.append(Array("lengths", lengths.name, ("B",), untrusted=True, doc=doc, field="lengths_dtype"))
     found.append(Size("batch", "u32", "B"))
     longest = [Size(name, "u32", name) for name in ("max_seq_length", "max_cache_length")]
-    return (*found, *_table_fields(cache), *_scale_fields(cache), *longest)
-
-
-def _has_lengths(cache: Cache) -> bool:
-    return not (cache.ragged or (isinstance(cache.page_table, CSR) and cache.page_table.last_page_len))
+    return (*found, *table_form(cache).fields, *_scale_fields(cache), *longest)
 
 
 def _summary(cache: Cache) -> str:
     dims = f"{cache.head_dim}" if cache.v_dim == cache.head_dim else f"{cache.head_dim}/{cache.v_dim}"
-    place = f"pages of {cache.page_size} tokens" if isinstance(cache, Paged) else "a block a request"
-    place = "requests one after another" if cache.ragged else place
+    place = cache_kind(cache).place
     kinds: list[str] = []
     for segment in cache.storage.segments:
         text: str = segment.region.dtype.name
@@ -284,13 +193,13 @@ def _summary(cache: Cache) -> str:
 
 def cache_context(cache: Cache, title: str, namespace: str = "") -> CacheContext:
     """The context of `cache.cuh`, whose first line calls it `title`; in a namespace, a second cache beside the set's."""
-    storage, table = cache.storage, cache.page_table
-    ids = ("k_id", "v_id") if isinstance(table, PerKV) else ("id", "scale_id") if storage.own_table else ("id",)
+    storage, table, form, kind = cache.storage, cache.page_table, table_form(cache), cache_kind(cache)
+    ids = form.ids
 
     def id_of(base: Base) -> str:
         if base.table == "scales":
             return "scale_id"
-        return "v_id" if len(ids) == 2 and ids[0] == "k_id" and base.name.startswith("v") else ids[0]
+        return "v_id" if table.separate_kv and base.name.startswith("v") else ids[0]
 
     checks = [f"{i} >= {'num_scale_pages' if i == 'scale_id' else 'num_pages'}" for i in ids]
     id_type = "uint64_t" if table.id_multiplier > 1 else "uint32_t"
@@ -308,17 +217,17 @@ def cache_context(cache: Cache, title: str, namespace: str = "") -> CacheContext
         roles=roles(cache),
         has_v="v" in storage.roles,
         is_mla=cache.stores == "k",
-        page_size=cache.page_size if isinstance(cache, Paged) else 0,
+        page_size=kind.page_size,
         page_tokens=RUN_TOKENS if cache.ragged else cache.page_tokens or 0,
         fields=tuple(p.declaration for p in cache_fields(cache)),
-        has_lengths=_has_lengths(cache),
+        has_lengths=not table.counts_tokens,
         lengths=cache.lengths,
-        table_template=table_template(cache),
+        table_template=form.template,
         table_type=dtype(table.dtype).c,
-        table_vector=table.align if isinstance(table, Dense) else 1,
+        table_vector=form.vector,
         multiplier=f" * {table.id_multiplier}ull" if table.id_multiplier > 1 else "",
-        window=table.window if isinstance(table, Ring) else 0,
-        pages_are="pages" if isinstance(cache, Paged) else "rows" if cache.ragged else "blocks",
+        window=form.window,
+        pages_are=kind.unit,
         ids=ids,
         id_args=", ".join(f"Id {i}" for i in ids),
         id_values=", ".join(f"found.{i}" for i in ids),

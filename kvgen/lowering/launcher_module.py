@@ -10,15 +10,16 @@ from typing import Final
 from kvgen.expr.nodes import Expr, variables
 from kvgen.expr.to_python import python
 from kvgen.layout.dtypes import dtype
+from kvgen.lowering.cache_kinds import cache_kind
 from kvgen.lowering.cache_struct import cache_fields
 from kvgen.lowering.module_tensors import ArgumentContext, pool_argument, role_text, tensor_text, tuple_text
 from kvgen.lowering.page_runs import STEPS
+from kvgen.lowering.tables import table_form
 from kvgen.plan.kernel import KernelPlan
 from kvgen.plan.params import Array, Count, Field, OtherCache, PagePool, Param, Pool, Scalar, Size, TensorMap, brought
 from kvgen.runtime.abi import ABI
-from kvgen.spec.cache import Cache, Paged
+from kvgen.spec.cache import Cache
 from kvgen.spec.kernel_set import KernelSet, Op
-from kvgen.spec.table import Ring
 
 
 @dataclass(frozen=True)
@@ -267,16 +268,9 @@ def _op(op: Op, kernels: KernelSet, plans: tuple[KernelPlan, ...]) -> OpContext:
     )
 
 
-def _pages_text(cache: Cache) -> str:
-    """What holds tokens, in a sentence."""
-    if isinstance(cache, Paged):
-        return f"pages hold {cache.page_size} tokens"
-    return "they lie in kv_offsets, requests one after another" if cache.ragged else "a block holds a request"
-
-
 def _cache_class(name: str, summary: str, module: str, cache: Cache) -> CacheClassContext:
     """The class of a cache of this spec."""
-    struct = cache_fields(cache)
+    kind, struct = cache_kind(cache), cache_fields(cache)
     tables = tuple(p for p in struct if isinstance(p, Array))
     tensors = sorted(cache.storage.tensors, key=lambda t: not t.holds_values)
     pools = tuple(pool_argument(cache, t) for t in tensors if t.holds_values)
@@ -288,18 +282,18 @@ def _cache_class(name: str, summary: str, module: str, cache: Cache) -> CacheCla
         module=module,
         tensors=tuple(tensor_text(cache, t) for t in tensors),
         roles=tuple(role_text(cache, name, parts) for name, parts in cache.storage.roles.items()),
-        kind="paged" if isinstance(cache, Paged) else "ragged" if cache.ragged else "continuous_batching",
+        kind=kind.name,
         heads=cache.kv_heads,
-        page_size=cache.page_size if isinstance(cache, Paged) else 0,
+        page_size=kind.page_size,
         positional=pools,
         keywords=(*extras, *views),
         tensor_names=", ".join(t.name for t in tensors),
         table_names=", ".join(t.name for t in tables),
         fields=tuple(_param(p) for p in struct),
         page_tokens=repr(cache.page_tokens),
-        window=cache.page_table.window if isinstance(cache.page_table, Ring) else 0,
+        window=table_form(cache).window,
         doc=(
-            f"lengths count the tokens {cache.lengths} this step; {_pages_text(cache)}.",
+            f"lengths count the tokens {cache.lengths} this step; {kind.sentence}.",
             *(a.doc for a in (*pools, *extras, *views)),
             "max_seq_length, max_cache_length: a request's most new tokens, and tokens in all; default: what the table holds.",
         ),

@@ -5,11 +5,9 @@ from __future__ import annotations
 from typing import Literal
 
 from kvgen.lowering.new_rows import NewRows
-from kvgen.spec.cache import Latent
 from kvgen.spec.kernel_set import KernelSet
 from kvgen.spec.model import LongRopeScaling, Rope
 from kvgen.spec.norm import RmsNorm
-from kvgen.spec.table import PerKV
 
 
 def check_new_rows(new: NewRows, kernels: KernelSet) -> None:
@@ -29,7 +27,7 @@ def check_new_rows(new: NewRows, kernels: KernelSet) -> None:
 
 def _check_rows(new: NewRows, kernels: KernelSet) -> None:
     storage = kernels.cache.storage
-    if new.rows == "slots" and isinstance(kernels.cache.page_table, PerKV):
+    if new.rows == "slots" and kernels.cache.page_table.separate_kv:
         raise ValueError("rows: got 'slots' with table=PerKV(), where K and V lie in different pages; use 'ragged'")
     if new.rows == "slots" and kernels.cache.ragged:
         raise ValueError("rows: got 'slots' with a Ragged cache, whose tokens are found by request; use 'ragged'")
@@ -145,7 +143,7 @@ def _check_rope(new: NewRows, rope: Rope, kernels: KernelSet) -> None:
 
 def _check_dims(new: NewRows, rope: Rope, kernels: KernelSet) -> int:
     cache = kernels.cache
-    if isinstance(cache, Latent) and not cache.rope_part:
+    if cache.latent_part and not cache.rope_part:
         raise ValueError("rope: got one for latent rows with rope_dim=0, which have no part that turns; leave it out")
     if cache.rope_part and rope.part == "first":
         raise ValueError(
@@ -184,7 +182,7 @@ def refuse_residual(name: str, kernels: KernelSet) -> None:
 def check_one_place(kernels: KernelSet, kind: str) -> None:
     """Raise ValueError where one number cannot say where a token is."""
     storage = kernels.cache.storage
-    if isinstance(kernels.cache.page_table, PerKV):
+    if kernels.cache.page_table.separate_kv:
         raise ValueError(f"ops: got {kind} with table=PerKV(), where K and V lie in different pages; use another table")
     if storage.own_table or storage.residual:
         which = "own_table=True, whose scales lie in other pages" if storage.own_table else "residual, a tail a request"

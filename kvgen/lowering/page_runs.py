@@ -13,7 +13,6 @@ from kvgen.layout.dtypes import dtype
 from kvgen.layout.storage import Base, PoolTensor
 from kvgen.plan.params import PagePool
 from kvgen.spec.cache import Cache
-from kvgen.spec.table import PerKV
 
 # As in device/pages.cuh.
 THREADS: Final = 256
@@ -68,7 +67,7 @@ def page_runs(cache: Cache, *, ids: Literal["pool", "table"] = "pool") -> tuple[
     where the table has two.
     """
     storage, found = cache.storage, dict[tuple[str, int, int], PageRun]()
-    per_kv = ids == "table" and isinstance(cache.page_table, PerKV)
+    per_kv = ids == "table" and cache.page_table.separate_kv
     for base in storage.bases:
         tensor = storage.tensor(base.tensor)
         kv = base.kv if "kv" in tensor.axes else 0

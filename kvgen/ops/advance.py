@@ -11,7 +11,7 @@ from kvgen.lowering.cache_struct import ERRORS, entry_name
 from kvgen.plan.kernel import KernelPlan
 from kvgen.plan.params import Array
 from kvgen.spec.kernel_set import KernelSet, Op
-from kvgen.spec.table import CSR, IndexName
+from kvgen.spec.tables import IndexName
 
 THREADS: Final = 256
 
@@ -42,8 +42,7 @@ class Advance(Op):
     index_dtype: IndexName | None = None
 
     def check(self, kernels: KernelSet) -> None:
-        table = kernels.cache.page_table
-        if isinstance(table, CSR) and table.last_page_len:
+        if kernels.cache.page_table.counts_tokens:
             raise ValueError(
                 "ops: got advance with CSR(last_page_len=True), whose lengths follow from its page lists; make new lists "
                 "with to_csr from a dense table, or use CSR() with lengths"

@@ -13,7 +13,7 @@ from kvgen.plan.kernel import KernelPlan
 from kvgen.spec.kernel_set import KernelSet, Op
 from kvgen.spec.model import Rope
 from kvgen.spec.norm import RmsNorm
-from kvgen.spec.table import IndexName
+from kvgen.spec.tables import IndexName
 
 _ROWS: Final = {
     "ragged": "Row t of a request is its new token t; rows at or past `row_offsets[B]` are padding.",

@@ -9,9 +9,9 @@ from pydantic import Field, model_validator
 from kvgen.layout.dtypes import DType, dtype
 from kvgen.lowering.new_rows import counts_before
 from kvgen.plan.params import Array, Param
-from kvgen.spec.cache import Cache, Latent
+from kvgen.spec.cache import Cache
 from kvgen.spec.kernel_set import KernelSet, Op
-from kvgen.spec.table import IndexName, Ring
+from kvgen.spec.tables import IndexName
 
 WARPS: Final = 8
 
@@ -60,14 +60,15 @@ class ChunkOp(Op):
 
     def check(self, kernels: KernelSet) -> None:
         cache = kernels.cache
-        if not isinstance(cache, Latent):
+        if not cache.latent_part:
             raise ValueError(
                 f"ops: got {self.kind} with {type(cache).__name__}; it is for caches of latent rows, Latent; gather copies "
                 "rows of others"
             )
-        if isinstance(cache.page_table, Ring):
+        if cache.page_table.drops_tokens:
             raise ValueError(
-                f"ops: got {self.kind} with table=Ring(), which drops keys that a prefill attends to; use another table"
+                f"ops: got {self.kind} with table={type(cache.page_table).__name__}(), which drops keys that a prefill attends "
+                "to; use another table"
             )
 
     def _alignment(self, cache: Cache) -> int:

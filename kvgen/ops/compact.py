@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from kvgen.expr.nodes import ceil_div, const, var
 from kvgen.layout.dtypes import dtype
+from kvgen.lowering.cache_kinds import cache_kind
 from kvgen.lowering.cache_struct import ERRORS, entry_name
 from kvgen.lowering.page_runs import (
     THREADS,
@@ -19,7 +20,7 @@ from kvgen.lowering.page_runs import (
     tiles,
     with_id,
 )
-from kvgen.lowering.table_entries import EntryList, entry_lists, new_table, table_name
+from kvgen.lowering.tables import EntryList, table_form
 from kvgen.plan.kernel import KernelPlan
 from kvgen.plan.params import Array, Size
 from kvgen.spec.kernel_set import KernelSet, Op
@@ -91,17 +92,16 @@ class Compact(Op):
         pool, index = pool_param(cache, "pages", self.max_layers), dtype(self.index_dtype)
         entries, field = dtype(cache.page_table.dtype), "index_dtype"
         runs = with_id(page_runs(cache), 0)
-        lists = tuple(e for e in entry_lists(cache) if e.id != "scale_id")
-        table_field = "table.dtype" if hasattr(cache, "table") else "table_dtype"
+        form = table_form(cache)
+        lists = tuple(e for e in form.entries if e.id != "scale_id")
+        table_field = cache_kind(cache).table_field
         params = (
             Array("moves", index.name, ("Q", 2), untrusted=True, doc="pages to move from and to", field=field),
             Array("num_moves", index.name, (1,), untrusted=True, doc="how many there are", field=field),
             Array(
                 "new_ids", entries.name, ("P",), untrusted=True, doc="where each page is afterwards", field=table_field
             ),
-            *new_table(
-                cache, f"{table_name(cache).replace('_', ' ')} afterwards; may be the cache's own", in_place=True
-            ),
+            *form.new_table(f"{form.array.replace('_', ' ')} afterwards; may be the cache's own", in_place=True),
             Size("max_moves", "u32", "Q"),
             Size("num_ids", "u32", "P"),
             pool,

@@ -15,11 +15,11 @@ from kvgen.lowering.cache_struct import ERRORS, entry_name
 from kvgen.lowering.row_runs import StoredRun, across, check_writes, stored_runs
 from kvgen.lowering.row_tiling import scales_by_token
 from kvgen.lowering.segments import ScaleContext, SegmentContext, segments
+from kvgen.lowering.tables import table_form
 from kvgen.plan.kernel import KernelPlan
 from kvgen.plan.params import OtherCache, Size
 from kvgen.spec.cache import Cache
 from kvgen.spec.kernel_set import KernelSet, Op
-from kvgen.spec.table import Ring
 
 THREADS: Final = 256
 _MOST_ROWS: Final = 32
@@ -121,8 +121,8 @@ class Convert(Op):
 
     def _window(self, cache: Cache) -> int:
         """Tokens of a request that are moved at most; 0: all."""
-        tables = (cache.page_table, self.source.page_table)
-        return min((t.window for t in tables if isinstance(t, Ring)), default=0)
+        windows = (table_form(c).window for c in (cache, self.source))
+        return min((w for w in windows if w), default=0)
 
     def plan(self, kernels: KernelSet) -> tuple[KernelPlan, ...]:
         cache = kernels.cache

@@ -9,12 +9,13 @@ from pydantic import Field, PrivateAttr, SerializeAsAny, field_validator, model_
 
 from kvgen.expr.nodes import Expr, const, substitute, variables
 from kvgen.expr.rules import parse_rule
+from kvgen.lowering.cache_kinds import cache_kind
 from kvgen.lowering.cache_struct import ERRORS, cache_fields
 from kvgen.plan import params
 from kvgen.plan.kernel import KernelPlan, Source
 from kvgen.plan.params import Param
 from kvgen.spec.arguments import Argument, Array, Scalar, Size, one_line
-from kvgen.spec.cache import Cache, Paged
+from kvgen.spec.cache import Cache
 from kvgen.spec.kernel_set import KernelSet, Op
 from kvgen.spec.sources import checked_text, read_source
 
@@ -242,6 +243,7 @@ def _axis(axis: int | str, words: dict[str, int]) -> tuple[int | str, str | None
 
 def _words(kernels: KernelSet) -> dict[str, int]:
     cache = kernels.cache
+    page_size = cache_kind(cache).page_size
     found = {
         "kv_heads": cache.kv_heads,
         "q_heads": kernels.q_heads,
@@ -249,7 +251,7 @@ def _words(kernels: KernelSet) -> dict[str, int]:
         "head_dim": cache.head_dim,
         "v_head_dim": cache.v_dim,
     }
-    return found | ({"page_size": cache.page_size} if isinstance(cache, Paged) else {})
+    return found | ({"page_size": page_size} if page_size else {})
 
 
 def _cache_names(cache: Cache) -> frozenset[str]:

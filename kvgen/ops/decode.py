@@ -30,7 +30,7 @@ from kvgen.plan.params import Array, Param, Size
 from kvgen.spec.kernel_set import KernelSet, Op
 from kvgen.spec.mask import TREE_ROWS, Mask
 from kvgen.spec.score import Score
-from kvgen.spec.table import IndexName
+from kvgen.spec.tables import IndexName
 
 MOST_ROWS: Final = 128
 OutName = Literal["f16", "bf16", "f32", "e4m3"]

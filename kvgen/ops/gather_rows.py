@@ -13,7 +13,7 @@ from kvgen.lowering.segments import row_params
 from kvgen.plan.kernel import KernelPlan
 from kvgen.plan.params import Array, Param, Size
 from kvgen.spec.kernel_set import KernelSet, Op
-from kvgen.spec.table import IndexName
+from kvgen.spec.tables import IndexName
 
 THREADS: Final = 256
 _MOST_ROWS: Final = 32

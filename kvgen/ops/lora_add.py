@@ -12,7 +12,7 @@ from kvgen.lowering.row_adds import THREADS, AdderContext, adders, check_addable
 from kvgen.plan.kernel import KernelPlan
 from kvgen.plan.params import Array, Count, Param, Size
 from kvgen.spec.kernel_set import KernelSet, Op
-from kvgen.spec.table import IndexName
+from kvgen.spec.tables import IndexName
 
 End = Literal["host", "device"]
 

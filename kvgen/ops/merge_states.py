@@ -10,7 +10,7 @@ from kvgen.layout.dtypes import FloatName, dtype
 from kvgen.lowering.cache_struct import entry_name
 from kvgen.plan.kernel import KernelPlan
 from kvgen.plan.params import Access, Array, Param, Size
-from kvgen.spec.cache import Cache, Latent
+from kvgen.spec.cache import Cache
 from kvgen.spec.kernel_set import KernelSet, Op
 
 _ACCESS: Final = 16  # bytes of the widest access
@@ -48,8 +48,8 @@ class MergeStatesContext:
 
 def values_dim(cache: Cache) -> tuple[int, str]:
     """Dims of a head of attention's output, and the spec's field behind them."""
-    if isinstance(cache, Latent):
-        return cache.latent_dim, "latent_dim"
+    if cache.latent_part:
+        return cache.latent_part, "latent_dim"
     return cache.v_dim, "v_head_dim" if cache.v_dim != cache.head_dim else "head_dim"
 
 

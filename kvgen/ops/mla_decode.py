@@ -28,10 +28,10 @@ from kvgen.lowering.attention.wgmma import PIECE, applies, with_warpgroups
 from kvgen.lowering.cache_struct import ERRORS, entry_name
 from kvgen.plan.kernel import KernelPlan, Work
 from kvgen.plan.params import Array, Param, Size
-from kvgen.spec.cache import Latent
+from kvgen.spec.cache import Cache
 from kvgen.spec.kernel_set import KernelSet, Op
 from kvgen.spec.mask import Mask
-from kvgen.spec.table import IndexName
+from kvgen.spec.tables import IndexName
 
 LOG2E = 1.4426950408889634
 # A column's maximum rises when a score passes it by more than this factor, in base 2: weights stay within f16.
@@ -119,7 +119,7 @@ class MlaDecode(Op):
     def check(self, kernels: KernelSet) -> None:
         """The cache is one of latent rows that tensor cores can take."""
         cache = kernels.cache
-        if not isinstance(cache, Latent):
+        if not cache.latent_part:
             raise ValueError(
                 f"ops: mla_decode reads latent rows, but the cache is {type(cache).__name__}; use ops.Decode(), or a Latent cache"
             )
@@ -147,7 +147,6 @@ class MlaDecode(Op):
 
     def plan(self, kernels: KernelSet) -> tuple[KernelPlan, ...]:
         cache = kernels.cache
-        assert isinstance(cache, Latent)
         index = dtype(self.index_dtype or cache.lengths_dtype)
         attend = attention_context(Mask(), None, kernels, index)
         shape, columns = self._shape(kernels, cache), self.rows * kernels.q_heads
@@ -169,7 +168,7 @@ class MlaDecode(Op):
                 group=kernels.q_heads,
                 rows=self.rows,
                 tiles=tiles,
-                v_size=cache.latent_dim,
+                v_size=cache.latent_part,
                 vec=4,
                 planned=planned,
                 plan_digest=digest,
@@ -216,21 +215,20 @@ class MlaDecode(Op):
         if self.split == "none":
             return None
         cache = kernels.cache
-        assert isinstance(cache, Latent)
         shape = self._shape(kernels, cache)
         tiles = -(-self.rows * kernels.q_heads // shape.cols)
         return Work(
             columns=tiles,
             blocks_per_sm=1,
-            partial_bytes=tiles * partial_bytes(shape.cols, cache.latent_dim),
+            partial_bytes=tiles * partial_bytes(shape.cols, cache.latent_part),
             chunk=self.chunk if self.split == "invariant" else 0,
             most=most_seen(kernels, self.rows, Mask()),
         )
 
-    def _shape(self, kernels: KernelSet, cache: Latent) -> Shape:
+    def _shape(self, kernels: KernelSet, cache: Cache) -> Shape:
         return shape_of(latent_row(cache), cache, self.rows * kernels.q_heads, kernels.arch)
 
-    def _params(self, kernels: KernelSet, cache: Latent, out: DType, index: DType) -> tuple[Param, ...]:
+    def _params(self, kernels: KernelSet, cache: Cache, out: DType, index: DType) -> tuple[Param, ...]:
         """What a call brings, in the order of the kernel's signature."""
         elem = dtype(cache.dtype)
         heads = kernels.q_heads
@@ -260,7 +258,7 @@ class MlaDecode(Op):
             Array(
                 "out",
                 out.name,
-                ("T", heads, cache.latent_dim),
+                ("T", heads, cache.latent_part),
                 access="out",
                 align=4 * out.bytes,
                 strided=True,

@@ -14,7 +14,7 @@ from kvgen.lowering.segments import segments
 from kvgen.ops.base import ChunkOp
 from kvgen.plan.kernel import KernelPlan
 from kvgen.plan.params import Array, Size
-from kvgen.spec.cache import Latent
+from kvgen.spec.cache import Cache
 from kvgen.spec.kernel_set import KernelSet
 
 THREADS: Final = 256
@@ -51,7 +51,6 @@ class MlaDecompress(ChunkOp):
 
     def plan(self, kernels: KernelSet) -> tuple[KernelPlan, ...]:
         cache = kernels.cache
-        assert isinstance(cache, Latent)
         value, index = dtype(cache.dtype), self._index(cache)
         runs = value_runs(cache, "_latent") if self.rope else (_latent_run(cache),)
         doc, field = "latent rows of the chunk's keys", "head_dim" if self.rope else "latent_dim"
@@ -60,7 +59,7 @@ class MlaDecompress(ChunkOp):
             Array(
                 "k_latent",
                 value.name,
-                ("T", cache.head_dim if self.rope else cache.latent_dim),
+                ("T", cache.head_dim if self.rope else cache.latent_part),
                 access="out",
                 align=align,
                 strided=True,
@@ -92,13 +91,13 @@ class MlaDecompress(ChunkOp):
         return (KernelPlan(self.name, context.entry, "ops/mla_decompress.cu.j2", context, params, grid, THREADS),)
 
 
-def _latent_run(cache: Latent) -> RunContext:
+def _latent_run(cache: Cache) -> RunContext:
     """A row's latent part, which may be all of its segment or its first dims."""
     run, segment = value_runs(cache, "_latent")[0], segments(cache)[0]
-    if segment.size == cache.latent_dim:
+    if segment.size == cache.latent_part:
         return run
     width = run.width
-    while cache.latent_dim % width:
+    while cache.latent_part % width:
         width //= 2
-    view = f"RoleValues<{segment.struct}Role, {segment.value}, 0, {cache.latent_dim}>"
-    return replace(run, title="K, latent part", view=view, width=width, vectors=cache.latent_dim // width)
+    view = f"RoleValues<{segment.struct}Role, {segment.value}, 0, {cache.latent_part}>"
+    return replace(run, title="K, latent part", view=view, width=width, vectors=cache.latent_part // width)

@@ -12,7 +12,7 @@ from kvgen.lowering.row_kernel import row_kernel
 from kvgen.plan.kernel import KernelPlan
 from kvgen.spec.kernel_set import KernelSet, Op
 from kvgen.spec.norm import RmsNorm
-from kvgen.spec.table import IndexName
+from kvgen.spec.tables import IndexName
 
 
 class NormCache(Op):

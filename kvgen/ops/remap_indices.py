@@ -12,7 +12,7 @@ from kvgen.lowering.new_rows_rules import check_one_place
 from kvgen.plan.kernel import KernelPlan
 from kvgen.plan.params import Array, Size
 from kvgen.spec.kernel_set import KernelSet, Op
-from kvgen.spec.table import IndexName
+from kvgen.spec.tables import IndexName
 
 WARPS: Final = 8
 

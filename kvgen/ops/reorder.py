@@ -7,14 +7,15 @@ from typing import ClassVar
 
 from kvgen.expr.nodes import Expr, const, var
 from kvgen.layout.dtypes import dtype
+from kvgen.lowering.cache_kinds import cache_kind
 from kvgen.lowering.cache_struct import ERRORS, entry_name
 from kvgen.lowering.page_runs import THREADS, MaxLayers, PagesContext, chunks, page_runs, pages_context, pool_param
-from kvgen.lowering.table_entries import EntryList, entry_lists, new_table
+from kvgen.lowering.tables import EntryList, TableForm, table_form
 from kvgen.plan.kernel import KernelPlan
 from kvgen.plan.params import Array, Param
-from kvgen.spec.cache import Cache, Continuous
+from kvgen.spec.cache import Cache
 from kvgen.spec.kernel_set import KernelSet, Op
-from kvgen.spec.table import CSR, IndexName, Indirect, PerKV, Ring
+from kvgen.spec.tables import IndexName
 
 
 @dataclass(frozen=True)
@@ -59,10 +60,10 @@ class Reorder(Op):
 
     def check(self, kernels: KernelSet) -> None:
         cache = kernels.cache
-        if isinstance(cache.page_table, CSR):
+        if table_form(cache).slices:
             raise ValueError(
-                "ops: reorder got table=CSR(), a list in which a request's slice cannot change its length; convert the table "
-                "with ops.ToDense() and reorder a cache with table=Dense()"
+                f"ops: reorder got table={type(cache.page_table).__name__}(), a list in which a request's slice cannot change "
+                "its length; convert the table with ops.ToDense() and reorder a cache with table=Dense()"
             )
         if cache.storage.residual:
             raise ValueError(
@@ -73,17 +74,17 @@ class Reorder(Op):
 
     def plan(self, kernels: KernelSet) -> tuple[KernelPlan, ...]:
         cache = kernels.cache
-        table, pool = cache.page_table, pool_param(cache, "pages", self.max_layers)
+        form, pool = table_form(cache), pool_param(cache, "pages", self.max_layers)
         index = dtype(self.index_dtype or cache.lengths_dtype)
         runs = page_runs(cache, ids="table")
         doc = "the request whose tokens each one continues; -1: it ends here"
         params: list[Param] = [
             Array("parents", index.name, ("B",), untrusted=True, doc=doc, field="index_dtype"),
-            *_fresh(cache),
+            *_fresh(cache, form),
         ]
-        params += new_table(cache, "page ids of each request afterwards; not the memory of the old ones")
+        params += form.new_table("page ids of each request afterwards; not the memory of the old ones")
         if cache.storage.own_table:
-            params += new_table(cache, "page ids of each request's scales afterwards", scales=True)
+            params += form.new_table("page ids of each request's scales afterwards", scales=True)
         doc = "tokens of each request afterwards"
         params += [
             Array('new_lengths', cache.lengths_dtype, ('B',), access='inout', optional=True, doc=doc, field='lengths_dtype'),
@@ -94,15 +95,15 @@ class Reorder(Op):
             entry=entry_name(kernels, self.name),
             params=tuple(p.declaration for p in params),
             pool=pages_context(pool, runs, share=False),
-            entries=entry_lists(cache),
+            entries=form.entries,
             length=dtype(cache.lengths_dtype).c,
-            multiplier=table.id_multiplier,
-            whole=isinstance(table, Ring) or isinstance(cache, Continuous),
-            ring=isinstance(table, Ring),
-            row_exists="load_index(cache.request_ids, b) < cache.table_rows" if isinstance(table, Indirect) else "true",
+            multiplier=cache.page_table.id_multiplier,
+            whole=form.copied_whole,
+            ring=form.wraps,
+            row_exists=form.row_exists,
         )
         blocks: Expr = var("B") * chunks(runs)
-        if isinstance(table, Ring):
+        if form.wraps:
             blocks = blocks * var("M")
         # Pages of one token are never partly full: where full ones are shared, only the table is written.
         layers = var("all_layers") if context.whole or cache.page_tokens != 1 else const(1)
@@ -121,15 +122,10 @@ class Reorder(Op):
         return (plan,)
 
 
-def _fresh(cache: Cache) -> list[Array]:
+def _fresh(cache: Cache, form: TableForm) -> list[Array]:
     """The free pages."""
-    table = cache.page_table
-    entries = dtype(table.dtype)
-    field = "table_dtype" if isinstance(cache, Continuous) else "table.dtype"
-    shape: tuple[int | str, ...] = (
-        ("B", 2) if isinstance(table, PerKV) else ("B", "M") if isinstance(table, Ring) else ("B",)
-    )
-    found = [Array("fresh", entries.name, shape, untrusted=True, doc="free pages for each request", field=field)]
+    entries, field = dtype(cache.page_table.dtype), cache_kind(cache).table_field
+    found = [Array("fresh", entries.name, form.fresh, untrusted=True, doc="free pages for each request", field=field)]
     if cache.storage.own_table:
         doc = "free pages of scales for each request"
         found.append(Array("fresh_scales", entries.name, ("B",), untrusted=True, doc=doc, field=field))

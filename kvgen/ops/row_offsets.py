@@ -12,7 +12,7 @@ from kvgen.lowering.new_rows import counts_before, step_offsets
 from kvgen.plan.kernel import KernelPlan
 from kvgen.plan.params import Array
 from kvgen.spec.kernel_set import KernelSet, Op
-from kvgen.spec.table import IndexName
+from kvgen.spec.tables import IndexName
 
 THREADS: Final = 512
 

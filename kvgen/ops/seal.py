@@ -14,7 +14,7 @@ from kvgen.lowering.segments import ScaleContext, SegmentContext, row_params, se
 from kvgen.plan.kernel import KernelPlan
 from kvgen.plan.params import Array, Size
 from kvgen.spec.kernel_set import KernelSet, Op
-from kvgen.spec.table import IndexName
+from kvgen.spec.tables import IndexName
 
 THREADS = 128
 

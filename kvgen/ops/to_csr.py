@@ -7,14 +7,15 @@ from typing import ClassVar
 
 from kvgen.expr.nodes import ceil_div, const, var
 from kvgen.layout.dtypes import dtype
+from kvgen.lowering.cache_kinds import cache_kind
 from kvgen.lowering.cache_struct import ERRORS, entry_name
 from kvgen.lowering.new_rows import counts_before, step_offsets
+from kvgen.lowering.tables import table_form
 from kvgen.ops.base import COLUMNS, WARPS, PageListOp, divided
 from kvgen.plan.kernel import KernelPlan
 from kvgen.plan.params import Array, Size
-from kvgen.spec.cache import Continuous
 from kvgen.spec.kernel_set import KernelSet
-from kvgen.spec.table import Dense, IndexName, Indirect
+from kvgen.spec.tables import IndexName
 
 
 @dataclass(frozen=True)
@@ -46,10 +47,9 @@ class ToCsr(PageListOp):
 
     def check(self, kernels: KernelSet) -> None:
         cache = kernels.cache
-        if isinstance(cache, Continuous) or not isinstance(cache.page_table, Dense | Indirect):
-            which = (
-                "a Continuous cache" if isinstance(cache, Continuous) else f"table={type(cache.page_table).__name__}()"
-            )
+        if "csr" not in table_form(cache).rewritten_as:
+            one_page = cache_kind(cache).one_page
+            which = f"a {type(cache).__name__} cache" if one_page else f"table={type(cache.page_table).__name__}()"
             raise ValueError(f"ops: got to_csr with {which}; it makes lists of Dense's rows and of Indirect's slots")
 
     def plan(self, kernels: KernelSet) -> tuple[KernelPlan, ...]:

@@ -9,11 +9,12 @@ from kvgen.expr.nodes import ceil_div, const, maximum, var
 from kvgen.layout.dtypes import dtype
 from kvgen.lowering.cache_struct import ERRORS, entry_name
 from kvgen.lowering.new_rows import counts_before, step_offsets
+from kvgen.lowering.tables import table_form
 from kvgen.ops.base import COLUMNS, WARPS, PageListOp, divided
 from kvgen.plan.kernel import KernelPlan
 from kvgen.plan.params import Array, Param, Size
 from kvgen.spec.kernel_set import KernelSet
-from kvgen.spec.table import CSR, IndexName, Indirect
+from kvgen.spec.tables import IndexName
 
 
 @dataclass(frozen=True)
@@ -45,17 +46,17 @@ class ToDense(PageListOp):
     table_dtype: IndexName = "u32"
 
     def check(self, kernels: KernelSet) -> None:
-        table = kernels.cache.page_table
-        if not isinstance(table, CSR | Indirect):
+        cache = kernels.cache
+        if "dense" not in table_form(cache).rewritten_as:
             raise ValueError(
-                f"ops: got to_dense with table={type(table).__name__}(); it makes rows of CSR's lists and of Indirect's slots"
+                f"ops: got to_dense with table={type(cache.page_table).__name__}(); it makes rows of CSR's lists "
+                "and of Indirect's slots"
             )
 
     def plan(self, kernels: KernelSet) -> tuple[KernelPlan, ...]:
         cache, entries = kernels.cache, dtype(self.table_dtype)
-        table, lengths = cache.page_table, dtype(cache.lengths_dtype)
-        sliced, before = isinstance(table, CSR), "true" if counts_before(cache) else "false"
-        counted = isinstance(table, CSR) and table.last_page_len
+        counted, lengths = cache.page_table.counts_tokens, dtype(cache.lengths_dtype)
+        sliced, before = table_form(cache).slices, "true" if counts_before(cache) else "false"
         doc = "page ids of each request"
         params: list[Param] = [
             Array("page_table", entries.name, ("B", "C"), access="out", strided=True, doc=doc, field="table_dtype"),

@@ -11,7 +11,6 @@ from kvgen.reference.faults import FaultLog
 from kvgen.reference.pages import (
     Arrays,
     Raw,
-    entry_places,
     living_pages,
     possible_count,
 )
@@ -34,7 +33,7 @@ def compact_plan(table: TableView, new_ids: Raw, moves: Raw, kept: Raw | None = 
             faults.add(Fault.LENGTH, b, LIMIT if length is None else length)
             continue
         for i in living[1]:
-            for name, at in entry_places(table, b, i):
+            for name, at in table.entry_places(b, i):
                 if name == "scales_page_table":
                     continue
                 entry = index(table.arrays[name][at])
@@ -73,7 +72,7 @@ def compact(
     for b in range(table.requests):
         living = living_pages(table, b)
         for i in living[1] if living is not None else ():
-            for name, at in entry_places(table, b, i):
+            for name, at in table.entry_places(b, i):
                 entry = table.arrays[name][at]
                 number = index(entry)
                 known = (

@@ -16,7 +16,6 @@ from kvgen.reference.faults import FaultLog
 from kvgen.reference.pool import Rows
 from kvgen.reference.tables import LIMIT, RowRange, TableView, bad_total, request_of_row
 from kvgen.runtime.faults import Fault
-from kvgen.spec.cache import Latent
 
 Floats = NDArray[np.float64]
 
@@ -158,7 +157,7 @@ def decode(
 def _v_dim(table: TableView, pools: Sequence[Rows]) -> int:
     if len(pools) > 1:
         return pools[1].dim
-    return table.cache.latent_dim if isinstance(table.cache, Latent) else pools[0].dim
+    return table.cache.latent_part or pools[0].dim
 
 
 def _whose(table: TableView, row: int, total: int, rows: int, row_offsets: NDArray[Any] | None) -> RowRange | None:

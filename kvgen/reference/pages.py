@@ -9,8 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvgen.reference.tables import LIMIT, TableView, index
-from kvgen.spec.cache import Cache, Continuous
-from kvgen.spec.table import CSR, Indirect, PerKV, Ring
+from kvgen.spec.cache import Cache
 
 Raw = NDArray[Any]
 
@@ -57,19 +56,3 @@ def living_pages(table: TableView, b: int) -> tuple[int, range] | None:
     if tokens is None or not table.holds(b, tokens):
         return None
     return tokens, range(table.first_token(tokens) // table.tokens, -(-tokens // table.tokens))
-
-
-def entry_places(table: TableView, b: int, i: int) -> list[tuple[str, tuple[int, ...]]]:
-    """Where the entries of logical page i of request b lie: (argument, index), K's then V's, or values' then scales'."""
-    form, arrays = table.cache.page_table, table.arrays
-    scales = [("scales_page_table", (b, i))] if table.own_table else []
-    if isinstance(table.cache, Continuous):
-        return [("page_table", (b,)), *scales]
-    if isinstance(form, CSR):
-        return [("page_indices", (int(arrays["page_indptr"][b]) + i,))]
-    if isinstance(form, Indirect):
-        return [("req_to_token", (int(arrays["request_ids"][b]), i))]
-    if isinstance(form, PerKV):
-        return [("page_table", (b, 0, i)), ("page_table", (b, 1, i))]
-    column = i % arrays["page_table"].shape[1] if isinstance(form, Ring) else i
-    return [("page_table", (b, column)), *scales]

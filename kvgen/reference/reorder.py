@@ -11,7 +11,6 @@ from kvgen.reference.faults import FaultLog
 from kvgen.reference.pages import (
     Arrays,
     Raw,
-    entry_places,
     living_pages,
     own_scales,
     page_id,
@@ -19,8 +18,7 @@ from kvgen.reference.pages import (
 )
 from kvgen.reference.tables import LIMIT, TableView, index
 from kvgen.runtime.faults import Fault
-from kvgen.spec.cache import Cache, Continuous
-from kvgen.spec.table import Indirect, PerKV, Ring
+from kvgen.spec.cache import Cache
 
 
 def reorder(
@@ -40,7 +38,7 @@ def reorder(
     what was there before. Returns the error word.
     """
     cache, faults = table.cache, FaultLog()
-    form, pages = cache.page_table, pages_of(cache, arrays)
+    pages = pages_of(cache, arrays)
     before = {name: [a.copy() for a in each] for name, each in pages.items()}
     seen: set[int] = set()
     for b, entry in enumerate(parents):
@@ -49,9 +47,7 @@ def reorder(
         parent = index(entry)
         shares = parent not in seen
         seen.add(LIMIT if parent is None else parent)
-        own_row = table.arrays["request_ids"][b] if isinstance(form, Indirect) else 0
-        rows = table.arrays["req_to_token"].shape[0] if isinstance(form, Indirect) else 1
-        if parent is None or parent >= table.requests or not 0 <= int(own_row) < rows:
+        if parent is None or parent >= table.requests or not table.form.has_row(b):
             faults.add(Fault.TABLE, b, 0)
             continue
         living = living_pages(table, parent)
@@ -62,10 +58,9 @@ def reorder(
         tokens, logical = living
         if new_lengths is not None:
             new_lengths[b] = tokens
-        whole = isinstance(form, Ring) or isinstance(cache, Continuous)
         for i in logical:
-            copied = not shares and (whole or (i + 1) * table.tokens > tokens)
-            sources, targets = entry_places(table, parent, i), entry_places(table, b, i)
+            copied = not shares and (table.form.copied_whole or (i + 1) * table.tokens > tokens)
+            sources, targets = table.entry_places(parent, i), table.entry_places(b, i)
             old = [table.arrays[name][at] for name, at in sources]
             given = [_fresh(table, fresh, name, b, i, which) for which, (name, _) in enumerate(targets)]
             for (name, at), mine, free in zip(targets, old, given, strict=True):
@@ -76,10 +71,9 @@ def reorder(
 
 
 def _fresh(table: TableView, fresh: Mapping[str, Raw], name: str, b: int, i: int, which: int) -> Any:
-    form, given = table.cache.page_table, fresh["scales_page_table" if name == "scales_page_table" else "page_table"]
-    if isinstance(form, PerKV):
-        return given[b, which]
-    return given[b, i % given.shape[1]] if isinstance(form, Ring) else given[b]
+    if name == "scales_page_table":
+        return fresh[name][b]
+    return table.form.free(fresh["page_table"], b, i, which)
 
 
 def _copy(
@@ -88,12 +82,12 @@ def _copy(
     """Copy the page with these entries to the one with those; False where one of them is outside the pool."""
     cache = table.cache
     form, scales = cache.page_table, table.pages if table.scale_pages is None else table.scale_pages
-    sizes = [table.pages, table.pages if isinstance(form, PerKV) else scales][: len(old)]
+    sizes = [table.pages, table.pages if form.separate_kv else scales][: len(old)]
     ids = [[page_id(e, form.id_multiplier, size) for e, size in zip(side, sizes, strict=True)] for side in (old, new)]
     if any(i is None for side in ids for i in side):
         return False
     for name, each in pages.items():
-        roles = _roles_of(cache, name) if isinstance(form, PerKV) else (1,) if own_scales(cache, name) else (0,)
+        roles = _roles_of(cache, name) if form.separate_kv else (1,) if own_scales(cache, name) else (0,)
         for role in roles:
             for found, was in zip(each, before[name], strict=True):
                 found[ids[1][role]] = was[ids[0][role]]

@@ -10,17 +10,8 @@ from kvgen.layout.dtypes import dtype
 from kvgen.reference.faults import FaultLog
 from kvgen.reference.lengths import largest
 from kvgen.reference.page_lists import entry_of, null_entry, pages_of_tokens
-from kvgen.reference.tables import LIMIT, TableView, index
+from kvgen.reference.tables import LIMIT, TableView
 from kvgen.runtime.faults import Fault
-from kvgen.spec.table import CSR
-
-
-def _slice(table: TableView, b: int) -> int | Fault:
-    """Pages of request b in CSR's lists."""
-    begin, end = (index(x) for x in table.arrays["page_indptr"][b : b + 2])
-    if begin is None or end is None or not begin <= end <= len(table.arrays["page_indices"]):
-        return Fault.TABLE
-    return end - begin
 
 
 def to_dense(
@@ -32,9 +23,10 @@ def to_dense(
     lengths: NDArray[Any] | None = None,
 ) -> int:
     """Fill `out` `[B, C]` with the entries of every request's pages, and `lengths` `[B]`; returns the error word."""
-    faults, sliced = FaultLog(), isinstance(table.cache.page_table, CSR)
+    faults = FaultLog()
     for b in range(table.requests):
-        found = _slice(table, b) if sliced else pages_of_tokens(table, row_offsets, b)
+        counted = table.form.counted_pages(b)
+        found = pages_of_tokens(table, row_offsets, b) if counted is None else counted
         pages = 0 if isinstance(found, Fault) else found if isinstance(found, int) else found[0]
         if isinstance(found, Fault):
             faults.add(found, b, 0)

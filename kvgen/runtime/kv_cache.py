@@ -310,8 +310,7 @@ class BaseCache:
     @property
     def lookup_table(self) -> object:
         """The page table as it was given."""
-        names = ("page_table", "page_indices", "req_to_token", "kv_offsets")
-        return next(self._given_tables[n] for n in names if n in self._given_tables)
+        return next(given for name, given in self._given_tables.items() if name != "lengths")
 
     @property
     def scales_lookup_table(self) -> object | None:

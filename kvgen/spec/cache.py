@@ -17,7 +17,7 @@ from kvgen.spec.base import Spec
 from kvgen.spec.build_storage import storage_of
 from kvgen.spec.layout_rules import check_layout
 from kvgen.spec.quant import Block, Quant
-from kvgen.spec.table import CSR, Dense, IndexName, Indirect, Offsets, PerKV, Ring, Table
+from kvgen.spec.tables import Dense, IndexName, Offsets, Ring, Table
 
 HeadDim = Annotated[int, Field(ge=1, le=1024)]
 
@@ -100,7 +100,7 @@ class Cache(Spec):
     @property
     def ragged(self) -> bool:
         """Whether requests lie one after another, without pages."""
-        return isinstance(self.page_table, Offsets)
+        return False
 
     @property
     def token_extent(self) -> int | None:
@@ -134,6 +134,11 @@ class Cache(Spec):
     @property
     def rope_part(self) -> int:
         """Dims of a K row that are its RoPE part, the last ones; 0 where a row has no such part."""
+        return 0
+
+    @property
+    def latent_part(self) -> int:
+        """Dims of a K row that attention reads as V, the first ones; 0 where rows are not latent."""
         return 0
 
     @property
@@ -175,13 +180,15 @@ class Cache(Spec):
             )
         if self.stores == "kv" and self.layout.kv is not None:
             has_axis = any(a.name == "kv" for a in parse_axes(self.layout.kv))
-            if has_axis == isinstance(self.page_table, PerKV):
+            if has_axis == self.page_table.separate_kv:
                 raise ValueError(
                     f"layout: {self.layout.kv!r} has {'a' if has_axis else 'no'} kv axis; one tensor tells K from V by a kv "
                     "axis, or by page ids of their own with table=PerKV()"
                 )
-        if self.stores == "k" and isinstance(self.page_table, PerKV):
-            raise ValueError("table: got PerKV for a cache without V; use Dense, CSR, Indirect or Ring")
+        if self.stores == "k" and self.page_table.separate_kv:
+            raise ValueError(
+                f"table: got {type(self.page_table).__name__} for a cache without V; use Dense, CSR, Indirect or Ring"
+            )
         self._check_quant()
         check_layout(self)
         _ = self.storage
@@ -244,7 +251,7 @@ class Cache(Spec):
             raise ValueError(
                 f"{field}: got block.head={heads} and block.dim={dims}; a block is part of one head, or whole rows of several"
             )
-        if quant.own_table and not isinstance(self.page_table, Dense):
+        if quant.own_table and not self.page_table.second_table:
             raise ValueError(
                 f"{field}: got own_table=True with table={type(self.page_table).__name__}(); a second table goes with Dense"
             )
@@ -267,7 +274,7 @@ class Cache(Spec):
 
     def _check_page_bytes(self, places: set[Literal["pool", "page", "row"]]) -> None:
         names = [a.name for a in parse_axes(self.layout.kv or "page")]
-        if len(places) > 1 or self.layout.kv is None or self.page_tokens is None or isinstance(self.page_table, PerKV):
+        if len(places) > 1 or self.layout.kv is None or self.page_tokens is None or self.page_table.separate_kv:
             raise ValueError(
                 f"{self._quant_field()}: got place='page' with table={type(self.page_table).__name__}(), pages of "
                 f"{self.page_tokens} tokens and scales in {' and '.join(sorted(places))}; a page of bytes is the values, then "
@@ -297,11 +304,11 @@ class Paged(Cache):
 
     @model_validator(mode="after")
     def _table_fits(self) -> Paged:
-        if isinstance(self.table, Indirect) and self.page_size != 1:
+        if self.table.token_slots and self.page_size != 1:
             raise ValueError(
-                f"page_size: got {self.page_size} with table=Indirect(), whose entries are token slots; use 1"
+                f"page_size: got {self.page_size} with table={type(self.table).__name__}(), whose entries are token slots; use 1"
             )
-        if isinstance(self.table, CSR) and self.table.last_page_len and self.lengths == "before":
+        if self.table.counts_tokens and self.lengths == "before":
             raise ValueError(
                 "lengths: got 'before' with CSR(last_page_len=True), which counts this step's tokens; use 'after'"
             )
@@ -375,6 +382,10 @@ class Latent(Paged):
     @property
     def rope_part(self) -> int:
         return self.rope_dim
+
+    @property
+    def latent_part(self) -> int:
+        return self.latent_dim
 
     @property
     def plain_dims(self) -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kvgen.layout.axes import INNER, parse_axes
-from kvgen.spec.table import PerKV
 
 if TYPE_CHECKING:
     from kvgen.spec.cache import Cache, Layout
@@ -62,7 +61,7 @@ def _check_scales(cache: Cache) -> None:
         )
     if layout.scales is not None and cache.scales_together:
         has_axis = "kv" in [a.name for a in parse_axes(layout.scales)]
-        apart = cache.stores == "k" or isinstance(cache.page_table, PerKV)
+        apart = cache.stores == "k" or cache.page_table.separate_kv
         if not has_axis and not apart:
             raise ValueError(
                 f"layout: got scales={layout.scales!r} without a kv axis, but the scales of K and V share a tensor; add it"

@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from kvgen.spec.cache import Cache, Layout
 from kvgen.spec.layout_rules import check_room
-from kvgen.spec.table import Offsets
+from kvgen.spec.tables import Offsets
 
 
 class Ragged(Cache):
@@ -32,6 +32,10 @@ class Ragged(Cache):
     @property
     def page_table(self) -> Offsets:
         return Offsets(dtype=self.lengths_dtype)
+
+    @property
+    def ragged(self) -> bool:
+        return True
 
     @property
     def token_extent(self) -> int | None:

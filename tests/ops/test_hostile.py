@@ -15,7 +15,7 @@ from kvgen import CSR, Continuous, Indirect, Paged, Ring
 from kvgen.reference import Decoded
 from kvgen.runtime import Fault, describe
 from kvgen.runtime.cpu import machine
-from kvgen.spec.table import Offsets
+from kvgen.spec.tables import Offsets
 from tests.ops.batches import CHUNK, OPEN_TOKENS, PLAIN, Batch, capacity
 from tests.ops.harness import (
     Run,

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from kvgen.spec.cache import Cache, Continuous, Latent, Layout, Paged
 from kvgen.spec.quant import Block, Quant
-from kvgen.spec.table import CSR, Dense, Indirect, PerKV, Ring
+from kvgen.spec.tables import CSR, Dense, Indirect, PerKV, Ring
 
 
 @dataclass(frozen=True)

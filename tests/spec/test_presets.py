@@ -17,7 +17,7 @@ from kvgen.layout.dtypes import dtype
 from kvgen.layout.storage import PoolTensor, Segment
 from kvgen.spec import presets
 from kvgen.spec.quant import Quant
-from kvgen.spec.table import CSR, Dense, Indirect, Offsets, PerKV
+from kvgen.spec.tables import CSR, Dense, Indirect, Offsets, PerKV
 from tests.spec.engines import ENGINES, Engine, Ints, Sizes
 
 SOME = Sizes(n=3, layers=2, p=8, h=3, d=64)

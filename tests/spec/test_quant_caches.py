@@ -9,7 +9,7 @@ import pytest
 
 from kvgen.spec.cache import Continuous, Latent, Layout, Paged
 from kvgen.spec.quant import Block, Quant
-from kvgen.spec.table import CSR, Indirect, PerKV, Ring
+from kvgen.spec.tables import CSR, Indirect, PerKV, Ring
 from tests.spec.test_quant_validation import GIVEN, Case, fp8, groups, int4, nvfp4
 from tests.spec.test_validation import continuous, mistakes, paged
 

@@ -26,7 +26,7 @@ from kvgen.layout.storage import PoolTensor, Segment
 from kvgen.spec.base import explain
 from kvgen.spec.cache import Cache, Layout, Paged
 from kvgen.spec.quant import Block, Quant
-from kvgen.spec.table import PerKV
+from kvgen.spec.tables import PerKV
 from tests.spec.drawn import caches
 
 Ints = NDArray[np.int64]

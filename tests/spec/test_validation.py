@@ -14,7 +14,7 @@ from kvgen.plan.kernel import KernelPlan
 from kvgen.spec.base import explain
 from kvgen.spec.cache import Block, Continuous, Layout, Paged
 from kvgen.spec.kernel_set import KernelSet, Op
-from kvgen.spec.table import CSR, Dense, Indirect, PerKV, Ring
+from kvgen.spec.tables import CSR, Dense, Indirect, PerKV, Ring
 
 KEYS = "page layer token head dim"
 

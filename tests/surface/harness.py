@@ -20,7 +20,7 @@ from kvgen.compile import Unit
 from kvgen.runtime.cpu import machine
 from kvgen.spec.cache import Cache
 from kvgen.spec.loader import LoadedSet
-from kvgen.spec.table import Indirect
+from kvgen.spec.tables import Indirect
 
 HERE: Final = Path(__file__).parent
 PACKAGE: Final = "kvgen_surface_tests"

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from kvgen.layout.dtypes import dtype
 from kvgen.spec.cache import Cache
-from kvgen.spec.table import CSR, Dense, Indirect, PerKV, Ring
+from kvgen.spec.tables import CSR, Dense, Indirect, PerKV, Ring
 
 Array = NDArray[Any]
 BAD: Final = 2**31 - 1

@@ -8,7 +8,7 @@ from typing import Final
 
 from kvgen.layout.storage import Segment
 from kvgen.lowering.attention.mma import SIZES, Stages
-from kvgen.spec.cache import Latent
+from kvgen.spec.cache import Cache
 
 WARPS: Final = 8
 THREADS: Final = 32 * WARPS
@@ -97,7 +97,7 @@ def _check_segment(segment: Segment, name: str) -> None:
         )
 
 
-def latent_row(cache: Latent) -> LatentRow:
+def latent_row(cache: Cache) -> LatentRow:
     """How a row of the cache lies in shared memory; raises ValueError where tensor cores cannot take it."""
     latent, *more = cache.storage.roles["k"]
     kind, scales = latent.region.dtype, latent.scales
@@ -107,9 +107,9 @@ def latent_row(cache: Latent) -> LatentRow:
             "bf16 or f16, and e4m3 where rows are quantized"
         )
     _check_segment(latent, "the latent part" if more else "a row")
-    if cache.latent_dim * kind.bits % 256:
+    if cache.latent_part * kind.bits % 256:
         raise ValueError(
-            f"ops: mla_decode multiplies 32 bytes of a row at a time, but got latent_dim={cache.latent_dim} of {kind.name}; use "
+            f"ops: mla_decode multiplies 32 bytes of a row at a time, but got latent_dim={cache.latent_part} of {kind.name}; use "
             f"a multiple of {256 // kind.bits}"
         )
     for segment in more:
@@ -152,7 +152,7 @@ def latent_row(cache: Latent) -> LatentRow:
         group_dims=dims,
         pool_scales=pool_scales,
     )
-    each = -(-cache.latent_dim // (WARPS * 32)) * 32
+    each = -(-cache.latent_part // (WARPS * 32)) * 32
     if groups > 1 and (dims % each or latent.size % dims):
         raise ValueError(
             f"ops: mla_decode gives a warp {each} dims of V, which share a scale; got blocks of {dims} of {latent.size}; use "
@@ -166,7 +166,7 @@ def _step(segment: Segment) -> int:
     return (segment.region.stride_of("token") or 0) * segment.region.dtype.bytes
 
 
-def shape_of(row: LatentRow, cache: Latent, columns: int, archs: Sequence[str]) -> Shape:
+def shape_of(row: LatentRow, cache: Cache, columns: int, archs: Sequence[str]) -> Shape:
     """The largest tile of columns that fits, with as many stages as fit; one block fills a multiprocessor's shared memory.
 
     16-bit rows come in tiles of 32 tokens, so that several are in flight; codes have half the bytes, and twice the tokens.
@@ -185,7 +185,7 @@ def shape_of(row: LatentRow, cache: Latent, columns: int, archs: Sequence[str]) 
     )
 
 
-def _shape(row: LatentRow, cache: Latent, cols: int, sizes: set[str]) -> Shape | None:
+def _shape(row: LatentRow, cache: Cache, cols: int, sizes: set[str]) -> Shape | None:
     """A block of so many columns, None where one of the sizes of memory has no room for two stages."""
     codes = cache.quants["k"] is not None
     tokens = 64 if codes and cols <= 16 else 32
@@ -193,7 +193,7 @@ def _shape(row: LatentRow, cache: Latent, cols: int, sizes: set[str]) -> Shape |
     warps_k = WARPS // (warps_m * warps_n)
     query, tile = 2 * cols * cache.head_dim, tokens * (row.pitch + 4 * row.groups * row.pool_scales)
     apart = not held or query > tile
-    scores, out = 4 * warps_k * cols * (tokens + 4), 4 * cols * (cache.latent_dim + 6)
+    scores, out = 4 * warps_k * cols * (tokens + 4), 4 * cols * (cache.latent_part + 6)
     pointers = 8 * tokens * (len(row.runs) + row.pool_scales)
     fixed = query * apart + scores + 8 * cols + 2 * cols * tokens + pointers + 4 * warps_m * max(1, row.groups)
     fixed, stage = -(-fixed // 16) * 16, tile + pointers

@@ -11,8 +11,9 @@ from kvgen.layout.axes import Axis
 from kvgen.layout.dtypes import dtype
 from kvgen.layout.storage import Segment
 from kvgen.lowering.attention.split_kv import Attended
+from kvgen.lowering.cache_kinds import cache_kind
 from kvgen.lowering.segments import SegmentContext, segments
-from kvgen.spec.cache import Cache, Continuous
+from kvgen.spec.cache import Cache
 from kvgen.spec.kernel_set import KernelSet
 
 # Scores may pass a column's maximum by 2^8 before it rises: f16 weights stay below 2^16 by far, sums in f32.
@@ -322,7 +323,7 @@ def tensor_context(kernels: KernelSet, d: Attended, scale: float, s: Shape) -> T
 def _run(cache: Cache, tokens: int) -> int:
     """Tokens of a tile that surely lie in one page, each run copied from one address; 0 where that is too few."""
     page = cache.page_tokens
-    run = tokens if page is None or isinstance(cache, Continuous) else math.gcd(page, tokens)
+    run = tokens if page is None or cache_kind(cache).one_page else math.gcd(page, tokens)
     return run if run >= 8 else 0
 
 

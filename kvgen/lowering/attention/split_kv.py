@@ -10,11 +10,11 @@ from typing import Final, Literal
 from kvgen.expr.nodes import const
 from kvgen.lowering.attention.masks_scores import AttentionContext
 from kvgen.lowering.cache_struct import entry_name
+from kvgen.lowering.tables import table_form
 from kvgen.plan.kernel import KernelPlan, Work
 from kvgen.plan.params import Array, Param, Size
 from kvgen.spec.kernel_set import KernelSet
 from kvgen.spec.mask import Mask
-from kvgen.spec.table import Ring
 
 Split = Literal["none", "balanced", "invariant"]
 
@@ -120,8 +120,8 @@ def most_tokens(attend: AttentionContext) -> str:
 
 def most_seen(kernels: KernelSet, rows: int, mask: Mask) -> int:
     """The most tokens of a request that its rows see together, by a ring or by the mask; 0: all."""
-    table = kernels.cache.page_table
-    found = [table.window] if isinstance(table, Ring) else []
+    window = table_form(kernels.cache).window
+    found = [window] if window else []
     found += [mask.window + rows] if mask.window and not mask.later else []
     found += [mask.chunk + rows] if mask.chunk and not mask.later else []
     return min(found, default=0)
@@ -140,7 +140,7 @@ def plan_digest(
     if work is None:
         return 0
     sees = (attend.causal, attend.later, attend.window, attend.chunk, attend.padding)
-    window = getattr(kernels.cache.page_table, "window", 0)
+    window = table_form(kernels.cache).window
     parts = (entry_name(kernels, name), *astuple(work), rows, tile, *sees, window, kernels.cache.lengths)
     return int.from_bytes(hashlib.sha256(repr(parts).encode()).digest()[:8], "little")
 

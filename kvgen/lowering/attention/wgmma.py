@@ -8,7 +8,6 @@ from typing import Final
 from kvgen.lowering.attention.mla import LatentRow, latent_row
 from kvgen.lowering.attention.split_kv import Attended
 from kvgen.plan.kernel import KernelPlan
-from kvgen.spec.cache import Latent
 from kvgen.spec.kernel_set import KernelSet
 
 TEMPLATE: Final = "ops/mla_decode_wgmma.cu.j2"
@@ -51,7 +50,6 @@ class MlaWgmmaContext:
 def applies(kernels: KernelSet, columns: int, sparse: bool) -> str:
     """Why these kernels do not use it; empty where they do."""
     cache = kernels.cache
-    assert isinstance(cache, Latent)
     if tuple(kernels.arch) != ("sm_90a",):
         return "wgmma is sm_90a's alone"
     if columns < COLS:
@@ -60,7 +58,7 @@ def applies(kernels: KernelSet, columns: int, sparse: bool) -> str:
         return "lists name rows one by one"
     if cache.quants["k"] is not None or cache.dtype not in ("bf16", "f16"):
         return "rows are not of 16-bit elements"
-    if cache.latent_dim != LATENT or cache.rope_dim % 64:
+    if cache.latent_part != LATENT or cache.rope_part % 64:
         return f"rows are not {LATENT} dims and a multiple of 64"
     if shared_bytes(cache.head_dim) > MEMORY:
         return "its tiles do not fit shared memory"
@@ -75,7 +73,6 @@ def shared_bytes(head_dim: int) -> int:
 def with_warpgroups(kernels: KernelSet, plan: KernelPlan, attended: Attended, *, slack: int, factor: str) -> KernelPlan:
     """The plan of mla_decode's kernel with this one in its place, which takes the same arguments."""
     cache = kernels.cache
-    assert isinstance(cache, Latent)
     assert attended.tiles == -(-attended.rows * attended.group // COLS), "both kernels have blocks of so many columns"
     rope_struct, rope_at = _rope(latent_row(cache))
     shared = shared_bytes(cache.head_dim)

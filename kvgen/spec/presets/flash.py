@@ -6,7 +6,7 @@ from kvgen.layout.dtypes import FloatName
 from kvgen.spec.cache import Latent, Layout, Paged
 from kvgen.spec.quant import Block, Quant
 from kvgen.spec.ragged import Ragged
-from kvgen.spec.table import Dense
+from kvgen.spec.tables import Dense
 
 ROWS = Layout(k="page token head dim", layers="pointers")
 

@@ -9,7 +9,7 @@ from kvgen.spec.cache import Latent, Layout, Paged
 from kvgen.spec.presets.quants import KVCacheDType, nvfp4, per_tensor
 from kvgen.spec.presets.vllm import nvfp4_layout
 from kvgen.spec.quant import Quant
-from kvgen.spec.table import CSR
+from kvgen.spec.tables import CSR
 
 
 def flashinfer_nhd(

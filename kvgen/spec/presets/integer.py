@@ -6,7 +6,7 @@ from typing import Literal
 
 from kvgen.spec.cache import Layout, Paged
 from kvgen.spec.quant import Block, Quant
-from kvgen.spec.table import Dense
+from kvgen.spec.tables import Dense
 
 
 def lmdeploy_int8(*, dtype: Literal["f16", "bf16"], kv_heads: int, head_dim: int, page_size: int = 64) -> Paged:

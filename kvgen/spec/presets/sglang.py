@@ -6,7 +6,7 @@ from kvgen.layout.dtypes import FloatName
 from kvgen.spec.cache import Latent, Layout, Paged
 from kvgen.spec.presets.quants import KVCacheDType, per_tensor
 from kvgen.spec.quant import Block, Quant
-from kvgen.spec.table import Dense, Indirect
+from kvgen.spec.tables import Dense, Indirect
 
 SLOTS = Indirect(dtype="i32", request_dtype="i64")
 

@@ -8,7 +8,7 @@ from kvgen.layout.dtypes import FloatName
 from kvgen.spec.cache import Layout, Paged
 from kvgen.spec.presets.quants import nvfp4, per_tensor
 from kvgen.spec.quant import Quant
-from kvgen.spec.table import PerKV
+from kvgen.spec.tables import PerKV
 
 
 def tensorrt_llm(

@@ -9,7 +9,7 @@ from kvgen.layout.dtypes import dtype as element
 from kvgen.spec.cache import Latent, Layout, Paged
 from kvgen.spec.presets.quants import KVCacheDType, nvfp4, per_tensor
 from kvgen.spec.quant import Block, Quant
-from kvgen.spec.table import Dense
+from kvgen.spec.tables import Dense
 
 
 def vllm(

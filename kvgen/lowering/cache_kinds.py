@@ -1,0 +1,39 @@
+"""The kinds of cache as kernels and launchers see them: pages, a block a request, or requests one after another."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from kvgen.spec.cache import Cache, Paged
+from kvgen.spec.ragged import Ragged
+
+
+@dataclass(frozen=True)
+class CacheKind:
+    """What a kind of cache says of itself.
+
+    `name` is what generated caches are told, `unit` what ids count; `page_size` is 0 without pages. `one_page`: all tokens
+    of a request lie in one. `table_field` is the spec's field behind the element type of the table. `place` says in a few
+    words what holds tokens, `sentence` in a sentence.
+    """
+
+    name: Literal["paged", "continuous_batching", "ragged"]
+    unit: Literal["pages", "blocks", "rows"]
+    table_field: Literal["table.dtype", "table_dtype", "lengths_dtype"]
+    place: str
+    sentence: str
+    page_size: int = 0
+    one_page: bool = False
+
+
+def cache_kind(cache: Cache) -> CacheKind:
+    """The kind of a cache: the only place of lowering that asks for its class."""
+    if isinstance(cache, Paged):
+        place, sentence = f"pages of {cache.page_size} tokens", f"pages hold {cache.page_size} tokens"
+        return CacheKind("paged", "pages", "table.dtype", place, sentence, page_size=cache.page_size)
+    if isinstance(cache, Ragged):
+        place = "requests one after another"
+        return CacheKind("ragged", "rows", "lengths_dtype", place, f"they lie in kv_offsets, {place}")
+    place = "a block a request"
+    return CacheKind("continuous_batching", "blocks", "table_dtype", place, "a block holds a request", one_page=True)

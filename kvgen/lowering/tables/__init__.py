@@ -1,0 +1,27 @@
+"""Page tables as kernels see them: a module a form, and `table_form`, which asks a cache for its own."""
+
+from __future__ import annotations
+
+from kvgen.lowering.tables import csr, dense, indirect, offsets, per_kv, ring
+from kvgen.lowering.tables.base import EntryList, TableForm
+from kvgen.spec.cache import Cache
+from kvgen.spec.tables import CSR, Dense, Indirect, Offsets, PerKV, Ring
+
+__all__ = ["EntryList", "TableForm", "table_form"]
+
+
+def table_form(cache: Cache) -> TableForm:
+    """The page table of a cache: the only place of lowering that asks for its class."""
+    match cache.page_table:
+        case Dense() as table:
+            return dense.form(cache, table)
+        case CSR() as table:
+            return csr.form(cache, table)
+        case PerKV() as table:
+            return per_kv.form(cache, table)
+        case Indirect() as table:
+            return indirect.form(cache, table)
+        case Ring() as table:
+            return ring.form(cache, table)
+        case Offsets() as table:
+            return offsets.form(cache, table)

@@ -1,0 +1,45 @@
+"""All page ids in one list, a slice a request."""
+
+from __future__ import annotations
+
+from kvgen.lowering.cache_kinds import cache_kind
+from kvgen.lowering.tables.base import EntryList, TableForm
+from kvgen.plan.params import Array, Size
+from kvgen.spec.cache import Cache
+from kvgen.spec.tables import CSR
+
+
+def form(cache: Cache, table: CSR) -> TableForm:
+    """With last_page_len, which has a text of its own, lengths follow from the lists."""
+    index, field = table.dtype, cache_kind(cache).table_field
+    fields: list[Array | Size] = [
+        Array(
+            "page_indices",
+            index,
+            ("I",),
+            untrusted=True,
+            doc="page ids of all requests",
+            field=field,
+        ),
+        Array(
+            "page_indptr",
+            index,
+            ("B+1",),
+            untrusted=True,
+            doc="where each request's ids begin",
+            field=field,
+        ),
+        Size("num_indices", "u32", "I"),
+    ]
+    if table.last_page_len:
+        doc = "tokens in each request's last page"
+        fields.append(Array("last_page_len", index, ("B",), untrusted=True, doc=doc, field=field))
+    place = "load_index(cache.page_indptr, b) + i"
+    return TableForm(
+        template="cache/csr_last.j2" if table.last_page_len else "cache/csr.j2",
+        fields=tuple(fields),
+        array="page_indices",
+        entries=(EntryList("cache.page_indices", "new_page_indices", place, place, "", "", "id", "pages.num_pages"),),
+        slices=True,
+        rewritten_as=("dense",),
+    )

@@ -1,0 +1,62 @@
+"""A row of page ids a request, or the id of the one block that holds it; scales may have a second table."""
+
+from __future__ import annotations
+
+from kvgen.layout.dtypes import dtype
+from kvgen.lowering.cache_kinds import cache_kind
+from kvgen.lowering.tables.base import EntryList, TableForm, row_entries
+from kvgen.plan.params import Array, Size
+from kvgen.spec.cache import Cache
+from kvgen.spec.tables import Dense
+
+
+def form(cache: Cache, table: Dense) -> TableForm:
+    """Rows of any length and stride; where a request has one page, an entry each."""
+    kind, own_scales = cache_kind(cache), cache.storage.own_table
+    fields: list[Array | Size]
+    if kind.one_page:
+        fields = [
+            Array(
+                "page_table", table.dtype, ("B",), untrusted=True, doc="block of each request", field=kind.table_field
+            ),
+            Size("table_stride", "i64", "one"),
+            Size("table_pages", "u32", "one"),
+        ]
+        entries = [
+            EntryList("cache.page_table", "new_page_table", "b", "b", "fresh", "b", "id", "pages.num_pages"),
+        ]
+    else:
+        fields = [
+            Array(
+                "page_table",
+                table.dtype,
+                ("B", "M"),
+                strided=True,
+                untrusted=True,
+                align=table.align * dtype(table.dtype).bytes,
+                doc="page ids of each request",
+                field=kind.table_field,
+            ),
+            Size("table_stride", "i64", "page_table.stride"),
+            Size("table_pages", "u32", "M"),
+        ]
+        entries = [row_entries("page_table", "table_stride")]
+    if own_scales:
+        doc, field = "page ids of each request's scales", kind.table_field
+        fields += [
+            Array("scales_page_table", table.dtype, ("B", "MS"), strided=True, untrusted=True, doc=doc, field=field),
+            Size("scales_table_stride", "i64", "scales_page_table.stride"),
+            Size("scales_table_pages", "u32", "MS"),
+        ]
+        name, size = "scales_page_table", "pages.num_scale_pages"
+        entries.append(row_entries(name, "scales_table_stride", fresh="fresh_scales", id="scale_id", size=size))
+    return TableForm(
+        template="cache/dense.j2",
+        fields=tuple(fields),
+        array="page_table",
+        entries=tuple(entries),
+        ids=("id", "scale_id") if own_scales else ("id",),
+        vector=table.align,
+        copied_whole=kind.one_page,
+        rewritten_as=() if kind.one_page else ("csr",),
+    )

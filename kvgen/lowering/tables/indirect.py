@@ -1,0 +1,42 @@
+"""A slot per token, in the row that the request's id names."""
+
+from __future__ import annotations
+
+from kvgen.lowering.cache_kinds import cache_kind
+from kvgen.lowering.tables.base import TableForm, row_entries
+from kvgen.plan.params import Array, Size
+from kvgen.spec.cache import Cache
+from kvgen.spec.tables import Indirect
+
+
+def form(cache: Cache, table: Indirect) -> TableForm:
+    """Rows are those of all requests there are, not of the batch."""
+    return TableForm(
+        template="cache/indirect.j2",
+        fields=(
+            Array(
+                "req_to_token",
+                table.dtype,
+                ("R", "M"),
+                strided=True,
+                untrusted=True,
+                doc="slot of each token",
+                field=cache_kind(cache).table_field,
+            ),
+            Array(
+                "request_ids",
+                table.request_dtype,
+                ("B",),
+                untrusted=True,
+                doc="row of req_to_token of each request",
+                field="table.request_dtype",
+            ),
+            Size("table_stride", "i64", "req_to_token.stride"),
+            Size("table_pages", "u32", "M"),
+            Size("table_rows", "u32", "R"),
+        ),
+        array="req_to_token",
+        entries=(row_entries("req_to_token", "table_stride", row="load_index(cache.request_ids, b)"),),
+        row_exists="load_index(cache.request_ids, b) < cache.table_rows",
+        rewritten_as=("csr", "dense"),
+    )

@@ -1,0 +1,21 @@
+"""No pages: the rows of request b are [kv_offsets[b], kv_offsets[b + 1])."""
+
+from __future__ import annotations
+
+from kvgen.lowering.cache_kinds import cache_kind
+from kvgen.lowering.tables.base import TableForm
+from kvgen.plan.params import Array
+from kvgen.spec.cache import Cache
+from kvgen.spec.tables import Offsets
+
+
+def form(cache: Cache, table: Offsets) -> TableForm:
+    """No entry names a page, so that none is looked up or replaced."""
+    doc = "first row of each request, and where the last one ends"
+    field = cache_kind(cache).table_field
+    return TableForm(
+        template="cache/offsets.j2",
+        fields=(Array("kv_offsets", table.dtype, ("B+1",), untrusted=True, doc=doc, field=field),),
+        array="kv_offsets",
+        entries=(),
+    )

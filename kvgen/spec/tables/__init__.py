@@ -1,0 +1,23 @@
+"""Page tables: how an engine says which page holds a request's tokens.
+
+Every form answers one question, "which page holds logical page i of request b", and every entry is untrusted device data:
+an id outside the pool is reported and skipped, never followed. An id is the entry times `id_multiplier`, checked after
+scaling (an engine whose table counts big pages hands kvgen small ones).
+
+A form is four files of one name: here what a user gives, in `kvgen/lowering/tables/` what kernels see of it, in
+`kvgen/reference/tables/` how the oracles read it, in `templates/cache/` its device text.
+"""
+
+from __future__ import annotations
+
+from kvgen.spec.tables.base import IndexName, PageTable
+from kvgen.spec.tables.csr import CSR
+from kvgen.spec.tables.dense import Dense
+from kvgen.spec.tables.indirect import Indirect
+from kvgen.spec.tables.offsets import Offsets
+from kvgen.spec.tables.per_kv import PerKV
+from kvgen.spec.tables.ring import Ring
+
+Table = Dense | CSR | PerKV | Indirect | Ring
+
+__all__ = ["CSR", "Dense", "IndexName", "Indirect", "Offsets", "PageTable", "PerKV", "Ring", "Table"]

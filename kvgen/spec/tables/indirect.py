@@ -1,0 +1,19 @@
+"""A slot per token, in the row that the request's id names."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from kvgen.spec.tables.base import IndexName, PageTable
+
+
+class Indirect(PageTable):
+    """`req_to_token[requests, max_tokens]` read at row `request_ids[b]`: a slot per token (SGLang).
+
+    The pool is one of token slots, so `page_size` is 1.
+    """
+
+    token_slots: ClassVar[bool] = True
+    kind: Literal["indirect"] = "indirect"
+    dtype: IndexName = "i32"
+    request_dtype: IndexName = "i64"
