@@ -77,9 +77,9 @@ def _rows(scene: Scene, call: Call, marked: Marked) -> dict[str, int]:
 
 
 def _asks_lengths(scene: Scene, call: Call) -> bool:
-    """Whether the operation must know how many tokens requests have; where a planner has asked, the list of work says it."""
+    """Whether the operation must know how many tokens requests have; where a planner has asked, the list of chunks says it."""
     if call.kind in ATTENDING:
-        return call.op.work(scene.kernels) is None
+        return call.op.split_plan(scene.kernels) is None
     return call.kind in ("append", "seal", *IN_PLACE) or isinstance(scene.cache.page_table, Ring)
 
 

@@ -1,18 +1,18 @@
-// What attention kernels work on: pieces of requests, in a list that a planner makes on the device or one a request, and
+// What attention kernels work on: chunks of requests, in a list that a planner makes on the device or one a request, and
 // partial results that the last block of a request merges.
 //
-// A request's tokens are cut into tiles; a piece is a run of them. Partial results of a request lie in neighbouring slots, in
+// A request's tokens are cut into tiles; a chunk is a run of them. Partial results of a request lie in neighbouring slots, in
 // token order, and are merged in that order whoever finishes last, so a request's bits do not depend on the order of blocks.
 #pragma once
 
 // A run of a request's tokens, [begin, end), for the query rows [row, row + rows). Faulty: `tokens` is what to report.
-struct alignas(16) Piece {
+struct alignas(16) KvChunk {
   uint32_t b, row, rows;
   uint32_t tokens, begin, end;
-  uint32_t part, parts;  // which of the request's pieces
-  uint32_t slot;         // of the request's first partial result
+  uint32_t index, num_chunks;  // which of the request's chunks
+  uint32_t slot;               // of the request's first partial result
   Fault fault;
-  uint32_t stamp;        // stamp_at() of the plan and the piece's place in the list
+  uint32_t stamp;              // stamp_at() of the plan and the chunk's place in the list
   uint32_t unused;
 };
 
@@ -64,31 +64,33 @@ __device__ __forceinline__ uint32_t tokens_with(const Cache& cache, uint32_t b, 
   return kNewInLength ? tokens : tokens + min(rows, kU32Max - tokens);
 }
 
-// The whole of a request as one piece. `Sees` says which tokens a row can see: first(position) and last(position, tokens).
+// The whole of a request as one chunk. `Sees` says which tokens a row can see: first(position) and last(position, tokens).
 template <bool kNewInLength, typename Sees, typename Cache>
-__device__ __forceinline__ Piece whole_request(const Cache& cache, const Claim& claim, uint32_t most_tokens) {
-  Piece piece = {claim.b, claim.begin, claim.rows, 0, 0, 0, 0, 1, 0, Fault::none, 0, 0};
+__device__ __forceinline__ KvChunk whole_request(const Cache& cache, const Claim& claim, uint32_t most_tokens) {
+  KvChunk chunk = {claim.b, claim.begin, claim.rows, 0, 0, 0, 0, 1, 0, Fault::none, 0, 0};
   if (claim.kind != RowKind::claimed) {
-    piece.tokens = claim.begin;
-    piece.fault = Fault::row_offsets;
-    return piece;
+    chunk.tokens = claim.begin;
+    chunk.fault = Fault::row_offsets;
+    return chunk;
   }
   const uint32_t tokens = tokens_with<kNewInLength>(cache, claim.b, claim.rows);
   const uint32_t held = Cache::first_token(tokens);
-  piece.tokens = tokens;
+  chunk.tokens = tokens;
   if (tokens == kU32Max || most_tokens == kU32Max || (tokens > 0 && !cache.holds(claim.b, held, tokens))) {
-    piece.fault = Fault::length;
-    return piece;
+    chunk.fault = Fault::length;
+    return chunk;
   }
   // Rows stand at tokens - rows and on; those before the first token see nothing.
   const uint32_t first = tokens > claim.rows ? tokens - claim.rows : 0;
-  piece.end = min(tokens == 0 ? 0 : Sees::last(tokens - 1, tokens), min(tokens, most_tokens));
-  piece.begin = min(max(held, Sees::first(first)), piece.end);
-  return piece;
+  chunk.end = min(tokens == 0 ? 0 : Sees::last(tokens - 1, tokens), min(tokens, most_tokens));
+  chunk.begin = min(max(held, Sees::first(first)), chunk.end);
+  return chunk;
 }
 
+// What a plan is for. The GPU's blocks are divided into `num_sm_parts`, each of as many as share a chunk: one a kv head and tile of
+// columns.
 struct PlanSizes {
-  uint32_t parts, max_rows, max_pieces, max_slots;
+  uint32_t num_sm_parts, max_rows, max_chunks, max_slots;
 };
 
 // What a workspace begins with: the call that it was planned for. Planner and kernel share `digest`, a constant of the
@@ -96,8 +98,8 @@ struct PlanSizes {
 struct alignas(16) PlanHeader {
   uint32_t magic, batch;
   uint64_t digest;
-  uint32_t rows, parts, max_rows, max_pieces;
-  uint32_t max_slots, pieces;
+  uint32_t rows, num_sm_parts, max_rows, max_chunks;
+  uint32_t max_slots, num_chunks;
   uint32_t nobodys, wrong_total;  // whether some rows are no request's, whether the last row offset is wrong
   uint32_t stamp;                 // of this plan: the sum of the requests' stamp_of
   uint32_t unused[3];
@@ -105,18 +107,18 @@ struct alignas(16) PlanHeader {
   static constexpr uint32_t kMagic = 0x6e6c706b;  // "kpln"
 
   __device__ __forceinline__ bool is_for(uint64_t operation, uint32_t requests, uint32_t num_rows, const PlanSizes& sizes) const {
-    return magic == kMagic && digest == operation && batch == requests && rows == num_rows && parts == sizes.parts && max_rows == sizes.max_rows &&
-           max_pieces == sizes.max_pieces && max_slots == sizes.max_slots && pieces <= max_pieces;
+    return magic == kMagic && digest == operation && batch == requests && rows == num_rows && num_sm_parts == sizes.num_sm_parts && max_rows == sizes.max_rows &&
+           max_chunks == sizes.max_chunks && max_slots == sizes.max_slots && num_chunks <= max_chunks;
   }
 };
 
 // Where a workspace has what: see kvgen/runtime/workspace.py, which sizes it.
 struct Plan {
   PlanHeader* header;
-  uint32_t* starts;     // of each part's pieces, and their end, plus stamp_at() of the plan and the part
+  uint32_t* starts;     // of each SM part's chunks, and their end, plus stamp_at() of the plan and the SM part
   uint8_t* row_kinds;
   uint32_t* counters;   // of each slot, kv head and tile of columns: kIdle, plus how many of its group have finished
-  Piece* pieces;
+  KvChunk* chunks;
   float* partials;
 };
 
@@ -127,19 +129,19 @@ __device__ __forceinline__ Plan plan_in(uint8_t* workspace, const PlanSizes& siz
   plan.header = (PlanHeader*)at;
   at += sizeof(PlanHeader);
   plan.starts = (uint32_t*)at;
-  at += after(4 * ((uint64_t)sizes.parts + 1));
+  at += after(4 * ((uint64_t)sizes.num_sm_parts + 1));
   plan.row_kinds = at;
   at += after(sizes.max_rows);
   plan.counters = (uint32_t*)at;
   at += after(4 * (uint64_t)sizes.max_slots * counters_per_slot);
-  plan.pieces = (Piece*)at;
-  at += sizeof(Piece) * (uint64_t)sizes.max_pieces;
+  plan.chunks = (KvChunk*)at;
+  at += sizeof(KvChunk) * (uint64_t)sizes.max_chunks;
   plan.partials = (float*)at;
   return plan;
 }
 
 // What tells a request's work from another one's.
-__device__ __forceinline__ uint32_t stamp_of(const Piece& whole) {
+__device__ __forceinline__ uint32_t stamp_of(const KvChunk& whole) {
   const uint32_t words[] = {whole.b, whole.row, whole.rows, whole.tokens, whole.begin, whole.end, (uint32_t)whole.fault};
   uint32_t hash = 0;
   for (const uint32_t word : words) hash = (hash ^ word ^ hash >> 15) * 0x9e3779b1u;
@@ -149,33 +151,33 @@ __device__ __forceinline__ uint32_t stamp_of(const Piece& whole) {
 // What entry `i` of a list carries, so that one which this plan did not write there is known: overwritten, stale or moved.
 __device__ __forceinline__ uint32_t stamp_at(uint32_t stamp, uint32_t i) { return stamp + (i + 1) * 0x85ebca6bu; }
 
-// The pieces [begin, end) of a part.
-struct PieceRange {
+// The chunks [begin, end) of an SM part.
+struct ChunkRange {
   uint32_t begin, end;
 };
 
-// The range of a part under a header that is for this call, false where it is not this plan's.
-__device__ __forceinline__ bool read_range(PieceRange& range, const Plan& plan, const PlanHeader& header, uint32_t part) {
-  range = {plan.starts[part] - stamp_at(header.stamp, part), plan.starts[part + 1] - stamp_at(header.stamp, part + 1)};
-  return range.begin <= range.end && range.end <= header.pieces;
+// The range of an SM part under a header that is for this call, false where it is not this plan's.
+__device__ __forceinline__ bool read_range(ChunkRange& range, const Plan& plan, const PlanHeader& header, uint32_t sm_part) {
+  range = {plan.starts[sm_part] - stamp_at(header.stamp, sm_part), plan.starts[sm_part + 1] - stamp_at(header.stamp, sm_part + 1)};
+  return range.begin <= range.end && range.end <= header.num_chunks;
 }
 
-// Piece `i` of a plan with this stamp, for a call of `batch` requests, `num_rows` rows and `max_slots` slots, which its header
+// Chunk `i` of a plan with this stamp, for a call of `batch` requests, `num_rows` rows and `max_slots` slots, which its header
 // has too. One that is not this plan's becomes Fault::plan, without rows: nothing outside the call or the workspace follows
 // from what lies there.
 template <uint32_t kRows>
-__device__ __forceinline__ Piece read_piece(const Plan& plan, uint32_t stamp, uint32_t i, uint32_t batch, uint32_t num_rows, uint32_t max_slots) {
-  const Piece piece = plan.pieces[i];
-  const bool inside = piece.b < batch && piece.rows - 1 < kRows && piece.row < num_rows && piece.rows <= num_rows - piece.row;
-  const bool placed = piece.part < piece.parts && (piece.parts == 1 || (piece.slot < max_slots && piece.parts <= max_slots - piece.slot));
-  const bool sees = piece.begin <= piece.end && piece.end <= piece.tokens && piece.fault <= Fault::row_offsets;
-  if (piece.stamp == stamp_at(stamp, i) && inside && placed && sees) return piece;
+__device__ __forceinline__ KvChunk read_chunk(const Plan& plan, uint32_t stamp, uint32_t i, uint32_t batch, uint32_t num_rows, uint32_t max_slots) {
+  const KvChunk chunk = plan.chunks[i];
+  const bool inside = chunk.b < batch && chunk.rows - 1 < kRows && chunk.row < num_rows && chunk.rows <= num_rows - chunk.row;
+  const bool placed = chunk.index < chunk.num_chunks && (chunk.num_chunks == 1 || (chunk.slot < max_slots && chunk.num_chunks <= max_slots - chunk.slot));
+  const bool sees = chunk.begin <= chunk.end && chunk.end <= chunk.tokens && chunk.fault <= Fault::row_offsets;
+  if (chunk.stamp == stamp_at(stamp, i) && inside && placed && sees) return chunk;
   return {0, 0, 0, 0, 0, 0, 0, 1, 0, Fault::plan, 0, 0};
 }
 
 // --- merging ---------------------------------------------------------------------------------------------------------------
 
-// Partial results of more parts than this are merged in groups of so many, and then the groups.
+// Partial results of more chunks than this are merged in groups of so many, and then the groups.
 constexpr uint32_t kFanIn = 32;
 
 __device__ __forceinline__ float load_partial(const float* p) {
@@ -232,7 +234,7 @@ struct Partial {
   __device__ static float* out(float* p, uint32_t col, uint32_t dim) { return p + kHead + col * kDim + dim; }
 };
 
-// Adds what was summed relative to `max` to what is there. The sum of a faulty part is NaN, and so is what it is added to.
+// Adds what was summed relative to `max` to what is there. The sum of a faulty chunk is NaN, and so is what it is added to.
 struct Running {
   float top = -infinity(), sum = 0.0f;
   // The factors of what was there, and of what is added.
@@ -244,12 +246,12 @@ struct Running {
   }
 };
 
-// Floats of shared memory that a merge needs: a factor a part, the maximum and the sum of each column.
+// Floats of shared memory that a merge needs: a factor a chunk, the maximum and the sum of each column.
 template <uint32_t kCols>
 constexpr uint32_t kMergeFloats = (kFanIn + 2) * kCols;
 
 // Merges `count` partial results, `step` floats apart, in order: finish(col, dim, max, sum, kVec weighted sums). All threads
-// call it. First a warp finds what a column's parts weigh, a lane a part; then every thread sums, eight loads at a time.
+// call it. First a warp finds what a column's chunks weigh, a lane a chunk; then every thread sums, eight loads at a time.
 template <uint32_t kThreads, uint32_t kCols, uint32_t kDim, uint32_t kVec, typename Finish>
 __device__ __forceinline__ void merge_partials(float* first, uint64_t step, uint32_t count, uint32_t cols, float* scratch,
                                                const Finish& finish) {
@@ -263,17 +265,17 @@ __device__ __forceinline__ void merge_partials(float* first, uint64_t step, uint
     Vec<float, kVec> out[kItems] = {};
 #pragma unroll 1
     for (uint32_t batch = 0; batch < count; batch += kFanIn) {
-      const uint32_t parts = min(kFanIn, count - batch);
+      const uint32_t here = min(kFanIn, count - batch);
       if (base == 0 || count > kFanIn) {
         __syncthreads();
         for (uint32_t col = threadIdx.x / 32; col < cols; col += kThreads / 32) {
           float* p = first + (batch + lane) * step;
-          const float max = lane < parts ? load_partial(P::max(p) + col) : -infinity(), more = lane < parts ? load_partial(P::sum(p) + col) : 0.0f;
+          const float max = lane < here ? load_partial(P::max(p) + col) : -infinity(), more = lane < here ? load_partial(P::sum(p) + col) : 0.0f;
           float top = max;
 #pragma unroll
           for (uint32_t n = 16; n > 0; n /= 2) top = fmaxf(top, __shfl_xor_sync(~0u, top, n));
           const float factor = rescale(max, top);
-          float sum = more * factor;  // of a faulty part NaN
+          float sum = more * factor;  // of a faulty chunk NaN
 #pragma unroll
           for (uint32_t n = 16; n > 0; n /= 2) sum += __shfl_xor_sync(~0u, sum, n);
           factors[lane * kCols + col] = factor;
@@ -290,7 +292,7 @@ __device__ __forceinline__ void merge_partials(float* first, uint64_t step, uint
         const Vec<float, 2> scales = running[n].add(tops[col], sums[col]);
         Vec<float, kVec> sum = {};
 #pragma unroll 8
-        for (uint32_t s = 0; s < parts; ++s) {
+        for (uint32_t s = 0; s < here; ++s) {
           Vec<float, kVec> value;
           load_partials(value, P::out(first + (batch + s) * step, col, dim));
           const float factor = factors[s * kCols + col];
@@ -309,19 +311,19 @@ __device__ __forceinline__ void merge_partials(float* first, uint64_t step, uint
   }
 }
 
-// After a piece's partial result is in its slot: the last block of the request calls finish(col, dim, max, sum, sums) for all of
+// After a chunk's partial result is in its slot: the last block of the request calls finish(col, dim, max, sum, sums) for all of
 // it. `stride` is from one slot's result to the next, `counters` those of this kv head and tile, `each` apart;
 // `scratch` has kMergeFloats in shared memory. Where a counter was overwritten nobody knows who is last: it is reported, and
 // the blocks that see it share the results out and call finish with a sum of NaN.
 template <uint32_t kThreads, uint32_t kCols, uint32_t kDim, uint32_t kVec, typename Finish>
-__device__ __forceinline__ void merge_request(const Piece& piece, float* partials, uint64_t stride, uint32_t* counters, uint32_t each,
+__device__ __forceinline__ void merge_request(const KvChunk& chunk, float* partials, uint64_t stride, uint32_t* counters, uint32_t each,
                                               uint32_t cols, float* scratch, uint64_t* errors, const Finish& finish) {
-  float* first = partials + piece.slot * stride;
-  const uint32_t parts = piece.parts, group = piece.part / kFanIn, groups = (parts + kFanIn - 1) / kFanIn;
+  float* first = partials + chunk.slot * stride;
+  const uint32_t group = chunk.index / kFanIn, groups = (chunk.num_chunks + kFanIn - 1) / kFanIn;
   // A group's counter is that of its first slot.
-  const uint32_t in_group = min(kFanIn, parts - group * kFanIn);
-  uint32_t index = piece.part % kFanIn, blocks = in_group;  // this block among those of the counter
-  Finished finished = finish_among(counters + (uint64_t)(piece.slot + group * kFanIn) * each, blocks);
+  const uint32_t in_group = min(kFanIn, chunk.num_chunks - group * kFanIn);
+  uint32_t index = chunk.index % kFanIn, blocks = in_group;  // this block among those of the counter
+  Finished finished = finish_among(counters + (uint64_t)(chunk.slot + group * kFanIn) * each, blocks);
   if (finished == Finished::last && groups > 1) {
     using P = Partial<kCols, kDim>;
     float* leader = first + (uint64_t)group * kFanIn * stride;
@@ -334,8 +336,8 @@ __device__ __forceinline__ void merge_request(const Piece& piece, float* partial
       });
     }
     index = group, blocks = groups;
-    // Parts 1 of a request of several groups always exist, and their counters are free.
-    finished = finish_among(counters + (uint64_t)(piece.slot + 1) * each, blocks);
+    // Chunks 1 of a request of several groups always exist, and their counters are free.
+    finished = finish_among(counters + (uint64_t)(chunk.slot + 1) * each, blocks);
   }
   if (finished == Finished::early) return;
   const bool known = finished == Finished::last;
