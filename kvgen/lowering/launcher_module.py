@@ -103,7 +103,7 @@ class LauncherContext:
 
 
 _IMPORTS: Final = (
-    "Array", "BaseCache", "Bound", "Kernel", "Launcher", "LayerCache", "Module", "Places", "Pool", "Role", "Size", "Tensor"
+    "Array", "BaseCache", "Bound", "Kernel", "Launcher", "LayerCache", "Module", "Pool", "Role", "RoleStrides", "Size", "Tensor"
 )  # fmt: skip
 
 

@@ -47,7 +47,7 @@ class RopeContext:
     def position(self) -> str:
         """The position by which pair `pair` of row `row` of the block turns, as C."""
         if not self.given:
-            return "places[row].position"
+            return "cache_slots[row].position"
         return f"load_index(positions, {'section * (uint64_t)num_rows + ' if self.section else ''}first + row)"
 
     @property
@@ -101,7 +101,7 @@ class PartContext:
         return f"{(1 << self.lanes) - 1:#x}u"
 
     @property
-    def uses_place(self) -> bool:
+    def uses_slot(self) -> bool:
         """Whether its lanes ask where the row goes."""
         return self.sink != "tile" or self.turning > 0 or self.stored
 

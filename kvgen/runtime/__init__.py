@@ -14,7 +14,7 @@ from kvgen.runtime.operand import TensorOperand
 from kvgen.runtime.other_cache import OtherCache
 from kvgen.runtime.page_pool import BasePages, PagePool
 from kvgen.runtime.role_cache import RoleCache, TileMap
-from kvgen.runtime.strides import KVParams, Places, Role, TensorLayout
+from kvgen.runtime.strides import KVParams, Role, RoleStrides, TensorLayout
 from kvgen.runtime.workspace import Workspace
 
 __all__ = [
@@ -35,10 +35,10 @@ __all__ = [
     "Module",
     "OtherCache",
     "PagePool",
-    "Places",
     "Pool",
     "Role",
     "RoleCache",
+    "RoleStrides",
     "Scalar",
     "Size",
     "SplitPlan",
@@ -53,7 +53,7 @@ __all__ = [
 ]
 
 # What packages of earlier ABIs import: their first statement behind the imports says to build them again.
-_FORMER: Final = {"Number": "Scalar", "Source": "OtherCache", "Work": "SplitPlan"}
+_FORMER: Final = {"Number": "Scalar", "Places": "RoleStrides", "Source": "OtherCache", "Work": "SplitPlan"}
 
 
 def __getattr__(name: str) -> Any:
