@@ -45,7 +45,7 @@ class RopeContext:
 
     @property
     def position(self) -> str:
-        """The position by which pair `pair` of row `row` of the block turns, as C."""
+        """The position by which pair `pair` of row `row` of the block is rotated, as C."""
         if not self.given:
             return "cache_slots[row].position"
         return f"load_index(positions, {'section * (uint64_t)num_rows + ' if self.section else ''}first + row)"
@@ -78,8 +78,8 @@ class PartContext:
     heads: int
     begin: int
     dim: int
-    turning: int
-    turns_from: int
+    rotary_dim: int
+    rotary_begin: int
     neox: bool
     width: int
     lanes: int
@@ -103,7 +103,7 @@ class PartContext:
     @property
     def uses_slot(self) -> bool:
         """Whether its lanes ask where the row goes."""
-        return self.sink != "tile" or self.turning > 0 or self.stored
+        return self.sink != "tile" or self.rotary_dim > 0 or self.stored
 
     @property
     def tile_width(self) -> int:
@@ -176,7 +176,7 @@ def _section(sections: tuple[int, ...]) -> str:
 def rope_context(
     rope: Rope, dims: int, *, local: bool, table: str, form: str, given: bool, sections: tuple[int, ...]
 ) -> RopeContext:
-    """The angles of `dims` turning elements; `form` says how a table of element type `table` is stored."""
+    """The angles of `dims` rotated elements; `form` says how a table of element type `table` is stored."""
     half = dims // 2
     stored = ("pair", f"pair + {half}u") if form == "halves" else ("2 * pair", "2 * pair + 1")
     return RopeContext(

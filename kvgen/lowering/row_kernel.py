@@ -21,7 +21,7 @@ THREADS: Final = 256
 @dataclass(frozen=True)
 class FindContext:
     """How a row's place is found: `form` is a file of templates/find/; `state`, whether q or RoPE ask what became of a row;
-    `unfit`, where RoPE cannot turn it, as C; `before`, whether lengths leave this step's rows out."""
+    `unfit`, where RoPE has no angle for it, as C; `before`, whether lengths leave this step's rows out."""
 
     form: str
     state: bool
@@ -69,7 +69,7 @@ class AppendContext:
     inputs: tuple[InputContext, ...]
     tiles: tuple[TileContext, ...]
     rope: tuple[RopeContext, ...]
-    turned: str
+    rotary_walk: str
     parts: tuple[PartContext, ...]
     row_norms: tuple[PartContext, ...]
     stored_norm: bool
@@ -85,7 +85,7 @@ def row_kernel(new: NewRows, kernels: KernelSet, template: str, title: str) -> K
         angles = (
             rope_context(
                 rope,
-                parts.turning,
+                parts.rotary_dim,
                 local=new.local,
                 table=parts.table.c if parts.table else "",
                 form=new.angles,
@@ -121,7 +121,7 @@ def row_kernel(new: NewRows, kernels: KernelSet, template: str, title: str) -> K
         inputs=parts.inputs,
         tiles=parts.tiles,
         rope=angles,
-        turned=next((p.walk for p in parts.parts if p.turning), ""),
+        rotary_walk=next((p.walk for p in parts.parts if p.rotary_dim), ""),
         parts=parts.parts,
         row_norms=row_norms,
         stored_norm=any(p.stored for p in row_norms),

@@ -192,11 +192,11 @@ def changed(array: Raw, do: Change, kind: np.dtype[Any] | None = None) -> Change
     if do.rope is None or do.positions is None:
         return Changed(x, lost)
     more: dict[str, Any] = {"dims": x.shape[2] - do.latent, "part": "last"} if do.latent else {}
-    turned = rotate(x, do.positions, do.rope, cos_sin=do.table, sections=do.sections or None, local=do.local, **more)
+    rotated = rotate(x, do.positions, do.rope, cos_sin=do.table, sections=do.sections or None, local=do.local, **more)
     both = rotate_error(x, do.rope, np.dtype(np.float32), **more)
-    return Changed(turned, _spread(lost, both) + both)
+    return Changed(rotated, _spread(lost, both) + both)
 
 
-def _spread(lost: Floats, turned: Floats) -> Floats:
+def _spread(lost: Floats, rotated: Floats) -> Floats:
     """An element that turns has what its pair lost; at most that of the whole head."""
-    return np.where(turned > 0, 2 * lost.max(axis=2, keepdims=True), lost)
+    return np.where(rotated > 0, 2 * lost.max(axis=2, keepdims=True), lost)
