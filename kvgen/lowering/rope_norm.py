@@ -21,7 +21,7 @@ class NormContext:
     count: int
     eps: str
     offset: str
-    rounds: bool
+    cast_before_weight: bool
     whole_row: bool
 
 
@@ -51,7 +51,7 @@ class RopeContext:
         return f"load_index(positions, {'section * (uint64_t)num_rows + ' if self.section else ''}first + row)"
 
     @property
-    def unfit(self) -> str:
+    def position_out_of_range(self) -> str:
         """Whether a row's position has no angle, as C."""
         most = "cos_sin_rows" if self.table else f"{self.most}u"
         if not self.given:
@@ -162,7 +162,7 @@ def norm_context(norm: RmsNorm, weight: str, element: str, dim: int, heads: int)
         count=heads * dim if row else norm.dim or dim,
         eps=literal(norm.eps),
         offset=literal(norm.weight_offset),
-        rounds=norm.multiply == "after",
+        cast_before_weight=norm.multiply == "after",
         whole_row=row,
     )
 

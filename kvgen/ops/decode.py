@@ -167,8 +167,8 @@ class Decode(Op):
             new_in_length=new_in_length(kernels),
             most_tokens=most_tokens(attend),
             lse_empty=_EMPTY[self.lse_empty],
-            lse_top="higher" if in_lse else "top",
-            lse_sum="whole" if in_lse else "sum",
+            lse_max="higher" if in_lse else "row_max",
+            lse_sum="whole" if in_lse else "row_sum",
             lse_factor=" * kLn2" if self.lse_base == "e" else "",
         )
         columns = cache.kv_heads * shape.tiles

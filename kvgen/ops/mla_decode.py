@@ -43,7 +43,7 @@ SLACK = 8
 class MlaDecodeContext:
     """Everything ops/mla_decode.cu.j2 reads.
 
-    `row` says how a latent row lies in shared memory, `shape` how a block divides its work. `factor` turns products into
+    `row` says how a latent row lies in shared memory, `shape` how a block divides its work. `qk_scale` turns products into
     scores in base 2. `ranged`: codes are multiplied in f16, and Q is brought into its range.
     """
 
@@ -53,7 +53,7 @@ class MlaDecodeContext:
     threads: int
     slack: int
     head_dim: int
-    factor: str
+    qk_scale: str
     ranged: bool
     sparse: bool
 
@@ -178,8 +178,8 @@ class MlaDecode(Op):
                 new_in_length=new_in_length(kernels),
                 most_tokens=most_tokens(attend),
                 lse_empty="infinity()" if self.lse_empty == "inf" else "-infinity()",
-                lse_top="top",
-                lse_sum="sum",
+                lse_max="row_max",
+                lse_sum="row_sum",
                 lse_factor="" if self.lse_base == "2" else " * kLn2",
             ),
             row=latent_row(cache),
@@ -187,7 +187,7 @@ class MlaDecode(Op):
             threads=THREADS,
             slack=SLACK,
             head_dim=cache.head_dim,
-            factor=f"{self.softmax_scale(kernels) * LOG2E!r}f",
+            qk_scale=f"{self.softmax_scale(kernels) * LOG2E!r}f",
             ranged=cache.quants["k"] is not None,
             sparse=self.sparse,
         )
@@ -196,7 +196,7 @@ class MlaDecode(Op):
         template = "ops/mla_decode.cu.j2"
         kernel = KernelPlan(self.name, context.d.entry, template, context, params, grid, THREADS, shared_by_arch=shared)
         if warpgroups:
-            kernel = with_warpgroups(kernels, kernel, context.d, slack=SLACK, factor=context.factor)
+            kernel = with_warpgroups(kernels, kernel, context.d, slack=SLACK, qk_scale=context.qk_scale)
         if not planned:
             return (kernel,)
         chunk_tokens = self.chunk if self.split == "invariant" else 0

@@ -123,7 +123,7 @@ struct Head {
   }
 
   // The first kCount elements times `factor`, rounded to T where the weights come after that cast, times weight + offset.
-  template <uint32_t kCount, bool kRound, typename T, typename Weight>
+  template <uint32_t kCount, bool kCastBeforeWeight, typename T, typename Weight>
   __device__ __forceinline__ void scale(float factor, const Weight* weight, float offset, uint32_t lane) {
     constexpr uint32_t kRead = within_block(W::kWidth, kCount);  // weights that surely lie together
     vectors(lane, [&](float (&at)[W::kWidth], uint32_t e) {
@@ -135,7 +135,7 @@ struct Head {
 #pragma unroll
         for (uint32_t i = 0; i < kRead; ++i) {
           const float y = at[j + i] * factor;
-          at[j + i] = (kRound ? to_f32(from_f32<T>(y)) : y) * (w[i] + offset);
+          at[j + i] = (kCastBeforeWeight ? to_f32(from_f32<T>(y)) : y) * (w[i] + offset);
         }
       }
     });

@@ -43,12 +43,12 @@ __device__ __forceinline__ TokenSlot<Cache> slot_of(const Cache& cache, const Ne
   return {page, row.position % cache.page_tokens};
 }
 
-// The slots of a block's rows: kFinders neighbouring lanes, all of `mask`, have a row and call find(row, lane, mask, errors),
-// of which the first one may report. Threads past the rows' do nothing.
-template <uint32_t kFinders, typename Cache, typename Find>
-__device__ __forceinline__ void find_all(TokenSlot<Cache>* cache_slots, uint32_t rows, uint64_t* errors, const Find& find) {
-  const uint32_t row = threadIdx.x / kFinders, lane = threadIdx.x % kFinders;
+// The slots of a block's rows: kSearchLanes neighbouring lanes, all of `mask`, have a row and call
+// locate_row(row, lane, mask, errors), of which the first one may report. Threads past the rows' do nothing.
+template <uint32_t kSearchLanes, typename Cache, typename Locate>
+__device__ __forceinline__ void locate_rows(TokenSlot<Cache>* cache_slots, uint32_t rows, uint64_t* errors, const Locate& locate_row) {
+  const uint32_t row = threadIdx.x / kSearchLanes, lane = threadIdx.x % kSearchLanes;
   if (row >= rows) return;
-  const TokenSlot<Cache> found = find(row, lane, 0xffffffffu >> (32 - kFinders) << (threadIdx.x % 32 - lane), lane == 0 ? errors : nullptr);
+  const TokenSlot<Cache> found = locate_row(row, lane, 0xffffffffu >> (32 - kSearchLanes) << (threadIdx.x % 32 - lane), lane == 0 ? errors : nullptr);
   if (lane == 0) cache_slots[row] = found;
 }

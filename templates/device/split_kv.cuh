@@ -64,8 +64,8 @@ __device__ __forceinline__ uint32_t tokens_with(const Cache& cache, uint32_t b, 
   return kNewInLength ? tokens : tokens + min(rows, kU32Max - tokens);
 }
 
-// The whole of a request as one chunk. `Sees` says which tokens a row can see: first(position) and last(position, tokens).
-template <bool kNewInLength, typename Sees, typename Cache>
+// The whole of a request as one chunk. `MaskRange` says which tokens a row can see: first(position) and last(position, tokens).
+template <bool kNewInLength, typename MaskRange, typename Cache>
 __device__ __forceinline__ KvChunk whole_request(const Cache& cache, const Claim& claim, uint32_t most_tokens) {
   KvChunk chunk = {claim.b, claim.begin, claim.rows, 0, 0, 0, 0, 1, 0, Fault::none, 0, 0};
   if (claim.kind != RowKind::claimed) {
@@ -82,12 +82,12 @@ __device__ __forceinline__ KvChunk whole_request(const Cache& cache, const Claim
   }
   // Rows stand at tokens - rows and on; those before the first token see nothing.
   const uint32_t first = tokens > claim.rows ? tokens - claim.rows : 0;
-  chunk.end = min(tokens == 0 ? 0 : Sees::last(tokens - 1, tokens), min(tokens, most_tokens));
-  chunk.begin = min(max(held, Sees::first(first)), chunk.end);
+  chunk.end = min(tokens == 0 ? 0 : MaskRange::last(tokens - 1, tokens), min(tokens, most_tokens));
+  chunk.begin = min(max(held, MaskRange::first(first)), chunk.end);
   return chunk;
 }
 
-// What a plan is for. The GPU's blocks are divided into `num_sm_parts`, each of as many as share a chunk: one a kv head and tile of
+// What a plan is for. The GPU's blocks are `num_sm_parts` groups, each of as many as share a chunk: one a kv head and tile of
 // columns.
 struct PlanSizes {
   uint32_t num_sm_parts, max_rows, max_chunks, max_slots;
@@ -236,28 +236,29 @@ struct Partial {
 
 // Adds what was summed relative to `max` to what is there. The sum of a faulty chunk is NaN, and so is what it is added to.
 struct Running {
-  float top = -infinity(), sum = 0.0f;
+  float row_max = -infinity(), row_sum = 0.0f;
   // The factors of what was there, and of what is added.
   __device__ __forceinline__ Vec<float, 2> add(float max, float more) {
-    const float higher = fmaxf(top, max), old = rescale(top, higher), factor = rescale(max, higher);
-    top = higher;
-    sum = sum * old + more * factor;
-    return {old, factor};
+    const float higher = fmaxf(row_max, max), kept = rescale(row_max, higher), added = rescale(max, higher);
+    row_max = higher;
+    row_sum = row_sum * kept + more * added;
+    return {kept, added};
   }
 };
 
-// Floats of shared memory that a merge needs: a factor a chunk, the maximum and the sum of each column.
+// Floats of shared memory that a merge needs: a weight a chunk, the maximum and the sum of each column.
 template <uint32_t kCols>
 constexpr uint32_t kMergeFloats = (kFanIn + 2) * kCols;
 
-// Merges `count` partial results, `step` floats apart, in order: finish(col, dim, max, sum, kVec weighted sums). All threads
-// call it. First a warp finds what a column's chunks weigh, a lane a chunk; then every thread sums, eight loads at a time.
+// Merges `count` partial results, `step` floats apart, in order: finish(col, dim, row_max, row_sum, kVec weighted sums). All
+// threads call it. First a warp finds what a column's chunks weigh, a lane a chunk; then every thread sums, eight loads at a
+// time.
 template <uint32_t kThreads, uint32_t kCols, uint32_t kDim, uint32_t kVec, typename Finish>
 __device__ __forceinline__ void merge_partials(float* first, uint64_t step, uint32_t count, uint32_t cols, float* scratch,
                                                const Finish& finish) {
   using P = Partial<kCols, kDim>;
   constexpr uint32_t kItems = 2;  // of a thread at once
-  float *factors = scratch, *tops = scratch + kFanIn * kCols, *sums = tops + kCols;
+  float *weights = scratch, *maxima = scratch + kFanIn * kCols, *sums = maxima + kCols;
   const uint32_t items = cols * (kDim / kVec), lane = threadIdx.x % 32;
 #pragma unroll 1
   for (uint32_t base = 0; base < items; base += kItems * kThreads) {
@@ -271,16 +272,16 @@ __device__ __forceinline__ void merge_partials(float* first, uint64_t step, uint
         for (uint32_t col = threadIdx.x / 32; col < cols; col += kThreads / 32) {
           float* p = first + (batch + lane) * step;
           const float max = lane < here ? load_partial(P::max(p) + col) : -infinity(), more = lane < here ? load_partial(P::sum(p) + col) : 0.0f;
-          float top = max;
+          float row_max = max;
 #pragma unroll
-          for (uint32_t n = 16; n > 0; n /= 2) top = fmaxf(top, __shfl_xor_sync(~0u, top, n));
-          const float factor = rescale(max, top);
-          float sum = more * factor;  // of a faulty chunk NaN
+          for (uint32_t n = 16; n > 0; n /= 2) row_max = fmaxf(row_max, __shfl_xor_sync(~0u, row_max, n));
+          const float weight = rescale(max, row_max);
+          float row_sum = more * weight;  // of a faulty chunk NaN
 #pragma unroll
-          for (uint32_t n = 16; n > 0; n /= 2) sum += __shfl_xor_sync(~0u, sum, n);
-          factors[lane * kCols + col] = factor;
-          if (lane == 0) tops[col] = top;
-          if (lane == 0) sums[col] = sum;
+          for (uint32_t n = 16; n > 0; n /= 2) row_sum += __shfl_xor_sync(~0u, row_sum, n);
+          weights[lane * kCols + col] = weight;
+          if (lane == 0) maxima[col] = row_max;
+          if (lane == 0) sums[col] = row_sum;
         }
         __syncthreads();
       }
@@ -289,15 +290,15 @@ __device__ __forceinline__ void merge_partials(float* first, uint64_t step, uint
         const uint32_t i = base + n * kThreads + threadIdx.x;
         if (i >= items) break;
         const uint32_t col = i / (kDim / kVec), dim = i % (kDim / kVec) * kVec;
-        const Vec<float, 2> scales = running[n].add(tops[col], sums[col]);
+        const Vec<float, 2> scales = running[n].add(maxima[col], sums[col]);
         Vec<float, kVec> sum = {};
 #pragma unroll 8
         for (uint32_t s = 0; s < here; ++s) {
           Vec<float, kVec> value;
           load_partials(value, P::out(first + (batch + s) * step, col, dim));
-          const float factor = factors[s * kCols + col];
+          const float weight = weights[s * kCols + col];
 #pragma unroll
-          for (uint32_t e = 0; e < kVec; ++e) sum.e[e] += value.e[e] * factor;
+          for (uint32_t e = 0; e < kVec; ++e) sum.e[e] += value.e[e] * weight;
         }
 #pragma unroll
         for (uint32_t e = 0; e < kVec; ++e) out[n].e[e] = out[n].e[e] * scales.e[0] + sum.e[e] * scales.e[1];
@@ -306,13 +307,13 @@ __device__ __forceinline__ void merge_partials(float* first, uint64_t step, uint
 #pragma unroll
     for (uint32_t n = 0; n < kItems; ++n) {
       const uint32_t i = base + n * kThreads + threadIdx.x;
-      if (i < items) finish(i / (kDim / kVec), i % (kDim / kVec) * kVec, running[n].top, running[n].sum, out[n]);
+      if (i < items) finish(i / (kDim / kVec), i % (kDim / kVec) * kVec, running[n].row_max, running[n].row_sum, out[n]);
     }
   }
 }
 
-// After a chunk's partial result is in its slot: the last block of the request calls finish(col, dim, max, sum, sums) for all of
-// it. `stride` is from one slot's result to the next, `counters` those of this kv head and tile, `each` apart;
+// After a chunk's partial result is in its slot: the last block of the request calls finish(col, dim, row_max, row_sum, sums)
+// for all of it. `stride` is from one slot's result to the next, `counters` those of this kv head and tile, `each` apart;
 // `scratch` has kMergeFloats in shared memory. Where a counter was overwritten nobody knows who is last: it is reported, and
 // the blocks that see it share the results out and call finish with a sum of NaN.
 template <uint32_t kThreads, uint32_t kCols, uint32_t kDim, uint32_t kVec, typename Finish>
@@ -329,10 +330,10 @@ __device__ __forceinline__ void merge_request(const KvChunk& chunk, float* parti
     float* leader = first + (uint64_t)group * kFanIn * stride;
     if (in_group > 1) {
       // A thread writes where it alone has read; the maxima and sums have been read by all before the first of them.
-      merge_partials<kThreads, kCols, kDim, kVec>(leader, stride, in_group, cols, scratch, [&](uint32_t col, uint32_t dim, float top, float sum, const Vec<float, kVec>& out) {
+      merge_partials<kThreads, kCols, kDim, kVec>(leader, stride, in_group, cols, scratch, [&](uint32_t col, uint32_t dim, float row_max, float row_sum, const Vec<float, kVec>& out) {
         *(Vec<float, kVec>*)P::out(leader, col, dim) = out;
-        if (dim == 0) P::max(leader)[col] = top;
-        if (dim == 0) P::sum(leader)[col] = sum;
+        if (dim == 0) P::max(leader)[col] = row_max;
+        if (dim == 0) P::sum(leader)[col] = row_sum;
       });
     }
     index = group, blocks = groups;
@@ -343,7 +344,7 @@ __device__ __forceinline__ void merge_request(const KvChunk& chunk, float* parti
   const bool known = finished == Finished::last;
   if (!known && threadIdx.x == 0) report(errors, Fault::plan, 0, 0);
   const uint64_t step = groups > 1 ? kFanIn * stride : stride;
-  merge_partials<kThreads, kCols, kDim, kVec>(first, step, known ? blocks : 0, cols, scratch, [&](uint32_t col, uint32_t dim, float top, float sum, const Vec<float, kVec>& out) {
-    if (known || (col * kDim + dim) / kVec % blocks == index) finish(col, dim, top, known ? sum : nan_f32(), out);
+  merge_partials<kThreads, kCols, kDim, kVec>(first, step, known ? blocks : 0, cols, scratch, [&](uint32_t col, uint32_t dim, float row_max, float row_sum, const Vec<float, kVec>& out) {
+    if (known || (col * kDim + dim) / kVec % blocks == index) finish(col, dim, row_max, known ? row_sum : nan_f32(), out);
   });
 }

@@ -30,7 +30,7 @@ class Form:
     rows: str
     weight: str
     count: int
-    rounds: bool
+    cast_before_weight: bool
     dims: int
     rotary_begin: int
     rotary_dim: int
@@ -69,7 +69,7 @@ def _wanted(form: Form, arrays: Arrays) -> dict[str, Wanted]:
     squares = (x[:, : form.count] ** 2).sum(axis=1).repeat(form.lanes)
     factors = (squares / form.count + EPS) ** -0.5
     scaled = x[:, : form.count] * FACTOR
-    if form.rounds:
+    if form.cast_before_weight:
         scaled = scaled.astype(BF16).astype(np.float64)
     x[:, : form.count] = scaled * (arrays["weight"].view(TYPES[form.weight]).astype(np.float64) + 1)
     cos, sin = arrays["angles"].view(np.float32).astype(np.float64).reshape(-1, 2).T

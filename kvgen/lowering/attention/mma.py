@@ -80,7 +80,7 @@ class TensorContext:
     hides: bool
     query_held: bool
     ranged: bool
-    factor: str
+    qk_scale: str
 
 
 def hindrance(kernels: KernelSet, rows: int, asks: bool = False) -> str:
@@ -314,7 +314,7 @@ def tensor_context(kernels: KernelSet, d: Attended, scale: float, s: Shape) -> T
         hides=d.attend.hides,
         query_held=held,
         ranged=not s.plain,
-        factor=f"{scale!r}f{' * kLog2e' if d.attend.plain else ''}{'' if s.plain else ' * Keys::kFactor'}"
+        qk_scale=f"{scale!r}f{' * kLog2e' if d.attend.plain else ''}{'' if s.plain else ' * Keys::kFactor'}"
         f"{' * global_scale_of<Key>(cache)' if storage_k.global_scale else ''}",
     )
 

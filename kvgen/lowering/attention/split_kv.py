@@ -61,7 +61,7 @@ class PlanContext:
 class Attended:
     """What every attention kernel over chunks has: what attend/step.j2 reads.
 
-    `tiles` of columns share a kv head; `vec` dims of the output are written by one access. LSE is (`lse_top` +
+    `tiles` of columns share a kv head; `vec` dims of the output are written by one access. LSE is (`lse_max` +
     log2(`lse_sum`)) `lse_factor`, `lse_empty` where a row sees no key. `blind`: rows before the first token, of requests with
     more rows than tokens, see nothing. A workspace whose plan has another `plan_digest` is refused (0: nothing is planned).
     """
@@ -84,7 +84,7 @@ class Attended:
     new_in_length: str
     most_tokens: str
     lse_empty: str
-    lse_top: str
+    lse_max: str
     lse_sum: str
     lse_factor: str
     blind: bool = True

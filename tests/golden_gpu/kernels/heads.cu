@@ -17,7 +17,7 @@ __device__ __forceinline__ void put(Head<W>& head, uint32_t lane, float* out) {
 }
 
 // kLanes threads a head. Of the first kCount elements, the sum of squares and the factor it makes; they are scaled by another one.
-template <typename W, uint32_t kCount, bool kRound, typename T, typename Weight>
+template <typename W, uint32_t kCount, bool kCastBeforeWeight, typename T, typename Weight>
 __device__ __forceinline__ void change(const T* rows, const bf16* bias, const Weight* weight, const float2* angles, float* out, float* squares,
                                        float* factors) {
   __shared__ float2 placed[W::kRotaryPairs * W::kWidth];
@@ -30,14 +30,14 @@ __device__ __forceinline__ void change(const T* rows, const bf16* bias, const We
   const float sum = reduce_sum<W::kLanes>(head.template squares<kCount>(lane), lanes_of<W::kLanes>(lane));
   squares[threadIdx.x] = sum;
   factors[threadIdx.x] = rms_factor(sum, (float)kCount, 0.0625f);
-  head.template scale<kCount, kRound, bf16>(0.25f, weight, 1.0f, lane);
+  head.template scale<kCount, kCastBeforeWeight, bf16>(0.25f, weight, 1.0f, lane);
   head.rotate(placed, lane);
   put(head, lane, out + h * W::kDim);
 }
-#define HEADS(name, T, Weight, kCount, kRound, ...)                                                                                    \
+#define HEADS(name, T, Weight, kCount, kCastBeforeWeight, ...)                                                                                    \
   extern "C" __global__ void name(const T* rows, const bf16* bias, const Weight* weight, const float2* angles, float* out, float* squares, \
                                   float* factors) {                                                                                     \
-    change<HeadWalk<__VA_ARGS__>, kCount, kRound>(rows, bias, weight, angles, out, squares, factors);                                   \
+    change<HeadWalk<__VA_ARGS__>, kCount, kCastBeforeWeight>(rows, bias, weight, angles, out, squares, factors);                                   \
   }
 HEADS(heads_neox, bf16, float, 40, false, 40, 8, 16, true, 4, 4)
 HEADS(heads_interleaved, float, bf16, 18, true, 24, 0, 24, false, 4, 2)

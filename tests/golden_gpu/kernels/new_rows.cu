@@ -25,14 +25,14 @@ struct Cache {
 };
 
 // 32 rows a block; of each its request, position and whether it is live, the page and the token's place in it.
-template <bool kAfter, bool kRing, uint32_t kFinders>
+template <bool kAfter, bool kRing, uint32_t kSearchLanes>
 __device__ __forceinline__ void slots(const int32_t* offsets, const int32_t* lengths, const uint32_t* table, uint64_t* errors, uint32_t* out) {
   using C = Cache<kRing>;
   const C cache = {lengths, table, (uint8_t*)out, 6};
   const uint32_t first = blockIdx.x * 32, rows = min(32u, 80 - first);
   __shared__ TokenSlot<C> found[32];
-  find_all<kFinders>(found, rows, errors, [&](uint32_t row, uint32_t lane, uint32_t mask, uint64_t* to) {
-    const RowRange range = range_of<kFinders>(offsets, 6, first + row, 80, lane, mask);
+  locate_rows<kSearchLanes>(found, rows, errors, [&](uint32_t row, uint32_t lane, uint32_t mask, uint64_t* to) {
+    const RowRange range = range_of<kSearchLanes>(offsets, 6, first + row, 80, lane, mask);
     const NewRow mine = new_row<kAfter>(cache, range, first + row, to);
     uint32_t* at = out + (first + row) * 5;
     if (lane == 0) at[0] = mine.b, at[1] = mine.position, at[2] = mine.live;

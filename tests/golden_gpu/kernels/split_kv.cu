@@ -105,7 +105,7 @@ extern "C" __global__ void split_running(const float* maxima, const float* sums,
   Running running;
   for (uint32_t n = 0; n < 8; ++n) {
     const Vec<float, 2> by = running.add(maxima[n * 32 + i], sums[n * 32 + i]);
-    out[n * 32 + i] = {running.top, running.sum, by.e[0], by.e[1]};
+    out[n * 32 + i] = {running.row_max, running.row_sum, by.e[0], by.e[1]};
   }
 }
 
