@@ -10,7 +10,7 @@ that is, and that the figure is an upper bound), of all warps that work on the t
 columns. A trip is one tile, or as many as it commits groups of copies. `+`: a loop within the loop, of which one trip is counted.
 `executed` is the same from the other side: PTX instructions that warps executed for 256 and for 1280 tokens, the difference
 divided by 1024 and the kv heads. PTX is not machine code (an address is several instructions there, or none), so the two agree
-only roughly; what they share is that neither counts the start and the end of a piece.
+only roughly; what they share is that neither counts the start and the end of a chunk.
 
 `KB in flight` is what the asynchronous copies of an SM's blocks have asked for and not yet used; `blocks` are those that an SM
 holds, by registers, shared memory and threads. Compile times are CPU seconds of this process, cache off, so that other jobs

@@ -1,6 +1,6 @@
 """What a usual trip round a kernel's main loop executes, from its machine code alone.
 
-A main loop holds blocks that few trips enter: copies of tiles that a piece cuts off, masks at its ends, sums that shrink because
+A main loop holds blocks that few trips enter: copies of tiles that a chunk cuts off, masks at its ends, sums that shrink because
 a maximum rises, reports of faults. Counting the loop's text would count them too. So the loop is cut into basic blocks, those
 with a mark of such work are taken out, and what is counted is the *longest* way that is left from the loop's head back to it:
 no trip without that work executes more. Branches on what never happens together make the figure too large, never too small;

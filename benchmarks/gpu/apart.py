@@ -48,7 +48,7 @@ def apart_of(kernels: KernelSet) -> tuple[Append, tuple[KernelSet, ...]] | None:
         steps.append(ops.Append(name="norm", rows="slots", q_norm=op.q_norm, k_norm=op.k_norm, q_out=q_out))
     if op.rope is not None:
         fields = {name: getattr(op, name) for name in ("rope", "angles", "angles_dtype", "q_out")}
-        steps.append(ops.Append(name="turn", rows="slots", positions="given", index_dtype="i64", **fields))
+        steps.append(ops.Append(name="rotate", rows="slots", positions="given", index_dtype="i64", **fields))
     common: dict[str, Any] = {"q_heads": kernels.q_heads, "arch": kernels.arch, "model": kernels.model}
     return op, (
         KernelSet(name=f"{kernels.name}_rows", cache=rows, ops=steps, **common),
@@ -71,7 +71,7 @@ class Apart:
 
     def __init__(self, folder: Path, name: str) -> None:
         self.rows, self.store = (package_in(folder / FOLDER, f"{name}_{part}") for part in ("rows", "store"))
-        self.steps = [getattr(self.rows, step) for step in ("norm", "turn") if hasattr(self.rows, step)]
+        self.steps = [getattr(self.rows, step) for step in ("norm", "rotate") if hasattr(self.rows, step)]
 
     def bind(self, work: Workload, given: list[dict[str, Any]]) -> tuple[list[Any], Any]:
         """(launches of every layer, one after the other; the last layer's q as it comes out, None without one). `given` are

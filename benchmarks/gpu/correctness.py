@@ -46,7 +46,7 @@ def run(case: Case, blobs: Blobs, package: ModuleType, memory: Memory) -> dict[s
             arguments["source"] = source[case.layer]
         if hasattr(launcher, "workspace"):
             rows = case.arguments["q"].shape[0]
-            longest = cache.max_cache_length if launcher.WORK.chunk else None
+            longest = cache.max_cache_length if launcher.SPLIT_PLAN.chunk_tokens else None
             workspace = launcher.workspace(max(rows, 1), device=layer.device, max_tokens=longest)
             taken = [p.name for p in launcher.PLAN.arguments if p.name != "workspace"]
             launcher.plan(layer, workspace, rows=rows, **{n: arguments.pop(n) for n in taken if n in arguments})

@@ -285,7 +285,7 @@ class Timer:
         more: dict[str, Any] = {}
         result: dict[str, Any] = {}
         if hasattr(op, "workspace"):
-            longest = work.cache.max_cache_length if op.WORK.chunk else None
+            longest = work.cache.max_cache_length if op.SPLIT_PLAN.chunk_tokens else None
             more["workspace"] = op.workspace(rows, device=f"cuda:{self.gpu.ordinal}", max_tokens=longest)
             op.plan(work.cache[0], more["workspace"], rows=rows, stream=self.gpu.stream)
             planner = op.bind_plan(work.cache[0], more["workspace"], rows=rows)

@@ -86,7 +86,7 @@ def measure(scene: Scene, op: Op, arch: str | None) -> list[Measured]:
 
 def planned(launcher: Any, layer: LayerCache, rows: int, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """What an operation takes once its step is planned: a workspace, instead of what its planner takes."""
-    longest = layer.dims["max_cache_length"] if launcher.WORK.chunk else None
+    longest = layer.dims["max_cache_length"] if launcher.SPLIT_PLAN.chunk_tokens else None
     workspace = launcher.workspace(max_rows=rows, device=layer.device, max_tokens=longest)
     taken = {p.name for p in launcher.PLAN.arguments} & arguments.keys()
     launcher.plan(layer, workspace, rows=rows, **{name: arguments[name] for name in taken})

@@ -22,7 +22,7 @@ def minimum_sectors(scene: Scene, call: Call) -> dict[str, int]:
     """By the name of a launch's buffer, the sectors that `call` must touch; a buffer that it need not touch is left out.
 
     Tables count the entries that say where the tokens are: a page's entry once, a request's length and offsets once; a
-    table of angles the entries of the positions that turn. What changes in place is read once and written once.
+    table of angles the entries of the positions by which rows are rotated. What changes in place is read once and written once.
     """
     marked = Marked(scene, scene.tables(call.kind, call.rows_each), raw=bool(getattr(call.op, "raw", False)))
     if call.kind == "copy_pages":
@@ -76,9 +76,9 @@ def _rows(scene: Scene, call: Call, marked: Marked) -> dict[str, int]:
 
 
 def _asks_lengths(scene: Scene, call: Call) -> bool:
-    """Whether the operation must know how many tokens requests have; where a planner has asked, the list of work says it."""
+    """Whether the operation must know how many tokens requests have; where a planner has asked, the list of chunks says it."""
     if call.kind in ATTENDING:
-        return call.op.work(scene.kernels) is None
+        return call.op.split_plan(scene.kernels) is None
     return call.kind in ("append", "seal", *IN_PLACE) or scene.cache.page_table.drops_tokens
 
 
@@ -89,16 +89,16 @@ def _touched(scene: Scene, call: Call) -> tuple[str, slice]:
         part = op.norm.dim or cache.head_dim - cache.rope_part
         return op.role, slice(0, part) if op.role == "k" else WHOLE
     if call.kind == "rotate_cache" and step is not None:
-        return "k", slice(*step.turned(cache.head_dim))
+        return "k", slice(*step.rotated(cache.head_dim))
     return getattr(op, "roles", "kv"), WHOLE
 
 
 def _arrays(scene: Scene, call: Call, live: Marks, stored: dict[str, Marks]) -> dict[str, int]:
     """Sectors of the rows that an operation takes, q's of every row, K's and V's of those that are stored; of positions and
-    angles those of rows that turn."""
+    angles those of rows that are rotated."""
     step, found = Step.of(call.op, scene.kernels), dict[str, int]()
     padded = getattr(call.op, "rows", "") == "padded"
-    turning = live if "q_out" in call.arrays else stored["k"]
+    rotated = live if "q_out" in call.arrays else stored["k"]
     for name, array in call.arrays.items():
         rows = array.reshape(-1, *array.shape[2:]) if padded and array.ndim > 2 else array
         taken = np.zeros(rows.shape, np.bool_)
@@ -110,23 +110,23 @@ def _arrays(scene: Scene, call: Call, live: Marks, stored: dict[str, Marks]) -> 
         elif name in ("k", "v", "k_latent", "k_rope"):
             taken[stored[name[0]]] = True
         elif name == "positions":
-            taken.reshape(-1, call.total)[:] = turning
+            taken.reshape(-1, call.total)[:] = rotated
         elif name == "cos_sin" and step is not None:
-            _mark_angles(scene, call, step, turning, taken)
+            _mark_angles(scene, call, step, rotated, taken)
         else:
             continue
         found[name] = sectors_of(np.repeat(taken.reshape(-1), array.itemsize))
     return found
 
 
-def _mark_angles(scene: Scene, call: Call, step: Step, turning: Marks, taken: Marks) -> None:
-    """The entries of a table of angles by which rows turn: of each section those of its pairs."""
+def _mark_angles(scene: Scene, call: Call, step: Step, rotated: Marks, taken: Marks) -> None:
+    """The entries of a table of angles by which rows are rotated: of each section those of its pairs."""
     half = taken.shape[1] // 2
     ends = np.cumsum(step.op.sections or (half,))
     for section, end in enumerate(ends):
         pairs = np.arange(0 if section == 0 else ends[section - 1], end)
         columns = np.concatenate([pairs, half + pairs] if step.op.angles == "halves" else [2 * pairs, 2 * pairs + 1])
-        taken[np.ix_(_positions(scene, call)[turning], columns)] = True
+        taken[np.ix_(_positions(scene, call)[rotated], columns)] = True
 
 
 def _positions(scene: Scene, call: Call) -> NDArray[np.int64]:

@@ -19,7 +19,7 @@ MOST_POSITIONS: Final = 2**24  # computed angles are exact below
 
 
 class Step:
-    """What an append, or a rotate_cache, does in a set: its RoPE, the dims that turn, the rows in its arguments."""
+    """What an append, or a rotate_cache, does in a set: its RoPE, the dims that are rotated, the rows in its arguments."""
 
     def __init__(self, op: Append | RotateCache, kernels: KernelSet) -> None:
         if isinstance(op, RotateCache):
@@ -29,11 +29,11 @@ class Step:
         part = self.cache.rope_part
         self.latent = self.cache.head_dim - part if part else 0
         self.q_dim = op.q_dim or part or self.cache.head_dim
-        self.turning = 0 if self.rope is None else self.rope.dim or part or self.cache.head_dim
+        self.rotary_dim = 0 if self.rope is None else self.rope.dim or part or self.cache.head_dim
 
     @staticmethod
     def of(op: Op, kernels: KernelSet) -> Step | None:
-        """An operation's; None where it takes no rows that turn."""
+        """An operation's; None where it takes no rows that are rotated."""
         return Step(op, kernels) if isinstance(op, (Append, RotateCache)) else None
 
     def changes(self, role: str) -> bool:
@@ -41,10 +41,10 @@ class Step:
         op = self.op
         return op.bias or (role != "v" and self.rope is not None) or (role == "k" and op.k_norm is not None)
 
-    def turned(self, dim: int) -> tuple[int, int]:
-        """The dims of a head of `dim` that turn, from and to."""
+    def rotated(self, dim: int) -> tuple[int, int]:
+        """The dims of a head of `dim` that are rotated, from and to."""
         first = self.rope is not None and self.rope.part != "last" and not self.latent
-        return (0, self.turning) if first else (dim - self.turning, dim)
+        return (0, self.rotary_dim) if first else (dim - self.rotary_dim, dim)
 
     def shapes(self) -> dict[str, tuple[int, int]]:
         """(heads, elements of one) of q, k and v, in the order of a flat row."""
@@ -71,7 +71,7 @@ class Step:
             flat["k"] = np.concatenate([flat.pop("k_latent"), flat.pop("k_rope")], axis=2)
         return flat
 
-    def unfit(self, arrays: Mapping[str, Raw], row: int, position: int | None) -> bool:
+    def position_out_of_range(self, arrays: Mapping[str, Raw], row: int, position: int | None) -> bool:
         """Whether a row has no angle."""
         if self.rope is None:
             return False

@@ -54,8 +54,8 @@ def separate_passes(scene: Scene, call: Call, least: Mapping[str, int]) -> tuple
         dims = {role: norm.dim or (step.latent if role == "k" else 0) or whole[role] for role, norm in norms.items()}
         found.append(Pass("norm", 2 * rows(dims) + given("q_weight", "k_weight")))
     if step.rope is not None:
-        turned = {role: step.turning for role in shapes if role != "v"}
-        found.append(Pass("RoPE", 2 * rows(turned) + given("cos_sin", "positions")))
+        rotated = {role: step.rotary_dim for role in shapes if role != "v"}
+        found.append(Pass("RoPE", 2 * rows(rotated) + given("cos_sin", "positions")))
     if op.takes_q and op.q_out == "e4m3":
         found.append(Pass("q to e4m3", rows({"q": whole["q"]}) + given("q_out", "q_scale")))
     stored = rows(kept)

@@ -1,4 +1,4 @@
-"""How decode kernels divide their work, for `kvgen show --plan`: which kernel and why, tiles, teams, rings, pieces."""
+"""How decode kernels divide their work, for `kvgen show --plan`: which kernel and why, tiles, teams, rings, chunks."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def attention_text(found: dict[str, Any]) -> list[str]:
     how = {
         "none": "none: a block for each request",
         "balanced": "balanced: a planner divides all tokens evenly among the blocks that the GPU holds at once",
-        "invariant": f"invariant: a planner cuts requests into pieces of {found['chunk']} tokens",
+        "invariant": f"invariant: a planner cuts requests into chunks of {found['chunk']} tokens",
     }
     return [*lines, f"split    {how[found['split']]}"]
 

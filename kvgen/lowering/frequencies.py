@@ -81,9 +81,9 @@ def _llama3(scaling: Llama3Scaling, f: float) -> float:
 def _yarn(scaling: YarnScaling, theta: float, powers: list[float]) -> tuple[float, ...]:
     dims = 2 * len(powers)
 
-    def pair(turns: float) -> float:
-        """The pair, as a fraction, that turns so often over the original positions."""
-        around = math.log(scaling.original_max_positions / (turns * 2 * math.pi))
+    def pair(rotations: float) -> float:
+        """The pair, as a fraction, that rotates so often over the original positions."""
+        around = math.log(scaling.original_max_positions / (rotations * 2 * math.pi))
         return (dims * around) / (2 * math.log(theta))
 
     first, last = pair(scaling.beta_fast), pair(scaling.beta_slow)

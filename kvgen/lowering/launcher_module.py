@@ -61,7 +61,7 @@ class OpContext:
     plan_arguments: tuple[ArgumentContext, ...]
     plan_threads: int
     steps: tuple[StepContext, ...]
-    work: str
+    split_plan: str
     shared_by_arch: str
 
 
@@ -105,7 +105,7 @@ class LauncherContext:
 
 
 _IMPORTS: Final = (
-    "Array", "BaseCache", "Bound", "Kernel", "LayerCache", "Module", "Places", "Pool", "Role", "Size", "Tensor", "at_once"
+    "Array", "BaseCache", "Bound", "Kernel", "LayerCache", "Module", "Pool", "Role", "RoleStrides", "Size", "Tensor", "at_once"
 )  # fmt: skip
 
 
@@ -114,7 +114,7 @@ def _imports(plans: Iterable[tuple[KernelPlan, ...]], ops: Iterable[OpContext]) 
     params = [p for group in plans for plan in group for p in plan.params]
     found = {*_IMPORTS, *(type(p).__name__ for p in params), *(op.base for op in ops)}
     if any(p.name == "workspace" for p in params):
-        found |= {"Work", "Workspace"}
+        found |= {"SplitPlan", "Workspace"}
     if any(isinstance(p, PagePool) and p.brought for p in params):
         found.add("BasePages")
     names = sorted(found)
@@ -237,8 +237,8 @@ def _step(op: Op, plan: KernelPlan) -> StepContext:
 
 
 def _op(op: Op, kernels: KernelSet, plans: tuple[KernelPlan, ...]) -> OpContext:
-    work = op.work(kernels)
-    plan, planner = plans[0], plans[1] if work else None
+    split_plan = op.split_plan(kernels)
+    plan, planner = plans[0], plans[1] if split_plan else None
     called = _called(plan)
     lines = [line.strip().replace("`", "") for line in op.description.strip().splitlines()]
     more = tuple(_text(line) for line in lines[1:] if line)
@@ -263,7 +263,7 @@ def _op(op: Op, kernels: KernelSet, plans: tuple[KernelPlan, ...]) -> OpContext:
         else (),
         plan_threads=planner.threads if planner else 0,
         steps=() if planner else tuple(_step(op, p) for p in plans[1:]),
-        work=", ".join(f"{name}={value}" for name, value in asdict(work).items()) if work else "",
+        split_plan=", ".join(f"{name}={value}" for name, value in asdict(split_plan).items()) if split_plan else "",
         shared_by_arch=repr(dict(plan.shared_by_arch)).replace("'", '"') if plan.shared_by_arch else "",
     )
 

@@ -77,7 +77,7 @@ def _places(region: Region, base: Base, heads: int, dims: int) -> str:
     row = strides[0] if row_of(region, base) else 0
     codes = f", codes={packed}" if packed > 1 else ""
     return (
-        f'Places("{base.name}", "{region.dtype.held_as}", heads={heads}, dim={dims // packed}, offset={region.byte_offset}, '
+        f'RoleStrides("{base.name}", "{region.dtype.held_as}", heads={heads}, dim={dims // packed}, offset={region.byte_offset}, '
         f"token_stride={strides[0]}, head_stride={strides[1]}, dim_stride={strides[2]}, row={row}{codes})"
     )
 

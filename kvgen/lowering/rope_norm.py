@@ -21,7 +21,7 @@ class NormContext:
     count: int
     eps: str
     offset: str
-    rounds: bool
+    cast_before_weight: bool
     whole_row: bool
 
 
@@ -45,13 +45,13 @@ class RopeContext:
 
     @property
     def position(self) -> str:
-        """The position by which pair `pair` of row `row` of the block turns, as C."""
+        """The position by which pair `pair` of row `row` of the block is rotated, as C."""
         if not self.given:
-            return "places[row].position"
+            return "cache_slots[row].position"
         return f"load_index(positions, {'section * (uint64_t)num_rows + ' if self.section else ''}first + row)"
 
     @property
-    def unfit(self) -> str:
+    def position_out_of_range(self) -> str:
         """Whether a row's position has no angle, as C."""
         most = "cos_sin_rows" if self.table else f"{self.most}u"
         if not self.given:
@@ -78,8 +78,8 @@ class PartContext:
     heads: int
     begin: int
     dim: int
-    turning: int
-    turns_from: int
+    rotary_dim: int
+    rotary_begin: int
     neox: bool
     width: int
     lanes: int
@@ -101,9 +101,9 @@ class PartContext:
         return f"{(1 << self.lanes) - 1:#x}u"
 
     @property
-    def uses_place(self) -> bool:
+    def uses_slot(self) -> bool:
         """Whether its lanes ask where the row goes."""
-        return self.sink != "tile" or self.turning > 0 or self.stored
+        return self.sink != "tile" or self.rotary_dim > 0 or self.stored
 
     @property
     def tile_width(self) -> int:
@@ -162,7 +162,7 @@ def norm_context(norm: RmsNorm, weight: str, element: str, dim: int, heads: int)
         count=heads * dim if row else norm.dim or dim,
         eps=literal(norm.eps),
         offset=literal(norm.weight_offset),
-        rounds=norm.multiply == "after",
+        cast_before_weight=norm.multiply == "after",
         whole_row=row,
     )
 
@@ -176,7 +176,7 @@ def _section(sections: tuple[int, ...]) -> str:
 def rope_context(
     rope: Rope, dims: int, *, local: bool, table: str, form: str, given: bool, sections: tuple[int, ...]
 ) -> RopeContext:
-    """The angles of `dims` turning elements; `form` says how a table of element type `table` is stored."""
+    """The angles of `dims` rotated elements; `form` says how a table of element type `table` is stored."""
     half = dims // 2
     stored = ("pair", f"pair + {half}u") if form == "halves" else ("2 * pair", "2 * pair + 1")
     return RopeContext(

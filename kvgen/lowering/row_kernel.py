@@ -19,13 +19,13 @@ THREADS: Final = 256
 
 
 @dataclass(frozen=True)
-class FindContext:
-    """How a row's place is found: `form` is a file of templates/find/; `state`, whether q or RoPE ask what became of a row;
-    `unfit`, where RoPE cannot turn it, as C; `before`, whether lengths leave this step's rows out."""
+class LocateContext:
+    """How a row's slot is found: `form` is a file of templates/locate/; `state`, whether q or RoPE ask what became of a row;
+    `position_out_of_range`, where RoPE has no angle for it, as C; `before`, whether lengths leave this step's rows out."""
 
     form: str
     state: bool
-    unfit: str
+    position_out_of_range: str
     before: bool
     residual: int
 
@@ -47,7 +47,7 @@ class FindContext:
 @dataclass(frozen=True)
 class AppendContext:
     """Everything ops/append.cu.j2 reads: `rows` tokens and `heads` kv heads of them a block, `split` blocks a token;
-    `finders` lanes that find out where a row goes."""
+    `search_lanes` lanes that find out where a row goes."""
 
     entry: str
     title: str
@@ -57,19 +57,19 @@ class AppendContext:
     rows: int
     heads: int
     split: int
-    finders: int
-    finder_mask: str
+    search_lanes: int
+    search_mask: str
     headers: tuple[str, ...]
     page: str
     nowhere: str
     ragged: bool
     residual: int
     state: bool
-    find: FindContext
+    locate: LocateContext
     inputs: tuple[InputContext, ...]
     tiles: tuple[TileContext, ...]
     rope: tuple[RopeContext, ...]
-    turned: str
+    rotary_walk: str
     parts: tuple[PartContext, ...]
     row_norms: tuple[PartContext, ...]
     stored_norm: bool
@@ -85,7 +85,7 @@ def row_kernel(new: NewRows, kernels: KernelSet, template: str, title: str) -> K
         angles = (
             rope_context(
                 rope,
-                parts.turning,
+                parts.rotary_dim,
                 local=new.local,
                 table=parts.table.c if parts.table else "",
                 form=new.angles,
@@ -95,7 +95,7 @@ def row_kernel(new: NewRows, kernels: KernelSet, template: str, title: str) -> K
         )
     params = (*parts.params, new.places_param(cache), *parts.sizes, ERRORS)
     residual = cache.storage.residual
-    finders = new.search_lanes(parts.blocks.rows, THREADS)
+    search_lanes = new.search_lanes(parts.blocks.rows, THREADS)
     nowhere = "no_values(Fault::none), 0, kU32Max" if residual else "no_page(Fault::none), 0"
     row_norms = tuple(p for p in parts.parts if p.norm is not None and p.norm.whole_row)
     context = AppendContext(
@@ -107,21 +107,25 @@ def row_kernel(new: NewRows, kernels: KernelSet, template: str, title: str) -> K
         rows=parts.blocks.rows,
         heads=parts.blocks.heads,
         split=parts.blocks.split,
-        finders=finders,
-        finder_mask=f"{(1 << finders) - 1:#x}u",
+        search_lanes=search_lanes,
+        search_mask=f"{(1 << search_lanes) - 1:#x}u",
         headers=(*(("angles.cuh",) if rope else ()), *(("heads.cuh",) if parts.parts else ())),
         page="PageValues" if residual else "PageRef",
         nowhere=nowhere + (", row, position" if parts.takes_state else ""),
         ragged=new.rows == "ragged",
         residual=residual,
         state=parts.takes_state,
-        find=FindContext(
-            new.rows, parts.takes_state, angles[0].unfit if angles else "", cache.lengths == "before", residual
+        locate=LocateContext(
+            new.rows,
+            parts.takes_state,
+            angles[0].position_out_of_range if angles else "",
+            cache.lengths == "before",
+            residual,
         ),
         inputs=parts.inputs,
         tiles=parts.tiles,
         rope=angles,
-        turned=next((p.walk for p in parts.parts if p.turning), ""),
+        rotary_walk=next((p.walk for p in parts.parts if p.rotary_dim), ""),
         parts=parts.parts,
         row_norms=row_norms,
         stored_norm=any(p.stored for p in row_norms),

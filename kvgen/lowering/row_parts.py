@@ -30,8 +30,8 @@ class _Slice:
     title: str
     begin: int
     dim: int
-    turning: int
-    turns_from: int
+    rotary_dim: int
+    rotary_begin: int
 
 
 class RowParts:
@@ -46,7 +46,7 @@ class RowParts:
         self.count = "num_rows" if self.brings_count else "T"
         cache = self.cache
         self.latent = cache.head_dim - cache.rope_part if cache.rope_part else 0
-        self.turning = new.rotary_dim(cache)
+        self.rotary_dim = new.rotary_dim(cache)
         self.q_dim = new.q_dim or cache.rope_part or cache.head_dim
         self.takes_state = new.takes_q or new.rope is not None
         self.table: DType | None = None
@@ -57,10 +57,10 @@ class RowParts:
         whole = any(norm is not None and norm.over == "row" for norm in self.norms.values())
         tiles: dict[str, int] = {role: 4 for role in cache.roles if self._may_wait(role)}
         self.blocks = divide(
-            cache, threads, q_vectors=q_vectors, whole=whole, tiles=tiles, row_bytes=4 * self.turning + 8
+            cache, threads, q_vectors=q_vectors, whole=whole, tiles=tiles, row_bytes=4 * self.rotary_dim + 8
         )
         self.q_heads = kernels.q_heads // self.blocks.split
-        self._turn_width = self._common_width()
+        self._rotary_width = self._common_width()
         self.parts = self._parts()
         self.writes, self.tiles = self._writes()
         self.params, self.sizes = self._params()
@@ -72,14 +72,14 @@ class RowParts:
         """The parts of a head: one, or a latent row's two."""
         first = self.rope is not None and self.rope.part != "last" and not self.latent
         if role == "k" and self.latent:
-            turning = self.turning
+            rotary_dim = self.rotary_dim
             return (
                 _Slice("k", "The latent part", 0, self.latent, 0, 0),
-                _Slice("k_rope", "K's RoPE part", self.latent, self.cache.rope_part, turning, 0),
+                _Slice("k_rope", "K's RoPE part", self.latent, self.cache.rope_part, rotary_dim, 0),
             )
         dim = {"q": self.q_dim, "k": self.cache.head_dim, "v": self.cache.v_dim}[role]
-        turning = 0 if role == "v" else self.turning
-        return (_Slice(role, role.upper(), 0, dim, turning, 0 if first else dim - turning if turning else 0),)
+        rotary_dim = 0 if role == "v" else self.rotary_dim
+        return (_Slice(role, role.upper(), 0, dim, rotary_dim, 0 if first else dim - rotary_dim if rotary_dim else 0),)
 
     def _row(self, role: str) -> int:
         """Elements of a role's head in the caller's rows."""
@@ -89,13 +89,13 @@ class RowParts:
         split = self.new.inputs == "parts" and role == "k"
         sizes = [part.dim, part.begin, *(() if split else (self._row(role),))]
         sizes += [self._offset(role), self._flat] if self.new.inputs == "qkv" else []
-        sizes += [part.turning // 2, part.turns_from] if part.turning else []
+        sizes += [part.rotary_dim // 2, part.rotary_begin] if part.rotary_dim else []
         return width_of(self.cache.dtype, *sizes)
 
     def _common_width(self) -> int:
-        """One width for all that turns: angles are stored for it."""
+        """One width for all that RoPE rotates: angles are stored for it."""
         roles = ("q", "k") if self.new.takes_q else ("k",)
-        found = [self._width(r, p) for r in roles for p in self._slices(r) if p.turning]
+        found = [self._width(r, p) for r in roles for p in self._slices(r) if p.rotary_dim]
         return min(found, default=0)
 
     def _segment(self, role: str, part: _Slice) -> SegmentContext:
@@ -146,17 +146,17 @@ class RowParts:
 
     def _changes(self, part: PartContext) -> bool:
         """Whether dims that are stored become others, or share a block with some that do."""
-        return part.norm is not None or part.turning > 0 or part.sink == "tile"
+        return part.norm is not None or part.rotary_dim > 0 or part.sink == "tile"
 
     def _part(self, role: str, part: _Slice) -> PartContext:
         heads = self.q_heads if role == "q" else self.blocks.heads
-        width = self._turn_width if part.turning else self._width(role, part)
+        width = self._rotary_width if part.rotary_dim else self._width(role, part)
         norm = self._norm(role, part)
         bias = ""
         if self.new.bias:
             own = f"bias + {self._offset(role)}" if self.new.inputs == "qkv" else f"{role}_bias"
             bias = own + (f" + head0 * {self._row(role) * heads // self.blocks.heads}" if self.blocks.split > 1 else "")
-        done = [w for w, is_done in (("bias", bias), ("norm", norm), ("RoPE", part.turning)) if is_done]
+        done = [w for w, is_done in (("bias", bias), ("norm", norm), ("RoPE", part.rotary_dim)) if is_done]
         apart = self.new.inputs == "parts" and role == "k"
         context = PartContext(
             title=part.title + (f": {', '.join(done)}" if done else ""),
@@ -167,8 +167,8 @@ class RowParts:
             heads=heads,
             begin=0 if apart else part.begin,
             dim=part.dim,
-            turning=part.turning,
-            turns_from=part.turns_from,
+            rotary_dim=part.rotary_dim,
+            rotary_begin=part.rotary_begin,
             neox=self.rope is not None and self.rope.style == "neox",
             width=width,
             lanes=lanes_of(part.dim, width),
@@ -293,7 +293,7 @@ class RowParts:
                 Array(
                     "cos_sin",
                     self.table.name,
-                    ("P", self.turning),
+                    ("P", self.rotary_dim),
                     strided=True,
                     doc="cosines and sines of each position",
                     field="angles_dtype",

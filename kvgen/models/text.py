@@ -107,8 +107,8 @@ def _appends(facts: Checkpoint) -> list[Atom | Group]:
     found: list[Atom | Group] = []
     for name in ("model", "local") if model.rope is not None and model.rope.local_theta else ("model",):
         own = [("name=", literal("append_local"))] if name == "local" else []
-        turns = [("rope=", literal(name)), *(table if name == "model" else [])] if model.rope is not None else []
-        found.append(Group("ops.Append(", [*own, *turns, *normal], ")"))
+        rope = [("rope=", literal(name)), *(table if name == "model" else [])] if model.rope is not None else []
+        found.append(Group("ops.Append(", [*own, *rope, *normal], ")"))
     return found
 
 

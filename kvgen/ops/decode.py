@@ -25,8 +25,9 @@ from kvgen.lowering.attention.split_kv import (
     row_offsets,
 )
 from kvgen.lowering.cache_struct import ERRORS, entry_name
-from kvgen.plan.kernel import KernelPlan, Work
+from kvgen.plan.kernel import KernelPlan
 from kvgen.plan.params import Array, Param, Size
+from kvgen.plan.split_plan import SplitPlan
 from kvgen.spec.kernel_set import KernelSet, Op
 from kvgen.spec.mask import TREE_ROWS, Mask
 from kvgen.spec.score import Score
@@ -56,8 +57,8 @@ class Decode(Op):
 
     `split="none"`: a block a request and kv head. "balanced": the launcher takes a workspace, which `decode.plan` prepares on
     the device once per step, for all layers: it divides all tokens evenly among the blocks that the GPU holds at once, and
-    the last block of a request merges its parts, in token order. "invariant": the same, but a request is always cut into
-    pieces of `chunk` tokens, so that its bits do not depend on the other requests. ("none" has that property too.)
+    the last block of a request merges its chunks, in token order. "invariant": the same, but a request is always cut into
+    chunks of `chunk` tokens, so that its bits do not depend on the other requests. ("none" has that property too.)
     """
 
     kind: ClassVar[str] = "decode"
@@ -99,10 +100,10 @@ class Decode(Op):
                 "rows, or tree='mask'"
             )
         if self.chunk % 64:
-            raise ValueError(f"chunk: got {self.chunk}; pieces are whole tiles: a multiple of 64 tokens")
+            raise ValueError(f"chunk: got {self.chunk}; chunks are whole tiles: a multiple of 64 tokens")
         if "chunk" in self.model_fields_set and self.split != "invariant":
             raise ValueError(
-                f"chunk: got {self.chunk} beside split={self.split!r}; pieces have a fixed size with split='invariant' only"
+                f"chunk: got {self.chunk} beside split={self.split!r}; chunks have a fixed size with split='invariant' only"
             )
         return self
 
@@ -145,7 +146,7 @@ class Decode(Op):
         shape = tensor or simt.shape(kernels, self.rows)
         params = self._params(kernels, index, out, shape.align)
         in_lse = self.sinks == "lse"
-        digest = plan_digest(kernels, self.name, self.work(kernels), attend, self.rows, shape.tile)
+        digest = plan_digest(kernels, self.name, self.split_plan(kernels), attend, self.rows, shape.tile)
         d = Attended(
             entry=entry_name(kernels, self.name),
             params=tuple(p.declaration for p in params),
@@ -166,12 +167,12 @@ class Decode(Op):
             new_in_length=new_in_length(kernels),
             most_tokens=most_tokens(attend),
             lse_empty=_EMPTY[self.lse_empty],
-            lse_top="higher" if in_lse else "top",
-            lse_sum="whole" if in_lse else "sum",
+            lse_max="higher" if in_lse else "row_max",
+            lse_sum="whole" if in_lse else "row_sum",
             lse_factor=" * kLn2" if self.lse_base == "e" else "",
         )
         columns = cache.kv_heads * shape.tiles
-        grid = ((var("parts") if d.planned else var("T")) * columns, const(1), const(1))
+        grid = ((var("num_sm_parts") if d.planned else var("T")) * columns, const(1), const(1))
         shared: tuple[tuple[str, int], ...] = ()
         if isinstance(shape, mma.Shape):
             context: object = mma.tensor_context(kernels, d, scale, shape)
@@ -187,24 +188,24 @@ class Decode(Op):
             attend=attend,
             rows=self.rows,
             tile=shape.tile,
-            chunk=self.chunk if self.split == "invariant" else 0,
+            chunk_tokens=self.chunk if self.split == "invariant" else 0,
             columns=columns,
             index=index.name,
             digest=digest,
         )
 
-    def work(self, kernels: KernelSet) -> Work | None:
+    def split_plan(self, kernels: KernelSet) -> SplitPlan | None:
         """What its workspace is made of; None without one."""
         if self.split == "none":
             return None
         shape = self._tensor(kernels) or simt.shape(kernels, self.rows)
         columns = kernels.cache.kv_heads * shape.tiles
-        return Work(
+        return SplitPlan(
             columns=columns,
             blocks_per_sm=shape.blocks_per_sm,
             partial_bytes=columns * partial_bytes(shape.cols, kernels.cache.v_dim),
-            chunk=self.chunk if self.split == "invariant" else 0,
-            most=most_seen(kernels, self.rows, self.mask),
+            chunk_tokens=self.chunk if self.split == "invariant" else 0,
+            max_seen=most_seen(kernels, self.rows, self.mask),
         )
 
     def _params(self, kernels: KernelSet, index: DType, out: DType, align: int) -> tuple[Param, ...]:

@@ -27,7 +27,7 @@ class LoraAddContext:
     adders: tuple[AdderContext, ...]
     threads: int
     rows: int
-    finders: int
+    search_lanes: int
     parts: int
     after: bool
     on_device: bool
@@ -102,7 +102,7 @@ class LoraAdd(Op):
             adders=found.roles,
             threads=THREADS,
             rows=found.rows,
-            finders=found.finders,
+            search_lanes=found.search_lanes,
             parts=found.parts,
             after=cache.lengths == "after",
             on_device=self.end == "device",

@@ -24,10 +24,11 @@ from kvgen.lowering.attention.split_kv import (
     planner,
     row_offsets,
 )
-from kvgen.lowering.attention.wgmma import PIECE, applies, with_warpgroups
+from kvgen.lowering.attention.wgmma import CHUNK_MULTIPLE, applies, with_warpgroups
 from kvgen.lowering.cache_struct import ERRORS, entry_name
-from kvgen.plan.kernel import KernelPlan, Work
+from kvgen.plan.kernel import KernelPlan
 from kvgen.plan.params import Array, Param, Size
+from kvgen.plan.split_plan import SplitPlan
 from kvgen.spec.cache import Cache
 from kvgen.spec.kernel_set import KernelSet, Op
 from kvgen.spec.mask import Mask
@@ -42,7 +43,7 @@ SLACK = 8
 class MlaDecodeContext:
     """Everything ops/mla_decode.cu.j2 reads.
 
-    `row` says how a latent row lies in shared memory, `shape` how a block divides its work. `factor` turns products into
+    `row` says how a latent row lies in shared memory, `shape` how a block divides its work. `qk_scale` turns products into
     scores in base 2. `ranged`: codes are multiplied in f16, and Q is brought into its range.
     """
 
@@ -52,7 +53,7 @@ class MlaDecodeContext:
     threads: int
     slack: int
     head_dim: int
-    factor: str
+    qk_scale: str
     ranged: bool
     sparse: bool
 
@@ -109,10 +110,10 @@ class MlaDecode(Op):
                 "split out"
             )
         if self.chunk % 64:
-            raise ValueError(f"chunk: got {self.chunk}; pieces are whole tiles: a multiple of 64 tokens")
+            raise ValueError(f"chunk: got {self.chunk}; chunks are whole tiles: a multiple of 64 tokens")
         if "chunk" in self.model_fields_set and self.split != "invariant":
             raise ValueError(
-                f"chunk: got {self.chunk} beside split={self.split!r}; pieces have a fixed size with split='invariant' only"
+                f"chunk: got {self.chunk} beside split={self.split!r}; chunks have a fixed size with split='invariant' only"
             )
         return self
 
@@ -154,8 +155,8 @@ class MlaDecode(Op):
         params = self._params(kernels, cache, out, index)
         tiles, planned = -(-columns // shape.cols), self.split != "none"
         warpgroups = not applies(kernels, columns, self.sparse)
-        tile = PIECE if warpgroups else shape.tokens
-        digest = plan_digest(kernels, self.name, self.work(kernels), attend, self.rows, tile)
+        tile = CHUNK_MULTIPLE if warpgroups else shape.tokens
+        digest = plan_digest(kernels, self.name, self.split_plan(kernels), attend, self.rows, tile)
         context = MlaDecodeContext(
             d=Attended(
                 entry=entry_name(kernels, self.name),
@@ -176,8 +177,8 @@ class MlaDecode(Op):
                 new_in_length=new_in_length(kernels),
                 most_tokens=most_tokens(attend),
                 lse_empty="infinity()" if self.lse_empty == "inf" else "-infinity()",
-                lse_top="top",
-                lse_sum="sum",
+                lse_max="row_max",
+                lse_sum="row_sum",
                 lse_factor="" if self.lse_base == "2" else " * kLn2",
             ),
             row=latent_row(cache),
@@ -185,44 +186,44 @@ class MlaDecode(Op):
             threads=THREADS,
             slack=SLACK,
             head_dim=cache.head_dim,
-            factor=f"{self.softmax_scale(kernels) * LOG2E!r}f",
+            qk_scale=f"{self.softmax_scale(kernels) * LOG2E!r}f",
             ranged=cache.quants["k"] is not None,
             sparse=self.sparse,
         )
-        grid = ((var("parts") if planned else var("T")) * tiles, const(1), const(1))
+        grid = ((var("num_sm_parts") if planned else var("T")) * tiles, const(1), const(1))
         shared = tuple((a, shape.shared(a)) for a in kernels.arch)
         template = "ops/mla_decode.cu.j2"
         kernel = KernelPlan(self.name, context.d.entry, template, context, params, grid, THREADS, shared_by_arch=shared)
         if warpgroups:
-            kernel = with_warpgroups(kernels, kernel, context.d, slack=SLACK, factor=context.factor)
+            kernel = with_warpgroups(kernels, kernel, context.d, slack=SLACK, qk_scale=context.qk_scale)
         if not planned:
             return (kernel,)
-        chunk = self.chunk if self.split == "invariant" else 0
+        chunk_tokens = self.chunk if self.split == "invariant" else 0
         return kernel, planner(
             kernels,
             self.name,
             attend=attend,
             rows=self.rows,
             tile=tile,
-            chunk=chunk,
+            chunk_tokens=chunk_tokens,
             columns=tiles,
             index=index.name,
             digest=digest,
         )
 
-    def work(self, kernels: KernelSet) -> Work | None:
+    def split_plan(self, kernels: KernelSet) -> SplitPlan | None:
         """What its workspace is made of; None without one."""
         if self.split == "none":
             return None
         cache = kernels.cache
         shape = self._shape(kernels, cache)
         tiles = -(-self.rows * kernels.q_heads // shape.cols)
-        return Work(
+        return SplitPlan(
             columns=tiles,
             blocks_per_sm=1,
             partial_bytes=tiles * partial_bytes(shape.cols, cache.latent_part),
-            chunk=self.chunk if self.split == "invariant" else 0,
-            most=most_seen(kernels, self.rows, Mask()),
+            chunk_tokens=self.chunk if self.split == "invariant" else 0,
+            max_seen=most_seen(kernels, self.rows, Mask()),
         )
 
     def _shape(self, kernels: KernelSet, cache: Cache) -> Shape:

@@ -25,7 +25,7 @@ class RowsAddContext:
     adders: tuple[AdderContext, ...]
     threads: int
     rows: int
-    finders: int
+    search_lanes: int
     parts: int
     after: bool
 
@@ -77,7 +77,7 @@ class RowsAdd(Op):
             adders=found.roles,
             threads=THREADS,
             rows=found.rows,
-            finders=found.finders,
+            search_lanes=found.search_lanes,
             parts=found.parts,
             after=cache.lengths == "after",
         )

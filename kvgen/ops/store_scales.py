@@ -9,7 +9,7 @@ from kvgen.expr.nodes import ceil_div, const, var
 from kvgen.layout.dtypes import dtype
 from kvgen.layout.storage import Scales
 from kvgen.lowering.cache_struct import ERRORS, entry_name
-from kvgen.lowering.row_adds import THREADS, finders
+from kvgen.lowering.row_adds import THREADS, search_lanes
 from kvgen.lowering.segments import segments
 from kvgen.plan.kernel import KernelPlan
 from kvgen.plan.params import Array, Size
@@ -37,7 +37,7 @@ class StoreScalesContext:
     threads: int
     batch: int
     rows: int
-    finders: int
+    search_lanes: int
     parts: int
     after: bool
 
@@ -106,7 +106,7 @@ class StoreScales(Op):
             threads=THREADS,
             batch=BATCH,
             rows=rows,
-            finders=finders(rows),
+            search_lanes=search_lanes(rows),
             parts=parts,
             after=cache.lengths == "after",
         )

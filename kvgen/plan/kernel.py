@@ -13,22 +13,6 @@ from kvgen.plan.params import Param
 
 
 @dataclass(frozen=True)
-class Work:
-    """How an operation's workspace is divided: see kvgen.runtime.workspace.Work, whose fields these are.
-
-    `columns` are kv heads times tiles of columns, the blocks that share a piece; `partial_bytes` are those of a slot, for
-    all of them. `chunk` tokens make a piece, 0 where the planner balances. `most` tokens of a request are seen at most, by a
-    window or in a ring; 0: all.
-    """
-
-    columns: int
-    blocks_per_sm: int
-    partial_bytes: int
-    chunk: int
-    most: int = 0
-
-
-@dataclass(frozen=True)
 class Source:
     """CUDA that the user wrote: its text, and the path by which messages name it ("<name>" where it has no file)."""
 

@@ -59,8 +59,8 @@ def frequencies(rope: Rope, dims: int, *, local: bool = False, long: bool = Fals
         return stretched
     if isinstance(scaling, YarnScaling):
         ends = [
-            dims * math.log(scaling.original_max_positions / (turns * 2 * math.pi)) / (2 * math.log(theta))
-            for turns in (scaling.beta_fast, scaling.beta_slow)
+            dims * math.log(scaling.original_max_positions / (rotations * 2 * math.pi)) / (2 * math.log(theta))
+            for rotations in (scaling.beta_fast, scaling.beta_slow)
         ]
         if scaling.truncate:
             ends = [math.floor(ends[0]), math.ceil(ends[1])]

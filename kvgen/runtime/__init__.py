@@ -3,6 +3,7 @@
 from typing import Any, Final
 
 from kvgen.plan.params import Array, Count, Pool, Scalar, Size, TensorMap
+from kvgen.plan.split_plan import SplitPlan
 from kvgen.runtime.abi import ABI
 from kvgen.runtime.error_word import ErrorWord
 from kvgen.runtime.faults import Fault, FaultError, FaultReport, clear, describe
@@ -15,8 +16,8 @@ from kvgen.runtime.operand import TensorOperand
 from kvgen.runtime.other_cache import OtherCache
 from kvgen.runtime.page_pool import BasePages, PagePool
 from kvgen.runtime.role_cache import RoleCache, TileMap
-from kvgen.runtime.strides import KVParams, Places, Role, TensorLayout
-from kvgen.runtime.workspace import Work, Workspace
+from kvgen.runtime.strides import KVParams, Role, RoleStrides, TensorLayout
+from kvgen.runtime.workspace import Workspace
 
 __all__ = [
     "ABI",
@@ -36,19 +37,19 @@ __all__ = [
     "Module",
     "OtherCache",
     "PagePool",
-    "Places",
     "PlannedLauncher",
     "Pool",
     "Role",
     "RoleCache",
+    "RoleStrides",
     "Scalar",
     "Size",
+    "SplitPlan",
     "Tensor",
     "TensorLayout",
     "TensorMap",
     "TensorOperand",
     "TileMap",
-    "Work",
     "Workspace",
     "at_once",
     "clear",
@@ -56,7 +57,7 @@ __all__ = [
 ]
 
 # What packages of earlier ABIs import: their first statement behind the imports says to build them again.
-_FORMER: Final = {"Number": "Scalar", "Source": "OtherCache"}
+_FORMER: Final = {"Number": "Scalar", "Places": "RoleStrides", "Source": "OtherCache", "Work": "SplitPlan"}
 
 
 def __getattr__(name: str) -> Any:

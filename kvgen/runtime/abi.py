@@ -2,4 +2,4 @@
 
 from typing import Final
 
-ABI: Final = 7
+ABI: Final = 6

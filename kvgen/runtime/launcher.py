@@ -9,6 +9,7 @@ from typing import ClassVar, ParamSpec
 
 from kvgen.errors import ArgumentError
 from kvgen.plan.params import Array, Size
+from kvgen.plan.split_plan import SplitPlan
 from kvgen.runtime.arrays import ArrayView, view
 from kvgen.runtime.checks import Dims
 from kvgen.runtime.kernel import Extra, Grid, Kernel, own_pages
@@ -18,7 +19,7 @@ from kvgen.runtime.overlap import Taken, hold_apart
 from kvgen.runtime.packing import PackedArgs, Value
 from kvgen.runtime.page_pool import layers_of
 from kvgen.runtime.params import Call, check_array, size_of, take
-from kvgen.runtime.workspace import Work, Workspace, hold_rows, plannable, usable
+from kvgen.runtime.workspace import Workspace, hold_rows, plannable, usable
 
 P = ParamSpec("P")
 
@@ -159,13 +160,13 @@ class PlannedLauncher(Launcher):
     """An operation whose blocks divide a step's tokens among them: `plan` says how, in a workspace, before the launch."""
 
     PLAN: ClassVar[Kernel]
-    WORK: ClassVar[Work]
+    SPLIT_PLAN: ClassVar[SplitPlan]
 
     def workspace_bytes(
         self, max_rows: int, *, device: str = "cpu", max_tokens: int | None = None, multiprocessors: int | None = None
     ) -> int:
         """What `workspace` would allocate, in bytes."""
-        return Workspace.nbytes_of(self.WORK, max_rows, device, max_tokens, multiprocessors)
+        return Workspace.nbytes_of(self.SPLIT_PLAN, max_rows, device, max_tokens, multiprocessors)
 
     def workspace(
         self,
@@ -182,7 +183,7 @@ class PlannedLauncher(Launcher):
         max_tokens: a request's most tokens, which `split="invariant"` needs. multiprocessors: those to divide work among;
         by default all of the device's.
         """
-        return Workspace(self.KERNEL, self.WORK, max_rows, device, max_tokens, multiprocessors, memory)
+        return Workspace(self.KERNEL, self.SPLIT_PLAN, max_rows, device, max_tokens, multiprocessors, memory)
 
     def prepare_plan(
         self, cache: LayerCache, arguments: Sequence[object], stream: object = None, rows: int | None = None

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from kvgen.errors import ArgumentError
 from kvgen.runtime.layer_cache import LayerCache
-from kvgen.runtime.strides import KVParams, Places, Role
+from kvgen.runtime.strides import KVParams, Role, RoleStrides
 
 if TYPE_CHECKING:
     from kvgen.tensor_map import PageView, Promotion, RowView, Swizzle, TensorMapPlan
@@ -224,11 +224,11 @@ class RoleCache:
         total = self._rows(scales) * row
         return self._map(("scale", tile), lambda: scale_tile(scales.dtype, self._address(scales), total, tile))
 
-    def view(self, places: Places | None = None) -> RowView | PageView:
-        """The memory of the values (or of other places) as rows; with a dimension for pages where that is not possible."""
+    def view(self, strides: RoleStrides | None = None) -> RowView | PageView:
+        """The memory of the values (or of others) as rows; with a dimension for pages where that is not possible."""
         from kvgen.tensor_map.plan import REACH
 
-        found = places or self.role.values
+        found = strides or self.role.values
         pages = self.page_view(found)
         if not found.row or self._page_stride(found) % found.row:
             return pages
@@ -237,17 +237,17 @@ class RoleCache:
         rows = pages.as_rows()
         return rows if rows.rows <= REACH else pages
 
-    def row_view(self, places: Places | None = None) -> RowView:
+    def row_view(self, strides: RoleStrides | None = None) -> RowView:
         """The memory as rows, a token's heads a row; raises ArgumentError where they are none."""
-        found = places or self.role.values
+        found = strides or self.role.values
         self._row_of(found)
         return self.page_view(found).as_rows()
 
-    def page_view(self, places: Places | None = None) -> PageView:
+    def page_view(self, strides: RoleStrides | None = None) -> PageView:
         """The memory as pages of tokens of heads; raises ArgumentError where the layout splits one of these axes."""
         from kvgen.tensor_map import PageView
 
-        found = places or self.role.values
+        found = strides or self.role.values
         if found.token_stride is None or found.head_stride is None or found.dim_stride is None:
             raise ArgumentError(
                 f"layout: {self.role.name.upper()} of {self.layer.module.name} splits token, head or dim; a tensor map has one "
@@ -302,67 +302,67 @@ class RoleCache:
     def _pages(self) -> int | None:
         return self.page_size or None
 
-    def _pages_of(self, places: Places) -> int:
+    def _pages_of(self, strides: RoleStrides) -> int:
         return self.layer.dims[
-            "scale_pages" if places is self.role.scales and places.base.endswith("scales") else "pages"
+            "scale_pages" if strides is self.role.scales and strides.base.endswith("scales") else "pages"
         ]
 
-    def _address(self, places: Places) -> int:
-        return self.layer.addresses[places.base] + places.offset
+    def _address(self, strides: RoleStrides) -> int:
+        return self.layer.addresses[strides.base] + strides.offset
 
-    def _strides(self, places: Places) -> tuple[int, int | None, int | None, int | None]:
-        return self._page_stride(places), places.token_stride, places.head_stride, places.dim_stride
+    def _strides(self, strides: RoleStrides) -> tuple[int, int | None, int | None, int | None]:
+        return self._page_stride(strides), strides.token_stride, strides.head_stride, strides.dim_stride
 
-    def _page_stride(self, places: Places) -> int:
-        size = self.layer.sizes[places.base]
-        stride = self.layer.dims[f"{places.base}_page_stride"] * size
-        unit = _bytes(places.dtype)
+    def _page_stride(self, strides: RoleStrides) -> int:
+        size = self.layer.sizes[strides.base]
+        stride = self.layer.dims[f"{strides.base}_page_stride"] * size
+        unit = _bytes(strides.dtype)
         if stride % unit:
             raise ArgumentError(
-                f"{self._tensor(places)}: got pages {stride} bytes apart; {places.dtype} elements have {unit}; pad pages to "
+                f"{self._tensor(strides)}: got pages {stride} bytes apart; {strides.dtype} elements have {unit}; pad pages to "
                 "whole elements"
             )
         return stride // unit
 
-    def _check_ascending(self, places: Places) -> None:
+    def _check_ascending(self, strides: RoleStrides) -> None:
         """Raise ArgumentError where pages descend: neither rows nor a tensor map can."""
-        stride = self._page_stride(places)
+        stride = self._page_stride(strides)
         if stride < 0:
             raise ArgumentError(
-                f"{self._tensor(places)}: got stride {stride} along page (in elements); rows and tensor maps number pages "
+                f"{self._tensor(strides)}: got stride {stride} along page (in elements); rows and tensor maps number pages "
                 "upwards; pass a tensor whose pages ascend"
             )
 
-    def _tensor(self, places: Places) -> str:
-        return self.tensors.get(places.base, places.base)
+    def _tensor(self, strides: RoleStrides) -> str:
+        return self.tensors.get(strides.base, strides.base)
 
-    def _row_of(self, places: Places) -> int:
-        if not places.row:
+    def _row_of(self, strides: RoleStrides) -> int:
+        if not strides.row:
             raise ArgumentError(
                 f"layout: a token's heads are no row in {self.role.name.upper()} of {self.layer.module.name}; use page_view(), "
                 "and kv_tma_coords(b, token) on the device"
             )
-        return places.row
+        return strides.row
 
-    def _numbered_alike(self, rope: Places) -> bool:
+    def _numbered_alike(self, rope: RoleStrides) -> bool:
         """Whether a token has the same row in the RoPE part as in the values, whose rows the device numbers."""
         values = self.role.values
         if not rope.row or not values.row:
             return False
         return self._page_stride(rope) * values.row == self._page_stride(values) * rope.row
 
-    def _rows(self, places: Places) -> int:
-        row, pages = self._row_of(places), self._pages_of(places)
-        stride = self._page_stride(places)
-        self._check_ascending(places)
+    def _rows(self, strides: RoleStrides) -> int:
+        row, pages = self._row_of(strides), self._pages_of(strides)
+        stride = self._page_stride(strides)
+        self._check_ascending(strides)
         if stride % row:
             raise ArgumentError(
-                f"{self._tensor(places)}: got pages {stride} elements apart; numbering rows takes whole rows of {row}; pad pages "
-                "by whole rows, or use page_view()"
+                f"{self._tensor(strides)}: got pages {stride} elements apart; numbering rows takes whole rows of {row}; pad "
+                "pages by whole rows, or use page_view()"
             )
         return (pages - 1) * (stride // row) + self.layer.dims["tokens"] if pages else 0
 
-    def _rope(self) -> Places:
+    def _rope(self) -> RoleStrides:
         if self.role.rope is None:
             raise ArgumentError(
                 f"rope: {self.role.name.upper()} of {self.layer.module.name} has rows of one type; create_tma_tile() reads "
@@ -370,7 +370,7 @@ class RoleCache:
             )
         return self.role.rope
 
-    def _scales(self) -> Places:
+    def _scales(self) -> RoleStrides:
         if self.role.scales is None:
             raise ArgumentError(
                 f"scales: {self.role.name.upper()} of {self.layer.module.name} has no scales in pages; there is nothing to map"

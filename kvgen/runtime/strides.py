@@ -15,7 +15,7 @@ class KVParams(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
+class RoleStrides:
     """Where elements of one kind lie in a page: `base` names the page pointer, `offset` is in bytes from it.
 
     Strides are in elements and constant; a None says that the layout splits the axis, so that no one stride exists. `row`
@@ -41,9 +41,9 @@ class Role:
 
     name: str
     dim: int
-    values: Places
-    rope: Places | None = None
-    scales: Places | None = None
+    values: RoleStrides
+    rope: RoleStrides | None = None
+    scales: RoleStrides | None = None
     granularity: int = 1
     scale_dtype: str | None = None
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from kvgen.errors import ArgumentError
+from kvgen.plan.split_plan import SplitPlan
 from kvgen.runtime.arrays import ArrayView, view
 from kvgen.runtime.checks import Dims, check
 from kvgen.runtime.memory import DeviceMemory, ordinal_of
@@ -15,57 +15,6 @@ if TYPE_CHECKING:
     from kvgen.runtime.layer_cache import LayerCache
 
 
-@dataclass(frozen=True, slots=True)
-class Work:
-    """How an operation's workspace is divided (Plan in device/work.cuh).
-
-    `columns` blocks share a piece of work, one a kv head and tile of columns; of `blocks_per_sm` blocks that a
-    multiprocessor holds at once each gets one part. A slot has a partial result of `partial_bytes`. `chunk` tokens make a
-    piece where they are cut alike in every batch, 0 where the planner balances; `most` tokens of a request are seen at most,
-    by a window or in a ring (0: all).
-    """
-
-    columns: int
-    blocks_per_sm: int
-    partial_bytes: int
-    chunk: int
-    most: int = 0
-
-    def sizes(self, max_rows: int, max_tokens: int | None, multiprocessors: int) -> dict[str, int]:
-        """Parts, pieces and slots, as kernels get them, and `bytes`; raises ArgumentError for what it cannot be made for."""
-        for name, value, most in (("max_rows", max_rows, 2**31), ("multiprocessors", multiprocessors, 2**16)):
-            if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < most:
-                valid = "the largest batch" if name == "max_rows" else "how many the GPU has"
-                raise ArgumentError(
-                    f"{name}: got {value!r}; it must be a whole number of at least 1 and below 2^{most.bit_length() - 1}; "
-                    f"pass {valid}"
-                )
-        parts = max(1, multiprocessors * self.blocks_per_sm // self.columns)
-        pieces, slots = max_rows + parts, 2 * parts
-        if self.chunk:
-            if isinstance(max_tokens, bool) or not isinstance(max_tokens, int) or not 0 <= max_tokens < 2**32:
-                raise ArgumentError(
-                    f"max_tokens: got {max_tokens!r}; requests are cut into pieces of {self.chunk} tokens, so a workspace is as "
-                    "large as the longest one asks; pass the most tokens of a request, cache.max_cache_length"
-                )
-            seen = min(max_tokens, self.most or max_tokens)
-            pieces = slots = max_rows * (-(-seen // self.chunk) + 1)
-        held = _HEADER + _up(4 * (parts + 1)) + _up(max_rows) + _up(4 * slots * self.columns) + _PIECE * pieces
-        return {
-            "parts": parts,
-            "max_rows": max_rows,
-            "max_pieces": pieces,
-            "max_slots": slots,
-            "bytes": held + self.partial_bytes * slots,
-        }
-
-
-def _up(nbytes: int) -> int:
-    return -(-nbytes // 16) * 16
-
-
-_HEADER: Final = 64  # PlanHeader of device/work.cuh
-_PIECE: Final = 48  # Piece
 _ALIGN: Final = 16
 # Multiprocessors that the CPU machine is taken to have.
 _CPU_MULTIPROCESSORS: Final = 8
@@ -82,10 +31,10 @@ def multiprocessors_of(device: str) -> int:
 
 
 def _sizes(
-    work: Work, max_rows: int, device: str, max_tokens: int | None, multiprocessors: int | None
+    split_plan: SplitPlan, max_rows: int, device: str, max_tokens: int | None, multiprocessors: int | None
 ) -> dict[str, int]:
     found = multiprocessors_of(device) if multiprocessors is None else multiprocessors
-    return work.sizes(max_rows, max_tokens, found)
+    return split_plan.sizes(max_rows, max_tokens, found)
 
 
 class Workspace:
@@ -102,7 +51,7 @@ class Workspace:
     def __init__(
         self,
         kernel: Kernel,
-        work: Work,
+        split_plan: SplitPlan,
         max_rows: int,
         device: str,
         max_tokens: int | None = None,
@@ -111,20 +60,27 @@ class Workspace:
     ) -> None:
         ordinal = ordinal_of(device)
         device = "cpu" if ordinal is None else f"cuda:{ordinal}"
-        self.sizes = _sizes(work, max_rows, device, max_tokens, multiprocessors)
+        self.sizes = _sizes(split_plan, max_rows, device, max_tokens, multiprocessors)
         self.kernel = kernel
         self.max_rows = max_rows
-        # Of windows and rings every request has the pieces that it needs.
-        self.max_tokens = max_tokens if work.chunk and not (work.most and work.most <= (max_tokens or 0)) else None
+        max_seen = split_plan.max_seen
+        # Of windows and rings every request has the chunks that it needs.
+        self.max_tokens = (
+            max_tokens if split_plan.chunk_tokens and not (max_seen and max_seen <= (max_tokens or 0)) else None
+        )
         self.nbytes = self.sizes.pop("bytes")
         self.view = _allocated(self.nbytes, device) if memory is None else _given(memory, self.nbytes, device)
 
     @staticmethod
     def nbytes_of(
-        work: Work, max_rows: int, device: str, max_tokens: int | None = None, multiprocessors: int | None = None
+        split_plan: SplitPlan,
+        max_rows: int,
+        device: str,
+        max_tokens: int | None = None,
+        multiprocessors: int | None = None,
     ) -> int:
         """Bytes of such a workspace, which is not allocated; raises ArgumentError as it would."""
-        return _sizes(work, max_rows, device, max_tokens, multiprocessors)["bytes"]
+        return _sizes(split_plan, max_rows, device, max_tokens, multiprocessors)["bytes"]
 
 
 def _allocated(nbytes: int, device: str) -> ArrayView:
@@ -181,7 +137,7 @@ def plannable(workspace: Workspace, rows: int | None, cache: LayerCache) -> int:
     if workspace.max_tokens is not None and longest > workspace.max_tokens:
         raise ArgumentError(
             f"workspace: got one for requests of up to {workspace.max_tokens} tokens and a cache of requests of up to {longest}; "
-            f"all of a request's pieces must fit; make workspace(max_rows={most}, max_tokens={longest}), or give the cache its "
+            f"all of a request's chunks must fit; make workspace(max_rows={most}, max_tokens={longest}), or give the cache its "
             "max_cache_length"
         )
     return rows

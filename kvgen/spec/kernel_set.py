@@ -8,7 +8,8 @@ from typing import Any, ClassVar, Final, Literal
 
 from pydantic import Field, SerializeAsAny, field_validator, model_validator
 
-from kvgen.plan.kernel import KernelPlan, Work
+from kvgen.plan.kernel import KernelPlan
+from kvgen.plan.split_plan import SplitPlan
 from kvgen.spec.base import Spec
 from kvgen.spec.cache import Cache
 from kvgen.spec.model import Model
@@ -76,7 +77,7 @@ class Op(Spec):
         """Caches that a call brings besides the set's own, by the names of their classes in the generated module."""
         return {}
 
-    def work(self, kernels: KernelSet) -> Work | None:
+    def split_plan(self, kernels: KernelSet) -> SplitPlan | None:
         """How the workspace is divided that the operation's planner prepares; None without a planner."""
         return None
 

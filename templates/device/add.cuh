@@ -21,21 +21,21 @@ struct VectorAdd {
     }
   }
 
-  __device__ __forceinline__ void add(const Cache& cache, const TokenPlace<Cache>* places, const Value*, int64_t, uint32_t rows,
+  __device__ __forceinline__ void add(const Cache& cache, const TokenSlot<Cache>* cache_slots, const Value*, int64_t, uint32_t rows,
                                       uint32_t first) {
     Vec<float, kWidth> sum[kBatch];
 #pragma unroll
     for (uint32_t u = 0; u < kBatch; ++u) {
       const uint32_t i = first + u * kThreads, element = i % kSlots * kWidth;
-      if (i >= rows * kSlots || !places[i / kSlots].page.found()) continue;
-      const TokenPlace<Cache>& to = places[i / kSlots];
+      if (i >= rows * kSlots || !cache_slots[i / kSlots].page.found()) continue;
+      const TokenSlot<Cache>& to = cache_slots[i / kSlots];
       load_elements<S>(sum[u], cache, to.page, to.token, element / S::kSize, element % S::kSize);
     }
 #pragma unroll
     for (uint32_t u = 0; u < kBatch; ++u) {
       const uint32_t i = first + u * kThreads, element = i % kSlots * kWidth;
-      if (i >= rows * kSlots || !places[i / kSlots].page.found()) continue;
-      const TokenPlace<Cache>& to = places[i / kSlots];
+      if (i >= rows * kSlots || !cache_slots[i / kSlots].page.found()) continue;
+      const TokenSlot<Cache>& to = cache_slots[i / kSlots];
 #pragma unroll
       for (uint32_t j = 0; j < kWidth; ++j) sum[u].e[j] = __fadd_rn(sum[u].e[j], to_f32(more[u].e[j]));
       store_elements<S>(cache, to.page, to.token, element / S::kSize, element % S::kSize, sum[u]);
@@ -103,7 +103,7 @@ struct BlockAdd {
     }
   }
 
-  __device__ __forceinline__ void add(const Cache& cache, const TokenPlace<Cache>* places, const Value* from, int64_t stride,
+  __device__ __forceinline__ void add(const Cache& cache, const TokenSlot<Cache>* cache_slots, const Value* from, int64_t stride,
                                       uint32_t rows, uint32_t first) {
     constexpr uint32_t kEach = 1 + S::kZero;
     const float global = global_scale_of<S>(cache);
@@ -113,8 +113,8 @@ struct BlockAdd {
 #pragma unroll
     for (uint32_t u = 0; u < kBatch; ++u) {
       const uint32_t slot = first + u * kThreads;
-      if (slot >= rows * kSlots || !places[slot / kSlots].page.found()) continue;
-      const TokenPlace<Cache>& to = places[slot / kSlots];
+      if (slot >= rows * kSlots || !cache_slots[slot / kSlots].page.found()) continue;
+      const TokenSlot<Cache>& to = cache_slots[slot / kSlots];
       const uint32_t block = slot % kSlots / kLanes;
       load_scales<S, S::kBlockDims, 1>(scales[u], cache, to.page, to.token, block / kGroups * S::kBlockHeads, block % kGroups * S::kBlockDims);
       if constexpr (kHeld) {
@@ -129,8 +129,8 @@ struct BlockAdd {
 #pragma unroll
     for (uint32_t u = 0; u < kBatch; ++u) {
       const uint32_t slot = first + u * kThreads;
-      if (slot >= rows * kSlots || !places[slot / kSlots].page.found()) continue;
-      const TokenPlace<Cache>& to = places[slot / kSlots];
+      if (slot >= rows * kSlots || !cache_slots[slot / kSlots].page.found()) continue;
+      const TokenSlot<Cache>& to = cache_slots[slot / kSlots];
       const uint32_t block = slot % kSlots / kLanes;
       const BlockScale old = {{to_f32(scales[u].e[0])}, {S::kZero ? to_f32(scales[u].e[S::kZero]) : 0.0f}};
       const auto sum = [&](float (&x)[kWidth], uint32_t c) {

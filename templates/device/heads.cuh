@@ -1,32 +1,32 @@
 // Heads of a step's rows in registers: bias, RMS norm and RoPE, in f32, before they are stored.
 #pragma once
 
-// How kLanes lanes share a head of kDim elements, of which kRotated from kBegin on turn by RoPE. A lane has pairs of vectors
-// of kWidth elements, half of what turns apart, so that neighbouring lanes have neighbouring vectors: neox turns the two of a
-// pair against each other, interleaved neighbours in a vector. The dims that stay follow in the same way. So no lane asks
-// another one for an element.
-template <uint32_t kDim_, uint32_t kBegin, uint32_t kRotated, bool kNeox, uint32_t kWidth_, uint32_t kLanes_>
+// How kLanes lanes share a head of kDim elements, of which RoPE rotates kRotaryDim from kRotaryBegin on. A lane has pairs of
+// vectors of kWidth elements, half of kRotaryDim apart, so that neighbouring lanes have neighbouring vectors: neox rotates the
+// two of a pair against each other, interleaved neighbours in a vector. The dims that stay follow in the same way. So no lane
+// asks another one for an element.
+template <uint32_t kDim_, uint32_t kRotaryBegin, uint32_t kRotaryDim, bool kNeox, uint32_t kWidth_, uint32_t kLanes_>
 struct HeadWalk {
   static constexpr uint32_t kDim = kDim_, kWidth = kWidth_, kLanes = kLanes_;
   static constexpr uint32_t kPairs = (kDim + 2 * kWidth - 1) / (2 * kWidth);
   static constexpr uint32_t kChunks = (kPairs + kLanes - 1) / kLanes;
-  static constexpr uint32_t kTurning = kRotated / (2 * kWidth);  // pairs of vectors that turn
+  static constexpr uint32_t kRotaryPairs = kRotaryDim / (2 * kWidth);  // pairs of vectors that are rotated
   // RoPE pairs whose elements both lie in one vector, or, neox, in one pair of them.
   static constexpr bool kAcross = kNeox || kWidth == 1;
   static constexpr uint32_t kTogether = kAcross ? kWidth : kWidth / 2;
-  static_assert(kRotated % (2 * kWidth) == 0 && kBegin % kWidth == 0 && kDim % kWidth == 0);
+  static_assert(kRotaryDim % (2 * kWidth) == 0 && kRotaryBegin % kWidth == 0 && kDim % kWidth == 0);
 
   // The first element of vector v (0 or 1) of pair p; kDim or more where there is none.
   __device__ static constexpr uint32_t element(uint32_t p, uint32_t v) {
-    if (p < kTurning) return kBegin + (kNeox || kWidth > 1 ? p * kWidth + v * (kRotated / 2) : 2 * p + v);
+    if (p < kRotaryPairs) return kRotaryBegin + (kNeox || kWidth > 1 ? p * kWidth + v * (kRotaryDim / 2) : 2 * p + v);
     if (p >= kPairs) return kDim;
-    const uint32_t rest = (p - kTurning + v * (kPairs - kTurning)) * kWidth;
-    return rest < kBegin ? rest : rest + kRotated;
+    const uint32_t rest = (p - kRotaryPairs + v * (kPairs - kRotaryPairs)) * kWidth;
+    return rest < kRotaryBegin ? rest : rest + kRotaryDim;
   }
 
   // Where the angle of RoPE pair i waits among those of its row: lanes that read together read neighbours.
   __device__ static constexpr uint32_t angle(uint32_t i) {
-    return i % kTogether * (kRotated / 2 / kTogether) + i / kTogether;
+    return i % kTogether * (kRotaryDim / 2 / kTogether) + i / kTogether;
   }
 };
 
@@ -123,7 +123,7 @@ struct Head {
   }
 
   // The first kCount elements times `factor`, rounded to T where the weights come after that cast, times weight + offset.
-  template <uint32_t kCount, bool kRound, typename T, typename Weight>
+  template <uint32_t kCount, bool kCastBeforeWeight, typename T, typename Weight>
   __device__ __forceinline__ void scale(float factor, const Weight* weight, float offset, uint32_t lane) {
     constexpr uint32_t kRead = within_block(W::kWidth, kCount);  // weights that surely lie together
     vectors(lane, [&](float (&at)[W::kWidth], uint32_t e) {
@@ -135,7 +135,7 @@ struct Head {
 #pragma unroll
         for (uint32_t i = 0; i < kRead; ++i) {
           const float y = at[j + i] * factor;
-          at[j + i] = (kRound ? to_f32(from_f32<T>(y)) : y) * (w[i] + offset);
+          at[j + i] = (kCastBeforeWeight ? to_f32(from_f32<T>(y)) : y) * (w[i] + offset);
         }
       }
     });
@@ -143,24 +143,24 @@ struct Head {
 
   // RoPE; `angles` are (cos, sin) of the row's pairs, each where W::angle says.
   __device__ __forceinline__ void rotate(const float2* angles, uint32_t lane) {
-    constexpr uint32_t kStep = W::kTurning * (W::kAcross ? 1 : 2);
+    constexpr uint32_t kStep = W::kRotaryPairs * (W::kAcross ? 1 : 2);
 #pragma unroll
     for (uint32_t c = 0; c < W::kChunks; ++c) {
       const uint32_t p = c * W::kLanes + lane;
-      if (p >= W::kTurning) continue;
+      if (p >= W::kRotaryPairs) continue;
       if constexpr (W::kAcross) {
 #pragma unroll
-        for (uint32_t j = 0; j < W::kWidth; ++j) turn(x[c][0][j], x[c][1][j], angles[j * kStep + p]);
+        for (uint32_t j = 0; j < W::kWidth; ++j) rotate_pair(x[c][0][j], x[c][1][j], angles[j * kStep + p]);
       } else {
 #pragma unroll
         for (uint32_t v = 0; v < 2; ++v)
 #pragma unroll
-          for (uint32_t j = 0; j < W::kWidth; j += 2) turn(x[c][v][j], x[c][v][j + 1], angles[j / 2 * kStep + p + v * W::kTurning]);
+          for (uint32_t j = 0; j < W::kWidth; j += 2) rotate_pair(x[c][v][j], x[c][v][j + 1], angles[j / 2 * kStep + p + v * W::kRotaryPairs]);
       }
     }
   }
 
-  __device__ static __forceinline__ void turn(float& a, float& b, float2 angle) {
+  __device__ static __forceinline__ void rotate_pair(float& a, float& b, float2 angle) {
     const float first = a * angle.x - b * angle.y;
     b = b * angle.x + a * angle.y;
     a = first;

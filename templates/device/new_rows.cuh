@@ -27,28 +27,28 @@ __device__ __forceinline__ NewRow new_row(const Cache& cache, const RowRange& ra
   return {b, position, cache.keeps(position, before + new_rows - 1)};
 }
 
-// The place of a token in registers or shared memory; a page without pointers: nowhere.
+// The slot of a token, in registers or shared memory; a page without pointers: nowhere.
 template <typename Cache>
-struct TokenPlace {
+struct TokenSlot {
   typename Cache::Page page;
   uint32_t token;
 };
 
-// The place of a new row; a page that cannot be had is reported.
+// The slot of a new row; a page that cannot be had is reported.
 template <typename Cache>
-__device__ __forceinline__ TokenPlace<Cache> place_of(const Cache& cache, const NewRow& row, uint64_t* errors) {
+__device__ __forceinline__ TokenSlot<Cache> slot_of(const Cache& cache, const NewRow& row, uint64_t* errors) {
   if (!row.live) return {no_page(Fault::none), 0};
   const auto page = cache.page(row.b, row.position / cache.page_tokens);
   if (page.fault != Fault::none) report(errors, page.fault, row.b, row.position);
   return {page, row.position % cache.page_tokens};
 }
 
-// The places of a block's rows: kFinders neighbouring lanes, all of `mask`, have a row and call find(row, lane, mask, errors),
-// of which the first one may report. Threads past the rows' do nothing.
-template <uint32_t kFinders, typename Cache, typename Find>
-__device__ __forceinline__ void find_all(TokenPlace<Cache>* places, uint32_t rows, uint64_t* errors, const Find& find) {
-  const uint32_t row = threadIdx.x / kFinders, lane = threadIdx.x % kFinders;
+// The slots of a block's rows: kSearchLanes neighbouring lanes, all of `mask`, have a row and call
+// locate_row(row, lane, mask, errors), of which the first one may report. Threads past the rows' do nothing.
+template <uint32_t kSearchLanes, typename Cache, typename Locate>
+__device__ __forceinline__ void locate_rows(TokenSlot<Cache>* cache_slots, uint32_t rows, uint64_t* errors, const Locate& locate_row) {
+  const uint32_t row = threadIdx.x / kSearchLanes, lane = threadIdx.x % kSearchLanes;
   if (row >= rows) return;
-  const TokenPlace<Cache> found = find(row, lane, 0xffffffffu >> (32 - kFinders) << (threadIdx.x % 32 - lane), lane == 0 ? errors : nullptr);
-  if (lane == 0) places[row] = found;
+  const TokenSlot<Cache> found = locate_row(row, lane, 0xffffffffu >> (32 - kSearchLanes) << (threadIdx.x % 32 - lane), lane == 0 ? errors : nullptr);
+  if (lane == 0) cache_slots[row] = found;
 }

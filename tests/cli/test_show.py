@@ -83,7 +83,7 @@ def test_which_kernel_attends(empty: Folder) -> None:
     assert "columns  8: up to 2 rows of 4 query heads" in said
     assert re.search(r"\n +sm_90a: rings of \d tiles, 2 blocks a multiprocessor, \d+ KB in flight there\n", said)
     assert "split    none: a block for each request\n" in said
-    assert "split    invariant: a planner cuts requests into pieces of 256 tokens\n" in said
+    assert "split    invariant: a planner cuts requests into chunks of 256 tokens\n" in said
     assert re.search(r"threads, dynamic shared memory: \d+ bytes on sm_80, \d+ bytes on sm_90a\n", said)
     assert "CUDA cores: f32 values would lose bits" in empty.kvgen("show", "exact", "--plan").stdout
     (found,) = json.loads(empty.kvgen("show", "fast", "--plan", "--json").stdout)

@@ -24,16 +24,16 @@ ROOT: Final = Rule("f32", relative=2.0**-22, any_nan=True)
 @dataclass(frozen=True)
 class Form:
     """As the macros of heads.cu say: types of the rows and weights, how many elements are normed, whether rounded before
-    the weights; dims of a head, which of them turn and how, and lanes of a head.
+    the weights; dims of a head, which of them are rotated and how, and lanes of a head.
     """
 
     rows: str
     weight: str
     count: int
-    rounds: bool
+    cast_before_weight: bool
     dims: int
-    begin: int
-    rotated: int
+    rotary_begin: int
+    rotary_dim: int
     neox: bool
     lanes: int
 
@@ -57,7 +57,7 @@ def _inputs(form: Form) -> dict[str, Array]:
     rows = rng.integers(-most, most + 1, (form.heads, form.dims)).astype(TYPES[form.rows])
     bias = rng.integers(-8, 9, form.dims).astype(BF16)
     weight = (rng.integers(-12, 13, form.count) / 4).astype(TYPES[form.weight])
-    angles = rng.choice([1.0, -1.0, 0.5, 2.0, -0.25, 0.75], (form.rotated // 2, 2)).astype(np.float32)
+    angles = rng.choice([1.0, -1.0, 0.5, 2.0, -0.25, 0.75], (form.rotary_dim // 2, 2)).astype(np.float32)
     found: dict[str, Array] = {"rows": pattern(rows), "bias": pattern(bias), "weight": pattern(weight)}
     found |= {"angles": pattern(angles), "out": np.zeros(rows.size, np.uint32)}
     return found | {"squares": np.zeros(32, np.uint32), "factors": np.zeros(32, np.uint32)}
@@ -69,12 +69,12 @@ def _wanted(form: Form, arrays: Arrays) -> dict[str, Wanted]:
     squares = (x[:, : form.count] ** 2).sum(axis=1).repeat(form.lanes)
     factors = (squares / form.count + EPS) ** -0.5
     scaled = x[:, : form.count] * FACTOR
-    if form.rounds:
+    if form.cast_before_weight:
         scaled = scaled.astype(BF16).astype(np.float64)
     x[:, : form.count] = scaled * (arrays["weight"].view(TYPES[form.weight]).astype(np.float64) + 1)
     cos, sin = arrays["angles"].view(np.float32).astype(np.float64).reshape(-1, 2).T
-    turning = np.arange(form.begin, form.begin + form.rotated)
-    one, two = turning.reshape(2, -1) if form.neox else turning.reshape(-1, 2).T
+    rotary = np.arange(form.rotary_begin, form.rotary_begin + form.rotary_dim)
+    one, two = rotary.reshape(2, -1) if form.neox else rotary.reshape(-1, 2).T
     x[:, one], x[:, two] = x[:, one] * cos - x[:, two] * sin, x[:, two] * cos + x[:, one] * sin
     return {
         "out": floats(x.reshape(-1).astype(np.float32), any_zero=True),
@@ -128,7 +128,7 @@ def _numbers_inputs() -> dict[str, Array]:
         "pairs": pattern(pairs),
         "rows": pattern(rng.standard_normal(256).astype(BF16)),
         "roots": np.zeros(256, np.uint32),
-        "turned": np.zeros((32, 2), np.uint32),
+        "rotated": np.zeros((32, 2), np.uint32),
         "read": np.zeros((32, 2, 8), np.uint32),
         "eight": np.zeros(256, np.uint16),
         "four": np.zeros((32, 4), np.uint16),
@@ -144,7 +144,7 @@ def _numbers(arrays: Arrays) -> dict[str, Wanted]:
     rows = arrays["rows"].view(BF16).astype(np.float32)
     return {
         "roots": Wanted(pattern(roots.astype(np.float32)), ROOT, roots[:, None]),
-        "turned": floats(np.stack([a * cos - b * sin, b * cos + a * sin], axis=-1), any_zero=True),
+        "rotated": floats(np.stack([a * cos - b * sin, b * cos + a * sin], axis=-1), any_zero=True),
         "read": floats(np.stack([x.reshape(32, 8), rows.reshape(32, 8)], axis=1)),
         "eight": exact(arrays["rows"]),
         "four": exact(pattern(rows.reshape(32, 8)[:, :4].astype(np.float16))),

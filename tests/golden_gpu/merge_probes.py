@@ -1,4 +1,4 @@
-"""Partial results merged, those who share a counter, and sums of blocks (kernels/work.cu)."""
+"""Partial results merged, those who share a counter, and sums of blocks (kernels/split_kv.cu)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.golden_gpu.compare import Rule, Wanted
 from tests.golden_gpu.memory_probes import exact, random_bytes
 from tests.golden_gpu.numbers import Array
 from tests.golden_gpu.probe import Arrays, Probe, pattern
-from tests.golden_gpu.work_probes import MAX, PLAN, UNIT
+from tests.golden_gpu.split_kv_probes import MAX, PLAN, UNIT
 
 
 def near(x: NDArray[Any], relative: float) -> Wanted:
@@ -23,8 +23,8 @@ def near(x: NDArray[Any], relative: float) -> Wanted:
     return Wanted(bits, Rule("f32", relative=relative, absolute=1e-30, any_nan=True), number)
 
 
-REQUEST_PARTS: Final = (1, 2, 32, 33, 64, 65, 1100, 3, 40, 34)
-# Requests by their parts, the slot whose counter was overwritten, from the request's first on, and what it has counted then:
+REQUEST_CHUNKS: Final = (1, 2, 32, 33, 64, 65, 1100, 3, 40, 34)
+# Requests by their chunks, the slot whose counter was overwritten, from the request's first on, and what it has counted then:
 # none, that of all, a group's of several, and that of the groups.
 OVERWRITTEN: Final = (
     (5, None, 0),
@@ -77,8 +77,8 @@ def _running(arrays: Arrays) -> dict[str, Wanted]:
     return {"factors": near(factors, 5e-6), "out": near(out, 1e-5)}
 
 
-def _parts(rng: np.random.Generator, count: int, cols: int, dims: int) -> Array:
-    """Maximum, sum and weighted sums of each column of so many parts, f32 `[count, cols, 2 + dims]`."""
+def _chunks(rng: np.random.Generator, count: int, cols: int, dims: int) -> Array:
+    """Maximum, sum and weighted sums of each column of so many chunks, f32 `[count, cols, 2 + dims]`."""
     found = (rng.integers(1, 64, (count, cols, 2 + dims)) / 8).astype(np.float32)
     found[..., 0] = rng.integers(-96, 97, (count, cols)) / 8
     empty = rng.random((count, cols)) < 0.25
@@ -86,9 +86,9 @@ def _parts(rng: np.random.Generator, count: int, cols: int, dims: int) -> Array:
     return found
 
 
-def _merged(parts: Array) -> NDArray[np.float64]:
-    """What parts come to: float64 `[cols, 2 + dims]`."""
-    x = parts.astype(np.float64)
+def _merged(chunks: Array) -> NDArray[np.float64]:
+    """What chunks come to: float64 `[cols, 2 + dims]`."""
+    x = chunks.astype(np.float64)
     top = x[..., 0].max(axis=0)
     by = _factor(x[..., 0], top)
     out = np.concatenate([top[:, None], (x[..., 1:] * by[..., None]).sum(axis=0)], axis=1)
@@ -97,12 +97,12 @@ def _merged(parts: Array) -> NDArray[np.float64]:
     return out
 
 
-def _in_memory(parts: NDArray[Any], floats: int) -> Array:
+def _in_memory(chunks: NDArray[Any], floats: int) -> Array:
     """Partial results as patterns `[count, floats]`: maxima, sums, and from a multiple of four floats on the columns."""
-    count, cols, dims = parts.shape[0], parts.shape[1], parts.shape[2] - 2
+    count, cols, dims = chunks.shape[0], chunks.shape[1], chunks.shape[2] - 2
     head = -(-2 * cols // 4) * 4
     out = np.full((count, floats), UNUSED, np.uint32)
-    bits = pattern(parts.astype(np.float32))
+    bits = pattern(chunks.astype(np.float32))
     out[:, :cols], out[:, cols : 2 * cols] = bits[..., 0], bits[..., 1]
     out[:, head : head + cols * dims] = bits[..., 2:].reshape(count, -1)
     return out
@@ -110,14 +110,14 @@ def _in_memory(parts: NDArray[Any], floats: int) -> Array:
 
 def _partials_inputs() -> dict[str, Array]:
     rng = np.random.default_rng(189)
-    pairs, fours = _parts(rng, 7, 2, 140), _parts(rng, 40, 3, 260)
+    pairs, fours = _chunks(rng, 7, 2, 140), _chunks(rng, 40, 3, 260)
     pairs[3, 1, 1] = np.nan
     fours[:, 0, 0], fours[:, 0, 1] = -np.inf, 0
     return {
         "pairs": pattern(pairs),
         "fours": pattern(fours),
-        "pair_parts": np.full((7, 288), UNUSED, np.uint32),
-        "four_parts": np.full((40, 792), UNUSED, np.uint32),
+        "pair_partials": np.full((7, 288), UNUSED, np.uint32),
+        "four_partials": np.full((40, 792), UNUSED, np.uint32),
         "pairs_to": np.full((2, 142), UNUSED, np.uint32),
         "fours_to": np.full((3, 262), UNUSED, np.uint32),
     }
@@ -128,23 +128,23 @@ def _partials(arrays: Arrays) -> dict[str, Wanted]:
     found = np.full((3, 262), float(arrays["fours_to"].view(np.float32)[0, 0]))
     found[:2] = _merged(fours)[:2]
     return {
-        "pair_parts": exact(_in_memory(pairs, 288)),
-        "four_parts": exact(_in_memory(fours, 792)),
+        "pair_partials": exact(_in_memory(pairs, 288)),
+        "four_partials": exact(_in_memory(fours, 792)),
         "pairs_to": near(_merged(pairs), 1e-5),
         "fours_to": near(found, 1e-5),
     }
 
 
-def _request_arrays(counts: tuple[int, ...], parts: Array, rng: np.random.Generator) -> dict[str, Array]:
-    """Requests of so many parts, whose blocks come side by side."""
-    pieces, slot = [], 0
+def _request_arrays(counts: tuple[int, ...], chunks: Array, rng: np.random.Generator) -> dict[str, Array]:
+    """Requests of so many chunks, whose blocks come side by side."""
+    listed, slot = [], 0
     for b, count in enumerate(counts):
-        pieces += [[b, part, count, slot] for part in range(count)]
+        listed += [[b, index, count, slot] for index in range(count)]
         slot += count
-    order = rng.permutation(len(pieces))
+    order = rng.permutation(len(listed))
     return {
-        "in": pattern(parts[order]),
-        "pieces": np.array(pieces, np.uint32)[order],
+        "in": pattern(chunks[order]),
+        "chunks": np.array(listed, np.uint32)[order],
         "partials": np.full((slot, 2, 20), UNUSED, np.uint32),
         "counters": np.full((slot, 2), IDLE, np.uint32),
         "errors": np.zeros(1, np.uint64),
@@ -155,19 +155,19 @@ def _request_arrays(counts: tuple[int, ...], parts: Array, rng: np.random.Genera
 
 def _requests_inputs() -> dict[str, Array]:
     rng = np.random.default_rng(190)
-    parts = _parts(rng, sum(REQUEST_PARTS), 3, 4)
-    begins = np.cumsum((0, *REQUEST_PARTS))
-    parts[begins[3] + 32, 0, 1] = np.nan  # a group of its own
-    parts[begins[5] + 7, 1, :2] = -np.inf, np.nan
-    parts[begins[7] : begins[8], 0, :2] = -np.inf, 0  # nobody saw a token
-    parts[begins[4] : begins[4] + 32, 1, :2] = -np.inf, 0  # nor anybody of the first group
-    return _request_arrays(REQUEST_PARTS, parts, rng)
+    chunks = _chunks(rng, sum(REQUEST_CHUNKS), 3, 4)
+    begins = np.cumsum((0, *REQUEST_CHUNKS))
+    chunks[begins[3] + 32, 0, 1] = np.nan  # a group of its own
+    chunks[begins[5] + 7, 1, :2] = -np.inf, np.nan
+    chunks[begins[7] : begins[8], 0, :2] = -np.inf, 0  # nobody saw a token
+    chunks[begins[4] : begins[4] + 32, 1, :2] = -np.inf, 0  # nor anybody of the first group
+    return _request_arrays(REQUEST_CHUNKS, chunks, rng)
 
 
 def _overwritten_inputs() -> dict[str, Array]:
     counts = tuple(count for count, _, _ in OVERWRITTEN)
     rng = np.random.default_rng(195)
-    found = _request_arrays(counts, _parts(rng, sum(counts), 3, 4), rng)
+    found = _request_arrays(counts, _chunks(rng, sum(counts), 3, 4), rng)
     for first, (_, slot, garbage) in zip(np.cumsum((0, *counts)), OVERWRITTEN, strict=False):
         if slot is not None:
             found["counters"][first + slot, 1] = (IDLE + garbage) % 2**32
@@ -175,17 +175,17 @@ def _overwritten_inputs() -> dict[str, Array]:
 
 
 def _requests(overwritten: bool, arrays: Arrays) -> dict[str, Wanted]:
-    """Of more than 32 parts, groups of 32 are merged into their first, columns that count only; then those are.
+    """Of more than 32 chunks, groups of 32 are merged into their first, columns that count only; then those are.
 
     Of a request with an overwritten counter nothing is known but that: no tokens, and a sum of NaN. Its blocks count on.
     """
-    own = OVERWRITTEN if overwritten else [(count, None, 0) for count in REQUEST_PARTS]
-    order = np.argsort(arrays["pieces"][:, 3].astype(np.int64) + arrays["pieces"][:, 1])
-    parts = arrays["in"].view(np.float32)[order]
-    after, out, begin = parts.astype(np.float64), [], 0
-    counters = np.zeros((len(parts), 2), np.int64)
+    own = OVERWRITTEN if overwritten else [(count, None, 0) for count in REQUEST_CHUNKS]
+    order = np.argsort(arrays["chunks"][:, 3].astype(np.int64) + arrays["chunks"][:, 1])
+    chunks = arrays["in"].view(np.float32)[order]
+    after, out, begin = chunks.astype(np.float64), [], 0
+    counters = np.zeros((len(chunks), 2), np.int64)
     for count, slot, garbage in own:
-        mine, groups = parts[begin : begin + count], -(-count // 32)
+        mine, groups = chunks[begin : begin + count], -(-count // 32)
         out.append(_merged(mine)[:2] if slot is None else np.array([[-np.inf, np.nan, 0, 0, 0, 0]] * 2))
         for first in range(0, count if groups > 1 else 0, 32):
             if first != slot and first + 1 < count:  # nobody is its last; there is nothing to merge
@@ -283,17 +283,21 @@ def _scans(threads: int, arrays: Arrays) -> dict[str, Wanted]:
 
 def probes() -> list[Probe]:
     """All of this module."""
-    parts, overwritten = sum(REQUEST_PARTS), sum(count for count, _, _ in OVERWRITTEN)
+    chunks, overwritten = sum(REQUEST_CHUNKS), sum(count for count, _, _ in OVERWRITTEN)
     of_plan, of_none = partial(_requests, False), partial(_requests, True)
     return [
-        Probe("library_work_running", UNIT, "work_running", _running_inputs, _running, 32),
-        Probe("library_work_loads", UNIT, "work_loads", _loads_inputs, _loads, 32),
-        Probe("library_work_last", UNIT, "work_last", _last_inputs, _last, 64, (3 * len(COUNTED), 1, 1)),
-        Probe("library_work_partials", UNIT, "work_partials", _partials_inputs, _partials, 64),
-        Probe("library_work_requests", UNIT, "work_requests", _requests_inputs, of_plan, 32, (parts, 1, 1)),
-        Probe("library_work_overwritten", UNIT, "work_requests", _overwritten_inputs, of_none, 32, (overwritten, 1, 1)),
+        Probe("library_split_running", UNIT, "split_running", _running_inputs, _running, 32),
+        Probe("library_split_loads", UNIT, "split_loads", _loads_inputs, _loads, 32),
+        Probe("library_split_last", UNIT, "split_last", _last_inputs, _last, 64, (3 * len(COUNTED), 1, 1)),
+        Probe("library_split_partials", UNIT, "split_partials", _partials_inputs, _partials, 64),
+        Probe("library_split_requests", UNIT, "split_requests", _requests_inputs, of_plan, 32, (chunks, 1, 1)),
+        Probe(
+            "library_split_overwritten", UNIT, "split_requests", _overwritten_inputs, of_none, 32, (overwritten, 1, 1)
+        ),
         *(
-            Probe(f"library_work_scans_{n}", UNIT, f"work_scans_{n}", partial(_scans_inputs, n), partial(_scans, n), n)
+            Probe(
+                f"library_split_scans_{n}", UNIT, f"split_scans_{n}", partial(_scans_inputs, n), partial(_scans, n), n
+            )
             for n in (32, 512)
         ),
     ]

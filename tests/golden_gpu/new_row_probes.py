@@ -92,9 +92,9 @@ def probes() -> list[Probe]:
             kernel,
             partial(_inputs, wrong),
             partial(_wanted, after, ring),
-            32 * finders,
+            32 * lanes,
             (3, 1, 1),
         )
-        for kernel, (after, ring, finders) in KERNELS.items()
+        for kernel, (after, ring, lanes) in KERNELS.items()
         for wrong in (False, True)
     ]

@@ -29,12 +29,12 @@ from tests.golden_gpu import (
     quantize_probes,
     scan_probes,
     segment_probes,
+    split_kv_probes,
     stored_probes,
     tile_probes,
     tma_probes,
     warp_families,
     wgmma_probes,
-    work_probes,
 )
 from tests.golden_gpu.forms import Family
 from tests.golden_gpu.probe import Probe, of_family
@@ -72,7 +72,7 @@ def probes() -> tuple[Probe, ...]:
         mma_probes,
         fragment_probes,
         decode_probes,
-        work_probes,
+        split_kv_probes,
         merge_probes,
         latent_probes,
         wgmma_probes,

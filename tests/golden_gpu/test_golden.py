@@ -100,8 +100,8 @@ CALLED_IN = {
         name: (f"{KERNELS}/{name}.cu",)
         for name in ("kv_cache", "operands", "stored", "angles", "heads", "new_rows", "add", "pages")
     },
-    **{name: (f"{KERNELS}/{name}.cu",) for name in ("ring", "tile_scales", "work", "latent", "wgmma")},
-    "scan": (f"{KERNELS}/scan.cu", f"{KERNELS}/work.cu"),
+    **{name: (f"{KERNELS}/{name}.cu",) for name in ("ring", "tile_scales", "split_kv", "latent", "wgmma")},
+    "scan": (f"{KERNELS}/scan.cu", f"{KERNELS}/split_kv.cu"),
     **dict.fromkeys(("mbarrier", "tma", "tma_tile"), ("tests/tma/tiles.cu", f"{KERNELS}/tma_more.cu")),
     "cp_async": ("tests/tma/cp_async.cu", f"{KERNELS}/ring.cu"),
     **dict.fromkeys(

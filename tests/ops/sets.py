@@ -227,7 +227,7 @@ SETS = {s.name: s for s in PRESETS + OTHERS + DRAWN}
 # Quantized and latent caches; `make campaign` has all pairs, and draws as many more as KVGEN_FAMILY says.
 _COUNT = int(os.environ.get("KVGEN_FAMILY", "0"))
 FAMILY = {s.name: s for s in family_sets(COVER + REST + drawn_family(_SEED, _COUNT) if _COUNT else COVER)}
-# Loads and stores of 16 bytes, pieces of requests, tensor cores: run for every architecture they are generated for.
+# Loads and stores of 16 bytes, chunks of requests, tensor cores: run for every architecture they are generated for.
 BOTH = ("max_paged", "splits", "mla_plain", "mla_rows")
 ALL = SETS | FAMILY | ENGINES | QUANTIZED
 

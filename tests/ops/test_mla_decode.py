@@ -104,15 +104,15 @@ def test_a_request_does_not_depend_on_its_batch(name: str) -> None:
 
 
 def test_a_workspace_over_a_ring_is_sized_by_its_window() -> None:
-    """Pieces of 64 tokens for the 200 that a row sees, wherever they begin, however long the cache says a request may be."""
+    """Chunks of 64 tokens for the 200 that a row sees, wherever they begin, however long the cache says a request may be."""
     kernels = SPLIT["mla_invariant"]
     mla = package(kernels).mla_decode
-    window = mla.WORK.sizes(3, 200, 5)
-    assert window["max_pieces"] == window["max_slots"] == 3 * 5 and window["bytes"] < 2**17
+    window = mla.SPLIT_PLAN.sizes(3, 200, 5)
+    assert window["max_chunks"] == window["max_slots"] == 3 * 5 and window["bytes"] < 2**17
     for most in (4096, 2**32 - 1):
-        assert mla.WORK.sizes(3, most, 5) == window
+        assert mla.SPLIT_PLAN.sizes(3, most, 5) == window
         assert mla.workspace_bytes(3, max_tokens=most, multiprocessors=5) == window["bytes"]
-    assert mla.WORK.sizes(3, 64, 5)["max_pieces"] == 3 * 2
+    assert mla.SPLIT_PLAN.sizes(3, 64, 5)["max_chunks"] == 3 * 2
     batch = replace(some(kernels.name), totals=(1100, 199, 263), new=(0,) * 3)
     scene, q = latent_scene(kernels, batch, [Rows(b, b, b + 1) for b in range(3)], 3)
     call(scene, q)
@@ -241,6 +241,6 @@ def test_each_byte_is_read_once(form: str) -> None:
     read = {n.partition("[")[0]: c.load_sectors for n, c in counters.per_buffer.items() if c.load_requests}
     assert read["pool"] <= 1.02 * TOKENS * row / 32
     assert read.get("scales", 0) <= 1.02 * TOKENS * scale / 32 + 1
-    # Q's fragments, once a piece, are all that meets a bank twice.
+    # Q's fragments, once a chunk, are all that meets a bank twice.
     twice = [line for line in counters.lines if line.shared.wavefronts > line.shared.ideal_wavefronts]
     assert sum(line.shared.requests for line in twice) <= 16 * 9

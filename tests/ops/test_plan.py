@@ -1,4 +1,4 @@
-"""The planner's list of work: every token of every request once, in pieces that its rules ask for."""
+"""The planner's list of chunks: every token of every request once, cut as its rules ask for."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from kvgen.layout.dtypes import dtype
 from kvgen.reference import TableView
 from kvgen.runtime.cpu import machine
 from kvgen.runtime.workspace import Workspace
-from tests.ops import work_list
+from tests.ops import split_list
 from tests.ops.harness import package
 from tests.ops.memory import GUARD, Raw
-from tests.ops.work_list import OVERHEAD, Span, columns_of
+from tests.ops.split_list import OVERHEAD, Span, columns_of
 
 COLUMNS = 313  # pages of a request's table: 5008 tokens
 SHORT = Mask(window=700, padding=True)
@@ -25,13 +25,13 @@ SETS = {
     s.name: s
     for s in (
         KernelSet(
-            name="pieces_after",
+            name="chunks_after",
             q_heads=2,
             cache=Paged(dtype="f32", kv_heads=2, head_dim=4, page_size=16, lengths="after", lengths_dtype="i32"),
             ops=(ops.Decode(rows=8, split="balanced"), ops.Decode(name="fixed", rows=8, split="invariant", chunk=192)),
         ),
         KernelSet(
-            name="pieces_before",
+            name="chunks_before",
             q_heads=4,
             cache=Paged(dtype="bf16", kv_heads=1, head_dim=64, page_size=16, lengths_dtype="i64"),
             ops=(
@@ -69,15 +69,15 @@ class Step:
 
     def workspace(self, max_rows: int, multiprocessors: int) -> Workspace:
         longest = COLUMNS * 16 if self.op.split == "invariant" else None
-        return work_list.guarded(self.launcher, max_rows, max_tokens=longest, multiprocessors=multiprocessors)
+        return split_list.guarded(self.launcher, max_rows, max_tokens=longest, multiprocessors=multiprocessors)
 
     def plan(self, workspace: Workspace, rows: int, schedule: Any = "ascending") -> None:
         with machine(mode="check", schedule=schedule):
             self.launcher.plan(self.layer, workspace, rows=rows, row_offsets=self.offsets, **self.given)
-        work_list.hold_clean(workspace, self.columns)
+        split_list.hold_clean(workspace, self.columns)
 
     def requests(self, rows: int) -> tuple[list[Span], list[int]]:
-        return work_list.spans(self.view, self.op.rows, rows, self.offsets, self.op.mask, self.given)
+        return split_list.spans(self.view, self.op.rows, rows, self.offsets, self.op.mask, self.given)
 
     @property
     def tile(self) -> int:
@@ -86,17 +86,17 @@ class Step:
         return int(context.tile)
 
     def hold(self, workspace: Workspace, rows: int) -> list[list[Span]]:
-        """The list in the workspace is the one that the rules ask for; its parts."""
+        """The list in the workspace is the one that the rules ask for, by SM parts."""
         requests, kinds = self.requests(rows)
-        parts, tile = workspace.sizes["parts"], self.tile
-        found = work_list.read(workspace, self.columns)
+        sm_parts, tile = workspace.sizes["num_sm_parts"], self.tile
+        found = split_list.read(workspace, self.columns)
         if self.op.split == "balanced":
-            wanted = work_list.balanced(requests, parts, tile)
+            wanted = split_list.balanced(requests, sm_parts, tile)
         else:
             assert self.op.chunk % tile == 0
-            wanted = work_list.invariant(requests, parts, tile, self.op.chunk)
-        work_list.hold_list(found, wanted, kinds, workspace.sizes["max_slots"])
-        work_list.hold_whole(requests, [s for part in wanted for s in part])
+            wanted = split_list.invariant(requests, sm_parts, tile, self.op.chunk)
+        split_list.hold_list(found, wanted, kinds, workspace.sizes["max_slots"])
+        split_list.hold_whole(requests, [s for sm_part in wanted for s in sm_part])
         return wanted
 
 
@@ -133,9 +133,9 @@ def test_lists(name: str, op: str, data: Any) -> None:
 
 
 @pytest.mark.parametrize("name", SETS)
-def test_parts_of_equal_size(name: str) -> None:
-    """No part has more than its share of tiles, only the last may have less than a piece's overhead below it; a part has two
-    pieces that others have too, at most."""
+def test_sm_parts_of_equal_size(name: str) -> None:
+    """No SM part has more than its share of tiles, only the last may have less than a chunk's overhead below it; one has two
+    chunks of requests that others have too, at most."""
     rng = np.random.default_rng(3)
     lengths = [int(n) for n in rng.integers(0, 700, 60)] + [4900]
     step = Step(name, "decode", lengths, None, lengths)
@@ -143,15 +143,15 @@ def test_parts_of_equal_size(name: str) -> None:
     for multiprocessors in (1, 3, 16, 132):
         workspace = step.workspace(rows, multiprocessors)
         step.plan(workspace, rows)
-        parts = step.hold(workspace, rows)
-        used = [part for part in parts if part]
-        costs = [sum(len(s.tiles(step.tile)) for s in part) for part in used]
-        begun = [sum(s.part == 0 for s in part) for part in used]
+        sm_parts = step.hold(workspace, rows)
+        used = [own for own in sm_parts if own]
+        costs = [sum(len(s.tiles(step.tile)) for s in own) for own in used]
+        begun = [sum(s.index == 0 for s in own) for own in used]
         share = max(costs)
         for cost, new in zip(costs[:-1], begun, strict=False):
             assert share - OVERHEAD * (new + 1) <= cost <= share
-        assert all(sum(s.parts > 1 for s in part) <= 2 for part in parts)
-        assert len(used) == min(len(parts), len(used)) and len(parts) == workspace.sizes["parts"]
+        assert all(sum(s.num_chunks > 1 for s in own) <= 2 for own in sm_parts)
+        assert len(used) == min(len(sm_parts), len(used)) and len(sm_parts) == workspace.sizes["num_sm_parts"]
 
 
 @pytest.mark.parametrize("op", ["decode", "fixed"])
@@ -160,63 +160,63 @@ def test_more_rows_than_threads(op: str) -> None:
     lengths = [3] * 1300
     lengths[700] = 5000
     offsets = [min(b, 1250) for b in range(1301)]
-    step = Step("pieces_after", op, lengths, offsets, lengths)
+    step = Step("chunks_after", op, lengths, offsets, lengths)
     workspace = step.workspace(1400, 132)
     step.plan(workspace, 1300)
-    parts = step.hold(workspace, 1300)
-    assert sum(map(len, parts)) > 1250
+    sm_parts = step.hold(workspace, 1300)
+    assert sum(map(len, sm_parts)) > 1250
 
 
 @pytest.mark.parametrize("op", ["decode", "fixed"])
 def test_no_rows_of_a_request(op: str) -> None:
-    """Nothing but padding: no part has anything to do."""
-    step = Step("pieces_before", op, [], [0], [])
+    """Nothing but padding: no SM part has anything to do."""
+    step = Step("chunks_before", op, [], [0], [])
     workspace = step.workspace(4, 3)
     step.plan(workspace, 4)
     assert not any(step.hold(workspace, 4))
 
 
 def test_a_table_longer_than_the_workspace_is_for() -> None:
-    """Its length is a fault of that request alone: pieces of the others are where they are without it."""
-    kernels = SETS["pieces_after"]
+    """Its length is a fault of that request alone: chunks of the others are where they are without it."""
+    kernels = SETS["chunks_after"]
     pool = np.zeros((1, 2, 1, 16, 2, 4), np.float32)
     lengths = np.array([700, 5000, 300], np.int32)
     tables = {"lengths": lengths, "page_table": np.zeros((3, COLUMNS), np.uint32)}
     fixed = package(kernels).fixed
     layer = package(kernels).Cache(pool, **tables, max_cache_length=768)[0]
-    workspace = work_list.guarded(fixed, 24, max_tokens=768, multiprocessors=4)
+    workspace = split_list.guarded(fixed, 24, max_tokens=768, multiprocessors=4)
     with machine(mode="check"):
         fixed.plan(layer, workspace, rows=24)
-    found = work_list.read(workspace, columns_of(kernels, "fixed"))
-    counts = [int((found.pieces["b"] == b).sum()) for b in range(3)]
+    found = split_list.read(workspace, columns_of(kernels, "fixed"))
+    counts = [int((found.chunks["b"] == b).sum()) for b in range(3)]
     assert counts == [-(-700 // 192), 1, -(-300 // 192)]
-    assert [int(f) for f in found.pieces["fault"][found.pieces["b"] == 1]] == [3]
-    assert not found.pieces["fault"][found.pieces["b"] != 1].any()
+    assert [int(f) for f in found.chunks["fault"][found.chunks["b"] == 1]] == [3]
+    assert not found.chunks["fault"][found.chunks["b"] != 1].any()
 
 
 @pytest.mark.parametrize("name", SETS)
 def test_workspace_bytes(name: str) -> None:
-    """Balanced: partial results of two pieces a part, whatever the batch. Invariant: by the longest request."""
+    """Balanced: partial results of two chunks an SM part, whatever the batch. Invariant: by the longest request."""
     kernels, generated = SETS[name], package(SETS[name])
     cache, balanced, fixed = kernels.cache, generated.decode, generated.fixed
     for multiprocessors in (1, 8, 132):
         found: dict[int, Workspace] = {
-            n: work_list.guarded(balanced, n, multiprocessors=multiprocessors) for n in (1, 64, 512)
+            n: split_list.guarded(balanced, n, multiprocessors=multiprocessors) for n in (1, 64, 512)
         }
-        work = balanced.WORK
-        grid = found[1].sizes["parts"] * work.columns
-        assert grid <= max(work.columns, multiprocessors * work.blocks_per_sm)
+        plan = balanced.SPLIT_PLAN
+        grid = found[1].sizes["num_sm_parts"] * plan.columns
+        assert grid <= max(plan.columns, multiprocessors * plan.blocks_per_sm)
         # A partial result: at most 8 columns more than there are, a maximum and a sum each.
         rows_of_one: int = kernels.ops[0].rows  # type: ignore[attr-defined]
-        columns = (kernels.group * rows_of_one // (work.columns // cache.kv_heads) + 8) * (cache.v_dim + 2)
+        columns = (kernels.group * rows_of_one // (plan.columns // cache.kv_heads) + 8) * (cache.v_dim + 2)
         for rows, workspace in found.items():
             assert workspace.nbytes == balanced.workspace_bytes(rows, multiprocessors=multiprocessors)
             assert workspace.nbytes == len(workspace.view.owner) - 2 * GUARD  # type: ignore[arg-type]
             most = 2 * grid * (4 * columns + 16) + 64 * (rows + grid + 8) + 4 * 2 * grid
             assert workspace.nbytes <= most
-    if fixed.WORK.most:
-        few, many = (fixed.workspace_bytes(64, max_tokens=n) for n in (fixed.WORK.most, 2**31))
-        assert few == many, "a window has as many pieces, however long requests are"
+    if fixed.SPLIT_PLAN.max_seen:
+        few, many = (fixed.workspace_bytes(64, max_tokens=n) for n in (fixed.SPLIT_PLAN.max_seen, 2**31))
+        assert few == many, "a window has as many chunks, however long requests are"
         return
     sizes = [fixed.workspace_bytes(64, max_tokens=n, multiprocessors=m) for n in (1024, 8192) for m in (1, 132)]
     assert sizes[1] - sizes[0] == sizes[3] - sizes[2] < 4096, "multiprocessors hardly matter"

@@ -1,4 +1,4 @@
-"""decode over several blocks a request: parts are merged right, in one order, whoever finishes last."""
+"""decode over several blocks a request: chunks are merged right, in one order, whoever finishes last."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from kvgen.reference.attention import Standing
 from kvgen.reference.decode import Seen, attend
 from kvgen.runtime import Fault, describe
 from kvgen.runtime.workspace import Workspace
-from tests.ops import work_list
+from tests.ops import split_list
 from tests.ops.attending import Step, step
 from tests.ops.batches import PLAIN
 from tests.ops.closeness import hold
 from tests.ops.harness import on_machine, package
 from tests.ops.memory import Raw
 from tests.ops.scenes import Scene
-from tests.ops.work_list import columns_of
+from tests.ops.split_list import columns_of
 
 SCHEDULES: tuple[Any, ...] = ("ascending", "descending", 12345)
 BALANCED, ALONE = ops.Decode(split="balanced"), ops.Decode(name="alone")
@@ -79,7 +79,7 @@ EVERY = {f"{n}-edges": (n, EDGES) for n in SETS} | {
     f"{n}-long": (n, LONG if n in ("block", "ring") else MIDDLE) for n in ("tensor", "simt", "tiles", "block", "ring")
 }
 MERGED = ("tensor", "simt")
-POSITIONS = (5, 413, 999)  # in the first part of a request, in the middle, in the last
+POSITIONS = (5, 413, 999)  # in the first chunk of a request, in the middle, in the last
 
 
 def made(
@@ -95,7 +95,7 @@ def planned(found: Step, max_rows: int | None = None, *, layer: int | None = Non
     launcher = getattr(package(found.scene.kernels), found.op.name)
     if found.op.split == "invariant":
         sizes = {"max_tokens": _cache(found).max_cache_length} | sizes
-    workspace = work_list.guarded(launcher, max_rows or max(1, len(found.q)), **sizes)
+    workspace = split_list.guarded(launcher, max_rows or max(1, len(found.q)), **sizes)
     plan(found, workspace, layer=layer)
     return workspace
 
@@ -115,7 +115,7 @@ def plan(found: Step, workspace: Workspace, *, layer: int | None = None) -> None
 
 def clean(found: Step, workspace: Workspace) -> None:
     """The workspace is ready for the next layer."""
-    work_list.hold_clean(workspace, columns_of(found.scene.kernels, found.op.name))
+    split_list.hold_clean(workspace, columns_of(found.scene.kernels, found.op.name))
 
 
 def _cache(found: Step) -> Any:
@@ -135,9 +135,9 @@ def bits(arrays: Sequence[Raw], rows: slice = slice(None)) -> list[bytes]:
     return [np.ascontiguousarray(a[rows]).tobytes() for a in arrays]
 
 
-def listed(found: Step, workspace: Workspace) -> work_list.WorkList:
-    """The work of a planned step."""
-    return work_list.read(workspace, columns_of(found.scene.kernels, found.op.name))
+def listed(found: Step, workspace: Workspace) -> split_list.ChunkList:
+    """The chunks of a planned step."""
+    return split_list.read(workspace, columns_of(found.scene.kernels, found.op.name))
 
 
 @pytest.mark.parametrize(("name", "totals"), EVERY.values(), ids=EVERY)
@@ -145,7 +145,7 @@ def test_every_length_in_one_batch(name: str, totals: tuple[int, ...]) -> None:
     """One plan serves both layers."""
     found = made(name, totals, padding=2, fill="inf" if totals is EDGES else "nan")
     workspace = planned(found, layer=1)
-    assert totals is EDGES or (listed(found, workspace).pieces["parts"] > 1).any()
+    assert totals is EDGES or (listed(found, workspace).chunks["num_chunks"] > 1).any()
     for layer in (0, 1) if totals is EDGES else (found.scene.layer,):
         found.scene.layer = layer
         found.scene.fill(found.scene.batch.totals)
@@ -187,7 +187,7 @@ def test_a_workspace_is_planned_again(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["tiles", "slots", "kv_apart"])
 @pytest.mark.parametrize("position", POSITIONS)
-def test_a_bad_page_in_one_part(name: str, position: int) -> None:
+def test_a_bad_page_in_one_chunk(name: str, position: int) -> None:
     """That request is NaN, all of it; the others have the bits they have without it."""
     totals, victim = (1000, 1000, 300), 1
     clean_step = made(name, totals)
@@ -211,7 +211,7 @@ def test_a_bad_page_in_one_part(name: str, position: int) -> None:
 @pytest.mark.parametrize("op", ["decode", "fixed"])
 @pytest.mark.parametrize("name", MERGED)
 def test_a_length_past_the_table(name: str, op: str) -> None:
-    """NaN, and the others are as close as ever; what has its own pieces whatever the batch keeps its bits."""
+    """NaN, and the others are as close as ever; what has its own chunks whatever the batch keeps its bits."""
     totals = (1000, 300, 700)
     right = (first := made(name, totals, op=op)).run(workspace=planned(first))
     found = made(name, totals, op=op)
@@ -246,10 +246,10 @@ def test_no_requests(name: str) -> None:
 
 @pytest.mark.parametrize("name", MERGED)
 def test_more_requests_than_multiprocessors(name: str) -> None:
-    """One multiprocessor works on everything, piece after piece; hardly a request is shared."""
+    """One multiprocessor works on everything, chunk after chunk; hardly a request is shared."""
     found = made(name, (*range(1, 80, 2), 400), padding=1)
     workspace = planned(found, multiprocessors=1)
-    assert workspace.sizes["parts"] <= 2
+    assert workspace.sizes["num_sm_parts"] <= 2
     out, _, _ = checked(found, workspace)
     alone = replace(found, op=next(o for o in found.scene.kernels.ops if o.name == "alone")).run()  # type: ignore[arg-type]
     assert np.abs(out.astype(np.float64) - alone[0].astype(np.float64)).max() < 0.03
@@ -307,7 +307,7 @@ def test_split_none_has_that_property_too() -> None:
         assert array.tobytes() == np.ascontiguousarray(other[::-1]).tobytes()
 
 
-# Many parts -----------------------------------------------------------------------------------------------------------------
+# Many chunks -----------------------------------------------------------------------------------------------------------------
 
 
 def large(name: str, op: str, totals: Sequence[int]) -> tuple[Step, Decoded]:
@@ -335,19 +335,19 @@ def large(name: str, op: str, totals: Sequence[int]) -> tuple[Step, Decoded]:
     return Step(scene, spec, (spec.rows,) * len(totals), q, None, {}, []), wanted
 
 
-# Tokens of a request that has more parts than that; what is balanced has parts of some 500 tokens at least.
+# Tokens of a request that has more chunks than that; what is balanced has chunks of some 500 tokens at least.
 TOTALS = {("tensor", "decode"): 18_000, ("simt", "fixed"): 4_500}
 
 
 @pytest.mark.parametrize(("name", "op"), TOTALS)
-def test_more_parts_than_one_merge_takes(name: str, op: str) -> None:
-    """Parts are merged in groups, then the groups; a bad page in one of them makes the request NaN, and leaves the workspace
+def test_more_chunks_than_one_merge_takes(name: str, op: str) -> None:
+    """Chunks are merged in groups, then the groups; a bad page in one of them makes the request NaN, and leaves the workspace
     as it was."""
     total = TOTALS[name, op]
     found, wanted = large(name, op, (total, 3, 700))
     workspace = planned(found, multiprocessors=200)
-    parts = listed(found, workspace).pieces["parts"]
-    assert parts.max() > work_list.FAN_IN
+    counts = listed(found, workspace).chunks["num_chunks"]
+    assert counts.max() > split_list.FAN_IN
     right = found.run(workspace=workspace)
     hold(wanted, found.terms, found.q, *right)
     clean(found, workspace)
@@ -371,7 +371,7 @@ def test_two_requests_that_are_merged_twice() -> None:
     group: 64 of 2 heads."""
     found, wanted = large("simt", "fixed", (61 * 128, 40 * 128))
     workspace = planned(found, multiprocessors=200)
-    assert set(listed(found, workspace).pieces["parts"]) == {61, 40}
+    assert set(listed(found, workspace).chunks["num_chunks"]) == {61, 40}
     for schedule in (*SCHEDULES, 7):
         found.scene.batch = replace(found.scene.batch, schedule=schedule)
         hold(wanted, found.terms, found.q, *found.run(workspace=workspace))
@@ -384,5 +384,5 @@ def test_one_long_request_beside_many_short_ones(name: str) -> None:
     rows = SETS[name].ops[0].rows  # type: ignore[attr-defined]
     found, wanted = large(name, "decode", (rows,) * 20 + (9_011,) + (rows,) * 11)
     workspace = planned(found)
-    assert listed(found, workspace).pieces["parts"].max() >= max(2, workspace.sizes["parts"] // 2)
+    assert listed(found, workspace).chunks["num_chunks"].max() >= max(2, workspace.sizes["num_sm_parts"] // 2)
     hold(wanted, found.terms, found.q, *found.run(workspace=workspace))

@@ -56,8 +56,8 @@ def test_as_transformers(name: str, element: str) -> None:
     positions = found.arrays["positions"].astype(np.int64)
     given: dict[str, Any] = {"q": x, "k": x, "q_out": np.zeros_like(x)}
     if found.dims:
-        turning = np.ascontiguousarray(x[..., -found.dims :])
-        given |= {"q": turning, "q_out": np.zeros_like(turning)}
+        rotated = np.ascontiguousarray(x[..., -found.dims :])
+        given |= {"q": rotated, "q_out": np.zeros_like(rotated)}
     if found.norm:
         names = ["k_weight"] if found.dims else ["q_weight", "k_weight"]
         given |= {n: found.arrays["weight"].astype(kind) for n in names}
@@ -84,9 +84,9 @@ def _allowed(found: Golden, x: Any, wanted: Any, kind: Any) -> Any:
     before its weights, one ulp more for a neighbour of that cast."""
     normed = found.arrays["norm"] if found.norm else found.arrays["x"]
     more: dict[str, Any] = {"dims": found.dims, "part": found.part}
-    turning = rotate_error(normed, found.rope, np.dtype(kind), **more)
+    rounding = rotate_error(normed, found.rope, np.dtype(kind), **more)
     lost = rotate_error(normed, found.rope, np.dtype(np.float32), **more) + 4 * ulp(wanted, np.dtype(np.float32))
-    allowed = turning + lost + ulp(wanted, np.dtype(kind)) * ((normed != found.arrays["x"]) & (turning == 0))
+    allowed = rounding + lost + ulp(wanted, np.dtype(kind)) * ((normed != found.arrays["x"]) & (rounding == 0))
     if found.norm and found.norm.multiply == "after" and kind != np.float32:
         allowed = allowed + 2 * ulp(wanted, np.dtype(kind)).max(axis=-1, keepdims=True)
     return allowed

@@ -27,7 +27,7 @@ from tests.ops.harness import package, surroundings
 from tests.ops.latent import Rows, latent_scene
 from tests.ops.memory import CANARY, GUARD, Raw, aligned, rows_array
 from tests.ops.scenes import Scene
-from tests.ops.work_list import HEADER, IDLE, columns_of, guarded, read
+from tests.ops.split_list import HEADER, IDLE, columns_of, guarded, read
 
 # Of each kind of garbage, over all kernels.
 COUNT: Final = int(os.environ.get("KVGEN_GARBAGE", "50"))
@@ -258,7 +258,7 @@ def test_planned_for_another_call(name: str, other: str) -> None:
 @EACH
 @pytest.mark.parametrize("value", [0, 1, 2, 2**32 - 1])
 def test_counters_overwritten(name: str, value: int) -> None:
-    """By zeros, by small numbers: nobody takes them for blocks that have finished. Requests of one piece need no counter."""
+    """By zeros, by small numbers: nobody takes them for blocks that have finished. Requests of one chunk need no counter."""
     found, right, plan = right_of(name)
     workspace = found.workspace()
     inside(workspace)[...] = np.frombuffer(plan, np.uint8)

@@ -39,8 +39,8 @@ class Golden:
         return found if key == "norm" else found[..., self.arrays["order"]]
 
     @property
-    def turning(self) -> int:
-        """How many elements of a row turn."""
+    def rotary_dim(self) -> int:
+        """How many elements of a row are rotated."""
         return 2 * len(self.arrays["inv_freq"])
 
 

@@ -22,7 +22,7 @@ F32 = np.dtype(np.float32)
 cases = pytest.mark.parametrize("case", golden().values(), ids=lambda case: case.name)
 
 
-def turned(case: Golden, x: np.ndarray, **more: Any) -> np.ndarray:
+def rotated(case: Golden, x: np.ndarray, **more: Any) -> np.ndarray:
     return rotate(
         x,
         case.arrays["positions"],
@@ -41,8 +41,8 @@ def bits(x: Any) -> np.ndarray:
 @cases
 def test_transformers_frequencies(case: Golden) -> None:
     """Bit for bit, from both."""
-    found = inverse_frequencies(case.rope, case.turning, local=case.local, long=case.long)
-    own = oracle.frequencies(case.rope, case.turning, local=case.local, long=case.long)
+    found = inverse_frequencies(case.rope, case.rotary_dim, local=case.local, long=case.long)
+    own = oracle.frequencies(case.rope, case.rotary_dim, local=case.local, long=case.long)
     np.testing.assert_array_equal(bits(found), bits(case.arrays["inv_freq"]))
     np.testing.assert_array_equal(bits(own), bits(case.arrays["inv_freq"]))
     factor = float(case.arrays["factor"])
@@ -82,19 +82,19 @@ def test_transformers_rope(case: Golden) -> None:
     larger = np.zeros(x.shape)
     for a, b in two:
         larger[..., a] = larger[..., b] = np.maximum(np.abs(x[..., a]), np.abs(x[..., b]))
-    off = np.abs(turned(case, x) - case.output("rope"))
+    off = np.abs(rotated(case, x) - case.output("rope"))
     worst = np.max(off[larger > 0] / ulp(larger[larger > 0] * max(1.0, float(case.arrays["factor"])), F32))
     print(f"{case.name}: {worst:.2f} ulp")
     assert worst <= (2.5 if case.arrays["factor"] == 1 else 4)
     assert (off <= rotate_error(x, case.rope, F32, dims=case.dims, part=case.part)).all()
-    assert (off[larger == 0] == 0).all() and len(two) == case.turning // 2
+    assert (off[larger == 0] == 0).all() and len(two) == case.rotary_dim // 2
 
 
 @pytest.mark.parametrize("case", [c for c in golden().values() if c.norm is not None], ids=lambda case: case.name)
 def test_transformers_norm_and_rope(case: Golden) -> None:
     assert case.norm is not None
     normed = norms.rms_norm(case.arrays["x"], case.arrays["weight"], case.norm, F32)
-    off = np.abs(turned(case, normed) - case.output("both"))
+    off = np.abs(rotated(case, normed) - case.output("both"))
     allowed = rotate_error(normed, case.rope, F32, dims=case.dims, part=case.part)
     allowed += norms.rms_norm_error(case.arrays["x"], case.arrays["weight"], case.norm, F32)
     print(f"{case.name}: {np.max(off / allowed):.2f} of what is allowed")

@@ -93,15 +93,15 @@ def test_decode_and_its_planner(driver: NotingDriver, op: str) -> None:
     decode(cache[0], q, out, workspace, stream=9)
     plan, launch = driver.launches
     layer_0 = struct_of(FIELDS, POOL, POOL + 512, 512, 512, 5, LENGTHS, 3, TABLE, 8, 3, 12, 12)
-    memory, parts = workspace.view.pointer, 132 * decode.WORK.blocks_per_sm // 2
-    # A slot is a partial result: two of each part, or one of each chunk that five rows may have.
-    pieces, slots = (5 + parts, 2 * parts) if op == "decode" else (5 * 2, 5 * 2)
-    sizes = (parts, 5, pieces, slots)
+    memory, sm_parts = workspace.view.pointer, 132 * decode.SPLIT_PLAN.blocks_per_sm // 2
+    # A slot is a partial result: two of each SM part, or one of each chunk that five rows may have.
+    chunks, slots = (5 + sm_parts, 2 * sm_parts) if op == "decode" else (5 * 2, 5 * 2)
+    sizes = (sm_parts, 5, chunks, slots)
     assert (plan["entry"], plan["grid"], plan["block"]) == (f"paged_{op}_plan", (1, 1, 1), (decode.PLAN.threads, 1, 1))
     assert plan["params"] == layer_0 + packed("PPIIIII", memory, OFFSETS, 3, *sizes)
     shared = decode.KERNEL.shared_on("sm_90a")
     assert launch["entry"] == f"paged_{op}" and launch["shared"] == shared == driver.shared.get(f"paged_{op}", shared)
-    assert launch["grid"] == (2 * parts, 1, 1), "a block for every part and kv head"
+    assert launch["grid"] == (2 * sm_parts, 1, 1), "a block for every SM part and kv head"
     assert launch["params"] == layer_0 + packed("PPPPqqIIIIIP", K_ROWS, OUT, memory, 0, 64, 64, 3, *sizes, 0)
     assert plan["pdl"] and launch["pdl"] and plan["stream"] == launch["stream"] == 9
 

@@ -258,7 +258,7 @@ def test_plan_checks_the_longest_request(rows: Any) -> None:
     short = call.set.fixed.workspace(2, max_tokens=11)
     refused(
         lambda: call.set.fixed.plan(call.cache()[0], short, rows=rows),
-        "workspace: got one for requests of up to 11 tokens and a cache of requests of up to 12; all of a request's pieces must "
+        "workspace: got one for requests of up to 11 tokens and a cache of requests of up to 12; all of a request's chunks must "
         "fit; make workspace(max_rows=2, max_tokens=12), or give the cache its max_cache_length",
     )
     given = call.set.Cache(*call.pools.values(), **call.tables, max_cache_length=11)
@@ -290,7 +290,7 @@ def test_workspace_tokens(tokens: Any) -> None:
     for make in (fixed.workspace, fixed.workspace_bytes):
         refused(
             lambda make=make: make(2, max_tokens=tokens),  # type: ignore[misc]
-            f"max_tokens: got {tokens!r}; requests are cut into pieces of 512 tokens, so a workspace is as large as the longest "
+            f"max_tokens: got {tokens!r}; requests are cut into chunks of 512 tokens, so a workspace is as large as the longest "
             "one asks; pass the most tokens of a request, cache.max_cache_length",
         )
 
@@ -306,10 +306,10 @@ def test_a_device_workspace_is_freed(driver: NotingDriver) -> None:
     assert (address, workspace.view.device) == ((1 << 40) + (1 << 30), "cuda:1")
     decode = package("paged").decode
     assert nbytes == decode.workspace_bytes(3, device="cuda:1") == decode.workspace_bytes(3, multiprocessors=132)
-    parts = 132 * decode.WORK.blocks_per_sm // 2  # two kv heads
-    assert nbytes == sum(-(-n // 16) * 16 for n in (64, 4 * (parts + 1), 3, 2 * parts * 2 * 4, 48 * (3 + parts))) + (
-        2 * parts * 2 * 4 * (2 * 8 + 8 * 16)
-    ), "starts, rows, counters, pieces, and partial results of 8 columns"
+    sm_parts = 132 * decode.SPLIT_PLAN.blocks_per_sm // 2  # two kv heads
+    assert nbytes == sum(
+        -(-n // 16) * 16 for n in (64, 4 * (sm_parts + 1), 3, 2 * sm_parts * 2 * 4, 48 * (3 + sm_parts))
+    ) + (2 * sm_parts * 2 * 4 * (2 * 8 + 8 * 16)), "starts, rows, counters, chunks, and partial results of 8 columns"
     del workspace
     assert driver.freed == [address]
 

@@ -24,7 +24,7 @@ QUERY_REGISTERS: Final = 64
 MOST_STAGES: Final = 6
 MOST_WARPS: Final = 4
 # Tokens of a tile and teams of a block, the best first: what a tile costs besides its tokens counts less the longer it is,
-# and a warp alone in its block has nobody to share the end of a piece with.
+# and a warp alone in its block has nobody to share the end of a chunk with.
 _TILES: Final = ((32, 4), (32, 2), (16, 4), (16, 2), (32, 1), (16, 1))
 # Registers of sums up to which 32 tokens have room.
 LONG_REGISTERS: Final = 64
@@ -81,7 +81,7 @@ class TensorContext:
     hides: bool
     query_held: bool
     ranged: bool
-    factor: str
+    qk_scale: str
 
 
 def hindrance(kernels: KernelSet, rows: int, asks: bool = False) -> str:
@@ -224,7 +224,7 @@ def shape(kernels: KernelSet, rows: int, asks: bool = False) -> Shape | None:
 
     def of(tokens: int, teams: int) -> tuple[int, int]:
         scales = sum(_scale_bytes(x, role, tokens) for x, role in ((k, "key"), (v, "value")))
-        # Results of the teams, or what the merge of parts needs.
+        # Results of the teams, or what the merge of chunks needs.
         merged = 4 * cols * max(teams * (v.size + 4 + 2), 32 + 2)
         return teams * (tokens * (k_pitch + v_pitch) + scales), merged
 
@@ -315,7 +315,7 @@ def tensor_context(kernels: KernelSet, d: Attended, scale: float, s: Shape) -> T
         hides=d.attend.hides,
         query_held=held,
         ranged=not s.plain,
-        factor=f"{scale!r}f{' * kLog2e' if d.attend.plain else ''}{'' if s.plain else ' * Keys::kFactor'}"
+        qk_scale=f"{scale!r}f{' * kLog2e' if d.attend.plain else ''}{'' if s.plain else ' * Keys::kFactor'}"
         f"{' * global_scale_of<Key>(cache)' if storage_k.global_scale else ''}",
     )
 

@@ -37,7 +37,7 @@ class SimtContext:
     row_width: int
     k_chunks: int
     v_chunks: int
-    factor: str
+    qk_scale: str
     blocks_per_sm: int
 
 
@@ -120,6 +120,6 @@ def simt_context(kernels: KernelSet, d: Attended, scale: float, s: Shape) -> Sim
         k_chunks=s.k_chunks,
         v_chunks=s.v_chunks,
         # Softmax in base 2: the scale carries log2(e) where nothing happens to scores in between.
-        factor=f"{scale!r}f{' * kLog2e' if d.attend.plain else ''}",
+        qk_scale=f"{scale!r}f{' * kLog2e' if d.attend.plain else ''}",
         blocks_per_sm=s.blocks_per_sm,
     )

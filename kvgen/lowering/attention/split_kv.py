@@ -1,4 +1,4 @@
-"""How attention kernels divide their work: pieces of requests, the planner that lists them, and the workspace for both."""
+"""How attention kernels divide their work: chunks of requests, the planner that lists them, and the workspace for both."""
 
 from __future__ import annotations
 
@@ -11,32 +11,33 @@ from kvgen.expr.nodes import const
 from kvgen.lowering.attention.masks_scores import AttentionContext
 from kvgen.lowering.cache_struct import entry_name
 from kvgen.lowering.tables import table_form
-from kvgen.plan.kernel import KernelPlan, Work
+from kvgen.plan.kernel import KernelPlan
 from kvgen.plan.params import Array, Param, Size
+from kvgen.plan.split_plan import SplitPlan
 from kvgen.spec.kernel_set import KernelSet
 from kvgen.spec.mask import Mask
 
 Split = Literal["none", "balanced", "invariant"]
 
 PLAN_THREADS: Final = 256
-# What a piece costs besides its tiles, in tiles: Q, the merge, and a pipeline that fills.
+# What a chunk costs besides its tiles, in tiles: Q, the merge, and a pipeline that fills.
 OVERHEAD: Final = 2
-# A part has at least so many tiles more: less is not worth a block.
+# An SM part has at least so many tiles more: less is not worth a block.
 LEAST_TILES: Final = 2
 
 WORKSPACE: Final = Array(
     "workspace", "u8", ("W",), access="inout", align=16, doc="from `workspace()`, planned for this step by `plan()`"
 )
 # Sizes of the workspace, which the launcher takes from it.
-SIZES: Final = tuple(Size(name, "u32", name) for name in ("parts", "max_rows", "max_pieces", "max_slots"))
+SIZES: Final = tuple(Size(name, "u32", name) for name in ("num_sm_parts", "max_rows", "max_chunks", "max_slots"))
 
 
 @dataclass(frozen=True)
 class PlanContext:
     """Everything ops/decode_plan.cu.j2 reads.
 
-    `counters` are those of a slot: kv heads times tiles of columns. `chunk` tokens make a piece where bits must not depend
-    on the batch, 0 where pieces are as long as balance asks.
+    `counters` are those of a slot: kv heads times tiles of columns. `chunk_tokens` make a chunk where bits must not
+    depend on the batch, 0 where chunks are as long as balance asks.
     """
 
     entry: str
@@ -45,7 +46,7 @@ class PlanContext:
     attend: AttentionContext
     threads: int
     tile: int
-    chunk: int
+    chunk_tokens: int
     overhead: int
     least: int
     cost: str
@@ -58,9 +59,9 @@ class PlanContext:
 
 @dataclass(frozen=True)
 class Attended:
-    """What every attention kernel over pieces has: what attend/step.j2 reads.
+    """What every attention kernel over chunks has: what attend/step.j2 reads.
 
-    `tiles` of columns share a kv head; `vec` dims of the output are written by one access. LSE is (`lse_top` +
+    `tiles` of columns share a kv head; `vec` dims of the output are written by one access. LSE is (`lse_max` +
     log2(`lse_sum`)) `lse_factor`, `lse_empty` where a row sees no key. `blind`: rows before the first token, of requests with
     more rows than tokens, see nothing. A workspace whose plan has another `plan_digest` is refused (0: nothing is planned).
     """
@@ -83,7 +84,7 @@ class Attended:
     new_in_length: str
     most_tokens: str
     lse_empty: str
-    lse_top: str
+    lse_max: str
     lse_sum: str
     lse_factor: str
     blind: bool = True
@@ -95,7 +96,7 @@ class Attended:
 
 
 def partial_bytes(cols: int, dim: int) -> int:
-    """Bytes of a partial result of `cols` columns: Partial of device/work.cuh."""
+    """Bytes of a partial result of `cols` columns: Partial of device/split_kv.cuh."""
     head = -(-2 * cols // 4) * 4
     return -(-(head + cols * dim) // 4) * 16
 
@@ -133,16 +134,16 @@ def new_in_length(kernels: KernelSet) -> str:
 
 
 def plan_digest(
-    kernels: KernelSet, name: str, work: Work | None, attend: AttentionContext, rows: int, tile: int
+    kernels: KernelSet, name: str, split: SplitPlan | None, attend: AttentionContext, rows: int, tile: int
 ) -> int:
     """64 bits by which a kernel knows the plans that are its own: of the operation, how its workspace is divided, how its
     requests are cut and which of their tokens its rows see. 0 without a workspace."""
-    if work is None:
+    if split is None:
         return 0
     sees = (attend.causal, attend.later, attend.window, attend.chunk, attend.padding)
     window = table_form(kernels.cache).window
-    parts = (entry_name(kernels, name), *astuple(work), rows, tile, *sees, window, kernels.cache.lengths)
-    return int.from_bytes(hashlib.sha256(repr(parts).encode()).digest()[:8], "little")
+    fields = (entry_name(kernels, name), *astuple(split), rows, tile, *sees, window, kernels.cache.lengths)
+    return int.from_bytes(hashlib.sha256(repr(fields).encode()).digest()[:8], "little")
 
 
 def planner(
@@ -152,7 +153,7 @@ def planner(
     attend: AttentionContext,
     rows: int,
     tile: int,
-    chunk: int,
+    chunk_tokens: int,
     columns: int,
     index: str,
     digest: int,
@@ -173,11 +174,11 @@ def planner(
         attend=attend,
         threads=PLAN_THREADS,
         # A chunk is a whole number of tiles, also where a block's are longer.
-        tile=math.gcd(tile, chunk),
-        chunk=chunk,
+        tile=math.gcd(tile, chunk_tokens),
+        chunk_tokens=chunk_tokens,
         overhead=OVERHEAD,
         least=OVERHEAD + LEAST_TILES,
-        cost="tiles" if chunk else f"tiles + {OVERHEAD}",
+        cost="tiles" if chunk_tokens else f"tiles + {OVERHEAD}",
         rows=rows,
         counters=columns,
         new_in_length=new_in_length(kernels),

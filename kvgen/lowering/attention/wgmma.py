@@ -16,12 +16,12 @@ THREADS: Final = 256
 COLS: Final = 64
 TOKENS: Final = 32
 STAGES: Final = 4
-# Tokens of a step of both warpgroups, which pieces should be multiples of.
-PIECE: Final = 2 * TOKENS
+# Tokens of a step of both warpgroups, which chunks should be multiples of.
+CHUNK_MULTIPLE: Final = 2 * TOKENS
 # Both halves of the sums are 64 x 256, 128 registers a thread: the only size that device/wgmma.cuh has.
 LATENT: Final = 512
 MEMORY: Final = 227 << 10
-# Steps of 16 dims whose Q a thread keeps, 4 registers each, beside 128 of sums; a plan's pieces take the place of one.
+# Steps of 16 dims whose Q a thread keeps, 4 registers each, beside 128 of sums; a plan's chunks take the place of one.
 HELD: Final = 16
 
 
@@ -30,7 +30,7 @@ class MlaWgmmaContext:
     """Everything ops/mla_decode_wgmma.cu.j2 reads.
 
     `rope_at` bytes into the run of `rope_struct` the dims that are K alone begin. Q of the first `held` steps of 16 dims is in
-    registers. `factor` turns products into scores in base 2; a maximum rises when a score passes it by 2^`slack`.
+    registers. `qk_scale` turns products into scores in base 2; a maximum rises when a score passes it by 2^`slack`.
     """
 
     d: Attended
@@ -44,7 +44,7 @@ class MlaWgmmaContext:
     head_dim: int
     rope_struct: str
     rope_at: int
-    factor: str
+    qk_scale: str
 
 
 def applies(kernels: KernelSet, columns: int, sparse: bool) -> str:
@@ -70,7 +70,9 @@ def shared_bytes(head_dim: int) -> int:
     return 2 * head_dim * (STAGES * TOKENS + COLS) + 128 * COLS + 8 * COLS + 8 * (STAGES + 2)
 
 
-def with_warpgroups(kernels: KernelSet, plan: KernelPlan, attended: Attended, *, slack: int, factor: str) -> KernelPlan:
+def with_warpgroups(
+    kernels: KernelSet, plan: KernelPlan, attended: Attended, *, slack: int, qk_scale: str
+) -> KernelPlan:
     """The plan of mla_decode's kernel with this one in its place, which takes the same arguments."""
     cache = kernels.cache
     assert attended.tiles == -(-attended.rows * attended.group // COLS), "both kernels have blocks of so many columns"
@@ -88,7 +90,7 @@ def with_warpgroups(kernels: KernelSet, plan: KernelPlan, attended: Attended, *,
         head_dim=cache.head_dim,
         rope_struct=rope_struct,
         rope_at=rope_at,
-        factor=factor,
+        qk_scale=qk_scale,
     )
     return replace(plan, template=TEMPLATE, context=context, threads=THREADS, shared=shared, shared_by_arch=())
 

@@ -19,15 +19,15 @@ __device__ __forceinline__ PageRef page_of(uint32_t i, uint8_t* codes, typename 
 }
 template <typename Adder, typename S>
 __device__ __forceinline__ void add_rows(const Cache& cache, const bf16* rows, uint8_t* codes, typename S::Scale* scales) {
-  __shared__ TokenPlace<Cache> places[kRows];
+  __shared__ TokenSlot<Cache> cache_slots[kRows];
   if (threadIdx.x < kRows) {
     const uint32_t i = threadIdx.x;
-    places[i] = {i == 2 ? no_page(Fault::none) : page_of<S>(i % 2, codes, scales), i * 5 % kTokens};
+    cache_slots[i] = {i == 2 ? no_page(Fault::none) : page_of<S>(i % 2, codes, scales), i * 5 % kTokens};
   }
   Adder adder;
   adder.load_rows(rows, kStride, kRows, threadIdx.x);
   __syncthreads();
-  adder.add(cache, places, rows, kStride, kRows, threadIdx.x);
+  adder.add(cache, cache_slots, rows, kStride, kRows, threadIdx.x);
 }
 #define ADD(name, Adder, S, ...)                                                                                    \
   extern "C" __global__ void __launch_bounds__(kThreads) name(const bf16* rows, S::Scale* scales, uint8_t* codes, float global) { \

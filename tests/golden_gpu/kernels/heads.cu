@@ -17,11 +17,11 @@ __device__ __forceinline__ void put(Head<W>& head, uint32_t lane, float* out) {
 }
 
 // kLanes threads a head. Of the first kCount elements, the sum of squares and the factor it makes; they are scaled by another one.
-template <typename W, uint32_t kCount, bool kRound, typename T, typename Weight>
+template <typename W, uint32_t kCount, bool kCastBeforeWeight, typename T, typename Weight>
 __device__ __forceinline__ void change(const T* rows, const bf16* bias, const Weight* weight, const float2* angles, float* out, float* squares,
                                        float* factors) {
-  __shared__ float2 placed[W::kTurning * W::kWidth];
-  for (uint32_t i = threadIdx.x; i < W::kTurning * W::kWidth; i += 32) placed[W::angle(i)] = angles[i];
+  __shared__ float2 placed[W::kRotaryPairs * W::kWidth];
+  for (uint32_t i = threadIdx.x; i < W::kRotaryPairs * W::kWidth; i += 32) placed[W::angle(i)] = angles[i];
   __syncthreads();
   const uint32_t lane = threadIdx.x % W::kLanes, h = threadIdx.x / W::kLanes;
   Head<W> head;
@@ -30,14 +30,14 @@ __device__ __forceinline__ void change(const T* rows, const bf16* bias, const We
   const float sum = reduce_sum<W::kLanes>(head.template squares<kCount>(lane), lanes_of<W::kLanes>(lane));
   squares[threadIdx.x] = sum;
   factors[threadIdx.x] = rms_factor(sum, (float)kCount, 0.0625f);
-  head.template scale<kCount, kRound, bf16>(0.25f, weight, 1.0f, lane);
+  head.template scale<kCount, kCastBeforeWeight, bf16>(0.25f, weight, 1.0f, lane);
   head.rotate(placed, lane);
   put(head, lane, out + h * W::kDim);
 }
-#define HEADS(name, T, Weight, kCount, kRound, ...)                                                                                    \
+#define HEADS(name, T, Weight, kCount, kCastBeforeWeight, ...)                                                                                    \
   extern "C" __global__ void name(const T* rows, const bf16* bias, const Weight* weight, const float2* angles, float* out, float* squares, \
                                   float* factors) {                                                                                     \
-    change<HeadWalk<__VA_ARGS__>, kCount, kRound>(rows, bias, weight, angles, out, squares, factors);                                   \
+    change<HeadWalk<__VA_ARGS__>, kCount, kCastBeforeWeight>(rows, bias, weight, angles, out, squares, factors);                                   \
   }
 HEADS(heads_neox, bf16, float, 40, false, 40, 8, 16, true, 4, 4)
 HEADS(heads_interleaved, float, bf16, 18, true, 24, 0, 24, false, 4, 2)
@@ -65,15 +65,15 @@ extern "C" __global__ void heads_take(uint8_t* codes, bf16* plain, f16* scales, 
   for (uint32_t j = 0; j < 4; ++j) four[threadIdx.x * 4 + j] = x[j];
 }
 
-// A thread each: 1 / sqrt; a pair turned; eight neighbours read, and written rounded; a head cleared. How often a walk comes by each element.
-extern "C" __global__ void heads_numbers(const float* in, const float2* pairs, const bf16* rows, float* roots, float2* turned, float* read_,
+// A thread each: 1 / sqrt; a pair rotated; eight neighbours read, and written rounded; a head cleared. How often a walk comes by each element.
+extern "C" __global__ void heads_numbers(const float* in, const float2* pairs, const bf16* rows, float* roots, float2* rotated, float* read_,
                                          bf16* eight, f16* four, uint32_t* visits) {
   using Walk = HeadWalk<40, 8, 16, true, 4, 4>;
   const uint32_t i = threadIdx.x;
   for (uint32_t k = i; k < 256; k += 32) roots[k] = rsqrt_f32(in[k]);
   float2 pair = pairs[2 * i];
-  Head<Walk>::turn(pair.x, pair.y, pairs[2 * i + 1]);
-  turned[i] = pair;
+  Head<Walk>::rotate_pair(pair.x, pair.y, pairs[2 * i + 1]);
+  rotated[i] = pair;
   float x[8], y[8];
   read(x, in + 8 * i);
   read(y, rows + 8 * i);

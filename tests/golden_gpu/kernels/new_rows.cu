@@ -25,18 +25,18 @@ struct Cache {
 };
 
 // 32 rows a block; of each its request, position and whether it is live, the page and the token's place in it.
-template <bool kAfter, bool kRing, uint32_t kFinders>
-__device__ __forceinline__ void places(const int32_t* offsets, const int32_t* lengths, const uint32_t* table, uint64_t* errors, uint32_t* out) {
+template <bool kAfter, bool kRing, uint32_t kSearchLanes>
+__device__ __forceinline__ void slots(const int32_t* offsets, const int32_t* lengths, const uint32_t* table, uint64_t* errors, uint32_t* out) {
   using C = Cache<kRing>;
   const C cache = {lengths, table, (uint8_t*)out, 6};
   const uint32_t first = blockIdx.x * 32, rows = min(32u, 80 - first);
-  __shared__ TokenPlace<C> found[32];
-  find_all<kFinders>(found, rows, errors, [&](uint32_t row, uint32_t lane, uint32_t mask, uint64_t* to) {
-    const RowRange range = range_of<kFinders>(offsets, 6, first + row, 80, lane, mask);
+  __shared__ TokenSlot<C> found[32];
+  locate_rows<kSearchLanes>(found, rows, errors, [&](uint32_t row, uint32_t lane, uint32_t mask, uint64_t* to) {
+    const RowRange range = range_of<kSearchLanes>(offsets, 6, first + row, 80, lane, mask);
     const NewRow mine = new_row<kAfter>(cache, range, first + row, to);
     uint32_t* at = out + (first + row) * 5;
     if (lane == 0) at[0] = mine.b, at[1] = mine.position, at[2] = mine.live;
-    return place_of(cache, mine, to);
+    return slot_of(cache, mine, to);
   });
   __syncthreads();
   for (uint32_t row = threadIdx.x; row < rows; row += blockDim.x) {
@@ -45,11 +45,11 @@ __device__ __forceinline__ void places(const int32_t* offsets, const int32_t* le
     out[(first + row) * 5 + 4] = valid ? found[row].token : kU32Max;
   }
 }
-#define PLACES(name, ...)                                                                                                        \
+#define SLOTS(name, ...)                                                                                                        \
   extern "C" __global__ void name(const int32_t* offsets, const int32_t* lengths, const uint32_t* table, uint64_t* errors, uint32_t* out) { \
-    places<__VA_ARGS__>(offsets, lengths, table, errors, out);                                                                   \
+    slots<__VA_ARGS__>(offsets, lengths, table, errors, out);                                                                   \
   }
-PLACES(rows_before, false, false, 2)
-PLACES(rows_after, true, false, 4)
-PLACES(rows_ring, false, true, 8)
-PLACES(rows_ring_after, true, true, 2)
+SLOTS(rows_before, false, false, 2)
+SLOTS(rows_after, true, false, 4)
+SLOTS(rows_ring, false, true, 8)
+SLOTS(rows_ring_after, true, true, 2)

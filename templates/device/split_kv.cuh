@@ -1,18 +1,18 @@
-// What attention kernels work on: pieces of requests, in a list that a planner makes on the device or one a request, and
+// What attention kernels work on: chunks of requests, in a list that a planner makes on the device or one a request, and
 // partial results that the last block of a request merges.
 //
-// A request's tokens are cut into tiles; a piece is a run of them. Partial results of a request lie in neighbouring slots, in
+// A request's tokens are cut into tiles; a chunk is a run of them. Partial results of a request lie in neighbouring slots, in
 // token order, and are merged in that order whoever finishes last, so a request's bits do not depend on the order of blocks.
 #pragma once
 
 // A run of a request's tokens, [begin, end), for the query rows [row, row + rows). Faulty: `tokens` is what to report.
-struct alignas(16) Piece {
+struct alignas(16) KvChunk {
   uint32_t b, row, rows;
   uint32_t tokens, begin, end;
-  uint32_t part, parts;  // which of the request's pieces
-  uint32_t slot;         // of the request's first partial result
+  uint32_t index, num_chunks;  // which of the request's chunks
+  uint32_t slot;               // of the request's first partial result
   Fault fault;
-  uint32_t stamp;        // stamp_at() of the plan and the piece's place in the list
+  uint32_t stamp;              // stamp_at() of the plan and the chunk's place in the list
   uint32_t unused;
 };
 
@@ -64,31 +64,33 @@ __device__ __forceinline__ uint32_t tokens_with(const Cache& cache, uint32_t b, 
   return kNewInLength ? tokens : tokens + min(rows, kU32Max - tokens);
 }
 
-// The whole of a request as one piece. `Sees` says which tokens a row can see: first(position) and last(position, tokens).
-template <bool kNewInLength, typename Sees, typename Cache>
-__device__ __forceinline__ Piece whole_request(const Cache& cache, const Claim& claim, uint32_t most_tokens) {
-  Piece piece = {claim.b, claim.begin, claim.rows, 0, 0, 0, 0, 1, 0, Fault::none, 0, 0};
+// The whole of a request as one chunk. `MaskRange` says which tokens a row can see: first(position) and last(position, tokens).
+template <bool kNewInLength, typename MaskRange, typename Cache>
+__device__ __forceinline__ KvChunk whole_request(const Cache& cache, const Claim& claim, uint32_t most_tokens) {
+  KvChunk chunk = {claim.b, claim.begin, claim.rows, 0, 0, 0, 0, 1, 0, Fault::none, 0, 0};
   if (claim.kind != RowKind::claimed) {
-    piece.tokens = claim.begin;
-    piece.fault = Fault::row_offsets;
-    return piece;
+    chunk.tokens = claim.begin;
+    chunk.fault = Fault::row_offsets;
+    return chunk;
   }
   const uint32_t tokens = tokens_with<kNewInLength>(cache, claim.b, claim.rows);
   const uint32_t held = Cache::first_token(tokens);
-  piece.tokens = tokens;
+  chunk.tokens = tokens;
   if (tokens == kU32Max || most_tokens == kU32Max || (tokens > 0 && !cache.holds(claim.b, held, tokens))) {
-    piece.fault = Fault::length;
-    return piece;
+    chunk.fault = Fault::length;
+    return chunk;
   }
   // Rows stand at tokens - rows and on; those before the first token see nothing.
   const uint32_t first = tokens > claim.rows ? tokens - claim.rows : 0;
-  piece.end = min(tokens == 0 ? 0 : Sees::last(tokens - 1, tokens), min(tokens, most_tokens));
-  piece.begin = min(max(held, Sees::first(first)), piece.end);
-  return piece;
+  chunk.end = min(tokens == 0 ? 0 : MaskRange::last(tokens - 1, tokens), min(tokens, most_tokens));
+  chunk.begin = min(max(held, MaskRange::first(first)), chunk.end);
+  return chunk;
 }
 
+// What a plan is for. The GPU's blocks are `num_sm_parts` groups, each of as many as share a chunk: one a kv head and tile of
+// columns.
 struct PlanSizes {
-  uint32_t parts, max_rows, max_pieces, max_slots;
+  uint32_t num_sm_parts, max_rows, max_chunks, max_slots;
 };
 
 // What a workspace begins with: the call that it was planned for. Planner and kernel share `digest`, a constant of the
@@ -96,8 +98,8 @@ struct PlanSizes {
 struct alignas(16) PlanHeader {
   uint32_t magic, batch;
   uint64_t digest;
-  uint32_t rows, parts, max_rows, max_pieces;
-  uint32_t max_slots, pieces;
+  uint32_t rows, num_sm_parts, max_rows, max_chunks;
+  uint32_t max_slots, num_chunks;
   uint32_t nobodys, wrong_total;  // whether some rows are no request's, whether the last row offset is wrong
   uint32_t stamp;                 // of this plan: the sum of the requests' stamp_of
   uint32_t unused[3];
@@ -105,18 +107,18 @@ struct alignas(16) PlanHeader {
   static constexpr uint32_t kMagic = 0x6e6c706b;  // "kpln"
 
   __device__ __forceinline__ bool is_for(uint64_t operation, uint32_t requests, uint32_t num_rows, const PlanSizes& sizes) const {
-    return magic == kMagic && digest == operation && batch == requests && rows == num_rows && parts == sizes.parts && max_rows == sizes.max_rows &&
-           max_pieces == sizes.max_pieces && max_slots == sizes.max_slots && pieces <= max_pieces;
+    return magic == kMagic && digest == operation && batch == requests && rows == num_rows && num_sm_parts == sizes.num_sm_parts && max_rows == sizes.max_rows &&
+           max_chunks == sizes.max_chunks && max_slots == sizes.max_slots && num_chunks <= max_chunks;
   }
 };
 
 // Where a workspace has what: see kvgen/runtime/workspace.py, which sizes it.
 struct Plan {
   PlanHeader* header;
-  uint32_t* starts;     // of each part's pieces, and their end, plus stamp_at() of the plan and the part
+  uint32_t* starts;     // of each SM part's chunks, and their end, plus stamp_at() of the plan and the SM part
   uint8_t* row_kinds;
   uint32_t* counters;   // of each slot, kv head and tile of columns: kIdle, plus how many of its group have finished
-  Piece* pieces;
+  KvChunk* chunks;
   float* partials;
 };
 
@@ -127,19 +129,19 @@ __device__ __forceinline__ Plan plan_in(uint8_t* workspace, const PlanSizes& siz
   plan.header = (PlanHeader*)at;
   at += sizeof(PlanHeader);
   plan.starts = (uint32_t*)at;
-  at += after(4 * ((uint64_t)sizes.parts + 1));
+  at += after(4 * ((uint64_t)sizes.num_sm_parts + 1));
   plan.row_kinds = at;
   at += after(sizes.max_rows);
   plan.counters = (uint32_t*)at;
   at += after(4 * (uint64_t)sizes.max_slots * counters_per_slot);
-  plan.pieces = (Piece*)at;
-  at += sizeof(Piece) * (uint64_t)sizes.max_pieces;
+  plan.chunks = (KvChunk*)at;
+  at += sizeof(KvChunk) * (uint64_t)sizes.max_chunks;
   plan.partials = (float*)at;
   return plan;
 }
 
 // What tells a request's work from another one's.
-__device__ __forceinline__ uint32_t stamp_of(const Piece& whole) {
+__device__ __forceinline__ uint32_t stamp_of(const KvChunk& whole) {
   const uint32_t words[] = {whole.b, whole.row, whole.rows, whole.tokens, whole.begin, whole.end, (uint32_t)whole.fault};
   uint32_t hash = 0;
   for (const uint32_t word : words) hash = (hash ^ word ^ hash >> 15) * 0x9e3779b1u;
@@ -149,33 +151,33 @@ __device__ __forceinline__ uint32_t stamp_of(const Piece& whole) {
 // What entry `i` of a list carries, so that one which this plan did not write there is known: overwritten, stale or moved.
 __device__ __forceinline__ uint32_t stamp_at(uint32_t stamp, uint32_t i) { return stamp + (i + 1) * 0x85ebca6bu; }
 
-// The pieces [begin, end) of a part.
-struct PieceRange {
+// The chunks [begin, end) of an SM part.
+struct ChunkRange {
   uint32_t begin, end;
 };
 
-// The range of a part under a header that is for this call, false where it is not this plan's.
-__device__ __forceinline__ bool read_range(PieceRange& range, const Plan& plan, const PlanHeader& header, uint32_t part) {
-  range = {plan.starts[part] - stamp_at(header.stamp, part), plan.starts[part + 1] - stamp_at(header.stamp, part + 1)};
-  return range.begin <= range.end && range.end <= header.pieces;
+// The range of an SM part under a header that is for this call, false where it is not this plan's.
+__device__ __forceinline__ bool read_range(ChunkRange& range, const Plan& plan, const PlanHeader& header, uint32_t sm_part) {
+  range = {plan.starts[sm_part] - stamp_at(header.stamp, sm_part), plan.starts[sm_part + 1] - stamp_at(header.stamp, sm_part + 1)};
+  return range.begin <= range.end && range.end <= header.num_chunks;
 }
 
-// Piece `i` of a plan with this stamp, for a call of `batch` requests, `num_rows` rows and `max_slots` slots, which its header
+// Chunk `i` of a plan with this stamp, for a call of `batch` requests, `num_rows` rows and `max_slots` slots, which its header
 // has too. One that is not this plan's becomes Fault::plan, without rows: nothing outside the call or the workspace follows
 // from what lies there.
 template <uint32_t kRows>
-__device__ __forceinline__ Piece read_piece(const Plan& plan, uint32_t stamp, uint32_t i, uint32_t batch, uint32_t num_rows, uint32_t max_slots) {
-  const Piece piece = plan.pieces[i];
-  const bool inside = piece.b < batch && piece.rows - 1 < kRows && piece.row < num_rows && piece.rows <= num_rows - piece.row;
-  const bool placed = piece.part < piece.parts && (piece.parts == 1 || (piece.slot < max_slots && piece.parts <= max_slots - piece.slot));
-  const bool sees = piece.begin <= piece.end && piece.end <= piece.tokens && piece.fault <= Fault::row_offsets;
-  if (piece.stamp == stamp_at(stamp, i) && inside && placed && sees) return piece;
+__device__ __forceinline__ KvChunk read_chunk(const Plan& plan, uint32_t stamp, uint32_t i, uint32_t batch, uint32_t num_rows, uint32_t max_slots) {
+  const KvChunk chunk = plan.chunks[i];
+  const bool inside = chunk.b < batch && chunk.rows - 1 < kRows && chunk.row < num_rows && chunk.rows <= num_rows - chunk.row;
+  const bool placed = chunk.index < chunk.num_chunks && (chunk.num_chunks == 1 || (chunk.slot < max_slots && chunk.num_chunks <= max_slots - chunk.slot));
+  const bool sees = chunk.begin <= chunk.end && chunk.end <= chunk.tokens && chunk.fault <= Fault::row_offsets;
+  if (chunk.stamp == stamp_at(stamp, i) && inside && placed && sees) return chunk;
   return {0, 0, 0, 0, 0, 0, 0, 1, 0, Fault::plan, 0, 0};
 }
 
 // --- merging ---------------------------------------------------------------------------------------------------------------
 
-// Partial results of more parts than this are merged in groups of so many, and then the groups.
+// Partial results of more chunks than this are merged in groups of so many, and then the groups.
 constexpr uint32_t kFanIn = 32;
 
 __device__ __forceinline__ float load_partial(const float* p) {
@@ -232,30 +234,31 @@ struct Partial {
   __device__ static float* out(float* p, uint32_t col, uint32_t dim) { return p + kHead + col * kDim + dim; }
 };
 
-// Adds what was summed relative to `max` to what is there. The sum of a faulty part is NaN, and so is what it is added to.
+// Adds what was summed relative to `max` to what is there. The sum of a faulty chunk is NaN, and so is what it is added to.
 struct Running {
-  float top = -infinity(), sum = 0.0f;
+  float row_max = -infinity(), row_sum = 0.0f;
   // The factors of what was there, and of what is added.
   __device__ __forceinline__ Vec<float, 2> add(float max, float more) {
-    const float higher = fmaxf(top, max), old = rescale(top, higher), factor = rescale(max, higher);
-    top = higher;
-    sum = sum * old + more * factor;
-    return {old, factor};
+    const float higher = fmaxf(row_max, max), kept = rescale(row_max, higher), added = rescale(max, higher);
+    row_max = higher;
+    row_sum = row_sum * kept + more * added;
+    return {kept, added};
   }
 };
 
-// Floats of shared memory that a merge needs: a factor a part, the maximum and the sum of each column.
+// Floats of shared memory that a merge needs: a weight a chunk, the maximum and the sum of each column.
 template <uint32_t kCols>
 constexpr uint32_t kMergeFloats = (kFanIn + 2) * kCols;
 
-// Merges `count` partial results, `step` floats apart, in order: finish(col, dim, max, sum, kVec weighted sums). All threads
-// call it. First a warp finds what a column's parts weigh, a lane a part; then every thread sums, eight loads at a time.
+// Merges `count` partial results, `step` floats apart, in order: finish(col, dim, row_max, row_sum, kVec weighted sums). All
+// threads call it. First a warp finds what a column's chunks weigh, a lane a chunk; then every thread sums, eight loads at a
+// time.
 template <uint32_t kThreads, uint32_t kCols, uint32_t kDim, uint32_t kVec, typename Finish>
 __device__ __forceinline__ void merge_partials(float* first, uint64_t step, uint32_t count, uint32_t cols, float* scratch,
                                                const Finish& finish) {
   using P = Partial<kCols, kDim>;
   constexpr uint32_t kItems = 2;  // of a thread at once
-  float *factors = scratch, *tops = scratch + kFanIn * kCols, *sums = tops + kCols;
+  float *weights = scratch, *maxima = scratch + kFanIn * kCols, *sums = maxima + kCols;
   const uint32_t items = cols * (kDim / kVec), lane = threadIdx.x % 32;
 #pragma unroll 1
   for (uint32_t base = 0; base < items; base += kItems * kThreads) {
@@ -263,22 +266,22 @@ __device__ __forceinline__ void merge_partials(float* first, uint64_t step, uint
     Vec<float, kVec> out[kItems] = {};
 #pragma unroll 1
     for (uint32_t batch = 0; batch < count; batch += kFanIn) {
-      const uint32_t parts = min(kFanIn, count - batch);
+      const uint32_t here = min(kFanIn, count - batch);
       if (base == 0 || count > kFanIn) {
         __syncthreads();
         for (uint32_t col = threadIdx.x / 32; col < cols; col += kThreads / 32) {
           float* p = first + (batch + lane) * step;
-          const float max = lane < parts ? load_partial(P::max(p) + col) : -infinity(), more = lane < parts ? load_partial(P::sum(p) + col) : 0.0f;
-          float top = max;
+          const float max = lane < here ? load_partial(P::max(p) + col) : -infinity(), more = lane < here ? load_partial(P::sum(p) + col) : 0.0f;
+          float row_max = max;
 #pragma unroll
-          for (uint32_t n = 16; n > 0; n /= 2) top = fmaxf(top, __shfl_xor_sync(~0u, top, n));
-          const float factor = rescale(max, top);
-          float sum = more * factor;  // of a faulty part NaN
+          for (uint32_t n = 16; n > 0; n /= 2) row_max = fmaxf(row_max, __shfl_xor_sync(~0u, row_max, n));
+          const float weight = rescale(max, row_max);
+          float row_sum = more * weight;  // of a faulty chunk NaN
 #pragma unroll
-          for (uint32_t n = 16; n > 0; n /= 2) sum += __shfl_xor_sync(~0u, sum, n);
-          factors[lane * kCols + col] = factor;
-          if (lane == 0) tops[col] = top;
-          if (lane == 0) sums[col] = sum;
+          for (uint32_t n = 16; n > 0; n /= 2) row_sum += __shfl_xor_sync(~0u, row_sum, n);
+          weights[lane * kCols + col] = weight;
+          if (lane == 0) maxima[col] = row_max;
+          if (lane == 0) sums[col] = row_sum;
         }
         __syncthreads();
       }
@@ -287,15 +290,15 @@ __device__ __forceinline__ void merge_partials(float* first, uint64_t step, uint
         const uint32_t i = base + n * kThreads + threadIdx.x;
         if (i >= items) break;
         const uint32_t col = i / (kDim / kVec), dim = i % (kDim / kVec) * kVec;
-        const Vec<float, 2> scales = running[n].add(tops[col], sums[col]);
+        const Vec<float, 2> scales = running[n].add(maxima[col], sums[col]);
         Vec<float, kVec> sum = {};
 #pragma unroll 8
-        for (uint32_t s = 0; s < parts; ++s) {
+        for (uint32_t s = 0; s < here; ++s) {
           Vec<float, kVec> value;
           load_partials(value, P::out(first + (batch + s) * step, col, dim));
-          const float factor = factors[s * kCols + col];
+          const float weight = weights[s * kCols + col];
 #pragma unroll
-          for (uint32_t e = 0; e < kVec; ++e) sum.e[e] += value.e[e] * factor;
+          for (uint32_t e = 0; e < kVec; ++e) sum.e[e] += value.e[e] * weight;
         }
 #pragma unroll
         for (uint32_t e = 0; e < kVec; ++e) out[n].e[e] = out[n].e[e] * scales.e[0] + sum.e[e] * scales.e[1];
@@ -304,44 +307,44 @@ __device__ __forceinline__ void merge_partials(float* first, uint64_t step, uint
 #pragma unroll
     for (uint32_t n = 0; n < kItems; ++n) {
       const uint32_t i = base + n * kThreads + threadIdx.x;
-      if (i < items) finish(i / (kDim / kVec), i % (kDim / kVec) * kVec, running[n].top, running[n].sum, out[n]);
+      if (i < items) finish(i / (kDim / kVec), i % (kDim / kVec) * kVec, running[n].row_max, running[n].row_sum, out[n]);
     }
   }
 }
 
-// After a piece's partial result is in its slot: the last block of the request calls finish(col, dim, max, sum, sums) for all of
-// it. `stride` is from one slot's result to the next, `counters` those of this kv head and tile, `each` apart;
+// After a chunk's partial result is in its slot: the last block of the request calls finish(col, dim, row_max, row_sum, sums)
+// for all of it. `stride` is from one slot's result to the next, `counters` those of this kv head and tile, `each` apart;
 // `scratch` has kMergeFloats in shared memory. Where a counter was overwritten nobody knows who is last: it is reported, and
 // the blocks that see it share the results out and call finish with a sum of NaN.
 template <uint32_t kThreads, uint32_t kCols, uint32_t kDim, uint32_t kVec, typename Finish>
-__device__ __forceinline__ void merge_request(const Piece& piece, float* partials, uint64_t stride, uint32_t* counters, uint32_t each,
+__device__ __forceinline__ void merge_request(const KvChunk& chunk, float* partials, uint64_t stride, uint32_t* counters, uint32_t each,
                                               uint32_t cols, float* scratch, uint64_t* errors, const Finish& finish) {
-  float* first = partials + piece.slot * stride;
-  const uint32_t parts = piece.parts, group = piece.part / kFanIn, groups = (parts + kFanIn - 1) / kFanIn;
+  float* first = partials + chunk.slot * stride;
+  const uint32_t group = chunk.index / kFanIn, groups = (chunk.num_chunks + kFanIn - 1) / kFanIn;
   // A group's counter is that of its first slot.
-  const uint32_t in_group = min(kFanIn, parts - group * kFanIn);
-  uint32_t index = piece.part % kFanIn, blocks = in_group;  // this block among those of the counter
-  Finished finished = finish_among(counters + (uint64_t)(piece.slot + group * kFanIn) * each, blocks);
+  const uint32_t in_group = min(kFanIn, chunk.num_chunks - group * kFanIn);
+  uint32_t index = chunk.index % kFanIn, blocks = in_group;  // this block among those of the counter
+  Finished finished = finish_among(counters + (uint64_t)(chunk.slot + group * kFanIn) * each, blocks);
   if (finished == Finished::last && groups > 1) {
     using P = Partial<kCols, kDim>;
     float* leader = first + (uint64_t)group * kFanIn * stride;
     if (in_group > 1) {
       // A thread writes where it alone has read; the maxima and sums have been read by all before the first of them.
-      merge_partials<kThreads, kCols, kDim, kVec>(leader, stride, in_group, cols, scratch, [&](uint32_t col, uint32_t dim, float top, float sum, const Vec<float, kVec>& out) {
+      merge_partials<kThreads, kCols, kDim, kVec>(leader, stride, in_group, cols, scratch, [&](uint32_t col, uint32_t dim, float row_max, float row_sum, const Vec<float, kVec>& out) {
         *(Vec<float, kVec>*)P::out(leader, col, dim) = out;
-        if (dim == 0) P::max(leader)[col] = top;
-        if (dim == 0) P::sum(leader)[col] = sum;
+        if (dim == 0) P::max(leader)[col] = row_max;
+        if (dim == 0) P::sum(leader)[col] = row_sum;
       });
     }
     index = group, blocks = groups;
-    // Parts 1 of a request of several groups always exist, and their counters are free.
-    finished = finish_among(counters + (uint64_t)(piece.slot + 1) * each, blocks);
+    // Chunks 1 of a request of several groups always exist, and their counters are free.
+    finished = finish_among(counters + (uint64_t)(chunk.slot + 1) * each, blocks);
   }
   if (finished == Finished::early) return;
   const bool known = finished == Finished::last;
   if (!known && threadIdx.x == 0) report(errors, Fault::plan, 0, 0);
   const uint64_t step = groups > 1 ? kFanIn * stride : stride;
-  merge_partials<kThreads, kCols, kDim, kVec>(first, step, known ? blocks : 0, cols, scratch, [&](uint32_t col, uint32_t dim, float top, float sum, const Vec<float, kVec>& out) {
-    if (known || (col * kDim + dim) / kVec % blocks == index) finish(col, dim, top, known ? sum : nan_f32(), out);
+  merge_partials<kThreads, kCols, kDim, kVec>(first, step, known ? blocks : 0, cols, scratch, [&](uint32_t col, uint32_t dim, float row_max, float row_sum, const Vec<float, kVec>& out) {
+    if (known || (col * kDim + dim) / kVec % blocks == index) finish(col, dim, row_max, known ? row_sum : nan_f32(), out);
   });
 }

@@ -1,4 +1,4 @@
-"""What a planner leaves in a workspace, read back, and what a step's work must be by its rules."""
+"""What a planner leaves in a workspace, read back, and what a step's chunks must be by its rules."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from kvgen.runtime.faults import Fault
 from kvgen.runtime.workspace import Workspace
 from tests.ops.memory import CANARY, GUARD, Raw, aligned
 
-_NAMES = ("b", "row", "rows", "tokens", "begin", "end", "part", "parts", "slot", "fault")
-PIECE = np.dtype([*((name, "<u4") for name in (*_NAMES, "stamp", "unused"))])
+_NAMES = ("b", "row", "rows", "tokens", "begin", "end", "index", "num_chunks", "slot", "fault")
+KV_CHUNK = np.dtype([*((name, "<u4") for name in (*_NAMES, "stamp", "unused"))])
 IDLE = 0x72746E63  # a counter's value between launches
 FAN_IN = 32  # partial results that are merged at once
 EMPTY, ORPHAN = 1, 3  # rows of nobody, and of nobody because the last offset is wrong
@@ -32,32 +32,32 @@ _WORDS = (
     "digest_low",
     "digest_high",
     "rows",
-    "parts",
+    "num_sm_parts",
     "max_rows",
-    "max_pieces",
+    "max_chunks",
     "max_slots",
-    "pieces",
+    "num_chunks",
 )
 HEADER = np.dtype([*((name, "<u4") for name in (*_WORDS, "others", "wrong", "stamp")), ("unused", "<u4", 3)])
 
 
 @dataclass(frozen=True)
-class WorkList:
-    """A workspace's memory: `starts` of each part's pieces, the pieces, what rows are, counters a slot, and whether some
+class ChunkList:
+    """A workspace's memory: `starts` of each SM part's chunks, the chunks, what rows are, counters a slot, and whether some
     rows are nobody's and the last offset is wrong."""
 
     header: Any
     starts: NDArray[np.uint32]
-    pieces: NDArray[Any]
+    chunks: NDArray[Any]
     row_kinds: NDArray[np.uint8]
     counters: NDArray[np.uint32]
     others: bool
     wrong: bool
 
-    def parts(self) -> Iterator[NDArray[Any]]:
-        """The pieces of each part."""
+    def sm_parts(self) -> Iterator[NDArray[Any]]:
+        """The chunks of each SM part."""
         for begin, end in itertools.pairwise(self.starts):
-            yield self.pieces[begin:end]
+            yield self.chunks[begin:end]
 
 
 def guarded(launcher: Any, max_rows: int, **sizes: Any) -> Workspace:
@@ -68,8 +68,8 @@ def guarded(launcher: Any, max_rows: int, **sizes: Any) -> Workspace:
     return found
 
 
-def read(workspace: Workspace, columns: int) -> WorkList:
-    """The list in a workspace of `columns` blocks a piece, which has to lie where the kernels look for it."""
+def read(workspace: Workspace, columns: int) -> ChunkList:
+    """The list in a workspace of `columns` blocks a chunk, which has to lie where the kernels look for it."""
     sizes, memory = workspace.sizes, workspace.view.owner
     assert isinstance(memory, np.ndarray)
     inside = memory[GUARD : GUARD + workspace.nbytes]
@@ -88,15 +88,15 @@ def read(workspace: Workspace, columns: int) -> WorkList:
         at = np.arange(1, count + 1, dtype=np.uint64) * 0x85EBCA6B + int(header["stamp"])
         return (at & 0xFFFFFFFF).astype(np.uint32)
 
-    starts = take(sizes["parts"] + 1, np.uint32) - stamps(sizes["parts"] + 1)
+    starts = take(sizes["num_sm_parts"] + 1, np.uint32) - stamps(sizes["num_sm_parts"] + 1)
     kinds = take(sizes["max_rows"], np.uint8)
     counters = take(sizes["max_slots"] * columns, np.uint32)
-    pieces = take(sizes["max_pieces"], PIECE)
+    chunks = take(sizes["max_chunks"], KV_CHUNK)
     assert at <= workspace.nbytes
-    assert header["pieces"] == starts[-1] and all(header[name] == sizes[name] for name in sizes)
-    assert (pieces["stamp"][: int(starts[-1])] == stamps(int(starts[-1]))).all()
-    return WorkList(
-        header, starts, pieces[: int(starts[-1])], kinds, counters, bool(header["others"]), bool(header["wrong"])
+    assert header["num_chunks"] == starts[-1] and all(header[name] == sizes[name] for name in sizes)
+    assert (chunks["stamp"][: int(starts[-1])] == stamps(int(starts[-1]))).all()
+    return ChunkList(
+        header, starts, chunks[: int(starts[-1])], kinds, counters, bool(header["others"]), bool(header["wrong"])
     )
 
 
@@ -113,7 +113,7 @@ def hold_clean(workspace: Workspace, columns: int) -> None:
 
 @dataclass(frozen=True)
 class Span:
-    """The tokens [begin, end) that rows of a request look at; `part` of `parts` of them in `piece`."""
+    """The tokens [begin, end) that rows of a request look at; in chunk `index` of `num_chunks`."""
 
     b: int
     row: int
@@ -122,24 +122,24 @@ class Span:
     begin: int
     end: int
     fault: int = 0
-    part: int = 0
-    parts: int = 1
+    index: int = 0
+    num_chunks: int = 1
 
     @property
     def key(self) -> tuple[int, ...]:
         """All but the tokens of what looks at none."""
         tokens = (0, 0) if self.begin >= self.end else (self.begin, self.end)
-        return (self.b, self.row, self.rows, self.tokens, *tokens, self.fault, self.part, self.parts)
+        return (self.b, self.row, self.rows, self.tokens, *tokens, self.fault, self.index, self.num_chunks)
 
     def tiles(self, tile: int) -> range:
         """The tiles that they lie in; one where there are none."""
         return range(self.begin // tile, max(-(-self.end // tile), self.begin // tile + 1))
 
 
-def of_piece(piece: Any) -> Span:
-    """A piece as it was read."""
-    names = ("b", "row", "rows", "tokens", "begin", "end", "fault", "part", "parts")
-    return Span(*(int(piece[name]) for name in names))
+def of_chunk(chunk: Any) -> Span:
+    """A chunk as it was read."""
+    names = ("b", "row", "rows", "tokens", "begin", "end", "fault", "index", "num_chunks")
+    return Span(*(int(chunk[name]) for name in names))
 
 
 def spans(
@@ -180,18 +180,18 @@ def _span(view: TableView, b: int, row: int, rows: int, mask: Any, arguments: di
     return replace(whole, begin=max(seen[0], view.first_token(tokens)), end=seen[1])
 
 
-def balanced(requests: Sequence[Span], parts: int, tile: int) -> list[list[Span]]:
-    """The pieces of each part: all costs on one line, cut into equal shares. A request costs OVERHEAD and its tiles.
+def balanced(requests: Sequence[Span], sm_parts: int, tile: int) -> list[list[Span]]:
+    """The chunks of each SM part: all costs on one line, cut into equal shares. A request costs OVERHEAD and its tiles.
 
-    Where there are few more parts than one merge takes, shares are large enough for one merge.
+    Where there are few more SM parts than one merge takes, shares are large enough for one merge.
     """
     line: list[tuple[int, int | None]] = []
     for n, request in enumerate(requests):
         line += [(n, None)] * OVERHEAD + [(n, t) for t in request.tiles(tile)]
-    share = max(OVERHEAD + LEAST_TILES, -(-len(line) // parts))
-    if parts <= FAN_IN * 5 // 4:
+    share = max(OVERHEAD + LEAST_TILES, -(-len(line) // sm_parts))
+    if sm_parts <= FAN_IN * 5 // 4:
         share = max(share, -(-max((len(r.tiles(tile)) for r in requests), default=0) // FAN_IN))
-    cuts = [[u for u in line[p * share : (p + 1) * share] if u[1] is not None] for p in range(parts)]
+    cuts = [[u for u in line[p * share : (p + 1) * share] if u[1] is not None] for p in range(sm_parts)]
     runs = [
         [(n, [t for _, t in group if t is not None]) for n, group in itertools.groupby(cut, lambda u: u[0])]
         for cut in cuts
@@ -207,53 +207,54 @@ def balanced(requests: Sequence[Span], parts: int, tile: int) -> list[list[Span]
     return found
 
 
-def invariant(requests: Sequence[Span], parts: int, tile: int, chunk: int) -> list[list[Span]]:
-    """The same where a request is cut into `chunk` tokens from its first tile on, and parts have as many pieces each."""
+def invariant(requests: Sequence[Span], sm_parts: int, tile: int, chunk: int) -> list[list[Span]]:
+    """The same where a request is cut into `chunk` tokens from its first tile on, and SM parts have as many of these each."""
     found = []
     for request in requests:
         first, last = request.tiles(tile)[0] * tile, request.tiles(tile)[-1] * tile + 1
         begins = range(first, last, chunk)
         found += [_cut(request, t, t + chunk, i, len(begins)) for i, t in enumerate(begins)]
-    cuts = [len(found) * p // parts for p in range(parts + 1)]
+    cuts = [len(found) * p // sm_parts for p in range(sm_parts + 1)]
     return [found[a:b] for a, b in itertools.pairwise(cuts)]
 
 
-def _cut(request: Span, begin: int, end: int, part: int, parts: int) -> Span:
-    return replace(request, begin=max(begin, request.begin), end=min(end, request.end), part=part, parts=parts)
+def _cut(request: Span, begin: int, end: int, index: int, num_chunks: int) -> Span:
+    begin, end = max(begin, request.begin), min(end, request.end)
+    return replace(request, begin=begin, end=end, index=index, num_chunks=num_chunks)
 
 
-def hold_list(found: WorkList, wanted: Sequence[Sequence[Span]], kinds: Sequence[int], max_slots: int) -> None:
+def hold_list(found: ChunkList, wanted: Sequence[Sequence[Span]], kinds: Sequence[int], max_slots: int) -> None:
     """The list is the wanted one, and the slots of its partial results are nobody else's."""
-    got = [[of_piece(piece) for piece in part] for part in found.parts()]
-    assert [[s.key for s in part] for part in got] == [[s.key for s in part] for part in wanted]
+    got = [[of_chunk(chunk) for chunk in own] for own in found.sm_parts()]
+    assert [[s.key for s in own] for own in got] == [[s.key for s in own] for own in wanted]
     assert found.row_kinds[: len(kinds)].tolist() == list(kinds)
     assert found.others == any(kinds)
     shared: dict[tuple[int, int], set[int]] = {}
-    for piece in found.pieces[found.pieces["parts"] > 1]:
-        shared.setdefault((int(piece["b"]), int(piece["row"])), set()).add(int(piece["slot"]))
+    for chunk in found.chunks[found.chunks["num_chunks"] > 1]:
+        shared.setdefault((int(chunk["b"]), int(chunk["row"])), set()).add(int(chunk["slot"]))
     taken: set[int] = set()
     for (b, row), slots in shared.items():
         assert len(slots) == 1, f"request {b} has several first slots"
-        count = int(found.pieces[(found.pieces["b"] == b) & (found.pieces["row"] == row)]["parts"][0])
+        count = int(found.chunks[(found.chunks["b"] == b) & (found.chunks["row"] == row)]["num_chunks"][0])
         mine = set(range(min(slots), min(slots) + count))
         assert not mine & taken and max(mine) < max_slots
         taken |= mine
 
 
-def hold_whole(requests: Sequence[Span], pieces: Sequence[Span]) -> None:
-    """Every token of every request is in one piece, and a request's pieces follow each other."""
+def hold_whole(requests: Sequence[Span], chunks: Sequence[Span]) -> None:
+    """Every token of every request is in one chunk, and a request's chunks follow each other."""
     for request in requests:
-        mine = [p for p in pieces if (p.b, p.row) == (request.b, request.row)]
-        assert [p.part for p in mine] == list(range(len(mine))) and all(p.parts == len(mine) for p in mine)
-        assert mine, f"request {request.b} has no piece"
+        mine = [c for c in chunks if (c.b, c.row) == (request.b, request.row)]
+        assert [c.index for c in mine] == list(range(len(mine))) and all(c.num_chunks == len(mine) for c in mine)
+        assert mine, f"request {request.b} has no chunk"
         if request.begin < request.end:
-            ends = [request.begin, *(p.end for p in mine)]
-            assert [p.begin for p in mine] == ends[:-1] and ends[-1] == request.end
-    assert len(pieces) == sum(1 for r in requests for p in pieces if (p.b, p.row) == (r.b, r.row))
+            ends = [request.begin, *(c.end for c in mine)]
+            assert [c.begin for c in mine] == ends[:-1] and ends[-1] == request.end
+    assert len(chunks) == sum(1 for r in requests for c in chunks if (c.b, c.row) == (r.b, r.row))
 
 
 def columns_of(kernels: KernelSet, op: str) -> int:
-    """Blocks that share a piece of an operation's work."""
-    work = next(o for o in kernels.ops if o.name == op).work(kernels)
-    assert work is not None
-    return work.columns
+    """Blocks that share a chunk."""
+    plan = next(o for o in kernels.ops if o.name == op).split_plan(kernels)
+    assert plan is not None
+    return plan.columns

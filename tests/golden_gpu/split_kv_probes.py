@@ -1,4 +1,4 @@
-"""Whose rows are whose, pieces of requests, and what of a workspace is a plan's (kernels/work.cu)."""
+"""Whose rows are whose, chunks of requests, and what of a workspace is a plan's (kernels/split_kv.cu)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.golden_gpu.memory_probes import exact
 from tests.golden_gpu.numbers import Array
 from tests.golden_gpu.probe import Arrays, Probe, u32
 
-UNIT: Final = "work"
+UNIT: Final = "split_kv"
 MAX: Final = 2**32 - 1
 LENGTH, OFFSETS, PLAN = 3, 5, 10
 
@@ -119,16 +119,16 @@ def _wholes_inputs() -> dict[str, Array]:
 
 
 def _whole(given: tuple[int, int, int, int], before: bool, window: int, ring: int) -> list[int]:
-    """A request's piece; `window` tokens are seen by a row and, where there is one, all that come after; of `ring`."""
+    """A request's chunk; `window` tokens are seen by a row and, where there is one, all that come after; of `ring`."""
     length, kind, most, b = given
     row, rows = 3 * b, b % 4 + 1
     tokens = MAX if length < 0 else length + rows * before
-    piece = [b, row, rows, tokens, 0, 0, 0, 1, 0, 0, 0, 0]
+    chunk = [b, row, rows, tokens, 0, 0, 0, 1, 0, 0, 0, 0]
     first = max(0, tokens - ring)
     if kind != CLAIMED:
-        piece[3], piece[9] = row, OFFSETS
+        chunk[3], chunk[9] = row, OFFSETS
     elif tokens == MAX or most < 0 or tokens - first > 40:
-        piece[9] = LENGTH
+        chunk[9] = LENGTH
     else:
         end = min(tokens, most)
         begin = max(first, tokens - rows - window + 1 if window else 0)
@@ -138,9 +138,9 @@ def _whole(given: tuple[int, int, int, int], before: bool, window: int, ring: in
             for at in range(max(tokens - rows, 0), tokens)
             if (at - window < token if window else token <= at)
         ]
-        piece[4:6] = [min(begin, end), end]
-        assert not seen or piece[4:6] == [min(seen), max(seen) + 1]
-    return piece
+        chunk[4:6] = [min(begin, end), end]
+        assert not seen or chunk[4:6] == [min(seen), max(seen) + 1]
+    return chunk
 
 
 def _wholes(arrays: Arrays) -> dict[str, Wanted]:
@@ -156,11 +156,11 @@ def _plans_inputs() -> dict[str, Array]:
 
 
 def _plans(arrays: Arrays) -> dict[str, Wanted]:
-    """A header of 64 bytes, 4 a part and one more, 1 a row, 4 a counter, 48 a piece; each from a multiple of 16 on."""
+    """A header of 64 bytes, 4 an SM sm_part and one more, 1 a row, 4 a counter, 48 a chunk; each from a multiple of 16 on."""
     out = []
-    for parts, rows, pieces, slots, counters in arrays["sizes"].tolist():
+    for sm_parts, rows, chunks, slots, counters in arrays["sizes"].tolist():
         places = [0]
-        for size in (64, 4 * (parts + 1), rows, 4 * slots * counters, 48 * pieces):
+        for size in (64, 4 * (sm_parts + 1), rows, 4 * slots * counters, 48 * chunks):
             places.append(places[-1] + -(-size // 16) * 16)
         out.append(places)
     return {"out": exact(np.array(out, np.uint64))}
@@ -194,11 +194,11 @@ def _tokens(arrays: Arrays) -> dict[str, Wanted]:
 
 MAGIC: Final = int.from_bytes(b"kpln", "little")
 DIGEST: Final = 0x0123456789ABCDEF
-# A call as its words: the digest's halves, requests, rows, parts, the most rows, pieces and slots.
+# A call as its words: the digest's halves, requests, rows, SM parts, the most rows, chunks and slots.
 CALL: Final = (DIGEST & MAX, DIGEST >> 32, 5, 11, 7, 12, 40, 30)
-# A header as its words. Whose they are: a call's, but for the count of pieces and what a call does not know.
+# A header as its words. Whose they are: a call's, but for the count of chunks and what a call does not know.
 HEADER: Final = (MAGIC, 5, DIGEST & MAX, DIGEST >> 32, 11, 7, 12, 40, 30, 39, 1, 0, 0xBADC0DE, 0, 0, 0)
-PIECES_WORD, FREE_WORDS = 9, (10, 11, 12, 13, 14, 15)
+CHUNKS_WORD, FREE_WORDS = 9, (10, 11, 12, 13, 14, 15)
 
 
 def _changed(words: tuple[int, ...], at: int, to: int) -> tuple[int, ...]:
@@ -210,13 +210,13 @@ def _header_cases() -> Iterator[tuple[tuple[int, ...], tuple[int, ...], bool]]:
     yield HEADER, CALL, True
     for at, word in enumerate(HEADER):
         for bit in (0, 31):
-            if at != PIECES_WORD:
+            if at != CHUNKS_WORD:
                 yield _changed(HEADER, at, word ^ 1 << bit), CALL, at in FREE_WORDS
     for at, word in enumerate(CALL):
         for other in (0, word + 1, word ^ 1 << 31):
             yield HEADER, _changed(CALL, at, other), False
     for count in (0, 1, 39, 40, 41, 2**31, MAX):
-        yield _changed(HEADER, PIECES_WORD, count), CALL, count <= 40
+        yield _changed(HEADER, CHUNKS_WORD, count), CALL, count <= 40
     # What a freshly allocated workspace may hold.
     for word in (0, MAX, MAGIC):
         yield (word,) * 16, CALL, False
@@ -252,26 +252,28 @@ def _stamp_at(stamp: int, i: int) -> int:
 
 
 def _stamps_inputs() -> dict[str, Array]:
-    pieces = np.random.default_rng(194).integers(0, 2**32, (32, 12)).astype(np.uint32)
-    pieces[0] = 0
-    pieces[1:13] = pieces[13]
-    pieces[range(1, 13), range(12)] ^= 1  # a word each
-    pieces[14:16, :10] = MAX
+    chunks = np.random.default_rng(194).integers(0, 2**32, (32, 12)).astype(np.uint32)
+    chunks[0] = 0
+    chunks[1:13] = chunks[13]
+    chunks[range(1, 13), range(12)] ^= 1  # a word each
+    chunks[14:16, :10] = MAX
     places = np.arange(32, dtype=np.uint32)
     places[30:] = MAX, 2**31
-    return {"pieces": pieces, "places": places, "of": np.zeros(32, np.uint32), "at": np.zeros(32, np.uint32)}
+    return {"chunks": chunks, "places": places, "of": np.zeros(32, np.uint32), "at": np.zeros(32, np.uint32)}
 
 
 def _stamps(arrays: Arrays) -> dict[str, Wanted]:
-    of = [_stamp_of(words) for words in arrays["pieces"].tolist()]
-    assert [of[n] == of[13] for n in range(1, 13)] == [n in (6, 7, 8, 10, 11) for n in range(12)], "part, parts, slot"
+    of = [_stamp_of(words) for words in arrays["chunks"].tolist()]
+    assert [of[n] == of[13] for n in range(1, 13)] == [n in (6, 7, 8, 10, 11) for n in range(12)], (
+        "index, num_chunks, slot"
+    )
     at = [_stamp_at(stamp, i) for stamp, i in zip(of, arrays["places"].tolist(), strict=True)]
     assert len(set(at[13:])) == 19
     return {name: exact(np.array(own, np.uint32)) for name, own in (("of", of), ("at", at))}
 
 
-PARTS, PLANNED = 3, 20
-# Where the parts of a plan of 20 pieces begin, and what the stamps of these lie off by.
+SM_PARTS, PLANNED = 3, 20
+# Where the SM parts of a plan of 20 chunks begin, and what the stamps of these lie off by.
 STARTS: Final = (
     ((0, 5, 5, 20), (0, 0, 0, 0)),
     ((0, 0, 0, 0), (0, 0, 0, 0)),
@@ -289,33 +291,33 @@ STARTS: Final = (
 
 def _ranges_inputs() -> dict[str, Array]:
     written = [
-        [_stamp_at(PLAN_STAMP + off, part) + start for part, (start, off) in enumerate(zip(*case, strict=True))]
+        [_stamp_at(PLAN_STAMP + off, sm_part) + start for sm_part, (start, off) in enumerate(zip(*case, strict=True))]
         for case in STARTS
     ]
     plain = [list(case[0]) for case in STARTS[:2]]  # without stamps
-    moved = [[written[0][part ^ 1] for part in range(4)], written[0][1:] + written[0][:1]]
+    moved = [[written[0][sm_part ^ 1] for sm_part in range(4)], written[0][1:] + written[0][:1]]
     lists = np.array([*written, *plain, *moved, [0] * 4, [MAX] * 4], np.uint64).astype(np.uint32)
-    return {"starts": lists, "out": np.full((len(lists), PARTS, 3), 77, np.uint32)}
+    return {"starts": lists, "out": np.full((len(lists), SM_PARTS, 3), 77, np.uint32)}
 
 
 def _ranges(arrays: Arrays) -> dict[str, Wanted]:
     """Whether a range is this plan's, and where it begins and ends if so."""
-    out = np.zeros((len(arrays["starts"]), PARTS, 3), np.uint32)
+    out = np.zeros((len(arrays["starts"]), SM_PARTS, 3), np.uint32)
     for own, starts in zip(out, arrays["starts"].tolist(), strict=True):
-        # What was planned there, where anything was that a plan of so many pieces can have.
-        known = [{_stamp_at(PLAN_STAMP, part) + n & MAX: n for n in range(PLANNED + 1)} for part in range(4)]
+        # What was planned there, where anything was that a plan of so many chunks can have.
+        known = [{_stamp_at(PLAN_STAMP, sm_part) + n & MAX: n for n in range(PLANNED + 1)} for sm_part in range(4)]
         found = [ways.get(start) for ways, start in zip(known, starts, strict=True)]
-        for part, (begin, end) in enumerate(pairwise(found)):
+        for sm_part, (begin, end) in enumerate(pairwise(found)):
             if begin is not None and end is not None and begin <= end:
-                own[part] = 1, begin, end
+                own[sm_part] = 1, begin, end
     assert out[0].tolist() == [[1, 0, 5], [1, 5, 5], [1, 5, 20]] and not out[len(STARTS) :, :, 0].any()
     return {"out": exact(out)}
 
 
-PIECE_REQUESTS, PIECE_ROWS, PIECE_SLOTS, MOST_ROWS = 6, 18, 30, 4
-PIECE: Final = (3, 9, 4, 700, 128, 256, 2, 5, 11, 0, 0, 0xC0FFEE)  # as its words; the stamp is of its place
-# A change of a piece by its words, and whether it can still be of a plan for this call.
-PIECE_CASES: Final[tuple[tuple[dict[int, int], bool], ...]] = (
+CHUNK_REQUESTS, CHUNK_ROWS, CHUNK_SLOTS, MOST_ROWS = 6, 18, 30, 4
+CHUNK: Final = (3, 9, 4, 700, 128, 256, 2, 5, 11, 0, 0, 0xC0FFEE)  # as its words; the stamp is of its place
+# A change of a chunk by its words, and whether it can still be of a plan for this call.
+CHUNK_CASES: Final[tuple[tuple[dict[int, int], bool], ...]] = (
     ({}, True),
     ({0: 5}, True),
     ({0: 6}, False),  # the request
@@ -341,9 +343,9 @@ PIECE_CASES: Final[tuple[tuple[dict[int, int], bool], ...]] = (
     ({5: 127}, False),
     ({3: MAX, 5: MAX}, True),
     ({6: 4}, True),
-    ({6: 5}, False),  # which part
+    ({6: 5}, False),  # which chunk
     ({6: MAX}, False),
-    ({6: 0, 7: 0}, False),  # how many parts
+    ({6: 0, 7: 0}, False),  # how many chunks
     ({7: 19}, True),
     ({7: 20}, False),
     ({7: MAX}, False),
@@ -352,7 +354,7 @@ PIECE_CASES: Final[tuple[tuple[dict[int, int], bool], ...]] = (
     ({8: 30}, False),
     ({8: MAX}, False),
     ({8: MAX - 1, 7: 4}, False),
-    ({6: 0, 7: 1, 8: MAX}, True),  # one part has no slot
+    ({6: 0, 7: 1, 8: MAX}, True),  # one chunk has no slot
     ({9: 5, 3: 9, 4: 0, 5: 0, 6: 0, 7: 1}, True),
     ({9: 6}, False),  # the fault
     ({9: PLAN}, False),
@@ -361,44 +363,53 @@ PIECE_CASES: Final[tuple[tuple[dict[int, int], bool], ...]] = (
 )
 
 
-def _pieces_inputs() -> dict[str, Array]:
+def _chunks_inputs() -> dict[str, Array]:
     given = []
-    for i, (change, _) in enumerate(PIECE_CASES):
-        words = _changed(PIECE, 10, _stamp_at(PLAN_STAMP, i))
+    for i, (change, _) in enumerate(CHUNK_CASES):
+        words = _changed(CHUNK, 10, _stamp_at(PLAN_STAMP, i))
         for at, word in change.items():
             words = _changed(words, at, word)
         given.append(words)
     # Right ones with another plan's stamp, without one, from the place before, and what an empty workspace may hold.
     for stamp in (_stamp_at(PLAN_STAMP ^ 1, len(given)), PLAN_STAMP, 0):
-        given.append(_changed(PIECE, 10, stamp))
-    given.append(_changed(PIECE, 10, _stamp_at(PLAN_STAMP, len(given) - 1)))
+        given.append(_changed(CHUNK, 10, stamp))
+    given.append(_changed(CHUNK, 10, _stamp_at(PLAN_STAMP, len(given) - 1)))
     given += [(0,) * 12, (MAX,) * 12]
-    pieces = np.array(given, np.uint32)
-    return {"pieces": pieces, "out": np.full_like(pieces, 77)}
+    chunks = np.array(given, np.uint32)
+    return {"chunks": chunks, "out": np.full_like(chunks, 77)}
 
 
-def _pieces(arrays: Arrays) -> dict[str, Wanted]:
-    """The pieces, and in the place of what is not this plan's one without rows and tokens."""
+def _chunks(arrays: Arrays) -> dict[str, Wanted]:
+    """The chunks, and in the place of what is not this plan's one without rows and tokens."""
     none = np.array([0, 0, 0, 0, 0, 0, 0, 1, 0, PLAN, 0, 0], np.uint32)
-    right = [good for _, good in PIECE_CASES]
-    right += [False] * (len(arrays["pieces"]) - len(right))
-    return {"out": exact(np.where(np.array(right)[:, None], arrays["pieces"], none))}
+    right = [good for _, good in CHUNK_CASES]
+    right += [False] * (len(arrays["chunks"]) - len(right))
+    return {"out": exact(np.where(np.array(right)[:, None], arrays["chunks"], none))}
 
 
 def probes() -> list[Probe]:
     """All of this module."""
     lists, headers = len(_claims_inputs()["counts"]), len(list(_header_cases()))
-    ranges, pieces = (len(own()["out"]) for own in (_ranges_inputs, _pieces_inputs))
+    ranges, chunks = (len(own()["out"]) for own in (_ranges_inputs, _chunks_inputs))
     whose = [u32(REQUESTS + 1), u32(ROWS)]
     planned = [u32(PLAN_STAMP), u32(PLANNED)]
-    call = [u32(PLAN_STAMP), u32(PIECE_REQUESTS), u32(PIECE_ROWS), u32(PIECE_SLOTS)]
+    call = [u32(PLAN_STAMP), u32(CHUNK_REQUESTS), u32(CHUNK_ROWS), u32(CHUNK_SLOTS)]
     return [
-        Probe("library_work_claims", UNIT, "work_claims", _claims_inputs, _claims, ROWS, (lists, 1, 1), tail=whose),
-        Probe("library_work_wholes", UNIT, "work_wholes", _wholes_inputs, _wholes, 32),
-        Probe("library_work_plans", UNIT, "work_plans", _plans_inputs, _plans, 32),
-        Probe("library_work_tokens", UNIT, "work_tokens", _tokens_inputs, _tokens, 32),
-        Probe("library_work_headers", UNIT, "work_headers", _headers_inputs, _headers, headers),
-        Probe("library_work_stamps", UNIT, "work_stamps", _stamps_inputs, _stamps, 32),
-        Probe("library_work_ranges", UNIT, "work_ranges", _ranges_inputs, _ranges, PARTS, (ranges, 1, 1), tail=planned),
-        Probe("library_work_pieces", UNIT, "work_pieces", _pieces_inputs, _pieces, pieces, tail=call),
+        Probe("library_split_claims", UNIT, "split_claims", _claims_inputs, _claims, ROWS, (lists, 1, 1), tail=whose),
+        Probe("library_split_wholes", UNIT, "split_wholes", _wholes_inputs, _wholes, 32),
+        Probe("library_split_plans", UNIT, "split_plans", _plans_inputs, _plans, 32),
+        Probe("library_split_tokens", UNIT, "split_tokens", _tokens_inputs, _tokens, 32),
+        Probe("library_split_headers", UNIT, "split_headers", _headers_inputs, _headers, headers),
+        Probe("library_split_stamps", UNIT, "split_stamps", _stamps_inputs, _stamps, 32),
+        Probe(
+            "library_split_ranges",
+            UNIT,
+            "split_ranges",
+            _ranges_inputs,
+            _ranges,
+            SM_PARTS,
+            (ranges, 1, 1),
+            tail=planned,
+        ),
+        Probe("library_split_chunks", UNIT, "split_chunks", _chunks_inputs, _chunks, chunks, tail=call),
     ]

@@ -1,11 +1,11 @@
-// work.cuh: whose rows are whose, what a request's piece is, where a workspace has what, what of it is a plan's, and partial results
+// split_kv.cuh: whose rows are whose, what a request's chunk is, where a workspace has what, what of it is a plan's, and partial results
 // merged.
 #include "../../../templates/device/types.cuh"
 #include "../../../templates/device/fault.cuh"
 #include "../../../templates/device/index.cuh"
 #include "../../../templates/device/copy.cuh"
 #include "../../../templates/device/scan.cuh"
-#include "../../../templates/device/work.cuh"
+#include "../../../templates/device/split_kv.cuh"
 
 // A thread a row, a block a list of offsets.
 template <uint32_t kRows, typename Index>
@@ -13,7 +13,7 @@ __device__ __forceinline__ void claim(const Index* offsets, uint32_t batch, uint
   const Claim found = claim_of<kRows>(offsets, batch, threadIdx.x, num_rows);
   out[threadIdx.x] = {found.b, found.begin, found.rows, (uint32_t)found.kind};
 }
-extern "C" __global__ void work_claims(const int32_t* offsets, const int64_t* wide, const uint32_t* counts, Vec<uint32_t, 4>* one, Vec<uint32_t, 4>* four,
+extern "C" __global__ void split_claims(const int32_t* offsets, const int64_t* wide, const uint32_t* counts, Vec<uint32_t, 4>* one, Vec<uint32_t, 4>* four,
                                        Vec<uint32_t, 4>* wide_four, Vec<uint32_t, 4>* none, uint32_t stride, uint32_t num_rows) {
   const uint32_t first = blockIdx.x * num_rows, batch = counts[blockIdx.x];
   claim<1>(offsets + blockIdx.x * stride, batch, num_rows, one + first);
@@ -39,8 +39,8 @@ struct Window {  // of 5 tokens, and what comes after
   __device__ static uint32_t last(uint32_t position, uint32_t tokens) { return tokens; }
 };
 // A thread a request, that has b % 4 rows more than one.
-extern "C" __global__ void work_wholes(const int32_t* lengths, const uint32_t* kinds, const int32_t* most, Piece* after, Piece* before, Piece* window,
-                                       Piece* ring) {
+extern "C" __global__ void split_wholes(const int32_t* lengths, const uint32_t* kinds, const int32_t* most, KvChunk* after, KvChunk* before, KvChunk* window,
+                                       KvChunk* ring) {
   const uint32_t b = threadIdx.x, n = load_index(most, b);
   const Claim claim = {b, 3 * b, b % 4 + 1, (RowKind)kinds[b]};
   after[b] = whole_request<true, Causal>(Cache<kU32Max>{lengths}, claim, n);
@@ -49,18 +49,18 @@ extern "C" __global__ void work_wholes(const int32_t* lengths, const uint32_t* k
   ring[b] = whole_request<false, Window>(Cache<6>{lengths}, claim, n);
 }
 
-// A thread a workspace: where its parts begin, in bytes.
-extern "C" __global__ void work_plans(uint8_t* workspace, const uint32_t* sizes, uint64_t* out) {
+// A thread a workspace: where what is in it begins, in bytes.
+extern "C" __global__ void split_plans(uint8_t* workspace, const uint32_t* sizes, uint64_t* out) {
   const uint32_t* own = sizes + 5 * threadIdx.x;
   const Plan plan = plan_in(workspace, {own[0], own[1], own[2], own[3]}, own[4]);
   uint64_t* to = out + 6 * threadIdx.x;
   const uint64_t base = (uint64_t)workspace;
   to[0] = (uint64_t)plan.header - base, to[1] = (uint64_t)plan.starts - base, to[2] = (uint64_t)plan.row_kinds - base;
-  to[3] = (uint64_t)plan.counters - base, to[4] = (uint64_t)plan.pieces - base, to[5] = (uint64_t)plan.partials - base;
+  to[3] = (uint64_t)plan.counters - base, to[4] = (uint64_t)plan.chunks - base, to[5] = (uint64_t)plan.partials - base;
 }
 
 // A thread a request: its tokens, the step's in its length or not.
-extern "C" __global__ void work_tokens(const int32_t* lengths, const uint32_t* rows, uint32_t* after, uint32_t* before) {
+extern "C" __global__ void split_tokens(const int32_t* lengths, const uint32_t* rows, uint32_t* after, uint32_t* before) {
   const uint32_t b = threadIdx.x;
   const Cache<kU32Max> cache = {lengths};
   after[b] = tokens_with<true>(cache, b, rows[b]);
@@ -68,48 +68,48 @@ extern "C" __global__ void work_tokens(const int32_t* lengths, const uint32_t* r
 }
 
 // A thread a header and the words of a call: whether the one is for the other.
-extern "C" __global__ void work_headers(const PlanHeader* headers, const uint32_t* calls, uint32_t* out) {
+extern "C" __global__ void split_headers(const PlanHeader* headers, const uint32_t* calls, uint32_t* out) {
   const uint32_t* call = calls + 8 * threadIdx.x;
   const uint64_t digest = (uint64_t)call[1] << 32 | call[0];
   out[threadIdx.x] = headers[threadIdx.x].is_for(digest, call[2], call[3], {call[4], call[5], call[6], call[7]});
 }
 
-extern "C" __global__ void work_stamps(const Piece* pieces, const uint32_t* places, uint32_t* of, uint32_t* at) {
-  of[threadIdx.x] = stamp_of(pieces[threadIdx.x]);
+extern "C" __global__ void split_stamps(const KvChunk* chunks, const uint32_t* places, uint32_t* of, uint32_t* at) {
+  of[threadIdx.x] = stamp_of(chunks[threadIdx.x]);
   at[threadIdx.x] = stamp_at(of[threadIdx.x], places[threadIdx.x]);
 }
 
-// A block a list of starts, a thread a part: whether its range is the plan's, and the range if so.
-extern "C" __global__ void work_ranges(uint32_t* starts, uint32_t* out, uint32_t stamp, uint32_t pieces) {
+// A block a list of starts, a thread an SM part: whether its range is the plan's, and the range if so.
+extern "C" __global__ void split_ranges(uint32_t* starts, uint32_t* out, uint32_t stamp, uint32_t num_chunks) {
   Plan plan = {};
   plan.starts = starts + blockIdx.x * (blockDim.x + 1);
   PlanHeader header = {};
-  header.stamp = stamp, header.pieces = pieces;
-  PieceRange range;
+  header.stamp = stamp, header.num_chunks = num_chunks;
+  ChunkRange range;
   const bool good = read_range(range, plan, header, threadIdx.x);
   uint32_t* to = out + 3 * (blockIdx.x * blockDim.x + threadIdx.x);
   to[0] = good, to[1] = good ? range.begin : 0, to[2] = good ? range.end : 0;
 }
 
-// A thread a piece of up to 4 rows.
-extern "C" __global__ void work_pieces(Piece* pieces, Piece* out, uint32_t stamp, uint32_t batch, uint32_t num_rows, uint32_t max_slots) {
+// A thread a chunk of up to 4 rows.
+extern "C" __global__ void split_chunks(KvChunk* chunks, KvChunk* out, uint32_t stamp, uint32_t batch, uint32_t num_rows, uint32_t max_slots) {
   Plan plan = {};
-  plan.pieces = pieces;
-  out[threadIdx.x] = read_piece<4>(plan, stamp, threadIdx.x, batch, num_rows, max_slots);
+  plan.chunks = chunks;
+  out[threadIdx.x] = read_chunk<4>(plan, stamp, threadIdx.x, batch, num_rows, max_slots);
 }
 
-// [what][i]: the factor between maxima; a running maximum and sum, and its factors, of a thread's 8 parts.
-extern "C" __global__ void work_running(const float* maxima, const float* sums, float* factors, Vec<float, 4>* out) {
+// [what][i]: the factor between maxima; a running maximum and sum, and its factors, of a thread's 8 chunks.
+extern "C" __global__ void split_running(const float* maxima, const float* sums, float* factors, Vec<float, 4>* out) {
   const uint32_t i = threadIdx.x;
   factors[i] = rescale(maxima[i], maxima[i ^ 1]);
   Running running;
   for (uint32_t n = 0; n < 8; ++n) {
     const Vec<float, 2> by = running.add(maxima[n * 32 + i], sums[n * 32 + i]);
-    out[n * 32 + i] = {running.top, running.sum, by.e[0], by.e[1]};
+    out[n * 32 + i] = {running.row_max, running.row_sum, by.e[0], by.e[1]};
   }
 }
 
-extern "C" __global__ void work_loads(const float* in, float* out) {
+extern "C" __global__ void split_loads(const float* in, float* out) {
   const uint32_t i = threadIdx.x;
   out[i] = load_partial(in + i);
   load_partials(*(Vec<float, 1>*)(out + 32 + i), in + i);
@@ -118,7 +118,7 @@ extern "C" __global__ void work_loads(const float* in, float* out) {
 }
 
 // Groups of 3 blocks, of `blocks` that share a counter: how often each thread came out how; the last adds what each has left.
-extern "C" __global__ void work_last(uint32_t* counters, const uint32_t* blocks, uint32_t* cells, uint32_t* sums, uint32_t* times) {
+extern "C" __global__ void split_last(uint32_t* counters, const uint32_t* blocks, uint32_t* cells, uint32_t* sums, uint32_t* times) {
   const uint32_t group = blockIdx.x / 3;
   if (threadIdx.x == 33) cells[blockIdx.x] = blockIdx.x * blockIdx.x + 7;
   const Finished finished = finish_among(counters + 2 * group, blocks[group]);
@@ -137,7 +137,7 @@ __device__ __forceinline__ void put(float* to, const float* from) {
   }
 }
 
-// One block: more numbers than its threads sum at once, of fewer parts than a warp weighs at once, and of more. What a column comes to
+// One block: more numbers than its threads sum at once, of fewer chunks than a warp weighs at once, and of more. What a column comes to
 // is [column][2 + dims].
 template <uint32_t kCols, uint32_t kDim, uint32_t kVec>
 __device__ __forceinline__ void merged(const float* in, float* partials, uint32_t count, uint32_t cols, float* out) {
@@ -151,26 +151,26 @@ __device__ __forceinline__ void merged(const float* in, float* partials, uint32_
     for (uint32_t n = 0; n < kVec; ++n) to[2 + dim + n] = x.e[n];
   });
 }
-extern "C" __global__ void work_partials(const float* pairs, const float* fours, float* pair_parts, float* four_parts, float* pairs_to, float* fours_to) {
-  merged<2, 140, 2>(pairs, pair_parts, 7, 2, pairs_to);
-  merged<3, 260, 4>(fours, four_parts, 40, 2, fours_to);
+extern "C" __global__ void split_partials(const float* pairs, const float* fours, float* pair_partials, float* four_partials, float* pairs_to, float* fours_to) {
+  merged<2, 140, 2>(pairs, pair_partials, 7, 2, pairs_to);
+  merged<3, 260, 4>(fours, four_partials, 40, 2, fours_to);
 }
 
-// A block a part, of 3 columns of 4 dims of which 2 are used; the second of two kv heads.
-extern "C" __global__ void work_requests(const float* in, const Vec<uint32_t, 4>* pieces, float* partials, uint32_t* counters, uint64_t* errors, float* out,
+// A block a chunk, of 3 columns of 4 dims of which 2 are used; the second of two kv heads.
+extern "C" __global__ void split_requests(const float* in, const Vec<uint32_t, 4>* chunks, float* partials, uint32_t* counters, uint64_t* errors, float* out,
                                          uint32_t* times) {
   using P = Partial<3, 4>;
   __shared__ float scratch[kMergeFloats<3>];
-  const Vec<uint32_t, 4> own = pieces[blockIdx.x];
-  Piece piece = {};
-  piece.b = own.e[0], piece.part = own.e[1], piece.parts = own.e[2], piece.slot = own.e[3];
+  const Vec<uint32_t, 4> own = chunks[blockIdx.x];
+  KvChunk chunk = {};
+  chunk.b = own.e[0], chunk.index = own.e[1], chunk.num_chunks = own.e[2], chunk.slot = own.e[3];
   float* second = partials + P::kFloats;
-  put<3, 4>(second + (uint64_t)(piece.slot + piece.part) * 2 * P::kFloats, in + blockIdx.x * 18);
-  merge_request<32, 3, 4, 4>(piece, second, 2 * P::kFloats, counters + 1, 2, 2, scratch, errors, [&](uint32_t col, uint32_t dim, float max, float sum, const Vec<float, 4>& x) {
-    float* to = out + (piece.b * 2 + col) * 6;
+  put<3, 4>(second + (uint64_t)(chunk.slot + chunk.index) * 2 * P::kFloats, in + blockIdx.x * 18);
+  merge_request<32, 3, 4, 4>(chunk, second, 2 * P::kFloats, counters + 1, 2, 2, scratch, errors, [&](uint32_t col, uint32_t dim, float max, float sum, const Vec<float, 4>& x) {
+    float* to = out + (chunk.b * 2 + col) * 6;
     to[0] = max, to[1] = sum;
     for (uint32_t n = 0; n < 4; ++n) to[2 + dim + n] = x.e[n];
-    atomicAdd(&times[piece.b], 1);
+    atomicAdd(&times[chunk.b], 1);
   });
 }
 
@@ -187,5 +187,5 @@ __device__ __forceinline__ void scans(const uint64_t* in, uint64_t* wide, uint32
     narrow[2 * i + 1] = narrow_all;
   }
 }
-extern "C" __global__ void work_scans_32(const uint64_t* in, uint64_t* wide, uint32_t* narrow) { scans<32>(in, wide, narrow); }
-extern "C" __global__ void work_scans_512(const uint64_t* in, uint64_t* wide, uint32_t* narrow) { scans<512>(in, wide, narrow); }
+extern "C" __global__ void split_scans_32(const uint64_t* in, uint64_t* wide, uint32_t* narrow) { scans<32>(in, wide, narrow); }
+extern "C" __global__ void split_scans_512(const uint64_t* in, uint64_t* wide, uint32_t* narrow) { scans<512>(in, wide, narrow); }
