@@ -71,7 +71,7 @@ class Step:
             flat["k"] = np.concatenate([flat.pop("k_latent"), flat.pop("k_rope")], axis=2)
         return flat
 
-    def unfit(self, arrays: Mapping[str, Raw], row: int, position: int | None) -> bool:
+    def position_out_of_range(self, arrays: Mapping[str, Raw], row: int, position: int | None) -> bool:
         """Whether a row has no angle."""
         if self.rope is None:
             return False

@@ -257,7 +257,12 @@ def _appended(
     step = Step.of(call.op, scene.kernels)
     assert step is not None
     places = {name: given[name] for name in ("row_offsets", "valid_lengths") if name in given}
-    found, _ = locate(scene.view(tables), call.total, unfit=lambda row, at: step.unfit(given, row, at), **places)
+    found, _ = locate(
+        scene.view(tables),
+        call.total,
+        position_out_of_range=lambda row, at: step.position_out_of_range(given, row, at),
+        **places,
+    )
     change = step.changed(given, np.array([at.position or 0 for at in found], np.int64))
     rows, far = step.rows(given), list[Distance]()
     stored = dict(zip("kv", zip(batch.stored, batch.rows, strict=True), strict=False))

@@ -21,7 +21,7 @@ from kvgen.spec.norm import RmsNorm
 
 Raw = NDArray[Any]
 Floats = NDArray[np.float64]
-Unfit = Callable[[int, int | None], bool]
+OutOfRange = Callable[[int, int | None], bool]
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ def locate(
     row_offsets: Raw | None = None,
     slots: Raw | None = None,
     valid_lengths: Raw | None = None,
-    unfit: Unfit = lambda row, position: False,
+    position_out_of_range: OutOfRange = lambda row, position: False,
 ) -> tuple[list[NewRow], int]:
     """Every row of a step, and the error word.
 
@@ -53,11 +53,12 @@ def locate(
     ("after"). With `valid_lengths[B]`, `total` rows are B equal runs, and the first so many of a request's are new. With
     `slots[T]`, a row goes to page slot // page_size, token slot % page_size, whatever the page table says; -1 skips it. A row
     whose place cannot be had, of its values or of its scales, is reported and not stored; in a ring neither is a row whose page
-    a later row of the same step takes over. `unfit(row, position)` says that a row has no RoPE; its position is then unknown.
+    a later row of the same step takes over. `position_out_of_range(row, position)` says that a row has no RoPE; its position
+    is then unknown.
     """
     faults = FaultLog()
     if slots is not None:
-        return [_slot(table, faults, row, int(slots[row]), unfit) for row in range(total)], faults.word
+        return [_slot(table, faults, row, int(slots[row]), position_out_of_range) for row in range(total)], faults.word
     found = []
     if row_offsets is not None and total and bad_total(row_offsets, total):
         faults.add(Fault.ROW_OFFSETS, table.requests - 1, total)
@@ -68,7 +69,7 @@ def locate(
                 faults.add(Fault.ROW_OFFSETS, whose.b, row)
             found.append(whose)
         else:
-            found.append(_positioned(table, faults, row, *whose, unfit))
+            found.append(_positioned(table, faults, row, *whose, position_out_of_range))
     return found, faults.word
 
 
@@ -90,13 +91,15 @@ def _ragged(row_offsets: Raw | None, row: int, total: int) -> NewRow | tuple[int
     return (whose.b, row - whose.begin, whose.end - whose.begin) if whose.valid else NewRow("unknown", whose.b)
 
 
-def _positioned(table: TableView, faults: FaultLog, row: int, b: int, t: int, count: int, unfit: Unfit) -> NewRow:
+def _positioned(
+    table: TableView, faults: FaultLog, row: int, b: int, t: int, count: int, position_out_of_range: OutOfRange
+) -> NewRow:
     after = table.after(b, count)
     if after is None:
         faults.add(Fault.LENGTH, b, t)
         return NewRow("unknown")
     position = after - count + t
-    if unfit(row, position):
+    if position_out_of_range(row, position):
         faults.add(Fault.POSITION, b, position)
         return NewRow("unknown")
     page = position // table.tokens
@@ -107,8 +110,8 @@ def _positioned(table: TableView, faults: FaultLog, row: int, b: int, t: int, co
     return NewRow("known", b, position, after, places, position % table.tokens)
 
 
-def _slot(table: TableView, faults: FaultLog, row: int, slot: int, unfit: Unfit) -> NewRow:
-    if unfit(row, None):
+def _slot(table: TableView, faults: FaultLog, row: int, slot: int, position_out_of_range: OutOfRange) -> NewRow:
+    if position_out_of_range(row, None):
         if slot != -1:
             faults.add(Fault.POSITION, row, row)
         return NewRow("unknown")

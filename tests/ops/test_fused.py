@@ -53,7 +53,7 @@ class Call:
     def located(self) -> tuple[list[NewRow], int]:
         most = (len(self.arguments["cos_sin"]) if "cos_sin" in self.arguments else 2**24) if self.op.rope else 2**40
 
-        def unfit(row: int, position: int | None) -> bool:
+        def position_out_of_range(row: int, position: int | None) -> bool:
             if self.op.rope is None:
                 return False
             if self.positions is None:
@@ -62,7 +62,7 @@ class Call:
             found = [index(p) for p in self.given()[:, row]]
             return any(p is None or p >= most for p in found)
 
-        return locate(self.scene.view, self.rows, unfit=unfit, **self.places)
+        return locate(self.scene.view, self.rows, position_out_of_range=position_out_of_range, **self.places)
 
     def changed(self, found: list[NewRow]) -> dict[str, Changed]:
         """Every role's rows after all of it; rows of unknown position at 0, whoever looks at them is wrong."""
