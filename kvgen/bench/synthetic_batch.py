@@ -16,6 +16,7 @@ from kvgen.errors import ToolError
 from kvgen.layout.dtypes import dtype
 from kvgen.lowering.tables import table_form
 from kvgen.reference import TableView
+from kvgen.reference.tables import Laid
 from kvgen.spec.kernel_set import KernelSet
 
 Raw = NDArray[Any]
@@ -112,7 +113,8 @@ class Scene:
         rows where it attends."""
         found = {}
         for spec in self.package.Cache.TABLES:
-            values = np.asarray(self._table(spec.name, len(spec.shape), kind, rows))
+            values = np.asarray(self._table(spec.name, kind, rows))
+            values = values[..., 0] if values.ndim > len(spec.shape) else values  # a block's id is a row of one
             found[spec.name] = aligned(values.shape, dtype(spec.dtype).numpy())
             found[spec.name][...] = values
         return found
@@ -121,31 +123,21 @@ class Scene:
         """The oracle's reading of the tables."""
         return TableView(self.cache, tables, self.pages, self.tokens, self.pages)
 
-    def _table(self, name: str, rank: int, kind: str, rows: int) -> Any:
+    def _table(self, name: str, kind: str, rows: int) -> Any:
         totals = self.workload.totals
         if name == "lengths":
             # Tokens that "before" lengths leave out: the step's new ones, those of decode's rows; gather comes after the step.
             new = self.workload.new if kind in STEP else (rows,) * len(totals) if kind in ATTENDING else None
             return np.subtract(totals, new) if new is not None and self.cache.lengths == "before" else totals
-        if name == "page_table":
-            matrix = self.matrix(self.ids)
-            return matrix[:, 0, 0] if rank == 1 else matrix if rank == 3 else matrix[:, 0]
         if name == "scales_page_table":
             return self.matrix(self.scale_ids)[:, 0]
         if name.endswith("_sealed"):
             # seal comes first in a step: it finds what was full before, all others what is full after it.
             new = self.workload.new if kind == "seal" else (0,) * len(totals)
             return np.subtract(totals, new) // self.cache.storage.residual * self.cache.storage.residual
-        if name == "page_indices":
-            return np.concatenate([i[:n] for i, n in zip(self.ids, self._counts, strict=True)])[:, 0]
-        if name in ("page_indptr", "kv_offsets"):
-            return np.cumsum([0, *self._counts])
-        if name == "last_page_len":
-            return [n - (count - 1) * self.tokens for n, count in zip(totals, self._counts, strict=True)]
-        if name == "req_to_token":
-            return self.matrix(self.ids)[:, 0]
-        if name == "request_ids":
-            return np.arange(len(totals))
+        found = self.view({}).form.written(Laid(self.matrix(self.ids), self._counts, totals))
+        if name in found:
+            return found[name]
         raise ToolError(f"{self.kernels.name}: got a page table with {name!r}, which kvgen bench cannot build")
 
     @property

@@ -35,7 +35,7 @@ def to_dense(
         for i in range(out.shape[1]):
             entry = entry_of(table, b, i, faults) if i < pages else None
             out[b, i] = null_entry(table, fill) if entry is None else entry
-        if "last_page_len" in table.arrays:
+        if table.cache.page_table.counts_tokens:
             length = table.length(b)
             fits = length is not None and length <= largest(dtype(table.cache.lengths_dtype).numpy())
             if not fits and not isinstance(found, Fault):

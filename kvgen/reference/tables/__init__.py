@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from kvgen.reference.tables.base import LIMIT, Entry, index
+from kvgen.reference.tables.base import LIMIT, Entry, Laid, index
 from kvgen.reference.tables.rows import RowRange, bad_total, request_of_row
 from kvgen.reference.tables.view import Place, TableView
 
-__all__ = ["LIMIT", "Entry", "Place", "RowRange", "TableView", "bad_total", "index", "request_of_row"]
+__all__ = ["LIMIT", "Entry", "Laid", "Place", "RowRange", "TableView", "bad_total", "index", "request_of_row"]

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from numpy.typing import NDArray
 
@@ -14,6 +14,15 @@ from kvgen.runtime.faults import Fault
 LIMIT = 2**32 - 1
 
 Entry = tuple[str, tuple[int, ...]]
+
+
+class Laid(NamedTuple):
+    """Requests in pages: `ids[b, which, column]` for `which` of a page's ids; request b has `totals[b]` tokens in `counts[b]`
+    pages."""
+
+    ids: NDArray[Any]
+    counts: Sequence[int]
+    totals: Sequence[int]
 
 
 def index(value: Any) -> int | None:
@@ -77,6 +86,10 @@ class Reading:
     def read_first(self, b: int) -> list[Entry]:
         """Where it says which entries are request b's."""
         return []
+
+    def written(self, laid: Laid) -> dict[str, Any]:
+        """The table's arrays that say this: the opposite of reading."""
+        raise NotImplementedError
 
     def counted_pages(self, b: int) -> int | Fault | None:
         """Pages of request b where the table counts them; None where its tokens say."""

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
-from kvgen.reference.tables.base import Entry, Reading, index, slice_of
+from kvgen.reference.tables.base import Entry, Laid, Reading, index, slice_of
 from kvgen.runtime.faults import Fault
 
 
@@ -38,6 +39,10 @@ class CSRReading(Reading):
     def read_first(self, b: int) -> list[Entry]:
         return [("page_indptr", (b,)), ("page_indptr", (b + 1,))]
 
+    def written(self, laid: Laid) -> dict[str, Any]:
+        rows = [row[:n] for row, n in zip(laid.ids[:, 0], laid.counts, strict=True)]
+        return {"page_indices": np.concatenate(rows), "page_indptr": np.cumsum([0, *laid.counts])}
+
 
 class CountingCSRReading(CSRReading):
     """With last_page_len: (pages - 1) * page_size + last_page_len[b] tokens; no page, no token."""
@@ -51,3 +56,7 @@ class CountingCSRReading(CSRReading):
         if isinstance(count, Fault) or not count:
             return None if isinstance(count, Fault) else 0
         return None if last is None else index((count - 1) * self.tokens + last)
+
+    def written(self, laid: Laid) -> dict[str, Any]:
+        last = [n - (count - 1) * self.tokens for n, count in zip(laid.totals, laid.counts, strict=True)]
+        return super().written(laid) | {"last_page_len": last}

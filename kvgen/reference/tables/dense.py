@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvgen.reference.tables.base import Entry, Reading
+from kvgen.reference.tables.base import Entry, Laid, Reading
 from kvgen.runtime.faults import Fault
 
 
@@ -33,6 +33,9 @@ class DenseReading(Reading):
 
     def entry_places(self, b: int, i: int) -> list[Entry]:
         return [("page_table", (b, i) if self.arrays["page_table"].ndim > 1 else (b,))]
+
+    def written(self, laid: Laid) -> dict[str, Any]:
+        return {"page_table": laid.ids[:, 0]}
 
     @property
     def copied_whole(self) -> bool:

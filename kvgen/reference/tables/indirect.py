@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
-from kvgen.reference.tables.base import Entry, Reading, index
+from kvgen.reference.tables.base import Entry, Laid, Reading, index
 from kvgen.runtime.faults import Fault
 
 
@@ -35,3 +36,6 @@ class IndirectReading(Reading):
 
     def read_first(self, b: int) -> list[Entry]:
         return [("request_ids", (b,))]
+
+    def written(self, laid: Laid) -> dict[str, Any]:
+        return {"req_to_token": laid.ids[:, 0], "request_ids": np.arange(len(laid.ids))}

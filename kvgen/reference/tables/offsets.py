@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvgen.reference.tables.base import Entry, Reading, slice_of
+from kvgen.reference.tables.base import Entry, Laid, Reading, slice_of
 from kvgen.runtime.faults import Fault
 
 
@@ -40,3 +40,6 @@ class OffsetsReading(Reading):
 
     def read_first(self, b: int) -> list[Entry]:
         return [("kv_offsets", (b,)), ("kv_offsets", (b + 1,))]
+
+    def written(self, laid: Laid) -> dict[str, Any]:
+        return {"kv_offsets": np.cumsum([0, *laid.counts])}

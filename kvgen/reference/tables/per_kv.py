@@ -6,7 +6,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from kvgen.reference.tables.base import Entry
+from kvgen.reference.tables.base import Entry, Laid
 from kvgen.reference.tables.dense import DenseReading
 from kvgen.runtime.faults import Fault
 
@@ -19,6 +19,9 @@ class PerKVReading(DenseReading):
 
     def entry_places(self, b: int, i: int) -> list[Entry]:
         return [("page_table", (b, 0, i)), ("page_table", (b, 1, i))]
+
+    def written(self, laid: Laid) -> dict[str, Any]:
+        return {"page_table": laid.ids}
 
     def free(self, fresh: NDArray[Any], b: int, i: int, which: int) -> Any:
         return fresh[b, which]
