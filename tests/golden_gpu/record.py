@@ -68,19 +68,23 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def compiled(name: str, text: str, arch: str) -> bytes:
-    """PTX ("compute_90a") or a cubin ("sm_90a") of a translation unit."""
+    """PTX ("compute_90a"), with the names of files as #line gives them, or a cubin ("sm_90a") of a translation unit."""
     from kvgen.compile import default_cache
+    from kvgen.compile.diagnostics import relative_file_table, source_files
     from kvgen.compile.nvrtc import compile_text, nvrtc_version
 
     kind: Any = "ptx" if arch.startswith("compute") else "cubin"
-    key, cache = bytes.fromhex(digest(f"{nvrtc_version()} {arch} {text}")), default_cache()
+    key, cache = bytes.fromhex(digest(f"{nvrtc_version()} {arch} files as in #line {text}")), default_cache()
     if (kept := cache.get(key)) is not None:
         return kept
     outcome = compile_text(text, [f"--gpu-architecture={arch}", "--std=c++17", "-lineinfo"], kind)
     if not outcome.ok:
         raise SystemExit(f"{name}: {outcome.log}")
-    cache.put(key, outcome.output)
-    return outcome.output
+    output = outcome.output
+    if kind == "ptx":
+        output = relative_file_table(output.decode(), source_files(text)).encode()
+    cache.put(key, output)
+    return output
 
 
 def prepare(folder: Path, only: str = "*") -> None:

@@ -48,6 +48,27 @@ def capacity(kernels: KernelSet) -> int:
     return max(5, min(3 * (cache.page_tokens or 1) + 1, 67))
 
 
+@st.composite
+def _batch(draw: st.DrawFn, length: st.SearchStrategy[int], archs: tuple[Arch, ...]) -> Batch:
+    totals = draw(st.lists(length, min_size=0, max_size=4))
+    if draw(st.booleans()):
+        totals.sort()  # the longest request last: its blocks finish last
+    new = [draw(st.sampled_from(sorted({0, 1, n // 2, n} & set(range(n + 1))))) for n in totals]
+    return Batch(
+        totals=tuple(totals),
+        new=tuple(new),
+        padding=draw(st.integers(0, 3)),
+        shared=draw(st.booleans()),
+        fill=draw(st.sampled_from(("nan", "inf", "bytes"))),
+        strided=draw(st.booleans()),
+        errors=draw(st.sampled_from((True, True, False))),
+        arch=draw(st.sampled_from(archs)),
+        schedule=draw(st.sampled_from(("ascending", "descending", 7))),
+        seed=draw(st.integers(0, 2**32 - 1)),
+        leading=draw(st.sampled_from((0, 2))),
+    )
+
+
 def batches(kernels: KernelSet, *, least: int = 0) -> st.SearchStrategy[Batch]:
     """Batches for a set, every request with at least `least` tokens; lengths crowd around page boundaries."""
     page, most = kernels.cache.page_tokens or OPEN_TOKENS, capacity(kernels)
@@ -58,27 +79,7 @@ def batches(kernels: KernelSet, *, least: int = 0) -> st.SearchStrategy[Batch]:
         edges |= {kernels.cache.page_table.window + d for d in (-1, 0, 1)}
     length = st.one_of(st.sampled_from(sorted(e for e in edges if least <= e <= most)), st.integers(least, most))
 
-    @st.composite
-    def one(draw: st.DrawFn) -> Batch:
-        totals = draw(st.lists(length, min_size=0, max_size=4))
-        if draw(st.booleans()):
-            totals.sort()  # the longest request last: its blocks finish last
-        new = [draw(st.sampled_from(sorted({0, 1, n // 2, n} & set(range(n + 1))))) for n in totals]
-        return Batch(
-            totals=tuple(totals),
-            new=tuple(new),
-            padding=draw(st.integers(0, 3)),
-            shared=draw(st.booleans()),
-            fill=draw(st.sampled_from(("nan", "inf", "bytes"))),
-            strided=draw(st.booleans()),
-            errors=draw(st.sampled_from((True, True, False))),
-            arch=draw(st.sampled_from(archs_of(kernels))),
-            schedule=draw(st.sampled_from(("ascending", "descending", 7))),
-            seed=draw(st.integers(0, 2**32 - 1)),
-            leading=draw(st.sampled_from((0, 2))),
-        )
-
-    return one()
+    return _batch(length, archs_of(kernels))
 
 
 PLAIN = Batch(

@@ -118,6 +118,7 @@ def sizes(scene: Scene) -> tuple[int, int]:
     return -(-scene.pages // multiplier), -(-scene.scale_pages // multiplier)
 
 
+@st.composite
 def apart(draw: st.DrawFn, entries: int, most: int = 9) -> list[list[int]]:
     """Pairs that may be copied at once: nothing is written twice, nor read if it is written; some to skip, some no-ops."""
     order = draw(st.permutations(range(entries)))

@@ -25,7 +25,7 @@ HEADS, DIM = 3, 8
 SET = KernelSet(
     name="cascade",
     q_heads=4,
-    cache=Paged(dtype="bf16", kv_heads=2, head_dim=64, page_size=16, lengths="after"),
+    cache=Paged(dtype="bf16", kv_heads=2, head_dim=16, page_size=16, lengths="after"),
     ops=(
         ops.Decode(out_dtype="f32"),
         ops.Decode(name="prefix", rows=16, mask=Mask(causal=False), out_dtype="f32"),
@@ -73,11 +73,11 @@ def test_parts_of_the_keys_make_the_whole(data: Any) -> None:
 def test_the_kernel_makes_the_whole(parts: int) -> None:
     """Parts in f32, merged on the machine, against attention over all keys."""
     rng = np.random.default_rng(parts)
-    q, k, v = rng.standard_normal((3, 4, 64)) / 8, *rng.standard_normal((2, 40, 4, 64))
+    q, k, v = rng.standard_normal((3, 4, 16)) / 4, *rng.standard_normal((2, 40, 4, 16))
     found = [attention(q, k[s::parts], v[s::parts]) for s in range(parts)]
     outs = np.stack([o for o, _ in found]).astype(np.float32)
     lses = (np.stack([s for _, s in found]) / np.log(2)).astype(np.float32)
-    out, lse = np.zeros((3, 4, 64), np.float32), np.zeros((3, 4), np.float32)
+    out, lse = np.zeros((3, 4, 16), np.float32), np.zeros((3, 4), np.float32)
     scene = Scene(SET, PLAIN, ())
     with machine(mode="check"):
         package(SET).merge_many(package(SET).Cache(**scene.arguments())[0], outs, lses, out, lse=lse)
@@ -104,7 +104,7 @@ def test_a_shared_prefix(totals: tuple[int, ...]) -> None:
         "page_table": np.ascontiguousarray(table[:, 2:]),
         "lengths": arguments["lengths"] - np.array(PREFIX, arguments["lengths"].dtype),
     }
-    outs = [rows_array(rows, (heads, 64), "f32", strided=False)[0] for _ in range(2)]
+    outs = [rows_array(rows, (heads, 16), "f32", strided=False)[0] for _ in range(2)]
     lses = [rows_array(rows, (heads,), "f32", strided=False)[0] for _ in range(2)]
     offsets = np.array([0, rows], np.uint32)
     with machine(mode="check"):

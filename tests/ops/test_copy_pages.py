@@ -54,7 +54,7 @@ def test_pairs(name: str, data: Any) -> None:
     scene = moving_scene(kernels, data.draw(steps(kernels)))
     given: dict[str, Any] = {}
     for which, entries in zip(lists(kernels), sizes(scene), strict=False):
-        pairs = data.draw(st.composite(apart)(entries))
+        pairs = data.draw(apart(entries))
         given[which] = pairs_array(pairs)
         if data.draw(st.booleans()):
             given[f"num_{which}"] = np.array([data.draw(st.integers(0, len(pairs) + 2))], np.int64)
