@@ -335,8 +335,8 @@ def large(name: str, op: str, totals: Sequence[int]) -> tuple[Step, Decoded]:
     return Step(scene, spec, (spec.rows,) * len(totals), q, None, {}, []), wanted
 
 
-# Requests, one of which has more chunks than that; what is balanced has chunks of some 500 tokens at least. Behind a request of two
-# chunks, a counter that is not as many apart from its own as chunks have blocks is that of another merge of the same request.
+# Requests, one of which has more chunks than that; what is balanced has chunks of some 500 tokens at least. Behind a request of
+# two chunks, a counter that is not as many apart from its own as chunks have blocks is that of another merge of the same request.
 TOTALS = {("tensor", "decode"): (18_000, 3, 700), ("simt", "fixed"): (200, 4_500, 3, 700)}
 
 
