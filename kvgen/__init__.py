@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from kvgen.runtime.error_word import ErrorWord
     from kvgen.runtime.faults import FaultError
     from kvgen.spec import presets
-    from kvgen.spec.cache import Continuous, Latent, Layout, Paged
+    from kvgen.spec.cache import Continuous, Latent, Paged
+    from kvgen.spec.cache_fields import Layout
     from kvgen.spec.kernel_set import KernelSet
     from kvgen.spec.mask import Mask
     from kvgen.spec.model import (
@@ -36,7 +37,8 @@ if TYPE_CHECKING:
 
 _HOME = {
     **dict.fromkeys(("Block", "Quant"), "kvgen.spec.quant"),
-    **dict.fromkeys(("Continuous", "Latent", "Layout", "Paged"), "kvgen.spec.cache"),
+    **dict.fromkeys(("Continuous", "Latent", "Paged"), "kvgen.spec.cache"),
+    "Layout": "kvgen.spec.cache_fields",
     **dict.fromkeys(("CSR", "Dense", "Indirect", "PerKV", "Ring"), "kvgen.spec.tables"),
     **dict.fromkeys(
         ("LinearScaling", "Llama3Scaling", "LongRopeScaling", "Mla", "Model", "Rope", "YarnScaling"), "kvgen.spec.model"

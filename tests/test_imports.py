@@ -94,6 +94,32 @@ def test_imports_run_downward(name: str) -> None:
             )
 
 
+def circles() -> list[set[str]]:
+    """Modules that import each other, directly or through others, types and late imports included."""
+    reached = {name: imports(name) & set(MODULES) - {name} for name in MODULES}
+    changed = True
+    while changed:
+        changed = False
+        for _name, found in reached.items():
+            more = set().union(*(reached[other] for other in found)) - found
+            if more:
+                found |= more
+                changed = True
+    return [{n, *(o for o in found if n in reached[o])} for n, found in reached.items() if n in found]
+
+
+def test_no_modules_import_each_other() -> None:
+    assert circles() == []
+
+
+def test_a_circle_is_seen(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name, other in (("a", "b"), ("b", "c"), ("c", "a")):
+        path = tmp_path / f"{name}.py"
+        path.write_text(f"def f():\n    from kvgen.spec import {other}\n")
+        monkeypatch.setitem(MODULES, f"kvgen.spec.{name}", path)
+    assert {frozenset(c) for c in circles()} == {frozenset({"kvgen.spec.a", "kvgen.spec.b", "kvgen.spec.c"})}
+
+
 def test_a_module_of_kvgen_that_is_imported_exists() -> None:
     for name in MODULES:
         missing = {t for t in imports(name) if t.split(".")[0] == "kvgen" and t not in MODULES}

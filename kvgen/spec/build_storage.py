@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from kvgen.errors import SpecError
 from kvgen.layout.axes import INNER, OUTER, Axis, Swizzle, parse_axes
 from kvgen.layout.dtypes import DType, dtype
 from kvgen.layout.regions import Region
 from kvgen.layout.storage import Base, PoolTensor, Scales, Segment, Storage
+from kvgen.spec.cache_fields import CacheFields
 from kvgen.spec.extra_tensors import given_tensors, tail_tensor
 from kvgen.spec.quant import Quant
-
-if TYPE_CHECKING:
-    from kvgen.spec.cache import Cache
 
 Extents = tuple[tuple[str, int | None], ...]
 
 
-def storage_of(cache: Cache) -> Storage:
+def storage_of(cache: CacheFields) -> Storage:
     """The memory of a cache; raises SpecError where its layout and quantization contradict."""
     return _Builder(cache).build()
 
@@ -46,7 +43,7 @@ def scale_axes(text: str, block: tuple[int, int, int], order: str) -> str:
 class _Builder:
     """Collects tensors and bases while it goes through the roles."""
 
-    cache: Cache
+    cache: CacheFields
 
     def build(self) -> Storage:
         cache = self.cache

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 from kvgen.layout.dtypes import DType, dtype
 from kvgen.layout.storage import PoolTensor, Segment
-
-if TYPE_CHECKING:
-    from kvgen.spec.cache import Cache
+from kvgen.spec.cache_fields import CacheFields
 
 Roles = dict[str, tuple[Segment, ...]]
 
 
-def given_tensors(cache: Cache, roles: Roles) -> list[PoolTensor]:
+def given_tensors(cache: CacheFields, roles: Roles) -> list[PoolTensor]:
     """The scales that the caller brings: those of every layer."""
     found = []
     for role, segments in roles.items():
@@ -31,7 +28,7 @@ def given_tensors(cache: Cache, roles: Roles) -> list[PoolTensor]:
 
 
 def _array(
-    cache: Cache, name: str, kind: DType, axes: tuple[str, ...], shape: tuple[int, ...], text: str, width: int = 1
+    cache: CacheFields, name: str, kind: DType, axes: tuple[str, ...], shape: tuple[int, ...], text: str, width: int = 1
 ) -> PoolTensor:
     """A contiguous array a layer, read in accesses of `width` elements."""
     each = cache.layout.layers == "axis"
@@ -48,7 +45,7 @@ def _array(
     )
 
 
-def tail_tensor(cache: Cache, roles: Roles) -> list[PoolTensor]:
+def tail_tensor(cache: CacheFields, roles: Roles) -> list[PoolTensor]:
     """The newest tokens of K, where groups of tokens are quantized together; else nothing."""
     quant = cache.quants["k"]
     if quant is None or quant.residual is None:

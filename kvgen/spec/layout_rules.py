@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from kvgen.layout.axes import INNER, parse_axes
-
-if TYPE_CHECKING:
-    from kvgen.spec.cache import Cache, Layout
+from kvgen.spec.cache_fields import CacheFields, Layout
 
 
-def check_layout(cache: Cache) -> None:
+def check_layout(cache: CacheFields) -> None:
     """Raise ValueError where the layout says more than the cache has, or less than its scales need."""
     layout = cache.layout
     if layout.rope is not None and not cache.rope_part:
@@ -39,7 +35,7 @@ def check_room(layout: Layout, total_tokens: int) -> None:
     )
 
 
-def _check_scales(cache: Cache) -> None:
+def _check_scales(cache: CacheFields) -> None:
     layout = cache.layout
     computed = {r: q for r, q in cache.quants.items() if q is not None and q.computed}
     pools = {r: q for r, q in computed.items() if q.place == "pool"}

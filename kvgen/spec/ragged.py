@@ -6,7 +6,8 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from kvgen.spec.cache import Cache, Layout
+from kvgen.spec.cache import Cache
+from kvgen.spec.cache_fields import Layout
 from kvgen.spec.layout_rules import check_room
 from kvgen.spec.tables import Offsets
 

@@ -7,7 +7,8 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from kvgen.spec.cache import Cache, Continuous, Latent, Layout, Paged
+from kvgen.spec.cache import Cache, Continuous, Latent, Paged
+from kvgen.spec.cache_fields import Layout
 from kvgen.spec.quant import Block, Quant
 from kvgen.spec.tables import CSR, Dense, Indirect, PerKV, Ring
 

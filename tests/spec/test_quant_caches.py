@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from kvgen.spec.cache import Continuous, Latent, Layout, Paged
+from kvgen.spec.cache import Continuous, Latent, Paged
+from kvgen.spec.cache_fields import Layout
 from kvgen.spec.quant import Block, Quant
 from kvgen.spec.tables import CSR, Indirect, PerKV, Ring
 from tests.spec.test_quant_validation import GIVEN, Case, fp8, groups, int4, nvfp4

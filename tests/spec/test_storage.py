@@ -24,7 +24,8 @@ from kvgen.expr.nodes import evaluate, var
 from kvgen.layout.dtypes import dtype
 from kvgen.layout.storage import PoolTensor, Segment
 from kvgen.spec.base import explain
-from kvgen.spec.cache import Cache, Layout, Paged
+from kvgen.spec.cache import Cache, Paged
+from kvgen.spec.cache_fields import Layout
 from kvgen.spec.quant import Block, Quant
 from kvgen.spec.tables import PerKV
 from tests.spec.drawn import caches

@@ -12,7 +12,8 @@ from kvgen import ops
 from kvgen.errors import SpecError
 from kvgen.plan.kernel import KernelPlan
 from kvgen.spec.base import explain
-from kvgen.spec.cache import Block, Continuous, Layout, Paged
+from kvgen.spec.cache import Block, Continuous, Paged
+from kvgen.spec.cache_fields import Layout
 from kvgen.spec.kernel_set import KernelSet, Op
 from kvgen.spec.tables import CSR, Dense, Indirect, PerKV, Ring
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from kvgen.layout.dtypes import FloatName
-from kvgen.spec.cache import Latent, Layout, Paged
+from kvgen.spec.cache import Latent, Paged
+from kvgen.spec.cache_fields import Layout
 from kvgen.spec.quant import Block, Quant
 from kvgen.spec.ragged import Ragged
 from kvgen.spec.tables import Dense

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Literal
 
 from kvgen.layout.dtypes import FloatName
-from kvgen.spec.cache import Latent, Layout, Paged
+from kvgen.spec.cache import Latent, Paged
+from kvgen.spec.cache_fields import Layout
 from kvgen.spec.presets.quants import KVCacheDType, nvfp4, per_tensor
 from kvgen.spec.presets.vllm import nvfp4_layout
 from kvgen.spec.quant import Quant

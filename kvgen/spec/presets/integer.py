@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
-from kvgen.spec.cache import Layout, Paged
+from kvgen.spec.cache import Paged
+from kvgen.spec.cache_fields import Layout
 from kvgen.spec.quant import Block, Quant
 from kvgen.spec.tables import Dense
 

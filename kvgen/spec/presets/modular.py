@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from kvgen.layout.dtypes import FloatName
-from kvgen.spec.cache import Continuous, Latent, Layout, Paged
+from kvgen.spec.cache import Continuous, Latent, Paged
+from kvgen.spec.cache_fields import Layout
 from kvgen.spec.quant import Block, Quant
 
 # K only: MAX keeps the K/V axis, with extent 1.

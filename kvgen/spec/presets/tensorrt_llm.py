@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Literal
 
 from kvgen.layout.dtypes import FloatName
-from kvgen.spec.cache import Layout, Paged
+from kvgen.spec.cache import Paged
+from kvgen.spec.cache_fields import Layout
 from kvgen.spec.presets.quants import nvfp4, per_tensor
 from kvgen.spec.quant import Quant
 from kvgen.spec.tables import PerKV

@@ -6,7 +6,8 @@ from typing import Literal
 
 from kvgen.layout.dtypes import FloatName
 from kvgen.layout.dtypes import dtype as element
-from kvgen.spec.cache import Latent, Layout, Paged
+from kvgen.spec.cache import Latent, Paged
+from kvgen.spec.cache_fields import Layout
 from kvgen.spec.presets.quants import KVCacheDType, nvfp4, per_tensor
 from kvgen.spec.quant import Block, Quant
 from kvgen.spec.tables import Dense
