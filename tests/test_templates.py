@@ -19,7 +19,7 @@ from kvgen.lowering.attention.mma import TensorContext
 from kvgen.lowering.attention.simt import SimtContext
 from kvgen.lowering.attention.split_kv import PlanContext
 from kvgen.lowering.attention.wgmma import MlaWgmmaContext
-from kvgen.lowering.cache_struct import CacheContext
+from kvgen.lowering.cache_header import CacheContext
 from kvgen.lowering.launcher_module import LauncherContext
 from kvgen.lowering.row_kernel import AppendContext
 from kvgen.ops.advance import AdvanceContext
@@ -49,7 +49,7 @@ from kvgen.paths import templates_root
 
 ROOT = Path(__file__).resolve().parent.parent
 # Each template, its context, and the share of its lines that may be tags. Kernels read as CUDA; append
-# puts its steps together from find/, heads/ and write/; the last two are lists of declarations more than code.
+# puts its steps together from locate/, heads/ and write/; the last two are lists of declarations more than code.
 CONTEXTS: dict[str, tuple[type, float]] = {
     "ops/append.cu.j2": (AppendContext, 0.40),
     "ops/norm_cache.cu.j2": (AppendContext, 1.0),
@@ -94,7 +94,7 @@ WRITERS = sorted(p.relative_to(templates_root()).as_posix() for p in templates_r
 # Where a row goes, and what happens to its heads: imported by append.cu.j2 too. What attention kernels share.
 STEPS = sorted(
     p.relative_to(templates_root()).as_posix()
-    for d in ("attend", "find", "heads")
+    for d in ("attend", "heads", "locate")
     for p in templates_root().glob(f"{d}/*.j2")
 )
 MACROS = [*TABLES, *WRITERS, *STEPS]

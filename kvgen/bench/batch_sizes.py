@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from kvgen.errors import ToolError
-from kvgen.lowering.cache_kinds import cache_kind
+from kvgen.lowering.lowered import lower
 from kvgen.spec.cache import Cache
 
 
@@ -38,7 +38,7 @@ class Workload:
     def check(self, cache: Cache, name: str) -> None:
         """Raise ToolError where a request is longer than the blocks of the set `name` allow."""
         most = max(self.totals)
-        held = cache.page_tokens if cache_kind(cache).one_page else None
+        held = cache.page_tokens if lower(cache).kind.one_page else None
         if held is not None and most > held:
             raise ToolError(
                 f"--tokens: got a request of {most} tokens; a block of {name} holds {held} (max_tokens); give fewer"

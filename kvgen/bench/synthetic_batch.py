@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from kvgen.bench.batch_sizes import Workload
 from kvgen.errors import ToolError
 from kvgen.layout.dtypes import dtype
-from kvgen.lowering.tables import table_form
+from kvgen.lowering.lowered import lower
 from kvgen.reference import TableView
 from kvgen.reference.tables import Laid
 from kvgen.spec.kernel_set import KernelSet
@@ -67,7 +67,7 @@ class Scene:
         return found
 
     def _lay_pages(self) -> None:
-        table, form = self.cache.page_table, table_form(self.cache)
+        table, form = self.cache.page_table, lower(self.cache).table
         counts = [-(-n // self.tokens) for n in self._room]
         if form.wraps:
             self.columns = -(-(form.window - 1) // self.tokens) + 1
@@ -156,7 +156,7 @@ class Scene:
 
     def alive(self, b: int) -> int:
         """Tokens of request b that its table still reaches."""
-        window, total = table_form(self.cache).window, self.workload.totals[b]
+        window, total = lower(self.cache).table.window, self.workload.totals[b]
         return min(total, window) if window else total
 
     def group(self, name: str, launcher: Any) -> Group:

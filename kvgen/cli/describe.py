@@ -13,7 +13,7 @@ from kvgen.expr.to_python import python
 from kvgen.layout.dtypes import dtype
 from kvgen.layout.regions import Region
 from kvgen.layout.storage import PoolTensor, Segment
-from kvgen.lowering.cache_struct import cache_fields
+from kvgen.lowering.lowered import lower
 from kvgen.plan.kernel import KernelPlan
 from kvgen.plan.params import Field, Param
 from kvgen.spec.cache import Cache
@@ -41,7 +41,7 @@ def describe(loaded: LoadedSet, ops: Sequence[str]) -> dict[str, Any]:
             "stores": cache.stores,
             "layers": cache.layout.layers,
             "table": cache.page_table.model_dump(),
-            "fields": [_param(p) for p in cache_fields(cache)],
+            "fields": [_param(p) for p in lower(cache).fields],
             "tensors": [_tensor(tensor) for tensor in cache.storage.tensors],
             "roles": {name: [_segment(cache, name, s) for s in parts] for name, parts in cache.storage.roles.items()},
         },

@@ -16,8 +16,9 @@ from kvgen.compile.signature import Signature
 from kvgen.config import Config, find_config
 from kvgen.errors import SpecError
 from kvgen.files import write_inside
-from kvgen.lowering.cache_struct import cache_context, cache_fields
+from kvgen.lowering.cache_header import cache_context
 from kvgen.lowering.launcher_module import launcher_context
+from kvgen.lowering.lowered import lower
 from kvgen.paths import templates_root
 from kvgen.plan.kernel import KernelPlan
 from kvgen.plan.params import Field, Param, Scalar, Size, TensorMap
@@ -90,7 +91,7 @@ def _written(path: str, loaded: LoadedSet, plan: KernelPlan) -> File:
                 f'{source.path}:{number}: #include "{match[1]}": no such file beside generated kernels; include "cache.cuh" '
                 'and "../device/<name>.cuh"'
             )
-    struct = layout(tuple(_kind(p) for p in cache_fields(loaded.kernels.cache))).kind.size
+    struct = layout(tuple(_kind(p) for p in lower(loaded.kernels.cache).fields)).kind.size
     kinds = (
         ("cache", str(struct)),
         *((p.name, "128" if isinstance(p, TensorMap) else str(_kind(p))) for p in plan.params),
@@ -111,7 +112,7 @@ def set_plans(loaded: LoadedSet) -> dict[str, tuple[KernelPlan, ...]]:
 
 def _source(loaded: LoadedSet, op: Op, cache: Cache) -> File:
     """Another cache that `op` reads, as a header in a namespace of its own."""
-    context = cache_context(cache, f"The cache that {op.name} reads", "source")
+    context = cache_context(lower(cache), f"The cache that {op.name} reads", "source")
     path = f"{loaded.kernels.name}/{op.name}_source.cuh"
     return _templated(path, loaded.source, "cache/cache.cuh.j2", context)
 
@@ -125,7 +126,7 @@ def render_set(loaded: LoadedSet) -> dict[str, File]:
             f"{name}/cache.cuh",
             loaded.source,
             "cache/cache.cuh.j2",
-            cache_context(kernels.cache, f"The cache of {name}"),
+            cache_context(lower(kernels.cache), f"The cache of {name}"),
         )
     ]
     files += [_source(loaded, op, cache) for op in kernels.ops for cache in op.other_caches().values()]

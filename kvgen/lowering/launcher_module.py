@@ -10,11 +10,9 @@ from typing import Final
 from kvgen.expr.nodes import Expr, variables
 from kvgen.expr.to_python import python
 from kvgen.layout.dtypes import dtype
-from kvgen.lowering.cache_kinds import cache_kind
-from kvgen.lowering.cache_struct import cache_fields
+from kvgen.lowering.lowered import lower
 from kvgen.lowering.module_tensors import ArgumentContext, pool_argument, role_text, tensor_text, tuple_text
 from kvgen.lowering.page_runs import STEPS
-from kvgen.lowering.tables import table_form
 from kvgen.plan.kernel import KernelPlan
 from kvgen.plan.params import Array, Count, Field, OtherCache, PagePool, Param, Pool, Scalar, Size, TensorMap, brought
 from kvgen.runtime.abi import ABI
@@ -270,7 +268,7 @@ def _op(op: Op, kernels: KernelSet, plans: tuple[KernelPlan, ...]) -> OpContext:
 
 def _cache_class(name: str, summary: str, module: str, cache: Cache) -> CacheClassContext:
     """The class of a cache of this spec."""
-    kind, struct = cache_kind(cache), cache_fields(cache)
+    kind, struct = lower(cache).kind, lower(cache).fields
     tables = tuple(p for p in struct if isinstance(p, Array))
     tensors = sorted(cache.storage.tensors, key=lambda t: not t.holds_values)
     pools = tuple(pool_argument(cache, t) for t in tensors if t.holds_values)
@@ -291,7 +289,7 @@ def _cache_class(name: str, summary: str, module: str, cache: Cache) -> CacheCla
         table_names=", ".join(t.name for t in tables),
         fields=tuple(_param(p) for p in struct),
         page_tokens=repr(cache.page_tokens),
-        window=table_form(cache).window,
+        window=lower(cache).table.window,
         doc=(
             f"lengths count the tokens {cache.lengths} this step; {kind.sentence}.",
             *(a.doc for a in (*pools, *extras, *views)),

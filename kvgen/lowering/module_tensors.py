@@ -7,7 +7,7 @@ from typing import Literal
 
 from kvgen.layout.regions import Region
 from kvgen.layout.storage import Base, PoolTensor, Segment
-from kvgen.lowering.cache_struct import row_of
+from kvgen.lowering.cache_header import row_of
 from kvgen.spec.cache import Cache
 
 

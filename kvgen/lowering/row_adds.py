@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from kvgen.lowering.segments import SegmentContext, segments
+from kvgen.lowering.lowered import LoweredCache
+from kvgen.lowering.segments import SegmentContext
 from kvgen.spec.cache import Cache
 
 THREADS: Final = 256
@@ -66,11 +67,11 @@ def check_addable(name: str, cache: Cache) -> None:
             )
 
 
-def adders(cache: Cache, *, side_by_side: bool) -> Adders:
+def adders(cache: LoweredCache, *, side_by_side: bool) -> Adders:
     """The adders of a cache of K and V, whose rows lie in rows of their own, or `side_by_side` in one: K's half, V's half."""
     found, rows, parts, align, begin = [], MOST_ROWS, 1, 1, 0
-    whole = sum(s.heads * s.size for s in segments(cache)) if side_by_side else 0
-    for s in segments(cache):
+    whole = sum(s.heads * s.size for s in cache.segments) if side_by_side else 0
+    for s in cache.segments:
         adder, slots, access = _adder(s, begin, whole)
         share = THREADS * adder.batch
         rows, parts = min(rows, max(1, share // slots)), max(parts, -(-slots // share))

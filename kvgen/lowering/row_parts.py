@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, replace
 
 from kvgen.layout.dtypes import DType, dtype
+from kvgen.lowering.lowered import lower
 from kvgen.lowering.new_rows import NewRows
 from kvgen.lowering.rope_norm import (
     InputContext,
@@ -16,8 +17,9 @@ from kvgen.lowering.rope_norm import (
     norm_context,
     width_of,
 )
+from kvgen.lowering.row_runs import row_params
 from kvgen.lowering.row_tiling import WriteContext, divide, values_by_token, write
-from kvgen.lowering.segments import SegmentContext, row_params, segments
+from kvgen.lowering.segments import SegmentContext
 from kvgen.plan.params import Array, Param, Scalar, Size
 from kvgen.spec.kernel_set import KernelSet
 
@@ -39,6 +41,7 @@ class RowParts:
 
     def __init__(self, new: NewRows, kernels: KernelSet, threads: int) -> None:
         self.new, self.kernels, self.cache, self.rope = new, kernels, kernels.cache, new.rope
+        self.lowered = lower(kernels.cache)
         self.norms = {"q": new.q_norm, "k": new.k_norm, "v": new.v_norm}
         self.stored = new.stored
         self.roles = new.stored or kernels.cache.roles
@@ -57,7 +60,7 @@ class RowParts:
         whole = any(norm is not None and norm.over == "row" for norm in self.norms.values())
         tiles: dict[str, int] = {role: 4 for role in cache.roles if self._may_wait(role)}
         self.blocks = divide(
-            cache, threads, q_vectors=q_vectors, whole=whole, tiles=tiles, row_bytes=4 * self.rotary_dim + 8
+            self.lowered, threads, q_vectors=q_vectors, whole=whole, tiles=tiles, row_bytes=4 * self.rotary_dim + 8
         )
         self.q_heads = kernels.q_heads // self.blocks.split
         self._rotary_width = self._common_width()
@@ -99,7 +102,7 @@ class RowParts:
         return min(found, default=0)
 
     def _segment(self, role: str, part: _Slice) -> SegmentContext:
-        found = [s for s in segments(self.cache) if s.role == role and s.begin <= part.begin]
+        found = [s for s in self.lowered.segments if s.role == role and s.begin <= part.begin]
         return found[-1]
 
     def _norm(self, role: str, part: _Slice) -> NormContext | None:
@@ -110,7 +113,7 @@ class RowParts:
         return norm_context(norm, f"{role}_weight", self.cache.dtype, part.dim, heads)
 
     def _parts(self) -> tuple[PartContext, ...]:
-        new, cache = self.new, self.cache
+        new = self.new
         found = []
         for role in (*(("q",) if new.takes_q else ()), *self.roles):
             if role in self.stored:
@@ -118,7 +121,7 @@ class RowParts:
                 continue
             changed = self._is_changed(role)
             staged = role != "q" and any(
-                values_by_token(cache, s) or self._misfits(s) for s in segments(cache) if s.role == role
+                values_by_token(self.lowered, s) or self._misfits(s) for s in self.lowered.segments if s.role == role
             )
             if changed or staged:
                 found += [self._part(role, part) for part in self._slices(role)]
@@ -133,8 +136,8 @@ class RowParts:
 
     def _may_wait(self, role: str) -> bool:
         """Whether a role's rows wait in shared memory."""
-        mine = [s for s in segments(self.cache) if s.role == role]
-        if any(values_by_token(self.cache, s) or self._misfits(s) for s in mine):
+        mine = self.lowered.segments_of(role)
+        if any(values_by_token(self.lowered, s) or self._misfits(s) for s in mine):
             return True
         changed = self._is_changed(role) or role in self.stored
         return changed and any(s.writer != "write/vector.j2" or s.element.endswith("x2") for s in mine)
@@ -183,7 +186,7 @@ class RowParts:
         segment = self._segment(role, part)
         widths = [self._width(role, p) for p in self._slices(role) if self._segment(role, p).struct == segment.struct]
         halves = min(width, *widths) == 1 and segment.element in ("i4x2", "u4x2", "e2m1x2")
-        tiled = segment.writer != "write/vector.j2" or values_by_token(self.cache, segment) or halves
+        tiled = segment.writer != "write/vector.j2" or values_by_token(self.lowered, segment) or halves
         return replace(
             context,
             sink="tile" if tiled else "cache",
@@ -202,11 +205,11 @@ class RowParts:
         written: list[WriteContext] = []
         tiled = {p.role for p in self.parts if p.sink == "tile"}
         direct = {p.struct for p in self.parts if p.sink == "cache"}
-        for segment in segments(self.cache):
+        for segment in self.lowered.segments:
             if segment.role not in self.roles or (self.stored and not self._is_tiled(segment)):
                 continue
             if segment.struct not in direct:
-                written.append(write(self.cache, segment, self.blocks, tiled=segment.role in tiled))
+                written.append(write(self.lowered, segment, self.blocks, tiled=segment.role in tiled))
         tiles = [TileContext(r, self.blocks.heads * self._row(r) + 4) for r in self.cache.roles if r in tiled]
         return tuple(written), tuple(replace(t, stride=-(-t.stride // 4) * 4) for t in tiles)
 
@@ -245,11 +248,11 @@ class RowParts:
 
     def _rows(self) -> list[Array]:
         """The arrays of rows."""
-        new, cache, size = self.new, self.cache, dtype(self.cache.dtype).bytes
+        new, size = self.new, dtype(self.cache.dtype).bytes
         widest = {r: max((p.width for p in self.parts if p.role == r), default=1) * size for r in ("q", "k", "v")}
         if new.inputs == "qkv":
             inner: tuple[int, ...] = (self._flat,)
-            copied = [s.width * size for s in segments(cache) if all(p.role != s.role for p in self.parts)]
+            copied = [s.width * size for s in self.lowered.segments if all(p.role != s.role for p in self.parts)]
             align = max(*widest.values(), *copied)
             return [self._param("qkv", "new rows q | k | v", inner, (None,), math.gcd(16, align))]
         found = []
@@ -257,7 +260,7 @@ class RowParts:
             shape = (self.kernels.q_heads, self.q_dim)
             field = "head_dim" if new.q_dim is None else f"ops.{new.name}.q_dim"
             found.append(self._param("q", "new q rows", shape, ("q_heads", field), widest["q"]))
-        for row in () if self.stored else row_params(cache, "", "new {} rows"):
+        for row in () if self.stored else row_params(self.lowered, "", "new {} rows"):
             if row.name == "k" and new.inputs == "parts":
                 for part in self._slices("k"):
                     name = "k_latent" if part.name == "k" else part.name

@@ -8,7 +8,8 @@ from typing import Final
 from kvgen.layout.dtypes import DType, dtype
 from kvgen.layout.regions import Region
 from kvgen.layout.storage import Scales, Segment
-from kvgen.lowering.segments import SegmentContext, segments
+from kvgen.lowering.lowered import LoweredCache
+from kvgen.lowering.segments import SegmentContext
 from kvgen.plan.params import Access, Array, Param
 from kvgen.spec.cache import Cache
 
@@ -73,11 +74,11 @@ def name_of(role: str, segment: Segment) -> str:
     return f"{role}_rope" if segment.begin else role
 
 
-def stored_runs(cache: Cache) -> tuple[StoredRun, ...]:
+def stored_runs(cache: LoweredCache) -> tuple[StoredRun, ...]:
     """What every segment stores, K's first: its codes (or plain values), then its scales where a write computes them."""
-    found, shown = [], iter(segments(cache))
-    for role, parts in cache.storage.roles.items():
-        dims = "v_head_dim" if role == "v" and cache.v_head_dim else "head_dim"
+    found, shown = [], iter(cache.segments)
+    for role, parts in cache.spec.storage.roles.items():
+        dims = "v_head_dim" if role == "v" and cache.spec.v_head_dim else "head_dim"
         for segment in parts:
             s, element = next(shown), segment.region.dtype
             per = 2 if element.packed else 1
@@ -91,7 +92,7 @@ def stored_runs(cache: Cache) -> tuple[StoredRun, ...]:
                     element=element,
                     array=dtype("u8") if segment.quant is not None else element,
                     region=segment.region,
-                    shape=(cache.kv_heads, segment.size // per),
+                    shape=(cache.spec.kv_heads, segment.size // per),
                     vector=max(1, segment.vector // per),
                     fields=("kv_heads", dims),
                 )
@@ -101,10 +102,10 @@ def stored_runs(cache: Cache) -> tuple[StoredRun, ...]:
     return tuple(found)
 
 
-def _scale_run(cache: Cache, s: SegmentContext, scales: Scales) -> StoredRun:
+def _scale_run(cache: LoweredCache, s: SegmentContext, scales: Scales) -> StoredRun:
     assert scales.region is not None
     # The tensor's pages are aligned for no wider accesses than attention's.
-    aligned = cache.storage.tensor(cache.storage.base(scales.base).tensor).align // scales.dtype.bytes
+    aligned = cache.spec.storage.tensor(cache.spec.storage.base(scales.base).tensor).align // scales.dtype.bytes
     row, vector = scales.groups * (1 + scales.zero), min(scales.region.vector, aligned)
     while row % vector:
         vector //= 2
@@ -123,7 +124,7 @@ def _scale_run(cache: Cache, s: SegmentContext, scales: Scales) -> StoredRun:
     )
 
 
-def raw_runs(cache: Cache, suffix: str) -> tuple[RunContext, ...]:
+def raw_runs(cache: LoweredCache, suffix: str) -> tuple[RunContext, ...]:
     """Every stored run in an array of its own, `<name><suffix>`."""
     return tuple(
         RunContext(
@@ -142,7 +143,7 @@ def raw_runs(cache: Cache, suffix: str) -> tuple[RunContext, ...]:
     )
 
 
-def raw_params(cache: Cache, suffix: str, doc: str, *, access: Access = "in") -> tuple[Param, ...]:
+def raw_params(cache: LoweredCache, suffix: str, doc: str, *, access: Access = "in") -> tuple[Param, ...]:
     """The arrays of `raw_runs`: `[T, heads, elements]`, codes as bytes, two packed ones each."""
     return tuple(
         Array(
@@ -153,14 +154,14 @@ def raw_params(cache: Cache, suffix: str, doc: str, *, access: Access = "in") ->
             align=r.vector * r.array.bytes,
             strided=True,
             doc=doc.format(r.title),
-            field="dtype" if r.array.name == cache.dtype else None,
+            field="dtype" if r.array.name == cache.spec.dtype else None,
             fields=(None, *r.fields),
         )
         for r in stored_runs(cache)
     )
 
 
-def value_runs(cache: Cache, suffix: str, roles: tuple[str, ...] = ("k", "v")) -> tuple[RunContext, ...]:
+def value_runs(cache: LoweredCache, suffix: str, roles: tuple[str, ...] = ("k", "v")) -> tuple[RunContext, ...]:
     """The segments of these roles as values of the cache's dtype, side by side in `k<suffix>` and `v<suffix>`."""
     return tuple(
         RunContext(
@@ -174,7 +175,7 @@ def value_runs(cache: Cache, suffix: str, roles: tuple[str, ...] = ("k", "v")) -
             width=s.width,
             vectors=s.vectors,
         )
-        for s in segments(cache)
+        for s in cache.segments
         if s.role in roles
     )
 
@@ -202,3 +203,35 @@ def check_writes(op: str, cache: Cache) -> None:
                 f"quant: got block.dim=1 with {quant.codes.name} codes, two a byte, whose scales {op} computes; a byte's codes "
                 "are written together, so give block.dim an even number"
             )
+
+
+def row_params(cache: LoweredCache, suffix: str, doc: str, *, access: Access = "in") -> tuple[Array, ...]:
+    """The rows of K and V that a call brings: `k<suffix>` and, where V is stored, `v<suffix>`, `[T, kv_heads, dims]`."""
+    found = []
+    for role in cache.spec.roles:
+        parts = cache.segments_of(role)
+        dims = "v_head_dim" if role == "v" and cache.spec.v_head_dim else "head_dim"
+        shape = ("T", cache.spec.kv_heads, parts[0].row)
+        align = max(s.width for s in parts) * dtype(cache.spec.dtype).bytes
+        found.append(
+            Array(
+                f"{role}{suffix}",
+                cache.spec.dtype,
+                shape,
+                access=access,
+                align=align,
+                strided=True,
+                doc=doc.format(role.upper()),
+                field="dtype",
+                fields=(None, "kv_heads", dims),
+            )
+        )
+    return tuple(found)
+
+
+def rows_per_block(cache: LoweredCache, threads: int, more: int = 0) -> int:
+    """Rows of K and V that a block of a copying kernel takes: about four vectors a thread, and few rows to look up.
+
+    `more` are vectors that a row has besides."""
+    rows = max(1, min(32, 4 * threads // (sum(s.vectors for s in cache.segments) + more)))
+    return 1 << rows.bit_length() - 1  # sectors that neighbouring rows share are then one block's

@@ -14,9 +14,9 @@ from typing import Final
 
 from kvgen.layout.dtypes import dtype
 from kvgen.layout.regions import Region
-from kvgen.lowering.cache_struct import rows_per_block
-from kvgen.lowering.segments import SegmentContext, segments
-from kvgen.spec.cache import Cache
+from kvgen.lowering.lowered import LoweredCache
+from kvgen.lowering.row_runs import rows_per_block
+from kvgen.lowering.segments import SegmentContext
 
 SECTOR: Final = 32  # bytes
 MOST_ROWS: Final = 16  # that a block takes for the sake of sectors; more would leave small batches to few blocks
@@ -67,10 +67,10 @@ def _token_step(region: Region) -> int:
     return min(steps, default=0)
 
 
-def _by_token(cache: Cache, role: str, begin: int) -> tuple[int, int]:
+def _by_token(cache: LoweredCache, role: str, begin: int) -> tuple[int, int]:
     """Of values and of scales of a segment: how many neighbouring tokens fill a sector; 1 where a token does by itself or
     tokens do not lie side by side."""
-    segment = next(s for s in cache.storage.roles[role] if s.begin == begin)
+    segment = next(s for s in cache.spec.storage.roles[role] if s.begin == begin)
     run = segment.region.vector
     run_bytes = run * segment.region.dtype.bits // 8
     beside = _token_step(segment.region) == run and segment.region.swizzle is None
@@ -84,9 +84,9 @@ def _by_token(cache: Cache, role: str, begin: int) -> tuple[int, int]:
     return values, max(1, SECTOR // within)
 
 
-def _heads_beside(cache: Cache, segment: SegmentContext) -> bool:
+def _heads_beside(cache: LoweredCache, segment: SegmentContext) -> bool:
     """Whether the scales of a token's heads lie closer than those of neighbouring tokens."""
-    scales = next(s for s in cache.storage.roles[segment.role] if s.begin == segment.begin).scales
+    scales = next(s for s in cache.spec.storage.roles[segment.role] if s.begin == segment.begin).scales
     if scales is None or scales.region is None or scales.heads == 1:
         return False
     axes = zip(scales.region.axes, scales.region.strides, strict=True)
@@ -94,9 +94,9 @@ def _heads_beside(cache: Cache, segment: SegmentContext) -> bool:
     return min(steps, default=0) < _token_step(scales.region)
 
 
-def scales_by_token(cache: Cache, role: str, begin: int) -> bool:
+def scales_by_token(cache: LoweredCache, role: str, begin: int) -> bool:
     """Whether the scales of neighbouring tokens lie closer than those of a token's heads and groups."""
-    scales = next(s for s in cache.storage.roles[role] if s.begin == begin).scales
+    scales = next(s for s in cache.spec.storage.roles[role] if s.begin == begin).scales
     if scales is None or scales.region is None:
         return False
     return 0 < _token_step(scales.region) < scales.heads * scales.groups * (1 + scales.zero)
@@ -140,13 +140,13 @@ def scale_walk(region: Region, rows: int, heads: int, places: int) -> tuple[str,
     return _sum(row), _sum(at)
 
 
-def values_by_token(cache: Cache, segment: SegmentContext) -> bool:
+def values_by_token(cache: LoweredCache, segment: SegmentContext) -> bool:
     """Whether neighbouring tokens fill sectors that a token's own elements do not."""
     return _by_token(cache, segment.role, segment.begin)[0] > 1 and segment.writer == "write/vector.j2"
 
 
 def divide(
-    cache: Cache,
+    cache: LoweredCache,
     threads: int,
     *,
     q_vectors: int = 0,
@@ -159,7 +159,7 @@ def divide(
     `tiles` are the bytes an element has in shared memory, by role, and `row_bytes` what else a row has there. Raises
     ValueError where not even one row of as few heads as scales allow fits.
     """
-    known = segments(cache)
+    known = cache.segments
     vectors = sum(s.vectors for s in known) + q_vectors
     base = min(MOST_BASE_ROWS, rows_per_block(cache, threads, q_vectors))
     rows = base
@@ -167,7 +167,7 @@ def divide(
         values, scales = _by_token(cache, s.role, s.begin)
         computed = scales if s.computed else 1
         rows = max(rows, min(MOST_ROWS, max(values if values_by_token(cache, s) else 1, computed)))
-    unit, heads = math.lcm(1, *(s.scales[0].heads for s in known if s.computed)), cache.kv_heads
+    unit, heads = math.lcm(1, *(s.scales[0].heads for s in known if s.computed)), cache.spec.kv_heads
     fitting = [heads] if whole else [h for h in range(unit, heads + 1) if heads % h == 0 and h % unit == 0]
     # As much work a block as before: more rows, fewer heads, where these are not in one sector with each other.
     apart = rows > base and not any(s.computed and _heads_beside(cache, s) for s in known)
@@ -190,7 +190,7 @@ def divide(
         else:
             kept = "a norm over the whole row" if whole else "scales of so many heads" if unit > 1 else "a head"
             raise ValueError(
-                f"ops: got rows of {heads} heads x {cache.head_dim}, of which {kept} needs {shared(1, fitting[0])} bytes of "
+                f"ops: got rows of {heads} heads x {cache.spec.head_dim}, of which {kept} needs {shared(1, fitting[0])} bytes of "
                 f"shared memory; a block has {SHARED_BYTES}; use smaller heads, or change rows before they are appended"
             )
     return Blocks(rows, fitting[at], heads // fitting[at])
@@ -204,19 +204,19 @@ def within(segment: SegmentContext, blocks: Blocks) -> SegmentContext:
     return replace(segment, heads=blocks.heads, scales=scales)
 
 
-def write(cache: Cache, segment: SegmentContext, blocks: Blocks, *, tiled: bool) -> WriteContext:
+def write(cache: LoweredCache, segment: SegmentContext, blocks: Blocks, *, tiled: bool) -> WriteContext:
     """How a segment is written, from the caller's rows or (`tiled`) from shared memory."""
     value = "float" if tiled else segment.value
     seen, row, at = within(segment, blocks), "", ""
     if segment.computed:
-        scales = next(s for s in cache.storage.roles[segment.role] if s.begin == segment.begin).scales
+        scales = next(s for s in cache.spec.storage.roles[segment.role] if s.begin == segment.begin).scales
         q = seen.scales[0]
         assert scales is not None and scales.region is not None
         row, at = scale_walk(scales.region, blocks.rows, q.blocks // q.groups, q.groups * q.each)
     return WriteContext(
         seen,
         value=value,
-        value_bytes=4 if tiled else dtype(cache.dtype).bytes,
+        value_bytes=4 if tiled else dtype(cache.spec.dtype).bytes,
         by_token=tiled and values_by_token(cache, segment),
         head="head0 + " if blocks.split > 1 else "",
         scale_row=row,

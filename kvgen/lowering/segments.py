@@ -10,7 +10,6 @@ from kvgen.expr.nodes import U32_MAX, Expr
 from kvgen.expr.to_c import c
 from kvgen.layout.dtypes import dtype
 from kvgen.layout.storage import Scales, Segment
-from kvgen.plan.params import Access, Array
 from kvgen.spec.cache import Cache
 
 # Accesses a lane keeps of a block in registers; of larger blocks so many are in flight.
@@ -221,28 +220,4 @@ def segments(cache: Cache) -> tuple[SegmentContext, ...]:
                     scales=(_scales(cache, role, segment, segment.scales, width),) if segment.scales else (),
                 )
             )
-    return tuple(found)
-
-
-def row_params(cache: Cache, suffix: str, doc: str, *, access: Access = "in") -> tuple[Array, ...]:
-    """The rows of K and V that a call brings: `k<suffix>` and, where V is stored, `v<suffix>`, `[T, kv_heads, dims]`."""
-    found = []
-    for role in cache.roles:
-        parts = [s for s in segments(cache) if s.role == role]
-        dims = "v_head_dim" if role == "v" and cache.v_head_dim else "head_dim"
-        shape = ("T", cache.kv_heads, parts[0].row)
-        align = max(s.width for s in parts) * dtype(cache.dtype).bytes
-        found.append(
-            Array(
-                f"{role}{suffix}",
-                cache.dtype,
-                shape,
-                access=access,
-                align=align,
-                strided=True,
-                doc=doc.format(role.upper()),
-                field="dtype",
-                fields=(None, "kv_heads", dims),
-            )
-        )
     return tuple(found)

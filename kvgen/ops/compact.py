@@ -7,8 +7,8 @@ from typing import ClassVar
 
 from kvgen.expr.nodes import ceil_div, const, var
 from kvgen.layout.dtypes import dtype
-from kvgen.lowering.cache_kinds import cache_kind
 from kvgen.lowering.cache_struct import ERRORS, entry_name
+from kvgen.lowering.lowered import lower
 from kvgen.lowering.page_runs import (
     THREADS,
     MaxLayers,
@@ -20,7 +20,7 @@ from kvgen.lowering.page_runs import (
     tiles,
     with_id,
 )
-from kvgen.lowering.tables import EntryList, table_form
+from kvgen.lowering.tables import EntryList
 from kvgen.plan.kernel import KernelPlan
 from kvgen.plan.params import Array, Size
 from kvgen.spec.kernel_set import KernelSet, Op
@@ -92,9 +92,9 @@ class Compact(Op):
         pool, index = pool_param(cache, "pages", self.max_layers), dtype(self.index_dtype)
         entries, field = dtype(cache.page_table.dtype), "index_dtype"
         runs = with_id(page_runs(cache), 0)
-        form = table_form(cache)
+        form = lower(cache).table
         lists = tuple(e for e in form.entries if e.id != "scale_id")
-        table_field = cache_kind(cache).table_field
+        table_field = lower(cache).kind.table_field
         params = (
             Array("moves", index.name, ("Q", 2), untrusted=True, doc="pages to move from and to", field=field),
             Array("num_moves", index.name, (1,), untrusted=True, doc="how many there are", field=field),

@@ -12,10 +12,10 @@ from kvgen.expr.nodes import ceil_div, const, var
 from kvgen.layout.dtypes import DTYPES, dtype
 from kvgen.layout.storage import Segment
 from kvgen.lowering.cache_struct import ERRORS, entry_name
+from kvgen.lowering.lowered import LoweredCache, lower
 from kvgen.lowering.row_runs import StoredRun, across, check_writes, stored_runs
 from kvgen.lowering.row_tiling import scales_by_token
-from kvgen.lowering.segments import ScaleContext, SegmentContext, segments
-from kvgen.lowering.tables import table_form
+from kvgen.lowering.segments import ScaleContext, SegmentContext
 from kvgen.plan.kernel import KernelPlan
 from kvgen.plan.params import OtherCache, Size
 from kvgen.spec.cache import Cache
@@ -104,7 +104,7 @@ class Convert(Op):
                     f"with {name}={mine!r}"
                 )
         check_writes(self.name, cache)
-        _, blocks = _plan_segments(cache, self.source, same_scales=self.same_scales)
+        _, blocks = _plan_segments(lower(cache), lower(self.source), same_scales=self.same_scales)
         if _waiting(blocks) > _MOST_WAITING:
             raise ValueError(
                 f"ops: got {self.name} into a cache with {_waiting(blocks)} bytes of scales a token; they wait in shared "
@@ -121,7 +121,7 @@ class Convert(Op):
 
     def _window(self, cache: Cache) -> int:
         """Tokens of a request that are moved at most; 0: all."""
-        windows = (table_form(c).window for c in (cache, self.source))
+        windows = (lower(c).table.window for c in (cache, self.source))
         return min((w for w in windows if w), default=0)
 
     def plan(self, kernels: KernelSet) -> tuple[KernelPlan, ...]:
@@ -136,7 +136,7 @@ class Convert(Op):
             Size("max_tokens", "u32", "source_tokens"),
             ERRORS,
         )
-        copies, blocks = _plan_segments(cache, self.source, same_scales=self.same_scales)
+        copies, blocks = _plan_segments(lower(cache), lower(self.source), same_scales=self.same_scales)
         rows = _rows(copies, blocks)
         context = ConvertContext(
             entry=entry_name(kernels, self.name),
@@ -185,14 +185,14 @@ def _alike(mine: Segment, other: Segment, *, same_scales: bool) -> bool:
 
 
 def _plan_segments(
-    cache: Cache, source: Cache, *, same_scales: bool
+    cache: LoweredCache, source: LoweredCache, *, same_scales: bool
 ) -> tuple[tuple[CopyContext, ...], tuple[BlockContext, ...]]:
     """How each segment of the cache comes about."""
     copies: list[CopyContext] = []
     blocks: list[BlockContext] = []
-    shown = iter(segments(cache))
-    for role, parts in cache.storage.roles.items():
-        others = source.storage.roles[role]
+    shown = iter(cache.segments)
+    for role, parts in cache.spec.storage.roles.items():
+        others = source.spec.storage.roles[role]
         for segment in parts:
             s = next(shown)
             same = [o for o in others if (o.begin, o.size) == (segment.begin, segment.size)]
@@ -201,7 +201,7 @@ def _plan_segments(
                 continue
             other = same[0] if same else None
             plain = all(o.quant is None for o in others) or (other is not None and other.quant is None)
-            value = dtype(source.dtype) if plain else dtype("f32")
+            value = dtype(source.spec.dtype) if plain else dtype("f32")
             struct = s.struct if other is not None else ""
             load = (
                 f"Values<{_SPACE}{struct}, {value.c}>"
@@ -253,7 +253,7 @@ def _narrowed(s: SegmentContext, q: ScaleContext, edges: int) -> ScaleContext:
     )
 
 
-def _stored_copies(cache: Cache, source: Cache, s: SegmentContext) -> list[CopyContext]:
+def _stored_copies(cache: LoweredCache, source: LoweredCache, s: SegmentContext) -> list[CopyContext]:
     """Codes, and scales where writes compute them, as they are."""
     mine, others = (_runs_of(stored_runs(c), s.struct) for c in (cache, source))
     found = []

@@ -9,8 +9,8 @@ from pydantic import Field, PrivateAttr, SerializeAsAny, field_validator, model_
 
 from kvgen.expr.nodes import Expr, const, substitute, variables
 from kvgen.expr.rules import parse_rule
-from kvgen.lowering.cache_kinds import cache_kind
-from kvgen.lowering.cache_struct import ERRORS, cache_fields
+from kvgen.lowering.cache_struct import ERRORS
+from kvgen.lowering.lowered import lower
 from kvgen.plan import params
 from kvgen.plan.kernel import KernelPlan, Source
 from kvgen.plan.params import Param
@@ -97,14 +97,14 @@ class Custom(Op):
 
     def check(self, kernels: KernelSet) -> None:
         """What only the cache tells: the names in shapes, sizes and grid."""
-        taken = {t.name for t in kernels.cache.storage.tensors} | {f.name for f in cache_fields(kernels.cache)}
+        taken = {t.name for t in kernels.cache.storage.tensors} | {f.name for f in lower(kernels.cache).fields}
         twice = sorted(p.name for p in self.params if p.name in taken)
         if twice:
             raise ValueError(
                 f"ops: {self.name}: got a parameter called {twice[0]!r}, which is an array or a field of the cache; choose "
                 "another name"
             )
-        tables = {f.name for f in cache_fields(kernels.cache) if isinstance(f, params.Array)}
+        tables = {f.name for f in lower(kernels.cache).fields if isinstance(f, params.Array)}
         for p in self.params:
             others = tables | {q.name for q in self.params if isinstance(q, Array) and q is not p}
             for name in p.in_place if isinstance(p, Array) else ():
@@ -243,7 +243,7 @@ def _axis(axis: int | str, words: dict[str, int]) -> tuple[int | str, str | None
 
 def _words(kernels: KernelSet) -> dict[str, int]:
     cache = kernels.cache
-    page_size = cache_kind(cache).page_size
+    page_size = lower(cache).kind.page_size
     found = {
         "kv_heads": cache.kv_heads,
         "q_heads": kernels.q_heads,
@@ -256,7 +256,7 @@ def _words(kernels: KernelSet) -> dict[str, int]:
 
 def _cache_names(cache: Cache) -> frozenset[str]:
     """The names that a cache fixes for every call: its requests, layers, pages, the table's columns."""
-    axes = [axis for p in cache_fields(cache) if isinstance(p, params.Array) for axis in p.shape]
+    axes = [axis for p in lower(cache).fields if isinstance(p, params.Array) for axis in p.shape]
     axes += [axis for tensor in cache.storage.tensors for axis in tensor.shape]
     return frozenset({"B", *(axis.partition("+")[0] for axis in axes if isinstance(axis, str))})
 

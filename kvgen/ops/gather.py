@@ -7,9 +7,9 @@ from typing import ClassVar
 
 from kvgen.expr.nodes import ceil_div, const, var
 from kvgen.layout.dtypes import dtype
-from kvgen.lowering.cache_struct import ERRORS, entry_name, rows_per_block
-from kvgen.lowering.row_runs import RunContext, check_raw, raw_params, raw_runs, value_runs
-from kvgen.lowering.segments import row_params
+from kvgen.lowering.cache_struct import ERRORS, entry_name
+from kvgen.lowering.lowered import lower
+from kvgen.lowering.row_runs import RunContext, check_raw, raw_params, raw_runs, row_params, rows_per_block, value_runs
 from kvgen.plan.kernel import KernelPlan
 from kvgen.plan.params import Array, Size
 from kvgen.spec.kernel_set import KernelSet, Op
@@ -53,20 +53,20 @@ class Gather(Op):
             check_raw(self.name, kernels.cache)
 
     def plan(self, kernels: KernelSet) -> tuple[KernelPlan, ...]:
-        cache = kernels.cache
+        cache, lowered = kernels.cache, lower(kernels.cache)
         index = dtype(self.index_dtype or cache.lengths_dtype)
         if self.raw:
-            rows_of, runs = raw_params(cache, "_out", "{}", access="out"), raw_runs(cache, "_out")
+            rows_of, runs = raw_params(lowered, "_out", "{}", access="out"), raw_runs(lowered, "_out")
         else:
-            rows_of = row_params(cache, "_out", "{} of the gathered tokens", access="out")
-            runs = value_runs(cache, "_out")
+            rows_of = row_params(lowered, "_out", "{} of the gathered tokens", access="out")
+            runs = value_runs(lowered, "_out")
         doc = "first row of each request"
         params = [Array("row_offsets", index.name, ("B+1",), untrusted=True, doc=doc, field="index_dtype"), *rows_of]
         doc = "first token to take of each request"
         params.append(Array("starts", index.name, ("B",), optional=True, untrusted=True, doc=doc, field="index_dtype"))
         params += [Size(f"{r.name}_stride", "i64", f"{r.name}.stride") for r in rows_of]
         params += [Size("num_rows", "u32", "T"), ERRORS]
-        rows = rows_per_block(cache, THREADS)
+        rows = rows_per_block(lowered, THREADS)
         context = GatherContext(
             entry=entry_name(kernels, self.name),
             params=tuple(p.declaration for p in params),

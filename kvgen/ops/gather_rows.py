@@ -8,8 +8,8 @@ from typing import ClassVar, Final, Literal
 from kvgen.expr.nodes import ceil_div, const, var
 from kvgen.layout.dtypes import dtype
 from kvgen.lowering.cache_struct import ERRORS, entry_name
-from kvgen.lowering.row_runs import RunContext, value_runs
-from kvgen.lowering.segments import row_params
+from kvgen.lowering.lowered import lower
+from kvgen.lowering.row_runs import RunContext, row_params, value_runs
 from kvgen.plan.kernel import KernelPlan
 from kvgen.plan.params import Array, Param, Size
 from kvgen.spec.kernel_set import KernelSet, Op
@@ -58,7 +58,7 @@ class GatherRows(Op):
         doc = "tokens that each query row asks for, negative: none"
         arrays.append(Array("slots", slot.name, ("T", "J"), strided=True, untrusted=True, doc=doc, field="slots_dtype"))
         sizes: dict[str, int] = {}
-        for p in row_params(cache, "_out", "{} of the tokens", access="out"):
+        for p in row_params(lower(cache), "_out", "{} of the tokens", access="out"):
             if p.name[0] in self.roles:
                 _, heads, dims = p.shape
                 assert isinstance(heads, int) and isinstance(dims, int)
@@ -84,7 +84,7 @@ class GatherRows(Op):
             Size("num_slots", "u32", "J"),
             ERRORS,
         )
-        runs = value_runs(cache, "_out", tuple(self.roles))
+        runs = value_runs(lower(cache), "_out", tuple(self.roles))
         rows = max(1, min(_MOST_ROWS, 4 * THREADS // sum(r.vectors for r in runs)))
         context = GatherRowsContext(
             entry=entry_name(kernels, self.name),

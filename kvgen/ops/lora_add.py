@@ -8,6 +8,7 @@ from typing import ClassVar, Literal
 from kvgen.expr.nodes import Expr, ceil_div, const, var
 from kvgen.layout.dtypes import dtype
 from kvgen.lowering.cache_struct import ERRORS, entry_name
+from kvgen.lowering.lowered import lower
 from kvgen.lowering.row_adds import THREADS, AdderContext, adders, check_addable
 from kvgen.plan.kernel import KernelPlan
 from kvgen.plan.params import Array, Count, Param, Size
@@ -70,7 +71,7 @@ class LoraAdd(Op):
     def plan(self, kernels: KernelSet) -> tuple[KernelPlan, ...]:
         cache = kernels.cache
         value, index = dtype(cache.dtype), dtype(self.index_dtype or cache.lengths_dtype)
-        found = adders(cache, side_by_side=False)
+        found = adders(lower(cache), side_by_side=False)
         params = (
             Array(
                 "kv",

@@ -7,14 +7,13 @@ from typing import ClassVar, Final
 
 from kvgen.expr.nodes import ceil_div, const, var
 from kvgen.layout.dtypes import dtype
-from kvgen.lowering.cache_struct import ERRORS, entry_name, rows_per_block
+from kvgen.lowering.cache_struct import ERRORS, entry_name
+from kvgen.lowering.lowered import LoweredCache, lower
 from kvgen.lowering.new_rows import counts_before
-from kvgen.lowering.row_runs import RunContext, value_runs
-from kvgen.lowering.segments import segments
+from kvgen.lowering.row_runs import RunContext, rows_per_block, value_runs
 from kvgen.ops.base import ChunkOp
 from kvgen.plan.kernel import KernelPlan
 from kvgen.plan.params import Array, Size
-from kvgen.spec.cache import Cache
 from kvgen.spec.kernel_set import KernelSet
 
 THREADS: Final = 256
@@ -50,9 +49,9 @@ class MlaDecompress(ChunkOp):
     rope: bool = False
 
     def plan(self, kernels: KernelSet) -> tuple[KernelPlan, ...]:
-        cache = kernels.cache
+        cache, lowered = kernels.cache, lower(kernels.cache)
         value, index = dtype(cache.dtype), self._index(cache)
-        runs = value_runs(cache, "_latent") if self.rope else (_latent_run(cache),)
+        runs = value_runs(lowered, "_latent") if self.rope else (_latent_run(lowered),)
         doc, field = "latent rows of the chunk's keys", "head_dim" if self.rope else "latent_dim"
         align, kind = max(r.width for r in runs) * value.bytes, "index_dtype"
         params = (
@@ -76,7 +75,7 @@ class MlaDecompress(ChunkOp):
             Size("num_rows", "u32", "T"),
             ERRORS,
         )
-        rows = rows_per_block(cache, THREADS)
+        rows = rows_per_block(lowered, THREADS)
         context = MlaDecompressContext(
             entry=entry_name(kernels, self.name),
             params=tuple(p.declaration for p in params),
@@ -91,13 +90,13 @@ class MlaDecompress(ChunkOp):
         return (KernelPlan(self.name, context.entry, "ops/mla_decompress.cu.j2", context, params, grid, THREADS),)
 
 
-def _latent_run(cache: Cache) -> RunContext:
+def _latent_run(cache: LoweredCache) -> RunContext:
     """A row's latent part, which may be all of its segment or its first dims."""
-    run, segment = value_runs(cache, "_latent")[0], segments(cache)[0]
-    if segment.size == cache.latent_part:
+    run, segment = value_runs(cache, "_latent")[0], cache.segments[0]
+    if segment.size == cache.spec.latent_part:
         return run
     width = run.width
-    while cache.latent_part % width:
+    while cache.spec.latent_part % width:
         width //= 2
-    view = f"RoleValues<{segment.struct}Role, {segment.value}, 0, {cache.latent_part}>"
-    return replace(run, title="K, latent part", view=view, width=width, vectors=cache.latent_part // width)
+    view = f"RoleValues<{segment.struct}Role, {segment.value}, 0, {cache.spec.latent_part}>"
+    return replace(run, title="K, latent part", view=view, width=width, vectors=cache.spec.latent_part // width)

@@ -7,10 +7,10 @@ from typing import ClassVar
 
 from kvgen.expr.nodes import Expr, const, var
 from kvgen.layout.dtypes import dtype
-from kvgen.lowering.cache_kinds import cache_kind
 from kvgen.lowering.cache_struct import ERRORS, entry_name
+from kvgen.lowering.lowered import lower
 from kvgen.lowering.page_runs import THREADS, MaxLayers, PagesContext, chunks, page_runs, pages_context, pool_param
-from kvgen.lowering.tables import EntryList, TableForm, table_form
+from kvgen.lowering.tables import EntryList, TableForm
 from kvgen.plan.kernel import KernelPlan
 from kvgen.plan.params import Array, Param
 from kvgen.spec.cache import Cache
@@ -60,7 +60,7 @@ class Reorder(Op):
 
     def check(self, kernels: KernelSet) -> None:
         cache = kernels.cache
-        if table_form(cache).slices:
+        if lower(cache).table.slices:
             raise ValueError(
                 f"ops: reorder got table={type(cache.page_table).__name__}(), a list in which a request's slice cannot change "
                 "its length; convert the table with ops.ToDense() and reorder a cache with table=Dense()"
@@ -74,7 +74,7 @@ class Reorder(Op):
 
     def plan(self, kernels: KernelSet) -> tuple[KernelPlan, ...]:
         cache = kernels.cache
-        form, pool = table_form(cache), pool_param(cache, "pages", self.max_layers)
+        form, pool = lower(cache).table, pool_param(cache, "pages", self.max_layers)
         index = dtype(self.index_dtype or cache.lengths_dtype)
         runs = page_runs(cache, ids="table")
         doc = "the request whose tokens each one continues; -1: it ends here"
@@ -124,7 +124,7 @@ class Reorder(Op):
 
 def _fresh(cache: Cache, form: TableForm) -> list[Array]:
     """The free pages."""
-    entries, field = dtype(cache.page_table.dtype), cache_kind(cache).table_field
+    entries, field = dtype(cache.page_table.dtype), lower(cache).kind.table_field
     found = [Array("fresh", entries.name, form.fresh, untrusted=True, doc="free pages for each request", field=field)]
     if cache.storage.own_table:
         doc = "free pages of scales for each request"

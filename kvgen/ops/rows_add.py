@@ -8,6 +8,7 @@ from typing import ClassVar
 from kvgen.expr.nodes import ceil_div, const, var
 from kvgen.layout.dtypes import dtype
 from kvgen.lowering.cache_struct import ERRORS, entry_name
+from kvgen.lowering.lowered import lower
 from kvgen.lowering.row_adds import THREADS, AdderContext, adders, check_addable
 from kvgen.plan.kernel import KernelPlan
 from kvgen.plan.params import Array, Scalar, Size
@@ -49,7 +50,7 @@ class RowsAdd(Op):
     def plan(self, kernels: KernelSet) -> tuple[KernelPlan, ...]:
         cache = kernels.cache
         value, index = dtype(cache.dtype), dtype(self.index_dtype or cache.lengths_dtype)
-        found = adders(cache, side_by_side=True)
+        found = adders(lower(cache), side_by_side=True)
         v_dim = "v_head_dim" if cache.v_dim != cache.head_dim else "head_dim"
         offsets = "first token of each of A requests, in the batch"
         params = (

@@ -7,13 +7,20 @@ from typing import ClassVar
 
 from kvgen.expr.nodes import ceil_div, const, var
 from kvgen.layout.dtypes import dtype
-from kvgen.lowering.cache_struct import ERRORS, entry_name, rows_per_block
-from kvgen.lowering.row_runs import RunContext, check_raw, check_writes, raw_params, raw_runs
+from kvgen.lowering.cache_struct import ERRORS, entry_name
+from kvgen.lowering.lowered import LoweredCache, lower
+from kvgen.lowering.row_runs import (
+    RunContext,
+    check_raw,
+    check_writes,
+    raw_params,
+    raw_runs,
+    row_params,
+    rows_per_block,
+)
 from kvgen.lowering.row_tiling import MOST_ROWS, Blocks, WriteContext, divide, values_by_token, write
-from kvgen.lowering.segments import row_params, segments
 from kvgen.plan.kernel import KernelPlan
 from kvgen.plan.params import Array, Size
-from kvgen.spec.cache import Cache
 from kvgen.spec.kernel_set import KernelSet, Op
 from kvgen.spec.tables import IndexName
 
@@ -74,10 +81,10 @@ class Scatter(Op):
         self.plan(kernels)  # raises where a row is too large for a block
 
     def plan(self, kernels: KernelSet) -> tuple[KernelPlan, ...]:
-        cache = kernels.cache
+        cache, lowered = kernels.cache, lower(kernels.cache)
         index = dtype(self.index_dtype or cache.lengths_dtype)
-        runs = raw_runs(cache, "") if self.raw else ()
-        rows_of = raw_params(cache, "", "{}") if self.raw else row_params(cache, "", "{} of the tokens")
+        runs = raw_runs(lowered, "") if self.raw else ()
+        rows_of = raw_params(lowered, "", "{}") if self.raw else row_params(lowered, "", "{} of the tokens")
         params = list(rows_of)
         doc = "first row of each request"
         params.append(Array("row_offsets", index.name, ("B+1",), untrusted=True, doc=doc, field="index_dtype"))
@@ -86,16 +93,16 @@ class Scatter(Op):
         params += [Size(f"{r.name}_stride", "i64", f"{r.name}.stride") for r in rows_of]
         params += [Size("num_rows", "u32", "T"), ERRORS]
         blocks = (
-            _raw_blocks(cache, runs)
+            _raw_blocks(lowered, runs)
             if self.raw
-            else divide(cache, THREADS, tiles=dict.fromkeys(_tiled(cache), dtype(cache.dtype).bytes))
+            else divide(lowered, THREADS, tiles=dict.fromkeys(_tiled(lowered), dtype(cache.dtype).bytes))
         )
         context = ScatterContext(
             entry=entry_name(kernels, self.name),
             params=tuple(p.declaration for p in params),
-            inputs=() if self.raw else _inputs(cache, blocks),
+            inputs=() if self.raw else _inputs(lowered, blocks),
             heads=blocks.heads,
-            writes=() if self.raw else _writes(cache, blocks),
+            writes=() if self.raw else _writes(lowered, blocks),
             runs=runs,
             raw=self.raw,
             threads=THREADS,
@@ -108,29 +115,29 @@ class Scatter(Op):
         return (plan,)
 
 
-def _raw_blocks(cache: Cache, runs: tuple[RunContext, ...]) -> Blocks:
-    rows = rows_per_block(cache, THREADS)
-    return Blocks(max(rows, MOST_ROWS) if any(r.across for r in runs) else rows, cache.kv_heads, 1)
+def _raw_blocks(lowered: LoweredCache, runs: tuple[RunContext, ...]) -> Blocks:
+    rows = rows_per_block(lowered, THREADS)
+    return Blocks(max(rows, MOST_ROWS) if any(r.across for r in runs) else rows, lowered.spec.kv_heads, 1)
 
 
-def _tiled(cache: Cache) -> set[str]:
+def _tiled(lowered: LoweredCache) -> set[str]:
     """The roles whose rows wait in shared memory."""
-    return {s.role for s in segments(cache) if values_by_token(cache, s)}
+    return {s.role for s in lowered.segments if values_by_token(lowered, s)}
 
 
-def _inputs(cache: Cache, blocks: Blocks) -> tuple[RowContext, ...]:
+def _inputs(lowered: LoweredCache, blocks: Blocks) -> tuple[RowContext, ...]:
     found = []
-    for p in row_params(cache, "", ""):
+    for p in row_params(lowered, "", ""):
         assert isinstance(p.shape[-1], int)
         row = p.shape[-1]
         width = next(w for w in (8, 4, 2, 1) if row % w == 0 and w * dtype(p.dtype).bytes <= min(p.align, 16))
         pad = 16 // dtype(p.dtype).bytes  # so that rows begin in other banks
-        tile = -(-blocks.heads * row // pad) * pad + pad if p.name in _tiled(cache) else 0
+        tile = -(-blocks.heads * row // pad) * pad + pad if p.name in _tiled(lowered) else 0
         found.append(RowContext(p.name, dtype(p.dtype).c, row, width, tile))
     return tuple(found)
 
 
-def _writes(cache: Cache, blocks: Blocks) -> tuple[WriteContext, ...]:
+def _writes(lowered: LoweredCache, blocks: Blocks) -> tuple[WriteContext, ...]:
     """Every segment's write, from rows of the caller's type, which no step through f32 may change."""
-    found = [(s, write(cache, s, blocks, tiled=s.role in _tiled(cache))) for s in segments(cache)]
-    return tuple(replace(w, value=s.value, value_bytes=dtype(cache.dtype).bytes) for s, w in found)
+    found = [(s, write(lowered, s, blocks, tiled=s.role in _tiled(lowered))) for s in lowered.segments]
+    return tuple(replace(w, value=s.value, value_bytes=dtype(lowered.spec.dtype).bytes) for s, w in found)

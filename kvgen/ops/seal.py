@@ -10,7 +10,9 @@ from pydantic import Field
 from kvgen.expr.nodes import const, var
 from kvgen.layout.dtypes import dtype
 from kvgen.lowering.cache_struct import ERRORS, entry_name
-from kvgen.lowering.segments import ScaleContext, SegmentContext, row_params, segments
+from kvgen.lowering.lowered import lower
+from kvgen.lowering.row_runs import row_params
+from kvgen.lowering.segments import ScaleContext, SegmentContext
 from kvgen.plan.kernel import KernelPlan
 from kvgen.plan.params import Array, Size
 from kvgen.spec.kernel_set import KernelSet, Op
@@ -52,10 +54,11 @@ class Seal(Op):
 
     def plan(self, kernels: KernelSet) -> tuple[KernelPlan, ...]:
         cache = kernels.cache
-        key = segments(cache)[0]
+        lowered = lower(cache)
+        key = lowered.segments[0]
         index = dtype(self.index_dtype or cache.lengths_dtype)
         params = (
-            row_params(cache, "", "new {} rows")[0],
+            row_params(lowered, "", "new {} rows")[0],
             Array(
                 "row_offsets",
                 index.name,

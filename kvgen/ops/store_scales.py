@@ -9,8 +9,8 @@ from kvgen.expr.nodes import ceil_div, const, var
 from kvgen.layout.dtypes import dtype
 from kvgen.layout.storage import Scales
 from kvgen.lowering.cache_struct import ERRORS, entry_name
+from kvgen.lowering.lowered import lower
 from kvgen.lowering.row_adds import THREADS, search_lanes
-from kvgen.lowering.segments import segments
 from kvgen.plan.kernel import KernelPlan
 from kvgen.plan.params import Array, Size
 from kvgen.spec.cache import Cache
@@ -63,7 +63,7 @@ class StoreScales(Op):
         scales = _scales_of(kernels.cache, self.role)
         index, kind, each = dtype(self.index_dtype or cache.lengths_dtype), scales.dtype, 1 + scales.zero
         places = scales.groups * each
-        segment = next(s for s in segments(cache) if s.role == self.role)
+        segment = lower(cache).segments_of(self.role)[0]
         width = segment.scales[0].vector  # a pool of scales need not be aligned for more
         while places % width:
             width //= 2

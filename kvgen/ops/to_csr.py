@@ -7,10 +7,9 @@ from typing import ClassVar
 
 from kvgen.expr.nodes import ceil_div, const, var
 from kvgen.layout.dtypes import dtype
-from kvgen.lowering.cache_kinds import cache_kind
 from kvgen.lowering.cache_struct import ERRORS, entry_name
+from kvgen.lowering.lowered import lower
 from kvgen.lowering.new_rows import counts_before, step_offsets
-from kvgen.lowering.tables import table_form
 from kvgen.ops.base import COLUMNS, WARPS, PageListOp, divided
 from kvgen.plan.kernel import KernelPlan
 from kvgen.plan.params import Array, Size
@@ -47,8 +46,8 @@ class ToCsr(PageListOp):
 
     def check(self, kernels: KernelSet) -> None:
         cache = kernels.cache
-        if "csr" not in table_form(cache).rewritten_as:
-            one_page = cache_kind(cache).one_page
+        if "csr" not in lower(cache).table.rewritten_as:
+            one_page = lower(cache).kind.one_page
             which = f"a {type(cache).__name__} cache" if one_page else f"table={type(cache.page_table).__name__}()"
             raise ValueError(f"ops: got to_csr with {which}; it makes lists of Dense's rows and of Indirect's slots")
 

@@ -8,8 +8,8 @@ from typing import ClassVar
 from kvgen.expr.nodes import ceil_div, const, maximum, var
 from kvgen.layout.dtypes import dtype
 from kvgen.lowering.cache_struct import ERRORS, entry_name
+from kvgen.lowering.lowered import lower
 from kvgen.lowering.new_rows import counts_before, step_offsets
-from kvgen.lowering.tables import table_form
 from kvgen.ops.base import COLUMNS, WARPS, PageListOp, divided
 from kvgen.plan.kernel import KernelPlan
 from kvgen.plan.params import Array, Param, Size
@@ -47,7 +47,7 @@ class ToDense(PageListOp):
 
     def check(self, kernels: KernelSet) -> None:
         cache = kernels.cache
-        if "dense" not in table_form(cache).rewritten_as:
+        if "dense" not in lower(cache).table.rewritten_as:
             raise ValueError(
                 f"ops: got to_dense with table={type(cache.page_table).__name__}(); it makes rows of CSR's lists "
                 "and of Indirect's slots"
@@ -56,7 +56,7 @@ class ToDense(PageListOp):
     def plan(self, kernels: KernelSet) -> tuple[KernelPlan, ...]:
         cache, entries = kernels.cache, dtype(self.table_dtype)
         counted, lengths = cache.page_table.counts_tokens, dtype(cache.lengths_dtype)
-        sliced, before = table_form(cache).slices, "true" if counts_before(cache) else "false"
+        sliced, before = lower(cache).table.slices, "true" if counts_before(cache) else "false"
         doc = "page ids of each request"
         params: list[Param] = [
             Array("page_table", entries.name, ("B", "C"), access="out", strided=True, doc=doc, field="table_dtype"),

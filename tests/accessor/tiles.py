@@ -10,7 +10,8 @@ from typing import Any, Final
 from kvgen import Indirect, ops
 from kvgen.errors import ArgumentError
 from kvgen.layout.dtypes import dtype
-from kvgen.lowering.cache_struct import roles
+from kvgen.lowering.cache_header import roles
+from kvgen.lowering.lowered import lower
 from kvgen.runtime.role_cache import RoleCache, TileMap
 from kvgen.tensor_map import chunk_elements, padded_depth
 from tests.accessor.grid import LEVELS, Config, Levels, full_grid
@@ -94,7 +95,7 @@ def heights(config: Config) -> tuple[int, ...]:
 
 def possible(config: Config, caches: list[RoleCache]) -> Iterator[Tile]:
     """What the maps of these caches can do; what they refuse is left out."""
-    for role, (cache, spec) in enumerate(zip(caches, roles(config.cache), strict=True)):
+    for role, (cache, spec) in enumerate(zip(caches, roles(lower(config.cache)), strict=True)):
         size = cache.role.values
         numbered = "rows" if spec.row and cache.page_stride % size.row == 0 else "pages"
         for height in heights(config):

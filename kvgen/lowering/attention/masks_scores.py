@@ -9,7 +9,7 @@ from typing import Final
 
 from kvgen.expr.score_c import Elements, Names, float_literal
 from kvgen.layout.dtypes import DType, dtype
-from kvgen.lowering.cache_struct import cache_fields
+from kvgen.lowering.lowered import lower
 from kvgen.plan.params import Array, Param, Scalar, Size
 from kvgen.spec.kernel_set import KernelSet
 from kvgen.spec.mask import Mask
@@ -102,7 +102,7 @@ def attention_context(mask: Mask, score: Score | None, kernels: KernelSet, index
 def check_arguments(name: str, params: Sequence[Param], kernels: KernelSet) -> None:
     """Raise ValueError where an argument of a score function is called as another of operation `name` or of the cache."""
     cache = kernels.cache
-    taken = [t.name for t in cache.storage.tensors] + [f.name for f in cache_fields(cache)] + [p.name for p in params]
+    taken = [t.name for t in cache.storage.tensors] + [f.name for f in lower(cache).fields] + [p.name for p in params]
     for p in params:
         if isinstance(p, Array | Size | Scalar) and p.c_name and taken.count(p.name) > 1:
             raise ValueError(

@@ -11,8 +11,8 @@ from kvgen.layout.axes import Axis
 from kvgen.layout.dtypes import dtype
 from kvgen.layout.storage import Segment
 from kvgen.lowering.attention.split_kv import Attended
-from kvgen.lowering.cache_kinds import cache_kind
-from kvgen.lowering.segments import SegmentContext, segments
+from kvgen.lowering.lowered import lower
+from kvgen.lowering.segments import SegmentContext
 from kvgen.spec.cache import Cache
 from kvgen.spec.kernel_set import KernelSet
 
@@ -272,7 +272,7 @@ def _scale_bytes(segment: Segment, role: str, tokens: int) -> int:
 def tensor_context(kernels: KernelSet, d: Attended, scale: float, s: Shape) -> TensorContext:
     """The kernel's context; `d` is what both kernels of decode have."""
     cache = kernels.cache
-    k, v = segments(cache)
+    k, v = lower(cache).segments
     storage_k, storage_v = (parts[0] for parts in cache.storage.roles.values())
     held = 2 * -(-k.size // 16) * s.n_tiles <= QUERY_REGISTERS and 4 * -(-v.size // 16) * s.n_tiles <= 96
     k_use, v_use = scale_use(storage_k, "key"), scale_use(storage_v, "value")
@@ -323,7 +323,7 @@ def tensor_context(kernels: KernelSet, d: Attended, scale: float, s: Shape) -> T
 def _run(cache: Cache, tokens: int) -> int:
     """Tokens of a tile that surely lie in one page, each run copied from one address; 0 where that is too few."""
     page = cache.page_tokens
-    run = tokens if page is None or cache_kind(cache).one_page else math.gcd(page, tokens)
+    run = tokens if page is None or lower(cache).kind.one_page else math.gcd(page, tokens)
     return run if run >= 8 else 0
 
 

@@ -8,7 +8,8 @@ from typing import Final
 
 from kvgen.layout.dtypes import dtype
 from kvgen.lowering.attention.split_kv import Attended
-from kvgen.lowering.segments import SegmentContext, segments
+from kvgen.lowering.lowered import lower
+from kvgen.lowering.segments import SegmentContext
 from kvgen.spec.kernel_set import KernelSet
 
 WARPS: Final = 4
@@ -87,7 +88,7 @@ def _walk(width: int, k: SegmentContext, v: SegmentContext, columns: int) -> tup
 def shape(kernels: KernelSet, rows: int) -> Shape:
     """The block of a set's decode."""
     cache = kernels.cache
-    k, v = segments(cache)
+    k, v = lower(cache).segments
     columns = rows * kernels.group
     row_width = math.gcd(16 // dtype(cache.dtype).bytes, k.size, v.size)
     width, lanes, tiles = _walk(row_width, k, v, columns)
@@ -106,7 +107,7 @@ def shape(kernels: KernelSet, rows: int) -> Shape:
 
 def simt_context(kernels: KernelSet, d: Attended, scale: float, s: Shape) -> SimtContext:
     """The kernel's context; `d` is what both kernels of decode have."""
-    k, v = segments(kernels.cache)
+    k, v = lower(kernels.cache).segments
     return SimtContext(
         d=d,
         k=k,

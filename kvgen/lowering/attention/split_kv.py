@@ -10,7 +10,7 @@ from typing import Final, Literal
 from kvgen.expr.nodes import const
 from kvgen.lowering.attention.masks_scores import AttentionContext
 from kvgen.lowering.cache_struct import entry_name
-from kvgen.lowering.tables import table_form
+from kvgen.lowering.lowered import lower
 from kvgen.plan.kernel import KernelPlan
 from kvgen.plan.params import Array, Param, Size
 from kvgen.plan.split_plan import SplitPlan
@@ -121,7 +121,7 @@ def most_tokens(attend: AttentionContext) -> str:
 
 def most_seen(kernels: KernelSet, rows: int, mask: Mask) -> int:
     """The most tokens of a request that its rows see together, by a ring or by the mask; 0: all."""
-    window = table_form(kernels.cache).window
+    window = lower(kernels.cache).table.window
     found = [window] if window else []
     found += [mask.window + rows] if mask.window and not mask.later else []
     found += [mask.chunk + rows] if mask.chunk and not mask.later else []
@@ -141,7 +141,7 @@ def plan_digest(
     if split is None:
         return 0
     sees = (attend.causal, attend.later, attend.window, attend.chunk, attend.padding)
-    window = table_form(kernels.cache).window
+    window = lower(kernels.cache).table.window
     fields = (entry_name(kernels, name), *astuple(split), rows, tile, *sees, window, kernels.cache.lengths)
     return int.from_bytes(hashlib.sha256(repr(fields).encode()).digest()[:8], "little")
 

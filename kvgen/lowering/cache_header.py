@@ -1,0 +1,205 @@
+"""The cache as its kernels see it: the context of cache.cuh."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kvgen.layout.dtypes import dtype
+from kvgen.layout.regions import Region
+from kvgen.layout.storage import Base, Scales
+from kvgen.lowering.lowered import LoweredCache, lower
+from kvgen.lowering.segments import SegmentContext
+from kvgen.spec.cache import Cache
+
+# Of caches without pages, where a request's tokens are one run of rows: more than one has (kRunTokens of kv_cache.cuh).
+RUN_TOKENS = 2**31
+
+
+@dataclass(frozen=True)
+class BaseContext:
+    """A page pointer: its name in PageRef and in Cache, and the C type it points to."""
+
+    name: str
+    type: str
+
+
+@dataclass(frozen=True)
+class RoleContext:
+    """K or V in cache.cuh: what the surface of device/kv_cache.cuh is built on.
+
+    `row` and `scale_row` are the steps from a token's row to the next, in elements of their page pointers; 0 where a
+    token's heads are no row.
+    """
+
+    name: str
+    title: str
+    struct: str
+    rope: str
+    dim: int
+    scaled: bool
+    granularity: int
+    row: int
+    id: str
+    base: str
+    scale_row: int
+    scale_id: str
+    scale_base: str
+    scales_begin: str
+
+
+@dataclass(frozen=True)
+class CacheContext:
+    """Everything cache/cache.cuh.j2 reads; `opens` and `closes` are the namespace around it, if any, and `space` leads
+    into it."""
+
+    title: str
+    opens: str
+    closes: str
+    space: str
+    summary: str
+    elem: str
+    heads: int
+    bases: tuple[BaseContext, ...]
+    segments: tuple[SegmentContext, ...]
+    roles: tuple[RoleContext, ...]
+    has_v: bool
+    is_mla: bool
+    page_size: int
+    page_tokens: int
+    fields: tuple[str, ...]
+    has_lengths: bool
+    lengths: str
+    table_template: str
+    table_type: str
+    table_vector: int
+    multiplier: str
+    window: int
+    pages_are: str
+    ids: tuple[str, ...]
+    id_args: str
+    id_values: str
+    id_checks: str
+    no_ids: str
+    id_type: str
+    nulls: str
+    pointers: str
+    own_table: bool
+    residual: int
+
+
+def row_of(region: Region | None, base: Base | None) -> int:
+    """The step from a token's row to the next, in elements of the page pointer; 0 where its heads are no row."""
+    if region is None or base is None or region.swizzle is not None or "token" not in [a.name for a in region.axes]:
+        return 0
+    at = [a.name for a in region.axes].index("token")
+    inner = region.axes[at + 1 :]
+    # Without a head axis behind token there is one head, or heads lie apart.
+    one_head = dict(region.extents)["head"] == 1
+    if any(str(a) != a.name for a in region.axes[at:]) or [a.name for a in inner] not in (
+        ["head", "dim"],
+        *([["dim"]] if one_head else []),
+    ):
+        return 0
+    stride = region.strides[at]
+    assert stride is not None
+    return stride * region.dtype.bits // max(base.element.bits, 8)
+
+
+def roles(cache: LoweredCache) -> tuple[RoleContext, ...]:
+    """The template's view of K and V."""
+    spec, storage, found = cache.spec, cache.spec.storage, []
+    for name, parts in storage.roles.items():
+        main = parts[0]
+        shown = cache.segments_of(name)
+        scales = main.scales
+        places = storage.base(scales.base) if scales is not None and scales.base else None
+        value_id = f"{name}_id" if spec.page_table.separate_kv else "id"
+        found.append(
+            RoleContext(
+                name=name,
+                title=name.upper(),
+                struct=shown[0].struct,
+                rope=shown[1].struct if len(shown) > 1 else "void",
+                dim=spec.head_dim if name == "k" else spec.v_dim,
+                scaled=scales is not None,
+                granularity=scales.block[2] if scales is not None else 1,
+                row=row_of(main.region, storage.base(main.base)),
+                id=value_id,
+                base=main.base,
+                scale_row=row_of(scales.region, places) if scales is not None and _in_pool(spec, scales) else 0,
+                scale_id="scale_id" if places is not None and places.table == "scales" else value_id,
+                scale_base=scales.base if scales is not None else "",
+                scales_begin=shown[0].scales[0].place.replace("page.", "cache.") if scales is not None else "",
+            )
+        )
+    return tuple(found)
+
+
+def _in_pool(cache: Cache, scales: Scales) -> bool:
+    """Whether scales lie in a tensor of their own, a scale a token at least."""
+    return bool(scales.base) and cache.storage.base(scales.base).tensor.endswith("scales") and scales.block[0] == 1
+
+
+def _summary(cache: Cache) -> str:
+    dims = f"{cache.head_dim}" if cache.v_dim == cache.head_dim else f"{cache.head_dim}/{cache.v_dim}"
+    place = lower(cache).kind.place
+    kinds: list[str] = []
+    for segment in cache.storage.segments:
+        text: str = segment.region.dtype.name
+        if segment.scales is not None:
+            text += f" with {segment.scales.dtype.name} scales"
+        kinds.append(text)
+    return (
+        f"{' and '.join(dict.fromkeys(kinds))}, {cache.kv_heads} heads x {dims}, {place}, {cache.page_table.kind} table"
+    )
+
+
+def cache_context(lowered: LoweredCache, title: str, namespace: str = "") -> CacheContext:
+    """The context of `cache.cuh`, whose first line calls it `title`; in a namespace, a second cache beside the set's."""
+    cache, form, kind = lowered.spec, lowered.table, lowered.kind
+    storage, table = cache.storage, cache.page_table
+    ids = form.ids
+
+    def id_of(base: Base) -> str:
+        if base.table == "scales":
+            return "scale_id"
+        return "v_id" if table.separate_kv and base.name.startswith("v") else ids[0]
+
+    checks = [f"{i} >= {'num_scale_pages' if i == 'scale_id' else 'num_pages'}" for i in ids]
+    id_type = "uint64_t" if table.id_multiplier > 1 else "uint32_t"
+    pointers = [f"valid ? {b.name} + (int64_t){id_of(b)} * {b.name}_page_stride : nullptr" for b in storage.bases]
+    return CacheContext(
+        title=title,
+        opens=f"\n\nnamespace {namespace} {{" if namespace else "",
+        space=f"{namespace}::" if namespace else "",
+        closes=f"\n}}  // namespace {namespace}\n" if namespace else "",
+        summary=_summary(cache),
+        elem=dtype(cache.dtype).c,
+        heads=cache.kv_heads,
+        bases=tuple(BaseContext(b.name, b.element.c) for b in storage.bases),
+        segments=lowered.segments,
+        roles=roles(lowered),
+        has_v="v" in storage.roles,
+        is_mla=cache.stores == "k",
+        page_size=kind.page_size,
+        page_tokens=RUN_TOKENS if cache.ragged else cache.page_tokens or 0,
+        fields=tuple(p.declaration for p in lowered.fields),
+        has_lengths=not table.counts_tokens,
+        lengths=cache.lengths,
+        table_template=form.template,
+        table_type=dtype(table.dtype).c,
+        table_vector=form.vector,
+        multiplier=f" * {table.id_multiplier}ull" if table.id_multiplier > 1 else "",
+        window=form.window,
+        pages_are=kind.unit,
+        ids=ids,
+        id_args=", ".join(f"Id {i}" for i in ids),
+        id_values=", ".join(f"found.{i}" for i in ids),
+        id_checks=" || ".join(checks),
+        no_ids=", ".join("kU32Max" if id_type == "uint32_t" else "~0ull" for _ in ids),
+        id_type=id_type,
+        nulls=", ".join(["nullptr"] * len(storage.bases)),
+        pointers=", ".join(pointers),
+        own_table=storage.own_table,
+        residual=storage.residual,
+    )

@@ -1,0 +1,38 @@
+"""A cache in numbers and names: what its kernels are written from, worked out once and handed on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+from kvgen.lowering.cache_kinds import CacheKind, cache_kind
+from kvgen.lowering.cache_struct import cache_fields
+from kvgen.lowering.segments import SegmentContext, segments
+from kvgen.lowering.tables import TableForm, table_form
+from kvgen.plan.params import Field
+from kvgen.spec.cache import Cache
+
+
+@dataclass(frozen=True)
+class LoweredCache:
+    """A cache as its kernels see it.
+
+    `spec` is the user's model; `kind` what pages are in it and `table` how they are found, `fields` the struct that kernels take
+    first, `segments` how K and V are stored, K's first.
+    """
+
+    spec: Cache
+    kind: CacheKind
+    table: TableForm
+    fields: tuple[Field, ...]
+    segments: tuple[SegmentContext, ...]
+
+    def segments_of(self, role: str) -> tuple[SegmentContext, ...]:
+        """The segments of K ("k") or V."""
+        return tuple(s for s in self.segments if s.role == role)
+
+
+@lru_cache(maxsize=256)
+def lower(cache: Cache) -> LoweredCache:
+    """The cache in numbers and names; once for a cache, whoever of its operations asks first."""
+    return LoweredCache(cache, cache_kind(cache), table_form(cache), cache_fields(cache), segments(cache))
