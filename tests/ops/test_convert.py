@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvgen import KernelSet, Paged, Ring, ops, presets
+from kvgen import Block, KernelSet, Layout, Paged, Quant, Ring, ops, presets
 from kvgen.reference import convert
 from kvgen.reference.segments import Coded
 from kvgen.runtime import Fault, describe
@@ -37,6 +37,16 @@ PAIRS: Final[dict[str, tuple[Cache, Cache]]] = {
     "nvfp4_vllm": (presets.max_nvfp4(dtype="bf16", **_PAGED), presets.vllm(dtype="bf16", **_PAGED)),
     "mla_flashmla": (presets.max_mla(page_size=16), presets.flashmla_fp8(page_size=64)),
     "flashmla_mla_rope": (presets.flashmla_fp8(page_size=64), presets.flashinfer_mla(page_size=16)),
+    # Codes and scales of neighbouring tokens side by side.
+    "max_columns": (
+        presets.max_paged(dtype="bf16", **_PAGED),
+        Paged(
+            dtype="bf16",
+            quant=Quant(dtype="i8", scale_dtype="f32", block=Block(dim=32)),
+            layout=Layout(kv="page kv layer head dim token", scales="page kv layer head dim token"),
+            **_PAGED,
+        ),
+    ),
     # The same codes in other places.
     "int8_own_table": (CHOSEN["int8_own_table"], CHOSEN["int8_own_table"].model_copy(update={"page_size": 16})),
     "int4_int8": (CHOSEN["int4_in_page"].model_copy(update={"lengths": "before"}), CHOSEN["int8_own_table"]),
