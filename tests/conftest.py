@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes.util
+import gc
 from typing import Any
 
 import pytest
@@ -34,6 +35,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if item not in gpu]
         config.hook.pytest_deselected(items=gpu)
         config.stash[_LEFT_OUT] = len(gpu)
+
+
+def pytest_collection_finish() -> None:
+    """Thousands of tests stay for the whole run: the collector need not look at them again."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 20)
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
