@@ -67,7 +67,7 @@ def fake_cuda(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "-fPIC",
         "-o",
         str(folder / "libcuda.so.1"),
-        str(ROOT / "tests" / "fake_gpu.c"),
+        str(ROOT / "tests" / "support" / "fake_gpu.c"),
         "-ldl",
     ]
     subprocess.run(command, check=True)

@@ -20,9 +20,9 @@ from kvgen import Continuous
 from kvgen.runtime.arrays import view
 from kvgen.spec.kernel_set import KernelSet
 from kvgen.spec.loader import load_folder
-from tests import rehearsal
 from tests.cli.conftest import Folder
-from tests.family_sets import NAMES, RUN, write_project
+from tests.support import rehearsal
+from tests.support.family_sets import NAMES, RUN, write_project
 
 
 @pytest.fixture(scope="module")

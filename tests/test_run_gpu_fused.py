@@ -17,9 +17,9 @@ from benchmarks.gpu.packages import generated, use
 from kvgen import ops
 from kvgen.spec.kernel_set import KernelSet
 from kvgen.spec.loader import load_folder
-from tests import rehearsal
-from tests.bench_sets import NAMES, RUN, write_project
 from tests.cli.conftest import Folder
+from tests.support import rehearsal
+from tests.support.bench_sets import NAMES, RUN, write_project
 
 
 @pytest.fixture(scope="module")

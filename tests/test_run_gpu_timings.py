@@ -20,9 +20,9 @@ from kvgen.runtime import cuda
 from kvgen.runtime import gpu as backend
 from kvgen.runtime.module import cpu_kernel
 from kvgen.spec.loader import load_folder
-from tests import bench_sets, family_sets
 from tests.cli.conftest import Folder
-from tests.family_sets import write_project
+from tests.support import bench_sets, family_sets
+from tests.support.family_sets import write_project
 
 
 class EmulatedDriver:

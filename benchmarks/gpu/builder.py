@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from benchmarks.gpu.cases import Blobs, Bytes, Case, Close, View
 from kvgen.layout.dtypes import dtype
-from tests.ops.memory import GUARD, rows_array
-from tests.ops.scenes import Memory, Scene
+from tests.support.memory import GUARD, rows_array
+from tests.support.scenes import Memory, Scene
 
 Raw = NDArray[Any]
 _AFTER = 128  # bytes behind a table: poison

@@ -20,11 +20,11 @@ from kvgen import CSR, Continuous, Indirect, KernelSet, Ring
 from kvgen.layout.dtypes import dtype
 from kvgen.layout.storage import Storage
 from kvgen.reference import Decoded, append, decode, gather, seal
-from tests.ops.batches import OPEN_TOKENS, PLAIN, Batch
-from tests.ops.closeness import HALF_ULP, Terms, limits, terms
-from tests.ops.edges import raise_edges
-from tests.ops.memory import rows_array
-from tests.ops.scenes import Scene
+from tests.support.batches import OPEN_TOKENS, PLAIN, Batch
+from tests.support.loud_tokens import raise_edges
+from tests.support.memory import rows_array
+from tests.support.scenes import Scene
+from tests.support.tolerance import HALF_ULP, Terms, limits, terms
 
 ORACLE: Final = ("append", "decode", "gather", "seal")
 
@@ -325,7 +325,7 @@ def _bit_patterns(scene: Scene, totals: Sequence[int]) -> None:
 
 
 def _close(case: Builder, given: Terms, storage: Storage, q: Raw, wanted: Decoded) -> None:
-    """How far the result may be off, a row and head (tests.ops.closeness)."""
+    """How far the result may be off, a row and head (tests.support.tolerance)."""
     kind = given.out
     # Its values have all magnitudes: a row's largest error says nothing. Scales round once more, on tensor cores in f16.
     scaled = any(part.scales is not None for part in storage.segments)

@@ -29,7 +29,7 @@ from pydantic import ValidationError
 from kvgen import CSR, Block, Continuous, Dense, Indirect, Latent, Layout, Paged, PerKV, Quant, Ring
 from kvgen.errors import SpecError
 from kvgen.spec.cache import Cache
-from tests.pairwise import cover, every
+from tests.support.pairwise import cover, every
 
 FACTORS: Final = {
     "layout": (

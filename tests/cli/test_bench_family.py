@@ -11,7 +11,7 @@ from kvgen.bench import Scene, Workload, call_of, measure, minimum_sectors
 from kvgen.cli.project import generated
 from kvgen.spec.kernel_set import KernelSet
 from kvgen.spec.loader import load_file
-from tests.family_sets import RUN, write_project
+from tests.support.family_sets import RUN, write_project
 
 from .conftest import Folder
 from .test_bench import operations, traffic

@@ -12,7 +12,7 @@ from kvgen.bench import KNOWN, SIZES, Scene, Workload, call_of, minimum_sectors,
 from kvgen.cli.project import generated
 from kvgen.spec.kernel_set import KernelSet
 from kvgen.spec.loader import load_file
-from tests.bench_sets import NAMES, RUN, write_project
+from tests.support.bench_sets import NAMES, RUN, write_project
 
 from .conftest import Folder
 from .test_bench import operations, traffic

@@ -12,8 +12,8 @@ from kvgen.cli.project import Project, open_project
 from kvgen.errors import DeviceError
 from kvgen.runtime import cuda
 from kvgen.runtime.launcher import Bound, Launcher
-from tests import bench_sets
-from tests.family_sets import RUN, write_project
+from tests.support import bench_sets
+from tests.support.family_sets import RUN, write_project
 
 from .conftest import Folder
 

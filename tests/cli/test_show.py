@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from kvgen.paths import templates_root
-from tests.family_sets import NAMES, write_project
+from tests.support.family_sets import NAMES, write_project
 
 from .conftest import Folder
 

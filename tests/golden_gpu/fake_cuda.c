@@ -1,5 +1,5 @@
-// A libcuda whose launches do nothing (../fake_gpu.c), that also refuses the tensor maps a driver would refuse.
-#include "../fake_gpu.c"
+// A libcuda whose launches do nothing (../support/fake_gpu.c), that also refuses the tensor maps a driver would refuse.
+#include "../support/fake_gpu.c"
 
 Result cuTensorMapEncodeTiled(uint64_t *map, int type, uint32_t rank, uintptr_t address, const uint64_t *dims, const uint64_t *strides,
                               const uint32_t *box, const uint32_t *steps, int interleave, int swizzle, int promotion, int fill) {

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.ops.sets import ALL
+from tests.support.sets import ALL
 
 HERE = Path(__file__).parent
 

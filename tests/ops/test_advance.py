@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvgen.runtime import Fault, describe
-from tests.ops.batches import batches
-from tests.ops.harness import index_name, offsets_of
-from tests.ops.lengths import (
+from tests.support.batches import batches
+from tests.support.harness import index_name, offsets_of
+from tests.support.step_lengths import (
     ADVANCED,
     BATCH,
     SETS,

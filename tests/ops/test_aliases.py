@@ -11,23 +11,17 @@ import pytest
 from kvgen.layout.dtypes import dtype
 from kvgen.ops import Append
 from kvgen.runtime import clear
-from tests.ops import (
-    fused,
-    lengths,
-    slots,
-    stored_rows,
-    test_compact,
-    test_fused,
-    test_merge_states,
-    test_sliced_add,
-)
-from tests.ops.batches import PLAIN, Batch
-from tests.ops.harness import on_machine, package
-from tests.ops.memory import Raw
-from tests.ops.moving import SETS as MOVING
-from tests.ops.moving import having, moving_scene
-from tests.runtime.tables import SETS as CHECKED_IN
-from tests.runtime.tables import kernels as tables_of
+from tests.ops import test_compact, test_fused, test_merge_states, test_sliced_add
+from tests.support import append_sets as fused
+from tests.support import slots, stored_rows
+from tests.support import step_lengths as lengths
+from tests.support.batches import PLAIN, Batch
+from tests.support.call_tables import SETS as CHECKED_IN
+from tests.support.call_tables import kernels as tables_of
+from tests.support.harness import on_machine, package
+from tests.support.memory import Raw
+from tests.support.page_moves import SETS as MOVING
+from tests.support.page_moves import having, moving_scene
 
 STEP = replace(PLAIN, totals=(5, 20, 1), new=(2, 3, 1), padding=1)
 

@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvgen.layout.dtypes import dtype
-from tests.ops.batches import Batch, batches
-from tests.ops.harness import check_append, index_name, offsets_of
-from tests.ops.scenes import Scene
-from tests.ops.sets import ALL, SETS, having
+from tests.support.batches import Batch, batches
+from tests.support.harness import check_append, index_name, offsets_of
+from tests.support.scenes import Scene
+from tests.support.sets import ALL, SETS, having
 
 
 def scene_before(name: str, batch: Batch) -> Scene:
@@ -37,7 +37,7 @@ def test_ragged(name: str, data: Any) -> None:
 
 
 # Append by slots stores as append does, whose sets are all of them; it finds a row's place in its own way, which depends on the
-# form of table and its pages, on the slots' type, and on how the place's parts lie: one of each. tests/ops/slots.py has it too.
+# form of table and its pages, on the slots' type, and on how the place's parts lie: one of each. test_slot_mapping has it too.
 _SLOTS = (
     "max_paged", "sglang", "csr_multiplied", "ring_f32", "continuous_hnd", "flashmla", "vllm_xpacked", "split_token",
     "transposed_v", "dim_three", "falcon",

@@ -8,8 +8,8 @@ import pytest
 
 from kvgen import KernelSet, ops, presets
 from kvgen.bench import Scene, Workload, measure
-from tests.ops.fused import NEOX, YARN
-from tests.ops.harness import package
+from tests.support.append_sets import NEOX, YARN
+from tests.support.harness import package
 
 TOKENS: Final = 512
 _HEADS: Final[dict[str, Any]] = {"dtype": "bf16", "kv_heads": 4, "head_dim": 128}

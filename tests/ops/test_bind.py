@@ -10,13 +10,13 @@ import pytest
 
 from kvgen.errors import ArgumentError
 from kvgen.runtime import cuda
-from tests.ops.batches import PLAIN
-from tests.ops.engines import QUANTIZED
-from tests.ops.harness import index_name, launcher, new_rows, offsets_of, package
-from tests.ops.memory import Raw
-from tests.ops.scenes import Scene
-from tests.ops.sets import ALL, FAMILY
-from tests.runtime.launching import NotingDriver, on_device
+from tests.support.batches import PLAIN
+from tests.support.engine_sets import QUANTIZED
+from tests.support.harness import index_name, launcher, new_rows, offsets_of, package
+from tests.support.launching import NotingDriver, on_device
+from tests.support.memory import Raw
+from tests.support.scenes import Scene
+from tests.support.sets import ALL, FAMILY
 
 Change = Callable[[Raw], Any]
 

@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 from kvgen import KernelSet, Mask, Paged, ops
 from kvgen.reference import decode, merge_states
 from kvgen.runtime.cpu import machine
-from tests.ops.batches import PLAIN
-from tests.ops.harness import package, queries
-from tests.ops.memory import rows_array
-from tests.ops.scenes import Scene
+from tests.support.batches import PLAIN
+from tests.support.harness import package, queries
+from tests.support.memory import rows_array
+from tests.support.scenes import Scene
 
 Floats = NDArray[np.float64]
 HEADS, DIM = 3, 8

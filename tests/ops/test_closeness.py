@@ -15,11 +15,11 @@ from kvgen.reference.attention import Arguments, modified
 from kvgen.reference.decode import Seen, products, weighted
 from kvgen.score import Score
 from kvgen.spec.mask import Mask
-from tests.ops.attending import Step, step
-from tests.ops.batches import PLAIN
-from tests.ops.closeness import hold, hold_counts, rounder
-from tests.ops.edges import Loud
-from tests.ops.memory import Raw
+from tests.support.batches import PLAIN
+from tests.support.decode_steps import Step, step
+from tests.support.loud_tokens import Loud
+from tests.support.memory import Raw
+from tests.support.tolerance import hold, hold_counts, rounder
 
 
 def _set(name: str, cache: Any, group: int, **fields: Any) -> KernelSet:

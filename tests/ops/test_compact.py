@@ -15,11 +15,11 @@ from kvgen.layout.dtypes import dtype
 from kvgen.reference import compact, compact_plan
 from kvgen.runtime import Fault, describe
 from kvgen.runtime.cpu import machine
-from tests.ops.batches import PLAIN
-from tests.ops.harness import package
-from tests.ops.memory import Raw
-from tests.ops.moving import SETS, expect, having, hold_bytes, launch, moving_scene, sizes, steps, vector
-from tests.ops.scenes import Scene
+from tests.support.batches import PLAIN
+from tests.support.harness import package
+from tests.support.memory import Raw
+from tests.support.page_moves import SETS, expect, having, hold_bytes, launch, moving_scene, sizes, steps, vector
+from tests.support.scenes import Scene
 
 TABLES = ("page_table", "req_to_token", "page_indices")
 

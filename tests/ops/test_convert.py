@@ -16,11 +16,11 @@ from kvgen.reference.segments import Coded
 from kvgen.runtime import Fault, describe
 from kvgen.runtime.cpu import machine
 from kvgen.spec.cache import Cache
-from tests.ops.batches import PLAIN, Batch, batches, capacity
-from tests.ops.chosen import CHOSEN
-from tests.ops.harness import hold_memory, on_machine, package
-from tests.ops.memory import aligned
-from tests.ops.scenes import Scene
+from tests.support.batches import PLAIN, Batch, batches, capacity
+from tests.support.cache_matrix import CHOSEN
+from tests.support.harness import hold_memory, on_machine, package
+from tests.support.memory import aligned
+from tests.support.scenes import Scene
 
 _SMALL: Final[dict[str, Any]] = {"kv_heads": 2, "head_dim": 64}
 _PAGED: Final[dict[str, Any]] = {"page_size": 16, **_SMALL}

@@ -14,10 +14,10 @@ from kvgen import KernelSet, Paged, Quant, ops, presets
 from kvgen.reference import copy_pages, overlaps
 from kvgen.runtime import Fault, describe
 from kvgen.runtime.cpu import machine
-from tests.ops.batches import PLAIN
-from tests.ops.harness import package
-from tests.ops.moving import SETS, apart, expect, having, hold_bytes, launch, lists, moving_scene, sizes, steps
-from tests.ops.scenes import Scene
+from tests.support.batches import PLAIN
+from tests.support.harness import package
+from tests.support.page_moves import SETS, apart, expect, having, hold_bytes, launch, lists, moving_scene, sizes, steps
+from tests.support.scenes import Scene
 
 
 def pairs_array(pairs: Any, kind: Any = np.int64) -> Any:

@@ -10,17 +10,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.ops.batches import PLAIN, Batch, batches, capacity
-from tests.ops.harness import (
+from tests.support.batches import PLAIN, Batch, batches, capacity
+from tests.support.harness import (
     check_decode,
     index_name,
     offsets_of,
     queries,
     raise_edges,
 )
-from tests.ops.memory import Raw
-from tests.ops.scenes import Scene
-from tests.ops.sets import ALL, SETS
+from tests.support.memory import Raw
+from tests.support.scenes import Scene
+from tests.support.sets import ALL, SETS
 
 DECODES = [n for n, s in SETS.items() if any(o.kind == "decode" for o in s.ops)]
 

@@ -16,7 +16,7 @@ from kvgen.compile import default_cache
 from kvgen.compile.sass import count, histogram, sass
 from kvgen.lowering.attention import mma
 from tests.compile.test_sass import needs_tool
-from tests.ops.harness import package
+from tests.support.harness import package
 
 _CACHE: Final[dict[str, Any]] = {"dtype": "bf16", "kv_heads": 8, "head_dim": 128}
 FP8: Final = Quant(dtype="e4m3")

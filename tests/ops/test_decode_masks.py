@@ -14,8 +14,8 @@ from kvgen import CSR, KernelSet, Paged, Quant, Ring, ops, presets, score
 from kvgen.runtime import Fault, describe
 from kvgen.score import Score, Tensor
 from kvgen.spec.mask import Mask
-from tests.ops.attending import Step, step, steps
-from tests.ops.batches import PLAIN, Batch
+from tests.support.batches import PLAIN, Batch
+from tests.support.decode_steps import Step, step, steps
 
 
 def _set(name: str, cache: Any, group: int, rows: int, **fields: Any) -> KernelSet:

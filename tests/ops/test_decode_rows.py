@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from kvgen import CSR, Continuous, Dense, KernelSet, Layout, Paged, PerKV, Quant, Ring, ops, presets
 from kvgen.runtime import Fault, describe
-from tests.ops.attending import Step, step, steps
-from tests.ops.batches import PLAIN, Batch
-from tests.ops.closeness import hold
+from tests.support.batches import PLAIN, Batch
+from tests.support.decode_steps import Step, step, steps
+from tests.support.tolerance import hold
 
 
 def _set(name: str, cache: Any, group: int, rows: int, **fields: Any) -> KernelSet:

@@ -14,12 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvgen.layout.dtypes import dtype
-from tests.ops.batches import batches
-from tests.ops.engines import ENGINES, QUANTIZED
-from tests.ops.harness import check_append, check_decode, check_gather, index_name, offsets_of
-from tests.ops.sets import FAMILY, having
 from tests.ops.test_append import scene_before
 from tests.ops.test_decode import decode_scene
+from tests.support.batches import batches
+from tests.support.engine_sets import ENGINES, QUANTIZED
+from tests.support.harness import check_append, check_decode, check_gather, index_name, offsets_of
+from tests.support.sets import FAMILY, having
 
 SETS = FAMILY | ENGINES | QUANTIZED
 GATHER = frozenset(having(SETS, "gather"))

@@ -25,11 +25,11 @@ from kvgen.reference.segments import Coded, Plain
 from kvgen.reference.tables import index
 from kvgen.runtime import describe
 from kvgen.runtime.faults import Fault
-from tests.ops.batches import PLAIN, Batch, batches
-from tests.ops.fused import SETS
-from tests.ops.harness import on_machine, package, surroundings
-from tests.ops.memory import CANARY, rows_array
-from tests.ops.scenes import Scene
+from tests.support.append_sets import SETS
+from tests.support.batches import PLAIN, Batch, batches
+from tests.support.harness import on_machine, package, surroundings
+from tests.support.memory import CANARY, rows_array
+from tests.support.scenes import Scene
 
 MOST = 300  # rows of a table of angles
 

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from kvgen.layout.dtypes import dtype
 from kvgen.runtime.cpu import machine
-from tests.ops.batches import PLAIN, batches
-from tests.ops.harness import check_gather, index_name, offsets_of, package
-from tests.ops.scenes import Scene
-from tests.ops.sets import SETS, having
-from tests.ops.stored import STORED, check_gather_raw
+from tests.support.batches import PLAIN, batches
+from tests.support.harness import check_gather, index_name, offsets_of, package
+from tests.support.raw_rows import STORED, check_gather_raw
+from tests.support.scenes import Scene
+from tests.support.sets import SETS, having
 
 
 @pytest.mark.parametrize("name", SETS)

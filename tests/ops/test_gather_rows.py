@@ -15,11 +15,11 @@ from kvgen.layout.dtypes import dtype
 from kvgen.reference import gather_rows
 from kvgen.runtime import Fault, describe
 from kvgen.runtime.cpu import machine
-from tests.ops.batches import PLAIN, batches
-from tests.ops.chosen import CHOSEN, chosen
-from tests.ops.harness import Run, hold_memory, index_name, launcher, offsets_of, package, surroundings
-from tests.ops.memory import CANARY, Raw, rows_array
-from tests.ops.scenes import Scene
+from tests.support.batches import PLAIN, batches
+from tests.support.cache_matrix import CHOSEN, chosen
+from tests.support.harness import Run, hold_memory, index_name, launcher, offsets_of, package, surroundings
+from tests.support.memory import CANARY, Raw, rows_array
+from tests.support.scenes import Scene
 
 SETS = chosen(
     "rows",

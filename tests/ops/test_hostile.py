@@ -16,8 +16,10 @@ from kvgen.reference import Decoded
 from kvgen.runtime import Fault, describe
 from kvgen.runtime.cpu import machine
 from kvgen.spec.tables import Offsets
-from tests.ops.batches import CHUNK, OPEN_TOKENS, PLAIN, Batch, capacity
-from tests.ops.harness import (
+from tests.ops.test_append import scene_before
+from tests.ops.test_decode import DECODES, decode_scene
+from tests.support.batches import CHUNK, OPEN_TOKENS, PLAIN, Batch, capacity
+from tests.support.harness import (
     Run,
     check_append,
     check_decode,
@@ -28,11 +30,9 @@ from tests.ops.harness import (
     package,
     queries,
 )
-from tests.ops.memory import Raw
-from tests.ops.scenes import Scene
-from tests.ops.sets import SETS, splits_of
-from tests.ops.test_append import scene_before
-from tests.ops.test_decode import DECODES, decode_scene
+from tests.support.memory import Raw
+from tests.support.scenes import Scene
+from tests.support.sets import SETS, splits_of
 
 VICTIM = 1
 Spoil = Callable[[Scene], None]

@@ -12,8 +12,10 @@ import pytest
 from kvgen.reference.elements import Elements
 from kvgen.reference.segments import Coded
 from kvgen.runtime import Fault, describe
-from tests.ops.batches import PLAIN
-from tests.ops.harness import (
+from tests.ops.test_append import scene_before
+from tests.ops.test_decode import decode_scene
+from tests.support.batches import PLAIN
+from tests.support.harness import (
     Run,
     check_append,
     check_decode,
@@ -23,10 +25,8 @@ from tests.ops.harness import (
     new_rows,
     offsets_of,
 )
-from tests.ops.scenes import Scene
-from tests.ops.sets import ALL, FAMILY, having
-from tests.ops.test_append import scene_before
-from tests.ops.test_decode import decode_scene
+from tests.support.scenes import Scene
+from tests.support.sets import ALL, FAMILY, having
 
 GATHER = frozenset(having(FAMILY, "gather"))
 VICTIM = 1

@@ -11,7 +11,7 @@ from kvgen.codegen.emit import render_all, units_of
 from kvgen.compile import compile_many, default_cache
 from kvgen.spec.loader import LoadedSet
 from kvgen.spec.norm import RmsNorm
-from tests.ops.fused import NEOX
+from tests.support.append_sets import NEOX
 
 _ONE = Quant(dtype="i8", scale_dtype="f32", block=Block(dim=1))
 _APART = Layout(k="page layer token head dim", v="layer page token head dim")

@@ -19,12 +19,12 @@ from kvgen.reference import lora_add
 from kvgen.runtime import Fault, describe
 from kvgen.runtime.cpu import machine
 from kvgen.spec.cache import Cache
-from tests.ops.batches import PLAIN, Batch, batches
-from tests.ops.chosen import chosen
-from tests.ops.harness import Run, hold_memory, launcher, offsets_of, package
-from tests.ops.memory import Raw, aligned, rows_array
-from tests.ops.scenes import Scene
-from tests.ops.sets import ALL
+from tests.support.batches import PLAIN, Batch, batches
+from tests.support.cache_matrix import chosen
+from tests.support.harness import Run, hold_memory, launcher, offsets_of, package
+from tests.support.memory import Raw, aligned, rows_array
+from tests.support.scenes import Scene
+from tests.support.sets import ALL
 
 # Tables, layouts and quantizations whose K and V of single tokens can be added to.
 NAMES = (

@@ -17,12 +17,12 @@ from kvgen.reference import merge_states
 from kvgen.runtime.cpu import machine
 from kvgen.spec.cache import Cache
 from kvgen.spec.kernel_set import Op
-from tests.ops.batches import PLAIN
-from tests.ops.chosen import chosen
-from tests.ops.closeness import HALF_ULP, TINY
-from tests.ops.harness import package, surroundings
-from tests.ops.memory import CANARY, Raw, rows_array
-from tests.ops.scenes import Scene
+from tests.support.batches import PLAIN
+from tests.support.cache_matrix import chosen
+from tests.support.harness import package, surroundings
+from tests.support.memory import CANARY, Raw, rows_array
+from tests.support.scenes import Scene
+from tests.support.tolerance import HALF_ULP, TINY
 
 
 def _operations(cache: Cache) -> Sequence[Op]:

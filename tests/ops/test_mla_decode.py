@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from kvgen import presets
 from kvgen.layout.dtypes import dtype
 from kvgen.runtime.cpu import machine
-from tests.ops.batches import PLAIN, Batch
-from tests.ops.harness import offsets_of, package
-from tests.ops.latent import SETS, SPARSE, SPLIT, Rows, call, latent_scene, latent_set, op_of
-from tests.ops.memory import aligned
-from tests.ops.scenes import Scene
-from tests.ops.sets import archs_of
+from tests.support.batches import PLAIN, Batch
+from tests.support.harness import offsets_of, package
+from tests.support.latent_steps import SETS, SPARSE, SPLIT, Rows, call, latent_scene, latent_set, op_of
+from tests.support.memory import aligned
+from tests.support.scenes import Scene
+from tests.support.sets import archs_of
 
 TILES = (32, 64)
 

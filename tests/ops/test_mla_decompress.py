@@ -15,12 +15,12 @@ from kvgen.layout.dtypes import dtype
 from kvgen.reference import Gathered, mla_decompress, mla_plan
 from kvgen.runtime import Fault, describe
 from kvgen.runtime.cpu import machine
-from tests.ops.batches import PLAIN, Batch, batches
-from tests.ops.chosen import CHOSEN, chosen
-from tests.ops.harness import Run, hold_memory, index_name, launcher, package, surroundings
-from tests.ops.lengths import scene_of
-from tests.ops.memory import CANARY, Raw, rows_array
-from tests.ops.scenes import Scene
+from tests.support.batches import PLAIN, Batch, batches
+from tests.support.cache_matrix import CHOSEN, chosen
+from tests.support.harness import Run, hold_memory, index_name, launcher, package, surroundings
+from tests.support.memory import CANARY, Raw, rows_array
+from tests.support.scenes import Scene
+from tests.support.step_lengths import scene_of
 
 OPS = (ops.MlaDecompress(), ops.MlaDecompress(name="whole", rope=True, alignment=1, index_dtype="i32"))
 SETS = chosen("chunk", lambda cache: OPS, ("latent", "latent_row", "latent_pool")) | {

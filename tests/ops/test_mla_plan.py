@@ -15,12 +15,12 @@ from kvgen.layout.dtypes import dtype
 from kvgen.reference import Chunked, mla_plan
 from kvgen.runtime import Fault, describe
 from kvgen.runtime.cpu import machine
-from tests.ops.batches import PLAIN, batches
-from tests.ops.chosen import CHOSEN
-from tests.ops.harness import index_name, offsets_of, package, surroundings
-from tests.ops.lengths import go, hold, scene_of, vector
-from tests.ops.memory import CANARY, Raw, rows_array
-from tests.ops.scenes import Scene
+from tests.support.batches import PLAIN, batches
+from tests.support.cache_matrix import CHOSEN
+from tests.support.harness import index_name, offsets_of, package, surroundings
+from tests.support.memory import CANARY, Raw, rows_array
+from tests.support.scenes import Scene
+from tests.support.step_lengths import go, hold, scene_of, vector
 
 _AFTER = Latent(
     dtype="f32",

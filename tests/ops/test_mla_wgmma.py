@@ -19,10 +19,10 @@ from kvgen.ops import MlaDecode
 from kvgen.runtime.cpu import machine
 from kvgen.spec.cache import Cache
 from kvgen.spec.loader import LoadedSet
-from tests.ops.batches import PLAIN, Batch
-from tests.ops.harness import offsets_of, package
-from tests.ops.latent import SCALE, Rows, call, latent_scene, op_of
-from tests.ops.memory import aligned
+from tests.support.batches import PLAIN, Batch
+from tests.support.harness import offsets_of, package
+from tests.support.latent_steps import SCALE, Rows, call, latent_scene, op_of
+from tests.support.memory import aligned
 
 
 def wgmma_set(name: str, cache: Cache, heads: int, **fields: Any) -> KernelSet:

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from kvgen import ops
 from kvgen.runtime import describe
-from tests.ops.batches import PLAIN, batches
-from tests.ops.stored_rows import SETS, check, having, of_kind, one_launch, stored
+from tests.support.batches import PLAIN, batches
+from tests.support.stored_rows import SETS, check, having, of_kind, one_launch, stored
 
 
 @pytest.mark.parametrize("name", having(ops.NormCache))

@@ -14,10 +14,10 @@ from kvgen.layout.dtypes import dtype
 from kvgen.reference import TableView
 from kvgen.runtime.cpu import machine
 from kvgen.runtime.workspace import Workspace
-from tests.ops import split_list
-from tests.ops.harness import package
-from tests.ops.memory import GUARD, Raw
-from tests.ops.split_list import OVERHEAD, Span, columns_of
+from tests.support import split_list
+from tests.support.harness import package
+from tests.support.memory import GUARD, Raw
+from tests.support.split_list import OVERHEAD, Span, columns_of
 
 COLUMNS = 313  # pages of a request's table: 5008 tokens
 SHORT = Mask(window=700, padding=True)

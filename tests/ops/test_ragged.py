@@ -17,8 +17,9 @@ from kvgen.layout.dtypes import dtype
 from kvgen.reference import gather_rows
 from kvgen.runtime import Fault, describe
 from kvgen.runtime.cpu import machine
-from tests.ops.batches import PLAIN, batches
-from tests.ops.harness import (
+from tests.ops.test_decode import decode_scene
+from tests.support.batches import PLAIN, batches
+from tests.support.harness import (
     Run,
     check_append,
     check_decode,
@@ -31,10 +32,9 @@ from tests.ops.harness import (
     queries,
     surroundings,
 )
-from tests.ops.memory import CANARY, rows_array
-from tests.ops.scenes import Scene
-from tests.ops.sets import ALL
-from tests.ops.test_decode import decode_scene
+from tests.support.memory import CANARY, rows_array
+from tests.support.scenes import Scene
+from tests.support.sets import ALL
 
 ROWS = KernelSet(
     name="rows_ragged",

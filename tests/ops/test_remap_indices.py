@@ -12,11 +12,10 @@ from hypothesis import strategies as st
 from kvgen.runtime import Fault, describe
 from kvgen.runtime.cpu import machine
 from kvgen.spec.cache import Continuous
-from tests.ops.batches import batches
-from tests.ops.harness import offsets_of, package
-from tests.ops.lengths import scene_of, vector
-from tests.ops.memory import rows_array
-from tests.ops.slots import (
+from tests.support.batches import batches
+from tests.support.harness import offsets_of, package
+from tests.support.memory import rows_array
+from tests.support.slots import (
     BATCH,
     SETS,
     check_remap,
@@ -24,6 +23,7 @@ from tests.ops.slots import (
     picks,
     wide,
 )
+from tests.support.step_lengths import scene_of, vector
 
 
 @pytest.mark.parametrize("name", SETS)

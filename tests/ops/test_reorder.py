@@ -17,11 +17,11 @@ from kvgen.reference import reorder
 from kvgen.runtime import Fault, describe
 from kvgen.runtime.cpu import machine
 from kvgen.spec.cache import Cache
-from tests.ops.batches import PLAIN, Batch
-from tests.ops.harness import index_name, package
-from tests.ops.memory import Raw, rows_array
-from tests.ops.moving import SETS, expect, having, hold_bytes, launch, sizes, steps, vector
-from tests.ops.scenes import Scene
+from tests.support.batches import PLAIN, Batch
+from tests.support.harness import index_name, package
+from tests.support.memory import Raw, rows_array
+from tests.support.page_moves import SETS, expect, having, hold_bytes, launch, sizes, steps, vector
+from tests.support.scenes import Scene
 
 NAMES = having("reorder")
 
@@ -50,7 +50,7 @@ class Roomy(Scene):
 
 
 def scene_of(kernels: KernelSet, batch: Batch) -> Scene:
-    from tests.ops.moving import scramble
+    from tests.support.page_moves import scramble
 
     scene = Roomy(kernels, batch, batch.totals)
     scramble(scene, scene.arrays())

@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 
 from kvgen.runtime import Fault, describe
 from kvgen.runtime.cpu import machine
-from tests.ops.batches import PLAIN, batches
-from tests.ops.harness import index_name, offsets_of, package
-from tests.ops.lengths import (
+from tests.support.batches import PLAIN, batches
+from tests.support.harness import index_name, offsets_of, package
+from tests.support.scenes import Scene
+from tests.support.step_lengths import (
     BAD_OFFSETS,
     BATCH,
     MANY,
@@ -24,7 +25,6 @@ from tests.ops.lengths import (
     check_row_offsets,
     scene_of,
 )
-from tests.ops.scenes import Scene
 
 
 @pytest.mark.parametrize("name", SETS)

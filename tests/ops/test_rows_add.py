@@ -14,13 +14,13 @@ from kvgen import KernelSet, ops
 from kvgen.reference import rows_add
 from kvgen.runtime import Fault, describe
 from kvgen.runtime.cpu import machine
-from tests.ops.batches import PLAIN, batches
-from tests.ops.chosen import chosen
-from tests.ops.harness import Run, hold_memory, launcher, offsets_of, package
-from tests.ops.memory import Raw
-from tests.ops.scenes import Scene
-from tests.ops.sets import ALL
 from tests.ops.test_lora_add import flat_rows, index_of, sectors_of, stored_scene
+from tests.support.batches import PLAIN, batches
+from tests.support.cache_matrix import chosen
+from tests.support.harness import Run, hold_memory, launcher, offsets_of, package
+from tests.support.memory import Raw
+from tests.support.scenes import Scene
+from tests.support.sets import ALL
 
 # Widths of which V's half begins in the middle of an access too.
 SETS = chosen(

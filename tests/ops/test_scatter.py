@@ -14,12 +14,12 @@ from kvgen import KernelSet, Ring, ops, presets
 from kvgen.layout.dtypes import dtype
 from kvgen.runtime import Fault, describe
 from kvgen.runtime.cpu import machine
-from tests.ops.batches import PLAIN, Batch, batches
-from tests.ops.chosen import CHOSEN
-from tests.ops.harness import index_name, new_rows, offsets_of, package
-from tests.ops.scenes import Scene
-from tests.ops.sets import having
-from tests.ops.stored import STORED, check_gather_raw, check_scatter, random_stored, starts_of
+from tests.support.batches import PLAIN, Batch, batches
+from tests.support.cache_matrix import CHOSEN
+from tests.support.harness import index_name, new_rows, offsets_of, package
+from tests.support.raw_rows import STORED, check_gather_raw, check_scatter, random_stored, starts_of
+from tests.support.scenes import Scene
+from tests.support.sets import having
 
 
 def drawn(data: Any, name: str) -> tuple[Batch, list[int], list[int]]:

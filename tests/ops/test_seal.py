@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from kvgen.runtime import describe
-from tests.ops.batches import PLAIN
-from tests.ops.engines import ENGINES, QUANTIZED
-from tests.ops.harness import check_append, check_decode, check_gather, index_name, offsets_of, queries
-from tests.ops.scenes import Scene
-from tests.ops.sets import ALL, FAMILY, having
+from tests.support.batches import PLAIN
+from tests.support.engine_sets import ENGINES, QUANTIZED
+from tests.support.harness import check_append, check_decode, check_gather, index_name, offsets_of, queries
+from tests.support.scenes import Scene
+from tests.support.sets import ALL, FAMILY, having
 
 # A new token each; a prompt of several groups; one that ends a group; nothing; one that begins a group.
 STEPS = ((1, 21, 4, 0), (3, 1, 1, 1), (1, 1, 3, 2), (8, 1, 0, 6))

@@ -7,8 +7,8 @@ import random
 from collections import Counter
 
 from kvgen import presets
-from tests.ops.engines import ENGINES
-from tests.ops.family import (
+from tests.support.engine_sets import ENGINES
+from tests.support.family import (
     CACHE_FACTORS,
     QUANT_FACTORS,
     TIMES,
@@ -22,8 +22,8 @@ from tests.ops.family import (
     pairs,
     parse,
 )
-from tests.ops.pairwise import COVER, REST
-from tests.ops.sets import ALL, FAMILY, PRESETS, SETS, archs_of
+from tests.support.family_rows import COVER, REST
+from tests.support.sets import ALL, FAMILY, PRESETS, SETS, archs_of
 
 
 def test_every_preset_has_a_set() -> None:
@@ -102,7 +102,7 @@ def test_the_family_covers_every_pair() -> None:
     covered = {p for f in fixed for p in pairs(f)}
     rng = random.Random(99)
     missing = {p for _ in range(300) for p in pairs(draw(rng))} - covered
-    assert not missing, f"{sorted(missing)[:5]}; run `python -m tests.ops.family` into tests/ops/pairwise.py"
+    assert not missing, f"{sorted(missing)[:5]}; run `python -m tests.support.family` into tests/support/family_rows.py"
     assert len(covered) >= 1594
     met = {p for f in _factors(COVER) for p in pairs(f)}
     assert {p for p in covered if own(p)} <= met and len({p for p in met if own(p)}) >= 208 and len(met) >= 1173

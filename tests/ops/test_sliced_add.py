@@ -15,9 +15,9 @@ from kvgen.layout.dtypes import dtype
 from kvgen.reference import sliced_add
 from kvgen.runtime import Fault, describe
 from kvgen.runtime.cpu import machine
-from tests.ops.harness import package, surroundings
-from tests.ops.memory import CANARY, Raw, rows_array
 from tests.ops.test_lora_add import sectors_of
+from tests.support.harness import package, surroundings
+from tests.support.memory import CANARY, Raw, rows_array
 
 SIZES: dict[str, Any] = {"kv_heads": 2, "page_size": 16}
 

@@ -16,12 +16,11 @@ from kvgen.layout.dtypes import dtype
 from kvgen.reference import append, remap_indices
 from kvgen.runtime import Fault, describe
 from kvgen.runtime.cpu import machine
-from tests.ops.batches import PLAIN, batches
-from tests.ops.harness import Run, hold_memory, index_name, launcher, new_rows, offsets_of, package
-from tests.ops.lengths import scene_of
-from tests.ops.memory import Raw
-from tests.ops.scenes import Scene
-from tests.ops.slots import (
+from tests.support.batches import PLAIN, batches
+from tests.support.harness import Run, hold_memory, index_name, launcher, new_rows, offsets_of, package
+from tests.support.memory import Raw
+from tests.support.scenes import Scene
+from tests.support.slots import (
     AXES,
     BATCH,
     BYTES,
@@ -35,6 +34,7 @@ from tests.ops.slots import (
     spoilt,
     wide,
 )
+from tests.support.step_lengths import scene_of
 
 
 @pytest.mark.parametrize("name", SETS)

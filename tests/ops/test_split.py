@@ -15,14 +15,14 @@ from kvgen.reference.attention import Standing
 from kvgen.reference.decode import Seen, attend
 from kvgen.runtime import Fault, describe
 from kvgen.runtime.workspace import Workspace
-from tests.ops import split_list
-from tests.ops.attending import Step, step
-from tests.ops.batches import PLAIN
-from tests.ops.closeness import hold
-from tests.ops.harness import on_machine, package
-from tests.ops.memory import Raw
-from tests.ops.scenes import Scene
-from tests.ops.split_list import columns_of
+from tests.support import split_list
+from tests.support.batches import PLAIN
+from tests.support.decode_steps import Step, step
+from tests.support.harness import on_machine, package
+from tests.support.memory import Raw
+from tests.support.scenes import Scene
+from tests.support.split_list import columns_of
+from tests.support.tolerance import hold
 
 SCHEDULES: tuple[Any, ...] = ("ascending", "descending", 12345)
 BALANCED, ALONE = ops.Decode(split="balanced"), ops.Decode(name="alone")

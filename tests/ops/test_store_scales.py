@@ -16,12 +16,12 @@ from kvgen.reference.elements import Elements
 from kvgen.reference.segments import Coded
 from kvgen.runtime import Fault, describe
 from kvgen.runtime.cpu import machine
-from tests.ops.batches import PLAIN, Batch, batches
-from tests.ops.chosen import CHOSEN, chosen
-from tests.ops.harness import Run, hold_memory, launcher, offsets_of, package
-from tests.ops.memory import Raw, aligned, rows_array
-from tests.ops.scenes import Scene
 from tests.ops.test_lora_add import index_of, stored_scene
+from tests.support.batches import PLAIN, Batch, batches
+from tests.support.cache_matrix import CHOSEN, chosen
+from tests.support.harness import Run, hold_memory, launcher, offsets_of, package
+from tests.support.memory import Raw, aligned, rows_array
+from tests.support.scenes import Scene
 
 SETS = chosen(
     "k_scales",

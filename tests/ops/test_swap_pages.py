@@ -15,12 +15,12 @@ from kvgen.errors import ArgumentError, DeviceError
 from kvgen.reference import swap_pages
 from kvgen.runtime import Fault, cuda, describe
 from kvgen.runtime.cpu import machine
-from tests.ops.batches import PLAIN
-from tests.ops.harness import package
-from tests.ops.memory import Raw, Tensor
-from tests.ops.moving import SETS, expect, having, hold_bytes, launch, lists, moving_scene, sizes, steps
-from tests.ops.scenes import LAYERS, Scene
-from tests.runtime.launching import DeviceArray, NotingDriver
+from tests.support.batches import PLAIN
+from tests.support.harness import package
+from tests.support.launching import DeviceArray, NotingDriver
+from tests.support.memory import Raw, Tensor
+from tests.support.page_moves import SETS, expect, having, hold_bytes, launch, lists, moving_scene, sizes, steps
+from tests.support.scenes import LAYERS, Scene
 
 NAMES = having("swap_pages")
 

@@ -12,11 +12,10 @@ from hypothesis import strategies as st
 
 from kvgen.runtime import Fault, describe
 from kvgen.runtime.cpu import machine
-from tests.ops.batches import PLAIN, batches
-from tests.ops.harness import index_name, offsets_of, package
-from tests.ops.lengths import go, scene_of, vector
-from tests.ops.memory import rows_array
-from tests.ops.page_lists import (
+from tests.support.batches import PLAIN, batches
+from tests.support.harness import index_name, offsets_of, package
+from tests.support.memory import rows_array
+from tests.support.page_lists import (
     BATCH,
     SETS,
     TO_CSR,
@@ -27,6 +26,7 @@ from tests.ops.page_lists import (
     long,
     spoil,
 )
+from tests.support.step_lengths import go, scene_of, vector
 
 
 @pytest.mark.parametrize("name", TO_CSR)

@@ -10,10 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvgen.runtime import Fault, describe
-from tests.ops.batches import batches
-from tests.ops.harness import index_name, offsets_of
-from tests.ops.lengths import scene_of
-from tests.ops.page_lists import (
+from tests.support.batches import batches
+from tests.support.harness import index_name, offsets_of
+from tests.support.page_lists import (
     BATCH,
     SETS,
     TO_CSR,
@@ -23,6 +22,7 @@ from tests.ops.page_lists import (
     having,
     spoil,
 )
+from tests.support.step_lengths import scene_of
 
 
 @pytest.mark.parametrize("name", TO_DENSE)

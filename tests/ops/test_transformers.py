@@ -14,8 +14,8 @@ from kvgen.reference.rope import rotate_error
 from kvgen.reference.rounding import ulp
 from kvgen.runtime.cpu import machine
 from kvgen.spec.model import LongRopeScaling
-from tests.ops.harness import package
 from tests.reference.golden import Golden, golden
+from tests.support.harness import package
 
 LAYER = 1
 

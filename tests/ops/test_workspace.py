@@ -20,14 +20,15 @@ from kvgen.errors import ArgumentError
 from kvgen.runtime import Fault, FaultReport, describe
 from kvgen.runtime.cpu import machine
 from kvgen.runtime.workspace import Workspace
-from tests.ops import latent, test_mla_wgmma, test_split
-from tests.ops.attending import step
-from tests.ops.batches import PLAIN
-from tests.ops.harness import package, surroundings
-from tests.ops.latent import Rows, latent_scene
-from tests.ops.memory import CANARY, GUARD, Raw, aligned, rows_array
-from tests.ops.scenes import Scene
-from tests.ops.split_list import HEADER, IDLE, columns_of, guarded, read
+from tests.ops import test_mla_wgmma, test_split
+from tests.support import latent_steps as latent
+from tests.support.batches import PLAIN
+from tests.support.decode_steps import step
+from tests.support.harness import package, surroundings
+from tests.support.latent_steps import Rows, latent_scene
+from tests.support.memory import CANARY, GUARD, Raw, aligned, rows_array
+from tests.support.scenes import Scene
+from tests.support.split_list import HEADER, IDLE, columns_of, guarded, read
 
 # Of each kind of garbage, over all kernels.
 COUNT: Final = int(os.environ.get("KVGEN_GARBAGE", "50"))

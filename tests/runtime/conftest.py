@@ -13,7 +13,7 @@ import pytest
 
 from kvgen.runtime import cuda, launcher
 from kvgen.runtime.cpu import machine
-from tests.runtime.launching import NotingDriver
+from tests.support.launching import NotingDriver
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]

@@ -10,7 +10,7 @@ import pytest
 
 from kvgen.errors import ArgumentError
 from kvgen.runtime.arrays import ArrayView, itemsize
-from tests.runtime.tables import SETS, Memory, calls, module, where, with_pointer
+from tests.support.call_tables import SETS, Memory, calls, module, where, with_pointer
 
 pytestmark = pytest.mark.usefixtures("unlaunched")
 

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from tests.runtime.calls import Call, Change, inside, pool, refused, shifted, table, with_strides
-from tests.runtime.launching import DeviceArray, Raw, on_device, u32, zeros
+from tests.support.calls import Call, Change, inside, pool, refused, shifted, table, with_strides
+from tests.support.launching import DeviceArray, Raw, on_device, u32, zeros
 
 pytestmark = pytest.mark.usefixtures("driver")
 

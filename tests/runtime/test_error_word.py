@@ -19,8 +19,8 @@ from kvgen.runtime import ErrorWord, Fault, FaultError, FaultReport, clear, cuda
 from kvgen.runtime.arrays import ArrayView, view
 from kvgen.runtime.memory import DeviceMemory
 from kvgen.testing import Check
-from tests.runtime.calls import Call, refused
-from tests.runtime.launching import u32, zeros
+from tests.support.calls import Call, refused
+from tests.support.launching import u32, zeros
 
 ALL_ONES = 2**64 - 1
 

@@ -11,7 +11,7 @@ import pytest
 
 from kvgen.errors import ArgumentError
 from kvgen.runtime import gpu
-from tests.runtime.launching import BF16, DeviceArray, NotingDriver, package
+from tests.support.launching import BF16, DeviceArray, NotingDriver, package
 
 POOL, K_ROWS, V_ROWS, OFFSETS, LENGTHS, TABLE, ERRORS, OUT = (n << 24 for n in range(1, 9))
 GPU_1 = 1 << 40  # addresses from here on are the second GPU's

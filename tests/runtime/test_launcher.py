@@ -11,8 +11,8 @@ import pytest
 
 from kvgen.errors import ArgumentError, DeviceError
 from kvgen.runtime.cpu import Machine, Memory, machine
-from tests.runtime.calls import Call, Change, argument, frozen, pool, refused, shifted, with_strides
-from tests.runtime.launching import BF16, DeviceArray, NotingDriver, package, u32, zeros
+from tests.support.calls import Call, Change, argument, frozen, pool, refused, shifted, with_strides
+from tests.support.launching import BF16, DeviceArray, NotingDriver, package, u32, zeros
 
 pytestmark = pytest.mark.usefixtures("checking", "driver")
 

@@ -18,7 +18,7 @@ from kvgen.compile import Unit, compile_many, text_digest, write_folder
 from kvgen.errors import ConfigError, DeviceError, KvgenError, ToolError
 from kvgen.runtime import ABI, Module
 from kvgen.runtime import module as module_of
-from tests.runtime.launching import package
+from tests.support.launching import package
 
 HOPPER = (9, 0)
 

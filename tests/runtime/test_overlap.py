@@ -13,9 +13,9 @@ from kvgen.plan.params import Array
 from kvgen.runtime.arrays import ArrayView, extent, itemsize, view
 from kvgen.runtime.overlap import Footprint, overlap, spans_of
 from kvgen.runtime.page_pool import BasePages
-from tests.runtime.calls import Call as SmallCall
-from tests.runtime.launching import zeros
-from tests.runtime.tables import DEVICE, SETS, Call, calls, where, with_pointer
+from tests.support.call_tables import DEVICE, SETS, Call, calls, where, with_pointer
+from tests.support.calls import Call as SmallCall
+from tests.support.launching import zeros
 
 pytestmark = pytest.mark.usefixtures("unlaunched")
 

@@ -16,7 +16,7 @@ from kvgen.runtime import cuda
 from kvgen.runtime.arrays import view
 from kvgen.runtime.checks import Dims
 from kvgen.runtime.params import Call, take
-from tests.runtime.launching import DeviceArray, NotingDriver, on_device, package, zeros
+from tests.support.launching import DeviceArray, NotingDriver, on_device, package, zeros
 
 pytestmark = pytest.mark.usefixtures("driver")
 

@@ -12,7 +12,7 @@ from kvgen import KernelSet, ops, presets
 from kvgen.errors import ArgumentError
 from kvgen.runtime import describe
 from kvgen.runtime.cpu import machine
-from tests.ops.harness import package
+from tests.support.harness import package
 from tests.surface.marks import proves
 
 I = "kv_cache_2m_iadd_dispatch"  # noqa: E741

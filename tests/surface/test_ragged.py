@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from kvgen import KernelSet, Ragged
-from tests.ops.harness import package
+from tests.support.harness import package
 from tests.surface.harness import BF16, FLOATS, NUMBERS, filled, probe, run
 
 OFFSETS, ROWS, NONE = (3, 8, 8, 40), 45, 2**64 - 1

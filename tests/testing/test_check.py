@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from kvgen.testing import Check
-from tests.runtime.calls import Call
-from tests.runtime.launching import zeros
+from tests.support.calls import Call
+from tests.support.launching import zeros
 
 
 def test_a_step_of_generated_operations() -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from kvgen import Continuous, KernelSet, Ragged, Ring
 from kvgen.spec.kernel_set import Arch
-from tests.ops.sets import archs_of, splits_of
+from tests.support.sets import archs_of, splits_of
 
 CHUNK = 128  # tokens below which a request is not split
 OPEN_TOKENS = 37  # what a block of a continuous cache holds where only the pool says so

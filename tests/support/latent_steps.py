@@ -12,14 +12,14 @@ from kvgen import KernelSet, Latent, Ring, presets
 from kvgen.ops import MlaDecode
 from kvgen.reference import Decoded, mla_decode, mla_decode_sparse
 from kvgen.spec.cache import Cache
-from tests.ops.batches import Batch
-from tests.ops.closeness import Terms, hold
-from tests.ops.harness import Run, launcher, on_machine, package, surroundings
-from tests.ops.memory import CANARY, Raw, rows_array
-from tests.ops.scenes import Scene
+from tests.support.batches import Batch
+from tests.support.harness import Run, launcher, on_machine, package, surroundings
+from tests.support.memory import CANARY, Raw, rows_array
+from tests.support.scenes import Scene
+from tests.support.tolerance import Terms, hold
 
 SCALE = 192**-0.5
-LOUD = 3.9  # see tests.ops.edges
+LOUD = 3.9  # see tests.support.loud_tokens
 
 
 def latent_set(name: str, cache: Cache, heads: int, **fields: Any) -> KernelSet:
@@ -89,7 +89,7 @@ def op_of(kernels: KernelSet) -> MlaDecode:
 
 
 def terms(kernels: KernelSet) -> Terms:
-    """What it computes, as tests.ops.closeness takes it."""
+    """What it computes, as tests.support.tolerance takes it."""
     op = op_of(kernels)
     kind = kernels.cache.dtype
     return Terms(op.scale or 0.0, kind, op.out_dtype or kind, op.rows, lse_base=op.lse_base, lse_empty=op.lse_empty)

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from kvgen.reference.attention import Arguments, Standing, visible
-from tests.ops.closeness import Terms
-from tests.ops.memory import Raw
-from tests.ops.scenes import Scene
+from tests.support.memory import Raw
+from tests.support.scenes import Scene
+from tests.support.tolerance import Terms
 
 # Just below 4, where 16 bits round a score by little, and still some fifty times as heavy as most tokens.
 LOUD = 3.9

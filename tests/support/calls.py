@@ -10,7 +10,7 @@ import pytest
 
 from kvgen.errors import ArgumentError
 from kvgen.runtime.workspace import Workspace
-from tests.runtime.launching import Raw, package, u32, zeros
+from tests.support.launching import Raw, package, u32, zeros
 
 Change = Callable[["Call"], None]
 

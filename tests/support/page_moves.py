@@ -15,11 +15,11 @@ from kvgen.runtime import describe
 from kvgen.runtime.cpu import Launched, machine
 from kvgen.spec.cache import Cache
 from kvgen.spec.kernel_set import Op
-from tests.ops.batches import PLAIN, Batch, batches
-from tests.ops.chosen import CHOSEN, chosen
-from tests.ops.harness import package
-from tests.ops.memory import Raw, rows_array
-from tests.ops.scenes import Memory, Scene
+from tests.support.batches import PLAIN, Batch, batches
+from tests.support.cache_matrix import CHOSEN, chosen
+from tests.support.harness import package
+from tests.support.memory import Raw, rows_array
+from tests.support.scenes import Memory, Scene
 
 # Copying asks what a page is made of; compacting and reordering, which copy in the same way, ask for its table.
 TABLES = ("dense", "hnd", "kv_inside", "per_kv", "indirect", "ring", "continuous_open", "int8_own_table")

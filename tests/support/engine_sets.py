@@ -1,7 +1,7 @@
 """Quantized and latent caches of engines, and ones that single tests are about.
 
 All append. Other operations have those that store in a way that no other one does, and those that single tests are about: what an
-engine's cache is made of, the family has with every operation (tests/ops/family.py).
+engine's cache is made of, the family has with every operation (tests/support/family.py).
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from kvgen import Block, Latent, Layout, Paged, Quant, Ragged, Ring, presets
-from tests.ops.family import with_operations
+from tests.support.family import with_operations
 
 _SMALL: dict[str, Any] = {"kv_heads": 2, "head_dim": 64}
 # Named after the preset: MLA rows of 576 values, of 576, 640 and 656 bytes, and in two tensors, at their own sizes.

@@ -1,5 +1,5 @@
-"""Fixed combinations of tests/ops/family.py, as it prints them: those of every run, with their operations besides append; those
-that complete all pairs."""
+"""Fixed combinations of tests/support/family.py, as it prints them: those of every run, with their operations besides append;
+those that complete all pairs."""
 
 COVER = """\
 i8 f32 given group no amax pool linear no no latent_whole bf16 both swizzle dense_i64 gather append_slots

@@ -17,13 +17,13 @@ from kvgen.spec.cache import Cache
 from kvgen.spec.kernel_set import Op
 from kvgen.spec.model import Rope
 from kvgen.spec.norm import RmsNorm
-from tests.ops.batches import PLAIN, Batch
-from tests.ops.chosen import CHOSEN, chosen
-from tests.ops.fused import GEMMA, NEOX, YARN
-from tests.ops.harness import on_machine, package
-from tests.ops.memory import rows_array
-from tests.ops.scenes import Scene
 from tests.ops.test_fused import check_q, check_row, fill
+from tests.support.append_sets import GEMMA, NEOX, YARN
+from tests.support.batches import PLAIN, Batch
+from tests.support.cache_matrix import CHOSEN, chosen
+from tests.support.harness import on_machine, package
+from tests.support.memory import rows_array
+from tests.support.scenes import Scene
 
 # Which operations each cache has. Both find rows and read and write them in the same way, so that each kind of table, of layout
 # and of storing is met by one of them; by both: plain values, codes with scales, with zero points, of half a byte, given scales.

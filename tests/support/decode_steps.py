@@ -14,10 +14,8 @@ from kvgen import Continuous, KernelSet
 from kvgen.layout.dtypes import dtype
 from kvgen.ops import Decode
 from kvgen.reference import Decoded, decode
-from tests.ops.batches import OPEN_TOKENS, Batch
-from tests.ops.closeness import Terms, hold_counts, terms
-from tests.ops.edges import Loud, raise_edges
-from tests.ops.harness import (
+from tests.support.batches import OPEN_TOKENS, Batch
+from tests.support.harness import (
     Run,
     brought_by,
     check_decode,
@@ -27,8 +25,10 @@ from tests.ops.harness import (
     offsets_of,
     planned,
 )
-from tests.ops.memory import Raw, rows_array
-from tests.ops.scenes import Scene
+from tests.support.loud_tokens import Loud, raise_edges
+from tests.support.memory import Raw, rows_array
+from tests.support.scenes import Scene
+from tests.support.tolerance import Terms, hold_counts, terms
 
 
 @dataclass

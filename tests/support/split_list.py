@@ -17,7 +17,7 @@ from kvgen.reference.attention import Arguments, Standing, span
 from kvgen.reference.tables import LIMIT, bad_total, request_of_row
 from kvgen.runtime.faults import Fault
 from kvgen.runtime.workspace import Workspace
-from tests.ops.memory import CANARY, GUARD, Raw, aligned
+from tests.support.memory import CANARY, GUARD, Raw, aligned
 
 _NAMES = ("b", "row", "rows", "tokens", "begin", "end", "index", "num_chunks", "slot", "fault")
 KV_CHUNK = np.dtype([*((name, "<u4") for name in (*_NAMES, "stamp", "unused"))])

@@ -20,7 +20,7 @@ from kvgen.ops import Decode
 from kvgen.reference import Decoded
 from kvgen.reference.attention import Arguments, modified
 from kvgen.reference.decode import Seen, products
-from tests.ops.memory import Raw
+from tests.support.memory import Raw
 
 Floats = NDArray[np.float64]
 # Half a unit in the last place of 1, and the smallest positive number.

@@ -14,12 +14,12 @@ from kvgen.reference import to_csr, to_dense
 from kvgen.runtime import describe
 from kvgen.spec.cache import Cache, Continuous
 from kvgen.spec.kernel_set import Op
-from tests.ops.batches import PLAIN
-from tests.ops.chosen import CHOSEN, chosen
-from tests.ops.harness import surroundings
-from tests.ops.lengths import go, hold, vector
-from tests.ops.memory import CANARY, Raw, rows_array
-from tests.ops.scenes import Scene
+from tests.support.batches import PLAIN
+from tests.support.cache_matrix import CHOSEN, chosen
+from tests.support.harness import surroundings
+from tests.support.memory import CANARY, Raw, rows_array
+from tests.support.scenes import Scene
+from tests.support.step_lengths import go, hold, vector
 
 
 def operations(cache: Cache) -> Sequence[Op] | None:

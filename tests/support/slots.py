@@ -13,12 +13,12 @@ from kvgen.reference import remap_indices, slot_mapping
 from kvgen.runtime import describe
 from kvgen.spec.cache import Cache
 from kvgen.spec.kernel_set import Op
-from tests.ops.batches import PLAIN
-from tests.ops.chosen import CHOSEN, chosen
-from tests.ops.harness import index_name, offsets_of, surroundings
-from tests.ops.lengths import go, hold, vector
-from tests.ops.memory import CANARY, Raw, rows_array
-from tests.ops.scenes import Scene
+from tests.support.batches import PLAIN
+from tests.support.cache_matrix import CHOSEN, chosen
+from tests.support.harness import index_name, offsets_of, surroundings
+from tests.support.memory import CANARY, Raw, rows_array
+from tests.support.scenes import Scene
+from tests.support.step_lengths import go, hold, vector
 
 STORED = ("dense", "kv_inside", "ring", "continuous_open", "indirect")  # append by slots stores where slot_mapping says
 

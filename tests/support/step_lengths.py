@@ -14,11 +14,11 @@ from kvgen.reference import advance, row_offsets
 from kvgen.runtime import describe
 from kvgen.spec.cache import Cache
 from kvgen.spec.kernel_set import Op
-from tests.ops.batches import PLAIN, Batch
-from tests.ops.chosen import chosen
-from tests.ops.harness import Run, hold_memory, index_name, package
-from tests.ops.memory import CANARY, Raw, rows_array
-from tests.ops.scenes import Scene
+from tests.support.batches import PLAIN, Batch
+from tests.support.cache_matrix import chosen
+from tests.support.harness import Run, hold_memory, index_name, package
+from tests.support.memory import CANARY, Raw, rows_array
+from tests.support.scenes import Scene
 
 
 def operations(cache: Cache) -> Sequence[Op]:

@@ -65,7 +65,7 @@ SETS = (
 @cache
 def _root() -> tempfile.TemporaryDirectory[str]:
     folder = tempfile.TemporaryDirectory(prefix=PACKAGE)
-    for file in render_all([LoadedSet(s, "tests/runtime/launching.py", "") for s in SETS]).values():
+    for file in render_all([LoadedSet(s, "tests/support/launching.py", "") for s in SETS]).values():
         write_file(Path(folder.name) / PACKAGE, file)
     sys.path.insert(0, folder.name)
     return folder

@@ -22,7 +22,7 @@ from kvgen import (
     presets,
 )
 from kvgen.spec.norm import RmsNorm
-from tests.ops.chosen import CHOSEN
+from tests.support.cache_matrix import CHOSEN
 
 NEOX: Final = Rope(style="neox", theta=10_000.0)
 LLAMA3: Final = Rope(

@@ -9,10 +9,10 @@ from typing import Any
 
 from kvgen import CSR, Continuous, Dense, KernelSet, Layout, Paged, PerKV, Ragged, Ring, ops, presets
 from kvgen.spec.kernel_set import Arch
-from tests.ops.drawn import drawn_sets
-from tests.ops.engines import ENGINES, QUANTIZED
-from tests.ops.family import drawn_family, family_sets
-from tests.ops.pairwise import COVER, REST
+from tests.support.drawn import drawn_sets
+from tests.support.engine_sets import ENGINES, QUANTIZED
+from tests.support.family import drawn_family, family_sets
+from tests.support.family_rows import COVER, REST
 
 
 def _set(

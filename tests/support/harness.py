@@ -25,14 +25,14 @@ from kvgen.reference.segments import Coded, Plain
 from kvgen.runtime import describe
 from kvgen.runtime.cpu import machine
 from kvgen.spec.loader import LoadedSet
-from tests.ops.batches import Batch
-from tests.ops.closeness import HALF_ULP as HALF_ULP
-from tests.ops.closeness import bounds as bounds
-from tests.ops.closeness import hold, terms
-from tests.ops.edges import raise_edges as raise_edges
-from tests.ops.memory import CANARY, Bytes, Raw, rows_array
-from tests.ops.scenes import Memory, Scene
-from tests.ops.sets import ALL, archs_of
+from tests.support.batches import Batch
+from tests.support.loud_tokens import raise_edges as raise_edges
+from tests.support.memory import CANARY, Bytes, Raw, rows_array
+from tests.support.scenes import Memory, Scene
+from tests.support.sets import ALL, archs_of
+from tests.support.tolerance import HALF_ULP as HALF_ULP
+from tests.support.tolerance import bounds as bounds
+from tests.support.tolerance import hold, terms
 
 PACKAGE = "kvgen_operation_tests"
 
@@ -61,7 +61,7 @@ _packages: dict[str, tuple[KernelSet, ModuleType]] = {}
 def _made(kernels: KernelSet) -> ModuleType:
     folder = Path(_root().name) / PACKAGE
     built = kernels.model_copy(update={"arch": archs_of(kernels)})
-    for file in render_set(LoadedSet(built, "tests/ops/sets.py", "")).values():
+    for file in render_set(LoadedSet(built, "tests/support/sets.py", "")).values():
         write_file(folder, file)
     importlib.invalidate_caches()
     module = importlib.import_module(f"{PACKAGE}.{kernels.name}")
@@ -237,7 +237,7 @@ def check_decode(
     arguments: Mapping[str, Any] | None = None,
     workspace: Any = None,
 ) -> tuple[Raw, Raw | None, Decoded]:
-    """Decode and hold every row to the oracle (tests.ops.closeness); returns out, lse and the oracle's.
+    """Decode and hold every row to the oracle (tests.support.tolerance); returns out, lse and the oracle's.
 
     `arguments` are what the operation's mask, score and sinks take; `workspace` is planned with the same offsets (None: it is
     planned here, if the operation takes one).

@@ -12,8 +12,8 @@ from kvgen import CSR, Continuous, Indirect, KernelSet, PerKV, Ragged, Ring
 from kvgen.layout.dtypes import dtype
 from kvgen.ops import Decode
 from kvgen.reference import Place, Rows, TableView, cache_rows
-from tests.ops.batches import OPEN_TOKENS, Batch
-from tests.ops.memory import Bytes, Raw, Tensor
+from tests.support.batches import OPEN_TOKENS, Batch
+from tests.support.memory import Bytes, Raw, Tensor
 
 POISON = 0x7FFFFFFF
 LAYERS = 2

@@ -11,10 +11,10 @@ from kvgen.layout.dtypes import dtype
 from kvgen.lowering.row_runs import stored_runs
 from kvgen.reference import gather_raw, scatter, scatter_raw
 from kvgen.spec.cache import Cache
-from tests.ops.chosen import CHOSEN, chosen
-from tests.ops.harness import Run, hold_memory, launcher, surroundings
-from tests.ops.memory import CANARY, Raw, rows_array
-from tests.ops.scenes import Scene
+from tests.support.cache_matrix import CHOSEN, chosen
+from tests.support.harness import Run, hold_memory, launcher, surroundings
+from tests.support.memory import CANARY, Raw, rows_array
+from tests.support.scenes import Scene
 
 # Scatter makes codes as append does; raw rows do not ask how scales were chosen.
 SCATTER = ("kv_inside", "per_kv", "ring", "latent_row", "mixed", "int8_own_table", "nvfp4_swizzled")
