@@ -166,7 +166,7 @@ def pasted(text: str) -> set[str]:
 def test_every_kernel_of_the_device_library_is_launched() -> None:
     """A call in a kernel that no probe launches would probe nothing."""
     written = re.compile(
-        r'extern "C" __global__ void (?:__\w+\([^)]*\) )?(\w+)\(|^(?:SEGMENT|AMAX|ASYMMETRIC|HEADS|PLACES|ADD)\((\w+),',
+        r'extern "C" __global__ void (?:__\w+\([^)]*\) )?(\w+)\(|^(?:SEGMENT|AMAX|ASYMMETRIC|HEADS|SLOTS|ADD)\((\w+),',
         re.M,
     )
     for unit in {p.unit for p in probes() if p.name.startswith("library_")}:
