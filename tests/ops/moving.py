@@ -10,7 +10,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from kvgen import CSR, KernelSet, ops
-from kvgen.ops.copy_pages import lists_of
+from kvgen.lowering.id_lists import IdLists
 from kvgen.runtime import describe
 from kvgen.runtime.cpu import Launched, machine
 from kvgen.spec.cache import Cache
@@ -133,4 +133,4 @@ def apart(draw: st.DrawFn, entries: int, most: int = 9) -> list[list[int]]:
 
 def lists(kernels: KernelSet) -> list[str]:
     """The lists of pairs that a set's copies take."""
-    return [name for name, _ in lists_of(kernels.cache)]
+    return list(IdLists(kernels.cache, "pairs").runs)
