@@ -20,7 +20,7 @@ from kvgen.spec.table import PerKV, Ring
 
 Raw = NDArray[Any]
 # Operations on whole pages of all layers: the list of ids that each takes.
-LISTS: Final = {"copy_pages": "pairs"}
+LISTS: Final = {"copy_pages": "pairs", "zero_pages": "page_ids"}
 KNOWN: Final = tuple(
     sorted(
         (
@@ -44,9 +44,9 @@ SELECTED: Final = 64  # tokens that a query of gather_rows, or a list of mla_dec
 
 @dataclass(frozen=True)
 class Call:
-    """One operation's arguments: `arrays` by name, and `numbers`; `rows` of new tokens, of copied ones, of queries or of
-    pairs of pages. The arrays have `total` rows, padding included; those of request b begin at `begins[b]`. `source` is the
-    cache that convert reads."""
+    """One operation's arguments: `arrays` by name, and `numbers`; `rows` of new tokens, of copied ones, of queries, or of
+    ids or pairs of pages. The arrays have `total` rows, padding included; those of request b begin at `begins[b]`. `source`
+    is the cache that convert reads."""
 
     op: Op
     launcher: Any
@@ -88,7 +88,7 @@ def rows_each(op: Op) -> int:
 def call_of(scene: Scene, op: Op) -> Call:
     """An operation's call: append stores the new tokens (seal the groups they complete; norms, RoPE and lora_add change them),
     gather and decode read all that are alive (and visible), scatter and convert store them, gather_rows takes some of each
-    request, copy_pages copies half of the pages onto the other half.
+    request, copy_pages copies half of the pages onto the other half, zero_pages zeroes all of them.
 
     Raises ToolError for an operation that kvgen bench does not know.
     """

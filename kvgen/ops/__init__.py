@@ -28,6 +28,7 @@ from kvgen.ops.store_scales import StoreScales as StoreScales
 from kvgen.ops.swap_pages import SwapPages as SwapPages
 from kvgen.ops.to_csr import ToCsr as ToCsr
 from kvgen.ops.to_dense import ToDense as ToDense
+from kvgen.ops.zero_pages import ZeroPages as ZeroPages
 from kvgen.spec.arguments import Array as Array
 from kvgen.spec.arguments import Scalar as Scalar
 from kvgen.spec.arguments import Size as Size

@@ -47,3 +47,4 @@ from kvgen.reference.tables import Place as Place
 from kvgen.reference.tables import TableView as TableView
 from kvgen.reference.to_csr import to_csr as to_csr
 from kvgen.reference.to_dense import to_dense as to_dense
+from kvgen.reference.zero_pages import zero_pages as zero_pages

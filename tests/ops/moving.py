@@ -21,12 +21,13 @@ from tests.ops.harness import package
 from tests.ops.memory import Raw, rows_array
 from tests.ops.scenes import Memory, Scene
 
-# Copying asks what a page is made of; compacting and reordering, which copy in the same way, ask for its table.
+# Copying and zeroing ask what a page is made of; compacting and reordering, which copy in the same way, ask for its table.
 TABLES = ("dense", "hnd", "kv_inside", "per_kv", "indirect", "ring", "continuous_open", "int8_own_table")
 
 
 def _operations(cache: Cache) -> Sequence[Op]:
-    found: list[Op] = [ops.CopyPages()] if cache is not CHOSEN["ring"] else []
+    zero = ops.ZeroPages(index_dtype="i32" if cache.lengths == "after" else "i64")
+    found: list[Op] = [ops.CopyPages(), zero] if cache is not CHOSEN["ring"] else []
     if any(cache is CHOSEN[name] for name in TABLES):
         found += [ops.Compact()] if isinstance(cache.page_table, CSR) else [ops.Compact(), ops.Reorder()]
     if cache.layout.layers == "pointers" or cache.storage.own_table or cache.page_table.id_multiplier == 3:
