@@ -18,6 +18,7 @@ kernels = KernelSet(
         ops.Gather(name="gather_raw", raw=True),
         ops.GatherRows(),
         ops.CopyPages(),
+        ops.ZeroPages(),
         ops.Convert(source=Latent(dtype="bf16", latent_dim=512, rope_dim=64, page_size=64)),
         ops.SlotMapping(),
         ops.RemapIndices(),

@@ -23,6 +23,7 @@ kernels = KernelSet(
         ops.Gather(),
         ops.Scatter(),
         ops.CopyPages(),
+        ops.ZeroPages(),
         ops.SwapPages(direction="out"),
         ops.SwapPages(direction="in"),
         ops.Reorder(),

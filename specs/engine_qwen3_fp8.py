@@ -16,6 +16,7 @@ kernels = KernelSet(
         ops.Gather(name="gather_raw", raw=True),
         ops.Scatter(name="scatter_raw", raw=True),
         ops.CopyPages(),
+        ops.ZeroPages(),
         ops.Convert(source=Paged(dtype="bf16", page_size=16, **HEADS)),
     ],
     arch=["sm_80", "sm_90a"],

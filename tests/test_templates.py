@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 from dataclasses import dataclass, fields, make_dataclass
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 from jinja2 import meta
 
+from kvgen import ops
 from kvgen.codegen.emit import File, load_and_render
 from kvgen.codegen.render import environment, render
 from kvgen.compile.arch import ARCHS
@@ -22,67 +24,36 @@ from kvgen.lowering.attention.wgmma import MlaWgmmaContext
 from kvgen.lowering.cache_header import CacheContext
 from kvgen.lowering.launcher_module import LauncherContext
 from kvgen.lowering.row_kernel import AppendContext
-from kvgen.ops.advance import AdvanceContext
-from kvgen.ops.compact import CompactContext, CompactPlanContext
-from kvgen.ops.convert import ConvertContext
-from kvgen.ops.copy_pages import CopyPagesCheckContext, CopyPagesContext
-from kvgen.ops.gather import GatherContext
-from kvgen.ops.gather_rows import GatherRowsContext
-from kvgen.ops.lora_add import LoraAddContext
-from kvgen.ops.merge_states import MergeStatesContext
 from kvgen.ops.mla_decode import MlaDecodeContext
-from kvgen.ops.mla_decompress import MlaDecompressContext
-from kvgen.ops.mla_plan import MlaPlanContext
-from kvgen.ops.remap_indices import RemapIndicesContext
-from kvgen.ops.reorder import ReorderContext
-from kvgen.ops.row_offsets import RowOffsetsContext
-from kvgen.ops.rows_add import RowsAddContext
-from kvgen.ops.scatter import ScatterContext
-from kvgen.ops.seal import SealContext
-from kvgen.ops.sliced_add import SlicedAddContext
-from kvgen.ops.slot_mapping import SlotMappingContext
-from kvgen.ops.store_scales import StoreScalesContext
-from kvgen.ops.swap_pages import SwapPagesContext
-from kvgen.ops.to_csr import ToCsrContext
-from kvgen.ops.to_dense import ToDenseContext
 from kvgen.paths import templates_root
 
 ROOT = Path(__file__).resolve().parent.parent
+
+
+def own_contexts() -> dict[str, tuple[type, float]]:
+    """The templates of kernels whose context is beside their operation: ops/copy_pages_check.cu.j2, CopyPagesCheckContext."""
+    found: dict[str, tuple[type, float]] = {}
+    for op in ops.ALL:
+        for name, context in vars(importlib.import_module(op.__module__)).items():
+            words = re.findall("[A-Z][a-z0-9]*", name.removesuffix("Context"))
+            template = f"ops/{'_'.join(words).lower()}.cu.j2"
+            if name.endswith("Context") and (templates_root() / template).is_file():
+                found[template] = (context, 0.10)
+    return found
+
+
 # Each template, its context, and the share of its lines that may be tags. Kernels read as CUDA; append
 # puts its steps together from locate/, heads/ and write/; the last two are lists of declarations more than code.
 CONTEXTS: dict[str, tuple[type, float]] = {
+    **own_contexts(),
     "ops/append.cu.j2": (AppendContext, 0.40),
     "ops/norm_cache.cu.j2": (AppendContext, 1.0),
     "ops/rotate_cache.cu.j2": (AppendContext, 1.0),
-    "ops/gather.cu.j2": (GatherContext, 0.10),
-    "ops/gather_rows.cu.j2": (GatherRowsContext, 0.10),
-    "ops/scatter.cu.j2": (ScatterContext, 0.10),
-    "ops/convert.cu.j2": (ConvertContext, 0.10),
     "ops/decode.cu.j2": (TensorContext, 0.25),
     "ops/decode_simt.cu.j2": (SimtContext, 0.15),
     "ops/decode_plan.cu.j2": (PlanContext, 0.15),
-    "ops/seal.cu.j2": (SealContext, 0.10),
-    "ops/copy_pages.cu.j2": (CopyPagesContext, 0.10),
-    "ops/copy_pages_check.cu.j2": (CopyPagesCheckContext, 0.10),
-    "ops/swap_pages.cu.j2": (SwapPagesContext, 0.10),
-    "ops/reorder.cu.j2": (ReorderContext, 0.10),
-    "ops/compact.cu.j2": (CompactContext, 0.10),
-    "ops/compact_plan.cu.j2": (CompactPlanContext, 0.10),
-    "ops/advance.cu.j2": (AdvanceContext, 0.10),
-    "ops/row_offsets.cu.j2": (RowOffsetsContext, 0.10),
-    "ops/slot_mapping.cu.j2": (SlotMappingContext, 0.10),
-    "ops/remap_indices.cu.j2": (RemapIndicesContext, 0.10),
-    "ops/to_csr.cu.j2": (ToCsrContext, 0.10),
-    "ops/to_dense.cu.j2": (ToDenseContext, 0.10),
-    "ops/lora_add.cu.j2": (LoraAddContext, 0.10),
-    "ops/merge_states.cu.j2": (MergeStatesContext, 0.10),
     "ops/mla_decode.cu.j2": (MlaDecodeContext, 0.15),
     "ops/mla_decode_wgmma.cu.j2": (MlaWgmmaContext, 0.10),
-    "ops/mla_decompress.cu.j2": (MlaDecompressContext, 0.10),
-    "ops/mla_plan.cu.j2": (MlaPlanContext, 0.10),
-    "ops/rows_add.cu.j2": (RowsAddContext, 0.10),
-    "ops/sliced_add.cu.j2": (SlicedAddContext, 0.10),
-    "ops/store_scales.cu.j2": (StoreScalesContext, 0.10),
     "cache/cache.cuh.j2": (CacheContext, 0.19),
     "launcher/init.py.j2": (LauncherContext, 0.25),
 }

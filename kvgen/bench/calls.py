@@ -18,19 +18,34 @@ from kvgen.plan.params import Array, Scalar
 from kvgen.spec.kernel_set import KernelSet, Op
 
 Raw = NDArray[Any]
-KNOWN: Final = (
-    *("append", "convert", "copy_pages", "decode", "gather", "gather_rows", "lora_add", "mla_decode", "norm_cache"),
-    *("rotate_cache", "scatter", "seal"),
+# Operations on whole pages of all layers: the list of ids that each takes.
+LISTS: Final = {"copy_pages": "pairs", "zero_pages": "page_ids"}
+KNOWN: Final = tuple(
+    sorted(
+        (
+            *(
+                "append",
+                "convert",
+                "decode",
+                "gather",
+                "gather_rows",
+                "lora_add",
+                "mla_decode",
+                "norm_cache",
+                "rotate_cache",
+            ),
+            *("scatter", "seal", *LISTS),
+        )
+    )
 )
 SELECTED: Final = 64  # tokens that a query of gather_rows, or a list of mla_decode, names, at most
-_LEFT_OUT: Final = ("workspace", "errors", "num_pairs", "num_scale_pairs")
 
 
 @dataclass(frozen=True)
 class Call:
-    """One operation's arguments: `arrays` by name, and `numbers`; `rows` of new tokens, of copied ones, of queries or of
-    pairs of pages. The arrays have `total` rows, padding included; those of request b begin at `begins[b]`. `source` is the
-    cache that convert reads."""
+    """One operation's arguments: `arrays` by name, and `numbers`; `rows` of new tokens, of copied ones, of queries, or of
+    ids or pairs of pages. The arrays have `total` rows, padding included; those of request b begin at `begins[b]`. `source`
+    is the cache that convert reads."""
 
     op: Op
     launcher: Any
@@ -72,7 +87,7 @@ def rows_each(op: Op) -> int:
 def call_of(scene: Scene, op: Op) -> Call:
     """An operation's call: append stores the new tokens (seal the groups they complete; norms, RoPE and lora_add change them),
     gather and decode read all that are alive (and visible), scatter and convert store them, gather_rows takes some of each
-    request, copy_pages copies half of the pages onto the other half.
+    request, copy_pages copies half of the pages onto the other half, zero_pages zeroes all of them.
 
     Raises ToolError for an operation that kvgen bench does not know.
     """
@@ -94,18 +109,21 @@ def call_of(scene: Scene, op: Op) -> Call:
         counts = [rows] * batch
     padded = getattr(op, "rows", "") == "padded"
     begins = np.arange(batch + 1) * max(new) if padded else np.cumsum([0, *counts])
-    pairs = _pairs(scene) if op.kind == "copy_pages" else {}
+    listed = _listed(scene, op)
+    entries = [len(ids) for ids in listed.values()]
     sizes: dict[str, int] = {
         "T": (2 if op.kind == "lora_add" else 1) * int(begins[-1]),
         **{"B": batch, "B+1": batch + 1, "S": max(new), "P": max(scene.workload.totals)},
-        **{"J": selected(scene), "N": len(pairs.get("pairs", ())), "NS": len(pairs.get("scale_pairs", ()))},
+        **{"J": selected(scene), **dict(zip(("N", "NS"), entries, strict=False))},
         "K": selected(scene) if getattr(op, "sparse", False) else max(scene.workload.totals),
         **{"q_heads": scene.kernels.q_heads, "kv_heads": scene.cache.kv_heads},
     }
     arrays, numbers = dict[str, Raw](), dict[str, int]()
     for spec in launcher.KERNEL.arguments:
-        if spec.name in _LEFT_OUT or (op.kind in ATTENDING and spec.name == "row_offsets"):
+        if spec.name in ("workspace", "errors") or (op.kind in ATTENDING and spec.name == "row_offsets"):
             continue  # there a request has `rows` rows
+        if any(spec.name == f"num_{name}" for name in listed):
+            continue  # all of them count
         if spec.name == "starts" and not scene.cache.page_table.drops_tokens:
             continue
         if isinstance(spec, Array):
@@ -116,13 +134,13 @@ def call_of(scene: Scene, op: Op) -> Call:
         elif op.kind in ATTENDING and isinstance(spec, Scalar):  # of a score function
             numbers[spec.name] = 1
     for name, array in arrays.items():
-        _fill(scene, op, name, array, begins, pairs)
-    moved = batch * sizes["J"] if op.kind == "gather_rows" else sizes["N"] + sizes["NS"] if pairs else sum(counts)
+        _fill(scene, op, name, array, begins, listed)
+    moved = batch * sizes["J"] if op.kind == "gather_rows" else sum(entries) if listed else sum(counts)
     source = _source(scene, op) if isinstance(op, Convert) else None
     return Call(op, launcher, arrays, moved, int(begins[-1]), tuple(int(n) for n in begins[:-1]), numbers, source)
 
 
-def _fill(scene: Scene, op: Op, name: str, array: Raw, begins: Raw, pairs: Mapping[str, Raw]) -> None:
+def _fill(scene: Scene, op: Op, name: str, array: Raw, begins: Raw, listed: Mapping[str, Raw]) -> None:
     """Index arrays as the workload has them; a scale of 1; everything else stays 0."""
     totals, new = np.array(scene.workload.totals), np.array(scene.workload.new)
     if name == "row_offsets":
@@ -148,8 +166,8 @@ def _fill(scene: Scene, op: Op, name: str, array: Raw, begins: Raw, pairs: Mappi
         array[...] = begins[-1]
     elif name == "q_scale":
         array[...] = 1
-    elif name in pairs:
-        array[...] = pairs[name]
+    elif name in listed:
+        array[...] = listed[name]
     elif name == "indices":
         for row, at in enumerate(array):
             at[...] = _places(scene, row, tokens_of_query(scene, row, len(at)))
@@ -186,20 +204,23 @@ def _places(scene: Scene, b: int, positions: NDArray[np.int64]) -> NDArray[np.in
     return np.where(alive, ids * scene.tokens + positions % scene.tokens, -1)
 
 
-def _pairs(scene: Scene) -> dict[str, Raw]:
-    """Half of the pages onto the other half, as entries of the page table."""
-    entries = sum(ids.size for ids in scene.ids)
-    if entries < 2:
+def _listed(scene: Scene, op: Op) -> dict[str, Raw]:
+    """The ids of all pages, entries of the page table in no order; in pairs one half of the pages onto the other half."""
+    name, entries = LISTS.get(op.kind), sum(ids.size for ids in scene.ids)
+    if name is None:
+        return {}
+    if name == "pairs" and entries < 2:
         raise ToolError(
             f"{scene.kernels.name}: got a workload of one page; copy_pages copies one onto another; give more"
         )
     order = np.random.default_rng(1)
 
-    def half() -> Raw:
-        return order.permutation(entries)[: entries // 2 * 2].reshape(-1, 2)
+    def ids() -> Raw:
+        found = order.permutation(entries)
+        return found[: entries // 2 * 2].reshape(-1, 2) if name == "pairs" else found
 
-    own = scene.cache.storage.own_table
-    return {"pairs": half()} | ({"scale_pairs": half()} if own else {})
+    own = scene.cache.storage.own_table and not scene.cache.page_table.separate_kv
+    return {name: ids()} | ({f"scale_{name}": ids()} if own else {})
 
 
 def _source(scene: Scene, op: Convert) -> Scene:

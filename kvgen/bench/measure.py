@@ -40,8 +40,8 @@ class Traffic:
 
 @dataclass(frozen=True)
 class Measured:
-    """One kernel of an operation: `rows` of new tokens (append), gathered ones, queries or pairs of pages, and what its launch
-    did with a workload. `separate` are the kernels that a fused append replaces."""
+    """One kernel of an operation: `rows` of new tokens (append), gathered ones, queries, ids or pairs of pages, and what its
+    launch did with a workload. `separate` are the kernels that a fused append replaces."""
 
     op: str
     entry: str

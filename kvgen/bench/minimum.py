@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from kvgen.bench.calls import Call, selected, tokens_of_query
+from kvgen.bench.calls import LISTS, Call, selected, tokens_of_query
 from kvgen.bench.step import Step
 from kvgen.bench.synthetic_batch import ATTENDING, STEP, Scene
 from kvgen.bench.touched_bytes import SECTOR, WHOLE, Marked, Marks, Token, sectors_of
@@ -25,9 +25,9 @@ def minimum_sectors(scene: Scene, call: Call) -> dict[str, int]:
     table of angles the entries of the positions by which rows are rotated. What changes in place is read once and written once.
     """
     marked = Marked(scene, scene.tables(call.kind, call.rows_each), raw=bool(getattr(call.op, "raw", False)))
-    if call.kind == "copy_pages":
-        for name, pairs in call.arrays.items():
-            marked.pages(pairs.reshape(-1), scales=name == "scale_pairs")
+    if call.kind in LISTS:
+        for name, ids in call.arrays.items():
+            marked.pages(ids.reshape(-1), scales=name != LISTS[call.kind])
         found = marked.sectors()
     elif call.source is not None:
         found = _converted(scene, call, marked)

@@ -1,97 +1,43 @@
-"""The operations: one module each, with its spec and its plan; the list below is all that kvgen writes, Custom the user."""
+"""The operations: one module each, with its spec and its plan. A line below is all that the package must be told of one."""
 
-from kvgen.ops.advance import Advance
-from kvgen.ops.append import Append
-from kvgen.ops.compact import Compact
-from kvgen.ops.convert import Convert
-from kvgen.ops.copy_pages import CopyPages
-from kvgen.ops.custom import Custom
-from kvgen.ops.decode import Decode
-from kvgen.ops.gather import Gather
-from kvgen.ops.gather_rows import GatherRows
-from kvgen.ops.lora_add import LoraAdd
-from kvgen.ops.merge_states import MergeStates
-from kvgen.ops.mla_decode import MlaDecode
-from kvgen.ops.mla_decompress import MlaDecompress
-from kvgen.ops.mla_plan import MlaPlan
-from kvgen.ops.norm_cache import NormCache
-from kvgen.ops.remap_indices import RemapIndices
-from kvgen.ops.reorder import Reorder
-from kvgen.ops.rotate_cache import RotateCache
-from kvgen.ops.row_offsets import RowOffsets
-from kvgen.ops.rows_add import RowsAdd
-from kvgen.ops.scatter import Scatter
-from kvgen.ops.seal import Seal
-from kvgen.ops.sliced_add import SlicedAdd
-from kvgen.ops.slot_mapping import SlotMapping
-from kvgen.ops.store_scales import StoreScales
-from kvgen.ops.swap_pages import SwapPages
-from kvgen.ops.to_csr import ToCsr
-from kvgen.ops.to_dense import ToDense
-from kvgen.spec.arguments import Array, Scalar, Size, TensorMap
+from kvgen.ops.advance import Advance as Advance
+from kvgen.ops.append import Append as Append
+from kvgen.ops.compact import Compact as Compact
+from kvgen.ops.convert import Convert as Convert
+from kvgen.ops.copy_pages import CopyPages as CopyPages
+from kvgen.ops.custom import Custom as Custom
+from kvgen.ops.decode import Decode as Decode
+from kvgen.ops.gather import Gather as Gather
+from kvgen.ops.gather_rows import GatherRows as GatherRows
+from kvgen.ops.lora_add import LoraAdd as LoraAdd
+from kvgen.ops.merge_states import MergeStates as MergeStates
+from kvgen.ops.mla_decode import MlaDecode as MlaDecode
+from kvgen.ops.mla_decompress import MlaDecompress as MlaDecompress
+from kvgen.ops.mla_plan import MlaPlan as MlaPlan
+from kvgen.ops.norm_cache import NormCache as NormCache
+from kvgen.ops.remap_indices import RemapIndices as RemapIndices
+from kvgen.ops.reorder import Reorder as Reorder
+from kvgen.ops.rotate_cache import RotateCache as RotateCache
+from kvgen.ops.row_offsets import RowOffsets as RowOffsets
+from kvgen.ops.rows_add import RowsAdd as RowsAdd
+from kvgen.ops.scatter import Scatter as Scatter
+from kvgen.ops.seal import Seal as Seal
+from kvgen.ops.sliced_add import SlicedAdd as SlicedAdd
+from kvgen.ops.slot_mapping import SlotMapping as SlotMapping
+from kvgen.ops.store_scales import StoreScales as StoreScales
+from kvgen.ops.swap_pages import SwapPages as SwapPages
+from kvgen.ops.to_csr import ToCsr as ToCsr
+from kvgen.ops.to_dense import ToDense as ToDense
+from kvgen.ops.zero_pages import ZeroPages as ZeroPages
+from kvgen.spec.arguments import Array as Array
+from kvgen.spec.arguments import Scalar as Scalar
+from kvgen.spec.arguments import Size as Size
+from kvgen.spec.arguments import TensorMap as TensorMap
+from kvgen.spec.kernel_set import Op
 
-ALL = (
-    Advance,
-    Append,
-    Compact,
-    Convert,
-    CopyPages,
-    Decode,
-    Gather,
-    GatherRows,
-    LoraAdd,
-    MergeStates,
-    MlaDecode,
-    MlaDecompress,
-    MlaPlan,
-    NormCache,
-    RemapIndices,
-    Reorder,
-    RotateCache,
-    RowOffsets,
-    RowsAdd,
-    Scatter,
-    Seal,
-    SlicedAdd,
-    SlotMapping,
-    StoreScales,
-    SwapPages,
-    ToCsr,
-    ToDense,
+# All that kvgen writes; Custom's the user writes.
+ALL: tuple[type[Op], ...] = tuple(
+    found
+    for found in list(globals().values())
+    if isinstance(found, type) and issubclass(found, Op) and found not in (Op, Custom)
 )
-
-__all__ = [
-    "ALL",
-    "Advance",
-    "Append",
-    "Array",
-    "Compact",
-    "Convert",
-    "CopyPages",
-    "Custom",
-    "Decode",
-    "Gather",
-    "GatherRows",
-    "LoraAdd",
-    "MergeStates",
-    "MlaDecode",
-    "MlaDecompress",
-    "MlaPlan",
-    "NormCache",
-    "RemapIndices",
-    "Reorder",
-    "RotateCache",
-    "RowOffsets",
-    "RowsAdd",
-    "Scalar",
-    "Scatter",
-    "Seal",
-    "Size",
-    "SlicedAdd",
-    "SlotMapping",
-    "StoreScales",
-    "SwapPages",
-    "TensorMap",
-    "ToCsr",
-    "ToDense",
-]

@@ -6,38 +6,15 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from kvgen.expr.nodes import Expr, ceil_div, const, var
-from kvgen.layout.dtypes import DType, dtype
+from kvgen.layout.dtypes import dtype
 from kvgen.lowering.cache_struct import ERRORS, entry_name
-from kvgen.lowering.page_runs import (
-    THREADS,
-    MaxLayers,
-    PageRun,
-    PagesContext,
-    PairIndex,
-    page_runs,
-    pages_context,
-    pool_param,
-    tiles,
-    with_id,
-)
+from kvgen.lowering.id_lists import IdList, IdLists
+from kvgen.lowering.page_runs import THREADS, MaxLayers, PagesContext, PairIndex, page_runs, pages_context, pool_param
 from kvgen.plan.kernel import KernelPlan
-from kvgen.plan.params import Array, Param, Size
-from kvgen.spec.cache import Cache
+from kvgen.plan.params import Param
 from kvgen.spec.kernel_set import KernelSet, Op
 
 COMPARED = 1024  # pairs that a block compares its own with
-
-
-@dataclass(frozen=True)
-class PairList:
-    """One list of pairs: its array, the array that counts it, the pages it moves, and the pool's sizes, as C."""
-
-    title: str
-    pairs: str
-    count: str
-    live: str
-    pages: PagesContext
-    size: str
 
 
 @dataclass(frozen=True)
@@ -47,7 +24,7 @@ class CopyPagesContext:
     entry: str
     params: tuple[str, ...]
     pool: PagesContext
-    lists: tuple[PairList, ...]
+    lists: tuple[IdList, ...]
     multiplier: int
 
 
@@ -57,61 +34,10 @@ class CopyPagesCheckContext:
 
     entry: str
     params: tuple[str, ...]
-    lists: tuple[PairList, ...]
+    lists: tuple[IdList, ...]
     multiplier: int
     threads: int
     compared: int
-
-
-def lists_of(cache: Cache) -> tuple[tuple[str, tuple[PageRun, ...]], ...]:
-    """(name of the list, runs) of what has ids of its own: pages, and scales with a table of their own."""
-    runs = page_runs(cache)
-    found = [("pairs", with_id(runs, 0)), ("scale_pairs", with_id(runs, 1))]
-    return tuple((name, each) for name, each in found if each)
-
-
-def pair_params(cache: Cache, index: DType, docs: dict[str, str]) -> tuple[Param, ...]:
-    """The lists of pairs, how many there are, and how many of them count."""
-    found: list[Param] = []
-    for name, _ in lists_of(cache):
-        dim, optional = _dim(name), name != "pairs"
-        found.append(
-            Array(name, index.name, (dim, 2), optional=optional, untrusted=True, doc=docs[name], field="index_dtype")
-        )
-    for name, _ in lists_of(cache):
-        doc = f"how many of the {name.replace('_', ' ')} count; default: all"
-        found.append(
-            Array(f"num_{name}", index.name, (1,), optional=True, untrusted=True, doc=doc, field="index_dtype")
-        )
-        found.append(Size(f"max_{name}", "u32", _dim(name)))
-    return tuple(found)
-
-
-def _dim(name: str) -> str:
-    return {"pairs": "N", "scale_pairs": "NS"}[name]
-
-
-def pair_lists(cache: Cache, pool: PagesContext, contexts: dict[str, PagesContext]) -> tuple[PairList, ...]:
-    """The lists as templates see them."""
-    return tuple(
-        PairList(
-            title={"pairs": "Value", "scale_pairs": "Scale"}[name],
-            pairs=name,
-            count=f"max_{name}",
-            live=f"num_{name}",
-            pages=contexts[name],
-            size="num_pages" if name == "pairs" else "num_scale_pages",
-        )
-        for name, _ in lists_of(cache)
-    )
-
-
-def copy_tiles(cache: Cache) -> Expr:
-    """Blocks of a layer: tiles of every list."""
-    total: Expr = const(0)
-    for name, runs in lists_of(cache):
-        total = total + tiles(runs, var(_dim(name)))
-    return total
 
 
 class CopyPages(Op):
@@ -142,18 +68,19 @@ class CopyPages(Op):
     def plan(self, kernels: KernelSet) -> tuple[KernelPlan, ...]:
         cache = kernels.cache
         pool = pool_param(cache, "pages", self.max_layers)
-        docs = {"pairs": "ids of the pages to copy from and to", "scale_pairs": "the same of pages of scales"}
-        params = (*pair_params(cache, dtype(self.index_dtype), docs), pool, ERRORS)
-        shown = pages_context(pool, page_runs(cache))
-        lists = pair_lists(cache, shown, {n: pages_context(pool, r) for n, r in lists_of(cache)})
+        pairs = IdLists(cache, "pairs", (2,))
+        ids = pairs.params(
+            dtype(self.index_dtype), ("ids of the pages to copy from and to", "the same of pages of scales")
+        )
+        params, lists = (*ids, pool, ERRORS), pairs.contexts(pool)
         context = CopyPagesContext(
             entry=entry_name(kernels, self.name),
             params=tuple(p.declaration for p in params),
-            pool=shown,
+            pool=pages_context(pool, page_runs(cache)),
             lists=lists,
             multiplier=cache.page_table.id_multiplier,
         )
-        grid = (copy_tiles(cache), var("all_layers"), const(1))
+        grid = (pairs.tiles, var("all_layers"), const(1))
         copy = KernelPlan(
             self.name,
             context.entry,
@@ -165,22 +92,23 @@ class CopyPages(Op):
             writes_pool=True,
             whole=True,
         )
-        return (copy, self._check(kernels, lists, docs))
+        return (copy, self._check(kernels, pairs, ids, lists))
 
-    def _check(self, kernels: KernelSet, lists: tuple[PairList, ...], docs: dict[str, str]) -> KernelPlan:
-        cache, name = kernels.cache, f"{self.name}_check"
-        params = (*pair_params(cache, dtype(self.index_dtype), docs), ERRORS)
+    def _check(
+        self, kernels: KernelSet, pairs: IdLists, ids: tuple[Param, ...], lists: tuple[IdList, ...]
+    ) -> KernelPlan:
+        name, params = f"{self.name}_check", (*ids, ERRORS)
         context = CopyPagesCheckContext(
             entry=entry_name(kernels, name),
             params=tuple(p.declaration for p in params),
             lists=lists,
-            multiplier=cache.page_table.id_multiplier,
+            multiplier=kernels.cache.page_table.id_multiplier,
             threads=THREADS,
             compared=COMPARED,
         )
         sizes: list[Expr] = [const(0), const(0)]
-        for which, _ in lists_of(cache):
-            sizes[0] = sizes[0] + ceil_div(var(_dim(which)), THREADS)
-            sizes[1] = sizes[1] + ceil_div(var(_dim(which)), COMPARED)
+        for count in pairs.dims.values():
+            sizes[0] = sizes[0] + ceil_div(count, THREADS)
+            sizes[1] = sizes[1] + ceil_div(count, COMPARED)
         grid = (sizes[0], sizes[1], const(1))
         return KernelPlan(name, context.entry, "ops/copy_pages_check.cu.j2", context, params, grid, THREADS, whole=True)

@@ -8,8 +8,8 @@ from typing import Any, ClassVar, Literal
 from kvgen.expr.nodes import const, var
 from kvgen.layout.dtypes import dtype
 from kvgen.lowering.cache_struct import ERRORS, entry_name
+from kvgen.lowering.id_lists import IdList, IdLists
 from kvgen.lowering.page_runs import THREADS, MaxLayers, PagesContext, PairIndex, page_runs, pages_context, pool_param
-from kvgen.ops.copy_pages import PairList, copy_tiles, lists_of, pair_lists, pair_params
 from kvgen.plan.kernel import KernelPlan
 from kvgen.spec.kernel_set import KernelSet, Op
 
@@ -21,7 +21,7 @@ class SwapPagesContext:
     entry: str
     params: tuple[str, ...]
     pool: PagesContext
-    lists: tuple[PairList, ...]
+    lists: tuple[IdList, ...]
     source: str
     target: str
     source_scale: int
@@ -58,24 +58,22 @@ class SwapPages(Op):
             cache, "other", self.max_layers, given=True, writes=outwards, doc="the pool that the cache swaps with"
         )
         where = ("the cache", "`other`") if outwards else ("`other`", "the cache")
-        docs = {
-            "pairs": f"ids of the pages to copy from {where[0]} and to {where[1]}".replace("`", ""),
-            "scale_pairs": "the same of pages of scales",
-        }
-        params = (other, *pair_params(cache, dtype(self.index_dtype), docs), pool, ERRORS)
-        shown, multiplier = pages_context(pool, page_runs(cache)), cache.page_table.id_multiplier
+        pairs, multiplier = IdLists(cache, "pairs", (2,)), cache.page_table.id_multiplier
+        doc = f"ids of the pages to copy from {where[0]} and to {where[1]}".replace("`", "")
+        ids = pairs.params(dtype(self.index_dtype), (doc, "the same of pages of scales"))
+        params = (other, *ids, pool, ERRORS)
         context = SwapPagesContext(
             entry=entry_name(kernels, self.name),
             params=tuple(p.declaration for p in params),
-            pool=shown,
-            lists=pair_lists(cache, shown, {n: pages_context(pool, r) for n, r in lists_of(cache)}),
+            pool=pages_context(pool, page_runs(cache)),
+            lists=pairs.contexts(pool),
             source="pages" if outwards else "other",
             target="other" if outwards else "pages",
             source_scale=multiplier if outwards else 1,
             target_scale=1 if outwards else multiplier,
             outwards=outwards,
         )
-        grid = (copy_tiles(cache), var("all_layers"), const(1))
+        grid = (pairs.tiles, var("all_layers"), const(1))
         plan = KernelPlan(
             self.name,
             context.entry,

@@ -6,77 +6,45 @@ K and V in an engine's tensors, `tables` answers which page holds a token. None 
 beyond its names, which they are there to check.
 """
 
-from kvgen.reference.advance import advance
-from kvgen.reference.append import append
-from kvgen.reference.compact import compact, compact_plan
-from kvgen.reference.convert import convert
-from kvgen.reference.copy_pages import copy_pages, overlaps
-from kvgen.reference.decode import Decoded, attend, decode
-from kvgen.reference.faults import FaultLog
-from kvgen.reference.gather import Gathered, gather, gather_raw
-from kvgen.reference.gather_rows import gather_rows
-from kvgen.reference.lora_add import lora_add
-from kvgen.reference.merge_states import merge_states
-from kvgen.reference.mla_decode import mla_decode, mla_decode_sparse
-from kvgen.reference.mla_decompress import mla_decompress
-from kvgen.reference.mla_plan import Chunked, mla_plan
-from kvgen.reference.norm_cache import norm_cache
-from kvgen.reference.pool import Rows, cache_rows
-from kvgen.reference.remap_indices import remap_indices
-from kvgen.reference.reorder import reorder
-from kvgen.reference.rotate_cache import rotate_cache
-from kvgen.reference.row_offsets import row_offsets
-from kvgen.reference.rows_add import rows_add
-from kvgen.reference.scatter import scatter, scatter_raw
-from kvgen.reference.seal import seal
-from kvgen.reference.sliced_add import sliced_add
-from kvgen.reference.slot_mapping import slot_mapping
-from kvgen.reference.store_scales import store_scales
-from kvgen.reference.swap_pages import swap_pages
-from kvgen.reference.tables import Place, TableView
-from kvgen.reference.to_csr import to_csr
-from kvgen.reference.to_dense import to_dense
-
-__all__ = [
-    "Chunked",
-    "Decoded",
-    "FaultLog",
-    "Gathered",
-    "Place",
-    "Rows",
-    "TableView",
-    "advance",
-    "append",
-    "attend",
-    "cache_rows",
-    "compact",
-    "compact_plan",
-    "convert",
-    "copy_pages",
-    "decode",
-    "gather",
-    "gather_raw",
-    "gather_rows",
-    "lora_add",
-    "merge_states",
-    "mla_decode",
-    "mla_decode_sparse",
-    "mla_decompress",
-    "mla_plan",
-    "norm_cache",
-    "overlaps",
-    "remap_indices",
-    "reorder",
-    "rotate_cache",
-    "row_offsets",
-    "rows_add",
-    "scatter",
-    "scatter_raw",
-    "seal",
-    "sliced_add",
-    "slot_mapping",
-    "store_scales",
-    "swap_pages",
-    "to_csr",
-    "to_dense",
-]
+from kvgen.reference.advance import advance as advance
+from kvgen.reference.append import append as append
+from kvgen.reference.compact import compact as compact
+from kvgen.reference.compact import compact_plan as compact_plan
+from kvgen.reference.convert import convert as convert
+from kvgen.reference.copy_pages import copy_pages as copy_pages
+from kvgen.reference.copy_pages import overlaps as overlaps
+from kvgen.reference.decode import Decoded as Decoded
+from kvgen.reference.decode import attend as attend
+from kvgen.reference.decode import decode as decode
+from kvgen.reference.faults import FaultLog as FaultLog
+from kvgen.reference.gather import Gathered as Gathered
+from kvgen.reference.gather import gather as gather
+from kvgen.reference.gather import gather_raw as gather_raw
+from kvgen.reference.gather_rows import gather_rows as gather_rows
+from kvgen.reference.lora_add import lora_add as lora_add
+from kvgen.reference.merge_states import merge_states as merge_states
+from kvgen.reference.mla_decode import mla_decode as mla_decode
+from kvgen.reference.mla_decode import mla_decode_sparse as mla_decode_sparse
+from kvgen.reference.mla_decompress import mla_decompress as mla_decompress
+from kvgen.reference.mla_plan import Chunked as Chunked
+from kvgen.reference.mla_plan import mla_plan as mla_plan
+from kvgen.reference.norm_cache import norm_cache as norm_cache
+from kvgen.reference.pool import Rows as Rows
+from kvgen.reference.pool import cache_rows as cache_rows
+from kvgen.reference.remap_indices import remap_indices as remap_indices
+from kvgen.reference.reorder import reorder as reorder
+from kvgen.reference.rotate_cache import rotate_cache as rotate_cache
+from kvgen.reference.row_offsets import row_offsets as row_offsets
+from kvgen.reference.rows_add import rows_add as rows_add
+from kvgen.reference.scatter import scatter as scatter
+from kvgen.reference.scatter import scatter_raw as scatter_raw
+from kvgen.reference.seal import seal as seal
+from kvgen.reference.sliced_add import sliced_add as sliced_add
+from kvgen.reference.slot_mapping import slot_mapping as slot_mapping
+from kvgen.reference.store_scales import store_scales as store_scales
+from kvgen.reference.swap_pages import swap_pages as swap_pages
+from kvgen.reference.tables import Place as Place
+from kvgen.reference.tables import TableView as TableView
+from kvgen.reference.to_csr import to_csr as to_csr
+from kvgen.reference.to_dense import to_dense as to_dense
+from kvgen.reference.zero_pages import zero_pages as zero_pages

@@ -90,6 +90,7 @@ def test_pages_and_slots(scenes: Callable[[str, Workload], tuple[Scene, KernelSe
     scene, kernels = scenes("llama", Workload("two", (40, 24), (1, 1)))
     # 8 pages of 2 layers of K and V of 8 tokens of 128 bytes; 4 pairs of int64.
     assert least(scene, kernels, "copy_pages") == {"pool": 8 * 2 * 2 * 32, "pairs": 2}
+    assert least(scene, kernels, "zero_pages") == {"pool": 8 * 2 * 2 * 32, "page_ids": 2}
     found = least(scene, kernels, "gather_rows")
     assert (found["k_out"], found["v_out"], found["pool"]) == (2 * 24 * 4, 2 * 24 * 4, 2 * 2 * 24 * 4)
     found = least(scene, kernels, "convert")

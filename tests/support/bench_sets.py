@@ -42,6 +42,7 @@ kernels = [
         ops.Scatter(),
         ops.GatherRows(roles="kv"),
         ops.CopyPages(),
+        ops.ZeroPages(),
         ops.LoraAdd(),
         ops.NormCache(),
         ops.RotateCache(rope=NEOX),

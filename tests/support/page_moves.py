@@ -10,7 +10,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from kvgen import CSR, KernelSet, ops
-from kvgen.ops.copy_pages import lists_of
+from kvgen.lowering.id_lists import IdLists
 from kvgen.runtime import describe
 from kvgen.runtime.cpu import Launched, machine
 from kvgen.spec.cache import Cache
@@ -21,12 +21,13 @@ from tests.support.harness import package
 from tests.support.memory import Raw, rows_array
 from tests.support.scenes import Memory, Scene
 
-# Copying asks what a page is made of; compacting and reordering, which copy in the same way, ask for its table.
+# Copying and zeroing ask what a page is made of; compacting and reordering, which copy in the same way, ask for its table.
 TABLES = ("dense", "hnd", "kv_inside", "per_kv", "indirect", "ring", "continuous_open", "int8_own_table")
 
 
 def _operations(cache: Cache) -> Sequence[Op]:
-    found: list[Op] = [ops.CopyPages()] if cache is not CHOSEN["ring"] else []
+    zero = ops.ZeroPages(index_dtype="i32" if cache.lengths == "after" else "i64")
+    found: list[Op] = [ops.CopyPages(), zero] if cache is not CHOSEN["ring"] else []
     if any(cache is CHOSEN[name] for name in TABLES):
         found += [ops.Compact()] if isinstance(cache.page_table, CSR) else [ops.Compact(), ops.Reorder()]
     if cache.layout.layers == "pointers" or cache.storage.own_table or cache.page_table.id_multiplier == 3:
@@ -134,4 +135,4 @@ def apart(draw: st.DrawFn, entries: int, most: int = 9) -> list[list[int]]:
 
 def lists(kernels: KernelSet) -> list[str]:
     """The lists of pairs that a set's copies take."""
-    return [name for name, _ in lists_of(kernels.cache)]
+    return list(IdLists(kernels.cache, "pairs").runs)

@@ -1,0 +1,74 @@
+"""zero_pages: fill pages of the pool with zeros, in every layer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from kvgen.expr.nodes import const, var
+from kvgen.layout.dtypes import dtype
+from kvgen.lowering.cache_struct import ERRORS, entry_name
+from kvgen.lowering.id_lists import IdList, IdLists
+from kvgen.lowering.page_runs import THREADS, MaxLayers, PagesContext, PairIndex, page_runs, pages_context, pool_param
+from kvgen.plan.kernel import KernelPlan
+from kvgen.spec.kernel_set import KernelSet, Op
+
+
+@dataclass(frozen=True)
+class ZeroPagesContext:
+    """Everything ops/zero_pages.cu.j2 reads."""
+
+    entry: str
+    params: tuple[str, ...]
+    pool: PagesContext
+    lists: tuple[IdList, ...]
+    multiplier: int
+
+
+class ZeroPages(Op):
+    """Make every byte of page `page_ids[i]` 0, in every layer; -1 skips the entry.
+
+    For pages that change hands: what is freed may hold NaN, or another tenant's tokens. A page is all that its id names,
+    as in copy_pages: K and V of its tokens (with PerKV too, where they lie in tensors of their own), and scales in pages
+    of the same id; with `own_table`, scales have ids of their own and `scale_page_ids`. Ids are entries of the page
+    table: times id_multiplier they number the pool's pages. Ids past `num_page_ids` (device data: one captured graph
+    serves any number) are skipped, and all of them under a count that cannot be (negative), which is reported; bad ids
+    are reported (PAIR) and skipped; an id may come twice.
+
+    Zeroed tokens are 0 again when they are dequantized: code 0 is 0 in every type, and with zero points code, zero and
+    scale are 0 all three, (0 - 0) * 0, once the scales' pages are zeroed as well. Nothing else is written: no gap between
+    pages, no given scales, and no newest tokens in a tail (residual), which belong to requests.
+    """
+
+    kind: ClassVar[str] = "zero_pages"
+    index_dtype: PairIndex = "i64"
+    max_layers: MaxLayers = 128
+
+    def check(self, kernels: KernelSet) -> None:
+        pool_param(kernels.cache, "pages", self.max_layers)
+
+    def plan(self, kernels: KernelSet) -> tuple[KernelPlan, ...]:
+        cache = kernels.cache
+        pool, ids = pool_param(cache, "pages", self.max_layers), IdLists(cache, "page_ids")
+        docs = ("ids of the pages to fill with zeros", "the same of pages of scales")
+        params = (*ids.params(dtype(self.index_dtype), docs), pool, ERRORS)
+        context = ZeroPagesContext(
+            entry=entry_name(kernels, self.name),
+            params=tuple(p.declaration for p in params),
+            pool=pages_context(pool, page_runs(cache)),
+            lists=ids.contexts(pool),
+            multiplier=cache.page_table.id_multiplier,
+        )
+        grid = (ids.tiles, var("all_layers"), const(1))
+        plan = KernelPlan(
+            self.name,
+            context.entry,
+            "ops/zero_pages.cu.j2",
+            context,
+            params,
+            grid,
+            THREADS,
+            writes_pool=True,
+            whole=True,
+        )
+        return (plan,)
