@@ -39,7 +39,7 @@ def run(case: Case, blobs: Blobs, package: ModuleType, memory: Memory) -> dict[s
     launcher = getattr(package, case.op)
     with machine(mode="check") if memory.device == "cpu" else nullcontext():
         cache = cache_of(package.Cache, case.pools, case.tables)
-        layer = cache if launcher.KERNEL.whole else cache[case.layer]
+        layer = cache if launcher.KERNEL.all_layers else cache[case.layer]
         arguments = {n: array(v) for n, v in case.arguments.items()} | dict(case.numbers)
         if case.source:
             source = cache_of(getattr(package, case.source), case.source_pools, case.source_tables)

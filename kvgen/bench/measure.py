@@ -70,7 +70,7 @@ def measure(scene: Scene, op: Op, arch: str | None) -> list[Measured]:
     cache = scene.package.Cache(**scene.pools, **scene.tables(call.kind, call.rows_each))
     word = np.zeros(1, np.uint64)
     arguments = call.arguments() | {"errors": word}
-    given = cache if call.launcher.KERNEL.whole else cache[LAYER]
+    given = cache if call.launcher.KERNEL.all_layers else cache[LAYER]
     with machine(arch, "check") as log:
         if hasattr(call.launcher, "workspace"):
             arguments = planned(call.launcher, cache[LAYER], call.rows, arguments)

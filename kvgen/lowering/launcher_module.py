@@ -14,7 +14,19 @@ from kvgen.lowering.lowered import lower
 from kvgen.lowering.module_tensors import ArgumentContext, pool_argument, role_text, tensor_text, tuple_text
 from kvgen.lowering.page_runs import STEPS
 from kvgen.plan.kernel import KernelPlan
-from kvgen.plan.params import Array, Count, Field, OtherCache, PagePool, Param, Pool, Scalar, Size, TensorMap, brought
+from kvgen.plan.params import (
+    Array,
+    Count,
+    Field,
+    OtherCache,
+    PagePool,
+    Param,
+    Pool,
+    Scalar,
+    Size,
+    TensorMap,
+    is_argument,
+)
 from kvgen.runtime.abi import ABI
 from kvgen.spec.cache import Cache
 from kvgen.spec.kernel_set import KernelSet, Op
@@ -34,7 +46,7 @@ class StepContext:
     params: tuple[str, ...]
     grid: str
     threads: int
-    whole: bool
+    all_layers: bool
 
 
 @dataclass(frozen=True)
@@ -53,7 +65,7 @@ class OpContext:
     threads: int
     shared: int
     writes: bool
-    whole: bool
+    all_layers: bool
     plan_entry: str
     plan_params: tuple[str, ...]
     plan_arguments: tuple[ArgumentContext, ...]
@@ -113,7 +125,7 @@ def _imports(plans: Iterable[tuple[KernelPlan, ...]], ops: Iterable[OpContext]) 
     found = {*_IMPORTS, *(type(p).__name__ for p in params), *(op.base for op in ops)}
     if any(p.name == "workspace" for p in params):
         found |= {"SplitPlan", "Workspace"}
-    if any(isinstance(p, PagePool) and p.brought for p in params):
+    if any(isinstance(p, PagePool) and p.argument for p in params):
         found.add("BasePages")
     names = sorted(found)
     line = ", ".join(names)
@@ -207,7 +219,7 @@ def _title(op: Op) -> str:
 
 def _called(plan: KernelPlan) -> tuple[Param, ...]:
     """What the call brings."""
-    return tuple(p for p in plan.params if brought(p))
+    return tuple(p for p in plan.params if is_argument(p))
 
 
 def _required_first(plan: KernelPlan) -> list[Param]:
@@ -230,7 +242,7 @@ def _step(op: Op, plan: KernelPlan) -> StepContext:
         params=tuple(_param(p) for p in plan.params),
         grid=_grid(plan.grid),
         threads=plan.threads,
-        whole=plan.whole,
+        all_layers=plan.all_layers,
     )
 
 
@@ -253,7 +265,7 @@ def _op(op: Op, kernels: KernelSet, plans: tuple[KernelPlan, ...]) -> OpContext:
         threads=plan.threads,
         shared=plan.shared,
         writes=plan.writes_pool,
-        whole=plan.whole,
+        all_layers=plan.all_layers,
         plan_entry=planner.entry if planner else "",
         plan_params=tuple(_param(p) for p in planner.params) if planner else (),
         plan_arguments=tuple(_argument(p) for p in _required_first(planner) if p.name != "workspace")
@@ -308,7 +320,7 @@ def launcher_context(kernels: KernelSet, doc: str, plans: dict[str, tuple[Kernel
             module = f'Module("{kernels.name}.{class_name}", __file__, arch={tuple_text(kernels.arch)}, abi={ABI})'
             caches.append(_cache_class(class_name, summary, module, cache))
     swaps = any(
-        isinstance(p, PagePool) and p.brought for group in plans.values() for plan in group for p in plan.params
+        isinstance(p, PagePool) and p.argument for group in plans.values() for plan in group for p in plan.params
     )
     tensors = sorted(kernels.cache.storage.tensors, key=lambda t: not t.holds_values)
     paged = [t for t in tensors if "page" in t.axes] if swaps else []

@@ -53,7 +53,11 @@ class NewRows:
         """The type of the array that says where rows go."""
         return dtype(self.index_dtype or ("i64" if self.rows == "slots" else cache.lengths_dtype))
 
-    def places_param(self, cache: Cache) -> Param:
+    def after(self, cache: Cache) -> bool:
+        """Whether lengths count these rows: the last one is then the request's last token."""
+        return cache.lengths == "after"
+
+    def places_param(self, cache: Cache) -> Array:
         """The array that says where rows go."""
         name, shape, doc = {
             "slots": ("slots", "T", "place of each row, or -1 to skip it"),

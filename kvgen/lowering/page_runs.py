@@ -126,7 +126,7 @@ def pool_param(
         pointers,
         layers,
         together=tuple((p, *r.behind) for p, r in runs.items() if r.behind and storage.base(p)),
-        brought=given,
+        argument=given,
         writes=writes,
         doc=doc,
     )

@@ -62,7 +62,7 @@ class RopeContext:
 
 @dataclass(frozen=True)
 class PartContext:
-    """Dims [begin, begin + dim) of every head of a role: a HeadWalk, what is done to them, and where they go.
+    """Dims [begin, begin + dim) of every head of a role: a HeadLayout, what is done to them, and where they go.
 
     `rows` is the C function that finds a row of the caller's, `row` the elements that a head has in it, of which the part's
     begin at `begin`. `sink` is a file of templates/heads/: "cache", elements of `struct` from `at` on; "tile", shared

@@ -27,22 +27,12 @@ class AdderContext:
 
 @dataclass(frozen=True)
 class Adders:
-    """K's and V's; a block has `rows` tokens, or, where one is too much, one of `parts` of a token. `search_lanes` look
-    for the slot of one."""
+    """K's and V's; a block has `rows` tokens, or, where one is too much, one of `parts` of a token."""
 
     roles: tuple[AdderContext, ...]
     rows: int
-    search_lanes: int
     parts: int
     align: int
-
-
-def search_lanes(rows: int) -> int:
-    """The lanes that look for a row's slot, of a block of THREADS that has so many rows."""
-    lanes = 32
-    while lanes * rows > THREADS:
-        lanes //= 2
-    return lanes
 
 
 def check_addable(name: str, cache: Cache) -> None:
@@ -78,7 +68,7 @@ def adders(cache: LoweredCache, *, side_by_side: bool) -> Adders:
         align = max(align, access)
         found.append(adder)
         begin += s.heads * s.size if side_by_side else 0
-    return Adders(tuple(found), rows, search_lanes(rows), parts, align)
+    return Adders(tuple(found), rows, parts, align)
 
 
 def _adder(s: SegmentContext, begin: int, whole: int) -> tuple[AdderContext, int, int]:

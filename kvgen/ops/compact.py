@@ -125,7 +125,7 @@ class Compact(Op):
             grid,
             THREADS,
             writes_pool=True,
-            whole=True,
+            all_layers=True,
         )
         return (move, self._planner(kernels, lists, table_field))
 
@@ -161,5 +161,5 @@ class Compact(Op):
         )
         grid = (const(1), const(1), const(1))
         return KernelPlan(
-            name, context.entry, "ops/compact_plan.cu.j2", context, params, grid, PLAN_THREADS, whole=True
+            name, context.entry, "ops/compact_plan.cu.j2", context, params, grid, PLAN_THREADS, all_layers=True
         )

@@ -90,7 +90,7 @@ class CopyPages(Op):
             grid,
             THREADS,
             writes_pool=True,
-            whole=True,
+            all_layers=True,
         )
         return (copy, self._check(kernels, pairs, ids, lists))
 
@@ -111,4 +111,6 @@ class CopyPages(Op):
             sizes[0] = sizes[0] + ceil_div(count, THREADS)
             sizes[1] = sizes[1] + ceil_div(count, COMPARED)
         grid = (sizes[0], sizes[1], const(1))
-        return KernelPlan(name, context.entry, "ops/copy_pages_check.cu.j2", context, params, grid, THREADS, whole=True)
+        return KernelPlan(
+            name, context.entry, "ops/copy_pages_check.cu.j2", context, params, grid, THREADS, all_layers=True
+        )

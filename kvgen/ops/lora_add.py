@@ -9,6 +9,7 @@ from kvgen.expr.nodes import Expr, ceil_div, const, var
 from kvgen.layout.dtypes import dtype
 from kvgen.lowering.cache_struct import ERRORS, entry_name
 from kvgen.lowering.lowered import lower
+from kvgen.lowering.new_rows import NewRows
 from kvgen.lowering.row_adds import THREADS, AdderContext, adders, check_addable
 from kvgen.plan.kernel import KernelPlan
 from kvgen.plan.params import Array, Count, Param, Size
@@ -38,7 +39,7 @@ def end_param(end: End, doc: str, *, most: tuple[str, ...], each: int = 1) -> Pa
     """How many rows have something added: a count on the host that sizes the grid, or a number on the device. It takes
     `each` of the rows that the dimensions `most` have."""
     if end == "host":
-        return Count("lora_end_idx", doc=doc, most=most, each=each)
+        return Count("lora_end_idx", doc=doc, max_count=most, rows_each=each)
     return Array("lora_end_idx", "i64", (1,), untrusted=True, doc=doc, rows="T")
 
 
@@ -70,7 +71,7 @@ class LoraAdd(Op):
 
     def plan(self, kernels: KernelSet) -> tuple[KernelPlan, ...]:
         cache = kernels.cache
-        value, index = dtype(cache.dtype), dtype(self.index_dtype or cache.lengths_dtype)
+        value, new = dtype(cache.dtype), NewRows(self.name, index_dtype=self.index_dtype)
         found = adders(lower(cache), side_by_side=False)
         params = (
             Array(
@@ -83,14 +84,7 @@ class LoraAdd(Op):
                 field="dtype",
                 fields=(None, "kv_heads * head_dim"),
             ),
-            Array(
-                "row_offsets",
-                index.name,
-                ("B+1",),
-                untrusted=True,
-                doc="first row of each request",
-                field="index_dtype",
-            ),
+            new.places_param(cache),
             end_param(self.end, "tokens that have something added, m", most=("T",), each=2),
             Size("kv_stride", "i64", "kv.stride"),
             Size("num_rows", "u32", "T"),
@@ -103,9 +97,9 @@ class LoraAdd(Op):
             adders=found.roles,
             threads=THREADS,
             rows=found.rows,
-            search_lanes=found.search_lanes,
+            search_lanes=new.search_lanes(found.rows, THREADS),
             parts=found.parts,
-            after=cache.lengths == "after",
+            after=new.after(cache),
             on_device=self.end == "device",
         )
         # One block also where m is too large for the rows: it reports that.

@@ -117,7 +117,7 @@ class Reorder(Op):
             grid,
             THREADS,
             writes_pool=True,
-            whole=True,
+            all_layers=True,
         )
         return (plan,)
 

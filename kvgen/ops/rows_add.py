@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from kvgen.expr.nodes import ceil_div, const, var
 from kvgen.layout.dtypes import dtype
 from kvgen.lowering.cache_struct import ERRORS, entry_name
 from kvgen.lowering.lowered import lower
+from kvgen.lowering.new_rows import NewRows
 from kvgen.lowering.row_adds import THREADS, AdderContext, adders, check_addable
 from kvgen.plan.kernel import KernelPlan
 from kvgen.plan.params import Array, Scalar, Size
@@ -49,7 +50,7 @@ class RowsAdd(Op):
 
     def plan(self, kernels: KernelSet) -> tuple[KernelPlan, ...]:
         cache = kernels.cache
-        value, index = dtype(cache.dtype), dtype(self.index_dtype or cache.lengths_dtype)
+        value, new = dtype(cache.dtype), NewRows(self.name, index_dtype=self.index_dtype)
         found = adders(lower(cache), side_by_side=True)
         v_dim = "v_head_dim" if cache.v_dim != cache.head_dim else "head_dim"
         offsets = "first token of each of A requests, in the batch"
@@ -64,7 +65,7 @@ class RowsAdd(Op):
                 field="dtype",
                 fields=(None, f"kv_heads * (head_dim + {v_dim})"),
             ),
-            Array("row_offsets", index.name, ("A+1",), untrusted=True, doc=offsets, field="index_dtype"),
+            replace(new.places_param(cache), shape=("A+1",), doc=offsets),
             Scalar("batch_offset", "u32", doc="the cache's request that is the first of the A"),
             Size("a_stride", "i64", "a.stride"),
             Size("num_rows", "u32", "T"),
@@ -78,9 +79,9 @@ class RowsAdd(Op):
             adders=found.roles,
             threads=THREADS,
             rows=found.rows,
-            search_lanes=found.search_lanes,
+            search_lanes=new.search_lanes(found.rows, THREADS),
             parts=found.parts,
-            after=cache.lengths == "after",
+            after=new.after(cache),
         )
         grid = (ceil_div(var("T"), found.rows) * found.parts, const(2), const(1))
         plan = KernelPlan(

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from typing import ClassVar, Final, Literal
 
 from kvgen.expr.nodes import ceil_div, const, var
-from kvgen.layout.dtypes import dtype
 from kvgen.layout.storage import Scales
 from kvgen.lowering.cache_struct import ERRORS, entry_name
 from kvgen.lowering.lowered import lower
-from kvgen.lowering.row_adds import THREADS, search_lanes
+from kvgen.lowering.new_rows import NewRows
+from kvgen.lowering.row_adds import THREADS
 from kvgen.plan.kernel import KernelPlan
 from kvgen.plan.params import Array, Size
 from kvgen.spec.cache import Cache
@@ -61,7 +61,7 @@ class StoreScales(Op):
     def plan(self, kernels: KernelSet) -> tuple[KernelPlan, ...]:
         cache = kernels.cache
         scales = _scales_of(kernels.cache, self.role)
-        index, kind, each = dtype(self.index_dtype or cache.lengths_dtype), scales.dtype, 1 + scales.zero
+        new, kind, each = NewRows(self.name, index_dtype=self.index_dtype), scales.dtype, 1 + scales.zero
         places = scales.groups * each
         segment = lower(cache).segments_of(self.role)[0]
         width = segment.scales[0].vector  # a pool of scales need not be aligned for more
@@ -81,14 +81,7 @@ class StoreScales(Op):
                 field=f"{quant}.scale_dtype",
                 fields=(None, f"{quant}.block", f"{quant}.block"),
             ),
-            Array(
-                "row_offsets",
-                index.name,
-                ("B+1",),
-                untrusted=True,
-                doc="first row of each request",
-                field="index_dtype",
-            ),
+            new.places_param(cache),
             Size("scales_stride", "i64", "new_scales.stride"),
             Size("num_rows", "u32", "T"),
             ERRORS,
@@ -106,9 +99,9 @@ class StoreScales(Op):
             threads=THREADS,
             batch=BATCH,
             rows=rows,
-            search_lanes=search_lanes(rows),
+            search_lanes=new.search_lanes(rows, THREADS),
             parts=parts,
-            after=cache.lengths == "after",
+            after=new.after(cache),
         )
         grid = (ceil_div(var("T"), rows) * parts, const(1), const(1))
         plan = KernelPlan(

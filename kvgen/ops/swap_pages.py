@@ -83,6 +83,6 @@ class SwapPages(Op):
             grid,
             THREADS,
             writes_pool=not outwards,
-            whole=True,
+            all_layers=True,
         )
         return (plan,)

@@ -69,6 +69,6 @@ class ZeroPages(Op):
             grid,
             THREADS,
             writes_pool=True,
-            whole=True,
+            all_layers=True,
         )
         return (plan,)

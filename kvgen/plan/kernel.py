@@ -27,7 +27,7 @@ class KernelPlan:
     `context` is a frozen dataclass whose fields are exactly the template's variables. `params` follow the cache in the
     signature: what the call brings. `grid` is evaluated by the launcher over the dimension names of `params` and of the
     cache's fields; `shared` is dynamic shared memory in bytes, `shared_by_arch` that of architectures that differ.
-    `writes_pool`: the kernel stores to the cache's memory. `whole`: the launcher takes the cache with all its layers; the
+    `writes_pool`: the kernel stores to the cache's memory. `all_layers`: the launcher takes the cache with all its layers; the
     struct is then the first one's.
     A kernel with a `source` has neither template nor context.
     """
@@ -42,7 +42,7 @@ class KernelPlan:
     shared: int = 0
     shared_by_arch: tuple[tuple[str, int], ...] = ()
     writes_pool: bool = False
-    whole: bool = False
+    all_layers: bool = False
     source: Source | None = None
 
     def shared_on(self, arch: str) -> int:

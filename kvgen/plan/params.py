@@ -98,14 +98,14 @@ class Scalar:
 class Count:
     """A count on the host, an int or an array of one, which sizes the grid: it is a dimension by its name.
 
-    Where the call has no rows, dimension `rows`, it is not looked at: callers without rows have none. It counts `each` rows
-    a unit, of which the dimensions `most` have enough.
+    Where the call has no rows, dimension `rows`, it is not looked at: callers without rows have none. It counts `rows_each` rows
+    a unit, of which the dimensions `max_count` have enough.
     """
 
     name: str
     rows: str = "T"
-    most: tuple[str, ...] = ()
-    each: int = 1
+    max_count: tuple[str, ...] = ()
+    rows_each: int = 1
     optional: bool = False
     doc: str = ""
     dtype: Literal["i64"] = "i64"
@@ -132,7 +132,7 @@ class TensorMap:
 
 @dataclass(frozen=True, slots=True)
 class PagePool:
-    """The pages of every layer of a pool, by value: the cache's own, or those that the call brings.
+    """The pages of every layer of a pool, by value: the cache's own, or an `argument`'s.
 
     `pointers` are page pointers, of which there is room for `layers` layers; `together` are (pointer, other, bytes): pages of
     `other` lie so many bytes behind those of the pointer. `writes`: the kernel stores to them.
@@ -142,7 +142,7 @@ class PagePool:
     pointers: tuple[str, ...]
     layers: int
     together: tuple[tuple[str, str, int], ...] = ()
-    brought: bool = False
+    argument: bool = False
     writes: bool = False
     optional: bool = False
     doc: str = ""
@@ -176,6 +176,6 @@ Param = Array | Size | Scalar | Count | TensorMap | PagePool | OtherCache
 Field = Pool | Array | Size
 
 
-def brought(param: Param) -> bool:
-    """Whether a call brings it: an argument of the launcher."""
-    return not isinstance(param, Size) and (not isinstance(param, PagePool) or param.brought)
+def is_argument(param: Param) -> bool:
+    """Whether it is an argument of the launcher."""
+    return not isinstance(param, Size) and (not isinstance(param, PagePool) or param.argument)

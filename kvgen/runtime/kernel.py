@@ -21,7 +21,7 @@ Extra = Sequence[tuple[str, ArrayView, bool]]
 @dataclass(frozen=True, slots=True)
 class Kernel:
     """A generated kernel: its file, its parameters behind the cache, the rule for its grid, whether it writes to the pool,
-    and whether it works on the `whole` cache, all layers in one launch."""
+    and whether it works on `all_layers` of the cache in one launch."""
 
     module: Module
     file: str
@@ -31,7 +31,7 @@ class Kernel:
     threads: int
     shared: int
     writes: bool
-    whole: bool = False
+    all_layers: bool = False
     shared_by_arch: Mapping[str, int] = field(default_factory=dict)
     arguments: tuple[Array | Scalar | Count | TensorMap | Struct, ...] = field(init=False)
     kinds: tuple[ParamKind, ...] = field(init=False)
@@ -50,4 +50,4 @@ class Kernel:
 
 def own_pages(param: Param) -> TypeGuard[PagePool]:
     """Whether a parameter has the pages of the cache itself, which no call brings."""
-    return isinstance(param, PagePool) and not param.brought
+    return isinstance(param, PagePool) and not param.argument

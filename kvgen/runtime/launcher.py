@@ -15,7 +15,7 @@ from kvgen.runtime.checks import Dims
 from kvgen.runtime.kernel import Extra, Grid, Kernel, own_pages
 from kvgen.runtime.kv_cache import BaseCache
 from kvgen.runtime.layer_cache import LayerCache
-from kvgen.runtime.overlap import Taken, hold_apart
+from kvgen.runtime.overlap import Taken, refuse_aliases
 from kvgen.runtime.packing import PackedArgs, Value
 from kvgen.runtime.page_pool import layers_of
 from kvgen.runtime.params import Call, check_array, size_of, take
@@ -129,7 +129,7 @@ class Launcher:
             if spec.strided:
                 dims[f"{spec.name}.stride"] = found.strides[0]
         own = given if isinstance(given, BaseCache) else cache
-        hold_apart(arrays, own.footprint, call.memory[len(more) :], kernel.writes)
+        refuse_aliases(arrays, own.footprint, call.memory[len(more) :], kernel.writes)
         for spec in kernel.arguments:  # what is left out has no rows
             for name in spec.shape if isinstance(spec, Array) and spec.optional else ():
                 if isinstance(name, str) and name not in dims:
@@ -195,7 +195,7 @@ class PlannedLauncher(Launcher):
 
 def _layers(kernel: Kernel, given: object) -> tuple[LayerCache, tuple[LayerCache, ...]]:
     """The layer whose struct the kernel gets, and the other ones it works on."""
-    if kernel.whole:
+    if kernel.all_layers:
         if isinstance(given, BaseCache) and given.MODULE is kernel.module and len(given):
             return given[0], tuple(given)[1:]
         rule, valid = "it must be this set's Cache, all of its layers", f"{kernel.module.name}.Cache(...)"

@@ -57,22 +57,22 @@ def spans_of(memory: Iterable[Memory]) -> tuple[Span, ...]:
     return tuple(found)
 
 
-def hold_apart(arrays: Sequence[Taken], own: Footprint, brought: Sequence[Memory], writes: bool) -> None:
+def refuse_aliases(arrays: Sequence[Taken], own: Footprint, others: Sequence[Memory], writes: bool) -> None:
     """Raise ArgumentError where a launch would write to memory that another of its arrays lies in.
 
-    `arrays` are the call's, `own` is the cache's memory, which is written only if the kernel `writes`, and `brought` is
+    `arrays` are the call's, `own` is the cache's memory, which is written only if the kernel `writes`, and `others` is
     what other arguments lead to: another cache, pages of another pool.
     """
     if writes and own.clash:
         raise ArgumentError(own.clash)
     spans, written = own.spans, own.written if writes else ()
-    if brought:
-        others = spans_of(brought)
+    if others:
+        more = spans_of(others)
         mine = spans if writes else tuple(span._replace(written=False) for span in spans)
-        clash = _clash((*mine, *others))
+        clash = _clash((*mine, *more))
         if clash:
             raise ArgumentError(clash)
-        spans, written = (*mine, *others), (*written, *(span for span in others if span.written))
+        spans, written = (*mine, *more), (*written, *(span for span in more if span.written))
     for taken in arrays:
         low, high, spec, array = taken
         if spec.access == "in":

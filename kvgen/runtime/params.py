@@ -117,12 +117,12 @@ def _scalar(param: Scalar, given: Any, call: Call) -> int | float:
 def _count(param: Count, given: Any, call: Call) -> int:
     call.dims[param.name] = number = 0 if call.dims[param.rows] == 0 else _counted(param, given)
     call.dims.origin[param.name] = param.name
-    for dim in param.most if number else ():
-        if number * param.each > call.dims[dim]:
-            takes = f", which takes {number * param.each} rows" if param.each > 1 else ""
+    for dim in param.max_count if number else ():
+        if number * param.rows_each > call.dims[dim]:
+            takes = f", which takes {number * param.rows_each} rows" if param.rows_each > 1 else ""
             raise ArgumentError(
                 f"{param.name}: got {number}{takes}; {call.dims.origin.get(dim, 'the call')} has {call.dims[dim]} rows; "
-                f"pass at most {call.dims[dim] // param.each}"
+                f"pass at most {call.dims[dim] // param.rows_each}"
             )
     return number
 

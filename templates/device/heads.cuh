@@ -6,7 +6,7 @@
 // two of a pair against each other, interleaved neighbours in a vector. The dims that stay follow in the same way. So no lane
 // asks another one for an element.
 template <uint32_t kDim_, uint32_t kRotaryBegin, uint32_t kRotaryDim, bool kNeox, uint32_t kWidth_, uint32_t kLanes_>
-struct HeadWalk {
+struct HeadLayout {
   static constexpr uint32_t kDim = kDim_, kWidth = kWidth_, kLanes = kLanes_;
   static constexpr uint32_t kPairs = (kDim + 2 * kWidth - 1) / (2 * kWidth);
   static constexpr uint32_t kChunks = (kPairs + kLanes - 1) / kLanes;

@@ -86,7 +86,7 @@ class Call:
         """Check all of it."""
         cache = self.cache()
         given = [self.arguments[p.name] for p in self.kernel.arguments]
-        self.op.prepare(cache if self.kernel.whole else cache[1], given, None, self.kernel, 0)
+        self.op.prepare(cache if self.kernel.all_layers else cache[1], given, None, self.kernel, 0)
 
     @property
     def arrays(self) -> list[Array]:
@@ -95,7 +95,7 @@ class Call:
 
     def memory(self) -> Iterator[tuple[str, ArrayView, bool]]:
         """The cache's own arrays that the kernel reaches: name, array, whether the kernel may write to it."""
-        for layer in self.cache() if self.kernel.whole else [self.cache()[1]]:
+        for layer in self.cache() if self.kernel.all_layers else [self.cache()[1]]:
             yield from ((n, a, w and self.kernel.writes) for n, a, w in layer.memory)
             yield from ((n, a, False) for n, a in layer.tables.items())
 

@@ -37,7 +37,7 @@ __device__ __forceinline__ void change(const T* rows, const bf16* bias, const We
 #define HEADS(name, T, Weight, kCount, kCastBeforeWeight, ...)                                                                                    \
   extern "C" __global__ void name(const T* rows, const bf16* bias, const Weight* weight, const float2* angles, float* out, float* squares, \
                                   float* factors) {                                                                                     \
-    change<HeadWalk<__VA_ARGS__>, kCount, kCastBeforeWeight>(rows, bias, weight, angles, out, squares, factors);                                   \
+    change<HeadLayout<__VA_ARGS__>, kCount, kCastBeforeWeight>(rows, bias, weight, angles, out, squares, factors);                                   \
   }
 HEADS(heads_neox, bf16, float, 40, false, 40, 8, 16, true, 4, 4)
 HEADS(heads_interleaved, float, bf16, 18, true, 24, 0, 24, false, 4, 2)
@@ -56,9 +56,9 @@ __device__ __forceinline__ void taken(uint8_t* codes, f16* scales, uint32_t begi
   put(head, lane, out + h * W::kDim);
 }
 extern "C" __global__ void heads_take(uint8_t* codes, bf16* plain, f16* scales, float* whole, float* parts, float* values, float* four) {
-  taken<Scaled, HeadWalk<40, 8, 16, true, 4, 4>>(codes, scales, 0, whole);
-  taken<Scaled, HeadWalk<24, 0, 24, false, 4, 4>>(codes, scales, 16, parts);
-  taken<Plain, HeadWalk<40, 8, 16, true, 4, 4>>((uint8_t*)plain, nullptr, 0, values);
+  taken<Scaled, HeadLayout<40, 8, 16, true, 4, 4>>(codes, scales, 0, whole);
+  taken<Scaled, HeadLayout<24, 0, 24, false, 4, 4>>(codes, scales, 16, parts);
+  taken<Plain, HeadLayout<40, 8, 16, true, 4, 4>>((uint8_t*)plain, nullptr, 0, values);
   float x[4];
   take<Scaled>(x, Cache{}, PageRef{codes, scales, nullptr, kU32Max, Fault::none, true}, threadIdx.x % kTokens, 1, threadIdx.x / kTokens * 4);
 #pragma unroll
@@ -68,7 +68,7 @@ extern "C" __global__ void heads_take(uint8_t* codes, bf16* plain, f16* scales, 
 // A thread each: 1 / sqrt; a pair rotated; eight neighbours read, and written rounded; a head cleared. How often a walk comes by each element.
 extern "C" __global__ void heads_numbers(const float* in, const float2* pairs, const bf16* rows, float* roots, float2* rotated, float* read_,
                                          bf16* eight, f16* four, uint32_t* visits) {
-  using Walk = HeadWalk<40, 8, 16, true, 4, 4>;
+  using Walk = HeadLayout<40, 8, 16, true, 4, 4>;
   const uint32_t i = threadIdx.x;
   for (uint32_t k = i; k < 256; k += 32) roots[k] = rsqrt_f32(in[k]);
   float2 pair = pairs[2 * i];
