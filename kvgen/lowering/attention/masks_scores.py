@@ -1,4 +1,4 @@
-"""Masks and scores as an attention kernel has them: parameters, struct Inputs, and the text of attend/score.j2's functions."""
+"""Masks and scores as an attention kernel has them: parameters, struct Inputs, and what attend/score.j2 writes them from."""
 
 from __future__ import annotations
 
@@ -26,20 +26,30 @@ class AttentionContext:
     kernel applies itself. `fields` of struct Inputs get `values` of the kernel. `plain`: scores stay as they are, so that a
     kernel may fold the scale; `floors`: score() divides whole numbers that may be negative. A row sees all tokens in
     [first_visible, end_visible) unless `masked`: then visible() says which. `later`: rows may see tokens after their
-    position. Window and chunk are 0 where there is none. Functions are asked only about rows of the call (row < T,
-    q_head < q_heads) and tokens of their request; a score of -inf hides a token too.
+    position; `packed`: bits stand in for the causal order, `listed`: a mask says what is seen. Window, chunk and `relative`
+    are 0 where there is none, `cap` is empty. `lines` are the statements of a score function of the user's. Functions are
+    asked only about rows of the call (row < T, q_head < q_heads) and tokens of their request; a score of -inf hides a
+    token too.
     """
 
     params: tuple[Array | Size | Scalar, ...]
     fields: tuple[str, ...]
     values: tuple[str, ...]
-    hidden: tuple[str, ...]
-    score: tuple[str, ...]
+    q_heads: int
+    cap: str
+    cap_twice: str
+    cap_rate: str
+    alibi: bool
+    relative: int
+    bias: bool
+    lines: tuple[str, ...]
     floors: bool
     plain: bool
     masked: bool
     causal: bool
     later: bool
+    packed: bool
+    listed: bool
     window: int
     chunk: int
     padding: bool
@@ -80,18 +90,28 @@ def attention_context(mask: Mask, score: Score | None, kernels: KernelSet, index
     # What the call brings, then what follows from that.
     ordered = sorted(inputs, key=lambda i: isinstance(i.param, Size))
     inside = [i for i in ordered if i.inside]
-    lines = tuple(_score_lines(score, mask, kernels)) if score else ()
+    lines = _traced(score, kernels) if score else ()
+    cap = score.softcap if score else None
+    alibi, relative, bias = (score.alibi, score.relative or 0, score.bias) if score else (False, 0, False)
     return AttentionContext(
         params=tuple(i.param for i in ordered),
         fields=tuple(i.param.declaration for i in inside),
         values=tuple(i.name for i in inside),
-        hidden=tuple(_hidden(mask, score)),
-        score=lines,
+        q_heads=kernels.q_heads,
+        cap="" if cap is None else float_literal(cap),
+        cap_twice="" if cap is None else float_literal(2 * cap),
+        cap_rate="" if cap is None else float_literal(2 * LOG2E / cap),
+        alibi=alibi,
+        relative=relative,
+        bias=bias,
+        lines=lines,
         floors=any("floor_div(" in line or "floor_mod(" in line for line in lines),
-        plain=not lines,
-        masked=mask.tree is not None or (score is not None and score.bias),
+        plain=cap is None and not (alibi or relative or bias or lines),
+        masked=mask.tree is not None or bias,
         causal=mask.causal,
         later=mask.later,
+        packed=mask.tree == "packed",
+        listed=mask.tree == "mask",
         window=mask.window or 0,
         chunk=mask.chunk or 0,
         padding=mask.padding,
@@ -130,27 +150,6 @@ def _mask_inputs(mask: Mask, index: DType) -> Iterator[_Input]:
         yield _Input(Size("mask_columns", "u32", "K"))
 
 
-def _hidden(mask: Mask, score: Score | None) -> Iterator[str]:
-    """The conditions under which a key is hidden, none of which wraps at 2^32."""
-    if mask.causal and mask.tree == "packed":
-        # Counted from the request's end, nothing wraps: it has `rows` rows, and the last one's token is 1 before the end.
-        rows, back = "at.tokens - at.position + at.i", "at.tokens - at.token"
-        yield f"{back} <= {rows} && !(in.tree_mask[at.row] >> ({rows} - ({back})) % 32 & 1)"
-    elif mask.causal:
-        yield "at.token > at.position"
-    before = "" if not mask.later else "at.token <= at.position && "
-    if mask.window:
-        yield f"{before}at.position - at.token >= {mask.window}"
-    if mask.chunk:
-        begin = f"at.position / {mask.chunk} * {mask.chunk}"
-        behind = f" || at.token - {begin} >= {mask.chunk}" if mask.later else ""
-        yield f"at.token < {begin}{behind}"
-    if mask.tree == "mask":
-        yield "at.token >= in.mask_columns || !in.mask[at.row * in.mask_stride + at.token]"
-    if score is not None and score.bias:
-        yield "at.token >= in.bias_columns"
-
-
 # Scores ----------------------------------------------------------------------------------------------------------------
 
 
@@ -184,7 +183,7 @@ def _score_inputs(score: Score, kernels: KernelSet) -> Iterator[_Input]:
         )
     for name, given in score.scalars.items():
         yield _Input(Scalar(name, given, doc="read by the score function", c_name=c_name(name)))
-    text = " ".join(_score_lines(score, Mask(), kernels))
+    text = " ".join(_traced(score, kernels))
     for axis in dict.fromkeys(a for t in score.tensors.values() for a in t.shape if isinstance(a, str)):
         extent = c_name(_extent(axis))
         if re.search(rf"\bin\.{extent}\b", text):
@@ -214,23 +213,6 @@ def _names(score: Score, kernels: KernelSet) -> Names:
     return Names(tensors, {n: f"in.{c_name(n)}" for n in score.scalars}, kernels.q_heads, kernels.group)
 
 
-def _score_lines(score: Score, mask: Mask, kernels: KernelSet) -> Iterator[str]:
-    """The statements on `s`, in the documented order."""
-    if score.softcap is not None:
-        # cap * tanh(s / cap), as 1 - 2 / (1 + e^2x): the approximations cost an ulp of the cap.
-        cap = score.softcap
-        rate = float_literal(2 * LOG2E / cap)
-        yield f"s = {float_literal(cap)} - __fdividef({float_literal(2 * cap)}, 1.0f + exp2_approx(s * {rate}));"
-    if score.alibi:
-        yield "s += in.alibi_slopes[at.q_head] * (float)(int32_t)(at.token - at.position);"
-    if score.relative:
-        before = "at.token <= at.position && " if mask.later else ""
-        row = f"((uint64_t)at.row * {kernels.q_heads} + at.q_head) * {score.relative}"
-        yield "const uint32_t distance = at.position - at.token;"
-        yield f"if ({before}distance < {score.relative}) s += to_f32(in.relative_bias[{row} + distance]);"
-    if score.bias:
-        yield "const float bias = at.token < in.bias_columns ? in.bias[at.row * in.bias_stride + at.token] : -infinity();"
-        # By itself: a hidden key's score may be NaN.
-        yield "s = bias == -infinity() ? bias : s + bias;"
-    if score.traced is not None:
-        yield from score.traced.statements(_names(score, kernels))
+def _traced(score: Score, kernels: KernelSet) -> tuple[str, ...]:
+    """The statements on `s` of the user's score function, as the tracer writes them."""
+    return tuple(score.traced.statements(_names(score, kernels))) if score.traced is not None else ()
