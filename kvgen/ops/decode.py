@@ -17,7 +17,6 @@ from kvgen.lowering.attention.split_kv import (
     Attended,
     Split,
     most_seen,
-    most_tokens,
     new_in_length,
     partial_bytes,
     plan_digest,
@@ -35,7 +34,6 @@ from kvgen.spec.tables import IndexName
 
 MOST_ROWS: Final = 128
 OutName = Literal["f16", "bf16", "f32", "e4m3"]
-_EMPTY: Final = {"-inf": "-infinity()", "inf": "infinity()"}
 
 
 class Decode(Op):
@@ -145,7 +143,6 @@ class Decode(Op):
         tensor = self._tensor(kernels)
         shape = tensor or simt.shape(kernels, self.rows)
         params = self._params(kernels, index, out, shape.align)
-        in_lse = self.sinks == "lse"
         digest = plan_digest(kernels, self.name, self.split_plan(kernels), attend, self.rows, shape.tile)
         d = Attended(
             entry=entry_name(kernels, self.name),
@@ -153,7 +150,7 @@ class Decode(Op):
             attend=attend,
             elem=dtype(cache.dtype).c,
             out_elem=out.c,
-            out_scale=shape.out_scale,
+            factored=shape.factored,
             kv_heads=cache.kv_heads,
             group=kernels.group,
             rows=self.rows,
@@ -165,11 +162,9 @@ class Decode(Op):
             sinks=self.sinks is not None,
             blind=self.mask.causal or self.mask.chunk is not None,
             new_in_length=new_in_length(kernels),
-            most_tokens=most_tokens(attend),
-            lse_empty=_EMPTY[self.lse_empty],
-            lse_max="higher" if in_lse else "row_max",
-            lse_sum="whole" if in_lse else "row_sum",
-            lse_factor=" * kLn2" if self.lse_base == "e" else "",
+            lse_inf=self.lse_empty == "inf",
+            lse_sinks=self.sinks == "lse",
+            lse_base_two=self.lse_base == "2",
         )
         columns = cache.kv_heads * shape.tiles
         grid = ((var("num_sm_parts") if d.planned else var("T")) * columns, const(1), const(1))

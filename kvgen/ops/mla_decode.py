@@ -8,6 +8,7 @@ from typing import ClassVar, Literal
 from pydantic import Field, field_validator, model_validator
 
 from kvgen.expr.nodes import const, var
+from kvgen.expr.score_c import float_literal
 from kvgen.layout.dtypes import DType, dtype
 from kvgen.lowering.attention.masks_scores import attention_context
 from kvgen.lowering.attention.mla import THREADS, LatentRow, Shape, latent_row, shape_of
@@ -17,7 +18,6 @@ from kvgen.lowering.attention.split_kv import (
     Attended,
     Split,
     most_seen,
-    most_tokens,
     new_in_length,
     partial_bytes,
     plan_digest,
@@ -164,7 +164,7 @@ class MlaDecode(Op):
                 attend=attend,
                 elem=dtype(cache.dtype).c,
                 out_elem=out.c,
-                out_scale="",
+                factored=False,
                 kv_heads=1,
                 group=kernels.q_heads,
                 rows=self.rows,
@@ -175,18 +175,16 @@ class MlaDecode(Op):
                 plan_digest=digest,
                 sinks=False,
                 new_in_length=new_in_length(kernels),
-                most_tokens=most_tokens(attend),
-                lse_empty="infinity()" if self.lse_empty == "inf" else "-infinity()",
-                lse_max="row_max",
-                lse_sum="row_sum",
-                lse_factor="" if self.lse_base == "2" else " * kLn2",
+                lse_inf=self.lse_empty == "inf",
+                lse_sinks=False,
+                lse_base_two=self.lse_base == "2",
             ),
             row=latent_row(cache),
             shape=shape,
             threads=THREADS,
             slack=SLACK,
             head_dim=cache.head_dim,
-            qk_scale=f"{self.softmax_scale(kernels) * LOG2E!r}f",
+            qk_scale=float_literal(self.softmax_scale(kernels) * LOG2E),
             ranged=cache.quants["k"] is not None,
             sparse=self.sparse,
         )

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from itertools import product
 from typing import Final
 
+from kvgen.expr.score_c import float_literal
 from kvgen.layout.axes import Axis
 from kvgen.layout.dtypes import dtype
 from kvgen.layout.storage import Segment
@@ -75,7 +76,9 @@ class TensorContext:
     k_use: str
     v_use: str
     k_given: bool
-    v_factor: str
+    v_given: bool
+    k_global: bool
+    v_global: bool
     padded: bool
     apart: bool
     hides: bool
@@ -181,9 +184,9 @@ class Shape:
         return self.teams * self.tokens
 
     @property
-    def out_scale(self) -> str:
-        """What the sums are still to be multiplied with, as C."""
-        return "" if self.plain else " * Values::kFactor"
+    def factored(self) -> bool:
+        """Whether the sums are still to be multiplied with Values::kFactor."""
+        return not self.plain
 
     @property
     def cols(self) -> int:
@@ -276,11 +279,6 @@ def tensor_context(kernels: KernelSet, d: Attended, scale: float, s: Shape) -> T
     storage_k, storage_v = (parts[0] for parts in cache.storage.roles.values())
     held = 2 * -(-k.size // 16) * s.n_tiles <= QUERY_REGISTERS and 4 * -(-v.size // 16) * s.n_tiles <= 96
     k_use, v_use = scale_use(storage_k, "key"), scale_use(storage_v, "value")
-    factors = [" * unit[n][e]"] if v_use == "token" else []
-    if v_use == "given":
-        factors.append(" * to_f32(*scale_at<Value>(cache, no_page(Fault::none), 0, head, dim))")
-    if storage_v.global_scale:
-        factors.append(" * global_scale_of<Value>(cache)")
     return TensorContext(
         d=d,
         operand=dtype(cache.dtype).c if s.plain else "f16",
@@ -309,14 +307,15 @@ def tensor_context(kernels: KernelSet, d: Attended, scale: float, s: Shape) -> T
         k_use="none" if k_use == "given" else k_use,
         v_use="none" if v_use == "given" else v_use,
         k_given=k_use == "given",
-        v_factor="".join(factors),
+        v_given=v_use == "given",
+        k_global=bool(storage_k.global_scale),
+        v_global=bool(storage_v.global_scale),
         padded=bool(_bytes(storage_k) % 16 or _bytes(storage_v) % 16),
         apart=d.rows > 1 or d.attend.hides,
         hides=d.attend.hides,
         query_held=held,
         ranged=not s.plain,
-        qk_scale=f"{scale!r}f{' * kLog2e' if d.attend.plain else ''}{'' if s.plain else ' * Keys::kFactor'}"
-        f"{' * global_scale_of<Key>(cache)' if storage_k.global_scale else ''}",
+        qk_scale=float_literal(scale),
     )
 
 

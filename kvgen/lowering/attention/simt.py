@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Final
 
+from kvgen.expr.score_c import float_literal
 from kvgen.layout.dtypes import dtype
 from kvgen.lowering.attention.split_kv import Attended
 from kvgen.lowering.lowered import lower
@@ -71,9 +72,9 @@ class Shape:
         return 64
 
     @property
-    def out_scale(self) -> str:
-        """What the sums are still to be multiplied with, as C."""
-        return ""
+    def factored(self) -> bool:
+        """Whether the sums are still to be multiplied with Values::kFactor."""
+        return False
 
 
 def _walk(width: int, k: SegmentContext, v: SegmentContext, columns: int) -> tuple[int, int, int]:
@@ -120,7 +121,6 @@ def simt_context(kernels: KernelSet, d: Attended, scale: float, s: Shape) -> Sim
         row_width=s.row_width,
         k_chunks=s.k_chunks,
         v_chunks=s.v_chunks,
-        # Softmax in base 2: the scale carries log2(e) where nothing happens to scores in between.
-        qk_scale=f"{scale!r}f{' * kLog2e' if d.attend.plain else ''}",
+        qk_scale=float_literal(scale),
         blocks_per_sm=s.blocks_per_sm,
     )

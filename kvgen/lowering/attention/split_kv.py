@@ -49,11 +49,9 @@ class PlanContext:
     chunk_tokens: int
     overhead: int
     least: int
-    cost: str
     rows: int
     counters: int
-    new_in_length: str
-    most_tokens: str
+    new_in_length: bool
     digest: int
 
 
@@ -61,9 +59,10 @@ class PlanContext:
 class Attended:
     """What every attention kernel over chunks has: what attend/step.j2 reads.
 
-    `tiles` of columns share a kv head; `vec` dims of the output are written by one access. LSE is (`lse_max` +
-    log2(`lse_sum`)) `lse_factor`, `lse_empty` where a row sees no key. `blind`: rows before the first token, of requests with
-    more rows than tokens, see nothing. A workspace whose plan has another `plan_digest` is refused (0: nothing is planned).
+    `tiles` of columns share a kv head; `vec` dims of the output are written by one access. `factored`: sums are still to be
+    multiplied with Values::kFactor. The LSE is to base 2 if `lse_base_two`, counts the sinks if `lse_sinks`, and where a row
+    sees no key it is inf if `lse_inf`, else -inf. `blind`: rows before the first token, of requests with more rows than
+    tokens, see nothing. A workspace whose plan has another `plan_digest` is refused (0: nothing is planned).
     """
 
     entry: str
@@ -71,7 +70,7 @@ class Attended:
     attend: AttentionContext
     elem: str
     out_elem: str
-    out_scale: str
+    factored: bool
     kv_heads: int
     group: int
     rows: int
@@ -81,12 +80,10 @@ class Attended:
     planned: bool
     plan_digest: int
     sinks: bool
-    new_in_length: str
-    most_tokens: str
-    lse_empty: str
-    lse_max: str
-    lse_sum: str
-    lse_factor: str
+    new_in_length: bool
+    lse_inf: bool
+    lse_sinks: bool
+    lse_base_two: bool
     blind: bool = True
 
     @property
@@ -114,11 +111,6 @@ def row_offsets(index: str) -> Param:
     )
 
 
-def most_tokens(attend: AttentionContext) -> str:
-    """The most tokens of request claim.b that rows may see, as C."""
-    return "load_index(valid_tokens, claim.b)" if attend.padding else "kU32Max - 1"
-
-
 def most_seen(kernels: KernelSet, rows: int, mask: Mask) -> int:
     """The most tokens of a request that its rows see together, by a ring or by the mask; 0: all."""
     window = lower(kernels.cache).table.window
@@ -128,9 +120,9 @@ def most_seen(kernels: KernelSet, rows: int, mask: Mask) -> int:
     return min(found, default=0)
 
 
-def new_in_length(kernels: KernelSet) -> str:
-    """Whether lengths count the step's own tokens, as C."""
-    return "true" if kernels.cache.lengths == "after" else "false"
+def new_in_length(kernels: KernelSet) -> bool:
+    """Whether lengths count the step's own tokens."""
+    return kernels.cache.lengths == "after"
 
 
 def plan_digest(
@@ -178,11 +170,9 @@ def planner(
         chunk_tokens=chunk_tokens,
         overhead=OVERHEAD,
         least=OVERHEAD + LEAST_TILES,
-        cost="tiles" if chunk_tokens else f"tiles + {OVERHEAD}",
         rows=rows,
         counters=columns,
         new_in_length=new_in_length(kernels),
-        most_tokens=most_tokens(attend),
         digest=digest,
     )
     one = const(1)
