@@ -30,6 +30,10 @@ from kvgen.paths import templates_root
 ROOT = Path(__file__).resolve().parent.parent
 
 
+# Short kernels of two kinds, whose templates tell them apart line by line.
+SHARES = {"ops/advance.cu.j2": 0.20, "ops/merge_states.cu.j2": 0.15, "ops/to_dense.cu.j2": 0.15}
+
+
 def own_contexts() -> dict[str, tuple[type, float]]:
     """The templates of kernels whose context is beside their operation: ops/copy_pages_check.cu.j2, CopyPagesCheckContext."""
     found: dict[str, tuple[type, float]] = {}
@@ -38,7 +42,7 @@ def own_contexts() -> dict[str, tuple[type, float]]:
             words = re.findall("[A-Z][a-z0-9]*", name.removesuffix("Context"))
             template = f"ops/{'_'.join(words).lower()}.cu.j2"
             if name.endswith("Context") and (templates_root() / template).is_file():
-                found[template] = (context, 0.10)
+                found[template] = (context, SHARES.get(template, 0.10))
     return found
 
 
@@ -65,7 +69,7 @@ WRITERS = sorted(p.relative_to(templates_root()).as_posix() for p in templates_r
 # Where a row goes, and what happens to its heads: imported by append.cu.j2 too. What attention kernels share.
 STEPS = sorted(
     p.relative_to(templates_root()).as_posix()
-    for d in ("attend", "heads", "locate")
+    for d in ("attend", "heads", "locate", "places")
     for p in templates_root().glob(f"{d}/*.j2")
 )
 MACROS = [*TABLES, *WRITERS, *STEPS]

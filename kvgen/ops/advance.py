@@ -18,14 +18,13 @@ THREADS: Final = 256
 
 @dataclass(frozen=True)
 class AdvanceContext:
-    """Everything ops/advance.cu.j2 reads: `new_rows` counts the new tokens of request b by the array `counts`."""
+    """Everything ops/advance.cu.j2 reads: `by_rows` counts the new tokens of a request by row_offsets, not new_tokens."""
 
     entry: str
     params: tuple[str, ...]
     threads: int
     length: str
-    counts: str
-    new_rows: str
+    by_rows: bool
 
 
 class Advance(Op):
@@ -77,8 +76,7 @@ class Advance(Op):
             params=tuple(p.declaration for p in params),
             threads=THREADS,
             length=lengths.c,
-            counts=self.counts,
-            new_rows="new_rows_of(row_offsets, cache.batch, b)" if by_rows else "counted(load_index(new_tokens, b))",
+            by_rows=by_rows,
         )
         grid = (ceil_div(var("B"), THREADS), const(1), const(1))
         return (KernelPlan(self.name, context.entry, "ops/advance.cu.j2", context, params, grid, THREADS),)

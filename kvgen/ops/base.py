@@ -20,12 +20,6 @@ WARPS: Final = 8
 COLUMNS: Final = 512
 
 
-def divided(cache: Cache) -> str:
-    """What makes an entry of the table out of an id, as C."""
-    multiplier = cache.page_table.id_multiplier
-    return f" / {multiplier}" if multiplier > 1 else ""
-
-
 class PageListOp(Op):
     """What both have: the type of the entries, and the entry that is no page."""
 
@@ -38,15 +32,6 @@ class PageListOp(Op):
         if self.fill == -1 and self.table_dtype == "u32":
             raise ValueError("fill: got -1 with table_dtype='u32', which has no sign; use 'i32' or 'i64', or None")
         return self
-
-    def _null_entry(self, cache: Cache) -> str:
-        """The entry that names no page, as C: by default the first one past the pool."""
-        multiplier = cache.page_table.id_multiplier
-        if self.fill is not None:
-            return str(self.fill)
-        return (
-            "cache.num_pages" if multiplier == 1 else f"((uint64_t)cache.num_pages + {multiplier - 1}) / {multiplier}"
-        )
 
     def _index(self, cache: Cache) -> DType:
         return dtype(self.index_dtype or cache.lengths_dtype)
@@ -86,7 +71,3 @@ class ChunkOp(Op):
             return ()
         doc = "first new row of each request"
         return (Array("row_offsets", self._index(cache).name, ("B+1",), untrusted=True, doc=doc, field="index_dtype"),)
-
-    def _offsets(self, cache: Cache) -> str:
-        """Those, as C."""
-        return "row_offsets" if counts_before(cache) else f"(const {self._index(cache).c}*)nullptr"

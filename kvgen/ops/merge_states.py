@@ -18,15 +18,14 @@ _MANY: Final = 8  # states whose values a thread has in flight
 _FEW_THREADS: Final = 256
 _MOST_THREADS: Final = 512  # unless one head takes more
 _LSES_A_SECTOR: Final = 8
-_EMPTY: Final = {"-inf": "-infinity()", "inf": "infinity()"}
-_IS_EMPTY: Final = {"-inf": "lse == -infinity()", "inf": "lse == infinity() || lse == -infinity()"}
 
 
 @dataclass(frozen=True)
 class MergeStatesContext:
     """Everything ops/merge_states.cu.j2 reads.
 
-    `out_at` and `lse_at` lead, as C, to head 0 of row `t` of state `s`; `count` states are merged, `chunk` at once.
+    `count` states are merged, `chunk` at once: `many` in one array, whose rows come first if `rows_first`, or two in arrays of
+    their own. A state without keys has the log-sum-exp inf if `empty_inf`, or -inf.
     """
 
     entry: str
@@ -38,12 +37,11 @@ class MergeStatesContext:
     width: int
     chunk: int
     count: str
-    out_at: str
-    lse_at: str
+    many: bool
+    rows_first: bool
     value: str
     base_two: bool
-    is_empty: str
-    empty: str
+    empty_inf: bool
 
 
 def values_dim(cache: Cache) -> tuple[int, str]:
@@ -139,18 +137,6 @@ class MergeStates(Op):
     def _dtype(self, kernels: KernelSet) -> FloatName:
         return self.dtype or kernels.cache.dtype
 
-    def _places(self, heads: int, dim: int) -> tuple[str, str]:
-        """Where row t of state s begins: its values and its log-sum-exps, as C."""
-        row = heads * dim
-        if self.states == "two":
-            return (
-                "(s == 0 ? out_a + t * out_a_stride : out_b + t * out_b_stride)",
-                f"(s == 0 ? lse_a : lse_b) + t * {heads}",
-            )
-        if self.first == "states":
-            return f"outs + s * outs_stride + t * {row}", f"lses + s * lses_stride + t * {heads}"
-        return f"outs + t * outs_stride + s * {row}", f"lses + t * lses_stride + s * {heads}"
-
     def plan(self, kernels: KernelSet) -> tuple[KernelPlan, ...]:
         value = dtype(self._dtype(kernels))
         result = dtype(self.out_dtype or value.name)
@@ -159,7 +145,6 @@ class MergeStates(Op):
         while dim % width:
             width //= 2
         threads, rows = _block(dim // width)
-        out_at, lse_at = self._places(heads, dim)
         params = self._params(kernels, width)
         many = self.states == "many"
         context = MergeStatesContext(
@@ -172,12 +157,11 @@ class MergeStates(Op):
             width=width,
             chunk=_MANY if many else 2,
             count="num_states" if many else "2",
-            out_at=out_at,
-            lse_at=lse_at,
+            many=many,
+            rows_first=self.first == "rows",
             value=value.c,
             base_two=self.lse_base == "2",
-            is_empty=_IS_EMPTY[self.lse_empty],
-            empty=_EMPTY[self.lse_empty],
+            empty_inf=self.lse_empty == "inf",
         )
         grid = (ceil_div(var("T") * heads, rows), const(1), const(1))
         return (KernelPlan(self.name, context.entry, "ops/merge_states.cu.j2", context, params, grid, threads),)

@@ -30,7 +30,7 @@ class MlaDecompressContext:
     rows: int
     alignment: int
     before: bool
-    offsets: str
+    index: str
 
 
 class MlaDecompress(ChunkOp):
@@ -84,7 +84,7 @@ class MlaDecompress(ChunkOp):
             rows=rows,
             alignment=self._alignment(cache),
             before=counts_before(cache),
-            offsets=self._offsets(cache),
+            index=index.c,
         )
         grid = (ceil_div(var("T"), rows), const(1), const(1))
         return (KernelPlan(self.name, context.entry, "ops/mla_decompress.cu.j2", context, params, grid, THREADS),)

@@ -30,7 +30,6 @@ class MlaPlanContext:
     alignment: int
     index: str
     before: bool
-    offsets: str
 
 
 class MlaPlan(ChunkOp):
@@ -88,7 +87,6 @@ class MlaPlan(ChunkOp):
             alignment=self._alignment(cache),
             index=index.c,
             before=counts_before(cache),
-            offsets=self._offsets(cache),
         )
         # Without chunks there is bad data to report still.
         grid = (ceil_div(var("B") + 1, THREADS), minimum(maximum(var("C"), 1), _MOST_BLOCKS), const(1))

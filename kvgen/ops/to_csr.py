@@ -10,7 +10,7 @@ from kvgen.layout.dtypes import dtype
 from kvgen.lowering.cache_struct import ERRORS, entry_name
 from kvgen.lowering.lowered import lower
 from kvgen.lowering.new_rows import counts_before, step_offsets
-from kvgen.ops.base import COLUMNS, WARPS, PageListOp, divided
+from kvgen.ops.base import COLUMNS, WARPS, PageListOp
 from kvgen.plan.kernel import KernelPlan
 from kvgen.plan.params import Array, Size
 from kvgen.spec.kernel_set import KernelSet
@@ -19,7 +19,7 @@ from kvgen.spec.tables import IndexName
 
 @dataclass(frozen=True)
 class ToCsrContext:
-    """Everything ops/to_csr.cu.j2 reads."""
+    """Everything ops/to_csr.cu.j2 reads: `fill` counts if it is given (`filled`)."""
 
     entry: str
     params: tuple[str, ...]
@@ -27,8 +27,9 @@ class ToCsrContext:
     columns: int
     before: bool
     element: str
-    fill: str
-    divided: str
+    fill: int
+    filled: bool
+    multiplier: int
 
 
 class ToCsr(PageListOp):
@@ -79,8 +80,9 @@ class ToCsr(PageListOp):
             columns=COLUMNS,
             before=counts_before(cache),
             element=entries.c,
-            fill=self._null_entry(cache),
-            divided=divided(cache),
+            fill=self.fill or 0,
+            filled=self.fill is not None,
+            multiplier=cache.page_table.id_multiplier,
         )
         # The first id may lie anywhere in its sector of 32 bytes.
         grid = (ceil_div(var("B") + 1, WARPS), ceil_div(var("M") + (32 // entries.bytes - 1), COLUMNS), const(1))

@@ -10,7 +10,7 @@ from kvgen.layout.dtypes import dtype
 from kvgen.lowering.cache_struct import ERRORS, entry_name
 from kvgen.lowering.lowered import lower
 from kvgen.lowering.new_rows import counts_before, step_offsets
-from kvgen.ops.base import COLUMNS, WARPS, PageListOp, divided
+from kvgen.ops.base import COLUMNS, WARPS, PageListOp
 from kvgen.plan.kernel import KernelPlan
 from kvgen.plan.params import Array, Param, Size
 from kvgen.spec.kernel_set import KernelSet
@@ -25,12 +25,14 @@ class ToDenseContext:
     params: tuple[str, ...]
     warps: int
     columns: int
-    pages: str
+    sliced: bool
+    before: bool
     counted: bool
     element: str
     length: str
-    fill: str
-    divided: str
+    fill: int
+    filled: bool
+    multiplier: int
 
 
 class ToDense(PageListOp):
@@ -56,7 +58,7 @@ class ToDense(PageListOp):
     def plan(self, kernels: KernelSet) -> tuple[KernelPlan, ...]:
         cache, entries = kernels.cache, dtype(self.table_dtype)
         counted, lengths = cache.page_table.counts_tokens, dtype(cache.lengths_dtype)
-        sliced, before = lower(cache).table.slices, "true" if counts_before(cache) else "false"
+        sliced = lower(cache).table.slices
         doc = "page ids of each request"
         params: list[Param] = [
             Array("page_table", entries.name, ("B", "C"), access="out", strided=True, doc=doc, field="table_dtype"),
@@ -76,12 +78,14 @@ class ToDense(PageListOp):
             params=tuple(p.declaration for p in params),
             warps=WARPS,
             columns=COLUMNS,
-            pages="pages_of_slice(cache, b)" if sliced else f"pages_of_tokens<{before}>(cache, row_offsets, b)",
+            sliced=sliced,
+            before=counts_before(cache),
             counted=counted,
             element=entries.c,
             length=lengths.c,
-            fill=self._null_entry(cache),
-            divided=divided(cache),
+            fill=self.fill or 0,
+            filled=self.fill is not None,
+            multiplier=cache.page_table.id_multiplier,
         )
         # A row of no columns has its pages reported too.
         grid = (ceil_div(var("B"), WARPS), maximum(ceil_div(var("C"), COLUMNS), 1), const(1))
