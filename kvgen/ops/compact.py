@@ -33,11 +33,12 @@ REQUESTS = THREADS // 32  # a warp each
 
 @dataclass(frozen=True)
 class CompactContext:
-    """Everything ops/compact.cu.j2 reads."""
+    """Everything ops/compact.cu.j2 reads; `table_template` knows where entries lie."""
 
     entry: str
     params: tuple[str, ...]
     pool: PagesContext
+    table_template: str
     entries: tuple[EntryList, ...]
     requests: int
     multiplier: int
@@ -45,11 +46,12 @@ class CompactContext:
 
 @dataclass(frozen=True)
 class CompactPlanContext:
-    """Everything ops/compact_plan.cu.j2 reads."""
+    """Everything ops/compact_plan.cu.j2 reads; `table_template` knows where entries lie."""
 
     entry: str
     params: tuple[str, ...]
     pool: PagesContext
+    table_template: str
     entries: tuple[EntryList, ...]
     element: str
     threads: int
@@ -111,6 +113,7 @@ class Compact(Op):
             entry=entry_name(kernels, self.name),
             params=tuple(p.declaration for p in params),
             pool=pages_context(pool, runs),
+            table_template=lower(cache).table.template,
             entries=lists,
             requests=REQUESTS,
             multiplier=cache.page_table.id_multiplier,
@@ -153,6 +156,7 @@ class Compact(Op):
             entry=entry_name(kernels, name),
             params=tuple(p.declaration for p in params),
             pool=pages_context(pool, page_runs(cache)),
+            table_template=lower(cache).table.template,
             entries=lists,
             element=entries.c,
             threads=PLAN_THREADS,

@@ -22,19 +22,19 @@ from kvgen.spec.tables import IndexName
 class ReorderContext:
     """Everything ops/reorder.cu.j2 reads.
 
-    `whole`: every page is copied, not just a last one that is not full; `ring`: page i lies in column i % columns;
-    `row_exists`: whether request b has a row in the new table, as C.
+    `whole`: every page is copied, not just a last one that is not full; `ring`: page i lies in column i % columns.
+    `table_template` knows where entries lie.
     """
 
     entry: str
     params: tuple[str, ...]
     pool: PagesContext
+    table_template: str
     entries: tuple[EntryList, ...]
     length: str
     multiplier: int
     whole: bool
     ring: bool
-    row_exists: str
 
 
 class Reorder(Op):
@@ -95,12 +95,12 @@ class Reorder(Op):
             entry=entry_name(kernels, self.name),
             params=tuple(p.declaration for p in params),
             pool=pages_context(pool, runs, share=False),
+            table_template=form.template,
             entries=form.entries,
             length=dtype(cache.lengths_dtype).c,
             multiplier=cache.page_table.id_multiplier,
             whole=form.copied_whole,
             ring=form.wraps,
-            row_exists=form.row_exists,
         )
         blocks: Expr = var("B") * chunks(runs)
         if form.wraps:

@@ -233,7 +233,7 @@ def test_an_index_that_fits_needs_no_guard() -> None:
             s + slopes[at.q_head] + table[at.kv_head, at.token % 8] + words[score.minimum(at.i, 8)] + words[at.kv_head]
         )
 
-    lines = context(Mask(), Score(tensors={n: TENSORS[n] for n in ("slopes", "table", "words")}, function=fits)).score
+    lines = context(Mask(), Score(tensors={n: TENSORS[n] for n in ("slopes", "table", "words")}, function=fits)).lines
     assert "?" not in "".join(lines)
     assert "in.score_table[at.q_head / 3 * 8 + at.token % 8]" in "".join(lines)
 
@@ -243,7 +243,7 @@ def test_what_is_used_twice_is_computed_once() -> None:
         x = score.exp(s * 0.5)
         return x * x + score.where(x > 1.0, x, 1.0)
 
-    assert context(Mask(), Score(function=twice)).score == (
+    assert context(Mask(), Score(function=twice)).lines == (
         "const float t0 = expf(s * 0.5f);",
         "s = t0 * t0 + (t0 > 1.0f ? t0 : 1.0f);",
     )

@@ -10,18 +10,28 @@ from kvgen.plan.params import Array, Size
 
 @dataclass(frozen=True)
 class EntryList:
-    """The entries that a request's pages have in one table, as C: `old` of logical page `i` of request `b`, `new` in the
-    table that the call brings, `fresh[at]` the free page that request `b` may have for it, `id` its name in PageIds, `size`
-    how many pages every layer has."""
+    """The entries that a request's pages have in one table, by names; where they lie say the macros of its template.
+
+    `array` is the field of the cache, `stride` the one of its rows ("" where each request has one entry), `fresh` the array of
+    free pages for them, `id` their name in PageIds and `size` how many pages every layer has; `second` of two rows a request.
+    """
 
     array: str
-    new_array: str
-    old: str
-    new: str
-    fresh: str
-    at: str
-    id: str
-    size: str
+    stride: str = ""
+    fresh: str = "fresh"
+    id: str = "id"
+    size: str = "num_pages"
+    second: bool = False
+
+    @property
+    def new_array(self) -> str:
+        """The table that the call brings."""
+        return f"new_{self.array}"
+
+    @property
+    def new_stride(self) -> str:
+        """The stride of its rows."""
+        return f"new_{self.array}_stride"
 
 
 @dataclass(frozen=True)
@@ -33,9 +43,8 @@ class TableForm:
     once, `window` tokens of a request stay (0: all), in a ring whose columns pages take in turn (`wraps`).
 
     For operations that make tables: `slices` of one list say how many pages a request has; `copied_whole`: requests share
-    no page, not even a full one; `fresh` is the shape of the free pages that they are given then; `row_exists` says of
-    request `b`, as C, whether the table has a place for it; `rewritten_as` are the forms its ids can be copied to, as
-    to_csr and to_dense do.
+    no page, not even a full one; `fresh` is the shape of the free pages that they are given then; `rewritten_as` are the
+    forms its ids can be copied to, as to_csr and to_dense do.
     """
 
     template: str
@@ -49,7 +58,6 @@ class TableForm:
     slices: bool = False
     copied_whole: bool = False
     fresh: tuple[int | str, ...] = ("B",)
-    row_exists: str = "true"
     rewritten_as: tuple[Literal["csr", "dense"], ...] = ()
 
     def new_table(self, doc: str, *, scales: bool = False, in_place: bool = False) -> tuple[Array | Size, ...]:
@@ -59,19 +67,3 @@ class TableForm:
         name, same = f"new_{old.name}", (old.name,) if in_place else ()
         new = replace(old, name=name, access="inout", align=1, doc=doc, in_place=same)
         return (new, Size(f"{name}_stride", "i64", f"{name}.stride")) if old.strided else (new,)
-
-
-def row_entries(
-    array: str,
-    stride: str,
-    *,
-    row: str = "b",
-    column: str = "i",
-    fresh: str = "fresh",
-    at: str = "b",
-    id: str = "id",
-    size: str = "pages.num_pages",
-) -> EntryList:
-    """The entries of an array whose rows are `stride` apart."""
-    old, new = (f"(int64_t){row} * {s} + {column}" for s in (f"cache.{stride}", f"new_{array}_stride"))
-    return EntryList(f"cache.{array}", f"new_{array}", old, new, fresh, at, id, size)

@@ -34,12 +34,11 @@ def form(cache: Cache, table: CSR) -> TableForm:
     if table.last_page_len:
         doc = "tokens in each request's last page"
         fields.append(Array("last_page_len", index, ("B",), untrusted=True, doc=doc, field=field))
-    place = "load_index(cache.page_indptr, b) + i"
     return TableForm(
         template="cache/csr_last.j2" if table.last_page_len else "cache/csr.j2",
         fields=tuple(fields),
         array="page_indices",
-        entries=(EntryList("cache.page_indices", "new_page_indices", place, place, "", "", "id", "pages.num_pages"),),
+        entries=(EntryList("page_indices"),),
         slices=True,
         rewritten_as=("dense",),
     )

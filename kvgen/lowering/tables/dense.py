@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kvgen.layout.dtypes import dtype
 from kvgen.lowering.cache_kinds import cache_kind
-from kvgen.lowering.tables.base import EntryList, TableForm, row_entries
+from kvgen.lowering.tables.base import EntryList, TableForm
 from kvgen.plan.params import Array, Size
 from kvgen.spec.cache import Cache
 from kvgen.spec.tables import Dense
@@ -22,9 +22,7 @@ def form(cache: Cache, table: Dense) -> TableForm:
             Size("table_stride", "i64", "one"),
             Size("table_pages", "u32", "one"),
         ]
-        entries = [
-            EntryList("cache.page_table", "new_page_table", "b", "b", "fresh", "b", "id", "pages.num_pages"),
-        ]
+        entries = [EntryList("page_table")]
     else:
         fields = [
             Array(
@@ -40,7 +38,7 @@ def form(cache: Cache, table: Dense) -> TableForm:
             Size("table_stride", "i64", "page_table.stride"),
             Size("table_pages", "u32", "M"),
         ]
-        entries = [row_entries("page_table", "table_stride")]
+        entries = [EntryList("page_table", "table_stride")]
     if own_scales:
         doc, field = "page ids of each request's scales", kind.table_field
         fields += [
@@ -48,8 +46,9 @@ def form(cache: Cache, table: Dense) -> TableForm:
             Size("scales_table_stride", "i64", "scales_page_table.stride"),
             Size("scales_table_pages", "u32", "MS"),
         ]
-        name, size = "scales_page_table", "pages.num_scale_pages"
-        entries.append(row_entries(name, "scales_table_stride", fresh="fresh_scales", id="scale_id", size=size))
+        entries.append(
+            EntryList("scales_page_table", "scales_table_stride", "fresh_scales", "scale_id", "num_scale_pages")
+        )
     return TableForm(
         template="cache/dense.j2",
         fields=tuple(fields),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kvgen.lowering.cache_kinds import cache_kind
-from kvgen.lowering.tables.base import TableForm, row_entries
+from kvgen.lowering.tables.base import EntryList, TableForm
 from kvgen.plan.params import Array, Size
 from kvgen.spec.cache import Cache
 from kvgen.spec.tables import Indirect
@@ -36,7 +36,6 @@ def form(cache: Cache, table: Indirect) -> TableForm:
             Size("table_rows", "u32", "R"),
         ),
         array="req_to_token",
-        entries=(row_entries("req_to_token", "table_stride", row="load_index(cache.request_ids, b)"),),
-        row_exists="load_index(cache.request_ids, b) < cache.table_rows",
+        entries=(EntryList("req_to_token", "table_stride"),),
         rewritten_as=("csr", "dense"),
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kvgen.lowering.cache_kinds import cache_kind
-from kvgen.lowering.tables.base import TableForm, row_entries
+from kvgen.lowering.tables.base import EntryList, TableForm
 from kvgen.plan.params import Array, Size
 from kvgen.spec.cache import Cache
 from kvgen.spec.tables import PerKV
@@ -12,7 +12,6 @@ from kvgen.spec.tables import PerKV
 def form(cache: Cache, table: PerKV) -> TableForm:
     """Both rows have as many columns."""
     doc, field = "page ids of each request", cache_kind(cache).table_field
-    v = "i + cache.kv_table_stride"
     return TableForm(
         template="cache/per_kv.j2",
         fields=(
@@ -23,8 +22,8 @@ def form(cache: Cache, table: PerKV) -> TableForm:
         ),
         array="page_table",
         entries=(
-            row_entries("page_table", "table_stride", at="2 * (uint64_t)b", id="k_id"),
-            row_entries("page_table", "table_stride", column=v, at="2 * (uint64_t)b + 1", id="v_id"),
+            EntryList("page_table", "table_stride", id="k_id"),
+            EntryList("page_table", "table_stride", id="v_id", second=True),
         ),
         ids=("k_id", "v_id"),
         fresh=("B", 2),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kvgen.lowering.cache_kinds import cache_kind
-from kvgen.lowering.tables.base import TableForm, row_entries
+from kvgen.lowering.tables.base import EntryList, TableForm
 from kvgen.plan.params import Array, Size
 from kvgen.spec.cache import Cache
 from kvgen.spec.tables import Ring
@@ -11,7 +11,6 @@ from kvgen.spec.tables import Ring
 
 def form(cache: Cache, table: Ring) -> TableForm:
     """Columns are written again, so that requests share none: each has a free page for every one."""
-    column = "i % cache.table_pages"
     doc, field = "page ids of each request", cache_kind(cache).table_field
     return TableForm(
         template="cache/ring.j2",
@@ -21,9 +20,7 @@ def form(cache: Cache, table: Ring) -> TableForm:
             Size("table_pages", "u32", "M"),
         ),
         array="page_table",
-        entries=(
-            row_entries("page_table", "table_stride", column=column, at=f"(uint64_t)b * cache.table_pages + {column}"),
-        ),
+        entries=(EntryList("page_table", "table_stride"),),
         window=table.window,
         wraps=True,
         copied_whole=True,
