@@ -8,7 +8,7 @@ from kvgen.layout.dtypes import dtype
 from kvgen.layout.regions import Region
 from kvgen.layout.storage import Base, Scales
 from kvgen.lowering.lowered import LoweredCache, lower
-from kvgen.lowering.segments import SegmentContext
+from kvgen.lowering.segments import ScaleContext, SegmentContext
 from kvgen.spec.cache import Cache
 
 # Of caches without pages, where a request's tokens are one run of rows: more than one has (kRunTokens of kv_cache.cuh).
@@ -17,10 +17,11 @@ RUN_TOKENS = 2**31
 
 @dataclass(frozen=True)
 class BaseContext:
-    """A page pointer: its name in PageRef and in Cache, and the C type it points to."""
+    """A page pointer: its name in PageRef and in Cache, the C type it points to, and the id that finds its page."""
 
     name: str
     type: str
+    id: str
 
 
 @dataclass(frozen=True)
@@ -44,18 +45,15 @@ class RoleContext:
     scale_row: int
     scale_id: str
     scale_base: str
-    scales_begin: str
+    scales: tuple[ScaleContext, ...]
 
 
 @dataclass(frozen=True)
 class CacheContext:
-    """Everything cache/cache.cuh.j2 reads; `opens` and `closes` are the namespace around it, if any, and `space` leads
-    into it."""
+    """Everything cache/cache.cuh.j2 reads: `namespace` is around it, if any; `id_sizes` say what the ids of a page are below."""
 
     title: str
-    opens: str
-    closes: str
-    space: str
+    namespace: str
     summary: str
     elem: str
     heads: int
@@ -72,17 +70,12 @@ class CacheContext:
     table_template: str
     table_type: str
     table_vector: int
-    multiplier: str
+    multiplier: int
     window: int
     pages_are: str
     ids: tuple[str, ...]
-    id_args: str
-    id_values: str
-    id_checks: str
-    no_ids: str
+    id_sizes: tuple[str, ...]
     id_type: str
-    nulls: str
-    pointers: str
     own_table: bool
     residual: int
 
@@ -129,7 +122,7 @@ def roles(cache: LoweredCache) -> tuple[RoleContext, ...]:
                 scale_row=row_of(scales.region, places) if scales is not None and _in_pool(spec, scales) else 0,
                 scale_id="scale_id" if places is not None and places.table == "scales" else value_id,
                 scale_base=scales.base if scales is not None else "",
-                scales_begin=shown[0].scales[0].place.replace("page.", "cache.") if scales is not None else "",
+                scales=shown[0].scales,
             )
         )
     return tuple(found)
@@ -165,18 +158,13 @@ def cache_context(lowered: LoweredCache, title: str, namespace: str = "") -> Cac
             return "scale_id"
         return "v_id" if table.separate_kv and base.name.startswith("v") else ids[0]
 
-    checks = [f"{i} >= {'num_scale_pages' if i == 'scale_id' else 'num_pages'}" for i in ids]
-    id_type = "uint64_t" if table.id_multiplier > 1 else "uint32_t"
-    pointers = [f"valid ? {b.name} + (int64_t){id_of(b)} * {b.name}_page_stride : nullptr" for b in storage.bases]
     return CacheContext(
         title=title,
-        opens=f"\n\nnamespace {namespace} {{" if namespace else "",
-        space=f"{namespace}::" if namespace else "",
-        closes=f"\n}}  // namespace {namespace}\n" if namespace else "",
+        namespace=namespace,
         summary=_summary(cache),
         elem=dtype(cache.dtype).c,
         heads=cache.kv_heads,
-        bases=tuple(BaseContext(b.name, b.element.c) for b in storage.bases),
+        bases=tuple(BaseContext(b.name, b.element.c, id_of(b)) for b in storage.bases),
         segments=lowered.segments,
         roles=roles(lowered),
         has_v="v" in storage.roles,
@@ -189,17 +177,12 @@ def cache_context(lowered: LoweredCache, title: str, namespace: str = "") -> Cac
         table_template=form.template,
         table_type=dtype(table.dtype).c,
         table_vector=form.vector,
-        multiplier=f" * {table.id_multiplier}ull" if table.id_multiplier > 1 else "",
+        multiplier=table.id_multiplier,
         window=form.window,
         pages_are=kind.unit,
         ids=ids,
-        id_args=", ".join(f"Id {i}" for i in ids),
-        id_values=", ".join(f"found.{i}" for i in ids),
-        id_checks=" || ".join(checks),
-        no_ids=", ".join("kU32Max" if id_type == "uint32_t" else "~0ull" for _ in ids),
-        id_type=id_type,
-        nulls=", ".join(["nullptr"] * len(storage.bases)),
-        pointers=", ".join(pointers),
+        id_sizes=tuple("num_scale_pages" if i == "scale_id" else "num_pages" for i in ids),
+        id_type="uint64_t" if table.id_multiplier > 1 else "uint32_t",
         own_table=storage.own_table,
         residual=storage.residual,
     )

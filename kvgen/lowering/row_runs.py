@@ -23,7 +23,7 @@ class RunContext:
     tokens share a sector of the pages."""
 
     array: str
-    cast: str
+    cast: bool
     place: str
     title: str
     view: str
@@ -129,7 +129,7 @@ def raw_runs(cache: LoweredCache, suffix: str) -> tuple[RunContext, ...]:
     return tuple(
         RunContext(
             array=r.name + suffix,
-            cast=f"({r.element.c}*)" if r.array != r.element else "",
+            cast=r.array != r.element,
             place="element",
             title=r.title,
             view=r.view.format(""),
@@ -166,7 +166,7 @@ def value_runs(cache: LoweredCache, suffix: str, roles: tuple[str, ...] = ("k", 
     return tuple(
         RunContext(
             array=s.role + suffix,
-            cast="",
+            cast=False,
             place=s.place,
             title=s.title,
             view=f"Values<{s.struct}, {s.value}>",

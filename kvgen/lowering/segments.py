@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
 
-from kvgen.expr.nodes import U32_MAX, Expr
+from kvgen.expr.nodes import U32_MAX, Expr, var
 from kvgen.expr.to_c import c
 from kvgen.layout.dtypes import dtype
 from kvgen.layout.storage import Scales, Segment
@@ -21,7 +21,8 @@ _RECIPES: Final = {"amax": "amax", "pow2": "pow2", "max": "nvfp4_max", "global":
 
 @dataclass(frozen=True)
 class ScaleContext:
-    """The scales of a segment: C names and expressions. `vector` neighbours are read by one access.
+    """The scales of a segment: from `start` elements of `pointer` on, a page pointer (`cast`: to other elements than scales)
+    or, if they are `given`, a field of the cache. `vector` neighbours are read by one access.
 
     `lanes`, `width` and `chunks` say how a warp quantizes a block: in registers if it is `held`, `units` at a time; `whole`
     blocks give every lane as much, up to the last dim.
@@ -30,7 +31,10 @@ class ScaleContext:
     type: str
     recipe: str
     zero: bool
-    place: str
+    given: bool
+    pointer: str
+    cast: bool
+    start: int
     offset: str
     offset_bits: int
     vector: int
@@ -55,15 +59,6 @@ class ScaleContext:
         """Numbers of a block: its scale, and its zero point."""
         return 2 if self.zero else 1
 
-    def head_of(self, block: str) -> str:
-        """The first head of a token's block `block`, as C."""
-        head = block if self.groups == 1 else f"{block} / {self.groups}"
-        return head if self.heads == 1 else f"{head} * {self.heads}"
-
-    def dim_of(self, block: str) -> str:
-        """Its first dim."""
-        return "0" if self.groups == 1 else f"{block} % {self.groups} * {self.dims}"
-
     @property
     def unroll(self) -> int:
         """Accesses of a lane that are written out."""
@@ -76,13 +71,16 @@ class ScaleContext:
 
     @property
     def mask(self) -> str:
-        """The lanes of a block, the first at 0, as C."""
+        """The lanes of a block, the first at 0."""
         return f"{(1 << self.lanes) - 1:#x}u"
 
 
 @dataclass(frozen=True)
 class SegmentContext:
-    """A segment: its struct in cache.cuh, and the vectors in which rows of `value` are copied to and from it."""
+    """A segment: its struct in cache.cuh, and the vectors in which rows of `value` are copied to and from it.
+
+    It begins `start` elements of the page pointer `pointer` on, which is to other elements if there is a `cast`.
+    """
 
     struct: str
     role: str
@@ -95,7 +93,8 @@ class SegmentContext:
     element: str
     axes: str
     pointer: str
-    base: str
+    cast: bool
+    start: int
     offset: str
     offset_bits: int
     vector: int
@@ -125,11 +124,10 @@ class SegmentContext:
     @property
     def place(self) -> str:
         """Where the segment's element `element` (head by head) lies in a row of K or V, as C."""
+        element = var("element", self.heads * self.size - 1)
         if self.size == self.row:
-            return "element"
-        if self.heads == 1:
-            return f"element + {self.begin}" if self.begin else "element"
-        return f"element / {self.size} * {self.row} + element % {self.size} + {self.begin}"
+            return c(element)
+        return c(element // self.size * self.row + element % self.size + self.begin)
 
     @property
     def vectors(self) -> int:
@@ -141,12 +139,12 @@ def _bits(offset: Expr) -> int:
     return 32 if offset.upper <= U32_MAX else 64
 
 
-def _pointer(cache: Cache, base: str, element: str, start: int) -> str:
-    """The page pointer `base` as one to `element`s, `start` bytes on."""
-    found = f"page.{base}"
-    if cache.storage.base(base).element.c == element:
-        return f"{found} + {start // cache.storage.base(base).element.bytes}" if start else found
-    return f"({element}*)({found} + {start})" if start else f"({element}*){found}"
+def _start(cache: Cache, base: str, element: str, start: int) -> tuple[bool, int]:
+    """Whether the page pointer `base` is to other elements, and what `start` bytes are in its own."""
+    own = cache.storage.base(base).element
+    if own.c != element:
+        return True, start
+    return False, start // own.bytes if start else 0
 
 
 def _scales(cache: Cache, role: str, segment: Segment, scales: Scales, width: int) -> ScaleContext:
@@ -154,11 +152,10 @@ def _scales(cache: Cache, role: str, segment: Segment, scales: Scales, width: in
     assert quant is not None
     index = segment.region.index_vars()
     offset = scales.offset(index["token"], index["head"], index["dim"])
-    if scales.array:
-        place = f"cache.{scales.array}"
-    else:
+    cast, start = False, 0
+    if not scales.array:
         assert scales.region is not None
-        place = _pointer(cache, scales.base, scales.dtype.c, scales.region.byte_offset)
+        cast, start = _start(cache, scales.base, scales.dtype.c, scales.region.byte_offset)
     block = scales.block[1] * scales.block[2]
     while scales.block[2] % width:
         width //= 2
@@ -167,7 +164,10 @@ def _scales(cache: Cache, role: str, segment: Segment, scales: Scales, width: in
         type=scales.dtype.c,
         recipe="given" if scales.array else _RECIPES[quant.recipe],
         zero=scales.zero,
-        place=place,
+        given=bool(scales.array),
+        pointer=scales.array or scales.base,
+        cast=cast,
+        start=start,
         offset=c(offset),
         offset_bits=_bits(offset),
         vector=segment.scale_vector,
@@ -194,6 +194,7 @@ def segments(cache: Cache) -> tuple[SegmentContext, ...]:
         for segment in parts:
             region = segment.region
             element, offset = region.dtype, region.offset()
+            cast, start = _start(cache, segment.base, element.c, region.byte_offset)
             width = min(segment.vector, 16 // value.bytes)
             # A row of the caller's has its parts side by side: each begins with a whole access.
             while len(parts) > 1 and (segment.begin % width or row % width):
@@ -212,7 +213,8 @@ def segments(cache: Cache) -> tuple[SegmentContext, ...]:
                     element=element.c,
                     axes=region.text,
                     pointer=segment.base,
-                    base=_pointer(cache, segment.base, element.c, region.byte_offset),
+                    cast=cast,
+                    start=start,
                     offset=c(offset),
                     offset_bits=_bits(offset),
                     vector=segment.vector,
