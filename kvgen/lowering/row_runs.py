@@ -35,13 +35,27 @@ class RunContext:
 
 
 @dataclass(frozen=True)
+class View:
+    """A type of device/stored.cuh: the struct of a segment or role that it is of, and its other arguments."""
+
+    policy: str
+    struct: str
+    args: tuple[str | int, ...] = ()
+
+    @property
+    def type(self) -> str:
+        """Its name, of the set's own cache."""
+        return f"{self.policy}<{', '.join(str(a) for a in (self.struct, *self.args))}>"
+
+
+@dataclass(frozen=True)
 class StoredRun:
     """What a segment stores, for `raw` operations: codes or plain values (`scales` None), or the scales of its blocks."""
 
     struct: str
     name: str
     title: str
-    view: str
+    view: View
     pointer: str
     element: DType
     array: DType
@@ -87,7 +101,7 @@ def stored_runs(cache: LoweredCache) -> tuple[StoredRun, ...]:
                     struct=s.struct,
                     name=name_of(role, segment),
                     title=f"{s.title}, {'codes' if segment.quant else 'values'} as stored",
-                    view=f"Codes<{{}}{s.struct}>",
+                    view=View("Codes", s.struct),
                     pointer=s.pointer,
                     element=element,
                     array=dtype("u8") if segment.quant is not None else element,
@@ -113,7 +127,7 @@ def _scale_run(cache: LoweredCache, s: SegmentContext, scales: Scales) -> Stored
         struct=s.struct,
         name=f"{s.role}_scales",
         title=f"{s.title}, scales{' and zero points' if scales.zero else ''}",
-        view=f"ScaleRow<{{}}{s.struct}, {vector}>",
+        view=View("ScaleRow", s.struct, (vector,)),
         pointer=scales.base,
         element=scales.dtype,
         array=scales.dtype,
@@ -132,7 +146,7 @@ def raw_runs(cache: LoweredCache, suffix: str) -> tuple[RunContext, ...]:
             cast=r.array != r.element,
             place="element",
             title=r.title,
-            view=r.view.format(""),
+            view=r.view.type,
             type=r.element.c,
             pointer=r.pointer,
             width=r.vector,
@@ -169,7 +183,7 @@ def value_runs(cache: LoweredCache, suffix: str, roles: tuple[str, ...] = ("k", 
             cast=False,
             place=s.place,
             title=s.title,
-            view=f"Values<{s.struct}, {s.value}>",
+            view=View("Values", s.struct, (s.value,)).type,
             type=s.value,
             pointer=s.pointer,
             width=s.width,

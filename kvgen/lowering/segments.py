@@ -15,7 +15,7 @@ from kvgen.spec.cache import Cache
 # Accesses a lane keeps of a block in registers; of larger blocks so many are in flight.
 HELD_CHUNKS: Final = 8
 UNROLLED: Final = 4
-_STRUCTS: Final = {"k": "Key", "v": "Value"}
+STRUCTS: Final = {"k": "Key", "v": "Value"}
 _RECIPES: Final = {"amax": "amax", "pow2": "pow2", "max": "nvfp4_max", "global": "nvfp4_global"}
 
 
@@ -202,7 +202,7 @@ def segments(cache: Cache) -> tuple[SegmentContext, ...]:
             part = "Rope" if segment.begin else ""
             found.append(
                 SegmentContext(
-                    struct=_STRUCTS[role] + part,
+                    struct=STRUCTS[role] + part,
                     role=role,
                     title=role.upper() + (", RoPE part" if part else ""),
                     begin=segment.begin,

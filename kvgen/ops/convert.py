@@ -13,9 +13,9 @@ from kvgen.layout.dtypes import DTYPES, dtype
 from kvgen.layout.storage import Segment
 from kvgen.lowering.cache_struct import ERRORS, entry_name
 from kvgen.lowering.lowered import LoweredCache, lower
-from kvgen.lowering.row_runs import StoredRun, across, check_writes, stored_runs
+from kvgen.lowering.row_runs import StoredRun, View, across, check_writes, stored_runs
 from kvgen.lowering.row_tiling import scales_by_token
-from kvgen.lowering.segments import ScaleContext, SegmentContext
+from kvgen.lowering.segments import STRUCTS, ScaleContext, SegmentContext
 from kvgen.plan.kernel import KernelPlan
 from kvgen.plan.params import OtherCache, Size
 from kvgen.spec.cache import Cache
@@ -25,7 +25,6 @@ THREADS: Final = 256
 _MOST_ROWS: Final = 32
 _WAITING_BYTES: Final = 24 << 10  # of scales, in shared memory
 _MOST_WAITING: Final = 47 << 10  # of a row, where no fewer bytes are possible
-_SPACE: Final = "source::"
 _SIZES: Final = {d.c: d.bytes for d in DTYPES.values() if d.bits % 8 == 0}
 
 
@@ -38,8 +37,8 @@ class CopyContext:
 
     name: str
     title: str
-    load: str
-    store: str
+    load: View
+    store: View
     type: str
     width: int
     vectors: int
@@ -52,7 +51,7 @@ class BlockContext:
 
     segment: SegmentContext
     scales: ScaleContext
-    load: str
+    load: View
     value: str
     across: bool
     scales_across: bool
@@ -204,9 +203,9 @@ def _plan_segments(
             value = dtype(source.spec.dtype) if plain else dtype("f32")
             struct = s.struct if other is not None else ""
             load = (
-                f"Values<{_SPACE}{struct}, {value.c}>"
+                View("Values", struct, (value.c,))
                 if struct
-                else f"RoleValues<{_SPACE}{'Key' if role == 'k' else 'Value'}Role, {value.c}, {segment.begin}, {segment.size}>"
+                else View("RoleValues", f"{STRUCTS[role]}Role", (value.c, segment.begin, segment.size))
             )
             # Accesses begin and end with the source's segments.
             edges = math.gcd(segment.begin, segment.size, *(n for o in others for n in (o.begin, o.size)))
@@ -226,7 +225,7 @@ def _plan_segments(
                     name=s.struct.lower(),
                     title=s.title,
                     load=load,
-                    store=f"Values<{s.struct}, {value.c}>",
+                    store=View("Values", s.struct, (value.c,)),
                     type=value.c,
                     width=width,
                     vectors=s.heads * s.size // width,
@@ -264,8 +263,8 @@ def _stored_copies(cache: LoweredCache, source: LoweredCache, s: SegmentContext)
             CopyContext(
                 name=f"{s.struct.lower()}_{run.name.rpartition('_')[2]}",
                 title=run.title,
-                load=other.view.format(_SPACE),
-                store=run.view.format(""),
+                load=other.view,
+                store=run.view,
                 type=run.element.c,
                 width=width,
                 vectors=run.row // width,
