@@ -31,7 +31,12 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 # Short kernels of two kinds, whose templates tell them apart line by line.
-SHARES = {"ops/advance.cu.j2": 0.20, "ops/merge_states.cu.j2": 0.15, "ops/to_dense.cu.j2": 0.15}
+SHARES = {
+    "ops/advance.cu.j2": 0.20,
+    "ops/compact.cu.j2": 0.15,
+    "ops/merge_states.cu.j2": 0.15,
+    "ops/to_dense.cu.j2": 0.15,
+}
 
 
 def own_contexts() -> dict[str, tuple[type, float]]:
@@ -66,7 +71,7 @@ CONTEXTS: dict[str, tuple[type, float]] = {
 TABLES = sorted(p.relative_to(templates_root()).as_posix() for p in templates_root().glob("cache/*.j2"))
 TABLES.remove("cache/cache.cuh.j2")
 WRITERS = sorted(p.relative_to(templates_root()).as_posix() for p in templates_root().glob("write/*.j2"))
-# Where a row goes, and what happens to its heads: imported by append.cu.j2 too. What attention kernels share.
+# Where a row goes, and what happens to its heads: imported by append.cu.j2 too. What attention kernels share. Where things lie.
 STEPS = sorted(
     p.relative_to(templates_root()).as_posix()
     for d in ("attend", "heads", "locate", "places")

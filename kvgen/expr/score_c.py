@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -28,7 +28,10 @@ _C_LOGIC: Final = {"&": "&&", "|": "||", "//": "/"}
 
 @dataclass(frozen=True)
 class Elements:
-    """How a kernel reads a tensor: the array in C, the conversion of an element, its shape, and the extents in C."""
+    """How a kernel reads a tensor: the array, the conversion of an element, its shape, and the extents: whole numbers or names.
+
+    Arrays and names are fields of struct Inputs.
+    """
 
     array: str
     convert: str
@@ -38,7 +41,7 @@ class Elements:
 
 @dataclass(frozen=True)
 class Names:
-    """What a function's arguments are called in C, and the heads it is for (none yet: 0)."""
+    """What a function's arguments are called in struct Inputs, and the heads it is for (none yet: 0)."""
 
     tensors: Mapping[str, Elements]
     scalars: Mapping[str, str]
@@ -51,6 +54,15 @@ def float_literal(value: float) -> str:
     if math.isinf(value):
         return "-infinity()" if value < 0 else "infinity()"
     return f"{value!r}f"
+
+
+def _extent(extent: int | str) -> str:
+    return f"in.{extent}" if isinstance(extent, str) else str(extent)
+
+
+def floors(lines: Sequence[str]) -> bool:
+    """Whether statements divide whole numbers that may be negative, by floor_div or floor_mod."""
+    return any("floor_div(" in line or "floor_mod(" in line for line in lines)
 
 
 class Printer:
@@ -94,7 +106,7 @@ class Printer:
         if op == "s":
             return "s", _ATOM
         if op == "scalar":
-            return self._names.scalars[value.payload], _ATOM
+            return f"in.{self._names.scalars[value.payload]}", _ATOM
         if op == "at":
             return self._at(value.payload)
         if op == "load":
@@ -190,12 +202,14 @@ class Printer:
         at = self._bits(value.args[0], 0 if one else times if narrow else _UNARY)
         at = at if one or narrow else f"(uint64_t){at}"
         for axis, index in enumerate(value.args[1:], start=1):
-            at = f"{at if axis == 1 else f'({at})'} * {tensor.extents[axis]} + {self._bits(index, plus + 1)}"
+            at = f"{at if axis == 1 else f'({at})'} * {_extent(tensor.extents[axis])} + {self._bits(index, plus + 1)}"
         text, tight = f"{tensor.convert}(in.{tensor.array}[{at}])", _UNARY
         if not tensor.convert:
             text, tight = f"in.{tensor.array}[{at}]", _ATOM
         places = zip(axes, guarded, strict=True)
-        guards = [f"{self._bits(index, _TIGHT['<'])} < {extent}" for (index, _, extent), asked in places if asked]
+        guards = [
+            f"{self._bits(index, _TIGHT['<'])} < {_extent(extent)}" for (index, _, extent), asked in places if asked
+        ]
         if not guards:
             return text, tight
         return f"{' && '.join(guards)} ? {text} : {'0.0f' if value.kind == 'float' else '0'}", _TIGHT["where"]

@@ -50,10 +50,10 @@ class RoleContext:
 
 @dataclass(frozen=True)
 class CacheContext:
-    """Everything cache/cache.cuh.j2 reads: `namespace` is around it, if any; `id_sizes` say what the ids of a page are below."""
+    """Everything cache/cache.cuh.j2 reads: `space` is the namespace around it, if any; `id_sizes` are what ids are below."""
 
     title: str
-    namespace: str
+    space: str
     summary: str
     elem: str
     heads: int
@@ -160,7 +160,7 @@ def cache_context(lowered: LoweredCache, title: str, namespace: str = "") -> Cac
 
     return CacheContext(
         title=title,
-        namespace=namespace,
+        space=namespace,
         summary=_summary(cache),
         elem=dtype(cache.dtype).c,
         heads=cache.kv_heads,

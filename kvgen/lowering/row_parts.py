@@ -254,7 +254,8 @@ class RowParts:
             inner: tuple[int, ...] = (self._flat,)
             copied = [s.width * size for s in self.lowered.segments if all(p.role != s.role for p in self.parts)]
             align = max(*widest.values(), *copied)
-            return [self._param("qkv", "new rows q | k | v", inner, (None,), math.gcd(16, align))]
+            doc = "new rows q | k | v"
+            return [self._param("qkv", doc, inner, (None,), math.gcd(16, align))]
         found = []
         if new.takes_q:
             shape = (self.kernels.q_heads, self.q_dim)

@@ -70,9 +70,9 @@ class ScaleContext:
         return 2 if self.chunks <= 2 and self.heads * self.dims > 1 else 1
 
     @property
-    def mask(self) -> str:
-        """The lanes of a block, the first at 0."""
-        return f"{(1 << self.lanes) - 1:#x}u"
+    def mask(self) -> int:
+        """The lanes of a block, the first at 0, as bits."""
+        return (1 << self.lanes) - 1
 
 
 @dataclass(frozen=True)

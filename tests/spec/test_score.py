@@ -29,9 +29,9 @@ def test_scores_are_compared_by_what_they_compute() -> None:
         return 20.0 * score.tanh(s / 20.0) - strength
 
     first, same, third = (Score(scalars={"strength": "f32"}, function=f) for f in (scaled, again, other))
-    assert first.traced is not None and first.traced.text == ("s = 20.0f * tanhf(__fdividef(s, 20.0f)) + strength;",)
+    assert first.traced is not None and first.traced.text == ("s = 20.0f * tanhf(__fdividef(s, 20.0f)) + in.strength;",)
     assert first == same and first != third and first.model_copy(update={"alibi": True}) != first
-    assert first.model_dump()["function"] == ["s = 20.0f * tanhf(__fdividef(s, 20.0f)) + strength;"]
+    assert first.model_dump()["function"] == ["s = 20.0f * tanhf(__fdividef(s, 20.0f)) + in.strength;"]
     assert hash(first) == hash(same) and len({first, same, third}) == 2
 
 

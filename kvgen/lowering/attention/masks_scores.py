@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from kvgen.expr.score_c import Elements, Names, float_literal
+from kvgen.expr.score_c import Elements, Names, float_literal, floors
 from kvgen.layout.dtypes import DType, dtype
 from kvgen.lowering.lowered import lower
 from kvgen.plan.params import Array, Param, Scalar, Size
@@ -105,7 +105,7 @@ def attention_context(mask: Mask, score: Score | None, kernels: KernelSet, index
         relative=relative,
         bias=bias,
         lines=lines,
-        floors=any("floor_div(" in line or "floor_mod(" in line for line in lines),
+        floors=floors(lines),
         plain=cap is None and not (alibi or relative or bias or lines),
         masked=mask.tree is not None or bias,
         causal=mask.causal,
@@ -207,10 +207,10 @@ def _names(score: Score, kernels: KernelSet) -> Names:
     """What a score function's arguments are called in a kernel."""
     tensors = {}
     for name, tensor in score.tensors.items():
-        extents = tuple(f"in.{c_name(_extent(a))}" if isinstance(a, str) else a for a in _shape(tensor, kernels))
+        extents = tuple(c_name(_extent(a)) if isinstance(a, str) else a for a in _shape(tensor, kernels))
         convert = "to_f32" if tensor.dtype in ("f16", "bf16") else ""
         tensors[name] = Elements(c_name(name), convert, tensor.shape, extents)
-    return Names(tensors, {n: f"in.{c_name(n)}" for n in score.scalars}, kernels.q_heads, kernels.group)
+    return Names(tensors, {n: c_name(n) for n in score.scalars}, kernels.q_heads, kernels.group)
 
 
 def _traced(score: Score, kernels: KernelSet) -> tuple[str, ...]:
