@@ -9,7 +9,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-TARGETS: Final = ("ops/*.cu.j2", "attend/*.j2", "cache/*.j2", "write/*.j2", "locate/*.j2", "heads/*.j2", "device/*.cuh")
+TARGETS: Final = (
+    "ops/*.cu.j2",
+    "attend/*.j2",
+    "cache/*.j2",
+    "write/*.j2",
+    "locate/*.j2",
+    "heads/*.j2",
+    "places/*.j2",
+    "device/*.cuh",
+)
 # (pattern, replacements): one occurrence on one line is replaced.
 SWAPS: Final[tuple[tuple[str, tuple[str, ...]], ...]] = (
     (r" < ", (" <= ", " > ")),
