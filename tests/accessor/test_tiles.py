@@ -96,8 +96,8 @@ def its_own(view: TableView, role: int, b: int, page: int, *, scales: bool) -> b
     """Whether a page without K and V, or without values and scales, has the one of them that a tile is made of."""
     if scales and view.own_table:
         return True
-    entries = view._entries(b, page)
-    return not isinstance(entries, Fault) and view._id(entries[role * (len(entries) - 1)], view.pages) is not None
+    entries = view.form.entries(b, page)
+    return not isinstance(entries, Fault) and view.page_of(entries[role * (len(entries) - 1)], view.pages) is not None
 
 
 NOWHERE = {"place_b": 0, "place_base": 0, "place_valid": 0}

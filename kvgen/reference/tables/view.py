@@ -108,7 +108,7 @@ class TableView:
         entries = self.form.entries(b, i)
         if isinstance(entries, Fault):
             return entries
-        found = [self._id(entry, self.pages) for entry in entries]
+        found = [self.page_of(entry, self.pages) for entry in entries]
         ids = [i for i in found if i is not None]
         return (ids[0], ids[-1]) if len(ids) == len(found) else Fault.PAGE_ID
 
@@ -132,13 +132,13 @@ class TableView:
         row = self.arrays["scales_page_table"][b]
         if i >= len(row):
             return Fault.POSITION
-        scales = self._id(row[i], self.pages if self.scale_pages is None else self.scale_pages)
+        scales = self.page_of(row[i], self.pages if self.scale_pages is None else self.scale_pages)
         if scales is None:
             return Fault.PAGE_ID
         k, v = (Place(page, scales if mine else page) for page, mine in zip(values, (own[0], own[-1]), strict=True))
         return k, v
 
-    def _id(self, entry: Any, pages: int) -> int | None:
+    def page_of(self, entry: Any, pages: int) -> int | None:
         """The page that an entry names, one of `pages`; None where there is no such page."""
         number = index(entry)
         # Checked after scaling: an entry may be fine and its page still outside the pool.
