@@ -32,14 +32,14 @@ if TYPE_CHECKING:
     from kvgen.spec.quant import Block, Quant
     from kvgen.spec.ragged import Ragged
     from kvgen.spec.score import Score
-    from kvgen.spec.tables import CSR, Dense, Indirect, PerKV, Ring
+    from kvgen.spec.tables import CSR, Dense, Indirect, Mapped, PerKV, Ring
     from kvgen.version import __version__ as __version__
 
 _HOME = {
     **dict.fromkeys(("Block", "Quant"), "kvgen.spec.quant"),
     **dict.fromkeys(("Continuous", "Latent", "Paged"), "kvgen.spec.cache"),
     "Layout": "kvgen.spec.cache_fields",
-    **dict.fromkeys(("CSR", "Dense", "Indirect", "PerKV", "Ring"), "kvgen.spec.tables"),
+    **dict.fromkeys(("CSR", "Dense", "Indirect", "Mapped", "PerKV", "Ring"), "kvgen.spec.tables"),
     **dict.fromkeys(
         ("LinearScaling", "Llama3Scaling", "LongRopeScaling", "Mla", "Model", "Rope", "YarnScaling"), "kvgen.spec.model"
     ),
@@ -68,6 +68,7 @@ __all__ = [
     "LinearScaling",
     "Llama3Scaling",
     "LongRopeScaling",
+    "Mapped",
     "Mask",
     "Mla",
     "Model",

@@ -53,7 +53,7 @@ def test_every_kind_is_run(tmp_path: Path) -> None:
     sets = {s.kernels.name: kinds(s.kernels) for s in load_folder(tmp_path / "specs", tmp_path)}
     assert set(sets) == set(NAMES)
     assert {value for found in sets.values() for key, value in found if key == "table"} == {
-        *("dense", "csr", "per_kv", "indirect", "ring", "block")
+        *("dense", "csr", "per_kv", "indirect", "mapped", "ring", "block")
     }
     assert set().union(*sets.values()) == set().union(*(sets[name] for name in RUN))
 

@@ -121,6 +121,7 @@ FORMS = {
     "layout_flashinfer_hnd": "csr",
     "layout_tensorrt_llm": "per_kv",
     "layout_sglang": "indirect",
+    "layout_vllm_mapped": "mapped",
     "layout_ring": "ring",
     "layout_vllm_packed": "slots",
 }

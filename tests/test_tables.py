@@ -15,10 +15,12 @@ from kvgen.reference.tables.view import reading_of
 from kvgen.spec import tables
 from kvgen.spec.cache import Cache, Continuous, Latent, Paged
 from kvgen.spec.ragged import Ragged
-from kvgen.spec.tables import CSR, Dense, Indirect, Offsets, PageTable, PerKV, Ring
+from kvgen.spec.tables import CSR, Dense, Indirect, Mapped, Offsets, PageTable, PerKV, Ring
 
 PACKAGE = Path(tables.__file__).parents[2]
-FORMS: tuple[PageTable, ...] = (Dense(), CSR(), CSR(last_page_len=True), PerKV(), Indirect(), Ring(window=9), Offsets())
+FORMS: tuple[PageTable, ...] = (
+    *(Dense(), CSR(), CSR(last_page_len=True), PerKV(), Indirect(), Mapped(), Ring(window=9), Offsets()),
+)
 KINDS = [form.model_dump()["kind"] for form in FORMS]
 # Where classes are asked for, by function: the one place of each room that may.
 DISPATCHES = {

@@ -16,7 +16,7 @@ import numpy as np
 from benchmarks.gpu.builder import Builder, QuarterScene, Raw
 from benchmarks.gpu.cases import Blobs, Case, Close
 from benchmarks.gpu.machine import is_plain, machine_cases
-from kvgen import CSR, Continuous, Indirect, KernelSet, Ring
+from kvgen import CSR, Continuous, Indirect, KernelSet, Mapped, Ring
 from kvgen.layout.dtypes import dtype
 from kvgen.layout.storage import Storage
 from kvgen.reference import Decoded, append, decode, gather, seal
@@ -76,7 +76,10 @@ def spoil(scene: Scene) -> None:
             put("page_indices", int(arrays["page_indptr"][b]), value)
     elif isinstance(table, Indirect):
         put("request_ids", 1, -1)
-        put("req_to_token", (int(arrays["request_ids"][3]), 2), scene.pages)
+        put("req_to_token", (scene.row(3), 2), scene.pages)
+    elif isinstance(table, Mapped):
+        put("idx_mapping", 1, -1)
+        put("page_table", (scene.row(3), 0), past)
     else:
         for b, value in ((1, -1), (3, past)):
             at: Any = (

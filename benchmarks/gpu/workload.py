@@ -193,7 +193,7 @@ class Workload:
             return np.array([n - (len(i) - 1) * self.page for n, i in zip(self.totals, self.ids, strict=True)], kind)
         if name == "req_to_token":
             return np.ascontiguousarray(self._matrix(self.ids, kind)[:, 0])
-        if name == "request_ids":
+        if name in ("request_ids", "idx_mapping"):
             return np.arange(requests).astype(kind)
         raise ValueError(f"{self.facts.name}: no timings for a page table with {name!r}; build it in {__name__}")
 

@@ -1,4 +1,4 @@
-"""to_csr: page ids of Dense's rows or Indirect's slots, as one list."""
+"""to_csr: page ids of Dense's and Mapped's rows or Indirect's slots, as one list."""
 
 from __future__ import annotations
 
@@ -50,7 +50,9 @@ class ToCsr(PageListOp):
         if "csr" not in lower(cache).table.rewritten_as:
             one_page = lower(cache).kind.one_page
             which = f"a {type(cache).__name__} cache" if one_page else f"table={type(cache.page_table).__name__}()"
-            raise ValueError(f"ops: got to_csr with {which}; it makes lists of Dense's rows and of Indirect's slots")
+            raise ValueError(
+                f"ops: got to_csr with {which}; it makes lists of Dense's and Mapped's rows and of Indirect's slots"
+            )
 
     def plan(self, kernels: KernelSet) -> tuple[KernelPlan, ...]:
         cache, entries = kernels.cache, dtype(self.table_dtype)

@@ -1,4 +1,4 @@
-"""to_dense: page ids of CSR's lists or Indirect's slots, as rows of a table."""
+"""to_dense: page ids of CSR's lists, Mapped's rows or Indirect's slots, as rows of a table."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ class ToDenseContext:
 
 
 class ToDense(PageListOp):
-    """Write the page ids of a CSR or an Indirect cache as `page_table[B, C]`, a row a request.
+    """Write the page ids of a CSR, a Mapped or an Indirect cache as `page_table[B, C]`, a row a request.
 
     Entries are copied as they are; those past a request's pages, and ids outside the pool, which are reported, become
     `fill` (None: the first entry past the pool, Modular MAX's null page). A request has the pages of its slice (CSR) or of
-    its tokens, `row_offsets[B + 1]`'s rows included (Indirect). What C columns do not hold is reported and left out. With
+    its tokens, `row_offsets[B + 1]`'s rows included (Mapped, Indirect). What C columns do not hold is reported and left out. With
     last_page_len, `lengths[B]` gets the tokens of each request, 0 where its slice is wrong.
     """
 
@@ -51,8 +51,8 @@ class ToDense(PageListOp):
         cache = kernels.cache
         if "dense" not in lower(cache).table.rewritten_as:
             raise ValueError(
-                f"ops: got to_dense with table={type(cache.page_table).__name__}(); it makes rows of CSR's lists "
-                "and of Indirect's slots"
+                f"ops: got to_dense with table={type(cache.page_table).__name__}(); it makes rows of CSR's lists, "
+                "of Mapped's rows and of Indirect's slots"
             )
 
     def plan(self, kernels: KernelSet) -> tuple[KernelPlan, ...]:

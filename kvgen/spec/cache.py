@@ -58,7 +58,7 @@ class Cache(CacheFields):
                 )
         if self.stores == "k" and self.page_table.separate_kv:
             raise ValueError(
-                f"table: got {type(self.page_table).__name__} for a cache without V; use Dense, CSR, Indirect or Ring"
+                f"table: got {type(self.page_table).__name__} for a cache without V; use Dense, CSR, Indirect, Mapped or Ring"
             )
         self._check_quant()
         check_layout(self)

@@ -26,7 +26,7 @@ from typing import Any, Final
 
 from pydantic import ValidationError
 
-from kvgen import CSR, Block, Continuous, Dense, Indirect, Latent, Layout, Paged, PerKV, Quant, Ring
+from kvgen import CSR, Block, Continuous, Dense, Indirect, Latent, Layout, Mapped, Paged, PerKV, Quant, Ring
 from kvgen.errors import SpecError
 from kvgen.spec.cache import Cache
 from tests.support.pairwise import cover, every
@@ -42,7 +42,7 @@ FACTORS: Final = {
     ),
     # Where any variant will do, one with K alone: V takes as long to compile again.
     "variant": ("k_only", "latent", "paged", "latent_mixed", "latent_row", "latent_two", "continuous"),
-    "table": ("dense", "dense8", "csr", "csr_last", "per_kv", "indirect", "ring"),
+    "table": ("dense", "dense8", "csr", "csr_last", "per_kv", "indirect", "mapped", "ring"),
     "dtype": ("bf16", "f32", "f16"),
 }  # fmt: skip
 # What has one code for its addresses. The order within a factor is one of which the greedy cover is small.
@@ -58,7 +58,9 @@ LEVELS: Final[Levels] = {
         "head": ("token_head", "i8", "token"),
     },
     "variant": dict.fromkeys(("paged", "latent_row", "continuous", "latent", "latent_mixed", "k_only", "latent_two"), ()),
-    "table": {"ring": (), "per_kv": (), "csr": ("csr", "csr_last"), "indirect": (), "dense": ("dense", "dense8")},
+    "table": {
+        "ring": (), "per_kv": (), "csr": ("csr", "csr_last"), "indirect": ("indirect", "mapped"), "dense": ("dense", "dense8"),
+    },
     "dtype": {"bf16": (), "f32": (), "f16": ()},
 }  # fmt: skip
 WIDTHS: Final = (1, 2, 4, 8, 16, 32)
@@ -92,6 +94,7 @@ def _table(name: str, page: int) -> Any:
         "csr_last": lambda: CSR(dtype="u32", last_page_len=True),
         "per_kv": lambda: PerKV(),
         "indirect": lambda: Indirect(),
+        "mapped": lambda: Mapped(dtype="u32", request_dtype="i64", id_multiplier=3),
         "ring": lambda: Ring(window=2 * page + 3, dtype="i32"),
     }[name]()
 

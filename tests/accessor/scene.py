@@ -10,7 +10,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from kvgen import CSR, Continuous, Dense, Indirect, PerKV, Ring
+from kvgen import CSR, Continuous, Dense, Indirect, Mapped, PerKV, Ring
 from kvgen.layout.dtypes import dtype
 from kvgen.layout.storage import PoolTensor
 from kvgen.reference import Place, Rows, TableView, cache_rows
@@ -140,10 +140,11 @@ class Scene:
             for b, pages in enumerate(ids):
                 wide[b, :, : len(pages) // 2] = np.array(pages, np.int64).reshape(-1, 2).T.astype(kind)
             self.tables["page_table"] = wide
-        elif isinstance(table, Indirect):
+        elif isinstance(table, Indirect | Mapped):
             rows = self.rng.permutation(REQUESTS + 1)[:REQUESTS]
             matrix = self._matrix(ids, columns + 1, kind, REQUESTS + 1, rows)
-            self.tables |= {"req_to_token": matrix, "request_ids": rows.astype(dtype(table.request_dtype).numpy())}
+            names = ("page_table", "idx_mapping") if isinstance(table, Mapped) else ("req_to_token", "request_ids")
+            self.tables |= zip(names, (matrix, rows.astype(dtype(table.request_dtype).numpy())), strict=True)
         elif isinstance(table, Ring):
             self.lengths = [n + b * self.page_tokens for b, n in enumerate(self.lengths)]
             self.tables["lengths"] = np.array(self.lengths, dtype(cache.lengths_dtype).numpy())

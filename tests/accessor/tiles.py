@@ -28,7 +28,7 @@ TENSOR_COPIES: Final[Levels] = {
     },
     "quant": {"none": (), "token_head": (), "zero": (), "packed": ("i4", "nvfp4_global")},
     "variant": LEVELS["variant"],
-    "table": LEVELS["table"],
+    "table": LEVELS["table"] | {"indirect": ("mapped", "indirect")},
     "dtype": {"bf16": (), "f32": ()},
 }  # fmt: skip
 # cp.async asks the accessor for each address: what is left is the size of elements by the swizzle, and layouts without a map.

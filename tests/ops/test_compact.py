@@ -76,7 +76,7 @@ def test_batches(name: str, data: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["moving_dense", "moving_per_kv", "moving_ring", "moving_kv_inside", "moving_indirect"]
+    "name", ["moving_dense", "moving_per_kv", "moving_ring", "moving_kv_inside", "moving_indirect", "moving_mapped"]
 )
 def test_every_token_survives(name: str) -> None:
     """What requests read before and after is the same, and the used pages are the first ones."""
@@ -104,7 +104,7 @@ def reads(scene: Scene, b: int) -> Raw:
     return np.stack(found)
 
 
-BAD = ("dense", "hnd", "per_kv", "kv_inside", "indirect", "continuous_open")
+BAD = ("dense", "hnd", "per_kv", "kv_inside", "indirect", "mapped", "continuous_open")
 
 
 @pytest.mark.parametrize("name", [f"moving_{n}" for n in BAD])
@@ -115,8 +115,8 @@ def test_what_is_bad(name: str) -> None:
         scene = moving_scene(SETS[name], batch)
         table = scene.tables[table_of(scene)]
         first = {1: (1,), 3: (1, 1, 0)}.get(table.ndim, (1, 0))
-        if name == "moving_indirect":
-            first = (int(scene.tables["request_ids"][1]), 0)
+        if name in ("moving_indirect", "moving_mapped"):
+            first = (scene.row(1), 0)
         table[first] = np.array(bad).astype(table.dtype)
         report = describe(check(scene))
         assert report is not None and report.code is Fault.PAGE_ID

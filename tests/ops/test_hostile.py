@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvgen import CSR, Continuous, Indirect, Paged, Ring
+from kvgen import CSR, Continuous, Indirect, Mapped, Paged, Ring
 from kvgen.reference import Decoded
 from kvgen.runtime import Fault, describe
 from kvgen.runtime.cpu import machine
@@ -72,7 +72,13 @@ def spoils(name: str) -> dict[str, Spoil]:
         for label, value in bad_ids.items():
             found[f"request_{label}"] = _set("request_ids", VICTIM, value)
         found["request_count"] = lambda s: _set("request_ids", VICTIM, len(s.tables["req_to_token"]))(s)
-        found["slot"] = lambda s: _set("req_to_token", (int(s.tables["request_ids"][VICTIM]), 2), s.pages)(s)
+        found["slot"] = lambda s: _set("req_to_token", (s.row(VICTIM), 2), s.pages)(s)
+    elif isinstance(table, Mapped):
+        for label, value in bad_ids.items():
+            found[f"row_{label}"] = _set("idx_mapping", VICTIM, value)
+            found[f"page_{label}"] = lambda s, v=value: _set("page_table", (s.row(VICTIM), 0), v)(s)
+        found["row_count"] = lambda s: _set("idx_mapping", VICTIM, len(s.tables["page_table"]))(s)
+        found["page_count"] = lambda s: _set("page_table", (s.row(VICTIM), 0), -(-s.pages // table.id_multiplier))(s)
     else:
         places = {
             "dense": (VICTIM, 0) if isinstance(cache, Paged) else (VICTIM,),
@@ -377,5 +383,5 @@ def test_past_two_to_the_31(tmp_path: Path) -> None:
 def test_every_table_form_is_spoilt() -> None:
     """The cases above reach each form of table, and continuous caches."""
     kinds = {SETS[name].cache.page_table.kind for name, _ in CASES}
-    assert kinds == {"dense", "csr", "per_kv", "indirect", "ring", "offsets"}
+    assert kinds == {"dense", "csr", "per_kv", "indirect", "mapped", "ring", "offsets"}
     assert any(isinstance(SETS[name].cache, Continuous) for name, _ in CASES)

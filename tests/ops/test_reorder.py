@@ -153,11 +153,12 @@ def test_what_is_bad(name: str) -> None:
         assert report is not None and (report.code, report.request) == (Fault.LENGTH, 2)
 
 
-def test_rows_of_no_request() -> None:
-    """Request ids outside req_to_token: of the child, and of the parent."""
+@pytest.mark.parametrize(("name", "rows"), [("moving_indirect", "request_ids"), ("moving_mapped", "idx_mapping")])
+def test_rows_of_no_request(name: str, rows: str) -> None:
+    """Rows outside the table: of the child, and of the parent."""
     for b, parents, code in ((1, [2, 0, 1], Fault.TABLE), (0, [-1, 0, 1], Fault.LENGTH)):
-        scene = scene_of(SETS["moving_indirect"], replace(PLAIN, totals=(7, 5, 8), new=(0,) * 3))
-        scene.tables["request_ids"][b] = 99
+        scene = scene_of(SETS[name], replace(PLAIN, totals=(7, 5, 8), new=(0,) * 3))
+        scene.tables[rows][b] = 99
         report = describe(check(scene, parents_of(scene, parents)))
         assert report is not None and report.code is code and report.request == 1
 

@@ -38,7 +38,7 @@ def test_every_preset_has_a_set() -> None:
 def test_every_shape_the_kernels_promise() -> None:
     caches = [s.cache for s in SETS.values()]
     assert {c.dtype for c in caches} == {"f32", "f16", "bf16"}
-    assert {c.page_table.kind for c in caches} == {"dense", "csr", "per_kv", "indirect", "ring", "offsets"}
+    assert {c.page_table.kind for c in caches} == {"dense", "csr", "per_kv", "indirect", "mapped", "ring", "offsets"}
     assert {c.page_table.dtype for c in caches} == {c.lengths_dtype for c in caches} == {"u32", "i32", "i64"}
     assert {c.lengths for c in caches} == {"before", "after"}
     assert {1, 3, 64, 80, 96, 128, 256, 576} <= {c.head_dim for c in caches}
@@ -85,7 +85,7 @@ def test_gather_meets_every_way_to_store() -> None:
     assert any(q.residual for q in quants) and {c.layout.layers for c in caches} == {"axis", "pointers"}
     assert any(c.layout.swizzle for c in caches) and any("token/" in str(c.layout) for c in caches)
     assert any("dim/" in str(c.layout) for c in caches) and {c.stores for c in caches} == {"kv", "k"}
-    assert {c.page_table.kind for c in caches} == {"dense", "csr", "per_kv", "indirect", "ring", "offsets"}
+    assert {c.page_table.kind for c in caches} == {"dense", "csr", "per_kv", "indirect", "mapped", "ring", "offsets"}
     assert {type(c).__name__ for c in caches} == {"Paged", "Continuous", "Latent", "Ragged"}
 
 

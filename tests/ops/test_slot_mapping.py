@@ -91,9 +91,9 @@ def test_bad_ids(name: str, value: int | str) -> None:
         begin, end = tables["page_indptr"][1:3]
         tables["page_indices"] = spoilt(tables["page_indices"], slice(int(begin), int(end)), number)
     elif "req_to_token" in tables:
-        tables["req_to_token"] = spoilt(tables["req_to_token"], int(tables["request_ids"][1]), number)
+        tables["req_to_token"] = spoilt(tables["req_to_token"], scene.row(1), number)
     else:
-        tables["page_table"] = spoilt(tables["page_table"], 1, number)
+        tables["page_table"] = spoilt(tables["page_table"], scene.row(1), number)
     for report in map(describe, checked(scene, offsets_of(BATCH.new, "i64"))):
         assert report is not None and (report.code, report.request) == (Fault.PAGE_ID, 1)
 

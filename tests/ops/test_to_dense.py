@@ -59,10 +59,11 @@ def test_bad_last_page(value: int) -> None:
 
 
 @pytest.mark.parametrize("value", [-1, 2**31 - 1, 3])
-def test_bad_requests(value: int) -> None:
-    """Rows of req_to_token that are none, or another request's."""
-    scene = scene_of(SETS["lists_indirect"], BATCH)
-    spoil(scene, "request_ids", 1, value)
+@pytest.mark.parametrize(("form", "rows"), [("indirect", "request_ids"), ("mapped", "idx_mapping")])
+def test_bad_requests(form: str, rows: str, value: int) -> None:
+    """Rows of the table that are none, or another request's."""
+    scene = scene_of(SETS[f"lists_{form}"], BATCH)
+    spoil(scene, rows, 1, value)
     offsets = offsets_of(BATCH.new, scene.cache.lengths_dtype)
     check_to_csr(scene, "to_csr", 40, offsets)
     check_to_dense(scene, "to_dense", 21, offsets)
@@ -78,9 +79,9 @@ def test_bad_ids(name: str, value: int | str) -> None:
     if "page_indices" in scene.tables:
         spoil(scene, "page_indices", int(scene.tables["page_indptr"][1]) + 1, number)
     elif "req_to_token" in scene.tables:
-        spoil(scene, "req_to_token", (int(scene.tables["request_ids"][1]), 1), number)
+        spoil(scene, "req_to_token", (scene.row(1), 1), number)
     else:
-        spoil(scene, "page_table", (1, 1), number)
+        spoil(scene, "page_table", (scene.row(1), 1), number)
     offsets = offsets_of(BATCH.new, scene.cache.lengths_dtype)
     words = [check_to_dense(scene, "to_dense", 21, offsets)] if name in TO_DENSE else []
     words += [check_to_csr(scene, "to_csr", 40, offsets)[0]] if name in TO_CSR else []

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvgen import CSR, Continuous, Dense, Indirect, Layout, Paged, PerKV, Ragged, Ring
+from kvgen import CSR, Continuous, Dense, Indirect, Layout, Mapped, Paged, PerKV, Ragged, Ring
 from kvgen.reference import TableView
 from kvgen.reference.tables import RowRange, bad_total, request_of_row
 from kvgen.runtime import Fault
@@ -74,6 +74,15 @@ def test_indirect() -> None:
     assert found.page(0, 2) is Fault.POSITION
     assert found.page(1, 0) is Fault.TABLE and found.page(2, 0) is Fault.TABLE
     assert found.holds(0, 2) and not found.holds(0, 3) and not found.holds(1, 1)
+
+
+def test_mapped() -> None:
+    found = view(Mapped(id_multiplier=2), page_table=[[1, 2], [4, 5]], idx_mapping=[1, 0, 2, -1], lengths=[0] * 4)
+    assert found.requests == 4
+    assert found.page(0, 0) == (8, 8) and found.page(1, 1) == (4, 4)
+    assert found.page(0, 1) is Fault.PAGE_ID and found.page(0, 2) is Fault.POSITION
+    assert found.page(2, 0) is Fault.TABLE and found.page(3, 0) is Fault.TABLE
+    assert found.holds(0, 8) and not found.holds(0, 9) and not found.holds(2, 1) and found.holds(2, 0)
 
 
 def test_ring() -> None:

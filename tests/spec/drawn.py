@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from kvgen.spec.cache import Cache, Continuous, Latent, Paged
 from kvgen.spec.cache_fields import Layout
 from kvgen.spec.quant import Block, Quant
-from kvgen.spec.tables import CSR, Dense, Indirect, PerKV, Ring
+from kvgen.spec.tables import CSR, Dense, Indirect, Mapped, PerKV, Ring
 
 
 @dataclass(frozen=True)
@@ -156,7 +156,7 @@ def caches(draw: st.DrawFn, focus: str) -> Cache:
     table: Any = Dense()
     tokens = None
     if variant is not Continuous:
-        more = [CSR(), Indirect(), Ring(window=4)] + ([PerKV()] if stores == "kv" or bold else [])
+        more = [CSR(), Indirect(), Mapped(), Ring(window=4)] + ([PerKV()] if stores == "kv" or bold else [])
         fields["table"] = table = draw(st.sampled_from([Dense()] * 4 + more))
         fits = [1] if isinstance(table, Indirect) else [1, 2, 4, 8, 8, 128]
         fits = {"residual": [4, 8], "swizzled": [128, 128, 256]}.get(focus, fits)

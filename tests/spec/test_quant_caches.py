@@ -10,7 +10,7 @@ import pytest
 from kvgen.spec.cache import Continuous, Latent, Paged
 from kvgen.spec.cache_fields import Layout
 from kvgen.spec.quant import Block, Quant
-from kvgen.spec.tables import CSR, Indirect, PerKV, Ring
+from kvgen.spec.tables import CSR, Indirect, Mapped, PerKV, Ring
 from tests.spec.test_quant_validation import GIVEN, Case, fp8, groups, int4, nvfp4
 from tests.spec.test_validation import continuous, mistakes, paged
 
@@ -106,6 +106,11 @@ CASES: list[Case] = [
         paged,
         {"quant": fp8(own_table=True), "table": Indirect(), "page_size": 1},
         "quant: got own_table=True with table=Indirect(); a second table goes with Dense",
+    ),
+    (
+        paged,
+        {"quant": fp8(own_table=True), "table": Mapped()},
+        "quant: got own_table=True with table=Mapped(); a second table goes with Dense",
     ),
     (
         paged,

@@ -15,7 +15,7 @@ from kvgen.spec.base import explain
 from kvgen.spec.cache import Block, Continuous, Paged
 from kvgen.spec.cache_fields import Layout
 from kvgen.spec.kernel_set import KernelSet, Op
-from kvgen.spec.tables import CSR, Dense, Indirect, PerKV, Ring
+from kvgen.spec.tables import CSR, Dense, Indirect, Mapped, PerKV, Ring
 
 KEYS = "page layer token head dim"
 
@@ -59,6 +59,7 @@ CASES: list[tuple[Callable[..., object], dict[str, Any], str]] = [
     (CSR, {"last_page_len": 1}, "CSR.last_page_len: got 1; input should be a valid boolean"),
     (CSR, {"kind": "dense"}, "CSR.kind: got 'dense'; input should be 'csr'"),
     (PerKV, {"dtype": "i8"}, "PerKV.dtype: got 'i8'; input should be 'u32', 'i32' or 'i64'"),
+    (Mapped, {"request_dtype": "i8"}, "Mapped.request_dtype: got 'i8'; input should be 'u32', 'i32' or 'i64'"),
     (Indirect, {"request_dtype": "f32"}, "Indirect.request_dtype: got 'f32'; input should be 'u32', 'i32' or 'i64'"),
     (Ring, {}, "Ring.window: missing; this field has no default"),
     (Ring, {"window": 0}, f"Ring.window: got 0; {POSITIVE}"),
@@ -154,7 +155,7 @@ CASES: list[tuple[Callable[..., object], dict[str, Any], str]] = [
     (
         paged,
         {"stores": "k", "layout": Layout(k=KEYS), "table": PerKV()},
-        "table: got PerKV for a cache without V; use Dense, CSR, Indirect or Ring",
+        "table: got PerKV for a cache without V; use Dense, CSR, Indirect, Mapped or Ring",
     ),
     (
         paged,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
-from kvgen import CSR, Block, Continuous, Dense, KernelSet, Latent, Layout, Paged, PerKV, Quant, Ring, presets
+from kvgen import CSR, Block, Continuous, Dense, KernelSet, Latent, Layout, Mapped, Paged, PerKV, Quant, Ring, presets
 from kvgen.spec.cache import Cache
 from kvgen.spec.kernel_set import Op
 
@@ -48,6 +48,13 @@ CHOSEN: Final[dict[str, Cache]] = {
         lengths_dtype="i32",
     ),
     "indirect": presets.sglang(dtype="bf16", kv_heads=2, head_dim=64),
+    "mapped": Paged(
+        dtype="bf16",
+        kv_heads=2,
+        head_dim=24,
+        page_size=3,
+        table=Mapped(id_multiplier=2),
+    ),
     "ring": Paged(
         dtype="f16", kv_heads=2, head_dim=40, page_size=3, table=Ring(window=10, dtype="i64"), lengths="after"
     ),

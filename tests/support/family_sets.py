@@ -22,7 +22,7 @@ SPEC: Final = '''"""Every way to store a cache."""
 from typing import Any
 
 from kvgen import CSR, Block, Continuous, KernelSet, Latent, Layout, Paged, PerKV, Quant, Ring, ops
-from kvgen.spec.tables import Indirect
+from kvgen.spec.tables import Indirect, Mapped
 
 SIZES: dict[str, Any] = {"dtype": "bf16", "kv_heads": 2, "head_dim": 32}
 ALL = [ops.Append(), ops.Gather(), ops.Decode()]
@@ -65,6 +65,7 @@ kernels = [
             **(SIZES | {"head_dim": 64}),
             page_size=128,
             quant=Quant(dtype="e2m1", scale_dtype="e4m3", recipe="global", order="swizzled"),
+            table=Mapped(),
         ),
         ALL,
     ),

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from kvgen import CSR, Dense, Indirect, KernelSet, ops
+from kvgen import CSR, Dense, Indirect, KernelSet, Mapped, ops
 from kvgen.layout.dtypes import dtype
 from kvgen.reference import to_csr, to_dense
 from kvgen.runtime import describe
@@ -25,9 +25,9 @@ from tests.support.step_lengths import go, hold, vector
 def operations(cache: Cache) -> Sequence[Op] | None:
     found: list[Op] = []
     both = any(cache is CHOSEN[name] for name in BOTH)
-    if isinstance(cache.page_table, CSR | Indirect):
+    if isinstance(cache.page_table, CSR | Indirect | Mapped):
         found += [ops.ToDense(), ops.ToDense(name="signed", table_dtype="i64", fill=-1)][: 1 + both]
-    if isinstance(cache.page_table, Dense | Indirect) and not isinstance(cache, Continuous):
+    if isinstance(cache.page_table, Dense | Indirect | Mapped) and not isinstance(cache, Continuous):
         found += [ops.ToCsr(), ops.ToCsr(name="wide", table_dtype="i64", fill=-1)][: 1 + both]
     return found or None
 
@@ -36,8 +36,8 @@ def operations(cache: Cache) -> Sequence[Op] | None:
 BOTH = ("kv_inside", "indirect", "dense")
 
 
-# CSR of both kinds, with and without a multiplier; slots; dense tables of both kinds, and one beside a table of scales.
-SETS = chosen("lists", operations, ("kv_inside", "flashinfer", "indirect", "dense", "hnd", "int8_own_table"))
+# CSR of both kinds, with and without a multiplier; slots; rows by name; dense tables of both kinds, one beside one of scales.
+SETS = chosen("lists", operations, ("kv_inside", "flashinfer", "indirect", "mapped", "dense", "hnd", "int8_own_table"))
 
 
 TO_DENSE = [name for name, kernels in SETS.items() if any(isinstance(o, ops.ToDense) for o in kernels.ops)]

@@ -22,12 +22,12 @@ from tests.support.memory import Raw, rows_array
 from tests.support.scenes import Memory, Scene
 
 # Copying and zeroing ask what a page is made of; compacting and reordering, which copy in the same way, ask for its table.
-TABLES = ("dense", "hnd", "kv_inside", "per_kv", "indirect", "ring", "continuous_open", "int8_own_table")
+TABLES = ("dense", "hnd", "kv_inside", "per_kv", "indirect", "mapped", "ring", "continuous_open", "int8_own_table")
 
 
 def _operations(cache: Cache) -> Sequence[Op]:
     zero = ops.ZeroPages(index_dtype="i32" if cache.lengths == "after" else "i64")
-    found: list[Op] = [ops.CopyPages(), zero] if cache is not CHOSEN["ring"] else []
+    found: list[Op] = [ops.CopyPages(), zero] if cache not in (CHOSEN["ring"], CHOSEN["mapped"]) else []
     if any(cache is CHOSEN[name] for name in TABLES):
         found += [ops.Compact()] if isinstance(cache.page_table, CSR) else [ops.Compact(), ops.Reorder()]
     if cache.layout.layers == "pointers" or cache.storage.own_table or cache.page_table.id_multiplier == 3:
@@ -41,7 +41,7 @@ SETS = chosen(
     "moving",
     _operations,
     (
-        "dense", "hnd", "kv_inside", "per_kv", "indirect", "ring", "continuous_open", "latent_row", "mixed",
+        "dense", "hnd", "kv_inside", "per_kv", "indirect", "mapped", "ring", "continuous_open", "latent_row", "mixed",
         "int8_own_table", "int4_in_page", "kivi",
     ),
 )  # fmt: skip

@@ -17,7 +17,7 @@ from tests.support.memory import CANARY, Raw, rows_array
 from tests.support.scenes import Scene
 
 # Scatter makes codes as append does; raw rows do not ask how scales were chosen.
-SCATTER = ("kv_inside", "per_kv", "ring", "latent_row", "mixed", "int8_own_table", "nvfp4_swizzled")
+SCATTER = ("kv_inside", "per_kv", "mapped", "ring", "latent_row", "mixed", "int8_own_table", "nvfp4_swizzled")
 RAW = ("kv_inside", "per_kv", "ring", "xpacked", "latent_row", "int8_own_table", "int4_in_page", "nvfp4_swizzled")
 
 

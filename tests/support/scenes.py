@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from kvgen import CSR, Continuous, Indirect, KernelSet, PerKV, Ragged, Ring
+from kvgen import CSR, Continuous, Indirect, KernelSet, Mapped, PerKV, Ragged, Ring
 from kvgen.layout.dtypes import dtype
 from kvgen.ops import Decode
 from kvgen.reference import Place, Rows, TableView, cache_rows
@@ -17,6 +17,8 @@ from tests.support.memory import Bytes, Raw, Tensor
 
 POISON = 0x7FFFFFFF
 LAYERS = 2
+# Tables of every request there is, and what says which row is whose.
+BY_ROW = {Indirect: ("req_to_token", "request_ids"), Mapped: ("page_table", "idx_mapping")}
 Memory = Mapping[str, Sequence[Bytes]]
 
 
@@ -193,13 +195,14 @@ class Scene:
                 for i, pair in enumerate(pages):
                     wide[b, :2, i] = pair
             return lengths | {"page_table": wide[:, :2]}
-        if isinstance(table, Indirect):
+        if isinstance(table, Indirect | Mapped):
+            array, rows = BY_ROW[type(table)]
             places = self.rng.permutation(batch + 2)[:batch]
             matrix: list[list[int]] = [[] for _ in range(batch + 2)]
             for place, request in zip(places, ids, strict=True):
                 matrix[place] = request
             requests = self._index(places, table.request_dtype)
-            return lengths | {"req_to_token": self._matrix(matrix, columns, table.dtype), "request_ids": requests}
+            return lengths | {array: self._matrix(matrix, columns, table.dtype), rows: requests}
         if isinstance(table, Ring):
             ring: list[list[int]] = []
             for n, request in zip(self.batch.totals, ids, strict=True):
@@ -210,6 +213,11 @@ class Scene:
                 ring.append(row)
             return lengths | {"page_table": self._matrix(ring, self.ring_pages, table.dtype)}
         return lengths | {"page_table": self._matrix(ids, columns, table.dtype)}
+
+    def row(self, b: int) -> int:
+        """The row of request b in a table with columns."""
+        by_row = BY_ROW.get(type(self.cache.page_table))
+        return int(self.tables[by_row[1]][b]) if by_row else b
 
     def trim(self, pages: int) -> None:
         """Cut tables with columns down to `pages` of them, rows packed: past a row's end lies the next one."""

@@ -7,7 +7,7 @@ import zlib
 from collections.abc import Mapping
 from typing import Any
 
-from kvgen import CSR, Continuous, Dense, KernelSet, Layout, Paged, PerKV, Ragged, Ring, ops, presets
+from kvgen import CSR, Continuous, Dense, KernelSet, Layout, Mapped, Paged, PerKV, Ragged, Ring, ops, presets
 from kvgen.spec.kernel_set import Arch
 from tests.support.drawn import drawn_sets
 from tests.support.engine_sets import ENGINES, QUANTIZED
@@ -81,6 +81,24 @@ OTHERS = (
             table=PerKV(dtype="u32", id_multiplier=2),
         ),
         3,
+    ),
+    # Block tables where they stay.
+    _set(
+        "mapped",
+        presets.vllm(dtype="bf16", kv_heads=2, head_dim=32, page_size=16).model_copy(update={"table": Mapped()}),
+        4,
+    ),
+    _set(
+        "mapped_ids",
+        Paged(
+            dtype="f32",
+            kv_heads=1,
+            head_dim=8,
+            page_size=3,
+            table=Mapped(dtype="u32", request_dtype="i64", id_multiplier=2),
+        ),
+        3,
+        decodes=False,
     ),
     # Windows.
     _set("ring_f32", Paged(dtype="f32", kv_heads=1, head_dim=3, page_size=3, table=Ring(window=10)), 7),

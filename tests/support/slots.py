@@ -20,7 +20,14 @@ from tests.support.memory import CANARY, Raw, rows_array
 from tests.support.scenes import Scene
 from tests.support.step_lengths import go, hold, vector
 
-STORED = ("dense", "kv_inside", "ring", "continuous_open", "indirect")  # append by slots stores where slot_mapping says
+STORED = (
+    "dense",
+    "kv_inside",
+    "ring",
+    "continuous_open",
+    "indirect",
+    "mapped",
+)  # append by slots stores where slot_mapping says
 
 
 def operations(cache: Cache) -> Sequence[Op]:
@@ -42,7 +49,7 @@ BYTES: Final = Quant(dtype="e4m3")
 NARROW = ("flashinfer", "indirect")
 
 
-SETS = chosen("slots", operations, ("dense", "hnd", "kv_inside", "ring", "continuous_open", *NARROW))
+SETS = chosen("slots", operations, ("dense", "hnd", "kv_inside", "ring", "continuous_open", "mapped", *NARROW))
 
 
 STORING = {f"slots_{name}": SETS[f"slots_{name}"] for name in STORED}

@@ -20,7 +20,7 @@ from kvgen.compile import Unit
 from kvgen.runtime.cpu import machine
 from kvgen.spec.cache import Cache
 from kvgen.spec.loader import LoadedSet
-from kvgen.spec.tables import Indirect
+from kvgen.spec.tables import Indirect, Mapped
 
 HERE: Final = Path(__file__).parent
 PACKAGE: Final = "kvgen_surface_tests"
@@ -123,6 +123,7 @@ TABLES: Final[dict[str, Cache]] = {
     "ring": Paged(**MAX, table=Ring(window=80)),
     "per_kv": Paged(**MAX, layout=Layout(kv="page layer token head dim"), table=PerKV()),
     "indirect": Paged(**(MAX | {"page_size": 1}), table=Indirect()),
+    "mapped": Paged(**MAX, table=Mapped(request_dtype="i64", id_multiplier=3)),
     "blocks": presets.max_continuous(dtype="bf16", kv_heads=2, head_dim=64),
 }
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from kvgen.layout.dtypes import dtype
 from kvgen.spec.cache import Cache
-from kvgen.spec.tables import CSR, Dense, Indirect, PerKV, Ring
+from kvgen.spec.tables import CSR, Dense, Indirect, Mapped, PerKV, Ring
 
 Array = NDArray[Any]
 BAD: Final = 2**31 - 1
@@ -46,13 +46,13 @@ def bind(cache: Cache, ids: Sequence[Sequence[int]], v_ids: Sequence[Sequence[in
     if isinstance(table, PerKV):
         both = exact([i for k, v in zip(ids, v_ids, strict=True) for i in (*k, *v)], table.dtype)
         return lengths | {"page_table": both.reshape(len(ids), 2, -1)}
-    if isinstance(table, Indirect):
+    if isinstance(table, Indirect | Mapped):
         rows = [*reversed(ids)]
         found = dense(rows, table.dtype, len(ids[0]))
-        return lengths | {
-            "req_to_token": found,
-            "request_ids": exact([*reversed(range(len(ids)))], table.request_dtype),
-        }
+        requests = exact([*reversed(range(len(ids)))], table.request_dtype)
+        if isinstance(table, Mapped):
+            return lengths | {"page_table": found, "idx_mapping": requests}
+        return lengths | {"req_to_token": found, "request_ids": requests}
     if cache.page_tokens is None:
         return lengths | {"page_table": exact([row[0] for row in ids], table.dtype)}
     stride = -(-len(ids[0]) // 8) * 8 if isinstance(table, Dense) and table.align > 1 else len(ids[0])

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from kvgen.lowering.tables import csr, dense, indirect, offsets, per_kv, ring
+from kvgen.lowering.tables import csr, dense, indirect, mapped, offsets, per_kv, ring
 from kvgen.lowering.tables.base import EntryList, TableForm
 from kvgen.spec.cache import Cache
-from kvgen.spec.tables import CSR, Dense, Indirect, Offsets, PerKV, Ring
+from kvgen.spec.tables import CSR, Dense, Indirect, Mapped, Offsets, PerKV, Ring
 
 __all__ = ["EntryList", "TableForm", "table_form"]
 
@@ -21,6 +21,8 @@ def table_form(cache: Cache) -> TableForm:
             return per_kv.form(cache, table)
         case Indirect() as table:
             return indirect.form(cache, table)
+        case Mapped() as table:
+            return mapped.form(cache, table)
         case Ring() as table:
             return ring.form(cache, table)
         case Offsets() as table:

@@ -13,12 +13,13 @@ from kvgen.reference.tables.base import LIMIT, Entry, Reading, index
 from kvgen.reference.tables.csr import CountingCSRReading, CSRReading
 from kvgen.reference.tables.dense import DenseReading
 from kvgen.reference.tables.indirect import IndirectReading
+from kvgen.reference.tables.mapped import MappedReading
 from kvgen.reference.tables.offsets import OffsetsReading
 from kvgen.reference.tables.per_kv import PerKVReading
 from kvgen.reference.tables.ring import RingReading
 from kvgen.runtime.faults import Fault
 from kvgen.spec.cache import Cache
-from kvgen.spec.tables import CSR, Dense, Indirect, Offsets, PerKV, Ring
+from kvgen.spec.tables import CSR, Dense, Indirect, Mapped, Offsets, PerKV, Ring
 
 
 def reading_of(cache: Cache, arrays: Mapping[str, NDArray[Any]], pages: int, tokens: int) -> Reading:
@@ -32,6 +33,8 @@ def reading_of(cache: Cache, arrays: Mapping[str, NDArray[Any]], pages: int, tok
             return PerKVReading(arrays, pages, tokens)
         case Indirect():
             return IndirectReading(arrays, pages, tokens)
+        case Mapped():
+            return MappedReading(arrays, pages, tokens)
         case Ring(window=window):
             return RingReading(arrays, pages, tokens, window)
         case Offsets():
@@ -51,8 +54,9 @@ class TableView:
 
     `arrays` are the table arguments of a generated `Cache`, by name: `lengths[B]`; `page_table` `[B, M]`, `[B, 2, M]`
     (PerKV) or `[B]` (Continuous); `page_indices[I]`, `page_indptr[B + 1]` and `last_page_len[B]` (CSR);
-    `req_to_token[R, M]` and `request_ids[B]` (Indirect); `scales_page_table[B, M]` where scales have a table of their own;
-    `kv_offsets[B + 1]` (Ragged, whose pages are rows of one token here).
+    `req_to_token[R, M]` and `request_ids[B]` (Indirect); `page_table[R, M]` and `idx_mapping[B]` (Mapped);
+    `scales_page_table[B, M]` where scales have a table of their own; `kv_offsets[B + 1]` (Ragged, whose pages are rows of
+    one token here).
     `pages` counts the pool's pages, `tokens` a page's tokens, `scale_pages` the pages of scales that a table of their own
     may name (None: as many as `pages`).
     """

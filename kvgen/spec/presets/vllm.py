@@ -25,6 +25,7 @@ def vllm(
 
     A tensor per layer, `[2, N, P, H, D]`: strides `(N*P*H*D, P*H*D, H*D, D, 1)`. Table: `block_table` i32
     `[B, max_blocks]`; `slot_mapping` i64 `[T]` for `Append(rows="slots")`. Lengths: `seq_lens` i32, this step included.
+    The GPU model runner's block tables where they stay: `.model_copy(update={"table": Mapped()})`.
     fp8: codes are x / scale, cast (saturating); pass `layer._k_scale` and `layer._v_scale` as `[1, 1]`. Source:
     vllm/v1/attention/backends/flash_attn.py, FlashAttentionBackend.get_kv_cache_shape and get_kv_cache_stride_order;
     vllm/v1/worker/block_table.py, BlockTable; csrc/cache_kernels.cu, reshape_and_cache_flash_kernel.

@@ -14,10 +14,11 @@ from kvgen.spec.tables.base import IndexName, PageTable
 from kvgen.spec.tables.csr import CSR
 from kvgen.spec.tables.dense import Dense
 from kvgen.spec.tables.indirect import Indirect
+from kvgen.spec.tables.mapped import Mapped
 from kvgen.spec.tables.offsets import Offsets
 from kvgen.spec.tables.per_kv import PerKV
 from kvgen.spec.tables.ring import Ring
 
-Table = Dense | CSR | PerKV | Indirect | Ring
+Table = Dense | CSR | PerKV | Indirect | Mapped | Ring
 
-__all__ = ["CSR", "Dense", "IndexName", "Indirect", "Offsets", "PageTable", "PerKV", "Ring", "Table"]
+__all__ = ["CSR", "Dense", "IndexName", "Indirect", "Mapped", "Offsets", "PageTable", "PerKV", "Ring", "Table"]
