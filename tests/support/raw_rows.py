@@ -8,6 +8,7 @@ import numpy as np
 
 from kvgen import ops
 from kvgen.layout.dtypes import dtype
+from kvgen.lowering.lowered import lower
 from kvgen.lowering.row_runs import stored_runs
 from kvgen.reference import gather_raw, scatter, scatter_raw
 from kvgen.spec.cache import Cache
@@ -36,7 +37,7 @@ STORED = chosen("stored", _operations, dict.fromkeys((*SCATTER, *RAW)))
 def stored_arrays(scene: Scene, rows: int, suffix: str = "") -> tuple[dict[str, Raw], list[Any]]:
     """Arrays for raw rows by name, and the memory around each: canaries."""
     found, memory = {}, []
-    for run in stored_runs(scene.cache):
+    for run in stored_runs(lower(scene.cache)):
         array, around = rows_array(rows, run.shape, run.array.name, strided=scene.batch.strided)
         found[run.name + suffix] = array
         memory.append(around)
