@@ -8,7 +8,7 @@
 #define cuEventCreate logging_cuEventCreate
 #define cuEventRecord logging_cuEventRecord
 #define cuEventDestroy_v2 logging_cuEventDestroy_v2
-#include "runtime/fake_driver.c"
+#include "../runtime/fake_driver.c"
 #undef cuPointerGetAttribute
 #undef cuMemAlloc_v2
 #undef cuDeviceGetAttribute
