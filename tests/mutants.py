@@ -17,7 +17,7 @@ TARGETS: Final = (
     "locate/*.j2",
     "heads/*.j2",
     "places/*.j2",
-    "device/*.cuh",
+    "device/*/*.cuh",
 )
 # (pattern, replacements): one occurrence on one line is replaced.
 SWAPS: Final[tuple[tuple[str, tuple[str, ...]], ...]] = (

@@ -15,7 +15,7 @@ EVERY = mutants(ROOT / "templates")
 def test_every_template_with_code_has_mutants() -> None:
     names = {p.relative_to(ROOT / "templates").as_posix() for p in (ROOT / "templates").rglob("*") if p.is_file()}
     # The launcher is Python; launch.cuh is what the CPU machine cannot see; two only include append.
-    without = {"launcher/init.py.j2", "device/launch.cuh", "ops/norm_cache.cu.j2", "ops/rotate_cache.cu.j2"}
+    without = {"launcher/init.py.j2", "device/base/launch.cuh", "ops/norm_cache.cu.j2", "ops/rotate_cache.cu.j2"}
     assert names - {m.template for m in EVERY} <= without
     for mutant in EVERY:
         assert mutant.before != mutant.after, mutant
@@ -117,11 +117,11 @@ def test_a_place_in_generated_code_is_a_line_of_a_template(monkeypatch: pytest.M
         "package/set/a.cu:4|package/set/a.cu:3": ["locate/slots.j2:7", "ops/a.cu.j2:1"],
         "package/set/a.cu:5": [],
         "package/set/a.cu:900": [],
-        "package/device/pages.cuh:12": ["device/pages.cuh:10"],
-        "templates/device/pages.cuh:12": ["device/pages.cuh:12"],
-        "device/pages.cuh:12": ["device/pages.cuh:12"],
+        "package/device/cache/pages.cuh:12": ["device/cache/pages.cuh:10"],
+        "templates/device/cache/pages.cuh:12": ["device/cache/pages.cuh:12"],
+        "device/cache/pages.cuh:12": ["device/cache/pages.cuh:12"],
         "generated/set/a.cu:3": [],
-        "generated/device/pages.cuh:12": [],
+        "generated/device/cache/pages.cuh:12": [],
     }.items():
         assert list(template_cover._template_lines(place)) == lines, place
     template_cover._template_lines.cache_clear()

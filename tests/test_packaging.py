@@ -77,7 +77,7 @@ def test_sdist_gives_the_same_wheel(wheel: Path, tmp_path: Path) -> None:
 def test_wheel_holds_templates_sources_and_no_generated_code(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
-    for wanted in ("kvgen/_templates/device/types.cuh", "kvgen/py.typed", "kvgen/models/llama_3_1_8b.json"):
+    for wanted in ("kvgen/_templates/device/base/types.cuh", "kvgen/py.typed", "kvgen/models/llama_3_1_8b.json"):
         assert wanted in names
     assert any(n.startswith("kvgen/emulator/runtime/") for n in names)
     assert not any(n.startswith(("generated/", "tests/", "templates/")) for n in names)

@@ -81,15 +81,13 @@ def _written(path: str, loaded: LoadedSet, plan: KernelPlan) -> File:
     """A kernel of the user's: what it takes, for the compiler's answer to be compared with, then their text as it is."""
     source = plan.source
     assert source is not None
-    headers = {f"device/{p.name}" for p in (templates_root() / "device").glob("*.cuh")} | {
-        f"{loaded.kernels.name}/cache.cuh"
-    }
+    headers = {*_device_headers(), f"{loaded.kernels.name}/cache.cuh"}
     for number, line in enumerate(source.text.splitlines(), start=1):
         match = INCLUDE.fullmatch(line)
         if match and resolve(path, match[1]) not in headers:
             raise SpecError(
                 f'{source.path}:{number}: #include "{match[1]}": no such file beside generated kernels; include "cache.cuh" '
-                'and "../device/<name>.cuh"'
+                'and "../device/<folder>/<name>.cuh"'
             )
     struct = layout(tuple(_kind(p) for p in lower(loaded.kernels.cache).fields)).kind.size
     kinds = (
@@ -137,13 +135,19 @@ def render_set(loaded: LoadedSet) -> dict[str, File]:
     return {f.path: f for f in files}
 
 
+def _device_headers() -> list[str]:
+    """The device library's headers, by role: paths below the templates and below the output folder alike."""
+    root = templates_root()
+    return sorted(p.relative_to(root).as_posix() for p in (root / "device").rglob("*.cuh"))
+
+
 def render_device() -> dict[str, File]:
     """The device library, as it stands in the templates."""
     files = []
-    for source in sorted((templates_root() / "device").glob("*.cuh")):
-        body = source.read_text(encoding="utf-8")
-        origins = tuple(f"templates/device/{source.name}:{i}" for i in range(1, body.count("\n") + 2))
-        files.append(_file(f"device/{source.name}", f"templates/device/{source.name}", body, origins))
+    for path in _device_headers():
+        body = (templates_root() / path).read_text(encoding="utf-8")
+        origins = tuple(f"templates/{path}:{i}" for i in range(1, body.count("\n") + 2))
+        files.append(_file(path, f"templates/{path}", body, origins))
     return {f.path: f for f in files}
 
 

@@ -21,7 +21,7 @@ class DType:
     """One element type.
 
     `bits` is the storage width (4 for packed types), `c` the name in the generated CUDA of what memory is made of
-    (device/elements.cuh; a pair for packed types), `numpy_name` its name in NumPy or ml_dtypes.
+    (device/quant/elements.cuh; a pair for packed types), `numpy_name` its name in NumPy or ml_dtypes.
     """
 
     name: DTypeName

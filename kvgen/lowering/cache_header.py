@@ -26,7 +26,7 @@ class BaseContext:
 
 @dataclass(frozen=True)
 class RoleContext:
-    """K or V in cache.cuh: what the surface of device/kv_cache.cuh is built on.
+    """K or V in cache.cuh: what the surface of device/cache/kv_cache.cuh is built on.
 
     `row` and `scale_row` are the steps from a token's row to the next, in elements of their page pointers; 0 where a
     token's heads are no row.

@@ -14,7 +14,7 @@ from kvgen.layout.storage import Base, PoolTensor
 from kvgen.plan.params import PagePool
 from kvgen.spec.cache import Cache
 
-# As in device/pages.cuh.
+# As in device/cache/pages.cuh.
 THREADS: Final = 256
 TILE: Final = 4 * THREADS  # pieces of 16 bytes
 MOST_UNITS: Final = 64  # pages that share a tile

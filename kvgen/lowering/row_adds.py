@@ -1,4 +1,4 @@
-"""How rows are added to K and V: the structs of device/add.cuh, and which part of the rows a block of threads has."""
+"""How rows are added to K and V: the structs of device/rows/add.cuh, and which part of the rows a block of threads has."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MOST_ROWS: Final = 32
 
 @dataclass(frozen=True)
 class AdderContext:
-    """One role's adder: `struct` of device/add.cuh over the segment `segment`, `batch` slots a thread, `sizes` its other
+    """One role's adder: `struct` of device/rows/add.cuh over the segment `segment`, `batch` slots a thread, `sizes` its other
     numbers; its rows lie `begin` elements into the caller's."""
 
     struct: str

@@ -109,7 +109,7 @@ def row_kernel(new: NewRows, kernels: KernelSet, template: str, title: str) -> K
         split=parts.blocks.split,
         search_lanes=search_lanes,
         search_mask=f"{(1 << search_lanes) - 1:#x}u",
-        headers=(*(("angles.cuh",) if rope else ()), *(("heads.cuh",) if parts.parts else ())),
+        headers=(*(("rows/angles.cuh",) if rope else ()), *(("rows/heads.cuh",) if parts.parts else ())),
         page="PageValues" if residual else "PageRef",
         nowhere=nowhere + (", row, position" if parts.takes_state else ""),
         ragged=new.rows == "ragged",

@@ -19,7 +19,7 @@ _SECTOR: Final = 32  # bytes that memory moves at once
 @dataclass(frozen=True)
 class RunContext:
     """A run of `row` elements a token: `array`, the parameter that has it from `place` on, and `view`, the type of
-    device/stored.cuh that finds it in the pages; `vectors` accesses of `width` elements `type`. `across`: neighbouring
+    device/cache/stored.cuh that finds it in the pages; `vectors` accesses of `width` elements `type`. `across`: neighbouring
     tokens share a sector of the pages."""
 
     array: str
@@ -36,7 +36,7 @@ class RunContext:
 
 @dataclass(frozen=True)
 class View:
-    """A type of device/stored.cuh: the struct of a segment or role that it is of, and its other arguments."""
+    """A type of device/cache/stored.cuh: the struct of a segment or role that it is of, and its other arguments."""
 
     policy: str
     struct: str

@@ -30,7 +30,7 @@ _SIZES: Final = {d.c: d.bytes for d in DTYPES.values() if d.bits % 8 == 0}
 
 @dataclass(frozen=True)
 class CopyContext:
-    """A run that is copied element by element, `load` and `store` being views of device/stored.cuh with the same type.
+    """A run that is copied element by element, `load` and `store` being views of device/cache/stored.cuh with the same type.
 
     `across`: neighbouring threads take neighbouring tokens, which share a sector of this cache.
     """

@@ -19,7 +19,7 @@ _MANY: Final = 0xFFFFFF
 
 
 class Fault(IntEnum):
-    """The codes of templates/device/fault.cuh."""
+    """The codes of templates/device/base/fault.cuh."""
 
     PAGE_ID = 1
     POSITION = 2

@@ -1,9 +1,9 @@
 // Tiles of a cache in shared memory, by tensor copies or (sm_80) by cp.async, beside what the accessor says they are.
 #include "cache.cuh"
-#include "../device/cp_async.cuh"
-#include "../device/mbarrier.cuh"
-#include "../device/tma.cuh"
-#include "../device/tma_tile.cuh"
+#include "../device/memory/cp_async.cuh"
+#include "../device/memory/mbarrier.cuh"
+#include "../device/tma/tma.cuh"
+#include "../device/tma/tma_tile.cuh"
 
 extern __shared__ __align__(1024) unsigned char shared_tile[];
 

@@ -19,7 +19,7 @@ DIGEST = "its text does not match the digest in its banner"
 
 def test_build_names_every_edited_file_and_writes_nothing(built: Folder) -> None:
     built.change("generated/tiny/append.cu", "kThreads", "kMany")
-    built.change("generated/device/fault.cuh", "uint32_t", "unsigned")
+    built.change("generated/device/base/fault.cuh", "uint32_t", "unsigned")
     (built.out / "wide/gather.cu").write_text("// all mine\n", encoding="utf-8")
     (built.out / "wide/cache.cuh").write_bytes(b"\xff")
     (built.out / "wide/append.cu").unlink()
@@ -28,7 +28,7 @@ def test_build_names_every_edited_file_and_writes_nothing(built: Folder) -> None
     said = built.kvgen("build", code=2)
     assert said.stdout == ""
     assert said.stderr == (
-        f"error: generated/device/fault.cuh: {DIGEST}\n"
+        f"error: generated/device/base/fault.cuh: {DIGEST}\n"
         f"generated/tiny/append.cu: {DIGEST}\n"
         "generated/wide/cache.cuh: it is no UTF-8\n"
         "generated/wide/gather.cu: it has no banner of kvgen's\n" + MEND

@@ -31,7 +31,7 @@ def test_before_the_first_build_everything_is_missing(project: Folder) -> None:
     assert set(findings(project).values()) == {"missing"}
 
 
-@pytest.mark.parametrize("path", ["tiny/append.cu", "tiny/cache.cuh", "tiny/__init__.py", "device/types.cuh"])
+@pytest.mark.parametrize("path", ["tiny/append.cu", "tiny/cache.cuh", "tiny/__init__.py", "device/base/types.cuh"])
 def test_one_edited_byte(built: Folder, path: str) -> None:
     data = bytearray((built.out / path).read_bytes())
     data[len(data) // 2] ^= 1

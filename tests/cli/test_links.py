@@ -65,7 +65,7 @@ def test_a_sets_folder_is_no_link(built: Folder, outside: Path, top: str) -> Non
 
 def test_a_file_replaced_by_a_link(built: Folder, outside: Path) -> None:
     """Even one with the right text behind it, which may be another tomorrow."""
-    for path in ("tiny/append.cu", "tiny/resources.json", "device/types.cuh"):
+    for path in ("tiny/append.cu", "tiny/resources.json", "device/base/types.cuh"):
         if path == "tiny/resources.json":
             built.kvgen("compile", "tiny", "--record")
         shutil.copy(built.out / path, outside / Path(path).name)
@@ -74,7 +74,7 @@ def test_a_file_replaced_by_a_link(built: Folder, outside: Path) -> None:
     before = {p.name: p.read_bytes() for p in outside.iterdir()}
     assert states(built) == {
         f"generated/{path}": f"edited: a link to {outside / Path(path).name} is in its place"
-        for path in ("tiny/append.cu", "tiny/resources.json", "device/types.cuh")
+        for path in ("tiny/append.cu", "tiny/resources.json", "device/base/types.cuh")
     }
     assert built.kvgen("build", code=2).stderr.count("is in its place\n") == 2
     assert "tiny/resources.json: a link to" in built.kvgen("compile", "tiny", "--record", code=2).stderr

@@ -93,9 +93,11 @@ def mended(folder: Folder, mend: str) -> None:
 def test_setuptools_leaves_the_cuda_out_until_it_is_told(engine: Folder) -> None:
     found, mend = checked(engine, packed(setuptools_packs(engine)), code=1)
     assert set(found.values()) == {"missing: the project has it, the wheel lacks it"}
-    assert {"engine/kernels/tiny/append.cu", "engine/kernels/tiny/cache.cuh", "engine/kernels/device/types.cuh"} <= set(
-        found
-    )
+    assert {
+        "engine/kernels/tiny/append.cu",
+        "engine/kernels/tiny/cache.cuh",
+        "engine/kernels/device/base/types.cuh",
+    } <= set(found)
     assert not [path for path in found if path.endswith(".py")]
     mended(engine, mend)
     assert checked(engine, packed(setuptools_packs(engine))) == ({}, None)
@@ -148,7 +150,7 @@ def test_each_difference_is_named(engine: Folder) -> None:
     old = files[f"{at}/tiny/append.cu"].decode()
     engine.spec("wide", head_dim=128, page_size=32, ops="ops.Append(), ops.Gather()")
     bad: dict[str, bytes | str] = {
-        **{path: data for path, data in files.items() if path != f"{at}/device/fault.cuh"},
+        **{path: data for path, data in files.items() if path != f"{at}/device/base/fault.cuh"},
         f"{at}/tiny/append.cu": old.replace("kThreads", "kMany"),
         f"{at}/tiny/gone.cu": old,
         f"{at}/tiny/__pycache__/__init__.cpython-311.pyc": b"",
@@ -158,7 +160,7 @@ def test_each_difference_is_named(engine: Folder) -> None:
     found, mend = checked(engine, packed(bad), code=1)
     stale = "stale: intact, but the specs or templates now give something else"
     assert found == {
-        f"{at}/device/fault.cuh": "missing: the project has it, the wheel lacks it",
+        f"{at}/device/base/fault.cuh": "missing: the project has it, the wheel lacks it",
         f"{at}/tiny/__pycache__/__init__.cpython-311.pyc": (
             "extra: bytecode, which Python may run instead of its source; leave it out of the wheel"
         ),

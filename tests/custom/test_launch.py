@@ -21,8 +21,8 @@ from kvgen.tensor_map import TensorMapPlan
 from tests.custom.building import CHECK, build
 
 EVERY = """#include "cache.cuh"
-#include "../device/mbarrier.cuh"
-#include "../device/tma.cuh"
+#include "../device/memory/mbarrier.cuh"
+#include "../device/tma/tma.cuh"
 extern "C" __global__ void every(const __grid_constant__ Cache cache, const bf16* rows, uint32_t* out, int32_t i,
                                  const __grid_constant__ TensorMap map, uint64_t u, int64_t l, float f, uint32_t w,
                                  int64_t stride, int64_t none, uint32_t n, uint32_t layers, const uint32_t* maybe,
@@ -257,8 +257,8 @@ def test_an_empty_grid_launches_nothing_and_sizes_may_be_called_d(tmp_path: Path
 # A tensor copy of the user's -------------------------------------------------------------------------------------------
 
 BOX = """#include "cache.cuh"
-#include "../device/mbarrier.cuh"
-#include "../device/tma.cuh"
+#include "../device/memory/mbarrier.cuh"
+#include "../device/tma/tma.cuh"
 extern "C" __global__ void box(const __grid_constant__ Cache cache, const __grid_constant__ TensorMap map, int32_t row,
                                const float* from, float* to) {
   __shared__ alignas(128) float tile[4][8];

@@ -20,8 +20,8 @@ TARGETS = ("sm_90a",)
 LIMIT = 2.0**24
 
 SOURCE = """\
-#include "../device/types.cuh"
-#include "../device/angles.cuh"
+#include "../device/base/types.cuh"
+#include "../device/rows/angles.cuh"
 
 extern "C" __global__ void angles(float* sine, float* cosine, const float* angle, uint32_t count) {
   const uint32_t i = blockIdx.x * blockDim.x + threadIdx.x;

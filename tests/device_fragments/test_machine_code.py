@@ -13,8 +13,8 @@ from tests.compile.test_sass import needs_tool
 from tests.quant.kernels import TYPES, unit
 
 _HEAD = """\
-#include "../device/types.cuh"
-#include "../device/fragments.cuh"
+#include "../device/base/types.cuh"
+#include "../device/attention/fragments.cuh"
 
 template <typename E, bool Together, uint32_t N>
 __device__ __forceinline__ void widened(Vec<uint32_t, 4>* out, const Vec<uint32_t, 4>* in) {

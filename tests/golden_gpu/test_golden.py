@@ -127,7 +127,7 @@ def calls(text: str, name: str) -> bool:
 
 def test_every_function_of_the_device_library_is_called() -> None:
     missing = []
-    for header in sorted((ROOT / "templates" / "device").glob("*.cuh")):
+    for header in sorted((ROOT / "templates" / "device").rglob("*.cuh")):
         texts = [(ROOT / name).read_text() for name in CALLED_IN.get(header.stem, ())]
         found = functions(header.read_text())
         assert found, header.name

@@ -30,7 +30,7 @@ LANES = (1, 2, 8, 32)
 TARGETS = ("sm_80", "sm_90a", "sm_100f")
 
 _HEAD = """\
-#include "../device/quantize.cuh"
+#include "../device/quant/quantize.cuh"
 
 constexpr uint32_t kWidth = 8;
 

@@ -49,7 +49,7 @@ COSTS = {"sm_80": (PACKED, UNPACKED), "sm_89": FP8, "sm_90a": FP8, "sm_100f": FP
 @cache
 def opcodes(arch: str) -> dict[str, dict[str, int]]:
     """How often each instruction occurs in each probe."""
-    text = ['#include "../device/quantize.cuh"\n']
+    text = ['#include "../device/quant/quantize.cuh"\n']
     for name, (device, _) in TYPES.items():
         for n in (8, 16):
             text.append(_PROBES.replace("<T", f"<{device}").replace("NAME", name).replace("COUNT", str(n)))

@@ -54,7 +54,7 @@ def test_every_code_is_described(code: Fault) -> None:
 
 
 def test_the_codes_are_the_kernels() -> None:
-    text = (templates_root() / "device/fault.cuh").read_text(encoding="utf-8")
+    text = (templates_root() / "device/base/fault.cuh").read_text(encoding="utf-8")
     kernels = dict(re.findall(r"^  (\w+) = (\d+),", text, re.MULTILINE))
     assert {name.upper(): int(code) for name, code in kernels.items() if code != "0"} == Fault.__members__
 

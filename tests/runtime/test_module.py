@@ -72,7 +72,7 @@ def test_the_unit_is_one_text_with_the_files_it_came_from() -> None:
     assert "#include" not in found.text
     lines = set(re.findall(r'#line 1 "([^"]+)"', found.text))
     parent = blocks().folder.parent.name
-    assert {f"{parent}/blocks/append.cu", f"{parent}/blocks/cache.cuh", f"{parent}/device/types.cuh"} <= lines
+    assert {f"{parent}/blocks/append.cu", f"{parent}/blocks/cache.cuh", f"{parent}/device/base/types.cuh"} <= lines
 
 
 def test_a_missing_kernel_says_how_to_make_it(tmp_path: Path) -> None:
@@ -102,7 +102,7 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, An
     return copied, call
 
 
-@pytest.mark.parametrize("lost", ["blocks/append.cu", "blocks/cache.cuh", "device/types.cuh"])
+@pytest.mark.parametrize("lost", ["blocks/append.cu", "blocks/cache.cuh", "device/base/types.cuh"])
 def test_a_wheel_without_its_cuda_says_so(lost: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It imports; the first launch says which file is missing and the lines that have it packed."""
     copied, call = installed(tmp_path, monkeypatch)

@@ -66,7 +66,7 @@ def ask(
     made = {name: context(*case) for name, case in cases.items()}
     macros: Any = environment().get_template("attend/score.j2").module
     params = {p.name: p for a in made.values() for p in a.params if p.name != "valid_tokens"}
-    text = ['#include "cache.cuh"', '#include "../device/split_kv.cuh"']
+    text = ['#include "cache.cuh"', '#include "../device/attention/split_kv.cuh"']
     text += [f"namespace of_{name} {{\n{text_of(a)}\n}}" for name, a in made.items()]
     text += [
         'extern "C" __global__ void asked(const __grid_constant__ Cache cache, const uint32_t* places, const float* scores,',

@@ -15,7 +15,7 @@ HEAD: Final = """\
 # The surface of a cache
 
 What kernels and callers written against Modular MAX's KV cache know, by name, and what each name is here. "On the device"
-means `templates/device/kv_cache.cuh` and `operands.cuh` over the set's `cache.cuh`; `Cache` is also the generated class in
+means `templates/device/cache/kv_cache.cuh` and `operands.cuh` over the set's `cache.cuh`; `Cache` is also the generated class in
 Python, `RoleCache` what its `get_key_cache(layer)` and `get_value_cache(layer)` return, and `TensorOperand` (in
 `kvgen.runtime`) a tensor outside of a cache.
 

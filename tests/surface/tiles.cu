@@ -1,7 +1,7 @@
 #include "cache.cuh"
-#include "../device/mbarrier.cuh"
-#include "../device/tma.cuh"
-#include "../device/tma_tile.cuh"
+#include "../device/memory/mbarrier.cuh"
+#include "../device/tma/tma.cuh"
+#include "../device/tma/tma_tile.cuh"
 
 // K's tile of 64 tokens of one head, four pages of 16, by the map that get_key_cache(layer).create_tma_tile(64, 64) makes
 // and the rows that populate() finds.

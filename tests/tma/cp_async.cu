@@ -1,6 +1,6 @@
 // Rows of 16 bytes through shared memory by plain copies, in two groups; rows that are not `valid` are zeros.
-#include "device/types.cuh"
-#include "device/cp_async.cuh"
+#include "device/base/types.cuh"
+#include "device/memory/cp_async.cuh"
 
 extern "C" __global__ void rows16(const unsigned char* in, unsigned char* out, const int32_t* rows, uint32_t n) {
   __shared__ alignas(16) unsigned char tile[2][32][16];

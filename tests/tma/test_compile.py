@@ -13,7 +13,7 @@ from tests.tma.kernels import GATHERS, LOADS, STORES, Kernel, text
 FORMS: dict[str, Kernel] = {}
 for kernel in (*LOADS, *STORES, *GATHERS):
     FORMS.setdefault(kernel.form, kernel)
-HEADERS = ("types", "mbarrier", "tma", "tma_tile", "cp_async")
+HEADERS = ("base/types", "memory/mbarrier", "tma/tma", "tma/tma_tile", "memory/cp_async")
 
 
 def unit(entry: str, source: str) -> Unit:

@@ -1,9 +1,9 @@
 // One tile through shared memory: a load written out element by element, or a ragged store. tests/tma/kernels.py adds the
 // kernels, one for each form, element size, swizzle and tile.
-#include "device/types.cuh"
-#include "device/mbarrier.cuh"
-#include "device/tma.cuh"
-#include "device/tma_tile.cuh"
+#include "device/base/types.cuh"
+#include "device/memory/mbarrier.cuh"
+#include "device/tma/tma.cuh"
+#include "device/tma/tma_tile.cuh"
 
 extern __shared__ __align__(1024) unsigned char shared_tile[];
 

@@ -122,7 +122,7 @@ def _hindrance_of(segment: Segment) -> str:
 
 
 def scale_use(segment: Segment, role: str) -> str:
-    """How the kernel applies a segment's scales (ScaleUse of device/tile_scales.cuh, or "given"); empty where it cannot."""
+    """ScaleUse of device/attention/tile_scales.cuh, or "given": how the kernel applies scales; empty where it cannot."""
     scales, quant = segment.scales, segment.quant
     if scales is None or quant is None:
         return "none"

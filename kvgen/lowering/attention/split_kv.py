@@ -93,7 +93,7 @@ class Attended:
 
 
 def partial_bytes(cols: int, dim: int) -> int:
-    """Bytes of a partial result of `cols` columns: Partial of device/split_kv.cuh."""
+    """Bytes of a partial result of `cols` columns: Partial of device/attention/split_kv.cuh."""
     head = -(-2 * cols // 4) * 4
     return -(-(head + cols * dim) // 4) * 16
 

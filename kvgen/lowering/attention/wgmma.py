@@ -18,7 +18,7 @@ TOKENS: Final = 32
 STAGES: Final = 4
 # Tokens of a step of both warpgroups, which chunks should be multiples of.
 CHUNK_MULTIPLE: Final = 2 * TOKENS
-# Both halves of the sums are 64 x 256, 128 registers a thread: the only size that device/wgmma.cuh has.
+# Both halves of the sums are 64 x 256, 128 registers a thread: the only size that device/mma/wgmma.cuh has.
 LATENT: Final = 512
 MEMORY: Final = 227 << 10
 # Steps of 16 dims whose Q a thread keeps, 4 registers each, beside 128 of sums; a plan's chunks take the place of one.

@@ -1,7 +1,7 @@
 // add.cuh: six rows added to tokens of two pages, element by element and block by block; one of them goes nowhere.
 #include "runs.cuh"
-#include "../../../templates/device/new_rows.cuh"
-#include "../../../templates/device/add.cuh"
+#include "../../../templates/device/rows/new_rows.cuh"
+#include "../../../templates/device/rows/add.cuh"
 
 constexpr uint32_t kThreads = 96, kRows = 6;
 constexpr int64_t kStride = 88;

@@ -1,6 +1,6 @@
 // angles.cuh: sines and cosines.
-#include "../../../templates/device/types.cuh"
-#include "../../../templates/device/angles.cuh"
+#include "../../../templates/device/base/types.cuh"
+#include "../../../templates/device/rows/angles.cuh"
 
 extern "C" __global__ void angles(uint32_t* sines, uint32_t* cosines, const float* in) {
   const uint32_t i = blockIdx.x * blockDim.x + threadIdx.x;

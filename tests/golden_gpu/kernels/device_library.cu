@@ -1,9 +1,9 @@
 // Every function of templates/device/, called as kernels call it.
-#include "../../../templates/device/types.cuh"
-#include "../../../templates/device/fault.cuh"
-#include "../../../templates/device/launch.cuh"
-#include "../../../templates/device/index.cuh"
-#include "../../../templates/device/copy.cuh"
+#include "../../../templates/device/base/types.cuh"
+#include "../../../templates/device/base/fault.cuh"
+#include "../../../templates/device/base/launch.cuh"
+#include "../../../templates/device/base/index.cuh"
+#include "../../../templates/device/memory/copy.cuh"
 
 // [function, i] of the bit patterns `in`.
 extern "C" __global__ void library_types(const uint32_t* in, uint32_t* out) {

@@ -1,7 +1,7 @@
 // bytes.cuh, elements.cuh, fp8.cuh, fp4.cuh and integers.cuh: every element type to and from f32, and what they are made of.
-#include "../../../templates/device/types.cuh"
-#include "../../../templates/device/bytes.cuh"
-#include "../../../templates/device/elements.cuh"
+#include "../../../templates/device/base/types.cuh"
+#include "../../../templates/device/base/bytes.cuh"
+#include "../../../templates/device/quant/elements.cuh"
 
 __device__ __forceinline__ uint32_t thread() { return blockIdx.x * blockDim.x + threadIdx.x; }
 template <uint32_t N>

@@ -1,6 +1,6 @@
 // heads.cuh: heads of every walk through bias, norm and RoPE, and out of the cache.
 #include "runs.cuh"
-#include "../../../templates/device/heads.cuh"
+#include "../../../templates/device/rows/heads.cuh"
 
 struct Cache {};
 

@@ -1,9 +1,9 @@
 // latent.cuh: rows copied in every way, columns shared by few threads and by many, weights as operands, and units of scales.
-#include "../../../templates/device/types.cuh"
-#include "../../../templates/device/copy.cuh"
-#include "../../../templates/device/elements.cuh"
-#include "../../../templates/device/segment.cuh"
-#include "../../../templates/device/latent.cuh"
+#include "../../../templates/device/base/types.cuh"
+#include "../../../templates/device/memory/copy.cuh"
+#include "../../../templates/device/quant/elements.cuh"
+#include "../../../templates/device/cache/segment.cuh"
+#include "../../../templates/device/attention/latent.cuh"
 
 constexpr uint32_t kMostWords = 16 * 144 / 4;
 

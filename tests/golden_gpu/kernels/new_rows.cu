@@ -1,6 +1,6 @@
 // new_rows.cuh: where the rows of a step go, by lengths that count them or do not, in a ring too.
 #include "runs.cuh"
-#include "../../../templates/device/new_rows.cuh"
+#include "../../../templates/device/rows/new_rows.cuh"
 
 constexpr uint32_t kColumns = 4, kPages = 6;
 

@@ -1,6 +1,6 @@
 // operands.cuh: a cache, its scales, a contiguous tensor and ragged rows, all asked the same.
 #include "paged.cuh"
-#include "../../../templates/device/operands.cuh"
+#include "../../../templates/device/cache/operands.cuh"
 
 template <bool kRows, typename Op>
 __device__ __forceinline__ void ask(const Op& op, const void* base, const void* scales, const uint32_t* q, uint64_t* n) {

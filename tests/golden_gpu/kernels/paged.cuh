@@ -1,7 +1,7 @@
 // A paged cache by hand, for probes of kv_cache.cuh and operands.cuh: K are bytes with a scale and a zero point, its last 8 dims
 // bf16 behind them; V is bf16. A row of the page table is 8 entries long, of which 6 count.
 #include "runs.cuh"
-#include "../../../templates/device/kv_cache.cuh"
+#include "../../../templates/device/cache/kv_cache.cuh"
 
 constexpr uint32_t kTable = 6, kTableStride = 8, kPages = 5, kBatch = 3, kLongest = 44;
 constexpr uint32_t kPageBytes = 960, kScaleStride = 120;  // 12 rows of 80 bytes, 10 rows of 12 scales

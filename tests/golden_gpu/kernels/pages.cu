@@ -1,9 +1,9 @@
 // pages.cuh: pages of every kind of runs copied between pools and within one, and what tells where their pieces are.
-#include "../../../templates/device/types.cuh"
-#include "../../../templates/device/fault.cuh"
-#include "../../../templates/device/index.cuh"
-#include "../../../templates/device/copy.cuh"
-#include "../../../templates/device/pages.cuh"
+#include "../../../templates/device/base/types.cuh"
+#include "../../../templates/device/base/fault.cuh"
+#include "../../../templates/device/base/index.cuh"
+#include "../../../templates/device/memory/copy.cuh"
+#include "../../../templates/device/cache/pages.cuh"
 
 // 2 layers of pages: of 68 bytes in two runs, of whole pieces, of 3 halves a token.
 constexpr uint32_t kLayers = 2, kPages = 7, kOpenTokens = 701;

@@ -1,6 +1,6 @@
 // quantize.cuh: extremes, scales, quotients, and blocks through every recipe from end to end.
-#include "../../../templates/device/types.cuh"
-#include "../../../templates/device/quantize.cuh"
+#include "../../../templates/device/base/types.cuh"
+#include "../../../templates/device/quant/quantize.cuh"
 
 __device__ __forceinline__ uint32_t thread() { return blockIdx.x * blockDim.x + threadIdx.x; }
 __device__ __forceinline__ void read(float (&x)[8], const float* p) {

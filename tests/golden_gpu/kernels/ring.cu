@@ -1,6 +1,6 @@
 // ring.cuh, and the copies of cp_async.cuh that it is made of: rows of every length, in every way, into tiles of 0xee.
-#include "../../../templates/device/types.cuh"
-#include "../../../templates/device/ring.cuh"
+#include "../../../templates/device/base/types.cuh"
+#include "../../../templates/device/memory/ring.cuh"
 
 constexpr uint32_t kBlock = 128, kMostBytes = 32 * 272, kMostChunks = 32 * 16;
 

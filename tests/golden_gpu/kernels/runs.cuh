@@ -1,10 +1,10 @@
 // Runs of dims by hand, for probes of segment.cuh: what cache.cuh says of a segment, over pages of 8 tokens and 2 heads of 40 dims.
-#include "../../../templates/device/types.cuh"
-#include "../../../templates/device/fault.cuh"
-#include "../../../templates/device/index.cuh"
-#include "../../../templates/device/copy.cuh"
-#include "../../../templates/device/quantize.cuh"
-#include "../../../templates/device/segment.cuh"
+#include "../../../templates/device/base/types.cuh"
+#include "../../../templates/device/base/fault.cuh"
+#include "../../../templates/device/base/index.cuh"
+#include "../../../templates/device/memory/copy.cuh"
+#include "../../../templates/device/quant/quantize.cuh"
+#include "../../../templates/device/cache/segment.cuh"
 
 constexpr uint32_t kTokens = 8, kHeads = 2, kDims = 40, kInPage = kTokens * kHeads * kDims;
 

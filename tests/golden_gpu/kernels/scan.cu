@@ -1,8 +1,8 @@
 // scan.cuh: sums over a batch, and what lengths and offsets say of each of its requests.
-#include "../../../templates/device/types.cuh"
-#include "../../../templates/device/fault.cuh"
-#include "../../../templates/device/index.cuh"
-#include "../../../templates/device/scan.cuh"
+#include "../../../templates/device/base/types.cuh"
+#include "../../../templates/device/base/fault.cuh"
+#include "../../../templates/device/base/index.cuh"
+#include "../../../templates/device/base/scan.cuh"
 
 // Pages of 8 tokens; a request's table has so many, or its slice of a list.
 struct Cache {

@@ -1,11 +1,11 @@
 // split_kv.cuh: whose rows are whose, what a request's chunk is, where a workspace has what, what of it is a plan's, and partial results
 // merged.
-#include "../../../templates/device/types.cuh"
-#include "../../../templates/device/fault.cuh"
-#include "../../../templates/device/index.cuh"
-#include "../../../templates/device/copy.cuh"
-#include "../../../templates/device/scan.cuh"
-#include "../../../templates/device/split_kv.cuh"
+#include "../../../templates/device/base/types.cuh"
+#include "../../../templates/device/base/fault.cuh"
+#include "../../../templates/device/base/index.cuh"
+#include "../../../templates/device/memory/copy.cuh"
+#include "../../../templates/device/base/scan.cuh"
+#include "../../../templates/device/attention/split_kv.cuh"
 
 // A thread a row, a block a list of offsets.
 template <uint32_t kRows, typename Index>

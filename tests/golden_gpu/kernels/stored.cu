@@ -1,6 +1,6 @@
 // stored.cuh over the cache of paged.cuh: whole rows of tokens, read and written as values, codes and scales.
 #include "paged.cuh"
-#include "../../../templates/device/stored.cuh"
+#include "../../../templates/device/cache/stored.cuh"
 
 using Keys = Values<Key, float>;
 

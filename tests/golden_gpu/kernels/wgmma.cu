@@ -1,8 +1,8 @@
 // wgmma.cuh: products as attention over latent rows takes them, tiles' descriptors, and barriers of some threads. (What the
 // instruction itself does is wgmma_probes.py's other unit.)
-#include "../../../templates/device/types.cuh"
-#include "../../../templates/device/mbarrier.cuh"
-#include "../../../templates/device/wgmma.cuh"
+#include "../../../templates/device/base/types.cuh"
+#include "../../../templates/device/memory/mbarrier.cuh"
+#include "../../../templates/device/mma/wgmma.cuh"
 
 constexpr uint32_t kTokens = 32, kDims = 64, kWide = 256;
 
