@@ -160,7 +160,6 @@ class Decode(Op):
             planned=self.split != "none",
             plan_digest=digest,
             sinks=self.sinks is not None,
-            blind=self.mask.causal or self.mask.chunk is not None,
             new_in_length=new_in_length(kernels),
             lse_inf=self.lse_empty == "inf",
             lse_sinks=self.sinks == "lse",

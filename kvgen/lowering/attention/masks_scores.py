@@ -1,4 +1,4 @@
-"""Masks and scores as an attention kernel has them: parameters, struct Inputs, and what attend/score.j2 writes them from."""
+"""Masks and scores as an attention kernel has them: parameters, struct Inputs, and what attention/masks.j2 writes them from."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LOG2E: Final = 1.4426950408889634
 
 @dataclass(frozen=True)
 class AttentionContext:
-    """Everything attend/score.j2 reads, and what a kernel asks about it.
+    """Everything attention/masks.j2 reads, and what a kernel asks about it.
 
     `params` are the call's, in order, sizes and strides behind the arrays; `padding` is a parameter among them that the
     kernel applies itself. `fields` of struct Inputs get `values` of the kernel. `plain`: scores stay as they are, so that a
@@ -59,6 +59,11 @@ class AttentionContext:
     def hides(self) -> bool:
         """Whether one query head or row may see a token that another at its position does not."""
         return self.masked or self.traced
+
+    @property
+    def early_rows_see(self) -> bool:
+        """Whether rows before the first token, of requests with more rows than tokens, see what one at the first does."""
+        return not self.causal and not self.chunk
 
     @property
     def asks(self) -> bool:

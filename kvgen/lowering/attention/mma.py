@@ -85,6 +85,7 @@ class TensorContext:
     query_held: bool
     ranged: bool
     qk_scale: str
+    usual_scale: bool
 
 
 def hindrance(kernels: KernelSet, rows: int, asks: bool = False) -> str:
@@ -316,6 +317,7 @@ def tensor_context(kernels: KernelSet, d: Attended, scale: float, s: Shape) -> T
         query_held=held,
         ranged=not s.plain,
         qk_scale=float_literal(scale),
+        usual_scale=scale == 1 / math.sqrt(cache.head_dim),
     )
 
 

@@ -57,12 +57,11 @@ class PlanContext:
 
 @dataclass(frozen=True)
 class Attended:
-    """What every attention kernel over chunks has: what attend/step.j2 reads.
+    """What every attention kernel over chunks has: what attention/chunks.j2 reads.
 
     `tiles` of columns share a kv head; `vec` dims of the output are written by one access. `factored`: sums are still to be
     multiplied with Values::kFactor. The LSE is to base 2 if `lse_base_two`, counts the sinks if `lse_sinks`, and where a row
-    sees no key it is inf if `lse_inf`, else -inf. `blind`: rows before the first token, of requests with more rows than
-    tokens, see nothing. A workspace whose plan has another `plan_digest` is refused (0: nothing is planned).
+    sees no key it is inf if `lse_inf`, else -inf. A workspace whose plan has another `plan_digest` is refused (0: nothing is planned).
     """
 
     entry: str
@@ -84,16 +83,10 @@ class Attended:
     lse_inf: bool
     lse_sinks: bool
     lse_base_two: bool
-    blind: bool = True
-
-    @property
-    def before(self) -> str:
-        """What rows before the first token see, for a comment."""
-        return f"Rows before the first token see {'nothing' if self.blind else 'what one at the first sees'}."
 
 
 def partial_bytes(cols: int, dim: int) -> int:
-    """Bytes of a partial result of `cols` columns: Partial of device/attention/split_kv.cuh."""
+    """Bytes of a partial result of `cols` columns: Partial of device/attention/merge.cuh."""
     head = -(-2 * cols // 4) * 4
     return -(-(head + cols * dim) // 4) * 16
 

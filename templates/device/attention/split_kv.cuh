@@ -1,8 +1,6 @@
-// What attention kernels work on: chunks of requests, in a list that a planner makes on the device or one a request, and
-// partial results that the last block of a request merges.
+// The kv chunks that attention kernels work on: from a list that a planner makes on the device, or one for each request.
 //
-// A request's tokens are cut into tiles; a chunk is a run of them. Partial results of a request lie in neighbouring slots, in
-// token order, and are merged in that order whoever finishes last, so a request's bits do not depend on the order of blocks.
+// A request's tokens are cut into tiles; a chunk is a run of them. Results of a request's chunks: merge.cuh.
 #pragma once
 
 // A run of a request's tokens, [begin, end), for the query rows [row, row + rows). Faulty: `tokens` is what to report.
@@ -14,6 +12,9 @@ struct alignas(16) KvChunk {
   Fault fault;
   uint32_t stamp;              // stamp_at() of the plan and the chunk's place in the list
   uint32_t unused;
+
+  // One query row of no request: no tokens, one chunk.
+  __device__ static KvChunk unclaimed(uint32_t row) { return {0, row, 1, 0, 0, 0, 0, 1, 0, Fault::none, 0, 0}; }
 };
 
 // Where a score stands: what masks and scores are functions of.
@@ -64,9 +65,9 @@ __device__ __forceinline__ uint32_t tokens_with(const Cache& cache, uint32_t b, 
   return kNewInLength ? tokens : tokens + min(rows, kU32Max - tokens);
 }
 
-// The whole of a request as one chunk. `MaskRange` says which tokens a row can see: first(position) and last(position, tokens).
-template <bool kNewInLength, typename MaskRange, typename Cache>
-__device__ __forceinline__ KvChunk whole_request(const Cache& cache, const Claim& claim, uint32_t most_tokens) {
+// The whole of a request as one chunk. `Mask` says which tokens a row can see: first(position) and last(position, tokens).
+template <bool kNewInLength, typename Mask, typename Cache>
+__device__ __forceinline__ KvChunk whole_request(const Cache& cache, const Claim& claim, uint32_t most_tokens = kU32Max - 1) {
   KvChunk chunk = {claim.b, claim.begin, claim.rows, 0, 0, 0, 0, 1, 0, Fault::none, 0, 0};
   if (claim.kind != RowKind::claimed) {
     chunk.tokens = claim.begin;
@@ -82,8 +83,8 @@ __device__ __forceinline__ KvChunk whole_request(const Cache& cache, const Claim
   }
   // Rows stand at tokens - rows and on; those before the first token see nothing.
   const uint32_t first = tokens > claim.rows ? tokens - claim.rows : 0;
-  chunk.end = min(tokens == 0 ? 0 : MaskRange::last(tokens - 1, tokens), min(tokens, most_tokens));
-  chunk.begin = min(max(held, MaskRange::first(first)), chunk.end);
+  chunk.end = min(tokens == 0 ? 0 : Mask::last(tokens - 1, tokens), min(tokens, most_tokens));
+  chunk.begin = min(max(held, Mask::first(first)), chunk.end);
   return chunk;
 }
 
@@ -175,176 +176,28 @@ __device__ __forceinline__ KvChunk read_chunk(const Plan& plan, uint32_t stamp, 
   return {0, 0, 0, 0, 0, 0, 0, 1, 0, Fault::plan, 0, 0};
 }
 
-// --- merging ---------------------------------------------------------------------------------------------------------------
+// What a block does of a plan: the chunks [begin, end) of its SM part, none where the workspace holds no plan for this call.
+struct PlannedPart {
+  Plan plan;
+  uint32_t stamp, begin, end;
+  bool planned, has_unclaimed;  // has_unclaimed: some rows belong to no request
 
-// Partial results of more chunks than this are merged in groups of so many, and then the groups.
-constexpr uint32_t kFanIn = 32;
-
-__device__ __forceinline__ float load_partial(const float* p) {
-  float x;
-  asm volatile("ld.global.cg.f32 %0, [%1];" : "=f"(x) : "l"(p) : "memory");
-  return x;
-}
-template <uint32_t N>
-__device__ __forceinline__ void load_partials(Vec<float, N>& x, const float* p) {
-  if constexpr (N == 4) {
-    asm volatile("ld.global.cg.v4.f32 {%0, %1, %2, %3}, [%4];"
-                 : "=f"(x.e[0]), "=f"(x.e[1]), "=f"(x.e[2]), "=f"(x.e[3])
-                 : "l"(p)
-                 : "memory");
-  } else {
-#pragma unroll
-    for (uint32_t i = 0; i < N; ++i) x.e[i] = load_partial(p + i);
-  }
-}
-
-// A counter that nobody has counted on: neither zeros nor small numbers that something else left there.
-constexpr uint32_t kIdle = 0x72746e63;  // "cntr"
-
-// How a block stands among those that share a counter.
-enum class Finished : uint8_t { early, last, miscounted };
-
-// Publishes this block's writes and takes part in the count; who comes last sets the counter back for the next layer. A
-// counter that counts more blocks than there are has been overwritten. All threads call it.
-__device__ __forceinline__ Finished finish_among(uint32_t* counter, uint32_t blocks) {
-  __threadfence();
-  __syncthreads();
-  uint32_t before = 0;
-  if (threadIdx.x == 0) {
-    asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], 1;" : "=r"(before) : "l"(counter) : "memory");
-    before -= kIdle;
-    if (before == blocks - 1) *counter = kIdle;
-  }
-  const bool ends = __syncthreads_or(threadIdx.x == 0 && before >= blocks - 1);
-  __threadfence();
-  if (!ends) return Finished::early;
-  return __syncthreads_or(threadIdx.x == 0 && before >= blocks) ? Finished::miscounted : Finished::last;
-}
-
-// Factor that turns sums relative to `from` into sums relative to `to`; no tokens yet: 0.
-__device__ __forceinline__ float rescale(float from, float to) { return from == -infinity() ? 0.0f : exp2_approx(from - to); }
-
-// A partial result: for kCols columns the maximum (base 2), the sum, and kDim weighted sums; it begins at 16 bytes.
-template <uint32_t kCols, uint32_t kDim>
-struct Partial {
-  static constexpr uint32_t kHead = (2 * kCols + 3) / 4 * 4;
-  static constexpr uint32_t kFloats = (kHead + kCols * kDim + 3) / 4 * 4;
-  __device__ static float* max(float* p) { return p; }
-  __device__ static float* sum(float* p) { return p + kCols; }
-  __device__ static float* out(float* p, uint32_t col, uint32_t dim) { return p + kHead + col * kDim + dim; }
+  // Without a plan for this call every row is an orphan.
+  __device__ __forceinline__ RowKind kind_of(uint32_t row) const { return planned ? (RowKind)plan.row_kinds[row] : RowKind::orphan; }
 };
 
-// Adds what was summed relative to `max` to what is there. The sum of a faulty chunk is NaN, and so is what it is added to.
-struct Running {
-  float row_max = -infinity(), row_sum = 0.0f;
-  // The factors of what was there, and of what is added.
-  __device__ __forceinline__ Vec<float, 2> add(float max, float more) {
-    const float higher = fmaxf(row_max, max), kept = rescale(row_max, higher), added = rescale(max, higher);
-    row_max = higher;
-    row_sum = row_sum * kept + more * added;
-    return {kept, added};
+// The part of SM part `sm_part`. A workspace that was planned for another call, or overwritten, is Fault::plan.
+template <uint32_t kColumnBlocks>
+__device__ __forceinline__ PlannedPart read_plan(uint8_t* workspace, const PlanSizes& sizes, uint64_t digest, uint32_t batch, uint32_t num_rows,
+                                                 uint32_t sm_part, uint64_t* errors) {
+  const Plan plan = plan_in(workspace, sizes, kColumnBlocks);
+  const PlanHeader header = *plan.header;
+  const bool planned = header.is_for(digest, batch, num_rows, sizes);
+  ChunkRange mine;
+  if (!read_range(mine, plan, header, sm_part) || !planned) {
+    if (threadIdx.x == 0) report(errors, Fault::plan, 0, 0);
+    mine.end = mine.begin;
   }
-};
-
-// Floats of shared memory that a merge needs: a weight a chunk, the maximum and the sum of each column.
-template <uint32_t kCols>
-constexpr uint32_t kMergeFloats = (kFanIn + 2) * kCols;
-
-// Merges `count` partial results, `step` floats apart, in order: finish(col, dim, row_max, row_sum, kVec weighted sums). All
-// threads call it. First a warp finds what a column's chunks weigh, a lane a chunk; then every thread sums, eight loads at a
-// time.
-template <uint32_t kThreads, uint32_t kCols, uint32_t kDim, uint32_t kVec, typename Finish>
-__device__ __forceinline__ void merge_partials(float* first, uint64_t step, uint32_t count, uint32_t cols, float* scratch,
-                                               const Finish& finish) {
-  using P = Partial<kCols, kDim>;
-  constexpr uint32_t kItems = 2;  // of a thread at once
-  float *weights = scratch, *maxima = scratch + kFanIn * kCols, *sums = maxima + kCols;
-  const uint32_t items = cols * (kDim / kVec), lane = threadIdx.x % 32;
-#pragma unroll 1
-  for (uint32_t base = 0; base < items; base += kItems * kThreads) {
-    Running running[kItems];
-    Vec<float, kVec> out[kItems] = {};
-#pragma unroll 1
-    for (uint32_t batch = 0; batch < count; batch += kFanIn) {
-      const uint32_t here = min(kFanIn, count - batch);
-      if (base == 0 || count > kFanIn) {
-        __syncthreads();
-        for (uint32_t col = threadIdx.x / 32; col < cols; col += kThreads / 32) {
-          float* p = first + (batch + lane) * step;
-          const float max = lane < here ? load_partial(P::max(p) + col) : -infinity(), more = lane < here ? load_partial(P::sum(p) + col) : 0.0f;
-          float row_max = max;
-#pragma unroll
-          for (uint32_t n = 16; n > 0; n /= 2) row_max = fmaxf(row_max, __shfl_xor_sync(~0u, row_max, n));
-          const float weight = rescale(max, row_max);
-          float row_sum = more * weight;  // of a faulty chunk NaN
-#pragma unroll
-          for (uint32_t n = 16; n > 0; n /= 2) row_sum += __shfl_xor_sync(~0u, row_sum, n);
-          weights[lane * kCols + col] = weight;
-          if (lane == 0) maxima[col] = row_max;
-          if (lane == 0) sums[col] = row_sum;
-        }
-        __syncthreads();
-      }
-#pragma unroll
-      for (uint32_t n = 0; n < kItems; ++n) {
-        const uint32_t i = base + n * kThreads + threadIdx.x;
-        if (i >= items) break;
-        const uint32_t col = i / (kDim / kVec), dim = i % (kDim / kVec) * kVec;
-        const Vec<float, 2> scales = running[n].add(maxima[col], sums[col]);
-        Vec<float, kVec> sum = {};
-#pragma unroll 8
-        for (uint32_t s = 0; s < here; ++s) {
-          Vec<float, kVec> value;
-          load_partials(value, P::out(first + (batch + s) * step, col, dim));
-          const float weight = weights[s * kCols + col];
-#pragma unroll
-          for (uint32_t e = 0; e < kVec; ++e) sum.e[e] += value.e[e] * weight;
-        }
-#pragma unroll
-        for (uint32_t e = 0; e < kVec; ++e) out[n].e[e] = out[n].e[e] * scales.e[0] + sum.e[e] * scales.e[1];
-      }
-    }
-#pragma unroll
-    for (uint32_t n = 0; n < kItems; ++n) {
-      const uint32_t i = base + n * kThreads + threadIdx.x;
-      if (i < items) finish(i / (kDim / kVec), i % (kDim / kVec) * kVec, running[n].row_max, running[n].row_sum, out[n]);
-    }
-  }
-}
-
-// After a chunk's partial result is in its slot: the last block of the request calls finish(col, dim, row_max, row_sum, sums)
-// for all of it. `stride` is from one slot's result to the next, `counters` those of this kv head and tile, `each` apart;
-// `scratch` has kMergeFloats in shared memory. Where a counter was overwritten nobody knows who is last: it is reported, and
-// the blocks that see it share the results out and call finish with a sum of NaN.
-template <uint32_t kThreads, uint32_t kCols, uint32_t kDim, uint32_t kVec, typename Finish>
-__device__ __forceinline__ void merge_request(const KvChunk& chunk, float* partials, uint64_t stride, uint32_t* counters, uint32_t each,
-                                              uint32_t cols, float* scratch, uint64_t* errors, const Finish& finish) {
-  float* first = partials + chunk.slot * stride;
-  const uint32_t group = chunk.index / kFanIn, groups = (chunk.num_chunks + kFanIn - 1) / kFanIn;
-  // A group's counter is that of its first slot.
-  const uint32_t in_group = min(kFanIn, chunk.num_chunks - group * kFanIn);
-  uint32_t index = chunk.index % kFanIn, blocks = in_group;  // this block among those of the counter
-  Finished finished = finish_among(counters + (uint64_t)(chunk.slot + group * kFanIn) * each, blocks);
-  if (finished == Finished::last && groups > 1) {
-    using P = Partial<kCols, kDim>;
-    float* leader = first + (uint64_t)group * kFanIn * stride;
-    if (in_group > 1) {
-      // A thread writes where it alone has read; the maxima and sums have been read by all before the first of them.
-      merge_partials<kThreads, kCols, kDim, kVec>(leader, stride, in_group, cols, scratch, [&](uint32_t col, uint32_t dim, float row_max, float row_sum, const Vec<float, kVec>& out) {
-        *(Vec<float, kVec>*)P::out(leader, col, dim) = out;
-        if (dim == 0) P::max(leader)[col] = row_max;
-        if (dim == 0) P::sum(leader)[col] = row_sum;
-      });
-    }
-    index = group, blocks = groups;
-    // Chunks 1 of a request of several groups always exist, and their counters are free.
-    finished = finish_among(counters + (uint64_t)(chunk.slot + 1) * each, blocks);
-  }
-  if (finished == Finished::early) return;
-  const bool known = finished == Finished::last;
-  if (!known && threadIdx.x == 0) report(errors, Fault::plan, 0, 0);
-  const uint64_t step = groups > 1 ? kFanIn * stride : stride;
-  merge_partials<kThreads, kCols, kDim, kVec>(first, step, known ? blocks : 0, cols, scratch, [&](uint32_t col, uint32_t dim, float row_max, float row_sum, const Vec<float, kVec>& out) {
-    if (known || (col * kDim + dim) / kVec % blocks == index) finish(col, dim, row_max, known ? row_sum : nan_f32(), out);
-  });
+  if (planned && header.wrong_total && threadIdx.x == 0) report(errors, Fault::row_offsets, batch - 1, num_rows);
+  return {plan, header.stamp, mine.begin, mine.end, planned, !planned || header.nobodys};
 }

@@ -5,11 +5,13 @@
 #pragma once
 
 #include "fragments.cuh"
+#include "split_kv.cuh"
 
 enum class ScaleUse : uint32_t { none, token, key_groups, value_groups };
 
 template <typename S, uint32_t kTokens, ScaleUse kUse>
 struct TileScales {
+  static constexpr uint32_t kTileTokens = kTokens;
   static constexpr bool kGrouped = kUse == ScaleUse::key_groups || kUse == ScaleUse::value_groups;
   static constexpr uint32_t kGroups = (S::kSize + S::kBlockDims - 1) / S::kBlockDims, kEach = 1 + S::kZero;
   // Keys: every scale twice, for the two elements of a register; values: those of two tokens side by side.
@@ -69,5 +71,28 @@ struct TileScales {
     } else {
       ((uint16_t*)to)[line * kTokens + token] = bits;
     }
+  }
+};
+
+// The scales of K and V of a stage, K's first: a token of a tile by a thread of the team's first kTokens, in registers until a
+// barrier later they are stored.
+template <typename KeyScales, typename ValueScales>
+struct StageScales {
+  static constexpr uint32_t kBytes = KeyScales::kBytes + ValueScales::kBytes;
+  typename KeyScales::Loaded k;
+  typename ValueScales::Loaded v;
+
+  // Of the tile's token number `thread`, where it is one of the chunk's and `page` is found; else zeros.
+  template <typename Cache, typename Page>
+  __device__ __forceinline__ void load(const Cache& cache, const Page& page, const KvChunk& chunk, uint32_t tile, uint32_t head, uint32_t thread) {
+    const uint32_t token = tile * KeyScales::kTileTokens + thread;
+    if (thread >= KeyScales::kTileTokens || token < chunk.begin || token >= chunk.end || !page.valid) return;
+    if constexpr (KeyScales::kBytes > 0) KeyScales::load(k, cache, page, token % cache.page_tokens, head);
+    if constexpr (ValueScales::kBytes > 0) ValueScales::load(v, cache, page, token % cache.page_tokens, head);
+  }
+  __device__ __forceinline__ void store(uint8_t* to, uint32_t thread) const {
+    if (thread >= KeyScales::kTileTokens) return;
+    if constexpr (KeyScales::kBytes > 0) KeyScales::store(to, k, thread);
+    if constexpr (ValueScales::kBytes > 0) ValueScales::store(to + KeyScales::kBytes, v, thread);
   }
 };

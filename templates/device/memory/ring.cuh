@@ -14,6 +14,18 @@ __host__ __device__ constexpr uint32_t by_memory(uint32_t large, uint32_t middle
 #endif
 }
 
+// Zeros to an array in shared memory, a multiple of 16 bytes, by kThreads threads; readers need a barrier.
+template <uint32_t kThreads, typename T>
+__device__ __forceinline__ void clear_shared(T& array) {
+  for (uint32_t i = threadIdx.x; i < sizeof(array) / 16; i += kThreads) ((Vec<uint32_t, 4>*)&array)[i] = {};
+}
+
+// A barrier of the kThreads threads of team `team`, one of at most 15.
+template <uint32_t kThreads>
+__device__ __forceinline__ void sync_team(uint32_t team) {
+  asm volatile("bar.sync %0, %1;" ::"r"(team + 1), "n"(kThreads) : "memory");
+}
+
 // The asynchronous copies of one role's rows by kThreads threads: kBytes a row, kAccess at a time.
 template <uint32_t kRowBytes, uint32_t kAccessBytes, uint32_t kRowPitch, uint32_t kTokens, uint32_t kThreads>
 struct TileCopy {

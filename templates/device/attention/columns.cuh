@@ -1,0 +1,117 @@
+// The columns of an attention block, where their rows stand, and what becomes of their sums.
+//
+// A column is a query row of the chunk with one of the kGroup query heads that share the kv head.
+#pragma once
+
+#include "split_kv.cuh"
+
+struct Column {
+  uint32_t i, q_head;  // the row among the chunk's, the query head
+  bool live;           // whether the chunk has such a row
+};
+
+// The columns of a block from `first` on, of kv head `head`: neighbouring columns are query heads of one row.
+template <uint32_t kGroup>
+struct BlockColumns {
+  uint32_t head, first;
+
+  __device__ __forceinline__ Column of(uint32_t col, uint32_t rows) const {
+    const uint32_t i = (first + col) / kGroup;
+    return {min(i, rows - 1), head * kGroup + (first + col) % kGroup, i < rows};
+  }
+};
+
+// A row sees the tokens up to its own position.
+struct CausalMask {
+  static constexpr bool kEarlyRowsSee = false;
+  __device__ static uint32_t first(uint32_t) { return 0; }
+  __device__ static uint32_t last(uint32_t position, uint32_t tokens) { return min(position + 1, tokens); }
+};
+
+// Where the rows of a chunk stand: row i at position tokens - rows + i, so the last one at the last token. `Mask` says which
+// tokens a row can see: [first(position), last(position, tokens)), neither of which decreases with the position. A request may
+// have more rows than tokens: its early rows stand before the first token, and see nothing or (kEarlyRowsSee) what one there sees.
+template <typename Mask>
+struct RowPositions {
+  const KvChunk& chunk;
+
+  // Row i's position; early rows' wraps at 2^32.
+  __device__ __forceinline__ bool early(uint32_t i) const { return chunk.tokens + i < chunk.rows; }
+  __device__ __forceinline__ uint32_t position(uint32_t i) const { return chunk.tokens - chunk.rows + i; }
+
+  // Whether every row sees all of [token, token + count), which is inside the chunk then.
+  __device__ __forceinline__ bool all_see(uint32_t token, uint32_t count) const {
+    const uint32_t from = max(chunk.begin, Mask::first(chunk.tokens - 1));
+    const uint32_t to = min(chunk.end, !early(0) ? Mask::last(position(0), chunk.tokens) : Mask::kEarlyRowsSee ? Mask::last(0, chunk.tokens) : 0);
+    return token >= from && token < to && to - token >= count;
+  }
+  // Whether row i sees a token of the request.
+  __device__ __forceinline__ bool sees(uint32_t i, uint32_t token) const {
+    const uint32_t at = early(i) ? 0 : position(i);
+    return (Mask::kEarlyRowsSee || !early(i)) && token >= Mask::first(at) && token < Mask::last(at, chunk.tokens);
+  }
+  // What masks and scores are functions of; with early rows at the first token.
+  __device__ __forceinline__ At at(const Column& column, uint32_t token) const {
+    return {chunk.b, chunk.row + column.i, column.q_head, column.i, position(column.i), token, chunk.tokens};
+  }
+  __device__ __forceinline__ At clamped(const Column& column, uint32_t token) const {
+    return {chunk.b, chunk.row + column.i, column.q_head, column.i, early(column.i) ? 0 : position(column.i), token, chunk.tokens};
+  }
+};
+
+// Factor that turns sums relative to `from` into sums relative to `to`; no tokens yet: 0.
+__device__ __forceinline__ float rescale(float from, float to) { return from == -infinity() ? 0.0f : exp2_approx(from - to); }
+
+// A column's sums over some tokens: of 2^(score - row_max), and of those times N dims of V; whether its request failed.
+template <uint32_t N>
+struct ColumnSums {
+  float row_max, row_sum;
+  Vec<float, N> out;
+  bool failed;
+
+  __device__ __forceinline__ bool empty() const { return row_max == -infinity() && row_sum == 0.0f && !failed; }  // no token was seen
+  // Base 2 and natural LSE; `none` where no token was seen, NaN where the request failed.
+  __device__ __forceinline__ float lse_base2(float none = -infinity()) const {
+    return failed ? nan_f32() : empty() ? none : row_max + log2_approx(row_sum);
+  }
+  __device__ __forceinline__ float lse(float none = -infinity()) const {
+    return failed ? nan_f32() : empty() ? none : (row_max + log2_approx(row_sum)) * kLn2;
+  }
+};
+
+// Those of no token.
+template <uint32_t N>
+__device__ __forceinline__ ColumnSums<N> no_sums(bool failed) {
+  return {-infinity(), 0.0f, {}, failed};
+}
+
+// With the sink of a query head: a key that has the score `sink` and no value. Where no token was seen there is no sink either.
+template <uint32_t N>
+__device__ __forceinline__ ColumnSums<N> with_sink(const ColumnSums<N>& sums, float sink) {
+  if (sums.empty()) return sums;
+  const float row_max = fmaxf(sums.row_max, sink * kLog2e), shrink = rescale(sums.row_max, row_max);
+  ColumnSums<N> all = {row_max, sums.row_sum * shrink + exp2_approx(sink * kLog2e - row_max), sums.out, sums.failed};
+#pragma unroll
+  for (uint32_t n = 0; n < N; ++n) all.out.e[n] *= shrink;
+  return all;
+}
+
+// Sums divided by row_sum, times `factor`, to `to`: 0 where no token was seen, NaN where the request failed.
+template <typename T, uint32_t N>
+__device__ __forceinline__ void store_output(T* to, const ColumnSums<N>& sums, float factor = 1.0f) {
+  float x[N];
+#pragma unroll
+  for (uint32_t n = 0; n < N; ++n) x[n] = sums.failed ? nan_f32() : sums.empty() ? 0.0f : __fdividef(sums.out.e[n], sums.row_sum) * factor;
+  Raw<T, N> rounded;
+  pack<T>(rounded, x);
+  if constexpr (sizeof(rounded) == 8) *(uint64_t*)in_global(to) = *(const uint64_t*)&rounded;  // the compiler would store element by element
+  else *(Raw<T, N>*)in_global(to) = rounded;
+}
+
+// The columns of a row that no request claims, by all threads: finish(chunk, col, dim, sums) of no tokens, or of a failed request.
+template <typename Out, typename Finish>
+__device__ __forceinline__ void finish_unclaimed(uint32_t row, RowKind kind, const Finish& finish) {
+  constexpr uint32_t kVecs = Out::kDim / Out::kVec;
+  for (uint32_t i = threadIdx.x; i < Out::kCols * kVecs; i += Out::kThreads)
+    finish(KvChunk::unclaimed(row), i / kVecs, i % kVecs * Out::kVec, no_sums<Out::kVec>(kind == RowKind::orphan));
+}
