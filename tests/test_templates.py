@@ -1,4 +1,4 @@
-"""The templates: what they read, how much of them is Jinja, and what they may write."""
+"""The templates: what they read, and what they may write."""
 
 from __future__ import annotations
 
@@ -30,41 +30,31 @@ from kvgen.paths import templates_root
 ROOT = Path(__file__).resolve().parent.parent
 
 
-# Short kernels of two kinds, whose templates tell them apart line by line.
-SHARES = {
-    "ops/advance.cu.j2": 0.20,
-    "ops/compact.cu.j2": 0.15,
-    "ops/merge_states.cu.j2": 0.15,
-    "ops/to_dense.cu.j2": 0.15,
-}
-
-
-def own_contexts() -> dict[str, tuple[type, float]]:
+def own_contexts() -> dict[str, type]:
     """The templates of kernels whose context is beside their operation: ops/copy_pages_check.cu.j2, CopyPagesCheckContext."""
-    found: dict[str, tuple[type, float]] = {}
+    found: dict[str, type] = {}
     for op in ops.ALL:
         for name, context in vars(importlib.import_module(op.__module__)).items():
             words = re.findall("[A-Z][a-z0-9]*", name.removesuffix("Context"))
             template = f"ops/{'_'.join(words).lower()}.cu.j2"
             if name.endswith("Context") and (templates_root() / template).is_file():
-                found[template] = (context, SHARES.get(template, 0.10))
+                found[template] = context
     return found
 
 
-# Each template, its context, and the share of its lines that may be tags. Kernels read as CUDA; append
-# puts its steps together from locate/, heads/ and write/; the last two are lists of declarations more than code.
-CONTEXTS: dict[str, tuple[type, float]] = {
+# Each template and its context.
+CONTEXTS: dict[str, type] = {
     **own_contexts(),
-    "ops/append.cu.j2": (AppendContext, 0.40),
-    "ops/norm_cache.cu.j2": (AppendContext, 1.0),
-    "ops/rotate_cache.cu.j2": (AppendContext, 1.0),
-    "ops/decode.cu.j2": (TensorContext, 0.25),
-    "ops/decode_simt.cu.j2": (SimtContext, 0.15),
-    "ops/decode_plan.cu.j2": (PlanContext, 0.15),
-    "ops/mla_decode.cu.j2": (MlaDecodeContext, 0.15),
-    "ops/mla_decode_wgmma.cu.j2": (MlaWgmmaContext, 0.10),
-    "cache/cache.cuh.j2": (CacheContext, 0.19),
-    "launcher/init.py.j2": (LauncherContext, 0.25),
+    "ops/append.cu.j2": AppendContext,
+    "ops/norm_cache.cu.j2": AppendContext,
+    "ops/rotate_cache.cu.j2": AppendContext,
+    "ops/decode.cu.j2": TensorContext,
+    "ops/decode_simt.cu.j2": SimtContext,
+    "ops/decode_plan.cu.j2": PlanContext,
+    "ops/mla_decode.cu.j2": MlaDecodeContext,
+    "ops/mla_decode_wgmma.cu.j2": MlaWgmmaContext,
+    "cache/cache.cuh.j2": CacheContext,
+    "launcher/init.py.j2": LauncherContext,
 }
 # Macros, which get what they need as arguments: the page tables', imported by cache.cuh.j2, and the ways to store new rows,
 # imported by append.cu.j2.
@@ -102,8 +92,8 @@ def test_every_template_is_listed() -> None:
 
 @pytest.mark.parametrize("template", CONTEXTS)
 def test_a_template_reads_the_fields_of_its_context_and_no_others(template: str) -> None:
-    context, _ = CONTEXTS[template]
-    assert meta.find_undeclared_variables(environment().parse(included(template))) == {f.name for f in fields(context)}
+    read = meta.find_undeclared_variables(environment().parse(included(template)))
+    assert read == {f.name for f in fields(CONTEXTS[template])}
 
 
 @pytest.mark.parametrize("template", MACROS)
@@ -121,15 +111,6 @@ def test_the_tables_have_the_same_macros() -> None:
             re.findall(rf"\b{name}\.(\w+)\(", "".join(map(source, users)))
         )
         assert all(found == first for found in macros.values())
-
-
-@pytest.mark.parametrize("template", CONTEXTS)
-def test_most_lines_are_the_language_they_write(template: str) -> None:
-    """A line that is only a tag is Jinja's."""
-    _, limit = CONTEXTS[template]
-    lines = source(template).splitlines()
-    tags = [line for line in lines if re.fullmatch(r"\s*\{[%#].*[%#]\}\s*", line)]
-    assert len(tags) <= limit * len(lines), f"{len(tags)} of {len(lines)} lines are tags"
 
 
 def test_no_template_asks_which_kind() -> None:

@@ -80,6 +80,9 @@ def spoil(scene: Scene) -> None:
     elif isinstance(table, Mapped):
         put("idx_mapping", 1, -1)
         put("page_table", (scene.row(3), 0), past)
+    elif "kv_offsets" in arrays:  # lengths are their differences
+        put("kv_offsets", 2, -1)
+        return
     else:
         for b, value in ((1, -1), (3, past)):
             at: Any = (

@@ -18,19 +18,17 @@ _SECTOR: Final = 32  # bytes that memory moves at once
 
 @dataclass(frozen=True)
 class RunContext:
-    """A run of `row` elements a token: `array`, the parameter that has it from `place` on, and `view`, the type of
-    device/cache/stored.cuh that finds it in the pages; `vectors` accesses of `width` elements `type`. `across`: neighbouring
-    tokens share a sector of the pages."""
+    """One kind of what a token stores, as device/cache/copy_rows.cuh reads it: the struct `name` with the view `stored` of
+    device/cache/stored.cuh, `vectors` accesses of `width` elements a token, and `head_dims` elements of a head in a row of
+    the parameter `array`. `across`: neighbouring tokens share a sector of the pages."""
 
+    name: str
     array: str
-    cast: bool
-    place: str
     title: str
-    view: str
-    type: str
-    pointer: str
+    stored: str
     width: int
     vectors: int
+    head_dims: int
     across: bool = False
 
 
@@ -142,15 +140,13 @@ def raw_runs(cache: LoweredCache, suffix: str) -> tuple[RunContext, ...]:
     """Every stored run in an array of its own, `<name><suffix>`."""
     return tuple(
         RunContext(
+            name=r.struct + r.view.policy,
             array=r.name + suffix,
-            cast=r.array != r.element,
-            place="element",
             title=r.title,
-            view=r.view.type,
-            type=r.element.c,
-            pointer=r.pointer,
+            stored=r.view.type,
             width=r.vector,
             vectors=r.row // r.vector,
+            head_dims=r.shape[1],
             across=across(r.region),
         )
         for r in stored_runs(cache)
@@ -179,15 +175,13 @@ def value_runs(cache: LoweredCache, suffix: str, roles: tuple[str, ...] = ("k", 
     """The segments of these roles as values of the cache's dtype, side by side in `k<suffix>` and `v<suffix>`."""
     return tuple(
         RunContext(
+            name=f"{s.struct}Values",
             array=s.role + suffix,
-            cast=False,
-            place=s.place,
             title=s.title,
-            view=View("Values", s.struct, (s.value,)).type,
-            type=s.value,
-            pointer=s.pointer,
+            stored=View("Values", s.struct, (s.value,)).type,
             width=s.width,
             vectors=s.vectors,
+            head_dims=s.row,
         )
         for s in cache.segments
         if s.role in roles

@@ -222,7 +222,7 @@ def _plan_segments(
             width = max(width, 2 if segment.region.dtype.packed else 1)
             copies.append(
                 CopyContext(
-                    name=s.struct.lower(),
+                    name=f"{s.struct}Values",
                     title=s.title,
                     load=load,
                     store=View("Values", s.struct, (value.c,)),
@@ -261,7 +261,7 @@ def _stored_copies(cache: LoweredCache, source: LoweredCache, s: SegmentContext)
         width = other.vector if is_across else min(run.vector, other.vector)
         found.append(
             CopyContext(
-                name=f"{s.struct.lower()}_{run.name.rpartition('_')[2]}",
+                name=s.struct + run.view.policy,
                 title=run.title,
                 load=other.view,
                 store=run.view,

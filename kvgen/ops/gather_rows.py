@@ -21,12 +21,14 @@ _MOST_ROWS: Final = 32
 
 @dataclass(frozen=True)
 class GatherRowsContext:
-    """Everything ops/gather_rows.cu.j2 reads; `sizes` are the elements of a row of each of `outs`."""
+    """Everything ops/gather_rows.cu.j2 reads; `sizes` are the elements of a row of each of `outs`, the
+    constants `row_names`."""
 
     entry: str
     params: tuple[str, ...]
     runs: tuple[RunContext, ...]
     outs: tuple[str, ...]
+    row_names: tuple[str, ...]
     sizes: tuple[int, ...]
     threads: int
     rows: int
@@ -91,6 +93,7 @@ class GatherRows(Op):
             params=tuple(p.declaration for p in params),
             runs=runs,
             outs=tuple(sizes),
+            row_names=tuple(f"k{name[0].upper()}Row" for name in sizes),
             sizes=tuple(sizes.values()),
             threads=THREADS,
             rows=rows,

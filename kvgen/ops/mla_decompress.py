@@ -94,9 +94,10 @@ def _latent_run(cache: LoweredCache) -> RunContext:
     """A row's latent part, which may be all of its segment or its first dims."""
     run, segment = value_runs(cache, "_latent")[0], cache.segments[0]
     if segment.size == cache.spec.latent_part:
-        return run
+        return replace(run, head_dims=segment.size)
     width = run.width
     while cache.spec.latent_part % width:
         width //= 2
     view = f"RoleValues<{segment.struct}Role, {segment.value}, 0, {cache.spec.latent_part}>"
-    return replace(run, title="K, latent part", view=view, width=width, vectors=cache.spec.latent_part // width)
+    latent = cache.spec.latent_part
+    return replace(run, title="K, latent part", stored=view, width=width, vectors=latent // width, head_dims=latent)

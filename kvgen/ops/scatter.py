@@ -17,6 +17,7 @@ from kvgen.lowering.row_runs import (
     raw_runs,
     row_params,
     rows_per_block,
+    value_runs,
 )
 from kvgen.lowering.row_tiling import MOST_ROWS, Blocks, WriteContext, divide, values_by_token, write
 from kvgen.plan.kernel import KernelPlan
@@ -44,8 +45,8 @@ class RowContext:
 
 @dataclass(frozen=True)
 class ScatterContext:
-    """Everything ops/scatter.cu.j2 reads: `writes` of values, or `runs` of what is stored as it is; a block takes `heads` of
-    the kv heads, all of them but where rows wait in shared memory."""
+    """Everything ops/scatter.cu.j2 reads: `runs` of what is stored vector by vector, else `writes` of values that are
+    quantized or wait in shared memory; a block takes `heads` of the kv heads, all of them but where rows wait."""
 
     entry: str
     params: tuple[str, ...]
@@ -83,7 +84,8 @@ class Scatter(Op):
     def plan(self, kernels: KernelSet) -> tuple[KernelPlan, ...]:
         cache, lowered = kernels.cache, lower(kernels.cache)
         index = dtype(self.index_dtype or cache.lengths_dtype)
-        runs = raw_runs(lowered, "") if self.raw else ()
+        plain = not _tiled(lowered) and not any(s.computed for s in lowered.segments)
+        runs = raw_runs(lowered, "") if self.raw else value_runs(lowered, "") if plain else ()
         rows_of = raw_params(lowered, "", "{}") if self.raw else row_params(lowered, "", "{} of the tokens")
         params = list(rows_of)
         doc = "first row of each request"
@@ -100,9 +102,9 @@ class Scatter(Op):
         context = ScatterContext(
             entry=entry_name(kernels, self.name),
             params=tuple(p.declaration for p in params),
-            inputs=() if self.raw else _inputs(lowered, blocks),
+            inputs=() if runs else _inputs(lowered, blocks),
             heads=blocks.heads,
-            writes=() if self.raw else _writes(lowered, blocks),
+            writes=() if runs else _writes(lowered, blocks),
             runs=runs,
             raw=self.raw,
             threads=THREADS,

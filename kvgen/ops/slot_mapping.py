@@ -26,7 +26,7 @@ class SlotMappingContext:
     threads: int
     element: str
     index: str
-    before: bool
+    after: bool
 
 
 class SlotMapping(Op):
@@ -60,7 +60,7 @@ class SlotMapping(Op):
             threads=THREADS,
             element=slots.c,
             index=index.c,
-            before=cache.lengths == "before",
+            after=cache.lengths != "before",
         )
         grid = (ceil_div(var("T"), THREADS), const(1), const(1))
         return (KernelPlan(self.name, context.entry, "ops/slot_mapping.cu.j2", context, params, grid, THREADS),)

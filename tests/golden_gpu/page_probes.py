@@ -120,10 +120,34 @@ def _numbers(arrays: Arrays) -> dict[str, Wanted]:
     return {"found": exact(np.array(found, np.uint32)), "numbers": exact(numbers)}
 
 
+def _zero_inputs() -> dict[str, Array]:
+    return {
+        "ids": np.array([0, -1, 5, 7, 3, 2], np.int32),
+        "open_ids": np.array([6, 2**32, 1], np.int64),
+        "live": np.array([5], np.int32),
+        "small": _pool(SMALL, 150),
+        "open": _pool(OPEN, 151),
+        "piece": random_bytes(SMALL, 152),
+        "errors": np.zeros(2, np.uint64),
+    }
+
+
+def _zero(arrays: Arrays) -> dict[str, Wanted]:
+    """The sixth id does not count; those of no page are reported."""
+    small, opened, piece = (arrays[name].copy() for name in ("small", "open", "piece"))
+    small[:, [0, 5, 3]] = 0
+    opened[:, [6, 1], :OPEN_BYTES] = 0
+    piece[16 : 16 * 4] = 0  # pieces 1 and 2 end the first run, the next is the second one's first
+    words = [ALL - (i << 32 | i << 8 | BAD_PAIR) for i in (3, 1)]
+    found = {"small": small, "open": opened, "piece": piece, "errors": np.array(words, np.uint64)}
+    return {name: exact(array) for name, array in found.items()}
+
+
 def probes() -> list[Probe]:
     """All of this module."""
     unit, grid = "pages", (TILES + 1, LAYERS, 1)
     return [
+        Probe("library_pages_zero", "pages", "pages_zero", _zero_inputs, _zero, THREADS, (2 + 3 + 1, LAYERS, 1)),
         Probe("library_pages_copy", unit, "pages_copy", _copy_inputs, _copy, THREADS, grid),
         Probe("library_pages_within", unit, "pages_within", _within_inputs, _within, THREADS, (1, LAYERS, 1)),
         Probe("library_pages_tile", unit, "pages_tile", _tile_inputs, _tile, THREADS),

@@ -92,13 +92,18 @@ def test_a_wrong_bit_is_seen(probe: Probe) -> None:
 # Header -> the texts that call its functions, each of which a probe launches.
 KERNELS = "tests/golden_gpu/kernels"
 CALLED_IN = {
-    **dict.fromkeys(("types", "fault", "launch", "index", "copy"), (f"{KERNELS}/device_library.cu",)),
+    **dict.fromkeys(("types", "fault", "launch", "copy"), (f"{KERNELS}/device_library.cu",)),
     **dict.fromkeys(("bytes", "elements", "fp8", "fp4", "integers"), (f"{KERNELS}/elements.cu",)),
+    "index": (f"{KERNELS}/device_library.cu", f"{KERNELS}/copy_rows.cu"),
+    "stored": (f"{KERNELS}/stored.cu", f"{KERNELS}/copy_rows.cu"),
+    "copy_rows": (f"{KERNELS}/copy_rows.cu",),
+    "convert_rows": (f"{KERNELS}/convert_rows.cu",),
+    "plan_kv": (f"{KERNELS}/plan_kv.cu",),
     "quantize": (f"{KERNELS}/quantize.cu",),
     "segment": (f"{KERNELS}/segment.cu",),
     **{
         name: (f"{KERNELS}/{name}.cu",)
-        for name in ("kv_cache", "operands", "stored", "angles", "heads", "new_rows", "add", "pages")
+        for name in ("kv_cache", "operands", "angles", "heads", "new_rows", "add", "pages")
     },
     **{name: (f"{KERNELS}/{name}.cu",) for name in ("ring", "tile_scales", "split_kv", "latent", "wgmma")},
     "scan": (f"{KERNELS}/scan.cu", f"{KERNELS}/split_kv.cu"),

@@ -61,6 +61,11 @@ class AttentionContext:
         return self.masked or self.traced
 
     @property
+    def spelled_mask(self) -> bool:
+        """Whether the kernel spells its mask out: the device library has causal order, a causal window, and no mask."""
+        return bool(self.chunk or (self.window and self.later) or (self.later and not self.early_rows_see))
+
+    @property
     def early_rows_see(self) -> bool:
         """Whether rows before the first token, of requests with more rows than tokens, see what one at the first does."""
         return not self.causal and not self.chunk

@@ -36,8 +36,8 @@ SIZES: Final = tuple(Size(name, "u32", name) for name in ("num_sm_parts", "max_r
 class PlanContext:
     """Everything ops/decode_plan.cu.j2 reads.
 
-    `counters` are those of a slot: kv heads times tiles of columns. `chunk_tokens` make a chunk where bits must not
-    depend on the batch, 0 where chunks are as long as balance asks.
+    `counters` are those of a slot: kv heads times tiles of columns. `chunk_tokens` make a chunk where bits must not depend
+    on the batch, 0 where chunks are as long as balance asks.
     """
 
     entry: str
@@ -48,7 +48,7 @@ class PlanContext:
     tile: int
     chunk_tokens: int
     overhead: int
-    least: int
+    least_tiles: int
     rows: int
     counters: int
     new_in_length: bool
@@ -162,7 +162,7 @@ def planner(
         tile=math.gcd(tile, chunk_tokens),
         chunk_tokens=chunk_tokens,
         overhead=OVERHEAD,
-        least=OVERHEAD + LEAST_TILES,
+        least_tiles=LEAST_TILES,
         rows=rows,
         counters=columns,
         new_in_length=new_in_length(kernels),

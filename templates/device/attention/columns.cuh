@@ -21,13 +21,6 @@ struct BlockColumns {
   }
 };
 
-// A row sees the tokens up to its own position.
-struct CausalMask {
-  static constexpr bool kEarlyRowsSee = false;
-  __device__ static uint32_t first(uint32_t) { return 0; }
-  __device__ static uint32_t last(uint32_t position, uint32_t tokens) { return min(position + 1, tokens); }
-};
-
 // Where the rows of a chunk stand: row i at position tokens - rows + i, so the last one at the last token. `Mask` says which
 // tokens a row can see: [first(position), last(position, tokens)), neither of which decreases with the position. A request may
 // have more rows than tokens: its early rows stand before the first token, and see nothing or (kEarlyRowsSee) what one there sees.

@@ -26,6 +26,31 @@ struct At {
   uint32_t tokens;          // of the request, this step's included
 };
 
+// Masks: which tokens a row at `position` of a request of `tokens` can see, [first, last), neither of which decreases with the
+// position. kEarlyRowsSee: a row before the first token, of a request with more rows than tokens, sees what one at the first does.
+
+// A row sees the tokens up to its own position.
+struct CausalMask {
+  static constexpr bool kEarlyRowsSee = false;
+  __device__ static uint32_t first(uint32_t) { return 0; }
+  __device__ static uint32_t last(uint32_t position, uint32_t tokens) { return min(position + 1, tokens); }
+};
+
+// A row sees itself and the kWindow - 1 tokens before it.
+template <uint32_t kWindow>
+struct WindowMask {
+  static constexpr bool kEarlyRowsSee = false;
+  __device__ static uint32_t first(uint32_t position) { return position < kWindow ? 0 : position - (kWindow - 1); }
+  __device__ static uint32_t last(uint32_t position, uint32_t tokens) { return min(position + 1, tokens); }
+};
+
+// A row sees all tokens of its request.
+struct FullMask {
+  static constexpr bool kEarlyRowsSee = true;
+  __device__ static uint32_t first(uint32_t) { return 0; }
+  __device__ static uint32_t last(uint32_t, uint32_t tokens) { return tokens; }
+};
+
 // How the rows of a step are claimed.
 enum class RowKind : uint8_t { claimed, empty, faulty, orphan };
 

@@ -49,7 +49,7 @@ __device__ __forceinline__ uint32_t request_of(const Index* offsets, uint32_t ba
 }
 
 // Request b and its rows [begin, end), or no request (padding). `valid` is false where the offsets around b decrease or
-// pass the rows: then nobody knows whose row it is.
+// pass the rows: then the row's request is unknown.
 struct RowRange {
   uint32_t b, begin, end;
   bool padding, valid;
@@ -95,4 +95,10 @@ __device__ __forceinline__ bool bad_total(const Index* offsets, uint32_t batch, 
   if (batch == 0) return false;
   const uint32_t total = load_index(offsets, batch);
   return total > num_rows || total < load_index(offsets, batch - 1);
+}
+
+// Reports a last offset that is wrong, as of the last request.
+template <typename Index>
+__device__ __forceinline__ void report_bad_total(const Index* offsets, uint32_t batch, uint32_t num_rows, uint64_t* errors) {
+  if (bad_total(offsets, batch, num_rows)) report(errors, Fault::row_offsets, batch - 1, num_rows);
 }

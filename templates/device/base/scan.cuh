@@ -11,7 +11,7 @@ __device__ constexpr uint64_t largest_index(int64_t) { return kU32Max - 1; }
 
 // The sum of every thread's `earlier`, and of `x` of the threads before this one. All threads call it, once a kernel.
 template <uint32_t kThreads>
-__device__ __forceinline__ uint64_t sum_before(uint64_t earlier, uint64_t x) {
+__device__ __forceinline__ uint64_t sync_sum_before(uint64_t earlier, uint64_t x) {
   constexpr uint32_t kWarps = kThreads / 32;
   __shared__ uint64_t earlier_of[kWarps], sum_of[kWarps];
   const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -36,7 +36,7 @@ __device__ __forceinline__ uint64_t sum_before(uint64_t earlier, uint64_t x) {
 
 // The sum of `x` of the threads before this one, and of all. All threads call it, as often as they like.
 template <uint32_t kThreads, typename T>
-__device__ __forceinline__ T scan_block(T x, T& total) {
+__device__ __forceinline__ T sync_scan(T x, T& total) {
   constexpr uint32_t kWarps = kThreads / 32;
   __shared__ T sums[kWarps];
   const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -62,7 +62,7 @@ __device__ __forceinline__ T scan_block(T x, T& total) {
 
 // body(offsets), with them in shared memory where they fit. All threads of the block call it.
 template <uint32_t kThreads, typename Index, typename Body>
-__device__ __forceinline__ void with_offsets(const Index* offsets, uint32_t batch, const Body& body) {
+__device__ __forceinline__ void sync_with_offsets(const Index* offsets, uint32_t batch, const Body& body) {
   __shared__ Index held[kHeldOffsets];
   if (batch < kHeldOffsets) {
     for (uint32_t i = threadIdx.x; i <= batch; i += kThreads) held[i] = offsets[i];
@@ -106,7 +106,9 @@ __device__ __forceinline__ Counted tokens_of(const Cache& cache, const Index* of
 }
 
 // Pages of a request, and how many tokens its last one has.
-struct Pages : Counted {
+struct Pages {
+  uint32_t count;
+  Fault fault;
   uint32_t last;
 };
 
@@ -114,9 +116,9 @@ struct Pages : Counted {
 template <bool kBefore, typename Cache, typename Index>
 __device__ __forceinline__ Pages pages_of_tokens(const Cache& cache, const Index* offsets, uint32_t b) {
   const Counted tokens = tokens_of<kBefore>(cache, offsets, b);
-  if (tokens.count == 0) return {{0, tokens.fault}, 0};
-  if (!cache.holds(b, 0, tokens.count)) return {{0, Fault::length}, 0};
-  return {{(tokens.count - 1) / cache.page_tokens + 1, Fault::none}, (tokens.count - 1) % cache.page_tokens + 1};
+  if (tokens.count == 0) return {0, tokens.fault, 0};
+  if (!cache.holds(b, 0, tokens.count)) return {0, Fault::length, 0};
+  return {(tokens.count - 1) / cache.page_tokens + 1, Fault::none, (tokens.count - 1) % cache.page_tokens + 1};
 }
 
 // Those of its slice of a list.

@@ -105,8 +105,8 @@ struct Ends {
 
 // Copies pieces [first, first + count) of each of `units` pages; units * count fit a tile. All threads call it.
 template <typename Runs, uint32_t kUnits>
-__device__ __forceinline__ void copy_tile(const Ends (&ends)[kUnits][Runs::kRuns], uint32_t units, typename Runs::Count first,
-                                          uint32_t count, uint32_t tokens) {
+__device__ __forceinline__ void store_tile(const Ends (&ends)[kUnits][Runs::kRuns], uint32_t units, typename Runs::Count first,
+                                           uint32_t count, uint32_t tokens) {
   using Wide = Vec<uint32_t, 4>;
   using Narrow = typename Unit<Runs::align()>::type;
   Wide value[kInFlight];
@@ -163,18 +163,18 @@ __device__ __forceinline__ void place_nothing(Ends (&ends)[kRuns]) {
   for (uint32_t r = 0; r < kRuns; ++r) ends[r] = {nullptr, nullptr};
 }
 
-// An index that asks for nothing: -1, in unsigned arrays the largest number.
+// An index that is skipped: -1, in unsigned arrays the largest number.
 template <typename Index>
 __device__ __forceinline__ bool skips(const Index* p, uint64_t i) {
   return p[i] == (Index)-1;
 }
 
-// Page `pages[i]` of a pool of so many, scaled; kNowhere where there is none.
-constexpr uint64_t kNowhere = ~0ull;
+// Page `pages[i]` of a pool of num_pages, in ids of kScale pages; kNoPage where it is outside the pool.
+constexpr uint64_t kNoPage = ~0ull;
 template <uint32_t kScale, typename Index>
 __device__ __forceinline__ uint64_t page_in(const Index* pages, uint64_t i, uint32_t num_pages) {
   const uint64_t id = (uint64_t)load_index(pages, i) * kScale;
-  return id < num_pages ? id : kNowhere;
+  return id < num_pages ? id : kNoPage;
 }
 
 // Whether the device's count is none: negative, or past every index.
@@ -196,46 +196,117 @@ __device__ __forceinline__ uint32_t tiles_of(uint32_t num_pages, uint32_t page_t
   return (uint32_t)(num_pages * ((Runs::pieces(page_tokens) + kTile - 1) / kTile));
 }
 
-// Copies, in layer blockIdx.y, page pairs[2 i] of `from` to page pairs[2 i + 1] of `to`, for the kUnits pairs i of tile `block`:
-// the whole of small pages, or part of a large one. Of num_pairs pairs, so many count as `live` says. All threads call it.
-template <typename Runs, uint32_t kUnits, uint32_t kFromScale, uint32_t kToScale, typename From, typename To, typename Index>
-__device__ __forceinline__ void copy_pairs(const From& from, const To& to, uint32_t from_pages, uint32_t to_pages, const Index* pairs,
-                                           const Index* live, uint32_t num_pairs, uint32_t block, uint64_t* errors) {
-  using Count = typename Runs::Count;
-  __shared__ Ends ends[kUnits][Runs::kRuns];
-  const uint32_t tokens = from.page_tokens;
-  const Count pieces = Runs::pieces(tokens), chunks = (pieces + kTile - 1) / kTile;
-  const Count chunk = kUnits == 1 ? (Count)block % chunks : 0;
-  const uint32_t first = kUnits == 1 ? (uint32_t)((Count)block / chunks) : block * kUnits;
-  const uint32_t units = min(kUnits, num_pairs - first);
-  if (threadIdx.x < units) {
-    const uint64_t i = first + threadIdx.x;
+// What a list of pages is about, spelled out by the kernel:
+//
+//   struct Pages {
+//     using Runs = PageRuns<...>;
+//     static constexpr uint32_t kUnits = 1;                    // pages of a tile, or 1 for a part of a large page
+//     static constexpr uint32_t kFromScale = 1, kToScale = 1;  // pages of an entry, in the source and in the target
+//   };
+//
+// The pages of tile `block` of a list, and which of their pieces: [first, first + units), pieces [begin, begin + count).
+template <typename Count>
+struct PageTile {
+  uint32_t first, units;
+  Count begin;
+  uint32_t count;
+};
+template <typename Pages>
+__device__ __forceinline__ PageTile<typename Pages::Runs::Count> tile_at(uint32_t block, uint32_t num_pages, uint32_t page_tokens) {
+  using Count = typename Pages::Runs::Count;
+  const Count pieces = Pages::Runs::pieces(page_tokens), chunks = (pieces + kTile - 1) / kTile;
+  const Count chunk = Pages::kUnits == 1 ? (Count)block % chunks : 0;
+  const uint32_t first = Pages::kUnits == 1 ? (uint32_t)((Count)block / chunks) : block * Pages::kUnits;
+  const Count begin = chunk * kTile;
+  return {first, min(Pages::kUnits, num_pages - first), begin, pieces - begin < kTile ? (uint32_t)(pieces - begin) : kTile};
+}
+
+// Whether tile `block` is one of this list's; else takes the list's tiles off `block`.
+template <typename Pages>
+__device__ __forceinline__ bool has_tile(uint32_t& block, uint32_t num_pages, uint32_t page_tokens) {
+  const uint32_t tiles = tiles_of<typename Pages::Runs, Pages::kUnits>(num_pages, page_tokens);
+  if (block < tiles) return true;
+  block -= tiles;
+  return false;
+}
+
+// Copies, in layer blockIdx.y, page pairs[2 i] of `from` to page pairs[2 i + 1] of `to`, for the pairs i of tile `block`: kUnits
+// small pages, or part of a large one. Of num_pairs pairs, so many count as `live` says. A pair of -1 is skipped, one outside its
+// pool is reported and skipped. All threads call it; it has a barrier.
+template <typename Pages, typename From, typename To, typename Index>
+__device__ __forceinline__ void store_pairs(const From& from, const To& to, uint32_t from_pages, uint32_t to_pages, const Index* pairs,
+                                            const Index* live, uint32_t num_pairs, uint32_t block, uint64_t* errors) {
+  using Runs = typename Pages::Runs;
+  __shared__ Ends ends[Pages::kUnits][Runs::kRuns];
+  const auto tile = tile_at<Pages>(block, num_pairs, from.page_tokens);
+  if (threadIdx.x < tile.units) {
+    const uint64_t i = tile.first + threadIdx.x;
     const uint32_t count = pairs_of(live, num_pairs);  // on its way together with the pair
-    const uint64_t source[1] = {page_in<kFromScale>(pairs, 2 * i, from_pages)};
-    const uint64_t target[1] = {page_in<kToScale>(pairs, 2 * i + 1, to_pages)};
+    const uint64_t source[1] = {page_in<Pages::kFromScale>(pairs, 2 * i, from_pages)};
+    const uint64_t target[1] = {page_in<Pages::kToScale>(pairs, 2 * i + 1, to_pages)};
     const bool skip = skips(pairs, 2 * i) | skips(pairs, 2 * i + 1) | (i >= count);
-    const bool bad = source[0] == kNowhere || target[0] == kNowhere;
+    const bool bad = source[0] == kNoPage || target[0] == kNoPage;
     const bool wrong = skip ? i == 0 && bad_count(live) : bad;
-    if (wrong && blockIdx.y == 0 && chunk == 0) report(errors, Fault::pair, (uint32_t)i, (uint32_t)i);
+    if (wrong && blockIdx.y == 0 && tile.begin == 0) report(errors, Fault::pair, (uint32_t)i, (uint32_t)i);
     place_nothing(ends[threadIdx.x]);
     if (!skip && !bad) place<Runs>(ends[threadIdx.x], from, to, blockIdx.y, source, target);
     // A page onto itself.
     if (ends[threadIdx.x][0].from == ends[threadIdx.x][0].to) place_nothing(ends[threadIdx.x]);
   }
   __syncthreads();
-  const Count begin = chunk * kTile;
-  copy_tile<Runs>(ends, units, begin, pieces - begin < kTile ? (uint32_t)(pieces - begin) : kTile, tokens);
+  store_tile<Runs>(ends, tile.units, tile.begin, tile.count, from.page_tokens);
 }
 
-// Copies a list of pairs where tile `block` is one of its tiles, and says so; else takes them off `block`.
-template <typename Runs, uint32_t kUnits, uint32_t kFromScale, uint32_t kToScale, typename From, typename To, typename Index>
-__device__ __forceinline__ bool copy_list(const From& from, const To& to, uint32_t from_pages, uint32_t to_pages, const Index* pairs,
-                                          const Index* live, uint32_t num_pairs, uint32_t& block, uint64_t* errors) {
-  const uint32_t tiles = tiles_of<Runs, kUnits>(num_pairs, from.page_tokens);
-  if (block >= tiles) {
-    block -= tiles;
-    return false;
+// Stores zeros to pieces [first, first + count) of each of `units` pages, whose runs begin at `runs`, null: nothing to do;
+// units * count fit a tile. All threads call it.
+template <typename Runs, uint32_t kUnits>
+__device__ __forceinline__ void store_zero_tile(uint8_t* const (&runs)[kUnits][Runs::kRuns], uint32_t units, typename Runs::Count first,
+                                                uint32_t count, uint32_t tokens) {
+  using Wide = Vec<uint32_t, 4>;
+  using Narrow = typename Unit<Runs::align()>::type;
+#pragma unroll
+  for (uint32_t u = 0; u < kInFlight; ++u) {
+    const uint32_t i = threadIdx.x + u * kCopyThreads;
+    if (i >= units * count) return;
+    const uint32_t unit = kUnits == 1 ? 0 : i / count;
+    Runs::find(first + (kUnits == 1 ? i : i % count), tokens, [&](uint32_t run, typename Runs::Count piece, uint64_t nbytes) {
+      if (runs[unit][run] == nullptr) return;
+      const uint64_t begin = (uint64_t)piece * 16;
+      uint8_t* to = in_global(runs[unit][run]) + begin;
+      if (Runs::kWhole || (nbytes - begin >= 16 && ((uint64_t)to & 15) == 0)) {
+        *(Wide*)in_global(to) = Wide{};
+        return;
+      }
+      if constexpr (!Runs::kWhole) {
+        const uint32_t bytes = nbytes - begin < 16 ? (uint32_t)(nbytes - begin) : 16;
+#pragma unroll 1
+        for (uint32_t j = 0; j < bytes; j += sizeof(Narrow)) *(Narrow*)(in_global(to) + j) = Narrow{};
+      }
+    });
   }
-  copy_pairs<Runs, kUnits, kFromScale, kToScale>(from, to, from_pages, to_pages, pairs, live, num_pairs, block, errors);
-  return true;
+}
+
+// Stores zeros, in layer blockIdx.y, to the pages ids[i] of tile `block`. Of num_ids ids, so many count as `live` says. An id of -1
+// is skipped, one outside the pool is reported and skipped. All threads call it; it has a barrier.
+template <typename Pages, typename Pool, typename Index>
+__device__ __forceinline__ void store_zeros(const Pool& pool, uint32_t num_pages, const Index* ids, const Index* live, uint32_t num_ids,
+                                            uint32_t block, uint64_t* errors) {
+  using Runs = typename Pages::Runs;
+  __shared__ uint8_t* runs[Pages::kUnits][Runs::kRuns];
+  const auto tile = tile_at<Pages>(block, num_ids, pool.page_tokens);
+  if (threadIdx.x < tile.units) {
+    const uint64_t i = tile.first + threadIdx.x;
+    const uint32_t count = pairs_of(live, num_ids);  // on its way together with the id
+    const uint64_t page = page_in<Pages::kToScale>(ids, i, num_pages);
+    const bool skip = skips(ids, i) | (i >= count), outside = page == kNoPage;
+    const bool wrong = skip ? i == 0 && bad_count(live) : outside;
+    if (wrong && blockIdx.y == 0 && tile.begin == 0) report(errors, Fault::pair, (uint32_t)i, (uint32_t)i);
+    Runs::each([&](uint32_t number, auto r) {
+      constexpr uint32_t kPointer = decltype(r)::pointer;
+      uint8_t* const begin = pool.first[kPointer][blockIdx.y] + (int64_t)page * pool.stride[kPointer];
+      runs[threadIdx.x][number] = skip || outside ? nullptr : begin;
+    });
+  }
+  __syncthreads();
+  store_zero_tile<Runs>(runs, tile.units, tile.begin, tile.count, pool.page_tokens);
 }

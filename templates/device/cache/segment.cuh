@@ -12,16 +12,6 @@ enum class Recipe : uint32_t {
   nvfp4_global,  // e4m3 scales under an f32 scale of the caller's
 };
 
-// What a segment without scales and tail has.
-struct Unscaled {
-  using Scale = float;
-  using ScalePointer = float*;
-  static constexpr Recipe kRecipe = Recipe::none;
-  static constexpr bool kZero = false;
-  static constexpr uint32_t kResidual = 0;
-  static constexpr uint32_t kBlockHeads = 1, kBlockDims = 1, kScaleVector = 1;
-};
-
 template <typename A, typename B>
 constexpr bool kSame = false;
 template <typename A>
@@ -179,6 +169,24 @@ __device__ __forceinline__ void store_elements(const Cache& cache, const Page& p
   }
 }
 
+// The scale and the zero point of a block with values in [low, high], or, without zero points, up to high in magnitude.
+template <typename S>
+__device__ __forceinline__ ScaleZero<typename S::Scale> block_scale(float low, float high, float global) {
+  using Element = typename S::Element;
+  using Scale = typename S::Scale;
+  if constexpr (S::kZero) {
+    return asymmetric<Element, Scale>(low, high);
+  } else if constexpr (S::kRecipe == Recipe::pow2) {
+    return {pow2_scale<Element>(high), {}};
+  } else if constexpr (S::kRecipe == Recipe::nvfp4_max) {
+    return {nvfp4_max_scale(high), {}};
+  } else if constexpr (S::kRecipe == Recipe::nvfp4_global) {
+    return {nvfp4_global_scale(high, global), {}};
+  } else {
+    return {amax_scale<Element, Scale>(high), {}};
+  }
+}
+
 // Quantizes and stores one block of a segment whose writes choose scales, and hands its scale and zero point to
 // keep(scale, zero), in its first lane; (head, dim) is its first element. kLanes neighbouring lanes, all of `mask`, have it:
 // read(x, c) gives the kWidth values from element (c * kLanes + lane) * kWidth of the block on, head by head. It is asked
@@ -188,7 +196,6 @@ template <typename S, uint32_t kLanes, uint32_t kWidth, uint32_t kChunks, uint32
 __device__ __forceinline__ void store_codes(const Page& page, uint32_t token, uint32_t head, uint32_t dim, uint32_t lane,
                                             uint32_t mask, float global, const Read& read, const Keep& keep) {
   using Element = typename S::Element;
-  using Scale = typename S::Scale;
   constexpr uint32_t kBlock = S::kBlockHeads * S::kBlockDims;
   constexpr bool kWhole = kBlock == kLanes * kWidth * kChunks && S::kSize % S::kBlockDims == 0;
   const auto live = [&](uint32_t element) { return kWhole || (element < kBlock && dim + element % S::kBlockDims < S::kSize); };
@@ -204,20 +211,7 @@ __device__ __forceinline__ void store_codes(const Page& page, uint32_t token, ui
   high = reduce_max<kLanes>(high, mask);
   if constexpr (S::kZero) low = reduce_min<kLanes>(low, mask);
 
-  Scale scale, zero = {};
-  if constexpr (S::kZero) {
-    const ScaleZero<Scale> found = asymmetric<Element, Scale>(low, high);
-    scale = found.scale;
-    zero = found.zero;
-  } else if constexpr (S::kRecipe == Recipe::pow2) {
-    scale = pow2_scale<Element>(high);
-  } else if constexpr (S::kRecipe == Recipe::nvfp4_max) {
-    scale = nvfp4_max_scale(high);
-  } else if constexpr (S::kRecipe == Recipe::nvfp4_global) {
-    scale = nvfp4_global_scale(high, global);
-  } else {
-    scale = amax_scale<Element, Scale>(high);
-  }
+  const auto [scale, zero] = block_scale<S>(low, high, global);
   if (lane == 0) keep(scale, zero);
 
   float divisor = to_f32(scale);

@@ -8,12 +8,17 @@
 template <typename S, typename Out>
 struct Values {
   using Type = Out;
+  static constexpr uint32_t kBegin = S::kBegin, kDims = S::kSize;
   float global;
 
   template <typename Cache>
   __device__ __forceinline__ explicit Values(const Cache& cache) : global(global_scale_of<S>(cache)) {}
 
-  // What stands for a row that cannot be had.
+  template <typename Page>
+  __device__ static bool found(const Page& page) {
+    return S::found(page);
+  }
+  // What a row gets whose page was not found.
   __device__ static Out missing() { return from_f32<Out>(nan_f32()); }
 
   template <uint32_t N, typename Cache, typename Page>
@@ -30,9 +35,16 @@ struct Values {
 template <typename Role, typename Out, uint32_t kBegin, uint32_t kSize>
 struct RoleValues {
   using Type = Out;
+  static constexpr uint32_t kDims = kSize;
 
   template <typename Cache>
   __device__ __forceinline__ explicit RoleValues(const Cache&) {}
+
+  template <typename Page>
+  __device__ static bool found(const Page& page) {
+    return Role::Main::found(page);
+  }
+  __device__ static Out missing() { return from_f32<Out>(nan_f32()); }
 
   template <uint32_t N, typename Cache, typename Page>
   __device__ __forceinline__ void load(Vec<Out, N>& out, const Cache& cache, const Page& page, uint32_t token, uint32_t i) const {
@@ -56,20 +68,25 @@ __device__ __forceinline__ T missing_code() {
 template <typename S>
 struct Codes {
   using Type = typename S::Element;
-  static constexpr uint32_t kPer = kPerElement<Type>, kRow = S::kSize / kPer;
+  static constexpr uint32_t kPer = kPerElement<Type>, kDims = S::kSize / kPer;
 
   template <typename Cache>
   __device__ __forceinline__ explicit Codes(const Cache&) {}
+
+  template <typename Page>
+  __device__ static bool found(const Page& page) {
+    return S::found(page);
+  }
 
   __device__ static Type missing() { return missing_code<Type>(); }
 
   template <uint32_t N, typename Cache, typename Page>
   __device__ __forceinline__ void load(Vec<Type, N>& out, const Cache&, const Page& page, uint32_t token, uint32_t i) const {
-    load_raw<S, N * kPer>(out, page, token, i / kRow, i % kRow * kPer);
+    load_raw<S, N * kPer>(out, page, token, i / kDims, i % kDims * kPer);
   }
   template <uint32_t N, typename Cache, typename Page>
   __device__ __forceinline__ void store(const Cache&, const Page& page, uint32_t token, uint32_t i, const Vec<Type, N>& in) const {
-    store_raw<S, N * kPer>(page, token, i / kRow, i % kRow * kPer, in);
+    store_raw<S, N * kPer>(page, token, i / kDims, i % kDims * kPer, in);
   }
 };
 
@@ -77,16 +94,21 @@ struct Codes {
 template <typename S, uint32_t kAccess>
 struct ScaleRow {
   using Type = typename S::Scale;
-  static constexpr uint32_t kEach = 1 + S::kZero, kRow = (S::kSize + S::kBlockDims - 1) / S::kBlockDims * kEach;
+  static constexpr uint32_t kEach = 1 + S::kZero, kDims = (S::kSize + S::kBlockDims - 1) / S::kBlockDims * kEach;
 
   template <typename Cache>
   __device__ __forceinline__ explicit ScaleRow(const Cache&) {}
+
+  template <typename Page>
+  __device__ static bool found(const Page& page) {
+    return S::found(page);
+  }
 
   __device__ static Type missing() { return from_f32<Type>(nan_f32()); }
 
   template <typename Cache, typename Page>
   __device__ static __forceinline__ Type* at(const Cache& cache, const Page& page, uint32_t token, uint32_t i) {
-    const uint32_t head = i / kRow * S::kBlockHeads, dim = i % kRow / kEach * S::kBlockDims;
+    const uint32_t head = i / kDims * S::kBlockHeads, dim = i % kDims / kEach * S::kBlockDims;
     return scale_at<S>(cache, page, token, head, dim) + i % kEach;
   }
   template <uint32_t N, typename Cache, typename Page>

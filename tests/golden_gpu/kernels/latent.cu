@@ -2,6 +2,7 @@
 #include "../../../templates/device/base/types.cuh"
 #include "../../../templates/device/memory/copy.cuh"
 #include "../../../templates/device/quant/elements.cuh"
+#include "../../../templates/device/quant/quantize.cuh"
 #include "../../../templates/device/cache/segment.cuh"
 #include "../../../templates/device/attention/latent.cuh"
 

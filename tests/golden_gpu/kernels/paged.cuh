@@ -48,7 +48,12 @@ __device__ __forceinline__ Cache cache_of(uint8_t* codes, f16* scales, bf16* val
 }
 
 using Key = Run<uint8_t, f16, Recipe::amax, true>;
-struct RopePart : Unscaled {
+struct RopePart {
+  using Scale = float;
+  using ScalePointer = float*;
+  static constexpr Recipe kRecipe = Recipe::none;
+  static constexpr bool kZero = false;
+  static constexpr uint32_t kResidual = 0, kBlockHeads = 1, kBlockDims = 1, kScaleVector = 1;
   using Compute = bf16;
   using Element = bf16;
   static constexpr uint32_t kBegin = kDims, kSize = 8, kVector = 8;

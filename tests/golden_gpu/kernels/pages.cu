@@ -12,6 +12,15 @@ using Large = PageRuns<Run<0, 0, 20480, 16, false>>;
 using Open = PageRuns<Run<0, 0, 6, 2, true>>;
 using Other = PageRuns<Run<0, 0, 40, 4, false>, Run<1, 1, 28, 4, false>>;  // the second by an id of its own
 
+template <typename R, uint32_t kTogether, uint32_t kFrom = 1, uint32_t kTo = 1>
+struct Pages {
+  using Runs = R;
+  static constexpr uint32_t kUnits = kTogether, kFromScale = kFrom, kToScale = kTo;
+};
+using SmallPages = Pages<Small, 4>;
+using LargePages = Pages<Large, 1, 2, 3>;
+using OpenPages = Pages<Open, 1>;
+
 template <uint32_t kBytes, uint32_t kSecond>
 __device__ __forceinline__ PageAddresses<2, kLayers> pool_of(uint8_t* p, uint32_t tokens) {
   uint8_t* one = p + kPages * kBytes;
@@ -24,18 +33,22 @@ extern "C" __global__ void __launch_bounds__(kCopyThreads) pages_copy(
     const uint8_t* open, uint8_t* small_to, uint8_t* large_to, uint8_t* open_to, uint64_t* errors) {
   const auto a = pool_of<68, 48>((uint8_t*)small, 1), b = pool_of<68, 48>(small_to, 1);
   uint32_t block = blockIdx.x;
-  if (copy_list<Small, 4, 1, 1>(a, b, kPages, kPages, pairs, live, 6, block, errors)) return;
+  if (has_tile<SmallPages>(block, 6, 1)) return store_pairs<SmallPages>(a, b, kPages, kPages, pairs, live, 6, block, errors);
   const auto c = pool_of<20480, 0>((uint8_t*)large, 1), d = pool_of<20480, 0>(large_to, 1);
-  if (copy_list<Large, 1, 2, 3>(c, d, kPages, kPages, scaled, (const uint32_t*)nullptr, 4, block, errors + 1)) return;
+  if (has_tile<LargePages>(block, 4, 1)) {
+    return store_pairs<LargePages>(c, d, kPages, kPages, scaled, (const uint32_t*)nullptr, 4, block, errors + 1);
+  }
   const auto e = pool_of<4208, 0>((uint8_t*)open, kOpenTokens), f = pool_of<4208, 0>(open_to, kOpenTokens);
-  if (copy_list<Open, 1, 1, 1>(e, f, kPages, kPages, open_pairs, (const int64_t*)nullptr, 4, block, errors + 2)) return;
+  if (has_tile<OpenPages>(block, 4, kOpenTokens)) {
+    return store_pairs<OpenPages>(e, f, kPages, kPages, open_pairs, (const int64_t*)nullptr, 4, block, errors + 2);
+  }
   if (threadIdx.x == 0 && blockIdx.y == 0) report(errors + 3, Fault::none, block, block);
 }
 
 // Within one pool; all four pairs by one block.
 extern "C" __global__ void __launch_bounds__(kCopyThreads) pages_within(const int32_t* pairs, uint8_t* small, uint64_t* errors) {
   const auto pool = pool_of<68, 48>(small, 1);
-  copy_pairs<Small, 8, 1, 1>(pool, pool, kPages, kPages, pairs, (const int32_t*)nullptr, 4, blockIdx.x, errors);
+  store_pairs<Pages<Small, 8>>(pool, pool, kPages, kPages, pairs, (const int32_t*)nullptr, 4, blockIdx.x, errors);
 }
 
 // Runs with ids of their own, of a page's middle pieces; a page that goes nowhere.
@@ -47,7 +60,23 @@ extern "C" __global__ void __launch_bounds__(kCopyThreads) pages_tile(const uint
     place_nothing(ends[1]);
   }
   __syncthreads();
-  copy_tile<Other>(ends, 2, 1, 3, 1);
+  store_tile<Other>(ends, 2, 1, 3, 1);
+}
+
+// Pages of zeros: lists one after the other, and pieces 1 to 3 of a page and of none.
+extern "C" __global__ void __launch_bounds__(kCopyThreads) pages_zero(const int32_t* ids, const int64_t* open_ids, const int32_t* live, uint8_t* small,
+                                                                      uint8_t* open, uint8_t* piece, uint64_t* errors) {
+  uint32_t block = blockIdx.x;
+  if (has_tile<SmallPages>(block, 6, 1)) return store_zeros<SmallPages>(pool_of<68, 48>(small, 1), kPages, ids, live, 6, block, errors);
+  if (has_tile<OpenPages>(block, 3, kOpenTokens)) {
+    return store_zeros<OpenPages>(pool_of<4208, 0>(open, kOpenTokens), kPages, open_ids, (const int64_t*)nullptr, 3, block, errors + 1);
+  }
+  __shared__ uint8_t* runs[2][Small::kRuns];
+  if (blockIdx.y > 0) return;
+  if (threadIdx.x == 0) runs[0][0] = piece, runs[0][1] = piece + 48, runs[1][0] = runs[1][1] = nullptr;
+  __syncthreads();
+  const auto tile = tile_at<SmallPages>(1, 6, 1);
+  store_zero_tile<Small>(runs, tile.units, 1, 3, 1);
 }
 
 // Of each piece its run, place and the run's bytes; numbers of pages and pairs.

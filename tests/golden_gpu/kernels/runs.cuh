@@ -34,6 +34,7 @@ struct Run {
   static constexpr uint32_t kBegin = 0, kSize = kDims, kVector = kWidest, kBlockHeads = kH, kBlockDims = kD;
   static constexpr uint32_t kDimBlocks = (kDims + kD - 1) / kD, kScaleRow = kHeads / kH * kDimBlocks * (1 + kZero);
   static constexpr uint32_t kNeighbours = kDimBlocks * (1 + kZero), kScaleVector = kNeighbours & (~kNeighbours + 1);
+  __device__ static bool found(const PageRef& page) { return page.found(); }
   __device__ static E* base(const PageRef& page) { return (E*)page.codes; }
   __device__ static constexpr uint32_t offset(uint32_t token, uint32_t head, uint32_t dim) { return (token * kHeads + head) * kDims + dim; }
   template <typename C>

@@ -42,10 +42,20 @@ __device__ __forceinline__ void put_blocks(const Cache& cache, const float* in, 
   }
   const PageRef other = page_of<S>(token / kTokens, copy, scales, nullptr);
   store_codes<S, 2, 4, 2, 2>(other, token % kTokens, head, dim, lane, 0xffffffffu, global, chunk,
-                             [&](typename S::Scale scale, typename S::Scale zero) {
+                             [&](typename S::Scale, typename S::Scale) {
                                if (token % 2 == 0) return;
-                               at[0] = scale;
-                               if constexpr (S::kZero) at[1] = zero;
+                               // The same scale and zero point, of the block's range.
+                               float low = infinity(), high = S::kZero ? -infinity() : 0.0f;
+                               for (uint32_t h = 0; h < S::kBlockHeads; ++h) {
+                                 for (uint32_t d = dim; d < min(dim + S::kBlockDims, kDims); ++d) {
+                                   const float value = in[(token * kHeads + head + h) * kDims + d];
+                                   low = min_nan(low, value);
+                                   high = max_nan(high, S::kZero ? value : fabsf(value));
+                                 }
+                               }
+                               const auto found = block_scale<S>(low, high, global);
+                               at[0] = found.scale;
+                               if constexpr (S::kZero) at[1] = found.zero;
                              });
 }
 

@@ -181,9 +181,9 @@ __device__ __forceinline__ void scans(const uint64_t* in, uint64_t* wide, uint32
     const uint32_t i = round * kThreads + threadIdx.x;
     uint64_t all;
     uint32_t narrow_all;
-    wide[2 * i] = scan_block<kThreads>(in[i], all);
+    wide[2 * i] = sync_scan<kThreads>(in[i], all);
     wide[2 * i + 1] = all;
-    narrow[2 * i] = scan_block<kThreads>((uint32_t)in[i], narrow_all);
+    narrow[2 * i] = sync_scan<kThreads>((uint32_t)in[i], narrow_all);
     narrow[2 * i + 1] = narrow_all;
   }
 }
