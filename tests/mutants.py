@@ -13,9 +13,6 @@ TARGETS: Final = (
     "ops/*.cu.j2",
     "attend/*.j2",
     "cache/*.j2",
-    "write/*.j2",
-    "locate/*.j2",
-    "heads/*.j2",
     "places/*.j2",
     "device/*/*.cuh",
 )

@@ -109,12 +109,12 @@ def test_a_record_is_written_and_read_and_merged() -> None:
 
 def test_a_place_in_generated_code_is_a_line_of_a_template(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of kernels, of the device library with its banner and without, inlined; not of what is checked in."""
-    origins = ("", "", "templates/ops/a.cu.j2:1", "templates/locate/slots.j2:7", "specs/x.cu:3")
+    origins = ("", "", "templates/ops/a.cu.j2:1", "templates/places/rows.j2:7", "specs/x.cu:3")
     monkeypatch.setattr(template_cover, "_origins", {"set/a.cu": origins})
     template_cover._template_lines.cache_clear()
     for place, lines in {
         "package/set/a.cu:3": ["ops/a.cu.j2:1"],
-        "package/set/a.cu:4|package/set/a.cu:3": ["locate/slots.j2:7", "ops/a.cu.j2:1"],
+        "package/set/a.cu:4|package/set/a.cu:3": ["places/rows.j2:7", "ops/a.cu.j2:1"],
         "package/set/a.cu:5": [],
         "package/set/a.cu:900": [],
         "package/device/cache/pages.cuh:12": ["device/cache/pages.cuh:10"],

@@ -39,10 +39,9 @@ def main() -> None:
     rows = "\n".join(table_row(s) for s in load_folder(config.specs, config.root))
     text = re.sub(r"(?<=\|---\|---\|---\|---\|---\|---\|\n)(\| \[.*\n)+", rows + "\n", README)
     kernel = (ROOT / "generated/llama3_8b/append.cu").read_text(encoding="utf-8")
-    start = kernel.index("  // K: RoPE.")
-    end = kernel.index("\n  }\n", kernel.index("  for (uint32_t base", start)) + len("\n  }\n")
+    phases = kernel[kernel.index("  // Slots:") : kernel.rindex("}\n")]
     (ROOT / "README.md").write_text(
-        re.sub(r"(?<=```cuda\n).*?(?=```)", lambda _: kernel[start:end], text, flags=re.S), encoding="utf-8"
+        re.sub(r"(?<=```cuda\n).*?(?=```)", lambda _: phases, text, flags=re.S), encoding="utf-8"
     )
 
 

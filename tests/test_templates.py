@@ -23,7 +23,7 @@ from kvgen.lowering.attention.split_kv import PlanContext
 from kvgen.lowering.attention.wgmma import MlaWgmmaContext
 from kvgen.lowering.cache_header import CacheContext
 from kvgen.lowering.launcher_module import LauncherContext
-from kvgen.lowering.row_kernel import AppendContext
+from kvgen.lowering.row_kernel import AppendContext, NormCacheContext, RotateCacheContext
 from kvgen.ops.mla_decode import MlaDecodeContext
 from kvgen.paths import templates_root
 
@@ -46,8 +46,8 @@ def own_contexts() -> dict[str, type]:
 CONTEXTS: dict[str, type] = {
     **own_contexts(),
     "ops/append.cu.j2": AppendContext,
-    "ops/norm_cache.cu.j2": AppendContext,
-    "ops/rotate_cache.cu.j2": AppendContext,
+    "ops/norm_cache.cu.j2": NormCacheContext,
+    "ops/rotate_cache.cu.j2": RotateCacheContext,
     "ops/decode.cu.j2": TensorContext,
     "ops/decode_simt.cu.j2": SimtContext,
     "ops/decode_plan.cu.j2": PlanContext,
@@ -56,18 +56,16 @@ CONTEXTS: dict[str, type] = {
     "cache/cache.cuh.j2": CacheContext,
     "launcher/init.py.j2": LauncherContext,
 }
-# Macros, which get what they need as arguments: the page tables', imported by cache.cuh.j2, and the ways to store new rows,
-# imported by append.cu.j2.
+# Macros, which get what they need as arguments: the page tables', imported by cache.cuh.j2; what attention kernels share; the
+# structs and stores of kernels of rows, and where things lie.
 TABLES = sorted(p.relative_to(templates_root()).as_posix() for p in templates_root().glob("cache/*.j2"))
 TABLES.remove("cache/cache.cuh.j2")
-WRITERS = sorted(p.relative_to(templates_root()).as_posix() for p in templates_root().glob("write/*.j2"))
-# Where a row goes, and what happens to its heads: imported by append.cu.j2 too. What attention kernels share. Where things lie.
 STEPS = sorted(
     p.relative_to(templates_root()).as_posix()
-    for d in ("attend", "heads", "locate", "places")
+    for d in ("attention", "places")
     for p in templates_root().glob(f"{d}/*.j2")
 )
-MACROS = [*TABLES, *WRITERS, *STEPS]
+MACROS = [*TABLES, *STEPS]
 
 
 def source(template: str) -> str:
@@ -111,6 +109,34 @@ def test_the_tables_have_the_same_macros() -> None:
             re.findall(rf"\b{name}\.(\w+)\(", "".join(map(source, users)))
         )
         assert all(found == first for found in macros.values())
+
+
+# Held to the rules of pages that are read alone: a tag guards whole lines, but in comments; the kernels of a step's rows.
+PAGES = (
+    *(f"ops/{name}.cu.j2" for name in ("append", "norm_cache", "rotate_cache", "lora_add", "rows_add", "store_scales")),
+    "places/rows.j2",
+)
+
+
+@pytest.mark.parametrize("template", PAGES)
+def test_a_tag_guards_whole_lines(template: str) -> None:
+    for line in source(template).splitlines():
+        code = line.partition("//")[0]
+        assert not re.search(r"\{\{[^}]*\b(if|else)\b[^}]*\}\}", code), line
+        assert not re.search(r"\{%-? (if|elif|else|endif|for|endfor)\b", code) or re.fullmatch(
+            r"\s*\{%.*%\}\s*", line
+        ), line
+
+
+def test_kernels_of_rows_name_what_they_call_with(generated: dict[str, File]) -> None:
+    """At most three template arguments at a call, and barriers as statements of their own that say what is complete."""
+    names = re.compile(r"/(append\w*|norm_cache|rotate_cache|lora_add|rows_add|store_scales)\.cu$")
+    kernels = {path: file.text for path, file in generated.items() if names.search(path)}
+    assert len(kernels) > 50
+    for path, text in kernels.items():
+        for arguments in re.findall(r"\b[a-zA-Z_]\w*<([^<>;()]*)>\(", text):
+            assert arguments.count(",") < 3, f"{path}: <{arguments}>"
+        assert all(re.search(r"//[ ]\w", line) for line in text.splitlines() if "__syncthreads()" in line), path
 
 
 def test_no_template_asks_which_kind() -> None:

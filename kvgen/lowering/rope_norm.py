@@ -4,119 +4,126 @@ from __future__ import annotations
 
 import math
 import struct
+import textwrap
 from dataclasses import dataclass
+from typing import Final
 
 from kvgen.layout.dtypes import dtype
 from kvgen.lowering.frequencies import cos_sin_factor, inverse_frequencies
 from kvgen.spec.model import Rope
 from kvgen.spec.norm import RmsNorm
 
+_LINE: Final = 126  # characters of a line of numbers
+
 
 @dataclass(frozen=True)
 class NormContext:
-    """An RMS norm as templates see it: over `count` elements, with `weight` a C pointer of type `type`."""
+    """An RMS norm, and the struct `name` that a kernel spells out of it: over `count` elements, which are rounded to the C type
+    `cast` (float: not at all) before they are multiplied by weights of C type `type`; `eps` and `offset` are decimal texts."""
 
-    weight: str
+    name: str
+    roles: str
     type: str
+    cast: str
     count: int
     eps: str
     offset: str
-    cast_before_weight: bool
     whole_row: bool
 
 
 @dataclass(frozen=True)
 class RopeContext:
-    """The angles of a row: `pairs` of them, from a table or from `frequencies` (lines of C literals).
+    """The angles of a row: `pairs` of them, from a `table` (in `halves`, or as pairs of cosine and sine) or from `frequencies`,
+    lines of decimal texts, times `factor` (a text, empty for 1).
 
-    `stored` says where a table has pair `pair`'s cosine and sine, `given` that the caller brings positions, of which
-    `section` chooses the row of a pair; `most` is the first position that is too large for f32, "" with a table.
+    `given` says that the caller brings positions, `sections` that each has several, of which section s + 1 begins at pair
+    `ends[s]`. A position has an angle below `limit`; with a table, below its number of rows. Angles are stored as heads of the
+    struct `head` read them.
     """
 
     pairs: int
-    table: str
-    stored: tuple[str, str]
+    table: bool
+    halves: bool
     frequencies: tuple[str, ...]
     factor: str
     given: bool
     sections: int
-    section: str
-    most: int
-
-    @property
-    def position(self) -> str:
-        """The position by which pair `pair` of row `row` of the block is rotated, as C."""
-        if not self.given:
-            return "cache_slots[row].position"
-        return f"load_index(positions, {'section * (uint64_t)num_rows + ' if self.section else ''}first + row)"
-
-    @property
-    def position_out_of_range(self) -> str:
-        """Whether a row's position has no angle, as C."""
-        most = "cos_sin_rows" if self.table else f"{self.most}u"
-        if not self.given:
-            return f"position >= {most}"
-        rows = ["row", *(f"{s} * (uint64_t)num_rows + row" for s in range(1, self.sections))]
-        return " || ".join(f"load_index(positions, {row}) >= {most}" for row in rows)
+    ends: tuple[int, ...]
+    limit: int
+    head: str
 
 
 @dataclass(frozen=True)
-class PartContext:
-    """Dims [begin, begin + dim) of every head of a role: a HeadLayout, what is done to them, and where they go.
+class HeadContext:
+    """How lanes share a head: the struct `name` that a kernel spells out for Head; `roles` says whose heads."""
 
-    `rows` is the C function that finds a row of the caller's, `row` the elements that a head has in it, of which the part's
-    begin at `begin`. `sink` is a file of templates/heads/: "cache", elements of `struct` from `at` on; "tile", shared
-    memory, `tile_row` elements a head, from `tile_at` on; "out", elements of type `struct` in q_out. `stored`: they come
-    from the cache, where they go back to.
-    """
-
-    title: str
-    role: str
-    walk: str
-    rows: str
-    row: int
-    heads: int
-    begin: int
+    name: str
+    roles: str
     dim: int
     rotary_dim: int
     rotary_begin: int
     neox: bool
     width: int
     lanes: int
+
+
+@dataclass(frozen=True)
+class PartContext:
+    """Dims [begin, begin + dim) of every head of a role: what is done to them, and where they go.
+
+    `given` is the name of the rows that bring them, `row` the elements that a head has there, of which the part's begin at
+    `begin`; `count` names the constant of a block's heads. `bias` is the parameter that has it, from `bias_begin` on. They go to
+    q_out (`out`; codes of q / q_scale where it is `divided`), to a tile (`tile`, `tile_row` elements a head, from `tile_at` on)
+    or to the segment `struct` of the cache, from dim `at` on. `stored`: they come from that segment.
+    """
+
+    title: str
+    role: str
+    head: HeadContext
+    given: str
+    row: int
+    count: str
+    heads: int
+    begin: int
     bias: str
+    bias_begin: int
     norm: NormContext | None
-    sink: str
+    out: bool
+    tile: bool
     struct: str
-    head: str = ""
-    pointer: str = ""
     at: int = 0
     tile_row: int = 0
     tile_at: int = 0
-    divisor: str = ""
+    divided: bool = False
     stored: bool = False
 
     @property
-    def mask(self) -> str:
-        """The lanes of a head, the first at 0, as C."""
-        return f"{(1 << self.lanes) - 1:#x}u"
+    def dim(self) -> int:
+        """Elements of a head."""
+        return self.head.dim
 
     @property
-    def uses_slot(self) -> bool:
-        """Whether its lanes ask where the row goes."""
-        return self.sink != "tile" or self.rotary_dim > 0 or self.stored
+    def width(self) -> int:
+        """Elements of an access."""
+        return self.head.width
 
     @property
-    def tile_width(self) -> int:
-        """Elements of the widest access to shared memory."""
-        return min(self.width, 4)
+    def rotary_dim(self) -> int:
+        """Elements of a head that RoPE rotates."""
+        return self.head.rotary_dim
 
 
 @dataclass(frozen=True)
 class InputContext:
-    """A C function that finds row `row` of the block in the caller's memory."""
+    """Rows of the caller's, as `name`: from element `begin` of the array `array` on, of type `type`. `elements` has a token where
+    only requests have a stride, `share` a kv head where a block has some of them."""
 
     name: str
-    pointer: str
+    array: str
+    type: str
+    begin: int
+    elements: int
+    share: int
 
 
 @dataclass(frozen=True)
@@ -138,55 +145,50 @@ def lanes_of(dim: int, width: int) -> int:
     return min(32, 1 << (pairs - 1).bit_length())
 
 
-def literal(x: float) -> str:
-    """An f32 as C, in the fewest digits that name it."""
+def decimal(x: float) -> str:
+    """An f32 in the fewest digits that name it, with a point or an exponent."""
     single = struct.Struct("<f")
     wanted = single.pack(x)
     rounded = single.unpack(wanted)[0]
     text = next(t for n in range(1, 18) if single.pack(float(t := f"{rounded:.{n}g}")) == wanted)
-    return f"{text}f" if any(c in text for c in ".e") else f"{text}.0f"
+    return text if any(c in text for c in ".e") else text + ".0"
 
 
 def _lines(numbers: tuple[float, ...]) -> tuple[str, ...]:
-    """f32 literals, eight a line."""
-    found = [literal(x) for x in numbers]
-    return tuple(", ".join(found[i : i + 8]) for i in range(0, len(found), 8))
+    """Decimal texts, as many a line as fit."""
+    found = textwrap.wrap(", ".join(map(decimal, numbers)), _LINE)
+    return tuple(line.removesuffix(",") for line in found)
 
 
-def norm_context(norm: RmsNorm, weight: str, element: str, dim: int, heads: int) -> NormContext:
-    """A norm over heads of `dim` elements, of which a row has `heads`."""
+def norm_context(norm: RmsNorm, element: str, dim: int, heads: int) -> NormContext:
+    """A norm over heads of `dim` elements, of which a row has `heads`; its name comes later."""
     row = norm.over == "row"
     return NormContext(
-        weight=weight,
+        name="",
+        roles="",
         type=dtype("f32" if norm.weight_dtype == "f32" else element).c,
+        cast=dtype(element if norm.multiply == "after" else "f32").c,
         count=heads * dim if row else norm.dim or dim,
-        eps=literal(norm.eps),
-        offset=literal(norm.weight_offset),
-        cast_before_weight=norm.multiply == "after",
+        eps=decimal(norm.eps),
+        offset=decimal(norm.weight_offset),
         whole_row=row,
     )
 
 
-def _section(sections: tuple[int, ...]) -> str:
-    """The row of positions of pair `pair`, as C."""
-    ends = [sum(sections[: i + 1]) for i in range(len(sections))]
-    return "".join(f"pair < {end}u ? {i}u : " for i, end in enumerate(ends[:-1])) + f"{len(sections) - 1}u"
-
-
 def rope_context(
-    rope: Rope, dims: int, *, local: bool, table: str, form: str, given: bool, sections: tuple[int, ...]
+    rope: Rope, dims: int, *, local: bool, table: bool, form: str, given: bool, sections: tuple[int, ...], head: str
 ) -> RopeContext:
-    """The angles of `dims` rotated elements; `form` says how a table of element type `table` is stored."""
-    half = dims // 2
-    stored = ("pair", f"pair + {half}u") if form == "halves" else ("2 * pair", "2 * pair + 1")
+    """The angles of `dims` rotated elements; `form` says how a `table` of them is stored."""
+    factor = 1.0 if table else cos_sin_factor(rope, local=local)
     return RopeContext(
-        pairs=half,
+        pairs=dims // 2,
         table=table,
-        stored=stored,
+        halves=form == "halves",
         frequencies=() if table else _lines(inverse_frequencies(rope, dims, local=local)),
-        factor="" if table or cos_sin_factor(rope, local=local) == 1.0 else literal(cos_sin_factor(rope, local=local)),
+        factor="" if factor == 1.0 else decimal(factor),
         given=given,
         sections=max(1, len(sections)),
-        section=_section(sections) if len(sections) > 1 else "",
-        most=0 if table else 2**24,
+        ends=tuple(sum(sections[: i + 1]) for i in range(len(sections) - 1)),
+        limit=0 if table else 2**24,
+        head=head,
     )

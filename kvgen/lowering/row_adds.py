@@ -15,13 +15,19 @@ MOST_ROWS: Final = 32
 
 @dataclass(frozen=True)
 class AdderContext:
-    """One role's adder: `struct` of device/rows/add.cuh over the segment `segment`, `batch` slots a thread, `sizes` its other
-    numbers; its rows lie `begin` elements into the caller's."""
+    """One role's adder, and the struct `name` that a kernel spells out for it: `batch` slots a thread of the segment `segment`,
+    in vectors of `width` elements or in `blocks` of `lanes` lanes with `chunks` of them. Rows are read `access` elements at
+    once, and lie `begin` elements into the caller's."""
 
-    struct: str
+    name: str
     segment: str
+    blocks: bool
     batch: int
-    sizes: tuple[int, ...]
+    width: int
+    access: int
+    lanes: int
+    chunks: int
+    unroll: int
     begin: int
 
 
@@ -78,7 +84,9 @@ def _adder(s: SegmentContext, begin: int, whole: int) -> tuple[AdderContext, int
     access = width
     while begin % access or whole % access:
         access //= 2
-    if quant is None:
-        return AdderContext("VectorAdd", s.struct, 2, (width, access), begin), s.vectors, access
-    sizes = (quant.lanes, width, quant.chunks, quant.unroll, access)
-    return AdderContext("BlockAdd", s.struct, quant.units, sizes, begin), quant.blocks * quant.lanes, access
+    lanes, chunks, unroll, batch = (
+        (1, 1, 1, 2) if quant is None else (quant.lanes, quant.chunks, quant.unroll, quant.units)
+    )
+    name = f"{s.role.upper()}{'Rope' if s.struct.endswith('Rope') else ''}Add"
+    context = AdderContext(name, s.struct, quant is not None, batch, width, access, lanes, chunks, unroll, begin)
+    return context, s.vectors if quant is None else quant.blocks * lanes, access

@@ -2,78 +2,106 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Final
+from dataclasses import dataclass, fields
+from typing import Any, Final
 
 from kvgen.expr.nodes import ceil_div, const, var
-from kvgen.layout.dtypes import dtype
 from kvgen.lowering.cache_struct import ERRORS, entry_name
+from kvgen.lowering.lowered import lower
 from kvgen.lowering.new_rows import NewRows
-from kvgen.lowering.rope_norm import InputContext, PartContext, RopeContext, TileContext, rope_context
+from kvgen.lowering.rope_norm import (
+    HeadContext,
+    InputContext,
+    NormContext,
+    PartContext,
+    RopeContext,
+    TileContext,
+    rope_context,
+)
 from kvgen.lowering.row_parts import RowParts
 from kvgen.lowering.row_tiling import WriteContext
 from kvgen.plan.kernel import KernelPlan
 from kvgen.spec.kernel_set import KernelSet
 
 THREADS: Final = 256
+_LINE: Final = 120  # characters of a line of parameters
 
 
 @dataclass(frozen=True)
-class LocateContext:
-    """How a row's slot is found: `form` is a file of templates/locate/; `state`, whether q or RoPE ask what became of a row;
-    `position_out_of_range`, where RoPE has no angle for it, as C; `before`, whether lengths leave this step's rows out."""
+class RowsContext:
+    """What the kernels of a step's rows have in common: `rows` tokens a block and `heads` kv heads of each; `split` blocks share
+    a token; `params` are lines of declarations. `search_lanes` look together for a row's request, whose length counts these
+    rows (`after`) or not. A `ring` has no slot for some rows.
 
-    form: str
-    state: bool
-    position_out_of_range: str
-    before: bool
-    residual: int
-
-    @property
-    def padding(self) -> str:
-        """What nowhere() takes for a row that is nobody's."""
-        return "Row::padding, 0" if self.state else ""
-
-    @property
-    def unknown(self) -> str:
-        """For a row of no known position."""
-        return "Row::unknown, 0" if self.state else ""
-
-    def known(self, position: str) -> str:
-        """For a row at `position`."""
-        return f"Row::known, {position}" if self.state else ""
-
-
-@dataclass(frozen=True)
-class AppendContext:
-    """Everything ops/append.cu.j2 reads: `rows` tokens and `heads` kv heads of them a block, `split` blocks a token;
-    `search_lanes` lanes that find out where a row goes."""
+    `parts` go through registers, as heads of the structs `head_structs`; some of them wait in `tiles`, and `writes` store what is
+    left.
+    """
 
     entry: str
     title: str
     params: tuple[str, ...]
-    value: str
+    headers: tuple[str, ...]
     threads: int
     rows: int
     heads: int
     split: int
     search_lanes: int
-    search_mask: str
-    headers: tuple[str, ...]
-    page: str
-    nowhere: str
+    after: bool
+    ring: bool
+    tiles: tuple[TileContext, ...]
+    head_structs: tuple[HeadContext, ...]
+    parts: tuple[PartContext, ...]
+    writes: tuple[WriteContext, ...]
+
+
+@dataclass(frozen=True)
+class NormCacheContext(RowsContext):
+    """Everything ops/norm_cache.cu.j2 reads; `row_norms` are parts whose norm sums over a row."""
+
+    norm_structs: tuple[NormContext, ...]
+    row_norms: tuple[PartContext, ...]
+
+
+@dataclass(frozen=True)
+class RotateCacheContext(RowsContext):
+    """Everything ops/rotate_cache.cu.j2 reads; `q_heads` of q a block, of the caller's `inputs`. A row's slot is found by
+    `ragged` row_offsets or `padded` lengths."""
+
+    q_heads: int
+    inputs: tuple[InputContext, ...]
     ragged: bool
+    padded: bool
+    rope: tuple[RopeContext, ...]
+
+
+@dataclass(frozen=True)
+class AppendContext(RotateCacheContext):
+    """Everything ops/append.cu.j2 reads; also by `named` slots. Where q or RoPE ask what became of a row, slots have its `state`;
+    in a cache with a `residual`, its tail."""
+
+    norm_structs: tuple[NormContext, ...]
+    row_norms: tuple[PartContext, ...]
+    named: bool
     residual: int
     state: bool
-    locate: LocateContext
-    inputs: tuple[InputContext, ...]
-    tiles: tuple[TileContext, ...]
-    rope: tuple[RopeContext, ...]
-    rotary_walk: str
-    parts: tuple[PartContext, ...]
-    row_norms: tuple[PartContext, ...]
-    stored_norm: bool
-    writes: tuple[WriteContext, ...]
+
+
+_CONTEXTS: Final[dict[str, type[RowsContext]]] = {
+    "ops/append.cu.j2": AppendContext,
+    "ops/norm_cache.cu.j2": NormCacheContext,
+    "ops/rotate_cache.cu.j2": RotateCacheContext,
+}
+
+
+def _lines(params: tuple[str, ...]) -> tuple[str, ...]:
+    """Declarations, as many a line as fit; a comma ends all but the last."""
+    found = [""]
+    for i, text in enumerate(params):
+        text += "" if i == len(params) - 1 else ","
+        if found[-1] and len(found[-1]) + len(text) > _LINE:
+            found.append("")
+        found[-1] += f"{' ' if found[-1] else ''}{text}"
+    return tuple(found)
 
 
 def row_kernel(new: NewRows, kernels: KernelSet, template: str, title: str) -> KernelPlan:
@@ -87,50 +115,50 @@ def row_kernel(new: NewRows, kernels: KernelSet, template: str, title: str) -> K
                 rope,
                 parts.rotary_dim,
                 local=new.local,
-                table=parts.table.c if parts.table else "",
+                table=parts.table is not None,
                 form=new.angles,
                 given=new.positions == "given",
                 sections=new.sections,
+                head=next(p.head.name for p in parts.parts if p.rotary_dim),
             ),
         )
     params = (*parts.params, new.places_param(cache), *parts.sizes, ERRORS)
-    residual = cache.storage.residual
-    search_lanes = new.search_lanes(parts.blocks.rows, THREADS)
-    nowhere = "no_values(Fault::none), 0, kU32Max" if residual else "no_page(Fault::none), 0"
     row_norms = tuple(p for p in parts.parts if p.norm is not None and p.norm.whole_row)
-    context = AppendContext(
+    headers = {
+        "angles": rope is not None,
+        "row_norm": bool(row_norms),
+        "store_heads": bool(parts.parts),
+        "write_rows": bool(parts.inputs) or bool(parts.writes),
+    }
+    known: dict[str, Any] = dict(
         entry=entry_name(kernels, new.name),
         title=title,
-        params=tuple(p.declaration for p in params),
-        value=dtype(cache.dtype).c,
+        params=_lines(tuple(p.declaration for p in params)),
+        headers=tuple(name for name, used in headers.items() if used),
         threads=THREADS,
         rows=parts.blocks.rows,
         heads=parts.blocks.heads,
+        q_heads=parts.q_heads if new.takes_q else 0,
         split=parts.blocks.split,
-        search_lanes=search_lanes,
-        search_mask=f"{(1 << search_lanes) - 1:#x}u",
-        headers=(*(("rows/angles.cuh",) if rope else ()), *(("rows/heads.cuh",) if parts.parts else ())),
-        page="PageValues" if residual else "PageRef",
-        nowhere=nowhere + (", row, position" if parts.takes_state else ""),
-        ragged=new.rows == "ragged",
-        residual=residual,
-        state=parts.takes_state,
-        locate=LocateContext(
-            new.rows,
-            parts.takes_state,
-            angles[0].position_out_of_range if angles else "",
-            cache.lengths == "before",
-            residual,
-        ),
+        search_lanes=new.search_lanes(parts.blocks.rows, THREADS),
+        after=new.after(cache),
+        ring=lower(cache).table.window > 0,
         inputs=parts.inputs,
         tiles=parts.tiles,
-        rope=angles,
-        rotary_walk=next((p.walk for p in parts.parts if p.rotary_dim), ""),
+        head_structs=tuple({p.head.name: p.head for p in parts.parts}.values()),
+        norm_structs=tuple({p.norm.name: p.norm for p in parts.parts if p.norm is not None}.values()),
         parts=parts.parts,
-        row_norms=row_norms,
-        stored_norm=any(p.stored for p in row_norms),
         writes=parts.writes,
+        ragged=new.rows == "ragged",
+        padded=new.rows == "padded",
+        named=new.rows == "slots",
+        residual=cache.storage.residual,
+        state=parts.takes_state,
+        rope=angles,
+        row_norms=row_norms,
     )
+    kind = _CONTEXTS[template]
+    context = kind(**{f.name: known[f.name] for f in fields(kind)})
     count = var("B") * var("S") if new.rows == "padded" else var(parts.count)
     grid = (ceil_div(count, parts.blocks.rows), const(parts.blocks.split), const(1))
     return KernelPlan(new.name, context.entry, template, context, params, grid, THREADS, writes_pool=True)

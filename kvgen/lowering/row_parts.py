@@ -9,6 +9,7 @@ from kvgen.layout.dtypes import DType, dtype
 from kvgen.lowering.lowered import lower
 from kvgen.lowering.new_rows import NewRows
 from kvgen.lowering.rope_norm import (
+    HeadContext,
     InputContext,
     NormContext,
     PartContext,
@@ -59,12 +60,13 @@ class RowParts:
         q_vectors = kernels.q_heads * self.q_dim // width if new.takes_q else 0
         whole = any(norm is not None and norm.over == "row" for norm in self.norms.values())
         tiles: dict[str, int] = {role: 4 for role in cache.roles if self._may_wait(role)}
+        self.threads = threads
         self.blocks = divide(
             self.lowered, threads, q_vectors=q_vectors, whole=whole, tiles=tiles, row_bytes=4 * self.rotary_dim + 8
         )
         self.q_heads = kernels.q_heads // self.blocks.split
         self._rotary_width = self._common_width()
-        self.parts = self._parts()
+        self.parts = _named(self._parts())
         self.writes, self.tiles = self._writes()
         self.params, self.sizes = self._params()
         self.inputs = self._inputs()
@@ -110,7 +112,7 @@ class RowParts:
         if norm is None or part.name == "k_rope":
             return None
         heads = self.kernels.q_heads if role == "q" else self.cache.kv_heads
-        return norm_context(norm, f"{role}_weight", self.cache.dtype, part.dim, heads)
+        return norm_context(norm, self.cache.dtype, part.dim, heads)
 
     def _parts(self) -> tuple[PartContext, ...]:
         new = self.new
@@ -140,7 +142,7 @@ class RowParts:
         if any(values_by_token(self.lowered, s) or self._misfits(s) for s in mine):
             return True
         changed = self._is_changed(role) or role in self.stored
-        return changed and any(s.writer != "write/vector.j2" or s.element.endswith("x2") for s in mine)
+        return changed and any(not s.by_vectors or s.element.endswith("x2") for s in mine)
 
     def _misfits(self, segment: SegmentContext) -> bool:
         """Whether the cache's vectors are wider than those that a flat row's alignment allows."""
@@ -149,73 +151,81 @@ class RowParts:
 
     def _changes(self, part: PartContext) -> bool:
         """Whether dims that are stored become others, or share a block with some that do."""
-        return part.norm is not None or part.rotary_dim > 0 or part.sink == "tile"
+        return part.norm is not None or part.rotary_dim > 0 or part.tile
 
     def _part(self, role: str, part: _Slice) -> PartContext:
         heads = self.q_heads if role == "q" else self.blocks.heads
         width = self._rotary_width if part.rotary_dim else self._width(role, part)
         norm = self._norm(role, part)
-        bias = ""
-        if self.new.bias:
-            own = f"bias + {self._offset(role)}" if self.new.inputs == "qkv" else f"{role}_bias"
-            bias = own + (f" + head0 * {self._row(role) * heads // self.blocks.heads}" if self.blocks.split > 1 else "")
-        done = [w for w, is_done in (("bias", bias), ("norm", norm), ("RoPE", part.rotary_dim)) if is_done]
+        flat = self.new.inputs == "qkv"
+        done = [w for w, is_done in (("bias", self.new.bias), ("norm", norm), ("RoPE", part.rotary_dim)) if is_done]
         apart = self.new.inputs == "parts" and role == "k"
         context = PartContext(
             title=part.title + (f": {', '.join(done)}" if done else ""),
             role=role,
-            walk=f"{part.name.title().replace('_', '')}Walk",
-            rows=f"{part.name}_in" if apart else f"{role}_in",
+            head=HeadContext(
+                name="KRope" if part.name == "k_rope" else role.upper(),
+                roles="K's RoPE part"
+                if part.name == "k_rope"
+                else part.title.lower()
+                if part.name == "k" and self.latent
+                else role.upper(),
+                dim=part.dim,
+                rotary_dim=part.rotary_dim,
+                rotary_begin=part.rotary_begin,
+                neox=part.rotary_dim > 0 and self.rope is not None and self.rope.style == "neox",
+                width=width,
+                lanes=lanes_of(part.dim, width),
+            ),
+            given=f"{part.name}_in" if apart else f"{role}_in",
             row=part.dim if apart else self._row(role),
+            count="kQHeads" if role == "q" else "kHeads",
             heads=heads,
             begin=0 if apart else part.begin,
-            dim=part.dim,
-            rotary_dim=part.rotary_dim,
-            rotary_begin=part.rotary_begin,
-            neox=self.rope is not None and self.rope.style == "neox",
-            width=width,
-            lanes=lanes_of(part.dim, width),
-            bias=bias,
+            bias=("bias" if flat else f"{role}_bias") if self.new.bias else "",
+            bias_begin=self._offset(role) if flat else 0,
             norm=norm,
-            sink="out",
-            struct="e4m3" if self.new.q_out == "e4m3" else dtype(self.cache.dtype).c,
-            divisor="q_scale == nullptr ? 1.0f : *q_scale" if self.new.q_out == "e4m3" else "",
+            out=role == "q",
+            tile=False,
+            struct="",
+            divided=self.new.q_out == "e4m3",
         )
         if role == "q":
             return context
         segment = self._segment(role, part)
         widths = [self._width(role, p) for p in self._slices(role) if self._segment(role, p).struct == segment.struct]
         halves = min(width, *widths) == 1 and segment.element in ("i4x2", "u4x2", "e2m1x2")
-        tiled = segment.writer != "write/vector.j2" or values_by_token(self.lowered, segment) or halves
         return replace(
             context,
-            sink="tile" if tiled else "cache",
+            tile=not segment.by_vectors or values_by_token(self.lowered, segment) or halves,
             struct=segment.struct,
-            pointer=segment.pointer,
-            head="head0 + " if self.blocks.split > 1 else "",
             at=part.begin - segment.begin,
             tile_row=self._row(role),
             tile_at=part.begin,
-            divisor="",
+            divided=False,
             stored=role in self.stored,
         )
 
     def _writes(self) -> tuple[tuple[WriteContext, ...], tuple[TileContext, ...]]:
         """Segments that are copied from the caller's rows or from shared memory, and that memory."""
         written: list[WriteContext] = []
-        tiled = {p.role for p in self.parts if p.sink == "tile"}
-        direct = {p.struct for p in self.parts if p.sink == "cache"}
+        tiled = {p.role for p in self.parts if p.tile}
+        direct = {p.struct for p in self.parts if not p.out and not p.tile}
         for segment in self.lowered.segments:
             if segment.role not in self.roles or (self.stored and not self._is_tiled(segment)):
                 continue
             if segment.struct not in direct:
-                written.append(write(self.lowered, segment, self.blocks, tiled=segment.role in tiled))
+                waits, role = segment.role in tiled, segment.role
+                given, rows = ("float", f"{role}_tile") if waits else (segment.value, f"{role}_in")
+                written.append(
+                    write(self.lowered, segment, self.blocks, self.threads, tiled=waits, given=given, rows=rows)
+                )
         tiles = [TileContext(r, self.blocks.heads * self._row(r) + 4) for r in self.cache.roles if r in tiled]
         return tuple(written), tuple(replace(t, stride=-(-t.stride // 4) * 4) for t in tiles)
 
     def _is_tiled(self, segment: SegmentContext) -> bool:
         """Whether a part of the segment waits in shared memory."""
-        return any(p.struct == segment.struct and p.sink == "tile" for p in self.parts)
+        return any(p.struct == segment.struct and p.tile for p in self.parts)
 
     # Parameters --------------------------------------------------------------------------------------------------
 
@@ -357,41 +367,53 @@ class RowParts:
     # Rows in the caller's memory ---------------------------------------------------------------------------------
 
     def _inputs(self) -> tuple[InputContext, ...]:
-        found = []
+        """The caller's rows, those of parts first."""
+        found = {}
         tiled = {t.role for t in self.tiles}
-        named = {p.rows: p for p in self.parts}
-        for name, part in named.items():
-            if part.stored:
-                continue
-            array = (
-                {"k_in": "k_latent"}.get(name, name.removesuffix("_in")) if self.new.inputs == "parts" else part.role
-            )
-            found.append(InputContext(name, self._pointer(array, part.role, part.row)))
+        apart = self.new.inputs == "parts"
+        for part in self.parts:
+            if not part.stored:
+                array = {"k_in": "k_latent"}.get(part.given, part.given.removesuffix("_in")) if apart else part.role
+                found[part.given] = self._input(part.given, array, part.role, part.row)
         for role in dict.fromkeys(w.segment.role for w in self.writes):
             if role not in tiled:
-                found.append(InputContext(f"{role}_row", self._pointer(role, role, self._row(role))))
+                found[f"{role}_in"] = self._input(f"{role}_in", role, role, self._row(role))
         if self.new.takes_q:
-            found.append(
-                InputContext("q_to", self._address("q_out", self.q_heads * self.blocks.split * self.q_dim, "q"))
-            )
-        return tuple(found)
+            kind = "e4m3" if self.new.q_out == "e4m3" else dtype(self.cache.dtype).c
+            elements = self.kernels.q_heads * self.q_dim
+            found["q_to"] = InputContext("q_to", "q_out", kind, 0, elements, self._share("q", self.q_dim))
+        return tuple(found.values())
 
-    def _pointer(self, array: str, role: str, row: int) -> str:
+    def _input(self, name: str, array: str, role: str, row: int) -> InputContext:
+        """The rows of a role, with `row` elements a head."""
+        kind, share = f"const {dtype(self.cache.dtype).c}", self._share(role, row)
         if self.new.inputs == "qkv":
-            offset = self._offset(role)
-            width = self._flat
-            return self._address("qkv", width, role) + (f" + {offset}" if offset else "")
+            return InputContext(name, "qkv", kind, self._offset(role), self._flat, share)
         heads = self.kernels.q_heads if role == "q" else self.cache.kv_heads
-        return self._address(array, heads * row, role)
+        return InputContext(name, array, kind, 0, heads * row, share)
 
-    def _address(self, array: str, elements: int, role: str) -> str:
-        """A row's address, as C: `elements` a token where only requests have a stride."""
-        if self.new.rows == "padded":
-            inside = f"(int64_t)((first + row) % padded_rows) * {elements}"
-            place = f"(int64_t)((first + row) / padded_rows) * {array}_stride + {inside}"
-        else:
-            place = f"(int64_t)(first + row) * {array}_stride"
-        if self.blocks.split == 1:
-            return f"{array} + {place}"
-        own = self._row(role) * (self.q_heads // self.blocks.heads if role == "q" else 1)
-        return f"{array} + {place} + head0 * {own}"
+    def _share(self, role: str, row: int) -> int:
+        """Elements of a row that a kv head has."""
+        return row * (self.q_heads // self.blocks.heads if role == "q" else 1)
+
+
+def _named(parts: tuple[PartContext, ...]) -> tuple[PartContext, ...]:
+    """Parts whose heads and norms have names: those that are alike have one, after all their roles."""
+    heads: dict[HeadContext, list[HeadContext]] = {}
+    norms: dict[NormContext, list[HeadContext]] = {}
+    for part in parts:
+        heads.setdefault(replace(part.head, name="", roles=""), []).append(part.head)
+        if part.norm is not None:
+            norms.setdefault(replace(part.norm, type=""), []).append(part.head)
+    found = []
+    for part in parts:
+        alike = heads[replace(part.head, name="", roles="")]
+        norm = part.norm
+        if norm is not None:
+            mine = norms[replace(norm, type="")]
+            norm = replace(norm, name="".join(h.name for h in mine) + "Norm", roles=" and ".join(h.roles for h in mine))
+        head = replace(
+            part.head, name="".join(h.name for h in alike) + "Head", roles=" and ".join(h.roles for h in alike)
+        )
+        found.append(replace(part, head=head, norm=norm))
+    return tuple(found)

@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
+from kvgen.expr.nodes import Expr, const, var
+from kvgen.expr.to_c import c
 from kvgen.layout.dtypes import dtype
 from kvgen.layout.regions import Region
 from kvgen.lowering.lowered import LoweredCache
@@ -23,33 +25,29 @@ MOST_ROWS: Final = 16  # that a block takes for the sake of sectors; more would 
 MOST_BASE_ROWS: Final = 8  # that it takes otherwise: 128 tokens still fill a GPU's first wave
 SHARED_BYTES: Final = 47 << 10  # of a block's rows, angles, scales and places
 PLACE_BYTES: Final = 96
+_ZERO: Final[Expr] = const(0)
 
 
 @dataclass(frozen=True)
 class WriteContext:
-    """How a segment's new rows are stored: `value` is the C type of the rows that are read, the caller's or float in shared
-    memory; `head` the first head of the block, with its plus sign. Thread i stores scale `scale_at` of row `scale_row`, in
-    the order of memory."""
+    """How a segment's new rows are stored, and the struct `name` that a kernel spells out for that: `given` is the C type of the
+    rows that are read, the caller's or float in shared memory, `rows` their name; an access to them has `bytes`. One of three
+    ways: `blocks` whose scales are computed, `units` a lane in flight, and thread i stores number `scale_at` of row
+    `scale_row`, in the order of memory; the `tail` of a residual; or vectors, `batch` a thread in flight, neighbouring threads
+    those of neighbouring rows where it goes `by_token`."""
 
     segment: SegmentContext
-    value: str
-    value_bytes: int
+    name: str
+    given: str
+    rows: str
+    batch: int
+    units: int
+    bytes: int
     by_token: bool
-    head: str
+    blocks: bool
+    tail: bool
     scale_row: str = ""
     scale_at: str = ""
-
-    def row(self, units: int) -> str:
-        """The row of a thread's item i, of which a row has `units`, as C."""
-        return "i % rows" if self.by_token else f"i / {units}"
-
-    def unit(self, units: int) -> str:
-        """Its place in the row."""
-        return "i / rows" if self.by_token else f"i % {units}"
-
-    def access(self, width: int) -> int:
-        """Elements of the widest access to a row."""
-        return min(width, 16 // self.value_bytes)
 
 
 @dataclass(frozen=True)
@@ -102,47 +100,36 @@ def scales_by_token(cache: LoweredCache, role: str, begin: int) -> bool:
     return 0 < _token_step(scales.region) < scales.heads * scales.groups * (1 + scales.zero)
 
 
-def _digit(step: int, extent: int, last: bool) -> str:
-    """Digit of i: i / step, of so many values, as C."""
-    text = "i" if step == 1 else f"i / {step}"
-    return text if last else f"{text} % {extent}"
-
-
-def _sum(parts: list[tuple[str, int]]) -> str:
-    found = [text if factor == 1 else f"{text} * {factor}" for text, factor in parts]
-    return " + ".join(found) or "0"
-
-
 def scale_walk(region: Region, rows: int, heads: int, places: int) -> tuple[str, str]:
-    """(row, place in the row) of item i of `rows` rows of scales, as C, so that neighbouring items are neighbours in memory.
+    """(row, place in the row) of item `i` of `rows` rows of scales, so that neighbouring items are neighbours in memory.
 
     A row has `heads` blocks of heads with `places` numbers each, which lie as `region` says.
     """
+    count = heads * places
+    i = var("i", rows * count - 1)
     inner = [(s, a) for a, s in zip(region.axes, region.strides, strict=True) if a.name in ("token", "head", "dim")]
     sizes = {"token": rows, "head": heads, "dim": places}
     if any(s is None for s, _ in inner):
-        return f"i / {heads * places}", f"i % {heads * places}"
-    digits = []
+        return c(i // count), c(i % count)
+    step, row, at = 1, _ZERO, _ZERO
     for _, axis in sorted(inner, key=lambda item: (item[0] or 0, item[1].divide)):
         extent = min(axis.modulo or sizes[axis.name], max(1, sizes[axis.name] // axis.divide))
-        if extent > 1:
-            digits.append((axis, extent))
-    step, row, at = 1, [], []
-    for k, (axis, extent) in enumerate(digits):
-        text = _digit(step, extent, k == len(digits) - 1)
+        if extent == 1:
+            continue
+        digit = i // step % extent
         if axis.name == "token":
-            row.append((text, axis.divide))
+            row = row + digit * axis.divide
         else:
-            at.append((text, axis.divide * (places if axis.name == "head" else 1)))
+            at = at + digit * (axis.divide * (places if axis.name == "head" else 1))
         step *= extent
-    if step != rows * heads * places:  # a factor that a block has no whole number of
-        return f"i / {heads * places}", f"i % {heads * places}"
-    return _sum(row), _sum(at)
+    if step != rows * count:  # a factor that a block has no whole number of
+        return c(i // count), c(i % count)
+    return c(row), c(at)
 
 
 def values_by_token(cache: LoweredCache, segment: SegmentContext) -> bool:
     """Whether neighbouring tokens fill sectors that a token's own elements do not."""
-    return _by_token(cache, segment.role, segment.begin)[0] > 1 and segment.writer == "write/vector.j2"
+    return _by_token(cache, segment.role, segment.begin)[0] > 1 and segment.by_vectors
 
 
 def divide(
@@ -204,21 +191,30 @@ def within(segment: SegmentContext, blocks: Blocks) -> SegmentContext:
     return replace(segment, heads=blocks.heads, scales=scales)
 
 
-def write(cache: LoweredCache, segment: SegmentContext, blocks: Blocks, *, tiled: bool) -> WriteContext:
-    """How a segment is written, from the caller's rows or (`tiled`) from shared memory."""
-    value = "float" if tiled else segment.value
-    seen, row, at = within(segment, blocks), "", ""
-    if segment.computed:
+def write(
+    cache: LoweredCache, segment: SegmentContext, blocks: Blocks, threads: int, *, tiled: bool, given: str, rows: str
+) -> WriteContext:
+    """How a segment is written by so many threads, from the rows named `rows` of C type `given`: the caller's, or `tiled`."""
+    seen, row, at, width, units = within(segment, blocks), "", "", segment.width, 1
+    if segment.computed and not segment.residual:
         scales = next(s for s in cache.spec.storage.roles[segment.role] if s.begin == segment.begin).scales
         q = seen.scales[0]
         assert scales is not None and scales.region is not None
         row, at = scale_walk(scales.region, blocks.rows, q.blocks // q.groups, q.groups * q.each)
+        width, units = q.width, 1 if blocks.rows * q.blocks * q.lanes <= threads else q.units
+    kind = "Rows" if segment.by_vectors else "Tail" if segment.residual else "Blocks"
+    part = "Rope" if segment.struct.endswith("Rope") else ""
     return WriteContext(
         seen,
-        value=value,
-        value_bytes=4 if tiled else dtype(cache.spec.dtype).bytes,
+        name=segment.role.upper() + part + kind,
+        given=given,
+        rows=rows,
+        batch=1 if blocks.rows * seen.vectors <= threads else 2,
+        units=units,
+        bytes=min(16, width * (4 if given == "float" else dtype(cache.spec.dtype).bytes)),
         by_token=tiled and values_by_token(cache, segment),
-        head="head0 + " if blocks.split > 1 else "",
+        blocks=segment.computed and not segment.residual,
+        tail=segment.residual > 0,
         scale_row=row,
         scale_at=at,
     )

@@ -112,9 +112,9 @@ class SegmentContext:
         return bool(self.scales) and bool(self.scales[0].global_scale)
 
     @property
-    def writer(self) -> str:
-        """Which file of templates/write/ has the macro that stores new rows."""
-        return f"write/{'tail' if self.residual else 'block' if self.computed else 'vector'}.j2"
+    def by_vectors(self) -> bool:
+        """Whether new rows are stored vector by vector: a write computes no scales, and no residual waits for them."""
+        return not self.computed and not self.residual
 
     @property
     def residual(self) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 from kvgen.expr.nodes import ceil_div, const, var
@@ -141,5 +141,9 @@ def _inputs(lowered: LoweredCache, blocks: Blocks) -> tuple[RowContext, ...]:
 
 def _writes(lowered: LoweredCache, blocks: Blocks) -> tuple[WriteContext, ...]:
     """Every segment's write, from rows of the caller's type, which no step through f32 may change."""
-    found = [(s, write(lowered, s, blocks, tiled=s.role in _tiled(lowered))) for s in lowered.segments]
-    return tuple(replace(w, value=s.value, value_bytes=dtype(lowered.spec.dtype).bytes) for s, w in found)
+    found = []
+    for s in lowered.segments:
+        waits = s.role in _tiled(lowered)
+        rows = f"{s.role}_{'tile' if waits else 'in'}"
+        found.append(write(lowered, s, blocks, THREADS, tiled=waits, given=s.value, rows=rows))
+    return tuple(found)

@@ -31,7 +31,7 @@ class StoreScalesContext:
     segment: str
     scale: str
     each: int
-    places: int
+    numbers: int
     width: int
     vectors: int
     threads: int
@@ -93,7 +93,7 @@ class StoreScales(Op):
             segment=segment.struct,
             scale=kind.c,
             each=each,
-            places=places,
+            numbers=places,
             width=width,
             vectors=vectors,
             threads=THREADS,

@@ -6,6 +6,7 @@ import numpy as np
 
 from tests.golden_gpu.compare import Rule, Wanted
 from tests.golden_gpu.numbers import Array
+from tests.golden_gpu.oracle import floats
 from tests.golden_gpu.probe import Arrays, Probe, pattern
 
 LIMIT = 2.0**24
@@ -21,7 +22,9 @@ def _inputs() -> dict[str, Array]:
     parts = [least, none, quarters, -positions, rng.uniform(-LIMIT, LIMIT, 1024)]
     rest = COUNT - sum(len(part) for part in parts)
     x = np.concatenate([*parts, np.exp2(rng.uniform(-20, 24, rest))]).astype(np.float32)
-    return {"sines": np.zeros(COUNT, np.uint32), "cosines": np.zeros(COUNT, np.uint32), "in": pattern(x)}
+    outs: dict[str, Array] = {name: np.zeros(COUNT, np.uint32) for name in ("sines", "cosines")}
+    outs |= {name: np.zeros(2 * COUNT, np.uint32) for name in ("halves", "entries")}
+    return outs | {"in": pattern(x)}
 
 
 def _wanted(arrays: Arrays) -> dict[str, Wanted]:
@@ -33,6 +36,10 @@ def _wanted(arrays: Arrays) -> dict[str, Wanted]:
         for name, exact in (("sines", np.sin(x)), ("cosines", np.cos(x))):
             rule = Rule("f32", relative=2.0**-23, any_nan=True, any_zero=True)
             found[name] = Wanted(pattern(exact.astype(np.float32)), rule, exact[:, None])
+        halves = np.stack([np.cos(x), np.sin(x)], axis=1).reshape(-1, 1) / 2
+        found["halves"] = Wanted(pattern(halves.astype(np.float32)).reshape(-1), rule, halves)
+    i = np.arange(COUNT)
+    found["entries"] = floats(arrays["in"].view(np.float32)[np.stack([i, i // 2], axis=1).reshape(-1)])
     return found
 
 

@@ -133,6 +133,7 @@ def _numbers_inputs() -> dict[str, Array]:
         "eight": np.zeros(256, np.uint16),
         "four": np.zeros((32, 4), np.uint16),
         "visits": np.zeros(41, np.uint32),
+        "normed": np.zeros(320, np.uint32),
     }
 
 
@@ -142,6 +143,9 @@ def _numbers(arrays: Arrays) -> dict[str, Wanted]:
         roots = x.astype(np.float64) ** -0.5
     (a, b), (cos, sin) = np.moveaxis(arrays["pairs"].view(np.float32), 0, -1)
     rows = arrays["rows"].view(BF16).astype(np.float32)
+    normed = np.stack([rows[16 * h :][:40] for h in range(8)]).astype(np.float64)
+    factors = ((normed[:, :24] ** 2).mean(axis=1, keepdims=True) + EPS) ** -0.5
+    normed[:, :24] *= factors * (rows[:24].astype(np.float64) + 1)
     return {
         "roots": Wanted(pattern(roots.astype(np.float32)), ROOT, roots[:, None]),
         "rotated": floats(np.stack([a * cos - b * sin, b * cos + a * sin], axis=-1), any_zero=True),
@@ -149,6 +153,9 @@ def _numbers(arrays: Arrays) -> dict[str, Wanted]:
         "eight": exact(arrays["rows"]),
         "four": exact(pattern(rows.reshape(32, 8)[:, :4].astype(np.float16))),
         "visits": exact(np.array([5] * 40 + [0], np.uint32)),
+        "normed": Wanted(
+            pattern(normed.astype(np.float32).reshape(-1)), Rule("f32", relative=2.0**-21), normed.reshape(-1, 1)
+        ),
     }
 
 

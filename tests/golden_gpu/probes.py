@@ -38,6 +38,7 @@ from tests.golden_gpu import (
     tma_probes,
     warp_families,
     wgmma_probes,
+    write_row_probes,
 )
 from tests.golden_gpu.forms import Family
 from tests.golden_gpu.probe import Probe, of_family
@@ -70,6 +71,7 @@ def probes() -> tuple[Probe, ...]:
         head_probes,
         new_row_probes,
         add_probes,
+        write_row_probes,
         page_probes,
         scan_probes,
         tile_probes,

@@ -105,6 +105,7 @@ CALLED_IN = {
         name: (f"{KERNELS}/{name}.cu",)
         for name in ("kv_cache", "operands", "angles", "heads", "new_rows", "add", "pages")
     },
+    **dict.fromkeys(("store_heads", "row_norm", "write_rows"), (f"{KERNELS}/write_rows.cu",)),
     **{name: (f"{KERNELS}/{name}.cu",) for name in ("ring", "tile_scales", "split_kv", "latent", "wgmma")},
     "scan": (f"{KERNELS}/scan.cu", f"{KERNELS}/split_kv.cu"),
     **dict.fromkeys(("mbarrier", "tma", "tma_tile"), ("tests/tma/tiles.cu", f"{KERNELS}/tma_more.cu")),
@@ -171,7 +172,7 @@ def pasted(text: str) -> set[str]:
 def test_every_kernel_of_the_device_library_is_launched() -> None:
     """A call in a kernel that no probe launches would probe nothing."""
     written = re.compile(
-        r'extern "C" __global__ void (?:__\w+\([^)]*\) )?(\w+)\(|^(?:SEGMENT|AMAX|ASYMMETRIC|HEADS|SLOTS|ADD)\((\w+),',
+        r'extern "C" __global__ void (?:__\w+\([^)]*\) )?(\w+)\(|^(?:SEGMENT|AMAX|ASYMMETRIC|HEADS|SLOTS|ADD|QUANTIZED)\((\w+),',
         re.M,
     )
     for unit in {p.unit for p in probes() if p.name.startswith("library_")}:

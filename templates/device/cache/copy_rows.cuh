@@ -13,7 +13,7 @@
 #include "stored.cuh"
 
 // Where the token of a row lies. A page without pointers: its row gets missing(). `skip`: the row is not written.
-struct TokenSlot {
+struct StoredToken {
   PageRef page;
   uint32_t token;  // in the page
   bool skip;
@@ -41,7 +41,7 @@ struct TargetSlot {
 // Row `row` as token starts[b] + (row - row_offsets[b]) of the request b that it belongs to. Rows of no request, and of
 // contradictory offsets, are skipped. What is wrong with offsets, starts or page ids is reported.
 template <typename Cache, typename Index>
-__device__ TokenSlot find_token(const Cache& cache, const Index* row_offsets, const Index* starts, uint32_t row, uint32_t num_rows,
+__device__ StoredToken find_token(const Cache& cache, const Index* row_offsets, const Index* starts, uint32_t row, uint32_t num_rows,
                                 uint64_t* errors) {
   const auto [b, begin, end, padding, valid] = range_of(row_offsets, cache.batch, row, num_rows);
   if (padding) return {no_page(Fault::none), 0, true};

@@ -2,13 +2,17 @@
 // computed scale by its lanes. The rows' own elements may be asked for before it is known where they go: load, then add.
 //
 // A block of kThreads threads has some neighbouring rows, or a part of one; its threads take their slots in turn, kBatch each:
-// `first` and every kThreads-th one on, counted through the rows. Accesses to the rows are kAccess elements wide.
+// `first` and every kThreads-th one on, counted through the rows. Accesses to the rows are kAccess elements wide. A struct A, spelled
+// out in the kernel, names the segment Stored, kThreads, kBatch, kWidth and kAccess, and kLanes, kChunks and kUnroll of blocks.
 #pragma once
 
 // Elements that are written on their own, kWidth at a time: as they are, cast, or divided by a given scale.
-template <typename Cache, typename S, uint32_t kThreads, uint32_t kBatch, uint32_t kWidth, uint32_t kAccess>
+template <typename Cache, typename A>
 struct VectorAdd {
+  using S = typename A::Stored;
+  static constexpr uint32_t kThreads = A::kThreads, kBatch = A::kBatch, kWidth = A::kWidth, kAccess = A::kAccess;
   using Value = typename S::Compute;
+  using Slot = TokenSlot<typename Cache::Page>;
   static constexpr uint32_t kSlots = Cache::kHeads * S::kSize / kWidth;  // a row
 
   Vec<Value, kWidth> more[kBatch];
@@ -21,21 +25,21 @@ struct VectorAdd {
     }
   }
 
-  __device__ __forceinline__ void add(const Cache& cache, const TokenSlot<Cache>* cache_slots, const Value*, int64_t, uint32_t rows,
+  __device__ __forceinline__ void add(const Cache& cache, const Slot* cache_slots, const Value*, int64_t, uint32_t rows,
                                       uint32_t first) {
     Vec<float, kWidth> sum[kBatch];
 #pragma unroll
     for (uint32_t u = 0; u < kBatch; ++u) {
       const uint32_t i = first + u * kThreads, element = i % kSlots * kWidth;
       if (i >= rows * kSlots || !cache_slots[i / kSlots].page.found()) continue;
-      const TokenSlot<Cache>& to = cache_slots[i / kSlots];
+      const Slot& to = cache_slots[i / kSlots];
       load_elements<S>(sum[u], cache, to.page, to.token, element / S::kSize, element % S::kSize);
     }
 #pragma unroll
     for (uint32_t u = 0; u < kBatch; ++u) {
       const uint32_t i = first + u * kThreads, element = i % kSlots * kWidth;
       if (i >= rows * kSlots || !cache_slots[i / kSlots].page.found()) continue;
-      const TokenSlot<Cache>& to = cache_slots[i / kSlots];
+      const Slot& to = cache_slots[i / kSlots];
 #pragma unroll
       for (uint32_t j = 0; j < kWidth; ++j) sum[u].e[j] = __fadd_rn(sum[u].e[j], to_f32(more[u].e[j]));
       store_elements<S>(cache, to.page, to.token, element / S::kSize, element % S::kSize, sum[u]);
@@ -64,10 +68,13 @@ __device__ __forceinline__ void dequantize_in_block(float (&x)[N], const Raw<typ
 
 // Blocks whose scale a write computes, kLanes neighbouring lanes each (see store_block). kHeld: a lane keeps its codes and its
 // part of the rows in registers; else it reads them twice. The old scale it keeps in any case, the new one overwrites it.
-template <typename Cache, typename S, uint32_t kThreads, uint32_t kBatch, uint32_t kLanes, uint32_t kWidth, uint32_t kChunks,
-          uint32_t kUnroll, uint32_t kAccess>
+template <typename Cache, typename A>
 struct BlockAdd {
+  using S = typename A::Stored;
+  static constexpr uint32_t kThreads = A::kThreads, kBatch = A::kBatch, kWidth = A::kWidth, kAccess = A::kAccess;
+  static constexpr uint32_t kLanes = A::kLanes, kChunks = A::kChunks, kUnroll = A::kUnroll;
   using Value = typename S::Compute;
+  using Slot = TokenSlot<typename Cache::Page>;
   static constexpr bool kHeld = kUnroll == kChunks;
   static constexpr uint32_t kKept = kHeld ? kChunks : 1, kBlock = S::kBlockHeads * S::kBlockDims;
   static constexpr uint32_t kGroups = (S::kSize + S::kBlockDims - 1) / S::kBlockDims;
@@ -103,7 +110,7 @@ struct BlockAdd {
     }
   }
 
-  __device__ __forceinline__ void add(const Cache& cache, const TokenSlot<Cache>* cache_slots, const Value* from, int64_t stride,
+  __device__ __forceinline__ void add(const Cache& cache, const Slot* cache_slots, const Value* from, int64_t stride,
                                       uint32_t rows, uint32_t first) {
     constexpr uint32_t kEach = 1 + S::kZero;
     const float global = global_scale_of<S>(cache);
@@ -114,7 +121,7 @@ struct BlockAdd {
     for (uint32_t u = 0; u < kBatch; ++u) {
       const uint32_t slot = first + u * kThreads;
       if (slot >= rows * kSlots || !cache_slots[slot / kSlots].page.found()) continue;
-      const TokenSlot<Cache>& to = cache_slots[slot / kSlots];
+      const Slot& to = cache_slots[slot / kSlots];
       const uint32_t block = slot % kSlots / kLanes;
       load_scales<S, S::kBlockDims, 1>(scales[u], cache, to.page, to.token, block / kGroups * S::kBlockHeads, block % kGroups * S::kBlockDims);
       if constexpr (kHeld) {
@@ -130,7 +137,7 @@ struct BlockAdd {
     for (uint32_t u = 0; u < kBatch; ++u) {
       const uint32_t slot = first + u * kThreads;
       if (slot >= rows * kSlots || !cache_slots[slot / kSlots].page.found()) continue;
-      const TokenSlot<Cache>& to = cache_slots[slot / kSlots];
+      const Slot& to = cache_slots[slot / kSlots];
       const uint32_t block = slot % kSlots / kLanes;
       const BlockScale old = {{to_f32(scales[u].e[0])}, {S::kZero ? to_f32(scales[u].e[S::kZero]) : 0.0f}};
       const auto sum = [&](float (&x)[kWidth], uint32_t c) {

@@ -50,3 +50,16 @@ __device__ __forceinline__ void sincos_f32(float angle, float& s, float& c) {
   s = __uint_as_float(sine_bits ^ swap ^ (turned & 0x80000000u));
   c = __uint_as_float(cosine_bits ^ swap ^ ((turned + 0x40000000u) & 0x80000000u));
 }
+
+// Cosine and sine of an angle in radians, both times `factor`.
+__device__ __forceinline__ float2 cos_sin_of(float angle, float factor = 1.0f) {
+  float2 found;
+  sincos_f32(angle, found.y, found.x);
+  return {found.x * factor, found.y * factor};
+}
+
+// Cosine and sine as a row of a table has them, at two places of it.
+template <typename T>
+__device__ __forceinline__ float2 cos_sin_in(const T* row, uint32_t cosine, uint32_t sine) {
+  return {to_f32(row[cosine]), to_f32(row[sine])};
+}

@@ -1,13 +1,14 @@
 // Heads of a step's rows in registers: bias, RMS norm and RoPE, in f32, before they are stored.
 #pragma once
 
-// How kLanes lanes share a head of kDim elements, of which RoPE rotates kRotaryDim from kRotaryBegin on. A lane has pairs of
-// vectors of kWidth elements, half of kRotaryDim apart, so that neighbouring lanes have neighbouring vectors: neox rotates the
-// two of a pair against each other, interleaved neighbours in a vector. The dims that stay follow in the same way. So no lane
-// asks another one for an element.
-template <uint32_t kDim_, uint32_t kRotaryBegin, uint32_t kRotaryDim, bool kNeox, uint32_t kWidth_, uint32_t kLanes_>
+// How H::kLanes lanes share a head. H, spelled out in the kernel, has kDim, kWidth, kLanes, kRotaryBegin, kRotaryDim and kNeox: of
+// kDim elements, RoPE rotates kRotaryDim from kRotaryBegin on. A lane has pairs of vectors of kWidth elements, half of kRotaryDim
+// apart, so that neighbouring lanes have neighbouring vectors: neox rotates the two of a pair against each other, interleaved
+// neighbours in a vector. The dims that stay follow in the same way. So no lane asks another one for an element.
+template <typename H>
 struct HeadLayout {
-  static constexpr uint32_t kDim = kDim_, kWidth = kWidth_, kLanes = kLanes_;
+  static constexpr uint32_t kDim = H::kDim, kWidth = H::kWidth, kLanes = H::kLanes, kRotaryBegin = H::kRotaryBegin, kRotaryDim = H::kRotaryDim;
+  static constexpr bool kNeox = H::kNeox;
   static constexpr uint32_t kPairs = (kDim + 2 * kWidth - 1) / (2 * kWidth);
   static constexpr uint32_t kChunks = (kPairs + kLanes - 1) / kLanes;
   static constexpr uint32_t kRotaryPairs = kRotaryDim / (2 * kWidth);  // pairs of vectors that are rotated
@@ -61,9 +62,27 @@ __device__ __forceinline__ void take(float (&x)[N], const Cache& cache, const Pa
   for (uint32_t i = 0; i < N; ++i) x[i] = values.e[i];
 }
 
+template <uint32_t kLanes>
+__device__ __forceinline__ float reduce_sum(float x, uint32_t mask) {
+#pragma unroll
+  for (uint32_t step = kLanes / 2; step > 0; step /= 2) x += __shfl_xor_sync(mask, x, step);
+  return x;
+}
+
+// 1 / sqrt(x), within about a unit of the last place.
+__device__ __forceinline__ float rsqrt_f32(float x) {
+  float y;
+  asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return x < infinity() ? fmaf(0.5f * y, fmaf(-x * y, y, 1.0f), y) : y;
+}
+
+// 1 / the root of a mean square.
+__device__ __forceinline__ float rms_factor(float squares, float count, float eps) { return rsqrt_f32(squares / count + eps); }
+
 // What a lane has of a head; elements that there are not are 0.
-template <typename W>
+template <typename H>
 struct Head {
+  using W = HeadLayout<H>;
   float x[W::kChunks][2][W::kWidth];
 
   // Calls each(vector, its first element) for the vectors that there are.
@@ -122,9 +141,17 @@ struct Head {
     return sum;
   }
 
-  // The first kCount elements times `factor`, rounded to T where the weights come after that cast, times weight + offset.
-  template <uint32_t kCount, bool kCastBeforeWeight, typename T, typename Weight>
-  __device__ __forceinline__ void scale(float factor, const Weight* weight, float offset, uint32_t lane) {
+  // RMS norm of the head's first N::kCount elements, in all lanes of the head. N, spelled out in the kernel, has kCount, kEps,
+  // kOffset (of the weights) and the type Cast to which heads are rounded before the weights: float, not at all.
+  template <typename N, typename Weight>
+  __device__ __forceinline__ void norm(const Weight* weight, uint32_t lane) {
+    const uint32_t mask = 0xffffffffu >> (32 - W::kLanes) << (threadIdx.x % 32 - lane);
+    norm_by<N>(rms_factor(reduce_sum<W::kLanes>(squares<N::kCount>(lane), mask), (float)N::kCount, N::kEps), weight, lane);
+  }
+  // The same where the sum is over more than the head, which made `factor`.
+  template <typename N, typename Weight>
+  __device__ __forceinline__ void norm_by(float factor, const Weight* weight, uint32_t lane) {
+    constexpr uint32_t kCount = N::kCount < W::kDim ? N::kCount : W::kDim;
     constexpr uint32_t kRead = within_block(W::kWidth, kCount);  // weights that surely lie together
     vectors(lane, [&](float (&at)[W::kWidth], uint32_t e) {
 #pragma unroll
@@ -135,7 +162,7 @@ struct Head {
 #pragma unroll
         for (uint32_t i = 0; i < kRead; ++i) {
           const float y = at[j + i] * factor;
-          at[j + i] = (kCastBeforeWeight ? to_f32(from_f32<T>(y)) : y) * (w[i] + offset);
+          at[j + i] = (kSame<typename N::Cast, float> ? y : to_f32(from_f32<typename N::Cast>(y))) * (w[i] + N::kOffset);
         }
       }
     });
@@ -166,20 +193,3 @@ struct Head {
     a = first;
   }
 };
-
-template <uint32_t kLanes>
-__device__ __forceinline__ float reduce_sum(float x, uint32_t mask) {
-#pragma unroll
-  for (uint32_t step = kLanes / 2; step > 0; step /= 2) x += __shfl_xor_sync(mask, x, step);
-  return x;
-}
-
-// 1 / sqrt(x), within about a unit of the last place.
-__device__ __forceinline__ float rsqrt_f32(float x) {
-  float y;
-  asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return x < infinity() ? fmaf(0.5f * y, fmaf(-x * y, y, 1.0f), y) : y;
-}
-
-// 1 / the root of a mean square.
-__device__ __forceinline__ float rms_factor(float squares, float count, float eps) { return rsqrt_f32(squares / count + eps); }

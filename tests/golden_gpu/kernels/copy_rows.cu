@@ -24,7 +24,7 @@ extern "C" __global__ void copy_find(const int32_t* offsets, const int32_t* star
   const uint32_t row = threadIdx.x, num_rows = blockDim.x, i = blockIdx.x * num_rows + row;
   const int32_t *own = offsets + 4 * blockIdx.x, *start = starts + 3 * blockIdx.x;
   uint64_t* words = errors + 5 * blockIdx.x;
-  const TokenSlot token = find_token(requests, own, blockIdx.x == 3 ? nullptr : start, row, num_rows, words);
+  const StoredToken token = find_token(requests, own, blockIdx.x == 3 ? nullptr : start, row, num_rows, words);
   tokens[i] = told(requests.cache, token.page, token.token, token.skip);
   const TargetSlot target = find_target(requests, own, start, row, num_rows, words + 1);
   targets[i] = told(requests.cache, target.page, target.token, 0);
@@ -47,7 +47,7 @@ using KeyDims = RoleValues<Role<Key, RopePart, false>, float, 32, 16>;
 extern "C" __global__ void copy_rows(uint8_t* codes, f16* scales, bf16* values, const int32_t* lengths, const uint32_t* table, float* k, float* dims,
                                      uint8_t* k_codes, bf16* v, f16* k_scales, float* named) {
   const Cache cache = cache_of(codes, scales, values, lengths, table);
-  __shared__ TokenSlot slots[24];
+  __shared__ StoredToken slots[24];
   __shared__ GapSlot gaps[24];
   __shared__ int64_t places[24];
   if (threadIdx.x < 24) {
@@ -89,7 +89,7 @@ extern "C" __global__ void copy_pieces(uint8_t* codes, f16* scales, bf16* values
   const auto [last, first] = row_vector<Tokens>(i);
   uint32_t* to = places + 6 * i;
   to[0] = row, to[1] = vector, to[2] = last, to[3] = first, to[4] = place_in_row<Apart>(vector * 8), to[5] = place_in_row<Tokens>(vector * 8);
-  __shared__ TokenSlot slots[24];
+  __shared__ StoredToken slots[24];
   if (i < 24) slots[i] = {cache.page_of(0, i), i % kTokens, false};
   __syncthreads();
   Vec<uint8_t, 8> vectors[1];  // of rows 0 to 6
