@@ -11,7 +11,7 @@ from typing import Final
 
 TARGETS: Final = (
     "ops/*.cu.j2",
-    "attend/*.j2",
+    "attention/*.j2",
     "cache/*.j2",
     "places/*.j2",
     "device/*/*.cuh",

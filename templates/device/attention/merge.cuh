@@ -39,7 +39,7 @@ enum class Finished : uint8_t { early, last, miscounted };
 
 // Publishes this block's writes and takes part in the count; who comes last sets the counter back for the next layer. A
 // counter that counts more blocks than there are has been overwritten. All threads call it.
-__device__ __forceinline__ Finished finish_among(uint32_t* counter, uint32_t blocks) {
+__device__ __forceinline__ Finished sync_finish_among(uint32_t* counter, uint32_t blocks) {
   __threadfence();
   __syncthreads();
   uint32_t before = 0;
@@ -200,7 +200,7 @@ __device__ __forceinline__ void merge_request(const KvChunk& chunk, const Partia
   // A group's counter is that of its first slot.
   const uint32_t in_group = min(kFanIn, chunk.num_chunks - group * kFanIn);
   uint32_t index = chunk.index % kFanIn, blocks = in_group;  // this block among those of the counter
-  Finished finished = finish_among(partials.counter(chunk.slot + group * kFanIn), blocks);
+  Finished finished = sync_finish_among(partials.counter(chunk.slot + group * kFanIn), blocks);
   if (finished == Finished::last && groups > 1) {
     float* leader = first + (uint64_t)group * kFanIn * partials.kStride;
     if (in_group > 1) {
@@ -210,7 +210,7 @@ __device__ __forceinline__ void merge_request(const KvChunk& chunk, const Partia
     }
     index = group, blocks = groups;
     // Chunks 1 of a request of several groups always exist, and their counters are free.
-    finished = finish_among(partials.counter(chunk.slot + 1), blocks);
+    finished = sync_finish_among(partials.counter(chunk.slot + 1), blocks);
   }
   if (finished == Finished::early) return;
   const bool known = finished == Finished::last;

@@ -1,5 +1,5 @@
 // Adding rows to what a cache holds: an element is read, added to in f32 and written back by one thread, a block with a
-// computed scale by its lanes. The rows' own elements may be asked for before it is known where they go: load, then add.
+// computed scale by its lanes. The rows' own elements may be asked for before it is known where they go: load_rows, then store_sum.
 //
 // A block of kThreads threads has some neighbouring rows, or a part of one; its threads take their slots in turn, kBatch each:
 // `first` and every kThreads-th one on, counted through the rows. Accesses to the rows are kAccess elements wide. A struct A, spelled
@@ -25,7 +25,7 @@ struct VectorAdd {
     }
   }
 
-  __device__ __forceinline__ void add(const Cache& cache, const Slot* cache_slots, const Value*, int64_t, uint32_t rows,
+  __device__ __forceinline__ void store_sum(const Cache& cache, const Slot* cache_slots, const Value*, int64_t, uint32_t rows,
                                       uint32_t first) {
     Vec<float, kWidth> sum[kBatch];
 #pragma unroll
@@ -110,13 +110,11 @@ struct BlockAdd {
     }
   }
 
-  __device__ __forceinline__ void add(const Cache& cache, const Slot* cache_slots, const Value* from, int64_t stride,
-                                      uint32_t rows, uint32_t first) {
-    constexpr uint32_t kEach = 1 + S::kZero;
-    const float global = global_scale_of<S>(cache);
-    const uint32_t lane = threadIdx.x % kLanes, mask = 0xffffffffu >> (32 - kLanes) << (threadIdx.x % 32 - lane);
-    Raw<typename S::Element, kWidth> codes[kBatch][kKept];
-    Vec<typename S::Scale, kEach> scales[kBatch];
+  // What the cache has in the thread's slots: the scale of each, and where kHeld its codes.
+  using Scales = Vec<typename S::Scale, 1 + S::kZero>;
+  using Codes = Raw<typename S::Element, kWidth>;
+  __device__ static __forceinline__ void load_old(Scales (&scales)[kBatch], Codes (&codes)[kBatch][kKept], const Cache& cache, const Slot* cache_slots,
+                                                  uint32_t rows, uint32_t first) {
 #pragma unroll
     for (uint32_t u = 0; u < kBatch; ++u) {
       const uint32_t slot = first + u * kThreads;
@@ -132,6 +130,15 @@ struct BlockAdd {
         }
       }
     }
+  }
+
+  __device__ __forceinline__ void store_sum(const Cache& cache, const Slot* cache_slots, const Value* from, int64_t stride,
+                                      uint32_t rows, uint32_t first) {
+    const float global = global_scale_of<S>(cache);
+    const uint32_t lane = threadIdx.x % kLanes, mask = 0xffffffffu >> (32 - kLanes) << (threadIdx.x % 32 - lane);
+    Codes codes[kBatch][kKept];
+    Scales scales[kBatch];
+    load_old(scales, codes, cache, cache_slots, rows, first);
     if constexpr (kLanes > 1) __syncwarp(mask);  // all lanes have the old scale, before the first one overwrites it
 #pragma unroll
     for (uint32_t u = 0; u < kBatch; ++u) {

@@ -27,7 +27,7 @@ __device__ __forceinline__ void add_rows(const Cache& cache, const bf16* rows, u
   Adder adder;
   adder.load_rows(rows, kStride, kRows, threadIdx.x);
   __syncthreads();
-  adder.add(cache, cache_slots, rows, kStride, kRows, threadIdx.x);
+  adder.store_sum(cache, cache_slots, rows, kStride, kRows, threadIdx.x);
 }
 // As kernels spell it out: elements, and lanes, chunks and those that are unrolled of a block.
 template <typename S, uint32_t kW, uint32_t kA, uint32_t kL = 1, uint32_t kC = 1, uint32_t kU = 1>
