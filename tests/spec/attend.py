@@ -1,4 +1,4 @@
-"""The functions of attend/score.j2 in a kernel of their own, asked about places on the CPU machine."""
+"""The functions of attention/masks.j2 in a kernel of their own, asked about places on the CPU machine."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def context(mask: Mask, score: Score | None = None) -> AttentionContext:
 
 def text_of(a: AttentionContext) -> str:
     """Everything that the macros write."""
-    m: Any = environment().get_template("attend/score.j2").module
-    return "\n".join(str(part) for part in (m.inputs(a), m.first(a), m.last(a), m.visible(a), m.score(a)))
+    m: Any = environment().get_template("attention/masks.j2").module
+    return "\n".join(str(part) for part in (m.inputs(a), m.mask(a), m.visible(a), m.score(a)))
 
 
 def _argument(p: Param) -> Argument:
@@ -64,7 +64,7 @@ def ask(
 ) -> dict[str, Answers]:
     """What the functions of each case say about the places, fields of struct At each; one kernel for all cases."""
     made = {name: context(*case) for name, case in cases.items()}
-    macros: Any = environment().get_template("attend/score.j2").module
+    macros: Any = environment().get_template("attention/masks.j2").module
     params = {p.name: p for a in made.values() for p in a.params if p.name != "valid_tokens"}
     text = ['#include "cache.cuh"', '#include "../device/attention/split_kv.cuh"']
     text += [f"namespace of_{name} {{\n{text_of(a)}\n}}" for name, a in made.items()]
@@ -83,8 +83,8 @@ def ask(
         text += [
             f"  const of_{name}::Inputs in{i} = of_{name}::{macros.fill(a)};",
             f"  words[({at}) * 3] = of_{name}::visible(in{i}, at);",
-            f"  words[({at}) * 3 + 1] = of_{name}::first_visible(at.position);",
-            f"  words[({at}) * 3 + 2] = of_{name}::end_visible(at.position, at.tokens);",
+            f"  words[({at}) * 3 + 1] = of_{name}::Mask::first(at.position);",
+            f"  words[({at}) * 3 + 2] = of_{name}::Mask::last(at.position, at.tokens);",
             f"  numbers[{at}] = of_{name}::score(in{i}, at, scores[n]);",
         ]
     own = [
