@@ -28,7 +28,7 @@ from kvgen.cli.git_versions import at_revision, on_disk
 from kvgen.cli.project import Project, open_project
 from kvgen.compile import Image, Job, Unit, compile_many, compile_unit, default_cache
 from kvgen.compile.flatten import flatten
-from kvgen.compile.sass import histogram, sass
+from kvgen.compile.sass import histogram, instructions_of, sass
 from kvgen.errors import KvgenError, ToolError
 
 _ENTRY: Final = re.compile(r"__global__ void\s+(?:__\w+__\([^)]*\)\s*)*(\w+)\(")
@@ -135,8 +135,7 @@ def _compiled(jobs: list[Job]) -> list[Image]:
 def _same(before: Image, after: Image) -> bool:
     if before.data == after.data:
         return True
-    listings = (sass(image.data, cache=default_cache()) for image in (before, after))
-    first, second = ("\n".join(line for line in text.splitlines() if "/*" in line) for text in listings)
+    first, second = (instructions_of(sass(image.data, cache=default_cache())) for image in (before, after))
     return first == second and before.resources == after.resources
 
 

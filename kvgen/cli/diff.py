@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from kvgen.cli.selection import Chosen
 
 _COLOURS: Final = {"+": "green", "-": "red", "@": "cyan"}
+_MACHINE_CODE: Final = "machine_code"  # a digest: what matters is that it differs
 _COSTS: Final = (
     "registers",
     "spills",
@@ -163,7 +164,9 @@ def _line(delta: Delta) -> Text:
     line.append(named(delta.kernel), "bold")
     line.append(f" {named(delta.arch)}" if delta.arch else "")
     line.append(": " if delta.state == "changed" else f": {delta.state}")
-    shown = {what: step for what, step in delta.facts.items() if step != (0, None) and step != (None, 0)}
+    shown = {what: step for what, step in delta.facts.items() if step not in ((0, None), (None, 0))}
+    if delta.state != "changed":
+        shown.pop(_MACHINE_CODE, None)
     if delta.state != "changed" and shown:
         line.append(", ")
     for number, (what, step) in enumerate(shown.items()):
@@ -174,6 +177,9 @@ def _line(delta: Delta) -> Text:
 
 def _append_fact(line: Text, what: str, step: Step) -> None:
     before, after = step
+    if what == _MACHINE_CODE:
+        line.append("other machine code")
+        return
     if before is None or after is None:
         line.append(f"{what} {after if before is None else before}")
         return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from concurrent.futures import ThreadPoolExecutor
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from kvgen.plan.kernel import KernelPlan
 
 _WRITER: Final = "kvgen compile --record"
-_FORM: Final = 2  # of the text; what an older kvgen wrote is recorded anew
+_FORM: Final = 3  # of the text; what an older kvgen wrote is recorded anew
 
 
 @dataclass(frozen=True)
@@ -127,7 +128,7 @@ def _facts(given: Mapping[str, object]) -> dict[str, int]:
 def record(images: list[Image], digests: dict[str, str], plans: Mapping[str, KernelPlan]) -> str:
     """The text of one set's resources.json; `digests` and `plans` by unit name. Needs the SASS tools."""
     from kvgen.compile import default_cache
-    from kvgen.compile.sass import count_classes, histogram, sass
+    from kvgen.compile.sass import count_classes, histogram, instructions_of, sass
 
     with ThreadPoolExecutor() as pool:
         listings = list(pool.map(lambda image: sass(image.data, cache=default_cache()), images))
@@ -142,6 +143,7 @@ def record(images: list[Image], digests: dict[str, str], plans: Mapping[str, Ker
             "shared": image.resources.static_shared + plans[image.unit_name].shared_on(image.arch),
             "instructions": sum(opcodes.values()),
             **count_classes(opcodes),
+            "machine_code": int(hashlib.sha256(instructions_of(listing).encode()).hexdigest()[:8], 16),
         }
     return _text({"written_by": _WRITER, "form": _FORM, "nvrtc": installed(), "kernels": kernels})
 

@@ -81,6 +81,11 @@ def _key(tool: Path, cubin: bytes) -> bytes:
     return hashlib.sha256(f"sass {tool.name} {state.st_size} {state.st_mtime_ns}\n".encode() + cubin).digest()
 
 
+def instructions_of(sass_text: str) -> str:
+    """A listing's lines of machine code, without what names the file and its sections."""
+    return "\n".join(line for line in sass_text.splitlines() if "/*" in line)
+
+
 def histogram(sass_text: str) -> dict[str, int]:
     """How often each opcode occurs, modifiers included ("LDG.E.128.CONSTANT"), the most frequent first."""
     return dict(Counter(_INSTRUCTION.findall(sass_text)).most_common())

@@ -88,6 +88,27 @@ def _accesses(arrays: Arrays) -> dict[str, Wanted]:
     return {"out": exact(out.view(np.uint32)), "numbers": exact(np.arange(100, 132, dtype=np.uint32))}
 
 
+def _teams_inputs() -> dict[str, Array]:
+    return {
+        "in": random_bytes(4 * 192, 185).view(np.uint32),
+        "cleared": np.zeros(108, np.uint32),
+        "out": np.zeros(192, np.uint32),
+    }
+
+
+def _teams(arrays: Arrays) -> dict[str, Wanted]:
+    """100 words are zeros, four on both sides are not; teams go round 5, 8 and 11 times."""
+    cleared = np.full(108, 0xEEEEEEEE, np.uint32)
+    cleared[4:104] = 0
+    teams = []
+    for team in range(3):
+        sums: Array = arrays["in"][64 * team : 64 * (team + 1)]
+        for _ in range(5 + 3 * team):
+            sums = 3 * sums + np.roll(sums, -1)
+        teams.append(sums)
+    return {"cleared": exact(cleared), "out": exact(np.concatenate(teams))}
+
+
 # Scales of tiles ----------------------------------------------------------------------------------------------------
 
 TILE, HEADS, HEAD, DIMS, LINES = 16, 2, 1, 40, 8
@@ -181,6 +202,7 @@ def probes() -> list[Probe]:
     return [
         Probe("library_ring_copies", "ring", "ring_copies", _copies_inputs, _copies, BLOCK, shapes, MOST_BYTES),
         Probe("library_ring_accesses", "ring", "ring_accesses", _accesses_inputs, _accesses, 32),
+        Probe("library_ring_teams", "ring", "ring_teams", _teams_inputs, _teams, 192),
         Probe("library_scales_of_tiles", "tile_scales", "tile_scales_held", _held_inputs, _held, 32, held),
         Probe("library_scales_halves", "tile_scales", "tile_scales_halves", _halves_inputs, _halves, 32),
     ]

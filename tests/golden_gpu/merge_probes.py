@@ -135,6 +135,47 @@ def _partials(arrays: Arrays) -> dict[str, Wanted]:
     }
 
 
+# What teams have, and where a workspace of 2 SM parts, 5 rows, 2 chunks and 3 slots has partial results of 32 floats.
+TEAM_COUNTERS, TEAM_PARTIALS, TEAM_WORDS = (64 + 16 + 16) // 4, (64 + 16 + 16 + 32 + 2 * 48) // 4, 56 + 3 * 2 * 32
+
+
+def _teams_inputs() -> dict[str, Array]:
+    chunks = _chunks(np.random.default_rng(196), 6, 3, 8).reshape(2, 3, 3, 10)
+    chunks[0, :, 1, 0], chunks[0, :, 1, 1:] = -np.inf, 0  # no team saw a token
+    return {"in": pattern(chunks), "workspace": np.full(TEAM_WORDS, UNUSED, np.uint32)}
+
+
+def _teams(arrays: Arrays) -> dict[str, Wanted]:
+    memory, chunks = np.full(TEAM_WORDS, UNUSED, np.uint32), arrays["in"].view(np.float32)
+    found = memory.view(np.float32).astype(np.float64)
+    for block in range(2):
+        slot, sums = 1 + block, _merged(chunks[block])
+        sums[2, 1] = np.nan
+        found[TEAM_COUNTERS + slot * 2 + block] = (3.0, 3.5)[block]
+        to = found[TEAM_PARTIALS + (slot * 2 + block) * 32 :]
+        to[:3], to[3:6], to[8:32] = sums[:, 0], sums[:, 1], sums[:, 2:].reshape(-1)
+    return {"workspace": near(found, 1e-5)}
+
+
+def _weights_inputs() -> dict[str, Array]:
+    chunks = _chunks(np.random.default_rng(197), 11, 3, 4)
+    chunks[4, 1, 1] = np.nan
+    return {
+        "in": pattern(chunks),
+        "partials": np.full((11, 20), UNUSED, np.uint32),
+        "out": np.zeros(34 * 3, np.uint32),
+    }
+
+
+def _weights(arrays: Arrays) -> dict[str, Wanted]:
+    """No weight of a chunk that is not there; the third column is left alone."""
+    chunks = arrays["in"].view(np.float32)
+    out, sums = np.full((34, 3), 77.0), _merged(chunks)[:2]
+    out[:32, :2], out[32, :2], out[33, :2] = 0, sums[:, 0], sums[:, 1]
+    out[:11, :2] = _factor(chunks[:, :2, 0].astype(np.float64), sums[:, 0])
+    return {"partials": exact(_in_memory(chunks, 20)), "out": near(out.reshape(-1), 1e-5)}
+
+
 def _request_arrays(counts: tuple[int, ...], chunks: Array, rng: np.random.Generator) -> dict[str, Array]:
     """Requests of so many chunks, whose blocks come side by side."""
     listed, slot = [], 0
@@ -290,6 +331,8 @@ def probes() -> list[Probe]:
         Probe("library_split_loads", UNIT, "split_loads", _loads_inputs, _loads, 32),
         Probe("library_split_last", UNIT, "split_last", _last_inputs, _last, 64, (3 * len(COUNTED), 1, 1)),
         Probe("library_split_partials", UNIT, "split_partials", _partials_inputs, _partials, 64),
+        Probe("library_split_weights", UNIT, "split_weights", _weights_inputs, _weights, 32),
+        Probe("library_split_teams", UNIT, "split_teams", _teams_inputs, _teams, 64, (2, 1, 1)),
         Probe("library_split_requests", UNIT, "split_requests", _requests_inputs, of_plan, 32, (chunks, 1, 1)),
         Probe(
             "library_split_overwritten", UNIT, "split_requests", _overwritten_inputs, of_none, 32, (overwritten, 1, 1)

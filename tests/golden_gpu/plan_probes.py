@@ -50,7 +50,8 @@ def _told(requests: list[Request], kinds: list[int], share: int, chunks: int) ->
 
 def _listed(cut: list[tuple[list[int], list[int]]], stamp: int) -> tuple[Array, list[int]]:
     """The list of chunks, and where each request's begin: of each request its chunk and the tokens at which it is cut."""
-    found, begins, slot = [], [], 0
+    found: list[list[int]] = []
+    begins, slot = [], 0
     for chunk, cuts in cut:
         begins.append(len(found))
         for i in range(len(cuts) - 1):

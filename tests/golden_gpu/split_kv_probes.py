@@ -387,6 +387,77 @@ def _chunks(arrays: Arrays) -> dict[str, Wanted]:
     return {"out": exact(np.where(np.array(right)[:, None], arrays["chunks"], none))}
 
 
+# The words of a workspace by what differs from a right plan's: whether it is planned, and the SM parts that have no range.
+PART_STARTS: Final = (0, 5, 5, 12, 20, 33, 39, 39)
+ROW_KINDS: Final = (0, 0, 1, 2, 0, 3, 0, 0, 1, 0, 2, 0)
+PART_STAMP: Final = HEADER[12]
+PART_CASES: Final[tuple[tuple[dict[int, int], bool, tuple[int, ...]], ...]] = (
+    ({}, True, ()),
+    ({10: 0}, True, ()),  # every row is a request's
+    ({11: 1}, True, ()),  # the last row offset is wrong
+    ({2: 0}, False, ()),  # planned for another call
+    ({1: 6}, False, ()),
+    ({19: 0}, True, (2, 3)),  # no start of this plan's
+    ({16: _stamp_at(PART_STAMP, 0) + 6, 11: 1}, True, (0,)),  # it begins past its end
+)
+
+
+def _parts_inputs() -> dict[str, Array]:
+    right = np.zeros(32, np.uint32)
+    right[:16] = HEADER
+    right[16:24] = [(_stamp_at(PART_STAMP, i) + start) % 2**32 for i, start in enumerate(PART_STARTS)]
+    right[24:27] = np.array(ROW_KINDS, np.uint8).view(np.uint32)
+    workspaces = np.tile(right, (len(PART_CASES), 1))
+    for own, (change, _, _) in zip(workspaces, PART_CASES, strict=True):
+        for at, word in change.items():
+            own[at] = word % 2**32
+    return {
+        "workspaces": workspaces,
+        "errors": np.zeros((len(PART_CASES), 7), np.uint64),
+        "out": np.full((len(PART_CASES), 7, 16), 77, np.uint32),
+    }
+
+
+def _fault(code: int, request: int, position: int) -> int:
+    return 2**64 - 1 - (position << 32 | request << 8 | code)
+
+
+def _parts(arrays: Arrays) -> dict[str, Wanted]:
+    """Rows' kinds, whether it is planned, whether rows are nobody's, the first chunk, the count of chunks, the stamp."""
+    errors, out = np.zeros_like(arrays["errors"]), np.zeros_like(arrays["out"])
+    for i, (change, planned, without) in enumerate(PART_CASES):
+        for part, (begin, end) in enumerate(pairwise(PART_STARTS)):
+            has = planned and part not in without and begin < end
+            out[i, part, :11] = ROW_KINDS[:11] if planned else ORPHAN
+            out[i, part, 11:13] = planned, not planned or change.get(10, 1)
+            out[i, part, 13:] = begin if has else 0, end - begin if has else 0, PART_STAMP
+            if not planned or part in without:
+                errors[i, part] = _fault(PLAN, 0, 0)
+            elif change.get(11, 0):
+                errors[i, part] = _fault(OFFSETS, 4, 11)
+    return {"errors": exact(errors), "out": exact(out)}
+
+
+# Masks ----------------------------------------------------------------------------------------------------------------
+
+
+def _masks_inputs() -> dict[str, Array]:
+    rng = np.random.default_rng(196)
+    tokens = rng.integers(1, 20, 32)
+    positions = (tokens * rng.random(32)).astype(np.int64)
+    positions[:6], tokens[:6] = [3, 4, 5, 0, 2**31, 9], [4, 5, 6, 1, 2**31 + 1, 3]
+    return {"in": np.stack([positions, tokens], axis=1).astype(np.uint32), "out": np.full((32, 9), 77, np.uint32)}
+
+
+def _masks(arrays: Arrays) -> dict[str, Wanted]:
+    """The first token that is seen, the one after the last, and whether rows before the first token see any."""
+    out = []
+    for position, tokens in arrays["in"].tolist():
+        last = min(position + 1, tokens)
+        out.append([0, last, 0, max(0, position - 4), last, 0, 0, tokens, 1])
+    return {"out": exact(np.array(out, np.uint32))}
+
+
 def probes() -> list[Probe]:
     """All of this module."""
     lists, headers = len(_claims_inputs()["counts"]), len(list(_header_cases()))
@@ -412,4 +483,6 @@ def probes() -> list[Probe]:
             tail=planned,
         ),
         Probe("library_split_chunks", UNIT, "split_chunks", _chunks_inputs, _chunks, chunks, tail=call),
+        Probe("library_split_parts", UNIT, "split_parts", _parts_inputs, _parts, 11, (7, len(PART_CASES), 1)),
+        Probe("library_split_masks", UNIT, "split_masks", _masks_inputs, _masks, 32),
     ]

@@ -107,6 +107,10 @@ CALLED_IN = {
     },
     **dict.fromkeys(("store_heads", "row_norm", "write_rows"), (f"{KERNELS}/write_rows.cu",)),
     **{name: (f"{KERNELS}/{name}.cu",) for name in ("ring", "tile_scales", "split_kv", "latent", "wgmma")},
+    "columns": (f"{KERNELS}/columns.cu", f"{KERNELS}/split_kv.cu"),
+    "merge": (f"{KERNELS}/split_kv.cu",),
+    **dict.fromkeys(("mma_tile", "tile_copy"), (f"{KERNELS}/mma_tile.cu",)),
+    "simt_tokens": (f"{KERNELS}/simt_tokens.cu",),
     "scan": (f"{KERNELS}/scan.cu", f"{KERNELS}/split_kv.cu"),
     **dict.fromkeys(("mbarrier", "tma", "tma_tile"), ("tests/tma/tiles.cu", f"{KERNELS}/tma_more.cu")),
     "cp_async": ("tests/tma/cp_async.cu", f"{KERNELS}/ring.cu"),
@@ -119,9 +123,11 @@ DEFINED = re.compile(r"__device__ [^(=;{}]*?\b(\w+)\(")
 
 
 def functions(header: str) -> set[str]:
-    """What a header's users may call on a GPU that probes run on: not what is private or needs a newer one."""
+    """What a header's users may call on a GPU that probes run on: not what is private or needs a newer one, nor
+    operators, which are called without a name.
+    """
     newer = re.sub(r"#if __CUDA_ARCH__ >= 1\d{3}\b.*?#endif", "", header, flags=re.DOTALL)
-    return set(DEFINED.findall(re.sub(r"\n private:.*?\n};", "", newer, flags=re.DOTALL)))
+    return set(DEFINED.findall(re.sub(r"\n private:.*?\n};", "", newer, flags=re.DOTALL))) - {"operator"}
 
 
 def calls(text: str, name: str) -> bool:
@@ -151,6 +157,7 @@ __device__ __forceinline__ void only_newer() {}
 #endif
 struct A {
   __device__ static constexpr const char* name() { return ""; }
+  __device__ __forceinline__ float operator()(int x) const { return 1.0f; }
  private:
   __device__ int hidden() const { return 1; }
 };
@@ -172,7 +179,8 @@ def pasted(text: str) -> set[str]:
 def test_every_kernel_of_the_device_library_is_launched() -> None:
     """A call in a kernel that no probe launches would probe nothing."""
     written = re.compile(
-        r'extern "C" __global__ void (?:__\w+\([^)]*\) )?(\w+)\(|^(?:SEGMENT|AMAX|ASYMMETRIC|HEADS|SLOTS|ADD|QUANTIZED)\((\w+),',
+        r'extern "C" __global__ void (?:__\w+\([^)]*\) )?(\w+)\('
+        r"|^(?:SEGMENT|AMAX|ASYMMETRIC|HEADS|SLOTS|ADD|QUANTIZED|ATTEND)\((\w+),",
         re.M,
     )
     for unit in {p.unit for p in probes() if p.name.startswith("library_")}:

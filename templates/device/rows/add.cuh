@@ -81,6 +81,8 @@ struct BlockAdd {
   static constexpr uint32_t kBlocks = (Cache::kHeads + S::kBlockHeads - 1) / S::kBlockHeads * kGroups;
   static constexpr uint32_t kSlots = kBlocks * kLanes;  // a row
 
+  using Scales = Vec<typename S::Scale, 1 + S::kZero>;
+  using Codes = Raw<typename S::Element, kWidth>;
   Vec<Value, kWidth> more[kBatch][kKept];
 
   // The head and dim of chunk c of a slot; whether there is such a chunk.
@@ -107,28 +109,6 @@ struct BlockAdd {
           const Chunk at = chunk_of(slot, c);
           if (slot < rows * kSlots && at.live) load_row(more[u][c], from, stride, slot, at);
         }
-    }
-  }
-
-  // What the cache has in the thread's slots: the scale of each, and where kHeld its codes.
-  using Scales = Vec<typename S::Scale, 1 + S::kZero>;
-  using Codes = Raw<typename S::Element, kWidth>;
-  __device__ static __forceinline__ void load_old(Scales (&scales)[kBatch], Codes (&codes)[kBatch][kKept], const Cache& cache, const Slot* cache_slots,
-                                                  uint32_t rows, uint32_t first) {
-#pragma unroll
-    for (uint32_t u = 0; u < kBatch; ++u) {
-      const uint32_t slot = first + u * kThreads;
-      if (slot >= rows * kSlots || !cache_slots[slot / kSlots].page.found()) continue;
-      const Slot& to = cache_slots[slot / kSlots];
-      const uint32_t block = slot % kSlots / kLanes;
-      load_scales<S, S::kBlockDims, 1>(scales[u], cache, to.page, to.token, block / kGroups * S::kBlockHeads, block % kGroups * S::kBlockDims);
-      if constexpr (kHeld) {
-#pragma unroll
-        for (uint32_t c = 0; c < kChunks; ++c) {
-          const Chunk at = chunk_of(slot, c);
-          if (at.live) load_raw<S, kWidth>(codes[u][c], to.page, to.token, at.head, at.dim);
-        }
-      }
     }
   }
 
@@ -164,6 +144,27 @@ struct BlockAdd {
       };
       store_block<S, kLanes, kWidth, kChunks, kUnroll>(cache, to.page, to.token, block / kGroups * S::kBlockHeads,
                                                        block % kGroups * S::kBlockDims, lane, mask, global, sum);
+    }
+  }
+
+ private:
+  // What the cache has in the thread's slots: the scale of each, and where kHeld its codes.
+  __device__ static __forceinline__ void load_old(Scales (&scales)[kBatch], Codes (&codes)[kBatch][kKept], const Cache& cache, const Slot* cache_slots,
+                                                  uint32_t rows, uint32_t first) {
+#pragma unroll
+    for (uint32_t u = 0; u < kBatch; ++u) {
+      const uint32_t slot = first + u * kThreads;
+      if (slot >= rows * kSlots || !cache_slots[slot / kSlots].page.found()) continue;
+      const Slot& to = cache_slots[slot / kSlots];
+      const uint32_t block = slot % kSlots / kLanes;
+      load_scales<S, S::kBlockDims, 1>(scales[u], cache, to.page, to.token, block / kGroups * S::kBlockHeads, block % kGroups * S::kBlockDims);
+      if constexpr (kHeld) {
+#pragma unroll
+        for (uint32_t c = 0; c < kChunks; ++c) {
+          const Chunk at = chunk_of(slot, c);
+          if (at.live) load_raw<S, kWidth>(codes[u][c], to.page, to.token, at.head, at.dim);
+        }
+      }
     }
   }
 };

@@ -1,4 +1,4 @@
-// ring.cuh, and the copies of cp_async.cuh that it is made of: rows of every length, in every way, into tiles of 0xee.
+// ring.cuh, and the copies of cp_async.cuh that it is made of: rows of every length, in every way, into tiles of 0xee; teams of threads.
 #include "../../../templates/device/base/types.cuh"
 #include "../../../templates/device/memory/ring.cuh"
 
@@ -82,4 +82,27 @@ extern "C" __global__ void ring_accesses(const uint8_t* in, Vec<uint32_t, 4>* ou
   cp_async_wait<0>();
   for (uint32_t i = 0; i < 6; ++i) out[32 * i + lane] = held[i][lane];
   numbers[lane] = by_memory(100 + lane, 200 + lane, 300 + lane);
+}
+
+// Words between others that stay as they are, cleared by 96 threads of 192; then three teams of 64 threads go round as often as each likes:
+// a thread adds what its neighbour in the team left the round before.
+extern "C" __global__ void ring_teams(const uint32_t* in, uint32_t* cleared, uint32_t* out) {
+  struct alignas(16) Held {
+    uint32_t before[4], words[100], after[4];
+  };
+  __shared__ Held held;
+  __shared__ uint32_t sums[2][192];
+  const uint32_t i = threadIdx.x, team = i / 64;
+  if (i < 108) ((uint32_t*)&held)[i] = 0xeeeeeeeeu;
+  __syncthreads();
+  if (i < 96) clear_shared<96>(held.words);
+  __syncthreads();
+  if (i < 108) cleared[i] = ((const uint32_t*)&held)[i];
+  uint32_t mine = in[i];
+  for (uint32_t round = 0; round < 5 + 3 * team; ++round) {
+    sums[round % 2][i] = mine;
+    sync_team<64>(team);
+    mine = 3 * mine + sums[round % 2][team * 64 + (i + 1) % 64];
+  }
+  out[i] = mine;
 }

@@ -1,11 +1,13 @@
-// split_kv.cuh: whose rows are whose, what a request's chunk is, where a workspace has what, what of it is a plan's, and partial results
-// merged.
+// split_kv.cuh and merge.cuh: whose rows are whose, what a request's chunk is, what masks show, where a workspace has what, what of it is
+// a plan's, and partial results merged.
 #include "../../../templates/device/base/types.cuh"
 #include "../../../templates/device/base/fault.cuh"
 #include "../../../templates/device/base/index.cuh"
 #include "../../../templates/device/memory/copy.cuh"
 #include "../../../templates/device/base/scan.cuh"
+#include "../../../templates/device/quant/elements.cuh"
 #include "../../../templates/device/attention/split_kv.cuh"
+#include "../../../templates/device/attention/merge.cuh"
 
 // A thread a row, a block a list of offsets.
 template <uint32_t kRows, typename Index>
@@ -121,57 +123,119 @@ extern "C" __global__ void split_loads(const float* in, float* out) {
 extern "C" __global__ void split_last(uint32_t* counters, const uint32_t* blocks, uint32_t* cells, uint32_t* sums, uint32_t* times) {
   const uint32_t group = blockIdx.x / 3;
   if (threadIdx.x == 33) cells[blockIdx.x] = blockIdx.x * blockIdx.x + 7;
-  const Finished finished = finish_among(counters + 2 * group, blocks[group]);
+  const Finished finished = sync_finish_among(counters + 2 * group, blocks[group]);
   atomicAdd(&times[3 * group + (uint32_t)finished], 1);
   if (finished == Finished::last && threadIdx.x < 3) atomicAdd(&sums[group], ((volatile uint32_t*)cells)[3 * group + threadIdx.x]);
 }
 
 // Where the numbers of a partial result are: its maxima, sums and sums by weights, column by column.
-template <uint32_t kCols, uint32_t kDim>
+template <typename Out>
 __device__ __forceinline__ void put(float* to, const float* from) {
-  using P = Partial<kCols, kDim>;
-  for (uint32_t col = threadIdx.x; col < kCols; col += blockDim.x) {
-    *P::max(to + col) = from[col * (2 + kDim)];
-    *(P::sum(to) + col) = from[col * (2 + kDim) + 1];
-    for (uint32_t dim = 0; dim < kDim; ++dim) *P::out(to, col, dim) = from[col * (2 + kDim) + 2 + dim];
+  using P = Partial<Out>;
+  for (uint32_t col = threadIdx.x; col < Out::kCols; col += blockDim.x) {
+    *(P::max(to) + col) = from[col * (2 + Out::kDim)];
+    *(P::sum(to) + col) = from[col * (2 + Out::kDim) + 1];
+    for (uint32_t dim = 0; dim < Out::kDim; ++dim) *P::out(to, col, dim) = from[col * (2 + Out::kDim) + 2 + dim];
   }
 }
+// What a column comes to, [2 + dims]; a sum of NaN where its request failed.
+template <typename Out>
+__device__ __forceinline__ void put_column(float* to, uint32_t dim, const ColumnSums<Out::kVec>& sums) {
+  if (dim == 0) to[0] = sums.row_max, to[1] = sums.failed ? nan_f32() : sums.row_sum;
+  for (uint32_t n = 0; n < Out::kVec; ++n) to[2 + dim + n] = sums.out.e[n];
+}
+
+template <uint32_t kT, uint32_t kC, uint32_t kD, uint32_t kV, uint32_t kBlocks = 1, uint32_t kOfTeams = 1>
+struct Results {
+  static constexpr uint32_t kThreads = kT, kTeams = kOfTeams, kCols = kC, kDim = kD, kVec = kV, kColumnBlocks = kBlocks;
+};
 
 // One block: more numbers than its threads sum at once, of fewer chunks than a warp weighs at once, and of more. What a column comes to
 // is [column][2 + dims].
-template <uint32_t kCols, uint32_t kDim, uint32_t kVec>
+template <typename Out>
 __device__ __forceinline__ void merged(const float* in, float* partials, uint32_t count, uint32_t cols, float* out) {
-  using P = Partial<kCols, kDim>;
-  __shared__ float scratch[kMergeFloats<kCols>];
-  for (uint32_t s = 0; s < count; ++s) put<kCols, kDim>(partials + s * (P::kFloats + 4), in + s * kCols * (2 + kDim));
+  using P = Partial<Out>;
+  __shared__ float scratch[kMergeFloats<Out::kCols>];
+  for (uint32_t s = 0; s < count; ++s) put<Out>(partials + s * (P::kFloats + 4), in + s * Out::kCols * (2 + Out::kDim));
   __syncthreads();
-  merge_partials<64, kCols, kDim, kVec>(partials, P::kFloats + 4, count, cols, scratch, [&](uint32_t col, uint32_t dim, float max, float sum, const Vec<float, kVec>& x) {
-    float* to = out + col * (2 + kDim);
-    if (dim == 0) to[0] = max, to[1] = sum;
-    for (uint32_t n = 0; n < kVec; ++n) to[2 + dim + n] = x.e[n];
-  });
+  merge_partials<Out>(KvChunk::unclaimed(0), partials, P::kFloats + 4, count, cols, scratch,
+                      [&](const KvChunk&, uint32_t col, uint32_t dim, const ColumnSums<Out::kVec>& sums) {
+                        put_column<Out>(out + col * (2 + Out::kDim), dim, sums);
+                      });
 }
 extern "C" __global__ void split_partials(const float* pairs, const float* fours, float* pair_partials, float* four_partials, float* pairs_to, float* fours_to) {
-  merged<2, 140, 2>(pairs, pair_partials, 7, 2, pairs_to);
-  merged<3, 260, 4>(fours, four_partials, 40, 2, fours_to);
+  merged<Results<64, 2, 140, 2>>(pairs, pair_partials, 7, 2, pairs_to);
+  merged<Results<64, 3, 260, 4>>(fours, four_partials, 40, 2, fours_to);
+}
+
+// What chunks weigh, by one warp, in 2 of 3 columns: [chunk][column], then the columns' maxima and sums.
+extern "C" __global__ void split_weights(const float* in, float* partials, float* out) {
+  using Out = Results<32, 3, 4, 4>;
+  __shared__ float scratch[kMergeFloats<3>];
+  for (uint32_t i = threadIdx.x; i < kMergeFloats<3>; i += 32) scratch[i] = 77.0f;
+  for (uint32_t s = 0; s < 11; ++s) put<Out>(partials + s * Partial<Out>::kFloats, in + s * 18);
+  __syncthreads();
+  weigh_partials<Out>(scratch, partials, Partial<Out>::kFloats, 11, 2);
+  __syncthreads();
+  for (uint32_t i = threadIdx.x; i < kMergeFloats<3>; i += 32) out[i] = scratch[i];
 }
 
 // A block a chunk, of 3 columns of 4 dims of which 2 are used; the second of two kv heads.
 extern "C" __global__ void split_requests(const float* in, const Vec<uint32_t, 4>* chunks, float* partials, uint32_t* counters, uint64_t* errors, float* out,
                                          uint32_t* times) {
-  using P = Partial<3, 4>;
+  using Out = Results<32, 3, 4, 4, 2>;
   __shared__ float scratch[kMergeFloats<3>];
   const Vec<uint32_t, 4> own = chunks[blockIdx.x];
   KvChunk chunk = {};
   chunk.b = own.e[0], chunk.index = own.e[1], chunk.num_chunks = own.e[2], chunk.slot = own.e[3];
-  float* second = partials + P::kFloats;
-  put<3, 4>(second + (uint64_t)(chunk.slot + chunk.index) * 2 * P::kFloats, in + blockIdx.x * 18);
-  merge_request<32, 3, 4, 4>(chunk, second, 2 * P::kFloats, counters + 1, 2, 2, scratch, errors, [&](uint32_t col, uint32_t dim, float max, float sum, const Vec<float, 4>& x) {
-    float* to = out + (chunk.b * 2 + col) * 6;
-    to[0] = max, to[1] = sum;
-    for (uint32_t n = 0; n < 4; ++n) to[2 + dim + n] = x.e[n];
-    atomicAdd(&times[chunk.b], 1);
+  const Partials<Out> mine = {partials + Partial<Out>::kFloats, counters + 1};
+  put<Out>(mine.at(chunk.slot + chunk.index), in + blockIdx.x * 18);
+  merge_request<Out>(chunk, mine, 2, scratch, errors, [&](const KvChunk& of, uint32_t col, uint32_t dim, const ColumnSums<4>& sums) {
+    put_column<Out>(out + (of.b * 2 + col) * 6, dim, sums);
+    atomicAdd(&times[of.b], 1);
   });
+}
+
+// Three teams' sums, [block][team][column][2 + dims], together, to slot 1 + block of a workspace, where both blocks of a chunk have one;
+// the last column's request failed. A number to the slot's counter.
+extern "C" __global__ void split_teams(const float* in, uint8_t* workspace) {
+  using Out = Results<64, 3, 8, 4, 2, 3>;
+  struct Merged {
+    float max[3][3], sum[3][3];
+    alignas(16) float out[3][3][8 + 4];
+  };
+  __shared__ Merged held;
+  for (uint32_t i = threadIdx.x; i < 90; i += 64) {
+    const uint32_t team = i / 30, col = i / 10 % 3, at = i % 10;
+    (at == 0 ? held.max[team][col] : at == 1 ? held.sum[team][col] : held.out[team][col][at - 2]) = in[blockIdx.x * 90 + i];
+  }
+  __syncthreads();
+  const Partials<Out> partials = partials_in<Out>(workspace, {2, 5, 2, 3}, blockIdx.x);
+  const uint32_t slot = 1 + blockIdx.x, i = threadIdx.x;
+  if (i == 0) *partials.counter(slot) = 0x40400000u + blockIdx.x * 0x200000u;
+  if (i < 6) store_partial<Out>(partials.at(slot), i / 2, i % 2 * 4, merge_teams<Out>(held, i / 2, i % 2 * 4, i / 2 == 2));
+}
+
+// A block an SM part of 7, of a workspace of 128 bytes: what it does of the plan, and the kind of each of 11 rows.
+extern "C" __global__ void split_parts(uint8_t* workspaces, uint64_t* errors, uint32_t* out) {
+  const uint32_t block = blockIdx.y * 7 + blockIdx.x;
+  const PlannedPart part = read_plan<2>(workspaces + 128 * blockIdx.y, {7, 12, 40, 30}, 0x0123456789abcdefull, 5, 11, blockIdx.x, errors + block);
+  uint32_t* to = out + 16 * block;
+  to[threadIdx.x] = (uint32_t)part.kind_of(threadIdx.x);
+  if (threadIdx.x != 0) return;
+  to[11] = part.planned, to[12] = part.has_unclaimed, to[13] = part.begin < part.end ? part.begin : 0, to[14] = part.end - part.begin, to[15] = part.stamp;
+}
+
+// A thread a position and tokens: what each mask shows of them.
+template <typename M>
+__device__ __forceinline__ void mask(const Vec<uint32_t, 2>& in, uint32_t* to) {
+  to[0] = M::first(in.e[0]), to[1] = M::last(in.e[0], in.e[1]), to[2] = M::kEarlyRowsSee;
+}
+extern "C" __global__ void split_masks(const Vec<uint32_t, 2>* in, uint32_t* out) {
+  uint32_t* to = out + 9 * threadIdx.x;
+  mask<CausalMask>(in[threadIdx.x], to);
+  mask<WindowMask<5>>(in[threadIdx.x], to + 3);
+  mask<FullMask>(in[threadIdx.x], to + 6);
 }
 
 // Rounds of sums, of two types: [round][thread] before, then all.

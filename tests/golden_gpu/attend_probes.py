@@ -1,0 +1,277 @@
+"""Attention of a warp over tiles of tokens in pages (kernels/mma_tile.cu), in float64: what it comes to in whatever order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+
+from tests.golden_gpu.column_probes import UNUSED, close
+from tests.golden_gpu.compare import Wanted
+from tests.golden_gpu.memory_probes import exact
+from tests.golden_gpu.mma_probes import QUAD, ROW
+from tests.golden_gpu.numbers import Array
+from tests.golden_gpu.probe import Arrays, Probe, pattern
+
+UNIT: Final = "mma_tile"
+BF16, E4M3 = ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn
+PAGES, IN_PAGE, HEADS, DIMS, GROUP, HEAD, SLACK = 14, 8, 2, 40, 2, 1, 8
+PAGE_ID: Final = 1
+Floats = NDArray[np.float64]
+
+# Pages of each request: K of the first one's grow with the tokens, so that maxima rise. A page outside the pool is read in
+# chunk 3, and lies before the tokens of chunk 1.
+TABLE: Final = (
+    (0, 1, 2, 3, 4, 5, 6, 7),
+    (9, 99, 3, 8, 1, 2, 0, 4),
+    (13, 12, 11, 10, 9, 8, 0, 2),
+    (4, 11, 99, 2, 7, 0, 0, 0),
+)
+# Request, first row, rows, tokens, first token and the one after the last one.
+CHUNKS: Final = (
+    (0, 0, 7, 53, 0, 53),
+    (1, 7, 1, 40, 16, 33),
+    (2, 8, 3, 64, 32, 64),
+    (3, 11, 4, 30, 5, 30),
+    (0, 15, 4, 2, 0, 2),  # more rows than tokens
+)
+ROWS: Final = 19
+
+
+@dataclass(frozen=True)
+class Way:
+    """A kernel: the type of codes, tokens of a tile, its columns, the tokens that a row at a position sees, and its scales."""
+
+    kernel: str
+    kind: Any
+    tile: int
+    cols: int
+    sees: Callable[[int, int], bool]
+    scaled: str = ""
+
+
+def _causal(position: int, token: int) -> bool:
+    return token <= position
+
+
+def _window(size: int, position: int, token: int) -> bool:
+    return position - size < token <= position
+
+
+WAYS: Final = (
+    Way("tile_plain", BF16, 32, 8, _causal),
+    Way("tile_special", BF16, 16, 16, partial(_window, 9)),
+    Way("tile_tokens", E4M3, 32, 8, _causal, "tokens"),
+    Way("tile_groups", np.int8, 16, 16, lambda position, token: True, "groups"),
+    Way("tile_channels", np.int8, 32, 8, partial(_window, 20), "channels"),
+)
+SPECIAL: Final = ((2, 3, 7, np.inf), (6, 1, 0, np.nan), (6, 4, 39, -np.inf), (12, 5, 11, np.inf), (10, 7, 20, np.nan))
+
+
+def _scales(way: Way, rng: np.random.Generator) -> Array:
+    """Of K and V: of tokens and heads of a page, of groups of 20 dims of those, of heads and dims."""
+    if way.scaled == "tokens":
+        found = np.exp2(rng.uniform(-1, 1, (PAGES, 2, IN_PAGE, HEADS, 1))).astype(np.float32)
+        found[6, 1, 1, HEAD] = np.inf  # of V, of a token that the last columns alone see
+        found[11, 1] *= np.float32(2.0**40)
+        return found
+    if way.scaled == "groups":
+        return (rng.uniform(0.5, 1.5, (PAGES, 2, IN_PAGE, HEADS, 2)) / 50).astype(np.float16)
+    return (rng.uniform(0.2, 2, (2, HEADS, DIMS)) / 50).astype(np.float16)
+
+
+def _inputs(way: Way, seed: int) -> dict[str, Array]:
+    rng = np.random.default_rng(seed)
+    shape = (PAGES, IN_PAGE, HEADS, DIMS)
+    keys, values = rng.standard_normal(shape), np.exp2(rng.uniform(-4, 4, shape))  # sums of V do not cancel
+    keys[5:8] *= 3
+    if way.kernel == "tile_special":
+        for page, token, dim, x in SPECIAL:
+            values[page, token, HEAD, dim] = x
+    if way.kind is np.int8:
+        keys, values = np.clip(np.rint(keys * 30), -127, 127), np.rint(rng.uniform(1, 127, shape))
+    return {
+        "keys": pattern(keys.astype(way.kind)),
+        "values": pattern(values.astype(way.kind)),
+        "scales": pattern(_scales(way, rng)),
+        "table": np.array(TABLE, np.uint32),
+        "chunks": np.array([[*own, 0, 1, 0, 0, 0, 0] for own in CHUNKS], np.uint32),
+        "q": pattern(rng.standard_normal((ROWS, HEADS * GROUP, DIMS)).astype(BF16)),
+        "max": np.full((len(CHUNKS), way.cols), UNUSED, np.uint32),
+        "sum": np.full((len(CHUNKS), way.cols), UNUSED, np.uint32),
+        "out": np.full((len(CHUNKS), way.cols, DIMS), UNUSED, np.uint32),
+        "failures": np.full(len(CHUNKS), UNUSED, np.uint32),
+        "errors": np.zeros(len(CHUNKS), np.uint64),
+    }
+
+
+@dataclass
+class Memory:
+    """K and V of the head that is asked for, as products take them, float64 `[page, token, dim]`, and what else scales them."""
+
+    keys: Floats
+    values: Floats
+    token_scales: Floats  # of K, then V: [2, page, token]
+    channels: Floats  # of K, then V: [2, dim]
+
+
+def _memory(way: Way, arrays: Arrays) -> Memory:
+    kinds: dict[str, Any] = {"tokens": np.float32, "groups": np.float16, "channels": np.float16, "": np.float16}
+    keys, values = (arrays[name].view(way.kind).astype(np.float64)[:, :, HEAD] for name in ("keys", "values"))
+    scales = arrays["scales"].view(kinds[way.scaled]).astype(np.float64)
+    found = Memory(keys, values, np.ones((2, PAGES, IN_PAGE)), np.ones((2, DIMS)))
+    if way.scaled == "tokens":
+        found.token_scales = scales[:, :, :, HEAD, 0].transpose(1, 0, 2)
+    elif way.scaled == "channels":
+        found.channels = scales[:, HEAD]
+    elif way.scaled == "groups":
+        each = np.repeat(scales[:, :, :, HEAD], 20, axis=-1)
+        found.keys, found.values = (
+            (x * each[:, n]).astype(np.float16).astype(np.float64) for n, x in enumerate((keys, values))
+        )
+    return found
+
+
+def _rounded_query(way: Way, q: Floats, scales: Floats) -> Floats:
+    """With the scales of K's dims, rounded as f16 has it where the largest is in [1, 2)."""
+    x = (q * scales).astype(np.float32)
+    if not way.scaled or not x.any():
+        return x.astype(np.float64)
+    unit = 2.0 ** np.floor(np.log2(np.abs(x).max()))
+    rounded: Floats = (x / unit).astype(np.float16).astype(np.float64) * unit
+    return rounded
+
+
+def _column(way: Way, memory: Memory, own: tuple[int, ...], i: int, q: Floats) -> tuple[float, float, Floats]:
+    """Maximum, sum and sums of V, relative to a maximum that follows the tiles' when they pass it by 2^SLACK."""
+    b, _, rows, tokens, begin, end = own
+    position = tokens - rows + i
+    query = _rounded_query(way, q, memory.channels[0])
+    top, total, out = -np.inf, 0.0, np.zeros(DIMS)
+    for first in range(begin // way.tile * way.tile, end, way.tile):
+        seen = []
+        for token in range(max(first, begin), min(first + way.tile, end)):
+            if not (way.sees(position, token) and (position >= 0 or way.scaled == "groups")):
+                continue
+            page, offset = TABLE[b][token // IN_PAGE], token % IN_PAGE
+            if page >= PAGES:
+                seen.append((0.0, np.zeros(DIMS)))
+                continue
+            key, value = memory.token_scales[:, page, offset]
+            score = float(query @ memory.keys[page, offset]) * key * 0.5 * np.log2(np.e)
+            seen.append((score, memory.values[page, offset] * value * memory.channels[1]))
+        high = max((score for score, _ in seen), default=-np.inf)
+        if high > top + SLACK:
+            shrink = 0.0 if np.isneginf(top) else 2.0 ** (top - high)
+            top, total, out = high, total * shrink, out * shrink
+        for score, value in seen:
+            total += 2.0 ** (score - top)
+            out = out + 2.0 ** (score - top) * value
+    return top, total, out
+
+
+def _wanted(way: Way, arrays: Arrays) -> dict[str, Wanted]:
+    memory, q = _memory(way, arrays), arrays["q"].view(BF16).astype(np.float64)
+    shape = (len(CHUNKS), way.cols)
+    top, total, out = np.zeros(shape), np.zeros(shape), np.zeros((*shape, DIMS))
+    for n, own in enumerate(CHUNKS):
+        for col in range(way.cols):
+            i, row = min(col // GROUP, own[2] - 1), own[1] + col // GROUP
+            mine = q[row, HEAD * GROUP + col % GROUP] if col // GROUP < own[2] else np.zeros(DIMS)
+            top[n, col], total[n, col], out[n, col] = _column(way, memory, own, i, mine)
+    errors = np.zeros(len(CHUNKS), np.uint64)
+    errors[3] = 2**64 - 1 - (2 * IN_PAGE << 32 | 3 << 8 | PAGE_ID)
+    return {
+        "max": close(top, 1e-5, 1e-4),
+        "sum": close(total, 2e-4),
+        "out": close(out, 2.0**-8 if way.kind is BF16 else 2.0**-10),
+        "failures": exact(np.array([0, 0, 0, 1, 0], np.uint32)),
+        "errors": exact(errors),
+    }
+
+
+# What these are made of ---------------------------------------------------------------------------------------------
+
+
+LANES: Final = np.arange(32)
+
+
+def _queries_inputs() -> dict[str, Array]:
+    return {
+        "in": np.random.default_rng(246).integers(0, 2**32, (3, 2, 32, 2), np.uint32),
+        "dims": np.zeros((2, 2, 32, 2), np.uint32),
+        "out": np.zeros((3, 2, 32, 2), np.uint32),
+    }
+
+
+def _queries(arrays: Arrays) -> dict[str, Wanted]:
+    """Pairs in steps of 16 dims: of 16 bits two neighbours, 8 dims on for the other register; of 8 bits four for both."""
+    dims = np.zeros((2, 2, 32, 2), np.uint32)
+    for lane in range(32):
+        step, half, j = lane // 8, lane // 4 % 2, lane % 4
+        for e in range(2):
+            if lane < 24:  # three steps of 16 dims
+                dims[0, 0, lane, e] = 1 + 16 * step + 8 * half + 2 * j + e
+            dims[1, 0, lane, e] = 1 + 16 * step + 4 * j + 2 * half + e
+    return {"dims": exact(dims), "out": exact(arrays["in"])}
+
+
+def _numbers_inputs() -> dict[str, Array]:
+    return {
+        "in": pattern(np.random.default_rng(247).standard_normal(32).astype(np.float32)),
+        "largest": np.zeros(32, np.uint32),
+        "factors": np.zeros((32, 2), np.uint32),
+        "weights": np.zeros((32, 3), np.uint32),
+        "rescaled": np.zeros((32, 3, 4), np.uint32),
+    }
+
+
+def _numbers(arrays: Arrays) -> dict[str, Wanted]:
+    x = arrays["in"].view(np.float32).astype(np.float64)
+    largest = x.reshape(8, 4).max(axis=0)[QUAD]
+    weights = np.stack([np.zeros(32), np.exp2(x / 4), np.exp2(x * (2 + 2 * QUAD) - 3)], axis=1)
+    rescaled = np.tile(np.arange(1.0, 13).reshape(3, 4), (32, 1, 1))
+    rescaled[:, :, 1::2] *= x[:, None, None]
+    return {
+        "largest": close(largest, 0.0, 1e-30),
+        "factors": close(np.stack([x, LANES + 0.5], axis=1), 0.0, 1e-30),
+        "weights": close(weights, 1e-5),
+        "rescaled": close(rescaled, 1e-6),
+    }
+
+
+def _values_inputs() -> dict[str, Array]:
+    return {"out": np.full((3, 32, 4), UNUSED, np.uint32)}
+
+
+def _values(_: Arrays) -> dict[str, Wanted]:
+    """V begins after 32 tokens of 40 elements of K; registers: dims 8 on, tokens 8 on. There are no dims from 40 on."""
+    out = np.zeros((3, 32, 4), np.uint32)
+    for block in range(3):
+        for r in range(4):
+            dim, token = 16 * block + ROW + r % 2 * 8, 16 + 2 * QUAD + r // 2 * 8
+            at = 32 * DIMS + token * DIMS + dim
+            out[block, :, r] = np.where(dim < DIMS, at | at + DIMS << 16, 0)
+    return {"out": exact(out)}
+
+
+def probes() -> list[Probe]:
+    """All of this module."""
+    chunks = (len(CHUNKS), 1, 1)
+    attending = [
+        Probe(
+            f"library_{way.kernel}", UNIT, way.kernel, partial(_inputs, way, 240 + n), partial(_wanted, way), 32, chunks
+        )
+        for n, way in enumerate(WAYS)
+    ]
+    return [
+        *attending,
+        Probe("library_tile_queries", UNIT, "tile_queries", _queries_inputs, _queries, 32),
+        Probe("library_tile_numbers", UNIT, "tile_numbers", _numbers_inputs, _numbers, 32),
+        Probe("library_tile_values", UNIT, "tile_values", _values_inputs, _values, 32),
+    ]

@@ -1,0 +1,269 @@
+// mma_tile.cuh and tile_copy.cuh: attention of a warp over a chunk of tokens in pages of 8, with each kind of elements and scales.
+#include "runs.cuh"
+#include "../../../templates/device/base/fault.cuh"
+
+struct PageIds {
+  uint32_t id;
+  Fault fault;
+};
+
+#include "../../../templates/device/attention/tile_copy.cuh"
+#include "../../../templates/device/attention/tile_scales.cuh"
+
+constexpr uint32_t kPages = 14, kTable = 8, kGroup = 2, kQHeads = kHeads * kGroup, kHead = 1;
+
+// What K and V of a page have of scales: none, those of V's tokens behind those of K's, or none but those of a head's dims.
+template <typename E, typename S, Recipe kHow, uint32_t kD>
+struct KeyRun : Run<E, S, kHow, false, 1, kD> {};
+template <typename E, typename S, Recipe kHow, uint32_t kD>
+struct ValueRun : Run<E, S, kHow, false, 1, kD> {
+  using Base = Run<E, S, kHow, false, 1, kD>;
+  __device__ static E* base(const PageRef& page) { return (E*)page.plain; }
+  template <typename C>
+  __device__ static S* scales(const C& cache, const PageRef& page) {
+    return (S*)page.scales + kTokens * Base::kScaleRow;
+  }
+};
+template <typename E, bool kIsV>
+struct ChannelRun : Run<E, f16, Recipe::amax, false, 1, 1> {
+  __device__ static E* base(const PageRef& page) { return kIsV ? (E*)page.plain : (E*)page.codes; }
+  template <typename C>
+  __device__ static f16* scales(const C& cache, const PageRef&) {
+    return (f16*)cache.scales + kIsV * kHeads * kDims;
+  }
+};
+
+template <typename K, typename V>
+struct Cache {
+  static constexpr uint32_t page_tokens = kTokens;
+  uint8_t *keys, *values;
+  typename K::Scale* scales;
+  const uint32_t* table;
+
+  __device__ PageIds page_ids(uint32_t b, uint32_t i) const {
+    if (i >= kTable) return {kU32Max, Fault::position};
+    return {table[b * kTable + i], Fault::none};
+  }
+  __device__ PageRef page(const PageIds& ids) const {
+    if (ids.id >= kPages) return no_page(ids.fault == Fault::none ? Fault::page_id : ids.fault);
+    constexpr uint32_t kBytes = kInPage * sizeof(typename K::Element);
+    PageRef page = {keys + ids.id * kBytes, scales + ids.id * 2 * kTokens * K::kScaleRow, nullptr, kU32Max, Fault::none, true};
+    page.plain = (bf16*)(values + ids.id * kBytes);
+    return page;
+  }
+};
+
+enum class Scaled { never, tokens, groups, channels };
+
+template <typename KeyRunOf, typename ValueRunOf, typename O, uint32_t kT, uint32_t kRunOf, uint32_t kNOf>
+struct TileOf {
+  using K = KeyRunOf;
+  using V = ValueRunOf;
+  using Operand = O;
+  static constexpr uint32_t kTokens = kT, kTeamWarps = 1, kN = kNOf, kRun = kRunOf;
+  static constexpr uint32_t kRow = kDims * sizeof(typename K::Element), kPitch = (kRow + 15) / 16 * 16;
+  static constexpr uint32_t kKeyBytes = kRow, kKeyPitch = kPitch, kKeyAccess = kRow % 16 == 0 ? 16 : 8, kKeyStep = kHeads * kRow;
+  static constexpr uint32_t kValueBytes = kRow, kValuePitch = kPitch, kValueAccess = kKeyAccess, kValueStep = kKeyStep;
+  static constexpr float kSlack = 8.0f;
+};
+
+// A block a chunk, of the second kv head, Q in registers (kHeld) or in shared memory: maxima, sums and sums of V of its columns, and whether it failed.
+template <typename Tile, typename Mask, Scaled kScaled, bool kHeld>
+__device__ __forceinline__ void attend(const Cache<typename Tile::K, typename Tile::V>& cache, const KvChunk* chunks, const bf16* q, float* max, float* sum,
+                                       float* out, uint32_t* failures, uint64_t* errors) {
+  using K = typename Tile::K;
+  using V = typename Tile::V;
+  constexpr uint32_t kCols = 8 * Tile::kN, kT = Tile::kTokens, kScalesAt = kT * (Tile::kKeyPitch + Tile::kValuePitch);
+  using KeyScales = TileScales<K, kT, kScaled == Scaled::tokens ? ScaleUse::token : kScaled == Scaled::groups ? ScaleUse::key_groups : ScaleUse::none>;
+  using ValueScales = TileScales<V, kT, kScaled == Scaled::tokens ? ScaleUse::token : kScaled == Scaled::groups ? ScaleUse::value_groups : ScaleUse::none>;
+  using Scales = StageScales<KeyScales, ValueScales>;
+  struct Merged {
+    float max[2][kCols], sum[2][kCols], out[2][kCols][kDims + 4];
+  };
+  __shared__ alignas(16) uint8_t stage[kScalesAt + Scales::kBytes];
+  __shared__ typename TileShape<Tile>::Query shared_query;
+  __shared__ float qk_scales[kCols];
+  __shared__ Merged merged;
+  const uint32_t lane = threadIdx.x, at = matrix_address(stage);
+  const BlockColumns<kGroup> columns = {kHead, 0};
+  const KvChunk chunk = chunks[blockIdx.x];
+  clear_shared<32>(stage);  // what rows have past their dims
+  __syncwarp();
+
+#pragma unroll 1
+  for (uint32_t col = 0; col < kCols; ++col) {
+    const Column column = columns.of(col, chunk.rows);
+    float qk_scale = 0.5f * kLog2e;
+    QueryColumn<Tile> x;
+    x.load(q + ((chunk.row + column.i) * kQHeads + column.q_head) * kDims, column.live);
+    if constexpr (kScaled == Scaled::channels) x.multiply_channels(cache, kHead);
+    if constexpr (kScaled != Scaled::never) {
+      qk_scale *= TileShape<Tile>::Keys::kFactor;
+      x.normalize(qk_scale);
+    }
+    x.store(shared_query, col);
+    if (lane == 0) qk_scales[col] = qk_scale;
+  }
+  __syncwarp();
+  auto query = [&] {
+    if constexpr (kHeld) return HeldQuery<Tile>(shared_query, 0);
+    else return SharedQuery<Tile>(shared_query, 0);
+  }();
+  auto sums = WarpSums<Tile>(qk_scales);
+  ValueUnit<Tile> unit;
+  const RowPositions<Mask> positions{chunk};
+  bool failed = false;
+
+#pragma unroll 1
+  for (uint32_t tile = chunk.begin / kT; tile * kT < chunk.end; ++tile) {
+    if constexpr (Tile::kRun > 0) {
+      PageIds ids[kT / Tile::kRun];
+      look_up_runs<Tile>(ids, cache, chunk, tile);
+      failed |= !copy_runs_async<Tile>(at, cache, ids, chunk, tile, kHead, errors + blockIdx.x);
+    } else {
+      const PageIds id = look_up_token<Tile>(cache, chunk, tile);
+      failed |= !copy_tokens_async<Tile>(at, cache, id, chunk, tile, kHead, errors + blockIdx.x);
+    }
+    cp_async_commit();
+    if constexpr (Scales::kBytes > 0) {
+      Scales scales = {};
+      scales.load(cache, cache.page(look_up_token<Tile>(cache, chunk, tile)), chunk, tile, kHead, lane);
+      scales.store(stage + kScalesAt, lane);
+    }
+    cp_async_wait<0>();
+    __syncwarp();
+    const uint8_t *k_scales = stage + kScalesAt, *v_scales = stage + kScalesAt + KeyScales::kBytes;
+
+    Scores<Tile> s;
+    if constexpr (kScaled == Scaled::groups) multiply_qk(s, at, query, KeyGroupScales<Tile, KeyScales>{k_scales});
+    else multiply_qk(s, at, query);
+    if constexpr (kScaled == Scaled::tokens) scale_scores<KeyScales>(s, k_scales);
+    for_each_score(s, sums, [&](uint32_t token, uint32_t col, float& x, float) {
+      token += tile * kT;
+      if (token < chunk.begin || token >= chunk.end || !positions.sees(columns.of(col, chunk.rows).i, token)) x = -infinity();
+    });
+    float high[Tile::kN][2];
+    const bool rises = tile_max(high, s, sums, sums.qk_scale);
+    if constexpr (kScaled == Scaled::tokens) {
+      if (__any_sync(~0u, rises)) raise_max(sums, unit, high);
+      const bool grows = weigh_by_value_scales<ValueScales, true>(high, s, sums, unit, v_scales, sums.qk_scale);
+      if (__any_sync(~0u, grows)) raise_unit(sums, unit, high);
+    } else {
+      if (__any_sync(~0u, rises)) raise_max(sums, high);
+    }
+#pragma unroll
+    for (uint32_t m = 0; m < kT / 16; ++m) {
+      uint32_t weights[Tile::kN][2];
+      if constexpr (kScaled == Scaled::tokens) round_weights(weights, s, unit, m);
+      else exponentiate(weights, sums, s, m, sums.qk_scale);
+      if constexpr (kScaled == Scaled::groups) {
+        const ValueGroupScales<Tile, ValueScales> groups = {v_scales};
+        if (__any_sync(~0u, has_special_values<Tile>(at, m, groups))) multiply_pv_by_column(sums, at, weights, m, s, -infinity(), groups);
+        else multiply_pv(sums, at, weights, m, groups);
+      } else if (__any_sync(~0u, has_special_values<Tile>(at, m))) {
+        multiply_pv_by_column(sums, at, weights, m, s, -infinity());
+      } else {
+        multiply_pv(sums, at, weights, m);
+      }
+    }
+    __syncwarp();
+  }
+
+  if constexpr (kScaled == Scaled::tokens) apply_unit(sums, unit);
+  if constexpr (kScaled == Scaled::channels) store_team_sums(merged, 1, 0, sums, ChannelScales<V, Cache<K, V>>{cache, kHead});
+  else if constexpr (kScaled == Scaled::tokens) store_team_sums(merged, 1, 0, sums, OneFactor{TileShape<Tile>::Values::kFactor});
+  else store_team_sums(merged, 1, 0, sums);
+  __syncwarp();
+  for (uint32_t i = lane; i < kCols; i += 32) max[blockIdx.x * kCols + i] = merged.max[1][i], sum[blockIdx.x * kCols + i] = merged.sum[1][i];
+  for (uint32_t i = lane; i < kCols * kDims; i += 32) out[blockIdx.x * kCols * kDims + i] = merged.out[1][i / kDims][i % kDims];
+  failed = __any_sync(~0u, failed);
+  if (lane == 0) failures[blockIdx.x] = failed;
+}
+
+template <typename E>
+using PlainK = KeyRun<E, f16, Recipe::none, 16>;
+template <typename E>
+using PlainV = ValueRun<E, f16, Recipe::none, 16>;
+using Tile8 = TileOf<PlainK<bf16>, PlainV<bf16>, bf16, 32, 8, 1>;
+using Tile16 = TileOf<PlainK<bf16>, PlainV<bf16>, bf16, 16, 0, 2>;
+using TileTokens = TileOf<KeyRun<e4m3, float, Recipe::amax, kDims>, ValueRun<e4m3, float, Recipe::amax, kDims>, f16, 32, 8, 1>;
+using TileGroups = TileOf<KeyRun<int8_t, f16, Recipe::amax, 20>, ValueRun<int8_t, f16, Recipe::amax, 20>, f16, 16, 8, 2>;
+using TileChannels = TileOf<ChannelRun<int8_t, false>, ChannelRun<int8_t, true>, f16, 32, 0, 1>;
+
+#define ATTEND(name, Tile, Mask, how, kHeld)                                                                                                      \
+  extern "C" __global__ void name(uint8_t* keys, uint8_t* values, Tile::K::Scale* scales, const uint32_t* table, const KvChunk* chunks,           \
+                                  const bf16* q, float* max, float* sum, float* out, uint32_t* failures, uint64_t* errors) {                     \
+    attend<Tile, Mask, how, kHeld>({keys, values, scales, table}, chunks, q, max, sum, out, failures, errors);                              \
+  }
+ATTEND(tile_plain, Tile8, CausalMask, Scaled::never, true)
+ATTEND(tile_special, Tile16, WindowMask<9>, Scaled::never, false)
+ATTEND(tile_tokens, TileTokens, CausalMask, Scaled::tokens, true)
+ATTEND(tile_groups, TileGroups, FullMask, Scaled::groups, false)
+ATTEND(tile_channels, TileChannels, WindowMask<20>, Scaled::channels, true)
+
+// What these are made of. The dims of a lane's pairs of q, [kind][pair][lane][element], one more, 0 where it has no such pair; a query in
+// shared memory, [step][lane][register].
+template <typename Tile>
+__device__ __forceinline__ void pairs(uint32_t* to) {
+  using Column = QueryColumn<Tile>;
+#pragma unroll
+  for (uint32_t n = 0; n < 2; ++n)
+#pragma unroll
+    for (uint32_t e = 0; e < 2; ++e) to[(n * 32 + threadIdx.x) * 2 + e] = n < Column::kEach && Column::has(n) ? 1 + Column::dim(n, e) : 0;
+}
+extern "C" __global__ void tile_queries(const uint32_t* in, uint32_t* dims, uint32_t* out) {
+  __shared__ TileShape<Tile16>::Query query;
+  const uint32_t lane = threadIdx.x;
+  pairs<Tile8>(dims);
+  pairs<TileTokens>(dims + 128);
+  for (uint32_t i = lane; i < sizeof(query) / 4; i += 32) ((uint32_t*)query)[i] = in[i];
+  __syncwarp();
+#pragma unroll
+  for (uint32_t step = 0; step < 3; ++step)
+#pragma unroll
+    for (uint32_t n = 0; n < 2; ++n) {
+      uint32_t both[2];
+      read_query<Tile16>(both, query, step, n);
+      for (uint32_t half = 0; half < 2; ++half) out[((step * 2 + n) * 32 + lane) * 2 + half] = both[half];
+    }
+}
+
+// The largest of a column; factors; weights, relative to a maximum and before there is one; sums that are rescaled, [tile][element].
+extern "C" __global__ void tile_numbers(const float* in, float* largest, float* factors, float* weights, float* rescaled) {
+  __shared__ float ones[8];
+  const uint32_t lane = threadIdx.x;
+  if (lane < 8) ones[lane] = 1.0f + lane;
+  __syncwarp();
+  const float x = in[lane], each[1][2] = {{2.0f * lane, x}};
+  largest[lane] = column_max(x);
+  factors[2 * lane] = factor_of(each, 0, 1);
+  factors[2 * lane + 1] = factor_of(0.5f + lane, 0, 1);
+  auto sums = WarpSums<Tile8>(ones);
+  weights[3 * lane] = weight_of(sums, -infinity(), 0, 0, sums.qk_scale);
+  weights[3 * lane + 1] = weight_of(sums, x, 0, 0, 0.25f);
+  sums.row_max[0][1] = 3.0f;
+  weights[3 * lane + 2] = weight_of(sums, x, 0, 1, sums.qk_scale);
+#pragma unroll
+  for (uint32_t t = 0; t < 3; ++t)
+#pragma unroll
+    for (uint32_t r = 0; r < 4; ++r) sums.out[t][0][r] = 1.0f + t * 4 + r;
+  sums.rescale_out(0, 1, x);
+#pragma unroll
+  for (uint32_t t = 0; t < 3; ++t)
+#pragma unroll
+    for (uint32_t r = 0; r < 4; ++r) rescaled[(lane * 3 + t) * 4 + r] = sums.out[t][0][r];
+}
+
+// Fragments of V of tokens 16 to 31, [block][lane][register], of a stage of words that are their numbers.
+extern "C" __global__ void tile_values(uint32_t* out) {
+  __shared__ alignas(16) uint32_t stage[32 * (Tile8::kKeyPitch + Tile8::kValuePitch) / 4];
+  const uint32_t lane = threadIdx.x;
+  for (uint32_t i = lane; i < sizeof(stage) / 4; i += 32) stage[i] = 2 * i | 2 * i + 1 << 16;
+  __syncwarp();
+#pragma unroll
+  for (uint32_t block = 0; block < 3; ++block) {
+    uint32_t a[1][4] = {};
+    load_values<Tile8>(a, matrix_address(stage), block, 1, NoGroupScales{});
+    for (uint32_t r = 0; r < 4; ++r) out[(block * 32 + lane) * 4 + r] = a[0][r];
+  }
+}

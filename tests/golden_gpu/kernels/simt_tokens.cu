@@ -1,0 +1,86 @@
+// simt_tokens.cuh: attention of two warps over a chunk of tokens in pages of 8; groups of 8 lanes share a token, and half a warp.
+#include "runs.cuh"
+#include "../../../templates/device/attention/simt_tokens.cuh"
+
+constexpr uint32_t kPages = 6, kTable = 6, kGroup = 2, kQHeads = kHeads * kGroup, kHead = 1, kCols = 6;
+
+using Keys = Run<bf16, f16, Recipe::none>;
+struct Values : Run<int8_t, f16, Recipe::amax, false, 1, 20> {
+  __device__ static int8_t* base(const PageRef& page) { return (int8_t*)page.plain; }
+};
+struct Cache {
+  uint8_t* keys;
+  int8_t* values;
+  f16* scales;
+  const uint32_t* table;
+
+  __device__ PageRef page(uint32_t b, uint32_t i) const {
+    const uint32_t id = table[b * kTable + i];
+    PageRef page = {keys + id * kInPage * 2, scales + id * kTokens * Values::kScaleRow, nullptr, kU32Max, Fault::none, true};
+    page.plain = (bf16*)(values + id * kInPage);
+    return page;
+  }
+};
+template <uint32_t kL, uint32_t kW>
+struct LanesOf {
+  using K = Keys;
+  using V = Values;
+  static constexpr uint32_t kCols = ::kCols, kLanes = kL, kWidth = kW, kChunks = (kDims + kL * kW - 1) / (kL * kW);
+  static constexpr uint32_t kKeyChunks = kChunks, kValueChunks = kChunks;
+};
+struct Merged {
+  float max[2][kCols], sum[2][kCols], out[2][kCols][kDims];
+};
+
+// [warp][column] maxima and sums, [warp][column][dim] sums of V. Tokens go round the warps' groups of lanes.
+template <typename Lanes>
+__device__ __forceinline__ void attend(const Cache& cache, const KvChunk& chunk, const bf16* q, float* max, float* sum, float* out) {
+  __shared__ Merged merged;
+  constexpr uint32_t kAtOnce = 32 / Lanes::kLanes;
+  const BlockColumns<kGroup> columns = {kHead, 0};
+  const uint32_t warp = threadIdx.x / 32, first = warp * kAtOnce + threadIdx.x % 32 / Lanes::kLanes;
+  const RowPositions<WindowMask<12>> positions{chunk};
+  LaneQuery<Lanes> query;
+#pragma unroll
+  for (uint32_t col = 0; col < kCols; ++col) {
+    const Column column = columns.of(col, chunk.rows);
+    query.template load<4>(col, q + ((chunk.row + column.i) * kQHeads + column.q_head) * kDims, column.live, 0.5f * kLog2e);
+  }
+  auto sums = LaneSums<Lanes>();
+#pragma unroll 1
+  for (uint32_t base = chunk.begin; base < chunk.end; base += 2 * kAtOnce) {
+    const uint32_t token = base + first;
+    const bool live = token < chunk.end;
+    const PageRef page = live ? cache.page(chunk.b, token / kTokens) : no_page(Fault::none);
+    float score[kCols] = {};
+    multiply_qk<Lanes>(score, query, cache, page, token % kTokens, kHead, live, 1.0f);
+    if (!live) continue;
+#pragma unroll
+    for (uint32_t col = 0; col < kCols; ++col) {
+      if (!positions.sees(columns.of(col, chunk.rows).i, token)) score[col] = -infinity();
+      exponentiate<Lanes>(sums, score[col], col);
+    }
+    multiply_pv<Lanes>(sums, score, cache, page, token % kTokens, kHead, 1.0f);
+  }
+  __syncwarp();
+  merge_lanes<Lanes>(sums);
+  store_team_sums<Lanes>(merged, warp, sums);
+  __syncthreads();
+  for (uint32_t i = threadIdx.x; i < 2 * kCols; i += 64) max[i] = merged.max[i / kCols][i % kCols], sum[i] = merged.sum[i / kCols][i % kCols];
+  for (uint32_t i = threadIdx.x; i < 2 * kCols * kDims; i += 64) out[i] = merged.out[i / kDims / kCols][i / kDims % kCols][i % kDims];
+}
+
+// A block a chunk.
+template <typename Lanes>
+__device__ __forceinline__ void chunk_of_block(const Cache& cache, const KvChunk* chunks, const bf16* q, float* max, float* sum, float* out) {
+  const uint32_t at = blockIdx.x * 2 * kCols;
+  attend<Lanes>(cache, chunks[blockIdx.x], q, max + at, sum + at, out + at * kDims);
+}
+extern "C" __global__ void simt_eighths(uint8_t* keys, int8_t* values, f16* scales, const uint32_t* table, const KvChunk* chunks, const bf16* q, float* max,
+                                        float* sum, float* out) {
+  chunk_of_block<LanesOf<8, 4>>({keys, values, scales, table}, chunks, q, max, sum, out);
+}
+extern "C" __global__ void simt_halves(uint8_t* keys, int8_t* values, f16* scales, const uint32_t* table, const KvChunk* chunks, const bf16* q, float* max,
+                                       float* sum, float* out) {
+  chunk_of_block<LanesOf<16, 4>>({keys, values, scales, table}, chunks, q, max, sum, out);
+}
