@@ -174,48 +174,13 @@ def counted(kernels: list[Kernel], rule: Callable[[str], list[str]]) -> Counter[
 # The rules -----------------------------------------------------------------------------------------------------------------
 
 # How often templates, or the kernels made of them, still break a rule.
-INLINE: Final[dict[str, int]] = {
-    "attend/step.j2": 5,
-    "attend/tiles.j2": 4,
-    "attend/weights.j2": 2,
-    "heads/cache.j2": 1,
-    "heads/row_norm.j2": 1,
-    "heads/tile.j2": 1,
-    "locate/position.j2": 5,
-    "locate/slots.j2": 1,
-    "ops/append.cu.j2": 4,
-    "ops/decode.cu.j2": 11,
-    "ops/decode_simt.cu.j2": 3,
-    "ops/lora_add.cu.j2": 1,
-    "ops/mla_decode.cu.j2": 8,
-    "ops/mla_decode_wgmma.cu.j2": 1,
-    "write/block.j2": 6,
-    "write/tail.j2": 1,
-}
-ARGUMENTS: Final[dict[str, int]] = {
-    "ops/append.cu.j2": 27,
-    "ops/decode.cu.j2": 26,
-    "ops/decode_simt.cu.j2": 3,
-    "ops/mla_decode.cu.j2": 12,
-    "ops/mla_decode_wgmma.cu.j2": 1,
-    "ops/norm_cache.cu.j2": 1,
-    "ops/rotate_cache.cu.j2": 1,
-}
-DEAD: Final[dict[str, int]] = {
-    "ops/append.cu.j2": 114,
-    "ops/decode.cu.j2": 129,
-    "ops/decode_simt.cu.j2": 59,
-    "ops/mla_decode.cu.j2": 17,
-    "ops/mla_decode_wgmma.cu.j2": 1,
-    "ops/norm_cache.cu.j2": 2,
-    "ops/rotate_cache.cu.j2": 2,
-    "ops/rows_add.cu.j2": 1,
-    "ops/store_scales.cu.j2": 4,
-}
-DECIDED: Final[dict[str, int]] = {"ops/decode.cu.j2": 40}
-NESTED: Final[dict[str, int]] = {"ops/append.cu.j2": 102, "ops/norm_cache.cu.j2": 2, "ops/rotate_cache.cu.j2": 4}
-BARRIERS: Final[dict[str, int]] = {"device/attention/split_kv.cuh": 1, "device/rows/add.cuh": 1}
-LONG: Final[dict[str, int]] = {"device/attention/split_kv.cuh": 1, "device/rows/add.cuh": 1}
+INLINE: Final[dict[str, int]] = {"ops/mla_decode.cu.j2": 7}
+ARGUMENTS: Final[dict[str, int]] = {"ops/mla_decode.cu.j2": 7}
+DEAD: Final[dict[str, int]] = {"ops/mla_decode.cu.j2": 6}
+DECIDED: Final[dict[str, int]] = {}
+NESTED: Final[dict[str, int]] = {}
+BARRIERS: Final[dict[str, int]] = {}
+LONG: Final[dict[str, int]] = {}
 HEIRS: Final[dict[str, int]] = {}
 
 
@@ -285,14 +250,13 @@ LIMITS: Final = {
     "verify_plan": 45,
 }
 LONGER: Final[dict[str, int]] = {
-    "append": 44,
+    "append": 5,  # two norms and RoPE, rows q | k | v, or every head and its scales: phases, not lengths
+    "decode_plan": 1,  # a plan of fixed chunks says what they are
     "decode_local_plan": 1,  # chunked attention spells its mask out
 }
 DECODE_LINES: Final = 210  # on average
 LLAMA_DECODE_LINES: Final = 230
 ALL_LINES: Final = 24_000
-# The same three today, which no change may exceed until the aim is reached.
-TODAY: Final = (460, 472, 38_100)
 
 
 def test_kernels_are_as_short_as_their_operation_allows(kernels: list[Kernel]) -> None:
@@ -303,9 +267,9 @@ def test_kernels_are_as_short_as_their_operation_allows(kernels: list[Kernel]) -
 def test_lines_of_decode_and_of_all_kernels(kernels: list[Kernel]) -> None:
     decode = [k.lines for k in kernels if Path(k.path).stem == "decode"]
     (llama,) = (k.lines for k in kernels if k.path == "llama3_8b/decode.cu")
-    assert sum(decode) / len(decode) <= max(DECODE_LINES, TODAY[0])
-    assert llama <= max(LLAMA_DECODE_LINES, TODAY[1])
-    assert sum(k.lines for k in kernels) <= max(ALL_LINES, TODAY[2])
+    assert sum(decode) / len(decode) <= DECODE_LINES
+    assert llama <= LLAMA_DECODE_LINES
+    assert sum(k.lines for k in kernels) <= ALL_LINES
 
 
 # What counts -------------------------------------------------------------------------------------------------------------------

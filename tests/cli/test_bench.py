@@ -164,7 +164,11 @@ def test_tables_for_people(counted: Folder) -> None:
     assert ["counted/append", "kv", "pool", "6", "3,072", "96", "96", "1.00"] in rows
     assert ["counted/append", "sm_90a", "6"] in [row[:3] for row in rows]
     at = rows.index(["counted/append", "(counted_append),", "by", "executed", "warp", "instructions"])
-    counts = [int(row[1].replace(",", "")) for row in rows[at + 2 : at + 6]]
+    # A long source line goes on in a row of its own.
+    counts = [
+        int(row[1].replace(",", "")) for row in rows[at + 2 :] if len(row) > 1 and row[1].replace(",", "").isdigit()
+    ]
+    counts = counts[:4]
     assert counts == sorted(counts, reverse=True) and len(counts) == 4
     assert "no times" in said.splitlines()[-1]
     assert "benchmarks/run_gpu.py" in said.splitlines()[-1]
