@@ -25,7 +25,7 @@ PAGE_ID: Final = 1
 Floats = NDArray[np.float64]
 
 # Pages of each request: K of the first one's grow with the tokens, so that maxima rise. A page outside the pool is read in
-# chunk 3, and lies before the tokens of chunk 1.
+# chunk 3, from its third token on in chunk 5, and lies before the tokens of chunk 1.
 TABLE: Final = (
     (0, 1, 2, 3, 4, 5, 6, 7),
     (9, 99, 3, 8, 1, 2, 0, 4),
@@ -39,6 +39,7 @@ CHUNKS: Final = (
     (2, 8, 3, 64, 32, 64),
     (3, 11, 4, 30, 5, 30),
     (0, 15, 4, 2, 0, 2),  # more rows than tokens
+    (3, 15, 2, 30, 18, 27),
 )
 ROWS: Final = 19
 
@@ -185,14 +186,39 @@ def _wanted(way: Way, arrays: Arrays) -> dict[str, Wanted]:
             mine = q[row, HEAD * GROUP + col % GROUP] if col // GROUP < own[2] else np.zeros(DIMS)
             top[n, col], total[n, col], out[n, col] = _column(way, memory, own, i, mine)
     errors = np.zeros(len(CHUNKS), np.uint64)
-    errors[3] = 2**64 - 1 - (2 * IN_PAGE << 32 | 3 << 8 | PAGE_ID)
+    for n, first in ((3, 2 * IN_PAGE), (5, 2 * IN_PAGE + 2)):
+        errors[n] = 2**64 - 1 - (first << 32 | 3 << 8 | PAGE_ID)
     return {
         "max": close(top, 1e-5, 1e-4),
         "sum": close(total, 2e-4),
         "out": close(out, 2.0**-8 if way.kind is BF16 else 2.0**-10),
-        "failures": exact(np.array([0, 0, 0, 1, 0], np.uint32)),
+        "failures": exact(np.array([0, 0, 0, 1, 0, 1], np.uint32)),
         "errors": exact(errors),
     }
+
+
+def _stages_inputs() -> dict[str, Array]:
+    found = _inputs(WAYS[0], 248)
+    return {name: found[name] for name in ("keys", "values", "scales", "table", "chunks")} | {
+        "runs": np.full((len(CHUNKS), 2, 32, DIMS // 2), UNUSED, np.uint32),
+        "tokens": np.full((len(CHUNKS), 2, 16, DIMS // 2), UNUSED, np.uint32),
+    }
+
+
+def _stages(arrays: Arrays) -> dict[str, Wanted]:
+    """K and V of a tile's tokens; zeros where these are not the chunk's, or their page is not there."""
+    found = {}
+    for name, tile in (("runs", 32), ("tokens", 16)):
+        out = np.zeros((len(CHUNKS), 2, tile, DIMS), np.uint16)
+        for n, (b, _, _, _, begin, end) in enumerate(CHUNKS):
+            for at in range(tile):
+                token = begin // tile * tile + at
+                page = TABLE[b][token // IN_PAGE]
+                if begin <= token < end and page < PAGES:
+                    for role, memory in enumerate(("keys", "values")):
+                        out[n, role, at] = arrays[memory][page, token % IN_PAGE, HEAD]
+        found[name] = exact(out.view(np.uint32))
+    return found
 
 
 # What these are made of ---------------------------------------------------------------------------------------------
@@ -271,6 +297,7 @@ def probes() -> list[Probe]:
     ]
     return [
         *attending,
+        Probe("library_tile_stages", UNIT, "tile_stages", _stages_inputs, _stages, 32, chunks),
         Probe("library_tile_queries", UNIT, "tile_queries", _queries_inputs, _queries, 32),
         Probe("library_tile_numbers", UNIT, "tile_numbers", _numbers_inputs, _numbers, 32),
         Probe("library_tile_values", UNIT, "tile_values", _values_inputs, _values, 32),

@@ -100,7 +100,7 @@ def _teams(arrays: Arrays) -> dict[str, Wanted]:
     """100 words are zeros, four on both sides are not; teams go round 5, 8 and 11 times."""
     cleared = np.full(108, 0xEEEEEEEE, np.uint32)
     cleared[4:104] = 0
-    teams = []
+    teams: list[Array] = []
     for team in range(3):
         sums: Array = arrays["in"][64 * team : 64 * (team + 1)]
         for _ in range(5 + 3 * team):

@@ -267,3 +267,28 @@ extern "C" __global__ void tile_values(uint32_t* out) {
     for (uint32_t r = 0; r < 4; ++r) out[(block * 32 + lane) * 4 + r] = a[0][r];
   }
 }
+
+// The first tile of each block's chunk as it comes into a stage of 0xee, by runs and token by token.
+template <typename Tile>
+__device__ __forceinline__ void staged(const Cache<typename Tile::K, typename Tile::V>& cache, const KvChunk& chunk, uint32_t* out) {
+  constexpr uint32_t kWords = Tile::kTokens * (Tile::kKeyPitch + Tile::kValuePitch) / 4;
+  __shared__ alignas(16) uint32_t stage[kWords];
+  const uint32_t tile = chunk.begin / Tile::kTokens;
+  for (uint32_t i = threadIdx.x; i < kWords; i += 32) stage[i] = 0xeeeeeeeeu;
+  __syncwarp();
+  if constexpr (Tile::kRun > 0) {
+    PageIds ids[Tile::kTokens / Tile::kRun];
+    look_up_runs<Tile>(ids, cache, chunk, tile);
+    copy_runs_async<Tile>(matrix_address(stage), cache, ids, chunk, tile, kHead, nullptr);
+  } else {
+    copy_tokens_async<Tile>(matrix_address(stage), cache, look_up_token<Tile>(cache, chunk, tile), chunk, tile, kHead, nullptr);
+  }
+  cp_async_commit();
+  cp_async_wait<0>();
+  __syncwarp();
+  for (uint32_t i = threadIdx.x; i < kWords; i += 32) out[blockIdx.x * kWords + i] = stage[i];
+}
+extern "C" __global__ void tile_stages(uint8_t* keys, uint8_t* values, f16* scales, const uint32_t* table, const KvChunk* chunks, uint32_t* runs, uint32_t* tokens) {
+  staged<Tile8>({keys, values, scales, table}, chunks[blockIdx.x], runs);
+  staged<Tile16>({keys, values, scales, table}, chunks[blockIdx.x], tokens);
+}
