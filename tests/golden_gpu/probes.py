@@ -23,6 +23,7 @@ from tests.golden_gpu import (
     head_probes,
     integer_families,
     latent_probes,
+    latent_tile_probes,
     library_probes,
     memory_probes,
     merge_probes,
@@ -89,6 +90,7 @@ def probes() -> tuple[Probe, ...]:
         plan_probes,
         merge_probes,
         latent_probes,
+        latent_tile_probes,
         wgmma_probes,
         tma_probes,
     )

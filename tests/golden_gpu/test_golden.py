@@ -106,7 +106,10 @@ CALLED_IN = {
         for name in ("kv_cache", "operands", "angles", "heads", "new_rows", "add", "pages")
     },
     **dict.fromkeys(("store_heads", "row_norm", "write_rows"), (f"{KERNELS}/write_rows.cu",)),
-    **{name: (f"{KERNELS}/{name}.cu",) for name in ("ring", "tile_scales", "split_kv", "latent", "wgmma")},
+    **{
+        name: (f"{KERNELS}/{name}.cu",)
+        for name in ("ring", "tile_scales", "split_kv", "latent", "latent_tile", "wgmma")
+    },
     "columns": (f"{KERNELS}/columns.cu", f"{KERNELS}/split_kv.cu"),
     "merge": (f"{KERNELS}/split_kv.cu",),
     **dict.fromkeys(("mma_tile", "tile_copy"), (f"{KERNELS}/mma_tile.cu",)),

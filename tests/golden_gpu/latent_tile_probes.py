@@ -1,0 +1,272 @@
+"""Attention of a block over tiles of latent rows (kernels/latent_tile.cu), in float64: what it comes to in whatever order."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+
+from tests.golden_gpu.column_probes import UNUSED, close
+from tests.golden_gpu.compare import Wanted
+from tests.golden_gpu.memory_probes import exact
+from tests.golden_gpu.numbers import Array
+from tests.golden_gpu.probe import Arrays, Probe, pattern
+
+UNIT: Final = "latent_tile"
+BF16, E4M3 = ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn
+THREADS, TILE, MOST, POOL, SLACK = 128, 32, 128, 150, 8
+ROWS_OF_COLUMNS: Final = 4
+QK_SCALE: Final = 0.25
+Floats = NDArray[np.float64]
+
+# First row, rows, tokens, first token and the one after the last one.
+CHUNKS: Final = (
+    (0, 4, 118, 0, 118),
+    (4, 1, 90, 40, 73),
+    (5, 3, 64, 0, 64),
+    (8, 4, 100, 20, 99),  # the last row alone would see one more
+    (12, 4, 2, 0, 2),  # more rows than tokens
+    (16, 2, 50, 50, 50),  # no tokens
+)
+ROWS: Final = 18
+# Chunk and its token: rows that are not there, and some that are no numbers, which its last rows alone see.
+MISSING: Final = ((0, 5), (0, 70), (1, 0), (2, 63))
+SPECIAL: Final = ((0, 116), (2, 62))
+SPECIAL_SCALES: Final = ((3, 78),)  # token 98
+
+
+@dataclass(frozen=True)
+class Way:
+    """A kernel: columns, dims of V, of codes, and of RoPE; where scales and RoPE begin in a row, its bytes; scales."""
+
+    kernel: str
+    cols: int
+    values: int
+    latent: int
+    rope: int
+    scale_at: int
+    rope_at: int
+    row: int
+    groups: int
+
+    @property
+    def kind(self) -> Any:
+        return E4M3 if self.groups else BF16
+
+    @property
+    def beside(self) -> bool:
+        return self.groups == 1
+
+    @property
+    def dims(self) -> int:
+        return self.latent + self.rope
+
+
+WAYS: Final = (
+    Way("latent_tile_plain", 8, 48, 80, 0, 160, 160, 160, 0),
+    Way("latent_tile_groups", 16, 128, 128, 48, 128, 144, 240, 2),
+    Way("latent_tile_beside", 16, 128, 128, 48, 128, 128, 224, 1),
+)
+
+
+def _chunks() -> Array:
+    rows = [
+        [n, row, rows, tokens, begin, end, 0, 1, 0, 0, 0, 0] for n, (row, rows, tokens, begin, end) in enumerate(CHUNKS)
+    ]
+    return np.array(rows, np.uint32)
+
+
+def _places(rng: np.random.Generator) -> Array:
+    """Rows of the pool that tokens of chunks have; that are no numbers, the last ones of the pool."""
+    found = np.stack([rng.permutation(POOL - 3)[:MOST] for _ in CHUNKS]).astype(np.int32)
+    for chunk, n in MISSING:
+        found[chunk, n] = -1
+    for i, (chunk, n) in enumerate(SPECIAL + SPECIAL_SCALES):
+        found[chunk, n] = POOL - 3 + i
+    return found
+
+
+def _inputs(way: Way, seed: int) -> dict[str, Array]:
+    rng = np.random.default_rng(seed)
+    places = _places(rng)
+    latent = np.exp2(rng.uniform(-3, 3, (POOL, way.latent)))  # sums of V do not cancel
+    rope = rng.standard_normal((POOL, way.rope)) * 3
+    latent[POOL - 3 : POOL - 1, 7] = np.nan
+    latent[places[0, 64:80]] *= 4  # maxima rise
+    scales = np.exp2(rng.uniform(-3, 0, (POOL, max(way.groups, 1)))).astype(np.float32)
+    scales[places[3, 40:60]] *= 3
+    scales[POOL - 1] = np.nan
+    pool = np.full((POOL, way.row), 0xEE, np.uint8)
+    codes = latent.astype(way.kind).view(np.uint8)
+    pool[:, : codes.shape[1]] = codes
+    if way.rope:
+        pool[:, way.rope_at :] = rope.astype(BF16).view(np.uint8)
+    if way.groups == 2:
+        pool[:, way.scale_at :][:, :8] = scales.view(np.uint8)
+    if not way.groups:
+        pool[POOL - 1, :2] = np.array([np.inf], BF16).view(np.uint8)
+        pool[POOL - 1, 2:4] = np.array([np.nan], BF16).view(np.uint8)
+    q = rng.standard_normal((ROWS, way.cols // ROWS_OF_COLUMNS, way.dims))
+    q[1] *= 3
+    q[6, 1] = 0
+    shape = (len(CHUNKS), way.cols)
+    return {
+        "pool": pool,
+        "scales": pattern(scales),
+        "places": places.view(np.uint32),
+        "chunks": _chunks(),
+        "q": pattern(q.astype(BF16)),
+        "max": np.full(shape, UNUSED, np.uint32),
+        "sum": np.full(shape, UNUSED, np.uint32),
+        "out": np.full((*shape, way.values), UNUSED, np.uint32),
+    }
+
+
+def _memory(way: Way, arrays: Arrays) -> Floats:
+    """Rows of the pool, then one of zeros: all dims as products take them."""
+    pool = arrays["pool"]
+    size = way.latent * np.dtype(way.kind).itemsize
+    found = np.zeros((POOL + 1, way.dims))
+    latent = np.ascontiguousarray(pool[:, :size]).view(way.kind).astype(np.float64)
+    if way.groups:
+        scales = arrays["scales"].view(np.float32).astype(np.float64)
+        latent *= np.repeat(scales, way.latent // way.groups, axis=1)
+        found[:POOL, way.latent :] = np.ascontiguousarray(pool[:, way.rope_at :]).view(BF16).astype(np.float64)
+    found[:POOL, : way.latent] = latent
+    return found
+
+
+def _column(way: Way, rows: Floats, seen: int, q: Floats) -> tuple[float, float, Floats]:
+    """Maximum, sum and sums of V, relative to a maximum that follows the tiles' when they pass it by 2^SLACK."""
+    top, total, out = -np.inf, 0.0, np.zeros(way.values)
+    for first in range(0, seen, TILE):
+        tile = rows[first : min(first + TILE, seen)]
+        scores = tile @ q * QK_SCALE
+        high = float(np.fmax.reduce(scores))
+        if high > top + SLACK:
+            shrink = 0.0 if np.isneginf(top) else 2.0 ** (top - high)
+            top, total, out = high, total * shrink, out * shrink
+        weights = np.exp2(scores - top)
+        total += float(weights.sum())
+        out = out + weights @ tile[:, : way.values]
+    return top, total, np.full_like(out, np.nan) if np.isnan(total) else out
+
+
+def _seen(chunk: tuple[int, ...], i: int) -> int:
+    """How many of the chunk's tokens its row sees."""
+    _, rows, tokens, begin, end = chunk
+    return max(min(tokens - rows + i + 1, end) - begin, 0)
+
+
+def _wanted(way: Way, arrays: Arrays) -> dict[str, Wanted]:
+    memory, q = _memory(way, arrays), arrays["q"].view(BF16).astype(np.float64)
+    places = arrays["places"].view(np.int32)
+    shape, group = (len(CHUNKS), way.cols), way.cols // ROWS_OF_COLUMNS
+    top, total, out = np.zeros(shape), np.zeros(shape), np.zeros((*shape, way.values))
+    for n, chunk in enumerate(CHUNKS):
+        for col in range(way.cols):
+            i = col // group
+            mine = q[chunk[0] + i, col % group] if i < chunk[1] else np.zeros(way.dims)
+            seen = _seen(chunk, min(i, chunk[1] - 1))
+            top[n, col], total[n, col], out[n, col] = _column(way, memory[places[n]], seen, mine)
+    return {
+        "max": close(top, 1e-5, 1e-4),
+        "sum": close(total, 2e-4),
+        "out": close(out, 2.0**-9 if way.groups else 2.0**-8),
+    }
+
+
+# What these are made of ---------------------------------------------------------------------------------------------
+
+
+def _places_inputs() -> dict[str, Array]:
+    return {
+        "chunks": _chunks(),
+        "out": np.full((THREADS, 16), UNUSED, np.uint32),
+        "seen": np.full((len(CHUNKS), 4), UNUSED, np.uint32),
+    }
+
+
+def _places_wanted(_: Arrays) -> dict[str, Wanted]:
+    """Two warps along tokens, then two along dims; or along columns. Blocks, one more, 0 where a warp has no such."""
+    out = np.zeros((THREADS, 16), np.uint32)
+    for thread in range(THREADS):
+        warp, lane = thread // 32, thread % 32
+        m, k = warp % 2, warp // 2
+        blocks = [1 + 2 * n + k if 2 * n + k < 5 else 0 for n in range(3)]
+        keys = 1000 + (16 * m + lane % 16) * 176 + lane // 16 * 16
+        ring = [(n % 3 + n // 2 + 1) % 3 for n in range(6)]
+        out[thread] = [m, 0, k, k, *blocks, (2 + 1) * 2 + 1, keys, warp // 2, *ring]
+    seen = [[_seen(chunk, i) if i < chunk[1] else UNUSED for i in range(4)] for chunk in CHUNKS]
+    return {"out": exact(out), "seen": exact(np.array(seen, np.uint32))}
+
+
+def _products_inputs() -> dict[str, Array]:
+    rng = np.random.default_rng(262)
+    codes = np.zeros((32, 240), np.uint8)
+    codes[:, :128] = rng.integers(-8, 9, (32, 128)).astype(np.float32).astype(E4M3).view(np.uint8)
+    codes[:, 128:] = 0xFF
+    q = rng.integers(-15, 16, (16, 176)) * np.exp2(rng.integers(-9, 9, (16, 1)))
+    q[3] = 0
+    return {
+        "codes": codes.view(np.uint32),
+        "q": pattern(q.astype(BF16)),
+        "operands": np.full((11, 2, 32, 2), UNUSED, np.uint32),
+        "same": np.full((8, 2, 32, 2), UNUSED, np.uint32),
+        "factors": np.full((16, 2), UNUSED, np.uint32),
+        "out": np.full((2, 16, 32), UNUSED, np.uint32),
+    }
+
+
+def _products(arrays: Arrays) -> dict[str, Wanted]:
+    """Columns of q with their largest element in [1, 2): whole numbers over a power of two, so all sums are exact."""
+    q = arrays["q"].view(BF16).astype(np.float64)
+    q[5] = 0
+    high = np.abs(q).max(axis=1)
+    down = np.array([2.0 ** -np.floor(np.log2(x)) if x else 1.0 for x in high])
+    q *= down[:, None]
+    codes = np.ascontiguousarray(arrays["codes"].view(np.uint8)[:, :128]).view(E4M3).astype(np.float64)
+    operands = np.zeros((11, 2, 32, 2, 2), np.uint16)
+    halves, brains = pattern(q.astype(np.float16)), pattern(q.astype(BF16))
+    for step in range(11):
+        for col in range(16):
+            for j in range(4):
+                for half in range(2):
+                    of_code, at = step < 8, 16 * step
+                    at += 4 * j + 2 * half if of_code else 8 * half + 2 * j
+                    pair = (halves if of_code else brains)[col, at : at + 2]
+                    operands[step, col // 8, col % 8 * 4 + j, half] = pair
+    words = operands.view(np.uint32)[..., 0]
+    out = np.stack([q[:, at : at + 64] @ codes[:, at : at + 64].T for at in (0, 64)])
+    return {
+        "operands": exact(words),
+        "same": exact(words[:8].copy()),
+        "factors": exact(pattern(np.stack([down, 3 / down], axis=1).astype(np.float32))),
+        "out": close(out, 0.0),
+    }
+
+
+def probes() -> list[Probe]:
+    """All of this module."""
+    chunks = (len(CHUNKS), 1, 1)
+    attending = [
+        Probe(
+            f"library_{way.kernel}",
+            UNIT,
+            way.kernel,
+            partial(_inputs, way, 260 + n),
+            partial(_wanted, way),
+            THREADS,
+            chunks,
+        )
+        for n, way in enumerate(WAYS)
+    ]
+    return [
+        *attending,
+        Probe("library_latent_tile_places", UNIT, "latent_tile_places", _places_inputs, _places_wanted, THREADS),
+        Probe("library_latent_tile_products", UNIT, "latent_tile_products", _products_inputs, _products, THREADS),
+    ]
