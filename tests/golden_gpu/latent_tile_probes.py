@@ -186,21 +186,22 @@ def _wanted(way: Way, arrays: Arrays) -> dict[str, Wanted]:
 def _places_inputs() -> dict[str, Array]:
     return {
         "chunks": _chunks(),
-        "out": np.full((THREADS, 16), UNUSED, np.uint32),
+        "out": np.full((THREADS, 18), UNUSED, np.uint32),
         "seen": np.full((len(CHUNKS), 4), UNUSED, np.uint32),
     }
 
 
 def _places_wanted(_: Arrays) -> dict[str, Wanted]:
     """Two warps along tokens, then two along dims; or along columns. Blocks, one more, 0 where a warp has no such."""
-    out = np.zeros((THREADS, 16), np.uint32)
+    out = np.zeros((THREADS, 18), np.uint32)
     for thread in range(THREADS):
         warp, lane = thread // 32, thread % 32
         m, k = warp % 2, warp // 2
         blocks = [1 + 2 * n + k if 2 * n + k < 5 else 0 for n in range(3)]
         keys = 1000 + (16 * m + lane % 16) * 176 + lane // 16 * 16
         ring = [(n % 3 + n // 2 + 1) % 3 for n in range(6)]
-        out[thread] = [m, 0, k, k, *blocks, (2 + 1) * 2 + 1, keys, warp // 2, *ring]
+        largest = [max(thread, 64), max(100, 128 - thread)]
+        out[thread] = [m, 0, k, k, *blocks, (2 + 1) * 2 + 1, keys, warp // 2, *ring, *largest]
     seen = [[_seen(chunk, i) if i < chunk[1] else UNUSED for i in range(4)] for chunk in CHUNKS]
     return {"out": exact(out), "seen": exact(np.array(seen, np.uint32))}
 

@@ -179,7 +179,7 @@ extern "C" __global__ void latent_tile_places(const KvChunk* chunks, uint32_t* o
   using InGroups = WarpBlocks<Groups, Groups::Key, 2>;
   using Shape = LatentShape<Plain>;
   const uint32_t i = threadIdx.x;
-  uint32_t* to = out + 16 * i;
+  uint32_t* to = out + 18 * i;
   to[0] = Shape::warp_m();
   to[1] = Shape::warp_n();
   to[2] = Shape::warp_k();
@@ -189,6 +189,8 @@ extern "C" __global__ void latent_tile_places(const KvChunk* chunks, uint32_t* o
   to[8] = warp_keys<Plain, KeyFragments<bf16>>(1000);
   to[9] = value_group<Groups, Groups::Scales>();
   for (uint32_t n = 0; n < 6; ++n) to[10 + n] = ring_at<3>(n % 3, n / 2 + 1);
+  const float found[2][2] = {{1.0f * i, 100.0f}, {64.0f, 128.0f - i}};  // scales, as two warps along tokens have found them
+  for (uint32_t n = 0; n < 2; ++n) to[16 + n] = (uint32_t)largest_scale(found, n);
   if (i < 24 && i % 4 < chunks[i / 4].rows) seen[i] = tokens_seen(chunks[i / 4], i % 4);
 }
 
