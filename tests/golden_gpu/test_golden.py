@@ -305,7 +305,7 @@ def test_the_gpu_path_through_the_bindings(tmp_path: Path, tmp_path_factory: pyt
     command = ["gcc", "-shared", "-fPIC", "-o", str(library), str(Path(__file__).parent / "fake_cuda.c"), "-ldl"]
     subprocess.run(command, check=True)
     prepared = tmp_path / "prepared"
-    record.prepare(prepared, "*tile_*")
+    record.prepare(prepared, "*_2d*")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("LD_LIBRARY_PATH", str(tmp_path))
         assert record.main(["--run", str(prepared), str(tmp_path)]) == 1, "nothing was computed"
