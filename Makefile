@@ -13,11 +13,11 @@ help: ## this list
 $(VENV)/installed: pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(f"kvgen needs Python 3.11 or newer; this is {sys.version.split()[0]}. Set PYTHON=python3.11" if sys.version_info < (3, 11) else 0)'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[cu13]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[build,cu13]'
 	@touch $@
 
 $(VENV)/installed-test: $(VENV)/installed
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[cu13,sass,test]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[build,cu13,sass,test]'
 	@touch $@
 
 demo: $(VENV)/installed ## build, compile, run and check Llama 3.1 8B's cache; no GPU needed

@@ -1,7 +1,7 @@
 """kvgen: specs in Python -> readable, specialised CUDA for KV caches -> launchers.
 
 The names below load on first use (PEP 562), so that generated packages, which import `kvgen.runtime` only, load neither
-pydantic nor jinja2.
+pydantic nor jinja2. Where these are not installed, names of specs raise ImportError and say which extra has them.
 """
 
 from __future__ import annotations
@@ -89,10 +89,17 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("ops", "presets", "score"):
-        return import_module("kvgen.spec.presets" if name == "presets" else f"kvgen.{name}")
-    if name in _HOME:
-        return getattr(import_module(_HOME[name]), name)
+    try:
+        if name in ("ops", "presets", "score"):
+            return import_module("kvgen.spec.presets" if name == "presets" else f"kvgen.{name}")
+        if name in _HOME:
+            return getattr(import_module(_HOME[name]), name)
+    except ModuleNotFoundError as error:
+        from kvgen.extras import BUILD, missing, needs_build
+
+        if error.name not in BUILD:
+            raise
+        raise ImportError(needs_build(f"kvgen.{name}", missing(BUILD)), name=error.name) from None
     raise AttributeError(f"module 'kvgen' has no attribute {name!r}")
 
 

@@ -21,7 +21,7 @@ HEAVY = ("jinja2", "pydantic", "numpy", "ml_dtypes", "cuda", "typer", "rich")
 
 # Rooms from the bottom to the top: each imports only rooms before it, for types as well.
 ROOMS = (
-    "errors", "version", "emulator", "tensor_map", "expr", "layout", "plan", "paths", "files", "json_file", "config",
+    "errors", "extras", "version", "emulator", "tensor_map", "expr", "layout", "plan", "paths", "files", "json_file", "config",
     "compile", "runtime", "spec", "score", "lowering", "ops", "reference", "bench", "testing", "codegen", "models", "cli",
     "__main__",
 )  # fmt: skip

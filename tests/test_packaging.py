@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import email
 import os
 import subprocess
 import sys
@@ -9,8 +10,12 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+
+from kvgen.extras import BUILD as EXTRA_BUILD
 
 ROOT = Path(__file__).resolve().parent.parent
+EXTRAS = ("build", "cu12", "cu13", "sass", "test")
 
 PROJECT = """
 [tool.kvgen]
@@ -45,6 +50,17 @@ assert (out_k == k).all() and (out_v == k + 1).all()
 print("used", pool.sum())
 """
 
+# As if these were not installed: neither imported nor found.
+WITHOUT = """
+from importlib.machinery import PathFinder
+
+ABSENT = {"jinja2", "packaging", "pydantic", "pydantic_core", "rich", "typer", "click"}
+find = PathFinder.find_spec
+PathFinder.find_spec = lambda name, *rest: None if name.partition(".")[0] in ABSENT else find(name, *rest)
+"""
+
+BUILD = "`pip install 'kvgen[build]'`; this environment has the runtime of generated kernels alone, without"
+
 
 def run(*command: str, cwd: Path, path: str) -> str:
     """Run a command with `path` as PYTHONPATH; its output, or a failure that shows it."""
@@ -52,6 +68,14 @@ def run(*command: str, cwd: Path, path: str) -> str:
     done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, f"{' '.join(command)}\n{done.stdout}\n{done.stderr}"
     return done.stdout
+
+
+def fails(*command: str, cwd: Path, path: str) -> str:
+    """Run a command that ends with an error; what it says on stderr."""
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"} | {"PYTHONPATH": path}
+    done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True)
+    assert done.returncode, f"{' '.join(command)}\n{done.stdout}\n{done.stderr}"
+    return done.stderr
 
 
 def build(kind: str, source: Path, out: Path) -> Path:
@@ -98,3 +122,50 @@ def test_a_project_elsewhere(wheel: Path, tmp_path: Path) -> None:
     run(sys.executable, "-m", "kvgen", "check", cwd=project, path=str(site))
     # Used from another folder, with the package renamed by where it lies.
     assert "used" in run(sys.executable, "-c", USE, cwd=tmp_path, path=f"{site}{os.pathsep}{project / 'src'}")
+
+
+def test_a_generated_package_needs_the_runtime_alone(wheel: Path, tmp_path: Path) -> None:
+    """Without the extra `build`: a generated package runs, and what needs the extra says so, without a traceback."""
+    site, project = tmp_path / "site", tmp_path / "project"
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(site)
+    specs = project / "kernels" / "specs"
+    specs.mkdir(parents=True)
+    (project / "pyproject.toml").write_text(PROJECT)
+    (specs / "small.py").write_text(SPEC)
+    run(sys.executable, "-m", "kvgen", "build", cwd=project, path=str(site))
+    (site / "sitecustomize.py").write_text(WITHOUT)
+    assert "used" in run(sys.executable, "-c", USE, cwd=tmp_path, path=f"{site}{os.pathsep}{project / 'src'}")
+    assert run(sys.executable, "-m", "kvgen", "--version", cwd=tmp_path, path=str(site)) == "kvgen 0.1.0\n"
+    for verb, extras in (("build", "build"), ("compile", "build and cu13"), ("--help", "build")):
+        said = fails(sys.executable, "-m", "kvgen", verb, cwd=project, path=str(site))
+        assert said.startswith(
+            f"error: kvgen {verb if verb != '--help' else ''}".rstrip() + f" needs kvgen's extra {extras}: "
+        )
+        assert "Traceback" not in said and "without jinja2, packaging, pydantic, rich, typer" in said
+    said = fails(sys.executable, "-c", "from kvgen import Paged", cwd=project, path=str(site))
+    assert f"ImportError: kvgen.Paged needs kvgen's extra build: {BUILD}" in said
+    run(
+        sys.executable,
+        "-c",
+        "import kvgen.testing.plugin, kvgen.testing; kvgen.ErrorWord",
+        cwd=tmp_path,
+        path=str(site),
+    )
+
+
+def test_wheel_names_its_extras(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = [n for n in archive.namelist() if n.endswith(".dist-info/METADATA")]
+        metadata = archive.read(name).decode()
+    message = email.message_from_string(metadata)
+    wanted = [Requirement(text) for text in message.get_all("Requires-Dist", [])]
+    extras = {e: {r.name for r in wanted if str(r.marker or "").endswith(f'extra == "{e}"')} for e in EXTRAS}
+    assert set(message.get_all("Provides-Extra", [])) == set(EXTRAS)
+    assert {r.name.replace("-", "_") for r in wanted} - {n.replace("-", "_") for e in extras.values() for n in e} == {
+        "cuda_core",
+        "cuda_pathfinder",
+        "ml_dtypes",
+        "numpy",
+    }
+    assert extras["build"] == set(EXTRA_BUILD)

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
 from kvgen.errors import ConfigError, DeviceError, KvgenError
+from kvgen.extras import BUILD
 
 if TYPE_CHECKING:
     from kvgen.compile import Image
@@ -63,8 +64,7 @@ def _python() -> Iterator[Finding]:
 
 
 def _packages() -> Iterator[Finding]:
-    names = ["jinja2", "ml_dtypes", "numpy", "packaging", "pydantic", "rich", "typer", *_MAC_LACKS]
-    for name in names:
+    for name in sorted((*BUILD, "ml_dtypes", "numpy")) + list(_MAC_LACKS):
         try:
             yield Finding(name, "ok", metadata.version(name))
         except metadata.PackageNotFoundError:
