@@ -57,10 +57,11 @@ def split_arguments(text: str) -> list[str]:
 
 @dataclass(frozen=True)
 class Function:
-    """A device function: its name, the lines from its name to its closing brace, and its body."""
+    """A device function: its name, the lines from its name to its closing brace, its parameters and its body."""
 
     name: str
     lines: int
+    params: str
     body: str
 
 
@@ -76,7 +77,25 @@ def functions(text: str) -> Iterator[Function]:
             continue
         begin = end + opening.end()
         last = closing(plain, begin, "{", "}")
-        yield Function(found[1], plain.count("\n", found.start(1), last) + 1, plain[begin : last + 1])
+        lines = plain.count("\n", found.start(1), last) + 1
+        yield Function(found[1], lines, plain[found.end() : end], plain[begin : last + 1])
+
+
+STORE: Final = re.compile(
+    r"\bst\.global|\bred\.global|\batomic[A-Z]\w*\(|\b(?:store|write)(?:_\w+)?(?:<[^;{}]*>)?\("  # PTX, and functions that say so
+    r"|\*\([^()=;]*\*\)(?!&)[^;=]*[^;=!<>] = "  # through a pointer that is cast, as vectors are stored; not to a variable
+)
+
+
+def stores(function: Function) -> bool:
+    """Whether a device function stores to memory that its caller sees: by PTX, by a function that does, through a cast pointer
+    or through a pointer that it is given."""
+    given = re.findall(
+        r"(?<!const )\b(?!const\b)[\w:]+(?:<[^()]*>)? ?\* ?(?:const )?(\w+)",
+        re.sub(r"const \w+\*", "", function.params),
+    )
+    through = [rf"(?<![\w.])(?:{name}\[[^;=]*\]|\*{name}) [-+|&]?= " for name in given]
+    return any(re.search(rule, function.body) for rule in (STORE, *through))
 
 
 def template_calls(plain: str) -> Iterator[tuple[str, list[str]]]:
@@ -221,6 +240,27 @@ def test_a_device_function_that_waits_says_so(device: dict[str, list[Function]])
     assert found == BARRIERS
 
 
+STORES_SAY_SO: Final = re.compile(r"store|write|merge|commit|report")
+# Those that store under other names: no memory of the pool or of a result.
+STORING: Final = {
+    "device/attention/merge.cuh: sync_finish_among": 1,  # the counter of a request's chunks, for the next launch
+    "device/attention/merge.cuh: weigh_partials": 1,  # weights of partial results, in shared memory
+    "device/attention/plan_kv.cuh: sync_sums": 1,  # sums over the block, in shared memory
+    "device/quant/elements.cuh: pack_pair": 1,  # two elements of a vector in registers
+}
+
+
+def test_a_device_function_that_stores_says_so(device: dict[str, list[Function]]) -> None:
+    """By its name: a kernel's text shows what is written where."""
+    found = Counter(
+        f"{path}: {f.name}"
+        for path, own in device.items()
+        for f in own
+        if stores(f) and not STORES_SAY_SO.search(f.name)
+    )
+    assert found == STORING
+
+
 def test_a_device_function_fits_a_screen(device: dict[str, list[Function]]) -> None:
     assert Counter(path for path, own in device.items() for f in own if f.lines > 45) == LONG
 
@@ -251,8 +291,6 @@ LIMITS: Final = {
 }
 LONGER: Final[dict[str, int]] = {
     "append": 5,  # two norms and RoPE, rows q | k | v, or every head and its scales: phases, not lengths
-    "decode_plan": 1,  # a plan of fixed chunks says what they are
-    "decode_local_plan": 1,  # chunked attention spells its mask out
 }
 DECODE_LINES: Final = 210  # on average
 LLAMA_DECODE_LINES: Final = 230
@@ -320,3 +358,30 @@ struct A {
 };
 """
     assert [(f.name, f.lines) for f in functions(text)] == [("f", 3), ("h", 1)]
+
+
+def test_what_a_store_is() -> None:
+    def one(params: str, body: str) -> bool:
+        return stores(Function("f", 1, params, "{" + body + "}"))
+
+    for body in (
+        'asm("st.global.b32 [%0], 1;");',
+        "store_rows<4>(x);",
+        "write(p, x);",
+        "*(Wide*)in_global(to) = x;",
+        "atomicMax(p, 1);",
+    ):
+        assert one("", body), body
+    for params, body in (
+        ("float* out, int i", "out[i + 1] = 2;"),
+        ("const Index* in, T *to", "*to = in[0];"),
+        ("int* n", "n[0] += 1;"),
+    ):
+        assert one(params, body), body
+    for params, body in (
+        ("const float* in, float (&x)[4]", "x[0] = in[1];"),
+        ("float* out", "return out[i] == 1;"),
+        ("Raw& raw", "*(Access*)&raw.e[i] = *(const Access*)p;"),
+        ("const T* p", "x = *(const Wide*)p;"),
+    ):
+        assert not one(params, body), body

@@ -5,9 +5,16 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
+import pytest
+
 import kvgen
 from kvgen import Paged, presets
+from kvgen.codegen.render import environment
+from kvgen.expr.nodes import Expr, const, var
+from kvgen.expr.to_c import c
+from kvgen.layout.axes import Swizzle
 from kvgen.lowering.lowered import lower
+from kvgen.lowering.offsets import offset_context
 
 PACKAGE = Path(kvgen.__file__).parent
 # What a LoweredCache is made of, and the modules that make it.
@@ -33,3 +40,29 @@ def test_equal_caches_are_lowered_once() -> None:
     assert lower(first) is lower(again)
     assert lower(first) is not lower(presets.vllm(dtype="bf16", kv_heads=2, head_dim=64, page_size=16))
     assert [s.role for s in lower(first).segments] == ["k", "v"] and len(lower(first).segments_of("v")) == 1
+
+
+TOKEN, HEAD, DIM, ANY = var("token", 63), var("head", 7), var("dim", 127), var("token")
+
+
+@pytest.mark.parametrize(
+    "offset",
+    [
+        const(0),
+        HEAD,
+        TOKEN * 1024 + HEAD * 128 + DIM,
+        HEAD * 1024 + DIM // 16 // 4 * 512 + TOKEN % 32 * 16 + TOKEN // 32 * 4 + DIM // 16 % 4,
+        ANY * 1024 + HEAD * 128 + DIM,  # 64 bits from the first product on
+        ANY + HEAD * 128 + DIM,
+        TOKEN * 2**26 + HEAD * 2**31 + DIM,  # and from the first sum on
+        ANY // 3 * 2**31 + DIM,
+        Swizzle(3, 3, 3).apply(TOKEN * 64 + DIM),
+        Swizzle(2, 4, 3).apply(DIM),
+    ],
+    ids=c,
+)
+def test_offsets_are_written_from_their_numbers(offset: Expr) -> None:
+    """The template writes what the expression is as C, of numbers, names and flags."""
+    offsets = environment().get_template("places/offsets.j2").module
+    assert offsets.offset(offset_context(offset)) == c(offset)  # type: ignore[attr-defined]
+    assert offset_context(offset).bits == (32 if offset.upper < 2**32 else 64)

@@ -29,6 +29,7 @@ def _render(expr: Expr, parent: int, right_side: bool) -> str:
     left, right = _render(expr.left, level, False), _render(expr.right, level, True)
     # Where the result can pass 32 bits and no operand has more, the left one is widened.
     if expr.upper > U32_MAX and expr.left.upper <= U32_MAX and expr.right.upper <= U32_MAX:
+        left = _render(expr.left, 0, False)
         left = f"(uint64_t){left if isinstance(expr.left, (Var, Const)) else f'({left})'}"
     text = f"{left} {expr.op} {right}"
     return f"({text})" if needs_parentheses(expr, parent, right_side) else text

@@ -6,10 +6,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
 
-from kvgen.expr.nodes import U32_MAX, Expr, var
-from kvgen.expr.to_c import c
 from kvgen.layout.dtypes import dtype
 from kvgen.layout.storage import Scales, Segment
+from kvgen.lowering.offsets import OffsetContext, offset_context
 from kvgen.spec.cache import Cache
 
 # Accesses a lane keeps of a block in registers; of larger blocks so many are in flight.
@@ -35,8 +34,7 @@ class ScaleContext:
     pointer: str
     cast: bool
     start: int
-    offset: str
-    offset_bits: int
+    offset: OffsetContext
     vector: int
     heads: int
     dims: int
@@ -95,8 +93,7 @@ class SegmentContext:
     pointer: str
     cast: bool
     start: int
-    offset: str
-    offset_bits: int
+    offset: OffsetContext
     vector: int
     width: int
     scales: tuple[ScaleContext, ...]
@@ -122,21 +119,9 @@ class SegmentContext:
         return self.scales[0].residual if self.scales else 0
 
     @property
-    def place(self) -> str:
-        """Where the segment's element `element` (head by head) lies in a row of K or V, as C."""
-        element = var("element", self.heads * self.size - 1)
-        if self.size == self.row:
-            return c(element)
-        return c(element // self.size * self.row + element % self.size + self.begin)
-
-    @property
     def vectors(self) -> int:
         """Vectors of `width` a token has."""
         return self.heads * self.size // self.width
-
-
-def _bits(offset: Expr) -> int:
-    return 32 if offset.upper <= U32_MAX else 64
 
 
 def _start(cache: Cache, base: str, element: str, start: int) -> tuple[bool, int]:
@@ -168,8 +153,7 @@ def _scales(cache: Cache, role: str, segment: Segment, scales: Scales, width: in
         pointer=scales.array or scales.base,
         cast=cast,
         start=start,
-        offset=c(offset),
-        offset_bits=_bits(offset),
+        offset=offset_context(offset),
         vector=segment.scale_vector,
         heads=scales.block[1],
         dims=scales.block[2],
@@ -215,8 +199,7 @@ def segments(cache: Cache) -> tuple[SegmentContext, ...]:
                     pointer=segment.base,
                     cast=cast,
                     start=start,
-                    offset=c(offset),
-                    offset_bits=_bits(offset),
+                    offset=offset_context(offset),
                     vector=segment.vector,
                     width=width,
                     scales=(_scales(cache, role, segment, segment.scales, width),) if segment.scales else (),

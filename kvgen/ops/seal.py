@@ -12,7 +12,7 @@ from kvgen.layout.dtypes import dtype
 from kvgen.lowering.cache_struct import ERRORS, entry_name
 from kvgen.lowering.lowered import lower
 from kvgen.lowering.row_runs import row_params
-from kvgen.lowering.segments import ScaleContext, SegmentContext
+from kvgen.lowering.segments import SegmentContext
 from kvgen.plan.kernel import KernelPlan
 from kvgen.plan.params import Array, Size
 from kvgen.spec.kernel_set import KernelSet, Op
@@ -28,7 +28,6 @@ class SealContext:
     entry: str
     params: tuple[str, ...]
     s: SegmentContext
-    q: ScaleContext
     threads: int
     residual: int
     lengths: str
@@ -75,7 +74,6 @@ class Seal(Op):
             entry=entry_name(kernels, self.name),
             params=tuple(p.declaration for p in params),
             s=key,
-            q=key.scales[0],
             threads=THREADS,
             residual=cache.storage.residual,
             lengths=cache.lengths,

@@ -446,7 +446,7 @@ def _masks_inputs() -> dict[str, Array]:
     tokens = rng.integers(1, 20, 32)
     positions = (tokens * rng.random(32)).astype(np.int64)
     positions[:6], tokens[:6] = [3, 4, 5, 0, 2**31, 9], [4, 5, 6, 1, 2**31 + 1, 3]
-    return {"in": np.stack([positions, tokens], axis=1).astype(np.uint32), "out": np.full((32, 9), 77, np.uint32)}
+    return {"in": np.stack([positions, tokens], axis=1).astype(np.uint32), "out": np.full((32, 12), 77, np.uint32)}
 
 
 def _masks(arrays: Arrays) -> dict[str, Wanted]:
@@ -454,7 +454,7 @@ def _masks(arrays: Arrays) -> dict[str, Wanted]:
     out = []
     for position, tokens in arrays["in"].tolist():
         last = min(position + 1, tokens)
-        out.append([0, last, 0, max(0, position - 4), last, 0, 0, tokens, 1])
+        out.append([0, last, 0, max(0, position - 4), last, 0, 0, tokens, 1, position // 6 * 6, last, 0])
     return {"out": exact(np.array(out, np.uint32))}
 
 

@@ -113,6 +113,7 @@ CALLED_IN = {
     "columns": (f"{KERNELS}/columns.cu", f"{KERNELS}/split_kv.cu"),
     "merge": (f"{KERNELS}/split_kv.cu",),
     **dict.fromkeys(("mma_tile", "tile_copy"), (f"{KERNELS}/mma_tile.cu",)),
+    **{name: (f"{KERNELS}/{name}.cu",) for name in ("page_lists", "merge_states", "seal_group")},
     "simt_tokens": (f"{KERNELS}/simt_tokens.cu",),
     "scan": (f"{KERNELS}/scan.cu", f"{KERNELS}/split_kv.cu"),
     **dict.fromkeys(("mbarrier", "tma", "tma_tile"), ("tests/tma/tiles.cu", f"{KERNELS}/tma_more.cu")),

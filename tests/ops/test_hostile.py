@@ -1,4 +1,8 @@
-"""Bad device data: the victim gets nothing or NaN, everybody else the same bits, the error word says who and where."""
+"""Bad device data: the victim gets nothing or NaN, everybody else what it gets anyway, the error word says who and where.
+
+The same bits, that is; but for attention with split="balanced": its plan divides all tokens of a step, so a victim without any
+moves the chunks of the others, whose partial sums are then others. They are held against the oracle, as the victim's rows are.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvgen import CSR, Continuous, Indirect, Mapped, Paged, Ring
+from kvgen import CSR, Continuous, Indirect, Mapped, Paged, Ring, ops
 from kvgen.reference import Decoded
 from kvgen.runtime import Fault, describe
 from kvgen.runtime.cpu import machine
@@ -143,6 +147,11 @@ def batch_of(name: str, errors: bool) -> Batch:
 CASES = [(name, label) for name in SETS for label in spoils(name)]
 
 
+def keeps_bits(name: str) -> bool:
+    """Whether the bits of a request's attention depend on its own tokens alone, not on how a plan divides the step's."""
+    return all(op.split != "balanced" for op in SETS[name].ops if isinstance(op, ops.Decode))
+
+
 def _same_elsewhere(clean: Raw, spoilt: Raw, victims: Raw) -> None:
     """Rows of the others: the same bits; rows of victims: something else."""
     assert np.ascontiguousarray(clean[~victims]).tobytes() == np.ascontiguousarray(spoilt[~victims]).tobytes()
@@ -176,7 +185,8 @@ def test_tables(name: str, label: str) -> None:
             assert np.isnan(found[2].out[is_victim]).all() and found[2].errors != attention[2].errors
             for clean_part, other_part in zip(attention[:2], found[:2], strict=True):
                 assert clean_part is not None and other_part is not None
-                _same_elsewhere(clean_part, other_part, is_victim)
+                if keeps_bits(name):
+                    _same_elsewhere(clean_part, other_part, is_victim)
 
 
 BAD_OFFSETS = {

@@ -62,8 +62,10 @@ class AttentionContext:
 
     @property
     def spelled_mask(self) -> bool:
-        """Whether the kernel spells its mask out: the device library has causal order, a causal window, and no mask."""
-        return bool(self.chunk or (self.window and self.later) or (self.later and not self.early_rows_see))
+        """Whether the kernel spells its mask out: the device library has causal order, a causal window or chunk, and no mask."""
+        if self.chunk:
+            return bool(self.window or self.later)
+        return self.later and (bool(self.window) or not self.early_rows_see)
 
     @property
     def early_rows_see(self) -> bool:

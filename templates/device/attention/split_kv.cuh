@@ -44,6 +44,14 @@ struct WindowMask {
   __device__ static uint32_t last(uint32_t position, uint32_t tokens) { return min(position + 1, tokens); }
 };
 
+// A request's tokens lie in chunks of kTokens; a row sees those of its own chunk, up to itself.
+template <uint32_t kTokens>
+struct ChunkMask {
+  static constexpr bool kEarlyRowsSee = false;
+  __device__ static uint32_t first(uint32_t position) { return position / kTokens * kTokens; }
+  __device__ static uint32_t last(uint32_t position, uint32_t tokens) { return min(position + 1, tokens); }
+};
+
 // A row sees all tokens of its request.
 struct FullMask {
   static constexpr bool kEarlyRowsSee = true;

@@ -232,10 +232,11 @@ __device__ __forceinline__ void mask(const Vec<uint32_t, 2>& in, uint32_t* to) {
   to[0] = M::first(in.e[0]), to[1] = M::last(in.e[0], in.e[1]), to[2] = M::kEarlyRowsSee;
 }
 extern "C" __global__ void split_masks(const Vec<uint32_t, 2>* in, uint32_t* out) {
-  uint32_t* to = out + 9 * threadIdx.x;
+  uint32_t* to = out + 12 * threadIdx.x;
   mask<CausalMask>(in[threadIdx.x], to);
   mask<WindowMask<5>>(in[threadIdx.x], to + 3);
   mask<FullMask>(in[threadIdx.x], to + 6);
+  mask<ChunkMask<6>>(in[threadIdx.x], to + 9);
 }
 
 // Rounds of sums, of two types: [round][thread] before, then all.
