@@ -83,12 +83,14 @@ def _positions(arrays: Arrays) -> dict[str, Wanted]:
     for n, (rows, tokens, begin, end) in enumerate(CHUNKS):
         at = [tokens - rows + i for i in range(rows)]
         for mask in range(3):
-            found = [[_sees(mask, position, token, tokens) for token in range(TOKENS + 16)] for position in at]
+            found = [
+                [begin <= token < end and _sees(mask, position, token, tokens) for token in range(TOKENS + 16)]
+                for position in at
+            ]
             for token in range(TOKENS):
                 word = sum(row[token] << i for i, row in enumerate(found))
                 for bit, count in ((8, 1), (9, 3), (10, 16)):
-                    inside = begin <= token and token + count <= end
-                    word |= (inside and all(all(row[token : token + count]) for row in found)) << bit
+                    word |= all(all(row[token : token + count]) for row in found) << bit
                 see[n, token, mask] = word
         for i, position in enumerate(at):
             wrapped, clamped = position % 2**32, max(position, 0)

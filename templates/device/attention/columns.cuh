@@ -21,6 +21,15 @@ struct BlockColumns {
   }
 };
 
+// The tokens [begin, end), of which there may be none.
+struct TokenRange {
+  uint32_t begin, end;
+
+  // Whether [token, token + count) lies in it.
+  __device__ __forceinline__ bool has(uint32_t token) const { return token >= begin && token < end; }
+  __device__ __forceinline__ bool has(uint32_t token, uint32_t count) const { return token >= begin && token < end && end - token >= count; }
+};
+
 // Where the rows of a chunk stand: row i at position tokens - rows + i, so the last one at the last token. `Mask` says which
 // tokens a row can see: [first(position), last(position, tokens)), neither of which decreases with the position. A request may
 // have more rows than tokens: its early rows stand before the first token, and see nothing or (kEarlyRowsSee) what one there sees.
@@ -32,17 +41,13 @@ struct RowPositions {
   __device__ __forceinline__ bool early(uint32_t i) const { return chunk.tokens + i < chunk.rows; }
   __device__ __forceinline__ uint32_t position(uint32_t i) const { return chunk.tokens - chunk.rows + i; }
 
-  // Whether every row sees all of [token, token + count), which is inside the chunk then.
-  __device__ __forceinline__ bool all_see(uint32_t token, uint32_t count) const {
-    const uint32_t from = max(chunk.begin, Mask::first(chunk.tokens - 1));
-    const uint32_t to = min(chunk.end, !early(0) ? Mask::last(position(0), chunk.tokens) : Mask::kEarlyRowsSee ? Mask::last(0, chunk.tokens) : 0);
-    return token >= from && token < to && to - token >= count;
-  }
-  // Whether row i sees a token of the request.
-  __device__ __forceinline__ bool sees(uint32_t i, uint32_t token) const {
+  // The chunk's tokens that row i sees, and those that every row sees.
+  __device__ __forceinline__ TokenRange seen_by(uint32_t i) const {
     const uint32_t at = early(i) ? 0 : position(i);
-    return (Mask::kEarlyRowsSee || !early(i)) && token >= Mask::first(at) && token < Mask::last(at, chunk.tokens);
+    const bool sees = Mask::kEarlyRowsSee || !early(i);
+    return {max(chunk.begin, Mask::first(at)), sees ? min(chunk.end, Mask::last(at, chunk.tokens)) : 0};
   }
+  __device__ __forceinline__ TokenRange seen_by_all() const { return {seen_by(chunk.rows - 1).begin, seen_by(0).end}; }
   // What masks and scores are functions of; with early rows at the first token.
   __device__ __forceinline__ At at(const Column& column, uint32_t token) const {
     return {chunk.b, chunk.row + column.i, column.q_head, column.i, position(column.i), token, chunk.tokens};
@@ -94,7 +99,10 @@ template <typename T, uint32_t N>
 __device__ __forceinline__ void store_output(T* to, const ColumnSums<N>& sums, float factor = 1.0f) {
   float x[N];
 #pragma unroll
-  for (uint32_t n = 0; n < N; ++n) x[n] = sums.failed ? nan_f32() : sums.empty() ? 0.0f : __fdividef(sums.out.e[n], sums.row_sum) * factor;
+  for (uint32_t n = 0; n < N; ++n) {
+    const float mean = __fdividef(sums.out.e[n], sums.row_sum) * factor;
+    x[n] = sums.failed ? nan_f32() : sums.empty() ? 0.0f : mean;
+  }
   Raw<T, N> rounded;
   pack<T>(rounded, x);
   if constexpr (sizeof(rounded) == 8) *(uint64_t*)in_global(to) = *(const uint64_t*)&rounded;  // the compiler would store element by element

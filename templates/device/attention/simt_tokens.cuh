@@ -6,14 +6,14 @@
 
 #include "columns.cuh"
 
-// The lane's part of q of every column, times the factor that makes products scores.
+// The lane's part of q of every column.
 template <typename Lanes>
 struct LaneQuery {
   float e[Lanes::kCols][Lanes::kKeyChunks][Lanes::kWidth];
 
   // Column `col` at `row`, kAccess elements at a time; zeros where it is not `live`.
   template <uint32_t kAccess, typename T>
-  __device__ __forceinline__ void load(uint32_t col, const T* row, bool live, float factor) {
+  __device__ __forceinline__ void load(uint32_t col, const T* row, bool live) {
     const uint32_t lane = threadIdx.x % Lanes::kLanes;
 #pragma unroll
     for (uint32_t c = 0; c < Lanes::kKeyChunks; ++c) {
@@ -22,8 +22,15 @@ struct LaneQuery {
       fill(value, T{});
       if (live && dim < Lanes::K::kSize) ::load<kAccess>(value, row + dim);
 #pragma unroll
-      for (uint32_t i = 0; i < Lanes::kWidth; ++i) e[col][c][i] = to_f32(value.e[i]) * factor;
+      for (uint32_t i = 0; i < Lanes::kWidth; ++i) e[col][c][i] = to_f32(value.e[i]);
     }
+  }
+  // Column `col` times a factor of its scores.
+  __device__ __forceinline__ void multiply(uint32_t col, float factor) {
+#pragma unroll
+    for (uint32_t c = 0; c < Lanes::kKeyChunks; ++c)
+#pragma unroll
+      for (uint32_t i = 0; i < Lanes::kWidth; ++i) e[col][c][i] *= factor;
   }
 };
 

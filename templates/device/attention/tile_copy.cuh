@@ -29,14 +29,12 @@ __device__ __forceinline__ PageIds look_up_token(const Cache& cache, const KvChu
   return cache.page_ids(chunk.b, min(max(tile * Tile::kTokens + lane % Tile::kTokens, chunk.begin), chunk.end - 1) / cache.page_tokens);
 }
 
-// Starts the copies of a tile's rows of head `head` to `stage`, a run from one address. False where a page of the chunk's tokens is
-// not found, which is reported.
+// Starts the copies of a tile's rows of head `head` to `stage`, a run from one address, by thread `thread` of the team. `failed` becomes
+// true where a page of the chunk's tokens is not found, which is reported.
 template <typename Tile, typename Cache, uint32_t kRuns>
-__device__ __forceinline__ bool copy_runs_async(uint32_t stage, const Cache& cache, const PageIds (&ids)[kRuns], const KvChunk& chunk, uint32_t tile,
-                                                uint32_t head, uint64_t* errors) {
+__device__ __forceinline__ void copy_runs_async(bool& failed, uint32_t stage, const Cache& cache, const PageIds (&ids)[kRuns], const KvChunk& chunk,
+                                                uint32_t tile, uint32_t head, uint32_t thread, uint64_t* errors) {
   using Copies = TileCopies<Tile>;
-  const uint32_t thread = threadIdx.x % Copies::kThreads;
-  bool found = true;
 #pragma unroll
   for (uint32_t r = 0; r < kRuns; ++r) {
     const PageRef page = cache.page(ids[r]);
@@ -51,24 +49,23 @@ __device__ __forceinline__ bool copy_runs_async(uint32_t stage, const Cache& cac
       const uint32_t from = chunk.begin > base ? chunk.begin - base : 0, until = page.valid && chunk.end > base ? chunk.end - base : 0;
       Copies::Keys::template some<Tile::kKeyStep>(k_to, keys, thread, from, until);
       Copies::Values::template some<Tile::kValueStep>(v_to, values, thread, from, until);
-      const bool overlaps = base < chunk.end && (base >= chunk.begin || chunk.begin - base < Tile::kRun);
-      if (!page.valid && overlaps && thread == 0) report(errors, page.fault, chunk.b, max(base, chunk.begin));
-      found &= page.valid || !overlaps;
+      const bool wrong = !page.valid && base < chunk.end && (base >= chunk.begin || chunk.begin - base < Tile::kRun);
+      if (wrong && thread == 0) report(errors, page.fault, chunk.b, max(base, chunk.begin));
+      failed |= wrong;
     }
   }
-  return found;
 }
 
 // The same where every token may lie in another page: `id` is that of the tile's token number `lane`.
 template <typename Tile, typename Cache>
-__device__ __forceinline__ bool copy_tokens_async(uint32_t stage, const Cache& cache, const PageIds& id, const KvChunk& chunk, uint32_t tile,
-                                                  uint32_t head, uint64_t* errors) {
+__device__ __forceinline__ void copy_tokens_async(bool& failed, uint32_t stage, const Cache& cache, const PageIds& id, const KvChunk& chunk,
+                                                  uint32_t tile, uint32_t head, uint32_t thread, uint64_t* errors) {
   using Copies = TileCopies<Tile>;
   const PageRef page = cache.page(id);
-  const uint32_t token = tile * Tile::kTokens + threadIdx.x % 32 % Tile::kTokens, offset = token % cache.page_tokens, thread = threadIdx.x % Copies::kThreads;
+  const uint32_t token = tile * Tile::kTokens + threadIdx.x % 32 % Tile::kTokens, offset = token % cache.page_tokens;
   const bool live = token >= chunk.begin && token < chunk.end, good = live && page.valid;
   Copies::Keys::scattered(stage, good ? (const uint8_t*)element_at<typename Tile::K>(page, offset, head, 0) : nullptr, thread);
   Copies::Values::scattered(stage + Tile::kTokens * Tile::kKeyPitch, good ? (const uint8_t*)element_at<typename Tile::V>(page, offset, head, 0) : nullptr, thread);
   if (live && !page.valid) report(errors, page.fault, chunk.b, token);
-  return good || !live;
+  failed |= live && !page.valid;
 }

@@ -19,9 +19,10 @@ extern "C" __global__ void columns_of(const uint32_t* in, uint32_t* out) {
 template <typename Mask>
 __device__ __forceinline__ uint32_t seen(const KvChunk& chunk) {
   const RowPositions<Mask> positions{chunk};
+  const TokenRange all = positions.seen_by_all();
   uint32_t found = 0;
-  for (uint32_t i = 0; i < chunk.rows; ++i) found |= positions.sees(i, threadIdx.x) << i;
-  return found | positions.all_see(threadIdx.x, 1) << 8 | positions.all_see(threadIdx.x, 3) << 9 | positions.all_see(threadIdx.x, 16) << 10;
+  for (uint32_t i = 0; i < chunk.rows; ++i) found |= positions.seen_by(i).has(threadIdx.x) << i;
+  return found | all.has(threadIdx.x, 1) << 8 | all.has(threadIdx.x, 3) << 9 | all.has(threadIdx.x, 16) << 10;
 }
 __device__ __forceinline__ void put(uint32_t* to, const At& at) {
   to[0] = at.b, to[1] = at.row, to[2] = at.q_head, to[3] = at.i, to[4] = at.position, to[5] = at.token, to[6] = at.tokens;

@@ -119,10 +119,10 @@ __device__ __forceinline__ void attend(const Cache<typename Tile::K, typename Ti
     if constexpr (Tile::kRun > 0) {
       PageIds ids[kT / Tile::kRun];
       look_up_runs<Tile>(ids, cache, chunk, tile);
-      failed |= !copy_runs_async<Tile>(at, cache, ids, chunk, tile, kHead, errors + blockIdx.x);
+      copy_runs_async<Tile>(failed, at, cache, ids, chunk, tile, kHead, lane, errors + blockIdx.x);
     } else {
       const PageIds id = look_up_token<Tile>(cache, chunk, tile);
-      failed |= !copy_tokens_async<Tile>(at, cache, id, chunk, tile, kHead, errors + blockIdx.x);
+      copy_tokens_async<Tile>(failed, at, cache, id, chunk, tile, kHead, lane, errors + blockIdx.x);
     }
     cp_async_commit();
     if constexpr (Scales::kBytes > 0) {
@@ -139,8 +139,7 @@ __device__ __forceinline__ void attend(const Cache<typename Tile::K, typename Ti
     else multiply_qk(s, at, query);
     if constexpr (kScaled == Scaled::tokens) scale_scores<KeyScales>(s, k_scales);
     for_each_score(s, sums, [&](uint32_t token, uint32_t col, float& x, float) {
-      token += tile * kT;
-      if (token < chunk.begin || token >= chunk.end || !positions.sees(columns.of(col, chunk.rows).i, token)) x = -infinity();
+      if (!positions.seen_by(columns.of(col, chunk.rows).i).has(tile * kT + token)) x = -infinity();
     });
     float high[Tile::kN][2];
     const bool rises = tile_max(high, s, sums, sums.qk_scale);
@@ -274,14 +273,15 @@ __device__ __forceinline__ void staged(const Cache<typename Tile::K, typename Ti
   constexpr uint32_t kWords = Tile::kTokens * (Tile::kKeyPitch + Tile::kValuePitch) / 4;
   __shared__ alignas(16) uint32_t stage[kWords];
   const uint32_t tile = chunk.begin / Tile::kTokens;
+  bool failed = false;
   for (uint32_t i = threadIdx.x; i < kWords; i += 32) stage[i] = 0xeeeeeeeeu;
   __syncwarp();
   if constexpr (Tile::kRun > 0) {
     PageIds ids[Tile::kTokens / Tile::kRun];
     look_up_runs<Tile>(ids, cache, chunk, tile);
-    copy_runs_async<Tile>(matrix_address(stage), cache, ids, chunk, tile, kHead, nullptr);
+    copy_runs_async<Tile>(failed, matrix_address(stage), cache, ids, chunk, tile, kHead, threadIdx.x, nullptr);
   } else {
-    copy_tokens_async<Tile>(matrix_address(stage), cache, look_up_token<Tile>(cache, chunk, tile), chunk, tile, kHead, nullptr);
+    copy_tokens_async<Tile>(failed, matrix_address(stage), cache, look_up_token<Tile>(cache, chunk, tile), chunk, tile, kHead, threadIdx.x, nullptr);
   }
   cp_async_commit();
   cp_async_wait<0>();

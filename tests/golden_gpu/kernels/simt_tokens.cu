@@ -44,7 +44,9 @@ __device__ __forceinline__ void attend(const Cache& cache, const KvChunk& chunk,
 #pragma unroll
   for (uint32_t col = 0; col < kCols; ++col) {
     const Column column = columns.of(col, chunk.rows);
-    query.template load<4>(col, q + ((chunk.row + column.i) * kQHeads + column.q_head) * kDims, column.live, 0.5f * kLog2e);
+    query.template load<4>(col, q + ((chunk.row + column.i) * kQHeads + column.q_head) * kDims, column.live);
+    query.multiply(col, 0.5f);
+    query.multiply(col, kLog2e);
   }
   auto sums = LaneSums<Lanes>();
 #pragma unroll 1
@@ -57,7 +59,7 @@ __device__ __forceinline__ void attend(const Cache& cache, const KvChunk& chunk,
     if (!live) continue;
 #pragma unroll
     for (uint32_t col = 0; col < kCols; ++col) {
-      if (!positions.sees(columns.of(col, chunk.rows).i, token)) score[col] = -infinity();
+      if (!positions.seen_by(columns.of(col, chunk.rows).i).has(token)) score[col] = -infinity();
       exponentiate<Lanes>(sums, score[col], col);
     }
     multiply_pv<Lanes>(sums, score, cache, page, token % kTokens, kHead, 1.0f);
