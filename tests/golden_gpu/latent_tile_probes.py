@@ -90,7 +90,8 @@ def _places(rng: np.random.Generator) -> Array:
     return found
 
 
-def _inputs(way: Way, seed: int) -> dict[str, Array]:
+def attention_inputs(way: Way, seed: int) -> dict[str, Array]:
+    """A pool, chunks whose tokens are rows of it, and Q; what the probe writes."""
     rng = np.random.default_rng(seed)
     places = _places(rng)
     latent = np.exp2(rng.uniform(-3, 3, (POOL, way.latent)))  # sums of V do not cancel
@@ -162,7 +163,8 @@ def _seen(chunk: tuple[int, ...], i: int) -> int:
     return max(min(tokens - rows + i + 1, end) - begin, 0)
 
 
-def _wanted(way: Way, arrays: Arrays) -> dict[str, Wanted]:
+def attention_wanted(way: Way, arrays: Arrays) -> dict[str, Wanted]:
+    """Of every column of every chunk its maximum, its sum, and sums of V."""
     memory, q = _memory(way, arrays), arrays["q"].view(BF16).astype(np.float64)
     places = arrays["places"].view(np.int32)
     shape, group = (len(CHUNKS), way.cols), way.cols // ROWS_OF_COLUMNS
@@ -259,8 +261,8 @@ def probes() -> list[Probe]:
             f"library_{way.kernel}",
             UNIT,
             way.kernel,
-            partial(_inputs, way, 260 + n),
-            partial(_wanted, way),
+            partial(attention_inputs, way, 260 + n),
+            partial(attention_wanted, way),
             THREADS,
             chunks,
         )

@@ -99,6 +99,7 @@ CALLED_IN = {
     "copy_rows": (f"{KERNELS}/copy_rows.cu",),
     "convert_rows": (f"{KERNELS}/convert_rows.cu",),
     "plan_kv": (f"{KERNELS}/plan_kv.cu",),
+    "plan_keys": (f"{KERNELS}/plan_keys.cu",),
     "quantize": (f"{KERNELS}/quantize.cu",),
     "segment": (f"{KERNELS}/segment.cu",),
     **{
@@ -108,7 +109,7 @@ CALLED_IN = {
     **dict.fromkeys(("store_heads", "row_norm", "write_rows"), (f"{KERNELS}/write_rows.cu",)),
     **{
         name: (f"{KERNELS}/{name}.cu",)
-        for name in ("ring", "tile_scales", "split_kv", "latent", "latent_tile", "wgmma")
+        for name in ("ring", "tile_scales", "split_kv", "latent", "latent_tile", "latent_wgmma", "wgmma")
     },
     "columns": (f"{KERNELS}/columns.cu", f"{KERNELS}/split_kv.cu"),
     "merge": (f"{KERNELS}/split_kv.cu",),

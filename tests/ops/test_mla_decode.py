@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -11,8 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvgen import presets
+from kvgen.codegen.emit import render_set
 from kvgen.layout.dtypes import dtype
+from kvgen.lowering.attention.mma import SIZES
+from kvgen.ops.mla_decode import MlaDecodeContext
 from kvgen.runtime.cpu import machine
+from kvgen.spec.loader import LoadedSet
 from tests.support.batches import PLAIN, Batch
 from tests.support.harness import offsets_of, package
 from tests.support.latent_steps import SETS, SPARSE, SPLIT, Rows, call, latent_scene, latent_set, op_of
@@ -202,6 +207,28 @@ def test_lists_may_name_rows_of_any_request_twice() -> None:
     scene, q = latent_scene(SPARSE[name], batch, [Rows(b, b, b + 1) for b in range(2)], 2)
     rows = physical(scene, 40)[0]
     call(scene, q, indices=np.stack([np.repeat(rows[:20], 2), np.roll(rows, 7)]))
+
+
+# Shared memory -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", [*SETS, *SPLIT, *SPARSE])
+def test_a_launch_gives_what_the_kernel_declares(name: str) -> None:
+    """The kernel's assertion is what its struct has; a launch gives that with the stages of each architecture, at most 227 KB."""
+    kernels = (SETS | SPLIT | SPARSE)[name]
+    plan = op_of(kernels).plan(kernels)[0]
+    assert isinstance(plan.context, MlaDecodeContext)
+    stages = plan.context.shape.stages
+    text = render_set(LoadedSet(kernels, "tests/support/latent_steps.py", ""))[f"{kernels.name}/mla_decode.cu"].text
+    found = re.search(r"static_assert\(sizeof\(Shared\) == kStages \* \(([\d +]+)\) \+ ([\d +]+)\);", text)
+    assert found is not None
+    stage, fixed = (sum(map(int, terms.split(" + "))) for terms in found.groups())
+    for arch, given_bytes in plan.shared_by_arch:
+        most = {"large": 227, "middle": 163, "small": 99}[SIZES[arch]] << 10
+        count = getattr(stages, SIZES[arch])
+        assert given_bytes == count * stage + fixed <= most, arch
+        full = count == min(6, 256 // plan.context.shape.tokens)
+        assert full or given_bytes + stage > most, f"{arch} has room for another stage"
 
 
 # Traffic -------------------------------------------------------------------------------------------------------------------

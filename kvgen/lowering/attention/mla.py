@@ -50,12 +50,42 @@ class LatentRow:
 
 
 @dataclass(frozen=True)
+class SharedBytes:
+    """Shared memory of a block, as the template's struct has it: of each stage its rows, with scales of a pool, and their
+    addresses; for all stages Q's operands, products, weights, a number or two a column, and the largest scales of a tile,
+    which end at 16 bytes.
+    """
+
+    rows: int
+    addresses: int
+    query: int
+    scores: int
+    weights: int
+    columns: int
+    scales: int
+
+    @property
+    def stage(self) -> int:
+        """What one more stage takes."""
+        return self.rows + self.addresses
+
+    @property
+    def shared(self) -> tuple[int, ...]:
+        """What is there for all stages, without what this kernel does not have."""
+        return tuple(n for n in (self.query, self.scores, self.weights, self.columns, self.scales) if n)
+
+    @property
+    def fixed(self) -> int:
+        """The sum of that."""
+        return sum(self.shared)
+
+
+@dataclass(frozen=True)
 class Shape:
     """A block's work: `cols` columns, tiles of `tokens` tokens, `stages` of them in shared memory.
 
     Warps of K Q^T: `warps_m` along tokens, `warps_n` along columns, `warps_k` along dims. Q is held in registers if `held`,
-    else read from shared memory, where it stands `apart` from the ring (else, at first, in the ring's last stage). Shared
-    memory is `fixed` bytes and `stage` a stage.
+    else read from shared memory, where it stands `apart` from the ring (else, at first, in the ring's last stage).
     """
 
     cols: int
@@ -66,12 +96,11 @@ class Shape:
     warps_k: int
     held: bool
     apart: bool
-    fixed: int
-    stage: int
+    memory: SharedBytes
 
     def shared(self, arch: str) -> int:
         """Bytes of shared memory of a block on this architecture."""
-        return self.fixed + self.stage * int(getattr(self.stages, SIZES[arch]))
+        return self.memory.fixed + self.memory.stage * int(getattr(self.stages, SIZES[arch]))
 
 
 def _run(struct: str, at: int, nbytes: int, step: int) -> RunContext:
@@ -193,14 +222,20 @@ def _shape(row: LatentRow, cache: Cache, cols: int, sizes: set[str]) -> Shape | 
     warps_k = WARPS // (warps_m * warps_n)
     query, tile = 2 * cols * cache.head_dim, tokens * (row.pitch + 4 * row.groups * row.pool_scales)
     apart = not held or query > tile
-    scores, out = 4 * warps_k * cols * (tokens + 4), 4 * cols * (cache.latent_part + 6)
-    pointers = 8 * tokens * (len(row.runs) + row.pool_scales)
-    fixed = query * apart + scores + 8 * cols + 2 * cols * tokens + pointers + 4 * warps_m * max(1, row.groups)
-    fixed, stage = -(-fixed // 16) * 16, tile + pointers
+    size = SharedBytes(
+        rows=tile,
+        addresses=8 * tokens * (len(row.runs) + row.pool_scales),
+        query=query * apart,
+        scores=4 * warps_k * cols * (tokens + 4),
+        weights=2 * cols * tokens,
+        columns=4 * cols * (1 + codes),
+        scales=-(-4 * warps_m * row.groups // 16) * 16,
+    )
     most = min(MOST_STAGES, THREADS // tokens)
-    counts = {size: min(most, (memory - fixed) // stage) for size, memory in MEMORY.items()}
-    # The result takes the place of ring, Q and scores.
-    if any(counts[size] < 2 or counts[size] * tile + query * apart + scores < out for size in sizes):
+    counts = {name: min(most, (memory - size.fixed) // size.stage) for name, memory in MEMORY.items()}
+    # The result takes the place of rows, Q and scores.
+    out = 4 * cols * (cache.latent_part + 6)
+    if any(counts[name] < 2 or counts[name] * tile + size.query + size.scores < out for name in sizes):
         return None
-    stages = Stages(**{size: max(2, count) for size, count in counts.items()})
-    return Shape(cols, tokens, stages, warps_m, warps_n, warps_k, held, apart, fixed, stage)
+    stages = Stages(**{name: max(2, count) for name, count in counts.items()})
+    return Shape(cols, tokens, stages, warps_m, warps_n, warps_k, held, apart, size)

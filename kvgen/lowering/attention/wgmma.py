@@ -30,7 +30,8 @@ class MlaWgmmaContext:
     """Everything ops/mla_decode_wgmma.cu.j2 reads.
 
     `rope_at` bytes into the run of `rope_struct` the dims that are K alone begin. Q of the first `held` steps of 16 dims is in
-    registers. `qk_scale` turns products into scores in base 2; a maximum rises when a score passes it by 2^`slack`.
+    registers. `shared` is what all stages have together of shared memory. `qk_scale` turns products into scores in base 2; a
+    maximum rises when a score passes it by 2^`slack`.
     """
 
     d: Attended
@@ -40,7 +41,7 @@ class MlaWgmmaContext:
     stages: int
     held: int
     slack: int
-    shared: int
+    shared: tuple[int, ...]
     head_dim: int
     rope_struct: str
     rope_at: int
@@ -66,8 +67,13 @@ def applies(kernels: KernelSet, columns: int, sparse: bool) -> str:
 
 
 def shared_bytes(head_dim: int) -> int:
-    """Shared of the template: ring, Q, weights, maxima and barriers."""
-    return 2 * head_dim * (STAGES * TOKENS + COLS) + 128 * COLS + 8 * COLS + 8 * (STAGES + 2)
+    """Shared of the template: ring, and what its stages share."""
+    return 2 * head_dim * STAGES * TOKENS + sum(_besides(head_dim))
+
+
+def _besides(head_dim: int) -> tuple[int, ...]:
+    """Q, weights, maxima and barriers."""
+    return 2 * head_dim * COLS, 128 * COLS, 8 * COLS, 8 * (STAGES + 2)
 
 
 def with_warpgroups(
@@ -86,7 +92,7 @@ def with_warpgroups(
         stages=STAGES,
         held=HELD - attended.planned,
         slack=slack,
-        shared=shared,
+        shared=_besides(cache.head_dim),
         head_dim=cache.head_dim,
         rope_struct=rope_struct,
         rope_at=rope_at,
