@@ -291,7 +291,7 @@ LIMITS: Final = {
     "verify_plan": 45,
 }
 LONGER: Final[dict[str, int]] = {
-    "append": 5,  # two norms and RoPE, rows q | k | v, or every head and its scales: phases, not lengths
+    "append": 3,  # two norms and RoPE, every head and its scales, or 128 frequencies: phases, not lengths
 }
 DECODE_LINES: Final = 210  # on average
 LLAMA_DECODE_LINES: Final = 230

@@ -50,12 +50,25 @@ class PageRun:
 
 
 @dataclass(frozen=True)
+class RunContext:
+    """A run of a page as its struct spells it out; `number`: of the page pointer in the pool's struct."""
+
+    name: str
+    pointer: str
+    number: int
+    id: int
+    nbytes: int
+    align: int
+    open: bool
+
+
+@dataclass(frozen=True)
 class PagesContext:
-    """A pool's struct and the runs of its pages, as C."""
+    """A pool's struct and the runs of its pages."""
 
     pointers: int
     layers: int
-    runs: str
+    runs: tuple[RunContext, ...]
     units: int
 
 
@@ -133,15 +146,22 @@ def pool_param(
 
 
 def pages_context(pool: PagePool, runs: tuple[PageRun, ...], *, share: bool = True) -> PagesContext:
-    """The runs as C, counting pointers as the struct does; `share`: small pages share a tile."""
-    texts = [
-        f"Run<{pool.pointers.index(r.pointer)}, {r.id}, {r.nbytes}, {r.align}, {'true' if r.open else 'false'}>"
-        for r in runs
-    ]
+    """The runs, counting pointers as the struct does; `share`: small pages share a tile."""
     return PagesContext(
         pointers=len(pool.pointers),
         layers=pool.layers,
-        runs=f"PageRuns<{', '.join(texts)}>",
+        runs=tuple(
+            RunContext(
+                name=f"{r.pointer.title().replace('_', '')}Run",
+                pointer=r.pointer,
+                number=pool.pointers.index(r.pointer),
+                id=r.id,
+                nbytes=r.nbytes,
+                align=r.align,
+                open=r.open,
+            )
+            for r in runs
+        ),
         units=units(runs) if share else 1,
     )
 

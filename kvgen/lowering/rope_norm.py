@@ -13,7 +13,7 @@ from kvgen.lowering.frequencies import cos_sin_factor, inverse_frequencies
 from kvgen.spec.model import Rope
 from kvgen.spec.norm import RmsNorm
 
-_LINE: Final = 126  # characters of a line of numbers
+_LINE: Final = 166  # characters of a line of numbers
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,7 @@ from kvgen.spec.kernel_set import KernelSet
 
 THREADS: Final = 256
 _LINE: Final = 120  # characters of a line of parameters
+_REGISTERS: Final = 65_536  # of an SM; a thread gets them eight at a time
 
 
 @dataclass(frozen=True)
@@ -77,13 +78,15 @@ class RotateCacheContext(RowsContext):
 @dataclass(frozen=True)
 class AppendContext(RotateCacheContext):
     """Everything ops/append.cu.j2 reads; also by `named` slots. Where q or RoPE ask what became of a row, slots have its `state`;
-    in a cache with a `residual`, its tail."""
+    in a cache with a `residual`, its tail. `resident` blocks an SM, which leave a thread `most_registers`; 0: as they come."""
 
     norm_structs: tuple[NormContext, ...]
     row_norms: tuple[PartContext, ...]
     named: bool
     residual: int
     state: bool
+    resident: int
+    most_registers: int
 
 
 _CONTEXTS: Final[dict[str, type[RowsContext]]] = {
@@ -102,6 +105,14 @@ def _lines(params: tuple[str, ...]) -> tuple[str, ...]:
             found.append("")
         found[-1] += f"{' ' if found[-1] else ''}{text}"
     return tuple(found)
+
+
+def _resident(parts: RowParts) -> int:
+    """Blocks an SM that the compiler is asked for: as many as it can give registers to without a spill; 0: as they come."""
+    if not parts.parts:
+        return 8 if len(parts.writes) == 1 and parts.writes[0].blocks else 0
+    # To divide by a number of heads that is no power of two takes registers, too.
+    return 0 if parts.q_heads & (parts.q_heads - 1) else 6
 
 
 def row_kernel(new: NewRows, kernels: KernelSet, template: str, title: str) -> KernelPlan:
@@ -156,6 +167,8 @@ def row_kernel(new: NewRows, kernels: KernelSet, template: str, title: str) -> K
         state=parts.takes_state,
         rope=angles,
         row_norms=row_norms,
+        resident=_resident(parts),
+        most_registers=_REGISTERS // (THREADS * max(1, _resident(parts))) // 8 * 8,
     )
     kind = _CONTEXTS[template]
     context = kind(**{f.name: known[f.name] for f in fields(kind)})

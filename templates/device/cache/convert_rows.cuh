@@ -43,19 +43,20 @@ __device__ __forceinline__ void store_run(const Slot* slots, const Source& sourc
   const typename Run::To to(cache);
   for (uint32_t base = threadIdx.x; base < kAll; base += kThreads * kInFlight) {
     Vec<typename Run::To::Type, Run::kWidth> value[kInFlight];
+    bool live[kInFlight];
 #pragma unroll
     for (uint32_t u = 0; u < kInFlight; ++u) {
       const uint32_t i = base + u * kThreads;
       const auto [row, vector] = token_part<Run::kByToken, Run::kRows, Run::kVectors>(i);
-      if (i >= kAll || !slots[row].live) continue;
-      from.load(value[u], source, slots[row].from, slots[row].from_token, vector * Run::kWidth);
+      live[u] = i < kAll && slots[row].live;
+      fill(value[u], typename Run::To::Type{});  // so that the vector stays words in registers, loaded or not
+      if (live[u]) from.load(value[u], source, slots[row].from, slots[row].from_token, vector * Run::kWidth);
     }
 #pragma unroll
     for (uint32_t u = 0; u < kInFlight; ++u) {
       const uint32_t i = base + u * kThreads;
       const auto [row, vector] = token_part<Run::kByToken, Run::kRows, Run::kVectors>(i);
-      if (i >= kAll || !slots[row].live) continue;
-      to.store(cache, slots[row].to, slots[row].to_token, vector * Run::kWidth, value[u]);
+      if (live[u]) to.store(cache, slots[row].to, slots[row].to_token, vector * Run::kWidth, value[u]);
     }
   }
 }
@@ -102,7 +103,9 @@ __device__ __forceinline__ void store_blocks(typename B::Segment::Scale* scales,
 #pragma unroll
     for (uint32_t n = 0; kHeld && n < kUnits * B::kChunks; ++n) {
       const uint32_t unit = base + n / B::kChunks * kStep;
-      if (unit < kAll) load_vector<B>(values[n / B::kChunks][n % B::kChunks], from, source, slots, unit, lane, n % B::kChunks);
+      Vec<Type, B::kWidth>& value = values[n / B::kChunks][n % B::kChunks];
+      fill(value, Type{});  // so that the vector stays words in registers, loaded or not
+      if (unit < kAll) load_vector<B>(value, from, source, slots, unit, lane, n % B::kChunks);
     }
     // One body for all units, which move up in the registers: unrolled, it would take twice as many.
 #pragma unroll 1

@@ -223,6 +223,7 @@ __device__ __forceinline__ void store_tokens(const In* in, int64_t stride, uint3
     for (uint32_t u = 0; u < kInFlight; ++u) {
       const uint32_t i = base + u * kThreads;
       const auto [row, vector] = row_vector<Run>(i);
+      fill(value[u], Type{});  // so that the vector stays words in registers, loaded or not
       if (i >= end || (Run::kByToken && row >= rows)) continue;
       load<Run::kWidth>(value[u], (const Type*)(in + (first + row) * stride + place_in_row<Run>(vector * Run::kWidth)));
     }

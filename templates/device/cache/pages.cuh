@@ -17,15 +17,19 @@ struct PageAddresses {
   uint32_t num_layers, num_pages, num_scale_pages, page_tokens;
 };
 
-// The run behind page pointer kPointer, found by id kId: kBytes of them, or, kOpen, so many a token. Address, stride and size
-// are multiples of kAlign.
-template <uint32_t kPointer, uint32_t kId, uint64_t kBytes, uint32_t kAlign, bool kOpen>
+// The run behind a page pointer, as the kernel spells it out; address, stride and size are multiples of kAlign:
+//
+//   struct KRun {
+//     static constexpr uint32_t kPointer = 0, kId = 0, kAlign = 16;  // which page pointer; which id finds the page; in bytes
+//     static constexpr uint64_t kBytes = 32768;                      // of a page, or, kOpen, of a token
+//     static constexpr bool kOpen = false;
+//   };
+template <typename R>
 struct Run {
-  static constexpr uint32_t pointer = kPointer, id = kId, align = kAlign;
-  static constexpr bool open = kOpen;
-  static constexpr uint64_t kPieces = (kBytes + 15) / 16;  // where the size is known
-  static constexpr bool kWhole = kAlign == 16 && kBytes % 16 == 0;
-  __device__ static constexpr uint64_t bytes(uint32_t tokens) { return kOpen ? kBytes * tokens : kBytes; }
+  static constexpr uint32_t kPointer = R::kPointer, kId = R::kId;
+  static constexpr uint64_t kPieces = (R::kBytes + 15) / 16;  // where the size is known
+  static constexpr bool kWhole = R::kAlign == 16 && R::kBytes % 16 == 0;
+  __device__ static constexpr uint64_t bytes(uint32_t tokens) { return R::kOpen ? R::kBytes * tokens : R::kBytes; }
   __device__ static constexpr uint64_t pieces(uint32_t tokens) { return (bytes(tokens) + 15) / 16; }
 };
 
@@ -58,12 +62,12 @@ __device__ constexpr uint32_t least(uint32_t a, uint32_t b) { return a < b ? a :
 template <typename... R>
 struct PageRuns {
   static constexpr uint32_t kRuns = sizeof...(R);
-  static constexpr bool kOpen = (R::open || ...);
-  static constexpr bool kWhole = (R::kWhole && ...);  // 16 bytes at once, everywhere
-  static constexpr uint64_t kPieces = (R::kPieces + ...);
+  static constexpr bool kOpen = (R::kOpen || ...);
+  static constexpr bool kWhole = (Run<R>::kWhole && ...);  // 16 bytes at once, everywhere
+  static constexpr uint64_t kPieces = (Run<R>::kPieces + ...);
   using Count = typename Either<!kOpen && kPieces<kU32Max, uint32_t, uint64_t>::type;
 
-  __device__ static constexpr Count pieces(uint32_t tokens) { return (Count)(R::pieces(tokens) + ...); }
+  __device__ static constexpr Count pieces(uint32_t tokens) { return (Count)(Run<R>::pieces(tokens) + ...); }
 
   // Which run piece i of the page is in: `visit(run, i, bytes)`, i then counting from the run's first, `bytes` the run's.
   template <typename Visit>
@@ -79,21 +83,21 @@ struct PageRuns {
       if (!found) i -= pieces;
     };
     uint32_t number = 0;
-    (ask(number++, (Count)R::pieces(tokens), R::bytes(tokens)), ...);
+    (ask(number++, (Count)Run<R>::pieces(tokens), Run<R>::bytes(tokens)), ...);
     visit(run, i, bytes);
   }
 
   __device__ static constexpr uint32_t align() {
     uint32_t found = 16;
-    ((found = least(found, R::align)), ...);
+    ((found = least(found, R::kAlign)), ...);
     return found;
   }
 
-  // f(number, R{}) for every run.
+  // f(number, Run<R>{}) for every run.
   template <typename F>
   __device__ static __forceinline__ void each(const F& f) {
     uint32_t number = 0;
-    (f(number++, R{}), ...);
+    (f(number++, Run<R>{}), ...);
   }
 };
 
@@ -151,9 +155,9 @@ __device__ __forceinline__ void place(Ends (&ends)[Runs::kRuns], const From& fro
                                       const uint64_t (&from_ids)[kIds], const uint64_t (&to_ids)[kIds]) {
   Runs::each([&](uint32_t number, auto r) {
     using R = decltype(r);
-    static_assert(R::id < kIds);
-    ends[number].from = from.first[R::pointer][layer] + (int64_t)from_ids[R::id] * from.stride[R::pointer];
-    ends[number].to = to.first[R::pointer][layer] + (int64_t)to_ids[R::id] * to.stride[R::pointer];
+    static_assert(R::kId < kIds);
+    ends[number].from = from.first[R::kPointer][layer] + (int64_t)from_ids[R::kId] * from.stride[R::kPointer];
+    ends[number].to = to.first[R::kPointer][layer] + (int64_t)to_ids[R::kId] * to.stride[R::kPointer];
   });
 }
 
@@ -302,7 +306,7 @@ __device__ __forceinline__ void store_zeros(const Pool& pool, uint32_t num_pages
     const bool wrong = skip ? i == 0 && bad_count(live) : outside;
     if (wrong && blockIdx.y == 0 && tile.begin == 0) report(errors, Fault::pair, (uint32_t)i, (uint32_t)i);
     Runs::each([&](uint32_t number, auto r) {
-      constexpr uint32_t kPointer = decltype(r)::pointer;
+      constexpr uint32_t kPointer = decltype(r)::kPointer;
       uint8_t* const begin = pool.first[kPointer][blockIdx.y] + (int64_t)page * pool.stride[kPointer];
       runs[threadIdx.x][number] = skip || outside ? nullptr : begin;
     });

@@ -7,10 +7,16 @@
 
 // 2 layers of pages: of 68 bytes in two runs, of whole pieces, of 3 halves a token.
 constexpr uint32_t kLayers = 2, kPages = 7, kOpenTokens = 701;
-using Small = PageRuns<Run<0, 0, 48, 4, false>, Run<1, 0, 20, 4, false>>;
-using Large = PageRuns<Run<0, 0, 20480, 16, false>>;
-using Open = PageRuns<Run<0, 0, 6, 2, true>>;
-using Other = PageRuns<Run<0, 0, 40, 4, false>, Run<1, 1, 28, 4, false>>;  // the second by an id of its own
+template <uint32_t kPage, uint32_t kWhich, uint64_t kSize, uint32_t kMultiple, bool kByToken>
+struct Bytes {
+  static constexpr uint32_t kPointer = kPage, kId = kWhich, kAlign = kMultiple;
+  static constexpr uint64_t kBytes = kSize;
+  static constexpr bool kOpen = kByToken;
+};
+using Small = PageRuns<Bytes<0, 0, 48, 4, false>, Bytes<1, 0, 20, 4, false>>;
+using Large = PageRuns<Bytes<0, 0, 20480, 16, false>>;
+using Open = PageRuns<Bytes<0, 0, 6, 2, true>>;
+using Other = PageRuns<Bytes<0, 0, 40, 4, false>, Bytes<1, 1, 28, 4, false>>;  // the second by an id of its own
 
 template <typename R, uint32_t kTogether, uint32_t kFrom = 1, uint32_t kTo = 1>
 struct Pages {
@@ -88,7 +94,7 @@ extern "C" __global__ void pages_numbers(const int32_t* pairs, uint32_t* found, 
   numbers += 16 * i;
   *numbers++ = Small::pieces(i);
   *numbers++ = Open::pieces(i);
-  *numbers++ = Run<0, 0, 6, 2, true>::bytes(i);
+  *numbers++ = Run<Bytes<0, 0, 6, 2, true>>::bytes(i);
   *numbers++ = Small::align() << 8 | Open::align() << 4 | Large::align() >> 4;
   uint64_t all = 0;
   Small::each([&](uint32_t number, auto run) { all += (number + 1) * decltype(run)::bytes(1); });
