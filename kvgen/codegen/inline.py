@@ -20,7 +20,7 @@ from kvgen.compile import cache_folder, compile_many, default_cache, jit_allowed
 from kvgen.errors import DeviceError, SpecError, ToolError
 from kvgen.files import named, read_bytes, reason
 from kvgen.ops.custom import Custom, Rule, entries
-from kvgen.runtime.launcher import Bound
+from kvgen.runtime.bound import Bound
 from kvgen.spec.arguments import Argument
 from kvgen.spec.base import explain
 from kvgen.spec.cache import Cache

@@ -5,16 +5,19 @@ from typing import Any, Final
 from kvgen.plan.params import Array, Count, Pool, Scalar, Size, TensorMap
 from kvgen.plan.split_plan import SplitPlan
 from kvgen.runtime.abi import ABI
+from kvgen.runtime.arrays import ArrayLike
+from kvgen.runtime.bound import Bound, at_once
 from kvgen.runtime.error_word import ErrorWord
 from kvgen.runtime.faults import Fault, FaultError, FaultReport, clear, describe
 from kvgen.runtime.kernel import Kernel
-from kvgen.runtime.kv_cache import BaseCache, Tensor
-from kvgen.runtime.launcher import Bound, Launcher, PlannedLauncher, at_once
+from kvgen.runtime.kv_cache import BaseCache
+from kvgen.runtime.launcher import Launcher, PlannedLauncher
 from kvgen.runtime.layer_cache import LayerCache
 from kvgen.runtime.module import Module
 from kvgen.runtime.operand import TensorOperand
 from kvgen.runtime.other_cache import OtherCache
 from kvgen.runtime.page_pool import BasePages, PagePool
+from kvgen.runtime.pool_tensors import Tensor
 from kvgen.runtime.role_cache import RoleCache, TileMap
 from kvgen.runtime.strides import KVParams, Role, RoleStrides, TensorLayout
 from kvgen.runtime.workspace import Workspace
@@ -22,6 +25,7 @@ from kvgen.runtime.workspace import Workspace
 __all__ = [
     "ABI",
     "Array",
+    "ArrayLike",
     "BaseCache",
     "BasePages",
     "Bound",

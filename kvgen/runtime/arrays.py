@@ -11,12 +11,15 @@ import sys
 import traceback
 from collections.abc import Callable, Mapping
 from operator import index
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol
 
 from kvgen.errors import ArgumentError, DeviceError, KvgenError
 from kvgen.layout.dtypes import DTYPES
 
 Shape = tuple[int, ...]
+RawReader = Callable[
+    [Any], tuple[int, object]
+]  # an array's address, and whatever else it says of itself, to be compared
 Extent = tuple[int, int]  # the addresses [low, high) that elements lie in
 
 ITEMSIZE: Final[dict[str, int]] = {d.name: d.bytes for d in DTYPES.values() if d.bits % 8 == 0}
@@ -54,6 +57,31 @@ class Viewed:
 
     view: ArrayView
 
+    def raw(self) -> tuple[int, object]:
+        """Its address, and all else that the check of an argument looks at."""
+        return self.view[0], self.view[1:6]
+
+
+class SupportsDLPack(Protocol):
+    """Arrays of NumPy, torch, JAX, CuPy and others."""
+
+    def __dlpack__(self, *, stream: Any = ...) -> Any:
+        """A DLPack capsule of the array."""
+        ...
+
+
+class SupportsCudaArrayInterface(Protocol):
+    """Arrays of CuPy, Numba and others, in a GPU's memory."""
+
+    @property
+    def __cuda_array_interface__(self) -> Any:
+        """Address, shape, strides and type of the array, in a GPU's memory."""
+        ...
+
+
+# What launchers take as an array.
+ArrayLike = SupportsDLPack | SupportsCudaArrayInterface | Viewed | ArrayView
+
 
 def view(array: object, name: str) -> ArrayView:
     """The view of `array`, called `name` in errors.
@@ -76,6 +104,47 @@ def view(array: object, name: str) -> ArrayView:
             f"{name}: got a {kind.__name__} that cannot be read as an array ({said}); its pointer, shape, strides and dtype "
             "must be there; pass a NumPy array, a torch tensor, or an object whose DLPack or CUDA array interface works"
         ) from error
+
+
+def raw_reader(array: object) -> RawReader:
+    """How the address of arrays of this one's class is read quickest: `(address, layout)`.
+
+    Arrays of equal layouts differ in nothing but their addresses. For arrays that `view` has taken before; for others, and
+    where memory is of no GPU, the layout equals no other.
+    """
+    torch = sys.modules.get("torch")
+    if isinstance(array, Viewed):
+        return type(array).raw
+    if torch is not None and isinstance(array, torch.Tensor):
+        return _raw_torch
+    if hasattr(array, "__cuda_array_interface__"):
+        return _raw_cuda_interface
+    return _raw_view
+
+
+def _raw_torch(tensor: Any) -> tuple[int, object]:
+    return tensor.data_ptr(), (tensor.dtype, tensor.device, tensor.shape, tensor.stride(), tensor.requires_grad)
+
+
+def _raw_cuda_interface(array: Any) -> tuple[int, object]:
+    interface = array.__cuda_array_interface__
+    address, readonly = interface["data"]
+    try:
+        ordinal = _cuda().driver().pointer_device(address)
+    except DeviceError:
+        return 0, object()
+    dtype = getattr(array, "dtype", None)
+    return address, (interface["typestr"], interface["shape"], interface.get("strides"), readonly, dtype, ordinal)
+
+
+@functools.cache
+def _cuda() -> Any:
+    return importlib.import_module("kvgen.runtime.cuda")
+
+
+def _raw_view(array: Any) -> tuple[int, object]:
+    found = view(array, "array")
+    return found[0], found[1:6]
 
 
 def itemsize(array: ArrayView) -> int:
@@ -228,11 +297,8 @@ def _read_cuda_interface(array: Any, interface: Mapping[str, Any], name: str) ->
     pointer = index(address)
     if not before <= pointer <= 2**64 - behind:
         raise _impossible(pointer, shape, strides, name)
-    from kvgen.runtime import cuda
-
-    driver = cuda.driver()
     try:
-        ordinal = driver.pointer_device(pointer)
+        ordinal = _cuda().driver().pointer_device(pointer)
     except DeviceError as error:
         if "CUDA_ERROR_INVALID_VALUE" not in str(error):  # what an earlier kernel did, and no fault of this array
             raise

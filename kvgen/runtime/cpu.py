@@ -116,44 +116,52 @@ def ranges(memory: Sequence[Memory]) -> list[tuple[str, int, int, bool]]:
     return joined
 
 
-def bind(
-    kernel: Kernel, cache: LayerCache, views: dict[str, ArrayView], extra: Extra, args: PackedArgs, grid: Grid
-) -> Callable[[object], None]:
-    """A launch on the CPU machine, under the settings in force now."""
-    from kvgen.emulator import Buffer, EmulatorError
+class CpuLaunch:
+    """A launch on the CPU machine, under the settings in force when it was made; calling it runs the kernel to its end."""
 
-    chosen = _machine.get() or Machine()
-    arch = _cpu_arch(kernel, chosen.arch)
-    kernel.module.require(f"{kernel.module.name}/{kernel.file}")
-    entry = cpu_kernel(kernel.module, kernel.file, kernel.entry, arch, chosen.mode)
-    memory = _memory(kernel, cache, views, extra)
-    buffers = [Buffer(name, low, high - low, writes) for name, low, high, writes in ranges(memory)]
-    raw = args.bytes_list()
-    programmatic = arch >= "sm_90"  # as on a GPU: such a kernel may start while the one before it runs
+    def __init__(
+        self, kernel: Kernel, cache: LayerCache, views: dict[str, ArrayView], extra: Extra, args: PackedArgs, grid: Grid
+    ) -> None:
+        self._kernel, self._extra, self._args, self._grid = kernel, extra, args, grid
+        self._machine = _machine.get() or Machine()
+        self._arch = _cpu_arch(kernel, self._machine.arch)
+        kernel.module.require(f"{kernel.module.name}/{kernel.file}")
+        self._entry = cpu_kernel(kernel.module, kernel.file, kernel.entry, self._arch, self._machine.mode)
+        self._views: dict[str, ArrayView] = {}
+        self.move(cache, views)
 
-    def go(stream: object) -> None:
+    def move(self, cache: LayerCache, views: dict[str, ArrayView]) -> None:
+        """Take these arrays in the place of those of the same names, and this layer."""
+        from kvgen.emulator import Buffer
+
+        self._views = {**self._views, **views}
+        self._memory = _memory(self._kernel, cache, self._views, self._extra)
+        self._buffers = [Buffer(name, low, high - low, writes) for name, low, high, writes in ranges(self._memory)]
+        self._raw = self._args.bytes_list()
+
+    def __call__(self, stream: object) -> None:
+        from kvgen.emulator import EmulatorError
+
         no_stream(stream)
-        now = _machine.get()
+        chosen, now, kernel = self._machine, _machine.get(), self._kernel
         if now is not None and now.watch is not None and now is not chosen:
             raise ArgumentError(
                 f"{kernel.entry}: got a launch that was bound before, under other settings; what is checked here must be "
                 "bound here; call bind() inside"
             )
-        done = chosen.watch(kernel.entry, memory) if chosen.watch is not None else None
+        done = chosen.watch(kernel.entry, self._memory) if chosen.watch is not None else None
         try:
-            counters = entry.launch(
-                grid,
+            counters = self._entry.launch(
+                self._grid,
                 (kernel.threads, 1, 1),
-                raw,
-                dynamic_shared=kernel.shared_on(arch),
-                buffers=buffers,
+                self._raw,
+                dynamic_shared=kernel.shared_on(self._arch),
+                buffers=self._buffers,
                 schedule=chosen.schedule,
-                programmatic=programmatic,
+                programmatic=self._arch >= "sm_90",  # as on a GPU: it may start while the kernel before it runs
             )
         except EmulatorError as error:
             raise DeviceError(f"{kernel.entry} on the CPU machine: {error}") from error
         if done is not None:
             done()
-        chosen.launches.append(Launched(kernel.entry, grid, counters, arch))
-
-    return go
+        chosen.launches.append(Launched(kernel.entry, self._grid, counters, self._arch))

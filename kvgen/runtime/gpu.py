@@ -1,4 +1,4 @@
-"""Binding a launch to a CUDA device."""
+"""Launches on a CUDA device."""
 
 from __future__ import annotations
 
@@ -11,9 +11,7 @@ from kvgen.runtime.module import cubin
 from kvgen.runtime.stream import stream_handle
 
 if TYPE_CHECKING:
-    from kvgen.runtime.arrays import ArrayView
-    from kvgen.runtime.kernel import Extra, Grid, Kernel
-    from kvgen.runtime.layer_cache import LayerCache
+    from kvgen.runtime.kernel import Grid, Kernel
     from kvgen.runtime.module import Module
     from kvgen.runtime.packing import PackedArgs
 
@@ -24,17 +22,16 @@ def _function(module: Module, file: str, entry: str, shared: int, device: int) -
     return cuda.function(image, entry, shared, device=device)
 
 
-def bind(
-    kernel: Kernel, cache: LayerCache, views: dict[str, ArrayView], extra: Extra, args: PackedArgs, grid: Grid
-) -> Callable[[object], None]:
-    """A launch on the cache's GPU; loads (and if need be compiles) the kernel now, so that a capture can follow."""
-    device = int(cache.device.partition(":")[2])
-    pdl = cuda.driver().capability(device) >= (9, 0)  # older kernels have no griddepcontrol.wait
+def launch_on(kernel: Kernel, device: str, args: PackedArgs, grid: Grid) -> Callable[[object], None]:
+    """A launch of `args` on `device`, "cuda:<ordinal>"; loads (and if need be compiles) the kernel now, so that a capture can
+    follow. The arguments are read when it is called."""
+    ordinal = int(device.partition(":")[2])
+    pdl = cuda.driver().capability(ordinal) >= (9, 0)  # older kernels have no griddepcontrol.wait
     shared = kernel.shared
     if kernel.shared_by_arch:
         from kvgen.compile import select_arch
 
-        shared = kernel.shared_on(select_arch(cuda.driver().capability(device), kernel.module.arch))
-    function = _function(kernel.module, kernel.file, kernel.entry, shared, device)
+        shared = kernel.shared_on(select_arch(cuda.driver().capability(ordinal), kernel.module.arch))
+    function = _function(kernel.module, kernel.file, kernel.entry, shared, ordinal)
     go = function.bind(grid, (kernel.threads, 1, 1), args, pdl=pdl)
-    return lambda stream: go(stream_handle(stream))
+    return lambda stream: go(stream if type(stream) is int and stream >= 0 else stream_handle(stream))

@@ -21,7 +21,10 @@ Extra = Sequence[tuple[str, ArrayView, bool]]
 @dataclass(frozen=True, slots=True)
 class Kernel:
     """A generated kernel: its file, its parameters behind the cache, the rule for its grid, whether it writes to the pool,
-    and whether it works on `all_layers` of the cache in one launch."""
+    whether it works on `all_layers` of the cache in one launch, and whether it reads page tables or lengths (`tables`).
+
+    `arguments` are what a call brings, in the order of the launcher's signature, `places` their places there by name.
+    """
 
     module: Module
     file: str
@@ -33,13 +36,16 @@ class Kernel:
     writes: bool
     all_layers: bool = False
     shared_by_arch: Mapping[str, int] = field(default_factory=dict)
+    tables: bool = True
     arguments: tuple[Array | Scalar | Count | TensorMap | Struct, ...] = field(init=False)
+    places: Mapping[str, int] = field(init=False)
     kinds: tuple[ParamKind, ...] = field(init=False)
 
     def __post_init__(self) -> None:
         called = [p for p in self.params if not isinstance(p, Size) and not own_pages(p)]
         ordered = [p for p in called if not p.optional] + [p for p in called if p.optional]
         object.__setattr__(self, "arguments", tuple(ordered))
+        object.__setattr__(self, "places", {p.name: i for i, p in enumerate(ordered)})
         object.__setattr__(self, "kinds", kinds_of(self.params))
         self.module.add(self.file, self.entry)
 

@@ -3,79 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from operator import index
-from typing import Any, ClassVar, Final, SupportsIndex, cast
+from typing import Any, ClassVar, Final, Self, SupportsIndex
 
 from kvgen.errors import ArgumentError
 from kvgen.plan.params import Array, Pool, Size
-from kvgen.runtime.arrays import ArrayView, itemsize, view
-from kvgen.runtime.checks import Dims, check
-from kvgen.runtime.layer_cache import LayerCache
+from kvgen.runtime.arrays import ArrayView, view
+from kvgen.runtime.checks import Dims
+from kvgen.runtime.layer_cache import LayerCache, SizesKey, StepLayers
 from kvgen.runtime.module import Module
-from kvgen.runtime.overlap import Footprint, spans_of
+from kvgen.runtime.overlap import Footprint, Memory, spans_of
 from kvgen.runtime.packing import Bytes, Layout, layout
 from kvgen.runtime.params import check_array, kinds_of, size_of
+from kvgen.runtime.pool_tensors import PoolLayers, Tensor, pool_layers
 from kvgen.runtime.role_cache import RoleCache
 from kvgen.runtime.strides import KVParams, Role, TensorLayout
 
 LONGEST: Final = 2**32 - 2  # a length that a kernel can count, and tell from a wrong one
-
-
-@dataclass(frozen=True, slots=True)
-class Tensor:
-    """One tensor of the pool as the spec lays it out.
-
-    `bases` are the page pointers into it, in the order of its kv axis ("k", "v"); `shape` has names where only the pool
-    knows the extent; `strides` are the compile-time ones in elements, None for page, kv and layer; `align` is the widest
-    access in bytes; `field` and `fields` name the spec fields behind dtype and axes. `writes`: operations may write to it.
-    `own_table`: a table of scales says which page, not the table of values.
-    """
-
-    name: str
-    dtype: str | tuple[str, ...]
-    bases: tuple[str, ...]
-    axes: tuple[str, ...]
-    shape: tuple[int | str, ...]
-    strides: tuple[int | None, ...]
-    align: int
-    fields: tuple[str | None, ...] = ()
-    writes: bool = True
-    own_table: bool = False
-    field: str = "dtype"
-
-    def page_stride(self, array: ArrayView) -> int:
-        """The array's stride along page, in elements; where requests lie one after another, from row to row."""
-        fixed = dict(zip(self.axes, self.strides, strict=True)).get("token")
-        return self.stride(array, "page") if "page" in self.axes else fixed or 0
-
-    def stride(self, array: ArrayView, axis: str) -> int:
-        """The array's stride along `axis`, in elements; 0 where the tensor has no such axis."""
-        return array.strides[self.axes.index(axis)] if axis in self.axes else 0
-
-    def check_places(self, array: ArrayView, name: str) -> None:
-        """Raise ArgumentError where a stride of page, kv or layer makes two elements share a place.
-
-        The axes must nest in some order: a step along one passes over all that the axes with smaller steps reach. That
-        allows padding, interleaving and any order of the axes.
-        """
-        if 0 in array.shape:
-            return
-        # Compile-time strides first among equals: they are right, so the other one is to blame.
-        axes = [i for i, n in enumerate(array.shape) if n > 1]
-        axes.sort(key=lambda i: (abs(array.strides[i]), self.strides[i] is None))
-        reach, blamed = 1, None
-        for i in axes:
-            blamed = i if self.strides[i] is None else blamed
-            step = abs(array.strides[i])
-            if step < reach and blamed is not None:
-                raise ArgumentError(
-                    f"{name}: got stride {array.strides[blamed]} along {self.axes[blamed]} (shape {array.shape}, strides "
-                    f"{array.strides}, in elements); two elements would share a place; pass a view whose "
-                    f"{self.axes[blamed]} steps lie apart"
-                )
-            reach += (array.shape[i] - 1) * step
 
 
 class BaseCache:
@@ -96,11 +41,13 @@ class BaseCache:
     CacheType: ClassVar[type[RoleCache]] = RoleCache
     TABLES: ClassVar[tuple[Array, ...]]
     _LAYOUT: ClassVar[Layout]
+    _POOLS: ClassVar[tuple[tuple[int, str], ...]]
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         cls.TABLES = tuple(f for f in cls.FIELDS if isinstance(f, Array))
         cls._LAYOUT = layout(kinds_of(cls.FIELDS))
+        cls._POOLS = tuple((i, f.name) for i, f in enumerate(cls.FIELDS) if isinstance(f, Pool))
 
     @classmethod
     def struct_kind(cls) -> Bytes:
@@ -114,81 +61,77 @@ class BaseCache:
         max_seq_length: int | None = None,
         max_cache_length: int | None = None,
     ) -> None:
-        self._given, self._roles = tuple(pools), dict[tuple[int, int], RoleCache]()
-        self._given_tables = {spec.name: given for spec, given in zip(self.TABLES, tables, strict=True)}
-        self._given_lengths = {"max_seq_length": max_seq_length, "max_cache_length": max_cache_length}
-        per_layer = not any("layer" in t.axes for t in self.TENSORS)
-        layers: list[list[ArrayView]] = []
-        for tensor, given in zip(self.TENSORS, pools, strict=True):
-            if per_layer:
-                if not issubclass(type(given), Sequence) or not given:
-                    raise ArgumentError(
-                        f"{tensor.name}: got {type(given).__name__}; the spec's layers='pointers' takes a list of tensors, "
-                        "one per layer"
-                    )
-                layers.append(
-                    [view(item, f"{tensor.name}[{i}]") for i, item in enumerate(cast(Sequence[object], given))]
-                )
-            else:
-                layers.append([view(given, tensor.name)])
-        if len({len(found) for found in layers}) > 1:
-            counts = " and ".join(f"{len(f)} for {t.name}" for t, f in zip(self.TENSORS, layers, strict=True))
-            raise ArgumentError(f"{self.TENSORS[-1].name}: got {counts}; every tensor needs one entry a layer")
-        self.device = layers[0][0].device
-        base = self._tables(tables)
-        self._layers: list[LayerCache] = []
-        for number in range(len(layers[0])):
-            views = [found[number] for found in layers]
-            names = [f"{t.name}[{number}]" if per_layer else t.name for t in self.TENSORS]
-            self._layers += self._split(views, names, base, number if per_layer else None)
+        self._given = tuple(pools)
+        self._pools = pool_layers(self.TENSORS, pools, self.PAGE_TOKENS)
+        self.device = self._pools[0].views[0].device
+        self._count = sum(len(found.addresses) for found in self._pools)
+        named = {spec.name: given for spec, given in zip(self.TABLES, tables, strict=True)}
+        self._take(named, {"max_seq_length": max_seq_length, "max_cache_length": max_cache_length})
 
-    def _tables(self, tables: Sequence[object]) -> Dims:
-        dims = Dims({"one": 1}, "the cache")
+    def with_tables(
+        self, tables: Sequence[object], max_seq_length: int | None = None, max_cache_length: int | None = None
+    ) -> Self:
+        """The same pools under the tables of another step; what is None stays as it was given before."""
+        new = object.__new__(type(self))
+        new._given, new._pools, new.device, new._count = self._given, self._pools, self.device, self._count
+        named = {
+            name: before if given is None else given
+            for (name, before), given in zip(self._given_tables.items(), tables, strict=True)
+        }
+        lengths = {"max_seq_length": max_seq_length, "max_cache_length": max_cache_length}
+        new._take(named, {n: self._given_lengths[n] if given is None else given for n, given in lengths.items()})
+        return new
+
+    def _take(self, tables: dict[str, object], lengths: dict[str, int | None]) -> None:
+        """Take a step's tables, check them, and say what every layer's struct has in common."""
+        self._given_tables, self._given_lengths = tables, lengths
+        self._roles: dict[tuple[int, int], RoleCache] = {}
         self._table_views: dict[str, ArrayView] = {}
-        for spec, given in zip(self.TABLES, tables, strict=True):
-            found = view(given, spec.name)
+        dims = self._tables()
+        counts = tuple(
+            (f.name, self._table_views[f.name], True) for f in self.TABLES if f.access != "in" and self.tables
+        )
+        read = {f.name: self._table_views[f.name] for f in self.TABLES if f.access == "in" and self.tables}
+        self._table_spans = spans_of((name, found, False) for name, found in read.items())
+        self._steps = tuple(self._step(found, dims, (*found.memory, *counts), read) for found in self._pools)
+        self._layers: list[LayerCache | None] = [None] * self._count
+
+    @property
+    def tables(self) -> bool:
+        """Whether the cache has page tables and lengths; operations that read none of them work without."""
+        return bool(self._table_views)
+
+    def _tables(self) -> Dims:
+        """Check the tables; the sizes that they fix."""
+        dims = Dims(origin="the tables")
+        given = self._given_tables
+        absent = [name for name, array in given.items() if array is None]
+        if absent and len(absent) == len(given):
+            return Dims({"B": 0, "B+1": 1, **{n: 0 for f in self.TABLES for n in (*_names(f), f"{f.name}.stride")}})
+        if absent:
+            others = ", ".join(n for n in given if n not in absent)
+            raise ArgumentError(
+                f"{absent[0]}: got None beside {others}; a cache has all of its tables or none; pass an array, or leave out "
+                "all of them for operations that read none"
+            )
+        for spec in self.TABLES:
+            found = view(given[spec.name], spec.name)
             check_array(spec, found, dims, self.device)
             self._table_views[spec.name] = found
             if found.strides:
                 dims[f"{spec.name}.stride"] = found.strides[0]
         if "B" not in dims:
             raise ArgumentError(f"{self.MODULE.name}: no table gives the number of requests")
-        self._table_spans = spans_of(
-            (f.name, self._table_views[f.name], False) for f in self.TABLES if f.access == "in"
-        )
         dims["B+1"] = dims["B"] + 1
         return dims
 
-    def _split(self, views: list[ArrayView], names: list[str], base: Dims, only: int | None) -> list[LayerCache]:
-        """The layers that these tensors hold: all of a tensor with a layer axis, or the one they belong to."""
-        dims = Dims(base)
-        dims.origin.update(base.origin)
-        for tensor, found, name in zip(self.TENSORS, views, names, strict=True):
-            check(
-                found,
-                name,
-                dtype=tensor.dtype,
-                shape=tensor.shape,
-                dims=dims,
-                strides=tensor.strides,
-                align=tensor.align,
-                device=self.device,
-                field=tensor.field,
-                fields=tensor.fields,
-            )
-            if tensor.writes:
-                tensor.check_places(found, name)
-            for pointer in tensor.bases:
-                dims[f"{pointer}_page_stride"] = tensor.page_stride(found)
-                dims[f"{pointer}_stride"] = tensor.stride(found, "request")
-        if self.PAGE_TOKENS is not None:
-            dims["tokens"] = self.PAGE_TOKENS
-        if "rows" in dims:  # requests one after another: to the host, all tensors are one page
-            dims |= {"pages": 1, "scale_pages": 1, "tokens": dims["rows"]}
-        elif dims["tokens"] == 0:
-            raise ArgumentError(
-                f"{names[0]}: got blocks of 0 tokens; a block holds a request; pass a pool with at least 1"
-            )
+    def _step(
+        self, pool: PoolLayers, tables: Dims, memory: tuple[Memory, ...], read: dict[str, ArrayView]
+    ) -> StepLayers:
+        """What the layers of `pool` have in common in this step."""
+        dims = Dims(pool.dims)
+        dims.update(tables)
+        dims.origin = pool.dims.origin | tables.origin
         found_by_values = any("scale_pages" in t.shape and not t.own_table for t in self.TENSORS)
         if found_by_values and dims["scale_pages"] < dims["pages"]:
             raise ArgumentError(
@@ -196,32 +139,29 @@ class BaseCache:
                 f"which there are {dims['pages']}; pass a pool with as many"
             )
         self._longest(dims)
-        memory = tuple((n, v, t.writes) for t, n, v in zip(self.TENSORS, names, views, strict=True))
-        counts = {f.name: self._table_views[f.name] for f in self.TABLES if f.access != "in"}
-        memory += tuple((name, found, True) for name, found in counts.items())
-        numbers = {f.name: size_of(f, dims) for f in self.FIELDS if isinstance(f, Size)}
-        numbers |= {name: table.pointer for name, table in self._table_views.items()}
-        sizes = {p: itemsize(v) for t, v in zip(self.TENSORS, views, strict=True) for p in t.bases}
+        held: dict[str, int] = {f.name: size_of(f, dims) for f in self.FIELDS if isinstance(f, Size)}
+        held |= {f.name: self._table_views[f.name].pointer if self.tables else 0 for f in self.TABLES}
         footprint = Footprint.of((*spans_of(memory), *self._table_spans))
-        layers = []
-        for number in [only] if only is not None else range(dims["layers"]):
-            pools = {}
-            for tensor, found in zip(self.TENSORS, views, strict=True):
-                for i, pointer in enumerate(tensor.bases):
-                    steps = (0 if only is not None else number) * tensor.stride(found, "layer") + i * tensor.stride(
-                        found, "kv"
-                    )
-                    pools[pointer] = found.pointer + steps * itemsize(found)
-            held = numbers | pools
-            packed = self._LAYOUT.pack([held[f.name] for f in self.FIELDS])
-            kind = self._LAYOUT.kind
-            tables = {n: t for n, t in self._table_views.items() if n not in counts}
-            layers.append(
-                LayerCache(
-                    self.MODULE, number, self.device, dims, packed, kind, tables, memory, footprint, pools, sizes
-                )
-            )
-        return layers
+        values = [held.get(f.name, 0) for f in self.FIELDS]
+        return StepLayers(dims, SizesKey(dims), values, read, memory, footprint)
+
+    def _layer(self, number: int) -> LayerCache:
+        """A layer, whose struct is packed when it is first asked for."""
+        first, which = number, 0
+        while first >= len(self._pools[which].addresses):
+            first -= len(self._pools[which].addresses)
+            which += 1
+        pool, step = self._pools[which], self._steps[which]
+        addresses, values = pool.addresses[first], step.values.copy()
+        for place, name in self._POOLS:
+            values[place] = addresses[name]
+        return LayerCache(
+            self.MODULE, number, self.device, step, self._LAYOUT.pack(values), addresses, pool.sizes, self._LAYOUT.kind
+        )
+
+    def __repr__(self) -> str:
+        requests = f"{self._steps[0].dims['B']} requests" if self.tables else "no tables"
+        return f"{self.MODULE.name}.{type(self).__name__}({self._count} layers, {requests}, {self.device!r})"
 
     # --- Modular MAX's collection: the same cache under its names ---------------------------------------------------------
 
@@ -320,12 +260,12 @@ class BaseCache:
     @property
     def max_seq_length(self) -> int:
         """The most new tokens of a request."""
-        return self._layers[0].dims["max_seq_length"] if self._layers else 0
+        return self._steps[0].dims["max_seq_length"]
 
     @property
     def max_cache_length(self) -> int:
         """The most tokens of a request, cached and new."""
-        return self._layers[0].dims["max_cache_length"] if self._layers else 0
+        return self._steps[0].dims["max_cache_length"]
 
     @property
     def empty_cache(self) -> bool:
@@ -381,16 +321,25 @@ class BaseCache:
 
     def __len__(self) -> int:
         """The number of layers."""
-        return len(self._layers)
+        return self._count
 
     def __iter__(self) -> Iterator[LayerCache]:
         """The layers, first to last."""
-        return iter(self._layers)
+        return (self[number] for number in range(self._count))
 
     def __getitem__(self, layer: SupportsIndex) -> LayerCache:
         """One layer, for the launchers; raises ArgumentError for anything but 0 to the last."""
-        count = len(self._layers)
         number = index(layer) if hasattr(layer, "__index__") else -1
-        if not 0 <= number < count:
-            raise ArgumentError(f"layer: got {layer!r}; the pool has {count} layers; pass one from 0 to {count - 1}")
-        return self._layers[number]
+        if not 0 <= number < self._count:
+            raise ArgumentError(
+                f"layer: got {layer!r}; the pool has {self._count} layers; pass one from 0 to {self._count - 1}"
+            )
+        found = self._layers[number]
+        if found is None:
+            found = self._layers[number] = self._layer(number)
+        return found
+
+
+def _names(table: Array) -> tuple[str, ...]:
+    """The sizes that a table fixes."""
+    return tuple(n for n in table.shape if isinstance(n, str))

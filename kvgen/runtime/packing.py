@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple
 
@@ -22,6 +22,7 @@ class Bytes(NamedTuple):
         return f"{self.size} bytes"
 
 
+_POINTER: Final = struct.Struct("<Q")
 TENSOR_MAP: Final = Bytes(128, 64)
 ParamKind = Literal["ptr", "u32", "i32", "u64", "i64", "f32"] | Bytes
 Value = int | float | bytes
@@ -108,6 +109,18 @@ class PackedArgs:
             for index, value in enumerate(values):
                 self.set(index, value)  # finds which one
             raise
+
+    def refill(self, values: Sequence[Value]) -> None:
+        """Rewrite all values, which must fit: those of a call like one that has been packed."""
+        self._plan.values.pack_into(self._storage, self._origin, *values)
+
+    def pointer_writer(self) -> Callable[[int, int], None]:
+        """A function (offset, address) that rewrites one pointer; `offset` is of `offset_of`."""
+        return functools.partial(_POINTER.pack_into, self._storage)
+
+    def offset_of(self, index: int) -> int:
+        """Where a value lies in the storage."""
+        return self._origin + self._plan.offsets[index]
 
     def set(self, index: int, value: Value) -> None:
         """Rewrite one value."""

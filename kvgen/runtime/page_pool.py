@@ -8,14 +8,13 @@ from typing import Any, ClassVar, NamedTuple
 
 from kvgen.errors import ArgumentError, DeviceError
 from kvgen.plan import params
-from kvgen.runtime.arrays import ArrayView, extent, itemsize, view
-from kvgen.runtime.checks import Dims, check
-from kvgen.runtime.kv_cache import BaseCache, Tensor
+from kvgen.runtime.arrays import extent
+from kvgen.runtime.kv_cache import BaseCache
 from kvgen.runtime.module import Module
+from kvgen.runtime.overlap import Memory
 from kvgen.runtime.packing import Bytes
 from kvgen.runtime.params import Call
-
-Memory = tuple[tuple[str, ArrayView, bool], ...]
+from kvgen.runtime.pool_tensors import PoolLayers, Tensor, pool_layers
 
 
 class LayerPages(NamedTuple):
@@ -40,60 +39,22 @@ class BasePages:
 
     def __init__(self, pools: Sequence[object], host: bool = False) -> None:
         self.host, self.given = host, tuple(pools)
-        per_layer = not any("layer" in t.axes for t in self.TENSORS)
-        found: list[list[tuple[str, ArrayView]]] = []
-        for tensor, given in zip(self.TENSORS, pools, strict=True):
-            if per_layer and (not issubclass(type(given), Sequence) or not given):
-                raise ArgumentError(
-                    f"{tensor.name}: got {type(given).__name__}; the spec's layers='pointers' takes a list of tensors, one "
-                    "per layer"
-                )
-            items: Sequence[object] = given if per_layer else (given,)  # type: ignore[assignment]
-            names = [f"{tensor.name}[{i}]" if per_layer else tensor.name for i in range(len(items))]
-            found.append([(name, view(item, name)) for name, item in zip(names, items, strict=True)])
-        if len({len(each) for each in found}) > 1:
-            counts = " and ".join(f"{len(f)} for {t.name}" for t, f in zip(self.TENSORS, found, strict=True))
-            raise ArgumentError(f"{self.TENSORS[-1].name}: got {counts}; every tensor needs one entry a layer")
-        self.device = found[0][0][1].device
-        self.layers: list[LayerPages] = []
-        self.memory: list[tuple[str, ArrayView, bool]] = []
-        for views in zip(*found, strict=True):
-            self.layers += self._split(views, per_layer)
-            self.memory += [(name, array, t.writes) for t, (name, array) in zip(self.TENSORS, views, strict=True)]
+        found = pool_layers(self.TENSORS, pools, self.PAGE_TOKENS)
+        self.device = found[0].views[0].device
+        self.memory: list[Memory] = [memory for each in found for memory in each.memory]
+        self.layers = [layer for each in found for layer in self._layers(each)]
 
-    def _split(self, views: Sequence[tuple[str, ArrayView]], per_layer: bool) -> list[LayerPages]:
+    def _layers(self, pool: PoolLayers) -> list[LayerPages]:
         """The layers that these tensors hold."""
-        dims = Dims({"one": 1}, "the pages")
-        if self.PAGE_TOKENS is not None:
-            dims["tokens"] = self.PAGE_TOKENS
-        for tensor, (name, array) in zip(self.TENSORS, views, strict=True):
-            check(
-                array,
-                name,
-                dtype=tensor.dtype,
-                shape=tensor.shape,
-                dims=dims,
-                strides=tensor.strides,
-                align=tensor.align,
-                device=self.device,
-                field=tensor.field,
-                fields=tensor.fields,
-            )
-            tensor.check_places(array, name)
-        layers = []
-        for number in range(1 if per_layer else dims["layers"]):
-            addresses, strides = {}, {}
-            for tensor, (_, array) in zip(self.TENSORS, views, strict=True):
-                for i, base in enumerate(tensor.bases):
-                    steps = number * tensor.stride(array, "layer") + i * tensor.stride(array, "kv")
-                    addresses[base] = array.pointer + steps * itemsize(array)
-                    strides[base] = tensor.stride(array, "page") * itemsize(array)
-            pages = dims["pages"]
-            scale_pages = dims.get("scale_pages", pages)
-            found_by_values = any("scale_pages" in t.shape and not t.own_table for t in self.TENSORS)
-            least = min(pages, scale_pages) if found_by_values else pages
-            layers.append(LayerPages(addresses, strides, least, scale_pages, dims["tokens"]))
-        return layers
+        dims = pool.dims
+        strides = {p: dims[f"{p}_page_stride"] * size for p, size in pool.sizes.items()}
+        scale_pages = dims.get("scale_pages", dims["pages"])
+        found_by_values = any("scale_pages" in t.shape and not t.own_table for t in self.TENSORS)
+        pages = min(dims["pages"], scale_pages) if found_by_values else dims["pages"]
+        return [LayerPages(addresses, strides, pages, scale_pages, dims["tokens"]) for addresses in pool.addresses]
+
+    def __repr__(self) -> str:
+        return f"{self.MODULE.name}.{type(self).__name__}({len(self.layers)} layers, {self.device!r})"
 
     def reachable(self, device: str) -> int:
         """Make sure that kernels on `device` reach the memory; what to add to its addresses there."""

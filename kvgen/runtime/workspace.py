@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from kvgen.errors import ArgumentError
 from kvgen.plan.split_plan import SplitPlan
-from kvgen.runtime.arrays import ArrayView, view
+from kvgen.runtime.arrays import ArrayView, Viewed, view
 from kvgen.runtime.checks import Dims, check
 from kvgen.runtime.memory import DeviceMemory, ordinal_of
 
@@ -37,7 +37,7 @@ def _sizes(
     return split_plan.sizes(max_rows, max_tokens, found)
 
 
-class Workspace:
+class Workspace(Viewed):
     """Memory for steps of up to `max_rows` query rows: `nbytes` bytes, allocated here and nowhere later, or the caller's
     `memory` (u8 `[>= workspace_bytes(...)]` on `device`, at 16 bytes).
 
@@ -70,6 +70,14 @@ class Workspace:
         )
         self.nbytes = self.sizes.pop("bytes")
         self.view = _allocated(self.nbytes, device) if memory is None else _given(memory, self.nbytes, device)
+        self._raw = (self.view.pointer, (kernel.entry, max_rows, self.max_tokens, *self.sizes.values(), device))
+
+    def raw(self) -> tuple[int, object]:
+        """Its address, and all else that the check of a call looks at."""
+        return self._raw
+
+    def __repr__(self) -> str:
+        return f"Workspace({self.kernel.entry}, {self.max_rows} rows, {self.nbytes} bytes, {self.view.device!r})"
 
     @staticmethod
     def nbytes_of(

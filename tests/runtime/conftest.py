@@ -69,4 +69,4 @@ def current():
 @pytest.fixture
 def unlaunched(monkeypatch: pytest.MonkeyPatch) -> None:
     """Calls are checked and go nowhere."""
-    monkeypatch.setattr(launcher, "_backend", lambda device: lambda *_: lambda stream: None)
+    monkeypatch.setattr(launcher, "_launch", lambda checked, args: lambda stream: None)

@@ -160,7 +160,11 @@ POOLS: dict[str, tuple[str, Change, str]] = {
         table("page_table", DeviceArray((2, 3), np.uint32, 1 << 20)),
         "page_table: got an array on cuda:0; the call runs on cpu, where the cache is",
     ),
-    "table_none": ("paged", table("lengths", None), "lengths: got NoneType; it must be an array"),
+    "table_none": (
+        "paged",
+        table("lengths", None),
+        "lengths: got None beside page_table; a cache has all of its tables or none; pass an array",
+    ),
 }
 
 

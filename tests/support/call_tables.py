@@ -12,9 +12,9 @@ from typing import Any
 from kvgen.plan.params import Array, Count, Scalar
 from kvgen.runtime import BaseCache, BasePages, Kernel, Launcher, Workspace
 from kvgen.runtime.arrays import ArrayView, contiguous_strides
-from kvgen.runtime.kv_cache import Tensor
 from kvgen.runtime.other_cache import OtherCache
 from kvgen.runtime.page_pool import PagePool
+from kvgen.runtime.pool_tensors import Tensor
 
 GENERATED = Path(__file__).parents[2] / "generated"
 SETS = tuple(sorted(p.parent.name for p in GENERATED.glob("*/__init__.py")))

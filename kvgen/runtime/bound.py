@@ -1,0 +1,181 @@
+"""Bound launches: arguments that were checked once, launched any number of times, with other addresses if need be."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar, overload
+
+from kvgen.errors import ArgumentError
+from kvgen.runtime.arrays import ArrayLike, ArrayView, view
+from kvgen.runtime.call_check import Checked
+from kvgen.runtime.layer_cache import LayerCache
+from kvgen.runtime.packing import PackedArgs
+from kvgen.runtime.repeated_call import array_arguments
+
+P = ParamSpec("P")
+R = TypeVar("R", bound=tuple[object, ...])
+
+
+class Bound:
+    """A launch whose arguments are checked: `bound(stream)` is all that is left.
+
+    It keeps its arrays alive and reads nothing of them. One thread at a time may call it.
+    """
+
+    __slots__ = ("_go", "_keep", "_stream", "_swap", "given")
+
+    def __init__(
+        self,
+        go: Callable[[object], None],
+        keep: object,
+        stream: object = None,
+        given: Sequence[object] = (),
+        swap: Replaceable | None = None,
+    ) -> None:
+        self._go = go
+        self._keep = keep
+        self._stream = stream
+        self._swap = swap
+        self.given = given
+
+    def __call__(self, stream: object = None, /, *, cache: LayerCache | None = None, **arrays: ArrayLike) -> None:
+        """Launch on `stream`, else on the one given to `bind`, else on the legacy default stream.
+
+        cache: another layer, or the same one in another step, of the same sizes. arrays: others in the place of those that
+        `bind` took, by name (`q=`, `out=`): of the same dtype, shape, strides and device, aligned as well. What is replaced
+        stays for later calls. Whether arrays overlap is not looked at again. Raises ArgumentError for others.
+
+        NumPy arrays run to completion on the CPU machine.
+        """
+        if arrays or cache is not None:
+            if self._swap is None:
+                names = ", ".join((*arrays, *(("cache",) if cache is not None else ())))
+                raise ArgumentError(
+                    f"{names}: got another one for a launch whose arguments stay as bound: several kernels at once, all layers, "
+                    "or an empty batch; bind again"
+                )
+            self._swap.replace(cache, arrays)
+        self._go(self._stream if stream is None else stream)
+
+    def after(self, first: Bound) -> Bound:
+        """Both launches in one, `first` before this one and on the same stream."""
+
+        def go(stream: object) -> None:
+            first._go(stream)
+            self._go(stream)
+
+        return Bound(go, (first, self), self._stream, self.given)
+
+    def __repr__(self) -> str:
+        what = self._swap.kernel.entry if self._swap is not None else "a launch"
+        return f"Bound({what})"
+
+
+class Replaceable:
+    """The arguments of a bound launch that others may replace: its arrays by name, and its layer."""
+
+    __slots__ = ("_args", "_arrays", "_held", "_layer", "_move", "_write", "kernel")
+
+    def __init__(self, checked: Checked, arguments: Sequence[object], args: PackedArgs, launch: object) -> None:
+        self.kernel = checked.kernel
+        self._layer = checked.cache
+        self._args = args
+        # The CPU machine knows the arrays that a launch touches.
+        self._move: Callable[[LayerCache, dict[str, ArrayView]], None] | None = getattr(launch, "move", None)
+        self._arrays = {e.spec.name: (args.offset_of(e.place), e) for e in array_arguments(checked, arguments)}
+        self._write = args.pointer_writer()
+        self._held: dict[str, object] = {}
+
+    def replace(self, cache: LayerCache | None, arrays: dict[str, Any]) -> None:
+        """Write the addresses of `arrays` and the struct of `cache` over those that were bound."""
+        found = []
+        for name, array in arrays.items():
+            try:
+                offset, entry = self._arrays[name]
+            except KeyError:
+                raise ArgumentError(
+                    f"{name}: got an array; this launch was bound with {', '.join(self._arrays) or 'none'}; replace one of "
+                    "those, or bind again"
+                ) from None
+            if type(array) is entry[2]:
+                address, layout = entry[3](array)
+                if layout == entry[4] and address and not address % entry[5]:
+                    found.append((offset, address))
+                    continue
+            found.append((offset, entry.address(array)))
+        if cache is not None:
+            self._hold_layer(cache)
+            self._args.set(0, cache.struct)
+            self._layer = cache
+        for offset, address in found:
+            self._write(offset, address)
+        self._held.update(arrays)
+        if self._move is not None:
+            self._move(self._layer, {name: view(array, name) for name, array in arrays.items()})
+
+    def _hold_layer(self, cache: LayerCache) -> None:
+        """Raise ArgumentError unless `cache` is a layer of the same set, device and sizes."""
+        bound = self._layer
+        if not isinstance(cache, LayerCache) or cache.module is not bound.module:
+            raise ArgumentError(
+                f"cache: got {cache!r}; it must be a layer of {bound.module.name}.Cache; pass cache[layer]"
+            )
+        if cache.device != bound.device:
+            raise ArgumentError(
+                f"cache: got a layer on {cache.device}; the launch was bound on {bound.device}; bind again"
+            )
+        if cache.step.key != bound.step.key:
+            differ = next(n for n in (*cache.dims, *bound.dims) if cache.dims.get(n) != bound.dims.get(n))
+            raise ArgumentError(
+                f"cache: got a layer with {differ}={cache.dims.get(differ)}; the launch was bound with "
+                f"{differ}={bound.dims.get(differ)}; pass a layer of the same sizes, or bind again"
+            )
+
+
+class AtOnce(Bound):
+    """A launch that has been made."""
+
+    __slots__ = ()
+
+    def __init__(self, given: Sequence[object]) -> None:
+        super().__init__(_done, None, None, given)
+
+    def __call__(self, stream: object = None, /, *, cache: LayerCache | None = None, **arrays: ArrayLike) -> None:
+        """Nothing is left to do."""
+
+    def after(self, first: Bound) -> Bound:
+        """`first` has been launched too, and before."""
+        return self
+
+
+def _done(stream: object) -> None:
+    """The launch has been made."""
+
+
+@overload
+def at_once(bind: Callable[P, Bound]) -> Callable[P, None]: ...
+@overload
+def at_once(bind: Callable[P, Bound], written: str) -> Callable[P, ArrayLike]: ...
+@overload
+def at_once(bind: Callable[P, Bound], written: type[R]) -> Callable[P, R]: ...
+def at_once(bind: Callable[P, Bound], written: Any = None) -> Callable[P, Any]:
+    """The method that takes what `bind` takes, checks it and launches.
+
+    It returns the array called `written`, or the NamedTuple `written` of the arrays that its fields name, as they were given;
+    None where the kernel writes to the cache alone.
+    """
+    method: Any = bind
+
+    @wraps(bind)
+    def launch(*arguments: P.args, **named: P.kwargs) -> Any:
+        launcher: Any = arguments[0]
+        given = method(launcher.now, *arguments[1:], **named).given
+        if written is None:
+            return None
+        if isinstance(written, str):
+            return given[launcher.KERNEL.places[written]]
+        places = launcher.KERNEL.places
+        return written(*(given[places[name]] for name in written._fields))
+
+    return launch
