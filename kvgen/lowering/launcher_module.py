@@ -47,6 +47,7 @@ class StepContext:
     grid: str
     threads: int
     all_layers: bool
+    reads_tables: bool
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,8 @@ class OpContext:
     shared: int
     writes: bool
     all_layers: bool
+    reads_tables: bool
+    written: tuple[ArgumentContext, ...]
     plan_entry: str
     plan_params: tuple[str, ...]
     plan_arguments: tuple[ArgumentContext, ...]
@@ -89,6 +92,7 @@ class CacheClassContext:
     page_size: int
     positional: tuple[ArgumentContext, ...]
     keywords: tuple[ArgumentContext, ...]
+    tables: tuple[ArgumentContext, ...]
     tensor_names: str
     table_names: str
     fields: tuple[str, ...]
@@ -107,6 +111,7 @@ class LauncherContext:
     arch: str
     caches: tuple[CacheClassContext, ...]
     pointers: bool
+    results: bool
     imports: str
     page_pools: tuple[ArgumentContext, ...]
     page_scales: tuple[ArgumentContext, ...]
@@ -115,7 +120,8 @@ class LauncherContext:
 
 
 _IMPORTS: Final = (
-    "Array", "BaseCache", "Bound", "Kernel", "LayerCache", "Module", "Pool", "Role", "RoleStrides", "Size", "Tensor", "at_once"
+    "Array", "ArrayLike", "BaseCache", "Bound", "Kernel", "LayerCache", "Module", "Pool", "Role", "RoleStrides", "Size",
+    "Tensor", "at_once",
 )  # fmt: skip
 
 
@@ -203,7 +209,13 @@ def _grid(grid: tuple[Expr, Expr, Expr]) -> str:
 
 
 def _argument(p: Param | Field) -> ArgumentContext:
-    kind = "Workspace" if p.name == "workspace" else "object"
+    kind = "Workspace" if p.name == "workspace" else "ArrayLike"
+    if isinstance(p, TensorMap):
+        kind = "object"
+    if isinstance(p, Count):
+        kind = "int | ArrayLike"
+    if isinstance(p, OtherCache):
+        kind = "LayerCache"
     if isinstance(p, PagePool):
         kind = "Pages | Cache"
     if isinstance(p, Scalar):
@@ -243,6 +255,7 @@ def _step(op: Op, plan: KernelPlan) -> StepContext:
         grid=_grid(plan.grid),
         threads=plan.threads,
         all_layers=plan.all_layers,
+        reads_tables=plan.reads_tables,
     )
 
 
@@ -266,6 +279,8 @@ def _op(op: Op, kernels: KernelSet, plans: tuple[KernelPlan, ...]) -> OpContext:
         shared=plan.shared,
         writes=plan.writes_pool,
         all_layers=plan.all_layers,
+        reads_tables=plan.reads_tables,
+        written=tuple(_argument(p) for p in called if isinstance(p, Array) and p.access == "out"),
         plan_entry=planner.entry if planner else "",
         plan_params=tuple(_param(p) for p in planner.params) if planner else (),
         plan_arguments=tuple(_argument(p) for p in _required_first(planner) if p.name != "workspace")
@@ -296,7 +311,8 @@ def _cache_class(name: str, summary: str, module: str, cache: Cache) -> CacheCla
         heads=cache.kv_heads,
         page_size=kind.page_size,
         positional=pools,
-        keywords=(*extras, *views),
+        keywords=extras,
+        tables=views,
         tensor_names=", ".join(t.name for t in tensors),
         table_names=", ".join(t.name for t in tables),
         fields=tuple(_param(p) for p in struct),
@@ -305,6 +321,7 @@ def _cache_class(name: str, summary: str, module: str, cache: Cache) -> CacheCla
         doc=(
             f"lengths count the tokens {cache.lengths} this step; {kind.sentence}.",
             *(a.doc for a in (*pools, *extras, *views)),
+            f"{', '.join(a.name for a in views)}: None, all of them, for operations that read none.",
             "max_seq_length, max_cache_length: a request's most new tokens, and tokens in all; default: what the table holds.",
         ),
     )
@@ -333,6 +350,7 @@ def launcher_context(kernels: KernelSet, doc: str, plans: dict[str, tuple[Kernel
         caches=tuple(caches),
         pointers=kernels.cache.layout.layers == "pointers"
         or any("Sequence" in a.type for c in caches for a in c.positional),
+        results=any(len(op.written) > 1 for op in ops),
         imports=_imports(plans.values(), ops),
         page_pools=tuple(pool_argument(kernels.cache, t) for t in paged if t.holds_values),
         page_scales=tuple(pool_argument(kernels.cache, t) for t in paged if not t.holds_values),

@@ -18,7 +18,7 @@ class ArgumentContext:
     name: str
     optional: bool
     doc: str
-    type: str = "object"
+    type: str = "ArrayLike"
 
     @property
     def pass_on(self) -> str:
@@ -107,5 +107,5 @@ def pool_argument(cache: Cache, tensor: PoolTensor) -> ArgumentContext:
     shape = ", ".join(str(s) for s in tensor.shape)
     each = "one per layer, each " if cache.layout.layers == "pointers" else ""
     kinds = " or ".join(tensor.dtypes)
-    kind = "Sequence[object]" if each else "object"
+    kind = "Sequence[ArrayLike]" if each else "ArrayLike"
     return ArgumentContext(tensor.name, False, f"{tensor.name}: {each}{kinds}[{shape}] ({tensor.text}).", kind)

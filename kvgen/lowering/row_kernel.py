@@ -174,4 +174,7 @@ def row_kernel(new: NewRows, kernels: KernelSet, template: str, title: str) -> K
     context = kind(**{f.name: known[f.name] for f in fields(kind)})
     count = var("B") * var("S") if new.rows == "padded" else var(parts.count)
     grid = (ceil_div(count, parts.blocks.rows), const(parts.blocks.split), const(1))
-    return KernelPlan(new.name, context.entry, template, context, params, grid, THREADS, writes_pool=True)
+    tables = new.rows != "slots" or (new.positions == "lengths" and new.rope is not None)
+    return KernelPlan(
+        new.name, context.entry, template, context, params, grid, THREADS, writes_pool=True, reads_tables=tables
+    )

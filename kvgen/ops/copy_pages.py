@@ -91,6 +91,7 @@ class CopyPages(Op):
             THREADS,
             writes_pool=True,
             all_layers=True,
+            reads_tables=False,
         )
         return (copy, self._check(kernels, pairs, ids, lists))
 
@@ -112,5 +113,13 @@ class CopyPages(Op):
             sizes[1] = sizes[1] + ceil_div(count, COMPARED)
         grid = (sizes[0], sizes[1], const(1))
         return KernelPlan(
-            name, context.entry, "ops/copy_pages_check.cu.j2", context, params, grid, THREADS, all_layers=True
+            name,
+            context.entry,
+            "ops/copy_pages_check.cu.j2",
+            context,
+            params,
+            grid,
+            THREADS,
+            all_layers=True,
+            reads_tables=False,
         )

@@ -164,7 +164,11 @@ class MergeStates(Op):
             empty_inf=self.lse_empty == "inf",
         )
         grid = (ceil_div(var("T") * heads, rows), const(1), const(1))
-        return (KernelPlan(self.name, context.entry, "ops/merge_states.cu.j2", context, params, grid, threads),)
+        return (
+            KernelPlan(
+                self.name, context.entry, "ops/merge_states.cu.j2", context, params, grid, threads, reads_tables=False
+            ),
+        )
 
 
 def _block(vectors: int) -> tuple[int, int]:

@@ -97,4 +97,7 @@ class SlicedAdd(Op):
             on_device=self.end == "device",
         )
         grid = (ceil_div(var("T"), rows) * parts, const(1), const(1))
-        return (KernelPlan(self.name, context.entry, "ops/sliced_add.cu.j2", context, params, grid, THREADS),)
+        plan = KernelPlan(
+            self.name, context.entry, "ops/sliced_add.cu.j2", context, params, grid, THREADS, reads_tables=False
+        )
+        return (plan,)

@@ -84,5 +84,6 @@ class SwapPages(Op):
             THREADS,
             writes_pool=not outwards,
             all_layers=True,
+            reads_tables=False,
         )
         return (plan,)

@@ -70,5 +70,6 @@ class ZeroPages(Op):
             THREADS,
             writes_pool=True,
             all_layers=True,
+            reads_tables=False,
         )
         return (plan,)

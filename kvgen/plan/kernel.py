@@ -28,7 +28,7 @@ class KernelPlan:
     signature: what the call brings. `grid` is evaluated by the launcher over the dimension names of `params` and of the
     cache's fields; `shared` is dynamic shared memory in bytes, `shared_by_arch` that of architectures that differ.
     `writes_pool`: the kernel stores to the cache's memory. `all_layers`: the launcher takes the cache with all its layers; the
-    struct is then the first one's.
+    struct is then the first one's. `reads_tables`: the kernel reads page tables or lengths; others take a cache without any.
     A kernel with a `source` has neither template nor context.
     """
 
@@ -43,6 +43,7 @@ class KernelPlan:
     shared_by_arch: tuple[tuple[str, int], ...] = ()
     writes_pool: bool = False
     all_layers: bool = False
+    reads_tables: bool = True
     source: Source | None = None
 
     def shared_on(self, arch: str) -> int:

@@ -2,4 +2,4 @@
 
 from typing import Final
 
-ABI: Final = 6
+ABI: Final = 7

@@ -43,6 +43,11 @@ def check_call(
     `planned_rows` are those that a planner plans for; None where the kernel plans nothing. A workspace must be of `operation`.
     """
     cache, others = _layers(kernel, given)
+    if kernel.tables and not cache.tables:
+        raise ArgumentError(
+            f"cache: got one without page tables and lengths; {kernel.file.removesuffix('.cu')} reads them; pass "
+            "cache.step(...)[layer] with this step's"
+        )
     dims = Dims(cache.dims)
     dims.origin = dict(cache.dims.origin)
     dims["all_layers"] = 1 + len(others)

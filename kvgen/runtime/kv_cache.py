@@ -11,6 +11,7 @@ from kvgen.errors import ArgumentError
 from kvgen.plan.params import Array, Pool, Size
 from kvgen.runtime.arrays import ArrayView, view
 from kvgen.runtime.checks import Dims
+from kvgen.runtime.empty_cache import empty_pools, empty_tables, sizes_of
 from kvgen.runtime.layer_cache import LayerCache, SizesKey, StepLayers
 from kvgen.runtime.module import Module
 from kvgen.runtime.overlap import Footprint, Memory, spans_of
@@ -68,6 +69,33 @@ class BaseCache:
         named = {spec.name: given for spec, given in zip(self.TABLES, tables, strict=True)}
         self._take(named, {"max_seq_length": max_seq_length, "max_cache_length": max_cache_length})
 
+    @classmethod
+    def empty(
+        cls,
+        *,
+        layers: int,
+        requests: int,
+        pages: int | None = None,
+        tokens: int | None = None,
+        pages_per_request: int | None = None,
+        device: str = "cpu",
+    ) -> Self:
+        """A cache of zeros on `device` ("cpu", "cuda:0") for so many requests, none of which has a token yet.
+
+        pages: of the pool; of a continuous cache its blocks. tokens: where the spec leaves them open, those of a block, and of a
+        ragged cache all. pages_per_request: columns of the page table, by default an even share. Page ids are -1: whoever hands
+        out pages writes them into `lookup_table`; a kernel that meets -1 reports PAGE_ID. The arrays are NumPy's on the CPU, and
+        on a GPU torch's if torch is imported, else kvgen's own with the CUDA array interface; `blocks`, `cache_lengths` and
+        `lookup_table` have them.
+
+        Raises ArgumentError for what is no count, DeviceError where the memory cannot be had.
+        """
+        sizes = sizes_of(layers, requests, pages, tokens, pages_per_request)
+        new = object.__new__(cls)
+        pools, tables = empty_pools(cls.TENSORS, sizes, device), empty_tables(cls.TABLES, sizes, device)
+        BaseCache.__init__(new, pools, tables)
+        return new
+
     def with_tables(
         self, tables: Sequence[object], max_seq_length: int | None = None, max_cache_length: int | None = None
     ) -> Self:
@@ -89,15 +117,15 @@ class BaseCache:
         self._table_views: dict[str, ArrayView] = {}
         dims = self._tables()
         counts = tuple(
-            (f.name, self._table_views[f.name], True) for f in self.TABLES if f.access != "in" and self.tables
+            (f.name, self._table_views[f.name], True) for f in self.TABLES if f.access != "in" and self.has_tables
         )
-        read = {f.name: self._table_views[f.name] for f in self.TABLES if f.access == "in" and self.tables}
+        read = {f.name: self._table_views[f.name] for f in self.TABLES if f.access == "in" and self.has_tables}
         self._table_spans = spans_of((name, found, False) for name, found in read.items())
         self._steps = tuple(self._step(found, dims, (*found.memory, *counts), read) for found in self._pools)
         self._layers: list[LayerCache | None] = [None] * self._count
 
     @property
-    def tables(self) -> bool:
+    def has_tables(self) -> bool:
         """Whether the cache has page tables and lengths; operations that read none of them work without."""
         return bool(self._table_views)
 
@@ -140,7 +168,7 @@ class BaseCache:
             )
         self._longest(dims)
         held: dict[str, int] = {f.name: size_of(f, dims) for f in self.FIELDS if isinstance(f, Size)}
-        held |= {f.name: self._table_views[f.name].pointer if self.tables else 0 for f in self.TABLES}
+        held |= {f.name: self._table_views[f.name].pointer if self.has_tables else 0 for f in self.TABLES}
         footprint = Footprint.of((*spans_of(memory), *self._table_spans))
         values = [held.get(f.name, 0) for f in self.FIELDS]
         return StepLayers(dims, SizesKey(dims), values, read, memory, footprint)
@@ -160,7 +188,7 @@ class BaseCache:
         )
 
     def __repr__(self) -> str:
-        requests = f"{self._steps[0].dims['B']} requests" if self.tables else "no tables"
+        requests = f"{self._steps[0].dims['B']} requests" if self.has_tables else "no tables"
         return f"{self.MODULE.name}.{type(self).__name__}({self._count} layers, {requests}, {self.device!r})"
 
     # --- Modular MAX's collection: the same cache under its names ---------------------------------------------------------

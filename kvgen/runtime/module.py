@@ -36,6 +36,9 @@ class Module:
         self._init_file = init_file
         self._kernels: dict[str, str] = {}
 
+    def __repr__(self) -> str:
+        return f"Module({self.name})"
+
     @cached_property
     def folder(self) -> Path:
         """Where the kernels' texts lie."""

@@ -21,7 +21,7 @@ class TileMap(NamedTuple):
     data: bytes
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class RoleCache:
     """K or V of one layer: what `get_key_cache(layer)` and `get_value_cache(layer)` return.
 
@@ -35,6 +35,9 @@ class RoleCache:
     page_size: int
     tensors: Mapping[str, str] = field(default_factory=dict)
     _maps: dict[tuple[object, ...], TileMap] = field(default_factory=dict, repr=False)
+
+    def __repr__(self) -> str:
+        return f"{self.role.name.upper()} of {self.layer!r}"
 
     @property
     def dtype(self) -> str:
