@@ -1,26 +1,22 @@
-"""Python cost of a call against a stub driver: bound and checked, best of many (microseconds).
+"""Python's cost of a call against a driver that does nothing: bound, with arrays replaced, checked; and of a step of 32 layers.
 
     python benchmarks/call_cost.py
 
-Times are of this process alone, so that other jobs of the machine count little. The checks of alignment and overlap are timed
-by themselves too, and the checked call without the latter: what they add to a call.
-
-The stub takes every driver call and does nothing, so what is left is kvgen's own work. Device arrays are stand-ins with
-`__cuda_array_interface__`, as CuPy and Numba have it.
+Best of many averages, in microseconds of this process's CPU time, so that other jobs of the machine count little. Device arrays
+are stand-ins with `__cuda_array_interface__`, as CuPy and Numba have it; what is left is kvgen's own work.
 """
 
 from __future__ import annotations
 
 import time
 import timeit
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Final
 
-import kvgen.runtime.cuda as cuda
-import kvgen.runtime.gpu as gpu
-import kvgen.runtime.launcher as launcher
-from generated.llama3_8b import Cache, append
-from kvgen.runtime.arrays import ITEMSIZE
-from kvgen.runtime.overlap import Taken, hold_apart
+from kvgen.runtime import cuda, gpu
+
+LAYERS: Final = 32
+BATCH: Final = 64
 
 
 class DeviceArray:
@@ -28,13 +24,17 @@ class DeviceArray:
 
     def __init__(self, shape: tuple[int, ...], typestr: str, pointer: int, dtype: str = "") -> None:
         self.dtype = dtype
-        self.__cuda_array_interface__ = {
+        self._interface = {
             "shape": shape,
             "typestr": typestr,
             "data": (pointer, False),
             "version": 3,
             "strides": None,
         }
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        return self._interface
 
 
 class StubDriver:
@@ -46,8 +46,17 @@ class StubDriver:
     def capability(self, device: int) -> tuple[int, int]:
         return (9, 0)
 
+    def multiprocessors(self, device: int) -> int:
+        return 132
+
     def pointer_device(self, pointer: int) -> int:
         return 0
+
+    def allocate(self, nbytes: int, device: int) -> int:
+        return 1 << 40
+
+    def free(self, pointer: int, device: int) -> None:
+        pass
 
     def load(self, cubin: bytes, entry: str, device: int) -> object:
         return 1
@@ -59,71 +68,74 @@ class StubDriver:
         return lambda stream: None
 
 
-def microseconds(action: Any, number: int = 2000, repeat: int = 25) -> float:
-    """The best of `repeat` averages over `number` calls."""
-    return min(timeit.repeat(action, number=number, repeat=repeat, timer=time.process_time)) / number * 1e6
+def microseconds(action: Callable[[], object], seconds: float) -> float:
+    """The least of 25 averages, of calls for `seconds` all together."""
+    action()
+    once = min(timeit.repeat(action, number=3, repeat=3, timer=time.process_time)) / 3
+    number = max(1, int(seconds / 25 / max(once, 1e-7)))
+    return min(timeit.repeat(action, number=number, repeat=25, timer=time.process_time)) / number * 1e6
 
 
-def measure(arrays: list[Taken]) -> list[Taken]:
-    """What the launcher does of every array for its alignment and its extent, by itself."""
-    found = []
-    for low, high, spec, array in arrays:
-        pointer, align = array.pointer, spec.align
-        size = ITEMSIZE[array.dtype]
-        if align < size:
-            align = size
-        if not pointer or pointer % align:
-            raise AssertionError(spec.name)
-        before, behind = 0, high - low
-        low, high = pointer - before, pointer + behind
-        if low < high:
-            found.append((low, high, spec, array))
-    return found
+def actions() -> list[tuple[str, Callable[[], object], float | None]]:
+    """What is measured: a name, the call, and the most that it may cost, in microseconds."""
+    from generated.llama3_8b import Cache, append, decode
+
+    pool = DeviceArray((4096, 2, LAYERS, 16, 8, 128), "|V2", 1 << 32, "bfloat16")
+    lengths, table = DeviceArray((BATCH,), "<u4", 1 << 20), DeviceArray((BATCH, 256), "<u4", 1 << 21)
+    cache = Cache(pool, lengths=lengths, page_table=table)
+    q, q_out, out = (DeviceArray((BATCH, 32, 128), "|V2", n << 24, "bfloat16") for n in (1, 2, 3))
+    k, v = (DeviceArray((BATCH, 8, 128), "|V2", n << 24, "bfloat16") for n in (4, 5))
+    offsets = DeviceArray((BATCH + 1,), "<u4", 1 << 22)
+    workspace = decode.workspace(BATCH, device="cuda:0")
+    rows = append.bind(cache[0], q, k, v, q_out, offsets)
+    appends = [append.bind(layer, q, k, v, q_out, offsets) for layer in cache]
+    decodes = [decode.bind(layer, q_out, out, workspace) for layer in cache]
+    plan = decode.bind_plan(cache, workspace)
+
+    def bound_step() -> None:
+        plan(0)
+        for store, attend in zip(appends, decodes, strict=True):
+            store(0)
+            attend(0)
+
+    def replaced_step() -> None:
+        plan(0)
+        for store, attend in zip(appends, decodes, strict=True):
+            store(0, q=q, k=k, v=v, q_out=q_out)
+            attend(0, q=q_out, out=out)
+
+    def checked_step() -> None:
+        now = cache.step(lengths, table)
+        decode.plan(now, workspace)
+        for layer in now:
+            append(layer, q, k, v, q_out, offsets)
+            decode(layer, q_out, out, workspace)
+
+    step = f"a step of {LAYERS} layers (append, decode, one plan)"
+    return [
+        ("bound: launch(stream)", lambda: rows(0), 0.3),
+        ("bound, q and out replaced: launch(stream, q=q, out=out)", lambda: decodes[0](0, q=q_out, out=out), 2.0),
+        ("bound, q, k, v and q_out replaced", lambda: rows(0, q=q, k=k, v=v, q_out=q_out), 2.0),
+        ("bound, another layer: launch(stream, cache=layer)", lambda: rows(0, cache=cache[0]), 2.0),
+        ("checked: append(layer, q, k, v, q_out, offsets)", lambda: append(cache[0], q, k, v, q_out, offsets), 10.0),
+        ("checked: decode(layer, q, out, workspace)", lambda: decode(cache[0], q_out, out, workspace), 10.0),
+        ("bind: append.bind(...)", lambda: append.bind(cache[0], q, k, v, q_out, offsets), None),
+        ("Cache(pool, lengths=, page_table=)", lambda: Cache(pool, lengths=lengths, page_table=table), None),
+        ("cache.step(lengths, page_table)", lambda: cache.step(lengths, table), None),
+        (f"{step}: bound", bound_step, 150.0),
+        (f"{step}: bound, rows replaced", replaced_step, 150.0),
+        (f"{step}: checked, new tables", checked_step, None),
+    ]
 
 
-def main() -> None:
-    """Measure and print."""
+def main(seconds: float = 2.0) -> None:
+    """Measure each for about so many seconds, and print."""
     stub: Any = StubDriver()
     cuda.driver = lambda: stub  # type: ignore[assignment]
     gpu.cubin = lambda *_: b"stub"  # type: ignore[assignment]
-    batch, tokens = 64, 64
-    pool = DeviceArray((4096, 2, 32, 16, 8, 128), "|V2", 1 << 32, "bfloat16")
-    cache = Cache(
-        pool,
-        lengths=DeviceArray((batch,), "<u4", 1 << 20),
-        page_table=DeviceArray((batch, 256), "<u4", 1 << 21),
-    )
-    q, out = (DeviceArray((tokens, 32, 128), "|V2", n << 24, "bfloat16") for n in (1, 2))
-    k, v = (DeviceArray((tokens, 8, 128), "|V2", n << 24, "bfloat16") for n in (3, 4))
-    offsets = DeviceArray((batch + 1,), "<u4", 1 << 22)
-    layer = cache[0]
-    bound = append.bind(layer, q, k, v, out, offsets)
-
-    def checked() -> None:
-        append(layer, q, k, v, out, offsets)
-
-    seen: list[tuple[Any, ...]] = []
-    launcher.hold_apart = lambda *arguments: seen.append(arguments)
-    checked()
-    launcher.hold_apart = lambda *arguments: None
-    unheld = microseconds(checked, 500)
-    launcher.hold_apart = hold_apart
-    aligned, apart = microseconds(lambda: measure(seen[0][0])), microseconds(lambda: hold_apart(*seen[0]))
-    rows = [
-        ("bound: step(stream)", microseconds(lambda: bound(0)), 4.0),
-        (
-            "checked: append(cache[layer], q, k, v, out, offsets)",
-            microseconds(checked, 500),
-            25.0,
-        ),
-        ("  the same, overlaps not looked for", unheld, None),
-        ("  alignment and extents of its arrays, alone", aligned, None),
-        ("  overlaps, alone", apart, None),
-        ("  both", aligned + apart, 1.0),
-        ("bind: append.bind(...)", microseconds(lambda: append.bind(layer, q, k, v, out, offsets), 500), None),
-    ]
-    for name, cost, limit in rows:
-        print(f"{name:48} {cost:7.2f} us{f'   (target <= {limit:g})' if limit else ''}")
+    for name, action, limit in actions():
+        cost = microseconds(action, seconds)
+        print(f"{name:80} {cost:8.2f} us{f'   (at most {limit:g})' if limit else ''}")
 
 
 if __name__ == "__main__":
