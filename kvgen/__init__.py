@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from kvgen import ops, score
     from kvgen.codegen.inline import compile_kernel
+    from kvgen.codegen.load import compile_ahead, load
     from kvgen.runtime.error_word import ErrorWord
     from kvgen.runtime.faults import FaultError
     from kvgen.spec import presets
@@ -51,7 +52,9 @@ _HOME = {
     "RmsNorm": "kvgen.spec.norm",
     "Score": "kvgen.spec.score",
     "__version__": "kvgen.version",
+    "compile_ahead": "kvgen.codegen.load",
     "compile_kernel": "kvgen.codegen.inline",
+    "load": "kvgen.codegen.load",
 }
 
 __all__ = [
@@ -81,7 +84,9 @@ __all__ = [
     "Rope",
     "Score",
     "YarnScaling",
+    "compile_ahead",
     "compile_kernel",
+    "load",
     "ops",
     "presets",
     "score",

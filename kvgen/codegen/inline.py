@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import functools
-import hashlib
 import os
-import sys
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import Any, Final
 
 from pydantic import ValidationError
 
-from kvgen.codegen.emit import File, render_all, units_of, write_file
+from kvgen.codegen.emit import render_all, units_of
+from kvgen.codegen.package import GENERATED, imported
 from kvgen.compile import cache_folder, compile_many, default_cache, jit_allowed
 from kvgen.errors import DeviceError, SpecError, ToolError
-from kvgen.files import named, read_bytes, reason
+from kvgen.files import read_bytes
 from kvgen.ops.custom import Custom, Rule, entries
 from kvgen.runtime.bound import Bound
 from kvgen.spec.arguments import Argument
@@ -27,8 +23,6 @@ from kvgen.spec.cache import Cache
 from kvgen.spec.kernel_set import Arch, KernelSet
 from kvgen.spec.loader import LoadedSet
 
-_OUT: Final = "generated"  # as messages name the files that kvgen writes
-_ELSEWHERE: Final = "set KVGEN_CACHE_DIR to a folder that can be written"
 _SIZE_LIMIT: Final = 1 << 24  # bytes of a file of CUDA
 
 
@@ -99,9 +93,9 @@ def compile_kernel(
         raise SpecError(str(error)) from None
     loaded = LoadedSet(kernels, "kvgen.compile_kernel", "")
     files = render_all([loaded])
-    jobs = [(unit, target, "ptx") for unit in units_of(loaded, files, _OUT) for target in kernels.arch]
+    jobs = [(unit, target, "ptx") for unit in units_of(loaded, files, GENERATED) for target in kernels.arch]
     compile_many(jobs, cache=default_cache())  # type: ignore[arg-type]
-    package = _package(cache_folder(), name, tuple(files.values()))
+    package = imported(cache_folder(), name, tuple(files.values()))
     folder = Path(str(package.__file__)).parent
     return CompiledKernel(name, package.Cache, getattr(package, name), folder)
 
@@ -130,41 +124,3 @@ def _only_entry(text: str) -> str:
             f'name: missing; the extern "C" __global__ functions of the text are: {got}; say which, name=...'
         )
     return found[0]
-
-
-@functools.cache
-def _package(folder: Path, name: str, files: tuple[File, ...]) -> ModuleType:
-    """The set `name` of `files`, written below `folder` where it is not yet, and imported."""
-    key = hashlib.sha256(repr([(f.path, f.text) for f in files]).encode()).hexdigest()[:32]
-    home = folder / "kernels" / key
-    texts = {f.path: f.text for f in files}
-    try:
-        if not home.is_dir():
-            _write(home, files)
-        for file in files:  # for people to read; what runs is `texts`
-            write_file(home / _OUT, file)
-    except OSError as error:
-        raise ToolError(f"{named(home)}: cannot be written ({reason(error)}); {_ELSEWHERE}") from error
-    except ToolError as error:
-        raise ToolError(f"{error}; {_ELSEWHERE}") from error
-    path = home / _OUT / name / "__init__.py"
-    module = ModuleType(f"_kvgen_kernel_{key}")
-    module.__file__ = str(path)
-    sys.modules[module.__name__] = module
-    # Neither the file nor bytecode beside it: others may write to the folder between the write and the read.
-    exec(compile(texts[f"{name}/__init__.py"], path, "exec", dont_inherit=True), module.__dict__)
-    module._MODULE.texts = texts
-    return module
-
-
-def _write(home: Path, files: tuple[File, ...]) -> None:
-    """All of it in one step, so that another process sees the whole folder or none."""
-    home.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=home.parent) as made:
-        for file in files:
-            write_file(Path(made) / "new" / _OUT, file)
-        try:
-            (Path(made) / "new").rename(home)
-        except OSError:
-            if not home.is_dir():  # another process was first
-                raise

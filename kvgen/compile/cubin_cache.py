@@ -7,12 +7,14 @@ cannot be written costs one warning instead of the compile.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import importlib
 import os
 import threading
 import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -48,8 +50,8 @@ class Cache:
         self._trouble: str | None = None
         self._hits = self._misses = self._corrupt = 0
 
-    def get(self, key: bytes) -> bytes | None:
-        """The bytes stored under `key`, or None when there are none that can be trusted."""
+    def get(self, key: bytes, *, again: bool = False) -> bytes | None:
+        """The bytes stored under `key`, or None when there are none that can be trusted. `again`: a miss was counted before."""
         store = self._open()
         entry: bytes | None = None
         if store is not None:
@@ -61,8 +63,8 @@ class Cache:
         intact = payload is not None and entry is not None and entry[:_CHECKSUM_BYTES] == _checksum(key, payload)
         with self._lock:
             self._hits += intact
-            self._misses += not intact
-            self._corrupt += entry is not None and not intact
+            self._misses += not intact and not again
+            self._corrupt += entry is not None and not intact and not again
         return payload if intact else None
 
     def put(self, key: bytes, payload: bytes) -> None:
@@ -74,6 +76,23 @@ class Cache:
             store[key] = _checksum(key, payload) + payload
         except OSError as error:
             self._give_up(error)
+
+    @contextlib.contextmanager
+    def alone(self, key: bytes) -> Iterator[None]:
+        """While one thread or process is inside for `key`, the others wait; without locks where the system has none."""
+        handle = -1
+        try:
+            with contextlib.suppress(ImportError, OSError):
+                fcntl = importlib.import_module("fcntl")
+                # 256 locks for all keys: whoever waits for another key's compile waits once.
+                path = self.folder / "locks" / hashlib.sha256(key).hexdigest()[:2]
+                path.parent.mkdir(exist_ok=True)
+                handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
+                fcntl.flock(handle, fcntl.LOCK_EX)
+            yield
+        finally:
+            if handle >= 0:
+                os.close(handle)
 
     def stats(self) -> CacheStats:
         """Counters of this process and the size on disk. Does not create the folder."""

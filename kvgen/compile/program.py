@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -183,18 +184,26 @@ def compile_unit(
     if lineinfo and kind == "cubin":
         cache = None  # such a cubin holds the absolute path of the working folder it was compiled in
     key = _key(unit, options, kind) if cache else b""
-    payload = cache.get(key) if cache else None
-    found = None if payload is None else _unpack(payload)
+    found = _kept(cache, key)
     cached = found is not None
-    if found is None:
-        payload = _compile(unit, arch, kind, options, origin)
-        if cache:
-            cache.put(key, payload)
-        found = _unpack(payload)
+    with cache.alone(key) if cache and not cached else contextlib.nullcontext():
+        if found is None:
+            found = _kept(cache, key, again=True)  # by whoever was inside before
+            cached = found is not None
+        if found is None:
+            payload = _compile(unit, arch, kind, options, origin)
+            if cache:
+                cache.put(key, payload)
+            found = _unpack(payload)
     assert found is not None
     data, resources, log = found
     seconds = time.perf_counter() - begin
     return Image(unit.name, unit.entry, arch, kind, data, resources, log, seconds, cached)
+
+
+def _kept(cache: Cache | None, key: bytes, *, again: bool = False) -> tuple[bytes, Resources | None, str] | None:
+    payload = cache.get(key, again=again) if cache else None
+    return None if payload is None else _unpack(payload)
 
 
 def _default_workers() -> int:

@@ -16,7 +16,7 @@ import pytest
 
 import kvgen
 from kvgen import Paged, ops
-from kvgen.codegen import inline
+from kvgen.codegen import package
 from kvgen.emulator.host import cache_directory
 from kvgen.errors import ArgumentError, CompileError, DeviceError, SpecError
 from tests.custom.conftest import KERNEL
@@ -164,7 +164,7 @@ def test_only_what_was_verified_runs(tmp_path: Path, monkeypatch: pytest.MonkeyP
     x = np.ones(3, np.float32)
     kernel(layer(kernel), x, 7)
     assert (x == 7).all()
-    inline._package.cache_clear()  # as another process has it, with bytecode that Python would not compare
+    package.imported.cache_clear()  # as another process has it, with bytecode that Python would not compare
     source = kernel.folder / "__init__.py"
     path = importlib.util.cache_from_source(str(source))
     mode = py_compile.PycInvalidationMode.UNCHECKED_HASH
@@ -181,7 +181,7 @@ def test_a_cache_folder_with_links_in_it(tmp_path: Path, monkeypatch: pytest.Mon
     (tmp_path / "outside").mkdir()
     shutil.rmtree(folder)
     folder.symlink_to(tmp_path / "outside")
-    inline._package.cache_clear()
+    package.imported.cache_clear()
     with pytest.raises(kvgen.errors.ToolError, match=r"fill: a link to .*/outside; nothing is written through a link"):
         make(threads=160)
     assert not list((tmp_path / "outside").iterdir())
