@@ -3,3 +3,6 @@
 from typing import Final
 
 __version__: Final = "0.1.0"
+
+# What generated packages expect of kvgen.runtime.
+ABI: Final = 7

@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -120,8 +120,8 @@ def _install() -> None:
 
     file, load, run = emit._file, launch.Library.__init__, launch.Kernel.launch
 
-    def rendered(path: str, sources: str, body: str, origins: tuple[str, ...]) -> emit.File:
-        found = file(path, sources, body, origins)
+    def rendered(path: str, sources: str, body: str, trace: Callable[[], tuple[str, ...]]) -> emit.File:
+        found = file(path, sources, body, trace)
         _origins[path] = found.origins
         return found
 

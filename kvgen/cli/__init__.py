@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import os
 import sys
 
 from kvgen.extras import BUILD, extras_of, missing, needs_build
@@ -12,14 +14,18 @@ def main() -> None:
     absent = missing(BUILD)
     if absent:
         _without_build(sys.argv[1:], absent)
-    from kvgen.cli.app import app
+    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")  # looking for them reads every package's metadata
+    gc.set_threshold(
+        100_000, 20, 20
+    )  # loading specs makes objects that last: looking at them is a seventh of `kvgen show`
+    from kvgen.cli.app import application
 
-    app(prog_name="kvgen")
+    application(sys.argv[1:])(prog_name="kvgen")
 
 
 def _without_build(arguments: list[str], absent: list[str]) -> None:
     """End the process where only the runtime is installed: the version, or what to install for the verb."""
-    if arguments[:1] == ["--version"]:
+    if arguments[:1] in (["--version"], ["-V"]):
         from kvgen.version import __version__
 
         print(f"kvgen {__version__}")

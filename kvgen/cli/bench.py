@@ -17,7 +17,8 @@ from kvgen.cli.bench_report import (
     traffic_table,
     work_table,
 )
-from kvgen.cli.console import Json, Selectors, console, print_json, progress
+from kvgen.cli.console import Json, Selectors, at_least, console, print_json, say
+from kvgen.cli.progress import progress
 
 if TYPE_CHECKING:
     from kvgen.bench import Measured, Workload
@@ -30,27 +31,49 @@ TOKENS: Final = 256
 
 def bench(
     selectors: Selectors = None,
-    batch: Annotated[int | None, typer.Option(min=1, metavar="N", help="Requests.", show_default=str(BATCH))] = None,
+    batch: Annotated[
+        int | None,
+        typer.Option(callback=at_least(1), metavar="N", help=f"Requests; {BATCH} if not given.", show_default=False),
+    ] = None,
     tokens: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Tokens of each request.", show_default=str(TOKENS))
+        int | None,
+        typer.Option(
+            callback=at_least(1),
+            metavar="N",
+            help=f"Tokens of each request; {TOKENS} if not given.",
+            show_default=False,
+        ),
     ] = None,
     new: Annotated[
         int | None,
-        typer.Option(min=1, metavar="N", help="How many of them append stores.", show_default="all"),
+        typer.Option(
+            callback=at_least(1),
+            metavar="N",
+            help="How many of them append stores; all if not given.",
+            show_default=False,
+        ),
     ] = None,
     workload: Annotated[
         str | None,
         typer.Option(
             metavar="NAMES",
-            help="Batches by name instead: prompt, step, demo, tokens1, tokens8, tokens128, tokens4096; sizes is the last four.",
-            show_default="sizes, if all that is chosen are appends by name",
+            help="Batches by name instead: prompt, step, demo, tokens1, tokens8, tokens128, tokens4096; sizes is the last four, "
+            "and what appends chosen by name have if nothing is given.",
+            show_default=False,
         ),
     ] = None,
     arch: Annotated[
-        str | None, typer.Option(metavar="ARCH", help="Run the PTX for it.", show_default="each spec's last")
+        str | None,
+        typer.Option(metavar="ARCH", help="Run the PTX for it; for each spec's last if not given.", show_default=False),
     ] = None,
     lines: Annotated[
-        int, typer.Option(min=0, metavar="N", help="Also the N busiest lines of CUDA of every kernel.")
+        int,
+        typer.Option(
+            callback=at_least(0),
+            metavar="N",
+            help="Also the N busiest lines of CUDA of every kernel.",
+            show_default=False,
+        ),
     ] = 0,
     as_json: Json = False,
 ) -> None:
@@ -69,16 +92,13 @@ def bench(
     kvgen bench --json > counts.json               for programs; docs/performance.md has the schema
     """
     from kvgen.bench import KNOWN
-    from kvgen.cli.project import open_sets
-    from kvgen.cli.selection import select
+    from kvgen.cli.project import end, open_sets
 
-    config, sets = open_sets()
-    chosen = select(sets, selectors)
+    config, selection = open_sets(selectors=selectors)
+    chosen = selection.chosen
     works = _workloads(batch, tokens, new, workload, default=_sizes(chosen))
-    with progress("counting", len(works) * sum(len(c.ops) for c in chosen)) as (bar, task):
-        found = [
-            (c.name, m) for c in chosen for w in works for m in _measure(config, c, w, arch, lambda: bar.advance(task))
-        ]
+    with progress("counting", len(works) * sum(len(c.ops) for c in chosen)) as done:
+        found = [(c.name, m) for c in chosen for w in works for m in _measure(config, c, w, arch, done)]
     left = [f"{c.name}/{op.name}" for c in chosen if c.whole for op in c.loaded.kernels.ops if op.kind not in KNOWN]
     if left:
         typer.echo(f"not counted: {', '.join(left)}; kvgen bench has no minimum for their kind", err=True)
@@ -93,6 +113,8 @@ def bench(
             fg="red",
             err=True,
         )
+    end(config, selection.broken)
+    if short:
         raise typer.Exit(1)
 
 
@@ -115,7 +137,7 @@ def _print(found: list[tuple[str, Measured]], works: Sequence[Workload], lines: 
     for name, m in found if lines else ():
         typer.echo(f"\n{kernel(name, m, shows)} ({m.entry}), by executed warp instructions")
         screen.print(lines_table(m, lines))
-    typer.echo(f"\n{_closing()}")
+    say(f"\n{_closing()}")
 
 
 def _sizes(chosen: Sequence[Chosen]) -> bool:

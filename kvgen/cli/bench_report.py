@@ -82,11 +82,11 @@ def separate_table(found: Sequence[tuple[str, Measured]]) -> Table:
 
 
 def traffic_table(found: Sequence[tuple[str, Measured]], workload: bool) -> Table:
-    """Every buffer of every launch."""
+    """Every buffer of every launch, those with the most bytes first."""
     table = _table(("operation", "", "buffer"), ("requests", "bytes", "sectors", "minimum", "ratio"))
     for name, m in found:
         title = kernel(name, m, workload)
-        for t in m.traffic:
+        for t in sorted(m.traffic, key=lambda t: -t.counted.bytes):
             table.add_row(
                 title,
                 t.group,

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kvgen.cli.console import Selectors
+from kvgen.cli.console import Json, Selectors, note, print_json, say
 from kvgen.files import named
 
 if TYPE_CHECKING:
@@ -20,10 +20,13 @@ def build(
     force: Annotated[
         bool, typer.Option("--force", help="Overwrite and remove files that were changed by hand, too.")
     ] = False,
+    as_json: Json = False,
 ) -> None:
     """Write generated/ from specs/: changed files only; removes files of kvgen that no spec gives any more.
 
-    Where a file to be written or removed was changed by hand, nothing is written, and each such file is named.
+    Where a file to be written or removed was changed by hand, nothing is written, and each such file is named. A spec that
+    does not load stops no other: the rest is built, folders without a set stay as long as it is broken, and kvgen exits
+    with 2.
 
     \b
     kvgen build                 everything
@@ -31,15 +34,15 @@ def build(
     kvgen build '*/decode'      one operation of every set, with the set's cache.cuh and launchers
     """
     from kvgen.cli.project import open_project
-    from kvgen.cli.selection import select
     from kvgen.cli.sync import findings
     from kvgen.files import kind_of, remove_inside, write_inside
 
-    project = open_project()
-    chosen = select(project.sets, selectors)
+    project = open_project(selectors=selectors)
+    chosen = project.chosen
     root, out = project.config.root, project.config.out
     wanted = _wanted(project, chosen)
-    found = findings(project, {c.name for c in chosen} if selectors else None)
+    # While a spec does not load, nobody can tell which folders are its sets': only those of the others are cleared up.
+    found = findings(project, project.names if selectors or project.broken else None)
     whole = {c.name for c in chosen if c.whole}
     stray = [f for f in found if f.state == "extra" and f.mend == "build"]
     stray = [f for f in stray if not selectors or f.path.split("/")[0] in whole]
@@ -49,16 +52,45 @@ def build(
     for item in stray:
         remove_inside(root, project.shown(item.path), keep=project.shown(""))
 
-    for path in written:
-        typer.echo(f"{'changed' if path in before else 'new':8} {project.shown(path)}")
-    for item in stray:
-        typer.echo(f"{'removed':8} {named(project.shown(item.path))}")
-    typer.echo(f"{len(chosen)} set(s), {len(wanted)} files: {len(written)} written, {len(stray)} removed")
-    if any(f.mend == "record" for f in findings(project, {c.name for c in chosen})):
+    states = [("changed" if path in before else "new", path) for path in written]
+    states += [("removed", item.path) for item in stray]
+    record = any(f.mend == "record" for f in findings(project, project.names))
+    if as_json:
+        print_json(
+            {
+                "ok": not project.broken,
+                "sets": [item.name for item in chosen],
+                "files": len(wanted),
+                "touched": [{"path": project.shown(path), "state": state} for state, path in states],
+                "record": record,
+                "broken": [{"spec": b.source, "message": b.message} for b in project.broken],
+            }
+        )
+    else:
+        for path in sorted(set(wanted) - set(written)):
+            note(f"{'same':8} {project.shown(path)}")
+        _print(project, states, len(wanted), record)
+    project.end()
+
+
+def _print(project: Project, states: list[tuple[str, str]], files: int, record: bool) -> None:
+    """What was written and removed, and how the first set is imported; in a project without specs, how to get one."""
+    for state, path in states:
+        say(f"{state:8} {named(project.shown(path))}")
+    removed = sum(state == "removed" for state, _ in states)
+    say(f"{len(project.chosen)} set(s), {files} files: {len(states) - removed} written, {removed} removed")
+    if record:
         typer.echo("resources.json no longer fits; run `kvgen compile --record`")
-    if chosen:
-        names = ", ".join(["Cache", *(op.name for op in chosen[0].loaded.kernels.ops)])
-        typer.echo(f"\nfrom {project.config.package}.{chosen[0].name} import {names}")
+    if project.chosen:
+        first = project.chosen[0]
+        names = ", ".join(["Cache", *(op.name for op in first.loaded.kernels.ops)])
+        say(f"\nfrom {project.config.package}.{first.name} import {names}")
+    else:
+        specs = named(project.config.specs.relative_to(project.config.root).as_posix())
+        typer.echo(
+            f"{specs}/ has no specs, so there is nothing to generate; `kvgen init --from config.json -o {specs}/model.py` "
+            "writes one for a model, `kvgen new DIR` makes a project with an example"
+        )
 
 
 def _touches(finding: Finding, wanted: list[str]) -> bool:
@@ -92,5 +124,5 @@ def _wanted(project: Project, chosen: list[Chosen]) -> list[str]:
     for item in chosen:
         plans = set_plans(item.loaded)
         skipped |= {f"{item.name}/{p.name}.cu" for op, group in plans.items() if op not in item.ops for p in group}
-    tops = {"device", *(c.name for c in chosen)}
+    tops = {"device", *(c.name for c in chosen)} if chosen else set[str]()
     return [path for path in project.files if path.split("/")[0] in tops and path not in skipped]

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kvgen.cli.console import Json, Selectors, print_json
+from kvgen.cli.console import Json, Selectors, print_json, say
 from kvgen.files import named
 
 if TYPE_CHECKING:
+    from kvgen.cli.project import Project
     from kvgen.cli.sync import Finding
 
 _COLOURS = {"missing": "red", "extra": "magenta", "stale": "yellow", "edited": "cyan"}
@@ -32,6 +33,8 @@ def check(
 ) -> None:
     """Compare generated/ with specs/, for CI: needs neither NVRTC nor a GPU. Exits 1 where they differ.
 
+    Specs that do not load are all reported, the others are checked, and kvgen exits with 2.
+
     \b
     missing   the specs give the file, the folder lacks it
     extra     the folder has it, no spec gives it
@@ -44,27 +47,34 @@ def check(
     kvgen check --wheel dist/engine-1.0-py3-none-any.whl
     """
     from kvgen.cli.project import open_project
-    from kvgen.cli.selection import select
     from kvgen.cli.sync import findings
 
-    project = open_project()
-    chosen = select(project.sets, selectors)
-    names = {c.name for c in chosen} if selectors else None
     if wheel is not None:
-        from kvgen.cli.wheel import check_wheel
-
-        checked = check_wheel(wheel, project, names)
-        _report(checked.findings, checked.mend, as_json, f"{len(checked.sets)} set(s) in {named(wheel)}: complete")
+        _check_wheel(wheel, selectors, as_json)
         return
+    project = open_project(selectors=selectors)
+    names = project.names if selectors or project.broken else None
     found = [dataclasses.replace(f, path=project.shown(f.path)) for f in findings(project, names)]
-    _report(found, mend(found), as_json, f"{len(chosen)} set(s), {len(project.files)} files: in step with the specs")
+    fine = f"{len(project.chosen)} set(s), {len(project.files)} files: in step with the specs"
+    _report(project, found, mend(found), as_json, fine)
 
 
-def _report(found: list[Finding], command: str | None, as_json: bool, fine: str) -> None:
-    """Print what was found, or that all is `fine`; exits 1 where something was."""
+def _check_wheel(wheel: Path, selectors: list[str] | None, as_json: bool) -> None:
+    from kvgen.cli.project import open_project
+    from kvgen.cli.wheel import check_wheel
+
+    project = open_project()  # all sets: those that are in the wheel are checked whether they were named or not
+    must = open_project(selectors=selectors).names if selectors else None
+    checked = check_wheel(wheel, project, must)
+    _report(project, checked.findings, checked.mend, as_json, f"{len(checked.sets)} set(s) in {named(wheel)}: complete")
+
+
+def _report(project: Project, found: list[Finding], command: str | None, as_json: bool, fine: str) -> None:
+    """Print what was found, or that all is `fine`; exits 2 where a spec does not load, 1 where something was found."""
     if as_json:
         items = [{"path": f.path, "state": f.state, "note": f.note} for f in found]
-        print_json({"ok": not found, "findings": items, "mend": command})
+        broken = [{"spec": b.source, "message": b.message} for b in project.broken]
+        print_json({"ok": not found and not broken, "findings": items, "mend": command, "broken": broken})
     elif found:
         width = max(len(named(f.path)) for f in found)
         for finding in found:
@@ -73,7 +83,8 @@ def _report(found: list[Finding], command: str | None, as_json: bool, fine: str)
         _explain(found)
         typer.echo(f"to mend it:\n{command}" if command else "nothing for kvgen to mend: move these files")
     else:
-        typer.echo(fine)
+        say(fine)
+    project.end()
     if found:
         raise typer.Exit(1)
 

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kvgen.cli.console import Json, Selectors, console, print_json, progress
+from kvgen.cli.console import Json, Selectors, console, print_json, say
+from kvgen.cli.progress import progress
 from kvgen.files import named
 
 if TYPE_CHECKING:
@@ -60,14 +61,13 @@ def compile_kernels(
     """
     from kvgen.cli.project import open_project
     from kvgen.cli.resources_json import check_pin
-    from kvgen.cli.selection import select
     from kvgen.compile import compile_many, default_cache, write_folder
     from kvgen.errors import ToolError
 
     if record and arch:
         raise ToolError("--record: got it beside --arch; it records the architectures of the specs; drop one")
-    project = open_project()
-    chosen = select(project.sets, selectors)
+    project = open_project(selectors=selectors)
+    chosen = project.chosen
     if record:
         partial = [c.name for c in chosen if not c.whole]
         if partial:
@@ -76,10 +76,8 @@ def compile_kernels(
         if not force:
             _keep_edited(project, chosen)
     batch = _batch(project, chosen, arch)
-    with progress("compiling", len(batch.jobs)) as (bar, task):
-        images = compile_many(
-            batch.jobs, cache=default_cache(), progress=lambda _: bar.advance(task), origin=project.origin
-        )
+    with progress("compiling", len(batch.jobs)) as done:
+        images = compile_many(batch.jobs, cache=default_cache(), progress=lambda _: done(), origin=project.origin)
     if folder:
         write_folder(folder, images, batch.digests)
     if record:
@@ -92,7 +90,8 @@ def compile_kernels(
         if folder:
             typer.echo(f"{len(images)} cubins in {named(folder)}; run with KVGEN_CUBINS={named(folder)}")
         if record:
-            typer.echo(f"recorded resources.json of {len(chosen)} set(s)")
+            say(f"recorded resources.json of {len(chosen)} set(s)")
+    project.end()
     if strict and spilling:
         names = ", ".join(f"{i.unit_name} {i.arch}" for i in spilling)
         typer.echo(f"{len(spilling)} of {len(images)} kernels spill registers: {names}", err=True)
@@ -153,10 +152,12 @@ def _record(project: Project, chosen: list[Chosen], images: list[Image], batch: 
     from kvgen.cli.resources_json import record
     from kvgen.files import write_inside
 
-    for item in chosen:
-        own = [image for image in images if image.unit_name.partition("/")[0] == item.name]
-        text = record(own, batch.digests, batch.kernels)
-        write_inside(project.config.root, project.shown(f"{item.name}/{RESOURCES}"), text.encode())
+    with progress("disassembling", len(chosen)) as done:
+        for item in chosen:
+            own = [image for image in images if image.unit_name.partition("/")[0] == item.name]
+            text = record(own, batch.digests, batch.kernels)
+            write_inside(project.config.root, project.shown(f"{item.name}/{RESOURCES}"), text.encode())
+            done()
 
 
 def _spills(image: Image) -> int:
@@ -216,7 +217,7 @@ def _print_table(images: list[Image], batch: _Batch) -> None:
         )
     console().print(table)
     fresh = sum(not image.cached for image in images)
-    typer.echo(f"\n{len(images)} cubins, NVRTC {installed()}: {fresh} compiled, {len(images) - fresh} from the cache")
+    say(f"\n{len(images)} cubins, NVRTC {installed()}: {fresh} compiled, {len(images) - fresh} from the cache")
     for image in images:
         for warning in image.warnings:
             typer.echo(f"{image.unit_name} {image.arch}: {warning}", err=True)

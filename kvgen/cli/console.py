@@ -4,37 +4,47 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from kvgen.cli.settings import settings
+
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.progress import Progress
 
 _PIPE_WIDTH: Final = 160  # rich assumes 80 columns where there is no terminal, and would cut names
 
 
 def complete_selector(incomplete: str) -> list[str]:
-    """SET and SET/OP for the shell's completion; nothing where the project does not load."""
+    """SET, and after a `/` SET/OP, for the shell's completion; nothing where there is no project.
+
+    The names of sets are read off the specs; for the operations, the spec of the set before the `/` runs.
+    """
     from kvgen.errors import KvgenError
 
     try:
-        from kvgen.cli.project import open_sets
-        from kvgen.cli.selection import names_of
+        from kvgen.cli.selection import complete
+        from kvgen.config import find_config
 
-        return [name for name in names_of(open_sets()[1]) if name.startswith(incomplete)]
+        return complete(find_config(settings().project), incomplete)
     except KvgenError:
         return []
+
+
+def complete_preset(incomplete: str) -> list[str]:
+    """The names of presets for the shell's completion."""
+    from kvgen.spec import presets
+
+    return [name for name in presets.__all__ if name.startswith(incomplete)]
 
 
 Selectors = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="[SELECTOR]...",
-        help="SET or SET/OP, globs allowed; none means everything.",
+        metavar="SELECTOR",
+        hidden=True,  # the help ends with what it is
         autocompletion=complete_selector,
         show_default=False,
     ),
@@ -42,12 +52,11 @@ Selectors = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for a program to read.")]
 
 
-def console(*, stderr: bool = False) -> Console:
-    """A rich console on the current stdout or stderr; wide where that is no terminal."""
+def console() -> Console:
+    """A rich console on the current stdout; wide where that is no terminal."""
     from rich.console import Console
 
-    stream = sys.stderr if stderr else sys.stdout
-    return Console(file=stream, width=None if stream.isatty() else _PIPE_WIDTH, highlight=False)
+    return Console(file=sys.stdout, width=None if sys.stdout.isatty() else _PIPE_WIDTH, highlight=False)
 
 
 def print_json(value: Any) -> None:
@@ -55,12 +64,24 @@ def print_json(value: Any) -> None:
     typer.echo(json.dumps(value, indent=2))
 
 
-@contextmanager
-def progress(title: str, total: int) -> Iterator[tuple[Progress, Any]]:
-    """A progress bar on stderr that vanishes at the end; (progress, task). Silent where stderr is no terminal."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+def say(text: str = "") -> None:
+    """A line on stdout that is no finding and no answer; left out with -q."""
+    if not settings().quiet:
+        typer.echo(text)
 
-    screen = console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    with Progress(*columns, console=screen, transient=True, disable=not screen.is_terminal) as bar:
-        yield bar, bar.add_task(title, total=total)
+
+def note(text: str) -> None:
+    """A line on stderr with -v."""
+    if settings().verbose:
+        typer.secho(text, dim=True, err=True)
+
+
+def at_least(least: int) -> Callable[[int | None], int | None]:
+    """A callback of an option: its number is at least so large."""
+
+    def check(value: int | None) -> int | None:
+        if value is not None and value < least:
+            raise typer.BadParameter(f"got {value}; it must be at least {least}")
+        return value
+
+    return check

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from kvgen.cli.console import console
+from kvgen.cli.progress import progress
 from kvgen.files import named
 
 if TYPE_CHECKING:
@@ -32,10 +33,19 @@ class Device(StrEnum):
 
 
 def demo(
-    device: Annotated[Device, typer.Option(help="Where to run; auto is the GPU if there is one.")] = Device.auto,
+    device: Annotated[
+        Device,
+        typer.Option(metavar="DEVICE", help="cpu, gpu, or auto: the GPU if there is one.", show_default=False),
+    ] = Device.auto,
     output: Annotated[
         Path | None,
-        typer.Option("-o", "--output", metavar="DIR", help="Keep the project here.", show_default="a temporary folder"),
+        typer.Option(
+            "-o",
+            "--output",
+            metavar="DIR",
+            help="Keep the project here, not in a temporary folder.",
+            show_default=False,
+        ),
     ] = None,
 ) -> None:
     """Llama-3.1-8B's KV cache, end to end: config.json, spec, CUDA, cubins, a ragged batch, the float64 oracle.
@@ -128,7 +138,8 @@ def _compile(project: Project) -> dict[str, Image]:
     from kvgen.compile import Job, compile_many
 
     jobs: list[Job] = [(unit, _ARCH, "cubin") for unit in project.units[SET]]
-    images = compile_many(jobs, cache=None, workers=1, origin=project.origin)
+    with progress("compiling", len(jobs)) as done:
+        images = compile_many(jobs, cache=None, workers=1, origin=project.origin, progress=lambda _: done())
     total = sum(image.seconds for image in images)
     typer.echo(f"compile   {len(images)} kernels for {_ARCH} with NVRTC {installed()}, no cache: {total:.2f} s")
     return {image.unit_name.partition("/")[2]: image for image in images}

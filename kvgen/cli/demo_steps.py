@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -15,6 +16,7 @@ from kvgen.bench.measure import planned
 from kvgen.bench.step import Step
 from kvgen.bench.synthetic_batch import LAYER, aligned
 from kvgen.bench.tolerance import Distance, compare_rows, take_row
+from kvgen.cli.progress import progress
 from kvgen.cli.project import Project, generated
 from kvgen.ops import Decode
 from kvgen.reference import Decoded, Rows, TableView, cache_rows, decode, gather, seal
@@ -173,16 +175,23 @@ def run(project: Project, name: str, gpu: int | None) -> list[Outcome]:
     outcomes = {op.name: Outcome(op.name) for kind in _ORDER for op in ops[kind]}
     arch = _ARCH if gpu is None and _ARCH in kernels.arch else None
     room = [prompt + STEPS for prompt in PROMPTS]
-    with generated(project.config.out, name) as module, machine(arch=arch, mode="check") as log:
+    with ExitStack() as stack:
+        module = stack.enter_context(generated(project.config.out, name))
+        log = stack.enter_context(machine(arch=arch, mode="check"))
         batch = _Batch(Scene(kernels, module, Workload("prompts", PROMPTS, PROMPTS), room), _Memory(gpu))
+        stored = (*ops["seal"], *ops["append"])
+        launches = (STEPS + 1) * len(stored) + STEPS * len(ops["decode"]) + len(ops["gather"])
+        done = stack.enter_context(progress("running", launches))
         for step in range(STEPS + 1):
             new = PROMPTS if step == 0 else (1,) * len(PROMPTS)
             totals = tuple(prompt + step for prompt in PROMPTS)
             scene = batch.scene.at(Workload(f"step {step}", totals, new))
-            for op in (*ops["seal"], *ops["append"], *(ops["decode"] if step else ())):
+            for op in (*stored, *(ops["decode"] if step else ())):
                 _one(batch, scene, op, outcomes[op.name])
+                done()
         for op in ops["gather"]:
             _one(batch, scene, op, outcomes[op.name])
+            done()
         if gpu is None:
             _count(log.launches, name, list(outcomes.values()))
     return list(outcomes.values())

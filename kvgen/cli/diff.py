@@ -57,18 +57,19 @@ def diff(
     from kvgen.cli.git_versions import at_revision, on_disk
     from kvgen.cli.hunks import hunks_of
     from kvgen.cli.project import open_project
-    from kvgen.cli.selection import select
 
-    project = open_project()
-    chosen = select(project.sets, selectors) if selectors else None
+    project = open_project(selectors=selectors)
+    chosen = project.chosen if selectors else None
     if against is None:
         old = on_disk(project)
         new = {path: file.text for path, file in project.files.items()}
         # What kvgen did not write, and what only compiling can tell, is no difference that building would make.
-        new |= {path: text for path, text in old.items() if path not in new and not _prunable(project, path)}
+        tops = project.names | {"device"} if selectors or project.broken else None
+        kept = [p for p in old if p not in new and not (_within(p, tops) and _prunable(project, p))]
+        new |= {path: old[path] for path in kept}
     else:
         old, new = at_revision(project, against), on_disk(project)
-    keep = {path for path in old.keys() | new.keys() if _chosen(project, path, chosen)}
+    keep = {path for path in old.keys() | new.keys() if _chosen(path, chosen)}
     numbers = deltas_of(old, new, project.config.out.name, keep.__contains__)
     under = [compilers(side, keep.__contains__) for side in (old, new)]
     old, new = ({p: t for p, t in side.items() if p in keep} for side in (old, new))
@@ -86,20 +87,24 @@ def diff(
     else:
         _print(found)
         _print_resources(numbers, *under)
+    project.end()
     if exit_code and (found or numbers or _recompiled(*under)):
         raise typer.Exit(1)
+
+
+def _within(path: str, tops: set[str] | None) -> bool:
+    return tops is None or path.split("/")[0] in tops
 
 
 def _prunable(project: Project, path: str) -> bool:
     from kvgen.cli.project import RESOURCES
     from kvgen.cli.sync import written_by_kvgen
 
-    names = {s.kernels.name for s in project.sets}
-    kept = path.endswith(f"/{RESOURCES}") and path.split("/")[0] in names
+    kept = path.endswith(f"/{RESOURCES}") and path.split("/")[0] in project.names
     return not kept and written_by_kvgen(project.config.out / path)
 
 
-def _chosen(project: Project, path: str, chosen: list[Chosen] | None) -> bool:
+def _chosen(path: str, chosen: list[Chosen] | None) -> bool:
     if chosen is None:
         return True
     from kvgen.codegen.emit import set_plans

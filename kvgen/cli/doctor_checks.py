@@ -16,6 +16,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
+from kvgen.cli.settings import settings
 from kvgen.errors import ConfigError, DeviceError, KvgenError
 from kvgen.extras import BUILD
 
@@ -85,19 +86,21 @@ def _project() -> Iterator[Finding]:
     except KvgenError as error:
         yield Finding("templates", "broken", str(error))
     try:
-        config = find_config()
+        config = find_config(settings().project)
     except ConfigError as error:
         nowhere = "no pyproject.toml with" in str(error)
         yield Finding("project", "note" if nowhere else "broken", str(error).replace("\n", " "))
         return
     try:
-        sets = open_sets()[1]
+        selection = open_sets()[1]
+        wrong = [line for item in selection.broken for line in item.message.splitlines()]
     except KvgenError as error:
-        more = len(str(error).splitlines()) - 1
-        also = f" (and {more} more; `kvgen check` shows them)" if more else ""
-        yield Finding("project", "broken", f"{config.root}: {str(error).splitlines()[0]}{also}")
+        wrong = str(error).splitlines()
+    if wrong:
+        also = f" (and {len(wrong) - 1} more; `kvgen check` shows them)" if len(wrong) > 1 else ""
+        yield Finding("project", "broken", f"{config.root}: {wrong[0]}{also}")
         return
-    yield Finding("project", "ok", f"{config.root}: {len(sets)} set(s), import path {config.package}")
+    yield Finding("project", "ok", f"{config.root}: {len(selection.chosen)} set(s), import path {config.package}")
 
 
 def _nvrtc() -> Finding:
@@ -109,7 +112,7 @@ def _nvrtc() -> Finding:
     lacking = [a for a in ARCHS if a not in archs]
     pin = None
     with contextlib.suppress(ConfigError):
-        pin = find_config().nvrtc
+        pin = find_config(settings().project).nvrtc
     detail = f"{installed()}: {', '.join(archs)}"
     if lacking:
         return Finding("NVRTC", "note", f"{detail}; not {', '.join(lacking)}: pip install -U nvidia-cuda-nvrtc")

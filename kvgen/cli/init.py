@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from kvgen.cli.console import at_least, complete_preset, say
+
 
 class KvDtype(StrEnum):
     """kvgen.models.KV_DTYPES, which is slow to import."""
@@ -36,8 +38,61 @@ def init(
         typer.Option("-o", "--output", metavar="FILE", help="Where to write; by default stdout.", show_default=False),
     ] = None,
     kv_dtype: Annotated[
-        KvDtype, typer.Option(help="How KV is stored; auto: as the checkpoint says, else in its type.")
+        KvDtype,
+        typer.Option(
+            metavar="DTYPE",
+            help="How KV is stored, see above; auto, if not given, is as the checkpoint says, else in its type.",
+            show_default=False,
+        ),
     ] = KvDtype.auto,
+    tp: Annotated[
+        int,
+        typer.Option(
+            "--tp",
+            metavar="N",
+            callback=at_least(1),
+            help="The share of one of N GPUs under tensor parallelism: 1/N of the heads.",
+            show_default=False,
+        ),
+    ] = 1,
+    page_size: Annotated[
+        int | None,
+        typer.Option(
+            "--page-size",
+            metavar="N",
+            callback=at_least(1),
+            help="Tokens a page; 16 if not given, 64 of latent rows, or the preset's own.",
+            show_default=False,
+        ),
+    ] = None,
+    preset: Annotated[
+        str | None,
+        typer.Option(
+            "--preset",
+            metavar="NAME",
+            autocompletion=complete_preset,
+            help="An engine's layout instead of kvgen's: vllm, sglang, flashinfer_nhd; `kvgen list --presets` has all.",
+            show_default=False,
+        ),
+    ] = None,
+    arch: Annotated[
+        str | None,
+        typer.Option(
+            "--arch",
+            metavar="A,B",
+            help="Architectures, with commas between; sm_80,sm_90a if not given.",
+            show_default=False,
+        ),
+    ] = None,
+    architecture: Annotated[
+        str | None,
+        typer.Option(
+            "--as",
+            metavar="CLASS",
+            help="Read the config as this class's, such as LlamaForCausalLM, where its own has no reader.",
+            show_default=False,
+        ),
+    ] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,
 ) -> None:
     """Write a spec for a model's KV cache and its attention, from its config: heads, rope, windows, soft caps, sinks.
@@ -58,13 +113,21 @@ def init(
     kvgen init --from config.json                         look first
     kvgen init --from config.json -o specs/llama3_8b.py   the file's name becomes the set's
     kvgen init --from config.json --kv-dtype int8
+    kvgen init --from config.json --tp 8 --preset vllm --arch sm_90a,sm_100f
     """
     from kvgen import models
     from kvgen.errors import ConfigError
     from kvgen.files import kind_of, named, write_inside
     from kvgen.spec.kernel_set import check_name
 
-    text = models.spec_text(models.read(config), source=named(config), kv_dtype=kv_dtype.value)
+    text = models.spec_text(
+        models.read(config),
+        source=named(config),
+        arch=_archs(arch) if arch is not None else models.DEFAULT_ARCH,
+        kv_dtype=kv_dtype.value,
+        serving=models.Serving(tp, page_size, preset),
+        architecture=architecture,
+    )
     if output is None:
         typer.echo(text, nl=False)
         return
@@ -81,4 +144,21 @@ def init(
     if kind == "file" and not force:
         raise ConfigError(f"-o: {shown} exists already; give another name, or --force to overwrite it")
     write_inside(output.parent, output.name, text.encode())
-    typer.echo(f"wrote {shown}; next: kvgen build {output.stem}")
+    say(f"wrote {shown}; next: kvgen build {output.stem}")
+
+
+def _archs(text: str) -> tuple[str, ...]:
+    """The architectures of `--arch`; raises ConfigError for one that there is none of."""
+    from kvgen.compile.arch import ARCHS
+    from kvgen.errors import ConfigError
+    from kvgen.spec.hints import nearest
+
+    names = tuple(name.strip() for name in text.split(","))
+    for name in names:
+        if name not in ARCHS:
+            meant = nearest(name, list(ARCHS), "KernelSet", "arch")
+            raise ConfigError(f"--arch: got {name!r}; it must be one of {', '.join(ARCHS)}{meant}")
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise ConfigError(f"--arch: got {twice!r} twice; give each once")
+    return names

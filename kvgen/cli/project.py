@@ -4,29 +4,56 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from collections.abc import Iterator
+import warnings
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from types import ModuleType
+from typing import TYPE_CHECKING
 
-from kvgen.codegen.emit import File, render_all, units_of
-from kvgen.compile import Unit
+from kvgen.cli.console import note
+from kvgen.cli.progress import progress
+from kvgen.cli.selection import Chosen, Selection, load_selected
+from kvgen.cli.settings import settings
+from kvgen.codegen.emit import File, render_device, render_set, units_of
 from kvgen.config import Config, find_config
-from kvgen.errors import ToolError
-from kvgen.spec.loader import LoadedSet, load_folder
+from kvgen.errors import SpecError, ToolError
+from kvgen.files import named
+from kvgen.spec.loader import BrokenSpec, LoadedSet, spec_files
+
+if TYPE_CHECKING:
+    from kvgen.compile import Unit
 
 RESOURCES = "resources.json"
 
 
 @dataclass(frozen=True)
 class Project:
-    """Settings, sets and their files by path below `config.out`."""
+    """Settings, the sets that a command is about, and their files and the device library's by path below `config.out`.
+
+    `broken` are spec files that the command is about as well, and that do not load: it goes on without them.
+    """
 
     config: Config
-    sets: list[LoadedSet]
+    chosen: list[Chosen]
     files: dict[str, File]
+    broken: list[BrokenSpec]
+
+    @property
+    def sets(self) -> list[LoadedSet]:
+        """The sets that the command is about."""
+        return [item.loaded for item in self.chosen]
+
+    @property
+    def names(self) -> set[str]:
+        """Their names."""
+        return {item.name for item in self.chosen}
+
+    def end(self) -> None:
+        """Raise SpecError where specs do not load: the last thing that a verb does, when the other sets are done."""
+        end(self.config, self.broken)
 
     def shown(self, path: str) -> str:
         """A generated file's path from the project's root, as messages name it."""
@@ -65,13 +92,49 @@ def generated(out: Path, name: str) -> Iterator[ModuleType]:
         del sys.modules[title]
 
 
-def open_sets(start: Path | None = None) -> tuple[Config, list[LoadedSet]]:
-    """The nearest project's settings and sets; nothing is rendered."""
-    config = find_config(start)
-    return config, load_folder(config.specs, config.root)
+def end(config: Config, broken: Sequence[BrokenSpec]) -> None:
+    """Raise SpecError for spec files that do not load, where a command has done all it could for the others."""
+    if broken:
+        files = "1 spec file does" if len(broken) == 1 else f"{len(broken)} spec files do"
+        place = config.out.relative_to(config.root).as_posix()
+        raise SpecError(
+            "\n".join(item.message for item in broken)
+            + f"\n{files} not load; all other sets are done, and {place}/ keeps what it has of the sets in it"
+        )
 
 
-def open_project(start: Path | None = None) -> Project:
-    """The nearest project with all its files rendered."""
-    config, sets = open_sets(start)
-    return Project(config, sets, render_all(sets))
+def open_sets(start: Path | None = None, selectors: Sequence[str] | None = None) -> tuple[Config, Selection]:
+    """The nearest project's settings and what the selectors name; nothing is rendered. Warns of files nobody can judge."""
+    config = find_config(start or settings().project)
+    note(f"project {named(config.root)}, specs in {named(config.specs)}, generated code in {named(config.out)}")
+    selection = load_selected(spec_files(config.specs, config.root), config.root, selectors)
+    for item in selection.chosen:
+        note(f"{item.loaded.source}: {item.name}, {len(item.ops)} operations")
+    for spec in selection.doubtful:
+        warnings.warn(
+            f"{spec.message}\nsets of this file, if you meant one, are left out", RuntimeWarning, stacklevel=2
+        )
+    return config, selection
+
+
+def open_project(start: Path | None = None, selectors: Sequence[str] | None = None, *, device: bool = True) -> Project:
+    """The nearest project, with the files of the sets that the selectors name rendered; of all sets without selectors.
+
+    `device` says whether the device library's files are wanted as well.
+
+    A set that loads and cannot be rendered is as broken as one that does not load. Raises SpecError where nothing is left.
+    """
+    config, selection = open_sets(start, selectors)
+    files, broken = render_device() if device else {}, list(selection.broken)
+    chosen: list[Chosen] = []
+    with progress("rendering", len(selection.chosen)) as done:
+        for item in selection.chosen:
+            try:
+                files |= render_set(item.loaded)
+                chosen.append(item)
+            except SpecError as error:
+                broken.append(BrokenSpec(item.loaded.source, (item.name,), str(error)))
+            done()
+    if broken and not chosen:
+        raise SpecError("\n".join(item.message for item in broken))
+    return Project(config, chosen, dict(sorted(files.items())), broken)

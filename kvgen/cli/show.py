@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kvgen.cli.console import Json, complete_selector, print_json
+from kvgen.cli.settings import settings
+from kvgen.paths import templates_root
 
 if TYPE_CHECKING:
     from kvgen.cli.project import Project
@@ -16,9 +18,9 @@ if TYPE_CHECKING:
 
 def show(
     selector: Annotated[
-        str,
-        typer.Argument(metavar="SET[/OP]", help="What to show, globs allowed.", autocompletion=complete_selector),
-    ],
+        str | None,
+        typer.Argument(metavar="SELECTOR", hidden=True, autocompletion=complete_selector, show_default=False),
+    ] = None,
     plan: Annotated[bool, typer.Option("--plan", help="The layout and every decision about the kernels.")] = False,
     line_map: Annotated[bool, typer.Option("--map", help="Each generated line beside its template:line.")] = False,
     flat: Annotated[bool, typer.Option("--flat", help="The self-contained text that NVRTC compiles.")] = False,
@@ -27,6 +29,15 @@ def show(
     arch: Annotated[
         str | None,
         typer.Option(metavar="ARCH", help="For --ptx and --sass; by default the spec's last.", show_default=False),
+    ] = None,
+    template: Annotated[
+        str | None,
+        typer.Option(
+            "--template",
+            metavar="NAME",
+            help="Print a template instead of a set, such as ops/append.cu.j2: what banners and --map name.",
+            show_default=False,
+        ),
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -37,27 +48,65 @@ def show(
     kvgen show llama3_8b --plan               layout, parameters, grids
     kvgen show llama3_8b/append --map         where each line comes from
     kvgen show llama3_8b/decode --sass --arch sm_90a
+    kvgen show --template ops/append.cu.j2    a template that a banner names
     """
     from kvgen.cli.project import open_project
-    from kvgen.cli.selection import select
     from kvgen.errors import ToolError
 
     views = {"--plan": plan, "--map": line_map, "--flat": flat, "--ptx": ptx, "--sass": sass}
     named = [name for name, given in views.items() if given]
+    if template is not None:
+        if selector is not None or named or arch or as_json:
+            raise ToolError(
+                "--template: got it beside other things to show; a template is the same for all sets; drop the rest"
+            )
+        typer.echo(_template(template), nl=False)
+        return
+    if selector is None:
+        raise ToolError("show: got no SELECTOR; name a set or an operation, as llama3_8b/append; `kvgen list` has all")
     if len(named) > 1:
         raise ToolError(f"show: got {' and '.join(named)}; one view at a time; drop all but one")
     if arch and not (ptx or sass):
         raise ToolError(f"--arch: got {arch!r} without --ptx or --sass; nothing else depends on it; add one")
     if as_json and not plan:
         raise ToolError("--json: got it without --plan; the other views are text already; drop it, or add --plan")
-    project = open_project()
-    chosen = select(project.sets, [selector])
+    project = open_project(selectors=[selector], device=flat or ptx or sass)
+    chosen = project.chosen
     if plan:
         _show_plan(chosen, as_json)
     elif flat or ptx or sass:
         _print_parts([(u.name, text) for u, text in _code(project, chosen, ptx=ptx, sass=sass, arch=arch)])
     else:
         _print_parts([(project.shown(p), _text(project, p, line_map)) for p in _paths(project, chosen)])
+        if line_map and templates_root().parent != project.config.root:
+            _say_templates()
+    project.end()
+
+
+def _say_templates() -> None:
+    """Where the paths of --map lie, on stderr, for those whose project has no templates of its own."""
+    from kvgen.files import named
+
+    if not settings().quiet:
+        place = named(templates_root())
+        typer.echo(f"templates/ is {place}; `kvgen show --template NAME` prints one of its files", err=True)
+
+
+def _template(name: str) -> str:
+    """The text of a template: a path below the templates, as banners and --map write it. Raises ToolError."""
+    import difflib
+
+    from kvgen.errors import ToolError
+    from kvgen.files import read_text
+
+    root = templates_root()
+    path = name.removeprefix("templates/").partition(":")[0]
+    known = sorted(p.relative_to(root).as_posix() for p in root.rglob("*") if p.suffix in (".j2", ".cuh"))
+    if path not in known:
+        near = difflib.get_close_matches(path, known, n=3) or [n for n in known if path in n][:3]
+        meant = f"did you mean {', '.join(near)}?" if near else "paths are as banners have them: ops/append.cu.j2"
+        raise ToolError(f"--template: got {name!r}; there is no such template; {meant}")
+    return read_text(root / path, limit=1 << 22)
 
 
 def _print_parts(parts: list[tuple[str, str]]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
@@ -114,10 +114,10 @@ def findings(project: Project, sets: set[str] | None = None) -> list[Finding]:
         top = path.split("/", 1)[0]
         return sets is None or top in sets or path == "device" or (top == "device" and path in project.files)
 
-    return sorted((f for f in _all(project) if wanted(f.path)), key=lambda f: f.path)
+    return sorted((f for f in _all(project, wanted) if wanted(f.path)), key=lambda f: f.path)
 
 
-def _all(project: Project) -> Iterator[Finding]:
+def _all(project: Project, wanted: Callable[[str], bool]) -> Iterator[Finding]:
     out = project.config.out
     if kind_of(out) not in ("folder", "missing"):
         raise ToolError(f"{named(out)}: cannot be written: a {kind_of(out)} is in the folder's place; move it")
@@ -138,6 +138,8 @@ def _all(project: Project) -> Iterator[Finding]:
     known = {*project.files, *records, *astray}
     sources = known | {path for path in _USERS if kind_of(out / path) == "file"}
     for path, kind in names_on_disk(out):
+        if not wanted(path):
+            continue
         steps = path.split("/")  # a known name above is a folder in a file's place, and found already
         if any("/".join(steps[:end]) in known for end in range(1, len(steps) + 1)):
             continue

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from pydantic import ValidationError
-
 from kvgen.codegen.emit import render_all, units_of
 from kvgen.codegen.package import GENERATED, imported
 from kvgen.compile import cache_folder, compile_many, default_cache, jit_allowed
@@ -18,7 +16,6 @@ from kvgen.files import read_bytes
 from kvgen.ops.custom import Custom, Rule, entries
 from kvgen.runtime.bound import Bound
 from kvgen.spec.arguments import Argument
-from kvgen.spec.base import explain
 from kvgen.spec.cache import Cache
 from kvgen.spec.kernel_set import Arch, KernelSet
 from kvgen.spec.loader import LoadedSet
@@ -87,8 +84,8 @@ def compile_kernel(
         kernels = KernelSet(
             q_heads=cache.kv_heads if q_heads is None else q_heads, cache=cache, ops=(op,), arch=tuple(arch)
         ).named(name)
-    except ValidationError as error:
-        raise SpecError("\n".join(explain(error))) from None
+    except SpecError:
+        raise
     except ValueError as error:
         raise SpecError(str(error)) from None
     loaded = LoadedSet(kernels, "kvgen.compile_kernel", "")

@@ -8,14 +8,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Final
 
-from pydantic import ValidationError
-
 from kvgen.codegen.emit import File, render_all, units_of
 from kvgen.codegen.package import GENERATED, imported, key_of
 from kvgen.compile import cache_folder, compile_many, default_cache, text_digest, write_folder
 from kvgen.compile.aot import Manifest
 from kvgen.errors import SpecError
-from kvgen.spec.base import explain
 from kvgen.spec.kernel_set import Arch, KernelSet
 from kvgen.spec.loader import LoadedSet
 
@@ -72,13 +69,13 @@ def _rendered(kernels: KernelSet, name: str | None, arch: Sequence[Arch] | None)
     try:
         if arch is not None:
             given = [arch] if isinstance(arch, str) else list(arch)
-            kernels = KernelSet.model_validate({**dict(kernels), "arch": given})
+            kernels = KernelSet(**{**dict(kernels), "arch": given})
         named = (kernels if name is None else kernels.model_copy(update={"name": ""})).named(name or "unnamed")
         if not named.name or named.name == "unnamed":
             files = render_all([LoadedSet(named, "kvgen.load", "")])
             named = kernels.named(f"set_{key_of(tuple(files.values()))[:8]}")
-    except ValidationError as error:
-        raise SpecError("\n".join(explain(error))) from None
+    except SpecError:
+        raise
     except ValueError as error:
         raise SpecError(str(error)) from None
     loaded = LoadedSet(named, "kvgen.load", "")

@@ -6,9 +6,11 @@ and only str, int and bool reach the text.
 
 from __future__ import annotations
 
+import inspect
 import re
+import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from functools import lru_cache
 from traceback import walk_tb
 from typing import Any, Final
@@ -26,18 +28,11 @@ from jinja2 import (
 from jinja2.ext import Extension
 from jinja2.lexer import Token, TokenStream
 
+from kvgen.codegen.template_cache import TemplateCache
 from kvgen.errors import ToolError
 from kvgen.paths import templates_root
 
 _MARK: Final = re.compile("\x01([^\x02]*)\x02")
-
-
-@dataclass(frozen=True)
-class Rendered:
-    """A text and, per line of it, the `template:line` that wrote the line ("" where none did)."""
-
-    text: str
-    origins: tuple[str, ...]
 
 
 def _only_text(value: Any) -> Any:
@@ -79,6 +74,7 @@ def _environment(*, marked: bool) -> Environment:
         auto_reload=False,
         finalize=_only_text,
         extensions=[_Marks] if marked else [],
+        bytecode_cache=TemplateCache(f"{marked} {inspect.getsource(sys.modules[__name__])}"),
     )
 
 
@@ -112,17 +108,19 @@ def render(template: str, context: object) -> str:
         raise ToolError(f"{_place(error, template)}: {error}") from error
 
 
-def render_mapped(template: str, context: object) -> Rendered:
-    """The text together with the template line behind each of its lines."""
-    text = render(template, context)
+def origins(template: str, context: object, text: str) -> tuple[str, ...]:
+    """The `templates/file:line` behind each line of `text`, which `template` gave over `context`; "" where none wrote it.
+
+    Renders once more, with marks in the text; raises ToolError where that differs from `text` in more than its marks.
+    """
     marked = environment(True).get_template(template).render(variables(context))
     if _MARK.sub("", marked) != text:
         raise ToolError(f"templates/{template}: the marked rendering differs from the clean one")
-    origins, last = [], ""
+    found, last = [], ""
     for line in marked.split("\n"):
         marks = [(m[1], m.end()) for m in _MARK.finditer(line)]
         # The last mark that is followed by text wrote the line; a line of pure substitution keeps the mark before it.
         solid = [name for i, (name, end) in enumerate(marks) if _MARK.sub("", line[end:]).strip()]
         last = solid[-1] if solid else marks[-1][0] if marks else last
-        origins.append(f"templates/{last}" if last else "")
-    return Rendered(text, tuple(origins))
+        found.append(f"templates/{last}" if last else "")
+    return tuple(found)

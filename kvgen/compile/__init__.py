@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from kvgen.compile.aot import Manifest, ManifestEntry, find, read_folder, write_folder
 from kvgen.compile.arch import ARCHS, Arch, select_arch, supported_archs
-from kvgen.compile.cubin_cache import Cache, CacheStats, cache_folder, default_cache
+from kvgen.compile.cubin_cache import Cache, CacheStats, default_cache
 from kvgen.compile.diagnostics import Diagnostic, Origin, UnitError
 from kvgen.compile.nvrtc import nvrtc_version
 from kvgen.compile.program import Image, Job, Kind, Unit, compile_many, compile_unit, jit_allowed, text_digest
 from kvgen.compile.resources import Resources
+from kvgen.paths import cache_folder
 
 __all__ = [
     "ARCHS",

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from kvgen.errors import ConfigError, ToolError
-from kvgen.files import named
+from kvgen.errors import ToolError
+from kvgen.paths import cache_folder
 
 _SIZE_LIMIT: Final = 1 << 30  # bytes; the least recently read entries go first
 _CHECKSUM_BYTES: Final = 32
@@ -149,25 +149,6 @@ def _store_class() -> Any:
             f"cuda.core: its FileStreamProgramCache cannot be imported ({error}); "
             f"install it with `pip install -U cuda-core`"
         ) from error
-
-
-def cache_folder() -> Path:
-    """Where kvgen keeps what it can make again: $KVGEN_CACHE_DIR, else $XDG_CACHE_HOME/kvgen, else ~/.cache/kvgen."""
-    own = os.environ.get("KVGEN_CACHE_DIR")
-    if own:
-        try:
-            return Path(own).expanduser().absolute()
-        except RuntimeError as error:
-            raise ConfigError(
-                f"KVGEN_CACHE_DIR: got {named(own)!r}; no such user's home is known; give the whole path"
-            ) from error
-    shared = os.environ.get("XDG_CACHE_HOME")
-    if shared and os.path.isabs(shared):  # the XDG rules: a relative path is ignored
-        return Path(shared) / "kvgen"
-    try:
-        return Path.home() / ".cache" / "kvgen"
-    except RuntimeError as error:
-        raise ConfigError("KVGEN_CACHE_DIR: not set, and this user has no home folder; set it to a folder") from error
 
 
 def default_cache() -> Cache:

@@ -73,7 +73,7 @@ def parse_axes(text: str) -> tuple[Axis, ...]:
         if match is None or name not in OUTER + INNER:
             raise SpecError(
                 f"layout: got the axis {word!r} in {text!r}; axes are page (or block), kv, layer, token, head and dim, "
-                "split as dim/8 ... dim%8"
+                f"split as dim/8 ... dim%8{_spelled_out(word)}"
             )
         axis = Axis(name, int(match[2] or 1), int(match[3] or 0))
         if axis.divide < 1 or (match[3] is not None and axis.modulo < 1) or (name in OUTER and axis != Axis(name)):
@@ -84,6 +84,14 @@ def parse_axes(text: str) -> tuple[Axis, ...]:
     if not axes:
         raise SpecError("layout: got no axes; e.g. 'page kv layer token head dim'")
     return tuple(axes)
+
+
+def _spelled_out(word: str) -> str:
+    """The axes that an engine's name for a layout means."""
+    axes = {"NHD": "token head dim", "HND": "head token dim"}.get(word.upper())
+    if axes is None:
+        return ""
+    return f"; {word.upper()} is layout='page kv {axes}', or the engine's own: presets.flashinfer_{word.lower()}"
 
 
 def check_factors(name: str, factors: list[Axis], extent: int | None, text: str) -> None:

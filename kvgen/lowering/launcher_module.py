@@ -27,9 +27,9 @@ from kvgen.plan.params import (
     TensorMap,
     is_argument,
 )
-from kvgen.runtime.abi import ABI
 from kvgen.spec.cache import Cache
 from kvgen.spec.kernel_set import KernelSet, Op
+from kvgen.version import ABI
 
 
 @dataclass(frozen=True)

@@ -6,23 +6,22 @@ is a `ConfigError` that names the field.
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, NoReturn
 
-from pydantic import ValidationError
-
-from kvgen.errors import ConfigError, ToolError
+from kvgen.errors import ConfigError, SpecError, ToolError
 from kvgen.json_file import parse_object, read_object, shown
 from kvgen.models.families import MODEL_TYPES, READERS, Checkpoint
 from kvgen.models.fields import Fields
 from kvgen.models.kv_dtype import AUTO, KV_DTYPES, stored
-from kvgen.models.text import spec_source
-from kvgen.spec.base import explain
+from kvgen.models.serving import Serving, shard
+from kvgen.models.text import DEFAULT, spec_source
 
-__all__ = ["AUTO", "EXAMPLE", "KV_DTYPES", "default_name", "example", "facts", "parse", "read", "spec_text"]
+__all__ = ["AUTO", "EXAMPLE", "KV_DTYPES", "Serving", "default_name", "example", "facts", "parse", "read", "spec_text"]
 
 SIZE_LIMIT = 2**20
 EXAMPLE = "llama_3_1_8b.json"
@@ -60,22 +59,49 @@ def facts(config: Mapping[str, Any]) -> Checkpoint:
     architecture = _architecture(fields)
     try:
         return READERS[architecture](fields, architecture)
-    except ValidationError as error:
-        raise ConfigError("; ".join(explain(error))) from None
+    except SpecError as error:
+        raise ConfigError(str(error).replace("\n", "; ")) from None
 
 
 def spec_text(
-    config: Mapping[str, Any], *, source: str, arch: Sequence[str] = DEFAULT_ARCH, kv_dtype: str = AUTO
+    config: Mapping[str, Any],
+    *,
+    source: str,
+    arch: Sequence[str] = DEFAULT_ARCH,
+    kv_dtype: str = AUTO,
+    serving: Serving = DEFAULT,
+    architecture: str | None = None,
 ) -> str:
     """The Python text of a spec for a config.
 
     `source` names the config in the docstring, as `--from` did. The cache is paged: 16-token pages of K and V, or
     64-token pages of latent rows for DeepSeek and Kimi. `kv_dtype` is one of KV_DTYPES: how KV is stored; "auto" is what
-    the config's quantization says, else the checkpoint's type.
+    the config's quantization says, else the checkpoint's type. `serving` is how an engine serves it; `architecture` the
+    class whose config this is, where the config names one that has no reader and the same fields.
     """
-    found = facts(config)
+    if architecture is not None:
+        if architecture not in READERS:
+            near = difflib.get_close_matches(architecture, READERS, n=3)
+            found_near = f"; did you mean {', '.join(near)}?" if near else f"; valid: {', '.join(READERS)}"
+            raise ConfigError(f"--as: got {shown(architecture)}; no reader for it{found_near}")
+        config = {**config, "architectures": [architecture]}
+    found = shard(facts(config), serving.tp)
     how = stored(Fields(config), found, kv_dtype)
-    return spec_source(found, how, source=source, option="" if kv_dtype == AUTO else kv_dtype, arch=arch)
+    options = [f"--kv-dtype {kv_dtype}"] if kv_dtype != AUTO else []
+    options += [*serving.options, *([f"--as {architecture}"] if architecture else [])]
+    options += [f"--arch {','.join(arch)}"] if tuple(arch) != DEFAULT_ARCH else []
+    text = spec_source(found, how, serving, source=source, options=options, arch=arch)
+    if serving != DEFAULT or tuple(arch) != DEFAULT_ARCH:
+        _check(text)
+    return text
+
+
+def _check(text: str) -> None:
+    """Raise ConfigError where a spec, put together from options that are right one by one, is none."""
+    try:
+        exec(compile(text, "<spec>", "exec"), {"__name__": "spec"})
+    except SpecError as error:
+        raise ConfigError(str(error).replace("\n", "; ")) from None
 
 
 def default_name(config: Mapping[str, Any]) -> str:

@@ -9,13 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from pydantic import ValidationError
-
 from kvgen.errors import ConfigError, SpecError
 from kvgen.json_file import shown
 from kvgen.models.families import CacheDtype, Checkpoint
 from kvgen.models.fields import Fields
-from kvgen.spec.base import explain
 from kvgen.spec.cache import Latent, Paged
 from kvgen.spec.model import Mla
 from kvgen.spec.quant import Block, Quant
@@ -77,12 +74,9 @@ def _check(facts: Checkpoint, found: Stored, blamed: str) -> None:
             latent(facts.model.mla, found, page_size=16)
         else:
             Paged(dtype=found.dtype, kv_heads=facts.kv_heads, head_dim=facts.head_dim, page_size=16, quant=found.quant)
-    except ValidationError as error:
-        raise ConfigError(
-            f"{blamed}; {'; '.join(explain(error))}; --kv-dtype {found.dtype} stores it as it is"
-        ) from None
     except SpecError as error:
-        raise ConfigError(f"{blamed}; {error}; --kv-dtype {found.dtype} stores it as it is") from None
+        wrong = str(error).replace("\n", "; ")
+        raise ConfigError(f"{blamed}; {wrong}; --kv-dtype {found.dtype} stores it as it is") from None
 
 
 def latent(mla: Mla, found: Stored, *, page_size: int) -> Latent:

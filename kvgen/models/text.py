@@ -15,6 +15,7 @@ from typing import Any
 from kvgen.errors import ConfigError, SpecError
 from kvgen.models.families import Checkpoint
 from kvgen.models.kv_dtype import Stored, latent, words
+from kvgen.models.serving import Serving, preset_fields
 from kvgen.ops.mla_decode import MlaDecode
 from kvgen.spec.base import Spec
 from kvgen.spec.kernel_set import KernelSet
@@ -27,6 +28,7 @@ INDENT = "    "
 SOURCE_LENGTH = 80
 PAGE = 16
 LATENT_PAGE = 64
+DEFAULT = Serving()
 
 
 @dataclass(frozen=True)
@@ -51,31 +53,34 @@ class Group:
         return f"{self.opening}{inner}{',' if self.opening == '(' and len(self.items) == 1 else ''}{self.closing}"
 
 
-def spec_source(facts: Checkpoint, stored: Stored, *, source: str, option: str, arch: Sequence[str]) -> str:
+def spec_source(
+    facts: Checkpoint,
+    stored: Stored,
+    serving: Serving = DEFAULT,
+    *,
+    source: str,
+    options: Sequence[str] = (),
+    arch: Sequence[str],
+) -> str:
     """The spec file's text; `source` says where the facts come from and is reduced to harmless characters.
 
-    `option` is the --kv-dtype that was given, "" where none was.
+    `options` are those of `kvgen init` that were given.
     """
     model = facts.model
-    page = LATENT_PAGE if model.mla else PAGE
-    cache: list[tuple[str, Atom | Group]] = [("dtype=", literal(stored.dtype))]
+    page = serving.page_size or (LATENT_PAGE if model.mla else PAGE)
     operations = [*_appends(facts), Atom("ops.Gather()"), *_decodes(facts, stored, arch)]
-    if model.mla is not None:
-        cache.append(("latent_dim=", literal(model.mla.kv_lora_rank)))
-        cache.append(("rope_dim=", literal(model.mla.qk_rope_head_dim)))
-    else:
-        cache += [("kv_heads=", literal(facts.kv_heads)), ("head_dim=", literal(facts.head_dim))]
-    cache.append(("page_size=", literal(page)))
-    kind, used = "Latent" if model.mla else "Paged", spec_names(model)
+    used = spec_names(model)
     used |= {"RmsNorm"} if facts.norm is not None else set()
     score = _score(facts)
     used |= {"Mask"} if model.window is not None else set()
     used |= {"Score"} if score is not None else set()
-    if stored.quant is not None:
-        cache.append(("quant=", literal(stored.quant)))
-        used |= spec_names(stored.quant)
-    if stored.quant_rope:
-        cache.append(("quant_rope=", literal(True)))
+    if serving.preset is not None:
+        kind, given = f"presets.{serving.preset}", preset_fields(facts, stored, serving)
+        cache = [(f"{name}=", literal(value)) for name, value in given.items()]
+    else:
+        kind = "Latent" if model.mla else "Paged"
+        cache = _cache(facts, stored, page)
+        used |= {kind} | (spec_names(stored.quant) if stored.quant is not None else set())
     body = Group(
         "KernelSet(",
         [
@@ -87,12 +92,28 @@ def spec_source(facts: Checkpoint, stored: Stored, *, source: str, option: str, 
         ],
         ")",
     )
-    imports = ", ".join([*sorted({"KernelSet", kind, *used}), "ops"])
-    command = f"kvgen init --from {_harmless(source)}{f' --kv-dtype {option}' if option else ''}"
+    imports = ", ".join([*sorted({"KernelSet", *used}), "ops", *(["presets"] if serving.preset else [])])
+    command = " ".join([f"kvgen init --from {_harmless(source)}", *options])
     return (
-        f'"""{_headline(facts, stored, page)}\n\n{_how(facts, stored)}Written by `{command}`.\n"""'
+        f'"""{_headline(facts, stored, serving, page)}\n\n{_how(facts, stored)}Written by `{command}`.\n"""'
         f"\n\nfrom kvgen import {imports}\n\nkernels = {_broken(body, 0)}\n"
     )
+
+
+def _cache(facts: Checkpoint, stored: Stored, page: int) -> list[tuple[str, Atom | Group]]:
+    """The fields of a cache in kvgen's own layout."""
+    mla = facts.model.mla
+    found: list[tuple[str, Atom | Group]] = [("dtype=", literal(stored.dtype))]
+    if mla is not None:
+        found += [("latent_dim=", literal(mla.kv_lora_rank)), ("rope_dim=", literal(mla.qk_rope_head_dim))]
+    else:
+        found += [("kv_heads=", literal(facts.kv_heads)), ("head_dim=", literal(facts.head_dim))]
+    found.append(("page_size=", literal(page)))
+    if stored.quant is not None:
+        found.append(("quant=", literal(stored.quant)))
+    if stored.quant_rope:
+        found.append(("quant_rope=", literal(True)))
+    return found
 
 
 def _appends(facts: Checkpoint) -> list[Atom | Group]:
@@ -154,13 +175,15 @@ def _score(facts: Checkpoint) -> Score | None:
     return Score(**fields) if fields else None
 
 
-def _headline(facts: Checkpoint, stored: Stored, page: int) -> str:
+def _headline(facts: Checkpoint, stored: Stored, serving: Serving, page: int) -> str:
     model = facts.model
     start = f"{model.architecture}: {stored.dtype}"
+    place = f"in the layout of presets.{serving.preset}" if serving.preset else f"in {page}-token pages"
+    share = f" on one of {serving.tp} GPUs" if serving.tp > 1 else ""
     if model.mla:
-        return f"{start} latent rows of {facts.head_dim} in {page}-token pages, {facts.q_heads} query heads."
+        return f"{start} latent rows of {facts.head_dim} {place}, {facts.q_heads} query heads{share}."
     heads = f"{facts.q_heads} query heads over {facts.kv_heads} KV heads of {facts.head_dim}"
-    return f"{start} cache in {page}-token pages, {heads}."
+    return f"{start} cache {place}, {heads}{share}."
 
 
 def _how(facts: Checkpoint, stored: Stored) -> str:

@@ -1,5 +1,3 @@
-"""The version of what generated packages expect of `kvgen.runtime`."""
+"""The version of what generated packages expect of `kvgen.runtime`; the number is in `kvgen.version`, which loads nothing."""
 
-from typing import Final
-
-ABI: Final = 7
+from kvgen.version import ABI as ABI

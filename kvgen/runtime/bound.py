@@ -12,6 +12,7 @@ from kvgen.runtime.call_check import Checked
 from kvgen.runtime.layer_cache import LayerCache
 from kvgen.runtime.packing import PackedArgs
 from kvgen.runtime.repeated_call import array_arguments
+from kvgen.runtime.wrong_call import worded
 
 P = ParamSpec("P")
 R = TypeVar("R", bound=tuple[object, ...])
@@ -170,7 +171,13 @@ def at_once(bind: Callable[P, Bound], written: Any = None) -> Callable[P, Any]:
     @wraps(bind)
     def launch(*arguments: P.args, **named: P.kwargs) -> Any:
         launcher: Any = arguments[0]
-        given = method(launcher.now, *arguments[1:], **named).given
+        try:
+            given = method(launcher.now, *arguments[1:], **named).given
+        except TypeError as error:
+            better = worded(error, method, type(launcher).__doc__)
+            if better is None:
+                raise
+            raise better from None
         if written is None:
             return None
         if isinstance(written, str):

@@ -130,6 +130,9 @@ def _bind(
             continue
         where = fields[axis] if axis < len(fields) else field
         if isinstance(want, int):
+            swapped = _swapped(array.shape, shape, fields)
+            if swapped:
+                raise _wrong_shape(array, name, shape, dims, swapped, None)
             raise _wrong_shape(array, name, shape, dims, f"dimension {axis} must be {want}", where)
         symbol, _, more = want.partition("+")
         extra = int(more or 0)
@@ -144,6 +147,22 @@ def _bind(
             raise _wrong_shape(array, name, shape, dims, rule, where)
         dims[want] = size
         dims.origin.setdefault(want, name)
+
+
+def _swapped(sizes: Shape, shape: tuple[int | str | None, ...], fields: tuple[str | None, ...]) -> str | None:
+    """What is wrong where two dimensions that the spec fixes are the other way round, as in HND memory given to NHD."""
+    fixed = [i for i, want in enumerate(shape) if isinstance(want, int) and i < len(fields) and fields[i]]
+    for i in fixed:
+        for j in fixed:
+            there = list(sizes)
+            there[i], there[j] = sizes[j], sizes[i]
+            if i < j and sizes[i] != sizes[j] and all(there[k] == shape[k] for k in fixed):
+                hnd = " (presets.flashinfer_hnd has heads before tokens)" if fields[i] == "page_size" else ""
+                return (
+                    f"dimensions {i} and {j} look swapped: the spec's layout has {fields[i]} {shape[i]} before {fields[j]} "
+                    f"{shape[j]}; give the spec the layout of this memory{hnd}, or"
+                )
+    return None
 
 
 def _wrong_address(array: ArrayView, name: str, align: int) -> ArgumentError:
@@ -178,4 +197,5 @@ def _wrong_shape(
             wanted.append("any" if want is None else str(want))
     source = f", {field} of the spec" if field else ""
     valid = f"({', '.join(wanted)}{',' if len(wanted) == 1 else ''})"
-    return ArgumentError(f"{name}: got shape {array.shape}; {rule}{source}; pass shape {valid}")
+    mend = f"{rule}{source}; pass" if not rule.endswith(", or") else f"{rule} pass"
+    return ArgumentError(f"{name}: got shape {array.shape}; {mend} shape {valid}")

@@ -20,6 +20,7 @@ from kvgen.runtime.params import check_array, kinds_of, size_of
 from kvgen.runtime.pool_tensors import PoolLayers, Tensor, pool_layers
 from kvgen.runtime.role_cache import RoleCache
 from kvgen.runtime.strides import KVParams, Role, TensorLayout
+from kvgen.runtime.wrong_call import explained
 
 LONGEST: Final = 2**32 - 2  # a length that a kernel can count, and tell from a wrong one
 
@@ -46,6 +47,9 @@ class BaseCache:
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
+        for name in ("__init__", "step"):
+            if name in vars(cls):
+                setattr(cls, name, explained(vars(cls)[name], cls.__doc__))
         cls.TABLES = tuple(f for f in cls.FIELDS if isinstance(f, Array))
         cls._LAYOUT = layout(kinds_of(cls.FIELDS))
         cls._POOLS = tuple((i, f.name) for i, f in enumerate(cls.FIELDS) if isinstance(f, Pool))

@@ -17,6 +17,7 @@ from kvgen.runtime.layer_cache import LayerCache
 from kvgen.runtime.packing import PackedArgs
 from kvgen.runtime.repeated_call import MOST, RepeatedCall, repeated_call
 from kvgen.runtime.workspace import Workspace, plannable, usable
+from kvgen.runtime.wrong_call import explained
 
 
 def _launch(checked: Checked, args: PackedArgs) -> Callable[[object], None]:
@@ -46,9 +47,10 @@ class Launcher:
         """Python tells of arguments that are missing or unknown by the name that users write: `append()`, `decode.plan()`."""
         if "KERNEL" not in vars(cls):
             return
-        for name, method in vars(cls).items():
+        for name, method in list(vars(cls).items()):
             if name.startswith("bind") and isinstance(method, FunctionType):
                 method.__qualname__ = cls.KERNEL.file.removesuffix(".cu") + name[4:].replace("_", ".", 1)
+                setattr(cls, name, explained(method, cls.__doc__))
 
     @cached_property
     def now(self) -> Self:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from typing import Final, Literal
 
-from pydantic import BaseModel, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from kvgen.expr.rules import FUNCTIONS
 from kvgen.plan.params import Access
@@ -88,8 +88,7 @@ class Array(Argument):
         in_place: Sequence[str] = (),
         doc: str = "",
     ) -> None:
-        BaseModel.__init__(
-            self, name=name, dtype=dtype, shape=shape, access=access, optional=optional, strided=strided, align=align,
+        self._fill(name=name, dtype=dtype, shape=shape, access=access, optional=optional, strided=strided, align=align,
             untrusted=untrusted, in_place=in_place, doc=doc,
         )  # fmt: skip
 
@@ -132,7 +131,7 @@ class Scalar(Argument):
     dtype: ScalarDType
 
     def __init__(self, name: str, dtype: ScalarDType, *, doc: str = "") -> None:
-        BaseModel.__init__(self, name=name, dtype=dtype, doc=doc)
+        self._fill(name=name, dtype=dtype, doc=doc)
 
 
 class Size(Argument):
@@ -147,7 +146,7 @@ class Size(Argument):
 
     def __init__(self, name: str, value: str, dtype: SizeDType | None = None, *, doc: str = "") -> None:
         kind = dtype or ("i64" if isinstance(value, str) and "." in value else "u32")
-        BaseModel.__init__(self, name=name, value=value, dtype=kind, doc=doc)
+        self._fill(name=name, value=value, dtype=kind, doc=doc)
 
 
 class TensorMap(Argument):
@@ -158,4 +157,4 @@ class TensorMap(Argument):
     """
 
     def __init__(self, name: str, *, doc: str = "") -> None:
-        BaseModel.__init__(self, name=name, doc=doc)
+        self._fill(name=name, doc=doc)

@@ -113,6 +113,15 @@ class KernelSet(Spec):
     def _valid_name(cls, value: str) -> str:
         return check_name("name", value) if value else value
 
+    @field_validator("ops", mode="before")
+    @classmethod
+    def _listed(cls, value: Any) -> Any:
+        if isinstance(value, Op):  # whose fields pydantic would take for a list
+            raise ValueError(
+                f"ops: got {type(value).__name__}() alone; it must be a list: [ops.{type(value).__name__}()]"
+            )
+        return value
+
     @model_validator(mode="after")
     def _consistent(self) -> KernelSet:
         if self.q_heads % self.cache.kv_heads:

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import ast
 import traceback
+from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
 from pydantic import ValidationError
 
-from kvgen.errors import KvgenError, SpecError, ToolError
+from kvgen.errors import FieldError, KvgenError, SpecError, ToolError
 from kvgen.files import kind_of, named, names_in, read_text
 from kvgen.spec.base import located
 from kvgen.spec.kernel_set import KernelSet
+from kvgen.spec.raised import worded
+from kvgen.spec.set_names import set_names
 from kvgen.spec.sources import loading_from
 
 _SIZE_LIMIT: Final = 1 << 22  # bytes; a spec has a few KiB
@@ -34,15 +38,14 @@ def _mistakes(error: BaseException, path: Path, source: str) -> str:
         return f"{source}:{error.lineno}: {error.msg}"
     frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename == str(path)]
     frame = frames[-1] if frames else None
-    if isinstance(error, ValidationError):
+    if isinstance(error, FieldError):
+        lines = list(error.located)
+    elif isinstance(error, ValidationError):
         lines = located(error)
     elif isinstance(error, KvgenError):
         lines = [(str(error).split(":")[0], str(error))]
     else:
-        text = f"{type(error).__name__}: {error}"
-        if isinstance(error, TypeError) and "positional argument" in text:
-            text += "; specs take their fields by keyword, as in Paged(dtype=...)"
-        lines = [("", text)]
+        lines = [worded(error)]
     return "\n".join(
         f"{source}{f':{_line(path, frame, argument)}' if frame else ''}: {line}" for argument, line in lines
     )
@@ -89,27 +92,76 @@ def load_file(path: Path, source: str, root: Path | None = None) -> list[LoadedS
         raise SpecError(_mistakes(error, path, source)) from error
 
 
-def load_folder(folder: Path, root: Path) -> list[LoadedSet]:
-    """Every set of every `*.py` in `folder`, by name; all files' mistakes in one SpecError."""
+@dataclass(frozen=True)
+class SpecFile:
+    """A spec file that has not run: its path, also relative with forward slashes."""
+
+    path: Path
+    source: str
+
+    @cached_property
+    def names(self) -> tuple[str, ...] | None:
+        """The sets that it gives, as far as its text tells; None where it has to run to tell."""
+        try:
+            return set_names(read_text(self.path, limit=_SIZE_LIMIT), self.path.stem)
+        except ToolError:
+            return None  # loading it says what is wrong
+
+    @property
+    def expected(self) -> tuple[str, ...]:
+        """The sets to look for in this file: those its text names, else one with the file's name."""
+        return (self.path.stem,) if self.names is None else self.names
+
+
+@dataclass(frozen=True)
+class BrokenSpec:
+    """A spec file whose sets cannot be had: what is wrong, `file:line: field: ...` a line; `names` as SpecFile.expected."""
+
+    source: str
+    names: tuple[str, ...]
+    message: str
+
+
+@dataclass(frozen=True)
+class LoadedSpecs:
+    """The sets of spec files, by name, and the files that do not load, by path."""
+
+    sets: list[LoadedSet]
+    broken: list[BrokenSpec]
+
+
+def spec_files(folder: Path, root: Path) -> list[SpecFile]:
+    """Every `*.py` in `folder`, by name, but those that begin with `_`; none of them runs. Raises SpecError."""
     if kind_of(folder) != "folder":
         raise SpecError(f"specs: {named(folder)} is no folder; create it, or set [tool.kvgen] specs")
+    # Not a glob, to which an unreadable folder is an empty one.
+    names = [name for name in names_in(folder) if name.endswith(".py") and not name.startswith("_")]
+    return [SpecFile(folder / name, (folder / name).relative_to(root).as_posix()) for name in names]
+
+
+def load_files(files: Iterable[SpecFile], root: Path) -> LoadedSpecs:
+    """The sets of spec files. One that does not load, and those that give a set of the same name, stop no other."""
     loaded: list[LoadedSet] = []
-    mistakes: list[str] = []
-    for name in names_in(folder):  # not a glob, to which an unreadable folder is an empty one
-        if not name.endswith(".py") or name.startswith("_"):
-            continue
-        path = folder / name
+    broken: list[BrokenSpec] = []
+    for file in files:
         try:
-            loaded += load_file(path, path.relative_to(root).as_posix(), root)
+            loaded += load_file(file.path, file.source, root)
         except SpecError as error:
-            mistakes.append(str(error))
-    names = [s.kernels.name for s in loaded]
+            broken.append(BrokenSpec(file.source, file.expected, str(error)))
+    sources: dict[str, list[str]] = {}
     for item in loaded:
-        others = [o.source for o in loaded if o.kernels.name == item.kernels.name and o is not item]
-        if others and names.index(item.kernels.name) == loaded.index(item):
-            mistakes.append(
-                f"{item.source}: name: got {item.kernels.name!r}, which {others[0]} has too; set names are unique"
-            )
-    if mistakes:
-        raise SpecError("\n".join(mistakes))
-    return sorted(loaded, key=lambda s: s.kernels.name)
+        sources.setdefault(item.kernels.name, []).append(item.source)
+    for name, given in sources.items():
+        if len(given) > 1:
+            message = f"{given[0]}: name: got {name!r}, which {given[1]} has too; set names are unique"
+            broken.append(BrokenSpec(given[0], (name,), message))
+    sets = [item for item in loaded if len(sources[item.kernels.name]) == 1]
+    return LoadedSpecs(sorted(sets, key=lambda s: s.kernels.name), sorted(broken, key=lambda b: b.source))
+
+
+def load_folder(folder: Path, root: Path) -> list[LoadedSet]:
+    """Every set of every `*.py` in `folder`, by name; all files' mistakes in one SpecError."""
+    specs = load_files(spec_files(folder, root), root)
+    if specs.broken:
+        raise SpecError("\n".join(item.message for item in specs.broken))
+    return specs.sets

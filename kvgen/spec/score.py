@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from types import FunctionType
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import BaseModel, Field, ValidationInfo, field_serializer, field_validator, model_validator
+from pydantic import Field, ValidationInfo, field_serializer, field_validator, model_validator
 
 from kvgen.expr.score_c import Elements, Names, Printer
 from kvgen.expr.score_errors import TraceError
@@ -37,7 +37,7 @@ class Tensor(Spec):
     shape: tuple[int | str, ...] = Field(min_length=1, max_length=8, strict=False)
 
     def __init__(self, dtype: TensorName, shape: tuple[int | str, ...] | list[int | str]) -> None:
-        BaseModel.__init__(self, dtype=dtype, shape=shape)
+        self._fill(dtype=dtype, shape=shape)
 
     @field_validator("shape")
     @classmethod

@@ -52,13 +52,14 @@ def read_source(given: str) -> Source:
     if place is None:
         if not Path(given).is_absolute():
             raise ValueError(
-                f"source: got {given!r}; only a spec file has a folder for it to be relative to; give an absolute path, or text="
+                f"source: got {given!r}; only a spec file has a folder for it to be relative to, and only while "
+                "kvgen loads it (`kvgen build`, `kvgen show`); elsewhere give an absolute path, or text="
             )
         path, shown = Path(given), Path(given).as_posix()
     else:
         if Path(given).is_absolute():
             raise ValueError(
-                f"source: got {given!r}; a spec names files relative to its own folder, as 'kernels/dump.cu'"
+                f"source: got {given!r}; a spec names files relative to its own folder{_relative(given, place)}"
             )
         path = Path(os.path.realpath(place.folder / given))
         if not path.is_relative_to(place.root):
@@ -68,6 +69,14 @@ def read_source(given: str) -> Source:
         shown = path.relative_to(place.root).as_posix()
     _check_name(shown, given)
     return Source(shown, checked_text(_read(path, given), "source", shown))
+
+
+def _relative(given: str, place: Place) -> str:
+    """How a spec would name the file, for one inside the project."""
+    path = os.path.realpath(given)
+    if not Path(path).is_relative_to(place.root):
+        return ", as 'kernels/dump.cu', and from inside the project; copy it there"
+    return f": write {Path(os.path.relpath(path, place.folder)).as_posix()!r}"
 
 
 def _check_name(name: str, given: str) -> None:

@@ -161,7 +161,7 @@ def test_tables_for_people(counted: Folder) -> None:
     ).stdout
     assert said.startswith("2 x 40, 3 new: 2 request(s), 80 tokens, 6 of them new\n")
     rows = [line.split() for line in said.splitlines()]
-    assert ["counted/append", "kv", "pool", "6", "3,072", "96", "96", "1.00"] in rows
+    assert ["kv", "pool", "6", "3,072", "96", "96", "1.00"] in [row[-7:] for row in rows]
     assert ["counted/append", "sm_90a", "6"] in [row[:3] for row in rows]
     at = rows.index(["counted/append", "(counted_append),", "by", "executed", "warp", "instructions"])
     # A long source line goes on in a row of its own.

@@ -56,7 +56,7 @@ def test_a_bug_keeps_its_traceback(project: Folder, monkeypatch: pytest.MonkeyPa
     def broken(*_: object) -> None:
         raise RuntimeError("a bug")
 
-    monkeypatch.setattr("kvgen.cli.project.render_all", broken)
+    monkeypatch.setattr("kvgen.cli.project.render_set", broken)
     with pytest.raises(AssertionError, match="exit 1"):
         project.kvgen("build")
 
@@ -65,8 +65,10 @@ def test_completion_offers_sets_and_operations(project: Folder, monkeypatch: pyt
     monkeypatch.chdir(project.root)
     assert complete_selector("w") == ["wide", "wide/append", "wide/gather"]
     assert complete_selector("wide/g") == ["wide/gather"]
+    assert complete_selector("") == ["tiny", "wide"]
     (project.root / "specs/tiny.py").write_text("kernels = (\n", encoding="utf-8")
-    assert complete_selector("w") == []
+    assert complete_selector("w") == ["wide", "wide/append", "wide/gather"]
+    assert complete_selector("tiny/") == []
 
 
 def test_near_names(project: Folder) -> None:

@@ -7,14 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pydantic import ValidationError
 
 from kvgen import KernelSet, Paged, ops
+from kvgen.errors import SpecError
 from kvgen.expr.nodes import ceil_div, evaluate, var
 from kvgen.expr.rules import parse_rule
 from kvgen.ops import Array, Custom, Scalar, Size
 from kvgen.ops.custom import entries
-from kvgen.spec.base import explain
 from tests.custom.conftest import KERNEL
 
 
@@ -29,9 +28,9 @@ def within(op: Custom, **fields: Any) -> KernelSet:
 
 
 def said(action: Any) -> str:
-    with pytest.raises(ValidationError) as raised:
+    with pytest.raises(SpecError) as raised:
         action()
-    return "\n".join(explain(raised.value))
+    return str(raised.value)
 
 
 X = Array("x", "f32", ("N",))
@@ -219,4 +218,4 @@ def test_the_source_of_a_set_in_memory_is_absolute(tmp_path: Path) -> None:
 
 
 def test_the_vocabulary_is_exported() -> None:
-    assert {"Array", "Custom", "Scalar", "Size", "TensorMap"} <= set(vars(ops))
+    assert {"Array", "Custom", "Scalar", "Size", "TensorMap"} <= set(dir(ops))

@@ -2,6 +2,9 @@
 
 `NAME.txt` holds the command line, its status, the project it runs over and what it says (tests/errors/case.py), with the
 project's folder as <project> and NVRTC's version as <nvrtc>. KVGEN_UPDATE_GOLDEN=1 rewrites what it says.
+
+`$ python call.py` is a mistake in a program: lines over the launchers of the set that `kvgen new` begins with and the arrays
+of SETUP, and what they raise.
 """
 
 from __future__ import annotations
@@ -10,11 +13,15 @@ import dataclasses
 import os
 import shlex
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
+from kvgen.cli.project import generated
 from kvgen.cli.resources_json import installed
+from kvgen.errors import KvgenError
 from tests.cli.conftest import invoke
 from tests.errors.case import Case, Link, read_case, write_case
 
@@ -23,7 +30,9 @@ CASES = sorted(path.stem for path in HERE.glob("*.txt"))
 
 
 def test_there_are_cases() -> None:
-    assert len(CASES) >= 178
+    assert len(CASES) >= 178 + 60
+    assert sum(name.startswith("mistake_") for name in CASES) >= 60
+    assert sum(name.startswith("call_") for name in CASES) >= 15
     folders = [path.name for path in HERE.iterdir() if path.is_dir() and path.name != "__pycache__"]
     assert not folders, "a case is one file"
 
@@ -60,7 +69,46 @@ def test_a_case_that_says_nothing_is_refused(text: str, said: str) -> None:
         read_case(text)
 
 
-@pytest.mark.parametrize("name", CASES)
+SETUP = """
+import ml_dtypes
+import numpy as np
+
+bf16 = ml_dtypes.bfloat16
+pool = np.zeros((4, 2, 1, 16, 2, 64), bf16)
+lengths, page_table, row_offsets = np.array([3], np.int32), np.array([[1, 2]], np.int32), np.array([0, 1], np.int32)
+k, v, q, out = (np.zeros((1, heads, 64), bf16) for heads in (2, 2, 8, 8))
+cache = Cache(pool, lengths=lengths, page_table=page_table)
+"""
+
+
+@pytest.fixture(scope="session")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModuleType]:
+    """The generated package of `kvgen new`."""
+    root = tmp_path_factory.mktemp("small") / "project"
+    assert invoke("new", str(root)).exit_code == 0
+    assert invoke("build", "--project", str(root)).exit_code == 0
+    with generated(root / "generated", "small") as module:
+        yield module
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name.startswith("call_")])
+def test_call(name: str, small: ModuleType) -> None:
+    path = HERE / f"{name}.txt"
+    case = read_case(path.read_text(encoding="utf-8"))
+    scope = dict(vars(small))
+    exec(SETUP, scope)
+    program = case.files["call.py"]
+    assert isinstance(program, bytes)
+    with pytest.raises((KvgenError, TypeError)) as raised:
+        exec(program, scope)
+    said = f"{type(raised.value).__name__}: {raised.value}\n"
+    if os.environ.get("KVGEN_UPDATE_GOLDEN") == "1":
+        path.write_text(write_case(dataclasses.replace(case, stderr=said)), encoding="utf-8")
+        pytest.skip("rewritten")
+    assert said == case.stderr
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if not name.startswith("call_")])
 def test_message(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, root = HERE / f"{name}.txt", tmp_path / "project"
     case = read_case(path.read_text(encoding="utf-8"))

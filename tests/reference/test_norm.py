@@ -5,11 +5,10 @@ from __future__ import annotations
 import ml_dtypes
 import numpy as np
 import pytest
-from pydantic import ValidationError
 
+from kvgen.errors import SpecError
 from kvgen.reference.norm import rms_norm, rms_norm_error
 from kvgen.reference.rounding import ulp
-from kvgen.spec.base import explain
 from kvgen.spec.norm import RmsNorm
 from tests.reference.golden import Golden, golden, load
 
@@ -99,9 +98,9 @@ def test_a_wrong_weight_is_refused() -> None:
     ],
 )
 def test_refused(fields: dict[str, object], line: str) -> None:
-    with pytest.raises(ValidationError) as caught:
+    with pytest.raises(SpecError) as caught:
         RmsNorm(**fields)
-    assert explain(caught.value) == [line]
+    assert str(caught.value) == line
 
 
 def test_weights() -> None:

@@ -315,7 +315,7 @@ def test_what_a_score_cannot_be(fields: dict[str, Any], message: str) -> None:
 
 def test_what_a_tensor_cannot_be() -> None:
     for shape, message in (
-        ((), "Tensor.shape: got (); tuple should have at least 1 item after validation, not 0"),
+        ((), "Tensor.shape: got (); it must have at least 1 item"),
         ((0,), "shape: got 0; a dimension is at least 1 and below 2^31"),
         (("a b",), "shape: got 'a b'; a dimension is a whole number or a name such as 'q_heads' or 'T'"),
     ):

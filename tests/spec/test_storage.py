@@ -17,13 +17,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from pydantic import ValidationError
 
 from kvgen.errors import SpecError
 from kvgen.expr.nodes import evaluate, var
 from kvgen.layout.dtypes import dtype
 from kvgen.layout.storage import PoolTensor, Segment
-from kvgen.spec.base import explain
 from kvgen.spec.cache import Cache, Paged
 from kvgen.spec.cache_fields import Layout
 from kvgen.spec.quant import Block, Quant
@@ -213,10 +211,6 @@ def check(cache: Cache, padding: int = 0) -> None:
         marker.gaps()
 
 
-def refusal(error: Exception) -> list[str]:
-    return explain(error) if isinstance(error, ValidationError) else str(error).split("\n")
-
-
 @pytest.mark.parametrize("focus", ["", "row", "page", "zero", "packed", "residual", "swizzled"])
 def test_a_drawn_spec_is_refused_in_words_or_has_a_memory_without_overlaps(focus: str) -> None:
     accepted = 0
@@ -227,8 +221,8 @@ def test_a_drawn_spec_is_refused_in_words_or_has_a_memory_without_overlaps(focus
         nonlocal accepted
         try:
             cache = data.draw(caches(focus))
-        except (ValidationError, SpecError) as error:
-            for line in refusal(error):
+        except SpecError as error:
+            for line in str(error).split("\n"):
                 assert re.match(r"[a-zA-Z_.0-9]+: ", line), line
                 assert "Assertion" not in line
             return

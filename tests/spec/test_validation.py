@@ -6,12 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from pydantic import ValidationError
 
 from kvgen import ops
 from kvgen.errors import SpecError
 from kvgen.plan.kernel import KernelPlan
-from kvgen.spec.base import explain
 from kvgen.spec.cache import Block, Continuous, Paged
 from kvgen.spec.cache_fields import Layout
 from kvgen.spec.kernel_set import KernelSet, Op
@@ -36,8 +34,6 @@ def mistakes(make: Callable[..., object], **fields: Any) -> list[str]:
     """The lines that a spec file with this mistake is refused with."""
     try:
         made = make(**fields)
-    except ValidationError as error:
-        return explain(error)
     except SpecError as error:
         return str(error).split("\n")
     raise AssertionError(f"accepted: {made!r}")
@@ -223,17 +219,17 @@ CASES: list[tuple[Callable[..., object], dict[str, Any], str]] = [
         {"arch": ["sm_70"]},
         "KernelSet.arch.0: got 'sm_70'; input should be 'sm_80', 'sm_89', 'sm_90a', 'sm_100f' or",
     ),
-    (kernel_set, {"arch": []}, "KernelSet.arch: got []; tuple should have at least 1 item after validation, not 0"),
+    (kernel_set, {"arch": []}, 'KernelSet.arch: got []; it must have at least 1 item, such as ["sm_90a"]'),
     (
         kernel_set,
         {"arch": ["sm_80", "sm_80"]},
         "arch: got sm_80 twice; names in a set are unique (give name='...')",
     ),
-    (kernel_set, {"ops": []}, "KernelSet.ops: got []; tuple should have at least 1 item after validation, not 0"),
+    (kernel_set, {"ops": []}, "KernelSet.ops: got []; it must have at least 1 item, such as [ops.Append()]"),
     (
         kernel_set,
         {"ops": ["append"]},
-        "KernelSet.ops.0: got 'append'; input should be a valid dictionary or instance of Op",
+        "KernelSet.ops.0: got 'append'; it must be an operation of kvgen.ops, such as ops.Append()",
     ),
     (
         kernel_set,
@@ -256,7 +252,7 @@ CASES: list[tuple[Callable[..., object], dict[str, Any], str]] = [
         {"cache": paged(layout="page layer head token dim", table=PerKV()), "ops": [ops.Append(rows="slots")]},
         "rows: got 'slots' with table=PerKV(), where K and V lie in different pages; use 'ragged'",
     ),
-    (kernel_set, {"cache": 5}, "KernelSet.cache: got 5; input should be a valid dictionary or instance of Cache"),
+    (kernel_set, {"cache": 5}, "KernelSet.cache: got 5; it must be a Cache, such as Paged("),
     (
         kernel_set,
         {"kv_heads": 8},
@@ -310,9 +306,9 @@ def test_every_mistake_of_a_constructor_is_listed() -> None:
 
 def test_specs_are_frozen_and_keyword_only() -> None:
     cache = paged()
-    with pytest.raises(ValidationError, match="frozen"):
+    with pytest.raises(SpecError, match=r"Paged.kv_heads: got 4 for a spec that is made; specs are frozen"):
         cache.kv_heads = 4
-    with pytest.raises(TypeError):
+    with pytest.raises(SpecError, match=r"Ring: got 8 by position; .* by name, as in Ring\(window=...\)"):
         Ring(8)  # type: ignore[call-arg,arg-type]
 
 

@@ -13,10 +13,8 @@ from functools import cache
 from itertools import combinations, product, zip_longest
 from typing import Any, Final
 
-from pydantic import ValidationError
-
 from kvgen import CSR, Block, Continuous, Dense, Indirect, KernelSet, Latent, Layout, Paged, PerKV, Quant, Ring, ops
-from kvgen.errors import KvgenError
+from kvgen.errors import SpecError
 
 Factors = dict[str, str]
 Value = tuple[str, str]
@@ -190,7 +188,7 @@ def with_operations(name: str, cache: Any, has: Collection[str] = EVERY) -> Kern
     if "append_slots" in has:
         try:
             return KernelSet(ops=(*found, ops.Append(name="append_slots", rows="slots")), **fields)
-        except ValidationError:
+        except SpecError:
             pass
     return KernelSet(ops=tuple(found), **fields)
 
@@ -204,7 +202,7 @@ def is_valid(f: Factors) -> bool:
     """Whether the spec takes a combination."""
     try:
         family_set("any", f)
-    except (ValueError, KvgenError):  # pydantic's is a ValueError
+    except ValueError:
         return False
     return True
 
@@ -217,7 +215,7 @@ def quants() -> tuple[Factors, ...]:
         factors = dict(zip(QUANT_FACTORS, values, strict=True))
         try:
             _quant(factors)
-        except ValidationError:
+        except SpecError:
             continue
         found.append(factors)
     return tuple(found)

@@ -12,6 +12,10 @@ fp8 and int8 caches with a scale a tensor (`kv_cache_dtype`) take it as a device
 
 from __future__ import annotations
 
+import difflib
+import sys
+from typing import Any
+
 from kvgen.spec.presets.flash import flash_attention, flash_attention_varlen, flashmla, flashmla_fp8
 from kvgen.spec.presets.flashinfer import flashinfer_hnd, flashinfer_mla, flashinfer_nhd, flashinfer_nvfp4
 from kvgen.spec.presets.integer import kivi, lmdeploy_int4, lmdeploy_int8
@@ -75,3 +79,20 @@ __all__ = [
     "vllm_packed",
     "vllm_xpacked",
 ]
+
+
+# A module is no preset: `presets.flashinfer(...)` shall say which presets there are.
+for _module in ("flash", "flashinfer", "integer", "modular", "quants"):
+    globals().pop(_module, None)
+
+
+def __getattr__(name: str) -> Any:
+    prefix = name.partition("_")[0]
+    alike = [n for n in __all__ if n.partition("_")[0] == prefix]
+    near = [*alike, *(n for n in difflib.get_close_matches(name, __all__, n=3) if n not in alike)]
+    said = f"did you mean {', '.join(near)}?" if near else f"there are {', '.join(__all__)}"
+    raise AttributeError(
+        f"presets.{name}: kvgen has no such preset; {said}",
+        name=name,
+        obj=sys.modules[__name__],
+    )

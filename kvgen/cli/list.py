@@ -1,0 +1,119 @@
+"""`kvgen list`: the sets of the project and what each is for, or the presets."""
+
+from __future__ import annotations
+
+import inspect
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from kvgen.cli.console import Json, Selectors, console, print_json
+
+if TYPE_CHECKING:
+    from kvgen.spec.loader import LoadedSet
+
+
+def list_sets(
+    selectors: Selectors = None,
+    presets: Annotated[
+        bool, typer.Option("--presets", help="List the presets instead: other engines' layouts, with their fields.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """List the sets of the project: heads, layout, architectures, operations and spec. Nothing is rendered.
+
+    \b
+    kvgen list                  every set
+    kvgen list 'qwen*' --json   some, for programs
+    kvgen list --presets        layouts of vLLM, SGLang, FlashInfer and others, ready for specs
+    """
+    from kvgen.errors import ToolError
+
+    if presets:
+        if selectors:
+            raise ToolError(
+                f"--presets: got it beside the selector {selectors[0]!r}; presets belong to no project; drop one"
+            )
+        _print_presets(as_json)
+        return
+    from kvgen.cli.project import end, open_sets
+
+    config, selection = open_sets(selectors=selectors)
+    rows = [_set(item.loaded, item.ops) for item in selection.chosen]
+    if as_json:
+        print_json(rows)
+    else:
+        _print_table(rows)
+    end(config, selection.broken)
+
+
+def _set(loaded: LoadedSet, ops: tuple[str, ...]) -> dict[str, Any]:
+    kernels, cache = loaded.kernels, loaded.kernels.cache
+    layout = cache.layout.kv or " / ".join(filter(None, (cache.layout.k, cache.layout.rope, cache.layout.v)))
+    return {
+        "set": kernels.name,
+        "spec": loaded.source,
+        "about": _summary(loaded.doc),
+        "q_heads": kernels.q_heads,
+        "kv_heads": cache.kv_heads,
+        "head_dim": cache.head_dim,
+        "dtype": cache.dtype,
+        "quant": next((q.dtype for q in cache.quants.values() if q is not None), None),
+        "layout": layout,
+        "page_tokens": cache.page_tokens,
+        "table": cache.page_table.kind,
+        "arch": list(kernels.arch),
+        "ops": list(ops),
+    }
+
+
+def _summary(doc: str) -> str:
+    return " ".join(doc.split("\n\n")[0].split())
+
+
+def _print_table(rows: list[dict[str, Any]]) -> None:
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for title in ("set", "heads", "stored", "layout", "architectures"):
+        table.add_column(title, no_wrap=True)
+    table.add_column("operations", overflow="fold")
+    for row in rows:
+        table.add_row(
+            row["set"],
+            f"{row['q_heads']}/{row['kv_heads']} x {row['head_dim']}",
+            row["quant"] or row["dtype"],
+            row["layout"],
+            " ".join(row["arch"]),
+            " ".join(row["ops"]),
+        )
+    if rows:
+        console().print(table)
+    else:
+        typer.echo("no sets; `kvgen init --from config.json -o specs/model.py` writes a spec")
+
+
+def _print_presets(as_json: bool) -> None:
+    from kvgen.spec import presets
+
+    rows = []
+    for name in presets.__all__:
+        function = getattr(presets, name)
+        fields = inspect.signature(function).parameters.values()
+        about = _summary(inspect.getdoc(function) or "")
+        needs = [p.name for p in fields if p.default is p.empty]
+        takes = [p.name for p in fields if p.default is not p.empty]
+        rows.append((name, about, needs, takes))
+    if as_json:
+        print_json([dict(zip(("preset", "about", "needs", "takes"), row, strict=True)) for row in rows])
+        return
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("preset", no_wrap=True)
+    table.add_column(Text("fields, those with a default in brackets"), max_width=48)
+    table.add_column("what")
+    for name, about, needs, takes in rows:
+        table.add_row(name, Text(" ".join([*needs, *(f"[{field}]" for field in takes)])), Text(about))
+    console().print(table)

@@ -1,0 +1,106 @@
+"""How an engine serves a checkpoint: its share of the heads under tensor parallelism, and its own layout of the cache."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, get_args
+
+from kvgen.errors import ConfigError
+from kvgen.json_file import shown
+from kvgen.models.families import Checkpoint
+from kvgen.models.kv_dtype import Stored
+from kvgen.spec import presets
+from kvgen.spec.presets.quants import KVCacheDType, per_tensor
+
+
+@dataclass(frozen=True)
+class Serving:
+    """`tp` GPUs share the heads; `page_size` tokens a page (None: kvgen's or the preset's own); `preset`: whose layout."""
+
+    tp: int = 1
+    page_size: int | None = None
+    preset: str | None = None
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """What was given, as options of `kvgen init`."""
+        found = (f"--tp {self.tp}" if self.tp != 1 else "", f"--page-size {self.page_size}" if self.page_size else "")
+        return (*filter(None, found), *([f"--preset {self.preset}"] if self.preset else []))
+
+
+def shard(facts: Checkpoint, tp: int) -> Checkpoint:
+    """What one of `tp` GPUs has of a model: its heads, and a KV head of its own where there are fewer than GPUs."""
+    if tp == 1:
+        return facts
+    said = f"--tp: got {tp} for {facts.q_heads} query heads and {facts.kv_heads} KV heads"
+    valid = [n for n in range(2, facts.q_heads + 1) if _shares(facts, n)]
+    rule = f"valid: {', '.join(map(str, valid)) or 'none'}"
+    if not _shares(facts, tp):
+        raise ConfigError(f"{said}; every GPU has the same number of query heads and whole KV heads; {rule}")
+    if facts.norm is not None and facts.norm.over == "row":
+        raise ConfigError(
+            f"--tp: got {tp}; the model's norm of q and k is over all heads, which no GPU has; leave --tp out"
+        )
+    if facts.model.alibi:
+        raise ConfigError(f"--tp: got {tp}; ALiBi's slopes are those of all heads by their numbers; leave --tp out")
+    latent = facts.model.mla is not None
+    return replace(facts, q_heads=facts.q_heads // tp, kv_heads=1 if latent else max(1, facts.kv_heads // tp))
+
+
+def _shares(facts: Checkpoint, tp: int) -> bool:
+    whole = facts.model.mla is not None or facts.kv_heads % tp == 0 or tp % facts.kv_heads == 0
+    return tp >= 1 and facts.q_heads % tp == 0 and whole
+
+
+def preset_fields(facts: Checkpoint, stored: Stored, serving: Serving) -> dict[str, Any]:
+    """What a spec gives the preset for this checkpoint; ConfigError where the preset is for another kind of cache."""
+    name = serving.preset
+    if name not in presets.__all__:
+        try:
+            getattr(presets, str(name))
+        except AttributeError as error:
+            raise ConfigError(f"--preset: got {shown(name)}; {str(error).partition('; ')[2]}") from None
+    taken = inspect.signature(getattr(presets, str(name))).parameters
+    mla = facts.model.mla
+    if ("kv_heads" not in taken) if mla is None else ("latent_dim" not in taken):
+        kind = "K and V" if mla is None else "latent rows"
+        fitting = [n for n in presets.__all__ if _fits(n, latent=mla is not None)]
+        raise ConfigError(
+            f"--preset: got {name!r}, which is for another kind of cache; {facts.model.architecture} caches {kind}; valid: "
+            f"{', '.join(fitting)}"
+        )
+    if serving.page_size is not None and "page_size" not in taken:
+        raise ConfigError(
+            f"--page-size: got {serving.page_size} with --preset {name}, whose pages have one size; leave it out"
+        )
+    found: dict[str, Any] = {"dtype": stored.dtype}
+    if mla is None:
+        found |= {"kv_heads": facts.kv_heads, "head_dim": facts.head_dim}
+    else:
+        found |= {"latent_dim": mla.kv_lora_rank, "rope_dim": mla.qk_rope_head_dim}
+    if serving.page_size is not None:
+        found["page_size"] = serving.page_size
+    if stored.quant is not None:
+        found["kv_cache_dtype"] = _kv_cache_dtype(stored, str(name), "kv_cache_dtype" in taken)
+    return found
+
+
+def _fits(name: str, *, latent: bool) -> bool:
+    taken = inspect.signature(getattr(presets, name)).parameters
+    return ("latent_dim" if latent else "kv_heads") in taken
+
+
+def _kv_cache_dtype(stored: Stored, name: str, has_words: bool) -> str:
+    """The preset's word for how KV is stored."""
+    words: Sequence[KVCacheDType] = get_args(KVCacheDType) if has_words else ()
+    for word in words:
+        if per_tensor(word) == stored.quant:
+            return word
+    also = ", fp8-static or int8-static" if words else ""
+    source = f"{stored.source} of the config says otherwise" if stored.source else "--kv-dtype says otherwise"
+    raise ConfigError(
+        f"--preset: got {name!r}, which says itself how KV is stored, and {source}; give --kv-dtype {stored.dtype}{also}, or "
+        "a preset of such a cache (`kvgen list --presets`)"
+    )

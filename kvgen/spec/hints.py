@@ -1,0 +1,184 @@
+"""What to write instead of a value that a spec refuses: the words behind the field and the value in a message."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from typing import Final
+
+from pydantic_core import ErrorDetails
+
+# The operations of kvgen.ops, for specs that name one by its word; kvgen.ops itself is above the specs.
+OPERATIONS: Final = (
+    "Advance", "Append", "Compact", "Convert", "CopyPages", "Custom", "Decode", "Gather", "GatherRows", "LoraAdd",
+    "MergeStates", "MlaDecode", "MlaDecompress", "MlaPlan", "NormCache", "RemapIndices", "Reorder", "RotateCache",
+    "RowOffsets", "RowsAdd", "Scatter", "Seal", "SlicedAdd", "SlotMapping", "StoreScales", "SwapPages", "ToCsr", "ToDense",
+    "ZeroPages",
+)  # fmt: skip
+
+# What other libraries call an element type: torch, NumPy, ml_dtypes, vLLM.
+_ELEMENTS: Final = {
+    "bfloat16": "bf16",
+    "float16": "f16",
+    "half": "f16",
+    "fp16": "f16",
+    "float32": "f32",
+    "float": "f32",
+    "fp32": "f32",
+    "int8": "i8",
+    "uint8": "u8",
+    "int32": "i32",
+    "int": "i32",
+    "uint32": "u32",
+    "int64": "i64",
+    "long": "i64",
+    "uint64": "u64",
+    "float8_e4m3fn": "e4m3",
+    "float8_e4m3": "e4m3",
+    "fp8_e4m3": "e4m3",
+    "fp8": "e4m3",
+    "f8": "e4m3",
+    "float8_e5m2": "e5m2",
+    "fp8_e5m2": "e5m2",
+    "int4": "i4",
+    "fp4": "e2m1",
+    "nvfp4": "e2m1",
+    "float4_e2m1fn": "e2m1",
+}
+_QUANTS: Final = {
+    "e4m3": 'Quant(dtype="e4m3")',
+    "e5m2": 'Quant(dtype="e5m2")',
+    "i8": 'Quant(dtype="i8", scale_dtype="f32")',
+    "i4": 'Quant(dtype="i4", scale_dtype="f16", zero=True, block=Block(dim=32))',
+    "e2m1": 'Quant(dtype="e2m1", scale_dtype="e4m3", recipe="max")',
+}
+_EXAMPLES: Final = {
+    "Block": "Block(dim=32)",
+    "Cache": 'Paged(dtype="bf16", kv_heads=8, head_dim=128, page_size=16)',
+    "Layout": 'Layout(kv="page kv token head dim")',
+    "Mask": "Mask(window=4096)",
+    "Model": 'Model(architecture="LlamaForCausalLM", layers=32)',
+    "Op": "ops.Append()",
+    "Quant": 'Quant(dtype="e4m3")',
+    "RmsNorm": "RmsNorm()",
+    "Rope": 'Rope(style="neox", theta=10_000.0)',
+    "Score": "Score(softcap=50.0)",
+}
+_CACHES: Final = ("Continuous", "Latent", "Paged", "Ragged")
+# What other libraries call a field.
+FIELDS: Final = {
+    "block_size": "page_size",
+    "page_tokens": "page_size",
+    "num_kv_heads": "kv_heads",
+    "num_key_value_heads": "kv_heads",
+    "num_heads": "q_heads",
+    "num_q_heads": "q_heads",
+    "num_qo_heads": "q_heads",
+    "num_attention_heads": "q_heads",
+    "head_size": "head_dim",
+    "sm_scale": "scale",
+    "softmax_scale": "scale",
+    "logits_soft_cap": "softcap",
+    "sliding_window": "window",
+    "window_left": "window",
+    "kv_cache_dtype": "quant",
+}
+_TABLES: Final = ("Dense", "CSR", "Indirect", "Mapped", "PerKV", "Ring")
+_GPUS: Final = {"ampere": "sm_80", "a100": "sm_80", "ada": "sm_89", "l4": "sm_89", "hopper": "sm_90a", "h100": "sm_90a"}
+_LISTS: Final = {"arch": '["sm_90a"]', "ops": "[ops.Append()]"}
+
+
+def wanted(item: ErrorDetails, title: str, path: str) -> str:
+    """The rule that a value breaks, and what to write: of every mistake but one of a field that takes another spec."""
+    kind, value = item["type"], item["input"]
+    if kind == "tuple_type":
+        alone = isinstance(value, str | int | float)
+        return f"it must be a list{f', such as [{value!r}]' if alone else ''}"
+    if kind == "too_short":
+        return f"it must have at least {item['ctx']['min_length']} item{_such_as(_LISTS.get(path.split('.')[0]))}"
+    if kind in ("model_attributes_type", "union_tag_invalid", "union_tag_not_found"):
+        return f"it must be one of {', '.join(f'{name}()' for name in _TABLES)}{_table(value)}"
+    rule = f"{item['msg'][0].lower()}{item['msg'][1:]}"
+    if kind == "int_type" and isinstance(value, str) and re.fullmatch(r"\d+", value):
+        return f"{rule}; write {value}, without quotes"
+    if kind == "literal_error":
+        return rule + nearest(value, re.findall(r"'([^']*)'", item["ctx"]["expected"]), title, path)
+    return rule
+
+
+def called(name: str) -> str:
+    """A call of a spec's class, with the fields that have no default."""
+    return _EXAMPLES.get(name, f"{name}()")
+
+
+def example(item: ErrorDetails, title: str, path: str) -> str:
+    """What to write where a field takes another spec and got something else."""
+    name, value = item["ctx"]["class_name"], item["input"]
+    if name == "Op" and isinstance(value, str):
+        near = _operation(value)
+        return _such_as(f"ops.{near}()" if near else None)
+    if name == "Quant":
+        code = _code(value)
+        return f"; write {_QUANTS[code]}" if code else _such_as(_EXAMPLES["Quant"])
+    return _such_as(_EXAMPLES.get(name))
+
+
+def _such_as(text: str | None) -> str:
+    return f", such as {text}" if text else ""
+
+
+def _operation(word: str) -> str | None:
+    """The operation that a word is nearest to: "decode", "Decode" and "copy_pages" are ones."""
+    plain = {name.lower(): name for name in OPERATIONS}
+    near = difflib.get_close_matches(word.lower().replace("_", "").removeprefix("ops."), plain, n=1)
+    return plain[near[0]] if near else None
+
+
+def _table(value: object) -> str:
+    """The page table that a word or a class means."""
+    name = value.__name__ if isinstance(value, type) else value if isinstance(value, str) else ""
+    near = [table for table in _TABLES if table.lower() == name.lower().replace("_", "")]
+    return f"; write {near[0]}()" if near else ""
+
+
+def _word(value: object) -> str:
+    """What an element type is called: torch.bfloat16, np.float16, np.dtype("float16") and "bfloat16" by their last word."""
+    text = value if isinstance(value, str) else str(getattr(value, "__name__", value))
+    return text.rpartition(".")[2].lower()
+
+
+def _code(value: object) -> str | None:
+    """The codes that a word for a quantized type means."""
+    word = _word(value)
+    found = _ELEMENTS.get(word, word)
+    return found if found in _QUANTS else None
+
+
+def nearest(value: object, valid: list[str], title: str, path: str) -> str:
+    """What of the `valid` words was probably meant."""
+    word = _word(value)
+    field = path.split(".")[0]
+    if field == "arch":
+        runs = _target(word, valid)
+        return f"; {word} runs the code of {runs}: write {runs!r}" if runs else f"; none of these runs on {word}"
+    if field == "dtype" and title in _CACHES:
+        code = _code(value)
+        if code:
+            return f"; codes of fewer bits are another field: quant={_QUANTS[code]}"
+    meant = _ELEMENTS.get(word)
+    near = [meant] if meant in valid else difflib.get_close_matches(word, valid, n=1, cutoff=0.7)
+    return f"; did you mean {near[0]!r}?" if near and near[0] != value else ""
+
+
+def _target(word: str, valid: list[str]) -> str | None:
+    """The target whose code runs on a GPU called sm_XY (compute capability X.Y), with or without a suffix."""
+    match = re.fullmatch(r"(?:(?:sm|compute)_?)?(\d{2,3})[af]?", word)
+    if match is None:
+        return _GPUS.get(word)
+    from kvgen.compile.arch import select_arch
+    from kvgen.errors import KvgenError
+
+    try:
+        return select_arch(divmod(int(match[1]), 10), valid)
+    except KvgenError:
+        return None
