@@ -1,4 +1,4 @@
-"""Python decides and templates write C: what kvgen/ops, lowering and codegen hand on are numbers, flags and names.
+"""Python decides and templates write C: what kvgen/ops, lowering, codegen and export hand on are numbers, flags and names.
 
 Expressions may be written by kvgen.expr, and the lines of a user's score function by its tracer. Everything else that reads
 as C in a string there is found by a walk over the syntax tree; texts that people read, or that Python reads, are no C.
@@ -16,9 +16,9 @@ import pytest
 import kvgen
 
 PACKAGE = Path(kvgen.__file__).parent
-ROOMS = ("ops", "lowering", "codegen")
-# They write Python: the generated package's `__init__.py`. And this one reads C, the user's.
-OTHERS = ("lowering/launcher_module.py", "lowering/module_tensors.py", "ops/custom.py")
+ROOMS = ("ops", "lowering", "codegen", "export")
+# They write Python: the generated package's `__init__.py`. This one reads C, the user's, and the last one writes comments.
+OTHERS = ("lowering/launcher_module.py", "lowering/module_tensors.py", "ops/custom.py", "export/docs.py")
 # What makes a text C. What an f-string is filled with reads as the name x0.
 COMPARED, JOINED = r"[<>=!]=", r"&&|\|\|"
 ANY = rf"(?:[-+*/%^&|<>]|<<|>>|{COMPARED}|{JOINED})"

@@ -78,11 +78,36 @@ def fails(*command: str, cwd: Path, path: str) -> str:
     return done.stderr
 
 
-def build(kind: str, source: Path, out: Path) -> Path:
-    """An sdist or wheel of `source`, made by the build backend itself."""
+def build(kind: str, source: Path, out: Path, epoch: int | None = None) -> Path:
+    """An sdist or wheel of `source`, made by the build backend itself; `epoch` is SOURCE_DATE_EPOCH."""
     code = f"import hatchling.build as b; print(b.build_{kind}({str(out)!r}))"
-    name = run(sys.executable, "-c", code, cwd=source, path="").strip().splitlines()[-1]
+    out.mkdir(parents=True, exist_ok=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("SOURCE_DATE_EPOCH", raising=False)
+        if epoch is not None:
+            patch.setenv("SOURCE_DATE_EPOCH", str(epoch))
+        name = run(sys.executable, "-c", code, cwd=source, path="").strip().splitlines()[-1]
     return out / name
+
+
+def copied(folder: Path) -> Path:
+    """What is packed, as another checkout has it: other times, other permissions, made in another order, and modules compiled."""
+    names = ("pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md", ".gitignore", "templates", "kvgen")
+    files = [
+        f for n in names for f in ([ROOT / n] if (ROOT / n).is_file() else sorted((ROOT / n).rglob("*"), reverse=True))
+    ]
+    for file in files:
+        if not file.is_file() or "__pycache__" in file.parts:
+            continue
+        copy = folder / file.relative_to(ROOT)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        copy.write_bytes(file.read_bytes())
+        copy.chmod(0o600)
+        os.utime(copy, (1, 1))
+    cache = folder / "kvgen" / "__pycache__"
+    cache.mkdir()
+    (cache / "paths.cpython-311.pyc").write_bytes(b"compiled")
+    return folder
 
 
 @pytest.fixture(scope="module")
@@ -90,18 +115,36 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build("wheel", ROOT, tmp_path_factory.mktemp("wheel"))
 
 
+@pytest.mark.parametrize("kind", ["wheel", "sdist"])
+def test_two_checkouts_give_the_same_bytes(kind: str, tmp_path: Path) -> None:
+    """SOURCE_DATE_EPOCH is the only time in them; without it the build backend has one of its own."""
+    other = copied(tmp_path / "other")
+    for epoch in (None, 1_750_000_000):
+        first, second = (
+            build(kind, ROOT, tmp_path / f"a{epoch}", epoch),
+            build(kind, other, tmp_path / f"b{epoch}", epoch),
+        )
+        assert first.name == second.name
+        assert first.read_bytes() == second.read_bytes(), kind
+    assert (tmp_path / "aNone" / first.name).read_bytes() != first.read_bytes(), "the epoch is in it"
+
+
 def test_sdist_gives_the_same_wheel(wheel: Path, tmp_path: Path) -> None:
     sdist = build("sdist", ROOT, tmp_path)
     run("tar", "xzf", str(sdist), "-C", str(tmp_path), cwd=tmp_path, path="")
     again = build("wheel", tmp_path / sdist.name.removesuffix(".tar.gz"), tmp_path)
-    with zipfile.ZipFile(wheel) as first, zipfile.ZipFile(again) as second:
-        assert sorted(first.namelist()) == sorted(second.namelist())
+    assert wheel.read_bytes() == again.read_bytes()
 
 
 def test_wheel_holds_templates_sources_and_no_generated_code(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
-    for wanted in ("kvgen/_templates/device/base/types.cuh", "kvgen/py.typed", "kvgen/models/llama_3_1_8b.json"):
+    for wanted in (
+        "kvgen/_templates/device/base/types.cuh",
+        "kvgen/_templates/export/kvgen.h",
+        "kvgen/py.typed",
+        "kvgen/models/llama_3_1_8b.json",
+    ):
         assert wanted in names
     assert any(n.startswith("kvgen/emulator/runtime/") for n in names)
     assert not any(n.startswith(("generated/", "tests/", "templates/")) for n in names)

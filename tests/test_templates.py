@@ -17,6 +17,9 @@ from kvgen.codegen.render import environment, render
 from kvgen.compile.arch import ARCHS
 from kvgen.config import find_config
 from kvgen.errors import ToolError
+from kvgen.export.example import ExampleContext
+from kvgen.export.folder import FolderContext, KernelFile
+from kvgen.export.header import HeaderContext
 from kvgen.lowering.attention.mma import TensorContext
 from kvgen.lowering.attention.simt import SimtContext
 from kvgen.lowering.attention.split_kv import PlanContext
@@ -55,6 +58,11 @@ CONTEXTS: dict[str, type] = {
     "ops/mla_decode_wgmma.cu.j2": MlaWgmmaContext,
     "cache/cache.cuh.j2": CacheContext,
     "launcher/init.py.j2": LauncherContext,
+    "export/set.h.j2": HeaderContext,
+    "export/example.cpp.j2": ExampleContext,
+    "export/kernel.cu.j2": KernelFile,
+    "export/CMakeLists.txt.j2": FolderContext,
+    "export/README.md.j2": FolderContext,
 }
 # Macros, which get what they need as arguments: the page tables', imported by cache.cuh.j2; what attention kernels share; the
 # structs and stores of kernels of rows, and where things lie.

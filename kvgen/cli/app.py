@@ -129,6 +129,7 @@ VERBS: Final = {
     "show": ("show.show", "One set's CUDA, plan, line origins, PTX or SASS.", False),
     "compile": ("compile.compile_kernels", "Compile; registers, shared memory, spills. No GPU.", True),
     "bench": ("bench.bench", "Count sectors, instructions, conflicts. No GPU.", True),
+    "export": ("export.export", "Kernels for an engine in C++: headers, CUDA, CMake.", True),
     "doctor": ("doctor.doctor", "What kvgen needs and what this machine has.", False),
     "demo": ("demo.demo", "A real model's cache, end to end, on this machine.", False),
 }

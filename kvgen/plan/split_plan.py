@@ -7,8 +7,8 @@ from typing import Final
 
 from kvgen.errors import ArgumentError
 
-_HEADER: Final = 64  # PlanHeader of device/attention/split_kv.cuh
-_KV_CHUNK: Final = 48  # KvChunk
+HEADER: Final = 64  # bytes: PlanHeader of device/attention/split_kv.cuh
+KV_CHUNK: Final = 48  # KvChunk
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class SplitPlan:
                 )
             seen = min(max_tokens, self.max_seen or max_tokens)
             chunks = slots = max_rows * (-(-seen // self.chunk_tokens) + 1)
-        held = _HEADER + _up(4 * (sm_parts + 1)) + _up(max_rows) + _up(4 * slots * self.columns) + _KV_CHUNK * chunks
+        held = HEADER + _up(4 * (sm_parts + 1)) + _up(max_rows) + _up(4 * slots * self.columns) + KV_CHUNK * chunks
         return {
             "num_sm_parts": sm_parts,
             "max_rows": max_rows,
