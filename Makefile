@@ -2,13 +2,16 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+TORCH_VENV := .venv-torch
+# Where PyTorch's CPU build is; PyPI's for Linux is the CUDA build.
+TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 .DEFAULT_GOAL := help
 # Tests start hundreds of processes: each would compile all modules.
 unexport PYTHONDONTWRITEBYTECODE
-.PHONY: help demo test lint types pytest check times replay mutate campaign bench clean
+.PHONY: help demo test lint types pytest check test-torch times replay mutate campaign bench clean
 
 help: ## this list
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
 
 $(VENV)/installed: pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(f"kvgen needs Python 3.11 or newer; this is {sys.version.split()[0]}. Set PYTHON=python3.11" if sys.version_info < (3, 11) else 0)'
@@ -18,6 +21,14 @@ $(VENV)/installed: pyproject.toml
 
 $(VENV)/installed-test: $(VENV)/installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[build,cu13,sass,test]'
+	@touch $@
+
+$(TORCH_VENV)/installed: tests_torch/requirements.lock pyproject.toml
+	$(PYTHON) -m venv $(TORCH_VENV)
+	$(TORCH_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --retries 1 \
+		--extra-index-url $(TORCH_INDEX) $$(grep '^torch==' tests_torch/requirements.lock)
+	$(TORCH_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --requirement tests_torch/requirements.lock
+	$(TORCH_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --editable .
 	@touch $@
 
 demo: $(VENV)/installed ## build, compile, run and check Llama 3.1 8B's cache; no GPU needed
@@ -37,6 +48,9 @@ check: $(VENV)/installed-test
 
 pytest: $(VENV)/installed-test
 	$(BIN)/python -m pytest -n auto --dist worksteal
+
+test-torch: $(TORCH_VENV)/installed ## tests of kvgen.torch, in an environment of their own with PyTorch (1.2 GB)
+	$(TORCH_VENV)/bin/python -m pytest tests_torch -n auto --maxprocesses 4 --dist worksteal
 
 times: $(VENV)/installed-test ## pytest, and where its CPU time goes: NVRTC, translation, host compiler, execution; by folder
 	$(BIN)/python -m pytest -n auto --dist worksteal -p tests.time_split
@@ -60,4 +74,4 @@ bench: $(VENV)/installed-test ## cost of calls, compiling and rendering on this 
 	$(BIN)/python benchmarks/emulator_speed.py
 
 clean: ## remove what the commands above made
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(TORCH_VENV) .pytest_cache .mypy_cache .ruff_cache

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import json
 import os
 import subprocess
@@ -22,8 +23,8 @@ HEAVY = ("jinja2", "pydantic", "numpy", "ml_dtypes", "cuda", "typer", "rich")
 # Rooms from the bottom to the top: each imports only rooms before it, for types as well.
 ROOMS = (
     "errors", "extras", "version", "emulator", "tensor_map", "expr", "layout", "plan", "paths", "files", "json_file", "config",
-    "compile", "runtime", "spec", "score", "lowering", "ops", "reference", "bench", "testing", "codegen", "export", "models",
-    "cli", "__main__",
+    "compile", "runtime", "torch", "spec", "score", "lowering", "ops", "reference", "bench", "testing", "codegen", "export",
+    "models", "cli", "__main__",
 )  # fmt: skip
 FLOORS = {room: number for number, room in enumerate(ROOMS, start=1)}
 
@@ -133,6 +134,21 @@ def test_the_emulator_knows_nothing_of_kvgen(name: str) -> None:
 
 def test_the_package_itself_is_lazy() -> None:
     assert not {t for t in imports("kvgen", top=True) if t.split(".")[0] == "kvgen"}
+
+
+def test_only_kvgen_torch_imports_torch() -> None:
+    found = {name for name in MODULES if "torch" in {t.split(".")[0] for t in imports(name)}}
+    assert {name.split(".")[1] for name in found} == {"torch"}
+
+
+def test_kvgen_torch_without_torch_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [n for n in sys.modules if n.split(".")[0] == "torch" or n.startswith("kvgen.torch")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(
+        ImportError, match=r"^kvgen\.torch needs PyTorch, which this environment does not have; install it"
+    ):
+        importlib.import_module("kvgen.torch")
 
 
 @pytest.mark.parametrize("name", [n for n in MODULES if n.startswith("kvgen.runtime")])

@@ -123,7 +123,8 @@ def raw_reader(array: object) -> RawReader:
 
 
 def _raw_torch(tensor: Any) -> tuple[int, object]:
-    return tensor.data_ptr(), (tensor.dtype, tensor.device, tensor.shape, tensor.stride(), tensor.requires_grad)
+    tracked = tensor.requires_grad and sys.modules["torch"].is_grad_enabled()  # which the check in full refuses
+    return tensor.data_ptr(), (tensor.dtype, tensor.device, tensor.shape, tensor.stride(), tracked)
 
 
 def _raw_cuda_interface(array: Any) -> tuple[int, object]:
@@ -203,7 +204,7 @@ def _reader(kind: type) -> Callable[[Any, str], ArrayView]:
         base = numpy.ndarray  # whatever a subclass says of itself
         return lambda array, name: _read_numpy(base.view(array, base), name)
     if torch is not None and issubclass(kind, torch.Tensor):
-        return _read_torch
+        return _refuse_traced if kind.__module__.startswith("torch._subclasses.") else _read_torch
     return _read_protocol
 
 
@@ -219,8 +220,14 @@ def _read_numpy(array: Any, name: str) -> ArrayView:
 def _read_torch(tensor: Any, name: str) -> ArrayView:
     # Through the tensor's own attributes: DLPack refuses tensors that require a gradient, cuda.core refuses fp8 over
     # DLPack, and both are slower.
+    torch = sys.modules["torch"]
+    if tensor.requires_grad and torch.is_grad_enabled():
+        raise ArgumentError(
+            f"{name}: got a tensor that requires a gradient; kernels have no backward, so its gradient would silently be wrong; "
+            f"pass {name}.detach(), or call under torch.no_grad()"
+        )
     device = _torch_device(tensor.device)
-    if device is None or tensor.layout != sys.modules["torch"].strided:
+    if device is None or tensor.layout != torch.strided:
         raise ArgumentError(
             f"{name}: got a {tensor.layout} tensor on {tensor.device}; kernels read strided memory of the CPU or of an "
             "NVIDIA GPU; pass a dense tensor on cpu or cuda"
@@ -229,6 +236,13 @@ def _read_torch(tensor: Any, name: str) -> ArrayView:
     if dtype is None:
         raise _unsupported(name, str(tensor.dtype))
     return ArrayView(tensor.data_ptr(), tuple(tensor.shape), tuple(tensor.stride()), dtype, device, False, tensor)
+
+
+def _refuse_traced(tensor: Any, name: str) -> ArrayView:
+    raise ArgumentError(
+        f"{name}: got a {type(tensor).__name__}, with which torch traces a program; it has no memory; call the operators of "
+        "kvgen.torch.register(...), which torch.compile and torch.export can trace"
+    )
 
 
 def _read_protocol(array: Any, name: str) -> ArrayView:

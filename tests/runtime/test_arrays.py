@@ -241,8 +241,9 @@ def tensor(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     """Makes tensors of a torch that has just the attributes a view reads."""
 
     class Tensor:
-        def __init__(self, dtype: str, device: TorchDevice, layout: str = "strided") -> None:
+        def __init__(self, dtype: str, device: TorchDevice, layout: str = "strided", grad: bool = False) -> None:
             self.dtype, self.device, self.layout, self.shape = TorchDtype(dtype), device, layout, (2, 3)
+            self.requires_grad = grad
 
         def stride(self) -> tuple[int, ...]:
             return (4, 1)
@@ -251,7 +252,7 @@ def tensor(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
             return 0x9000
 
     torch: Any = types.ModuleType("torch")
-    torch.Tensor, torch.strided = Tensor, "strided"
+    torch.Tensor, torch.strided, torch.is_grad_enabled = Tensor, "strided", lambda: True
     monkeypatch.setitem(sys.modules, "torch", torch)
     return Tensor
 
@@ -270,6 +271,14 @@ def test_torch_tensors_that_kernels_cannot_read(tensor: Callable[..., Any]) -> N
         view(tensor("float32", TorchDevice("meta", None)), "k")
     with pytest.raises(ArgumentError, match=r"^k: got a sparse_coo tensor"):
         view(tensor("float32", TorchDevice("cuda", 0), "sparse_coo"), "k")
+
+
+def test_torch_tensors_that_require_a_gradient(tensor: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    learned = tensor("float32", TorchDevice("cpu", None), grad=True)
+    with pytest.raises(ArgumentError, match=r"^q: got a tensor that requires a gradient; .*pass q\.detach\(\)"):
+        view(learned, "q")
+    monkeypatch.setattr(sys.modules["torch"], "is_grad_enabled", lambda: False)
+    assert view(learned, "q").pointer == 0x9000, "under torch.no_grad() nothing is recorded"
 
 
 @given(

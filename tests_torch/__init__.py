@@ -1,0 +1,1 @@
+"""Tests that need PyTorch: `make test-torch`, in an environment of their own."""
