@@ -8,7 +8,7 @@ TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 .DEFAULT_GOAL := help
 # Tests start hundreds of processes: each would compile all modules.
 unexport PYTHONDONTWRITEBYTECODE
-.PHONY: help demo test lint types pytest check test-torch times replay mutate campaign bench clean
+.PHONY: help demo test lint types pytest check docs pages test-torch times replay mutate campaign bench clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
@@ -29,6 +29,13 @@ $(TORCH_VENV)/installed: tests_torch/requirements.lock pyproject.toml
 		--extra-index-url $(TORCH_INDEX) $$(grep '^torch==' tests_torch/requirements.lock)
 	$(TORCH_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --requirement tests_torch/requirements.lock
 	$(TORCH_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --editable .
+	@touch $@
+
+# Sphinx in an environment of its own: it reads text, and needs nothing of kvgen.
+$(VENV)-docs/installed: pyproject.toml
+	$(PYTHON) -m venv $(VENV)-docs
+	$(VENV)-docs/bin/python -c 'import tomllib; print("\n".join(tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["docs"]))' > $(VENV)-docs/requirements.txt
+	$(VENV)-docs/bin/python -m pip install --quiet --disable-pip-version-check --requirement $(VENV)-docs/requirements.txt
 	@touch $@
 
 demo: $(VENV)/installed ## build, compile, run and check Llama 3.1 8B's cache; no GPU needed
@@ -52,6 +59,12 @@ pytest: $(VENV)/installed-test
 test-torch: $(TORCH_VENV)/installed ## tests of kvgen.torch, in an environment of their own with PyTorch (1.2 GB)
 	$(TORCH_VENV)/bin/python -m pytest tests_torch -n auto --maxprocesses 4 --dist worksteal
 
+docs: $(VENV)-docs/installed ## the documentation as a site, docs/_build/index.html; warnings are errors
+	$(VENV)-docs/bin/sphinx-build --quiet --fail-on-warning --keep-going --builder html docs docs/_build
+
+pages: $(VENV)/installed-test ## write what README and docs take from code and runs
+	$(BIN)/python -m docpages
+
 times: $(VENV)/installed-test ## pytest, and where its CPU time goes: NVRTC, translation, host compiler, execution; by folder
 	$(BIN)/python -m pytest -n auto --dist worksteal -p tests.time_split
 
@@ -74,4 +87,4 @@ bench: $(VENV)/installed-test ## cost of calls, compiling and rendering on this 
 	$(BIN)/python benchmarks/emulator_speed.py
 
 clean: ## remove what the commands above made
-	rm -rf $(VENV) $(TORCH_VENV) .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(VENV)-docs $(TORCH_VENV) docs/_build .pytest_cache .mypy_cache .ruff_cache

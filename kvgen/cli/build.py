@@ -24,6 +24,8 @@ def build(
 ) -> None:
     """Write generated/ from specs/: changed files only; removes files of kvgen that no spec gives any more.
 
+    README.md of that folder lists all sets of the project.
+
     Where a file to be written or removed was changed by hand, nothing is written, and each such file is named. A spec that
     does not load stops no other: the rest is built, folders without a set stay as long as it is broken, and kvgen exits
     with 2.
@@ -117,12 +119,13 @@ def _refuse(project: Project, touched: list[Finding], force: bool) -> None:
 
 
 def _wanted(project: Project, chosen: list[Chosen]) -> list[str]:
-    """The paths to write: of a set chosen in part, everything but the other operations' kernels."""
+    """The paths to write: the list of all sets; of a set chosen in part, everything but the other operations' kernels."""
     from kvgen.codegen.emit import set_plans
+    from kvgen.codegen.sets_page import PATH as PAGE
 
     skipped = set()
     for item in chosen:
         plans = set_plans(item.loaded)
         skipped |= {f"{item.name}/{p.name}.cu" for op, group in plans.items() if op not in item.ops for p in group}
-    tops = {"device", *(c.name for c in chosen)} if chosen else set[str]()
+    tops = {"device", PAGE, *(c.name for c in chosen)} if chosen else set[str]()
     return [path for path in project.files if path.split("/")[0] in tops and path not in skipped]

@@ -17,10 +17,11 @@ from kvgen.cli.console import note
 from kvgen.cli.progress import progress
 from kvgen.cli.selection import Chosen, Selection, load_selected
 from kvgen.cli.settings import settings
-from kvgen.codegen.emit import File, render_device, render_set, units_of
+from kvgen.codegen.emit import File, render_device, render_page, render_set, units_of
+from kvgen.codegen.sets_page import PATH as PAGE
 from kvgen.config import Config, find_config
 from kvgen.errors import SpecError, ToolError
-from kvgen.files import named
+from kvgen.files import named, read_text
 from kvgen.spec.loader import BrokenSpec, LoadedSet, spec_files
 
 if TYPE_CHECKING:
@@ -137,4 +138,14 @@ def open_project(start: Path | None = None, selectors: Sequence[str] | None = No
             done()
     if broken and not chosen:
         raise SpecError("\n".join(item.message for item in broken))
+    if device and chosen:
+        partial = bool(selectors or broken)  # rows of the sets that are not at hand stay
+        files |= render_page([item.loaded for item in chosen], _page_on_disk(config) if partial else "")
     return Project(config, chosen, dict(sorted(files.items())), broken)
+
+
+def _page_on_disk(config: Config) -> str:
+    try:
+        return read_text(config.out / PAGE, limit=1 << 22)
+    except ToolError:  # none yet, or what `check` and `build` find themselves
+        return ""

@@ -12,6 +12,7 @@ from kvgen.cli.project import RESOURCES, Project
 from kvgen.cli.resources_json import edited as record_edited
 from kvgen.cli.resources_json import is_recorded, problem
 from kvgen.codegen.emit import banner_digest, body_digest, body_of
+from kvgen.codegen.sets_page import PATH as PAGE
 from kvgen.errors import ToolError
 from kvgen.files import Kind, kind_of, named
 
@@ -108,11 +109,11 @@ def _extra(out: Path, path: str, kind: Kind, sources: Collection[str]) -> Findin
 
 
 def findings(project: Project, sets: set[str] | None = None) -> list[Finding]:
-    """Every difference, by path; with `sets`, only those of these sets and of the device library."""
+    """Every difference, by path; with `sets`, only those of these sets, of the device library and of the list of sets."""
 
     def wanted(path: str) -> bool:
         top = path.split("/", 1)[0]
-        return sets is None or top in sets or path == "device" or (top == "device" and path in project.files)
+        return sets is None or top in sets or path in ("device", PAGE) or (top == "device" and path in project.files)
 
     return sorted((f for f in _all(project, wanted) if wanted(f.path)), key=lambda f: f.path)
 
@@ -122,7 +123,7 @@ def _all(project: Project, wanted: Callable[[str], bool]) -> Iterator[Finding]:
     if kind_of(out) not in ("folder", "missing"):
         raise ToolError(f"{named(out)}: cannot be written: a {kind_of(out)} is in the folder's place; move it")
     records = {f"{s.kernels.name}/{RESOURCES}": s.kernels.name for s in project.sets}
-    tops = {path.split("/", 1)[0] for path in project.files}
+    tops = {path.split("/", 1)[0] for path in project.files if "/" in path}
     astray = {top for top in sorted(tops) if kind_of(out / top) not in ("folder", "missing")}
     for top in sorted(astray):
         kind = kind_of(out / top)

@@ -38,7 +38,9 @@ class Advance(Op):
 
     kind: ClassVar[str] = "advance"
     counts: Literal["row_offsets", "new_tokens"] = "row_offsets"
+    """Where the number of new tokens comes from: "row_offsets", `row_offsets[B + 1]`; "new_tokens", `new_tokens[B]`."""
     index_dtype: IndexName | None = None
+    """Element type of the array that `counts` names. None: the cache's `lengths_dtype`."""
 
     def check(self, kernels: KernelSet) -> None:
         if kernels.cache.page_table.counts_tokens:

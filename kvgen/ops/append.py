@@ -50,18 +50,38 @@ class Append(Op):
     kind: ClassVar[str] = "append"
     ragged: ClassVar[bool] = True
     rows: Literal["ragged", "padded", "slots"] = "ragged"
+    """How rows find their request: "ragged", by `row_offsets[B + 1]`; "padded", arrays are `[B, S, ...]` with
+    `valid_lengths[B]`; "slots", by `slots[T]` = page * page_size + offset.
+    """
     inputs: Literal["separate", "qkv", "parts"] = "separate"
+    """"separate": q, k and v. "qkv": one array of rows q | k | v. "parts": a latent row as `k_latent` and `k_rope`."""
     bias: bool = False
+    """True: the call brings `q_bias`, `k_bias` and `v_bias`, or one `bias` with inputs="qkv"."""
     q_norm: RmsNorm | None = None
+    """RMS norm of q, weights `q_weight`. None: no norm."""
     k_norm: RmsNorm | None = None
+    """RMS norm of k, weights `k_weight`; in latent rows of the latent part. None: no norm."""
     rope: Rope | Literal["model", "local"] | None = None
+    """Rotation of q and k: a Rope, "model" or "local" for the set's model's. None: no rotation."""
     angles: Literal["computed", "pairs", "halves"] = "computed"
+    """"computed": cosines and sines from positions. "pairs" and "halves": the call brings `cos_sin[P, dims]`, pair by
+    pair (Modular MAX) or all cosines first (vLLM).
+    """
     angles_dtype: Literal["f32", "same"] = "f32"
+    """Element type of `cos_sin`: "f32", or "same" as the cache's `dtype`."""
     positions: Literal["lengths", "given"] = "lengths"
+    """"lengths": a row's position is its place in its request. "given": the call brings `positions[T]`."""
     sections: Annotated[tuple[Annotated[int, Field(ge=1)], ...], Field(strict=False, max_length=4)] = ()
+    """Pairs of each section of M-RoPE; `positions` is then `[len(sections), T]`. (): one position a row."""
     q_out: Literal["same", "e4m3", "none"] = "same"
+    """What becomes of q: "same", `q_out` in the cache's dtype; "e4m3", codes of q / `q_scale`; "none", q is not taken.
+    """
     q_dim: Annotated[int, Field(ge=1, le=1024)] | None = None
+    """Elements of a query head. None: `head_dim`."""
     index_dtype: IndexName | None = Field(default=None)
+    """Element type of `row_offsets`, `valid_lengths`, `slots` and `positions`. None: the cache's `lengths_dtype`; i64
+    for slots and for the positions beside them.
+    """
 
     @property
     def takes_q(self) -> bool:

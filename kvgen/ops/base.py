@@ -24,8 +24,11 @@ class PageListOp(Op):
     """What both have: the type of the entries, and the entry that is no page."""
 
     table_dtype: IndexName
+    """Element type of the page ids that are written."""
     index_dtype: IndexName | None = None
+    """Element type of `row_offsets`. None: the cache's `lengths_dtype`."""
     fill: int | None = Field(default=None, ge=-1, le=2**31 - 1)
+    """Entry for what is no page. None: the first number past the pool."""
 
     @model_validator(mode="after")
     def _fill_fits(self) -> PageListOp:
@@ -41,7 +44,9 @@ class ChunkOp(Op):
     """What the plan and its reader agree on: what a request's keys are padded to."""
 
     alignment: int | None = Field(default=None, ge=1, le=2**20)
+    """Tokens that each request's keys are padded to a multiple of. None: the page size. 1: no padding."""
     index_dtype: IndexName | None = None
+    """Element type of `row_offsets` and of the offsets of chunks. None: the cache's `lengths_dtype`."""
 
     def check(self, kernels: KernelSet) -> None:
         cache = kernels.cache

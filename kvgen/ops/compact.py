@@ -81,7 +81,9 @@ class Compact(Op):
 
     kind: ClassVar[str] = "compact"
     index_dtype: PairIndex = "i64"
+    """Element type of `new_ids`, `moves`, `num_moves`, `num_used` and `kept`, signed."""
     max_layers: MaxLayers = 128
+    """Most layers of the cache that a call may bring. The kernel's arguments have room for so many layer pointers."""
 
     def kernel_names(self) -> tuple[str, ...]:
         return (self.name, f"{self.name}_plan")

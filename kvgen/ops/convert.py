@@ -87,7 +87,9 @@ class Convert(Op):
 
     kind: ClassVar[str] = "convert"
     source: SerializeAsAny[Cache]
+    """Cache whose tokens are read, as a spec; the generated module has a class `SourceCache` for it."""
     same_scales: bool = False
+    """True: the caller's given scales are the same in both caches, so codes under them are copied as they are."""
 
     def check(self, kernels: KernelSet) -> None:
         cache, source = kernels.cache, self.source

@@ -57,7 +57,9 @@ class CopyPages(Op):
 
     kind: ClassVar[str] = "copy_pages"
     index_dtype: PairIndex = "i64"
+    """Element type of `pairs`, signed: -1 skips an entry."""
     max_layers: MaxLayers = 128
+    """Most layers of the cache that a call may bring. The kernel's arguments have room for so many layer pointers."""
 
     def kernel_names(self) -> tuple[str, ...]:
         return (self.name, f"{self.name}_check")

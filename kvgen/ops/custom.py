@@ -41,14 +41,23 @@ class Custom(Op):
     kind: ClassVar[str] = "custom"
     ragged: ClassVar[bool] = True
     source: str | None = None
+    """File of CUDA, relative to the spec's folder and inside the project. None: give `text`."""
     text: str | None = None
+    """CUDA as a string. None: give `source`."""
     params: tuple[SerializeAsAny[Argument], ...] = Field(default=(), strict=False)
+    """What the kernel takes behind the cache, in the kernel's order: Array, Scalar, Size and TensorMap."""
     grid: tuple[Rule, ...] = Field(min_length=1, max_length=3, strict=False)
+    """Blocks of the launch along x, y and z: one to three rules, as in ("ceil_div(T, 4)", "kv_heads")."""
     threads: int = Field(default=128, ge=1, le=1024)
+    """Threads of a block."""
     shared: int = Field(default=0, ge=0, le=MOST_SHARED)
+    """Bytes of dynamic shared memory of a block."""
     writes: bool = False
+    """True: the kernel stores to the cache's memory."""
     errors: bool = False
+    """True: the kernel's last parameter is the error word, `uint64_t* errors`, which may be null."""
     doc: str = ""
+    """First line of the launcher's docstring."""
     _source: Source = PrivateAttr()
 
     @field_validator("grid", mode="before")

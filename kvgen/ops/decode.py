@@ -62,16 +62,31 @@ class Decode(Op):
     kind: ClassVar[str] = "decode"
     ragged: ClassVar[bool] = True
     rows: int = 1
+    """Most query rows of a request, 1 to 128."""
     scale: float | None = None
+    """Factor of q . k. None: head_dim ** -0.5."""
     out_dtype: OutName | None = None
+    """Element type of `out`: "f32", "f16", "bf16" or "e4m3", which saturates. None: the cache's `dtype`."""
     mask: Mask = Mask()
+    """Which tokens a row sees. Default: causal."""
     score: Score | None = None
+    """What is done to scores before the softmax. None: nothing."""
     sinks: Literal["out", "lse"] | None = None
+    """"out" and "lse": the call brings `sinks`, f32 `[q_heads]`, a logit of each head in the softmax's denominator;
+    "lse" counts it in `lse` too. None: no sinks.
+    """
     lse_base: Literal["e", "2"] = "e"
+    """Base of the logarithm in `lse`: "e" or "2"."""
     lse_empty: Literal["-inf", "inf"] = "-inf"
+    """What `lse` is for a row that sees no token."""
     split: Split = "none"
+    """How requests are divided among blocks: "none", a block a request and kv head; "balanced", equal shares, planned
+    once a step; "invariant", pieces of `chunk` tokens, so that a request's bits do not depend on its batch.
+    """
     chunk: int = Field(default=512, ge=64, le=2**20)
+    """Tokens of a piece with split="invariant"."""
     index_dtype: IndexName | None = None
+    """Element type of `row_offsets` and `valid_tokens`. None: the cache's `lengths_dtype`."""
 
     @field_validator("rows")
     @classmethod

@@ -46,7 +46,9 @@ class Gather(Op):
     kind: ClassVar[str] = "gather"
     ragged: ClassVar[bool] = True
     index_dtype: IndexName | None = None
+    """Element type of `row_offsets` and `starts`. None: the cache's `lengths_dtype`."""
     raw: bool = False
+    """True: codes and scales are copied as they are stored. False: values are dequantized."""
 
     def check(self, kernels: KernelSet) -> None:
         if self.raw:

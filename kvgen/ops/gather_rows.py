@@ -45,8 +45,11 @@ class GatherRows(Op):
     kind: ClassVar[str] = "gather_rows"
     ragged: ClassVar[bool] = True
     roles: Literal["k", "kv"] = "k"
+    """"k": K to `k_out`. "kv": V to `v_out` as well."""
     index_dtype: IndexName | None = None
+    """Element type of `row_offsets`. None: the cache's `lengths_dtype`."""
     slots_dtype: Literal["i32", "i64"] = "i32"  # negative: a hole
+    """Element type of `slots[T, J]`, signed: a negative slot is a hole."""
 
     def check(self, kernels: KernelSet) -> None:
         if self.roles == "kv" and kernels.cache.stores == "k":

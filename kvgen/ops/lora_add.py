@@ -58,7 +58,11 @@ class LoraAdd(Op):
 
     kind: ClassVar[str] = "lora_add"
     end: End = "host"
+    """Where `lora_end_idx` is read: "host", an int or a host array of one; "device", i64 `[1]` on the device, so that
+    one captured graph works for every value.
+    """
     index_dtype: IndexName | None = None
+    """Element type of `row_offsets`. None: the cache's `lengths_dtype`."""
 
     def check(self, kernels: KernelSet) -> None:
         cache = kernels.cache

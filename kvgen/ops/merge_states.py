@@ -67,11 +67,17 @@ class MergeStates(Op):
     kind: ClassVar[str] = "merge_states"
     ragged: ClassVar[bool] = True
     states: Literal["two", "many"] = "two"
+    """"two": `out_a`, `lse_a`, `out_b`, `lse_b`. "many": `outs` and `lses` with an axis of S states."""
     first: Literal["states", "rows"] = "states"
+    """First axis of `outs` and `lses`: "states", `[S, T, ...]`; "rows", `[T, S, ...]` (FlashInfer)."""
     dtype: FloatName | None = None
+    """Element type of the states. None: the cache's `dtype`."""
     out_dtype: FloatName | None = None
+    """Element type of `out`. None: `dtype`."""
     lse_base: Literal["e", "2"] = "e"
+    """Base of the logarithm in every `lse`: "e" or "2"."""
     lse_empty: Literal["-inf", "inf"] = "-inf"
+    """What the `lse` of a state without keys is. With "inf" either infinity counts as empty."""
 
     def check(self, kernels: KernelSet) -> None:
         if self.states == "two" and self.first == "rows":

@@ -82,14 +82,23 @@ class MlaDecode(Op):
 
     kind: ClassVar[str] = "mla_decode"
     rows: int = Field(default=1, ge=1, le=8)
+    """Most query rows of a request."""
     scale: float | None = None
+    """Factor of q . k, from the model's heads before absorption. None: the set's `model` says."""
     sparse: bool = False
+    """True: every row of q attends to the rows of `indices[T, K]`, i32, instead of its request's."""
     out_dtype: Literal["f32", "f16", "bf16"] | None = None
+    """Element type of `out`. None: the cache's `dtype`."""
     lse_base: Literal["e", "2"] = "e"
+    """Base of the logarithm in `lse`: "e" or "2"."""
     lse_empty: Literal["-inf", "inf"] = "-inf"
+    """What `lse` is for a row that sees no token."""
     split: Split = "none"
+    """How requests are divided among blocks: "none", "balanced" or "invariant", as in Decode."""
     chunk: int = Field(default=512, ge=64, le=2**20)
+    """Tokens of a piece with split="invariant"."""
     index_dtype: IndexName | None = None
+    """Element type of `row_offsets`. None: the cache's `lengths_dtype`."""
 
     @field_validator("scale")
     @classmethod

@@ -47,6 +47,7 @@ class MlaDecompress(ChunkOp):
 
     kind: ClassVar[str] = "mla_decompress"
     rope: bool = False
+    """True: `k_latent` rows have the RoPE part behind the latent part. False: the latent part alone."""
 
     def plan(self, kernels: KernelSet) -> tuple[KernelPlan, ...]:
         cache, lowered = kernels.cache, lower(kernels.cache)

@@ -48,6 +48,7 @@ class MlaPlan(ChunkOp):
 
     kind: ClassVar[str] = "mla_plan"
     buffer_token_size: int = Field(ge=1, le=2**31 - 1)
+    """Rows of the buffer that a chunk of keys fits in."""
 
     def check(self, kernels: KernelSet) -> None:
         super().check(kernels)

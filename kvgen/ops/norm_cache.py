@@ -27,8 +27,11 @@ class NormCache(Op):
 
     kind: ClassVar[str] = "norm_cache"
     role: Literal["k", "v"] = "k"
+    """Which rows are normalised: "k" or "v"."""
     norm: RmsNorm = RmsNorm()
+    """The norm. Default: RmsNorm(), over each head."""
     index_dtype: IndexName | None = Field(default=None)
+    """Element type of `row_offsets`. None: the cache's `lengths_dtype`."""
 
     def check(self, kernels: KernelSet) -> None:
         if self.role not in kernels.cache.roles:

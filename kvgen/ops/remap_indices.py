@@ -44,6 +44,7 @@ class RemapIndices(Op):
 
     kind: ClassVar[str] = "remap_indices"
     index_dtype: IndexName | None = None
+    """Element type of `row_offsets`. None: the cache's `lengths_dtype`."""
 
     def check(self, kernels: KernelSet) -> None:
         check_one_place(kernels, self.kind)

@@ -56,7 +56,9 @@ class Reorder(Op):
 
     kind: ClassVar[str] = "reorder"
     index_dtype: IndexName | None = None
+    """Element type of `parents`, where -1 ends a request. None: the cache's `lengths_dtype`."""
     max_layers: MaxLayers = 128
+    """Most layers of the cache that a call may bring. The kernel's arguments have room for so many layer pointers."""
 
     def check(self, kernels: KernelSet) -> None:
         cache = kernels.cache

@@ -26,14 +26,27 @@ class RotateCache(Op):
 
     kind: ClassVar[str] = "rotate_cache"
     rope: Rope | Literal["model", "local"] = "model"
+    """Rotation: a Rope, "model" or "local" for the set's model's."""
     rows: Literal["ragged", "padded"] = "ragged"
+    """How rows find their request: "ragged", by `row_offsets[B + 1]`; "padded", `[B, S, ...]` with `valid_lengths[B]`.
+    """
     angles: Literal["computed", "pairs", "halves"] = "computed"
+    """"computed": cosines and sines from positions. "pairs" and "halves": the call brings `cos_sin[P, dims]`, pair by
+    pair (Modular MAX) or all cosines first (vLLM).
+    """
     angles_dtype: Literal["f32", "same"] = "f32"
+    """Element type of `cos_sin`: "f32", or "same" as the cache's `dtype`."""
     positions: Literal["lengths", "given"] = "lengths"
+    """"lengths": a row's position is its place in its request. "given": the call brings `positions[T]`."""
     sections: Annotated[tuple[Annotated[int, Field(ge=1)], ...], Field(strict=False, max_length=4)] = ()
+    """Pairs of each section of M-RoPE; `positions` is then `[len(sections), T]`. (): one position a row."""
     q_out: Literal["same", "e4m3", "none"] = "same"
+    """What becomes of q: "same", `q_out` in the cache's dtype; "e4m3", codes of q / `q_scale`; "none", q is not taken.
+    """
     q_dim: Annotated[int, Field(ge=1, le=1024)] | None = None
+    """Elements of a query head. None: `head_dim`."""
     index_dtype: IndexName | None = Field(default=None)
+    """Element type of `row_offsets`, `valid_lengths` and `positions`. None: the cache's `lengths_dtype`."""
 
     def check(self, kernels: KernelSet) -> None:
         refuse_residual("rotate_cache", kernels)

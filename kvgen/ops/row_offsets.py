@@ -40,6 +40,7 @@ class RowOffsets(Op):
 
     kind: ClassVar[str] = "row_offsets"
     index_dtype: IndexName | None = None
+    """Element type of `row_offsets` and of `out`. None: the cache's `lengths_dtype`."""
 
     def plan(self, kernels: KernelSet) -> tuple[KernelPlan, ...]:
         cache = kernels.cache

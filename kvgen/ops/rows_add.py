@@ -44,6 +44,7 @@ class RowsAdd(Op):
 
     kind: ClassVar[str] = "rows_add"
     index_dtype: IndexName | None = None
+    """Element type of `row_offsets`. None: the cache's `lengths_dtype`."""
 
     def check(self, kernels: KernelSet) -> None:
         check_addable(self.kind, kernels.cache)

@@ -72,7 +72,9 @@ class Scatter(Op):
 
     kind: ClassVar[str] = "scatter"
     index_dtype: IndexName | None = None
+    """Element type of `row_offsets` and `starts`. None: the cache's `lengths_dtype`."""
     raw: bool = False
+    """True: codes and scales are stored as they are given. False: values are quantized."""
 
     def check(self, kernels: KernelSet) -> None:
         if self.raw:

@@ -44,6 +44,7 @@ class Seal(Op):
 
     kind: ClassVar[str] = "seal"
     index_dtype: IndexName | None = Field(default=None)
+    """Element type of `row_offsets`. None: the cache's `lengths_dtype`."""
 
     def check(self, kernels: KernelSet) -> None:
         if not kernels.cache.storage.residual:

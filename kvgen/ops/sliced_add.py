@@ -47,7 +47,11 @@ class SlicedAdd(Op):
 
     kind: ClassVar[str] = "sliced_add"
     end: End = "host"
+    """Where `lora_end_idx` is read: "host", an int or a host array of one; "device", i64 `[1]` on the device, so that
+    one captured graph works for every value.
+    """
     columns: int | None = Field(default=None, ge=1, le=2**24)
+    """Elements of a row. None: q_heads * head_dim."""
 
     def plan(self, kernels: KernelSet) -> tuple[KernelPlan, ...]:
         cache = kernels.cache

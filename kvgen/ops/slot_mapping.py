@@ -39,7 +39,9 @@ class SlotMapping(Op):
 
     kind: ClassVar[str] = "slot_mapping"
     index_dtype: IndexName | None = None
+    """Element type of `row_offsets`. None: the cache's `lengths_dtype`."""
     slots_dtype: Literal["i32", "i64"] = "i64"
+    """Element type of `slots[T]`, signed: -1 where a row has no place."""
 
     def check(self, kernels: KernelSet) -> None:
         check_one_place(kernels, self.kind)

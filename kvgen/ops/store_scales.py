@@ -53,7 +53,9 @@ class StoreScales(Op):
 
     kind: ClassVar[str] = "store_scales"
     role: Literal["k", "v"] = "k"
+    """Whose scales are stored: "k" or "v"."""
     index_dtype: IndexName | None = None
+    """Element type of `row_offsets`. None: the cache's `lengths_dtype`."""
 
     def check(self, kernels: KernelSet) -> None:
         _scales_of(kernels.cache, self.role)

@@ -40,8 +40,11 @@ class SwapPages(Op):
 
     kind: ClassVar[str] = "swap_pages"
     direction: Literal["out", "in"]
+    """"out": from the cache to `other`. "in": from `other` to the cache."""
     index_dtype: PairIndex = "i64"
+    """Element type of `pairs`, signed: -1 skips an entry."""
     max_layers: MaxLayers = 128
+    """Most layers of the cache that a call may bring. The kernel's arguments have room for so many layer pointers."""
 
     def model_post_init(self, context: Any) -> None:
         """The default name says which way."""

@@ -44,6 +44,7 @@ class ToCsr(PageListOp):
 
     kind: ClassVar[str] = "to_csr"
     table_dtype: IndexName = "i32"
+    """Element type of `page_indices`."""
 
     def check(self, kernels: KernelSet) -> None:
         cache = kernels.cache

@@ -46,6 +46,7 @@ class ToDense(PageListOp):
 
     kind: ClassVar[str] = "to_dense"
     table_dtype: IndexName = "u32"
+    """Element type of `page_table`."""
 
     def check(self, kernels: KernelSet) -> None:
         cache = kernels.cache

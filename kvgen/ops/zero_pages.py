@@ -42,7 +42,9 @@ class ZeroPages(Op):
 
     kind: ClassVar[str] = "zero_pages"
     index_dtype: PairIndex = "i64"
+    """Element type of `page_ids`, signed: -1 skips an entry."""
     max_layers: MaxLayers = 128
+    """Most layers of the cache that a call may bring. The kernel's arguments have room for so many layer pointers."""
 
     def check(self, kernels: KernelSet) -> None:
         pool_param(kernels.cache, "pages", self.max_layers)

@@ -27,7 +27,9 @@ class Argument(Spec):
     """One parameter behind the cache. `name` is the launcher's argument and names it in messages."""
 
     name: str
+    """Name of the launcher's argument."""
     doc: str = ""
+    """One line for the launcher's docstring."""
 
     @field_validator("name")
     @classmethod
@@ -62,17 +64,27 @@ class Array(Argument):
     It is at least the element's own size. `optional` ones may be left out: the kernel gets a null pointer. `untrusted` says,
     in the plan, that the kernel does not trust its contents. An array that is written may lie in no other array's memory, but
     for the arrays and tables of the cache that `in_place` names: it may be one of them, element for element, because the
-    kernel reads each element before it writes it and nobody else reads it.
+    kernel reads each element before it writes it, and no other thread reads it.
     """
 
     dtype: ArrayDType
+    """Element type of the array."""
     shape: tuple[int | str, ...] = Field(min_length=1, max_length=8, strict=False)
+    """Extents, slowest first: whole numbers; names such as "T", whose size comes from the call; "B" and "B+1"; words of
+    the spec such as "head_dim".
+    """
     access: Access = "in"
+    """"in": the kernel reads it, `const T*`. "out" and "inout": the kernel writes it, `T*`."""
     optional: bool = False
+    """True: the call may leave it out, and the kernel gets a null pointer."""
     strided: bool = False
+    """True: the stride of the first axis is free. False: the array is contiguous."""
     align: int = Field(default=1, ge=1, le=256)
+    """Bytes that the address is a multiple of, and so is a free stride: a power of two. 1: the element's own size."""
     untrusted: bool = False
+    """True: the kernel checks the contents itself; recorded in the plan."""
     in_place: tuple[str, ...] = Field(default=(), strict=False)
+    """Arrays of the call, or tables of the cache, whose memory this written array may be, element for element."""
 
     def __init__(
         self,
@@ -129,6 +141,7 @@ class Scalar(Argument):
     """A number that the call brings: `float`, `int32_t`, `uint32_t`, `int64_t`, `uint64_t`."""
 
     dtype: ScalarDType
+    """Type of the number: "f32", "i32", "u32", "i64" or "u64"."""
 
     def __init__(self, name: str, dtype: ScalarDType, *, doc: str = "") -> None:
         self._fill(name=name, dtype=dtype, doc=doc)
@@ -142,7 +155,11 @@ class Size(Argument):
     """
 
     value: str
+    """What the launcher passes: a name of a shape ("T", "B"), or "k.stride", the stride of the strided array k in
+    elements.
+    """
     dtype: SizeDType
+    """Type of the number. Default: "i64" for strides, "u32" for others."""
 
     def __init__(self, name: str, value: str, dtype: SizeDType | None = None, *, doc: str = "") -> None:
         kind = dtype or ("i64" if isinstance(value, str) and "." in value else "u32")

@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic_core import ErrorDetails
 
 from kvgen.errors import FieldError, SpecError
+from kvgen.spec.field_docs import field_docs
 from kvgen.spec.hints import FIELDS, called, example, wanted
 
 _SHOWN: Final = 80  # characters of a value in a message
@@ -50,12 +51,13 @@ class Spec(BaseModel):
             )
 
 
-def _fields(title: str) -> list[str]:
-    """The field names of the spec model called `title`, which is all that a ValidationError says of its model."""
+def _docs(title: str) -> dict[str, str]:
+    """The fields of the spec model called `title`, which is all that a ValidationError says of its model; what each is."""
     families = [Spec]
     for model in families:
         families += model.__subclasses__()
-    return next((list(m.model_fields) for m in families if m.__name__ == title), [])
+    found = next((m for m in families if m.__name__ == title), None)
+    return {} if found is None else dict.fromkeys(found.model_fields, "") | field_docs(found)
 
 
 def located(error: ValidationError) -> list[tuple[str, str]]:
@@ -109,7 +111,8 @@ def _line(item: ErrorDetails, path: str, title: str) -> str:
     if kind == "extra_forbidden":
         return f"{title}.{path}: unknown field; {_known(title, path)}"
     if kind == "missing":
-        return f"{title}.{path}: missing; this field has no default"
+        about = _docs(title).get(path, "")
+        return f"{title}.{path}: missing; this field has no default{f'. {about}' if about else ''}"
     if kind == "value_error":
         return message if _named(item) else f"{title}.{path}: {message}"
     value = item["input"]
@@ -128,7 +131,7 @@ def _models(names: list[str]) -> str:
 
 
 def _known(title: str, name: str) -> str:
-    known = _fields(title)
+    known = list(_docs(title))
     near = [FIELDS[name]] if FIELDS.get(name) in known else difflib.get_close_matches(name, known, n=1)
     return f"{title} has {', '.join(known)}{f'; did you mean {near[0]}?' if near else ''}"
 

@@ -163,7 +163,9 @@ class Paged(Cache):
     """Pages of `page_size` tokens, found through `table` (MAX's PagedKVCache and every paged engine)."""
 
     page_size: int = Field(ge=1, le=2**20)
+    """Tokens of a page."""
     table: Table = Field(default=Dense(), validate_default=True, discriminator="kind")
+    """Form of the page table: Dense(), CSR(), PerKV(), Indirect(), Mapped() or Ring(window=...)."""
 
     @property
     def page_tokens(self) -> int | None:
@@ -187,15 +189,16 @@ class Paged(Cache):
 
 
 class Continuous(Cache):
-    """A block per request, found through `lookup_table[batch]` (MAX's ContinuousBatchingKVCache).
-
-    `max_tokens` is the block's token capacity; None leaves it to the pool, where the layout allows (token outside
-    head and dim).
-    """
+    """A block of tokens per request, found through `lookup_table[B]` (MAX's ContinuousBatchingKVCache)."""
 
     layout: Layout = Field(default=Layout(kv="block kv layer token head dim"), validate_default=True)
+    """Axes of the pool's tensors; `block` stands where a paged layout has `page`."""
     max_tokens: int | None = Field(default=None, ge=1, le=2**31 - 1)
+    """Tokens that a block has room for. None: read from the pool at run time, which the layout must allow (token
+    outside of head and dim).
+    """
     table_dtype: IndexName = "u32"
+    """Element type of `lookup_table[B]`, the block of each request."""
 
     @property
     def page_tokens(self) -> int | None:
@@ -209,18 +212,23 @@ class Continuous(Cache):
 class Latent(Paged):
     """Latent rows (MLA): `latent_dim` shared dims, then `rope_dim` RoPE dims; one head, one tensor, V is not stored.
 
-    Unquantized: rows of 576 in `dtype`. With `quant` the latent part is stored as codes and the RoPE part stays in
-    `dtype` behind it, in rows of bytes: 512 fp8 + 64 bf16 = 640 bytes; with `place="row"` the scales stand between
-    (DeepSeek's 656-byte rows: 512 fp8 | 4 f32 | 64 bf16). `quant_rope` quantizes the whole row instead. Attention reads
-    V as the first `latent_dim` dims of K.
+    Without `quant`, rows of 576 in `dtype`. With `quant`, the latent part is stored as codes and the RoPE part stays in
+    `dtype` behind it, in rows of bytes: 512 fp8 + 64 bf16 = 640 bytes. With `place="row"` the scales lie between the two
+    (DeepSeek's 656-byte rows: 512 fp8 | 4 f32 | 64 bf16). Attention reads V as the first `latent_dim` dims of K.
     """
 
     kv_heads: Literal[1] = 1
+    """1: a latent row serves all query heads."""
     latent_dim: int = Field(default=512, ge=1, le=1024)
+    """Elements of a row's latent part, which attention reads as K and as V."""
     rope_dim: int = Field(default=64, ge=0, le=1024)
+    """Elements of a row's RoPE part, behind the latent part. 0: none."""
     head_dim: HeadDim = 0
+    """Elements of a row: latent_dim + rope_dim. 0, the default, works it out."""
     stores: Literal["k"] = "k"
+    """"k": V is a part of the row and not stored."""
     quant_rope: bool = False
+    """True: `quant` covers the RoPE part as well. False: the RoPE part stays in `dtype`."""
 
     def model_post_init(self, context: Any) -> None:
         """A row is both parts."""

@@ -16,23 +16,38 @@ HeadDim = Annotated[int, Field(ge=1, le=1024)]
 
 
 class Layout(Spec):
-    """The axes of the pool's tensors, slowest first.
+    """The axes of the pool's tensors, slowest first, among page (block), kv, layer, token, head and dim.
 
-    Either `kv`, one tensor for both (with a `kv` axis, or without one where a per-K/V table tells the pages apart), or
-    `k` and `v`, a tensor each; `rope` puts the RoPE part of latent rows in a tensor of its own (FlashInfer). `scales` are
-    the axes of tensors of scales, by default those of the values without dim's split; `v_scales` are V's where they
-    differ (TensorRT-LLM), and give V's scales a tensor of their own. `layers="pointers"` says that every layer has tensors
-    of its own, as in vLLM and SGLang; the axes then have no `layer`. `swizzle` permutes the elements inside a page.
+    Give either `kv`, one tensor for K and V, or `k` and `v`, a tensor each. Strides of page, kv and layer are read from the
+    tensors at run time; token, head and dim are packed as the text says.
     """
 
     kv: str | None = None
+    """Axes of one tensor that holds K and V, slowest first, as in "page kv layer token head dim". Without a `kv` axis,
+    K and V have page ids of their own (table=PerKV()), or the cache stores K only. None: K and V have a tensor each.
+    """
     k: str | None = None
+    """Axes of K's tensor, slowest first. An axis may be split: "page head dim/8 token dim%8". None: `kv` has K."""
     v: str | None = None
+    """Axes of V's tensor, slowest first. None: there is no V (stores="k")."""
     rope: str | None = None
+    """Axes of a tensor for the RoPE part of latent rows. None: the RoPE part lies behind the latent part, in K's
+    tensor.
+    """
     scales: str | None = None
+    """Axes of the tensors of scales, where `dim` counts groups of dims. None: the axes of the values, without a split
+    of dim.
+    """
     v_scales: str | None = None
+    """Axes of V's tensor of scales, which V then has for itself. None: as `scales`."""
     layers: Literal["axis", "pointers"] = "axis"
+    """"axis": the tensors have a `layer` axis. "pointers": every layer has tensors of its own, a call brings a list of
+    them, and the axes have no `layer` (vLLM, SGLang).
+    """
     swizzle: tuple[int, int, int] | None = None
+    """(bits, base, shift): permutes the elements inside a page, offset ^= ((offset >> shift) & (2^bits - 1)) << base.
+    None: elements lie as the axes say.
+    """
 
     @model_validator(mode="after")
     def _complete(self) -> Layout:
@@ -56,24 +71,33 @@ DEFAULT_LAYOUT = "page kv layer token head dim"
 
 
 class CacheFields(Spec):
-    """Fields every variant has, and what follows from them alone.
-
-    `dtype` is what operations take and give; `quant` says how values are stored, `k_quant` and `v_quant` where K and V
-    differ. `lengths` says what the lengths tensor counts: the tokens "before" this step (MAX) or "after" it (vLLM,
-    FlashInfer), the step's new tokens included. `stores="k"` keeps one row a token and no V.
-    """
+    """Fields that every cache has, and what follows from them alone."""
 
     dtype: FloatName
+    """Element type that operations take and give: "f32", "f16" or "bf16". Without `quant` also the type that is stored.
+    """
     kv_heads: int = Field(ge=1, le=4096)
+    """KV heads of a layer on this device: after tensor parallelism, not the model's."""
     head_dim: HeadDim
+    """Elements of a head's K row."""
     v_head_dim: HeadDim | None = None
+    """Elements of a head's V row. None: `head_dim`."""
     layout: Layout = Field(default=Layout(kv=DEFAULT_LAYOUT), validate_default=True)
+    """Axes of the pool's tensors; a string is Layout(kv=string)."""
     lengths: Literal["before", "after"] = "before"
+    """What `lengths[b]` counts: "before", the tokens stored before this step (Modular MAX); "after", those and this
+    step's new ones (vLLM, FlashInfer).
+    """
     lengths_dtype: IndexName = "u32"
+    """Element type of `lengths`, and of the index arrays of operations that state no type of their own."""
     stores: Literal["kv", "k"] = "kv"
+    """"kv": a token has K and V. "k": a token has one row, K (latent rows, indexers)."""
     quant: Quant | None = None
+    """How K and V are stored in fewer bits. None: in `dtype`."""
     k_quant: Quant | None = None
+    """How K is stored, where K and V differ; not beside `quant`. None: as `quant` says."""
     v_quant: Quant | None = None
+    """How V is stored, where K and V differ; not beside `quant`. None: as `quant` says."""
 
     @field_validator("layout", mode="before")
     @classmethod

@@ -48,6 +48,9 @@ class Op(Spec):
     kind: ClassVar[str]
     ragged: ClassVar[bool] = False
     name: str = Field(default="", validate_default=False)
+    """Name of the operation in its set: the kernel's file, the C function and the launcher. "": the operation's own, as
+    "append".
+    """
 
     @field_validator("name")
     @classmethod
@@ -97,11 +100,17 @@ class KernelSet(Spec):
     """
 
     name: str = ""
+    """Name of the package that is generated. "": the name of the spec's file."""
     q_heads: int = Field(ge=1, le=65536)
+    """Query heads of a layer on this device; a multiple of the cache's `kv_heads`."""
     cache: SerializeAsAny[Cache]
+    """The cache that all operations work on: Paged(...), Latent(...), Continuous(...), Ragged(...) or a preset."""
     ops: tuple[SerializeAsAny[Op], ...] = Field(min_length=1, strict=False)
+    """Operations, a kernel or more and a launcher each; their names differ."""
     arch: tuple[Arch, ...] = Field(default=("sm_80", "sm_90a"), min_length=1, strict=False)
+    """Architectures to compile for: "sm_80", "sm_89", "sm_90a", "sm_100f", "sm_120f" (docs/architectures.md)."""
     model: Model | None = None
+    """Facts of the checkpoint that operations refer to, as rope="model". None: operations state what they need."""
 
     @property
     def group(self) -> int:

@@ -15,29 +15,32 @@ TREE_ROWS: Final = 32
 
 
 class Mask(Spec):
-    """Which tokens a row sees: those that all conditions given here admit. Without any, `causal=False`: all of its request.
+    """Which tokens of its request a query row sees: those that all conditions given here admit.
 
-    A row stands at a position of its request, as the token that it brings does: row i of r rows of a request of n tokens
-    at n - r + i. `causal`: tokens up to its position. `window=w`: token > position - w, thus w tokens, its own included;
-    with `causal=False` tokens after the position stay visible. `chunk=c`: token // c == position // c; with `causal` that
-    is Llama 4's chunked attention.
-
-    `padding`: of request b the first `valid_tokens[b]` tokens only, or all where it has fewer; an argument of the index
-    dtype. Positions stay what they are, and so do lengths. A negative number is a fault of the request's length.
-
-    `tree` is for rows that are not one after another, as drafts of speculative decoding. "packed": the argument
-    `tree_mask`, u32 `[T]`, says in bit j of row t that the row sees the token of its request's j-th row (itself included:
-    nothing is implied); tokens before the request's rows are visible. "mask": the argument `mask`, u8 `[T, K]`, whose rows
-    may be strided, says which tokens row t sees: token k where k < K and mask[t, k] is not 0; `causal` is then False
-    unless it is given. What else is given holds besides. Window, chunk and positions count tokens as they are stored, not
-    the depth in a tree.
+    Row i of r rows of a request of n tokens stands at position n - r + i. Positions, windows and chunks count tokens as
+    they are stored, not the depth in a tree. With tree="mask", `causal` is False unless it is given.
     """
 
     causal: bool = True
+    """True: a row sees no token after its position. False: it sees those too."""
     window: Extent | None = None
+    """Tokens that a row sees, the token at its position included: token > position - window. With causal=False, tokens
+    after the position stay visible. None: no window.
+    """
     chunk: Extent | None = None
+    """Tokens of a chunk: a row sees those with token // chunk == position // chunk (with `causal`, Llama 4's chunked
+    attention). None: no chunks.
+    """
     padding: bool = False
+    """True: the call brings `valid_tokens[B]`, of the operation's index dtype, and of request b only the first
+    valid_tokens[b] tokens are seen. Positions and lengths stay what they are. A negative number is a LENGTH fault.
+    """
     tree: Tree | None = None
+    """For rows that do not follow one another, as drafts of speculative decoding. "packed": the call brings
+    `tree_mask[T]`, u32; bit j of tree_mask[t] says that row t sees its request's j-th row, itself included, and tokens
+    before the request's rows are visible. "mask": the call brings `mask[T, K]`, u8, whose rows may be strided; row t sees
+    token k if k < K and mask[t, k] is not 0. None: no tree.
+    """
 
     def model_post_init(self, context: Any) -> None:
         """The mask states by itself what is visible: causal only where that is asked for."""

@@ -27,6 +27,7 @@ class LinearScaling(Spec):
     """Every frequency divided by `factor` (position interpolation, arXiv 2306.15595)."""
 
     factor: Factor
+    """Divisor of every frequency."""
 
 
 class Llama3Scaling(Spec):
@@ -38,9 +39,13 @@ class Llama3Scaling(Spec):
     """
 
     factor: Factor
+    """Divisor of the frequencies with long wavelengths."""
     low_freq_factor: Factor
+    """Wavelengths above original_max_positions / low_freq_factor are divided by `factor`."""
     high_freq_factor: Factor
+    """Wavelengths below original_max_positions / high_freq_factor keep their frequency."""
     original_max_positions: Positions
+    """Positions that the checkpoint was trained with before scaling."""
 
     @model_validator(mode="after")
     def _ordered(self) -> Llama3Scaling:
@@ -62,13 +67,23 @@ class YarnScaling(Spec):
     """
 
     factor: Annotated[Factor, Field(ge=1.0)]
+    """Divisor of the frequencies that are interpolated."""
     original_max_positions: Positions
+    """Positions that the checkpoint was trained with before scaling."""
     beta_fast: Factor = 32.0
+    """Turns over the original positions from which a pair keeps its frequency."""
     beta_slow: Factor = 1.0
+    """Turns over the original positions up to which a pair's frequency is divided by `factor`."""
     mscale: Factor | None = None
+    """Numerator's m of the factor of cos and sin. None: see `attention_factor`."""
     mscale_all_dim: Factor | None = None
+    """Denominator's m of the factor of cos and sin, and the factor of DeepSeek's softmax scale. None: neither."""
     attention_factor: Factor | None = None
+    """Factor of cos and sin. None: m(mscale) / m(mscale_all_dim) where both are given, else m(1), with m(x) = 0.1 * x *
+    ln(factor) + 1.
+    """
     truncate: bool = True
+    """True: the two ends of the ramp are rounded outward to whole pairs."""
 
     @model_validator(mode="after")
     def _ordered(self) -> YarnScaling:
@@ -101,10 +116,17 @@ class LongRopeScaling(Spec):
     """
 
     short_factor: Factors
+    """Divisor of each pair's frequency while a sequence fits in `original_max_positions`; one number a rotated pair."""
     long_factor: Factors
+    """Divisor of each pair's frequency beyond; one number a rotated pair."""
     original_max_positions: Annotated[Positions, Field(ge=2)]
+    """Positions up to which `short_factor` holds."""
     max_positions: Positions
+    """Most positions of the model; it sets the factor of cos and sin."""
     attention_factor: Factor | None = None
+    """Factor of cos and sin. None: sqrt(1 + ln s / ln original_max_positions), s = max_positions /
+    original_max_positions, at least 1.
+    """
 
     @model_validator(mode="after")
     def _same_length(self) -> LongRopeScaling:
@@ -138,11 +160,19 @@ class Rope(Spec):
     """
 
     style: Literal["neox", "interleaved"]
+    """Which two of d rotated elements make pair i: "neox", i and i + d / 2; "interleaved", 2 i and 2 i + 1."""
     theta: Base
+    """Base of the frequencies: pair i of d elements turns by position * theta ** (-2 i / d)."""
     dim: Annotated[int, Field(ge=2, le=1024)] | None = None
+    """Elements of a head that are rotated. None: the whole head, in latent rows the RoPE part."""
     scaling: Scaling | None = None
+    """How frequencies are scaled for long sequences. None: not at all."""
     local_theta: Base | None = None
+    """Base on local layers, which are then not scaled (Gemma 3). None: `theta` on all layers."""
     part: Literal["first", "last"] | None = None
+    """Which elements of a head are rotated where `dim` is less than the head: its "first" or its "last". None: the
+    first, in latent rows the last.
+    """
 
     @model_validator(mode="after")
     def _pairs(self) -> Rope:
@@ -171,10 +201,15 @@ class Mla(Spec):
     """
 
     kv_lora_rank: Dim
+    """Elements of a row's latent part."""
     qk_rope_head_dim: Dim
+    """Elements of a row's rotated part, shared by all heads."""
     qk_nope_head_dim: Dim
+    """Elements of a head's query and key without position, before absorption."""
     v_head_dim: Dim
+    """Elements of a head's value after the up projection."""
     q_lora_rank: Dim | None = None
+    """Elements of the latent query. None: queries are projected directly (DeepSeek-V2-Lite)."""
 
     @property
     def row_dim(self) -> int:
@@ -203,16 +238,29 @@ class Model(Spec):
     """
 
     architecture: Annotated[str, Field(pattern=r"^[A-Za-z0-9_]{1,64}$")] | None = None
+    """Class name in config.json, as "LlamaForCausalLM". None: not stated."""
     layers: Annotated[int, Field(ge=1, le=1024)] | None = None
+    """Decoder layers. None: not stated."""
     rope: Rope | None = None
+    """Rotary positions of the model: what rope="model" means in an operation. None: it has none."""
     alibi: bool = False
+    """True: positions are ALiBi's slopes."""
     window: Positions | None = None
+    """Tokens that a query on a local layer sees, its own included. None: all."""
     window_pattern: Annotated[tuple[LayerKind, ...], Field(strict=False, min_length=2, max_length=1024)] | None = None
+    """Repeating unit of layers, "local" (windowed) or "full": layer i is window_pattern[i % len]. None: every layer is
+    local where `window` is given.
+    """
     sinks: bool = False
+    """True: each query head has a learned logit in the softmax's denominator (gpt-oss)."""
     qk_norm: Literal["head", "row"] | None = None
+    """RMS norm of Q and K before RoPE: over each "head", or over the whole "row" of heads. None: no norm."""
     logit_softcap: Factor | None = None
+    """Cap of the scores before masking: cap * tanh(score / cap). None: no cap."""
     query_pre_attn_scalar: Factor | None = None
+    """Scores are scaled by its -1/2 power (Gemma). None: by head_dim ** -0.5."""
     mla: Mla | None = None
+    """Ranks of multi-head latent attention. None: the model has none."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Model:

@@ -27,11 +27,21 @@ class RmsNorm(Spec):
     """
 
     over: Literal["head", "row"] = "head"
+    """What the mean runs over: each "head", or a token's whole "row" of heads. Weights: head_dim numbers, or heads *
+    head_dim.
+    """
     eps: Annotated[float, Field(gt=0.0, le=1.0, allow_inf_nan=False)] = 1e-6
+    """Number added to the mean square before the root."""
     weight_offset: Annotated[float, Field(ge=-1e6, le=1e6, allow_inf_nan=False)] = 0.0
+    """Number added to every weight: 1.0 where a checkpoint stores weights around 0 (Gemma)."""
     multiply: Literal["after", "before"] = "after"
+    """"after": x * r is cast to the tensor's dtype, then multiplied by the weights (Llama, Qwen, DeepSeek). "before":
+    multiplied in f32, then cast (Gemma 3).
+    """
     dim: Annotated[int, Field(ge=2, le=2**20)] | None = None
+    """Elements of a head that are normalised, the first ones, over themselves; the weights have as many. None: all."""
     weight_dtype: Literal["same", "f32"] = "same"
+    """Element type of the weights: "same" as the tensor's, or "f32"."""
 
     @model_validator(mode="after")
     def _part_of_a_head(self) -> RmsNorm:

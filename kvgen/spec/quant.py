@@ -21,44 +21,54 @@ NVFP4_GROUP: Final = 16
 
 
 class Block(Spec):
-    """Which elements share a scale: extents along token, head and dim; None means the whole axis."""
+    """Which elements share a scale: extents along token, head and dim."""
 
     token: int | None = Field(default=1, ge=1)
+    """Tokens that share a scale. None: all tokens."""
     head: int | None = Field(default=1, ge=1)
+    """Heads that share a scale; divides kv_heads. None: all heads."""
     dim: int | None = Field(default=None, ge=1)
+    """Elements of a head's row that share a scale; the last group may be shorter. None: the whole row."""
 
 
 class Quant(Spec):
-    """How K or V is stored in fewer bits.
+    """How K or V is stored in fewer bits: codes, and a scale for every `block` of elements.
 
-    Without `scale_dtype` (fp8 only) values are cast, saturating. With it every `block` has a scale: `scale="computed"`
-    chooses it from the block's values as they are written, `scale="given"` reads it from a device array of the caller,
-    `[layers, heads / block.head, dims / block.dim]`, rounded up. `zero` adds a zero point per block (i8 and i4, then
-    unsigned codes).
-
-    `recipe` says how a scale is computed: "amax" (largest magnitude / largest code), "pow2" (the same, rounded up to a
-    power of two, as FlashMLA does), and for nvfp4 (e2m1 with e4m3 scales per 16 elements) "max" (Modular MAX's) or
-    "global" (a given f32 scale a role on top, as TensorRT-LLM and FlashInfer do).
-
-    `place` says where computed scales lie: in a tensor of their own ("pool", `[N', 2, L, P, H, Dg]`; with `own_table`
-    found through a page table of its own), behind the values of their page ("page"), or inside each token's row ("row",
-    latent caches). `order="swizzled"` stores a page's scales in the 128 x 4 tiles that block-scaled tensor-core
-    instructions read.
-
-    `residual=R` quantizes over R tokens (KIVI's keys, `block=Block(token=R, dim=1)`): the newest tokens, fewer than R,
-    stay in `dtype` in a tail of their own until `ops.Seal()` quantizes a full group.
+    Without `scale_dtype` (fp8 only) values are cast, saturating. docs/quantization.md has the rules of rounding, NaN and
+    infinity, and where scales lie.
     """
 
     dtype: CodeName
+    """Codes that are stored: "e4m3" and "e5m2" (fp8), "i8", "i4" and "e2m1" (4 bits, two codes a byte)."""
     scale_dtype: ScaleName | None = None
+    """Element type of scales. None: no scales, values are cast and saturate (fp8 only)."""
     block: Block = Block()
+    """Which elements share a scale. Default: one scale a token and head, for nvfp4 one per 16 dims."""
     scale: Literal["computed", "given"] = "computed"
+    """"computed": a write chooses the scale from the block's values. "given": the caller brings `k_scale` and
+    `v_scale`, `[layers, heads / block.head, dims / block.dim]`, rounded up.
+    """
     zero: bool = False
+    """True: a block has a zero point beside its scale, and codes are unsigned ("i8" and "i4" only)."""
     recipe: Recipe = "amax"
+    """How a scale is computed: "amax", largest magnitude / largest code; "pow2", the same rounded up to a power of two;
+    "max" and "global", the two nvfp4 recipes (docs/quantization.md).
+    """
     place: Literal["pool", "page", "row"] = "pool"
+    """Where computed scales lie: "pool", in tensors of their own; "page", behind the values of their page; "row",
+    inside each token's row (Latent only).
+    """
     order: Literal["linear", "swizzled"] = "linear"
+    """Order of a page's scales: "linear", as `Layout.scales` says; "swizzled", in tiles of 128 tokens x 4 scales, as
+    block-scaled tensor-core instructions read them.
+    """
     own_table: bool = False
+    """True: pages of scales have ids of their own, in `scales_page_table`. False: a page's scales have the page's id.
+    """
     residual: int | None = Field(default=None, ge=2, le=1024)
+    """Tokens that are quantized together (KIVI's keys). The newest tokens, fewer than that, wait unquantized in
+    `k_tail` until ops.Seal(). None: every token is quantized as it is written.
+    """
 
     @property
     def codes(self) -> DType:

@@ -13,18 +13,22 @@ from kvgen.spec.tables import Offsets
 
 
 class Ragged(Cache):
-    """No pages: requests lie one after another in contiguous tensors, request b in the rows [kv_offsets[b],
-    kv_offsets[b + 1]) of them (varlen attention, cross attention, encoders).
+    """No pages: requests lie one after another in contiguous tensors (varlen attention, cross attention, encoders).
 
-    `kv_offsets` says the lengths too, this step's tokens included; its element type is `lengths_dtype`. `total_tokens` is
-    how many rows a tensor has room for (it may show fewer); needed where token lies inside head or dim, else left out.
+    Request b has the rows `[kv_offsets[b], kv_offsets[b + 1])`. `kv_offsets` gives the lengths too, this step's tokens
+    included; its element type is `lengths_dtype`.
     """
 
     layout: Layout = Field(
         default=Layout(k="token head dim", v="token head dim", layers="pointers"), validate_default=True
     )
+    """Axes of the tensors; `token` counts the rows of all requests, and there is no `page`."""
     lengths: Literal["after"] = "after"
+    """"after": `kv_offsets` counts this step's tokens."""
     total_tokens: int | None = Field(default=None, ge=1, le=2**31)
+    """Rows that a tensor has room for; a tensor may show fewer. Needed where token lies inside head or dim, whose
+    strides then depend on it. None: read from the tensors.
+    """
 
     @property
     def page_tokens(self) -> int | None:

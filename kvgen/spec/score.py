@@ -34,7 +34,11 @@ class Tensor(Spec):
     """
 
     dtype: TensorName
+    """Element type of the array."""
     shape: tuple[int | str, ...] = Field(min_length=1, max_length=8, strict=False)
+    """Extents: whole numbers, "q_heads", "kv_heads", "T" (rows of q), "B" (requests), or names that take their size
+    from the call.
+    """
 
     def __init__(self, dtype: TensorName, shape: tuple[int | str, ...] | list[int | str]) -> None:
         self._fill(dtype=dtype, shape=shape)
@@ -104,13 +108,29 @@ class Score(Spec):
     """
 
     softcap: Annotated[float, Field(gt=0.0, le=1e30, allow_inf_nan=False)] | None = None
+    """Cap of the scores: s = softcap * tanh(s / softcap). None: no cap."""
     alibi: bool = False
+    """True: the call brings `alibi_slopes`, f32 `[q_heads]`, and s += slope * (token - position)."""
     relative: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
+    """Distances that have a bias: the call brings `relative_bias[T, q_heads, relative]`, added where 0 <= position -
+    token < relative. None: no such bias.
+    """
     relative_dtype: Literal["same", "f32"] = "same"
+    """Element type of `relative_bias`: "same" as the cache's `dtype`, or "f32"."""
     bias: bool = False
+    """True: the call brings `bias`, f32 `[T, K]`, and s += bias[row, token]; -inf hides the token, and so does a token
+    from K on.
+    """
     tensors: Mapping[str, Tensor] = Field(default_factory=_Names)
+    """Arrays that `function` reads, by the name of its parameter; each is an argument of the launcher."""
     scalars: Mapping[str, ScalarName] = Field(default_factory=_Names)
+    """Numbers that `function` takes, by the name of its parameter: "f32", "i32" or "u32"; each is an argument of the
+    launcher.
+    """
     function: Function | Callable[..., Any] | None = None
+    """Python function f(s, at, ...) that returns the new score. It is run once, on values that record what is done to
+    them, and becomes CUDA. None: no function.
+    """
 
     @field_validator("tensors", "scalars")
     @classmethod

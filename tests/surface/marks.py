@@ -14,19 +14,24 @@ DOCUMENT: Final = HERE.parent.parent / "docs" / "surface.md"
 HEAD: Final = """\
 # The surface of a cache
 
-What kernels and callers written against Modular MAX's KV cache know, by name, and what each name is here. "On the device"
-means `templates/device/cache/kv_cache.cuh` and `operands.cuh` over the set's `cache.cuh`; `Cache` is also the generated class in
-Python, `RoleCache` what its `get_key_cache(layer)` and `get_value_cache(layer)` return, and `TensorOperand` (in
-`kvgen.runtime`) a tensor outside of a cache.
+The names of Modular MAX's KV cache, and what each is in kvgen: for kernels and callers that are ported from MAX. "On the
+device" means `templates/device/cache/kv_cache.cuh` and `operands.cuh` over the set's `cache.cuh`. `Cache` is also the
+generated class in Python, `RoleCache` is what its `get_key_cache(layer)` and `get_value_cache(layer)` return, and
+`TensorOperand` (in `kvgen.runtime`) is a tensor outside of a cache.
 
-Which tokens a ring reaches: `load`, `store`, pointers and `page(b, token)` find a token that is no older than the oldest
-living one, `first_token(length)`, if no other page took its column. Of tokens below the length that is every one of the window
-where the table has columns for it. At or past the length it is one whose page, and all pages before it down to the oldest
-living token's, have columns of their own: what is stored takes nothing living away. With `lengths="before"` the oldest token
-counts as gone there, since this step's first token pushes it out of the window; so that one always has a place where the table
-has columns for the window. A step of more tokens than that leaves the rest to `ops.Append`, which keeps the newest. `stored`,
-gather and scatter take a token below the length by the same rule; `row_idx` and `populate` number the column's page, whoever
-has it.
+Which tokens of a ring are addressable, for `load`, `store`, pointers and `page(b, token)`:
+
+- A token older than the oldest live token, `first_token(length)`, is not. A token whose table column holds another page is
+  not.
+- A token below the length is addressable if it is in the window and the table has columns for the window. `stored`, gather
+  and scatter follow the same rule.
+- A token at or beyond the length is addressable only if its page and every page back to the oldest live token have distinct
+  table columns, so that a store cannot overwrite a live token. With `lengths="before"` the oldest token counts as gone
+  there, since the step's first token pushes it out of the window; so one new token always has a place if the table has
+  columns for the window.
+- If a step has more tokens than that, `ops.Append` stores the newest ones.
+
+`row_idx` and `populate` give the page in a token's column without this check.
 
 Written by `python -m tests.surface.marks` from `tests/surface/names.toml` and the tests that prove the names.
 """

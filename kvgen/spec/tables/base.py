@@ -24,7 +24,11 @@ class PageTable(Spec):
     second_table: ClassVar[bool] = False
 
     dtype: IndexName = "u32"
+    """Element type of the page table's entries."""
     id_multiplier: int = Field(default=1, ge=1, le=2**20)
+    """Factor from a table entry to a page of the pool: page = entry * id_multiplier, checked against the pool after
+    scaling. 1: an entry is the page's number.
+    """
 
     @property
     def counts_tokens(self) -> bool:

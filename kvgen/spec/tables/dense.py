@@ -8,12 +8,12 @@ from kvgen.spec.tables.base import PageTable
 
 
 class Dense(PageTable):
-    """`page_table[batch, max_pages]`: MAX, vLLM, FlashMLA, FlashAttention.
-
-    `align` promises that every row begins at a multiple of so many entries (checked when bound): the accessor's
-    `populate` then reads that many at once.
-    """
+    """`page_table[B, max_pages]`: MAX, vLLM, FlashMLA, FlashAttention."""
 
     second_table: ClassVar[bool] = True
     kind: Literal["dense"] = "dense"
+    """Which form this is; set by the class."""
     align: Literal[1, 2, 4, 8] = 1
+    """Entries that the start of every table row is a multiple of; checked when a `Cache` is made. The accessor's
+    `populate` then reads that many entries at once. 1: no promise.
+    """

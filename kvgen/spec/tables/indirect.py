@@ -15,5 +15,8 @@ class Indirect(PageTable):
 
     token_slots: ClassVar[bool] = True
     kind: Literal["indirect"] = "indirect"
+    """Which form this is; set by the class."""
     dtype: IndexName = "i32"
+    """Element type of `req_to_token`, whose entries are token slots."""
     request_dtype: IndexName = "i64"
+    """Element type of `request_ids[B]`, the row of `req_to_token` that each request of the batch has."""

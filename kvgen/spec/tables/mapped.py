@@ -17,5 +17,8 @@ class Mapped(PageTable):
     """
 
     kind: Literal["mapped"] = "mapped"
+    """Which form this is; set by the class."""
     dtype: IndexName = "i32"
+    """Element type of `page_table[requests, max_pages]`."""
     request_dtype: IndexName = "i32"
+    """Element type of `idx_mapping[B]`, the row of `page_table` that each request of the batch has."""

@@ -15,6 +15,7 @@ class Offsets(PageTable):
     """
 
     kind: Literal["offsets"] = "offsets"
+    """Which form this is; set by the class."""
 
     @property
     def counts_tokens(self) -> bool:

@@ -12,4 +12,6 @@ class PerKV(PageTable):
 
     separate_kv: ClassVar[bool] = True
     kind: Literal["per_kv"] = "per_kv"
+    """Which form this is; set by the class."""
     dtype: IndexName = "i32"
+    """Element type of `page_table[B, 2, max_pages]`."""

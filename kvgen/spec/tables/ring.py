@@ -17,4 +17,6 @@ class Ring(PageTable):
 
     drops_tokens: ClassVar[bool] = True
     kind: Literal["ring"] = "ring"
+    """Which form this is; set by the class."""
     window: int = Field(ge=1, le=2**31 - 1)
+    """Newest tokens of a request that stay in the cache. Older ones are overwritten."""

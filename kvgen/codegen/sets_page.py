@@ -1,0 +1,60 @@
+"""README.md of the output folder: every generated set with its heads, its cache and its operations."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from kvgen.spec.cache import Paged
+from kvgen.spec.loader import LoadedSet
+from kvgen.spec.quant import Quant
+
+PATH: Final = "README.md"
+_HEAD: Final = """# Generated kernel sets
+
+One folder a set: `cache.cuh`, a `.cu` a kernel, typed launchers in `__init__.py`. `device/` is the library that they include.
+Change the spec, then run `kvgen build`.
+
+Heads are query heads / KV heads x elements of a KV head. A layout has its axes slowest first, a tensor before and after a slash.
+
+| set | what | heads | cache | tokens a page | page table | operations |
+|---|---|---|---|---|---|---|
+"""
+_ROW: Final = re.compile(r"^\| \[(\w+)\]\(\1/\), .*$", re.MULTILINE)
+
+
+def sets_page(sets: list[LoadedSet], before: str = "") -> str:
+    """The page, without a banner: a row a set, by name.
+
+    Rows of other sets are kept from the page `before`: for a build that loads only some of the specs.
+    """
+    rows = {m[1]: m[0] for m in _ROW.finditer(before)} | {s.kernels.name: _row(s) for s in sets}
+    return _HEAD + "".join(f"{rows[name]}\n" for name in sorted(rows))
+
+
+def _row(loaded: LoadedSet) -> str:
+    kernels, cache = loaded.kernels, loaded.kernels.cache
+    layout = cache.layout.kv or " / ".join(t for t in (cache.layout.k, cache.layout.rope, cache.layout.v) if t)
+    pages = f"{cache.page_size}" if isinstance(cache, Paged) else "none" if cache.ragged else "a block a request"
+    stored = " / ".join(dict.fromkeys(_stored(cache.dtype, quant) for quant in cache.quants.values()))
+    cells = (
+        f"[{kernels.name}]({kernels.name}/), `{loaded.source}`",
+        _first_line(loaded.doc),
+        f"{kernels.q_heads}/{cache.kv_heads} x {cache.head_dim}",
+        f"{stored} `{layout}`",
+        pages,
+        cache.page_table.kind,
+        ", ".join(op.name for op in kernels.ops),
+    )
+    return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
+
+
+def _first_line(doc: str) -> str:
+    return " ".join(doc.split("\n\n")[0].split())
+
+
+def _stored(dtype: str, quant: Quant | None) -> str:
+    if quant is None:
+        return dtype
+    scales = f", {quant.scale_dtype} scales" if quant.scale_dtype else ""
+    return f"{quant.dtype}{scales}{' and zeros' if quant.zero else ''}"
