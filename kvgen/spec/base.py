@@ -16,6 +16,11 @@ _SHOWN: Final = 80  # characters of a value in a message
 _MODELS: Final = "\0"  # in a line, until all members of a union are known
 
 
+def zero_is_none(value: Any) -> Any:
+    """A field's value before it is checked: 0 stands for None, as engines and config files write "no window"."""
+    return None if type(value) is int and value == 0 else value
+
+
 class Spec(BaseModel):
     """Frozen, keyword-only, refusing unknown fields."""
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
-from kvgen.spec.base import Spec
+from kvgen.spec.base import Spec, zero_is_none
 
 Tree = Literal["packed", "mask"]
 Extent = Annotated[int, Field(le=2**31 - 1)]
@@ -23,13 +23,13 @@ class Mask(Spec):
 
     causal: bool = True
     """True: a row sees no token after its position. False: it sees those too."""
-    window: Extent | None = None
+    window: Annotated[Extent | None, BeforeValidator(zero_is_none)] = None
     """Tokens that a row sees, the token at its position included: token > position - window. With causal=False, tokens
-    after the position stay visible. None: no window.
+    after the position stay visible. None or 0: no window.
     """
-    chunk: Extent | None = None
+    chunk: Annotated[Extent | None, BeforeValidator(zero_is_none)] = None
     """Tokens of a chunk: a row sees those with token // chunk == position // chunk (with `causal`, Llama 4's chunked
-    attention). None: no chunks.
+    attention). None or 0: no chunks.
     """
     padding: bool = False
     """True: the call brings `valid_tokens[B]`, of the operation's index dtype, and of request b only the first
@@ -52,7 +52,7 @@ class Mask(Spec):
         for name, value in (("window", self.window), ("chunk", self.chunk)):
             if value is not None and value < 1:
                 raise ValueError(
-                    f"{name}: got {value}; a row sees at least its own token, so the least {name} is 1; None is no {name}"
+                    f"{name}: got {value}; a row sees at least its own token, so the least {name} is 1; None or 0 is no {name}"
                 )
         if self.tree == "packed" and not self.causal:
             raise ValueError(

@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 from types import FunctionType
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import Field, ValidationInfo, field_serializer, field_validator, model_validator
+from pydantic import BeforeValidator, Field, ValidationInfo, field_serializer, field_validator, model_validator
 
 from kvgen.expr.score_c import Elements, Names, Printer
 from kvgen.expr.score_errors import TraceError
 from kvgen.expr.score_trace import FULL, WORD, Graph, Kind, Place, TensorArgument, Value, describe, lift, to_float
-from kvgen.spec.base import Spec
+from kvgen.spec.base import Spec, zero_is_none
 from kvgen.spec.sources import shown_path
 
 TensorName = Literal["f32", "f16", "bf16", "i32", "u32", "i8", "u8"]
@@ -111,9 +111,9 @@ class Score(Spec):
     """Cap of the scores: s = softcap * tanh(s / softcap). None: no cap."""
     alibi: bool = False
     """True: the call brings `alibi_slopes`, f32 `[q_heads]`, and s += slope * (token - position)."""
-    relative: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
+    relative: Annotated[Annotated[int, Field(ge=1, le=2**31 - 1)] | None, BeforeValidator(zero_is_none)] = None
     """Distances that have a bias: the call brings `relative_bias[T, q_heads, relative]`, added where 0 <= position -
-    token < relative. None: no such bias.
+    token < relative. None or 0: no such bias.
     """
     relative_dtype: Literal["same", "f32"] = "same"
     """Element type of `relative_bias`: "same" as the cache's `dtype`, or "f32"."""

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import Final
 
 from kvgen.errors import ToolError
@@ -50,12 +52,13 @@ def read_source(given: str) -> Source:
     place = _loading.get()
     _check_name(given, given)
     if place is None:
-        if not Path(given).is_absolute():
+        folder = _folder_of_caller()
+        if folder is None and not Path(given).is_absolute():
             raise ValueError(
-                f"source: got {given!r}; only a spec file has a folder for it to be relative to, and only while "
-                "kvgen loads it (`kvgen build`, `kvgen show`); elsewhere give an absolute path, or text="
+                f"source: got {given!r}; it is relative to the file that makes the spec, and there is none; give an absolute "
+                "path, or text="
             )
-        path, shown = Path(given), Path(given).as_posix()
+        path, shown = Path(folder or "/") / given, Path(given).as_posix()
     else:
         if Path(given).is_absolute():
             raise ValueError(
@@ -77,6 +80,17 @@ def _relative(given: str, place: Place) -> str:
     if not Path(path).is_relative_to(place.root):
         return ", as 'kernels/dump.cu', and from inside the project; copy it there"
     return f": write {Path(os.path.relpath(path, place.folder)).as_posix()!r}"
+
+
+def _folder_of_caller() -> Path | None:
+    """The folder of the file that makes the spec where kvgen does not load it: of a spec that is imported, of a test."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        name, file = frame.f_globals.get("__name__", ""), frame.f_globals.get("__file__")
+        if file and str(name).partition(".")[0] not in ("kvgen", "pydantic", "pydantic_core"):
+            return Path(str(file)).absolute().parent
+        frame = frame.f_back
+    return None
 
 
 def _check_name(name: str, given: str) -> None:

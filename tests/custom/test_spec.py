@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import random
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +43,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"name": "Fill"}, "name: got 'Fill'"),
     ({"text": None}, "source: got neither source nor text"),
     ({"source": "/x.cu"}, "source: got text beside source"),
-    ({"text": None, "source": "x.cu"}, "only a spec file has a folder"),
+    ({"text": None, "source": "x.cu"}, "tests/custom/x.cu: cannot be read (No such file"),
     ({"text": None, "source": "/no/such.cu"}, "source: got '/no/such.cu'; /no/such.cu: cannot be read (No such file"),
     ({"text": KERNEL.replace("void fill", "void other")}, "no __global__ function called 'fill' (it has other)"),
     ({"text": "// __global__ void fill(\n"}, "no __global__ function called 'fill' (it has none)"),
@@ -219,3 +222,18 @@ def test_the_source_of_a_set_in_memory_is_absolute(tmp_path: Path) -> None:
 
 def test_the_vocabulary_is_exported() -> None:
     assert {"Array", "Custom", "Scalar", "Size", "TensorMap"} <= set(dir(ops))
+
+
+def test_a_spec_with_a_kernel_of_its_own_can_be_imported(tmp_path: Path) -> None:
+    """Its file is found beside it, as when kvgen loads it; without a file there is nothing that it could be relative to."""
+    (tmp_path / "kernels").mkdir()
+    (tmp_path / "kernels" / "fill.cu").write_text(KERNEL)
+    made = "from kvgen import ops\nop = ops.Custom(name='fill', source='kernels/fill.cu', grid='N')\n"
+    (tmp_path / "mine.py").write_text(made)
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join((str(tmp_path), str(Path(__file__).parents[2])))}
+    outcomes = [
+        subprocess.run([sys.executable, "-c", program], cwd="/", env=environment, capture_output=True, text=True)
+        for program in ("import mine; print(mine.op.name)", made)
+    ]
+    assert outcomes[0].stdout == "fill\n", outcomes[0].stderr
+    assert "it is relative to the file that makes the spec, and there is none" in outcomes[1].stderr

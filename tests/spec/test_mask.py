@@ -14,10 +14,10 @@ from tests.spec.test_validation import mistakes
 
 CASES: Final[list[tuple[dict[str, Any], str]]] = [
     (
-        {"window": 0},
-        "window: got 0; a row sees at least its own token, so the least window is 1; None is no window",
+        {"window": -1},
+        "window: got -1; a row sees at least its own token, so the least window is 1; None or 0 is no window",
     ),
-    ({"chunk": -3}, "chunk: got -3; a row sees at least its own token, so the least chunk is 1; None is no chunk"),
+    ({"chunk": -3}, "chunk: got -3; a row sees at least its own token, so the least chunk is 1; None or 0 is no chunk"),
     ({"window": 2**31}, "Mask.window: got 2147483648; input should be less than or equal to 2147483647"),
     (
         {"tree": "packed", "causal": False},
@@ -148,3 +148,7 @@ def test_ranges_never_go_back() -> None:
     for name, found in ask({n: (m, None) for n, m in MASKS.items()}, columns, no_score, arguments).items():
         assert (np.diff(found.first) >= 0).all() and (np.diff(found.end) >= 0).all(), name
         assert (found.end <= 2**32 - 2).all() and (found.first <= positions).all(), name
+
+
+def test_no_window_and_no_chunk_may_be_written_as_0() -> None:
+    assert Mask(window=0, chunk=0) == Mask() and Mask(window=0).window is None

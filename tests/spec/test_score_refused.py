@@ -276,7 +276,7 @@ def test_a_function_that_is_no_expression(function: Callable[..., Any], tensors:
 FIELDS: Final[list[tuple[dict[str, Any], str]]] = [
     ({"softcap": 0.0}, "Score.softcap: got 0.0; input should be greater than 0"),
     ({"softcap": float("inf")}, "Score.softcap: got inf; input should be a finite number"),
-    ({"relative": 0}, "Score.relative: got 0; input should be greater than or equal to 1"),
+    ({"relative": -1}, "Score.relative: got -1; input should be greater than or equal to 1"),
     (
         {"relative_dtype": "f32"},
         "relative_dtype: got 'f32' without relative; it is the dtype of its argument; leave it out",
