@@ -48,6 +48,8 @@ SETS = {
         ),
         _set("eight", _paged("bf16", 1, 128, 64, lengths="after"), 7, 8, split="invariant", chunk=64),
         _set("wide", _paged("f16", 1, 512, 16), 16, 1, out_dtype="bf16"),
+        # Q read from shared memory for codes: two fragments of K a word.
+        _set("wide_codes", _paged("bf16", 1, 512, 16, quant=Quant(dtype="e4m3", scale_dtype="f32")), 16, 1),
         _set("falcon", _paged("bf16", 1, 32, 16, layout="page kv layer token dim"), 71, 2),
         _set("narrow", _paged("f16", 3, 8, 1, lengths="after"), 3, 4, scale=0.7),
         _set(
