@@ -81,11 +81,11 @@ def actions() -> list[tuple[str, Callable[[], object], float | None]]:
     from generated.llama3_8b import Cache, append, decode
 
     pool = DeviceArray((4096, 2, LAYERS, 16, 8, 128), "|V2", 1 << 32, "bfloat16")
-    lengths, table = DeviceArray((BATCH,), "<u4", 1 << 20), DeviceArray((BATCH, 256), "<u4", 1 << 21)
+    lengths, table = DeviceArray((BATCH,), "<i4", 1 << 20), DeviceArray((BATCH, 256), "<i4", 1 << 21)
     cache = Cache(pool, lengths=lengths, page_table=table)
     q, q_out, out = (DeviceArray((BATCH, 32, 128), "|V2", n << 24, "bfloat16") for n in (1, 2, 3))
     k, v = (DeviceArray((BATCH, 8, 128), "|V2", n << 24, "bfloat16") for n in (4, 5))
-    offsets = DeviceArray((BATCH + 1,), "<u4", 1 << 22)
+    offsets = DeviceArray((BATCH + 1,), "<i4", 1 << 22)
     workspace = decode.workspace(BATCH, device="cuda:0")
     rows = append.bind(cache[0], q, k, v, q_out, offsets)
     appends = [append.bind(layer, q, k, v, q_out, offsets) for layer in cache]

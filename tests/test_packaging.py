@@ -40,12 +40,12 @@ import numpy as np
 from engine.kernels.small import Cache, append, decode, gather
 
 pool = np.zeros((3, 2, 1, 4, 2, 16), np.float16)
-cache = Cache(pool, lengths=np.array([3], np.uint32), page_table=np.array([[2, 0]], np.uint32))
+cache = Cache(pool, lengths=np.array([3], np.int32), page_table=np.array([[2, 0]], np.int32))
 k = np.arange(2 * 2 * 16, dtype=np.float16).reshape(2, 2, 16)
-append(cache[0], k, k + 1, np.array([0, 2], np.uint32))
+append(cache[0], k, k + 1, np.array([0, 2], np.int32))
 assert (pool[2, 0, 0, 3] == k[0]).all() and (pool[0, 1, 0, 0] == k[1] + 1).all()
 out_k, out_v = np.empty_like(k), np.empty_like(k)
-gather(cache[0], np.array([0, 2], np.uint32), out_k, out_v, starts=np.array([3], np.uint32))
+gather(cache[0], np.array([0, 2], np.int32), out_k, out_v, starts=np.array([3], np.int32))
 assert (out_k == k).all() and (out_v == k + 1).all()
 print("used", pool.sum())
 """

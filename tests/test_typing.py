@@ -13,7 +13,7 @@ ROOT: Final = Path(__file__).resolve().parent.parent
 RIGHT: Final = """
 import numpy as np
 from kvgen import ErrorWord
-from generated.llama3_8b import Cache, append, decode, gather
+from generated.engine_llama3_8b import Cache, append, copy_pages, decode, gather
 
 array = np.zeros(1, np.float32)
 cache = Cache.empty(layers=2, requests=1, pages=4)
@@ -26,9 +26,17 @@ rows = gather(cache[1], array, array, array, starts=None).k_out
 later = cache.step(array, max_cache_length=7)
 bound = append.bind(later[1], array, array, array, array, array, stream=0)
 bound(cache=cache[1], q=out, k=rows)
+copy_pages(cache, array, check=True)
 """
 
 WRONG: Final = (
+    "append(cache[0], array, array, array, array, array).launch()",
+    "append.bind(cache[0], array, array, array, array)",
+    "append.bind(cache, array, array, array, array, array)",
+    "append.bind(cache[0], array, array, array, array, array).launch()",
+    'decode.bind_plan(cache[0], workspace, rows="3")',
+    "copy_pages(cache[0], array)",
+    "copy_pages.check(cache, array, num=array)",
     'append(cache[0], "q", array, array, array, array)',
     "append(cache[0], array, None, array, array, array)",
     "append(cache, array, array, array, array, array)",

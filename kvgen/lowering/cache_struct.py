@@ -19,7 +19,9 @@ def _scale_fields(cache: Cache) -> list[Field]:
         found += [
             Pool("k_tail", cache.dtype),
             Size("k_tail_stride", "i64", "k_tail_stride"),
-            Array("k_sealed", "u32", ("B",), access="inout", untrusted=True, doc=doc),
+            Array(
+                "k_sealed", cache.lengths_dtype, ("B",), access="inout", untrusted=True, doc=doc, field="lengths_dtype"
+            ),
         ]
     return found
 

@@ -45,7 +45,7 @@ class ToDense(PageListOp):
     """
 
     kind: ClassVar[str] = "to_dense"
-    table_dtype: IndexName = "u32"
+    table_dtype: IndexName = "i32"
     """Element type of `page_table`."""
 
     def check(self, kernels: KernelSet) -> None:

@@ -110,7 +110,10 @@ class Rows:
 
     def _waiting(self, b: int, position: int) -> Raw | None:
         """A copy of a token in the tail; None where readers find it in its page."""
-        if self.tail is None or self.sealed is None or position < int(self.sealed[b]):
+        if self.tail is None or self.sealed is None:
+            return None
+        sealed = int(self.sealed[b])
+        if sealed < 0 or position < sealed:  # a negative number is read as the largest one
             return None
         return np.array(self.tail[b, position % self.residual])
 

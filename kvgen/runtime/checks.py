@@ -182,7 +182,8 @@ def _wrong_address(array: ArrayView, name: str, align: int) -> ArgumentError:
 def _wrong_dtype(array: ArrayView, name: str, dtype: str | tuple[str, ...], field: str | None) -> ArgumentError:
     valid = dtype if isinstance(dtype, str) else " or ".join(dtype)
     source = f", {field} of the spec" if field else ""
-    return ArgumentError(f"{name}: got dtype {array.dtype}; it must be {valid}{source}; pass a {valid} array")
+    article = "an" if valid[0] in "efi" else "a"  # an e4m3, an f32, an i32
+    return ArgumentError(f"{name}: got dtype {array.dtype}; it must be {valid}{source}; pass {article} {valid} array")
 
 
 def _wrong_shape(

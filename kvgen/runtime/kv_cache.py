@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Final, Self, SupportsIndex
 from kvgen.errors import ArgumentError
 from kvgen.plan.params import Array, Pool, Size
 from kvgen.runtime.arrays import ArrayView, view
-from kvgen.runtime.checks import Dims
+from kvgen.runtime.checks import Dims, check
 from kvgen.runtime.empty_cache import empty_pools, empty_tables, sizes_of
 from kvgen.runtime.layer_cache import LayerCache, SizesKey, StepLayers
 from kvgen.runtime.module import Module
@@ -161,6 +161,7 @@ class BaseCache:
         self, pool: PoolLayers, tables: Dims, memory: tuple[Memory, ...], read: dict[str, ArrayView]
     ) -> StepLayers:
         """What the layers of `pool` have in common in this step."""
+        self._hold_requests(pool, tables)
         dims = Dims(pool.dims)
         dims.update(tables)
         dims.origin = pool.dims.origin | tables.origin
@@ -176,6 +177,14 @@ class BaseCache:
         footprint = Footprint.of((*spans_of(memory), *self._table_spans))
         values = [held.get(f.name, 0) for f in self.FIELDS]
         return StepLayers(dims, SizesKey(dims), values, read, memory, footprint)
+
+    def _hold_requests(self, pool: PoolLayers, tables: Dims) -> None:
+        """Raise ArgumentError where a tensor of the pool, as a tail, is for other requests than the tables."""
+        for tensor, (name, found, _) in zip(self.TENSORS, pool.memory, strict=True):
+            if self.has_tables and any(n in tables for n in tensor.shape):
+                dims = Dims(tables)
+                dims.origin = tables.origin | {}
+                check(found, name, dtype=tensor.dtype, shape=tensor.shape, dims=dims, strides=tensor.strides)
 
     def _layer(self, number: int) -> LayerCache:
         """A layer, whose struct is packed when it is first asked for."""

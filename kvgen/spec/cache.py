@@ -197,7 +197,7 @@ class Continuous(Cache):
     """Tokens that a block has room for. None: read from the pool at run time, which the layout must allow (token
     outside of head and dim).
     """
-    table_dtype: IndexName = "u32"
+    table_dtype: IndexName = "i32"
     """Element type of `lookup_table[B]`, the block of each request."""
 
     @property

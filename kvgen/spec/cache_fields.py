@@ -88,7 +88,7 @@ class CacheFields(Spec):
     """What `lengths[b]` counts: "before", the tokens stored before this step (Modular MAX); "after", those and this
     step's new ones (vLLM, FlashInfer).
     """
-    lengths_dtype: IndexName = "u32"
+    lengths_dtype: IndexName = "i32"
     """Element type of `lengths`, and of the index arrays of operations that state no type of their own."""
     stores: Literal["kv", "k"] = "kv"
     """"kv": a token has K and V. "k": a token has one row, K (latent rows, indexers)."""

@@ -215,7 +215,7 @@ class Scene:
                     tensor.array[...] = self.scales(math.prod(tensor.shape), spec.dtypes[0]).reshape(tensor.shape)
         if cache.storage.residual:
             full = [n // 8 * 8 for n in self.lengths]
-            self.tables["k_sealed"] = np.array([max(0, full[0] - 8), full[1], 0], np.uint32)
+            self.tables["k_sealed"] = np.array([max(0, full[0] - 8), full[1], 0], dtype(cache.lengths_dtype).numpy())
 
     def scales(self, count: int, kind: str) -> Raw:
         """Numbers as scales may be: of any size that keeps products finite, and some 0, infinity and NaN."""

@@ -108,7 +108,7 @@ def test_rows_of_huge_pools(align: int, apart: int, pages: int, role: str) -> No
     offset = -raw.ctypes.data % 64 // 8
     table = raw[offset : offset + 16].reshape(1, 16)[:, :columns]
     table[:] = wide[:, :columns]
-    tables = {"lengths": np.array([7], np.uint32), "page_table": table}
+    tables = {"lengths": np.array([7], np.int32), "page_table": table}
     pitch, scale_pitch = apart * TOKENS, 3 * TOKENS
     tokens = (columns + 3) // 4 * 64
     out = {"rows": np.zeros((tokens, 4), np.uint64), "tiles": np.zeros(tokens, np.uint32)}
@@ -150,7 +150,7 @@ def test_the_host_says_the_same() -> None:
     made = config(1)
     package = build(kernel_set(made, ops.Gather(), of="far_host"))
     pool = np.zeros((1, 2, 1, TOKENS, HEADS, DIM), np.uint8)
-    tables = {"lengths": np.array([7], np.uint32), "page_table": np.zeros((1, 1), np.int64)}
+    tables = {"lengths": np.array([7], np.int32), "page_table": np.zeros((1, 1), np.int64)}
     cache = package.Cache(pool=pool, scales=np.zeros((1, 2, 1, TOKENS, HEADS, 1), np.float32), **tables)
     first = cache.get_key_cache(0)
     pitch = 2 * TOKENS

@@ -83,7 +83,7 @@ def test_everything_runs_on_it(kind: str, v_dim: int, device: str) -> None:
     lengths = scene.tables["lengths"]
     lengths[:] = [7, 3, 0]
     value, count = dtype(kind).numpy(), np.array([5, 1, 2])
-    offsets = np.cumsum([0, *count]).astype(np.uint32)
+    offsets = np.cumsum([0, *count]).astype(np.int32)
     new = [scene.rng.standard_normal((8, r.heads, r.dim)).astype(value) for r in scene.rows()]
     memory = scene.snapshot()
     append(scene.view, scene.rows(memory), new, row_offsets=offsets)

@@ -50,7 +50,7 @@ def asked(window: int, page: int, columns: int, lengths: Lengths, *, stores: boo
     )  # fmt: skip
     package = build(KernelSet(name=f"ring_{window}_{page}_{lengths}", q_heads=1, cache=cache, ops=[op]))
     counts = [*range(TOKENS - 6), -1]
-    table = np.random.default_rng(1).permutation(len(counts) * columns).reshape(len(counts), columns).astype(np.uint32)
+    table = np.random.default_rng(1).permutation(len(counts) * columns).reshape(len(counts), columns).astype(np.int32)
     pool = np.zeros((len(counts) * columns + 1, 1, 2, page, 1, 8), bfloat16)
     pool[:, 0, 0, :, 0, 0] = np.arange(pool.shape[0] * page).reshape(-1, page) % 256
     before, out = pool.copy(), np.zeros((len(counts), TOKENS, 4), np.float32)

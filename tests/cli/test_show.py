@@ -61,7 +61,7 @@ def test_plan(project: Folder) -> None:
     assert "token * 256 + head * 128 + dim" in said
     assert "wide_append from templates/ops/append.cu.j2" in said
     fields, kernels = said.split("\n  Cache: the struct that every kernel takes first\n")[1].split("\n\n", 1)
-    assert re.search(r"page_table +u32\[B, M\] +in, strided, untrusted\n", fields)
+    assert re.search(r"page_table +i32\[B, M\] +in, strided, untrusted\n", fields)
     assert "page_table" not in kernels
     found = json.loads(project.kvgen("show", "wide/gather", "--plan", "--json").stdout)
     assert [kernel["op"] for kernel in found[0]["kernels"]] == ["gather"]

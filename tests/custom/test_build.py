@@ -100,7 +100,7 @@ def test_an_error_of_nvrtc_names_the_users_line(write: Write) -> None:
 def test_an_error_at_the_launch_does_too(write: Write) -> None:
     project = write(KERNEL.replace("by * x", "bye * x"))
     project.kvgen("build")
-    pool, lengths, table = np.zeros((1, 2, 1, 16, 2, 64), bfloat16), np.zeros(1, np.uint32), np.zeros((1, 1), np.uint32)
+    pool, lengths, table = np.zeros((1, 2, 1, 16, 2, 64), bfloat16), np.zeros(1, np.int32), np.zeros((1, 1), np.int32)
     with generated(project.out, "own") as package:
         cache = package.Cache(pool, lengths=lengths, page_table=table)
         with pytest.raises(CompileError) as raised:

@@ -103,15 +103,15 @@ def test_the_documents_kernel_reads_values_whatever_is_stored(name: str, tmp_pat
     build(tmp_path / "out", KernelSet(name=name, q_heads=heads, cache=cache, ops=(ops.Append(), ops.Gather(), op)))
     rng = np.random.default_rng(0)
     rows = [rng.standard_normal((28, cache.kv_heads, cache.head_dim)).astype(bfloat16) for _ in cache.stores]
-    offsets, table = np.array([0, 19, 28], np.uint32), np.array([[5, 1], [2, 4]], np.uint32)
+    offsets, table = np.array([0, 19, 28], np.int32), np.array([[5, 1], [2, 4]], np.int32)
     with generated(tmp_path / "out", name) as package:
         memory = {}
         for t in package.Cache.TENSORS:
             kind = t.dtype if isinstance(t.dtype, str) else t.dtype[0]
             memory[t.name] = np.zeros([n if isinstance(n, int) else sizes[n] for n in t.shape], dtype(kind).numpy())
-        layer = package.Cache(**memory, lengths=np.zeros(2, np.uint32), page_table=table)[1]
+        layer = package.Cache(**memory, lengths=np.zeros(2, np.int32), page_table=table)[1]
         package.append(layer, *rows, offsets)
-        layer = package.Cache(**memory, lengths=np.array(counts, np.uint32), page_table=table)[1]
+        layer = package.Cache(**memory, lengths=np.array(counts, np.int32), page_table=table)[1]
         stored = [np.zeros_like(r) for r in rows]
         package.gather(layer, offsets, *stored)
         q, scores = (

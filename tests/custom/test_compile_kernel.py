@@ -31,7 +31,7 @@ def make(source: Any = KERNEL, **fields: Any) -> Any:
 
 
 def layer(kernel: Any) -> Any:
-    tables = {"lengths": np.zeros(2, np.uint32), "page_table": np.zeros((2, 1), np.uint32)}
+    tables = {"lengths": np.zeros(2, np.int32), "page_table": np.zeros((2, 1), np.int32)}
     return kernel.Cache(np.zeros((2, 2, 1, 4, 1, 8), np.float16), **tables)[0]
 
 
@@ -111,7 +111,7 @@ kernel = kvgen.compile_kernel(
     sys.argv[1], cache=Paged(dtype="f16", kv_heads=1, head_dim=8, page_size=4),
     params=(ops.Array("x", "f32", ("N",), "inout"), ops.Size("n", "N"), ops.Scalar("by", "f32")), grid="ceil_div(N, 128)",
 )
-tables = dict(lengths=np.zeros(2, np.uint32), page_table=np.zeros((2, 1), np.uint32))
+tables = dict(lengths=np.zeros(2, np.int32), page_table=np.zeros((2, 1), np.int32))
 x = np.ones(3, np.float32)
 kernel(kernel.Cache(np.zeros((2, 2, 1, 4, 1, 8), np.float16), **tables)[0], x, 7)
 print(kernel.folder, x.sum())

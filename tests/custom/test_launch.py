@@ -88,7 +88,7 @@ class Call:
     """A right call of `every`."""
 
     def __init__(self, package: ModuleType) -> None:
-        tables = {"lengths": np.zeros(3, np.uint32), "page_table": np.zeros((3, 1), np.uint32)}
+        tables = {"lengths": np.zeros(3, np.int32), "page_table": np.zeros((3, 1), np.int32)}
         self.package = package
         self.cache = package.Cache(np.zeros((2, 2, 5, 16, 2, 64), bfloat16), **tables)
         self.out = np.zeros(16, np.uint32)
@@ -117,7 +117,7 @@ def test_in_place(every: ModuleType) -> None:
     with pytest.raises(ArgumentError, match=lies_in.format("rows") + "$"):
         call(rows=rows, out=rows.view(np.uint32)[0, :16])
     with pytest.raises(ArgumentError, match=lies_in.format("lengths")):
-        tables = {"lengths": np.zeros(16, np.uint32), "page_table": np.zeros((16, 1), np.uint32)}
+        tables = {"lengths": np.zeros(16, np.int32), "page_table": np.zeros((16, 1), np.int32)}
         call.cache = call.package.Cache(np.zeros((2, 2, 5, 16, 2, 64), bfloat16), **tables)
         call(out=tables["lengths"])
 
@@ -247,7 +247,7 @@ def test_an_empty_grid_launches_nothing_and_sizes_may_be_called_d(tmp_path: Path
     cache = Paged(dtype="bf16", kv_heads=2, head_dim=64, page_size=16)
     build(tmp_path, KernelSet(name="sets", q_heads=4, cache=cache, ops=(op,)))
     with generated(tmp_path, "sets") as package:
-        tables = {"lengths": np.zeros(3, np.uint32), "page_table": np.zeros((3, 1), np.uint32)}
+        tables = {"lengths": np.zeros(3, np.int32), "page_table": np.zeros((3, 1), np.int32)}
         layer = package.Cache(np.zeros((2, 2, 5, 16, 2, 64), bfloat16), **tables)[0]
         package.own(layer, np.zeros((3, 0), np.float32))
         with pytest.raises(Exception, match=r"before griddepcontrol\.wait"):
@@ -295,7 +295,7 @@ def test_a_tensor_copy(tmp_path: Path) -> None:
     plan = TensorMapPlan("own", "f32", source.ctypes.data, (16, 6), (64,), (8, 4), ("column", "row"), 0, 8, 4, 1)
     to = np.zeros((4, 8), np.float32)
     with generated(tmp_path, "copies") as package:
-        tables = {"lengths": np.zeros(1, np.uint32), "page_table": np.zeros((1, 1), np.uint32)}
+        tables = {"lengths": np.zeros(1, np.int32), "page_table": np.zeros((1, 1), np.int32)}
         layer = package.Cache(np.zeros((1, 2, 1, 16, 2, 64), bfloat16), **tables)[0]
         CHECK(package.box, layer, encode(plan, "cpu"), 4, source, to)
     assert (to[:2] == source[4:, 4:12]).all() and not to[2:].any()

@@ -84,13 +84,13 @@ POOLS: dict[str, tuple[str, str, Change, str]] = {
     "tail_requests": (KIVI, "k_tail", lambda a: a[:, :1], "k_tail: got shape ("),
     "tail_dtype": (KIVI, "k_tail", lambda a: a.astype(np.float32), "k_tail: got dtype f32; it must be bf16"),
     "tail_places": (KIVI, "k_tail", strided(1, 64), "k_tail: got stride "),
-    "sealed_dtype": (KIVI, "k_sealed", lambda a: a.astype(np.int32), "k_sealed: got dtype i32; it must be u32"),
-    "sealed_requests": (KIVI, "k_sealed", lambda a: np.zeros(3, np.uint32), "k_sealed: got shape (3,)"),
+    "sealed_dtype": (KIVI, "k_sealed", lambda a: a.astype(np.uint32), "k_sealed: got dtype u32; it must be i32"),
+    "sealed_requests": (KIVI, "k_sealed", lambda a: np.zeros(3, np.int32), "k_sealed: got shape (3,)"),
     "scale_table_dtype": (
         OWN,
         "scales_page_table",
         lambda a: a.astype(np.int64),
-        "scales_page_table: got dtype i64; it must be u32",
+        "scales_page_table: got dtype i64; it must be i32",
     ),
     "scale_table_requests": (OWN, "scales_page_table", lambda a: a[:1], "scales_page_table: got shape (1, "),
 }

@@ -106,7 +106,7 @@ def test_a_shared_prefix(totals: tuple[int, ...]) -> None:
     }
     outs = [rows_array(rows, (heads, 16), "f32", strided=False)[0] for _ in range(2)]
     lses = [rows_array(rows, (heads,), "f32", strided=False)[0] for _ in range(2)]
-    offsets = np.array([0, rows], np.uint32)
+    offsets = np.array([0, rows], np.int32)
     with machine(mode="check"):
         generated.prefix(generated.Cache(**shared)[scene.layer], q, outs[0], lse=lses[0], row_offsets=offsets)
         cache = generated.Cache(**behind)[scene.layer]

@@ -46,10 +46,10 @@ def test_max_example() -> None:
     """MAX's own: a pool [4, 2, 3, 2, 2, 4] of its flat index; K of layer 1, block 1, token 0, head 1, dim 2 is 118."""
     pool = np.arange(4 * 2 * 3 * 2 * 2 * 4, dtype=np.float32).reshape(4, 2, 3, 2, 2, 4)
     generated = package("max_f32")
-    cache = generated.Cache(pool, lengths=np.array([2], np.uint32), page_table=np.array([[1]], np.uint32))
+    cache = generated.Cache(pool, lengths=np.array([2], np.int32), page_table=np.array([[1]], np.int32))
     k, v = (np.zeros((2, 2, 4), np.float32) for _ in range(2))
     with machine(mode="check"):
-        generated.gather(cache[1], k_out=k, v_out=v, row_offsets=np.array([0, 2], np.uint32))
+        generated.gather(cache[1], k_out=k, v_out=v, row_offsets=np.array([0, 2], np.int32))
     assert k[0, 1, 2] == 118
     np.testing.assert_array_equal(k, pool[1, 0, 1])
     np.testing.assert_array_equal(v, pool[1, 1, 1])
@@ -58,8 +58,8 @@ def test_max_example() -> None:
 def test_empty_batch_and_no_rows() -> None:
     """Neither launches anything that could touch memory."""
     batch, kernels = replace(PLAIN, padding=2), SETS["max_f32"]
-    check_gather(Scene(kernels, batch, ()), 2, row_offsets=np.zeros(1, np.uint32), starts=None)
-    check_gather(Scene(kernels, batch, ()), 0, row_offsets=np.zeros(1, np.uint32), starts=None)
+    check_gather(Scene(kernels, batch, ()), 2, row_offsets=np.zeros(1, np.int32), starts=None)
+    check_gather(Scene(kernels, batch, ()), 0, row_offsets=np.zeros(1, np.int32), starts=None)
 
 
 @pytest.mark.parametrize("name", having(STORED, "gather_raw"))

@@ -129,7 +129,7 @@ def test_hostile_tables_and_lengths(name: str) -> None:
     kernels = (SETS | SPLIT)[name]
     rows = op_of(kernels).rows
     kind = np.iinfo(dtype(kernels.cache.lengths_dtype).numpy())
-    for wrong in ("page", "none", "length", "most"):
+    for wrong in ("page", "none", "minus_one", "length", "most", "minus"):
         batch = replace(some(name), totals=(70, 90, 40), new=(0,) * 3)
         scene, q = latent_scene(kernels, batch, [Rows(b, b * rows, (b + 1) * rows) for b in range(3)], 3 * rows)
         was, was_lse, _ = call(scene, q)
@@ -138,6 +138,10 @@ def test_hostile_tables_and_lengths(name: str) -> None:
             table[1, 0] = scene.pages
         elif wrong == "none":
             table[1, -1 if table.shape[1] == -(-90 // scene.tokens) else 0] = np.iinfo(table.dtype).max
+        elif wrong == "minus_one":
+            table[1, 0] = np.array(-1, np.int64).astype(table.dtype)
+        elif wrong == "minus":
+            lengths[1] = np.array(-5, np.int64).astype(lengths.dtype)
         else:
             lengths[1] = table.shape[1] * scene.tokens + 1 if wrong == "length" else kind.max
         out, lse, wanted = call(scene, q)
@@ -154,7 +158,7 @@ def test_hostile_offsets() -> None:
         batch = replace(some(name), totals=(70, 5, 40), new=(0,) * 3)
         scene, q = latent_scene(SETS[name], batch, [], 8)
         scene.tables["lengths"] -= 4
-        given = np.array(offsets, np.int64).astype(np.uint32)
+        given = np.array(offsets, np.int64).astype(dtype(scene.cache.lengths_dtype).numpy())
         call(scene, q, row_offsets=given)
 
 

@@ -126,8 +126,9 @@ def test_bad_data(name: str, label: str) -> None:
     kernels = SETS[name]
     batch = replace(PLAIN, totals=(5, 9, 4), new=(1, 1, 1), seed=3)
     scene, counted = scene_for(kernels, batch)
-    begins, rows = np.zeros(3, np.uint32), np.array([0, 5, 14, 18], np.uint32)
-    good, _ = check(scene, "mla_decompress", 20, counted.astype(np.uint32), rows, begins)
+    index = dtype(kernels.cache.lengths_dtype).numpy()
+    begins, rows = np.zeros(3, index), np.array([0, 5, 14, 18], index)
+    good, _ = check(scene, "mla_decompress", 20, counted.astype(index), rows, begins)
     table, lengths = scene.tables["page_table"], scene.tables["lengths"]
     ids = {"minus_one": -1, "huge": 2**31 - 1, "count": scene.pages}
     if label in ids:
@@ -135,10 +136,11 @@ def test_bad_data(name: str, label: str) -> None:
     elif label == "length":
         lengths[1] = np.array(-1, np.int64).astype(lengths.dtype)
     elif label in ("begin", "past", "last"):
-        begins[1] = {"begin": 2**32 - 3, "past": 16, "last": 2**32 - 2 - 9}[label]
+        last = min(2**32 - 2 - 9, np.iinfo(index).max)
+        begins[1] = np.array({"begin": -3, "past": 16, "last": last}[label], np.int64).astype(index)
     else:
         rows[2 if label == "decrease" else 3] = 3 if label == "decrease" else 21
-    out, wanted = check(scene, "mla_decompress", 20, counted.astype(np.uint32), rows, begins)
+    out, wanted = check(scene, "mla_decompress", 20, counted.astype(index), rows, begins)
     fault, failed = VICTIMS[label]
     report = describe(wanted.errors)
     assert report is not None and report.code is fault

@@ -55,7 +55,7 @@ class Step:
         kind = dtype(cache.lengths_dtype).numpy()
         tables = {
             "lengths": np.array(lengths, np.int64).astype(kind),
-            "page_table": np.zeros((len(lengths), COLUMNS), np.uint32),
+            "page_table": np.zeros((len(lengths), COLUMNS), np.int32),
         }
         self.offsets = None if offsets is None else np.array(offsets, np.int64).astype(index)
         self.given: dict[str, Raw] = {}
@@ -181,7 +181,7 @@ def test_a_table_longer_than_the_workspace_is_for() -> None:
     kernels = SETS["chunks_after"]
     pool = np.zeros((1, 2, 1, 16, 2, 4), np.float32)
     lengths = np.array([700, 5000, 300], np.int32)
-    tables = {"lengths": lengths, "page_table": np.zeros((3, COLUMNS), np.uint32)}
+    tables = {"lengths": lengths, "page_table": np.zeros((3, COLUMNS), np.int32)}
     fixed = package(kernels).fixed
     layer = package(kernels).Cache(pool, **tables, max_cache_length=768)[0]
     workspace = split_list.guarded(fixed, 24, max_tokens=768, multiprocessors=4)

@@ -122,7 +122,7 @@ def test_gather_rows(data: Any) -> None:
     for n, role in zip("kv", scene.rows(), strict=True):
         outs[f"{n}_out"], around = rows_array(len(slots), (5, role.heads, role.dim), "bf16", strided=batch.strided)
         memory.append(around)
-    places = {"row_offsets": offsets_of(counts, "u32"), "slots": slots}
+    places = {"row_offsets": offsets_of(counts, "i32"), "slots": slots}
     wanted = gather_rows(scene.view, scene.rows(), list(outs.values()), **places)
     pool = scene.snapshot()
     run = Run(scene, "gather_rows", launcher(scene, "gather_rows"), **outs, **places)
@@ -141,19 +141,19 @@ def test_prefix_of_a_larger_tensor() -> None:
     generated = package(kernels)
     out = {f"{n}_out": np.zeros((9, 2, 64), whole.dtype) for n in "kv"}
     with machine(mode="check"):
-        cache = generated.Cache(whole[..., :20, :], kv_offsets=np.array([3, 8, 12], np.uint32))
+        cache = generated.Cache(whole[..., :20, :], kv_offsets=np.array([3, 8, 12], np.int32))
         generated.gather(cache[1], **out, row_offsets=np.array([0, 5, 9], np.int32))
     for i, rows in enumerate(out.values()):
         np.testing.assert_array_equal(rows, whole[1, i][:, 3:12].transpose(1, 0, 2))
     with pytest.raises(ArgumentError, match="got stride 1280 in dimension 2"):
-        generated.Cache(np.ascontiguousarray(whole[..., :20, :]), kv_offsets=np.array([0], np.uint32))
+        generated.Cache(np.ascontiguousarray(whole[..., :20, :]), kv_offsets=np.array([0], np.int32))
 
 
 def test_the_host_sees_one_page_of_rows() -> None:
     """Shapes and lengths as MAX's collection names them; no rows at all are no error."""
     generated = package("ragged_fp8")
     pools = [np.zeros((11, 2, 64), np.uint8)] * 3
-    cache = generated.Cache(pools, pools, kv_offsets=np.array([0, 5, 11], np.uint32))
+    cache = generated.Cache(pools, pools, kv_offsets=np.array([0, 5, 11], np.int32))
     assert (cache.name_str, cache.page_size, cache.max_cache_length, len(cache)) == ("ragged", 0, 11, 3)
     keys = cache.get_key_cache(2)
     assert (keys.shape, keys.strides[1:], keys.num_kv_rows) == ((1, 11, 2, 64), (128, 64, 1), 11)
@@ -161,11 +161,11 @@ def test_the_host_sees_one_page_of_rows() -> None:
     with pytest.raises(ArgumentError, match="cache_length: the lengths of this cache lie in its page table"):
         cache.cache_length(0)
     empty = [np.zeros((0, 2, 64), np.uint8)]
-    assert generated.Cache(empty, empty, kv_offsets=np.array([0], np.uint32)).empty_cache
+    assert generated.Cache(empty, empty, kv_offsets=np.array([0], np.int32)).empty_cache
     with pytest.raises(ArgumentError, match="kv_offsets: got shape"):
-        generated.Cache(pools, pools, kv_offsets=np.zeros(0, np.uint32))
+        generated.Cache(pools, pools, kv_offsets=np.zeros(0, np.int32))
     with pytest.raises(ArgumentError, match="v_pool"):
-        generated.Cache(pools, [p[:4] for p in pools], kv_offsets=np.array([0], np.uint32))
+        generated.Cache(pools, [p[:4] for p in pools], kv_offsets=np.array([0], np.int32))
 
 
 CROSS = {

@@ -95,7 +95,7 @@ def test_a_bad_page_in_the_middle(name: str) -> None:
     assert describe(wanted.errors) is not None
 
 
-@pytest.mark.parametrize("sealed", [0, 1, 3, 9, 29, 31, 1000, 2**31, 2**32 - 1])
+@pytest.mark.parametrize("sealed", [0, 1, 3, 9, 29, 31, 1000, 2**31 - 1, -1, -(2**31)])
 @pytest.mark.parametrize("name", ["grouped", "grouped_own"])
 def test_any_count_of_sealed_tokens(name: str, sealed: int) -> None:
     """Whatever k_sealed says, only places of the request's pages and of its tail are read."""

@@ -116,12 +116,12 @@ def test_places_past_thirty_two_bits(tmp_path: Path) -> None:
     generated = package(KernelSet(name="slots_far", q_heads=1, cache=cache, ops=operations))
     shape = (2**11 + 2, 1, page, 1, 1)
     pool: Raw = np.memmap(tmp_path / "pool", dtype("e4m3").numpy(), "w+", shape=shape)
-    table = np.array([[2**11 - 1, 2**11 + 1]], np.uint32)
-    offsets, slots, narrow = np.array([0, 2], np.uint32), np.zeros(2, np.int64), np.zeros(2, np.int32)
+    table = np.array([[2**11 - 1, 2**11 + 1]], np.int32)
+    offsets, slots, narrow = np.array([0, 2], np.int32), np.zeros(2, np.int64), np.zeros(2, np.int32)
     indices, out = np.array([[page - 1, page, -1], [page + 5, 0, 1]], np.int32), np.zeros((2, 3), np.int32)
     words = np.zeros((3, 1), np.uint64)
     with machine(mode="check"):
-        held = generated.Cache(pool, lengths=np.array([page - 1], np.uint32), page_table=table)[0]
+        held = generated.Cache(pool, lengths=np.array([page - 1], np.int32), page_table=table)[0]
         generated.slot_mapping(held, offsets, slots, errors=words[0])
         generated.slots32(held, offsets, narrow, errors=words[1])
         generated.remap_indices(held, indices, offsets, out, errors=words[2])

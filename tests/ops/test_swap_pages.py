@@ -145,7 +145,7 @@ def test_layers_that_one_launch_cannot_take() -> None:
         dtype="f32", kv_heads=1, head_dim=4, page_size=2, layout=Layout(kv="page kv token head dim", layers="pointers")
     )
     kernels = KernelSet(name="few_layers", q_heads=1, cache=cache, ops=(ops.CopyPages(max_layers=2),))
-    tables = {"lengths": np.zeros(1, np.uint32), "page_table": np.zeros((1, 1), np.uint32)}
+    tables = {"lengths": np.zeros(1, np.int32), "page_table": np.zeros((1, 1), np.int32)}
     pools, copy = [np.zeros((4, 2, 2, 1, 4), np.float32) for _ in range(3)], package(kernels).copy_pages
     with pytest.raises(
         ArgumentError, match=r"^cache: got 3 layers; the operation was generated for at most 2; raise max_layers"
@@ -157,7 +157,7 @@ def test_layers_that_one_launch_cannot_take() -> None:
     kernels, pool = SETS["moving_kv_inside"], np.zeros((2, 6, 1, 3, 2, 2, 24), np.float32)
     apart = np.ndarray((6, 1, 3, 2, 2, 24), np.float32, pool, 0, (1152, 1152, 384, 192, pool[0].nbytes, 4))
     tables = {
-        "lengths": np.zeros(1, np.uint32),
+        "lengths": np.zeros(1, np.int32),
         "page_indices": np.zeros(1, np.uint32),
         "page_indptr": np.zeros(2, np.uint32),
     }

@@ -61,7 +61,7 @@ def test_there_and_back(op: str) -> None:
         assert indices[:5].tolist() == [page[0] for request in scene.entries for page in request]
     else:
         check_to_dense(scene, op, 4, None)
-        out, lengths = np.zeros((4, 4), np.uint32), np.zeros(4, np.int32)
+        out, lengths = np.zeros((4, 4), np.int32), np.zeros(4, np.int32)
         go(scene, op, page_table=out, lengths=lengths)
         assert lengths.tolist() == [0, 33, 16, 1]
         assert out.tolist() == [[p[0] for p in pages] + [scene.pages] * (4 - len(pages)) for pages in scene.entries]
@@ -109,7 +109,7 @@ def test_one_launch_each() -> None:
         scene = scene_of(SETS[name], batch)
         outs = {
             "to_csr": {"page_indices": np.zeros(40, np.int32), "page_indptr": np.zeros(3, np.int32)},
-            "to_dense": {"page_table": np.zeros((2, 3), np.uint32)},
+            "to_dense": {"page_table": np.zeros((2, 3), np.int32)},
         }[op]
         with machine(mode="check") as log:
             getattr(package(scene.kernels), op)(package(scene.kernels).Cache(**scene.arguments())[0], **outs)
@@ -128,7 +128,7 @@ def test_sectors() -> None:
     assert found["page_indices"].store_sectors <= 1.02 * (-(-total * 4 // 32) + 16)
     assert found["page_table"].load_sectors <= 1.25 * total * 4 / 32 + 2 * 16  # the list's sectors are not the table's
     scene, counts = long("lists_flashinfer", 16, 1700)
-    out = rows_array(16, (1704,), "u32", strided=False)[0]
+    out = rows_array(16, (1704,), "i32", strided=False)[0]
     with machine(mode="check") as log:
         package(scene.kernels).to_dense(package(scene.kernels).Cache(**scene.arguments())[0], out)
     assert log.launches[0].counters.per_buffer["page_table"].store_sectors == out.nbytes // 32

@@ -66,10 +66,10 @@ def test_as_transformers(name: str, element: str) -> None:
         positions = np.arange(rows, dtype=np.int64)
     generated = package(kernels)
     pool = np.zeros([{"pages": 1, "layers": 2}.get(n, n) for n in generated.Cache.TENSORS[0].shape], kind)
-    tables = {"lengths": np.zeros(1, np.uint32), "page_table": np.zeros((1, 1), np.uint32)}
+    tables = {"lengths": np.zeros(1, np.int32), "page_table": np.zeros((1, 1), np.int32)}
     with machine(mode="check") as log:
         cache = generated.Cache(pool, **tables)
-        generated.append(cache[LAYER], **given, positions=positions, row_offsets=np.array([0, rows], np.uint32))
+        generated.append(cache[LAYER], **given, positions=positions, row_offsets=np.array([0, rows], np.int32))
     assert len(log.launches) == 1
     (stored,) = cache_rows(kernels.cache, {"pool": pool}, LAYER)
     got = np.stack([stored.read(0, t) for t in range(rows)])

@@ -242,7 +242,7 @@ def test_a_group_of_tokens_is_written_whole() -> None:
         "v_pool": blank((3, 1, 2, 2, 4), F32),
         "k_scales": blank((3, 1, 1, 2, 4), F32),
         "k_tail": blank((1, 1, 2, 2, 4), F32),
-        "k_sealed": np.zeros(1, np.uint32),
+        "k_sealed": np.zeros(1, np.int32),
     }
     keys, _ = cache_rows(cache, arrays, 0)
     with pytest.raises(ValueError, match="2 tokens share a scale"):

@@ -39,7 +39,7 @@ class Kivi:
             "v_pool": blank((4, 2, 4, 1, 2), F32),
             "k_scales": blank((4, 2, 2, 1, 4), F32),
             "k_tail": blank((2, 1, 2, 1, 2), F32),
-            "k_sealed": np.zeros(1, np.uint32),
+            "k_sealed": np.zeros(1, np.int32),
         }
         self.pools = cache_rows(KIVI, self.arrays, 1)
 

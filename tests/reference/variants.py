@@ -152,7 +152,7 @@ def arrays_of(cache: Cache, *, pages: int = PAGES, scale_pages: int = PAGES + 2,
             powers = np.arange(array.size).reshape(array.shape) % 5 - 3.0
             array[...] = np.exp2(powers).astype(array.dtype)
     if cache.storage.residual:
-        found["k_sealed"] = np.zeros(requests, np.uint32)
+        found["k_sealed"] = np.zeros(requests, np.int32)
     return found
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.support.calls import Call, Change, inside, pool, refused, shifted, table, with_strides
-from tests.support.launching import DeviceArray, Raw, on_device, u32, zeros
+from tests.support.launching import DeviceArray, Raw, i32, on_device, zeros
 
 pytestmark = pytest.mark.usefixtures("driver")
 
@@ -128,36 +128,36 @@ POOLS: dict[str, tuple[str, Change, str]] = {
     "lengths_dtype": (
         "paged",
         table("lengths", np.zeros(2, np.int64)),
-        "lengths: got dtype i64; it must be u32, lengths_dtype of the spec; pass a u32 array",
+        "lengths: got dtype i64; it must be i32, lengths_dtype of the spec; pass an i32 array",
     ),
     "table_dtype": (
         "paged",
-        table("page_table", np.zeros((2, 3), np.int32)),
-        "page_table: got dtype i32; it must be u32, table.dtype of the spec",
+        table("page_table", np.zeros((2, 3), np.uint32)),
+        "page_table: got dtype u32; it must be i32, table.dtype of the spec",
     ),
     "block_table_dtype": (
         "blocks",
-        table("page_table", np.zeros(2, np.int32)),
-        "page_table: got dtype i32; it must be u32, table_dtype of the spec",
+        table("page_table", np.zeros(2, np.uint32)),
+        "page_table: got dtype u32; it must be i32, table_dtype of the spec",
     ),
     "table_rank": (
         "paged",
-        table("page_table", u32(0, 1)),
+        table("page_table", i32(0, 1)),
         "page_table: got shape (2,); it must have 2 dimensions; pass shape (2, M)",
     ),
     "table_batch": (
         "paged",
-        table("page_table", np.zeros((3, 3), np.uint32)),
+        table("page_table", np.zeros((3, 3), np.int32)),
         "page_table: got shape (3, 3); lengths has B = 2 but page_table has 3; pass shape (2, M)",
     ),
     "table_columns": (
         "paged",
-        table("page_table", np.zeros((2, 6), np.uint32)[:, ::2]),
+        table("page_table", np.zeros((2, 6), np.int32)[:, ::2]),
         "page_table: got stride 2 in dimension 1 (shape (2, 3), strides (6, 2), in elements); it must be 1: packed",
     ),
     "table_device": (
         "paged",
-        table("page_table", DeviceArray((2, 3), np.uint32, 1 << 20)),
+        table("page_table", DeviceArray((2, 3), np.int32, 1 << 20)),
         "page_table: got an array on cuda:0; the call runs on cpu, where the cache is",
     ),
     "table_none": (

@@ -20,7 +20,7 @@ from kvgen.runtime.arrays import ArrayView, view
 from kvgen.runtime.memory import DeviceMemory
 from kvgen.testing import Check
 from tests.support.calls import Call, refused
-from tests.support.launching import u32, zeros
+from tests.support.launching import i32, zeros
 
 ALL_ONES = 2**64 - 1
 
@@ -104,12 +104,12 @@ def spoiled(requests: int = 10) -> tuple[Call, dict[str, Any]]:
     """append of four rows to each of ten requests, eight rows a block; 3, 7 and 9 have pages outside the pool."""
     call = Call("paged", "append")
     call.pools["pool"] = zeros(3 * requests, 2, 2, 4, 2, 16)
-    pages = np.arange(3 * requests, dtype=np.uint32).reshape(requests, 3)
+    pages = np.arange(3 * requests, dtype=np.int32).reshape(requests, 3)
     pages[[3, 7, 9], 1:] = 3 * requests
-    call.tables = {"lengths": u32(*[4] * requests), "page_table": pages}
+    call.tables = {"lengths": i32(*[4] * requests), "page_table": pages}
     call.tables["lengths"][3] = 5
     rows = 4 * requests
-    offsets = np.arange(0, rows + 1, 4, dtype=np.uint32)
+    offsets = np.arange(0, rows + 1, 4, dtype=np.int32)
     return call, {"k": zeros(rows, 2, 16), "v": zeros(rows, 2, 16), "row_offsets": offsets}
 
 
@@ -152,7 +152,7 @@ def test_every_launcher_takes_one() -> None:
         call.tables["lengths"][...] = 13
         call.arguments["errors"] = word
         if op == "gather":
-            call.arguments["starts"] = u32(12, 12)
+            call.arguments["starts"] = i32(12, 12)
         if op == "decode":
             call.set.decode.plan(call.cache()[1], call.arguments["workspace"])
         call.bind()()

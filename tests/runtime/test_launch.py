@@ -30,8 +30,8 @@ def paged_cache(batch: int = 2, *, at: int = 0) -> Any:
     """A pool of five pages, padded tables."""
     return package("paged").Cache(
         DeviceArray((5, 2, 2, 4, 2, 16), BF16, at + POOL),
-        lengths=DeviceArray((batch,), np.uint32, at + LENGTHS),
-        page_table=DeviceArray((batch, 3), np.uint32, at + TABLE, strides=(32, 4)),
+        lengths=DeviceArray((batch,), np.int32, at + LENGTHS),
+        page_table=DeviceArray((batch, 3), np.int32, at + TABLE, strides=(32, 4)),
     )
 
 
@@ -56,7 +56,7 @@ def test_append(driver: NotingDriver) -> None:
     rows = 70
     k = DeviceArray((rows, 2, 16), BF16, K_ROWS, strides=(192, 32, 2))
     v = DeviceArray((rows, 2, 16), BF16, V_ROWS)
-    offsets = DeviceArray((3,), np.uint32, OFFSETS)
+    offsets = DeviceArray((3,), np.int32, OFFSETS)
     errors = DeviceArray((1,), np.uint64, ERRORS)
     package("paged").append(paged_cache()[1], k, v, offsets, errors=errors, stream=0x55)
     assert driver.launches == [
@@ -76,7 +76,7 @@ def test_append(driver: NotingDriver) -> None:
 
 def test_gather_without_optional_arrays_passes_null(driver: NotingDriver) -> None:
     k, v = (DeviceArray((32, 2, 16), BF16, p) for p in (K_ROWS, V_ROWS))
-    package("paged").gather(paged_cache()[1], DeviceArray((3,), np.uint32, OFFSETS), k, v)
+    package("paged").gather(paged_cache()[1], DeviceArray((3,), np.int32, OFFSETS), k, v)
     (launch,) = driver.launches
     assert (launch["grid"], launch["block"], launch["stream"]) == ((1, 1, 1), (256, 1, 1), 0)
     assert launch["params"] == LAYER_1 + packed("PPPPqqIP", OFFSETS, K_ROWS, V_ROWS, 0, 32, 32, 32, 0)
@@ -88,7 +88,7 @@ def test_decode_and_its_planner(driver: NotingDriver, op: str) -> None:
     decode, cache = getattr(package("paged"), op), paged_cache(batch=3)
     workspace = decode.workspace(5, device="cuda:0", max_tokens=12)
     q, out = (DeviceArray((3, 4, 16), BF16, p) for p in (K_ROWS, OUT))
-    offsets = DeviceArray((4,), np.uint32, OFFSETS)
+    offsets = DeviceArray((4,), np.int32, OFFSETS)
     decode.plan(cache[0], workspace, rows=3, row_offsets=offsets, stream=9)
     decode(cache[0], q, out, workspace, stream=9)
     plan, launch = driver.launches
@@ -112,7 +112,7 @@ def test_layers_with_tensors_of_their_own(driver: NotingDriver) -> None:
         [DeviceArray((5, 4, 2, 8), np.float32, POOL + n) for n in (0, 1 << 16)],
         [DeviceArray((5, 4, 2, 4), np.float32, OUT + n) for n in (0, 1 << 16)],
         lengths=DeviceArray((2,), np.int32, LENGTHS),
-        page_table=DeviceArray((2, 3), np.uint32, TABLE),
+        page_table=DeviceArray((2, 3), np.int32, TABLE),
     )
     k, v = DeviceArray((2, 2, 8), np.float32, K_ROWS), DeviceArray((2, 2, 4), np.float32, V_ROWS)
     apart.append_slots(cache[1], k, v, DeviceArray((2,), np.int64, OFFSETS))
@@ -125,11 +125,11 @@ def test_a_block_of_a_continuous_cache_is_a_page(driver: NotingDriver) -> None:
     blocks = package("blocks")
     cache = blocks.Cache(
         DeviceArray((5, 2, 2, 6, 1, 8), np.float16, POOL),
-        lengths=DeviceArray((2,), np.uint32, LENGTHS),
-        page_table=DeviceArray((2,), np.uint32, TABLE),
+        lengths=DeviceArray((2,), np.int32, LENGTHS),
+        page_table=DeviceArray((2,), np.int32, TABLE),
     )
     k, v = (DeviceArray((2, 1, 8), np.float16, p) for p in (K_ROWS, V_ROWS))
-    blocks.append(cache[0], k, v, DeviceArray((3,), np.uint32, OFFSETS))
+    blocks.append(cache[0], k, v, DeviceArray((3,), np.int32, OFFSETS))
     struct = driver.launches[0]["params"][0]
     assert struct[-24:] == b"".join(packed("qIIII", 1, 1, 6, 6, 0)), "one page a request of 6 tokens, tables packed"
 
@@ -139,14 +139,14 @@ def test_the_second_gpu(driver: NotingDriver) -> None:
     append = package("paged").append
     for at in (GPU_1, 0, GPU_1):
         k, v = (DeviceArray((2, 2, 16), BF16, at + p) for p in (K_ROWS, V_ROWS))
-        append(paged_cache(at=at)[0], k, v, DeviceArray((3,), np.uint32, at + OFFSETS))
+        append(paged_cache(at=at)[0], k, v, DeviceArray((3,), np.int32, at + OFFSETS))
     assert [launch["device"] for launch in driver.launches] == [1, 0, 1]
     assert [device for _, _, device in driver.loaded] == [1, 0]
 
 
 def test_a_bound_call_launches_on_each_stream_it_is_given(driver: NotingDriver) -> None:
     k, v = (DeviceArray((2, 2, 16), BF16, p) for p in (K_ROWS, V_ROWS))
-    step = package("paged").append.bind(paged_cache()[0], k, v, DeviceArray((3,), np.uint32, OFFSETS))
+    step = package("paged").append.bind(paged_cache()[0], k, v, DeviceArray((3,), np.int32, OFFSETS))
     assert not driver.launches and driver.loaded, "bound, loaded, not launched"
     step(1)
     step()
@@ -158,7 +158,7 @@ def test_a_bound_call_launches_on_each_stream_it_is_given(driver: NotingDriver) 
 
 def test_a_stream_given_to_bind_is_that_of_calls_without_one(driver: NotingDriver) -> None:
     k, v = (DeviceArray((2, 2, 16), BF16, p) for p in (K_ROWS, V_ROWS))
-    step = package("paged").append.bind(paged_cache()[0], k, v, DeviceArray((3,), np.uint32, OFFSETS), stream=5)
+    step = package("paged").append.bind(paged_cache()[0], k, v, DeviceArray((3,), np.int32, OFFSETS), stream=5)
     assert not driver.launches
     step()
     step(1)
@@ -169,10 +169,10 @@ def test_an_empty_batch_is_not_launched(driver: NotingDriver) -> None:
     k, v = (DeviceArray((0, 2, 16), BF16, 0) for _ in range(2))
     cache = package("paged").Cache(
         DeviceArray((5, 2, 2, 4, 2, 16), BF16, POOL),
-        lengths=DeviceArray((0,), np.uint32, 0),
-        page_table=DeviceArray((0, 3), np.uint32, 0),
+        lengths=DeviceArray((0,), np.int32, 0),
+        page_table=DeviceArray((0, 3), np.int32, 0),
     )
-    package("paged").append(cache[0], k, v, DeviceArray((1,), np.uint32, OFFSETS), stream=3)
+    package("paged").append(cache[0], k, v, DeviceArray((1,), np.int32, OFFSETS), stream=3)
     assert not driver.launches and not driver.loaded
 
 
@@ -185,7 +185,7 @@ def test_one_gpus_arrays_for_the_other(driver: NotingDriver, wrong: str) -> None
             module.decode.plan(cache[0], module.decode.workspace(2, device="cuda:1"))
         else:
             k, v = (DeviceArray((2, 2, 16), BF16, p) for p in (GPU_1 + K_ROWS, V_ROWS))
-            module.append(cache[0], k, v, DeviceArray((3,), np.uint32, OFFSETS))
+            module.append(cache[0], k, v, DeviceArray((3,), np.int32, OFFSETS))
     assert str(caught.value) == rule
     assert not driver.launches
 
@@ -197,21 +197,21 @@ def test_kernels_overlap_where_they_can_wait(
     """Code before sm_90 has no griddepcontrol.wait, so it must not start early."""
     monkeypatch.setattr(driver, "capability", lambda device: capability)
     k, v = (DeviceArray((2, 2, 16), BF16, p) for p in (K_ROWS, V_ROWS))
-    package("paged").append(paged_cache()[0], k, v, DeviceArray((3,), np.uint32, OFFSETS))
+    package("paged").append(paged_cache()[0], k, v, DeviceArray((3,), np.int32, OFFSETS))
     assert [launch["pdl"] for launch in driver.launches] == [pdl]
     assert driver.loaded[0][0] == f"append.cu {capability}".encode()
 
 
 def test_more_than_32_bits_count(driver: NotingDriver) -> None:
     """Refused before anything is launched, by the argument's name; what the cache's struct holds when it is made."""
-    table = {"lengths": DeviceArray((2,), np.uint32, LENGTHS), "page_table": DeviceArray((2, 3), np.uint32, TABLE)}
+    table = {"lengths": DeviceArray((2,), np.int32, LENGTHS), "page_table": DeviceArray((2, 3), np.int32, TABLE)}
     rule = r"= 4294967296; kernels count it in 32 bits; pass less than 2\^32"
     with pytest.raises(ArgumentError, match=rf"^pool: got pages {rule}"):
         package("paged").Cache(DeviceArray((2**32, 2, 2, 4, 2, 16), BF16, POOL), **table)
-    table["page_table"] = DeviceArray((2, 2**32), np.uint32, TABLE)
+    table["page_table"] = DeviceArray((2, 2**32), np.int32, TABLE)
     with pytest.raises(ArgumentError, match=rf"^page_table: got M {rule}"):
         package("paged").Cache(DeviceArray((5, 2, 2, 4, 2, 16), BF16, POOL), **table)
-    module, cache, offsets = package("paged"), paged_cache(), DeviceArray((3,), np.uint32, OFFSETS)
+    module, cache, offsets = package("paged"), paged_cache(), DeviceArray((3,), np.int32, OFFSETS)
     k, v = (DeviceArray((2**32, 2, 16), BF16, p) for p in (K_ROWS, V_ROWS))
     with pytest.raises(
         ArgumentError, match=r"^k: got T = 4294967296; kernels count it in 32 bits; pass less than 2\^32"
@@ -222,7 +222,7 @@ def test_more_than_32_bits_count(driver: NotingDriver) -> None:
         [DeviceArray((5, 4, 2, 8), np.float32, POOL)],
         [DeviceArray((5, 4, 2, 4), np.float32, OUT)],
         lengths=DeviceArray((2,), np.int32, LENGTHS),
-        page_table=DeviceArray((2, 3), np.uint32, TABLE),
+        page_table=DeviceArray((2, 3), np.int32, TABLE),
     )[0]
     q, out = (DeviceArray((2**31, 2, dim), np.float32, p) for dim, p in ((8, 1 << 38), (4, 1 << 39)))
     with pytest.raises(

@@ -12,7 +12,7 @@ import pytest
 from kvgen.errors import ArgumentError, DeviceError
 from kvgen.runtime.cpu import Machine, Memory, machine
 from tests.support.calls import Call, Change, argument, frozen, pool, refused, shifted, with_strides
-from tests.support.launching import BF16, DeviceArray, NotingDriver, package, u32, zeros
+from tests.support.launching import BF16, DeviceArray, NotingDriver, i32, package, zeros
 
 pytestmark = pytest.mark.usefixtures("checking", "driver")
 
@@ -77,14 +77,14 @@ CALLS: dict[str, tuple[str, str, Change, str]] = {
     "offsets_rows": (
         "paged",
         "append",
-        argument("row_offsets", u32(0, 1)),
+        argument("row_offsets", i32(0, 1)),
         "row_offsets: got shape (2,); lengths has B = 2 but row_offsets has 1; pass shape (3,)",
     ),
     "offsets_dtype": (
         "paged",
         "append",
         argument("row_offsets", np.array([0, 1, 2])),
-        "row_offsets: got dtype i64; it must be u32, index_dtype of the spec",
+        "row_offsets: got dtype i64; it must be i32, index_dtype of the spec",
     ),
     "slots_rows": (
         "apart",
@@ -95,7 +95,7 @@ CALLS: dict[str, tuple[str, str, Change, str]] = {
     "starts": (
         "paged",
         "gather",
-        argument("starts", u32(0, 0, 0)),
+        argument("starts", i32(0, 0, 0)),
         "starts: got shape (3,); lengths has B = 2 but starts has 3; pass shape (2,)",
     ),
     "head_stride": (
@@ -245,7 +245,7 @@ def test_plan_checks_its_workspace() -> None:
     for rows in (-1, 3, True, 1.5):
         rule = f"rows: got {rows!r} for a workspace of 2 rows; it counts the rows of q; pass 0 to 2, or a workspace made for more"
         refused(lambda rows=rows: decode.plan(layer, workspace, rows=rows), rule)  # type: ignore[misc]
-    offsets = u32(0, 1)
+    offsets = i32(0, 1)
     refused(
         lambda: decode.plan(layer, workspace, row_offsets=offsets), "row_offsets: got shape (2,); lengths has B = 2"
     )
@@ -325,9 +325,9 @@ def test_streams_are_the_gpus() -> None:
 def test_an_empty_batch_launches_what_its_rows_need(op: str, rows: int) -> None:
     """No rows: no launch. Rows of no request, as CUDA graphs pad with: a launch that stores nothing."""
     call = Call("paged", op)
-    call.tables = {"lengths": u32(), "page_table": np.zeros((0, 3), np.uint32)}
+    call.tables = {"lengths": i32(), "page_table": np.zeros((0, 3), np.int32)}
     if op != "decode":
-        call.arguments["row_offsets"] = u32(0)
+        call.arguments["row_offsets"] = i32(0)
     for name, array in call.arguments.items():
         if name not in ("row_offsets", "workspace"):
             call.arguments[name] = array[:rows]
@@ -348,7 +348,7 @@ def test_an_empty_request_changes_nothing_of_its_own() -> None:
     call.arguments = {
         "k": zeros(1, 2, 16) + BF16.type(1),
         "v": zeros(1, 2, 16) + BF16.type(2),
-        "row_offsets": u32(0, 0, 1),
+        "row_offsets": i32(0, 0, 1),
     }
     with machine(mode="check"):
         call.run()

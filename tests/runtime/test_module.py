@@ -94,10 +94,10 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, An
     spec.loader.exec_module(generated)
 
     def call() -> None:
-        tables = {"lengths": np.zeros(2, np.uint32), "page_table": np.arange(2, dtype=np.uint32)}
+        tables = {"lengths": np.zeros(2, np.int32), "page_table": np.arange(2, dtype=np.int32)}
         cache = generated.Cache(np.zeros((2, 2, 1, 6, 1, 8), np.float16), **tables)
         rows = np.zeros((2, 1, 8), np.float16)
-        generated.append(cache[0], rows, rows, np.array([0, 1, 2], np.uint32))
+        generated.append(cache[0], rows, rows, np.array([0, 1, 2], np.int32))
 
     return copied, call
 

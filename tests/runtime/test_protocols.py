@@ -168,8 +168,8 @@ def test_broken(label: str) -> None:
 def test_broken_arguments_of_a_launcher(label: str) -> None:
     """A pool, a table, a list of pools, a required array, an optional one."""
     module = package("paged")
-    offsets = np.array([0, 1, 2], np.uint32)
-    tables = {"lengths": np.array([3, 4], np.uint32), "page_table": np.zeros((2, 3), np.uint32)}
+    offsets = np.array([0, 1, 2], np.int32)
+    tables = {"lengths": np.array([3, 4], np.int32), "page_table": np.zeros((2, 3), np.int32)}
     k, v, pool = zeros(2, 2, 16), zeros(2, 2, 16), zeros(5, 2, 2, 4, 2, 16)
     cache = module.Cache(pool, **tables)[0]
     for name, action in (

@@ -30,8 +30,8 @@ def launches(driver: NotingDriver, monkeypatch: pytest.MonkeyPatch) -> Iterator[
 def cache_on_gpu(batch: int = 2, pool: int = POOL, table: int = TABLE) -> Any:
     return package("paged").Cache(
         DeviceArray((5, 2, 2, 4, 2, 16), BF16, pool),
-        lengths=DeviceArray((batch,), np.uint32, LENGTHS),
-        page_table=DeviceArray((batch, 3), np.uint32, table),
+        lengths=DeviceArray((batch,), np.int32, LENGTHS),
+        page_table=DeviceArray((batch, 3), np.int32, table),
     )
 
 
@@ -41,7 +41,7 @@ def arrays(rows: int = 6, batch: int = 2, **at: int) -> dict[str, Any]:
     return {
         "k": DeviceArray((rows, 2, 16), BF16, where["k"]),
         "v": DeviceArray((rows, 2, 16), BF16, where["v"]),
-        "row_offsets": DeviceArray((batch + 1,), np.uint32, where["row_offsets"]),
+        "row_offsets": DeviceArray((batch + 1,), np.int32, where["row_offsets"]),
     }
 
 
@@ -96,7 +96,7 @@ WRONG: dict[str, Callable[[dict[str, Any]], None]] = {
     "on_the_cpu": lambda a: a.update(v=np.zeros((6, 2, 16), BF16)),
     "none": lambda a: a.update(v=None),
     "no_array": lambda a: a.update(v="v"),
-    "offsets": lambda a: a.update(row_offsets=DeviceArray((4,), np.uint32, OFFSETS)),
+    "offsets": lambda a: a.update(row_offsets=DeviceArray((4,), np.int32, OFFSETS)),
     "errors": lambda a: a.update(errors=DeviceArray((2,), np.uint64, ERRORS)),
     "errors_in_the_pool": lambda a: a.update(errors=DeviceArray((1,), np.uint64, POOL + 8)),
 }
@@ -129,8 +129,8 @@ def test_in_place_stays_in_place(launches: list[dict[str, Any]]) -> None:
     """q_out may be q itself, and nothing else of q: at the first call and at each one like it."""
     cache = llama3_8b.Cache(
         DeviceArray((5, 2, 2, 16, 8, 128), BF16, POOL),
-        lengths=DeviceArray((2,), np.uint32, LENGTHS),
-        page_table=DeviceArray((2, 3), np.uint32, TABLE),
+        lengths=DeviceArray((2,), np.int32, LENGTHS),
+        page_table=DeviceArray((2, 3), np.int32, TABLE),
     )
     append, layer = type(llama3_8b.append)(), cache[0]
     k, v = (DeviceArray((6, 8, 128), BF16, at) for at in (K, V))
@@ -215,7 +215,7 @@ def test_a_layer_of_another_batch_is_bound_again(launches: list[dict[str, Any]])
 
 def host_cache(pages: int = 5) -> tuple[Any, Any, Any]:
     pool = np.zeros((pages, 2, 2, 4, 2, 16), BF16)
-    lengths, table = np.array([3, 0], np.uint32), np.array([[2, 0, 1], [3, 4, 4]], np.uint32)
+    lengths, table = np.array([3, 0], np.int32), np.array([[2, 0, 1], [3, 4, 4]], np.int32)
     return package("paged").Cache(pool, lengths=lengths, page_table=table), pool, table
 
 
@@ -225,15 +225,15 @@ def new_rows(start: int) -> Any:
 
 def test_steps_write_where_their_tables_say(checking: None) -> None:
     cache, pool, _ = host_cache()
-    offsets, append = np.array([0, 2, 3], np.uint32), package("paged").append
+    offsets, append = np.array([0, 2, 3], np.int32), package("paged").append
     bound = append.bind(cache[1], new_rows(0), new_rows(1), offsets)
     bound()
     assert (pool[2, 0, 1, 3] == new_rows(0)[0]).all() and (pool[0, 0, 1, 0] == new_rows(0)[1]).all()
     assert (pool[3, 1, 1, 0] == new_rows(1)[2]).all()
-    later = cache.step(lengths=np.array([5, 1], np.uint32))
+    later = cache.step(lengths=np.array([5, 1], np.int32))
     bound(cache=later[0], k=new_rows(2), v=new_rows(3))
     assert (pool[0, 0, 0, 1] == new_rows(2)[0]).all() and (pool[3, 1, 0, 1] == new_rows(3)[2]).all()
-    moved = later.step(page_table=np.array([[2, 1, 1], [4, 4, 4]], np.uint32))
+    moved = later.step(page_table=np.array([[2, 1, 1], [4, 4, 4]], np.int32))
     append(moved[0], new_rows(4), new_rows(5), offsets)
     assert (pool[1, 0, 0, 1] == new_rows(4)[0]).all() and (pool[4, 1, 0, 1] == new_rows(5)[2]).all()
     assert moved.max_cache_length == 12 and len(moved) == 2
@@ -243,7 +243,7 @@ def test_steps_write_where_their_tables_say(checking: None) -> None:
 def test_a_step_is_checked() -> None:
     cache, _, table = host_cache()
     with pytest.raises(ArgumentError, match=r"^page_table: got shape \(3, 2\)"):
-        cache.step(page_table=np.zeros((3, 2), np.uint32))
+        cache.step(page_table=np.zeros((3, 2), np.int32))
     with pytest.raises(ArgumentError, match=r"^lengths: got dtype f32"):
         cache.step(np.zeros(2, np.float32))
     with pytest.raises(ArgumentError, match=r"^max_cache_length: got -1"):
@@ -253,7 +253,7 @@ def test_a_step_is_checked() -> None:
 
 def test_calls_return_what_they_wrote(checking: None) -> None:
     cache, _, _ = host_cache()
-    module, offsets = package("paged"), np.array([0, 2, 3], np.uint32)
+    module, offsets = package("paged"), np.array([0, 2, 3], np.int32)
     assert module.append(cache[0], new_rows(0), new_rows(1), offsets) is None, "in place"
     k_out, v_out = np.empty((3, 2, 16), BF16), np.empty((3, 2, 16), BF16)
     found = module.gather(cache[0], offsets, k_out, v_out)
@@ -275,9 +275,9 @@ def test_operations_that_read_no_table_ask_for_none() -> None:
     with pytest.raises(
         ArgumentError, match=r"^cache: got one without page tables and lengths; append reads them; pass"
     ):
-        package("paged").append(cache[0], new_rows(0), new_rows(0), np.array([0], np.uint32))
-    stepped = cache.step(np.array([0, 0], np.uint32), np.array([[1], [2]], np.uint32))
-    package("paged").append(stepped[0], new_rows(0), new_rows(1), np.array([0, 2, 3], np.uint32))
+        package("paged").append(cache[0], new_rows(0), new_rows(0), np.array([0], np.int32))
+    stepped = cache.step(np.array([0, 0], np.int32), np.array([[1], [2]], np.int32))
+    package("paged").append(stepped[0], new_rows(0), new_rows(1), np.array([0, 2, 3], np.int32))
     assert (cache.blocks[0][1, 0, 0, :2] == new_rows(0)[:2]).all()
 
 
@@ -287,11 +287,11 @@ def test_an_empty_cache_holds_nothing_and_names_no_page(checking: None) -> None:
     assert cache.blocks[0].shape == (6, 2, 2, 4, 2, 16) and cache.lookup_table.shape == (2, 3)
     assert not cache.blocks[0].astype(np.float32).any() and not cache.cache_lengths.any()
     errors = kvgen.ErrorWord("cpu")
-    module.append(cache[0], new_rows(0), new_rows(1), np.array([0, 2, 3], np.uint32), errors=errors)
+    module.append(cache[0], new_rows(0), new_rows(1), np.array([0, 2, 3], np.int32), errors=errors)
     assert "PAGE_ID" in str(errors.poll()), "pages are handed out by whoever owns the pool"
     cache.lookup_table[:, 0] = (4, 5)
     errors.clear()
-    module.append(cache[0], new_rows(0), new_rows(1), np.array([0, 2, 3], np.uint32), errors=errors)
+    module.append(cache[0], new_rows(0), new_rows(1), np.array([0, 2, 3], np.int32), errors=errors)
     assert errors.poll() is None and (cache.blocks[0][4, 0, 0, :2] == new_rows(0)[:2]).all()
 
 
@@ -315,7 +315,7 @@ def test_everything_says_what_it_is_in_one_line() -> None:
     module = package("paged")
     cache, _, _ = host_cache()
     workspace = module.decode.workspace(2)
-    bound = module.append.bind(cache[0], new_rows(0), new_rows(0), np.array([0, 0, 0], np.uint32))
+    bound = module.append.bind(cache[0], new_rows(0), new_rows(0), np.array([0, 0, 0], np.int32))
     shown = {
         repr(cache): "paged.Cache(2 layers, 2 requests, 'cpu')",
         repr(cache[1]): "layer 1 of paged.Cache on 'cpu'",

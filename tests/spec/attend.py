@@ -97,7 +97,7 @@ def ask(
         "\n".join((*text, "}\n")), cache=CACHE, grid="ceil_div(N, 128)", params=(*own, *more), arch=("sm_90a",),
     )  # fmt: skip
     pool = np.zeros((1, 2, 1, 4, 2, 8), np.uint16).view("V2").view(dtype("bf16").numpy())
-    layer = kernel.Cache(pool, lengths=np.zeros(1, np.uint32), page_table=np.zeros((1, 1), np.uint32))[0]
+    layer = kernel.Cache(pool, lengths=np.zeros(1, np.int32), page_table=np.zeros((1, 1), np.int32))[0]
     asked = np.stack([np.asarray(places[name], np.uint32) for name in PLACE], axis=1)
     words = np.zeros((len(asked), len(made), 3), np.uint32)
     numbers = np.zeros((len(asked), len(made)), np.float32)

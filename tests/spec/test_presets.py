@@ -125,7 +125,7 @@ def test_a_tensor_per_layer_unless_it_has_a_layer_axis(name: str) -> None:
 
 TABLES = {
     "max_": (Dense, "u32", "before", "u32"),
-    "kivi": (Dense, "u32", "before", "u32"),
+    "kivi": (Dense, "i32", "before", "i32"),
     "vllm": (Dense, "i32", "after", "i32"),
     "flashinfer": (CSR, "i32", "after", "i32"),
     "tensorrt": (PerKV, "i32", "after", "i32"),

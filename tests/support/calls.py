@@ -10,7 +10,7 @@ import pytest
 
 from kvgen.errors import ArgumentError
 from kvgen.runtime.workspace import Workspace
-from tests.support.launching import Raw, package, u32, zeros
+from tests.support.launching import Raw, i32, package, zeros
 
 Change = Callable[["Call"], None]
 
@@ -24,7 +24,7 @@ class Call:
         self.stream: Any = None
         self.set = package(name)
         self.pools: dict[str, Any]
-        self.tables: dict[str, Any] = {"lengths": u32(3, 4), "page_table": np.zeros((2, 3), np.uint32)}
+        self.tables: dict[str, Any] = {"lengths": i32(3, 4), "page_table": np.zeros((2, 3), np.int32)}
         match name:
             case "paged":
                 self.pools = {"pool": zeros(5, 2, 2, 4, 2, 16)}
@@ -36,12 +36,12 @@ class Call:
                 self.pools = {"pool": zeros(2, 5, 4, 2, 2, 8, dtype=np.float32)}
             case "blocks":
                 self.pools = {"pool": zeros(5, 2, 2, 6, 1, 8, dtype=np.float16)}
-                self.tables["page_table"] = u32(0, 1)
+                self.tables["page_table"] = i32(0, 1)
         self.arguments = self._arguments()
         self.other_cache: Any = None
 
     def _arguments(self) -> dict[str, Any]:
-        offsets = u32(0, 1, 2)
+        offsets = i32(0, 1, 2)
         if self.name == "apart":
             rows = {"k": zeros(2, 2, 8, dtype=np.float32), "v": zeros(2, 2, 4, dtype=np.float32)}
             if self.op == "append_slots":

@@ -85,9 +85,9 @@ def zeros(*shape: int, dtype: Any = BF16) -> Raw:
     return np.ndarray(shape, kind, raw.data, -raw.ctypes.data % 64)
 
 
-def u32(*values: int) -> Raw:
-    """An index array."""
-    return np.array(values, np.uint32)
+def i32(*values: int) -> Raw:
+    """An index array of the default type."""
+    return np.array(values, np.int32)
 
 
 class DeviceArray:

@@ -49,7 +49,7 @@ TO_CSR = [name for name, kernels in SETS.items() if any(isinstance(o, ops.ToCsr)
 FILLS = {"to_dense": None, "signed": -1, "to_csr": None, "wide": -1}
 
 
-KINDS = {"to_dense": "u32", "signed": "i64", "to_csr": "i32", "wide": "i64"}
+KINDS = {"to_dense": "i32", "signed": "i64", "to_csr": "i32", "wide": "i64"}
 
 
 def step_arrays(kernels: KernelSet, offsets: Raw | None) -> dict[str, Raw | None]:

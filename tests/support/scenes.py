@@ -120,7 +120,9 @@ class Scene:
                     array.dtype
                 )
         if self.residual:
-            sealed = self.tensors["k_sealed"] = [Tensor((len(batch.totals),), (1,), np.dtype(np.uint32), "bytes")]
+            sealed = self.tensors["k_sealed"] = [
+                Tensor((len(batch.totals),), (1,), dtype(cache.lengths_dtype).numpy(), "bytes")
+            ]
             sealed[0].view(sealed[0].memory)[...] = 0
 
     def arrays(self, memory: Memory | None = None) -> dict[str, Any]:

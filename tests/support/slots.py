@@ -98,7 +98,7 @@ def wide(name: str, requests: int, width: int) -> tuple[Scene, Raw, Raw]:
     pages, tokens = 5, scene.tokens
     scene.batch = replace(PLAIN, totals=(pages * tokens,) * requests, new=(1,) * requests)
     scene.tables["lengths"] = rng.integers(0, pages * tokens - 1, requests).astype(scene.tables["lengths"].dtype)
-    scene.tables["page_table"] = rng.integers(0, 2, (requests, pages)).astype(np.uint32)
+    scene.tables["page_table"] = rng.integers(0, 2, (requests, pages)).astype(scene.tables["page_table"].dtype)
     indices = rng.integers(-1, pages * tokens, (requests, width)).astype(np.int32)
     return scene, offsets_of([1] * requests, "i64"), indices
 

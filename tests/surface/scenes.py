@@ -78,7 +78,7 @@ class Scene:
         table = exact([i for row in ids for i in row], self.cache.page_table.dtype)
         found["page_table"] = table if self.name == "continuous" else table.reshape(2, -1)
         if self.name == "own":
-            found["scales_page_table"] = exact([i for row in SCALE_IDS for i in row], "u32").reshape(2, -1)
+            found["scales_page_table"] = exact([i for row in SCALE_IDS for i in row], "i32").reshape(2, -1)
         return found
 
     def page(self, b: int, token: int) -> int | None:

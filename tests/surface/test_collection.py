@@ -47,7 +47,7 @@ def test_fields_are_what_was_given(name: str) -> None:
 
 def test_lengths_by_default_and_of_an_empty_cache() -> None:
     pool = filled((COUNT, 2, LAYERS, PAGE, 2, 64), BF16)
-    tables = {"lengths": np.zeros(2, np.uint32), "page_table": np.zeros((2, 3), np.uint32)}
+    tables = {"lengths": np.zeros(2, np.int32), "page_table": np.zeros((2, 3), np.int32)}
     found = package("paged").Cache(pool, **tables)
     assert (found.max_seq_length, found.max_cache_length) == (3 * PAGE, 3 * PAGE)
     assert package("paged").Cache(pool, **tables, max_cache_length=0).empty_cache

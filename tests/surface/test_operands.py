@@ -26,7 +26,7 @@ def say(offset: str, offsets: list[int]) -> list[tuple[tuple[int, int, int, int]
     numbers = np.zeros((len(queries), 2, 16), np.uint64)
     pool = np.zeros((1, 2, 1, PAGE, MAX["kv_heads"], MAX["head_dim"]), BF16)
     layer = package(f"operands_{offset}").Cache(
-        pool, lengths=np.zeros(1, np.uint32), page_table=np.zeros((1, 1), np.uint32)
+        pool, lengths=np.zeros(1, np.int32), page_table=np.zeros((1, 1), np.int32)
     )[0]
     run(
         package(f"operands_{offset}").operands, layer, tensor=tensor, scales=scales, offsets=exact(offsets, offset),

@@ -62,7 +62,7 @@ def ask(found: Any, arrays: dict[str, Any], tables: dict[str, Any]) -> tuple[lis
 
 
 def dense(ids: list[list[int]], lengths: list[int]) -> dict[str, Any]:
-    return {"lengths": np.array(lengths, np.uint32), "page_table": np.array(ids, np.uint32)}
+    return {"lengths": np.array(lengths, np.int32), "page_table": np.array(ids, np.int32)}
 
 
 # ---------------------------------------------------------------- two codes a byte
@@ -200,7 +200,7 @@ def test_tail_tokens_have_no_codes() -> None:
         shape = tuple(n if isinstance(n, int) else sizes[n] for n in t.shape)
         kind = BF16 if t.name.endswith("tail") else np.float16 if t.name.endswith("scales") else np.uint8
         arrays[t.name] = filled(shape, kind, seed)
-    tables = dense([[2, 1]], [20]) | {"k_sealed": np.array([16], np.uint32)}
+    tables = dense([[2, 1]], [20]) | {"k_sealed": np.array([16], np.int32)}
     tail = next(a for n, a in arrays.items() if n.endswith("tail"))
     before = {n: a.copy() for n, a in arrays.items()}
     numbers, x, _ = ask(found, arrays, tables)
@@ -299,7 +299,7 @@ def test_a_tile_does_not_wrap_around(cache: Cache) -> None:
         tables = {
             "lengths": tables["lengths"],
             "req_to_token": tables["page_table"],
-            "request_ids": np.zeros(1, np.uint32),
+            "request_ids": np.zeros(1, np.int32),
         }
         kinds = {f.name: f.dtype for f in found.Cache.TABLES}
         tables = {n: a.astype(dtype(kinds[n]).numpy()) for n, a in tables.items()}

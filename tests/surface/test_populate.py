@@ -150,10 +150,10 @@ def test_unaligned_tables_are_refused_when_bound() -> None:
     cache = TABLES["dense8"]
     found, _ = pool(cache, padded=False)
     tables = bind(cache, IDS, IDS)
-    whole = np.zeros(16 * 4 + 1, np.uint32)
+    whole = np.zeros(16 * 4 + 1, np.int32)
     start = (-whole.ctypes.data % 32 // 4 + 1) % 8  # one entry past a multiple of 8
     shifted = np.lib.stride_tricks.as_strided(whole[start:], (3, COLUMNS), (64, 4))
-    odd = np.zeros((3, COLUMNS), np.uint32)
+    odd = np.zeros((3, COLUMNS), np.int32)
     for table, wrong in ((shifted, "address"), (odd, "stride")):
         with pytest.raises(ArgumentError, match=rf"page_table.*\n?.*({wrong}|align|multiple)"):
             package("dense8").Cache(found, **tables | {"page_table": table})

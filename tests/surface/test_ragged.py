@@ -27,7 +27,7 @@ def ask(name: str, offsets: tuple[int, ...], queries: list[tuple[int, int, int, 
     generated = package(KernelSet(name=name, q_heads=2, cache=cache, ops=(probe(cache),), arch=("sm_90a",)))
     heads_first = name.endswith("heads")
     pool = filled((2, 2, 2, ROWS, 64) if heads_first else (2, 2, ROWS, 2, 64), BF16)
-    bound = generated.Cache(pool, kv_offsets=np.array(offsets, np.uint32))
+    bound = generated.Cache(pool, kv_offsets=np.array(offsets, np.int32))
     numbers = np.zeros((len(queries), 2, len(NUMBERS)), np.uint64)
     floats = np.zeros((len(queries), 2, len(FLOATS)), np.float32)
     run(generated.probe, bound[1], queries=np.array(queries, np.uint32), numbers=numbers, floats=floats, stores=0)

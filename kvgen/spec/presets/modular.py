@@ -6,19 +6,26 @@ from kvgen.layout.dtypes import FloatName
 from kvgen.spec.cache import Continuous, Latent, Paged
 from kvgen.spec.cache_fields import Layout
 from kvgen.spec.quant import Block, Quant
+from kvgen.spec.tables import Dense, IndexName
 
 # K only: MAX keeps the K/V axis, with extent 1.
 MLA = Layout(kv="page kv layer token head dim")
 
+# MAX's tables and lengths are u32; kvgen's own default is i32.
+INDEX: IndexName = "u32"
+TABLE = Dense(dtype=INDEX)
+
 
 def max_paged(*, dtype: FloatName, kv_heads: int, head_dim: int, page_size: int = 128) -> Paged:
-    """Modular MAX's PagedKVCacheCollection, as in its 2025 and 2026 sources: kvgen's default.
+    """Modular MAX's PagedKVCacheCollection, as in its 2025 and 2026 sources: kvgen's default layout.
 
     One tensor for all layers, `[N, 2, L, P, H, D]`, row-major: strides `(2*L*P*H*D, L*P*H*D, P*H*D, H*D, D, 1)`.
     Table: `lookup_table` u32 `[B, max_pages]`, whose tail may hold the sentinel N; give the pool its N + 1 pages.
     Lengths: u32, tokens before this step. Source: max/kernels/src/kv_cache/types.mojo.
     """
-    return Paged(dtype=dtype, kv_heads=kv_heads, head_dim=head_dim, page_size=page_size)
+    return Paged(
+        dtype=dtype, kv_heads=kv_heads, head_dim=head_dim, page_size=page_size, table=TABLE, lengths_dtype=INDEX
+    )
 
 
 def max_continuous(*, dtype: FloatName, kv_heads: int, head_dim: int, max_tokens: int | None = None) -> Continuous:
@@ -28,7 +35,9 @@ def max_continuous(*, dtype: FloatName, kv_heads: int, head_dim: int, max_tokens
     `(2*L*S*H*D, L*S*H*D, S*H*D, H*D, D, 1)`. Table: `lookup_table` u32 `[B]`, request to block. Lengths: u32, tokens
     before this step. Source: max/kernels/src/kv_cache/types.mojo.
     """
-    return Continuous(dtype=dtype, kv_heads=kv_heads, head_dim=head_dim, max_tokens=max_tokens)
+    return Continuous(
+        dtype=dtype, kv_heads=kv_heads, head_dim=head_dim, max_tokens=max_tokens, table_dtype=INDEX, lengths_dtype=INDEX
+    )
 
 
 def max_paged_fp8(*, dtype: FloatName, kv_heads: int, head_dim: int, page_size: int = 128) -> Paged:
@@ -37,7 +46,15 @@ def max_paged_fp8(*, dtype: FloatName, kv_heads: int, head_dim: int, page_size: 
     `[N, 2, L, P, H, D]` e4m3: strides `(2*L*P*H*D, L*P*H*D, P*H*D, H*D, D, 1)`. Source: types.mojo, PagedKVCache with
     dtype float8_e4m3fn and no scale_dtype.
     """
-    return Paged(dtype=dtype, kv_heads=kv_heads, head_dim=head_dim, page_size=page_size, quant=Quant(dtype="e4m3"))
+    return Paged(
+        dtype=dtype,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        page_size=page_size,
+        quant=Quant(dtype="e4m3"),
+        table=TABLE,
+        lengths_dtype=INDEX,
+    )
 
 
 def max_paged_scaled(
@@ -57,7 +74,15 @@ def max_paged_scaled(
     PagedKVCache's `scales`, `quantization_granularity`, `scales_lookup_table` and `scales_page_stride`.
     """
     quant = Quant(dtype="e4m3", scale_dtype="f32", block=Block(dim=granularity), own_table=own_table)
-    return Paged(dtype=dtype, kv_heads=kv_heads, head_dim=head_dim, page_size=page_size, quant=quant)
+    return Paged(
+        dtype=dtype,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        page_size=page_size,
+        quant=quant,
+        table=TABLE,
+        lengths_dtype=INDEX,
+    )
 
 
 def max_nvfp4(*, dtype: FloatName, kv_heads: int, head_dim: int, page_size: int = 128) -> Paged:
@@ -68,7 +93,15 @@ def max_nvfp4(*, dtype: FloatName, kv_heads: int, head_dim: int, page_size: int 
     and lengths as `max_paged`.
     """
     quant = Quant(dtype="e2m1", scale_dtype="e4m3", recipe="max")
-    return Paged(dtype=dtype, kv_heads=kv_heads, head_dim=head_dim, page_size=page_size, quant=quant)
+    return Paged(
+        dtype=dtype,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        page_size=page_size,
+        quant=quant,
+        table=TABLE,
+        lengths_dtype=INDEX,
+    )
 
 
 def max_mla(*, dtype: FloatName = "bf16", latent_dim: int = 512, rope_dim: int = 64, page_size: int = 128) -> Latent:
@@ -77,7 +110,15 @@ def max_mla(*, dtype: FloatName = "bf16", latent_dim: int = 512, rope_dim: int =
     `[N, 1, L, P, 1, 576]`: strides `(L*P*576, L*P*576, P*576, 576, 576, 1)`. Table and lengths as `max_paged`. Source:
     types.mojo, KVCacheStaticParams.is_mla; mla.decode.ragged.paged reads V as the row's first 512 elements.
     """
-    return Latent(dtype=dtype, latent_dim=latent_dim, rope_dim=rope_dim, page_size=page_size, layout=MLA)
+    return Latent(
+        dtype=dtype,
+        latent_dim=latent_dim,
+        rope_dim=rope_dim,
+        page_size=page_size,
+        layout=MLA,
+        table=TABLE,
+        lengths_dtype=INDEX,
+    )
 
 
 def max_mla_fp8(
@@ -90,7 +131,16 @@ def max_mla_fp8(
     create_rope_tma_tile; mla.decode.scaled with per_token_scale_rope_aware, whose granularity is the row's 640.
     """
     quant = Quant(dtype="e4m3", scale_dtype="f32")
-    return Latent(dtype=dtype, latent_dim=latent_dim, rope_dim=rope_dim, page_size=page_size, layout=MLA, quant=quant)
+    return Latent(
+        dtype=dtype,
+        latent_dim=latent_dim,
+        rope_dim=rope_dim,
+        page_size=page_size,
+        layout=MLA,
+        quant=quant,
+        table=TABLE,
+        lengths_dtype=INDEX,
+    )
 
 
 def max_indexer(*, dtype: FloatName = "bf16", head_dim: int = 128, page_size: int = 128) -> Paged:
@@ -101,4 +151,14 @@ def max_indexer(*, dtype: FloatName = "bf16", head_dim: int = 128, page_size: in
     create_index_scale_tma_tile.
     """
     quant = Quant(dtype="e4m3", scale_dtype="f32", block=Block(dim=min(128, head_dim)))
-    return Paged(dtype=dtype, kv_heads=1, head_dim=head_dim, page_size=page_size, layout=MLA, stores="k", quant=quant)
+    return Paged(
+        dtype=dtype,
+        kv_heads=1,
+        head_dim=head_dim,
+        page_size=page_size,
+        layout=MLA,
+        stores="k",
+        quant=quant,
+        table=TABLE,
+        lengths_dtype=INDEX,
+    )

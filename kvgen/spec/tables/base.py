@@ -23,7 +23,7 @@ class PageTable(Spec):
     drops_tokens: ClassVar[bool] = False
     second_table: ClassVar[bool] = False
 
-    dtype: IndexName = "u32"
+    dtype: IndexName = "i32"
     """Element type of the page table's entries."""
     id_multiplier: int = Field(default=1, ge=1, le=2**20)
     """Factor from a table entry to a page of the pool: page = entry * id_multiplier, checked against the pool after

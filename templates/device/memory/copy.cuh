@@ -1,10 +1,13 @@
 // Vector access: the widest one first, then as many narrower ones as the memory's runs ask for.
 #pragma once
 
-// Says that a pointer kept in shared memory points to global memory: the access is then no generic one.
+// Says that a pointer kept in shared memory points to global memory: the access is then no generic one. Compilers before 13.2
+// stop over the assumption ("Broken function found"); without it accesses are generic, and right.
 template <typename T>
 __device__ __forceinline__ T* in_global(T* p) {
+#if __CUDACC_VER_MAJOR__ * 100 + __CUDACC_VER_MINOR__ >= 1302
   __builtin_assume(__isGlobal(p));
+#endif
   return p;
 }
 
