@@ -12,6 +12,7 @@ from pydantic_core import PydanticUndefined
 
 from docpages.blocks import markdown
 from kvgen import ops
+from kvgen.layout.dtypes import DTYPES
 from kvgen.spec import arguments, cache, cache_fields, kernel_set, mask, model, norm, quant, ragged, score
 from kvgen.spec import tables as page_tables
 from kvgen.spec.base import Spec
@@ -119,7 +120,9 @@ def _type(annotation: Any) -> str:
         rule = _rule([m for f in inner[1:] for m in (f.metadata if isinstance(f, FieldInfo) else [f])])
         return _type(inner[0]) + (f" {rule}" if rule else "")
     if origin is Literal:
-        return " | ".join(_value(v) for v in inner)
+        # typing keeps one object for literals of the same values, in the order of whichever module came first.
+        order = list(DTYPES)
+        return " | ".join(_value(v) for v in (sorted(inner, key=order.index) if set(inner) <= set(order) else inner))
     if origin in (Union, types.UnionType):
         return " | ".join(_type(a) for a in inner)
     if origin is tuple:

@@ -60,9 +60,8 @@ class EmulatedDriver:
         assert nbytes > 48 << 10
 
     def prepare(self, handle: Any, device: int, grid: Any, block: Any, shared: int, params: Any, pdl: bool) -> Any:
-        raw = params.bytes_list()
-
         def go(stream: int) -> None:
+            raw = params.bytes_list()  # as a driver reads them: when it launches
             buffers = [
                 Buffer(f"memory {i}", pointer, size, True) for i, (pointer, (_, size)) in enumerate(self.memory.items())
             ]

@@ -46,7 +46,7 @@ class Verb(TyperCommand):
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         """The words behind `kvgen VERB`."""
-        return [piece.removeprefix("{").removesuffix("}") for piece in super().collect_usage_pieces(ctx)]
+        return [piece.replace("{", "").replace("}", "") for piece in super().collect_usage_pieces(ctx)]
 
 
 class Verbs(TyperGroup):

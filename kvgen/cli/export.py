@@ -16,7 +16,7 @@ def export(
         list[str],
         typer.Argument(
             metavar="SELECTOR",
-            help="SET or SET/OP, globs allowed.",
+            hidden=True,  # the help ends with what it is
             autocompletion=complete_selector,
             show_default=False,
         ),

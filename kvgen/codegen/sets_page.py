@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from kvgen.spec.cache import Paged
+from kvgen.lowering.lowered import lower
 from kvgen.spec.loader import LoadedSet
 from kvgen.spec.quant import Quant
 
 PATH: Final = "README.md"
+COMMENT: Final = ("<!--", " -->")  # how a line that is not shown begins and ends
 _HEAD: Final = """# Generated kernel sets
 
 One folder a set: `cache.cuh`, a `.cu` a kernel, typed launchers in `__init__.py`. `device/` is the library that they include.
@@ -35,7 +36,8 @@ def sets_page(sets: list[LoadedSet], before: str = "") -> str:
 def _row(loaded: LoadedSet) -> str:
     kernels, cache = loaded.kernels, loaded.kernels.cache
     layout = cache.layout.kv or " / ".join(t for t in (cache.layout.k, cache.layout.rope, cache.layout.v) if t)
-    pages = f"{cache.page_size}" if isinstance(cache, Paged) else "none" if cache.ragged else "a block a request"
+    page = lower(cache).kind.page_size
+    pages = f"{page}" if page else "none" if cache.ragged else "a block a request"
     stored = " / ".join(dict.fromkeys(_stored(cache.dtype, quant) for quant in cache.quants.values()))
     cells = (
         f"[{kernels.name}]({kernels.name}/), `{loaded.source}`",

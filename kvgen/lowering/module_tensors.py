@@ -21,6 +21,11 @@ class ArgumentContext:
     type: str = "ArrayLike"
 
     @property
+    def found(self) -> str:
+        """Its type where a call may leave it out."""
+        return f"{self.type} | None" if self.optional else self.type
+
+    @property
     def pass_on(self) -> str:
         """The argument as a method hands it to another one."""
         return f"{self.name}={self.name}" if self.optional else self.name

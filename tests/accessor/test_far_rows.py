@@ -12,6 +12,7 @@ from kvgen import Dense, Paged, Quant, ops
 from kvgen.errors import ArgumentError
 from kvgen.plan.params import Array, Size
 from kvgen.runtime.checks import Dims
+from kvgen.runtime.layer_cache import LayerCache
 from kvgen.runtime.params import size_of
 from kvgen.runtime.role_cache import RoleCache
 from kvgen.tensor_map import PageView, RowView
@@ -67,7 +68,9 @@ def far(package: Any, layer: Any, **sizes: int) -> Any:
             if isinstance(f, Array)
             else 1 << 40
         )
-    return replace(layer, dims=dims, struct=package.Cache._LAYOUT.pack(held))
+    step = replace(layer.step, dims=dims)
+    struct = package.Cache._LAYOUT.pack(held)
+    return LayerCache(layer.module, layer.layer, layer.device, step, struct, layer.addresses, layer.sizes, layer.kind)
 
 
 def row32(row: int) -> int:

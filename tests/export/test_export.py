@@ -237,7 +237,7 @@ int main() {
   say();
   a.k = device_pointer<f16>(0x1000);
   a.v = device_pointer<f16>(0x2000);
-  a.row_offsets = device_pointer<uint32_t>(0x3000);
+  a.row_offsets = device_pointer<@>(0x3000);
   a.k_stride = 33;
   say();
   a.k_stride = 40;

@@ -281,7 +281,7 @@ def test_memory_that_is_read_meanwhile() -> None:
     scene.tables["scales_page_table"] = scene.tables["page_table"].copy()
     given |= {f"new_{n}": scene.tables["scales_page_table"] for n in ("page_table", "scales_page_table")}
     with pytest.raises(ArgumentError, match=r"^new_page_table: got memory that scales_page_table lies in too"):
-        launch(scene, "reorder", parents, **given)
+        launch(scene, "reorder", parents_of(scene, [1, 0]), **given)
 
 
 def test_sums_are_not_written_over_the_rows() -> None:

@@ -102,7 +102,7 @@ TABLES: dict[str, tuple[str, Any, int, Fault]] = {
     "page": ("page_table", (1, slice(None)), -1, Fault.PAGE_ID),
     "scale_page": ("scales_page_table", (1, slice(None)), 2**31 - 1, Fault.PAGE_ID),
     "length": ("lengths", 1, -1, Fault.LENGTH),
-    "length_huge": ("lengths", 1, 2**31, Fault.POSITION),
+    "length_huge": ("lengths", 1, 2**31 - 1, Fault.POSITION),
 }
 
 

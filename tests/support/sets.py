@@ -101,7 +101,11 @@ OTHERS = (
         decodes=False,
     ),
     # Windows.
-    _set("ring_f32", Paged(dtype="f32", kv_heads=1, head_dim=3, page_size=3, table=Ring(window=10)), 7),
+    _set(
+        "ring_f32",
+        Paged(dtype="f32", kv_heads=1, head_dim=3, page_size=3, table=Ring(window=10), lengths_dtype="u32"),
+        7,
+    ),
     _set(
         "ring_after",
         Paged(
