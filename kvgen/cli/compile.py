@@ -21,11 +21,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class _Batch:
-    """What to compile, and per unit its plan and the digest of its text."""
+    """What to compile, per unit its plan and the digest of its text, and the launchers of the sets."""
 
     jobs: list[Job]
     kernels: dict[str, KernelPlan]
     digests: dict[str, str]
+    launchers: dict[str, str]
 
 
 def compile_kernels(
@@ -39,7 +40,11 @@ def compile_kernels(
     folder: Annotated[
         Path | None,
         typer.Option(
-            "-o", "--output", metavar="DIR", help="Write cubins and a manifest for KVGEN_CUBINS.", show_default=False
+            "-o",
+            "--output",
+            metavar="DIR",
+            help="Write cubins, launchers and a manifest for KVGEN_CUBINS.",
+            show_default=False,
         ),
     ] = None,
     record: Annotated[
@@ -79,7 +84,7 @@ def compile_kernels(
     with progress("compiling", len(batch.jobs)) as done:
         images = compile_many(batch.jobs, cache=default_cache(), progress=lambda _: done(), origin=project.origin)
     if folder:
-        write_folder(folder, images, batch.digests)
+        write_folder(folder, images, batch.digests, batch.launchers)
     if record:
         _record(project, chosen, images, batch)
     spilling = [image for image in images if _spills(image)]
@@ -120,14 +125,15 @@ def _batch(project: Project, chosen: list[Chosen], arch: list[str] | None) -> _B
     from kvgen.compile import text_digest
 
     targets = _archs(arch) if arch else None
-    batch = _Batch([], {}, {})
+    batch = _Batch([], {}, {}, {})
     for item in chosen:
         plans = set_plans(item.loaded)
         shared = {f"{item.name}/{p.name}": p for op in item.ops for p in plans[op]}
         batch.kernels.update(shared)
+        batch.launchers[item.name] = project.files[f"{item.name}/__init__.py"].text
         for unit in project.units[item.name]:
+            batch.digests[unit.name] = text_digest(unit.text)
             if unit.name in shared:
-                batch.digests[unit.name] = text_digest(unit.text)
                 batch.jobs.extend((unit, a, "cubin") for a in targets or item.loaded.kernels.arch)
     return batch
 

@@ -5,7 +5,15 @@ Importing this package loads nothing of `cuda.*`; the first compile does. Disass
 
 from __future__ import annotations
 
-from kvgen.compile.aot import Manifest, ManifestEntry, find, read_folder, write_folder
+from kvgen.compile.aot import (
+    Manifest,
+    ManifestEntry,
+    ManifestSet,
+    find,
+    read_folder,
+    read_launchers,
+    write_folder,
+)
 from kvgen.compile.arch import ARCHS, Arch, select_arch, supported_archs
 from kvgen.compile.cubin_cache import Cache, CacheStats, default_cache
 from kvgen.compile.diagnostics import Diagnostic, Origin, UnitError
@@ -25,6 +33,7 @@ __all__ = [
     "Kind",
     "Manifest",
     "ManifestEntry",
+    "ManifestSet",
     "Origin",
     "Resources",
     "Unit",
@@ -37,6 +46,7 @@ __all__ = [
     "jit_allowed",
     "nvrtc_version",
     "read_folder",
+    "read_launchers",
     "select_arch",
     "supported_archs",
     "text_digest",

@@ -28,8 +28,6 @@ def launch_on(kernel: Kernel, device: str, args: PackedArgs, grid: Grid) -> Call
     pdl = cuda.driver().capability(ordinal) >= (9, 0)  # older kernels have no griddepcontrol.wait
     shared = kernel.shared
     if kernel.shared_by_arch:
-        from kvgen.compile import select_arch
-
-        shared = kernel.shared_on(select_arch(cuda.driver().capability(ordinal), kernel.module.arch))
+        shared = kernel.shared_on(kernel.module.target(cuda.driver().capability(ordinal)))
     function = _function(kernel.module, kernel.file, kernel.entry, shared, ordinal)
     return function.bind(grid, (kernel.threads, 1, 1), args, pdl=pdl)
