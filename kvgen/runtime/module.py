@@ -95,9 +95,10 @@ class Module:
 
         out = self.folder.parent
         if self.shipped is not None:
+            folder = named(self.shipped.manifest.folder)
             raise DeviceError(
-                f"{self.name}: got host arrays; it was loaded from {named(self.shipped.manifest.folder)}, which has cubins for GPUs "
-                "and no CUDA text, of which the CPU machine's code is made; pass arrays on a GPU, or import the generated package"
+                f"{self.name}: got host arrays; it was loaded from {folder}, which has cubins for GPUs and no CUDA text, of "
+                "which the CPU machine's code is made; pass arrays on a GPU, or import the generated package"
             )
         if self.texts is None and kind_of(out / path) == "missing":
             raise DeviceError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -17,6 +18,7 @@ from kvgen import KernelSet, Paged
 from kvgen.compile import read_folder
 from tests.cli.conftest import invoke
 from tests.custom.test_load import SPEC
+from tests.docs.blocks import fences
 from tests.test_packaging import WITHOUT
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -95,6 +97,20 @@ def test_a_runtime_image_loads_by_name_and_by_digest(folder: Path, tmp_path: Pat
         assert found["loaded"] == [["ahead_append", True, size]]
         assert found["launches"] == [["ahead_append", [1, 1, 1], 7]]
         assert found["said"].startswith("kvgen.load of a spec needs kvgen's extra build: `pip install 'kvgen[build]'`")
+
+
+def test_the_page_s_program(tmp_path: Path) -> None:
+    """docs/shipping.md: the command, then the program without the extra `build`."""
+    made = invoke("compile", "llama3_8b", "--arch", "sm_90a", "-o", str(tmp_path / "cubins"), "--project", str(ROOT))
+    assert made.exit_code == 0, made.stderr
+    (tmp_path / "sitecustomize.py").write_text(WITHOUT)
+    (text,) = (text for language, text in fences(ROOT / "docs" / "shipping.md") if language == "python")
+    (tmp_path / "serve.py").write_text(text)
+    environment = {**os.environ, "KVGEN_CUBINS": str(tmp_path / "cubins"), "KVGEN_NO_JIT": "1"}
+    environment["PYTHONPATH"] = f"{tmp_path}{os.pathsep}{ROOT}"
+    done = subprocess.run([sys.executable, "serve.py"], capture_output=True, text=True, cwd=tmp_path, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == re.findall(r"^print\(.*\)  # (.*)$", text, re.MULTILINE)
 
 
 def test_a_project_s_folder_has_its_launchers(folder: Path) -> None:
