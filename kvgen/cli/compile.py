@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from kvgen.cli.project import Project
     from kvgen.cli.selection import Chosen
     from kvgen.compile import Image, Job
+    from kvgen.errors import CompileError
     from kvgen.plan.kernel import KernelPlan
 
 
@@ -58,6 +59,8 @@ def compile_kernels(
 ) -> None:
     """Compile with NVRTC: in parallel, cached, without a GPU; shows registers, shared memory and spills.
 
+    Where a kernel does not compile, the others are shown, nothing is written, and kvgen exits with 1.
+
     \b
     kvgen compile                               every kernel for the architectures of its spec
     kvgen compile llama3_8b --arch 'sm_*'       one set for every architecture
@@ -66,8 +69,8 @@ def compile_kernels(
     """
     from kvgen.cli.project import open_project
     from kvgen.cli.resources_json import check_pin
-    from kvgen.compile import compile_many, default_cache, write_folder
-    from kvgen.errors import ToolError
+    from kvgen.compile import UnitsError, compile_many, default_cache, write_folder
+    from kvgen.errors import CompileError, ToolError
 
     if record and arch:
         raise ToolError("--record: got it beside --arch; it records the architectures of the specs; drop one")
@@ -81,8 +84,16 @@ def compile_kernels(
         if not force:
             _keep_edited(project, chosen)
     batch = _batch(project, chosen, arch)
+    refused: CompileError | None = None
     with progress("compiling", len(batch.jobs)) as done:
-        images = compile_many(batch.jobs, cache=default_cache(), progress=lambda _: done(), origin=project.origin)
+        try:
+            images = compile_many(batch.jobs, cache=default_cache(), progress=lambda _: done(), origin=project.origin)
+        except CompileError as error:
+            images, refused = error.images if isinstance(error, UnitsError) else [], error
+    if refused:
+        _show_refused(images, batch, refused, folder=folder, record=record, as_json=as_json)
+        project.end()
+        raise typer.Exit(1)
     if folder:
         write_folder(folder, images, batch.digests, batch.launchers)
     if record:
@@ -101,6 +112,21 @@ def compile_kernels(
         names = ", ".join(f"{i.unit_name} {i.arch}" for i in spilling)
         typer.echo(f"{len(spilling)} of {len(images)} kernels spill registers: {names}", err=True)
         raise typer.Exit(1)
+
+
+def _show_refused(
+    images: list[Image], batch: _Batch, refused: CompileError, *, folder: Path | None, record: bool, as_json: bool
+) -> None:
+    """What compiled, then what did not; cubins and resources.json of a part of the kernels are not written."""
+    if as_json:
+        _print_json(images, batch, None, str(refused))
+    elif images:
+        _print_table(images, batch)
+    typer.secho("error: ", fg="red", bold=True, nl=False, err=True)
+    typer.echo(str(refused), err=True)
+    kept = ([named(folder)] if folder else []) + (["resources.json"] if record else [])
+    if kept:
+        typer.echo(f"\nnothing was written to {' and '.join(kept)}: they hold all kernels or none", err=True)
 
 
 def _archs(patterns: list[str]) -> list[str]:
@@ -171,7 +197,7 @@ def _spills(image: Image) -> int:
     return image.resources.spill_stores + image.resources.spill_loads if image.resources else 0
 
 
-def _print_json(images: list[Image], batch: _Batch, folder: Path | None) -> None:
+def _print_json(images: list[Image], batch: _Batch, folder: Path | None, refused: str | None = None) -> None:
     from kvgen.cli.resources_json import installed
 
     kernels: list[dict[str, Any]] = []
@@ -194,7 +220,8 @@ def _print_json(images: list[Image], batch: _Batch, folder: Path | None) -> None
                 "warnings": list(image.warnings),
             }
         )
-    print_json({"nvrtc": installed(), "folder": str(folder) if folder else None, "kernels": kernels})
+    found = {"nvrtc": installed(), "folder": str(folder) if folder else None, "kernels": kernels}
+    print_json(found | ({"refused": refused} if refused else {}))
 
 
 def _print_table(images: list[Image], batch: _Batch) -> None:

@@ -18,7 +18,17 @@ from kvgen.compile.arch import ARCHS, Arch, select_arch, supported_archs
 from kvgen.compile.cubin_cache import Cache, CacheStats, default_cache
 from kvgen.compile.diagnostics import Diagnostic, Origin, UnitError
 from kvgen.compile.nvrtc import nvrtc_version
-from kvgen.compile.program import Image, Job, Kind, Unit, compile_many, compile_unit, jit_allowed, text_digest
+from kvgen.compile.program import (
+    Image,
+    Job,
+    Kind,
+    Unit,
+    UnitsError,
+    compile_many,
+    compile_unit,
+    jit_allowed,
+    text_digest,
+)
 from kvgen.compile.resources import Resources
 from kvgen.paths import cache_folder
 
@@ -38,6 +48,7 @@ __all__ = [
     "Resources",
     "Unit",
     "UnitError",
+    "UnitsError",
     "cache_folder",
     "compile_many",
     "compile_unit",
