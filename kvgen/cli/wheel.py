@@ -78,7 +78,7 @@ def check_wheel(path: Path, project: Project, sets: set[str] | None) -> Checked:
         with opened(path) as file, zipfile.ZipFile(file) as archive:
             return _compare(_open(archive), project, sets)
     except ToolError as error:
-        raise ToolError(f"--wheel: {error}") from error
+        raise ToolError(f"--wheel: {error}; give the path of a wheel, as dist/engine-1.0-py3-none-any.whl") from error
     except _BROKEN as error:
         raise ToolError(
             f"--wheel: {named(path)}: cannot be read as a wheel ({named(str(error))}); build it anew"

@@ -93,8 +93,8 @@ class Decode(Op):
     def _few_rows(cls, value: int) -> int:
         if not 1 <= value <= MOST_ROWS:
             raise ValueError(
-                f"rows: got {value}; a request has 1 to 8 rows of its own in decoding, and a prefix that a batch shares up to "
-                f"{MOST_ROWS}; longer prompts are another operation's"
+                f"rows: got {value}; it must be at least 1 and at most {MOST_ROWS}: 1 to 8 query rows a request for decoding and "
+                "drafts, more over a prefix that a batch shares; kvgen has no operation for whole prompts"
             )
         return value
 
