@@ -30,13 +30,17 @@ _NAMED: Final = re.compile(r"[^;{}]*?\bvoid\s+(?:__\w+__\s*\([^)]*\)\s*)*(\w+)\s
 
 
 class Custom(Op):
-    """A kernel of the user's own: `source`, a file of CUDA relative to the spec's folder, or its `text`.
+    """Launch a kernel of your own over the cache, with a launcher as typed as those of kvgen's operations.
 
-    It has `extern "C" __global__ void <name>(const __grid_constant__ Cache cache, ...)`, where `...` are `params` in their
-    order and, with `errors=True`, the sticky error word `uint64_t* errors` (kvgen.ErrorWord). Its text begins with
-    `#include "cache.cuh"`, which is the set's. `grid` has one to three rules for the number of blocks: whole numbers,
-    expressions of kvgen.expr.nodes, or text such as "ceil_div(T, 4) * kv_heads" over the names of the arrays' and the cache's
-    shapes. `shared` are bytes of dynamic shared memory; `writes` says that it stores to the cache's memory.
+    `source` is a file of CUDA, relative to the spec's folder, or `text` the CUDA itself. It has `extern "C" __global__ void
+    <name>(const __grid_constant__ Cache cache, ...)`, where `...` are `params` in their order and, with `errors=True`, last
+    the sticky error word `uint64_t* errors` (kvgen.ErrorWord). It begins with `#include "cache.cuh"`, which is the set's;
+    headers of your own come from `include_dirs`.
+
+    `grid` has one to three rules for the number of blocks: whole numbers, expressions of kvgen.expr.nodes, or text such as
+    "ceil_div(T, 4) * kv_heads" over the names of the arrays' and the cache's shapes. `threads` (128) is a block's size,
+    `shared` (0) its dynamic shared memory in bytes. Set `writes=True` where it stores to the cache's memory.
+    docs/custom_kernels.md has an example.
     """
 
     kind: ClassVar[str] = "custom"
