@@ -12,7 +12,6 @@ import pytest
 
 from benchmarks.gpu import prepare, timings, workload
 from benchmarks.gpu.apart import Apart
-from benchmarks.gpu.device import Gpu, Timing
 from benchmarks.gpu.packages import ROOT, generated, project, use
 from kvgen.compile import compile_unit, default_cache
 from kvgen.emulator import Buffer, build
@@ -20,6 +19,8 @@ from kvgen.runtime import cuda
 from kvgen.runtime import gpu as backend
 from kvgen.runtime.module import cpu_kernel
 from kvgen.spec.loader import load_folder
+from kvgen.verify import bandwidth
+from kvgen.verify.device import Gpu, Timing
 from tests.cli.conftest import Folder
 from tests.support import bench_sets, family_sets
 from tests.support.family_sets import write_project
@@ -175,7 +176,7 @@ def test_timed_workloads_compute_the_right_thing(name: str, monkeypatch: pytest.
 def hold_timings(name: str, monkeypatch: pytest.MonkeyPatch, folder: Path | None = None) -> None:
     """The timings' own checks (append against gather, decode against float64) pass for every form of table, and see
     a pool that holds something else."""
-    unit = prepare.bandwidth_unit()
+    unit = bandwidth.bandwidth_unit()
     image = compile_unit(unit, "sm_90a", "ptx", cache=default_cache())
     package = generated(name)
     kernels = next(s.kernels for s in load_folder(project() / "specs", project()) if s.kernels.name == name)
@@ -197,9 +198,9 @@ def hold_timings(name: str, monkeypatch: pytest.MonkeyPatch, folder: Path | None
     monkeypatch.setattr(timings, "LAYERS_AT_MOST", 2)
     monkeypatch.setattr(timings, "CALLS", (2, 3))
     gpu = EmulatedGpu(driver)
-    bandwidth = {"read": 1.0, "copy": 1.0, "write": 1.0}
-    fill, empty = workload.filler(gpu, b""), workload.empty_node(gpu, b"")
-    timer = timings.Timer(gpu, package, facts, fill, empty, bandwidth, apart)
+    rates = {"read": 1.0, "copy": 1.0, "write": 1.0}
+    fill, empty = bandwidth.filler(gpu, b""), workload.empty_node(gpu, b"")
+    timer = timings.Timer(gpu, package, facts, fill, empty, rates, apart)
     ran = {}
     for case in timer.cases():
         ran[case.op, case.case] = case.run()

@@ -1,0 +1,315 @@
+"""`kvgen verify`: generated kernels held to the oracles on this machine's GPU or on the CPU machine, with a report to file."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from kvgen.cli.console import Selectors, console, print_json, say
+from kvgen.cli.progress import progress
+from kvgen.files import named
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from kvgen.cli.project import Project
+    from kvgen.cli.selection import Chosen
+    from kvgen.verify.bandwidth import Reading
+    from kvgen.verify.device import Gpu
+    from kvgen.verify.results import KernelResult, SetResult
+    from kvgen.verify.timing import Timer
+
+_NONE: Final = "-"
+_STDOUT: Final = Path("-")
+_SHOWN: Final = 3  # lines of what is wrong with one case; the report has all
+
+
+@dataclass(frozen=True)
+class _Options:
+    """How kernels are verified."""
+
+    quick: bool
+    seed: int
+
+
+def verify(
+    selectors: Selectors = None,
+    gpu: Annotated[
+        bool, typer.Option("--gpu/--cpu", help="On this machine's GPU, with times; or on the CPU machine, without.")
+    ] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="One batch and one kind of wrong data a kernel; fewer times.")
+    ] = False,
+    json_file: Annotated[
+        Path | None,
+        typer.Option("--json", metavar="FILE", help="Write the report as JSON; - prints it.", show_default=False),
+    ] = None,
+    issue: Annotated[
+        Path | None,
+        typer.Option("--issue", metavar="FILE", help="Write the text of an issue; - prints it.", show_default=False),
+    ] = None,
+    seed: Annotated[int, typer.Option("--seed", metavar="N", min=0, help="Other random numbers.")] = 0,
+) -> None:
+    """Run generated kernels on ragged batches and on hostile data, and compare all memory with the float64 oracle.
+
+    Data is hostile where page ids, lengths, offsets or indices are wrong: kernels must report it and touch nothing outside
+    their arrays, around which canaries lie. With --gpu, kernels are timed beside the read bandwidth of the same run. Exits 1
+    if something is wrong.
+
+    \b
+    kvgen verify llama3_8b                        on the CPU machine; no GPU needed
+    kvgen verify --gpu --json gpu.json            every set on this GPU
+    kvgen verify --gpu --issue gpu.md --json gpu.json    a report to file
+    """
+    from kvgen.cli.project import open_project
+    from kvgen.cli.resources_json import installed
+    from kvgen.errors import ToolError
+    from kvgen.verify.report import document
+    from kvgen.verify.report import issue as issue_text
+
+    if json_file == _STDOUT and issue == _STDOUT:
+        raise ToolError("--issue: got '-' beside --json -; one of them can be printed; give the other a file")
+    printing = _STDOUT in (json_file, issue)
+    options = _Options(quick, seed)
+    project = open_project(selectors=selectors)
+    device = _device() if gpu else None
+    facts = device.describe() if device is not None else {"name": "CPU machine"}
+    if not printing:
+        say(f"{facts['name']}: {len(project.chosen)} set(s)")
+    bandwidth, sets = _run(project, device, options, quiet=printing)
+    found = document(
+        sets,
+        device=facts,
+        nvrtc=installed(),
+        seed=seed,
+        quick=quick,
+        selectors=selectors or (),
+        bandwidth=bandwidth,
+    )
+    if json_file is not None:
+        _write(json_file, found)
+    if issue is not None:
+        _write(issue, issue_text(found))
+    if not printing:
+        _print(sets, bandwidth, found["summary"])
+        for path, what in ((json_file, "the report"), (issue, "the text of an issue")):
+            if path is not None:
+                say(f"{what}: {named(path)}")
+    project.end()
+    if found["summary"]["wrong"]:
+        raise typer.Exit(1)
+
+
+def _device() -> Gpu:
+    """This machine's GPU. Raises DeviceError that says what is missing."""
+    from kvgen.errors import DeviceError
+    from kvgen.verify.device import Gpu
+
+    try:
+        from kvgen.runtime import cuda
+
+        return Gpu(cuda.driver().current_device())
+    except DeviceError as error:
+        raise DeviceError(
+            f"--gpu: {error}; `kvgen doctor` shows what this machine has, and `kvgen verify --cpu` needs no GPU"
+        ) from error
+
+
+def _run(
+    project: Project, device: Gpu | None, options: _Options, *, quiet: bool
+) -> tuple[tuple[Reading, ...], list[SetResult]]:
+    """The read bandwidth (of a GPU), and what was found of every set. The bars advance by kernels."""
+    from kvgen.cli.project import generated
+    from kvgen.verify.bandwidth import compiled, filler, read_bandwidth
+    from kvgen.verify.memory import GpuMemory, HostMemory
+    from kvgen.verify.timing import Timer
+
+    bandwidth: tuple[Reading, ...] = ()
+    memory = HostMemory() if device is None else GpuMemory(device.ordinal)
+    chosen = [(item, _arch(item, device)) for item in project.chosen]
+    cubin = b""
+    if device is not None:
+        cubin = compiled(_own_arch(device))
+        bandwidth = read_bandwidth(device, cubin)
+    sets: list[SetResult] = []
+    total = sum(len(item.ops) for item, _ in chosen)
+    with progress("verifying", total) as done:
+        for item, arch in chosen:
+            with generated(project.config.out, item.name) as package:
+                timer: Timer | None = None
+                if device is not None and arch:
+                    best = max(r.gb_s for r in bandwidth)
+                    timer = Timer(device, item.loaded.kernels, package, filler(device, cubin), best)
+                sets.append(_set(project, item, package, memory, timer, arch, options, done))
+    return bandwidth, sets
+
+
+def _own_arch(device: Gpu) -> str:
+    """The target for this GPU. Raises DeviceError where kvgen has none."""
+    from kvgen.compile import ARCHS, select_arch
+
+    return select_arch(device.driver.capability(device.ordinal), ARCHS)
+
+
+def _arch(item: Chosen, device: Gpu | None) -> str:
+    """The target of a set whose code runs here; "" where it has none."""
+    from kvgen.compile import select_arch
+    from kvgen.errors import DeviceError
+
+    archs = item.loaded.kernels.arch
+    if device is None:
+        return next((a for a in reversed(archs) if a in ("sm_80", "sm_89", "sm_90a")), "")
+    try:
+        return select_arch(device.driver.capability(device.ordinal), archs)
+    except DeviceError:
+        return ""
+
+
+def _set(
+    project: Project,
+    item: Chosen,
+    package: Any,
+    memory: Any,
+    timer: Timer | None,
+    arch: str,
+    options: _Options,
+    done: Any,
+) -> SetResult:
+    """Every kernel of a set that was chosen."""
+    from kvgen.errors import DeviceError
+    from kvgen.verify.results import KernelResult, SetResult
+    from kvgen.verify.run import Verifier
+
+    digest, in_step = _digest(project, item.name)
+    result = SetResult(item.name, arch or _NONE, digest, in_step)
+    verifier = Verifier(item.loaded.kernels, package, memory, options.seed, options.quick)
+    archs = ", ".join(item.loaded.kernels.arch)
+    for op in item.loaded.kernels.ops:
+        if op.name not in item.ops:
+            continue
+        if not arch:
+            where = "this GPU" if timer is not None or memory.device != "cpu" else "the CPU machine"
+            found = KernelResult(
+                op.name, op.kind, why=f"the set is generated for {archs}, none of which runs on {where}"
+            )
+        else:
+            found = verifier.run(op)
+            if timer is not None and found.cases and not verifier.lost:
+                try:
+                    works = timer.works(op)
+                    found.timed += [timer.run(op, work) for work in (works[:1] if options.quick else works)]
+                except DeviceError as error:
+                    found.why = f"not timed: {error}"
+        result.kernels.append(found)
+        done()
+    return result
+
+
+def _digest(project: Project, name: str) -> tuple[str, bool]:
+    """The SHA-256 of a set's generated files and of the device library, as they lie there; whether they are what the spec
+    gives."""
+    from kvgen.cli.ondisk import LIMIT
+    from kvgen.files import read_bytes
+
+    hashed, same = hashlib.sha256(), True
+    for path, file in project.files.items():
+        if not path.startswith((f"{name}/", "device/")):
+            continue
+        data = read_bytes(project.config.out / path, limit=LIMIT, name=project.shown(path))
+        hashed.update(f"{path}\0{len(data)}\0".encode() + data)
+        same &= data == file.text.encode()
+    return hashed.hexdigest(), same
+
+
+def _write(path: Path, content: Any) -> None:
+    """A text, or an object as JSON, to a file or to stdout."""
+    import json
+
+    from kvgen.errors import ToolError
+    from kvgen.files import reason
+
+    if path == _STDOUT:
+        if isinstance(content, str):
+            typer.echo(content, nl=False)
+        else:
+            print_json(content)
+        return
+    text = content if isinstance(content, str) else json.dumps(content, indent=1) + "\n"
+    try:
+        path.write_text(text, encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise ToolError(f"{named(path)}: cannot be written: {reason(error)}") from error
+
+
+# What is printed -----------------------------------------------------------------------------------------------------
+
+
+def _print(sets: list[SetResult], bandwidth: tuple[Reading, ...], summary: dict[str, int]) -> None:
+    if bandwidth:
+        readings = ", ".join(f"{r.gb_s:.0f} ({r.nbytes / 2**20:.0f} MiB)" for r in bandwidth)
+        typer.echo(f"read bandwidth of this GPU, GB/s: {readings}")
+    typer.echo("")
+    console().print(_table(sets, times=bool(bandwidth)))
+    wrong = [(s, k) for s in sets for k in s.kernels if k.status == "wrong"]
+    for s, k in wrong:
+        typer.echo("")
+        for case in (c for c in k.cases if c.wrong):
+            what = f"{case.batch}, bad {case.fault}" if case.fault else case.batch
+            typer.secho(f"{s.name}/{k.name}: {what}", fg="red")
+            for line in case.wrong[:_SHOWN]:
+                typer.echo(f"  {line}")
+            if len(case.wrong) > _SHOWN:
+                typer.echo(f"  and {len(case.wrong) - _SHOWN} more")
+    for s in sets:
+        for k in s.kernels:
+            if k.why:
+                say(f"{s.name}/{k.name}: {k.why}")
+        if not s.in_step:
+            say(f"{s.name}: its generated files are not what the spec gives; `kvgen check` shows where")
+    launches = f"{summary['cases']} launches, {summary['hostile']} of them with wrong data"
+    verdict = f"{summary['wrong']} wrong" if summary["wrong"] else "all right"
+    typer.echo("")
+    typer.secho(
+        f"{summary['kernels']} kernels, {launches}, {summary['not_run']} kernels not run: {verdict}",
+        fg="red" if summary["wrong"] else "green",
+    )
+
+
+def _table(sets: list[SetResult], *, times: bool) -> Table:
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for title in ("kernel", "arch", "status"):
+        table.add_column(title, no_wrap=True)
+    numbers = ["batches", "largest error", "of its bound", "wrong data", "reported"]
+    for title in (*numbers, *(("workload", "us", "GB/s", "of read") if times else ())):
+        table.add_column(title, justify="right", no_wrap=True)
+    for s in sets:
+        for k in s.kernels:
+            first = _cells(s, k)
+            rows = [(t.workload, f"{t.us:.1f}", f"{t.gb_s:.0f}", f"{t.percent:.0f}%") for t in k.timed]
+            for row in rows or ([(_NONE,) * 4] if times else [()]):
+                table.add_row(*first, *row)
+                first = ("",) * len(first)
+    return table
+
+
+def _cells(s: SetResult, k: KernelResult) -> tuple[str, ...]:
+    if not k.cases:
+        return (f"{s.name}/{k.name}", s.arch, k.status, *(_NONE,) * 5)
+    bad = k.hostile
+    as_expected = sum(c.reported == c.expected for c in bad)
+    return (
+        f"{s.name}/{k.name}",
+        s.arch,
+        k.status,
+        str(len(k.cases) - len(bad)),
+        f"{k.error:.2g}" if k.error else "0",
+        f"{k.share:.0%}" if k.share else "exact",
+        str(len(bad)),
+        f"{as_expected} as expected",
+    )
