@@ -42,7 +42,7 @@ def verify(
         bool, typer.Option("--gpu/--cpu", help="On this machine's GPU, with times; or on the CPU machine, without.")
     ] = False,
     quick: Annotated[
-        bool, typer.Option("--quick", help="One batch and one kind of wrong data a kernel; fewer times.")
+        bool, typer.Option("--quick", help="One batch and one kind of hostile data a kernel; one time.")
     ] = False,
     json_file: Annotated[
         Path | None,
@@ -258,8 +258,7 @@ def _print(sets: list[SetResult], bandwidth: tuple[Reading, ...], summary: dict[
     for s, k in wrong:
         typer.echo("")
         for case in (c for c in k.cases if c.wrong):
-            what = f"{case.batch}, bad {case.fault}" if case.fault else case.batch
-            typer.secho(f"{s.name}/{k.name}: {what}", fg="red")
+            typer.secho(f"{s.name}/{k.name}, {case.name}", fg="red")
             for line in case.wrong[:_SHOWN]:
                 typer.echo(f"  {line}")
             if len(case.wrong) > _SHOWN:
@@ -270,7 +269,7 @@ def _print(sets: list[SetResult], bandwidth: tuple[Reading, ...], summary: dict[
                 say(f"{s.name}/{k.name}: {k.why}")
         if not s.in_step:
             say(f"{s.name}: its generated files are not what the spec gives; `kvgen check` shows where")
-    launches = f"{summary['cases']} launches, {summary['hostile']} of them with wrong data"
+    launches = f"{summary['cases']} launches, {summary['hostile']} of them on hostile data"
     verdict = f"{summary['wrong']} wrong" if summary["wrong"] else "all right"
     typer.echo("")
     typer.secho(
@@ -285,31 +284,35 @@ def _table(sets: list[SetResult], *, times: bool) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
     for title in ("kernel", "arch", "status"):
         table.add_column(title, no_wrap=True)
-    numbers = ["batches", "largest error", "of its bound", "wrong data", "reported"]
+    numbers = ("batches", "largest error", "of its bound", "hostile", "as expected")
     for title in (*numbers, *(("workload", "us", "GB/s", "of read") if times else ())):
         table.add_column(title, justify="right", no_wrap=True)
     for s in sets:
         for k in s.kernels:
             first = _cells(s, k)
-            rows = [(t.workload, f"{t.us:.1f}", f"{t.gb_s:.0f}", f"{t.percent:.0f}%") for t in k.timed]
-            for row in rows or ([(_NONE,) * 4] if times else [()]):
+            rows: list[tuple[str, ...]] = [
+                (t.workload, f"{t.us:.1f}", f"{t.gb_s:.0f}", f"{t.percent:.0f}%") for t in k.timed
+            ]
+            for row in rows or [(_NONE,) * 4 if times else ()]:
                 table.add_row(*first, *row)
                 first = ("",) * len(first)
     return table
 
 
 def _cells(s: SetResult, k: KernelResult) -> tuple[str, ...]:
+    from kvgen.verify.results import share_text
+
     if not k.cases:
         return (f"{s.name}/{k.name}", s.arch, k.status, *(_NONE,) * 5)
     bad = k.hostile
-    as_expected = sum(c.reported == c.expected for c in bad)
+    as_expected = sum(not c.wrong for c in bad)
     return (
         f"{s.name}/{k.name}",
         s.arch,
         k.status,
         str(len(k.cases) - len(bad)),
         f"{k.error:.2g}" if k.error else "0",
-        f"{k.share:.0%}" if k.share else "exact",
+        share_text(k.share),
         str(len(bad)),
-        f"{as_expected} as expected",
+        str(as_expected),
     )

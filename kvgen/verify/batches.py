@@ -11,21 +11,23 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from kvgen.bench import Call, Scene, Workload, call_of
+from kvgen.bench import Call, Scene, Workload
 from kvgen.bench.calls import rows_each
 from kvgen.bench.synthetic_batch import ATTENDING, LAYER
 from kvgen.layout.dtypes import dtype
 from kvgen.lowering.lowered import lower
-from kvgen.ops import Convert
+from kvgen.ops import Convert, MergeStates, SwapPages
 from kvgen.reference import Rows, cache_rows, seal
 from kvgen.runtime.faults import Fault
 from kvgen.spec.kernel_set import KernelSet, Op
+from kvgen.verify.other_calls import prepared
 
 Raw = NDArray[Any]
 Pools = dict[str, Raw | list[Raw]]
 POISON: Final = 0xFF  # bytes: NaN in floats, and in no table
 UNWRITTEN: Final = 0xEE  # what lies in outputs before a launch
 _OPEN_TOKENS: Final = 16  # a page of a cache that has none
+_FEW_ROWS: Final = 8
 _LONG: Final = 333  # tokens: more than the shortest piece that a decode is cut into
 # (bits that are random, bits that are set) a byte: finite as a code of any type, and small.
 _CODES: Final = (0x87, 0x30)
@@ -95,11 +97,6 @@ class Case:
     numbers: dict[str, int]
     """The call's arguments that are numbers."""
 
-    @property
-    def name(self) -> str:
-        """The batch, and what is wrong with it."""
-        return f"{self.batch}, bad {self.fault}" if self.fault else self.batch
-
 
 def batches(kernels: KernelSet, op: Op, *, quick: bool) -> list[Workload]:
     """The batches of an operation, the smallest first; with `quick` that one alone.
@@ -121,7 +118,7 @@ def batches(kernels: KernelSet, op: Op, *, quick: bool) -> list[Workload]:
 
     small = totals(3, page + 1)
     found = [Workload("small", small, tuple(min(n, new) for n, new in zip(small, (1, 2), strict=True)))]
-    if quick:
+    if quick or least > _FEW_ROWS:  # many query rows a request make a batch that is large enough
         return found
     window = lowered.table.window
     mixed = totals(page, 2 * page + 1, 3, 2 * window + page - 1 if window else 3 * page - 1, page + 2)
@@ -139,6 +136,8 @@ def hostile_batch(kernels: KernelSet, op: Op) -> Workload:
     if kernels.cache.ragged:
         most = page = _OPEN_TOKENS
     least = max(rows_each(op), 4)
+    if least > _FEW_ROWS:
+        page = least
     totals = tuple(
         min(n, most) if most else n for n in (max(page + 1, least), max(page + 1, least), least, least + 1, least)
     )
@@ -153,17 +152,19 @@ def case_of(kernels: KernelSet, op: Op, package: ModuleType, workload: Workload,
     """
     rng = np.random.default_rng([seed, len(workload.totals), *workload.totals])
     scene = Scene(kernels, package, workload, _room(kernels, workload))
-    call = call_of(scene, op)
-    tables = scene.tables(op.kind, call.rows_each)
+    call, tables = prepared(scene, op)
     _poison(scene)
     arrays = {name: array.copy() for name, array in call.arrays.items()}
     for name, array in arrays.items():
         _fill(scene, call, name, array, rng)
-    arrays["errors"] = np.zeros(1, np.uint64)
+    if any(p.name == "errors" for p in call.launcher.KERNEL.arguments):
+        arrays["errors"] = np.zeros(1, np.uint64)
     before = Contents(scene.pools, tables, arrays)
     totals = workload.totals
     if op.kind in ("append", "seal"):
         totals = tuple(n - new for n, new in zip(workload.totals, workload.new, strict=True))
+    if isinstance(op, SwapPages):
+        before.source_pools = _twin(scene, rng)
     if isinstance(op, Convert):
         totals = ()
         source = call.source
@@ -193,6 +194,20 @@ def _poison(scene: Scene) -> None:
     for name, pool in scene.pools.items():
         for array in (pool if isinstance(pool, list) else [pool]) if name in written else ():
             array.view(np.uint8)[...] = POISON
+
+
+def _twin(scene: Scene, rng: np.random.Generator) -> Pools:
+    """Another pool of as many pages, full of random bytes."""
+    paged = {t.name for t in scene.cache.storage.tensors if "page" in t.axes}
+
+    def other(like: Raw) -> Raw:
+        return rng.integers(0, 256, like.nbytes, np.uint8).view(like.dtype).reshape(like.shape)
+
+    return {
+        name: [other(a) for a in pool] if isinstance(pool, list) else other(pool)
+        for name, pool in scene.pools.items()
+        if name in paged
+    }
 
 
 def _store(
@@ -233,7 +248,8 @@ def _store_groups(scene: Scene, pools: Sequence[Rows], view: Any, b: int, count:
 
 def _fill(scene: Scene, call: Call, name: str, array: Raw, rng: np.random.Generator) -> None:
     """Random numbers in what a call brings besides indices, and bytes that no kernel leaves in what it takes back."""
-    spec = next(p for p in call.launcher.KERNEL.arguments if p.name == name)
+    plan = call.launcher.PLAN.arguments if call.kind == "compact" else ()
+    spec = next(p for p in (*plan, *call.launcher.KERNEL.arguments) if p.name == name)
     if spec.access == "out":
         array.view(np.uint8)[...] = UNWRITTEN
     elif scene.group(name, call.launcher) == "tables" or array.dtype.name in ("uint32", "int32", "int64", "uint64"):
@@ -252,3 +268,5 @@ def _fill(scene: Scene, call: Call, name: str, array: Raw, rng: np.random.Genera
         array[...] = (1 + 0.25 * rng.standard_normal(array.shape)).astype(array.dtype)
     else:
         array[...] = rng.standard_normal(array.shape).astype(array.dtype)
+    if isinstance(call.op, MergeStates) and name.startswith("lse") and spec.access == "in":
+        array[rng.random(array.shape) < 0.2] = float(call.op.lse_empty)  # states that saw nothing

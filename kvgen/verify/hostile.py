@@ -26,6 +26,9 @@ LISTED: Final = (
     "positions",
     "starts",
     "valid_lengths",
+    "parents",
+    "new_tokens",
+    "cache_offsets",
 )
 
 
@@ -42,12 +45,15 @@ def damages(call: Call, arrays: dict[str, Raw], *, quick: bool) -> list[Damage]:
     found = []
     if call.launcher.KERNEL.tables and not call.sparse:  # lists of a sparse attention name places, and no table does
         found += [Damage("page ids and lengths", _page_ids), Damage("lengths past the table", _long_lengths)]
+    taken = [p.name for p in call.launcher.KERNEL.arguments if p.name in arrays and p.access == "in"]
     if "row_offsets" in arrays:
         found += [
             Damage("row offsets past the rows", _offsets_past),
             Damage("row offsets that decrease", _offsets_decrease),
         ]
-    found += [Damage(name, partial(_entries, name=name)) for name in LISTED if name in arrays]
+    found += [Damage(name, partial(_entries, name=name)) for name in LISTED if name in taken]
+    if "lora_end_idx" in arrays:
+        found.append(Damage("lora_end_idx", lambda case: _put(case.before.arrays["lora_end_idx"], 0, -1)))
     found += [Damage(name, partial(_number, name=name)) for name in call.numbers if name.startswith("lora")]
     return found[:1] if quick else found
 
@@ -55,6 +61,13 @@ def damages(call: Call, arrays: dict[str, Raw], *, quick: bool) -> list[Damage]:
 def _put(array: Raw, at: Any, value: int) -> None:
     """`value` as the array's type has it: -1 is the largest number of an unsigned one."""
     array[at] = np.array(value, np.int64).astype(array.dtype)
+
+
+def _follow(case: Case) -> None:
+    """compact writes entries that are good; in the new table the others are what they are in the old one."""
+    for name, array in case.before.tables.items():
+        if case.call.kind == "compact" and name != "lengths" and f"new_{name}" in case.before.arrays:
+            case.before.arrays[f"new_{name}"][...] = array
 
 
 def _page_ids(case: Case) -> None:
@@ -81,6 +94,7 @@ def _page_ids(case: Case) -> None:
     _put(tables["lengths" if "lengths" in tables else "last_page_len"], 4, -1)
     if "scales_page_table" in tables:
         _put(tables["scales_page_table"], (2, slice(None)), -1)
+    _follow(case)
 
 
 def _long_lengths(case: Case) -> None:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from kvgen.bench.measure import planned
 from kvgen.bench.synthetic_batch import LAYER
 from kvgen.layout.dtypes import dtype
-from kvgen.ops import Convert
+from kvgen.ops import Compact, Convert, SwapPages
 from kvgen.runtime.cpu import machine
 from kvgen.verify.batches import Case, Contents
 from kvgen.verify.memory import Memory, Placed, View
@@ -68,6 +68,13 @@ def _call(case: Case, given: Contents) -> None:
     if isinstance(case.call.op, Convert):
         source = getattr(package, case.call.op.source_class)
         arguments["source"] = source(**given.source_pools, **given.source_tables)[LAYER]
+    if isinstance(case.call.op, SwapPages):
+        arguments["other"] = package.Pages(**given.source_pools)
+    if isinstance(case.call.op, Compact):  # in two launches: which pages move, then the moves
+        planned_by = {p.name for p in launcher.PLAN.arguments} & arguments.keys()
+        launcher.plan(cache, **{name: arguments[name] for name in planned_by})
+        taken = {p.name for p in launcher.KERNEL.arguments}
+        arguments = {name: array for name, array in arguments.items() if name in taken}
     if hasattr(launcher, "workspace"):
         arguments = planned(launcher, cache[LAYER], case.call.rows, arguments)
     launcher(cache if launcher.KERNEL.all_layers else cache[LAYER], **arguments)

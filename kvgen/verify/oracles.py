@@ -18,11 +18,12 @@ from kvgen import reference
 from kvgen.bench.step import Step
 from kvgen.bench.tolerance import Distance, compare_rows, take_row
 from kvgen.layout.dtypes import dtype
-from kvgen.ops import Convert, Decode, MlaDecode, NormCache, RotateCache
+from kvgen.ops import Convert, Decode, MergeStates, MlaDecode, MlaPlan, NormCache, RotateCache, StoreScales, SwapPages
 from kvgen.reference import Decoded, TableView
 from kvgen.reference.append import Changed, NewRow, locate
-from kvgen.verify.batches import Case, Contents
-from kvgen.verify.closeness import Terms, limits, terms
+from kvgen.verify.batches import Case, Contents, Pools
+from kvgen.verify.closeness import HALF_ULP, TINY, Terms, limits, terms
+from kvgen.verify.other_calls import alignment_of
 
 Raw = NDArray[Any]
 
@@ -149,6 +150,9 @@ def _gathered(j: Judged, names: Sequence[str], gathered: reference.Gathered) -> 
     for name, right in zip(names, gathered.outputs, strict=False):
         j.wanted.arrays[name][...] = right
         j.take_nan(name, gathered.failed)
+        # A NaN that was stored is one in the output, of any bits where it was dequantized.
+        both = np.isnan(right.astype(np.float32)) & np.isnan(j.got.arrays[name].astype(np.float32))
+        j.wanted.arrays[name][both] = j.got.arrays[name][both]
     return gathered.errors
 
 
@@ -300,18 +304,182 @@ def _lora_add(j: Judged) -> int:
     return reference.lora_add(j.view, pools, j.arrays["kv"], row_offsets=j.arrays["row_offsets"], lora_end_idx=end)
 
 
+def _slot_mapping(j: Judged) -> int:
+    return reference.slot_mapping(j.view, j.arrays["row_offsets"], j.wanted.arrays["slots"])
+
+
+def _remap_indices(j: Judged) -> int:
+    return reference.remap_indices(j.view, j.arrays["row_offsets"], j.arrays["indices"], j.wanted.arrays["out"])
+
+
+def _row_offsets(j: Judged) -> int:
+    out = j.wanted.arrays["out"]
+    out[...], word = reference.row_offsets(j.view, out.dtype, j.arrays.get("row_offsets"))
+    return word
+
+
+def _advance(j: Judged) -> int:
+    j.wanted.arrays["new_lengths"][...], word = reference.advance(j.view, **j.places("row_offsets", "new_tokens"))
+    return word
+
+
+def _to_csr(j: Judged) -> int:
+    found = j.wanted.arrays
+    return reference.to_csr(
+        j.view,
+        found["page_indices"],
+        found["page_indptr"],
+        found.get("last_page_len"),
+        fill=getattr(j.case.call.op, "fill", None),
+        row_offsets=j.arrays.get("row_offsets"),
+    )
+
+
+def _to_dense(j: Judged) -> int:
+    return reference.to_dense(
+        j.view,
+        j.wanted.arrays["page_table"],
+        fill=getattr(j.case.call.op, "fill", None),
+        row_offsets=j.arrays.get("row_offsets"),
+        lengths=j.wanted.arrays.get("lengths"),
+    )
+
+
+def _reorder(j: Judged) -> int:
+    found = j.wanted.arrays
+    fresh = {"page_table": j.arrays["fresh"]}
+    new = {name: found[f"new_{name}"] for name in j.case.before.tables if name != "lengths" and f"new_{name}" in found}
+    fresh |= {name: j.arrays["fresh"] for name in new}
+    return reference.reorder(j.view, j.wanted.pools, j.arrays["parents"], fresh, new, found.get("new_lengths"))  # type: ignore[arg-type]
+
+
+def _compact(j: Judged) -> int:
+    found = j.wanted.arrays
+    count, used, word = reference.compact_plan(j.view, found["new_ids"], found["moves"])
+    found["num_moves"][0] = count
+    if "num_used" in found:
+        found["num_used"][0] = used
+    new = {name: found[f"new_{name}"] for name in j.case.before.tables if name != "lengths" and f"new_{name}" in found}
+    moved = reference.compact(j.view, j.wanted.pools, found["moves"], found["new_ids"], new, count)  # type: ignore[arg-type]
+    return max(word, moved)
+
+
+def _swap_pages(j: Judged) -> int:
+    op = j.case.call.op
+    assert isinstance(op, SwapPages)
+    pools = {name: pool for name, pool in j.wanted.pools.items() if name in j.wanted.source_pools}
+    given = j.places("pairs", "scale_pairs")
+    return reference.swap_pages(
+        j.case.scene.cache,
+        _as_bits(pools),
+        _as_bits(j.wanted.source_pools),
+        op.direction,
+        given.pop("pairs"),
+        **given,  # type: ignore[arg-type]
+    )
+
+
+def _as_bits(pools: Pools) -> Any:
+    """The same memory as integers, whose copies keep every bit of a NaN."""
+
+    def bits(array: Raw) -> Raw:
+        return array.view(f"u{array.itemsize}")
+
+    return {name: [bits(a) for a in pool] if isinstance(pool, list) else bits(pool) for name, pool in pools.items()}
+
+
+def _rows_add(j: Judged) -> int:
+    pools = j.wanted.rows(j.case.scene)
+    offsets, first = j.arrays["row_offsets"], j.case.numbers["batch_offset"]
+    return reference.rows_add(j.view, pools, j.arrays["a"], row_offsets=offsets, batch_offset=first)
+
+
+def _sliced_add(j: Judged) -> int:
+    end = j.case.numbers.get("lora_end_idx")
+    end = int(j.arrays["lora_end_idx"][0]) if end is None else end
+    j.wanted.arrays["c"][...], word = reference.sliced_add(j.arrays["a"], j.arrays["b"], lora_end_idx=end)
+    return word
+
+
+def _store_scales(j: Judged) -> int:
+    op = j.case.call.op
+    assert isinstance(op, StoreScales)
+    pools = j.wanted.rows(j.case.scene)
+    return reference.store_scales(
+        j.view, pools, j.arrays["new_scales"], row_offsets=j.arrays["row_offsets"], role="kv".index(op.role)
+    )
+
+
+def _merge_states(j: Judged) -> int:
+    """Within half an ulp of the output and what f32 loses of weights: an exponent of at most 128, rounded, and 2^-21."""
+    op, given = j.case.call.op, j.arrays
+    assert isinstance(op, MergeStates)
+    if "outs" in given:
+        outs, lses = given["outs"], given["lses"]
+        if op.first == "rows":
+            outs, lses = outs.swapaxes(0, 1), lses.swapaxes(0, 1)
+    else:
+        outs, lses = (np.stack([given[f"{n}_a"], given[f"{n}_b"]]) for n in ("out", "lse"))
+    wanted, sums = reference.merge_states(outs, lses, base=op.lse_base, empty=op.lse_empty)
+    kind = op.out_dtype or op.dtype or j.case.scene.cache.dtype
+    bound = HALF_ULP[kind] * np.abs(wanted) + TINY[kind] + 2.0**-15 * np.abs(outs.astype(np.float64)).max(axis=0)
+    far, far_lse = Distance(), Distance()
+    far.meet(np.abs(j.got.arrays["out"].astype(np.float64) - wanted), bound)
+    j.meet("out", far)
+    lse, finite = j.got.arrays["lse"].astype(np.float64), np.isfinite(sums)
+    far_lse.meet(np.abs(lse[finite] - sums[finite]), 2.0**-19 * (1 + np.abs(sums[finite])))
+    if not far_lse.share <= 1 or (lse[~finite] != sums[~finite]).any():
+        j.wrong.append(f"lse: off by {far_lse.error:.3g}, {far_lse.share:.3g} times its bound")
+    for name in ("out", "lse"):
+        j.wanted.arrays[name][...] = j.got.arrays[name]
+    return 0
+
+
+def _mla_plan(j: Judged) -> int:
+    op, found = j.case.call.op, j.wanted.arrays
+    assert isinstance(op, MlaPlan)
+    offsets = found["buffer_row_offsets"]
+    to, size = alignment_of(j.case.scene, op), op.buffer_token_size
+    plan = reference.mla_plan(j.view, len(offsets), size, to, offsets.dtype, j.arrays.get("row_offsets"))
+    for name in ("buffer_row_offsets", "cache_offsets", "buffer_lengths"):
+        found[name][...] = getattr(plan, name)
+    return plan.errors
+
+
+def _mla_decompress(j: Judged) -> int:
+    name = next(n for n in ("k_latent", "k") if n in j.arrays)
+    pools, to = j.wanted.rows(j.case.scene), alignment_of(j.case.scene, j.case.call.op)
+    where = j.places("buffer_row_offsets", "cache_offsets", "row_offsets")
+    return _gathered(j, [name], reference.mla_decompress(j.view, pools, j.wanted.arrays[name], to, **where))
+
+
 ORACLES: Final[dict[str, Oracle]] = {
+    "advance": _advance,
     "append": _append,
+    "compact": _compact,
     "convert": _convert,
     "copy_pages": _copy_pages,
     "decode": _decode,
     "gather": _gather,
     "gather_rows": _gather_rows,
     "lora_add": _lora_add,
+    "merge_states": _merge_states,
     "mla_decode": _mla_decode,
+    "mla_decompress": _mla_decompress,
+    "mla_plan": _mla_plan,
     "norm_cache": _norm_cache,
+    "remap_indices": _remap_indices,
+    "reorder": _reorder,
     "rotate_cache": _rotate_cache,
+    "row_offsets": _row_offsets,
+    "rows_add": _rows_add,
     "scatter": _scatter,
     "seal": _seal,
+    "sliced_add": _sliced_add,
+    "slot_mapping": _slot_mapping,
+    "store_scales": _store_scales,
+    "swap_pages": _swap_pages,
+    "to_csr": _to_csr,
+    "to_dense": _to_dense,
     "zero_pages": _zero_pages,
 }

@@ -12,7 +12,7 @@ from dataclasses import asdict
 from typing import Any, Final, TypedDict
 
 from kvgen.verify.bandwidth import Reading
-from kvgen.verify.results import KernelResult, SetResult
+from kvgen.verify.results import KernelResult, SetResult, share_text
 from kvgen.version import ABI, __version__
 
 SCHEMA: Final = 1
@@ -187,14 +187,14 @@ def issue(found: Document) -> str:
     }
     lines = [f"GPU report: {device['name']}, kvgen {found['kvgen']}: {verdict}", ""]
     lines += ["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in facts.items() if value), ""]
-    ran = f"{summary['cases']} launches, {summary['hostile']} of them with data that is wrong"
+    ran = f"{summary['cases']} launches, {summary['hostile']} of them on hostile data"
     lines += [f"{summary['ok']} of {summary['kernels']} kernels right, {summary['not_run']} not run; {ran}.", ""]
     wrong = [(s, k) for s in found["sets"] for k in s["kernels"] if k["status"] == "wrong"]
     if wrong:
         lines += ["## Wrong", ""]
         for s, k in wrong:
             for c in k["cases"]:
-                what = f"{c['batch']}, bad {c['fault']}" if c["fault"] else c["batch"]
+                what = f"wrong data: {c['fault']}" if c["fault"] else f"batch {c['batch']}"
                 lines += [f"- `{s['set']}/{k['kernel']}` ({s['arch']}), {what}: {_cell(w)}" for w in c["wrong"][:4]]
         lines.append("")
     edited = [s["set"] for s in found["sets"] if not s["in_step"]]
@@ -220,7 +220,7 @@ def _command(found: Document) -> str:
 
 def _row(s: SetRecord, k: KernelRecord) -> str:
     errors = [c["error"] or 0.0 for c in k["cases"]]
-    shares = [c["share"] or 0.0 for c in k["cases"]]
+    shares = [float("inf") if c["share"] is None else c["share"] for c in k["cases"]]
     best = k["timed"][-1] if k["timed"] else None
     cells = [
         f"{s['set']}/{k['kernel']}",
@@ -228,7 +228,7 @@ def _row(s: SetRecord, k: KernelRecord) -> str:
         k["status"],
         str(len(k["cases"])),
         f"{max(errors, default=0.0):.2g}",
-        f"{max(shares, default=0.0):.0%}",
+        share_text(max(shares, default=0.0)),
         f"{best['us']:.1f} us ({best['workload']})" if best else "",
         f"{best['gb_s']:.0f}" if best else "",
         f"{best['percent']:.0f}%" if best else "",

@@ -23,6 +23,18 @@ class CaseResult:
     wrong: tuple[str, ...]
     seconds: float
 
+    @property
+    def name(self) -> str:
+        """The batch, or what was wrong with its data."""
+        return f"wrong data: {self.fault}" if self.fault else f"batch {self.batch}"
+
+
+def share_text(share: float) -> str:
+    """A share of a bound, as people read it: "exact" where there is no difference at all."""
+    if not share:
+        return "exact"
+    return f"{share:.0%}" if share < 100 else "past 100 times"
+
 
 @dataclass(frozen=True)
 class Timed:

@@ -26,7 +26,7 @@ from kvgen.verify.results import Timed
 L2_MULTIPLE: Final = 4  # the bytes that the launches of a sample move, beside what L2 holds
 COPIES_AT_MOST: Final = 32
 STEPS: Final = ((128, 1024, 1), (1, 4096, 4096))  # requests, tokens of each, new ones
-READS: Final = ((32, 2048, 1),)
+READS: Final = (32, 2048)
 _INDICES: Final = ("u32", "i32", "i64", "u64")
 
 
@@ -48,8 +48,12 @@ class Timer:
             return []
         lowered = lower(self.kernels.cache)
         most = self.kernels.cache.page_tokens if lowered.kind.one_page else None
+        if op.kind not in STEP:
+            batch, tokens = READS
+            fits = tokens if most is None else min(tokens, most)
+            return [Workload(f"{batch} x {fits}", (fits,) * batch, (1,) * batch)]
         found = []
-        for batch, tokens, new in STEPS if op.kind in STEP else READS:
+        for batch, tokens, new in STEPS:
             fits = tokens if most is None else min(tokens, most)
             found.append(Workload.uniform(batch, fits, min(new, fits)))
         return found
