@@ -350,7 +350,7 @@ def _reorder(j: Judged) -> int:
     fresh = {"page_table": j.arrays["fresh"]}
     new = {name: found[f"new_{name}"] for name in j.case.before.tables if name != "lengths" and f"new_{name}" in found}
     fresh |= {name: j.arrays["fresh"] for name in new}
-    return reference.reorder(j.view, j.wanted.pools, j.arrays["parents"], fresh, new, found.get("new_lengths"))  # type: ignore[arg-type]
+    return reference.reorder(j.view, j.wanted.pools, j.arrays["parents"], fresh, new, found.get("new_lengths"))
 
 
 def _compact(j: Judged) -> int:
@@ -360,7 +360,7 @@ def _compact(j: Judged) -> int:
     if "num_used" in found:
         found["num_used"][0] = used
     new = {name: found[f"new_{name}"] for name in j.case.before.tables if name != "lengths" and f"new_{name}" in found}
-    moved = reference.compact(j.view, j.wanted.pools, found["moves"], found["new_ids"], new, count)  # type: ignore[arg-type]
+    moved = reference.compact(j.view, j.wanted.pools, found["moves"], found["new_ids"], new, count)
     return max(word, moved)
 
 
