@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from kvgen.cli.console import Selectors, console, print_json, say
+from kvgen.cli.console import Selectors, at_least, console, print_json, say
 from kvgen.cli.progress import progress
 from kvgen.files import named
 
@@ -52,7 +52,7 @@ def verify(
         Path | None,
         typer.Option("--issue", metavar="FILE", help="Write the text of an issue; - prints it.", show_default=False),
     ] = None,
-    seed: Annotated[int, typer.Option("--seed", metavar="N", min=0, help="Other random numbers.")] = 0,
+    seed: Annotated[int, typer.Option("--seed", metavar="N", callback=at_least(0), help="Other random numbers.")] = 0,
 ) -> None:
     """Run generated kernels on ragged batches and on hostile data, and compare all memory with the float64 oracle.
 
@@ -273,7 +273,7 @@ def _print(sets: list[SetResult], bandwidth: tuple[Reading, ...], summary: dict[
     verdict = f"{summary['wrong']} wrong" if summary["wrong"] else "all right"
     typer.echo("")
     typer.secho(
-        f"{summary['kernels']} kernels, {launches}, {summary['not_run']} kernels not run: {verdict}",
+        f"{summary['kernels']} kernel(s), {launches}, {summary['not_run']} kernel(s) not run: {verdict}",
         fg="red" if summary["wrong"] else "green",
     )
 
