@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
@@ -18,8 +20,10 @@ if TYPE_CHECKING:
 
     from kvgen.cli.project import Project
     from kvgen.cli.selection import Chosen
+    from kvgen.spec.kernel_set import KernelSet, Op
     from kvgen.verify.bandwidth import Reading
     from kvgen.verify.device import Gpu
+    from kvgen.verify.memory import Memory
     from kvgen.verify.results import KernelResult, SetResult
     from kvgen.verify.timing import Timer
 
@@ -28,12 +32,30 @@ _STDOUT: Final = Path("-")
 _SHOWN: Final = 3  # lines of what is wrong with one case; the report has all
 
 
-@dataclass(frozen=True)
-class _Options:
-    """How kernels are verified."""
+@dataclass
+class _Machine:
+    """Where kernels run: a GPU, with the cubin of the kernels that measure it and its bandwidth, or the CPU machine (None).
 
+    `lost`: what the driver said when the GPU's context was gone; nothing runs after that.
+    """
+
+    device: Gpu | None
+    memory: Memory
     quick: bool
     seed: int
+    cubin: bytes = b""
+    bandwidth: tuple[Reading, ...] = ()
+    lost: str = ""
+
+    def timer(self, kernels: KernelSet, package: ModuleType) -> Timer | None:
+        """What times the kernels of a set; None on the CPU machine."""
+        from kvgen.verify.bandwidth import filler
+        from kvgen.verify.timing import Timer
+
+        if self.device is None:
+            return None
+        fill = filler(self.device, self.cubin)
+        return Timer(self.device, kernels, package, fill, max(r.gb_s for r in self.bandwidth))
 
 
 def verify(
@@ -74,13 +96,12 @@ def verify(
     if json_file == _STDOUT and issue == _STDOUT:
         raise ToolError("--issue: got '-' beside --json -; one of them can be printed; give the other a file")
     printing = _STDOUT in (json_file, issue)
-    options = _Options(quick, seed)
     project = open_project(selectors=selectors)
-    device = _device() if gpu else None
-    facts = device.describe() if device is not None else {"name": "CPU machine"}
+    machine = _machine(gpu, quick, seed)
+    facts = machine.device.describe() if machine.device is not None else {"name": "CPU machine"}
     if not printing:
         say(f"{facts['name']}: {len(project.chosen)} set(s)")
-    bandwidth, sets = _run(project, device, options, quiet=printing)
+    sets = _run(project, machine)
     found = document(
         sets,
         device=facts,
@@ -88,14 +109,14 @@ def verify(
         seed=seed,
         quick=quick,
         selectors=selectors or (),
-        bandwidth=bandwidth,
+        bandwidth=machine.bandwidth,
     )
     if json_file is not None:
         _write(json_file, found)
     if issue is not None:
         _write(issue, issue_text(found))
     if not printing:
-        _print(sets, bandwidth, found["summary"])
+        _print(sets, machine.bandwidth, found["summary"])
         for path, what in ((json_file, "the report"), (issue, "the text of an issue")):
             if path is not None:
                 say(f"{what}: {named(path)}")
@@ -104,63 +125,45 @@ def verify(
         raise typer.Exit(1)
 
 
-def _device() -> Gpu:
-    """This machine's GPU. Raises DeviceError that says what is missing."""
+def _machine(gpu: bool, quick: bool, seed: int) -> _Machine:
+    """This machine's GPU, its bandwidth measured, or the CPU machine. Raises DeviceError that says what is missing."""
+    from kvgen.compile import ARCHS, select_arch
     from kvgen.errors import DeviceError
+    from kvgen.runtime import cuda
+    from kvgen.verify.bandwidth import compiled, read_bandwidth
     from kvgen.verify.device import Gpu
+    from kvgen.verify.memory import GpuMemory, HostMemory
 
+    if not gpu:
+        return _Machine(None, HostMemory(), quick, seed)
     try:
-        from kvgen.runtime import cuda
-
-        return Gpu(cuda.driver().current_device())
+        device = Gpu(cuda.driver().current_device())
+        arch = select_arch(device.driver.capability(device.ordinal), ARCHS)
     except DeviceError as error:
         raise DeviceError(
             f"--gpu: {error}; `kvgen doctor` shows what this machine has, and `kvgen verify --cpu` needs no GPU"
         ) from error
+    cubin = compiled(arch)
+    return _Machine(device, GpuMemory(device.ordinal), quick, seed, cubin, read_bandwidth(device, cubin))
 
 
-def _run(
-    project: Project, device: Gpu | None, options: _Options, *, quiet: bool
-) -> tuple[tuple[Reading, ...], list[SetResult]]:
-    """The read bandwidth (of a GPU), and what was found of every set. The bars advance by kernels."""
+def _run(project: Project, machine: _Machine) -> list[SetResult]:
+    """What was found of every set; the bar advances by kernels."""
     from kvgen.cli.project import generated
-    from kvgen.verify.bandwidth import compiled, filler, read_bandwidth
-    from kvgen.verify.memory import GpuMemory, HostMemory
-    from kvgen.verify.timing import Timer
 
-    bandwidth: tuple[Reading, ...] = ()
-    memory = HostMemory() if device is None else GpuMemory(device.ordinal)
-    chosen = [(item, _arch(item, device)) for item in project.chosen]
-    cubin = b""
-    if device is not None:
-        cubin = compiled(_own_arch(device))
-        bandwidth = read_bandwidth(device, cubin)
     sets: list[SetResult] = []
-    total = sum(len(item.ops) for item, _ in chosen)
-    with progress("verifying", total) as done:
-        for item, arch in chosen:
+    with progress("verifying", sum(len(item.ops) for item in project.chosen)) as done:
+        for item in project.chosen:
             with generated(project.config.out, item.name) as package:
-                timer: Timer | None = None
-                if device is not None and arch:
-                    best = max(r.gb_s for r in bandwidth)
-                    timer = Timer(device, item.loaded.kernels, package, filler(device, cubin), best)
-                sets.append(_set(project, item, package, memory, timer, arch, options, done))
-    return bandwidth, sets
+                sets.append(_set(project, item, package, machine, done))
+    return sets
 
 
-def _own_arch(device: Gpu) -> str:
-    """The target for this GPU. Raises DeviceError where kvgen has none."""
-    from kvgen.compile import ARCHS, select_arch
-
-    return select_arch(device.driver.capability(device.ordinal), ARCHS)
-
-
-def _arch(item: Chosen, device: Gpu | None) -> str:
+def _arch(archs: Sequence[str], device: Gpu | None) -> str:
     """The target of a set whose code runs here; "" where it has none."""
     from kvgen.compile import select_arch
     from kvgen.errors import DeviceError
 
-    archs = item.loaded.kernels.arch
     if device is None:
         return next((a for a in reversed(archs) if a in ("sm_80", "sm_89", "sm_90a")), "")
     try:
@@ -169,44 +172,40 @@ def _arch(item: Chosen, device: Gpu | None) -> str:
         return ""
 
 
-def _set(
-    project: Project,
-    item: Chosen,
-    package: Any,
-    memory: Any,
-    timer: Timer | None,
-    arch: str,
-    options: _Options,
-    done: Any,
-) -> SetResult:
+def _set(project: Project, item: Chosen, package: ModuleType, machine: _Machine, done: Callable[[], None]) -> SetResult:
     """Every kernel of a set that was chosen."""
-    from kvgen.errors import DeviceError
     from kvgen.verify.results import KernelResult, SetResult
     from kvgen.verify.run import Verifier
 
-    digest, in_step = _digest(project, item.name)
+    kernels = item.loaded.kernels
+    arch, (digest, in_step) = _arch(kernels.arch, machine.device), _digest(project, item.name)
     result = SetResult(item.name, arch or _NONE, digest, in_step)
-    verifier = Verifier(item.loaded.kernels, package, memory, options.seed, options.quick)
-    archs = ", ".join(item.loaded.kernels.arch)
-    for op in item.loaded.kernels.ops:
-        if op.name not in item.ops:
-            continue
-        if not arch:
-            where = "this GPU" if timer is not None or memory.device != "cpu" else "the CPU machine"
-            found = KernelResult(
-                op.name, op.kind, why=f"the set is generated for {archs}, none of which runs on {where}"
-            )
-        else:
+    verifier = Verifier(kernels, package, machine.memory, machine.seed, machine.quick, machine.lost)
+    timer = machine.timer(kernels, package) if arch else None
+    where = "the CPU machine" if machine.device is None else "this GPU"
+    for op in (op for op in kernels.ops if op.name in item.ops):
+        if arch:
             found = verifier.run(op)
-            if timer is not None and found.cases and not verifier.lost:
-                try:
-                    works = timer.works(op)
-                    found.timed += [timer.run(op, work) for work in (works[:1] if options.quick else works)]
-                except DeviceError as error:
-                    found.why = f"not timed: {error}"
+        else:
+            why = f"the set is generated for {', '.join(kernels.arch)}, none of which runs on {where}"
+            found = KernelResult(op.name, op.kind, why=why)
+        if timer is not None and found.cases and not verifier.lost:
+            _time(timer, op, found, machine.quick)
         result.kernels.append(found)
         done()
+    machine.lost = verifier.lost
     return result
+
+
+def _time(timer: Timer, op: Op, found: KernelResult, quick: bool) -> None:
+    """Add a kernel's times, or why there are none."""
+    from kvgen.errors import DeviceError
+
+    try:
+        works = timer.works(op)
+        found.timed += [timer.run(op, work) for work in (works[:1] if quick else works)]
+    except DeviceError as error:
+        found.why = f"not timed: {error}"
 
 
 def _digest(project: Project, name: str) -> tuple[str, bool]:

@@ -14,6 +14,7 @@ from kvgen.bench.calls import KNOWN, Call
 from kvgen.bench.measure import planned
 from kvgen.bench.synthetic_batch import LAYERS, STEP
 from kvgen.bench.touched_bytes import SECTOR
+from kvgen.errors import DeviceError
 from kvgen.lowering.lowered import lower
 from kvgen.ops import Convert
 from kvgen.spec.kernel_set import KernelSet, Op
@@ -63,10 +64,17 @@ class Timer:
         of several times the L2 cache. Raises DeviceError, also where the device has too little memory."""
         scene = Scene(self.kernels, self.package, work)
         call, least = call_of(scene, op), self.least(op, work)
-        one = sum(a.nbytes for a in _layers(scene)) // (1 if call.launcher.KERNEL.all_layers else LAYERS)
-        moved = max(least, 1)
-        wanted = -(-L2_MULTIPLE * self.gpu.l2_bytes // (moved * (1 if call.launcher.KERNEL.all_layers else LAYERS)))
-        room = self.gpu.free_bytes() // 2 // max(LAYERS * one, 1)
+        layers = 1 if call.launcher.KERNEL.all_layers else LAYERS
+        each = sum(a.nbytes for a in _tensors(scene)) + layers * sum(a.nbytes for a in call.arrays.values())
+        if call.source is not None:
+            each += layers * sum(a.nbytes for a in _tensors(call.source))
+        room = self.gpu.free_bytes() // 2 // max(each, 1)
+        if room < 1:
+            raise DeviceError(
+                f"{self.kernels.name}/{op.name}: {work.name} takes {each} bytes; {self.gpu.free_bytes()} bytes of device "
+                "memory are free, of which half may be taken"
+            )
+        wanted = -(-L2_MULTIPLE * self.gpu.l2_bytes // (max(least, 1) * layers))
         copies = max(1, min(wanted, COPIES_AT_MOST, room))
         kept: list[object] = []
         launches = [launch for _ in range(copies) for launch in self._bound(scene, call, kept)]
@@ -145,6 +153,6 @@ class Timer:
         return GpuArray(memory, memory.pointer, host.shape, kind_of(host))
 
 
-def _layers(scene: Scene) -> list[NDArray[Any]]:
+def _tensors(scene: Scene) -> list[NDArray[Any]]:
     """The arrays of all tensors."""
     return [a for pool in scene.pools.values() for a in (pool if isinstance(pool, list) else [pool])]

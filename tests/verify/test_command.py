@@ -160,7 +160,7 @@ def test_a_set_that_was_not_built(folder: Folder) -> None:
 
 
 def test_a_report_that_cannot_be_written(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(verb, "_run", lambda *a, **k: ((), []))
+    monkeypatch.setattr(verb, "_run", lambda *_: [])
     said = folder.kvgen("verify", "--json", "nowhere/r.json", code=2).stderr
     assert said.startswith("error: nowhere/r.json: cannot be written: ")
 
