@@ -67,6 +67,8 @@ def _call(scene: Scene, op: Op, tables: dict[str, Raw]) -> Call:
         if spec.name == "row_offsets" and spec.optional and scene.cache.lengths == "after":
             continue
         if isinstance(spec, Array):
+            if any(n not in sizes for n in spec.shape if isinstance(n, str)):
+                raise _no_batch(op)
             shape = tuple(n if isinstance(n, int) else sizes[n] for n in spec.shape)
             arrays[spec.name] = aligned(shape, dtype(spec.dtype).numpy())
         elif isinstance(spec, Scalar):
@@ -80,6 +82,10 @@ def _call(scene: Scene, op: Op, tables: dict[str, Raw]) -> Call:
             array[...] = places[name]
     _lists(scene, op, arrays)
     return Call(op, launcher, arrays, rows, sizes["T"], tuple(int(n) for n in offsets[:-1]), numbers)
+
+
+def _no_batch(op: Op) -> ToolError:
+    return ToolError(f"kvgen verify has no batches for {op.kind} over such a page table")
 
 
 def _chunk(scene: Scene, op: Op, tables: dict[str, Raw], offsets: Raw) -> dict[str, Raw]:
@@ -111,7 +117,7 @@ def _lists(scene: Scene, op: Op, arrays: dict[str, Raw]) -> None:
     if isinstance(op, Reorder):
         lowered = lower(scene.cache)
         if arrays["fresh"].ndim > 1 or "fresh_scales" in arrays or lowered.table.copied_whole or scene.cache.ragged:
-            raise ToolError("kvgen verify has no batches for reorder over such a page table")
+            raise _no_batch(op)
         batch = len(scene.workload.totals)
         # Two requests go on from the same one; the page behind each request's own is free.
         arrays["parents"][...] = [(b + 1) % max(batch - 1, 1) for b in range(batch)]
