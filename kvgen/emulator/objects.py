@@ -67,7 +67,8 @@ def put(made: Path, facts: bytes, target: Path) -> None:
 def _evict(folder: Path, limit: int) -> None:
     """Remove the least recently used objects beyond `limit` bytes. A process that has loaded one keeps it."""
     found = []
-    with os.scandir(folder) as entries:  # after each compilation, of a thousand objects: one system call a file
+    # After each compilation, of a thousand objects: one system call a file. A folder may be writable and not readable.
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
             with contextlib.suppress(OSError):
                 if entry.name.endswith(".so") and entry.is_file(follow_symlinks=False):
