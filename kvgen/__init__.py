@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from kvgen.spec.quant import Block, Quant
     from kvgen.spec.ragged import Ragged
     from kvgen.spec.score import Score
+    from kvgen.spec.state import State
     from kvgen.spec.tables import CSR, Dense, Indirect, Mapped, PerKV, Ring
     from kvgen.version import __version__ as __version__
 
@@ -52,6 +53,7 @@ _HOME = {
     "Ragged": "kvgen.spec.ragged",
     "RmsNorm": "kvgen.spec.norm",
     "Score": "kvgen.spec.score",
+    "State": "kvgen.spec.state",
     "__version__": "kvgen.version",
     "compile_ahead": "kvgen.codegen.in_memory",
     "compile_kernel": "kvgen.codegen.inline",
@@ -84,6 +86,7 @@ __all__ = [
     "RmsNorm",
     "Rope",
     "Score",
+    "State",
     "YarnScaling",
     "compile_ahead",
     "compile_kernel",

@@ -19,7 +19,7 @@ from kvgen.spec.kernel_set import KernelSet, Op
 
 Raw = NDArray[Any]
 # Operations on whole pages of all layers: the list of ids that each takes.
-LISTS: Final = {"copy_pages": "pairs", "zero_pages": "page_ids"}
+LISTS: Final = {"copy_pages": "pairs", "zero_pages": "page_ids", "gather_states": "ids", "scatter_states": "ids"}
 KNOWN: Final = tuple(
     sorted(
         (
@@ -29,6 +29,8 @@ KNOWN: Final = tuple(
                 "decode",
                 "gather",
                 "gather_rows",
+                "gather_states",
+                "scatter_states",
                 "lora_add",
                 "mla_decode",
                 "norm_cache",
@@ -87,7 +89,8 @@ def rows_each(op: Op) -> int:
 def call_of(scene: Scene, op: Op) -> Call:
     """An operation's call: append stores the new tokens (seal the groups they complete; norms, RoPE and lora_add change them),
     gather and decode read all that are alive (and visible), scatter and convert store them, gather_rows takes some of each
-    request, copy_pages copies half of the pages onto the other half, zero_pages zeroes all of them.
+    request, copy_pages copies half of the pages onto the other half, zero_pages zeroes all of them,
+    gather_states and scatter_states copy all of them, of one layer.
 
     Raises ToolError for an operation that kvgen bench does not know.
     """
@@ -116,7 +119,7 @@ def call_of(scene: Scene, op: Op) -> Call:
         **{"B": batch, "B+1": batch + 1, "S": max(new), "P": max(scene.workload.totals)},
         **{"J": selected(scene), **dict(zip(("N", "NS"), entries, strict=False))},
         "K": selected(scene) if getattr(op, "sparse", False) else max(scene.workload.totals),
-        **{"q_heads": scene.kernels.q_heads, "kv_heads": scene.cache.kv_heads},
+        **({} if scene.cache.states else {"q_heads": scene.kernels.q_heads, "kv_heads": scene.kv.kv_heads}),
     }
     arrays, numbers = dict[str, Raw](), dict[str, int]()
     for spec in launcher.KERNEL.arguments:

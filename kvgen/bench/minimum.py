@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from kvgen.bench.calls import LISTS, Call, selected, tokens_of_query
 from kvgen.bench.step import Step
-from kvgen.bench.synthetic_batch import ATTENDING, STEP, Scene
+from kvgen.bench.synthetic_batch import ATTENDING, LAYER, STEP, Scene
 from kvgen.bench.touched_bytes import SECTOR, WHOLE, Marked, Marks, Token, sectors_of
 from kvgen.ops import NormCache
 from kvgen.reference import Place
@@ -26,8 +26,10 @@ def minimum_sectors(scene: Scene, call: Call) -> dict[str, int]:
     """
     marked = Marked(scene, scene.tables(call.kind, call.rows_each), raw=bool(getattr(call.op, "raw", False)))
     if call.kind in LISTS:
+        layers = WHOLE if call.launcher.KERNEL.all_layers else slice(LAYER, LAYER + 1)
         for name, ids in call.arrays.items():
-            marked.pages(ids.reshape(-1), scales=name != LISTS[call.kind])
+            if name.endswith(LISTS[call.kind]):
+                marked.pages(ids.reshape(-1), scales=name != LISTS[call.kind], layers=layers)
         found = marked.sectors()
     elif call.source is not None:
         found = _converted(scene, call, marked)
@@ -84,7 +86,7 @@ def _asks_lengths(scene: Scene, call: Call) -> bool:
 
 def _touched(scene: Scene, call: Call) -> tuple[str, slice]:
     """The roles that an operation touches, and the dims of a head."""
-    step, op, cache = Step.of(call.op, scene.kernels), call.op, scene.cache
+    step, op, cache = Step.of(call.op, scene.kernels), call.op, scene.kv
     if isinstance(op, NormCache):
         part = op.norm.dim or cache.head_dim - cache.rope_part
         return op.role, slice(0, part) if op.role == "k" else WHOLE

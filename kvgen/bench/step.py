@@ -24,7 +24,7 @@ class Step:
     def __init__(self, op: Append | RotateCache, kernels: KernelSet) -> None:
         if isinstance(op, RotateCache):
             op = Append(**{name: getattr(op, name) for name in type(op).model_fields})
-        self.op, self.kernels, self.cache = op, kernels, kernels.cache
+        self.op, self.kernels, self.cache = op, kernels, kernels.kv
         self.rope: Rope | None = op.new_rows(kernels).rope
         part = self.cache.rope_part
         self.latent = self.cache.head_dim - part if part else 0

@@ -14,9 +14,11 @@ from numpy.typing import NDArray
 from kvgen.bench.batch_sizes import Workload
 from kvgen.errors import ToolError
 from kvgen.layout.dtypes import dtype
-from kvgen.lowering.lowered import lower
+from kvgen.lowering.lowered import lower_pages
 from kvgen.reference import TableView
 from kvgen.reference.tables import Laid
+from kvgen.spec.any_cache import AnyCache
+from kvgen.spec.cache import Cache
 from kvgen.spec.kernel_set import KernelSet
 
 Raw = NDArray[Any]
@@ -53,12 +55,22 @@ class Scene:
     def __init__(
         self, kernels: KernelSet, package: ModuleType, workload: Workload, room: Sequence[int] | None = None
     ) -> None:
-        workload.check(kernels.cache, kernels.name)
-        self.kernels, self.package, self.workload, self.cache = kernels, package, workload, kernels.cache
+        self.cache: AnyCache = kernels.cache
+        if self.cache.states:  # of which a request has one, however many tokens it is of
+            ones = (1,) * len(workload.totals)
+            workload, room = Workload(workload.name, ones, ones), ones
+        else:
+            workload.check(kernels.kv, kernels.name)
+        self.kernels, self.package, self.workload = kernels, package, workload
         self._room = tuple(room or workload.totals)
         self.tokens = 1 if self.cache.ragged else self.cache.page_tokens or max(self._room)
         self._lay_pages()
         self.pools = self._pools()
+
+    @property
+    def kv(self) -> Cache:
+        """The cache of operations that know tokens."""
+        return self.kernels.kv
 
     def at(self, workload: Workload) -> Scene:
         """The same memory at another step of its requests."""
@@ -67,7 +79,7 @@ class Scene:
         return found
 
     def _lay_pages(self) -> None:
-        table, form = self.cache.page_table, lower(self.cache).table
+        table, form = self.cache.page_table, lower_pages(self.cache).table
         counts = [-(-n // self.tokens) for n in self._room]
         if form.wraps:
             self.columns = -(-(form.window - 1) // self.tokens) + 1
@@ -128,7 +140,7 @@ class Scene:
         if name == "lengths":
             # Tokens that "before" lengths leave out: the step's new ones, those of decode's rows; gather comes after the step.
             new = self.workload.new if kind in STEP else (rows,) * len(totals) if kind in ATTENDING else None
-            return np.subtract(totals, new) if new is not None and self.cache.lengths == "before" else totals
+            return np.subtract(totals, new) if new is not None and self.kv.lengths == "before" else totals
         if name == "scales_page_table":
             return self.matrix(self.scale_ids)[:, 0]
         if name.endswith("_sealed"):
@@ -156,7 +168,7 @@ class Scene:
 
     def alive(self, b: int) -> int:
         """Tokens of request b that its table still reaches."""
-        window, total = lower(self.cache).table.window, self.workload.totals[b]
+        window, total = lower_pages(self.cache).table.window, self.workload.totals[b]
         return min(total, window) if window else total
 
     def group(self, name: str, launcher: Any) -> Group:

@@ -45,7 +45,9 @@ class Marked:
             name: [np.zeros_like(p) for p in pool] if isinstance(pool, list) else np.zeros_like(pool)
             for name, pool in scene.pools.items()
         }
-        self._rows: tuple[Rows, ...] = cache_rows(scene.cache, {**self._pools, **self._view.arrays}, LAYER)
+        self._rows: tuple[Rows, ...] = ()
+        if not scene.cache.states:
+            self._rows = cache_rows(scene.kv, {**self._pools, **self._view.arrays}, LAYER)
 
     def row(self, places: tuple[Place, ...], token: int) -> None:
         """K and V of one token, whose pages are `places`."""
@@ -115,14 +117,14 @@ class Marked:
         for name in self._view.form.lengths_in:
             self._tables[name][...] = True
 
-    def pages(self, entries: NDArray[np.int64], *, scales: bool = False) -> None:
-        """Whole pages, in every layer: those of these entries of a page table, or of the one for scales."""
+    def pages(self, entries: NDArray[np.int64], *, scales: bool = False, layers: slice = WHOLE) -> None:
+        """Whole pages, in every layer or some: those of these entries of a page table, or of the one for scales."""
         cache = self._scene.cache
         own = cache.storage.own_table
-        for name, layers in pages_of(cache, self._pools).items():
+        for name, each in pages_of(cache, self._pools).items():
             if own and own_scales(cache, name) != scales:
                 continue
-            for pages in layers:
+            for pages in each[layers]:
                 pages[entries * cache.page_table.id_multiplier] = _ones(pages)
 
     def sectors(self) -> dict[str, int]:

@@ -31,7 +31,7 @@ def separate_passes(scene: Scene, call: Call, least: Mapping[str, int]) -> tuple
     step = Step.of(call.op, scene.kernels)
     if step is None or call.kind != "append":
         return ()
-    op, cache, size = step.op, scene.cache, dtype(scene.cache.dtype).bytes
+    op, cache, size = step.op, scene.kv, dtype(scene.kv.dtype).bytes
     tokens = sum(scene.workload.new)
     shapes = step.shapes() if op.takes_q else {r: s for r, s in step.shapes().items() if r != "q"}
 

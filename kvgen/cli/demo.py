@@ -124,8 +124,8 @@ def _build(folder: Path) -> Project:
         write_file(project.config.out, file)
     kernels = project.sets[0].kernels
     typer.echo(
-        f"spec      {models.EXAMPLE} -> specs/{SET}.py: {kernels.q_heads} query heads over {kernels.cache.kv_heads} "
-        f"KV heads of {kernels.cache.head_dim}, {kernels.cache.dtype}, pages of {kernels.cache.page_tokens} tokens"
+        f"spec      {models.EXAMPLE} -> specs/{SET}.py: {kernels.q_heads} query heads over {kernels.kv.kv_heads} "
+        f"KV heads of {kernels.kv.head_dim}, {kernels.kv.dtype}, pages of {kernels.kv.page_tokens} tokens"
     )
     lines = sum(file.text.count("\n") for path, file in project.files.items() if path.endswith((".cu", ".cuh")))
     typer.echo(f"build     {len(project.files)} files, {lines} lines of CUDA")

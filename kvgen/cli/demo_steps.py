@@ -141,7 +141,7 @@ class _Batch:
     @property
     def rows(self) -> tuple[Rows, ...]:
         """The oracle's K and V."""
-        return cache_rows(self.scene.cache, {**self.scene.pools, **self.tables}, LAYER)
+        return cache_rows(self.scene.kv, {**self.scene.pools, **self.tables}, LAYER)
 
     @property
     def stored(self) -> tuple[Rows, ...]:
@@ -149,7 +149,7 @@ class _Batch:
         found = {**self.pools, **self.counts}
         get = self.memory.get
         arrays = {n: [get(a) for a in pool] if isinstance(pool, list) else get(pool) for n, pool in found.items()}
-        return cache_rows(self.scene.cache, arrays, LAYER)
+        return cache_rows(self.scene.kv, arrays, LAYER)
 
     def layer(self, tables: dict[str, Raw]) -> Any:
         """The generated cache's layer, over the tables of this step."""
@@ -323,13 +323,13 @@ def _attended(scene: Scene, op: Decode, wanted: Decoded, q: Raw, got: dict[str, 
     tensor cores lose: weights, and what scales are multiplied to before the product; f16 stands in for codes."""
     parts = scene.cache.storage.roles
     coded = any(s.quant is not None for role in parts.values() for s in role)
-    ulp = _HALF_ULP["f16" if coded and scene.cache.dtype != "f32" else scene.cache.dtype]
+    ulp = _HALF_ULP["f16" if coded and scene.kv.dtype != "f32" else scene.kv.dtype]
     error, far = np.abs(got["out"].astype(np.float64) - wanted.out), np.abs(got["lse"] - wanted.lse)
-    allowed = _HALF_ULP[op.out_dtype or scene.cache.dtype] * np.abs(wanted.out) + 2.0**-14
+    allowed = _HALF_ULP[op.out_dtype or scene.kv.dtype] * np.abs(wanted.out) + 2.0**-14
     lse_allowed = np.full(far.shape, 1e-4)
     scales = [s.scales for s in parts["k"] if s.scales is not None]
     scaled = any(s.array or s.zero or s.groups > 1 for s in scales)
-    scale = op.scale or 1 / math.sqrt(scene.cache.head_dim)
+    scale = op.scale or 1 / math.sqrt(scene.kv.head_dim)
     for row, seen in enumerate(wanted.seen):
         assert seen is not None
         heads = np.arange(q.shape[1]) // scene.kernels.group

@@ -13,44 +13,66 @@ from kvgen.expr.to_python import python
 from kvgen.layout.dtypes import dtype
 from kvgen.layout.regions import Region
 from kvgen.layout.storage import PoolTensor, Segment
-from kvgen.lowering.lowered import lower
+from kvgen.lowering.lowered import lower_pages
+from kvgen.lowering.state_rows import state_bytes
 from kvgen.plan.kernel import KernelPlan
 from kvgen.plan.params import Field, Param
+from kvgen.spec.any_cache import AnyCache
 from kvgen.spec.cache import Cache
 from kvgen.spec.loader import LoadedSet
 
 
 def describe(loaded: LoadedSet, ops: Sequence[str]) -> dict[str, Any]:
     """The cache's layout and the plans of `ops`, as JSON values."""
-    kernels = loaded.kernels
-    cache, plans = kernels.cache, set_plans(loaded)
+    kernels, plans = loaded.kernels, set_plans(loaded)
+    heads = {} if kernels.cache.states else {"q_heads": kernels.q_heads, "group": kernels.group}
     return {
         "set": kernels.name,
         "spec": loaded.source,
         "arch": list(kernels.arch),
-        "q_heads": kernels.q_heads,
-        "group": kernels.group,
-        "cache": {
-            "kind": type(cache).__name__,
-            "dtype": cache.dtype,
-            "kv_heads": cache.kv_heads,
-            "head_dim": cache.head_dim,
-            "v_head_dim": cache.v_dim,
-            "page_tokens": cache.page_tokens,
-            "lengths": f"{cache.lengths} this step, {cache.lengths_dtype}",
-            "stores": cache.stores,
-            "layers": cache.layout.layers,
-            "table": cache.page_table.model_dump(),
-            "fields": [_param(p) for p in lower(cache).fields],
-            "tensors": [_tensor(tensor) for tensor in cache.storage.tensors],
-            "roles": {name: [_segment(cache, name, s) for s in parts] for name, parts in cache.storage.roles.items()},
-        },
+        **heads,
+        "cache": _states(kernels.cache) if kernels.cache.states else _tokens(kernels.kv),
         "kernels": [
-            {"op": op.name, **_plan(plan), "attention": attention(kernels, op, plan)}
+            {
+                "op": op.name,
+                **_plan(plan),
+                "attention": None if kernels.cache.states else attention(kernels, op, plan),
+            }
             for op in kernels.ops
             for plan in plans[op.name]
             if op.name in ops
         ],
+    }
+
+
+def _tokens(cache: Cache) -> dict[str, Any]:
+    """A cache of tokens."""
+    return {
+        "kind": type(cache).__name__,
+        "dtype": cache.dtype,
+        "kv_heads": cache.kv_heads,
+        "head_dim": cache.head_dim,
+        "v_head_dim": cache.v_dim,
+        "page_tokens": cache.page_tokens,
+        "lengths": f"{cache.lengths} this step, {cache.lengths_dtype}",
+        "stores": cache.stores,
+        **_memory(cache),
+        "roles": {name: [_segment(cache, name, s) for s in parts] for name, parts in cache.storage.roles.items()},
+    }
+
+
+def _states(cache: AnyCache) -> dict[str, Any]:
+    """A cache of states."""
+    return {"kind": type(cache).__name__, "state_bytes": state_bytes(cache), **_memory(cache), "roles": {}}
+
+
+def _memory(cache: AnyCache) -> dict[str, Any]:
+    """What every cache has: its table, the struct, the tensors."""
+    return {
+        "layers": cache.layers,
+        "table": cache.page_table.model_dump(),
+        "fields": [_param(p) for p in lower_pages(cache).fields],
+        "tensors": [_tensor(tensor) for tensor in cache.storage.tensors],
     }
 
 
@@ -161,20 +183,7 @@ def _pages(cache: dict[str, Any]) -> str:
 def plan_text(found: dict[str, Any]) -> str:
     """`describe`'s result for a reader."""
     cache = found["cache"]
-    dims = (
-        str(cache["head_dim"])
-        if cache["v_head_dim"] == cache["head_dim"] or cache["stores"] == "k"
-        else (f"{cache['head_dim']}/{cache['v_head_dim']}")
-    )
-    table = ", ".join(f"{key}={value}" for key, value in cache["table"].items() if key != "kind")
-    lines = [
-        f"{found['set']}  ({found['spec']}; {', '.join(found['arch'])})",
-        f"  heads    {found['q_heads']} query over {cache['kv_heads']} kv, group {found['group']}, head dim {dims}",
-        f"  cache    {cache['kind']} {cache['dtype']}, {_pages(cache)}, "
-        f"stores {cache['stores']}, layers by {cache['layers']}",
-        f"  table    {cache['table']['kind']}: {table}",
-        f"  lengths  {cache['lengths']}",
-    ]
+    lines = _states_head(found) if "state_bytes" in cache else _tokens_head(found)
     for tensor in cache["tensors"]:
         axes = zip(tensor["axes"].split(), tensor["shape"], tensor["strides"], strict=True)
         lines.append(f"\n  {tensor['name']}: {' or '.join(tensor['dtypes'])}, accesses of {tensor['align']} bytes")
@@ -197,6 +206,39 @@ def plan_text(found: dict[str, Any]) -> str:
             lines += [f"     {line}" for line in attention_text(kernel["attention"])]
         lines += _params("parameter", kernel["params"])
     return "\n".join(lines)
+
+
+def _tokens_head(found: dict[str, Any]) -> list[str]:
+    """The first lines about a cache of tokens."""
+    cache = found["cache"]
+    dims = (
+        str(cache["head_dim"])
+        if cache["v_head_dim"] == cache["head_dim"] or cache["stores"] == "k"
+        else (f"{cache['head_dim']}/{cache['v_head_dim']}")
+    )
+    return [
+        f"{found['set']}  ({found['spec']}; {', '.join(found['arch'])})",
+        f"  heads    {found['q_heads']} query over {cache['kv_heads']} kv, group {found['group']}, head dim {dims}",
+        f"  cache    {cache['kind']} {cache['dtype']}, {_pages(cache)}, "
+        f"stores {cache['stores']}, layers by {cache['layers']}",
+        _table(cache),
+        f"  lengths  {cache['lengths']}",
+    ]
+
+
+def _states_head(found: dict[str, Any]) -> list[str]:
+    """The same about a cache of states."""
+    cache = found["cache"]
+    return [
+        f"{found['set']}  ({found['spec']}; {', '.join(found['arch'])})",
+        f"  cache    {cache['kind']} of {cache['state_bytes']} bytes, a state a request, layers by {cache['layers']}",
+        _table(cache),
+    ]
+
+
+def _table(cache: dict[str, Any]) -> str:
+    facts = ", ".join(f"{key}={value}" for key, value in cache["table"].items() if key != "kind")
+    return f"  table    {cache['table']['kind']}: {facts}"
 
 
 def _shared(kernel: dict[str, Any]) -> str:

@@ -48,7 +48,10 @@ def list_sets(
 
 
 def _set(loaded: LoadedSet, ops: tuple[str, ...]) -> dict[str, Any]:
-    kernels, cache = loaded.kernels, loaded.kernels.cache
+    kernels = loaded.kernels
+    if kernels.cache.states:
+        return _states(loaded, ops)
+    cache = kernels.kv
     layout = cache.layout.kv or " / ".join(filter(None, (cache.layout.k, cache.layout.rope, cache.layout.v)))
     return {
         "set": kernels.name,
@@ -62,6 +65,27 @@ def _set(loaded: LoadedSet, ops: tuple[str, ...]) -> dict[str, Any]:
         "layout": layout,
         "page_tokens": cache.page_tokens,
         "table": cache.page_table.kind,
+        "arch": list(kernels.arch),
+        "ops": list(ops),
+    }
+
+
+def _states(loaded: LoadedSet, ops: tuple[str, ...]) -> dict[str, Any]:
+    """A set over states, which has no heads and stores bytes."""
+    from kvgen.lowering.state_rows import state_bytes
+
+    kernels = loaded.kernels
+    names = ("q_heads", "kv_heads", "head_dim", "quant")
+    return {
+        "set": kernels.name,
+        "spec": loaded.source,
+        "about": _summary(loaded.doc),
+        **dict.fromkeys(names),
+        "dtype": "u8",
+        "layout": kernels.cache.storage.tensors[0].text,
+        "page_tokens": None,
+        "state_bytes": state_bytes(kernels.cache),
+        "table": kernels.cache.page_table.kind,
         "arch": list(kernels.arch),
         "ops": list(ops),
     }
@@ -81,8 +105,8 @@ def _print_table(rows: list[dict[str, Any]]) -> None:
     for row in rows:
         table.add_row(
             row["set"],
-            f"{row['q_heads']}/{row['kv_heads']} x {row['head_dim']}",
-            row["quant"] or row["dtype"],
+            "none" if row["q_heads"] is None else f"{row['q_heads']}/{row['kv_heads']} x {row['head_dim']}",
+            f"{row['state_bytes']} bytes" if row.get("state_bytes") else row["quant"] or row["dtype"],
             row["layout"],
             " ".join(row["arch"]),
             " ".join(row["ops"]),

@@ -16,9 +16,9 @@ from kvgen.codegen.sets_page import PATH as PAGE
 from kvgen.config import Config, find_config
 from kvgen.errors import SpecError
 from kvgen.files import write_inside
-from kvgen.lowering.cache_header import cache_context
+from kvgen.lowering.cache_header import cache_context, states_context
 from kvgen.lowering.launcher_module import launcher_context
-from kvgen.lowering.lowered import lower
+from kvgen.lowering.lowered import lower, lower_pages
 from kvgen.paths import templates_root
 from kvgen.plan.kernel import Header, KernelPlan
 from kvgen.plan.params import Field, Param, Scalar, Size, TensorMap
@@ -116,7 +116,7 @@ def _written(path: str, loaded: LoadedSet, plan: KernelPlan) -> File:
                     f'{shown}:{number}: #include "{written}": no such file beside generated kernels; include "cache.cuh" '
                     'and "../device/<folder>/<name>.cuh"; folders of your own headers: include_dirs=[...] of the operation'
                 )
-    struct = layout(tuple(_kind(p) for p in lower(loaded.kernels.cache).fields)).kind.size
+    struct = layout(tuple(_kind(p) for p in lower_pages(loaded.kernels.cache).fields)).kind.size
     kinds = (
         ("cache", str(struct)),
         *((p.name, "128" if isinstance(p, TensorMap) else str(_kind(p))) for p in plan.params),
@@ -167,18 +167,20 @@ def _source(loaded: LoadedSet, op: Op, cache: Cache) -> File:
     return _templated(path, loaded.source, "cache/cache.cuh.j2", context)
 
 
+def _cache_header(loaded: LoadedSet) -> File:
+    """The set's own cache."""
+    kernels = loaded.kernels
+    path, title = f"{kernels.name}/cache.cuh", f"The cache of {kernels.name}"
+    if kernels.cache.states:
+        return _templated(path, loaded.source, "cache/states.cuh.j2", states_context(kernels.cache, title))
+    return _templated(path, loaded.source, "cache/cache.cuh.j2", cache_context(lower(kernels.kv), title))
+
+
 def render_set(loaded: LoadedSet) -> dict[str, File]:
     """The files of one set, by path below the output folder."""
     kernels, plans = loaded.kernels, set_plans(loaded)
     name = kernels.name
-    files = [
-        _templated(
-            f"{name}/cache.cuh",
-            loaded.source,
-            "cache/cache.cuh.j2",
-            cache_context(lower(kernels.cache), f"The cache of {name}"),
-        )
-    ]
+    files = [_cache_header(loaded)]
     files += [_source(loaded, op, cache) for op in kernels.ops for cache in op.other_caches().values()]
     for group in plans.values():
         files += [_kernel(f"{name}/{p.name}.cu", loaded, p) for p in group]

@@ -6,6 +6,9 @@ import re
 from typing import Final
 
 from kvgen.lowering.lowered import lower
+from kvgen.lowering.state_rows import state_bytes
+from kvgen.spec.any_cache import AnyCache
+from kvgen.spec.kernel_set import KernelSet
 from kvgen.spec.loader import LoadedSet
 from kvgen.spec.quant import Quant
 
@@ -34,21 +37,40 @@ def sets_page(sets: list[LoadedSet], before: str = "") -> str:
 
 
 def _row(loaded: LoadedSet) -> str:
-    kernels, cache = loaded.kernels, loaded.kernels.cache
+    kernels = loaded.kernels
+    cells = _states_cells(kernels.cache) if kernels.cache.states else _cells(kernels)
+    row = (
+        f"[{kernels.name}]({kernels.name}/), `{loaded.source}`",
+        _first_line(loaded.doc),
+        *cells,
+        ", ".join(op.name for op in kernels.ops),
+    )
+    return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |"
+
+
+def _states_cells(cache: AnyCache) -> tuple[str, ...]:
+    """Heads, cache, tokens a page and page table of a cache of states."""
+    return (
+        "none",
+        f"{state_bytes(cache)} bytes `{cache.storage.tensors[0].text}`",
+        "a state a request",
+        cache.page_table.kind,
+    )
+
+
+def _cells(kernels: KernelSet) -> tuple[str, ...]:
+    """The same of a cache of tokens."""
+    cache = kernels.kv
     layout = cache.layout.kv or " / ".join(t for t in (cache.layout.k, cache.layout.rope, cache.layout.v) if t)
     page = lower(cache).kind.page_size
     pages = f"{page}" if page else "none" if cache.ragged else "a block a request"
     stored = " / ".join(dict.fromkeys(_stored(cache.dtype, quant) for quant in cache.quants.values()))
-    cells = (
-        f"[{kernels.name}]({kernels.name}/), `{loaded.source}`",
-        _first_line(loaded.doc),
+    return (
         f"{kernels.q_heads}/{cache.kv_heads} x {cache.head_dim}",
         f"{stored} `{layout}`",
         pages,
         cache.page_table.kind,
-        ", ".join(op.name for op in kernels.ops),
     )
-    return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
 
 
 def _first_line(doc: str) -> str:

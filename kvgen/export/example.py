@@ -9,10 +9,10 @@ from kvgen.export.words import title
 from kvgen.expr.nodes import Expr, const, var
 from kvgen.expr.to_cpp import cpp
 from kvgen.layout.dtypes import dtype
-from kvgen.lowering.lowered import lower
+from kvgen.lowering.lowered import lower_pages
 from kvgen.plan.kernel import KernelPlan
 from kvgen.plan.params import Array, Count, OtherCache, PagePool, Scalar, Size, TensorMap
-from kvgen.spec.cache import Cache
+from kvgen.spec.any_cache import AnyCache
 from kvgen.spec.kernel_set import KernelSet
 
 # Extents of the example's batch and pool; what is not here is 4.
@@ -102,7 +102,9 @@ def example_context(
 ) -> ExampleContext:
     """The example of the operations `ops` of a set. Planners come before what they plan."""
     chosen = [op for op in kernels.ops if op.name in ops]
-    specs = {"Cache": kernels.cache} | {n: c for op in chosen for n, c in op.other_caches().items()}
+    specs: dict[str, AnyCache] = {"Cache": kernels.cache} | {
+        n: c for op in chosen for n, c in op.other_caches().items()
+    }
     launches, skipped = [], []
     names = {str(n) for spec in specs.values() for n in _open(spec)}
     for op in chosen:
@@ -131,8 +133,8 @@ def example_context(
     )
 
 
-def _open(cache: Cache) -> set[str]:
-    tables = [f for f in lower(cache).fields if isinstance(f, Array)]
+def _open(cache: AnyCache) -> set[str]:
+    tables = [f for f in lower_pages(cache).fields if isinstance(f, Array)]
     shapes = [t.shape for t in cache.storage.tensors] + [t.shape for t in tables]
     return {n.partition("+")[0] for shape in shapes for n in shape if isinstance(n, str)}
 
@@ -146,10 +148,10 @@ def _count(shape: tuple[int | str, ...]) -> str:
     return cpp(whole)
 
 
-def _memory(cache: Cache, context: CacheContext) -> CacheMemory:
+def _memory(cache: AnyCache, context: CacheContext) -> CacheMemory:
     filling = context.fillings[0]
     tensors = {t.name: t for t in cache.storage.tensors}
-    arrays = {f.name: f for f in lower(cache).fields if isinstance(f, Array)}
+    arrays = {f.name: f for f in lower_pages(cache).fields if isinstance(f, Array)}
     return CacheMemory(
         prefix=context.prefix,
         name=context.name,

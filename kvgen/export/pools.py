@@ -12,9 +12,9 @@ from kvgen.expr.nodes import Expr, const, var
 from kvgen.expr.to_cpp import cpp
 from kvgen.layout.dtypes import DType, dtype
 from kvgen.layout.storage import Base, PoolTensor
-from kvgen.lowering.lowered import lower
+from kvgen.lowering.lowered import lower_pages
 from kvgen.plan.params import Array, Field, Pool, Size
-from kvgen.spec.cache import Cache
+from kvgen.spec.any_cache import AnyCache
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Filling:
     """layer_of(): what it takes and how the struct follows. `layered`: the tensors hold all layers.
 
     `columns` and `scale_columns` name how many pages a request can have ("" for one, and for no table of scales), `tokens` a
-    page's tokens; `endless`: a ring, in which requests may be of any length.
+    page's tokens; `endless`: a ring, in which requests may be of any length; `lengths`: requests have any.
     """
 
     tensors: tuple[Tensor, ...]
@@ -66,6 +66,7 @@ class Filling:
     scale_columns: str
     tokens: str
     endless: bool
+    lengths: bool
 
 
 @dataclass(frozen=True)
@@ -96,9 +97,9 @@ class CacheContext:
     tokens_member: bool
 
 
-def cache_context(name: str, cache: Cache, summary: str, pointers: Sequence[str], where: str) -> CacheContext:
+def cache_context(name: str, cache: AnyCache, summary: str, pointers: Sequence[str], where: str) -> CacheContext:
     """The context of a cache; `pointers` are the page pointers of operations on whole pages."""
-    fields = lower(cache).fields
+    fields = lower_pages(cache).fields
     docs = [_doc(cache, f, fields) for f in fields]
     names = {f.name for f in fields}
     aligns = {f.name: _tensor_of(cache, f.name).align for f in fields if isinstance(f, Pool)}
@@ -116,17 +117,17 @@ def cache_context(name: str, cache: Cache, summary: str, pointers: Sequence[str]
     )
 
 
-def _bases(cache: Cache, tensor: PoolTensor) -> tuple[Base, ...]:
+def _bases(cache: AnyCache, tensor: PoolTensor) -> tuple[Base, ...]:
     return tuple(b for b in cache.storage.bases if b.tensor == tensor.name)
 
 
-def _tensor_of(cache: Cache, pointer: str) -> PoolTensor:
+def _tensor_of(cache: AnyCache, pointer: str) -> PoolTensor:
     """The tensor that a page pointer leads into."""
     tensors = {b.name: b.tensor for b in cache.storage.bases}
     return cache.storage.tensor(tensors.get(pointer, pointer))
 
 
-def _doc(cache: Cache, field: Field, fields: Sequence[Field]) -> str:
+def _doc(cache: AnyCache, field: Field, fields: Sequence[Field]) -> str:
     """What a member of the struct is."""
     if isinstance(field, Pool):
         tensor = _tensor_of(cache, field.name)
@@ -168,7 +169,7 @@ def _strides(tensor: PoolTensor) -> dict[str, Expr] | None:
     return found
 
 
-def _fillings(cache: Cache, fields: Sequence[Field], where: str) -> tuple[Filling, ...]:
+def _fillings(cache: AnyCache, fields: Sequence[Field], where: str) -> tuple[Filling, ...]:
     """How layer_of() fills the struct; empty where it cannot."""
     tensors = sorted(cache.storage.tensors, key=lambda t: not t.holds_values)
     strides = {t.name: _strides(t) for t in tensors}
@@ -203,25 +204,26 @@ def _fillings(cache: Cache, fields: Sequence[Field], where: str) -> tuple[Fillin
             columns=next((n for n in ("M", "I") if n in known), ""),
             scale_columns="MS" if "MS" in known else "",
             tokens=str(cache.page_tokens) if cache.page_tokens else held,
-            endless=bool(lower(cache).table.window),
+            endless=bool(lower_pages(cache).table.window),
+            lengths=not cache.states,
         ),
     )
 
 
-def _pool(cache: Cache, tensor: PoolTensor) -> Tensor:
+def _pool(cache: AnyCache, tensor: PoolTensor) -> Tensor:
     shape = ", ".join(str(n) for n in tensor.shape)
     doc = f"{' or '.join(tensor.dtypes)}[{shape}] ({tensor.text}), contiguous, at a multiple of {tensor.align} bytes"
     doc += "; only read." if tensor.given else "."
     return Tensor(tensor.name, _element(cache, tensor).c, comment(doc, 2))
 
 
-def _element(cache: Cache, tensor: PoolTensor) -> DType:
+def _element(cache: AnyCache, tensor: PoolTensor) -> DType:
     """What the tensor is made of, as page pointers have it."""
     bases = _bases(cache, tensor)
     return bases[0].element if bases else dtype(tensor.dtypes[0])
 
 
-def _address(cache: Cache, field: Pool, tensor: PoolTensor, strides: dict[str, Expr] | None) -> Place | None:
+def _address(cache: AnyCache, field: Pool, tensor: PoolTensor, strides: dict[str, Expr] | None) -> Place | None:
     """An address in a layer: so many elements behind the tensor's first."""
     whole = _element(cache, tensor)
     own = dtype(field.dtype)
@@ -234,7 +236,7 @@ def _address(cache: Cache, field: Pool, tensor: PoolTensor, strides: dict[str, E
 
 
 def _number(
-    cache: Cache, field: Size, tables: Sequence[Array], strides: dict[str, dict[str, Expr] | None]
+    cache: AnyCache, field: Size, tables: Sequence[Array], strides: dict[str, dict[str, Expr] | None]
 ) -> Place | None:
     """A number of the struct."""
     c, value = dtype(field.dtype).c, field.value

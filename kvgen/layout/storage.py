@@ -163,7 +163,7 @@ class Storage:
     @property
     def residual(self) -> int:
         """Tokens of K that are quantized together, the newest of which wait in a tail; 0 without one."""
-        return next((s.quant.residual for s in self.roles["k"] if s.quant is not None and s.quant.residual), 0)
+        return next((s.quant.residual for s in self.roles.get("k", ()) if s.quant is not None and s.quant.residual), 0)
 
     @property
     def own_table(self) -> bool:

@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from kvgen.layout.dtypes import dtype
 from kvgen.layout.regions import Region
 from kvgen.layout.storage import Base, Scales
-from kvgen.lowering.lowered import LoweredCache, lower
+from kvgen.lowering.lowered import LoweredCache, lower, lower_pages
+from kvgen.lowering.page_runs import page_runs
 from kvgen.lowering.segments import ScaleContext, SegmentContext
+from kvgen.spec.any_cache import AnyCache
 from kvgen.spec.cache import Cache
 
 # Of caches without pages, where a request's tokens are one run of rows: more than one has (kRunTokens of kv_cache.cuh).
@@ -78,6 +80,20 @@ class CacheContext:
     id_type: str
     own_table: bool
     residual: int
+
+
+@dataclass(frozen=True)
+class StatesContext:
+    """Everything cache/states.cuh.j2 reads."""
+
+    title: str
+    summary: str
+    bytes: int
+    align: int
+    element: str
+    fields: tuple[str, ...]
+    table_template: str
+    table_type: str
 
 
 def row_of(region: Region | None, base: Base | None) -> int:
@@ -185,4 +201,19 @@ def cache_context(lowered: LoweredCache, title: str, namespace: str = "") -> Cac
         id_type="uint64_t" if table.id_multiplier > 1 else "uint32_t",
         own_table=storage.own_table,
         residual=storage.residual,
+    )
+
+
+def states_context(cache: AnyCache, title: str) -> StatesContext:
+    """The context of `cache.cuh` of a cache of states."""
+    lowered, (base,), (run,) = lower_pages(cache), cache.storage.bases, page_runs(cache)
+    return StatesContext(
+        title=title,
+        summary=f"states of {run.nbytes} bytes, one a request",
+        bytes=run.nbytes,
+        align=run.align,
+        element=base.element.c,
+        fields=tuple(p.declaration for p in lowered.fields),
+        table_template=lowered.table.template,
+        table_type=dtype(cache.page_table.dtype).c,
     )

@@ -1,12 +1,14 @@
-"""The kinds of cache as kernels and launchers see them: pages, a block a request, or requests one after another."""
+"""The kinds of cache as kernels and launchers see them: pages, a block or a state a request, or requests one after another."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Literal
 
-from kvgen.spec.cache import Cache, Paged
+from kvgen.spec.any_cache import AnyCache
+from kvgen.spec.cache import Paged
 from kvgen.spec.ragged import Ragged
+from kvgen.spec.state import State
 
 
 @dataclass(frozen=True)
@@ -18,8 +20,8 @@ class CacheKind:
     words what holds tokens, `sentence` in a sentence.
     """
 
-    name: Literal["paged", "continuous_batching", "ragged"]
-    unit: Literal["pages", "blocks", "rows"]
+    name: Literal["paged", "continuous_batching", "ragged", "states"]
+    unit: Literal["pages", "blocks", "rows", "states"]
     table_field: Literal["table.dtype", "table_dtype", "lengths_dtype"]
     place: str
     sentence: str
@@ -27,7 +29,7 @@ class CacheKind:
     one_page: bool = False
 
 
-def cache_kind(cache: Cache) -> CacheKind:
+def cache_kind(cache: AnyCache) -> CacheKind:
     """The kind of a cache: the only place of lowering that asks for its class."""
     if isinstance(cache, Paged):
         place, sentence = f"pages of {cache.page_size} tokens", f"pages hold {cache.page_size} tokens"
@@ -35,5 +37,8 @@ def cache_kind(cache: Cache) -> CacheKind:
     if isinstance(cache, Ragged):
         place = "requests one after another"
         return CacheKind("ragged", "rows", "lengths_dtype", place, f"they lie in kv_offsets, {place}")
+    if isinstance(cache, State):
+        place = "a state a request"
+        return CacheKind("states", "states", "table_dtype", place, f"each is {cache.bytes} bytes", one_page=True)
     place = "a block a request"
     return CacheKind("continuous_batching", "blocks", "table_dtype", place, "a block holds a request", one_page=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from kvgen.layout.dtypes import dtype
 from kvgen.lowering.tables import table_form
 from kvgen.plan.params import Array, Field, Pool, Size
+from kvgen.spec.any_cache import AnyCache
 from kvgen.spec.cache import Cache
 from kvgen.spec.kernel_set import KernelSet
 
@@ -43,6 +44,14 @@ def cache_fields(cache: Cache) -> tuple[Field, ...]:
     found.append(Size("batch", "u32", "B"))
     longest = [Size(name, "u32", name) for name in ("max_seq_length", "max_cache_length")]
     return (*found, *table_form(cache).fields, *_scale_fields(cache), *longest)
+
+
+def state_fields(cache: AnyCache) -> tuple[Field, ...]:
+    """The same of a cache of states, which has no lengths and nothing to quantize."""
+    bases = cache.storage.bases
+    found: list[Field] = [Pool(b.name, b.element.name) for b in bases]
+    found += [Size(f"{b.name}_page_stride", "i64", f"{b.name}_page_stride") for b in bases]
+    return (*found, Size("num_pages", "u32", "pages"), Size("batch", "u32", "B"), *table_form(cache).fields)
 
 
 def entry_name(kernels: KernelSet, kernel: str) -> str:

@@ -8,7 +8,7 @@ from kvgen.expr.nodes import Expr, const, var
 from kvgen.layout.dtypes import DType
 from kvgen.lowering.page_runs import PageRun, PagesContext, page_runs, pages_context, tiles, with_id
 from kvgen.plan.params import Array, PagePool, Param, Size
-from kvgen.spec.cache import Cache
+from kvgen.spec.any_cache import AnyCache
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class IdList:
 class IdLists:
     """The lists of an operation: `name`, and scale_`name` where scales have ids of their own. An entry has the axes `entry`."""
 
-    cache: Cache
+    cache: AnyCache
     name: str
     entry: tuple[int, ...] = ()
 

@@ -11,9 +11,17 @@ from typing import Final
 from kvgen.expr.nodes import Expr, variables
 from kvgen.expr.to_python import python
 from kvgen.layout.dtypes import dtype
-from kvgen.lowering.lowered import lower
-from kvgen.lowering.module_tensors import ArgumentContext, pool_argument, role_text, tensor_text, tuple_text
+from kvgen.lowering.lowered import lower, lower_pages
+from kvgen.lowering.module_tensors import (
+    ArgumentContext,
+    pool_argument,
+    role_text,
+    state_tensor_text,
+    tensor_text,
+    tuple_text,
+)
 from kvgen.lowering.page_runs import STEPS
+from kvgen.lowering.state_rows import state_bytes
 from kvgen.plan.kernel import KernelPlan
 from kvgen.plan.params import (
     Array,
@@ -28,6 +36,7 @@ from kvgen.plan.params import (
     TensorMap,
     is_argument,
 )
+from kvgen.spec.any_cache import AnyCache
 from kvgen.spec.cache import Cache
 from kvgen.spec.kernel_set import KernelSet, Op
 from kvgen.version import ABI
@@ -81,9 +90,14 @@ class OpContext:
 
 @dataclass(frozen=True)
 class CacheClassContext:
-    """A subclass of BaseCache in the generated module: the set's own, or one that a call brings besides."""
+    """A subclass of BaseCache in the generated module: the set's own, or one that a call brings besides.
+
+    `state_bytes`: of a cache of states, a subclass of BaseState, which has no heads and lengths; else 0.
+    """
 
     name: str
+    base: str
+    state_bytes: int
     summary: str
     module: str
     tensors: tuple[str, ...]
@@ -121,15 +135,18 @@ class LauncherContext:
 
 
 _IMPORTS: Final = (
-    "Array", "ArrayLike", "BaseCache", "Bound", "Kernel", "LayerCache", "Module", "Pool", "Role", "RoleStrides", "Size",
-    "Tensor", "at_once",
+    "Array", "ArrayLike", "Bound", "Kernel", "LayerCache", "Module", "Pool", "Size", "Tensor", "at_once",
 )  # fmt: skip
+_IMPORTS_OF: Final = {"BaseCache": ("BaseCache", "Role", "RoleStrides"), "BaseState": ("BaseState",)}
 
 
-def _imports(plans: Iterable[tuple[KernelPlan, ...]], ops: Iterable[OpContext]) -> str:
+def _imports(
+    plans: Iterable[tuple[KernelPlan, ...]], ops: Iterable[OpContext], caches: Iterable[CacheClassContext]
+) -> str:
     """What the module takes from kvgen.runtime."""
     params = [p for group in plans for plan in group for p in plan.params]
     found = {*_IMPORTS, *(type(p).__name__ for p in params), *(op.base for op in ops)}
+    found |= {name for c in caches for name in _IMPORTS_OF[c.base]}
     if any(p.name == "workspace" for p in params):
         found |= {"SplitPlan", "Workspace"}
     if any(isinstance(p, PagePool) and p.argument for p in params):
@@ -298,7 +315,8 @@ def _op(op: Op, kernels: KernelSet, plans: tuple[KernelPlan, ...]) -> OpContext:
 
 def _cache_class(name: str, summary: str, module: str, cache: Cache) -> CacheClassContext:
     """The class of a cache of this spec."""
-    kind, struct = lower(cache).kind, lower(cache).fields
+    lowered = lower(cache)
+    kind, struct = lowered.kind, lowered.fields
     tables = tuple(p for p in struct if isinstance(p, Array))
     tensors = sorted(cache.storage.tensors, key=lambda t: not t.holds_values)
     pools = tuple(pool_argument(cache, t) for t in tensors if t.holds_values)
@@ -306,6 +324,8 @@ def _cache_class(name: str, summary: str, module: str, cache: Cache) -> CacheCla
     views = tuple(_argument(p) for p in tables)
     return CacheClassContext(
         name=name,
+        base="BaseCache",
+        state_bytes=0,
         summary=summary,
         module=module,
         tensors=tuple(tensor_text(cache, t) for t in tensors),
@@ -320,7 +340,7 @@ def _cache_class(name: str, summary: str, module: str, cache: Cache) -> CacheCla
         table_names=", ".join(t.name for t in tables),
         fields=tuple(_param(p) for p in struct),
         page_tokens=repr(cache.page_tokens),
-        window=lower(cache).table.window,
+        window=lowered.table.window,
         doc=(
             f"lengths count the tokens {cache.lengths} this step; {kind.sentence}.",
             *(a.doc for a in (*pools, *extras, *views)),
@@ -330,10 +350,49 @@ def _cache_class(name: str, summary: str, module: str, cache: Cache) -> CacheCla
     )
 
 
+def _states_class(summary: str, cache: AnyCache) -> CacheClassContext:
+    """The class of a cache of states."""
+    lowered, tensors = lower_pages(cache), cache.storage.tensors
+    pools = tuple(pool_argument(cache, t) for t in tensors)
+    tables = tuple(p for p in lowered.fields if isinstance(p, Array))
+    views = tuple(_argument(p) for p in tables)
+    return CacheClassContext(
+        name="Cache",
+        base="BaseState",
+        state_bytes=state_bytes(cache),
+        summary=summary,
+        module="_MODULE",
+        tensors=tuple(state_tensor_text(cache, t) for t in tensors),
+        roles=(),
+        kind=lowered.kind.name,
+        heads=0,
+        page_size=0,
+        positional=pools,
+        keywords=(),
+        tables=views,
+        tensor_names=", ".join(t.name for t in tensors),
+        table_names=", ".join(t.name for t in tables),
+        fields=tuple(_param(p) for p in lowered.fields),
+        page_tokens=repr(cache.page_tokens),
+        window=0,
+        doc=(
+            f"A request has one state a layer; {lowered.kind.sentence}.",
+            *(a.doc for a in (*pools, *views)),
+            f"{', '.join(a.name for a in views)}: None for operations that read none.",
+        ),
+    )
+
+
 def launcher_context(kernels: KernelSet, doc: str, plans: dict[str, tuple[KernelPlan, ...]]) -> LauncherContext:
     """The context of a set's `__init__.py`."""
     summary = "The cache's memory and page table: views only, checked once; index it by layer for the launchers."
-    caches = [_cache_class("Cache", summary, "_MODULE", kernels.cache)]
+    if kernels.cache.states:
+        summary = (
+            "The memory of states, and each request's: views only, checked once; index it by layer for the launchers."
+        )
+        caches = [_states_class(summary, kernels.cache)]
+    else:
+        caches = [_cache_class("Cache", summary, "_MODULE", kernels.kv)]
     for op in kernels.ops:
         for class_name, cache in op.other_caches().items():
             summary = f"The cache that {op.name} reads, as Cache is the one that it writes."
@@ -351,10 +410,9 @@ def launcher_context(kernels: KernelSet, doc: str, plans: dict[str, tuple[Kernel
         abi=ABI,
         arch=tuple_text(kernels.arch),
         caches=tuple(caches),
-        pointers=kernels.cache.layout.layers == "pointers"
-        or any("Sequence" in a.type for c in caches for a in c.positional),
+        pointers=kernels.cache.layers == "pointers" or any("Sequence" in a.type for c in caches for a in c.positional),
         results=any(len(op.written) > 1 for op in ops),
-        imports=_imports(plans.values(), ops),
+        imports=_imports(plans.values(), ops, caches),
         page_pools=tuple(pool_argument(kernels.cache, t) for t in paged if t.holds_values),
         page_scales=tuple(pool_argument(kernels.cache, t) for t in paged if not t.holds_values),
         page_names=", ".join(t.name for t in paged),

@@ -6,25 +6,34 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from kvgen.lowering.cache_kinds import CacheKind, cache_kind
-from kvgen.lowering.cache_struct import cache_fields
+from kvgen.lowering.cache_struct import cache_fields, state_fields
 from kvgen.lowering.segments import SegmentContext, segments
 from kvgen.lowering.tables import TableForm, table_form
 from kvgen.plan.params import Field
+from kvgen.spec.any_cache import AnyCache
 from kvgen.spec.cache import Cache
 
 
 @dataclass(frozen=True)
-class LoweredCache:
-    """A cache as its kernels see it.
+class LoweredPages:
+    """A cache as kernels that move pages see it.
 
-    `spec` is the user's model; `kind` what pages are in it and `table` how they are found, `fields` the struct that kernels take
-    first, `segments` how K and V are stored, K's first.
+    `kind` is what pages are in it and `table` how they are found, `fields` the struct that kernels take first.
     """
 
-    spec: Cache
     kind: CacheKind
     table: TableForm
     fields: tuple[Field, ...]
+
+
+@dataclass(frozen=True)
+class LoweredCache(LoweredPages):
+    """A cache as its kernels see it.
+
+    `spec` is the user's model, `segments` how K and V are stored, K's first.
+    """
+
+    spec: Cache
     segments: tuple[SegmentContext, ...]
 
     def segments_of(self, role: str) -> tuple[SegmentContext, ...]:
@@ -35,4 +44,11 @@ class LoweredCache:
 @lru_cache(maxsize=256)
 def lower(cache: Cache) -> LoweredCache:
     """The cache in numbers and names; once for a cache, whoever of its operations asks first."""
-    return LoweredCache(cache, cache_kind(cache), table_form(cache), cache_fields(cache), segments(cache))
+    return LoweredCache(cache_kind(cache), table_form(cache), cache_fields(cache), cache, segments(cache))
+
+
+def lower_pages(cache: AnyCache) -> LoweredPages:
+    """The same of any cache, for operations that ask for pages and their table alone."""
+    if isinstance(cache, Cache):
+        return lower(cache)
+    return LoweredPages(cache_kind(cache), table_form(cache), state_fields(cache))

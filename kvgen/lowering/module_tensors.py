@@ -8,6 +8,7 @@ from typing import Literal
 from kvgen.layout.regions import Region
 from kvgen.layout.storage import Base, PoolTensor, Segment
 from kvgen.lowering.cache_header import row_of
+from kvgen.spec.any_cache import AnyCache
 from kvgen.spec.cache import Cache
 
 
@@ -68,6 +69,16 @@ def tensor_text(cache: Cache, tensor: PoolTensor) -> str:
     )
 
 
+def state_tensor_text(cache: AnyCache, tensor: PoolTensor) -> str:
+    """A pool of states, as Python; u8 is what it is, no field of the spec."""
+    held = tuple(b.name for b in cache.storage.bases if b.tensor == tensor.name)
+    return (
+        f'Tensor("{tensor.name}", "{tensor.dtypes[0]}", {tuple_text(held)}, axes={tuple_text(tensor.axes)}, '
+        f"shape={tuple_text(tensor.shape)}, strides={tuple_text(tensor.strides)}, align={tensor.align}, "
+        f'fields={tuple_text(tensor.fields)}, field="")'
+    )
+
+
 def _places(region: Region, base: Base, heads: int, dims: int) -> str:
     """A region's places in a page, for tensor maps; packed elements as the bytes that hold them."""
     packed = 2 if region.dtype.packed else 1
@@ -107,10 +118,10 @@ def role_text(cache: Cache, name: str, parts: tuple[Segment, ...]) -> str:
     return f"Role({', '.join(words)})"
 
 
-def pool_argument(cache: Cache, tensor: PoolTensor) -> ArgumentContext:
+def pool_argument(cache: AnyCache, tensor: PoolTensor) -> ArgumentContext:
     """The argument that brings a tensor of the pool."""
     shape = ", ".join(str(s) for s in tensor.shape)
-    each = "one per layer, each " if cache.layout.layers == "pointers" else ""
+    each = "one per layer, each " if cache.layers == "pointers" else ""
     kinds = " or ".join(tensor.dtypes)
     kind = "Sequence[ArrayLike]" if each else "ArrayLike"
     return ArgumentContext(tensor.name, False, f"{tensor.name}: {each}{kinds}[{shape}] ({tensor.text}).", kind)

@@ -26,10 +26,10 @@ def check_new_rows(new: NewRows, kernels: KernelSet) -> None:
 
 
 def _check_rows(new: NewRows, kernels: KernelSet) -> None:
-    storage = kernels.cache.storage
-    if new.rows == "slots" and kernels.cache.page_table.separate_kv:
+    storage = kernels.kv.storage
+    if new.rows == "slots" and kernels.kv.page_table.separate_kv:
         raise ValueError("rows: got 'slots' with table=PerKV(), where K and V lie in different pages; use 'ragged'")
-    if new.rows == "slots" and kernels.cache.ragged:
+    if new.rows == "slots" and kernels.kv.ragged:
         raise ValueError("rows: got 'slots' with a Ragged cache, whose tokens are found by request; use 'ragged'")
     if new.rows == "slots" and (storage.own_table or storage.residual):
         which = "own_table=True, whose scales lie in other pages" if storage.own_table else "residual, a tail a request"
@@ -37,7 +37,7 @@ def _check_rows(new: NewRows, kernels: KernelSet) -> None:
 
 
 def _check_blocks(kernels: KernelSet) -> None:
-    for segment in kernels.cache.storage.segments:
+    for segment in kernels.kv.storage.segments:
         quant, scales = segment.quant, segment.scales
         if quant is None or scales is None or not quant.computed or quant.residual:
             continue
@@ -49,7 +49,7 @@ def _check_blocks(kernels: KernelSet) -> None:
 
 
 def _check_inputs(new: NewRows, kernels: KernelSet) -> None:
-    cache = kernels.cache
+    cache = kernels.kv
     if new.inputs == "qkv" and cache.stores == "k":
         raise ValueError(
             "inputs: got 'qkv' for a cache that stores K only; rows of a fused projection have q, k and v; use 'separate'"
@@ -82,7 +82,7 @@ def _check_q(new: NewRows) -> None:
 
 def check_norm(kernels: KernelSet, field: str, norm: RmsNorm, *, q_dim: int | None = None, role: str = "k") -> None:
     """Raise ValueError where a norm does not fit the rows of a role."""
-    cache = kernels.cache
+    cache = kernels.kv
     dim = cache.v_dim if role == "v" else cache.head_dim - cache.rope_part
     if cache.rope_part and field == "q_norm":
         raise ValueError(
@@ -144,7 +144,7 @@ def _check_rope(new: NewRows, rope: Rope, kernels: KernelSet) -> None:
 
 
 def _check_dims(new: NewRows, rope: Rope, kernels: KernelSet) -> int:
-    cache = kernels.cache
+    cache = kernels.kv
     if cache.latent_part and not cache.rope_part:
         raise ValueError("rope: got one for latent rows with rope_dim=0, which have no part that turns; leave it out")
     if cache.rope_part and rope.part == "first":
@@ -174,7 +174,7 @@ def _check_dims(new: NewRows, rope: Rope, kernels: KernelSet) -> int:
 
 def refuse_residual(name: str, kernels: KernelSet) -> None:
     """Raise ValueError where stored rows share scales with others, so that none can be changed alone."""
-    residual = kernels.cache.storage.residual
+    residual = kernels.kv.storage.residual
     if residual:
         raise ValueError(
             f"ops: got {name} with residual={residual}, whose sealed tokens share scales and cannot change alone; change rows "
@@ -184,8 +184,8 @@ def refuse_residual(name: str, kernels: KernelSet) -> None:
 
 def check_one_place(kernels: KernelSet, kind: str) -> None:
     """Raise ValueError where one number cannot say where a token is."""
-    storage = kernels.cache.storage
-    if kernels.cache.page_table.separate_kv:
+    storage = kernels.kv.storage
+    if kernels.kv.page_table.separate_kv:
         raise ValueError(f"ops: got {kind} with table=PerKV(), where K and V lie in different pages; use another table")
     if storage.own_table or storage.residual:
         which = "own_table=True, whose scales lie in other pages" if storage.own_table else "residual, a tail a request"

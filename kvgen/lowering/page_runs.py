@@ -12,7 +12,7 @@ from kvgen.expr.nodes import Expr, ceil_div, const, var
 from kvgen.layout.dtypes import dtype
 from kvgen.layout.storage import Base, PoolTensor
 from kvgen.plan.params import PagePool
-from kvgen.spec.cache import Cache
+from kvgen.spec.any_cache import AnyCache
 
 # As in device/cache/pages.cuh.
 THREADS: Final = 256
@@ -72,7 +72,7 @@ class PagesContext:
     units: int
 
 
-def page_runs(cache: Cache, *, ids: Literal["pool", "table"] = "pool") -> tuple[PageRun, ...]:
+def page_runs(cache: AnyCache, *, ids: Literal["pool", "table"] = "pool") -> tuple[PageRun, ...]:
     """The runs of a page.
 
     `ids="pool"`: a page is all that its id names, scales in pages of the same id included; those that have a table of
@@ -114,14 +114,14 @@ def _item(base: Base) -> int:
     return dtype(base.element.held_as).bytes
 
 
-def _run(cache: Cache, tensor: PoolTensor, base: Base, which: int) -> PageRun:
+def _run(cache: AnyCache, tensor: PoolTensor, base: Base, which: int) -> PageRun:
     axes = tensor.shape[_inner(tensor) :]
     nbytes = math.prod(n for n in axes if isinstance(n, int)) * _item(base)
     return PageRun(base.name, tensor.name, nbytes, min(tensor.align, 16), which, "tokens" in axes)
 
 
 def pool_param(
-    cache: Cache, name: str, layers: int, *, given: bool = False, writes: bool = False, doc: str = ""
+    cache: AnyCache, name: str, layers: int, *, given: bool = False, writes: bool = False, doc: str = ""
 ) -> PagePool:
     """The struct of a pool's pages; raises ValueError where it would be too large for a kernel parameter."""
     storage = cache.storage

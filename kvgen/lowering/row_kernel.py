@@ -117,7 +117,7 @@ def _resident(parts: RowParts) -> int:
 
 def row_kernel(new: NewRows, kernels: KernelSet, template: str, title: str) -> KernelPlan:
     """The kernel of `template` that stores these rows; `title` says what it does, after its name."""
-    cache, rope = kernels.cache, new.rope
+    cache, rope = kernels.kv, new.rope
     parts = RowParts(new, kernels, THREADS)
     angles: tuple[RopeContext, ...] = ()
     if rope is not None:

@@ -41,11 +41,11 @@ class RowParts:
     """What the kernel of new rows takes and does, as parameters and template contexts."""
 
     def __init__(self, new: NewRows, kernels: KernelSet, threads: int) -> None:
-        self.new, self.kernels, self.cache, self.rope = new, kernels, kernels.cache, new.rope
-        self.lowered = lower(kernels.cache)
+        self.new, self.kernels, self.cache, self.rope = new, kernels, kernels.kv, new.rope
+        self.lowered = lower(kernels.kv)
         self.norms = {"q": new.q_norm, "k": new.k_norm, "v": new.v_norm}
         self.stored = new.stored
-        self.roles = new.stored or kernels.cache.roles
+        self.roles = new.stored or kernels.kv.roles
         self.brings_count = bool(new.stored) and not new.takes_q and new.positions == "lengths"
         self.count = "num_rows" if self.brings_count else "T"
         cache = self.cache

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from kvgen.ops.decode import Decode as Decode
     from kvgen.ops.gather import Gather as Gather
     from kvgen.ops.gather_rows import GatherRows as GatherRows
+    from kvgen.ops.gather_states import GatherStates as GatherStates
     from kvgen.ops.lora_add import LoraAdd as LoraAdd
     from kvgen.ops.merge_states import MergeStates as MergeStates
     from kvgen.ops.mla_decode import MlaDecode as MlaDecode
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from kvgen.ops.row_offsets import RowOffsets as RowOffsets
     from kvgen.ops.rows_add import RowsAdd as RowsAdd
     from kvgen.ops.scatter import Scatter as Scatter
+    from kvgen.ops.scatter_states import ScatterStates as ScatterStates
     from kvgen.ops.seal import Seal as Seal
     from kvgen.ops.sliced_add import SlicedAdd as SlicedAdd
     from kvgen.ops.slot_mapping import SlotMapping as SlotMapping
@@ -58,6 +60,7 @@ _HOME = {
     "Decode": "kvgen.ops.decode",
     "Gather": "kvgen.ops.gather",
     "GatherRows": "kvgen.ops.gather_rows",
+    "GatherStates": "kvgen.ops.gather_states",
     "LoraAdd": "kvgen.ops.lora_add",
     "MergeStates": "kvgen.ops.merge_states",
     "MlaDecode": "kvgen.ops.mla_decode",
@@ -70,6 +73,7 @@ _HOME = {
     "RowOffsets": "kvgen.ops.row_offsets",
     "RowsAdd": "kvgen.ops.rows_add",
     "Scatter": "kvgen.ops.scatter",
+    "ScatterStates": "kvgen.ops.scatter_states",
     "Seal": "kvgen.ops.seal",
     "SlicedAdd": "kvgen.ops.sliced_add",
     "SlotMapping": "kvgen.ops.slot_mapping",

@@ -44,14 +44,14 @@ class Advance(Op):
     """Element type of the array that `counts` names. None: the cache's `lengths_dtype`."""
 
     def check(self, kernels: KernelSet) -> None:
-        if kernels.cache.page_table.counts_tokens:
+        if kernels.kv.page_table.counts_tokens:
             raise ValueError(
                 "ops: got advance with CSR(last_page_len=True), whose lengths follow from its page lists; make new lists "
                 "with to_csr from a dense table, or use CSR() with lengths"
             )
 
     def plan(self, kernels: KernelSet) -> tuple[KernelPlan, ...]:
-        cache = kernels.cache
+        cache = kernels.kv
         lengths, index = dtype(cache.lengths_dtype), dtype(self.index_dtype or cache.lengths_dtype)
         by_rows = self.counts == "row_offsets"
         doc = (

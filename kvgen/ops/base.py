@@ -49,7 +49,7 @@ class ChunkOp(Op):
     """Element type of `row_offsets` and of the offsets of chunks. None: the cache's `lengths_dtype`."""
 
     def check(self, kernels: KernelSet) -> None:
-        cache = kernels.cache
+        cache = kernels.kv
         if not cache.latent_part:
             raise ValueError(
                 f"ops: got {self.kind} with {type(cache).__name__}; it is for caches of latent rows, Latent; gather copies "

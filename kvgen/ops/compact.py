@@ -8,7 +8,7 @@ from typing import ClassVar
 from kvgen.expr.nodes import ceil_div, const, var
 from kvgen.layout.dtypes import dtype
 from kvgen.lowering.cache_struct import ERRORS, entry_name
-from kvgen.lowering.lowered import lower
+from kvgen.lowering.lowered import lower_pages
 from kvgen.lowering.page_runs import (
     THREADS,
     MaxLayers,
@@ -83,6 +83,7 @@ class Compact(Op):
     """
 
     kind: ClassVar[str] = "compact"
+    moves_states: ClassVar[bool] = True
     index_dtype: PairIndex = "i64"
     """Element type of `new_ids`, `moves`, `num_moves`, `num_used` and `kept`, signed."""
     max_layers: MaxLayers = 128
@@ -99,9 +100,9 @@ class Compact(Op):
         pool, index = pool_param(cache, "pages", self.max_layers), dtype(self.index_dtype)
         entries, field = dtype(cache.page_table.dtype), "index_dtype"
         runs = with_id(page_runs(cache), 0)
-        form = lower(cache).table
+        form = lower_pages(cache).table
         lists = tuple(e for e in form.entries if e.id != "scale_id")
-        table_field = lower(cache).kind.table_field
+        table_field = lower_pages(cache).kind.table_field
         params = (
             Array("moves", index.name, ("Q", 2), untrusted=True, doc="pages to move from and to", field=field),
             Array("num_moves", index.name, (1,), untrusted=True, doc="how many there are", field=field),
@@ -118,7 +119,7 @@ class Compact(Op):
             entry=entry_name(kernels, self.name),
             params=tuple(p.declaration for p in params),
             pool=pages_context(pool, runs),
-            table_template=lower(cache).table.template,
+            table_template=lower_pages(cache).table.template,
             entries=lists,
             requests=REQUESTS,
             multiplier=cache.page_table.id_multiplier,
@@ -161,7 +162,7 @@ class Compact(Op):
             entry=entry_name(kernels, name),
             params=tuple(p.declaration for p in params),
             pool=pages_context(pool, page_runs(cache)),
-            table_template=lower(cache).table.template,
+            table_template=lower_pages(cache).table.template,
             entries=lists,
             element=entries.c,
             threads=PLAN_THREADS,

@@ -93,7 +93,7 @@ class Convert(Op):
     """True: the caller's given scales are the same in both caches, so codes under them are copied as they are."""
 
     def check(self, kernels: KernelSet) -> None:
-        cache, source = kernels.cache, self.source
+        cache, source = kernels.kv, self.source
         for name, mine, other in (
             ("stores", cache.stores, source.stores),
             ("kv_heads", cache.kv_heads, source.kv_heads),
@@ -127,7 +127,7 @@ class Convert(Op):
         return min((w for w in windows if w), default=0)
 
     def plan(self, kernels: KernelSet) -> tuple[KernelPlan, ...]:
-        cache = kernels.cache
+        cache = kernels.kv
         params = (
             OtherCache(
                 "source",

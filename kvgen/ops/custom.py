@@ -10,12 +10,13 @@ from pydantic import Field, PrivateAttr, SerializeAsAny, field_validator, model_
 from kvgen.expr.nodes import Expr, const, substitute, variables
 from kvgen.expr.rules import parse_rule
 from kvgen.lowering.cache_struct import ERRORS
-from kvgen.lowering.lowered import lower
+from kvgen.lowering.lowered import lower_pages
+from kvgen.lowering.state_rows import state_bytes
 from kvgen.plan import params
 from kvgen.plan.kernel import KernelPlan, Source
 from kvgen.plan.params import Param
+from kvgen.spec.any_cache import AnyCache
 from kvgen.spec.arguments import Argument, Array, Scalar, Size, one_line
-from kvgen.spec.cache import Cache
 from kvgen.spec.headers import with_headers
 from kvgen.spec.kernel_set import KernelSet, Op
 from kvgen.spec.sources import checked_text, read_source
@@ -45,6 +46,7 @@ class Custom(Op):
 
     kind: ClassVar[str] = "custom"
     ragged: ClassVar[bool] = True
+    moves_states: ClassVar[bool] = True
     source: str | None = None
     """File of CUDA, relative to the spec's folder and inside the project. None: give `text`."""
     text: str | None = None
@@ -121,14 +123,14 @@ class Custom(Op):
 
     def check(self, kernels: KernelSet) -> None:
         """What only the cache tells: the names in shapes, sizes and grid."""
-        taken = {t.name for t in kernels.cache.storage.tensors} | {f.name for f in lower(kernels.cache).fields}
+        taken = {t.name for t in kernels.cache.storage.tensors} | {f.name for f in lower_pages(kernels.cache).fields}
         twice = sorted(p.name for p in self.params if p.name in taken)
         if twice:
             raise ValueError(
                 f"ops: {self.name}: got a parameter called {twice[0]!r}, which is an array or a field of the cache; choose "
                 "another name"
             )
-        tables = {f.name for f in lower(kernels.cache).fields if isinstance(f, params.Array)}
+        tables = {f.name for f in lower_pages(kernels.cache).fields if isinstance(f, params.Array)}
         for p in self.params:
             others = tables | {q.name for q in self.params if isinstance(q, Array) and q is not p}
             for name in p.in_place if isinstance(p, Array) else ():
@@ -266,8 +268,10 @@ def _axis(axis: int | str, words: dict[str, int]) -> tuple[int | str, str | None
 
 
 def _words(kernels: KernelSet) -> dict[str, int]:
-    cache = kernels.cache
-    page_size = lower(cache).kind.page_size
+    if kernels.cache.states:
+        return {"bytes": state_bytes(kernels.cache)}
+    cache = kernels.kv
+    page_size = lower_pages(cache).kind.page_size
     found = {
         "kv_heads": cache.kv_heads,
         "q_heads": kernels.q_heads,
@@ -278,9 +282,9 @@ def _words(kernels: KernelSet) -> dict[str, int]:
     return found | ({"page_size": page_size} if page_size else {})
 
 
-def _cache_names(cache: Cache) -> frozenset[str]:
+def _cache_names(cache: AnyCache) -> frozenset[str]:
     """The names that a cache fixes for every call: its requests, layers, pages, the table's columns."""
-    axes = [axis for p in lower(cache).fields if isinstance(p, params.Array) for axis in p.shape]
+    axes = [axis for p in lower_pages(cache).fields if isinstance(p, params.Array) for axis in p.shape]
     axes += [axis for tensor in cache.storage.tensors for axis in tensor.shape]
     return frozenset({"B", *(axis.partition("+")[0] for axis in axes if isinstance(axis, str))})
 

@@ -130,7 +130,7 @@ class Decode(Op):
         return (self.name,) if self.split == "none" else (self.name, f"{self.name}_plan")
 
     def check(self, kernels: KernelSet) -> None:
-        if kernels.cache.stores == "k":
+        if kernels.kv.stores == "k":
             raise ValueError(
                 "ops: decode needs V, but the cache has stores='k'; use ops.MlaDecode() for latent rows, ops.Gather(), or a "
                 "cache that stores both"
@@ -156,7 +156,7 @@ class Decode(Op):
         return ("CUDA cores", why) if why else ("tensor cores", "16-bit operands, keys on M")
 
     def plan(self, kernels: KernelSet) -> tuple[KernelPlan, ...]:
-        cache = kernels.cache
+        cache = kernels.kv
         index = dtype(self.index_dtype or cache.lengths_dtype)
         attend = attention_context(self.mask, self.score, kernels, index)
         out = dtype(self.out_dtype or cache.dtype)
@@ -214,18 +214,18 @@ class Decode(Op):
         if self.split == "none":
             return None
         shape = self._tensor(kernels) or simt.shape(kernels, self.rows)
-        columns = kernels.cache.kv_heads * shape.tiles
+        columns = kernels.kv.kv_heads * shape.tiles
         return SplitPlan(
             columns=columns,
             blocks_per_sm=shape.blocks_per_sm,
-            partial_bytes=columns * partial_bytes(shape.cols, kernels.cache.v_dim),
+            partial_bytes=columns * partial_bytes(shape.cols, kernels.kv.v_dim),
             chunk_tokens=self.chunk if self.split == "invariant" else 0,
             max_seen=most_seen(kernels, self.rows, self.mask),
         )
 
     def _params(self, kernels: KernelSet, index: DType, out: DType, align: int) -> tuple[Param, ...]:
         """What a call brings, in the order of the kernel's signature."""
-        cache = kernels.cache
+        cache = kernels.kv
         elem = dtype(cache.dtype)
         attend = attention_context(self.mask, self.score, kernels, index)
         v_dim = "v_head_dim" if cache.v_head_dim else "head_dim"

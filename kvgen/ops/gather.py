@@ -53,10 +53,10 @@ class Gather(Op):
 
     def check(self, kernels: KernelSet) -> None:
         if self.raw:
-            check_raw(self.name, kernels.cache)
+            check_raw(self.name, kernels.kv)
 
     def plan(self, kernels: KernelSet) -> tuple[KernelPlan, ...]:
-        cache, lowered = kernels.cache, lower(kernels.cache)
+        cache, lowered = kernels.kv, lower(kernels.kv)
         index = dtype(self.index_dtype or cache.lengths_dtype)
         if self.raw:
             rows_of, runs = raw_params(lowered, "_out", "{}", access="out"), raw_runs(lowered, "_out")

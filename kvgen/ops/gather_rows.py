@@ -53,11 +53,11 @@ class GatherRows(Op):
     """Element type of `slots[T, J]`, signed: a negative slot is a hole."""
 
     def check(self, kernels: KernelSet) -> None:
-        if self.roles == "kv" and kernels.cache.stores == "k":
+        if self.roles == "kv" and kernels.kv.stores == "k":
             raise ValueError("roles: got 'kv' for a cache that stores K only; use 'k'")
 
     def plan(self, kernels: KernelSet) -> tuple[KernelPlan, ...]:
-        cache = kernels.cache
+        cache = kernels.kv
         index, slot = dtype(self.index_dtype or cache.lengths_dtype), dtype(self.slots_dtype)
         doc = "first query row of each request"
         arrays = [Array("row_offsets", index.name, ("B+1",), untrusted=True, doc=doc, field="index_dtype")]

@@ -65,7 +65,7 @@ class LoraAdd(Op):
     """Element type of `row_offsets`. None: the cache's `lengths_dtype`."""
 
     def check(self, kernels: KernelSet) -> None:
-        cache = kernels.cache
+        cache = kernels.kv
         check_addable(self.kind, cache)
         if cache.v_dim != cache.head_dim:
             raise ValueError(
@@ -74,7 +74,7 @@ class LoraAdd(Op):
             )
 
     def plan(self, kernels: KernelSet) -> tuple[KernelPlan, ...]:
-        cache = kernels.cache
+        cache = kernels.kv
         value, new = dtype(cache.dtype), NewRows(self.name, index_dtype=self.index_dtype)
         found = adders(lower(cache), side_by_side=False)
         params = (

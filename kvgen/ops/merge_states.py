@@ -88,7 +88,7 @@ class MergeStates(Op):
     def _params(self, kernels: KernelSet, width: int) -> tuple[Param, ...]:
         value = dtype(self._dtype(kernels))
         result = dtype(self.out_dtype or value.name)
-        (dim, named), heads, many = values_dim(kernels.cache), kernels.q_heads, self.states == "many"
+        (dim, named), heads, many = values_dim(kernels.kv), kernels.q_heads, self.states == "many"
         axes = ("T",) if not many else ("S", "T") if self.first == "states" else ("T", "S")
 
         def values(name: str, axes: tuple[str, ...], doc: str, access: Access = "in") -> Array:
@@ -141,12 +141,12 @@ class MergeStates(Op):
         return tuple(found)
 
     def _dtype(self, kernels: KernelSet) -> FloatName:
-        return self.dtype or kernels.cache.dtype
+        return self.dtype or kernels.kv.dtype
 
     def plan(self, kernels: KernelSet) -> tuple[KernelPlan, ...]:
         value = dtype(self._dtype(kernels))
         result = dtype(self.out_dtype or value.name)
-        (dim, _), heads = values_dim(kernels.cache), kernels.q_heads
+        (dim, _), heads = values_dim(kernels.kv), kernels.q_heads
         width = _ACCESS // max(value.bytes, result.bytes)
         while dim % width:
             width //= 2

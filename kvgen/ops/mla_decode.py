@@ -130,7 +130,7 @@ class MlaDecode(Op):
 
     def check(self, kernels: KernelSet) -> None:
         """The cache is one of latent rows that tensor cores can take."""
-        cache = kernels.cache
+        cache = kernels.kv
         if not cache.latent_part:
             raise ValueError(
                 f"ops: mla_decode reads latent rows, but the cache is {type(cache).__name__}; use ops.Decode(), or a Latent cache"
@@ -152,13 +152,13 @@ class MlaDecode(Op):
         if self.scale is not None:
             return self.scale
         assert kernels.model is not None
-        return kernels.model.softmax_scale(kernels.cache.head_dim)
+        return kernels.model.softmax_scale(kernels.kv.head_dim)
 
     def kernel_names(self) -> tuple[str, ...]:
         return (self.name,) if self.split == "none" else (self.name, f"{self.name}_plan")
 
     def plan(self, kernels: KernelSet) -> tuple[KernelPlan, ...]:
-        cache = kernels.cache
+        cache = kernels.kv
         index = dtype(self.index_dtype or cache.lengths_dtype)
         attend = attention_context(Mask(), None, kernels, index)
         shape, columns = self._shape(kernels, cache), self.rows * kernels.q_heads
@@ -224,7 +224,7 @@ class MlaDecode(Op):
         """What its workspace is made of; None without one."""
         if self.split == "none":
             return None
-        cache = kernels.cache
+        cache = kernels.kv
         shape = self._shape(kernels, cache)
         tiles = -(-self.rows * kernels.q_heads // shape.cols)
         return SplitPlan(

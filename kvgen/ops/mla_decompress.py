@@ -50,7 +50,7 @@ class MlaDecompress(ChunkOp):
     """True: `k_latent` rows have the RoPE part behind the latent part. False: the latent part alone."""
 
     def plan(self, kernels: KernelSet) -> tuple[KernelPlan, ...]:
-        cache, lowered = kernels.cache, lower(kernels.cache)
+        cache, lowered = kernels.kv, lower(kernels.kv)
         value, index = dtype(cache.dtype), self._index(cache)
         runs = value_runs(lowered, "_latent") if self.rope else (_latent_run(lowered),)
         doc, field = "latent rows of the chunk's keys", "head_dim" if self.rope else "latent_dim"

@@ -52,7 +52,7 @@ class MlaPlan(ChunkOp):
 
     def check(self, kernels: KernelSet) -> None:
         super().check(kernels)
-        alignment = self._alignment(kernels.cache)
+        alignment = self._alignment(kernels.kv)
         if self.buffer_token_size % alignment:
             named = "" if self.alignment is not None else ", the page size"
             raise ValueError(
@@ -61,7 +61,7 @@ class MlaPlan(ChunkOp):
             )
 
     def plan(self, kernels: KernelSet) -> tuple[KernelPlan, ...]:
-        cache = kernels.cache
+        cache = kernels.kv
         index = self._index(cache)
         out: dict[str, Any] = {"access": "out", "strided": True, "field": "index_dtype"}
         params = (

@@ -34,7 +34,7 @@ class NormCache(Op):
     """Element type of `row_offsets`. None: the cache's `lengths_dtype`."""
 
     def check(self, kernels: KernelSet) -> None:
-        if self.role not in kernels.cache.roles:
+        if self.role not in kernels.kv.roles:
             raise ValueError("role: got 'v' for a cache that stores K only; use 'k'")
         refuse_residual("norm_cache", kernels)
         check_norm(kernels, "norm", self.norm, role=self.role)

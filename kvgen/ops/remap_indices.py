@@ -49,7 +49,7 @@ class RemapIndices(Op):
         check_one_place(kernels, self.kind)
 
     def plan(self, kernels: KernelSet) -> tuple[KernelPlan, ...]:
-        index = dtype(self.index_dtype or kernels.cache.lengths_dtype)
+        index = dtype(self.index_dtype or kernels.kv.lengths_dtype)
         doc = "tokens of each row's request, or negative"
         params = (
             Array("indices", "i32", ("T", "J"), strided=True, untrusted=True, doc=doc),

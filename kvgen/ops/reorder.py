@@ -8,12 +8,12 @@ from typing import ClassVar
 from kvgen.expr.nodes import Expr, const, var
 from kvgen.layout.dtypes import dtype
 from kvgen.lowering.cache_struct import ERRORS, entry_name
-from kvgen.lowering.lowered import lower
+from kvgen.lowering.lowered import lower_pages
 from kvgen.lowering.page_runs import THREADS, MaxLayers, PagesContext, chunks, page_runs, pages_context, pool_param
 from kvgen.lowering.tables import EntryList, TableForm
 from kvgen.plan.kernel import KernelPlan
 from kvgen.plan.params import Array, Param
-from kvgen.spec.cache import Cache
+from kvgen.spec.any_cache import AnyCache
 from kvgen.spec.kernel_set import KernelSet, Op
 from kvgen.spec.tables import IndexName
 
@@ -22,7 +22,8 @@ from kvgen.spec.tables import IndexName
 class ReorderContext:
     """Everything ops/reorder.cu.j2 reads.
 
-    `whole`: every page is copied, not just a last one that is not full; `ring`: page i lies in column i % columns.
+    `length` is the element type of the new lengths, "" where requests have none. `whole`: every page is copied, not just a
+    last one that is not full; `ring`: page i lies in column i % columns.
     `table_template` knows where entries lie.
     """
 
@@ -55,6 +56,7 @@ class Reorder(Op):
     """
 
     kind: ClassVar[str] = "reorder"
+    moves_states: ClassVar[bool] = True
     index_dtype: IndexName | None = None
     """Element type of `parents`, where -1 ends a request. None: the cache's `lengths_dtype`."""
     max_layers: MaxLayers = 128
@@ -62,7 +64,7 @@ class Reorder(Op):
 
     def check(self, kernels: KernelSet) -> None:
         cache = kernels.cache
-        if lower(cache).table.slices:
+        if lower_pages(cache).table.slices:
             raise ValueError(
                 f"ops: reorder got table={type(cache.page_table).__name__}(), a list in which a request's slice cannot change "
                 "its length; convert the table with ops.ToDense() and reorder a cache with table=Dense()"
@@ -76,8 +78,8 @@ class Reorder(Op):
 
     def plan(self, kernels: KernelSet) -> tuple[KernelPlan, ...]:
         cache = kernels.cache
-        form, pool = lower(cache).table, pool_param(cache, "pages", self.max_layers)
-        index = dtype(self.index_dtype or cache.lengths_dtype)
+        form, pool = lower_pages(cache).table, pool_param(cache, "pages", self.max_layers)
+        index = dtype(self.index_dtype or cache.index_type)
         runs = page_runs(cache, ids="table")
         doc = "the request whose tokens each one continues; -1: it ends here"
         params: list[Param] = [
@@ -87,19 +89,19 @@ class Reorder(Op):
         params += form.new_table("page ids of each request afterwards; not the memory of the old ones")
         if cache.storage.own_table:
             params += form.new_table("page ids of each request's scales afterwards", scales=True)
-        doc = "tokens of each request afterwards"
-        params += [
-            Array('new_lengths', cache.lengths_dtype, ('B',), access='inout', optional=True, doc=doc, field='lengths_dtype'),
-            pool,
-            ERRORS,
-        ]  # fmt: skip
+        doc, length = "tokens of each request afterwards", "" if cache.states else cache.index_type
+        if length:
+            params.append(
+                Array("new_lengths", length, ("B",), access="inout", optional=True, doc=doc, field="lengths_dtype")
+            )
+        params += [pool, ERRORS]
         context = ReorderContext(
             entry=entry_name(kernels, self.name),
             params=tuple(p.declaration for p in params),
             pool=pages_context(pool, runs, share=False),
             table_template=form.template,
             entries=form.entries,
-            length=dtype(cache.lengths_dtype).c,
+            length=dtype(length).c if length else "",
             multiplier=cache.page_table.id_multiplier,
             whole=form.copied_whole,
             ring=form.wraps,
@@ -124,9 +126,9 @@ class Reorder(Op):
         return (plan,)
 
 
-def _fresh(cache: Cache, form: TableForm) -> list[Array]:
+def _fresh(cache: AnyCache, form: TableForm) -> list[Array]:
     """The free pages."""
-    entries, field = dtype(cache.page_table.dtype), lower(cache).kind.table_field
+    entries, field = dtype(cache.page_table.dtype), lower_pages(cache).kind.table_field
     found = [Array("fresh", entries.name, form.fresh, untrusted=True, doc="free pages for each request", field=field)]
     if cache.storage.own_table:
         doc = "free pages of scales for each request"

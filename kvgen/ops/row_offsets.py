@@ -42,7 +42,7 @@ class RowOffsets(Op):
     """Element type of `row_offsets` and of `out`. None: the cache's `lengths_dtype`."""
 
     def plan(self, kernels: KernelSet) -> tuple[KernelPlan, ...]:
-        cache = kernels.cache
+        cache = kernels.kv
         index = dtype(self.index_dtype or cache.lengths_dtype)
         doc = "where each request's tokens begin"
         params = (

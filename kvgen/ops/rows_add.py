@@ -47,10 +47,10 @@ class RowsAdd(Op):
     """Element type of `row_offsets`. None: the cache's `lengths_dtype`."""
 
     def check(self, kernels: KernelSet) -> None:
-        check_addable(self.kind, kernels.cache)
+        check_addable(self.kind, kernels.kv)
 
     def plan(self, kernels: KernelSet) -> tuple[KernelPlan, ...]:
-        cache = kernels.cache
+        cache = kernels.kv
         value, new = dtype(cache.dtype), NewRows(self.name, index_dtype=self.index_dtype)
         found = adders(lower(cache), side_by_side=True)
         v_dim = "v_head_dim" if cache.v_dim != cache.head_dim else "head_dim"

@@ -78,13 +78,13 @@ class Scatter(Op):
 
     def check(self, kernels: KernelSet) -> None:
         if self.raw:
-            check_raw(self.name, kernels.cache)
+            check_raw(self.name, kernels.kv)
         else:
-            check_writes(self.name, kernels.cache)
+            check_writes(self.name, kernels.kv)
         self.plan(kernels)  # raises where a row is too large for a block
 
     def plan(self, kernels: KernelSet) -> tuple[KernelPlan, ...]:
-        cache, lowered = kernels.cache, lower(kernels.cache)
+        cache, lowered = kernels.kv, lower(kernels.kv)
         index = dtype(self.index_dtype or cache.lengths_dtype)
         plain = not _tiled(lowered) and not any(s.computed for s in lowered.segments)
         runs = raw_runs(lowered, "") if self.raw else value_runs(lowered, "") if plain else ()

@@ -47,13 +47,13 @@ class Seal(Op):
     """Element type of `row_offsets`. None: the cache's `lengths_dtype`."""
 
     def check(self, kernels: KernelSet) -> None:
-        if not kernels.cache.storage.residual:
+        if not kernels.kv.storage.residual:
             raise ValueError(
                 "ops: seal needs a cache whose keys have residual=R; without it every token is quantized as it is written"
             )
 
     def plan(self, kernels: KernelSet) -> tuple[KernelPlan, ...]:
-        cache = kernels.cache
+        cache = kernels.kv
         lowered = lower(cache)
         key = lowered.segments[0]
         index = dtype(self.index_dtype or cache.lengths_dtype)

@@ -54,7 +54,7 @@ class SlicedAdd(Op):
     """Elements of a row. None: q_heads * head_dim."""
 
     def plan(self, kernels: KernelSet) -> tuple[KernelPlan, ...]:
-        cache = kernels.cache
+        cache = kernels.kv
         value = dtype(cache.dtype)
         columns = self.columns or kernels.q_heads * cache.head_dim
         width = 16 // value.bytes

@@ -48,7 +48,7 @@ class SlotMapping(Op):
         check_one_place(kernels, self.kind)
 
     def plan(self, kernels: KernelSet) -> tuple[KernelPlan, ...]:
-        cache = kernels.cache
+        cache = kernels.kv
         index, slots = dtype(self.index_dtype or cache.lengths_dtype), dtype(self.slots_dtype)
         doc = "first new row of each request"
         params = (

@@ -58,11 +58,11 @@ class StoreScales(Op):
     """Element type of `row_offsets`. None: the cache's `lengths_dtype`."""
 
     def check(self, kernels: KernelSet) -> None:
-        _scales_of(kernels.cache, self.role)
+        _scales_of(kernels.kv, self.role)
 
     def plan(self, kernels: KernelSet) -> tuple[KernelPlan, ...]:
-        cache = kernels.cache
-        scales = _scales_of(kernels.cache, self.role)
+        cache = kernels.kv
+        scales = _scales_of(kernels.kv, self.role)
         new, kind, each = NewRows(self.name, index_dtype=self.index_dtype), scales.dtype, 1 + scales.zero
         places = scales.groups * each
         segment = lower(cache).segments_of(self.role)[0]

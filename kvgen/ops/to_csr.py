@@ -47,7 +47,7 @@ class ToCsr(PageListOp):
     """Element type of `page_indices`."""
 
     def check(self, kernels: KernelSet) -> None:
-        cache = kernels.cache
+        cache = kernels.kv
         if "csr" not in lower(cache).table.rewritten_as:
             one_page = lower(cache).kind.one_page
             which = f"a {type(cache).__name__} cache" if one_page else f"table={type(cache.page_table).__name__}()"
@@ -56,7 +56,7 @@ class ToCsr(PageListOp):
             )
 
     def plan(self, kernels: KernelSet) -> tuple[KernelPlan, ...]:
-        cache, entries = kernels.cache, dtype(self.table_dtype)
+        cache, entries = kernels.kv, dtype(self.table_dtype)
         field = "table_dtype"
         params = (
             Array("page_indices", entries.name, ("J",), access="out", doc="page ids of all requests", field=field),

@@ -49,7 +49,7 @@ class ToDense(PageListOp):
     """Element type of `page_table`."""
 
     def check(self, kernels: KernelSet) -> None:
-        cache = kernels.cache
+        cache = kernels.kv
         if "dense" not in lower(cache).table.rewritten_as:
             raise ValueError(
                 f"ops: got to_dense with table={type(cache.page_table).__name__}(); it makes rows of CSR's lists, "
@@ -57,7 +57,7 @@ class ToDense(PageListOp):
             )
 
     def plan(self, kernels: KernelSet) -> tuple[KernelPlan, ...]:
-        cache, entries = kernels.cache, dtype(self.table_dtype)
+        cache, entries = kernels.kv, dtype(self.table_dtype)
         counted, lengths = cache.page_table.counts_tokens, dtype(cache.lengths_dtype)
         sliced = lower(cache).table.slices
         doc = "page ids of each request"

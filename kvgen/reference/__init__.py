@@ -21,6 +21,8 @@ from kvgen.reference.gather import Gathered as Gathered
 from kvgen.reference.gather import gather as gather
 from kvgen.reference.gather import gather_raw as gather_raw
 from kvgen.reference.gather_rows import gather_rows as gather_rows
+from kvgen.reference.gather_states import gather_states as gather_states
+from kvgen.reference.gather_states import scatter_states as scatter_states
 from kvgen.reference.lora_add import lora_add as lora_add
 from kvgen.reference.merge_states import merge_states as merge_states
 from kvgen.reference.mla_decode import mla_decode as mla_decode

@@ -13,11 +13,11 @@ from kvgen.reference.pages import (
     possible_count,
 )
 from kvgen.runtime.faults import Fault
-from kvgen.spec.cache import Cache
+from kvgen.spec.any_cache import AnyCache
 
 
 def copy_pages(
-    cache: Cache,
+    cache: AnyCache,
     arrays: Arrays,
     pairs: Raw,
     *,
@@ -61,7 +61,7 @@ def copy_pages(
     return faults.word
 
 
-def overlaps(cache: Cache, pairs: Raw, pages: int, count: int | None = None) -> int:
+def overlaps(cache: AnyCache, pairs: Raw, pages: int, count: int | None = None) -> int:
     """The error word of copy_pages' check: the first pair that writes what another reads, or an earlier one writes."""
     faults, multiplier = FaultLog(), cache.page_table.id_multiplier
     live: list[tuple[int, int, int]] = []

@@ -162,7 +162,7 @@ def decode(
 def _v_dim(table: TableView, pools: Sequence[Rows]) -> int:
     if len(pools) > 1:
         return pools[1].dim
-    return table.cache.latent_part or pools[0].dim
+    return table.kv.latent_part or pools[0].dim
 
 
 def _whose(table: TableView, row: int, total: int, rows: int, row_offsets: NDArray[Any] | None) -> RowRange | None:
@@ -214,7 +214,7 @@ class _Finder:
         """K and V of everything that one of its rows may see; None if that is not to be had."""
         table, b, rows = self.table, whose.b, whose.end - whose.begin
         length = table.length(b)
-        tokens = LIMIT if length is None else length + (rows if table.cache.lengths == "before" else 0)
+        tokens = LIMIT if length is None else length + (rows if table.kv.lengths == "before" else 0)
         if length is None or tokens >= LIMIT or not table.holds(b, tokens):
             self.faults.add(Fault.LENGTH, b, min(tokens, LIMIT))
             return None

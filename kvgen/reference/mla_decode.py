@@ -60,7 +60,7 @@ def mla_decode_sparse(
     `lse_empty`. Its out and log-sum-exp are NaN where an entry names no row of the pool (SLOT, at the row), or its length is
     none, or more than K (LENGTH, at that number, 2^32 - 1 for none).
     """
-    latent, faults = table.cache.latent_part, FaultLog()
+    latent, faults = table.kv.latent_part, FaultLog()
     total, heads = len(q), q.shape[1]
     out, lse = np.zeros((total, heads, latent)), np.full((total, heads), float(lse_empty))
     seen: list[Seen | None] = []

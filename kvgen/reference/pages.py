@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvgen.reference.tables import LIMIT, TableView, index
-from kvgen.spec.cache import Cache
+from kvgen.spec.any_cache import AnyCache
 
 Raw = NDArray[Any]
 
@@ -17,13 +17,13 @@ Raw = NDArray[Any]
 Arrays = Mapping[str, Raw | Sequence[Raw]]
 
 
-def own_scales(cache: Cache, name: str) -> bool:
+def own_scales(cache: AnyCache, name: str) -> bool:
     """Whether a tensor has scales that are found through a page table of their own."""
     quants = [q for role, q in cache.quants.items() if name in ("scales", f"{role}_scales")]
     return any(q is not None and q.own_table for q in quants)
 
 
-def pages_of(cache: Cache, arrays: Arrays) -> dict[str, list[Raw]]:
+def pages_of(cache: AnyCache, arrays: Arrays) -> dict[str, list[Raw]]:
     """Every tensor with a page axis, that axis first; one view, or one a layer."""
     found = {}
     for tensor in cache.storage.tensors:

@@ -87,7 +87,7 @@ def _copy(
     if any(i is None for side in ids for i in side):
         return False
     for name, each in pages.items():
-        roles = _roles_of(cache, name) if form.separate_kv else (1,) if own_scales(cache, name) else (0,)
+        roles = _roles_of(table.kv, name) if form.separate_kv else (1,) if own_scales(cache, name) else (0,)
         for role in roles:
             for found, was in zip(each, before[name], strict=True):
                 found[ids[1][role]] = was[ids[0][role]]

@@ -6,11 +6,11 @@ from typing import Literal
 
 from kvgen.reference.copy_pages import copy_pages
 from kvgen.reference.pages import Arrays, Raw
-from kvgen.spec.cache import Cache
+from kvgen.spec.any_cache import AnyCache
 
 
 def swap_pages(
-    cache: Cache,
+    cache: AnyCache,
     arrays: Arrays,
     other: Arrays,
     direction: Literal["out", "in"],

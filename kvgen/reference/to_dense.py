@@ -37,7 +37,7 @@ def to_dense(
             out[b, i] = null_entry(table, fill) if entry is None else entry
         if table.cache.page_table.counts_tokens:
             length = table.length(b)
-            fits = length is not None and length <= largest(dtype(table.cache.lengths_dtype).numpy())
+            fits = length is not None and length <= largest(dtype(table.kv.lengths_dtype).numpy())
             if not fits and not isinstance(found, Fault):
                 faults.add(Fault.LENGTH, b, 0)
             if lengths is not None:

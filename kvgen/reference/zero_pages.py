@@ -7,11 +7,11 @@ import numpy as np
 from kvgen.reference.faults import FaultLog
 from kvgen.reference.pages import Arrays, Raw, counted_pairs, own_scales, page_id, pages_of, possible_count
 from kvgen.runtime.faults import Fault
-from kvgen.spec.cache import Cache
+from kvgen.spec.any_cache import AnyCache
 
 
 def zero_pages(
-    cache: Cache,
+    cache: AnyCache,
     arrays: Arrays,
     page_ids: Raw,
     *,

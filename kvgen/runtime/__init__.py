@@ -17,8 +17,10 @@ from kvgen.runtime.module import Module
 from kvgen.runtime.operand import TensorOperand
 from kvgen.runtime.other_cache import OtherCache
 from kvgen.runtime.page_pool import BasePages, PagePool
+from kvgen.runtime.pool_cache import PoolCache
 from kvgen.runtime.pool_tensors import Tensor
 from kvgen.runtime.role_cache import RoleCache, TileMap
+from kvgen.runtime.state_cache import BaseState
 from kvgen.runtime.strides import KVParams, Role, RoleStrides, TensorLayout
 from kvgen.runtime.workspace import Workspace
 
@@ -28,6 +30,7 @@ __all__ = [
     "ArrayLike",
     "BaseCache",
     "BasePages",
+    "BaseState",
     "Bound",
     "Count",
     "ErrorWord",
@@ -43,6 +46,7 @@ __all__ = [
     "PagePool",
     "PlannedLauncher",
     "Pool",
+    "PoolCache",
     "Role",
     "RoleCache",
     "RoleStrides",

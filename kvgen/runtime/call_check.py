@@ -10,12 +10,12 @@ from kvgen.plan.params import Array, Size
 from kvgen.runtime.arrays import ArrayView, view
 from kvgen.runtime.checks import Dims
 from kvgen.runtime.kernel import Grid, Kernel, own_pages
-from kvgen.runtime.kv_cache import BaseCache
 from kvgen.runtime.layer_cache import LayerCache
 from kvgen.runtime.overlap import Memory, Taken, refuse_aliases
 from kvgen.runtime.packing import Value
 from kvgen.runtime.page_pool import layers_of
 from kvgen.runtime.params import Call, check_array, size_of, take
+from kvgen.runtime.pool_cache import PoolCache
 from kvgen.runtime.workspace import hold_rows, usable
 
 
@@ -33,7 +33,7 @@ class Checked(NamedTuple):
 
 def check_call(
     kernel: Kernel,
-    given: LayerCache | BaseCache,
+    given: LayerCache | PoolCache,
     arguments: Sequence[object],
     planned_rows: int | None,
     operation: Kernel,
@@ -84,7 +84,7 @@ def check_call(
             arrays.append((low, high, spec, found))
         if spec.strided:
             dims[f"{spec.name}.stride"] = found.strides[0]
-    own = given if isinstance(given, BaseCache) else cache
+    own = given if isinstance(given, PoolCache) else cache
     refuse_aliases(arrays, own.footprint, call.memory[len(more) :], kernel.writes)
     for spec in kernel.arguments:  # what is left out has no rows
         for name in spec.shape if isinstance(spec, Array) and spec.optional else ():
@@ -100,7 +100,7 @@ def check_call(
         elif isinstance(p, Array):
             found_view = views.get(p.name)
             values.append(found_view.pointer if found_view is not None else 0)
-        elif own_pages(p) and isinstance(given, BaseCache):
+        elif own_pages(p) and isinstance(given, PoolCache):
             values.append(p.pack(layers_of(given)))
         else:
             values.append(taken[p.name])
@@ -118,7 +118,7 @@ def _layers(kernel: Kernel, given: object) -> tuple[LayerCache, tuple[LayerCache
     """The layer whose struct the kernel gets, and the other ones it works on."""
     if not kernel.all_layers:
         return layer_of(kernel, given), ()
-    if isinstance(given, BaseCache) and given.MODULE is kernel.module and len(given):
+    if isinstance(given, PoolCache) and given.MODULE is kernel.module and len(given):
         return given[0], tuple(given)[1:]
     raise _no_cache(given, "it must be this set's Cache, all of its layers", f"{kernel.module.name}.Cache(...)")
 
@@ -127,7 +127,7 @@ def _no_cache(given: object, rule: str, valid: str) -> ArgumentError:
     got = type(given).__name__
     if isinstance(given, LayerCache):
         got = f"a layer of a cache of {given.module.name}"
-    elif isinstance(given, BaseCache):
+    elif isinstance(given, PoolCache):
         got = f"a cache of {given.MODULE.name}"
     return ArgumentError(f"cache: got {got}; {rule}; pass {valid}")
 

@@ -16,7 +16,7 @@ from kvgen.runtime.pool_tensors import Tensor
 
 _ALIGN: Final = 256  # as a GPU allocates
 # Tables of page ids, which begin with no page: -1, or all bits set, is reported as PAGE_ID and never followed.
-_PAGE_IDS: Final = ("page_table", "scales_page_table", "page_indices", "req_to_token")
+_PAGE_IDS: Final = ("page_table", "scales_page_table", "page_indices", "req_to_token", "state_ids")
 # Tables of requests: request b has row b.
 _REQUESTS: Final = ("request_ids", "idx_mapping")
 

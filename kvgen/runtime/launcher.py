@@ -12,9 +12,9 @@ from kvgen.plan.split_plan import SplitPlan
 from kvgen.runtime.bound import AtOnce, Bound, Replaceable
 from kvgen.runtime.call_check import Checked, check_call, layer_of
 from kvgen.runtime.kernel import Kernel
-from kvgen.runtime.kv_cache import BaseCache
 from kvgen.runtime.layer_cache import LayerCache
 from kvgen.runtime.packing import PackedArgs
+from kvgen.runtime.pool_cache import PoolCache
 from kvgen.runtime.repeated_call import MOST, RepeatedCall, repeated_call
 from kvgen.runtime.stream import stream_handle
 from kvgen.runtime.workspace import Workspace, plannable, usable
@@ -73,7 +73,7 @@ class Launcher:
 
     def prepare(
         self,
-        given: LayerCache | BaseCache,
+        given: LayerCache | PoolCache,
         arguments: Sequence[object],
         stream: object = None,
         which: Kernel | None = None,
@@ -134,13 +134,13 @@ class PlannedLauncher(Launcher):
         return Workspace(self.KERNEL, self.SPLIT_PLAN, max_rows, device, max_tokens, multiprocessors, memory)
 
     def prepare_plan(
-        self, cache: LayerCache | BaseCache, arguments: Sequence[object], stream: object = None, rows: int | None = None
+        self, cache: LayerCache | PoolCache, arguments: Sequence[object], stream: object = None, rows: int | None = None
     ) -> Bound:
         """The operation's planner on a workspace, the first of its arguments, bound; launching it makes that usable.
 
         A plan serves every layer: of a whole cache the first one is taken.
         """
-        if isinstance(cache, BaseCache) and cache.MODULE is self.PLAN.module:
+        if isinstance(cache, PoolCache) and cache.MODULE is self.PLAN.module:
             cache = cache[0]
         cache = layer_of(self.PLAN, cache)
         workspace = usable(arguments[0], self.KERNEL)

@@ -9,11 +9,11 @@ from typing import Any, ClassVar, NamedTuple
 from kvgen.errors import ArgumentError, DeviceError
 from kvgen.plan import params
 from kvgen.runtime.arrays import extent
-from kvgen.runtime.kv_cache import BaseCache
 from kvgen.runtime.module import Module
 from kvgen.runtime.overlap import Memory
 from kvgen.runtime.packing import Bytes
 from kvgen.runtime.params import Call
+from kvgen.runtime.pool_cache import PoolCache
 from kvgen.runtime.pool_tensors import PoolLayers, Tensor, pool_layers
 
 
@@ -87,7 +87,7 @@ class BasePages:
         return moved.pop() if moved else 0
 
 
-def layers_of(pool: BaseCache | BasePages) -> list[LayerPages]:
+def layers_of(pool: PoolCache | BasePages) -> list[LayerPages]:
     """The pages of every layer."""
     if isinstance(pool, BasePages):
         return pool.layers
@@ -113,8 +113,8 @@ class PagePool(params.PagePool):
     def take(self, given: Any, call: Call) -> bytes:
         """The pool of the call's; raises ArgumentError for what is none of this set's."""
         layers = call.dims["all_layers"]
-        if not isinstance(given, (BasePages, BaseCache)) or given.MODULE is not call.module:
-            got = f"pages of {given.MODULE.name}" if isinstance(given, (BasePages, BaseCache)) else type(given).__name__
+        if not isinstance(given, (BasePages, PoolCache)) or given.MODULE is not call.module:
+            got = f"pages of {given.MODULE.name}" if isinstance(given, (BasePages, PoolCache)) else type(given).__name__
             name = call.module.name if call.module is not None else "the set"
             raise ArgumentError(
                 f"{self.name}: got {got}; it must be memory of this set's layout; pass {name}.Pages(...) or {name}.Cache(...)"

@@ -131,7 +131,8 @@ def _line(item: ErrorDetails, path: str, title: str) -> str:
 
 def _models(names: list[str]) -> str:
     """ "a Rope or 'model'": what a field may be, of the members of a union."""
-    text = " or ".join("operation of kvgen.ops" if name == "Op" else name for name in names)
+    shown = {"Op": "operation of kvgen.ops", "AnyCache": "Cache"}
+    text = " or ".join(shown.get(name, name) for name in names)
     return text if text[0] == "'" else f"an {text}" if text[0] in "AEIOUo" or text.startswith("Rms") else f"a {text}"
 
 

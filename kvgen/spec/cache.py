@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import cached_property
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -27,11 +26,6 @@ class Cache(CacheFields):
         """The regions of values, one a tensor: (K and V,), (K, V), (K,) ..."""
         found = {self.storage.base(s.base).tensor: s.region for s in reversed(self.storage.segments)}
         return tuple(found[t.name] for t in self.storage.tensors if t.name in found)
-
-    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
-        """Another cache with these fields changed, validated as any other: its storage is worked out anew."""
-        given = {name: getattr(self, name) for name in self.model_fields_set}
-        return type(self)(**(given | dict(update or {})))
 
     @cached_property
     def storage(self) -> Storage:

@@ -8,6 +8,7 @@ from pydantic import Field, field_validator, model_validator
 
 from kvgen.layout.axes import parse_axes
 from kvgen.layout.dtypes import FloatName
+from kvgen.spec.any_cache import AnyCache
 from kvgen.spec.base import Spec
 from kvgen.spec.quant import Quant
 from kvgen.spec.tables import IndexName, Offsets, Table
@@ -70,7 +71,7 @@ class Layout(Spec):
 DEFAULT_LAYOUT = "page kv layer token head dim"
 
 
-class CacheFields(Spec):
+class CacheFields(AnyCache):
     """Fields that every cache has, and what follows from them alone."""
 
     dtype: FloatName
@@ -105,19 +106,17 @@ class CacheFields(Spec):
         return Layout(kv=value) if isinstance(value, str) else value
 
     @property
-    def page_tokens(self) -> int | None:
-        """Tokens a page holds; None where only the pool knows."""
-        raise NotImplementedError
-
-    @property
     def page_table(self) -> Table | Offsets:
         """The form of the page table."""
         raise NotImplementedError
 
     @property
-    def ragged(self) -> bool:
-        """Whether requests lie one after another, without pages."""
-        return False
+    def layers(self) -> Literal["axis", "pointers"]:
+        return self.layout.layers
+
+    @property
+    def index_type(self) -> IndexName:
+        return self.lengths_dtype
 
     @property
     def token_extent(self) -> int | None:

@@ -54,7 +54,7 @@ _QUANTS: Final = {
 }
 _EXAMPLES: Final = {
     "Block": "Block(dim=32)",
-    "Cache": 'Paged(dtype="bf16", kv_heads=8, head_dim=128, page_size=16)',
+    "AnyCache": 'Paged(dtype="bf16", kv_heads=8, head_dim=128, page_size=16)',
     "Layout": 'Layout(kv="page kv token head dim")',
     "Mask": "Mask(window=4096)",
     "Model": 'Model(architecture="LlamaForCausalLM", layers=32)',

@@ -10,6 +10,7 @@ from pydantic import Field, SerializeAsAny, field_validator, model_validator
 
 from kvgen.plan.kernel import KernelPlan
 from kvgen.plan.split_plan import SplitPlan
+from kvgen.spec.any_cache import AnyCache
 from kvgen.spec.base import Spec
 from kvgen.spec.cache import Cache
 from kvgen.spec.model import Model
@@ -42,11 +43,13 @@ def check_name(field: str, value: str) -> str:
 class Op(Spec):
     """An operation of a set. `name` is unique in its set and defaults to the operation's own.
 
-    `ragged` says of a class that it works on caches without pages.
+    `ragged` says of a class that it works on caches without pages, `moves_states` that it works on pages that are
+    states.
     """
 
     kind: ClassVar[str]
     ragged: ClassVar[bool] = False
+    moves_states: ClassVar[bool] = False
     name: str = Field(default="", validate_default=False)
     """Name of the operation in its set: the kernel's file, the C function and the launcher. "": the operation's own, as
     "append".
@@ -101,10 +104,14 @@ class KernelSet(Spec):
 
     name: str = ""
     """Name of the package that is generated. "": the name of the spec's file."""
-    q_heads: int = Field(ge=1, le=65536)
-    """Query heads of a layer on this device; a multiple of the cache's `kv_heads`."""
-    cache: SerializeAsAny[Cache]
-    """The cache that all operations work on: Paged(...), Latent(...), Continuous(...), Ragged(...) or a preset."""
+    q_heads: int = Field(default=0, ge=1, le=65536)
+    """Query heads of a layer on this device; a multiple of the cache's `kv_heads`. Every set has them, but one over a
+    State cache, which has no heads.
+    """
+    cache: SerializeAsAny[AnyCache]
+    """The cache that all operations work on: Paged(...), Latent(...), Continuous(...), Ragged(...), State(...) or a
+    preset.
+    """
     ops: tuple[SerializeAsAny[Op], ...] = Field(min_length=1, strict=False)
     """Operations, a kernel or more and a launcher each; their names differ."""
     arch: tuple[Arch, ...] = Field(default=("sm_80", "sm_90a"), min_length=1, strict=False)
@@ -115,7 +122,14 @@ class KernelSet(Spec):
     @property
     def group(self) -> int:
         """Query heads per kv head (the GQA group)."""
-        return self.q_heads // self.cache.kv_heads
+        return self.q_heads // self.kv.kv_heads
+
+    @property
+    def kv(self) -> Cache:
+        """The cache, of operations that know tokens and heads; sets over states have none of them."""
+        if not isinstance(self.cache, Cache):
+            raise TypeError(f"{self.name}: {type(self.cache).__name__} has no tokens")
+        return self.cache
 
     @field_validator("name")
     @classmethod
@@ -133,11 +147,7 @@ class KernelSet(Spec):
 
     @model_validator(mode="after")
     def _consistent(self) -> KernelSet:
-        if self.q_heads % self.cache.kv_heads:
-            raise ValueError(
-                f"q_heads: got {self.q_heads} with kv_heads={self.cache.kv_heads}; every kv head serves the same number of "
-                "query heads, so q_heads must be a multiple of kv_heads"
-            )
+        self._check_heads()
         kernels = [kernel for op in self.ops for kernel in op.kernel_names()]
         for label, names in (("ops", kernels), ("arch", [str(a) for a in self.arch])):
             twice = sorted({n for n in names if names.count(n) > 1})
@@ -149,8 +159,33 @@ class KernelSet(Spec):
                     f"ops: got {op.name} with a {type(self.cache).__name__} cache, whose requests lie one after another without "
                     "pages; it has append, gather, gather_rows, decode and kernels of your own"
                 )
+            if self.cache.states and not op.moves_states:
+                raise ValueError(
+                    f"ops: got {op.name} with a {type(self.cache).__name__} cache, whose pages are records of bytes without "
+                    "tokens, heads and lengths; it has copy_pages, swap_pages, zero_pages, compact, reorder, gather_states, "
+                    "scatter_states and kernels of your own"
+                )
             op.check(self)
         return self
+
+    def _check_heads(self) -> None:
+        """Raise ValueError unless query heads are there exactly where the cache has heads, and fit them."""
+        if self.cache.states:
+            if self.q_heads:
+                raise ValueError(
+                    f"q_heads: got {self.q_heads} with a {type(self.cache).__name__} cache, which has no heads; leave it out"
+                )
+            return
+        if not self.q_heads:
+            raise ValueError(
+                "KernelSet.q_heads: missing; a cache with heads needs it. Query heads of a layer on this device; a multiple of "
+                "the cache's `kv_heads`."
+            )
+        if self.q_heads % self.kv.kv_heads:
+            raise ValueError(
+                f"q_heads: got {self.q_heads} with kv_heads={self.kv.kv_heads}; every kv head serves the same number of "
+                "query heads, so q_heads must be a multiple of kv_heads"
+            )
 
     def named(self, default: str) -> KernelSet:
         """This set, called `default` where its spec gave no name."""

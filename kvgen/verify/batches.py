@@ -81,7 +81,7 @@ class Contents:
 
     def rows(self, scene: Scene) -> tuple[Rows, ...]:
         """The oracle's K and V of the layer that operations work on."""
-        return cache_rows(scene.cache, {**self.pools, **self.tables}, LAYER)
+        return cache_rows(scene.kv, {**self.pools, **self.tables}, LAYER)
 
 
 @dataclass
@@ -104,7 +104,7 @@ def batches(kernels: KernelSet, op: Op, *, quick: bool) -> list[Workload]:
     A small one of two requests; one of five, some of which take a new prompt and some a token, with lengths of a page, of
     one token more and one less; for attention a request long enough to be cut in pieces.
     """
-    cache, least = kernels.cache, rows_each(op)
+    cache, least = kernels.kv, rows_each(op)
     lowered = lower(cache)
     page = cache.page_tokens or _OPEN_TOKENS
     most = cache.page_tokens if lowered.kind.one_page else None
@@ -131,9 +131,9 @@ def batches(kernels: KernelSet, op: Op, *, quick: bool) -> list[Workload]:
 
 def hostile_batch(kernels: KernelSet, op: Op) -> Workload:
     """Five requests of some tokens each, for data that is wrong."""
-    page = min(kernels.cache.page_tokens or _OPEN_TOKENS, 64)
-    most = kernels.cache.page_tokens if lower(kernels.cache).kind.one_page else None
-    if kernels.cache.ragged:
+    page = min(kernels.kv.page_tokens or _OPEN_TOKENS, 64)
+    most = kernels.kv.page_tokens if lower(kernels.kv).kind.one_page else None
+    if kernels.kv.ragged:
         most = page = _OPEN_TOKENS
     least = max(rows_each(op), 4)
     if least > _FEW_ROWS:
@@ -182,10 +182,10 @@ def case_of(kernels: KernelSet, op: Op, package: ModuleType, workload: Workload,
 
 def _room(kernels: KernelSet, workload: Workload) -> Sequence[int] | None:
     """A page more than a request's tokens need, where a table can name one."""
-    lowered = lower(kernels.cache)
-    if kernels.cache.ragged or lowered.table.wraps or lowered.kind.one_page:
+    lowered = lower(kernels.kv)
+    if kernels.kv.ragged or lowered.table.wraps or lowered.kind.one_page:
         return None
-    return [n + (kernels.cache.page_tokens or 1) for n in workload.totals]
+    return [n + (kernels.kv.page_tokens or 1) for n in workload.totals]
 
 
 def _poison(scene: Scene) -> None:
@@ -215,7 +215,7 @@ def _store(
 ) -> None:
     """Write the living ones of the first counts[b] tokens of every request through the oracle."""
     view, pools = scene.view(tables), memory.rows(scene)
-    kind = dtype(scene.cache.dtype).numpy()
+    kind = dtype(scene.kv.dtype).numpy()
     for b, count in enumerate(counts):
         first = view.first_token(count)
         group = scene.cache.storage.residual
@@ -233,7 +233,7 @@ def _store(
 
 def _store_groups(scene: Scene, pools: Sequence[Rows], view: Any, b: int, count: int, rng: np.random.Generator) -> None:
     """The tokens of a request in a residual cache: full groups in pages, the newest tokens in the tail."""
-    kind, size = dtype(scene.cache.dtype).numpy(), scene.cache.storage.residual
+    kind, size = dtype(scene.kv.dtype).numpy(), scene.cache.storage.residual
     values = [rng.standard_normal((count, pool.heads, pool.dim)).astype(kind) for pool in pools]
     for which, (pool, rows) in enumerate(zip(pools, values, strict=True)):
         for position in range(count):

@@ -54,7 +54,7 @@ class Terms:
 def terms(kernels: KernelSet, op: Decode, arguments: Mapping[str, Any] | None = None) -> Terms:
     """The terms of a set's decode, with the arrays and scalars that a call brings by name."""
     arguments = arguments or {}
-    cache = kernels.cache
+    cache = kernels.kv
     return Terms(
         scale=op.scale if op.scale is not None else 1 / math.sqrt(cache.head_dim),
         compute=computes_in(kernels, op),
@@ -74,7 +74,7 @@ def terms(kernels: KernelSet, op: Decode, arguments: Mapping[str, Any] | None = 
 def computes_in(kernels: KernelSet, op: Decode) -> str:
     """The type that the kernel of a decode rounds its operands to, as its plan says: CUDA cores keep f32."""
     template = op.plan(kernels)[0].template
-    return "f32" if template.endswith("decode_simt.cu.j2") else kernels.cache.dtype
+    return "f32" if template.endswith("decode_simt.cu.j2") else kernels.kv.dtype
 
 
 def limits(wanted: Decoded, given: Terms, q: Raw, row: int) -> tuple[Floats, Floats]:

@@ -179,7 +179,7 @@ def _decode(j: Judged) -> int:
 def _mla_decode(j: Judged) -> int:
     op, kernels = j.case.call.op, j.case.scene.kernels
     assert isinstance(op, MlaDecode)
-    kind, (keys,) = kernels.cache.dtype, j.wanted.rows(j.case.scene)
+    kind, (keys,) = kernels.kv.dtype, j.wanted.rows(j.case.scene)
     given = Terms(
         op.softmax_scale(kernels), kind, op.out_dtype or kind, op.rows, lse_base=op.lse_base, lse_empty=op.lse_empty
     )
@@ -242,7 +242,7 @@ def _zero_pages(j: Judged) -> int:
 
 
 def _norm_cache(j: Judged) -> int:
-    op, cache = j.case.call.op, j.case.scene.cache
+    op, cache = j.case.call.op, j.case.scene.kv
     assert isinstance(op, NormCache)
     which = "kv".index(op.role)
     mine, theirs = j.got.rows(j.case.scene)[which], j.wanted.rows(j.case.scene)[which]
@@ -267,7 +267,7 @@ def _rotate_cache(j: Judged) -> int:
     step = Step.of(op, scene.kernels)
     assert step is not None and step.rope is not None
     mine, theirs = j.got.rows(scene)[0], j.wanted.rows(scene)[0]
-    latent = theirs.dim - scene.cache.rope_part if scene.cache.rope_part else 0
+    latent = theirs.dim - scene.kv.rope_part if scene.kv.rope_part else 0
     found, change, q, word = reference.rotate_cache(
         j.view,
         theirs,
@@ -421,7 +421,7 @@ def _merge_states(j: Judged) -> int:
     else:
         outs, lses = (np.stack([given[f"{n}_a"], given[f"{n}_b"]]) for n in ("out", "lse"))
     wanted, sums = reference.merge_states(outs, lses, base=op.lse_base, empty=op.lse_empty)
-    kind = op.out_dtype or op.dtype or j.case.scene.cache.dtype
+    kind = op.out_dtype or op.dtype or j.case.scene.kv.dtype
     bound = HALF_ULP[kind] * np.abs(wanted) + TINY[kind] + 2.0**-15 * np.abs(outs.astype(np.float64)).max(axis=0)
     far, far_lse = Distance(), Distance()
     far.meet(np.abs(j.got.arrays["out"].astype(np.float64) - wanted), bound)

@@ -64,7 +64,7 @@ def _call(scene: Scene, op: Op, tables: dict[str, Raw]) -> Call:
     for spec in arguments:
         if spec.name in ("errors", "other", "kept", "num_pairs", "num_scale_pairs") or spec.name in arrays:
             continue
-        if spec.name == "row_offsets" and spec.optional and scene.cache.lengths == "after":
+        if spec.name == "row_offsets" and spec.optional and scene.kv.lengths == "after":
             continue
         if isinstance(spec, Array):
             if any(n not in sizes for n in spec.shape if isinstance(n, str)):
@@ -92,7 +92,7 @@ def _chunk(scene: Scene, op: Op, tables: dict[str, Raw], offsets: Raw) -> dict[s
     """One buffer with the keys of all requests, as mla_plan lays them; `rows` is as long as it."""
     to = alignment_of(scene, op)
     size = sum(-(-n // to) * to for n in scene.workload.totals)
-    own = offsets if scene.cache.lengths == "before" else None
+    own = offsets if scene.kv.lengths == "before" else None
     plan = mla_plan(scene.view(tables), 1, size, to, np.dtype(np.int64), own)
     return {
         "rows": np.zeros(size),

@@ -54,6 +54,8 @@ class Verifier:
         """Why an operation has no cases; "" where it has some."""
         if op.kind == "custom":
             return "a kernel of the project's own, which no oracle describes"
+        if self.kernels.cache.states:
+            return "its cache is of states, for which kvgen verify has no batches"
         try:
             case_of(self.kernels, op, self.package, hostile_batch(self.kernels, op), self.seed)
         except ToolError as error:

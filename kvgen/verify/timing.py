@@ -47,8 +47,8 @@ class Timer:
         where kvgen bench does not know the operation."""
         if op.kind not in KNOWN:
             return []
-        lowered = lower(self.kernels.cache)
-        most = self.kernels.cache.page_tokens if lowered.kind.one_page else None
+        lowered = lower(self.kernels.kv)
+        most = self.kernels.kv.page_tokens if lowered.kind.one_page else None
         if op.kind not in STEP:
             batch, tokens = READS
             fits = tokens if most is None else min(tokens, most)

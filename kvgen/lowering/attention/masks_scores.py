@@ -133,7 +133,7 @@ def attention_context(mask: Mask, score: Score | None, kernels: KernelSet, index
 
 def check_arguments(name: str, params: Sequence[Param], kernels: KernelSet) -> None:
     """Raise ValueError where an argument of a score function is called as another of operation `name` or of the cache."""
-    cache = kernels.cache
+    cache = kernels.kv
     taken = [t.name for t in cache.storage.tensors] + [f.name for f in lower(cache).fields] + [p.name for p in params]
     for p in params:
         if isinstance(p, Array | Size | Scalar) and p.c_name and taken.count(p.name) > 1:
@@ -171,7 +171,7 @@ def _score_inputs(score: Score, kernels: KernelSet) -> Iterator[_Input]:
         doc, fields = "slope of each query head", ("q_heads",)
         yield _Input(Array("alibi_slopes", "f32", (heads,), doc=doc, fields=fields))
     if score.relative:
-        kind = dtype("f32" if score.relative_dtype == "f32" else kernels.cache.dtype)
+        kind = dtype("f32" if score.relative_dtype == "f32" else kernels.kv.dtype)
         yield _Input(
             Array(
                 "relative_bias",
@@ -204,7 +204,7 @@ def _score_inputs(score: Score, kernels: KernelSet) -> Iterator[_Input]:
 
 def _heads(kernels: KernelSet) -> dict[int | str, int]:
     """The words of shapes that are numbers of the set."""
-    return {"q_heads": kernels.q_heads, "kv_heads": kernels.cache.kv_heads}
+    return {"q_heads": kernels.q_heads, "kv_heads": kernels.kv.kv_heads}
 
 
 def _shape(tensor: Tensor, kernels: KernelSet) -> tuple[int | str, ...]:

@@ -90,7 +90,7 @@ class TensorContext:
 
 def hindrance(kernels: KernelSet, rows: int, asks: bool = False) -> str:
     """Why the set's decode cannot go through tensor cores; empty where it can."""
-    cache = kernels.cache
+    cache = kernels.kv
     if cache.dtype == "f32":
         return "f32 values would lose bits as operands of tensor cores"
     for role, parts in cache.storage.roles.items():
@@ -214,7 +214,7 @@ def shape(kernels: KernelSet, rows: int, asks: bool = False) -> Shape | None:
 
     None where rows are so long that no ring of two has room.
     """
-    k, v = (parts[0] for parts in kernels.cache.storage.roles.values())
+    k, v = (parts[0] for parts in kernels.kv.storage.roles.values())
     dims = max(-(-v.size // 16), 1)
     total = -(-rows * kernels.group // 8)
     most = max(1, min(4, _room(v, rows, asks) // (4 * dims)))
@@ -275,7 +275,7 @@ def _scale_bytes(segment: Segment, role: str, tokens: int) -> int:
 
 def tensor_context(kernels: KernelSet, d: Attended, scale: float, s: Shape) -> TensorContext:
     """The kernel's context; `d` is what both kernels of decode have."""
-    cache = kernels.cache
+    cache = kernels.kv
     k, v = lower(cache).segments
     storage_k, storage_v = (parts[0] for parts in cache.storage.roles.values())
     held = 2 * -(-k.size // 16) * s.n_tiles <= QUERY_REGISTERS and 4 * -(-v.size // 16) * s.n_tiles <= 96

@@ -88,7 +88,7 @@ def _walk(width: int, k: SegmentContext, v: SegmentContext, columns: int) -> tup
 
 def shape(kernels: KernelSet, rows: int) -> Shape:
     """The block of a set's decode."""
-    cache = kernels.cache
+    cache = kernels.kv
     k, v = lower(cache).segments
     columns = rows * kernels.group
     row_width = math.gcd(16 // dtype(cache.dtype).bytes, k.size, v.size)
@@ -108,7 +108,7 @@ def shape(kernels: KernelSet, rows: int) -> Shape:
 
 def simt_context(kernels: KernelSet, d: Attended, scale: float, s: Shape) -> SimtContext:
     """The kernel's context; `d` is what both kernels of decode have."""
-    k, v = lower(kernels.cache).segments
+    k, v = lower(kernels.kv).segments
     return SimtContext(
         d=d,
         k=k,

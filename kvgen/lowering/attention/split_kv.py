@@ -107,7 +107,7 @@ def row_offsets(index: str) -> Param:
 
 def most_seen(kernels: KernelSet, rows: int, mask: Mask) -> int:
     """The most tokens of a request that its rows see together, by a ring or by the mask; 0: all."""
-    window = lower(kernels.cache).table.window
+    window = lower(kernels.kv).table.window
     found = [window] if window else []
     found += [mask.window + rows] if mask.window and not mask.later else []
     found += [mask.chunk + rows] if mask.chunk and not mask.later else []
@@ -116,7 +116,7 @@ def most_seen(kernels: KernelSet, rows: int, mask: Mask) -> int:
 
 def new_in_length(kernels: KernelSet) -> bool:
     """Whether lengths count the step's own tokens."""
-    return kernels.cache.lengths == "after"
+    return kernels.kv.lengths == "after"
 
 
 def plan_digest(
@@ -127,8 +127,8 @@ def plan_digest(
     if split is None:
         return 0
     sees = (attend.causal, attend.later, attend.window, attend.chunk, attend.padding)
-    window = lower(kernels.cache).table.window
-    fields = (entry_name(kernels, name), *astuple(split), rows, tile, *sees, window, kernels.cache.lengths)
+    window = lower(kernels.kv).table.window
+    fields = (entry_name(kernels, name), *astuple(split), rows, tile, *sees, window, kernels.kv.lengths)
     return int.from_bytes(hashlib.sha256(repr(fields).encode()).digest()[:8], "little")
 
 

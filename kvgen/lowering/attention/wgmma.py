@@ -50,7 +50,7 @@ class MlaWgmmaContext:
 
 def applies(kernels: KernelSet, columns: int, sparse: bool) -> str:
     """Why these kernels do not use it; empty where they do."""
-    cache = kernels.cache
+    cache = kernels.kv
     if tuple(kernels.arch) != ("sm_90a",):
         return "wgmma is sm_90a's alone"
     if columns < COLS:
@@ -80,7 +80,7 @@ def with_warpgroups(
     kernels: KernelSet, plan: KernelPlan, attended: Attended, *, slack: int, qk_scale: str
 ) -> KernelPlan:
     """The plan of mla_decode's kernel with this one in its place, which takes the same arguments."""
-    cache = kernels.cache
+    cache = kernels.kv
     assert attended.tiles == -(-attended.rows * attended.group // COLS), "both kernels have blocks of so many columns"
     rope_struct, rope_at = _rope(latent_row(cache))
     shared = shared_bytes(cache.head_dim)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from kvgen.lowering.tables import csr, dense, indirect, mapped, offsets, per_kv, ring
+from kvgen.lowering.tables import csr, dense, indirect, mapped, offsets, per_kv, ring, states
 from kvgen.lowering.tables.base import EntryList, TableForm
-from kvgen.spec.cache import Cache
-from kvgen.spec.tables import CSR, Dense, Indirect, Mapped, Offsets, PerKV, Ring
+from kvgen.spec.any_cache import AnyCache
+from kvgen.spec.tables import CSR, Dense, Indirect, Mapped, Offsets, PerKV, Ring, States
 
 __all__ = ["EntryList", "TableForm", "table_form"]
 
 
-def table_form(cache: Cache) -> TableForm:
+def table_form(cache: AnyCache) -> TableForm:
     """The page table of a cache: the only place of lowering that asks for its class."""
     match cache.page_table:
         case Dense() as table:
@@ -27,3 +27,5 @@ def table_form(cache: Cache) -> TableForm:
             return ring.form(cache, table)
         case Offsets() as table:
             return offsets.form(cache, table)
+        case States() as table:
+            return states.form(cache, table)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from kvgen.lowering.cache_kinds import cache_kind
 from kvgen.lowering.tables.base import EntryList, TableForm
 from kvgen.plan.params import Array, Size
-from kvgen.spec.cache import Cache
+from kvgen.spec.any_cache import AnyCache
 from kvgen.spec.tables import CSR
 
 
-def form(cache: Cache, table: CSR) -> TableForm:
+def form(cache: AnyCache, table: CSR) -> TableForm:
     """With last_page_len, which has a text of its own, lengths follow from the lists."""
     index, field = table.dtype, cache_kind(cache).table_field
     fields: list[Array | Size] = [

@@ -6,11 +6,11 @@ from kvgen.layout.dtypes import dtype
 from kvgen.lowering.cache_kinds import cache_kind
 from kvgen.lowering.tables.base import EntryList, TableForm
 from kvgen.plan.params import Array, Size
-from kvgen.spec.cache import Cache
+from kvgen.spec.any_cache import AnyCache
 from kvgen.spec.tables import Dense
 
 
-def form(cache: Cache, table: Dense) -> TableForm:
+def form(cache: AnyCache, table: Dense) -> TableForm:
     """Rows of any length and stride; where a request has one page, an entry each."""
     kind, own_scales = cache_kind(cache), cache.storage.own_table
     fields: list[Array | Size]

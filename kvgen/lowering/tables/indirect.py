@@ -5,11 +5,11 @@ from __future__ import annotations
 from kvgen.lowering.cache_kinds import cache_kind
 from kvgen.lowering.tables.base import EntryList, TableForm
 from kvgen.plan.params import Array, Size
-from kvgen.spec.cache import Cache
+from kvgen.spec.any_cache import AnyCache
 from kvgen.spec.tables import Indirect
 
 
-def form(cache: Cache, table: Indirect) -> TableForm:
+def form(cache: AnyCache, table: Indirect) -> TableForm:
     """Rows are those of all requests there are, not of the batch."""
     return TableForm(
         template="cache/indirect.j2",

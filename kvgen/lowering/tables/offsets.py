@@ -5,11 +5,11 @@ from __future__ import annotations
 from kvgen.lowering.cache_kinds import cache_kind
 from kvgen.lowering.tables.base import TableForm
 from kvgen.plan.params import Array
-from kvgen.spec.cache import Cache
+from kvgen.spec.any_cache import AnyCache
 from kvgen.spec.tables import Offsets
 
 
-def form(cache: Cache, table: Offsets) -> TableForm:
+def form(cache: AnyCache, table: Offsets) -> TableForm:
     """No entry names a page, so that none is looked up or replaced."""
     doc = "first row of each request, and where the last one ends"
     field = cache_kind(cache).table_field

@@ -5,11 +5,11 @@ from __future__ import annotations
 from kvgen.lowering.cache_kinds import cache_kind
 from kvgen.lowering.tables.base import EntryList, TableForm
 from kvgen.plan.params import Array, Size
-from kvgen.spec.cache import Cache
+from kvgen.spec.any_cache import AnyCache
 from kvgen.spec.tables import PerKV
 
 
-def form(cache: Cache, table: PerKV) -> TableForm:
+def form(cache: AnyCache, table: PerKV) -> TableForm:
     """Both rows have as many columns."""
     doc, field = "page ids of each request", cache_kind(cache).table_field
     return TableForm(

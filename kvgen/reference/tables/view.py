@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from numpy.typing import NDArray
 
@@ -17,12 +17,14 @@ from kvgen.reference.tables.mapped import MappedReading
 from kvgen.reference.tables.offsets import OffsetsReading
 from kvgen.reference.tables.per_kv import PerKVReading
 from kvgen.reference.tables.ring import RingReading
+from kvgen.reference.tables.states import StatesReading
 from kvgen.runtime.faults import Fault
+from kvgen.spec.any_cache import AnyCache
 from kvgen.spec.cache import Cache
-from kvgen.spec.tables import CSR, Dense, Indirect, Mapped, Offsets, PerKV, Ring
+from kvgen.spec.tables import CSR, Dense, Indirect, Mapped, Offsets, PerKV, Ring, States
 
 
-def reading_of(cache: Cache, arrays: Mapping[str, NDArray[Any]], pages: int, tokens: int) -> Reading:
+def reading_of(cache: AnyCache, arrays: Mapping[str, NDArray[Any]], pages: int, tokens: int) -> Reading:
     """The table's arrays as its form reads them: the only place of the oracles that asks for its class."""
     match cache.page_table:
         case Dense():
@@ -39,6 +41,8 @@ def reading_of(cache: Cache, arrays: Mapping[str, NDArray[Any]], pages: int, tok
             return RingReading(arrays, pages, tokens, window)
         case Offsets():
             return OffsetsReading(arrays, pages, tokens)
+        case States():
+            return StatesReading(arrays, pages, tokens)
 
 
 class Place(NamedTuple):
@@ -56,16 +60,21 @@ class TableView:
     (PerKV) or `[B]` (Continuous); `page_indices[I]`, `page_indptr[B + 1]` and `last_page_len[B]` (CSR);
     `req_to_token[R, M]` and `request_ids[B]` (Indirect); `page_table[R, M]` and `idx_mapping[B]` (Mapped);
     `scales_page_table[B, M]` where scales have a table of their own; `kv_offsets[B + 1]` (Ragged, whose pages are rows of
-    one token here).
+    one token here); `state_ids[B]` (State).
     `pages` counts the pool's pages, `tokens` a page's tokens, `scale_pages` the pages of scales that a table of their own
     may name (None: as many as `pages`).
     """
 
-    cache: Cache
+    cache: AnyCache
     arrays: Mapping[str, NDArray[Any]]
     pages: int
     tokens: int
     scale_pages: int | None = None
+
+    @property
+    def kv(self) -> Cache:
+        """The cache of an oracle that knows tokens."""
+        return cast(Cache, self.cache)
 
     @cached_property
     def form(self) -> Reading:
@@ -84,7 +93,7 @@ class TableView:
     def after(self, b: int, new: int) -> int | None:
         """Tokens of request b with its `new` rows of this step; None where that is no length, or fewer than it has rows."""
         length = self.length(b)
-        total = length if length is None or self.cache.lengths == "after" else length + new
+        total = length if length is None or self.kv.lengths == "after" else length + new
         return total if total is not None and new <= total < LIMIT else None
 
     def first_token(self, n: int) -> int:

@@ -18,7 +18,20 @@ from kvgen.spec.tables.mapped import Mapped
 from kvgen.spec.tables.offsets import Offsets
 from kvgen.spec.tables.per_kv import PerKV
 from kvgen.spec.tables.ring import Ring
+from kvgen.spec.tables.states import States
 
 Table = Dense | CSR | PerKV | Indirect | Mapped | Ring
 
-__all__ = ["CSR", "Dense", "IndexName", "Indirect", "Mapped", "Offsets", "PageTable", "PerKV", "Ring", "Table"]
+__all__ = [
+    "CSR",
+    "Dense",
+    "IndexName",
+    "Indirect",
+    "Mapped",
+    "Offsets",
+    "PageTable",
+    "PerKV",
+    "Ring",
+    "States",
+    "Table",
+]

@@ -1,0 +1,60 @@
+"""What every kind of cache has, whether its pages hold tokens or states: pages, and a table that finds a request's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal, Self
+
+from kvgen.layout.storage import Storage
+from kvgen.spec.base import Spec
+from kvgen.spec.quant import Quant
+from kvgen.spec.tables import IndexName, Offsets, States, Table
+
+
+class AnyCache(Spec):
+    """What operations that move pages know of a cache; those that know tokens and heads ask for a `Cache`."""
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """Another cache with these fields changed, validated as any other: its storage is worked out anew."""
+        given = {name: getattr(self, name) for name in self.model_fields_set}
+        return type(self)(**(given | dict(update or {})))
+
+    @property
+    def page_tokens(self) -> int | None:
+        """Tokens a page holds; None where only the pool knows. A state counts as 1."""
+        raise NotImplementedError
+
+    @property
+    def page_table(self) -> Table | Offsets | States:
+        """The form of the page table."""
+        raise NotImplementedError
+
+    @property
+    def storage(self) -> Storage:
+        """The tensors, page pointers and segments; operations read the cache through nothing else."""
+        raise NotImplementedError
+
+    @property
+    def layers(self) -> Literal["axis", "pointers"]:
+        """Whether tensors have a layer axis, or every layer has tensors of its own."""
+        raise NotImplementedError
+
+    @property
+    def index_type(self) -> IndexName:
+        """Element type of the index arrays of operations that state no type of their own."""
+        raise NotImplementedError
+
+    @property
+    def ragged(self) -> bool:
+        """Whether requests lie one after another, without pages."""
+        return False
+
+    @property
+    def states(self) -> bool:
+        """Whether pages are states: records of bytes, without tokens and heads."""
+        return False
+
+    @property
+    def quants(self) -> dict[str, Quant | None]:
+        """How each role is quantized; None: stored in `dtype`. Empty where there are no roles."""
+        return {}
