@@ -45,6 +45,16 @@ class CompactContext:
 
 
 @dataclass(frozen=True)
+class CompactStatesContext:
+    """Everything ops/compact_states.cu.j2 reads; `element` is the C type of state ids."""
+
+    entry: str
+    params: tuple[str, ...]
+    pool: PagesContext
+    element: str
+
+
+@dataclass(frozen=True)
 class CompactPlanContext:
     """Everything ops/compact_plan.cu.j2 reads; `table_template` knows where entries lie."""
 
@@ -115,20 +125,27 @@ class Compact(Op):
             pool,
             ERRORS,
         )
-        context = CompactContext(
-            entry=entry_name(kernels, self.name),
-            params=tuple(p.declaration for p in params),
-            pool=pages_context(pool, runs),
-            table_template=lower_pages(cache).table.template,
-            entries=lists,
-            requests=REQUESTS,
-            multiplier=cache.page_table.id_multiplier,
-        )
-        grid = (tiles(runs, var("Q")) + ceil_div(var("B"), REQUESTS), var("all_layers"), const(1))
+        entry, declared = entry_name(kernels, self.name), tuple(p.declaration for p in params)
+        context: CompactContext | CompactStatesContext
+        if cache.states:
+            template, requests = "ops/compact_states.cu.j2", THREADS
+            context = CompactStatesContext(entry, declared, pages_context(pool, runs), entries.c)
+        else:
+            template, requests = "ops/compact.cu.j2", REQUESTS
+            context = CompactContext(
+                entry=entry,
+                params=declared,
+                pool=pages_context(pool, runs),
+                table_template=form.template,
+                entries=lists,
+                requests=requests,
+                multiplier=cache.page_table.id_multiplier,
+            )
+        grid = (tiles(runs, var("Q")) + ceil_div(var("B"), requests), var("all_layers"), const(1))
         move = KernelPlan(
             self.name,
-            context.entry,
-            "ops/compact.cu.j2",
+            entry,
+            template,
             context,
             params,
             grid,

@@ -22,8 +22,7 @@ from kvgen.spec.tables import IndexName
 class ReorderContext:
     """Everything ops/reorder.cu.j2 reads.
 
-    `length` is the element type of the new lengths, "" where requests have none. `whole`: every page is copied, not just a
-    last one that is not full; `ring`: page i lies in column i % columns.
+    `whole`: every page is copied, not just a last one that is not full; `ring`: page i lies in column i % columns.
     `table_template` knows where entries lie.
     """
 
@@ -36,6 +35,15 @@ class ReorderContext:
     multiplier: int
     whole: bool
     ring: bool
+
+
+@dataclass(frozen=True)
+class ReorderStatesContext:
+    """Everything ops/reorder_states.cu.j2 reads."""
+
+    entry: str
+    params: tuple[str, ...]
+    pool: PagesContext
 
 
 class Reorder(Op):
@@ -95,27 +103,34 @@ class Reorder(Op):
                 Array("new_lengths", length, ("B",), access="inout", optional=True, doc=doc, field="lengths_dtype")
             )
         params += [pool, ERRORS]
-        context = ReorderContext(
-            entry=entry_name(kernels, self.name),
-            params=tuple(p.declaration for p in params),
-            pool=pages_context(pool, runs, share=False),
-            table_template=form.template,
-            entries=form.entries,
-            length=dtype(length).c if length else "",
-            multiplier=cache.page_table.id_multiplier,
-            whole=form.copied_whole,
-            ring=form.wraps,
-        )
+        entry, declared = entry_name(kernels, self.name), tuple(p.declaration for p in params)
+        context: ReorderContext | ReorderStatesContext
+        if cache.states:
+            template = "ops/reorder_states.cu.j2"
+            context = ReorderStatesContext(entry, declared, pages_context(pool, runs, share=False))
+        else:
+            template = "ops/reorder.cu.j2"
+            context = ReorderContext(
+                entry=entry,
+                params=declared,
+                pool=pages_context(pool, runs, share=False),
+                table_template=form.template,
+                entries=form.entries,
+                length=dtype(length).c,
+                multiplier=cache.page_table.id_multiplier,
+                whole=form.copied_whole,
+                ring=form.wraps,
+            )
         blocks: Expr = var("B") * chunks(runs)
         if form.wraps:
             blocks = blocks * var("M")
         # Pages of one token are never partly full: where full ones are shared, only the table is written.
-        layers = var("all_layers") if context.whole or cache.page_tokens != 1 else const(1)
+        layers = var("all_layers") if form.copied_whole or cache.page_tokens != 1 else const(1)
         grid = (blocks, layers, const(1))
         plan = KernelPlan(
             self.name,
-            context.entry,
-            "ops/reorder.cu.j2",
+            entry,
+            template,
             context,
             tuple(params),
             grid,

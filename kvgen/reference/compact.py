@@ -66,12 +66,13 @@ def compact(
 ) -> int:
     """Make the moves (copy_pages) and write the entries of the requests' tokens, where they are afterwards, to `new`.
 
-    With a `num_moves` that cannot be, nothing moves and entries are as they were.
+    With a `num_moves` that cannot be, nothing moves and entries are as they were. Of states every request's entry is
+    written, that of none too.
     """
     replaced = []
     for b in range(table.requests):
         living = living_pages(table, b)
-        for i in living[1] if living is not None else ():
+        for i in range(1) if table.cache.states else living[1] if living is not None else ():
             for name, at in table.entry_places(b, i):
                 entry = table.arrays[name][at]
                 number = index(entry)

@@ -56,6 +56,8 @@ def reorder(
             faults.add(Fault.LENGTH, b, LIMIT if length is None else length)
             continue
         tokens, logical = living
+        if table.cache.states and not tokens:  # the parent has no state
+            new["state_ids"][b] = table.arrays["state_ids"][parent]
         if new_lengths is not None:
             new_lengths[b] = tokens
         for i in logical:

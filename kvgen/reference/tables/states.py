@@ -12,7 +12,7 @@ from kvgen.runtime.faults import Fault
 
 
 class StatesReading(Reading):
-    """`state_ids[B]`: request b has state `state_ids[b]`, -1: none."""
+    """`state_ids[B]`: request b has state `state_ids[b]`, -1: none, which is no token."""
 
     @property
     def requests(self) -> int:
