@@ -29,7 +29,8 @@ if TYPE_CHECKING:
         Rope,
         YarnScaling,
     )
-    from kvgen.spec.norm import RmsNorm
+    from kvgen.spec.norm import LayerNorm, RmsNorm
+    from kvgen.spec.position_scale import PositionScale
     from kvgen.spec.quant import Block, Quant
     from kvgen.spec.ragged import Ragged
     from kvgen.spec.score import Score
@@ -49,7 +50,8 @@ _HOME = {
     "KernelSet": "kvgen.spec.kernel_set",
     "Mask": "kvgen.spec.mask",
     "Ragged": "kvgen.spec.ragged",
-    "RmsNorm": "kvgen.spec.norm",
+    **dict.fromkeys(("LayerNorm", "RmsNorm"), "kvgen.spec.norm"),
+    "PositionScale": "kvgen.spec.position_scale",
     "Score": "kvgen.spec.score",
     "__version__": "kvgen.version",
     "compile_ahead": "kvgen.codegen.load",
@@ -67,6 +69,7 @@ __all__ = [
     "Indirect",
     "KernelSet",
     "Latent",
+    "LayerNorm",
     "Layout",
     "LinearScaling",
     "Llama3Scaling",
@@ -77,6 +80,7 @@ __all__ = [
     "Model",
     "Paged",
     "PerKV",
+    "PositionScale",
     "Quant",
     "Ragged",
     "Ring",

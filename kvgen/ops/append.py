@@ -12,7 +12,8 @@ from kvgen.lowering.row_kernel import row_kernel
 from kvgen.plan.kernel import KernelPlan
 from kvgen.spec.kernel_set import KernelSet, Op
 from kvgen.spec.model import Rope
-from kvgen.spec.norm import RmsNorm
+from kvgen.spec.norm import LayerNorm, RmsNorm
+from kvgen.spec.position_scale import PositionScale
 from kvgen.spec.tables import IndexName
 
 _ROWS: Final = {
@@ -30,21 +31,23 @@ class Append(Op):
     `rows="padded"`: arrays are `[B, S, ...]`, and `valid_lengths[B]` says how many rows of a request are new.
     `rows="slots"`: `slots[T]` names each row's place, `page * page_size + offset`; -1 skips the row.
 
-    In this order, each where it is asked for: `bias` of q, k and v; RMS norms of q and of k (in latent rows, of the latent
-    part); `rope` of q and of k, a Rope, or "model" or "local" for the model's own. What is done is done in f32 and rounded
-    once, to the cache's dtype or by its quantization (a norm with `multiply="after"` also casts before its weights).
+    In this order, each where it is asked for: `bias` of q, k and v; norms of q, of k (in latent rows, of the latent part) and
+    of v, an RmsNorm or a LayerNorm; `rope` of q and of k, a Rope, or "model" or "local" for the model's own (with
+    `norm_order="after"` before the norms: Llama 4, Hunyuan); `position_scale` of q. What is done is done in f32 and rounded
+    once, to the cache's dtype or by its quantization (an RmsNorm with `multiply="after"` also casts before its weights).
 
     q `[T, q_heads, q_dim]` comes back as `q_out`, as it was ("same"), as scale-free e4m3 of q / `q_scale` (an optional f32),
     or not at all ("none"); a row whose position is unknown is NaN there.
 
     `angles="computed"`: cosines and sines of position * frequency, positions below 2^24. Else the call brings
     `cos_sin[P, dims]`: "pairs" (cos, sin, cos, sin: Modular MAX's freqs_cis), or "halves" (all cos, all sin: vLLM). A
-    position is the token's place in its request, or given: `positions[T]`, with two `sections` or more (Qwen2-VL's M-RoPE)
-    `[len(sections), T]`, of which the first row turns sections[0] pairs, and so on.
+    position is the token's place in its request, or given: `positions[T]`, with two `sections` or more (M-RoPE) `[len(sections),
+    T]`; `sections_order` says which row of positions turns a pair.
 
     `inputs="qkv"` takes one array of rows q | k | v (after a fused projection), "parts" a latent row's two parts as
-    `k_latent` and `k_rope`. Quantized caches get codes, and scales where they are computed; with `residual`, K rows that
-    no seal has quantized go to the tail: call seal first.
+    `k_latent` and `k_rope`, and "q" takes q alone and stores nothing: a layer that reads another layer's K and V (Gemma 3n and
+    4, YOCO). Quantized caches get codes, and scales where they are computed; with `residual`, K rows that no seal has quantized
+    go to the tail: call seal first.
     """
 
     kind: ClassVar[str] = "append"
@@ -53,14 +56,20 @@ class Append(Op):
     """How rows find their request: "ragged", by `row_offsets[B + 1]`; "padded", arrays are `[B, S, ...]` with
     `valid_lengths[B]`; "slots", by `slots[T]` = page * page_size + offset.
     """
-    inputs: Literal["separate", "qkv", "parts"] = "separate"
-    """"separate": q, k and v. "qkv": one array of rows q | k | v. "parts": a latent row as `k_latent` and `k_rope`."""
+    inputs: Literal["separate", "qkv", "parts", "q"] = "separate"
+    """"separate": q, k and v. "qkv": one array of rows q | k | v. "parts": a latent row as `k_latent` and `k_rope`. "q": q
+    alone; nothing is stored.
+    """
     bias: bool = False
     """True: the call brings `q_bias`, `k_bias` and `v_bias`, or one `bias` with inputs="qkv"."""
-    q_norm: RmsNorm | None = None
-    """RMS norm of q, weights `q_weight`. None: no norm."""
-    k_norm: RmsNorm | None = None
-    """RMS norm of k, weights `k_weight`; in latent rows of the latent part. None: no norm."""
+    q_norm: RmsNorm | LayerNorm | None = None
+    """Norm of q, weights `q_weight`. None: no norm."""
+    k_norm: RmsNorm | LayerNorm | None = None
+    """Norm of k, weights `k_weight`; in latent rows of the latent part. None: no norm."""
+    v_norm: RmsNorm | LayerNorm | None = None
+    """Norm of v, weights `v_weight` (Gemma 4: RmsNorm(weight=False)). None: no norm."""
+    norm_order: Literal["before", "after"] = "before"
+    """Whether the norms of q and k stand "before" RoPE or "after" it (Llama 4, Hunyuan, nanochat)."""
     rope: Rope | Literal["model", "local"] | None = None
     """Rotation of q and k: a Rope, "model" or "local" for the set's model's. None: no rotation."""
     angles: Literal["computed", "pairs", "halves"] = "computed"
@@ -73,6 +82,13 @@ class Append(Op):
     """"lengths": a row's position is its place in its request. "given": the call brings `positions[T]`."""
     sections: Annotated[tuple[Annotated[int, Field(ge=1)], ...], Field(strict=False, max_length=4)] = ()
     """Pairs of each section of M-RoPE; `positions` is then `[len(sections), T]`. (): one position a row."""
+    sections_order: Literal["runs", "interleaved"] = "runs"
+    """"runs": the first sections[0] pairs turn by the first row of `positions`, the next sections[1] by the second, and so on
+    (Qwen2-VL, GLM-4V). "interleaved", of three sections t, h, w: pair i turns by h where i % 3 == 1 and i < 3 * h, by w where
+    i % 3 == 2 and i < 3 * w, else by t (Qwen3-VL, Qwen3-Omni, Qwen3.5).
+    """
+    position_scale: PositionScale | None = None
+    """Factor of q by its position, after its norm and RoPE (Llama 4, Ministral 3). None: none."""
     q_out: Literal["same", "e4m3", "none"] = "same"
     """What becomes of q: "same", `q_out` in the cache's dtype; "e4m3", codes of q / `q_scale`; "none", q is not taken.
     """
@@ -86,8 +102,8 @@ class Append(Op):
     @property
     def takes_q(self) -> bool:
         """Whether q is an input, and q_out an output."""
-        changes = self.rope is not None or self.q_norm is not None or self.bias or self.inputs == "qkv"
-        return self.q_out != "none" and changes
+        changed = self.rope is not None or self.q_norm is not None or self.bias or self.position_scale is not None
+        return self.q_out != "none" and (changed or self.inputs == "qkv")
 
     def new_rows(self, kernels: KernelSet) -> NewRows:
         """The rows, with the model's RoPE looked up."""
@@ -99,12 +115,16 @@ class Append(Op):
             bias=self.bias,
             q_norm=self.q_norm,
             k_norm=self.k_norm,
+            v_norm=self.v_norm,
+            norm_order=self.norm_order,
             rope=resolve_rope(self.rope, kernels),
             local=self.rope == "local",
             angles=self.angles,
             angles_dtype=self.angles_dtype,
             positions=self.positions,
             sections=self.sections,
+            sections_order=self.sections_order,
+            position_scale=self.position_scale,
             takes_q=self.takes_q,
             q_out=self.q_out,
             q_dim=self.q_dim,
@@ -125,7 +145,8 @@ class Append(Op):
             _ROWS[self.rows],
         ]
         if done:
-            casts = any(norm is not None and norm.multiply == "after" for norm in (self.q_norm, self.k_norm))
+            norms = (self.q_norm, self.k_norm, self.v_norm)
+            casts = any(isinstance(norm, RmsNorm) and norm.weight and norm.multiply == "after" for norm in norms)
             before = ", but for a norm's cast before its weights" if casts else ""
             lines += [f"All of it is done in f32 and rounded once{before}."]
         if self.takes_q:

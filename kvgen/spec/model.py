@@ -157,6 +157,10 @@ class Rope(Spec):
     head's "first" `dim` (Phi-3, GPT-NeoX; also None) or its "last" (MAX's interleaved form); in a latent row (`Mla`)
     always the last. `scaling` bends the frequencies. `local_theta`, where given, is the base on local layers, which are
     then not scaled (Gemma 3).
+
+    `proportional` pairs the whole head's elements and gives pair i the whole head's frequency, theta ** (-2 i / head_dim), and
+    turns the first dim / 2 of those pairs alone (Gemma 4's full layers, HF `rope_type: proportional`: head_dim 512 and
+    partial_rotary_factor 0.25 are dim=128, so that elements 0 to 63 turn with 256 to 319).
     """
 
     style: Literal["neox", "interleaved"]
@@ -173,6 +177,35 @@ class Rope(Spec):
     """Which elements of a head are rotated where `dim` is less than the head: its "first" or its "last". None: the
     first, in latent rows the last.
     """
+    proportional: bool = False
+    """True: the first `dim` / 2 pairs of the whole head turn, with the whole head's frequencies (Gemma 4). False: a part of
+    `dim` elements has pairs and frequencies of its own.
+    """
+
+    @model_validator(mode="after")
+    def _whole_head_pairs(self) -> Rope:
+        if not self.proportional:
+            return self
+        if self.dim is None:
+            raise ValueError(
+                "dim: got None with proportional=True; it says how many elements turn, two a pair; Gemma 4 has a quarter of the "
+                "head: dim=128 of 512. Where all turn, leave proportional out"
+            )
+        if self.part is not None:
+            raise ValueError(
+                f"part: got {self.part!r} with proportional=True; the first pairs of the whole head turn; leave part out"
+            )
+        if self.local_theta is not None:
+            raise ValueError(
+                f"local_theta: got {self.local_theta} with proportional=True; local layers then have a Rope of their own; give "
+                "their operation rope=Rope(...), and leave local_theta out"
+            )
+        if self.scaling is not None and not isinstance(self.scaling, LinearScaling):
+            raise ValueError(
+                f"scaling: got {type(self.scaling).__name__} with proportional=True; frequencies of part of the head's pairs "
+                "are divided by one factor or not scaled; use LinearScaling, or None"
+            )
+        return self
 
     @model_validator(mode="after")
     def _pairs(self) -> Rope:
