@@ -87,8 +87,7 @@ def _check_q_alone(new: NewRows) -> None:
     for field in ("k_norm", "v_norm"):
         if getattr(new, field) is not None:
             raise ValueError(
-                f"{field}: got {getattr(new, field)!r} with inputs='q'; K and V are no inputs then; leave it out, or use "
-                "inputs='separate'"
+                f"{field}: got one with inputs='q'; K and V are no inputs then; leave it out, or use inputs='separate'"
             )
     if not new.takes_q:
         why = "q_out='none'" if new.q_out == "none" else "nothing that changes q"

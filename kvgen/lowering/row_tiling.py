@@ -183,6 +183,12 @@ def divide(
     return Blocks(rows, fitting[at], heads // fitting[at])
 
 
+def divide_q(heads: int, threads: int, *, q_vectors: int, row_bytes: int) -> Blocks:
+    """The rows of a block that has q alone, about four vectors a thread; all heads of a row are one block's."""
+    rows = max(1, min(MOST_BASE_ROWS, 4 * threads // q_vectors, SHARED_BYTES // (row_bytes + PLACE_BYTES)))
+    return Blocks(1 << rows.bit_length() - 1, heads, 1)
+
+
 def within(segment: SegmentContext, blocks: Blocks) -> SegmentContext:
     """The segment as a block sees it: its heads are the block's."""
     if blocks.split == 1:

@@ -133,20 +133,21 @@ class Append(Op):
     @property
     def description(self) -> str:
         """What this append does, of all that one could."""
+        norms = [f"norm of {r}" for r in "qkv" if getattr(self, f"{r}_norm") is not None]
+        rope = ["RoPE"] if self.rope is not None else []
         done = [
             *(["bias"] if self.bias else []),
-            *(["norm of q"] if self.q_norm is not None else []),
-            *(["norm of k"] if self.k_norm is not None else []),
-            *(["RoPE"] if self.rope is not None else []),
+            *(norms + rope if self.norm_order == "before" else rope + norms),
+            *(["factor of q by position"] if self.position_scale is not None else []),
         ]
-        lines = [
-            "Store the step's new rows in the cache" + (f", after {', '.join(done)}." if done else "."),
-            "",
-            _ROWS[self.rows],
-        ]
+        if self.inputs == "q":
+            first = f"Change the step's rows of q: {', '.join(done)}. Nothing is stored in the cache."
+        else:
+            first = "Store the step's new rows in the cache" + (f", after {', '.join(done)}." if done else ".")
+        lines = [first, "", _ROWS[self.rows]]
         if done:
-            norms = (self.q_norm, self.k_norm, self.v_norm)
-            casts = any(isinstance(norm, RmsNorm) and norm.weight and norm.multiply == "after" for norm in norms)
+            each = (self.q_norm, self.k_norm, self.v_norm)
+            casts = any(isinstance(norm, RmsNorm) and norm.weight and norm.multiply == "after" for norm in each)
             before = ", but for a norm's cast before its weights" if casts else ""
             lines += [f"All of it is done in f32 and rounded once{before}."]
         if self.takes_q:
@@ -158,6 +159,7 @@ class Append(Op):
         self.plan(kernels)  # raises where a row is too large for a block
 
     def plan(self, kernels: KernelSet) -> tuple[KernelPlan, ...]:
-        return (
-            row_kernel(self.new_rows(kernels), kernels, "ops/append.cu.j2", "stores the step's new rows in the cache"),
-        )
+        new = self.new_rows(kernels)
+        if new.q_alone:
+            return (row_kernel(new, kernels, "ops/append_q.cu.j2", "changes the step's rows of q and stores nothing"),)
+        return (row_kernel(new, kernels, "ops/append.cu.j2", "stores the step's new rows in the cache"),)

@@ -51,10 +51,10 @@ class Call:
         return {n: self.arguments[n] for n in ("row_offsets", "slots", "valid_lengths") if n in self.arguments}
 
     def located(self) -> tuple[list[NewRow], int]:
-        most = (len(self.arguments["cos_sin"]) if "cos_sin" in self.arguments else 2**24) if self.op.rope else 2**40
+        most = len(self.arguments["cos_sin"]) if "cos_sin" in self.arguments else 2**24
 
         def position_out_of_range(row: int, position: int | None) -> bool:
-            if self.op.rope is None:
+            if self.op.rope is None and (self.positions is None or self.op.position_scale is None):
                 return False
             if self.positions is None:
                 assert position is not None
@@ -62,33 +62,40 @@ class Call:
             found = [index(p) for p in self.given()[:, row]]
             return any(p is None or p >= most for p in found)
 
-        return locate(self.scene.view, self.rows, position_out_of_range=position_out_of_range, **self.places)
+        stored = self.op.inputs != "q"
+        return locate(
+            self.scene.view, self.rows, position_out_of_range=position_out_of_range, stored=stored, **self.places
+        )
 
     def changed(self, found: list[NewRow]) -> dict[str, Changed]:
         """Every role's rows after all of it; rows of unknown position at 0, whoever looks at them is wrong."""
         op, kernels = self.op, self.scene.kernels
         positions = None
-        if op.rope is not None and self.positions is None:
+        if self.positions is None:
             positions = np.array([p.position or 0 for p in found], np.int64)
-        elif op.rope is not None:
+        else:
             known = np.array([p.state == "known" for p in found])
             positions = np.where(known, self.given(), 0)
             positions = positions if len(op.sections) > 1 else positions[0]
         latent = kernels.cache.rope_part
         result = {}
         for role, array in self.inputs.items():
-            norm = {"q": op.q_norm, "k": op.k_norm}.get(role)
+            norm = {"q": op.q_norm, "k": op.k_norm, "v": op.v_norm}[role]
             table = None
             if op.angles != "computed":
                 table = Table(self.arguments["cos_sin"], op.angles)
             do = Change(
                 bias=self._bias(role),
                 norm=norm,
-                weight=self.arguments[f"{role}_weight"] if norm else None,
+                weight=self.arguments.get(f"{role}_weight"),
+                norm_bias=self.arguments.get(f"{role}_norm_bias"),
+                norm_order=op.norm_order,
                 rope=None if role == "v" else op.new_rows(kernels).rope,
                 positions=positions,
                 table=table,
                 sections=op.sections,
+                sections_order=op.sections_order,
+                position_scale=op.position_scale if role == "q" else None,
                 local=op.rope == "local",
                 latent=array.shape[2] - latent if latent else 0,
             )
