@@ -66,7 +66,8 @@ def layer_norm_error(x: NDArray[Any], weight: NDArray[Any], bias: NDArray[Any] |
     root = np.sqrt(np.mean((wide - mean) ** 2, axis=2, keepdims=True) + norm.eps)
     largest = np.abs(wide).max(axis=2, keepdims=True)
     lost = LOST * (largest / root + np.abs(wide - mean) / root * (1 + (largest / root) ** 2))
-    return lost * np.abs(weight.astype(np.float64)) + LOST * np.abs(layer_norm(x, weight, bias, norm))
+    allowed: Floats = lost * np.abs(weight.astype(np.float64)) + LOST * np.abs(layer_norm(x, weight, bias, norm))
+    return allowed
 
 
 def _casts(norm: RmsNorm) -> bool:

@@ -166,8 +166,9 @@ def main() -> None:
     layer, rotary = hunyuan.HunYuanDenseV1Attention(facts, 0), hunyuan.HunYuanDenseV1RotaryEmbedding(facts)
     case(found, "hunyuan", layer, 32, rotary, ordinary, seed=800)
 
-    scaling = {"rope_type": "yarn", "rope_theta": 1e6, "factor": 16.0, "original_max_position_embeddings": 16384, "beta_fast": 32.0,
-               "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1}  # fmt: skip
+    scaling = {"rope_type": "yarn", "rope_theta": 1e6, "factor": 16.0, "original_max_position_embeddings": 16384,
+               "beta_fast": 32.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0,
+               "llama_4_scaling_beta": 0.1}  # fmt: skip
     facts = config("ministral3", hidden_size=128, head_dim=32, rope_parameters=scaling)
     layer, rotary = ministral3.Ministral3Attention(facts, 0), ministral3.Ministral3RotaryEmbedding(facts)
     case(found, "ministral3", layer, 32, rotary, ordinary, seed=900, position_ids=ordinary[None])
