@@ -146,7 +146,13 @@ def _resident(parts: RowParts) -> int:
     if not parts.parts:
         return 8 if len(parts.writes) == 1 and parts.writes[0].blocks else 0
     # To divide by a number of heads that is no power of two takes registers, too.
-    return 0 if parts.q_heads & (parts.q_heads - 1) else 6
+    if parts.q_heads & (parts.q_heads - 1):
+        return 0
+    # So does a LayerNorm, whose mean comes before its variance; a norm of V beside blocks with scales; and rows of q alone, several
+    # a block.
+    layer = any(p.norm is not None and p.norm.layer for p in parts.parts)
+    v_blocks = parts.new.v_norm is not None and any(w.blocks for w in parts.writes)
+    return 5 if layer or v_blocks or parts.new.q_alone else 6
 
 
 def row_kernel(new: NewRows, kernels: KernelSet, template: str, title: str) -> KernelPlan:

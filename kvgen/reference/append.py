@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvgen.reference.faults import FaultLog
-from kvgen.reference.norm import layer_norm, layer_norm_error, rms_norm, rms_norm_error
+from kvgen.reference.norm import layer_norm, layer_norm_error, norm_gain, rms_norm, rms_norm_error
 from kvgen.reference.pool import Rows
 from kvgen.reference.rope import Table, rotate, rotate_error
 from kvgen.reference.rounding import ulp
@@ -212,21 +212,21 @@ def _normalised(given: Changed, do: Change, kind: np.dtype[Any]) -> Changed:
         return given
     x, lost = given.rows, given.lost
     part = x[..., : do.latent or None]
-    # What was lost before is lost again, as a share of the whole.
-    share = lost[..., : do.latent or None].max(initial=0) / max(np.abs(part).max(initial=0), 1e-30)
+    before = lost[..., : do.latent or None]
     if isinstance(do.norm, LayerNorm):
         assert do.weight is not None
         normal = layer_norm(part, do.weight, do.norm_bias, do.norm)
         allowed = layer_norm_error(part, do.weight, do.norm_bias, do.norm)
-        # A mean that is far from 0 takes digits away from what is left.
-        deviation = np.sqrt(np.var(part, axis=2, keepdims=True) + do.norm.eps)
-        share = share * (1 + np.abs(part).max(axis=2, keepdims=True) / deviation)
-        before = np.abs(normal) + np.abs(do.weight.astype(np.float64)) * (1 + np.abs(part) / deviation)
     else:
         normal = rms_norm(part, do.weight, do.norm, kind)
         allowed = rms_norm_error(part, do.weight, do.norm, kind) - ulp(normal, kind) * (normal != part)
-        before = np.abs(normal)
-    there = np.maximum(allowed, 0) + 4 * share * before
+    # What was lost before grows with the element, and through the mean with its head: as a share of the largest element.
+    gain = norm_gain(part, do.weight, do.norm)
+    again = 2 * before * gain
+    if before.any():
+        share = before.max(initial=0) / max(np.abs(part).max(initial=0), 1e-30)
+        again = again + 4 * share * (np.abs(normal) + gain * np.abs(part).max(axis=2, keepdims=True))
+    there = np.maximum(allowed, 0) + again
     return Changed(
         np.concatenate([normal, x[..., part.shape[2] :]], axis=2),
         np.concatenate([there, lost[..., part.shape[2] :]], axis=2),

@@ -44,6 +44,21 @@ def rms_norm_error(x: NDArray[Any], weight: NDArray[Any] | None, norm: RmsNorm, 
     return _put(np.zeros(x.shape), allowed + ulp(result, dtype) + LOST * np.abs(result), norm)
 
 
+def norm_gain(x: NDArray[Any], weight: NDArray[Any] | None, norm: RmsNorm | LayerNorm) -> Floats:
+    """What a small change of an element of x is multiplied by, the mean square left as it is: `[T, heads, dim]`, not negative;
+    1 for elements that pass."""
+    wide = x.astype(np.float64)
+    if isinstance(norm, LayerNorm):
+        assert weight is not None
+        root = np.sqrt(np.var(wide, axis=2, keepdims=True) + norm.eps)
+        return np.broadcast_to(np.abs(weight.astype(np.float64)) / root, x.shape)
+    tokens, heads, dim = x.shape
+    part = wide.reshape(tokens, 1, heads * dim) if norm.over == "row" else wide[..., : norm.dim]
+    _, factor = _parts(x, weight, norm)
+    root = np.sqrt(np.mean(part * part, axis=2, keepdims=True) + norm.eps)
+    return _put(np.ones(x.shape), np.broadcast_to(np.abs(factor) / root, part.shape), norm)
+
+
 def layer_norm(x: NDArray[Any], weight: NDArray[Any], bias: NDArray[Any] | None, norm: LayerNorm) -> Floats:
     """x `[T, heads, dim]`, weight and bias `[dim]` or `[heads, dim]` -> `[T, heads, dim]`, not rounded."""
     wide = x.astype(np.float64)

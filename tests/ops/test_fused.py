@@ -330,7 +330,7 @@ def test_drawn_batches(name: str, data: Any) -> None:
 STEP = replace(PLAIN, totals=(5, 40, 1), new=(2, 3, 1), padding=1)
 
 
-@pytest.mark.parametrize("name", [n for n, s in SETS.items() if s.ops[0].rope and s.ops[0].positions == "given"])
+@pytest.mark.parametrize("name", [n for n, s in SETS.items() if s.ops[0].positions == "given"])
 @pytest.mark.parametrize("value", [-1, 2**24, 2**31 - 1])
 def test_a_bad_position(name: str, value: int) -> None:
     """The row is not stored, its q is NaN, and the error word says so; a skipped row says nothing."""
@@ -374,3 +374,27 @@ def test_a_bad_page_leaves_q_alone_and_a_bad_length_does_not() -> None:
     call.scene.tables["lengths"].view(np.int32)[1] = -1
     found, word = check(call)
     assert str(describe(word)).startswith("LENGTH") and found[2].state == "unknown"
+
+
+@pytest.mark.parametrize("name", ["q_alone", "q_alone_kivi", "q_alone_row"])
+def test_q_alone_looks_up_no_page(name: str) -> None:
+    """Pages that are wrong are no fault and the pool stays as it is; a wrong length is one, and q of its rows is NaN."""
+    call = call_for(name, STEP)
+    for table in ("page_table", "k_page_table", "v_page_table"):
+        if table in call.scene.tables:
+            call.scene.tables[table][...] = 2**31 - 1
+    found, word = check(call)
+    assert describe(word) is None and all(at.state in ("known", "padding") for at in found)
+    call = call_for(name, STEP)
+    call.scene.tables["lengths"].view(np.int32)[1] = -1
+    found, word = check(call)
+    assert str(describe(word)).startswith("LENGTH") and any(at.state == "unknown" for at in found)
+
+
+def test_q_factor_of_a_long_sequence() -> None:
+    """The last position that has a factor."""
+    call = call_for("q_alone_row", replace(STEP, totals=(5,), new=(2,)))
+    assert call.positions is not None
+    call.positions[...] = 2**24 - 1
+    found, word = check(call)
+    assert describe(word) is None and found[0].state == "known"
