@@ -148,8 +148,8 @@ def _resident(parts: RowParts) -> int:
     # To divide by a number of heads that is no power of two takes registers, too.
     if parts.q_heads & (parts.q_heads - 1):
         return 0
-    # So does a LayerNorm, whose mean comes before its variance; a norm of V beside blocks with scales; and rows of q alone, several
-    # a block.
+    # So does a LayerNorm, whose mean comes before its variance; a norm of V beside blocks with scales; and q alone, of which a
+    # block has several rows.
     layer = any(p.norm is not None and p.norm.layer for p in parts.parts)
     v_blocks = parts.new.v_norm is not None and any(w.blocks for w in parts.writes)
     return 5 if layer or v_blocks or parts.new.q_alone else 6

@@ -1,4 +1,4 @@
-"""Norms without weights, LayerNorm, the first pairs of a head, q's factor (kernels/head_steps.cu): sums are exact, roots are not."""
+"""Norms without weights, LayerNorm, a head's first pairs, q's factor (kernels/head_steps.cu): sums are exact, roots are not."""
 
 from __future__ import annotations
 
