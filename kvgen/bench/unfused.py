@@ -68,5 +68,6 @@ def separate_passes(scene: Scene, call: Call, least: Mapping[str, int]) -> tuple
     if any(quant is not None for quant in cache.quants.values()):
         found.append(Pass("quantize", stored + cached))
         stored = cached
-    found.append(Pass("store", stored + cached + tables))
+    if op.inputs != "q":
+        found.append(Pass("store", stored + cached + tables))
     return tuple(found) if len(found) > 1 else ()
