@@ -356,6 +356,7 @@ SETS: Final = {
             q_norm=RmsNorm(over="row", weight=False),
             position_scale=LLAMA4,
         ),
+        _set("kivi_v_norm", CHOSEN["kivi"], v_norm=RmsNorm(weight=False), q_norm=LayerNorm()),
         _set("six", Paged(dtype="f32", head_dim=6, **_SIZES), rope=Rope(style="interleaved", theta=1e4)),
     )
 }
