@@ -69,7 +69,7 @@ class Append(Op):
     v_norm: RmsNorm | LayerNorm | None = None
     """Norm of v, weights `v_weight` (Gemma 4: RmsNorm(weight=False)). None: no norm."""
     norm_order: Literal["before", "after"] = "before"
-    """Whether the norms of q and k stand "before" RoPE or "after" it (Llama 4, Hunyuan, nanochat)."""
+    """Whether the norms of q and k stand "before" RoPE or "after" it (Llama 4, Hunyuan)."""
     rope: Rope | Literal["model", "local"] | None = None
     """Rotation of q and k: a Rope, "model" or "local" for the set's model's. None: no rotation."""
     angles: Literal["computed", "pairs", "halves"] = "computed"
