@@ -286,7 +286,7 @@ LIMITS: Final = {
     "decode_plan": 45,
     "decode_local_plan": 45,
     "mla_decode_plan": 45,
-    "mla_plan": 50,
+    "mla_plan": 45,
     "prefix_plan": 45,
     "verify_plan": 45,
 }

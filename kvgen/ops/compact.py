@@ -54,6 +54,7 @@ class CompactPlanContext:
     table_template: str
     entries: tuple[EntryList, ...]
     element: str
+    index: str
     threads: int
     held: int
     multiplier: int
@@ -164,6 +165,7 @@ class Compact(Op):
             table_template=lower(cache).table.template,
             entries=lists,
             element=entries.c,
+            index=index.c,
             threads=PLAN_THREADS,
             held=HELD,
             multiplier=cache.page_table.id_multiplier,
