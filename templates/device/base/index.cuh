@@ -9,15 +9,6 @@ __device__ __forceinline__ uint32_t load_index(const int64_t* p, uint64_t i) {
   return x < 0 || x > (int64_t)kU32Max ? kU32Max : (uint32_t)x;
 }
 
-// Entry i where entries are compared with each other: a negative one is above every index, which is_index tells of the largest.
-__device__ __forceinline__ uint32_t load_unsigned(const uint32_t* p, uint64_t i) { return p[i]; }
-__device__ __forceinline__ uint32_t load_unsigned(const int32_t* p, uint64_t i) { return (uint32_t)p[i]; }
-__device__ __forceinline__ uint32_t load_unsigned(const int64_t* p, uint64_t i) { return load_index(p, i); }
-template <typename Index>
-__device__ __forceinline__ bool is_index(uint32_t x) {
-  return sizeof(Index) == 4 && (Index)-1 < (Index)0 ? (int32_t)x >= 0 : x != kU32Max;
-}
-
 // The request b with offsets[b] <= row < offsets[b + 1], by halving; any offsets give some b < batch.
 template <typename Index>
 __device__ __forceinline__ uint32_t request_of(const Index* offsets, uint32_t batch, uint32_t row) {

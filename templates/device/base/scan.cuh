@@ -84,6 +84,15 @@ __device__ __forceinline__ Counted counted(uint32_t count) {
   return {count == kU32Max ? 0 : count, count == kU32Max ? Fault::length : Fault::none};
 }
 
+// Entry i where entries are compared with each other: a negative one is above every index, which is_index tells of the largest.
+__device__ __forceinline__ uint32_t load_unsigned(const uint32_t* p, uint64_t i) { return p[i]; }
+__device__ __forceinline__ uint32_t load_unsigned(const int32_t* p, uint64_t i) { return (uint32_t)p[i]; }
+__device__ __forceinline__ uint32_t load_unsigned(const int64_t* p, uint64_t i) { return load_index(p, i); }
+template <typename Index>
+__device__ __forceinline__ bool is_index(uint32_t x) {
+  return sizeof(Index) == 4 && (Index)-1 < (Index)0 ? (int32_t)x >= 0 : x != kU32Max;
+}
+
 // New rows of request b by its offsets, none without offsets. They count if those around them do not decrease, as for range_of.
 template <typename Index>
 __device__ __forceinline__ Counted new_rows_of(const Index* offsets, uint32_t batch, uint32_t b) {
