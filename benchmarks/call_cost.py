@@ -2,12 +2,14 @@
 
     python benchmarks/call_cost.py
 
-Best of many averages, in microseconds of this process's CPU time, so that other jobs of the machine count little. Device arrays
+The least and the median of many short averages, in microseconds of this process's CPU time, so that other jobs of the machine
+count little. Device arrays
 are stand-ins with `__cuda_array_interface__`, as CuPy and Numba have it; what is left is kvgen's own work.
 """
 
 from __future__ import annotations
 
+import statistics
 import time
 import timeit
 from collections.abc import Callable
@@ -17,6 +19,7 @@ from kvgen.runtime import cuda, gpu
 
 LAYERS: Final = 32
 BATCH: Final = 64
+ROUND: Final = 1e-3  # seconds
 
 
 class DeviceArray:
@@ -68,12 +71,16 @@ class StubDriver:
         return lambda stream: None
 
 
-def microseconds(action: Callable[[], object], seconds: float) -> float:
-    """The least of 25 averages, of calls for `seconds` all together."""
+def microseconds(action: Callable[[], object], seconds: float) -> tuple[float, float]:
+    """The least and the median of many short averages, of calls for `seconds` all together.
+
+    Rounds are a millisecond: other jobs of the machine slow many of them down, and never all.
+    """
     action()
-    once = min(timeit.repeat(action, number=3, repeat=3, timer=time.process_time)) / 3
-    number = max(1, int(seconds / 25 / max(once, 1e-7)))
-    return min(timeit.repeat(action, number=number, repeat=25, timer=time.process_time)) / number * 1e6
+    once = min(timeit.repeat(action, number=3, repeat=9, timer=time.process_time)) / 3
+    number = max(1, int(ROUND / max(once, 1e-7)))
+    rounds = sorted(timeit.repeat(action, number=number, repeat=max(25, int(seconds / ROUND)), timer=time.process_time))
+    return rounds[0] / number * 1e6, statistics.median(rounds) / number * 1e6
 
 
 def actions() -> list[tuple[str, Callable[[], object], float | None]]:
@@ -134,8 +141,8 @@ def main(seconds: float = 2.0) -> None:
     cuda.driver = lambda: stub  # type: ignore[assignment]
     gpu.cubin = lambda *_: b"stub"  # type: ignore[assignment]
     for name, action, limit in actions():
-        cost = microseconds(action, seconds)
-        print(f"{name:80} {cost:8.2f} us{f'   (at most {limit:g})' if limit else ''}")
+        least, median = microseconds(action, seconds)
+        print(f"{name:80} {least:8.2f} us, median {median:8.2f}{f'   (at most {limit:g})' if limit else ''}")
 
 
 if __name__ == "__main__":

@@ -162,9 +162,9 @@ def run_both(project: Project, before: Mapping[str, str], pairs: Iterable[Pair])
 def _run_set(project: Project, before: Mapping[str, str], name: str, changed: Mapping[str, Pair]) -> list[str]:
     from benchmarks.gpu.correctness import run
     from benchmarks.gpu.expected import cases_of
-    from benchmarks.gpu.memory import HostMemory
     from kvgen.cli.project import generated
     from kvgen.codegen.emit import set_plans
+    from kvgen.verify.memory import HostMemory
 
     loaded = next(s for s in project.sets if s.kernels.name == name)
     lines = []

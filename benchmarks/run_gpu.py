@@ -134,7 +134,7 @@ class Run:
         }
         self.gpu: Any = None
         if options.device == "cuda":
-            from benchmarks.gpu.device import Gpu
+            from kvgen.verify.device import Gpu
 
             self.gpu = Gpu(options.ordinal)
             head["device"] = self.gpu.describe()
@@ -192,7 +192,7 @@ class Run:
         return load(self.options.cubins / "cases" / f"{name}.npz")
 
     def _memory(self) -> Any:
-        from benchmarks.gpu.memory import GpuMemory, HostMemory
+        from kvgen.verify.memory import GpuMemory, HostMemory
 
         return HostMemory() if self.gpu is None else GpuMemory(self.options.ordinal)
 
@@ -248,12 +248,13 @@ class Run:
 
     def _timings(self) -> Iterator[tuple[Key, Callable[[], Outcome]]]:
         from benchmarks.gpu.apart import Apart
-        from benchmarks.gpu.timings import Timer, measure_bandwidth
-        from benchmarks.gpu.workload import empty_node, filler
+        from benchmarks.gpu.timings import Timer
+        from benchmarks.gpu.workload import empty_node
+        from kvgen.verify.bandwidth import filler, measure
 
         cubin = self._bandwidth_cubin()
         # Always anew: percentages are of what this run found.
-        self.results.bandwidth = measure_bandwidth(self.gpu, cubin, self.options.buffer_mib << 20)
+        self.results.bandwidth = measure(self.gpu, cubin, self.options.buffer_mib << 20)
         for name, file in self._each_set("timings"):
             fill, empty = filler(self.gpu, cubin), empty_node(self.gpu, cubin)
             apart = Apart(self.options.cubins, name) if file.facts.apart else None
@@ -267,16 +268,16 @@ class Run:
         self.results.head["device"]["smi_after"] = _smi(self.options.ordinal)
 
     def _bandwidth_cubin(self) -> bytes:
-        from kvgen.compile import find, read_folder, select_arch
+        from kvgen.compile import find, read_folder, select_arch, text_digest
+        from kvgen.verify.bandwidth import bandwidth_unit
 
         manifest = read_folder(self.options.cubins)
         arch = select_arch(self.gpu.driver.capability(self.options.ordinal), manifest.archs("bandwidth", "bandwidth"))
-        text = (ROOT / "benchmarks" / "gpu" / "bandwidth.cu").read_text(encoding="utf-8")
-        return find(manifest, "bandwidth", "bandwidth", arch, hashlib.sha256(text.encode()).hexdigest())
+        return find(manifest, "bandwidth", "bandwidth", arch, text_digest(bandwidth_unit().text))
 
 
 def _smi(ordinal: int) -> dict[str, str] | None:
-    from benchmarks.gpu.device import smi
+    from kvgen.verify.device import smi
 
     return smi(ordinal)
 

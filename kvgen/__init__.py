@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from kvgen import ops, score
+    from kvgen.codegen.in_memory import compile_ahead
     from kvgen.codegen.inline import compile_kernel
-    from kvgen.codegen.load import compile_ahead, load
+    from kvgen.codegen.load import load
     from kvgen.runtime.error_word import ErrorWord
     from kvgen.runtime.faults import FaultError
     from kvgen.spec import presets
@@ -54,7 +55,7 @@ _HOME = {
     "PositionScale": "kvgen.spec.position_scale",
     "Score": "kvgen.spec.score",
     "__version__": "kvgen.version",
-    "compile_ahead": "kvgen.codegen.load",
+    "compile_ahead": "kvgen.codegen.in_memory",
     "compile_kernel": "kvgen.codegen.inline",
     "load": "kvgen.codegen.load",
 }

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import difflib
 import keyword
 import os
+import re
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
@@ -104,7 +106,9 @@ def find_config(start: Path | None = None) -> Config:
         source = named(file)
         unknown = sorted(set(section) - set(_KEYS))
         if unknown:
-            raise ConfigError(f"{source}: tool.kvgen.{unknown[0]}: unknown key; the keys are {', '.join(_KEYS)}")
+            near = difflib.get_close_matches(unknown[0], _KEYS, n=1)
+            meant = f"; did you mean {near[0]}?" if near else ""
+            raise ConfigError(f"{source}: tool.kvgen.{unknown[0]}: unknown key; the keys are {', '.join(_KEYS)}{meant}")
         for key in ("requires", "nvrtc"):
             if not isinstance(section.get(key, ""), str):
                 raise ConfigError(f"{source}: tool.kvgen.{key}: got {section[key]!r}; it must be a string")
@@ -125,7 +129,9 @@ def find_config(start: Path | None = None) -> Config:
         bad = [p for p in config.package.split(".") if not p.isidentifier() or keyword.iskeyword(p)]
         if bad:
             raise ConfigError(
-                f"{source}: tool.kvgen.out: {bad[0]!r} is no Python identifier; generated code is imported"
+                f"{source}: tool.kvgen.out: got {section.get('out', 'generated')!r}; generated code is imported, so every folder "
+                f"of the path must be a Python identifier, which {bad[0]!r} is not; use letters, digits and _, as in "
+                f"{re.sub(r'[^0-9a-zA-Z_]', '_', bad[0])!r}"
             )
         return config
     raise ConfigError(

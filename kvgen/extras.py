@@ -12,7 +12,7 @@ from typing import Final
 
 BUILD: Final = ("jinja2", "packaging", "pydantic", "rich", "typer")
 # What a verb runs: everything renders specs, these compile as well.
-COMPILING: Final = ("bench", "compile", "demo")
+COMPILING: Final = ("bench", "compile", "demo", "verify")
 
 
 def missing(modules: Sequence[str]) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import importlib
 import json
 import os
@@ -23,8 +24,8 @@ HEAVY = ("jinja2", "pydantic", "numpy", "ml_dtypes", "cuda", "typer", "rich")
 # Rooms from the bottom to the top: each imports only rooms before it, for types as well.
 ROOMS = (
     "errors", "extras", "version", "emulator", "tensor_map", "expr", "layout", "plan", "paths", "files", "json_file", "config",
-    "compile", "runtime", "torch", "spec", "score", "lowering", "ops", "reference", "bench", "testing", "codegen", "export",
-    "models", "cli", "__main__",
+    "compile", "runtime", "torch", "spec", "score", "lowering", "ops", "reference", "bench", "verify", "testing", "codegen",
+    "export", "models", "cli", "__main__",
 )  # fmt: skip
 FLOORS = {room: number for number, room in enumerate(ROOMS, start=1)}
 
@@ -39,6 +40,12 @@ def modules() -> dict[str, Path]:
 
 
 MODULES = modules()
+
+
+@functools.cache
+def statements_of(path: Path, top: bool) -> list[ast.Import | ast.ImportFrom]:
+    """The import statements of a file, which is parsed once for all tests."""
+    return list(statements(ast.parse(path.read_text(encoding="utf-8")), top=top))
 
 
 def statements(tree: ast.AST, *, top: bool) -> Iterator[ast.Import | ast.ImportFrom]:
@@ -60,7 +67,7 @@ def imports(name: str, *, top: bool = False) -> set[str]:
     path = MODULES[name]
     package = name if path.name == "__init__.py" else name.rpartition(".")[0]
     found: set[str] = set()
-    for node in statements(ast.parse(path.read_text(encoding="utf-8")), top=top):
+    for node in statements_of(path, top):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
             continue
@@ -174,31 +181,24 @@ def test_the_walk_sees_what_it_should(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 PROBE = """
-import json, sys, time
-start = time.perf_counter()
+import json, sys
 import {module}
-took = time.perf_counter() - start
-print(json.dumps([took, sorted({{m.split(".")[0] for m in sys.modules}} & set({heavy!r}))]))
+print(json.dumps(sorted({{m.split(".")[0] for m in sys.modules}} & set({heavy!r}))))
 """
 
 
-def probe(module: str, folder: Path) -> tuple[float, list[str]]:
-    """(the best of 5 import times in seconds, the heavy modules loaded) in fresh interpreters."""
-    program = PROBE.format(module=module, heavy=HEAVY)
+def probe(module: str, folder: Path) -> list[str]:
+    """The heavy modules that an import of `module` loads, in a fresh interpreter."""
     paths = os.pathsep.join((str(folder), str(PACKAGE.parent)))
-    times, loaded = [], set()
-    for _ in range(5):
-        done = subprocess.run(
-            [sys.executable, "-c", program],
-            check=True,
-            capture_output=True,
-            text=True,
-            env={**os.environ, "PYTHONPATH": paths},
-        )
-        took, found = json.loads(done.stdout)
-        times.append(took)
-        loaded |= set(found)
-    return min(times), sorted(loaded)
+    done = subprocess.run(
+        [sys.executable, "-c", PROBE.format(module=module, heavy=HEAVY)],
+        check=True,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": paths},
+    )
+    loaded: list[str] = json.loads(done.stdout)
+    return loaded
 
 
 SPEC = '''"""A small set."""
@@ -219,6 +219,5 @@ def test_kvgen_and_generated_packages_load_nothing_heavy(tmp_path: Path) -> None
     for file in render_all(load_file(spec, "specs/small.py")).values():
         write_file(tmp_path / "kernels_out", file)
     for module in ("kvgen", "kvgen.runtime", "kernels_out.small"):
-        took, loaded = probe(module, tmp_path)
-        print(f"import {module}: {took * 1e3:.1f} ms, best of 5")
+        loaded = probe(module, tmp_path)
         assert loaded == [], f"import {module} loads {', '.join(loaded)}"

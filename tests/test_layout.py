@@ -240,7 +240,10 @@ KNOWN = (("kv", 2), ("token", 16), ("head", 4), ("dim", 64))
             "layout: dim/24 in 'page dim/24 token head dim%24' does not divide the extent",
         ),
         ("page token dim", "layout: 'page token dim' has no head axis, but head has 4 elements; add it"),
-        ("token head dim", "layout: 'token head dim' has no page axis; add page (or block)"),
+        (
+            "token head dim",
+            "layout: got 'token head dim'; pages need an axis of their own; write page (or block) into it",
+        ),
         ("token page head dim", "layout: token lies outside an axis whose extent is known only at run time in"),
         ("page token layer head dim", "layout: token lies outside an axis whose extent is known only at run time in"),
     ],

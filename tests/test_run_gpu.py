@@ -19,10 +19,10 @@ from benchmarks import run_gpu
 from benchmarks.gpu import prepare
 from benchmarks.gpu.cases import CaseFile, load
 from benchmarks.gpu.correctness import compare_golden, failures, run, store_golden
-from benchmarks.gpu.memory import HostMemory
 from benchmarks.gpu.packages import ROOT, generated
 from benchmarks.gpu.results import Results
 from kvgen.errors import DeviceError
+from kvgen.verify.memory import HostMemory
 
 SMALL = "layout_f32"
 SCRIPT = ROOT / "benchmarks" / "run_gpu.py"

@@ -14,12 +14,12 @@ import pytest
 from benchmarks import run_gpu
 from benchmarks.gpu.cases import load
 from benchmarks.gpu.correctness import failures, run
-from benchmarks.gpu.memory import GpuArray, HostMemory
 from benchmarks.gpu.packages import generated, use
 from kvgen import Continuous
 from kvgen.runtime.arrays import view
 from kvgen.spec.kernel_set import KernelSet
 from kvgen.spec.loader import load_folder
+from kvgen.verify.memory import GpuArray, HostMemory
 from tests.cli.conftest import Folder
 from tests.support import rehearsal
 from tests.support.family_sets import NAMES, RUN, write_project

@@ -12,11 +12,11 @@ import pytest
 from benchmarks import run_gpu
 from benchmarks.gpu.cases import load
 from benchmarks.gpu.correctness import failures, run
-from benchmarks.gpu.memory import HostMemory
 from benchmarks.gpu.packages import generated, use
 from kvgen import ops
 from kvgen.spec.kernel_set import KernelSet
 from kvgen.spec.loader import load_folder
+from kvgen.verify.memory import HostMemory
 from tests.cli.conftest import Folder
 from tests.support import rehearsal
 from tests.support.bench_sets import NAMES, RUN, write_project

@@ -5,113 +5,21 @@ from __future__ import annotations
 import math
 import os
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 
 from benchmarks.gpu import prepare, timings, workload
 from benchmarks.gpu.apart import Apart
-from benchmarks.gpu.device import Gpu, Timing
 from benchmarks.gpu.packages import ROOT, generated, project, use
 from kvgen.compile import compile_unit, default_cache
-from kvgen.emulator import Buffer, build
-from kvgen.runtime import cuda
+from kvgen.emulator import build
 from kvgen.runtime import gpu as backend
-from kvgen.runtime.module import cpu_kernel
 from kvgen.spec.loader import load_folder
+from kvgen.verify import bandwidth
 from tests.cli.conftest import Folder
 from tests.support import bench_sets, family_sets
+from tests.support.emulated_gpu import EmulatedDriver, use_emulated
 from tests.support.family_sets import write_project
-
-
-class EmulatedDriver:
-    """Device memory is host memory; a launch runs the kernel's PTX on the CPU machine, which sees what leaves the memory."""
-
-    def __init__(self, packages: list[Any], fill: Any) -> None:
-        self.places = {
-            entry: (package.Cache.MODULE, file, entry)
-            for package in packages
-            for file, entry in package.Cache.MODULE.kernels
-        }
-        self.fill = fill
-        self.memory: dict[int, Any] = {}
-
-    def current_device(self) -> int:
-        return 0
-
-    def capability(self, device: int) -> tuple[int, int]:
-        return (9, 0)
-
-    def multiprocessors(self, device: int) -> int:
-        return 2
-
-    def mapped(self, pointer: int, device: int) -> int:
-        return pointer
-
-    def pointer_device(self, pointer: int) -> int:
-        return 0
-
-    def load(self, cubin: bytes, entry: str, device: int) -> object:
-        place = self.places.get(entry)
-        return cpu_kernel(*place, "sm_90a", "check") if place else self.fill.kernels[entry]
-
-    def set_max_dynamic_shared(self, handle: object, nbytes: int) -> None:
-        assert nbytes > 48 << 10
-
-    def prepare(self, handle: Any, device: int, grid: Any, block: Any, shared: int, params: Any, pdl: bool) -> Any:
-        def go(stream: int) -> None:
-            raw = params.bytes_list()  # as a driver reads them: when it launches
-            buffers = [
-                Buffer(f"memory {i}", pointer, size, True) for i, (pointer, (_, size)) in enumerate(self.memory.items())
-            ]
-            handle.launch(grid, block, raw, dynamic_shared=shared, buffers=buffers, programmatic=pdl)
-
-        return go
-
-    def allocate(self, nbytes: int, device: int) -> int:
-        raw = np.full(nbytes + 256, 0xEE, np.uint8)
-        pointer = -(-raw.ctypes.data // 256) * 256
-        self.memory[pointer] = (raw, nbytes)
-        return int(pointer)
-
-    def free(self, pointer: int, device: int) -> None:
-        del self.memory[pointer]
-
-    def write(self, pointer: int, data: bytes, device: int) -> None:
-        self._bytes(pointer, len(data))[...] = np.frombuffer(data, np.uint8)
-
-    def read(self, pointer: int, nbytes: int, device: int) -> bytes:
-        return bytes(self._bytes(pointer, nbytes))
-
-    def synchronize(self, stream: int, device: int) -> None:
-        return None
-
-    def _bytes(self, pointer: int, nbytes: int) -> Any:
-        raw, size = self.memory[pointer]
-        assert nbytes <= size
-        start = pointer - raw.ctypes.data
-        return raw[start : start + nbytes]
-
-
-class EmulatedGpu(Gpu):
-    """A Gpu whose launches run once and take a microsecond."""
-
-    def __init__(self, driver: Any) -> None:
-        self.ordinal, self.driver, self.stream = 0, driver, 0
-        self.multiprocessors, self.l2_bytes = 1, 4096
-
-    def free_bytes(self) -> int:
-        return 1 << 28
-
-    def wait(self) -> None:
-        return None
-
-    def time(self, launches: Any, *, samples: int = 0) -> Timing:
-        for launch in launches:
-            launch(self.stream)
-        return Timing(1.0, 1.0, len(launches))
-
 
 # Checked-in sets -> what they are timed for. Every run has the kinds of table in the family's sets, slots in the fused ones,
 # and here a decode with a planner; a campaign all.
@@ -175,7 +83,7 @@ def test_timed_workloads_compute_the_right_thing(name: str, monkeypatch: pytest.
 def hold_timings(name: str, monkeypatch: pytest.MonkeyPatch, folder: Path | None = None) -> None:
     """The timings' own checks (append against gather, decode against float64) pass for every form of table, and see
     a pool that holds something else."""
-    unit = prepare.bandwidth_unit()
+    unit = bandwidth.bandwidth_unit()
     image = compile_unit(unit, "sm_90a", "ptx", cache=default_cache())
     package = generated(name)
     kernels = next(s.kernels for s in load_folder(project() / "specs", project()) if s.kernels.name == name)
@@ -183,10 +91,7 @@ def hold_timings(name: str, monkeypatch: pytest.MonkeyPatch, folder: Path | None
     apart = Apart(folder, name) if folder is not None and facts.apart else None
     packages = [package, *((apart.rows, apart.store) if apart is not None else ())]
     driver = EmulatedDriver(packages, build([image.data.decode()], mode="check"))
-    monkeypatch.setattr(cuda, "driver", lambda: driver)
-    monkeypatch.setattr(backend, "cubin", lambda module, file, entry, capability: entry.encode())
-    backend._function.cache_clear()
-    monkeypatch.setattr(cuda, "function", lambda code, entry, shared=0, *, device=0: cuda.Function(driver, driver.load(code, entry, device), entry, 0, shared))  # fmt: skip # noqa: E501
+    gpu = use_emulated(monkeypatch, driver)
     monkeypatch.setattr(timings, "APPEND_ROWS", (1, 5, 68))
     monkeypatch.setattr(timings, "PROMPT", 68)
     monkeypatch.setattr(timings, "CONTEXT", 33)
@@ -196,10 +101,9 @@ def hold_timings(name: str, monkeypatch: pytest.MonkeyPatch, folder: Path | None
     monkeypatch.setattr(timings, "RAGGED", (4, 3, 300))
     monkeypatch.setattr(timings, "LAYERS_AT_MOST", 2)
     monkeypatch.setattr(timings, "CALLS", (2, 3))
-    gpu = EmulatedGpu(driver)
-    bandwidth = {"read": 1.0, "copy": 1.0, "write": 1.0}
-    fill, empty = workload.filler(gpu, b""), workload.empty_node(gpu, b"")
-    timer = timings.Timer(gpu, package, facts, fill, empty, bandwidth, apart)
+    rates = {"read": 1.0, "copy": 1.0, "write": 1.0}
+    fill, empty = bandwidth.filler(gpu, b""), workload.empty_node(gpu, b"")
+    timer = timings.Timer(gpu, package, facts, fill, empty, rates, apart)
     ran = {}
     for case in timer.cases():
         ran[case.op, case.case] = case.run()

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from benchmarks.gpu.memory import GpuArray
 from benchmarks.gpu.packages import package_in
+from kvgen.verify.memory import GpuArray
 
 if TYPE_CHECKING:
     from benchmarks.gpu.workload import Workload

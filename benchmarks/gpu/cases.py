@@ -16,28 +16,12 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from kvgen.layout.dtypes import dtype
+from kvgen.verify.memory import Bytes as Bytes
+from kvgen.verify.memory import View as View
 
-Bytes = NDArray[np.uint8]
 SCHEMA = 3
 CHUNK = 1024
 FLOATS: Final = {"f32": np.float32, "f64": np.float64}
-
-
-@dataclass(frozen=True)
-class View:
-    """An array inside a memory: `offset` and `strides` in bytes, `dtype` a kvgen name."""
-
-    memory: str
-    offset: int
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-    dtype: str
-
-    def of(self, memory: Bytes) -> NDArray[Any]:
-        """The array in `memory`, which it shares."""
-        kind = dtype(self.dtype).numpy()
-        return np.ndarray(self.shape, kind, memory.data, self.offset, self.strides)
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from benchmarks.gpu.cases import FLOATS, Blobs, Bytes, Case, CaseFile, Close, View, save
-from benchmarks.gpu.memory import Memory
 from kvgen.layout.dtypes import dtype
 from kvgen.runtime import describe
+from kvgen.verify.memory import Memory
 
 SOME = 100
 

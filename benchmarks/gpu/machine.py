@@ -14,7 +14,6 @@ import numpy as np
 
 from benchmarks.gpu.cases import Blobs, Bytes, Case, View
 from benchmarks.gpu.correctness import run
-from benchmarks.gpu.memory import HostMemory
 from kvgen import Continuous, KernelSet
 from kvgen.bench import KNOWN, Scene, Workload, call_of
 from kvgen.bench.synthetic_batch import LAYER
@@ -22,6 +21,7 @@ from kvgen.errors import ToolError
 from kvgen.layout.dtypes import dtype
 from kvgen.ops import Append, Convert
 from kvgen.spec.kernel_set import Op
+from kvgen.verify.memory import HostMemory
 
 GUARD: Final = 256  # bytes of canaries on either side
 CANARY: Final = 0xEE

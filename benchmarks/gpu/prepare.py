@@ -9,7 +9,7 @@ from pathlib import Path
 from benchmarks.gpu.apart import FOLDER, apart_of
 from benchmarks.gpu.cases import Facts, save
 from benchmarks.gpu.expected import cases_of
-from benchmarks.gpu.packages import ROOT, generated, package_in, project
+from benchmarks.gpu.packages import generated, package_in, project
 from kvgen import Continuous, KernelSet, Ring
 from kvgen.bench.step import Step
 from kvgen.codegen.emit import render_all, write_file
@@ -18,15 +18,7 @@ from kvgen.layout.storage import Segment
 from kvgen.ops import Append, Decode
 from kvgen.spec.loader import LoadedSet, load_folder
 from kvgen.spec.quant import Quant
-
-BANDWIDTH = "bandwidth"
-ENTRIES = ("bandwidth_read", "bandwidth_write", "bandwidth_copy", "bandwidth_fill", "bandwidth_empty")
-
-
-def bandwidth_unit() -> Unit:
-    """The measuring kernels, in one unit."""
-    text = (ROOT / "benchmarks" / "gpu" / "bandwidth.cu").read_text(encoding="utf-8")
-    return Unit(f"{BANDWIDTH}/{BANDWIDTH}", ENTRIES[0], text)
+from kvgen.verify.bandwidth import bandwidth_unit
 
 
 def prepare(folder: Path, names: Sequence[str], archs: Sequence[str] | None) -> tuple[int, int]:

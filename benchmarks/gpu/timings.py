@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -13,11 +14,11 @@ import numpy as np
 
 from benchmarks.gpu.apart import Apart
 from benchmarks.gpu.cases import Facts
-from benchmarks.gpu.device import Gpu, Timing, without_pdl
-from benchmarks.gpu.memory import GpuBytes
-from benchmarks.gpu.workload import THREADS, Fill, Node, Workload
+from benchmarks.gpu.workload import Node, Workload
 from kvgen.layout.dtypes import dtype
-from kvgen.runtime import cuda, packing
+from kvgen.runtime import cuda
+from kvgen.verify.bandwidth import Fill
+from kvgen.verify.device import Gpu, Timing
 
 APPEND_ROWS = (1, 8, 128, 4096)
 PROMPT = 1024  # rows from which on they are one prompt's
@@ -38,23 +39,19 @@ class WrongResult(Exception):
     """A timed launch computed something else than it must."""
 
 
-def measure_bandwidth(gpu: Gpu, cubin: bytes, nbytes: int) -> dict[str, float]:
-    """GB/s of reading, writing and copying `nbytes` (a copy counts bytes read and bytes written), best grid of several."""
-    piece = THREADS * 8 * 16
-    nbytes -= nbytes % piece
-    source, target = GpuBytes(nbytes, gpu.ordinal), GpuBytes(nbytes, gpu.ordinal)
-    found: dict[str, float] = {}
-    for name in ("write", "copy", "read"):  # the write is what fills the source with something
-        function = cuda.function(cubin, f"bandwidth_{name}", device=gpu.ordinal)
-        first = source if name == "write" else target
-        params = packing.PackedArgs(("ptr", "ptr", "u64"), (source.pointer, first.pointer, nbytes // 16))
-        best = 0.0
-        for blocks in (1, 2, 4, 16):
-            launch = function.bind((gpu.multiprocessors * blocks, 1, 1), (THREADS, 1, 1), params)
-            taken = gpu.time([launch], samples=7)
-            best = max(best, (2 if name == "copy" else 1) * nbytes / taken.median / 1e3)
-        found[name] = best
-    return found
+@contextmanager
+def without_pdl() -> Iterator[None]:
+    """Launches that are bound inside start when their predecessor has finished, as on GPUs before sm_90."""
+    real = cuda.Function.bind
+
+    def bind(self: cuda.Function, *arguments: Any, pdl: bool = False) -> Any:
+        return real(self, *arguments, pdl=False)
+
+    cuda.Function.bind = bind  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        cuda.Function.bind = real  # type: ignore[method-assign]
 
 
 @dataclass(frozen=True)

@@ -11,47 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.gpu.cases import Facts
-from benchmarks.gpu.device import Gpu
-from benchmarks.gpu.memory import GpuArray, GpuBytes
 from kvgen.layout.dtypes import dtype
 from kvgen.runtime import cuda, packing
+from kvgen.verify.bandwidth import SCALE, THREADS, Fill
+from kvgen.verify.device import Gpu
+from kvgen.verify.memory import GpuArray, GpuBytes
 
-Fill = Callable[[GpuBytes, str, int], None]
 Node = Callable[[bool], Callable[[int], None]]
-# (bits that are random, bits that are set): numbers of either sign in [0.5, 1), and any integer code. Bytes may be codes,
-# or rows and pages of several types: none of these patterns is NaN or infinity as any of them.
-FILLS = {
-    "f32": (0x807FFFFF, 0x3F000000),
-    "bf16": (0x807F807F, 0x3F003F00),
-    "f16": (0x83FF83FF, 0x38003800),
-    "e4m3": (0x87878787, 0x30303030),
-    "e5m2": (0x83838383, 0x38383838),
-    "i8": (0xFFFFFFFF, 0),
-    "u8": (0x87878787, 0x30303030),
-}
-# Scales: positive numbers in [2^-6, 2^-5), for which no value below 1 is too large.
-SCALES = {
-    "f32": (0x007FFFFF, 0x3C800000),
-    "bf16": (0x007F007F, 0x3C803C80),
-    "f16": (0x03FF03FF, 0x24002400),
-    "e4m3": (0x07070707, 0x08080808),
-    "u8": (0x07070707, 0x08080808),
-}
-THREADS = 512
-SCALE = "scale "
-
-
-def filler(gpu: Gpu, cubin: bytes) -> Fill:
-    """Fills device memory with numbers of either sign in [0.5, 1), or with what `kind` names in SCALES."""
-    function = cuda.function(cubin, "bandwidth_fill", device=gpu.ordinal)
-
-    def fill(memory: GpuBytes, kind: str, seed: int) -> None:
-        keep, fixed = SCALES[kind.removeprefix(SCALE)] if kind.startswith(SCALE) else FILLS[kind]
-        words = memory.nbytes // 4
-        params = packing.PackedArgs(("ptr", "u64", "u32", "u32", "u32"), (memory.pointer, words, keep, fixed, seed))
-        function.launch((gpu.multiprocessors * 8, 1, 1), (THREADS, 1, 1), params, gpu.stream)
-
-    return fill
 
 
 def empty_node(gpu: Gpu, cubin: bytes) -> Node:

@@ -30,6 +30,7 @@ kvgen check                                       is generated/ in step with spe
 kvgen diff --against main                         what a change does to the kernels
 kvgen compile                                     registers, shared memory, spills; no GPU needed
 kvgen bench                                       memory sectors and instructions, counted; no GPU needed
+kvgen verify --gpu                                every kernel on this GPU beside the float64 oracle; times
 kvgen list                                        the sets, and --presets: other engines' layouts
 
 \b
@@ -129,6 +130,7 @@ VERBS: Final = {
     "show": ("show.show", "One set's CUDA, plan, line origins, PTX or SASS.", False),
     "compile": ("compile.compile_kernels", "Compile; registers, shared memory, spills. No GPU.", True),
     "bench": ("bench.bench", "Count sectors, instructions, conflicts. No GPU.", True),
+    "verify": ("verify.verify", "Run kernels beside the oracle, on a GPU or without.", True),
     "export": ("export.export", "Kernels for an engine in C++: headers, CUDA, CMake.", True),
     "doctor": ("doctor.doctor", "What kvgen needs and what this machine has.", False),
     "demo": ("demo.demo", "A real model's cache, end to end, on this machine.", False),

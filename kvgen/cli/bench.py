@@ -195,9 +195,9 @@ def _closing() -> str:
     from kvgen.errors import DeviceError
     from kvgen.runtime import cuda
 
-    said = "counts of the CPU machine in check mode; no times. benchmarks/run_gpu.py times the same kernels on a GPU"
+    said = "counts of the CPU machine in check mode; no times. `kvgen verify --gpu` times kernels on a GPU"
     try:
         cuda.driver().current_device()
     except DeviceError:
         return f"{said}; none is here"
-    return f"{said}, and one is here: see benchmarks/README.md"
+    return f"{said}, and one is here"

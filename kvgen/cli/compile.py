@@ -16,16 +16,18 @@ if TYPE_CHECKING:
     from kvgen.cli.project import Project
     from kvgen.cli.selection import Chosen
     from kvgen.compile import Image, Job
+    from kvgen.errors import CompileError
     from kvgen.plan.kernel import KernelPlan
 
 
 @dataclass(frozen=True)
 class _Batch:
-    """What to compile, and per unit its plan and the digest of its text."""
+    """What to compile, per unit its plan and the digest of its text, and the launchers of the sets."""
 
     jobs: list[Job]
     kernels: dict[str, KernelPlan]
     digests: dict[str, str]
+    launchers: dict[str, str]
 
 
 def compile_kernels(
@@ -39,7 +41,11 @@ def compile_kernels(
     folder: Annotated[
         Path | None,
         typer.Option(
-            "-o", "--output", metavar="DIR", help="Write cubins and a manifest for KVGEN_CUBINS.", show_default=False
+            "-o",
+            "--output",
+            metavar="DIR",
+            help="Write cubins, launchers and a manifest for KVGEN_CUBINS.",
+            show_default=False,
         ),
     ] = None,
     record: Annotated[
@@ -53,6 +59,8 @@ def compile_kernels(
 ) -> None:
     """Compile with NVRTC: in parallel, cached, without a GPU; shows registers, shared memory and spills.
 
+    Where a kernel does not compile, the others are shown, nothing is written, and kvgen exits with 1.
+
     \b
     kvgen compile                               every kernel for the architectures of its spec
     kvgen compile llama3_8b --arch 'sm_*'       one set for every architecture
@@ -61,8 +69,8 @@ def compile_kernels(
     """
     from kvgen.cli.project import open_project
     from kvgen.cli.resources_json import check_pin
-    from kvgen.compile import compile_many, default_cache, write_folder
-    from kvgen.errors import ToolError
+    from kvgen.compile import UnitsError, compile_many, default_cache, write_folder
+    from kvgen.errors import CompileError, ToolError
 
     if record and arch:
         raise ToolError("--record: got it beside --arch; it records the architectures of the specs; drop one")
@@ -76,10 +84,18 @@ def compile_kernels(
         if not force:
             _keep_edited(project, chosen)
     batch = _batch(project, chosen, arch)
+    refused: CompileError | None = None
     with progress("compiling", len(batch.jobs)) as done:
-        images = compile_many(batch.jobs, cache=default_cache(), progress=lambda _: done(), origin=project.origin)
+        try:
+            images = compile_many(batch.jobs, cache=default_cache(), progress=lambda _: done(), origin=project.origin)
+        except CompileError as error:
+            images, refused = error.images if isinstance(error, UnitsError) else [], error
+    if refused:
+        _show_refused(images, batch, refused, folder=folder, record=record, as_json=as_json)
+        project.end()
+        raise typer.Exit(1)
     if folder:
-        write_folder(folder, images, batch.digests)
+        write_folder(folder, images, batch.digests, batch.launchers)
     if record:
         _record(project, chosen, images, batch)
     spilling = [image for image in images if _spills(image)]
@@ -96,6 +112,21 @@ def compile_kernels(
         names = ", ".join(f"{i.unit_name} {i.arch}" for i in spilling)
         typer.echo(f"{len(spilling)} of {len(images)} kernels spill registers: {names}", err=True)
         raise typer.Exit(1)
+
+
+def _show_refused(
+    images: list[Image], batch: _Batch, refused: CompileError, *, folder: Path | None, record: bool, as_json: bool
+) -> None:
+    """What compiled, then what did not; cubins and resources.json of a part of the kernels are not written."""
+    if as_json:
+        _print_json(images, batch, None, str(refused))
+    elif images:
+        _print_table(images, batch)
+    typer.secho("error: ", fg="red", bold=True, nl=False, err=True)
+    typer.echo(str(refused), err=True)
+    kept = ([named(folder)] if folder else []) + (["resources.json"] if record else [])
+    if kept:
+        typer.echo(f"\nnothing was written to {' and '.join(kept)}: they hold all kernels or none", err=True)
 
 
 def _archs(patterns: list[str]) -> list[str]:
@@ -120,14 +151,15 @@ def _batch(project: Project, chosen: list[Chosen], arch: list[str] | None) -> _B
     from kvgen.compile import text_digest
 
     targets = _archs(arch) if arch else None
-    batch = _Batch([], {}, {})
+    batch = _Batch([], {}, {}, {})
     for item in chosen:
         plans = set_plans(item.loaded)
         shared = {f"{item.name}/{p.name}": p for op in item.ops for p in plans[op]}
         batch.kernels.update(shared)
+        batch.launchers[item.name] = project.files[f"{item.name}/__init__.py"].text
         for unit in project.units[item.name]:
+            batch.digests[unit.name] = text_digest(unit.text)
             if unit.name in shared:
-                batch.digests[unit.name] = text_digest(unit.text)
                 batch.jobs.extend((unit, a, "cubin") for a in targets or item.loaded.kernels.arch)
     return batch
 
@@ -165,7 +197,7 @@ def _spills(image: Image) -> int:
     return image.resources.spill_stores + image.resources.spill_loads if image.resources else 0
 
 
-def _print_json(images: list[Image], batch: _Batch, folder: Path | None) -> None:
+def _print_json(images: list[Image], batch: _Batch, folder: Path | None, refused: str | None = None) -> None:
     from kvgen.cli.resources_json import installed
 
     kernels: list[dict[str, Any]] = []
@@ -188,7 +220,8 @@ def _print_json(images: list[Image], batch: _Batch, folder: Path | None) -> None
                 "warnings": list(image.warnings),
             }
         )
-    print_json({"nvrtc": installed(), "folder": str(folder) if folder else None, "kernels": kernels})
+    found = {"nvrtc": installed(), "folder": str(folder) if folder else None, "kernels": kernels}
+    print_json(found | ({"refused": refused} if refused else {}))
 
 
 def _print_table(images: list[Image], batch: _Batch) -> None:

@@ -33,7 +33,7 @@ _PACKED: Final = {  # the line that has a backend pack such files, by the first 
     "hatchling": '[tool.hatch.build.targets.wheel]\nartifacts = ["*.cu", "*.cuh", "resources.json"]',
     "poetry-core": '[tool.poetry]\ninclude = [{{ path = "{out}/**/*", format = "wheel" }}]',
 }
-_FOUND: Final = (  # device/ has no __init__.py: it is a package to setuptools only where namespaces are looked for
+_FOUND: Final = (  # device/ and include/ have no __init__.py: packages to setuptools only where namespaces are looked for
     '[tool.setuptools.packages.find]\nwhere = ["{where}"]\ninclude = ["{top}*"]\nnamespaces = true'
 )
 
@@ -78,7 +78,7 @@ def check_wheel(path: Path, project: Project, sets: set[str] | None) -> Checked:
         with opened(path) as file, zipfile.ZipFile(file) as archive:
             return _compare(_open(archive), project, sets)
     except ToolError as error:
-        raise ToolError(f"--wheel: {error}") from error
+        raise ToolError(f"--wheel: {error}; give the path of a wheel, as dist/engine-1.0-py3-none-any.whl") from error
     except _BROKEN as error:
         raise ToolError(
             f"--wheel: {named(path)}: cannot be read as a wheel ({named(str(error))}); build it anew"
@@ -164,7 +164,7 @@ def _mend(wheel: Wheel, project: Project, found: list[Finding]) -> str | None:
         return "kvgen build, then build the wheel from a clean folder"
     out = project.config.out.relative_to(project.config.root)
     lines = []
-    if any("/device/" not in f"/{path}" for path in missing):
+    if any("/device/" not in f"/{path}" and "/include/" not in path for path in missing):
         lines.append(_PACKED.get(wheel.generator, ""))
     if _PACKED.get(wheel.generator) == _SETUPTOOLS and not any(path.endswith(".cu") for path in missing):
         lines.append(_FOUND)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
@@ -20,7 +20,7 @@ from kvgen.lowering.cache_header import cache_context
 from kvgen.lowering.launcher_module import launcher_context
 from kvgen.lowering.lowered import lower
 from kvgen.paths import templates_root
-from kvgen.plan.kernel import KernelPlan
+from kvgen.plan.kernel import Header, KernelPlan
 from kvgen.plan.params import Field, Param, Scalar, Size, TensorMap
 from kvgen.spec.cache import Cache
 from kvgen.spec.kernel_set import Op
@@ -99,14 +99,23 @@ def _written(path: str, loaded: LoadedSet, plan: KernelPlan) -> File:
 
     source = plan.source
     assert source is not None
-    headers = {*_device_headers(), f"{loaded.kernels.name}/cache.cuh"}
-    for number, line in enumerate(source.text.splitlines(), start=1):
-        match = INCLUDE.fullmatch(line)
-        if match and resolve(path, match[1]) not in headers:
-            raise SpecError(
-                f'{source.path}:{number}: #include "{match[1]}": no such file beside generated kernels; include "cache.cuh" '
-                'and "../device/<folder>/<name>.cuh"'
-            )
+    name = loaded.kernels.name
+    known = {*_device_headers(), f"{name}/cache.cuh", *(f"{name}/{h.place}" for h in source.headers)}
+    for place, shown, text in (
+        (path, source.path, source.text),
+        *((f"{name}/{h.place}", h.path, h.text) for h in source.headers),
+    ):
+        for number, line in enumerate(text.splitlines(), start=1):
+            match = INCLUDE.fullmatch(line)
+            target = resolve(place, match[1]) if match else ""
+            if match and target not in known:
+                written = (
+                    f"../{target}" if target.startswith("device/") else match[1]
+                )  # of headers the line is rewritten
+                raise SpecError(
+                    f'{shown}:{number}: #include "{written}": no such file beside generated kernels; include "cache.cuh" '
+                    'and "../device/<folder>/<name>.cuh"; folders of your own headers: include_dirs=[...] of the operation'
+                )
     struct = layout(tuple(_kind(p) for p in lower(loaded.kernels.cache).fields)).kind.size
     kinds = (
         ("cache", str(struct)),
@@ -115,6 +124,26 @@ def _written(path: str, loaded: LoadedSet, plan: KernelPlan) -> File:
     places = ("", *_places(source.path, source.text))
     sources = loaded.source if source.path.startswith("<") else f"{loaded.source} and {source.path}"
     return _file(path, sources, Signature(plan.entry, kinds, source.path).line() + source.text, lambda: places)
+
+
+def _copied(loaded: LoadedSet, plans: Mapping[str, tuple[KernelPlan, ...]]) -> Iterator[File]:
+    """The headers that kernels of the user's include, each once."""
+    from kvgen.compile.signature import header_line
+
+    found: dict[str, Header] = {}
+    for header in (h for group in plans.values() for p in group if p.source for h in p.source.headers):
+        other = found.setdefault(header.place, header)
+        if other != header:
+            raise SpecError(
+                f"{loaded.source}: {other.path} and {header.path} would both be {loaded.kernels.name}/{header.place} beside "
+                "the set's kernels; rename one, or give the operations the same include_dirs"
+            )
+    for h in found.values():
+        places = ("", *_places(h.path, h.text))
+        body = header_line(h.path) + h.text
+        yield _file(
+            f"{loaded.kernels.name}/{h.place}", f"{loaded.source} and {h.path}", body, partial(tuple[str, ...], places)
+        )
 
 
 def _places(path: str, text: str) -> tuple[str, ...]:
@@ -153,6 +182,7 @@ def render_set(loaded: LoadedSet) -> dict[str, File]:
     files += [_source(loaded, op, cache) for op in kernels.ops for cache in op.other_caches().values()]
     for group in plans.values():
         files += [_kernel(f"{name}/{p.name}.cu", loaded, p) for p in group]
+    files += _copied(loaded, plans)
     launcher = launcher_context(kernels, loaded.doc, plans)
     files.append(_templated(f"{name}/__init__.py", loaded.source, "launcher/init.py.j2", launcher))
     return {f.path: f for f in files}

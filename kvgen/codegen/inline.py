@@ -51,6 +51,7 @@ def compile_kernel(
     cache: Cache,
     grid: Rule | Sequence[Rule],
     params: Sequence[Argument] = (),
+    include_dirs: Sequence[str | os.PathLike[str]] = (),
     name: str | None = None,
     q_heads: int | None = None,
     arch: Sequence[Arch] = ("sm_80", "sm_90a"),
@@ -79,7 +80,7 @@ def compile_kernel(
         name = name or _only_entry(text or _peek(given["source"]))
         op = Custom(
             name=name, **given, params=tuple(params), grid=grid, threads=threads, shared=shared, writes=writes,  # type: ignore[arg-type]
-            errors=errors, doc=doc,
+            include_dirs=tuple(_absolute(folder, "include_dirs") for folder in include_dirs), errors=errors, doc=doc,
         )  # fmt: skip
         kernels = KernelSet(
             q_heads=cache.kv_heads if q_heads is None else q_heads, cache=cache, ops=(op,), arch=tuple(arch)
@@ -97,12 +98,12 @@ def compile_kernel(
     return CompiledKernel(name, package.Cache, getattr(package, name), folder)
 
 
-def _absolute(source: str | os.PathLike[str]) -> str:
+def _absolute(source: str | os.PathLike[str], field: str = "source") -> str:
     try:
         return str(Path(source).expanduser().absolute())
     except RuntimeError:
         raise SpecError(
-            f"source: got {os.fspath(source)!r}; no such user's home is known; give the whole path"
+            f"{field}: got {os.fspath(source)!r}; no such user's home is known; give the whole path"
         ) from None
 
 

@@ -1,82 +1,70 @@
-"""`kvgen.load`: a kernel set as a module in memory, without a project or generated files of one's own."""
+"""`kvgen.load`: a kernel set as a module, of a spec or of a folder of cubins. Without the extra `build` the latter works."""
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
-from pathlib import Path
+from os import PathLike
 from types import ModuleType
-from typing import Final
+from typing import TYPE_CHECKING, overload
 
-from kvgen.codegen.emit import File, render_all, units_of
-from kvgen.codegen.package import GENERATED, imported, key_of
-from kvgen.compile import cache_folder, compile_many, default_cache, text_digest, write_folder
-from kvgen.compile.aot import Manifest
 from kvgen.errors import SpecError
-from kvgen.spec.kernel_set import Arch, KernelSet
-from kvgen.spec.loader import LoadedSet
+from kvgen.extras import BUILD, missing, needs_build
 
-_LOADED: Final = dict[tuple[str, str], ModuleType]()  # a cache: the module of each spec and name
-_LOCK: Final = threading.Lock()
+if TYPE_CHECKING:
+    from kvgen.compile import Arch
+    from kvgen.spec.kernel_set import KernelSet
 
 
-def load(kernels: KernelSet, *, name: str | None = None, arch: Sequence[Arch] | None = None) -> ModuleType:
+@overload
+def load(kernels: KernelSet, *, name: str | None = None, arch: Sequence[Arch] | None = None) -> ModuleType: ...
+@overload
+def load(
+    kernels: str, *, arch: Sequence[Arch] | None = None, cubins: str | PathLike[str] | None = None
+) -> ModuleType: ...
+def load(
+    kernels: KernelSet | str,
+    *,
+    name: str | None = None,
+    arch: Sequence[Arch] | None = None,
+    cubins: str | PathLike[str] | None = None,
+) -> ModuleType:
     """A module with what `kvgen build` writes for this set: `Cache` and one typed launcher an operation.
 
         llama = kvgen.load(KernelSet(q_heads=32, cache=Paged(...), ops=[ops.Append(), ops.Decode()]))
         llama.append(llama.Cache(pool, lengths=..., page_table=...)[0], k, v, row_offsets)
 
-    name: the set's, by default the spec's, else `set_` and the first digits of its digest. arch: the architectures to compile
-    for, by default the spec's. Equal specs give the same module in a process. A kernel is compiled at its first launch, once
-    for all threads and processes that share `KVGEN_CACHE_DIR`; or it comes from `KVGEN_CUBINS`, a folder of `compile_ahead`,
-    which `KVGEN_NO_JIT=1` makes a must. The text lies in the folder of `KVGEN_CACHE_DIR`, for people and debuggers.
+    kernels: a spec, which needs the extra `build`. name: the set's, by default the spec's, else `set_` and the first digits of a
+    digest. arch: the architectures to compile for, by default the spec's. Equal specs give the same module in a process. A
+    kernel is compiled at its first launch, once for all threads and processes that share `KVGEN_CACHE_DIR`; or it comes from
+    `KVGEN_CUBINS`, a folder of `compile_ahead`, which `KVGEN_NO_JIT=1` makes a must. The text lies in the folder of
+    `KVGEN_CACHE_DIR`, for people and debuggers.
 
-    Raises SpecError for what `kvgen build` would refuse, ToolError where that folder cannot be written.
+        llama = kvgen.load("llama3_8b", cubins="/opt/engine/cubins")
+
+    kernels: the name of a set in the folder `cubins`, by default `KVGEN_CUBINS`, or its digest (all 64 digits or the first 8 or
+    more of `manifest.json`). This needs the runtime alone and compiles nothing. The set's launchers are Python code in the
+    folder; they run if their bytes have the digest that the manifest has. arch: architectures that must be there.
+
+    Raises SpecError for what `kvgen build` would refuse and for a set that the folder does not have; ToolError where a folder
+    cannot be read or written, or is not what was written; ImportError for a spec without the extra `build`.
     """
-    loaded, files = _rendered(kernels, name, arch)
-    texts = tuple(files.values())
-    key = (loaded.kernels.name, key_of(texts))
-    with _LOCK:
-        if key not in _LOADED:
-            _LOADED[key] = imported(cache_folder(), loaded.kernels.name, texts)
-        return _LOADED[key]
+    if isinstance(kernels, str):
+        from kvgen.runtime.shipped import load_shipped
 
-
-def compile_ahead(
-    folder: str | Path, *kernels: KernelSet, name: str | None = None, arch: Sequence[Arch] | None = None
-) -> Manifest:
-    """Compile sets for `load` into `folder`, which `KVGEN_CUBINS` then names: one cubin a kernel and architecture.
-
-    name and arch as `load` takes them; a name is for one set only. Other sets in the folder stay. Raises SpecError as `load`
-    does, CompileError for what NVRTC refuses, ToolError where the folder cannot be written.
-    """
-    if name is not None and len(kernels) != 1:
-        raise SpecError(f"name: got {name!r} for {len(kernels)} sets; a name is one set's; call it once for each")
-    jobs, digests = [], {}
-    for each in kernels:
-        loaded, files = _rendered(each, name, arch)
-        for unit in units_of(loaded, files, GENERATED):
-            digests[unit.name] = text_digest(unit.text)
-            jobs += [(unit, target, "cubin") for target in loaded.kernels.arch]
-    images = compile_many(jobs, cache=default_cache())
-    return write_folder(Path(folder), images, digests)
-
-
-def _rendered(kernels: KernelSet, name: str | None, arch: Sequence[Arch] | None) -> tuple[LoadedSet, dict[str, File]]:
-    """The set under its name, and its files."""
-    if not isinstance(kernels, KernelSet):
-        raise SpecError(f"kernels: got {type(kernels).__name__}; load takes a spec; pass a KernelSet")
+        if name is not None:
+            raise SpecError(
+                f"name: got {name!r} for a set of a folder of cubins; it has its name from there; leave out name"
+            )
+        return load_shipped(kernels, cubins, arch)
+    if cubins is not None:
+        raise SpecError(
+            f"cubins: got {cubins!r} beside a spec; kernels of a spec come from the folder that KVGEN_CUBINS names; set it, or "
+            "load a set of the folder by its name"
+        )
     try:
-        if arch is not None:
-            given = [arch] if isinstance(arch, str) else list(arch)
-            kernels = KernelSet(**{**dict(kernels), "arch": given})
-        named = (kernels if name is None else kernels.model_copy(update={"name": ""})).named(name or "unnamed")
-        if not named.name or named.name == "unnamed":
-            files = render_all([LoadedSet(named, "kvgen.load", "")])
-            named = kernels.named(f"set_{key_of(tuple(files.values()))[:8]}")
-    except SpecError:
-        raise
-    except ValueError as error:
-        raise SpecError(str(error)) from None
-    loaded = LoadedSet(named, "kvgen.load", "")
-    return loaded, render_all([loaded])
+        from kvgen.codegen.in_memory import load_spec
+    except ModuleNotFoundError as error:
+        if error.name not in BUILD:
+            raise
+        raise ImportError(needs_build("kvgen.load of a spec", missing(BUILD)), name=error.name) from None
+    return load_spec(kernels, name, arch)

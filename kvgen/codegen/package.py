@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import sys
 import tempfile
 from pathlib import Path
 from types import ModuleType
@@ -13,6 +12,7 @@ from typing import Final
 from kvgen.codegen.emit import File, write_file
 from kvgen.errors import ToolError
 from kvgen.files import named, reason
+from kvgen.runtime.module import run_launchers
 
 GENERATED: Final = "generated"  # as messages name the files that kvgen writes
 _ELSEWHERE: Final = "set KVGEN_CACHE_DIR to a folder that can be written"
@@ -39,11 +39,7 @@ def imported(folder: Path, name: str, files: tuple[File, ...]) -> ModuleType:
     except ToolError as error:
         raise ToolError(f"{error}; {_ELSEWHERE}") from error
     path = home / GENERATED / name / "__init__.py"
-    module = ModuleType(f"_kvgen_kernel_{key}")
-    module.__file__ = str(path)
-    sys.modules[module.__name__] = module
-    # Neither the file nor bytecode beside it: others may write to the folder between the write and the read.
-    exec(compile(texts[f"{name}/__init__.py"], path, "exec", dont_inherit=True), module.__dict__)
+    module = run_launchers(f"_kvgen_kernel_{key}", path, texts[f"{name}/__init__.py"])
     module._MODULE.texts = texts
     return module
 

@@ -5,12 +5,30 @@ Importing this package loads nothing of `cuda.*`; the first compile does. Disass
 
 from __future__ import annotations
 
-from kvgen.compile.aot import Manifest, ManifestEntry, find, read_folder, write_folder
+from kvgen.compile.aot import (
+    Manifest,
+    ManifestEntry,
+    ManifestSet,
+    find,
+    read_folder,
+    read_launchers,
+    write_folder,
+)
 from kvgen.compile.arch import ARCHS, Arch, select_arch, supported_archs
 from kvgen.compile.cubin_cache import Cache, CacheStats, default_cache
 from kvgen.compile.diagnostics import Diagnostic, Origin, UnitError
 from kvgen.compile.nvrtc import nvrtc_version
-from kvgen.compile.program import Image, Job, Kind, Unit, compile_many, compile_unit, jit_allowed, text_digest
+from kvgen.compile.program import (
+    Image,
+    Job,
+    Kind,
+    Unit,
+    UnitsError,
+    compile_many,
+    compile_unit,
+    jit_allowed,
+    text_digest,
+)
 from kvgen.compile.resources import Resources
 from kvgen.paths import cache_folder
 
@@ -25,10 +43,12 @@ __all__ = [
     "Kind",
     "Manifest",
     "ManifestEntry",
+    "ManifestSet",
     "Origin",
     "Resources",
     "Unit",
     "UnitError",
+    "UnitsError",
     "cache_folder",
     "compile_many",
     "compile_unit",
@@ -37,6 +57,7 @@ __all__ = [
     "jit_allowed",
     "nvrtc_version",
     "read_folder",
+    "read_launchers",
     "select_arch",
     "supported_archs",
     "text_digest",

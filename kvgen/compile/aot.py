@@ -1,7 +1,9 @@
-"""Folders of kernels compiled ahead of time: `DIR/<set>/<kernel>.<arch>.cubin` and `DIR/manifest.json`.
+"""Folders of kernels compiled ahead of time: `DIR/<set>/<kernel>.<arch>.cubin`, their launchers, and `DIR/manifest.json`.
 
 The manifest ties each cubin to the digest of the text it was compiled from, so a launcher generated from other text
-refuses it instead of running it. What the manifest says is data from outside: paths in it never leave the folder.
+refuses it instead of running it. `DIR/<set>/launchers.py` is the set's generated module, for `kvgen.load` by name or digest; the
+set's digest covers it and the texts of all kernels. What the manifest says is data from outside: paths in it never leave the
+folder.
 """
 
 from __future__ import annotations
@@ -22,11 +24,14 @@ from kvgen.compile.resources import Resources, resources_from
 from kvgen.errors import ArgumentError, ToolError
 from kvgen.files import kind_of, named, read_bytes, remove_inside, write_inside
 from kvgen.json_file import read_object, shown
+from kvgen.version import ABI
 
 _SCHEMA: Final = 1
 _MANIFEST: Final = "manifest.json"
+_LAUNCHERS: Final = "launchers.py"
 _MANIFEST_LIMIT: Final = 1 << 26  # bytes; an entry has half a KiB
 _CUBIN_LIMIT: Final = 1 << 28
+_LAUNCHERS_LIMIT: Final = 1 << 24
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
 
@@ -46,11 +51,25 @@ class ManifestEntry:
 
 
 @dataclass(frozen=True)
+class ManifestSet:
+    """The launchers of one set. `file` is relative to the folder and `sha256` of its bytes; `abi` is the runtime's that it was
+    generated for; `kernels` has the digest of every kernel's text, compiled or not; `digest` is of all of that."""
+
+    set: str
+    file: str
+    digest: str
+    sha256: str
+    abi: int
+    kernels: dict[str, str]
+
+
+@dataclass(frozen=True)
 class Manifest:
-    """A folder's manifest, checked in form; no cubin has been read yet."""
+    """A folder's manifest, checked in form; no cubin and no launcher has been read yet."""
 
     folder: Path
     entries: tuple[ManifestEntry, ...]
+    sets: tuple[ManifestSet, ...] = ()
 
     def archs(self, set_name: str, kernel: str) -> list[str]:
         """The targets there is a cubin for."""
@@ -68,8 +87,22 @@ def _mend(folder: Path) -> str:
     return f"`kvgen compile -o {named(folder)}` makes it anew"
 
 
-def write_folder(folder: Path, images: Iterable[Image], digests: Mapping[str, str]) -> Manifest:
-    """Write cubins and manifest; `digests` gives `text_digest` of each unit by its name ("<set>/<kernel>").
+def set_digest(sha256: str, kernels: Mapping[str, str]) -> str:
+    """The digest of a set, 64 hexadecimal digits: of its launchers' `sha256` and of its kernels' texts by name."""
+    return hashlib.sha256(json.dumps([sha256, sorted(kernels.items())]).encode()).hexdigest()
+
+
+def _set_of(name: str, launchers: str, digests: Mapping[str, str]) -> ManifestSet:
+    sha256 = hashlib.sha256(launchers.encode()).hexdigest()
+    kernels = {unit.partition("/")[2]: digest for unit, digest in digests.items() if unit.partition("/")[0] == name}
+    return ManifestSet(name, f"{name}/{_LAUNCHERS}", set_digest(sha256, kernels), sha256, ABI, kernels)
+
+
+def write_folder(
+    folder: Path, images: Iterable[Image], digests: Mapping[str, str], launchers: Mapping[str, str] | None = None
+) -> Manifest:
+    """Write cubins, launchers and manifest; `digests` gives `text_digest` of each unit by its name ("<set>/<kernel>"), and
+    `launchers` the text of a set's generated module by the set's name: its kernels must all be in `digests`.
 
     Sets among the images replace what the folder had of them; other sets stay. Raises ArgumentError for images that
     are no cubins, have no digest, or are given twice, and ToolError when the folder cannot be written.
@@ -100,46 +133,76 @@ def write_folder(folder: Path, images: Iterable[Image], digests: Mapping[str, st
             resources=image.resources,
         )
         data[file] = image.data
-    replaced = {entry.set for entry in entries.values()}
+    sets = {name: _set_of(name, text, digests) for name, text in (launchers or {}).items()}
+    data |= {sets[name].file: text.encode() for name, text in (launchers or {}).items()}
+    replaced = {entry.set for entry in entries.values()} | set(sets)
     dropped: list[str] = []
-    for old in _previous(folder):
+    previous = _previous(folder)
+    for old in previous.entries:
         if old.set not in replaced:
             entries[old.file] = old
         elif old.file not in entries:
             dropped.append(old.file)
-    manifest = Manifest(folder, tuple(entries[file] for file in sorted(entries)))
-    kernels = [dataclasses.asdict(entry) for entry in manifest.entries]
-    for file, cubin in data.items():
-        write_inside(folder, file, cubin)
-    # After the cubins: a crash in between leaves digests that do not fit, which `find` refuses.
-    write_inside(folder, _MANIFEST, (json.dumps({"schema": _SCHEMA, "kernels": kernels}, indent=1) + "\n").encode())
+    for before in previous.sets:
+        if before.set not in replaced:
+            sets[before.set] = before
+        elif before.set not in sets:
+            dropped.append(before.file)
+    manifest = Manifest(
+        folder, tuple(entries[file] for file in sorted(entries)), tuple(sets[name] for name in sorted(sets))
+    )
+    content = {
+        "schema": _SCHEMA,
+        "sets": [dataclasses.asdict(each) for each in manifest.sets],
+        "kernels": [dataclasses.asdict(entry) for entry in manifest.entries],
+    }
+    for file, raw in data.items():
+        write_inside(folder, file, raw)
+    # After the files: a crash in between leaves digests that do not fit, which `find` and `read_launchers` refuse.
+    write_inside(folder, _MANIFEST, (json.dumps(content, indent=1) + "\n").encode())
     for file in dropped:
         if kind_of(folder / file) != "missing":
             remove_inside(folder, file)
     return manifest
 
 
-def _previous(folder: Path) -> tuple[ManifestEntry, ...]:
+def _previous(folder: Path) -> Manifest:
     try:
-        return read_folder(folder).entries
+        return read_folder(folder)
     except ToolError:  # none yet, or one that only writing it anew can mend
-        return ()
+        return Manifest(folder, ())
 
 
-def _entry_from(fields: Any) -> ManifestEntry:
-    """Raises KeyError, TypeError or ValueError for anything but a well-formed entry."""
-    names = [field.name for field in dataclasses.fields(ManifestEntry) if field.name != "resources"]
+def _texts(fields: Any, names: Iterable[str]) -> dict[str, str]:
+    """These fields; raises KeyError, TypeError or ValueError where one is missing or no line of text."""
     texts = {name: fields[name] for name in names}
     for name, value in texts.items():
         if not isinstance(value, str):
             raise TypeError(f"{name}: got {shown(value)}; it must be a string")
         if not value.isprintable():
             raise ValueError(f"{name}: got {shown(value)}; it must be one line of text")
-    file = texts["file"]
+    file = texts.get("file", "file")
     path = PurePosixPath(file)
     if path.is_absolute() or not path.parts or ".." in path.parts or re.search(r"[\\:]", file):
         raise ValueError(f"file: got {shown(file)}; it must stay inside the folder")
-    return ManifestEntry(**texts, resources=resources_from(fields["resources"]))
+    return texts
+
+
+def _entry_from(fields: Any) -> ManifestEntry:
+    """Raises KeyError, TypeError or ValueError for anything but a well-formed entry."""
+    names = [field.name for field in dataclasses.fields(ManifestEntry) if field.name != "resources"]
+    return ManifestEntry(**_texts(fields, names), resources=resources_from(fields["resources"]))
+
+
+def _set_from(fields: Any) -> ManifestSet:
+    """Raises KeyError, TypeError or ValueError for anything but a well-formed set."""
+    texts = _texts(fields, ("set", "file", "digest", "sha256"))
+    abi, kernels = fields["abi"], fields["kernels"]
+    if isinstance(abi, bool) or not isinstance(abi, int):
+        raise TypeError(f"abi: got {shown(abi)}; it must be a whole number")
+    if not isinstance(kernels, dict):
+        raise TypeError(f"kernels: got {shown(kernels)}; it must be an object of digests")
+    return ManifestSet(**texts, abi=abi, kernels=_texts(kernels, list(kernels)))
 
 
 def read_folder(folder: Path) -> Manifest:
@@ -154,11 +217,12 @@ def read_folder(folder: Path) -> Manifest:
         raise ToolError(f"{path}: got schema {shown(schema)}; this kvgen reads schema {_SCHEMA}; {_mend(folder)}")
     try:
         entries = tuple(_entry_from(fields) for fields in content["kernels"])
+        sets = tuple(_set_from(fields) for fields in content.get("sets", ()))
     except KeyError as error:
         raise ToolError(f"{path}: has no field {error}; {_mend(folder)}") from error
     except (TypeError, ValueError) as error:
         raise ToolError(f"{path}: {error}; {_mend(folder)}") from error
-    return Manifest(folder, entries)
+    return Manifest(folder, entries, sets)
 
 
 def find(manifest: Manifest, set_name: str, kernel: str, arch: str, digest: str) -> bytes:
@@ -180,13 +244,33 @@ def find(manifest: Manifest, set_name: str, kernel: str, arch: str, digest: str)
             f"{path}: was compiled from text with digest {entry.digest[:12]}, the launcher was generated with "
             f"{digest[:12]}; {_mend(folder)}"
         )
-    end = os.path.realpath(folder / entry.file)
-    if not Path(end).is_relative_to(os.path.realpath(folder)):
-        raise ToolError(f"{path}: leads out of the folder, to {named(end)}; {_mend(folder)}")
-    try:
-        data = read_bytes(folder / entry.file, limit=_CUBIN_LIMIT)
-    except ToolError as error:
-        raise ToolError(f"{error}; {_mend(folder)}") from error
+    data = _read(folder, entry.file, _CUBIN_LIMIT)
     if hashlib.sha256(data).hexdigest() != entry.sha256:
         raise ToolError(f"{path}: its bytes are not those that were compiled; {_mend(folder)}")
     return data
+
+
+def read_launchers(manifest: Manifest, each: ManifestSet) -> str:
+    """The text of a set's launchers. Raises ToolError where the file, or what the manifest says of the set, is not what was
+    written."""
+    folder = manifest.folder
+    if set_digest(each.sha256, each.kernels) != each.digest:
+        raise ToolError(
+            f"{named(folder / _MANIFEST)}: {each.set} has digest {shown(each.digest)}, which is not that of its launchers and "
+            f"kernels; {_mend(folder)}"
+        )
+    data = _read(folder, each.file, _LAUNCHERS_LIMIT)
+    if hashlib.sha256(data).hexdigest() != each.sha256:
+        raise ToolError(f"{named(folder / each.file)}: its bytes are not those that were written; {_mend(folder)}")
+    return data.decode()
+
+
+def _read(folder: Path, file: str, limit: int) -> bytes:
+    """A file of the folder; ToolError where it is missing, too large, or leads out of the folder."""
+    end = os.path.realpath(folder / file)
+    if not Path(end).is_relative_to(os.path.realpath(folder)):
+        raise ToolError(f"{named(folder / file)}: leads out of the folder, to {named(end)}; {_mend(folder)}")
+    try:
+        return read_bytes(folder / file, limit=limit)
+    except ToolError as error:
+        raise ToolError(f"{error}; {_mend(folder)}") from error

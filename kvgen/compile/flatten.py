@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import PurePosixPath
 from typing import Final
 
-from kvgen.compile.signature import HEADER_LINES, read_signature
+from kvgen.compile.signature import HEADER_LINES, written_in
 from kvgen.errors import ToolError
 
 INCLUDE: Final = re.compile(r'\s*#\s*include\s*"([^"]+)"\s*(?://.*|/\*.*\*/\s*)?')
@@ -29,7 +29,7 @@ def flatten(path: str, read: Callable[[str], str]) -> str:
     """The text of `path` with every `#include "..."` replaced by that file, each file once, under `#line` directives.
 
     Paths are relative, with forward slashes; `read` returns a file's text. The result names those paths only, so it is
-    the same on every machine. A kernel of the user's is named as the file it was written in.
+    the same on every machine. A kernel or header of the user's is named as the file it was written in.
     """
     seen: set[str] = set()
 
@@ -37,8 +37,8 @@ def flatten(path: str, read: Callable[[str], str]) -> str:
         seen.add(name)
         out = [f'#line 1 "{name}"']
         text = read(name)
-        signature = read_signature(text)
-        shown, ahead = (signature.source, HEADER_LINES) if signature else (name, 0)
+        source = written_in(text)
+        shown, ahead = (source, HEADER_LINES) if source else (name, 0)
         for number, line in enumerate(text.splitlines(), start=1):
             if ahead and number == ahead + 1:
                 out.append(f'#line 1 "{shown}"')

@@ -212,6 +212,14 @@ def _default_workers() -> int:
     return os.cpu_count() or 1
 
 
+class UnitsError(CompileError):
+    """Some of several kernels were refused; `images` are those of the others, in the order of the jobs."""
+
+    def __init__(self, message: str, images: list[Image]) -> None:
+        super().__init__(message)
+        self.images = images
+
+
 def compile_many(
     jobs: Sequence[Job],
     *,
@@ -223,8 +231,9 @@ def compile_many(
 ) -> list[Image]:
     """Compile (unit, arch, kind) jobs on `workers` threads (None: one a core); images in the order of the jobs.
 
-    `progress` is called in the calling thread, as jobs finish. Every job is tried; the CompileError at the end holds
-    all refusals, one text for a kernel refused for the same reason for several targets. A ToolError stops at once.
+    `progress` is called in the calling thread, as jobs finish. Every job is tried; the CompileError at the end holds all
+    refusals, one text for a kernel refused for the same reason for several targets, and as a UnitsError also the images of
+    the other jobs. A ToolError stops at once.
     """
     if workers is not None and workers < 1:
         raise ArgumentError(f"workers: got {workers}; it must be at least 1, or None for one a core")
@@ -251,15 +260,16 @@ def compile_many(
             pool.shutdown(wait=False, cancel_futures=True)
             raise
     if refusals:
-        raise _join([refusals[index] for index in sorted(refusals)], len(jobs))
+        raise _join([refusals[index] for index in sorted(refusals)], [images[index] for index in sorted(images)])
     return [images[index] for index in range(len(jobs))]
 
 
-def _join(refusals: list[UnitError], jobs: int) -> CompileError:
+def _join(refusals: list[UnitError], images: list[Image]) -> CompileError:
+    jobs = len(refusals) + len(images)
     if jobs == 1:
         return refusals[0]
     archs: dict[tuple[str, str], list[str]] = {}
     for refusal in refusals:
         archs.setdefault((refusal.unit_name, refusal.body), []).append(refusal.arch)
     parts = [f"{name} for {', '.join(dict.fromkeys(a))}: does not compile\n{body}" for (name, body), a in archs.items()]
-    return CompileError(f"{len(refusals)} of {jobs} compiles failed\n\n" + "\n\n".join(parts))
+    return UnitsError(f"{len(refusals)} of {jobs} compiles failed\n\n" + "\n\n".join(parts), images)

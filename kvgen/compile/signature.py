@@ -13,6 +13,7 @@ from typing import Final
 HEADER_LINES: Final = 3  # the banner's two, and this one
 
 _HEADER: Final = re.compile(r"(?:(?://|#line) [^\n]*\n){2,3}// entry: (\w+)\(([^)\n]*)\) of ([^\n]+)\n")
+_COPIED: Final = re.compile(r"(?:// [^\n]*\n){2}// text of ([^\n]+)\n")
 _BYTES: Final = {"ptr": 8, "u32": 4, "i32": 4, "u64": 8, "i64": 8, "f32": 4}
 _PTX: Final = re.compile(r"\.param\s+(?:\.align\s+\d+\s+)?\.([a-z]+)(\d+)\s[^\[]*?(?:\[(\d+)\])?\s*$")
 
@@ -68,6 +69,17 @@ def read_signature(text: str) -> Signature | None:
         return None
     pairs = (item.strip().partition(" ") for item in match[2].split(",") if item.strip())
     return Signature(match[1], tuple((name, kind) for name, _, kind in pairs), match[3])
+
+
+def header_line(source: str) -> str:
+    """The line above the text of a header of the user's, in its copy."""
+    return f"// text of {source}\n"
+
+
+def written_in(text: str) -> str | None:
+    """The file that the user wrote a generated file's text in, below HEADER_LINES lines of kvgen's; None: kvgen wrote it."""
+    signature, copied = read_signature(text), _COPIED.match(text)
+    return signature.source if signature else copied[1] if copied else None
 
 
 def _taken(item: str) -> tuple[int, bool]:

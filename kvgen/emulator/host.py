@@ -13,7 +13,7 @@ import subprocess
 import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
@@ -176,8 +176,12 @@ def build_object(ptx: Sequence[str], mode: Mode, cache_dir: Path | None, *, afre
         # The runtime brings the C library along: to look for it again is most of a small kernel's linking.
         flags = ("-Og", "-fno-plt", "-nostdlib", "-Wl,-rpath,$ORIGIN")
         made = _compile([*command, *flags], own, unit.texts(cores(), _UNIT_BYTES), [str(runtime), "-lgcc"])
-        put(made, json.dumps([asdict(k) for k in unit.kernels]).encode(), library)
+        put(made, json.dumps([_row_of(k) for k in unit.kernels]).encode(), library)
     return Built(runtime, library, unit.kernels)
+
+
+def _row_of(kernel: KernelFacts) -> dict[str, Any]:
+    return {f.name: getattr(kernel, f.name) for f in fields(kernel)}  # asdict() would copy every line and block
 
 
 def _facts_from(row: dict[str, Any]) -> KernelFacts:

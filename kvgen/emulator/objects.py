@@ -67,17 +67,19 @@ def put(made: Path, facts: bytes, target: Path) -> None:
 def _evict(folder: Path, limit: int) -> None:
     """Remove the least recently used objects beyond `limit` bytes. A process that has loaded one keeps it."""
     found = []
-    for path in folder.glob("*.so"):
-        with contextlib.suppress(OSError):
-            status = path.lstat()
-            if stat.S_ISREG(status.st_mode):
-                found.append((status.st_mtime, status.st_size, path))
+    # After each compilation, of a thousand objects: one system call a file. A folder may be writable and not readable.
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            with contextlib.suppress(OSError):
+                if entry.name.endswith(".so") and entry.is_file(follow_symlinks=False):
+                    status = entry.stat(follow_symlinks=False)
+                    found.append((status.st_mtime, status.st_size, entry.path))
     total = 0
     for _, size, path in sorted(found, reverse=True):
         total += size
         if total > limit:
             with contextlib.suppress(OSError):
-                path.unlink()
+                os.unlink(path)
 
 
 # ---------------------------------------------------------------- scratch folders and locks

@@ -145,7 +145,22 @@ class _ModuleWriter:
         lines.append(f"static const FunctionInfo {self.prefix}_functions[] = {{{', '.join(rows)}}};")
         return lines
 
+    def _named(self) -> set[str]:
+        """The module variables that functions name, or that initial values of such variables point to.
+
+        No kernel can reach another one, and NVRTC writes each constant of a header as a variable, a hundred in a kernel: left
+        out, they need not be compiled, and not be written before each launch.
+        """
+        points_to = {v.name: [x.symbol for x in v.initial if isinstance(x, Address)] for v in self.module.variables}
+        named = set(points_to).intersection(frozenset[str]().union(*self.graph.names.values()))
+        todo = list(named)
+        while todo:
+            todo += (more := set(points_to.get(todo.pop(), ())) - named)
+            named |= more
+        return named
+
     def _variables(self) -> list[str]:
+        named = self._named()
         found = [v for v in self.module.variables if v.space != "shared" and not v.extern]
         generic = {v.name: f"(u64)&{self.prefix}_g{i}" for i, v in enumerate(found)}
         self.constants = {v.name: f"const_from_generic({generic[v.name]})" for v in found if v.space == "const"}
@@ -156,16 +171,19 @@ class _ModuleWriter:
         for i, v in enumerate(found):
             name = f"{self.prefix}_g{i}"
             start, bytes_given = "nullptr", 0
+            place, value = storage(v, name), initial(v, name if v.space == "const" else f"{name}_initial", addresses)
+            if v.name not in named:  # checked like the others
+                continue
             if v.space == "const":
-                storages.append(initial(v, name, addresses))
+                storages.append(value)
             else:
-                storages.append(storage(v, name))
+                storages.append(place)
                 if v.initial:
                     start, bytes_given = (
                         f"&{name}_initial",
                         sum(8 if isinstance(x, Address) else len(x) for x in v.initial),
                     )
-                    initials.append(initial(v, f"{name}_initial", addresses))
+                    initials.append(value)
             writable = "false" if v.space == "const" else "true"
             rows.append(
                 f"{{{quoted(readable(v.name))}, (void*)&{name}, {v.nbytes}, {writable}, {start}, {bytes_given}}}"

@@ -54,7 +54,9 @@ class Region:
             if name not in present and extents[name] != 1:
                 raise SpecError(f"layout: {text!r} has no {name} axis, but {name} has {extents[name]} elements; add it")
         if "page" not in present and not self.ragged:
-            raise SpecError(f"layout: {text!r} has no page axis; add page (or block)")
+            raise SpecError(
+                f"layout: got {text!r}; pages need an axis of their own; write page (or block) into it, as in {f'page {text}'!r}"
+            )
         for axis, stride in zip(self.axes, self.strides, strict=True):
             if axis.name in INNER and stride is None:
                 rule = "move page, layer and a continuous cache's token to the left"

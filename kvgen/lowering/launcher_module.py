@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Iterable
 from dataclasses import MISSING, asdict, dataclass, fields
@@ -263,7 +264,9 @@ def _op(op: Op, kernels: KernelSet, plans: tuple[KernelPlan, ...]) -> OpContext:
     split_plan = op.split_plan(kernels)
     plan, planner = plans[0], plans[1] if split_plan else None
     called = _called(plan)
-    lines = [line.strip().replace("`", "") for line in op.description.strip().splitlines()]
+    lines = [
+        line.rstrip().replace("`", "") for line in inspect.cleandoc(op.description).splitlines()
+    ]  # lists stay lists
     more = tuple(_text(line) for line in lines[1:] if line)
     return OpContext(
         name=op.name,

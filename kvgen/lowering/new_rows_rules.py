@@ -131,7 +131,8 @@ def check_norm(kernels: KernelSet, field: str, norm: Norm, *, q_dim: int | None 
         dim = q_dim or dim
     if norm.dim is not None and norm.dim > dim:
         raise ValueError(
-            f"{field}: got dim={norm.dim} for heads of {dim}; a norm's part is at most the head; give less"
+            f"{field}: got dim={norm.dim} for heads of {dim}; a norm covers at most the whole head; give at most "
+            f"{dim}, or None for all"
         )
 
 
@@ -216,7 +217,8 @@ def _check_rope(new: NewRows, rope: Rope, kernels: KernelSet) -> None:
         raise ValueError("sections: got them with positions='lengths'; sections have positions each; use 'given'")
     if new.sections and sum(new.sections) != dims // 2:
         raise ValueError(
-            f"sections: got {new.sections}, {sum(new.sections)} pairs in all; RoPE turns {dims // 2} pairs; their sum must be it"
+            f"sections: got {new.sections}, {sum(new.sections)} pairs in all; RoPE turns {dims // 2} pairs of a head; give "
+            f"sections whose sum is {dims // 2}"
         )
     if new.sections_order == "interleaved":
         _check_interleaved(new.sections)
@@ -265,7 +267,8 @@ def _check_dims(new: NewRows, rope: Rope, kernels: KernelSet) -> int:
         )
     if dims > whole or (new.takes_q and dims > q_dim):
         raise ValueError(
-            f"rope.dim: got {dims} for heads of {min(whole, q_dim)}; at most the whole head turns; give less"
+            f"rope.dim: got {dims} for heads of {min(whole, q_dim)}; at most the whole head turns; give at most "
+            f"{min(whole, q_dim)}, or None for all"
         )
     if dims % 2:
         raise ValueError(f"rope: got heads of {dims}; elements turn in pairs; give rope.dim, an even number")

@@ -28,12 +28,13 @@ class AdvanceContext:
 
 
 class Advance(Op):
-    """Add the step's new tokens to the lengths: `new_lengths[B]`, which may be the array of the lengths itself.
+    """Add the step's new tokens to the lengths, on the device, so that a captured graph can run step after step.
 
-    `counts="row_offsets"`: request b has the rows of `row_offsets[B + 1]`; `counts="new_tokens"`: it has
-    `new_tokens[b]`, for instance those that speculation accepted. Without the array every request has one, a decode
-    step's. A length that cannot be, or would pass 2^32 - 2 (2^31 - 1 in i32), and offsets that contradict each other are
-    reported; the request's length stays. Source: Modular MAX, increment_cache_lengths.
+    `new_lengths[B]` is the result; it may be the array of the lengths itself. `counts` says how many tokens request b has
+    new: "row_offsets", its rows of `row_offsets[B + 1]`; "new_tokens", `new_tokens[b]`, for instance those that speculation
+    accepted. Without the array each request has one, as in a decode step. A length that cannot be or would pass 2^32 - 2
+    (2^31 - 1 in i32), and offsets that contradict each other, are reported; that request's length stays. Source: Modular
+    MAX, increment_cache_lengths.
     """
 
     kind: ClassVar[str] = "advance"

@@ -24,30 +24,35 @@ _ROWS: Final = {
 
 
 class Append(Op):
-    """Store k and v `[T, kv_heads, head_dim]` of the step's tokens, after what the model does to them, in one launch.
+    """Store the step's new K and V rows in the cache, with bias, norm, RoPE and quantization in the same launch.
 
-    `rows="ragged"`: `row_offsets[B + 1]` says which rows are whose; row t of request b goes to position
-    `length + t` ("before" lengths) or ends at `length` ("after"). Rows at or past `row_offsets[B]` are padding.
-    `rows="padded"`: arrays are `[B, S, ...]`, and `valid_lengths[B]` says how many rows of a request are new.
-    `rows="slots"`: `slots[T]` names each row's place, `page * page_size + offset`; -1 skips the row.
+    k and v are `[T, kv_heads, head_dim]`, T new rows of all requests; q, which some options change as well, is `[T, q_heads,
+    q_dim]`. On the way to the cache a row passes, each where it is asked for: `bias`; the norms `q_norm`, `k_norm` (in latent
+    rows, of the latent part) and `v_norm`, each an RmsNorm or a LayerNorm; `rope` (with `norm_order="after"` it comes before
+    the norms: Llama 4, Hunyuan); q's `position_scale`. These are computed in f32 and rounded once, to the cache's dtype or by
+    its quantization; an RmsNorm with `multiply="after"` also casts before its weights.
 
-    In this order, each where it is asked for: `bias` of q, k and v; norms of q, of k (in latent rows, of the latent part) and
-    of v, an RmsNorm or a LayerNorm; `rope` of q and of k, a Rope, or "model" or "local" for the model's own (with
-    `norm_order="after"` before the norms: Llama 4, Hunyuan); `position_scale` of q. What is done is done in f32 and rounded
-    once, to the cache's dtype or by its quantization (an RmsNorm with `multiply="after"` also casts before its weights).
+    Choices, with the default first:
 
-    q `[T, q_heads, q_dim]` comes back as `q_out`, as it was ("same"), as scale-free e4m3 of q / `q_scale` (an optional f32),
-    or not at all ("none"); a row whose position is unknown is NaN there.
+    - `rows` says where a row goes. "ragged": `row_offsets[B + 1]` says which rows are whose; row t of request b becomes
+      token `length + t` where the spec's lengths are "before", and the last row token `length - 1` where they are "after".
+      Rows at or past `row_offsets[B]` are padding. "padded": arrays are `[B, S, ...]`, and `valid_lengths[B]` counts the new
+      rows of each request. "slots": `slots[T]` holds `page * page_size + offset` of every row, as vLLM computes it; -1 skips
+      the row.
+    - `inputs` says what arrays hold the rows. "separate": q, k and v. "qkv": one array of rows q | k | v, as a fused
+      projection gives them. "parts": `k_latent` and `k_rope` of latent rows. "q": q alone, and nothing is stored: for a layer that
+      reads another layer's K and V (Gemma 3n and 4, YOCO).
+    - `q_out` says how q comes back. "same": in the cache's dtype. "e4m3": codes of q / `q_scale` (an optional f32), without
+      scales. "none": not at all. A row whose position is unknown becomes NaN there.
+    - `rope` is a Rope, or "model" or "local" for those of the set's model. None: K is stored as it comes.
+    - `angles`: "computed" from position * frequency, for positions below 2^24; or read from `cos_sin[P, dims]`, "halves"
+      (all cos, all sin: vLLM) or "pairs" (cos, sin, cos, sin: Modular MAX's freqs_cis). Use a table where the model's angles
+      follow no formula, as in LongRoPE.
+    - `positions`: "lengths", the token's place in its request; or "given", by `positions[T]`. With `sections` (Qwen2-VL's
+      M-RoPE) they are `[len(sections), T]`; `sections_order` says which row of positions turns a pair.
 
-    `angles="computed"`: cosines and sines of position * frequency, positions below 2^24. Else the call brings
-    `cos_sin[P, dims]`: "pairs" (cos, sin, cos, sin: Modular MAX's freqs_cis), or "halves" (all cos, all sin: vLLM). A
-    position is the token's place in its request, or given: `positions[T]`, with two `sections` or more (M-RoPE) `[len(sections),
-    T]`; `sections_order` says which row of positions turns a pair.
-
-    `inputs="qkv"` takes one array of rows q | k | v (after a fused projection), "parts" a latent row's two parts as
-    `k_latent` and `k_rope`, and "q" takes q alone and stores nothing: a layer that reads another layer's K and V (Gemma 3n and
-    4, YOCO). Quantized caches get codes, and scales where they are computed; with `residual`, K rows that no seal has quantized
-    go to the tail: call seal first.
+    A quantized cache gets codes, and scales where they are computed. In a cache with `residual`, K rows that no group has
+    yet go to the tail: call seal before append.
     """
 
     kind: ClassVar[str] = "append"

@@ -61,23 +61,26 @@ class CompactPlanContext:
 
 
 class Compact(Op):
-    """Move used pages into free ones, so that the used ones come first, in every layer; and write the page table for it.
+    """Move the pages in use to the front of the pool, in every layer, and write the page table for it.
 
-    Pages that no request of the batch holds count as free and are written over: prefix caches, requests that wait. Name
-    those in `kept[K]` (optional, -1 skips), and look up in new_ids where they are afterwards.
+    It takes two launches: `compact.plan(cache, new_ids, moves, num_moves)`, then `compact(cache, moves, num_moves, new_ids,
+    new table)`.
 
-    Two launches: `compact.plan(cache, new_ids, moves, num_moves)`, then `compact(cache, moves, num_moves, new_ids,
-    new table)`. The plan takes the pages of the requests' tokens (`lengths` count those that are stored: call it between
-    steps; pages without a token count as free) as used, shared ones once. With U of them, the r-th used page from id U
-    on moves to the r-th free one below U: moves only ever go into free pages, so they may all be made at once.
-    `moves[Q, 2]` gets them, -1 behind the last, and `num_moves[1]` their number; if Q is too small, the first Q are made
-    and the other pages stay. `new_ids[P]` says where each page is afterwards (-1: it is free); P is the number of pages
-    the table can name, pages / id_multiplier rounded up. `num_used[1]` (optional) gets U.
+    Pages that no request of the batch holds count as free and are written over, those of prefix caches and waiting requests
+    too. Name such pages in `kept[K]` (optional; -1 skips an entry), and look up in `new_ids` where they are afterwards.
 
-    The new table may be the old one. Entries of the requests' tokens are replaced; those past a request's end stay as
-    they are, as do bad ones, which are reported. A request whose length cannot be is reported, and its pages count as
-    free. Scales with a table of their own stay where they are. The plan is one block: some 4 us, and 3 us for every
-    64 Ki pages of the pool. A `num_moves` that cannot be (negative) moves nothing and keeps all entries; it is reported.
+    The plan. The pages of the requests' tokens are in use, shared ones count once; `lengths` must count the tokens that are
+    stored, so call it between steps. With U pages in use, the r-th of them from id U on moves to the r-th free one below U.
+    Moves only go into free pages, so all may be made at once. `moves[Q, 2]` gets them, -1 behind the last, and
+    `num_moves[1]` their number; if Q is too small, the first Q are made and the other pages stay. `new_ids[P]` says where
+    each page is afterwards, -1: it is free; P is the number of pages that the table can name, pages / id_multiplier rounded
+    up. `num_used[1]` (optional) gets U.
+
+    The table. The new one may be the old one. Entries of the requests' tokens are replaced; entries past a request's end,
+    and bad ones, which are reported, stay. A request whose length cannot be is reported, and its pages count as free. Scales
+    with a table of their own stay where they are. A negative `num_moves` moves nothing, keeps all entries and is reported.
+
+    The plan is one block and takes about 4 us, and 3 us more for every 64 Ki pages of the pool.
     """
 
     kind: ClassVar[str] = "compact"

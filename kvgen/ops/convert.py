@@ -71,18 +71,19 @@ class ConvertContext:
 
 
 class Convert(Op):
-    """Move tokens from `source`, a layer of a cache of another spec, into this cache: layout, dtype, quantization, table.
+    """Copy all tokens from a cache of another spec into this one: other layout, dtype, quantization or page table.
 
-    Of every request the tokens that the source holds by its own lengths: [0, length), in a ring the last `window` (of
-    either cache). This cache's lengths are not read, its page table must have the pages. A request whose length the
-    source's table cannot hold, and tokens without a valid page on either side, are skipped and reported. The launch has
-    room for the source's `max_cache_length` tokens a request; the two caches share no memory.
+    `source` is that spec; the call takes a layer of such a cache. Of every request it copies the tokens that the source
+    holds by the source's lengths: [0, length), or the last `window` where either cache is a ring. This cache's lengths are
+    not read; its page table must have the pages. The launch has room for the source's `max_cache_length` tokens a request.
+    The two caches share no memory. A request whose length the source's table cannot hold, and tokens without a valid page on
+    either side, are skipped and reported.
 
-    Unquantized elements of the same dtype are copied bit for bit, others through f32, rounded once. Codes and scales of
-    segments that both caches quantize alike (type, block, recipe) are copied as they are, as are codes under given scales
-    and "global" factors with `same_scales=True`, which says that the caller's scales are the same; all else is
-    dequantized in f32 and quantized as append does. A residual source is read, tail included; a residual target is not
-    written.
+    Unquantized elements of one dtype are copied bit for bit, of two dtypes through f32, rounded once. Segments that both
+    caches quantize alike (code, block, recipe) keep their codes and scales. Codes under scales of the caller's, and "global"
+    factors, are kept with `same_scales=True` alone (default False), which says that both caches are given the same scales.
+    Everything else is dequantized in f32 and quantized as append does. A source with residual is read, its tail included; a
+    target with residual is refused.
     """
 
     kind: ClassVar[str] = "convert"

@@ -41,18 +41,19 @@ class CopyPagesCheckContext:
 
 
 class CopyPages(Op):
-    """Copy page `pairs[i, 0]` onto page `pairs[i, 1]` in every layer; -1 in either skips the pair.
+    """Copy pages within the pool, in every layer: page `pairs[i, 0]` onto page `pairs[i, 1]`.
 
-    A page is all that its id names: K and V of its tokens, and scales in pages of the same id; with `own_table`, scales
-    have ids of their own and `scale_pairs`. Ids are entries of the page table: times id_multiplier they number the
-    pool's pages. Pairs past `num_pairs` (device data: one captured graph serves any number) are skipped, and all of them
-    under a count that cannot be (negative), which is reported; bad ids are reported and skipped; a page onto itself is
-    left alone.
+    -1 in either place skips the pair. Ids are entries of the page table: times id_multiplier they number the pool's pages. A
+    page is all that its id names: K and V of its tokens, and scales in pages of the same id. With `own_table`, scales have
+    ids of their own, in `scale_pairs`. The newest tokens in a tail (residual) belong to requests and are not copied.
 
-    All pairs are copied at once: where two write to one page, or one reads what another writes, every 16 bytes written
-    are those of one of the pages involved, before or after, and nothing else changes. `check=True` reports such pairs
-    first (OVERLAP), in a launch of its own that compares every pair with every other one: for lists up to some 64 Ki.
-    Newest tokens in a tail (residual) belong to requests, not to pages.
+    `num_pairs` is device data, so one captured graph serves any number: pairs past it are skipped. A negative one skips all
+    pairs and is reported. Bad ids are reported and skipped. A page copied onto itself is left alone.
+
+    All pairs are copied at once. Where two write to one page, or one reads what another writes, each 16 bytes written are
+    those of one of the pages involved, before or after; nothing else changes. `check=True` (default False) looks for such
+    pairs first and reports them (OVERLAP), in a launch of its own that compares all pairs: use it for lists up to some 64
+    Ki.
     """
 
     kind: ClassVar[str] = "copy_pages"

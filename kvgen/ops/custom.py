@@ -16,6 +16,7 @@ from kvgen.plan.kernel import KernelPlan, Source
 from kvgen.plan.params import Param
 from kvgen.spec.arguments import Argument, Array, Scalar, Size, one_line
 from kvgen.spec.cache import Cache
+from kvgen.spec.headers import with_headers
 from kvgen.spec.kernel_set import KernelSet, Op
 from kvgen.spec.sources import checked_text, read_source
 
@@ -29,13 +30,17 @@ _NAMED: Final = re.compile(r"[^;{}]*?\bvoid\s+(?:__\w+__\s*\([^)]*\)\s*)*(\w+)\s
 
 
 class Custom(Op):
-    """A kernel of the user's own: `source`, a file of CUDA relative to the spec's folder, or its `text`.
+    """Launch a kernel of your own over the cache, with a launcher as typed as those of kvgen's operations.
 
-    It has `extern "C" __global__ void <name>(const __grid_constant__ Cache cache, ...)`, where `...` are `params` in their
-    order and, with `errors=True`, the sticky error word `uint64_t* errors` (kvgen.ErrorWord). Its text begins with
-    `#include "cache.cuh"`, which is the set's. `grid` has one to three rules for the number of blocks: whole numbers,
-    expressions of kvgen.expr.nodes, or text such as "ceil_div(T, 4) * kv_heads" over the names of the arrays' and the cache's
-    shapes. `shared` are bytes of dynamic shared memory; `writes` says that it stores to the cache's memory.
+    `source` is a file of CUDA, relative to the spec's folder, or `text` the CUDA itself. It has `extern "C" __global__ void
+    <name>(const __grid_constant__ Cache cache, ...)`, where `...` are `params` in their order and, with `errors=True`, last
+    the sticky error word `uint64_t* errors` (kvgen.ErrorWord). It begins with `#include "cache.cuh"`, which is the set's;
+    headers of your own come from `include_dirs`.
+
+    `grid` has one to three rules for the number of blocks: whole numbers, expressions of kvgen.expr.nodes, or text such as
+    "ceil_div(T, 4) * kv_heads" over the names of the arrays' and the cache's shapes. `threads` (128) is a block's size,
+    `shared` (0) its dynamic shared memory in bytes. Set `writes=True` where it stores to the cache's memory.
+    docs/custom_kernels.md has an example.
     """
 
     kind: ClassVar[str] = "custom"
@@ -44,6 +49,9 @@ class Custom(Op):
     """File of CUDA, relative to the spec's folder and inside the project. None: give `text`."""
     text: str | None = None
     """CUDA as a string. None: give `source`."""
+    include_dirs: tuple[str, ...] = Field(default=(), strict=False)
+    """Folders of headers of your own, relative to the spec's folder and inside the project. What the kernel includes from them
+    is copied below the set's `include/`, so a generated package needs none of them."""
     params: tuple[SerializeAsAny[Argument], ...] = Field(default=(), strict=False)
     """What the kernel takes behind the cache, in the kernel's order: Array, Scalar, Size and TensorMap."""
     grid: tuple[Rule, ...] = Field(min_length=1, max_length=3, strict=False)
@@ -64,6 +72,11 @@ class Custom(Op):
     @classmethod
     def _one_rule(cls, value: Any) -> Any:
         return (value,) if isinstance(value, (int, str, Expr)) else value
+
+    @field_validator("include_dirs", mode="before")
+    @classmethod
+    def _one_folder(cls, value: Any) -> Any:
+        return (value,) if isinstance(value, str) else value
 
     @field_validator("doc")
     @classmethod
@@ -87,6 +100,8 @@ class Custom(Op):
             shown = f"<{self.name}>"
             self._source = Source(shown, checked_text(self.text or "", "text", shown))
         _check_entry(self._source, "source" if self.source is not None else "text", self.name)
+        if self.include_dirs:
+            self._source = with_headers(self._source, self.include_dirs)
         names = [p.name for p in self.params]
         twice = sorted({n for n in names if names.count(n) > 1})
         if twice:

@@ -37,26 +37,32 @@ OutName = Literal["f16", "bf16", "f32", "e4m3"]
 
 
 class Decode(Op):
-    """Attend with q `[T, q_heads, head_dim]`, up to `rows` rows a request, to the request's tokens, the newest included.
+    """Attend with the newest query rows of every request to all of its tokens, those of this step included.
 
-    A request's tokens are read once for all of its rows and the query heads that share a kv head, or once for every 96 to 128
-    such columns, fewer where V has more than 128 dims: 1 to 8 rows for decoding and drafts, more for a shared prefix.
+    q is `[T, q_heads, head_dim]` and `out` `[T, q_heads, v_dim]`: the softmax of `scale` * (q . k) times V, computed in f32
+    and rounded to `out_dtype`. A request has `rows` query rows at most. Without `row_offsets` request b has the rows [b *
+    rows, (b + 1) * rows); with it those of [row_offsets[b], row_offsets[b + 1]). The last row of a request stands at its
+    last token, the one before it at the token before.
 
-    Without `row_offsets` request b has the rows [b * rows, (b + 1) * rows); with them those of
-    [row_offsets[b], row_offsets[b + 1]). The last row of a request stands at its last token, the one before at the token
-    before; `mask` says what a row sees of its request, `score` what happens to scale * (q . k) before the softmax. `out` is
-    the softmax times V, computed in f32 and rounded to `out_dtype` (the cache's by default; e4m3 saturates); `scale`
-    defaults to 1 / sqrt(head_dim).
+    Choices, with the default first:
 
-    `lse` (optional) is the logarithm, to `lse_base`, of the softmax's denominator. With `sinks` every query head has a key
-    without value, of score sinks[head] (f32 `[q_heads]`): it is in the denominator, and with sinks="lse" in `lse` too.
-    Rows of no request and rows that see no token give 0 and `lse_empty`; a request with invalid pages, lengths or offsets
+    - `rows`: 1. Give 2 to 8 for drafts of speculative decoding, up to 128 for a prefix that a batch shares. The tokens of a
+      request are read once for all of its rows and the query heads of a kv head; beyond 96 to 128 of these columns (fewer
+      where V has more than 128 dims), once for each such number.
+    - `mask` says which tokens a row sees (causal), `score` what happens to scale * (q . k) before the softmax (nothing).
+    - `scale`: 1 / sqrt(head_dim).
+    - `out_dtype`: the cache's dtype. "e4m3" saturates.
+    - `sinks`: none. With "out", every query head has one more key, of score `sinks[head]` (f32 `[q_heads]`) and without a
+      value, in the softmax's denominator; with "lse" it counts in `lse` as well.
+    - `split` divides the work. "none": a block has a request and a kv head; best where the batch alone fills the GPU.
+      "balanced": for small batches and long contexts. `decode.plan` divides all tokens evenly among the blocks that the GPU
+      holds at once, on the device, once a step for all layers; the launcher takes the workspace, and the last block of a
+      request merges its parts in token order. "invariant": as "balanced", but requests are always cut into `chunk` tokens,
+      so that a request's bits do not depend on the others in the batch. "none" has that property too.
+
+    `lse` is an optional output f32 `[T, q_heads]`: the logarithm, to `lse_base`, of the softmax's denominator. Rows of no
+    request and rows that see no token give 0, and `lse_empty` in lse. A request with an invalid page, length or row offset
     gives NaN.
-
-    `split="none"`: a block a request and kv head. "balanced": the launcher takes a workspace, which `decode.plan` prepares on
-    the device once per step, for all layers: it divides all tokens evenly among the blocks that the GPU holds at once, and
-    the last block of a request merges its chunks, in token order. "invariant": the same, but a request is always cut into
-    chunks of `chunk` tokens, so that its bits do not depend on the other requests. ("none" has that property too.)
     """
 
     kind: ClassVar[str] = "decode"
@@ -93,8 +99,8 @@ class Decode(Op):
     def _few_rows(cls, value: int) -> int:
         if not 1 <= value <= MOST_ROWS:
             raise ValueError(
-                f"rows: got {value}; a request has 1 to 8 rows of its own in decoding, and a prefix that a batch shares up to "
-                f"{MOST_ROWS}; longer prompts are another operation's"
+                f"rows: got {value}; it must be at least 1 and at most {MOST_ROWS}: 1 to 8 query rows a request for decoding and "
+                "drafts, more over a prefix that a batch shares; kvgen has no operation for whole prompts"
             )
         return value
 

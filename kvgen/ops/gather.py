@@ -31,16 +31,17 @@ class GatherContext:
 
 
 class Gather(Op):
-    """Copy cached tokens to k_out and v_out `[T, kv_heads, head_dim]`, dequantized.
+    """Copy tokens out of the cache, dequantized, into contiguous arrays.
 
-    Row t of request b, counted from `row_offsets[b]`, is token `starts[b] + t` (`starts` optional: 0). Rows at or past
-    `row_offsets[B]` are left alone; a row whose token has no valid page becomes NaN. In a
-    ring, `lengths` says which tokens are stored: the last `window` before `length`.
+    k_out and v_out are `[T, kv_heads, head_dim]`. Row t of request b, counted from `row_offsets[b]`, is token `starts[b] +
+    t`; without `starts`, token t. Rows at or past `row_offsets[B]` are left as they are. A row whose token has no valid
+    page, or is not stored any more (in a ring, all but the last `window` before `length`), becomes NaN.
 
-    `raw=True` copies what is stored instead, which scatter takes back: of quantized segments `k_codes_out` (bytes
-    `[T, kv_heads, head_dim]`, 4-bit codes two a byte) and, where the cache computes scales, `k_scales_out` `[T, blocks of
-    heads, blocks of dims]` (a zero point behind each scale), else `k_out`; the RoPE part of latent rows in `k_rope_out`
-    where it is a segment of its own; the same of V. A row without a valid page has NaN scales and values and codes 0xff.
+    `raw=False` is the default. `raw=True` copies what is stored, for scatter with raw to take back (offloading, moving a
+    request): of quantized segments `k_codes_out` in bytes `[T, kv_heads, head_dim]`, 4-bit codes two a byte, and, where the
+    cache computes scales, `k_scales_out` `[T, blocks of heads, blocks of dims]`, a zero point behind each scale; of others
+    `k_out`. Latent rows have their RoPE part in `k_rope_out` where it is a segment of its own. V has the same. A row without
+    a valid page then has codes 0xff, and NaN in scales and values.
     """
 
     kind: ClassVar[str] = "gather"

@@ -35,11 +35,12 @@ class GatherRowsContext:
 
 
 class GatherRows(Op):
-    """Copy cached tokens to k_out `[T, J, kv_heads, head_dim]`, dequantized: row (r, j) is token `slots[r, j]`.
+    """Copy chosen tokens of each query row out of the cache, dequantized: row (r, j) becomes token `slots[r, j]`.
 
-    The token is one of the request that owns query row r by `row_offsets[B + 1]`. A negative slot leaves a hole of
-    zeros, which is no fault; a token without a valid page, or one that a ring does not hold, becomes NaN. Query rows of
-    no request are left alone. `roles="kv"` copies V to v_out too. Modular MAX: kv_cache_gather_rows_ragged.
+    k_out is `[T, J, kv_heads, head_dim]`. The token is one of the request that has query row r by `row_offsets[B + 1]`. A
+    negative slot leaves zeros and is no fault. A token without a valid page, or one that a ring holds no more, becomes NaN.
+    Query rows of no request are left as they are. `roles="k"` copies K, "kv" also V, to v_out. Source: Modular MAX,
+    kv_cache_gather_rows_ragged.
     """
 
     kind: ClassVar[str] = "gather_rows"

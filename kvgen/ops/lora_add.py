@@ -44,16 +44,16 @@ def end_param(end: End, doc: str, *, most: tuple[str, ...], each: int = 1) -> Pa
 
 
 class LoraAdd(Op):
-    """Add kv `[T, kv_heads * head_dim]` to K and V of the step's first m = `lora_end_idx` tokens.
+    """Add a LoRA adapter's K and V to the step's first m = `lora_end_idx` tokens, in the cache.
 
-    The rows are in the 2m layout: row r < m is added to K of token r, row m <= r < 2m to V of token r - m; rows from 2m
-    on are not read. Tokens count through `row_offsets[B + 1]`, so requests with an adapter come first; run it after the
-    append of the same step. The sum is taken in f32 and rounded once; quantized values are dequantized, added to and
-    quantized again, with a new scale where scales are computed. `end="host"` takes m as an int or a host array of one; an
-    m below 0 or above T / 2 raises. `end="device"` reads it on the device, so that one captured graph serves every m;
-    such an m adds nothing and is reported. Without rows (T = 0) neither looks at it. Tokens past the batch's are skipped
-    and reported.
-    Source: Modular MAX, kv_cache_2m_iadd_dispatch.
+    kv is `[T, kv_heads * head_dim]` in the 2m layout: row r < m is added to K of token r, row m <= r < 2m to V of token r -
+    m; rows from 2m on are not read. Tokens count through `row_offsets[B + 1]`, so requests with an adapter come first. Call
+    it after the append of the same step. Sums are f32, rounded once. Quantized values are dequantized, added to and
+    quantized again, with a new scale where scales are computed.
+
+    `end="host"` takes m as an int or a host array of one, and raises for an m below 0 or above T / 2. `end="device"` reads m
+    on the device, so that one captured graph serves every m; a bad m adds nothing and is reported. Without rows (T = 0)
+    neither looks at it. Tokens past the batch's are skipped and reported. Source: Modular MAX, kv_cache_2m_iadd_dispatch.
     """
 
     kind: ClassVar[str] = "lora_add"

@@ -59,25 +59,27 @@ class MlaDecodeContext:
 
 
 class MlaDecode(Op):
-    """Attend with absorbed q `[T, q_heads, latent_dim + rope_dim]` to a request's latent rows, the newest included.
+    """Attend with absorbed queries to a cache of latent rows (MLA), this step's rows included.
 
-    V is the first `latent_dim` dims of each row, and so `out` is `[T, q_heads, latent_dim]`, still latent: the model's
-    up-projection per head follows.
+    q is `[T, q_heads, latent_dim + rope_dim]`. V is the first `latent_dim` dims of each row, so `out` is `[T, q_heads,
+    latent_dim]`, still latent: the model's up-projection of every head follows. Sums are f32, rounded once to `out_dtype`
+    (None: the cache's dtype). `lse` is an optional output f32 `[T, q_heads]`, as in decode.
 
-    Request b's rows are q's `rows` from b * rows on, or with `row_offsets[B + 1]` its own, `rows` at most. Of n tokens row i
-    of r stands at n - r + i and sees the tokens up to there. `out` is the softmax-weighted sum in f32, rounded once to
-    `out_dtype` (None: the cache's dtype); `lse` (optional, f32 `[T, q_heads]`) the logarithm of the softmax's denominator to
-    base `lse_base`. Rows of no request and rows that see nothing give 0 and `lse_empty`; a request with invalid pages or
-    lengths gives NaN.
+    Request b has q's rows from b * rows on, or with `row_offsets[B + 1]` its own, at most `rows` (1). Of n tokens, row i of
+    r stands at token n - r + i and sees the tokens up to there.
 
-    `scale` multiplies scores. It follows from the model's heads before absorption, not from the cached row: DeepSeek V3's
-    is (128 + 64) ** -0.5, times YaRN's factor. None takes it from the set's model.
+    Choices:
 
-    With `sparse`, every row of q has a list of its own, `indices` i32 `[T, K]`: physical rows, page id * page_size + offset,
-    which need not be the row's request's. -1 is skipped; `topk_lengths` i32 `[T]` (optional) says how many entries count.
-    There is no causality. An index outside the pool, and a length that is negative or above K, make the row NaN.
+    - `scale` multiplies scores. None: from the set's model. It follows from the model's heads before absorption, not from
+      the width of a cached row: DeepSeek V3's is (128 + 64) ** -0.5, times YaRN's factor.
+    - `sparse`: False. True: each row of q has a list of its own, `indices` i32 `[T, K]`, of physical rows (page id *
+      page_size + offset), which may be other requests' rows. -1 is skipped, and the optional `topk_lengths` i32 `[T]` say
+      how many entries of a list count. Nothing is causal then. An index outside the pool, or a topk_length that is negative
+      or above K, makes the row NaN.
+    - `split`: as in decode; with "balanced" and "invariant" a workspace is planned once a step.
 
-    `split` divides requests among blocks as that of `decode` does; a workspace is then planned once a step.
+    Rows of no request and rows that see nothing give 0, and `lse_empty` in lse; a request with invalid pages or lengths
+    gives NaN.
     """
 
     kind: ClassVar[str] = "mla_decode"

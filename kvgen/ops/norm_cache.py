@@ -16,13 +16,13 @@ from kvgen.spec.tables import IndexName
 
 
 class NormCache(Op):
-    """RMS norm of the step's rows of K or V, in place.
+    """Normalise the step's rows of K or V in the cache, in place (RMS norm).
 
-    `row_offsets[B + 1]` says how many rows of a request are new, as append takes them, and `num_rows` how many there are in
-    all, padding included; `k_weight` (or `v_weight`) are the norm's. Rows are read dequantized, normalised in f32, and
-    stored as append stores them: all blocks of a quantized row get new scales, also those that a norm's `dim` leaves
-    alone. In latent rows the latent part is normalised.
-    Source: Modular MAX, rms_norm_kv_cache.ragged.paged and rms_norm_value_cache.ragged.paged.
+    `row_offsets[B + 1]` says how many rows of a request are new, as append takes them, and `num_rows` how many rows there
+    are in all, padding included. `k_weight` (`role="v"`: `v_weight`) are the norm's weights. Rows are read dequantized,
+    normalised in f32 and stored as append stores them: every block of a quantized row gets a new scale, those outside a
+    norm's `dim` as well. In latent rows the latent part is normalised. Source: Modular MAX, rms_norm_kv_cache.ragged.paged,
+    rms_norm_value_cache.ragged.paged.
     """
 
     kind: ClassVar[str] = "norm_cache"

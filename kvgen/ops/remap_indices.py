@@ -32,13 +32,12 @@ class RemapIndicesContext:
 
 
 class RemapIndices(Op):
-    """Map tokens of requests to their rows in the pool, `page * page_size + t % page_size`: `out[T, J]`.
+    """Turn token numbers of requests into rows of the pool, `page * page_size + t % page_size`: `out[T, J]`.
 
-    `indices[T, J]` are tokens counted from the first one of the request whose row it is, and out may be the same array;
-    `row_offsets[B + 1]` says which rows are whose. Negative ones pass through. -1: rows of no request; and, reported, rows
-    with contradicting offsets, tokens past the page table, ids outside the pool, places past 2^31 - 1. Lengths are not
-    consulted.
-    Source: Modular MAX, paged_sparse_kv_index_remap.
+    `indices[T, J]` count tokens from the first one of the request that has the row by `row_offsets[B + 1]`; out may be the
+    same array. Negative ones pass through. Rows of no request become -1; so do, reported, rows with contradicting offsets,
+    tokens past the page table, ids outside the pool and places past 2^31 - 1. Lengths are not read. Source: Modular MAX,
+    paged_sparse_kv_index_remap.
     """
 
     kind: ClassVar[str] = "remap_indices"

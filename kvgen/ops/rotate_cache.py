@@ -16,12 +16,12 @@ from kvgen.spec.tables import IndexName
 
 
 class RotateCache(Op):
-    """RoPE of the step's rows of K, in place, and of q `[T, q_heads, q_dim]`, which becomes `q_out`.
+    """Apply RoPE to the step's rows of K in the cache, in place, and to q.
 
-    The options are append's: positions, tables of angles, sections; "ragged" rows and "padded" ones. Without q
-    (`q_out="none"`) `num_rows` says how many rows there are, padding included. Rows are read dequantized, turned in f32, and
-    stored as append stores them. In latent rows the RoPE part turns.
-    Source: Modular MAX, fused_qk_rope.ragged.paged and fused_qk_rope.padded.paged.
+    q `[T, q_heads, q_dim]` becomes `q_out`. The options mean what they mean in append: `rows` ("ragged" or "padded"),
+    positions, angles and their tables, sections. With `q_out="none"` there is no q, and `num_rows` says how many rows there
+    are, padding included. Rows are read dequantized, turned in f32 and stored as append stores them. In latent rows the RoPE
+    part turns. Source: Modular MAX, fused_qk_rope.ragged.paged and fused_qk_rope.padded.paged.
     """
 
     kind: ClassVar[str] = "rotate_cache"

@@ -29,13 +29,12 @@ class RowOffsetsContext:
 
 
 class RowOffsets(Op):
-    """Sum up the tokens, cached and new, of the requests before each one, and of all: `out[B + 1]`.
+    """Sum up the tokens, cached and new, of the requests before each one: `out[B + 1]`, the last entry for all.
 
-    A request has its length's tokens (of a ring, the dropped ones too) and, if lengths come before the step, its rows of
-    `row_offsets[B + 1]`; lengths after it count those already. A length or
-    offsets that cannot be are reported and count as no tokens; sums stop at the largest index (2^31 - 1 in i32, else
-    2^32 - 2), and the first request past it is reported. An empty batch gets its one 0.
-    Source: Modular MAX, kv_cache.row_offsets.ragged.paged.
+    A request has as many tokens as its length says (in a ring, the dropped ones too), and its rows of `row_offsets[B + 1]`
+    where the spec's lengths are "before"; "after" counts them already. A length or offsets that cannot be are reported and
+    count as no tokens. Sums stop at the largest index (2^31 - 1 in i32, else 2^32 - 2), and the first request past it is
+    reported. An empty batch gets its one 0. Source: Modular MAX, kv_cache.row_offsets.ragged.paged.
     """
 
     kind: ClassVar[str] = "row_offsets"

@@ -33,12 +33,12 @@ class RowsAddContext:
 
 
 class RowsAdd(Op):
-    """Add a `[T, kv_heads * (head_dim + v_head_dim)]`, rows of K's half and V's half, to the step's tokens.
+    """Add rows to K and V of the step's tokens, in the cache.
 
-    `row_offsets[A + 1]` may be a slice of the batch's: row t is token t + row_offsets[0] of the batch, and the request
-    that has it, counted in the slice, is request `batch_offset` further in the cache. Rows at or past the slice's last
-    offset are padding. Run it after the append of the same step. The sum is taken in f32 and rounded once; quantized
-    values are dequantized, added to and quantized again, with a new scale where scales are computed.
+    a is `[T, kv_heads * (head_dim + v_head_dim)]`: K's half and V's half of a token. `row_offsets[A + 1]` may be a slice of
+    the batch's: row t is token t + row_offsets[0] of the batch, and request i of the slice is request i + `batch_offset` of
+    the cache. Rows at or past the slice's last offset are padding. Call it after the append of the same step. Sums are f32,
+    rounded once. Quantized values are dequantized, added to and quantized again, with a new scale where scales are computed.
     Source: Modular MAX, kv_cache.ragged.paged.radd.
     """
 

@@ -60,14 +60,14 @@ class ScatterContext:
 
 
 class Scatter(Op):
-    """Store k and v `[T, kv_heads, head_dim]` as cached tokens, quantized as append does: the inverse of gather.
+    """Store rows as tokens that are named by their number, quantized as append does: the inverse of gather.
 
-    Row t of request b, counted from `row_offsets[b]`, becomes token `starts[b] + t` (`starts` optional: 0). Rows of no
-    request are skipped, rows without a valid page skipped and reported. In a ring, `lengths` says which tokens are
-    stored: of older ones nothing is written, newer ones are reported.
+    k and v are `[T, kv_heads, head_dim]`. Row t of request b, counted from `row_offsets[b]`, becomes token `starts[b] + t`;
+    without `starts`, token t. Rows of no request are skipped; rows without a valid page are skipped and reported. In a ring,
+    `lengths` says which tokens it holds: older ones are not written, newer ones are reported.
 
-    `raw=True` takes what gather with `raw` gives, under the same names without `_out`, and stores it as it is. Not for
-    caches with residual, whose keys are quantized in groups of tokens: give those rows to seal and append.
+    `raw=True` takes what gather with raw gives, under the same names without `_out`, and stores it as it is. A cache with
+    residual is refused, because its keys are quantized in groups of tokens: give those rows to seal and append.
     """
 
     kind: ClassVar[str] = "scatter"

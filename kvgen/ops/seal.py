@@ -34,12 +34,12 @@ class SealContext:
 
 
 class Seal(Op):
-    """Quantize K of every group of `residual` tokens that the step's rows complete; call it before append.
+    """Quantize the groups of `residual` tokens of K that the step's rows complete; call it before append.
 
-    k is `[T, kv_heads, head_dim]` and `row_offsets[B + 1]` says which rows are whose, both as append takes them. A
-    group's older tokens come from the tail; every channel gets a scale (and zero point) over the group's tokens.
-    `k_sealed[b]` becomes the number of tokens of request b that are quantized. Source of the scheme: KIVI (Liu et al.,
-    2024), keys per channel, values per token.
+    k is `[T, kv_heads, head_dim]`, and `row_offsets[B + 1]` says which rows are whose, both as append takes them. The older
+    tokens of a group come from the cache's tail. Every channel (a head's dim) gets one scale, and zero point, over the
+    group's tokens. `k_sealed[b]` becomes the number of tokens of request b that are quantized: the whole groups of its
+    length. Source of the scheme: KIVI (Liu et al., 2024), keys per channel, values per token.
     """
 
     kind: ClassVar[str] = "seal"

@@ -29,11 +29,12 @@ class SlotMappingContext:
 
 
 class SlotMapping(Op):
-    """Find each new row's place, `page * page_size + offset`, for append's `rows="slots"`: `slots[T]`.
+    """Compute each new row's place in the pool, `page * page_size + offset`, as append with `rows="slots"` takes it.
 
-    `row_offsets[B + 1]` says which rows are whose, as append takes them. Rows of no request get -1, and so do rows that a
-    later row of the step takes the place of (a ring), and bad ones, which are reported: contradicting offsets, a length that
-    cannot be, a token past the page table, an id outside the pool, a slot that `slots_dtype` cannot hold.
+    `slots[T]` is the result; `row_offsets[B + 1]` says which rows are whose, as append takes them. -1 stands for rows of no
+    request, for rows whose place a later row of the step takes (in a ring), and for bad rows, which are reported:
+    contradicting offsets, a length that cannot be, a token past the page table, an id outside the pool, a slot that
+    `slots_dtype` cannot hold.
     """
 
     kind: ClassVar[str] = "slot_mapping"

@@ -43,12 +43,12 @@ class StoreScalesContext:
 
 
 class StoreScales(Op):
-    """Store new_scales `[T, heads / block.head, groups]` of K (`role="v"`: of V) of the step's tokens.
+    """Store scales that were computed elsewhere, for the step's tokens of K or V; the codes are not touched.
 
-    A group is block.dim dims, the last one of a row maybe fewer. With zero points the last axis has two places a group,
-    scale and zero point in turn. `row_offsets[B + 1]` says which rows are whose; they go where append puts the rows'
-    codes. Only scales are written: the codes are somebody else's.
-    Source: Modular MAX, store_k_scales.paged.ragged.
+    new_scales is `[T, heads / block.head, groups]`, a group being block.dim dims, the last one of a row maybe fewer. With
+    zero points the last axis has two places a group, scale and zero point in turn. `role` is "k" or "v". `row_offsets[B +
+    1]` says which rows are whose; scales go where append puts those of the rows' codes. Source: Modular MAX,
+    store_k_scales.paged.ragged.
     """
 
     kind: ClassVar[str] = "store_scales"

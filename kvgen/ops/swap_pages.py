@@ -30,12 +30,13 @@ class SwapPagesContext:
 
 
 class SwapPages(Op):
-    """Copy page `pairs[i, 0]` to page `pairs[i, 1]` of another pool, in every layer; -1 in either skips the pair.
+    """Copy pages between the cache and another pool, in every layer: page `pairs[i, 0]` onto page `pairs[i, 1]`.
 
     `direction="out"` copies from the cache to `other`, "in" from `other` to the cache. `other` is `Pages(...)` of the
-    generated module, memory of the same layout with any number of pages: pinned and mapped host memory, memory of the
-    GPU, or another `Cache`. Ids of the cache are entries of its page table, times id_multiplier; those of `other` number
-    its pages as they are. Everything else is as in copy_pages: what a page is, `scale_pairs`, `num_pairs`, bad ids.
+    generated module, memory of the same layout with any number of pages: pinned and mapped host memory, or memory of the
+    GPU; or it is another `Cache`. Ids of the cache are entries of its page table, times id_multiplier; ids of `other` number
+    its pages as they are. -1 in either place skips the pair. Everything else is as in copy_pages: what a page is,
+    `scale_pairs`, `num_pairs`, bad ids.
     """
 
     kind: ClassVar[str] = "swap_pages"

@@ -26,18 +26,18 @@ class ZeroPagesContext:
 
 
 class ZeroPages(Op):
-    """Make every byte of page `page_ids[i]` 0, in every layer; -1 skips the entry.
+    """Set every byte of pages to 0, in every layer: page `page_ids[i]`; -1 skips the entry.
 
-    For pages that change hands: what is freed may hold NaN, or another tenant's tokens. A page is all that its id names,
-    as in copy_pages: K and V of its tokens (with PerKV too, where they lie in tensors of their own), and scales in pages
-    of the same id; with `own_table`, scales have ids of their own and `scale_page_ids`. Ids are entries of the page
-    table: times id_multiplier they number the pool's pages. Ids past `num_page_ids` (device data: one captured graph
-    serves any number) are skipped, and all of them under a count that cannot be (negative), which is reported; bad ids
-    are reported (PAIR) and skipped; an id may come twice.
+    Use it for pages that change hands: a freed page may hold NaN, or another tenant's tokens. A page is all that its id
+    names, as in copy_pages: K and V of its tokens (with PerKV too, where they lie in tensors of their own), and scales in
+    pages of the same id. With `own_table`, scales have ids of their own, in `scale_page_ids`. Ids are entries of the page
+    table: times id_multiplier they number the pool's pages. An id may come twice. `num_page_ids` is device data, so one
+    captured graph serves any number: ids past it are skipped. A negative one skips all and is reported; bad ids are reported
+    (PAIR) and skipped.
 
-    Zeroed tokens are 0 again when they are dequantized: code 0 is 0 in every type, and with zero points code, zero and
-    scale are 0 all three, (0 - 0) * 0, once the scales' pages are zeroed as well. Nothing else is written: no gap between
-    pages, no given scales, and no newest tokens in a tail (residual), which belong to requests.
+    A zeroed token is 0 when it is dequantized, once the pages of its scales are zeroed as well: code 0 is 0 in every type,
+    and with zero points (0 - 0) * 0 is 0. Nothing else is written: no gap between pages, no scale that the caller gives, and
+    no tail (residual), which belongs to requests.
     """
 
     kind: ClassVar[str] = "zero_pages"

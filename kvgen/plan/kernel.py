@@ -13,11 +13,21 @@ from kvgen.plan.params import Param
 
 
 @dataclass(frozen=True)
+class Header:
+    """A header of the user's: its copy's place below the set's folder, the path by which messages name it, its text."""
+
+    place: str
+    path: str
+    text: str
+
+
+@dataclass(frozen=True)
 class Source:
-    """CUDA that the user wrote: its text, and the path by which messages name it ("<name>" where it has no file)."""
+    """CUDA that the user wrote: its text, the path by which messages name it ("<name>" where it has no file), its headers."""
 
     path: str
     text: str
+    headers: tuple[Header, ...] = ()
 
 
 @dataclass(frozen=True)

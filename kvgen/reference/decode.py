@@ -112,10 +112,15 @@ def decode(
     first `latent_dim` dims of K.
 
     Rows of no request and rows that see no token give 0 and `lse_empty`. All rows of a request give NaN in out and
-    log-sum-exp if its length is invalid or more than its table can hold (LENGTH, at the number of tokens, 2^32 - 1 for
-    no number), if the page of a token between the first and the last one that a row may see is invalid (at that token),
-    or if its offsets contradict each other or give it more than `rows`, or there are fewer rows than it has to have
-    (ROW_OFFSETS, at the row). Where the last offset is wrong, rows of no request are NaN too.
+    log-sum-exp
+
+    - if its length is invalid or more than its table can hold (LENGTH, at the number of tokens, 2^32 - 1 for no number),
+    - if `k_sealed` does not count the whole groups of its tokens (LENGTH, at their number),
+    - if the page of a token between the first and the last one that a row may see is invalid (at that token),
+    - if its offsets contradict each other or give it more than `rows`, or there are fewer rows than it has to have
+      (ROW_OFFSETS, at the row).
+
+    Where the last offset is wrong, rows of no request are NaN too.
     """
     faults, total = FaultLog(), len(q)
     scale = 1 / math.sqrt(q.shape[2]) if scale is None else scale
@@ -212,6 +217,9 @@ class _Finder:
         tokens = LIMIT if length is None else length + (rows if table.cache.lengths == "before" else 0)
         if length is None or tokens >= LIMIT or not table.holds(b, tokens):
             self.faults.add(Fault.LENGTH, b, min(tokens, LIMIT))
+            return None
+        if any(pool.miscounted(b, tokens) for pool in self.pools):
+            self.faults.add(Fault.LENGTH, b, tokens)
             return None
         at = Standing(b, whose.begin, np.arange(rows), rows, tokens)
         around = span(self.mask, at, self.arguments)

@@ -117,6 +117,12 @@ class Rows:
             return None
         return np.array(self.tail[b, position % self.residual])
 
+    def miscounted(self, b: int, tokens: int) -> bool:
+        """Whether `sealed[b]` is not what seal leaves for a request that has some tokens: those in whole groups."""
+        if self.sealed is None or not tokens:
+            return False
+        return int(self.sealed[b]) != tokens // self.residual * self.residual
+
     def put(self, b: int, position: int, place: Place, row: Raw, after: int) -> None:
         """Store a new token of request b, which has `after` tokens with this step's.
 

@@ -17,9 +17,6 @@ from kvgen.errors import ArgumentError, DeviceError, KvgenError
 from kvgen.layout.dtypes import DTYPES
 
 Shape = tuple[int, ...]
-RawReader = Callable[
-    [Any], tuple[int, object]
-]  # an array's address, and whatever else it says of itself, to be compared
 Extent = tuple[int, int]  # the addresses [low, high) that elements lie in
 
 ITEMSIZE: Final[dict[str, int]] = {d.name: d.bytes for d in DTYPES.values() if d.bits % 8 == 0}
@@ -106,46 +103,9 @@ def view(array: object, name: str) -> ArrayView:
         ) from error
 
 
-def raw_reader(array: object) -> RawReader:
-    """How the address of arrays of this one's class is read quickest: `(address, layout)`.
-
-    Arrays of equal layouts differ in nothing but their addresses. For arrays that `view` has taken before; for others, and
-    where memory is of no GPU, the layout equals no other.
-    """
-    torch = sys.modules.get("torch")
-    if isinstance(array, Viewed):
-        return type(array).raw
-    if torch is not None and isinstance(array, torch.Tensor):
-        return _raw_torch
-    if hasattr(array, "__cuda_array_interface__"):
-        return _raw_cuda_interface
-    return _raw_view
-
-
-def _raw_torch(tensor: Any) -> tuple[int, object]:
-    tracked = tensor.requires_grad and sys.modules["torch"].is_grad_enabled()  # which the check in full refuses
-    return tensor.data_ptr(), (tensor.dtype, tensor.device, tensor.shape, tensor.stride(), tracked)
-
-
-def _raw_cuda_interface(array: Any) -> tuple[int, object]:
-    interface = array.__cuda_array_interface__
-    address, readonly = interface["data"]
-    try:
-        ordinal = _cuda().driver().pointer_device(address)
-    except DeviceError:
-        return 0, object()
-    dtype = getattr(array, "dtype", None)
-    return address, (interface["typestr"], interface["shape"], interface.get("strides"), readonly, dtype, ordinal)
-
-
 @functools.cache
 def _cuda() -> Any:
     return importlib.import_module("kvgen.runtime.cuda")
-
-
-def _raw_view(array: Any) -> tuple[int, object]:
-    found = view(array, "array")
-    return found[0], found[1:6]
 
 
 def itemsize(array: ArrayView) -> int:

@@ -24,20 +24,22 @@ class Bound:
     It keeps its arrays alive and reads nothing of them. One thread at a time may call it.
     """
 
-    __slots__ = ("_go", "_keep", "_stream", "_swap", "given")
+    __slots__ = ("_go", "_handle", "_keep", "_replace", "_swap", "given")
 
     def __init__(
         self,
-        go: Callable[[object], None],
+        go: Callable[[Any], None],
         keep: object,
-        stream: object = None,
         given: Sequence[object] = (),
+        handle: Callable[[object], Any] | None = None,
         swap: Replaceable | None = None,
     ) -> None:
+        """`go` launches on the stream whose handle it takes, which `handle` finds for what a call gives."""
         self._go = go
         self._keep = keep
-        self._stream = stream
+        self._handle: Callable[[object], Any] = _as_given if handle is None else handle
         self._swap = swap
+        self._replace = _refused if swap is None else swap.replace
         self.given = given
 
     def __call__(self, stream: object = None, /, *, cache: LayerCache | None = None, **arrays: ArrayLike) -> None:
@@ -50,23 +52,19 @@ class Bound:
         NumPy arrays run to completion on the CPU machine.
         """
         if arrays or cache is not None:
-            if self._swap is None:
-                names = ", ".join((*arrays, *(("cache",) if cache is not None else ())))
-                raise ArgumentError(
-                    f"{names}: got another one for a launch whose arguments stay as bound: several kernels at once, all layers, "
-                    "or an empty batch; bind again"
-                )
-            self._swap.replace(cache, arrays)
-        self._go(self._stream if stream is None else stream)
+            self._replace(cache, arrays)
+        if type(stream) is not int or stream < 0:
+            stream = self._handle(stream)
+        self._go(stream)
 
     def after(self, first: Bound) -> Bound:
         """Both launches in one, `first` before this one and on the same stream."""
 
-        def go(stream: object) -> None:
+        def go(stream: Any) -> None:
             first._go(stream)
             self._go(stream)
 
-        return Bound(go, (first, self), self._stream, self.given)
+        return Bound(go, (first, self), self.given, self._handle)
 
     def __repr__(self) -> str:
         what = self._swap.kernel.entry if self._swap is not None else "a launch"
@@ -76,44 +74,48 @@ class Bound:
 class Replaceable:
     """The arguments of a bound launch that others may replace: its arrays by name, and its layer."""
 
-    __slots__ = ("_args", "_arrays", "_held", "_layer", "_move", "_write", "kernel")
+    __slots__ = ("_arguments", "_held", "_layer", "_likes", "_move", "_words", "_write_struct", "kernel")
 
     def __init__(self, checked: Checked, arguments: Sequence[object], args: PackedArgs, launch: object) -> None:
         self.kernel = checked.kernel
         self._layer = checked.cache
-        self._args = args
         # The CPU machine knows the arrays that a launch touches.
         self._move: Callable[[LayerCache, dict[str, ArrayView]], None] | None = getattr(launch, "move", None)
-        self._arrays = {e.spec.name: (args.offset_of(e.place), e) for e in array_arguments(checked, arguments)}
-        self._write = args.pointer_writer()
+        self._arguments = {e.spec.name: e for e in array_arguments(checked, arguments)}
+        self._likes = {name: (args.word_of(e.place), e.like) for name, e in self._arguments.items()}
+        self._words, self._write_struct = args.words, args.struct_writer()
         self._held: dict[str, object] = {}
 
     def replace(self, cache: LayerCache | None, arrays: dict[str, Any]) -> None:
-        """Write the addresses of `arrays` and the struct of `cache` over those that were bound."""
-        found = []
-        for name, array in arrays.items():
-            try:
-                offset, entry = self._arrays[name]
-            except KeyError:
-                raise ArgumentError(
-                    f"{name}: got an array; this launch was bound with {', '.join(self._arrays) or 'none'}; replace one of "
-                    "those, or bind again"
-                ) from None
-            if type(array) is entry[2]:
-                address, layout = entry[3](array)
-                if layout == entry[4] and address and not address % entry[5]:
-                    found.append((offset, address))
-                    continue
-            found.append((offset, entry.address(array)))
-        if cache is not None:
+        """Write the addresses of `arrays` and the struct of `cache` over those that were bound; all of them or none."""
+        if cache is not None and (type(cache) is not LayerCache or cache.step is not self._layer.step):
             self._hold_layer(cache)
-            self._args.set(0, cache.struct)
+        if arrays:
+            likes, words = self._likes, self._words
+            before = words[:]
+            try:
+                for name, array in arrays.items():
+                    try:
+                        place, like = likes[name]
+                    except KeyError:
+                        raise self._unknown(name) from None
+                    words[place] = like(array) or self._arguments[name].address(array)
+            except BaseException:
+                words[:] = before
+                raise
+            self._held.update(arrays)
+        if cache is not None:
+            self._write_struct(cache.struct)
             self._layer = cache
-        for offset, address in found:
-            self._write(offset, address)
-        self._held.update(arrays)
         if self._move is not None:
             self._move(self._layer, {name: view(array, name) for name, array in arrays.items()})
+
+    def _unknown(self, name: str) -> ArgumentError:
+        """The error of an array that the launch was not bound with."""
+        return ArgumentError(
+            f"{name}: got an array; this launch was bound with {', '.join(self._likes) or 'none'}; replace one of those, or bind "
+            "again"
+        )
 
     def _hold_layer(self, cache: LayerCache) -> None:
         """Raise ArgumentError unless `cache` is a layer of the same set, device and sizes."""
@@ -140,7 +142,7 @@ class AtOnce(Bound):
     __slots__ = ()
 
     def __init__(self, given: Sequence[object]) -> None:
-        super().__init__(_done, None, None, given)
+        self._go, self._swap, self.given = _done, None, given
 
     def __call__(self, stream: object = None, /, *, cache: LayerCache | None = None, **arrays: ArrayLike) -> None:
         """Nothing is left to do."""
@@ -152,6 +154,20 @@ class AtOnce(Bound):
 
 def _done(stream: object) -> None:
     """The launch has been made."""
+
+
+def _as_given(stream: object) -> object:
+    """The stream of a call, where nothing is launched."""
+    return stream
+
+
+def _refused(cache: LayerCache | None, arrays: dict[str, Any]) -> None:
+    """Raise ArgumentError: the arguments of this launch stay as bound."""
+    names = ", ".join((*arrays, *(("cache",) if cache is not None else ())))
+    raise ArgumentError(
+        f"{names}: got another one for a launch whose arguments stay as bound: several kernels at once, all layers, "
+        "or an empty batch; bind again"
+    )
 
 
 @overload

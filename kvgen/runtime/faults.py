@@ -37,7 +37,7 @@ class Fault(IntEnum):
 _MEANING: Final = {
     Fault.PAGE_ID: "a page id outside the pool, at token {position} of request {request}",
     Fault.POSITION: "token {position} of request {request} lies past its page table, or past the angles of RoPE",
-    Fault.LENGTH: "request {request} has a length that its page table or this step's rows cannot have (token {position})",
+    Fault.LENGTH: "request {request} has a length that its page table, its rows or its k_sealed cannot have (token {position})",
     Fault.SLOT: "row {position} has a slot outside the pool",
     Fault.ROW_OFFSETS: "row offsets that decrease, pass the rows, or give request {request} too many rows (row {position})",
     Fault.TABLE: "an index into the page table that leaves it, at token {position} of request {request}",

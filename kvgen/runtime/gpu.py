@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from kvgen.runtime import cuda
 from kvgen.runtime.module import cubin
-from kvgen.runtime.stream import stream_handle
 
 if TYPE_CHECKING:
     from kvgen.runtime.kernel import Grid, Kernel
@@ -22,16 +21,13 @@ def _function(module: Module, file: str, entry: str, shared: int, device: int) -
     return cuda.function(image, entry, shared, device=device)
 
 
-def launch_on(kernel: Kernel, device: str, args: PackedArgs, grid: Grid) -> Callable[[object], None]:
-    """A launch of `args` on `device`, "cuda:<ordinal>"; loads (and if need be compiles) the kernel now, so that a capture can
-    follow. The arguments are read when it is called."""
+def launch_on(kernel: Kernel, device: str, args: PackedArgs, grid: Grid) -> Callable[[int], None]:
+    """A launch of `args` on `device`, "cuda:<ordinal>", that takes a stream's handle; loads (and if need be compiles) the kernel
+    now, so that a capture can follow. The arguments are read when it is called."""
     ordinal = int(device.partition(":")[2])
     pdl = cuda.driver().capability(ordinal) >= (9, 0)  # older kernels have no griddepcontrol.wait
     shared = kernel.shared
     if kernel.shared_by_arch:
-        from kvgen.compile import select_arch
-
-        shared = kernel.shared_on(select_arch(cuda.driver().capability(ordinal), kernel.module.arch))
+        shared = kernel.shared_on(kernel.module.target(cuda.driver().capability(ordinal)))
     function = _function(kernel.module, kernel.file, kernel.entry, shared, ordinal)
-    go = function.bind(grid, (kernel.threads, 1, 1), args, pdl=pdl)
-    return lambda stream: go(stream if type(stream) is int and stream >= 0 else stream_handle(stream))
+    return function.bind(grid, (kernel.threads, 1, 1), args, pdl=pdl)

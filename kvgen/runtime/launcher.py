@@ -6,7 +6,7 @@ import copy
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from types import FunctionType
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 from kvgen.plan.split_plan import SplitPlan
 from kvgen.runtime.bound import AtOnce, Bound, Replaceable
@@ -16,12 +16,13 @@ from kvgen.runtime.kv_cache import BaseCache
 from kvgen.runtime.layer_cache import LayerCache
 from kvgen.runtime.packing import PackedArgs
 from kvgen.runtime.repeated_call import MOST, RepeatedCall, repeated_call
+from kvgen.runtime.stream import stream_handle
 from kvgen.runtime.workspace import Workspace, plannable, usable
 from kvgen.runtime.wrong_call import explained
 
 
-def _launch(checked: Checked, args: PackedArgs) -> Callable[[object], None]:
-    """The launch of `args` on the device of the call."""
+def _launch(checked: Checked, args: PackedArgs) -> Callable[[Any], None]:
+    """The launch of `args` on the device of the call: it takes a stream's handle, None on the CPU."""
     kernel, cache, grid = checked.kernel, checked.cache, checked.grid
     if cache.device == "cpu":
         from kvgen.runtime.cpu import CpuLaunch
@@ -30,6 +31,14 @@ def _launch(checked: Checked, args: PackedArgs) -> Callable[[object], None]:
     from kvgen.runtime.gpu import launch_on
 
     return launch_on(kernel, cache.device, args, grid)
+
+
+def _handles(device: str, bound: object) -> Callable[[object], Any]:
+    """What a launch on `device` takes for the stream of a call, None for `bound`: its handle, None on the CPU."""
+    if device == "cpu":
+        return lambda stream: bound if stream is None else stream
+    default = stream_handle(bound)
+    return lambda stream: default if stream is None else stream_handle(stream)
 
 
 def _nothing(stream: object) -> None:
@@ -76,21 +85,23 @@ class Launcher:
             for call in self._calls.get(kernel.entry, ()):
                 addresses = call.addresses(given, arguments, planned_rows)
                 if addresses is not None:
-                    call.launch(given, addresses, stream)
+                    call.launch(
+                        given, addresses, stream if type(stream) is int and stream >= 0 else stream_handle(stream)
+                    )
                     return AtOnce(arguments)
         checked = check_call(kernel, given, arguments, planned_rows, self.KERNEL)
         if 0 in checked.grid:
-            return AtOnce(arguments) if self._at_once else Bound(_nothing, None, stream, arguments)
+            return AtOnce(arguments) if self._at_once else Bound(_nothing, None, arguments)
         args = PackedArgs((checked.cache.kind, *kernel.kinds), checked.values)
-        go = _launch(checked, args)
+        go, handle = _launch(checked, args), _handles(checked.cache.device, stream)
         if self._at_once:
-            go(stream)
+            go(handle(None))
             if isinstance(given, LayerCache) and given.device != "cpu":
                 kept = self._calls.get(kernel.entry, [])
                 self._calls[kernel.entry] = [*repeated_call(checked, arguments, planned_rows), *kept[: MOST - 1]]
             return AtOnce(arguments)
         swap = Replaceable(checked, arguments, args, go) if isinstance(given, LayerCache) else None
-        return Bound(go, checked, stream, arguments, swap)
+        return Bound(go, checked, arguments, handle, swap)
 
 
 class PlannedLauncher(Launcher):

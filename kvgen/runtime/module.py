@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import sys
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from types import ModuleType
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from kvgen.errors import DeviceError, KvgenError, ToolError
 from kvgen.runtime.abi import ABI
@@ -13,12 +15,19 @@ from kvgen.runtime.abi import ABI
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from kvgen.compile import Unit
+    from kvgen.compile import Manifest, Unit
     from kvgen.emulator import Kernel as EmulatedKernel
     from kvgen.emulator import Mode
 
 PACKAGE_DATA: Final = '[tool.setuptools.package-data] "*" = ["*.cu", "*.cuh", "*.json"]'
 _SIZE_LIMIT: Final = 1 << 24  # bytes of a generated file
+
+
+class Shipped(NamedTuple):
+    """The folder of cubins that a set was loaded from, as it was then, and the digests of its kernels' texts by kernel."""
+
+    manifest: Manifest
+    digests: Mapping[str, str]
 
 
 class Module:
@@ -33,6 +42,7 @@ class Module:
         self.texts: Mapping[str, str] | None = (
             None  # by path below the output folder; None: the files beside `init_file`
         )
+        self.shipped: Shipped | None = None  # where it has cubins and no texts
         self._init_file = init_file
         self._kernels: dict[str, str] = {}
 
@@ -49,8 +59,22 @@ class Module:
         """(file, entry) of each kernel that the package names and that has been built; nothing else in the folder counts."""
         from kvgen.files import kind_of
 
-        built = (f for f in sorted(self._kernels) if self.texts is not None or kind_of(self.folder / f) != "missing")
+        held = self.texts is not None or self.shipped is not None
+        built = (f for f in sorted(self._kernels) if held or kind_of(self.folder / f) != "missing")
         return tuple((file, self._kernels[file]) for file in built)
+
+    def target(self, capability: tuple[int, int]) -> str:
+        """The best of its architectures for a GPU of this compute capability; raises DeviceError where none runs there."""
+        from kvgen.compile import select_arch
+        from kvgen.files import named
+
+        try:
+            return select_arch(capability, self.arch)
+        except DeviceError as error:
+            if self.shipped is None:
+                raise
+            folder = named(self.shipped.manifest.folder)
+            raise DeviceError(f"{self.name}: loaded from {folder}: {error}") from None
 
     def add(self, file: str, entry: str) -> None:
         """Say that the package has a kernel `entry` in `file`."""
@@ -70,6 +94,12 @@ class Module:
         from kvgen.files import kind_of, named
 
         out = self.folder.parent
+        if self.shipped is not None:
+            folder = named(self.shipped.manifest.folder)
+            raise DeviceError(
+                f"{self.name}: got host arrays; it was loaded from {folder}, which has cubins for GPUs and no CUDA text, of "
+                "which the CPU machine's code is made; pass arrays on a GPU, or import the generated package"
+            )
         if self.texts is None and kind_of(out / path) == "missing":
             raise DeviceError(
                 f"{self.name}: {path} is missing from {named(out)}; in a project, run `kvgen build`; in a wheel, have it packed, "
@@ -88,10 +118,29 @@ class Module:
             raise DeviceError(f"{self.name}: {error}; run `kvgen build`") from error
 
 
+def run_launchers(title: str, path: Path, text: str) -> ModuleType:
+    """The module that the text of a set's launchers gives, imported as `title`; `path` is what messages call it.
+
+    Neither the file nor bytecode beside it is read: what runs is what was checked.
+    """
+    module = ModuleType(title)
+    module.__file__ = str(path)
+    sys.modules[title] = module
+    try:
+        exec(compile(text, path, "exec", dont_inherit=True), module.__dict__)
+    except BaseException:
+        del sys.modules[title]
+        raise
+    return module
+
+
 @lru_cache(maxsize=None)  # noqa: UP033 - one entry a kernel and architecture
 def _cubin(module: Module, file: str, entry: str, arch: str, cubins: str | None) -> bytes:
     from kvgen.compile import compile_unit, default_cache, find, jit_allowed, read_folder, text_digest
 
+    if module.shipped is not None:
+        manifest, digests = module.shipped
+        return find(manifest, module.name, Path(file).stem, arch, digests.get(Path(file).stem, "none"))
     unit = module.unit(file, entry)
     if cubins:
         return find(read_folder(Path(cubins)), module.name, Path(file).stem, arch, text_digest(unit.text))
@@ -105,9 +154,7 @@ def _cubin(module: Module, file: str, entry: str, arch: str, cubins: str | None)
 
 def cubin(module: Module, file: str, entry: str, capability: tuple[int, int]) -> bytes:
     """The kernel for a GPU of this compute capability: from $KVGEN_CUBINS, or compiled now (and cached)."""
-    from kvgen.compile import select_arch
-
-    return _cubin(module, file, entry, select_arch(capability, module.arch), os.environ.get("KVGEN_CUBINS"))
+    return _cubin(module, file, entry, module.target(capability), os.environ.get("KVGEN_CUBINS"))
 
 
 @lru_cache(maxsize=None)  # noqa: UP033 - one entry a kernel, architecture and mode

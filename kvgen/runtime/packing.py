@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import struct
+from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple
@@ -22,7 +22,6 @@ class Bytes(NamedTuple):
         return f"{self.size} bytes"
 
 
-_POINTER: Final = struct.Struct("<Q")
 TENSOR_MAP: Final = Bytes(128, 64)
 ParamKind = Literal["ptr", "u32", "i32", "u64", "i64", "f32"] | Bytes
 Value = int | float | bytes
@@ -89,8 +88,8 @@ class PackedArgs:
         self.kinds = tuple(kinds)
         self._plan = plan = layout(self.kinds)
         count = len(self.kinds)
-        self._storage = ctypes.create_string_buffer(8 * count + plan.align + plan.values.size)
-        self.address = ctypes.addressof(self._storage)
+        self._storage = array("Q", bytes(8 * count + -(-(plan.align + plan.values.size) // 8) * 8))
+        self.address = self._storage.buffer_info()[0]
         first = self.address + 8 * count
         first += -first % plan.align
         self._origin = first - self.address
@@ -110,17 +109,21 @@ class PackedArgs:
                 self.set(index, value)  # finds which one
             raise
 
-    def refill(self, values: Sequence[Value]) -> None:
-        """Rewrite all values, which must fit: those of a call like one that has been packed."""
-        self._plan.values.pack_into(self._storage, self._origin, *values)
+    @property
+    def words(self) -> array[int]:
+        """The storage, 8 bytes each: writing `words[word_of(index)]` rewrites one pointer."""
+        return self._storage
 
-    def pointer_writer(self) -> Callable[[int, int], None]:
-        """A function (offset, address) that rewrites one pointer; `offset` is of `offset_of`."""
-        return functools.partial(_POINTER.pack_into, self._storage)
+    def word_of(self, index: int) -> int:
+        """Which of `words` a pointer is."""
+        return (self._origin + self._plan.offsets[index]) // 8
 
-    def offset_of(self, index: int) -> int:
-        """Where a value lies in the storage."""
-        return self._origin + self._plan.offsets[index]
+    def struct_writer(self) -> Callable[[bytes], None]:
+        """A function that rewrites the first value, the bytes of a struct; they must be of its size."""
+        kind = _shape(self.kinds[0])[0]
+        return functools.partial(
+            struct.Struct(f"<{kind}").pack_into, self._storage, self._origin + self._plan.offsets[0]
+        )
 
     def set(self, index: int, value: Value) -> None:
         """Rewrite one value."""
@@ -136,7 +139,7 @@ class PackedArgs:
 
     def bytes_list(self) -> list[bytes]:
         """The raw little-endian bytes of each parameter, as the CPU machine takes them."""
-        raw, offsets = self._storage.raw[self._origin :], self._plan.offsets
+        raw, offsets = self._storage.tobytes()[self._origin :], self._plan.offsets
         return [raw[start : start + _shape(kind)[1]] for kind, start in zip(self.kinds, offsets, strict=True)]
 
 

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from kvgen.errors import ArgumentError
 from kvgen.plan.params import Array, Scalar, Size
 from kvgen.runtime import cuda
-from kvgen.runtime.arrays import ITEMSIZE, ArrayView, RawReader, extent, raw_reader, view
+from kvgen.runtime.arrays import ITEMSIZE, ArrayView, extent, view
 from kvgen.runtime.gpu import launch_on
+from kvgen.runtime.like_array import LikeArray, like_array
 from kvgen.runtime.packing import PackedArgs, ParamKind, Value
 
 if TYPE_CHECKING:
@@ -29,15 +30,13 @@ MOST: Final = 4  # calls that a kernel keeps: prefill and decode, with and witho
 class ArrayArgument(NamedTuple):
     """An array of a checked call: the `number`-th argument, whose address is the `place`-th value of the kernel.
 
-    `layout` is what `read` says of the array besides its address. Its elements lie from `before` bytes before the address to
-    `behind` bytes past it; the address is a multiple of `align`.
+    `like` gives the address of an array like this one. Its elements lie from `before` bytes before the address to `behind`
+    bytes past it; the address is a multiple of `align`.
     """
 
     number: int
     place: int
-    kind: type
-    read: RawReader
-    layout: object
+    like: LikeArray
     align: int
     before: int
     behind: int
@@ -69,20 +68,38 @@ class ArrayArgument(NamedTuple):
         return found.pointer
 
 
-class Launch(NamedTuple):
-    """Packed arguments and what launches with them."""
+class Launch:
+    """Packed arguments, and what launches with them: `go(stream handle)`."""
 
-    args: PackedArgs
-    go: Callable[[object], None]
+    __slots__ = ("_addresses", "_places", "_struct", "_words", "_write", "go")
+
+    def __init__(self, args: PackedArgs, go: Callable[[int], None], places: Sequence[int]) -> None:
+        self.go = go
+        self._words, self._write = args.words, args.struct_writer()
+        self._places = [args.word_of(place) for place in places]
+        self._addresses: list[int] = []
+        self._struct = b""
+
+    def fill(self, struct: bytes, addresses: list[int]) -> None:
+        """Take these: the cache's struct, and an address for each of the places."""
+        if struct is not self._struct:
+            self._write(struct)
+            self._struct = struct
+        if addresses != self._addresses:
+            words = self._words
+            for place, address in zip(self._places, addresses, strict=True):
+                words[place] = address
+            self._addresses = addresses
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class RepeatedCall:
     """What the check of a call found.
 
     It holds under one `driver`, for a cache on `device` whose step has the sizes of `key`. `same` are the arguments that are
     no arrays, with their places; `values` the kernel's values, 0 where addresses go;
-    `tied` the distance of arrays that overlap and may, by their places in `arrays`. `free` are launches that nobody uses.
+    `tied` the distance of arrays that overlap and may, by their places in `arrays`. `free` are launches that nobody uses;
+    `apart` is where arrays lay that were found apart from each other and from a cache's memory.
     """
 
     key: SizesKey
@@ -95,66 +112,61 @@ class RepeatedCall:
     values: list[Value]
     tied: dict[tuple[int, int], int]
     kinds: tuple[ParamKind, ...]
-    make: Callable[[PackedArgs], Callable[[object], None]]
+    make: Callable[[PackedArgs], Callable[[int], None]]
     free: list[Launch]
+    likes: tuple[tuple[int, LikeArray], ...]
+    apart: tuple[Footprint, list[int]] | None = None
 
     def addresses(self, cache: LayerCache, arguments: Sequence[object], planned_rows: int | None) -> list[int] | None:
         """The addresses of the arrays of a call that is like this one; None for another."""
-        if cache.step.key != self.key or cache.device != self.device or planned_rows != self.planned_rows:
-            return None
-        if cuda.driver() is not self.driver:
+        step = cache.step
+        if step.key is not self.key:
+            if step.key != self.key:
+                return None
+            self.key = step.key  # the other layers of the step have the same object
+        if cache.device != self.device or planned_rows != self.planned_rows or cuda.driver() is not self.driver:
             return None
         for index, value in self.same:
             other = arguments[index]
             if other is not value and (type(other) is not type(value) or other != value):
                 return None
         found = []
-        for entry in self.arrays:
-            array = arguments[entry[0]]
-            if type(array) is not entry[2]:
-                return None
-            try:
-                address, layout = entry[3](array)
-            except Exception:  # a stranger's code: the check in full says what is wrong with it
-                return None
-            if layout != entry[4] or not address or address % entry[5]:
+        for index, like in self.likes:
+            address = like(arguments[index])
+            if not address:
                 return None
             found.append(address)
-        return found if self._apart(found, cache.step.footprint) else None
+        apart = self.apart
+        if apart is None or step.footprint is not apart[0] or found != apart[1]:
+            if not self._apart(found, step.footprint):
+                return None
+            self.apart = (step.footprint, found)
+        return found
 
     def _apart(self, addresses: list[int], own: Footprint) -> bool:
         """Whether nothing that is written lies in another array, as far as extents tell."""
         if self.writes and own.clash:
             return False
         written = own.written if self.writes else ()
-        for i, entry in enumerate(self.arrays):
-            low, high = addresses[i] - entry[6], addresses[i] + entry[7]
-            for span in own.spans if entry[8] else written:
+        extents = [(at - e.before, at + e.behind) for e, at in zip(self.arrays, addresses, strict=True)]
+        for i, (entry, (low, high)) in enumerate(zip(self.arrays, extents, strict=True)):
+            for span in own.spans if entry.written else written:
                 if low < span[1] and span[0] < high:
                     return False
-            if entry[8]:
-                for j, other in enumerate(self.arrays):
-                    if (
-                        low < addresses[j] + other[7]
-                        and addresses[j] - other[6] < high
-                        and i != j
-                        and self.tied.get((i, j)) != addresses[i] - addresses[j]
-                    ):
+            if entry.written:
+                for j, (start, end) in enumerate(extents):
+                    if low < end and start < high and i != j and self.tied.get((i, j)) != addresses[i] - addresses[j]:
                         return False
         return True
 
-    def launch(self, cache: LayerCache, addresses: Sequence[int], stream: object) -> None:
+    def launch(self, cache: LayerCache, addresses: list[int], stream: int) -> None:
         """Launch with these addresses. Any number of threads may call it at once: each takes a launch of its own."""
-        values = self.values.copy()
-        values[0] = cache.struct
-        for entry, address in zip(self.arrays, addresses, strict=True):
-            values[entry[1]] = address
         try:
             launch = self.free.pop()
-            launch.args.refill(values)
         except IndexError:
-            args = PackedArgs(self.kinds, values)
-            launch = Launch(args, self.make(args))
+            args = PackedArgs(self.kinds, [cache.struct, *self.values[1:]])
+            launch = Launch(args, self.make(args), [entry.place for entry in self.arrays])
+        launch.fill(cache.struct, addresses)
         launch.go(stream)
         self.free.append(launch)
 
@@ -167,15 +179,11 @@ def array_arguments(checked: Checked, arguments: Sequence[object]) -> tuple[Arra
         if isinstance(spec, Array) and taken is not None:
             index = checked.kernel.places[spec.name]
             array = arguments[index]
-            read, (low, high) = raw_reader(array), extent(taken)
-            align = max(spec.align, ITEMSIZE[taken.dtype])
+            align, (low, high) = max(spec.align, ITEMSIZE[taken.dtype]), extent(taken)
             reach = (taken.pointer - low, high - taken.pointer)
-            layout, written = read(array)[1], spec.access != "in"
-            found.append(
-                ArrayArgument(
-                    index, place, type(array), read, layout, align, *reach, written, spec, taken._replace(owner=None)
-                )
-            )
+            written = spec.access != "in"
+            like = like_array(array, taken, align, written=written)
+            found.append(ArrayArgument(index, place, like, align, *reach, written, spec, taken._replace(owner=None)))
     return tuple(found)
 
 
@@ -205,7 +213,7 @@ def repeated_call(checked: Checked, arguments: Sequence[object], planned_rows: i
     for entry in arrays:
         values[entry.place] = 0
 
-    def make(args: PackedArgs) -> Callable[[object], None]:
+    def make(args: PackedArgs) -> Callable[[int], None]:
         return launch_on(kernel, device, args, grid)
 
     device, grid = cache.device, checked.grid
@@ -224,6 +232,7 @@ def repeated_call(checked: Checked, arguments: Sequence[object], planned_rows: i
             kinds,
             make,
             [],
+            tuple((entry.number, entry.like) for entry in arrays),
         )
     ]
 

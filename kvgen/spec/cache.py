@@ -124,7 +124,8 @@ class Cache(CacheFields):
             )
         if quant.own_table and not self.page_table.second_table:
             raise ValueError(
-                f"{field}: got own_table=True with table={type(self.page_table).__name__}(); a second table goes with Dense"
+                f"{field}: got own_table=True with table={type(self.page_table).__name__}(); only Dense() may have a "
+                "second page table, for scales; use table=Dense(), or own_table=False"
             )
         if quant.residual is not None and role == "v":
             raise ValueError(
@@ -133,7 +134,7 @@ class Cache(CacheFields):
         if quant.residual is not None and (self.page_tokens is None or self.page_tokens % quant.residual):
             raise ValueError(
                 f"{field}: got residual={quant.residual} with pages of {self.page_tokens} tokens; a sealed group lies in one "
-                "page, so residual divides it"
+                "page, so the page size must be a multiple of residual; use one of its divisors"
             )
         if quant.order == "swizzled":
             groups = -(-whole // (dims or whole))

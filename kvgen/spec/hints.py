@@ -118,7 +118,7 @@ def example(item: ErrorDetails, title: str, path: str) -> str:
     name, value = item["ctx"]["class_name"], item["input"]
     if name == "Op" and isinstance(value, str):
         near = _operation(value)
-        return _such_as(f"ops.{near}()" if near else None)
+        return _such_as(f"ops.{near}()" if near else "ops.Append() or ops.Decode()")
     if name == "Quant":
         code = _code(value)
         return f"; write {_QUANTS[code]}" if code else _such_as(_EXAMPLES["Quant"])
@@ -162,7 +162,11 @@ def nearest(value: object, valid: list[str], title: str, path: str) -> str:
     field = path.split(".")[0]
     if field == "arch":
         runs = _target(word, valid)
-        return f"; {word} runs the code of {runs}: write {runs!r}" if runs else f"; none of these runs on {word}"
+        return (
+            f"; {word} runs the code of {runs}: write {runs!r}"
+            if runs
+            else f"; none of these runs on {word}: kvgen needs compute capability 8.0 or newer"
+        )
     if field == "dtype" and title in _CACHES:
         code = _code(value)
         if code:

@@ -133,7 +133,10 @@ class LoadedSpecs:
 def spec_files(folder: Path, root: Path) -> list[SpecFile]:
     """Every `*.py` in `folder`, by name, but those that begin with `_`; none of them runs. Raises SpecError."""
     if kind_of(folder) != "folder":
-        raise SpecError(f"specs: {named(folder)} is no folder; create it, or set [tool.kvgen] specs")
+        raise SpecError(
+            f"specs: {named(folder)} is no folder; the specs must lie in it; create it, or name another one in pyproject.toml, "
+            '[tool.kvgen] specs = "..."'
+        )
     # Not a glob, to which an unreadable folder is an empty one.
     names = [name for name in names_in(folder) if name.endswith(".py") and not name.startswith("_")]
     return [SpecFile(folder / name, (folder / name).relative_to(root).as_posix()) for name in names]
@@ -153,7 +156,7 @@ def load_files(files: Iterable[SpecFile], root: Path) -> LoadedSpecs:
         sources.setdefault(item.kernels.name, []).append(item.source)
     for name, given in sources.items():
         if len(given) > 1:
-            message = f"{given[0]}: name: got {name!r}, which {given[1]} has too; set names are unique"
+            message = f"{given[0]}: name: got {name!r}, which {given[1]} has too; each set needs a name of its own; rename one"
             broken.append(BrokenSpec(given[0], (name,), message))
     sets = [item for item in loaded if len(sources[item.kernels.name]) == 1]
     return LoadedSpecs(sorted(sets, key=lambda s: s.kernels.name), sorted(broken, key=lambda b: b.source))

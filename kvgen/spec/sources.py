@@ -1,8 +1,9 @@
-"""Files that specs name: read relative to the spec's folder, from inside the project only."""
+"""Files and folders that specs name: read relative to the spec's folder, from inside the project only."""
 
 from __future__ import annotations
 
 import os
+import posixpath
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -47,6 +48,59 @@ def shown_path(file: str) -> str:
     return path.resolve().relative_to(place.root).as_posix() if place is not None and inside else path.as_posix()
 
 
+@dataclass(frozen=True)
+class Folder:
+    """A folder that a spec lists: as the spec calls it, where it is, and how messages name it; files lie below `fence`."""
+
+    given: str
+    path: Path
+    shown: str
+    fence: Path
+
+    def read(self, name: str) -> tuple[Path, Source] | None:
+        """(the file itself, its text) of `name` in this folder, None where there is none; ValueError where it may not be read."""
+        if not os.path.lexists(self.path / name):
+            return None
+        path = Path(os.path.realpath(self.path / name))
+        inside = path.relative_to(self.fence).as_posix() if path.is_relative_to(self.fence) else None
+        if inside is None:
+            raise ValueError(
+                f"include_dirs: got {self.given!r}, whose {name} is a link to {path}; it must lie inside {self.fence}; copy it "
+                "there"
+            )
+        shown = inside if self.fence != self.path else posixpath.normpath(f"{self.shown}/{name}")
+        _check_name(shown, name, "include_dirs")
+        return path, Source(shown, checked_text(_read(path, shown, "include_dirs"), "include_dirs", shown))
+
+
+def find_folder(given: str) -> Folder:
+    """The folder that a spec calls `given` in include_dirs; raises ValueError where it may not be read, or is none."""
+    place, field = _loading.get(), "include_dirs"
+    _check_name(given, given, field)
+    if place is None:
+        path = Path(os.path.realpath((_folder_of_caller() or Path("/")) / given))
+        found = Folder(given, path, Path(given).as_posix(), path)
+        if not Path(given).is_absolute() and _folder_of_caller() is None:
+            raise ValueError(
+                f"{field}: got {given!r}; it is relative to the file that makes the spec, and there is none; make it absolute"
+            )
+    else:
+        if Path(given).is_absolute():
+            raise ValueError(
+                f"{field}: got {given!r}; a spec names folders relative to its own folder{_relative(given, place, 'include')}"
+            )
+        path = Path(os.path.realpath(place.folder / given))
+        if not path.is_relative_to(place.root):
+            raise ValueError(
+                f"{field}: got {given!r}, which is {path}; it must lie inside the project {place.root}; copy the headers there"
+            )
+        found = Folder(given, path, path.relative_to(place.root).as_posix(), place.root)
+    if not found.path.is_dir():
+        what = "is no folder" if found.path.exists() else "does not exist"
+        raise ValueError(f"{field}: got {given!r}; {found.shown} {what}; give a folder of headers")
+    return found
+
+
 def read_source(given: str) -> Source:
     """The file that a spec calls `given`; raises ValueError where it may not or cannot be read."""
     place = _loading.get()
@@ -74,11 +128,11 @@ def read_source(given: str) -> Source:
     return Source(shown, checked_text(_read(path, given), "source", shown))
 
 
-def _relative(given: str, place: Place) -> str:
-    """How a spec would name the file, for one inside the project."""
+def _relative(given: str, place: Place, example: str = "kernels/dump.cu") -> str:
+    """How a spec would name the file or folder, for one inside the project."""
     path = os.path.realpath(given)
     if not Path(path).is_relative_to(place.root):
-        return ", as 'kernels/dump.cu', and from inside the project; copy it there"
+        return f", as {example!r}, and from inside the project; copy it there"
     return f": write {Path(os.path.relpath(path, place.folder)).as_posix()!r}"
 
 
@@ -93,22 +147,22 @@ def _folder_of_caller() -> Path | None:
     return None
 
 
-def _check_name(name: str, given: str) -> None:
+def _check_name(name: str, given: str, field: str = "source") -> None:
     if '"' in name or not name.isprintable():
         raise ValueError(
-            f"source: got {given!r}; generated text names the file; rename it without quotes and control characters"
+            f"{field}: got {given!r}; generated text names the file; rename it without quotes and control characters"
         )
 
 
-def _read(path: Path, given: str) -> str:
+def _read(path: Path, given: str, field: str = "source") -> str:
     try:
         data = read_bytes(path, limit=_SIZE_LIMIT)
     except ToolError as error:
-        raise ValueError(f"source: got {given!r}; {error}; give an existing file") from None
+        raise ValueError(f"{field}: got {given!r}; {error}; give an existing file") from None
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise ValueError(f"source: got {given!r}, which is no UTF-8 (byte {error.start}); save it as UTF-8") from None
+        raise ValueError(f"{field}: got {given!r}, which is no UTF-8 (byte {error.start}); save it as UTF-8") from None
 
 
 def checked_text(text: str, field: str, shown: str) -> str:

@@ -171,7 +171,7 @@ def test_tables_for_people(counted: Folder) -> None:
     counts = counts[:4]
     assert counts == sorted(counts, reverse=True) and len(counts) == 4
     assert "no times" in said.splitlines()[-1]
-    assert "benchmarks/run_gpu.py" in said.splitlines()[-1]
+    assert "kvgen verify --gpu" in said.splitlines()[-1]
 
 
 def test_with_a_gpu_it_says_where_times_are(counted: Folder, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -109,7 +109,7 @@ def test_a_refusal_names_the_generated_and_the_template_line(project: Folder, te
     number = next(i for i, line in enumerate(lines, start=1) if line.strip() == "pdl_wait();")
     lines[number - 1] = "  pdl_wayt();"
     break_template(path, "\n".join(lines) + "\n")
-    said = project.kvgen("compile", "tiny", code=2).stderr
+    said = project.kvgen("compile", "tiny", code=1).stderr
     text = project.kvgen("show", "tiny/append").stdout.splitlines()
     assert f"generated/tiny/append.cu:{text.index('  pdl_wayt();') + 1}: error: " in said
     assert f"from templates/ops/append.cu.j2:{number}" in said

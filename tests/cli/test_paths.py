@@ -121,7 +121,7 @@ def test_a_project_whose_files_are_none(odd: Folder, verb: str) -> None:
             spec.rmdir()
             spec.touch()
     shutil.rmtree(odd.root / "specs")
-    assert "specs is no folder; create it" in odd.kvgen(*arguments, code=2).stderr
+    assert "specs is no folder; the specs must lie in it; create it" in odd.kvgen(*arguments, code=2).stderr
     (odd.root / "pyproject.toml").unlink()
     os.mkfifo(odd.root / "pyproject.toml")
     assert error_of(odd, *arguments).endswith("pyproject.toml: not a file but a FIFO")

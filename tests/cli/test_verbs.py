@@ -17,7 +17,7 @@ from kvgen.runtime import cuda
 
 from .conftest import Folder
 
-VERBS = ("init", "build", "check", "diff", "show", "compile", "export", "bench", "doctor", "demo")
+VERBS = ("init", "build", "check", "diff", "show", "compile", "export", "bench", "verify", "doctor", "demo")
 
 
 @pytest.mark.parametrize("verb", [v for v in VERBS if v != "doctor"])

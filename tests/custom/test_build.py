@@ -83,7 +83,7 @@ def test_a_cubin_of_other_params_is_refused(write: Write) -> None:
     write(params=PARAMS.replace('"by", "f32"', '"by", "u32"'))
     project.kvgen("build")
     assert (
-        "(by): the kernel takes 4 bytes (a float), the launcher passes u32" in project.kvgen("compile", code=2).stderr
+        "(by): the kernel takes 4 bytes (a float), the launcher passes u32" in project.kvgen("compile", code=1).stderr
     )
     flat = project.kvgen("show", "own/fill", "--flat").stdout
     assert text_digest(flat) != before
@@ -92,9 +92,31 @@ def test_a_cubin_of_other_params_is_refused(write: Write) -> None:
 def test_an_error_of_nvrtc_names_the_users_line(write: Write) -> None:
     project = write(KERNEL.replace("by * x", "bye * x"))
     project.kvgen("build")
-    said = project.kvgen("compile", "own/fill", code=2).stderr
+    said = project.kvgen("compile", "own/fill", code=1).stderr
     assert 'specs/kernels/fill.cu:7: error: identifier "bye" is undefined\n    if (i < n) x[i] = bye * x[i];\n' in said
     assert "from " not in said
+
+
+def test_a_refused_kernel_hides_no_other(write: Write) -> None:
+    """The table of what compiled, the error of what did not; cubins of some kernels are not written."""
+    project = write(KERNEL.replace("by * x", "bye * x"))
+    project.kvgen("build")
+    done = project.kvgen("compile", "own", "-o", "cubins", "--record", code=1)
+    assert [line.split()[:2] for line in done.stdout.splitlines()[1:3]] == [
+        ["own/append", "sm_80"],
+        ["own/append", "sm_90a"],
+    ]
+    assert "own/fill" not in done.stdout and "\n2 cubins, NVRTC" in done.stdout
+    assert done.stderr.startswith("error: 2 of 4 compiles failed\n\nown/fill for sm_80, sm_90a: does not compile\n")
+    assert done.stderr.endswith("\n\nnothing was written to cubins and resources.json: they hold all kernels or none\n")
+    assert not (project.root / "cubins").exists() and not (project.out / "own/resources.json").exists()
+    found = json.loads(project.kvgen("compile", "own", "--json", code=1).stdout)
+    assert {k["kernel"] for k in found["kernels"]} == {"own/append"} and "own/fill for sm_80" in found["refused"]
+    (project.root / "specs/other.py").write_text("kernels = None\n", encoding="utf-8")
+    said = project.kvgen("compile", code=2)
+    assert (
+        "own/append" in said.stdout and "own/fill for" in said.stderr and "specs/other.py: kernels: got" in said.stderr
+    )
 
 
 def test_an_error_at_the_launch_does_too(write: Write) -> None:
@@ -140,7 +162,7 @@ def test_parameters_are_compared(write: Write, old: str, new: str, said: str) ->
     kernel = KERNEL.replace(old, new)
     project = write(kernel if "float by" in new or "by" not in old else kernel.replace("by *", "(float)2 *"))
     project.kvgen("build")
-    shown = project.kvgen("compile", "own/fill", code=2).stderr
+    shown = project.kvgen("compile", "own/fill", code=1).stderr
     assert f"own/fill for sm_80, sm_90a: does not compile\nspecs/kernels/fill.cu: {said}" in shown
 
 

@@ -32,7 +32,13 @@ def run(program: str, cwd: Path) -> None:
 
 
 def test_it_has_what_is_run() -> None:
-    assert list(blocks()) == ["specs/small.py", "specs/kernels/dump_scores.cu", "use.py", "inline.py"]
+    assert list(blocks()) == [
+        "specs/small.py",
+        "specs/include/dot.cuh",
+        "specs/kernels/dump_scores.cu",
+        "use.py",
+        "inline.py",
+    ]
 
 
 def test_the_example(project: Folder) -> None:

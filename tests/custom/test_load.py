@@ -49,7 +49,7 @@ def test_a_spec_is_a_module_in_memory() -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"kernels": 3}, "kernels: got int; load takes a spec; pass a KernelSet"),
+        ({"kernels": 3}, "kernels: got int; load takes a spec, or the name"),
         ({"kernels": SPEC, "name": "device"}, "name: got 'device'"),
         ({"kernels": SPEC, "name": "no name"}, "name: got 'no name'"),
         ({"kernels": SPEC, "arch": ["sm_70"]}, "KernelSet.arch.0: got 'sm_70'"),

@@ -57,7 +57,8 @@ def near_quarter_turns() -> Singles:
     k = np.arange(1, int(LIMIT / (np.pi / 2)), dtype=np.float64)
     x = (k * (np.pi / 2)).astype(np.float32)
     off = np.abs(np.sin(2 * x.astype(np.float64)))
-    nearest = np.concatenate([x[np.argsort(off)[:2048]], x[np.argsort(off / x)[:2048]], x[:2048]])
+    least = (np.argpartition(score, 2048)[:2048] for score in (off, off / x))
+    nearest = np.concatenate([*(x[rows] for rows in least), x[:2048]])
     zero, most = np.float32(0), np.float32(LIMIT)
     return np.minimum(np.concatenate([nearest, np.nextafter(nearest, zero), np.nextafter(nearest, most)]), most)
 

@@ -23,6 +23,7 @@ RUN: Final = {
     "operations.md": "here",
     "quantization.md": "here",
     "quickstart.md": "here",
+    "shipping.md": "tests/runtime/test_shipped.py",
     "torch.md": "tests_torch/test_docs.py",
     "tutorial.md": "here",
 }

@@ -171,6 +171,29 @@ def test_variables_of_a_module(build: Build) -> None:
     assert (caught.value.kind, caught.value.buffer) == ("read_only", "weights")
 
 
+def test_variables_that_no_kernel_reaches_are_left_out(build: Build) -> None:
+    """NVRTC writes every constant of a header as a variable: only what a function names, or a named one points to, is made."""
+    variables = """
+    .global .align 8 .u64 named = generic(pointed);
+    .global .align 8 .u64 pointed = generic(behind);
+    .global .align 4 .u32 behind = 5;
+    .global .align 4 .u32 other = 6;
+    .global .align 8 .u64 points = generic(other);
+    .const .align 4 .u32 constant = 7;
+    """
+    body = "ld.global.u64 %rd1, [named]; ld.u64 %rd1, [%rd1]; ld.u32 %r1, [%rd1]; st.global.u32 [%rd0], %r1;"
+    text = f"{HEADER}{variables}{entry('chain', body)}"
+    made = "".join(translate([parse(text)]).texts())
+    table = made.partition("GlobalVariable m0_globals[] =")[2].partition("\n")[0]
+    assert [n for n in ("named", "pointed", "behind", "other", "points", "constant") if f'"{n}"' in table] == [
+        "named", "pointed", "behind",
+    ]  # fmt: skip
+    assert "m0_g3" not in made and "m0_g4" not in made and "m0_g5" not in made
+    out = np.zeros(1, np.uint32)
+    run(build([text]), "chain", out, block=1)
+    assert out[0] == 5
+
+
 def test_modules_may_use_the_same_names(build: Build) -> None:
     def module(n: int) -> str:
         return (

@@ -4,24 +4,32 @@
 project's folder as <project> and NVRTC's version as <nvrtc>. KVGEN_UPDATE_GOLDEN=1 rewrites what it says.
 
 `$ python call.py` is a mistake in a program: lines over the launchers of the set that `kvgen new` begins with and the arrays
-of SETUP, and what they raise.
+of SETUP, and what they raise. `$ python load.py` is one over a folder `cubins` of two sets compiled ahead of time, `small` and
+`older`, which has sm_80 alone; digests are <digest> in what it says.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import os
+import re
 import shlex
+import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
+import numpy as np
 import pytest
 
+import kvgen
+from kvgen import KernelSet, Paged, ops
 from kvgen.cli.project import generated
 from kvgen.cli.resources_json import installed
 from kvgen.errors import KvgenError
+from kvgen.runtime.module import cubin
 from tests.cli.conftest import invoke
 from tests.errors.case import Case, Link, read_case, write_case
 
@@ -108,7 +116,50 @@ def test_call(name: str, small: ModuleType) -> None:
     assert said == case.stderr
 
 
-@pytest.mark.parametrize("name", [name for name in CASES if not name.startswith("call_")])
+SPEC = KernelSet(
+    q_heads=4, cache=Paged(dtype="f16", kv_heads=2, head_dim=16, page_size=4), ops=[ops.Append(), ops.Gather()]
+)
+
+
+@pytest.fixture(scope="session")
+def shipped(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two sets compiled ahead of time."""
+    folder = tmp_path_factory.mktemp("shipped") / "cubins"
+    kvgen.compile_ahead(folder, SPEC, name="small", arch=["sm_80", "sm_90a"])
+    kvgen.compile_ahead(folder, SPEC, name="older", arch=["sm_80"])
+    return folder
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name.startswith("load_")])
+def test_load(name: str, shipped: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = HERE / f"{name}.txt"
+    case = read_case(path.read_text(encoding="utf-8"))
+    shutil.copytree(shipped, tmp_path / "cubins")
+    monkeypatch.chdir(tmp_path)
+    for variable in ("KVGEN_CUBINS", "KVGEN_NO_JIT"):
+        monkeypatch.delenv(variable, raising=False)
+
+    def edit(file: str, old: str, new: str) -> None:
+        text = Path(file).read_bytes().decode("latin-1")
+        assert old in text
+        Path(file).write_bytes(text.replace(old, new, 1).encode("latin-1"))
+
+    def on_gpu(module: Any) -> bytes:
+        return cubin(module._MODULE, "append.cu", module.append.KERNEL.entry, (9, 0))
+
+    scope = {"kvgen": kvgen, "np": np, "edit": edit, "on_gpu": on_gpu, "spec": SPEC, "setenv": monkeypatch.setenv}
+    program = case.files["load.py"]
+    assert isinstance(program, bytes)
+    with pytest.raises(KvgenError) as raised:
+        exec(program, scope | {"remove": lambda file: Path(file).unlink()})
+    said = re.sub(r"\b(?=[0-9a-f]*\d)[0-9a-f]{12,64}\b", "<digest>", f"{type(raised.value).__name__}: {raised.value}\n")
+    if os.environ.get("KVGEN_UPDATE_GOLDEN") == "1":
+        path.write_text(write_case(dataclasses.replace(case, stderr=said)), encoding="utf-8")
+        pytest.skip("rewritten")
+    assert said == case.stderr
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if not name.startswith(("call_", "load_"))])
 def test_message(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, root = HERE / f"{name}.txt", tmp_path / "project"
     case = read_case(path.read_text(encoding="utf-8"))

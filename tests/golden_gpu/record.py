@@ -199,8 +199,8 @@ def _generated(prepared: Path, parts: Path, name: str, *, cpu: bool) -> None:
     from benchmarks.gpu.cases import load as load_cases
     from benchmarks.gpu.correctness import run as run_case
     from benchmarks.gpu.correctness import store_golden
-    from benchmarks.gpu.memory import GpuMemory, HostMemory
     from benchmarks.gpu.packages import generated
+    from kvgen.verify.memory import GpuMemory, HostMemory
 
     file = load_cases(prepared / "generated" / "cases" / f"{name}.npz")
     memory = HostMemory() if cpu else GpuMemory(0)

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from benchmarks.gpu.cases import load as load_cases
 from benchmarks.gpu.correctness import compare_golden
 from benchmarks.gpu.correctness import run as run_case
-from benchmarks.gpu.memory import HostMemory
 from benchmarks.gpu.packages import generated
+from kvgen.verify.memory import HostMemory
 from tests.golden_gpu import record
 from tests.golden_gpu.backends import CpuBackend
 from tests.golden_gpu.compare import Rule, Wanted, differences, lanes, values

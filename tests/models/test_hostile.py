@@ -6,6 +6,7 @@ import ast
 import copy
 import json
 import math
+import os
 import re
 from collections.abc import Iterator
 from functools import cache
@@ -360,7 +361,11 @@ JSON = st.recursive(
     SCALARS, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.sampled_from(FIELDS), inner, max_size=6)
 )
 SLOW = settings(
-    derandomize=True, deadline=None, max_examples=300, suppress_health_check=[HealthCheck.too_slow], database=None
+    derandomize=True,
+    deadline=None,
+    max_examples=300 if "KVGEN_DRAWN" in os.environ else 150,  # a campaign draws more
+    suppress_health_check=[HealthCheck.too_slow],
+    database=None,
 )
 
 

@@ -27,7 +27,7 @@ ALL_ONES = 2**64 - 1
 MEANINGS = {
     Fault.PAGE_ID: "PAGE_ID: a page id outside the pool, at token 9 of request 5",
     Fault.POSITION: "POSITION: token 9 of request 5 lies past its page table, or past the angles of RoPE",
-    Fault.LENGTH: "LENGTH: request 5 has a length that its page table or this step's rows cannot have (token 9)",
+    Fault.LENGTH: "LENGTH: request 5 has a length that its page table, its rows or its k_sealed cannot have (token 9)",
     Fault.SLOT: "SLOT: row 9 has a slot outside the pool",
     Fault.ROW_OFFSETS: "ROW_OFFSETS: row offsets that decrease, pass the rows, or give request 5 too many rows (row 9)",
     Fault.TABLE: "TABLE: an index into the page table that leaves it, at token 9 of request 5",

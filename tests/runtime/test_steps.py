@@ -201,6 +201,77 @@ def test_a_bound_launch_refuses_others(launches: list[dict[str, Any]], case: str
     assert launches[-1]["params"][1:4] == [int(a).to_bytes(8, "little") for a in (K, V, OFFSETS)], "as it was bound"
 
 
+def test_replacing_takes_all_arrays_or_none(launches: list[dict[str, Any]]) -> None:
+    bound = fresh("append").bind(cache_on_gpu()[0], **arrays())
+    for bad in ({"v": arrays(v=V + 2)["v"]}, {"q": arrays()["k"]}, {"cache": cache_on_gpu(3)[0]}):
+        with pytest.raises(ArgumentError):
+            bound(k=arrays(k=K + 64)["k"], **bad)
+    bound()
+    assert launches[-1]["params"][1:4] == [int(a).to_bytes(8, "little") for a in (K, V, OFFSETS)], "as it was bound"
+
+
+def test_an_array_whose_memory_moved_gives_its_new_address(launches: list[dict[str, Any]]) -> None:
+    """The same object as before: bound, in a repeated call; and what else it says is looked at again."""
+    given, append, layer = arrays(), fresh("append"), cache_on_gpu()[0]
+    bound, array = append.bind(layer, **given), given["k"]
+
+    def says(**changed: Any) -> None:
+        array.__cuda_array_interface__ = {**array.__cuda_array_interface__, **changed}
+
+    append(layer, **given)
+    for step in (64, 128):
+        says(data=(K + step, False))
+        bound(k=array)
+        append(layer, **given)
+        assert [launch["params"][1] for launch in launches[-2:]] == [(K + step).to_bytes(8, "little")] * 2
+    for changed in (
+        {"shape": (5, 2, 16)},
+        {"strides": (64, 34, 2)},
+        {"typestr": "<f2"},
+        {"data": (K + 2, False)},
+        {"data": (GPU_1 + K, False)},
+        {"data": (0, False)},
+        {"mask": arrays()["k"]},
+    ):
+        before = array.__cuda_array_interface__
+        says(**changed)
+        for call in (lambda: bound(k=array), lambda: append(layer, **given)):
+            with pytest.raises(ArgumentError, match=r"^(k|v): got "):
+                call()
+        array.__cuda_array_interface__ = before
+    count = len(launches)
+    says(strides=(64, 32, 2))  # in other words, the same
+    bound(k=array)
+    append(layer, **given)
+    assert len(launches) == count + 2
+
+
+def test_read_only_arrays_are_replaced_where_they_are_read(launches: list[dict[str, Any]]) -> None:
+    cache, gather = cache_on_gpu(), fresh("gather")
+    k_out, v_out, offsets = arrays().values()
+    bound = gather.bind(cache[0], offsets, k_out, v_out)
+    for array in (offsets, k_out):
+        address, _ = array.__cuda_array_interface__["data"]
+        array.__cuda_array_interface__ = {**array.__cuda_array_interface__, "data": (address, True)}
+    bound(row_offsets=offsets)
+    with pytest.raises(ArgumentError, match=r"^k_out: got a read-only array; the kernel writes to it"):
+        bound(k_out=k_out)
+    with pytest.raises(ArgumentError, match=r"^k_out: got a read-only array"):
+        gather(cache[0], offsets, k_out, v_out)
+
+
+@pytest.mark.parametrize("stream", [-1, "7", True, object()])
+def test_a_bound_launch_refuses_what_is_no_stream(launches: list[dict[str, Any]], stream: object) -> None:
+    append, layer = fresh("append"), cache_on_gpu()[0]
+    bound = append.bind(layer, **arrays(), stream=9)
+    for call in (lambda: bound(stream), lambda: append.bind(layer, **arrays(), stream=stream)):
+        with pytest.raises(ArgumentError, match=r"^stream: got "):
+            call()
+    bound()
+    bound(0)
+    assert [launch["stream"] for launch in launches] == [9, 0]
+
+
 def test_a_layer_of_another_batch_is_bound_again(launches: list[dict[str, Any]]) -> None:
     bound = fresh("append").bind(cache_on_gpu()[0], **arrays())
     with pytest.raises(

@@ -95,22 +95,22 @@ CASES: list[Case] = [
     (
         paged,
         {"quant": fp8(own_table=True), "table": CSR()},
-        "quant: got own_table=True with table=CSR(); a second table goes with Dense",
+        "quant: got own_table=True with table=CSR(); only Dense() may have a second page table, for scales",
     ),
     (
         paged,
         {"quant": fp8(own_table=True), "table": Ring(window=8)},
-        "quant: got own_table=True with table=Ring(); a second",
+        "quant: got own_table=True with table=Ring(); only Dense() may",
     ),
     (
         paged,
         {"quant": fp8(own_table=True), "table": Indirect(), "page_size": 1},
-        "quant: got own_table=True with table=Indirect(); a second table goes with Dense",
+        "quant: got own_table=True with table=Indirect(); only Dense() may have a second page table, for scales",
     ),
     (
         paged,
         {"quant": fp8(own_table=True), "table": Mapped()},
-        "quant: got own_table=True with table=Mapped(); a second table goes with Dense",
+        "quant: got own_table=True with table=Mapped(); only Dense() may have a second page table, for scales",
     ),
     (
         paged,
@@ -120,7 +120,8 @@ CASES: list[Case] = [
     (
         paged,
         {"k_quant": groups(32), "layout": APART},
-        "k_quant: got residual=32 with pages of 16 tokens; a sealed group lies in one page, so residual divides it",
+        "k_quant: got residual=32 with pages of 16 tokens; a sealed group lies in one page, so the page "
+        "size must be a multiple of residual",
     ),
     (
         continuous,

@@ -8,6 +8,7 @@ access of a segment's vector is a run of memory, aligned, with whole blocks of s
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -30,6 +31,7 @@ from tests.spec.drawn import caches
 
 Ints = NDArray[np.int64]
 PAGES, LAYERS, OPEN_TOKENS = 2, 2, 3
+EXAMPLES = 500 if "KVGEN_DRAWN" in os.environ else 250  # a campaign draws more
 
 
 @dataclass
@@ -216,7 +218,7 @@ def test_a_drawn_spec_is_refused_in_words_or_has_a_memory_without_overlaps(focus
     accepted = 0
 
     @given(st.data(), st.integers(0, 2))
-    @settings(derandomize=True, deadline=None, max_examples=120 if focus else 500)
+    @settings(derandomize=True, deadline=None, max_examples=120 if focus else EXAMPLES)
     def drawn(data: st.DataObject, padding: int) -> None:
         nonlocal accepted
         try:

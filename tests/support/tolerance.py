@@ -1,88 +1,24 @@
-"""How close attention has to come to float64: within what f32 arithmetic owes, or by FlashAttention 3's rule.
-
-That rule: no row of q is further off than twice (three times, under a soft cap) what naive attention is that rounds every
-intermediate to the type that the kernel computes in, and what adding and subtracting 0.3 does to the result.
-"""
+"""Attention held to the oracle, row by row, within what kvgen.verify.closeness allows."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kvgen import KernelSet
-from kvgen.layout.dtypes import dtype
-from kvgen.ops import Decode
 from kvgen.reference import Decoded
-from kvgen.reference.attention import Arguments, modified
-from kvgen.reference.decode import Seen, products
-from tests.support.memory import Raw
+from kvgen.verify.closeness import HALF_ULP as HALF_ULP
+from kvgen.verify.closeness import TINY as TINY
+from kvgen.verify.closeness import Terms as Terms
+from kvgen.verify.closeness import bounds as bounds
+from kvgen.verify.closeness import limits as limits
+from kvgen.verify.closeness import rounder as rounder
+from kvgen.verify.closeness import terms as terms
 
-Floats = NDArray[np.float64]
-# Half a unit in the last place of 1, and the smallest positive number.
-HALF_ULP = {"f32": 2.0**-24, "f16": 2.0**-11, "bf16": 2.0**-8, "e4m3": 2.0**-4}
-TINY = {"f32": 2.0**-126, "f16": 2.0**-24, "bf16": 2.0**-126, "e4m3": 2.0**-9}
-
-
-@dataclass(frozen=True)
-class Terms:
-    """What a decode computes: `compute` is the type that probabilities are rounded to ("f32": not at all)."""
-
-    scale: float
-    compute: str
-    out: str
-    rows: int = 1
-    mask: Any = None
-    score: Any = None
-    sinks: Raw | None = None
-    sinks_in_lse: bool = True
-    arguments: Mapping[str, Any] | None = None
-    lse_base: str = "e"
-    lse_empty: str = "-inf"
-
-    def oracle(self) -> dict[str, Any]:
-        """What kvgen.reference.decode takes of them."""
-        names = ("scale", "rows", "mask", "score", "sinks", "sinks_in_lse", "arguments", "lse_base", "lse_empty")
-        return {name: getattr(self, name) for name in names}
-
-
-def terms(kernels: KernelSet, op: Decode, arguments: Mapping[str, Any] | None = None) -> Terms:
-    """The terms of a set's decode, with the arrays and scalars that a call brings by name."""
-    arguments = arguments or {}
-    cache = kernels.cache
-    return Terms(
-        scale=op.scale if op.scale is not None else 1 / math.sqrt(cache.head_dim),
-        compute=computes_in(kernels, op),
-        out=op.out_dtype or cache.dtype,
-        rows=op.rows,
-        mask=op.mask,
-        score=op.score,
-        sinks=arguments.get("sinks"),
-        sinks_in_lse=op.sinks == "lse",
-        arguments=arguments,
-        lse_base=op.lse_base,
-        lse_empty=op.lse_empty,
-    )
-
-
-def computes_in(kernels: KernelSet, op: Decode) -> str:
-    """The type that the kernel of a decode rounds its operands to, as its plan says: CUDA cores keep f32."""
-    known = _PLANNED.get((id(kernels), op.name))
-    if known is None or known[0] is not kernels:
-        template = op.plan(kernels)[0].template
-        known = kernels, "f32" if template.endswith("decode_simt.cu.j2") else kernels.cache.dtype
-        _PLANNED[id(kernels), op.name] = known
-    return known[1]
-
-
-_PLANNED: dict[tuple[int, str], tuple[KernelSet, str]] = {}  # sets are kept, so that ids stay theirs
-
-
-# The comparison --------------------------------------------------------------------------------------------------------
+Raw = NDArray[Any]
 
 
 def hold(wanted: Decoded, given: Terms, q: Raw, out: Raw, lse: Raw | None, rows: Iterable[int] | None = None) -> float:
@@ -123,123 +59,3 @@ def hold_counts(wanted: Decoded, given: Terms, lse: Raw) -> None:
             assert off <= 2.0**-20 * (1 + math.log(len(seen.k))), (
                 f"row {row} counts {len(seen.k)} tokens wrong: off by {off}"
             )
-
-
-def limits(wanted: Decoded, given: Terms, q: Raw, row: int) -> tuple[Floats, Floats]:
-    """How far a row that saw something may be off: (out `[q_heads, v_dim]`, lse `[q_heads]`)."""
-    seen, right = wanted.seen[row], wanted.out[row]
-    assert seen is not None
-    query, base = q[row].astype(np.float64), 1 / math.log(2) if given.lse_base == "2" else 1.0
-    scores, slack = final_scores(query, seen, given)
-    sinks = None if given.sinks is None else given.sinks.astype(np.float64)
-    allowed, lse_allowed = bounds(
-        query, seen.k, seen.v, given.scale, right, given.out, scores=scores, slack=slack, sinks=sinks
-    )
-    rounding = HALF_ULP[given.out] * np.abs(right) + TINY[given.out]
-    if given.compute != "f32":
-        low, low_lse = naive(q[row], seen, given)
-        factor = 3 if getattr(given.score, "softcap", None) is not None else 2
-        error = factor * np.abs(low - right).max() + 2 * _unsettled(right, given.out)
-        some = np.isfinite(wanted.lse[row])
-        far = np.abs(low_lse - wanted.lse[row], where=some, out=np.zeros(len(right))).max()
-        return error + rounding, lse_allowed * base + factor * far
-    return allowed, lse_allowed * base
-
-
-def _unsettled(right: Floats, element: str) -> float:
-    """What adding and subtracting 0.3 does to the result in its type."""
-    kind = dtype(element).numpy()
-    x, third = right.astype(kind), np.array(0.3).astype(kind)
-    return float(np.abs((x + third - third).astype(np.float64) - x.astype(np.float64)).max())
-
-
-def final_scores(query: Floats, seen: Seen, given: Terms) -> tuple[Floats, Floats]:
-    """The scores `[q_heads, n]` as the softmax gets them, and what f32 gets wrong on the way from scale * (q . k)."""
-    raw = products(query, seen.k, given.scale)
-    if given.score is None:
-        return raw, np.zeros_like(raw)
-    sizes = [np.abs(raw)]
-
-    def note(x: Floats) -> Floats:
-        sizes.append(np.abs(x))
-        return x
-
-    arguments = Arguments(given.arguments or {}, len(query), seen.k.shape[1])
-    scores = modified(given.score, seen.at, seen.tokens, raw[None], arguments, note)[0]
-    # Each step some units in the last place of what it works on; tanh as far off as its largest result's.
-    size = sum(np.where(np.isfinite(x), x, 0).reshape(-1, *x.shape[-2:])[0] + 0 * raw for x in sizes)
-    return scores, 4 * 2.0**-24 * (size + 4 * (getattr(given.score, "softcap", None) or 0))
-
-
-def bounds(
-    q: Floats,
-    k: Floats,
-    v: Floats,
-    scale: float,
-    out: Floats,
-    element: str,
-    *,
-    scores: Floats | None = None,
-    slack: Floats | float = 0.0,
-    sinks: Floats | None = None,
-) -> tuple[Floats, Floats]:
-    """What f32 arithmetic may get wrong: (of out `[q_heads, v_dim]`, of the natural lse `[q_heads]`), absolutely.
-
-    A score of D products is off by (D + 4) u sum |q k|, u = 2^-24, and `slack`; a weight e^(s - max) by that of both scores,
-    by u |s - max| for the difference in base 2, and by 2^-22 an exponential: its own, and one a rescaling, of which there
-    are at most n + 8. Sums of n terms add n u. The result is rounded once. `scores` are those after modifications.
-    """
-    n, u = len(k), 2.0**-24
-    heads = np.arange(len(q)) // (len(q) // k.shape[1])
-    size = np.abs(v[:, heads])
-    error = (q.shape[1] + 4) * u * products(np.abs(q), np.abs(k), scale) + slack
-    scores = products(q, k, scale) if scores is None else scores
-    error = np.where(np.isneginf(scores), 0, error)
-    if sinks is not None:  # one more score, whose value is 0
-        scores = np.concatenate([scores, sinks[:, None]], axis=1)
-        error = np.concatenate([error, u * np.abs(sinks)[:, None]], axis=1)
-        size = np.concatenate([size, np.zeros((1, *size.shape[1:]))])
-    top = scores.max(axis=1, keepdims=True)
-    top = np.where(np.isfinite(top), top, 0)
-    weights = np.exp(scores - top)
-    weights /= np.maximum(weights.sum(axis=1, keepdims=True), TINY["f32"])
-    far = np.where(weights > 0, np.abs(scores - top), 0)
-    relative = np.expm1(error + error.max(axis=1, keepdims=True) + 2 * u * far)
-    relative += (n + 10) * 2.0**-22 + n * u
-    together = (weights * relative).sum(axis=1)
-    sums = np.einsum("hn,nhd->hd", weights * relative, size) + together[:, None] * np.einsum(
-        "hn,nhd->hd", weights, size
-    )
-    out_error = sums * 1.01 + HALF_ULP[element] * (np.abs(out) + sums) + TINY[element]
-    lse = np.abs(top[:, 0]) * 4 * u + error.max(axis=1) + together + 2.0**-21 * (1 + math.log(n))
-    return out_error, lse
-
-
-def naive(q: Raw, seen: Seen, given: Terms) -> tuple[Floats, Floats]:
-    """Attention of one row with every intermediate rounded to the type that the kernel computes in, the log-sum-exp only as
-    far as its terms are; (out, lse) as the oracle has them."""
-    rounded = rounder(given.compute)
-    k, v = rounded(seen.k), rounded(seen.v)
-    scores = rounded(rounded(products(q.astype(np.float64), k, 1.0)) * given.scale)
-    arguments = Arguments(given.arguments or {}, len(q), seen.k.shape[1])
-    scores = modified(given.score, seen.at, seen.tokens, scores[None], arguments, rounded)[0]
-    sinks = None if given.sinks is None else given.sinks.astype(np.float64)
-    top = scores.max(axis=1) if sinks is None else np.maximum(scores.max(axis=1), sinks)
-    top = np.where(np.isfinite(top), top, 0)[:, None]
-    weights = rounded(np.exp(scores - top))
-    alone = weights.sum(axis=1, keepdims=True)
-    total = alone if sinks is None else alone + rounded(np.exp(sinks[:, None] - top))
-    heads = np.arange(len(q)) // (len(q) // v.shape[1])
-    with np.errstate(divide="ignore", invalid="ignore"):
-        shares = rounded(np.nan_to_num(weights / total))
-        lse = (top + np.log(total if given.sinks_in_lse else alone))[:, 0] / (
-            math.log(2) if given.lse_base == "2" else 1.0
-        )
-    seen_v = np.where((scores == -np.inf).T[:, :, None], 0.0, v[:, heads])  # what is hidden may be no number
-    return rounded(np.einsum("hn,nhd->hd", shares, seen_v)), lse
-
-
-def rounder(element: str) -> Callable[[Floats], Floats]:
-    """Rounding to a type and back."""
-    kind = dtype(element).numpy()
-    return lambda x: x.astype(kind).astype(np.float64)

@@ -116,13 +116,13 @@ def _check_segment(segment: Segment, name: str) -> None:
     region = segment.region
     if region.run != segment.size or region.vector * region.dtype.bits != 128:
         raise ValueError(
-            f"ops: mla_decode copies rows in pieces of 16 bytes, but {name} ({region.text}) has no such rows; dims come last, "
-            "and a token's row takes a multiple of 16 bytes"
+            f"ops: mla_decode: got {name} in the layout {region.text!r}; it copies rows in pieces of 16 bytes; use a "
+            "layout whose last axis is dim, and rows of a multiple of 16 bytes"
         )
     if segment.size * region.dtype.bits % 256:
         raise ValueError(
-            f"ops: mla_decode multiplies 32 bytes of a row at a time, but {name} has {segment.size} dims of {region.dtype.name}; "
-            f"use a multiple of {256 // region.dtype.bits}"
+            f"ops: mla_decode: got {segment.size} dims of {region.dtype.name} in {name}; it multiplies 32 bytes of a row at a "
+            f"time; use a multiple of {256 // region.dtype.bits}"
         )
 
 
@@ -138,15 +138,16 @@ def latent_row(cache: Cache) -> LatentRow:
     _check_segment(latent, "the latent part" if more else "a row")
     if cache.latent_part * kind.bits % 256:
         raise ValueError(
-            f"ops: mla_decode multiplies 32 bytes of a row at a time, but got latent_dim={cache.latent_part} of {kind.name}; use "
+            f"ops: mla_decode: got latent_dim={cache.latent_part} of {kind.name}; it multiplies 32 bytes of a row at a time; use "
             f"a multiple of {256 // kind.bits}"
         )
     for segment in more:
         _check_segment(segment, "the RoPE part")
     if scales is not None and (scales.dtype.name != "f32" or scales.zero or scales.block[0] != 1 or scales.array):
         raise ValueError(
-            "ops: mla_decode takes f32 scales without zero points, one or more a token; "
-            f"got scale_dtype={scales.dtype.name!r}{', given by the caller' if scales.array else ''}"
+            f"ops: mla_decode: got scale_dtype={scales.dtype.name!r}{', given by the caller' if scales.array else ''}"
+            f"{', zero=True' if scales.zero else ''}; it takes f32 scales without zero points, computed, one or more a token; "
+            "use Quant(dtype='e4m3', scale_dtype='f32')"
         )
     latent_bytes = latent.size * kind.bytes
     rope_bytes = sum(s.size * s.region.dtype.bytes for s in more)
@@ -167,7 +168,7 @@ def latent_row(cache: Cache) -> LatentRow:
         scale_at = scales.region.byte_offset - latent.region.byte_offset
         if not 0 <= scale_at < end:
             raise ValueError(
-                "ops: mla_decode takes scales in a pool or in their row, not in their page; use place='pool'"
+                "ops: mla_decode: got place='page'; it reads scales from a pool or from their row; use place='pool' or 'row'"
             )
     dims = scales.block[2] if scales else 0
     row = LatentRow(

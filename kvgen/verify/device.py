@@ -6,16 +6,15 @@ import importlib
 import shutil
 import statistics
 import subprocess
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from kvgen.errors import DeviceError
 from kvgen.runtime import cuda
 
-SAMPLES = 15
-SAMPLE_US = 3000.0  # a sample replays the graph until about this long
+SAMPLES: Final = 15
+SAMPLE_US: Final = 3000.0  # a sample replays the graph until about this long
 
 
 @dataclass(frozen=True)
@@ -57,7 +56,7 @@ class Gpu:
         return bytes(self.call("cuDeviceGetName", 128, self.handle)).split(b"\0")[0].decode()
 
     def folder(self) -> str:
-        """The name as a folder's: nvidia_h200, as tests/golden_gpu/record.py has it."""
+        """The name as a folder's: nvidia_h200."""
         return "_".join(self.name().lower().split())
 
     def describe(self) -> dict[str, Any]:
@@ -123,21 +122,6 @@ class Gpu:
             self.call("cuGraphExecDestroy", executable)
             self.call("cuGraphDestroy", graph)
         return Timing(statistics.median(found), min(found), replays * len(launches))
-
-
-@contextmanager
-def without_pdl() -> Iterator[None]:
-    """Launches that are bound inside start when their predecessor has finished, as on GPUs before sm_90."""
-    real = cuda.Function.bind
-
-    def bind(self: cuda.Function, *arguments: Any, pdl: bool = False) -> Any:
-        return real(self, *arguments, pdl=False)
-
-    cuda.Function.bind = bind  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        cuda.Function.bind = real  # type: ignore[method-assign]
 
 
 def smi(ordinal: int) -> dict[str, str] | None:

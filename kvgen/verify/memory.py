@@ -1,15 +1,33 @@
-"""Where a case's memories lie while it runs: host memory for the CPU machine, device memory for a GPU."""
+"""Where arrays lie while a kernel runs: host memory for the CPU machine, device memory for a GPU."""
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
-from benchmarks.gpu.cases import Bytes, View
 from kvgen.layout.dtypes import dtype
 
-ALIGN = 256
+Bytes = NDArray[np.uint8]
+ALIGN: Final = 256  # bytes, as GPU allocations are
+
+
+@dataclass(frozen=True)
+class View:
+    """An array inside a memory: `offset` and `strides` in bytes, `dtype` a kvgen name."""
+
+    memory: str
+    offset: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: str
+
+    def of(self, memory: Bytes) -> NDArray[Any]:
+        """The array in `memory`, which it shares."""
+        kind = dtype(self.dtype).numpy()
+        return np.ndarray(self.shape, kind, memory.data, self.offset, self.strides)
 
 
 class Placed(Protocol):

@@ -1,6 +1,6 @@
 // What the memory of this GPU can do, measured beside our kernels: read, write and copy, 16 bytes a thread and access;
 // a fill with random numbers, since zeros run faster than data; and a kernel that does nothing, as a graph's node.
-#line 5 "benchmarks/gpu/bandwidth.cu"
+#line 5 "kvgen/verify/bandwidth.cu"
 using uint32_t = unsigned int;
 using uint64_t = unsigned long long;
 

@@ -1,0 +1,76 @@
+"""Specs as modules in memory, without a project or generated files of one's own; and their kernels compiled ahead."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Final
+
+from kvgen.codegen.emit import File, render_all, units_of
+from kvgen.codegen.package import GENERATED, imported, key_of
+from kvgen.compile import cache_folder, compile_many, default_cache, text_digest, write_folder
+from kvgen.compile.aot import Manifest
+from kvgen.errors import SpecError
+from kvgen.spec.kernel_set import Arch, KernelSet
+from kvgen.spec.loader import LoadedSet
+
+_LOADED: Final = dict[tuple[str, str], ModuleType]()  # a cache: the module of each spec and name
+_LOCK: Final = threading.Lock()
+
+
+def load_spec(kernels: KernelSet, name: str | None = None, arch: Sequence[Arch] | None = None) -> ModuleType:
+    """The module of a spec, as `kvgen.load` describes it."""
+    loaded, files = _rendered(kernels, name, arch)
+    texts = tuple(files.values())
+    key = (loaded.kernels.name, key_of(texts))
+    with _LOCK:
+        if key not in _LOADED:
+            _LOADED[key] = imported(cache_folder(), loaded.kernels.name, texts)
+        return _LOADED[key]
+
+
+def compile_ahead(
+    folder: str | Path, *kernels: KernelSet, name: str | None = None, arch: Sequence[Arch] | None = None
+) -> Manifest:
+    """Compile sets for `load` into `folder`, which `KVGEN_CUBINS` then names: one cubin a kernel and architecture, and the set's
+    launchers, so that `load` finds it by name or digest where specs cannot be read.
+
+    name and arch as `load` takes them; a name is for one set only. Other sets in the folder stay. `sets` of the result has the
+    digests. Raises SpecError as `load`
+    does, CompileError for what NVRTC refuses, ToolError where the folder cannot be written.
+    """
+    if name is not None and len(kernels) != 1:
+        raise SpecError(f"name: got {name!r} for {len(kernels)} sets; a name is one set's; call it once for each")
+    jobs, digests, launchers = [], {}, {}
+    for each in kernels:
+        loaded, files = _rendered(each, name, arch)
+        launchers[loaded.kernels.name] = files[f"{loaded.kernels.name}/__init__.py"].text
+        for unit in units_of(loaded, files, GENERATED):
+            digests[unit.name] = text_digest(unit.text)
+            jobs += [(unit, target, "cubin") for target in loaded.kernels.arch]
+    images = compile_many(jobs, cache=default_cache())
+    return write_folder(Path(folder), images, digests, launchers)
+
+
+def _rendered(kernels: KernelSet, name: str | None, arch: Sequence[Arch] | None) -> tuple[LoadedSet, dict[str, File]]:
+    """The set under its name, and its files."""
+    if not isinstance(kernels, KernelSet):
+        raise SpecError(
+            f"kernels: got {type(kernels).__name__}; load takes a spec, or the name or digest of a set; pass a KernelSet or text"
+        )
+    try:
+        if arch is not None:
+            given = [arch] if isinstance(arch, str) else list(arch)
+            kernels = KernelSet(**{**dict(kernels), "arch": given})
+        named = (kernels if name is None else kernels.model_copy(update={"name": ""})).named(name or "unnamed")
+        if not named.name or named.name == "unnamed":
+            files = render_all([LoadedSet(named, "kvgen.load", "")])
+            named = kernels.named(f"set_{key_of(tuple(files.values()))[:8]}")
+    except SpecError:
+        raise
+    except ValueError as error:
+        raise SpecError(str(error)) from None
+    loaded = LoadedSet(named, "kvgen.load", "")
+    return loaded, render_all([loaded])

@@ -1,0 +1,272 @@
+"""The batches that kernels are held to the oracle with: lengths around the ends of pages, steps and prompts side by side,
+NaN wherever no token lies."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import ModuleType
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvgen.bench import Call, Scene, Workload
+from kvgen.bench.calls import rows_each
+from kvgen.bench.synthetic_batch import ATTENDING, LAYER
+from kvgen.layout.dtypes import dtype
+from kvgen.lowering.lowered import lower
+from kvgen.ops import Convert, MergeStates, SwapPages
+from kvgen.reference import Rows, cache_rows, seal
+from kvgen.runtime.faults import Fault
+from kvgen.spec.kernel_set import KernelSet, Op
+from kvgen.verify.other_calls import prepared
+
+Raw = NDArray[Any]
+Pools = dict[str, Raw | list[Raw]]
+POISON: Final = 0xFF  # bytes: NaN in floats, and in no table
+UNWRITTEN: Final = 0xEE  # what lies in outputs before a launch
+_OPEN_TOKENS: Final = 16  # a page of a cache that has none
+_FEW_ROWS: Final = 8
+_LONG: Final = 333  # tokens: more than the shortest piece that a decode is cut into
+# (bits that are random, bits that are set) a byte: finite as a code of any type, and small.
+_CODES: Final = (0x87, 0x30)
+
+
+@dataclass
+class Contents:
+    """The memory of a launch by name: the cache's tensors, its tables, the call's arrays; those of a cache that is converted."""
+
+    pools: Pools
+    tables: dict[str, Raw]
+    arrays: dict[str, Raw]
+    source_pools: Pools = field(default_factory=dict)
+    source_tables: dict[str, Raw] = field(default_factory=dict)
+
+    def flat(self) -> dict[str, Raw]:
+        """Every array by a name of its own: tensors of one layer are `name[layer]`."""
+        found: dict[str, Raw] = {}
+        for prefix, pools in (("", self.pools), ("source.", self.source_pools)):
+            for name, pool in pools.items():
+                if isinstance(pool, list):
+                    found |= {f"{prefix}{name}[{i}]": array for i, array in enumerate(pool)}
+                else:
+                    found[f"{prefix}{name}"] = pool
+        tables = {f"{name} of the cache": array for name, array in self.tables.items()}
+        sources = {f"source.{name} of the cache": array for name, array in self.source_tables.items()}
+        return found | tables | sources | self.arrays
+
+    def over(self, flat: Mapping[str, Any]) -> Contents:
+        """The same with other arrays, which `flat` has by its names."""
+
+        def pools(prefix: str, like: Pools) -> Pools:
+            return {
+                name: [flat[f"{prefix}{name}[{i}]"] for i in range(len(pool))]
+                if isinstance(pool, list)
+                else flat[f"{prefix}{name}"]
+                for name, pool in like.items()
+            }
+
+        return Contents(
+            pools("", self.pools),
+            {name: flat[f"{name} of the cache"] for name in self.tables},
+            {name: flat[name] for name in self.arrays},
+            pools("source.", self.source_pools),
+            {name: flat[f"source.{name} of the cache"] for name in self.source_tables},
+        )
+
+    def copy(self) -> Contents:
+        """The same with copies of all arrays."""
+        return self.over({name: array.copy() for name, array in self.flat().items()})
+
+    def rows(self, scene: Scene) -> tuple[Rows, ...]:
+        """The oracle's K and V of the layer that operations work on."""
+        return cache_rows(scene.cache, {**self.pools, **self.tables}, LAYER)
+
+
+@dataclass
+class Case:
+    """One launch of one operation: its scene, the call, and the memory before it. `fault`: what is wrong with the data, ""
+    for nothing."""
+
+    batch: str
+    fault: str
+    scene: Scene
+    call: Call
+    before: Contents
+    numbers: dict[str, int]
+    """The call's arguments that are numbers."""
+
+
+def batches(kernels: KernelSet, op: Op, *, quick: bool) -> list[Workload]:
+    """The batches of an operation, the smallest first; with `quick` that one alone.
+
+    A small one of two requests; one of five, some of which take a new prompt and some a token, with lengths of a page, of
+    one token more and one less; for attention a request long enough to be cut in pieces.
+    """
+    cache, least = kernels.cache, rows_each(op)
+    lowered = lower(cache)
+    page = cache.page_tokens or _OPEN_TOKENS
+    most = cache.page_tokens if lowered.kind.one_page else None
+    if lowered.kind.one_page:
+        page = _OPEN_TOKENS
+    if cache.ragged:
+        most = page = _OPEN_TOKENS
+
+    def totals(*wanted: int) -> tuple[int, ...]:
+        return tuple(max(n, least) if most is None else min(max(n, least), most) for n in wanted)
+
+    small = totals(3, page + 1)
+    found = [Workload("small", small, tuple(min(n, new) for n, new in zip(small, (1, 2), strict=True)))]
+    if quick or least > _FEW_ROWS:  # many query rows a request make a batch that is large enough
+        return found
+    window = lowered.table.window
+    mixed = totals(page, 2 * page + 1, 3, 2 * window + page - 1 if window else 3 * page - 1, page + 2)
+    new = tuple(min(n, wanted) for n, wanted in zip(mixed, (page, 3, 3, 1, 2), strict=True))
+    found.append(Workload("mixed", mixed, new))
+    if op.kind in ATTENDING and most is None:
+        found.append(Workload("long", totals(_LONG, 40), (1, 1)))
+    return found
+
+
+def hostile_batch(kernels: KernelSet, op: Op) -> Workload:
+    """Five requests of some tokens each, for data that is wrong."""
+    page = min(kernels.cache.page_tokens or _OPEN_TOKENS, 64)
+    most = kernels.cache.page_tokens if lower(kernels.cache).kind.one_page else None
+    if kernels.cache.ragged:
+        most = page = _OPEN_TOKENS
+    least = max(rows_each(op), 4)
+    if least > _FEW_ROWS:
+        page = least
+    totals = tuple(
+        min(n, most) if most else n for n in (max(page + 1, least), max(page + 1, least), least, least + 1, least)
+    )
+    return Workload("hostile", totals, tuple(min(n, new) for n, new in zip(totals, (2, 2, 2, 3, 2), strict=True)))
+
+
+def case_of(kernels: KernelSet, op: Op, package: ModuleType, workload: Workload, seed: int) -> Case:
+    """An operation's call in a batch, with random numbers in it; nothing is wrong with the data yet.
+
+    Tokens that the operation finds stored are written by the oracle; all other bytes of the cache's tensors are NaN, pages
+    included that tables name behind the end of a request. Raises ToolError where kvgen has no batch for the operation.
+    """
+    rng = np.random.default_rng([seed, len(workload.totals), *workload.totals])
+    scene = Scene(kernels, package, workload, _room(kernels, workload))
+    call, tables = prepared(scene, op)
+    _poison(scene)
+    arrays = {name: array.copy() for name, array in call.arrays.items()}
+    for name, array in arrays.items():
+        _fill(scene, call, name, array, rng)
+    if any(p.name == "errors" for p in call.launcher.KERNEL.arguments):
+        arrays["errors"] = np.zeros(1, np.uint64)
+    before = Contents(scene.pools, tables, arrays)
+    totals = workload.totals
+    if op.kind in ("append", "seal"):
+        totals = tuple(n - new for n, new in zip(workload.totals, workload.new, strict=True))
+    if isinstance(op, SwapPages):
+        before.source_pools = _twin(scene, rng)
+    if isinstance(op, Convert):
+        totals = ()
+        source = call.source
+        assert source is not None
+        _poison(source)
+        before.source_pools, before.source_tables = source.pools, source.tables(op.kind)
+        whole = Contents(source.pools, before.source_tables, {})
+        _store(source, whole, source.tables("gather"), workload.totals, rng)
+    _store(scene, before, tables, totals, rng)
+    if op.kind == "append" and scene.cache.storage.residual:  # in a step seal comes first; its own cases check it
+        new = [arrays[name] for name in "kv" if name in arrays]
+        seal(scene.view(tables), before.rows(scene), new, row_offsets=arrays["row_offsets"])
+    return Case(workload.name, "", scene, call, before, dict(call.numbers))
+
+
+def _room(kernels: KernelSet, workload: Workload) -> Sequence[int] | None:
+    """A page more than a request's tokens need, where a table can name one."""
+    lowered = lower(kernels.cache)
+    if kernels.cache.ragged or lowered.table.wraps or lowered.kind.one_page:
+        return None
+    return [n + (kernels.cache.page_tokens or 1) for n in workload.totals]
+
+
+def _poison(scene: Scene) -> None:
+    """NaN in every tensor that operations write; the caller's scales are numbers."""
+    written = {t.name for t in scene.package.Cache.TENSORS if t.writes}
+    for name, pool in scene.pools.items():
+        for array in (pool if isinstance(pool, list) else [pool]) if name in written else ():
+            array.view(np.uint8)[...] = POISON
+
+
+def _twin(scene: Scene, rng: np.random.Generator) -> Pools:
+    """Another pool of as many pages, full of random bytes."""
+    paged = {t.name for t in scene.cache.storage.tensors if "page" in t.axes}
+
+    def other(like: Raw) -> Raw:
+        return rng.integers(0, 256, like.nbytes, np.uint8).view(like.dtype).reshape(like.shape)
+
+    return {
+        name: [other(a) for a in pool] if isinstance(pool, list) else other(pool)
+        for name, pool in scene.pools.items()
+        if name in paged
+    }
+
+
+def _store(
+    scene: Scene, memory: Contents, tables: dict[str, Raw], counts: Sequence[int], rng: np.random.Generator
+) -> None:
+    """Write the living ones of the first counts[b] tokens of every request through the oracle."""
+    view, pools = scene.view(tables), memory.rows(scene)
+    kind = dtype(scene.cache.dtype).numpy()
+    for b, count in enumerate(counts):
+        first = view.first_token(count)
+        group = scene.cache.storage.residual
+        if group:
+            _store_groups(scene, pools, view, b, count, rng)
+            continue
+        for page in range(first // scene.tokens, -(-count // scene.tokens)):
+            places = view.places(b, page)
+            assert not isinstance(places, Fault), (b, page, places)
+            begin, end = max(first, page * scene.tokens), min(count, (page + 1) * scene.tokens)
+            for pool, place in zip(pools, places, strict=False):
+                values = rng.standard_normal((end - begin, pool.heads, pool.dim)).astype(kind)
+                pool.write_run(place.page, begin % scene.tokens, values, place.scales)
+
+
+def _store_groups(scene: Scene, pools: Sequence[Rows], view: Any, b: int, count: int, rng: np.random.Generator) -> None:
+    """The tokens of a request in a residual cache: full groups in pages, the newest tokens in the tail."""
+    kind, size = dtype(scene.cache.dtype).numpy(), scene.cache.storage.residual
+    values = [rng.standard_normal((count, pool.heads, pool.dim)).astype(kind) for pool in pools]
+    for which, (pool, rows) in enumerate(zip(pools, values, strict=True)):
+        for position in range(count):
+            place = view.places(b, position // scene.tokens)[which]
+            if not pool.residual:
+                pool.write(place.page, position % scene.tokens, rows[position], place.scales)
+                continue
+            if position % size == 0 and position + size <= count:
+                pool.seal(b, position, place, rows[position : position + size], position)
+            pool.put(b, position, place, rows[position], count)
+
+
+def _fill(scene: Scene, call: Call, name: str, array: Raw, rng: np.random.Generator) -> None:
+    """Random numbers in what a call brings besides indices, and bytes that no kernel leaves in what it takes back."""
+    plan = call.launcher.PLAN.arguments if call.kind == "compact" else ()
+    spec = next(p for p in (*plan, *call.launcher.KERNEL.arguments) if p.name == name)
+    if spec.access == "out":
+        array.view(np.uint8)[...] = UNWRITTEN
+    elif scene.group(name, call.launcher) == "tables" or array.dtype.name in ("uint32", "int32", "int64", "uint64"):
+        return
+    elif array.dtype.kind in "iu":
+        array.view(np.uint8)[...] = (
+            rng.integers(0, 256, array.nbytes, np.uint8).reshape(array.shape) & _CODES[0] | _CODES[1]
+        )
+    elif name == "cos_sin":
+        array[...] = np.cos(rng.standard_normal(array.shape)).astype(array.dtype)
+    elif name == "q_scale":
+        array[...] = 0.37
+    elif name.endswith(("scale", "scales")):
+        array[...] = (0.5 + rng.random(array.shape)).astype(array.dtype)
+    elif name.endswith("_weight"):
+        array[...] = (1 + 0.25 * rng.standard_normal(array.shape)).astype(array.dtype)
+    else:
+        array[...] = rng.standard_normal(array.shape).astype(array.dtype)
+    if isinstance(call.op, MergeStates) and name.startswith("lse") and spec.access == "in":
+        array[rng.random(array.shape) < 0.2] = float(call.op.lse_empty)  # states that saw nothing

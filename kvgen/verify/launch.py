@@ -1,0 +1,80 @@
+"""One launch between canaries: every array in a memory of its own, on the device or on the CPU machine, read back whole."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvgen.bench.measure import planned
+from kvgen.bench.synthetic_batch import LAYER
+from kvgen.layout.dtypes import dtype
+from kvgen.ops import Compact, Convert, SwapPages
+from kvgen.runtime.cpu import machine
+from kvgen.verify.batches import Case, Contents
+from kvgen.verify.memory import Memory, Placed, View
+
+GUARD: Final = 256  # bytes of canaries on either side of an array
+CANARY: Final = 0xEE
+_KINDS: Final = ("f32", "f16", "bf16", "e4m3", "e5m2", "i8", "u8", "u32", "i32", "i64", "u64")
+
+
+@dataclass(frozen=True)
+class Left:
+    """What a launch left: all arrays, and the names of those beside which something was written."""
+
+    contents: Contents
+    beside: tuple[str, ...]
+
+
+def kind_of(array: NDArray[Any]) -> str:
+    """kvgen's name of an array's element type."""
+    return next(name for name in _KINDS if dtype(name).numpy() == array.dtype)
+
+
+def launch(case: Case, memory: Memory) -> Left:
+    """Launch a case's operation over copies of its memory; the planner before it where it has one.
+
+    On the CPU machine every access is checked. Raises DeviceError for what the machine, or the driver, finds.
+    """
+    flat = case.before.flat()
+    views, placed = dict[str, View](), dict[str, Placed]()
+    for name, array in flat.items():
+        kind = kind_of(array)
+        # The name tells device memory whether 8-bit floats are an output of their own type.
+        views[name] = View(name, GUARD, array.shape, np.empty(array.shape, array.dtype).strides, kind)
+        data = np.full(array.nbytes + 2 * GUARD, CANARY, np.uint8)
+        data[GUARD : GUARD + array.nbytes] = np.frombuffer(np.ascontiguousarray(array).tobytes(), np.uint8)
+        placed[name] = memory.place(data)
+    given = case.before.over({name: p.array(views[name]) for name, p in placed.items()})
+    with machine(mode="check") if memory.device == "cpu" else nullcontext():
+        _call(case, given)
+    found, beside = dict[str, NDArray[Any]](), []
+    for name, p in placed.items():
+        data = p.read()
+        found[name] = views[name].of(data).copy()
+        if (data[:GUARD] != CANARY).any() or (data[len(data) - GUARD :] != CANARY).any():
+            beside.append(name)
+    return Left(case.before.over(found), tuple(beside))
+
+
+def _call(case: Case, given: Contents) -> None:
+    package, launcher = case.scene.package, case.call.launcher
+    cache = package.Cache(**given.pools, **given.tables)
+    arguments: dict[str, Any] = {**given.arrays, **case.numbers}
+    if isinstance(case.call.op, Convert):
+        source = getattr(package, case.call.op.source_class)
+        arguments["source"] = source(**given.source_pools, **given.source_tables)[LAYER]
+    if isinstance(case.call.op, SwapPages):
+        arguments["other"] = package.Pages(**given.source_pools)
+    if isinstance(case.call.op, Compact):  # in two launches: which pages move, then the moves
+        planned_by = {p.name for p in launcher.PLAN.arguments} & arguments.keys()
+        launcher.plan(cache, **{name: arguments[name] for name in planned_by})
+        taken = {p.name for p in launcher.KERNEL.arguments}
+        arguments = {name: array for name, array in arguments.items() if name in taken}
+    if hasattr(launcher, "workspace"):
+        arguments = planned(launcher, cache[LAYER], case.call.rows, arguments)
+    launcher(cache if launcher.KERNEL.all_layers else cache[LAYER], **arguments)

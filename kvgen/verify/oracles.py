@@ -1,0 +1,485 @@
+"""What every operation must leave of a case: the oracles of kvgen.reference, in float64, over the memory before the launch.
+
+Each function changes `wanted`, a copy of that memory, into what the launch must have left, and returns the error word. Where
+a kernel computes in f32, what it left must be near enough, and is then taken over into `wanted`: so that in the end all memory
+is compared byte for byte.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvgen import reference
+from kvgen.bench.step import Step
+from kvgen.bench.tolerance import Distance, compare_rows, take_row
+from kvgen.layout.dtypes import dtype
+from kvgen.ops import Convert, Decode, MergeStates, MlaDecode, MlaPlan, NormCache, RotateCache, StoreScales, SwapPages
+from kvgen.reference import Decoded, TableView
+from kvgen.reference.append import Changed, NewRow, locate
+from kvgen.verify.batches import Case, Contents, Pools
+from kvgen.verify.closeness import HALF_ULP, TINY, Terms, limits, terms
+from kvgen.verify.other_calls import alignment_of
+
+Raw = NDArray[Any]
+
+
+@dataclass
+class Judged:
+    """A case beside its oracle: the memory that it must leave, the one that it left, how far what is computed is off, and
+    what is wrong."""
+
+    case: Case
+    wanted: Contents
+    got: Contents
+    distance: Distance = field(default_factory=Distance)
+    wrong: list[str] = field(default_factory=list)
+
+    @property
+    def view(self) -> TableView:
+        """The oracle's reading of the tables."""
+        return self.case.scene.view(self.case.before.tables)
+
+    @property
+    def arrays(self) -> dict[str, Raw]:
+        """The call's arrays before the launch."""
+        return self.case.before.arrays
+
+    def places(self, *names: str) -> dict[str, Raw]:
+        """Those of the index arrays that the call brings."""
+        return {name: self.arrays[name] for name in names if name in self.arrays}
+
+    def meet(self, what: str, distance: Distance) -> None:
+        """Count a difference in; one past its bound is wrong."""
+        self.distance.error = max(self.distance.error, distance.error)
+        self.distance.share = max(self.distance.share, distance.share)
+        if not distance.share <= 1:
+            self.wrong.append(f"{what}: off by {distance.error:.3g}, {distance.share:.3g} times its bound")
+
+    def take_nan(self, name: str, failed: NDArray[np.bool_]) -> None:
+        """Rows of an output that must be NaN, whatever its bits."""
+        if not np.isnan(self.got.arrays[name][failed].astype(np.float32)).all():
+            self.wrong.append(f"{name}: rows of requests with wrong data must be NaN, and are not")
+        else:
+            self.wanted.arrays[name][failed] = self.got.arrays[name][failed]
+
+
+Oracle = Callable[[Judged], int]
+
+
+def _append(j: Judged) -> int:
+    scene, given = j.case.scene, j.arrays
+    step = Step.of(j.case.call.op, scene.kernels)
+    assert step is not None
+    found, word = locate(
+        j.view,
+        j.case.call.total,
+        position_out_of_range=lambda row, at: step.position_out_of_range(given, row, at),
+        **j.places("row_offsets", "slots", "valid_lengths"),
+    )
+    change = step.changed(given, np.array([at.position or 0 for at in found], np.int64))
+    rows, far = step.rows(given), {"k": Distance(), "v": Distance()}
+    mine, theirs = j.got.rows(scene), j.wanted.rows(scene)
+    for row, at in enumerate(found):
+        for role, kept, pool, place in zip("kv", mine, theirs, at.places or (), strict=False):
+            if step.changes(role):
+                _furthest(far[role], take_row(kept, pool, place, at.token, change[role], row))
+            elif at.position is None:
+                pool.write(place.page, at.token, rows[role][row])
+            else:
+                pool.put(at.b, at.position, place, rows[role][row], at.after)
+    for role, distance in far.items():
+        j.meet(f"rows of {role}", distance)
+    if "q_out" in given:
+        scale = float(given["q_scale"][0]) if "q_scale" in given else 1.0
+        _rotated_q(j, found, change["q"], scale)
+    return word
+
+
+def _furthest(so_far: Distance, more: Distance) -> None:
+    so_far.error, so_far.share = max(so_far.error, more.error), max(so_far.share, more.share)
+
+
+def _rotated_q(j: Judged, found: list[NewRow], change: Changed, scale: float = 1.0) -> None:
+    """q_out: near enough in rows that are known, NaN where the position is not, as it was in padding."""
+    got = j.got.arrays["q_out"].reshape(len(found), *j.got.arrays["q_out"].shape[-2:])
+    wanted = j.wanted.arrays["q_out"].reshape(got.shape)
+    known = np.array([at.state == "known" for at in found], np.bool_)
+    unknown = np.array([at.state == "unknown" for at in found], np.bool_)
+    j.meet("q_out", compare_rows(got, change, known, scale))
+    if not np.isnan(got[unknown].astype(np.float32)).all():
+        j.wrong.append("q_out: rows without a position must be NaN, and are not")
+    wanted[known | unknown] = got[known | unknown]
+
+
+def _seal(j: Judged) -> int:
+    rows = j.wanted.rows(j.case.scene)
+    return reference.seal(j.view, rows, [j.arrays["k"]], row_offsets=j.arrays["row_offsets"])
+
+
+def _gather(j: Judged) -> int:
+    pools, where = j.wanted.rows(j.case.scene), j.places("row_offsets", "starts")
+    if getattr(j.case.call.op, "raw", False):
+        outputs = {n: a for n, a in j.wanted.arrays.items() if n not in (*where, "errors")}
+        # The oracle names what it gives without the ending of an output.
+        short = {n.removesuffix("_out"): a for n, a in outputs.items()}
+        found, failed, word = reference.gather_raw(j.view, pools, short, **where)
+        for name, array in found.items():
+            full = name if name in outputs else f"{name}_out"
+            j.wanted.arrays[full][...] = array
+            if array.dtype.kind not in "iu":
+                j.take_nan(full, failed)
+        return word
+    names = [n for n in ("k_out", "v_out") if n in j.arrays]
+    gathered = reference.gather(j.view, pools, [j.wanted.arrays[n] for n in names], **where)
+    return _gathered(j, names, gathered)
+
+
+def _gather_rows(j: Judged) -> int:
+    names = [n for n in ("k_out", "v_out") if n in j.arrays]
+    before = [j.wanted.arrays[n] for n in names]
+    where = j.places("row_offsets", "slots")
+    return _gathered(j, names, reference.gather_rows(j.view, j.wanted.rows(j.case.scene), before, **where))
+
+
+def _gathered(j: Judged, names: Sequence[str], gathered: reference.Gathered) -> int:
+    for name, right in zip(names, gathered.outputs, strict=False):
+        j.wanted.arrays[name][...] = right
+        j.take_nan(name, gathered.failed)
+        # A NaN that was stored is one in the output, of any bits where it was dequantized.
+        both = np.isnan(right.astype(np.float32)) & np.isnan(j.got.arrays[name].astype(np.float32))
+        j.wanted.arrays[name][both] = j.got.arrays[name][both]
+    return gathered.errors
+
+
+def _scatter(j: Judged) -> int:
+    pools, where = j.wanted.rows(j.case.scene), j.places("row_offsets", "starts")
+    if getattr(j.case.call.op, "raw", False):
+        given = {n: a for n, a in j.arrays.items() if n not in (*where, "errors")}
+        return reference.scatter_raw(j.view, pools, given, **where)
+    new = [j.arrays[name] for name in "kv" if name in j.arrays]
+    return reference.scatter(j.view, pools, new, **where)
+
+
+def _decode(j: Judged) -> int:
+    op = j.case.call.op
+    assert isinstance(op, Decode)
+    given = terms(j.case.scene.kernels, op, {**j.arrays, **j.case.numbers})
+    q = j.arrays["q"]
+    wanted = reference.decode(
+        j.view, j.wanted.rows(j.case.scene), q, row_offsets=j.arrays.get("row_offsets"), **given.oracle()
+    )
+    return _attended(j, wanted, given)
+
+
+def _mla_decode(j: Judged) -> int:
+    op, kernels = j.case.call.op, j.case.scene.kernels
+    assert isinstance(op, MlaDecode)
+    kind, (keys,) = kernels.cache.dtype, j.wanted.rows(j.case.scene)
+    given = Terms(
+        op.softmax_scale(kernels), kind, op.out_dtype or kind, op.rows, lse_base=op.lse_base, lse_empty=op.lse_empty
+    )
+    how: dict[str, Any] = {"scale": given.scale, "lse_base": op.lse_base, "lse_empty": op.lse_empty}
+    if op.sparse:
+        lists = j.arrays["indices"], j.arrays.get("topk_lengths")
+        wanted = reference.mla_decode_sparse(j.view, keys, j.arrays["q"], *lists, **how)
+    else:
+        offsets = j.arrays.get("row_offsets")
+        wanted = reference.mla_decode(j.view, keys, j.arrays["q"], rows=op.rows, row_offsets=offsets, **how)
+    return _attended(j, wanted, given)
+
+
+def _attended(j: Judged, wanted: Decoded, given: Terms) -> int:
+    """out and lse, row by row: NaN where the oracle has NaN, exactly 0 and the empty log-sum-exp where a row sees nothing, else
+    within the bounds of kvgen.verify.closeness."""
+    out, lse = j.got.arrays["out"].astype(np.float64), j.got.arrays.get("lse")
+    empty_lse = float(given.lse_empty)
+    for row, seen in enumerate(wanted.seen):
+        if seen is None:
+            if not np.isnan(out[row]).all() or (lse is not None and not np.isnan(lse[row]).all()):
+                j.wrong.append(f"out: row {row} is of a request with wrong data; it must be NaN, and is not")
+            continue
+        empty = wanted.lse[row] == empty_lse
+        if out[row][empty].any() or (lse is not None and (lse[row][empty] != empty_lse).any()):
+            j.wrong.append(f"out: row {row} sees no token; it must be 0, and lse {given.lse_empty}")
+        if empty.all():
+            continue
+        allowed, lse_allowed = limits(wanted, given, j.arrays["q"], row)
+        far, far_lse = Distance(), Distance()
+        far.meet(np.abs(out[row] - wanted.out[row]), allowed)
+        j.meet(f"out, row {row}", far)
+        if lse is not None:
+            far_lse.meet(np.abs(lse[row][~empty] - wanted.lse[row][~empty]), lse_allowed[~empty])
+            if not far_lse.share <= 1:
+                j.wrong.append(f"lse, row {row}: off by {far_lse.error:.3g}, {far_lse.share:.3g} times its bound")
+    for name in ("out", "lse"):
+        if name in j.arrays:
+            j.wanted.arrays[name][...] = j.got.arrays[name]
+    return wanted.errors
+
+
+def _convert(j: Judged) -> int:
+    op, source = j.case.call.op, j.case.call.source
+    assert isinstance(op, Convert) and source is not None
+    read = Contents(j.wanted.source_pools, j.wanted.source_tables, {})
+    table = source.view(j.case.before.source_tables)
+    pools = j.wanted.rows(j.case.scene)
+    return reference.convert(j.view, pools, table, read.rows(source), same_scales=op.same_scales)
+
+
+def _copy_pages(j: Judged) -> int:
+    given = j.places("pairs", "scale_pairs")
+    return reference.copy_pages(j.case.scene.cache, j.wanted.pools, given.pop("pairs"), **given)  # type: ignore[arg-type]
+
+
+def _zero_pages(j: Judged) -> int:
+    given = j.places("page_ids", "scale_page_ids")
+    return reference.zero_pages(j.case.scene.cache, j.wanted.pools, given.pop("page_ids"), **given)  # type: ignore[arg-type]
+
+
+def _norm_cache(j: Judged) -> int:
+    op, cache = j.case.call.op, j.case.scene.cache
+    assert isinstance(op, NormCache)
+    which = "kv".index(op.role)
+    mine, theirs = j.got.rows(j.case.scene)[which], j.wanted.rows(j.case.scene)[which]
+    found, change, word = reference.norm_cache(
+        j.view,
+        theirs,
+        which,
+        _rows_of_step(j),
+        row_offsets=j.arrays["row_offsets"],
+        norm=op.norm,
+        weight=j.arrays[f"{op.role}_weight"],
+        kind=dtype(cache.dtype).numpy(),
+        latent=theirs.dim - cache.rope_part if cache.rope_part else 0,
+    )
+    _in_place(j, found, change, which, mine, theirs)
+    return word
+
+
+def _rotate_cache(j: Judged) -> int:
+    op, scene = j.case.call.op, j.case.scene
+    assert isinstance(op, RotateCache)
+    step = Step.of(op, scene.kernels)
+    assert step is not None and step.rope is not None
+    mine, theirs = j.got.rows(scene)[0], j.wanted.rows(scene)[0]
+    latent = theirs.dim - scene.cache.rope_part if scene.cache.rope_part else 0
+    found, change, q, word = reference.rotate_cache(
+        j.view,
+        theirs,
+        _rows_of_step(j),
+        j.arrays.get("q"),
+        row_offsets=j.arrays["row_offsets"],
+        rope=step.rope,
+        latent=latent,
+    )
+    _in_place(j, found, change, 0, mine, theirs)
+    if q is not None:
+        _rotated_q(j, found, q)
+    return word
+
+
+def _rows_of_step(j: Judged) -> int:
+    """The rows that the launch is for."""
+    return j.case.numbers.get("num_rows", j.case.call.total)
+
+
+def _in_place(j: Judged, found: list[NewRow], change: Changed, which: int, mine: Any, theirs: Any) -> None:
+    far = Distance()
+    for row, at in enumerate(found):
+        if at.places is not None:
+            _furthest(far, take_row(mine, theirs, at.places[which], at.token, change, row))
+    j.meet(f"rows of {'kv'[which]}", far)
+
+
+def _lora_add(j: Judged) -> int:
+    end = j.case.numbers.get("lora_end_idx")
+    if end is None:
+        end = int(j.arrays["lora_end_idx"][0])
+    pools = j.wanted.rows(j.case.scene)
+    return reference.lora_add(j.view, pools, j.arrays["kv"], row_offsets=j.arrays["row_offsets"], lora_end_idx=end)
+
+
+def _slot_mapping(j: Judged) -> int:
+    return reference.slot_mapping(j.view, j.arrays["row_offsets"], j.wanted.arrays["slots"])
+
+
+def _remap_indices(j: Judged) -> int:
+    return reference.remap_indices(j.view, j.arrays["row_offsets"], j.arrays["indices"], j.wanted.arrays["out"])
+
+
+def _row_offsets(j: Judged) -> int:
+    out = j.wanted.arrays["out"]
+    out[...], word = reference.row_offsets(j.view, out.dtype, j.arrays.get("row_offsets"))
+    return word
+
+
+def _advance(j: Judged) -> int:
+    j.wanted.arrays["new_lengths"][...], word = reference.advance(j.view, **j.places("row_offsets", "new_tokens"))
+    return word
+
+
+def _to_csr(j: Judged) -> int:
+    found = j.wanted.arrays
+    return reference.to_csr(
+        j.view,
+        found["page_indices"],
+        found["page_indptr"],
+        found.get("last_page_len"),
+        fill=getattr(j.case.call.op, "fill", None),
+        row_offsets=j.arrays.get("row_offsets"),
+    )
+
+
+def _to_dense(j: Judged) -> int:
+    return reference.to_dense(
+        j.view,
+        j.wanted.arrays["page_table"],
+        fill=getattr(j.case.call.op, "fill", None),
+        row_offsets=j.arrays.get("row_offsets"),
+        lengths=j.wanted.arrays.get("lengths"),
+    )
+
+
+def _reorder(j: Judged) -> int:
+    found = j.wanted.arrays
+    fresh = {"page_table": j.arrays["fresh"]}
+    new = {name: found[f"new_{name}"] for name in j.case.before.tables if name != "lengths" and f"new_{name}" in found}
+    fresh |= {name: j.arrays["fresh"] for name in new}
+    return reference.reorder(j.view, j.wanted.pools, j.arrays["parents"], fresh, new, found.get("new_lengths"))
+
+
+def _compact(j: Judged) -> int:
+    found = j.wanted.arrays
+    count, used, word = reference.compact_plan(j.view, found["new_ids"], found["moves"])
+    found["num_moves"][0] = count
+    if "num_used" in found:
+        found["num_used"][0] = used
+    new = {name: found[f"new_{name}"] for name in j.case.before.tables if name != "lengths" and f"new_{name}" in found}
+    moved = reference.compact(j.view, j.wanted.pools, found["moves"], found["new_ids"], new, count)
+    return max(word, moved)
+
+
+def _swap_pages(j: Judged) -> int:
+    op = j.case.call.op
+    assert isinstance(op, SwapPages)
+    pools = {name: pool for name, pool in j.wanted.pools.items() if name in j.wanted.source_pools}
+    given = j.places("pairs", "scale_pairs")
+    return reference.swap_pages(
+        j.case.scene.cache,
+        _as_bits(pools),
+        _as_bits(j.wanted.source_pools),
+        op.direction,
+        given.pop("pairs"),
+        **given,  # type: ignore[arg-type]
+    )
+
+
+def _as_bits(pools: Pools) -> Any:
+    """The same memory as integers, whose copies keep every bit of a NaN."""
+
+    def bits(array: Raw) -> Raw:
+        return array.view(f"u{array.itemsize}")
+
+    return {name: [bits(a) for a in pool] if isinstance(pool, list) else bits(pool) for name, pool in pools.items()}
+
+
+def _rows_add(j: Judged) -> int:
+    pools = j.wanted.rows(j.case.scene)
+    offsets, first = j.arrays["row_offsets"], j.case.numbers["batch_offset"]
+    return reference.rows_add(j.view, pools, j.arrays["a"], row_offsets=offsets, batch_offset=first)
+
+
+def _sliced_add(j: Judged) -> int:
+    end = j.case.numbers.get("lora_end_idx")
+    end = int(j.arrays["lora_end_idx"][0]) if end is None else end
+    j.wanted.arrays["c"][...], word = reference.sliced_add(j.arrays["a"], j.arrays["b"], lora_end_idx=end)
+    return word
+
+
+def _store_scales(j: Judged) -> int:
+    op = j.case.call.op
+    assert isinstance(op, StoreScales)
+    pools = j.wanted.rows(j.case.scene)
+    return reference.store_scales(
+        j.view, pools, j.arrays["new_scales"], row_offsets=j.arrays["row_offsets"], role="kv".index(op.role)
+    )
+
+
+def _merge_states(j: Judged) -> int:
+    """Within half an ulp of the output and what f32 loses of weights: an exponent of at most 128, rounded, and 2^-21."""
+    op, given = j.case.call.op, j.arrays
+    assert isinstance(op, MergeStates)
+    if "outs" in given:
+        outs, lses = given["outs"], given["lses"]
+        if op.first == "rows":
+            outs, lses = outs.swapaxes(0, 1), lses.swapaxes(0, 1)
+    else:
+        outs, lses = (np.stack([given[f"{n}_a"], given[f"{n}_b"]]) for n in ("out", "lse"))
+    wanted, sums = reference.merge_states(outs, lses, base=op.lse_base, empty=op.lse_empty)
+    kind = op.out_dtype or op.dtype or j.case.scene.cache.dtype
+    bound = HALF_ULP[kind] * np.abs(wanted) + TINY[kind] + 2.0**-15 * np.abs(outs.astype(np.float64)).max(axis=0)
+    far, far_lse = Distance(), Distance()
+    far.meet(np.abs(j.got.arrays["out"].astype(np.float64) - wanted), bound)
+    j.meet("out", far)
+    lse, finite = j.got.arrays["lse"].astype(np.float64), np.isfinite(sums)
+    far_lse.meet(np.abs(lse[finite] - sums[finite]), 2.0**-19 * (1 + np.abs(sums[finite])))
+    if not far_lse.share <= 1 or (lse[~finite] != sums[~finite]).any():
+        j.wrong.append(f"lse: off by {far_lse.error:.3g}, {far_lse.share:.3g} times its bound")
+    for name in ("out", "lse"):
+        j.wanted.arrays[name][...] = j.got.arrays[name]
+    return 0
+
+
+def _mla_plan(j: Judged) -> int:
+    op, found = j.case.call.op, j.wanted.arrays
+    assert isinstance(op, MlaPlan)
+    offsets = found["buffer_row_offsets"]
+    to, size = alignment_of(j.case.scene, op), op.buffer_token_size
+    plan = reference.mla_plan(j.view, len(offsets), size, to, offsets.dtype, j.arrays.get("row_offsets"))
+    for name in ("buffer_row_offsets", "cache_offsets", "buffer_lengths"):
+        found[name][...] = getattr(plan, name)
+    return plan.errors
+
+
+def _mla_decompress(j: Judged) -> int:
+    name = next(n for n in ("k_latent", "k") if n in j.arrays)
+    pools, to = j.wanted.rows(j.case.scene), alignment_of(j.case.scene, j.case.call.op)
+    where = j.places("buffer_row_offsets", "cache_offsets", "row_offsets")
+    return _gathered(j, [name], reference.mla_decompress(j.view, pools, j.wanted.arrays[name], to, **where))
+
+
+ORACLES: Final[dict[str, Oracle]] = {
+    "advance": _advance,
+    "append": _append,
+    "compact": _compact,
+    "convert": _convert,
+    "copy_pages": _copy_pages,
+    "decode": _decode,
+    "gather": _gather,
+    "gather_rows": _gather_rows,
+    "lora_add": _lora_add,
+    "merge_states": _merge_states,
+    "mla_decode": _mla_decode,
+    "mla_decompress": _mla_decompress,
+    "mla_plan": _mla_plan,
+    "norm_cache": _norm_cache,
+    "remap_indices": _remap_indices,
+    "reorder": _reorder,
+    "rotate_cache": _rotate_cache,
+    "row_offsets": _row_offsets,
+    "rows_add": _rows_add,
+    "scatter": _scatter,
+    "seal": _seal,
+    "sliced_add": _sliced_add,
+    "slot_mapping": _slot_mapping,
+    "store_scales": _store_scales,
+    "swap_pages": _swap_pages,
+    "to_csr": _to_csr,
+    "to_dense": _to_dense,
+    "zero_pages": _zero_pages,
+}

@@ -1,0 +1,163 @@
+"""Every case of a kernel: launched, and all memory held to the oracle's, byte for byte where nothing is computed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvgen.bench import Workload
+from kvgen.emulator.errors import HostCompilerError
+from kvgen.errors import ArgumentError, DeviceError, ToolError
+from kvgen.runtime import describe
+from kvgen.spec.kernel_set import KernelSet, Op
+from kvgen.verify.batches import batches, case_of, hostile_batch
+from kvgen.verify.hostile import damages
+from kvgen.verify.launch import kind_of, launch
+from kvgen.verify.memory import Memory
+from kvgen.verify.oracles import ORACLES, Judged
+from kvgen.verify.results import CaseResult, KernelResult
+
+# Kinds whose numbers a GPU may round to a neighbour, one in SOME, since its compiler may fuse a product and a sum.
+FUSED: Final = ("convert", "lora_add")
+SOME: Final = 100
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One case to run: a batch, and which of the kernel's damages it gets (None: none)."""
+
+    workload: Workload
+    damage: int | None
+
+
+@dataclass
+class Verifier:
+    """The cases of one set's kernels, on one memory.
+
+    `lost` becomes what the driver says once the GPU's context is gone; nothing runs after that.
+    """
+
+    kernels: KernelSet
+    package: ModuleType
+    memory: Memory
+    seed: int = 0
+    quick: bool = False
+    lost: str = ""
+
+    def why_not(self, op: Op) -> str:
+        """Why an operation has no cases; "" where it has some."""
+        if op.kind == "custom":
+            return "a kernel of the project's own, which no oracle describes"
+        try:
+            case_of(self.kernels, op, self.package, hostile_batch(self.kernels, op), self.seed)
+        except ToolError as error:
+            return str(error)
+        return ""
+
+    def plans(self, op: Op) -> list[Plan]:
+        """The cases of an operation; none where it has no oracle here."""
+        if self.why_not(op):
+            return []
+        found = [Plan(work, None) for work in batches(self.kernels, op, quick=self.quick)]
+        bad = hostile_batch(self.kernels, op)
+        case = case_of(self.kernels, op, self.package, bad, self.seed)
+        return found + [Plan(bad, i) for i in range(len(damages(case.call, case.before.arrays, quick=self.quick)))]
+
+    def run(self, op: Op, done: Callable[[], None] = lambda: None) -> KernelResult:
+        """All cases of an operation; `done` is called after each."""
+        result = KernelResult(op.name, op.kind, why=self.why_not(op))
+        for plan in self.plans(op):
+            if self.lost:
+                result.why = f"not run: the GPU's context was lost before ({self.lost})"
+                break
+            result.cases.append(self._case(op, plan))
+            done()
+        return result
+
+    def _case(self, op: Op, plan: Plan) -> CaseResult:
+        begin = time.perf_counter()
+        case = case_of(self.kernels, op, self.package, plan.workload, self.seed)
+        if plan.damage is not None:
+            damage = damages(case.call, case.before.arrays, quick=self.quick)[plan.damage]
+            damage.apply(case)
+            case.fault = damage.name
+        try:
+            left = launch(case, self.memory)
+        except (DeviceError, ArgumentError) as error:
+            if isinstance(error.__cause__, HostCompilerError):  # nothing runs without one
+                raise
+            self._check_context()
+            seconds = time.perf_counter() - begin
+            return CaseResult(case.batch, case.fault, 0.0, 0.0, "", "", (str(error),), round(seconds, 4))
+        judged = Judged(case, case.before.copy(), left.contents)
+        word = ORACLES[op.kind](judged)
+        if "errors" in judged.wanted.arrays:
+            judged.wanted.arrays["errors"][0] = word
+        wrong = [f"{name}: written beside the array" for name in left.beside] + judged.wrong
+        wrong += differences(judged, near=self.memory.device != "cpu" and op.kind in FUSED)
+        return CaseResult(
+            case.batch,
+            case.fault,
+            judged.distance.error,
+            judged.distance.share,
+            _said(int(left.contents.arrays["errors"][0]) if "errors" in left.contents.arrays else 0),
+            _said(word),
+            tuple(wrong),
+            round(time.perf_counter() - begin, 4),
+        )
+
+    def _check_context(self) -> None:
+        """Whether the GPU still takes work."""
+        if self.memory.device == "cpu":
+            return
+        try:
+            self.memory.place(np.zeros(8, np.uint8)).read()
+        except DeviceError as error:
+            self.lost = str(error)
+
+
+def differences(judged: Judged, *, near: bool = False) -> list[str]:
+    """Where the memory that a launch left is not the one that it must leave; `near`: a neighbouring number in SOME is no
+    difference."""
+    found, wanted = [], judged.wanted.flat()
+    for name, got in judged.got.flat().items():
+        right = wanted[name]
+        if name == "errors":
+            if got[0] != right[0]:
+                found.append(
+                    f"errors: got {_said(int(got[0])) or 'no fault'}; it must be {_said(int(right[0])) or 'no fault'}"
+                )
+            continue
+        mine, theirs = (np.ascontiguousarray(a).reshape(-1).view(np.uint8) for a in (got, right))
+        if np.array_equal(mine, theirs) or (near and _neighbours(got, right)):
+            continue
+        wrong = np.flatnonzero(mine != theirs)
+        at = int(wrong[0])
+        found.append(
+            f"{name}: {len(wrong)} of {len(mine)} bytes differ, the first at {at}: got {mine[at]:#04x}, it must be "
+            f"{theirs[at]:#04x}"
+        )
+    return found
+
+
+def _neighbours(got: NDArray[Any], right: NDArray[Any]) -> bool:
+    """Whether two arrays hold the same numbers, but for one in SOME that is the next one up or down."""
+    size = got.dtype.itemsize
+    a, b = (np.ascontiguousarray(x).reshape(-1).view(f"i{size}").astype(np.int64) for x in (got, right))
+    pairs = [(a, b)] if kind_of(got) != "u8" else [(a & 15, b & 15), (a >> 4, b >> 4)]
+    apart = np.concatenate([np.abs(x - y) for x, y in pairs])
+    return bool(apart.max(initial=0) <= 1 and (apart > 0).sum() * SOME <= max(len(apart), SOME))
+
+
+def _said(word: int) -> str:
+    """An error word as text, "" for no fault."""
+    try:
+        return str(describe(word) or "")
+    except ArgumentError as error:
+        return str(error)
