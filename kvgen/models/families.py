@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, cast
 
 from kvgen.models.fields import POSITIONS, Fields
+from kvgen.models.layers import LayerFacts, Norm
 from kvgen.models.rope import gemma3_rope, rope_facts
 from kvgen.spec.model import LayerKind, Mla, Model, Rope
 from kvgen.spec.norm import RmsNorm
@@ -46,6 +47,47 @@ class Checkpoint:
     def group(self) -> int:
         """Query heads per KV head."""
         return self.q_heads // self.kv_heads
+
+    def layers(self) -> list[LayerFacts]:
+        """The model's layers, first to last."""
+        return [self._layer(i) for i in range(self.model.layers or 0)]
+
+    def _layer(self, index: int) -> LayerFacts:
+        model = self.model
+        window = model.layer_window(index)
+        local = window is not None and model.window_pattern is not None
+        rope = model.rope
+        if rope is not None and rope.local_theta is not None:
+            plain = Rope(style=rope.style, theta=rope.local_theta, dim=rope.dim, part=rope.part)
+            rope = plain if local else rope.model_copy(update={"local_theta": None})
+        norm = None
+        if self.norm is not None:
+            norm = Norm(
+                dim=model.mla.kv_lora_rank
+                if model.mla is not None
+                else self.norm.weights(self.kv_heads, self.head_dim),
+                eps=self.norm.eps,
+                over=self.norm.over,
+                offset=self.norm.weight_offset,
+                multiply=self.norm.multiply,
+            )
+        return LayerFacts(
+            index=index,
+            kind="full" if window is None else "local",
+            q_heads=self.q_heads,
+            kv_heads=self.kv_heads,
+            head_dim_k=self.head_dim,
+            head_dim_v=self.head_dim if model.mla is None else model.mla.kv_lora_rank,
+            scale=model.softmax_scale(self.head_dim),
+            window=window,
+            softcap=model.logit_softcap,
+            sinks=model.sinks,
+            alibi=model.alibi,
+            rope=rope,
+            q_norm=norm if model.mla is None else None,
+            k_norm=norm,
+            mla=model.mla,
+        )
 
 
 Reader = Callable[[Fields, str], Checkpoint]
