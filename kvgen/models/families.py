@@ -495,7 +495,7 @@ _WINDOWED: Final = (
         norms=_ROWS_F32,
         pattern=Pattern(common="local", every=4),
         window=4096,
-        rope=Turn(kinds={"full": (5e5, "rope_theta"), "local": (5e5, "rope_theta")}),
+        rope=Turn(kinds={"full": (5e5, "rope_theta"), "local": (5e5, "")}),
     ),
     Family(
         *("modernbert-decoder", "ModernBertDecoderForCausalLM"),
@@ -557,6 +557,9 @@ _WINDOWED: Final = (
         divided=False,
         head_dim=128,
         refuses=(
+            Refusal(
+                "rope_scaling", "transformers' code does not use it; valid: null, with rope_parameters", when="set"
+            ),
             Refusal("first_k_dense_replace", "its dense layers turn and mask by rules of their own; valid: 0"),
             Refusal(
                 "mlp_layer_types",

@@ -140,8 +140,13 @@ def _repeated(fields: Fields, pattern: Pattern, layers: int) -> list[str]:
     else:
         for pair in value if isinstance(value, list) else [value]:
             unit, times = pair if isinstance(pair, list) and len(pair) == 2 else (None, None)
-            small = isinstance(times, int) and not isinstance(times, bool) and 1 <= times <= LAYERS
-            if not isinstance(unit, list) or not small or len(unit) > LAYERS:
+            if (
+                not isinstance(unit, list)
+                or not isinstance(times, int)
+                or isinstance(times, bool)
+                or not 1 <= times <= LAYERS
+                or len(unit) > LAYERS
+            ):
                 fields.fail(
                     key,
                     'it must be a list of units and how often each stands; valid: such as [[["global", "local"], 12]]',

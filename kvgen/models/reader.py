@@ -284,6 +284,8 @@ class _Reader:
         family, text = self.family, self.text
         if family.window_when and not text.flag(family.window_when, default=False):
             return None
+        if family.window_over != 1 and "sliding_window" in text.values:
+            return text.optional_integer("sliding_window", high=POSITIONS)
         value, there = self._given("sliding_window", default=family.window)
         if not there:
             return family.window // family.window_over if family.window is not None else None

@@ -228,8 +228,13 @@ def _length(fields: Fields, positions: int) -> int:
 
 
 def _original(fields: Fields, row: Turn, json: RopeJson, positions: int, low: int = 1) -> int:
-    """The trained length: in the scaling, else beside it, else the model's whole length; Phi-3's own field comes first."""
+    """The trained length: the model's own field, else the scaling's, else the model's whole length.
+
+    The first is how transformers reads it; a RoPE for each kind of layers states its own.
+    """
     key = "original_max_position_embeddings"
+    if not row.kinds and fields.has(key):
+        return fields.integer(key, low=low, high=2**31 - 1)
     if row.original_first is not None:
         return fields.integer(key, default=row.original_first, low=low, high=2**31 - 1)
     if json.original_max_position_embeddings is not None:
@@ -238,8 +243,6 @@ def _original(fields: Fields, row: Turn, json: RopeJson, positions: int, low: in
                 f"{key}: got {json.original_max_position_embeddings}; it must be an integer; valid: {low} to {2**31 - 1}"
             )
         return json.original_max_position_embeddings
-    if fields.has(key):
-        return fields.integer(key, low=low, high=2**31 - 1)
     return fields.integer("max_position_embeddings", default=positions, low=low, high=2**31 - 1)
 
 
@@ -280,7 +283,7 @@ def _yarn(fields: Fields, row: Turn, json: RopeJson, inside: Fields, positions: 
     for key, value in (("beta_fast", fast), ("beta_slow", slow)):
         if value < 1e-6:
             inside.fail(key, "it must be a number; valid: 1e-06 to 1e+06")
-    # 0 is how DeepSeek's code spells "none"; a null truncate is false to transformers.
+    # 0 is how DeepSeek's code spells "none"; transformers takes a null truncate for false, and reads none of a RoPE by kind.
     return YarnScaling(
         factor=factor,
         original_max_positions=original,
@@ -289,7 +292,7 @@ def _yarn(fields: Fields, row: Turn, json: RopeJson, inside: Fields, positions: 
         mscale=json.mscale or None,
         mscale_all_dim=json.mscale_all_dim or None,
         attention_factor=json.attention_factor,
-        truncate=bool(json.truncate) if "truncate" in inside.values else True,
+        truncate=bool(json.truncate) if "truncate" in inside.values and not row.kinds else True,
     )
 
 

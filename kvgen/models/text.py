@@ -157,6 +157,7 @@ def _body(
     else:
         kind = "Latent" if model.mla else "Paged"
         cache = _cache(one, serving.page_size or (LATENT_PAGE if model.mla else PAGE))
+        used |= {"Layout"} if kind == "Paged" and one.kinds[0].head_dim_v != one.kinds[0].head_dim_k else set()
         used |= {kind} | (spec_names(one.stored.quant) if one.stored.quant is not None else set())
     items: list[tuple[str, Atom | Group]] = []
     if name is not None:
@@ -190,6 +191,9 @@ def _cache(one: _Set, page: int) -> list[tuple[str, Atom | Group]]:
         found += [("kv_heads=", literal(first.kv_heads)), ("head_dim=", literal(first.head_dim_k))]
         found += [("v_head_dim=", literal(first.head_dim_v))] if first.head_dim_v != first.head_dim_k else []
     found.append(("page_size=", literal(page)))
+    if first.mla is None and first.head_dim_v != first.head_dim_k:  # K and V of two widths have a tensor each
+        axes = Atom('"page layer token head dim"')
+        found.append(("layout=", Group("Layout(", [("k=", axes), ("v=", axes)], ")")))
     if stored.quant is not None:
         found.append(("quant=", literal(stored.quant)))
     if stored.quant_rope:

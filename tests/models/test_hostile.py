@@ -71,7 +71,10 @@ def test_unknown_architecture_names_found_and_missing_fields() -> None:
     with pytest.raises(ConfigError) as caught:
         models.facts(odd)
     message = str(caught.value)
-    assert message.startswith("architectures[0]: got 'MysteryLM'; no reader for it; valid: LlamaForCausalLM, ")
+    assert (
+        message.startswith("architectures[0]: got 'MysteryLM'; no reader for it; valid: ")
+        and "LlamaForCausalLM" in message
+    )
     assert "Fields found: num_attention_heads = 12, hidden_size = 768;" in message
     assert "missing: num_hidden_layers, num_key_value_heads." in message
 
@@ -103,6 +106,10 @@ def test_unknown_multimodal_architecture_looks_into_text_config() -> None:
         (changed("llama_2_7b", num_attention_heads="32"), "num_attention_heads: got '32';"),
         (changed("llama_2_7b", num_hidden_layers=10**30), "num_hidden_layers: got an integer of 100 bits;"),
         (changed("llama_2_7b", num_key_value_heads=5), "num_key_value_heads: got 5; 32 query heads share"),
+        (
+            without("gpt_oss_20b", "num_key_value_heads") | {"num_attention_heads": 12},
+            "num_key_value_heads: got null; where it is absent, GptOssForCausalLM has 8 KV heads, which 12 query heads do not",
+        ),
         (changed("llama_2_7b", hidden_size=4095), "hidden_size: got 4095; it is divided among 32 heads"),
         (changed("llama_2_7b", head_dim=127), "head_dim: got 127; RoPE turns pairs"),
         (changed("llama_2_7b", torch_dtype="float8_e4m3fn"), "torch_dtype: got 'float8_e4m3fn'; it is none that kvgen"),
@@ -163,7 +170,7 @@ def test_a_config_that_is_no_object() -> None:
 # Files that mean harm ------------------------------------------------------------------------------------------------
 
 CALLS = {
-    *("KernelSet", "Paged", "Latent", "Quant", "Block", "Mask", "Score", "Model", "Mla", "Rope"),
+    *("KernelSet", "Paged", "Latent", "Layout", "Quant", "Block", "Mask", "Score", "Model", "Kind", "Mla", "Rope"),
     *("LinearScaling", "Llama3Scaling", "YarnScaling", "LongRopeScaling", "RmsNorm"),
 }
 OPERATIONS = {"Append", "Gather", "Decode", "MlaDecode"}
@@ -171,15 +178,17 @@ OPERATIONS = {"Append", "Gather", "Decode", "MlaDecode"}
 
 def check_harmless(text: str) -> None:
     """A docstring, one import from kvgen, and one assignment made of constructor calls and plain literals."""
-    docstring, imports, assignment = ast.parse(text).body
+    docstring, imports, *shared, assignment = ast.parse(text).body
     assert isinstance(docstring, ast.Expr) and isinstance(docstring.value, ast.Constant)
     assert isinstance(docstring.value.value, str)
     assert isinstance(imports, ast.ImportFrom) and (imports.module, imports.level) == ("kvgen", 0)
     assert {alias.name for alias in imports.names} <= CALLS | {"ops"}
     assert not any(alias.asname for alias in imports.names)
-    assert isinstance(assignment, ast.Assign) and len(assignment.targets) == 1
-    assert isinstance(assignment.targets[0], ast.Name) and assignment.targets[0].id == "kernels"
-    check_value(assignment.value)
+    assert len(shared) <= 1, "the model of several sets"
+    for statement, name in zip((*shared, assignment), ("model", "kernels")[1 - len(shared) :], strict=True):
+        assert isinstance(statement, ast.Assign) and len(statement.targets) == 1
+        assert isinstance(statement.targets[0], ast.Name) and statement.targets[0].id == name
+        check_value(statement.value)
 
 
 def check_value(node: ast.expr) -> None:
@@ -195,10 +204,17 @@ def check_value(node: ast.expr) -> None:
     elif isinstance(node, ast.List | ast.Tuple):
         for item in node.elts:
             check_value(item)
+    elif isinstance(node, ast.Dict):
+        for key, value in zip(node.keys, node.values, strict=True):
+            assert key is not None
+            check_value(key)
+            check_value(value)
+    elif isinstance(node, ast.Name):
+        assert node.id == "model"
     else:
         assert isinstance(node, ast.Constant), ast.dump(node)
         if isinstance(node.value, str):
-            assert re.fullmatch(r"[A-Za-z0-9_]+", node.value)
+            assert re.fullmatch(r"[A-Za-z0-9_]+|page layer token head dim", node.value)
         else:
             assert node.value is None or isinstance(node.value, bool | int | float)
 
