@@ -81,8 +81,10 @@ def init(
 ) -> None:
     """Write a spec for a model's KV cache and its attention, from its config: heads, rope, windows, soft caps, sinks.
 
-    A checkpoint whose KV is quantized (compressed-tensors' kv_cache_scheme, ModelOpt's kv_cache_quant_algo) gets a cache
-    that is, unless --kv-dtype says otherwise:
+    Layers whose heads differ get a set each, in a list. docs/models.md has the models that are read.
+
+    A checkpoint whose KV is quantized (compressed-tensors, ModelOpt, Quark) gets a cache that is, unless --kv-dtype says
+    otherwise:
 
     \b
     bf16 f16 f32   elements as they are
@@ -97,6 +99,7 @@ def init(
     kvgen init --from config.json                         look first
     kvgen init --from config.json -o specs/llama3_8b.py   the file's name becomes the set's
     kvgen init --from config.json --kv-dtype int8
+    kvgen init --from config.json --kv-dtype full=fp8,local=bf16
     kvgen init --from config.json --tp 8 --preset vllm --arch sm_90a,sm_100f
     """
     from kvgen import models

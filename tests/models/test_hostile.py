@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from kvgen import models
 from kvgen.errors import ConfigError
-from kvgen.models.families import BY_CLASS
+from kvgen.models.families import BY_CLASS, BY_TYPE
 from kvgen.models.layers import Checkpoint
 from kvgen.spec.model import Model
 
@@ -406,6 +406,48 @@ def test_plausible_numbers_under_every_reader(architecture: str, numbers: dict[s
     base = {"num_attention_heads": 8, "num_hidden_layers": 4, "hidden_size": 512, "kv_lora_rank": 64}
     base |= {"qk_rope_head_dim": 16, "qk_nope_head_dim": 32, "v_head_dim": 32}
     spec_or_error({**base, **numbers, "architectures": [architecture]})
+
+
+LAYERED = {
+    "layer_types": [
+        ["full_attention"] * 4,
+        ["sliding_attention", "full_attention"] * 2,
+        ["linear_attention"] * 4,
+        ["conv"],
+    ],
+    "no_rope_layers": [[1, 0, 1, 0], [2], []],
+    "layer_rope_theta": [[10_000.0, 0, 5.0, 1e300], [0.5] * 4],
+    "hybrid_override_pattern": ["M*-E", "*", "\x1b*", "M" * 5000],
+    "rope_parameters": [
+        {"full_attention": {"rope_type": "yarn", "factor": 2.0}, "sliding_attention": None},
+        {"rope_type": "proportional", "partial_rotary_factor": 0.25},
+        {"rope_type": "dynamic", "alpha": 1e6},
+        {"mrope_section": [1, 2, 3]},
+    ],
+    "per_layer_config": [{"0": {"head_dim": 64}, "x": 1, "99999999999": {}}, {"1": {"num_key_value_heads": 3}}],
+    "num_kv_shared_layers": [2, 4, 10**9],
+    "attention_types": [[[["global", "local"], 2]], [[["global"], 10**9]], [[1]]],
+    "linear_attn_config": [{"full_attn_layers": [1, 4]}, {"full_attn_layers": [0]}, 3],
+    "attn_layer_indices": [[0, 3], [4], "x"],
+    "quantization_config": [
+        {"kv_cache_quant_config": {"*k_proj": {"output_tensors": {"dtype": "fp8_e4m3"}}}},
+        {"layer_quant_config": {"*v_proj": {"output_tensors": {"dtype": "uint4"}}, "\n": 1}},
+        {"export": {"kv_cache_group": ["*k_proj"]}},
+    ],
+}
+
+
+@settings(SLOW, max_examples=1500)
+@given(
+    model_type=st.sampled_from(sorted(BY_TYPE)),
+    layered=st.fixed_dictionaries({}, optional={key: st.sampled_from(values) for key, values in LAYERED.items()}),
+    changes=st.dictionaries(st.sampled_from([*FIELDS, *LAYERED]), SCALARS, max_size=2),
+)
+def test_hostile_values_under_every_row(model_type: str, layered: dict[str, Any], changes: dict[str, Any]) -> None:
+    base = {"num_attention_heads": 8, "num_hidden_layers": 4, "hidden_size": 512, "num_key_value_heads": 2}
+    base |= {"kv_lora_rank": 64, "qk_rope_head_dim": 16, "qk_nope_head_dim": 32, "v_head_dim": 32}
+    names = {"n_head": 8, "n_layer": 4, "n_embd": 512, "num_layers": 4, "attn_layer_indices": [1]}
+    spec_or_error({**base, **names, **layered, **changes, "model_type": model_type})
 
 
 @SLOW
