@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from kvgen.errors import ConfigError
 from kvgen.models.families import BY_CLASS, BY_TYPE, FAMILIES
 from kvgen.models.missing import MISSING
 from kvgen.models.wrappers import TEXT_OF_TYPE
+from kvgen.spec.loader import load_file
 from kvgen.spec.model import LinearScaling, Llama3Scaling, LongRopeScaling, Rope, YarnScaling
 
 from .checkpoints import changed, config, without
@@ -237,3 +239,108 @@ def test_the_table_names_each_type_once() -> None:
     assert sorted(names) == sorted(set(names)) and not set(names) & set(MISSING)
     assert len(BY_TYPE) >= 140 and len(BY_CLASS) >= 100
     assert all(text in BY_TYPE or text in MISSING for text in TEXT_OF_TYPE.values())
+
+
+# Published configs, by the values that decide ---------------------------------------------------------------------------
+
+
+def test_glm_4_5() -> None:
+    found = models.facts(
+        {
+            "architectures": ["Glm4MoeForCausalLM"],
+            "model_type": "glm4_moe",
+            "num_attention_heads": 96,
+            "num_key_value_heads": 8,
+            "num_hidden_layers": 92,
+            "hidden_size": 5120,
+            "head_dim": 128,
+            "partial_rotary_factor": 0.5,
+            "rope_theta": 1_000_000,
+            "use_qk_norm": True,
+            "rms_norm_eps": 1e-5,
+        }
+    )
+    assert (found.q_heads, found.kv_heads, found.head_dim, found.model.qk_norm) == (96, 8, 128, "head")
+    assert found.model.rope == Rope(style="neox", theta=1e6, dim=64)
+
+
+def test_minimax_m2() -> None:
+    found = models.facts(
+        {
+            "architectures": ["MiniMaxM2ForCausalLM"],
+            "num_attention_heads": 48,
+            "num_key_value_heads": 8,
+            "num_hidden_layers": 62,
+            "head_dim": 128,
+            "rotary_dim": 64,
+            "rope_theta": 5_000_000,
+            "rms_norm_eps": 1e-6,
+        }
+    )
+    layer = found.layers()[0]
+    assert layer.q_norm is not None and layer.k_norm is not None
+    assert (layer.q_norm.over, layer.q_norm.dim, layer.k_norm.dim) == ("row", 48 * 128, 8 * 128)
+    assert layer.rope == Rope(style="neox", theta=5e6, dim=64)
+
+
+def test_kimi_linear() -> None:
+    found = models.facts(
+        {
+            "architectures": ["KimiLinearForCausalLM"],
+            "num_attention_heads": 32,
+            "num_hidden_layers": 27,
+            "hidden_size": 2304,
+            "kv_lora_rank": 512,
+            "qk_nope_head_dim": 128,
+            "qk_rope_head_dim": 64,
+            "v_head_dim": 128,
+            "linear_attn_config": {"full_attn_layers": [4, 8, 12, 16, 20, 24, 27], "kda_layers": []},
+        }
+    )
+    full = [layer.index for layer in found.layers() if layer.cache]
+    assert full == [3, 7, 11, 15, 19, 23, 26]
+    layer = found.layers()[3]
+    assert (layer.head_dim_k, layer.head_dim_v, layer.rope) == (576, 512, None)
+    assert layer.scale == pytest.approx(192**-0.5)
+
+
+def test_qwen3_next() -> None:
+    text = models.spec_text(
+        {
+            "architectures": ["Qwen3NextForCausalLM"],
+            "num_attention_heads": 16,
+            "num_key_value_heads": 2,
+            "num_hidden_layers": 48,
+            "hidden_size": 2048,
+            "head_dim": 256,
+            "partial_rotary_factor": 0.25,
+            "rope_theta": 10_000_000,
+            "full_attention_interval": 4,
+            "rms_norm_eps": 1e-6,
+        },
+        source="x",
+    )
+    assert 'pattern=("linear", "linear", "linear", "full")' in text
+    assert 'layers={"full": ("append", "decode")}' in text
+    assert 'rope=Rope(style="neox", theta=10_000_000.0, dim=64)' in text
+
+
+def test_kinds_share_no_more_than_they_have(tmp_path: Path) -> None:
+    """A set for each shape of heads; each names the kinds that it serves, and one model is in all."""
+    fields = {"model_type": "mimo_v2_flash", "num_attention_heads": 64, "num_hidden_layers": 6, "hidden_size": 4096}
+    (tmp_path / "mimo.py").write_text(models.spec_text(fields, source="x", name="mimo"), encoding="utf-8")
+    full, local = (loaded.kernels for loaded in load_file(tmp_path / "mimo.py", "mimo.py"))
+    assert (full.name, dict(full.layers)) == ("mimo_full", {"full": ("append", "decode")})
+    assert (local.name, local.cache.kv_heads, local.cache.v_dim) == ("mimo_local", 8, 128)
+    assert full.model == local.model and full.model is not None
+    assert [full.model.layer_name(i) for i in range(6)] == ["full", *["local"] * 4, "full"]
+
+
+def test_a_shard_has_its_share_of_every_kind() -> None:
+    fields = {"model_type": "mimo_v2_flash", "num_attention_heads": 64, "num_hidden_layers": 6, "hidden_size": 4096}
+    four = models.spec_text(fields, source="x", name="mimo", serving=models.Serving(tp=4))
+    assert 'name="mimo_full",\n        q_heads=16,' in four and 'name="mimo_local",\n        q_heads=16,' in four
+    eight = models.spec_text(fields, source="x", name="mimo", serving=models.Serving(tp=8))
+    assert "name=" not in eight.split("ops=")[0], "both kinds then have one KV head, and share a set"
+    with pytest.raises(ConfigError, match=r"--tp: got 3 for 64 query heads and 4 KV heads; every GPU has"):
+        models.spec_text(fields, source="x", serving=models.Serving(tp=3))
