@@ -66,8 +66,7 @@ class Norms:
     """Norms of q and k, and with `v` of v (an RMS norm of each head without weights). See kvgen.models.layers.Norm.
 
     `when`: a boolean field that turns them on, absent: `default`. `eps` None: the config's. `roped`: on layers with RoPE
-    alone. `over_when`: a field whose word chooses what the mean runs over. `factor`: a field by which q is multiplied
-    after its norm.
+    alone. `over_when`: a field whose word chooses what the mean runs over.
     """
 
     kind: Literal["rms", "layer"] = "rms"
@@ -179,7 +178,6 @@ class Refusal:
     field: str
     rule: str
     when: str = "true"
-    absent: bool = False
 
 
 @dataclass(frozen=True)
@@ -196,7 +194,7 @@ class Family:
     the last num_kv_shared_layers read an earlier layer's cache. `last_full`: the last layer is full whatever layer_types
     says. `layers_times`: caches a counted layer (LongCat: 2). `heads_of`: query heads are KV heads times this field, with
     its default. `window_over`: the window is the field divided by this. `hidden_times`: heads are cut from so many hidden
-    sizes (Zamba). `notes` stand in the spec's docstring. `missing`: what kvgen lacks for the family; it is refused.
+    sizes (Zamba). `notes` stand in the spec's docstring.
     """
 
     types: str
@@ -233,7 +231,6 @@ class Family:
     hidden_times: int = 1
     notes: tuple[str, ...] = ()
     refuses: tuple[Refusal, ...] = ()
-    missing: str = ""
 
     def but(self, types: str, classes: str = "", **changes: Any) -> Family:
         """A row that differs in some columns."""

@@ -26,11 +26,9 @@ Dim = Annotated[int, Field(ge=1, le=HEAD_DIM)]
 Rank = Annotated[int, Field(ge=1, le=RANK)]
 Positions = Annotated[int, Field(ge=1, le=POSITIONS)]
 Count = Annotated[int, Field(ge=1, le=LAYERS)]
-Index = Annotated[int, Field(ge=0, le=LAYERS)]
 Theta = Annotated[float, Field(ge=1.0 + 1e-6, le=1e12)]
 Factor = Annotated[float, Field(ge=1e-6, le=1e6)]
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
-LayerName = Annotated[str, Field(max_length=40)]
 
 Names = Callable[[str], str]
 M = TypeVar("M", bound="Outside")
@@ -51,32 +49,6 @@ class Shape(Outside):
     head_dim: Dim | None = None
     hidden_size: Annotated[int, Field(ge=1, le=HEADS * HEAD_DIM)] | None = None
     max_position_embeddings: Positions | None = None
-
-
-class Scores(Outside):
-    """What is done to scores, and the eps of norms."""
-
-    rms_norm_eps: Annotated[float, Field(ge=1e-30, le=1.0)] | None = None
-    query_pre_attn_scalar: Annotated[float, Field(ge=1e-3, le=1e6)] | None = None
-    attention_multiplier: Annotated[float, Field(ge=1e-6, le=1e3)] | None = None
-    attn_logit_softcapping: Annotated[float, Field(ge=1e-3, le=1e6)] | None = None
-
-
-class Windows(Outside):
-    """Fields that say which layers see a window, have no RoPE, or hold no cache."""
-
-    sliding_window: Positions | None = None
-    use_sliding_window: bool | None = None
-    max_window_layers: Index | None = None
-    every: Annotated[int, Field(ge=1, le=LAYERS)] | None = None
-    offset: Index | None = None
-    layer_types: list[LayerName] | None = None
-    layers: list[Index] | None = None
-    pattern: Annotated[str, Field(max_length=LAYERS)] | None = None
-    attention_chunk_size: Positions | None = None
-    no_rope_layers: list[Annotated[int, Field(ge=0, le=1)]] | None = None
-    layer_rope_theta: list[Annotated[float, Field(ge=0.0, le=1e12)]] | None = None
-    num_kv_shared_layers: Index | None = None
 
 
 class Latents(Outside):
