@@ -109,6 +109,7 @@ _DENSE: Final = (
         rope=Turn(
             theta=12e6,
             default={
+                "rope_theta": 12e6,
                 "rope_type": "llama3",
                 "factor": 8.0,
                 "original_max_position_embeddings": 8192,
@@ -318,6 +319,7 @@ _GEMMA4: Final = Family(
     window=512,
     scale=Scale(fixed=1.0),
     rope=Turn(
+        shares=(),
         kinds={"full": (1e6, ""), "local": (1e4, "")},
         default={
             "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6},
@@ -358,6 +360,7 @@ _LAGUNA: Final = Family(
     norms=_HEADS,
     window=512,
     rope=Turn(
+        shares=(),
         share=1.0,
         kinds={"full": (500_000.0, ""), "local": (10_000.0, "")},
         default={
@@ -444,6 +447,7 @@ _WINDOWED: Final = (
         rope=Turn(
             theta=1e6,
             default={
+                "rope_theta": 1e6,
                 "rope_type": "llama3",
                 "factor": 16.0,
                 "original_max_position_embeddings": 8192,
@@ -519,6 +523,7 @@ _WINDOWED: Final = (
         norms=_HEADS,
         window=1024,
         rope=Turn(
+            shares=(),
             share=1.0,
             kinds={"full": (500_000.0, ""), "local": (10_000.0, "")},
             default={"full_attention": {"rope_theta": 500_000.0}, "sliding_attention": {"rope_theta": 10_000.0}},
@@ -572,7 +577,7 @@ _WINDOWED: Final = (
         *("cohere_compass_text", "CohereCompassForCausalLM"),
         pattern=Pattern(),
         turns="always",
-        rope=Turn(kinds={"full": (0.0, ""), "local": (0.0, "")}, sections=(24, 20, 20), layout="cycle"),
+        rope=Turn(shares=(), kinds={"full": (0.0, ""), "local": (0.0, "")}, sections=(24, 20, 20), layout="cycle"),
     ),
     _EXAONE4,
     _EXAONE4.but("exaone_moe", "ExaoneMoeForCausalLM"),
@@ -607,6 +612,7 @@ _WINDOWED: Final = (
         window=512,
         q_scale="beam",
         rope=Turn(
+            shares=(),
             kinds={"full": (0.0, ""), "local": (1e4, "")},
             default={"sliding_attention": {"rope_theta": 10_000.0}, "full_attention": None},
         ),
@@ -652,7 +658,7 @@ _WINDOWED: Final = (
         pattern=Pattern(common="local", every=4, from_end=True),
         window=2048,
         turns="thetas",
-        rope=Turn(theta=500_000.0, zero_on_special=True),
+        rope=Turn(theta=500_000.0, default={"rope_theta": 500_000.0}, zero_on_special=True),
         notes=("The normalised q is multiplied by qk_scale_factor.",),
     ),
     Family(
@@ -665,6 +671,7 @@ _WINDOWED: Final = (
         window=129,
         sinks=("local",),
         rope=Turn(
+            shares=(),
             share=1.0,
             kinds={"full": (5e6, ""), "local": (1e4, "")},
             default={
@@ -760,7 +767,7 @@ _MROPE: Final = (
         kv=_all(8),
         norms=None,
         positions=131072,
-        rope=Turn(theta=1e8, sections=(24, 20, 20), layout="cycle"),
+        rope=Turn(theta=1e8, default={"rope_theta": 1e8}, sections=(24, 20, 20), layout="cycle"),
     ),
     _GLM4V,
     _GLM4V.but("glm_ocr_text", "", kv=_all(8), divided=False, positions=131072),
@@ -883,6 +890,7 @@ _HYBRIDS: Final = (
         window=256,
         pattern=Pattern(common="conv", every=4, at=2, also=0, words=HYBRID),
         rope=Turn(
+            shares=(),
             kinds={"full": (1e6, ""), "local": (1e4, "")},
             default={
                 "full_attention": {"rope_type": "proportional", "rope_theta": 1e6, "partial_rotary_factor": 0.5},

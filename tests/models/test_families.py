@@ -205,6 +205,16 @@ def test_sections() -> None:
     assert 'positions="given", sections=(16, 24, 24)' in text
 
 
+def test_what_counts_beside_the_parameters() -> None:
+    """Some families take bases and shares from rope_parameters alone, or have whole parameters as their default."""
+    alone = layers("mellum", partial_rotary_factor=0.5, rope_theta=5.0)[0].rope
+    assert alone is not None and (alone.theta, alone.dim) == (500_000.0, None)
+    cwm = layers("cwm", rope_theta=5.0)[0].rope
+    assert cwm is not None and cwm.theta == 1e6 and isinstance(cwm.scaling, Llama3Scaling)
+    oss = layers("gpt_oss", rope_theta=5.0)[0].rope
+    assert oss is not None and oss.theta == 5.0
+
+
 # Wrappers, refusals ---------------------------------------------------------------------------------------------------
 
 
