@@ -266,9 +266,13 @@ class _Recorder:
 
 
 _recorder: _Recorder | None = None
+instead: Callable[..., Any] | None = None
+"""Attention itself, where a test sets it: called with real tensors in place of the recording."""
 
 
 def _probe(module: Any, query: Any, key: Any, value: Any, attention_mask: Any, **kwargs: Any) -> tuple[Any, None]:
+    if instead is not None:
+        return instead(module, query, key, value, attention_mask, **kwargs)  # type: ignore[no-any-return]
     given = {**kwargs, "query": query, "key": key, "value": value, "mask": attention_mask}
     if _recorder is not None:
         _recorder.attention(module, given)
