@@ -15,13 +15,21 @@ from typing import Any, NoReturn
 
 from kvgen.errors import ConfigError, SpecError, ToolError
 from kvgen.json_file import parse_object, read_object, shown
-from kvgen.models.families import MODEL_TYPES, READERS, Checkpoint
+from kvgen.models.families import BY_CLASS, BY_TYPE
+from kvgen.models.family import Family
 from kvgen.models.fields import Fields
 from kvgen.models.kv_dtype import AUTO, KV_DTYPES, stored
+from kvgen.models.layers import Checkpoint, LayerFacts
+from kvgen.models.missing import MISSING, MISSING_CLASSES
+from kvgen.models.reader import read_family
 from kvgen.models.serving import Serving, shard
 from kvgen.models.text import DEFAULT, spec_source
+from kvgen.models.wrappers import HOLDERS, PLACES, TEXT_OF_CLASS, TEXT_OF_TYPE
 
-__all__ = ["AUTO", "EXAMPLE", "KV_DTYPES", "Serving", "default_name", "example", "facts", "parse", "read", "spec_text"]
+__all__ = [
+    *("AUTO", "EXAMPLE", "KV_DTYPES", "Checkpoint", "LayerFacts", "Serving"),
+    *("default_name", "example", "facts", "parse", "read", "spec_text"),
+]
 
 SIZE_LIMIT = 2**20
 EXAMPLE = "llama_3_1_8b.json"
@@ -56,9 +64,9 @@ def example() -> dict[str, Any]:
 def facts(config: Mapping[str, Any]) -> Checkpoint:
     """What a config says about the cache and attention; `ConfigError` names the field that is wrong or missing."""
     fields = Fields(config)
-    architecture = _architecture(fields)
+    family, text, architecture = _family(fields)
     try:
-        return READERS[architecture](fields, architecture)
+        return read_family(family, text, fields, architecture)
     except SpecError as error:
         raise ConfigError(str(error).replace("\n", "; ")) from None
 
@@ -80,9 +88,9 @@ def spec_text(
     class whose config this is, where the config names one that has no reader and the same fields.
     """
     if architecture is not None:
-        if architecture not in READERS:
-            near = difflib.get_close_matches(architecture, READERS, n=3)
-            found_near = f"; did you mean {', '.join(near)}?" if near else f"; valid: {', '.join(READERS)}"
+        if architecture not in BY_CLASS:
+            near = difflib.get_close_matches(architecture, BY_CLASS, n=3)
+            found_near = f"; did you mean {', '.join(near)}?" if near else f"; valid: {', '.join(BY_CLASS)}"
             raise ConfigError(f"--as: got {shown(architecture)}; no reader for it{found_near}")
         config = {**config, "architectures": [architecture]}
     found = shard(facts(config), serving.tp)
@@ -112,24 +120,98 @@ def default_name(config: Mapping[str, Any]) -> str:
     return f"{family}_{found.q_heads}x{found.kv_heads}x{found.head_dim}"
 
 
-def _architecture(fields: Fields) -> str:
-    """`architectures[0]`, or what `model_type` implies where there is none."""
+def _family(fields: Fields) -> tuple[Family, Fields, str]:
+    """The row for a config, the object with the text model's fields, and the class name that a spec states."""
     listed = fields.values.get("architectures")
-    if listed is None or listed == []:
-        model_type = fields.values.get("model_type")
-        if isinstance(model_type, str) and model_type in MODEL_TYPES:
-            return MODEL_TYPES[model_type]
-        _unknown(fields, "model_type", model_type, MODEL_TYPES)
-    if not isinstance(listed, list):
+    if listed is not None and not isinstance(listed, list):
         fields.fail("architectures", "it must be a list of one class name, such as ['LlamaForCausalLM']")
-    if isinstance(listed[0], str) and listed[0] in READERS:
-        return listed[0]
-    _unknown(fields, "architectures[0]", listed[0], READERS)
+    named = listed[0] if listed else None
+    model_type = fields.values.get("model_type")
+    text = _text(fields)
+    if named is None:
+        if not isinstance(model_type, str):
+            _unknown(fields, "model_type", model_type, BY_TYPE)
+        return _of_type(fields, text, model_type)
+    if not isinstance(named, str):
+        _unknown(fields, "architectures[0]", named, BY_CLASS)
+    if text is fields and named in BY_CLASS:
+        rows = BY_CLASS[named]
+        return next((row for row in rows if model_type in row.types.split()), rows[0]), text, named
+    inner = _inner_type(text) if text is not fields else None
+    inner = inner or TEXT_OF_CLASS.get(named) or (TEXT_OF_TYPE.get(model_type) if isinstance(model_type, str) else None)
+    if inner is None and named in BY_CLASS:
+        return BY_CLASS[named][0], text, named
+    if inner is None or inner not in BY_TYPE:
+        _unreadable(inner, "architectures[0]", named)
+        _unreadable(MISSING_CLASSES.get(named), "architectures[0]", named)
+        _unknown(fields, "architectures[0]", named, BY_CLASS)
+    return (
+        BY_TYPE[inner],
+        text,
+        named if re.fullmatch(r"[A-Za-z0-9_]{1,64}", named) else _class_of(BY_TYPE[inner], inner),
+    )
+
+
+def _of_type(fields: Fields, text: Fields, model_type: str) -> tuple[Family, Fields, str]:
+    """The row for a config without `architectures`."""
+    inner = (_inner_type(text) if text is not fields else None) or TEXT_OF_TYPE.get(model_type) or model_type
+    if inner not in BY_TYPE:
+        _unreadable(inner, "model_type", model_type)
+        _unknown(fields, "model_type", model_type, BY_TYPE)
+    if inner != model_type:
+        return BY_TYPE[inner], text, _holder(model_type) or _class_of(BY_TYPE[inner], inner)
+    return BY_TYPE[inner], text, _class_of(BY_TYPE[inner], inner)
+
+
+def _holder(model_type: str) -> str | None:
+    """The class of a multimodal model_type."""
+    return next(
+        (name for pairs in HOLDERS.values() for kind, _, name in map(_pair, pairs.split()) if kind == model_type), None
+    )
+
+
+def _pair(text: str) -> tuple[str, str, str]:
+    return text.partition(":")
+
+
+def _class_of(family: Family, model_type: str) -> str:
+    """The name of a family's class, or of its model_type where it has none of its own."""
+    return family.classes.split()[0] if family.classes else re.sub(r"[^A-Za-z0-9_]", "_", model_type)
+
+
+def _text(fields: Fields) -> Fields:
+    """The text model's own object of a multimodal config; the config itself where there is none."""
+    for path in PLACES:
+        place: Fields | None = fields
+        for key in path:
+            place = place.object(key) if place is not None and place.has(key) else None
+        if place is not None:
+            return place
+    return fields
+
+
+def _inner_type(text: Fields) -> str | None:
+    """The text model's type, by its own model_type or its class."""
+    listed, model_type = text.values.get("architectures"), text.values.get("model_type")
+    if isinstance(model_type, str) and (model_type in BY_TYPE or model_type in MISSING):
+        return model_type
+    if isinstance(listed, list) and listed and isinstance(listed[0], str) and listed[0] in BY_CLASS:
+        return BY_CLASS[listed[0]][0].types.split()[0]
+    return None
+
+
+def _unreadable(model_type: object, key: str, shown_value: str) -> None:
+    """Raise for a type of which it is known why kvgen does not read it."""
+    if isinstance(model_type, str) and model_type in MISSING:
+        said = f" ({model_type})" if model_type != shown_value else ""
+        raise ConfigError(f"{key}: got {shown(shown_value)}{said}; kvgen does not read it: {MISSING[model_type]}")
 
 
 def _unknown(fields: Fields, key: str, value: object, known: Mapping[str, object]) -> NoReturn:
     """Raise for an architecture without a reader, telling what a hand-written spec can take from the file."""
     text = Fields(fields.values["text_config"]) if isinstance(fields.values.get("text_config"), Mapping) else fields
+    near = difflib.get_close_matches(value, known, n=3) if isinstance(value, str) else []
+    some = f"did you mean {', '.join(near)}? " if near else ""
     found = [f"{name} = {shown(text.values[name])}" for name in (*_GENERIC, *_ALSO_USED) if text.has(name)]
     missing = [name for name in _GENERIC if not text.has(name)]
     if not {"head_dim", "hidden_size"} <= set(missing):

@@ -11,7 +11,7 @@ from typing import Final
 
 from kvgen.errors import ConfigError, SpecError
 from kvgen.json_file import shown
-from kvgen.models.families import CacheDtype, Checkpoint
+from kvgen.models.layers import CacheDtype, Checkpoint
 from kvgen.models.fields import Fields
 from kvgen.spec.cache import Latent, Paged
 from kvgen.spec.model import Mla

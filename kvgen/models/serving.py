@@ -9,7 +9,7 @@ from typing import Any, get_args
 
 from kvgen.errors import ConfigError
 from kvgen.json_file import shown
-from kvgen.models.families import Checkpoint
+from kvgen.models.layers import Checkpoint
 from kvgen.models.kv_dtype import Stored
 from kvgen.spec import presets
 from kvgen.spec.presets.quants import KVCacheDType, per_tensor

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvgen.errors import ConfigError, SpecError
-from kvgen.models.families import Checkpoint
+from kvgen.models.layers import Checkpoint
 from kvgen.models.kv_dtype import Stored, latent, words
 from kvgen.models.serving import Serving, preset_fields
 from kvgen.ops.mla_decode import MlaDecode

@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 
 from kvgen import models
 from kvgen.errors import ConfigError
-from kvgen.models.families import READERS, Checkpoint
+from kvgen.models.families import BY_CLASS
+from kvgen.models.layers import Checkpoint
 from kvgen.spec.model import Model
 
 from .checkpoints import CONFIGS, NAMES, changed, config, model_in, without
@@ -382,7 +383,7 @@ def test_any_change_of_a_real_config(name: str, changes: dict[str, Any], source:
 
 @SLOW
 @given(
-    architecture=st.sampled_from(sorted(READERS)),
+    architecture=st.sampled_from(sorted(BY_CLASS)),
     numbers=st.dictionaries(st.sampled_from(FIELDS), st.integers(0, 4096) | st.floats(0, 64), max_size=25),
 )
 def test_plausible_numbers_under_every_reader(architecture: str, numbers: dict[str, Any]) -> None:
