@@ -129,7 +129,7 @@ def main() -> int:
     parser.add_argument("--page", type=Path, help="write the table of types, a page of documentation, here")
     parser.add_argument("--quiet", action="store_true", help="only the counts and what is wrong")
     options = parser.parse_args()
-    logging.disable(logging.WARNING)
+    logging.disable(logging.ERROR)
     only = [name for name in options.only.split(",") if name]
     rows: list[Row] = []
     for section in options.section or SECTIONS:
