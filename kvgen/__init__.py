@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from kvgen.spec.kernel_set import KernelSet
     from kvgen.spec.mask import Mask
     from kvgen.spec.model import (
+        Kind,
         LinearScaling,
         Llama3Scaling,
         LongRopeScaling,
@@ -42,7 +43,8 @@ _HOME = {
     "Layout": "kvgen.spec.cache_fields",
     **dict.fromkeys(("CSR", "Dense", "Indirect", "Mapped", "PerKV", "Ring"), "kvgen.spec.tables"),
     **dict.fromkeys(
-        ("LinearScaling", "Llama3Scaling", "LongRopeScaling", "Mla", "Model", "Rope", "YarnScaling"), "kvgen.spec.model"
+        ("Kind", "LinearScaling", "Llama3Scaling", "LongRopeScaling", "Mla", "Model", "Rope", "YarnScaling"),
+        "kvgen.spec.model",
     ),
     "ErrorWord": "kvgen.runtime.error_word",
     "FaultError": "kvgen.runtime.faults",
@@ -68,6 +70,7 @@ __all__ = [
     "KernelSet",
     "Latent",
     "Layout",
+    "Kind",
     "LinearScaling",
     "Llama3Scaling",
     "LongRopeScaling",

@@ -2,30 +2,12 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from kvgen.cli.console import at_least, complete_preset, say
-
-
-class KvDtype(StrEnum):
-    """kvgen.models.KV_DTYPES, which is slow to import."""
-
-    auto = "auto"
-    bf16 = "bf16"
-    f16 = "f16"
-    f32 = "f32"
-    fp8 = "fp8"
-    fp8_static = "fp8-static"
-    fp8_scaled = "fp8-scaled"
-    int8 = "int8"
-    int8_static = "int8-static"
-    int4 = "int4"
-    nvfp4 = "nvfp4"
-    fp8_ds_mla = "fp8_ds_mla"
+from kvgen.cli.console import at_least, complete_kv_dtype, complete_preset, say
 
 
 def init(
@@ -38,13 +20,15 @@ def init(
         typer.Option("-o", "--output", metavar="FILE", help="Where to write; by default stdout.", show_default=False),
     ] = None,
     kv_dtype: Annotated[
-        KvDtype,
+        str,
         typer.Option(
             metavar="DTYPE",
-            help="How KV is stored, see above; auto, if not given, is as the checkpoint says, else in its type.",
+            autocompletion=complete_kv_dtype,
+            help="How KV is stored, see above; auto, if not given, is as the checkpoint says, else in its type. For some kinds "
+            "of layers alone: local=bf16,full=fp8.",
             show_default=False,
         ),
-    ] = KvDtype.auto,
+    ] = "auto",
     tp: Annotated[
         int,
         typer.Option(
@@ -118,13 +102,14 @@ def init(
     from kvgen import models
     from kvgen.errors import ConfigError
     from kvgen.files import kind_of, named, write_inside
-    from kvgen.spec.kernel_set import check_name
+    from kvgen.spec.kernel_set import NAME, check_name
 
     text = models.spec_text(
         models.read(config),
+        name=output.stem if output is not None and NAME.fullmatch(output.stem) else None,
         source=named(config),
         arch=_archs(arch) if arch is not None else models.DEFAULT_ARCH,
-        kv_dtype=kv_dtype.value,
+        kv_dtype=kv_dtype,
         serving=models.Serving(tp, page_size, preset),
         architecture=architecture,
     )

@@ -18,7 +18,7 @@ from kvgen.json_file import parse_object, read_object, shown
 from kvgen.models.families import BY_CLASS, BY_TYPE
 from kvgen.models.family import Family
 from kvgen.models.fields import Fields
-from kvgen.models.kv_dtype import AUTO, KV_DTYPES, stored
+from kvgen.models.kv_dtype import AUTO, KV_DTYPES, stored_by_kind
 from kvgen.models.layers import Checkpoint, LayerFacts
 from kvgen.models.missing import MISSING, MISSING_CLASSES
 from kvgen.models.reader import read_family
@@ -27,8 +27,18 @@ from kvgen.models.text import DEFAULT, spec_source
 from kvgen.models.wrappers import HOLDERS, PLACES, TEXT_OF_CLASS, TEXT_OF_TYPE
 
 __all__ = [
-    *("AUTO", "EXAMPLE", "KV_DTYPES", "Checkpoint", "LayerFacts", "Serving"),
-    *("default_name", "example", "facts", "parse", "read", "spec_text"),
+    "AUTO",
+    "EXAMPLE",
+    "KV_DTYPES",
+    "Checkpoint",
+    "LayerFacts",
+    "Serving",
+    "default_name",
+    "example",
+    "facts",
+    "parse",
+    "read",
+    "spec_text",
 ]
 
 SIZE_LIMIT = 2**20
@@ -37,6 +47,10 @@ DEFAULT_ARCH = ("sm_80", "sm_90a")
 
 # What a reader of an unknown architecture would need at least; `head_dim` may come from `hidden_size`.
 _GENERIC = ("num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim", "hidden_size")
+_WELL_KNOWN = (
+    *("LlamaForCausalLM", "MistralForCausalLM", "Qwen3ForCausalLM", "Gemma3ForCausalLM", "DeepseekV3ForCausalLM"),
+    *("llama", "mistral", "qwen3", "gemma3_text", "deepseek_v3"),
+)
 _ALSO_USED = ("rope_theta", "sliding_window", "kv_lora_rank")
 
 
@@ -79,29 +93,38 @@ def spec_text(
     kv_dtype: str = AUTO,
     serving: Serving = DEFAULT,
     architecture: str | None = None,
+    name: str | None = None,
 ) -> str:
     """The Python text of a spec for a config.
 
     `source` names the config in the docstring, as `--from` did. The cache is paged: 16-token pages of K and V, or
-    64-token pages of latent rows for DeepSeek and Kimi. `kv_dtype` is one of KV_DTYPES: how KV is stored; "auto" is what
-    the config's quantization says, else the checkpoint's type. `serving` is how an engine serves it; `architecture` the
-    class whose config this is, where the config names one that has no reader and the same fields.
+    64-token pages of latent rows for DeepSeek and Kimi; layers whose heads differ get a set each, named `name` and their
+    kind. `kv_dtype` is one of KV_DTYPES: how KV is stored, or one for each kind of layers, such as "full=fp8,local=bf16";
+    "auto" is what the config's quantization says, else the checkpoint's type. `serving` is how an engine serves it;
+    `architecture` the class whose config this is, where the config names one that has no reader and the same fields.
     """
     if architecture is not None:
         if architecture not in BY_CLASS:
             near = difflib.get_close_matches(architecture, BY_CLASS, n=3)
-            found_near = f"; did you mean {', '.join(near)}?" if near else f"; valid: {', '.join(BY_CLASS)}"
+            known = [name for name in _WELL_KNOWN if name in BY_CLASS]
+            more = f"; valid: {', '.join(known)} and {len(BY_CLASS) - len(known)} more"
+            found_near = f"; did you mean {', '.join(near)}?" if near else more
             raise ConfigError(f"--as: got {shown(architecture)}; no reader for it{found_near}")
         config = {**config, "architectures": [architecture]}
     found = shard(facts(config), serving.tp)
-    how = stored(Fields(config), found, kv_dtype)
+    how = stored_by_kind(Fields(config), found, kv_dtype)
     options = [f"--kv-dtype {kv_dtype}"] if kv_dtype != AUTO else []
     options += [*serving.options, *([f"--as {architecture}"] if architecture else [])]
     options += [f"--arch {','.join(arch)}"] if tuple(arch) != DEFAULT_ARCH else []
-    text = spec_source(found, how, serving, source=source, options=options, arch=arch)
-    if serving != DEFAULT or tuple(arch) != DEFAULT_ARCH:
+    text = spec_source(found, how, serving, source=source, options=options, arch=arch, name=name or _name(found))
+    if serving != DEFAULT or tuple(arch) != DEFAULT_ARCH or found.model.kinds or _new(found):
         _check(text)
     return text
+
+
+def _new(found: Checkpoint) -> bool:
+    """Whether operations get more from a config than what every combination of fields is known to allow."""
+    return any(kind.mrope or kind.head_dim_v != kind.head_dim_k or kind.q_norm for kind in found.cached)
 
 
 def _check(text: str) -> None:
@@ -114,7 +137,10 @@ def _check(text: str) -> None:
 
 def default_name(config: Mapping[str, Any]) -> str:
     """A set name from family and shape, query heads x KV heads x head dim, such as `llama_32x8x128`."""
-    found = facts(config)
+    return _name(facts(config))
+
+
+def _name(found: Checkpoint) -> str:
     family = re.sub(r"For(CausalLM|ConditionalGeneration)\Z", "", found.model.architecture or "model")
     family = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", family).lower()
     return f"{family}_{found.q_heads}x{found.kv_heads}x{found.head_dim}"
@@ -144,6 +170,7 @@ def _family(fields: Fields) -> tuple[Family, Fields, str]:
     if inner is None or inner not in BY_TYPE:
         _unreadable(inner, "architectures[0]", named)
         _unreadable(MISSING_CLASSES.get(named), "architectures[0]", named)
+        _unreadable(model_type, "architectures[0]", named)
         _unknown(fields, "architectures[0]", named, BY_CLASS)
     return (
         BY_TYPE[inner],
@@ -210,15 +237,15 @@ def _unreadable(model_type: object, key: str, shown_value: str) -> None:
 def _unknown(fields: Fields, key: str, value: object, known: Mapping[str, object]) -> NoReturn:
     """Raise for an architecture without a reader, telling what a hand-written spec can take from the file."""
     text = Fields(fields.values["text_config"]) if isinstance(fields.values.get("text_config"), Mapping) else fields
-    near = difflib.get_close_matches(value, known, n=3) if isinstance(value, str) else []
-    some = f"did you mean {', '.join(near)}? " if near else ""
     found = [f"{name} = {shown(text.values[name])}" for name in (*_GENERIC, *_ALSO_USED) if text.has(name)]
     missing = [name for name in _GENERIC if not text.has(name)]
     if not {"head_dim", "hidden_size"} <= set(missing):
         missing = [name for name in missing if name not in ("head_dim", "hidden_size")]
     lacking = ", ".join(missing).replace("head_dim, ", "head_dim or ")
+    near = difflib.get_close_matches(value, known, n=3) if isinstance(value, str) else []
+    some = [*dict.fromkeys((*near, *[name for name in _WELL_KNOWN if name in known]))]
     raise ConfigError(
-        f"{key}: got {shown(value)}; no reader for it; valid: {', '.join(known)}. Fields found: "
-        f"{', '.join(found) or 'none'}; missing: {lacking or 'none'}. A spec written by hand needs query heads, KV "
+        f"{key}: got {shown(value)}; no reader for it; valid: {', '.join(some)} and {len(known) - len(some)} more. Fields "
+        f"found: {', '.join(found) or 'none'}; missing: {lacking or 'none'}. A spec written by hand needs query heads, KV "
         "heads and head dim"
     )

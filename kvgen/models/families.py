@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from kvgen.models.family import HYBRID, SLIDING, STATES, Family, KvHeads, Norms, Pattern, Refusal, Rows, Scale, Turn
+from kvgen.models.family import HYBRID, SLIDING, Family, KvHeads, Norms, Pattern, Refusal, Rows, Scale, Turn
 
 _HEADS: Final = Norms()
 _HEADS_F32: Final = Norms(multiply="before")
@@ -46,16 +46,54 @@ _DENSE: Final = (
     _LLAMA.but("bitnet", "BitNetForCausalLM", kv=_all(5), rope=Turn(theta=500_000.0)),
     _LLAMA.but("emu3_text_model", "Emu3ForCausalLM", kv=_all(8), positions=9216, rope=Turn(theta=1e6)),
     _LLAMA.but("seed_oss", "SeedOssForCausalLM", kv=_all(8), head_dim=128, positions=524288),
-    _LLAMA.but("solar_open", "SolarOpenForCausalLM", kv=_all(8), head_dim=128, positions=131072, rope=Turn(theta=1e6, share=1.0)),
-    _LLAMA.but("helium", "HeliumForCausalLM", kv=_all(20), head_dim=128, positions=4096, rope=Turn(style="interleaved", theta=1e5)),
-    _LLAMA.but("ernie4_5", "Ernie4_5ForCausalLM", kv=_all(2), head_dim=128, positions=131072, rope=Turn(style="interleaved", theta=5e5)),
-    _LLAMA.but("ernie4_5_moe", "Ernie4_5_MoeForCausalLM", kv=_all(4), positions=131072, rope=Turn(style="interleaved", theta=5e5)),
-    _LLAMA.but("glm", "GlmForCausalLM", kv=_all(2), head_dim=128, positions=131072, rope=Turn(style="interleaved", share=0.5)),
-    _LLAMA.but("glm4", "Glm4ForCausalLM", kv=_all(2), head_dim=128, positions=131072, rope=Turn(style="interleaved", share=0.5)),
+    _LLAMA.but(
+        "solar_open",
+        "SolarOpenForCausalLM",
+        kv=_all(8),
+        head_dim=128,
+        positions=131072,
+        rope=Turn(theta=1e6, share=1.0),
+    ),
+    _LLAMA.but(
+        "helium",
+        "HeliumForCausalLM",
+        kv=_all(20),
+        head_dim=128,
+        positions=4096,
+        rope=Turn(style="interleaved", theta=1e5),
+    ),
+    _LLAMA.but(
+        "ernie4_5",
+        "Ernie4_5ForCausalLM",
+        kv=_all(2),
+        head_dim=128,
+        positions=131072,
+        rope=Turn(style="interleaved", theta=5e5),
+    ),
+    _LLAMA.but(
+        "ernie4_5_moe",
+        "Ernie4_5_MoeForCausalLM",
+        kv=_all(4),
+        positions=131072,
+        rope=Turn(style="interleaved", theta=5e5),
+    ),
+    _LLAMA.but(
+        "glm", "GlmForCausalLM", kv=_all(2), head_dim=128, positions=131072, rope=Turn(style="interleaved", share=0.5)
+    ),
+    _LLAMA.but(
+        "glm4", "Glm4ForCausalLM", kv=_all(2), head_dim=128, positions=131072, rope=Turn(style="interleaved", share=0.5)
+    ),
     _LLAMA.but("nemotron", "NemotronForCausalLM", positions=4096, rope=Turn(share=0.5)),
     _LLAMA.but("olmo", "OlmoForCausalLM"),
     _LLAMA.but("gemma", "GemmaForCausalLM", kv=_all(16), head_dim=256, positions=8192, refuses=(_TWO_WAYS,)),
-    _LLAMA.but("chameleon", "ChameleonForConditionalGeneration", kv=_all(32), divided=True, positions=4096, norms=Norms(kind="layer", eps=1e-5)),
+    _LLAMA.but(
+        "chameleon",
+        "ChameleonForConditionalGeneration",
+        kv=_all(32),
+        divided=True,
+        positions=4096,
+        norms=Norms(kind="layer", eps=1e-5),
+    ),
     _LLAMA.but(
         *("phimoe", "PhimoeForCausalLM"),
         kv=_all(8),
@@ -79,12 +117,37 @@ _DENSE: Final = (
             },
         ),
     ),
-    _LLAMA.but("hy_v3", "HYV3ForCausalLM", kv=_all(8), head_dim=128, norms=_HEADS, eps=1e-5, positions=131072, rope=Turn(theta=11158840.0)),
-    _LLAMA.but("glm4_moe", "Glm4MoeForCausalLM", kv=_all(8), norms=Norms(when="use_qk_norm", default=False), eps=1e-5, positions=131072, rope=Turn(share=0.5)),
+    _LLAMA.but(
+        "hy_v3",
+        "HYV3ForCausalLM",
+        kv=_all(8),
+        head_dim=128,
+        norms=_HEADS,
+        eps=1e-5,
+        positions=131072,
+        rope=Turn(theta=11158840.0),
+    ),
+    _LLAMA.but(
+        "glm4_moe",
+        "Glm4MoeForCausalLM",
+        kv=_all(8),
+        norms=Norms(when="use_qk_norm", default=False),
+        eps=1e-5,
+        positions=131072,
+        rope=Turn(share=0.5),
+    ),
     _LLAMA.but("olmo2", "Olmo2ForCausalLM", norms=_ROWS_F32, eps=1e-5),
     _LLAMA.but("flex_olmo", "FlexOlmoForCausalLM", norms=_ROWS_F32, positions=4096, rope=Turn(theta=5e5)),
     _LLAMA.but("olmoe", "OlmoeForCausalLM", norms=Norms(over="row"), eps=1e-5, positions=4096, refuses=(_CLIPPED,)),
-    _LLAMA.but("minimax_m2", "MiniMaxM2ForCausalLM", kv=_all(8), head_dim=128, norms=Norms(over="row"), positions=196608, rope=Turn(theta=5e6, share=1.0, dims="rotary_dim")),
+    _LLAMA.but(
+        "minimax_m2",
+        "MiniMaxM2ForCausalLM",
+        kv=_all(8),
+        head_dim=128,
+        norms=Norms(over="row"),
+        positions=196608,
+        rope=Turn(theta=5e6, share=1.0, dims="rotary_dim"),
+    ),
     _LLAMA.but(
         *("minimax_m3_vl_text", "MiniMaxM3VLForCausalLM"),
         kv=_all(4),
@@ -93,28 +156,114 @@ _DENSE: Final = (
         positions=524288,
         rope=Turn(theta=5e6, share=1.0),
         refuses=(
-            Refusal("sparse_attention_config", "an indexer picks blocks of tokens for each KV head, which kvgen's decode does not take; valid: null"),
+            Refusal(
+                "sparse_attention_config",
+                "an indexer picks blocks of tokens for each KV head, which kvgen's decode does not take; valid: null",
+            ),
         ),
     ),
-    _LLAMA.but("phi", "PhiForCausalLM", divided=True, norms=Norms(kind="layer", when="qk_layernorm", default=False), eps=1e-5, names={"rms_norm_eps": ("layer_norm_eps",)}, rope=Turn(share=0.5)),
-    _LLAMA.but("stablelm", "StableLmForCausalLM", kv=_all(32), divided=True, norms=Norms(kind="layer", when="qk_layernorm", default=False), eps=1e-5, names={"rms_norm_eps": ("layer_norm_eps",)}, positions=4096, rope=Turn(share=0.25)),
-    _LLAMA.but("persimmon", "PersimmonForCausalLM", kv=KvHeads(always_all=True), divided=True, norms=Norms(kind="layer", when="qk_layernorm"), eps=1e-5, names={"rms_norm_eps": ("layer_norm_eps",)}, positions=16384, rope=Turn(share=0.5)),
-    _LLAMA.but("cohere", "CohereForCausalLM", norms=Norms(kind="layer", when="use_qk_norm", default=False), eps=1e-5, names={"rms_norm_eps": ("layer_norm_eps",)}, positions=8192, rope=Turn(style="interleaved", theta=5e5)),
-    _LLAMA.but("gpt_neox", "GPTNeoXForCausalLM", kv=KvHeads(always_all=True), divided=True, rope=Turn(thetas=("rotary_emb_base",), share=0.25, shares=("rotary_pct",))),
-    _LLAMA.but("gpt_neox_japanese", "GPTNeoXJapaneseForCausalLM", kv=KvHeads(always_all=True), divided=True, rope=Turn(thetas=("rotary_emb_base",), share=1.0, shares=("rotary_pct",))),
-    _LLAMA.but("jetmoe", "JetMoeForCausalLM", kv=_all(16), head_dim=128, names={"head_dim": ("kv_channels",)}, heads_of=("num_experts_per_tok", 2), positions=4096, notes=("Query head h attends to KV head h modulo the number of KV heads: order the query heads by KV head.",)),
-    _LLAMA.but("hrm_text", "HrmTextForCausalLM", kv=KvHeads(always_all=True), head_dim=128, notes=("A prompt's tokens see each other both ways where prefix_lm is true; decode is causal.",)),
-    _LLAMA.but("molmo2_text", "", kv=_all(8), head_dim=128, norms=Norms(over_when=("qk_norm_type", {"qwen3": "head", "olmo": "row"})), positions=36864, rope=Turn(unscaled_field="rope_scaling_layers")),
-    _LLAMA.but("hunyuan_v1_dense", "HunYuanDenseV1ForCausalLM", norms=Norms(order="after"), eps=1e-5, rope=Turn(alpha=True)),
-    _LLAMA.but("hunyuan_v1_moe", "HunYuanMoEV1ForCausalLM", norms=Norms(order="after"), eps=1e-5, rope=Turn(alpha=True)),
+    _LLAMA.but(
+        "phi",
+        "PhiForCausalLM",
+        divided=True,
+        norms=Norms(kind="layer", when="qk_layernorm", default=False),
+        eps=1e-5,
+        names={"rms_norm_eps": ("layer_norm_eps",)},
+        rope=Turn(share=0.5),
+    ),
+    _LLAMA.but(
+        "stablelm",
+        "StableLmForCausalLM",
+        kv=_all(32),
+        divided=True,
+        norms=Norms(kind="layer", when="qk_layernorm", default=False),
+        eps=1e-5,
+        names={"rms_norm_eps": ("layer_norm_eps",)},
+        positions=4096,
+        rope=Turn(share=0.25),
+    ),
+    _LLAMA.but(
+        "persimmon",
+        "PersimmonForCausalLM",
+        kv=KvHeads(always_all=True),
+        divided=True,
+        norms=Norms(kind="layer", when="qk_layernorm"),
+        eps=1e-5,
+        names={"rms_norm_eps": ("layer_norm_eps",)},
+        positions=16384,
+        rope=Turn(share=0.5),
+    ),
+    _LLAMA.but(
+        "cohere",
+        "CohereForCausalLM",
+        norms=Norms(kind="layer", when="use_qk_norm", default=False),
+        eps=1e-5,
+        names={"rms_norm_eps": ("layer_norm_eps",)},
+        positions=8192,
+        rope=Turn(style="interleaved", theta=5e5),
+    ),
+    _LLAMA.but(
+        "gpt_neox",
+        "GPTNeoXForCausalLM",
+        kv=KvHeads(always_all=True),
+        divided=True,
+        rope=Turn(thetas=("rotary_emb_base",), share=0.25, shares=("rotary_pct",)),
+    ),
+    _LLAMA.but(
+        "gpt_neox_japanese",
+        "GPTNeoXJapaneseForCausalLM",
+        kv=KvHeads(always_all=True),
+        divided=True,
+        rope=Turn(thetas=("rotary_emb_base",), share=1.0, shares=("rotary_pct",)),
+    ),
+    _LLAMA.but(
+        "jetmoe",
+        "JetMoeForCausalLM",
+        kv=_all(16),
+        head_dim=128,
+        names={"head_dim": ("kv_channels",)},
+        heads_of=("num_experts_per_tok", 2),
+        positions=4096,
+        notes=("Query head h attends to KV head h modulo the number of KV heads: order the query heads by KV head.",),
+    ),
+    _LLAMA.but(
+        "hrm_text",
+        "HrmTextForCausalLM",
+        kv=KvHeads(always_all=True),
+        head_dim=128,
+        notes=("A prompt's tokens see each other both ways where prefix_lm is true; decode is causal.",),
+    ),
+    _LLAMA.but(
+        "molmo2_text",
+        "",
+        kv=_all(8),
+        head_dim=128,
+        norms=Norms(over_when=("qk_norm_type", {"qwen3": "head", "olmo": "row"})),
+        positions=36864,
+        rope=Turn(unscaled_field="rope_scaling_layers"),
+    ),
+    _LLAMA.but(
+        "hunyuan_v1_dense", "HunYuanDenseV1ForCausalLM", norms=Norms(order="after"), eps=1e-5, rope=Turn(alpha=True)
+    ),
+    _LLAMA.but(
+        "hunyuan_v1_moe", "HunYuanMoEV1ForCausalLM", norms=Norms(order="after"), eps=1e-5, rope=Turn(alpha=True)
+    ),
     _LLAMA.but("hunyuan_vl_text", "", norms=Norms(order="after"), eps=1e-5, rope=Turn(alpha=True)),
     _LLAMA.but("granite", "GraniteForCausalLM", scale=Scale(given="attention_multiplier", default=1.0)),
     _LLAMA.but("granite4_vision_text", "", scale=Scale(given="attention_multiplier", default=1.0)),
     _LLAMA.but("granitemoe", "GraniteMoeForCausalLM", scale=Scale(given="attention_multiplier", default=1.0)),
-    _LLAMA.but("granitemoeshared", "GraniteMoeSharedForCausalLM", scale=Scale(given="attention_multiplier", default=1.0)),
-    _LLAMA.but("granite_docling_text", "", kv=_all(4), positions=32768, scale=Scale(given="attention_multiplier", default=0.015625)),
+    _LLAMA.but(
+        "granitemoeshared", "GraniteMoeSharedForCausalLM", scale=Scale(given="attention_multiplier", default=1.0)
+    ),
+    _LLAMA.but(
+        "granite_docling_text",
+        "",
+        kv=_all(4),
+        positions=32768,
+        scale=Scale(given="attention_multiplier", default=0.015625),
+    ),
     _LLAMA.but("hyperclovax", "HyperCLOVAXForCausalLM", scale=Scale(given="attention_multiplier")),
-)  # fmt: skip
+)
 
 # One window on every layer, or a pattern of windows -------------------------------------------------------------------
 
@@ -224,7 +373,9 @@ _WINDOWED: Final = (
     _MISTRAL.but("starcoder2", "Starcoder2ForCausalLM", kv=_all(2), positions=4096, window=None),
     _MISTRAL.but("voxtral_realtime_text", "", window=4096),
     _MISTRAL.but("moshi", "MoshiForCausalLM", kv=_all(None), positions=3000, window=3000),
-    _MISTRAL.but("kyutai_speech_to_text", "KyutaiSpeechToTextForConditionalGeneration", kv=_all(None), positions=750, window=375),
+    _MISTRAL.but(
+        "kyutai_speech_to_text", "KyutaiSpeechToTextForConditionalGeneration", kv=_all(None), positions=750, window=375
+    ),
     _MISTRAL.but(
         *("ministral3", "Ministral3ForCausalLM"),
         head_dim=128,
@@ -246,13 +397,35 @@ _WINDOWED: Final = (
         ),
     ),
     _MISTRAL.but("ministral", "MinistralForCausalLM", pattern=Pattern(common="local")),
-    Family("phi3", "Phi3ForCausalLM", positions=4096, pattern=Pattern(common="local", types=()), rope=Turn(share=1.0, original_first=4096)),
-    Family("phi4_multimodal", "Phi4MultimodalForCausalLM", kv=_all(8), positions=131072, pattern=Pattern(common="local", types=()), rope=Turn(share=1.0, original_first=4096)),
+    Family(
+        "phi3",
+        "Phi3ForCausalLM",
+        positions=4096,
+        pattern=Pattern(common="local", types=()),
+        rope=Turn(share=1.0, original_first=4096),
+    ),
+    Family(
+        "phi4_multimodal",
+        "Phi4MultimodalForCausalLM",
+        kv=_all(8),
+        positions=131072,
+        pattern=Pattern(common="local", types=()),
+        rope=Turn(share=1.0, original_first=4096),
+    ),
     _QWEN2,
-    _QWEN2.but("qwen2_moe", "Qwen2MoeForCausalLM", kv=_all(16), pattern=Pattern(special="local", every=2, at=0, until_layer=28)),
+    _QWEN2.but(
+        "qwen2_moe", "Qwen2MoeForCausalLM", kv=_all(16), pattern=Pattern(special="local", every=2, at=0, until_layer=28)
+    ),
     _QWEN2.but("qwen3", "Qwen3ForCausalLM", head_dim=128, norms=_HEADS),
     _QWEN2.but("qwen3_moe", "Qwen3MoeForCausalLM", kv=_all(4), norms=_HEADS, pattern=Pattern(common="local", types=())),
-    _QWEN2.but("dots1", "Dots1ForCausalLM", positions=2048, norms=_HEADS, pattern=Pattern(special="local", from_layer=62), window_when=""),
+    _QWEN2.but(
+        "dots1",
+        "Dots1ForCausalLM",
+        positions=2048,
+        norms=_HEADS,
+        pattern=Pattern(special="local", from_layer=62),
+        window_when="",
+    ),
     _QWEN2.but(
         *("smollm3", "SmolLM3ForCausalLM"),
         kv=_all(4),
@@ -333,7 +506,10 @@ _WINDOWED: Final = (
         pattern=Pattern(common="local", every=3, every_field="global_attn_every_n_layers", at=0),
         window=128,
         window_over=2,
-        rope=Turn(kinds={"full": (160_000.0, "global_rope_theta"), "local": (1e4, "local_rope_theta")}, scales=("full", "local")),
+        rope=Turn(
+            kinds={"full": (160_000.0, "global_rope_theta"), "local": (1e4, "local_rope_theta")},
+            scales=("full", "local"),
+        ),
     ),
     Family(
         *("mellum", "MellumForCausalLM"),
@@ -359,7 +535,11 @@ _WINDOWED: Final = (
         norms=_GEMMA_HEADS,
         scale=Scale(rsqrt="query_pre_attn_scalar"),
         local_heads=("num_sliding_attention_heads", "attention_other_setting.num_attention_heads"),
-        rope=Turn(share=1.0, shares=("partial_rotary_factors",), kinds={"full": (1e4, "rope_theta"), "local": (1e4, "rope_theta")}),
+        rope=Turn(
+            share=1.0,
+            shares=("partial_rotary_factors",),
+            kinds={"full": (1e4, "rope_theta"), "local": (1e4, "rope_theta")},
+        ),
     ),
     Family(
         *("afmoe", "AfmoeForCausalLM"),
@@ -378,7 +558,11 @@ _WINDOWED: Final = (
         head_dim=128,
         refuses=(
             Refusal("first_k_dense_replace", "its dense layers turn and mask by rules of their own; valid: 0"),
-            Refusal("mlp_layer_types", "its dense layers turn and mask by rules of their own; valid: no 'dense'", when="has:dense"),
+            Refusal(
+                "mlp_layer_types",
+                "its dense layers turn and mask by rules of their own; valid: no 'dense'",
+                when="has:dense",
+            ),
         ),
     ),
     _COHERE2.but(
@@ -389,7 +573,16 @@ _WINDOWED: Final = (
     ),
     _EXAONE4,
     _EXAONE4.but("exaone_moe", "ExaoneMoeForCausalLM"),
-    _EXAONE4.but("kolibri1", "Kolibri1ForCausalLM", kv=_all(4), head_dim=128, eps=1e-6, positions=262144, pattern=Pattern(common="local", every=5), window=513),
+    _EXAONE4.but(
+        "kolibri1",
+        "Kolibri1ForCausalLM",
+        kv=_all(4),
+        head_dim=128,
+        eps=1e-6,
+        positions=262144,
+        pattern=Pattern(common="local", every=5),
+        window=513,
+    ),
     Family(
         *("flint", "FlintForCausalLM"),
         kv=_all(4),
@@ -486,7 +679,12 @@ _WINDOWED: Final = (
         positions=131072,
         norms=Norms(weight=False, order="after", multiply="before", when="use_qk_norm", roped=True),
         rope=Turn(style="interleaved", theta=500_000.0),
-        pattern=Pattern(by_flags=("chunked", "full"), every=4, every_field="no_rope_layer_interval", words={**SLIDING, "chunked_attention": "chunked"}),
+        pattern=Pattern(
+            by_flags=("chunked", "full"),
+            every=4,
+            every_field="no_rope_layer_interval",
+            words={**SLIDING, "chunked_attention": "chunked"},
+        ),
         chunk=8192,
         turns="flags",
         q_scale="llama4",
@@ -501,11 +699,16 @@ _WINDOWED: Final = (
         kv=KvHeads(always_all=True),
         divided=True,
         rope=None,
-        pattern=Pattern(types=(), expanded="attention_types", words={"global": "full", "local": "local"}, whole=("full", "local") * 12),
+        pattern=Pattern(
+            types=(),
+            expanded="attention_types",
+            words={"global": "full", "local": "local"},
+            whole=("full", "local") * 12,
+        ),
         window=256,
         scale=Scale(fixed=1.0),
     ),
-)  # fmt: skip
+)
 
 # Three positions a token ----------------------------------------------------------------------------------------------
 
@@ -540,14 +743,43 @@ _MROPE: Final = (
     _QWEN2_VL.but("qwen2_5_omni_text", "", kv=_all(4), divided=False, pattern=_QWEN_PATTERN, window=32768),
     _QWEN3_VL,
     _QWEN3_VL.but("qwen3_vl_moe_text", "", kv=_all(16), head_dim=None),
-    _QWEN3_VL.but("qwen3_omni_moe_text", "", kv=_all(4), head_dim=None, positions=32768, rope=Turn(theta=1e6, sections=(24, 20, 20), layout="cycle")),
-    _QWEN3_VL.but("cosmos3_edge_text", "", kv=_all(8), norms=None, positions=131072, rope=Turn(theta=1e8, sections=(24, 20, 20), layout="cycle")),
+    _QWEN3_VL.but(
+        "qwen3_omni_moe_text",
+        "",
+        kv=_all(4),
+        head_dim=None,
+        positions=32768,
+        rope=Turn(theta=1e6, sections=(24, 20, 20), layout="cycle"),
+    ),
+    _QWEN3_VL.but(
+        "cosmos3_edge_text",
+        "",
+        kv=_all(8),
+        norms=None,
+        positions=131072,
+        rope=Turn(theta=1e8, sections=(24, 20, 20), layout="cycle"),
+    ),
     _GLM4V,
     _GLM4V.but("glm_ocr_text", "", kv=_all(8), divided=False, positions=131072),
-    _GLM4V.but("glm4v_moe_text", "", kv=_all(8), divided=False, positions=65536, rope=Turn(share=0.5, sections=(8, 12, 12))),
-    Family("paddleocr_vl_text", "PaddleOCRVLForCausalLM", kv=_all(2), head_dim=128, positions=131072, rope=Turn(theta=5e5, sections=(16, 24, 24))),
-    Family("ernie4_5_vl_moe_text", "", kv=_all(4), positions=131072, rope=Turn(style="interleaved", theta=5e5, sections=(22, 22, 20), layout="hw_t")),
-)  # fmt: skip
+    _GLM4V.but(
+        "glm4v_moe_text", "", kv=_all(8), divided=False, positions=65536, rope=Turn(share=0.5, sections=(8, 12, 12))
+    ),
+    Family(
+        "paddleocr_vl_text",
+        "PaddleOCRVLForCausalLM",
+        kv=_all(2),
+        head_dim=128,
+        positions=131072,
+        rope=Turn(theta=5e5, sections=(16, 24, 24)),
+    ),
+    Family(
+        "ernie4_5_vl_moe_text",
+        "",
+        kv=_all(4),
+        positions=131072,
+        rope=Turn(style="interleaved", theta=5e5, sections=(22, 22, 20), layout="hw_t"),
+    ),
+)
 
 # Hybrids: layers with attention among layers that keep a state --------------------------------------------------------
 
@@ -570,11 +802,52 @@ _HYBRIDS: Final = (
     _QWEN3_NEXT,
     _QWEN3_5,
     _QWEN3_5.but("qwen3_5_moe_text", "Qwen3_5MoeForCausalLM", kv=_all(2)),
-    _LLAMA.but("olmo_hybrid", "OlmoHybridForCausalLM", norms=_ROWS_F32, positions=65536, pattern=Pattern(common="linear", every=4, words=HYBRID)),
-    Family("bamba", "BambaForCausalLM", kv=_all(8), positions=262144, rope=Turn(share=0.5), pattern=Pattern(common="linear", types=(), lists="attn_layer_indices")),
-    Family("falcon_h1", "FalconH1ForCausalLM", kv=_all(8), positions=8192, pattern=Pattern(types=()), notes=("Every layer keeps a state beside its cache; K is multiplied by key_multiplier before append.",)),
-    Family("granitemoehybrid", "GraniteMoeHybridForCausalLM", rope=_GRANITE_ROPE, pattern=Pattern(common="linear", special="linear", types=_BLOCKS, words=HYBRID), scale=Scale(given="attention_multiplier", default=1.0)),
-    Family("jamba", "JambaForCausalLM", kv=_all(8), positions=262144, rope=None, pattern=Pattern(common="mamba", every=8, every_field="attn_layer_period", at=4, at_field="attn_layer_offset", types=(), words=HYBRID)),
+    _LLAMA.but(
+        "olmo_hybrid",
+        "OlmoHybridForCausalLM",
+        norms=_ROWS_F32,
+        positions=65536,
+        pattern=Pattern(common="linear", every=4, words=HYBRID),
+    ),
+    Family(
+        "bamba",
+        "BambaForCausalLM",
+        kv=_all(8),
+        positions=262144,
+        rope=Turn(share=0.5),
+        pattern=Pattern(common="linear", types=(), lists="attn_layer_indices"),
+    ),
+    Family(
+        "falcon_h1",
+        "FalconH1ForCausalLM",
+        kv=_all(8),
+        positions=8192,
+        pattern=Pattern(types=()),
+        notes=("Every layer keeps a state beside its cache; K is multiplied by key_multiplier before append.",),
+    ),
+    Family(
+        "granitemoehybrid",
+        "GraniteMoeHybridForCausalLM",
+        rope=_GRANITE_ROPE,
+        pattern=Pattern(common="linear", special="linear", types=_BLOCKS, words=HYBRID),
+        scale=Scale(given="attention_multiplier", default=1.0),
+    ),
+    Family(
+        "jamba",
+        "JambaForCausalLM",
+        kv=_all(8),
+        positions=262144,
+        rope=None,
+        pattern=Pattern(
+            common="mamba",
+            every=8,
+            every_field="attn_layer_period",
+            at=4,
+            at_field="attn_layer_offset",
+            types=(),
+            words=HYBRID,
+        ),
+    ),
     Family(
         *("lfm2", "Lfm2ForCausalLM"),
         kv=_all(8),
@@ -585,7 +858,17 @@ _HYBRIDS: Final = (
         rope=Turn(theta=1e6),
         pattern=Pattern(common="conv", lists="full_attn_idxs", words=HYBRID, every=1),
     ),
-    Family("lfm2_moe", "Lfm2MoeForCausalLM", kv=_all(8), eps=1e-5, names={"rms_norm_eps": ("norm_eps",)}, positions=128000, norms=_HEADS, rope=Turn(theta=1e6), pattern=Pattern(words=HYBRID)),
+    Family(
+        "lfm2_moe",
+        "Lfm2MoeForCausalLM",
+        kv=_all(8),
+        eps=1e-5,
+        names={"rms_norm_eps": ("norm_eps",)},
+        positions=128000,
+        norms=_HEADS,
+        rope=Turn(theta=1e6),
+        pattern=Pattern(words=HYBRID),
+    ),
     Family(
         *("lfm3", "Lfm3ForCausalLM"),
         kv=_all(4),
@@ -604,7 +887,15 @@ _HYBRIDS: Final = (
             },
         ),
     ),
-    Family("minimax", "MiniMaxForCausalLM", kv=_all(8), positions=131072, rope=Turn(theta=1e6), pattern=Pattern(common="linear", special="local", every=2, at=0, words={**HYBRID, "full_attention": "local"}), window=None),
+    Family(
+        "minimax",
+        "MiniMaxForCausalLM",
+        kv=_all(8),
+        positions=131072,
+        rope=Turn(theta=1e6),
+        pattern=Pattern(common="linear", special="local", every=2, at=0, words={**HYBRID, "full_attention": "local"}),
+        window=None,
+    ),
     Family(
         *("nemotron_h", "NemotronHForCausalLM"),
         kv=_all(8),
@@ -624,7 +915,12 @@ _HYBRIDS: Final = (
         divided=True,
         rope=Turn(share=0.5),
         window=2048,
-        pattern=Pattern(types=(), units="block_types", words={"recurrent": "recurrent", "attention": "local"}, whole=("recurrent", "recurrent", "local")),
+        pattern=Pattern(
+            types=(),
+            units="block_types",
+            words={"recurrent": "recurrent", "attention": "local"},
+            whole=("recurrent", "recurrent", "local"),
+        ),
     ),
     Family(
         *("zamba", "ZambaForCausalLM"),
@@ -634,7 +930,16 @@ _HYBRIDS: Final = (
         positions=4096,
         rope=None,
         scale=Scale(halved=True),
-        pattern=Pattern(common="linear", every=6, every_field="attn_layer_period", at=4, at_field="attn_layer_offset", lead=("linear", "linear", "full"), types=_BLOCKS, words=HYBRID),
+        pattern=Pattern(
+            common="linear",
+            every=6,
+            every_field="attn_layer_period",
+            at=4,
+            at_field="attn_layer_offset",
+            lead=("linear", "linear", "full"),
+            types=_BLOCKS,
+            words=HYBRID,
+        ),
     ),
     Family(
         *("zamba2", "Zamba2ForCausalLM"),
@@ -646,24 +951,43 @@ _HYBRIDS: Final = (
         pattern=Pattern(
             types=_BLOCKS,
             words=HYBRID,
-            whole=("linear", *("linear",) * 5, "full", *((*("linear",) * 5, "full") * 6), *("linear",) * 4, "full", *("linear",) * 3, "full", "linear", "linear"),
+            whole=(
+                "linear",
+                *("linear",) * 5,
+                "full",
+                *((*("linear",) * 5, "full") * 6),
+                *("linear",) * 4,
+                "full",
+                *("linear",) * 3,
+                "full",
+                "linear",
+                "linear",
+            ),
         ),
     ),
     Family(
         *("kimi_linear", "KimiLinearForCausalLM"),
         positions=1048576,
         rope=None,
-        rows=Rows(defaults={"qk_rope_head_dim": 64, "qk_nope_head_dim": 128, "v_head_dim": 128, "kv_lora_rank": 512}, interleaved=False),
-        pattern=Pattern(common="linear", every=4, at=0, first=-1, lists="linear_attn_config.full_attn_layers", base=1, words=HYBRID),
+        rows=Rows(
+            defaults={"qk_rope_head_dim": 64, "qk_nope_head_dim": 128, "v_head_dim": 128, "kv_lora_rank": 512},
+            interleaved=False,
+        ),
+        pattern=Pattern(
+            common="linear", every=4, at=0, first=-1, lists="linear_attn_config.full_attn_layers", base=1, words=HYBRID
+        ),
     ),
     Family(
         *("bailing_hybrid", "BailingHybridForCausalLM BailingMoeV2_5ForCausalLM"),
         positions=262144,
         rope=Turn(theta=6e6),
-        rows=Rows(defaults={"qk_rope_head_dim": 64, "qk_nope_head_dim": 128, "v_head_dim": 128, "kv_lora_rank": 512}, interleaved=True),
+        rows=Rows(
+            defaults={"qk_rope_head_dim": 64, "qk_nope_head_dim": 128, "v_head_dim": 128, "kv_lora_rank": 512},
+            interleaved=True,
+        ),
         pattern=Pattern(common="linear", every=6, every_field="layer_group_size", words=HYBRID),
     ),
-)  # fmt: skip
+)
 
 # Latent rows ----------------------------------------------------------------------------------------------------------
 
@@ -704,9 +1028,21 @@ _LATENT: Final = (
             }
         ),
     ),
-    _DEEPSEEK.but("deepseek_v32", "DeepseekV32ForCausalLM", positions=163840, rows=Rows(interleaved=True, index_topk=2048), pattern=Pattern(common="indexed", special="indexed", words=_INDEXED)),
-    _DEEPSEEK.but("glm_moe_dsa", "GlmMoeDsaForCausalLM", positions=202752, rows=Rows(interleaved=True, index_topk=2048), pattern=Pattern(common="indexed", special="indexed", words=_INDEXED)),
-)  # fmt: skip
+    _DEEPSEEK.but(
+        "deepseek_v32",
+        "DeepseekV32ForCausalLM",
+        positions=163840,
+        rows=Rows(interleaved=True, index_topk=2048),
+        pattern=Pattern(common="indexed", special="indexed", words=_INDEXED),
+    ),
+    _DEEPSEEK.but(
+        "glm_moe_dsa",
+        "GlmMoeDsaForCausalLM",
+        positions=202752,
+        rows=Rows(interleaved=True, index_topk=2048),
+        pattern=Pattern(common="indexed", special="indexed", words=_INDEXED),
+    ),
+)
 
 # Absolute positions and ALiBi -----------------------------------------------------------------------------------------
 
@@ -724,14 +1060,51 @@ _ABSOLUTE: Final = (
     ),
     _GPT2.but("openai-gpt", "OpenAIGPTLMHeadModel"),
     _GPT2.but("ctrl", "CTRLLMHeadModel"),
-    _GPT2.but("gpt_bigcode", "GPTBigCodeForCausalLM", kv=KvHeads(field="", one_if="multi_query"), refuses=(Refusal("scale_attn_weights", "scores without a scale are not read; valid: true", when="false"),)),
-    _GPT2.but("codegen", "CodeGenForCausalLM", rope=Turn(style="interleaved", thetas=(), share=1.0, dims="rotary_dim", default={"rotary_dim": 64})),
-    _GPT2.but("gptj", "GPTJForCausalLM", rope=Turn(style="interleaved", thetas=(), share=1.0, dims="rotary_dim", default={"rotary_dim": 64})),
+    _GPT2.but(
+        "gpt_bigcode",
+        "GPTBigCodeForCausalLM",
+        kv=KvHeads(field="", one_if="multi_query"),
+        refuses=(Refusal("scale_attn_weights", "scores without a scale are not read; valid: true", when="false"),),
+    ),
+    _GPT2.but(
+        "codegen",
+        "CodeGenForCausalLM",
+        rope=Turn(style="interleaved", thetas=(), share=1.0, dims="rotary_dim", default={"rotary_dim": 64}),
+    ),
+    _GPT2.but(
+        "gptj",
+        "GPTJForCausalLM",
+        rope=Turn(style="interleaved", thetas=(), share=1.0, dims="rotary_dim", default={"rotary_dim": 64}),
+    ),
     _GPT2.but("opt", "OPTForCausalLM", names={}),
     _GPT2.but("biogpt", "BioGptForCausalLM", names={}),
-    _GPT2.but("xglm", "XGLMForCausalLM", names={"num_attention_heads": ("attention_heads",), "hidden_size": ("d_model",), "num_hidden_layers": ("num_layers",)}),
-    _GPT2.but("kosmos_2_text_model", "", names={"num_attention_heads": ("attention_heads",), "hidden_size": ("embed_dim",), "num_hidden_layers": ("layers",)}),
-    _GPT2.but("kosmos_2_5_text_model", "", names={"num_attention_heads": ("attention_heads",), "hidden_size": ("embed_dim",), "num_hidden_layers": ("layers",)}),
+    _GPT2.but(
+        "xglm",
+        "XGLMForCausalLM",
+        names={
+            "num_attention_heads": ("attention_heads",),
+            "hidden_size": ("d_model",),
+            "num_hidden_layers": ("num_layers",),
+        },
+    ),
+    _GPT2.but(
+        "kosmos_2_text_model",
+        "",
+        names={
+            "num_attention_heads": ("attention_heads",),
+            "hidden_size": ("embed_dim",),
+            "num_hidden_layers": ("layers",),
+        },
+    ),
+    _GPT2.but(
+        "kosmos_2_5_text_model",
+        "",
+        names={
+            "num_attention_heads": ("attention_heads",),
+            "hidden_size": ("embed_dim",),
+            "num_hidden_layers": ("layers",),
+        },
+    ),
     _GPT2.but(
         *("bloom", "BloomForCausalLM"),
         names={
@@ -746,7 +1119,10 @@ _ABSOLUTE: Final = (
         names={"num_attention_heads": ("n_heads",), "hidden_size": ("d_model",), "num_hidden_layers": ("n_layers",)},
         kv=KvHeads(
             field="attn_config.kv_n_heads",
-            words=("attn_config.attn_type", {"multihead_attention": "heads", "multiquery_attention": "one", "grouped_query_attention": "field"}),
+            words=(
+                "attn_config.attn_type",
+                {"multihead_attention": "heads", "multiquery_attention": "one", "grouped_query_attention": "field"},
+            ),
         ),
         alibi="attn_config.alibi",
         scale=Scale(given="attn_config.softmax_scale"),
@@ -761,12 +1137,17 @@ _ABSOLUTE: Final = (
     ),
     Family(
         *("dbrx", "DbrxForCausalLM"),
-        names={"num_attention_heads": ("n_heads",), "hidden_size": ("d_model",), "num_hidden_layers": ("n_layers",), "max_position_embeddings": ("max_seq_len",)},
+        names={
+            "num_attention_heads": ("n_heads",),
+            "hidden_size": ("d_model",),
+            "num_hidden_layers": ("n_layers",),
+            "max_position_embeddings": ("max_seq_len",),
+        },
         kv=KvHeads(field="attn_config.kv_n_heads", default=1),
         divided=True,
         rope=Turn(thetas=("rope_theta", "attn_config.rope_theta")),
     ),
-)  # fmt: skip
+)
 
 FAMILIES: Final = (*_DENSE, *_WINDOWED, *_MROPE, *_HYBRIDS, *_LATENT, *_ABSOLUTE)
 BY_TYPE: Final[Mapping[str, Family]] = {name: family for family in FAMILIES for name in family.types.split()}
@@ -774,4 +1155,3 @@ BY_CLASS: Final[Mapping[str, tuple[Family, ...]]] = {
     name: tuple(family for family in FAMILIES if name in family.classes.split())
     for name in dict.fromkeys(name for family in FAMILIES for name in family.classes.split())
 }
-assert STATES

@@ -88,8 +88,8 @@ class Norms:
 class Pattern:
     """Which layer is of which kind: `common`, or `special` at place `at` of each unit of `every` layers (-1: its last).
 
-    `every_field`: a field with `every`; `at_field` one with `at`. `from_end`: counted from the last layer. `first`, `last`: so many
-    layers at the start, and the last one, are special besides. `also`: a place of the unit that is special too.
+    `every_field`: a field with `every`; `at_field` one with `at`. `from_end`: counted from the last layer. `first`,
+    `last`: so many layers at the start, and the last one, are special besides. `also`: a place of the unit that is special too.
     `from_layer`: from this layer on (field max_window_layers) layers are `special`, before it `common`; `until_layer`: the
     special ones of the units lie before it. `lead`: kinds of the first layers, before the units begin.
     `by_flags`: kinds of layers with and without RoPE (field no_rope_layers).

@@ -6,13 +6,14 @@ Read are `quantization_config.kv_cache_scheme` (compressed-tensors, and ModelOpt
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Final
 
 from kvgen.errors import ConfigError, SpecError
 from kvgen.json_file import shown
-from kvgen.models.layers import CacheDtype, Checkpoint
 from kvgen.models.fields import Fields
+from kvgen.models.layers import CacheDtype, Checkpoint
 from kvgen.spec.cache import Latent, Paged
 from kvgen.spec.model import Mla
 from kvgen.spec.quant import Block, Quant
@@ -46,6 +47,32 @@ class Stored:
     quant: Quant | None = None
     quant_rope: bool = False
     source: str = ""
+
+
+def stored_by_kind(fields: Fields, facts: Checkpoint, kv_dtype: str) -> dict[str, Stored]:
+    """How `--kv-dtype` stores the KV of each kind of layers: one word for all, or "full=fp8,local=bf16" and so on."""
+    if "=" not in kv_dtype:
+        return _for_each(facts, {kind.kind: kv_dtype for kind in facts.cached}, fields)
+    given: dict[str, str] = {}
+    names = [kind.kind for kind in facts.cached]
+    for part in kv_dtype.split(","):
+        kind, _, word = (piece.strip() for piece in part.partition("="))
+        if kind not in names or kind in given:
+            twice = " twice" if kind in given else ""
+            raise ConfigError(
+                f"--kv-dtype: got {shown(kind)}{twice} in {shown(kv_dtype)}; {facts.model.architecture}'s layers with a cache "
+                f"are {', '.join(names)}; name each once, as in {names[0]}=fp8"
+            )
+        given[kind] = word
+    return _for_each(facts, {name: given.get(name, AUTO) for name in names}, fields)
+
+
+def _for_each(facts: Checkpoint, asked: Mapping[str, str], fields: Fields) -> dict[str, Stored]:
+    found = {}
+    for kind in facts.cached:
+        own = replace(facts, q_heads=kind.q_heads, kv_heads=kind.kv_heads, head_dim=kind.head_dim_k)
+        found[kind.kind] = stored(fields, own, asked[kind.kind])
+    return found
 
 
 def stored(fields: Fields, facts: Checkpoint, kv_dtype: str) -> Stored:

@@ -39,9 +39,9 @@ def _short(architecture: str, kinds: Sequence[LayerFacts], pattern: Sequence[int
     first = kinds[0]
     if len(kinds) > 2 or not all(kind.cache for kind in kinds) or first.proportional or first.chunk is not None:
         return None
-    if any(kind.index_topk is not None or kind.kv_source is not None for kind in kinds):
+    if any(kind.kv_source is not None for kind in kinds):
         return None
-    if any(kind.v_norm or kind.q_scale or kind.mrope for kind in kinds) or first.head_dim_v != _usual_v(first):
+    if any(kind.v_norm or kind.q_scale for kind in kinds) or first.head_dim_v != _usual_v(first):
         return None
     if first.q_norm is not None and (
         first.q_norm.order == "after" or first.q_norm.kind != "rms" or not first.q_norm.weight
@@ -62,8 +62,6 @@ def _short(architecture: str, kinds: Sequence[LayerFacts], pattern: Sequence[int
             if local.rope.scaling is not None or plain != rope.model_copy(update={"scaling": None}):
                 return None
             rope = rope.model_copy(update={"local_theta": local.rope.theta})
-        elif rope is not None and rope.scaling is None and False:
-            return None
     names = repeating(["full" if kinds[kind].window is None else "local" for kind in pattern])
     norm = first.q_norm
     fields: dict[str, Any] = {

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, cast
 
+from kvgen.errors import ConfigError
 from kvgen.models.family import CACHELESS, Family
 from kvgen.models.fields import Fields
 from kvgen.models.layers import CacheDtype, Checkpoint, LayerFacts, Norm, QueryScale
@@ -43,14 +43,14 @@ def read_family(family: Family, text: Fields, outer: Fields, architecture: str) 
         dtype=_dtype(text, outer),
         stores="k" if first.mla is not None else "kv",
         model=model_of(architecture, kinds, pattern, rsqrt=reader.rsqrt),
-        norm=rms_norm(norm, latent=first.mla is not None) if norm is not None and plain else None,
+        norm=rms_norm(norm) if norm is not None and plain else None,
         kinds=kinds,
         pattern=pattern,
         notes=(*family.notes, *reader.notes),
     )
 
 
-def rms_norm(norm: Norm, *, latent: bool) -> RmsNorm:
+def rms_norm(norm: Norm) -> RmsNorm:
     """The norm as an operation states it."""
     return RmsNorm(over=norm.over, eps=norm.eps, weight_offset=norm.offset, multiply=norm.multiply)
 
@@ -106,6 +106,10 @@ class _Reader:
             return default, False
         return place.values[key], True
 
+    def _has(self, name: str) -> bool:
+        place, key = self._spelled(name)
+        return place is not None and place.has(key)
+
     def _named(self, name: str) -> str:
         place, key = self._spelled(name)
         return place.name(key) if place is not None else key
@@ -137,8 +141,6 @@ class _Reader:
             absent += [text.name(name) for name in latent if not text.has(name)]
             named += latent
         if absent:
-            from kvgen.errors import ConfigError
-
             raise ConfigError(
                 f"{absent[0]}: missing from a {self.architecture} config; it needs "
                 f"{', '.join(self._named(name) for name in named)}; missing: {', '.join(absent)}"
@@ -157,7 +159,7 @@ class _Reader:
         elif own is not None:
             values.pop("hidden_size")
         found = checked(Shape, values, self._named)
-        self.counted = found.num_hidden_layers if counted and text_has(self, "num_hidden_layers") else None
+        self.counted = found.num_hidden_layers if counted and self._has("num_hidden_layers") else None
         q_heads = found.num_attention_heads
         if family.heads_of is not None:
             kv = self._kv_heads(1)
@@ -280,14 +282,12 @@ class _Reader:
 
     def _window(self) -> int | None:
         family, text = self.family, self.text
-        if family.window_when:
-            # Absent or null is false.
-            if not text.flag(family.window_when, default=False):
-                return None
+        if family.window_when and not text.flag(family.window_when, default=False):
+            return None
         value, there = self._given("sliding_window", default=family.window)
         if not there:
             return family.window // family.window_over if family.window is not None else None
-        if value is None or value == 0 and not isinstance(value, bool):
+        if value is None or (value == 0 and not isinstance(value, bool)):
             return None
         place, key = self._spelled("sliding_window")
         assert place is not None
@@ -617,12 +617,6 @@ class _Reader:
         return None
 
 
-def text_has(reader: _Reader, name: str) -> bool:
-    """Whether the config has a field, by the family's names."""
-    place, key = reader._spelled(name)
-    return place is not None and place.has(key)
-
-
 def _without_share(text: Fields) -> Fields:
     """A latent row's RoPE part is said by qk_rope_head_dim alone."""
     changed = dict(text.values)
@@ -675,6 +669,3 @@ def _dtype(*places: Fields) -> CacheDtype:
             if place.has(key):
                 return cast(CacheDtype, place.choice(key, _DTYPES, default="bf16"))
     return "bf16"
-
-
-assert math

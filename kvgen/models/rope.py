@@ -112,7 +112,7 @@ def _of_kind(
     inner: Any = given
     if nested or row.default:
         inner = given.get(word, None if nested else given)
-        if inner is None and (not theta or word in given and word in row.default and row.default[word] is None):
+        if inner is None and (not theta or (word in given and word in row.default and row.default[word] is None)):
             return None
         if inner is None and not name and word not in given and theta == 0.0:
             return None

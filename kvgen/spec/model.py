@@ -375,6 +375,20 @@ class Model(Spec):
         if both is not None:
             raise ValueError(f"{both}: got it beside kinds, which say it for their layers; leave it out")
 
+    @property
+    def kind_names(self) -> tuple[str, ...]:
+        """The kinds of layers: those of `kinds`, else "full" and "local" as the windows say."""
+        if self.kinds:
+            return tuple(kind.name for kind in self.kinds)
+        if self.window_pattern is not None:
+            return ("full", "local")
+        return ("full",) if self.window is None else ("local",)
+
+    def layer_name(self, layer: int) -> str:
+        """The name of one layer's kind, counted from 0."""
+        kind = self.layer_kind(layer)
+        return kind.name if kind is not None else "full" if self.layer_window(layer) is None else "local"
+
     def layer_kind(self, layer: int) -> Kind | None:
         """The kind of one layer, counted from 0; None in a model without kinds."""
         if not self.kinds:

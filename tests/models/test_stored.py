@@ -11,7 +11,7 @@ from typing import Any, get_args
 import pytest
 
 from kvgen import models
-from kvgen.cli.init import KvDtype
+from kvgen.cli.console import complete_kv_dtype
 from kvgen.errors import ConfigError
 from kvgen.spec.cache import Cache, Latent
 from kvgen.spec.loader import load_file
@@ -120,7 +120,7 @@ def test_every_option_is_formatted_as_ruff_would(tmp_path: Path) -> None:
 
 
 def test_the_command_has_the_same_names() -> None:
-    assert tuple(k.value for k in KvDtype) == models.KV_DTYPES
+    assert tuple(complete_kv_dtype("")) == models.KV_DTYPES
     assert "global" in get_args(Recipe)
 
 
