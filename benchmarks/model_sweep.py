@@ -24,15 +24,19 @@ if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
 from benchmarks.sweep import mutations, page, said, truth  # noqa: E402
-from benchmarks.sweep.types import NO_DECODERS, Found, every_type  # noqa: E402
+from benchmarks.sweep.types import FILLED, NO_DECODERS, Found, every_type  # noqa: E402
 
 CONFIGS = ROOT / "tests" / "models" / "configs"
-OUTCOMES = ("read", "refused", "wrong", "traceback", "not compared", "not buildable")
+OUTCOMES = ("read", "facts only", "refused", "wrong", "traceback", "not compared", "not buildable")
 
 
 @dataclass
 class Row:
-    """One config: what became of it. `detail` is the refusal, the differences, or transformers' error."""
+    """One config: what became of it. `detail` is the refusal, the differences, or transformers' error.
+
+    "facts only": what kvgen reads is right, and `kvgen init` says why it writes no spec. "not compared": transformers cannot
+    run the config.
+    """
 
     section: str
     name: str
@@ -74,7 +78,8 @@ def judged(section: str, name: str, form: str, values: dict[str, Any], truths: T
     else:
         try:
             detail = said.differences(truths.of(same or values), answer.layers)
-            outcome = "wrong" if detail else "read"
+            outcome = "wrong" if detail else "facts only" if answer.no_spec else "read"
+            detail = detail or ([answer.no_spec] if answer.no_spec else [])
         except truth.NotBuildable as error:
             outcome, detail = "not compared", [str(error)]
     return Row(section, name, form, outcome, detail, round(time.perf_counter() - start, 2))
@@ -90,7 +95,7 @@ def types(truths: Truths, only: Sequence[str]) -> Iterator[Row]:
         if only and not {found.model_type, found.text_type} & set(only):
             continue
         section = "types" if found.kind == "causal" else "wrappers"
-        same = {"model_type": found.model_type}  # the class's own objects: some cannot read the JSON that they write
+        same = {"model_type": found.model_type, **FILLED.get(found.model_type, {})}  # the class's own objects: some cannot read the JSON that they write
         named = {**found.values, "architectures": [found.class_name]}
         bare = {k: v for k, v in found.values.items() if k != "architectures"}
         yield judged(section, found.model_type, "with architectures", named, truths, same)

@@ -23,6 +23,10 @@ TOKENS = 23
 WINDOW = 9  # windows and chunks of a step: real ones are longer than a step that runs in a second
 
 
+class Unable(Exception):
+    """The layer cannot be run apart from its model; the text says why."""
+
+
 class Given(torch.nn.Module):
     """A projection whose result is given: `[tokens, out]`, whatever it is asked."""
 
@@ -206,7 +210,9 @@ def _states(*args: Any, **kwargs: Any) -> Any:
 def _attention(module: Any, args: Any, kwargs: Any) -> tuple[Any, Any, Any, Any]:
     """q, k, v as attention gets them, and what transformers' eager attention makes of them, `[1, tokens, heads, dim]`."""
     place, seen = sys.modules[type(module).__module__], []
-    eager: Callable[..., Any] = place.eager_attention_forward  # type: ignore[attr-defined]
+    eager: Callable[..., Any] | None = getattr(place, "eager_attention_forward", None)
+    if eager is None:
+        raise Unable(f"{type(module).__name__} computes scores itself")
 
     def instead(module: Any, query: Any, key: Any, value: Any, attention_mask: Any, **more: Any) -> Any:
         sees = attention_mask.sees

@@ -29,11 +29,11 @@ def text(rows: Sequence[dict[str, Any]], *, excluded: Sequence[str]) -> str:
     for row in rows:
         if row["section"] in ("types", "wrappers", "text configs"):
             by_type[row["section"], row["name"]].append(row)
-    parts = [HEAD.format(version=transformers_version()), "## Counts\n", "| | types | read | refused | wrong | not buildable |\n|---|---|---|---|---|---|"]
+    parts = [HEAD.format(version=transformers_version()), "## Counts\n", "| | types | spec written | facts only | not compared | refused | wrong | not buildable |\n|---|---|---|---|---|---|---|---|"]
     outcome = {key: _outcome(found) for key, found in by_type.items()}
     for label, sections in (("decoders of text", ("types", "text configs")), ("multimodal, whole config", ("wrappers",))):
         names = {name: what for (section, name), what in outcome.items() if section in sections}
-        counts = [sum(w == k for w in names.values()) for k in ("read", "refused", "wrong", "not buildable")]
+        counts = [sum(w == k for w in names.values()) for k in ("read", "facts only", "not compared", "refused", "wrong", "not buildable")]
         parts.append(f"| {label} | {len(names)} | {' | '.join(map(str, counts))} |")
     parts.append("\n## Read\n")
     read = sorted(name for (section, name), what in outcome.items() if what == "read" and section != "wrappers")
@@ -59,7 +59,7 @@ def text(rows: Sequence[dict[str, Any]], *, excluded: Sequence[str]) -> str:
 
 def _outcome(rows: Sequence[dict[str, Any]]) -> str:
     """The outcome of all forms of a type's config: the worst of them."""
-    order = ("traceback", "wrong", "not compared", "refused", "not buildable", "read")
+    order = ("traceback", "wrong", "not compared", "refused", "not buildable", "facts only", "read")
     return min((row["outcome"] for row in rows), key=order.index)
 
 

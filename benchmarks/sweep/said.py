@@ -18,23 +18,30 @@ TOLERANCE = 1e-5
 
 @dataclass(frozen=True)
 class Said:
-    """kvgen's answer to a config: layers, or why it refused, or the traceback that no config may cause."""
+    """kvgen's answer to a config: layers, why it refused it or its spec, or the traceback that no config may cause."""
 
     layers: list[LayerFacts]
     refused: str = ""
+    no_spec: str = ""
     crashed: str = ""
 
 
 def layers(config: Mapping[str, Any]) -> Said:
-    """What `kvgen init` would write for the config; the spec's text is built too, so that what is read is a spec."""
+    """What kvgen reads of the config, and whether `kvgen init` writes a spec for it, which then builds."""
     try:
         found = models.facts(config).layers()
-        models.spec_text(config, source="config.json")
-        return Said(found)
     except (ConfigError, ToolError) as error:
         return Said([], refused=str(error))
     except Exception:
         return Said([], crashed=traceback.format_exc(limit=-4))
+    try:
+        text = models.spec_text(config, source="config.json")
+        exec(compile(text, "<spec>", "exec"), {"__name__": "spec"})
+        return Said(found)
+    except (ConfigError, ToolError) as error:
+        return Said(found, no_spec=str(error))
+    except Exception:
+        return Said(found, crashed=traceback.format_exc(limit=-4))
 
 
 def differences(truth: Sequence[LayerTruth], said: Sequence[LayerFacts]) -> list[str]:

@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import importlib
 import math
+import re
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -35,6 +37,8 @@ OWN_SCORES: dict[str, Callable[[Any], tuple[int, int, float]]] = {
     "CodeGenAttention": lambda m: (m.num_attention_heads, m.head_dim, 1.0 / float(m.scale_attn)),
     "GPTNeoSelfAttention": lambda m: (m.num_heads, m.head_dim, 1.0),
     "XGLMAttention": lambda m: (m.num_heads, m.head_dim, m.scaling),
+    "Attention": lambda m: (m.n_head, m.split_size // m.n_head, (m.split_size // m.n_head) ** -0.5 if m.scale else 1.0),
+    "GPTNeoXJapaneseAttention": lambda m: (m.num_attention_heads, m.head_size, m.head_size**-0.5),
 }
 
 
@@ -86,7 +90,7 @@ class LayerTruth:
     latent: tuple[int, int, int, int] | None = None  # rank, rope, nope, v
     rope: Rotation | None = None
     norms: dict[str, NormTruth] = field(default_factory=dict)
-    q_scale: tuple[float, int, int] | None = None  # q times 1 + a * ln(1 + floor((position + c) / b)): (a, b, c)
+    q_scale: tuple[Any, ...] | None = None  # q times 1 + a * ln(1 + floor((position + c) / b)): (a, b, c); else what it is
     kv_source: int | None = None
     module: str = ""
     notes: list[str] = field(default_factory=list)
@@ -170,9 +174,24 @@ def build(config: Any) -> torch.nn.Module:
                     return model.eval()  # type: ignore[no-any-return]
                 except Exception as error:
                     errors.append(error)
+        for kind in _classes_of(config):
+            try:
+                with _NoMemory(), no_init_weights():
+                    model = kind._from_config(_in_f32(config), dtype=torch.float32, attn_implementation=PROBE)
+                _shorten(model)
+                return model.eval()  # type: ignore[no-any-return]
+            except Exception as error:
+                errors.append(error)
     finally:
         torch.nn.Module.register_parameter = _register  # type: ignore[method-assign]
     raise NotBuildable(_short(errors[0]))
+
+
+def _classes_of(config: Any) -> list[Any]:
+    """The text models of a config class that no auto class knows: parts of a multimodal one."""
+    module = importlib.import_module(type(config).__module__.replace(".configuration_", ".modeling_"))
+    found = [c for c in vars(module).values() if isinstance(c, type) and getattr(c, "config_class", None) is type(config)]
+    return [c for c in found if c.__name__.endswith(("TextModel", "ForCausalLM", "Model")) and "PreTrained" not in c.__name__]
 
 
 def _in_f32(config: Any) -> Any:
@@ -228,17 +247,21 @@ class _Call:
     module: torch.nn.Module
     events: list[tuple[str, Any]]
     given: dict[str, Any] | None = None
+    layer: int | None = None  # number of the decoder layer that it was called in
 
 
 class _Recorder:
     def __init__(self, model: torch.nn.Module) -> None:
         self.open: list[_Call] = []
         self.calls: list[_Call] = []
-        self.names = {id(m): name for name, m in model.named_modules()}
+        numbers = ((m, re.fullmatch(r"(?:.*\.)?(?:layers|h|blocks)\.(\d+)", n)) for n, m in model.named_modules())
+        self.numbers = {id(m): int(found[1]) for m, found in numbers if found}
+        self.layer: int | None = None
 
     def before(self, module: torch.nn.Module, given: Any) -> None:
+        self.layer = self.numbers.get(id(module), self.layer)
         if "Attention" in type(module).__name__ or hasattr(module, "kv_lora_rank"):
-            self.open.append(_Call(module, []))
+            self.open.append(_Call(module, [], layer=self.layer))
 
     def after(self, module: torch.nn.Module, given: Any, found: Any) -> None:
         name = type(module).__name__
@@ -262,7 +285,7 @@ class _Recorder:
                     call.given = given
                     self.calls.append(call)
                 return
-        self.calls.append(_Call(module, [], given))
+        self.calls.append(_Call(module, [], given, self.layer))
 
 
 _recorder: _Recorder | None = None
@@ -282,9 +305,25 @@ def _probe(module: Any, query: Any, key: Any, value: Any, attention_mask: Any, *
 
 
 def _mask(batch_size: int = 1, q_length: int = 1, kv_length: int = 1, mask_function: Any = None, **kwargs: Any) -> Any:
-    mask = torch.ones(batch_size, 1, q_length, kv_length, dtype=torch.bool)
+    mask = torch.ones(batch_size, 1, q_length, kv_length, dtype=torch.bool).as_subclass(_Mask)
     mask.sees = mask_function  # type: ignore[attr-defined]
     return mask
+
+
+class _Mask(torch.Tensor):
+    """A mask that knows the function it was made of, slices of it too."""
+
+    sees: Any = None
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = [a for a in args if isinstance(a, _Mask)]
+        with torch._C.DisableTorchFunctionSubclass():
+            made = function(*(a.as_subclass(torch.Tensor) if isinstance(a, _Mask) else a for a in args), **(kwargs or {}))
+        if given and type(made) is torch.Tensor and made.dtype == torch.bool and made.ndim == 4:
+            made = made.as_subclass(_Mask)
+            made.sees = given[0].sees
+        return made
 
 
 AttentionInterface.register(PROBE, _probe)
@@ -364,9 +403,11 @@ def layers(config: Any) -> list[LayerTruth]:
     )
     found: dict[int, LayerTruth] = {}
     seen: dict[Any, Any] = {}
+    again = len({id(c.module) for c in recorder.calls}) < len(recorder.calls)  # modules that several layers share
     for order, call in enumerate(recorder.calls):
-        index = getattr(call.module, "layer_idx", None)
-        index = order if index is None else index
+        index = call.layer if again else getattr(call.module, "layer_idx", None)
+        index = call.layer if index is None else index
+        index = order if index is None or (again and len(recorder.calls) == count) else index
         if index not in found:
             found[index] = _layer(index, call, seen)
     if problem is not None:
@@ -393,6 +434,8 @@ def _layer(index: int, call: _Call, seen: dict[Any, Any]) -> LayerTruth:
         layer.k_dim, layer.v_dim = key.shape[-1], value.shape[-1]
         scaling = given.get("scaling")
         layer.scale = float(query.shape[-1] ** -0.5 if scaling is None else scaling)
+        if layer.scale == 1.0:  # OPT multiplies q by its scale beforehand
+            layer.scale = float(getattr(module, "scaling", 1.0))
         layer.softcap = given.get("softcap")
         layer.sinks = given.get("s_aux") is not None
         _read_mask(layer, given["mask"], seen)
@@ -400,9 +443,10 @@ def _layer(index: int, call: _Call, seen: dict[Any, Any]) -> LayerTruth:
     if rank is not None:
         rope_dim, nope = module.qk_rope_head_dim, getattr(module, "qk_nope_head_dim", 0)
         layer.latent = (rank, rope_dim, nope, getattr(module, "v_head_dim", layer.v_dim))
-    shared = getattr(module, "kv_shared_layer_index", None)
     if getattr(module, "is_kv_shared_layer", False):
-        layer.kv_source = shared if shared is not None else -1
+        layer.kv_source = next(i for i, stored in seen["stores"].items() if stored == module.layer_type)
+    elif getattr(module, "store_full_length_kv", False):
+        seen.setdefault("stores", {})[index] = module.layer_type
     turned = 0  # tensors that RoPE has turned: q, then k
     for kind, what in call.events:
         if kind == "rope":
@@ -421,6 +465,8 @@ def _layer(index: int, call: _Call, seen: dict[Any, Any]) -> LayerTruth:
             layer.q_scale = what
     if getattr(module, "attn_temperature_tuning", False) and not getattr(module, "use_rope", True):
         layer.q_scale = (float(module.attn_scale), int(module.floor_scale), 1)
+    if layer.module == "BeamAttention" and layer.rope is None:
+        layer.q_scale = ("(1 + (position + 1) / 2048) ** 0.1",)  # modeling_beam.compute_attention_scaling
     return layer
 
 

@@ -23,6 +23,18 @@ NO_DECODERS = frozenset(
 # Image-to-text types whose text part reads an encoder too, or is no decoder over tokens.
 NO_TEXT_DECODERS = frozenset("blip florence2 kosmos-2 kosmos-2.5 pix2struct pp_formulanet t5gemma2 udop vision-encoder-decoder".split())
 
+# Classes whose default config transformers itself cannot run, and the fields that were filled in to compare it.
+FILLED: dict[str, dict[str, Any]] = {
+    "hunyuan_v1_dense": {"head_dim": 128},
+    "hunyuan_v1_moe": {"head_dim": 128},
+    "ministral": {"head_dim": 128},
+    "nemotron": {"head_dim": 128, "num_key_value_heads": 8},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 16},
+    "dots1": {"n_routed_experts": 8, "n_shared_experts": 1, "n_group": 1, "topk_group": 1, "num_experts_per_tok": 2},
+    "dbrx": {"attn_config": {"clip_qkv": 8.0, "kv_n_heads": 8, "rope_theta": 500000.0}},
+    "glm4_moe": {"head_dim": 128},
+}
+
 
 @dataclass(frozen=True)
 class Found:
@@ -43,7 +55,7 @@ def every_type() -> Iterator[Found | tuple[str, str]]:
         if name in NO_DECODERS or name in NO_TEXT_DECODERS:
             continue
         try:
-            config = config_of({"model_type": name})
+            config = config_of({"model_type": name, **FILLED.get(name, {})})
         except NotBuildable as error:
             yield name, str(error)
             continue

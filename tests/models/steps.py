@@ -26,6 +26,7 @@ from kvgen import KernelSet, models
 from kvgen.codegen.emit import render_device, render_set, write_file
 from kvgen.lowering.frequencies import cos_sin_factor, inverse_frequencies
 from kvgen.models.layers import LayerFacts
+from kvgen.ops import Append, Decode, MlaDecode
 from kvgen.runtime.cpu import machine
 from kvgen.spec.loader import LoadedSet
 
@@ -120,29 +121,35 @@ def _root() -> tempfile.TemporaryDirectory[str]:
     return folder
 
 
-@cache
-def _built(text: str) -> ModuleType:
-    """The generated package of a spec's text."""
-    there: dict[str, Any] = {"__name__": "spec"}
-    exec(compile(text, "<spec>", "exec"), there)
-    kernels = there["kernels"]
-    assert isinstance(kernels, KernelSet)
-    name = f"set_{hashlib.sha256(text.encode()).hexdigest()[:12]}"
-    made = LoadedSet(kernels.model_copy(update={"name": name}), "spec.py", "")
-    for file in render_set(made).values():
-        write_file(Path(_root().name) / PACKAGE, file)
-    importlib.invalidate_caches()
+def _built(kernels: KernelSet, text: str) -> ModuleType:
+    """The generated package of a set of a spec's text."""
+    name = f"set_{hashlib.sha256(f'{kernels.name} {text}'.encode()).hexdigest()[:12]}"
+    if f"{PACKAGE}.{name}" not in sys.modules:
+        made = LoadedSet(kernels.model_copy(update={"name": name}), "spec.py", "")
+        for file in render_set(made).values():
+            write_file(Path(_root().name) / PACKAGE, file)
+        importlib.invalidate_caches()
     return importlib.import_module(f"{PACKAGE}.{name}")
 
 
 def operations(config: dict[str, Any], layer: int, kv_dtype: str) -> tuple[ModuleType, Any, Any, LayerFacts]:
-    """The package that init's spec builds, the layer's append and decode, and what kvgen read of the layer."""
-    module = _built(models.spec_text(config, source="config.json", arch=("sm_80",), kv_dtype=kv_dtype))
+    """The package of the set that init's spec has for the layer, the layer's append and decode, and what kvgen read of it."""
+    text = models.spec_text(config, source="config.json", arch=("sm_80",), kv_dtype=kv_dtype)
+    there: dict[str, Any] = {"__name__": "spec"}
+    exec(compile(text, "<spec>", "exec"), there)
+    sets = [value for value in there.values() if isinstance(value, KernelSet)]
     facts = models.facts(config).layers()[layer]
-    local = facts.window is not None
-    append = getattr(module, "append_local", None) if local else None
-    decode = getattr(module, "decode_local", None) if local else None
-    return module, append or module.append, decode or getattr(module, "decode", None) or module.mla_decode, facts
+    kernels = next((s for s in sets if facts.kind in s.layers), sets[0])
+    uses = kernels.layers.get(facts.kind)
+    if uses is None:  # two kinds, as specs have had them from the start
+        assert len(sets) == 1, "a set per geometry says which kinds use it"
+        names = [op.name for op in kernels.ops]
+        local = facts.window is not None
+        uses = [f"{n}_local" if local and f"{n}_local" in names else n for n in ("append", "decode", "mla_decode")]
+    used = {type(op): op.name for op in kernels.ops if op.name in uses}
+    module = _built(kernels, text)
+    decode = used.get(Decode) or used[MlaDecode]
+    return module, getattr(module, used[Append]), getattr(module, decode), facts
 
 
 def kvgen_output(step: Step) -> Floats:
