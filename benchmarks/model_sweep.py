@@ -66,7 +66,9 @@ class Truths:
         return found
 
 
-def judged(section: str, name: str, form: str, values: dict[str, Any], truths: Truths, same: dict[str, Any] | None = None) -> Row:
+def judged(
+    section: str, name: str, form: str, values: dict[str, Any], truths: Truths, same: dict[str, Any] | None = None
+) -> Row:
     """A config read by kvgen and by transformers; `same` is the config that transformers shall read in its place."""
     start = time.perf_counter()
     answer = said.layers(values)
@@ -95,7 +97,10 @@ def types(truths: Truths, only: Sequence[str]) -> Iterator[Row]:
         if only and not {found.model_type, found.text_type} & set(only):
             continue
         section = "types" if found.kind == "causal" else "wrappers"
-        same = {"model_type": found.model_type, **FILLED.get(found.model_type, {})}  # the class's own objects: some cannot read the JSON that they write
+        same = {
+            "model_type": found.model_type,
+            **FILLED.get(found.model_type, {}),
+        }  # the class's own objects: some cannot read the JSON that they write
         named = {**found.values, "architectures": [found.class_name]}
         bare = {k: v for k, v in found.values.items() if k != "architectures"}
         yield judged(section, found.model_type, "with architectures", named, truths, same)
@@ -127,7 +132,9 @@ SECTIONS = {"types": types, "published": published, "changes": changes}
 
 def main() -> int:
     """Run the sections; the command's exit status."""
-    parser = argparse.ArgumentParser(prog="model_sweep", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="model_sweep", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--section", action="append", choices=SECTIONS, help="only this one; may be given again")
     parser.add_argument("--only", default="", help="only these types, published configs or families, comma-separated")
     parser.add_argument("--json", type=Path, help="write every row and the counts here")
@@ -141,13 +148,23 @@ def main() -> int:
         for row in SECTIONS[section](truths := Truths(), only):
             rows.append(row)
             if not options.quiet or row.outcome in ("wrong", "traceback"):
-                print(f"{row.section:12} {row.name:28} {row.form:34} {row.outcome:13} {'; '.join(row.detail)[:400]}", flush=True)
+                print(
+                    f"{row.section:12} {row.name:28} {row.form:34} {row.outcome:13} {'; '.join(row.detail)[:400]}",
+                    flush=True,
+                )
         del truths
-    counts = {s: dict(Counter(r.outcome for r in rows if r.section == s)) for s in dict.fromkeys(r.section for r in rows)}
+    counts = {
+        s: dict(Counter(r.outcome for r in rows if r.section == s)) for s in dict.fromkeys(r.section for r in rows)
+    }
     for section, count in counts.items():
         print(f"{section}: {', '.join(f'{count[o]} {o}' for o in OUTCOMES if o in count)}")
     if options.json:
-        made = {"schema": 1, "transformers": page.transformers_version(), "counts": counts, "rows": [asdict(r) for r in rows]}
+        made = {
+            "schema": 1,
+            "transformers": page.transformers_version(),
+            "counts": counts,
+            "rows": [asdict(r) for r in rows],
+        }
         options.json.write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
     if options.page:
         options.page.write_text(page.text([asdict(r) for r in rows], excluded=sorted(NO_DECODERS)), encoding="utf-8")

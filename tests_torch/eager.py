@@ -66,7 +66,9 @@ def steps(name: str, values: dict[str, Any]) -> Iterator[Step]:
         yield step(name, values, index, *calls[index])
 
 
-def _calls(model: torch.nn.Module, wanted: list[int]) -> dict[int, tuple[torch.nn.Module, tuple[Any, ...], dict[str, Any]]]:
+def _calls(
+    model: torch.nn.Module, wanted: list[int]
+) -> dict[int, tuple[torch.nn.Module, tuple[Any, ...], dict[str, Any]]]:
     """The wanted layers' attention modules and what they were called with, for TOKENS tokens."""
     found: dict[int, tuple[torch.nn.Module, tuple[Any, ...], dict[str, Any]]] = {}
 
@@ -81,7 +83,9 @@ def _calls(model: torch.nn.Module, wanted: list[int]) -> dict[int, tuple[torch.n
     return found
 
 
-def step(name: str, values: dict[str, Any], index: int, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Step:
+def step(
+    name: str, values: dict[str, Any], index: int, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Step:
     """The layer's step: its shapes by a run on indices, its output by a run on drawn rows."""
     place = sys.modules[type(module).__module__]
     args, kwargs = _real(args), {k: _real(v) for k, v in kwargs.items()}
@@ -95,7 +99,9 @@ def step(name: str, values: dict[str, Any], index: int, module: Any, args: tuple
     with _passing(module, place):
         q, k, v, _ = _attention(module, args, kwargs)
     norms = {n: m for n, m in module.named_modules() if "Norm" in type(m).__name__}
-    weights = {truth._role(n): tuple(m.weight.shape) for n, m in norms.items() if getattr(m, "weight", None) is not None}
+    weights = {
+        truth._role(n): tuple(m.weight.shape) for n, m in norms.items() if getattr(m, "weight", None) is not None
+    }
     weights = {role: shape for role, shape in weights.items() if role in ("q", "k", "v", "qk", "latent")}
     sinks = next((n for n, p in module.named_parameters(recurse=False) if "sink" in n), None)
     maps = {n: a[0, :, 0].long() for n, a in (("q", q), ("k", k), ("v", v))}  # [heads, dim] of indices
@@ -202,7 +208,9 @@ def _turns(name: str, function: Any) -> bool:
 def _states(*args: Any, **kwargs: Any) -> Any:
     """What a RoPE function was given to turn: one tensor, or q and k."""
     given = [a for a in [*args, *kwargs.values()] if isinstance(a, torch.Tensor)]
-    if isinstance(kwargs.get("k"), torch.Tensor) or (len(args) > 1 and isinstance(args[1], torch.Tensor) and args[1].ndim >= 4):
+    if isinstance(kwargs.get("k"), torch.Tensor) or (
+        len(args) > 1 and isinstance(args[1], torch.Tensor) and args[1].ndim >= 4
+    ):
         return given[0], given[1]
     return given[0]
 
@@ -216,7 +224,10 @@ def _attention(module: Any, args: Any, kwargs: Any) -> tuple[Any, Any, Any, Any]
 
     def instead(module: Any, query: Any, key: Any, value: Any, attention_mask: Any, **more: Any) -> Any:
         sees = attention_mask.sees
-        at = [[bool(sees(torch.tensor(0), torch.tensor(0), torch.tensor(i), torch.tensor(j))) for j in range(TOKENS)] for i in range(TOKENS)]
+        at = [
+            [bool(sees(torch.tensor(0), torch.tensor(0), torch.tensor(i), torch.tensor(j))) for j in range(TOKENS)]
+            for i in range(TOKENS)
+        ]
         mask = torch.zeros(1, 1, TOKENS, TOKENS).masked_fill(~torch.tensor(at), float(torch.finfo(torch.float32).min))
         out = eager(module, query, key, value, mask, **more)
         seen.append((query, key, value, out[0]))

@@ -1,4 +1,4 @@
-"""Write tests/models/recorded: python -m tests_torch.record_models. transformers' answers to a decode step of a few models' layers."""
+"""Write tests/models/recorded: python -m tests_torch.record_models. What transformers answers to decode steps of a few models."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What `kvgen init` reads of every decoder that transformers has, beside transformers' own modules (`benchmarks/model_sweep.py`)."""
+"""What `kvgen init` reads of every decoder of transformers, beside transformers' own modules (`benchmarks/model_sweep.py`)."""

@@ -17,7 +17,9 @@ _OF_ATTENTION = re.compile(
     r"head|layer|window|rope|theta|rotary|scal|multiplier|cap|norm|eps|qk|lora|_dim|hidden_size|position|sliding|pattern"
     r"|attn|attention|kv|bidirectional|sink|alibi|interleave|multi_query|decoder_architecture"
 )
-_NOT = re.compile(r"token|dropout|init|router|expert|moe|vision|audio|mlp|aux|loss|bias|_attn_implementation|architectures|model_type")
+_NOT = re.compile(
+    r"token|dropout|init|router|expert|moe|vision|audio|mlp|aux|loss|bias|_attn_implementation|architectures|model_type"
+)
 _Change = tuple[str, dict[str, Any]]
 
 
@@ -78,25 +80,33 @@ def _ropes(values: dict[str, Any]) -> Iterator[_Change]:
     nested = {k: v for k, v in given.items() if isinstance(v, dict)}
     first = next(iter(nested.values()), given)
     theta = float(first.get("rope_theta") or values.get("rope_theta") or 10_000.0)
-    rest = {k: v for k, v in values.items() if k not in ("rope_parameters", "rope_scaling", "rope_theta", "partial_rotary_factor")}
+    rest = {
+        k: v
+        for k, v in values.items()
+        if k not in ("rope_parameters", "rope_scaling", "rope_theta", "partial_rotary_factor")
+    }
+    trained = {"original_max_position_embeddings": 4096}
+    yarn = {"rope_type": "yarn", "factor": 4.0}
+    longrope = {"rope_type": "longrope", "short_factor": _factors(dims), "long_factor": _factors(dims, 2.0)}
+    llama3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
     forms: dict[str, dict[str, Any]] = {
         "default": {"rope_type": "default"},
         "linear": {"rope_type": "linear", "factor": 2.0},
         "dynamic": {"rope_type": "dynamic", "factor": 2.0},
-        "yarn": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4096},
-        "yarn, betas": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4096, "beta_fast": 16.0, "beta_slow": 2.0},
-        "yarn, mscale": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4096, "mscale": 1.0, "mscale_all_dim": 0.7},
-        "yarn, attention_factor": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4096, "attention_factor": 1.25},
-        "yarn, truncate false": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4096, "truncate": False},
-        "yarn, no original": {"rope_type": "yarn", "factor": 4.0},
-        "llama3": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192},
-        "longrope": {"rope_type": "longrope", "short_factor": _factors(dims), "long_factor": _factors(dims, 2.0), "original_max_position_embeddings": 4096},
-        "longrope, factor": {"rope_type": "longrope", "short_factor": _factors(dims), "long_factor": _factors(dims, 2.0), "original_max_position_embeddings": 4096, "factor": 16.0},
-        "longrope, factor alone": {"rope_type": "longrope", "short_factor": _factors(dims), "long_factor": _factors(dims, 2.0), "factor": 16.0},
-        "longrope, attention_factor": {"rope_type": "longrope", "short_factor": _factors(dims), "long_factor": _factors(dims, 2.0), "original_max_position_embeddings": 4096, "attention_factor": 1.5},
+        "yarn": {**yarn, **trained},
+        "yarn, betas": {**yarn, **trained, "beta_fast": 16.0, "beta_slow": 2.0},
+        "yarn, mscale": {**yarn, **trained, "mscale": 1.0, "mscale_all_dim": 0.7},
+        "yarn, attention_factor": {**yarn, **trained, "attention_factor": 1.25},
+        "yarn, truncate false": {**yarn, **trained, "truncate": False},
+        "yarn, no original": yarn,
+        "llama3": {**llama3, "original_max_position_embeddings": 8192},
+        "longrope": {**longrope, **trained},
+        "longrope, factor": {**longrope, **trained, "factor": 16.0},
+        "longrope, factor alone": {**longrope, "factor": 16.0},
+        "longrope, attention_factor": {**longrope, **trained, "attention_factor": 1.5},
         "partial": {"rope_type": "default", "partial_rotary_factor": 0.5},
         "partial, linear": {"rope_type": "linear", "factor": 2.0, "partial_rotary_factor": 0.5},
-    }  # fmt: skip
+    }
     for name, form in forms.items():
         whole = {**form, "rope_theta": theta}
         if nested:
@@ -119,11 +129,24 @@ def _ropes(values: dict[str, Any]) -> Iterator[_Change]:
     yield "rope_scaling {} beside rope_parameters", {**values, "rope_scaling": {}}
     yield "rope_parameters without a type", {**rest, "rope_parameters": {"rope_theta": theta * 3}}
     yield "rope_parameters without theta", {**rest, "rope_parameters": dict(linear)}
-    yield "su", {**rest, "rope_theta": theta, "rope_scaling": {"type": "su", "short_factor": _factors(dims), "long_factor": _factors(dims, 2.0)}}
+    yield (
+        "su",
+        {
+            **rest,
+            "rope_theta": theta,
+            "rope_scaling": {"type": "su", "short_factor": _factors(dims), "long_factor": _factors(dims, 2.0)},
+        },
+    )
     inside = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4096, "rope_theta": theta}
-    yield "original_max_position_embeddings twice", {**rest, "rope_parameters": inside, "original_max_position_embeddings": 2048}
+    yield (
+        "original_max_position_embeddings twice",
+        {**rest, "rope_parameters": inside, "original_max_position_embeddings": 2048},
+    )
     beside = {k: v for k, v in inside.items() if k != "original_max_position_embeddings"}
-    yield "original_max_position_embeddings beside", {**rest, "rope_parameters": beside, "original_max_position_embeddings": 2048}
+    yield (
+        "original_max_position_embeddings beside",
+        {**rest, "rope_parameters": beside, "original_max_position_embeddings": 2048},
+    )
 
 
 def _windows(values: dict[str, Any]) -> Iterator[_Change]:
@@ -133,7 +156,10 @@ def _windows(values: dict[str, Any]) -> Iterator[_Change]:
         yield "sliding_window: 0", {**values, "sliding_window": 0}
         used = {**values, "use_sliding_window": True, "sliding_window": 64}
         yield "use_sliding_window: true, 64", {k: v for k, v in used.items() if k != "layer_types"}
-        yield "use_sliding_window: true, from layer 4", {**{k: v for k, v in used.items() if k != "layer_types"}, "max_window_layers": 4}
+        yield (
+            "use_sliding_window: true, from layer 4",
+            {**{k: v for k, v in used.items() if k != "layer_types"}, "max_window_layers": 4},
+        )
         yield "use_sliding_window: true, null", {**used, "sliding_window": None}
         yield "use_sliding_window: false", {**values, "use_sliding_window": False, "sliding_window": 64}
     for name, unit in {
@@ -142,7 +168,10 @@ def _windows(values: dict[str, Any]) -> Iterator[_Change]:
         "all sliding": ("sliding_attention",),
     }.items():
         types = [unit[i % len(unit)] for i in range(layers)]
-        yield f"layer_types: {name}", {**values, "sliding_window": values.get("sliding_window") or 64, "layer_types": types}
+        yield (
+            f"layer_types: {name}",
+            {**values, "sliding_window": values.get("sliding_window") or 64, "layer_types": types},
+        )
     yield "use_bidirectional_attention: true", {**values, "use_bidirectional_attention": True}
 
 

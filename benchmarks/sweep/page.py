@@ -9,10 +9,11 @@ from typing import Any
 
 HEAD = """# Models
 
-Which models of transformers {version} `kvgen init` reads. Written by `python -m benchmarks.model_sweep --section types --page docs/models.md`
-(`pip install 'kvgen[build,sweep]'`; no network): each type's config as its class makes it by default, with `architectures` and by its
-`model_type` alone. For a type that is read, every layer was compared with transformers' own modules: rows of q, k and v, head dims, scale,
-window or chunk, soft cap, sinks, norms, RoPE's pairs, frequencies to 1e-5 and the factor of cos and sin.
+Which models of transformers {version} `kvgen init` reads. Written by `python -m benchmarks.model_sweep --section types --page
+docs/models.md` (`pip install 'kvgen[build,sweep]'`; no network): each type's config as its class makes it by default, with
+`architectures` and by its `model_type` alone. For a type that is read, every layer was compared with transformers' own modules:
+rows of q, k and v, head dims, scale, window or chunk, soft cap, sinks, norms, RoPE's pairs, frequencies to 1e-5 and the factor
+of cos and sin. "Facts only": what is read is right, and an operation that no kernel does yet keeps a spec from being written.
 """
 
 
@@ -29,18 +30,30 @@ def text(rows: Sequence[dict[str, Any]], *, excluded: Sequence[str]) -> str:
     for row in rows:
         if row["section"] in ("types", "wrappers", "text configs"):
             by_type[row["section"], row["name"]].append(row)
-    parts = [HEAD.format(version=transformers_version()), "## Counts\n", "| | types | spec written | facts only | not compared | refused | wrong | not buildable |\n|---|---|---|---|---|---|---|---|"]
+    parts = [
+        HEAD.format(version=transformers_version()),
+        "## Counts\n",
+        "| | types | spec written | facts only | not compared | refused | wrong | not buildable |\n|---|---|---|---|---|---|---|---|",
+    ]
     outcome = {key: _outcome(found) for key, found in by_type.items()}
-    for label, sections in (("decoders of text", ("types", "text configs")), ("multimodal, whole config", ("wrappers",))):
+    for label, sections in (
+        ("decoders of text", ("types", "text configs")),
+        ("multimodal, whole config", ("wrappers",)),
+    ):
         names = {name: what for (section, name), what in outcome.items() if section in sections}
-        counts = [sum(w == k for w in names.values()) for k in ("read", "facts only", "not compared", "refused", "wrong", "not buildable")]
+        counts = [
+            sum(w == k for w in names.values())
+            for k in ("read", "facts only", "not compared", "refused", "wrong", "not buildable")
+        ]
         parts.append(f"| {label} | {len(names)} | {' | '.join(map(str, counts))} |")
     parts.append("\n## Read\n")
     read = sorted(name for (section, name), what in outcome.items() if what == "read" and section != "wrappers")
     wrapped = sorted(name for (section, name), what in outcome.items() if what == "read" and section == "wrappers")
     parts.append(", ".join(f"`{n}`" for n in read) + "\n")
     if wrapped:
-        parts.append("Multimodal configs, of which the text part is read: " + ", ".join(f"`{n}`" for n in wrapped) + "\n")
+        parts.append(
+            "Multimodal configs, of which the text part is read: " + ", ".join(f"`{n}`" for n in wrapped) + "\n"
+        )
     for what, title in (("wrong", "Read wrong"), ("not compared", "Read, not compared"), ("traceback", "Tracebacks")):
         names = sorted(name for (_, name), found in outcome.items() if found == what)
         if names:
@@ -50,7 +63,10 @@ def text(rows: Sequence[dict[str, Any]], *, excluded: Sequence[str]) -> str:
     for (_, name), found in by_type.items():
         if _outcome(found) == "refused":
             reasons[_reason(found[-1]["detail"][0])].add(name)
-    parts += [f"| {reason} | {', '.join(f'`{n}`' for n in sorted(names))} |" for reason, names in sorted(reasons.items(), key=lambda r: -len(r[1]))]
+    parts += [
+        f"| {reason} | {', '.join(f'`{n}`' for n in sorted(names))} |"
+        for reason, names in sorted(reasons.items(), key=lambda r: -len(r[1]))
+    ]
     parts.append(
         f"\nNot counted: types with a causal head that are encoders or read one: {', '.join(f'`{n}`' for n in excluded)}.\n"
     )

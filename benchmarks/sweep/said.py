@@ -1,4 +1,4 @@
-"""What kvgen says of a config, layer by layer, and where that differs from transformers' modules. The only place that asks kvgen."""
+"""What kvgen says of a config, layer by layer, and where transformers' modules differ. The only place that asks kvgen."""
 
 from __future__ import annotations
 
@@ -57,7 +57,11 @@ def differences(truth: Sequence[LayerTruth], said: Sequence[LayerFacts]) -> list
 
 def _layer(there: LayerTruth, here: LayerFacts) -> list[str]:
     if not there.attends or not here.cache:
-        return [] if there.attends == here.cache else [f"keys and values: kvgen {here.cache}, transformers {there.attends}"]
+        return (
+            []
+            if there.attends == here.cache
+            else [f"keys and values: kvgen {here.cache}, transformers {there.attends}"]
+        )
     pairs: list[tuple[str, Any, Any]] = [
         ("query heads", here.q_heads, there.q_heads),
         ("scale", here.scale, there.scale),
@@ -70,7 +74,9 @@ def _layer(there: LayerTruth, here: LayerFacts) -> list[str]:
         ("causal", True, there.causal if there.causal is not None else True),
     ]
     scaled = here.q_scale
-    pairs.append(("q scale", None if scaled is None else (scaled.coefficient, scaled.positions, scaled.shift), there.q_scale))
+    pairs.append(
+        ("q scale", None if scaled is None else (scaled.coefficient, scaled.positions, scaled.shift), there.q_scale)
+    )
     if there.latent is not None:
         mla = here.mla
         said = None if mla is None else (mla.kv_lora_rank, mla.qk_rope_head_dim, mla.qk_nope_head_dim, mla.v_head_dim)
@@ -115,7 +121,9 @@ def _rope(there: LayerTruth, here: LayerFacts) -> list[str]:
     if there.rope is None or here.rope is None:
         if (there.rope is None) == (here.rope is None):
             return []
-        return [f"RoPE: kvgen {'none' if here.rope is None else here.rope!r}, transformers {'none' if there.rope is None else 'turns'}"]
+        return [
+            f"RoPE: kvgen {'none' if here.rope is None else here.rope!r}, transformers {'none' if there.rope is None else 'turns'}"
+        ]
     mine, wrong = rotation(here, there.rope.width), []
     theirs = there.rope
     if mine.partner != theirs.partner:

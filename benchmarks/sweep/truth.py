@@ -90,7 +90,9 @@ class LayerTruth:
     latent: tuple[int, int, int, int] | None = None  # rank, rope, nope, v
     rope: Rotation | None = None
     norms: dict[str, NormTruth] = field(default_factory=dict)
-    q_scale: tuple[Any, ...] | None = None  # q times 1 + a * ln(1 + floor((position + c) / b)): (a, b, c); else what it is
+    q_scale: tuple[Any, ...] | None = (
+        None  # q times 1 + a * ln(1 + floor((position + c) / b)): (a, b, c); else what it is
+    )
     kv_source: int | None = None
     module: str = ""
     notes: list[str] = field(default_factory=list)
@@ -190,8 +192,14 @@ def build(config: Any) -> torch.nn.Module:
 def _classes_of(config: Any) -> list[Any]:
     """The text models of a config class that no auto class knows: parts of a multimodal one."""
     module = importlib.import_module(type(config).__module__.replace(".configuration_", ".modeling_"))
-    found = [c for c in vars(module).values() if isinstance(c, type) and getattr(c, "config_class", None) is type(config)]
-    return [c for c in found if c.__name__.endswith(("TextModel", "ForCausalLM", "Model")) and "PreTrained" not in c.__name__]
+    found = [
+        c for c in vars(module).values() if isinstance(c, type) and getattr(c, "config_class", None) is type(config)
+    ]
+    return [
+        c
+        for c in found
+        if c.__name__.endswith(("TextModel", "ForCausalLM", "Model")) and "PreTrained" not in c.__name__
+    ]
 
 
 def _in_f32(config: Any) -> Any:
@@ -204,7 +212,19 @@ def _in_f32(config: Any) -> Any:
 
 
 # What lies beside attention in a layer; its result has the shape of its input and no part in what is compared.
-_BESIDE = ("mlp", "feed_forward", "ffn", "ff", "moe", "block_sparse_moe", "mixer", "mamba", "linear_attn", "conv", "lm_head")
+_BESIDE = (
+    "mlp",
+    "feed_forward",
+    "ffn",
+    "ff",
+    "moe",
+    "block_sparse_moe",
+    "mixer",
+    "mamba",
+    "linear_attn",
+    "conv",
+    "lm_head",
+)
 
 
 def _shorten(model: torch.nn.Module) -> None:
@@ -265,7 +285,13 @@ class _Recorder:
 
     def after(self, module: torch.nn.Module, given: Any, found: Any) -> None:
         name = type(module).__name__
-        if self.open and self.open[-1].given is None and "Norm" in name and given and isinstance(given[0], torch.Tensor):
+        if (
+            self.open
+            and self.open[-1].given is None
+            and "Norm" in name
+            and given
+            and isinstance(given[0], torch.Tensor)
+        ):
             self.open[-1].events.append(("norm", (module, tuple(given[0].shape))))
         if self.open and self.open[-1].module is module:
             call = self.open.pop()
@@ -319,7 +345,9 @@ class _Mask(torch.Tensor):
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given = [a for a in args if isinstance(a, _Mask)]
         with torch._C.DisableTorchFunctionSubclass():
-            made = function(*(a.as_subclass(torch.Tensor) if isinstance(a, _Mask) else a for a in args), **(kwargs or {}))
+            made = function(
+                *(a.as_subclass(torch.Tensor) if isinstance(a, _Mask) else a for a in args), **(kwargs or {})
+            )
         if given and type(made) is torch.Tensor and made.dtype == torch.bool and made.ndim == 4:
             made = made.as_subclass(_Mask)
             made.sees = given[0].sees
@@ -410,9 +438,8 @@ def layers(config: Any) -> list[LayerTruth]:
         index = order if index is None or (again and len(recorder.calls) == count) else index
         if index not in found:
             found[index] = _layer(index, call, seen)
-    if problem is not None:
-        if len(found) < count:
-            raise NotBuildable(f"forward stopped in layer {len(found)}: {_short(problem)}")
+    if problem is not None and len(found) < count:
+        raise NotBuildable(f"forward stopped in layer {len(found)}: {_short(problem)}")
     return [found.get(i, LayerTruth(i, attends=False)) for i in range(max(count, max(found, default=-1) + 1))]
 
 
@@ -510,7 +537,9 @@ def _seen(sees: Callable[[int, int, int, int], Any]) -> tuple[bool, int | None, 
     return causal, FAR - begin + 1, None
 
 
-def _rotation(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], seen: dict[Any, Any]) -> Rotation | str | None:
+def _rotation(
+    function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], seen: dict[Any, Any]
+) -> Rotation | str | None:
     """The rotation of a call of a RoPE function, by calling it on unit vectors."""
     everything = [*args, *kwargs.values()]
     states = [a for a in everything if isinstance(a, FakeTensor) and a.ndim >= 3]
@@ -592,7 +621,9 @@ def _role(name: str) -> str:
 
 def _norm_facts(module: torch.nn.Module, dim: int) -> tuple[str, int, float, float, bool]:
     """Kind, elements of the mean, eps, offset of weights, whether there are weights: by running the module on real numbers."""
-    eps = next((getattr(module, n) for n in ("variance_epsilon", "eps", "epsilon", "norm_eps") if hasattr(module, n)), None)
+    eps = next(
+        (getattr(module, n) for n in ("variance_epsilon", "eps", "epsilon", "norm_eps") if hasattr(module, n)), None
+    )
     weights = {n: p for n, p in module.named_parameters(recurse=False)}
     generator = torch.Generator().manual_seed(1)
     real = {n: torch.randn(tuple(p.shape), generator=generator) for n, p in weights.items()}

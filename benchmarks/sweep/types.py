@@ -16,12 +16,58 @@ from benchmarks.sweep.truth import NotBuildable, config_of, text_of
 
 # Types with a causal head that are encoders, or decoders that read an encoder: no decoder-only text model is of such a type.
 NO_DECODERS = frozenset(
-    """bart bert bert-generation big_bird bigbird_pegasus blenderbot blenderbot-small camembert data2vec-text electra ernie
-    git marian mbart megatron-bert moshi musicgen musicgen_melody mvp pegasus plbart prophetnet reformer rembert roberta
-    roberta-prelayernorm roc_bert roformer trocr whisper xlm xlm-roberta xlm-roberta-xl xlnet xmod""".split()
+    [
+        "bart",
+        "bert",
+        "bert-generation",
+        "big_bird",
+        "bigbird_pegasus",
+        "blenderbot",
+        "blenderbot-small",
+        "camembert",
+        "data2vec-text",
+        "electra",
+        "ernie",
+        "git",
+        "marian",
+        "mbart",
+        "megatron-bert",
+        "moshi",
+        "musicgen",
+        "musicgen_melody",
+        "mvp",
+        "pegasus",
+        "plbart",
+        "prophetnet",
+        "reformer",
+        "rembert",
+        "roberta",
+        "roberta-prelayernorm",
+        "roc_bert",
+        "roformer",
+        "trocr",
+        "whisper",
+        "xlm",
+        "xlm-roberta",
+        "xlm-roberta-xl",
+        "xlnet",
+        "xmod",
+    ]
 )
 # Image-to-text types whose text part reads an encoder too, or is no decoder over tokens.
-NO_TEXT_DECODERS = frozenset("blip florence2 kosmos-2 kosmos-2.5 pix2struct pp_formulanet t5gemma2 udop vision-encoder-decoder".split())
+NO_TEXT_DECODERS = frozenset(
+    [
+        "blip",
+        "florence2",
+        "kosmos-2",
+        "kosmos-2.5",
+        "pix2struct",
+        "pp_formulanet",
+        "t5gemma2",
+        "udop",
+        "vision-encoder-decoder",
+    ]
+)
 
 # Classes whose default config transformers itself cannot run, and the fields that were filled in to compare it.
 FILLED: dict[str, dict[str, Any]] = {
@@ -51,7 +97,10 @@ class Found:
 def every_type() -> Iterator[Found | tuple[str, str]]:
     """Every decoder type, or its name and why transformers cannot build its config."""
     causal = dict(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
-    for name, made in {**causal, **{n: m for n, m in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES.items() if n not in causal}}.items():
+    for name, made in {
+        **causal,
+        **{n: m for n, m in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES.items() if n not in causal},
+    }.items():
         if name in NO_DECODERS or name in NO_TEXT_DECODERS:
             continue
         try:

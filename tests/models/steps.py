@@ -68,9 +68,15 @@ class Step:
         found = {"q": some(self.tokens, self.q_heads, self.k_dim)}
         if self.latent is not None:
             rank, rope, nope, v = self.latent
-            found |= {"k": _to_bf16(some(self.tokens, 1, rank + rope)), "up": some(self.q_heads, nope + v, rank) / rank**0.5}
+            found |= {
+                "k": _to_bf16(some(self.tokens, 1, rank + rope)),
+                "up": some(self.q_heads, nope + v, rank) / rank**0.5,
+            }
         else:
-            found |= {"k": some(self.tokens, self.kv_heads, self.k_dim), "v": some(self.tokens, self.kv_heads, self.v_dim)}
+            found |= {
+                "k": some(self.tokens, self.kv_heads, self.k_dim),
+                "v": some(self.tokens, self.kv_heads, self.v_dim),
+            }
             if self.one_projection:
                 found["v"] = found["k"].copy()
         for role in sorted(self.weights):
@@ -170,10 +176,13 @@ def kvgen_output(step: Step) -> Floats:
             if step.latent is not None:
                 rows["q"] = rows["q"][..., step.latent[2] :]
             q = np.zeros(rows["q"].shape, kind)
-            given = {n: a.astype(kind) for n, a in rows.items()} | {"q_out": q, "row_offsets": np.array([0, count], np.int32)}
+            given = {n: a.astype(kind) for n, a in rows.items()} | {
+                "q_out": q,
+                "row_offsets": np.array([0, count], np.int32),
+            }
             append(made[0], **_fitting(append, given | _constants(step, drawn, facts, kind)))
         if step.latent is not None:
-            rank, _, nope, _ = step.latent
+            nope = step.latent[2]
             absorbed = np.einsum("thn,hnr->thr", drawn["q"][before:, :, :nope], drawn["up"][:, :nope])
             q = np.concatenate([absorbed.astype(kind), q], axis=-1)
         out = np.zeros((1, step.q_heads, step.latent[0] if step.latent else step.v_dim), kind)
@@ -199,7 +208,9 @@ def _constants(step: Step, drawn: dict[str, Floats], facts: LayerFacts, kind: An
         found["sinks"] = drawn["sinks"]
     if facts.rope is not None:
         turned = facts.rope.dim or (step.latent[1] if step.latent else step.k_dim)
-        angles = np.arange(step.tokens, dtype=np.float32)[:, None] * np.array(inverse_frequencies(facts.rope, turned), np.float32)
+        angles = np.arange(step.tokens, dtype=np.float32)[:, None] * np.array(
+            inverse_frequencies(facts.rope, turned), np.float32
+        )
         table = np.concatenate([np.cos(angles), np.sin(angles)], axis=1) * cos_sin_factor(facts.rope)
         found["cos_sin"] = table.astype(np.float32)
     return found
@@ -212,7 +223,7 @@ def _fitting(launcher: Any, given: dict[str, Any]) -> dict[str, Any]:
 
 
 def _numpy(name: str) -> Any:
-    return getattr(ml_dtypes, "bfloat16") if name == "bf16" else {"f32": np.float32, "f16": np.float16}[name]
+    return ml_dtypes.bfloat16 if name == "bf16" else {"f32": np.float32, "f16": np.float16}[name]
 
 
 def hold(step: Step) -> None:
@@ -221,4 +232,6 @@ def hold(step: Step) -> None:
     got = kvgen_output(step)
     off = np.abs(got.astype(np.float64) - step.output).max() / np.abs(step.output).max()
     allowed = 2.0**-6 if step.latent else 2e-5
-    assert off <= allowed, f"{step.name}, layer {step.layer}: off by {off:.3g} of the largest output; allowed {allowed:.3g}"
+    assert off <= allowed, (
+        f"{step.name}, layer {step.layer}: off by {off:.3g} of the largest output; allowed {allowed:.3g}"
+    )
