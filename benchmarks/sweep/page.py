@@ -33,7 +33,8 @@ def text(rows: Sequence[dict[str, Any]], *, excluded: Sequence[str]) -> str:
     parts = [
         HEAD.format(version=transformers_version()),
         "## Counts\n",
-        "| | types | spec written | facts only | not compared | refused | wrong | not buildable |\n|---|---|---|---|---|---|---|---|",
+        "| | types | spec written | facts only | not compared | refused | wrong | not buildable |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     outcome = {key: _outcome(found) for key, found in by_type.items()}
     for label, sections in (

@@ -121,11 +121,14 @@ def _rope(there: LayerTruth, here: LayerFacts) -> list[str]:
     if there.rope is None or here.rope is None:
         if (there.rope is None) == (here.rope is None):
             return []
-        return [
-            f"RoPE: kvgen {'none' if here.rope is None else here.rope!r}, transformers {'none' if there.rope is None else 'turns'}"
-        ]
-    mine, wrong = rotation(here, there.rope.width), []
-    theirs = there.rope
+        mine, theirs = (("none" if r is None else "turns") for r in (here.rope, there.rope))
+        return [f"RoPE: kvgen {mine}, transformers {theirs}"]
+    return _turns(rotation(here, there.rope.width), there.rope)
+
+
+def _turns(mine: Rotation, theirs: Rotation) -> list[str]:
+    """Where two rotations of as many elements differ."""
+    wrong: list[str] = []
     if mine.partner != theirs.partner:
         turned = sum(p >= 0 for p in mine.partner), sum(p >= 0 for p in theirs.partner)
         styles = ["interleaved" if r.interleaved else "neox" for r in (mine, theirs)]
