@@ -40,8 +40,8 @@ class Append(Op):
       rows of each request. "slots": `slots[T]` holds `page * page_size + offset` of every row, as vLLM computes it; -1 skips
       the row.
     - `inputs` says what arrays hold the rows. "separate": q, k and v. "qkv": one array of rows q | k | v, as a fused
-      projection gives them. "parts": `k_latent` and `k_rope` of latent rows. "q": q alone, and nothing is stored: for a layer that
-      reads another layer's K and V (Gemma 3n and 4, YOCO).
+      projection gives them. "parts": `k_latent` and `k_rope` of latent rows. "q": q alone, and nothing is stored, for a
+      layer that reads another layer's K and V (Gemma 3n and 4, YOCO).
     - `q_out` says how q comes back. "same": in the cache's dtype. "e4m3": codes of q / `q_scale` (an optional f32), without
       scales. "none": not at all. A row whose position is unknown becomes NaN there.
     - `rope` is a Rope, or "model" or "local" for those of the set's model. None: K is stored as it comes.

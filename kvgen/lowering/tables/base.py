@@ -29,16 +29,6 @@ class EntryList:
         return "".join(word.title() for word in self.id.split("_")) + "List"
 
     @property
-    def cache_stride(self) -> str:
-        """The stride of the cache's rows, as C reads it; 0 where rows have none."""
-        return f"cache.{self.stride}" if self.stride else "0"
-
-    @property
-    def call_stride(self) -> str:
-        """The stride of the rows that the call brings; 0 where rows have none."""
-        return self.new_stride if self.stride else "0"
-
-    @property
     def new_array(self) -> str:
         """The table that the call brings."""
         return f"new_{self.array}"
