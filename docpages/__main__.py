@@ -13,6 +13,7 @@ from typing import Final
 from docpages import readme, results
 from docpages.blocks import filled
 from docpages.cli import cli_page
+from docpages.models import models_page
 from docpages.presets import presets_page
 from docpages.spec_reference import spec_reference
 
@@ -20,6 +21,7 @@ ROOT: Final = Path(__file__).resolve().parents[1]
 PAGES: Final[dict[str, Callable[[], str]]] = {
     "docs/spec_reference.md": spec_reference,
     "docs/presets.md": presets_page,
+    "docs/models.md": models_page,
     "docs/cli.md": cli_page,
     "README.md": lambda: _with_blocks("README.md", readme.BLOCKS),
     "docs/performance.md": lambda: _with_blocks("docs/performance.md", results.BLOCKS),

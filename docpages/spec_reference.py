@@ -13,7 +13,19 @@ from pydantic_core import PydanticUndefined
 from docpages.blocks import markdown
 from kvgen import ops
 from kvgen.layout.dtypes import DTYPES
-from kvgen.spec import arguments, cache, cache_fields, kernel_set, mask, model, norm, quant, ragged, score
+from kvgen.spec import (
+    arguments,
+    cache,
+    cache_fields,
+    kernel_set,
+    mask,
+    model,
+    norm,
+    position_scale,
+    quant,
+    ragged,
+    score,
+)
 from kvgen.spec import tables as page_tables
 from kvgen.spec.base import Spec
 from kvgen.spec.field_docs import field_docs
@@ -46,7 +58,7 @@ _GROUPS: Final[tuple[tuple[str, tuple[type[Spec], ...]], ...]] = (
     ),
     ("Quantization", (quant.Quant, quant.Block)),
     ("Attention", (mask.Mask, score.Score, score.Tensor)),
-    ("Norms", (norm.RmsNorm,)),
+    ("Norms, and factors of q", (norm.RmsNorm, norm.LayerNorm, position_scale.PositionScale)),
     (
         "Facts of a model",
         (

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from kvgen.spec.kernel_set import KernelSet
     from kvgen.spec.mask import Mask
     from kvgen.spec.model import (
+        Kind,
         LinearScaling,
         Llama3Scaling,
         LongRopeScaling,
@@ -30,7 +31,8 @@ if TYPE_CHECKING:
         Rope,
         YarnScaling,
     )
-    from kvgen.spec.norm import RmsNorm
+    from kvgen.spec.norm import LayerNorm, RmsNorm
+    from kvgen.spec.position_scale import PositionScale
     from kvgen.spec.quant import Block, Quant
     from kvgen.spec.ragged import Ragged
     from kvgen.spec.score import Score
@@ -44,14 +46,16 @@ _HOME = {
     "Layout": "kvgen.spec.cache_fields",
     **dict.fromkeys(("CSR", "Dense", "Indirect", "Mapped", "PerKV", "Ring"), "kvgen.spec.tables"),
     **dict.fromkeys(
-        ("LinearScaling", "Llama3Scaling", "LongRopeScaling", "Mla", "Model", "Rope", "YarnScaling"), "kvgen.spec.model"
+        ("Kind", "LinearScaling", "Llama3Scaling", "LongRopeScaling", "Mla", "Model", "Rope", "YarnScaling"),
+        "kvgen.spec.model",
     ),
     "ErrorWord": "kvgen.runtime.error_word",
     "FaultError": "kvgen.runtime.faults",
     "KernelSet": "kvgen.spec.kernel_set",
     "Mask": "kvgen.spec.mask",
     "Ragged": "kvgen.spec.ragged",
-    "RmsNorm": "kvgen.spec.norm",
+    **dict.fromkeys(("LayerNorm", "RmsNorm"), "kvgen.spec.norm"),
+    "PositionScale": "kvgen.spec.position_scale",
     "Score": "kvgen.spec.score",
     "State": "kvgen.spec.state",
     "__version__": "kvgen.version",
@@ -69,7 +73,9 @@ __all__ = [
     "FaultError",
     "Indirect",
     "KernelSet",
+    "Kind",
     "Latent",
+    "LayerNorm",
     "Layout",
     "LinearScaling",
     "Llama3Scaling",
@@ -80,6 +86,7 @@ __all__ = [
     "Model",
     "Paged",
     "PerKV",
+    "PositionScale",
     "Quant",
     "Ragged",
     "Ring",

@@ -16,7 +16,7 @@ settings.load_profile("kvgen")
 _LEFT_OUT = pytest.StashKey[int]()
 
 
-def _has_gpu() -> bool:
+def has_gpu() -> bool:
     if ctypes.util.find_library("cuda") is None:
         return False
     from kvgen.errors import DeviceError
@@ -31,7 +31,7 @@ def _has_gpu() -> bool:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     gpu = [item for item in items if item.get_closest_marker("gpu")]
-    if gpu and not _has_gpu():
+    if gpu and not has_gpu():
         items[:] = [item for item in items if item not in gpu]
         config.hook.pytest_deselected(items=gpu)
         config.stash[_LEFT_OUT] = len(gpu)

@@ -278,6 +278,7 @@ def test_nothing_inherits(kernels: list[Kernel]) -> None:
 # The most lines of a kernel of an operation, and how many of its kernels have more.
 LIMITS: Final = {
     "append": 100,
+    "append_q": 80,
     "gather": 55,
     "gather_raw": 70,
     "gather_rows": 55,
@@ -286,12 +287,12 @@ LIMITS: Final = {
     "decode_plan": 45,
     "decode_local_plan": 45,
     "mla_decode_plan": 45,
-    "mla_plan": 50,
+    "mla_plan": 45,
     "prefix_plan": 45,
     "verify_plan": 45,
 }
 LONGER: Final[dict[str, int]] = {
-    "append": 3,  # two norms and RoPE, every head and its scales, or 128 frequencies: phases, not lengths
+    "append": 5,  # norms of q, k and v and RoPE, three positions a token, or 128 frequencies: phases, not lengths
 }
 DECODE_LINES: Final = 210  # on average
 LLAMA_DECODE_LINES: Final = 230

@@ -26,7 +26,7 @@ from kvgen.lowering.attention.split_kv import PlanContext
 from kvgen.lowering.attention.wgmma import MlaWgmmaContext
 from kvgen.lowering.cache_header import CacheContext
 from kvgen.lowering.launcher_module import LauncherContext
-from kvgen.lowering.row_kernel import AppendContext, NormCacheContext, RotateCacheContext
+from kvgen.lowering.row_kernel import AppendContext, AppendQContext, NormCacheContext, RotateCacheContext
 from kvgen.ops.mla_decode import MlaDecodeContext
 from kvgen.paths import templates_root
 
@@ -49,6 +49,7 @@ def own_contexts() -> dict[str, type]:
 CONTEXTS: dict[str, type] = {
     **own_contexts(),
     "ops/append.cu.j2": AppendContext,
+    "ops/append_q.cu.j2": AppendQContext,
     "ops/norm_cache.cu.j2": NormCacheContext,
     "ops/rotate_cache.cu.j2": RotateCacheContext,
     "ops/decode.cu.j2": TensorContext,

@@ -53,6 +53,7 @@ def _rows(scene: Scene, call: Call, marked: Marked) -> dict[str, int]:
     live = np.zeros(call.total, np.bool_)  # rows that are somebody's, stored or not
     slots = call.arrays.get("slots") if kind == "append" else None
     roles, dims = _touched(scene, call)
+    alone = getattr(call.op, "inputs", "") == "q"
     if slots is not None:
         live[:] = True
         stored = {role: slots >= 0 for role in "kv"}
@@ -62,7 +63,7 @@ def _rows(scene: Scene, call: Call, marked: Marked) -> dict[str, int]:
     else:
         for b, new in enumerate(scene.workload.new if kind in STEP else ()):
             live[call.begins[b] : call.begins[b] + new] = True
-        for token in _tokens(scene, call):
+        for token in () if alone else _tokens(scene, call):
             for role in marked.token(token, kind, roles, dims):
                 if token.row is not None and kind in STEP:
                     stored[role][token.row] = True
@@ -124,7 +125,7 @@ def _arrays(scene: Scene, call: Call, live: Marks, stored: dict[str, Marks]) -> 
 def _mark_angles(scene: Scene, call: Call, step: Step, rotated: Marks, taken: Marks) -> None:
     """The entries of a table of angles by which rows are rotated: of each section those of its pairs."""
     half = taken.shape[1] // 2
-    ends = np.cumsum(step.op.sections or (half,))
+    ends = np.cumsum(step.op.sections or (step.rotary_dim // 2,))
     for section, end in enumerate(ends):
         pairs = np.arange(0 if section == 0 else ends[section - 1], end)
         columns = np.concatenate([pairs, half + pairs] if step.op.angles == "halves" else [2 * pairs, 2 * pairs + 1])

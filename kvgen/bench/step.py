@@ -30,6 +30,10 @@ class Step:
         self.latent = self.cache.head_dim - part if part else 0
         self.q_dim = op.q_dim or part or self.cache.head_dim
         self.rotary_dim = 0 if self.rope is None else self.rope.dim or part or self.cache.head_dim
+        # Of a proportional rope with pairs apart, the dims from the first that turns to the last.
+        self.rotary_span = self.rotary_dim
+        if self.rope is not None and self.rope.proportional and self.rope.style == "neox":
+            self.rotary_span = (self.cache.head_dim + self.rotary_dim) // 2
 
     @staticmethod
     def of(op: Op, kernels: KernelSet) -> Step | None:
@@ -39,17 +43,21 @@ class Step:
     def changes(self, role: str) -> bool:
         """Whether rows of a role are stored as others than they come."""
         op = self.op
-        return op.bias or (role != "v" and self.rope is not None) or (role == "k" and op.k_norm is not None)
+        norm = {"k": op.k_norm, "v": op.v_norm}.get(role)
+        return op.bias or (role != "v" and self.rope is not None) or norm is not None
 
     def rotated(self, dim: int) -> tuple[int, int]:
         """The dims of a head of `dim` that are rotated, from and to."""
         first = self.rope is not None and self.rope.part != "last" and not self.latent
-        return (0, self.rotary_dim) if first else (dim - self.rotary_dim, dim)
+        return (0, self.rotary_span) if first else (dim - self.rotary_dim, dim)
 
     def shapes(self) -> dict[str, tuple[int, int]]:
         """(heads, elements of one) of q, k and v, in the order of a flat row."""
         cache = self.cache
-        found = {"q": (self.kernels.q_heads, self.q_dim), "k": (cache.kv_heads, cache.head_dim)}
+        found = {"q": (self.kernels.q_heads, self.q_dim)}
+        if self.op.inputs == "q":
+            return found
+        found["k"] = (cache.kv_heads, cache.head_dim)
         return found | ({"v": (cache.kv_heads, cache.v_dim)} if "v" in cache.roles else {})
 
     def columns(self) -> dict[str, slice]:
@@ -73,7 +81,7 @@ class Step:
 
     def position_out_of_range(self, arrays: Mapping[str, Raw], row: int, position: int | None) -> bool:
         """Whether a row has no angle."""
-        if self.rope is None:
+        if self.rope is None and (self.op.positions == "lengths" or self.op.position_scale is None):
             return False
         most = len(arrays["cos_sin"]) if "cos_sin" in arrays else MOST_POSITIONS
         if self.op.positions == "lengths":
@@ -88,15 +96,19 @@ class Step:
             given = np.asarray(arrays["positions"]).reshape(max(1, len(op.sections)), -1)
             positions = given if len(op.sections) > 1 else given[0]
         for role, array in self.rows(arrays).items():
-            norm = {"q": op.q_norm, "k": op.k_norm}.get(role)
+            norm = {"q": op.q_norm, "k": op.k_norm, "v": op.v_norm}[role]
             do = Change(
                 bias=self._bias(role, arrays),
                 norm=norm,
-                weight=arrays[f"{role}_weight"] if norm is not None else None,
+                weight=arrays.get(f"{role}_weight"),
+                norm_bias=arrays.get(f"{role}_norm_bias"),
+                norm_order=op.norm_order,
                 rope=None if role == "v" else self.rope,
                 positions=positions,
                 table=Table(arrays["cos_sin"], op.angles) if op.angles != "computed" else None,
                 sections=op.sections,
+                sections_order=op.sections_order,
+                position_scale=op.position_scale if role == "q" else None,
                 local=op.rope == "local",
                 latent=array.shape[2] - self.cache.rope_part if self.cache.rope_part else 0,
             )

@@ -49,18 +49,25 @@ def separate_passes(scene: Scene, call: Call, least: Mapping[str, int]) -> tuple
     found = []
     if op.bias:
         found.append(Pass("bias", 2 * rows(whole) + given("bias", "q_bias", "k_bias", "v_bias")))
-    norms = {role: norm for role, norm in (("q", op.q_norm), ("k", op.k_norm)) if norm is not None and role in shapes}
+    every = {"q": op.q_norm, "k": op.k_norm, "v": op.v_norm}
+    norms = {role: norm for role, norm in every.items() if norm is not None and role in shapes}
     if norms:
         dims = {role: norm.dim or (step.latent if role == "k" else 0) or whole[role] for role, norm in norms.items()}
-        found.append(Pass("norm", 2 * rows(dims) + given("q_weight", "k_weight")))
+        weights = [f"{role}_{name}" for role in norms for name in ("weight", "norm_bias")]
+        found.append(Pass("norm", 2 * rows(dims) + given(*weights)))
     if step.rope is not None:
         rotated = {role: step.rotary_dim for role in shapes if role != "v"}
         found.append(Pass("RoPE", 2 * rows(rotated) + given("cos_sin", "positions")))
+    if op.position_scale is not None:
+        found.append(
+            Pass("factor of q", 2 * rows({"q": whole["q"]}) + (given("positions") if step.rope is None else 0))
+        )
     if op.takes_q and op.q_out == "e4m3":
         found.append(Pass("q to e4m3", rows({"q": whole["q"]}) + given("q_out", "q_scale")))
     stored = rows(kept)
     if any(quant is not None for quant in cache.quants.values()):
         found.append(Pass("quantize", stored + cached))
         stored = cached
-    found.append(Pass("store", stored + cached + tables))
+    if op.inputs != "q":
+        found.append(Pass("store", stored + cached + tables))
     return tuple(found) if len(found) > 1 else ()

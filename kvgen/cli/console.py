@@ -40,6 +40,13 @@ def complete_preset(incomplete: str) -> list[str]:
     return [name for name in presets.__all__ if name.startswith(incomplete)]
 
 
+def complete_kv_dtype(incomplete: str) -> list[str]:
+    """The words of `--kv-dtype` for the shell's completion."""
+    from kvgen.models.kv_dtype import KV_DTYPES
+
+    return [name for name in KV_DTYPES if name.startswith(incomplete)]
+
+
 Selectors = Annotated[
     list[str] | None,
     typer.Argument(

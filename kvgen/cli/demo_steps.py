@@ -276,6 +276,7 @@ def _appended(
         scene.view(tables),
         call.total,
         position_out_of_range=lambda row, at: step.position_out_of_range(given, row, at),
+        stored=step.op.inputs != "q",
         **places,
     )
     change = step.changed(given, np.array([at.position or 0 for at in found], np.int64))

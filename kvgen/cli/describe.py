@@ -19,6 +19,7 @@ from kvgen.plan.kernel import KernelPlan
 from kvgen.plan.params import Field, Param
 from kvgen.spec.any_cache import AnyCache
 from kvgen.spec.cache import Cache
+from kvgen.spec.kernel_set import KernelSet
 from kvgen.spec.loader import LoadedSet
 
 
@@ -31,6 +32,7 @@ def describe(loaded: LoadedSet, ops: Sequence[str]) -> dict[str, Any]:
         "spec": loaded.source,
         "arch": list(kernels.arch),
         **heads,
+        "layers": _layers(kernels),
         "cache": _states(kernels.cache) if kernels.cache.states else _tokens(kernels.kv),
         "kernels": [
             {
@@ -74,6 +76,53 @@ def _memory(cache: AnyCache) -> dict[str, Any]:
         "fields": [_param(p) for p in lower_pages(cache).fields],
         "tensors": [_tensor(tensor) for tensor in cache.storage.tensors],
     }
+
+
+def _layers(kernels: KernelSet) -> list[dict[str, Any]]:
+    """The model's layers by kind: which they are, what is said of them, and the set's operations that serve them."""
+    model = kernels.model
+    if model is None or model.layers is None:
+        return []
+    numbers: dict[str, list[int]] = {}
+    for layer in range(model.layers):
+        numbers.setdefault(model.layer_name(layer), []).append(layer)
+    facts = {kind.name: kind.model_dump(exclude_defaults=True, exclude={"name", "rope"}) for kind in model.kinds}
+    if not model.kinds:
+        facts = {name: {"window": model.window} if name == "local" else {} for name in numbers}
+    roped = {kind.name: kind.rope is not None for kind in model.kinds}
+    return [
+        {
+            "kind": name,
+            "layers": layers,
+            "facts": facts[name],
+            "rope": roped.get(name, model.rope is not None) if facts[name].get("cache", True) else False,
+            "ops": list(kernels.layers.get(name, ())),
+        }
+        for name, layers in numbers.items()
+    ]
+
+
+def _layer_line(kind: dict[str, Any]) -> str:
+    """One kind of layers: "full  5, 11, 17 and 27 more: 8 query heads over 1 of 512; append, decode"."""
+    layers, facts = kind["layers"], kind["facts"]
+    shown = ", ".join(map(str, layers[:4])) + (f" and {len(layers) - 4} more" if len(layers) > 4 else "")
+    said = (
+        [f"{facts['q_heads']} query heads over {facts['kv_heads']} of {facts['head_dim']}"]
+        if "q_heads" in facts
+        else []
+    )
+    said += [f"V of {facts['v_head_dim']}"] if "v_head_dim" in facts else []
+    said += [
+        f"{name} {facts[name]}" for name in ("window", "chunk", "scale", "logit_softcap") if facts.get(name) is not None
+    ]
+    said += ["sinks"] if facts.get("sinks") else []
+    said += [f"reads layer {facts['kv_source']}"] if "kv_source" in facts else []
+    if not facts.get("cache", True):
+        said = ["no keys and values"]
+    else:
+        said += ["RoPE" if kind["rope"] else "no RoPE"]
+    said += [", ".join(kind["ops"])] if kind["ops"] else []
+    return f"{kind['kind']}: {shown}; {'; '.join(said)}"
 
 
 def _tensor(tensor: PoolTensor) -> dict[str, Any]:
@@ -184,6 +233,7 @@ def plan_text(found: dict[str, Any]) -> str:
     """`describe`'s result for a reader."""
     cache = found["cache"]
     lines = _states_head(found) if "state_bytes" in cache else _tokens_head(found)
+    lines += [f"  {'layers' if i == 0 else '      '}   {_layer_line(kind)}" for i, kind in enumerate(found["layers"])]
     for tensor in cache["tensors"]:
         axes = zip(tensor["axes"].split(), tensor["shape"], tensor["strides"], strict=True)
         lines.append(f"\n  {tensor['name']}: {' or '.join(tensor['dtypes'])}, accesses of {tensor['align']} bytes")

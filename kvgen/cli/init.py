@@ -2,30 +2,12 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from kvgen.cli.console import at_least, complete_preset, say
-
-
-class KvDtype(StrEnum):
-    """kvgen.models.KV_DTYPES, which is slow to import."""
-
-    auto = "auto"
-    bf16 = "bf16"
-    f16 = "f16"
-    f32 = "f32"
-    fp8 = "fp8"
-    fp8_static = "fp8-static"
-    fp8_scaled = "fp8-scaled"
-    int8 = "int8"
-    int8_static = "int8-static"
-    int4 = "int4"
-    nvfp4 = "nvfp4"
-    fp8_ds_mla = "fp8_ds_mla"
+from kvgen.cli.console import at_least, complete_kv_dtype, complete_preset, say
 
 
 def init(
@@ -38,13 +20,15 @@ def init(
         typer.Option("-o", "--output", metavar="FILE", help="Where to write; by default stdout.", show_default=False),
     ] = None,
     kv_dtype: Annotated[
-        KvDtype,
+        str,
         typer.Option(
             metavar="DTYPE",
-            help="How KV is stored, see above; auto, if not given, is as the checkpoint says, else in its type.",
+            autocompletion=complete_kv_dtype,
+            help="How KV is stored, see above; auto, if not given, is as the checkpoint says, else in its type. For some kinds "
+            "of layers alone: local=bf16,full=fp8.",
             show_default=False,
         ),
-    ] = KvDtype.auto,
+    ] = "auto",
     tp: Annotated[
         int,
         typer.Option(
@@ -97,8 +81,10 @@ def init(
 ) -> None:
     """Write a spec for a model's KV cache and its attention, from its config: heads, rope, windows, soft caps, sinks.
 
-    A checkpoint whose KV is quantized (compressed-tensors' kv_cache_scheme, ModelOpt's kv_cache_quant_algo) gets a cache
-    that is, unless --kv-dtype says otherwise:
+    Layers whose heads differ get a set each, in a list. docs/models.md has the models that are read.
+
+    A checkpoint whose KV is quantized (compressed-tensors, ModelOpt, Quark) gets a cache that is, unless --kv-dtype says
+    otherwise:
 
     \b
     bf16 f16 f32   elements as they are
@@ -113,18 +99,20 @@ def init(
     kvgen init --from config.json                         look first
     kvgen init --from config.json -o specs/llama3_8b.py   the file's name becomes the set's
     kvgen init --from config.json --kv-dtype int8
+    kvgen init --from config.json --kv-dtype full=fp8,local=bf16
     kvgen init --from config.json --tp 8 --preset vllm --arch sm_90a,sm_100f
     """
     from kvgen import models
     from kvgen.errors import ConfigError
     from kvgen.files import kind_of, named, write_inside
-    from kvgen.spec.kernel_set import check_name
+    from kvgen.spec.kernel_set import NAME, check_name
 
     text = models.spec_text(
         models.read(config),
+        name=output.stem if output is not None and NAME.fullmatch(output.stem) else None,
         source=named(config),
         arch=_archs(arch) if arch is not None else models.DEFAULT_ARCH,
-        kv_dtype=kv_dtype.value,
+        kv_dtype=kv_dtype,
         serving=models.Serving(tp, page_size, preset),
         architecture=architecture,
     )

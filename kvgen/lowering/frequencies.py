@@ -27,6 +27,7 @@ def _f32(x: float) -> float:
 def inverse_frequencies(rope: Rope, dims: int, *, local: bool = False, long: bool = False) -> tuple[float, ...]:
     """Radians that each pair of `dims` rotated elements turns by per position: dims / 2 numbers, each exactly an f32.
 
+    Of a `proportional` rope `dims` are the whole head's, and the numbers are those of its first pairs, which turn: rope.dim / 2.
     `local` asks for a local layer's (`rope.local_theta`, unscaled, where it is given), `long` for LongRoPE's long factors
     (sequences beyond `original_max_positions`); neither matters to a rope that does not tell them apart. Raises ValueError
     where `dims` is odd, or where LongRoPE has factors for another number of pairs.
@@ -35,7 +36,8 @@ def inverse_frequencies(rope: Rope, dims: int, *, local: bool = False, long: boo
         raise ValueError(f"dims: got {dims}; elements turn in pairs; give an even number from 2")
     unscaled = local and rope.local_theta is not None
     theta = rope.local_theta if local and rope.local_theta is not None else rope.theta
-    powers = [_f32(_f32(theta) ** _f32(i / dims)) for i in range(0, dims, 2)]
+    turning = rope.dim if rope.proportional and rope.dim is not None else dims
+    powers = [_f32(_f32(theta) ** _f32(i / dims)) for i in range(0, turning, 2)]
     scaling = None if unscaled else rope.scaling
     if isinstance(scaling, LongRopeScaling):
         return _long_rope(scaling, powers, long=long)

@@ -9,7 +9,8 @@ from kvgen.layout.dtypes import DType, dtype
 from kvgen.plan.params import Array, Param
 from kvgen.spec.cache import Cache
 from kvgen.spec.model import Rope
-from kvgen.spec.norm import RmsNorm
+from kvgen.spec.norm import Norm
+from kvgen.spec.position_scale import PositionScale
 
 RowsForm = Literal["ragged", "padded", "slots"]
 
@@ -21,29 +22,43 @@ class NewRows:
     `rows` says how the call names them: "ragged" by `row_offsets[B + 1]`, "padded" by `valid_lengths[B]`, "slots" one by one;
     `index_dtype` is that array's type (None: that of lengths, of slots i64). Rows of the roles `stored` come from the cache and
     go back to it, and the other role is left alone; else the call brings all. `inputs` says in which arrays: q, k and v
-    "separate", one of "qkv", or a latent row's "parts". In this order, each where it is asked for: `bias`, the norms, `rope`
-    (`local`: with the base of local layers), by `angles` that are computed or brought in `angles_dtype`, at `positions` of
-    `sections`. Where the kernel `takes_q`, whose heads have `q_dim` elements, `q_out` says how it comes back.
+    "separate", one of "qkv", a latent row's "parts", or "q" alone, and nothing is stored. In this order, each where it is asked
+    for: `bias`, the norms, `rope` (`local`: with the base of local layers), by `angles` that are computed or brought in
+    `angles_dtype`, at `positions` of `sections` in their order; with `norm_order` "after", the norms of q and k follow RoPE; last
+    the `position_scale` of q. Where the kernel `takes_q`, whose heads have `q_dim` elements, `q_out` says how it comes back.
     """
 
     name: str
     rows: RowsForm = "ragged"
     index_dtype: str | None = None
     stored: tuple[str, ...] = ()
-    inputs: Literal["separate", "qkv", "parts"] = "separate"
+    inputs: Literal["separate", "qkv", "parts", "q"] = "separate"
     bias: bool = False
-    q_norm: RmsNorm | None = None
-    k_norm: RmsNorm | None = None
-    v_norm: RmsNorm | None = None
+    q_norm: Norm | None = None
+    k_norm: Norm | None = None
+    v_norm: Norm | None = None
+    norm_order: Literal["before", "after"] = "before"
     rope: Rope | None = None
     local: bool = False
     angles: Literal["computed", "pairs", "halves"] = "computed"
     angles_dtype: Literal["f32", "same"] = "f32"
     positions: Literal["lengths", "given"] = "lengths"
     sections: tuple[int, ...] = ()
+    sections_order: Literal["runs", "interleaved"] = "runs"
+    position_scale: PositionScale | None = None
     takes_q: bool = False
     q_out: Literal["same", "e4m3", "none"] = "none"
     q_dim: int | None = None
+
+    @property
+    def q_alone(self) -> bool:
+        """Whether q is all there is: nothing is stored."""
+        return self.inputs == "q"
+
+    @property
+    def takes_positions(self) -> bool:
+        """Whether something is done by a row's position."""
+        return self.rope is not None or self.position_scale is not None
 
     def rotary_dim(self, cache: Cache) -> int:
         """Elements of a head of K that RoPE rotates; 0 without RoPE."""

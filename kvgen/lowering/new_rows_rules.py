@@ -7,7 +7,7 @@ from typing import Literal
 from kvgen.lowering.new_rows import NewRows
 from kvgen.spec.kernel_set import KernelSet
 from kvgen.spec.model import LongRopeScaling, Rope
-from kvgen.spec.norm import RmsNorm
+from kvgen.spec.norm import Norm
 
 
 def check_new_rows(new: NewRows, kernels: KernelSet) -> None:
@@ -16,13 +16,20 @@ def check_new_rows(new: NewRows, kernels: KernelSet) -> None:
     _check_blocks(kernels)
     _check_inputs(new, kernels)
     _check_q(new)
-    for field, norm in (("q_norm", new.q_norm), ("k_norm", new.k_norm)):
+    for role, norm in (("q", new.q_norm), ("k", new.k_norm), ("v", new.v_norm)):
         if norm is not None:
-            check_norm(kernels, field, norm, q_dim=new.q_dim)
+            check_norm(kernels, f"{role}_norm", norm, q_dim=new.q_dim, role=role)
+    _check_norm_order(new, kernels)
+    if new.position_scale is not None:
+        _check_position_scale(new, kernels)
     if new.rope is not None:
         _check_rope(new, new.rope, kernels)
     else:
         _check_no_rope(new)
+    if new.takes_positions and new.rows == "slots" and new.positions == "lengths":
+        raise ValueError(
+            "positions: got 'lengths' with rows='slots', which do not say whose rows they are; use positions='given'"
+        )
 
 
 def _check_rows(new: NewRows, kernels: KernelSet) -> None:
@@ -60,6 +67,9 @@ def _check_inputs(new: NewRows, kernels: KernelSet) -> None:
         )
     if new.bias and cache.rope_part:
         raise ValueError("bias: got True for latent rows, whose projections have none; leave it out")
+    if new.q_alone:
+        _check_q_alone(new)
+        return
     changed = "rope" if new.rope is not None else "k_norm" if new.k_norm is not None else "bias" if new.bias else ""
     if changed and cache.storage.residual:
         raise ValueError(
@@ -68,27 +78,52 @@ def _check_inputs(new: NewRows, kernels: KernelSet) -> None:
         )
 
 
+def _check_q_alone(new: NewRows) -> None:
+    """q alone: nothing is stored, so that nothing may ask for K, V or their places."""
+    if new.rows == "slots":
+        raise ValueError(
+            "rows: got 'slots' with inputs='q'; slots name where rows are stored, and q is not stored; use 'ragged' or 'padded'"
+        )
+    for field in ("k_norm", "v_norm"):
+        if getattr(new, field) is not None:
+            raise ValueError(
+                f"{field}: got one with inputs='q'; K and V are no inputs then; leave it out, or use inputs='separate'"
+            )
+    if not new.takes_q:
+        why = "q_out='none'" if new.q_out == "none" else "nothing that changes q"
+        raise ValueError(
+            f"inputs: got 'q' with {why}; append would do nothing; give rope, q_norm, bias or position_scale, and an output for q"
+        )
+
+
 def _check_q(new: NewRows) -> None:
     if new.takes_q:
         return
-    for field, given in (("q_out", new.q_out == "e4m3"), ("q_dim", new.q_dim is not None), ("q_norm", new.q_norm)):
-        if given:
-            why = "q_out='none'" if new.q_out == "none" else "nothing that changes q"
-            raise ValueError(
-                f"{field}: got {getattr(new, field)!r} with {why}; append takes q where it is biased, normalised, turned, or "
-                "part of inputs='qkv'; give one of them, or leave it out"
-            )
+    given = {
+        "q_out": new.q_out == "e4m3",
+        "q_dim": new.q_dim is not None,
+        "q_norm": new.q_norm is not None,
+        "position_scale": new.position_scale is not None,
+    }
+    for field in (name for name, is_given in given.items() if is_given):
+        why = "q_out='none'" if new.q_out == "none" else "nothing that changes q"
+        raise ValueError(
+            f"{field}: got {getattr(new, field)!r} with {why}; append takes q where it is biased, normalised, turned, or "
+            "part of inputs='qkv'; give one of them, or leave it out"
+        )
 
 
-def check_norm(kernels: KernelSet, field: str, norm: RmsNorm, *, q_dim: int | None = None, role: str = "k") -> None:
+def check_norm(kernels: KernelSet, field: str, norm: Norm, *, q_dim: int | None = None, role: str = "k") -> None:
     """Raise ValueError where a norm does not fit the rows of a role."""
     cache = kernels.kv
+    if field == "v_norm" and "v" not in cache.roles:
+        raise ValueError("v_norm: got one for a cache that stores K only; it has no V rows; leave it out")
     dim = cache.v_dim if role == "v" else cache.head_dim - cache.rope_part
     if cache.rope_part and field == "q_norm":
         raise ValueError(
             "q_norm: got a norm with latent rows, whose queries are normalised before their projection; leave it out"
         )
-    if cache.rope_part and norm.over == "row":
+    if cache.rope_part and norm.whole_row:
         raise ValueError(
             f"{field}: got over='row' with latent rows, whose norm is over the latent part of the one head; use 'head'"
         )
@@ -101,8 +136,56 @@ def check_norm(kernels: KernelSet, field: str, norm: RmsNorm, *, q_dim: int | No
         )
 
 
+def _check_norm_order(new: NewRows, kernels: KernelSet) -> None:
+    if new.norm_order == "before":
+        return
+    if new.rope is None or (new.q_norm is None and new.k_norm is None):
+        missing = "rope" if new.rope is None else "q_norm and k_norm"
+        raise ValueError(
+            f"norm_order: got 'after' without {missing}; it says which of RoPE and the norms of q and k is first; give both, or "
+            "leave it out"
+        )
+    if kernels.kv.rope_part:
+        raise ValueError(
+            "norm_order: got 'after' with latent rows, whose latent part is normalised and whose RoPE part turns; leave it out"
+        )
+    for role, norm in (("q", new.q_norm), ("k", new.k_norm)):
+        if norm is not None and norm.whole_row:
+            raise ValueError(
+                f"norm_order: got 'after' with {role}_norm over the whole row; its sum is taken before heads turn; use "
+                "over='head', or norm_order='before'"
+            )
+
+
+def _check_position_scale(new: NewRows, kernels: KernelSet) -> None:
+    cache = kernels.kv
+    if new.sections:
+        raise ValueError(
+            f"position_scale: got one with sections={new.sections}, several positions a row; no model has both; leave one out"
+        )
+    if cache.rope_part and new.q_dim is None:
+        raise ValueError(
+            "position_scale: got one with latent rows and q_dim=None; q is then its RoPE part alone, and the factor is the "
+            f"whole query's; bring the absorbed query with q_dim={cache.head_dim}, or scale q before append"
+        )
+    if cache.storage.residual and not new.q_alone:
+        raise ValueError(
+            f"position_scale: got one for a cache with residual={cache.storage.residual}, whose slots keep a tail in place of a "
+            "position; use inputs='q' in an operation of its own, or scale q before append"
+        )
+
+
 def _check_no_rope(new: NewRows) -> None:
-    for field, default in (("angles", "computed"), ("angles_dtype", "f32"), ("positions", "lengths"), ("sections", ())):
+    defaults = {
+        "angles": "computed",
+        "angles_dtype": "f32",
+        "positions": "lengths",
+        "sections": (),
+        "sections_order": "runs",
+    }
+    if new.position_scale is not None:
+        del defaults["positions"]
+    for field, default in defaults.items():
         if getattr(new, field) != default:
             raise ValueError(
                 f"{field}: got {getattr(new, field)!r} without rope, to which it belongs; give rope=Rope(...), or leave it out"
@@ -130,10 +213,6 @@ def _check_rope(new: NewRows, rope: Rope, kernels: KernelSet) -> None:
         )
     if new.angles == "computed" and new.angles_dtype != "f32":
         raise ValueError("angles_dtype: got 'same' with angles='computed', which needs no table; leave it out")
-    if new.rows == "slots" and new.positions == "lengths":
-        raise ValueError(
-            "positions: got 'lengths' with rows='slots', which do not say whose rows they are; use positions='given'"
-        )
     if new.sections and new.positions != "given":
         raise ValueError("sections: got them with positions='lengths'; sections have positions each; use 'given'")
     if new.sections and sum(new.sections) != dims // 2:
@@ -141,6 +220,24 @@ def _check_rope(new: NewRows, rope: Rope, kernels: KernelSet) -> None:
             f"sections: got {new.sections}, {sum(new.sections)} pairs in all; RoPE turns {dims // 2} pairs of a head; give "
             f"sections whose sum is {dims // 2}"
         )
+    if new.sections_order == "interleaved":
+        _check_interleaved(new.sections)
+
+
+def _check_interleaved(sections: tuple[int, ...]) -> None:
+    if len(sections) != 3:
+        raise ValueError(
+            f"sections_order: got 'interleaved' with sections={sections}; pairs go round three sections, time, height and width; "
+            "give three, as (24, 20, 20), or use 'runs'"
+        )
+    pairs = sum(sections)
+    for at, name in ((1, "height"), (2, "width")):
+        last = 3 * (sections[at] - 1) + at
+        if last >= pairs:
+            raise ValueError(
+                f"sections: got {sections} with sections_order='interleaved'; the last of {sections[at]} pairs of {name} would "
+                f"be pair {last}, and RoPE turns {pairs}; give at most {(pairs - at + 2) // 3} there"
+            )
 
 
 def _check_dims(new: NewRows, rope: Rope, kernels: KernelSet) -> int:
@@ -151,8 +248,14 @@ def _check_dims(new: NewRows, rope: Rope, kernels: KernelSet) -> int:
         raise ValueError(
             "rope.part: got 'first' with latent rows, whose rotated part is the last; use 'last', or leave it out"
         )
+    if cache.rope_part and rope.proportional:
+        raise ValueError("rope.proportional: got True with latent rows, whose RoPE part turns as a whole; leave it out")
     whole = cache.rope_part or cache.head_dim
     dims = rope.dim or whole
+    if rope.proportional and whole % 2:
+        raise ValueError(
+            f"rope.proportional: got True for heads of {whole}; the pairs are of the whole head, so its size is even"
+        )
     if cache.rope_part and dims != cache.rope_part:
         raise ValueError(
             f"rope.dim: got {dims} with latent rows whose RoPE part has {cache.rope_part}; all of it turns; give that, or None"

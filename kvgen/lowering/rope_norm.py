@@ -1,4 +1,4 @@
-"""What happens to a head between the caller's rows and the cache: bias, RMS norm, RoPE; and how lanes share it."""
+"""What happens to a head between the caller's rows and the cache: bias, norm, RoPE, a factor of q; and how lanes share it."""
 
 from __future__ import annotations
 
@@ -11,15 +11,19 @@ from typing import Final
 from kvgen.layout.dtypes import dtype
 from kvgen.lowering.frequencies import cos_sin_factor, inverse_frequencies
 from kvgen.spec.model import Rope
-from kvgen.spec.norm import RmsNorm
+from kvgen.spec.norm import LayerNorm, Norm
+from kvgen.spec.position_scale import PositionScale
 
+POSITIONS: Final = 2**24  # f32 has every position below it exactly
 _LINE: Final = 166  # characters of a line of numbers
 
 
 @dataclass(frozen=True)
 class NormContext:
-    """An RMS norm, and the struct `name` that a kernel spells out of it: over `count` elements, which are rounded to the C type
-    `cast` (float: not at all) before they are multiplied by weights of C type `type`; `eps` and `offset` are decimal texts."""
+    """A norm, and the struct `name` that a kernel spells out of it: over `count` elements, which are rounded to the C type
+    `cast` (float: not at all) before they are multiplied by weights of C type `type`; `eps` and `offset` are decimal texts. RMS
+    norm, with weights or none (`plain`), over a head or the `whole_row`; or LayerNorm (`layer`), with a `bias` or none, weights
+    of all heads or `per_head`."""
 
     name: str
     roles: str
@@ -29,6 +33,15 @@ class NormContext:
     eps: str
     offset: str
     whole_row: bool
+    plain: bool = False
+    layer: bool = False
+    bias: bool = False
+    per_head: bool = False
+
+    @property
+    def word(self) -> str:
+        """What a kernel's comments call it."""
+        return "LayerNorm" if self.layer else "norm"
 
 
 @dataclass(frozen=True)
@@ -37,8 +50,9 @@ class RopeContext:
     lines of decimal texts, times `factor` (a text, empty for 1).
 
     `given` says that the caller brings positions, `sections` that each has several, of which section s + 1 begins at pair
-    `ends[s]`. A position has an angle below `limit`; with a table, below its number of rows. Angles are stored as heads of the
-    struct `head` read them.
+    `ends[s]`; or pair i belongs to section i % 3 where it is below `rounds[i % 3]`, else to the first. A position has an angle
+    below `limit`; with a table, below its number of rows. Angles are stored as heads of the struct `head` read them, of which
+    only the `first` pairs may turn. In a table's halves the sine of pair i is number `sines` + i.
     """
 
     pairs: int
@@ -51,6 +65,33 @@ class RopeContext:
     ends: tuple[int, ...]
     limit: int
     head: str
+    rounds: tuple[int, ...] = ()
+    first: bool = False
+    sines: int = 0
+
+
+@dataclass(frozen=True)
+class PositionsContext:
+    """Which positions a row may have: `given` in `sections` arrays, or its place in its request; below the rows of a `table` of
+    angles, or `limit`."""
+
+    given: bool
+    sections: int
+    table: bool
+    limit: int
+
+
+@dataclass(frozen=True)
+class PositionScaleContext:
+    """q's factor by position, and the struct `name` that a kernel spells out of it; `scale` is a decimal text. `given`: the
+    caller brings positions. `limit`: q has a factor at positions below it; 0: they are checked as RoPE's, or not brought."""
+
+    name: str
+    period: int
+    offset: int
+    scale: str
+    given: bool
+    limit: int
 
 
 @dataclass(frozen=True)
@@ -65,6 +106,7 @@ class HeadContext:
     neox: bool
     width: int
     lanes: int
+    turning: int = 0  # pairs that turn, the first ones; 0: all of them
 
 
 @dataclass(frozen=True)
@@ -96,6 +138,8 @@ class PartContext:
     tile_at: int = 0
     divided: bool = False
     stored: bool = False
+    norm_after: bool = False
+    scaled: bool = False
 
     @property
     def dim(self) -> int:
@@ -160,35 +204,72 @@ def _lines(numbers: tuple[float, ...]) -> tuple[str, ...]:
     return tuple(line.removesuffix(",") for line in found)
 
 
-def norm_context(norm: RmsNorm, element: str, dim: int, heads: int) -> NormContext:
+def norm_context(norm: Norm, element: str, dim: int, heads: int) -> NormContext:
     """A norm over heads of `dim` elements, of which a row has `heads`; its name comes later."""
-    row = norm.over == "row"
+    weights = dtype("f32" if norm.weight_dtype == "f32" else element).c
+    if isinstance(norm, LayerNorm):
+        return NormContext(
+            name="",
+            roles="",
+            type=weights,
+            cast="float",
+            count=dim,
+            eps=decimal(norm.eps),
+            offset="0.0",
+            whole_row=False,
+            layer=True,
+            bias=norm.bias,
+            per_head=norm.per_head,
+        )
     return NormContext(
         name="",
         roles="",
-        type=dtype("f32" if norm.weight_dtype == "f32" else element).c,
+        type=weights,
         cast=dtype(element if norm.multiply == "after" else "f32").c,
-        count=heads * dim if row else norm.dim or dim,
+        count=heads * dim if norm.whole_row else norm.dim or dim,
         eps=decimal(norm.eps),
         offset=decimal(norm.weight_offset),
-        whole_row=row,
+        whole_row=norm.whole_row,
+        plain=not norm.weight,
     )
 
 
+def position_scale_context(scale: PositionScale, *, given: bool, checked: bool) -> PositionScaleContext:
+    """q's factor; `checked` says that positions are RoPE's too, which checks them."""
+    limit = 0 if checked or not given else POSITIONS
+    return PositionScaleContext("QScale", scale.period, scale.offset, decimal(scale.scale), given, limit)
+
+
 def rope_context(
-    rope: Rope, dims: int, *, local: bool, table: bool, form: str, given: bool, sections: tuple[int, ...], head: str
+    rope: Rope,
+    dims: int,
+    *,
+    head_dim: int,
+    local: bool,
+    table: bool,
+    form: str,
+    given: bool,
+    sections: tuple[int, ...],
+    order: str,
+    head: HeadContext,
 ) -> RopeContext:
-    """The angles of `dims` rotated elements; `form` says how a `table` of them is stored."""
+    """The angles of `dims` rotated elements of heads of `head_dim`; `form` says how a `table` of them is stored, `order` how
+    sections share them."""
     factor = 1.0 if table else cos_sin_factor(rope, local=local)
+    whole = head_dim if rope.proportional else dims
+    runs = order == "runs"
     return RopeContext(
         pairs=dims // 2,
         table=table,
         halves=form == "halves",
-        frequencies=() if table else _lines(inverse_frequencies(rope, dims, local=local)),
+        frequencies=() if table else _lines(inverse_frequencies(rope, whole, local=local)),
         factor="" if factor == 1.0 else decimal(factor),
         given=given,
         sections=max(1, len(sections)),
-        ends=tuple(sum(sections[: i + 1]) for i in range(len(sections) - 1)),
-        limit=0 if table else 2**24,
-        head=head,
+        ends=tuple(sum(sections[: i + 1]) for i in range(len(sections) - 1)) if runs else (),
+        limit=0 if table else POSITIONS,
+        head=head.name,
+        rounds=() if runs else tuple(3 * n for n in sections),
+        first=head.turning > 0,
+        sines=whole // 2,
     )

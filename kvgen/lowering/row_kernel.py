@@ -14,8 +14,11 @@ from kvgen.lowering.rope_norm import (
     InputContext,
     NormContext,
     PartContext,
+    PositionScaleContext,
+    PositionsContext,
     RopeContext,
     TileContext,
+    position_scale_context,
     rope_context,
 )
 from kvgen.lowering.row_parts import RowParts
@@ -78,10 +81,13 @@ class RotateCacheContext(RowsContext):
 @dataclass(frozen=True)
 class AppendContext(RotateCacheContext):
     """Everything ops/append.cu.j2 reads; also by `named` slots. Where q or RoPE ask what became of a row, slots have its `state`;
-    in a cache with a `residual`, its tail. `resident` blocks an SM, which leave a thread `most_registers`; 0: as they come."""
+    in a cache with a `residual`, its tail. `checked` positions leave a row unknown where they are too large; q has a factor by
+    `position_scale`. `resident` blocks an SM, which leave a thread `most_registers`; 0: as they come."""
 
     norm_structs: tuple[NormContext, ...]
     row_norms: tuple[PartContext, ...]
+    checked: tuple[PositionsContext, ...]
+    position_scale: tuple[PositionScaleContext, ...]
     named: bool
     residual: int
     state: bool
@@ -89,8 +95,36 @@ class AppendContext(RotateCacheContext):
     most_registers: int
 
 
-_CONTEXTS: Final[dict[str, type[RowsContext]]] = {
+@dataclass(frozen=True)
+class AppendQContext:
+    """Everything ops/append_q.cu.j2 reads: as AppendContext, of q alone, of which nothing is stored."""
+
+    entry: str
+    title: str
+    params: tuple[str, ...]
+    headers: tuple[str, ...]
+    threads: int
+    rows: int
+    search_lanes: int
+    after: bool
+    q_heads: int
+    inputs: tuple[InputContext, ...]
+    ragged: bool
+    padded: bool
+    rope: tuple[RopeContext, ...]
+    head_structs: tuple[HeadContext, ...]
+    parts: tuple[PartContext, ...]
+    norm_structs: tuple[NormContext, ...]
+    row_norms: tuple[PartContext, ...]
+    checked: tuple[PositionsContext, ...]
+    position_scale: tuple[PositionScaleContext, ...]
+    resident: int
+    most_registers: int
+
+
+_CONTEXTS: Final[dict[str, type[RowsContext] | type[AppendQContext]]] = {
     "ops/append.cu.j2": AppendContext,
+    "ops/append_q.cu.j2": AppendQContext,
     "ops/norm_cache.cu.j2": NormCacheContext,
     "ops/rotate_cache.cu.j2": RotateCacheContext,
 }
@@ -112,7 +146,13 @@ def _resident(parts: RowParts) -> int:
     if not parts.parts:
         return 8 if len(parts.writes) == 1 and parts.writes[0].blocks else 0
     # To divide by a number of heads that is no power of two takes registers, too.
-    return 0 if parts.q_heads & (parts.q_heads - 1) else 6
+    if parts.q_heads & (parts.q_heads - 1):
+        return 0
+    # So does a LayerNorm, whose mean comes before its variance; a norm of V beside blocks with scales; and q alone, of which a
+    # block has several rows.
+    layer = any(p.norm is not None and p.norm.layer for p in parts.parts)
+    v_blocks = parts.new.v_norm is not None and any(w.blocks for w in parts.writes)
+    return 5 if layer or v_blocks or parts.new.q_alone else 6
 
 
 def row_kernel(new: NewRows, kernels: KernelSet, template: str, title: str) -> KernelPlan:
@@ -125,19 +165,31 @@ def row_kernel(new: NewRows, kernels: KernelSet, template: str, title: str) -> K
             rope_context(
                 rope,
                 parts.rotary_dim,
+                head_dim=cache.head_dim,
                 local=new.local,
                 table=parts.table is not None,
                 form=new.angles,
                 given=new.positions == "given",
                 sections=new.sections,
-                head=next(p.head.name for p in parts.parts if p.rotary_dim),
+                order=new.sections_order,
+                head=next(p.head for p in parts.parts if p.rotary_dim),
             ),
         )
+    scale, given = new.position_scale, new.positions == "given"
+    scales = () if scale is None else (position_scale_context(scale, given=given, checked=rope is not None),)
+    checked = (
+        *(PositionsContext(r.given, r.sections, r.table, r.limit) for r in angles),
+        *(PositionsContext(True, 1, False, s.limit) for s in scales if s.limit),
+    )
+    norms = [p.norm for p in parts.parts if p.norm is not None]
     params = (*parts.params, new.places_param(cache), *parts.sizes, ERRORS)
     row_norms = tuple(p for p in parts.parts if p.norm is not None and p.norm.whole_row)
     headers = {
         "angles": rope is not None,
         "row_norm": bool(row_norms),
+        "head_norms": any(norm.plain or norm.layer for norm in norms),
+        "first_pairs": any(p.head.turning for p in parts.parts),
+        "position_scale": bool(scales),
         "store_heads": bool(parts.parts),
         "write_rows": bool(parts.inputs) or bool(parts.writes),
     }
@@ -157,7 +209,7 @@ def row_kernel(new: NewRows, kernels: KernelSet, template: str, title: str) -> K
         inputs=parts.inputs,
         tiles=parts.tiles,
         head_structs=tuple({p.head.name: p.head for p in parts.parts}.values()),
-        norm_structs=tuple({p.norm.name: p.norm for p in parts.parts if p.norm is not None}.values()),
+        norm_structs=tuple({norm.name: norm for norm in norms}.values()),
         parts=parts.parts,
         writes=parts.writes,
         ragged=new.rows == "ragged",
@@ -167,6 +219,8 @@ def row_kernel(new: NewRows, kernels: KernelSet, template: str, title: str) -> K
         state=parts.takes_state,
         rope=angles,
         row_norms=row_norms,
+        checked=checked,
+        position_scale=scales,
         resident=_resident(parts),
         most_registers=_REGISTERS // (THREADS * max(1, _resident(parts))) // 8 * 8,
     )
@@ -175,6 +229,7 @@ def row_kernel(new: NewRows, kernels: KernelSet, template: str, title: str) -> K
     count = var("B") * var("S") if new.rows == "padded" else var(parts.count)
     grid = (ceil_div(count, parts.blocks.rows), const(parts.blocks.split), const(1))
     tables = new.rows != "slots" or (new.positions == "lengths" and new.rope is not None)
+    stores = not new.q_alone
     return KernelPlan(
-        new.name, context.entry, template, context, params, grid, THREADS, writes_pool=True, reads_tables=tables
+        new.name, known["entry"], template, context, params, grid, THREADS, writes_pool=stores, reads_tables=tables
     )

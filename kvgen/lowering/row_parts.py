@@ -19,7 +19,7 @@ from kvgen.lowering.rope_norm import (
     width_of,
 )
 from kvgen.lowering.row_runs import row_params
-from kvgen.lowering.row_tiling import WriteContext, divide, values_by_token, write
+from kvgen.lowering.row_tiling import WriteContext, divide, divide_q, values_by_token, write
 from kvgen.lowering.segments import SegmentContext
 from kvgen.plan.params import Array, Param, Scalar, Size
 from kvgen.spec.kernel_set import KernelSet
@@ -35,6 +35,7 @@ class _Slice:
     dim: int
     rotary_dim: int
     rotary_begin: int
+    turning: int = 0
 
 
 class RowParts:
@@ -45,12 +46,13 @@ class RowParts:
         self.lowered = lower(kernels.kv)
         self.norms = {"q": new.q_norm, "k": new.k_norm, "v": new.v_norm}
         self.stored = new.stored
-        self.roles = new.stored or kernels.kv.roles
+        self.roles = () if new.q_alone else new.stored or kernels.kv.roles
         self.brings_count = bool(new.stored) and not new.takes_q and new.positions == "lengths"
         self.count = "num_rows" if self.brings_count else "T"
         cache = self.cache
         self.latent = cache.head_dim - cache.rope_part if cache.rope_part else 0
         self.rotary_dim = new.rotary_dim(cache)
+        self.table_dim = cache.head_dim if new.rope is not None and new.rope.proportional else self.rotary_dim
         self.q_dim = new.q_dim or cache.rope_part or cache.head_dim
         self.takes_state = new.takes_q or new.rope is not None
         self.table: DType | None = None
@@ -58,12 +60,15 @@ class RowParts:
             self.table = dtype(cache.dtype if new.angles_dtype == "same" else "f32")
         width = width_of(cache.dtype, self.q_dim)
         q_vectors = kernels.q_heads * self.q_dim // width if new.takes_q else 0
-        whole = any(norm is not None and norm.over == "row" for norm in self.norms.values())
+        whole = any(norm is not None and norm.whole_row for norm in self.norms.values())
         tiles: dict[str, int] = {role: 4 for role in cache.roles if self._may_wait(role)}
         self.threads = threads
-        self.blocks = divide(
-            self.lowered, threads, q_vectors=q_vectors, whole=whole, tiles=tiles, row_bytes=4 * self.rotary_dim + 8
-        )
+        if new.q_alone:
+            self.blocks = divide_q(cache.kv_heads, threads, q_vectors=q_vectors, row_bytes=4 * self.rotary_dim)
+        else:
+            self.blocks = divide(
+                self.lowered, threads, q_vectors=q_vectors, whole=whole, tiles=tiles, row_bytes=4 * self.rotary_dim + 8
+            )
         self.q_heads = kernels.q_heads // self.blocks.split
         self._rotary_width = self._common_width()
         self.parts = _named(self._parts())
@@ -84,6 +89,8 @@ class RowParts:
             )
         dim = {"q": self.q_dim, "k": self.cache.head_dim, "v": self.cache.v_dim}[role]
         rotary_dim = 0 if role == "v" else self.rotary_dim
+        if rotary_dim and self.rope is not None and self.rope.proportional and self.rope.style == "neox":
+            return (_Slice(role, role.upper(), 0, dim, dim, 0, rotary_dim // 2),)
         return (_Slice(role, role.upper(), 0, dim, rotary_dim, 0 if first else dim - rotary_dim if rotary_dim else 0),)
 
     def _row(self, role: str) -> int:
@@ -94,12 +101,12 @@ class RowParts:
         split = self.new.inputs == "parts" and role == "k"
         sizes = [part.dim, part.begin, *(() if split else (self._row(role),))]
         sizes += [self._offset(role), self._flat] if self.new.inputs == "qkv" else []
-        sizes += [part.rotary_dim // 2, part.rotary_begin] if part.rotary_dim else []
+        sizes += [part.rotary_dim // 2, part.rotary_begin, part.turning] if part.rotary_dim else []
         return width_of(self.cache.dtype, *sizes)
 
     def _common_width(self) -> int:
         """One width for all that RoPE rotates: angles are stored for it."""
-        roles = ("q", "k") if self.new.takes_q else ("k",)
+        roles = ("q",) if self.new.q_alone else ("q", "k") if self.new.takes_q else ("k",)
         found = [self._width(r, p) for r in roles for p in self._slices(r) if p.rotary_dim]
         return min(found, default=0)
 
@@ -158,7 +165,11 @@ class RowParts:
         width = self._rotary_width if part.rotary_dim else self._width(role, part)
         norm = self._norm(role, part)
         flat = self.new.inputs == "qkv"
-        done = [w for w, is_done in (("bias", self.new.bias), ("norm", norm), ("RoPE", part.rotary_dim)) if is_done]
+        scaled = role == "q" and self.new.position_scale is not None
+        steps = [("norm" if norm is None else norm.word, norm is not None), ("RoPE", part.rotary_dim > 0)]
+        after = self.new.norm_order == "after" and role != "v"
+        steps = [("bias", self.new.bias), *(reversed(steps) if after else steps), ("factor of its position", scaled)]
+        done = [word for word, is_done in steps if is_done]
         apart = self.new.inputs == "parts" and role == "k"
         context = PartContext(
             title=part.title + (f": {', '.join(done)}" if done else ""),
@@ -176,6 +187,7 @@ class RowParts:
                 neox=part.rotary_dim > 0 and self.rope is not None and self.rope.style == "neox",
                 width=width,
                 lanes=lanes_of(part.dim, width),
+                turning=part.turning,
             ),
             given=f"{part.name}_in" if apart else f"{role}_in",
             row=part.dim if apart else self._row(role),
@@ -189,6 +201,8 @@ class RowParts:
             tile=False,
             struct="",
             divided=self.new.q_out == "e4m3",
+            norm_after=after,
+            scaled=scaled,
         )
         if role == "q":
             return context
@@ -271,7 +285,7 @@ class RowParts:
             shape = (self.kernels.q_heads, self.q_dim)
             field = "head_dim" if new.q_dim is None else f"ops.{new.name}.q_dim"
             found.append(self._param("q", "new q rows", shape, ("q_heads", field), widest["q"]))
-        for row in () if self.stored else row_params(self.lowered, "", "new {} rows"):
+        for row in () if self.stored or new.q_alone else row_params(self.lowered, "", "new {} rows"):
             if row.name == "k" and new.inputs == "parts":
                 for part in self._slices("k"):
                     name = "k_latent" if part.name == "k" else part.name
@@ -307,11 +321,11 @@ class RowParts:
                 Array(
                     "cos_sin",
                     self.table.name,
-                    ("P", self.rotary_dim),
+                    ("P", self.table_dim),
                     strided=True,
                     doc="cosines and sines of each position",
                     field="angles_dtype",
-                    fields=(None, "rope.dim"),
+                    fields=(None, "head_dim" if self.table_dim != self.rotary_dim else "rope.dim"),
                 )
             )
             sizes += [Size("cos_sin_stride", "i64", "cos_sin.stride"), Size("cos_sin_rows", "u32", "P")]
@@ -345,8 +359,14 @@ class RowParts:
             assert part.norm is not None
             kind = dtype("f32" if norm.weight_dtype == "f32" else self.cache.dtype)
             align = min(16, kind.bytes * math.gcd(part.width, part.norm.count, part.dim))
-            doc, field = f"weights of {role}'s norm", f"{role}_norm.weight_dtype"
-            found.append(Array(f"{role}_weight", kind.name, (part.norm.count,), align=align, doc=doc, field=field))
+            shape = (heads[role], part.norm.count) if part.norm.per_head else (part.norm.count,)
+            field = f"{role}_norm.weight_dtype"
+            if not part.norm.plain:
+                doc = f"weights of {role}'s norm"
+                found.append(Array(f"{role}_weight", kind.name, shape, align=align, doc=doc, field=field))
+            if part.norm.bias:
+                doc = f"bias of {role}'s norm"
+                found.append(Array(f"{role}_norm_bias", kind.name, shape, align=align, doc=doc, field=field))
         if not self.new.bias:
             return found
         kind = dtype(self.cache.dtype)
@@ -358,9 +378,15 @@ class RowParts:
             ]
         for role in dict.fromkeys(p.role for p in self.parts):
             width = max(p.width for p in self.parts if p.role == role)
-            shape = (heads[role], self._row(role))
             found.append(
-                Array(f"{role}_bias", kind.name, shape, align=width * size, doc=f"bias of {role}", field="dtype")
+                Array(
+                    f"{role}_bias",
+                    kind.name,
+                    (heads[role], self._row(role)),
+                    align=width * size,
+                    doc=f"bias of {role}",
+                    field="dtype",
+                )
             )
         return found
 

@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from kvgen.expr.nodes import Expr, const, var
-from kvgen.expr.to_c import c
 from kvgen.layout.dtypes import dtype
 from kvgen.layout.regions import Region
 from kvgen.lowering.lowered import LoweredCache
+from kvgen.lowering.offsets import OffsetContext, offset_context
 from kvgen.lowering.row_runs import rows_per_block
 from kvgen.lowering.segments import SegmentContext
 
@@ -46,8 +46,8 @@ class WriteContext:
     by_token: bool
     blocks: bool
     tail: bool
-    scale_row: str = ""
-    scale_at: str = ""
+    scale_row: OffsetContext | None = None
+    scale_at: OffsetContext | None = None
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ def scales_by_token(cache: LoweredCache, role: str, begin: int) -> bool:
     return 0 < _token_step(scales.region) < scales.heads * scales.groups * (1 + scales.zero)
 
 
-def scale_walk(region: Region, rows: int, heads: int, places: int) -> tuple[str, str]:
+def scale_walk(region: Region, rows: int, heads: int, places: int) -> tuple[OffsetContext, OffsetContext]:
     """(row, place in the row) of item `i` of `rows` rows of scales, so that neighbouring items are neighbours in memory.
 
     A row has `heads` blocks of heads with `places` numbers each, which lie as `region` says.
@@ -110,7 +110,7 @@ def scale_walk(region: Region, rows: int, heads: int, places: int) -> tuple[str,
     inner = [(s, a) for a, s in zip(region.axes, region.strides, strict=True) if a.name in ("token", "head", "dim")]
     sizes = {"token": rows, "head": heads, "dim": places}
     if any(s is None for s, _ in inner):
-        return c(i // count), c(i % count)
+        return offset_context(i // count), offset_context(i % count)
     step, row, at = 1, _ZERO, _ZERO
     for _, axis in sorted(inner, key=lambda item: (item[0] or 0, item[1].divide)):
         extent = min(axis.modulo or sizes[axis.name], max(1, sizes[axis.name] // axis.divide))
@@ -123,8 +123,8 @@ def scale_walk(region: Region, rows: int, heads: int, places: int) -> tuple[str,
             at = at + digit * (axis.divide * (places if axis.name == "head" else 1))
         step *= extent
     if step != rows * count:  # a factor that a block has no whole number of
-        return c(i // count), c(i % count)
-    return c(row), c(at)
+        return offset_context(i // count), offset_context(i % count)
+    return offset_context(row), offset_context(at)
 
 
 def values_by_token(cache: LoweredCache, segment: SegmentContext) -> bool:
@@ -183,6 +183,12 @@ def divide(
     return Blocks(rows, fitting[at], heads // fitting[at])
 
 
+def divide_q(heads: int, threads: int, *, q_vectors: int, row_bytes: int) -> Blocks:
+    """The rows of a block that has q alone, about four vectors a thread; all heads of a row are one block's."""
+    rows = max(1, min(MOST_BASE_ROWS, 4 * threads // q_vectors, SHARED_BYTES // (row_bytes + PLACE_BYTES)))
+    return Blocks(1 << rows.bit_length() - 1, heads, 1)
+
+
 def within(segment: SegmentContext, blocks: Blocks) -> SegmentContext:
     """The segment as a block sees it: its heads are the block's."""
     if blocks.split == 1:
@@ -195,7 +201,8 @@ def write(
     cache: LoweredCache, segment: SegmentContext, blocks: Blocks, threads: int, *, tiled: bool, given: str, rows: str
 ) -> WriteContext:
     """How a segment is written by so many threads, from the rows named `rows` of C type `given`: the caller's, or `tiled`."""
-    seen, row, at, width, units = within(segment, blocks), "", "", segment.width, 1
+    seen, width, units = within(segment, blocks), segment.width, 1
+    row = at = None
     if segment.computed and not segment.residual:
         scales = next(s for s in cache.spec.storage.roles[segment.role] if s.begin == segment.begin).scales
         q = seen.scales[0]

@@ -15,13 +15,31 @@ from typing import Any, NoReturn
 
 from kvgen.errors import ConfigError, SpecError, ToolError
 from kvgen.json_file import parse_object, read_object, shown
-from kvgen.models.families import MODEL_TYPES, READERS, Checkpoint
+from kvgen.models.families import BY_CLASS, BY_TYPE
+from kvgen.models.family import Family
 from kvgen.models.fields import Fields
-from kvgen.models.kv_dtype import AUTO, KV_DTYPES, stored
+from kvgen.models.kv_dtype import AUTO, KV_DTYPES, stored_by_kind
+from kvgen.models.layers import Checkpoint, LayerFacts
+from kvgen.models.missing import MISSING, MISSING_CLASSES
+from kvgen.models.reader import read_family
 from kvgen.models.serving import Serving, shard
 from kvgen.models.text import DEFAULT, spec_source
+from kvgen.models.wrappers import HOLDERS, PLACES, TEXT_OF_CLASS, TEXT_OF_TYPE
 
-__all__ = ["AUTO", "EXAMPLE", "KV_DTYPES", "Serving", "default_name", "example", "facts", "parse", "read", "spec_text"]
+__all__ = [
+    "AUTO",
+    "EXAMPLE",
+    "KV_DTYPES",
+    "Checkpoint",
+    "LayerFacts",
+    "Serving",
+    "default_name",
+    "example",
+    "facts",
+    "parse",
+    "read",
+    "spec_text",
+]
 
 SIZE_LIMIT = 2**20
 EXAMPLE = "llama_3_1_8b.json"
@@ -29,6 +47,10 @@ DEFAULT_ARCH = ("sm_80", "sm_90a")
 
 # What a reader of an unknown architecture would need at least; `head_dim` may come from `hidden_size`.
 _GENERIC = ("num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim", "hidden_size")
+_WELL_KNOWN = (
+    *("LlamaForCausalLM", "MistralForCausalLM", "Qwen3ForCausalLM", "Gemma3ForCausalLM", "DeepseekV3ForCausalLM"),
+    *("llama", "mistral", "qwen3", "gemma3_text", "deepseek_v3"),
+)
 _ALSO_USED = ("rope_theta", "sliding_window", "kv_lora_rank")
 
 
@@ -56,9 +78,9 @@ def example() -> dict[str, Any]:
 def facts(config: Mapping[str, Any]) -> Checkpoint:
     """What a config says about the cache and attention; `ConfigError` names the field that is wrong or missing."""
     fields = Fields(config)
-    architecture = _architecture(fields)
+    family, text, architecture = _family(fields)
     try:
-        return READERS[architecture](fields, architecture)
+        return read_family(family, text, fields, architecture)
     except SpecError as error:
         raise ConfigError(str(error).replace("\n", "; ")) from None
 
@@ -71,29 +93,38 @@ def spec_text(
     kv_dtype: str = AUTO,
     serving: Serving = DEFAULT,
     architecture: str | None = None,
+    name: str | None = None,
 ) -> str:
     """The Python text of a spec for a config.
 
     `source` names the config in the docstring, as `--from` did. The cache is paged: 16-token pages of K and V, or
-    64-token pages of latent rows for DeepSeek and Kimi. `kv_dtype` is one of KV_DTYPES: how KV is stored; "auto" is what
-    the config's quantization says, else the checkpoint's type. `serving` is how an engine serves it; `architecture` the
-    class whose config this is, where the config names one that has no reader and the same fields.
+    64-token pages of latent rows for DeepSeek and Kimi; layers whose heads differ get a set each, named `name` and their
+    kind. `kv_dtype` is one of KV_DTYPES: how KV is stored, or one for each kind of layers, such as "full=fp8,local=bf16";
+    "auto" is what the config's quantization says, else the checkpoint's type. `serving` is how an engine serves it;
+    `architecture` the class whose config this is, where the config names one that has no reader and the same fields.
     """
     if architecture is not None:
-        if architecture not in READERS:
-            near = difflib.get_close_matches(architecture, READERS, n=3)
-            found_near = f"; did you mean {', '.join(near)}?" if near else f"; valid: {', '.join(READERS)}"
+        if architecture not in BY_CLASS:
+            near = difflib.get_close_matches(architecture, BY_CLASS, n=3)
+            known = [name for name in _WELL_KNOWN if name in BY_CLASS]
+            more = f"; valid: {', '.join(known)} and {len(BY_CLASS) - len(known)} more"
+            found_near = f"; did you mean {', '.join(near)}?" if near else more
             raise ConfigError(f"--as: got {shown(architecture)}; no reader for it{found_near}")
         config = {**config, "architectures": [architecture]}
     found = shard(facts(config), serving.tp)
-    how = stored(Fields(config), found, kv_dtype)
+    how = stored_by_kind(Fields(config), found, kv_dtype)
     options = [f"--kv-dtype {kv_dtype}"] if kv_dtype != AUTO else []
     options += [*serving.options, *([f"--as {architecture}"] if architecture else [])]
     options += [f"--arch {','.join(arch)}"] if tuple(arch) != DEFAULT_ARCH else []
-    text = spec_source(found, how, serving, source=source, options=options, arch=arch)
-    if serving != DEFAULT or tuple(arch) != DEFAULT_ARCH:
+    text = spec_source(found, how, serving, source=source, options=options, arch=arch, name=name or _name(found))
+    if serving != DEFAULT or tuple(arch) != DEFAULT_ARCH or found.model.kinds or _new(found):
         _check(text)
     return text
+
+
+def _new(found: Checkpoint) -> bool:
+    """Whether operations get more from a config than what every combination of fields is known to allow."""
+    return any(kind.mrope or kind.head_dim_v != kind.head_dim_k or kind.q_norm for kind in found.cached)
 
 
 def _check(text: str) -> None:
@@ -106,25 +137,101 @@ def _check(text: str) -> None:
 
 def default_name(config: Mapping[str, Any]) -> str:
     """A set name from family and shape, query heads x KV heads x head dim, such as `llama_32x8x128`."""
-    found = facts(config)
+    return _name(facts(config))
+
+
+def _name(found: Checkpoint) -> str:
     family = re.sub(r"For(CausalLM|ConditionalGeneration)\Z", "", found.model.architecture or "model")
     family = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", family).lower()
     return f"{family}_{found.q_heads}x{found.kv_heads}x{found.head_dim}"
 
 
-def _architecture(fields: Fields) -> str:
-    """`architectures[0]`, or what `model_type` implies where there is none."""
+def _family(fields: Fields) -> tuple[Family, Fields, str]:
+    """The row for a config, the object with the text model's fields, and the class name that a spec states."""
     listed = fields.values.get("architectures")
-    if listed is None or listed == []:
-        model_type = fields.values.get("model_type")
-        if isinstance(model_type, str) and model_type in MODEL_TYPES:
-            return MODEL_TYPES[model_type]
-        _unknown(fields, "model_type", model_type, MODEL_TYPES)
-    if not isinstance(listed, list):
+    if listed is not None and not isinstance(listed, list):
         fields.fail("architectures", "it must be a list of one class name, such as ['LlamaForCausalLM']")
-    if isinstance(listed[0], str) and listed[0] in READERS:
-        return listed[0]
-    _unknown(fields, "architectures[0]", listed[0], READERS)
+    named = listed[0] if listed else None
+    model_type = fields.values.get("model_type")
+    text = _text(fields)
+    if named is None:
+        if not isinstance(model_type, str):
+            _unknown(fields, "model_type", model_type, BY_TYPE)
+        return _of_type(fields, text, model_type)
+    if not isinstance(named, str):
+        _unknown(fields, "architectures[0]", named, BY_CLASS)
+    if text is fields and named in BY_CLASS:
+        rows = BY_CLASS[named]
+        return next((row for row in rows if model_type in row.types.split()), rows[0]), text, named
+    inner = _inner_type(text) if text is not fields else None
+    inner = inner or TEXT_OF_CLASS.get(named) or (TEXT_OF_TYPE.get(model_type) if isinstance(model_type, str) else None)
+    if inner is None and named in BY_CLASS:
+        return BY_CLASS[named][0], text, named
+    if inner is None or inner not in BY_TYPE:
+        _unreadable(inner, "architectures[0]", named)
+        _unreadable(MISSING_CLASSES.get(named), "architectures[0]", named)
+        _unreadable(model_type, "architectures[0]", named)
+        _unknown(fields, "architectures[0]", named, BY_CLASS)
+    return (
+        BY_TYPE[inner],
+        text,
+        named if re.fullmatch(r"[A-Za-z0-9_]{1,64}", named) else _class_of(BY_TYPE[inner], inner),
+    )
+
+
+def _of_type(fields: Fields, text: Fields, model_type: str) -> tuple[Family, Fields, str]:
+    """The row for a config without `architectures`."""
+    inner = (_inner_type(text) if text is not fields else None) or TEXT_OF_TYPE.get(model_type) or model_type
+    if inner not in BY_TYPE:
+        _unreadable(inner, "model_type", model_type)
+        _unknown(fields, "model_type", model_type, BY_TYPE)
+    if inner != model_type:
+        return BY_TYPE[inner], text, _holder(model_type) or _class_of(BY_TYPE[inner], inner)
+    return BY_TYPE[inner], text, _class_of(BY_TYPE[inner], inner)
+
+
+def _holder(model_type: str) -> str | None:
+    """The class of a multimodal model_type."""
+    return next(
+        (name for pairs in HOLDERS.values() for kind, _, name in map(_pair, pairs.split()) if kind == model_type), None
+    )
+
+
+def _pair(text: str) -> tuple[str, str, str]:
+    return text.partition(":")
+
+
+def _class_of(family: Family, model_type: str) -> str:
+    """The name of a family's class, or of its model_type where it has none of its own."""
+    return family.classes.split()[0] if family.classes else re.sub(r"[^A-Za-z0-9_]", "_", model_type)
+
+
+def _text(fields: Fields) -> Fields:
+    """The text model's own object of a multimodal config; the config itself where there is none."""
+    for path in PLACES:
+        place: Fields | None = fields
+        for key in path:
+            place = place.object(key) if place is not None and place.has(key) else None
+        if place is not None:
+            return place
+    return fields
+
+
+def _inner_type(text: Fields) -> str | None:
+    """The text model's type, by its own model_type or its class."""
+    listed, model_type = text.values.get("architectures"), text.values.get("model_type")
+    if isinstance(model_type, str) and (model_type in BY_TYPE or model_type in MISSING):
+        return model_type
+    if isinstance(listed, list) and listed and isinstance(listed[0], str) and listed[0] in BY_CLASS:
+        return BY_CLASS[listed[0]][0].types.split()[0]
+    return None
+
+
+def _unreadable(model_type: object, key: str, shown_value: str) -> None:
+    """Raise for a type of which it is known why kvgen does not read it."""
+    if isinstance(model_type, str) and model_type in MISSING:
+        said = f" ({model_type})" if model_type != shown_value else ""
+        raise ConfigError(f"{key}: got {shown(shown_value)}{said}; kvgen does not read it: {MISSING[model_type]}")
 
 
 def _unknown(fields: Fields, key: str, value: object, known: Mapping[str, object]) -> NoReturn:
@@ -135,8 +242,10 @@ def _unknown(fields: Fields, key: str, value: object, known: Mapping[str, object
     if not {"head_dim", "hidden_size"} <= set(missing):
         missing = [name for name in missing if name not in ("head_dim", "hidden_size")]
     lacking = ", ".join(missing).replace("head_dim, ", "head_dim or ")
+    near = difflib.get_close_matches(value, known, n=3) if isinstance(value, str) else []
+    some = [*dict.fromkeys((*near, *[name for name in _WELL_KNOWN if name in known]))]
     raise ConfigError(
-        f"{key}: got {shown(value)}; no reader for it; valid: {', '.join(known)}. Fields found: "
-        f"{', '.join(found) or 'none'}; missing: {lacking or 'none'}. A spec written by hand needs query heads, KV "
+        f"{key}: got {shown(value)}; no reader for it; valid: {', '.join(some)} and {len(known) - len(some)} more. Fields "
+        f"found: {', '.join(found) or 'none'}; missing: {lacking or 'none'}. A spec written by hand needs query heads, KV "
         "heads and head dim"
     )

@@ -1,375 +1,1168 @@
-"""config.json -> facts: a reader for each family of architectures.
+"""The table of families: which config.json belongs to which row, and each family's facts.
 
-A field that a family's published configs leave out takes the value transformers gives it (the default of its config
-class), written at the reader; any other missing field is an error that names it.
+A field that published configs leave out takes the value transformers 5.23 gives it (the default of its config class),
+written in the row; heads, layers and the hidden size are required. A row is the one above it `but` for some columns.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Literal, cast
+from collections.abc import Mapping
+from typing import Final
 
-from kvgen.models.fields import POSITIONS, Fields
-from kvgen.models.rope import gemma3_rope, rope_facts
-from kvgen.spec.model import LayerKind, Mla, Model, Rope
-from kvgen.spec.norm import RmsNorm
+from kvgen.models.family import HYBRID, SLIDING, Family, KvHeads, Norms, Pattern, Refusal, Rows, Scale, Turn
 
-HEADS = 4096
-HEAD_DIM = 1024
-LAYERS = 1024
-RANK = 2**20
-
-CacheDtype = Literal["bf16", "f16", "f32"]
-# An engine keeps the cache in the checkpoint's type unless told otherwise; the newest published configs omit it.
-_DTYPES = {"bfloat16": "bf16", "float16": "f16", "float32": "f32"}
-_LAYER_KINDS = {"sliding_attention": "local", "full_attention": "full"}
-
-
-@dataclass(frozen=True)
-class Checkpoint:
-    """What a config.json says about a model's cache and attention.
-
-    For latent attention `kv_heads` is 1, `head_dim` the cached row's elements and `stores` "k". `norm` is that of q and k
-    before RoPE, of a latent row's latent part.
-    """
-
-    q_heads: int
-    kv_heads: int
-    head_dim: int
-    dtype: CacheDtype
-    stores: Literal["kv", "k"]
-    model: Model
-    norm: RmsNorm | None = None
-
-    @property
-    def group(self) -> int:
-        """Query heads per KV head."""
-        return self.q_heads // self.kv_heads
+_HEADS: Final = Norms()
+_HEADS_F32: Final = Norms(multiply="before")
+_GEMMA_HEADS: Final = Norms(offset=1.0, multiply="before")
+_ROWS_F32: Final = Norms(over="row", multiply="before")
+_LAYER: Final = Norms(kind="layer")
+_HALVES: Final = Turn()
+_PAIRS: Final = Turn(style="interleaved")
+_TWO_WAYS: Final = Refusal(
+    "use_bidirectional_attention", "kvgen's decode is causal; a model that looks both ways keeps no cache; valid: false"
+)
+_BOTH_WAYS: Final = Refusal("use_bidirectional_attention", _TWO_WAYS.rule, when="all")
+_CLIPPED: Final = Refusal(
+    "clip_qkv", "q and k are clipped between their norm and RoPE, in append; valid: null", when="set"
+)
 
 
-Reader = Callable[[Fields, str], Checkpoint]
+def _all(default: int | None) -> KvHeads:
+    return KvHeads(default=default)
 
 
-def llama(fields: Fields, architecture: str) -> Checkpoint:
-    """Llama 1 to 3.3: every layer full, RoPE base 10000 where the config has none (Llama 2)."""
-    head_dim = _head_dim(fields, architecture)
-    return _checkpoint(fields, architecture, head_dim, rope=rope_facts(fields, head_dim, theta=10_000.0))
+# Llama and models with its attention ----------------------------------------------------------------------------------
 
+_LLAMA: Final = Family("llama", "LlamaForCausalLM")
+_QWEN_PATTERN: Final = Pattern(special="local", from_layer=28)
+_DENSE: Final = (
+    _LLAMA,
+    _LLAMA.but("internlm3", "LlamaForCausalLM", kv=_all(2), head_dim=128, positions=32768),
+    _LLAMA.but("iquestcoder", "LlamaForCausalLM", kv=_all(8), head_dim=128, positions=131072),
+    _LLAMA.but("arcee", "ArceeForCausalLM", positions=4096),
+    _LLAMA.but("aria_text", "AriaTextForCausalLM"),
+    _LLAMA.but("deepseek_ocr2_text", "DeepseekOcr2ForCausalLM", divided=True),
+    _LLAMA.but("jais2", "Jais2ForCausalLM", positions=8192),
+    _LLAMA.but("bitnet", "BitNetForCausalLM", kv=_all(5), rope=Turn(theta=500_000.0)),
+    _LLAMA.but("emu3_text_model", "Emu3ForCausalLM", kv=_all(8), positions=9216, rope=Turn(theta=1e6)),
+    _LLAMA.but("seed_oss", "SeedOssForCausalLM", kv=_all(8), head_dim=128, positions=524288),
+    _LLAMA.but(
+        "solar_open",
+        "SolarOpenForCausalLM",
+        kv=_all(8),
+        head_dim=128,
+        positions=131072,
+        rope=Turn(theta=1e6, share=1.0),
+    ),
+    _LLAMA.but(
+        "helium",
+        "HeliumForCausalLM",
+        kv=_all(20),
+        head_dim=128,
+        positions=4096,
+        rope=Turn(style="interleaved", theta=1e5),
+    ),
+    _LLAMA.but(
+        "ernie4_5",
+        "Ernie4_5ForCausalLM",
+        kv=_all(2),
+        head_dim=128,
+        positions=131072,
+        rope=Turn(style="interleaved", theta=5e5),
+    ),
+    _LLAMA.but(
+        "ernie4_5_moe",
+        "Ernie4_5_MoeForCausalLM",
+        kv=_all(4),
+        positions=131072,
+        rope=Turn(style="interleaved", theta=5e5),
+    ),
+    _LLAMA.but(
+        "glm", "GlmForCausalLM", kv=_all(2), head_dim=128, positions=131072, rope=Turn(style="interleaved", share=0.5)
+    ),
+    _LLAMA.but(
+        "glm4", "Glm4ForCausalLM", kv=_all(2), head_dim=128, positions=131072, rope=Turn(style="interleaved", share=0.5)
+    ),
+    _LLAMA.but("nemotron", "NemotronForCausalLM", positions=4096, rope=Turn(share=0.5)),
+    _LLAMA.but("olmo", "OlmoForCausalLM"),
+    _LLAMA.but("gemma", "GemmaForCausalLM", kv=_all(16), head_dim=256, positions=8192, refuses=(_TWO_WAYS,)),
+    _LLAMA.but(
+        "chameleon",
+        "ChameleonForConditionalGeneration",
+        kv=_all(32),
+        divided=True,
+        positions=4096,
+        norms=Norms(kind="layer", eps=1e-5),
+    ),
+    _LLAMA.but(
+        *("phimoe", "PhimoeForCausalLM"),
+        kv=_all(8),
+        positions=131072,
+        rope=Turn(theta=1e6, mscales=True),
+        pattern=Pattern(common="local"),
+    ),
+    _LLAMA.but(
+        *("apertus", "ApertusForCausalLM"),
+        norms=_HEADS,
+        eps=1e-5,
+        positions=65536,
+        rope=Turn(
+            theta=12e6,
+            default={
+                "rope_theta": 12e6,
+                "rope_type": "llama3",
+                "factor": 8.0,
+                "original_max_position_embeddings": 8192,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+            },
+        ),
+    ),
+    _LLAMA.but(
+        "hy_v3",
+        "HYV3ForCausalLM",
+        kv=_all(8),
+        head_dim=128,
+        norms=_HEADS,
+        eps=1e-5,
+        positions=131072,
+        rope=Turn(theta=11158840.0),
+    ),
+    _LLAMA.but(
+        "glm4_moe",
+        "Glm4MoeForCausalLM",
+        kv=_all(8),
+        norms=Norms(when="use_qk_norm", default=False),
+        eps=1e-5,
+        positions=131072,
+        rope=Turn(share=0.5),
+    ),
+    _LLAMA.but("olmo2", "Olmo2ForCausalLM", norms=_ROWS_F32, eps=1e-5),
+    _LLAMA.but("flex_olmo", "FlexOlmoForCausalLM", norms=_ROWS_F32, positions=4096, rope=Turn(theta=5e5)),
+    _LLAMA.but("olmoe", "OlmoeForCausalLM", norms=Norms(over="row"), eps=1e-5, positions=4096, refuses=(_CLIPPED,)),
+    _LLAMA.but(
+        "minimax_m2",
+        "MiniMaxM2ForCausalLM",
+        kv=_all(8),
+        head_dim=128,
+        norms=Norms(over="row"),
+        positions=196608,
+        rope=Turn(theta=5e6, share=1.0, dims="rotary_dim"),
+    ),
+    _LLAMA.but(
+        *("minimax_m3_vl_text", "MiniMaxM3VLForCausalLM"),
+        kv=_all(4),
+        head_dim=128,
+        norms=_GEMMA_HEADS,
+        positions=524288,
+        rope=Turn(theta=5e6, share=1.0),
+        refuses=(
+            Refusal(
+                "sparse_attention_config",
+                "an indexer picks blocks of tokens for each KV head, which kvgen's decode does not take; valid: null",
+            ),
+        ),
+    ),
+    _LLAMA.but(
+        "phi",
+        "PhiForCausalLM",
+        divided=True,
+        norms=Norms(kind="layer", when="qk_layernorm", default=False),
+        eps=1e-5,
+        names={"rms_norm_eps": ("layer_norm_eps",)},
+        rope=Turn(share=0.5),
+    ),
+    _LLAMA.but(
+        "stablelm",
+        "StableLmForCausalLM",
+        kv=_all(32),
+        divided=True,
+        norms=Norms(kind="layer", when="qk_layernorm", default=False),
+        eps=1e-5,
+        names={"rms_norm_eps": ("layer_norm_eps",)},
+        positions=4096,
+        rope=Turn(share=0.25),
+    ),
+    _LLAMA.but(
+        "persimmon",
+        "PersimmonForCausalLM",
+        kv=KvHeads(always_all=True),
+        divided=True,
+        norms=Norms(kind="layer", when="qk_layernorm"),
+        eps=1e-5,
+        names={"rms_norm_eps": ("layer_norm_eps",)},
+        positions=16384,
+        rope=Turn(share=0.5),
+    ),
+    _LLAMA.but(
+        "cohere",
+        "CohereForCausalLM",
+        norms=Norms(kind="layer", when="use_qk_norm", default=False),
+        eps=1e-5,
+        names={"rms_norm_eps": ("layer_norm_eps",)},
+        positions=8192,
+        rope=Turn(style="interleaved", theta=5e5),
+    ),
+    _LLAMA.but(
+        "gpt_neox",
+        "GPTNeoXForCausalLM",
+        kv=KvHeads(always_all=True),
+        divided=True,
+        rope=Turn(thetas=("rotary_emb_base",), share=0.25, shares=("rotary_pct",)),
+    ),
+    _LLAMA.but(
+        "gpt_neox_japanese",
+        "GPTNeoXJapaneseForCausalLM",
+        kv=KvHeads(always_all=True),
+        divided=True,
+        rope=Turn(thetas=("rotary_emb_base",), share=1.0, shares=("rotary_pct",)),
+    ),
+    _LLAMA.but(
+        "jetmoe",
+        "JetMoeForCausalLM",
+        kv=_all(16),
+        head_dim=128,
+        names={"head_dim": ("kv_channels",)},
+        heads_of=("num_experts_per_tok", 2),
+        positions=4096,
+        notes=("Query head h attends to KV head h modulo the number of KV heads: order the query heads by KV head.",),
+    ),
+    _LLAMA.but(
+        "hrm_text",
+        "HrmTextForCausalLM",
+        kv=KvHeads(always_all=True),
+        head_dim=128,
+        notes=("A prompt's tokens see each other both ways where prefix_lm is true; decode is causal.",),
+    ),
+    _LLAMA.but(
+        "molmo2_text",
+        "",
+        kv=_all(8),
+        head_dim=128,
+        norms=Norms(over_when=("qk_norm_type", {"qwen3": "head", "olmo": "row"})),
+        positions=36864,
+        rope=Turn(unscaled_field="rope_scaling_layers"),
+    ),
+    _LLAMA.but(
+        "hunyuan_v1_dense", "HunYuanDenseV1ForCausalLM", norms=Norms(order="after"), eps=1e-5, rope=Turn(alpha=True)
+    ),
+    _LLAMA.but(
+        "hunyuan_v1_moe", "HunYuanMoEV1ForCausalLM", norms=Norms(order="after"), eps=1e-5, rope=Turn(alpha=True)
+    ),
+    _LLAMA.but("hunyuan_vl_text", "", norms=Norms(order="after"), eps=1e-5, rope=Turn(alpha=True)),
+    _LLAMA.but("granite", "GraniteForCausalLM", scale=Scale(given="attention_multiplier", default=1.0)),
+    _LLAMA.but("granite4_vision_text", "", scale=Scale(given="attention_multiplier", default=1.0)),
+    _LLAMA.but("granitemoe", "GraniteMoeForCausalLM", scale=Scale(given="attention_multiplier", default=1.0)),
+    _LLAMA.but(
+        "granitemoeshared", "GraniteMoeSharedForCausalLM", scale=Scale(given="attention_multiplier", default=1.0)
+    ),
+    _LLAMA.but(
+        "granite_docling_text",
+        "",
+        kv=_all(4),
+        positions=32768,
+        scale=Scale(given="attention_multiplier", default=0.015625),
+    ),
+    _LLAMA.but("hyperclovax", "HyperCLOVAXForCausalLM", scale=Scale(given="attention_multiplier")),
+)
 
-def mistral(fields: Fields, architecture: str) -> Checkpoint:
-    """Mistral: `sliding_window` on every layer; null means none, an absent field 4096."""
-    head_dim = _head_dim(fields, architecture)
-    absent = 4096 if "sliding_window" not in fields.values else None
-    window = fields.optional_integer("sliding_window", high=POSITIONS) or absent
-    return _checkpoint(
-        fields, architecture, head_dim, rope=rope_facts(fields, head_dim, theta=10_000.0), windows=(window, None)
-    )
+# One window on every layer, or a pattern of windows -------------------------------------------------------------------
 
+_MISTRAL: Final = Family(
+    "mistral",
+    "MistralForCausalLM",
+    kv=_all(8),
+    positions=131072,
+    pattern=Pattern(common="local", types=()),
+    window=4096,
+)
+_QWEN2: Final = Family(
+    "qwen2",
+    "Qwen2ForCausalLM",
+    kv=_all(32),
+    positions=32768,
+    pattern=_QWEN_PATTERN,
+    window=4096,
+    window_when="use_sliding_window",
+)
+_GEMMA2: Final = Family(
+    "gemma2",
+    "Gemma2ForCausalLM",
+    kv=_all(4),
+    head_dim=256,
+    positions=8192,
+    pattern=Pattern(common="local", every=2),
+    window=4096,
+    scale=Scale(rsqrt="query_pre_attn_scalar", default=256.0),
+    softcap=("attn_logit_softcapping", 50.0),
+    refuses=(_TWO_WAYS,),
+)
+_GEMMA3: Final = _GEMMA2.but(
+    "gemma3_text",
+    "Gemma3ForCausalLM Gemma3ForConditionalGeneration",
+    heads=8,
+    norms=_GEMMA_HEADS,
+    positions=131072,
+    pattern=Pattern(common="local", every=6, every_field="sliding_window_pattern _sliding_window_pattern"),
+    softcap=("attn_logit_softcapping", None),
+    rope=Turn(kinds={"full": (1e6, "rope_theta"), "local": (1e4, "rope_local_base_freq")}),
+)
+_GEMMA4: Final = Family(
+    "gemma4_text",
+    "Gemma4ForCausalLM",
+    kv=_all(4),
+    head_dim=256,
+    heads=8,
+    positions=131072,
+    norms=Norms(multiply="before", v=True),
+    pattern=Pattern(common="local", every=6),
+    window=512,
+    scale=Scale(fixed=1.0),
+    rope=Turn(
+        shares=(),
+        kinds={"full": (1e6, ""), "local": (1e4, "")},
+        default={
+            "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+        },
+    ),
+    global_heads=True,
+    shared=True,
+    last_full=True,
+    refuses=(_BOTH_WAYS,),
+)
+_COHERE2: Final = Family(
+    "cohere2",
+    "Cohere2ForCausalLM",
+    positions=8192,
+    divided=True,
+    rope=_PAIRS,
+    pattern=Pattern(common="local", every=4, every_field="sliding_window_pattern"),
+    window=4096,
+    turns="windowed",
+)
+_EXAONE4: Final = Family(
+    "exaone4",
+    "Exaone4ForCausalLM",
+    kv=_all(32),
+    eps=1e-5,
+    norms=_HEADS,
+    pattern=Pattern(common="local", every=4, every_field="sliding_window_pattern"),
+    window=4096,
+    turns="local",
+)
+_LAGUNA: Final = Family(
+    "laguna",
+    "LagunaForCausalLM",
+    kv=_all(8),
+    head_dim=128,
+    positions=131072,
+    norms=_HEADS,
+    window=512,
+    rope=Turn(
+        shares=(),
+        share=1.0,
+        kinds={"full": (500_000.0, ""), "local": (10_000.0, "")},
+        default={
+            "full_attention": {"rope_theta": 500_000.0, "partial_rotary_factor": 0.5},
+            "sliding_attention": {"rope_theta": 10_000.0, "partial_rotary_factor": 1.0},
+        },
+    ),
+    head_lists="num_attention_heads_per_layer",
+)
+_WINDOWED: Final = (
+    _MISTRAL,
+    _MISTRAL.but("mixtral", "MixtralForCausalLM", rope=Turn(theta=1e6), window=None),
+    _MISTRAL.but("starcoder2", "Starcoder2ForCausalLM", kv=_all(2), positions=4096, window=None),
+    _MISTRAL.but("voxtral_realtime_text", "", window=4096),
+    _MISTRAL.but("moshi", "MoshiForCausalLM", kv=_all(None), positions=3000, window=3000),
+    _MISTRAL.but(
+        "kyutai_speech_to_text", "KyutaiSpeechToTextForConditionalGeneration", kv=_all(None), positions=750, window=375
+    ),
+    _MISTRAL.but(
+        *("ministral3", "Ministral3ForCausalLM"),
+        head_dim=128,
+        positions=262144,
+        window=None,
+        q_scale="ministral",
+        rope=Turn(
+            default={
+                "rope_type": "yarn",
+                "rope_theta": 1e6,
+                "factor": 16.0,
+                "original_max_position_embeddings": 16384,
+                "beta_fast": 32.0,
+                "beta_slow": 1.0,
+                "mscale": 1.0,
+                "mscale_all_dim": 1.0,
+                "llama_4_scaling_beta": 0.1,
+            }
+        ),
+    ),
+    _MISTRAL.but("ministral", "MinistralForCausalLM", pattern=Pattern(common="local")),
+    Family(
+        "phi3",
+        "Phi3ForCausalLM",
+        positions=4096,
+        pattern=Pattern(common="local", types=()),
+        rope=Turn(share=1.0, original_first=4096),
+    ),
+    Family(
+        "phi4_multimodal",
+        "Phi4MultimodalForCausalLM",
+        kv=_all(8),
+        positions=131072,
+        pattern=Pattern(common="local", types=()),
+        rope=Turn(share=1.0, original_first=4096),
+    ),
+    _QWEN2,
+    _QWEN2.but(
+        "qwen2_moe", "Qwen2MoeForCausalLM", kv=_all(16), pattern=Pattern(special="local", every=2, at=0, until_layer=28)
+    ),
+    _QWEN2.but("qwen3", "Qwen3ForCausalLM", head_dim=128, norms=_HEADS),
+    _QWEN2.but("qwen3_moe", "Qwen3MoeForCausalLM", kv=_all(4), norms=_HEADS, pattern=Pattern(common="local", types=())),
+    _QWEN2.but(
+        "dots1",
+        "Dots1ForCausalLM",
+        positions=2048,
+        norms=_HEADS,
+        pattern=Pattern(special="local", from_layer=62),
+        window_when="",
+    ),
+    _QWEN2.but(
+        *("smollm3", "SmolLM3ForCausalLM"),
+        kv=_all(4),
+        rope=Turn(theta=2e6),
+        pattern=Pattern(by_flags=("full", "local"), every=4, every_field="no_rope_layer_interval"),
+        window=None,
+        turns="flags",
+    ),
+    Family(
+        *("cwm", "CwmForCausalLM"),
+        kv=_all(8),
+        head_dim=128,
+        positions=131072,
+        pattern=Pattern(common="local", every=4, at=0),
+        window=8192,
+        rope=Turn(
+            theta=1e6,
+            default={
+                "rope_theta": 1e6,
+                "rope_type": "llama3",
+                "factor": 16.0,
+                "original_max_position_embeddings": 8192,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+            },
+        ),
+    ),
+    _GEMMA2,
+    _GEMMA2.but("vaultgemma", "VaultGemmaForCausalLM", refuses=()),
+    _GEMMA3,
+    Family(
+        *("gemma3n_text", "Gemma3nForCausalLM"),
+        kv=_all(2),
+        head_dim=256,
+        positions=32768,
+        norms=Norms(multiply="before", v=True),
+        pattern=Pattern(common="local", every=5),
+        window=512,
+        scale=Scale(fixed=1.0),
+        rope=Turn(kinds={"full": (1e6, "rope_theta"), "local": (1e4, "rope_local_base_freq")}),
+        shared=True,
+    ),
+    _GEMMA4,
+    _GEMMA4.but("gemma4_unified_text", "Gemma4UnifiedForCausalLM", positions=262144, window=1024),
+    Family(
+        *("gpt_oss", "GptOssForCausalLM"),
+        kv=_all(8),
+        head_dim=64,
+        positions=131072,
+        pattern=Pattern(common="local", every=2),
+        window=128,
+        sinks=("full", "local"),
+        rope=Turn(
+            theta=150_000.0,
+            default={
+                "rope_type": "yarn",
+                "factor": 32.0,
+                "beta_fast": 32.0,
+                "beta_slow": 1.0,
+                "truncate": False,
+                "original_max_position_embeddings": 4096,
+            },
+        ),
+    ),
+    Family(
+        *("olmo3", "Olmo3ForCausalLM"),
+        eps=1e-5,
+        norms=_ROWS_F32,
+        pattern=Pattern(common="local", every=4),
+        window=4096,
+        rope=Turn(kinds={"full": (5e5, "rope_theta"), "local": (5e5, "")}),
+    ),
+    Family(
+        *("modernbert-decoder", "ModernBertDecoderForCausalLM"),
+        kv=KvHeads(always_all=True),
+        divided=True,
+        positions=8192,
+        names={"sliding_window": ("local_attention",)},
+        pattern=Pattern(common="local", every=3, every_field="global_attn_every_n_layers", at=0),
+        window=128,
+        window_over=2,
+        rope=Turn(
+            kinds={"full": (160_000.0, "global_rope_theta"), "local": (1e4, "local_rope_theta")},
+            scales=("full", "local"),
+        ),
+    ),
+    Family(
+        *("mellum", "MellumForCausalLM"),
+        kv=_all(4),
+        head_dim=128,
+        positions=131072,
+        norms=_HEADS,
+        window=1024,
+        rope=Turn(
+            shares=(),
+            share=1.0,
+            kinds={"full": (500_000.0, ""), "local": (10_000.0, "")},
+            default={"full_attention": {"rope_theta": 500_000.0}, "sliding_attention": {"rope_theta": 10_000.0}},
+        ),
+    ),
+    _LAGUNA,
+    Family(
+        *("step3p5", "Step3p5ForCausalLM Step3p7ForCausalLM"),
+        kv=_all(8),
+        head_dim=128,
+        eps=1e-5,
+        positions=128000,
+        names={"num_key_value_heads": ("num_key_value_heads", "num_attention_groups")},
+        norms=_GEMMA_HEADS,
+        scale=Scale(rsqrt="query_pre_attn_scalar"),
+        local_heads=("num_sliding_attention_heads", "attention_other_setting.num_attention_heads"),
+        rope=Turn(
+            share=1.0,
+            shares=("partial_rotary_factors",),
+            kinds={"full": (1e4, "rope_theta"), "local": (1e4, "rope_theta")},
+        ),
+    ),
+    Family(
+        *("afmoe", "AfmoeForCausalLM"),
+        head_dim=128,
+        eps=1e-5,
+        positions=16384,
+        norms=_HEADS_F32,
+        pattern=Pattern(common="local", every=4, every_field="global_attn_every_n_layers"),
+        window=1024,
+        turns="sliding",
+    ),
+    _COHERE2,
+    _COHERE2.but(
+        *("cohere2_moe", "Cohere2MoeForCausalLM"),
+        divided=False,
+        head_dim=128,
+        refuses=(
+            Refusal(
+                "rope_scaling", "transformers' code does not use it; valid: null, with rope_parameters", when="set"
+            ),
+            Refusal("first_k_dense_replace", "its dense layers turn and mask by rules of their own; valid: 0"),
+            Refusal(
+                "mlp_layer_types",
+                "its dense layers turn and mask by rules of their own; valid: no 'dense'",
+                when="has:dense",
+            ),
+        ),
+    ),
+    _COHERE2.but(
+        *("cohere_compass_text", "CohereCompassForCausalLM"),
+        pattern=Pattern(),
+        turns="always",
+        rope=Turn(shares=(), kinds={"full": (0.0, ""), "local": (0.0, "")}, sections=(24, 20, 20), layout="cycle"),
+    ),
+    _EXAONE4,
+    _EXAONE4.but("exaone_moe", "ExaoneMoeForCausalLM"),
+    _EXAONE4.but(
+        "kolibri1",
+        "Kolibri1ForCausalLM",
+        kv=_all(4),
+        head_dim=128,
+        eps=1e-6,
+        positions=262144,
+        pattern=Pattern(common="local", every=5),
+        window=513,
+    ),
+    Family(
+        *("flint", "FlintForCausalLM"),
+        kv=_all(4),
+        head_dim=128,
+        positions=262144,
+        norms=_HEADS_F32,
+        pattern=Pattern(common="local", every=4, at=1, first=2, last=True),
+        window=513,
+        sinks=("full", "local"),
+        turns="windowed",
+    ),
+    Family(
+        *("beam", "BeamForCausalLM"),
+        kv=_all(8),
+        head_dim=128,
+        positions=8192,
+        norms=_HEADS_F32,
+        pattern=Pattern(common="local", every=6, last=True),
+        window=512,
+        q_scale="beam",
+        rope=Turn(
+            shares=(),
+            kinds={"full": (0.0, ""), "local": (1e4, "")},
+            default={"sliding_attention": {"rope_theta": 10_000.0}, "full_attention": None},
+        ),
+    ),
+    Family(
+        *("granite_swa", "GraniteSWAForCausalLM"),
+        kv=_all(4),
+        positions=8192,
+        pattern=Pattern(common="local", every=4, at=0),
+        window=128,
+        sinks=("full", "local"),
+        scale=Scale(given="attention_multiplier", default=1.0),
+        turns="thetas",
+    ),
+    Family(
+        *("granitemoe_swa", "GraniteMoeSWAForCausalLM"),
+        pattern=Pattern(common="local", every=4, at=0),
+        window=128,
+        sinks=("full", "local"),
+        scale=Scale(given="attention_multiplier", default=1.0),
+        turns="thetas",
+    ),
+    Family(
+        *("muse_glimmer_text", ""),
+        kv=_all(2),
+        head_dim=128,
+        eps=1e-5,
+        positions=131072,
+        norms=Norms(weight=False, multiply="before"),
+        pattern=Pattern(common="local", every=4, from_end=True),
+        window=2048,
+        turns="thetas",
+        rope=Turn(zero_on_special=True),
+        notes=("The normalised q is multiplied by qk_scale_factor.",),
+    ),
+    Family(
+        *("muse_spark_text", ""),
+        kv=_all(16),
+        head_dim=64,
+        eps=1e-5,
+        positions=1048576,
+        norms=Norms(weight=False, multiply="before"),
+        pattern=Pattern(common="local", every=4, from_end=True),
+        window=2048,
+        turns="thetas",
+        rope=Turn(theta=500_000.0, default={"rope_theta": 500_000.0}, zero_on_special=True),
+        notes=("The normalised q is multiplied by qk_scale_factor.",),
+    ),
+    Family(
+        *("mimo_v2_flash", "MiMoV2FlashForCausalLM"),
+        kv=KvHeads(default=4, local_times=2),
+        head_dim=192,
+        v_head_dim=("v_head_dim", 128),
+        positions=131072,
+        pattern=Pattern(common="local", every=6, first=1),
+        window=129,
+        sinks=("local",),
+        rope=Turn(
+            shares=(),
+            share=1.0,
+            kinds={"full": (5e6, ""), "local": (1e4, "")},
+            default={
+                "full_attention": {"rope_theta": 5e6, "partial_rotary_factor": 0.334},
+                "sliding_attention": {"rope_theta": 1e4, "partial_rotary_factor": 0.334},
+            },
+        ),
+        notes=("V is multiplied by attention_value_scale before append.",),
+    ),
+    Family(
+        *("llama4_text", "Llama4ForCausalLM"),
+        kv=_all(8),
+        head_dim=128,
+        eps=1e-5,
+        positions=131072,
+        norms=Norms(weight=False, order="after", multiply="before", when="use_qk_norm", roped=True),
+        rope=Turn(style="interleaved", theta=500_000.0),
+        pattern=Pattern(
+            by_flags=("chunked", "full"),
+            every=4,
+            every_field="no_rope_layer_interval",
+            words={**SLIDING, "chunked_attention": "chunked"},
+        ),
+        chunk=8192,
+        turns="flags",
+        q_scale="llama4",
+    ),
+    Family(
+        *("gpt_neo", "GPTNeoForCausalLM"),
+        names={
+            "num_attention_heads": ("num_heads", "num_attention_heads"),
+            "num_hidden_layers": ("num_layers", "num_hidden_layers"),
+            "sliding_window": ("window_size",),
+        },
+        kv=KvHeads(always_all=True),
+        divided=True,
+        rope=None,
+        pattern=Pattern(
+            types=(),
+            expanded="attention_types",
+            words={"global": "full", "local": "local"},
+            whole=("full", "local") * 12,
+        ),
+        window=256,
+        scale=Scale(fixed=1.0),
+    ),
+)
 
-def qwen2(fields: Fields, architecture: str) -> Checkpoint:
-    """Qwen 2 and 2.5: `sliding_window` holds only with `use_sliding_window`, from layer `max_window_layers` (28) on."""
-    head_dim = _head_dim(fields, architecture)
-    rope = rope_facts(fields, head_dim, theta=10_000.0)
-    return _checkpoint(fields, architecture, head_dim, rope=rope, windows=_qwen_windows(fields))
+# Three positions a token ----------------------------------------------------------------------------------------------
 
+_QWEN2_VL: Final = _QWEN2.but(
+    "qwen2_vl_text",
+    "",
+    kv=_all(8),
+    divided=True,
+    rope=Turn(theta=1e6, sections=(16, 24, 24)),
+    pattern=Pattern(special="local", from_layer=80),
+)
+_QWEN3_VL: Final = Family(
+    "qwen3_vl_text",
+    "Qwen3VLForCausalLM",
+    kv=_all(32),
+    head_dim=128,
+    positions=128000,
+    norms=_HEADS,
+    rope=Turn(theta=5e5, sections=(24, 20, 20), layout="cycle"),
+)
+_GLM4V: Final = Family(
+    "glm4v_text",
+    "",
+    kv=_all(2),
+    divided=True,
+    positions=32768,
+    rope=Turn(style="interleaved", share=1.0, sections=(8, 12, 12)),
+)
+_MROPE: Final = (
+    _QWEN2_VL,
+    _QWEN2_VL.but("qwen2_5_vl_text", ""),
+    _QWEN2_VL.but("qwen2_5_omni_text", "", kv=_all(4), divided=False, pattern=_QWEN_PATTERN, window=32768),
+    _QWEN3_VL,
+    _QWEN3_VL.but("qwen3_vl_moe_text", "", kv=_all(16), head_dim=None),
+    _QWEN3_VL.but(
+        "qwen3_omni_moe_text",
+        "",
+        kv=_all(4),
+        head_dim=None,
+        positions=32768,
+        rope=Turn(theta=1e6, sections=(24, 20, 20), layout="cycle"),
+    ),
+    _QWEN3_VL.but(
+        "cosmos3_edge_text",
+        "",
+        kv=_all(8),
+        norms=None,
+        positions=131072,
+        rope=Turn(theta=1e8, default={"rope_theta": 1e8}, sections=(24, 20, 20), layout="cycle"),
+    ),
+    _GLM4V,
+    _GLM4V.but("glm_ocr_text", "", kv=_all(8), divided=False, positions=131072),
+    _GLM4V.but(
+        "glm4v_moe_text", "", kv=_all(8), divided=False, positions=65536, rope=Turn(share=0.5, sections=(8, 12, 12))
+    ),
+    Family(
+        "paddleocr_vl_text",
+        "PaddleOCRVLForCausalLM",
+        kv=_all(2),
+        head_dim=128,
+        positions=131072,
+        rope=Turn(theta=5e5, sections=(16, 24, 24)),
+    ),
+    Family(
+        "ernie4_5_vl_moe_text",
+        "",
+        kv=_all(4),
+        positions=131072,
+        rope=Turn(style="interleaved", theta=5e5, sections=(22, 22, 20), layout="hw_t"),
+    ),
+)
 
-def qwen3(fields: Fields, architecture: str) -> Checkpoint:
-    """Qwen 3: as Qwen 2, head dim 128 unless given, RMS norm over each head of Q and K."""
-    head_dim = _head_dim(fields, architecture, default=128)
-    rope = rope_facts(fields, head_dim, theta=10_000.0)
-    return _checkpoint(fields, architecture, head_dim, rope=rope, windows=_qwen_windows(fields), qk_norm="head")
+# Hybrids: layers with attention among layers that keep a state --------------------------------------------------------
 
+_QWEN3_NEXT: Final = Family(
+    "qwen3_next",
+    "Qwen3NextForCausalLM",
+    kv=_all(2),
+    head_dim=256,
+    positions=32768,
+    norms=_GEMMA_HEADS,
+    rope=Turn(share=0.25),
+    pattern=Pattern(common="linear", every=4, every_field="full_attention_interval", words=HYBRID),
+)
+_QWEN3_5: Final = _QWEN3_NEXT.but(
+    "qwen3_5_text", "Qwen3_5ForCausalLM", kv=_all(4), rope=Turn(share=0.25, sections=(11, 11, 10), layout="cycle")
+)
+_GRANITE_ROPE: Final = Turn(when=("position_embedding_type", "rope"))
+_BLOCKS: Final = ("layer_types", "layers_block_type")
+_HYBRIDS: Final = (
+    _QWEN3_NEXT,
+    _QWEN3_5,
+    _QWEN3_5.but("qwen3_5_moe_text", "Qwen3_5MoeForCausalLM", kv=_all(2)),
+    _LLAMA.but(
+        "olmo_hybrid",
+        "OlmoHybridForCausalLM",
+        norms=_ROWS_F32,
+        positions=65536,
+        pattern=Pattern(common="linear", every=4, words=HYBRID),
+    ),
+    Family(
+        "bamba",
+        "BambaForCausalLM",
+        kv=_all(8),
+        positions=262144,
+        rope=Turn(share=0.5),
+        pattern=Pattern(common="linear", types=(), lists="attn_layer_indices"),
+    ),
+    Family(
+        "falcon_h1",
+        "FalconH1ForCausalLM",
+        kv=_all(8),
+        positions=8192,
+        pattern=Pattern(types=()),
+        notes=("Every layer keeps a state beside its cache; K is multiplied by key_multiplier before append.",),
+    ),
+    Family(
+        "granitemoehybrid",
+        "GraniteMoeHybridForCausalLM",
+        rope=_GRANITE_ROPE,
+        pattern=Pattern(common="linear", special="linear", types=_BLOCKS, words=HYBRID),
+        scale=Scale(given="attention_multiplier", default=1.0),
+    ),
+    Family(
+        "jamba",
+        "JambaForCausalLM",
+        kv=_all(8),
+        positions=262144,
+        rope=None,
+        pattern=Pattern(
+            common="mamba",
+            every=8,
+            every_field="attn_layer_period",
+            at=4,
+            at_field="attn_layer_offset",
+            types=(),
+            words=HYBRID,
+        ),
+    ),
+    Family(
+        *("lfm2", "Lfm2ForCausalLM"),
+        kv=_all(8),
+        eps=1e-5,
+        names={"rms_norm_eps": ("norm_eps",)},
+        positions=128000,
+        norms=_HEADS,
+        rope=Turn(theta=1e6),
+        pattern=Pattern(common="conv", lists="full_attn_idxs", words=HYBRID, every=1),
+    ),
+    Family(
+        "lfm2_moe",
+        "Lfm2MoeForCausalLM",
+        kv=_all(8),
+        eps=1e-5,
+        names={"rms_norm_eps": ("norm_eps",)},
+        positions=128000,
+        norms=_HEADS,
+        rope=Turn(theta=1e6),
+        pattern=Pattern(words=HYBRID),
+    ),
+    Family(
+        *("lfm3", "Lfm3ForCausalLM"),
+        kv=_all(4),
+        head_dim=128,
+        eps=1e-5,
+        names={"rms_norm_eps": ("norm_eps", "rms_norm_eps")},
+        positions=128000,
+        norms=_HEADS,
+        window=256,
+        pattern=Pattern(common="conv", every=4, at=2, also=0, words=HYBRID),
+        rope=Turn(
+            shares=(),
+            kinds={"full": (1e6, ""), "local": (1e4, "")},
+            default={
+                "full_attention": {"rope_type": "proportional", "rope_theta": 1e6, "partial_rotary_factor": 0.5},
+                "sliding_attention": {"rope_theta": 10_000.0},
+            },
+        ),
+    ),
+    Family(
+        "minimax",
+        "MiniMaxForCausalLM",
+        kv=_all(8),
+        positions=131072,
+        rope=Turn(theta=1e6),
+        pattern=Pattern(common="linear", special="local", every=2, at=0, words={**HYBRID, "full_attention": "local"}),
+        window=None,
+    ),
+    Family(
+        *("nemotron_h", "NemotronHForCausalLM"),
+        kv=_all(8),
+        head_dim=128,
+        positions=4096,
+        rope=None,
+        pattern=Pattern(
+            types=("layer_types", "layers_block_type"),
+            words=HYBRID,
+            letters=("hybrid_override_pattern", {"M": "mamba", "E": "moe", "*": "full", "-": "mlp"}),
+            whole=("linear", "moe", "full", "mlp"),
+        ),
+    ),
+    Family(
+        *("recurrent_gemma", "RecurrentGemmaForCausalLM"),
+        names={"sliding_window": ("attention_window_size", "sliding_window")},
+        divided=True,
+        rope=Turn(share=0.5),
+        window=2048,
+        pattern=Pattern(
+            types=(),
+            units="block_types",
+            words={"recurrent": "recurrent", "attention": "local"},
+            whole=("recurrent", "recurrent", "local"),
+        ),
+    ),
+    Family(
+        *("zamba", "ZambaForCausalLM"),
+        kv=_all(16),
+        names={"head_dim": ("attention_head_dim",)},
+        hidden_times=2,
+        positions=4096,
+        rope=None,
+        scale=Scale(halved=True),
+        pattern=Pattern(
+            common="linear",
+            every=6,
+            every_field="attn_layer_period",
+            at=4,
+            at_field="attn_layer_offset",
+            lead=("linear", "linear", "full"),
+            types=_BLOCKS,
+            words=HYBRID,
+        ),
+    ),
+    Family(
+        *("zamba2", "Zamba2ForCausalLM"),
+        divided=True,
+        hidden_times=2,
+        positions=4096,
+        rope=Turn(when=("use_mem_rope", "true")),
+        scale=Scale(halved=True),
+        pattern=Pattern(
+            types=_BLOCKS,
+            words=HYBRID,
+            whole=(
+                "linear",
+                *("linear",) * 5,
+                "full",
+                *((*("linear",) * 5, "full") * 6),
+                *("linear",) * 4,
+                "full",
+                *("linear",) * 3,
+                "full",
+                "linear",
+                "linear",
+            ),
+        ),
+    ),
+    Family(
+        *("kimi_linear", "KimiLinearForCausalLM"),
+        positions=1048576,
+        rope=None,
+        rows=Rows(
+            defaults={"qk_rope_head_dim": 64, "qk_nope_head_dim": 128, "v_head_dim": 128, "kv_lora_rank": 512},
+            interleaved=False,
+        ),
+        pattern=Pattern(
+            common="linear", every=4, at=0, first=-1, lists="linear_attn_config.full_attn_layers", base=1, words=HYBRID
+        ),
+    ),
+    Family(
+        *("bailing_hybrid", "BailingHybridForCausalLM BailingMoeV2_5ForCausalLM"),
+        positions=262144,
+        rope=Turn(theta=6e6),
+        rows=Rows(
+            defaults={"qk_rope_head_dim": 64, "qk_nope_head_dim": 128, "v_head_dim": 128, "kv_lora_rank": 512},
+            interleaved=True,
+        ),
+        pattern=Pattern(common="linear", every=6, every_field="layer_group_size", words=HYBRID),
+    ),
+)
 
-def qwen3_moe(fields: Fields, architecture: str) -> Checkpoint:
-    """Qwen 3 mixture of experts: as Qwen 3, but a used window holds on every layer."""
-    head_dim = _head_dim(fields, architecture)
-    used = fields.flag("use_sliding_window", default=False)
-    window = fields.integer("sliding_window", high=POSITIONS) if used else None
-    rope = rope_facts(fields, head_dim, theta=10_000.0)
-    return _checkpoint(fields, architecture, head_dim, rope=rope, windows=(window, None), qk_norm="head")
+# Latent rows ----------------------------------------------------------------------------------------------------------
 
+_DEEPSEEK: Final = Family(
+    "deepseek_v3 kimi_k2", "DeepseekV3ForCausalLM", kv=KvHeads(always_all=True), positions=4096, rows=Rows()
+)
+_INDEXED: Final = {"deepseek_sparse_attention": "indexed", "indexed_attention": "indexed", "full_attention": "indexed"}
+_LATENT: Final = (
+    _DEEPSEEK,
+    _DEEPSEEK.but("deepseek_v2", "DeepseekV2ForCausalLM", positions=2048, rows=Rows(interleaved=True)),
+    _DEEPSEEK.but("axk1", "AXK1ForCausalLM", positions=32768),
+    _DEEPSEEK.but("glm4_moe_lite", "Glm4MoeLiteForCausalLM", positions=202752),
+    _DEEPSEEK.but("youtu", "YoutuForCausalLM", positions=131072),
+    _DEEPSEEK.but(
+        *("longcat_flash", "LongcatFlashForCausalLM"),
+        names={"num_hidden_layers": ("num_layers",)},
+        positions=131072,
+        rope=Turn(theta=1e7),
+        rows=Rows(interleaved=True, factor=True),
+        layers_times=2,
+    ),
+    _DEEPSEEK.but("minicpm3", "MiniCPM3ForCausalLM", positions=32768, rows=Rows(interleaved=False)),
+    _DEEPSEEK.but(
+        *("mistral4", "Mistral4ForCausalLM"),
+        positions=1048576,
+        q_scale="ministral",
+        rope=Turn(
+            default={
+                "rope_type": "yarn",
+                "rope_theta": 10_000.0,
+                "factor": 128.0,
+                "original_max_position_embeddings": 8192,
+                "beta_fast": 32.0,
+                "beta_slow": 1.0,
+                "mscale": 1.0,
+                "mscale_all_dim": 1.0,
+                "llama_4_scaling_beta": 0.1,
+            }
+        ),
+    ),
+    _DEEPSEEK.but(
+        "deepseek_v32",
+        "DeepseekV32ForCausalLM",
+        positions=163840,
+        rows=Rows(interleaved=True, index_topk=2048),
+        pattern=Pattern(common="indexed", special="indexed", words=_INDEXED),
+    ),
+    _DEEPSEEK.but(
+        "glm_moe_dsa",
+        "GlmMoeDsaForCausalLM",
+        positions=202752,
+        rows=Rows(interleaved=True, index_topk=2048),
+        pattern=Pattern(common="indexed", special="indexed", words=_INDEXED),
+    ),
+)
 
-def gemma3(fields: Fields, architecture: str) -> Checkpoint:
-    """Gemma 3: the text model, nested in the multimodal ones; local layers with a RoPE base of their own.
+# Absolute positions and ALiBi -----------------------------------------------------------------------------------------
 
-    google/gemma-3-4b-it states neither heads nor head dim: 8 query and 4 KV heads of 256, window 4096, every sixth
-    layer full, bases 1e6 and 1e4 and query_pre_attn_scalar 256 are the config class's defaults.
-    """
-    text = fields.object("text_config") or fields
-    text.require(architecture, "num_hidden_layers")
-    head_dim = text.integer("head_dim", default=256, high=HEAD_DIM)
-    layers = text.integer("num_hidden_layers", high=LAYERS)
-    key = "sliding_window_pattern" if text.has("sliding_window_pattern") else "_sliding_window_pattern"
-    every = text.integer(key, default=6, high=LAYERS)
-    kinds: list[LayerKind] = ["local" if (i + 1) % every else "full" for i in range(layers)]
-    window, pattern = _windows(text, text.integer("sliding_window", default=4096, high=POSITIONS), kinds)
-    model = Model(
-        architecture=architecture,
-        layers=layers,
-        rope=gemma3_rope(text, head_dim, has_local=pattern is not None),
-        window=window,
-        window_pattern=pattern,
-        qk_norm="head",
-        logit_softcap=text.optional_number("attn_logit_softcapping", low=1e-3, high=1e6),
-        query_pre_attn_scalar=text.number("query_pre_attn_scalar", default=256.0, low=1e-3, high=1e6),
-    )
-    q_heads = text.integer("num_attention_heads", default=8, high=HEADS)
-    kv_heads = text.integer("num_key_value_heads", default=4, high=HEADS)
-    _check_group(text, q_heads, kv_heads, "num_key_value_heads")
-    norm = RmsNorm(eps=_eps(text), weight_offset=1.0, multiply="before")
-    return Checkpoint(q_heads, kv_heads, head_dim, _dtype(text, fields), "kv", model, norm)
+_GPT2_NAMES: Final = {"num_attention_heads": ("n_head",), "hidden_size": ("n_embd",), "num_hidden_layers": ("n_layer",)}
+_GPT2: Final = Family(
+    "gpt2 gpt-sw3", "GPT2LMHeadModel", names=_GPT2_NAMES, kv=KvHeads(always_all=True), divided=True, rope=None
+)
+_ABSOLUTE: Final = (
+    _GPT2.but(
+        *("gpt2 gpt-sw3", "GPT2LMHeadModel"),
+        refuses=(
+            Refusal("scale_attn_by_inverse_layer_idx", "every layer has a scale of its own; valid: false"),
+            Refusal("scale_attn_weights", "scores without a scale are not read; valid: true", when="false"),
+        ),
+    ),
+    _GPT2.but("openai-gpt", "OpenAIGPTLMHeadModel"),
+    _GPT2.but("ctrl", "CTRLLMHeadModel"),
+    _GPT2.but(
+        "gpt_bigcode",
+        "GPTBigCodeForCausalLM",
+        kv=KvHeads(field="", one_if="multi_query"),
+        refuses=(Refusal("scale_attn_weights", "scores without a scale are not read; valid: true", when="false"),),
+    ),
+    _GPT2.but(
+        "codegen",
+        "CodeGenForCausalLM",
+        rope=Turn(style="interleaved", thetas=(), share=1.0, dims="rotary_dim", default={"rotary_dim": 64}),
+    ),
+    _GPT2.but(
+        "gptj",
+        "GPTJForCausalLM",
+        rope=Turn(style="interleaved", thetas=(), share=1.0, dims="rotary_dim", default={"rotary_dim": 64}),
+    ),
+    _GPT2.but("opt", "OPTForCausalLM", names={}),
+    _GPT2.but("biogpt", "BioGptForCausalLM", names={}),
+    _GPT2.but(
+        "xglm",
+        "XGLMForCausalLM",
+        names={
+            "num_attention_heads": ("attention_heads",),
+            "hidden_size": ("d_model",),
+            "num_hidden_layers": ("num_layers",),
+        },
+    ),
+    _GPT2.but(
+        "kosmos_2_text_model",
+        "",
+        names={
+            "num_attention_heads": ("attention_heads",),
+            "hidden_size": ("embed_dim",),
+            "num_hidden_layers": ("layers",),
+        },
+    ),
+    _GPT2.but(
+        "kosmos_2_5_text_model",
+        "",
+        names={
+            "num_attention_heads": ("attention_heads",),
+            "hidden_size": ("embed_dim",),
+            "num_hidden_layers": ("layers",),
+        },
+    ),
+    _GPT2.but(
+        *("bloom", "BloomForCausalLM"),
+        names={
+            "num_attention_heads": ("n_head", "num_attention_heads"),
+            "hidden_size": ("n_embed", "hidden_size"),
+            "num_hidden_layers": ("n_layer", "num_hidden_layers"),
+        },
+        alibi=True,
+    ),
+    _GPT2.but(
+        *("mpt", "MPTForCausalLM MptForCausalLM"),
+        names={"num_attention_heads": ("n_heads",), "hidden_size": ("d_model",), "num_hidden_layers": ("n_layers",)},
+        kv=KvHeads(
+            field="attn_config.kv_n_heads",
+            words=(
+                "attn_config.attn_type",
+                {"multihead_attention": "heads", "multiquery_attention": "one", "grouped_query_attention": "field"},
+            ),
+        ),
+        alibi="attn_config.alibi",
+        scale=Scale(given="attn_config.softmax_scale"),
+        refuses=(Refusal("attn_config.qk_ln", "append has RMS norms of q and k, no layer norms; valid: false"),),
+    ),
+    Family(
+        *("falcon", "FalconForCausalLM"),
+        names={"hidden_size": ("n_embed", "hidden_size")},
+        kv=KvHeads(field="num_kv_heads", one_if="multi_query", unless="new_decoder_architecture"),
+        divided=True,
+        alibi="alibi",
+    ),
+    Family(
+        *("dbrx", "DbrxForCausalLM"),
+        names={
+            "num_attention_heads": ("n_heads",),
+            "hidden_size": ("d_model",),
+            "num_hidden_layers": ("n_layers",),
+            "max_position_embeddings": ("max_seq_len",),
+        },
+        kv=KvHeads(field="attn_config.kv_n_heads", default=1),
+        divided=True,
+        rope=Turn(thetas=("rope_theta", "attn_config.rope_theta")),
+    ),
+)
 
-
-def gemma2(fields: Fields, architecture: str) -> Checkpoint:
-    """Gemma 2: every other layer local, the first one too; scores capped at 50 unless the config says otherwise (null: not)."""
-    head_dim = _head_dim(fields, architecture, default=256)
-    layers = fields.integer("num_hidden_layers", high=LAYERS)
-    kinds: list[LayerKind] = ["full" if i % 2 else "local" for i in range(layers)]
-    windows = _windows(fields, fields.integer("sliding_window", default=4096, high=POSITIONS), kinds)
-    found = _checkpoint(
-        fields, architecture, head_dim, rope=rope_facts(fields, head_dim, theta=10_000.0), windows=windows
-    )
-    absent = 50.0 if "attn_logit_softcapping" not in fields.values else None
-    facts = {
-        "logit_softcap": fields.optional_number("attn_logit_softcapping", low=1e-3, high=1e6) or absent,
-        "query_pre_attn_scalar": fields.number("query_pre_attn_scalar", default=256.0, low=1e-3, high=1e6),
-    }
-    return replace(found, model=found.model.model_copy(update=facts))
-
-
-def phi3(fields: Fields, architecture: str) -> Checkpoint:
-    """Phi-3 and Phi-4-mini: fused QKV (the cache is a usual one), partial RoPE, LongRoPE in the 128k models."""
-    head_dim = _head_dim(fields, architecture)
-    window = fields.optional_integer("sliding_window", high=POSITIONS)
-    rope = rope_facts(fields, head_dim, theta=10_000.0)
-    return _checkpoint(fields, architecture, head_dim, rope=rope, windows=(window, None))
-
-
-def falcon(fields: Fields, architecture: str) -> Checkpoint:
-    """Falcon: one KV head with `multi_query` (though its 7B says num_kv_heads 71); groups in the newer decoder."""
-    fields.require(architecture, "hidden_size", "num_attention_heads", "num_hidden_layers")
-    q_heads = fields.integer("num_attention_heads", high=HEADS)
-    head_dim = _divided_head_dim(fields, q_heads)
-    kv_heads = q_heads
-    if fields.flag("new_decoder_architecture", default=False) or not fields.flag("multi_query", default=True):
-        kv_heads = fields.integer("num_kv_heads", default=q_heads, high=HEADS)
-    else:
-        kv_heads = 1
-    _check_group(fields, q_heads, kv_heads, "num_kv_heads")
-    alibi = fields.flag("alibi", default=False)
-    model = Model(
-        architecture=architecture,
-        layers=fields.integer("num_hidden_layers", high=LAYERS),
-        rope=None if alibi else rope_facts(fields, head_dim, theta=10_000.0),
-        alibi=alibi,
-    )
-    return Checkpoint(q_heads, kv_heads, head_dim, _dtype(fields), "kv", model)
-
-
-def bloom(fields: Fields, architecture: str) -> Checkpoint:
-    """BLOOM: ALiBi, a KV head a query head; two spellings of each field, of which older configs mix some."""
-    keys = [
-        next((k for k in both if fields.has(k)), both[0])
-        for both in (("n_head", "num_attention_heads"), ("hidden_size", "n_embed"), ("n_layer", "num_hidden_layers"))
-    ]
-    return _with_alibi(fields, architecture, keys)
-
-
-def mpt(fields: Fields, architecture: str) -> Checkpoint:
-    """MPT: ALiBi, unless attn_config says otherwise; the scale may be given. Clipping of q, k and v happens before append."""
-    attention = fields.object("attn_config") or Fields({}, "attn_config")
-    if attention.flag("qk_ln", default=False):
-        attention.fail("qk_ln", "append has RMS norms of q and k, no layer norms; valid: false")
-    found = _with_alibi(fields, architecture, ["n_heads", "d_model", "n_layers"])
-    kinds = {"multihead_attention": "heads", "multiquery_attention": "one", "grouped_query_attention": "groups"}
-    kind = attention.choice("attn_type", kinds, default="heads")
-    kv_heads = 1 if kind == "one" else found.q_heads
-    if kind == "groups":
-        kv_heads = attention.integer("kv_n_heads", high=HEADS)
-    _check_group(attention, found.q_heads, kv_heads, "kv_n_heads")
-    scale = attention.optional_number("softmax_scale", low=1e-3, high=1e3)
-    facts = {
-        "alibi": attention.flag("alibi", default=True),
-        "query_pre_attn_scalar": scale**-2 if scale is not None else None,
-    }
-    return replace(found, kv_heads=kv_heads, model=found.model.model_copy(update=facts))
-
-
-def gpt_oss(fields: Fields, architecture: str) -> Checkpoint:
-    """gpt-oss: a sink per query head; layers alternate, the first one local, unless `layer_types` says otherwise."""
-    head_dim = _head_dim(fields, architecture, default=64)
-    layers = fields.integer("num_hidden_layers", high=LAYERS)
-    kinds: list[LayerKind] = ["full" if i % 2 else "local" for i in range(layers)]
-    windows = _windows(fields, fields.integer("sliding_window", default=128, high=POSITIONS), kinds)
-    rope = rope_facts(fields, head_dim, theta=150_000.0)
-    return _checkpoint(fields, architecture, head_dim, rope=rope, windows=windows, sinks=True)
-
-
-def deepseek(fields: Fields, architecture: str) -> Checkpoint:
-    """DeepSeek-V2 and V3, Kimi-K2: latent rows of kv_lora_rank + qk_rope_head_dim, shared by all heads; pairs interleaved."""
-    fields.require(
-        architecture,
-        *("num_attention_heads", "num_hidden_layers", "kv_lora_rank"),
-        *("qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim"),
-    )
-    mla = Mla(
-        kv_lora_rank=fields.integer("kv_lora_rank", high=RANK),
-        qk_rope_head_dim=fields.integer("qk_rope_head_dim", high=HEAD_DIM),
-        qk_nope_head_dim=fields.integer("qk_nope_head_dim", high=HEAD_DIM),
-        v_head_dim=fields.integer("v_head_dim", high=HEAD_DIM),
-        q_lora_rank=fields.optional_integer("q_lora_rank", high=RANK),
-    )
-    if mla.row_dim > HEAD_DIM:
-        fields.fail(
-            "kv_lora_rank",
-            f"with qk_rope_head_dim {mla.qk_rope_head_dim} a row has {mla.row_dim} elements; valid: up to {HEAD_DIM}",
-        )
-    style: Literal["neox", "interleaved"] = "interleaved" if fields.flag("rope_interleave", default=True) else "neox"
-    rope = rope_facts(fields, mla.qk_rope_head_dim, theta=10_000.0, style=style, key="qk_rope_head_dim")
-    model = Model(
-        architecture=architecture,
-        layers=fields.integer("num_hidden_layers", high=LAYERS),
-        rope=rope.model_copy(update={"dim": mla.qk_rope_head_dim}),
-        mla=mla,
-    )
-    # HF builds the norm of the latent part with its own default, whatever rms_norm_eps says.
-    q_heads = fields.integer("num_attention_heads", high=HEADS)
-    return Checkpoint(q_heads, 1, mla.row_dim, _dtype(fields), "k", model, RmsNorm())
-
-
-READERS: dict[str, Reader] = {
-    "LlamaForCausalLM": llama,
-    "MistralForCausalLM": mistral,
-    "Qwen2ForCausalLM": qwen2,
-    "Qwen3ForCausalLM": qwen3,
-    "Qwen3MoeForCausalLM": qwen3_moe,
-    "Gemma2ForCausalLM": gemma2,
-    "Gemma3ForCausalLM": gemma3,
-    "Gemma3ForConditionalGeneration": gemma3,
-    "Phi3ForCausalLM": phi3,
-    "FalconForCausalLM": falcon,
-    "BloomForCausalLM": bloom,
-    "MPTForCausalLM": mpt,
-    "MptForCausalLM": mpt,
-    "GptOssForCausalLM": gpt_oss,
-    "DeepseekV2ForCausalLM": deepseek,
-    "DeepseekV3ForCausalLM": deepseek,
+FAMILIES: Final = (*_DENSE, *_WINDOWED, *_MROPE, *_HYBRIDS, *_LATENT, *_ABSOLUTE)
+BY_TYPE: Final[Mapping[str, Family]] = {name: family for family in FAMILIES for name in family.types.split()}
+BY_CLASS: Final[Mapping[str, tuple[Family, ...]]] = {
+    name: tuple(family for family in FAMILIES if name in family.classes.split())
+    for name in dict.fromkeys(name for family in FAMILIES for name in family.classes.split())
 }
-
-# Only for configs without `architectures`; a named class that has no reader is never read as its model_type's.
-MODEL_TYPES: dict[str, str] = {
-    "llama": "LlamaForCausalLM",
-    "mistral": "MistralForCausalLM",
-    "qwen2": "Qwen2ForCausalLM",
-    "qwen3": "Qwen3ForCausalLM",
-    "qwen3_moe": "Qwen3MoeForCausalLM",
-    "gemma2": "Gemma2ForCausalLM",
-    "gemma3_text": "Gemma3ForCausalLM",
-    "gemma3": "Gemma3ForConditionalGeneration",
-    "phi3": "Phi3ForCausalLM",
-    "falcon": "FalconForCausalLM",
-    "bloom": "BloomForCausalLM",
-    "mpt": "MPTForCausalLM",
-    "gpt_oss": "GptOssForCausalLM",
-    "deepseek_v2": "DeepseekV2ForCausalLM",
-    "deepseek_v3": "DeepseekV3ForCausalLM",
-    "kimi_k2": "DeepseekV3ForCausalLM",
-}
-
-
-def _checkpoint(
-    fields: Fields,
-    architecture: str,
-    head_dim: int,
-    *,
-    rope: Rope,
-    windows: tuple[int | None, tuple[LayerKind, ...] | None] = (None, None),
-    qk_norm: Literal["head"] | None = None,
-    sinks: bool = False,
-) -> Checkpoint:
-    """The shape most families share: absent num_key_value_heads means one KV head per query head."""
-    q_heads = fields.integer("num_attention_heads", high=HEADS)
-    kv_heads = fields.integer("num_key_value_heads", default=q_heads, high=HEADS)
-    _check_group(fields, q_heads, kv_heads, "num_key_value_heads")
-    model = Model(
-        architecture=architecture,
-        layers=fields.integer("num_hidden_layers", high=LAYERS),
-        rope=rope,
-        window=windows[0],
-        window_pattern=windows[1],
-        sinks=sinks,
-        qk_norm=qk_norm,
-    )
-    norm = RmsNorm(over=qk_norm, eps=_eps(fields)) if qk_norm is not None else None
-    return Checkpoint(q_heads, kv_heads, head_dim, _dtype(fields), "kv", model, norm)
-
-
-def _with_alibi(fields: Fields, architecture: str, keys: Sequence[str]) -> Checkpoint:
-    """A model with ALiBi and no RoPE, whose `keys` have heads, the hidden size and layers."""
-    fields.require(architecture, *keys)
-    heads, hidden, layers = keys
-    q_heads = fields.integer(heads, high=HEADS)
-    model = Model(architecture=architecture, layers=fields.integer(layers, high=LAYERS), alibi=True)
-    return Checkpoint(q_heads, q_heads, _divided_head_dim(fields, q_heads, hidden), _dtype(fields), "kv", model)
-
-
-def _eps(fields: Fields) -> float:
-    return fields.number("rms_norm_eps", default=1e-6, low=1e-30, high=1.0)
-
-
-def _dtype(*places: Fields) -> CacheDtype:
-    """`dtype` (transformers 5) or `torch_dtype`, in the first place that has one; bf16 where none has."""
-    for place in places:
-        for key in ("dtype", "torch_dtype"):
-            if place.has(key):
-                return cast(CacheDtype, place.choice(key, _DTYPES, default="bf16"))
-    return "bf16"
-
-
-def _head_dim(fields: Fields, architecture: str, default: int | None = None) -> int:
-    """`head_dim`, else `default`, else hidden_size / num_attention_heads; checks that the shape's fields are there."""
-    own = () if fields.has("head_dim") or default is not None else ("hidden_size",)
-    fields.require(architecture, "num_attention_heads", "num_hidden_layers", *own)
-    if not own:
-        return fields.integer("head_dim", default=default, high=HEAD_DIM)
-    return _divided_head_dim(fields, fields.integer("num_attention_heads", high=HEADS))
-
-
-def _divided_head_dim(fields: Fields, q_heads: int, key: str = "hidden_size") -> int:
-    hidden = fields.integer(key, high=HEADS * HEAD_DIM)
-    if hidden % q_heads or hidden // q_heads > HEAD_DIM:
-        fields.fail(
-            key,
-            f"it is divided among {q_heads} heads; valid: a multiple of {q_heads} that gives each up to {HEAD_DIM}",
-        )
-    return hidden // q_heads
-
-
-def _check_group(fields: Fields, q_heads: int, kv_heads: int, key: str) -> None:
-    if q_heads % kv_heads:
-        fields.fail(key, f"{q_heads} query heads share KV heads evenly; valid: divisors of {q_heads}")
-
-
-def _windows(
-    fields: Fields, window: int, kinds: Sequence[LayerKind]
-) -> tuple[int | None, tuple[LayerKind, ...] | None]:
-    """Window and repeating unit for one kind a layer; `layer_types`, where given, overrides `kinds`."""
-    if fields.has("layer_types"):
-        entries = fields.items("layer_types", length=len(kinds))
-        named = Fields({str(i): entry for i, entry in enumerate(entries)}, fields.name("layer_types"))
-        kinds = [cast(LayerKind, named.choice(str(i), _LAYER_KINDS, default="full")) for i in range(len(kinds))]
-    if len(set(kinds)) == 1:
-        return (window if kinds[0] == "local" else None), None
-    count = len(kinds)
-    unit = next(n for n in range(2, count + 1) if all(kinds[i] == kinds[i % n] for i in range(n, count)))
-    return window, tuple(kinds[:unit])
-
-
-def _qwen_windows(fields: Fields) -> tuple[int | None, tuple[LayerKind, ...] | None]:
-    layers = fields.integer("num_hidden_layers", high=LAYERS)
-    if not fields.flag("use_sliding_window", default=False):
-        return None, None
-    first = fields.integer("max_window_layers", default=28, low=0, high=LAYERS)
-    kinds: list[LayerKind] = ["full" if i < first else "local" for i in range(layers)]
-    return _windows(fields, fields.integer("sliding_window", default=4096, high=POSITIONS), kinds)

@@ -105,3 +105,11 @@ class Fields:
     def object(self, key: str) -> Fields | None:
         """A nested object, None where the field is absent."""
         return Fields(self.values[key], self.name(key)) if self.has(key) else None
+
+    def inner(self, path: str) -> tuple[Fields | None, str]:
+        """The object that holds a field, and the field's own name; a dot reaches into an object. None: there is no object."""
+        place: Fields | None = self
+        *outer, last = path.split(".")
+        for key in outer:
+            place = place.object(key) if place is not None else None
+        return place, last

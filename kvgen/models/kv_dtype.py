@@ -1,18 +1,21 @@
 """How KV is stored: what `--kv-dtype` means, and what a quantized checkpoint's config.json says of it.
 
-Read are `quantization_config.kv_cache_scheme` (compressed-tensors, and ModelOpt's newer exports) and
-`quantization_config.kv_cache_quant_algo` (ModelOpt). Quantized weights alone say nothing of the cache.
+Read are the forms of `quantization_config` that compressed-tensors, ModelOpt and Quark write. Quantized weights alone say
+nothing of the cache.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Final
 
 from kvgen.errors import ConfigError, SpecError
 from kvgen.json_file import shown
-from kvgen.models.families import CacheDtype, Checkpoint
 from kvgen.models.fields import Fields
+from kvgen.models.layers import CacheDtype, Checkpoint
+from kvgen.models.outside import QuarkTensor, Scheme, checked
 from kvgen.spec.cache import Latent, Paged
 from kvgen.spec.model import Mla
 from kvgen.spec.quant import Block, Quant
@@ -46,6 +49,32 @@ class Stored:
     quant: Quant | None = None
     quant_rope: bool = False
     source: str = ""
+
+
+def stored_by_kind(fields: Fields, facts: Checkpoint, kv_dtype: str) -> dict[str, Stored]:
+    """How `--kv-dtype` stores the KV of each kind of layers: one word for all, or "full=fp8,local=bf16" and so on."""
+    if "=" not in kv_dtype:
+        return _for_each(facts, {kind.kind: kv_dtype for kind in facts.cached}, fields)
+    given: dict[str, str] = {}
+    names = [kind.kind for kind in facts.cached]
+    for part in kv_dtype.split(","):
+        kind, _, word = (piece.strip() for piece in part.partition("="))
+        if kind not in names or kind in given:
+            twice = " twice" if kind in given else ""
+            raise ConfigError(
+                f"--kv-dtype: got {shown(kind)}{twice} in {shown(kv_dtype)}; {facts.model.architecture}'s layers with a cache "
+                f"are {', '.join(names)}; name each once, as in {names[0]}=fp8"
+            )
+        given[kind] = word
+    return _for_each(facts, {name: given.get(name, AUTO) for name in names}, fields)
+
+
+def _for_each(facts: Checkpoint, asked: Mapping[str, str], fields: Fields) -> dict[str, Stored]:
+    found = {}
+    for kind in facts.cached:
+        own = replace(facts, q_heads=kind.q_heads, kv_heads=kind.kv_heads, head_dim=kind.head_dim_k)
+        found[kind.kind] = stored(fields, own, asked[kind.kind])
+    return found
 
 
 def stored(fields: Fields, facts: Checkpoint, kv_dtype: str) -> Stored:
@@ -93,47 +122,102 @@ def latent(mla: Mla, found: Stored, *, page_size: int) -> Latent:
 
 # The checkpoint's own word --------------------------------------------------------------------------------------------
 
+_CHOOSE: Final = "say with --kv-dtype how kvgen shall store KV"
+_Said = tuple[str, Quant | None, str]  # (name, quantization, field that says so)
+_NOTHING: Final[_Said] = (AUTO, None, "")
 
-def _from_config(fields: Fields) -> tuple[str, Quant | None, str]:
-    """(name, quantization, field that says so): "auto" and None where the config says nothing of KV."""
+
+def _from_config(fields: Fields) -> _Said:
+    """What the config says of KV: "auto" and None where it says nothing.
+
+    Read are compressed-tensors' kv_cache_scheme, ModelOpt's kv_cache_quant_algo (also inside `quantization`, as its
+    hf_quant_config.json has it) and Quark's descriptions of the outputs of k_proj and v_proj. Quantized weights alone say
+    nothing of KV.
+    """
     config = fields.object("quantization_config")
     if config is None:
-        return AUTO, None, ""
+        return _NOTHING
     if config.has("kv_cache_scheme"):
         scheme = config.object("kv_cache_scheme")
         assert scheme is not None
         return (*_scheme(scheme), config.name("kv_cache_scheme"))
-    if config.has("kv_cache_quant_algo"):
-        key = "kv_cache_quant_algo"
-        algorithm = config.values[key]
-        if algorithm in ("", "none", "None"):
-            return AUTO, None, ""
-        if not isinstance(algorithm, str) or algorithm not in _ALGORITHMS:
-            config.fail(key, f"kvgen knows {', '.join(_ALGORITHMS)}; {_CHOOSE}")
-        return _ALGORITHMS[algorithm], _QUANTS[_ALGORITHMS[algorithm]], config.name(key)
-    return AUTO, None, ""
+    inner = config.object("quantization") if config.values.get("quant_method") in (None, "modelopt") else None
+    for place in (config, inner):
+        if place is not None and place.has("kv_cache_quant_algo"):
+            return _algorithm(place, "kv_cache_quant_algo")
+    return _quark(config)
 
 
-_CHOOSE: Final = "say with --kv-dtype how kvgen shall store KV"
+def _algorithm(place: Fields, key: str) -> _Said:
+    """ModelOpt's name of an algorithm."""
+    algorithm = place.values[key]
+    if algorithm in ("", "none", "None"):
+        return _NOTHING
+    if not isinstance(algorithm, str) or algorithm not in _ALGORITHMS:
+        place.fail(key, f"kvgen knows {', '.join(_ALGORITHMS)}; {_CHOOSE}")
+    return _ALGORITHMS[algorithm], _QUANTS[_ALGORITHMS[algorithm]], place.name(key)
 
 
 def _scheme(scheme: Fields) -> tuple[str, Quant]:
     """compressed-tensors' QuantizationArgs: 8 bits, symmetric, a static scale a tensor or head, or a dynamic one."""
-    bits = scheme.integer("num_bits", default=8, high=64)
-    kind = scheme.choice("type", {"float": "fp8", "int": "int8"}, default="int8")
-    if bits != 8:
+    found = checked(Scheme, scheme.values, scheme.name)
+    kind = "fp8" if found.type == "float" else "int8"
+    if found.num_bits != 8:
         scheme.fail("num_bits", f"KV of 8 bits is what kvgen reads from a config; {_CHOOSE}")
-    if not scheme.flag("symmetric", default=True):
+    if not found.symmetric:
         scheme.fail("symmetric", f"given scales have no zero points; {_CHOOSE}")
-    if scheme.flag("dynamic", default=False):
+    if found.dynamic:
         name = "fp8-scaled" if kind == "fp8" else "int8"  # a scale per token and head is what a write can compute
         return name, _QUANTS[name]
-    strategies = {"tensor": "tensor", "attn_head": "attn_head"}
-    strategy = scheme.choice("strategy", strategies, default="tensor")
     name = f"{kind}-static"
-    if strategy == "tensor":
+    if found.strategy == "tensor":
         return name, _QUANTS[name]
     return name, _QUANTS[name].model_copy(update={"block": Block(token=None)})
+
+
+_QUARK_OUTPUTS: Final = re.compile(r"(?:[*.\w]*[.*])?[kv]_proj\Z")
+_QUARK_TYPES: Final = {"fp8_e4m3": "fp8-static", "int8": "int8-static"}
+_QUARK_PLAIN: Final = ("bfloat16", "float16", "float32")
+
+
+def _quark(config: Fields) -> _Said:
+    """Quark: `kv_cache_quant_config` or `layer_quant_config` with output_tensors of the projections whose rows are cached.
+
+    `export.kv_cache_group` names these projections; where nothing describes their outputs, nothing is quantized.
+    """
+    for key in ("kv_cache_quant_config", "layer_quant_config"):
+        groups = config.object(key)
+        for name in groups.values if groups is not None else ():
+            if groups is None or not isinstance(name, str) or not _QUARK_OUTPUTS.match(name) or not groups.has(name):
+                continue
+            group = groups.object(name)
+            outputs = group.object("output_tensors") if group is not None else None
+            if outputs is not None:
+                return _quark_tensor(outputs)
+    export = config.object("export")
+    if export is not None and export.has("kv_cache_group") and export.values["kv_cache_group"] != []:
+        whole = config.object("global_quant_config")
+        outputs = whole.object("output_tensors") if whole is not None else None
+        if outputs is not None:
+            return _quark_tensor(outputs)
+        export.fail("kv_cache_group", f"nothing says how these projections' outputs are quantized; {_CHOOSE}")
+    return _NOTHING
+
+
+def _quark_tensor(outputs: Fields) -> _Said:
+    found = checked(QuarkTensor, outputs.values, outputs.name)
+    if found.dtype in _QUARK_PLAIN:
+        return _NOTHING
+    if found.dtype not in _QUARK_TYPES:
+        outputs.fail("dtype", f"kvgen reads KV of {', '.join(_QUARK_TYPES)} from a config; {_CHOOSE}")
+    if found.qscheme not in (None, "per_tensor"):
+        outputs.fail("qscheme", f"a scale per tensor is what kvgen reads from a config; {_CHOOSE}")
+    if found.symmetric is False:
+        outputs.fail("symmetric", f"given scales have no zero points; {_CHOOSE}")
+    name = _QUARK_TYPES[found.dtype]
+    if found.is_dynamic:
+        name = "fp8-scaled" if name == "fp8-static" else "int8"
+    return name, _QUANTS[name], outputs.where
 
 
 # Words ----------------------------------------------------------------------------------------------------------------

@@ -1,126 +1,320 @@
-"""RoPE as a config.json states it, in the spellings of transformers 4 and 5."""
+"""RoPE as a config.json states it, in the spellings of transformers 4 (`rope_scaling`) and 5 (`rope_parameters`)."""
 
 from __future__ import annotations
 
-from typing import Literal
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
 
 from kvgen.errors import ConfigError
-from kvgen.models.fields import POSITIONS, Fields
+from kvgen.models.family import Turn
+from kvgen.models.fields import Fields
+from kvgen.models.outside import RopeJson, Share, Theta, checked
 from kvgen.spec.model import LinearScaling, Llama3Scaling, LongRopeScaling, Rope, Scaling, YarnScaling
 
-_ROPE_KINDS = {
-    "default": "default",
-    "linear": "linear",
-    "llama3": "llama3",
-    "yarn": "yarn",
-    "longrope": "longrope",
-    "su": "longrope",
-}
+KINDS = {"full": "full_attention", "local": "sliding_attention"}
+_KNOWN = ("default", "linear", "llama3", "yarn", "longrope", "su")
 
 
-def rope_facts(
-    fields: Fields,
-    head_dim: int,
-    *,
-    theta: float,
-    style: Literal["neox", "interleaved"] = "neox",
-    key: str = "head_dim",
-) -> Rope:
-    """RoPE from `rope_theta`, `rope_scaling` and `partial_rotary_factor`, or transformers 5's `rope_parameters`.
+@dataclass(frozen=True)
+class Turning:
+    """RoPE of a kind of layers.
 
-    `theta` is the family's base where the config has none; `key` names the field `head_dim` came from, for messages.
+    `rope.dim` elements of a head turn; with `proportional`, their frequencies are those of the whole head's first pairs, and
+    pair i is elements i and i + d / 2 of the whole head (Gemma 4). `sections`: pairs of each of several positions a token.
+    `factor`: what mscale_all_dim makes of a latent model's scale where no YarnScaling says it. `beta`, `original`: q is
+    scaled by position (Ministral 3). `ignored`: a partial_rotary_factor that the family's modelling code does not use.
     """
-    parameters = fields.object("rope_parameters") or fields.object("rope_scaling") or Fields({}, "rope_scaling")
-    base = parameters if parameters.has("rope_theta") else fields
-    part = parameters if parameters.has("partial_rotary_factor") else fields
-    fraction = part.number("partial_rotary_factor", default=1.0, low=0.0, high=1.0)
-    rotated = int(head_dim * fraction)
-    if rotated < 2 or rotated % 2:
-        if part.has("partial_rotary_factor"):
-            part.fail(
-                "partial_rotary_factor",
+
+    rope: Rope
+    proportional: bool = False
+    sections: tuple[int, ...] = ()
+    factor: float = 1.0
+    beta: float | None = None
+    original: int | None = None
+    ignored: float | None = None
+
+
+def turnings(
+    fields: Fields, row: Turn, head_dims: Mapping[str, int], key: str, positions: int
+) -> dict[str, Turning | None]:
+    """The RoPE of each kind in `head_dims`, None where it has none.
+
+    `key` names the field that the head dim came from; `positions` is max_position_embeddings where the config has none.
+    """
+    given, place = _given(fields, row)
+    nested = [name for name in KINDS.values() if name in given]
+    if row.kinds:
+        return {
+            kind: _of_kind(fields, row, kind, given, place, bool(nested), dim, key, positions)
+            for kind, dim in head_dims.items()
+        }
+    if nested:
+        same = [given[name] for name in nested if given[name] is not None]
+        if any(one != same[0] for one in same):
+            raise ConfigError(
+                f"{place}: got an object for each kind of layers; this family's layers turn alike; valid: one object, such as "
+                '{"rope_type": "default", "rope_theta": 10000.0}'
+            )
+        given, place = same[0] if same else {}, f"{place}.{nested[0]}"
+    found: dict[str, Turning | None] = {}
+    for kind, dim in head_dims.items():
+        found[kind] = _turning(fields, row, given, place, dim, key, positions, row.theta)
+    return found
+
+
+def unscaled(turning: Turning) -> Turning:
+    """The same without its scaling."""
+    return replace(turning, rope=turning.rope.model_copy(update={"scaling": None}))
+
+
+def _given(fields: Fields, row: Turn) -> tuple[Mapping[str, Any], str]:
+    """The parameters and their field's name: rope_scaling where it is not empty, else rope_parameters, else the family's."""
+    old, new = fields.object("rope_scaling"), fields.object("rope_parameters")
+    if old is not None and old.values and not row.kinds:
+        return old.values, old.where
+    if new is not None and (new.values or not row.default):
+        merged = dict(new.values)
+        if row.kinds and old is not None and old.values:
+            return _with_scaling(merged, old.values, row), new.where
+        return merged, new.where
+    if row.kinds and old is not None and old.values:
+        return _with_scaling(dict(row.default), old.values, row), old.where
+    return row.default, fields.name("rope_parameters")
+
+
+def _with_scaling(given: dict[str, Any], scaling: Mapping[str, Any], row: Turn) -> dict[str, Any]:
+    """Parameters by kind, in which a flat rope_scaling scales the kinds that the family says."""
+    if any(name in scaling for name in KINDS.values()):
+        return {**given, **scaling}
+    if given and not any(name in given for name in KINDS.values()):
+        given = {name: dict(given) for name in KINDS.values()}
+    for kind in row.scales:
+        inner = given.get(KINDS[kind])
+        given[KINDS[kind]] = {**(inner if isinstance(inner, Mapping) else {}), **scaling}
+    return given
+
+
+def _of_kind(
+    fields: Fields,
+    row: Turn,
+    kind: str,
+    given: Mapping[str, Any],
+    place: str,
+    nested: bool,
+    dim: int,
+    key: str,
+    positions: int,
+) -> Turning | None:
+    theta, name = row.kinds.get(kind, row.kinds["full"])
+    word = KINDS.get(kind, "full_attention")
+    inner: Any = given
+    if nested or row.default:
+        inner = given.get(word, None if nested else given)
+        if inner is None and (not theta or (word in given and word in row.default and row.default[word] is None)):
+            return None
+        if inner is None and not name and word not in given and theta == 0.0:
+            return None
+    elif not theta:
+        return None
+    inner = Fields(inner if inner is not None else {}, f"{place}.{word}" if nested else place)
+    own = replace(row, thetas=(name,) if name else ())
+    return _turning(fields, own, inner.values, inner.where, dim, key, positions, theta)
+
+
+def _turning(
+    fields: Fields,
+    row: Turn,
+    given: Mapping[str, Any],
+    place: str,
+    head_dim: int,
+    key: str,
+    positions: int,
+    theta: float,
+) -> Turning:
+    inside = Fields(given, place)
+    json = checked(RopeJson, given, inside.name)
+    kind = json.rope_type or json.type or "default"
+    if kind == "su" or (kind == "yarn" and row.original_first is not None):
+        kind = "longrope"
+    plain = kind in ("default", "mrope") or (kind == "dynamic" and row.alpha)
+    base = json.rope_theta or _top(fields, row.thetas, Theta) or theta
+    share, shared_by = _share(fields, row, json, inside)
+    ignored = None
+    if plain and row.share is None and share != 1.0:
+        share, ignored = 1.0, share
+    rotated = _rotated(fields, row, given, head_dim, share)
+    if rotated < 2 or rotated % 2 or rotated > head_dim:
+        if shared_by is not None:
+            shared_by[0].fail(
+                shared_by[1],
                 f"it rotates {rotated} of {head_dim} elements, not whole pairs; valid: such as 1.0, all of them",
             )
         raise ConfigError(f"{fields.name(key)}: got {head_dim}; RoPE turns pairs of elements; valid: an even number")
-    return Rope(
-        style=style,
-        theta=base.number("rope_theta", default=theta, low=1.0 + 1e-6, high=1e12),
-        dim=None if rotated == head_dim else rotated,
-        scaling=_scaling(fields, parameters, rotated),
+    if kind == "proportional":
+        rotated = 2 * int(share * head_dim // 2)
+    if kind == "dynamic":
+        base = _dynamic(row, json, inside, base, rotated)
+    scaling = None if plain else _scaling(fields, row, json, inside, kind, rotated, positions)
+    rope = Rope(style=row.style, theta=base, dim=None if rotated == head_dim else rotated, scaling=scaling)
+    sections = tuple(json.mrope_section or ()) or row.sections
+    extra = 1.0
+    if not plain and json.mscale_all_dim and not isinstance(scaling, YarnScaling):
+        extra = (0.1 * json.mscale_all_dim * math.log(json.factor or 1.0) + 1.0) ** 2
+    original = json.original_max_position_embeddings
+    return Turning(
+        rope,
+        proportional=kind == "proportional",
+        sections=sections,
+        factor=extra,
+        beta=json.llama_4_scaling_beta,
+        original=original if original is not None else _length(fields, positions),
+        ignored=ignored,
     )
 
 
-def _scaling(fields: Fields, parameters: Fields, rotated: int) -> Scaling | None:
-    kind_key = "rope_type" if parameters.has("rope_type") else "type"
-    kind = parameters.choice(kind_key, _ROPE_KINDS, default="default")
-    if kind == "default":
-        return None
+def _top(fields: Fields, names: tuple[str, ...], kind: Any) -> float | None:
+    """A number beside the parameters, in the first of these fields that has one."""
+    low, high = (1.0 + 1e-6, 1e12) if kind is Theta else (0.0, 1.0)
+    for name in names:
+        place, last = fields.inner(name)
+        if place is not None and place.has(last):
+            value = place.values[last]
+            if isinstance(value, list) and value:  # one a layer (Step 3.5)
+                place, last = Fields({last: value[0]}, place.where), last
+            return place.number(last, low=low, high=high)
+    return None
+
+
+def _share(fields: Fields, row: Turn, json: RopeJson, inside: Fields) -> tuple[float, tuple[Fields, str] | None]:
+    """The part of a head that turns, and where that is said."""
+    if json.partial_rotary_factor is not None:
+        return json.partial_rotary_factor, (inside, "partial_rotary_factor")
+    for name in row.shares:
+        if fields.has(name):
+            found = _top(fields, (name,), Share)
+            assert found is not None
+            return found, (fields, name)
+    return row.share if row.share is not None else 1.0, None
+
+
+def _rotated(fields: Fields, row: Turn, given: Mapping[str, Any], head_dim: int, share: float) -> int:
+    """Elements of a head that turn."""
+    if row.dims and fields.has(row.dims):
+        return fields.integer(row.dims, low=2, high=head_dim)
+    if row.dims and row.dims in given:  # the family's default
+        if row.dims in fields.values:
+            fields.fail(row.dims, "it says how many elements of a head turn; valid: an even number")
+        return min(int(given[row.dims]), head_dim)
+    return int(head_dim * share)
+
+
+def _dynamic(row: Turn, json: RopeJson, inside: Fields, base: float, rotated: int) -> float:
+    if row.alpha and json.alpha and rotated > 2:
+        return float(min(base * json.alpha ** (rotated / (rotated - 2)), 1e12))
+    if row.alpha and json.alpha is None and json.factor in (None, 1.0):
+        return base
+    key = "rope_type" if json.rope_type else "type"
+    inside.fail(
+        key,
+        "its frequencies depend on the longest sequence of a batch, and engines differ from transformers in how; kvgen reads "
+        f"none of them; valid: {', '.join(_KNOWN)}",
+    )
+
+
+def _length(fields: Fields, positions: int) -> int:
+    return fields.integer("max_position_embeddings", default=positions, high=2**31 - 1)
+
+
+def _original(fields: Fields, row: Turn, json: RopeJson, positions: int, low: int = 1) -> int:
+    """The trained length: the model's own field, else the scaling's, else the model's whole length.
+
+    The first is how transformers reads it; a RoPE for each kind of layers states its own.
+    """
+    key = "original_max_position_embeddings"
+    if not row.kinds and fields.has(key):
+        return fields.integer(key, low=low, high=2**31 - 1)
+    if row.original_first is not None:
+        return fields.integer(key, default=row.original_first, low=low, high=2**31 - 1)
+    if json.original_max_position_embeddings is not None:
+        if json.original_max_position_embeddings < low:
+            raise ConfigError(
+                f"{key}: got {json.original_max_position_embeddings}; it must be an integer; valid: {low} to {2**31 - 1}"
+            )
+        return json.original_max_position_embeddings
+    return fields.integer("max_position_embeddings", default=positions, low=low, high=2**31 - 1)
+
+
+def _scaling(
+    fields: Fields, row: Turn, json: RopeJson, inside: Fields, kind: str, rotated: int, positions: int
+) -> Scaling | None:
     if kind == "longrope":
-        return _long_rope(fields, parameters, rotated)
-    factor = parameters.number("factor", low=1.0, high=1e6)
+        return _long_rope(fields, row, json, inside, rotated, positions)
+    if kind in ("proportional", "dynamic"):
+        return LinearScaling(factor=json.factor) if kind == "proportional" and json.factor not in (None, 1.0) else None
+    if kind == "yarn":
+        return _yarn(fields, row, json, inside, positions)
+    factor = inside.number("factor", low=1.0, high=1e6)
     if kind == "linear":
         return LinearScaling(factor=factor)
-    if kind == "llama3":
-        low = parameters.number("low_freq_factor", low=1e-6, high=1e6)
-        high = parameters.number("high_freq_factor", low=1e-6, high=1e6)
-        if high <= low:
-            parameters.fail("high_freq_factor", f"it must exceed low_freq_factor; valid: above {low:g}")
-        return Llama3Scaling(
-            factor=factor,
-            low_freq_factor=low,
-            high_freq_factor=high,
-            original_max_positions=parameters.integer("original_max_position_embeddings", high=POSITIONS),
-        )
-    return _yarn(fields, parameters, factor)
+    low = inside.number("low_freq_factor", low=1e-6, high=1e6)
+    high = inside.number("high_freq_factor", low=1e-6, high=1e6)
+    if high <= low:
+        inside.fail("high_freq_factor", f"it must exceed low_freq_factor; valid: above {low:g}")
+    return Llama3Scaling(
+        factor=factor,
+        low_freq_factor=low,
+        high_freq_factor=high,
+        original_max_positions=_original(fields, row, json, positions),
+    )
 
 
-def _yarn(fields: Fields, parameters: Fields, factor: float) -> YarnScaling:
-    fast = parameters.number("beta_fast", default=32.0, low=1e-6, high=1e6)
-    slow = parameters.number("beta_slow", default=1.0, low=1e-6, high=1e6)
+def _yarn(fields: Fields, row: Turn, json: RopeJson, inside: Fields, positions: int) -> YarnScaling:
+    original = _original(fields, row, json, positions)
+    factor = json.factor
+    if factor is None:
+        if not fields.has("max_position_embeddings") or "factor" not in inside.values:
+            inside.number("factor", low=1.0, high=1e6)
+        factor = max(1.0, _length(fields, positions) / original)
+    fast, slow = json.beta_fast or 32.0, json.beta_slow or 1.0
     if fast < slow:
-        parameters.fail("beta_fast", f"it must not be below beta_slow; valid: from {slow:g}")
+        inside.fail("beta_fast", f"it must not be below beta_slow; valid: from {slow:g}")
+    for key, value in (("beta_fast", fast), ("beta_slow", slow)):
+        if value < 1e-6:
+            inside.fail(key, "it must be a number; valid: 1e-06 to 1e+06")
+    # 0 is how DeepSeek's code spells "none"; transformers takes a null truncate for false, and reads none of a RoPE by kind.
     return YarnScaling(
         factor=factor,
-        original_max_positions=_original_positions(fields, parameters),
+        original_max_positions=original,
         beta_fast=fast,
         beta_slow=slow,
-        # 0 is how DeepSeek's code spells "none".
-        mscale=parameters.number("mscale", default=0.0, low=0.0, high=1e6) or None,
-        mscale_all_dim=parameters.number("mscale_all_dim", default=0.0, low=0.0, high=1e6) or None,
-        attention_factor=parameters.optional_number("attention_factor", low=1e-6, high=1e6),
-        truncate=parameters.flag("truncate", default=True),
+        mscale=json.mscale or None,
+        mscale_all_dim=json.mscale_all_dim or None,
+        attention_factor=json.attention_factor,
+        truncate=bool(json.truncate) if "truncate" in inside.values and not row.kinds else True,
     )
 
 
-def _long_rope(fields: Fields, parameters: Fields, rotated: int) -> LongRopeScaling:
+def _long_rope(
+    fields: Fields, row: Turn, json: RopeJson, inside: Fields, rotated: int, positions: int
+) -> LongRopeScaling:
+    short = inside.numbers("short_factor", length=rotated // 2, low=1e-6, high=1e6)
+    long = inside.numbers("long_factor", length=rotated // 2, low=1e-6, high=1e6)
+    original = _original(fields, row, json, positions, low=2)
+    factor = json.attention_factor
+    if factor is None and json.factor is not None:
+        factor = math.sqrt(1.0 + math.log(json.factor) / math.log(original)) if json.factor > 1.0 else 1.0
+    if row.mscales and json.short_mscale is not None:
+        if json.long_mscale != json.short_mscale:
+            inside.fail(
+                "long_mscale", f"short sequences have another; one table holds for both; valid: {json.short_mscale:g}"
+            )
+        factor = json.short_mscale
     return LongRopeScaling(
-        short_factor=parameters.numbers("short_factor", length=rotated // 2, low=1e-6, high=1e6),
-        long_factor=parameters.numbers("long_factor", length=rotated // 2, low=1e-6, high=1e6),
-        original_max_positions=_original_positions(fields, parameters, low=2),
-        max_positions=fields.integer("max_position_embeddings", high=POSITIONS),
-        attention_factor=parameters.optional_number("attention_factor", low=1e-6, high=1e6),
+        short_factor=short,
+        long_factor=long,
+        original_max_positions=original,
+        max_positions=_length(fields, positions),
+        attention_factor=factor,
     )
-
-
-def _original_positions(fields: Fields, parameters: Fields, low: int = 1) -> int:
-    """The trained length: in the scaling, else beside it (Phi-3), else the model's whole length, as HF does."""
-    key = "original_max_position_embeddings"
-    for place in (parameters, fields):
-        if place.has(key):
-            return place.integer(key, low=low, high=POSITIONS)
-    return fields.integer("max_position_embeddings", low=low, high=POSITIONS)
-
-
-def gemma3_rope(text: Fields, head_dim: int, *, has_local: bool) -> Rope:
-    """Full layers' RoPE with the local layers' base; transformers 5 nests one object for each kind of layer."""
-    nested = text.object("rope_parameters")
-    full = nested.object("full_attention") if nested else None
-    local = nested.object("sliding_attention") if nested else None
-    if full is not None:
-        text_with_full = Fields({**text.values, "rope_parameters": dict(full.values)}, text.where)
-        rope = rope_facts(text_with_full, head_dim, theta=1_000_000.0)
-    else:
-        rope = rope_facts(text, head_dim, theta=1_000_000.0)
-    place, key = (local, "rope_theta") if local is not None else (text, "rope_local_base_freq")
-    base = place.number(key, default=10_000.0, low=1.0 + 1e-6, high=1e12)
-    return rope.model_copy(update={"local_theta": base}) if has_local else rope

@@ -9,8 +9,8 @@ from typing import Any, get_args
 
 from kvgen.errors import ConfigError
 from kvgen.json_file import shown
-from kvgen.models.families import Checkpoint
 from kvgen.models.kv_dtype import Stored
+from kvgen.models.layers import Checkpoint, LayerFacts
 from kvgen.spec import presets
 from kvgen.spec.presets.quants import KVCacheDType, per_tensor
 
@@ -34,24 +34,41 @@ def shard(facts: Checkpoint, tp: int) -> Checkpoint:
     """What one of `tp` GPUs has of a model: its heads, and a KV head of its own where there are fewer than GPUs."""
     if tp == 1:
         return facts
-    said = f"--tp: got {tp} for {facts.q_heads} query heads and {facts.kv_heads} KV heads"
-    valid = [n for n in range(2, facts.q_heads + 1) if _shares(facts, n)]
+    first = facts.cached[0]
+    said = f"--tp: got {tp} for {first.q_heads} query heads and {first.kv_heads} KV heads"
+    valid = [n for n in range(2, first.q_heads + 1) if all(_shares(kind, n) for kind in facts.cached)]
     rule = f"valid: {', '.join(map(str, valid)) or 'none'}"
-    if not _shares(facts, tp):
+    unshared = next((kind for kind in facts.cached if not _shares(kind, tp)), None)
+    if unshared is not None:
+        if unshared is not first:
+            said = f"--tp: got {tp} for {unshared.q_heads} query heads and {unshared.kv_heads} KV heads of {unshared.kind} layers"
         raise ConfigError(f"{said}; every GPU has the same number of query heads and whole KV heads; {rule}")
-    if facts.norm is not None and facts.norm.over == "row":
+    if any(norm is not None and norm.over == "row" for kind in facts.cached for norm in (kind.q_norm, kind.k_norm)):
         raise ConfigError(
             f"--tp: got {tp}; the model's norm of q and k is over all heads, which no GPU has; leave --tp out"
         )
     if facts.model.alibi:
         raise ConfigError(f"--tp: got {tp}; ALiBi's slopes are those of all heads by their numbers; leave --tp out")
-    latent = facts.model.mla is not None
-    return replace(facts, q_heads=facts.q_heads // tp, kv_heads=1 if latent else max(1, facts.kv_heads // tp))
+    kinds = tuple(_shard(kind, tp) if kind.cache else kind for kind in facts.kinds)
+    own = next(kind for kind in kinds if kind.cache)
+    model = facts.model
+    if model.kinds:
+        heads = {kind.kind: {"q_heads": kind.q_heads, "kv_heads": kind.kv_heads} for kind in kinds if kind.cache}
+        model = model.model_copy(
+            update={"kinds": tuple(kind.model_copy(update=heads.get(kind.name, {})) for kind in model.kinds)}
+        )
+    return replace(facts, q_heads=own.q_heads, kv_heads=own.kv_heads, kinds=kinds, model=model)
 
 
-def _shares(facts: Checkpoint, tp: int) -> bool:
-    whole = facts.model.mla is not None or facts.kv_heads % tp == 0 or tp % facts.kv_heads == 0
-    return tp >= 1 and facts.q_heads % tp == 0 and whole
+def _shard(kind: LayerFacts, tp: int) -> LayerFacts:
+    return replace(
+        kind, q_heads=kind.q_heads // tp, kv_heads=1 if kind.mla is not None else max(1, kind.kv_heads // tp)
+    )
+
+
+def _shares(kind: LayerFacts, tp: int) -> bool:
+    whole = kind.mla is not None or kind.kv_heads % tp == 0 or tp % kind.kv_heads == 0
+    return tp >= 1 and kind.q_heads % tp == 0 and whole
 
 
 def preset_fields(facts: Checkpoint, stored: Stored, serving: Serving) -> dict[str, Any]:

@@ -8,19 +8,22 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+import textwrap
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from kvgen.errors import ConfigError, SpecError
-from kvgen.models.families import Checkpoint
+from kvgen.models.features import lacking
 from kvgen.models.kv_dtype import Stored, latent, words
+from kvgen.models.layers import Checkpoint, LayerFacts
+from kvgen.models.reader import rms_norm
 from kvgen.models.serving import Serving, preset_fields
 from kvgen.ops.mla_decode import MlaDecode
 from kvgen.spec.base import Spec
 from kvgen.spec.kernel_set import KernelSet
 from kvgen.spec.mask import Mask
-from kvgen.spec.model import LongRopeScaling, Mla
+from kvgen.spec.model import LongRopeScaling, Model
 from kvgen.spec.score import Score
 
 LINE = 120
@@ -53,62 +56,144 @@ class Group:
         return f"{self.opening}{inner}{',' if self.opening == '(' and len(self.items) == 1 else ''}{self.closing}"
 
 
+@dataclass(frozen=True)
+class _Set:
+    """Layers that one kernel set serves: their kinds, how their KV is stored, and the facts as of these layers alone."""
+
+    suffix: str
+    kinds: tuple[LayerFacts, ...]
+    facts: Checkpoint
+    stored: Stored
+
+
 def spec_source(
     facts: Checkpoint,
-    stored: Stored,
+    stored: Mapping[str, Stored],
     serving: Serving = DEFAULT,
     *,
     source: str,
     options: Sequence[str] = (),
     arch: Sequence[str],
+    name: str = "model",
 ) -> str:
     """The spec file's text; `source` says where the facts come from and is reduced to harmless characters.
 
-    `options` are those of `kvgen init` that were given.
+    `stored` has a kind's name -> how its KV is stored. Layers whose heads or precision differ get a set each, called `name`
+    and their kind; a single set takes the file's name. `options` are those of `kvgen init` that were given. ConfigError
+    where a layer asks for what no operation does yet.
     """
+    absent = lacking(facts.kinds)
+    if absent is not None:
+        feature, layer = absent
+        whose = (
+            f"{facts.model.architecture}'s {layer.kind} layers ask"
+            if len(facts.kinds) > 1
+            else f"{facts.model.architecture} asks"
+        )
+        raise ConfigError(
+            f"layers: {whose} for {feature.what}, which no operation has yet ({feature.lacking}); its config can be read "
+            "(kvgen.models.facts), but no spec is written for it"
+        )
+    sets = _sets(facts, stored)
+    used: set[str] = set()
+    several = len(sets) > 1
+    bodies = [_body(facts, one, serving, arch, used, name if several else None) for one in sets]
+    presets = ["presets"] if serving.preset else []
+    imports = ", ".join([*sorted({"KernelSet", *used}), "ops", *presets])
+    line = f"from kvgen import {imports}"
+    if len(line) > LINE:
+        names = [*sorted({"KernelSet", *used}), "ops", *presets]
+        line = "from kvgen import (\n" + "".join(f"{INDENT}{one},\n" for one in names) + ")"
+    command = " ".join([f"kvgen init --from {_harmless(source)}", *options])
+    said = "".join(f"{note}\n" for note in _wrapped(facts.notes))
+    head = (
+        f'"""{_headline(facts, sets, serving)}\n\n{_how(facts, sets)}{said}Written by `{command}`.\n"""\n\n{line}\n\n'
+    )
+    if not several:
+        return f"{head}kernels = {_broken(bodies[0], 0)}\n"
+    model = Group("model = Model(", call(facts.model).items, ")")
+    listed = Group("[", [("", body) for body in bodies], "]")
+    return f"{head}{_broken(model, 0)}\n\nkernels = {_broken(listed, 0)}\n"
+
+
+def _wrapped(notes: Sequence[str]) -> list[str]:
+    return [line for note in notes for line in textwrap.wrap(note, LINE)]
+
+
+def _sets(facts: Checkpoint, stored: Mapping[str, Stored]) -> list[_Set]:
+    """Sets, those with a full layer first: one for each shape of heads and way of storing."""
+    groups: dict[object, list[LayerFacts]] = {}
+    for kind in sorted(facts.cached, key=lambda kind: (kind.window is not None or kind.chunk is not None, kind.index)):
+        how = stored[kind.kind]
+        shape = (kind.q_heads, kind.kv_heads, kind.head_dim_k, kind.head_dim_v, how)
+        groups.setdefault(shape, []).append(kind)
+    found = []
+    for kinds in groups.values():
+        first = kinds[0]
+        own = replace(facts, q_heads=first.q_heads, kv_heads=first.kv_heads, head_dim=first.head_dim_k)
+        found.append(_Set(first.kind, tuple(kinds), own, stored[first.kind]))
+    return found
+
+
+def _body(
+    facts: Checkpoint, one: _Set, serving: Serving, arch: Sequence[str], used: set[str], name: str | None
+) -> Group:
+    """One KernelSet; adds the names that it uses to `used`."""
     model = facts.model
-    page = serving.page_size or (LATENT_PAGE if model.mla else PAGE)
-    operations = [*_appends(facts), Atom("ops.Gather()"), *_decodes(facts, stored, arch)]
-    used = spec_names(model)
-    used |= {"RmsNorm"} if facts.norm is not None else set()
-    score = _score(facts)
-    used |= {"Mask"} if model.window is not None else set()
-    used |= {"Score"} if score is not None else set()
+    appends, append_of = _appends(model, one)
+    decodes, decode_of = _decodes(model, one, arch)
+    operations = [*appends, Atom("ops.Gather()"), *decodes]
+    used |= spec_names(model)
+    used |= {"RmsNorm"} if any(kind.k_norm is not None for kind in one.kinds) else set()
+    used |= (
+        {"Mask"}
+        if any(kind.window is not None or kind.chunk is not None for kind in one.kinds) and not model.mla
+        else set()
+    )
+    used |= {"Score"} if any(_score(kind) is not None for kind in one.kinds) else set()
     if serving.preset is not None:
-        kind, given = f"presets.{serving.preset}", preset_fields(facts, stored, serving)
-        cache = [(f"{name}=", literal(value)) for name, value in given.items()]
+        kind, given = f"presets.{serving.preset}", preset_fields(one.facts, one.stored, serving)
+        cache = [(f"{field}=", literal(value)) for field, value in given.items()]
     else:
         kind = "Latent" if model.mla else "Paged"
-        cache = _cache(facts, stored, page)
-        used |= {kind} | (spec_names(stored.quant) if stored.quant is not None else set())
-    body = Group(
-        "KernelSet(",
-        [
-            ("q_heads=", literal(facts.q_heads)),
-            ("cache=", Group(f"{kind}(", cache, ")")),
-            ("ops=", Group("[", [("", operation) for operation in operations], "]")),
-            ("arch=", Group("[", [("", literal(name)) for name in arch], "]")),
-            ("model=", call(model)),
-        ],
-        ")",
-    )
-    imports = ", ".join([*sorted({"KernelSet", *used}), "ops", *(["presets"] if serving.preset else [])])
-    command = " ".join([f"kvgen init --from {_harmless(source)}", *options])
-    return (
-        f'"""{_headline(facts, stored, serving, page)}\n\n{_how(facts, stored)}Written by `{command}`.\n"""'
-        f"\n\nfrom kvgen import {imports}\n\nkernels = {_broken(body, 0)}\n"
-    )
+        cache = _cache(one, serving.page_size or (LATENT_PAGE if model.mla else PAGE))
+        used |= {"Layout"} if kind == "Paged" and one.kinds[0].head_dim_v != one.kinds[0].head_dim_k else set()
+        used |= {kind} | (spec_names(one.stored.quant) if one.stored.quant is not None else set())
+    items: list[tuple[str, Atom | Group]] = []
+    if name is not None:
+        items.append(("name=", literal(f"{name[: 39 - len(one.suffix)]}_{one.suffix}")))
+    items += [
+        ("q_heads=", literal(one.facts.q_heads)),
+        ("cache=", Group(f"{kind}(", cache, ")")),
+        ("ops=", Group("[", [("", operation) for operation in operations], "]")),
+        ("arch=", Group("[", [("", literal(arch_name)) for arch_name in arch], "]")),
+        ("model=", call(model) if name is None else Atom("model")),
+    ]
+    if name is not None or model.kinds:
+        uses = [
+            (
+                f'"{kind.kind}": ',
+                Group("(", [("", literal(op)) for op in (append_of[kind.kind], *decode_of.get(kind.kind, ()))], ")"),
+            )
+            for kind in one.kinds
+        ]
+        items.append(("layers=", Group("{", uses, "}")))
+    return Group("KernelSet(", items, ")")
 
 
-def _cache(facts: Checkpoint, stored: Stored, page: int) -> list[tuple[str, Atom | Group]]:
+def _cache(one: _Set, page: int) -> list[tuple[str, Atom | Group]]:
     """The fields of a cache in kvgen's own layout."""
-    mla = facts.model.mla
+    first, stored = one.kinds[0], one.stored
     found: list[tuple[str, Atom | Group]] = [("dtype=", literal(stored.dtype))]
-    if mla is not None:
-        found += [("latent_dim=", literal(mla.kv_lora_rank)), ("rope_dim=", literal(mla.qk_rope_head_dim))]
+    if first.mla is not None:
+        found += [("latent_dim=", literal(first.mla.kv_lora_rank)), ("rope_dim=", literal(first.mla.qk_rope_head_dim))]
     else:
-        found += [("kv_heads=", literal(facts.kv_heads)), ("head_dim=", literal(facts.head_dim))]
+        found += [("kv_heads=", literal(first.kv_heads)), ("head_dim=", literal(first.head_dim_k))]
+        found += [("v_head_dim=", literal(first.head_dim_v))] if first.head_dim_v != first.head_dim_k else []
     found.append(("page_size=", literal(page)))
+    if first.mla is None and first.head_dim_v != first.head_dim_k:  # K and V of two widths have a tensor each
+        axes = Atom('"page layer token head dim"')
+        found.append(("layout=", Group("Layout(", [("k=", axes), ("v=", axes)], ")")))
     if stored.quant is not None:
         found.append(("quant=", literal(stored.quant)))
     if stored.quant_rope:
@@ -116,83 +201,136 @@ def _cache(facts: Checkpoint, stored: Stored, page: int) -> list[tuple[str, Atom
     return found
 
 
-def _appends(facts: Checkpoint) -> list[Atom | Group]:
-    """append with the model's norms and RoPE; a second one for local layers whose RoPE differs."""
-    model = facts.model
-    norms = ("k_norm",) if model.mla else ("q_norm", "k_norm")
-    normal = [(f"{name}=", literal(facts.norm)) for name in norms if facts.norm is not None]
-    # Which of LongRoPE's factors hold, nobody knows before the longest sequence.
-    table = (
-        [("angles=", literal("halves"))] if isinstance(getattr(model.rope, "scaling", None), LongRopeScaling) else []
-    )
-    found: list[Atom | Group] = []
-    for name in ("model", "local") if model.rope is not None and model.rope.local_theta else ("model",):
-        own = [("name=", literal("append_local"))] if name == "local" else []
-        rope = [("rope=", literal(name)), *(table if name == "model" else [])] if model.rope is not None else []
-        found.append(Group("ops.Append(", [*own, *rope, *normal], ")"))
-    return found
+def _named(operation: str, fields: list[tuple[str, Atom | Group]], kind: LayerFacts, known: dict[str, str]) -> str:
+    """The name of the operation with these fields: that of an equal one, the operation's own, or one with its kind's."""
+    flat = Group("(", fields, ")").flat
+    return known.setdefault(flat, operation if not known else f"{operation}_{kind.kind}")
 
 
-def _decodes(facts: Checkpoint, stored: Stored, arch: Sequence[str]) -> list[Atom | Group]:
-    """decode with the model's scale, window, score and sinks; a second one for local layers that have full ones beside them.
+def _appends(model: Model, one: _Set) -> tuple[list[Atom | Group], dict[str, str]]:
+    """append with the norms and RoPE of each kind of layers; (operations, kind -> its operation's name)."""
+    found: dict[str, list[tuple[str, Atom | Group]]] = {}
+    known: dict[str, str] = {}
+    uses: dict[str, str] = {}
+    for kind in one.kinds:
+        fields: list[tuple[str, Atom | Group]] = []
+        if kind.rope is not None:
+            local = model.rope is not None and model.rope.local_theta is not None and kind.window is not None
+            fields.append(("rope=", literal(kind.rope if model.kinds else "local" if local else "model")))
+            # Which of LongRoPE's factors hold, nobody knows before the longest sequence.
+            if isinstance(kind.rope.scaling, LongRopeScaling):
+                fields.append(("angles=", literal("halves")))
+            if kind.mrope:
+                fields += [("positions=", literal("given")), ("sections=", literal(kind.mrope))]
+        norms = (("q_norm", kind.q_norm), ("k_norm", kind.k_norm))
+        fields += [(f"{field}=", literal(rms_norm(norm))) for field, norm in norms if norm is not None]
+        name = _named("append", fields, kind, known)
+        uses[kind.kind] = name
+        found.setdefault(name, fields)
+    return [_operation("append", name, fields) for name, fields in found.items()], uses
+
+
+def _operation(kind: str, name: str, fields: list[tuple[str, Atom | Group]]) -> Group:
+    called = {"append": "ops.Append(", "decode": "ops.Decode(", "mla_decode": "ops.MlaDecode("}[kind]
+    return Group(called, [*([("name=", literal(name))] if name != kind else []), *fields], ")")
+
+
+def _decodes(model: Model, one: _Set, arch: Sequence[str]) -> tuple[list[Atom | Group], dict[str, tuple[str, ...]]]:
+    """decode with the scale, mask, score and sinks of each kind; (operations, kind -> their names).
 
     An engine plans once per step for all layers of a kind. Latent rows that mla_decode cannot read get none.
     """
-    model = facts.model
-    if model.mla is not None:
-        return [Atom('ops.MlaDecode(split="balanced")')] if _decodes_latent(facts, model.mla, stored, arch) else []
-    same: list[tuple[str, Atom | Group]] = []
-    if model.query_pre_attn_scalar not in (None, facts.head_dim):
-        same.append(("scale=", literal(model.softmax_scale(facts.head_dim))))
-    score = _score(facts)
-    rest = [("score=", literal(score))] if score is not None else []
-    if model.sinks:
-        rest.append(("sinks=", literal("lse")))  # out and lse then are one state, which merging takes as it is
-    rest.append(("split=", literal("balanced")))
-    local = [("mask=", literal(Mask(window=model.window)))] if model.window is not None else []
-    if model.window_pattern is None:
-        return [Group("ops.Decode(", [*same, *local, *rest], ")")]
-    name = ("name=", literal("decode_local"))
-    return [Group("ops.Decode(", [*same, *rest], ")"), Group("ops.Decode(", [name, *same, *local, *rest], ")")]
+    found: dict[str, list[tuple[str, Atom | Group]]] = {}
+    known: dict[str, str] = {}
+    uses: dict[str, tuple[str, ...]] = {}
+    operation = "decode"
+    for kind in one.kinds:
+        if kind.mla is not None:
+            operation = "mla_decode"
+            if not _decodes_latent(one.facts, kind, one.stored, arch):
+                continue
+            fields: list[tuple[str, Atom | Group]] = [("scale=", literal(kind.scale))] if model.kinds else []
+            fields.append(("sparse=", literal(True)) if kind.index_topk else ("split=", literal("balanced")))
+        else:
+            fields = _decode(model, kind)
+        name = _named(operation, fields, kind, known)
+        uses[kind.kind] = (name,)
+        found.setdefault(name, fields)
+    return [_operation(operation, name, fields) for name, fields in found.items()], uses
 
 
-def _decodes_latent(facts: Checkpoint, mla: Mla, stored: Stored, arch: Sequence[str]) -> bool:
+def _decode(model: Model, kind: LayerFacts) -> list[tuple[str, Atom | Group]]:
+    fields: list[tuple[str, Atom | Group]] = []
+    usual = float(kind.head_dim_k**-0.5)
+    if model.query_pre_attn_scalar not in (None, kind.head_dim_k) or abs(kind.scale - usual) > 1e-9 * usual:
+        fields.append(("scale=", literal(kind.scale)))
+    if kind.window is not None or kind.chunk is not None:
+        fields.append(("mask=", literal(Mask(window=kind.window) if kind.chunk is None else Mask(chunk=kind.chunk))))
+    score = _score(kind)
+    fields += [("score=", literal(score))] if score is not None else []
+    if kind.sinks:
+        fields.append(("sinks=", literal("lse")))  # out and lse then are one state, which merging takes as it is
+    return [*fields, ("split=", literal("balanced"))]
+
+
+def _decodes_latent(facts: Checkpoint, kind: LayerFacts, stored: Stored, arch: Sequence[str]) -> bool:
     """Whether mla_decode can read the model's rows as they are stored."""
+    mla = kind.mla
+    assert mla is not None
     fields: dict[str, Any] = {"q_heads": facts.q_heads, "arch": tuple(arch), "model": facts.model}
     try:
-        decode = MlaDecode(split="balanced")
+        decode = (
+            MlaDecode(scale=kind.scale, sparse=True)
+            if kind.index_topk
+            else MlaDecode(scale=kind.scale, split="balanced")
+        )
         decode.plan(KernelSet(name="found", cache=latent(mla, stored, page_size=LATENT_PAGE), ops=(decode,), **fields))
     except (ValueError, SpecError):
         return False
     return True
 
 
-def _score(facts: Checkpoint) -> Score | None:
-    """What the model does to scores besides scaling them."""
-    fields: dict[str, Any] = {"alibi": True} if facts.model.alibi else {}
-    if facts.model.logit_softcap is not None:
-        fields["softcap"] = facts.model.logit_softcap
+def _score(kind: LayerFacts) -> Score | None:
+    """What is done to scores besides scaling them."""
+    fields: dict[str, Any] = {"alibi": True} if kind.alibi else {}
+    if kind.softcap is not None:
+        fields["softcap"] = kind.softcap
     return Score(**fields) if fields else None
 
 
-def _headline(facts: Checkpoint, stored: Stored, serving: Serving, page: int) -> str:
-    model = facts.model
-    start = f"{model.architecture}: {stored.dtype}"
+def _headline(facts: Checkpoint, sets: Sequence[_Set], serving: Serving) -> str:
+    model, first = facts.model, sets[0]
+    page = serving.page_size or (LATENT_PAGE if model.mla else PAGE)
+    start = f"{model.architecture}: {first.stored.dtype}"
     place = f"in the layout of presets.{serving.preset}" if serving.preset else f"in {page}-token pages"
     share = f" on one of {serving.tp} GPUs" if serving.tp > 1 else ""
     if model.mla:
-        return f"{start} latent rows of {facts.head_dim} {place}, {facts.q_heads} query heads{share}."
-    heads = f"{facts.q_heads} query heads over {facts.kv_heads} KV heads of {facts.head_dim}"
-    return f"{start} cache {place}, {heads}{share}."
+        return f"{start} latent rows of {first.facts.head_dim} {place}, {first.facts.q_heads} query heads{share}."
+    if len(sets) == 1:
+        return f"{start} cache {place}, {_heads(first)}{share}."
+    lines = "\n".join(f"- `{one.suffix}`: {_heads(one)}" for one in sets)
+    return f"{start} caches {place}{share}, one for each shape of heads:\n\n{lines}"
 
 
-def _how(facts: Checkpoint, stored: Stored) -> str:
+def _heads(one: _Set) -> str:
+    first = one.kinds[0]
+    values = f", V of {first.head_dim_v}" if first.head_dim_v != first.head_dim_k else ""
+    return f"{first.q_heads} query heads over {first.kv_heads} KV heads of {first.head_dim_k}{values}"
+
+
+def _how(facts: Checkpoint, sets: Sequence[_Set]) -> str:
     """What is stored, and who says so; "" for a cache of the checkpoint's own type."""
-    if stored.quant is None:
-        return ""
-    said = f",\nas the checkpoint's {stored.source} says" if stored.source else ""
-    rest = f"; the RoPE part stays {stored.dtype}" if facts.model.mla and not stored.quant_rope else ""
-    return f"Stored are {words(stored)}{rest}{said}.\n"
+    lines = []
+    for one in sets:
+        stored = one.stored
+        if stored.quant is None:
+            continue
+        said = f",\nas the checkpoint's {stored.source} says" if stored.source else ""
+        rest = f"; the RoPE part stays {stored.dtype}" if facts.model.mla and not stored.quant_rope else ""
+        where = f"`{one.suffix}` stores" if len({s.stored for s in sets}) > 1 else "Stored are"
+        line = f"{where} {words(stored)}{rest}{said}.\n"
+        lines += [line] if line not in lines else []
+    return "".join(lines)
 
 
 def _harmless(source: str) -> str:
@@ -211,7 +349,8 @@ def _given(spec: Spec) -> list[str]:
 def spec_names(spec: Spec) -> set[str]:
     """The class names that `call(spec)` uses."""
     values = [getattr(spec, name) for name in _given(spec)]
-    return {type(spec).__name__}.union(*(spec_names(value) for value in values if isinstance(value, Spec)))
+    inner = [item for value in values for item in (value if isinstance(value, tuple) else (value,))]
+    return {type(spec).__name__}.union(*(spec_names(value) for value in inner if isinstance(value, Spec)))
 
 
 def call(spec: Spec) -> Group:

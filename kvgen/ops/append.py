@@ -12,7 +12,8 @@ from kvgen.lowering.row_kernel import row_kernel
 from kvgen.plan.kernel import KernelPlan
 from kvgen.spec.kernel_set import KernelSet, Op
 from kvgen.spec.model import Rope
-from kvgen.spec.norm import RmsNorm
+from kvgen.spec.norm import LayerNorm, RmsNorm
+from kvgen.spec.position_scale import PositionScale
 from kvgen.spec.tables import IndexName
 
 _ROWS: Final = {
@@ -26,9 +27,10 @@ class Append(Op):
     """Store the step's new K and V rows in the cache, with bias, norm, RoPE and quantization in the same launch.
 
     k and v are `[T, kv_heads, head_dim]`, T new rows of all requests; q, which some options change as well, is `[T, q_heads,
-    q_dim]`. On the way to the cache a row passes, each where it is asked for: `bias`, the RMS norms `q_norm` and `k_norm`
-    (in latent rows, of the latent part), `rope`. These are computed in f32 and rounded once, to the cache's dtype or by its
-    quantization; a norm with `multiply="after"` also casts before its weights.
+    q_dim]`. On the way to the cache a row passes, each where it is asked for: `bias`; the norms `q_norm`, `k_norm` (in latent
+    rows, of the latent part) and `v_norm`, each an RmsNorm or a LayerNorm; `rope` (with `norm_order="after"` it comes before
+    the norms: Llama 4, Hunyuan); q's `position_scale`. These are computed in f32 and rounded once, to the cache's dtype or by
+    its quantization; an RmsNorm with `multiply="after"` also casts before its weights.
 
     Choices, with the default first:
 
@@ -38,7 +40,8 @@ class Append(Op):
       rows of each request. "slots": `slots[T]` holds `page * page_size + offset` of every row, as vLLM computes it; -1 skips
       the row.
     - `inputs` says what arrays hold the rows. "separate": q, k and v. "qkv": one array of rows q | k | v, as a fused
-      projection gives them. "parts": `k_latent` and `k_rope` of latent rows.
+      projection gives them. "parts": `k_latent` and `k_rope` of latent rows. "q": q alone, and nothing is stored, for a
+      layer that reads another layer's K and V (Gemma 3n and 4, YOCO).
     - `q_out` says how q comes back. "same": in the cache's dtype. "e4m3": codes of q / `q_scale` (an optional f32), without
       scales. "none": not at all. A row whose position is unknown becomes NaN there.
     - `rope` is a Rope, or "model" or "local" for those of the set's model. None: K is stored as it comes.
@@ -46,7 +49,7 @@ class Append(Op):
       (all cos, all sin: vLLM) or "pairs" (cos, sin, cos, sin: Modular MAX's freqs_cis). Use a table where the model's angles
       follow no formula, as in LongRoPE.
     - `positions`: "lengths", the token's place in its request; or "given", by `positions[T]`. With `sections` (Qwen2-VL's
-      M-RoPE) they are `[len(sections), T]`: the first row turns the first `sections[0]` pairs, and so on.
+      M-RoPE) they are `[len(sections), T]`; `sections_order` says which row of positions turns a pair.
 
     A quantized cache gets codes, and scales where they are computed. In a cache with `residual`, K rows that no group has
     yet go to the tail: call seal before append.
@@ -58,14 +61,20 @@ class Append(Op):
     """How rows find their request: "ragged", by `row_offsets[B + 1]`; "padded", arrays are `[B, S, ...]` with
     `valid_lengths[B]`; "slots", by `slots[T]` = page * page_size + offset.
     """
-    inputs: Literal["separate", "qkv", "parts"] = "separate"
-    """"separate": q, k and v. "qkv": one array of rows q | k | v. "parts": a latent row as `k_latent` and `k_rope`."""
+    inputs: Literal["separate", "qkv", "parts", "q"] = "separate"
+    """"separate": q, k and v. "qkv": one array of rows q | k | v. "parts": a latent row as `k_latent` and `k_rope`. "q": q
+    alone; nothing is stored.
+    """
     bias: bool = False
     """True: the call brings `q_bias`, `k_bias` and `v_bias`, or one `bias` with inputs="qkv"."""
-    q_norm: RmsNorm | None = None
-    """RMS norm of q, weights `q_weight`. None: no norm."""
-    k_norm: RmsNorm | None = None
-    """RMS norm of k, weights `k_weight`; in latent rows of the latent part. None: no norm."""
+    q_norm: RmsNorm | LayerNorm | None = None
+    """Norm of q, weights `q_weight`. None: no norm."""
+    k_norm: RmsNorm | LayerNorm | None = None
+    """Norm of k, weights `k_weight`; in latent rows of the latent part. None: no norm."""
+    v_norm: RmsNorm | LayerNorm | None = None
+    """Norm of v, weights `v_weight` (Gemma 4: RmsNorm(weight=False)). None: no norm."""
+    norm_order: Literal["before", "after"] = "before"
+    """Whether the norms of q and k stand "before" RoPE or "after" it (Llama 4, Hunyuan)."""
     rope: Rope | Literal["model", "local"] | None = None
     """Rotation of q and k: a Rope, "model" or "local" for the set's model's. None: no rotation."""
     angles: Literal["computed", "pairs", "halves"] = "computed"
@@ -78,6 +87,13 @@ class Append(Op):
     """"lengths": a row's position is its place in its request. "given": the call brings `positions[T]`."""
     sections: Annotated[tuple[Annotated[int, Field(ge=1)], ...], Field(strict=False, max_length=4)] = ()
     """Pairs of each section of M-RoPE; `positions` is then `[len(sections), T]`. (): one position a row."""
+    sections_order: Literal["runs", "interleaved"] = "runs"
+    """"runs": the first sections[0] pairs turn by the first row of `positions`, the next sections[1] by the second, and so on
+    (Qwen2-VL, GLM-4V). "interleaved", of three sections t, h, w: pair i turns by h where i % 3 == 1 and i < 3 * h, by w where
+    i % 3 == 2 and i < 3 * w, else by t (Qwen3-VL, Qwen3-Omni, Qwen3.5).
+    """
+    position_scale: PositionScale | None = None
+    """Factor of q by its position, after its norm and RoPE (Llama 4, Ministral 3). None: none."""
     q_out: Literal["same", "e4m3", "none"] = "same"
     """What becomes of q: "same", `q_out` in the cache's dtype; "e4m3", codes of q / `q_scale`; "none", q is not taken.
     """
@@ -91,8 +107,8 @@ class Append(Op):
     @property
     def takes_q(self) -> bool:
         """Whether q is an input, and q_out an output."""
-        changes = self.rope is not None or self.q_norm is not None or self.bias or self.inputs == "qkv"
-        return self.q_out != "none" and changes
+        changed = self.rope is not None or self.q_norm is not None or self.bias or self.position_scale is not None
+        return self.q_out != "none" and (changed or self.inputs == "qkv")
 
     def new_rows(self, kernels: KernelSet) -> NewRows:
         """The rows, with the model's RoPE looked up."""
@@ -104,12 +120,16 @@ class Append(Op):
             bias=self.bias,
             q_norm=self.q_norm,
             k_norm=self.k_norm,
+            v_norm=self.v_norm,
+            norm_order=self.norm_order,
             rope=resolve_rope(self.rope, kernels),
             local=self.rope == "local",
             angles=self.angles,
             angles_dtype=self.angles_dtype,
             positions=self.positions,
             sections=self.sections,
+            sections_order=self.sections_order,
+            position_scale=self.position_scale,
             takes_q=self.takes_q,
             q_out=self.q_out,
             q_dim=self.q_dim,
@@ -118,19 +138,21 @@ class Append(Op):
     @property
     def description(self) -> str:
         """What this append does, of all that one could."""
+        norms = [f"norm of {r}" for r in "qkv" if getattr(self, f"{r}_norm") is not None]
+        rope = ["RoPE"] if self.rope is not None else []
         done = [
             *(["bias"] if self.bias else []),
-            *(["norm of q"] if self.q_norm is not None else []),
-            *(["norm of k"] if self.k_norm is not None else []),
-            *(["RoPE"] if self.rope is not None else []),
+            *(norms + rope if self.norm_order == "before" else rope + norms),
+            *(["factor of q by position"] if self.position_scale is not None else []),
         ]
-        lines = [
-            "Store the step's new rows in the cache" + (f", after {', '.join(done)}." if done else "."),
-            "",
-            _ROWS[self.rows],
-        ]
+        if self.inputs == "q":
+            first = f"Change the step's rows of q: {', '.join(done)}. Nothing is stored in the cache."
+        else:
+            first = "Store the step's new rows in the cache" + (f", after {', '.join(done)}." if done else ".")
+        lines = [first, "", _ROWS[self.rows]]
         if done:
-            casts = any(norm is not None and norm.multiply == "after" for norm in (self.q_norm, self.k_norm))
+            each = (self.q_norm, self.k_norm, self.v_norm)
+            casts = any(isinstance(norm, RmsNorm) and norm.weight and norm.multiply == "after" for norm in each)
             before = ", but for a norm's cast before its weights" if casts else ""
             lines += [f"All of it is done in f32 and rounded once{before}."]
         if self.takes_q:
@@ -142,6 +164,7 @@ class Append(Op):
         self.plan(kernels)  # raises where a row is too large for a block
 
     def plan(self, kernels: KernelSet) -> tuple[KernelPlan, ...]:
-        return (
-            row_kernel(self.new_rows(kernels), kernels, "ops/append.cu.j2", "stores the step's new rows in the cache"),
-        )
+        new = self.new_rows(kernels)
+        if new.q_alone:
+            return (row_kernel(new, kernels, "ops/append_q.cu.j2", "changes the step's rows of q and stores nothing"),)
+        return (row_kernel(new, kernels, "ops/append.cu.j2", "stores the step's new rows in the cache"),)

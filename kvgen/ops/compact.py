@@ -64,6 +64,7 @@ class CompactPlanContext:
     table_template: str
     entries: tuple[EntryList, ...]
     element: str
+    index: str
     threads: int
     held: int
     multiplier: int
@@ -182,6 +183,7 @@ class Compact(Op):
             table_template=lower_pages(cache).table.template,
             entries=lists,
             element=entries.c,
+            index=index.c,
             threads=PLAN_THREADS,
             held=HELD,
             multiplier=cache.page_table.id_multiplier,

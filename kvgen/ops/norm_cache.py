@@ -11,7 +11,7 @@ from kvgen.lowering.new_rows_rules import check_norm, refuse_residual
 from kvgen.lowering.row_kernel import row_kernel
 from kvgen.plan.kernel import KernelPlan
 from kvgen.spec.kernel_set import KernelSet, Op
-from kvgen.spec.norm import RmsNorm
+from kvgen.spec.norm import LayerNorm, RmsNorm
 from kvgen.spec.tables import IndexName
 
 
@@ -28,10 +28,16 @@ class NormCache(Op):
     kind: ClassVar[str] = "norm_cache"
     role: Literal["k", "v"] = "k"
     """Which rows are normalised: "k" or "v"."""
-    norm: RmsNorm = RmsNorm()
-    """The norm. Default: RmsNorm(), over each head."""
+    norm: RmsNorm | LayerNorm = RmsNorm()
+    """The norm: an RmsNorm, or a LayerNorm in its place. Default: RmsNorm(), over each head."""
     index_dtype: IndexName | None = Field(default=None)
     """Element type of `row_offsets`. None: the cache's `lengths_dtype`."""
+
+    @property
+    def description(self) -> str:
+        """The docstring, with the norm that this operation has."""
+        found = super().description
+        return found.replace("RMS norm", "LayerNorm", 1) if isinstance(self.norm, LayerNorm) else found
 
     def check(self, kernels: KernelSet) -> None:
         if self.role not in kernels.kv.roles:

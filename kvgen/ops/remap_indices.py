@@ -29,7 +29,6 @@ class RemapIndicesContext:
     params: tuple[str, ...]
     warps: int
     columns: int
-    index: str
 
 
 class RemapIndices(Op):
@@ -81,7 +80,6 @@ class RemapIndices(Op):
             params=tuple(p.declaration for p in params),
             warps=WARPS,
             columns=COLUMNS,
-            index=index.c,
         )
         grid = (ceil_div(var("T"), WARPS), ceil_div(var("J"), COLUMNS), const(1))
         return (KernelPlan(self.name, context.entry, "ops/remap_indices.cu.j2", context, params, grid, WARPS * 32),)

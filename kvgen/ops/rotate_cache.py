@@ -40,6 +40,8 @@ class RotateCache(Op):
     """"lengths": a row's position is its place in its request. "given": the call brings `positions[T]`."""
     sections: Annotated[tuple[Annotated[int, Field(ge=1)], ...], Field(strict=False, max_length=4)] = ()
     """Pairs of each section of M-RoPE; `positions` is then `[len(sections), T]`. (): one position a row."""
+    sections_order: Literal["runs", "interleaved"] = "runs"
+    """Which row of `positions` turns a pair: as in append, in "runs" or "interleaved" (Qwen3-VL)."""
     q_out: Literal["same", "e4m3", "none"] = "same"
     """What becomes of q: "same", `q_out` in the cache's dtype; "e4m3", codes of q / `q_scale`; "none", q is not taken.
     """
@@ -70,6 +72,7 @@ class RotateCache(Op):
             angles_dtype=self.angles_dtype,
             positions=self.positions,
             sections=self.sections,
+            sections_order=self.sections_order,
             takes_q=self.q_out != "none",
             q_out=self.q_out,
             q_dim=self.q_dim,

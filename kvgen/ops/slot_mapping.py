@@ -25,7 +25,6 @@ class SlotMappingContext:
     params: tuple[str, ...]
     threads: int
     element: str
-    index: str
     after: bool
 
 
@@ -62,7 +61,6 @@ class SlotMapping(Op):
             params=tuple(p.declaration for p in params),
             threads=THREADS,
             element=slots.c,
-            index=index.c,
             after=cache.lengths != "before",
         )
         grid = (ceil_div(var("T"), THREADS), const(1), const(1))

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import log
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kvgen.reference.faults import FaultLog
-from kvgen.reference.norm import rms_norm, rms_norm_error
+from kvgen.reference.norm import layer_norm, layer_norm_error, norm_gain, rms_norm, rms_norm_error
 from kvgen.reference.pool import Rows
 from kvgen.reference.rope import Table, rotate, rotate_error
 from kvgen.reference.rounding import ulp
 from kvgen.reference.tables import Place, TableView, bad_total, index, request_of_row
 from kvgen.runtime.faults import Fault
 from kvgen.spec.model import Rope
-from kvgen.spec.norm import RmsNorm
+from kvgen.spec.norm import LayerNorm, Norm
+from kvgen.spec.position_scale import PositionScale
 
 Raw = NDArray[Any]
 Floats = NDArray[np.float64]
@@ -46,8 +48,9 @@ def locate(
     slots: Raw | None = None,
     valid_lengths: Raw | None = None,
     position_out_of_range: Unfit = lambda row, position: False,
+    stored: bool = True,
 ) -> tuple[list[NewRow], int]:
-    """Every row of a step, and the error word.
+    """Every row of a step, and the error word. Without `stored` no row has a place, and no page is looked up.
 
     With `row_offsets[B + 1]`, row t of request b goes to position length + t (lengths "before") or length - rows + t
     ("after"). With `valid_lengths[B]`, `total` rows are B equal runs, and the first so many of a request's are new. With
@@ -69,7 +72,7 @@ def locate(
                 faults.add(Fault.ROW_OFFSETS, whose.b, row)
             found.append(whose)
         else:
-            found.append(_positioned(table, faults, row, *whose, position_out_of_range))
+            found.append(_positioned(table, faults, row, *whose, position_out_of_range, stored=stored))
     return found, faults.word
 
 
@@ -92,16 +95,18 @@ def _ragged(row_offsets: Raw | None, row: int, total: int) -> NewRow | tuple[int
 
 
 def _positioned(
-    table: TableView, faults: FaultLog, row: int, b: int, t: int, count: int, position_out_of_range: Unfit
+    table: TableView, faults: FaultLog, row: int, b: int, t: int, count: int, unfit: Unfit, *, stored: bool
 ) -> NewRow:
     after = table.after(b, count)
     if after is None:
         faults.add(Fault.LENGTH, b, t)
         return NewRow("unknown")
     position = after - count + t
-    if position_out_of_range(row, position):
+    if unfit(row, position):
         faults.add(Fault.POSITION, b, position)
         return NewRow("unknown")
+    if not stored:
+        return NewRow("known", b, position, after)
     page = position // table.tokens
     places = None if table.overtaken(page, after) else table.places(b, page)
     if isinstance(places, Fault):
@@ -159,45 +164,84 @@ class Changed:
 
 @dataclass(frozen=True)
 class Change:
-    """What is done to a role's rows: its bias `[heads, dim]`, its norm with the weights, its RoPE at `positions`, `[T]` or
-    `[sections, T]`, by the rope's own frequencies or a `table`. In latent rows the first `latent` dims are normalised and the
-    others turn."""
+    """What is done to a role's rows: its bias `[heads, dim]`, its norm with the weights and, of a LayerNorm, their bias; its RoPE
+    at `positions`, `[T]` or `[sections, T]`, by the rope's own frequencies or a `table`; a factor of positions `[T]`. In latent
+    rows the first `latent` dims are normalised and the others turn. `norm_order` "after": RoPE comes before the norm."""
 
     bias: Raw | None = None
-    norm: RmsNorm | None = None
+    norm: Norm | None = None
     weight: Raw | None = None
+    norm_bias: Raw | None = None
+    norm_order: Literal["before", "after"] = "before"
     rope: Rope | None = None
     positions: Raw | None = None
     table: Table | None = None
     sections: tuple[int, ...] = ()
+    sections_order: Literal["runs", "interleaved"] = "runs"
     local: bool = False
     latent: int = 0
+    position_scale: PositionScale | None = None
+
+
+def position_factor(position: int, scale: PositionScale) -> float:
+    """What q is multiplied by at a position."""
+    return 1.0 + scale.scale * log(1 + (position + scale.offset) // scale.period)
 
 
 def changed(array: Raw, do: Change, kind: np.dtype[Any] | None = None) -> Changed:
-    """What append makes of rows `[T, heads, dim]` of the cache's dtype (or of `kind`): bias, norm, RoPE, in float64."""
+    """What append makes of rows `[T, heads, dim]` of the cache's dtype (or of `kind`): bias, norm and RoPE in their order, the
+    factor, in float64."""
     x = array.astype(np.float64)
-    kind = kind or array.dtype
-    lost = np.zeros(x.shape)
+    found = Changed(x, np.zeros(x.shape))
     if do.bias is not None:
         x = x + do.bias.astype(np.float64)
-        lost = 2.0**-23 * np.abs(x)
-    if do.norm is not None:
+        found = Changed(x, 2.0**-23 * np.abs(x))
+    steps = (_normalised, _turned) if do.norm_order == "before" else (_turned, _normalised)
+    for step in steps:
+        found = step(found, do, kind or array.dtype)
+    if do.position_scale is None:
+        return found
+    assert do.positions is not None
+    factors = np.array([position_factor(int(p), do.position_scale) for p in do.positions])[:, None, None]
+    rows = found.rows * factors
+    return Changed(rows, found.lost * factors + 2.0**-20 * np.abs(rows))
+
+
+def _normalised(given: Changed, do: Change, kind: np.dtype[Any]) -> Changed:
+    if do.norm is None:
+        return given
+    x, lost = given.rows, given.lost
+    part = x[..., : do.latent or None]
+    before = lost[..., : do.latent or None]
+    if isinstance(do.norm, LayerNorm):
         assert do.weight is not None
-        part = x[..., : do.latent or None]
+        normal = layer_norm(part, do.weight, do.norm_bias, do.norm)
+        allowed = layer_norm_error(part, do.weight, do.norm_bias, do.norm)
+    else:
         normal = rms_norm(part, do.weight, do.norm, kind)
         allowed = rms_norm_error(part, do.weight, do.norm, kind) - ulp(normal, kind) * (normal != part)
-        # What a bias lost is lost again, as a share of the whole.
-        share = lost[..., : do.latent or None].max(initial=0) / max(np.abs(part).max(initial=0), 1e-30)
-        lost_there = np.maximum(allowed, 0) + 4 * share * np.abs(normal)
-        x = np.concatenate([normal, x[..., part.shape[2] :]], axis=2)
-        lost = np.concatenate([lost_there, lost[..., part.shape[2] :]], axis=2)
+    # What was lost before grows with the element, and through the mean with its head: as a share of the largest element.
+    gain = norm_gain(part, do.weight, do.norm)
+    again = 2 * before * gain
+    if before.any():
+        share = before.max(initial=0) / max(np.abs(part).max(initial=0), 1e-30)
+        again = again + 4 * share * (np.abs(normal) + gain * np.abs(part).max(axis=2, keepdims=True))
+    there = np.maximum(allowed, 0) + again
+    return Changed(
+        np.concatenate([normal, x[..., part.shape[2] :]], axis=2),
+        np.concatenate([there, lost[..., part.shape[2] :]], axis=2),
+    )
+
+
+def _turned(given: Changed, do: Change, kind: np.dtype[Any]) -> Changed:
     if do.rope is None or do.positions is None:
-        return Changed(x, lost)
+        return given
+    x = given.rows
     more: dict[str, Any] = {"dims": x.shape[2] - do.latent, "part": "last"} if do.latent else {}
-    rotated = rotate(x, do.positions, do.rope, cos_sin=do.table, sections=do.sections or None, local=do.local, **more)
+    order: dict[str, Any] = {"sections": do.sections or None, "sections_order": do.sections_order}
+    rotated = rotate(x, do.positions, do.rope, cos_sin=do.table, local=do.local, **order, **more)
     both = rotate_error(x, do.rope, np.dtype(np.float32), **more)
-    return Changed(rotated, _spread(lost, both) + both)
+    return Changed(rotated, _spread(given.lost, both) + both)
 
 
 def _spread(lost: Floats, rotated: Floats) -> Floats:

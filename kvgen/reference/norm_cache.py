@@ -1,4 +1,4 @@
-"""norm_cache: RMS norm of the step's rows of K or V as the cache holds them."""
+"""norm_cache: the norm of the step's rows of K or V as the cache holds them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kvgen.reference.append import Change, Changed, NewRow, changed
 from kvgen.reference.new_rows import stored_rows
 from kvgen.reference.pool import Rows
 from kvgen.reference.tables import TableView
-from kvgen.spec.norm import RmsNorm
+from kvgen.spec.norm import Norm
 
 Raw = NDArray[Any]
 
@@ -23,8 +23,9 @@ def norm_cache(
     rows: int,
     *,
     row_offsets: Raw,
-    norm: RmsNorm,
-    weight: Raw,
+    norm: Norm,
+    weight: Raw | None,
+    norm_bias: Raw | None = None,
     kind: np.dtype[Any],
     latent: int = 0,
 ) -> tuple[list[NewRow], Changed, int]:
@@ -36,6 +37,6 @@ def norm_cache(
     found, values, word = stored_rows(table, pool, role, rows, row_offsets)
     unknown = ~np.isfinite(values).all(axis=(1, 2))
     values[unknown] = 0
-    change = changed(values, Change(norm=norm, weight=weight, latent=latent), kind=kind)
+    change = changed(values, Change(norm=norm, weight=weight, norm_bias=norm_bias, latent=latent), kind=kind)
     change.lost[unknown] = np.inf
     return found, change, word

@@ -43,7 +43,12 @@ class Table:
 
 
 def frequencies(rope: Rope, dims: int, *, local: bool = False, long: bool = False) -> Singles:
-    """Radians a position of each of dims / 2 pairs, as transformers computes them in f32."""
+    """Radians a position of each of dims / 2 pairs, as transformers computes them in f32. Of a proportional rope `dims` are the
+    whole head's, and the pairs behind the first rope.dim / 2 have 0."""
+    if rope.proportional:
+        assert rope.dim is not None
+        whole = frequencies(rope.model_copy(update={"proportional": False}), dims)
+        return np.where(np.arange(dims // 2) < rope.dim // 2, whole, np.float32(0))
     theta, scaling = rope.theta, rope.scaling
     if local and rope.local_theta is not None:
         theta, scaling = rope.local_theta, None
@@ -97,8 +102,8 @@ def magnitude(rope: Rope, *, local: bool = False) -> float:
 
 
 def pairs(rope: Rope, dim: int, *, dims: int | None = None, part: Part | None = None) -> list[tuple[int, int]]:
-    """The two elements of each pair, of a head of `dim`; see `rotate`."""
-    dims = dims or rope.dim or dim
+    """The two elements of each pair, of a head of `dim`; see `rotate`. A proportional rope pairs the whole head."""
+    dims = dim if rope.proportional else dims or rope.dim or dim
     if dims % 2 or dims > dim:
         raise ValueError(f"dims: got {dims} rotated elements of {dim}")
     begin = dim - dims if (part or rope.part) == "last" else 0
@@ -113,6 +118,7 @@ def rotate(
     *,
     cos_sin: Table | None = None,
     sections: Sequence[int] | None = None,
+    sections_order: Literal["runs", "interleaved"] = "runs",
     dims: int | None = None,
     part: Part | None = None,
     local: bool = False,
@@ -122,19 +128,26 @@ def rotate(
 
     Pair i's elements (a, b) become (a cos - b sin, b cos + a sin). The angle is f32(position) * f32(frequency), rounded to
     f32 as transformers does; its cosine and sine are exact, times `magnitude`. `cos_sin` has them instead, factor included.
-    With `sections` (M-RoPE, Qwen2-VL; they sum to the number of pairs) positions are `[len(sections), T]`, and a pair
-    takes the row of the section that holds it. `dims` and `part` are where a row differs from the rope's own facts (latent
-    rows: the last 64). `local` and `long` choose among its frequencies.
+    With `sections` (M-RoPE; they sum to the number of pairs that turn) positions are `[len(sections), T]`, and a pair takes
+    the row of the section that holds it (Qwen2-VL), or, "interleaved" (Qwen3-VL), that of `_interleaved`. `dims` and `part`
+    are where a row differs from the rope's own facts (latent rows: the last 64). `local` and `long` choose among its
+    frequencies.
     """
     found = x.astype(np.float64)
     two = pairs(rope, x.shape[2], dims=dims, part=part)
-    if sections is not None and (sum(sections) != len(two) or len(positions) != len(sections)):
-        raise ValueError(f"sections: got {list(sections)} of {len(positions)} rows of positions for {len(two)} pairs")
-    rows = [0] * len(two) if sections is None else np.repeat(np.arange(len(sections)), sections).tolist()
+    turning = rope.dim // 2 if rope.proportional and rope.dim is not None else len(two)
+    if sections is not None and (sum(sections) != turning or len(positions) != len(sections)):
+        raise ValueError(f"sections: got {list(sections)} of {len(positions)} rows of positions for {turning} pairs")
+    if sections is None:
+        rows = [0] * turning
+    elif sections_order == "interleaved":
+        rows = [_interleaved(i, sections) for i in range(turning)]
+    else:
+        rows = np.repeat(np.arange(len(sections)), sections).tolist()
     given = np.asarray(positions).reshape(1 if sections is None else len(sections), len(x))
     factor = magnitude(rope, local=local)
     speeds = None if cos_sin is not None else frequencies(rope, 2 * len(two), local=local, long=long)
-    for i, (a, b) in enumerate(two):
+    for i, (a, b) in enumerate(two[:turning]):
         at = given[rows[i]]
         if speeds is None:
             assert cos_sin is not None
@@ -148,6 +161,15 @@ def rotate(
     return found
 
 
+def _interleaved(pair: int, sections: Sequence[int]) -> int:
+    """The section of a pair in transformers' order for Qwen3-VL: the frequencies of time, of which every third pair from 1 on,
+    below 3 * sections[1], is overwritten by height's, and every third from 2 on, below 3 * sections[2], by width's."""
+    for section in (1, 2):
+        if pair in range(section, 3 * sections[section], 3):
+            return section
+    return 0
+
+
 def rotate_error(
     x: NDArray[Any], rope: Rope, dtype: np.dtype[Any], *, dims: int | None = None, part: Part | None = None
 ) -> Floats:
@@ -157,7 +179,8 @@ def rotate_error(
     what f32 arithmetic loses: 2 to 4 ulp of f32, hardly anything of another dtype. 0 for elements that pass.
     """
     found = np.zeros(x.shape)
-    for a, b in pairs(rope, x.shape[2], dims=dims, part=part):
+    two = pairs(rope, x.shape[2], dims=dims, part=part)
+    for a, b in two[: rope.dim // 2] if rope.proportional and rope.dim is not None else two:
         larger = np.maximum(np.abs(x[..., a].astype(np.float64)), np.abs(x[..., b].astype(np.float64)))
         larger *= max(1.0, magnitude(rope))
         found[..., a] = found[..., b] = ulp(larger, dtype) + 2.0**-22 * larger

@@ -55,10 +55,12 @@ _QUANTS: Final = {
 _EXAMPLES: Final = {
     "Block": "Block(dim=32)",
     "AnyCache": 'Paged(dtype="bf16", kv_heads=8, head_dim=128, page_size=16)',
+    "LayerNorm": "LayerNorm()",
     "Layout": 'Layout(kv="page kv token head dim")',
     "Mask": "Mask(window=4096)",
     "Model": 'Model(architecture="LlamaForCausalLM", layers=32)',
     "Op": "ops.Append()",
+    "PositionScale": "PositionScale(scale=0.1, period=8192, offset=1)",
     "Quant": 'Quant(dtype="e4m3")',
     "RmsNorm": "RmsNorm()",
     "Rope": 'Rope(style="neox", theta=10_000.0)',

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import keyword
 import re
-from typing import Any, ClassVar, Final, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import Field, SerializeAsAny, field_validator, model_validator
 
@@ -95,6 +96,13 @@ class Op(Spec):
         raise NotImplementedError
 
 
+class Uses(dict[str, tuple[str, ...]]):
+    """A mapping that a frozen spec can be compared and hashed by."""
+
+    def __hash__(self) -> int:  # type: ignore[override]
+        return hash(tuple(self.items()))
+
+
 class KernelSet(Spec):
     """What `kvgen build` turns into one package: `generated/<name>/`.
 
@@ -118,6 +126,10 @@ class KernelSet(Spec):
     """Architectures to compile for: "sm_80", "sm_89", "sm_90a", "sm_100f", "sm_120f" (docs/architectures.md)."""
     model: Model | None = None
     """Facts of the checkpoint that operations refer to, as rope="model". None: operations state what they need."""
+    layers: Annotated[Mapping[str, tuple[str, ...]], Field(strict=False)] = Field(default_factory=Uses)
+    """Which operations the layers of each of the model's kinds call, by name: {"full": ("append", "decode")}. Kinds that
+    are not here use another set. {}: not stated.
+    """
 
     @property
     def group(self) -> int:
@@ -145,8 +157,32 @@ class KernelSet(Spec):
             )
         return value
 
+    @field_validator("layers")
+    @classmethod
+    def _hashable(cls, value: Mapping[str, tuple[str, ...]]) -> Mapping[str, tuple[str, ...]]:
+        return Uses(value)
+
+    def _check_layers(self) -> None:
+        """Kinds that the model has, operations that the set has."""
+        if not self.layers:
+            return
+        known = self.model.kind_names if self.model is not None else ()
+        names = [op.name for op in self.ops]
+        for kind, uses in self.layers.items():
+            if kind not in known:
+                raise ValueError(
+                    f"layers: got {kind!r}, which is no kind of the set's model; valid: "
+                    f"{', '.join(known) or 'none without model'}"
+                )
+            absent = next((name for name in uses if name not in names), None)
+            if absent is not None:
+                raise ValueError(
+                    f"layers: got {absent!r} for {kind!r} layers, which is no operation of the set; valid: {', '.join(names)}"
+                )
+
     @model_validator(mode="after")
     def _consistent(self) -> KernelSet:
+        self._check_layers()
         self._check_heads()
         kernels = [kernel for op in self.ops for kernel in op.kernel_names()]
         for label, names in (("ops", kernels), ("arch", [str(a) for a in self.arch])):

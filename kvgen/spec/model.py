@@ -157,6 +157,10 @@ class Rope(Spec):
     head's "first" `dim` (Phi-3, GPT-NeoX; also None) or its "last" (MAX's interleaved form); in a latent row (`Mla`)
     always the last. `scaling` bends the frequencies. `local_theta`, where given, is the base on local layers, which are
     then not scaled (Gemma 3).
+
+    `proportional` pairs the whole head's elements and gives pair i the whole head's frequency, theta ** (-2 i / head_dim), and
+    turns the first dim / 2 of those pairs alone (Gemma 4's full layers, HF `rope_type: proportional`: head_dim 512 and
+    partial_rotary_factor 0.25 are dim=128, so that elements 0 to 63 turn with 256 to 319).
     """
 
     style: Literal["neox", "interleaved"]
@@ -173,6 +177,35 @@ class Rope(Spec):
     """Which elements of a head are rotated where `dim` is less than the head: its "first" or its "last". None: the
     first, in latent rows the last.
     """
+    proportional: bool = False
+    """True: the first `dim` / 2 pairs of the whole head turn, with the whole head's frequencies (Gemma 4). False: a part of
+    `dim` elements has pairs and frequencies of its own.
+    """
+
+    @model_validator(mode="after")
+    def _whole_head_pairs(self) -> Rope:
+        if not self.proportional:
+            return self
+        if self.dim is None:
+            raise ValueError(
+                "dim: got None with proportional=True; it says how many elements turn, two a pair; Gemma 4 has a quarter of the "
+                "head: dim=128 of 512. Where all turn, leave proportional out"
+            )
+        if self.part is not None:
+            raise ValueError(
+                f"part: got {self.part!r} with proportional=True; the first pairs of the whole head turn; leave part out"
+            )
+        if self.local_theta is not None:
+            raise ValueError(
+                f"local_theta: got {self.local_theta} with proportional=True; local layers then have a Rope of their own; give "
+                "their operation rope=Rope(...), and leave local_theta out"
+            )
+        if self.scaling is not None and not isinstance(self.scaling, LinearScaling):
+            raise ValueError(
+                f"scaling: got {type(self.scaling).__name__} with proportional=True; frequencies of part of the head's pairs "
+                "are divided by one factor or not scaled; use LinearScaling, or None"
+            )
+        return self
 
     @model_validator(mode="after")
     def _pairs(self) -> Rope:
@@ -222,6 +255,54 @@ class Mla(Spec):
         return self.qk_nope_head_dim + self.qk_rope_head_dim
 
 
+class Kind(Spec):
+    """A kind of layers, in a model whose layers differ in more than a window and a RoPE base.
+
+    `cache=False`: layers that keep a state instead of keys and values (Mamba, linear attention, convolutions), or nothing
+    (a mixture of experts alone); they have no other fields. `kv_source` is the layer, counted from 0, whose keys and values
+    these layers read; they store none (Gemma 3n and 4). The other fields mean what they mean in `Model`.
+    """
+
+    name: Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,39}$")]
+    """Name of the kind, as `KernelSet.layers` has it: "full", "local", "linear"."""
+    cache: bool = True
+    """False: these layers keep no keys and values."""
+    q_heads: Annotated[int, Field(ge=1, le=65536)] | None = None
+    """Query heads of a layer. None: not stated."""
+    kv_heads: Annotated[int, Field(ge=1, le=65536)] | None = None
+    """KV heads of a layer. None: not stated."""
+    head_dim: Annotated[int, Field(ge=1, le=1024)] | None = None
+    """Elements of a head of q and k, of a latent row all of them. None: not stated."""
+    v_head_dim: Annotated[int, Field(ge=1, le=1024)] | None = None
+    """Elements of a head of v. None: `head_dim`."""
+    window: Positions | None = None
+    """Tokens that a query sees, its own included. None: all."""
+    chunk: Positions | None = None
+    """Tokens of a chunk: a query sees those of its position's chunk (Llama 4). None: no chunks."""
+    rope: Rope | None = None
+    """Rotary positions of these layers. None: they have none."""
+    qk_norm: Literal["head", "row"] | None = None
+    """Norm of Q and K: over each "head", or over the whole "row" of heads. None: no norm."""
+    scale: Factor | None = None
+    """Factor of q . k. None: head_dim ** -0.5, for latent rows what `Model.mla` says."""
+    logit_softcap: Factor | None = None
+    """Cap of the scores before masking. None: no cap."""
+    sinks: bool = False
+    """True: each query head has a learned logit in the softmax's denominator."""
+    kv_source: Annotated[int, Field(ge=0, le=1023)] | None = None
+    """Layer whose keys and values these layers read. None: their own."""
+
+    @model_validator(mode="after")
+    def _stateless(self) -> Kind:
+        given = sorted(self.model_fields_set - {"name", "cache"})
+        if not self.cache and given:
+            raise ValueError(
+                f"{given[0]}: got it with cache=False; such layers keep no keys and values, and no more is said of them; leave "
+                "it out"
+            )
+        return self
+
+
 class Model(Spec):
     """What a checkpoint asks of attention.
 
@@ -235,6 +316,9 @@ class Model(Spec):
     - `logit_softcap`: scores become cap * tanh(score / cap) before masking.
     - `query_pre_attn_scalar`: scores are scaled by its -1/2 power, instead of the head dim's (Gemma).
     - `mla`: latent ranks.
+    - `kinds`, with `pattern` as the repeating unit of their names: layers that differ in more than a window and a RoPE base
+      (heads, head dim, RoPE or none, chunks, whose cache they read, or no cache at all). They say then what `rope`,
+      `window`, `sinks`, `qk_norm`, `logit_softcap` and `scale` say of a model whose layers are alike.
     """
 
     architecture: Annotated[str, Field(pattern=r"^[A-Za-z0-9_]{1,64}$")] | None = None
@@ -261,9 +345,16 @@ class Model(Spec):
     """Scores are scaled by its -1/2 power (Gemma). None: by head_dim ** -0.5."""
     mla: Mla | None = None
     """Ranks of multi-head latent attention. None: the model has none."""
+    scale: Factor | None = None
+    """Factor of q . k. None: `query_pre_attn_scalar`, the head dim or `mla` say it."""
+    kinds: Annotated[tuple[Kind, ...], Field(strict=False, max_length=64)] = ()
+    """Kinds of layers. (): layers differ at most as `window_pattern` and `rope.local_theta` say."""
+    pattern: Annotated[tuple[str, ...], Field(strict=False, max_length=1024)] = ()
+    """Names of `kinds`, the repeating unit of layers: layer i is pattern[i % len]. (): the one kind there is."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Model:
+        self._check_kinds()
         if self.rope is not None and self.alibi:
             raise ValueError("alibi: got True beside a rope; a checkpoint encodes positions one way; drop one of them")
         if self.window_pattern is not None:
@@ -284,6 +375,60 @@ class Model(Spec):
             )
         return self
 
+    def _check_kinds(self) -> None:
+        names = [kind.name for kind in self.kinds]
+        twice = next((name for name in names if names.count(name) > 1), None)
+        if twice is not None:
+            raise ValueError(f"kinds: got {twice!r} twice; a pattern names kinds, so each has a name of its own")
+        unknown = next((name for name in self.pattern if name not in names), None)
+        if unknown is not None:
+            raise ValueError(
+                f"pattern: got {unknown!r}, which is no kind; valid: {', '.join(names) or 'none without kinds'}"
+            )
+        if len(names) > 1 and not self.pattern:
+            raise ValueError(
+                "pattern: got none with several kinds; it says which layer is of which kind; name them in order"
+            )
+        if self.layers is not None and len(self.pattern) > self.layers:
+            raise ValueError(
+                f"pattern: got {len(self.pattern)} entries for {self.layers} layers; the repeating unit is at most as long as "
+                f"the model, {self.layers}"
+            )
+        said = (
+            "rope",
+            "window",
+            "window_pattern",
+            "sinks",
+            "qk_norm",
+            "logit_softcap",
+            "query_pre_attn_scalar",
+            "scale",
+        )
+        both = next((name for name in said if self.kinds and getattr(self, name)), None)
+        if both is not None:
+            raise ValueError(f"{both}: got it beside kinds, which say it for their layers; leave it out")
+
+    @property
+    def kind_names(self) -> tuple[str, ...]:
+        """The kinds of layers: those of `kinds`, else "full" and "local" as the windows say."""
+        if self.kinds:
+            return tuple(kind.name for kind in self.kinds)
+        if self.window_pattern is not None:
+            return ("full", "local")
+        return ("full",) if self.window is None else ("local",)
+
+    def layer_name(self, layer: int) -> str:
+        """The name of one layer's kind, counted from 0."""
+        kind = self.layer_kind(layer)
+        return kind.name if kind is not None else "full" if self.layer_window(layer) is None else "local"
+
+    def layer_kind(self, layer: int) -> Kind | None:
+        """The kind of one layer, counted from 0; None in a model without kinds."""
+        if not self.kinds:
+            return None
+        name = self.pattern[layer % len(self.pattern)] if self.pattern else self.kinds[0].name
+        return next(kind for kind in self.kinds if kind.name == name)
+
     def _check_pattern(self, pattern: tuple[LayerKind, ...]) -> None:
         if self.window is None:
             raise ValueError(
@@ -302,6 +447,9 @@ class Model(Spec):
 
     def layer_window(self, layer: int) -> int | None:
         """The window of one layer, counted from 0; None where it sees everything before it."""
+        kind = self.layer_kind(layer)
+        if kind is not None:
+            return kind.window
         pattern = self.window_pattern
         if pattern is None or pattern[layer % len(pattern)] == "local":
             return self.window
@@ -313,6 +461,8 @@ class Model(Spec):
         Latent attention scales by its own head dim, qk_dim ** -0.5, times YaRN's m(mscale_all_dim) squared where given
         (DeepSeek's modelling code); cached rows being wider changes nothing.
         """
+        if self.scale is not None:
+            return self.scale
         if self.mla is None:
             return float((self.query_pre_attn_scalar or head_dim) ** -0.5)
         scale = float(self.mla.qk_dim**-0.5)

@@ -1,4 +1,4 @@
-"""RMS norm as operations apply it to Q, K, V and latent rows."""
+"""Norms as operations apply them to Q, K, V and latent rows: RMS norm and LayerNorm."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ class RmsNorm(Spec):
     both are the same.
 
     `weight_offset` is 1.0 where a checkpoint stores weights around 0 (Gemma). `weight_dtype` is w's: "same" as the
-    tensor's, or "f32".
+    tensor's, or "f32". `weight=False` is a norm without weights, y = x * r in f32 (Llama 4's L2 norm of q and k, Gemma 4's
+    norm of v): the call then brings none, and what belongs to weights is left out.
     """
 
     over: Literal["head", "row"] = "head"
@@ -42,6 +43,8 @@ class RmsNorm(Spec):
     """Elements of a head that are normalised, the first ones, over themselves; the weights have as many. None: all."""
     weight_dtype: Literal["same", "f32"] = "same"
     """Element type of the weights: "same" as the tensor's, or "f32"."""
+    weight: bool = True
+    """True: the call brings weights. False: the norm has none (Llama 4's q and k, Gemma 4's v)."""
 
     @model_validator(mode="after")
     def _part_of_a_head(self) -> RmsNorm:
@@ -52,6 +55,55 @@ class RmsNorm(Spec):
             )
         return self
 
+    @model_validator(mode="after")
+    def _no_weights(self) -> RmsNorm:
+        if self.weight:
+            return self
+        for field, default in (("weight_offset", 0.0), ("multiply", "after"), ("weight_dtype", "same")):
+            if getattr(self, field) != default:
+                raise ValueError(
+                    f"{field}: got {getattr(self, field)!r} with weight=False; it is about the weights, of which there are none; "
+                    "use weight=True, or leave it out"
+                )
+        return self
+
+    @property
+    def whole_row(self) -> bool:
+        """Whether the mean runs over all heads of a row."""
+        return self.over == "row"
+
     def weights(self, heads: int, head_dim: int) -> int:
         """How many numbers w has for rows of `heads` heads of `head_dim` elements."""
         return heads * head_dim if self.over == "row" else self.dim or head_dim
+
+
+class LayerNorm(Spec):
+    """Layer norm of each head (arXiv 1607.06450): y = (x - mean(x)) * r * w + b, r = 1 / sqrt(mean((x - mean(x))^2) + eps).
+
+    Everything is done in f32 and the result is rounded once (torch.nn.LayerNorm; transformers' CohereLayerNorm). With
+    `per_head` every head has weights of its own, `[heads, head_dim]` (Cohere's `use_qk_norm`, StableLM's `qk_layernorm`);
+    else all heads share `[head_dim]` (Phi, Persimmon; the indexer keys of DeepSeek V3.2). `bias` is b, of w's shape: Phi and
+    Persimmon have one, Cohere and StableLM have none.
+    """
+
+    eps: Annotated[float, Field(gt=0.0, le=1.0, allow_inf_nan=False)] = 1e-5
+    """Number added to the variance before the root."""
+    bias: bool = False
+    """True: the call brings a bias of the weights' shape, `q_norm_bias`, `k_norm_bias` or `v_norm_bias`."""
+    per_head: bool = False
+    """True: weights of each head, `[heads, head_dim]`. False: all heads share `[head_dim]`."""
+    weight_dtype: Literal["same", "f32"] = "same"
+    """Element type of weights and bias: "same" as the tensor's, or "f32"."""
+
+    @property
+    def whole_row(self) -> bool:
+        """Whether the mean runs over all heads of a row: never."""
+        return False
+
+    @property
+    def dim(self) -> None:
+        """Elements of a head that are normalised: None, all of them."""
+        return None
+
+
+Norm = RmsNorm | LayerNorm

@@ -78,8 +78,11 @@ def _append(j: Judged) -> int:
     found, word = locate(
         j.view,
         j.case.call.total,
+        row_offsets=given.get("row_offsets"),
+        slots=given.get("slots"),
+        valid_lengths=given.get("valid_lengths"),
         position_out_of_range=lambda row, at: step.position_out_of_range(given, row, at),
-        **j.places("row_offsets", "slots", "valid_lengths"),
+        stored=step.op.inputs != "q",
     )
     change = step.changed(given, np.array([at.position or 0 for at in found], np.int64))
     rows, far = step.rows(given), {"k": Distance(), "v": Distance()}

@@ -71,6 +71,40 @@ def test_plan(project: Folder) -> None:
     assert keys["shape"] == ["pages", 2, "layers", 16, 2, 128] and keys["quant"] is keys["scales"] is None
 
 
+LAYERED = """from kvgen import KernelSet, Kind, Model, Paged, Rope, ops
+
+kernels = KernelSet(
+    q_heads=8,
+    cache=Paged(dtype="bf16", kv_heads=2, head_dim=64, page_size=16),
+    ops=[ops.Append(), ops.Gather()],
+    model=Model(
+        layers=9,
+        kinds=[
+            Kind(name="mamba", cache=False),
+            Kind(name="full", q_heads=8, kv_heads=2, head_dim=64, rope=Rope(style="neox", theta=1e4)),
+            Kind(name="shared", q_heads=8, kv_heads=2, head_dim=64, window=64, sinks=True, kv_source=1),
+        ],
+        pattern=["mamba", "full", "shared"],
+    ),
+    layers={"full": ("append", "gather")},
+)
+"""
+
+
+def test_plan_has_the_model_s_layers(empty: Folder) -> None:
+    (empty.root / "specs").mkdir(exist_ok=True)
+    (empty.root / "specs" / "layered.py").write_text(LAYERED, encoding="utf-8")
+    said = empty.kvgen("show", "layered", "--plan").stdout.splitlines()
+    assert [line for line in said if " layers   " in line or line.startswith("           ")][:3] == [
+        "  layers   mamba: 0, 3, 6; no keys and values",
+        "           full: 1, 4, 7; 8 query heads over 2 of 64; RoPE; append, gather",
+        "           shared: 2, 5, 8; 8 query heads over 2 of 64; window 64; sinks; reads layer 1; no RoPE",
+    ]
+    (found,) = json.loads(empty.kvgen("show", "layered", "--plan", "--json").stdout)
+    assert [kind["kind"] for kind in found["layers"]] == ["mamba", "full", "shared"]
+    assert found["layers"][0]["layers"] == [0, 3, 6]
+
+
 def test_which_kernel_attends(empty: Folder) -> None:
     """The plan says which kernel a decode has and why, how it is divided, and what is in flight."""
     ops = "ops.Append(), ops.Decode(), ops.Decode(name='cut', rows=2, split='invariant', chunk=256)"

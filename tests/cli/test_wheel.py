@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import shutil
 import subprocess
@@ -30,11 +31,11 @@ def packed(
 ) -> bytes:
     """A wheel's bytes."""
     files = {**files, f"{name}/WHEEL": f"Wheel-Version: 1.0\nGenerator: {GENERATOR[generator]}\nTag: py3-none-any\n"}
-    path = Path("made.zip")
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+    made = io.BytesIO()
+    with zipfile.ZipFile(made, "w", zipfile.ZIP_DEFLATED) as archive:
         for file, data in files.items():
             archive.writestr(file, data)
-    return path.read_bytes()
+    return made.getvalue()
 
 
 @pytest.fixture

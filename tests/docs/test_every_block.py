@@ -19,6 +19,7 @@ import pytest
 
 from tests.cli.conftest import Folder
 from tests.cli.test_wheel import packed
+from tests.conftest import has_gpu
 from tests.docs.blocks import PAGES, ROOT
 from tests.docs.test_programs import RUN
 
@@ -171,21 +172,24 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Folder:
 
 
 def typed(folder: Folder, line: str) -> None:
-    """Run a line that a page shows: commands behind one another, each to end with 0."""
+    """Run a line that a page shows: commands behind one another, each to end with 0; where no GPU is, --gpu says so."""
     for part in line.partition(">")[0].split("&&"):
         words = shlex.split(part)
         if words[0] == "cd":
             folder = Folder(folder.root / words[1])
+        elif "--gpu" in words and not has_gpu():
+            assert "libcuda" in folder.kvgen(*words[1:], code=2).stderr  # tests/verify/test_gpu.py runs it
         else:
             folder.kvgen(*words[1:])
 
 
 @pytest.mark.parametrize("page", [p for p in PAGES if commands(p)], ids=lambda p: p.name)
 def test_its_commands_run(page: Path, project: Folder, tmp_path: Path) -> None:
-    config = ROOT / "tests/models/configs/llama_3_1_8b.json"
     new = 0
     for line in commands(page):
         verb = line.split()[1]
+        model = "gpt_oss_20b" if "local=" in line else "llama_3_1_8b"  # one with local layers for an option about them
+        config = ROOT / f"tests/models/configs/{model}.json"
         if verb == "demo":  # tests/cli/test_demo.py
             continue
         if verb in ("new", "init"):

@@ -29,9 +29,13 @@ def without(name: str, *fields: str) -> dict[str, Any]:
 
 def model_in(text: str) -> Model:
     """The model a spec's text builds, without importing the operations."""
-    assignment = ast.parse(text).body[-1]
-    assert isinstance(assignment, ast.Assign) and isinstance(assignment.value, ast.Call)
-    node = next(keyword.value for keyword in assignment.value.keywords if keyword.arg == "model")
+    shared, assignment = ast.parse(text).body[-2:]
+    assert isinstance(assignment, ast.Assign)
+    if isinstance(shared, ast.Assign):  # of several sets
+        node = shared.value
+    else:
+        assert isinstance(assignment.value, ast.Call)
+        node = next(keyword.value for keyword in assignment.value.keywords if keyword.arg == "model")
     built = eval(compile(ast.Expression(node), "spec", "eval"), {"__builtins__": {}}, vars(model_module))
     assert isinstance(built, Model)
     return built

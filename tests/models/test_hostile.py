@@ -19,7 +19,8 @@ from hypothesis import strategies as st
 
 from kvgen import models
 from kvgen.errors import ConfigError
-from kvgen.models.families import READERS, Checkpoint
+from kvgen.models.families import BY_CLASS, BY_TYPE
+from kvgen.models.layers import Checkpoint
 from kvgen.spec.model import Model
 
 from .checkpoints import CONFIGS, NAMES, changed, config, model_in, without
@@ -71,7 +72,10 @@ def test_unknown_architecture_names_found_and_missing_fields() -> None:
     with pytest.raises(ConfigError) as caught:
         models.facts(odd)
     message = str(caught.value)
-    assert message.startswith("architectures[0]: got 'MysteryLM'; no reader for it; valid: LlamaForCausalLM, ")
+    assert (
+        message.startswith("architectures[0]: got 'MysteryLM'; no reader for it; valid: ")
+        and "LlamaForCausalLM" in message
+    )
     assert "Fields found: num_attention_heads = 12, hidden_size = 768;" in message
     assert "missing: num_hidden_layers, num_key_value_heads." in message
 
@@ -103,6 +107,10 @@ def test_unknown_multimodal_architecture_looks_into_text_config() -> None:
         (changed("llama_2_7b", num_attention_heads="32"), "num_attention_heads: got '32';"),
         (changed("llama_2_7b", num_hidden_layers=10**30), "num_hidden_layers: got an integer of 100 bits;"),
         (changed("llama_2_7b", num_key_value_heads=5), "num_key_value_heads: got 5; 32 query heads share"),
+        (
+            without("gpt_oss_20b", "num_key_value_heads") | {"num_attention_heads": 12},
+            "num_key_value_heads: got null; where it is absent, GptOssForCausalLM has 8 KV heads, which 12 query heads do not",
+        ),
         (changed("llama_2_7b", hidden_size=4095), "hidden_size: got 4095; it is divided among 32 heads"),
         (changed("llama_2_7b", head_dim=127), "head_dim: got 127; RoPE turns pairs"),
         (changed("llama_2_7b", torch_dtype="float8_e4m3fn"), "torch_dtype: got 'float8_e4m3fn'; it is none that kvgen"),
@@ -163,7 +171,7 @@ def test_a_config_that_is_no_object() -> None:
 # Files that mean harm ------------------------------------------------------------------------------------------------
 
 CALLS = {
-    *("KernelSet", "Paged", "Latent", "Quant", "Block", "Mask", "Score", "Model", "Mla", "Rope"),
+    *("KernelSet", "Paged", "Latent", "Layout", "Quant", "Block", "Mask", "Score", "Model", "Kind", "Mla", "Rope"),
     *("LinearScaling", "Llama3Scaling", "YarnScaling", "LongRopeScaling", "RmsNorm"),
 }
 OPERATIONS = {"Append", "Gather", "Decode", "MlaDecode"}
@@ -171,15 +179,17 @@ OPERATIONS = {"Append", "Gather", "Decode", "MlaDecode"}
 
 def check_harmless(text: str) -> None:
     """A docstring, one import from kvgen, and one assignment made of constructor calls and plain literals."""
-    docstring, imports, assignment = ast.parse(text).body
+    docstring, imports, *shared, assignment = ast.parse(text).body
     assert isinstance(docstring, ast.Expr) and isinstance(docstring.value, ast.Constant)
     assert isinstance(docstring.value.value, str)
     assert isinstance(imports, ast.ImportFrom) and (imports.module, imports.level) == ("kvgen", 0)
     assert {alias.name for alias in imports.names} <= CALLS | {"ops"}
     assert not any(alias.asname for alias in imports.names)
-    assert isinstance(assignment, ast.Assign) and len(assignment.targets) == 1
-    assert isinstance(assignment.targets[0], ast.Name) and assignment.targets[0].id == "kernels"
-    check_value(assignment.value)
+    assert len(shared) <= 1, "the model of several sets"
+    for statement, name in zip((*shared, assignment), ("model", "kernels")[1 - len(shared) :], strict=True):
+        assert isinstance(statement, ast.Assign) and len(statement.targets) == 1
+        assert isinstance(statement.targets[0], ast.Name) and statement.targets[0].id == name
+        check_value(statement.value)
 
 
 def check_value(node: ast.expr) -> None:
@@ -195,10 +205,17 @@ def check_value(node: ast.expr) -> None:
     elif isinstance(node, ast.List | ast.Tuple):
         for item in node.elts:
             check_value(item)
+    elif isinstance(node, ast.Dict):
+        for key, value in zip(node.keys, node.values, strict=True):
+            assert key is not None
+            check_value(key)
+            check_value(value)
+    elif isinstance(node, ast.Name):
+        assert node.id == "model"
     else:
         assert isinstance(node, ast.Constant), ast.dump(node)
         if isinstance(node.value, str):
-            assert re.fullmatch(r"[A-Za-z0-9_]+", node.value)
+            assert re.fullmatch(r"[A-Za-z0-9_]+|page layer token head dim", node.value)
         else:
             assert node.value is None or isinstance(node.value, bool | int | float)
 
@@ -387,13 +404,55 @@ def test_any_change_of_a_real_config(name: str, changes: dict[str, Any], source:
 
 @SLOW
 @given(
-    architecture=st.sampled_from(sorted(READERS)),
+    architecture=st.sampled_from(sorted(BY_CLASS)),
     numbers=st.dictionaries(st.sampled_from(FIELDS), st.integers(0, 4096) | st.floats(0, 64), max_size=25),
 )
 def test_plausible_numbers_under_every_reader(architecture: str, numbers: dict[str, Any]) -> None:
     base = {"num_attention_heads": 8, "num_hidden_layers": 4, "hidden_size": 512, "kv_lora_rank": 64}
     base |= {"qk_rope_head_dim": 16, "qk_nope_head_dim": 32, "v_head_dim": 32}
     spec_or_error({**base, **numbers, "architectures": [architecture]})
+
+
+LAYERED = {
+    "layer_types": [
+        ["full_attention"] * 4,
+        ["sliding_attention", "full_attention"] * 2,
+        ["linear_attention"] * 4,
+        ["conv"],
+    ],
+    "no_rope_layers": [[1, 0, 1, 0], [2], []],
+    "layer_rope_theta": [[10_000.0, 0, 5.0, 1e300], [0.5] * 4],
+    "hybrid_override_pattern": ["M*-E", "*", "\x1b*", "M" * 5000],
+    "rope_parameters": [
+        {"full_attention": {"rope_type": "yarn", "factor": 2.0}, "sliding_attention": None},
+        {"rope_type": "proportional", "partial_rotary_factor": 0.25},
+        {"rope_type": "dynamic", "alpha": 1e6},
+        {"mrope_section": [1, 2, 3]},
+    ],
+    "per_layer_config": [{"0": {"head_dim": 64}, "x": 1, "99999999999": {}}, {"1": {"num_key_value_heads": 3}}],
+    "num_kv_shared_layers": [2, 4, 10**9],
+    "attention_types": [[[["global", "local"], 2]], [[["global"], 10**9]], [[1]]],
+    "linear_attn_config": [{"full_attn_layers": [1, 4]}, {"full_attn_layers": [0]}, 3],
+    "attn_layer_indices": [[0, 3], [4], "x"],
+    "quantization_config": [
+        {"kv_cache_quant_config": {"*k_proj": {"output_tensors": {"dtype": "fp8_e4m3"}}}},
+        {"layer_quant_config": {"*v_proj": {"output_tensors": {"dtype": "uint4"}}, "\n": 1}},
+        {"export": {"kv_cache_group": ["*k_proj"]}},
+    ],
+}
+
+
+@settings(SLOW, max_examples=1500)
+@given(
+    model_type=st.sampled_from(sorted(BY_TYPE)),
+    layered=st.fixed_dictionaries({}, optional={key: st.sampled_from(values) for key, values in LAYERED.items()}),
+    changes=st.dictionaries(st.sampled_from([*FIELDS, *LAYERED]), SCALARS, max_size=2),
+)
+def test_hostile_values_under_every_row(model_type: str, layered: dict[str, Any], changes: dict[str, Any]) -> None:
+    base = {"num_attention_heads": 8, "num_hidden_layers": 4, "hidden_size": 512, "num_key_value_heads": 2}
+    base |= {"kv_lora_rank": 64, "qk_rope_head_dim": 16, "qk_nope_head_dim": 32, "v_head_dim": 32}
+    names = {"n_head": 8, "n_layer": 4, "n_embd": 512, "num_layers": 4, "attn_layer_indices": [1]}
+    spec_or_error({**base, **names, **layered, **changes, "model_type": model_type})
 
 
 @SLOW

@@ -15,7 +15,7 @@ import pytest
 
 from kvgen import models
 from kvgen.errors import ConfigError
-from kvgen.models.families import Checkpoint
+from kvgen.models.layers import Checkpoint
 from kvgen.spec.kernel_set import KernelSet
 from kvgen.spec.model import LinearScaling, Llama3Scaling, LongRopeScaling, Mla, Rope, YarnScaling
 

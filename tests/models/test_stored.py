@@ -11,7 +11,7 @@ from typing import Any, get_args
 import pytest
 
 from kvgen import models
-from kvgen.cli.init import KvDtype
+from kvgen.cli.console import complete_kv_dtype
 from kvgen.errors import ConfigError
 from kvgen.spec.cache import Cache, Latent
 from kvgen.spec.loader import load_file
@@ -120,7 +120,7 @@ def test_every_option_is_formatted_as_ruff_would(tmp_path: Path) -> None:
 
 
 def test_the_command_has_the_same_names() -> None:
-    assert tuple(k.value for k in KvDtype) == models.KV_DTYPES
+    assert tuple(complete_kv_dtype("")) == models.KV_DTYPES
     assert "global" in get_args(Recipe)
 
 
@@ -201,6 +201,65 @@ def test_quantized_checkpoints(quantization: dict[str, Any], quant: Quant, field
     )
     chosen = models.spec_text(changed("llama_3_1_8b", quantization_config=quantization), source="x", kv_dtype="int4")
     assert cache_of(chosen, tmp_path).quants["k"] != quant and "as the checkpoint" not in chosen
+
+
+QUARK = {"dtype": "fp8_e4m3", "is_dynamic": False, "qscheme": "per_tensor"}
+
+
+@pytest.mark.parametrize(
+    ("quantization", "quant", "field"),
+    [
+        (
+            {"quant_method": "quark", "kv_cache_quant_config": {"*k_proj": {"output_tensors": QUARK}}},
+            FP8,
+            "kv_cache_quant_config.*k_proj.output_tensors",
+        ),
+        (
+            {
+                "quant_method": "quark",
+                "layer_quant_config": {"*v_proj": {"output_tensors": {**QUARK, "dtype": "int8"}}},
+            },
+            INT8,
+            "layer_quant_config.*v_proj.output_tensors",
+        ),
+        (
+            {"export": {"kv_cache_group": ["*k_proj", "*v_proj"]}, "global_quant_config": {"output_tensors": QUARK}},
+            FP8,
+            "global_quant_config.output_tensors",
+        ),
+        (
+            {"quantization": {"kv_cache_quant_algo": "FP8", "quant_algo": "FP8"}},
+            FP8,
+            "quantization.kv_cache_quant_algo",
+        ),
+    ],
+)
+def test_quark_and_nested_modelopt(quantization: dict[str, Any], quant: Quant, field: str, tmp_path: Path) -> None:
+    text = models.spec_text(changed("llama_3_1_8b", quantization_config=quantization), source="x")
+    assert cache_of(text, tmp_path).quants == {"k": quant, "v": quant}
+    assert f"quantization_config.{field} says" in text
+
+
+def test_quark_groups_that_nothing_describes() -> None:
+    broken = changed(
+        "llama_3_1_8b", quantization_config={"quant_method": "quark", "export": {"kv_cache_group": ["*k_proj"]}}
+    )
+    with pytest.raises(
+        ConfigError, match=r"quantization_config\.export\.kv_cache_group: got a list of 1; nothing says how"
+    ):
+        models.spec_text(broken, source="x")
+
+
+def test_one_word_a_kind_of_layers(tmp_path: Path) -> None:
+    text = models.spec_text(config("gemma_3_4b_it"), source="x", kv_dtype="full=fp8,local=bf16", name="gemma")
+    (tmp_path / "made.py").write_text(text, encoding="utf-8")
+    sets = {loaded.kernels.name: loaded.kernels for loaded in load_file(tmp_path / "made.py", "made.py")}
+    assert sets["gemma_full"].cache.quants["k"] == Quant(dtype="e4m3") and sets["gemma_local"].cache.quant is None
+    assert sets["gemma_full"].layers == {"full": ("append", "decode")}
+    with pytest.raises(
+        ConfigError, match=r"--kv-dtype: got 'half' in 'half=fp8'; .* local, full; name each once, as in"
+    ):
+        models.spec_text(config("gemma_3_4b_it"), source="x", kv_dtype="half=fp8")
 
 
 def test_latent_checkpoints(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from kvgen.runtime.cpu import machine
 from kvgen.spec.cache import Cache
 from kvgen.spec.kernel_set import Op
 from kvgen.spec.model import Rope
-from kvgen.spec.norm import RmsNorm
+from kvgen.spec.norm import LayerNorm, RmsNorm
 from tests.ops.test_fused import check_q, check_row, fill
 from tests.support.append_sets import GEMMA, NEOX, YARN
 from tests.support.batches import PLAIN, Batch
@@ -43,9 +43,9 @@ OPERATIONS: dict[str, tuple[str, ...]] = {
     "swizzled": ("rotate_k",),
     "latent_row": ("norm_k",),
     "latent_pool": ("rotate",),
-    "fp8": ("norm_k",),
-    "given": ("norm_k", "norm_v", "rotate"),
-    "mixed": ("norm_v", "rotate"),
+    "fp8": ("norm_k", "norm_layer"),
+    "given": ("norm_k", "norm_v", "rotate", "norm_plain"),
+    "mixed": ("norm_v", "rotate", "rotate_first"),
     "int8_own_table": ("norm_k", "rotate_k"),
     "int4_in_page": ("norm_k", "rotate"),
     "nvfp4": ("rotate",),
@@ -62,6 +62,9 @@ def operations(cache: Cache) -> Sequence[Op]:
         ops.NormCache(name="norm_v", role="v", norm=GEMMA),
         ops.RotateCache(name="rotate", rope=rope),
         ops.RotateCache(name="rotate_k", rope=rope, q_out="none"),
+        ops.NormCache(name="norm_layer", norm=LayerNorm(bias=True, per_head=True)),
+        ops.NormCache(name="norm_plain", role="v", norm=RmsNorm(over="row", weight=False)),
+        ops.RotateCache(name="rotate_first", rope=Rope(style="neox", theta=1e4, dim=8, proportional=True)),
     )
     return [op for op in found if op.name in has]
 
@@ -123,9 +126,17 @@ def check(scene: Scene, name: str) -> int:
         )
     else:
         assert isinstance(op, ops.NormCache)
-        weight, kind = arguments[f"{role}_weight"], dtype(cache.dtype).numpy()
         found, change, wanted = norm_cache(
-            scene.view, theirs, which, rows, row_offsets=offsets, norm=op.norm, weight=weight, kind=kind, latent=latent
+            scene.view,
+            theirs,
+            which,
+            rows,
+            row_offsets=offsets,
+            norm=op.norm,
+            weight=arguments.get(f"{role}_weight"),
+            norm_bias=arguments.get(f"{role}_norm_bias"),
+            kind=dtype(cache.dtype).numpy(),
+            latent=latent,
         )
     mine = scene.rows()[which]
     for row, at in enumerate(found):

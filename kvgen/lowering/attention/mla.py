@@ -238,5 +238,5 @@ def _shape(row: LatentRow, cache: Cache, cols: int, sizes: set[str]) -> Shape | 
     out = 4 * cols * (cache.latent_part + 6)
     if any(counts[name] < 2 or counts[name] * tile + size.query + size.scores < out for name in sizes):
         return None
-    stages = Stages(**{name: max(2, count) for name, count in counts.items()})
+    stages = Stages(**{name: count if name in sizes else 0 for name, count in counts.items()})
     return Shape(cols, tokens, stages, warps_m, warps_n, warps_k, held, apart, size)

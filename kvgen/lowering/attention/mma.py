@@ -33,11 +33,28 @@ LONG_REGISTERS: Final = 64
 
 @dataclass(frozen=True)
 class Stages:
-    """Tiles of a ring where a multiprocessor has 227 KB of shared memory (sm_90, sm_100), 164 KB (sm_80), 100 KB."""
+    """Tiles of a ring where a multiprocessor has 227 KB of shared memory (sm_90, sm_100), 164 KB (sm_80), 100 KB; 0: no
+    architecture of the set has that."""
 
     large: int
     middle: int
     small: int
+
+    @property
+    def choices(self) -> tuple[tuple[int, int], ...]:
+        """KB of shared memory and tiles, the largest memory first; the first one alone where tiles are the same everywhere."""
+        found = [(kb, n) for kb, n in ((227, self.large), (164, self.middle), (100, self.small)) if n]
+        return tuple(found[:1] if len({n for _, n in found}) == 1 else found)
+
+    @property
+    def most(self) -> int:
+        """Tiles with the largest memory that an architecture of the set has."""
+        return self.choices[0][1]
+
+    @property
+    def memory(self) -> int:
+        """That memory, in KB."""
+        return self.choices[0][0]
 
 
 # Shared memory that a multiprocessor gives to blocks, less what each block is charged besides.
@@ -224,7 +241,8 @@ def shape(kernels: KernelSet, rows: int, asks: bool = False) -> Shape | None:
     k_pitch, v_pitch = _pitch(_bytes(k)), _pitch(_bytes(v))
     cols = 8 * n_tiles * team_warps
     steps = -(-_bytes(k) // 32) * (16 // k.region.dtype.bits)
-    query = steps * cols // 8 * 256 + 4 * cols
+    plain = k.quant is None and v.quant is None
+    query = steps * cols // 8 * 256 + 4 * cols * (not plain)
 
     def of(tokens: int, teams: int) -> tuple[int, int]:
         scales = sum(_scale_bytes(x, role, tokens) for x, role in ((k, "key"), (v, "value")))
@@ -245,8 +263,8 @@ def shape(kernels: KernelSet, rows: int, asks: bool = False) -> Shape | None:
             break
     else:
         return None
-    counts = {size: max(2, min(MOST_STAGES, room // stage)) for size, room in rooms.items()}
-    plain = k.quant is None and v.quant is None
+    had = {SIZES[a] for a in kernels.arch}
+    counts = {size: max(2, min(MOST_STAGES, room // stage)) if size in had else 0 for size, room in rooms.items()}
     return Shape(
         n_tiles,
         team_warps,
@@ -293,7 +311,7 @@ def tensor_context(kernels: KernelSet, d: Attended, scale: float, s: Shape) -> T
         tokens=s.tokens,
         stages=s.stages,
         blocks_per_sm=s.blocks_per_sm,
-        in_flight=s.blocks_per_sm * (s.stages.large - 1) * s.tile * (_bytes(storage_k) + _bytes(storage_v)) // 1024,
+        in_flight=s.blocks_per_sm * (s.stages.most - 1) * s.tile * (_bytes(storage_k) + _bytes(storage_v)) // 1024,
         slack=SLACK,
         k_bytes=_bytes(storage_k),
         v_bytes=_bytes(storage_v),

@@ -24,6 +24,11 @@ class EntryList:
     second: bool = False
 
     @property
+    def struct(self) -> str:
+        """The struct that says where they lie: IdList, KIdList ..."""
+        return "".join(word.title() for word in self.id.split("_")) + "List"
+
+    @property
     def new_array(self) -> str:
         """The table that the call brings."""
         return f"new_{self.array}"

@@ -39,11 +39,11 @@ struct LatentShape {
 
 // ---- Addresses and copies
 
-// Starts the copies of a tile's rows, or of a part of them, to `to`: `Copy` names kThreads, kTokens, kPitch, and the kChunks of 16
+// Starts the copies of a tile's rows, or of a part of them, to `to`: `Copy` names kThreads, kTokens, kPitch, and the kPieces of 16
 // bytes of a row, of which kLanes lanes copy kTogether rows. rows[token] is where one lies; null: zeros.
 template <typename Copy>
 __device__ __forceinline__ void copy_rows_async(uint32_t to, const uint8_t* const* rows) {
-  copy_rows<Copy::kThreads, Copy::kTokens, Copy::kPitch, Copy::kChunks, Copy::kLanes, Copy::kTogether>(to, rows);
+  copy_rows<Copy::kThreads, Copy::kTokens, Copy::kPitch, Copy::kPieces, Copy::kLanes, Copy::kTogether>(to, rows);
 }
 // The same for a tile's f32 scales in a pool of their own, one copy a scale.
 template <typename Tile, typename Scales>

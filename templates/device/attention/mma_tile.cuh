@@ -28,17 +28,12 @@ struct TileShape {
 template <typename Tile>
 struct WarpSums {
   float out[TileShape<Tile>::kValueTiles][Tile::kN][4] = {}, row_max[Tile::kN][2], row_sum[Tile::kN][2] = {};
-  float qk_scale[Tile::kN][2];  // from products to scores
 
-  __device__ __forceinline__ explicit WarpSums(const float* qk_scales) {
-    const uint32_t j = threadIdx.x % 4;
+  __device__ __forceinline__ WarpSums() {
 #pragma unroll
     for (uint32_t n = 0; n < Tile::kN; ++n)
 #pragma unroll
-      for (uint32_t e = 0; e < 2; ++e) {
-        row_max[n][e] = -infinity();
-        qk_scale[n][e] = qk_scales[8 * n + 2 * j + e];
-      }
+      for (uint32_t e = 0; e < 2; ++e) row_max[n][e] = -infinity();
   }
   __device__ __forceinline__ void rescale_out(uint32_t n, uint32_t e, float factor) {
 #pragma unroll
@@ -55,10 +50,23 @@ struct Scores {
   float e[TileShape<Tile>::kM][Tile::kN][4];
 };
 
-// From scores to base 2: a factor of each column, or one of all.
-template <uint32_t kN>
-__device__ __forceinline__ float factor_of(const float (&factors)[kN][2], uint32_t n, uint32_t e) {
-  return factors[n][e];
+// A factor of each of the warp's columns, out of those from `factors` on: the lane's, of columns 8n + 2j + e.
+template <typename Tile>
+struct ColumnFactors {
+  float e[Tile::kN][2];
+
+  __device__ __forceinline__ explicit ColumnFactors(const float* factors) {
+#pragma unroll
+    for (uint32_t n = 0; n < Tile::kN; ++n)
+#pragma unroll
+      for (uint32_t i = 0; i < 2; ++i) e[n][i] = factors[8 * n + 2 * (threadIdx.x % 4) + i];
+  }
+};
+
+// What makes scores of products, or base 2 of scores: a factor of each column, or one of all.
+template <typename Tile>
+__device__ __forceinline__ float factor_of(const ColumnFactors<Tile>& factors, uint32_t n, uint32_t e) {
+  return factors.e[n][e];
 }
 __device__ __forceinline__ float factor_of(float factor, uint32_t, uint32_t) { return factor; }
 
@@ -257,16 +265,27 @@ __device__ __forceinline__ void scale_scores(Scores<Tile>& s, const uint8_t* k_s
     }
 }
 
-// each(token of the tile, column of the warp, score, qk_scale) for every score of the lane.
+// Products times their column's factor.
+template <typename Tile>
+__device__ __forceinline__ void multiply_columns(Scores<Tile>& s, const ColumnFactors<Tile>& factors) {
+#pragma unroll
+  for (uint32_t m = 0; m < TileShape<Tile>::kM; ++m)
+#pragma unroll
+    for (uint32_t n = 0; n < Tile::kN; ++n)
+#pragma unroll
+      for (uint32_t r = 0; r < 4; ++r) s.e[m][n][r] *= factors.e[n][r % 2];
+}
+
+// each(token of the tile, column of the warp, score) for every score of the lane.
 template <typename Tile, typename Each>
-__device__ __forceinline__ void for_each_score(Scores<Tile>& s, const WarpSums<Tile>& sums, const Each& each) {
+__device__ __forceinline__ void for_each_score(Scores<Tile>& s, const Each& each) {
   const uint32_t g = threadIdx.x % 32 / 4, j = threadIdx.x % 4;
 #pragma unroll
   for (uint32_t m = 0; m < TileShape<Tile>::kM; ++m)
 #pragma unroll
     for (uint32_t n = 0; n < Tile::kN; ++n)
 #pragma unroll
-      for (uint32_t r = 0; r < 4; ++r) each(16 * m + g + r / 2 * 8, 8 * n + 2 * j + r % 2, s.e[m][n][r], sums.qk_scale[n][r % 2]);
+      for (uint32_t r = 0; r < 4; ++r) each(16 * m + g + r / 2 * 8, 8 * n + 2 * j + r % 2, s.e[m][n][r]);
 }
 
 // ---- Softmax

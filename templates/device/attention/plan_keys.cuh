@@ -1,7 +1,7 @@
 // The planner of a prefill over latent rows: where the keys of a batch lie behind each other, and in the chunks of a buffer.
 //
-// `Deal` names kThreads of a block, kChunkRows of a chunk, kAlignment to which each request's keys are padded, the Index of offsets,
-// and kCountsBefore: lengths do not count this step's tokens.
+// `Deal` names kThreads of a block, kChunkRows of a chunk, kAlignment to which each request's keys are padded, and the Index of offsets.
+// Row offsets are given where lengths do not count this step's tokens.
 #pragma once
 
 #include "../base/scan.cuh"
@@ -11,9 +11,11 @@ struct RequestKeys {
   uint64_t count;
   Fault fault;
 };
-template <typename Deal, typename Cache, typename Index>
-__device__ __forceinline__ RequestKeys request_keys(const Cache& cache, const Index* row_offsets, uint32_t b) {
-  const Counted tokens = tokens_of<Deal::kCountsBefore>(cache, row_offsets, b);
+template <typename Deal, typename Cache, typename... Index>
+__device__ __forceinline__ RequestKeys request_keys(const Cache& cache, uint32_t b, const Index*... row_offsets) {
+  Counted tokens;
+  if constexpr (sizeof...(Index) == 0) tokens = counted(cache.length(b));
+  else tokens = tokens_of<true>(cache, row_offsets..., b);
   if (tokens.count == 0) return {0, tokens.fault};
   const uint64_t count = (tokens.count + Deal::kAlignment - 1) / Deal::kAlignment * Deal::kAlignment;
   if (!cache.holds(b, 0, tokens.count) || count > largest_index(typename Deal::Index{})) return {0, Fault::length};
@@ -21,11 +23,11 @@ __device__ __forceinline__ RequestKeys request_keys(const Cache& cache, const In
 }
 
 // The rows of all requests before this thread's, of which there are kThreads a block. All threads call it.
-template <typename Deal, typename Cache, typename Index>
-__device__ __forceinline__ uint64_t sync_rows_before(const Cache& cache, const Index* row_offsets, uint64_t count) {
+template <typename Deal, typename Cache, typename... Index>
+__device__ __forceinline__ uint64_t sync_rows_before(const Cache& cache, uint64_t count, const Index*... row_offsets) {
   uint64_t earlier = 0;
 #pragma unroll 4
-  for (uint32_t b = threadIdx.x; b < blockIdx.x * Deal::kThreads; b += Deal::kThreads) earlier += request_keys<Deal>(cache, row_offsets, b).count;
+  for (uint32_t b = threadIdx.x; b < blockIdx.x * Deal::kThreads; b += Deal::kThreads) earlier += request_keys<Deal>(cache, b, row_offsets...).count;
   return sync_sum_before<Deal::kThreads>(earlier, count);
 }
 
@@ -41,4 +43,12 @@ __device__ __forceinline__ ChunkPart chunk_part(uint32_t chunk, uint64_t begin, 
   const uint64_t here = chunk * Deal::kChunkRows;
   const uint64_t ahead = begin > here ? begin - here : 0, behind = here > begin ? here - begin : 0;
   return {(uint32_t)(ahead < Deal::kChunkRows ? ahead : Deal::kChunkRows), behind < count ? behind : count, ahead > 0};
+}
+
+// Reports what is wrong with request b's keys, and those of its keys, which begin at row `begin`, that are past the last chunk.
+template <typename Deal>
+__device__ __forceinline__ void report_keys(const RequestKeys& keys, uint64_t begin, uint32_t num_chunks, uint32_t b, uint64_t* errors) {
+  const uint64_t room = num_chunks * Deal::kChunkRows, fitting = room > begin ? room - begin : 0;
+  if (keys.fault != Fault::none) report(errors, keys.fault, b, 0);
+  if (keys.count > fitting) report(errors, Fault::position, b, (uint32_t)fitting);
 }

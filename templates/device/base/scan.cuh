@@ -60,14 +60,14 @@ __device__ __forceinline__ T sync_scan(T x, T& total) {
   return before + sum - x;
 }
 
-// body(offsets), with them in shared memory where they fit. All threads of the block call it.
+// body(offsets), with them in shared memory where they fit, as load_index gives them. All threads of the block call it.
 template <uint32_t kThreads, typename Index, typename Body>
 __device__ __forceinline__ void sync_with_offsets(const Index* offsets, uint32_t batch, const Body& body) {
-  __shared__ Index held[kHeldOffsets];
+  __shared__ uint32_t held[kHeldOffsets];
   if (batch < kHeldOffsets) {
-    for (uint32_t i = threadIdx.x; i <= batch; i += kThreads) held[i] = offsets[i];
+    for (uint32_t i = threadIdx.x; i <= batch; i += kThreads) held[i] = load_index(offsets, i);
     __syncthreads();
-    body(&held[0]);
+    body((const uint32_t*)held);
   } else {
     body(offsets);
   }
@@ -84,14 +84,23 @@ __device__ __forceinline__ Counted counted(uint32_t count) {
   return {count == kU32Max ? 0 : count, count == kU32Max ? Fault::length : Fault::none};
 }
 
+// Entry i where entries are compared with each other: a negative one is above every index, which is_index tells of the largest.
+__device__ __forceinline__ uint32_t load_unsigned(const uint32_t* p, uint64_t i) { return p[i]; }
+__device__ __forceinline__ uint32_t load_unsigned(const int32_t* p, uint64_t i) { return (uint32_t)p[i]; }
+__device__ __forceinline__ uint32_t load_unsigned(const int64_t* p, uint64_t i) { return load_index(p, i); }
+template <typename Index>
+__device__ __forceinline__ bool is_index(uint32_t x) {
+  return sizeof(Index) == 4 && (Index)-1 < (Index)0 ? (int32_t)x >= 0 : x != kU32Max;
+}
+
 // New rows of request b by its offsets, none without offsets. They count if those around them do not decrease, as for range_of.
 template <typename Index>
 __device__ __forceinline__ Counted new_rows_of(const Index* offsets, uint32_t batch, uint32_t b) {
   if (offsets == nullptr) return {0, Fault::none};
-  const uint32_t begin = load_index(offsets, b), end = load_index(offsets, b + 1);
-  const uint32_t before = b > 0 ? load_index(offsets, b - 1) : begin;
-  const uint32_t after = b + 2 <= batch ? load_index(offsets, b + 2) : end;
-  const bool valid = before <= begin && begin <= end && end <= after && end != kU32Max;
+  const uint32_t begin = load_unsigned(offsets, b), end = load_unsigned(offsets, b + 1);
+  const uint32_t before = b > 0 ? load_unsigned(offsets, b - 1) : begin;
+  const uint32_t after = b + 2 <= batch ? load_unsigned(offsets, b + 2) : end;
+  const bool valid = before <= begin && begin <= end && end <= after && is_index<Index>(end);
   return {valid ? end - begin : 0, valid ? Fault::none : Fault::row_offsets};
 }
 

@@ -3,16 +3,14 @@
 
 #include "cp_async.cuh"
 
-// One of three numbers, by what shared memory a multiprocessor has: 227 KB, 164 KB, or 100 KB.
-__host__ __device__ constexpr uint32_t by_memory(uint32_t large, uint32_t middle, uint32_t small) {
+// Shared memory of a multiprocessor, in KB.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900 && __CUDA_ARCH__ < 1200
-  return large;
+constexpr uint32_t kSharedKb = 227;
 #elif defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 800
-  return middle;
+constexpr uint32_t kSharedKb = 164;
 #else
-  return small;
+constexpr uint32_t kSharedKb = 100;
 #endif
-}
 
 // Zeros to an array in shared memory, a multiple of 16 bytes, by kThreads threads; readers need a barrier.
 template <uint32_t kThreads, typename T>

@@ -1,7 +1,7 @@
 // Rows of a block into the cache: copied or cast, quantized by blocks, or into the tail of a residual.
 //
 // `from[row]` is where row `row` of the block begins: Rows, PaddedRows, or a tile in shared memory. A `W` struct, spelled out in
-// the kernel, names the segment `Stored` and kHeads heads of a row that are kRowDims elements apart, stored from element kBegin of
+// the kernel, names the segment `Stored` and kHeads heads of a row that are kHeadStride elements apart, stored from element kBegin of
 // each on; head 0 of them is head `head0` of the cache. `cache_slots[row]` has the row's page and token.
 // A row whose page has null pointers is not stored.
 #pragma once
@@ -57,7 +57,7 @@ __device__ __forceinline__ void store_vectors(const Cache& cache, const From& fr
     for (uint32_t u = 0; u < W::kBatch; ++u) {
       // Past the last vector a thread reads that one again: without a condition, vectors stay whole words in registers.
       const uint32_t i = u == 0 ? base : min(base + u * kThreads, rows * kVectors - 1), element = element_of(i);
-      load<kAccess>(value[u], from[row_of(i)] + element / S::kSize * W::kRowDims + element % S::kSize + W::kBegin);
+      load<kAccess>(value[u], from[row_of(i)] + element / S::kSize * W::kHeadStride + element % S::kSize + W::kBegin);
     }
 #pragma unroll
     for (uint32_t u = 0; u < W::kBatch; ++u) {
@@ -93,7 +93,7 @@ __device__ __forceinline__ void store_tails(const Cache& cache, const From& from
     if (!to.page.found() || to.tail == kU32Max) continue;
     const uint32_t element = i % kVectors * W::kWidth, head = element / S::kSize, dim = element % S::kSize;
     Vec<T, W::kWidth> value;
-    load<access<T>(W::kWidth)>(value, from[i / kVectors] + head * W::kRowDims + dim + W::kBegin);
+    load<access<T>(W::kWidth)>(value, from[i / kVectors] + head * W::kHeadStride + dim + W::kBegin);
     Vec<typename S::Compute, W::kWidth> kept;
     if constexpr (kSame<T, typename S::Compute>) {
       kept = value;
@@ -124,7 +124,7 @@ struct RowBlocks {
   __device__ static __forceinline__ void read(Value& value, const T* row, uint32_t block, uint32_t c, uint32_t lane) {
     const uint32_t element = (c * W::kLanes + lane) * W::kWidth, at = dim(block) + element % S::kBlockDims;
     if (!kWhole && (element >= kBlock || at >= S::kSize)) return;
-    load<access<T>(W::kWidth)>(value, row + (head(block) + element / S::kBlockDims) * W::kRowDims + W::kBegin + at);
+    load<access<T>(W::kWidth)>(value, row + (head(block) + element / S::kBlockDims) * W::kHeadStride + W::kBegin + at);
   }
 };
 

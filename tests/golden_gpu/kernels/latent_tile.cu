@@ -22,13 +22,13 @@ struct ScalesOf {
   static constexpr uint32_t kGroups = kG, kGroupDims = kDims, kAt = kFrom, kPitch = kBytes;
 };
 // V of kV dims, Q of kS steps, and the copies of a row.
-template <typename E, uint32_t kC, uint32_t kP, uint32_t kS, uint32_t kV, uint32_t kM, uint32_t kN, uint32_t kK, uint32_t kChunksOf, uint32_t kLanesOf,
+template <typename E, uint32_t kC, uint32_t kP, uint32_t kS, uint32_t kV, uint32_t kM, uint32_t kN, uint32_t kK, uint32_t kPiecesOf, uint32_t kLanesOf,
           uint32_t kTogetherOf>
 struct TileOf {
   using Element = E;
   using QueryElement = bf16;
   static constexpr uint32_t kThreads = 128, kCols = kC, kTokens = 32, kPitch = kP, kSteps = kS, kValueDims = kV;
-  static constexpr uint32_t kWarpsM = kM, kWarpsN = kN, kWarpsK = kK, kChunks = kChunksOf, kLanes = kLanesOf, kTogether = kTogetherOf;
+  static constexpr uint32_t kWarpsM = kM, kWarpsN = kN, kWarpsK = kK, kPieces = kPiecesOf, kLanes = kLanesOf, kTogether = kTogetherOf;
   static constexpr float kSlack = 8.0f;
 };
 // 80 dims of 16 bits: 5 blocks of two warps each, 3 of V of four warps.
@@ -76,7 +76,7 @@ __device__ __forceinline__ void attend(const uint8_t* pool, const float* scales,
   const KvChunk chunk = chunks[blockIdx.x];
   const uint32_t thread = threadIdx.x, warp = thread / 32, at_ring = matrix_address(ring), count = chunk.end - chunk.begin, tiles = (count + kT - 1) / kT;
   const int32_t place = thread < count ? places[blockIdx.x * kMost + thread] : -1;
-  rows[thread] = place < 0 ? nullptr : pool + place * Tile::kChunks * 16;
+  rows[thread] = place < 0 ? nullptr : pool + place * Tile::kPieces * 16;
   scale_rows[thread] = place < 0 ? nullptr : (const uint8_t*)(scales + place * Scales::kGroups);
   for (uint32_t i = thread; i < sizeof(ring) / 4; i += Tile::kThreads) ((uint32_t*)ring)[i] = 0xffffffffu;  // NaN, if anything reads them
   __syncthreads();

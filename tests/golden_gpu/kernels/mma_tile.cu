@@ -109,7 +109,8 @@ __device__ __forceinline__ void attend(const Cache<typename Tile::K, typename Ti
     if constexpr (kHeld) return HeldQuery<Tile>(shared_query, 0);
     else return SharedQuery<Tile>(shared_query, 0);
   }();
-  auto sums = WarpSums<Tile>(qk_scales);
+  WarpSums<Tile> sums;
+  const ColumnFactors<Tile> qk_scale(qk_scales);
   ValueUnit<Tile> unit;
   const RowPositions<Mask> positions{chunk};
   bool failed = false;
@@ -138,14 +139,14 @@ __device__ __forceinline__ void attend(const Cache<typename Tile::K, typename Ti
     if constexpr (kScaled == Scaled::groups) multiply_qk(s, at, query, KeyGroupScales<Tile, KeyScales>{k_scales});
     else multiply_qk(s, at, query);
     if constexpr (kScaled == Scaled::tokens) scale_scores<KeyScales>(s, k_scales);
-    for_each_score(s, sums, [&](uint32_t token, uint32_t col, float& x, float) {
+    for_each_score(s, [&](uint32_t token, uint32_t col, float& x) {
       if (!positions.seen_by(columns.of(col, chunk.rows).i).has(tile * kT + token)) x = -infinity();
     });
     float high[Tile::kN][2];
-    const bool rises = tile_max(high, s, sums, sums.qk_scale);
+    const bool rises = tile_max(high, s, sums, qk_scale);
     if constexpr (kScaled == Scaled::tokens) {
       if (__any_sync(~0u, rises)) raise_max(sums, unit, high);
-      const bool grows = weigh_by_value_scales<ValueScales, true>(high, s, sums, unit, v_scales, sums.qk_scale);
+      const bool grows = weigh_by_value_scales<ValueScales, true>(high, s, sums, unit, v_scales, qk_scale);
       if (__any_sync(~0u, grows)) raise_unit(sums, unit, high);
     } else {
       if (__any_sync(~0u, rises)) raise_max(sums, high);
@@ -154,7 +155,7 @@ __device__ __forceinline__ void attend(const Cache<typename Tile::K, typename Ti
     for (uint32_t m = 0; m < kT / 16; ++m) {
       uint32_t weights[Tile::kN][2];
       if constexpr (kScaled == Scaled::tokens) round_weights(weights, s, unit, m);
-      else exponentiate(weights, sums, s, m, sums.qk_scale);
+      else exponentiate(weights, sums, s, m, qk_scale);
       if constexpr (kScaled == Scaled::groups) {
         const ValueGroupScales<Tile, ValueScales> groups = {v_scales};
         if (__any_sync(~0u, has_special_values<Tile>(at, m, groups))) multiply_pv_by_column(sums, at, weights, m, s, -infinity(), groups);
@@ -233,15 +234,19 @@ extern "C" __global__ void tile_numbers(const float* in, float* largest, float* 
   const uint32_t lane = threadIdx.x;
   if (lane < 8) ones[lane] = 1.0f + lane;
   __syncwarp();
-  const float x = in[lane], each[1][2] = {{2.0f * lane, x}};
+  const float x = in[lane];
+  ColumnFactors<Tile8> each(ones);
   largest[lane] = column_max(x);
+  const float factor = each.e[0][1];
+  each.e[0][1] = x;
   factors[2 * lane] = factor_of(each, 0, 1);
+  each.e[0][1] = factor;
   factors[2 * lane + 1] = factor_of(0.5f + lane, 0, 1);
-  auto sums = WarpSums<Tile8>(ones);
-  weights[3 * lane] = weight_of(sums, -infinity(), 0, 0, sums.qk_scale);
+  WarpSums<Tile8> sums;
+  weights[3 * lane] = weight_of(sums, -infinity(), 0, 0, each);
   weights[3 * lane + 1] = weight_of(sums, x, 0, 0, 0.25f);
   sums.row_max[0][1] = 3.0f;
-  weights[3 * lane + 2] = weight_of(sums, x, 0, 1, sums.qk_scale);
+  weights[3 * lane + 2] = weight_of(sums, x, 0, 1, each);
 #pragma unroll
   for (uint32_t t = 0; t < 3; ++t)
 #pragma unroll

@@ -15,23 +15,21 @@ struct Padded {
   using Index = int32_t;
   static constexpr uint32_t kThreads = 32;
   static constexpr uint64_t kChunkRows = 256, kAlignment = 64;
-  static constexpr bool kCountsBefore = true;
 };
 struct Dense {
   using Index = int64_t;
   static constexpr uint32_t kThreads = 32;
   static constexpr uint64_t kChunkRows = 100, kAlignment = 1;
-  static constexpr bool kCountsBefore = false;
 };
 
 // A thread a request: rows, fault, the rows before it; of the chunk before the one where they begin, and of two more, its part.
-template <typename Deal>
-__device__ __forceinline__ void deal(const int32_t* lengths, const int32_t* offsets, uint32_t batch, uint32_t* out) {
+template <typename Deal, typename... Index>
+__device__ __forceinline__ void deal(const int32_t* lengths, uint32_t batch, uint32_t* out, const Index*... offsets) {
   const Cache cache = {lengths, batch};
   const uint32_t b = blockIdx.x * Deal::kThreads + threadIdx.x;
   RequestKeys keys = {0, Fault::none};
-  if (b < batch) keys = request_keys<Deal>(cache, offsets, b);
-  const uint64_t begin = sync_rows_before<Deal>(cache, offsets, keys.count);
+  if (b < batch) keys = request_keys<Deal>(cache, b, offsets...);
+  const uint64_t begin = sync_rows_before<Deal>(cache, keys.count, offsets...);
   uint32_t* to = out + 12 * b;
   to[0] = (uint32_t)keys.count, to[1] = (uint32_t)keys.fault, to[2] = (uint32_t)begin;
   for (uint32_t i = 0; i < 3; ++i) {
@@ -39,7 +37,7 @@ __device__ __forceinline__ void deal(const int32_t* lengths, const int32_t* offs
     to[3 + 3 * i] = part.row, to[4 + 3 * i] = (uint32_t)part.key, to[5 + 3 * i] = part.has_rows;
   }
 }
-extern "C" __global__ void plan_keys_padded(const int32_t* lengths, const int32_t* offsets, uint32_t* out) { deal<Padded>(lengths, offsets, 90, out); }
+extern "C" __global__ void plan_keys_padded(const int32_t* lengths, const int32_t* offsets, uint32_t* out) { deal<Padded>(lengths, 90, out, offsets); }
 extern "C" __global__ void plan_keys_dense(const int32_t* lengths, const int32_t* offsets, uint32_t* out) {
-  deal<Dense>(lengths, (const int32_t*)nullptr, 90, out);
+  deal<Dense>(lengths, 90, out);
 }

@@ -25,8 +25,8 @@ extern "C" __global__ void scan_sums_1024(const uint64_t* earlier, const uint64_
 // Where rows are in a batch whose offsets fit shared memory, and in one whose do not; the first of them as well.
 extern "C" __global__ void scan_offsets(const int32_t* offsets, const int32_t* many, uint32_t* out) {
   const uint32_t i = threadIdx.x;
-  sync_with_offsets<64>(offsets, 1023, [&](const int32_t* held) { out[i] = request_of(held, 1023, i * 16) << 1 | (held != offsets); });
-  sync_with_offsets<64>(many, 1024, [&](const int32_t* held) { out[64 + i] = request_of(held, 1024, i * 16) << 1 | (held != many); });
+  sync_with_offsets<64>(offsets, 1023, [&](const auto* held) { out[i] = request_of(held, 1023, i * 16) << 1 | ((const void*)held != offsets); });
+  sync_with_offsets<64>(many, 1024, [&](const auto* held) { out[64 + i] = request_of(held, 1024, i * 16) << 1 | ((const void*)held != many); });
 }
 
 // A thread a request: what it is counted as, and why not.

@@ -24,12 +24,12 @@ __device__ __forceinline__ TailSlot<PageRef> slot_of_row(uint32_t i, uint8_t* co
 template <typename S, uint32_t kW>
 struct Copied {
   using Stored = S;
-  static constexpr uint32_t kHeads = 1, kRowDims = 44, kBegin = 4, kWidth = kW, kBatch = 2;
+  static constexpr uint32_t kHeads = 1, kHeadStride = 44, kBegin = 4, kWidth = kW, kBatch = 2;
 };
 template <typename S, uint32_t kL, uint32_t kW, uint32_t kC, uint32_t kUn, uint32_t kUs>
 struct Quantized {
   using Stored = S;
-  static constexpr uint32_t kHeads = ::kHeads, kRowDims = 40, kBegin = 0, kBlocks = kHeads / S::kBlockHeads * S::kDimBlocks;
+  static constexpr uint32_t kHeads = ::kHeads, kHeadStride = 40, kBegin = 0, kBlocks = kHeads / S::kBlockHeads * S::kDimBlocks;
   static constexpr uint32_t kNumbers = kBlocks * (1 + S::kZero), kLanes = kL, kWidth = kW, kChunks = kC, kUnroll = kUn, kUnits = kUs;
 };
 using PlainBf16 = Run<bf16, float, Recipe::none>;

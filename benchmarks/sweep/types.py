@@ -1,0 +1,128 @@
+"""The decoder text types of the installed transformers, each with configs as its classes make them by default."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from transformers import AutoConfig
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+)
+
+from benchmarks.sweep.truth import NotBuildable, config_of, text_of
+
+# Types with a causal head that are encoders, or decoders that read an encoder: no decoder-only text model is of such a type.
+NO_DECODERS = frozenset(
+    [
+        "bart",
+        "bert",
+        "bert-generation",
+        "big_bird",
+        "bigbird_pegasus",
+        "blenderbot",
+        "blenderbot-small",
+        "camembert",
+        "data2vec-text",
+        "electra",
+        "ernie",
+        "git",
+        "marian",
+        "mbart",
+        "megatron-bert",
+        "moshi",
+        "musicgen",
+        "musicgen_melody",
+        "mvp",
+        "pegasus",
+        "plbart",
+        "prophetnet",
+        "reformer",
+        "rembert",
+        "roberta",
+        "roberta-prelayernorm",
+        "roc_bert",
+        "roformer",
+        "trocr",
+        "whisper",
+        "xlm",
+        "xlm-roberta",
+        "xlm-roberta-xl",
+        "xlnet",
+        "xmod",
+    ]
+)
+# Image-to-text types whose text part reads an encoder too, or is no decoder over tokens.
+NO_TEXT_DECODERS = frozenset(
+    [
+        "blip",
+        "florence2",
+        "kosmos-2",
+        "kosmos-2.5",
+        "pix2struct",
+        "pp_formulanet",
+        "t5gemma2",
+        "udop",
+        "vision-encoder-decoder",
+    ]
+)
+
+# Classes whose default config transformers itself cannot run, and the fields that were filled in to compare it.
+FILLED: dict[str, dict[str, Any]] = {
+    "hunyuan_v1_dense": {"head_dim": 128},
+    "hunyuan_v1_moe": {"head_dim": 128},
+    "ministral": {"head_dim": 128},
+    "nemotron": {"head_dim": 128, "num_key_value_heads": 8},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 16},
+    "dots1": {"n_routed_experts": 8, "n_shared_experts": 1, "n_group": 1, "topk_group": 1, "num_experts_per_tok": 2},
+    "dbrx": {"attn_config": {"clip_qkv": 8.0, "kv_n_heads": 8, "rope_theta": 500000.0}},
+    "glm4_moe": {"head_dim": 128},
+}
+
+
+@dataclass(frozen=True)
+class Found:
+    """One model type: `kind` "causal" or "multimodal", its text type, and its config.json as the class writes it."""
+
+    model_type: str
+    kind: str
+    text_type: str
+    class_name: str
+    values: dict[str, Any]
+    text_values: dict[str, Any]
+
+
+def every_type() -> Iterator[Found | tuple[str, str]]:
+    """Every decoder type, or its name and why transformers cannot build its config."""
+    causal = dict(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
+    for name, made in {
+        **causal,
+        **{n: m for n, m in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES.items() if n not in causal},
+    }.items():
+        if name in NO_DECODERS or name in NO_TEXT_DECODERS:
+            continue
+        try:
+            config = config_of({"model_type": name, **FILLED.get(name, {})})
+        except NotBuildable as error:
+            yield name, str(error)
+            continue
+        text = text_of(config)
+        class_name = made if isinstance(made, str) else made[0]
+        kind = "causal" if name in causal and text is config else "multimodal"
+        yield Found(name, kind, text.model_type, class_name, plain(config), plain(text))
+
+
+def plain(config: Any) -> dict[str, Any]:
+    """A config's fields as config.json has them."""
+    import json
+
+    values: dict[str, Any] = json.loads(config.to_json_string(use_diff=False))
+    values.setdefault("model_type", config.model_type)
+    return values
+
+
+def default(model_type: str) -> Any:
+    """The default config object of a type."""
+    return AutoConfig.for_model(model_type)

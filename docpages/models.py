@@ -1,0 +1,65 @@
+"""docs/models.md: which models `kvgen init` reads, what it says of them, and why it refuses the others."""
+
+from __future__ import annotations
+
+import textwrap
+from typing import Final
+
+from kvgen.models.families import FAMILIES
+from kvgen.models.features import FEATURES
+from kvgen.models.missing import MISSING
+from kvgen.models.wrappers import TEXT_OF_TYPE
+
+_HEAD: Final = """# Models
+
+<!-- Written by `python -m docpages` from the table in kvgen/models/families.py. -->
+
+`kvgen init --from config.json` reads the Hugging Face config of a model: query and KV heads, head dims of K and V, RoPE and its
+scaling, norms of q and k, windows, chunks, the factor and cap of scores, sinks, latent ranks, and which layers read another
+layer's cache. What a field means, and what an absent one means, is what transformers 5.23 makes of it.
+
+A model whose layers are alike but for a window gets one set and a `Model` of a few fields. Where layers differ in more, `Model`
+has `kinds`, and a repeating `pattern` of their names; `KernelSet.layers` says which operations the layers of each kind call.
+Layers whose heads or precision differ have caches of different shapes, and the file then holds a list of sets, one for each
+shape, with one `Model`: an engine allocates a pool and imports a package for each. `kvgen show SET --plan` prints the model's
+layers. Layers of hybrids without keys and values (Mamba, linear attention, convolutions) are kinds with `cache=False`.
+
+In Python, `kvgen.models.facts(config)` gives the same as a `Checkpoint`; its `layers()` has a `LayerFacts` for each layer.
+
+## Where engines differ
+
+- `partial_rotary_factor` under default RoPE: transformers' code of most families turns the whole head, whatever the field
+  says, and vLLM turns that part. kvgen follows transformers, and the spec's docstring then says so. Families whose code has the
+  part (GLM, Phi, GPT-NeoX, Nemotron, StableLM, Qwen 3-Next and later, MiniMax-M2, MiMo and others) turn it.
+- `original_max_position_embeddings` beside the scaling wins over the one inside, as in transformers.
+- `rope_type: dynamic` is refused: its frequencies depend on the longest sequence of a batch, and engines differ in how.
+- MTP layers (`num_nextn_predict_layers`) are not among the layers, and `dual_chunk_attention_config` is not read.
+
+"""
+
+
+def models_page() -> str:
+    """The page's text."""
+    read = [name for family in FAMILIES for name in family.types.split()]
+    lines = [_HEAD, f"## Read: {len(read)} types of text models\n\n"]
+    lines.append(_paragraph(", ".join(f"`{name}`" for name in sorted(read))))
+    holders = sorted(name for name, text in TEXT_OF_TYPE.items() if text in read)
+    lines.append(f"\nAnd the text models of {len(holders)} multimodal types, by their text_config or its like:\n\n")
+    lines.append(_paragraph(", ".join(f"`{name}`" for name in holders)))
+    lines.append(
+        "\nAny other config with an object `text_config`, `language_config` or `llm_config` is read by that object's model_type.\n"
+    )
+    lines.append(
+        "\n## Read, but no spec is written yet\n\nSome layers of these models ask for what no operation has:\n\n"
+    )
+    lines += [f"- {feature.what}: {feature.lacking}\n" for feature in FEATURES]
+    lines.append("\n## Refused\n\n| model_type | why |\n|---|---|\n")
+    reasons: dict[str, list[str]] = {}
+    for name, why in MISSING.items():
+        reasons.setdefault(why, []).append(name)
+    lines += [f"| {', '.join(f'`{name}`' for name in names)} | {why} |\n" for why, names in reasons.items()]
+    return "".join(lines)
+
+
+def _paragraph(text: str) -> str:
+    return textwrap.fill(text, 128, break_long_words=False, break_on_hyphens=False) + "\n"

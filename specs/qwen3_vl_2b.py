@@ -1,0 +1,31 @@
+"""Qwen3-VL-2B-Instruct: bf16 cache in 16-token pages, 16 query heads over 8 KV heads of 128.
+
+Its M-RoPE has three positions a token, whose pairs go round time, height and width (`mrope_section` [24, 20, 20],
+`mrope_interleaved`); text tokens have three equal ones.
+"""
+
+from kvgen import KernelSet, Model, Paged, RmsNorm, Rope, ops
+
+kernels = KernelSet(
+    q_heads=16,
+    cache=Paged(dtype="bf16", kv_heads=8, head_dim=128, page_size=16),
+    ops=[
+        ops.Append(
+            rope="model",
+            positions="given",
+            sections=(24, 20, 20),
+            sections_order="interleaved",
+            q_norm=RmsNorm(),
+            k_norm=RmsNorm(),
+        ),
+        ops.Gather(),
+        ops.Decode(split="balanced"),
+    ],
+    arch=["sm_80", "sm_90a"],
+    model=Model(
+        architecture="Qwen3VLForConditionalGeneration",
+        layers=28,
+        rope=Rope(style="neox", theta=5_000_000.0),
+        qk_norm="head",
+    ),
+)

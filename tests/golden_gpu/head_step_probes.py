@@ -1,0 +1,91 @@
+"""Norms without weights, LayerNorm, a head's first pairs, q's factor (kernels/head_steps.cu): sums are exact, roots are not."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+
+from tests.golden_gpu.compare import Rule, Wanted
+from tests.golden_gpu.memory_probes import exact
+from tests.golden_gpu.numbers import Array
+from tests.golden_gpu.oracle import floats
+from tests.golden_gpu.probe import Arrays, Probe, pattern
+
+UNIT: Final = "head_steps"
+HEADS, DIMS, COUNT, TURNING, LANES = 4, 40, 24, 8, 8
+EPS: Final = 0.0625
+NEAR: Final = Rule("f32", relative=2.0**-21)
+
+
+def _rows(seed: int) -> Array:
+    """Whole numbers around a whole mean, so that f32 sums of them and of their squares are exact."""
+    rng = np.random.default_rng(seed)
+    off = rng.integers(1, 200, (HEADS, DIMS // 2))
+    return (np.concatenate([off, -off], axis=1) + rng.integers(-300, 300, (HEADS, 1))).astype(np.float32)
+
+
+def _norm_inputs() -> dict[str, Array]:
+    rng = np.random.default_rng(121)
+    rows, weight = _rows(120), (rng.integers(1, 13, DIMS) / 4).astype(np.float32)
+    found: dict[str, Array] = {"rows": pattern(rows), "weight": pattern(weight)}
+    found["bias"] = pattern((rng.integers(-12, 13, DIMS) / 4).astype(np.float32))
+    found["masks"] = np.zeros(32, np.uint32)
+    return found | {n: np.zeros(rows.size, np.uint32) for n in ("plain", "by", "standard", "layer", "biased")}
+
+
+def _near(x: Array, rule: Rule = NEAR) -> Wanted:
+    flat = x.reshape(-1)
+    return Wanted(pattern(flat.astype(np.float32)), rule, flat[:, None])
+
+
+def _norms(arrays: Arrays) -> dict[str, Wanted]:
+    x = arrays["rows"].view(np.float32).astype(np.float64).reshape(HEADS, DIMS)
+    weight, bias = (arrays[name].view(np.float32).astype(np.float64) for name in ("weight", "bias"))
+    plain, by = x.copy(), x.copy()
+    plain[:, :COUNT] /= np.sqrt((x[:, :COUNT] ** 2).mean(axis=1, keepdims=True) + EPS)
+    by[:, :COUNT] *= 0.25
+    centered = x - x.mean(axis=1, keepdims=True)
+    standard = centered / np.sqrt((centered**2).mean(axis=1, keepdims=True) + EPS)
+    return {
+        "masks": exact(np.repeat([0xFF << 8 * h for h in range(HEADS)], LANES).astype(np.uint32)),
+        "plain": _near(plain),
+        "by": floats(by.reshape(-1).astype(np.float32)),
+        "standard": _near(standard),
+        "layer": _near(standard * weight),
+        "biased": _near(standard * weight + bias, Rule("f32", relative=2.0**-21, absolute=2.0**-20)),
+    }
+
+
+def _turn_inputs() -> dict[str, Array]:
+    angles = np.random.default_rng(122).choice([1.0, -1.0, 0.5, 2.0, -0.25, 0.75], (TURNING, 2)).astype(np.float32)
+    found: dict[str, Array] = {"rows": pattern(_rows(123)), "angles": pattern(angles)}
+    return found | {name: np.zeros(HEADS * DIMS, np.uint32) for name in ("turned", "scaled")}
+
+
+def _turned(arrays: Arrays) -> dict[str, Wanted]:
+    x = arrays["rows"].view(np.float32).astype(np.float64).reshape(HEADS, DIMS)
+    cos, sin = arrays["angles"].view(np.float32).astype(np.float64).reshape(TURNING, 2).T
+    one, two = np.arange(TURNING), DIMS // 2 + np.arange(TURNING)
+    x[:, one], x[:, two] = x[:, one] * cos - x[:, two] * sin, x[:, two] * cos + x[:, one] * sin
+    flat = x.reshape(-1).astype(np.float32)
+    return {"turned": floats(flat, any_zero=True), "scaled": floats(flat / 2, any_zero=True)}
+
+
+def _factor_inputs() -> dict[str, Array]:
+    positions = np.array([0, 1, 98, 99, 100, 198, 199, 298, 299, 12345, 2**24 - 1, 2**31 - 2, *range(999, 1999, 50)])
+    return {"positions": positions.astype(np.uint32), "factors": np.zeros(32, np.uint32)}
+
+
+def _factors(arrays: Arrays) -> dict[str, Wanted]:
+    periods = (arrays["positions"].astype(np.int64) + 1) // 100
+    return {"factors": _near(1 + 0.25 * np.log(1.0 + periods))}
+
+
+def probes() -> list[Probe]:
+    """All of this module."""
+    return [
+        Probe("library_head_norms", UNIT, "head_norms", _norm_inputs, _norms, 32),
+        Probe("library_head_first_pairs", UNIT, "head_first_pairs", _turn_inputs, _turned, 32),
+        Probe("library_head_position_factors", UNIT, "head_position_factors", _factor_inputs, _factors, 32),
+    ]

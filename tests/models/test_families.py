@@ -1,0 +1,356 @@
+"""The table of families: what was once read wrong, wrappers, and facts of layers that differ."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvgen import models
+from kvgen.errors import ConfigError
+from kvgen.models.families import BY_CLASS, BY_TYPE, FAMILIES
+from kvgen.models.missing import MISSING
+from kvgen.models.wrappers import TEXT_OF_TYPE
+from kvgen.spec.loader import load_file
+from kvgen.spec.model import LinearScaling, Llama3Scaling, LongRopeScaling, Rope, YarnScaling
+
+from .checkpoints import changed, config, without
+
+
+def rope(found: dict[str, Any]) -> Rope:
+    made = models.facts(found).model.rope
+    assert made is not None
+    return made
+
+
+# What was read wrong --------------------------------------------------------------------------------------------------
+
+LONG = {"rope_type": "longrope", "rope_theta": 10_000.0, "short_factor": [1.0] * 48, "long_factor": [2.0] * 48}
+
+
+@pytest.mark.parametrize(
+    ("fields", "factor"),
+    [
+        ({}, math.sqrt(1 + math.log(32) / math.log(4096))),  # max / original
+        ({"factor": 16.0}, math.sqrt(1 + math.log(16) / math.log(4096))),
+        ({"factor": 16.0, "attention_factor": 1.5}, 1.5),
+        ({"factor": 1.0}, 1.0),
+    ],
+)
+def test_longrope_factor_wins_over_the_lengths(fields: dict[str, Any], factor: float) -> None:
+    found = changed(
+        "phi_3_mini_4k", rope_scaling=None, rope_parameters={**LONG, **fields}, max_position_embeddings=131_072
+    )
+    scaling = rope(found).scaling
+    assert isinstance(scaling, LongRopeScaling) and scaling.cos_sin_factor == pytest.approx(factor)
+
+
+@pytest.mark.parametrize(
+    ("name", "kv_heads"),
+    [("mistral_7b_v03", 8), ("qwen3_8b", 32), ("qwen3_30b_a3b", 4), ("gpt_oss_20b", 8), ("gemma_2_9b_it", 4)],
+)
+def test_absent_kv_heads_are_the_class_default(name: str, kv_heads: int) -> None:
+    assert models.facts(without(name, "num_key_value_heads")).kv_heads == kv_heads
+    assert models.facts(changed(name, num_key_value_heads=None)).group == 1, "null is one a query head"
+
+
+def test_gpt_oss_without_rope_has_yarn() -> None:
+    yarn = YarnScaling(factor=32.0, original_max_positions=4096, truncate=False)
+    for found in (without("gpt_oss_20b", "rope_scaling"), without("gpt_oss_20b", "rope_scaling", "rope_theta")):
+        assert rope(found) == Rope(style="neox", theta=150_000.0, scaling=yarn)
+
+
+def test_local_layers_may_be_scaled() -> None:
+    gemma = config("gemma_3_4b_it")
+    text = {key: value for key, value in gemma["text_config"].items() if key not in ("rope_scaling", "rope_theta")}
+    text["rope_parameters"] = {
+        "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+        "sliding_attention": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4},
+    }
+    layers = models.facts({**gemma, "text_config": text}).layers()
+    ropes = {layer.kind: layer.rope for layer in layers}
+    assert ropes["local"] == Rope(style="neox", theta=1e4, scaling=LinearScaling(factor=2.0))
+    assert ropes["full"] == Rope(style="neox", theta=1e6, scaling=LinearScaling(factor=8.0))
+
+
+def test_rope_scaling_wins_over_rope_parameters() -> None:
+    both = changed("llama_2_7b", rope_parameters={"rope_type": "default", "rope_theta": 5e5})
+    assert rope({**both, "rope_scaling": {"type": "linear", "factor": 2.0}}).scaling == LinearScaling(factor=2.0)
+    assert rope({**both, "rope_scaling": {}}) == Rope(style="neox", theta=5e5), "an empty one says nothing"
+
+
+@pytest.mark.parametrize("name", ["gemma_2_9b_it", "gemma_3_4b_it"])
+def test_a_model_that_looks_both_ways_is_refused(name: str) -> None:
+    found = config(name)
+    place = found.get("text_config", found)
+    place["use_bidirectional_attention"] = True
+    with pytest.raises(ConfigError, match=r"use_bidirectional_attention: got true; kvgen's decode is causal"):
+        models.facts(found)
+    place["use_bidirectional_attention"] = False
+    models.facts(found)
+
+
+@pytest.mark.parametrize("name", ["gemma_2_9b_it", "gpt_oss_20b", "qwen2_5_7b", "mistral_7b_v03"])
+def test_a_null_window_is_none(name: str) -> None:
+    found = changed(name, sliding_window=None, use_sliding_window=True)
+    assert {layer.window for layer in models.facts(found).layers()} == {None}
+
+
+def test_mscale_all_dim_scales_under_any_scaling() -> None:
+    linear = {"rope_type": "linear", "factor": 40.0, "mscale_all_dim": 1.0}
+    found = models.facts(changed("deepseek_v3", rope_scaling=linear))
+    assert found.layers()[0].scale == pytest.approx(192**-0.5 * (0.1 * math.log(40.0) + 1.0) ** 2)
+    assert found.model.softmax_scale(576) == pytest.approx(found.layers()[0].scale)
+    plain = models.facts(changed("deepseek_v3", rope_scaling={"rope_type": "default", "mscale_all_dim": 1.0}))
+    assert plain.layers()[0].scale == pytest.approx(192**-0.5)
+
+
+def test_phi_3_own_length_comes_first() -> None:
+    inside = {**LONG, "original_max_position_embeddings": 2048}
+    found = changed(
+        "phi_3_mini_4k", rope_scaling=inside, original_max_position_embeddings=1024, max_position_embeddings=8192
+    )
+    scaling = rope(found).scaling
+    assert isinstance(scaling, LongRopeScaling) and scaling.original_max_positions == 1024
+
+
+def test_null_multi_query_is_false() -> None:
+    assert models.facts(changed("falcon_7b", multi_query=None)).kv_heads == 71
+
+
+def test_partial_rotary_factor_under_default_rope() -> None:
+    """transformers' Llama turns whole heads then; where RoPE is scaled it turns the part, and GLM's code always does."""
+    found = changed("llama_2_7b", partial_rotary_factor=0.5)
+    assert rope(found).dim is None
+    assert "partial_rotary_factor 0.5 is not used" in models.spec_text(found, source="x")
+    assert rope({**found, "rope_scaling": {"type": "linear", "factor": 2.0}}).dim == 64
+    glm = {**config("llama_2_7b"), "architectures": ["GlmForCausalLM"], "num_key_value_heads": 2, "head_dim": 128}
+    assert rope({**glm, "partial_rotary_factor": 0.25}).dim == 32
+    assert rope(glm).dim == 64, "the class default is a half"
+
+
+def test_llama3_scaling_without_its_length() -> None:
+    scaling = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    found = rope(changed("llama_3_1_8b", rope_scaling=scaling)).scaling
+    assert isinstance(found, Llama3Scaling) and found.original_max_positions == 131_072
+
+
+# Layers that differ ---------------------------------------------------------------------------------------------------
+
+BASE = {"num_attention_heads": 16, "num_hidden_layers": 8, "hidden_size": 2048, "num_key_value_heads": 4}
+
+
+def layers(model_type: str, **fields: Any) -> list[models.LayerFacts]:
+    return models.facts({**BASE, "model_type": model_type, **fields}).layers()
+
+
+def test_layers_without_rope() -> None:
+    assert [layer.rope is None for layer in layers("smollm3")] == [False, False, False, True] * 2
+    cohere = layers("cohere2")
+    assert [layer.rope is None for layer in cohere] == [False, False, False, True] * 2
+    assert [layer.window for layer in cohere] == [4096, 4096, 4096, None] * 2
+    assert all(layer.rope is not None for layer in layers("exaone4", sliding_window=None))
+
+
+def test_gemma_4() -> None:
+    found = layers("gemma4_text", num_hidden_layers=12, num_kv_shared_layers=4)
+    assert [layer.head_dim_k for layer in found] == [256] * 5 + [512] + [256] * 5 + [512]
+    assert [layer.kv_source for layer in found] == [None] * 8 + [7, 7, 7, 5]
+    assert found[0].scale == 1.0 and found[0].window == 512
+    assert found[5].proportional and found[5].rope is not None and found[5].rope.dim == 128
+    assert found[0].v_norm is not None and not found[0].v_norm.weight
+    unshared = layers("gemma4_text", attention_k_eq_v=True, num_global_key_value_heads=2)
+    assert [layer.kv_heads for layer in unshared] == [4, 4, 4, 4, 4, 2, 4, 2]
+
+
+def test_llama_4() -> None:
+    found = layers("llama4_text", num_attention_heads=40, num_key_value_heads=8)
+    assert [layer.chunk for layer in found] == [8192, 8192, 8192, None] * 2
+    chunked, full = found[0], found[3]
+    assert chunked.q_norm is not None and (chunked.q_norm.order, chunked.q_norm.weight) == ("after", False)
+    assert full.q_norm is None and full.rope is None
+    assert full.q_scale is not None and (full.q_scale.coefficient, full.q_scale.positions) == (0.1, 8192)
+
+
+def test_heads_and_sinks_by_kind() -> None:
+    mimo = layers("mimo_v2_flash", num_attention_heads=64)
+    assert [(layer.kv_heads, layer.sinks) for layer in mimo[:2]] == [(4, False), (8, True)]
+    assert (mimo[0].head_dim_k, mimo[0].head_dim_v) == (192, 128)
+    step = layers(
+        *("step3p5",),
+        layer_types=["full_attention", "sliding_attention"] * 4,
+        sliding_window=512,
+        attention_other_setting={"num_attention_heads": 24},
+    )
+    assert [(layer.q_heads, layer.window) for layer in step[:2]] == [(16, None), (24, 512)]
+
+
+def test_hybrids_name_the_layers_without_a_cache() -> None:
+    assert [layer.kind for layer in layers("qwen3_next")] == ["linear", "linear", "linear", "full"] * 2
+    nemotron = models.facts({**BASE, "model_type": "nemotron_h", "hybrid_override_pattern": "M-M*-M"}).layers()
+    assert [layer.kind for layer in nemotron] == ["mamba", "mlp", "mamba", "full", "mlp", "mamba"]
+    assert [layer.cache for layer in nemotron] == [False, False, False, True, False, False]
+    with pytest.raises(ConfigError, match="no layer of it has keys and values"):
+        models.facts({**BASE, "model_type": "qwen3_next", "layer_types": ["linear_attention"] * 8})
+
+
+def test_sections() -> None:
+    vl = {"rope_type": "default", "mrope_section": [16, 24, 24], "rope_theta": 1e6}
+    qwen2, qwen3 = layers("qwen2_vl_text", rope_scaling=vl)[0], layers("qwen3_vl_text")[0]
+    assert (qwen2.mrope, qwen2.interleaved) == ((16, 24, 24), False)
+    assert (qwen3.mrope, qwen3.interleaved) == ((24, 20, 20), True)
+    text = models.spec_text({**BASE, "model_type": "qwen2_vl", "rope_scaling": vl}, source="x")
+    assert 'positions="given", sections=(16, 24, 24)' in text
+
+
+def test_what_counts_beside_the_parameters() -> None:
+    """Some families take bases and shares from rope_parameters alone, or have whole parameters as their default."""
+    alone = layers("mellum", partial_rotary_factor=0.5, rope_theta=5.0)[0].rope
+    assert alone is not None and (alone.theta, alone.dim) == (500_000.0, None)
+    cwm = layers("cwm", rope_theta=5.0)[0].rope
+    assert cwm is not None and cwm.theta == 1e6 and isinstance(cwm.scaling, Llama3Scaling)
+    oss = layers("gpt_oss", rope_theta=5.0)[0].rope
+    assert oss is not None and oss.theta == 5.0
+
+
+# Wrappers, refusals ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("place", ["text_config", "language_config", "llm_config"])
+def test_a_text_config_names_its_own_family(place: str) -> None:
+    text = {**config("qwen3_8b"), "architectures": None}
+    found = models.facts({"architectures": ["SomeVisionModel"], "model_type": "new_thing", place: text})
+    assert found.layers() == models.facts(config("qwen3_8b")).layers()
+    assert found.model.architecture == "SomeVisionModel"
+
+
+def test_a_wrapper_says_what_its_text_model_is() -> None:
+    text = {key: value for key, value in config("llama_2_7b").items() if key not in ("architectures", "model_type")}
+    wrapped = {"model_type": "llava", "architectures": ["LlavaForConditionalGeneration"], "text_config": text}
+    assert models.facts(wrapped).layers() == models.facts(config("llama_2_7b")).layers()
+
+
+def test_every_refused_type_says_why() -> None:
+    for model_type, why in MISSING.items():
+        with pytest.raises(ConfigError) as error:
+            models.facts({**BASE, "model_type": model_type})
+        assert why in str(error.value), model_type
+
+
+def test_features_that_no_operation_has_are_named() -> None:
+    with pytest.raises(ConfigError, match=r"layers: HunYuanDenseV1ForCausalLM asks for a norm of q and k after RoPE"):
+        models.spec_text({**BASE, "model_type": "hunyuan_v1_dense"}, source="x")
+
+
+def test_the_table_names_each_type_once() -> None:
+    names = [name for family in FAMILIES for name in family.types.split()]
+    assert sorted(names) == sorted(set(names)) and not set(names) & set(MISSING)
+    assert len(BY_TYPE) >= 140 and len(BY_CLASS) >= 100
+    assert all(text in BY_TYPE or text in MISSING for text in TEXT_OF_TYPE.values())
+
+
+# Published configs, by the values that decide ---------------------------------------------------------------------------
+
+
+def test_glm_4_5() -> None:
+    found = models.facts(
+        {
+            "architectures": ["Glm4MoeForCausalLM"],
+            "model_type": "glm4_moe",
+            "num_attention_heads": 96,
+            "num_key_value_heads": 8,
+            "num_hidden_layers": 92,
+            "hidden_size": 5120,
+            "head_dim": 128,
+            "partial_rotary_factor": 0.5,
+            "rope_theta": 1_000_000,
+            "use_qk_norm": True,
+            "rms_norm_eps": 1e-5,
+        }
+    )
+    assert (found.q_heads, found.kv_heads, found.head_dim, found.model.qk_norm) == (96, 8, 128, "head")
+    assert found.model.rope == Rope(style="neox", theta=1e6, dim=64)
+
+
+def test_minimax_m2() -> None:
+    found = models.facts(
+        {
+            "architectures": ["MiniMaxM2ForCausalLM"],
+            "num_attention_heads": 48,
+            "num_key_value_heads": 8,
+            "num_hidden_layers": 62,
+            "head_dim": 128,
+            "rotary_dim": 64,
+            "rope_theta": 5_000_000,
+            "rms_norm_eps": 1e-6,
+        }
+    )
+    layer = found.layers()[0]
+    assert layer.q_norm is not None and layer.k_norm is not None
+    assert (layer.q_norm.over, layer.q_norm.dim, layer.k_norm.dim) == ("row", 48 * 128, 8 * 128)
+    assert layer.rope == Rope(style="neox", theta=5e6, dim=64)
+
+
+def test_kimi_linear() -> None:
+    found = models.facts(
+        {
+            "architectures": ["KimiLinearForCausalLM"],
+            "num_attention_heads": 32,
+            "num_hidden_layers": 27,
+            "hidden_size": 2304,
+            "kv_lora_rank": 512,
+            "qk_nope_head_dim": 128,
+            "qk_rope_head_dim": 64,
+            "v_head_dim": 128,
+            "linear_attn_config": {"full_attn_layers": [4, 8, 12, 16, 20, 24, 27], "kda_layers": []},
+        }
+    )
+    full = [layer.index for layer in found.layers() if layer.cache]
+    assert full == [3, 7, 11, 15, 19, 23, 26]
+    layer = found.layers()[3]
+    assert (layer.head_dim_k, layer.head_dim_v, layer.rope) == (576, 512, None)
+    assert layer.scale == pytest.approx(192**-0.5)
+
+
+def test_qwen3_next() -> None:
+    text = models.spec_text(
+        {
+            "architectures": ["Qwen3NextForCausalLM"],
+            "num_attention_heads": 16,
+            "num_key_value_heads": 2,
+            "num_hidden_layers": 48,
+            "hidden_size": 2048,
+            "head_dim": 256,
+            "partial_rotary_factor": 0.25,
+            "rope_theta": 10_000_000,
+            "full_attention_interval": 4,
+            "rms_norm_eps": 1e-6,
+        },
+        source="x",
+    )
+    assert 'pattern=("linear", "linear", "linear", "full")' in text
+    assert 'layers={"full": ("append", "decode")}' in text
+    assert 'rope=Rope(style="neox", theta=10_000_000.0, dim=64)' in text
+
+
+def test_kinds_share_no_more_than_they_have(tmp_path: Path) -> None:
+    """A set for each shape of heads; each names the kinds that it serves, and one model is in all."""
+    fields = {"model_type": "mimo_v2_flash", "num_attention_heads": 64, "num_hidden_layers": 6, "hidden_size": 4096}
+    (tmp_path / "mimo.py").write_text(models.spec_text(fields, source="x", name="mimo"), encoding="utf-8")
+    full, local = (loaded.kernels for loaded in load_file(tmp_path / "mimo.py", "mimo.py"))
+    assert (full.name, dict(full.layers)) == ("mimo_full", {"full": ("append", "decode")})
+    assert (local.name, local.cache.kv_heads, local.cache.v_dim) == ("mimo_local", 8, 128)
+    assert full.model == local.model and full.model is not None
+    assert [full.model.layer_name(i) for i in range(6)] == ["full", *["local"] * 4, "full"]
+
+
+def test_a_shard_has_its_share_of_every_kind() -> None:
+    fields = {"model_type": "mimo_v2_flash", "num_attention_heads": 64, "num_hidden_layers": 6, "hidden_size": 4096}
+    four = models.spec_text(fields, source="x", name="mimo", serving=models.Serving(tp=4))
+    assert 'name="mimo_full",\n        q_heads=16,' in four and 'name="mimo_local",\n        q_heads=16,' in four
+    eight = models.spec_text(fields, source="x", name="mimo", serving=models.Serving(tp=8))
+    assert "name=" not in eight.split("ops=")[0], "both kinds then have one KV head, and share a set"
+    with pytest.raises(ConfigError, match=r"--tp: got 3 for 64 query heads and 4 KV heads; every GPU has"):
+        models.spec_text(fields, source="x", serving=models.Serving(tp=3))
