@@ -25,6 +25,7 @@ from kvgen.spec import (
     quant,
     ragged,
     score,
+    state,
 )
 from kvgen.spec import tables as page_tables
 from kvgen.spec.base import Spec
@@ -44,7 +45,7 @@ or query rows of a step.
 
 _GROUPS: Final[tuple[tuple[str, tuple[type[Spec], ...]], ...]] = (
     ("The set", (kernel_set.KernelSet,)),
-    ("Caches", (cache.Paged, cache.Continuous, cache.Latent, ragged.Ragged, cache_fields.Layout)),
+    ("Caches", (cache.Paged, cache.Continuous, cache.Latent, ragged.Ragged, state.State, cache_fields.Layout)),
     (
         "Page tables",
         (

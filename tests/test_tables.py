@@ -13,25 +13,31 @@ from kvgen.lowering.tables import table_form
 from kvgen.paths import templates_root
 from kvgen.reference.tables.view import reading_of
 from kvgen.spec import tables
+from kvgen.spec.any_cache import AnyCache
 from kvgen.spec.cache import Cache, Continuous, Latent, Paged
 from kvgen.spec.ragged import Ragged
-from kvgen.spec.tables import CSR, Dense, Indirect, Mapped, Offsets, PageTable, PerKV, Ring
+from kvgen.spec.state import State
+from kvgen.spec.tables import CSR, Dense, Indirect, Mapped, Offsets, PageTable, PerKV, Ring, States
 
 PACKAGE = Path(tables.__file__).parents[2]
 FORMS: tuple[PageTable, ...] = (
-    *(Dense(), CSR(), CSR(last_page_len=True), PerKV(), Indirect(), Mapped(), Ring(window=9), Offsets()),
+    *(Dense(), CSR(), CSR(last_page_len=True), PerKV(), Indirect(), Mapped(), Ring(window=9), Offsets(), States()),
 )
 KINDS = [form.model_dump()["kind"] for form in FORMS]
 # Where classes are asked for, by function: the one place of each room that may.
 DISPATCHES = {
     ("lowering/tables/__init__.py", "table_form"),
     ("lowering/cache_kinds.py", "cache_kind"),
+    ("lowering/lowered.py", "lower_pages"),
+    ("spec/kernel_set.py", "kv"),
     ("reference/tables/view.py", "reading_of"),
 }
 
 
-def cache_of(table: PageTable) -> Cache:
+def cache_of(table: PageTable) -> AnyCache:
     """A cache with this table."""
+    if isinstance(table, States):
+        return State(bytes=64)
     if isinstance(table, Offsets):
         return Ragged(dtype="bf16", kv_heads=1, head_dim=64)
     layout = "page layer token head dim" if table.separate_kv else "page kv layer token head dim"
@@ -65,7 +71,7 @@ def test_a_room_has_no_other_form(room: str) -> None:
 
 
 def test_no_text_is_of_no_form() -> None:
-    texts = {p.stem for p in (templates_root() / "cache").glob("*.j2")} - {"cache.cuh"}
+    texts = {p.stem for p in (templates_root() / "cache").glob("*.j2")} - {"cache.cuh", "states.cuh"}
     assert texts == {Path(table_form(cache_of(t)).template).stem for t in FORMS}
 
 
@@ -81,7 +87,7 @@ def test_what_a_form_says_agrees(table: PageTable) -> None:
 
 CLASSES = {
     *(c.__name__ for c in PageTable.__subclasses__()),
-    *(c.__name__ for c in (Cache, Continuous, Latent, Paged, Ragged, PageTable)),
+    *(c.__name__ for c in (AnyCache, Cache, Continuous, Latent, Paged, Ragged, State, PageTable)),
 }
 
 

@@ -24,7 +24,7 @@ from kvgen.lowering.attention.mma import TensorContext
 from kvgen.lowering.attention.simt import SimtContext
 from kvgen.lowering.attention.split_kv import PlanContext
 from kvgen.lowering.attention.wgmma import MlaWgmmaContext
-from kvgen.lowering.cache_header import CacheContext
+from kvgen.lowering.cache_header import CacheContext, StatesContext
 from kvgen.lowering.launcher_module import LauncherContext
 from kvgen.lowering.row_kernel import AppendContext, AppendQContext, NormCacheContext, RotateCacheContext
 from kvgen.ops.mla_decode import MlaDecodeContext
@@ -58,6 +58,7 @@ CONTEXTS: dict[str, type] = {
     "ops/mla_decode.cu.j2": MlaDecodeContext,
     "ops/mla_decode_wgmma.cu.j2": MlaWgmmaContext,
     "cache/cache.cuh.j2": CacheContext,
+    "cache/states.cuh.j2": StatesContext,
     "launcher/init.py.j2": LauncherContext,
     "export/set.h.j2": HeaderContext,
     "export/example.cpp.j2": ExampleContext,
@@ -69,6 +70,7 @@ CONTEXTS: dict[str, type] = {
 # structs and stores of kernels of rows, and where things lie.
 TABLES = sorted(p.relative_to(templates_root()).as_posix() for p in templates_root().glob("cache/*.j2"))
 TABLES.remove("cache/cache.cuh.j2")
+TABLES.remove("cache/states.cuh.j2")
 STEPS = sorted(
     p.relative_to(templates_root()).as_posix()
     for d in ("attention", "places")
