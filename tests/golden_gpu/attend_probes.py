@@ -271,6 +271,24 @@ def _numbers(arrays: Arrays) -> dict[str, Wanted]:
     }
 
 
+def _columns_inputs() -> dict[str, Array]:
+    rng = np.random.default_rng(249)
+    scores, factors = rng.standard_normal((2, 2, 32, 4)), rng.uniform(-2, 2, 19)
+    scores[0, 0, 5] = [-np.inf, np.inf, 0, 1e30]  # -inf: a hidden token
+    return {
+        "in": pattern(scores.astype(np.float32)),
+        "factors": pattern(factors.astype(np.float32)),
+        "out": np.full((2, 2, 32, 4), UNUSED, np.uint32),
+    }
+
+
+def _columns(arrays: Arrays) -> dict[str, Wanted]:
+    """Register r of a lane is of column 2 * (lane % 4) + r % 2 of 8; the factors begin at the fourth."""
+    column = 8 * np.arange(2)[:, None, None] + 2 * QUAD[:, None] + np.arange(4) % 2
+    product = arrays["in"].view(np.float32) * arrays["factors"].view(np.float32)[3 + column]
+    return {"out": exact(pattern(product))}
+
+
 def _values_inputs() -> dict[str, Array]:
     return {"out": np.full((3, 32, 4), UNUSED, np.uint32)}
 
@@ -300,5 +318,6 @@ def probes() -> list[Probe]:
         Probe("library_tile_stages", UNIT, "tile_stages", _stages_inputs, _stages, 32, chunks),
         Probe("library_tile_queries", UNIT, "tile_queries", _queries_inputs, _queries, 32),
         Probe("library_tile_numbers", UNIT, "tile_numbers", _numbers_inputs, _numbers, 32),
+        Probe("library_tile_columns", UNIT, "tile_columns", _columns_inputs, _columns, 32),
         Probe("library_tile_values", UNIT, "tile_values", _values_inputs, _values, 32),
     ]

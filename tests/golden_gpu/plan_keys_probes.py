@@ -13,7 +13,7 @@ from tests.golden_gpu.numbers import Array
 from tests.golden_gpu.probe import Arrays, Probe
 
 UNIT: Final = "plan_keys"
-LENGTH, OFFSETS = 3, 5
+POSITION, LENGTH, OFFSETS = 2, 3, 5
 THREADS, BLOCKS, BATCH, ROOM = 32, 3, 90, 600
 
 
@@ -27,6 +27,7 @@ def _inputs() -> dict[str, Array]:
         "lengths": lengths.astype(np.int32),
         "offsets": offsets.astype(np.int32),
         "out": np.zeros((THREADS * BLOCKS, 12), np.uint32),
+        "errors": np.zeros(THREADS * BLOCKS, np.uint64),
     }
 
 
@@ -44,9 +45,9 @@ def _keys(length: int, offsets: list[int] | None, b: int) -> tuple[int, int]:
 
 
 def _wanted(padded: bool, arrays: Arrays) -> dict[str, Wanted]:
-    rows, alignment = (256, 64) if padded else (100, 1)
+    rows, alignment, chunks = (256, 64, 60) if padded else (100, 1, 150)
     lengths, offsets = arrays["lengths"].tolist(), arrays["offsets"].tolist() if padded else None
-    out = np.zeros((THREADS * BLOCKS, 12), np.uint32)
+    out, errors = np.zeros((THREADS * BLOCKS, 12), np.uint32), np.zeros(THREADS * BLOCKS, np.uint64)
     begin = 0
     for b in range(len(out)):
         count, fault = _keys(lengths[b], offsets, b) if b < BATCH else (0, 0)
@@ -56,8 +57,12 @@ def _wanted(padded: bool, arrays: Arrays) -> dict[str, Wanted]:
             here = (begin // rows + i - (begin >= rows)) * rows
             parts += [min(max(begin - here, 0), rows), min(max(here - begin, 0), count), int(begin > here)]
         out[b] = [count, fault, begin, *parts]
+        fitting = max(chunks * rows - begin, 0)
+        if fault or count > fitting:
+            position, code = (0, fault) if fault else (fitting, POSITION)
+            errors[b] = 2**64 - 1 - (position << 32 | b << 8 | code)
         begin += count
-    return {"out": exact(out)}
+    return {"out": exact(out), "errors": exact(errors)}
 
 
 def probes() -> list[Probe]:

@@ -115,6 +115,26 @@ def _counts(arrays: Arrays) -> dict[str, Wanted]:
     return found | {"slices": exact(np.array(slices, np.uint32))}
 
 
+def _entries_inputs() -> dict[str, Array]:
+    rng = np.random.default_rng(117)
+    wide = [0, 1, -1, 2**31 - 1, 2**31, MAX - 1, MAX, MAX + 1, 2**63 - 1, -(2**63), -MAX, 1 - 2**32]
+    words = [0, 1, 2**31 - 1, 2**31, 2**31 + 1, MAX - 1, MAX]
+    return {
+        "in": np.array([*words, *rng.integers(0, 2**32, 32 - len(words))], np.uint32).view(np.int32),
+        "large": np.array([*words, *rng.integers(0, 2**32, 32 - len(words))], np.uint32),
+        "wide": np.array([*wide, *rng.integers(-(2**33), 2**33, 32 - len(wide))], np.int64),
+        "out": np.zeros((3, 32, 2), np.uint32),
+    }
+
+
+def _entries(arrays: Arrays) -> dict[str, Wanted]:
+    """Two's complement of 32 bits, which an index of 64 bits beyond it does not have: that is the largest number."""
+    signed = [[x & MAX, x >= 0] for x in arrays["in"].tolist()]
+    large = [[x, x < MAX] for x in arrays["large"].tolist()]
+    wide = [[x, 1] if 0 <= x < MAX else [MAX, 0] for x in arrays["wide"].tolist()]
+    return {"out": exact(np.array([signed, large, wide], np.uint32))}
+
+
 def probes() -> list[Probe]:
     """All of this module."""
     unit = "scan"
@@ -125,5 +145,6 @@ def probes() -> list[Probe]:
     return [
         *sums,
         Probe("library_scan_offsets", unit, "scan_offsets", _offsets_inputs, _offsets, 64),
+        Probe("library_scan_entries", unit, "scan_entries", _entries_inputs, _entries, 32),
         Probe("library_scan_counts", unit, "scan_counts", _counts_inputs, _counts, 32),
     ]

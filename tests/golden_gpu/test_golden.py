@@ -117,6 +117,7 @@ CALLED_IN = {
     **dict.fromkeys(("mma_tile", "tile_copy"), (f"{KERNELS}/mma_tile.cu",)),
     **{name: (f"{KERNELS}/{name}.cu",) for name in ("page_lists", "merge_states", "seal_group")},
     "simt_tokens": (f"{KERNELS}/simt_tokens.cu",),
+    **dict.fromkeys(("compact", "table_rows"), (f"{KERNELS}/compact.cu",)),
     "scan": (f"{KERNELS}/scan.cu", f"{KERNELS}/split_kv.cu"),
     **dict.fromkeys(("mbarrier", "tma", "tma_tile"), ("tests/tma/tiles.cu", f"{KERNELS}/tma_more.cu")),
     "cp_async": ("tests/tma/cp_async.cu", f"{KERNELS}/ring.cu"),

@@ -242,7 +242,7 @@ extern "C" __global__ void tile_numbers(const float* in, float* largest, float* 
   factors[2 * lane] = factor_of(each, 0, 1);
   each.e[0][1] = factor;
   factors[2 * lane + 1] = factor_of(0.5f + lane, 0, 1);
-  WarpSums<Tile8> sums;
+  auto sums = WarpSums<Tile8>();
   weights[3 * lane] = weight_of(sums, -infinity(), 0, 0, each);
   weights[3 * lane + 1] = weight_of(sums, x, 0, 0, 0.25f);
   sums.row_max[0][1] = 3.0f;
@@ -256,6 +256,18 @@ extern "C" __global__ void tile_numbers(const float* in, float* largest, float* 
   for (uint32_t t = 0; t < 3; ++t)
 #pragma unroll
     for (uint32_t r = 0; r < 4; ++r) rescaled[(lane * 3 + t) * 4 + r] = sums.out[t][0][r];
+}
+
+// Scores of 32 tokens and 16 columns times their column's factor, [tile of tokens, tile of columns, lane, register].
+extern "C" __global__ void tile_columns(const float* in, const float* factors, float* out) {
+  using Tile = TileOf<PlainK<bf16>, PlainV<bf16>, bf16, 32, 8, 2>;
+  const uint32_t at = threadIdx.x * 4;
+  Scores<Tile> s;
+#pragma unroll
+  for (uint32_t i = 0; i < 16; ++i) s.e[i / 8][i / 4 % 2][i % 4] = in[i / 4 * 128 + at + i % 4];
+  multiply_columns(s, ColumnFactors<Tile>(factors + 3));
+#pragma unroll
+  for (uint32_t i = 0; i < 16; ++i) out[i / 4 * 128 + at + i % 4] = s.e[i / 8][i / 4 % 2][i % 4];
 }
 
 // Fragments of V of tokens 16 to 31, [block][lane][register], of a stage of words that are their numbers.

@@ -59,3 +59,15 @@ extern "C" __global__ void scan_counts(const int32_t* offsets, const int32_t* le
   to[6] = (uint32_t)(largest_index(int32_t{}) >> b);
   to[7] = (uint32_t)((largest_index(uint32_t{}) + largest_index(int64_t{})) >> b);
 }
+
+// Entries as they are compared with each other, and which of them are indices: signed ones, unsigned ones, of 64 bits.
+template <typename Index>
+__device__ __forceinline__ void entries(const Index* in, uint32_t* out) {
+  const uint32_t x = load_unsigned(in, threadIdx.x);
+  out[2 * threadIdx.x] = x, out[2 * threadIdx.x + 1] = is_index<Index>(x);
+}
+extern "C" __global__ void scan_entries(const int32_t* in, const uint32_t* large, const int64_t* wide, uint32_t* out) {
+  entries(in, out);
+  entries(large, out + 64);
+  entries(wide, out + 128);
+}
