@@ -157,7 +157,9 @@ def _turning(
     if kind == "dynamic":
         base = _dynamic(row, json, inside, base, rotated)
     scaling = None if plain else _scaling(fields, row, json, inside, kind, rotated, positions)
-    rope = Rope(style=row.style, theta=base, dim=None if rotated == head_dim else rotated, scaling=scaling)
+    part = None if rotated == head_dim else rotated
+    whole = kind == "proportional" and part is not None
+    rope = Rope(style=row.style, theta=base, dim=part, scaling=scaling, proportional=whole)
     sections = tuple(json.mrope_section or ()) or row.sections
     extra = 1.0
     if not plain and json.mscale_all_dim and not isinstance(scaling, YarnScaling):
@@ -260,8 +262,8 @@ def _scaling(
         return LinearScaling(factor=factor)
     low = inside.number("low_freq_factor", low=1e-6, high=1e6)
     high = inside.number("high_freq_factor", low=1e-6, high=1e6)
-    if high <= low:
-        inside.fail("high_freq_factor", f"it must exceed low_freq_factor; valid: above {low:g}")
+    if high < low:
+        inside.fail("high_freq_factor", f"it must not be below low_freq_factor; valid: from {low:g}")
     return Llama3Scaling(
         factor=factor,
         low_freq_factor=low,
