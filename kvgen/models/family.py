@@ -160,9 +160,9 @@ class KvHeads:
 class Rows:
     """Latent rows: the config class's defaults of the ranks, None where every published config has them.
 
-    `interleaved`: the pairs of RoPE; None: field rope_interleave, absent: true, null: false. `eps` of the latent part's norm, None:
-    the     config's. `index_topk`: an indexer chooses so many tokens (DeepSeek sparse attention). `factor`: the latent part is
-    multiplied by sqrt(hidden_size / kv_lora_rank) after its norm (LongCat).
+    `interleaved`: the pairs of RoPE; None: field rope_interleave, absent: true, null: false. `eps` of the latent part's norm,
+    None: the config's. `index_topk`: an indexer chooses so many tokens (DeepSeek sparse attention). `factor`: the latent
+    part is multiplied by sqrt(hidden_size / kv_lora_rank) after its norm (LongCat).
     """
 
     defaults: Mapping[str, int | None] = field(default_factory=dict)
