@@ -230,13 +230,12 @@ def _length(fields: Fields, positions: int) -> int:
 
 
 def _original(fields: Fields, row: Turn, json: RopeJson, positions: int, low: int = 1) -> int:
-    """The trained length: the model's own field, else the scaling's, else the model's whole length.
+    """The trained length: the scaling's, else the model's whole length; Phi-3's class has a field of its own, which wins.
 
-    The first is how transformers reads it; a RoPE for each kind of layers states its own.
+    A field of that name beside the scaling of other models is not read, as transformers does not read it: its configs are
+    standardised before fields that their class does not declare are set.
     """
     key = "original_max_position_embeddings"
-    if not row.kinds and fields.has(key):
-        return fields.integer(key, low=low, high=2**31 - 1)
     if row.original_first is not None:
         return fields.integer(key, default=row.original_first, low=low, high=2**31 - 1)
     if json.original_max_position_embeddings is not None:
