@@ -14,6 +14,10 @@ _HEAD: Final = """# Models
 
 <!-- Written by `python -m docpages` from the table in kvgen/models/families.py. -->
 
+{read} types of text models are read and {refused} refused, each with its reason. `python -m benchmarks.model_sweep` compares
+what is read, layer by layer, with transformers' own modules, and prints how many types, published configs and single-field
+changes agree (`pip install 'kvgen[build,sweep]'`; no network). It writes no page.
+
 `kvgen init --from config.json` reads the Hugging Face config of a model: query and KV heads, head dims of K and V, RoPE and its
 scaling, norms of q and k, windows, chunks, the factor and cap of scores, sinks, latent ranks, and which layers read another
 layer's cache. What a field means, and what an absent one means, is what transformers 5.23 makes of it.
@@ -31,7 +35,8 @@ In Python, `kvgen.models.facts(config)` gives the same as a `Checkpoint`; its `l
 - `partial_rotary_factor` under default RoPE: transformers' code of most families turns the whole head, whatever the field
   says, and vLLM turns that part. kvgen follows transformers, and the spec's docstring then says so. Families whose code has the
   part (GLM, Phi, GPT-NeoX, Nemotron, StableLM, Qwen 3-Next and later, MiniMax-M2, MiMo and others) turn it.
-- `original_max_position_embeddings` beside the scaling wins over the one inside, as in transformers.
+- `original_max_position_embeddings` beside the scaling wins over the one inside for Phi-3 and Phi-4-multimodal, whose config
+  class has it; for other models it is not read, and the scaling's own counts, as in transformers.
 - `rope_type: dynamic` is refused: its frequencies depend on the longest sequence of a batch, and engines differ in how.
 - MTP layers (`num_nextn_predict_layers`) are not among the layers, and `dual_chunk_attention_config` is not read.
 
@@ -41,7 +46,7 @@ In Python, `kvgen.models.facts(config)` gives the same as a `Checkpoint`; its `l
 def models_page() -> str:
     """The page's text."""
     read = [name for family in FAMILIES for name in family.types.split()]
-    lines = [_HEAD, f"## Read: {len(read)} types of text models\n\n"]
+    lines = [_HEAD.format(read=len(read), refused=len(MISSING)), f"## Read: {len(read)} types of text models\n\n"]
     lines.append(_paragraph(", ".join(f"`{name}`" for name in sorted(read))))
     holders = sorted(name for name, text in TEXT_OF_TYPE.items() if text in read)
     lines.append(f"\nAnd the text models of {len(holders)} multimodal types, by their text_config or its like:\n\n")

@@ -143,7 +143,8 @@ def _type(annotation: Any) -> str:
     if origin is not None:
         name = getattr(origin, "__name__", str(origin))
         return name if name == "Callable" else f"{name}[{', '.join(_type(a) for a in inner)}]"
-    return getattr(annotation, "__name__", str(annotation))
+    name = getattr(annotation, "__name__", str(annotation))
+    return "Cache" if name == "AnyCache" else name
 
 
 def _rule(metadata: list[Any]) -> str:

@@ -1,7 +1,8 @@
-"""Qwen3-VL-2B-Instruct: bf16 cache in 16-token pages, 16 query heads over 8 KV heads of 128.
+"""Qwen3VLForConditionalGeneration: bf16 cache in 16-token pages, 16 query heads over 8 KV heads of 128.
 
-Its M-RoPE has three positions a token, whose pairs go round time, height and width (`mrope_section` [24, 20, 20],
-`mrope_interleaved`); text tokens have three equal ones.
+Qwen3-VL-2B-Instruct. Its M-RoPE has three positions a token, whose pairs go round time, height and width (`mrope_section`
+[24, 20, 20], `mrope_interleaved`); text tokens have three equal ones.
+Written by `kvgen init --from tests/models/configs/qwen3_vl_2b.json`.
 """
 
 from kvgen import KernelSet, Model, Paged, RmsNorm, Rope, ops

@@ -11,7 +11,7 @@ from benchmarks.sweep.truth import LayerTruth, NormTruth, Rotation
 from kvgen import models
 from kvgen.errors import ConfigError, ToolError
 from kvgen.lowering.frequencies import cos_sin_factor, inverse_frequencies
-from kvgen.models.layers import LayerFacts, Norm
+from kvgen.models.layers import LayerFacts, Norm, QueryScale
 
 TOLERANCE = 1e-5
 
@@ -74,9 +74,7 @@ def _layer(there: LayerTruth, here: LayerFacts) -> list[str]:
         ("causal", True, there.causal if there.causal is not None else True),
     ]
     scaled = here.q_scale
-    pairs.append(
-        ("q scale", None if scaled is None else (scaled.coefficient, scaled.positions, scaled.shift), there.q_scale)
-    )
+    pairs.append(("q scale", None if scaled is None else _said_scale(scaled), there.q_scale))
     if there.latent is not None:
         mla = here.mla
         said = None if mla is None else (mla.kv_lora_rank, mla.qk_rope_head_dim, mla.qk_nope_head_dim, mla.v_head_dim)
@@ -105,6 +103,12 @@ def _same(mine: Any, theirs: Any) -> bool:
             return mine is theirs
         return abs(float(mine) - float(theirs)) <= TOLERANCE * abs(float(theirs))
     return bool(mine == theirs)
+
+
+def _said_scale(scaled: QueryScale) -> tuple[Any, ...]:
+    if scaled.form == "power":
+        return (f"(1 + (position + {scaled.shift}) / {scaled.positions}) ** {scaled.coefficient:g}",)
+    return scaled.coefficient, scaled.positions, scaled.shift
 
 
 def _said_norm(norm: Norm | None) -> tuple[Any, ...] | None:

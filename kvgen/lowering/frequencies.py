@@ -74,7 +74,7 @@ def _llama3(scaling: Llama3Scaling, f: float) -> float:
     wavelength = _f32(_f32(1.0 / f) * _f32(2 * math.pi))  # PyTorch divides a number by a tensor in these two steps
     if wavelength > _f32(positions / low):
         return _f32(f / factor)
-    if wavelength < _f32(positions / high):
+    if wavelength < _f32(positions / high) or low == high:
         return f
     smooth = _f32(_f32(_f32(_f32(1.0 / wavelength) * _f32(positions)) - _f32(low)) / _f32(high - low))
     return _f32(_f32(_f32(_f32(1.0 - smooth) * f) / factor) + _f32(smooth * f))

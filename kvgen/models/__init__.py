@@ -116,7 +116,10 @@ def spec_text(
     options = [f"--kv-dtype {kv_dtype}"] if kv_dtype != AUTO else []
     options += [*serving.options, *([f"--as {architecture}"] if architecture else [])]
     options += [f"--arch {','.join(arch)}"] if tuple(arch) != DEFAULT_ARCH else []
-    text = spec_source(found, how, serving, source=source, options=options, arch=arch, name=name or _name(found))
+    try:
+        text = spec_source(found, how, serving, source=source, options=options, arch=arch, name=name or _name(found))
+    except SpecError as error:
+        raise ConfigError(str(error).replace("\n", "; ")) from None
     if serving != DEFAULT or tuple(arch) != DEFAULT_ARCH or found.model.kinds or _new(found):
         _check(text)
     return text
@@ -124,7 +127,10 @@ def spec_text(
 
 def _new(found: Checkpoint) -> bool:
     """Whether operations get more from a config than what every combination of fields is known to allow."""
-    return any(kind.mrope or kind.head_dim_v != kind.head_dim_k or kind.q_norm for kind in found.cached)
+    return any(
+        kind.mrope or kind.head_dim_v != kind.head_dim_k or kind.q_norm or kind.v_norm or kind.q_scale
+        for kind in found.cached
+    )
 
 
 def _check(text: str) -> None:

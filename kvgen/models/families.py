@@ -15,7 +15,6 @@ _HEADS: Final = Norms()
 _HEADS_F32: Final = Norms(multiply="before")
 _GEMMA_HEADS: Final = Norms(offset=1.0, multiply="before")
 _ROWS_F32: Final = Norms(over="row", multiply="before")
-_LAYER: Final = Norms(kind="layer")
 _HALVES: Final = Turn()
 _PAIRS: Final = Turn(style="interleaved")
 _TWO_WAYS: Final = Refusal(
@@ -24,6 +23,16 @@ _TWO_WAYS: Final = Refusal(
 _BOTH_WAYS: Final = Refusal("use_bidirectional_attention", _TWO_WAYS.rule, when="all")
 _CLIPPED: Final = Refusal(
     "clip_qkv", "q and k are clipped between their norm and RoPE, in append; valid: null", when="set"
+)
+_ELEMENT_SECTIONS: Final = tuple(
+    Refusal(
+        f"{place}.{key}",
+        "its sections are of a head's elements, so that the two of a pair turn by different positions, which ops.Append does "
+        "not do; valid: null",
+        when="set",
+    )
+    for place in ("rope_parameters", "rope_scaling")
+    for key in ("mrope_section", "xdrope_section")
 )
 
 
@@ -92,7 +101,7 @@ _DENSE: Final = (
         kv=_all(32),
         divided=True,
         positions=4096,
-        norms=Norms(kind="layer", eps=1e-5),
+        norms=Norms(kind="layer", eps=1e-5, bias=True, per_head=True),
     ),
     _LLAMA.but(
         *("phimoe", "PhimoeForCausalLM"),
@@ -167,7 +176,7 @@ _DENSE: Final = (
         "phi",
         "PhiForCausalLM",
         divided=True,
-        norms=Norms(kind="layer", when="qk_layernorm", default=False),
+        norms=Norms(kind="layer", when="qk_layernorm", default=False, bias=True),
         eps=1e-5,
         names={"rms_norm_eps": ("layer_norm_eps",)},
         rope=Turn(share=0.5),
@@ -177,7 +186,7 @@ _DENSE: Final = (
         "StableLmForCausalLM",
         kv=_all(32),
         divided=True,
-        norms=Norms(kind="layer", when="qk_layernorm", default=False),
+        norms=Norms(kind="layer", when="qk_layernorm", default=False, per_head=True),
         eps=1e-5,
         names={"rms_norm_eps": ("layer_norm_eps",)},
         positions=4096,
@@ -188,7 +197,7 @@ _DENSE: Final = (
         "PersimmonForCausalLM",
         kv=KvHeads(always_all=True),
         divided=True,
-        norms=Norms(kind="layer", when="qk_layernorm"),
+        norms=Norms(kind="layer", when="qk_layernorm", bias=True),
         eps=1e-5,
         names={"rms_norm_eps": ("layer_norm_eps",)},
         positions=16384,
@@ -197,7 +206,7 @@ _DENSE: Final = (
     _LLAMA.but(
         "cohere",
         "CohereForCausalLM",
-        norms=Norms(kind="layer", when="use_qk_norm", default=False),
+        norms=Norms(kind="layer", when="use_qk_norm", default=False, per_head=True),
         eps=1e-5,
         names={"rms_norm_eps": ("layer_norm_eps",)},
         positions=8192,
@@ -249,7 +258,9 @@ _DENSE: Final = (
     _LLAMA.but(
         "hunyuan_v1_moe", "HunYuanMoEV1ForCausalLM", norms=Norms(order="after"), eps=1e-5, rope=Turn(alpha=True)
     ),
-    _LLAMA.but("hunyuan_vl_text", "", norms=Norms(order="after"), eps=1e-5, rope=Turn(alpha=True)),
+    _LLAMA.but(
+        "hunyuan_vl_text", "", norms=Norms(order="after"), eps=1e-5, rope=Turn(alpha=True), refuses=_ELEMENT_SECTIONS
+    ),
     _LLAMA.but("granite", "GraniteForCausalLM", scale=Scale(given="attention_multiplier", default=1.0)),
     _LLAMA.but("granite4_vision_text", "", scale=Scale(given="attention_multiplier", default=1.0)),
     _LLAMA.but("granitemoe", "GraniteMoeForCausalLM", scale=Scale(given="attention_multiplier", default=1.0)),
@@ -646,7 +657,8 @@ _WINDOWED: Final = (
         window=2048,
         turns="thetas",
         rope=Turn(zero_on_special=True),
-        notes=("The normalised q is multiplied by qk_scale_factor.",),
+        q_factor=("qk_scale_factor", 3.87),
+        notes=("The scale of decode has the factor of q, qk_scale_factor, in it.",),
     ),
     Family(
         *("muse_spark_text", ""),
@@ -659,7 +671,8 @@ _WINDOWED: Final = (
         window=2048,
         turns="thetas",
         rope=Turn(theta=500_000.0, default={"rope_theta": 500_000.0}, zero_on_special=True),
-        notes=("The normalised q is multiplied by qk_scale_factor.",),
+        q_factor=("qk_scale_factor", 5.4730064863875),
+        notes=("The scale of decode has the factor of q, qk_scale_factor, in it.",),
     ),
     Family(
         *("mimo_v2_flash", "MiMoV2FlashForCausalLM"),
@@ -669,6 +682,7 @@ _WINDOWED: Final = (
         positions=131072,
         pattern=Pattern(common="local", every=6, first=1),
         window=129,
+        window_before="sliding_window_size",
         sinks=("local",),
         rope=Turn(
             shares=(),
@@ -1003,7 +1017,12 @@ _HYBRIDS: Final = (
 # Latent rows ----------------------------------------------------------------------------------------------------------
 
 _DEEPSEEK: Final = Family(
-    "deepseek_v3 kimi_k2", "DeepseekV3ForCausalLM", kv=KvHeads(always_all=True), positions=4096, rows=Rows()
+    "deepseek_v3 kimi_k2",
+    "DeepseekV3ForCausalLM",
+    kv=KvHeads(always_all=True),
+    positions=4096,
+    rows=Rows(),
+    pattern=Pattern(types=()),
 )
 _INDEXED: Final = {"deepseek_sparse_attention": "indexed", "indexed_attention": "indexed", "full_attention": "indexed"}
 _LATENT: Final = (

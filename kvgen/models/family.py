@@ -66,7 +66,7 @@ class Norms:
     """Norms of q and k, and with `v` of v (an RMS norm of each head without weights). See kvgen.models.layers.Norm.
 
     `when`: a boolean field that turns them on, absent: `default`. `eps` None: the config's. `roped`: on layers with RoPE
-    alone. `over_when`: a field whose word chooses what the mean runs over.
+    alone. `over_when`: a field whose word chooses what the mean runs over. `bias`, `per_head`: of a layer norm.
     """
 
     kind: Literal["rms", "layer"] = "rms"
@@ -80,6 +80,8 @@ class Norms:
     eps: float | None = None
     roped: bool = False
     v: bool = False
+    bias: bool = False
+    per_head: bool = False
     over_when: tuple[str, Mapping[str, Literal["head", "row"]]] | None = None
 
 
@@ -158,9 +160,9 @@ class KvHeads:
 class Rows:
     """Latent rows: the config class's defaults of the ranks, None where every published config has them.
 
-    `interleaved`: the pairs of RoPE; None: field rope_interleave, absent: true. `eps` of the latent part's norm, None: the
-    config's. `index_topk`: an indexer chooses so many tokens (DeepSeek sparse attention). `factor`: the latent part is
-    multiplied by sqrt(hidden_size / kv_lora_rank) after its norm (LongCat).
+    `interleaved`: the pairs of RoPE; None: field rope_interleave, absent: true, null: false. `eps` of the latent part's norm,
+    None: the config's. `index_topk`: an indexer chooses so many tokens (DeepSeek sparse attention). `factor`: the latent
+    part is multiplied by sqrt(hidden_size / kv_lora_rank) after its norm (LongCat).
     """
 
     defaults: Mapping[str, int | None] = field(default_factory=dict)
@@ -189,12 +191,14 @@ class Family:
     head_dim field says. `turns`: layers with RoPE: "always"; "windowed" those with a window; "sliding" local layers;
     "local" these, or all where the config has no window; "flags" as no_rope_layers says, "thetas" layer_rope_theta.
     `alibi`: true, or the field that says so. `sinks`: kinds of layers with them. `q_scale`: q scaled by position as in
-    "llama4", "ministral", "beam". `global_heads`: full layers have head dim and KV heads of their own (Gemma 4);
+    "llama4", "ministral", "beam". `q_factor`: a field with a factor of q, and its default (Muse).
+    `global_heads`: full layers have head dim and KV heads of their own (Gemma 4);
     `head_lists`: a field with the query heads of each layer; `local_heads`: fields with those of local layers. `shared`:
     the last num_kv_shared_layers read an earlier layer's cache. `last_full`: the last layer is full whatever layer_types
     says. `layers_times`: caches a counted layer (LongCat: 2). `heads_of`: query heads are KV heads times this field, with
     its default. `window_over`: the window is the field divided by this. `hidden_times`: heads are cut from so many hidden
-    sizes (Zamba). `notes` stand in the spec's docstring.
+    sizes (Zamba). `window_before`: a field with the tokens before the query's own that it sees, which wins over the window's
+    (MiMo). `notes` stand in the spec's docstring.
     """
 
     types: str
@@ -219,6 +223,7 @@ class Family:
     sinks: tuple[str, ...] = ()
     alibi: str | bool = False
     q_scale: str = ""
+    q_factor: tuple[str, float] | None = None
     rows: Rows | None = None
     global_heads: bool = False
     head_lists: str = ""
@@ -228,6 +233,7 @@ class Family:
     layers_times: int = 1
     heads_of: tuple[str, int] | None = None
     window_over: int = 1
+    window_before: str = ""
     hidden_times: int = 1
     notes: tuple[str, ...] = ()
     refuses: tuple[Refusal, ...] = ()

@@ -19,6 +19,7 @@ class Norm:
     `over`: each "head", or a token's whole "row" of heads; `dim` is how many elements the mean runs over. `weight` False:
     the norm has no weights. `offset` is added to every weight (1.0 in Gemma). `order`: "before" or "after" RoPE.
     `multiply` as in kvgen.RmsNorm: the cast to the tensor's type comes before ("after") or behind the weights ("before").
+    Of a layer norm, `bias`: it adds one of the weights' shape; `per_head`: each head has weights of its own.
     """
 
     dim: int
@@ -29,6 +30,8 @@ class Norm:
     offset: float = 0.0
     order: Literal["before", "after"] = "before"
     multiply: Literal["after", "before"] = "after"
+    bias: bool = False
+    per_head: bool = False
 
 
 @dataclass(frozen=True)
@@ -58,7 +61,8 @@ class LayerFacts:
     of its position's chunk. `rope` None: the layer has no rotary positions; `proportional`: `rope.dim` elements turn, as
     pairs (i, i + head_dim / 2) by the frequencies of a whole head. `mrope`: pairs of each section where positions are
     several a token; they lie in "runs", alternate in a "cycle" (t h w t h w), or h w h w and then t ("hw_t").
-    `index_topk`: an indexer chooses the tokens that a query sees.
+    `index_topk`: an indexer chooses the tokens that a query sees. `q_factor`: what the model multiplies q by between its norm
+    and RoPE (Muse Spark); in a spec it is part of the scale of scores.
     """
 
     index: int
@@ -69,6 +73,7 @@ class LayerFacts:
     head_dim_k: int = 0
     head_dim_v: int = 0
     scale: float = 0.0
+    q_factor: float = 1.0
     window: int | None = None
     chunk: int | None = None
     softcap: float | None = None

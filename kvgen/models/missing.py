@@ -45,7 +45,7 @@ MISSING: Final[Mapping[str, str]] = {
     "diffllama": "the difference of two softmaxes over halves of V; rare, no operation has it",
     "doge": "a mask computed from V; rare, no operation has it",
     "cpmant": "a learned bias per bucket of distances and segments; rare, no operation has it",
-    "nanochat": "RoPE that turns the other way; ops.Append turns one way",
+    "nanochat": "RoPE that turns backwards, by the opposite angle; Rope has no such field yet",
     "deepseek_v4": "compressed tokens beside a window in one softmax with sinks; ops.MlaDecode has neither yet",
     "glm5_next_text": "pooled keys of an indexer whose scores and top-k no operation computes yet",
     "qwen4_exp_text": "compressed keys of an indexer whose scores and top-k no operation computes yet",

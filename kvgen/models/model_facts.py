@@ -41,7 +41,9 @@ def _short(architecture: str, kinds: Sequence[LayerFacts], pattern: Sequence[int
         return None
     if any(kind.kv_source is not None for kind in kinds):
         return None
-    if any(kind.v_norm or kind.q_scale for kind in kinds) or first.head_dim_v != _usual_v(first):
+    if any(kind.v_norm or kind.q_scale or kind.q_factor != 1.0 for kind in kinds) or first.head_dim_v != _usual_v(
+        first
+    ):
         return None
     if first.q_norm is not None and (
         first.q_norm.order == "after" or first.q_norm.kind != "rms" or not first.q_norm.weight
@@ -90,7 +92,7 @@ def _usual_v(kind: LayerFacts) -> int:
 def _kind(kind: LayerFacts) -> Kind:
     if not kind.cache:
         return Kind(name=kind.kind, cache=False)
-    usual = kind.head_dim_k**-0.5
+    usual, scale = kind.head_dim_k**-0.5, kind.scale * kind.q_factor
     fields: dict[str, Any] = {
         "name": kind.kind,
         "q_heads": kind.q_heads,
@@ -101,7 +103,7 @@ def _kind(kind: LayerFacts) -> Kind:
         "chunk": kind.chunk,
         "rope": kind.rope,
         "qk_norm": kind.q_norm.over if kind.q_norm is not None else None,
-        "scale": kind.scale if kind.mla is not None or abs(kind.scale - usual) > 1e-9 * usual else None,
+        "scale": scale if kind.mla is not None or abs(scale - usual) > 1e-9 * usual else None,
         "logit_softcap": kind.softcap,
         "sinks": kind.sinks,
         "kv_source": kind.kv_source,

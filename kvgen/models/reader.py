@@ -15,7 +15,7 @@ from kvgen.models.outside import HEAD_DIM, HEADS, LAYERS, POSITIONS, Latents, Sh
 from kvgen.models.patterns import layer_count, layer_kinds, rope_flags, specials
 from kvgen.models.rope import Turning, turnings, unscaled
 from kvgen.spec.model import Mla
-from kvgen.spec.norm import RmsNorm
+from kvgen.spec.norm import LayerNorm, RmsNorm
 
 # An engine keeps the cache in the checkpoint's type unless told otherwise; the newest published configs omit it.
 _DTYPES = {"bfloat16": "bf16", "float16": "f16", "float32": "f32"}
@@ -51,8 +51,17 @@ def read_family(family: Family, text: Fields, outer: Fields, architecture: str) 
 
 
 def rms_norm(norm: Norm) -> RmsNorm:
-    """The norm as an operation states it."""
+    """An RMS norm as an operation states it."""
+    if not norm.weight:
+        return RmsNorm(over=norm.over, eps=norm.eps, weight=False)
     return RmsNorm(over=norm.over, eps=norm.eps, weight_offset=norm.offset, multiply=norm.multiply)
+
+
+def norm_of(norm: Norm) -> RmsNorm | LayerNorm:
+    """A norm as an operation states it."""
+    if norm.kind == "rms":
+        return rms_norm(norm)
+    return LayerNorm(eps=norm.eps, bias=norm.bias, per_head=norm.per_head)
 
 
 def _refuse(text: Fields, path: str, rule: str, when: str) -> None:
@@ -233,7 +242,11 @@ class _Reader:
             values.pop("rope_interleave")
         found = checked(Latents, values, text.name)
         mla_fields = found.model_dump(exclude={"rope_interleave"})
-        self.interleaved = rows.interleaved if rows.interleaved is not None else found.rope_interleave is not False
+        null = (
+            "rope_interleave" in text.values and text.values["rope_interleave"] is None
+        )  # false, to transformers' code
+        stated = found.rope_interleave is not False and not null
+        self.interleaved = rows.interleaved if rows.interleaved is not None else stated
         if found.kv_lora_rank + found.qk_rope_head_dim > HEAD_DIM:
             text.fail(
                 "kv_lora_rank",
@@ -282,6 +295,8 @@ class _Reader:
 
     def _window(self) -> int | None:
         family, text = self.family, self.text
+        if family.window_before and text.has(family.window_before):
+            return text.integer(family.window_before, low=0, high=POSITIONS - 1) + 1
         if family.window_when and not text.flag(family.window_when, default=False):
             return None
         if family.window_over != 1 and "sliding_window" in text.values:
@@ -503,6 +518,7 @@ class _Reader:
             head_dim_k=head_dim,
             head_dim_v=v_dim,
             scale=self._scale(shape.head_dim, turning),
+            q_factor=self._q_factor(),
             window=window if name == "local" else None,
             chunk=chunk if name == "chunked" else None,
             softcap=self._softcap(),
@@ -536,6 +552,12 @@ class _Reader:
         place, key = self.text.inner(alibi)
         default = "." in alibi
         return place.flag(key, default=default) if place is not None else default
+
+    def _q_factor(self) -> float:
+        if self.family.q_factor is None:
+            return 1.0
+        name, default = self.family.q_factor
+        return self.text.number(name, default=default, low=1e-6, high=1e6)
 
     def _softcap(self) -> float | None:
         if self.family.softcap is None:
@@ -594,7 +616,11 @@ class _Reader:
             shape.head_dim if over == "head" else heads * shape.head_dim for heads in (shape.q_heads, shape.kv_heads)
         ]
         q, k = (
-            Norm(dim, eps, norms.kind, over, norms.weight, norms.offset, norms.order, norms.multiply) for dim in dims
+            Norm(
+                *(dim, eps, norms.kind, over, norms.weight, norms.offset, norms.order, norms.multiply),
+                *(norms.bias, norms.per_head),
+            )
+            for dim in dims
         )
         v = Norm(self._v_dim(shape.head_dim), eps, weight=False, multiply="before") if norms.v else None
         return q, k, v
@@ -611,8 +637,10 @@ class _Reader:
         if kind == "llama4":
             if roped or not text.flag("attn_temperature_tuning", default=True):
                 return None
-            positions = text.number("floor_scale", default=8192.0, low=1.0, high=POSITIONS)
-            return QueryScale(text.number("attn_scale", default=0.1, low=0.0, high=1e3), int(positions), 1)
+            positions = text.number("floor_scale", default=8192.0, low=1.0, high=2.0**24)
+            if not positions.is_integer():
+                text.fail("floor_scale", "it counts positions; valid: a whole number from 1")
+            return QueryScale(text.number("attn_scale", default=0.1, low=1e-6, high=1e3), int(positions), 1)
         if kind == "ministral" and turning is not None and turning.beta:
             assert turning.original is not None
             return QueryScale(turning.beta, turning.original)

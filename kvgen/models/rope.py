@@ -157,7 +157,9 @@ def _turning(
     if kind == "dynamic":
         base = _dynamic(row, json, inside, base, rotated)
     scaling = None if plain else _scaling(fields, row, json, inside, kind, rotated, positions)
-    rope = Rope(style=row.style, theta=base, dim=None if rotated == head_dim else rotated, scaling=scaling)
+    part = None if rotated == head_dim else rotated
+    whole = kind == "proportional" and part is not None
+    rope = Rope(style=row.style, theta=base, dim=part, scaling=scaling, proportional=whole)
     sections = tuple(json.mrope_section or ()) or row.sections
     extra = 1.0
     if not plain and json.mscale_all_dim and not isinstance(scaling, YarnScaling):
@@ -228,13 +230,12 @@ def _length(fields: Fields, positions: int) -> int:
 
 
 def _original(fields: Fields, row: Turn, json: RopeJson, positions: int, low: int = 1) -> int:
-    """The trained length: the model's own field, else the scaling's, else the model's whole length.
+    """The trained length: the scaling's, else the model's whole length; Phi-3's class has a field of its own, which wins.
 
-    The first is how transformers reads it; a RoPE for each kind of layers states its own.
+    A field of that name beside the scaling of other models is not read, as transformers does not read it: its configs are
+    standardised before fields that their class does not declare are set.
     """
     key = "original_max_position_embeddings"
-    if not row.kinds and fields.has(key):
-        return fields.integer(key, low=low, high=2**31 - 1)
     if row.original_first is not None:
         return fields.integer(key, default=row.original_first, low=low, high=2**31 - 1)
     if json.original_max_position_embeddings is not None:
@@ -260,8 +261,8 @@ def _scaling(
         return LinearScaling(factor=factor)
     low = inside.number("low_freq_factor", low=1e-6, high=1e6)
     high = inside.number("high_freq_factor", low=1e-6, high=1e6)
-    if high <= low:
-        inside.fail("high_freq_factor", f"it must exceed low_freq_factor; valid: above {low:g}")
+    if high < low:
+        inside.fail("high_freq_factor", f"it must not be below low_freq_factor; valid: from {low:g}")
     return Llama3Scaling(
         factor=factor,
         low_freq_factor=low,

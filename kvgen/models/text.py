@@ -17,13 +17,14 @@ from kvgen.errors import ConfigError, SpecError
 from kvgen.models.features import lacking
 from kvgen.models.kv_dtype import Stored, latent, words
 from kvgen.models.layers import Checkpoint, LayerFacts
-from kvgen.models.reader import rms_norm
+from kvgen.models.reader import norm_of
 from kvgen.models.serving import Serving, preset_fields
 from kvgen.ops.mla_decode import MlaDecode
 from kvgen.spec.base import Spec
 from kvgen.spec.kernel_set import KernelSet
 from kvgen.spec.mask import Mask
 from kvgen.spec.model import LongRopeScaling, Model
+from kvgen.spec.position_scale import PositionScale
 from kvgen.spec.score import Score
 
 LINE = 120
@@ -144,7 +145,9 @@ def _body(
     decodes, decode_of = _decodes(model, one, arch)
     operations = [*appends, Atom("ops.Gather()"), *decodes]
     used |= spec_names(model)
-    used |= {"RmsNorm"} if any(kind.k_norm is not None for kind in one.kinds) else set()
+    for kind in one.kinds:
+        used |= {type(norm_of(norm)).__name__ for norm in (kind.q_norm, kind.k_norm, kind.v_norm) if norm is not None}
+        used |= {"PositionScale"} if kind.q_scale is not None else set()
     used |= (
         {"Mask"}
         if any(kind.window is not None or kind.chunk is not None for kind in one.kinds) and not model.mla
@@ -152,19 +155,19 @@ def _body(
     )
     used |= {"Score"} if any(_score(kind) is not None for kind in one.kinds) else set()
     if serving.preset is not None:
-        kind, given = f"presets.{serving.preset}", preset_fields(one.facts, one.stored, serving)
+        form, given = f"presets.{serving.preset}", preset_fields(one.facts, one.stored, serving)
         cache = [(f"{field}=", literal(value)) for field, value in given.items()]
     else:
-        kind = "Latent" if model.mla else "Paged"
+        form = "Latent" if model.mla else "Paged"
         cache = _cache(one, serving.page_size or (LATENT_PAGE if model.mla else PAGE))
-        used |= {"Layout"} if kind == "Paged" and one.kinds[0].head_dim_v != one.kinds[0].head_dim_k else set()
-        used |= {kind} | (spec_names(one.stored.quant) if one.stored.quant is not None else set())
+        used |= {"Layout"} if form == "Paged" and one.kinds[0].head_dim_v != one.kinds[0].head_dim_k else set()
+        used |= {form} | (spec_names(one.stored.quant) if one.stored.quant is not None else set())
     items: list[tuple[str, Atom | Group]] = []
     if name is not None:
         items.append(("name=", literal(f"{name[: 39 - len(one.suffix)]}_{one.suffix}")))
     items += [
         ("q_heads=", literal(one.facts.q_heads)),
-        ("cache=", Group(f"{kind}(", cache, ")")),
+        ("cache=", Group(f"{form}(", cache, ")")),
         ("ops=", Group("[", [("", operation) for operation in operations], "]")),
         ("arch=", Group("[", [("", literal(arch_name)) for arch_name in arch], "]")),
         ("model=", call(model) if name is None else Atom("model")),
@@ -173,7 +176,7 @@ def _body(
         uses = [
             (
                 f'"{kind.kind}": ',
-                Group("(", [("", literal(op)) for op in (append_of[kind.kind], *decode_of.get(kind.kind, ()))], ")"),
+                literal((*append_of[kind.kind], *decode_of.get(kind.kind, ()))),
             )
             for kind in one.kinds
         ]
@@ -207,27 +210,48 @@ def _named(operation: str, fields: list[tuple[str, Atom | Group]], kind: LayerFa
     return known.setdefault(flat, operation if not known else f"{operation}_{kind.kind}")
 
 
-def _appends(model: Model, one: _Set) -> tuple[list[Atom | Group], dict[str, str]]:
-    """append with the norms and RoPE of each kind of layers; (operations, kind -> its operation's name)."""
+def _appends(model: Model, one: _Set) -> tuple[list[Atom | Group], dict[str, tuple[str, ...]]]:
+    """append with the norms and RoPE of each kind of layers; (operations, kind -> its operation's name).
+
+    Layers that read another layer's keys and values append q alone, or nothing where they leave q as it is.
+    """
     found: dict[str, list[tuple[str, Atom | Group]]] = {}
     known: dict[str, str] = {}
-    uses: dict[str, str] = {}
+    uses: dict[str, tuple[str, ...]] = {}
     for kind in one.kinds:
-        fields: list[tuple[str, Atom | Group]] = []
-        if kind.rope is not None:
-            local = model.rope is not None and model.rope.local_theta is not None and kind.window is not None
-            fields.append(("rope=", literal(kind.rope if model.kinds else "local" if local else "model")))
-            # Which of LongRoPE's factors hold, nobody knows before the longest sequence.
-            if isinstance(kind.rope.scaling, LongRopeScaling):
-                fields.append(("angles=", literal("halves")))
-            if kind.mrope:
-                fields += [("positions=", literal("given")), ("sections=", literal(kind.mrope))]
-        norms = (("q_norm", kind.q_norm), ("k_norm", kind.k_norm))
-        fields += [(f"{field}=", literal(rms_norm(norm))) for field, norm in norms if norm is not None]
+        fields = _append(model, kind)
+        if kind.kv_source is not None:
+            if not fields:
+                uses[kind.kind] = ()
+                continue
+            fields = [("inputs=", literal("q")), *fields]
         name = _named("append", fields, kind, known)
-        uses[kind.kind] = name
+        uses[kind.kind] = (name,)
         found.setdefault(name, fields)
     return [_operation("append", name, fields) for name, fields in found.items()], uses
+
+
+def _append(model: Model, kind: LayerFacts) -> list[tuple[str, Atom | Group]]:
+    fields: list[tuple[str, Atom | Group]] = []
+    norms = [(f"{role}_norm", getattr(kind, f"{role}_norm")) for role in "qkv"]
+    if kind.rope is not None:
+        local = model.rope is not None and model.rope.local_theta is not None and kind.window is not None
+        fields.append(("rope=", literal(kind.rope if model.kinds else "local" if local else "model")))
+        # Which of LongRoPE's factors hold, nobody knows before the longest sequence.
+        if isinstance(kind.rope.scaling, LongRopeScaling):
+            fields.append(("angles=", literal("halves")))
+        if kind.mrope:
+            fields += [("positions=", literal("given")), ("sections=", literal(kind.mrope))]
+            fields += [("sections_order=", literal("interleaved"))] if kind.interleaved else []
+        if any(norm is not None and norm.order == "after" for field, norm in norms if field != "v_norm"):
+            fields.append(("norm_order=", literal("after")))
+    fields += [(f"{field}=", literal(norm_of(norm))) for field, norm in norms if norm is not None]
+    if kind.q_scale is not None:
+        scale = PositionScale(scale=kind.q_scale.coefficient, period=kind.q_scale.positions, offset=kind.q_scale.shift)
+        fields.append(("position_scale=", literal(scale)))
+        if kind.mla is not None:  # the factor is the whole query's: it is brought absorbed
+            fields.append(("q_dim=", literal(kind.head_dim_k)))
+    return fields
 
 
 def _operation(kind: str, name: str, fields: list[tuple[str, Atom | Group]]) -> Group:
@@ -261,9 +285,9 @@ def _decodes(model: Model, one: _Set, arch: Sequence[str]) -> tuple[list[Atom | 
 
 def _decode(model: Model, kind: LayerFacts) -> list[tuple[str, Atom | Group]]:
     fields: list[tuple[str, Atom | Group]] = []
-    usual = float(kind.head_dim_k**-0.5)
-    if model.query_pre_attn_scalar not in (None, kind.head_dim_k) or abs(kind.scale - usual) > 1e-9 * usual:
-        fields.append(("scale=", literal(kind.scale)))
+    usual, scale = float(kind.head_dim_k**-0.5), kind.scale * kind.q_factor
+    if model.query_pre_attn_scalar not in (None, kind.head_dim_k) or abs(scale - usual) > 1e-9 * usual:
+        fields.append(("scale=", literal(scale)))
     if kind.window is not None or kind.chunk is not None:
         fields.append(("mask=", literal(Mask(window=kind.window) if kind.chunk is None else Mask(chunk=kind.chunk))))
     score = _score(kind)

@@ -79,9 +79,11 @@ def frequencies(rope: Rope, dims: int, *, local: bool = False, long: bool = Fals
         n, factor = scaling.original_max_positions, np.float32(scaling.factor)
         low, high = scaling.low_freq_factor, scaling.high_freq_factor
         waves = (ONE / plain) * np.float32(2 * math.pi)
+        long_waves, short_waves = waves > np.float32(n / low), waves < np.float32(n / high)
+        if low == high:  # no band between them
+            return np.where(long_waves, plain / factor, plain).astype(np.float32)
         blend = ((ONE / waves) * np.float32(n) - np.float32(low)) / np.float32(high - low)
         between = (ONE - blend) * plain / factor + blend * plain
-        long_waves, short_waves = waves > np.float32(n / low), waves < np.float32(n / high)
         return np.where(long_waves, plain / factor, np.where(short_waves, plain, between)).astype(np.float32)
     return plain
 

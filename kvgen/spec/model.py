@@ -35,7 +35,7 @@ class Llama3Scaling(Spec):
 
     With wavelength w = 2 pi / f and n = original_max_positions: f stays where w < n / high_freq_factor; becomes
     f / factor where w > n / low_freq_factor; between, with s = (n / w - low) / (high - low), it is
-    (1 - s) * f / factor + s * f.
+    (1 - s) * f / factor + s * f. Equal factors (Llama 4 Scout) leave no band.
     """
 
     factor: Factor
@@ -49,10 +49,10 @@ class Llama3Scaling(Spec):
 
     @model_validator(mode="after")
     def _ordered(self) -> Llama3Scaling:
-        if self.high_freq_factor <= self.low_freq_factor:
+        if self.high_freq_factor < self.low_freq_factor:
             raise ValueError(
                 f"high_freq_factor: got {self.high_freq_factor} with low_freq_factor {self.low_freq_factor}; the band "
-                "between them is blended, so high must exceed low; Llama 3.1 has 1.0 and 4.0"
+                "between them is blended, so high must not be below low; Llama 3.1 has 1.0 and 4.0, Llama 4 Scout 1.0 twice"
             )
         return self
 

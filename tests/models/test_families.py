@@ -10,9 +10,11 @@ import pytest
 
 from kvgen import models
 from kvgen.errors import ConfigError
+from kvgen.lowering.frequencies import inverse_frequencies
 from kvgen.models.families import BY_CLASS, BY_TYPE, FAMILIES
 from kvgen.models.missing import MISSING
 from kvgen.models.wrappers import TEXT_OF_TYPE
+from kvgen.reference.rope import frequencies as reference_frequencies
 from kvgen.spec.loader import load_file
 from kvgen.spec.model import LinearScaling, Llama3Scaling, LongRopeScaling, Rope, YarnScaling
 
@@ -215,6 +217,122 @@ def test_what_counts_beside_the_parameters() -> None:
     assert oss is not None and oss.theta == 5.0
 
 
+# What append does for them --------------------------------------------------------------------------------------------
+
+PLANNED = [
+    ("hunyuan_v1_dense", {}, ['norm_order="after"', "q_norm=RmsNorm(eps=1e-05)"]),
+    ("gemma3n_text", {}, ["v_norm=RmsNorm(weight=False)", 'name="append_local_shared"', 'inputs="q"', "kv_source="]),
+    (
+        "gemma4_text",
+        {"num_kv_shared_layers": 2},
+        ["v_norm=RmsNorm(weight=False)", 'inputs="q"', "dim=128, proportional=True"],
+    ),
+    ("cohere", {"use_qk_norm": True}, ["q_norm=LayerNorm(per_head=True)", "k_norm=LayerNorm(per_head=True)"]),
+    ("stablelm", {"qk_layernorm": True, "num_key_value_heads": 4}, ["q_norm=LayerNorm(per_head=True)"]),
+    ("phi", {"qk_layernorm": True}, ["q_norm=LayerNorm(bias=True)"]),
+    ("persimmon", {}, ["q_norm=LayerNorm(bias=True)", "k_norm=LayerNorm(bias=True)"]),
+    ("chameleon", {}, ["q_norm=LayerNorm(bias=True, per_head=True)"]),
+    (
+        "llama4_text",
+        {},
+        [
+            "ops.Append(position_scale=PositionScale(scale=0.1, period=8192, offset=1))",
+            "q_norm=RmsNorm(eps=1e-05, weight=False)",
+            'norm_order="after"',
+            "mask=Mask(chunk=8192)",
+        ],
+    ),
+    ("ministral3", {}, ["position_scale=PositionScale(scale=0.1, period=16_384)"]),
+    (
+        "mistral4",
+        {"kv_lora_rank": 256, "qk_rope_head_dim": 64, "qk_nope_head_dim": 64, "v_head_dim": 128},
+        ["position_scale=PositionScale(scale=0.1, period=8192), q_dim=320"],
+    ),
+    ("qwen3_vl_text", {"num_key_value_heads": 4}, ['sections=(24, 20, 20), sections_order="interleaved"']),
+    (
+        "muse_spark_text",
+        {"num_key_value_heads": 4, "head_dim": 64},
+        ["RmsNorm(eps=1e-05, weight=False)", "scale=0.6841258108"],
+    ),
+    ("lfm3", {}, ["dim=64, proportional=True"]),
+]
+
+
+@pytest.mark.parametrize(("model_type", "fields", "said"), PLANNED, ids=[row[0] for row in PLANNED])
+def test_append_has_what_the_model_asks(
+    model_type: str, fields: dict[str, Any], said: list[str], tmp_path: Path
+) -> None:
+    """The spec's text says it, and every operation of the spec plans."""
+    text = models.spec_text({**BASE, "model_type": model_type, **fields}, source="x", name="made")
+    flat = " ".join(text.split()).replace("( ", "(").replace(", )", ")")
+    assert [one for one in said if one not in flat] == [], text
+    (tmp_path / "made.py").write_text(text, encoding="utf-8")
+    for made in load_file(tmp_path / "made.py", "made.py"):
+        for op in made.kernels.ops:
+            assert op.plan(made.kernels)
+
+
+def test_a_query_scale_needs_whole_positions() -> None:
+    with pytest.raises(
+        ConfigError, match=r"floor_scale: got 8192.5; it counts positions; valid: a whole number from 1"
+    ):
+        layers("llama4_text", floor_scale=8192.5)
+
+
+def test_a_window_of_tokens_before_the_query() -> None:
+    """MiMo's files count the tokens before the query's own; transformers adds it, whatever sliding_window says."""
+    published = models.facts(config("mimo_v2_flash")).layers()
+    assert {layer.window for layer in published if layer.kind == "local"} == {129}
+    assert layers("mimo_v2_flash", num_attention_heads=64, sliding_window=77, sliding_window_size=15)[1].window == 16
+    assert layers("mimo_v2_flash", num_attention_heads=64, sliding_window=77)[1].window == 77
+
+
+def test_k_and_v_of_two_widths_have_a_tensor_each() -> None:
+    text = models.spec_text(config("mimo_v2_flash"), source="x", kv_dtype="f32")
+    assert 'layout=Layout(k="page layer token head dim", v="page layer token head dim")' in text
+
+
+def test_latent_models_have_no_windows() -> None:
+    """transformers' DeepSeek code masks causally, whatever layer_types says."""
+    for name in ("deepseek_v3", "deepseek_v2_lite"):
+        count = config(name)["num_hidden_layers"]
+        found = changed(name, layer_types=["sliding_attention"] * count, sliding_window=64)
+        assert {layer.window for layer in models.facts(found).layers()} == {None}
+
+
+@pytest.mark.parametrize(("given", "style"), [({}, "interleaved"), ({"rope_interleave": None}, "neox")])
+def test_null_rope_interleave_is_false(given: dict[str, Any], style: str) -> None:
+    assert rope({**without("deepseek_v3", "rope_interleave"), **given}).style == style
+
+
+@pytest.mark.parametrize("name", ["deepseek_v3", "llama_2_7b", "gemma_2_9b_it"])
+def test_the_length_inside_the_scaling_counts(name: str) -> None:
+    """Only Phi-3's config class has original_max_position_embeddings; elsewhere a field beside the scaling is not read."""
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4096}
+    for inside, expected in ((yarn, 4096), ({k: v for k, v in yarn.items() if k[0] != "o"}, 8192)):
+        found = changed(name, rope_scaling=inside, original_max_position_embeddings=2048, max_position_embeddings=8192)
+        scaling = rope(found).scaling
+        assert isinstance(scaling, YarnScaling) and scaling.original_max_positions == expected
+
+
+def test_llama3_scaling_without_a_band() -> None:
+    """Llama 4 Scout's factors are equal: every frequency is kept or divided, and none is blended."""
+    scaling = models.facts(config("llama_4_scout")).layers()[0].rope
+    assert scaling is not None and isinstance(scaling.scaling, Llama3Scaling)
+    assert scaling.scaling.low_freq_factor == scaling.scaling.high_freq_factor == 1.0
+    plain = inverse_frequencies(scaling.model_copy(update={"scaling": None}), 128)
+    divided = [2 * math.pi / f > scaling.scaling.original_max_positions for f in plain]
+    assert 0 < sum(divided) < len(divided)
+    expected = [f / scaling.scaling.factor if far else f for f, far in zip(plain, divided, strict=True)]
+    assert inverse_frequencies(scaling, 128) == pytest.approx(expected, rel=1e-6)
+    assert reference_frequencies(scaling, 128) == pytest.approx(expected, rel=1e-6)
+    with pytest.raises(
+        ConfigError, match=r"high_freq_factor: got 0.5; it must not be below low_freq_factor; valid: from 1"
+    ):
+        bad = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 0.5}
+        models.facts(changed("llama_3_1_8b", rope_scaling=bad))
+
+
 # Wrappers, refusals ---------------------------------------------------------------------------------------------------
 
 
@@ -239,9 +357,35 @@ def test_every_refused_type_says_why() -> None:
         assert why in str(error.value), model_type
 
 
-def test_features_that_no_operation_has_are_named() -> None:
-    with pytest.raises(ConfigError, match=r"layers: HunYuanDenseV1ForCausalLM asks for a norm of q and k after RoPE"):
-        models.spec_text({**BASE, "model_type": "hunyuan_v1_dense"}, source="x")
+@pytest.mark.parametrize(
+    ("fields", "what"),
+    [
+        (
+            {"model_type": "beam"},
+            r"layers: BeamForCausalLM's full layers ask for q multiplied by \(1 \+ \(position \+ 1\) / 2048\)",
+        ),
+        (
+            {"model_type": "ernie4_5_vl_moe_text"},
+            r"asks for M-RoPE whose pairs go h w h w, then t, which no operation has yet",
+        ),
+    ],
+)
+def test_features_that_no_operation_has_are_named(fields: dict[str, Any], what: str) -> None:
+    with pytest.raises(ConfigError, match=what):
+        models.spec_text({**BASE, **fields}, source="x")
+
+
+@pytest.mark.parametrize("key", ["mrope_section", "xdrope_section"])
+def test_sections_of_elements_are_refused(key: str) -> None:
+    """HunYuanVL deals the elements of a head to positions, so that the two of a pair turn by different ones."""
+    fields = {**BASE, "model_type": "hunyuan_vl_text", "rope_scaling": {"type": "xdrope", key: [16, 16, 16, 16]}}
+    with pytest.raises(ConfigError, match=rf"rope_scaling.{key}: got .*; its sections are of a head's elements"):
+        models.facts(fields)
+
+
+def test_rope_that_turns_backwards_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"kvgen does not read it: RoPE that turns backwards, by the opposite angle"):
+        models.facts({**BASE, "model_type": "nanochat"})
 
 
 def test_the_table_names_each_type_once() -> None:

@@ -124,7 +124,7 @@ def test_unknown_multimodal_architecture_looks_into_text_config() -> None:
         (changed("llama_2_7b", rope_scaling=[1]), "rope_scaling: got a list of 1; it must be a JSON object"),
         (
             changed("llama_3_1_8b", rope_scaling={**config("llama_3_1_8b")["rope_scaling"], "high_freq_factor": 0.5}),
-            "rope_scaling.high_freq_factor: got 0.5; it must exceed low_freq_factor; valid: above 1",
+            "rope_scaling.high_freq_factor: got 0.5; it must not be below low_freq_factor; valid: from 1",
         ),
         (
             changed("gpt_oss_20b", rope_scaling={"rope_type": "yarn", "factor": 2, "beta_fast": 0.5}),

@@ -17,7 +17,7 @@ LONG = {"original_max_positions": 4096, "max_positions": 131_072}
 @pytest.mark.parametrize(
     ("kind", "fields", "message"),
     [
-        (Llama3Scaling, {**LLAMA3, "high_freq_factor": 1.0}, "high_freq_factor: got 1.0 with low_freq_factor 1.0; "),
+        (Llama3Scaling, {**LLAMA3, "high_freq_factor": 0.5}, "high_freq_factor: got 0.5 with low_freq_factor 1.0; "),
         (
             YarnScaling,
             {"factor": 2.0, "original_max_positions": 1, "beta_fast": 0.5},
