@@ -3,7 +3,8 @@
 Needs `pip install 'kvgen[build,sweep]'` and no network: configs are those that transformers' classes make by default, the
 published ones of tests/models/configs, and changes of single fields. transformers' modules are run without weights
 (`benchmarks/sweep/truth.py`); every fact of every layer is compared with what kvgen reads (`benchmarks/sweep/said.py`).
-docs/models.md says what is read and why the rest is refused; this says whether it is right. Exit status 1 if anything is read wrong or ends in a traceback.
+docs/models.md says what is read and why the rest is refused; this says whether it is right. Exit status 1 if anything is
+read wrong or ends in a traceback.
 """
 
 from __future__ import annotations

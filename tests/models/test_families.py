@@ -221,7 +221,11 @@ def test_what_counts_beside_the_parameters() -> None:
 
 PLANNED = [
     ("hunyuan_v1_dense", {}, ['norm_order="after"', "q_norm=RmsNorm(eps=1e-05)"]),
-    ("gemma3n_text", {}, ["v_norm=RmsNorm(weight=False)", 'name="append_local_shared"', 'inputs="q"', "kv_source="]),
+    (
+        "gemma3n_text",
+        {"num_kv_shared_layers": 2},
+        ["v_norm=RmsNorm(weight=False)", 'name="append_local_shared"', 'inputs="q"', "kv_source="],
+    ),
     (
         "gemma4_text",
         {"num_kv_shared_layers": 2},
@@ -252,7 +256,7 @@ PLANNED = [
     (
         "muse_spark_text",
         {"num_key_value_heads": 4, "head_dim": 64},
-        ["RmsNorm(eps=1e-05, weight=False)", "scale=0.6841258108"],
+        ["RmsNorm(eps=1e-05, weight=False)", "scale=0.68412581079"],
     ),
     ("lfm3", {}, ["dim=64, proportional=True"]),
 ]
