@@ -166,5 +166,6 @@ class Append(Op):
     def plan(self, kernels: KernelSet) -> tuple[KernelPlan, ...]:
         new = self.new_rows(kernels)
         if new.q_alone:
-            return (row_kernel(new, kernels, "ops/append_q.cu.j2", "writes the step's rows of q to q_out; the cache is only read"),)
+            title = "writes the step's rows of q to q_out; the cache is only read"
+            return (row_kernel(new, kernels, "ops/append_q.cu.j2", title),)
         return (row_kernel(new, kernels, "ops/append.cu.j2", "stores the step's new rows in the cache"),)

@@ -49,11 +49,16 @@ def test_decode_has_what_the_model_asks(name: str, tmp_path: Path) -> None:
 
 
 def test_every_layer_has_its_decode() -> None:
+    """One decode for each window or chunk of each shape of heads, and no other."""
     for name in NAMES:
-        model, text = models.facts(config(name)).model, models.spec_text(config(name), source=name)
-        windows = {model.layer_window(i) for i in range(model.layers or 1)} if model.mla is None else set()
-        assert text.count("ops.Decode(") == len(windows)
-        assert {int(w) for w in re.findall(r"mask=Mask\(window=([\d_]+)\)", text)} == windows - {None}
+        text = models.spec_text(config(name), source=name)
+        layers = [
+            x for x in models.facts(config(name)).layers() if x.mla is None and (x.cache or x.kv_source is not None)
+        ]
+        seen = {(x.q_heads, x.kv_heads, x.head_dim_k, x.head_dim_v, x.window, x.chunk) for x in layers}
+        assert text.count("ops.Decode(") == len(seen), name
+        for field, found in (("window", {x.window for x in layers}), ("chunk", {x.chunk for x in layers})):
+            assert {int(w) for w in re.findall(rf"mask=Mask\({field}=([\d_]+)\)", text)} == found - {None}, name
 
 
 def test_decode_with_alibi(tmp_path: Path) -> None:

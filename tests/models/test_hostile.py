@@ -172,7 +172,7 @@ def test_a_config_that_is_no_object() -> None:
 
 CALLS = {
     *("KernelSet", "Paged", "Latent", "Layout", "Quant", "Block", "Mask", "Score", "Model", "Kind", "Mla", "Rope"),
-    *("LinearScaling", "Llama3Scaling", "YarnScaling", "LongRopeScaling", "RmsNorm"),
+    *("LinearScaling", "Llama3Scaling", "YarnScaling", "LongRopeScaling", "RmsNorm", "LayerNorm", "PositionScale"),
 }
 OPERATIONS = {"Append", "Gather", "Decode", "MlaDecode"}
 
