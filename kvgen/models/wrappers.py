@@ -69,7 +69,7 @@ HOLDERS: Final[Mapping[str, str]] = {
         "video_llava:VideoLlavaForConditionalGeneration vipllava:VipLlavaForConditionalGeneration "
         "voxtral:VoxtralForConditionalGeneration"
     ),
-    "llama4_text": "llama4:Llama4ForCausalLM",
+    "llama4_text": "llama4:Llama4ForConditionalGeneration",
     "minimax_m3_vl_text": "minimax_m3_vl:MiniMaxM3SparseForConditionalGeneration",
     "mistral": "idefics2:Idefics2ForConditionalGeneration mistral3:Mistral3ForConditionalGeneration",
     "mistral_large4_text": "mistral_large4:MistralLarge4ForConditionalGeneration",
@@ -105,10 +105,10 @@ HOLDERS: Final[Mapping[str, str]] = {
         "moss_transcribe_diarize:MossTranscribeDiarizeForConditionalGeneration "
         "qianfan_ocr:QianfanOCRForConditionalGeneration qwen3_asr:Qwen3ASRForConditionalGeneration"
     ),
-    "qwen3_5_moe_text": "qwen3_5_moe:Qwen3_5MoeForCausalLM",
+    "qwen3_5_moe_text": "qwen3_5_moe:Qwen3_5MoeForConditionalGeneration",
     "qwen3_5_text": (
         "minicpm_ocr:MiniCPMOcrForConditionalGeneration minicpmv4_6:MiniCPMV4_6ForConditionalGeneration "
-        "minicpmv4_7:MiniCPMV4_7ForConditionalGeneration qwen3_5:Qwen3_5ForCausalLM"
+        "minicpmv4_7:MiniCPMV4_7ForConditionalGeneration qwen3_5:Qwen3_5ForConditionalGeneration"
     ),
     "qwen3_omni_moe_text": (
         "qwen3_omni_moe:Qwen3OmniMoeForConditionalGeneration "
