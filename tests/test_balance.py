@@ -292,7 +292,7 @@ LIMITS: Final = {
     "verify_plan": 45,
 }
 LONGER: Final[dict[str, int]] = {
-    "append": 5,  # norms of q, k and v and RoPE, three positions a token, or 128 frequencies: phases, not lengths
+    "append": 8,  # norms of q, k and v and RoPE, three positions a token, or 128 frequencies: phases, not lengths
 }
 DECODE_LINES: Final = 210  # on average
 LLAMA_DECODE_LINES: Final = 230

@@ -16,7 +16,7 @@ from packaging.requirements import Requirement
 from kvgen.extras import BUILD as EXTRA_BUILD
 
 ROOT = Path(__file__).resolve().parent.parent
-EXTRAS = ("build", "cu12", "cu13", "docs", "sass", "test")
+EXTRAS = ("build", "cu12", "cu13", "docs", "sass", "sweep", "test")
 
 PROJECT = """
 [tool.kvgen]

@@ -22,7 +22,6 @@ from kvgen.reference.gather import gather as gather
 from kvgen.reference.gather import gather_raw as gather_raw
 from kvgen.reference.gather_rows import gather_rows as gather_rows
 from kvgen.reference.gather_states import gather_states as gather_states
-from kvgen.reference.gather_states import scatter_states as scatter_states
 from kvgen.reference.lora_add import lora_add as lora_add
 from kvgen.reference.merge_states import merge_states as merge_states
 from kvgen.reference.mla_decode import mla_decode as mla_decode
@@ -40,6 +39,7 @@ from kvgen.reference.row_offsets import row_offsets as row_offsets
 from kvgen.reference.rows_add import rows_add as rows_add
 from kvgen.reference.scatter import scatter as scatter
 from kvgen.reference.scatter import scatter_raw as scatter_raw
+from kvgen.reference.scatter_states import scatter_states as scatter_states
 from kvgen.reference.seal import seal as seal
 from kvgen.reference.sliced_add import sliced_add as sliced_add
 from kvgen.reference.slot_mapping import slot_mapping as slot_mapping

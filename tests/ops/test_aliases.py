@@ -30,7 +30,7 @@ STEP = replace(PLAIN, totals=(5, 20, 1), new=(2, 3, 1), padding=1)
 RUN = {
     ("q_out", "q"), ("q_out", "qkv"), ("c", "a"), ("new_lengths", "lengths"), ("out", "indices"),
     ("out", "out_a"), ("out", "out_b"), ("out", "outs"), ("lse", "lse_a"), ("lse", "lse_b"), ("lse", "lses"),
-    *((f"new_{table}", table) for table in ("page_table", "page_indices", "req_to_token")),
+    *((f"new_{table}", table) for table in ("page_table", "page_indices", "req_to_token", "state_ids")),
 }  # fmt: skip
 
 

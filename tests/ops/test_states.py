@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -20,13 +21,10 @@ from kvgen.reference import (
     compact,
     compact_plan,
     copy_pages,
-    gather_states,
     reorder,
-    scatter_states,
     swap_pages,
     zero_pages,
 )
-from kvgen.runtime import Fault, describe
 from kvgen.runtime.cpu import machine
 from kvgen.spec.loader import LoadedSet, load_folder
 from tests.support.harness import package
@@ -114,31 +112,25 @@ def test_the_sizes_meet_every_way_to_copy() -> None:
     assert {units(r) > 1 for r in runs.values()} == {True, False}
 
 
-@pytest.mark.parametrize("nbytes", SIZES)
-@settings(max_examples=5)
-@given(data=st.data())
-def test_rows(nbytes: int, data: Any) -> None:
-    """Rows get states, zeros where there is none, 0xff for a bad id; and states get rows."""
-    draw = data.draw
+def check_rows(op: str, oracle: Callable[..., int], index: str, nbytes: int, draw: Any) -> None:
+    """Run gather_states or scatter_states by ids of type `index` on drawn states and rows; all memory is compared."""
     pools = Pools(nbytes, draw(st.integers(0, 9)), draw(st.integers(0, 3)))
     cache, layer = package(SETS[nbytes]).Cache(pools.layers), draw(st.integers(0, LAYERS - 1))
-    for op, kind in (("gather_states", "i32"), ("scatter_states", "i64")):
-        ids = ids_of(draw, kind)
-        count, strided = count_of(draw, len(ids)), draw(st.booleans())
-        rows, around = rows_array(len(ids), (nbytes,), "u8", strided=strided)
-        rows[...] = np.random.default_rng(len(ids)).integers(0, 256, rows.shape, np.uint8)
-        right, wanted = rows_array(len(ids), (nbytes,), "u8", strided=strided)
-        wanted[...] = around
-        memory, layers = pools.copy()
-        oracle = gather_states if op == "gather_states" else scatter_states
-        array, before = vector(ids, kind)
-        kept = before.copy()
-        word = oracle(layers[layer], array, right, num_ids=count)
-        named = {} if count is None else {"num_ids": vector([count], kind)[0]}
-        assert launch(nbytes, op, cache[layer], array, rows, **named) == word
-        np.testing.assert_array_equal(around, wanted)
-        np.testing.assert_array_equal(before, kept)
-        hold(pools, memory)
+    ids = ids_of(draw, index)
+    count, strided = count_of(draw, len(ids)), draw(st.booleans())
+    rows, around = rows_array(len(ids), (nbytes,), "u8", strided=strided)
+    rows[...] = np.random.default_rng(len(ids)).integers(0, 256, rows.shape, np.uint8)
+    right, wanted = rows_array(len(ids), (nbytes,), "u8", strided=strided)
+    wanted[...] = around
+    memory, layers = pools.copy()
+    array, before = vector(ids, index)
+    kept = before.copy()
+    word = oracle(layers[layer], array, right, num_ids=count)
+    named = {} if count is None else {"num_ids": vector([count], index)[0]}
+    assert launch(nbytes, op, cache[layer], array, rows, **named) == word
+    np.testing.assert_array_equal(around, wanted)
+    np.testing.assert_array_equal(before, kept)
+    hold(pools, memory)
 
 
 @pytest.mark.parametrize("nbytes", having("copy_pages"))
@@ -244,20 +236,6 @@ def test_reorder(nbytes: int, data: Any) -> None:
     hold(pools, memory)
 
 
-def test_the_state_of_every_request_is_gathered_by_the_table() -> None:
-    """An empty cache's requests have no state; ids of the table are ids of the operation."""
-    generated = package(SETS[48])
-    cache = generated.Cache.empty(layers=LAYERS, requests=3, pages=5)
-    assert cache.state_ids.tolist() == [2**32 - 1] * 3 and [p.shape for p in cache.pools] == [(5, 48)] * LAYERS
-    cache.pools[1][...] = np.arange(5)[:, None]
-    later = cache.step(np.array([4, 2**32 - 1, 2], np.uint32))
-    out = np.full((3, 48), 9, np.uint8)
-    ids = later.state_ids.astype(np.int32)
-    assert launch(48, "gather_states", later[1], ids, out) == 0
-    assert out[:, 0].tolist() == [4, 0, 2]
-    assert repr(later) == "states_48.Cache(2 layers, 3 requests, 'cpu')"
-
-
 @pytest.mark.parametrize(("nbytes", "offset", "extra", "said"), [
     (48, 8, 0, "multiple of 16"), (48, 0, 8, "multiple of 16"), (1000, 4, 0, "multiple of 8"), (36, 0, 2, "multiple of 4"),
 ])  # fmt: skip
@@ -344,12 +322,3 @@ def test_pages_as_large_as_a_state(value_heads: int, kv_heads: int, state_elemen
     assert page == tokens * a_token >= nbytes
     if tokens == 544:
         assert page_runs(hybrid("state_qwen3_next").kernels.cache)[0].nbytes == nbytes
-
-
-def test_reports_say_which_row() -> None:
-    pools = Pools(36, 0)
-    cache = package(SETS[36]).Cache(pools.layers)
-    out = np.zeros((3, 36), np.uint8)
-    found = describe(launch(36, "gather_states", cache[0], np.array([0, PAGES, -1], np.int32), out))
-    assert found is not None and (found.code, found.position) == (Fault.PAIR, 1)
-    assert out[1].tolist() == [255] * 36 and out[2].tolist() == [0] * 36

@@ -254,9 +254,11 @@ def test_oracles_know_nothing_of_what_they_check() -> None:
     allowed_from = (
         "kvgen.reference",
         "kvgen.runtime.faults",
+        "kvgen.spec.any_cache",
         "kvgen.spec.cache",
         "kvgen.spec.model",
         "kvgen.spec.norm",
+        "kvgen.spec.position_scale",
         "kvgen.spec.quant",
         "kvgen.spec.tables",
     )
