@@ -115,7 +115,7 @@ CALLED_IN = {
     "columns": (f"{KERNELS}/columns.cu", f"{KERNELS}/split_kv.cu"),
     "merge": (f"{KERNELS}/split_kv.cu",),
     **dict.fromkeys(("mma_tile", "tile_copy"), (f"{KERNELS}/mma_tile.cu",)),
-    **{name: (f"{KERNELS}/{name}.cu",) for name in ("page_lists", "merge_states", "seal_group")},
+    **{name: (f"{KERNELS}/{name}.cu",) for name in ("page_lists", "merge_states", "seal_group", "states")},
     "simt_tokens": (f"{KERNELS}/simt_tokens.cu",),
     **dict.fromkeys(("compact", "table_rows"), (f"{KERNELS}/compact.cu",)),
     "scan": (f"{KERNELS}/scan.cu", f"{KERNELS}/split_kv.cu"),
