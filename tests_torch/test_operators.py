@@ -11,8 +11,9 @@ import pytest
 import torch
 from torch.library import opcheck
 
+from kvgen.errors import ArgumentError
 from kvgen.plan.params import Array
-from kvgen.runtime import Launcher, OtherCache, PagePool
+from kvgen.runtime import BaseState, Launcher, OtherCache, PagePool
 from kvgen.torch import Operation, register
 from tests_torch.inputs import Step
 
@@ -148,6 +149,10 @@ def _bits(tensor: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("name", sorted(p.parent.name for p in GENERATED.glob("*/__init__.py")))
 def test_every_launcher_of_every_set_has_an_operator(name: str) -> None:
     module = import_module(f"generated.{name}")
+    if issubclass(module.Cache, BaseState):
+        with pytest.raises(ArgumentError, match="its cache is of states"):
+            register(module)
+        return
     found = register(module)
     launchers = {n: v for n, v in vars(module).items() if isinstance(v, Launcher)}
     assert set(found.operations) == set(launchers)

@@ -11,7 +11,7 @@ from typing import Any, Final
 import torch
 
 from kvgen.errors import ArgumentError
-from kvgen.runtime import BaseCache, BasePages, Launcher
+from kvgen.runtime import BaseCache, BasePages, BaseState, Launcher
 from kvgen.runtime.module import Module
 from kvgen.torch.operation import Operation, OperationSet
 from kvgen.torch.operators import Operator, Returning
@@ -32,6 +32,11 @@ def register(package: str | ModuleType, *, namespace: str | None = None) -> Oper
     """
     module = import_module(package) if isinstance(package, str) else package
     cache = getattr(module, "Cache", None)
+    if isinstance(cache, type) and issubclass(cache, BaseState):
+        raise ArgumentError(
+            f"package: got {getattr(module, '__name__', 'a module')}; its cache is of states, and operators are those of caches of "
+            "tokens; call its launchers themselves, which take torch tensors"
+        )
     if not (isinstance(module, ModuleType) and isinstance(cache, type) and issubclass(cache, BaseCache)):
         got = repr(package) if isinstance(package, str) else type(package).__name__
         raise ArgumentError(
