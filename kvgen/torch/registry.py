@@ -34,8 +34,8 @@ def register(package: str | ModuleType, *, namespace: str | None = None) -> Oper
     cache = getattr(module, "Cache", None)
     if isinstance(cache, type) and issubclass(cache, BaseState):
         raise ArgumentError(
-            f"package: got {getattr(module, '__name__', 'a module')}; its cache is of states, and operators are those of caches of "
-            "tokens; call its launchers themselves, which take torch tensors"
+            f"package: got {getattr(module, '__name__', 'a module')}; its cache is of states, and operators are those of "
+            "caches of tokens; call its launchers themselves, which take torch tensors"
         )
     if not (isinstance(module, ModuleType) and isinstance(cache, type) and issubclass(cache, BaseCache)):
         got = repr(package) if isinstance(package, str) else type(package).__name__
