@@ -74,7 +74,7 @@ replay: $(VENV)/installed-test ## generated/ at BASE=<revision> against what the
 mutate: $(VENV)/installed-test ## single-line mutations of the templates; tests that execute the line must kill each
 	$(BIN)/python -m tests.mutate
 
-campaign: $(VENV)/installed-test ## drawn specs, all pairs of the family, a share of the full grid; KVGEN_DRAWN_SEED=2, KVGEN_FAMILY=300, KVGEN_GRID=full:1/20 for others
+campaign: $(VENV)/installed-test ## drawn specs, all pairs of the family, a share of the full grid, compiled as for a GPU; KVGEN_DRAWN_SEED=2, KVGEN_FAMILY=300, KVGEN_GRID=full:1/20 for others
 	KVGEN_DRAWN=$${KVGEN_DRAWN:-100} $(BIN)/python -m pytest tests/ops -n auto --dist worksteal -k drawn
 	KVGEN_DRAWN=$${KVGEN_DRAWN:-100} $(BIN)/python -m pytest tests/spec/test_storage.py tests/models/test_hostile.py -n auto --dist worksteal
 	KVGEN_FAMILY=$${KVGEN_FAMILY:-300} $(BIN)/python -m pytest tests/ops/test_family.py tests/ops/test_seal.py -n auto --dist worksteal

@@ -87,7 +87,7 @@ def text_digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _options(arch: str, kind: Kind, lineinfo: bool) -> list[str]:
+def _options(arch: str, kind: Kind, lineinfo: bool, quick: bool = False) -> list[str]:
     target = arch if kind == "cubin" else arch.replace("sm_", "compute_")
     # Without --no-source-include an #include left in the text would be looked for in the working folder.
     options = [f"--gpu-architecture={target}", "--std=c++17", "--no-source-include"]
@@ -95,6 +95,8 @@ def _options(arch: str, kind: Kind, lineinfo: bool) -> list[str]:
         options.append("--generate-line-info")
     if kind == "cubin":
         options.append("--ptxas-options=-v")
+    if quick and nvrtc.nvrtc_version() >= (13, 0):  # the first that has the option
+        options.append("--Ofast-compile=mid")
     return options
 
 
@@ -170,17 +172,19 @@ def compile_unit(
     *,
     cache: Cache | None,
     lineinfo: bool = False,
+    quick: bool = False,
     origin: Origin | None = None,
 ) -> Image:
     """Compile one unit for one of ARCHS, or take it from the cache (None: always compile).
 
-    PTX always carries line information (`lineinfo` adds it to a cubin, for profilers). Raises UnitError, a
+    PTX always carries line information (`lineinfo` adds it to a cubin, for profilers). `quick` leaves out optimizations
+    that take long (NVRTC 13 and later): for text that is run once, on the CPU machine. Raises UnitError, a
     CompileError with the generated line (and the template line, asked of `origin`), when NVRTC refuses the text, and
     ToolError when NVRTC is missing or too old for `arch`.
     """
     begin = time.perf_counter()
     _check_target(arch)
-    options = _options(arch, kind, lineinfo or kind == "ptx")
+    options = _options(arch, kind, lineinfo or kind == "ptx", quick)
     if lineinfo and kind == "cubin":
         cache = None  # such a cubin holds the absolute path of the working folder it was compiled in
     key = _key(unit, options, kind) if cache else b""

@@ -43,6 +43,9 @@ class Module:
             None  # by path below the output folder; None: the files beside `init_file`
         )
         self.shipped: Shipped | None = None  # where it has cubins and no texts
+        self.quick = (
+            False  # compile for the CPU machine without the optimizations that take long: for a test's own sets
+        )
         self._init_file = init_file
         self._kernels: dict[str, str] = {}
 
@@ -157,9 +160,13 @@ def cubin(module: Module, file: str, entry: str, capability: tuple[int, int]) ->
     return _cubin(module, file, entry, module.target(capability), os.environ.get("KVGEN_CUBINS"))
 
 
-@lru_cache(maxsize=None)  # noqa: UP033 - one entry a kernel, architecture and mode
 def cpu_kernel(module: Module, file: str, entry: str, arch: str, mode: Mode) -> EmulatedKernel:
     """The kernel for the CPU machine. Each is an object of its own, so that a set costs what is launched of it."""
+    return _cpu_kernel(module, file, entry, arch, mode, module.quick)
+
+
+@lru_cache(maxsize=None)  # noqa: UP033 - one entry a kernel, architecture and mode
+def _cpu_kernel(module: Module, file: str, entry: str, arch: str, mode: Mode, quick: bool) -> EmulatedKernel:
     from kvgen.compile import compile_unit, default_cache, jit_allowed
     from kvgen.emulator import EmulatorError, build
 
@@ -167,7 +174,9 @@ def cpu_kernel(module: Module, file: str, entry: str, arch: str, mode: Mode) -> 
         raise DeviceError(
             f"{module.name}: KVGEN_NO_JIT is set; the CPU machine compiles PTX and C++ at run time; unset it to use NumPy arrays"
         )
-    image = compile_unit(module.unit(file, entry), arch, "ptx", cache=default_cache())
+    unit = module.unit(file, entry)
+    quick = quick and "wgmma" not in unit.text  # its registers must be of the kernel, and a quick compile leaves calls
+    image = compile_unit(unit, arch, "ptx", cache=default_cache(), quick=quick)
     try:
         return build([image.data.decode()], mode=mode).kernels[entry]
     except EmulatorError as error:  # no host compiler, or PTX that the CPU machine does not know

@@ -41,7 +41,9 @@ def build(kernels: KernelSet) -> ModuleType:
     for file in render_set(LoadedSet(kernels, "tests/accessor", "")).values():
         write_file(root, file)
     importlib.invalidate_caches()
-    return importlib.import_module(f"{PACKAGE}.{kernels.name}")
+    module = importlib.import_module(f"{PACKAGE}.{kernels.name}")
+    module.Cache.MODULE.quick = True
+    return module
 
 
 class Copies:

@@ -96,6 +96,36 @@ def test_ptx_has_line_information_without_absolute_paths(unit: Unit, arch: str, 
     assert "\0" not in ptx
 
 
+LONG = """\
+extern "C" __global__ void sums(float* p) {
+    float sum = 0.0f;
+#pragma unroll
+    for (int i = 0; i < 512; i++) sum = sum * p[i] + p[512 - i];
+    p[0] = sum;
+}
+"""
+
+
+def test_a_quick_compile_leaves_out_optimizations(tmp_path: Path) -> None:
+    long, cache = dataclasses.replace(unit_of(LONG), entry="sums"), Cache(tmp_path)
+    whole = compile_unit(long, "sm_90a", "ptx", cache=cache)
+    quick = compile_unit(long, "sm_90a", "ptx", cache=cache, quick=True)
+    assert not quick.cached, "one is not taken for the other"
+    assert ".visible .entry sums(" in quick.data.decode()
+    assert quick.data != whole.data
+    assert compile_unit(long, "sm_90a", "ptx", cache=cache, quick=True).data == quick.data
+
+
+def test_an_nvrtc_without_the_option_compiles_as_always(unit: Unit, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = compile_unit(unit, "sm_80", "ptx", cache=None).data
+    monkeypatch.setattr(nvrtc_module, "nvrtc_version", lambda: (12, 9))
+    asked: list[list[str]] = []
+    compile_text = nvrtc_module.compile_text
+    monkeypatch.setattr(nvrtc_module, "compile_text", lambda t, o, k: asked.append(list(o)) or compile_text(t, o, k))
+    assert compile_unit(unit, "sm_80", "ptx", cache=None, quick=True).data == whole
+    assert not any("fast-compile" in option for option in asked[0])
+
+
 def test_ptx_is_the_same_from_another_folder(unit: Unit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     here = compile_unit(unit, "sm_80", "ptx", cache=None).data
     monkeypatch.chdir(tmp_path)

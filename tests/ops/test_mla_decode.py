@@ -19,7 +19,7 @@ from kvgen.ops.mla_decode import MlaDecodeContext
 from kvgen.runtime.cpu import machine
 from kvgen.spec.loader import LoadedSet
 from tests.support.batches import PLAIN, Batch
-from tests.support.harness import offsets_of, package
+from tests.support.harness import offsets_of, optimized, package
 from tests.support.latent_steps import SETS, SPARSE, SPLIT, Rows, call, latent_scene, latent_set, op_of
 from tests.support.memory import aligned
 from tests.support.scenes import Scene
@@ -265,8 +265,7 @@ def test_each_byte_is_read_once(form: str) -> None:
     if scale:
         arguments["scales"] = aligned(4 * TOKENS).view(np.float32).reshape(pages, 1, 1, 64, 1, 1)
     q, out = np.zeros((1, 16, 576), kind), np.zeros((1, 16, 512), kind)
-    generated = package(kernels)
-    with machine(mode="check", schedule=7) as log:
+    with optimized(kernels) as generated, machine(mode="check", schedule=7) as log:
         generated.mla_decode(generated.Cache(**arguments)[0], q=q, out=out)
     counters = log.launches[-1].counters
     read = {n.partition("[")[0]: c.load_sectors for n, c in counters.per_buffer.items() if c.load_requests}

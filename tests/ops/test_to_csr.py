@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from kvgen.runtime import Fault, describe
 from kvgen.runtime.cpu import machine
 from tests.support.batches import PLAIN, batches
-from tests.support.harness import index_name, offsets_of, package
+from tests.support.harness import index_name, offsets_of, optimized, package
 from tests.support.memory import rows_array
 from tests.support.page_lists import (
     BATCH,
@@ -121,8 +121,8 @@ def test_sectors() -> None:
     scene, counts = long("lists_dense", 16, 1700)
     total = int(counts.sum())
     lists = [vector(total, "i32")[0], np.zeros(17, np.int32)]
-    with machine(mode="check") as log:
-        package(scene.kernels).to_csr(package(scene.kernels).Cache(**scene.arguments())[0], *lists)
+    with optimized(scene.kernels) as generated, machine(mode="check") as log:
+        generated.to_csr(generated.Cache(**scene.arguments())[0], *lists)
     found = log.launches[0].counters.per_buffer
     # The counters take a lane's n-th store at a place with the other lanes' n-th: one that sits out the first is a trip late.
     assert found["page_indices"].store_sectors <= 1.02 * (-(-total * 4 // 32) + 16)

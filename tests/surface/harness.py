@@ -150,7 +150,9 @@ def _root() -> tempfile.TemporaryDirectory[str]:
 def package(name: str) -> ModuleType:
     """The generated package of a set."""
     _root()
-    return importlib.import_module(f"{PACKAGE}.{name}")
+    module = importlib.import_module(f"{PACKAGE}.{name}")
+    module.Cache.MODULE.quick = True
+    return module
 
 
 def unit(cache: Cache, kernel: Any, name: str = "one") -> Unit:
