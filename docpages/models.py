@@ -42,6 +42,28 @@ In Python, `kvgen.models.facts(config)` gives the same as a `Checkpoint`; its `l
 
 """
 
+# (models, files of specs/ with their sets, what else the sets serve); the ten by downloads of November 2026, most first.
+MOST_USED: Final = (
+    ("Qwen3-VL-2B", ("qwen3_vl_2b",), ""),
+    ("Qwen3.6-35B-A3B", ("qwen3_6_35b_a3b",), "Qwen3.5-35B-A3B"),
+    ("Qwen3.6-27B", ("qwen3_6_27b",), "Qwen3.5-27B"),
+    ("Gemma 4 26B-A4B", ("gemma_4_26b_a4b",), ""),
+    ("Gemma 4 31B", ("gemma_4_31b",), ""),
+    ("Qwen3-0.6B", ("qwen3_vl_2b",), "Qwen3-1.7B, by `append_text`, `gather` and `decode`"),
+    ("Qwen3-4B", ("qwen3_8b",), "Qwen3-8B"),
+    ("gpt-oss-20b", ("gpt_oss_20b",), "gpt-oss-120b, of 36 layers"),
+    ("Llama 3.1 8B, the model of `kvgen demo`", ("llama3_8b",), "Llama 3 8B's cache and decode"),
+    ("DeepSeek-V3", ("deepseek_v3",), "DeepSeek-R1, V3.1"),
+)
+_SPECS: Final = """
+## Specs of the ten most used
+
+Models whose caches have one geometry share a set; where their RoPE differs, the set has an append for each.
+
+| model | spec | serves too |
+|---|---|---|
+"""
+
 
 def models_page() -> str:
     """The page's text."""
@@ -54,6 +76,8 @@ def models_page() -> str:
     lines.append(
         "\nAny other config with an object `text_config`, `language_config` or `llm_config` is read by that object's model_type.\n"
     )
+    lines.append(_SPECS)
+    lines += [f"| {model} | {', '.join(f'`{f}`' for f in files)} | {too} |\n" for model, files, too in MOST_USED]
     lines.append(
         "\n## Read, but no spec is written yet\n\nSome layers of these models ask for what no operation has:\n\n"
     )
