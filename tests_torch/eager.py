@@ -171,7 +171,7 @@ def _give(module: torch.nn.Module) -> dict[str, Given]:
 
 def _real(value: Any) -> Any:
     """Shapes without memory as zeros, everything else as it is."""
-    if isinstance(value, truth.FakeTensor):
+    if isinstance(value, truth.Shaped):
         return torch.zeros(tuple(value.shape), dtype=value.dtype)
     if isinstance(value, tuple | list):
         return type(value)(_real(v) for v in value)

@@ -24,16 +24,6 @@ _BOTH_WAYS: Final = Refusal("use_bidirectional_attention", _TWO_WAYS.rule, when=
 _CLIPPED: Final = Refusal(
     "clip_qkv", "q and k are clipped between their norm and RoPE, in append; valid: null", when="set"
 )
-_ELEMENT_SECTIONS: Final = tuple(
-    Refusal(
-        f"{place}.{key}",
-        "its sections are of a head's elements, so that the two of a pair turn by different positions, which ops.Append does "
-        "not do; valid: null",
-        when="set",
-    )
-    for place in ("rope_parameters", "rope_scaling")
-    for key in ("mrope_section", "xdrope_section")
-)
 
 
 def _all(default: int | None) -> KvHeads:
@@ -257,9 +247,6 @@ _DENSE: Final = (
     ),
     _LLAMA.but(
         "hunyuan_v1_moe", "HunYuanMoEV1ForCausalLM", norms=Norms(order="after"), eps=1e-5, rope=Turn(alpha=True)
-    ),
-    _LLAMA.but(
-        "hunyuan_vl_text", "", norms=Norms(order="after"), eps=1e-5, rope=Turn(alpha=True), refuses=_ELEMENT_SECTIONS
     ),
     _LLAMA.but("granite", "GraniteForCausalLM", scale=Scale(given="attention_multiplier", default=1.0)),
     _LLAMA.but("granite4_vision_text", "", scale=Scale(given="attention_multiplier", default=1.0)),
@@ -1071,6 +1058,21 @@ _LATENT: Final = (
         positions=202752,
         rows=Rows(interleaved=True, index_topk=2048),
         pattern=Pattern(common="indexed", special="indexed", words=_INDEXED),
+    ),
+    _DEEPSEEK.but(
+        "axk2",
+        "AXK2ForCausalLM",
+        positions=131072,
+        rows=Rows(interleaved=True, index_topk=2048),
+        pattern=Pattern(common="indexed", special="indexed", words=_INDEXED),
+    ),
+    _DEEPSEEK.but(
+        "hy_v4",
+        "HYV4ForCausalLM",
+        positions=262144,
+        rows=Rows(interleaved=False, index_topk=2048),
+        pattern=Pattern(common="indexed", special="indexed", words=_INDEXED),
+        sinks=("indexed",),
     ),
 )
 

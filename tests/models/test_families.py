@@ -379,17 +379,33 @@ def test_features_that_no_operation_has_are_named(fields: dict[str, Any], what: 
         models.spec_text({**BASE, **fields}, source="x")
 
 
-@pytest.mark.parametrize("key", ["mrope_section", "xdrope_section"])
-def test_sections_of_elements_are_refused(key: str) -> None:
-    """HunYuanVL deals the elements of a head to positions, so that the two of a pair turn by different ones."""
-    fields = {**BASE, "model_type": "hunyuan_vl_text", "rope_scaling": {"type": "xdrope", key: [16, 16, 16, 16]}}
-    with pytest.raises(ConfigError, match=rf"rope_scaling.{key}: got .*; its sections are of a head's elements"):
+def test_sections_of_elements_are_refused() -> None:
+    """HunYuanVL deals the elements of a head to positions; transformers runs no config of it without such sections."""
+    fields = {**BASE, "model_type": "hunyuan_vl_text", "rope_scaling": {"type": "xdrope", "xdrope_section": [16] * 4}}
+    with pytest.raises(
+        ConfigError, match=r"kvgen does not read it: sections of positions that are of a head's elements"
+    ):
         models.facts(fields)
 
 
 def test_rope_that_turns_backwards_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"kvgen does not read it: RoPE that turns backwards, by the opposite angle"):
         models.facts({**BASE, "model_type": "nanochat"})
+
+
+ROWS = {"kv_lora_rank": 512, "qk_rope_head_dim": 64, "qk_nope_head_dim": 128, "v_head_dim": 128}
+
+
+def test_sparse_latent_models_of_2026() -> None:
+    """A.X-K2 turns pairs (2i, 2i + 1) and gates outside of the kernels; HY-V4 turns halves, and its layers have sinks."""
+    axk2 = models.facts({**BASE, **ROWS, "model_type": "axk2", "q_lora_rank": 384}).cached
+    assert len(axk2) == 1 and (axk2[0].index_topk, axk2[0].sinks) == (2048, False)
+    assert axk2[0].rope is not None and axk2[0].rope.style == "interleaved"
+    hy = models.facts({**BASE, **ROWS, "model_type": "hy_v4", "index_topk": 1024}).cached
+    assert len(hy) == 1 and (hy[0].index_topk, hy[0].sinks) == (1024, True)
+    assert hy[0].rope is not None and hy[0].rope.style == "neox"
+    with pytest.raises(ConfigError, match=r"HYV4ForCausalLM asks for latent rows with windows or sinks"):
+        models.spec_text({**BASE, **ROWS, "model_type": "hy_v4"}, source="x")
 
 
 def test_the_table_names_each_type_once() -> None:
