@@ -117,11 +117,14 @@ class Shaped(torch.Tensor):
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         with torch._C.DisableTorchFunctionSubclass():
-            if _any_large(args) or _any_large(kwargs.values()):
+            if function.__name__ not in _AS_IT_IS and (_any_large(args) or _any_large(kwargs.values())):
                 made = _zeros_of(function(*_on_meta(args), **_on_meta(kwargs)))
             else:
                 made = function(*args, **kwargs)
             return _as_shaped(made)
+
+
+_AS_IT_IS = ("__get__", "to", "get_device", "float")  # attributes, the device among them, and copies that are none here
 
 
 def zeros(shape: Any, dtype: torch.dtype) -> torch.Tensor:
@@ -251,7 +254,10 @@ def build(config: Any) -> torch.nn.Module:
 
 def _classes_of(config: Any) -> list[Any]:
     """The text models of a config class that no auto class knows: parts of a multimodal one."""
-    module = importlib.import_module(type(config).__module__.replace(".configuration_", ".modeling_"))
+    try:
+        module = importlib.import_module(type(config).__module__.replace(".configuration_", ".modeling_"))
+    except ModuleNotFoundError:  # a config of its own, of another type's model
+        return []
     found = [
         c for c in vars(module).values() if isinstance(c, type) and getattr(c, "config_class", None) is type(config)
     ]
@@ -579,6 +585,8 @@ def _seen(sees: Callable[[int, int, int, int], Any]) -> tuple[bool, int | None, 
     def at(q: int, kv: int) -> bool:
         return bool(sees(zero, zero, torch.tensor(q), torch.tensor(kv)))
 
+    if not at(FAR, FAR):
+        raise NotBuildable("the mask hides each token from itself")
     causal = not at(FAR, FAR + 1)
     if at(FAR, 0):
         return causal, None, None
@@ -691,20 +699,25 @@ def _norm_facts(module: torch.nn.Module, dim: int) -> tuple[str, int, float, flo
     eps = next(
         (getattr(module, n) for n in ("variance_epsilon", "eps", "epsilon", "norm_eps") if hasattr(module, n)), None
     )
-    weights = {n: p for n, p in module.named_parameters(recurse=False)}
+    weights = dict(module.named_parameters())
     generator = torch.Generator().manual_seed(1)
     real = {n: torch.randn(tuple(p.shape), generator=generator) for n, p in weights.items()}
     weight = real.get("weight")
+    parts = [t for n, t in real.items() if n.endswith(".weight")]  # a norm for each head (StableLM)
+    if weight is None and parts:
+        weight = torch.stack(parts)[:, None]
     flat = weight.reshape(-1) if weight is not None else None
     heads = weight.shape[0] if weight is not None and weight.ndim == 2 else None
     x = torch.randn((1, 1, TOKENS, dim), generator=generator) * 3e-3
+    if parts:
+        x = torch.randn((1, len(parts), TOKENS, dim), generator=generator) * 3e-3
     if heads is not None:
         x = torch.randn((1, TOKENS, heads, dim), generator=generator) * 3e-3
     try:
         y = torch.func.functional_call(module, real, (x,)).double()
     except Exception as error:
         return f"unknown ({_short(error)})", dim, float(eps or 0.0), 0.0, weight is not None
-    span = flat.numel() if flat is not None and heads is None else dim
+    span = flat.numel() if flat is not None and heads is None and not parts else dim
     x = x.double()
     for kind in ("rms", "layer"):
         for guess in dict.fromkeys((eps, 1e-6, 1e-5, 0.0, float(torch.finfo(torch.float32).eps), 1e-12)):

@@ -79,7 +79,7 @@ FILLED: dict[str, dict[str, Any]] = {
     "nemotron": {"head_dim": 128, "num_key_value_heads": 8},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 16},
     "dots1": {"n_routed_experts": 8, "n_shared_experts": 1, "n_group": 1, "topk_group": 1, "num_experts_per_tok": 2},
-    "dbrx": {"attn_config": {"clip_qkv": 8.0, "kv_n_heads": 8, "rope_theta": 500000.0}},
+    "dbrx": {"attn_config": {"clip_qkv": 8.0, "kv_n_heads": 8}},
     "glm4_moe": {"head_dim": 128},
     "bamba": {"attn_layer_indices": [9, 18, 27]},  # without them no layer has attention
     "cohere_compass_text": _COMPASS,
