@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import textwrap
+from pathlib import Path
 from typing import Final
 
 from kvgen.models.families import FAMILIES
@@ -15,8 +17,12 @@ _HEAD: Final = """# Models
 <!-- Written by `python -m docpages` from the table in kvgen/models/families.py. -->
 
 {read} types of text models are read and {refused} refused, each with its reason. `python -m benchmarks.model_sweep` compares
-what is read, layer by layer, with transformers' own modules, and prints how many types, published configs and single-field
-changes agree (`pip install 'kvgen[build,sweep]'`; no network). It writes no page.
+what is read, layer by layer, with transformers' own modules: types, published configs and single-field changes
+(`pip install 'kvgen[build,sweep]'`; no network; the changes take about 20 minutes). Its last runs found:
+
+{sweep}
+"Facts only": kvgen reads the config, and says why no spec is written. "Not compared": transformers cannot build or run the
+config, such as one without a hidden size. A refused change is one that kvgen says it does not read.
 
 `kvgen init --from config.json` reads the Hugging Face config of a model: query and KV heads, head dims of K and V, RoPE and its
 scaling, norms of q and k, windows, chunks, the factor and cap of scores, sinks, latent ranks, and which layers read another
@@ -35,8 +41,9 @@ In Python, `kvgen.models.facts(config)` gives the same as a `Checkpoint`; its `l
 - `partial_rotary_factor` under default RoPE: transformers' code of most families turns the whole head, whatever the field
   says, and vLLM turns that part. kvgen follows transformers, and the spec's docstring then says so. Families whose code has the
   part (GLM, Phi, GPT-NeoX, Nemotron, StableLM, Qwen 3-Next and later, MiniMax-M2, MiMo and others) turn it.
-- `original_max_position_embeddings` beside the scaling wins over the one inside for Phi-3 and Phi-4-multimodal, whose config
-  class has it; for other models it is not read, and the scaling's own counts, as in transformers.
+- `original_max_position_embeddings` beside the scaling wins over the one inside, as in the models that transformers builds
+  and in vLLM. Parameters by kind of layers keep their own.
+- DBRX: `attn_config.rope_theta` is read, as by vLLM; transformers 5.23 reads a base beside `attn_config` alone.
 - `rope_type: dynamic` is refused: its frequencies depend on the longest sequence of a batch, and engines differ in how.
 - MTP layers (`num_nextn_predict_layers`) are not among the layers, and `dual_chunk_attention_config` is not read.
 
@@ -65,10 +72,36 @@ Models whose caches have one geometry share a set; where their RoPE differs, the
 """
 
 
+_WHAT: Final = {
+    "distinct types": "decoder types, by the config that their class makes",
+    "types": "those configs, with and without `architectures`",
+    "wrappers": "configs of multimodal types",
+    "text configs": "their text configs alone",
+    "published": "published configs",
+    "changes": "changes of one field",
+}
+_COUNTS: Final = Path(__file__).parents[1] / "benchmarks" / "sweep" / "counts.json"
+_OUTCOMES: Final = ("read", "facts only", "refused", "not compared", "wrong", "traceback")
+
+
+def _sweep() -> str:
+    """The table of model_sweep's recorded counts."""
+    kept = json.loads(_COUNTS.read_text(encoding="utf-8"))
+    lines = ["| | " + " | ".join(_OUTCOMES) + " | run |\n", "|---" * (len(_OUTCOMES) + 2) + "|\n"]
+    for section, what in _WHAT.items():
+        run = kept[section]
+        cells = " | ".join(f"{run['counts'].get(outcome, 0):,}" for outcome in _OUTCOMES)
+        lines.append(f"| {what} | {cells} | {run['date']}, transformers {run['transformers']} |\n")
+    return "".join(lines)
+
+
 def models_page() -> str:
     """The page's text."""
     read = [name for family in FAMILIES for name in family.types.split()]
-    lines = [_HEAD.format(read=len(read), refused=len(MISSING)), f"## Read: {len(read)} types of text models\n\n"]
+    lines = [
+        _HEAD.format(read=len(read), refused=len(MISSING), sweep=_sweep()),
+        f"## Read: {len(read)} types of text models\n\n",
+    ]
     lines.append(_paragraph(", ".join(f"`{name}`" for name in sorted(read))))
     holders = sorted(name for name, text in TEXT_OF_TYPE.items() if text in read)
     lines.append(f"\nAnd the text models of {len(holders)} multimodal types, by their text_config or its like:\n\n")

@@ -203,8 +203,8 @@ class Family:
     says. `layers_times`: caches a counted layer (LongCat: 2). `cycles`: a field with the layers of a stack, and two with how
     often the stacks run, with their defaults (HRM): a cache for each run. `heads_of`: query heads are KV heads times this
     field, with its default. `window_over`: the window is the field divided by this. `hidden_times`: heads are cut from so many
-    hidden sizes (Zamba). `window_before`: a field with the tokens before the query's own that it sees, which wins over the window's
-    (MiMo). `notes` stand in the spec's docstring.
+    hidden sizes (Zamba). `window_before`: a field with the tokens before the query's own that it sees, which wins over the
+    window's (MiMo). `notes` stand in the spec's docstring.
     """
 
     types: str
