@@ -1,7 +1,7 @@
 """What transformers' own modules do in each layer, found by running them.
 
 A model is built in its true size with parameters that have shapes and no memory (PyTorch's FakeTensor) and real buffers,
-and is run on seven tokens with an attention function that records what it is given: query, key and value shapes, scale,
+and is run on 23 tokens with an attention function that records what it is given: query, key and value shapes, scale,
 soft cap, sinks, and the mask as a function of query and key positions. Norms are recorded as they are called and then run
 on real numbers, RoPE functions on the unit vectors of a head. So rows, head dims, scales, windows, norms and frequencies
 are what the modules compute, whatever a config's fields are called.
@@ -25,7 +25,7 @@ from torch.overrides import TorchFunctionMode
 from transformers import AttentionInterface, AttentionMaskInterface, AutoConfig, AutoModel, AutoModelForCausalLM
 from transformers.initialization import no_init_weights
 
-TOKENS = 7  # odd and prime: no head count or dim of a model is 7, so the axis of tokens is known by its size
+TOKENS = 23  # odd and prime: no head count or dim of a model is 23, so the axis of tokens is known by its size
 FAR = 2**30  # a query far behind any window and chunk
 PROBE = "kvgen_probe"
 # Attention modules that compute scores themselves; (query heads, head dim, scale) by their attributes.
@@ -158,15 +158,15 @@ def text_of(config: Any) -> Any:
     return config
 
 
-def build(config: Any) -> torch.nn.Module:
-    """The text decoder of a config: shapes without memory, real buffers."""
+def build(config: Any, attention: str = PROBE) -> torch.nn.Module:
+    """The text decoder of a config: shapes without memory, real buffers; with this attention, where its classes take it."""
     errors: list[BaseException] = []
     torch.nn.Module.register_parameter = _fake_parameter  # type: ignore[method-assign,assignment]
     try:
         for auto in (AutoModelForCausalLM, AutoModel):
             for more in (
-                {"experts_implementation": "batched_mm", "attn_implementation": PROBE},
-                {"attn_implementation": PROBE},
+                {"experts_implementation": "batched_mm", "attn_implementation": attention},
+                {"attn_implementation": attention},
                 {"attn_implementation": "eager"},
             ):
                 try:
@@ -179,7 +179,7 @@ def build(config: Any) -> torch.nn.Module:
         for kind in _classes_of(config):
             try:
                 with _NoMemory(), no_init_weights():
-                    model = kind._from_config(_in_f32(config), dtype=torch.float32, attn_implementation=PROBE)
+                    model = kind._from_config(_in_f32(config), dtype=torch.float32, attn_implementation=attention)
                 _shorten(model)
                 return model.eval()  # type: ignore[no-any-return]
             except Exception as error:
@@ -315,13 +315,9 @@ class _Recorder:
 
 
 _recorder: _Recorder | None = None
-instead: Callable[..., Any] | None = None
-"""Attention itself, where a test sets it: called with real tensors in place of the recording."""
 
 
 def _probe(module: Any, query: Any, key: Any, value: Any, attention_mask: Any, **kwargs: Any) -> tuple[Any, None]:
-    if instead is not None:
-        return instead(module, query, key, value, attention_mask, **kwargs)  # type: ignore[no-any-return]
     given = {**kwargs, "query": query, "key": key, "value": value, "mask": attention_mask}
     if _recorder is not None:
         _recorder.attention(module, given)
@@ -410,9 +406,12 @@ def _scaled(recorder: _Recorder, function: Callable[..., Any]) -> Callable[..., 
 # Reading --------------------------------------------------------------------------------------------------------------
 
 
-def layers(config: Any) -> list[LayerTruth]:
-    """Every decoder layer of a config, as transformers computes it; `NotBuildable` where it cannot."""
-    model = build(config)
+def layers(config: Any, model: torch.nn.Module | None = None) -> list[LayerTruth]:
+    """Every decoder layer of a config, as transformers computes it; `NotBuildable` where it cannot.
+
+    `model` is what `build` made of the config, where the caller has it.
+    """
+    model = build(config) if model is None else model
     ids = torch.arange(1, TOKENS + 1)[None]
     problem: Exception | None = None
     for cached in (False, True):

@@ -19,6 +19,9 @@ def test_there_are_recordings_of_every_kind() -> None:
     found = [Step.read(path) for path in PATHS]
     assert {bool(s.latent) for s in found} == {True, False}
     assert any(s.sinks for s in found) and any("q" in s.weights for s in found)
+    assert any(s.slopes for s in found) and any(s.positions for s in found)
+    assert any(s.picked for s in found) and any(s.source for s in found)
+    assert any(s.v_dim != s.k_dim and not s.latent for s in found)
 
 
 @pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
