@@ -24,7 +24,7 @@ from torch.overrides import TorchFunctionMode
 
 from benchmarks.sweep import truth
 from kvgen import models
-from tests.models.steps import Floats, Step
+from tests.models.steps import Step
 
 TOKENS = truth.TOKENS
 WINDOW = 9  # windows, chunks and lists of a step: real ones are longer than a step that runs in a second
@@ -368,7 +368,7 @@ def _attention(module: Any, args: Any, kwargs: Any) -> Seen:
     products = _Products()
     with torch.no_grad(), products if eager is None else contextlib.nullcontext():
         if eager is not None:
-            setattr(place, "eager_attention_forward", noted)
+            place.eager_attention_forward = noted
             module.config._attn_implementation = "eager"
         try:
             module(*args, **kwargs)
@@ -377,7 +377,7 @@ def _attention(module: Any, args: Any, kwargs: Any) -> Seen:
                 raise
         finally:
             if eager is not None:
-                setattr(place, "eager_attention_forward", eager)
+                place.eager_attention_forward = eager
                 module.config._attn_implementation = kept
     return seen[0] if eager is not None else products.seen()
 
@@ -402,11 +402,5 @@ class _Products(TorchFunctionMode):
             return a.reshape(1, -1, *a.shape[-2:])
 
         (query, key, _), (weights, value, out) = self.made
-        return Seen(
-            heads(query),
-            heads(key.transpose(-1, -2)),
-            heads(value),
-            heads(weights),
-            heads(out).transpose(1, 2),
-            own=True,
-        )
+        key, out = heads(key.transpose(-1, -2)), heads(out).transpose(1, 2)
+        return Seen(heads(query), key, heads(value), heads(weights), out, own=True)
