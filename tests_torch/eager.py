@@ -26,7 +26,7 @@ from benchmarks.sweep import truth
 from kvgen import models
 from tests.models.steps import Step
 
-TOKENS = truth.TOKENS
+TOKENS = 23  # prime, and no head count or dim of a model; on two pages of 16
 WINDOW = 9  # windows, chunks and lists of a step: real ones are longer than a step that runs in a second
 SHORTENED = ("sliding_window", "sliding_window_size", "attention_chunk_size", "window_size", "index_topk")
 
@@ -44,8 +44,15 @@ class Given(torch.nn.Module):
 
 
 def with_short_windows(values: dict[str, Any]) -> dict[str, Any]:
-    """The config with every window, chunk and top-k cut to WINDOW tokens, so that a step reaches past it."""
+    """The config with every window, chunk and top-k cut to WINDOW tokens, so that a step reaches past it.
+
+    And the tokens after which q is scaled by position: Llama 4's, and those of Ministral 3, which are YaRN's too.
+    """
     made = dict(values)
+    if values.get("model_type") == "llama4_text":
+        made["floor_scale"] = WINDOW
+    if "llama_4_scaling_beta" in (values.get("rope_parameters") or {}):
+        made["rope_parameters"] = {**values["rope_parameters"], "original_max_position_embeddings": WINDOW}
     for name, value in values.items():
         if isinstance(value, dict) and name.endswith(("text_config", "llm_config")):
             made[name] = with_short_windows(value)
@@ -93,7 +100,7 @@ def steps(name: str, values: dict[str, Any]) -> Iterator[Step]:
         model = truth.build(config, attention="eager")  # with real masks, which these modules add themselves
     calls: dict[int, Call] = {}
     with _noted(model, calls):
-        found = truth.layers(config, model)
+        found = truth.layers(config, model, TOKENS)
     kinds: dict[Any, int] = {}
     for layer in found:
         if layer.attends:

@@ -1,7 +1,7 @@
 """What transformers' own modules do in each layer, found by running them.
 
 A model is built in its true size with parameters that have shapes and no memory (PyTorch's FakeTensor) and real buffers,
-and is run on 23 tokens with an attention function that records what it is given: query, key and value shapes, scale,
+and is run on seven tokens with an attention function that records what it is given: query, key and value shapes, scale,
 soft cap, sinks, and the mask as a function of query and key positions. Norms are recorded as they are called and then run
 on real numbers, RoPE functions on the unit vectors of a head. So rows, head dims, scales, windows, norms and frequencies
 are what the modules compute, whatever a config's fields are called.
@@ -25,7 +25,7 @@ from torch.overrides import TorchFunctionMode
 from transformers import AttentionInterface, AttentionMaskInterface, AutoConfig, AutoModel, AutoModelForCausalLM
 from transformers.initialization import no_init_weights
 
-TOKENS = 23  # odd and prime: no head count or dim of a model is 23, so the axis of tokens is known by its size
+TOKENS = 7  # odd and prime: no head count or dim of a model is 7, so the axis of tokens is known by its size
 FAR = 2**30  # a query far behind any window and chunk
 PROBE = "kvgen_probe"
 # Attention modules that compute scores themselves; (query heads, head dim, scale) by their attributes.
@@ -406,13 +406,13 @@ def _scaled(recorder: _Recorder, function: Callable[..., Any]) -> Callable[..., 
 # Reading --------------------------------------------------------------------------------------------------------------
 
 
-def layers(config: Any, model: torch.nn.Module | None = None) -> list[LayerTruth]:
+def layers(config: Any, model: torch.nn.Module | None = None, tokens: int = TOKENS) -> list[LayerTruth]:
     """Every decoder layer of a config, as transformers computes it; `NotBuildable` where it cannot.
 
-    `model` is what `build` made of the config, where the caller has it.
+    `model` is what `build` made of the config, where the caller has it; `tokens` a number that no axis of a model has.
     """
     model = build(config) if model is None else model
-    ids = torch.arange(1, TOKENS + 1)[None]
+    ids = torch.arange(1, tokens + 1)[None]
     problem: Exception | None = None
     for cached in (False, True):
         with _recording(model) as recorder, torch.no_grad():
@@ -429,7 +429,7 @@ def layers(config: Any, model: torch.nn.Module | None = None) -> list[LayerTruth
         (n for k in ("num_hidden_layers", "n_layer", "n_layers", "num_layers") if (n := getattr(config, k, None))), 0
     )
     found: dict[int, LayerTruth] = {}
-    seen: dict[Any, Any] = {}
+    seen: dict[Any, Any] = {"tokens": tokens}
     again = len({id(c.module) for c in recorder.calls}) < len(recorder.calls)  # modules that several layers share
     for order, call in enumerate(recorder.calls):
         index = call.layer if again else getattr(call.module, "layer_idx", None)
@@ -545,13 +545,13 @@ def _rotation(
     tables = [a for a in everything if isinstance(a, torch.Tensor) and not isinstance(a, FakeTensor)]
     if not states or not tables:
         return "RoPE without real cos and sin"
-    width, shape = states[0].shape[-1], states[0].shape
-    key = ("rope", function, width, tuple(id(t) for t in tables), tuple(shape[1:2]) == (TOKENS,))
+    width, shape, tokens = states[0].shape[-1], states[0].shape, seen["tokens"]
+    key = ("rope", function, width, tuple(id(t) for t in tables), tuple(shape[1:2]) == (tokens,))
     if key in seen:
         return seen[key][0]  # type: ignore[no-any-return]
-    tokens_first = shape[-2] != TOKENS
+    tokens_first = shape[-2] != tokens
     unit = torch.eye(width)
-    units = unit[None, :, None, :].expand(1, width, TOKENS, width)
+    units = unit[None, :, None, :].expand(1, width, tokens, width)
     units = units.transpose(1, 2) if tokens_first else units
     units = units[0] if len(shape) == 3 else units
 
