@@ -64,7 +64,7 @@ def test_falcon_with_alibi() -> None:
     (step,) = steps("falcon_rw_1b", config)
     wanted = [2.0 ** (-8.0 * (head + 1) / 32) * 64**-0.5 for head in range(32)]
     assert step.slopes == pytest.approx([2 * slope for slope in wanted], rel=2.0**-8)  # transformers rounds to bf16
-    hold(step)
+    hold(step, allowed=2.0**-6)  # as it does every product of slope and distance
 
 
 @pytest.mark.parametrize("path", sorted(RECORDED.glob("*.npz")), ids=lambda path: path.stem)
