@@ -218,15 +218,15 @@ def text_of(config: Any) -> Any:
     return config
 
 
-def build(config: Any) -> torch.nn.Module:
-    """The text decoder of a config: shapes without memory, real buffers."""
+def build(config: Any, attention: str = PROBE) -> torch.nn.Module:
+    """The text decoder of a config: shapes without memory, real buffers; with this attention, where its classes take it."""
     errors: list[BaseException] = []
     torch.nn.Module.register_parameter = _shaped_parameter  # type: ignore[method-assign,assignment]
     try:
         for auto in (AutoModelForCausalLM, AutoModel):
             for more in (
-                {"experts_implementation": "batched_mm", "attn_implementation": PROBE},
-                {"attn_implementation": PROBE},
+                {"experts_implementation": "batched_mm", "attn_implementation": attention},
+                {"attn_implementation": attention},
                 {"attn_implementation": "eager"},
             ):
                 try:
@@ -241,7 +241,7 @@ def build(config: Any) -> torch.nn.Module:
                 try:
                     with _NoMemory(), no_init_weights():
                         model = kind._from_config(
-                            _in_f32(config), dtype=torch.float32, attn_implementation=PROBE, **more
+                            _in_f32(config), dtype=torch.float32, attn_implementation=attention, **more
                         )
                     _shorten(model)
                     return model.eval()  # type: ignore[no-any-return]
@@ -381,13 +381,9 @@ class _Recorder:
 
 
 _recorder: _Recorder | None = None
-instead: Callable[..., Any] | None = None
-"""Attention itself, where a test sets it: called with real tensors in place of the recording."""
 
 
 def _probe(module: Any, query: Any, key: Any, value: Any, attention_mask: Any, **kwargs: Any) -> tuple[Any, None]:
-    if instead is not None:
-        return instead(module, query, key, value, attention_mask, **kwargs)  # type: ignore[no-any-return]
     given = {**kwargs, "query": query, "key": key, "value": value, "mask": attention_mask}
     if _recorder is not None:
         _recorder.attention(module, given)
@@ -477,10 +473,13 @@ def _scaled(recorder: _Recorder, function: Callable[..., Any]) -> Callable[..., 
 # Reading --------------------------------------------------------------------------------------------------------------
 
 
-def layers(config: Any) -> list[LayerTruth]:
-    """Every decoder layer of a config, as transformers computes it; `NotBuildable` where it cannot."""
-    model = build(config)
-    ids = torch.arange(1, TOKENS + 1)[None]
+def layers(config: Any, model: torch.nn.Module | None = None, tokens: int = TOKENS) -> list[LayerTruth]:
+    """Every decoder layer of a config, as transformers computes it; `NotBuildable` where it cannot.
+
+    `model` is what `build` made of the config, where the caller has it; `tokens` a number that no axis of a model has.
+    """
+    model = build(config) if model is None else model
+    ids = torch.arange(1, tokens + 1)[None]
     problem: Exception | None = None
     for cached in (False, True):
         with _recording(model) as recorder, torch.no_grad():
@@ -497,7 +496,7 @@ def layers(config: Any) -> list[LayerTruth]:
         (n for k in ("num_hidden_layers", "n_layer", "n_layers", "num_layers") if (n := getattr(config, k, None))), 0
     )
     found: dict[int, LayerTruth] = {}
-    seen: dict[Any, Any] = {}
+    seen: dict[Any, Any] = {"tokens": tokens}
     again = len({id(c.module) for c in recorder.calls}) < len(recorder.calls)  # modules that several layers share
     for order, call in enumerate(recorder.calls):
         index = call.layer if again else getattr(call.module, "layer_idx", None)
@@ -617,13 +616,13 @@ def _rotation(
     tables = [a for a in everything if isinstance(a, torch.Tensor) and not isinstance(a, Shaped)]
     if not states or not tables:
         return "RoPE without real cos and sin"
-    width, shape = states[0].shape[-1], states[0].shape
-    key = ("rope", function, width, tuple(id(t) for t in tables), tuple(shape[1:2]) == (TOKENS,))
+    width, shape, tokens = states[0].shape[-1], states[0].shape, seen["tokens"]
+    key = ("rope", function, width, tuple(id(t) for t in tables), tuple(shape[1:2]) == (tokens,))
     if key in seen:
         return seen[key][0]  # type: ignore[no-any-return]
-    tokens_first = shape[-2] != TOKENS
+    tokens_first = shape[-2] != tokens
     unit = torch.eye(width)
-    units = unit[None, :, None, :].expand(1, width, TOKENS, width)
+    units = unit[None, :, None, :].expand(1, width, tokens, width)
     units = units.transpose(1, 2) if tokens_first else units
     units = units[0] if len(shape) == 3 else units
 

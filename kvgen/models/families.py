@@ -1173,6 +1173,7 @@ _ABSOLUTE: Final = (
         kv=KvHeads(field="num_kv_heads", one_if="multi_query", unless="new_decoder_architecture"),
         divided=True,
         alibi="alibi",
+        alibi_note="alibi_slopes are to be multiplied by head_dim ** -0.5: Falcon scales them together with q . k.",
     ),
     Family(
         *("dbrx", "DbrxForCausalLM"),

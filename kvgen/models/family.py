@@ -195,8 +195,9 @@ class Family:
     `head_dim`: the config class's default; None: hidden_size / num_attention_heads. `divided`: that always, whatever a
     head_dim field says. `turns`: layers with RoPE: "always"; "windowed" those with a window; "sliding" local layers;
     "local" these, or all where the config has no window; "flags" as no_rope_layers says, "thetas" layer_rope_theta.
-    `alibi`: true, or the field that says so. `sinks`: kinds of layers with them. `q_scale`: q scaled by position as in
-    "llama4", "ministral", "beam". `q_factor`: a field with a factor of q, and its default (Muse).
+    `alibi`: true, or the field that says so; `alibi_note`: what a spec with it says besides. `sinks`: kinds of layers with
+    them. `q_scale`: q scaled by position as in "llama4", "ministral", "beam". `q_factor`: a field with a factor of q, and
+    its default (Muse).
     `global_heads`: full layers have head dim and KV heads of their own (Gemma 4);
     `head_lists`: a field with the query heads of each layer; `local_heads`: fields with those of local layers. `shared`:
     the last num_kv_shared_layers read an earlier layer's cache. `last_full`: the last layer is full whatever layer_types
@@ -228,6 +229,7 @@ class Family:
     softcap: tuple[str, float | None] | None = None
     sinks: tuple[str, ...] = ()
     alibi: str | bool = False
+    alibi_note: str = ""
     q_scale: str = ""
     q_factor: tuple[str, float] | None = None
     rows: Rows | None = None

@@ -547,12 +547,15 @@ class _Reader:
         return self.text.integer(name, default=default, high=HEAD_DIM)
 
     def _alibi(self) -> bool:
-        alibi = self.family.alibi
+        alibi, note = self.family.alibi, self.family.alibi_note
         if isinstance(alibi, bool):
             return alibi
         place, key = self.text.inner(alibi)
         default = "." in alibi
-        return place.flag(key, default=default) if place is not None else default
+        found = place.flag(key, default=default) if place is not None else default
+        if found and note and note not in self.notes:
+            self.notes.append(note)
+        return found
 
     def _q_factor(self) -> float:
         if self.family.q_factor is None:
