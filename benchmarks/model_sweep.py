@@ -17,6 +17,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
+from datetime import date
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ from benchmarks.sweep import mutations, said, truth  # noqa: E402
 from benchmarks.sweep.types import FILLED, Found, every_type  # noqa: E402
 
 CONFIGS = ROOT / "tests" / "models" / "configs"
+COUNTS = ROOT / "benchmarks" / "sweep" / "counts.json"
 OUTCOMES = ("read", "facts only", "refused", "wrong", "traceback", "not compared", "not buildable")
 
 
@@ -129,6 +131,26 @@ def changes(truths: Truths, only: Sequence[str]) -> Iterator[Row]:
         truths._kept.clear()
 
 
+def by_text_type(rows: Sequence[Row]) -> dict[str, int]:
+    """How many distinct decoder types are read, refused, ...: a type counts by the worst of its files."""
+    worst: dict[str, str] = {}
+    order = ("read", "facts only", "refused", "not compared", "not buildable", "wrong", "traceback")
+    for row in rows:
+        if row.section in ("types", "text configs"):
+            worst[row.name] = max(worst.get(row.name, "read"), row.outcome, key=order.index)
+    return dict(Counter(worst.values()))
+
+
+def record(rows: Sequence[Row], counts: dict[str, dict[str, int]]) -> None:
+    """Write the counts of the sections that were run, with their day and versions, beside those of the others."""
+    kept: dict[str, Any] = json.loads(COUNTS.read_text(encoding="utf-8")) if COUNTS.exists() else {}
+    if distinct := by_text_type(rows):
+        counts = {"distinct types": distinct, **counts}
+    run = {"date": date.today().isoformat(), "transformers": version("transformers"), "torch": version("torch")}
+    kept.update({section: {**run, "counts": count} for section, count in counts.items()})
+    COUNTS.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
+
+
 SECTIONS = {"types": types, "published": published, "changes": changes}
 
 
@@ -141,7 +163,10 @@ def main() -> int:
     parser.add_argument("--only", default="", help="only these types, published configs or families, comma-separated")
     parser.add_argument("--json", type=Path, help="write every row and the counts here")
     parser.add_argument("--quiet", action="store_true", help="only the counts and what is wrong")
+    parser.add_argument("--record", action="store_true", help=f"keep the counts in {COUNTS.name}, for docs/models.md")
     options = parser.parse_args()
+    if options.record and options.only:
+        parser.error("--record keeps counts of whole sections; leave out --only")
     logging.disable(logging.ERROR)
     only = [name for name in options.only.split(",") if name]
     rows: list[Row] = []
@@ -159,6 +184,8 @@ def main() -> int:
     }
     for section, count in counts.items():
         print(f"{section}: {', '.join(f'{count[o]} {o}' for o in OUTCOMES if o in count)}")
+    if options.record:
+        record(rows, counts)
     if options.json:
         made = {
             "schema": 1,

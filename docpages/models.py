@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import textwrap
+from pathlib import Path
 from typing import Final
 
 from kvgen.models.families import FAMILIES
@@ -15,8 +17,12 @@ _HEAD: Final = """# Models
 <!-- Written by `python -m docpages` from the table in kvgen/models/families.py. -->
 
 {read} types of text models are read and {refused} refused, each with its reason. `python -m benchmarks.model_sweep` compares
-what is read, layer by layer, with transformers' own modules, and prints how many types, published configs and single-field
-changes agree (`pip install 'kvgen[build,sweep]'`; no network). It writes no page.
+what is read, layer by layer, with transformers' own modules: types, published configs and single-field changes
+(`pip install 'kvgen[build,sweep]'`; no network; the changes take about 20 minutes). Its last runs found:
+
+{sweep}
+"Facts only": kvgen reads the config, and says why no spec is written. "Not compared": transformers cannot build or run the
+config, such as one without a hidden size. A refused change is one that kvgen says it does not read.
 
 `kvgen init --from config.json` reads the Hugging Face config of a model: query and KV heads, head dims of K and V, RoPE and its
 scaling, norms of q and k, windows, chunks, the factor and cap of scores, sinks, latent ranks, and which layers read another
@@ -35,18 +41,67 @@ In Python, `kvgen.models.facts(config)` gives the same as a `Checkpoint`; its `l
 - `partial_rotary_factor` under default RoPE: transformers' code of most families turns the whole head, whatever the field
   says, and vLLM turns that part. kvgen follows transformers, and the spec's docstring then says so. Families whose code has the
   part (GLM, Phi, GPT-NeoX, Nemotron, StableLM, Qwen 3-Next and later, MiniMax-M2, MiMo and others) turn it.
-- `original_max_position_embeddings` beside the scaling wins over the one inside for Phi-3 and Phi-4-multimodal, whose config
-  class has it; for other models it is not read, and the scaling's own counts, as in transformers.
+- `original_max_position_embeddings` beside the scaling wins over the one inside, as in the models that transformers builds
+  and in vLLM. Parameters by kind of layers keep their own.
+- DBRX: `attn_config.rope_theta` is read, as by vLLM; transformers 5.23 reads a base beside `attn_config` alone.
 - `rope_type: dynamic` is refused: its frequencies depend on the longest sequence of a batch, and engines differ in how.
 - MTP layers (`num_nextn_predict_layers`) are not among the layers, and `dual_chunk_attention_config` is not read.
 
 """
 
+# (models, files of specs/ with their sets, what else the sets serve); the ten by downloads of November 2026, most first.
+MOST_USED: Final = (
+    ("Qwen3-VL-2B", ("qwen3_vl_2b",), ""),
+    ("Qwen3.6-35B-A3B", ("qwen3_6_35b_a3b",), "Qwen3.5-35B-A3B"),
+    ("Qwen3.6-27B", ("qwen3_6_27b",), "Qwen3.5-27B"),
+    ("Gemma 4 26B-A4B", ("gemma_4_26b_a4b",), ""),
+    ("Gemma 4 31B", ("gemma_4_31b",), ""),
+    ("Qwen3-0.6B", ("qwen3_vl_2b",), "Qwen3-1.7B, by `append_text`, `gather` and `decode`"),
+    ("Qwen3-4B", ("qwen3_8b",), "Qwen3-8B"),
+    ("gpt-oss-20b", ("gpt_oss_20b",), "gpt-oss-120b, of 36 layers"),
+    ("Llama 3.1 8B, the model of `kvgen demo`", ("llama3_8b",), "Llama 3 8B's cache and decode"),
+    ("DeepSeek-V3", ("deepseek_v3",), "DeepSeek-R1, V3.1"),
+)
+_SPECS: Final = """
+## Specs of the ten most used
+
+Models whose caches have one geometry share a set; where their RoPE differs, the set has an append for each.
+
+| model | spec | serves too |
+|---|---|---|
+"""
+
+
+_WHAT: Final = {
+    "distinct types": "decoder types, by the config that their class makes",
+    "types": "those configs, with and without `architectures`",
+    "wrappers": "configs of multimodal types",
+    "text configs": "their text configs alone",
+    "published": "published configs",
+    "changes": "changes of one field",
+}
+_COUNTS: Final = Path(__file__).parents[1] / "benchmarks" / "sweep" / "counts.json"
+_OUTCOMES: Final = ("read", "facts only", "refused", "not compared", "wrong", "traceback")
+
+
+def _sweep() -> str:
+    """The table of model_sweep's recorded counts."""
+    kept = json.loads(_COUNTS.read_text(encoding="utf-8"))
+    lines = ["| | " + " | ".join(_OUTCOMES) + " | run |\n", "|---" * (len(_OUTCOMES) + 2) + "|\n"]
+    for section, what in _WHAT.items():
+        run = kept[section]
+        cells = " | ".join(f"{run['counts'].get(outcome, 0):,}" for outcome in _OUTCOMES)
+        lines.append(f"| {what} | {cells} | {run['date']}, transformers {run['transformers']} |\n")
+    return "".join(lines)
+
 
 def models_page() -> str:
     """The page's text."""
     read = [name for family in FAMILIES for name in family.types.split()]
-    lines = [_HEAD.format(read=len(read), refused=len(MISSING)), f"## Read: {len(read)} types of text models\n\n"]
+    lines = [
+        _HEAD.format(read=len(read), refused=len(MISSING), sweep=_sweep()),
+        f"## Read: {len(read)} types of text models\n\n",
+    ]
     lines.append(_paragraph(", ".join(f"`{name}`" for name in sorted(read))))
     holders = sorted(name for name, text in TEXT_OF_TYPE.items() if text in read)
     lines.append(f"\nAnd the text models of {len(holders)} multimodal types, by their text_config or its like:\n\n")
@@ -54,6 +109,8 @@ def models_page() -> str:
     lines.append(
         "\nAny other config with an object `text_config`, `language_config` or `llm_config` is read by that object's model_type.\n"
     )
+    lines.append(_SPECS)
+    lines += [f"| {model} | {', '.join(f'`{f}`' for f in files)} | {too} |\n" for model, files, too in MOST_USED]
     lines.append(
         "\n## Read, but no spec is written yet\n\nSome layers of these models ask for what no operation has:\n\n"
     )

@@ -1,7 +1,8 @@
 """Qwen3VLForConditionalGeneration: bf16 cache in 16-token pages, 16 query heads over 8 KV heads of 128.
 
 Qwen3-VL-2B-Instruct. Its M-RoPE has three positions a token, whose pairs go round time, height and width (`mrope_section`
-[24, 20, 20], `mrope_interleaved`); text tokens have three equal ones.
+[24, 20, 20], `mrope_interleaved`); text tokens have three equal ones. `append_text` is of Qwen3-0.6B and Qwen3-1.7B, whose heads,
+cache and decode are the same: 28 layers, one position a token, theta 1e6.
 Written by `kvgen init --from tests/models/configs/qwen3_vl_2b.json`.
 """
 
@@ -19,6 +20,7 @@ kernels = KernelSet(
             q_norm=RmsNorm(),
             k_norm=RmsNorm(),
         ),
+        ops.Append(name="append_text", rope=Rope(style="neox", theta=1_000_000.0), q_norm=RmsNorm(), k_norm=RmsNorm()),
         ops.Gather(),
         ops.Decode(split="balanced"),
     ],

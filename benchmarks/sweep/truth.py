@@ -1,7 +1,7 @@
 """What transformers' own modules do in each layer, found by running them.
 
-A model is built in its true size with parameters that have shapes and no memory (PyTorch's FakeTensor) and real buffers,
-and is run on seven tokens with an attention function that records what it is given: query, key and value shapes, scale,
+A model is built in its true size with parameters that have shapes and no memory (`Shaped`) and real buffers, and is run
+on seven tokens with an attention function that records what it is given: query, key and value shapes, scale,
 soft cap, sinks, and the mask as a function of query and key positions. Norms are recorded as they are called and then run
 on real numbers, RoPE functions on the unit vectors of a head. So rows, head dims, scales, windows, norms and frequencies
 are what the modules compute, whatever a config's fields are called.
@@ -20,7 +20,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.overrides import TorchFunctionMode
 from transformers import AttentionInterface, AttentionMaskInterface, AutoConfig, AutoModel, AutoModelForCausalLM
 from transformers.initialization import no_init_weights
@@ -40,6 +39,8 @@ OWN_SCORES: dict[str, Callable[[Any], tuple[int, int, float]]] = {
     "Attention": lambda m: (m.n_head, m.split_size // m.n_head, (m.split_size // m.n_head) ** -0.5 if m.scale else 1.0),
     "GPTNeoXJapaneseAttention": lambda m: (m.num_attention_heads, m.head_size, m.head_size**-0.5),
 }
+# Attention modules that repeat the heads of K and V themselves, between the cache and attention.
+REPEATED = ("JetMoeAttention",)
 
 
 class NotBuildable(Exception):
@@ -61,7 +62,10 @@ class NormTruth:
 
 @dataclass(frozen=True)
 class Rotation:
-    """RoPE as a map of `width` elements: element i turns with `partner[i]` by `angle[i]` radians a position; -1: it does not."""
+    """RoPE as a map of `width` elements: element i turns with `partner[i]` by `angle[i]` radians a position; -1: it does not.
+
+    A negative angle turns backwards: the second of the pair towards the first.
+    """
 
     width: int
     partner: tuple[int, ...]
@@ -100,7 +104,64 @@ class LayerTruth:
 
 # Building -------------------------------------------------------------------------------------------------------------
 
-_FAKE = FakeTensorMode(allow_non_fake_inputs=True)
+LARGEST = 2**16  # elements: a larger tensor has a shape and no memory
+
+
+class Shaped(torch.Tensor):
+    """A parameter, or what was computed of one: zeros, of which only the shape counts.
+
+    A large one is one zero, expanded; an operation on it is run on the meta device and gives zeros of the shape that it says.
+    """
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        with torch._C.DisableTorchFunctionSubclass():
+            if function.__name__ not in _AS_IT_IS and (_any_large(args) or _any_large(kwargs.values())):
+                made = _zeros_of(function(*_on_meta(args), **_on_meta(kwargs)))
+            else:
+                made = function(*args, **kwargs)
+            return _as_shaped(made)
+
+
+_AS_IT_IS = ("__get__", "to", "get_device", "float")  # attributes, the device among them, and copies that are none here
+
+
+def zeros(shape: Any, dtype: torch.dtype) -> torch.Tensor:
+    """Zeros; one that is expanded, where there are many."""
+    shape = tuple(shape)
+    if math.prod(shape) <= LARGEST:
+        return torch.zeros(shape, dtype=dtype)
+    return torch.zeros((), dtype=dtype).expand(shape)
+
+
+def _any_large(values: Any) -> bool:
+    return any(
+        v.numel() > LARGEST if isinstance(v, torch.Tensor) else isinstance(v, tuple | list) and _any_large(v)
+        for v in values
+    )
+
+
+def _on_meta(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return torch.empty(value.shape, dtype=value.dtype, device="meta")
+    if isinstance(value, tuple | list):
+        return type(value)(_on_meta(v) for v in value)
+    return {k: _on_meta(v) for k, v in value.items()} if isinstance(value, dict) else value
+
+
+def _zeros_of(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return zeros(value.shape, value.dtype)
+    return type(value)(map(_zeros_of, value)) if type(value) in (tuple, list) else value
+
+
+def _as_shaped(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value if isinstance(value, Shaped | torch.nn.Parameter) else value.as_subclass(Shaped)
+    return type(value)(map(_as_shaped, value)) if type(value) in (tuple, list) else value
+
+
 _register = torch.nn.Module.register_parameter
 
 
@@ -116,6 +177,7 @@ class _NoMemory(TorchFunctionMode):
 
 _FILLED = (torch.zeros, torch.ones, torch.rand, torch.randn)
 LARGEST_BUFFER = 2**22
+torch.set_num_threads(1)  # the tensors that are computed are small
 
 
 def _numbers(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
@@ -123,11 +185,9 @@ def _numbers(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
     return math.prod(size) if isinstance(size, tuple | list) and all(isinstance(n, int) for n in size) else 0
 
 
-def _fake_parameter(self: torch.nn.Module, name: str, given: torch.nn.Parameter | None) -> None:
+def _shaped_parameter(self: torch.nn.Module, name: str, given: torch.nn.Parameter | None) -> None:
     if given is not None:
-        with _FAKE, torch._C.DisableTorchFunctionSubclass():
-            shape = torch.full(tuple(given.shape), 0, dtype=given.dtype, device="cpu")
-        given = torch.nn.Parameter(shape, requires_grad=False)
+        given = torch.nn.Parameter(zeros(given.shape, given.dtype).as_subclass(Shaped), requires_grad=False)
     _register(self, name, given)
 
 
@@ -158,15 +218,15 @@ def text_of(config: Any) -> Any:
     return config
 
 
-def build(config: Any) -> torch.nn.Module:
-    """The text decoder of a config: shapes without memory, real buffers."""
+def build(config: Any, attention: str = PROBE) -> torch.nn.Module:
+    """The text decoder of a config: shapes without memory, real buffers; with this attention, where its classes take it."""
     errors: list[BaseException] = []
-    torch.nn.Module.register_parameter = _fake_parameter  # type: ignore[method-assign,assignment]
+    torch.nn.Module.register_parameter = _shaped_parameter  # type: ignore[method-assign,assignment]
     try:
         for auto in (AutoModelForCausalLM, AutoModel):
             for more in (
-                {"experts_implementation": "batched_mm", "attn_implementation": PROBE},
-                {"attn_implementation": PROBE},
+                {"experts_implementation": "batched_mm", "attn_implementation": attention},
+                {"attn_implementation": attention},
                 {"attn_implementation": "eager"},
             ):
                 try:
@@ -177,21 +237,27 @@ def build(config: Any) -> torch.nn.Module:
                 except Exception as error:
                     errors.append(error)
         for kind in _classes_of(config):
-            try:
-                with _NoMemory(), no_init_weights():
-                    model = kind._from_config(_in_f32(config), dtype=torch.float32, attn_implementation=PROBE)
-                _shorten(model)
-                return model.eval()  # type: ignore[no-any-return]
-            except Exception as error:
-                errors.append(error)
+            for more in ({"experts_implementation": "batched_mm"}, {}):
+                try:
+                    with _NoMemory(), no_init_weights():
+                        model = kind._from_config(
+                            _in_f32(config), dtype=torch.float32, attn_implementation=attention, **more
+                        )
+                    _shorten(model)
+                    return model.eval()  # type: ignore[no-any-return]
+                except Exception as error:
+                    errors.append(error)
     finally:
         torch.nn.Module.register_parameter = _register  # type: ignore[method-assign]
-    raise NotBuildable(_short(errors[0]))
+    raise NotBuildable(_short(errors[-1]))
 
 
 def _classes_of(config: Any) -> list[Any]:
     """The text models of a config class that no auto class knows: parts of a multimodal one."""
-    module = importlib.import_module(type(config).__module__.replace(".configuration_", ".modeling_"))
+    try:
+        module = importlib.import_module(type(config).__module__.replace(".configuration_", ".modeling_"))
+    except ModuleNotFoundError:  # a config of its own, of another type's model
+        return []
     found = [
         c for c in vars(module).values() if isinstance(c, type) and getattr(c, "config_class", None) is type(config)
     ]
@@ -245,7 +311,7 @@ def _once(forward: Callable[..., Any], kind: Any, alike: set[Any]) -> Callable[.
             made = forward(*args, **kwargs)
         except Exception:  # DeepSeek V2's default config cannot route: nothing that is compared depends on it
             made = given
-        if isinstance(made, FakeTensor) and isinstance(given, FakeTensor) and made.shape == given.shape:
+        if isinstance(made, Shaped) and isinstance(given, Shaped) and made.shape == given.shape:
             alike.add(kind)
         return made
 
@@ -315,19 +381,14 @@ class _Recorder:
 
 
 _recorder: _Recorder | None = None
-instead: Callable[..., Any] | None = None
-"""Attention itself, where a test sets it: called with real tensors in place of the recording."""
 
 
 def _probe(module: Any, query: Any, key: Any, value: Any, attention_mask: Any, **kwargs: Any) -> tuple[Any, None]:
-    if instead is not None:
-        return instead(module, query, key, value, attention_mask, **kwargs)  # type: ignore[no-any-return]
     given = {**kwargs, "query": query, "key": key, "value": value, "mask": attention_mask}
     if _recorder is not None:
         _recorder.attention(module, given)
-    with _FAKE:
-        shape = (query.shape[0], query.shape[2], query.shape[1], value.shape[-1])
-        return torch.empty(shape, dtype=query.dtype), None
+    shape = (query.shape[0], query.shape[2], query.shape[1], value.shape[-1])
+    return zeros(shape, query.dtype).as_subclass(Shaped), None
 
 
 def _mask(batch_size: int = 1, q_length: int = 1, kv_length: int = 1, mask_function: Any = None, **kwargs: Any) -> Any:
@@ -351,6 +412,8 @@ class _Mask(torch.Tensor):
         if given and type(made) is torch.Tensor and made.dtype == torch.bool and made.ndim == 4:
             made = made.as_subclass(_Mask)
             made.sees = given[0].sees
+        elif any(isinstance(a, Shaped) for a in args):
+            made = _as_shaped(made)
         return made
 
 
@@ -410,10 +473,13 @@ def _scaled(recorder: _Recorder, function: Callable[..., Any]) -> Callable[..., 
 # Reading --------------------------------------------------------------------------------------------------------------
 
 
-def layers(config: Any) -> list[LayerTruth]:
-    """Every decoder layer of a config, as transformers computes it; `NotBuildable` where it cannot."""
-    model = build(config)
-    ids = torch.arange(1, TOKENS + 1)[None]
+def layers(config: Any, model: torch.nn.Module | None = None, tokens: int = TOKENS) -> list[LayerTruth]:
+    """Every decoder layer of a config, as transformers computes it; `NotBuildable` where it cannot.
+
+    `model` is what `build` made of the config, where the caller has it; `tokens` a number that no axis of a model has.
+    """
+    model = build(config) if model is None else model
+    ids = torch.arange(1, tokens + 1)[None]
     problem: Exception | None = None
     for cached in (False, True):
         with _recording(model) as recorder, torch.no_grad():
@@ -430,11 +496,11 @@ def layers(config: Any) -> list[LayerTruth]:
         (n for k in ("num_hidden_layers", "n_layer", "n_layers", "num_layers") if (n := getattr(config, k, None))), 0
     )
     found: dict[int, LayerTruth] = {}
-    seen: dict[Any, Any] = {}
+    seen: dict[Any, Any] = {"tokens": tokens}
     again = len({id(c.module) for c in recorder.calls}) < len(recorder.calls)  # modules that several layers share
     for order, call in enumerate(recorder.calls):
         index = call.layer if again else getattr(call.module, "layer_idx", None)
-        index = call.layer if index is None else index
+        index = call.layer if index is None or index < 0 else index  # Zamba2's modules all have -1
         index = order if index is None or (again and len(recorder.calls) == count) else index
         if index not in found:
             found[index] = _layer(index, call, seen)
@@ -458,6 +524,8 @@ def _layer(index: int, call: _Call, seen: dict[Any, Any]) -> LayerTruth:
     else:
         query, key, value = given["query"], given["key"], given["value"]
         layer.q_heads, layer.kv_heads = query.shape[1], key.shape[1]
+        if layer.module in REPEATED:
+            layer.kv_heads = module.num_key_value_heads
         layer.k_dim, layer.v_dim = key.shape[-1], value.shape[-1]
         scaling = given.get("scaling")
         layer.scale = float(query.shape[-1] ** -0.5 if scaling is None else scaling)
@@ -483,7 +551,7 @@ def _layer(index: int, call: _Call, seen: dict[Any, Any]) -> LayerTruth:
             elif isinstance(rotation, str):
                 layer.notes.append(rotation)
             _, args, kwargs = what
-            turned += sum(isinstance(a, FakeTensor) and a.ndim >= 3 for a in [*args, *kwargs.values()])
+            turned += sum(isinstance(a, Shaped) and a.ndim >= 3 for a in [*args, *kwargs.values()])
         elif kind == "norm":
             norm = _norm(module, *what, turned, seen)
             if norm is not None and norm.name not in layer.norms:
@@ -516,6 +584,8 @@ def _seen(sees: Callable[[int, int, int, int], Any]) -> tuple[bool, int | None, 
     def at(q: int, kv: int) -> bool:
         return bool(sees(zero, zero, torch.tensor(q), torch.tensor(kv)))
 
+    if not at(FAR, FAR):
+        raise NotBuildable("the mask hides each token from itself")
     causal = not at(FAR, FAR + 1)
     if at(FAR, 0):
         return causal, None, None
@@ -542,22 +612,22 @@ def _rotation(
 ) -> Rotation | str | None:
     """The rotation of a call of a RoPE function, by calling it on unit vectors."""
     everything = [*args, *kwargs.values()]
-    states = [a for a in everything if isinstance(a, FakeTensor) and a.ndim >= 3]
-    tables = [a for a in everything if isinstance(a, torch.Tensor) and not isinstance(a, FakeTensor)]
+    states = [a for a in everything if isinstance(a, Shaped) and a.ndim >= 3]
+    tables = [a for a in everything if isinstance(a, torch.Tensor) and not isinstance(a, Shaped)]
     if not states or not tables:
         return "RoPE without real cos and sin"
-    width, shape = states[0].shape[-1], states[0].shape
-    key = ("rope", function, width, tuple(id(t) for t in tables), tuple(shape[1:2]) == (TOKENS,))
+    width, shape, tokens = states[0].shape[-1], states[0].shape, seen["tokens"]
+    key = ("rope", function, width, tuple(id(t) for t in tables), tuple(shape[1:2]) == (tokens,))
     if key in seen:
         return seen[key][0]  # type: ignore[no-any-return]
-    tokens_first = shape[-2] != TOKENS
+    tokens_first = shape[-2] != tokens
     unit = torch.eye(width)
-    units = unit[None, :, None, :].expand(1, width, TOKENS, width)
+    units = unit[None, :, None, :].expand(1, width, tokens, width)
     units = units.transpose(1, 2) if tokens_first else units
     units = units[0] if len(shape) == 3 else units
 
     def real(a: Any) -> Any:
-        return units.clone() if isinstance(a, FakeTensor) and a.ndim >= 3 else a
+        return units.clone() if isinstance(a, Shaped) and a.ndim >= 3 else a
 
     try:
         made = function(*map(real, args), **{k: real(v) for k, v in kwargs.items()})
@@ -582,7 +652,11 @@ def _turn(product: torch.Tensor) -> Rotation:
     radius = torch.hypot(diagonal, size)
     for i in range(width):
         partners.append(int(partner[i]) if turning[i] else -1)
-        angles.append(math.atan2(float(size[i]), float(diagonal[i])) if turning[i] else 0.0)
+        towards = (
+            1.0 if partner[i] > i else -1.0
+        )  # the first of a pair turns towards its second, this towards minus the first
+        sine = towards * float(off[i, partner[i]])
+        angles.append(math.atan2(sine, float(diagonal[i])) if turning[i] else 0.0)
     factors = torch.sqrt(radius[turning]) if bool(turning.any()) else torch.ones(1)
     interleaved = bool(turning.any()) and all(p == (i ^ 1) for i, p in enumerate(partners) if p >= 0)
     return Rotation(width, tuple(partners), tuple(angles), float(factors.median()), interleaved)
@@ -624,20 +698,25 @@ def _norm_facts(module: torch.nn.Module, dim: int) -> tuple[str, int, float, flo
     eps = next(
         (getattr(module, n) for n in ("variance_epsilon", "eps", "epsilon", "norm_eps") if hasattr(module, n)), None
     )
-    weights = {n: p for n, p in module.named_parameters(recurse=False)}
+    weights = dict(module.named_parameters())
     generator = torch.Generator().manual_seed(1)
     real = {n: torch.randn(tuple(p.shape), generator=generator) for n, p in weights.items()}
     weight = real.get("weight")
+    parts = [t for n, t in real.items() if n.endswith(".weight")]  # a norm for each head (StableLM)
+    if weight is None and parts:
+        weight = torch.stack(parts)[:, None]
     flat = weight.reshape(-1) if weight is not None else None
     heads = weight.shape[0] if weight is not None and weight.ndim == 2 else None
     x = torch.randn((1, 1, TOKENS, dim), generator=generator) * 3e-3
+    if parts:
+        x = torch.randn((1, len(parts), TOKENS, dim), generator=generator) * 3e-3
     if heads is not None:
         x = torch.randn((1, TOKENS, heads, dim), generator=generator) * 3e-3
     try:
         y = torch.func.functional_call(module, real, (x,)).double()
     except Exception as error:
         return f"unknown ({_short(error)})", dim, float(eps or 0.0), 0.0, weight is not None
-    span = flat.numel() if flat is not None and heads is None else dim
+    span = flat.numel() if flat is not None and heads is None and not parts else dim
     x = x.double()
     for kind in ("rms", "layer"):
         for guess in dict.fromkeys((eps, 1e-6, 1e-5, 0.0, float(torch.finfo(torch.float32).eps), 1e-12)):

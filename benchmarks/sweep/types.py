@@ -69,6 +69,8 @@ NO_TEXT_DECODERS = frozenset(
     ]
 )
 
+_COMPASS = {"rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 10_000.0}}}
+_HALF = {"rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 0.5}}
 # Classes whose default config transformers itself cannot run, and the fields that were filled in to compare it.
 FILLED: dict[str, dict[str, Any]] = {
     "hunyuan_v1_dense": {"head_dim": 128},
@@ -77,8 +79,17 @@ FILLED: dict[str, dict[str, Any]] = {
     "nemotron": {"head_dim": 128, "num_key_value_heads": 8},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 16},
     "dots1": {"n_routed_experts": 8, "n_shared_experts": 1, "n_group": 1, "topk_group": 1, "num_experts_per_tok": 2},
-    "dbrx": {"attn_config": {"clip_qkv": 8.0, "kv_n_heads": 8, "rope_theta": 500000.0}},
+    "dbrx": {"attn_config": {"clip_qkv": 8.0, "kv_n_heads": 8}},
     "glm4_moe": {"head_dim": 128},
+    "bamba": {"attn_layer_indices": [9, 18, 27]},  # without them no layer has attention
+    "cohere_compass_text": _COMPASS,
+    "cohere_compass": {"text_config": _COMPASS},
+    "glm4v": {"text_config": _HALF},  # the default sections are of half a head's pairs
+    "glm46v": {"text_config": _HALF},
+    "glmga": {"text_config": _HALF},
+    "chameleon": {"vocabulary_map": {"<image>": 1}},
+    "deepseek_ocr2": {"text_config": {"mlp_layer_types": ["dense"] * 32}},
+    "step3p7": {"text_config": {"sliding_window": 512}},
 }
 
 

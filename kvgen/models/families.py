@@ -24,16 +24,6 @@ _BOTH_WAYS: Final = Refusal("use_bidirectional_attention", _TWO_WAYS.rule, when=
 _CLIPPED: Final = Refusal(
     "clip_qkv", "q and k are clipped between their norm and RoPE, in append; valid: null", when="set"
 )
-_ELEMENT_SECTIONS: Final = tuple(
-    Refusal(
-        f"{place}.{key}",
-        "its sections are of a head's elements, so that the two of a pair turn by different positions, which ops.Append does "
-        "not do; valid: null",
-        when="set",
-    )
-    for place in ("rope_parameters", "rope_scaling")
-    for key in ("mrope_section", "xdrope_section")
-)
 
 
 def _all(default: int | None) -> KvHeads:
@@ -108,7 +98,7 @@ _DENSE: Final = (
         kv=_all(8),
         positions=131072,
         rope=Turn(theta=1e6, mscales=True),
-        pattern=Pattern(common="local"),
+        pattern=Pattern(common="local", types=()),
     ),
     _LLAMA.but(
         *("apertus", "ApertusForCausalLM"),
@@ -239,6 +229,7 @@ _DENSE: Final = (
     _LLAMA.but(
         "hrm_text",
         "HrmTextForCausalLM",
+        cycles=("num_layers_per_stack", ("H_cycles", 2), ("L_cycles", 3)),
         kv=KvHeads(always_all=True),
         head_dim=128,
         notes=("A prompt's tokens see each other both ways where prefix_lm is true; decode is causal.",),
@@ -257,9 +248,6 @@ _DENSE: Final = (
     ),
     _LLAMA.but(
         "hunyuan_v1_moe", "HunYuanMoEV1ForCausalLM", norms=Norms(order="after"), eps=1e-5, rope=Turn(alpha=True)
-    ),
-    _LLAMA.but(
-        "hunyuan_vl_text", "", norms=Norms(order="after"), eps=1e-5, rope=Turn(alpha=True), refuses=_ELEMENT_SECTIONS
     ),
     _LLAMA.but("granite", "GraniteForCausalLM", scale=Scale(given="attention_multiplier", default=1.0)),
     _LLAMA.but("granite4_vision_text", "", scale=Scale(given="attention_multiplier", default=1.0)),
@@ -316,7 +304,7 @@ _GEMMA3: Final = _GEMMA2.but(
     positions=131072,
     pattern=Pattern(common="local", every=6, every_field="sliding_window_pattern _sliding_window_pattern"),
     softcap=("attn_logit_softcapping", None),
-    rope=Turn(kinds={"full": (1e6, "rope_theta"), "local": (1e4, "rope_local_base_freq")}),
+    rope=Turn(kinds={"full": (1e6, "rope_theta"), "local": (1e4, "rope_local_base_freq")}, flat=False),
 )
 _GEMMA4: Final = Family(
     "gemma4_text",
@@ -346,7 +334,6 @@ _COHERE2: Final = Family(
     "cohere2",
     "Cohere2ForCausalLM",
     positions=8192,
-    divided=True,
     rope=_PAIRS,
     pattern=Pattern(common="local", every=4, every_field="sliding_window_pattern"),
     window=4096,
@@ -369,6 +356,7 @@ _LAGUNA: Final = Family(
     head_dim=128,
     positions=131072,
     norms=_HEADS,
+    pattern=Pattern(),
     window=512,
     rope=Turn(
         shares=(),
@@ -479,7 +467,7 @@ _WINDOWED: Final = (
         pattern=Pattern(common="local", every=5),
         window=512,
         scale=Scale(fixed=1.0),
-        rope=Turn(kinds={"full": (1e6, "rope_theta"), "local": (1e4, "rope_local_base_freq")}),
+        rope=Turn(kinds={"full": (1e6, "rope_theta"), "local": (1e4, "rope_local_base_freq")}, flat=False),
         shared=True,
     ),
     _GEMMA4,
@@ -510,7 +498,7 @@ _WINDOWED: Final = (
         norms=_ROWS_F32,
         pattern=Pattern(common="local", every=4),
         window=4096,
-        rope=Turn(kinds={"full": (5e5, "rope_theta"), "local": (5e5, "")}),
+        rope=Turn(kinds={"full": (5e5, "rope_theta"), "local": (5e5, "")}, flat=False),
     ),
     Family(
         *("modernbert-decoder", "ModernBertDecoderForCausalLM"),
@@ -524,6 +512,7 @@ _WINDOWED: Final = (
         rope=Turn(
             kinds={"full": (160_000.0, "global_rope_theta"), "local": (1e4, "local_rope_theta")},
             scales=("full", "local"),
+            flat=False,
         ),
     ),
     Family(
@@ -532,6 +521,7 @@ _WINDOWED: Final = (
         head_dim=128,
         positions=131072,
         norms=_HEADS,
+        pattern=Pattern(),
         window=1024,
         rope=Turn(
             shares=(),
@@ -549,12 +539,16 @@ _WINDOWED: Final = (
         positions=128000,
         names={"num_key_value_heads": ("num_key_value_heads", "num_attention_groups")},
         norms=_GEMMA_HEADS,
+        pattern=Pattern(),
         scale=Scale(rsqrt="query_pre_attn_scalar"),
         local_heads=("num_sliding_attention_heads", "attention_other_setting.num_attention_heads"),
+        refuses=(_TWO_WAYS,),
         rope=Turn(
             share=1.0,
             shares=("partial_rotary_factors",),
             kinds={"full": (1e4, "rope_theta"), "local": (1e4, "rope_theta")},
+            flat=False,
+            beside=False,
         ),
     ),
     Family(
@@ -570,7 +564,6 @@ _WINDOWED: Final = (
     _COHERE2,
     _COHERE2.but(
         *("cohere2_moe", "Cohere2MoeForCausalLM"),
-        divided=False,
         head_dim=128,
         refuses=(
             Refusal(
@@ -670,7 +663,7 @@ _WINDOWED: Final = (
         pattern=Pattern(common="local", every=4, from_end=True),
         window=2048,
         turns="thetas",
-        rope=Turn(theta=500_000.0, default={"rope_theta": 500_000.0}, zero_on_special=True),
+        rope=Turn(default={"rope_theta": 500_000.0}, zero_on_special=True),
         q_factor=("qk_scale_factor", 5.4730064863875),
         notes=("The scale of decode has the factor of q, qk_scale_factor, in it.",),
     ),
@@ -687,6 +680,7 @@ _WINDOWED: Final = (
         rope=Turn(
             shares=(),
             share=1.0,
+            plain_share=0.334,
             kinds={"full": (5e6, ""), "local": (1e4, "")},
             default={
                 "full_attention": {"rope_theta": 5e6, "partial_rotary_factor": 0.334},
@@ -822,6 +816,7 @@ _QWEN3_5: Final = _QWEN3_NEXT.but(
 )
 _GRANITE_ROPE: Final = Turn(when=("position_embedding_type", "rope"))
 _BLOCKS: Final = ("layer_types", "layers_block_type")
+_ZAMBA: Final = {"hybrid": "full", "mamba": "mamba", "linear_attention": "linear"}  # no other word stands for attention
 _HYBRIDS: Final = (
     _QWEN3_NEXT,
     _QWEN3_5,
@@ -937,7 +932,6 @@ _HYBRIDS: Final = (
     Family(
         *("recurrent_gemma", "RecurrentGemmaForCausalLM"),
         names={"sliding_window": ("attention_window_size", "sliding_window")},
-        divided=True,
         rope=Turn(share=0.5),
         window=2048,
         pattern=Pattern(
@@ -963,19 +957,19 @@ _HYBRIDS: Final = (
             at_field="attn_layer_offset",
             lead=("linear", "linear", "full"),
             types=_BLOCKS,
-            words=HYBRID,
+            words=_ZAMBA,
         ),
     ),
     Family(
         *("zamba2", "Zamba2ForCausalLM"),
-        divided=True,
+        names={"head_dim": ("attention_head_dim",)},
         hidden_times=2,
         positions=4096,
         rope=Turn(when=("use_mem_rope", "true")),
         scale=Scale(halved=True),
         pattern=Pattern(
             types=_BLOCKS,
-            words=HYBRID,
+            words=_ZAMBA,
             whole=(
                 "linear",
                 *("linear",) * 5,
@@ -1072,6 +1066,21 @@ _LATENT: Final = (
         rows=Rows(interleaved=True, index_topk=2048),
         pattern=Pattern(common="indexed", special="indexed", words=_INDEXED),
     ),
+    _DEEPSEEK.but(
+        "axk2",
+        "AXK2ForCausalLM",
+        positions=131072,
+        rows=Rows(interleaved=True, index_topk=2048),
+        pattern=Pattern(common="indexed", special="indexed", words=_INDEXED),
+    ),
+    _DEEPSEEK.but(
+        "hy_v4",
+        "HYV4ForCausalLM",
+        positions=262144,
+        rows=Rows(interleaved=False, index_topk=2048),
+        pattern=Pattern(common="indexed", special="indexed", words=_INDEXED),
+        sinks=("indexed",),
+    ),
 )
 
 # Absolute positions and ALiBi -----------------------------------------------------------------------------------------
@@ -1164,6 +1173,7 @@ _ABSOLUTE: Final = (
         kv=KvHeads(field="num_kv_heads", one_if="multi_query", unless="new_decoder_architecture"),
         divided=True,
         alibi="alibi",
+        alibi_note="alibi_slopes are to be multiplied by head_dim ** -0.5: Falcon scales them together with q . k.",
     ),
     Family(
         *("dbrx", "DbrxForCausalLM"),

@@ -39,7 +39,9 @@ class Turn:
     `when`: a field and the word by which the model has RoPE at all; a flag's word is "true". `zero_on_special`: layers that
     the pattern calls special have none where layer_rope_theta is absent. `alpha`: type "dynamic" with `alpha` is a base
     times alpha ** (d / (d - 2)) (Hunyuan). `mscales`: factors of cos and sin in short_mscale and long_mscale (Phi-3.5-MoE).
-    `unscaled_field`: a list of the layers that scaling is for (Molmo 2).
+    `unscaled_field`: a list of the layers that scaling is for (Molmo 2). `plain_share`: the part under default RoPE where the
+    parameters have none (MiMo). `flat` False: parameters that are not by kind of layers are not read (Gemma 3). `beside`
+    False: nor is a rope_scaling beside parameters by kind (Step 3.5).
     """
 
     style: Literal["neox", "interleaved"] = "neox"
@@ -59,6 +61,9 @@ class Turn:
     alpha: bool = False
     mscales: bool = False
     unscaled_field: str = ""
+    plain_share: float | None = None
+    flat: bool = True
+    beside: bool = True
 
 
 @dataclass(frozen=True)
@@ -190,15 +195,17 @@ class Family:
     `head_dim`: the config class's default; None: hidden_size / num_attention_heads. `divided`: that always, whatever a
     head_dim field says. `turns`: layers with RoPE: "always"; "windowed" those with a window; "sliding" local layers;
     "local" these, or all where the config has no window; "flags" as no_rope_layers says, "thetas" layer_rope_theta.
-    `alibi`: true, or the field that says so. `sinks`: kinds of layers with them. `q_scale`: q scaled by position as in
-    "llama4", "ministral", "beam". `q_factor`: a field with a factor of q, and its default (Muse).
+    `alibi`: true, or the field that says so; `alibi_note`: what a spec with it says besides. `sinks`: kinds of layers with
+    them. `q_scale`: q scaled by position as in "llama4", "ministral", "beam". `q_factor`: a field with a factor of q, and
+    its default (Muse).
     `global_heads`: full layers have head dim and KV heads of their own (Gemma 4);
     `head_lists`: a field with the query heads of each layer; `local_heads`: fields with those of local layers. `shared`:
     the last num_kv_shared_layers read an earlier layer's cache. `last_full`: the last layer is full whatever layer_types
-    says. `layers_times`: caches a counted layer (LongCat: 2). `heads_of`: query heads are KV heads times this field, with
-    its default. `window_over`: the window is the field divided by this. `hidden_times`: heads are cut from so many hidden
-    sizes (Zamba). `window_before`: a field with the tokens before the query's own that it sees, which wins over the window's
-    (MiMo). `notes` stand in the spec's docstring.
+    says. `layers_times`: caches a counted layer (LongCat: 2). `cycles`: a field with the layers of a stack, and two with how
+    often the stacks run, with their defaults (HRM): a cache for each run. `heads_of`: query heads are KV heads times this
+    field, with its default. `window_over`: the window is the field divided by this. `hidden_times`: heads are cut from so many
+    hidden sizes (Zamba). `window_before`: a field with the tokens before the query's own that it sees, which wins over the
+    window's (MiMo). `notes` stand in the spec's docstring.
     """
 
     types: str
@@ -213,7 +220,7 @@ class Family:
     eps: float = 1e-6
     rope: Turn | None = Turn()
     norms: Norms | None = None
-    pattern: Pattern = Pattern()
+    pattern: Pattern = Pattern(types=())  # without windows, whatever layer_types says
     window: int | None = None
     window_when: str = ""
     chunk: int | None = None
@@ -222,6 +229,7 @@ class Family:
     softcap: tuple[str, float | None] | None = None
     sinks: tuple[str, ...] = ()
     alibi: str | bool = False
+    alibi_note: str = ""
     q_scale: str = ""
     q_factor: tuple[str, float] | None = None
     rows: Rows | None = None
@@ -231,6 +239,7 @@ class Family:
     shared: bool = False
     last_full: bool = False
     layers_times: int = 1
+    cycles: tuple[str, tuple[str, int], tuple[str, int]] | None = None
     heads_of: tuple[str, int] | None = None
     window_over: int = 1
     window_before: str = ""

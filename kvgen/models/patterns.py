@@ -17,6 +17,10 @@ def layer_count(fields: Fields, family: Family, counted: int | None) -> int:
         return len(named[1])
     if counted is None:
         return len(family.pattern.whole)
+    if family.cycles is not None:
+        stack, (high, highs), (low, lows) = family.cycles
+        runs = fields.integer(high, default=highs, high=LAYERS) * (fields.integer(low, default=lows, high=LAYERS) + 1)
+        return fields.integer(stack, default=counted, high=LAYERS) * runs
     return counted * family.layers_times
 
 

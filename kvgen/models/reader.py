@@ -297,7 +297,8 @@ class _Reader:
         family, text = self.family, self.text
         if family.window_before and text.has(family.window_before):
             return text.integer(family.window_before, low=0, high=POSITIONS - 1) + 1
-        if family.window_when and not text.flag(family.window_when, default=False):
+        chosen = family.pattern.by_flags is not None and text.has("layer_types")  # the flag makes layer_types (SmolLM3)
+        if family.window_when and not chosen and not text.flag(family.window_when, default=False):
             return None
         if family.window_over != 1 and "sliding_window" in text.values:
             return text.optional_integer("sliding_window", high=POSITIONS)
@@ -546,12 +547,15 @@ class _Reader:
         return self.text.integer(name, default=default, high=HEAD_DIM)
 
     def _alibi(self) -> bool:
-        alibi = self.family.alibi
+        alibi, note = self.family.alibi, self.family.alibi_note
         if isinstance(alibi, bool):
             return alibi
         place, key = self.text.inner(alibi)
         default = "." in alibi
-        return place.flag(key, default=default) if place is not None else default
+        found = place.flag(key, default=default) if place is not None else default
+        if found and note and note not in self.notes:
+            self.notes.append(note)
+        return found
 
     def _q_factor(self) -> float:
         if self.family.q_factor is None:
@@ -585,7 +589,8 @@ class _Reader:
             place, key = text.inner(scale.given)
             if place is not None and place.has(key):
                 return place.number(key, low=1e-6, high=1e3)
-            return scale.default if scale.default is not None else float(head_dim**-0.5)
+            null = place is not None and key in place.values  # attention's own default
+            return scale.default if scale.default is not None and not null else float(head_dim**-0.5)
         if scale.rsqrt:
             if text.has(scale.rsqrt):
                 self.rsqrt = text.number(scale.rsqrt, low=1e-3, high=1e6)

@@ -88,11 +88,16 @@ def _with_scaling(given: dict[str, Any], scaling: Mapping[str, Any], row: Turn) 
     """Parameters by kind, in which a flat rope_scaling scales the kinds that the family says."""
     if any(name in scaling for name in KINDS.values()):
         return {**given, **scaling}
+    if not row.flat and not any(name in given for name in KINDS.values()):
+        given = {}
+    elif not row.beside:
+        return given
     if given and not any(name in given for name in KINDS.values()):
         given = {name: dict(given) for name in KINDS.values()}
     for kind in row.scales:
         inner = given.get(KINDS[kind])
-        given[KINDS[kind]] = {**(inner if isinstance(inner, Mapping) else {}), **scaling}
+        # Parameters that a config leaves out have a rope_type, which wins over the older name `type` in the scaling.
+        given[KINDS[kind]] = {**(inner if isinstance(inner, Mapping) else {"rope_type": "default"}), **scaling}
     return given
 
 
@@ -118,6 +123,8 @@ def _of_kind(
             return None
     elif not theta:
         return None
+    if not nested and not row.flat and place != fields.name("rope_scaling"):
+        inner = None
     inner = Fields(inner if inner is not None else {}, f"{place}.{word}" if nested else place)
     own = replace(row, thetas=(name,) if name else ())
     return _turning(fields, own, inner.values, inner.where, dim, key, positions, theta)
@@ -141,6 +148,8 @@ def _turning(
     plain = kind in ("default", "mrope") or (kind == "dynamic" and row.alpha)
     base = json.rope_theta or _top(fields, row.thetas, Theta) or theta
     share, shared_by = _share(fields, row, json, inside)
+    if plain and row.plain_share is not None and json.partial_rotary_factor is None:
+        share, shared_by = row.plain_share, None
     ignored = None
     if plain and row.share is None and share != 1.0:
         share, ignored = 1.0, share
@@ -165,6 +174,8 @@ def _turning(
     if not plain and json.mscale_all_dim and not isinstance(scaling, YarnScaling):
         extra = (0.1 * json.mscale_all_dim * math.log(json.factor or 1.0) + 1.0) ** 2
     original = json.original_max_position_embeddings
+    if kind in ("yarn", "llama3", "longrope"):
+        original = _original(fields, row, json, positions)
     return Turning(
         rope,
         proportional=kind == "proportional",
@@ -230,14 +241,17 @@ def _length(fields: Fields, positions: int) -> int:
 
 
 def _original(fields: Fields, row: Turn, json: RopeJson, positions: int, low: int = 1) -> int:
-    """The trained length: the scaling's, else the model's whole length; Phi-3's class has a field of its own, which wins.
+    """The trained length: the field beside parameters that all layers share, which wins; else the scaling's own; else the
+    model's whole length.
 
-    A field of that name beside the scaling of other models is not read, as transformers does not read it: its configs are
-    standardised before fields that their class does not declare are set.
+    transformers reads its configs' RoPE again as it builds a model, and there the field beside the parameters wins; so it
+    does in vLLM. Phi-3's class has a default for it.
     """
     key = "original_max_position_embeddings"
     if row.original_first is not None:
         return fields.integer(key, default=row.original_first, low=low, high=2**31 - 1)
+    if not row.kinds and fields.has(key):
+        return fields.integer(key, low=low, high=2**31 - 1)
     if json.original_max_position_embeddings is not None:
         if json.original_max_position_embeddings < low:
             raise ConfigError(

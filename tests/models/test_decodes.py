@@ -65,6 +65,8 @@ def test_decode_with_alibi(tmp_path: Path) -> None:
     for found in (changed("falcon_7b", alibi=True), config("bloom_560m"), config("mpt_7b")):
         made = operations(models.spec_text(found, source="x"), tmp_path)
         assert made["decode"] == Decode(score=Score(alibi=True), split="balanced")
+    assert "alibi_slopes are to be multiplied" in models.spec_text(changed("falcon_7b", alibi=True), source="x")
+    assert "alibi_slopes" not in models.spec_text(config("falcon_7b"), source="x")
 
 
 def test_latent_rows_are_decoded_where_that_is_possible(tmp_path: Path) -> None:

@@ -310,13 +310,123 @@ def test_null_rope_interleave_is_false(given: dict[str, Any], style: str) -> Non
 
 
 @pytest.mark.parametrize("name", ["deepseek_v3", "llama_2_7b", "gemma_2_9b_it"])
-def test_the_length_inside_the_scaling_counts(name: str) -> None:
-    """Only Phi-3's config class has original_max_position_embeddings; elsewhere a field beside the scaling is not read."""
-    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4096}
-    for inside, expected in ((yarn, 4096), ({k: v for k, v in yarn.items() if k[0] != "o"}, 8192)):
-        found = changed(name, rope_scaling=inside, original_max_position_embeddings=2048, max_position_embeddings=8192)
-        scaling = rope(found).scaling
+def test_the_length_beside_the_scaling_wins(name: str) -> None:
+    """transformers reads RoPE's parameters again as it builds a model, and then takes that field; so does vLLM."""
+    inside = {"original_max_position_embeddings": 4096}
+    beside = {"original_max_position_embeddings": 2048}
+    for more, fields, expected in ((inside, {}, 4096), (inside, beside, 2048), ({}, beside, 2048), ({}, {}, 8192)):
+        yarn = {"rope_type": "yarn", "factor": 4.0, **more}
+        scaling = rope(changed(name, rope_scaling=yarn, max_position_embeddings=8192, **fields)).scaling
         assert isinstance(scaling, YarnScaling) and scaling.original_max_positions == expected
+
+
+# From here: single-field changes that model_sweep found wrong in November 2026.
+
+
+def typed(model_type: str, **fields: Any) -> dict[str, Any]:
+    return {**BASE, "model_type": model_type, **fields}
+
+
+@pytest.mark.parametrize("name", ["llama", "glm4", "gpt_neox", "phi", "olmo2", "qwen3_vl_text", "opt"])
+def test_layer_types_mean_nothing_without_windows(name: str) -> None:
+    sliding = typed(name, sliding_window=64, layer_types=["sliding_attention"] * BASE["num_hidden_layers"])
+    assert all(layer.window is None for layer in models.facts(sliding).layers())
+
+
+def test_every_layer_of_phimoe_has_the_window() -> None:
+    types = ["full_attention"] * BASE["num_hidden_layers"]
+    assert {layer.window for layer in models.facts(typed("phimoe", sliding_window=64, layer_types=types)).layers()} == {
+        64
+    }
+
+
+def test_layer_types_win_over_smollm3s_flag() -> None:
+    """use_sliding_window makes layer_types where a config has none."""
+    types = ["sliding_attention", "full_attention"] * (BASE["num_hidden_layers"] // 2)
+    found = models.facts(typed("smollm3", sliding_window=64, use_sliding_window=False, layer_types=types)).layers()
+    assert [layer.window for layer in found[:2]] == [64, None]
+
+
+@pytest.mark.parametrize("name", ["cohere2", "recurrent_gemma", "zamba2"])
+def test_a_head_dim_that_is_given_wins(name: str) -> None:
+    field = "attention_head_dim" if name == "zamba2" else "head_dim"
+    layers = 54 if name == "zamba2" else BASE["num_hidden_layers"]
+    whole = {**typed(name, hidden_size=4096, num_attention_heads=32), "num_hidden_layers": layers}
+    assert models.facts({**whole, field: 64}).head_dim == 64
+    assert models.facts(whole).head_dim == (256 if name == "zamba2" else 128)
+
+
+@pytest.mark.parametrize("name", ["zamba", "zamba2"])
+def test_only_hybrid_layers_of_zamba_have_attention(name: str) -> None:
+    layers = BASE["num_hidden_layers"]
+    words = ["linear_attention"] * (layers - 1) + ["hybrid"]
+    found = models.facts(typed(name, layers_block_type=words))
+    assert [layer.cache for layer in found.layers()] == [False] * (layers - 1) + [True]
+    with pytest.raises(ConfigError, match=r"full_attention"):
+        models.facts(typed(name, layers_block_type=["full_attention"] * layers))
+
+
+def test_a_null_multiplier_is_the_head_dims() -> None:
+    assert models.facts(typed("granitemoe")).layers()[0].scale == 1.0
+    null = models.facts(typed("granitemoe", attention_multiplier=None))
+    assert null.layers()[0].scale == pytest.approx(null.head_dim**-0.5)
+
+
+@pytest.mark.parametrize(
+    ("fields", "layers"),
+    [
+        ({"num_layers_per_stack": 2}, 2 * 2 * (3 + 1)),
+        ({"num_layers_per_stack": None}, BASE["num_hidden_layers"] * 2 * (3 + 1)),
+        ({"H_cycles": 1, "L_cycles": 1}, BASE["num_hidden_layers"] * 2),
+    ],
+)
+def test_each_run_of_a_stack_has_a_cache(fields: dict[str, Any], layers: int) -> None:
+    assert len(models.facts(typed("hrm_text", **fields)).layers()) == layers
+
+
+def test_mimo_turns_a_third_under_default_rope_alone() -> None:
+    def turned(**fields: Any) -> int | None:
+        both = {kind: {"rope_theta": 1e4, **fields} for kind in ("full_attention", "sliding_attention")}
+        found = models.facts(typed("mimo_v2_flash", head_dim=192, rope_parameters=both)).layers()[0].rope
+        assert found is not None
+        return found.dim
+
+    assert turned(rope_type="default") == 64
+    assert turned(rope_type="default", partial_rotary_factor=0.5) == 96
+    assert turned(rope_type="linear", factor=2.0) is None
+
+
+@pytest.mark.parametrize("name", ["gemma3_text", "gemma3n_text", "olmo3", "step3p5"])
+def test_parameters_that_are_not_by_kind_are_not_read(name: str) -> None:
+    """These classes look for an entry a kind of layers, and have defaults where there is none."""
+    plain, flat = (
+        [layer.rope for layer in models.facts(typed(name, num_kv_shared_layers=0, **fields)).layers()]
+        for fields in ({}, {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 3e4}})
+    )
+    assert plain == flat
+
+
+def test_the_older_name_of_a_type_loses_to_the_default_by_kind() -> None:
+    found = models.facts(typed("gemma3_text", rope_scaling={"type": "linear", "factor": 8.0})).model.rope
+    assert found is not None and found.scaling is None
+    found = models.facts(typed("gemma3_text", rope_scaling={"rope_type": "linear", "factor": 8.0})).model.rope
+    assert found is not None and found.scaling == LinearScaling(factor=8.0)
+
+
+def test_step_3_5_reads_no_scaling_beside_parameters_by_kind() -> None:
+    kinds = {kind: {"rope_type": "default", "rope_theta": 1e4} for kind in ("full_attention", "sliding_attention")}
+    linear = {"rope_type": "linear", "factor": 2.0}
+    found = models.facts(typed("step3p5", rope_parameters=kinds, rope_scaling=linear)).layers()
+    assert all(layer.rope is not None and layer.rope.scaling is None for layer in found)
+
+
+def test_muse_sparks_base_where_its_parameters_have_none() -> None:
+    whole, part = (
+        models.facts(typed("muse_spark_text", **fields)).layers()[0].rope
+        for fields in ({}, {"rope_parameters": {"rope_type": "linear", "factor": 2.0}})
+    )
+    assert whole is not None and whole.theta == 500_000.0
+    assert part is not None and part.theta == 10_000.0
 
 
 def test_llama3_scaling_without_a_band() -> None:
@@ -379,17 +489,33 @@ def test_features_that_no_operation_has_are_named(fields: dict[str, Any], what: 
         models.spec_text({**BASE, **fields}, source="x")
 
 
-@pytest.mark.parametrize("key", ["mrope_section", "xdrope_section"])
-def test_sections_of_elements_are_refused(key: str) -> None:
-    """HunYuanVL deals the elements of a head to positions, so that the two of a pair turn by different ones."""
-    fields = {**BASE, "model_type": "hunyuan_vl_text", "rope_scaling": {"type": "xdrope", key: [16, 16, 16, 16]}}
-    with pytest.raises(ConfigError, match=rf"rope_scaling.{key}: got .*; its sections are of a head's elements"):
+def test_sections_of_elements_are_refused() -> None:
+    """HunYuanVL deals the elements of a head to positions; transformers runs no config of it without such sections."""
+    fields = {**BASE, "model_type": "hunyuan_vl_text", "rope_scaling": {"type": "xdrope", "xdrope_section": [16] * 4}}
+    with pytest.raises(
+        ConfigError, match=r"kvgen does not read it: sections of positions that are of a head's elements"
+    ):
         models.facts(fields)
 
 
 def test_rope_that_turns_backwards_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"kvgen does not read it: RoPE that turns backwards, by the opposite angle"):
         models.facts({**BASE, "model_type": "nanochat"})
+
+
+ROWS = {"kv_lora_rank": 512, "qk_rope_head_dim": 64, "qk_nope_head_dim": 128, "v_head_dim": 128}
+
+
+def test_sparse_latent_models_of_2026() -> None:
+    """A.X-K2 turns pairs (2i, 2i + 1) and gates outside of the kernels; HY-V4 turns halves, and its layers have sinks."""
+    axk2 = models.facts({**BASE, **ROWS, "model_type": "axk2", "q_lora_rank": 384}).cached
+    assert len(axk2) == 1 and (axk2[0].index_topk, axk2[0].sinks) == (2048, False)
+    assert axk2[0].rope is not None and axk2[0].rope.style == "interleaved"
+    hy = models.facts({**BASE, **ROWS, "model_type": "hy_v4", "index_topk": 1024}).cached
+    assert len(hy) == 1 and (hy[0].index_topk, hy[0].sinks) == (1024, True)
+    assert hy[0].rope is not None and hy[0].rope.style == "neox"
+    with pytest.raises(ConfigError, match=r"HYV4ForCausalLM asks for latent rows with windows or sinks"):
+        models.spec_text({**BASE, **ROWS, "model_type": "hy_v4"}, source="x")
 
 
 def test_the_table_names_each_type_once() -> None:

@@ -1,0 +1,15 @@
+"""Qwen3ForCausalLM: bf16 cache in 16-token pages, 32 query heads over 8 KV heads of 128.
+
+Qwen3-8B, and Qwen3-4B, whose attention is the same.
+Written by `kvgen init --from tests/models/configs/qwen3_8b.json`.
+"""
+
+from kvgen import KernelSet, Model, Paged, RmsNorm, Rope, ops
+
+kernels = KernelSet(
+    q_heads=32,
+    cache=Paged(dtype="bf16", kv_heads=8, head_dim=128, page_size=16),
+    ops=[ops.Append(rope="model", q_norm=RmsNorm(), k_norm=RmsNorm()), ops.Gather(), ops.Decode(split="balanced")],
+    arch=["sm_80", "sm_90a"],
+    model=Model(architecture="Qwen3ForCausalLM", layers=36, rope=Rope(style="neox", theta=1_000_000.0), qk_norm="head"),
+)
