@@ -10,6 +10,7 @@ read wrong or ends in a traceback.
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import logging
 import sys
@@ -63,7 +64,8 @@ class Truths:
             try:
                 self._kept[key] = truth.layers(truth.text_of(truth.config_of(values)))
             except truth.NotBuildable as error:
-                self._kept[key] = error
+                self._kept[key] = error.with_traceback(None)
+            gc.collect()  # models are cycles of modules and their methods, and large
         found = self._kept[key]
         if isinstance(found, truth.NotBuildable):
             raise found
@@ -168,6 +170,7 @@ def main() -> int:
     if options.record and options.only:
         parser.error("--record keeps counts of whole sections; leave out --only")
     logging.disable(logging.ERROR)
+    gc.freeze()  # what is imported stays
     only = [name for name in options.only.split(",") if name]
     rows: list[Row] = []
     for section in options.section or SECTIONS:
