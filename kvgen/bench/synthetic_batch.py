@@ -86,6 +86,10 @@ class Scene:
             counts = [min(n, self.columns) for n in counts]
         else:
             self.columns = max(counts)
+            for spec in self.package.Cache.TABLES:  # rows that kernels read several entries of at once begin aligned
+                if len(spec.shape) > 1:
+                    entries = max(1, spec.align // dtype(spec.dtype).bytes)
+                    self.columns = -(-self.columns // entries) * entries
         per_page = 2 if table.separate_kv else 1
         random = np.random.default_rng(0)
         ends = np.cumsum([n * per_page for n in counts])[:-1]

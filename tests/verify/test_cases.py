@@ -17,7 +17,7 @@ from kvgen.cli.project import generated
 from kvgen.emulator.errors import HostCompilerError
 from kvgen.errors import DeviceError
 from kvgen.spec.loader import load_file
-from kvgen.verify.batches import case_of
+from kvgen.verify.batches import batches, case_of, hostile_batch
 from kvgen.verify.memory import Bytes, HostMemory, HostPlaced, Placed
 from kvgen.verify.oracles import ORACLES, Judged
 from kvgen.verify.other_calls import OTHERS
@@ -67,6 +67,18 @@ def test_every_operation_is_run() -> None:
         kernels = load_file(ROOT / "specs" / f"{name}.py", f"specs/{name}.py")[0].kernels
         met |= {op_of(kernels, op).kind for op in names}
     assert met == set(ORACLES) - {"to_dense"}
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in (ROOT / "specs").glob("*.py")))
+def test_caches_of_every_set_are_taken(name: str) -> None:
+    """The pools and tables of a good batch and of a hostile one, as the generated Cache checks them; nothing is launched."""
+    for kernels in (loaded.kernels for loaded in load_file(ROOT / "specs" / f"{name}.py", f"specs/{name}.py")):
+        with generated(ROOT / "generated", kernels.name) as package:
+            for op in kernels.ops:
+                assert Verifier(kernels, package, HostMemory()).why_not(op) == "", op.name
+                for workload in (*batches(kernels, op, quick=True), hostile_batch(kernels, op)):
+                    case = case_of(kernels, op, package, workload, 0)
+                    package.Cache(**case.before.pools, **case.before.tables)
 
 
 @pytest.mark.parametrize(("name", "op"), [(name, op) for name, names in EVERY.items() for op in names])
