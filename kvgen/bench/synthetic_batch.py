@@ -48,8 +48,8 @@ class Scene:
     """A set's cache, `LAYERS` layers of it, holding a workload; operations work on layer `LAYER`.
 
     The pool's tensors are packed, pages scattered over it in an order that is always the same; scales that the caller
-    brings are about 1. `room` are the tokens that requests have pages for, by default those they hold. Raises ToolError where
-    the workload does not fit the cache.
+    brings are about 1. `room` are the tokens that requests have pages for, by default those they hold; of a cache of
+    states they are states, of which a request holds the first. Raises ToolError where the workload does not fit the cache.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Scene:
         self.cache: AnyCache = kernels.cache
         if self.cache.states:  # of which a request has one, however many tokens it is of
             ones = (1,) * len(workload.totals)
-            workload, room = Workload(workload.name, ones, ones), ones
+            workload, room = Workload(workload.name, ones, ones), room or ones
         else:
             workload.check(kernels.kv, kernels.name)
         self.kernels, self.package, self.workload = kernels, package, workload
@@ -86,6 +86,10 @@ class Scene:
             counts = [min(n, self.columns) for n in counts]
         else:
             self.columns = max(counts)
+            for spec in self.package.Cache.TABLES:  # rows that kernels read several entries of at once begin aligned
+                if len(spec.shape) > 1:
+                    entries = max(1, spec.align // dtype(spec.dtype).bytes)
+                    self.columns = -(-self.columns // entries) * entries
         per_page = 2 if table.separate_kv else 1
         random = np.random.default_rng(0)
         ends = np.cumsum([n * per_page for n in counts])[:-1]

@@ -11,18 +11,16 @@ import numpy as np
 import typer
 from numpy.typing import NDArray
 
-from kvgen.bench import Call, Scene, Workload, call_of, minimum_sectors
+from kvgen.bench import Scene, Workload, call_of, minimum_sectors
 from kvgen.bench.measure import planned
-from kvgen.bench.step import Step
 from kvgen.bench.synthetic_batch import LAYER, aligned
-from kvgen.bench.tolerance import Distance, compare_rows, take_row
 from kvgen.cli.progress import progress
 from kvgen.cli.project import Project, generated
-from kvgen.ops import Decode
-from kvgen.reference import Decoded, Rows, TableView, cache_rows, decode, gather, seal
-from kvgen.reference.append import locate
 from kvgen.runtime import describe
 from kvgen.spec.kernel_set import Op
+from kvgen.verify.batches import Case, Contents
+from kvgen.verify.oracles import ORACLES, Judged
+from kvgen.verify.run import differences
 
 if TYPE_CHECKING:
     from kvgen.runtime.cpu import Launched
@@ -33,7 +31,6 @@ _ARCH: Final = "sm_90a"  # what the CPU machine runs, where the set has it
 _SECTOR: Final = 32  # bytes: what a GPU's memory moves at least
 _ORDER: Final = ("seal", "append", "decode", "gather")  # of a step
 _MEMORY: Final = ("kv", "scales", "input", "output")  # what an operation is about; tables are how it gets there
-_HALF_ULP: Final = {"f32": 2.0**-24, "f16": 2.0**-11, "bf16": 2.0**-8, "e4m3": 2.0**-4}
 
 Raw = NDArray[Any]
 
@@ -138,31 +135,23 @@ class _Batch:
         found = {"cos_sin": np.cos(found), "q_scale": np.full(like.shape, 0.37)}.get(name, found)
         return found.astype(like.dtype)
 
-    @property
-    def rows(self) -> tuple[Rows, ...]:
-        """The oracle's K and V."""
-        return cache_rows(self.scene.kv, {**self.scene.pools, **self.tables}, LAYER)
-
-    @property
-    def stored(self) -> tuple[Rows, ...]:
-        """The kernels' K and V; on a GPU, a copy of them."""
-        found = {**self.pools, **self.counts}
-        get = self.memory.get
-        arrays = {n: [get(a) for a in pool] if isinstance(pool, list) else get(pool) for n, pool in found.items()}
-        return cache_rows(self.scene.kv, arrays, LAYER)
-
     def layer(self, tables: dict[str, Raw]) -> Any:
         """The generated cache's layer, over the tables of this step."""
         placed = {name: self.memory.copy(array) for name, array in tables.items()} | self.counts
         return self.scene.package.Cache(**self.pools, **placed)[LAYER]
 
-    def same(self, outcome: Outcome) -> None:
-        """Compare every tensor with the oracle's, byte for byte."""
-        for name, mine in (*self.pools.items(), *self.counts.items()):
-            right = self.tables[name] if name in self.tables else self.scene.pools[name]
-            pairs = zip(mine, right, strict=True) if isinstance(mine, list) else [(mine, right)]
-            for got, wanted in pairs:
-                _compare_bytes(self.memory.get(got), np.asarray(wanted), outcome)
+    def left(self, tables: dict[str, Raw], arrays: dict[str, Raw]) -> Contents:
+        """The memory after a launch with these tables and arrays, on the host."""
+        get = self.memory.get
+        pools = {n: [get(a) for a in p] if isinstance(p, list) else get(p) for n, p in self.pools.items()}
+        return Contents(pools, tables | {name: get(array) for name, array in self.counts.items()}, arrays)
+
+    def take(self, wanted: Contents) -> None:
+        """What the oracle has made of its tensors is what the next launch finds in them."""
+        kept, found = self._arrays(self.scene.pools), self._arrays(wanted.pools)
+        for (_, mine), (_, array) in zip(kept, found, strict=True):
+            mine.view(np.uint8)[...] = array.view(np.uint8)
+        self.tables = {name: wanted.tables[name] for name in self.tables}
 
 
 def run(project: Project, name: str, gpu: int | None) -> list[Outcome]:
@@ -218,137 +207,23 @@ def _one(batch: _Batch, scene: Scene, op: Op, outcome: Outcome) -> None:
         if scene.group(name, call.launcher) in ("input", "weights"):
             array[...] = batch.values(name, array)
     arrays["errors"] = np.zeros(1, np.uint64)
+    before = Contents(batch.scene.pools, tables | batch.tables, arrays)
     placed = {name: memory.copy(array) for name, array in arrays.items()}
     layer = batch.layer(tables)
     given = planned(call.launcher, layer, call.rows, placed) if hasattr(call.launcher, "workspace") else placed
     call.launcher(layer, **given)
-    got = {name: memory.get(placed[name]) for name in arrays}
     outcome.launches += 1
     outcome.rows += call.rows
     least = minimum_sectors(scene, call)
     outcome.minimum += _SECTOR * sum(n for b, n in least.items() if scene.group(b, call.launcher) in _MEMORY)
-    _hold(batch, scene, call, tables, arrays, got, outcome)
-    outcome.right &= _quiet(got["errors"], outcome.kernel)
-
-
-def _hold(
-    batch: _Batch,
-    scene: Scene,
-    call: Call,
-    tables: dict[str, Raw],
-    given: dict[str, Raw],
-    got: dict[str, Raw],
-    outcome: Outcome,
-) -> None:
-    """Run the oracle on what the kernel was given; compare outputs and every tensor of the cache."""
-    view = scene.view(tables)
-    if call.kind == "seal":
-        seal(view, batch.rows, [given["k"]], row_offsets=given["row_offsets"])
-    elif call.kind == "append":
-        _appended(batch, scene, call, tables, given, got, outcome)
-    elif call.kind == "gather":
-        outputs = {n: given[n] for n in ("k_out", "v_out") if n in given}
-        wanted = gather(
-            view, batch.rows, list(outputs.values()), row_offsets=given["row_offsets"], starts=given.get("starts")
-        )
-        for name, right in zip(outputs, wanted.outputs, strict=True):
-            _compare_bytes(got[name], right, outcome)
-    elif isinstance(call.op, Decode):
-        _attended(scene, call.op, _oracle(batch, view, call, given), given["q"], got, outcome)
-    batch.same(outcome)
-
-
-def _appended(
-    batch: _Batch,
-    scene: Scene,
-    call: Call,
-    tables: dict[str, Raw],
-    given: dict[str, Raw],
-    got: dict[str, Raw],
-    outcome: Outcome,
-) -> None:
-    """Store the rows in the oracle's memory: those that come as they are bit for bit, those that norms or RoPE have changed as
-    the kernel stored them, once they are near enough."""
-    step = Step.of(call.op, scene.kernels)
-    assert step is not None
-    places = {name: given[name] for name in ("row_offsets", "valid_lengths") if name in given}
-    found, _ = locate(
-        scene.view(tables),
-        call.total,
-        position_out_of_range=lambda row, at: step.position_out_of_range(given, row, at),
-        stored=step.op.inputs != "q",
-        **places,
-    )
-    change = step.changed(given, np.array([at.position or 0 for at in found], np.int64))
-    rows, far = step.rows(given), list[Distance]()
-    stored = dict(zip("kv", zip(batch.stored, batch.rows, strict=True), strict=False))
-    for row, at in enumerate(found):
-        for (role, (mine, oracle)), place in zip(stored.items(), at.places or (), strict=False):
-            if step.changes(role):
-                far.append(take_row(mine, oracle, place, at.token, change[role], row))
-            elif at.position is not None:
-                oracle.put(at.b, at.position, place, rows[role][row], at.after)
-    if "q_out" in got:
-        out = got["q_out"].reshape(call.total, *got["q_out"].shape[-2:])
-        known = np.array([at.state == "known" for at in found])
-        scale = float(given["q_scale"][0]) if "q_scale" in given else 1.0
-        far.append(compare_rows(out, change["q"], known, scale))
-    for distance in far:
-        outcome.error = max(outcome.error, distance.error)
-        outcome.share = max(outcome.share, distance.share)
-        outcome.right &= distance.share <= 1
-
-
-def _oracle(batch: _Batch, view: TableView, call: Call, given: dict[str, Raw]) -> Decoded:
-    """What an operation's fields say of the kernel's inputs."""
-    op = call.op
-    assert isinstance(op, Decode)
-    return decode(
-        view,
-        batch.rows,
-        given["q"],
-        scale=op.scale,
-        rows=op.rows,
-        mask=op.mask,
-        score=op.score,
-        sinks=given.get("sinks"),
-        arguments=given,
-        lse_base=op.lse_base,
-        lse_empty=op.lse_empty,
-        sinks_in_lse=op.sinks == "lse",
-    )
-
-
-def _attended(scene: Scene, op: Decode, wanted: Decoded, q: Raw, got: dict[str, Raw], outcome: Outcome) -> None:
-    """Attention within float64's reach: what rounding of the result allows, float32 in scores and sums, and what operands of
-    tensor cores lose: weights, and what scales are multiplied to before the product; f16 stands in for codes."""
-    parts = scene.cache.storage.roles
-    coded = any(s.quant is not None for role in parts.values() for s in role)
-    ulp = _HALF_ULP["f16" if coded and scene.kv.dtype != "f32" else scene.kv.dtype]
-    error, far = np.abs(got["out"].astype(np.float64) - wanted.out), np.abs(got["lse"] - wanted.lse)
-    allowed = _HALF_ULP[op.out_dtype or scene.kv.dtype] * np.abs(wanted.out) + 2.0**-14
-    lse_allowed = np.full(far.shape, 1e-4)
-    scales = [s.scales for s in parts["k"] if s.scales is not None]
-    scaled = any(s.array or s.zero or s.groups > 1 for s in scales)
-    scale = op.scale or 1 / math.sqrt(scene.kv.head_dim)
-    for row, seen in enumerate(wanted.seen):
-        assert seen is not None
-        heads = np.arange(q.shape[1]) // scene.kernels.group
-        if scaled:
-            products = np.einsum("hd,nhd->hn", np.abs(q[row].astype(np.float64)), np.abs(seen.k[:, heads]))
-            lse_allowed[row] += 2 * ulp * scale * products.max(axis=1)
-        # Weights sum up to 1, so values count by the largest.
-        values = np.abs(seen.v[:, heads]).max(axis=(0, 2))
-        allowed[row] += ((ulp + 2 * (lse_allowed[row] - 1e-4)) * values)[:, None]
-    outcome.error = max(outcome.error, float(error.max()))
-    outcome.share = max(outcome.share, float((error / allowed).max()))
-    outcome.right &= bool((error <= allowed).all() and (far <= lse_allowed).all())
-
-
-def _compare_bytes(got: Raw, wanted: Raw, outcome: Outcome) -> None:
-    if got.tobytes() != wanted.tobytes():
-        off = np.abs(np.nan_to_num(got.astype(np.float64)) - np.nan_to_num(wanted.astype(np.float64)))
-        outcome.error, outcome.right = max(outcome.error, float(off.max())), False
+    left = {name: memory.get(array) for name, array in placed.items()}
+    judged = Judged(Case("", "", scene, call, before, dict(call.numbers)), before.copy(), batch.left(tables, left))
+    judged.wanted.arrays["errors"][0] = ORACLES[op.kind](judged)
+    batch.take(judged.wanted)
+    outcome.error = max(outcome.error, judged.distance.error)
+    outcome.share = max(outcome.share, judged.distance.share)
+    outcome.right &= not (judged.wrong or differences(judged))
+    outcome.right &= _quiet(left["errors"], outcome.kernel)
 
 
 def _quiet(word: Raw, kernel: str) -> bool:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from kvgen.cli.console import complete_selector
+from kvgen.cli.console import complete_selector, say
 from kvgen.files import named
 
 
@@ -44,6 +44,6 @@ def export(
     files = export_files(chosen, project.files, project.config.out.name)
     written = write_folder(folder, files, force=force)
     names = ", ".join(loaded.kernels.name for loaded, _ in chosen)
-    typer.echo(f"{names}: {len(files)} files in {named(folder)}, {len(written)} written")
-    typer.echo(f'#include "{chosen[0][0].kernels.name}.h"; {named(folder / "README.md")} says how to build')
-    project.end()
+    say(f"{names}: {len(files)} files in {named(folder)}, {len(written)} written")
+    say(f'#include "{chosen[0][0].kernels.name}.h"; {named(folder / "README.md")} says how to build')
+    project.end(named(folder))

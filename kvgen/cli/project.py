@@ -52,9 +52,10 @@ class Project:
         """Their names."""
         return {item.name for item in self.chosen}
 
-    def end(self) -> None:
-        """Raise SpecError where specs do not load: the last thing that a verb does, when the other sets are done."""
-        end(self.config, self.broken)
+    def end(self, folder: str = "") -> None:
+        """Raise SpecError where specs do not load: the last thing that a verb does, when the other sets are done. `folder`: the
+        one that it wrote; "" stands for the project's generated code."""
+        end(self.config, self.broken, folder)
 
     def shown(self, path: str) -> str:
         """A generated file's path from the project's root, as messages name it."""
@@ -93,11 +94,11 @@ def generated(out: Path, name: str) -> Iterator[ModuleType]:
         del sys.modules[title]
 
 
-def end(config: Config, broken: Sequence[BrokenSpec]) -> None:
+def end(config: Config, broken: Sequence[BrokenSpec], folder: str = "") -> None:
     """Raise SpecError for spec files that do not load, where a command has done all it could for the others."""
     if broken:
         files = "1 spec file does" if len(broken) == 1 else f"{len(broken)} spec files do"
-        place = config.out.relative_to(config.root).as_posix()
+        place = folder or config.out.relative_to(config.root).as_posix()
         raise SpecError(
             "\n".join(item.message for item in broken)
             + f"\n{files} not load; all other sets are done, and {place}/ keeps what it has of the sets in it"

@@ -120,8 +120,18 @@ def _with_banner(path: str, source: str, text: str) -> bytes:
 def write_folder(folder: Path, files: Mapping[str, bytes], *, force: bool = False) -> list[str]:
     """Write the files below `folder` where their bytes differ; which were written.
 
-    Raises ToolError, before anything is written, where a file was changed by hand or is none of kvgen's, unless `force`.
+    Raises ToolError, before anything is written, where a file was changed by hand or is none of kvgen's, unless `force`, and
+    where something else than a file or a folder lies.
     """
+    if folder.exists() and not folder.is_dir():
+        raise ToolError(
+            f"-o: got {named(folder)!r}, where a {kind_of(folder)} is; give a folder, or a path that is free"
+        )
+    kinds = {path: kind_of(folder / path) for path in files}
+    blocked = [path for path, kind in kinds.items() if kind not in ("missing", "file")]
+    if blocked:
+        lines = "".join(f"{named(folder / path)}: a {kinds[path]}, where a file has to go\n" for path in blocked)
+        raise ToolError(f"{lines}nothing was written; remove it, or choose another folder")
     foreign = [path for path in files if not force and not _ours(folder / path)]
     if foreign:
         lines = "".join(f"{named(folder / path)}: changed by hand, or not written by kvgen\n" for path in foreign)

@@ -52,16 +52,22 @@ def values_dim(cache: Cache) -> tuple[int, str]:
 
 
 class MergeStates(Op):
-    """Merge attention over disjoint sets of keys: out = sum of w_s * out_s, w_s = exp(lse_s) / sum of exp(lse_s).
+    """Merge results of attention over disjoint sets of keys: out = sum of w_s * out_s, w_s = exp(lse_s) / sum of exp(lse_s).
 
-    `states="two"`: out_a `[T, q_heads, v_dim]` with lse_a f32 `[T, q_heads]`, and out_b with lse_b. `states="many"`: outs
-    `[S, T, q_heads, v_dim]` and lses `[S, T, q_heads]`, S of any size, 0 too; with `first="rows"` `[T, S, q_heads, ...]`.
-    out and lse may be the memory of one of the states where the dtypes are the same: merging in place. `lse` is optional.
+    A state is attention's output over one of the sets, and its log-sum-exp, f32, to the base `lse_base`:
 
-    A state that saw no key counts nothing, whatever its values are: its log-sum-exp is -inf, or with lse_empty="inf" an
-    infinity. Where no state saw one, out is 0 and lse what lse_empty says. NaN in either half of a state that counts gives
-    NaN. Log-sum-exps are to the base `lse_base`. The sum is taken in f32 in the order of the states, so it is the same in
-    every run, and rounded once. Source: FlashInfer, merge_state, merge_states, merge_state_in_place.
+    - `states="two"`, the default: `out_a[T, q_heads, v_dim]` with `lse_a[T, q_heads]`, and `out_b` with `lse_b`.
+    - `states="many"`: `outs[S, T, q_heads, v_dim]` with `lses[S, T, q_heads]`, for any S, 0 too. With `first="rows"` the first
+      two axes are `[T, S, ...]`.
+
+    out is `[T, q_heads, v_dim]`, lse (optional) f32 `[T, q_heads]`. Either may be the memory of one of the states, out where
+    the dtypes are equal: that merges in place.
+
+    A state that saw no key has a log-sum-exp of -inf, or with `lse_empty="inf"` one of either infinity. It counts nothing,
+    whatever its values are. Where no state saw a key, out is 0 and lse is `lse_empty`. NaN in the values or in the
+    log-sum-exp of a state that counts gives NaN, and so does an infinite log-sum-exp that does not stand for "no key". Sums
+    are taken in f32 in the order of the states, so that every run gives the same bits, and are rounded once. The page table
+    is not read, and nothing is reported. Source: FlashInfer, merge_state, merge_states, merge_state_in_place.
     """
 
     kind: ClassVar[str] = "merge_states"

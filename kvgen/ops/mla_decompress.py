@@ -34,15 +34,17 @@ class MlaDecompressContext:
 
 
 class MlaDecompress(ChunkOp):
-    """Copy one chunk of mla_plan's to k_latent `[T, latent_dim]`, with `rope=True` `[T, latent_dim + rope_dim]`, dequantized.
+    """Copy the latent rows of one chunk of mla_plan out of the cache, dequantized, into one contiguous array.
 
-    `buffer_row_offsets[B + 1]` and `cache_offsets[B]` are the chunk's: row g of request b is its key
-    g - buffer_row_offsets[b] + cache_offsets[b]. Rows up to `alignment` that pad a request's keys become 0, whatever the
-    pages hold there; rows past the chunk's last one are left alone. A key without a valid page, or that the request does
-    not have, becomes NaN. Give it the plan's `alignment` and `row_offsets`.
+    k_latent is `[T, latent_dim]`, or with `rope=True` `[T, latent_dim + rope_dim]`. `buffer_row_offsets[B + 1]` and
+    `cache_offsets[B]` are row c of mla_plan's arrays, for chunk c: row g of request b becomes its key `g -
+    buffer_row_offsets[b] + cache_offsets[b]`. `alignment` and `row_offsets` must be those that the plan had.
 
-    What follows, k_latent times the up projection, is a matrix product like any other and left to a library.
-    Source: Modular MAX, mla.decompress.k.cache.ragged.paged.
+    Rows that pad a request's keys to `alignment` become 0, whatever the page holds there. Rows past the chunk's last one are
+    left as they are. A key that has no valid page, or that the request does not have, becomes NaN and is reported.
+
+    k_latent times the up projection is the next step: a matrix product, for a library. Source: Modular MAX,
+    mla.decompress.k.cache.ragged.paged.
     """
 
     kind: ClassVar[str] = "mla_decompress"

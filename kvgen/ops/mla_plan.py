@@ -33,17 +33,20 @@ class MlaPlanContext:
 
 
 class MlaPlan(ChunkOp):
-    """Deal all keys of a batch, cached and new, to buffers of `buffer_token_size` rows, as a prefill over latent rows takes them.
+    """Divide all keys of a batch, cached and new, among buffers of `buffer_token_size` rows, for a prefill over latent rows.
 
-    The requests' keys lie behind each other, each request's padded to `alignment` tokens (None: the page size; 1: not at
-    all), and chunk c has rows [c, c + 1) * buffer_token_size of that. In its buffer request b has rows
-    [buffer_row_offsets[c, b], buffer_row_offsets[c, b + 1]), the first of which is its key cache_offsets[c, b];
-    buffer_lengths[c] are the rows in use, -1 for chunks behind the last key. All three are 0 for an empty batch.
+    The requests' keys are laid out one request after another, each request's padded to a multiple of `alignment` tokens.
+    Chunk c is rows `[c, c + 1) * buffer_token_size` of that. C, the number of chunks, is the size of the arrays that the call
+    brings:
 
-    Lengths, offsets and tables that contradict each other are reported, and such a request has no keys. Keys that the C
-    chunks of the arrays do not hold are left out, and the first of them is reported.
-    Source: Modular MAX, mla.prefill.ragged.paged.plan, whose older form is alignment=1 (but for a last chunk that is just
-    full: there an empty one followed).
+    - `buffer_row_offsets[C, B + 1]`: request b has rows `[c, b]` to `[c, b + 1]` of chunk c's buffer.
+    - `cache_offsets[C, B]`: the first of those rows is this key of the request.
+    - `buffer_lengths[C]`, i32: rows in use. -1: the chunk lies behind the last key. An empty batch has 0 rows in use.
+
+    New keys are counted by `row_offsets[B + 1]` where the spec's lengths are "before"; where they are "after", by the lengths.
+    A request whose length, offsets and page table contradict each other is reported and has no keys. Keys that do not fit
+    into C chunks are left out, and the first of them is reported. Source: Modular MAX, mla.prefill.ragged.paged.plan, whose
+    older form is alignment=1; that one had an empty chunk behind a last one that is just full.
     """
 
     kind: ClassVar[str] = "mla_plan"

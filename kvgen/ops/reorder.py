@@ -47,20 +47,23 @@ class ReorderStatesContext:
 
 
 class Reorder(Op):
-    """Make request b continue the tokens of request `parents[b]`: a new page table, and copies of pages they cannot share.
+    """Let request b continue the tokens of request `parents[b]`, as beam search does: a new page table, and copies of pages.
 
-    Full pages are shared: the new rows have the parent's ids. A last page that is not full stays the parent's own for the
-    first of its children (the lowest b) and is copied, in every layer, to page `fresh[b]` for each of the others; `fresh`
-    has a free page for every request ([B, 2] with PerKV: one for K and one for V; `fresh_scales` where scales have a
-    table of their own), which is used only where needed. In a ring, whose columns are written again, and in a block that
-    holds a request, all pages are copied for the others: `fresh` has one for every column.
+    Full pages are shared: the new row of the table has the parent's ids. A last page that is not full stays with the first
+    child of a parent, the one with the lowest b. For each other child it is copied, in every layer, to page `fresh[b]`. In a
+    ring, whose columns are written again, and in a block that holds a whole request, every page is copied in this way.
 
-    `lengths` count the tokens that are stored now, whichever step they count: call reorder between steps. `new_lengths`
-    (optional) gets the parent's. New tables and lengths must not be the memory of the old ones, which are read meanwhile;
-    entries past a request's last page are left as they are. `parents[b]` = -1: the request ends here, its row is left
-    alone and its pages may be others' afterwards; one that goes on names itself. Before the call, no two requests may
-    share a page that is not full (in a ring and in a block: any page). Wrong parents and bad lengths are reported, and
-    leave the row alone too; bad page ids are reported and passed on.
+    - `parents[B]`: -1 ends request b; its row is left alone, and its pages may become another request's. A request that goes
+      on alone names itself.
+    - `fresh[B]`: a free page for every request, used where one is copied; `[B, 2]` with PerKV, for K and for V; in a ring one
+      for every column. `fresh_scales` is the same where scales have a page table of their own.
+    - The new tables may not be the memory of the old ones, which are read meanwhile. Entries past a request's last page are
+      left as they are. `new_lengths[B]` (optional) gets the parents' lengths.
+
+    `lengths` must count the tokens that are stored, so call it between steps. Before the call no two requests may share a
+    page that is not full; in a ring or a block, no page at all. A parent outside the batch and a length that cannot be are
+    reported, and the row is left alone. Entries of shared pages are passed on as they are. A page id outside the pool is
+    reported where that page has to be copied; the new row has the id from `fresh` all the same.
     """
 
     kind: ClassVar[str] = "reorder"

@@ -36,13 +36,14 @@ class SlicedAddContext:
 
 
 class SlicedAdd(Op):
-    """c`[T, columns]` = a + b for the first m = `lora_end_idx` rows, a for the others.
+    """Add b to the first m = `lora_end_idx` rows of a, and copy its other rows: c = a + b, c = a.
 
-    b has m rows or more. c may be a's memory: then only the first m rows are touched. The sum is taken in f32 and rounded
-    once. `columns` is by default q_heads * head_dim, the dtype the cache's. `end="host"` takes m as an int or a host array
-    of one; an m below 0, or above the rows of a or b, raises. `end="device"` reads it on the device; such an m adds
-    nothing and is reported. Without rows neither looks at it.
-    Source: Modular MAX, sliced_add.
+    a and c are `[T, columns]`, b is `[A, columns]` with A >= m, all of the cache's dtype. c may be a's memory; then only the
+    first m rows are touched. A sum is taken in f32 and rounded once.
+
+    `end="host"`, the default, takes m as an int or a host array of one, and raises for an m below 0 or above T or A.
+    `end="device"` reads m on the device, so that one captured graph serves every m; such an m adds nothing and is reported.
+    Without rows (T = 0) neither looks at it. Source: Modular MAX, sliced_add.
     """
 
     kind: ClassVar[str] = "sliced_add"

@@ -33,13 +33,16 @@ class ToCsrContext:
 
 
 class ToCsr(PageListOp):
-    """Write the requests' page ids as `page_indices[J]`, `page_indptr[B + 1]` and `last_page_len[B]`, as FlashInfer takes them.
+    """Write the requests' page ids as one list in CSR form, as FlashInfer takes it.
 
-    A request has the pages of its tokens, `row_offsets[B + 1]`'s rows included where lengths come before the step;
-    last_page_len is 0 without pages. Entries are copied as they are; ids outside the pool are reported and become `fill`
-    (None: the first entry past the pool). Requests whose lengths or offsets cannot be, or that the table has no pages for,
-    are reported and have none. Ids that page_indices has no room for are left out, and the first such request is reported;
-    page_indptr has them, up to the largest index (2^31 - 1 in i32, else 2^32 - 2). Indices behind the last one are left alone.
+    Request b has entries `page_indptr[b]` to `page_indptr[b + 1]` of `page_indices[J]`. These are the pages of its tokens;
+    where the spec's lengths are "before", its rows of `row_offsets[B + 1]` count as tokens too. `last_page_len[B]` (optional)
+    has the tokens in its last page, 0 without pages. Entries are copied as they are. Places of page_indices behind the last
+    id are left as they are.
+
+    An id outside the pool is reported and becomes `fill`. A request whose length or offsets cannot be, or whose table has too
+    few pages, is reported and has none. Ids that page_indices has no room for are left out, and the first such request is
+    reported; page_indptr counts them all the same, up to the largest index (2^31 - 1 in i32, else 2^32 - 2).
     """
 
     kind: ClassVar[str] = "to_csr"

@@ -36,12 +36,15 @@ class ToDenseContext:
 
 
 class ToDense(PageListOp):
-    """Write the page ids of a CSR, a Mapped or an Indirect cache as `page_table[B, C]`, a row a request.
+    """Write the page ids of a CSR, a Mapped or an Indirect table as rows of a Dense one: `page_table[B, C]`.
 
-    Entries are copied as they are; those past a request's pages, and ids outside the pool, which are reported, become
-    `fill` (None: the first entry past the pool, Modular MAX's null page). A request has the pages of its slice (CSR) or of
-    its tokens, `row_offsets[B + 1]`'s rows included (Mapped, Indirect). What C columns do not hold is reported and left out. With
-    last_page_len, `lengths[B]` gets the tokens of each request, 0 where its slice is wrong.
+    With CSR a request has the pages of its slice. With Mapped and Indirect it has those of its tokens; where the spec's
+    lengths are "before", its rows of `row_offsets[B + 1]` count as tokens too. Entries are copied as they are. Entries behind
+    a request's last page become `fill`. Where the CSR table has `last_page_len`, `lengths[B]` (optional) gets the tokens of
+    each request, 0 where its slice is wrong.
+
+    An id outside the pool is reported and becomes `fill`. Pages that C columns do not hold are reported and left out. A
+    request whose slice, length or offsets cannot be is reported and has no pages.
     """
 
     kind: ClassVar[str] = "to_dense"

@@ -10,6 +10,7 @@ from kvgen.errors import ArgumentError
 from kvgen.runtime.arrays import ArrayLike, ArrayView, view
 from kvgen.runtime.call_check import Checked
 from kvgen.runtime.layer_cache import LayerCache
+from kvgen.runtime.like_array import LikeArray
 from kvgen.runtime.packing import PackedArgs
 from kvgen.runtime.repeated_call import array_arguments
 from kvgen.runtime.wrong_call import worded
@@ -74,7 +75,18 @@ class Bound:
 class Replaceable:
     """The arguments of a bound launch that others may replace: its arrays by name, and its layer."""
 
-    __slots__ = ("_arguments", "_held", "_layer", "_likes", "_move", "_words", "_write_struct", "kernel")
+    __slots__ = (
+        "_arguments",
+        "_held",
+        "_kept",
+        "_layer",
+        "_likes",
+        "_move",
+        "_usual",
+        "_words",
+        "_write_struct",
+        "kernel",
+    )
 
     def __init__(self, checked: Checked, arguments: Sequence[object], args: PackedArgs, launch: object) -> None:
         self.kernel = checked.kernel
@@ -84,31 +96,46 @@ class Replaceable:
         self._arguments = {e.spec.name: e for e in array_arguments(checked, arguments)}
         self._likes = {name: (args.word_of(e.place), e.like) for name, e in self._arguments.items()}
         self._words, self._write_struct = args.words, args.struct_writer()
-        self._held: dict[str, object] = {}
+        # Calls replace the same names again and again: what those need is looked up once.
+        self._usual: tuple[tuple[str, int, LikeArray], ...] = ()
+        self._held: dict[str, object] = {}  # arrays of the last call
+        self._kept: dict[str, object] = {}  # arrays of earlier calls, by names that the last one left as they were
 
     def replace(self, cache: LayerCache | None, arrays: dict[str, Any]) -> None:
         """Write the addresses of `arrays` and the struct of `cache` over those that were bound; all of them or none."""
         if cache is not None and (type(cache) is not LayerCache or cache.step is not self._layer.step):
             self._hold_layer(cache)
         if arrays:
-            likes, words = self._likes, self._words
-            before = words[:]
+            words = self._words
+            before = words.tobytes()
             try:
-                for name, array in arrays.items():
-                    try:
-                        place, like = likes[name]
-                    except KeyError:
-                        raise self._unknown(name) from None
-                    words[place] = like(array) or self._arguments[name].address(array)
-            except BaseException:
-                words[:] = before
+                usual = self._usual if len(arrays) == len(self._usual) else self._look_up(arrays)
+                for name, place, like in usual:
+                    words[place] = like(arrays[name]) or self._arguments[name].address(arrays[name])
+            except BaseException as error:
+                words[:] = type(words)(words.typecode, before)
+                if isinstance(error, KeyError) and any(name not in arrays for name, _, _ in self._usual):
+                    self._look_up(arrays)  # as many as in the last call, but others
+                    self.replace(cache, arrays)
+                    return
                 raise
-            self._held.update(arrays)
+            if not self._held:
+                self._kept = {name: array for name, array in self._kept.items() if name not in arrays}
+            self._held = arrays
         if cache is not None:
             self._write_struct(cache.struct)
             self._layer = cache
         if self._move is not None:
             self._move(self._layer, {name: view(array, name) for name, array in arrays.items()})
+
+    def _look_up(self, arrays: dict[str, Any]) -> tuple[tuple[str, int, LikeArray], ...]:
+        """What calls that replace these names need; ArgumentError for one that the launch was not bound with."""
+        for name in arrays:
+            if name not in self._likes:
+                raise self._unknown(name) from None
+        self._kept, self._held = {**self._kept, **self._held}, {}
+        self._usual = tuple((name, *self._likes[name]) for name in arrays)
+        return self._usual
 
     def _unknown(self, name: str) -> ArgumentError:
         """The error of an array that the launch was not bound with."""

@@ -28,6 +28,7 @@ POISON: Final = 0xFF  # bytes: NaN in floats, and in no table
 UNWRITTEN: Final = 0xEE  # what lies in outputs before a launch
 _OPEN_TOKENS: Final = 16  # a page of a cache that has none
 _FEW_ROWS: Final = 8
+_STATES: Final = ((1, 1), (1,) * 5)  # a state a request, whatever it has seen
 _LONG: Final = 333  # tokens: more than the shortest piece that a decode is cut into
 # (bits that are random, bits that are set) a byte: finite as a code of any type, and small.
 _CODES: Final = (0x87, 0x30)
@@ -102,8 +103,11 @@ def batches(kernels: KernelSet, op: Op, *, quick: bool) -> list[Workload]:
     """The batches of an operation, the smallest first; with `quick` that one alone.
 
     A small one of two requests; one of five, some of which take a new prompt and some a token, with lengths of a page, of
-    one token more and one less; for attention a request long enough to be cut in pieces.
+    one token more and one less; for attention a request long enough to be cut in pieces. States are two, and five.
     """
+    if kernels.cache.states:
+        found = [Workload(name, ones, ones) for name, ones in zip(("small", "mixed"), _STATES, strict=True)]
+        return found[:1] if quick else found
     cache, least = kernels.kv, rows_each(op)
     lowered = lower(cache)
     page = cache.page_tokens or _OPEN_TOKENS
@@ -130,7 +134,9 @@ def batches(kernels: KernelSet, op: Op, *, quick: bool) -> list[Workload]:
 
 
 def hostile_batch(kernels: KernelSet, op: Op) -> Workload:
-    """Five requests of some tokens each, for data that is wrong."""
+    """Five requests of some tokens each, or of a state each, for data that is wrong."""
+    if kernels.cache.states:
+        return Workload("hostile", _STATES[-1], _STATES[-1])
     page = min(kernels.kv.page_tokens or _OPEN_TOKENS, 64)
     most = kernels.kv.page_tokens if lower(kernels.kv).kind.one_page else None
     if kernels.kv.ragged:
@@ -148,7 +154,9 @@ def case_of(kernels: KernelSet, op: Op, package: ModuleType, workload: Workload,
     """An operation's call in a batch, with random numbers in it; nothing is wrong with the data yet.
 
     Tokens that the operation finds stored are written by the oracle; all other bytes of the cache's tensors are NaN, pages
-    included that tables name behind the end of a request. Raises ToolError where kvgen has no batch for the operation.
+    included that tables name behind the end of a request. States are random bytes, those that are free as well.
+
+    Raises ToolError where kvgen has no batch for the operation.
     """
     rng = np.random.default_rng([seed, len(workload.totals), *workload.totals])
     scene = Scene(kernels, package, workload, _room(kernels, workload))
@@ -173,7 +181,11 @@ def case_of(kernels: KernelSet, op: Op, package: ModuleType, workload: Workload,
         before.source_pools, before.source_tables = source.pools, source.tables(op.kind)
         whole = Contents(source.pools, before.source_tables, {})
         _store(source, whole, source.tables("gather"), workload.totals, rng)
-    _store(scene, before, tables, totals, rng)
+    if scene.cache.states:
+        for pool in _arrays(scene):
+            pool[...] = rng.integers(0, 256, pool.shape, np.uint8)
+    else:
+        _store(scene, before, tables, totals, rng)
     if op.kind == "append" and scene.cache.storage.residual:  # in a step seal comes first; its own cases check it
         new = [arrays[name] for name in "kv" if name in arrays]
         seal(scene.view(tables), before.rows(scene), new, row_offsets=arrays["row_offsets"])
@@ -181,7 +193,9 @@ def case_of(kernels: KernelSet, op: Op, package: ModuleType, workload: Workload,
 
 
 def _room(kernels: KernelSet, workload: Workload) -> Sequence[int] | None:
-    """A page more than a request's tokens need, where a table can name one."""
+    """A page more than a request's tokens need, where a table can name one; as many free states as there are requests."""
+    if kernels.cache.states:
+        return [2 * n for n in workload.totals]
     lowered = lower(kernels.kv)
     if kernels.kv.ragged or lowered.table.wraps or lowered.kind.one_page:
         return None
@@ -194,6 +208,11 @@ def _poison(scene: Scene) -> None:
     for name, pool in scene.pools.items():
         for array in (pool if isinstance(pool, list) else [pool]) if name in written else ():
             array.view(np.uint8)[...] = POISON
+
+
+def _arrays(scene: Scene) -> list[Raw]:
+    """The arrays of all tensors."""
+    return [array for pool in scene.pools.values() for array in (pool if isinstance(pool, list) else [pool])]
 
 
 def _twin(scene: Scene, rng: np.random.Generator) -> Pools:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
@@ -21,6 +21,7 @@ LISTED: Final = (
     "scale_pairs",
     "page_ids",
     "scale_page_ids",
+    "ids",
     "indices",
     "topk_lengths",
     "positions",
@@ -40,11 +41,14 @@ class Damage:
     apply: Callable[[Case], None]
 
 
-def damages(call: Call, arrays: dict[str, Raw], *, quick: bool) -> list[Damage]:
-    """The ways in which an operation's data can be wrong; with `quick` the first alone."""
+def damages(call: Call, arrays: dict[str, Raw], tables: Collection[str], *, quick: bool) -> list[Damage]:
+    """The ways in which an operation's data can be wrong, the cache's `tables` by their names; with `quick` the first alone."""
     found = []
     if call.launcher.KERNEL.tables and not call.sparse:  # lists of a sparse attention name places, and no table does
-        found += [Damage("page ids and lengths", _page_ids), Damage("lengths past the table", _long_lengths)]
+        if "state_ids" in tables:
+            found.append(Damage("state ids", _page_ids))
+        else:
+            found += [Damage("page ids and lengths", _page_ids), Damage("lengths past the table", _long_lengths)]
     taken = [p.name for p in call.launcher.KERNEL.arguments if p.name in arrays and p.access == "in"]
     if "row_offsets" in arrays:
         found += [
@@ -72,10 +76,15 @@ def _follow(case: Case) -> None:
 
 def _page_ids(case: Case) -> None:
     """Request 1 has an id of -1, request 3 the first one past the pool, request 4 a length of -1. Where scales have a table
-    of their own, request 2 has -1 in it."""
+    of their own, request 2 has -1 in it. Of states -1 says that a request has none: there it is -2."""
     tables, scene = case.before.source_tables or case.before.tables, case.call.source or case.scene
     table = scene.cache.page_table
     past = -(-scene.pages // table.id_multiplier)
+    if "state_ids" in tables:
+        for b, value in ((1, -2), (3, past), (4, -1)):
+            _put(tables["state_ids"], b, value)
+        _follow(case)
+        return
     if "page_indices" in tables:
         for b, value in ((1, -1), (3, past)):
             _put(tables["page_indices"], int(tables["page_indptr"][b]), value)

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from kvgen import reference
 from kvgen.bench.step import Step
+from kvgen.bench.synthetic_batch import LAYER
 from kvgen.bench.tolerance import Distance, compare_rows, take_row
 from kvgen.layout.dtypes import dtype
 from kvgen.ops import Convert, Decode, MergeStates, MlaDecode, MlaPlan, NormCache, RotateCache, StoreScales, SwapPages
@@ -244,6 +245,21 @@ def _zero_pages(j: Judged) -> int:
     return reference.zero_pages(j.case.scene.cache, j.wanted.pools, given.pop("page_ids"), **given)  # type: ignore[arg-type]
 
 
+def _gather_states(j: Judged) -> int:
+    return reference.gather_states(_states(j), j.arrays["ids"], j.wanted.arrays["states_out"])
+
+
+def _scatter_states(j: Judged) -> int:
+    return reference.scatter_states(_states(j), j.arrays["ids"], j.arrays["states"])
+
+
+def _states(j: Judged) -> Raw:
+    """The layer's states."""
+    pools = j.wanted.pools["state_pool"]
+    assert isinstance(pools, list)
+    return pools[LAYER]
+
+
 def _norm_cache(j: Judged) -> int:
     op, cache = j.case.call.op, j.case.scene.kv
     assert isinstance(op, NormCache)
@@ -465,6 +481,7 @@ ORACLES: Final[dict[str, Oracle]] = {
     "decode": _decode,
     "gather": _gather,
     "gather_rows": _gather_rows,
+    "gather_states": _gather_states,
     "lora_add": _lora_add,
     "merge_states": _merge_states,
     "mla_decode": _mla_decode,
@@ -477,6 +494,7 @@ ORACLES: Final[dict[str, Oracle]] = {
     "row_offsets": _row_offsets,
     "rows_add": _rows_add,
     "scatter": _scatter,
+    "scatter_states": _scatter_states,
     "seal": _seal,
     "sliced_add": _sliced_add,
     "slot_mapping": _slot_mapping,

@@ -11,7 +11,7 @@ from kvgen.bench import KNOWN, Call, Scene, call_of
 from kvgen.bench.synthetic_batch import aligned
 from kvgen.errors import ToolError
 from kvgen.layout.dtypes import dtype
-from kvgen.lowering.lowered import lower
+from kvgen.lowering.lowered import lower_pages
 from kvgen.ops import Reorder
 from kvgen.plan.params import Array, Scalar
 from kvgen.reference import mla_plan
@@ -115,8 +115,8 @@ def _lists(scene: Scene, op: Op, arrays: dict[str, Raw]) -> None:
             rows[...] = rng.integers(total - scene.alive(b), total, rows.shape)
             rows[:, -1] = -1
     if isinstance(op, Reorder):
-        lowered = lower(scene.cache)
-        if arrays["fresh"].ndim > 1 or "fresh_scales" in arrays or lowered.table.copied_whole or scene.cache.ragged:
+        whole = lower_pages(scene.cache).table.copied_whole and not scene.cache.states
+        if arrays["fresh"].ndim > 1 or "fresh_scales" in arrays or whole or scene.cache.ragged:
             raise _no_batch(op)
         batch = len(scene.workload.totals)
         # Two requests go on from the same one; the page behind each request's own is free.

@@ -54,8 +54,6 @@ class Verifier:
         """Why an operation has no cases; "" where it has some."""
         if op.kind == "custom":
             return "a kernel of the project's own, which no oracle describes"
-        if self.kernels.cache.states:
-            return "its cache is of states, for which kvgen verify has no batches"
         try:
             case_of(self.kernels, op, self.package, hostile_batch(self.kernels, op), self.seed)
         except ToolError as error:
@@ -69,7 +67,8 @@ class Verifier:
         found = [Plan(work, None) for work in batches(self.kernels, op, quick=self.quick)]
         bad = hostile_batch(self.kernels, op)
         case = case_of(self.kernels, op, self.package, bad, self.seed)
-        return found + [Plan(bad, i) for i in range(len(damages(case.call, case.before.arrays, quick=self.quick)))]
+        wrong = damages(case.call, case.before.arrays, case.before.tables, quick=self.quick)
+        return found + [Plan(bad, i) for i in range(len(wrong))]
 
     def run(self, op: Op, done: Callable[[], None] = lambda: None) -> KernelResult:
         """All cases of an operation; `done` is called after each."""
@@ -86,7 +85,7 @@ class Verifier:
         begin = time.perf_counter()
         case = case_of(self.kernels, op, self.package, plan.workload, self.seed)
         if plan.damage is not None:
-            damage = damages(case.call, case.before.arrays, quick=self.quick)[plan.damage]
+            damage = damages(case.call, case.before.arrays, case.before.tables, quick=self.quick)[plan.damage]
             damage.apply(case)
             case.fault = damage.name
         try:

@@ -43,10 +43,13 @@ class Timer:
     _seed: int = 0
 
     def works(self, op: Op) -> list[Workload]:
-        """The workloads of an operation: a decode step and a prompt for what stores new tokens, else a batch that is read. Empty
-        where kvgen bench does not know the operation."""
+        """The workloads of an operation: a decode step and a prompt for what stores new tokens, else a batch that is read, or a
+        batch of states. Empty where kvgen bench does not know the operation."""
         if op.kind not in KNOWN:
             return []
+        if self.kernels.cache.states:
+            ones = (1,) * READS[0]
+            return [Workload(f"{len(ones)} states", ones, ones)]
         lowered = lower(self.kernels.kv)
         most = self.kernels.kv.page_tokens if lowered.kind.one_page else None
         if op.kind not in STEP:

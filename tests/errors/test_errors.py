@@ -41,6 +41,7 @@ def test_there_are_cases() -> None:
     assert len(CASES) >= 178 + 60
     assert sum(name.startswith("mistake_") for name in CASES) >= 60
     assert sum(name.startswith("call_") for name in CASES) >= 15
+    assert sum(name.startswith("export_") for name in CASES) >= 20
     folders = [path.name for path in HERE.iterdir() if path.is_dir() and path.name != "__pycache__"]
     assert not folders, "a case is one file"
 

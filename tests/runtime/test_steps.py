@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -208,6 +209,36 @@ def test_replacing_takes_all_arrays_or_none(launches: list[dict[str, Any]]) -> N
             bound(k=arrays(k=K + 64)["k"], **bad)
     bound()
     assert launches[-1]["params"][1:4] == [int(a).to_bytes(8, "little") for a in (K, V, OFFSETS)], "as it was bound"
+
+
+def test_calls_of_a_bound_launch_may_replace_other_names_than_the_last(launches: list[dict[str, Any]]) -> None:
+    """One name, another, both, none that it has; every call leaves the arrays alive that the launch would read."""
+    bound = fresh("append").bind(cache_on_gpu()[0], **arrays())
+    first, second = arrays(k=K + 64, v=V + 64), arrays(k=K + 128, v=V + 128)
+    dead = {name: weakref.ref(array) for name, array in first.items()}
+    for replaced, seen in (
+        ({"k": first["k"]}, (K + 64, V)),
+        ({"v": first["v"]}, (K + 64, V + 64)),
+        ({"k": first["k"], "v": first["v"]}, (K + 64, V + 64)),
+        ({"v": first["v"], "k": second["k"]}, (K + 128, V + 64)),
+        ({"row_offsets": first["row_offsets"], "k": second["k"]}, (K + 128, V + 64)),
+    ):
+        bound(**replaced)
+        assert launches[-1]["params"][1:3] == [address.to_bytes(8, "little") for address in seen]
+    with pytest.raises(
+        ArgumentError, match=r"^q: got an array; this launch was bound with k, v, row_offsets;"
+    ) as error:
+        bound(k=first["k"], q=first["v"])
+    assert error.value.__suppress_context__
+    del first, replaced, error
+    assert {name for name, array in dead.items() if array() is not None} == {"v", "row_offsets"}
+    with pytest.raises(ArgumentError, match=r"^v: got address"):
+        bound(v=arrays(v=V + 2)["v"])
+    assert dead["v"]() is not None, "as long as it is bound"
+    bound(v=second["v"])
+    bound(v=second["v"])
+    assert dead["v"]() is None
+    assert launches[-1]["params"][1:3] == [(K + 128).to_bytes(8, "little"), (V + 128).to_bytes(8, "little")]
 
 
 def test_an_array_whose_memory_moved_gives_its_new_address(launches: list[dict[str, Any]]) -> None:
