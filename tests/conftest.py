@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes.util
 import gc
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -35,6 +36,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if item not in gpu]
         config.hook.pytest_deselected(items=gpu)
         config.stash[_LEFT_OUT] = len(gpu)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Nearly all that collection makes stays for the whole run, so nothing looks for garbage in it meanwhile."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
 
 
 def pytest_collection_finish() -> None:
