@@ -96,8 +96,9 @@ def form(opcode: str, words: Sequence[str]) -> str:
     return ".".join(modifiers) + " " + ".".join(w for w in words if w in TYPES)
 
 
-ORDERS = frozenset(["weak", "volatile", "mmio", "relaxed", "acquire", "release", "acq_rel", "cta", "cluster", "gpu", "sys"])
-SPACES = frozenset(["global", "shared", "shared::cta", "shared::cluster", "local", "const", "param", "param::entry", "param::func"])
+ORDERS = {"weak", "volatile", "mmio", "relaxed", "acquire", "release", "acq_rel", "cta", "cluster", "gpu", "sys"}
+SHARED = {"shared", "shared::cta", "shared::cluster"}
+SPACES = {"global", "local", "const", "param", "param::entry", "param::func"} | SHARED
 
 
 def pairs(text: str) -> Iterator[tuple[str, ...]]:
