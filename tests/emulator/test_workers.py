@@ -267,7 +267,7 @@ def test_workers_are_threads_that_end_with_the_launch(library: Library) -> None:
     def most(workers: int) -> int:
         """Threads seen beside those before the launch."""
         seen, done = [threads()], threading.Event()
-        watcher = threading.Thread(target=lambda: seen.extend(threads() for _ in iter(done.is_set, True)))
+        watcher = threading.Thread(target=lambda: seen.extend(threads() for _ in iter(lambda: done.wait(0.001), True)))
         watcher.start()
         run(library, "apart", out, data, 2000, grid=(64, 1, 1), block=32, read_only=(1,), workers=workers)
         done.set()

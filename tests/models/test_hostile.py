@@ -414,7 +414,7 @@ JSON = st.recursive(
 SLOW = settings(
     derandomize=True,
     deadline=None,
-    max_examples=300 if "KVGEN_DRAWN" in os.environ else 150,  # a campaign draws more
+    max_examples=300 if "KVGEN_DRAWN" in os.environ else 100,  # a campaign draws more
     suppress_health_check=[HealthCheck.too_slow],
     database=None,
 )
@@ -476,7 +476,7 @@ LAYERED = {
 }
 
 
-@settings(SLOW, max_examples=1500 if "KVGEN_DRAWN" in os.environ else 500)
+@settings(SLOW, max_examples=1500 if "KVGEN_DRAWN" in os.environ else 300)
 @given(
     model_type=st.sampled_from(sorted(BY_TYPE)),
     layered=st.fixed_dictionaries({}, optional={key: st.sampled_from(values) for key, values in LAYERED.items()}),
