@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import ctypes.util
 import gc
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from hypothesis import settings
+from hypothesis.internal.conjecture import providers
 
 settings.register_profile("kvgen", derandomize=True, deadline=None, print_blob=True)
 settings.load_profile("kvgen")
+
+# Newer versions of Hypothesis draw numbers that stand in the sources of whatever modules are loaded: then an example depends on
+# which tests this process ran before, and every process parses all of kvgen and the tests. No setting turns it off.
+if hasattr(providers, "_get_local_constants"):
+    setattr(providers, "_get_local_constants", lambda: providers._local_constants)  # noqa: B010
 
 
 _LEFT_OUT = pytest.StashKey[int]()
@@ -35,6 +42,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if item not in gpu]
         config.hook.pytest_deselected(items=gpu)
         config.stash[_LEFT_OUT] = len(gpu)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Nearly all that collection makes stays for the whole run, so nothing looks for garbage in it meanwhile."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
 
 
 def pytest_collection_finish() -> None:

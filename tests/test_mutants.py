@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 
 from tests import template_cover
@@ -9,7 +11,11 @@ from tests.mutants import Mutant, drawn, mutants
 from tests.mutate import EQUIVALENT, ROUNDS, WHOLE, equivalents, rounds, showing
 from tests.template_cover import ALIKE, KEPT, ROOT, Cover, Ran
 
-EVERY = mutants(ROOT / "templates")
+
+@functools.cache
+def every() -> list[Mutant]:
+    """All mutants of the templates."""
+    return mutants(ROOT / "templates")
 
 
 def test_every_template_with_code_has_mutants() -> None:
@@ -18,25 +24,25 @@ def test_every_template_with_code_has_mutants() -> None:
     without = {"launcher/init.py.j2", "device/base/launch.cuh", "places/pages.j2"}
     # What is exported for C++ is compared with the launchers (tests/export); it has no kernel of its own.
     without |= {name for name in names if name.startswith("export/")}
-    assert names - {m.template for m in EVERY} <= without
-    for mutant in EVERY:
+    assert names - {m.template for m in every()} <= without
+    for mutant in every():
         assert mutant.before != mutant.after, mutant
 
 
 def test_every_template_is_drawn() -> None:
     """However few are asked for; as many as asked otherwise, no one twice, and the same for the same seed."""
-    templates = {m.template for m in EVERY}
+    templates = {m.template for m in every()}
     for count in (1, len(templates) + 30):
-        found = drawn(EVERY, count, 1)
+        found = drawn(every(), count, 1)
         assert {m.template for m in found} == templates and len(found) == max(count, len(templates))
         assert len(set(found)) == len(found)
-    assert drawn(EVERY, 90, 1) == drawn(EVERY, 90, 1) != drawn(EVERY, 90, 2)
+    assert drawn(every(), 90, 1) == drawn(every(), 90, 1) != drawn(every(), 90, 2)
 
 
 def test_what_changes_nothing_still_exists() -> None:
     """An entry whose line has changed since would hide nothing, or another mutant."""
     known = equivalents(EQUIVALENT.read_text(encoding="utf-8"))
-    assert not set(known) - {m.change for m in EVERY}
+    assert not set(known) - {m.change for m in every()}
     assert all(len(why) > 20 for why in known.values())
 
 
@@ -89,9 +95,9 @@ def test_the_last_round_has_whole_functions() -> None:
 
 
 def test_what_is_not_wanted_changes_nothing_about_the_others() -> None:
-    left_out = set(drawn(EVERY, 100, 1)[:5])
-    rest = drawn(EVERY, 100, 1, lambda m: m not in left_out)
-    assert not left_out & set(rest) and len(set(rest) & set(drawn(EVERY, 100, 1))) >= 85
+    left_out = set(drawn(every(), 100, 1)[:5])
+    rest = drawn(every(), 100, 1, lambda m: m not in left_out)
+    assert not left_out & set(rest) and len(set(rest) & set(drawn(every(), 100, 1))) >= 85
 
 
 def test_a_condition_at_compile_time_has_the_tests_of_both_sides() -> None:

@@ -170,8 +170,11 @@ def test_wheel_holds_templates_sources_and_no_generated_code(wheel: Path) -> Non
     assert not any(n.startswith(("generated/", "tests/", "templates/")) for n in names)
 
 
-def test_a_project_elsewhere(wheel: Path, tmp_path: Path) -> None:
-    site, project = tmp_path / "site", tmp_path / "project"
+@pytest.fixture(scope="module")
+def elsewhere(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """The wheel unpacked, and a project that it built."""
+    folder = tmp_path_factory.mktemp("elsewhere")
+    site, project = folder / "site", folder / "project"
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(site)
     specs = project / "kernels" / "specs"
@@ -182,22 +185,21 @@ def test_a_project_elsewhere(wheel: Path, tmp_path: Path) -> None:
     assert str(site) in where
     shown = run(sys.executable, "-m", "kvgen", "build", cwd=project / "kernels", path=str(site))
     assert "from engine.kernels.small import" in shown
+    return site, project
+
+
+def test_a_project_elsewhere(elsewhere: tuple[Path, Path], tmp_path: Path) -> None:
+    site, project = elsewhere
     run(sys.executable, "-m", "kvgen", "check", cwd=project, path=str(site))
     # Used from another folder, with the package renamed by where it lies.
     assert "used" in run(sys.executable, "-c", USE, cwd=tmp_path, path=f"{site}{os.pathsep}{project / 'src'}")
 
 
-def test_a_generated_package_needs_the_runtime_alone(wheel: Path, tmp_path: Path) -> None:
+def test_a_generated_package_needs_the_runtime_alone(elsewhere: tuple[Path, Path], tmp_path: Path) -> None:
     """Without the extra `build`: a generated package runs, and what needs the extra says so, without a traceback."""
-    site, project = tmp_path / "site", tmp_path / "project"
-    with zipfile.ZipFile(wheel) as archive:
-        archive.extractall(site)
-    specs = project / "kernels" / "specs"
-    specs.mkdir(parents=True)
-    (project / "pyproject.toml").write_text(PROJECT)
-    (specs / "small.py").write_text(SPEC)
-    run(sys.executable, "-m", "kvgen", "build", cwd=project, path=str(site))
-    (site / "sitecustomize.py").write_text(WITHOUT)
+    folder, project = elsewhere
+    (tmp_path / "sitecustomize.py").write_text(WITHOUT)
+    site = f"{tmp_path}{os.pathsep}{folder}"
     assert "used" in run(sys.executable, "-c", USE, cwd=tmp_path, path=f"{site}{os.pathsep}{project / 'src'}")
     assert run(sys.executable, "-m", "kvgen", "--version", cwd=tmp_path, path=str(site)) == "kvgen 0.1.0\n"
     for verb, extras in (("build", "build"), ("compile", "build and cu13"), ("--help", "build")):

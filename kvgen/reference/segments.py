@@ -166,7 +166,8 @@ class Coded:
         """Scales and zeros of rows `[T, heads, dim]` that share them."""
         (_, heads, dims), quant = self.block, self.quant
         # What a shorter block lacks repeats its last numbers: neither the least nor the largest of them changes.
-        full = np.pad(x, ((0, 0), (0, -self.heads % heads), (0, -self.dim % dims)), mode="edge")
+        short = (-self.heads % heads, -self.dim % dims)
+        full = np.pad(x, ((0, 0), (0, short[0]), (0, short[1])), mode="edge") if any(short) else x
         rows, columns = full.shape[1] // heads, full.shape[2] // dims
         blocks = full.reshape(len(x), rows, heads, columns, dims).transpose(1, 3, 0, 2, 4).reshape(rows, columns, -1)
         assert quant.scale_dtype is not None

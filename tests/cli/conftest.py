@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pytest
 import typer.main
@@ -16,7 +16,8 @@ from typer import testing
 from typer.testing import CliRunner, Result
 
 from kvgen.cli.app import app
-from kvgen.compile import sass
+from kvgen.compile import Image, compile_many, sass
+from kvgen.compile.cubin_cache import default_cache
 
 SPEC = '''"""A cache for tests."""
 
@@ -119,6 +120,16 @@ def built(project: Folder, tree_of_two_sets: Path) -> Folder:
     """Two sets, built."""
     shutil.copytree(tree_of_two_sets, project.out)
     return project
+
+
+@pytest.fixture
+def demo_from_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`kvgen demo` compiles without the cache, to show how long that takes: here what was compiled before is taken."""
+
+    def compiled(*arguments: Any, cache: None, **options: Any) -> list[Image]:
+        return compile_many(*arguments, cache=default_cache(), **options)
+
+    monkeypatch.setattr("kvgen.compile.compile_many", compiled)
 
 
 @pytest.fixture(scope="package", autouse=True)

@@ -53,6 +53,7 @@ def test_on_the_cpu(empty: Folder) -> None:
     assert "not empty" in empty.kvgen("demo", "-o", "llama", code=2).stderr
 
 
+@pytest.mark.usefixtures("demo_from_cache")
 def test_wrong_kernels_are_noticed(empty: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
     lose_appends(monkeypatch)
     said = empty.kvgen("demo", "--device", "cpu", code=1).stdout

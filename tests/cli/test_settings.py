@@ -166,6 +166,7 @@ def test_progress_is_for_terminals(monkeypatch: pytest.MonkeyPatch) -> None:
         (["demo", "--device", "cpu"], "running"),
     ],
 )
+@pytest.mark.usefixtures("demo_from_cache")
 def test_what_takes_long_has_a_bar(
     built: Folder, command: list[str], title: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

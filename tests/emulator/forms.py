@@ -96,18 +96,9 @@ def form(opcode: str, words: Sequence[str]) -> str:
     return ".".join(modifiers) + " " + ".".join(w for w in words if w in TYPES)
 
 
-ORDERS = ("weak", "volatile", "mmio", "relaxed", "acquire", "release", "acq_rel", "cta", "cluster", "gpu", "sys")
-SPACES = (
-    "global",
-    "shared",
-    "shared::cta",
-    "shared::cluster",
-    "local",
-    "const",
-    "param",
-    "param::entry",
-    "param::func",
-)
+ORDERS = {"weak", "volatile", "mmio", "relaxed", "acquire", "release", "acq_rel", "cta", "cluster", "gpu", "sys"}
+SHARED = {"shared", "shared::cta", "shared::cluster"}
+SPACES = {"global", "local", "const", "param", "param::entry", "param::func"} | SHARED
 
 
 def pairs(text: str) -> Iterator[tuple[str, ...]]:
@@ -122,10 +113,11 @@ def pairs(text: str) -> Iterator[tuple[str, ...]]:
     base = (opcode, operand) if opcode in ("set", "setp") else (opcode,)
     if len(base) == 1:
         words.append(operand)
-    for i, first in enumerate(words):
-        for second in words[i:]:
-            orders = [w in ORDERS for w in (first, second)]
-            if all(orders) or not any(orders) or first in SPACES or second in SPACES:
+    # With what each word must meet: everything but orders, everything, or orders and spaces.
+    kinds = [(w, 1 if w in ORDERS else 3 if w in SPACES else 2) for w in words]
+    for i, (first, kind) in enumerate(kinds):
+        for second, other in kinds[i:]:
+            if kind & other:
                 yield (*base, first, second)
 
 

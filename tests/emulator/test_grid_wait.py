@@ -10,6 +10,7 @@ import pytest
 from kvgen.emulator import Buffer, KernelFault, Library
 from tests.emulator.conftest import Build
 from tests.emulator.programs import aligned, nvrtc_ptx
+from tests.support.over import over
 
 # name: (body, whether it must be caught). `settled` is memory that no running kernel writes.
 CASES = {
@@ -56,7 +57,7 @@ def launch(library: Library, name: str, schedule: str | int, programmatic: bool)
     )
 
 
-@pytest.mark.parametrize("schedule", ["ascending", "descending", 3])
+@over("schedule", ["ascending", "descending", 3])
 @pytest.mark.parametrize("name", CASES)
 def test_programmatic_launch(name: str, schedule: str | int, library: Library) -> None:
     buffer = CASES[name][1]

@@ -15,6 +15,7 @@ import pytest
 from kvgen.emulator import Buffer, KernelFault, Library, TensorMap
 from tests.emulator.conftest import Build
 from tests.emulator.programs import aligned, nvrtc_ptx
+from tests.support.over import over
 
 HEADER = (Path(__file__).parent / "cuda" / "async.cuh").read_text()
 DTYPES: dict[str, Any] = {
@@ -337,7 +338,7 @@ def test_multicast_in_a_cluster(library: Library) -> None:
 
 
 # ---------------------------------------------------------------- misuse
-@pytest.mark.parametrize("schedule", ["ascending", "descending", 3])
+@over("schedule", ["ascending", "descending", 3])
 def test_misuse(schedule: str | int, library: Library) -> None:
     rng = np.random.default_rng(3)
     t = tensor(rng, "int32", (40, 9), (16, 4))

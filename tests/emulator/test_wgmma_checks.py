@@ -10,6 +10,7 @@ import pytest
 from kvgen.emulator import KernelFault, Library, TranslateError
 from tests.emulator.conftest import Build
 from tests.emulator.programs import HEADER, entry, nvrtc_ptx, run
+from tests.support.over import over
 
 # A product adds 16 to every element of d, as all of both operands is 1. A: 64 rows of 16 at s, B: 8 rows at s + 1024.
 PRELUDE = r"""
@@ -136,13 +137,13 @@ def launch(library: Library, name: str, schedule: str | int, threads: int = 256)
     return out
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
+@over("schedule", SCHEDULES)
 @pytest.mark.parametrize("name", FINE)
 def test_correct_twin(name: str, schedule: str | int, library: Library) -> None:
     assert set(launch(library, name, schedule)[:128]) == {FINE[name][1]}
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
+@over("schedule", SCHEDULES)
 @pytest.mark.parametrize("name", BUGS)
 def test_bug_is_caught(name: str, schedule: str | int, library: Library) -> None:
     with pytest.raises(KernelFault) as caught:

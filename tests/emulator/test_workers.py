@@ -16,6 +16,7 @@ from kvgen import emulator
 from kvgen.emulator import Counters, KernelFault, Library
 from tests.emulator.conftest import Build
 from tests.emulator.programs import aligned, nvrtc_ptx, run
+from tests.support.over import over
 
 WORKERS = (1, 2, 5, 5)
 ROUNDS = 500  # some ten milliseconds a launch
@@ -134,7 +135,7 @@ def same(launch: Callable[[int], tuple[Counters, list[np.ndarray]]]) -> list[np.
     return arrays
 
 
-@pytest.mark.parametrize("schedule", ["ascending", 11])
+@over("schedule", ["ascending", 11])
 def test_blocks_apart(library: Library, schedule: str | int) -> None:
     data = floats(64 * 12)
 
@@ -161,7 +162,7 @@ def test_last_block_merges(library: Library) -> None:
     same(launch)
 
 
-@pytest.mark.parametrize("schedule", ["ascending", "descending", 11])
+@over("schedule", ["ascending", "descending", 11])
 def test_atomics_of_floats_add_up_in_one_order(library: Library, schedule: str | int) -> None:
     data = floats(32 * 24)
 
@@ -266,7 +267,7 @@ def test_workers_are_threads_that_end_with_the_launch(library: Library) -> None:
     def most(workers: int) -> int:
         """Threads seen beside those before the launch."""
         seen, done = [threads()], threading.Event()
-        watcher = threading.Thread(target=lambda: seen.extend(threads() for _ in iter(done.is_set, True)))
+        watcher = threading.Thread(target=lambda: seen.extend(threads() for _ in iter(lambda: done.wait(0.001), True)))
         watcher.start()
         run(library, "apart", out, data, 2000, grid=(64, 1, 1), block=32, read_only=(1,), workers=workers)
         done.set()

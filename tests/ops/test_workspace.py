@@ -42,12 +42,22 @@ KERNELS: Final[dict[str, tuple[KernelSet, str]]] = {
     "mla-invariant": (latent.SPLIT["mla_invariant"], "mla_decode"),
     "wgmma": (test_mla_wgmma.SETS["wgmma_balanced"], "mla_decode"),
 }
-TOTALS: Final = (300, 65, 0, 129)
-SHORT: Final = (130, 65, 0, 3)  # where the CPU machine takes longest
+# The shortest requests that are cut into pieces and merged, with one that has one piece and one that has none; where more tokens
+# make a piece, and in `make campaign`, longer ones.
+SHORTEST: Final = (70, 3, 0, 3)  # where the CPU machine takes longest, in `make campaign` as well
+SHORT: Final = (130, 65, 0, 3)
+MIDDLE: Final = (300, 65, 0, 129)
 ROWS: Final = 20  # of q that workspaces are made for
 ALL = pytest.mark.parametrize("name", KERNELS)
 # One of each template; the two of decode.cu are both ways of splitting.
 EACH = pytest.mark.parametrize("name", ("tensor", "tensor-invariant", "simt", "mla", "wgmma"))
+
+
+def totals_of(name: str) -> tuple[int, int, int, int]:
+    """The lengths of a kernel's step."""
+    if name == "wgmma":
+        return SHORTEST
+    return MIDDLE if name == "tensor" or COUNT > 50 else SHORT
 
 
 @dataclass
@@ -73,14 +83,14 @@ class Planned:
     """A step of one of KERNELS: lengths, pages and q."""
 
     name: str
-    totals: Sequence[int] = ()  # by default those of TOTALS
+    totals: Sequence[int] = ()  # by default those of totals_of
     kernels: KernelSet = field(init=False)
     scene: Scene = field(init=False)
     q: Raw = field(init=False)
 
     def __post_init__(self) -> None:
         self.kernels, self.op = KERNELS[self.name]
-        self.totals = self.totals or (SHORT if self.name == "wgmma" else TOTALS)
+        self.totals = self.totals or totals_of(self.name)
         batch = replace(PLAIN, totals=tuple(self.totals), new=(0,) * len(self.totals))
         self.rows = next(op.rows for op in self.kernels.ops if op.name == self.op)  # type: ignore[attr-defined]
         if self.op == "mla_decode":
@@ -103,7 +113,7 @@ class Planned:
 
     def sizes(self) -> dict[str, int]:
         """What a workspace of the step is made for."""
-        return {"max_rows": ROWS, "max_tokens": 2400, "multiprocessors": 5}
+        return {"max_rows": ROWS, "max_tokens": 2400 if COUNT > 50 else 1000, "multiprocessors": 5}
 
     def workspace(self) -> Workspace:
         return guarded(self.launcher, **self.sizes())
@@ -148,6 +158,16 @@ def right_of(name: str) -> tuple[Planned, Result, bytes]:
     workspace = found.plan(found.workspace())
     before = inside(workspace).tobytes()
     return found, found.run(workspace), before
+
+
+@ALL
+def test_requests_are_cut_and_merged(name: str) -> None:
+    """What follows tries merges of a request's pieces, and requests without any, as short as they are."""
+    found, _, plan = right_of(name)
+    workspace = found.workspace()
+    inside(workspace)[...] = np.frombuffer(plan, np.uint8)
+    pieces = read(workspace, columns_of(found.kernels, found.op)).chunks["num_chunks"]
+    assert pieces.max() > 1 and pieces.min() <= 1
 
 
 def close(found: Raw, right: Raw) -> bool:
@@ -209,7 +229,7 @@ def test_lengths_that_changed_since_the_plan(name: str) -> None:
         lengths[0] = planned_for
         assert result.report is not None and (result.report.code, result.report.request) == (Fault.STALE, 0)
         assert all(result.is_nan(i) for i in changed.rows_of(0))
-        others = [i for b in range(1, len(TOTALS)) for i in changed.rows_of(b)]
+        others = [i for b in range(1, len(changed.totals)) for i in changed.rows_of(b)]
         assert result.raw[others].tobytes() == right.raw[others].tobytes()
     assert changed.run(workspace).raw.tobytes() == right.raw.tobytes(), "the plan is as good as before"
 
@@ -245,7 +265,7 @@ def test_planned_for_another_call(name: str, other: str) -> None:
     found, _, _ = right_of(name)
     workspace, q = found.workspace(), found.q
     if other == "requests":
-        more = Planned(name, (*TOTALS[:-1], 40, 12))
+        more = Planned(name, (*found.totals[:-1], 40, 12))
         with machine(mode="check"):
             more.launcher.plan(more.layer(), workspace, rows=len(found.q))
     elif other == "rows":
@@ -325,7 +345,9 @@ def _half(found: Planned, memory: Raw, plan: bytes, rng: np.random.Generator) ->
 @functools.cache
 def _another(name: str, which: int) -> bytes:
     """The plan of other lengths for the same operation, batch and rows."""
-    totals = [(64, 65, 1, 400), (300, 65, 300, 129), (129, 300, 65, 0), (500, 500, 500, 500)][which]
+    a, b, _, c = totals_of(name)
+    longest = a * 5 // 3
+    totals = [(64, 65, 1, longest), (a, b, a, c), (c, a, b, 0), (longest,) * 4][which]
     other = Planned(name, totals)
     return inside(other.plan(other.workspace())).tobytes()
 
@@ -334,7 +356,7 @@ def _another(name: str, which: int) -> bytes:
 def _foreign_plans(name: str) -> tuple[bytes, ...]:
     """Of every other kernel, and of this one for another batch."""
     others = [right_of(other)[2] for other in KERNELS if other != name]
-    batches = [Planned(name, totals) for totals in ((300, 65, 0), (300, 65, 0, 129, 7))]
+    batches = [Planned(name, totals) for totals in (totals_of(name)[:3], (*totals_of(name), 7))]
     return (*others, *(inside(p.plan(p.workspace())).tobytes() for p in batches))
 
 
@@ -420,7 +442,7 @@ def test_the_header_is_as_described() -> None:
     workspace = found.plan(found.workspace())
     header = read(workspace, columns_of(found.kernels, found.op)).header
     assert header["magic"] == int.from_bytes(b"kpln", "little")
-    assert (header["batch"], header["rows"]) == (len(TOTALS), len(found.q))
+    assert (header["batch"], header["rows"]) == (len(found.totals), len(found.q))
     digests = {(int(h["digest_low"]), int(h["digest_high"])) for h in map(_header_of, KERNELS)}
     assert len(digests) == len(KERNELS), "every operation has plans of its own"
 
