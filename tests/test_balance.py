@@ -292,11 +292,11 @@ LIMITS: Final = {
     "verify_plan": 45,
 }
 LONGER: Final[dict[str, int]] = {
-    "append": 8,  # norms of q, k and v and RoPE, three positions a token, or 128 frequencies: phases, not lengths
+    "append": 11,  # norms of q, k and v and RoPE, three positions a token, or 128 frequencies: phases, not lengths
 }
 DECODE_LINES: Final = 210  # on average
 LLAMA_DECODE_LINES: Final = 230
-ALL_LINES: Final = 24_000
+SET_LINES: Final = 24_000 // 47  # of a set's kernels, on average
 
 
 def test_kernels_are_as_short_as_their_operation_allows(kernels: list[Kernel]) -> None:
@@ -309,7 +309,7 @@ def test_lines_of_decode_and_of_all_kernels(kernels: list[Kernel]) -> None:
     (llama,) = (k.lines for k in kernels if k.path == "llama3_8b/decode.cu")
     assert sum(decode) / len(decode) <= DECODE_LINES
     assert llama <= LLAMA_DECODE_LINES
-    assert sum(k.lines for k in kernels) <= ALL_LINES
+    assert sum(k.lines for k in kernels) <= SET_LINES * len({Path(k.path).parent for k in kernels})
 
 
 # What counts -------------------------------------------------------------------------------------------------------------------
