@@ -5,7 +5,7 @@
     python benchmarks/decode_static.py --executed            also what the CPU machine executes of the PTX
     python benchmarks/decode_static.py --json
 
-`a token` is warp instructions per token and kv head: those of a usual trip round the main loop (benchmarks/hot_path.py says what
+`a token` is warp instructions per token and kv head: those of a usual trip round the main loop (kvgen/cycles/flow.py says what
 that is, and that the figure is an upper bound), of all warps that work on the trip's tokens, and again for every tile of
 columns. A trip is one tile, or as many as it commits groups of copies. `+`: a loop within the loop, of which one trip is counted.
 `executed` is the same from the other side: PTX instructions that warps executed for 256 and for 1280 tokens, the difference
@@ -35,12 +35,13 @@ from typing import Any, Final
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.hot_path import main_loop, opcode
+
 from kvgen import Block, KernelSet, Paged, Quant, ops, presets
 from kvgen.codegen.emit import render_all, units_of, write_file
 from kvgen.compile import ARCHS, Image, compile_unit
 from kvgen.compile import Cache as CompileCache
 from kvgen.compile.sass import sass
+from kvgen.cycles.flow import main_loop
 from kvgen.lowering.attention import mma
 from kvgen.spec.cache import Cache
 from kvgen.spec.loader import LoadedSet
@@ -143,7 +144,7 @@ def examine(kernels: KernelSet, arch: str, known: CompileCache | None = None) ->
     assert used is not None
     loop = main_loop(sass(images[0].data, cache=known))
     tokens, warps, tiles, stage = _division(kernels, op, arch)
-    tiles_a_trip = sum(opcode(x) == "LDGDEPBAR" for x in loop.usual)
+    tiles_a_trip = sum(x.opcode == "LDGDEPBAR" for x in loop.usual)
     if tiles_a_trip < 1:
         raise ValueError(f"{kernels.name}: a trip round the main loop commits no copies; is it the main loop?")
     per = tokens * tiles_a_trip / warps / tiles

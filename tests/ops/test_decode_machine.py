@@ -8,12 +8,12 @@ from typing import Any, Final
 import pytest
 
 from benchmarks.decode_static import compiled, examine
-from benchmarks.hot_path import blocks, loops, main_loop
 from kvgen import KernelSet, Layout, Paged, Quant, Score, ops
 from kvgen.bench import Measured, Scene, Workload, measure
 from kvgen.bench.touched_bytes import SECTOR
 from kvgen.compile import default_cache
 from kvgen.compile.sass import count, histogram, sass
+from kvgen.cycles.flow import blocks, loops, main_loop
 from kvgen.lowering.attention import mma
 from tests.compile.test_sass import needs_tool
 from tests.support.harness import package
@@ -57,7 +57,7 @@ def test_accesses(arch: str) -> None:
     """K and V come by asynchronous copies of 16 bytes, and reach products by ldmatrix, four matrices a time."""
     kernels = decode_set("group1", 1)
     text = sass(compiled(kernels, arch, default_cache())[0][0].data, cache=default_cache())
-    found = histogram("\n".join(f"/*0000*/ {x} ;" for x in main_loop(text).usual))
+    found = histogram("\n".join(f"/*0000*/ {x.text} ;" for x in main_loop(text).usual))
     shape = mma.shape(kernels, 1)
     assert shape is not None
     copies = shape.tokens * 2 * 16 // 32 // shape.team_warps  # of 16 bytes, 32 lanes each
@@ -143,7 +143,7 @@ def test_the_usual_trip() -> None:
     """Copies that may write zeros and what a rising maximum costs are left out, whichever side of a branch they are on."""
     assert [len(x.members) for x in loops(blocks(LOOP))] == [6, 1]
     loop = main_loop(LOOP)
-    assert [x.split()[0] for x in loop.usual] == [
+    assert [x.text.split()[0] for x in loop.usual] == [
         "ISETP.GT.U32.AND",
         "@P0",
         "LDGSTS.E.BYPASS.128",

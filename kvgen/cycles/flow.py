@@ -20,9 +20,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
 
-_LINE: Final = re.compile(r"^(\.L_x_\d+):|^\s*/\*[0-9a-f]{4,}\*/\s+(.*?)\s*;", re.M)
+from kvgen.cycles.words import Word, words
+
 _TARGET: Final = re.compile(r"`\((\.L_x_\d+)\)")
-_GUARD: Final = re.compile(r"^@!?U?P\w+\s+")
 _MASKS: Final = re.compile(r"\b(FSEL|SEL|MOV|IMAD\.MOV\.U32)\b.*(-INF|0x800000\b|0xff800000)")
 _MAY_WRITE_ZEROS: Final = re.compile(r"LDGSTS.*,\s*!?P\d$")
 
@@ -40,30 +40,24 @@ CLASSES: Final[Mapping[str, tuple[str, ...]]] = {
 }  # fmt: skip
 
 
-def opcode(instruction: str) -> str:
-    """With its modifiers, without its guard."""
-    return _GUARD.sub("", instruction).split()[0]
-
-
-def class_of(instruction: str) -> str:
+def class_of(word: Word) -> str:
     """One of CLASSES, or "addresses, moves": integers, selects, copies of registers."""
-    if ".UNPACK_B" in instruction:
+    if "UNPACK_B" in word.modifiers:
         return "widening"
-    base = opcode(instruction).partition(".")[0]
-    return next((name for name, bases in CLASSES.items() if base in bases), "addresses, moves")
+    return next((name for name, bases in CLASSES.items() if word.base in bases), "addresses, moves")
 
 
 @dataclass(frozen=True)
 class Block:
     """A basic block: its instructions, and the blocks that may follow."""
 
-    code: tuple[str, ...]
+    code: tuple[Word, ...]
     next: tuple[int, ...]
     diverged: bool = False
 
     def has(self, *bases: str) -> bool:
         """Whether an instruction's name begins so."""
-        return any(opcode(x).startswith(bases) for x in self.code)
+        return any(x.opcode.startswith(bases) for x in self.code)
 
 
 @dataclass(frozen=True)
@@ -75,12 +69,12 @@ class Loop:
     members: frozenset[int]
 
     @cached_property
-    def text(self) -> tuple[str, ...]:
+    def text(self) -> tuple[Word, ...]:
         """Everything in it."""
         return tuple(x for n in sorted(self.members) for x in self.graph[n].code)
 
     @cached_property
-    def usual(self) -> tuple[str, ...]:
+    def usual(self) -> tuple[Word, ...]:
         """The longest way once round it without rare work."""
         left, best = set(self.members), self._longest(self.members)
         for mark in _MARKS:
@@ -91,15 +85,15 @@ class Loop:
         assert best is not None, "a loop has a way round"
         return best
 
-    def _longest(self, allowed: Set[int]) -> tuple[str, ...] | None:
+    def _longest(self, allowed: Set[int]) -> tuple[Word, ...] | None:
         """The longest way round through these blocks, loops within this one entered and left at once."""
-        best: dict[int, tuple[str, ...] | None] = {}
+        best: dict[int, tuple[Word, ...] | None] = {}
         above: set[int] = set()
 
-        def way(n: int) -> tuple[str, ...] | None:
+        def way(n: int) -> tuple[Word, ...] | None:
             if n not in best:
                 above.add(n)
-                ends: list[tuple[str, ...]] = [()] if self.head in self.graph[n].next else []
+                ends: list[tuple[Word, ...]] = [()] if self.head in self.graph[n].next else []
                 inner = [m for m in self.graph[n].next if m in allowed and m != self.head and m not in above]
                 ends += [found for m in inner if (found := way(m)) is not None]
                 above.discard(n)
@@ -120,7 +114,7 @@ class Loop:
 
 
 def _copies(block: Block) -> bool:
-    return any(_MAY_WRITE_ZEROS.search(x) for x in block.code)
+    return any(_MAY_WRITE_ZEROS.search(x.text) for x in block.code)
 
 
 # Rare work, each kind where there is a way round without it.
@@ -128,44 +122,47 @@ _MARKS: Final[tuple[Callable[[Block], bool], ...]] = (
     lambda block: block.diverged,
     lambda block: block.has("ATOM", "RED", "TRAP", "BPT"),
     _copies,
-    lambda block: any(_MASKS.search(x) for x in block.code),
+    lambda block: any(_MASKS.search(x.text) for x in block.code),
     lambda block: block.has("SHFL.BFLY"),
 )
 
 
-def blocks(sass: str) -> tuple[Block, ...]:
+def blocks(listing: str) -> tuple[Block, ...]:
     """The basic blocks of a disassembled kernel, in the order of its text."""
-    cut: list[list[str]] = [[]]
+    cut: list[list[Word]] = [[]]
     at: dict[str, int] = {}
-    for match in _LINE.finditer(sass):
-        if match[1]:
+    for found in words(listing):
+        if isinstance(found, str):
             if cut[-1]:
                 cut.append([])
-            at[match[1]] = len(cut) - 1
+            at[found] = len(cut) - 1
         else:
-            cut[-1].append(match[2])
-            if opcode(match[2]).startswith(("BRA", "EXIT", "RET", "BRX")):
+            cut[-1].append(found)
+            if found.opcode.startswith(("BRA", "EXIT", "RET", "BRX")):
                 cut.append([])
-    diverged = {
-        at[t[1]] for code in cut for x in code if opcode(x) == "BRA.DIV" and (t := _TARGET.search(x)) and t[1] in at
-    }
-    found = []
+    targets = [at[t] for code in cut for x in code if x.opcode == "BRA.DIV" and (t := _target(x)) in at]
+    made = []
     for number, code in enumerate(cut):
-        last = code[-1] if code else ""
-        follows, target = [], _TARGET.search(last)
-        name = opcode(last) if last else ""
-        if name.startswith("BRA") and target and target[1] in at:
-            follows.append(at[target[1]])
-        ends = name.startswith(("EXIT", "RET")) or (name.startswith("BRA") and not _conditional(last))
-        if number + 1 < len(cut) and (not ends or (name.startswith("EXIT") and _GUARD.match(last))):
+        follows, ends = [], False
+        if code:
+            last, target = code[-1], _target(code[-1])
+            if last.base == "BRA" and target in at:
+                follows.append(at[target])
+            ends = last.opcode.startswith(("EXIT", "RET", "BRA")) and not _conditional(last)
+        if number + 1 < len(cut) and not ends:
             follows.append(number + 1)
-        found.append(Block(tuple(code), tuple(dict.fromkeys(follows)), number in diverged))
-    return tuple(found)
+        made.append(Block(tuple(code), tuple(dict.fromkeys(follows)), number in targets))
+    return tuple(made)
 
 
-def _conditional(branch: str) -> bool:
+def _target(branch: Word) -> str:
+    found = _TARGET.search(branch.text)
+    return found[1] if found else ""
+
+
+def _conditional(branch: Word) -> bool:
     """`@P0 BRA ...`, `BRA.DIV UR4, ...`, `BRA P1, ...`: a guard, or an operand before the target."""
-    return bool(_GUARD.match(branch)) or "," in branch.partition("`")[0]
+    return bool(branch.guard) or (branch.base == "BRA" and "," in branch.text.partition("`")[0])
 
 
 def loops(graph: Sequence[Block]) -> list[Loop]:
@@ -187,14 +184,14 @@ def loops(graph: Sequence[Block]) -> list[Loop]:
     return [Loop(tuple(graph), head, frozenset(inside)) for head, inside in sorted(members.items())]
 
 
-def main_loop(sass: str, bases: Iterable[str] = ("HMMA",)) -> Loop:
+def main_loop(listing: str, bases: Iterable[str] = ("HMMA",)) -> Loop:
     """The loop that does the kernel's work: the innermost of those with the most instructions named so."""
     wanted = tuple(bases)
-    found = loops(blocks(sass))
+    found = loops(blocks(listing))
     if not found:
         raise ValueError("the kernel has no loop")
 
     def weight(loop: Loop) -> tuple[int, int]:
-        return sum(opcode(x).startswith(wanted) for x in loop.text), -len(loop.members)
+        return sum(x.opcode.startswith(wanted) for x in loop.text), -len(loop.members)
 
     return max(found, key=weight)
