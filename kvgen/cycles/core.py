@@ -39,6 +39,14 @@ _PIPES: Final[Mapping[str, str]] = {
     **dict.fromkeys(("LDGDEPBAR", "DEPBAR", "ARRIVES", "WARPGROUP", "MEMBAR", "FENCE", "ERRBAR", "CCTL", "ELECT"), ""),
     **dict.fromkeys(("UTMALDG", "UBLKCP", "UTMACCTL", "USETMAXREG", "YIELD", "NANOSLEEP", "ACQBULK", "PREEXIT"), ""),
 }  # fmt: skip
+# The figure of the device table that says when a result is there; of others, conversions'.
+_LATENCIES: Final[Mapping[str, str]] = {
+    **dict.fromkeys(("LDG", "LD", "LDL", "ATOM", "ATOMG"), "ldg"),
+    **dict.fromkeys(("LDC", "LDCU", "ULDC"), "constant"),
+    **dict.fromkeys(("LDS", "ATOMS"), "lds"),
+    **dict.fromkeys(("SHFL", "MOVM"), "shfl"),
+    **{"LDSM": "ldsm", "MUFU": "mufu", "HMMA": "hmma", "MEMBAR": "membar", "SYNCS": "mbarrier"},
+}
 _WARPGROUP_PRODUCTS: Final = frozenset(("HGMMA", "QGMMA", "IGMMA", "BGMMA"))
 
 
@@ -48,7 +56,8 @@ class ReplayError(ToolError):
 
 @dataclass(frozen=True)
 class Mbarrier:
-    """An mbarrier, or a ring of them: its n-th phase is complete after n times the arrivals and the bytes of one phase.
+    """An mbarrier, or a ring of them as one: its n-th phase is complete after n times the arrivals and the bytes of one phase, of
+    which no warp's arrivals count more than n times.
 
     `ahead` phases count as complete at the start: a ring's stages that begin empty.
     """
@@ -63,7 +72,8 @@ class Role:
     """Warps of a block that run one loop: the trip's words, and how many trips a run has.
 
     `mbarriers` names, by the address of the word, which mbarrier it asks, arrives at or copies for; `nbytes` what a bulk copy
-    brings.
+    brings. Before the loop a warp has arrived `before` times at an mbarrier; what it asks for there are the phases from `first`
+    on, every `step`th (0, and each, unless it is told).
     """
 
     name: str
@@ -72,6 +82,9 @@ class Role:
     trips: int = 8
     mbarriers: Mapping[int, str] = field(default_factory=dict)
     nbytes: Mapping[int, int] = field(default_factory=dict)
+    before: Mapping[str, int] = field(default_factory=dict)
+    first: Mapping[str, int] = field(default_factory=dict)
+    step: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -125,19 +138,26 @@ class _Named:
 
     def __init__(self, needs: int, nbytes: int = 0, ahead: int = 0) -> None:
         self.needs, self.nbytes = needs, nbytes
-        self.arrived: list[float] = []
+        self.arrived: dict[int, list[float]] = {}  # by warp
         self.landed: list[tuple[float, int]] = []
         self.done: list[float] = [0.0] * ahead
         self.ahead = ahead
         self.waiting: list[_Warp] = []
 
+    def arrive(self, warp: _Warp, time: float) -> int:
+        """How often the warp has arrived by now."""
+        own = self.arrived.setdefault(id(warp), [])
+        own.append(time)
+        return len(own)
+
     def complete(self) -> None:
         """Note the phases that are complete by now."""
         while True:
             phase = len(self.done) - self.ahead + 1
-            if len(self.arrived) < phase * self.needs:
+            counted = sorted(time for times in self.arrived.values() for time in times[:phase])
+            if len(counted) < phase * self.needs:
                 return
-            at = sorted(self.arrived)[phase * self.needs - 1]
+            at = counted[phase * self.needs - 1]
             if self.nbytes:
                 total = 0
                 for time, size in sorted(self.landed):
@@ -168,6 +188,7 @@ class _Warp:
     blocked: _Named | None = None
     phase: int = 0
     since: float = 0.0  # when it was blocked
+    own: tuple[float, list[tuple[str, float]]] | None = None  # _own, since its last instruction
 
     @property
     def word(self) -> Word:
@@ -223,14 +244,21 @@ class _Core:
 
 class _Multiprocessor:
     def __init__(
-        self, roles: Sequence[Role], device: Device, blocks: int, how: Placement, mbarriers: Mapping[str, Mbarrier]
-    ):
+        self,
+        roles: Sequence[Role],
+        device: Device,
+        blocks: int,
+        how: Placement,
+        mbarriers: Mapping[str, Mbarrier],
+        skew: float,
+    ) -> None:
         self.device = device
         self.value = {name: p.value for name, p in device.parameters()}
+        self.depth = int(device.mio_queue.value)
         self.cores = [_Core() for _ in range(SUB_CORES)]
-        self.warps = []
+        self.warps: list[_Warp] = []
         for block, r, number, core in placed(roles, blocks, how):
-            warp = _Warp(roles[r], block, number, core)
+            warp = _Warp(roles[r], block, number, core, ready=skew * len(self.warps))
             self.warps.append(warp)
             self.cores[core].warps.append(warp)
         self.block_warps = sum(role.warps for role in roles)
@@ -302,31 +330,18 @@ class _Multiprocessor:
 
     def _earliest(self, core: _Core, warp: _Warp) -> tuple[float, list[tuple[str, float]]]:
         """When the warp's next instruction can issue as far as is known, and what it waits for until when."""
-        word = warp.word
-        at = warp.ready
-        whys: list[tuple[str, float]] = []
-        known = [entry for number in word.waits for entry in warp.boards[number]]
-        if word.base == "DEPBAR":
-            number, left = _depbar(word)
-            times = sorted(warp.boards[number])
-            known += times[: max(0, len(times) - left)]
-        elif word.opcode.startswith("WARPGROUP.DEPBAR"):
-            left = int(word.operands[1], 0)
-            known += [(t, "products of the warpgroup") for t in warp.chains[: max(0, len(warp.chains) - left)]]
-        for time, why in sorted(known):
-            if time > at:
-                at = time
-                whys.append((why, time))
-        pipe, mio, _ = self.costs[id(word)]
+        if warp.own is None:
+            warp.own = _own(warp)
+        at, whys = warp.own
+        pipe, mio, _ = self.costs[id(warp.word)]
         free = core.pipes.get(pipe, 0.0) if pipe else 0.0
-        if mio:
+        if mio and len(core.queue) >= self.depth:
             pipe = "memory queue"
             busy = [t for t in core.queue if t > at]
-            over = len(busy) - int(self.value["mio_queue"])
+            over = len(busy) - self.depth
             free = busy[over] if over >= 0 else 0.0
         if free > at:
-            at = free
-            whys.append((f"pipe: {pipe}", free))
+            return free, [*whys, (f"pipe: {pipe}", free)]
         return at, whys
 
     # ----------------------------------------------------------------------------------------------------------- an instruction
@@ -369,6 +384,7 @@ class _Multiprocessor:
         core.last = None if word.yields else warp
         if word.base in ("BAR", "SYNCS", "ARRIVES", "UTMALDG", "UBLKCP") and word.guard != "!PT":
             self._meets(warp, now)
+        warp.own = None
         warp.at += 1
         if warp.at == len(warp.role.trip):
             warp.at, warp.trip = 0, warp.trip + 1
@@ -384,22 +400,7 @@ class _Multiprocessor:
         return following.address != warp.word.address + 16
 
     def _latency(self, word: Word) -> float:
-        value = self.value
-        if word.base in ("LDG", "LD", "ATOM", "ATOMG", "LDL"):
-            return value["ldg"]
-        if word.base in ("LDC", "LDCU", "ULDC"):
-            return value["constant"]
-        known = {
-            "LDS": "lds",
-            "ATOMS": "lds",
-            "LDSM": "ldsm",
-            "SHFL": "shfl",
-            "MOVM": "shfl",
-            "MUFU": "mufu",
-            "HMMA": "hmma",
-        }
-        known |= {"MEMBAR": "membar", "SYNCS": "mbarrier"}
-        return value[known.get(word.base, "convert")]
+        return self.value[_LATENCIES.get(word.base, "convert")]
 
     def _product(self, warp: _Warp, now: float) -> None:
         """An asynchronous product: of the four warps together, on the tensor pipes of all their sub-cores.
@@ -430,9 +431,9 @@ class _Multiprocessor:
         word = warp.word
         if word.base == "BAR":
             barrier = self._named(warp)
-            barrier.arrived.append(now)
+            count = barrier.arrive(warp, now)
             if word.modifiers[0] in ("SYNC", "RED"):
-                warp.blocked, warp.phase = barrier, (len(barrier.arrived) - 1) // barrier.needs
+                warp.blocked, warp.phase = barrier, count - 1
                 warp.since = max(now, warp.ready)
                 barrier.waiting.append(warp)
             self._release(barrier, "barrier", self.value["barrier"])
@@ -444,15 +445,21 @@ class _Multiprocessor:
             raise ReplayError(f"replay: {word.address:04x} {word.text!r} names no mbarrier that was given")
         mbarrier = self.mbarriers[name]
         key = (warp.block, name)
-        barrier = self.named.setdefault(key, _Named(mbarrier.arrivals, mbarrier.nbytes, mbarrier.ahead))
+        if key not in self.named:
+            barrier = self.named[key] = _Named(mbarrier.arrivals, mbarrier.nbytes, mbarrier.ahead)
+            for other in self.warps:
+                if other.block == warp.block:
+                    barrier.arrived[id(other)] = [0.0] * other.role.before.get(name, 0)
+        barrier = self.named[key]
         if word.base in ("UTMALDG", "UBLKCP"):
             barrier.landed.append((now + self.value["tma"], warp.role.nbytes[word.address]))
         elif word.base == "ARRIVES":
-            barrier.arrived.append(max(now, warp.copies))
+            barrier.arrive(warp, max(now, warp.copies))
         elif word.opcode.startswith("SYNCS.ARRIVE"):
-            barrier.arrived.append(now)
+            barrier.arrive(warp, now)
         elif word.opcode.startswith("SYNCS.PHASECHK"):
-            warp.blocked, warp.phase = barrier, warp.asked[name]
+            warp.blocked = barrier
+            warp.phase = warp.role.first.get(name, 0) + warp.asked[name] * warp.role.step.get(name, 1)
             warp.since = max(now, warp.ready)
             warp.asked[name] += 1
             barrier.waiting.append(warp)
@@ -479,11 +486,30 @@ class _Multiprocessor:
             if warp.phase < len(barrier.done):
                 at = max(warp.ready, barrier.done[warp.phase] + latency)
                 self.span[id(warp)].waited(why, max(0.0, at - warp.since))
-                warp.ready, warp.blocked = at, None
+                warp.ready, warp.blocked, warp.own = at, None, None
                 heapq.heappush(self.heap, (max(at, self.cores[warp.core].free), warp.core))
             else:
                 left.append(warp)
         barrier.waiting = left
+
+
+def _own(warp: _Warp) -> tuple[float, list[tuple[str, float]]]:
+    """The same as far as the warp's own instructions before it tell."""
+    word, at = warp.word, warp.ready
+    known = [entry for number in word.waits for entry in warp.boards[number]]
+    if word.base == "DEPBAR":
+        number, left = _depbar(word)
+        times = sorted(warp.boards[number])
+        known += times[: max(0, len(times) - left)]
+    elif word.opcode.startswith("WARPGROUP.DEPBAR"):
+        left = int(word.operands[1], 0)
+        known += [(t, "products of the warpgroup") for t in warp.chains[: max(0, len(warp.chains) - left)]]
+    whys: list[tuple[str, float]] = []
+    for time, why in sorted(known) if known else ():
+        if time > at:
+            at = time
+            whys.append((why, time))
+    return at, whys
 
 
 def _cost(word: Word) -> tuple[str, bool, float]:
@@ -535,9 +561,19 @@ def replay(
     blocks: int = 1,
     placement: Placement = "worst",
     mbarriers: Mapping[str, Mbarrier] | None = None,
+    skews: Sequence[float] = (0.0,),
 ) -> Replay:
-    """Run the roles of so many blocks on one multiprocessor."""
-    return _Multiprocessor(roles, device, blocks, placement, mbarriers or {}).run()
+    """Run the roles of so many blocks on one multiprocessor; on average over the skews, by which each warp begins later than the
+    one before: a replay falls into step with itself, and a cycle more or less of one instruction makes it another step."""
+    runs = [_Multiprocessor(roles, device, blocks, placement, mbarriers or {}, skew).run() for skew in skews]
+    count = len(runs)
+    trips = []
+    for same in zip(*(run.trips for run in runs), strict=True):
+        whys = dict.fromkeys(why for trip in same for why in trip.waits)
+        waits = {why: sum(trip.waits.get(why, 0.0) for trip in same) / count for why in whys}
+        ordered = dict(sorted(waits.items(), key=lambda item: -item[1]))
+        trips.append(Trip(same[0].role, sum(t.cycles for t in same) / count, same[0].instructions, ordered))
+    return Replay(tuple(trips), sum(run.issue for run in runs) / count, runs[0].slots)
 
 
 def latencies(device: Device, cycles: float) -> Device:

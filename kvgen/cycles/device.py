@@ -10,9 +10,12 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Final, Literal, cast
+from typing import Any, Final, cast
 
-Side = Literal["low", "value", "high"]
+# Of the rest, which are cycles and microseconds, less is.
+_MORE_IS_BETTER: Final = frozenset(
+    ("clock_memory", "clock_tensor", "bandwidth", "reachable", "shared_bytes", "mio_queue", "multiprocessors")
+)
 _READS: Final = "that a kernel of reads alone reaches"
 
 
@@ -93,14 +96,18 @@ class Device:
         }
         return dataclasses.replace(self, **cast("dict[str, Any]", changed))
 
-    def side(self, side: Side, names: frozenset[str] = frozenset()) -> Device:
-        """Every figure (or those named) at its low or its high end."""
-        return self.at(**{n: getattr(p, side) for n, p in self.parameters() if not names or n in names})
+    def slow(self) -> Device:
+        """Every latency and interval at its high end; what is better the more of it there is at its low one."""
+        return self.at(**{n: p.low if n in _MORE_IS_BETTER else p.high for n, p in self.parameters()})
+
+    def fast(self) -> Device:
+        """The other end of every range."""
+        return self.at(**{n: p.high if n in _MORE_IS_BETTER else p.low for n, p in self.parameters()})
 
     @property
     def budget_rate(self) -> float:
         """Bytes that a multiprocessor gets in a cycle where all of them read at the reachable bandwidth."""
-        return self.reachable.value * 1e3 / (self.multiprocessors.value * self.clock_memory.value)
+        return self.reachable.value / (self.multiprocessors.value * self.clock_memory.value)
 
 
 # Sources, by the short names that the entries use.

@@ -7,8 +7,8 @@ no trip without that work executes more. Branches on what never happens together
 only of loops within the loop (`holds_loops`) it has one trip, however many they make.
 
 The marks: an atomic; a copy that may write zeros instead; -infinity put in the place of a score; shuffles that reduce; the
-out-of-line code of diverged warps. A mark counts only where some way round is without it: a kernel that reduces by shuffles in
-every trip, or whose copies are all conditional, has them counted.
+out-of-line code of diverged warps; an mbarrier that is asked once more. A mark counts only where some way round is without it
+that fetches as well: a kernel that reduces by shuffles in every trip, or whose copies are all conditional, has them counted.
 """
 
 from __future__ import annotations
@@ -77,12 +77,13 @@ class Loop:
     def usual(self) -> tuple[Word, ...]:
         """The longest way once round it without rare work."""
         left, best = set(self.members), self._longest(self.members)
+        assert best is not None, "a loop has a way round"
         for mark in _MARKS:
             fewer = {n for n in left if not mark(self.graph[n])}
             way = self._longest(fewer)
-            if way is not None:  # else every trip does such work
+            # Else every trip does such work, or every trip that fetches anything.
+            if way is not None and (_fetches(way) or not _fetches(best)):
                 left, best = fewer, way
-        assert best is not None, "a loop has a way round"
         return best
 
     def _longest(self, allowed: Set[int]) -> tuple[Word, ...] | None:
@@ -113,6 +114,16 @@ class Loop:
         return dict(Counter(map(class_of, self.usual)).most_common())
 
 
+def _fetches(way: Iterable[Word]) -> bool:
+    return any(x.base == "LDGSTS" for x in way)
+
+
+def _asks_again(block: Block) -> bool:
+    """Whether it is there for an mbarrier that was not ready when asked first."""
+    bases = {x.base for x in block.code}
+    return "SYNCS" in bases and bases <= {"SYNCS", "BRA", "NANOSLEEP", "YIELD"}
+
+
 def _copies(block: Block) -> bool:
     return any(_MAY_WRITE_ZEROS.search(x.text) for x in block.code)
 
@@ -120,6 +131,7 @@ def _copies(block: Block) -> bool:
 # Rare work, each kind where there is a way round without it.
 _MARKS: Final[tuple[Callable[[Block], bool], ...]] = (
     lambda block: block.diverged,
+    lambda block: _asks_again(block),
     lambda block: block.has("ATOM", "RED", "TRAP", "BPT"),
     _copies,
     lambda block: any(_MASKS.search(x.text) for x in block.code),

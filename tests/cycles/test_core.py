@@ -224,3 +224,22 @@ def test_where_warps_lie() -> None:
     assert cores == {"spread": [0, 1, 2, 3], "aligned": [0, 1, 0, 1], "worst": [0, 0, 0, 0]}
     six = Role("all", role.trip, 6)
     assert [core for *_, core in placed([six], 1, "worst")] == [0, 1, 2, 3, 0, 0]
+
+
+def test_a_role_that_others_leave_behind_is_named() -> None:
+    """The others never end, but what one role waits for comes from nobody."""
+    waits = Role("waits", program("[-:-:-:1] BAR.SYNC.DEFER_BLOCKING 0x1, 0x60"), 1)
+    runs = Role("runs", program("[-:-:-:1] NOP"), 1)
+    with pytest.raises(ReplayError, match=r"warp 0 of role waits waits at 0000 'BAR"):
+        replay([waits, runs], ROUND)
+
+
+def test_the_mean_of_several_beginnings() -> None:
+    """A replay in step with itself is one of several; the mean moves little where an instruction takes a cycle more."""
+    text = program("[-:0:-:1] LDS R0, [R1]\n[0:-:-:4] FADD R2, R0, R0\n" + "[-:-:-:2] FADD R2, R2, R2\n" * 20)
+    role = Role("all", text, 3)
+    runs = [replay([role], ROUND, skews=(skew,)).trip() for skew in (0, 31)]
+    both = replay([role], ROUND, skews=(0, 31)).trip()
+    assert both.cycles == pytest.approx(sum(run.cycles for run in runs) / 2)
+    assert sum(both.waits.values()) == pytest.approx(sum(sum(run.waits.values()) for run in runs) / 2)
+    assert both.cycles >= 3 * len(text)  # three warps share the slots of a sub-core

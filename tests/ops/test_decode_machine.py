@@ -152,6 +152,9 @@ def test_the_usual_trip() -> None:
         "@P3",
     ]
     assert not loop.holds_loops and loop.classes()["products"] == 1
+    # The way past all copies is no usual one, however rare the copies' marks.
+    past = LOOP.replace("@P0 BRA P1, `(.L_x_2)", "@P0 BRA P1, `(.L_x_3)").replace(".L_x_2:\n", "")
+    assert "LDGSTS.E.BYPASS.128" in [x.opcode for x in main_loop(past).usual]
     # Where every copy may write zeros, and every trip reduces, both are counted.
     always = LOOP.replace("R38.64] ;", "R38.64], !P0 ;").replace("              @!P0 BRA `(.L_x_4) ;", " NOP ;")
     assert len(main_loop(always).usual) == 9 + 1
