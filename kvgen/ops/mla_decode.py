@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -24,7 +25,8 @@ from kvgen.lowering.attention.split_kv import (
     planner,
     row_offsets,
 )
-from kvgen.lowering.attention.wgmma import CHUNK_MULTIPLE, applies, with_warpgroups
+from kvgen.lowering.attention.wgmma import ARCH as WGMMA_ARCH
+from kvgen.lowering.attention.wgmma import CHUNK_MULTIPLE, applies, others, with_warpgroups
 from kvgen.lowering.cache_struct import ERRORS, entry_name
 from kvgen.plan.kernel import KernelPlan
 from kvgen.plan.params import Array, Param, Size
@@ -155,7 +157,8 @@ class MlaDecode(Op):
         return kernels.model.softmax_scale(kernels.kv.head_dim)
 
     def kernel_names(self) -> tuple[str, ...]:
-        return (self.name,) if self.split == "none" else (self.name, f"{self.name}_plan")
+        planner = () if self.split == "none" else (f"{self.name}_plan",)
+        return (self.name, *planner, f"{self.name}_{WGMMA_ARCH}")
 
     def plan(self, kernels: KernelSet) -> tuple[KernelPlan, ...]:
         cache = kernels.kv
@@ -166,7 +169,8 @@ class MlaDecode(Op):
         params = self._params(kernels, cache, out, index)
         tiles, planned = -(-columns // shape.cols), self.split != "none"
         warpgroups = not applies(kernels, columns, self.sparse)
-        tile = CHUNK_MULTIPLE if warpgroups else shape.tokens
+        # Chunks are whole tiles of either kernel, so that one plan serves both.
+        tile = math.lcm(CHUNK_MULTIPLE, shape.tokens) if warpgroups else shape.tokens
         digest = plan_digest(kernels, self.name, self.split_plan(kernels), attend, self.rows, tile)
         context = MlaDecodeContext(
             d=Attended(
@@ -200,7 +204,7 @@ class MlaDecode(Op):
             sparse=self.sparse,
         )
         grid = ((var("num_sm_parts") if planned else var("T")) * tiles, const(1), const(1))
-        shared = tuple((a, shape.shared(a)) for a in kernels.arch)
+        shared = tuple((a, shape.shared(a)) for a in self._archs(kernels))
         template = "ops/mla_decode.cu.j2"
         kernel = KernelPlan(self.name, context.d.entry, template, context, params, grid, THREADS, shared_by_arch=shared)
         if warpgroups:
@@ -236,7 +240,12 @@ class MlaDecode(Op):
         )
 
     def _shape(self, kernels: KernelSet, cache: Cache) -> Shape:
-        return shape_of(latent_row(cache), cache, self.rows * kernels.q_heads, kernels.arch)
+        return shape_of(latent_row(cache), cache, self.rows * kernels.q_heads, self._archs(kernels))
+
+    def _archs(self, kernels: KernelSet) -> tuple[str, ...]:
+        """The architectures that a warp's products are for."""
+        warpgroups = not applies(kernels, self.rows * kernels.q_heads, self.sparse)
+        return (others(kernels) if warpgroups else ()) or kernels.arch
 
     def _params(self, kernels: KernelSet, cache: Cache, out: DType, index: DType) -> tuple[Param, ...]:
         """What a call brings, in the order of the kernel's signature."""

@@ -125,8 +125,9 @@ class CpuLaunch:
         self._kernel, self._extra, self._args, self._grid = kernel, extra, args, grid
         self._machine = _machine.get() or Machine()
         self._arch = _cpu_arch(kernel, self._machine.arch)
-        kernel.module.require(f"{kernel.module.name}/{kernel.file}")
-        self._entry = cpu_kernel(kernel.module, kernel.file, kernel.entry, self._arch, self._machine.mode)
+        file = kernel.file_on(self._arch)
+        kernel.module.require(f"{kernel.module.name}/{file}")
+        self._entry = cpu_kernel(kernel.module, file, kernel.entry, self._arch, self._machine.mode)
         self._views: dict[str, ArrayView] = {}
         self.move(cache, views)
 
