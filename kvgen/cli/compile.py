@@ -154,7 +154,9 @@ def _batch(project: Project, chosen: list[Chosen], arch: list[str] | None) -> _B
     targets = _archs(arch) if arch else None
     batch = _Batch([], {}, {}, {}, {})
     for item in chosen:
-        found = {f"{item.name}/{kernel.name}": (kernel, own) for kernel, own in kernel_files(item.loaded, item.ops, targets)}
+        found = {
+            f"{item.name}/{kernel.name}": (kernel, own) for kernel, own in kernel_files(item.loaded, item.ops, targets)
+        }
         batch.elsewhere.update(files_elsewhere(item.loaded))
         batch.kernels.update({name: kernel for name, (kernel, _) in found.items()})
         batch.launchers[item.name] = project.files[f"{item.name}/__init__.py"].text

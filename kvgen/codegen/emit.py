@@ -170,7 +170,7 @@ def kernel_files(
 
 
 def files_elsewhere(loaded: LoadedSet) -> dict[str, dict[str, str]]:
-    """Of each kernel ("<set>/<kernel>") in whose place another one runs on some architectures: that one's name, by architecture."""
+    """The kernels that run in another one's place ("<set>/<kernel>"), by architecture."""
     plans = (plan for group in set_plans(loaded).values() for plan in group if plan.elsewhere)
     return {f"{loaded.kernels.name}/{plan.name}": {a: other.name for a, other in plan.elsewhere} for plan in plans}
 

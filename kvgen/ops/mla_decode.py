@@ -25,8 +25,7 @@ from kvgen.lowering.attention.split_kv import (
     planner,
     row_offsets,
 )
-from kvgen.lowering.attention.wgmma import ARCH as WGMMA_ARCH
-from kvgen.lowering.attention.wgmma import CHUNK_MULTIPLE, applies, others, with_warpgroups
+from kvgen.lowering.attention.wgmma import CHUNK_MULTIPLE, applies, others, wgmma_file, with_warpgroups
 from kvgen.lowering.cache_struct import ERRORS, entry_name
 from kvgen.plan.kernel import KernelPlan
 from kvgen.plan.params import Array, Param, Size
@@ -46,7 +45,8 @@ class MlaDecodeContext:
     """Everything ops/mla_decode.cu.j2 reads.
 
     `row` says how a latent row lies in shared memory, `shape` how a block divides its work. `qk_scale` turns products into
-    scores in base 2. `ranged`: codes are multiplied in f16, and Q is brought into its range.
+    scores in base 2. `ranged`: codes are multiplied in f16, and Q is brought into its range. `wgmma_file` is the kernel that
+    sm_90a has beside this one ("": none).
     """
 
     d: Attended
@@ -58,6 +58,7 @@ class MlaDecodeContext:
     qk_scale: str
     ranged: bool
     sparse: bool
+    wgmma_file: str
 
 
 class MlaDecode(Op):
@@ -158,7 +159,7 @@ class MlaDecode(Op):
 
     def kernel_names(self) -> tuple[str, ...]:
         planner = () if self.split == "none" else (f"{self.name}_plan",)
-        return (self.name, *planner, f"{self.name}_{WGMMA_ARCH}")
+        return (self.name, *planner, wgmma_file(self.name))
 
     def plan(self, kernels: KernelSet) -> tuple[KernelPlan, ...]:
         cache = kernels.kv
@@ -202,6 +203,7 @@ class MlaDecode(Op):
             qk_scale=float_literal(self.softmax_scale(kernels) * LOG2E),
             ranged=cache.quants["k"] is not None,
             sparse=self.sparse,
+            wgmma_file=wgmma_file(self.name) if warpgroups and others(kernels) else "",
         )
         grid = ((var("num_sm_parts") if planned else var("T")) * tiles, const(1), const(1))
         shared = tuple((a, shape.shared(a)) for a in self._archs(kernels))

@@ -33,7 +33,8 @@ class MlaWgmmaContext:
 
     `rope_at` bytes into the run of `rope_struct` the dims that are K alone begin. Q of the first `held` steps of 16 dims is in
     registers. `shared` is what all stages have together of shared memory. `qk_scale` turns products into scores in base 2; a
-    maximum rises when a score passes it by 2^`slack`.
+    maximum rises when a score passes it by 2^`slack`. `other_file` is the kernel of the set's other architectures ("": there are
+    none).
     """
 
     d: Attended
@@ -48,6 +49,12 @@ class MlaWgmmaContext:
     rope_struct: str
     rope_at: int
     qk_scale: str
+    other_file: str
+
+
+def wgmma_file(name: str) -> str:
+    """The kernel of operation `name` that stands beside that of other architectures."""
+    return f"{name}_{ARCH}"
 
 
 def others(kernels: KernelSet) -> tuple[str, ...]:
@@ -108,12 +115,13 @@ def with_warpgroups(
         rope_struct=rope_struct,
         rope_at=rope_at,
         qk_scale=qk_scale,
+        other_file=plan.name if others(kernels) else "",
     )
     if not others(kernels):
         return replace(plan, template=TEMPLATE, context=context, threads=THREADS, shared=shared, shared_by_arch=())
     assert plan.threads == THREADS
     here = replace(
-        plan, name=f"{plan.name}_{ARCH}", template=TEMPLATE, context=context, shared=shared, shared_by_arch=()
+        plan, name=wgmma_file(plan.name), template=TEMPLATE, context=context, shared=shared, shared_by_arch=()
     )
     by_arch = ((arch, shared if arch == ARCH else plan.shared_on(arch)) for arch in kernels.arch)
     return replace(plan, shared_by_arch=tuple(by_arch), elsewhere=((ARCH, here),))
