@@ -43,7 +43,8 @@ def compile_ahead(
     """
     if name is not None and len(kernels) != 1:
         raise SpecError(f"name: got {name!r} for {len(kernels)} sets; a name is one set's; call it once for each")
-    jobs, digests, launchers, others = [], {}, {}, {}
+    jobs, digests, launchers = [], {}, {}
+    others: dict[str, dict[str, str]] = {}
     for each in kernels:
         loaded, files = _rendered(each, name, arch)
         launchers[loaded.kernels.name] = files[f"{loaded.kernels.name}/__init__.py"].text
