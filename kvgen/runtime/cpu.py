@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from kvgen.runtime.arrays import ArrayView
     from kvgen.runtime.kernel import Extra, Grid, Kernel
     from kvgen.runtime.layer_cache import LayerCache
+    from kvgen.runtime.module import Module
     from kvgen.runtime.packing import PackedArgs
 
 
@@ -77,10 +78,15 @@ def machine(
         _machine.reset(token)
 
 
+def cpu_archs(module: Module) -> list[str]:
+    """The architectures of a set whose code runs here."""
+    return [arch for arch in module.arch if arch in ("sm_80", "sm_89", "sm_90a")]
+
+
 def _cpu_arch(kernel: Kernel, wanted: str | None) -> str:
     if wanted is not None and wanted not in kernel.module.arch:
         raise DeviceError(f"arch: got {wanted}; {kernel.module.name} is generated for {', '.join(kernel.module.arch)}")
-    runs = [a for a in kernel.module.arch if a in ("sm_80", "sm_89", "sm_90a")]
+    runs = cpu_archs(kernel.module)
     if not runs:
         raise DeviceError(
             f"{kernel.module.name}: the CPU machine runs sm_80, sm_89 and sm_90a; the spec has none of them"
