@@ -252,11 +252,18 @@ def units_of(loaded: LoadedSet, files: Mapping[str, File], prefix: str) -> list[
     return found
 
 
-def units(config: Config | None = None) -> list[Unit]:
-    """Every kernel of a project, ready for NVRTC; by default of the project around the working folder."""
+def units(archs: Sequence[str], config: Config | None = None) -> list[tuple[Unit, tuple[str, ...]]]:
+    """Every kernel of a project, ready for NVRTC, and which of `archs` it is for; by default of the project around the working
+    folder."""
     config = config or find_config()
     sets, files = load_and_render(config)
-    return [unit for loaded in sets for unit in units_of(loaded, files, config.out.name)]
+    return [
+        (unit, own)
+        for loaded in sets
+        for unit, (_, own) in zip(
+            units_of(loaded, files, config.out.name), kernel_files(loaded, archs=archs), strict=True
+        )
+    ]
 
 
 def write_file(root: Path, file: File) -> bool:

@@ -50,8 +50,7 @@ class Kernel:
         object.__setattr__(self, "arguments", tuple(ordered))
         object.__setattr__(self, "places", {p.name: i for i, p in enumerate(ordered)})
         object.__setattr__(self, "kinds", kinds_of(self.params))
-        for file in (self.file, *self.files.values()):
-            self.module.add(file, self.entry)
+        self.module.add(self.file, self.entry, self.files)
 
     def file_on(self, arch: str) -> str:
         """The file that has the kernel for this architecture."""

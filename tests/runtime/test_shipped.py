@@ -148,7 +148,10 @@ def test_a_kernel_with_a_file_for_an_architecture(tmp_path: Path) -> None:
     cache = Latent(dtype="bf16", latent_dim=512, rope_dim=64, page_size=64)
     spec = KernelSet(q_heads=64, cache=cache, ops=[ops.MlaDecode(scale=0.1)])
     found = kvgen.compile_ahead(tmp_path, spec, name="two")
-    assert [entry.file for entry in found.entries] == ["two/mla_decode.sm_80.cubin", "two/mla_decode_sm_90a.sm_90a.cubin"]
+    assert [entry.file for entry in found.entries] == [
+        "two/mla_decode.sm_80.cubin",
+        "two/mla_decode_sm_90a.sm_90a.cubin",
+    ]
     assert {entry.entry for entry in found.entries} == {"two_mla_decode"}
     (each,) = read_folder(tmp_path).sets
     assert each.elsewhere == {"mla_decode": {"sm_90a": "mla_decode_sm_90a"}} and len(each.kernels) == 2
