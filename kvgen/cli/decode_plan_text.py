@@ -50,10 +50,12 @@ def attention(kernels: KernelSet, op: Op, plan: KernelPlan, archs: Sequence[str]
             "team_warps": 1,
             "blocks_per_multiprocessor": context.blocks_per_sm,
         }
+    held = 1  # tiles of a ring that are worked on
     if isinstance(context, MlaWgmmaContext):
         found["why"] = f"products of warpgroups, which {WGMMA_ARCH} has, columns on M"
         teams, warps, tokens, stages = 1, context.threads // 32, context.tokens, Stages(context.stages, 0, 0)
         cols, most, nbytes = context.cols, 1, 2 * context.head_dim
+        held = 2  # a tile of each warpgroup
     elif isinstance(context, MlaDecodeContext):
         shape, row = context.shape, context.row
         if WGMMA_ARCH in archs:
@@ -70,7 +72,7 @@ def attention(kernels: KernelSet, op: Op, plan: KernelPlan, archs: Sequence[str]
         rings[arch] = {
             "stages": count,
             "blocks": blocks,
-            "bytes_in_flight": blocks * (count - 1) * teams * tokens * nbytes,
+            "bytes_in_flight": blocks * (count - held) * teams * tokens * nbytes,
         }
     return found | {
         "block_columns": cols,
