@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -170,8 +169,9 @@ class MlaDecode(Op):
         params = self._params(kernels, cache, out, index)
         tiles, planned = -(-columns // shape.cols), self.split != "none"
         warpgroups = not applies(kernels, columns, self.sparse)
-        # Chunks are whole tiles of either kernel, so that one plan serves both.
-        tile = math.lcm(CHUNK_MULTIPLE, shape.tokens) if warpgroups else shape.tokens
+        both, balanced = warpgroups and others(kernels), self.split == "balanced"
+        # Balanced chunks are whole tiles of the kernel that the planner's architecture has; either kernel takes a plan of both.
+        tile = CHUNK_MULTIPLE if warpgroups and not (both and balanced) else shape.tokens
         digest = plan_digest(kernels, self.name, self.split_plan(kernels), attend, self.rows, tile)
         context = MlaDecodeContext(
             d=Attended(
@@ -203,7 +203,7 @@ class MlaDecode(Op):
             qk_scale=float_literal(self.softmax_scale(kernels) * LOG2E),
             ranged=cache.quants["k"] is not None,
             sparse=self.sparse,
-            wgmma_file=wgmma_file(self.name) if warpgroups and others(kernels) else "",
+            wgmma_file=wgmma_file(self.name) if both else "",
         )
         grid = ((var("num_sm_parts") if planned else var("T")) * tiles, const(1), const(1))
         shared = tuple((a, shape.shared(a)) for a in self._archs(kernels))
@@ -220,6 +220,7 @@ class MlaDecode(Op):
             attend=attend,
             rows=self.rows,
             tile=tile,
+            warpgroup_tile=CHUNK_MULTIPLE if both and balanced else 0,
             chunk_tokens=chunk_tokens,
             columns=tiles,
             index=index.name,

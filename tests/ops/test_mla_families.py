@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -51,7 +52,7 @@ SHIPPED = ("deepseek_v3", "kimi_k2_flashinfer")
 
 @ALL
 def test_one_plan_serves_both(name: str) -> None:
-    """A step is planned once, for requests of one token to several chunks; both kernels take that plan, and are right."""
+    """Requests of one token to several chunks: both kernels take the plan that either machine makes, and are right."""
     kernels, given = SETS[name], terms(SETS[name])
     op, generated = op_of(kernels), package(kernels)
     counts = [op.rows, 1, op.rows, 1]
@@ -62,14 +63,16 @@ def test_one_plan_serves_both(name: str) -> None:
     offsets = offsets_of(counts, kernels.kv.lengths_dtype, 0)
     cache = generated.Cache(**scene.arguments())
     workspace = generated.mla_decode.workspace(max_rows=len(q), max_tokens=cache.max_cache_length, multiprocessors=6)
-    workspace.view.owner[...] = 0xEE
-    with on_machine(batch):
-        generated.mla_decode.plan(cache[scene.layer], workspace, rows=len(q), row_offsets=offsets)
-    plan = workspace.view.owner.copy()
+    plans = []
+    for arch in ARCHS:
+        workspace.view.owner[...] = 0xEE
+        with on_machine(replace(batch, arch=arch)):
+            generated.mla_decode.plan(cache[scene.layer], workspace, rows=len(q), row_offsets=offsets)
+        plans.append(workspace.view.owner.copy())
     (keys,) = scene.rows()
     how: dict[str, Any] = {"scale": op.scale, "lse_base": op.lse_base, "lse_empty": op.lse_empty}
     wanted = mla_decode(scene.view, keys, q, rows=op.rows, row_offsets=offsets, **how)
-    for arch in ARCHS:
+    for arch, plan in product(ARCHS, plans):
         workspace.view.owner[...] = plan
         scene.batch = replace(batch, arch=arch)
         out, _ = rows_array(len(q), (kernels.q_heads, 512), given.out, strided=False)
@@ -131,11 +134,15 @@ def test_which_architecture_has_which_file() -> None:
         assert "room for 32 columns, a product has 64" in applies(kernels, 128, sparse=False)
 
 
-def test_the_planner_s_tiles_are_those_of_both() -> None:
-    for archs, tile in ((("sm_80",), 32), (("sm_90a",), 64), (ARCHS, 64)):
+def test_the_planner_s_tiles_are_those_of_its_architecture() -> None:
+    """Balanced as for either family alone; chunks of a fixed size are cut alike everywhere."""
+    tiles = {("sm_80",): "32,", ("sm_90a",): "64,", ARCHS: "kWarpgroups ? 64 : 32;"}
+    for archs, tile in tiles.items():
         kernels = with_archs(SETS["families_balanced"], *archs)
         text = render_set(LoadedSet(kernels, "x.py", ""))["families_balanced/mla_decode_plan.cu"].text
-        assert f"kTile = {tile}," in text
+        assert f"kTile = {tile}" in text
+    text = render_set(LoadedSet(SETS["families_invariant"], "x.py", ""))["families_invariant/mla_decode_plan.cu"].text
+    assert "kTile = 64, kChunkTiles = 2;" in text
 
 
 def test_an_operation_cannot_have_the_other_file_s_name() -> None:
