@@ -132,7 +132,9 @@ def test_what_operators_write(operation: Callable[..., Any], backend: str) -> No
     found = run([m[:, :SIZE] for m in here], [m[:, :SIZE] for m in there], ids, errors)
     returned = [] if found is None else [found] if isinstance(found, torch.Tensor) else found
     assert describe(errors) is None
-    for ours, theirs in zip([*here, *there, ids, *returned], [*wanted_here, *wanted_there, wanted_ids, *wanted], strict=True):
+    for ours, theirs in zip(
+        [*here, *there, ids, *returned], [*wanted_here, *wanted_there, wanted_ids, *wanted], strict=True
+    ):
         assert np.array_equal(ours.numpy(), theirs)
     assert not torch._dynamo.utils.counters["graph_break"]
 
@@ -226,6 +228,23 @@ def test_compiled_in_one_graph(backend: str) -> None:
     assert not torch._dynamo.utils.counters["graph_break"]
 
 
+def test_inductor_copies_no_pool() -> None:
+    from torch._inductor.utils import run_and_get_code
+
+    def moved(pages: Pools, ids: torch.Tensor, pairs: torch.Tensor, rows: torch.Tensor) -> None:
+        pool = [page[:, :SIZE] for page in pages]
+        states.copy_pages(pool, ids, pairs)
+        for layer in pool:
+            states.scatter_states(layer, ids, ids, rows)
+
+    pages, rows = memory(1), torch.full((2, SIZE), 7, dtype=torch.uint8)
+    _, (code,) = run_and_get_code(torch.compile(moved, fullgraph=True), pages, i32(4, 1), i64([2, 3]), rows)
+    assert code.count("torch.ops.kvgen_state_qwen3_next.") == 1 + LAYERS and "reinterpret_tensor(arg" in code
+    assert not re.search(r"empty_strided\w*\(|copy_\(", code.partition("def call(")[2].partition("runner =")[0])
+    for page, old in zip(pages, memory(1), strict=True):
+        assert torch.equal(page[3, :SIZE], old[2, :SIZE]) and bool((page[[1, 4], :SIZE] == 7).all())
+
+
 def test_exported_and_loaded_and_made_functional(tmp_path: Path) -> None:
     program = torch.export.export(Model(), step_of(3))
     torch.export.save(program, tmp_path / "step.pt2")
@@ -235,6 +254,36 @@ def test_exported_and_loaded_and_made_functional(tmp_path: Path) -> None:
         arguments = step_of(3)
         assert_same(form.module()(*arguments), arguments, 3)
     assert any("auto_functionalized" in str(node.target) for node in functional.graph.nodes)
+
+
+def test_kv_and_states_in_the_same_memory() -> None:
+    """Views of both dtypes inside the graph; as inputs PyTorch refuses them, which docs/torch.md says."""
+    llama = register("generated.llama3_8b")
+    generator = torch.Generator().manual_seed(4)
+    q, k, v = (torch.randn(1, n, 128, generator=generator).bfloat16() for n in (32, 8, 8))
+
+    def views(page: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        kv = page[:, : 2 * 2 * 2 * 16 * 8 * 128].view(torch.bfloat16).unflatten(1, (2, 2, 16, 8, 128))
+        return kv, page[:, :SIZE]
+
+    def over(kv: torch.Tensor, pool: torch.Tensor) -> torch.Tensor:
+        def append(length: int) -> None:
+            llama.append.returning(kv, i32(length), i32(4, 1)[None], 1, q, k, v, i32(0, 1))
+
+        append(17)  # to row 1 of page 1
+        states.copy_pages([pool], i32(0), i64([1, 5]))
+        append(18)
+        return states.gather_states.returning(pool, i32(0), i32(1, 5))
+
+    ours, theirs = memory(5)[0], memory(5)[0]
+    wanted = over(*views(theirs))
+    found = torch.compile(lambda page: over(*views(page)), fullgraph=True, backend="aot_eager")(ours)
+    assert torch.equal(found, wanted) and torch.equal(ours, theirs)
+    of_v = views(ours)[0][:, 1, 1]
+    assert all(torch.equal(of_v[page, row], v[0]) for page, row in ((1, 1), (5, 1), (1, 2)))
+    assert not torch.equal(of_v[5, 2], v[0]), "copied between the appends"
+    with pytest.raises(Exception, match="input mutations on views with different dtypes"):
+        torch.compile(over, fullgraph=True, backend="aot_eager")(*views(ours))
 
 
 # --- what is refused ------------------------------------------------------------------------------------------------------
