@@ -347,6 +347,18 @@ def test_layer_types_win_over_smollm3s_flag() -> None:
     assert [layer.window for layer in found[:2]] == [64, None]
 
 
+@pytest.mark.parametrize("name", ["laguna", "mellum", "step3p5", "ministral"])
+def test_layer_types_choose_the_windows(name: str) -> None:
+    types = ["sliding_attention", "full_attention"] * (BASE["num_hidden_layers"] // 2)
+    found = models.facts(typed(name, sliding_window=64, layer_types=types)).layers()
+    assert [layer.window for layer in found] == [64, None] * (BASE["num_hidden_layers"] // 2)
+
+
+def test_step_3_5_that_looks_both_ways_is_refused() -> None:
+    with pytest.raises(ConfigError, match="use_bidirectional_attention: got true; kvgen's decode is causal"):
+        models.facts(typed("step3p5", use_bidirectional_attention=True))
+
+
 @pytest.mark.parametrize("name", ["cohere2", "recurrent_gemma", "zamba2"])
 def test_a_head_dim_that_is_given_wins(name: str) -> None:
     field = "attention_head_dim" if name == "zamba2" else "head_dim"
@@ -396,7 +408,7 @@ def test_mimo_turns_a_third_under_default_rope_alone() -> None:
     assert turned(rope_type="linear", factor=2.0) is None
 
 
-@pytest.mark.parametrize("name", ["gemma3_text", "gemma3n_text", "olmo3", "step3p5"])
+@pytest.mark.parametrize("name", ["gemma3_text", "gemma3n_text", "olmo3", "step3p5", "modernbert-decoder"])
 def test_parameters_that_are_not_by_kind_are_not_read(name: str) -> None:
     """These classes look for an entry a kind of layers, and have defaults where there is none."""
     plain, flat = (
