@@ -320,6 +320,14 @@ def test_the_length_beside_the_scaling_wins(name: str) -> None:
         assert isinstance(scaling, YarnScaling) and scaling.original_max_positions == expected
 
 
+def test_the_length_beside_the_scaling_scales_q() -> None:
+    """Ministral 3 scales q by the length that YaRN has."""
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4096, "llama_4_scaling_beta": 0.1}
+    for beside, expected in (({}, 4096), ({"original_max_position_embeddings": 2048}, 2048)):
+        found = models.facts(typed("ministral3", rope_parameters=yarn, **beside)).layers()[0].q_scale
+        assert found is not None and found.positions == expected
+
+
 # From here: single-field changes that model_sweep found wrong in November 2026.
 
 
