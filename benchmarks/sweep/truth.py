@@ -554,6 +554,8 @@ def _layer(index: int, call: _Call, seen: dict[Any, Any]) -> LayerTruth:
         _read_mask(layer, given["mask"], seen)
         if layer.module in KEPT:
             layer.window = getattr(DynamicCache(config=module.config).layers[index], "sliding_window", None)
+            if layer.window == 0:
+                raise NotBuildable("the cache keeps no token")
     rank = getattr(module, "kv_lora_rank", None)
     if rank is not None:
         rope_dim, nope = module.qk_rope_head_dim, getattr(module, "qk_nope_head_dim", 0)

@@ -207,6 +207,24 @@ def test_sections() -> None:
     assert 'positions="given", sections=(16, 24, 24)' in text
 
 
+@pytest.mark.parametrize(
+    "name", ["gemma4_text", "laguna", "mellum", "cohere_compass_text", "beam", "mimo_v2_flash", "lfm3"]
+)
+def test_no_share_beside_parameters_by_kind(name: str) -> None:
+    linear = {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}
+    kinds = {kind: linear for kind in ("full_attention", "sliding_attention")}
+    plain, beside = (
+        [layer.rope for layer in layers(name, rope_parameters=kinds, num_kv_shared_layers=0, **fields)]
+        for fields in ({}, {"partial_rotary_factor": 0.5})
+    )
+    assert plain == beside
+
+
+@pytest.mark.parametrize("name", ["apertus", "cwm", "muse_spark_text", "cosmos3_edge_text"])
+def test_no_base_beside_whole_parameters(name: str) -> None:
+    assert layers(name)[0].rope == layers(name, rope_theta=5.0)[0].rope
+
+
 def test_what_counts_beside_the_parameters() -> None:
     """Some families take bases and shares from rope_parameters alone, or have whole parameters as their default."""
     alone = layers("mellum", partial_rotary_factor=0.5, rope_theta=5.0)[0].rope
@@ -355,7 +373,7 @@ def test_layer_types_win_over_smollm3s_flag() -> None:
     assert [layer.window for layer in found[:2]] == [64, None]
 
 
-@pytest.mark.parametrize("name", ["laguna", "mellum", "step3p5", "ministral"])
+@pytest.mark.parametrize("name", ["laguna", "mellum", "step3p5", "ministral", "moshi", "kyutai_speech_to_text"])
 def test_layer_types_choose_the_windows(name: str) -> None:
     types = ["sliding_attention", "full_attention"] * (BASE["num_hidden_layers"] // 2)
     found = models.facts(typed(name, sliding_window=64, layer_types=types)).layers()
