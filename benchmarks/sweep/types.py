@@ -78,7 +78,7 @@ FILLED: dict[str, dict[str, Any]] = {
     "nemotron": {"head_dim": 128, "num_key_value_heads": 8},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 16},
     "dots1": {"n_routed_experts": 8, "n_shared_experts": 1, "n_group": 1, "topk_group": 1, "num_experts_per_tok": 2},
-    "dbrx": {"attn_config": {"clip_qkv": 8.0, "kv_n_heads": 8, "rope_theta": 10_000.0}},  # the base of its rope_parameters
+    "dbrx": {"attn_config": {"clip_qkv": 8.0, "kv_n_heads": 8, "rope_theta": 1e4}},  # as rope_parameters
     "glm4_moe": {"head_dim": 128},
     "bamba": {"attn_layer_indices": [9, 18, 27]},  # without them no layer has attention
     "granitemoehybrid": {"layer_types": (["mamba"] * 7 + ["attention"]) * 4},  # nor of these
