@@ -157,6 +157,11 @@ def inside(workspace: Workspace) -> Raw:
     return memory[GUARD : GUARD + workspace.nbytes]
 
 
+def header_in(workspace: Workspace) -> Any:
+    """The header of a guarded workspace, in its place."""
+    return inside(workspace)[: HEADER.itemsize].view(HEADER)
+
+
 @functools.cache
 def right_of(name: str) -> tuple[Planned, Result, bytes]:
     """A step, its result, and the workspace as its planner left it."""
@@ -261,10 +266,10 @@ def test_a_plan_is_all_in_its_memory(name: str) -> None:
 
 
 @EACH
-@pytest.mark.parametrize("other", ("requests", "rows", "unplanned"))
+@pytest.mark.parametrize("other", ("requests", "rows", "operation", "unplanned"))
 def test_planned_for_another_call(name: str, other: str) -> None:
-    """Another batch, fewer rows, none at all: every row is NaN."""
-    found, _, _ = right_of(name)
+    """Another batch, fewer rows, another operation of the same sizes, none at all: every row is NaN."""
+    found, _, plan = right_of(name)
     workspace, q = found.workspace(), found.q
     if other == "requests":
         more = Planned(name, (*found.totals[:-1], 40, 12))
@@ -273,9 +278,35 @@ def test_planned_for_another_call(name: str, other: str) -> None:
     elif other == "rows":
         found.plan(workspace)
         q = q[: len(q) - 1]
+    elif other == "operation":
+        inside(workspace)[...] = np.frombuffer(plan, np.uint8)
+        header_in(workspace)["digest_high"] ^= 1
     result = found.run(workspace, q)
     assert result.report is not None and result.report.code is Fault.PLAN
     assert all(result.is_nan(i) for i in range(len(q)))
+
+
+def test_a_header_that_differs_in_one_word() -> None:
+    """What tells a call: each of it is compared, a list longer than the workspace's included."""
+    found, _, plan = right_of("simt")
+    workspace = found.workspace()
+    for word in (
+        "magic",
+        "batch",
+        "digest_low",
+        "rows",
+        "num_sm_parts",
+        "max_rows",
+        "max_chunks",
+        "max_slots",
+        "num_chunks",
+    ):
+        inside(workspace)[...] = np.frombuffer(plan, np.uint8)
+        header = header_in(workspace)
+        header[word] = header["max_chunks"] + 1 if word == "num_chunks" else header[word] + 1
+        result = found.run(workspace)
+        assert result.report is not None and result.report.code is Fault.PLAN, word
+        assert all(result.is_nan(i) for i in range(len(found.q))), word
 
 
 @EACH
