@@ -82,6 +82,7 @@ class Planned:
 
     name: str
     totals: Sequence[int] = ()  # by default those of totals_of
+    seed: int = PLAIN.seed  # of page ids, values and q
     kernels: KernelSet = field(init=False)
     scene: Scene = field(init=False)
     q: Raw = field(init=False)
@@ -89,7 +90,7 @@ class Planned:
     def __post_init__(self) -> None:
         self.kernels, self.op = KERNELS[self.name]
         self.totals = self.totals or totals_of(self.name)
-        batch = replace(PLAIN, totals=tuple(self.totals), new=(0,) * len(self.totals))
+        batch = replace(PLAIN, totals=tuple(self.totals), new=(0,) * len(self.totals), seed=self.seed)
         self.rows = next(op.rows for op in self.kernels.ops if op.name == self.op)  # type: ignore[attr-defined]
         if self.op == "mla_decode":
             of = [Rows(b, b * self.rows, (b + 1) * self.rows) for b in range(len(self.totals))]
@@ -243,11 +244,12 @@ def test_lengths_that_changed_since_the_plan(name: str) -> None:
 
 @EACH
 def test_pages_may_move_since_the_plan(name: str) -> None:
-    """A plan knows lengths and rows alone: other page ids, or another pool, are no other plan."""
-    found, right, _ = right_of(name)
-    moved = Planned(name)
-    workspace = found.plan(found.workspace())
-    result = moved.run(workspace)
+    """A plan knows lengths and rows alone: other page ids, another pool and another q are no other plan."""
+    found, _, _ = right_of(name)
+    moved = Planned(name, seed=found.seed + 1)
+    assert moved.scene.entries != found.scene.entries
+    right = moved.run(moved.plan(moved.workspace()))
+    result = moved.run(found.plan(found.workspace()))
     assert result.report is None and result.raw.tobytes() == right.raw.tobytes()
 
 
