@@ -311,6 +311,38 @@ def test_a_header_that_differs_in_one_word() -> None:
         assert all(result.is_nan(i) for i in range(len(found.q))), word
 
 
+def test_a_piece_that_differs_in_one_word() -> None:
+    """Its request, rows, slot, part and tokens are bounded, and its place in the list is its own: nothing outside is touched,
+    and rows that lose it are no numbers."""
+    found, right, plan = right_of("simt")
+    workspace = found.workspace()
+    inside(workspace)[...] = np.frombuffer(plan, np.uint8)
+    header, pieces = header_in(workspace)[0], read(workspace, columns_of(found.kernels, found.op)).chunks
+    at = int(np.argmax(pieces["num_chunks"] > 1))
+    piece, last = pieces[at].copy(), 2**32 - 1
+    slots = int(header["max_slots"])
+    assert piece["rows"] == found.rows > 1 and piece["fault"] == 0
+    for word, values in {
+        "b": (len(found.totals), last),
+        "row": (len(found.q) - 1, len(found.q), last),
+        "rows": (0, found.rows + 1, last),
+        "index": (int(piece["num_chunks"]), last),
+        "num_chunks": (0, slots + 1, last),
+        "slot": (slots - int(piece["num_chunks"]) + 1, slots, last),
+        "begin": (int(piece["end"]) + 1, last),
+        "end": (int(piece["tokens"]) + 1, last),
+        "fault": (int(Fault.ROW_OFFSETS) + 1, last),
+        "stamp": (int(piece["stamp"]) ^ 1, int(pieces["stamp"][at + 1])),
+    }.items():
+        for value in values:
+            inside(workspace)[...] = np.frombuffer(plan, np.uint8)
+            pieces[word][at] = value
+            result = found.run(workspace)
+            assert result.report is not None and result.report.code is Fault.PLAN, (word, value)
+            for i in range(len(found.q)):
+                assert result.is_nan(i) or result.untouched(i) or close(result.out[i], right.out[i]), (word, value)
+
+
 @EACH
 @pytest.mark.parametrize("value", [0, 1, 2, 2**32 - 1])
 def test_counters_overwritten(name: str, value: int) -> None:
