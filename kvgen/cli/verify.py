@@ -90,11 +90,17 @@ def verify(
     from kvgen.cli.project import open_project
     from kvgen.cli.resources_json import installed
     from kvgen.errors import ToolError
+    from kvgen.files import kind_of
     from kvgen.verify.report import document
     from kvgen.verify.report import issue as issue_text
 
     if json_file == _STDOUT and issue == _STDOUT:
         raise ToolError("--issue: got '-' beside --json -; one of them can be printed; give the other a file")
+    for option, path in (("--json", json_file), ("--issue", issue)):
+        if path not in (None, _STDOUT) and (kind := kind_of(path)) not in ("missing", "file"):
+            raise ToolError(
+                f"{option}: {named(path)} is a {kind}; give the name of a new file, or of a file to overwrite"
+            )
     printing = _STDOUT in (json_file, issue)
     project = open_project(selectors=selectors)
     machine = _machine(gpu, quick, seed)

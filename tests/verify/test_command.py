@@ -163,6 +163,12 @@ def test_a_report_that_cannot_be_written(folder: Folder, monkeypatch: pytest.Mon
     monkeypatch.setattr(verb, "_run", lambda *_: [])
     said = folder.kvgen("verify", "--json", "nowhere/r.json", code=2).stderr
     assert said.startswith("error: nowhere/r.json: cannot be written: ")
+    (folder.root / "r.json").symlink_to(folder.root.parent / "outside.json")
+    for option, name, kind in (("--json", "r.json", "link"), ("--issue", "specs", "folder")):
+        assert folder.kvgen("verify", option, name, code=2).stderr.startswith(
+            f"error: {option}: {name} is a {kind}; give "
+        )
+    assert not (folder.root.parent / "outside.json").exists()
 
 
 # The report ----------------------------------------------------------------------------------------------------------
