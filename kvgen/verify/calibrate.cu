@@ -56,7 +56,7 @@ __device__ __forceinline__ void copies_done() { asm volatile("cp.async.wait_all;
 
 // ---------------------------------------------------------------- memory that the others read
 // Words i * 0x9e3779b1 + seed, whose sums have a closed form.
-extern "C" __global__ void __launch_bounds__(512) calibrate_fill(uint32_t* to, uint64_t words, uint32_t seed) {
+extern "C" __global__ void __launch_bounds__(512) calibrate_fill(uint32_t* to, uint32_t words, uint32_t seed) {
   for (uint64_t i = (uint64_t)blockIdx.x * 512 + threadIdx.x; i < words; i += (uint64_t)gridDim.x * 512) to[i] = (uint32_t)i * 0x9e3779b1u + seed;
 }
 // Line i points to line (i * factor + 1) % lines: one circle through all of them where lines is 2^n and factor 4 k + 1.
@@ -148,19 +148,19 @@ struct Shuffle {
 // A load of 4 bytes from shared memory whose result is the next one's address: word (lane, i) points to (lane, i ^ 1).
 struct Lds {
   static constexpr uint32_t kChains = 8, kWords = 64;
-  uint32_t x;
+  uint32_t x, base;
   __device__ static uint32_t word(uint32_t i, uint32_t base) { return base + 4 * (i ^ 32); }
-  __device__ void begin(const Place& p, uint32_t) { x = p.shared + 4 * p.lane; }
+  __device__ void begin(const Place& p, uint32_t) { x = p.shared + 4 * p.lane, base = p.shared; }
   __device__ void step(const Place&) { x = load_shared(x); }
-  __device__ uint32_t value() const { return x; }
+  __device__ uint32_t value() const { return x - base; }
 };
 // ldmatrix of four matrices: register 0 is the next one's address, in the other of two copies of them. The lane's own row is at
 // 16 * lane, and lane 4 g + j gets word (g, j) of the first matrix.
 struct Ldsm {
   static constexpr uint32_t kChains = 4, kWords = 256;
-  uint32_t x, more;
+  uint32_t x, more, base;
   __device__ static uint32_t word(uint32_t i, uint32_t base) { return i % 128 < 32 ? base + (i ^ 128) / 128 * 512 + i % 32 * 16 : i; }
-  __device__ void begin(const Place& p, uint32_t) { x = p.shared + 16 * p.lane, more = 0; }
+  __device__ void begin(const Place& p, uint32_t) { x = p.shared + 16 * p.lane, more = 0, base = p.shared; }
   __device__ void step(const Place&) {
     uint32_t r1, r2, r3;
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
@@ -169,7 +169,7 @@ struct Ldsm {
                  : "memory");
     more = r1 + r2 + r3;  // of the last step only
   }
-  __device__ uint32_t value() const { return x + more; }
+  __device__ uint32_t value() const { return x - base + more; }
 };
 // A product of m16n8k16 with f32 sums: + 16 a b.
 struct Hmma {
@@ -231,10 +231,10 @@ __device__ __forceinline__ void stretch(Record* out, const Place& place, uint32_
   if (lane_id() == 0) *out = {begin, end, late - ns, (uint64_t)trips * kUnroll * kChains, sum};
 }
 
-// Of every warp a dependent chain of trips * 16 steps (one warp alone: end - begin = steps * latency), then kChains of them side by
-// side (many warps: (last end - first begin) * 4 / (warps * steps) is the interval of a sub-core).
+// Of the warps in the mask `warps` a dependent chain of trips * 16 steps (one warp: (end - begin) / steps is the latency), then
+// kChains of them side by side: (last end - first begin) / steps of all warps is the interval of the sub-cores together.
 template <typename Op>
-__device__ __forceinline__ void measure(Record* out, uint32_t trips, uint32_t a, uint32_t b) {
+__device__ __forceinline__ void measure(Record* out, uint32_t trips, uint32_t warps, uint32_t a, uint32_t b) {
   __shared__ alignas(1024) uint32_t words[Op::kWords + 1];
   const uint32_t base = shared_address(words);
   if constexpr (Op::kWords > 0) {
@@ -242,12 +242,17 @@ __device__ __forceinline__ void measure(Record* out, uint32_t trips, uint32_t a,
   }
   const Place place = {lane_id(), (lane_id() + 1) % 32, a, b, base};
   Record* const mine = out + (blockIdx.x * (blockDim.x / 32) + warp_id()) * 2;
-  stretch<Op, 1>(mine, place, trips);
-  stretch<Op, Op::kChains>(mine + 1, place, trips);
+  if (warps >> warp_id() & 1) {
+    stretch<Op, 1>(mine, place, trips);
+    stretch<Op, Op::kChains>(mine + 1, place, trips);
+  } else {
+    __syncthreads();
+    __syncthreads();
+  }
 }
-#define MEASURE(name, Op)                                                                                                              \
-  extern "C" __global__ void __launch_bounds__(512) calibrate_##name(Record* out, uint32_t trips, uint32_t a, uint32_t b) { \
-    measure<Op>(out, trips, a, b);                                                                                           \
+#define MEASURE(name, Op)                                                                                                           \
+  extern "C" __global__ void __launch_bounds__(512) calibrate_##name(Record* out, uint32_t trips, uint32_t warps, uint32_t a, uint32_t b) { \
+    measure<Op>(out, trips, warps, a, b);                                                                                           \
   }
 MEASURE(fma, Fma)
 MEASURE(half, Half)
@@ -401,13 +406,13 @@ __device__ __forceinline__ void chase(Record* out, const Line* lines, uint32_t c
     const Line* p = lines + blockIdx.x * (count / gridDim.x);
     uint64_t spent = 0;
     uint32_t steps = 0;
-    while (steps < most && (streams == 0 || atomicAdd(&done, 0) < streams)) {
+    do {
       const uint64_t t = cycles();
 #pragma unroll
       for (uint32_t i = 0; i < kSteps; ++i) p = by.next(p);
       spent += cycles_after((uint32_t)(uint64_t)p) - t;
       steps += kSteps;
-    }
+    } while (steps < most && (streams == 0 || atomicAdd(&done, 0) < streams));
     *mine = {0, spent, nanoseconds() - ns, steps, p->number};
   }
 }
@@ -425,9 +430,9 @@ CHASE(bulk, ByBulk)
 // ---------------------------------------------------------------- memory: rates
 // All of `from` once, in runs of 2^shift vectors that lie apart: run r is at r * odd modulo their number, which is a power of two.
 // Bytes over the launch's time is the bandwidth of such runs.
-extern "C" __global__ void __launch_bounds__(512) calibrate_runs(Record* out, const Vector* from, uint64_t vectors, uint32_t shift, uint32_t odd) {
+extern "C" __global__ void __launch_bounds__(512) calibrate_runs(Record* out, const Vector* from, uint32_t vectors, uint32_t shift, uint32_t odd) {
   constexpr uint32_t kLoads = 8;
-  const uint32_t runs = (uint32_t)(vectors >> shift), inside = (1u << shift) - 1;
+  const uint32_t runs = vectors >> shift, inside = (1u << shift) - 1;
   const uint64_t ns = nanoseconds(), begin = cycles();
   uint32_t sum = 0, steps = 0;
 #pragma unroll 1
@@ -487,7 +492,7 @@ extern "C" __global__ void __launch_bounds__(128) calibrate_boxes(Record* out, c
 // From an arrival to the thread that waits: two warps in turn, so that a step is half a round.
 extern "C" __global__ void __launch_bounds__(64) calibrate_mbarrier(Record* out, uint32_t rounds) {
   __shared__ uint64_t bars[2];
-  __shared__ uint32_t seen[2];
+  __shared__ uint32_t seen;
   const uint32_t me = warp_id(), mine = shared_address(bars + me), other = shared_address(bars + (me ^ 1));
   if (threadIdx.x == 0) {
     mbarrier_init(shared_address(bars), 1);
@@ -499,15 +504,12 @@ extern "C" __global__ void __launch_bounds__(64) calibrate_mbarrier(Record* out,
   const uint64_t ns = nanoseconds(), begin = cycles();
   for (uint32_t i = 0; i < rounds; ++i) {
     if (me == 1) mbarrier_wait(other, i & 1);
+    if (me == 1 && i == rounds - 1) seen = rounds * 3;  // which the other warp may read behind its last wait
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(mine) : "memory");
     if (me == 0) mbarrier_wait(other, i & 1);
   }
   const uint64_t end = cycles();
-  // Whoever waits last has the other's number, stored before the last arrival of a round of its own.
-  if (me == 1) seen[1] = rounds * 3;
-  if (me == 1) asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(mine) : "memory");
-  if (me == 0) mbarrier_wait(other, rounds & 1);
-  out[me] = {begin, end, nanoseconds() - ns, (uint64_t)rounds * 2, me == 0 ? seen[1] : rounds};
+  out[me] = {begin, end, nanoseconds() - ns, (uint64_t)rounds * 2, me == 0 ? seen : rounds};
 }
 
 __device__ __forceinline__ void cluster_barrier() {
@@ -557,7 +559,7 @@ extern "C" __global__ void calibrate_atomic(Record* out, uint32_t* words, uint32
   for (uint32_t t = 0; t < trips; ++t) {
     asm volatile("st.global.u32 [%0], %1;" ::"l"(words + 1), "r"(x) : "memory");
     __threadfence();
-    x = atomicAdd(words, 1u);
+    asm volatile("atom.relaxed.gpu.global.add.u32 %0, [%1], 1;" : "=r"(x) : "l"(words) : "memory");
     sum += x;
   }
   out[0] = {begin, cycles_after(sum), nanoseconds() - ns, trips, sum};
@@ -674,16 +676,17 @@ __device__ __forceinline__ void products(Record* out, uint32_t trips) {
     for (uint32_t i = 0; i < N / 2; ++i) d[i] = 0;
     __syncthreads();
     const uint64_t ns = nanoseconds(), begin = cycles();
-    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
     if (phase == 0) {
 #pragma unroll 1
       for (uint32_t t = 0; t < trips * kProducts; ++t) {
+        asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
         product<N>(d, from_a, from_b);
         asm volatile("wgmma.commit_group.sync.aligned;\nwgmma.wait_group.sync.aligned 0;" ::: "memory");
       }
     } else {
 #pragma unroll 1
       for (uint32_t t = 0; t < trips; ++t) {
+        asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 #pragma unroll
         for (uint32_t i = 0; i < kProducts; ++i) product<N>(d, from_a, from_b);
         asm volatile("wgmma.commit_group.sync.aligned;\nwgmma.wait_group.sync.aligned 1;" ::: "memory");
