@@ -95,6 +95,7 @@ def test_prepare_writes_cubins_and_cases(prepared: Path) -> None:
     manifest = json.loads((prepared / "manifest.json").read_text())
     assert {(k["set"], k["kernel"]) for k in manifest["kernels"]} == {
         ("bandwidth", "bandwidth"),
+        ("calibrate", "calibrate"),
         *((SMALL, op) for op in ("append", "gather", "decode")),
     }
     file = load(prepared / "cases" / f"{SMALL}.npz")

@@ -91,7 +91,7 @@ struct Half {
   __device__ void step(const Place& p) { asm volatile("fma.rn.f16x2 %0, %0, %1, %2;" : "+r"(x) : "r"(p.a), "r"(p.b)); }
   __device__ uint32_t value() const { return x; }
 };
-// A permutation of bytes, of the integer pipe: a rotation by 8 bits.
+// A permutation of bytes, of the integer pipe: the lower three in a circle.
 struct Permute {
   static constexpr uint32_t kChains = 8, kWords = 0;
   uint32_t x;
@@ -137,7 +137,7 @@ struct Fp8 {
   }
   __device__ uint32_t value() const { return x; }
 };
-// A shuffle: every lane takes its neighbour's.
+// A shuffle: every lane takes its neighbour's, in a circle of 31 lanes.
 struct Shuffle {
   static constexpr uint32_t kChains = 8, kWords = 0;
   uint32_t x;
@@ -145,21 +145,21 @@ struct Shuffle {
   __device__ void step(const Place& p) { asm volatile("shfl.sync.idx.b32 %0, %0, %1, 0x1f, 0xffffffff;" : "+r"(x) : "r"(p.neighbour)); }
   __device__ uint32_t value() const { return x * (lane_id() + 1); }
 };
-// A load of 4 bytes from shared memory whose result is the next one's address: word (lane, i) points to (lane, i ^ 1).
+// A load of 4 bytes from shared memory whose result is the next one's address: word (i, lane) points to ((i + 1) % 3, lane).
 struct Lds {
-  static constexpr uint32_t kChains = 8, kWords = 64;
+  static constexpr uint32_t kChains = 8, kWords = 96;
   uint32_t x, base;
-  __device__ static uint32_t word(uint32_t i, uint32_t base) { return base + 4 * (i ^ 32); }
+  __device__ static uint32_t word(uint32_t i, uint32_t base) { return base + 4 * ((i + 32) % 96); }
   __device__ void begin(const Place& p, uint32_t) { x = p.shared + 4 * p.lane, base = p.shared; }
   __device__ void step(const Place&) { x = load_shared(x); }
   __device__ uint32_t value() const { return x - base; }
 };
-// ldmatrix of four matrices: register 0 is the next one's address, in the other of two copies of them. The lane's own row is at
+// ldmatrix of four matrices: register 0 is the next one's address, in the next of three copies of them. The lane's own row is at
 // 16 * lane, and lane 4 g + j gets word (g, j) of the first matrix.
 struct Ldsm {
-  static constexpr uint32_t kChains = 4, kWords = 256;
+  static constexpr uint32_t kChains = 4, kWords = 384;
   uint32_t x, more, base;
-  __device__ static uint32_t word(uint32_t i, uint32_t base) { return i % 128 < 32 ? base + (i ^ 128) / 128 * 512 + i % 32 * 16 : i; }
+  __device__ static uint32_t word(uint32_t i, uint32_t base) { return i % 128 < 32 ? base + (i / 128 + 1) % 3 * 512 + i % 32 * 16 : i; }
   __device__ void begin(const Place& p, uint32_t) { x = p.shared + 16 * p.lane, more = 0, base = p.shared; }
   __device__ void step(const Place&) {
     uint32_t r1, r2, r3;
@@ -183,8 +183,8 @@ struct Hmma {
   }
   __device__ uint32_t value() const { return (uint32_t)c[0] + (uint32_t)c[1] + (uint32_t)c[2] + (uint32_t)c[3]; }
 };
-// A load of a constant, whose value is the next one's place.
-#define NEXT4(i) (i * 5 + 1) % 64 * 4, (i * 5 + 6) % 64 * 4, (i * 5 + 11) % 64 * 4, (i * 5 + 16) % 64 * 4
+// A load of a constant, whose value is the next one's place in a circle of 61.
+#define NEXT4(i) (i + 7) % 61 * 4, (i + 8) % 61 * 4, (i + 9) % 61 * 4, (i + 10) % 61 * 4
 #define NEXT16(i) NEXT4(i), NEXT4((i + 4)), NEXT4((i + 8)), NEXT4((i + 12))
 __constant__ uint32_t kCircle[64] = {NEXT16(0), NEXT16(16), NEXT16(32), NEXT16(48)};
 struct Ldc {
@@ -240,7 +240,7 @@ __device__ __forceinline__ void measure(Record* out, uint32_t trips, uint32_t wa
   if constexpr (Op::kWords > 0) {
     for (uint32_t i = threadIdx.x; i < Op::kWords; i += blockDim.x) words[i] = Op::word(i, base);
   }
-  const Place place = {lane_id(), (lane_id() + 1) % 32, a, b, base};
+  const Place place = {lane_id(), lane_id() == 31 ? 31 : (lane_id() + 1) % 31, a, b, base};
   Record* const mine = out + (blockIdx.x * (blockDim.x / 32) + warp_id()) * 2;
   if (warps >> warp_id() & 1) {
     stretch<Op, 1>(mine, place, trips);
@@ -520,12 +520,12 @@ __device__ __forceinline__ uint32_t in_block(uint32_t address, uint32_t rank) {
   asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(x) : "r"(address), "r"(rank));
   return x;
 }
-// A pair of blocks: block 0 follows a chain of 64 words through the shared memory of block 1 (record 0: latency of a load there),
+// A pair of blocks: block 0 follows a chain of 61 words through the shared memory of block 1 (record 0: latency of a load there),
 // then both meet at the cluster's barrier (record 1; 2 is block 1's).
 extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(128) calibrate_cluster(Record* out, uint32_t trips) {
-  __shared__ uint32_t words[64];
+  __shared__ uint32_t words[61];
   const uint32_t rank = blockIdx.x % 2, there = in_block(shared_address(words), 1);
-  if (threadIdx.x < 64) words[threadIdx.x] = there + (threadIdx.x * 5 + 1) % 64 * 4;
+  if (threadIdx.x < 61) words[threadIdx.x] = there + (threadIdx.x + 7) % 61 * 4;
   cluster_barrier();
   if (rank == 0 && threadIdx.x == 0) {
     uint32_t x = there;

@@ -14,93 +14,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvgen.runtime.cuda import Launch
+from kvgen.verify.pipes import PIPES, UNROLL, affine, circle
 from kvgen.verify.probe import RECORD, Held, Machine, Measured, Records, Sizes, Wrong
 
-UNROLL: Final = 16
 _WORD: Final = 0x9E3779B1
 _SEED: Final = 7
 _FACTOR: Final = 0x9E3779B1 & ~3 | 1  # 4 k + 1
 _ONE: Final = 0x3F800000
-_HALVES: Final = 0x3C003C00
 _WARPS: Final = 16  # that share a multiprocessor where rates are measured
 _RING: Final = 1 << 16  # bytes of boxes in flight
 _STREAM: Final = 1 << 32  # bytes of the stream at most
-U32 = NDArray[np.uint32]
-
-
-@dataclass(frozen=True)
-class Pipe:
-    """A kernel of `measure`: its operands, its chains side by side, and the values of `lane` and `chain` after n steps."""
-
-    entry: str
-    chains: int
-    value: Callable[[NDArray[np.int64], NDArray[np.int64], int], NDArray[Any]]
-    a: int = 0
-    b: int = 0
-    each: int = 1  # instructions a step
-
-
-def _affine(n: int, factor: int, more: int) -> tuple[int, int]:
-    """n times x -> factor x + more, modulo 2^32."""
-    found, power = (1, 0), (factor, more)
-    while n:
-        if n & 1:
-            found = (found[0] * power[0] & 0xFFFFFFFF, (found[1] * power[0] + power[1]) & 0xFFFFFFFF)
-        power = (power[0] * power[0] & 0xFFFFFFFF, (power[1] * power[0] + power[1]) & 0xFFFFFFFF)
-        n >>= 1
-    return found
-
-
-def _rotated(lane: Any, chain: Any, n: int) -> Any:
-    x, by = 0x03020100 + lane + chain, n % 4 * 8
-    return (x >> by | x << (32 - by)) & 0xFFFFFFFF
-
-
-def _imad(lane: Any, chain: Any, n: int) -> Any:
-    factor, more = _affine(n, 1664525, 1013904223)
-    return ((lane + chain) * factor + more) & 0xFFFFFFFF
-
-
-def _exp2(lane: Any, chain: Any, n: int) -> Any:
-    x = ((lane + chain) / 64).astype(np.float32)
-    for _ in range(min(n, 64)):
-        x = np.exp2(-x)
-    return (x * np.float32(65536)).astype(np.int64)
-
-
-def _to_half(lane: Any, chain: Any, n: int) -> Any:
-    x = (0x3F800000 + ((lane + chain) << 16)).astype(np.uint32)
-    for _ in range(min(n, 8)):  # the same from then on
-        x = x.view(np.float32).astype(np.float16).view(np.uint16).astype(np.uint32) | np.uint32(0x3C000000)
-    return x.astype(np.int64)
-
-
-def _half_bits(n: int) -> int:
-    return int(np.float16(n).view(np.uint16))
-
-
-def _constants(n: int) -> int:
-    x = 0
-    for _ in range(n % 64):
-        x = (x * 5 + 1) % 64
-    return 4 * x
-
-
-PIPES: Final[dict[str, Pipe]] = {
-    "fma": Pipe("fma", 8, lambda lane, chain, n: lane + chain + n, _ONE, _ONE),
-    "half": Pipe("half", 8, lambda lane, chain, n: 0 * (lane + chain) + _half_bits(n) * 0x10001, _HALVES, _HALVES),
-    "permute": Pipe("permute", 8, _rotated, 0x0321),
-    "imad": Pipe("imad", 8, _imad, 1664525, 1013904223),
-    "exp2": Pipe("exp2", 8, _exp2),
-    "to_half": Pipe("to_half", 8, _to_half, _ONE),
-    "fp8": Pipe("fp8", 8, lambda lane, chain, n: 0x3011 + lane + chain * 256, each=2),
-    "shuffle": Pipe("shuffle", 8, lambda lane, chain, n: (((lane + n) % 32) ** 2 + chain) * (lane + 1)),
-    "lds": Pipe("lds", 8, lambda lane, chain, n: 4 * (lane + n % 2 * 32) + 0 * chain),
-    "ldsm": Pipe("ldsm", 4, lambda lane, chain, n: 512 * (n % 2) + 19 * lane + 192 + 384 * ((n - 1) % 2) + 0 * chain),
-    "hmma": Pipe("hmma", 4, lambda lane, chain, n: 4 * (lane + chain + 16 * n), _HALVES, _HALVES),
-    "ldc": Pipe("ldc", 1, lambda lane, chain, n: _constants(n) + 0 * (lane + chain)),
-    "barrier": Pipe("barrier", 1, lambda lane, chain, n: lane + n + 0 * chain),
-}  # fmt: skip
 
 
 @dataclass
@@ -190,7 +113,7 @@ def _sum_of_words(begin: NDArray[np.int64], words: int) -> NDArray[np.uint64]:
 
 def _line_after(first: NDArray[np.int64], steps: NDArray[Any], lines: int) -> NDArray[np.uint64]:
     """The lines where chains end."""
-    pairs = [_affine(int(n), _FACTOR, 1) for n in steps]
+    pairs = [affine(int(n), _FACTOR, 1) for n in steps]
     return np.array(
         [(int(f) * factor + more) % lines for f, (factor, more) in zip(first, pairs, strict=True)], np.uint64
     )
@@ -274,7 +197,10 @@ def shared_memory(bench: Bench) -> Iterator[Measured]:
     yield bench.figure(
         "shared_bytes", [512 / _interval(bench, "ldsm")], "B/clk", "ldmatrix, all warps of a multiprocessor"
     )
-    mates = [w for w in range(bench.sizes.warps) if bench.found[f"sub_core_{w}"].value == 0]
+    cores = [bench.found.get(f"sub_core_{w}") for w in range(bench.sizes.warps)]
+    mates = [w for w, core in enumerate(cores) if core is not None and core.value == 0]
+    if not mates:
+        return
     took = f"between two loads of one sub-core, by its warps {', '.join(map(str, mates))}"
     yield bench.figure("mio_interval", [_interval(bench, "lds", sum(1 << w for w in mates))], "clk", took)
 
@@ -423,7 +349,7 @@ def barriers(bench: Bench) -> Iterator[Measured]:
         "mbarrier", list(_cycles(records) / (2 * rounds)), "clk", "from an arrival to the warp that waits for it"
     )
     records = bench.records("cluster", 2, 128, 3, trips)
-    expect("calibrate_cluster: word", records["sum"], [_constants(rounds) // 4, trips, trips])
+    expect("calibrate_cluster: word", records["sum"], [circle(rounds) // 4, trips, trips])
     took = _cycles(records) / rounds
     yield bench.figure("dsmem", took[:1].tolist(), "clk", "a load from the other block's shared memory, cluster of two")
     yield bench.figure(
