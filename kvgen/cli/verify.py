@@ -136,7 +136,8 @@ def verify(
 
 
 def _machine(gpu: bool, quick: bool, seed: int) -> _Machine:
-    """This machine's GPU, its parts and its bandwidth measured, or the CPU machine. Raises DeviceError that says what is missing."""
+    """This machine's GPU, its parts and its bandwidth measured, or the CPU machine. Raises DeviceError that says what is
+    missing."""
     from kvgen.compile import ARCHS, select_arch
     from kvgen.errors import DeviceError
     from kvgen.runtime import cuda

@@ -86,8 +86,8 @@ class FigureRecord(TypedDict):
 
 
 class Document(TypedDict):
-    """The whole report. `read_gb_s` is the best of `bandwidth`, null without times; `calibration` has
-    the figures of the GPU's parts, `calibration_wrong` the probes that found a kernel of theirs wrong; `device` has a name and, of a GPU,
+    """The whole report. `read_gb_s` is the best of `bandwidth`, null without times; `calibration` has the figures of the GPU's
+    parts, `calibration_wrong` the probes whose kernels left something else than they had to; `device` has a name and, of a GPU,
     capability, cuda_driver, multiprocessors, l2_bytes, free_bytes, total_bytes and what nvidia-smi says."""
 
     schema: int
