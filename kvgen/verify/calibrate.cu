@@ -269,7 +269,7 @@ MEASURE(ldc, Ldc)
 MEASURE(barrier, Barrier)
 
 // Which warps share a scheduler: warps i and j alone run products side by side, that one scheduler can just issue for one of them.
-// A pair of one sub-core takes twice what a warp alone (i == j) takes. Record (i * warps + j) * 2 is of i, the next of j.
+// A pair of one sub-core takes up to twice what a warp alone (i == j) takes. Record (i * warps + j) * 2 is of i, the next of j.
 extern "C" __global__ void __launch_bounds__(512) calibrate_pairs(Record* out, uint32_t trips, uint32_t a, uint32_t b) {
   const uint32_t warps = blockDim.x / 32, warp = warp_id();
   const Place place = {lane_id(), 0, a, b, 0};
@@ -678,10 +678,13 @@ __device__ __forceinline__ void products(Record* out, uint32_t trips) {
     const uint64_t ns = nanoseconds(), begin = cycles();
     if (phase == 0) {
 #pragma unroll 1
-      for (uint32_t t = 0; t < trips * kProducts; ++t) {
-        asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
-        product<N>(d, from_a, from_b);
-        asm volatile("wgmma.commit_group.sync.aligned;\nwgmma.wait_group.sync.aligned 0;" ::: "memory");
+      for (uint32_t t = 0; t < trips; ++t) {
+#pragma unroll
+        for (uint32_t i = 0; i < kProducts; ++i) {
+          asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+          product<N>(d, from_a, from_b);
+          asm volatile("wgmma.commit_group.sync.aligned;\nwgmma.wait_group.sync.aligned 0;" ::: "memory");
+        }
       }
     } else {
 #pragma unroll 1

@@ -24,6 +24,8 @@ _ONE: Final = 0x3F800000
 _WARPS: Final = 16  # that share a multiprocessor where rates are measured
 _RING: Final = 1 << 16  # bytes of boxes in flight
 _STREAM: Final = 1 << 32  # bytes of the stream at most
+_NEAR: Final = 1 << 13  # lines (1 MB) that L2 holds once they have been read
+_SLOWER: Final = 1.3  # what a warp takes beside another of its sub-core, at least
 
 
 @dataclass
@@ -69,13 +71,14 @@ class Bench:
             )
         return self._kept["stream"]
 
-    def lines(self) -> Held:
-        """One circle through all lines."""
-        if "lines" not in self._kept:
-            held = self._kept["lines"] = self.machine.memory(self.sizes.lines * 128)
+    def lines(self, count: int) -> Held:
+        """One circle through so many lines."""
+        name = f"{count} lines"
+        if name not in self._kept:
+            held = self._kept[name] = self.machine.memory(count * 128)
             grid = self.machine.multiprocessors * 8
-            self.machine.run(self.machine.bind("calibrate_link", grid, 512, held, self.sizes.lines, _FACTOR))
-        return self._kept["lines"]
+            self.machine.run(self.machine.bind("calibrate_link", grid, 512, held, count, _FACTOR))
+        return self._kept[name]
 
     def runs(self, nbytes: int) -> tuple[Launch, Held]:
         """A launch that reads the whole stream in runs of so many bytes, and its records."""
@@ -206,7 +209,7 @@ def shared_memory(bench: Bench) -> Iterator[Measured]:
 
 
 def sub_cores(bench: Bench) -> Iterator[Measured]:
-    """Which warps share a scheduler: a pair that does takes twice what one takes."""
+    """Which warps share a scheduler: a pair that does takes longer than one."""
     warps, trips = bench.sizes.warps, bench.sizes.trips
     records = bench.records("pairs", 1, 32 * warps, 2 * warps * warps, trips, _ONE, _ONE).reshape(warps, warps, 2)
     pairs = [(i, j) for i in range(warps) for j in range(warps)]
@@ -216,7 +219,7 @@ def sub_cores(bench: Bench) -> Iterator[Measured]:
     expect("calibrate_pairs: steps", records["steps"], np.where(ran, steps, 0))
     expect("calibrate_pairs: sum", records["sum"], np.where(ran, wanted, 0))
     alone = [_together(records[i, i, :1]) for i in range(warps)]
-    shared = {(i, j): _together(records[i, j]) > 1.5 * max(alone[i], alone[j]) for i, j in pairs if i != j}
+    shared = {(i, j): _together(records[i, j]) > _SLOWER * max(alone[i], alone[j]) for i, j in pairs if i != j}
     cores: list[int] = []
     for warp in range(warps):
         other = next((o for o in range(warp) if shared[o, warp] and shared[warp, o]), None)
@@ -249,15 +252,15 @@ def products(bench: Bench) -> Iterator[Measured]:
 # Memory ---------------------------------------------------------------------------------------------------------------
 
 
-def _chase(bench: Bench, entry: str, blocks: int, streams: int, most: int, *, warm: bool) -> tuple[Records, float]:
+def _chase(bench: Bench, entry: str, lines: int, blocks: int, streams: int, most: int) -> tuple[Records, float]:
     """The chases' records of every block, and the bytes a nanosecond that streams beside them read."""
-    lines, stream, warps = bench.lines(), bench.stream(), streams + 1
+    stream, warps, warm = bench.stream(), streams + 1, lines == _NEAR or streams > 0
     pieces = stream.nbytes // 2048 // (blocks * streams) if streams else 0
-    values = (lines, bench.sizes.lines, most, stream, pieces)
+    values = (bench.lines(lines), lines, most, stream, pieces)
     records = bench.records(entry, blocks, 32 * warps, blocks * warps, *values, warm=warm).reshape(blocks, warps)
     chased = records[:, 0]
-    starts = np.arange(blocks) * (bench.sizes.lines // blocks)
-    expect(f"calibrate_{entry}: line", chased["sum"], _line_after(starts, chased["steps"], bench.sizes.lines))
+    starts = np.arange(blocks) * (lines // blocks)
+    expect(f"calibrate_{entry}: line", chased["sum"], _line_after(starts, chased["steps"], lines))
     rate = 0.0
     if streams:
         all_streams = blocks * streams
@@ -283,13 +286,13 @@ def latency(bench: Bench) -> Iterator[Measured]:
             return found
 
         bench.flush()
-        cold, _ = _chase(bench, entry, blocks, 0, sizes.chase, warm=False)
+        cold, _ = _chase(bench, entry, sizes.lines, blocks, 0, sizes.chase)
         yield bench.figure(f"{name}_idle", over(cold), "clk", f"{what} from DRAM, nothing else running")
-        near, _ = _chase(bench, entry, blocks, 0, sizes.chase, warm=True)
+        near, _ = _chase(bench, entry, _NEAR, blocks, 0, sizes.chase)
         yield bench.figure(f"{name}_l2", over(near), "clk", f"{what} from L2, nothing else running")
         beside = list[tuple[float, int, list[float]]]()
         for streams in sizes.loads:
-            chased, rate = _chase(bench, entry, bench.machine.multiprocessors, streams, sizes.most, warm=True)
+            chased, rate = _chase(bench, entry, sizes.lines, bench.machine.multiprocessors, streams, sizes.most)
             beside.append((rate, streams, over(chased)))
             took = f"{what} from DRAM beside {streams} warps with 2 KB each in flight, at {rate:.0f} GB/s"
             yield bench.figure(f"{name}_beside_{streams}", beside[-1][2], "clk", took)
@@ -312,7 +315,9 @@ def bandwidth(bench: Bench) -> Iterator[Measured]:
         best = max(best, rate)
         yield bench.figure(f"read_{nbytes}", [rate], "GB/s", f"reading runs of {nbytes} bytes that lie apart")
     yield bench.figure("reachable", [best], "GB/s", "the best of these")
-    yield bench.figure("clock_memory", list(_cycles(records) / records["ns"]), "GHz", "the clock while memory is read")
+    ran = records[(records["ns"] > 0) & (records["steps"] > 0)]
+    if len(ran):
+        yield bench.figure("clock_memory", list(_cycles(ran) / ran["ns"]), "GHz", "the clock while memory is read")
     yield bench.figure("multiprocessors", [bench.machine.multiprocessors], "", "multiprocessors")
 
 
@@ -372,7 +377,7 @@ def fences(bench: Bench) -> Iterator[Measured]:
     us = records["ns"].astype(np.float64) / trips / 1e3
     yield bench.figure("atomic", [us[0]], "us", "a store, a fence over the device and an atomic behind it")
     yield bench.figure("atomic_acq_rel", [us[1]], "us", "a store and an atomic that releases and acquires")
-    copies, lines = 4, bench.lines()
+    copies, lines = 4, bench.lines(bench.sizes.lines)
     turns = min(trips, bench.sizes.lines // (copies * 128))
     bench.flush()
     records = bench.records("membar", 1, 128, 12, lines, turns, copies, warm=False).reshape(4, 3)

@@ -190,7 +190,7 @@ def test_the_figure_under_load_is_where_bandwidth_is_reached(monkeypatch: pytest
 
     rates = {0: (0.0, 500), 1: (10.0, 510), 2: (96.0, 600), 4: (100.0, 900)}
 
-    def chase(bench: Bench, entry: str, blocks: int, streams: int, most: int, *, warm: bool) -> Any:
+    def chase(bench: Bench, entry: str, lines: int, blocks: int, streams: int, most: int) -> Any:
         rate, took = rates[streams]
         return np.array([(0, took * 16, 1, 16, 0)] * blocks, RECORD), rate
 
