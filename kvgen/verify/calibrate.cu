@@ -125,6 +125,14 @@ struct ToHalf {
   }
   __device__ uint32_t value() const { return x; }
 };
+// A conversion whose result comes by scoreboard: the next lower integer.
+struct Floor {
+  static constexpr uint32_t kChains = 8, kWords = 0;
+  float x;
+  __device__ void begin(const Place& p, uint32_t chain) { x = (float)(p.lane + chain) + 0.5f; }
+  __device__ void step(const Place&) { asm volatile("cvt.rmi.f32.f32 %0, %0;" : "+f"(x)); }
+  __device__ uint32_t value() const { return (uint32_t)(x * 2); }
+};
 // Two conversions: an e4m3 pair to f16 and back.
 struct Fp8 {
   static constexpr uint32_t kChains = 8, kWords = 0;
@@ -259,6 +267,7 @@ MEASURE(half, Half)
 MEASURE(permute, Permute)
 MEASURE(imad, Imad)
 MEASURE(exp2, Exp2)
+MEASURE(floor, Floor)
 MEASURE(to_half, ToHalf)
 MEASURE(fp8, Fp8)
 MEASURE(shuffle, Shuffle)

@@ -77,6 +77,7 @@ PIPES: Final[dict[str, Pipe]] = {
     "permute": Pipe("permute", 8, _permuted, 0x3021),
     "imad": Pipe("imad", 8, _imad, 1664525, 1013904223),
     "exp2": Pipe("exp2", 8, _exp2),
+    "floor": Pipe("floor", 8, lambda lane, chain, n: 2 * (lane + chain)),
     "to_half": Pipe("to_half", 8, _to_half, _ONE),
     "fp8": Pipe("fp8", 8, lambda lane, chain, n: 0x3011 + lane + chain * 256, each=2),
     "shuffle": Pipe("shuffle", 8, lambda lane, chain, n: (np.where(lane < 31, (lane + n) % 31, lane) ** 2 + chain) * (lane + 1)),

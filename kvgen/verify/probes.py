@@ -163,22 +163,26 @@ def _interval(bench: Bench, name: str, mask: int = 0xFFFF) -> float:
 
 def instructions(bench: Bench) -> Iterator[Measured]:
     """Latency and interval of arithmetic, conversions and products; intervals are a sub-core's."""
-    for name, kernel, what in (
-        ("fma", "fma", "an f32 product and sum"),
-        ("half", "half", "two f16 products and sums"),
-        ("alu", "permute", "a permutation of bytes"),
-        ("imad", "imad", "an integer product and sum"),
-        ("mufu", "exp2", "a special function"),
-        ("convert_f16", "to_half", "a conversion of f32 to an f16 pair"),
-        ("convert", "fp8", "a conversion between e4m3 and f16 pairs"),
-        ("hmma", "hmma", "a product of m16n8k16"),
-    ):
+    table = [
+        ("fma", "fma_interval", "fma", "an f32 product and sum"),
+        ("half", "half_interval", "half", "two f16 products and sums"),
+        ("alu", "alu_interval", "permute", "a permutation of bytes"),
+        ("imad", "imad_interval", "imad", "an integer product and sum"),
+        ("mufu", "mufu_interval", "exp2", "a special function"),
+        ("convert", "floor_interval", "floor", "a conversion that comes by scoreboard"),
+        ("pack_f16", "pack_f16_interval", "to_half", "a conversion of two f32 to an f16 pair"),
+        ("pack_fp8", "pack_fp8_interval", "fp8", "a conversion between e4m3 and f16 pairs"),
+        ("hmma", "hmma_interval", "hmma", "a product of m16n8k16"),
+    ]
+    for latency_name, interval_name, kernel, what in table:
         if kernel == "fp8" and bench.machine.arch == "sm_80":
             continue
-        yield bench.figure(name, _latency(bench, kernel), "clk", f"{what}: until its result can be used")
-        yield bench.figure(
-            f"{name}_interval", [4 * _interval(bench, kernel)], "clk", f"{what}: between two of a sub-core"
-        )
+        yield bench.figure(latency_name, _latency(bench, kernel), "clk", f"{what}: until its result can be used")
+        each = 4 * _interval(bench, kernel)
+        yield bench.figure(interval_name, [each], "clk", f"{what}: between two of a sub-core")
+    # Those that widen and narrow caches; `convert` is of the others.
+    pairs = "pack_fp8_interval" if "pack_fp8_interval" in bench.found else "pack_f16_interval"
+    yield bench.figure("convert_interval", [bench.found[pairs].value], "clk", f"a conversion: {pairs}")
     yield bench.figure("constant", _latency(bench, "ldc"), "clk", "a load of a constant")
     yield bench.figure("barrier", _latency(bench, "barrier", 4), "clk", "a barrier of four warps")
 

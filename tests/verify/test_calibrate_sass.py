@@ -19,6 +19,7 @@ LOOPS = {
     "imad": (r"IMAD$", 4, (16, 128)),
     "exp2": (r"MUFU\.EX2", 4, (16, 128)),
     "to_half": (r"F2FP\.", 9, (16, 128)),
+    "floor": (r"FRND\.FLOOR", 4, (16, 128)),
     "shuffle": (r"SHFL\.IDX", 4, (16, 128)),
     "lds": (r"LDS$", 4, (16, 128)),
     "ldsm": (r"LDSM\.16\.M88\.4", 4, (16, 64)),
