@@ -36,7 +36,8 @@ HOPPER = {
 HOPPER |= {"box_1024", "box_4096", *(f"hgmma_{n}" for n in (8, 16, 32, 64, 128, 256)), "pack_fp8", "pack_fp8_interval"}
 ALL = {
     *(f"{name}{end}" for name in ("fma", "half", "alu", "imad", "mufu", "pack_f16", "hmma") for end in ("", "_interval")),
-    "convert", "floor_interval", "convert_interval", "constant", "barrier", "lds", "ldsm", "shfl", "shared_accept", "shfl_interval", "shared_bytes", "mio_interval",
+    "convert", "floor_interval", "convert_interval",
+    "constant", "barrier", "lds", "ldsm", "shfl", "shared_accept", "shfl_interval", "shared_bytes", "mio_interval",
     "sub_cores", *(f"sub_core_{w}" for w in range(SMALL.warps)),
     *(f"{name}{end}" for name in ("ldg", "ldgsts") for end in ("", "_idle", "_l2", "_beside_1", "_beside_2")),
     "read_64", "read_1024", "reachable", "clock_memory", "multiprocessors", "atomic", "atomic_acq_rel",
