@@ -348,7 +348,6 @@ __device__ __forceinline__ void mbarrier_wait(uint32_t bar, uint32_t parity) {
   } while (!done);
 }
 __device__ __forceinline__ void bulk_copy(uint32_t to, const void* from, uint32_t bytes, uint32_t bar) {
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(bytes) : "memory");
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to), "l"(from), "r"(bytes), "r"(bar)
                : "memory");
 }
@@ -363,6 +362,7 @@ struct ByBulk {
     mbarriers_ready();
   }
   __device__ const Line* next(const Line* p) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], 16;" ::"r"(bar) : "memory");
     bulk_copy(at, p, 16, bar);
     mbarrier_wait(bar, parity);
     parity ^= 1;
@@ -463,39 +463,55 @@ extern "C" __global__ void __launch_bounds__(512) calibrate_runs(Record* out, co
 }
 
 #if __CUDA_ARCH__ >= 900
-// One thread keeps `stages` bulk copies of `box` bytes in flight, from a window of `boxes` boxes that L2 holds after the first
-// round: (end - begin) / steps is the interval of a box. The sum is of what the ring holds in the end.
-extern "C" __global__ void __launch_bounds__(128) calibrate_boxes(Record* out, const uint8_t* from, uint32_t boxes, uint32_t box, uint32_t stages,
-                                                                  uint32_t copies) {
-  alignas(1024) extern __shared__ uint8_t ring[];
+// One thread keeps `stages` copies of `box` bytes in flight, from a window of `boxes` boxes that L2 holds after the first round:
+// (end - begin) / steps is the interval of a box. The sum is of what the ring holds in the end. `fetch` copies box i.
+template <typename Fetch>
+__device__ __forceinline__ void ring(Record* out, uint32_t boxes, uint32_t box, uint32_t stages, uint32_t copies, Fetch fetch) {
+  alignas(1024) extern __shared__ uint8_t bytes[];
   __shared__ uint64_t ready[64];
+  __shared__ uint32_t total;
   if (threadIdx.x == 0) {
     for (uint32_t i = 0; i < stages; ++i) mbarrier_init(shared_address(ready + i), 1);
     mbarriers_ready();
+    total = 0;
   }
   __syncthreads();
   if (threadIdx.x == 0) {
     const uint64_t ns = nanoseconds(), begin = cycles();
     uint32_t stage = 0, parity = 0;
     for (uint32_t i = 0; i < copies; ++i) {
-      if (i >= stages) mbarrier_wait(shared_address(ready + stage), parity ^ 1);
-      bulk_copy(shared_address(ring + stage * box), from + (uint64_t)(i & (boxes - 1)) * box, box, shared_address(ready + stage));
+      const uint32_t bar = shared_address(ready + stage);
+      if (i >= stages) mbarrier_wait(bar, parity ^ 1);
+      asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(box) : "memory");
+      fetch(shared_address(bytes + stage * box), i & (boxes - 1), bar);
       if (++stage == stages) stage = 0, parity ^= 1;
     }
-    for (uint32_t i = 0; i < stages; ++i) {  // `copies` is a multiple of `stages`
-      mbarrier_wait(shared_address(ready + i), parity ^ 1);
-    }
+    for (uint32_t i = 0; i < stages; ++i) mbarrier_wait(shared_address(ready + i), parity ^ 1);  // `copies` is a multiple of `stages`
     *out = {begin, cycles(), nanoseconds() - ns, copies, 0};
   }
   __syncthreads();
-  __shared__ uint32_t total;
-  if (threadIdx.x == 0) total = 0;
-  __syncthreads();
   uint32_t sum = 0;
-  for (uint32_t i = threadIdx.x; i < stages * box / 4; i += 128) sum += ((const uint32_t*)ring)[i];
+  for (uint32_t i = threadIdx.x; i < stages * box / 4; i += 128) sum += ((const uint32_t*)bytes)[i];
   atomicAdd(&total, sum);
   __syncthreads();
   if (threadIdx.x == 0) out->sum = total;
+}
+// Bulk copies.
+extern "C" __global__ void __launch_bounds__(128) calibrate_boxes(Record* out, const uint8_t* from, uint32_t boxes, uint32_t box, uint32_t stages,
+                                                                  uint32_t copies) {
+  ring(out, boxes, box, stages, copies, [&](uint32_t to, uint32_t i, uint32_t bar) { bulk_copy(to, from + (uint64_t)i * box, box, bar); });
+}
+// Tensor copies of rows of 128 bytes, swizzled; `map` is of the memory at `from`.
+struct alignas(64) TensorMap {
+  uint64_t opaque[16];
+};
+extern "C" __global__ void __launch_bounds__(128) calibrate_tiles(Record* out, const uint8_t* from, uint32_t boxes, uint32_t box, uint32_t stages,
+                                                                  uint32_t copies, const __grid_constant__ TensorMap map) {
+  ring(out, boxes, box, stages, copies, [&](uint32_t to, uint32_t i, uint32_t bar) {
+    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::"r"(to), "l"(&map),
+                 "r"(0), "r"(i * (box / 128)), "r"(bar)
+                 : "memory");
+  });
 }
 
 // From an arrival to the thread that waits: two warps in turn, so that a step is half a round.

@@ -15,6 +15,8 @@ from kvgen.emulator import Buffer, Library, Schedule, build
 from kvgen.errors import ArgumentError, DeviceError
 from kvgen.runtime import cuda, packing
 from kvgen.runtime.cuda import Launch
+from kvgen.runtime.tensor_map import encode
+from kvgen.tensor_map import TensorMapPlan
 from kvgen.verify.device import Gpu
 from kvgen.verify.memory import Bytes, GpuBytes, HostPlaced
 
@@ -98,6 +100,9 @@ class Held(Protocol):
         ...
 
 
+Value = Held | int | bytes
+
+
 class Machine(Protocol):
     """What runs the kernels of calibrate.cu."""
 
@@ -113,10 +118,12 @@ class Machine(Protocol):
         """Memory with anything in it."""
         ...
 
-    def bind(
-        self, entry: str, grid: int, block: int, *values: Held | int, shared: int = 0, pdl: bool = False
-    ) -> Launch:
-        """A launch of a kernel with these pointers and numbers."""
+    def bind(self, entry: str, grid: int, block: int, *values: Value, shared: int = 0, pdl: bool = False) -> Launch:
+        """A launch of a kernel with these pointers, numbers and tensor maps."""
+        ...
+
+    def tensor_map(self, plan: TensorMapPlan) -> bytes:
+        """A tensor map as kernels take it."""
         ...
 
     def time(self, launches: Sequence[Launch]) -> float:
@@ -141,18 +148,21 @@ class GpuMachine:
     def memory(self, nbytes: int) -> GpuBytes:
         return GpuBytes(nbytes, self.gpu.ordinal)
 
-    def bind(
-        self, entry: str, grid: int, block: int, *values: Held | int, shared: int = 0, pdl: bool = False
-    ) -> Launch:
+    def bind(self, entry: str, grid: int, block: int, *values: Value, shared: int = 0, pdl: bool = False) -> Launch:
         function = cuda.function(self.cubin, entry, shared, device=self.gpu.ordinal)
-        kinds: list[packing.ParamKind] = ["u32" if isinstance(v, int) else "ptr" for v in values]
-        params = packing.PackedArgs(kinds, [v if isinstance(v, int) else v.pointer for v in values])
+        kinds: list[packing.ParamKind] = [
+            "u32" if isinstance(v, int) else packing.TENSOR_MAP if isinstance(v, bytes) else "ptr" for v in values
+        ]
+        params = packing.PackedArgs(kinds, [v if isinstance(v, int | bytes) else v.pointer for v in values])
         launch = function.bind((grid, 1, 1), (block, 1, 1), params, pdl=pdl)
 
         def go(stream: int, memory: object = values) -> None:  # which lives as long as the launch
             launch(stream)
 
         return go
+
+    def tensor_map(self, plan: TensorMapPlan) -> bytes:
+        return encode(plan, f"cuda:{self.gpu.ordinal}")
 
     def time(self, launches: Sequence[Launch]) -> float:
         return self.gpu.time(launches, samples=7).median
@@ -193,14 +203,17 @@ class CpuMachine:
     def memory(self, nbytes: int) -> HostHeld:
         return HostHeld(nbytes)
 
-    def bind(
-        self, entry: str, grid: int, block: int, *values: Held | int, shared: int = 0, pdl: bool = False
-    ) -> Launch:
+    def bind(self, entry: str, grid: int, block: int, *values: Value, shared: int = 0, pdl: bool = False) -> Launch:
         kernel = self.library.kernels[entry]
-        raw = [v.to_bytes(4, "little") if isinstance(v, int) else v.pointer.to_bytes(8, "little") for v in values]
-        buffers = [
-            Buffer(f"argument {i}", v.pointer, v.nbytes, True) for i, v in enumerate(values) if not isinstance(v, int)
-        ]
+        raw, buffers = list[bytes](), list[Buffer]()
+        for i, value in enumerate(values):
+            if isinstance(value, bytes):
+                raw.append(value)
+            elif isinstance(value, int):
+                raw.append(value.to_bytes(4, "little"))
+            else:
+                raw.append(value.pointer.to_bytes(8, "little"))
+                buffers.append(Buffer(f"argument {i}", value.pointer, value.nbytes, True))
 
         def go(stream: int, memory: object = values) -> None:
             kernel.launch(
@@ -214,6 +227,9 @@ class CpuMachine:
             )
 
         return go
+
+    def tensor_map(self, plan: TensorMapPlan) -> bytes:
+        return encode(plan, "cpu")
 
     def time(self, launches: Sequence[Launch]) -> float:
         begin = time.perf_counter()

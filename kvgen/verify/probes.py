@@ -14,8 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvgen.runtime.cuda import Launch
+from kvgen.tensor_map import TensorMapPlan
 from kvgen.verify.pipes import PIPES, UNROLL, affine, circle
-from kvgen.verify.probe import RECORD, Held, Machine, Measured, Records, Sizes, Wrong
+from kvgen.verify.probe import RECORD, Held, Machine, Measured, Records, Sizes, Value, Wrong
 
 _WORD: Final = 0x9E3779B1
 _SEED: Final = 7
@@ -25,6 +26,7 @@ _WARPS: Final = 16  # that share a multiprocessor where rates are measured
 _RING: Final = 1 << 16  # bytes of boxes in flight
 _STREAM: Final = 1 << 32  # bytes of the stream at most
 _NEAR: Final = 1 << 13  # lines (1 MB) that L2 holds once they have been read
+_HOT: Final = 1 << 8  # lines that all multiprocessors read so often that streams do not drive them out of L2
 _SLOWER: Final = 1.3  # what a warp takes beside another of its sub-core, at least
 
 
@@ -48,7 +50,7 @@ class Bench:
         return self.found[name]
 
     def records(
-        self, entry: str, grid: int, block: int, count: int, *values: Held | int, shared: int = 0, warm: bool = True
+        self, entry: str, grid: int, block: int, count: int, *values: Value, shared: int = 0, warm: bool = True
     ) -> Records:
         """What a kernel leaves in its first argument; of a second launch, for the first one fetches the code."""
         out = self.machine.memory(count * RECORD.itemsize)
@@ -258,7 +260,7 @@ def products(bench: Bench) -> Iterator[Measured]:
 
 def _chase(bench: Bench, entry: str, lines: int, blocks: int, streams: int, most: int) -> tuple[Records, float]:
     """The chases' records of every block, and the bytes a nanosecond that streams beside them read."""
-    stream, warps, warm = bench.stream(), streams + 1, lines == _NEAR or streams > 0
+    stream, warps, warm = bench.stream(), streams + 1, lines in (_NEAR, _HOT) or streams > 0
     pieces = stream.nbytes // 2048 // (blocks * streams) if streams else 0
     values = (bench.lines(lines), lines, most, stream, pieces)
     records = bench.records(entry, blocks, 32 * warps, blocks * warps, *values, warm=warm).reshape(blocks, warps)
@@ -304,6 +306,8 @@ def latency(bench: Bench) -> Iterator[Measured]:
         rate, streams, found = next(b for b in beside if b[0] >= 0.95 * best)
         took = f"{what} from DRAM beside the fewest streams that reach 95 % of their best: {streams} warps"
         yield bench.figure(name, found, "clk", took)
+        hot, _ = _chase(bench, entry, _HOT, bench.machine.multiprocessors, streams, sizes.most)
+        yield bench.figure(f"{name}_l2_loaded", over(hot), "clk", f"{what} from L2 beside these {streams} warps")
 
 
 def bandwidth(bench: Bench) -> Iterator[Measured]:
@@ -326,22 +330,32 @@ def bandwidth(bench: Bench) -> Iterator[Measured]:
 
 
 def boxes(bench: Bench) -> Iterator[Measured]:
-    """Bulk copies from L2 to one multiprocessor, 64 KB in flight, by their size."""
+    """Bulk and tensor copies from L2 to one multiprocessor, 64 KB in flight, by their size."""
     if not bench.hopper:
         return
-    stream = bench.stream()
-    for box in bench.sizes.boxes:
-        window, stages = min(1 << 20, stream.nbytes), _RING // box
-        copies = -(-bench.sizes.copies // stages) * stages
-        (record,) = bench.records("boxes", 1, 128, 1, stream, window // box, box, stages, copies, shared=_RING)
-        last = np.arange(copies - stages, copies) % (window // box) * (box // 4)
-        expect(
-            f"calibrate_boxes of {box}: sum",
-            [record["sum"]],
-            [_sum_of_words(last, box // 4).sum() & np.uint64(0xFFFFFFFF)],
-        )
-        rate = copies * box / float(record["end"] - record["begin"])
-        yield bench.figure(f"box_{box}", [rate], "B/clk", f"bulk copies of {box} bytes from L2 to one multiprocessor")
+    stream, columns = bench.stream(), 64
+    for name, entry, what in (("box", "boxes", "bulk"), ("tile", "tiles", "tensor")):
+        for box in bench.sizes.boxes:
+            window, stages = min(1 << 20, stream.nbytes), _RING // box
+            copies = -(-bench.sizes.copies // stages) * stages
+            values: list[Value] = [stream, window // box, box, stages, copies]
+            if entry == "tiles":
+                rows = box // 128
+                values.append(
+                    bench.machine.tensor_map(
+                        TensorMapPlan(
+                            "rows", "bf16", stream.pointer, (columns, window // 128), (128,), (columns, rows), ("column", "row"),
+                            swizzle=128, gran=columns, issue_rows=rows, boxes=1,
+                        )
+                    )
+                )  # fmt: skip
+            (record,) = bench.records(entry, 1, 128, 1, *values, shared=_RING)
+            last = np.arange(copies - stages, copies) % (window // box) * (box // 4)
+            wanted = _sum_of_words(last, box // 4).sum() & np.uint64(0xFFFFFFFF)
+            expect(f"calibrate_{entry} of {box}: sum", [record["sum"]], [wanted])
+            rate = copies * box / float(record["end"] - record["begin"])
+            took = f"{what} copies of {box} bytes from L2 to one multiprocessor"
+            yield bench.figure(f"{name}_{box}", [rate], "B/clk", took)
 
 
 # Barriers and fences --------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from kvgen.emulator import KernelFault, Schedule
 from kvgen.errors import ArgumentError
 from kvgen.verify.calibrate import Calibration, calibrate, calibrate_unit
 from kvgen.verify.pipes import PIPES, affine
-from kvgen.verify.probe import RECORD, SMALL, CpuMachine, Held, Measured, Sizes, Wrong
+from kvgen.verify.probe import RECORD, SMALL, CpuMachine, Measured, Sizes, Value, Wrong
 from kvgen.verify.probes import PROBES, Bench, sub_cores
 
 ARCHS = ("sm_80", "sm_90a")
@@ -33,7 +33,15 @@ HOPPER = {
     "tma_beside_1",
     "tma_beside_2",
 }
-HOPPER |= {"box_1024", "box_4096", *(f"hgmma_{n}" for n in (8, 16, 32, 64, 128, 256)), "pack_fp8", "pack_fp8_interval"}
+HOPPER |= {
+    "box_1024",
+    "box_4096",
+    "tile_1024",
+    "tile_4096",
+    *(f"hgmma_{n}" for n in (8, 16, 32, 64, 128, 256)),
+    "pack_fp8",
+    "pack_fp8_interval",
+}
 ALL = {
     *(f"{name}{end}" for name in ("fma", "half", "alu", "imad", "mufu", "pack_f16", "hmma") for end in ("", "_interval")),
     "convert", "floor_interval", "convert_interval",
@@ -84,7 +92,7 @@ MISTAKES = {
     "barriers": ("x - there) / 4", "x - there) / 2", "calibrate_cluster: word"),
     "bandwidth": ("(vector >> shift) * odd & (runs - 1)", "(vector >> shift) * odd & (runs - 2)", "calibrate_runs of 64: sum"),
     "latency": ("steps += kSteps;", "steps += kSteps + 16;", "calibrate_ldg: line"),
-    "boxes": ("(i & (boxes - 1)) * box", "(i & (boxes - 2)) * box", "calibrate_boxes of 1024: sum"),
+    "boxes": ("i & (boxes - 1), bar", "i & (boxes - 2), bar", "calibrate_boxes of 1024: sum"),
     "fences": ("c < copies * flying; ++c", "c < (copies - 1) * flying; ++c", ""),
 }  # fmt: skip
 
@@ -146,8 +154,11 @@ class Told:
         Memory.nbytes = nbytes  # type: ignore[attr-defined]
         return Memory()
 
-    def bind(self, entry: str, grid: int, block: int, *values: Held | int, shared: int = 0, pdl: bool = False) -> Any:
+    def bind(self, entry: str, grid: int, block: int, *values: Value, shared: int = 0, pdl: bool = False) -> Any:
         return lambda stream: None
+
+    def tensor_map(self, plan: Any) -> bytes:
+        return bytes(128)
 
     def time(self, launches: Any) -> float:
         return 1.0

@@ -16,6 +16,7 @@ from kvgen.cli.project import generated
 from kvgen.compile import compile_unit, default_cache
 from kvgen.emulator import build
 from kvgen.runtime import gpu as backend
+from kvgen.runtime.tensor_map import encode
 from kvgen.spec.loader import load_file
 from kvgen.verify import timing
 from kvgen.verify.bandwidth import BYTES_AT_MOST, PIECE, bandwidth_unit, filler, read_bandwidth
@@ -95,6 +96,7 @@ def test_calibration_through_device_memory(monkeypatch: pytest.MonkeyPatch) -> N
     image = compile_unit(calibrate_unit(), "sm_90a", "ptx", cache=default_cache())
     driver = EmulatedDriver([], build([image.data.decode()], mode="check"))
     gpu = use_emulated(monkeypatch, driver)
+    monkeypatch.setattr("kvgen.verify.probe.encode", lambda plan, device: encode(plan, "cpu"))
     found = calibrate(GpuMachine(gpu, "sm_90a", b""), SMALL)
     assert (
         found.wrong == () and found.values()["node"] == found.values()["pdl"] == 1.0
