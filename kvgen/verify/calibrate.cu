@@ -599,7 +599,7 @@ extern "C" __global__ void calibrate_atomic(Record* out, uint32_t* words, uint32
 
 // A fence of the block in front of asynchronous units, as each tile of a wgmma kernel has one (sm_80: of the block alone): without
 // copies in flight (record 0), and behind `copies` cp.async a thread of lines that nobody has read (1); until these have landed (2).
-// The time is the fences' sum, of warp 0; the sums are of what was copied.
+// Times are sums over the trips: the clock behind a fence waits for its MEMBAR. The sums are of what was copied.
 extern "C" __global__ void __launch_bounds__(128) calibrate_membar(Record* out, const Line* from, uint32_t trips, uint32_t copies) {
   __shared__ Vector landed[128 * 8];
   uint64_t alone = 0, beside = 0, waited = 0;

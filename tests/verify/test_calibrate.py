@@ -21,33 +21,17 @@ from kvgen.verify.probes import PROBES, Bench, sub_cores
 ARCHS = ("sm_80", "sm_90a")
 # Figures that only Hopper has, or only sm_89 and newer.
 HOPPER = {
-    "mbarrier",
-    "dsmem",
-    "cluster_barrier",
-    "pdl",
-    "hgmma",
-    "hgmma_rate",
-    "tma",
-    "tma_idle",
-    "tma_l2",
-    "tma_beside_1",
-    "tma_beside_2",
-}
-HOPPER |= {
-    "box_1024",
-    "box_4096",
-    "tile_1024",
-    "tile_4096",
-    *(f"hgmma_{n}" for n in (8, 16, 32, 64, 128, 256)),
-    "pack_fp8",
-    "pack_fp8_interval",
-}
+    "mbarrier", "dsmem", "cluster_barrier", "pdl", "pack_fp8", "pack_fp8_interval",
+    "tma", *(f"tma_{end}" for end in ("idle", "l2", "l2_loaded", "beside_1", "beside_2")),
+    *(f"{name}_{n}" for name in ("box", "tile") for n in (1024, 4096)),
+    "hgmma", "hgmma_rate", *(f"hgmma_{n}" for n in (8, 16, 32, 64, 128, 256)),
+}  # fmt: skip
 ALL = {
     *(f"{name}{end}" for name in ("fma", "half", "alu", "imad", "mufu", "pack_f16", "hmma") for end in ("", "_interval")),
     "convert", "floor_interval", "convert_interval",
     "constant", "barrier", "lds", "ldsm", "shfl", "shared_accept", "shfl_interval", "shared_bytes", "mio_interval",
     "sub_cores", *(f"sub_core_{w}" for w in range(SMALL.warps)),
-    *(f"{name}{end}" for name in ("ldg", "ldgsts") for end in ("", "_idle", "_l2", "_beside_1", "_beside_2")),
+    *(f"{name}{end}" for name in ("ldg", "ldgsts") for end in ("", "_idle", "_l2", "_l2_loaded", "_beside_1", "_beside_2")),
     "read_64", "read_1024", "reachable", "clock_memory", "multiprocessors", "atomic", "atomic_acq_rel",
     "membar", "membar_alone", "membar_landed", "node", "dependent",
 }  # fmt: skip
