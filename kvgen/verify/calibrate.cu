@@ -305,6 +305,38 @@ extern "C" __global__ void __launch_bounds__(512) calibrate_pairs(Record* out, u
   }
 }
 
+// How long one warp takes to issue kLoads independent loads from shared memory (record kLoads - 1: the sum of all trips): so many go
+// at the rate of issue as wait in front of the memory, the others at the memory's. Trips begin when all loads have come.
+template <uint32_t kLoads>
+__device__ __forceinline__ void issue_loads(Record* out, uint32_t trips, uint32_t base) {
+  uint64_t spent = 0;
+  uint32_t sum = 0;
+  const uint64_t ns = nanoseconds();
+#pragma unroll 1
+  for (uint32_t t = 0; t < trips; ++t) {
+    uint32_t x[kLoads];
+    const uint64_t begin = cycles_after(sum);
+#pragma unroll
+    for (uint32_t i = 0; i < kLoads; ++i) {  // volatile: ptxas moves others in front of the clock
+      asm volatile("ld.volatile.shared.u32 %0, [%1];" : "=r"(x[i]) : "r"(base + 128 * i) : "memory");
+    }
+    spent += cycles() - begin;
+#pragma unroll
+    for (uint32_t i = 0; i < kLoads; ++i) sum += x[i];
+  }
+  const uint64_t late = nanoseconds();
+  sum = warp_sum(sum);
+  if (lane_id() == 0) out[kLoads - 1] = {0, spent, late - ns, trips, sum};
+  if constexpr (kLoads > 1) issue_loads<kLoads - 1>(out, trips, base);
+}
+extern "C" __global__ void __launch_bounds__(32) calibrate_queue(Record* out, uint32_t trips) {
+  constexpr uint32_t kMost = 24;
+  __shared__ uint32_t words[kMost * 32];
+  for (uint32_t i = 0; i < kMost; ++i) words[i * 32 + lane_id()] = i * 32 + lane_id();
+  __syncwarp();
+  issue_loads<kMost>(out, trips, shared_address(words + lane_id()));
+}
+
 // ---------------------------------------------------------------- memory: latency
 // One step of a chain of lines, by one thread: the address of the next line.
 struct ByLoad {

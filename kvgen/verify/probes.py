@@ -27,6 +27,7 @@ _RING: Final = 1 << 16  # bytes of boxes in flight
 _STREAM: Final = 1 << 32  # bytes of the stream at most
 _NEAR: Final = 1 << 13  # lines (1 MB) that L2 holds once they have been read
 _HOT: Final = 1 << 8  # lines that all multiprocessors read so often that streams do not drive them out of L2
+_QUEUED: Final = 24  # loads that one warp issues at most
 _SLOWER: Final = 1.3  # what a warp takes beside another of its sub-core, at least
 
 
@@ -187,6 +188,22 @@ def instructions(bench: Bench) -> Iterator[Measured]:
     yield bench.figure("convert_interval", [bench.found[pairs].value], "clk", f"a conversion: {pairs}")
     yield bench.figure("constant", _latency(bench, "ldc"), "clk", "a load of a constant")
     yield bench.figure("barrier", _latency(bench, "barrier", 4), "clk", "a barrier of four warps")
+
+
+def queue(bench: Bench) -> Iterator[Measured]:
+    """How many loads wait in front of shared memory: where the time to issue them bends, less what leaves meanwhile. None where
+    it does not bend."""
+    trips, loads = bench.sizes.trips, np.arange(1, _QUEUED + 1)
+    records = bench.records("queue", 1, 32, _QUEUED, trips)
+    words = loads * 32
+    expect("calibrate_queue: steps", records["steps"], trips)
+    expect("calibrate_queue: sum", records["sum"], trips * words * (words - 1) // 2)
+    took = _cycles(records) / trips
+    issue, memory = float(took[2] - took[0]) / 2, float(took[-1] - took[-9]) / 8
+    if memory <= max(_SLOWER * issue, 0.0):
+        return
+    bend = (float(took[0]) - issue - float(took[-1]) + _QUEUED * memory) / (memory - issue)
+    yield bench.figure("mio_queue", [bend * (1 - issue / memory)], "instructions", "loads that wait before issue waits")
 
 
 def shared_memory(bench: Bench) -> Iterator[Measured]:
@@ -426,5 +443,17 @@ def nodes(bench: Bench) -> Iterator[Measured]:
 # In the order that figures are used in.
 PROBES: Final[dict[str, Callable[[Bench], Iterator[Measured]]]] = {
     p.__name__: p
-    for p in (instructions, sub_cores, shared_memory, products, barriers, bandwidth, latency, boxes, fences, nodes)
+    for p in (
+        instructions,
+        sub_cores,
+        shared_memory,
+        queue,
+        products,
+        barriers,
+        bandwidth,
+        latency,
+        boxes,
+        fences,
+        nodes,
+    )
 }

@@ -13,6 +13,7 @@ import pytest
 
 from kvgen.emulator import KernelFault, Schedule
 from kvgen.errors import ArgumentError
+from kvgen.verify import probes
 from kvgen.verify.calibrate import Calibration, calibrate, calibrate_unit
 from kvgen.verify.pipes import PIPES, affine
 from kvgen.verify.probe import RECORD, SMALL, CpuMachine, Measured, Sizes, Value, Wrong
@@ -168,22 +169,34 @@ def test_warps_of_a_sub_core_are_those_that_slow_each_other() -> None:
 
 def test_latency_and_interval_of_known_records() -> None:
     """One warp: 33 clk a step; sixteen warps that end 640 clk after the first began."""
-    from kvgen.verify.probes import _interval, _latency
-
     steps, chains, lane = SMALL.trips * 16, np.arange(8)[None], np.arange(32)[:, None]
     value = PIPES["fma"].value
     sums = [int(value(lane, np.arange(c)[None], steps).sum()) for c in (1, 8)]
     one = np.array([[(100, 100 + 33 * steps, 1, steps, sums[0]), (0, 1, 1, steps * 8, sums[1])]], RECORD)
-    assert _latency(Bench(Told(one), SMALL), "fma") == [33.0]
+    assert probes._latency(Bench(Told(one), SMALL), "fma") == [33.0]
     begins = range(1000, 1016)
     many = np.array([[(1, 2, 1, steps, sums[0]), (b, 1640, 1, steps * 8, sums[1])] for b in begins], RECORD)
-    assert _interval(Bench(Told(many), SMALL), "fma") == pytest.approx(640 / (16 * steps * chains.size))
+    assert probes._interval(Bench(Told(many), SMALL), "fma") == pytest.approx(640 / (16 * steps * chains.size))
+
+
+@pytest.mark.parametrize(("depth", "issue", "memory"), [(5, 1, 4), (8, 2, 5), (4, 2, 8)])
+def test_a_queue_shows_where_issue_bends(depth: int, issue: int, memory: int) -> None:
+    """Loads issued into a queue of a known depth, of which the memory takes one at a time."""
+    times, left, last = list[int](), list[int](), -issue
+    for i in range(24):
+        last = max(last + issue, left[i - depth] if i >= depth else 0)
+        left.append(max(last, left[-1] if left else 0) + memory)
+        times.append(last + 10)
+    words = [32 * n for n in range(1, 25)]
+    rows = [
+        (0, t * SMALL.trips, 1, SMALL.trips, SMALL.trips * w * (w - 1) // 2) for t, w in zip(times, words, strict=True)
+    ]
+    (figure,) = probes.queue(Bench(Told(np.array(rows, RECORD)), SMALL))
+    assert figure.value == pytest.approx(depth, abs=1)
 
 
 def test_the_figure_under_load_is_where_bandwidth_is_reached(monkeypatch: pytest.MonkeyPatch) -> None:
     """The fewest streams within 5 % of the best rate, and their latency."""
-    from kvgen.verify import probes
-
     rates = {0: (0.0, 500), 1: (10.0, 510), 2: (96.0, 600), 4: (100.0, 900)}
 
     def chase(bench: Bench, entry: str, lines: int, blocks: int, streams: int, most: int) -> Any:

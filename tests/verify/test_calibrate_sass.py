@@ -102,6 +102,15 @@ def test_products_are_not_serialised() -> None:
         assert "WARPGROUP.DEPBAR.LE" not in rate[first:last]
 
 
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
+def test_loads_are_issued_between_the_clocks(arch: str) -> None:
+    """24, 23, .. 1 of them."""
+    lines, _ = kernels(arch)["queue"]
+    letters = {"LDS": "l", "CS2R": "c"}
+    text = "".join(letters.get(line.split()[0], "") for line in lines if "SR_CLOCKLO" in line or line.startswith("LDS"))
+    assert text == "".join(f"c{'l' * n}c" for n in range(24, 0, -1))
+
+
 def test_a_fence_is_in_front_of_the_second_clock() -> None:
     lines, _ = kernels("sm_90a")["membar"]
     text = " ".join(line.split()[0] + line.partition(",")[2] for line in lines)
