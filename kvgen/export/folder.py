@@ -15,7 +15,7 @@ from kvgen.errors import ToolError
 from kvgen.export.example import example_context
 from kvgen.export.header import HeaderContext, KernelContext, header_context
 from kvgen.export.words import shown
-from kvgen.files import kind_of, named, read_bytes, write_inside
+from kvgen.files import is_folder, kind_of, named, read_bytes, write_inside
 from kvgen.paths import templates_root
 from kvgen.spec.loader import LoadedSet
 
@@ -141,7 +141,7 @@ def write_folder(folder: Path, files: Mapping[str, bytes], *, force: bool = Fals
     Raises ToolError, before anything is written, where a file was changed by hand or is none of kvgen's, unless `force`, and
     where something else than a file or a folder lies.
     """
-    if folder.exists() and not folder.is_dir():
+    if not is_folder(folder) and kind_of(folder) != "missing":
         raise ToolError(
             f"-o: got {named(folder)!r}, where a {kind_of(folder)} is; give a folder, or a path that is free"
         )
