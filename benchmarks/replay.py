@@ -26,6 +26,7 @@ from typing import Any, Final
 
 from kvgen.cli.git_versions import at_revision, on_disk
 from kvgen.cli.project import Project, open_project
+from kvgen.codegen.emit import kernel_files
 from kvgen.compile import Image, Job, Unit, compile_many, compile_unit, default_cache
 from kvgen.compile.flatten import flatten
 from kvgen.compile.sass import histogram, instructions_of, sass
@@ -91,7 +92,7 @@ def pairs_of(project: Project, before: Mapping[str, str], only: str) -> tuple[li
     """Kernels of both sides, and the names of those that are new and of those that are gone. `before`: path -> text."""
     out = project.config.out.name
     found, added = [], []
-    archs = {s.kernels.name: tuple(s.kernels.arch) for s in project.sets}
+    archs = {f"{s.kernels.name}/{kernel.name}": own for s in project.sets for kernel, own in kernel_files(s)}
     after = {unit.name: unit for units in project.units.values() for unit in units}
     for name, unit in after.items():
         if not fnmatchcase(name.partition("/")[0], only):
@@ -102,7 +103,7 @@ def pairs_of(project: Project, before: Mapping[str, str], only: str) -> tuple[li
         text = flatten(f"{out}/{name}.cu", lambda path: before[path.removeprefix(f"{out}/")])
         entry = _ENTRY.search(before[f"{name}.cu"])
         old = Unit(name, entry[1] if entry else unit.entry, text)
-        found.append(Pair(old, unit, archs[name.partition("/")[0]]))
+        found.append(Pair(old, unit, archs[name]))
     kernels = {path.removesuffix(".cu") for path in before if path.endswith(".cu") and not path.startswith("device/")}
     removed = sorted(n for n in kernels - after.keys() if fnmatchcase(n.partition("/")[0], only))
     return found, sorted(added), removed
@@ -171,7 +172,7 @@ def _run_set(project: Project, before: Mapping[str, str], name: str, changed: Ma
     with generated(project.config.out, name) as now:
         cases, blobs = cases_of(loaded.kernels, now)
     for op, plans in set_plans(loaded).items():
-        own = [changed[plan.name] for plan in plans if plan.name in changed]
+        own = [changed[kernel.name] for plan in plans for kernel, _ in plan.files(()) if kernel.name in changed]
         if not own:
             continue
         arch = own[0].archs[0]

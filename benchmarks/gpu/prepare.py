@@ -34,7 +34,8 @@ def prepare(folder: Path, names: Sequence[str], archs: Sequence[str] | None) -> 
     units: list[tuple[Unit, Sequence[str]]] = []
     for name in names:
         module = generated(name).Cache.MODULE
-        units += [(module.unit(file, entry), archs or module.arch) for file, entry in module.kernels]
+        for file, entry in module.kernels:
+            units.append((module.unit(file, entry), [a for a in archs or module.arch if module.runs(file, a)]))
     for name in names:
         units += [(unit, archs or kernels.arch) for kernels, unit in write_apart(folder, specs[name])]
     used = archs or sorted({a for _, own in units for a in own})

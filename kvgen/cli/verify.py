@@ -199,6 +199,7 @@ def _set(project: Project, item: Chosen, package: ModuleType, machine: _Machine,
     where = "the CPU machine" if machine.device is None else "this GPU"
     for op in (op for op in kernels.ops if op.name in item.ops):
         if arch:
+            result.kernels += [verifier.run(op, arch=other) for other in verifier.other_archs(op)]
             found = verifier.run(op)
         else:
             why = f"the set is generated for {', '.join(kernels.arch)}, none of which runs on {where}"
@@ -276,7 +277,7 @@ def _print(sets: list[SetResult], machine: _Machine, summary: dict[str, int]) ->
     for s, k in wrong:
         typer.echo("")
         for case in (c for c in k.cases if c.wrong):
-            typer.secho(f"{s.name}/{k.name}, {case.name}", fg="red")
+            typer.secho(f"{s.name}/{k.name}{f' on {k.arch}' if k.arch else ''}, {case.name}", fg="red")
             for line in case.wrong[:_SHOWN]:
                 typer.echo(f"  {line}")
             if len(case.wrong) > _SHOWN:
@@ -321,12 +322,12 @@ def _cells(s: SetResult, k: KernelResult) -> tuple[str, ...]:
     from kvgen.verify.results import share_text
 
     if not k.cases:
-        return (f"{s.name}/{k.name}", s.arch, k.status, *(_NONE,) * 5)
+        return (f"{s.name}/{k.name}", k.arch or s.arch, k.status, *(_NONE,) * 5)
     bad = k.hostile
     as_expected = sum(not c.wrong for c in bad)
     return (
         f"{s.name}/{k.name}",
-        s.arch,
+        k.arch or s.arch,
         k.status,
         str(len(k.cases) - len(bad)),
         f"{k.error:.2g}" if k.error else "0",

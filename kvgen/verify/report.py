@@ -47,9 +47,10 @@ class TimedRecord(TypedDict):
 
 
 class KernelRecord(TypedDict):
-    """One operation: "ok", "wrong", or "not run" with why."""
+    """One operation: "ok", "wrong", or "not run" with why; `arch` whose code ran."""
 
     kernel: str
+    arch: str
     kind: str
     status: str
     why: str
@@ -142,7 +143,7 @@ def document(
                 "arch": s.arch,
                 "digest": s.digest,
                 "in_step": s.in_step,
-                "kernels": [_kernel(k) for k in s.kernels],
+                "kernels": [_kernel(k, s.arch) for k in s.kernels],
             }
             for s in sets
         ],
@@ -158,7 +159,7 @@ def document(
     }
 
 
-def _kernel(kernel: KernelResult) -> KernelRecord:
+def _kernel(kernel: KernelResult, arch: str) -> KernelRecord:
     cases: list[CaseRecord] = [
         {
             "batch": c.batch,
@@ -175,6 +176,7 @@ def _kernel(kernel: KernelResult) -> KernelRecord:
     timed: list[TimedRecord] = [TimedRecord(**asdict(t)) for t in kernel.timed]  # type: ignore[typeddict-item]
     return {
         "kernel": kernel.name,
+        "arch": kernel.arch or arch,
         "kind": kernel.kind,
         "status": kernel.status,
         "why": kernel.why,
@@ -214,7 +216,7 @@ def issue(found: Document) -> str:
         for s, k in wrong:
             for c in k["cases"]:
                 what = f"wrong data: {c['fault']}" if c["fault"] else f"batch {c['batch']}"
-                lines += [f"- `{s['set']}/{k['kernel']}` ({s['arch']}), {what}: {_cell(w)}" for w in c["wrong"][:4]]
+                lines += [f"- `{s['set']}/{k['kernel']}` ({k['arch']}), {what}: {_cell(w)}" for w in c["wrong"][:4]]
         lines.append("")
     edited = [s["set"] for s in found["sets"] if not s["in_step"]]
     if edited:
@@ -243,7 +245,7 @@ def _row(s: SetRecord, k: KernelRecord) -> str:
     best = k["timed"][-1] if k["timed"] else None
     cells = [
         f"{s['set']}/{k['kernel']}",
-        s["arch"],
+        k["arch"],
         k["status"],
         str(len(k["cases"])),
         f"{max(errors, default=0.0):.2g}",
