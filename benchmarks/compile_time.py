@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 from kvgen.compile import Image, Unit, compile_unit, nvrtc_version, supported_archs
 
+Units = Sequence[tuple[Unit, tuple[str, ...]]]  # each with its targets
 _WARM_UP = Unit(name="warm/up", entry="warm_up", text='extern "C" __global__ void warm_up(int* p) { *p = 1; }\n')
 
 
@@ -31,11 +32,11 @@ class Summary:
     slowest: str
 
 
-def measure(units: Sequence[Unit], archs: Sequence[str], repeat: int) -> list[Image]:
-    """Compile every unit for every target `repeat` times, cache off; the median run of each."""
+def measure(units: Units, archs: Sequence[str], repeat: int) -> list[Image]:
+    """Compile every unit for each of its targets `repeat` times, cache off; the median run of each."""
     images = []
     for arch in archs:
-        for unit in units:
+        for unit in (unit for unit, own in units if arch in own):
             runs = sorted((compile_unit(unit, arch, cache=None) for _ in range(repeat)), key=lambda i: i.seconds)
             images.append(runs[len(runs) // 2])
     return images
@@ -49,9 +50,9 @@ def summarize(arch: str, images: Sequence[Image]) -> Summary:
     return Summary(arch, len(seconds), statistics.median(seconds), p95, slowest.seconds, slowest.unit_name)
 
 
-def run(units_of: Callable[[], Sequence[Unit]], archs: Sequence[str], repeat: int) -> int:
+def run(units_of: Callable[[Sequence[str]], Units], archs: Sequence[str], repeat: int) -> int:
     """Measure and print a table; the process's exit status."""
-    units = units_of()
+    units = units_of(archs)
     if not units:
         print("no units to compile")
         return 1

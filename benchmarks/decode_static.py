@@ -37,7 +37,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 
 from kvgen import Block, KernelSet, Paged, Quant, ops, presets
-from kvgen.codegen.emit import render_all, units_of, write_file
+from kvgen.codegen.emit import kernel_files, render_all, units_of, write_file
 from kvgen.compile import ARCHS, Image, compile_unit
 from kvgen.compile import Cache as CompileCache
 from kvgen.compile.sass import sass
@@ -119,7 +119,8 @@ def compiled(kernels: KernelSet, arch: str, known: CompileCache | None = None) -
     took."""
     loaded = LoadedSet(kernels, "benchmarks/decode_static.py", "")
     images, seconds = [], []
-    for unit in units_of(loaded, render_all([loaded]), "generated"):
+    own = {f"{kernels.name}/{kernel.name}" for kernel, archs in kernel_files(loaded, archs=[arch]) if archs}
+    for unit in (u for u in units_of(loaded, render_all([loaded]), "generated") if u.name in own):
         begin = time.process_time()
         images.append(compile_unit(unit, arch, cache=known))
         seconds.append(time.process_time() - begin)

@@ -7,7 +7,8 @@
 The kernels of both are flattened and compiled. Where their machine code is the same, that is all there is to say. Where it is
 not, a table has registers, spills, shared memory, instructions and compile seconds of both, and both run on the CPU machine, in
 check mode, on the fixed batches of `benchmarks/gpu`: every byte of every memory is compared. Nothing of the revision is executed
-but its kernels: they run under today's launchers, and only where their parameters are today's.
+but its kernels: they run under today's launchers, in the sizes that their own launchers say, and only where their parameters
+are today's.
 
 Exit status 0 where all machine code is the same, 1 where some is not, 2 for a usage error.
 """
@@ -22,14 +23,19 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from fnmatch import fnmatchcase
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
+from benchmarks.launch_sizes import give, launch_sizes
 from kvgen.cli.git_versions import at_revision, on_disk
 from kvgen.cli.project import Project, open_project
+from kvgen.codegen.emit import kernel_files
 from kvgen.compile import Image, Job, Unit, compile_many, compile_unit, default_cache
 from kvgen.compile.flatten import flatten
 from kvgen.compile.sass import histogram, instructions_of, sass
 from kvgen.errors import KvgenError, ToolError
+
+if TYPE_CHECKING:
+    from benchmarks.gpu.cases import Case
 
 _ENTRY: Final = re.compile(r"__global__ void\s+(?:__\w+__\([^)]*\)\s*)*(\w+)\(")
 _PARAMS: Final = re.compile(r"\.entry\s+\w+\s*\(([^)]*)\)")
@@ -91,7 +97,7 @@ def pairs_of(project: Project, before: Mapping[str, str], only: str) -> tuple[li
     """Kernels of both sides, and the names of those that are new and of those that are gone. `before`: path -> text."""
     out = project.config.out.name
     found, added = [], []
-    archs = {s.kernels.name: tuple(s.kernels.arch) for s in project.sets}
+    archs = {f"{s.kernels.name}/{kernel.name}": own for s in project.sets for kernel, own in kernel_files(s)}
     after = {unit.name: unit for units in project.units.values() for unit in units}
     for name, unit in after.items():
         if not fnmatchcase(name.partition("/")[0], only):
@@ -102,7 +108,7 @@ def pairs_of(project: Project, before: Mapping[str, str], only: str) -> tuple[li
         text = flatten(f"{out}/{name}.cu", lambda path: before[path.removeprefix(f"{out}/")])
         entry = _ENTRY.search(before[f"{name}.cu"])
         old = Unit(name, entry[1] if entry else unit.entry, text)
-        found.append(Pair(old, unit, archs[name.partition("/")[0]]))
+        found.append(Pair(old, unit, archs[name]))
     kernels = {path.removesuffix(".cu") for path in before if path.endswith(".cu") and not path.startswith("device/")}
     removed = sorted(n for n in kernels - after.keys() if fnmatchcase(n.partition("/")[0], only))
     return found, sorted(added), removed
@@ -170,26 +176,34 @@ def _run_set(project: Project, before: Mapping[str, str], name: str, changed: Ma
     lines = []
     with generated(project.config.out, name) as now:
         cases, blobs = cases_of(loaded.kernels, now)
+
+    def both(case: Case) -> list[str]:
+        """The memories in which the kernels of either side leave other bytes."""
+        with generated(project.config.out, name) as package:
+            package._MODULE.texts = before
+            give(package, launch_sizes(before[f"{name}/__init__.py"]))
+            first = run(case, blobs, package, HostMemory())
+        with generated(project.config.out, name) as package:
+            second = run(case, blobs, package, HostMemory())
+        return [f"{case.name}: {m}" for m in first if first[m].tobytes() != second[m].tobytes()]
+
     for op, plans in set_plans(loaded).items():
-        own = [changed[plan.name] for plan in plans if plan.name in changed]
+        own = [changed[kernel.name] for plan in plans for kernel, _ in plan.files(()) if kernel.name in changed]
         if not own:
             continue
         arch = own[0].archs[0]
-        if any(_parameters(p.before, arch) != _parameters(p.after, arch) for p in own):
-            lines.append(f"{name}/{op}: not run: the kernel's parameters are others")
-            continue
         mine = [case for case in cases if case.op == op]
-        wrong = []
-        for case in mine:
-            results = []
-            for texts in (before, None):
-                with generated(project.config.out, name) as package:
-                    package._MODULE.texts = texts
-                    results.append(run(case, blobs, package, HostMemory()))
-            first, second = results
-            wrong += [f"{case.name}: {m}" for m in first if first[m].tobytes() != second[m].tobytes()]
-        said = f"differs in {', '.join(wrong)}" if wrong else f"the same bytes in {len(mine)} batches"
-        lines.append(f"{name}/{op}: {said if mine else 'not run: no fixed batches are known for it'}")
+        if any(_parameters(p.before, arch) != _parameters(p.after, arch) for p in own):
+            said = "not run: the kernel's parameters are others"
+        elif not mine:
+            said = "not run: no fixed batches are known for it"
+        else:
+            try:
+                wrong = [memory for case in mine for memory in both(case)]
+                said = f"differs in {', '.join(wrong)}" if wrong else f"the same bytes in {len(mine)} batches"
+            except ToolError as error:
+                said = f"not run: generated/{name}/__init__.py of the revision: {error}"
+        lines.append(f"{name}/{op}: {said}")
     return lines
 
 

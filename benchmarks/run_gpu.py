@@ -10,6 +10,7 @@ Exit status: 0, 1 if a kernel did something wrong, 2 for a usage error. See benc
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import hashlib
 import os
 import subprocess
@@ -27,8 +28,8 @@ if str(ROOT) not in sys.path:  # run as a script, from a checkout that is not in
 from benchmarks.gpu.packages import generated, set_names, use  # noqa: E402
 from benchmarks.gpu.results import Key, Results, table  # noqa: E402
 
-SECTIONS = ("correctness", "golden", "timings")
-BUDGETS = {"correctness": 300.0, "golden": 60.0, "timings": 270.0}
+SECTIONS = ("calibrate", "correctness", "golden", "timings")
+BUDGETS = {"calibrate": 60.0, "correctness": 300.0, "golden": 60.0, "timings": 270.0}
 GOLDEN = ROOT / "tests" / "golden_gpu" / "vectors"
 Outcome = tuple[list[str], dict[str, Any]]
 
@@ -154,7 +155,12 @@ class Run:
         begin, before = time.monotonic(), facts["seconds"]
         # A --resume has a budget of its own; what goes on after a lost context is still the same run.
         end = begin + budget - (before if self.options.continued else 0.0)
-        work = {"correctness": self._correctness, "golden": self._golden, "timings": self._timings}[section]
+        work = {
+            "calibrate": self._calibrate,
+            "correctness": self._correctness,
+            "golden": self._golden,
+            "timings": self._timings,
+        }[section]
         try:
             for key, case in work():
                 if key in self.results.entries and self.options.resume:
@@ -205,6 +211,20 @@ class Run:
                 detail = f"{type(error).__name__}: {error}; run --prepare {self.options.cubins}"
                 self.results.record((section, name, "", "cases"), "failed", 0.0, {"detail": detail})
 
+    def _calibrate(self) -> Iterator[tuple[Key, Callable[[], Outcome]]]:
+        """All probes in one entry, for later ones use what earlier ones found; on the CPU machine of a few steps each."""
+        from kvgen.verify.calibrate import NAME, calibrate, calibrate_unit
+        from kvgen.verify.probe import SMALL, CpuMachine, GpuMachine
+
+        def one() -> Outcome:
+            if self.gpu is None:
+                found = calibrate(CpuMachine(calibrate_unit(), "sm_90a"), SMALL)
+            else:
+                found = calibrate(GpuMachine(self.gpu, *self._measuring(NAME, calibrate_unit())))
+            return list(found.wrong), {"figures": [dataclasses.asdict(f) for f in found.figures]}
+
+        yield ("calibrate", "", "", "all"), one
+
     def _correctness(self) -> Iterator[tuple[Key, Callable[[], Outcome]]]:
         from benchmarks.gpu.correctness import failures, run
 
@@ -250,9 +270,9 @@ class Run:
         from benchmarks.gpu.apart import Apart
         from benchmarks.gpu.timings import Timer
         from benchmarks.gpu.workload import empty_node
-        from kvgen.verify.bandwidth import filler, measure
+        from kvgen.verify.bandwidth import NAME, bandwidth_unit, filler, measure
 
-        cubin = self._bandwidth_cubin()
+        _, cubin = self._measuring(NAME, bandwidth_unit())
         # Always anew: percentages are of what this run found.
         self.results.bandwidth = measure(self.gpu, cubin, self.options.buffer_mib << 20)
         for name, file in self._each_set("timings"):
@@ -267,13 +287,13 @@ class Run:
                 yield ("timings", name, timed.op, timed.case), one
         self.results.head["device"]["smi_after"] = _smi(self.options.ordinal)
 
-    def _bandwidth_cubin(self) -> bytes:
+    def _measuring(self, name: str, unit: Any) -> tuple[str, bytes]:
+        """The architecture and the cubin of the measuring kernels `name`."""
         from kvgen.compile import find, read_folder, select_arch, text_digest
-        from kvgen.verify.bandwidth import bandwidth_unit
 
         manifest = read_folder(self.options.cubins)
-        arch = select_arch(self.gpu.driver.capability(self.options.ordinal), manifest.archs("bandwidth", "bandwidth"))
-        return find(manifest, "bandwidth", "bandwidth", arch, text_digest(bandwidth_unit().text))
+        arch = select_arch(self.gpu.driver.capability(self.options.ordinal), manifest.archs(name, name))
+        return arch, find(manifest, name, name, arch, text_digest(unit.text))
 
 
 def _smi(ordinal: int) -> dict[str, str] | None:

@@ -56,6 +56,16 @@ def kind_of(path: AnyPath) -> Kind:
         raise ToolError(f"{named(path)}: cannot be looked at ({reason(error)})") from error
 
 
+def is_folder(path: AnyPath) -> bool:
+    """Whether a folder is at a path, or where a link there leads. Raises ToolError where that cannot be found out."""
+    try:
+        return stat.S_ISDIR(os.stat(path).st_mode)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except (OSError, ValueError) as error:
+        raise ToolError(f"{named(path)}: cannot be looked at ({reason(error)})") from error
+
+
 def _kind(mode: int) -> Kind:
     return _KINDS.get(stat.S_IFMT(mode), "device")
 

@@ -286,7 +286,7 @@ LIMITS: Final = {
     "convert": 90,
     "decode_plan": 45,
     "decode_local_plan": 45,
-    "mla_decode_plan": 45,
+    "mla_decode_plan": 46,  # a header more, for a tile by architecture
     "mla_plan": 45,
     "prefix_plan": 45,
     "verify_plan": 45,

@@ -8,11 +8,15 @@ from pathlib import Path
 import pytest
 
 from benchmarks import replay
+from benchmarks.launch_sizes import give, launch_sizes
+from kvgen.cli.project import generated
 from tests.cli.conftest import Folder
 from tests.cli.test_diff import git
 from tests.compile.test_sass import needs_tool
 
 pytestmark = needs_tool
+
+ROOT = Path(__file__).resolve().parent.parent
 
 
 @pytest.fixture
@@ -92,6 +96,55 @@ def test_other_parameters(project: Folder, capsys: pytest.CaptureFixture[str]) -
     was(project, "tiny_gather(", "tiny_gather(uint32_t one_more, ")
     (said,) = replayed(capsys, code=1).ran
     assert said == "tiny/gather: not run: the kernel's parameters are others"
+
+
+def test_the_launch_sizes_of_the_revision(project: Folder, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its kernels run in its own launchers' grid: here of no block at all."""
+    project.change("generated/tiny/__init__.py", "grid=lambda d: (", "grid=lambda d: (0 * ")
+    was(project, "  pdl_wait();", "  __syncthreads();\n  pdl_wait();")
+    (said,) = replayed(capsys, code=1).ran
+    assert said.startswith("tiny/gather: differs in ") and "k_out" in said
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "why"),
+    [
+        ('d["T"]', 'd["rows"]', "its grid needs 'rows', which a call has no more"),
+        ('d["T"]', 'd["T"].bit_length()', "`lambda d: (-(-d['T'].bit_length() // 32), 1, 1)`, which is no grid"),
+        ("threads=256,", "threads=min(256, 512),", "got `min(256, 512)`, which is no number"),
+        ("threads=256,", "", "its Kernel has other fields than today's"),
+    ],
+)
+def test_launch_sizes_that_cannot_be_read(
+    project: Folder, capsys: pytest.CaptureFixture[str], old: str, new: str, why: str
+) -> None:
+    project.change("generated/tiny/__init__.py", old, new)
+    was(project, "  pdl_wait();", "  __syncthreads();\n  pdl_wait();")
+    (said,) = replayed(capsys, code=1).ran
+    assert said.startswith("tiny/gather: not run: generated/tiny/__init__.py of the revision: ") and said.endswith(why)
+
+
+def test_sizes_of_a_planned_operation() -> None:
+    """Shared memory by architecture, the planner, and how a step is split."""
+    text = (ROOT / "generated/gpt_oss_20b/__init__.py").read_text(encoding="utf-8")
+    sizes = launch_sizes(text.replace("blocks_per_sm=2", "blocks_per_sm=3").replace("74752", "74784"))
+    with generated(ROOT / "generated", "gpt_oss_20b") as package:
+        give(package, sizes)
+        decode = package.DecodeLauncher
+        assert (decode.SPLIT_PLAN.blocks_per_sm, decode.KERNEL.shared_on("sm_80")) == (3, 74784)
+        assert decode.KERNEL.grid({"num_sm_parts": 5}) == (40, 1, 1)
+        assert (decode.PLAN.threads, decode.PLAN.shared_on("sm_80")) == (256, 0)
+        assert package.AppendLauncher.KERNEL.grid({"T": 7}) == (7, 1, 1)
+        give(package, {"NoLauncher": sizes["DecodeLauncher"]})
+
+
+def test_batches_of_a_decode_with_sinks(project: Folder, capsys: pytest.CaptureFixture[str]) -> None:
+    spec(project, 'ops.Decode(sinks="lse")')
+    project.change("generated/tiny/decode.cu", "  pdl_wait();", "  __syncthreads();\n  pdl_wait();")
+    commit(project)
+    project.kvgen("build", "--force")
+    (said,) = replayed(capsys, code=1).ran
+    assert said == "tiny/decode: the same bytes in 5 batches"
 
 
 def test_kernels_that_one_side_lacks(project: Folder, capsys: pytest.CaptureFixture[str]) -> None:

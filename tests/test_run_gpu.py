@@ -95,6 +95,7 @@ def test_prepare_writes_cubins_and_cases(prepared: Path) -> None:
     manifest = json.loads((prepared / "manifest.json").read_text())
     assert {(k["set"], k["kernel"]) for k in manifest["kernels"]} == {
         ("bandwidth", "bandwidth"),
+        ("calibrate", "calibrate"),
         *((SMALL, op) for op in ("append", "gather", "decode")),
     }
     file = load(prepared / "cases" / f"{SMALL}.npz")
@@ -165,6 +166,18 @@ def test_correctness_on_the_cpu_machine(on_cpu: Callable[..., tuple[int, dict[st
     for entry in content["entries"]:
         assert entry["status"] == "ok" and entry["section"] == "correctness" and entry["set"] == SMALL
         assert isinstance(entry["seconds"], float)
+
+
+def test_calibration_on_the_cpu_machine(
+    on_cpu: Callable[..., tuple[int, dict[str, Any]]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    status, content = on_cpu("--section", "calibrate")
+    (entry,) = content["entries"]
+    assert status == 0 and entry["status"] == "ok" and content["sections"]["calibrate"]["budget"] == 60
+    figures = {f["name"]: f for f in entry["figures"]}
+    assert {"ldg", "hgmma_256", "box_4096", "node"} <= set(figures)
+    assert set(figures["ldg"]) == {"name", "value", "low", "high", "unit", "what"}
+    assert "figure                       value     least      most unit\nfma " in capsys.readouterr().out
 
 
 def test_resume_skips_what_is_there(
@@ -310,6 +323,15 @@ def test_timings_through_the_bindings(prepared: Path, fake_cuda: Path, tmp_path:
             assert entry["gb_s"] == pytest.approx(entry["least_bytes"] / entry["us"] / 1e3)
             assert entry["percent"] == pytest.approx(100 * entry["gb_s"] / content["bandwidth"][entry["against"]])
     assert "memory of this GPU" in done.stdout
+
+
+def test_calibration_through_the_bindings(prepared: Path, fake_cuda: Path, tmp_path: Path) -> None:
+    """Launches that do nothing leave no sums: every probe with one says so, and the figures of graphs are the fake's."""
+    common = ("--cubins", str(prepared), "--out", str(tmp_path / "r.json"), "--only", SMALL, "--section", "calibrate")
+    done, content = with_fake(fake_cuda, *common)
+    (entry,) = content["entries"]
+    assert done.returncode == 1 and entry["status"] == "failed" and "traceback" not in entry, done.stdout + done.stderr
+    assert [f["name"] for f in entry["figures"]] == ["node", "pdl"] and "calibrate_fma: steps: got 0" in entry["detail"]
 
 
 def test_a_lost_context_does_not_end_the_run(prepared: Path, fake_cuda: Path, tmp_path: Path) -> None:

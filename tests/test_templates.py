@@ -105,6 +105,15 @@ def test_a_template_reads_the_fields_of_its_context_and_no_others(template: str)
     assert read == {f.name for f in fields(CONTEXTS[template])}
 
 
+def test_each_template_says_which_of_its_lines_wrote_what(generated: dict[str, File]) -> None:
+    by_template = {
+        m[1]: file for file in generated.values() if (m := re.search(r"templates/(\S+\.cuh?\.j2)", file.text))
+    }
+    assert len(by_template) > 30
+    for template, file in by_template.items():
+        assert f"templates/{template}" in {place.rpartition(":")[0] for place in file.origins}, template
+
+
 @pytest.mark.parametrize("template", MACROS)
 def test_macros_read_their_arguments_alone(template: str) -> None:
     assert meta.find_undeclared_variables(environment().parse(source(template))) == set()

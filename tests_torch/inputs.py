@@ -11,7 +11,7 @@ import torch
 
 from kvgen.layout.dtypes import DTYPES
 from kvgen.plan.params import Array, Count, Scalar, Size
-from kvgen.runtime import BaseCache, Kernel, OtherCache, Tensor
+from kvgen.runtime import Kernel, OtherCache, PoolCache, Tensor
 from kvgen.torch import Operation, OperationSet, register
 
 TORCH: Final[dict[str, torch.dtype]] = {
@@ -26,6 +26,7 @@ NUMBERS: Final = {
     "pairs": [[3, 1]], "page_ids": [3], "moves": [[-1, -1]] * 4, "num_moves": [0], "lora_end_idx": [1], "slots": [1, 20],
     "positions": [17, 3], "page_indptr": [0, 2, 3], "page_indices": [4, 1, 0, 2], "last_page_len": [1, 3],
     "parents": [1, 0], "fresh": [3, -1], "valid_lengths": [1, 1], "kept": [-1], "new_page_table": [[4, 1], [0, 2]],
+    "state_ids": [4, 1], "new_state_ids": [4, 1], "ids": [3],
 }  # fmt: skip
 
 
@@ -57,10 +58,10 @@ class Step:
         return next(o for o in self.operations.operations.values() if o.method.launcher is operation.method.launcher)
 
     @staticmethod
-    def _names(cache: type[BaseCache]) -> set[str]:
+    def _names(cache: type[PoolCache]) -> set[str]:
         return {t.name for t in cache.TENSORS} | {t.name for t in cache.TABLES} | {"layer"}
 
-    def _value(self, argument: Any, kernel: Kernel, cache: type[BaseCache]) -> Any:
+    def _value(self, argument: Any, kernel: Kernel, cache: type[PoolCache]) -> Any:
         name, several = argument.name, "[]" in str(argument.type) or "List" in str(argument.type)
         params = {p.name: p for p in kernel.params}
         for tensor in cache.TENSORS:
@@ -104,7 +105,10 @@ class Step:
     def _filled(self, name: str, dtype: str, shape: tuple[int | str, ...]) -> torch.Tensor:
         sizes = [n if isinstance(n, int) else SIZES[n.partition("+")[0]] + int(n.partition("+")[2] or 0) for n in shape]
         wanted = TORCH[dtype]
+        generator = torch.Generator().manual_seed(self._seed + crc32(name.encode()))
+        if name in ("state_pool", "states"):  # bytes that nothing computes with, so any will do
+            return torch.randint(256, sizes, generator=generator, dtype=wanted).to(self.device)
         if not wanted.is_floating_point:
             return torch.zeros(sizes, dtype=wanted, device=self.device)
-        drawn = torch.randn(sizes, generator=torch.Generator().manual_seed(self._seed + crc32(name.encode())))
+        drawn = torch.randn(sizes, generator=generator)
         return (drawn.abs() if sizes[-1] == 1 else drawn).to(self.device, wanted)

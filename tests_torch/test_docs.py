@@ -31,7 +31,7 @@ CASES: Final = [
 
 def test_the_page_has_its_programs() -> None:
     page = ROOT / "docs" / "torch.md"
-    names = ["launchers.py", "operators.py", "compiled.py", "exported.py", "graph_gpu.py"]
+    names = ["launchers.py", "operators.py", "states.py", "compiled.py", "exported.py", "graph_gpu.py"]
     assert list(programs(page)) == names
     assert page.read_text(encoding="utf-8").count("```python") == len(names)
 

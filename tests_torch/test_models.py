@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -65,6 +66,18 @@ def test_falcon_with_alibi() -> None:
     wanted = [2.0 ** (-8.0 * (head + 1) / 32) * 64**-0.5 for head in range(32)]
     assert step.slopes == pytest.approx([2 * slope for slope in wanted], rel=2.0**-8)  # transformers rounds to bf16
     hold(step, allowed=2.0**-6)  # as it does every product of slope and distance
+
+
+def test_longrope_beyond_its_original_length() -> None:
+    """A step of more tokens than original_max_position_embeddings turns by the long factors; by the short ones it is far off."""
+    config = json.loads((CONFIGS / "phi_3_5_mini.json").read_text(encoding="utf-8"))
+    config["original_max_position_embeddings"] = 16
+    (step,) = steps("phi_3_5_mini", config)
+    assert step.tokens > 16
+    hold(step)
+    scaling = {**config["rope_scaling"], "long_factor": config["rope_scaling"]["short_factor"]}
+    with pytest.raises(AssertionError, match="of the largest output"):
+        hold(replace(step, config={**step.config, "rope_scaling": scaling}))
 
 
 @pytest.mark.parametrize("path", sorted(RECORDED.glob("*.npz")), ids=lambda path: path.stem)

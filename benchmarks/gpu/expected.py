@@ -260,12 +260,11 @@ def _gather_cases(kernels: KernelSet, op: Any, blobs: Blobs) -> list[Case]:
 
 
 def _decode_cases(kernels: KernelSet, op: Any, blobs: Blobs) -> list[Case]:
-    """Of a decode whose mask and score take nothing from the call."""
+    """Of a decode whose mask and score take nothing from the call; it may take sinks."""
     top, most = boundary_totals(kernels), op.rows
     before = kernels.cache.lengths == "before"
     empty = [] if before else [0]
     five = [max(top[1], 4), max(top[1], 4), 4, 5, 4]
-    given = terms(kernels, op)
     found = []
     for name, totals, ragged, padding in (
         ("small", (3, top[1]), False, 0),
@@ -293,6 +292,10 @@ def _decode_cases(kernels: KernelSet, op: Any, blobs: Blobs) -> list[Case]:
         case.argument("q", q, memory)
         if name == "hostile":
             spoil(scene)
+        arguments = _sinks(scene, op, level=name == "conversions")
+        for n, array in arguments.items():
+            case.argument(n, array)
+        given = terms(kernels, op, arguments)
         offsets = _offsets(kernels, op, rows) if ragged else None
         if offsets is not None:
             case.argument("row_offsets", offsets)
@@ -304,6 +307,15 @@ def _decode_cases(kernels: KernelSet, op: Any, blobs: Blobs) -> list[Case]:
         case.errors(wanted.errors)
         found.append(case.done())
     return found
+
+
+def _sinks(scene: Scene, op: Any, *, level: bool) -> dict[str, Raw]:
+    """What a decode with sinks takes; `level`: scores of 0, as all tokens have where q is 0, so that weights stay exact."""
+    if op.sinks is None:
+        return {}
+    heads = scene.kernels.q_heads
+    scores = np.zeros(heads) if level else np.round(4 * scene.rng.normal(1, 2, heads)) / 4
+    return {"sinks": scores.astype(np.float32)}
 
 
 def _all_sizes(scene: Scene, totals: Sequence[int]) -> None:

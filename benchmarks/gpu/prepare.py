@@ -19,6 +19,7 @@ from kvgen.ops import Append, Decode
 from kvgen.spec.loader import LoadedSet, load_folder
 from kvgen.spec.quant import Quant
 from kvgen.verify.bandwidth import bandwidth_unit
+from kvgen.verify.calibrate import calibrate_unit
 
 
 def prepare(folder: Path, names: Sequence[str], archs: Sequence[str] | None) -> tuple[int, int]:
@@ -33,10 +34,12 @@ def prepare(folder: Path, names: Sequence[str], archs: Sequence[str] | None) -> 
     units: list[tuple[Unit, Sequence[str]]] = []
     for name in names:
         module = generated(name).Cache.MODULE
-        units += [(module.unit(file, entry), archs or module.arch) for file, entry in module.kernels]
+        for file, entry in module.kernels:
+            units.append((module.unit(file, entry), [a for a in archs or module.arch if module.runs(file, a)]))
     for name in names:
         units += [(unit, archs or kernels.arch) for kernels, unit in write_apart(folder, specs[name])]
-    units.append((bandwidth_unit(), archs or sorted({a for _, own in units for a in own})))
+    used = archs or sorted({a for _, own in units for a in own})
+    units += [(bandwidth_unit(), used), (calibrate_unit(), used)]
     jobs: list[Job] = [(unit, arch, "cubin") for unit, own in units for arch in own]
     images = compile_many(jobs, cache=default_cache())
     write_folder(folder, images, {unit.name: text_digest(unit.text) for unit, _ in units})

@@ -128,6 +128,12 @@ def table(results: Results) -> str:
     if results.bandwidth:
         rates = ", ".join(f"{name} {results.bandwidth[name]:.0f}" for name in ("read", "write", "copy"))
         lines += ["", f"memory of this GPU, GB/s: {rates}"]
+    for e in (e for e in results.entries.values() if e["section"] == "calibrate"):
+        lines += ["", f"{'figure':24}{'value':>10}{'least':>10}{'most':>10} unit"]
+        lines += [
+            f"{f['name']:24}{f['value']:10.4g}{f['low']:10.4g}{f['high']:10.4g} {f['unit']}"
+            for f in e.get("figures", ())
+        ]
     timed = [e for e in results.entries.values() if e["section"] == "timings" and e["status"] == "ok"]
     if timed:
         lines.append(f"{'set':24}{'op':14}{'case':12}{'us':>10}{'GB/s':>9}{'%':>7} of")

@@ -20,6 +20,8 @@ _OF_ATTENTION = re.compile(
 _NOT = re.compile(
     r"token|dropout|init|router|expert|moe|vision|audio|mlp|aux|loss|bias|_attn_implementation|architectures|model_type"
 )
+# What a class makes of other fields for all layers, and Mamba's infinity, which transformers refuses as JSON has it.
+_UNREADABLE = ("per_layer_config", "time_step_limit")
 _Change = tuple[str, dict[str, Any]]
 
 
@@ -37,7 +39,7 @@ def families(only: Sequence[str] = ()) -> Iterator[tuple[str, dict[str, Any]]]:
 
 def shortened(values: dict[str, Any]) -> dict[str, Any]:
     """The config with LAYERS layers; lists of one entry a layer are cut alike."""
-    made = {k: v for k, v in copy.deepcopy(values).items() if k != "architectures"}
+    made = {k: v for k, v in copy.deepcopy(values).items() if k not in ("architectures", *_UNREADABLE)}
     key = next((k for k in _LAYER_KEYS if k in made), None)
     if key is None or made[key] <= LAYERS:
         return made

@@ -21,7 +21,14 @@ from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
-from transformers import AttentionInterface, AttentionMaskInterface, AutoConfig, AutoModel, AutoModelForCausalLM
+from transformers import (
+    AttentionInterface,
+    AttentionMaskInterface,
+    AutoConfig,
+    AutoModel,
+    AutoModelForCausalLM,
+    DynamicCache,
+)
 from transformers.initialization import no_init_weights
 
 TOKENS = 7  # odd and prime: no head count or dim of a model is 7, so the axis of tokens is known by its size
@@ -41,6 +48,8 @@ OWN_SCORES: dict[str, Callable[[Any], tuple[int, int, float]]] = {
 }
 # Attention modules that repeat the heads of K and V themselves, between the cache and attention.
 REPEATED = ("JetMoeAttention",)
+# Modules whose mask shows all tokens before a prompt's, and whose cache keeps a window of them for decode.
+KEPT = ("MoshiAttention", "KyutaiSpeechToTextAttention")
 
 
 class NotBuildable(Exception):
@@ -484,7 +493,7 @@ def layers(config: Any, model: torch.nn.Module | None = None, tokens: int = TOKE
     for cached in (False, True):
         with _recording(model) as recorder, torch.no_grad():
             try:
-                model(input_ids=ids, use_cache=cached)
+                model(**_inputs(config, ids), use_cache=cached)
                 problem = None
             except Exception as error:
                 problem = error
@@ -507,6 +516,15 @@ def layers(config: Any, model: torch.nn.Module | None = None, tokens: int = TOKE
     if problem is not None and len(found) < count:
         raise NotBuildable(f"forward stopped in layer {len(found)}: {_short(problem)}")
     return [found.get(i, LayerTruth(i, attends=False)) for i in range(max(count, max(found, default=-1) + 1))]
+
+
+def _inputs(config: Any, ids: torch.Tensor) -> dict[str, Any]:
+    """What a forward is called with: token ids, for Kyutai of every codebook; Voxtral's layers take their delay besides."""
+    if config.model_type == "kyutai_speech_to_text":
+        return {"input_ids": ids[..., None].expand(-1, -1, config.num_codebooks + 1)}
+    if config.model_type == "voxtral_realtime_text":
+        return {"input_ids": ids, "t_cond": zeros((1, 1, config.hidden_size), torch.float32)}
+    return {"input_ids": ids}
 
 
 def _layer(index: int, call: _Call, seen: dict[Any, Any]) -> LayerTruth:
@@ -534,6 +552,10 @@ def _layer(index: int, call: _Call, seen: dict[Any, Any]) -> LayerTruth:
         layer.softcap = given.get("softcap")
         layer.sinks = given.get("s_aux") is not None
         _read_mask(layer, given["mask"], seen)
+        if layer.module in KEPT:
+            layer.window = getattr(DynamicCache(config=module.config).layers[index], "sliding_window", None)
+            if layer.window == 0:
+                raise NotBuildable("the cache keeps no token")
     rank = getattr(module, "kv_lora_rank", None)
     if rank is not None:
         rope_dim, nope = module.qk_rope_head_dim, getattr(module, "qk_nope_head_dim", 0)

@@ -108,11 +108,11 @@ def _options(
 ) -> None:
     """Options of `kvgen` itself."""
     from kvgen.errors import ConfigError
-    from kvgen.files import kind_of, named
+    from kvgen.files import is_folder, kind_of, named
 
     if quiet and verbose:
         raise typer.BadParameter("got -q and -v, which contradict each other; give one")
-    if project is not None and not project.is_dir():
+    if project is not None and not is_folder(project):
         what = "nothing" if kind_of(project) == "missing" else f"a {kind_of(project)}"
         raise ConfigError(f"--project: got {named(project)!r}, where {what} is; give the folder of a project")
     choose(Settings(quiet, verbose, project))

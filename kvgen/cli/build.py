@@ -120,12 +120,12 @@ def _refuse(project: Project, touched: list[Finding], force: bool) -> None:
 
 def _wanted(project: Project, chosen: list[Chosen]) -> list[str]:
     """The paths to write: the list of all sets; of a set chosen in part, everything but the other operations' kernels."""
-    from kvgen.codegen.emit import set_plans
+    from kvgen.codegen.emit import kernel_files
     from kvgen.codegen.sets_page import PATH as PAGE
 
     skipped = set()
     for item in chosen:
-        plans = set_plans(item.loaded)
-        skipped |= {f"{item.name}/{p.name}.cu" for op, group in plans.items() if op not in item.ops for p in group}
+        others = [op.name for op in item.loaded.kernels.ops if op.name not in item.ops]
+        skipped |= {f"{item.name}/{kernel.name}.cu" for kernel, _ in kernel_files(item.loaded, others)}
     tops = {"device", PAGE, *(c.name for c in chosen)} if chosen else set[str]()
     return [path for path in project.files if path.split("/")[0] in tops and path not in skipped]

@@ -22,12 +22,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class _Batch:
-    """What to compile, per unit its plan and the digest of its text, and the launchers of the sets."""
+    """What to compile, per unit its plan, the digest of its text and the kernels in its place, and the launchers of the sets."""
 
     jobs: list[Job]
     kernels: dict[str, KernelPlan]
     digests: dict[str, str]
     launchers: dict[str, str]
+    elsewhere: dict[str, dict[str, str]]
 
 
 def compile_kernels(
@@ -95,7 +96,7 @@ def compile_kernels(
         project.end()
         raise typer.Exit(1)
     if folder:
-        write_folder(folder, images, batch.digests, batch.launchers)
+        write_folder(folder, images, batch.digests, batch.launchers, batch.elsewhere)
     if record:
         _record(project, chosen, images, batch)
     spilling = [image for image in images if _spills(image)]
@@ -147,20 +148,22 @@ def _archs(patterns: list[str]) -> list[str]:
 
 
 def _batch(project: Project, chosen: list[Chosen], arch: list[str] | None) -> _Batch:
-    from kvgen.codegen.emit import set_plans
+    from kvgen.codegen.emit import files_elsewhere, kernel_files
     from kvgen.compile import text_digest
 
     targets = _archs(arch) if arch else None
-    batch = _Batch([], {}, {}, {})
+    batch = _Batch([], {}, {}, {}, {})
     for item in chosen:
-        plans = set_plans(item.loaded)
-        shared = {f"{item.name}/{p.name}": p for op in item.ops for p in plans[op]}
-        batch.kernels.update(shared)
+        found = {
+            f"{item.name}/{kernel.name}": (kernel, own) for kernel, own in kernel_files(item.loaded, item.ops, targets)
+        }
+        batch.elsewhere.update(files_elsewhere(item.loaded))
+        batch.kernels.update({name: kernel for name, (kernel, _) in found.items()})
         batch.launchers[item.name] = project.files[f"{item.name}/__init__.py"].text
         for unit in project.units[item.name]:
             batch.digests[unit.name] = text_digest(unit.text)
-            if unit.name in shared:
-                batch.jobs.extend((unit, a, "cubin") for a in targets or item.loaded.kernels.arch)
+            if unit.name in found:
+                batch.jobs.extend((unit, a, "cubin") for a in found[unit.name][1])
     return batch
 
 

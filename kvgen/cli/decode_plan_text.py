@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Final
 
 from kvgen.lowering.attention.mma import SIZES, Stages, TensorContext
 from kvgen.lowering.attention.simt import SimtContext
-from kvgen.lowering.attention.wgmma import MlaWgmmaContext
+from kvgen.lowering.attention.wgmma import ARCH as WGMMA_ARCH
+from kvgen.lowering.attention.wgmma import MlaWgmmaContext, applies
 from kvgen.ops.decode import Decode
 from kvgen.ops.mla_decode import MlaDecode, MlaDecodeContext
 from kvgen.plan.kernel import KernelPlan
@@ -19,8 +21,8 @@ MULTIPROCESSOR_SHARED: Final = {
 BLOCK_CHARGE: Final = 1 << 10
 
 
-def attention(kernels: KernelSet, op: Op, plan: KernelPlan) -> dict[str, Any] | None:
-    """The decisions of an attention kernel as JSON values; None for other kernels, planners among them."""
+def attention(kernels: KernelSet, op: Op, plan: KernelPlan, archs: Sequence[str]) -> dict[str, Any] | None:
+    """The decisions of an attention kernel, which is for `archs`, as JSON values; None for others, planners among them."""
     context = plan.context
     if not isinstance(op, Decode | MlaDecode) or not isinstance(
         context, TensorContext | SimtContext | MlaDecodeContext | MlaWgmmaContext
@@ -48,25 +50,29 @@ def attention(kernels: KernelSet, op: Op, plan: KernelPlan) -> dict[str, Any] | 
             "team_warps": 1,
             "blocks_per_multiprocessor": context.blocks_per_sm,
         }
+    held = 1  # tiles of a ring that are worked on
     if isinstance(context, MlaWgmmaContext):
-        found["why"] = "for sm_90a alone, 64 columns and more: products of warpgroups, columns on M"
+        found["why"] = f"products of warpgroups, which {WGMMA_ARCH} has, columns on M"
         teams, warps, tokens, stages = 1, context.threads // 32, context.tokens, Stages(context.stages, 0, 0)
         cols, most, nbytes = context.cols, 1, 2 * context.head_dim
+        held = 2  # a tile of each warpgroup
     elif isinstance(context, MlaDecodeContext):
         shape, row = context.shape, context.row
+        if WGMMA_ARCH in archs:
+            found["why"] += f"; no warpgroups on {WGMMA_ARCH}: {applies(kernels, d.rows * d.group, context.sparse)}"
         teams, warps, tokens, stages = 1, context.threads // 32, shape.tokens, shape.stages
         cols, most, nbytes = shape.cols, 1, row.latent_bytes + row.rope_bytes + 4 * row.groups
     else:
         teams, warps, tokens, stages = context.teams, context.team_warps, context.tokens, context.stages
         cols, most, nbytes = context.cols, context.blocks_per_sm, context.k_bytes + context.v_bytes
     rings = {}
-    for arch in kernels.arch:
+    for arch in archs:
         blocks = max(1, min(most, MULTIPROCESSOR_SHARED[arch] // (plan.shared_on(arch) + BLOCK_CHARGE)))
         count = stages_on(stages, arch)
         rings[arch] = {
             "stages": count,
             "blocks": blocks,
-            "bytes_in_flight": blocks * (count - 1) * teams * tokens * nbytes,
+            "bytes_in_flight": blocks * (count - held) * teams * tokens * nbytes,
         }
     return found | {
         "block_columns": cols,

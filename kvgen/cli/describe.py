@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from kvgen.cli.decode_plan_text import attention, attention_text
-from kvgen.codegen.emit import set_plans
+from kvgen.codegen.emit import kernel_files
 from kvgen.expr.to_c import c
 from kvgen.expr.to_python import python
 from kvgen.layout.dtypes import dtype
@@ -25,7 +25,7 @@ from kvgen.spec.loader import LoadedSet
 
 def describe(loaded: LoadedSet, ops: Sequence[str]) -> dict[str, Any]:
     """The cache's layout and the plans of `ops`, as JSON values."""
-    kernels, plans = loaded.kernels, set_plans(loaded)
+    kernels = loaded.kernels
     heads = {} if kernels.cache.states else {"q_heads": kernels.q_heads, "group": kernels.group}
     return {
         "set": kernels.name,
@@ -37,12 +37,12 @@ def describe(loaded: LoadedSet, ops: Sequence[str]) -> dict[str, Any]:
         "kernels": [
             {
                 "op": op.name,
-                **_plan(plan),
-                "attention": None if kernels.cache.states else attention(kernels, op, plan),
+                **_plan(kernel, archs),
+                "attention": None if kernels.cache.states else attention(kernels, op, kernel, archs),
             }
             for op in kernels.ops
-            for plan in plans[op.name]
             if op.name in ops
+            for kernel, archs in kernel_files(loaded, [op.name])
         ],
     }
 
@@ -171,14 +171,15 @@ def _region(region: Region) -> dict[str, Any]:
     }
 
 
-def _plan(plan: KernelPlan) -> dict[str, Any]:
+def _plan(plan: KernelPlan, archs: tuple[str, ...]) -> dict[str, Any]:
     return {
         "name": plan.name,
         "entry": plan.entry,
+        "archs": list(archs),
         "template": plan.source.path if plan.source else f"templates/{plan.template}",
         "threads": plan.threads,
         "grid": [python(part) for part in plan.grid],
-        "dynamic_shared": dict(plan.shared_by_arch) or plan.shared,
+        "dynamic_shared": {a: plan.shared_on(a) for a in archs} if plan.shared_by_arch else plan.shared,
         "writes_pool": plan.writes_pool,
         "params": [_param(p) for p in plan.params],
     }
@@ -250,7 +251,8 @@ def plan_text(found: dict[str, Any]) -> str:
     lines.append("\n  Cache: the struct that every kernel takes first")
     lines += _params("field", cache["fields"])
     for kernel in found["kernels"]:
-        lines.append(f"\n  {kernel['name']}: {kernel['entry']} from {kernel['template']}")
+        where = f", on {', '.join(kernel['archs'])}" if kernel["archs"] != found["arch"] else ""
+        lines.append(f"\n  {kernel['name']}: {kernel['entry']} from {kernel['template']}{where}")
         lines.append(f"     grid ({', '.join(kernel['grid'])}) of {kernel['threads']} threads, {_shared(kernel)}")
         if kernel["attention"] is not None:
             lines += [f"     {line}" for line in attention_text(kernel["attention"])]

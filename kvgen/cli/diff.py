@@ -115,14 +115,13 @@ def _prunable(project: Project, path: str) -> bool:
 def _chosen(path: str, chosen: list[Chosen] | None) -> bool:
     if chosen is None:
         return True
-    from kvgen.codegen.emit import set_plans
+    from kvgen.codegen.emit import kernel_files
 
     top, _, name = path.partition("/")
     for item in chosen:
         if item.name != top:
             continue
-        plans = set_plans(item.loaded)
-        return item.whole or any(name == f"{p.name}.cu" for op in item.ops for p in plans[op])
+        return item.whole or any(name == f"{kernel.name}.cu" for kernel, _ in kernel_files(item.loaded, item.ops))
     return False
 
 

@@ -84,7 +84,7 @@ def generated(out: Path, name: str) -> Iterator[ModuleType]:
     title = f"_kvgen_generated_{name}"
     spec = importlib.util.spec_from_file_location(title, path, submodule_search_locations=[str(path.parent)])
     if spec is None or spec.loader is None or not path.is_file():
-        raise ToolError(f"{path}: not there; build it with `kvgen build`")
+        raise ToolError(f"{named(path)}: not there; build it with `kvgen build`")
     module = importlib.util.module_from_spec(spec)
     sys.modules[title] = module
     try:

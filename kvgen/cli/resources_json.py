@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from kvgen.cli.ondisk import CRLF, in_its_place, read_generated
 from kvgen.cli.project import RESOURCES, Project
-from kvgen.codegen.emit import body_digest
+from kvgen.codegen.emit import body_digest, kernel_files
 from kvgen.compile import nvrtc_version, text_digest
 from kvgen.errors import ConfigError, ToolError
 from kvgen.files import kind_of, named
@@ -181,7 +181,7 @@ def problem(project: Project, name: str) -> tuple[Literal["missing", "stale", "e
     if pin and content.get("nvrtc") != pin:
         return "stale", f"recorded under NVRTC {shown(content.get('nvrtc'))}; [tool.kvgen] pins {pin}"
     expected = {u.name.partition("/")[2]: text_digest(u.text) for u in project.units[name]}
-    archs = {s.kernels.name: s.kernels.arch for s in project.sets}[name]
+    archs = {k.name: own for s in project.sets if s.kernels.name == name for k, own in kernel_files(s)}
     for kernel in sorted(expected.keys() | kernels.keys()):
         if kernel not in expected:
             return "stale", f"{named(kernel)} is no kernel of the set any more"
@@ -190,7 +190,7 @@ def problem(project: Project, name: str) -> tuple[Literal["missing", "stale", "e
         if kernels[kernel].digest != expected[kernel]:
             return "stale", f"{kernel} was recorded for another text"
     for kernel, entry in kernels.items():
-        if entry.facts.keys() != set(archs):
+        if entry.facts.keys() != set(archs[kernel]):
             got = named(", ".join(sorted(entry.facts))) or "nothing"
-            return "stale", f"{kernel} is recorded for {got}; the spec has {', '.join(archs)}"
+            return "stale", f"{kernel} is recorded for {got}; the spec has {', '.join(archs[kernel])}"
     return None

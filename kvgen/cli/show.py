@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -117,11 +118,12 @@ def _print_parts(parts: list[tuple[str, str]]) -> None:
         typer.echo(text, nl=not text.endswith("\n"))
 
 
-def _kernels(item: Chosen) -> list[str]:
-    from kvgen.codegen.emit import set_plans
+def _kernels(item: Chosen, archs: Sequence[str] | None = None) -> list[str]:
+    """Kernels with a file of their own; with `archs` those that are for one of them."""
+    from kvgen.codegen.emit import kernel_files
 
-    plans = set_plans(item.loaded)
-    return [plan.name for op in item.ops for plan in plans[op]]
+    found = kernel_files(item.loaded, item.ops, archs)
+    return [kernel.name for kernel, own in found if own or archs is None]
 
 
 def _paths(project: Project, chosen: list[Chosen]) -> list[str]:
@@ -148,8 +150,8 @@ def _code(project: Project, chosen: list[Chosen], *, ptx: bool, sass: bool, arch
 
     jobs = []
     for item in chosen:
-        names = {f"{item.name}/{name}" for name in _kernels(item)}
         target = arch or item.loaded.kernels.arch[-1]
+        names = {f"{item.name}/{name}" for name in _kernels(item, [target] if ptx or sass else None)}
         jobs += [(unit, target) for unit in project.units[item.name] if unit.name in names]
     if not (ptx or sass):
         return [(unit, unit.text) for unit, _ in jobs]

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from kvgen.cli.selection import Chosen
     from kvgen.spec.kernel_set import KernelSet, Op
     from kvgen.verify.bandwidth import Reading
+    from kvgen.verify.calibrate import Calibration
     from kvgen.verify.device import Gpu
     from kvgen.verify.memory import Memory
     from kvgen.verify.results import KernelResult, SetResult
@@ -34,7 +35,8 @@ _SHOWN: Final = 3  # lines of what is wrong with one case; the report has all
 
 @dataclass
 class _Machine:
-    """Where kernels run: a GPU, with the cubin of the kernels that measure it and its bandwidth, or the CPU machine (None).
+    """Where kernels run: a GPU, with the cubin of the kernels that measure its bandwidth, and what was measured; or the CPU
+    machine (None).
 
     `lost`: what the driver said when the GPU's context was gone; nothing runs after that.
     """
@@ -45,6 +47,7 @@ class _Machine:
     seed: int
     cubin: bytes = b""
     bandwidth: tuple[Reading, ...] = ()
+    calibration: Calibration | None = None
     lost: str = ""
 
     def timer(self, kernels: KernelSet, package: ModuleType) -> Timer | None:
@@ -79,8 +82,8 @@ def verify(
     """Run generated kernels on ragged batches and on hostile data, and compare all memory with the float64 oracle.
 
     Data is hostile where page ids, lengths, offsets or indices are wrong: kernels must report it and touch nothing outside
-    their arrays, around which canaries lie. With --gpu, kernels are timed beside the read bandwidth of the same run. Exits 1
-    if something is wrong.
+    their arrays, around which canaries lie. With --gpu, the GPU's parts are measured first (latencies, rates), and kernels are
+    timed beside the read bandwidth of the same run. Exits 1 if something is wrong.
 
     \b
     kvgen verify llama3_8b                        on the CPU machine; no GPU needed
@@ -90,11 +93,17 @@ def verify(
     from kvgen.cli.project import open_project
     from kvgen.cli.resources_json import installed
     from kvgen.errors import ToolError
+    from kvgen.files import kind_of
     from kvgen.verify.report import document
     from kvgen.verify.report import issue as issue_text
 
     if json_file == _STDOUT and issue == _STDOUT:
         raise ToolError("--issue: got '-' beside --json -; one of them can be printed; give the other a file")
+    for option, path in (("--json", json_file), ("--issue", issue)):
+        if path not in (None, _STDOUT) and (kind := kind_of(path)) not in ("missing", "file"):
+            raise ToolError(
+                f"{option}: {named(path)} is a {kind}; give the name of a new file, or of a file to overwrite"
+            )
     printing = _STDOUT in (json_file, issue)
     project = open_project(selectors=selectors)
     machine = _machine(gpu, quick, seed)
@@ -110,29 +119,33 @@ def verify(
         quick=quick,
         selectors=selectors or (),
         bandwidth=machine.bandwidth,
+        calibration=machine.calibration,
     )
     if json_file is not None:
         _write(json_file, found)
     if issue is not None:
         _write(issue, issue_text(found))
     if not printing:
-        _print(sets, machine.bandwidth, found["summary"])
+        _print(sets, machine, found["summary"])
         for path, what in ((json_file, "the report"), (issue, "the text of an issue")):
             if path is not None:
                 say(f"{what}: {named(path)}")
     project.end()
-    if found["summary"]["wrong"]:
+    if found["summary"]["wrong"] or found["calibration_wrong"]:
         raise typer.Exit(1)
 
 
 def _machine(gpu: bool, quick: bool, seed: int) -> _Machine:
-    """This machine's GPU, its bandwidth measured, or the CPU machine. Raises DeviceError that says what is missing."""
+    """This machine's GPU, its parts and its bandwidth measured, or the CPU machine. Raises DeviceError that says what is
+    missing."""
     from kvgen.compile import ARCHS, select_arch
     from kvgen.errors import DeviceError
     from kvgen.runtime import cuda
     from kvgen.verify.bandwidth import compiled, read_bandwidth
+    from kvgen.verify.calibrate import calibrate, calibrate_cubin
     from kvgen.verify.device import Gpu
     from kvgen.verify.memory import GpuMemory, HostMemory
+    from kvgen.verify.probe import GpuMachine
 
     if not gpu:
         return _Machine(None, HostMemory(), quick, seed)
@@ -143,8 +156,9 @@ def _machine(gpu: bool, quick: bool, seed: int) -> _Machine:
         raise DeviceError(
             f"--gpu: {error}; `kvgen doctor` shows what this machine has, and `kvgen verify --cpu` needs no GPU"
         ) from error
+    calibration = calibrate(GpuMachine(device, arch, calibrate_cubin(arch)))
     cubin = compiled(arch)
-    return _Machine(device, GpuMemory(device.ordinal), quick, seed, cubin, read_bandwidth(device, cubin))
+    return _Machine(device, GpuMemory(device.ordinal), quick, seed, cubin, read_bandwidth(device, cubin), calibration)
 
 
 def _run(project: Project, machine: _Machine) -> list[SetResult]:
@@ -185,6 +199,7 @@ def _set(project: Project, item: Chosen, package: ModuleType, machine: _Machine,
     where = "the CPU machine" if machine.device is None else "this GPU"
     for op in (op for op in kernels.ops if op.name in item.ops):
         if arch:
+            result.kernels += [verifier.run(op, arch=other) for other in verifier.other_archs(op)]
             found = verifier.run(op)
         else:
             why = f"the set is generated for {', '.join(kernels.arch)}, none of which runs on {where}"
@@ -247,7 +262,12 @@ def _write(path: Path, content: Any) -> None:
 # What is printed -----------------------------------------------------------------------------------------------------
 
 
-def _print(sets: list[SetResult], bandwidth: tuple[Reading, ...], summary: dict[str, int]) -> None:
+def _print(sets: list[SetResult], machine: _Machine, summary: dict[str, int]) -> None:
+    bandwidth, calibration = machine.bandwidth, machine.calibration
+    if calibration is not None:
+        typer.echo(f"calibration: {len(calibration.figures)} figures in {calibration.seconds:.1f} s; --json has them")
+        for line in calibration.wrong:
+            typer.secho(f"calibration, {line}", fg="red")
     if bandwidth:
         readings = ", ".join(f"{r.gb_s:.0f} ({r.nbytes / 2**20:.0f} MiB)" for r in bandwidth)
         typer.echo(f"read bandwidth of this GPU, GB/s: {readings}")
@@ -257,7 +277,7 @@ def _print(sets: list[SetResult], bandwidth: tuple[Reading, ...], summary: dict[
     for s, k in wrong:
         typer.echo("")
         for case in (c for c in k.cases if c.wrong):
-            typer.secho(f"{s.name}/{k.name}, {case.name}", fg="red")
+            typer.secho(f"{s.name}/{k.name}{f' on {k.arch}' if k.arch else ''}, {case.name}", fg="red")
             for line in case.wrong[:_SHOWN]:
                 typer.echo(f"  {line}")
             if len(case.wrong) > _SHOWN:
@@ -302,12 +322,12 @@ def _cells(s: SetResult, k: KernelResult) -> tuple[str, ...]:
     from kvgen.verify.results import share_text
 
     if not k.cases:
-        return (f"{s.name}/{k.name}", s.arch, k.status, *(_NONE,) * 5)
+        return (f"{s.name}/{k.name}", k.arch or s.arch, k.status, *(_NONE,) * 5)
     bad = k.hostile
     as_expected = sum(not c.wrong for c in bad)
     return (
         f"{s.name}/{k.name}",
-        s.arch,
+        k.arch or s.arch,
         k.status,
         str(len(k.cases) - len(bad)),
         f"{k.error:.2g}" if k.error else "0",

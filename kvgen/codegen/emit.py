@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
@@ -160,6 +160,21 @@ def set_plans(loaded: LoadedSet) -> dict[str, tuple[KernelPlan, ...]]:
     return {op.name: op.plan(loaded.kernels) for op in loaded.kernels.ops}
 
 
+def kernel_files(
+    loaded: LoadedSet, ops: Collection[str] | None = None, archs: Sequence[str] | None = None
+) -> list[tuple[KernelPlan, tuple[str, ...]]]:
+    """Each kernel that has a file, and which of `archs` (None: the set's) it is for; of the operations `ops` (None: all)."""
+    given = loaded.kernels.arch if archs is None else archs
+    plans = set_plans(loaded)
+    return [pair for op in plans if ops is None or op in ops for plan in plans[op] for pair in plan.files(given)]
+
+
+def files_elsewhere(loaded: LoadedSet) -> dict[str, dict[str, str]]:
+    """The kernels that run in another one's place ("<set>/<kernel>"), by architecture."""
+    plans = (plan for group in set_plans(loaded).values() for plan in group if plan.elsewhere)
+    return {f"{loaded.kernels.name}/{plan.name}": {a: other.name for a, other in plan.elsewhere} for plan in plans}
+
+
 def _source(loaded: LoadedSet, op: Op, cache: Cache) -> File:
     """Another cache that `op` reads, as a header in a namespace of its own."""
     context = cache_context(lower(cache), f"The cache that {op.name} reads", "source")
@@ -182,8 +197,7 @@ def render_set(loaded: LoadedSet) -> dict[str, File]:
     name = kernels.name
     files = [_cache_header(loaded)]
     files += [_source(loaded, op, cache) for op in kernels.ops for cache in op.other_caches().values()]
-    for group in plans.values():
-        files += [_kernel(f"{name}/{p.name}.cu", loaded, p) for p in group]
+    files += [_kernel(f"{name}/{kernel.name}.cu", loaded, kernel) for kernel, _ in kernel_files(loaded)]
     files += _copied(loaded, plans)
     launcher = launcher_context(kernels, loaded.doc, plans)
     files.append(_templated(f"{name}/__init__.py", loaded.source, "launcher/init.py.j2", launcher))
@@ -232,18 +246,24 @@ def units_of(loaded: LoadedSet, files: Mapping[str, File], prefix: str) -> list[
     from kvgen.compile.flatten import flatten
 
     name, found = loaded.kernels.name, []
-    for group in set_plans(loaded).values():
-        for plan in group:
-            text = flatten(f"{prefix}/{name}/{plan.name}.cu", lambda p: files[p.removeprefix(f"{prefix}/")].text)
-            found.append(Unit(f"{name}/{plan.name}", plan.entry, text))
+    for kernel, _ in kernel_files(loaded):
+        text = flatten(f"{prefix}/{name}/{kernel.name}.cu", lambda p: files[p.removeprefix(f"{prefix}/")].text)
+        found.append(Unit(f"{name}/{kernel.name}", kernel.entry, text))
     return found
 
 
-def units(config: Config | None = None) -> list[Unit]:
-    """Every kernel of a project, ready for NVRTC; by default of the project around the working folder."""
+def units(archs: Sequence[str], config: Config | None = None) -> list[tuple[Unit, tuple[str, ...]]]:
+    """Every kernel of a project, ready for NVRTC, and which of `archs` it is for; by default of the project around the working
+    folder."""
     config = config or find_config()
     sets, files = load_and_render(config)
-    return [unit for loaded in sets for unit in units_of(loaded, files, config.out.name)]
+    return [
+        (unit, own)
+        for loaded in sets
+        for unit, (_, own) in zip(
+            units_of(loaded, files, config.out.name), kernel_files(loaded, archs=archs), strict=True
+        )
+    ]
 
 
 def write_file(root: Path, file: File) -> bool:

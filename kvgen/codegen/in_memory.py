@@ -8,7 +8,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Final
 
-from kvgen.codegen.emit import File, render_all, units_of
+from kvgen.codegen.emit import File, files_elsewhere, kernel_files, render_all, units_of
 from kvgen.codegen.package import GENERATED, imported, key_of
 from kvgen.compile import cache_folder, compile_many, default_cache, text_digest, write_folder
 from kvgen.compile.aot import Manifest
@@ -44,14 +44,16 @@ def compile_ahead(
     if name is not None and len(kernels) != 1:
         raise SpecError(f"name: got {name!r} for {len(kernels)} sets; a name is one set's; call it once for each")
     jobs, digests, launchers = [], {}, {}
+    others: dict[str, dict[str, str]] = {}
     for each in kernels:
         loaded, files = _rendered(each, name, arch)
         launchers[loaded.kernels.name] = files[f"{loaded.kernels.name}/__init__.py"].text
-        for unit in units_of(loaded, files, GENERATED):
+        others |= files_elsewhere(loaded)
+        for unit, (_, own) in zip(units_of(loaded, files, GENERATED), kernel_files(loaded), strict=True):
             digests[unit.name] = text_digest(unit.text)
-            jobs += [(unit, target, "cubin") for target in loaded.kernels.arch]
+            jobs += [(unit, target, "cubin") for target in own]
     images = compile_many(jobs, cache=default_cache())
-    return write_folder(Path(folder), images, digests, launchers)
+    return write_folder(Path(folder), images, digests, launchers, others)
 
 
 def _rendered(kernels: KernelSet, name: str | None, arch: Sequence[Arch] | None) -> tuple[LoadedSet, dict[str, File]]:

@@ -53,7 +53,8 @@ class ManifestEntry:
 @dataclass(frozen=True)
 class ManifestSet:
     """The launchers of one set. `file` is relative to the folder and `sha256` of its bytes; `abi` is the runtime's that it was
-    generated for; `kernels` has the digest of every kernel's text, compiled or not; `digest` is of all of that."""
+    generated for; `kernels` has the digest of every kernel's text, compiled or not; `digest` is of all of that. `elsewhere` has
+    the kernel that runs in a kernel's place, by architecture."""
 
     set: str
     file: str
@@ -61,6 +62,7 @@ class ManifestSet:
     sha256: str
     abi: int
     kernels: dict[str, str]
+    elsewhere: dict[str, dict[str, str]] = dataclasses.field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -92,17 +94,26 @@ def set_digest(sha256: str, kernels: Mapping[str, str]) -> str:
     return hashlib.sha256(json.dumps([sha256, sorted(kernels.items())]).encode()).hexdigest()
 
 
-def _set_of(name: str, launchers: str, digests: Mapping[str, str]) -> ManifestSet:
+def _set_of(
+    name: str, launchers: str, digests: Mapping[str, str], elsewhere: Mapping[str, Mapping[str, str]]
+) -> ManifestSet:
     sha256 = hashlib.sha256(launchers.encode()).hexdigest()
-    kernels = {unit.partition("/")[2]: digest for unit, digest in digests.items() if unit.partition("/")[0] == name}
-    return ManifestSet(name, f"{name}/{_LAUNCHERS}", set_digest(sha256, kernels), sha256, ABI, kernels)
+    own = f"{name}/"
+    kernels = {unit.removeprefix(own): digest for unit, digest in digests.items() if unit.startswith(own)}
+    others = {unit.removeprefix(own): dict(by_arch) for unit, by_arch in elsewhere.items() if unit.startswith(own)}
+    return ManifestSet(name, f"{own}{_LAUNCHERS}", set_digest(sha256, kernels), sha256, ABI, kernels, others)
 
 
 def write_folder(
-    folder: Path, images: Iterable[Image], digests: Mapping[str, str], launchers: Mapping[str, str] | None = None
+    folder: Path,
+    images: Iterable[Image],
+    digests: Mapping[str, str],
+    launchers: Mapping[str, str] | None = None,
+    elsewhere: Mapping[str, Mapping[str, str]] | None = None,
 ) -> Manifest:
     """Write cubins, launchers and manifest; `digests` gives `text_digest` of each unit by its name ("<set>/<kernel>"), and
-    `launchers` the text of a set's generated module by the set's name: its kernels must all be in `digests`.
+    `launchers` the text of a set's generated module by the set's name: its kernels must all be in `digests`. `elsewhere` has of
+    a unit, by architecture, the kernel in its place.
 
     Sets among the images replace what the folder had of them; other sets stay. Raises ArgumentError for images that
     are no cubins, have no digest, or are given twice, and ToolError when the folder cannot be written.
@@ -133,7 +144,7 @@ def write_folder(
             resources=image.resources,
         )
         data[file] = image.data
-    sets = {name: _set_of(name, text, digests) for name, text in (launchers or {}).items()}
+    sets = {name: _set_of(name, text, digests, elsewhere or {}) for name, text in (launchers or {}).items()}
     data |= {sets[name].file: text.encode() for name, text in (launchers or {}).items()}
     replaced = {entry.set for entry in entries.values()} | set(sets)
     dropped: list[str] = []
@@ -202,7 +213,11 @@ def _set_from(fields: Any) -> ManifestSet:
         raise TypeError(f"abi: got {shown(abi)}; it must be a whole number")
     if not isinstance(kernels, dict):
         raise TypeError(f"kernels: got {shown(kernels)}; it must be an object of digests")
-    return ManifestSet(**texts, abi=abi, kernels=_texts(kernels, list(kernels)))
+    elsewhere = fields.get("elsewhere", {})  # which older folders lack
+    if not (isinstance(elsewhere, dict) and all(isinstance(by_arch, dict) for by_arch in elsewhere.values())):
+        raise TypeError(f"elsewhere: got {shown(elsewhere)}; it must be an object of kernels by architecture")
+    others = {kernel: _texts(by_arch, list(by_arch)) for kernel, by_arch in elsewhere.items()}
+    return ManifestSet(**texts, abi=abi, kernels=_texts(kernels, list(kernels)), elsewhere=others)
 
 
 def read_folder(folder: Path) -> Manifest:

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from kvgen.codegen.emit import File, set_plans, units_of
+from kvgen.codegen.emit import File, kernel_files, set_plans, units_of
 from kvgen.codegen.render import render
 from kvgen.errors import ToolError
 from kvgen.export.example import example_context
 from kvgen.export.header import HeaderContext, KernelContext, header_context
 from kvgen.export.words import shown
-from kvgen.files import kind_of, named, read_bytes, write_inside
+from kvgen.files import is_folder, kind_of, named, read_bytes, write_inside
 from kvgen.paths import templates_root
 from kvgen.spec.loader import LoadedSet
 
@@ -31,10 +31,18 @@ class KernelFile:
 
 
 @dataclass(frozen=True)
-class KernelFacts:
-    """A row of the README's table."""
+class ArchFacts:
+    """A target, and the files to compile for it."""
 
     name: str
+    files: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class KernelFacts:
+    """A row of the README's table; `files` as Markdown."""
+
+    files: str
     entry: str
     threads: int
     shared: str
@@ -46,8 +54,9 @@ class SetFacts:
     """A set as CMakeLists.txt and README name it."""
 
     name: str
-    archs: tuple[str, ...]
+    archs: tuple[ArchFacts, ...]
     kernels: tuple[str, ...]
+    files: tuple[str, ...]
     facts: tuple[KernelFacts, ...]
     first: str
     first_name: str
@@ -74,14 +83,14 @@ def export_files(
         plans = set_plans(loaded)
         context = header_context(loaded.kernels, loaded.doc, plans, ops)
         example = example_context(loaded.kernels, plans, ops, context.caches)
-        name, kernels = context.set, {k.name for k in context.kernels}
+        name, own = context.set, tuple(kernel.name for kernel, _ in kernel_files(loaded, ops))
         found[f"{name}.h"] = render("export/set.h.j2", context)
         found[f"{name}_example.cpp"] = render("export/example.cpp.j2", example)
         for unit in units_of(loaded, files, prefix):
             kernel = unit.name.partition("/")[2]
-            if kernel in kernels:
+            if kernel in own:
                 found[f"{name}/{kernel}.cu"] = render("export/kernel.cu.j2", KernelFile(unit.text))
-        facts.append(_facts(context))
+        facts.append(_facts(context, own))
         sources |= {path: loaded.source for path in found if path not in sources}
     folder = FolderContext(tuple(facts))
     found["kvgen.h"] = (templates_root() / "export" / "kvgen.h").read_text(encoding="utf-8")
@@ -91,16 +100,25 @@ def export_files(
     return {path: _with_banner(path, sources.get(path, every), text) for path, text in sorted(found.items())}
 
 
-def _facts(context: HeaderContext) -> SetFacts:
+def _facts(context: HeaderContext, files: tuple[str, ...]) -> SetFacts:
     first = context.kernels[0]
+    others = {(k.name, f.arch): f.name for k in context.kernels for f in k.elsewhere}
     return SetFacts(
         name=context.set,
-        archs=context.archs,
+        archs=tuple(
+            ArchFacts(arch, tuple(others.get((k.name, arch), k.name) for k in context.kernels))
+            for arch in context.archs
+        ),
         kernels=tuple(k.name for k in context.kernels),
-        facts=tuple(KernelFacts(k.name, k.entry, k.threads, _shared(k), k.struct.size) for k in context.kernels),
+        files=files,
+        facts=tuple(KernelFacts(_files(k), k.entry, k.threads, _shared(k), k.struct.size) for k in context.kernels),
         first=first.title,
         first_name=first.name,
     )
+
+
+def _files(kernel: KernelContext) -> str:
+    return ", ".join((f"`{kernel.name}`", *(f"`{f.name}` on {f.arch}" for f in kernel.elsewhere)))
 
 
 def _shared(kernel: KernelContext) -> str:
@@ -123,7 +141,7 @@ def write_folder(folder: Path, files: Mapping[str, bytes], *, force: bool = Fals
     Raises ToolError, before anything is written, where a file was changed by hand or is none of kvgen's, unless `force`, and
     where something else than a file or a folder lies.
     """
-    if folder.exists() and not folder.is_dir():
+    if not is_folder(folder) and kind_of(folder) != "missing":
         raise ToolError(
             f"-o: got {named(folder)!r}, where a {kind_of(folder)} is; give a folder, or a path that is free"
         )

@@ -36,8 +36,17 @@ class ArchShared:
 
 
 @dataclass(frozen=True)
+class ArchFile:
+    """The file that has a kernel for one architecture."""
+
+    arch: str
+    name: str
+
+
+@dataclass(frozen=True)
 class KernelContext:
-    """A kernel: `name` is its launch function and its file, `title` begins the names of its types.
+    """A kernel: `name` is its launch function and its file, but for the architectures of `elsewhere`; `title` begins the names
+    of its types.
 
     `grid` has three rules over `sizes`. `shared` are bytes of dynamic shared memory, `shared_by_arch` those of architectures
     that differ. `checked` are the members that problem() looks at; `workspace`: it takes one.
@@ -53,6 +62,7 @@ class KernelContext:
     threads: int
     shared: int
     shared_by_arch: tuple[ArchShared, ...]
+    elsewhere: tuple[ArchFile, ...]
     checked: tuple[Member, ...]
     workspace: bool
 
@@ -150,6 +160,7 @@ def _kernel(kernels: KernelSet, op: Op, plan: KernelPlan, structs: dict[str, Str
         shared_by_arch=tuple(
             ArchShared(a, plan.shared_on(a)) for a in kernels.arch if plan.shared_on(a) != plan.shared
         ),
+        elsewhere=tuple(ArchFile(arch, other.name) for arch, other in plan.elsewhere),
         checked=tuple(m for m in struct.members if m.pointer or m.unit > 1),
         workspace=any(p.name == "workspace" for p in plan.params) and op.split_plan(kernels) is not None,
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, asdict, dataclass, fields
 from typing import Final
 
@@ -86,6 +86,7 @@ class OpContext:
     steps: tuple[StepContext, ...]
     split_plan: str
     shared_by_arch: str
+    files: str
 
 
 @dataclass(frozen=True)
@@ -217,6 +218,11 @@ def _described_array(p: Array) -> str:
     return ", ".join(notes)
 
 
+def _mapping(values: Mapping[str, object]) -> str:
+    """A dict by architecture, as Python; "" for an empty one."""
+    return repr(values).replace("'", '"') if values else ""
+
+
 def _grid(grid: tuple[Expr, Expr, Expr]) -> str:
     texts = []
     for part in grid:
@@ -309,7 +315,8 @@ def _op(op: Op, kernels: KernelSet, plans: tuple[KernelPlan, ...]) -> OpContext:
         plan_threads=planner.threads if planner else 0,
         steps=() if planner else tuple(_step(op, p) for p in plans[1:]),
         split_plan=", ".join(f"{name}={value}" for name, value in asdict(split_plan).items()) if split_plan else "",
-        shared_by_arch=repr(dict(plan.shared_by_arch)).replace("'", '"') if plan.shared_by_arch else "",
+        shared_by_arch=_mapping(dict(plan.shared_by_arch)),
+        files=_mapping({arch: f"{other.name}.cu" for arch, other in plan.elsewhere}),
     )
 
 

@@ -235,6 +235,8 @@ class RowParts:
                     write(self.lowered, segment, self.blocks, self.threads, tiled=waits, given=given, rows=rows)
                 )
         tiles = [TileContext(r, self.blocks.heads * self._row(r) + 4) for r in self.cache.roles if r in tiled]
+        # First those whose scales are not computed: they wait for nothing.
+        written.sort(key=lambda w: w.blocks)
         return tuple(written), tuple(replace(t, stride=-(-t.stride // 4) * 4) for t in tiles)
 
     def _is_tiled(self, segment: SegmentContext) -> bool:

@@ -374,9 +374,15 @@ _WINDOWED: Final = (
     _MISTRAL.but("mixtral", "MixtralForCausalLM", rope=Turn(theta=1e6), window=None),
     _MISTRAL.but("starcoder2", "Starcoder2ForCausalLM", kv=_all(2), positions=4096, window=None),
     _MISTRAL.but("voxtral_realtime_text", "", window=4096),
-    _MISTRAL.but("moshi", "MoshiForCausalLM", kv=_all(None), positions=3000, window=3000),
+    _MISTRAL.but(  # windows of what the cache keeps, in these two: the masks of a prompt show all of it
+        "moshi", "MoshiForCausalLM", kv=_all(None), positions=3000, window=3000, pattern=Pattern(common="local")
+    ),
     _MISTRAL.but(
-        "kyutai_speech_to_text", "KyutaiSpeechToTextForConditionalGeneration", kv=_all(None), positions=750, window=375
+        *("kyutai_speech_to_text", "KyutaiSpeechToTextForConditionalGeneration"),
+        kv=_all(None),
+        positions=750,
+        window=375,
+        pattern=Pattern(common="local"),
     ),
     _MISTRAL.but(
         *("ministral3", "Ministral3ForCausalLM"),

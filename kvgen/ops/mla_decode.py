@@ -24,7 +24,7 @@ from kvgen.lowering.attention.split_kv import (
     planner,
     row_offsets,
 )
-from kvgen.lowering.attention.wgmma import CHUNK_MULTIPLE, applies, with_warpgroups
+from kvgen.lowering.attention.wgmma import CHUNK_MULTIPLE, applies, others, wgmma_file, with_warpgroups
 from kvgen.lowering.cache_struct import ERRORS, entry_name
 from kvgen.plan.kernel import KernelPlan
 from kvgen.plan.params import Array, Param, Size
@@ -44,7 +44,8 @@ class MlaDecodeContext:
     """Everything ops/mla_decode.cu.j2 reads.
 
     `row` says how a latent row lies in shared memory, `shape` how a block divides its work. `qk_scale` turns products into
-    scores in base 2. `ranged`: codes are multiplied in f16, and Q is brought into its range.
+    scores in base 2. `ranged`: codes are multiplied in f16, and Q is brought into its range. `wgmma_file` is the kernel that
+    sm_90a has beside this one ("": none).
     """
 
     d: Attended
@@ -56,6 +57,7 @@ class MlaDecodeContext:
     qk_scale: str
     ranged: bool
     sparse: bool
+    wgmma_file: str
 
 
 class MlaDecode(Op):
@@ -155,7 +157,8 @@ class MlaDecode(Op):
         return kernels.model.softmax_scale(kernels.kv.head_dim)
 
     def kernel_names(self) -> tuple[str, ...]:
-        return (self.name,) if self.split == "none" else (self.name, f"{self.name}_plan")
+        planner = () if self.split == "none" else (f"{self.name}_plan",)
+        return (self.name, *planner, wgmma_file(self.name))
 
     def plan(self, kernels: KernelSet) -> tuple[KernelPlan, ...]:
         cache = kernels.kv
@@ -166,7 +169,9 @@ class MlaDecode(Op):
         params = self._params(kernels, cache, out, index)
         tiles, planned = -(-columns // shape.cols), self.split != "none"
         warpgroups = not applies(kernels, columns, self.sparse)
-        tile = CHUNK_MULTIPLE if warpgroups else shape.tokens
+        both, balanced = warpgroups and others(kernels), self.split == "balanced"
+        # Balanced chunks are whole tiles of the kernel that the planner's architecture has; either kernel takes a plan of both.
+        tile = CHUNK_MULTIPLE if warpgroups and not (both and balanced) else shape.tokens
         digest = plan_digest(kernels, self.name, self.split_plan(kernels), attend, self.rows, tile)
         context = MlaDecodeContext(
             d=Attended(
@@ -198,9 +203,10 @@ class MlaDecode(Op):
             qk_scale=float_literal(self.softmax_scale(kernels) * LOG2E),
             ranged=cache.quants["k"] is not None,
             sparse=self.sparse,
+            wgmma_file=wgmma_file(self.name) if both else "",
         )
         grid = ((var("num_sm_parts") if planned else var("T")) * tiles, const(1), const(1))
-        shared = tuple((a, shape.shared(a)) for a in kernels.arch)
+        shared = tuple((a, shape.shared(a)) for a in self._archs(kernels))
         template = "ops/mla_decode.cu.j2"
         kernel = KernelPlan(self.name, context.d.entry, template, context, params, grid, THREADS, shared_by_arch=shared)
         if warpgroups:
@@ -214,6 +220,7 @@ class MlaDecode(Op):
             attend=attend,
             rows=self.rows,
             tile=tile,
+            warpgroup_tile=CHUNK_MULTIPLE if both and balanced else 0,
             chunk_tokens=chunk_tokens,
             columns=tiles,
             index=index.name,
@@ -236,7 +243,12 @@ class MlaDecode(Op):
         )
 
     def _shape(self, kernels: KernelSet, cache: Cache) -> Shape:
-        return shape_of(latent_row(cache), cache, self.rows * kernels.q_heads, kernels.arch)
+        return shape_of(latent_row(cache), cache, self.rows * kernels.q_heads, self._archs(kernels))
+
+    def _archs(self, kernels: KernelSet) -> tuple[str, ...]:
+        """The architectures that a warp's products are for."""
+        warpgroups = not applies(kernels, self.rows * kernels.q_heads, self.sparse)
+        return (others(kernels) if warpgroups else ()) or kernels.arch
 
     def _params(self, kernels: KernelSet, cache: Cache, out: DType, index: DType) -> tuple[Param, ...]:
         """What a call brings, in the order of the kernel's signature."""

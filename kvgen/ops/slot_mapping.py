@@ -19,12 +19,12 @@ THREADS: Final = 256
 
 @dataclass(frozen=True)
 class SlotMappingContext:
-    """Everything ops/slot_mapping.cu.j2 reads."""
+    """Everything ops/slot_mapping.cu.j2 reads; `narrow`: slots of 32 bits, which some may not fit."""
 
     entry: str
     params: tuple[str, ...]
     threads: int
-    element: str
+    narrow: bool
     after: bool
 
 
@@ -60,7 +60,7 @@ class SlotMapping(Op):
             entry=entry_name(kernels, self.name),
             params=tuple(p.declaration for p in params),
             threads=THREADS,
-            element=slots.c,
+            narrow=slots.bytes == 4,
             after=cache.lengths != "before",
         )
         grid = (ceil_div(var("T"), THREADS), const(1), const(1))

@@ -6,6 +6,7 @@ signature, its launcher's signature and docstring, the argument checks, and the 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvgen.expr.nodes import Expr
@@ -40,6 +41,8 @@ class KernelPlan:
     `writes_pool`: the kernel stores to the cache's memory. `all_layers`: the launcher takes the cache with all its layers; the
     struct is then the first one's. `reads_tables`: the kernel reads page tables or lengths; others take a cache without any.
     A kernel with a `source` has neither template nor context.
+    `elsewhere` has (architecture, kernel): that kernel takes this one's place there, from a file of its own. Both have the same
+    entry, parameters, grid and threads; `shared_by_arch` of this one says what each launch gives.
     """
 
     name: str
@@ -55,6 +58,17 @@ class KernelPlan:
     all_layers: bool = False
     reads_tables: bool = True
     source: Source | None = None
+    elsewhere: tuple[tuple[str, KernelPlan], ...] = ()
+
+    def on(self, arch: str) -> KernelPlan:
+        """The kernel that runs on this architecture."""
+        return dict(self.elsewhere).get(arch, self)
+
+    def files(self, archs: Sequence[str]) -> tuple[tuple[KernelPlan, tuple[str, ...]], ...]:
+        """Each kernel with a file of its own, this one first, and which of these architectures it is for."""
+        taken = dict(self.elsewhere)
+        own = (self, tuple(arch for arch in archs if arch not in taken))
+        return (own, *((kernel, (arch,) if arch in archs else ()) for arch, kernel in self.elsewhere))
 
     def shared_on(self, arch: str) -> int:
         """Dynamic shared memory of a block on this architecture, in bytes."""

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from kvgen.runtime.arrays import ArrayView
     from kvgen.runtime.kernel import Extra, Grid, Kernel
     from kvgen.runtime.layer_cache import LayerCache
+    from kvgen.runtime.module import Module
     from kvgen.runtime.packing import PackedArgs
 
 
@@ -77,10 +78,15 @@ def machine(
         _machine.reset(token)
 
 
+def cpu_archs(module: Module) -> list[str]:
+    """The architectures of a set whose code runs here."""
+    return [arch for arch in module.arch if arch in ("sm_80", "sm_89", "sm_90a")]
+
+
 def _cpu_arch(kernel: Kernel, wanted: str | None) -> str:
     if wanted is not None and wanted not in kernel.module.arch:
         raise DeviceError(f"arch: got {wanted}; {kernel.module.name} is generated for {', '.join(kernel.module.arch)}")
-    runs = [a for a in kernel.module.arch if a in ("sm_80", "sm_89", "sm_90a")]
+    runs = cpu_archs(kernel.module)
     if not runs:
         raise DeviceError(
             f"{kernel.module.name}: the CPU machine runs sm_80, sm_89 and sm_90a; the spec has none of them"
@@ -125,8 +131,9 @@ class CpuLaunch:
         self._kernel, self._extra, self._args, self._grid = kernel, extra, args, grid
         self._machine = _machine.get() or Machine()
         self._arch = _cpu_arch(kernel, self._machine.arch)
-        kernel.module.require(f"{kernel.module.name}/{kernel.file}")
-        self._entry = cpu_kernel(kernel.module, kernel.file, kernel.entry, self._arch, self._machine.mode)
+        file = kernel.file_on(self._arch)
+        kernel.module.require(f"{kernel.module.name}/{file}")
+        self._entry = cpu_kernel(kernel.module, file, kernel.entry, self._arch, self._machine.mode)
         self._views: dict[str, ArrayView] = {}
         self.move(cache, views)
 

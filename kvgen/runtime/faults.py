@@ -75,7 +75,8 @@ def describe(word: Any) -> FaultReport | None:
 
     An array on a GPU is waited for. Raises ArgumentError, a ValueError, for a word that no kernel writes.
     """
-    value = int(word if isinstance(word, int) else word.reshape(-1)[0])
+    # item(), because int() of a torch.uint64 of 2^63 or more, which every fault is, overflows.
+    value = word if isinstance(word, int) else int(word.reshape(-1)[0].item())
     if value == NO_FAULT:
         return None
     bits = value ^ _ALL_ONES

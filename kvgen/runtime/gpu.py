@@ -26,8 +26,9 @@ def launch_on(kernel: Kernel, device: str, args: PackedArgs, grid: Grid) -> Call
     now, so that a capture can follow. The arguments are read when it is called."""
     ordinal = int(device.partition(":")[2])
     pdl = cuda.driver().capability(ordinal) >= (9, 0)  # older kernels have no griddepcontrol.wait
-    shared = kernel.shared
-    if kernel.shared_by_arch:
-        shared = kernel.shared_on(kernel.module.target(cuda.driver().capability(ordinal)))
-    function = _function(kernel.module, kernel.file, kernel.entry, shared, ordinal)
+    file, shared = kernel.file, kernel.shared
+    if kernel.shared_by_arch or kernel.files:
+        arch = kernel.module.target(cuda.driver().capability(ordinal))
+        file, shared = kernel.file_on(arch), kernel.shared_on(arch)
+    function = _function(kernel.module, file, kernel.entry, shared, ordinal)
     return function.bind(grid, (kernel.threads, 1, 1), args, pdl=pdl)

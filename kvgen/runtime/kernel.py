@@ -23,7 +23,9 @@ class Kernel:
     """A generated kernel: its file, its parameters behind the cache, the rule for its grid, whether it writes to the pool,
     whether it works on `all_layers` of the cache in one launch, and whether it reads page tables or lengths (`tables`).
 
-    `arguments` are what a call brings, in the order of the launcher's signature, `places` their places there by name.
+    `shared_by_arch` is the dynamic shared memory of architectures that differ, `files` the files of those that have one of their
+    own, with the same entry. `arguments` are what a call brings, in the order of the launcher's signature, `places` their places
+    there by name.
     """
 
     module: Module
@@ -37,6 +39,7 @@ class Kernel:
     all_layers: bool = False
     shared_by_arch: Mapping[str, int] = field(default_factory=dict)
     tables: bool = True
+    files: Mapping[str, str] = field(default_factory=dict)
     arguments: tuple[Array | Scalar | Count | TensorMap | Struct, ...] = field(init=False)
     places: Mapping[str, int] = field(init=False)
     kinds: tuple[ParamKind, ...] = field(init=False)
@@ -47,7 +50,11 @@ class Kernel:
         object.__setattr__(self, "arguments", tuple(ordered))
         object.__setattr__(self, "places", {p.name: i for i, p in enumerate(ordered)})
         object.__setattr__(self, "kinds", kinds_of(self.params))
-        self.module.add(self.file, self.entry)
+        self.module.add(self.file, self.entry, self.files)
+
+    def file_on(self, arch: str) -> str:
+        """The file that has the kernel for this architecture."""
+        return self.files.get(arch, self.file)
 
     def shared_on(self, arch: str) -> int:
         """Dynamic shared memory of a block on this architecture, in bytes."""

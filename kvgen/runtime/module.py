@@ -48,6 +48,9 @@ class Module:
         )
         self._init_file = init_file
         self._kernels: dict[str, str] = {}
+        self._families: dict[
+            str, tuple[str, Mapping[str, str]]
+        ] = {}  # by file: a kernel's file, and others by architecture
 
     def __repr__(self) -> str:
         return f"Module({self.name})"
@@ -79,9 +82,16 @@ class Module:
             folder = named(self.shipped.manifest.folder)
             raise DeviceError(f"{self.name}: loaded from {folder}: {error}") from None
 
-    def add(self, file: str, entry: str) -> None:
-        """Say that the package has a kernel `entry` in `file`."""
-        self._kernels[file] = entry
+    def add(self, file: str, entry: str, elsewhere: Mapping[str, str]) -> None:
+        """Say that the package has a kernel `entry` in `file`, on some architectures in the files that `elsewhere` names."""
+        for each in (file, *elsewhere.values()):
+            self._kernels[each] = entry
+            self._families[each] = (file, elsewhere)
+
+    def runs(self, file: str, arch: str) -> bool:
+        """Whether a kernel's `file` is the one that `arch` takes."""
+        base, elsewhere = self._families[file]
+        return elsewhere.get(arch, base) == file
 
     def unit(self, file: str, entry: str) -> Unit:
         """The self-contained text of one kernel. Raises DeviceError where a file of it is missing."""

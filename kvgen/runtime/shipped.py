@@ -99,7 +99,8 @@ def _archs(manifest: Manifest, found: ManifestSet, wanted: Sequence[str] | None)
     from kvgen.compile import ARCHS
 
     place = named(manifest.folder / "manifest.json")
-    compiled = {kernel: manifest.archs(found.set, kernel) for kernel in found.kernels}
+    stand_ins = {other for by_arch in found.elsewhere.values() for other in by_arch.values()}
+    compiled = {kernel: _compiled(manifest, found, kernel) for kernel in found.kernels if kernel not in stand_ins}
     there = [arch for arch in ARCHS if all(arch in archs for archs in compiled.values() if archs)]
     if not any(compiled.values()) or not there:
         each = "; ".join(f"{kernel}: {', '.join(archs) or 'none'}" for kernel, archs in compiled.items())
@@ -116,6 +117,13 @@ def _archs(manifest: Manifest, found: ManifestSet, wanted: Sequence[str] | None)
                 f"`kvgen compile {found.set} --arch {arch} -o {named(manifest.folder)}`"
             )
     return tuple(arch for arch in there if arch in asked)
+
+
+def _compiled(manifest: Manifest, found: ManifestSet, kernel: str) -> list[str]:
+    """The architectures for which there is a cubin of `kernel`, or of the one in its place there."""
+    others = found.elsewhere.get(kernel, {})
+    own = [arch for arch in manifest.archs(found.set, kernel) if arch not in others]
+    return own + [arch for arch, other in others.items() if manifest.entry(found.set, other, arch)]
 
 
 def _again(manifest: Manifest) -> str:

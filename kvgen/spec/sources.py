@@ -14,7 +14,7 @@ from types import FrameType
 from typing import Final
 
 from kvgen.errors import ToolError
-from kvgen.files import read_bytes
+from kvgen.files import is_folder, kind_of, read_bytes
 from kvgen.plan.kernel import Source
 
 _SIZE_LIMIT: Final = 1 << 24  # bytes; a kernel has a few KiB
@@ -95,8 +95,12 @@ def find_folder(given: str) -> Folder:
                 f"{field}: got {given!r}, which is {path}; it must lie inside the project {place.root}; copy the headers there"
             )
         found = Folder(given, path, path.relative_to(place.root).as_posix(), place.root)
-    if not found.path.is_dir():
-        what = "is no folder" if found.path.exists() else "does not exist"
+    try:
+        there, kind = is_folder(found.path), kind_of(found.path)
+    except ToolError as error:
+        raise ValueError(f"{field}: got {given!r}; {error}; give a folder of headers") from None
+    if not there:
+        what = "is no folder" if kind != "missing" else "does not exist"
         raise ValueError(f"{field}: got {given!r}; {found.shown} {what}; give a folder of headers")
     return found
 

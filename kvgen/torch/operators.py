@@ -10,7 +10,7 @@ import torch
 from kvgen.errors import ArgumentError
 from kvgen.layout.dtypes import DTYPES
 from kvgen.plan.params import Array, Size
-from kvgen.runtime import BaseCache, BasePages, LayerCache, OtherCache, PagePool, PlannedLauncher
+from kvgen.runtime import BasePages, LayerCache, OtherCache, PagePool, PlannedLauncher, PoolCache
 from kvgen.torch.over_tensors import CacheOver, PagesOver, workspace_over
 from kvgen.torch.schema import (
     Argument,
@@ -20,11 +20,10 @@ from kvgen.torch.schema import (
     plain_argument,
 )
 
-_LIMITS: Final = tuple(Argument(n, "SymInt?", default="None") for n in ("max_seq_length", "max_cache_length"))
 _TYPES: Final[dict[str, Any]] = {
     d.name: getattr(torch, d.numpy_name) for d in DTYPES.values() if hasattr(torch, d.numpy_name)
 }
-Taker = Callable[[Sequence[Any], BaseCache | LayerCache], object]
+Taker = Callable[[Sequence[Any], PoolCache | LayerCache], object]
 
 
 def stream_of(tensor: Any) -> int | None:
@@ -38,7 +37,7 @@ class Operator:
     `arguments` are those of the schema in order. `kernel` runs it, `fake` is what a trace sees of it.
     """
 
-    def __init__(self, method: Method, cache: type[BaseCache], pages: type[BasePages] | None) -> None:
+    def __init__(self, method: Method, cache: type[PoolCache], pages: type[BasePages] | None) -> None:
         kernel = method.kernel
         self.method, self.tables = method, cache.TABLES
         self._bind = getattr(method.launcher, method.bind)
@@ -51,7 +50,9 @@ class Operator:
         for extra in method.extras:
             self._takers.append((extra.name, _plainly(len(own))))
             own.append(extra)
-        self.arguments: tuple[Argument, ...] = (*own, *_LIMITS)
+        longest = [Argument(name, "SymInt?", default="None") for name in cache.LONGEST]
+        self._longest = slice(len(own), len(own) + len(longest))
+        self.arguments: tuple[Argument, ...] = (*own, *longest)
         self._defaults = [{"None": None, "False": False, "True": True}.get(a.default) for a in self.arguments]
         self._written = [i for i, a in enumerate(self.arguments) if a.writes]
         arrays = {p.name: p for p in (*cache.TABLES, *method.given) if isinstance(p, Array)}
@@ -83,7 +84,7 @@ class Operator:
     def kernel(self, *given: Any) -> None:
         """Launch, on PyTorch's current stream."""
         values = self.complete(given)
-        cache = self._cache(values, *values[-len(_LIMITS) :])
+        cache = self._cache(values, values[self._longest])
         arguments = {name: take(values, cache) for name, take in self._takers}
         first = values[0][0] if isinstance(values[0], (list, tuple)) else values[0]
         self._bind(cache, **arguments, stream=stream_of(first))()

@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import Any, Final, cast
 
 from kvgen.errors import ArgumentError
-from kvgen.runtime import BaseCache, BasePages, LayerCache, PlannedLauncher, Workspace
+from kvgen.runtime import BasePages, LayerCache, PlannedLauncher, PoolCache, Workspace
 from kvgen.runtime.arrays import ArrayView, view
 from kvgen.runtime.checks import Dims, check
 from kvgen.torch.schema import a_tensor_a_layer
@@ -34,23 +34,26 @@ def address_of(tensor: Any, name: str) -> ArrayView:
 class Kept:
     """The cache objects of one set, by the places of their tensors."""
 
-    def __init__(self, cache: type[BaseCache]) -> None:
-        self._make = cast(Callable[..., BaseCache], cache)
+    def __init__(self, cache: type[PoolCache]) -> None:
+        self._make = cast(Callable[..., PoolCache], cache)
         self._by_layer = a_tensor_a_layer(cache)
         self._most = _KEPT_OF_LAYERS if self._by_layer else _KEPT
         self._names = [*(t.name for t in cache.TENSORS), *(t.name for t in cache.TABLES)]
-        self._pools = len(cache.TENSORS)
-        self._found: dict[tuple[object, ...], BaseCache] = {}
+        self._pools, self._longest = len(cache.TENSORS), cache.LONGEST
+        self._found: dict[tuple[object, ...], PoolCache] = {}
 
-    def over(self, tensors: Sequence[Any], prefix: str, most_new: int | None, most: int | None) -> BaseCache:
-        """The cache object over `tensors`, a list for a pool of a tensor a layer; `prefix` is that of their names."""
-        key = (_places(tensors), most_new, most)
+    def over(self, tensors: Sequence[Any], prefix: str, longest: Sequence[int | None]) -> PoolCache:
+        """The cache object over `tensors`, a list for a pool of a tensor a layer; `prefix` is that of their names.
+
+        longest: the bounds of lengths that the cache takes (`LONGEST`), none for its defaults.
+        """
+        key = (_places(tensors), *longest)
         found = self._found.get(key) if key[0] is not None else None
         if found is None:
             given = {
                 n: self._views(i, t, prefix + n) for i, (n, t) in enumerate(zip(self._names, tensors, strict=True))
             }
-            found = self._make(**given, max_seq_length=most_new, max_cache_length=most)
+            found = self._make(**given, **dict(zip(self._longest, longest, strict=False)))
             if key[0] is not None:
                 while len(self._found) >= self._most:
                     self._found.pop(next(iter(self._found)), None)  # the oldest
@@ -64,10 +67,10 @@ class Kept:
         return (one,) if self._by_layer and number < self._pools else one
 
 
-_KEPT_OF: Final[dict[type[BaseCache], Kept]] = {}
+_KEPT_OF: Final[dict[type[PoolCache], Kept]] = {}
 
 
-def kept_of(cache: type[BaseCache]) -> Kept:
+def kept_of(cache: type[PoolCache]) -> Kept:
     """The cache objects of a set, which all of its operators share."""
     return _KEPT_OF.setdefault(cache, Kept(cache))
 
@@ -88,17 +91,15 @@ def _places(tensors: Sequence[Any]) -> Place | None:
 class CacheOver:
     """Makes the cache object, or the layer of it, from the tensors among an operator's arguments."""
 
-    def __init__(self, cache: type[BaseCache], *, whole: bool, prefix: str = "") -> None:
+    def __init__(self, cache: type[PoolCache], *, whole: bool, prefix: str = "") -> None:
         self._kept, self._prefix, self._whole = kept_of(cache), prefix, whole
         self._numbered = not whole and not a_tensor_a_layer(cache)
         self._tensors = len(cache.TENSORS) + len(cache.TABLES)
         self.count = self._tensors + self._numbered
 
-    def __call__(
-        self, values: Sequence[Any], max_seq_length: int | None = None, max_cache_length: int | None = None
-    ) -> BaseCache | LayerCache:
+    def __call__(self, values: Sequence[Any], longest: Sequence[int | None] = ()) -> PoolCache | LayerCache:
         """The cache over `values`, its tensors in the order of the schema, and the layer behind them."""
-        found = self._kept.over(values[: self._tensors], self._prefix, max_seq_length, max_cache_length)
+        found = self._kept.over(values[: self._tensors], self._prefix, longest)
         if self._whole:
             return found
         return found[values[self._tensors] if self._numbered else 0]

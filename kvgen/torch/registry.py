@@ -11,7 +11,7 @@ from typing import Any, Final
 import torch
 
 from kvgen.errors import ArgumentError
-from kvgen.runtime import BaseCache, BasePages, BaseState, Launcher
+from kvgen.runtime import BasePages, Launcher, PoolCache
 from kvgen.runtime.module import Module
 from kvgen.torch.operation import Operation, OperationSet
 from kvgen.torch.operators import Operator, Returning
@@ -32,12 +32,7 @@ def register(package: str | ModuleType, *, namespace: str | None = None) -> Oper
     """
     module = import_module(package) if isinstance(package, str) else package
     cache = getattr(module, "Cache", None)
-    if isinstance(cache, type) and issubclass(cache, BaseState):
-        raise ArgumentError(
-            f"package: got {getattr(module, '__name__', 'a module')}; its cache is of states, and operators are those of "
-            "caches of tokens; call its launchers themselves, which take torch tensors"
-        )
-    if not (isinstance(module, ModuleType) and isinstance(cache, type) and issubclass(cache, BaseCache)):
+    if not (isinstance(module, ModuleType) and isinstance(cache, type) and issubclass(cache, PoolCache)):
         got = repr(package) if isinstance(package, str) else type(package).__name__
         raise ArgumentError(
             f"package: got {got}; it has no Cache; pass a package that `kvgen build` wrote, or its name"
@@ -59,7 +54,7 @@ def register(package: str | ModuleType, *, namespace: str | None = None) -> Oper
     return operations
 
 
-def _define(module: ModuleType, cache: type[BaseCache], namespace: str) -> OperationSet:
+def _define(module: ModuleType, cache: type[PoolCache], namespace: str) -> OperationSet:
     try:
         library = torch.library.Library(namespace, "DEF")
     except RuntimeError as error:  # a namespace has one library
@@ -82,7 +77,7 @@ def _define(module: ModuleType, cache: type[BaseCache], namespace: str) -> Opera
 
 
 def _operation(
-    library: Any, name: str, methods: Sequence[Method], cache: type[BaseCache], pages: type[BasePages] | None
+    library: Any, name: str, methods: Sequence[Method], cache: type[PoolCache], pages: type[BasePages] | None
 ) -> Operation:
     launch, *others = [_method(library, name, method, cache, pages) for method in methods]
     for method, operation in zip(methods[1:], others, strict=True):
@@ -91,7 +86,7 @@ def _operation(
 
 
 def _method(
-    library: Any, operation: str, method: Method, cache: type[BaseCache], pages: type[BasePages] | None
+    library: Any, operation: str, method: Method, cache: type[PoolCache], pages: type[BasePages] | None
 ) -> Operation:
     name = f"{operation}_{method.name}" if method.name else operation
     operator = Operator(method, cache, pages)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from kvgen.errors import ArgumentError
 from kvgen.plan.params import Array, Count, Scalar
-from kvgen.runtime import BaseCache, BasePages, Kernel, Launcher, OtherCache, PagePool, Tensor
+from kvgen.runtime import BasePages, Kernel, Launcher, OtherCache, PagePool, PoolCache, Tensor
 
 Given = Array | Scalar | Count | OtherCache | PagePool
 
@@ -85,11 +85,11 @@ def _extra(kernel: Kernel, name: str, parameter: inspect.Parameter) -> Argument:
     return Argument(name, kind, default=str(parameter.default))
 
 
-def cache_arguments(cache: type[BaseCache], *, whole: bool, writes: bool, prefix: str = "") -> tuple[Argument, ...]:
+def cache_arguments(cache: type[PoolCache], *, whole: bool, writes: bool, prefix: str = "") -> tuple[Argument, ...]:
     """The tensors of a cache as arguments: the pools, the tables, and the layer.
 
     whole: the operation works on all layers. Otherwise it takes the number of the layer, or where the spec has a tensor a
-    layer (`layers="pointers"`) that layer's tensors alone. writes: the kernel writes to the pools.
+    layer (`layers="pointers"`, states) that layer's tensors alone. writes: the kernel writes to the pools.
     """
     pools = _pools(cache.TENSORS, prefix, several=whole and a_tensor_a_layer(cache), writes=writes)
     tables = [Argument(prefix + t.name, "Tensor", writes and t.access != "in") for t in cache.TABLES]
@@ -102,8 +102,8 @@ def pages_arguments(pages: type[BasePages], *, writes: bool, prefix: str) -> tup
     return tuple(_pools(pages.TENSORS, prefix, several=a_tensor_a_layer(pages), writes=writes))
 
 
-def a_tensor_a_layer(cache: type[BaseCache] | type[BasePages]) -> bool:
-    """Whether the spec has a tensor a layer, `layers="pointers"`."""
+def a_tensor_a_layer(cache: type[PoolCache] | type[BasePages]) -> bool:
+    """Whether the spec has a tensor a layer: `layers="pointers"`, and states."""
     return not any("layer" in t.axes for t in cache.TENSORS)
 
 

@@ -35,10 +35,11 @@ def kind_of(array: NDArray[Any]) -> str:
     return next(name for name in _KINDS if dtype(name).numpy() == array.dtype)
 
 
-def launch(case: Case, memory: Memory) -> Left:
+def launch(case: Case, memory: Memory, arch: str | None = None) -> Left:
     """Launch a case's operation over copies of its memory; the planner before it where it has one.
 
-    On the CPU machine every access is checked. Raises DeviceError for what the machine, or the driver, finds.
+    On the CPU machine every access is checked, and code for `arch` runs (None: the set's last). Raises DeviceError for what the
+    machine, or the driver, finds.
     """
     flat = case.before.flat()
     views, placed = dict[str, View](), dict[str, Placed]()
@@ -50,7 +51,7 @@ def launch(case: Case, memory: Memory) -> Left:
         data[GUARD : GUARD + array.nbytes] = np.frombuffer(np.ascontiguousarray(array).tobytes(), np.uint8)
         placed[name] = memory.place(data)
     given = case.before.over({name: p.array(views[name]) for name, p in placed.items()})
-    with machine(mode="check") if memory.device == "cpu" else nullcontext():
+    with machine(arch, "check") if memory.device == "cpu" else nullcontext():
         _call(case, given)
     found, beside = dict[str, NDArray[Any]](), []
     for name, p in placed.items():

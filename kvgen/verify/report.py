@@ -12,6 +12,7 @@ from dataclasses import asdict
 from typing import Any, Final, TypedDict
 
 from kvgen.verify.bandwidth import Reading
+from kvgen.verify.calibrate import Calibration
 from kvgen.verify.results import KernelResult, SetResult, share_text
 from kvgen.version import ABI, __version__
 
@@ -46,9 +47,10 @@ class TimedRecord(TypedDict):
 
 
 class KernelRecord(TypedDict):
-    """One operation: "ok", "wrong", or "not run" with why."""
+    """One operation: "ok", "wrong", or "not run" with why; `arch` whose code ran."""
 
     kernel: str
+    arch: str
     kind: str
     status: str
     why: str
@@ -73,8 +75,20 @@ class ReadingRecord(TypedDict):
     gb_s: float
 
 
+class FigureRecord(TypedDict):
+    """See kvgen.verify.probe.Measured."""
+
+    name: str
+    value: float
+    low: float
+    high: float
+    unit: str
+    what: str
+
+
 class Document(TypedDict):
-    """The whole report. `read_gb_s` is the best of `bandwidth`, null without times; `device` has a name and, of a GPU,
+    """The whole report. `read_gb_s` is the best of `bandwidth`, null without times; `calibration` has the figures of the GPU's
+    parts, `calibration_wrong` the probes whose kernels left something else than they had to; `device` has a name and, of a GPU,
     capability, cuda_driver, multiprocessors, l2_bytes, free_bytes, total_bytes and what nvidia-smi says."""
 
     schema: int
@@ -89,6 +103,8 @@ class Document(TypedDict):
     selectors: list[str]
     read_gb_s: float | None
     bandwidth: list[ReadingRecord]
+    calibration: list[FigureRecord]
+    calibration_wrong: list[str]
     sets: list[SetRecord]
     summary: dict[str, int]
 
@@ -102,6 +118,7 @@ def document(
     quick: bool,
     selectors: Sequence[str],
     bandwidth: Sequence[Reading] = (),
+    calibration: Calibration | None = None,
 ) -> Document:
     """What was found, as JSON takes it: numbers that are infinite or no number become null."""
     kernels = [k for s in sets for k in s.kernels]
@@ -118,13 +135,15 @@ def document(
         "selectors": list(selectors),
         "read_gb_s": max((r.gb_s for r in bandwidth), default=None),
         "bandwidth": [{"nbytes": r.nbytes, "gb_s": r.gb_s} for r in bandwidth],
+        "calibration": [FigureRecord(**asdict(f)) for f in calibration.figures] if calibration else [],  # type: ignore[typeddict-item]
+        "calibration_wrong": list(calibration.wrong) if calibration else [],
         "sets": [
             {
                 "set": s.name,
                 "arch": s.arch,
                 "digest": s.digest,
                 "in_step": s.in_step,
-                "kernels": [_kernel(k) for k in s.kernels],
+                "kernels": [_kernel(k, s.arch) for k in s.kernels],
             }
             for s in sets
         ],
@@ -140,7 +159,7 @@ def document(
     }
 
 
-def _kernel(kernel: KernelResult) -> KernelRecord:
+def _kernel(kernel: KernelResult, arch: str) -> KernelRecord:
     cases: list[CaseRecord] = [
         {
             "batch": c.batch,
@@ -157,6 +176,7 @@ def _kernel(kernel: KernelResult) -> KernelRecord:
     timed: list[TimedRecord] = [TimedRecord(**asdict(t)) for t in kernel.timed]  # type: ignore[typeddict-item]
     return {
         "kernel": kernel.name,
+        "arch": kernel.arch or arch,
         "kind": kernel.kind,
         "status": kernel.status,
         "why": kernel.why,
@@ -190,12 +210,13 @@ def issue(found: Document) -> str:
     ran = f"{summary['cases']} launches, {summary['hostile']} of them on hostile data"
     lines += [f"{summary['ok']} of {summary['kernels']} kernels right, {summary['not_run']} not run; {ran}.", ""]
     wrong = [(s, k) for s in found["sets"] for k in s["kernels"] if k["status"] == "wrong"]
-    if wrong:
+    if wrong or found["calibration_wrong"]:
         lines += ["## Wrong", ""]
+        lines += [f"- calibration, {_cell(w)}" for w in found["calibration_wrong"]]
         for s, k in wrong:
             for c in k["cases"]:
                 what = f"wrong data: {c['fault']}" if c["fault"] else f"batch {c['batch']}"
-                lines += [f"- `{s['set']}/{k['kernel']}` ({s['arch']}), {what}: {_cell(w)}" for w in c["wrong"][:4]]
+                lines += [f"- `{s['set']}/{k['kernel']}` ({k['arch']}), {what}: {_cell(w)}" for w in c["wrong"][:4]]
         lines.append("")
     edited = [s["set"] for s in found["sets"] if not s["in_step"]]
     if edited:
@@ -224,7 +245,7 @@ def _row(s: SetRecord, k: KernelRecord) -> str:
     best = k["timed"][-1] if k["timed"] else None
     cells = [
         f"{s['set']}/{k['kernel']}",
-        s["arch"],
+        k["arch"],
         k["status"],
         str(len(k["cases"])),
         f"{max(errors, default=0.0):.2g}",

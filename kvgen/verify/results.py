@@ -54,13 +54,14 @@ class Timed:
 
 @dataclass
 class KernelResult:
-    """One operation: its cases and times. `why`: why it was not run, or not timed."""
+    """One operation: its cases and times. `why`: why it was not run, or not timed. `arch`: whose code ran; "": the set's."""
 
     name: str
     kind: str
     cases: list[CaseResult] = field(default_factory=list)
     timed: list[Timed] = field(default_factory=list)
     why: str = ""
+    arch: str = ""
 
     @property
     def status(self) -> Status:

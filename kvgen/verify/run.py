@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from kvgen.bench import Workload
 from kvgen.emulator.errors import HostCompilerError
 from kvgen.errors import ArgumentError, DeviceError, ToolError
-from kvgen.runtime import describe
+from kvgen.runtime import Kernel, describe
+from kvgen.runtime.cpu import cpu_archs
 from kvgen.spec.kernel_set import KernelSet, Op
 from kvgen.verify.batches import batches, case_of, hostile_batch
 from kvgen.verify.hostile import damages
@@ -70,18 +71,25 @@ class Verifier:
         wrong = damages(case.call, case.before.arrays, case.before.tables, quick=self.quick)
         return found + [Plan(bad, i) for i in range(len(wrong))]
 
-    def run(self, op: Op, done: Callable[[], None] = lambda: None) -> KernelResult:
-        """All cases of an operation; `done` is called after each."""
-        result = KernelResult(op.name, op.kind, why=self.why_not(op))
+    def other_archs(self, op: Op) -> list[str]:
+        """Architectures whose code the CPU machine runs besides, for the operation has a file of its own there; one a file."""
+        kernel: Kernel = getattr(self.package, op.name).KERNEL
+        runs = cpu_archs(kernel.module) if self.memory.device == "cpu" else []
+        found = {kernel.file_on(arch): arch for arch in runs}
+        return [arch for arch in found.values() if arch != runs[-1]]
+
+    def run(self, op: Op, done: Callable[[], None] = lambda: None, arch: str | None = None) -> KernelResult:
+        """All cases of an operation; `done` is called after each. `arch`: on the CPU machine, whose code runs."""
+        result = KernelResult(op.name, op.kind, why=self.why_not(op), arch=arch or "")
         for plan in self.plans(op):
             if self.lost:
                 result.why = f"not run: the GPU's context was lost before ({self.lost})"
                 break
-            result.cases.append(self._case(op, plan))
+            result.cases.append(self._case(op, plan, arch))
             done()
         return result
 
-    def _case(self, op: Op, plan: Plan) -> CaseResult:
+    def _case(self, op: Op, plan: Plan, arch: str | None) -> CaseResult:
         begin = time.perf_counter()
         case = case_of(self.kernels, op, self.package, plan.workload, self.seed)
         if plan.damage is not None:
@@ -89,7 +97,7 @@ class Verifier:
             damage.apply(case)
             case.fault = damage.name
         try:
-            left = launch(case, self.memory)
+            left = launch(case, self.memory, arch)
         except (DeviceError, ArgumentError) as error:
             if isinstance(error.__cause__, HostCompilerError):  # nothing runs without one
                 raise

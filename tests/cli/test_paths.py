@@ -104,6 +104,20 @@ def test_what_demo_and_compile_write(odd: Folder) -> None:
         assert said in error_of(odd, *CUBINS, path), path
 
 
+def test_where_projects_and_exports_lie(odd: Folder) -> None:
+    (odd.root / "link").symlink_to("nowhere")
+    for path, said in {
+        "fifo": "got 'fifo', where a FIFO is; give ",
+        "link": "got 'link', where a link is; give ",
+        "loop": "loop: cannot be looked at (Too many levels of symbolic links)",
+        "loop/below": "loop/below: cannot be looked at (Too many levels of symbolic links)",
+        LONG: "cannot be looked at (File name too long)",
+        f"folder/{LONG}": "cannot be looked at (File name too long)",
+    }.items():
+        for arguments in (["list", "--project"], ["export", "tiny", "-o"]):
+            assert said in error_of(odd, *arguments, path), (arguments, path)
+
+
 @pytest.mark.parametrize("verb", ["build", "check", "diff", "show", "compile", "bench"])
 def test_a_project_whose_files_are_none(odd: Folder, verb: str) -> None:
     arguments = [verb, "tiny"] if verb == "show" else [verb]

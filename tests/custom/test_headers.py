@@ -170,6 +170,10 @@ def test_a_kernel_in_memory(tmp_path: Path) -> None:
     assert found == [4, 5]
     with pytest.raises(KvgenError, match=r"include_dirs: got .*/none.; .*does not exist; give a folder of headers"):
         ops.Custom(name="fill", text=KERNEL, grid=1, include_dirs=[str(tmp_path / "none")])
+    with pytest.raises(
+        KvgenError, match=r"include_dirs: got .*cannot be looked at \(File name too long\); give a folder"
+    ):
+        ops.Custom(name="fill", text=KERNEL, grid=1, include_dirs=[str(tmp_path / ("x" * 300))])
 
 
 def test_setuptools_packs_the_copies(write: Write) -> None:

@@ -29,6 +29,7 @@ from kvgen.models.layers import LayerFacts
 from kvgen.ops import Append, Decode, MlaDecode
 from kvgen.runtime.cpu import machine
 from kvgen.spec.loader import LoadedSet
+from kvgen.spec.model import LongRopeScaling
 
 RECORDED = Path(__file__).parent / "recorded"
 PACKAGE = "kvgen_model_tests"
@@ -245,9 +246,10 @@ def _constants(step: Step, drawn: dict[str, Floats], facts: LayerFacts, kind: An
         found["sinks"] = drawn["sinks"]
     if facts.rope is not None:
         turned = facts.rope.dim or (step.latent[1] if step.latent else step.k_dim)
-        angles = np.arange(step.tokens, dtype=np.float32)[:, None] * np.array(
-            inverse_frequencies(facts.rope, turned), np.float32
-        )
+        scaling = facts.rope.scaling
+        long = isinstance(scaling, LongRopeScaling) and step.tokens > scaling.original_max_positions
+        frequencies = np.array(inverse_frequencies(facts.rope, turned, long=long), np.float32)
+        angles = np.arange(step.tokens, dtype=np.float32)[:, None] * frequencies
         table = np.concatenate([np.cos(angles), np.sin(angles)], axis=1) * cos_sin_factor(facts.rope)
         found["cos_sin"] = table.astype(np.float32)
     return found

@@ -207,6 +207,24 @@ def test_sections() -> None:
     assert 'positions="given", sections=(16, 24, 24)' in text
 
 
+@pytest.mark.parametrize(
+    "name", ["gemma4_text", "laguna", "mellum", "cohere_compass_text", "beam", "mimo_v2_flash", "lfm3"]
+)
+def test_no_share_beside_parameters_by_kind(name: str) -> None:
+    linear = {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}
+    kinds = {kind: linear for kind in ("full_attention", "sliding_attention")}
+    plain, beside = (
+        [layer.rope for layer in layers(name, rope_parameters=kinds, num_kv_shared_layers=0, **fields)]
+        for fields in ({}, {"partial_rotary_factor": 0.5})
+    )
+    assert plain == beside
+
+
+@pytest.mark.parametrize("name", ["apertus", "cwm", "muse_spark_text", "cosmos3_edge_text"])
+def test_no_base_beside_whole_parameters(name: str) -> None:
+    assert layers(name)[0].rope == layers(name, rope_theta=5.0)[0].rope
+
+
 def test_what_counts_beside_the_parameters() -> None:
     """Some families take bases and shares from rope_parameters alone, or have whole parameters as their default."""
     alone = layers("mellum", partial_rotary_factor=0.5, rope_theta=5.0)[0].rope
@@ -320,6 +338,14 @@ def test_the_length_beside_the_scaling_wins(name: str) -> None:
         assert isinstance(scaling, YarnScaling) and scaling.original_max_positions == expected
 
 
+def test_the_length_beside_the_scaling_scales_q() -> None:
+    """Ministral 3 scales q by the length that YaRN has."""
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4096, "llama_4_scaling_beta": 0.1}
+    for beside, expected in (({}, 4096), ({"original_max_position_embeddings": 2048}, 2048)):
+        found = models.facts(typed("ministral3", rope_parameters=yarn, **beside)).layers()[0].q_scale
+        assert found is not None and found.positions == expected
+
+
 # From here: single-field changes that model_sweep found wrong in November 2026.
 
 
@@ -345,6 +371,18 @@ def test_layer_types_win_over_smollm3s_flag() -> None:
     types = ["sliding_attention", "full_attention"] * (BASE["num_hidden_layers"] // 2)
     found = models.facts(typed("smollm3", sliding_window=64, use_sliding_window=False, layer_types=types)).layers()
     assert [layer.window for layer in found[:2]] == [64, None]
+
+
+@pytest.mark.parametrize("name", ["laguna", "mellum", "step3p5", "ministral", "moshi", "kyutai_speech_to_text"])
+def test_layer_types_choose_the_windows(name: str) -> None:
+    types = ["sliding_attention", "full_attention"] * (BASE["num_hidden_layers"] // 2)
+    found = models.facts(typed(name, sliding_window=64, layer_types=types)).layers()
+    assert [layer.window for layer in found] == [64, None] * (BASE["num_hidden_layers"] // 2)
+
+
+def test_step_3_5_that_looks_both_ways_is_refused() -> None:
+    with pytest.raises(ConfigError, match="use_bidirectional_attention: got true; kvgen's decode is causal"):
+        models.facts(typed("step3p5", use_bidirectional_attention=True))
 
 
 @pytest.mark.parametrize("name", ["cohere2", "recurrent_gemma", "zamba2"])
@@ -396,7 +434,7 @@ def test_mimo_turns_a_third_under_default_rope_alone() -> None:
     assert turned(rope_type="linear", factor=2.0) is None
 
 
-@pytest.mark.parametrize("name", ["gemma3_text", "gemma3n_text", "olmo3", "step3p5"])
+@pytest.mark.parametrize("name", ["gemma3_text", "gemma3n_text", "olmo3", "step3p5", "modernbert-decoder"])
 def test_parameters_that_are_not_by_kind_are_not_read(name: str) -> None:
     """These classes look for an entry a kind of layers, and have defaults where there is none."""
     plain, flat = (

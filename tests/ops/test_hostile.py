@@ -224,6 +224,18 @@ def test_row_offsets(name: str, label: str) -> None:
     assert report is not None and report.code is Fault.ROW_OFFSETS
 
 
+@pytest.mark.parametrize("name", ["max_paged", "vllm"])
+def test_the_last_offset_of_one_row(name: str) -> None:
+    """The last offset is looked at once a launch, which may have one block."""
+    batch = replace(batch_for(name, 3), padding=0)
+    kernels = SETS[name]
+    scene = Scene(kernels, batch, batch.totals)
+    scene.fill(batch.totals)
+    offsets = np.array([0, 1, 1, 0]).astype(offsets_of((1, 0, 0), index_name(kernels, "gather")).dtype)
+    check_gather(scene, 1, row_offsets=offsets, starts=None)
+    check_append(scene_before(name, batch), 1, row_offsets=offsets)
+
+
 @pytest.mark.parametrize("name", ["max_paged", "flashinfer_hnd"])
 def test_two_rows_for_one_request(name: str) -> None:
     """decode takes one row a request."""

@@ -188,7 +188,8 @@ def test_which_sets_have_it() -> None:
     plain = SETS["wgmma_plain"]
     assert plain.ops[0].plan(plain)[0].template == TEMPLATE
     reasons = {
-        "sm_90a's alone": replace_set(plain, arch=("sm_80", "sm_90a")),
+        "sm_90a's alone": replace_set(plain, arch=("sm_80", "sm_100f")),
+        "room for 32 columns": replace_set(plain, arch=("sm_80", "sm_90a", "sm_120f")),
         "has 64 columns": replace_set(plain, q_heads=16),
         "16-bit": replace_set(plain, cache=presets.flashmla_fp8()),
         "512 dims": replace_set(plain, cache=presets.max_mla(latent_dim=256, page_size=64)),

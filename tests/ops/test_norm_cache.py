@@ -43,3 +43,9 @@ def test_a_bad_page(op: str, value: int) -> None:
 
 def test_one_launch_each() -> None:
     one_launch(ops.NormCache)
+
+
+def test_more_rows_a_block_than_warps() -> None:
+    """A warp takes the sums of several rows, one after the other."""
+    (name,) = (n for n in SETS if n.endswith("_xpacked"))
+    check(stored(name, replace(PLAIN, totals=(5, 40), new=(3, 20), padding=0)), "norm_plain")

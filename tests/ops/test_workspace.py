@@ -82,6 +82,7 @@ class Planned:
 
     name: str
     totals: Sequence[int] = ()  # by default those of totals_of
+    seed: int = PLAIN.seed  # of page ids, values and q
     kernels: KernelSet = field(init=False)
     scene: Scene = field(init=False)
     q: Raw = field(init=False)
@@ -89,7 +90,7 @@ class Planned:
     def __post_init__(self) -> None:
         self.kernels, self.op = KERNELS[self.name]
         self.totals = self.totals or totals_of(self.name)
-        batch = replace(PLAIN, totals=tuple(self.totals), new=(0,) * len(self.totals))
+        batch = replace(PLAIN, totals=tuple(self.totals), new=(0,) * len(self.totals), seed=self.seed)
         self.rows = next(op.rows for op in self.kernels.ops if op.name == self.op)  # type: ignore[attr-defined]
         if self.op == "mla_decode":
             of = [Rows(b, b * self.rows, (b + 1) * self.rows) for b in range(len(self.totals))]
@@ -138,6 +139,14 @@ class Planned:
         assert (memory[:GUARD] == CANARY).all() and (memory[-GUARD:] == CANARY).all(), "written beside the workspace"
         return Result(out.astype(np.float64), lse.astype(np.float64), np.ascontiguousarray(out), describe(word))
 
+    @property
+    def lengths(self) -> Raw:
+        """What the requests' lengths follow from: themselves, or the tokens of their last pages."""
+        tables = self.scene.arguments()
+        found = tables["lengths" if "lengths" in tables else "last_page_len"]
+        assert isinstance(found, np.ndarray)
+        return found
+
     def rows_of(self, b: int) -> range:
         return range(b * self.rows, (b + 1) * self.rows)
 
@@ -147,6 +156,11 @@ def inside(workspace: Workspace) -> Raw:
     memory = workspace.view.owner
     assert isinstance(memory, np.ndarray)
     return memory[GUARD : GUARD + workspace.nbytes]
+
+
+def header_in(workspace: Workspace) -> Any:
+    """The header of a guarded workspace, in its place."""
+    return inside(workspace)[: HEADER.itemsize].view(HEADER)
 
 
 @functools.cache
@@ -190,8 +204,7 @@ def test_bound_once_and_replayed_with_new_plans(name: str) -> None:
     _, right, _ = right_of(name)
     fresh = Planned(name)
     workspace = fresh.workspace()
-    lengths = fresh.scene.arguments().get("lengths")
-    assert lengths is not None or name.startswith("simt") or name == "tiles"
+    lengths = fresh.lengths
     out, word = np.zeros(right.out.shape, right.raw.dtype), np.zeros(1, np.uint64)
     with machine(mode="check"):
         planning = fresh.launcher.bind_plan(fresh.layer(), workspace, rows=len(fresh.q))
@@ -201,13 +214,12 @@ def test_bound_once_and_replayed_with_new_plans(name: str) -> None:
             decoding()
             assert describe(word) is None
             assert all(close(out[i].astype(np.float64), right.out[i]) for i in range(len(out)))
-            if lengths is None:
-                continue
-            lengths[0] -= 30
+            fewer = min(30, int(lengths[0]) - 1)
+            lengths[0] -= fewer
             planning()
             decoding()
             assert describe(word) is None and out[0].tobytes() != right.raw[0].tobytes()
-            lengths[0] += 30
+            lengths[0] += fewer
 
 
 @EACH
@@ -217,9 +229,7 @@ def test_lengths_that_changed_since_the_plan(name: str) -> None:
     changed = Planned(name)
     workspace = changed.plan(changed.workspace())
     assert changed.run(workspace).report is None
-    lengths = changed.scene.arguments().get("lengths")
-    if lengths is None:
-        pytest.skip("lengths follow from the page table")  # covered by every other kernel
+    lengths = changed.lengths
     planned_for = int(lengths[0])
     for other in (planned_for - 1,) if name == "wgmma" else (planned_for + 1, planned_for - 1, 0):
         lengths[0] = other
@@ -234,11 +244,12 @@ def test_lengths_that_changed_since_the_plan(name: str) -> None:
 
 @EACH
 def test_pages_may_move_since_the_plan(name: str) -> None:
-    """A plan knows lengths and rows alone: other page ids, or another pool, are no other plan."""
-    found, right, _ = right_of(name)
-    moved = Planned(name)
-    workspace = found.plan(found.workspace())
-    result = moved.run(workspace)
+    """A plan knows lengths and rows alone: other page ids, another pool and another q are no other plan."""
+    found, _, _ = right_of(name)
+    moved = Planned(name, seed=found.seed + 1)
+    assert moved.scene.entries != found.scene.entries
+    right = moved.run(moved.plan(moved.workspace()))
+    result = moved.run(found.plan(found.workspace()))
     assert result.report is None and result.raw.tobytes() == right.raw.tobytes()
 
 
@@ -257,10 +268,10 @@ def test_a_plan_is_all_in_its_memory(name: str) -> None:
 
 
 @EACH
-@pytest.mark.parametrize("other", ("requests", "rows", "unplanned"))
+@pytest.mark.parametrize("other", ("requests", "rows", "operation", "unplanned"))
 def test_planned_for_another_call(name: str, other: str) -> None:
-    """Another batch, fewer rows, none at all: every row is NaN."""
-    found, _, _ = right_of(name)
+    """Another batch, fewer rows, another operation of the same sizes, none at all: every row is NaN."""
+    found, _, plan = right_of(name)
     workspace, q = found.workspace(), found.q
     if other == "requests":
         more = Planned(name, (*found.totals[:-1], 40, 12))
@@ -269,9 +280,67 @@ def test_planned_for_another_call(name: str, other: str) -> None:
     elif other == "rows":
         found.plan(workspace)
         q = q[: len(q) - 1]
+    elif other == "operation":
+        inside(workspace)[...] = np.frombuffer(plan, np.uint8)
+        header_in(workspace)["digest_high"] ^= 1
     result = found.run(workspace, q)
     assert result.report is not None and result.report.code is Fault.PLAN
     assert all(result.is_nan(i) for i in range(len(q)))
+
+
+def test_a_header_that_differs_in_one_word() -> None:
+    """What tells a call: each of it is compared, a list longer than the workspace's included."""
+    found, _, plan = right_of("simt")
+    workspace = found.workspace()
+    for word in (
+        "magic",
+        "batch",
+        "digest_low",
+        "rows",
+        "num_sm_parts",
+        "max_rows",
+        "max_chunks",
+        "max_slots",
+        "num_chunks",
+    ):
+        inside(workspace)[...] = np.frombuffer(plan, np.uint8)
+        header = header_in(workspace)
+        header[word] = header["max_chunks"] + 1 if word == "num_chunks" else header[word] + 1
+        result = found.run(workspace)
+        assert result.report is not None and result.report.code is Fault.PLAN, word
+        assert all(result.is_nan(i) for i in range(len(found.q))), word
+
+
+def test_a_piece_that_differs_in_one_word() -> None:
+    """Its request, rows, slot, part and tokens are bounded, and its place in the list is its own: nothing outside is touched,
+    and rows that lose it are no numbers."""
+    found, right, plan = right_of("simt")
+    workspace = found.workspace()
+    inside(workspace)[...] = np.frombuffer(plan, np.uint8)
+    header, pieces = header_in(workspace)[0], read(workspace, columns_of(found.kernels, found.op)).chunks
+    at = int(np.argmax(pieces["num_chunks"] > 1))
+    piece, last = pieces[at].copy(), 2**32 - 1
+    slots = int(header["max_slots"])
+    assert piece["rows"] == found.rows > 1 and piece["fault"] == 0
+    for word, values in {
+        "b": (len(found.totals), last),
+        "row": (len(found.q) - 1, len(found.q), last),
+        "rows": (0, found.rows + 1, last),
+        "index": (int(piece["num_chunks"]), last),
+        "num_chunks": (0, slots + 1, last),
+        "slot": (slots - int(piece["num_chunks"]) + 1, slots, last),
+        "begin": (int(piece["end"]) + 1, last),
+        "end": (int(piece["tokens"]) + 1, last),
+        "fault": (int(Fault.ROW_OFFSETS) + 1, last),
+        "stamp": (int(piece["stamp"]) ^ 1, int(pieces["stamp"][at + 1])),
+    }.items():
+        for value in values:
+            inside(workspace)[...] = np.frombuffer(plan, np.uint8)
+            pieces[word][at] = value
+            result = found.run(workspace)
+            assert result.report is not None and result.report.code is Fault.PLAN, (word, value)
+            for i in range(len(found.q)):
+                assert result.is_nan(i) or result.untouched(i) or close(result.out[i], right.out[i]), (word, value)
 
 
 @EACH

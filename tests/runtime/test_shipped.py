@@ -14,8 +14,10 @@ from typing import Any
 import pytest
 
 import kvgen
-from kvgen import KernelSet, Paged
+from kvgen import KernelSet, Latent, Paged, ops
 from kvgen.compile import read_folder
+from kvgen.errors import ToolError
+from kvgen.runtime.module import _cubin, cubin
 from tests.cli.conftest import invoke
 from tests.custom.test_load import SPEC
 from tests.docs.blocks import fences
@@ -139,6 +141,33 @@ def test_a_set_compiled_anew_replaces_its_launchers(tmp_path: Path) -> None:
     (found,) = read_folder(tmp_path).sets
     assert [module.Cache.PAGE_SIZE for module in modules] == [4, 8]
     assert kvgen.load(found.digest, cubins=tmp_path) is modules[1]
+
+
+def test_a_kernel_with_a_file_for_an_architecture(tmp_path: Path) -> None:
+    """Each file is compiled for its own architectures, and a set is there for one where either file is."""
+    cache = Latent(dtype="bf16", latent_dim=512, rope_dim=64, page_size=64)
+    spec = KernelSet(q_heads=64, cache=cache, ops=[ops.MlaDecode(scale=0.1)])
+    found = kvgen.compile_ahead(tmp_path, spec, name="two")
+    assert [entry.file for entry in found.entries] == [
+        "two/mla_decode.sm_80.cubin",
+        "two/mla_decode_sm_90a.sm_90a.cubin",
+    ]
+    assert {entry.entry for entry in found.entries} == {"two_mla_decode"}
+    (each,) = read_folder(tmp_path).sets
+    assert each.elsewhere == {"mla_decode": {"sm_90a": "mla_decode_sm_90a"}} and len(each.kernels) == 2
+    module = kvgen.load("two", cubins=tmp_path)
+    assert module._MODULE.arch == ("sm_80", "sm_90a")
+    kernel = module.mla_decode.KERNEL
+    for capability, arch in (((8, 6), "sm_80"), ((9, 0), "sm_90a")):
+        code = cubin(module._MODULE, kernel.file_on(arch), kernel.entry, capability)
+        stem = kernel.file_on(arch).removesuffix(".cu")
+        assert code == (tmp_path / "two" / f"{stem}.{arch}.cubin").read_bytes()
+    (tmp_path / "two" / "mla_decode_sm_90a.sm_90a.cubin").unlink()
+    _cubin.cache_clear()
+    with pytest.raises(ToolError, match=r"mla_decode_sm_90a\.sm_90a\.cubin: "):
+        cubin(module._MODULE, "mla_decode_sm_90a.cu", "two_mla_decode", (9, 0))
+    kvgen.compile_ahead(tmp_path, spec, name="two", arch=["sm_90a"])
+    assert kvgen.load("two", cubins=tmp_path)._MODULE.arch == ("sm_90a",)
 
 
 def test_threads_load_one_module(folder: Path) -> None:

@@ -19,7 +19,7 @@ class EmulatedDriver:
 
     def __init__(self, packages: list[Any], fill: Any) -> None:
         self.places = {
-            entry: (package.Cache.MODULE, file, entry)
+            f"{package.Cache.MODULE.name}/{file}".encode(): (package.Cache.MODULE, file, entry)
             for package in packages
             for file, entry in package.Cache.MODULE.kernels
         }
@@ -42,7 +42,7 @@ class EmulatedDriver:
         return 0
 
     def load(self, cubin: bytes, entry: str, device: int) -> object:
-        place = self.places.get(entry)
+        place = self.places.get(cubin)
         return cpu_kernel(*place, "sm_90a", "check") if place else self.fill.kernels[entry]
 
     def set_max_dynamic_shared(self, handle: object, nbytes: int) -> None:
@@ -105,7 +105,7 @@ class EmulatedGpu(Gpu):
 def use_emulated(monkeypatch: pytest.MonkeyPatch, driver: EmulatedDriver) -> EmulatedGpu:
     """Let launchers take device arrays to `driver`, whose kernels are compiled for sm_90a; the GPU that has it."""
     monkeypatch.setattr(cuda, "driver", lambda: driver)
-    monkeypatch.setattr(backend, "cubin", lambda module, file, entry, capability: entry.encode())
+    monkeypatch.setattr(backend, "cubin", lambda module, file, entry, capability: f"{module.name}/{file}".encode())
     backend._function.cache_clear()
     monkeypatch.setattr(
         cuda,

@@ -250,7 +250,7 @@ SETS = {s.name: s for s in PRESETS + OTHERS + DRAWN}
 _COUNT = int(os.environ.get("KVGEN_FAMILY", "0"))
 FAMILY = {s.name: s for s in family_sets(COVER + REST + drawn_family(_SEED, _COUNT) if _COUNT else COVER)}
 # Loads and stores of 16 bytes, chunks of requests, tensor cores: run for every architecture they are generated for.
-BOTH = ("max_paged", "splits", "mla_plain", "mla_rows")
+BOTH = ("max_paged", "splits", "mla_plain", "mla_rows", "families_balanced", "families_rows", "families_invariant")
 ALL = SETS | FAMILY | ENGINES | QUANTIZED
 
 

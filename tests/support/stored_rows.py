@@ -39,7 +39,7 @@ OPERATIONS: dict[str, tuple[str, ...]] = {
     "continuous_open": ("norm_k",),
     "latent": ("norm_k", "rotate"),
     "k_only": ("rotate",),
-    "xpacked": ("norm_v",),
+    "xpacked": ("norm_v", "norm_plain"),
     "swizzled": ("rotate_k",),
     "latent_row": ("norm_k",),
     "latent_pool": ("rotate",),

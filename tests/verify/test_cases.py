@@ -17,6 +17,7 @@ from kvgen.cli.project import generated
 from kvgen.emulator.errors import HostCompilerError
 from kvgen.errors import DeviceError
 from kvgen.spec.loader import load_file
+from kvgen.verify import run
 from kvgen.verify.batches import batches, case_of, hostile_batch
 from kvgen.verify.memory import Bytes, HostMemory, HostPlaced, Placed
 from kvgen.verify.oracles import ORACLES, Judged
@@ -53,6 +54,26 @@ def verifier(name: str, memory: Any = None, **how: Any) -> Iterator[Verifier]:
 
 def op_of(kernels: KernelSet, name: str) -> Any:
     return next(op for op in kernels.ops if op.name == name)
+
+
+def test_each_file_of_an_operation_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the CPU machine: that of the set's last architecture, and one of every other file. A GPU has its own alone."""
+    asked: list[str | None] = []
+
+    def refused(case: Any, memory: Any, arch: str | None) -> Any:
+        asked.append(arch)
+        raise DeviceError("nothing runs")
+
+    monkeypatch.setattr(run, "launch", refused)
+    with verifier("deepseek_v3") as found:
+        decode = op_of(found.kernels, "mla_decode")
+        assert found.other_archs(decode) == ["sm_80"] and not found.other_archs(op_of(found.kernels, "append"))
+        assert found.run(decode, arch="sm_80").arch == "sm_80" and found.run(decode).arch == ""
+        assert set(asked) == {"sm_80", None}
+    elsewhere = HostMemory()
+    elsewhere.device = "cuda:0"
+    with verifier("deepseek_v3", elsewhere) as found:
+        assert not found.other_archs(op_of(found.kernels, "mla_decode"))
 
 
 def test_every_operation_has_an_oracle() -> None:

@@ -14,6 +14,8 @@ from kvgen.errors import DeviceError
 from kvgen.runtime import cuda
 from kvgen.verify import report
 from kvgen.verify.bandwidth import Reading
+from kvgen.verify.calibrate import Calibration
+from kvgen.verify.probe import Measured
 from kvgen.verify.report import Document, document, issue
 from kvgen.verify.results import CaseResult, KernelResult, SetResult, Timed
 from tests.cli.conftest import Folder
@@ -163,6 +165,12 @@ def test_a_report_that_cannot_be_written(folder: Folder, monkeypatch: pytest.Mon
     monkeypatch.setattr(verb, "_run", lambda *_: [])
     said = folder.kvgen("verify", "--json", "nowhere/r.json", code=2).stderr
     assert said.startswith("error: nowhere/r.json: cannot be written: ")
+    (folder.root / "r.json").symlink_to(folder.root.parent / "outside.json")
+    for option, name, kind in (("--json", "r.json", "link"), ("--issue", "specs", "folder")):
+        assert folder.kvgen("verify", option, name, code=2).stderr.startswith(
+            f"error: {option}: {name} is a {kind}; give "
+        )
+    assert not (folder.root.parent / "outside.json").exists()
 
 
 # The report ----------------------------------------------------------------------------------------------------------
@@ -181,12 +189,19 @@ def sample(kernels: int = 1, wrong: tuple[str, ...] = ()) -> Document:
     }
     sets = [SetResult("some", "sm_90a", "0" * 64, True, found)]
     how: dict[str, Any] = {"device": device, "nvrtc": "13.5", "seed": 3, "quick": False, "selectors": ["some"]}
+    figures = (Measured("ldg", 800.0, 750.0, 900.0, "clk", "a load"),)
+    calibration = Calibration(figures, ("fences: calibrate_atomic: sum: got 1 | 2",), 3.5)
+    how["calibration"] = calibration
     return document(sets, **how, bandwidth=[Reading(1 << 30, 2000.0), Reading(1 << 32, 1999.0)])
 
 
 def test_the_report_is_as_its_types_say() -> None:
     found = valid(json.loads(json.dumps(sample())))
     assert found["read_gb_s"] == 2000.0 and [r["nbytes"] for r in found["bandwidth"]] == [1 << 30, 1 << 32]
+    assert found["calibration"] == [
+        {"name": "ldg", "value": 800.0, "low": 750.0, "high": 900.0, "unit": "clk", "what": "a load"}
+    ]
+    assert found["calibration_wrong"] == ["fences: calibrate_atomic: sum: got 1 | 2"]
     case = CaseResult("small", "", float("inf"), float("inf"), "", "", ("NaN",), 0.1)
     sets = [SetResult("some", "-", "", True, [KernelResult("decode", "decode", [case])])]
     odd = document(sets, device={"name": "x"}, nvrtc="", seed=0, quick=True, selectors=())
@@ -203,6 +218,7 @@ def test_the_text_of_an_issue() -> None:
         "| memory | 139.0 GiB |",
         "| read bandwidth, measured | 2000 GB/s |",
         "| command | `kvgen verify some --gpu --seed 3` |",
+        "- calibration, fences: calibrate_atomic: sum: got 1 / 2",
         "- `some/gather_0` (sm_90a), batch small: k_out: 3 of 64 bytes / differ",
         "| some/gather_0 | sm_90a | wrong | 2 | 0.001 | 50% | 10.0 us (32 x 2048) | 1000 | 50% |",
     ):

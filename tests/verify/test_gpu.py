@@ -16,10 +16,14 @@ from kvgen.cli.project import generated
 from kvgen.compile import compile_unit, default_cache
 from kvgen.emulator import build
 from kvgen.runtime import gpu as backend
+from kvgen.runtime.tensor_map import encode
 from kvgen.spec.loader import load_file
 from kvgen.verify import timing
 from kvgen.verify.bandwidth import BYTES_AT_MOST, PIECE, bandwidth_unit, filler, read_bandwidth
+from kvgen.verify.calibrate import calibrate, calibrate_unit
 from kvgen.verify.memory import GpuMemory
+from kvgen.verify.probe import SMALL, GpuMachine
+from kvgen.verify.probes import PROBES
 from kvgen.verify.run import Verifier
 from kvgen.verify.timing import Timer
 from tests.support.emulated_gpu import EmulatedDriver, use_emulated
@@ -87,6 +91,19 @@ def test_bandwidth_is_measured_at_several_sizes(monkeypatch: pytest.MonkeyPatch)
     assert [r.nbytes for r in read_bandwidth(gpu, b"")] == [PIECE]
 
 
+def test_calibration_through_device_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The GPU's side of it (device memory, functions of a cubin, graphs): what the CPU machine finds right is right there."""
+    image = compile_unit(calibrate_unit(), "sm_90a", "ptx", cache=default_cache())
+    driver = EmulatedDriver([], build([image.data.decode()], mode="check"))
+    gpu = use_emulated(monkeypatch, driver)
+    monkeypatch.setattr("kvgen.verify.probe.encode", lambda plan, device: encode(plan, "cpu"))
+    found = calibrate(GpuMachine(gpu, "sm_90a", b""), SMALL)
+    assert (
+        found.wrong == () and found.values()["node"] == found.values()["pdl"] == 1.0
+    )  # a launch takes a microsecond there
+    assert found.values()["read_64"] == pytest.approx(SMALL.stream_bytes / 1e3)
+
+
 @pytest.fixture(scope="module")
 def fake_cuda(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a libcuda whose launches do nothing."""
@@ -107,10 +124,14 @@ def test_through_the_bindings(fake_cuda: Path, tmp_path: Path) -> None:
     environment = {**os.environ, "LD_LIBRARY_PATH": str(fake_cuda)}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=ROOT)
     assert done.returncode == 1, done.stdout + done.stderr
-    assert done.stdout.startswith("Fake GPU: 1 set(s)\nread bandwidth of this GPU, GB/s: ")
+    assert done.stdout.startswith("Fake GPU: 1 set(s)\ncalibration: 2 figures in ")
+    assert "\nread bandwidth of this GPU, GB/s: " in done.stdout
     found = json.loads(files["r.json"].read_text())
     assert found["device"]["name"] == "Fake GPU" and found["device"]["capability"] == "9.0"
     assert found["read_gb_s"] == max(r["gb_s"] for r in found["bandwidth"])
+    assert [f["name"] for f in found["calibration"]] == ["node", "pdl"] and len(found["calibration_wrong"]) == len(
+        PROBES
+    ) - 1
     (only,) = found["sets"]
     assert [k["kernel"] for k in only["kernels"]] == ["append", "gather", "decode"] and only["arch"] == "sm_90a"
     for kernel in only["kernels"]:
@@ -120,6 +141,7 @@ def test_through_the_bindings(fake_cuda: Path, tmp_path: Path) -> None:
         assert timed["percent"] == pytest.approx(100 * timed["gb_s"] / found["read_gb_s"])
     text = files["i.md"].read_text()
     assert text.startswith("GPU report: Fake GPU, kvgen ") and "3 of 3 kernels wrong" in text.splitlines()[0]
+    assert "- calibration, instructions: calibrate_fma: steps: got 0 " in text
     assert "| read bandwidth, measured | " in text and str(tmp_path) not in text and str(ROOT) not in text
 
 
@@ -132,5 +154,8 @@ def test_on_a_gpu(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads(out.read_text())
     assert found["summary"]["wrong"] == 0 and found["read_gb_s"] > 10
+    figures = {f["name"]: f["value"] for f in found["calibration"]}
+    assert found["calibration_wrong"] == [] and 100 < figures["ldg_l2"] < figures["ldg_idle"] <= 1.1 * figures["ldg"]
+    assert figures["sub_cores"] == 4 and 16 < figures["lds"] < 64 and 64 < figures["shared_bytes"] < 140
     timed = [t for s in found["sets"] for k in s["kernels"] for t in k["timed"] if t["past_l2"]]
     assert timed and all(0 < t["percent"] < 130 for t in timed)

@@ -37,7 +37,8 @@ class PlanContext:
     """Everything ops/decode_plan.cu.j2 reads.
 
     `counters` are those of a slot: kv heads times tiles of columns. `chunk_tokens` make a chunk where bits must not depend
-    on the batch, 0 where chunks are as long as balance asks.
+    on the batch, 0 where chunks are as long as balance asks. `warpgroup_tile` is the tile where another kernel runs that has
+    products of warpgroups, 0 where none does.
     """
 
     entry: str
@@ -46,6 +47,7 @@ class PlanContext:
     attend: AttentionContext
     threads: int
     tile: int
+    warpgroup_tile: int
     chunk_tokens: int
     overhead: int
     least_tiles: int
@@ -139,6 +141,7 @@ def planner(
     attend: AttentionContext,
     rows: int,
     tile: int,
+    warpgroup_tile: int = 0,
     chunk_tokens: int,
     columns: int,
     index: str,
@@ -161,6 +164,7 @@ def planner(
         threads=PLAN_THREADS,
         # A chunk is a whole number of tiles, also where a block's are longer.
         tile=math.gcd(tile, chunk_tokens),
+        warpgroup_tile=warpgroup_tile,
         chunk_tokens=chunk_tokens,
         overhead=OVERHEAD,
         least_tiles=LEAST_TILES,

@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Final
 
-from kvgen.lowering.attention.mla import LatentRow, latent_row
+from kvgen.lowering.attention.mla import LatentRow, latent_row, shape_of
 from kvgen.lowering.attention.split_kv import Attended
 from kvgen.plan.kernel import KernelPlan
 from kvgen.spec.kernel_set import KernelSet
 
 TEMPLATE: Final = "ops/mla_decode_wgmma.cu.j2"
+# The one architecture that has these products.
+ARCH: Final = "sm_90a"
 THREADS: Final = 256
 # Columns of a block: what one product has. Tokens of a tile: four of them beside Q fill a multiprocessor's shared memory.
 COLS: Final = 64
@@ -31,7 +33,8 @@ class MlaWgmmaContext:
 
     `rope_at` bytes into the run of `rope_struct` the dims that are K alone begin. Q of the first `held` steps of 16 dims is in
     registers. `shared` is what all stages have together of shared memory. `qk_scale` turns products into scores in base 2; a
-    maximum rises when a score passes it by 2^`slack`.
+    maximum rises when a score passes it by 2^`slack`. `other_file` is the kernel of the set's other architectures ("": there are
+    none).
     """
 
     d: Attended
@@ -46,13 +49,24 @@ class MlaWgmmaContext:
     rope_struct: str
     rope_at: int
     qk_scale: str
+    other_file: str
+
+
+def wgmma_file(name: str) -> str:
+    """The kernel of operation `name` that stands beside that of other architectures."""
+    return f"{name}_{ARCH}"
+
+
+def others(kernels: KernelSet) -> tuple[str, ...]:
+    """The set's architectures without these products."""
+    return tuple(arch for arch in kernels.arch if arch != ARCH)
 
 
 def applies(kernels: KernelSet, columns: int, sparse: bool) -> str:
-    """Why these kernels do not use it; empty where they do."""
-    cache = kernels.kv
-    if tuple(kernels.arch) != ("sm_90a",):
-        return "wgmma is sm_90a's alone"
+    """Why a set's kernel on sm_90a does not use it; empty where it does."""
+    cache, rest = kernels.kv, others(kernels)
+    if ARCH not in kernels.arch:
+        return f"wgmma is {ARCH}'s alone"
     if columns < COLS:
         return f"a product has {COLS} columns"
     if sparse:
@@ -63,6 +77,9 @@ def applies(kernels: KernelSet, columns: int, sparse: bool) -> str:
         return f"rows are not {LATENT} dims and a multiple of 64"
     if shared_bytes(cache.head_dim) > MEMORY:
         return "its tiles do not fit shared memory"
+    cols = shape_of(latent_row(cache), cache, columns, rest).cols if rest else COLS
+    if cols != COLS:  # workspaces are divided, and plans made, by the columns of a block
+        return f"{', '.join(rest)}: a block has room for {cols} columns, a product has {COLS}, and one plan serves all"
     return ""
 
 
@@ -79,7 +96,8 @@ def _besides(head_dim: int) -> tuple[int, ...]:
 def with_warpgroups(
     kernels: KernelSet, plan: KernelPlan, attended: Attended, *, slack: int, qk_scale: str
 ) -> KernelPlan:
-    """The plan of mla_decode's kernel with this one in its place, which takes the same arguments."""
+    """The plan of mla_decode's kernel with this one in its place, which takes the same arguments; beside other architectures
+    as a file of its own."""
     cache = kernels.kv
     assert attended.tiles == -(-attended.rows * attended.group // COLS), "both kernels have blocks of so many columns"
     rope_struct, rope_at = _rope(latent_row(cache))
@@ -97,8 +115,16 @@ def with_warpgroups(
         rope_struct=rope_struct,
         rope_at=rope_at,
         qk_scale=qk_scale,
+        other_file=plan.name if others(kernels) else "",
     )
-    return replace(plan, template=TEMPLATE, context=context, threads=THREADS, shared=shared, shared_by_arch=())
+    if not others(kernels):
+        return replace(plan, template=TEMPLATE, context=context, threads=THREADS, shared=shared, shared_by_arch=())
+    assert plan.threads == THREADS
+    here = replace(
+        plan, name=wgmma_file(plan.name), template=TEMPLATE, context=context, shared=shared, shared_by_arch=()
+    )
+    by_arch = ((arch, shared if arch == ARCH else plan.shared_on(arch)) for arch in kernels.arch)
+    return replace(plan, shared_by_arch=tuple(by_arch), elsewhere=((ARCH, here),))
 
 
 def _rope(row: LatentRow) -> tuple[str, int]:

@@ -1,7 +1,7 @@
 // Prefix sums over the requests of a batch, and what a step's offsets say about one of them.
 #pragma once
 
-// Offsets that a block keeps in shared memory: halving them there costs no trips to global memory.
+// Offsets that a block keeps in shared memory, where a binary search makes no trips to global memory.
 constexpr uint32_t kHeldOffsets = 1024;
 
 // What index arrays can hold of a sum: below what load_index calls no index.

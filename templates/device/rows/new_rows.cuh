@@ -49,12 +49,15 @@ __device__ __forceinline__ SearchLane search_lane() {
   return {threadIdx.x / kLanes, lane, 0xffffffffu >> (32 - kLanes) << (threadIdx.x % 32 - lane)};
 }
 
-// Row t of the new_rows new rows of request b. kAfter: the length counts them, else it does not.
+// Row t of the new_rows new rows of request b; a `fault`, found at `place`, makes it unknown. kAfter: the length counts the new rows,
+// else it does not.
 template <bool kAfter, typename Cache>
-__device__ __forceinline__ NewRow row_of_request(const Cache& cache, uint32_t b, uint32_t t, uint32_t new_rows, uint64_t* errors) {
-  const uint32_t length = cache.length(b);
-  if (bad_length<kAfter>(length, new_rows)) {
-    report(errors, Fault::length, b, t);
+__device__ __forceinline__ NewRow row_of_request(const Cache& cache, uint32_t b, uint32_t t, uint32_t new_rows, uint64_t* errors,
+                                                 Fault fault = Fault::none, uint32_t place = 0) {
+  const uint32_t length = fault == Fault::none ? cache.length(b) : 0;
+  if (fault == Fault::none && bad_length<kAfter>(length, new_rows)) fault = Fault::length, place = t;
+  if (fault != Fault::none) {
+    report(errors, fault, b, place);
     return {b, 0, 0, RowState::unknown};
   }
   const uint32_t begin = kAfter ? length - new_rows : length;
@@ -65,11 +68,8 @@ __device__ __forceinline__ NewRow row_of_request(const Cache& cache, uint32_t b,
 template <bool kAfter, typename Cache>
 __device__ __forceinline__ NewRow row_in_range(const Cache& cache, const RowRange& range, uint32_t row, uint64_t* errors) {
   if (range.padding) return {range.b, 0, 0, RowState::padding};
-  if (!range.valid) {
-    report(errors, Fault::row_offsets, range.b, row);
-    return {range.b, 0, 0, RowState::unknown};
-  }
-  return row_of_request<kAfter>(cache, range.b, row - range.begin, range.end - range.begin, errors);
+  const Fault fault = range.valid ? Fault::none : Fault::row_offsets;
+  return row_of_request<kAfter>(cache, range.b, row - range.begin, range.end - range.begin, errors, fault, row);
 }
 
 // Row `row` where every request has padded_rows rows, the first valid_lengths[b] of them new.
@@ -77,12 +77,9 @@ template <bool kAfter, typename Cache, typename Index>
 __device__ __forceinline__ NewRow padded_row(const Cache& cache, const Index* valid_lengths, uint32_t padded_rows, uint32_t row,
                                              uint64_t* errors) {
   const uint32_t b = row / padded_rows, t = row % padded_rows, new_rows = load_index(valid_lengths, b);
-  if (new_rows > padded_rows) {
-    report(errors, Fault::row_offsets, b, row);
-    return {b, 0, 0, RowState::unknown};
-  }
   if (t >= new_rows) return {b, 0, 0, RowState::padding};
-  return row_of_request<kAfter>(cache, b, t, new_rows, errors);
+  const Fault fault = new_rows <= padded_rows ? Fault::none : Fault::row_offsets;
+  return row_of_request<kAfter>(cache, b, t, new_rows, errors, fault, row);
 }
 
 // Whether row `row` has a position below `limit` in each of kSections arrays [num_rows].
@@ -106,7 +103,7 @@ template <typename Cache>
 __device__ __forceinline__ TokenSlot<typename Cache::Page> slot_of(const Cache& cache, const NewRow& row, uint64_t* errors) {
   if (row.state != RowState::known || !cache.keeps(row.position, row.last)) return {};
   const auto page = cache.page(row.b, row.position / cache.page_tokens);
-  if (page.fault != Fault::none) report(errors, page.fault, row.b, row.position);
+  if (!page.valid) report(errors, page.fault, row.b, row.position);
   return {page, row.position % cache.page_tokens};
 }
 
@@ -138,10 +135,4 @@ __device__ __forceinline__ TokenSlot<typename Cache::Page> named_slot(const Cach
   const auto page = cache.page_at((uint64_t)slot / cache.page_tokens);
   if (page.fault != Fault::none) report(errors, Fault::slot, row, row);
   return {page, (uint32_t)((uint64_t)slot % cache.page_tokens)};
-}
-
-// Row offsets whose last entry is wrong, which makes padding of rows, or rows of padding.
-template <typename Index>
-__device__ __forceinline__ void report_total(const Index* row_offsets, uint32_t batch, uint32_t num_rows, uint64_t* errors) {
-  if (bad_total(row_offsets, batch, num_rows)) report(errors, Fault::row_offsets, batch - 1, num_rows);
 }

@@ -62,9 +62,9 @@ __device__ __forceinline__ void store_vectors(const Cache& cache, const From& fr
 #pragma unroll
     for (uint32_t u = 0; u < W::kBatch; ++u) {
       const uint32_t i = base + u * kThreads, element = element_of(i);
-      if (i >= rows * kVectors) break;
+      if (u > 0 && i >= rows * kVectors) break;
       const Slot& to = cache_slots[row_of(i)];
-      if (!to.page.found()) continue;
+      if (!S::found(to.page)) continue;
       store_elements<S>(cache, to.page, to.token, head0 + element / S::kSize, element % S::kSize, value[u]);
     }
   }
@@ -90,7 +90,7 @@ __device__ __forceinline__ void store_tails(const Cache& cache, const From& from
   constexpr uint32_t kVectors = W::kHeads * S::kSize / W::kWidth;
   for (uint32_t i = threadIdx.x; i < rows * kVectors; i += kThreads) {
     const Slot& to = cache_slots[i / kVectors];
-    if (!to.page.found() || to.tail == kU32Max) continue;
+    if (!S::found(to.page) || to.tail == kU32Max) continue;
     const uint32_t element = i % kVectors * W::kWidth, head = element / S::kSize, dim = element % S::kSize;
     Vec<T, W::kWidth> value;
     load<access<T>(W::kWidth)>(value, from[i / kVectors] + head * W::kHeadStride + dim + W::kBegin);
@@ -128,7 +128,7 @@ struct RowBlocks {
   }
 };
 
-// The codes of rows whose scales a write computes. The scales stay in `scales[row]`, number by number, for store_row_scale.
+// The codes of rows whose scales a write computes. The scales stay in `scales[row]`, number by number, for store_row_scales.
 template <typename W, uint32_t kThreads, typename Cache, typename From, typename Slot, uint32_t kNumbers>
 __device__ __forceinline__ void store_row_codes(const Cache& cache, const From& from, const Slot* cache_slots, uint32_t rows,
                                                 typename W::Stored::Scale (*scales)[kNumbers], uint32_t head0 = 0) {
@@ -164,7 +164,7 @@ __device__ __forceinline__ void store_row_codes(const Cache& cache, const From& 
         scales[row][block * Blocks::kEach] = scale;
         if constexpr (S::kZero) scales[row][block * 2 + 1] = zero;
       };
-      if (to.page.found()) {
+      if (S::found(to.page)) {
         store_codes<S, W::kLanes, W::kWidth, W::kChunks, W::kUnroll>(to.page, to.token, head0 + Blocks::head(block), Blocks::dim(block), lane,
                                                                      mask, global, chunk, keep);
       }
@@ -176,12 +176,21 @@ __device__ __forceinline__ void store_row_codes(const Cache& cache, const From& 
   }
 }
 
-// Number `at` of a row's scales (block by block, a zero point behind its scale), into the cache.
-template <typename W, typename Cache, typename Slot>
-__device__ __forceinline__ void store_row_scale(const Cache& cache, const Slot& to, uint32_t at, typename W::Stored::Scale value,
-                                                uint32_t head0 = 0) {
+// Their scales, of kRows rows at most, into the cache: thread i has number W::scale_at(i) (block by block, a zero point behind its
+// scale) of row W::scale_row(i); there is none of these for one number or one row.
+template <typename W, uint32_t kThreads, typename Cache, typename Slot, uint32_t kRows, uint32_t kNumbers>
+__device__ __forceinline__ void store_row_scales(const Cache& cache, const Slot (&cache_slots)[kRows], uint32_t rows,
+                                                 const typename W::Stored::Scale (&scales)[kRows][kNumbers], uint32_t head0 = 0) {
+  using S = typename W::Stored;
   using Blocks = RowBlocks<W>;
-  if (!to.page.found()) return;
-  const uint32_t block = at / Blocks::kEach;
-  scale_at<typename W::Stored>(cache, to.page, to.token, head0 + Blocks::head(block), Blocks::dim(block))[at % Blocks::kEach] = value;
+  for (uint32_t i = threadIdx.x; i < kRows * kNumbers; i += kThreads) {
+    uint32_t row = 0, at = 0;
+    if constexpr (kRows > 1) row = W::scale_row(i);
+    if constexpr (kNumbers > 1) at = W::scale_at(i);
+    if (row >= rows) continue;
+    const uint32_t block = at / Blocks::kEach;
+    const Slot& to = cache_slots[row];
+    if (!S::found(to.page)) continue;
+    scale_at<S>(cache, to.page, to.token, head0 + Blocks::head(block), Blocks::dim(block))[at % Blocks::kEach] = scales[row][at];
+  }
 }

@@ -52,7 +52,7 @@ __device__ __forceinline__ void slots(const int32_t* offsets, const int32_t* len
     }
   }
   __syncthreads();
-  if (blockIdx.x == 0 && threadIdx.x == 0) report_total(offsets, 6, 80, errors + 1);
+  if (blockIdx.x == 0 && threadIdx.x == 0) report_bad_total(offsets, 6, 80, errors + 1);
   for (uint32_t row = threadIdx.x; row < rows; row += blockDim.x) put(found[row], (uint8_t*)out, out + (first + row) * 6 + 4);
 }
 #define SLOTS(name, ...)                                                                                                        \

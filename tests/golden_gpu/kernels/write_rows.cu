@@ -31,6 +31,8 @@ struct Quantized {
   using Stored = S;
   static constexpr uint32_t kHeads = ::kHeads, kHeadStride = 40, kBegin = 0, kBlocks = kHeads / S::kBlockHeads * S::kDimBlocks;
   static constexpr uint32_t kNumbers = kBlocks * (1 + S::kZero), kLanes = kL, kWidth = kW, kChunks = kC, kUnroll = kUn, kUnits = kUs;
+  __device__ static uint32_t scale_row(uint32_t i) { return i / kNumbers; }
+  __device__ static uint32_t scale_at(uint32_t i) { return i % kNumbers; }
 };
 using PlainBf16 = Run<bf16, float, Recipe::none>;
 using PlainF16 = Run<f16, float, Recipe::none>;
@@ -71,8 +73,7 @@ __device__ __forceinline__ void quantized(const bf16* rows, typename W::Stored::
   const Rows<const bf16> from = {rows, 88, 0};
   store_row_codes<W, kThreads>(cache, from, cache_slots, kRows, found);
   __syncthreads();
-  for (uint32_t i = threadIdx.x; i < kRows * W::kNumbers; i += kThreads)
-    store_row_scale<W>(cache, cache_slots[i / W::kNumbers], i % W::kNumbers, found[i / W::kNumbers][i % W::kNumbers]);
+  store_row_scales<W, kThreads>(cache, cache_slots, kRows, found);
 }
 #define QUANTIZED(name, S, ...)                                                                                             \
   extern "C" __global__ void __launch_bounds__(kThreads) name(const bf16* rows, S::Scale* scales, uint8_t* codes, float global) { \

@@ -1,0 +1,143 @@
+"""A set whose mla_decode has a file for each code family, through the verbs: build, check, compile, diff, show, export."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import kvgen
+from kvgen.cli.deltas import deltas_of
+from kvgen.compile import read_folder
+
+from .conftest import Folder
+
+SPEC = '''"""Latent rows for two code families."""
+
+from kvgen import KernelSet, Latent, ops
+
+kernels = KernelSet(
+    q_heads=64,
+    cache=Latent(dtype="bf16", latent_dim=512, rope_dim=64, page_size=64),
+    ops=[ops.MlaDecode(scale=0.1, split="balanced")],
+    arch=["sm_80", "sm_90a"],
+)
+'''
+FILES = ["mla_decode.cu", "mla_decode_plan.cu", "mla_decode_sm_90a.cu"]
+PAIRS = [
+    ("mla_decode", "sm_80"),
+    ("mla_decode_sm_90a", "sm_90a"),
+    ("mla_decode_plan", "sm_80"),
+    ("mla_decode_plan", "sm_90a"),
+]
+
+
+@pytest.fixture
+def latent(empty: Folder) -> Folder:
+    """The set, built."""
+    (empty.root / "specs").mkdir()
+    (empty.root / "specs" / "latent.py").write_text(SPEC, encoding="utf-8")
+    empty.kvgen("build")
+    return empty
+
+
+def compiled(folder: Folder, *arguments: str) -> list[tuple[str, str]]:
+    found: Any = json.loads(folder.kvgen("compile", "--json", *arguments).stdout)
+    return [(k["kernel"].removeprefix("latent/"), k["arch"]) for k in found["kernels"]]
+
+
+def test_files_and_records_come_and_go_with_architectures(latent: Folder) -> None:
+    """A file that is missing, one that no architecture has any more, and resources.json, which has each for its own."""
+    assert sorted(p.name for p in (latent.out / "latent").glob("*.cu")) == FILES
+    latent.kvgen("compile", "--record")
+    latent.kvgen("check")
+    recorded = json.loads((latent.out / "latent" / "resources.json").read_text(encoding="utf-8"))["kernels"]
+    assert [(name, arch) for name in recorded for arch in recorded[name] if arch != "digest"] == sorted(PAIRS)
+    assert recorded["mla_decode_sm_90a"]["sm_90a"]["shared"] > recorded["mla_decode"]["sm_80"]["shared"] > 100_000
+    file = latent.out / "latent" / "mla_decode_sm_90a.cu"
+    text = file.read_text(encoding="utf-8")
+    file.unlink()
+    assert "missing  generated/latent/mla_decode_sm_90a.cu" in latent.kvgen("check", code=1).stdout
+    file.write_text(text, encoding="utf-8")
+    latent.change("specs/latent.py", '"sm_80", "sm_90a"', '"sm_80"')
+    said = latent.kvgen("check", code=1).stdout
+    assert "extra    generated/latent/mla_decode_sm_90a.cu" in said and "resources.json" in said
+    before = latent.tree()
+    latent.kvgen("build")
+    latent.kvgen("compile", "--record")
+    assert not file.exists()
+    two, one = ({path: data.decode() for path, data in tree.items()} for tree in (before, latent.tree()))
+    for old, new, state in ((two, one, "removed"), (one, two, "added")):
+        states = {(d.kernel, d.arch): d.state for d in deltas_of(old, new, "generated")}
+        assert states["latent/mla_decode_sm_90a", "sm_90a"] == states["latent/mla_decode_plan", "sm_90a"] == state
+    latent.change("specs/latent.py", '"sm_80"', '"sm_80", "sm_90a"')
+    latent.kvgen("build", "latent/mla_decode")
+    assert file.read_text(encoding="utf-8") == text
+
+
+def test_each_target_compiles_the_file_that_it_takes(latent: Folder, tmp_path: Path) -> None:
+    assert compiled(latent) == PAIRS
+    assert compiled(latent, "--arch", "sm_100f", "--arch", "sm_90a") == [
+        ("mla_decode", "sm_100f"),
+        ("mla_decode_sm_90a", "sm_90a"),
+        ("mla_decode_plan", "sm_100f"),
+        ("mla_decode_plan", "sm_90a"),
+    ]
+    folder = tmp_path / "cubins"
+    latent.kvgen("compile", "-o", str(folder))
+    assert sorted((e.kernel, e.arch) for e in read_folder(folder).entries) == sorted(PAIRS)
+    assert kvgen.load("latent", cubins=folder)._MODULE.arch == ("sm_80", "sm_90a")
+    latent.kvgen("compile", "--arch", "sm_90a", "-o", str(folder))
+    assert kvgen.load("latent", cubins=folder)._MODULE.arch == ("sm_90a",)
+
+
+def test_what_is_shown(latent: Folder) -> None:
+    """Which file runs where and why; an operation's code is its files', machine code the target's."""
+    said = latent.kvgen("show", "latent/mla_decode", "--plan").stdout
+    assert "mla_decode: latent_mla_decode from templates/ops/mla_decode.cu.j2, on sm_80\n" in said
+    assert "mla_decode_sm_90a: latent_mla_decode from templates/ops/mla_decode_wgmma.cu.j2, on sm_90a\n" in said
+    assert "products of warpgroups, which sm_90a has, columns on M" in said
+    assert "from templates/ops/decode_plan.cu.j2\n" in said
+    found: Any = json.loads(latent.kvgen("show", "latent", "--plan", "--json").stdout)
+    assert [(k["name"], k["archs"]) for k in found[0]["kernels"]] == [
+        ("mla_decode", ["sm_80"]),
+        ("mla_decode_sm_90a", ["sm_90a"]),
+        ("mla_decode_plan", ["sm_80", "sm_90a"]),
+    ]
+    assert found[0]["kernels"][0]["attention"]["rings"].keys() == {"sm_80"}
+    latent.change("specs/latent.py", '"sm_80", ', '"sm_80", "sm_89", ')
+    said = latent.kvgen("show", "latent/mla_decode", "--plan").stdout
+    assert (
+        "no warpgroups on sm_90a: sm_80, sm_89: a block has room for 32 columns, a product has 64, and one plan" in said
+    )
+    ptx = latent.kvgen("show", "latent/mla_decode", "--ptx", "--arch", "sm_89").stdout
+    assert "wgmma" not in ptx
+
+
+def test_the_other_file_alone_is_shown_for_its_target(latent: Folder) -> None:
+    ptx = {a: latent.kvgen("show", "latent/mla_decode", "--ptx", "--arch", a).stdout for a in ("sm_80", "sm_90a")}
+    assert "wgmma.mma_async" in ptx["sm_90a"] and "==> latent/mla_decode_sm_90a <==" in ptx["sm_90a"]
+    assert "wgmma.mma_async" not in ptx["sm_80"] and "==> latent/mla_decode <==" in ptx["sm_80"]
+    flat = latent.kvgen("show", "latent/mla_decode", "--flat").stdout
+    assert all(f"==> latent/{name.removesuffix('.cu')} <==" in flat for name in FILES)
+
+
+def test_a_second_family_is_a_file_more_in_a_diff(latent: Folder) -> None:
+    latent.change("specs/latent.py", '"sm_80", "sm_90a"', '"sm_80", "sm_100f"')
+    latent.kvgen("build")
+    latent.change("specs/latent.py", '"sm_80", "sm_100f"', '"sm_80", "sm_90a"')
+    said = latent.kvgen("diff", "latent/mla_decode").stdout
+    assert "--- /dev/null\n+++ generated/latent/mla_decode_sm_90a.cu\n" in said
+
+
+def test_an_export_has_both(latent: Folder, tmp_path: Path) -> None:
+    """Each target's cubins are made of its own files, and the header says which has a kernel."""
+    latent.kvgen("export", "latent", "-o", str(tmp_path / "out"))
+    assert sorted(p.name for p in (tmp_path / "out" / "latent").iterdir()) == FILES
+    cmake = (tmp_path / "out" / "CMakeLists.txt").read_text(encoding="utf-8")
+    assert "kvgen_cubins(latent sm_80 mla_decode mla_decode_plan)\n" in cmake
+    assert "kvgen_cubins(latent sm_90a mla_decode_sm_90a mla_decode_plan)\n" in cmake
+    header = (tmp_path / "out" / "latent.h").read_text(encoding="utf-8")
+    assert 'if (arch == Arch::sm_90a) return "mla_decode_sm_90a";\n    return "mla_decode";' in header
