@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
@@ -82,6 +83,12 @@ def bench(
         str | None,
         typer.Option(metavar="NAME", help="With --cycles: the GPU; H200 or A100 if not given.", show_default=False),
     ] = None,
+    calibration: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="With --device: figures measured on it, a report of kvgen verify.", show_default=False
+        ),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Count what every operation asks of memory, on the CPU machine, beside the fewest sectors it could.
@@ -100,10 +107,10 @@ def bench(
     kvgen bench --cycles '*/decode'                what a trip of the main loop takes; docs/cycles.md
     kvgen bench --cycles llama3_8b --batch 1 --tokens 4096
     """
-    if cycles or device:
+    if cycles or device or calibration:
         others = (("--new", new), ("--workload", workload), ("--lines", lines))
         beside = [option for option, value in others if value]
-        _cycles(selectors, arch, device, (batch, tokens), beside, asked=cycles, as_json=as_json)
+        _cycles(selectors, arch, (device, calibration), (batch, tokens), beside, asked=cycles, as_json=as_json)
         return
     from kvgen.bench import KNOWN
     from kvgen.cli.project import end, open_sets
@@ -135,7 +142,7 @@ def bench(
 def _cycles(
     selectors: list[str] | None,
     arch: str | None,
-    device: str | None,
+    table: tuple[str | None, Path | None],
     size: tuple[int | None, int | None],
     beside: list[str],
     *,
@@ -147,13 +154,14 @@ def _cycles(
     from kvgen.errors import ToolError
 
     if not asked:
-        raise ToolError(f"--device: got {device!r} without --cycles; counts of the CPU machine are of no GPU; drop it")
+        option, given = ("--device", table[0]) if table[0] else ("--calibration", str(table[1]))
+        raise ToolError(f"{option}: got {given!r} without --cycles; counts of the CPU machine are of no GPU; drop it")
     if beside:
         raise ToolError(f"--cycles: got it beside {beside[0]}; it takes --batch and --tokens; drop {', '.join(beside)}")
     batch, tokens = size
-    given = batch is not None or tokens is not None
-    work = Workload.uniform(batch or BATCH, tokens or TOKENS, 1) if given else None
-    bench_cycles(selectors, arch, device, work, as_json=as_json)
+    sized = batch is not None or tokens is not None
+    work = Workload.uniform(batch or BATCH, tokens or TOKENS, 1) if sized else None
+    bench_cycles(selectors, arch, *table, work, as_json=as_json)
 
 
 def _print(found: list[tuple[str, Measured]], works: Sequence[Workload], lines: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import typer
@@ -127,8 +128,32 @@ def _work(config: Config, item: Chosen, op: Op, workload: Workload, device: Devi
     return Work(found.parts, found.columns, found.pieces) if found else None
 
 
+def figures_of(path: Path) -> dict[str, tuple[float, float, float]]:
+    """The calibration in a report of `kvgen verify --gpu`: value, least and most by name."""
+    from kvgen.errors import ToolError
+    from kvgen.files import named
+    from kvgen.json_file import read_object
+
+    entries = read_object(path, limit=1 << 26).get("calibration")
+    try:
+        found = {f["name"]: (float(f["value"]), float(f["low"]), float(f["high"])) for f in entries or ()}
+    except (KeyError, TypeError, ValueError):
+        found = {}
+    if not found or not all(low <= value <= high for value, low, high in found.values()):
+        raise ToolError(
+            f"--calibration: got {named(path)}, which has no figures; pass a report of `kvgen verify --gpu --json`"
+        )
+    return found
+
+
 def bench_cycles(
-    selectors: list[str] | None, arch: str | None, name: str | None, batch: Workload | None, *, as_json: bool
+    selectors: list[str] | None,
+    arch: str | None,
+    name: str | None,
+    calibration: Path | None,
+    batch: Workload | None,
+    *,
+    as_json: bool,
 ) -> None:
     """The kernels that attend of the sets that the selectors name, and their launches of a batch."""
     from kvgen.cli.cycles_of import attends, kernel_of
@@ -141,6 +166,9 @@ def bench_cycles(
 
     if name is not None and name not in DEVICES:
         raise ToolError(f"--device: got {name!r}; it must be one of {', '.join(DEVICES)}")
+    if calibration is not None and name is None:
+        raise ToolError("--calibration: got it without --device; its figures are those of one GPU; name it")
+    figures = figures_of(calibration) if calibration else {}
     wanted = arch or (DEVICES[name].arch if name else None)
     project = open_project(selectors=selectors)
     jobs: list[Job] = []
@@ -168,6 +196,7 @@ def bench_cycles(
         for image in images:
             device = DEVICES[name] if name else reference(image.arch)
             assert device is not None
+            device = device.measured(figures)
             plan = plans[image.unit_name]
             item, op = owners[image.unit_name]
             tile = tile_of(item.loaded.kernels, plan)

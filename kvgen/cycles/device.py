@@ -96,6 +96,16 @@ class Device:
         }
         return dataclasses.replace(self, **cast("dict[str, Any]", changed))
 
+    def measured(self, figures: Mapping[str, tuple[float, float, float]]) -> Device:
+        """With the values, least and most that were measured on one; figures that it does not have are left out."""
+        known = dict(self.parameters())
+        changed = {
+            name: dataclasses.replace(known[name], value=value, low=low, high=high, source="measured")
+            for name, (value, low, high) in figures.items()
+            if name in known
+        }
+        return dataclasses.replace(self, **cast("dict[str, Any]", changed))
+
     def slow(self) -> Device:
         """Every latency and interval at its high end; what is better the more of it there is at its low one."""
         return self.at(**{n: p.low if n in _MORE_IS_BETTER else p.high for n, p in self.parameters()})

@@ -85,6 +85,37 @@ def test_what_it_refuses(arguments: tuple[str, ...], said: str) -> None:
     assert said in bench("llama3_8b", *arguments, code=2).stderr
 
 
+@needs_tool
+def test_a_calibration(tmp_path: Path) -> None:
+    """A report's figures take the place of the table's; those that the table does not have are left out."""
+    figures = [
+        ("ldg", 9000, 8900, 9100),
+        ("ldgsts", 9000, 8900, 9100),
+        ("reachable", 2300, 2300, 2300),
+        ("box_1024", 1, 1, 1),
+    ]
+    entries = [dict(zip(("name", "value", "low", "high"), x, strict=True)) for x in figures]
+    report = tmp_path / "report.json"
+    report.write_text(json.dumps({"calibration": entries}), encoding="utf-8")
+    (plain,) = json.loads(bench("llama3_8b/decode", "--device", "H200", "--json").stdout)["kernels"]
+    (found,) = json.loads(bench("llama3_8b/decode", "--device", "H200", "--calibration", str(report), "--json").stdout)[
+        "kernels"
+    ]
+    assert found["budget"] == pytest.approx(2 * plain["budget"])
+    assert found["trips"] == plain["trips"]  # at latencies that are given
+    assert found["reachable"][0] < 100
+
+
+def test_reports_without_figures(tmp_path: Path) -> None:
+    report = tmp_path / "report.json"
+    said = "which has no figures; pass a report of `kvgen verify --gpu --json`"
+    wrong = [{"name": "ldg", "value": 5, "low": 6, "high": 7}]
+    for content in ({}, {"calibration": []}, {"calibration": [{"name": "ldg"}]}, {"calibration": wrong}):
+        report.write_text(json.dumps(content), encoding="utf-8")
+        assert said in bench("llama3_8b", "--device", "H200", "--calibration", str(report), code=2).stderr
+    assert "got it without --device" in bench("llama3_8b", "--calibration", str(report), code=2).stderr
+
+
 def test_a_device_without_cycles() -> None:
     found = invoke("bench", "llama3_8b", "--device", "H200")
     assert found.exit_code == 2 and "--device: got 'H200' without --cycles" in found.stderr
