@@ -2,7 +2,8 @@
 //
 // Besides what mma_tile.cuh asks of it `Tile` names kRun, the tokens of a tile that surely lie in one page (0: none), the bytes of
 // one copy (kKeyAccess) and those from a token's row to the next in a page (kKeyStep), and the same of V. Tile n of a request has
-// its tokens from n * kTokens on. Rows outside the chunk become zeros, and so do rows of pages that are not found.
+// its tokens from n * kTokens on. Rows outside the chunk become zeros, and so do rows of pages that are not found. `scales` are
+// copied with the rows, a token a thread.
 #pragma once
 
 #include "../memory/ring.cuh"
@@ -13,6 +14,15 @@ struct TileCopies {
   static constexpr uint32_t kThreads = 32 * Tile::kTeamWarps, kRows = Tile::kRun ? Tile::kRun : Tile::kTokens;
   using Keys = TileCopy<Tile::kKeyBytes, Tile::kKeyAccess, Tile::kKeyPitch, kRows, kThreads>;
   using Values = TileCopy<Tile::kValueBytes, Tile::kValueAccess, Tile::kValuePitch, kRows, kThreads>;
+};
+
+struct NoTileScales {
+  template <typename Cache>
+  __device__ static __forceinline__ bool aligned(const Cache&, const PageRef&) { return true; }
+  template <typename Cache>
+  __device__ __forceinline__ void copy_async(const Cache&, const PageRef&, uint32_t, uint32_t, uint32_t) const {}
+  template <typename Cache>
+  __device__ __forceinline__ void copy_any(const Cache&, const PageRef&, uint32_t, uint32_t, uint32_t, bool) const {}
 };
 
 // The page ids of a tile's runs of kRun tokens.
@@ -31,9 +41,9 @@ __device__ __forceinline__ PageIds look_up_token(const Cache& cache, const KvChu
 
 // Starts the copies of a tile's rows of head `head` to `stage`, a run from one address, by thread `thread` of the team. `failed` becomes
 // true where a page of the chunk's tokens is not found, which is reported.
-template <typename Tile, typename Cache, uint32_t kRuns>
+template <typename Tile, typename Cache, uint32_t kRuns, typename Scales = NoTileScales>
 __device__ __forceinline__ void copy_runs_async(bool& failed, uint32_t stage, const Cache& cache, const PageIds (&ids)[kRuns], const KvChunk& chunk,
-                                                uint32_t tile, uint32_t head, uint32_t thread, uint64_t* errors) {
+                                                uint32_t tile, uint32_t head, uint32_t thread, uint64_t* errors, const Scales& scales = {}) {
   using Copies = TileCopies<Tile>;
 #pragma unroll
   for (uint32_t r = 0; r < kRuns; ++r) {
@@ -42,13 +52,16 @@ __device__ __forceinline__ void copy_runs_async(bool& failed, uint32_t stage, co
     const uint32_t k_to = stage + r * Tile::kRun * Tile::kKeyPitch, v_to = stage + Tile::kTokens * Tile::kKeyPitch + r * Tile::kRun * Tile::kValuePitch;
     const uint8_t* keys = (const uint8_t*)element_at<typename Tile::K>(page, offset, head, 0);
     const uint8_t* values = (const uint8_t*)element_at<typename Tile::V>(page, offset, head, 0);
-    if (base >= chunk.begin && base < chunk.end && chunk.end - base >= Tile::kRun && page.valid) {
+    const uint32_t row = thread - r * Tile::kRun;  // of the run, for its scales
+    if (base >= chunk.begin && base < chunk.end && chunk.end - base >= Tile::kRun && page.valid && scales.aligned(cache, page)) {
       Copies::Keys::template all<Tile::kKeyStep>(k_to, keys, thread);
       Copies::Values::template all<Tile::kValueStep>(v_to, values, thread);
-    } else {  // a run that the chunk has a part of, or none, or that has no page
+      if (row < Tile::kRun) scales.copy_async(cache, page, thread, offset + row, head);
+    } else {  // a run that the chunk has a part of, or none, or that has no page or one with unaligned scales
       const uint32_t from = chunk.begin > base ? chunk.begin - base : 0, until = page.valid && chunk.end > base ? chunk.end - base : 0;
       Copies::Keys::template some<Tile::kKeyStep>(k_to, keys, thread, from, until);
       Copies::Values::template some<Tile::kValueStep>(v_to, values, thread, from, until);
+      if (row < Tile::kRun) scales.copy_any(cache, page, thread, offset + row, head, row >= from && row < until);
       const bool wrong = !page.valid && base < chunk.end && (base >= chunk.begin || chunk.begin - base < Tile::kRun);
       if (wrong && thread == 0) report(errors, page.fault, chunk.b, max(base, chunk.begin));
       failed |= wrong;
@@ -57,15 +70,16 @@ __device__ __forceinline__ void copy_runs_async(bool& failed, uint32_t stage, co
 }
 
 // The same where every token may lie in another page: `id` is that of the tile's token number `lane`.
-template <typename Tile, typename Cache>
+template <typename Tile, typename Cache, typename Scales = NoTileScales>
 __device__ __forceinline__ void copy_tokens_async(bool& failed, uint32_t stage, const Cache& cache, const PageIds& id, const KvChunk& chunk,
-                                                  uint32_t tile, uint32_t head, uint32_t thread, uint64_t* errors) {
+                                                  uint32_t tile, uint32_t head, uint32_t thread, uint64_t* errors, const Scales& scales = {}) {
   using Copies = TileCopies<Tile>;
   const PageRef page = cache.page(id);
   const uint32_t token = tile * Tile::kTokens + threadIdx.x % 32 % Tile::kTokens, offset = token % cache.page_tokens;
   const bool live = token >= chunk.begin && token < chunk.end, good = live && page.valid;
   Copies::Keys::scattered(stage, good ? (const uint8_t*)element_at<typename Tile::K>(page, offset, head, 0) : nullptr, thread);
   Copies::Values::scattered(stage + Tile::kTokens * Tile::kKeyPitch, good ? (const uint8_t*)element_at<typename Tile::V>(page, offset, head, 0) : nullptr, thread);
+  if (thread < Tile::kTokens) scales.copy_any(cache, page, thread, offset, head, good);
   if (live && !page.valid) report(errors, page.fault, chunk.b, token);
   failed |= live && !page.valid;
 }
