@@ -125,7 +125,12 @@ HELD: Final = (
     ("halves", 2, 40, True, "key"),
     ("halves", 1, 16, False, "key"),
     ("halves", 1, 16, True, "value"),
+    ("halves", 2, 40, False, "token"),
+    ("eighths", 1, 20, False, "value"),
+    ("halves", 1, 10, True, "key"),
+    ("halves", 1, 10, False, "key"),
 )
+HIDDEN: Final = 5  # a token whose scales are zeros
 
 
 def _held_inputs() -> dict[str, Array]:
@@ -153,7 +158,8 @@ def _held(arrays: Arrays) -> dict[str, Wanted]:
         groups, each = -(-DIMS // dims), 1 + zeros
         shape = (TILE, HEADS // heads, groups, each)
         size = int(np.prod(shape))
-        mine = arrays[name][:size].view(kinds[name]).astype(np.float32).reshape(shape)[:, HEAD // heads]
+        mine = arrays[name][:size].view(kinds[name]).astype(np.float32).reshape(shape)[:, HEAD // heads].copy()
+        mine[HIDDEN] = 0
         if use == "token":
             out[i, :32] = np.tile(pattern(mine[:, 0, 0]), 2)
             continue

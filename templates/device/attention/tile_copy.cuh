@@ -17,12 +17,7 @@ struct TileCopies {
 };
 
 struct NoTileScales {
-  template <typename Cache>
-  __device__ static __forceinline__ bool aligned(const Cache&, const PageRef&) { return true; }
-  template <typename Cache>
-  __device__ __forceinline__ void copy_async(const Cache&, const PageRef&, uint32_t, uint32_t, uint32_t) const {}
-  template <typename Cache>
-  __device__ __forceinline__ void copy_any(const Cache&, const PageRef&, uint32_t, uint32_t, uint32_t, bool) const {}
+  static constexpr uint32_t kStageBytes = 0;
 };
 
 // The page ids of a tile's runs of kRun tokens.
@@ -53,15 +48,19 @@ __device__ __forceinline__ void copy_runs_async(bool& failed, uint32_t stage, co
     const uint8_t* keys = (const uint8_t*)element_at<typename Tile::K>(page, offset, head, 0);
     const uint8_t* values = (const uint8_t*)element_at<typename Tile::V>(page, offset, head, 0);
     const uint32_t row = thread - r * Tile::kRun;  // of the run, for its scales
-    if (base >= chunk.begin && base < chunk.end && chunk.end - base >= Tile::kRun && page.valid && scales.aligned(cache, page)) {
+    bool whole = base >= chunk.begin && base < chunk.end && chunk.end - base >= Tile::kRun && page.valid;
+    if constexpr (Scales::kStageBytes > 0) whole = whole && scales.aligned(cache, page);
+    if (whole) {
       Copies::Keys::template all<Tile::kKeyStep>(k_to, keys, thread);
       Copies::Values::template all<Tile::kValueStep>(v_to, values, thread);
-      if (row < Tile::kRun) scales.copy_async(cache, page, thread, offset + row, head);
+      if constexpr (Scales::kStageBytes > 0)
+        if (row < Tile::kRun) scales.copy_async(cache, page, thread, offset + row, head);
     } else {  // a run that the chunk has a part of, or none, or that has no page or one with unaligned scales
       const uint32_t from = chunk.begin > base ? chunk.begin - base : 0, until = page.valid && chunk.end > base ? chunk.end - base : 0;
       Copies::Keys::template some<Tile::kKeyStep>(k_to, keys, thread, from, until);
       Copies::Values::template some<Tile::kValueStep>(v_to, values, thread, from, until);
-      if (row < Tile::kRun) scales.copy_any(cache, page, thread, offset + row, head, row >= from && row < until);
+      if constexpr (Scales::kStageBytes > 0)
+        if (row < Tile::kRun) scales.copy_any(cache, page, thread, offset + row, head, row >= from && row < until);
       const bool wrong = !page.valid && base < chunk.end && (base >= chunk.begin || chunk.begin - base < Tile::kRun);
       if (wrong && thread == 0) report(errors, page.fault, chunk.b, max(base, chunk.begin));
       failed |= wrong;
@@ -79,7 +78,8 @@ __device__ __forceinline__ void copy_tokens_async(bool& failed, uint32_t stage, 
   const bool live = token >= chunk.begin && token < chunk.end, good = live && page.valid;
   Copies::Keys::scattered(stage, good ? (const uint8_t*)element_at<typename Tile::K>(page, offset, head, 0) : nullptr, thread);
   Copies::Values::scattered(stage + Tile::kTokens * Tile::kKeyPitch, good ? (const uint8_t*)element_at<typename Tile::V>(page, offset, head, 0) : nullptr, thread);
-  if (thread < Tile::kTokens) scales.copy_any(cache, page, thread, offset, head, good);
+  if constexpr (Scales::kStageBytes > 0)
+    if (thread < Tile::kTokens) scales.copy_any(cache, page, thread, offset, head, good);
   if (live && !page.valid) report(errors, page.fault, chunk.b, token);
   failed |= live && !page.valid;
 }

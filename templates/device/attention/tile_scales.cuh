@@ -38,12 +38,7 @@ struct TileScales {
   static constexpr uint32_t kExpandedBytes = kGrouped ? kTokens * kGroups * kEach * kEntry : 0;
   static_assert(kCopyBytes <= 16 && kGroups * kEach % kRun == 0);
 
-  // Where scale or zero point n of token `token` lies in a stage; `offset` is the token's in its page, which counts from a word.
-  __device__ static __forceinline__ uint32_t place(uint32_t n, uint32_t token, uint32_t offset, uint32_t head) {
-    const uint32_t copy = (n / kRun * kTokens + token) * kCopyBytes, in_copy = n % kRun * sizeof(Scale);
-    if constexpr (!kInWord) return copy + in_copy;
-    return copy + (uint32_t)(S::scale_offset(offset, head, n / kEach * S::kBlockDims) + n % kEach) * (uint32_t)sizeof(Scale) % 4;
-  }
+  // Scale or zero point n of token `token`, out of its stage; `offset` is the token's in its page, which counts from a word.
   __device__ static __forceinline__ Scale read(const uint8_t* stage, uint32_t n, uint32_t token, uint32_t offset, uint32_t head) {
     return *(const Scale*)(stage + place(n, token, offset, head));
   }
@@ -107,6 +102,12 @@ struct TileScales {
   }
 
  private:
+  // Where scale or zero point n of token `token` lies in a stage.
+  __device__ static __forceinline__ uint32_t place(uint32_t n, uint32_t token, uint32_t offset, uint32_t head) {
+    const uint32_t copy = (n / kRun * kTokens + token) * kCopyBytes, in_copy = n % kRun * sizeof(Scale);
+    if constexpr (!kInWord) return copy + in_copy;
+    return copy + (uint32_t)(S::scale_offset(offset, head, n / kEach * S::kBlockDims) + n % kEach) * (uint32_t)sizeof(Scale) % 4;
+  }
   __device__ static __forceinline__ void store_shared(uint32_t to, uint32_t bits) {
     if constexpr (sizeof(Scale) == 1) asm volatile("st.shared.u8 [%0], %1;" ::"r"(to), "r"(bits) : "memory");
     else asm volatile("st.shared.u16 [%0], %1;" ::"r"(to), "h"((uint16_t)bits) : "memory");
