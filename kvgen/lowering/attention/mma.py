@@ -287,7 +287,7 @@ def shape(kernels: KernelSet, rows: int, asks: bool = False) -> Shape | None:
     )
 
 
-def _scale_run(segment: Segment, role: str) -> int:
+def scale_run(segment: Segment, role: str) -> int:
     """Neighbouring scales and zero points of a token that one copy brings (ScaleTile of device/attention/tile_scales.cuh): as many
     as are surely aligned together where they are 4 bytes or more, else as lie side by side, which a page's place may leave
     unaligned. 0 where the 4-byte word that holds one may reach past its page's scales."""
@@ -308,7 +308,7 @@ def _copied_scale_bytes(segment: Segment, role: str, tokens: int) -> int:
     use, scales = scale_use(segment, role), segment.scales
     if scales is None or use in ("none", "given"):
         return 0
-    run = max(_scale_run(segment, role), 1)
+    run = max(scale_run(segment, role), 1)
     return tokens * scales.groups * (1 + scales.zero) // run * max(4, run * scales.dtype.bytes)
 
 
@@ -355,8 +355,8 @@ def tensor_context(kernels: KernelSet, d: Attended, scale: float, s: Shape) -> T
         expands=any(use.endswith("_groups") for use in (k_use, v_use)),
         k_use="none" if k_use == "given" else k_use,
         v_use="none" if v_use == "given" else v_use,
-        k_scale_run=_scale_run(storage_k, "key"),
-        v_scale_run=_scale_run(storage_v, "value"),
+        k_scale_run=scale_run(storage_k, "key"),
+        v_scale_run=scale_run(storage_v, "value"),
         k_given=k_use == "given",
         v_given=v_use == "given",
         k_global=bool(storage_k.global_scale),

@@ -59,13 +59,16 @@ struct TileScales {
       cp_async<kCopyBytes>(stage + (i * kTokens + token) * kCopyBytes, (const void*)from, live);
     }
   }
-  // The same out of any page, one by one.
+  // The same out of any page: one by one, and waited for here, where it does not begin so.
   template <typename Cache, typename Page>
-  __device__ static __forceinline__ void load(uint32_t stage, const Cache& cache, const Page& page, uint32_t token, uint32_t offset, uint32_t head, bool live) {
+  __device__ static __forceinline__ void copy_any(uint32_t stage, const Cache& cache, const Page& page, uint32_t token, uint32_t offset, uint32_t head, bool live) {
+    if (aligned(cache, page)) return copy_async(stage, cache, page, token, offset, head, live);
+    if constexpr (sizeof(Scale) < 4) {
 #pragma unroll 1
-    for (uint32_t n = 0; n < kCopies * kRun; ++n) {
-      const Scale* from = scale_at<S>(cache, page, offset, head, n / kEach * S::kBlockDims) + n % kEach;
-      store_shared(stage + place(n, token, offset, head), live ? *(const Bits*)from : Bits(0));
+      for (uint32_t n = 0; n < kCopies * kRun; ++n) {
+        const Scale* from = scale_at<S>(cache, page, offset, head, n / kEach * S::kBlockDims) + n % kEach;
+        store_shared(stage + place(n, token, offset, head), live ? *(const Bits*)from : Bits(0));
+      }
     }
   }
 
@@ -162,12 +165,11 @@ struct StageScales {
     if constexpr (KeyScales::kCopies > 0) KeyScales::copy_async(stage, cache, page, token, offset, head, live);
     if constexpr (ValueScales::kCopies > 0) ValueScales::copy_async(stage + KeyScales::kStageBytes, cache, page, token, offset, head, live);
   }
-  // The same out of any page: loads, waited for here, where it is not aligned.
+  // The same out of any page.
   template <typename Cache, typename Page>
   __device__ __forceinline__ void copy_any(const Cache& cache, const Page& page, uint32_t token, uint32_t offset, uint32_t head, bool live) const {
-    if (aligned(cache, page)) return copy_async(cache, page, token, offset, head, live);
-    if constexpr (KeyScales::kCopies > 0) KeyScales::load(stage, cache, page, token, offset, head, live);
-    if constexpr (ValueScales::kCopies > 0) ValueScales::load(stage + KeyScales::kStageBytes, cache, page, token, offset, head, live);
+    if constexpr (KeyScales::kCopies > 0) KeyScales::copy_any(stage, cache, page, token, offset, head, live);
+    if constexpr (ValueScales::kCopies > 0) ValueScales::copy_any(stage + KeyScales::kStageBytes, cache, page, token, offset, head, live);
   }
 
   // Expands the scales of token `token` of a tile, which this thread has copied.

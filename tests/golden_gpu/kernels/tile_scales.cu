@@ -7,8 +7,8 @@ struct Cache {
 };
 constexpr uint32_t kTile = 16, kMostLines = 8, kHead = 1, kHidden = 5;  // token 5 is no live one
 
-// Copied where a page is aligned to copies, or loaded where it is not (kLoads): both leave the same in the stage. `kRun` scales a copy.
-template <typename S, ScaleUse kUse, uint32_t kRun, bool kLoads = false>
+// A page, shifted by `kOff` scales: where it is not aligned to copies of kRun scales they are loaded, which leaves the same in the stage.
+template <typename S, ScaleUse kUse, uint32_t kRun, uint32_t kOff = 0>
 __device__ __forceinline__ void held(uint8_t* stage, uint8_t* expanded, void* scales, const uint32_t* codes, uint32_t* out) {
   using Scales = TileScales<S, ScaleTile<kUse, kTile, kRun>>;
   using None = TileScales<S, ScaleTile<ScaleUse::none, kTile, 1>>;
@@ -17,11 +17,10 @@ __device__ __forceinline__ void held(uint8_t* stage, uint8_t* expanded, void* sc
   for (uint32_t i = lane; i < Scales::kStageBytes / 4; i += 32) ((uint32_t*)stage)[i] = 0xeeeeeeeeu;
   for (uint32_t i = lane; i < Scales::kExpandedBytes / 4; i += 32) ((uint32_t*)expanded)[i] = 0xeeeeeeeeu;
   __syncwarp();
-  const PageRef ref = {nullptr, (typename S::Scale*)scales + page * kTokens * S::kScaleRow, nullptr, 0, Fault::none, true};
+  const PageRef ref = {nullptr, (typename S::Scale*)scales + page * kTokens * S::kScaleRow + kOff, nullptr, 0, Fault::none, true};
   if (lane < kTile) {
     const bool live = lane != kHidden;
-    if constexpr (kLoads) Scales::load(staged.stage, Cache{}, ref, lane, lane % kTokens, kHead, live);
-    else if (live && staged.aligned(Cache{}, ref)) staged.copy_async(Cache{}, ref, lane, lane % kTokens, kHead);
+    if (live && staged.aligned(Cache{}, ref)) staged.copy_async(Cache{}, ref, lane, lane % kTokens, kHead);
     else staged.copy_any(Cache{}, ref, lane, lane % kTokens, kHead, live);
   }
   cp_async_commit();
@@ -32,7 +31,7 @@ __device__ __forceinline__ void held(uint8_t* stage, uint8_t* expanded, void* sc
     __syncwarp();
   }
   if constexpr (kUse == ScaleUse::token) {
-    const float scale = kLoads ? to_f32(Scales::read(stage, 0, lane % kTile, lane % kTokens, kHead)) : TokenScales<Scales, Cache>{stage, Cache{}, 0, kHead}(lane % kTile);
+    const float scale = kOff > 0 ? to_f32(Scales::read(stage, 0, lane % kTile, lane % kTokens, kHead)) : TokenScales<Scales, Cache>{stage, Cache{}, 0, kHead}(lane % kTile);
     out[lane] = __float_as_uint(scale);
   } else if (kUse == ScaleUse::key_groups ? lane < kTile : lane < kTile && lane % 2 == 0) {
 #pragma unroll
@@ -63,9 +62,9 @@ extern "C" __global__ void tile_scales_held(uint8_t* f32s, uint8_t* halves, uint
     case 8: return held<Run<uint8_t, f16, kHow, true, 2, 40>, ScaleUse::key_groups, 2>(stage, expanded, halves, codes, to);
     case 9: return held<Run<int8_t, f16, kHow, false, 1, 16>, ScaleUse::key_groups, 1>(stage, expanded, halves, codes, to);
     case 10: return held<Run<u4x2, f16, kHow, true, 1, 16>, ScaleUse::value_groups, 2>(stage, expanded, halves, codes, to);
-    case 11: return held<Run<int8_t, f16, kHow, false, 2, 40>, ScaleUse::token, 1, true>(stage, expanded, halves, codes, to);
-    case 12: return held<Run<e2m1x2, e4m3, kHow, false, 1, 20>, ScaleUse::value_groups, 1, true>(stage, expanded, eighths, codes, to);
-    case 13: return held<Run<u4x2, f16, kHow, true, 1, 10>, ScaleUse::key_groups, 4, true>(stage, expanded, halves, codes, to);
+    case 11: return held<Run<int8_t, f16, kHow, false, 2, 40>, ScaleUse::token, 1, 1>(stage, expanded, halves, codes, to);
+    case 12: return held<Run<e2m1x2, e4m3, kHow, false, 1, 20>, ScaleUse::value_groups, 1, 1>(stage, expanded, eighths, codes, to);
+    case 13: return held<Run<u4x2, f16, kHow, true, 1, 10>, ScaleUse::key_groups, 4, 4>(stage, expanded, halves, codes, to);
     case 14: return held<Run<int8_t, f16, kHow, false, 1, 10>, ScaleUse::key_groups, 0>(stage, expanded, halves, codes, to);
   }
 }
