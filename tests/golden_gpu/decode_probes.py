@@ -160,7 +160,13 @@ def _held(arrays: Arrays) -> dict[str, Wanted]:
         groups, each = -(-DIMS // dims), 1 + zeros
         shape = (TILE, HEADS // heads, groups, each)
         size = int(np.prod(shape))
-        mine = arrays[name][SHIFTED.get(i, 0) :][:size].view(kinds[name]).astype(np.float32).reshape(shape)[:, HEAD // heads].copy()
+        mine = (
+            arrays[name][SHIFTED.get(i, 0) :][:size]
+            .view(kinds[name])
+            .astype(np.float32)
+            .reshape(shape)[:, HEAD // heads]
+            .copy()
+        )
         mine[HIDDEN] = 0
         if use == "token":
             out[i, :32] = np.tile(pattern(mine[:, 0, 0]), 2)

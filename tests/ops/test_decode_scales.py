@@ -18,7 +18,9 @@ from tests.support.scenes import Scene
 from tests.support.sets import ALL
 
 
-def scaled(name: str, page: int, heads: int, dim: int, runs: tuple[int, int], **quant: Any) -> tuple[KernelSet, tuple[int, int]]:
+def scaled(
+    name: str, page: int, heads: int, dim: int, runs: tuple[int, int], **quant: Any
+) -> tuple[KernelSet, tuple[int, int]]:
     """A set with decode alone, and how many scales of K and of V a copy brings."""
     rows = quant.pop("rows", 1)
     own: dict[str, Any] = {"quant": Quant(**quant)} if "dtype" in quant else quant
@@ -28,7 +30,10 @@ def scaled(name: str, page: int, heads: int, dim: int, runs: tuple[int, int], **
 
 
 I8: Final[dict[str, Any]] = {"dtype": "i8", "scale_dtype": "f16"}
-MIXED: Final[dict[str, Any]] = {"k_quant": Quant(dtype="i8", scale_dtype="bf16"), "v_quant": Quant(dtype="e4m3", scale_dtype="f32")}
+MIXED: Final[dict[str, Any]] = {
+    "k_quant": Quant(dtype="i8", scale_dtype="bf16"),
+    "v_quant": Quant(dtype="e4m3", scale_dtype="f32"),
+}
 SETS: Final = dict(
     words=scaled("words", 16, 2, 64, (1, 1), **I8),  # a word has the scales of both heads
     one_head=scaled("one_head", 8, 1, 64, (1, 1), **I8),  # or those of two tokens

@@ -288,9 +288,11 @@ def shape(kernels: KernelSet, rows: int, asks: bool = False) -> Shape | None:
 
 
 def scale_run(segment: Segment, role: str) -> int:
-    """Neighbouring scales and zero points of a token that one copy brings (ScaleTile of device/attention/tile_scales.cuh): as many
-    as are surely aligned together where they are 4 bytes or more, else as lie side by side, which a page's place may leave
-    unaligned. 0 where the 4-byte word that holds one may reach past its page's scales."""
+    """Neighbouring scales and zero points of a token that one copy brings (ScaleTile of device/attention/tile_scales.cuh).
+
+    As many as are surely aligned together where they are 4 bytes or more, else as lie side by side, which a page's place may
+    leave unaligned. 0 where the 4-byte word that holds one may reach past its page's scales.
+    """
     scales = segment.scales
     if scales is None or scales.region is None or scale_use(segment, role) in ("none", "given"):
         return 1
