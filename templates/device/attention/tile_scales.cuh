@@ -1,7 +1,7 @@
 // The scales of a tile's tokens: copied into its stage with the rows, a token a thread, and read there as products want them.
 //
 // A scale a token multiplies rows of S, and the weights of V, as f32. Scales of groups of dims, and zero points, are applied to
-// fragments, as f16: a = code * scale - zero * scale. They are expanded once a tile, from its stage to `Expanded`. Scales that the
+// fragments, as f16: a = code * scale - zero * scale. They are expanded once a tile, from its stage to shared memory of the team. Scales that the
 // caller gives for all tokens are none of these.
 #pragma once
 
@@ -75,7 +75,7 @@ struct TileScales {
   // The scales of token `token`, out of its stage.
   __device__ static __forceinline__ void expand(uint8_t* to, const uint8_t* stage, uint32_t token, uint32_t offset, uint32_t head) {
     constexpr uint32_t kValues = kGroups * kEach;
-    Scale loaded[(kValues + 3) / 4 * 4] = {};
+    alignas(16) Scale loaded[(kValues + 3) / 4 * 4] = {};
 #pragma unroll
     for (uint32_t n = 0; n < kValues; ++n) {
       if constexpr (kInWord) loaded[n] = read(stage, n, token, offset, head);
