@@ -299,7 +299,7 @@ def _evaluate(offset: Any, values: dict[str, int]) -> int:
 
 
 def test_a_planner_is_counted_apart(scenes: Callable[[str, Workload], tuple[Scene, KernelSet]]) -> None:
-    scene, kernels = scenes("parts", Workload("two", (300, 20), (1, 1)))
+    scene, kernels = scenes("parts", Workload("two", (400, 20), (1, 1)))
     plan, decode = measure(scene, kernels.ops[0], None)
     assert (plan.entry, decode.entry) == ("parts_decode_plan", "parts_decode")
     planned, attended = ({t.name: t for t in m.traffic} for m in (plan, decode))
@@ -307,7 +307,7 @@ def test_a_planner_is_counted_apart(scenes: Callable[[str, Workload], tuple[Scen
     assert planned["workspace"].minimum is attended["workspace"].minimum is attended["workspace"].ratio is None
     assert attended["workspace"].group == "workspace"
     assert attended["workspace"].counted.atomic_requests > 0
-    assert attended["pool"].counted.sectors == attended["pool"].minimum == 2 * 320 * 4
+    assert attended["pool"].counted.sectors == attended["pool"].minimum == 2 * 420 * 4
     assert all(t.ratio is None or t.ratio >= 1 for t in (*planned.values(), *attended.values()))
 
 

@@ -125,15 +125,22 @@ HELD: Final = (
     ("halves", 2, 40, True, "key"),
     ("halves", 1, 16, False, "key"),
     ("halves", 1, 16, True, "value"),
+    # Three of these begin some scales on; the last one is loaded wherever it lies.
+    ("halves", 2, 40, False, "token"),
+    ("eighths", 1, 20, False, "value"),
+    ("halves", 1, 10, True, "key"),
+    ("halves", 1, 10, False, "key"),
 )
+SHIFTED: Final = {11: 1, 12: 1, 13: 4}
+HIDDEN: Final = 5  # a token whose scales are zeros
 
 
 def _held_inputs() -> dict[str, Array]:
     rng = np.random.default_rng(183)
-    halves = np.exp2(rng.uniform(-6, 3, 256)).astype(np.float16)
-    halves[1::2] = np.where(rng.random(128) < 0.7, rng.integers(0, 256, 128), halves[1::2])
+    halves = np.exp2(rng.uniform(-6, 3, 260)).astype(np.float16)
+    halves[1::2] = np.where(rng.random(130) < 0.7, rng.integers(0, 256, 130), halves[1::2])
     halves[[40, 66, 131]] = [0, 2.0**-24, np.inf]
-    eighths = np.exp2(rng.uniform(-8, 8, 64)).astype(ml_dtypes.float8_e4m3fn)
+    eighths = np.exp2(rng.uniform(-8, 8, 66)).astype(ml_dtypes.float8_e4m3fn)
     codes = rng.integers(-15, 16, (LINES, TILE, 2)).astype(np.float16)
     codes[0, :3] = [[0, 6 / 2**14], [2.0**-15, -(2.0**-14)], [np.nan, 300]]
     return {
@@ -153,7 +160,14 @@ def _held(arrays: Arrays) -> dict[str, Wanted]:
         groups, each = -(-DIMS // dims), 1 + zeros
         shape = (TILE, HEADS // heads, groups, each)
         size = int(np.prod(shape))
-        mine = arrays[name][:size].view(kinds[name]).astype(np.float32).reshape(shape)[:, HEAD // heads]
+        mine = (
+            arrays[name][SHIFTED.get(i, 0) :][:size]
+            .view(kinds[name])
+            .astype(np.float32)
+            .reshape(shape)[:, HEAD // heads]
+            .copy()
+        )
+        mine[HIDDEN] = 0
         if use == "token":
             out[i, :32] = np.tile(pattern(mine[:, 0, 0]), 2)
             continue

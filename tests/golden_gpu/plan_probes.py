@@ -106,13 +106,15 @@ def _balanced(parts: int, arrays: Arrays) -> dict[str, Wanted]:
     total, longest = sum(tiles + OVERHEAD for _, tiles in found), max(tiles for _, tiles in found)
     share = max(OVERHEAD + LEAST, -(-total // parts))
     if parts <= FAN_IN + FAN_IN // 4:
-        share = max(share, -(-longest // FAN_IN))
+        share = max(share, -(-longest // (FAN_IN - 1)))
     stamp, cut, before = sum(_stamp_of(chunk) for chunk, _ in found) % 2**32, [], 0
     starts: dict[int, tuple[int, int]] = {}  # of an SM part: the request that it begins with, and which chunk of it
     for n, (chunk, tiles) in enumerate(found):
         # Tile t costs the unit before + OVERHEAD + t; an SM part has the tiles of `share` units.
         parts_of = [(before + OVERHEAD + t) // share for t in range(tiles)]
         firsts = [t for t in range(1, tiles) if parts_of[t] != parts_of[t - 1]]
+        if firsts and tiles - firsts[-1] < OVERHEAD:  # too few tiles for a chunk
+            del firsts[-1]
         cut.append((chunk, [chunk[4], *((chunk[4] // TILE + t) * TILE for t in firsts), chunk[5]]))
         for p in range(-(-before // share), parts_of[-1] + 1):
             starts[p] = (n, max(p - parts_of[0], 0))

@@ -83,6 +83,7 @@ def check_that_a_wrong_bit_is_seen(expected: dict[str, Wanted]) -> None:
             assert broken.sum() == 1 and broken[row, at], (name, row, rule)
 
 
+ONLY_CONSTANTS = {"warpgroups"}  # headers without functions
 # Header -> the texts that call its functions, each of which a probe launches.
 KERNELS = "tests/golden_gpu/kernels"
 CALLED_IN = {
@@ -143,7 +144,7 @@ def test_every_function_of_the_device_library_is_called() -> None:
     for header in sorted((ROOT / "templates" / "device").rglob("*.cuh")):
         texts = [(ROOT / name).read_text() for name in CALLED_IN.get(header.stem, ())]
         found = functions(header.read_text())
-        assert found, header.name
+        assert found or header.stem in ONLY_CONSTANTS, header.name
         missing += [f"{header.name}: {name}()" for name in sorted(found) if not any(calls(t, name) for t in texts)]
     assert not missing, f"no probe calls {', '.join(missing)}"
 

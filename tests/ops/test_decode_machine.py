@@ -8,7 +8,7 @@ from typing import Any, Final
 import pytest
 
 from benchmarks.decode_static import compiled, examine
-from kvgen import KernelSet, Layout, Paged, Quant, Score, ops
+from kvgen import Block, KernelSet, Layout, Paged, Quant, Score, ops
 from kvgen.bench import Measured, Scene, Workload, measure
 from kvgen.bench.touched_bytes import SECTOR
 from kvgen.compile import default_cache
@@ -29,6 +29,13 @@ def decode_set(name: str, group: int = 4, page: int = 16, split: Any = "balanced
     return KernelSet(name=f"machine_{name}", q_heads=group * kv.kv_heads, cache=kv, ops=(ops.Decode(split=split),))
 
 
+# Quantized caches by how their scales reach products, and the most warp instructions per token and kv head.
+SCALED: Final = {
+    "words": (Quant(dtype="e4m3", scale_dtype="f32"), 16),
+    "halves": (Quant(dtype="i8", scale_dtype="f16"), 23),
+    "pairs": (Quant(dtype="i4", scale_dtype="f16", zero=True, block=Block(dim=64)), 24),
+    "blocks": (Quant(dtype="e2m1", scale_dtype="e4m3", recipe="global", block=Block(dim=16)), 28),
+}
 # The most warp instructions per token and kv head.
 BOUNDS: Final = {
     "group1": (decode_set("group1", 1), 12),
@@ -49,6 +56,24 @@ def test_machine_code(name: str) -> None:
     # m16n8k16, 128 dims of K and of V: an instruction a token, and as many again for every 8 columns more.
     assert found.classes["products"] == (2 if name == "group16" else 1)
     assert found.spills == 0 and found.blocks >= 2 and found.kb_in_flight >= 64
+
+
+@needs_tool
+@pytest.mark.parametrize("name", SCALED)
+def test_scales_come_by_copies(name: str) -> None:
+    """A usual trip loads no scale into registers: what it loads are page ids, as many as without scales."""
+    quant, most = SCALED[name]
+
+    def trip(kind: str, quant: Quant) -> list[str]:
+        images = compiled(decode_set(kind, 8, 64, quant=quant), "sm_90a", default_cache())[0]
+        return [x.opcode for x in main_loop(sass(images[0].data, cache=default_cache())).usual]
+
+    scaled, plain = trip(f"scales_{name}", quant), trip("fp8_pages", FP8)
+    assert scaled.count("LDG.E") == plain.count("LDG.E") == 1
+    assert len(scaled) <= most * 32  # tokens of a tile
+    assert sum("LDGSTS" in x for x in scaled) > sum("LDGSTS" in x for x in plain) * (
+        1 if quant.codes.bits == 8 else 0.5
+    )
 
 
 @needs_tool

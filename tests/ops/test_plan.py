@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from kvgen import KernelSet, Mask, Paged, ops
 from kvgen.layout.dtypes import dtype
+from kvgen.lowering.attention.split_kv import LEAST_TILES
 from kvgen.reference import TableView
 from kvgen.runtime.cpu import machine
 from kvgen.runtime.workspace import Workspace
@@ -44,18 +45,34 @@ SETS = {
 CASES = [(name, op) for name in SETS for op in ("decode", "fixed")]
 
 
+HEADS = KernelSet(
+    name="chunks_heads",
+    q_heads=16,
+    cache=Paged(dtype="bf16", kv_heads=8, head_dim=64, page_size=16, lengths="after"),
+    ops=(ops.Decode(split="balanced"),),
+)
+
+
 class Step:
     """A batch of which a planner sees lengths, offsets, and how long the table is."""
 
-    def __init__(self, name: str, op: str, lengths: list[int], offsets: list[int] | None, valid: list[int]) -> None:
-        self.kernels = SETS[name]
+    def __init__(
+        self,
+        name: str,
+        op: str,
+        lengths: list[int],
+        offsets: list[int] | None,
+        valid: list[int],
+        pages: int = COLUMNS,
+    ) -> None:
+        self.kernels = {**SETS, HEADS.name: HEADS}[name]
         cache = self.kernels.cache
         self.op: Any = next(o for o in self.kernels.ops if o.name == op)
         index = dtype(self.op.index_dtype or cache.lengths_dtype).numpy()
         kind = dtype(cache.lengths_dtype).numpy()
         tables = {
             "lengths": np.array(lengths, np.int64).astype(kind),
-            "page_table": np.zeros((len(lengths), COLUMNS), np.int32),
+            "page_table": np.zeros((len(lengths), pages), np.int32),
         }
         self.offsets = None if offsets is None else np.array(offsets, np.int64).astype(index)
         self.given: dict[str, Raw] = {}
@@ -134,8 +151,8 @@ def test_lists(name: str, op: str, data: Any) -> None:
 
 @pytest.mark.parametrize("name", SETS)
 def test_sm_parts_of_equal_size(name: str) -> None:
-    """No SM part has more than its share of tiles, only the last may have less than a chunk's overhead below it; one has two
-    chunks of requests that others have too, at most."""
+    """No SM part has more than its share of tiles but what was too little for a chunk, only the last may have less than a chunk's
+    overhead below it; one has two chunks of requests that others have too, at most."""
     rng = np.random.default_rng(3)
     lengths = [int(n) for n in rng.integers(0, 700, 60)] + [4900]
     step = Step(name, "decode", lengths, None, lengths)
@@ -147,11 +164,38 @@ def test_sm_parts_of_equal_size(name: str) -> None:
         used = [own for own in sm_parts if own]
         costs = [sum(len(s.tiles(step.tile)) for s in own) for own in used]
         begun = [sum(s.index == 0 for s in own) for own in used]
-        share = max(costs)
+        moved = OVERHEAD - 1  # tiles that stay with the chunk before
+        share = max(costs) - moved
         for cost, new in zip(costs[:-1], begun, strict=False):
-            assert share - OVERHEAD * (new + 1) <= cost <= share
+            assert share - OVERHEAD * (new + 1) - moved <= cost <= share + moved
         assert all(sum(s.num_chunks > 1 for s in own) <= 2 for own in sm_parts)
         assert len(used) == min(len(sm_parts), len(used)) and len(sm_parts) == workspace.sizes["num_sm_parts"]
+
+
+LONG = 140_000
+AROUND = sorted({2**n + d for n in range(5, 18) for d in (-1, 0, 1)} | {12_800, 100_000, 128_000, LONG})
+
+
+@pytest.mark.parametrize("others", [(), (500,), (40, 3000, 1)], ids=lambda others: f"beside_{len(others)}")
+@pytest.mark.parametrize("multiprocessors", [108, 132, 142])
+def test_one_merge_whatever_the_length(multiprocessors: int, others: tuple[int, ...]) -> None:
+    """A request has no more chunks than one merge takes, none of fewer tiles than its fixed cost behind others, and shares are no
+    larger than that asks for."""
+    drawn_lengths = np.random.default_rng(multiprocessors).integers(1, LONG, 40)
+    for length in (*AROUND, *drawn_lengths.tolist()):
+        step = Step(HEADS.name, "decode", [*others, length], None, [], LONG // 16)
+        workspace = step.workspace(8, multiprocessors)
+        step.plan(workspace, 1 + len(others))
+        costs = []
+        for own in step.hold(workspace, 1 + len(others)):
+            tiles = [len(s.tiles(step.tile)) for s in own]
+            costs.append(sum(tiles) + OVERHEAD * sum(s.index == 0 for s in own))
+            for s, count in zip(own, tiles, strict=True):
+                assert s.num_chunks <= split_list.FAN_IN
+                assert s.index == 0 or s.index < s.num_chunks - 1 or count >= OVERHEAD, (length, s)
+        total, longest = sum(costs), -(-max(length, *others, 0) // step.tile)
+        fair = max(OVERHEAD + LEAST_TILES, -(-total // len(costs)), -(-(longest + OVERHEAD) // (split_list.FAN_IN - 1)))
+        assert max(costs) < fair + 2 * OVERHEAD, length
 
 
 @pytest.mark.parametrize("op", ["decode", "fixed"])

@@ -375,9 +375,9 @@ def test_more_chunks_than_one_merge_takes(name: str, op: str) -> None:
 
 @pytest.mark.parametrize("name", MERGED)
 def test_one_long_request_beside_many_short_ones(name: str) -> None:
-    """All blocks work on the long one; the others' results are right nevertheless."""
+    """All blocks work on the long one, though its last tile may stay with the chunk before; the others' results are right."""
     rows = SETS[name].ops[0].rows  # type: ignore[attr-defined]
     found, wanted = large(name, "decode", (rows,) * 20 + (9_011,) + (rows,) * 11)
     workspace = planned(found)
-    assert listed(found, workspace).chunks["num_chunks"].max() >= max(2, workspace.sizes["num_sm_parts"] // 2)
+    assert listed(found, workspace).chunks["num_chunks"].max() >= max(2, workspace.sizes["num_sm_parts"] // 2 - 1)
     hold(wanted, found.terms, found.q, *found.run(workspace=workspace))

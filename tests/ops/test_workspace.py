@@ -44,8 +44,8 @@ KERNELS: Final[dict[str, tuple[KernelSet, str]]] = {
 }
 # The shortest requests that are cut into pieces and merged, with one that has one piece and one that has none; where more tokens
 # make a piece, and in `make campaign`, longer ones.
-SHORT: Final = (130, 65, 0, 3)
-MIDDLE: Final = (300, 65, 0, 129)
+SHORT: Final = (130, 130, 0, 3)
+MIDDLE: Final = (400, 65, 0, 129)
 ROWS: Final = 20  # of q that workspaces are made for
 ALL = pytest.mark.parametrize("name", KERNELS)
 # One of each template; the two of decode.cu are both ways of splitting.

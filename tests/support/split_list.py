@@ -183,15 +183,22 @@ def _span(view: TableView, b: int, row: int, rows: int, mask: Any, arguments: di
 def balanced(requests: Sequence[Span], sm_parts: int, tile: int) -> list[list[Span]]:
     """The chunks of each SM part: all costs on one line, cut into equal shares. A request costs OVERHEAD and its tiles.
 
-    Where there are few more SM parts than one merge takes, shares are large enough for one merge.
+    Where there are few more SM parts than one merge takes, shares are large enough for one merge. A request's last tiles that
+    are fewer than OVERHEAD are the SM part's before, if that has tiles of it.
     """
     line: list[tuple[int, int | None]] = []
     for n, request in enumerate(requests):
         line += [(n, None)] * OVERHEAD + [(n, t) for t in request.tiles(tile)]
     share = max(OVERHEAD + LEAST_TILES, -(-len(line) // sm_parts))
     if sm_parts <= FAN_IN * 5 // 4:
-        share = max(share, -(-max((len(r.tiles(tile)) for r in requests), default=0) // FAN_IN))
+        longest = max((len(r.tiles(tile)) for r in requests), default=0)
+        share = max(share, -(-len(line) // FAN_IN) if len(requests) == 1 else -(-longest // (FAN_IN - 1)))
     cuts = [[u for u in line[p * share : (p + 1) * share] if u[1] is not None] for p in range(sm_parts)]
+    for own, following in itertools.pairwise(cuts):
+        last = [u for u in following if own and u[0] == own[-1][0]]
+        if last and len(last) < OVERHEAD and last[-1][1] == requests[last[0][0]].tiles(tile)[-1]:
+            own += last
+            del following[: len(last)]
     runs = [
         [(n, [t for _, t in group if t is not None]) for n, group in itertools.groupby(cut, lambda u: u[0])]
         for cut in cuts

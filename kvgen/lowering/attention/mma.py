@@ -90,8 +90,11 @@ class TensorContext:
     v_step: int
     run: int
     scales: bool
+    expands: bool
     k_use: str
     v_use: str
+    k_scale_run: int
+    v_scale_run: int
     k_given: bool
     v_given: bool
     k_global: bool
@@ -186,7 +189,7 @@ class Shape:
     blocks_per_sm: int
     stage_bytes: int
     merged_bytes: int
-    query_bytes: int
+    held_bytes: int
     k_pitch: int
     v_pitch: int
     plain: bool
@@ -223,7 +226,7 @@ class Shape:
     def shared(self, arch: str) -> int:
         """Bytes of shared memory on this architecture: struct Shared of the kernel."""
         rings = self.stages_on(arch) * self.stage_bytes
-        return -(-(max(rings, self.merged_bytes) + self.query_bytes) // 16) * 16
+        return -(-(max(rings, self.merged_bytes) + self.held_bytes) // 16) * 16
 
 
 def shape(kernels: KernelSet, rows: int, asks: bool = False) -> Shape | None:
@@ -244,20 +247,22 @@ def shape(kernels: KernelSet, rows: int, asks: bool = False) -> Shape | None:
     plain = k.quant is None and v.quant is None
     query = steps * cols // 8 * 256 + 4 * cols * (not plain)
 
-    def of(tokens: int, teams: int) -> tuple[int, int]:
-        scales = sum(_scale_bytes(x, role, tokens) for x, role in ((k, "key"), (v, "value")))
+    def of(tokens: int, teams: int) -> tuple[int, int, int]:
+        copied = sum(_copied_scale_bytes(x, role, tokens) for x, role in ((k, "key"), (v, "value")))
         # Results of the teams, or what the merge of chunks needs.
         merged = 4 * cols * max(teams * (v.size + 4 + 2), 32 + 2)
-        return teams * (tokens * (k_pitch + v_pitch) + scales), merged
+        # A tile of each team has its scales as products read them.
+        expanded = sum(_expanded_scale_bytes(x, role, tokens) for x, role in ((k, "key"), (v, "value")))
+        return teams * (tokens * (k_pitch + v_pitch) + copied), merged, query + teams * expanded
 
     sizes = {SIZES[a] for a in kernels.arch} | {"large"}
     for blocks, (tokens, teams) in product((2, 1), _TILES):
         if tokens > 16 and 4 * dims * n_tiles > LONG_REGISTERS:
             continue
-        stage, merged = of(tokens, teams)
+        stage, merged, held = of(tokens, teams)
         # Smaller memories hold as many blocks where rings of two tiles leave room for them.
-        rooms = {size: memory // blocks - query for size, memory in _MEMORY.items()}
-        rooms |= {n: _MEMORY[n] - query for n, room in rooms.items() if n != "large" and room < max(2 * stage, merged)}
+        rooms = {size: memory // blocks - held for size, memory in _MEMORY.items()}
+        rooms |= {n: _MEMORY[n] - held for n, room in rooms.items() if n != "large" and room < max(2 * stage, merged)}
         least = {size: max((3 if size == "large" else 2) * stage, merged) for size in sizes}
         if (teams == 1 or teams * team_warps <= MOST_WARPS) and all(least[size] <= rooms[size] for size in sizes):
             break
@@ -275,20 +280,46 @@ def shape(kernels: KernelSet, rows: int, asks: bool = False) -> Shape | None:
         blocks,
         stage,
         merged,
-        query,
+        held,
         k_pitch,
         v_pitch,
         plain,
     )
 
 
-def _scale_bytes(segment: Segment, role: str, tokens: int) -> int:
-    """Bytes of a tile's scales: TileScales::kBytes."""
+def scale_run(segment: Segment, role: str) -> int:
+    """Neighbouring scales and zero points of a token that one copy brings (ScaleTile of device/attention/tile_scales.cuh).
+
+    As many as are surely aligned together where they are 4 bytes or more, else as lie side by side, which a page's place may
+    leave unaligned. 0 where the 4-byte word that holds one may reach past its page's scales.
+    """
+    scales = segment.scales
+    if scales is None or scales.region is None or scale_use(segment, role) in ("none", "given"):
+        return 1
+    region, size = scales.region, scales.dtype.bytes
+    aligned, beside = (math.gcd(scales.groups * (1 + scales.zero), n) for n in (segment.scale_vector, region.vector))
+    if aligned * size >= 4 or beside * size >= 4:
+        return aligned if aligned * size >= 4 else beside
+    # Where the number of tokens is known only at run time their rows lie one after another.
+    whole = region.span if region.span is not None else region.stride_of("token")
+    return beside if whole is not None and whole * size % 4 == 0 else 0
+
+
+def _copied_scale_bytes(segment: Segment, role: str, tokens: int) -> int:
+    """Bytes of a tile's scales in its stage: TileScales::kStageBytes."""
     use, scales = scale_use(segment, role), segment.scales
     if scales is None or use in ("none", "given"):
         return 0
-    entry = 2 if use == "value_groups" else 4
-    return -(-tokens * scales.groups * (1 + scales.zero) * entry // 16) * 16
+    run = max(scale_run(segment, role), 1)
+    return tokens * scales.groups * (1 + scales.zero) // run * max(4, run * scales.dtype.bytes)
+
+
+def _expanded_scale_bytes(segment: Segment, role: str, tokens: int) -> int:
+    """The same as products read them, where they are of groups of dims: TileScales::kExpandedBytes."""
+    use, scales = scale_use(segment, role), segment.scales
+    if scales is None or not use.endswith("_groups"):
+        return 0
+    return tokens * scales.groups * (1 + scales.zero) * (2 if use == "value_groups" else 4)
 
 
 def tensor_context(kernels: KernelSet, d: Attended, scale: float, s: Shape) -> TensorContext:
@@ -323,8 +354,11 @@ def tensor_context(kernels: KernelSet, d: Attended, scale: float, s: Shape) -> T
         v_step=_step(storage_v),
         run=_run(cache, s.tokens),
         scales=bool({k_use, v_use} - {"none", "given"}),
+        expands=any(use.endswith("_groups") for use in (k_use, v_use)),
         k_use="none" if k_use == "given" else k_use,
         v_use="none" if v_use == "given" else v_use,
+        k_scale_run=scale_run(storage_k, "key"),
+        v_scale_run=scale_run(storage_v, "value"),
         k_given=k_use == "given",
         v_given=v_use == "given",
         k_global=bool(storage_k.global_scale),

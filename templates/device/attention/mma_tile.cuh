@@ -191,7 +191,7 @@ struct NoGroupScales {
   __device__ __forceinline__ void operator()(Fragment&, uint32_t, uint32_t) const {}
 };
 
-// Fragments of K times the scales of groups of dims; `scales` are those of the stage.
+// Fragments of K times the scales of groups of dims, expanded.
 template <typename Tile, typename KeyScales>
 struct KeyGroupScales {
   using Keys = typename TileShape<Tile>::Keys;
@@ -249,14 +249,14 @@ __device__ __forceinline__ void multiply_qk(Scores<Tile>& s, uint32_t stage, Que
       for (uint32_t r = 0; r < 4; ++r) s.e[m][n][r] = kChains == 1 ? chains[0][m][n][r] : chains[0][m][n][r] + chains[kChains - 1][m][n][r];
 }
 
-// Scores times their token's scale of K.
-template <typename KeyScales, typename Tile>
-__device__ __forceinline__ void scale_scores(Scores<Tile>& s, const uint8_t* k_scales) {
+// Scores times their token's scale of K, k_scales(token of the tile).
+template <typename Tile, typename KeyScales>
+__device__ __forceinline__ void scale_scores(Scores<Tile>& s, const KeyScales& k_scales) {
 #pragma unroll
   for (uint32_t m = 0; m < TileShape<Tile>::kM; ++m)
 #pragma unroll
     for (uint32_t half = 0; half < 2; ++half) {
-      const float scale = KeyScales::of_token(k_scales, 16 * m + threadIdx.x % 32 / 4 + 8 * half);
+      const float scale = k_scales(16 * m + threadIdx.x % 32 / 4 + 8 * half);
 #pragma unroll
       for (uint32_t n = 0; n < Tile::kN; ++n) {
         s.e[m][n][2 * half] *= scale;
@@ -384,17 +384,17 @@ __device__ __forceinline__ void raise_max(WarpSums<Tile>& sums, ValueUnit<Tile>&
     }
 }
 
-// Scores become weights times their token's scale of V; row_sum gets the weights alone. kSkipHidden: a weight of 0 stays 0 whatever
+// Scores become weights times their token's scale of V, v_scales(token of the tile); row_sum gets the weights alone. kSkipHidden: a weight of 0 stays 0 whatever
 // the scale. The lane's largest of each column; whether one passes its unit.
-template <typename ValueScales, bool kSkipHidden, typename Tile, typename Factor>
+template <bool kSkipHidden, typename Tile, typename ValueScales, typename Factor>
 __device__ __forceinline__ bool weigh_by_value_scales(float (&largest)[Tile::kN][2], Scores<Tile>& s, WarpSums<Tile>& sums, const ValueUnit<Tile>& value,
-                                                      const uint8_t* v_scales, const Factor& factor) {
+                                                      const ValueScales& v_scales, const Factor& factor) {
   bool grows = false;
 #pragma unroll
   for (uint32_t m = 0; m < TileShape<Tile>::kM; ++m)
 #pragma unroll
     for (uint32_t half = 0; half < 2; ++half) {
-      const float scale = ValueScales::of_token(v_scales, 16 * m + threadIdx.x % 32 / 4 + 8 * half);
+      const float scale = v_scales(16 * m + threadIdx.x % 32 / 4 + 8 * half);
 #pragma unroll
       for (uint32_t n = 0; n < Tile::kN; ++n)
 #pragma unroll
@@ -441,7 +441,7 @@ __device__ __forceinline__ void round_weights(uint32_t (&weights)[Tile::kN][2], 
 
 // ---- O^T += V^T P^T
 
-// Fragments of V times the scales of groups of dims; `scales` are those of the stage.
+// Fragments of V times the scales of groups of dims, expanded.
 template <typename Tile, typename ValueScales>
 struct ValueGroupScales {
   using Values = typename TileShape<Tile>::Values;

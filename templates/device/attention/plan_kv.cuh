@@ -113,13 +113,15 @@ __device__ __forceinline__ void store_idle(uint32_t* counters, uint64_t count) {
 }
 
 // The cost of one SM part: an equal share of all, but no less than is worth a block. Where that would cut the longest request into
-// a few chunks more than one merge takes (kFanIn), a little more.
+// a few chunks more than one merge takes (kFanIn), a little more: a request alone begins with an SM part, its fixed cost first;
+// one among others begins anywhere, and so has one chunk more than its cost has shares.
 template <typename Split>
 __device__ __forceinline__ uint64_t cost_share(const PlanSums& all, uint32_t num_sm_parts) {
   const uint64_t total = all.tiles + (uint64_t)all.requests * Split::kOverhead;
   const uint64_t share = max((uint64_t)(Split::kOverhead + Split::kLeastTiles), (total + num_sm_parts - 1) / num_sm_parts);
   if (num_sm_parts > kFanIn + kFanIn / 4) return share;
-  return max(share, ((uint64_t)all.longest + kFanIn - 1) / kFanIn);
+  if (all.requests == 1) return max(share, (total + kFanIn - 1) / kFanIn);
+  return max(share, ((uint64_t)all.longest + kFanIn - 2) / (kFanIn - 1));
 }
 
 // Where the chunks of a request go: `count` from number `index` on; those of several have slots from `slot` on.
@@ -155,7 +157,8 @@ __device__ __forceinline__ void store_chunks(const Plan& plan, KvChunk chunk, co
 }
 
 // Stores the chunk list and the first chunk of every SM part, and returns the number of chunks. SM part p has the costs
-// [p * share, (p + 1) * share); a request costs kOverhead, then 1 for each tile. All threads call it.
+// [p * share, (p + 1) * share); a request costs kOverhead, then 1 for each tile. Last tiles of a request that are fewer than
+// kOverhead, and so not worth a chunk, stay with the chunk before. All threads call it.
 template <typename Split, typename Cache, typename Rows>
 __device__ __forceinline__ uint32_t sync_store_balanced_chunks(const Plan& plan, const Cache& cache, const Rows& rows, uint32_t stamp, uint64_t share,
                                                                uint32_t num_sm_parts) {
@@ -168,7 +171,9 @@ __device__ __forceinline__ uint32_t sync_store_balanced_chunks(const Plan& plan,
     const uint64_t begin = cost_before + sync_scan<Split::kThreads>((uint64_t)(request.tiles > 0 ? request.tiles + Split::kOverhead : 0), costs);
     cost_before += costs;
     const uint64_t first_part = (begin + Split::kOverhead) / share, last_part = (begin + Split::kOverhead - 1 + request.tiles) / share;
-    const ChunkPlace place = sync_place<Split::kThreads>(request.tiles > 0 ? (uint32_t)(last_part - first_part) + 1 : 0, next);
+    const uint64_t last_tiles = begin + Split::kOverhead + request.tiles - last_part * share;
+    const uint32_t more_chunks = (uint32_t)(last_part - first_part) - (last_part > first_part && last_tiles < Split::kOverhead);
+    const ChunkPlace place = sync_place<Split::kThreads>(request.tiles > 0 ? more_chunks + 1 : 0, next);
     if (request.tiles == 0) continue;
     store_chunks<Split>(plan, request.chunk, place, stamp, [&](uint32_t i) { return (uint32_t)((first_part + i) * share - begin - Split::kOverhead); });
     // SM parts that begin in this request, or between it and the one before.

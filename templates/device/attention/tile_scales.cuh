@@ -1,62 +1,103 @@
-// The scales of a tile's tokens: read a tile ahead of their use, a token a lane, and kept in shared memory as products want them.
+// The scales of a tile's tokens: copied into its stage with the rows, a token a thread, and read there as products want them.
 //
-// A scale a token stays f32: it multiplies rows of S, and the weights of V. Scales of groups of dims, and zero points, are
-// applied to fragments, as f16: a = code * scale - zero * scale. Scales that the caller gives for all tokens are none of these.
+// A scale a token multiplies rows of S, and the weights of V, as f32. Scales of groups of dims, and zero points, are applied to
+// fragments, as f16: a = code * scale - zero * scale. They are expanded once a tile, from its stage to shared memory of the team. Scales that the
+// caller gives for all tokens are none of these.
 #pragma once
 
+#include "../memory/cp_async.cuh"
 #include "fragments.cuh"
 #include "split_kv.cuh"
 
 enum class ScaleUse : uint32_t { none, token, key_groups, value_groups };
 
-template <typename S, uint32_t kTokens, ScaleUse kUse>
+// How the scales of kTokens tokens are used, and how many neighbouring ones of a token, zero points included, are one copy. A copy
+// has 4, 8 or 16 bytes; where kRun scales have fewer, it is the aligned word that holds them. kRun = 0: no word surely holds a scale
+// and nothing past its page.
+template <ScaleUse kUseOf, uint32_t kTokensOf, uint32_t kRunOf>
+struct ScaleTile {
+  static constexpr ScaleUse kUse = kUseOf;
+  static constexpr uint32_t kTokens = kTokensOf, kRun = kRunOf;
+};
+
+template <typename S, typename How>
 struct TileScales {
-  static constexpr uint32_t kTileTokens = kTokens;
+  using Scale = typename S::Scale;
+  using Bits = typename Word<sizeof(Scale)>::type;
+  static constexpr ScaleUse kUse = How::kUse;
+  static constexpr uint32_t kTokens = How::kTokens;
   static constexpr bool kGrouped = kUse == ScaleUse::key_groups || kUse == ScaleUse::value_groups;
   static constexpr uint32_t kGroups = (S::kSize + S::kBlockDims - 1) / S::kBlockDims, kEach = 1 + S::kZero;
-  // Keys: every scale twice, for the two elements of a register; values: those of two tokens side by side.
+  static constexpr uint32_t kRun = How::kRun == 0 ? 1 : How::kRun, kCopies = kUse == ScaleUse::none ? 0 : kGroups * kEach / kRun;
+  static constexpr uint32_t kCopyBytes = kRun * sizeof(Scale) < 4 ? 4 : kRun * sizeof(Scale);
+  static constexpr bool kInWord = How::kRun > 0 && kRun * sizeof(Scale) < 4;  // a copy is a word with other scales in it
+  // In a stage: copy i of token t at (i * kTokens + t) * kCopyBytes.
+  static constexpr uint32_t kStageBytes = kCopies * kTokens * kCopyBytes;
+  // Expanded, keys: every scale twice, for the two elements of a register; values: those of two tokens side by side.
   static constexpr uint32_t kEntry = kUse == ScaleUse::value_groups ? 2 : 4;
-  static constexpr uint32_t kBytes = kUse == ScaleUse::none ? 0 : (kTokens * kGroups * kEach * kEntry + 15) / 16 * 16;
+  static constexpr uint32_t kExpandedBytes = kGrouped ? kTokens * kGroups * kEach * kEntry : 0;
+  static_assert(kCopyBytes <= 16 && kGroups * kEach % kRun == 0);
 
-  // Those of a token, scales and zero points in turn.
-  struct Loaded {
-    typename S::Scale e[kUse == ScaleUse::none ? 1 : kGroups * kEach];
-  };
-
-  template <typename Cache, typename Page>
-  __device__ static __forceinline__ void load(Loaded& out, const Cache& cache, const Page& page, uint32_t offset, uint32_t head) {
-    constexpr uint32_t kAccess = within_block(kGroups * kEach, S::kScaleVector);  // the greatest common divisor
-    using Access = Vec<typename S::Scale, kAccess>;
-#pragma unroll
-    for (uint32_t i = 0; i < kGroups * kEach; i += kAccess) {
-      const Access some = *(const Access*)(scale_at<S>(cache, page, offset, head, i / kEach * S::kBlockDims) + i % kEach);
-#pragma unroll
-      for (uint32_t n = 0; n < kAccess; ++n) out.e[i + n] = some.e[n];
-    }
+  // Scale or zero point n of token `token`, out of its stage; `offset` is the token's in its page, which counts from a word.
+  __device__ static __forceinline__ Scale read(const uint8_t* stage, uint32_t n, uint32_t token, uint32_t offset, uint32_t head) {
+    return *(const Scale*)(stage + place(n, token, offset, head));
   }
 
-  __device__ static __forceinline__ void store(uint8_t* to, const Loaded& loaded, uint32_t token) {
-    if constexpr (kUse == ScaleUse::token) {
-      ((float*)to)[token] = to_f32(loaded.e[0]);
-    } else {
+  // Whether the page begins where copies can.
+  template <typename Cache, typename Page>
+  __device__ static __forceinline__ bool aligned(const Cache& cache, const Page& page) {
+    if constexpr (kCopies == 0 || (How::kRun > 0 && S::kScaleVector * sizeof(Scale) % kCopyBytes == 0)) return true;
+    else return How::kRun > 0 && (uint64_t)S::scales(cache, page) % kCopyBytes == 0;
+  }
+  // Starts the copies of token `token` of the tile out of such a page; where it is not `live`, zeros.
+  template <typename Cache, typename Page>
+  __device__ static __forceinline__ void copy_async(uint32_t stage, const Cache& cache, const Page& page, uint32_t token, uint32_t offset, uint32_t head, bool live) {
 #pragma unroll
-      for (uint32_t group = 0; group < kGroups; ++group) {
-        const float scale = to_f32(loaded.e[group * kEach]);
-        put(to, group, token, scale);
-        if constexpr (S::kZero) put(to, kGroups + group, token, -scale * to_f32(loaded.e[group * kEach + 1]));
+    for (uint32_t i = 0; i < kCopies; ++i) {
+      uint64_t from = (uint64_t)(scale_at<S>(cache, page, offset, head, i * kRun / kEach * S::kBlockDims) + i * kRun % kEach);
+      if constexpr (kInWord) from &= ~(uint64_t)3;
+      cp_async<kCopyBytes>(stage + (i * kTokens + token) * kCopyBytes, (const void*)from, live);
+    }
+  }
+  // The same out of any page: one by one, and waited for here, where it does not begin so.
+  template <typename Cache, typename Page>
+  __device__ static __forceinline__ void copy_any(uint32_t stage, const Cache& cache, const Page& page, uint32_t token, uint32_t offset, uint32_t head, bool live) {
+    if (aligned(cache, page)) return copy_async(stage, cache, page, token, offset, head, live);
+    if constexpr (sizeof(Scale) < 4) {
+#pragma unroll 1
+      for (uint32_t n = 0; n < kCopies * kRun; ++n) {
+        const Scale* from = scale_at<S>(cache, page, offset, head, n / kEach * S::kBlockDims) + n % kEach;
+        store_shared(stage + place(n, token, offset, head), live ? *(const Bits*)from : Bits(0));
       }
     }
   }
 
-  // Of token `token`.
-  __device__ static __forceinline__ float of_token(const uint8_t* from, uint32_t token) { return ((const float*)from)[token]; }
+  // The scales of token `token`, out of its stage.
+  __device__ static __forceinline__ void expand(uint8_t* to, const uint8_t* stage, uint32_t token, uint32_t offset, uint32_t head) {
+    constexpr uint32_t kValues = kGroups * kEach;
+    alignas(16) Scale loaded[(kValues + 3) / 4 * 4] = {};
+#pragma unroll
+    for (uint32_t n = 0; n < kValues; ++n) {
+      if constexpr (kInWord) loaded[n] = read(stage, n, token, offset, head);
+      else if (n % kRun == 0) *(Vec<Scale, kRun>*)&loaded[n] = *(const Vec<Scale, kRun>*)(stage + place(n, token, offset, head));
+    }
+    uint32_t pairs[(kValues + 3) / 4 * 2];
+#pragma unroll
+    for (uint32_t n = 0; n < kValues; n += 4) halves(*(uint32_t(*)[2])&pairs[n / 2], &loaded[n]);
+    const auto twice = [&](uint32_t n) { return permute(pairs[n / 2], 0, n % 2 == 0 ? 0x1010 : 0x3232); };
+#pragma unroll
+    for (uint32_t group = 0; group < kGroups; ++group) {
+      put(to, group, token, twice(group * kEach));
+      if constexpr (S::kZero) put(to, kGroups + group, token, multiply_halves(twice(group * kEach) ^ 0x80008000u, twice(group * kEach + 1)));
+    }
+  }
 
   // A fragment's register: the token's, or those of `token` and the next.
   struct Pair {
     uint32_t scale, zero;
   };
-  __device__ static __forceinline__ Pair pair(const uint8_t* from, uint32_t group, uint32_t token) {
-    const auto at = [&](uint32_t line) { return *(const uint32_t*)(from + (line * kTokens + token) * kEntry); };
+  __device__ static __forceinline__ Pair pair(const uint8_t* expanded, uint32_t group, uint32_t token) {
+    const auto at = [&](uint32_t line) { return *(const uint32_t*)(expanded + (line * kTokens + token) * kEntry); };
     return {at(group), S::kZero ? at(kGroups + group) : 0};
   }
   __device__ static __forceinline__ uint32_t apply(uint32_t codes, const Pair& pair) {
@@ -64,35 +105,76 @@ struct TileScales {
   }
 
  private:
-  __device__ static __forceinline__ void put(uint8_t* to, uint32_t line, uint32_t token, float x) {
-    const uint16_t bits = from_f32<f16>(x).bits;
-    if constexpr (kUse == ScaleUse::key_groups) {
-      ((uint32_t*)to)[line * kTokens + token] = bits | (uint32_t)bits << 16;
+  // Where scale or zero point n of token `token` lies in a stage.
+  __device__ static __forceinline__ uint32_t place(uint32_t n, uint32_t token, uint32_t offset, uint32_t head) {
+    const uint32_t copy = (n / kRun * kTokens + token) * kCopyBytes, in_copy = n % kRun * sizeof(Scale);
+    if constexpr (!kInWord) return copy + in_copy;
+    return copy + (uint32_t)(S::scale_offset(offset, head, n / kEach * S::kBlockDims) + n % kEach) * (uint32_t)sizeof(Scale) % 4;
+  }
+  __device__ static __forceinline__ void store_shared(uint32_t to, uint32_t bits) {
+    if constexpr (sizeof(Scale) == 1) asm volatile("st.shared.u8 [%0], %1;" ::"r"(to), "r"(bits) : "memory");
+    else asm volatile("st.shared.u16 [%0], %1;" ::"r"(to), "h"((uint16_t)bits) : "memory");
+  }
+  // Four as f16.
+  __device__ static __forceinline__ void halves(uint32_t (&out)[2], const Scale* in) {
+    if constexpr (sizeof(Scale) == 1 && kFragmentFactor<Scale> == 1.0f) {
+      widen<true>(Scale{}, out, in[0].bits | in[1].bits << 8 | in[2].bits << 16 | (uint32_t)in[3].bits << 24);
     } else {
-      ((uint16_t*)to)[line * kTokens + token] = bits;
+#pragma unroll
+      for (uint32_t i = 0; i < 2; ++i) out[i] = half_of(in[2 * i]) | half_of(in[2 * i + 1]) << 16;
+    }
+  }
+  template <typename T>
+  __device__ static __forceinline__ uint32_t half_of(T x) { return from_f32<f16>(to_f32(x)).bits; }
+  __device__ static __forceinline__ uint32_t half_of(f16 x) { return x.bits; }
+  __device__ static __forceinline__ void put(uint8_t* to, uint32_t line, uint32_t token, uint32_t both) {
+    if constexpr (kUse == ScaleUse::key_groups) {
+      ((uint32_t*)to)[line * kTokens + token] = both;
+    } else {
+      ((uint16_t*)to)[line * kTokens + token] = (uint16_t)both;
     }
   }
 };
 
-// The scales of K and V of a stage, K's first: a token of a tile by a thread of the team's first kTokens, in registers until a
-// barrier later they are stored.
+// The scale of each token of a tile, whose first token is `first` of the request, in its stage.
+template <typename Scales, typename Cache>
+struct TokenScales {
+  const uint8_t* stage;
+  const Cache& cache;
+  uint32_t first, head;
+  __device__ __forceinline__ float operator()(uint32_t token) const {
+    return to_f32(Scales::read(stage, 0, token, (first + token) % cache.page_tokens, head));
+  }
+};
+
+// The scales of K and V of a tile, K's first, in its stage and where they are expanded to.
 template <typename KeyScales, typename ValueScales>
 struct StageScales {
-  static constexpr uint32_t kBytes = KeyScales::kBytes + ValueScales::kBytes;
-  typename KeyScales::Loaded k;
-  typename ValueScales::Loaded v;
+  static constexpr uint32_t kStageBytes = KeyScales::kStageBytes + ValueScales::kStageBytes;
+  static constexpr uint32_t kExpandedBytes = KeyScales::kExpandedBytes + ValueScales::kExpandedBytes;
+  uint32_t stage;
 
-  // Of the tile's token number `thread`, where it is one of the chunk's and `page` is found; else zeros.
+  // Whether the page begins where copies can.
   template <typename Cache, typename Page>
-  __device__ __forceinline__ void load(const Cache& cache, const Page& page, const KvChunk& chunk, uint32_t tile, uint32_t head, uint32_t thread) {
-    const uint32_t token = tile * KeyScales::kTileTokens + thread;
-    if (thread >= KeyScales::kTileTokens || token < chunk.begin || token >= chunk.end || !page.valid) return;
-    if constexpr (KeyScales::kBytes > 0) KeyScales::load(k, cache, page, token % cache.page_tokens, head);
-    if constexpr (ValueScales::kBytes > 0) ValueScales::load(v, cache, page, token % cache.page_tokens, head);
+  __device__ static __forceinline__ bool aligned(const Cache& cache, const Page& page) {
+    return KeyScales::aligned(cache, page) && ValueScales::aligned(cache, page);
   }
-  __device__ __forceinline__ void store(uint8_t* to, uint32_t thread) const {
-    if (thread >= KeyScales::kTileTokens) return;
-    if constexpr (KeyScales::kBytes > 0) KeyScales::store(to, k, thread);
-    if constexpr (ValueScales::kBytes > 0) ValueScales::store(to + KeyScales::kBytes, v, thread);
+  // Starts the copies of token `token` of a tile, `offset` tokens into such a page; where it is not `live`, zeros.
+  template <typename Cache, typename Page>
+  __device__ __forceinline__ void copy_async(const Cache& cache, const Page& page, uint32_t token, uint32_t offset, uint32_t head, bool live = true) const {
+    if constexpr (KeyScales::kCopies > 0) KeyScales::copy_async(stage, cache, page, token, offset, head, live);
+    if constexpr (ValueScales::kCopies > 0) ValueScales::copy_async(stage + KeyScales::kStageBytes, cache, page, token, offset, head, live);
+  }
+  // The same out of any page.
+  template <typename Cache, typename Page>
+  __device__ __forceinline__ void copy_any(const Cache& cache, const Page& page, uint32_t token, uint32_t offset, uint32_t head, bool live) const {
+    if constexpr (KeyScales::kCopies > 0) KeyScales::copy_any(stage, cache, page, token, offset, head, live);
+    if constexpr (ValueScales::kCopies > 0) ValueScales::copy_any(stage + KeyScales::kStageBytes, cache, page, token, offset, head, live);
+  }
+
+  // Expands the scales of token `token` of a tile, which this thread has copied.
+  __device__ static __forceinline__ void expand(uint8_t* to, const uint8_t* stage, uint32_t token, uint32_t offset, uint32_t head) {
+    if constexpr (KeyScales::kGrouped) KeyScales::expand(to, stage, token, offset, head);
+    if constexpr (ValueScales::kGrouped) ValueScales::expand(to + KeyScales::kExpandedBytes, stage + KeyScales::kStageBytes, token, offset, head);
   }
 };

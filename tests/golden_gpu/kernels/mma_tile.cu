@@ -74,13 +74,15 @@ __device__ __forceinline__ void attend(const Cache<typename Tile::K, typename Ti
   using K = typename Tile::K;
   using V = typename Tile::V;
   constexpr uint32_t kCols = 8 * Tile::kN, kT = Tile::kTokens, kScalesAt = kT * (Tile::kKeyPitch + Tile::kValuePitch);
-  using KeyScales = TileScales<K, kT, kScaled == Scaled::tokens ? ScaleUse::token : kScaled == Scaled::groups ? ScaleUse::key_groups : ScaleUse::none>;
-  using ValueScales = TileScales<V, kT, kScaled == Scaled::tokens ? ScaleUse::token : kScaled == Scaled::groups ? ScaleUse::value_groups : ScaleUse::none>;
+  constexpr ScaleUse kKeyUse = kScaled == Scaled::tokens ? ScaleUse::token : kScaled == Scaled::groups ? ScaleUse::key_groups : ScaleUse::none;
+  constexpr ScaleUse kValueUse = kKeyUse == ScaleUse::key_groups ? ScaleUse::value_groups : kKeyUse;
+  using KeyScales = TileScales<K, ScaleTile<kKeyUse, kT, kScaled == Scaled::groups ? 2 : 1>>;
+  using ValueScales = TileScales<V, ScaleTile<kValueUse, kT, 1>>;
   using Scales = StageScales<KeyScales, ValueScales>;
   struct Merged {
     float max[2][kCols], sum[2][kCols], out[2][kCols][kDims + 4];
   };
-  __shared__ alignas(16) uint8_t stage[kScalesAt + Scales::kBytes];
+  __shared__ alignas(16) uint8_t stage[kScalesAt + Scales::kStageBytes], expanded[Scales::kExpandedBytes + 16];
   __shared__ typename TileShape<Tile>::Query shared_query;
   __shared__ float qk_scales[kCols];
   __shared__ Merged merged;
@@ -114,31 +116,33 @@ __device__ __forceinline__ void attend(const Cache<typename Tile::K, typename Ti
   ValueUnit<Tile> unit;
   const RowPositions<Mask> positions{chunk};
   bool failed = false;
+  const Scales scales = {at + kScalesAt};
 
 #pragma unroll 1
   for (uint32_t tile = chunk.begin / kT; tile * kT < chunk.end; ++tile) {
     if constexpr (Tile::kRun > 0) {
       PageIds ids[kT / Tile::kRun];
       look_up_runs<Tile>(ids, cache, chunk, tile);
-      copy_runs_async<Tile>(failed, at, cache, ids, chunk, tile, kHead, lane, errors + blockIdx.x);
+      copy_runs_async<Tile>(failed, at, cache, ids, chunk, tile, kHead, lane, errors + blockIdx.x, scales);
     } else {
       const PageIds id = look_up_token<Tile>(cache, chunk, tile);
-      copy_tokens_async<Tile>(failed, at, cache, id, chunk, tile, kHead, lane, errors + blockIdx.x);
+      copy_tokens_async<Tile>(failed, at, cache, id, chunk, tile, kHead, lane, errors + blockIdx.x, scales);
     }
     cp_async_commit();
-    if constexpr (Scales::kBytes > 0) {
-      Scales scales = {};
-      scales.load(cache, cache.page(look_up_token<Tile>(cache, chunk, tile)), chunk, tile, kHead, lane);
-      scales.store(stage + kScalesAt, lane);
-    }
     cp_async_wait<0>();
     __syncwarp();
-    const uint8_t *k_scales = stage + kScalesAt, *v_scales = stage + kScalesAt + KeyScales::kBytes;
+    if constexpr (Scales::kExpandedBytes > 0) {
+      if (lane < kT) Scales::expand(expanded, stage + kScalesAt, lane, (tile * kT + lane) % kTokens, kHead);
+      __syncwarp();
+    }
+    using CacheOf = Cache<K, V>;
+    const TokenScales<KeyScales, CacheOf> k_scales = {stage + kScalesAt, cache, tile * kT, kHead};
+    const TokenScales<ValueScales, CacheOf> v_scales = {stage + kScalesAt + KeyScales::kStageBytes, cache, tile * kT, kHead};
 
     Scores<Tile> s;
-    if constexpr (kScaled == Scaled::groups) multiply_qk(s, at, query, KeyGroupScales<Tile, KeyScales>{k_scales});
+    if constexpr (kScaled == Scaled::groups) multiply_qk(s, at, query, KeyGroupScales<Tile, KeyScales>{expanded});
     else multiply_qk(s, at, query);
-    if constexpr (kScaled == Scaled::tokens) scale_scores<KeyScales>(s, k_scales);
+    if constexpr (kScaled == Scaled::tokens) scale_scores(s, k_scales);
     for_each_score(s, [&](uint32_t token, uint32_t col, float& x) {
       if (!positions.seen_by(columns.of(col, chunk.rows).i).has(tile * kT + token)) x = -infinity();
     });
@@ -146,7 +150,7 @@ __device__ __forceinline__ void attend(const Cache<typename Tile::K, typename Ti
     const bool rises = tile_max(high, s, sums, qk_scale);
     if constexpr (kScaled == Scaled::tokens) {
       if (__any_sync(~0u, rises)) raise_max(sums, unit, high);
-      const bool grows = weigh_by_value_scales<ValueScales, true>(high, s, sums, unit, v_scales, qk_scale);
+      const bool grows = weigh_by_value_scales<true>(high, s, sums, unit, v_scales, qk_scale);
       if (__any_sync(~0u, grows)) raise_unit(sums, unit, high);
     } else {
       if (__any_sync(~0u, rises)) raise_max(sums, high);
@@ -157,7 +161,7 @@ __device__ __forceinline__ void attend(const Cache<typename Tile::K, typename Ti
       if constexpr (kScaled == Scaled::tokens) round_weights(weights, s, unit, m);
       else exponentiate(weights, sums, s, m, qk_scale);
       if constexpr (kScaled == Scaled::groups) {
-        const ValueGroupScales<Tile, ValueScales> groups = {v_scales};
+        const ValueGroupScales<Tile, ValueScales> groups = {expanded + KeyScales::kExpandedBytes};
         if (__any_sync(~0u, has_special_values<Tile>(at, m, groups))) multiply_pv_by_column(sums, at, weights, m, s, -infinity(), groups);
         else multiply_pv(sums, at, weights, m, groups);
       } else if (__any_sync(~0u, has_special_values<Tile>(at, m))) {

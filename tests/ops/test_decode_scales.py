@@ -1,0 +1,104 @@
+"""Scales on their way to decode's products: every size of copy, words that other scales share, pages where no copy can begin."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, Final, Literal
+
+import numpy as np
+import pytest
+
+from kvgen import Block, KernelSet, Paged, Quant, ops
+from kvgen.lowering.attention import mma
+from tests.ops.test_decode import decode_scene
+from tests.support.batches import PLAIN
+from tests.support.harness import check_decode
+from tests.support.memory import aligned
+from tests.support.scenes import Scene
+from tests.support.sets import ALL
+
+
+def scaled(
+    name: str, page: int, heads: int, dim: int, runs: tuple[int, int], **quant: Any
+) -> tuple[KernelSet, tuple[int, int]]:
+    """A set with decode alone, and how many scales of K and of V a copy brings."""
+    rows = quant.pop("rows", 1)
+    own: dict[str, Any] = {"quant": Quant(**quant)} if "dtype" in quant else quant
+    cache = Paged(dtype="bf16", kv_heads=heads, head_dim=dim, page_size=page, **own)
+    decode = ops.Decode(rows=rows)
+    return KernelSet(name=f"scales_{name}", q_heads=2 * heads, cache=cache, ops=(decode,), arch=("sm_90a",)), runs
+
+
+I8: Final[dict[str, Any]] = {"dtype": "i8", "scale_dtype": "f16"}
+MIXED: Final[dict[str, Any]] = {
+    "k_quant": Quant(dtype="i8", scale_dtype="bf16"),
+    "v_quant": Quant(dtype="e4m3", scale_dtype="f32"),
+}
+SETS: Final = dict(
+    words=scaled("words", 16, 2, 64, (1, 1), **I8),  # a word has the scales of both heads
+    one_head=scaled("one_head", 8, 1, 64, (1, 1), **I8),  # or those of two tokens
+    lonely=scaled("lonely", 1, 1, 64, (0, 0), **I8),  # no word in a page
+    mixed=scaled("mixed", 16, 2, 64, (1, 1), **MIXED),
+    pairs=scaled("pairs", 16, 2, 64, (2, 2), dtype="i4", scale_dtype="f16", zero=True, block=Block(dim=64)),
+    many_rows=scaled("many_rows", 16, 2, 64, (2, 2), dtype="i4", scale_dtype="f16", zero=True, block=Block(dim=32), rows=20),
+    nvfp4=scaled("nvfp4", 32, 2, 64, (4, 4), dtype="e2m1", scale_dtype="e4m3", recipe="global", block=Block(dim=16)),
+    nvfp4_rows=scaled("nvfp4_rows", 1, 1, 128, (8, 8), dtype="e2m1", scale_dtype="e4m3", recipe="global", block=Block(dim=16)),
+)  # fmt: skip
+ALL.update({kernels.name: kernels for kernels, _ in SETS.values()})
+
+
+def laid(name: str, move: Literal["", "unaligned"], schedule: Any = "ascending") -> tuple[Scene, Any]:
+    """A scene with requests that end inside tiles, and where it is to be, pools of scales as little aligned as they may be."""
+    kernels, _ = SETS[name]
+    batch = replace(PLAIN, totals=(70, 33, 1, 129), new=(1, 1, 1, 1), schedule=schedule)
+    if not move:
+        return decode_scene(kernels.name, batch, 4)
+    place = Scene._lay_tensors
+
+    def elsewhere(scene: Scene) -> None:
+        place(scene)
+        by = {t.name: t.align for t in scene.cache.storage.tensors if t.name.endswith("scales")}
+        for tensor_name, step in by.items():
+            for tensor in scene.tensors[tensor_name]:
+                moved = aligned(len(tensor.memory) + step)[step:]
+                moved[...] = tensor.memory
+                tensor.memory = moved
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Scene, "_lay_tensors", elsewhere)
+        return decode_scene(kernels.name, batch, 4)
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_copies(name: str) -> None:
+    """What a copy brings is what the set is for."""
+    kernels, runs = SETS[name]
+    assert not mma.hindrance(kernels, kernels.ops[0].rows)  # type: ignore[attr-defined]
+    k, v = (parts[0] for parts in kernels.cache.storage.roles.values())
+    assert (mma.scale_run(k, "key"), mma.scale_run(v, "value")) == runs
+
+
+@pytest.mark.parametrize("move", ["", "unaligned"])
+@pytest.mark.parametrize("name", SETS)
+def test_oracle(name: str, move: Any) -> None:
+    """Wherever pools begin; three orders of the threads leave the same bits."""
+    found = []
+    for schedule in ("ascending", "descending", 7):
+        scene, q = laid(name, move, schedule)
+        out, lse, _ = check_decode(scene, q)
+        assert lse is not None
+        found.append((out.tobytes(), lse.tobytes()))
+    assert found[0] == found[1] == found[2]
+
+
+@pytest.mark.parametrize("name", ["words", "nvfp4"])
+def test_unaligned_pools_change_no_bit(name: str) -> None:
+    """Copies and loads leave the same in shared memory."""
+    results = []
+    for move in ("", "unaligned"):
+        scene, q = laid(name, move)  # type: ignore[arg-type]
+        addresses = [a.ctypes.data % 4 for n, a in scene.arrays().items() if n.endswith("scales")]
+        assert any(addresses) == bool(move)
+        out, _, _ = check_decode(scene, q)
+        results.append(np.array(out))
+    assert results[0].tobytes() == results[1].tobytes()
