@@ -140,10 +140,21 @@ class PoolCache:
             )
         self._longest(dims)
         held: dict[str, int] = {f.name: size_of(f, dims) for f in self.FIELDS if isinstance(f, Size)}
+        self._hold_page_ids(dims)
         held |= {f.name: self._table_views[f.name].pointer if self.has_tables else 0 for f in self.TABLES}
         footprint = Footprint.of((*spans_of(memory), *self._table_spans))
         values = [held.get(f.name, 0) for f in self.FIELDS]
         return StepLayers(dims, SizesKey(dims), values, read, memory, footprint)
+
+    def _hold_page_ids(self, dims: Dims) -> None:
+        """Raise ArgumentError where page ids of the pool would be negative numbers of a table of i32."""
+        if self.has_tables and any(t.dtype == "i32" for t in self.TABLES):
+            for name in ("pages", "scale_pages"):
+                if dims.get(name, 0) > 2**31:
+                    raise ArgumentError(
+                        f"{dims.origin[name]}: got {dims[name]} pages; ids in tables of i32 are below 2^31; pass a smaller pool, "
+                        "or build the set with tables of u32 or i64"
+                    )
 
     def _hold_requests(self, pool: PoolLayers, tables: Dims) -> None:
         """Raise ArgumentError where a tensor of the pool, as a tail, is for other requests than the tables."""

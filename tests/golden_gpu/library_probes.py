@@ -89,7 +89,7 @@ def _range(own: list[int], b: int, row: int, rows: int) -> tuple[int, int, bool,
 def _indices(arrays: Arrays) -> dict[str, Wanted]:
     offsets = arrays["offsets"]
     kind = offsets.dtype.name
-    out = np.zeros((8, 32, 4), np.uint32)
+    out = np.zeros((8, 32, 5), np.uint32)
     for batch in range(8):
         own = [_index(int(x), kind) for x in offsets[batch]]
         total = own[5]
@@ -103,7 +103,9 @@ def _indices(arrays: Arrays) -> dict[str, Wanted]:
                 found = b | padding << 8 | valid << 9
                 if padding or not valid:
                     begin = end = 0
-            out[batch, row] = [found | bad << 10, begin << 16 | end, _request(own, row), own[row % 6]]
+            index, entry = own[row % 6], int(offsets[batch, row % 6])
+            page_id = index if kind == "int64" else entry % 2**32
+            out[batch, row] = [found | bad << 10, begin << 16 | end, _request(own, row), index, page_id]
     return {"out": exact(out)}
 
 
@@ -111,7 +113,7 @@ def _index_inputs(dtype: str) -> dict[str, Array]:
     offsets = np.array(BATCHES, np.int64)
     if dtype == "int64":
         offsets[5, 2], offsets[7, 2] = 2**32, 2**40
-    return {"offsets": offsets.astype(dtype), "out": np.zeros((8, 32, 4), np.uint32)}
+    return {"offsets": offsets.astype(dtype), "out": np.zeros((8, 32, 5), np.uint32)}
 
 
 LANES = {"two": 2, "eight": 8, "all": 32}

@@ -208,6 +208,10 @@ def test_more_than_32_bits_count(driver: NotingDriver) -> None:
     rule = r"= 4294967296; kernels count it in 32 bits; pass less than 2\^32"
     with pytest.raises(ArgumentError, match=rf"^pool: got pages {rule}"):
         package("paged").Cache(DeviceArray((2**32, 2, 2, 4, 2, 16), BF16, POOL), **table)
+    with pytest.raises(
+        ArgumentError, match=r"^pool: got 2147483649 pages; ids in tables of i32 are below 2\^31; pass a smaller"
+    ):
+        package("paged").Cache(DeviceArray((2**31 + 1, 2, 2, 4, 2, 16), BF16, POOL), **table)
     table["page_table"] = DeviceArray((2, 2**32), np.int32, TABLE)
     with pytest.raises(ArgumentError, match=rf"^page_table: got M {rule}"):
         package("paged").Cache(DeviceArray((5, 2, 2, 4, 2, 16), BF16, POOL), **table)

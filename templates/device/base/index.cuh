@@ -9,6 +9,14 @@ __device__ __forceinline__ uint32_t load_index(const int64_t* p, uint64_t i) {
   return x < 0 || x > (int64_t)kU32Max ? kU32Max : (uint32_t)x;
 }
 
+// Entry i as the id of a page. Negative ones of 32 bits count as 2^31 and more, which no pool has whose ids are signed: no test of the
+// sign waits for the load.
+template <typename Id>
+__device__ __forceinline__ uint32_t load_page_id(const Id* p, uint64_t i) {
+  if constexpr (sizeof(Id) == 4) return (uint32_t)p[i];
+  else return load_index(p, i);
+}
+
 // The request b with offsets[b] <= row < offsets[b + 1], by halving; any offsets give some b < batch.
 template <typename Index>
 __device__ __forceinline__ uint32_t request_of(const Index* offsets, uint32_t batch, uint32_t row) {

@@ -31,11 +31,12 @@ __device__ __forceinline__ void indices(const Index* offsets, uint32_t* out) {
   const uint32_t row = threadIdx.x, rows = blockDim.x, batch = blockIdx.x;
   const Index* own = offsets + batch * 6;
   const RowRange range = range_of(own, 5, row, 20);
-  uint32_t* to = out + batch * rows * 4 + row * 4;
+  uint32_t* to = out + batch * rows * 5 + row * 5;
   to[0] = range.b | (uint32_t)range.padding << 8 | (uint32_t)range.valid << 9 | (uint32_t)bad_total(own, 5, 20) << 10;
   to[1] = range.valid && !range.padding ? range.begin << 16 | range.end : 0;
   to[2] = request_of(own, 5, row);
   to[3] = load_index(own, row % 6);
+  to[4] = load_page_id(own, row % 6);
 }
 extern "C" __global__ void library_index_u32(const uint32_t* offsets, uint32_t* out) { indices(offsets, out); }
 extern "C" __global__ void library_index_i32(const int32_t* offsets, uint32_t* out) { indices(offsets, out); }
