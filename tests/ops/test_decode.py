@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kvgen import KernelSet
 from tests.support.batches import PLAIN, Batch, batches, capacity
 from tests.support.harness import (
     check_decode,
@@ -25,9 +26,9 @@ from tests.support.sets import ALL, SETS
 DECODES = [n for n, s in SETS.items() if any(o.kind == "decode" for o in s.ops)]
 
 
-def decode_scene(name: str, batch: Batch, rows: int) -> tuple[Scene, Raw]:
+def decode_scene(which: str | KernelSet, batch: Batch, rows: int) -> tuple[Scene, Raw]:
     """A scene with every token stored, loud where losing one would hardly show, and queries."""
-    kernels = ALL[name]
+    kernels = ALL[which] if isinstance(which, str) else which
     counts = batch.totals if kernels.cache.lengths == "after" else [n - 1 for n in batch.totals]
     scene = Scene(kernels, batch, counts)
     scene.fill(batch.totals)

@@ -15,7 +15,6 @@ from tests.support.batches import PLAIN
 from tests.support.harness import check_decode
 from tests.support.memory import aligned
 from tests.support.scenes import Scene
-from tests.support.sets import ALL
 
 
 def scaled(
@@ -44,7 +43,6 @@ SETS: Final = dict(
     nvfp4=scaled("nvfp4", 32, 2, 64, (4, 4), dtype="e2m1", scale_dtype="e4m3", recipe="global", block=Block(dim=16)),
     nvfp4_rows=scaled("nvfp4_rows", 1, 1, 128, (8, 8), dtype="e2m1", scale_dtype="e4m3", recipe="global", block=Block(dim=16)),
 )  # fmt: skip
-ALL.update({kernels.name: kernels for kernels, _ in SETS.values()})
 
 
 def laid(name: str, move: Literal["", "unaligned"], schedule: Any = "ascending") -> tuple[Scene, Any]:
@@ -52,7 +50,7 @@ def laid(name: str, move: Literal["", "unaligned"], schedule: Any = "ascending")
     kernels, _ = SETS[name]
     batch = replace(PLAIN, totals=(70, 33, 1, 129), new=(1, 1, 1, 1), schedule=schedule)
     if not move:
-        return decode_scene(kernels.name, batch, 4)
+        return decode_scene(kernels, batch, 4)
     place = Scene._lay_tensors
 
     def elsewhere(scene: Scene) -> None:
@@ -66,7 +64,7 @@ def laid(name: str, move: Literal["", "unaligned"], schedule: Any = "ascending")
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Scene, "_lay_tensors", elsewhere)
-        return decode_scene(kernels.name, batch, 4)
+        return decode_scene(kernels, batch, 4)
 
 
 @pytest.mark.parametrize("name", SETS)

@@ -234,13 +234,14 @@ def _close(got: Raw, want: Raw, lost: Raw, name: str) -> None:
 
 
 def _check_codes(part: Coded, place: Any, token: int, want: Raw, lost: Raw, name: str) -> None:
-    """A computed scale within an ulp of the exact rows' scale; values within half a step of theirs."""
+    """A computed scale within an ulp of the scales that the rows may have; values within half a step of theirs."""
     numbers = part.numbers(place, token)
     scale, _ = part._stored(part.scales.read(place.scales, token) if part.scales else None)
     if part.scales is not None:
         exact, _ = part._chosen(want[None].astype(np.float32))
         assert scale is not None
-        low, high = (part._chosen((want[None] * f).astype(np.float32))[0] for f in (1 - 2.0**-20, 1 + 2.0**-20))
+        off = np.sign(want) * (np.abs(want) * 2.0**-20 + np.where(np.isfinite(lost), lost, 0))
+        low, high = (part._chosen((want + by)[None].astype(np.float32))[0] for by in (-off, off))
         near = np.abs(scale.astype(np.float64) - exact.astype(np.float64))
         allowed = ulp(exact.astype(np.float64), exact.dtype) + np.abs(high.astype(np.float64) - low.astype(np.float64))
         assert (near <= allowed).all(), f"{name}: scale off by {near.max()}"

@@ -108,9 +108,11 @@ def batch_for(name: str, seed: int, *, errors: bool = True) -> Batch:
     page = SETS[name].cache.page_tokens or most
     if splits_of(SETS[name]) > 1:
         page = CHUNK
-    totals = (max(min(page + 1, most), 3), max(min(2 * page + 1, most), 3), 3)
+    totals = (max(min(page + 1, most), min(3, most)), max(min(2 * page + 1, most), min(3, most)), min(3, most))
     schedule: Any = ("ascending", "descending", 3)[seed % 3]
-    return replace(PLAIN, totals=totals, new=(1, 2, 3), padding=seed % 2, seed=seed, errors=errors, schedule=schedule)
+    return replace(
+        PLAIN, totals=totals, new=(1, 2, min(3, most)), padding=seed % 2, seed=seed, errors=errors, schedule=schedule
+    )
 
 
 def gathered(name: str, batch: Batch, damage: Spoil) -> tuple[list[Raw], Raw]:

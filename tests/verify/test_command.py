@@ -100,16 +100,17 @@ def test_json_alone_is_printed(folder: Folder) -> None:
     assert text.startswith("GPU report: ") and text.endswith("please attach it.\n")
 
 
+PAST_THE_POOL = ("global_out_of_bounds", "race: read of global")  # other arrays may lie there, whose writes race
 BROKEN = {
     # V's rows are K's.
     "numbers": (
         "generated/layout_f32/gather.cu",
         "store_rows<ValueValues, kThreads, kInFlight>(v_out, v_out_stride, first, rows, slots, cache)",
         "store_rows<KeyValues, kThreads, kInFlight>(v_out, v_out_stride, first, rows, slots, cache)",
-        "v_out: ",
+        ("v_out: ",),
     ),
     # The first page id past the pool passes the check.
-    "bounds": ("generated/layout_f32/cache.cuh", "id < num_pages", "id <= num_pages", "global_out_of_bounds"),
+    "bounds": ("generated/layout_f32/cache.cuh", "id < num_pages", "id <= num_pages", PAST_THE_POOL),
 }
 
 
@@ -128,7 +129,7 @@ def test_a_broken_kernel_is_found(folder: Folder, how: str) -> None:
     assert "page ids and lengths" in wrong and (how == "bounds") == ("" not in wrong)
     text = (folder.root / "i.md").read_text(encoding="utf-8")
     lines = " ".join(w for c in kernel["cases"] for w in c["wrong"])
-    assert said in lines, lines
+    assert any(words in lines for words in said), lines
     assert "## Wrong" in text and "- `layout_f32/gather` (sm_90a), wrong data: page ids and lengths: " in text
     assert "Generated files that are not what the spec gives: layout_f32." in text
 
