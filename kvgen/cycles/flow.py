@@ -95,9 +95,11 @@ class Loop:
             if n not in best:
                 above.add(n)
                 ends: list[tuple[Word, ...]] = [()] if self.head in self.graph[n].next else []
-                inner = [m for m in self.graph[n].next if m in allowed and m != self.head and m not in above]
-                ends += [found for m in inner if (found := way(m)) is not None]
+                after = [m for m in self.graph[n].next if m in allowed and m != self.head]
+                ends += [found for m in after if m not in above and (found := way(m)) is not None]
                 above.discard(n)
+                if not ends and above & set(after):
+                    return None  # from here, because the way to here is where it would go on; from elsewhere there may be one
                 best[n] = (*self.graph[n].code, *max(ends, key=len)) if ends else None
             return best[n]
 
@@ -193,7 +195,22 @@ def loops(graph: Sequence[Block]) -> list[Loop]:
                     if m not in inside and m >= head:
                         inside.add(m)
                         waiting += before[m]
-    return [Loop(tuple(graph), head, frozenset(inside)) for head, inside in sorted(members.items())]
+    # Out-of-line code that returns behind the branch to it goes back in the text, and round nothing.
+    rounds = {head: inside for head, inside in members.items() if _returns(graph, head, inside)}
+    return [Loop(tuple(graph), head, frozenset(inside)) for head, inside in sorted(rounds.items())]
+
+
+def _returns(graph: Sequence[Block], head: int, inside: Set[int]) -> bool:
+    """Whether a way leads from a block back to it."""
+    seen, waiting = set[int](), [head]
+    while waiting:
+        for m in graph[waiting.pop()].next:
+            if m == head:
+                return True
+            if m in inside and m not in seen:
+                seen.add(m)
+                waiting.append(m)
+    return False
 
 
 def main_loop(listing: str, bases: Iterable[str] = ("HMMA",)) -> Loop:
