@@ -5,7 +5,7 @@
     python benchmarks/decode_static.py --executed            also what the CPU machine executes of the PTX
     python benchmarks/decode_static.py --json
 
-`a token` is warp instructions per token and kv head: those of a usual trip round the main loop (benchmarks/hot_path.py says what
+`a token` is warp instructions per token and kv head: those of a usual trip round the main loop (kvgen/cycles/flow.py says what
 that is, and that the figure is an upper bound), of all warps that work on the trip's tokens, and again for every tile of
 columns. A trip is one tile, or as many as it commits groups of copies. `+`: a loop within the loop, of which one trip is counted.
 `executed` is the same from the other side: PTX instructions that warps executed for 256 and for 1280 tokens, the difference
@@ -35,20 +35,19 @@ from typing import Any, Final
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.hot_path import main_loop, opcode
+
 from kvgen import Block, KernelSet, Paged, Quant, ops, presets
 from kvgen.codegen.emit import kernel_files, render_all, units_of, write_file
 from kvgen.compile import ARCHS, Image, compile_unit
 from kvgen.compile import Cache as CompileCache
 from kvgen.compile.sass import sass
+from kvgen.cycles.flow import main_loop
+from kvgen.cycles.kernel import blocks_per_multiprocessor
 from kvgen.lowering.attention import mma
 from kvgen.spec.cache import Cache
 from kvgen.spec.loader import LoadedSet
 
 HEADS: Final = 8  # kv heads of every set but MLA's
-# Of an SM: shared memory for blocks and what each is charged besides, threads; 65,536 registers everywhere.
-_SHARED: Final = {"sm_80": 164, "sm_89": 100, "sm_90a": 228, "sm_100f": 228, "sm_120f": 100}
-_THREADS: Final = {"sm_89": 1536, "sm_120f": 1536}
 _PACKAGE: Final = "kvgen_decode_static"
 
 
@@ -128,14 +127,6 @@ def compiled(kernels: KernelSet, arch: str, known: CompileCache | None = None) -
     return images, seconds
 
 
-def blocks_per_sm(arch: str, registers: int, shared: int, threads: int) -> int:
-    """How many blocks an SM of this architecture holds at once."""
-    warps = -(-threads // 32)
-    by_registers = 65536 // (-(-registers * 32 // 256) * 256) // 4 * 4 // warps
-    by_shared = _SHARED[arch] * 1024 // (shared + 1024)
-    return min(by_registers, by_shared, _THREADS.get(arch, 2048) // (32 * warps))
-
-
 def examine(kernels: KernelSet, arch: str, known: CompileCache | None = None) -> Static:
     """Compile a set's decode and read its machine code."""
     (plan, *_), op = kernels.ops[0].plan(kernels), kernels.ops[0]
@@ -144,12 +135,12 @@ def examine(kernels: KernelSet, arch: str, known: CompileCache | None = None) ->
     assert used is not None
     loop = main_loop(sass(images[0].data, cache=known))
     tokens, warps, tiles, stage = _division(kernels, op, arch)
-    tiles_a_trip = sum(opcode(x) == "LDGDEPBAR" for x in loop.usual)
+    tiles_a_trip = sum(x.opcode == "LDGDEPBAR" for x in loop.usual)
     if tiles_a_trip < 1:
         raise ValueError(f"{kernels.name}: a trip round the main loop commits no copies; is it the main loop?")
     per = tokens * tiles_a_trip / warps / tiles
     shared = plan.shared_on(arch) + used.static_shared
-    blocks = blocks_per_sm(arch, used.registers, shared, plan.threads)
+    blocks = blocks_per_multiprocessor(arch, used.registers, shared, plan.threads)
     return Static(
         name=kernels.name,
         arch=arch,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
@@ -75,6 +76,19 @@ def bench(
             show_default=False,
         ),
     ] = 0,
+    cycles: Annotated[
+        bool, typer.Option("--cycles", help="Instead: trips of attention kernels in cycles, read out of machine code.")
+    ] = False,
+    device: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="With --cycles: the GPU; H200 or A100 if not given.", show_default=False),
+    ] = None,
+    calibration: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="With --device: figures measured on it, a report of kvgen verify.", show_default=False
+        ),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Count what every operation asks of memory, on the CPU machine, beside the fewest sectors it could.
@@ -90,7 +104,14 @@ def bench(
     kvgen bench '*/append' --batch 1 --tokens 4096
     kvgen bench llama3_8b/decode --workload step --lines 10
     kvgen bench --json > counts.json               for programs; docs/performance.md has the schema
+    kvgen bench --cycles '*/decode'                what a trip of the main loop takes; docs/cycles.md
+    kvgen bench --cycles llama3_8b --batch 1 --tokens 4096
     """
+    if cycles or device or calibration:
+        others = (("--new", new), ("--workload", workload), ("--lines", lines))
+        beside = [option for option, value in others if value]
+        _cycles(selectors, arch, (device, calibration), (batch, tokens), beside, asked=cycles, as_json=as_json)
+        return
     from kvgen.bench import KNOWN
     from kvgen.cli.project import end, open_sets
 
@@ -116,6 +137,31 @@ def bench(
     end(config, selection.broken)
     if short:
         raise typer.Exit(1)
+
+
+def _cycles(
+    selectors: list[str] | None,
+    arch: str | None,
+    table: tuple[str | None, Path | None],
+    size: tuple[int | None, int | None],
+    beside: list[str],
+    *,
+    asked: bool,
+    as_json: bool,
+) -> None:
+    from kvgen.bench import Workload
+    from kvgen.cli.bench_cycles import bench_cycles
+    from kvgen.errors import ToolError
+
+    if not asked:
+        option, given = ("--device", table[0]) if table[0] else ("--calibration", str(table[1]))
+        raise ToolError(f"{option}: got {given!r} without --cycles; counts of the CPU machine are of no GPU; drop it")
+    if beside:
+        raise ToolError(f"--cycles: got it beside {beside[0]}; it takes --batch and --tokens; drop {', '.join(beside)}")
+    batch, tokens = size
+    sized = batch is not None or tokens is not None
+    work = Workload.uniform(batch or BATCH, tokens or TOKENS, 1) if sized else None
+    bench_cycles(selectors, arch, *table, work, as_json=as_json)
 
 
 def _print(found: list[tuple[str, Measured]], works: Sequence[Workload], lines: int) -> None:

@@ -187,10 +187,11 @@ def _record(project: Project, chosen: list[Chosen], images: list[Image], batch: 
     from kvgen.cli.resources_json import record
     from kvgen.files import write_inside
 
+    sources = {unit.name: unit.text for unit, *_ in batch.jobs}
     with progress("disassembling", len(chosen)) as done:
         for item in chosen:
             own = [image for image in images if image.unit_name.partition("/")[0] == item.name]
-            text = record(own, batch.digests, batch.kernels)
+            text = record(item.loaded.kernels, own, batch.digests, batch.kernels, sources)
             write_inside(project.config.root, project.shown(f"{item.name}/{RESOURCES}"), text.encode())
             done()
 

@@ -18,12 +18,20 @@ if TYPE_CHECKING:
 
 _COLOURS: Final = {"+": "green", "-": "red", "@": "cyan"}
 _MACHINE_CODE: Final = "machine_code"  # a digest: what matters is that it differs
+# Of which more is worse; of the others it may be better.
 _COSTS: Final = (
-    "registers",
-    "spills",
-    "shared",
-    "instructions",
-)  # of which more is worse; of the others it may be better
+    *(
+        "registers",
+        "spills",
+        "shared",
+        "instructions",
+        "trip_cycles",
+        "trip_cycles_loaded",
+        "trip_slots",
+        "awaited_loads",
+    ),
+    *("serialised_products", "setmaxnreg_dropped", "local_accesses", "loop_fences", "dependent_loads"),
+)
 _NAMED: Final = 8  # kernels that are not recorded; --json has all
 
 

@@ -22,9 +22,10 @@ if TYPE_CHECKING:
 
     from kvgen.compile import Image
     from kvgen.plan.kernel import KernelPlan
+    from kvgen.spec.kernel_set import KernelSet
 
 _WRITER: Final = "kvgen compile --record"
-_FORM: Final = 3  # of the text; what an older kvgen wrote is recorded anew
+_FORM: Final = 4  # of the text; what an older kvgen wrote is recorded anew
 
 
 @dataclass(frozen=True)
@@ -125,8 +126,16 @@ def _facts(given: Mapping[str, object]) -> dict[str, int]:
     return {name: n for name, n in given.items() if isinstance(n, int) and not isinstance(n, bool)}
 
 
-def record(images: list[Image], digests: dict[str, str], plans: Mapping[str, KernelPlan]) -> str:
-    """The text of one set's resources.json; `digests` and `plans` by unit name. Needs the SASS tools."""
+def record(
+    kernel_set: KernelSet,
+    images: list[Image],
+    digests: dict[str, str],
+    plans: Mapping[str, KernelPlan],
+    sources: Mapping[str, str],
+) -> str:
+    """The text of one set's resources.json; digests, plans and sources by unit name. Needs the SASS tools."""
+    from kvgen.bench.tiles import tile_of
+    from kvgen.cli.cycles_of import attends, kernel_of, recorded
     from kvgen.compile import default_cache
     from kvgen.compile.sass import count_classes, histogram, instructions_of, sass
 
@@ -135,14 +144,18 @@ def record(images: list[Image], digests: dict[str, str], plans: Mapping[str, Ker
     kernels: dict[str, dict[str, Any]] = {}
     for image, listing in zip(images, listings, strict=True):
         assert image.resources is not None
-        opcodes = histogram(listing)
+        opcodes, plan = histogram(listing), plans[image.unit_name]
+        cycles: dict[str, int] = {}
+        if attends(plan):
+            cycles = recorded(kernel_of(image, plan, sources[image.unit_name]), tile_of(kernel_set, plan))
         kernel = kernels.setdefault(image.unit_name.partition("/")[2], {"digest": digests[image.unit_name]})
         kernel[image.arch] = {
             "registers": image.resources.registers,
             "spills": image.resources.spill_stores + image.resources.spill_loads,
-            "shared": image.resources.static_shared + plans[image.unit_name].shared_on(image.arch),
+            "shared": image.resources.static_shared + plan.shared_on(image.arch),
             "instructions": sum(opcodes.values()),
             **count_classes(opcodes),
+            **cycles,
             "machine_code": int(hashlib.sha256(instructions_of(listing).encode()).hexdigest()[:8], 16),
         }
     return _text({"written_by": _WRITER, "form": _FORM, "nvrtc": installed(), "kernels": kernels})

@@ -51,16 +51,18 @@ def _find_tool(name: str) -> Path | None:
     return Path(on_path) if on_path else None
 
 
-def sass(cubin: bytes, *, cache: Cache | None = None) -> str:
+def sass(cubin: bytes, *, cache: Cache | None = None, encodings: bool = False) -> str:
     """Disassemble a cubin, or take its listing from the cache: a disassembler takes half a second to start.
 
-    ToolError when no disassembler is installed or it refuses the bytes.
+    With `encodings`, which nvdisasm alone prints beside its labels, each instruction is followed by its two words. ToolError when
+    no disassembler is installed or it refuses the bytes.
     """
-    for name, options in (("nvdisasm", ["--print-code"]), ("cuobjdump", ["-sass"])):
+    tools = [("nvdisasm", ["--print-code", *(["--print-instruction-encoding"] if encodings else [])])]
+    for name, options in tools if encodings else [*tools, ("cuobjdump", ["-sass"])]:
         tool = _find_tool(name)
         if tool is None:
             continue
-        key = _key(tool, cubin)
+        key = _key(tool, cubin, encodings)
         if cache is not None and (known := cache.get(key)) is not None:
             return known.decode()
         with tempfile.TemporaryDirectory() as folder:
@@ -72,13 +74,15 @@ def sass(cubin: bytes, *, cache: Cache | None = None) -> str:
         if cache is not None:
             cache.put(key, done.stdout.encode())
         return done.stdout
-    raise ToolError("nvdisasm, cuobjdump: neither is installed; install one with `pip install 'kvgen[sass]'`")
+    wanted = "nvdisasm: it is not installed" if encodings else "nvdisasm, cuobjdump: neither is installed"
+    raise ToolError(f"{wanted}; install one with `pip install 'kvgen[sass]'`")
 
 
-def _key(tool: Path, cubin: bytes) -> bytes:
+def _key(tool: Path, cubin: bytes, encodings: bool = False) -> bytes:
     """Another release of the tool is another file: its size and time say so without starting it."""
     state = tool.stat()
-    return hashlib.sha256(f"sass {tool.name} {state.st_size} {state.st_mtime_ns}\n".encode() + cubin).digest()
+    what = "words" if encodings else "sass"
+    return hashlib.sha256(f"{what} {tool.name} {state.st_size} {state.st_mtime_ns}\n".encode() + cubin).digest()
 
 
 def instructions_of(sass_text: str) -> str:

@@ -7,8 +7,8 @@ no trip without that work executes more. Branches on what never happens together
 only of loops within the loop (`holds_loops`) it has one trip, however many they make.
 
 The marks: an atomic; a copy that may write zeros instead; -infinity put in the place of a score; shuffles that reduce; the
-out-of-line code of diverged warps. A mark counts only where some way round is without it: a kernel that reduces by shuffles in
-every trip, or whose copies are all conditional, has them counted.
+out-of-line code of diverged warps; an mbarrier that is asked once more. A mark counts only where some way round is without it
+that fetches as well: a kernel that reduces by shuffles in every trip, or whose copies are all conditional, has them counted.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
 
-_LINE: Final = re.compile(r"^(\.L_x_\d+):|^\s*/\*[0-9a-f]{4,}\*/\s+(.*?)\s*;", re.M)
+from kvgen.cycles.words import Word, words
+
 _TARGET: Final = re.compile(r"`\((\.L_x_\d+)\)")
-_GUARD: Final = re.compile(r"^@!?U?P\w+\s+")
 _MASKS: Final = re.compile(r"\b(FSEL|SEL|MOV|IMAD\.MOV\.U32)\b.*(-INF|0x800000\b|0xff800000)")
 _MAY_WRITE_ZEROS: Final = re.compile(r"LDGSTS.*,\s*!?P\d$")
 
@@ -40,30 +40,24 @@ CLASSES: Final[Mapping[str, tuple[str, ...]]] = {
 }  # fmt: skip
 
 
-def opcode(instruction: str) -> str:
-    """With its modifiers, without its guard."""
-    return _GUARD.sub("", instruction).split()[0]
-
-
-def class_of(instruction: str) -> str:
+def class_of(word: Word) -> str:
     """One of CLASSES, or "addresses, moves": integers, selects, copies of registers."""
-    if ".UNPACK_B" in instruction:
+    if "UNPACK_B" in word.modifiers:
         return "widening"
-    base = opcode(instruction).partition(".")[0]
-    return next((name for name, bases in CLASSES.items() if base in bases), "addresses, moves")
+    return next((name for name, bases in CLASSES.items() if word.base in bases), "addresses, moves")
 
 
 @dataclass(frozen=True)
 class Block:
     """A basic block: its instructions, and the blocks that may follow."""
 
-    code: tuple[str, ...]
+    code: tuple[Word, ...]
     next: tuple[int, ...]
     diverged: bool = False
 
     def has(self, *bases: str) -> bool:
         """Whether an instruction's name begins so."""
-        return any(opcode(x).startswith(bases) for x in self.code)
+        return any(x.opcode.startswith(bases) for x in self.code)
 
 
 @dataclass(frozen=True)
@@ -75,34 +69,37 @@ class Loop:
     members: frozenset[int]
 
     @cached_property
-    def text(self) -> tuple[str, ...]:
+    def text(self) -> tuple[Word, ...]:
         """Everything in it."""
         return tuple(x for n in sorted(self.members) for x in self.graph[n].code)
 
     @cached_property
-    def usual(self) -> tuple[str, ...]:
+    def usual(self) -> tuple[Word, ...]:
         """The longest way once round it without rare work."""
         left, best = set(self.members), self._longest(self.members)
+        assert best is not None, "a loop has a way round"
         for mark in _MARKS:
             fewer = {n for n in left if not mark(self.graph[n])}
             way = self._longest(fewer)
-            if way is not None:  # else every trip does such work
+            # Else every trip does such work, or every trip that fetches anything.
+            if way is not None and (_fetches(way) or not _fetches(best)):
                 left, best = fewer, way
-        assert best is not None, "a loop has a way round"
         return best
 
-    def _longest(self, allowed: Set[int]) -> tuple[str, ...] | None:
+    def _longest(self, allowed: Set[int]) -> tuple[Word, ...] | None:
         """The longest way round through these blocks, loops within this one entered and left at once."""
-        best: dict[int, tuple[str, ...] | None] = {}
+        best: dict[int, tuple[Word, ...] | None] = {}
         above: set[int] = set()
 
-        def way(n: int) -> tuple[str, ...] | None:
+        def way(n: int) -> tuple[Word, ...] | None:
             if n not in best:
                 above.add(n)
-                ends: list[tuple[str, ...]] = [()] if self.head in self.graph[n].next else []
-                inner = [m for m in self.graph[n].next if m in allowed and m != self.head and m not in above]
-                ends += [found for m in inner if (found := way(m)) is not None]
+                ends: list[tuple[Word, ...]] = [()] if self.head in self.graph[n].next else []
+                after = [m for m in self.graph[n].next if m in allowed and m != self.head]
+                ends += [found for m in after if m not in above and (found := way(m)) is not None]
                 above.discard(n)
+                if not ends and above & set(after):
+                    return None  # from here, because the way to here is where it would go on; from elsewhere there may be one
                 best[n] = (*self.graph[n].code, *max(ends, key=len)) if ends else None
             return best[n]
 
@@ -119,53 +116,67 @@ class Loop:
         return dict(Counter(map(class_of, self.usual)).most_common())
 
 
+def _fetches(way: Iterable[Word]) -> bool:
+    return any(x.base == "LDGSTS" for x in way)
+
+
+def _asks_again(block: Block) -> bool:
+    """Whether it is there for an mbarrier that was not ready when asked first."""
+    bases = {x.base for x in block.code}
+    return "SYNCS" in bases and bases <= {"SYNCS", "BRA", "NANOSLEEP", "YIELD"}
+
+
 def _copies(block: Block) -> bool:
-    return any(_MAY_WRITE_ZEROS.search(x) for x in block.code)
+    return any(_MAY_WRITE_ZEROS.search(x.text) for x in block.code)
 
 
 # Rare work, each kind where there is a way round without it.
 _MARKS: Final[tuple[Callable[[Block], bool], ...]] = (
     lambda block: block.diverged,
+    lambda block: _asks_again(block),
     lambda block: block.has("ATOM", "RED", "TRAP", "BPT"),
     _copies,
-    lambda block: any(_MASKS.search(x) for x in block.code),
+    lambda block: any(_MASKS.search(x.text) for x in block.code),
     lambda block: block.has("SHFL.BFLY"),
 )
 
 
-def blocks(sass: str) -> tuple[Block, ...]:
+def blocks(listing: str) -> tuple[Block, ...]:
     """The basic blocks of a disassembled kernel, in the order of its text."""
-    cut: list[list[str]] = [[]]
+    cut: list[list[Word]] = [[]]
     at: dict[str, int] = {}
-    for match in _LINE.finditer(sass):
-        if match[1]:
+    for found in words(listing):
+        if isinstance(found, str):
             if cut[-1]:
                 cut.append([])
-            at[match[1]] = len(cut) - 1
+            at[found] = len(cut) - 1
         else:
-            cut[-1].append(match[2])
-            if opcode(match[2]).startswith(("BRA", "EXIT", "RET", "BRX")):
+            cut[-1].append(found)
+            if found.opcode.startswith(("BRA", "EXIT", "RET", "BRX")):
                 cut.append([])
-    diverged = {
-        at[t[1]] for code in cut for x in code if opcode(x) == "BRA.DIV" and (t := _TARGET.search(x)) and t[1] in at
-    }
-    found = []
+    targets = [at[t] for code in cut for x in code if x.opcode == "BRA.DIV" and (t := _target(x)) in at]
+    made = []
     for number, code in enumerate(cut):
-        last = code[-1] if code else ""
-        follows, target = [], _TARGET.search(last)
-        name = opcode(last) if last else ""
-        if name.startswith("BRA") and target and target[1] in at:
-            follows.append(at[target[1]])
-        ends = name.startswith(("EXIT", "RET")) or (name.startswith("BRA") and not _conditional(last))
-        if number + 1 < len(cut) and (not ends or (name.startswith("EXIT") and _GUARD.match(last))):
+        follows, ends = [], False
+        if code:
+            last, target = code[-1], _target(code[-1])
+            if last.base == "BRA" and target in at:
+                follows.append(at[target])
+            ends = last.opcode.startswith(("EXIT", "RET", "BRA")) and not _conditional(last)
+        if number + 1 < len(cut) and not ends:
             follows.append(number + 1)
-        found.append(Block(tuple(code), tuple(dict.fromkeys(follows)), number in diverged))
-    return tuple(found)
+        made.append(Block(tuple(code), tuple(dict.fromkeys(follows)), number in targets))
+    return tuple(made)
 
 
-def _conditional(branch: str) -> bool:
+def _target(branch: Word) -> str:
+    found = _TARGET.search(branch.text)
+    return found[1] if found else ""
+
+
+def _conditional(branch: Word) -> bool:
     """`@P0 BRA ...`, `BRA.DIV UR4, ...`, `BRA P1, ...`: a guard, or an operand before the target."""
-    return bool(_GUARD.match(branch)) or "," in branch.partition("`")[0]
+    return bool(branch.guard) or (branch.base == "BRA" and "," in branch.text.partition("`")[0])
 
 
 def loops(graph: Sequence[Block]) -> list[Loop]:
@@ -184,17 +195,32 @@ def loops(graph: Sequence[Block]) -> list[Loop]:
                     if m not in inside and m >= head:
                         inside.add(m)
                         waiting += before[m]
-    return [Loop(tuple(graph), head, frozenset(inside)) for head, inside in sorted(members.items())]
+    # Out-of-line code that returns behind the branch to it goes back in the text, and round nothing.
+    rounds = {head: inside for head, inside in members.items() if _returns(graph, head, inside)}
+    return [Loop(tuple(graph), head, frozenset(inside)) for head, inside in sorted(rounds.items())]
 
 
-def main_loop(sass: str, bases: Iterable[str] = ("HMMA",)) -> Loop:
+def _returns(graph: Sequence[Block], head: int, inside: Set[int]) -> bool:
+    """Whether a way leads from a block back to it."""
+    seen, waiting = set[int](), [head]
+    while waiting:
+        for m in graph[waiting.pop()].next:
+            if m == head:
+                return True
+            if m in inside and m not in seen:
+                seen.add(m)
+                waiting.append(m)
+    return False
+
+
+def main_loop(listing: str, bases: Iterable[str] = ("HMMA",)) -> Loop:
     """The loop that does the kernel's work: the innermost of those with the most instructions named so."""
     wanted = tuple(bases)
-    found = loops(blocks(sass))
+    found = loops(blocks(listing))
     if not found:
         raise ValueError("the kernel has no loop")
 
     def weight(loop: Loop) -> tuple[int, int]:
-        return sum(opcode(x).startswith(wanted) for x in loop.text), -len(loop.members)
+        return sum(x.opcode.startswith(wanted) for x in loop.text), -len(loop.members)
 
     return max(found, key=weight)

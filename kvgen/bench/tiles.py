@@ -1,0 +1,55 @@
+"""What a tile of an attention kernel brings: how many tokens, for how many warps, how many bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from kvgen.layout.storage import Segment
+from kvgen.lowering.attention.mma import TensorContext
+from kvgen.lowering.attention.wgmma import MlaWgmmaContext
+from kvgen.ops.mla_decode import MlaDecodeContext
+from kvgen.plan.kernel import KernelPlan
+from kvgen.spec.kernel_set import KernelSet
+
+
+@dataclass(frozen=True)
+class Tile:
+    """Tokens of a kv head that `warps` share, with values and scales of `nbytes`, for `columns` tiles of columns."""
+
+    tokens: int
+    warps: int
+    columns: int
+    nbytes: float
+
+
+def tile_of(kernels: KernelSet, plan: KernelPlan) -> Tile | None:
+    """Of a kernel on tensor cores; None for other kernels."""
+    context = plan.context
+    if isinstance(context, TensorContext):
+        roles = kernels.kv.storage.roles.values()
+        nbytes = context.tokens * sum(_bytes(segment) for parts in roles for segment in parts)
+        return Tile(context.tokens, context.team_warps, context.d.tiles, nbytes)
+    if isinstance(context, MlaDecodeContext):
+        row, tokens = context.row, context.shape.tokens
+        nbytes = tokens * (row.latent_bytes + row.rope_bytes + 4 * row.groups)
+        return Tile(tokens, plan.threads // 32, context.d.tiles, nbytes)
+    if isinstance(context, MlaWgmmaContext):
+        return Tile(
+            context.tokens, plan.threads // 32, context.d.tiles, context.tokens * sum(map(_bytes, _latent(kernels)))
+        )
+    return None
+
+
+def _latent(kernels: KernelSet) -> Iterator[Segment]:
+    """K's segments, which V's are part of."""
+    yield from next(iter(kernels.kv.storage.roles.values()))
+
+
+def _bytes(segment: Segment) -> float:
+    """Of a token of one kv head, with what its scales take in the pool."""
+    found, scales = segment.size * segment.region.dtype.bits / 8, segment.scales
+    if scales is None or scales.region is None:
+        return found
+    tokens, heads, _ = scales.block
+    return found + scales.groups * (1 + scales.zero) * scales.dtype.bits / 8 / tokens / heads

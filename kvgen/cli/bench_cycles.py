@@ -1,0 +1,278 @@
+"""`kvgen bench --cycles`: the trips of attention kernels out of their machine code, beside the bytes that they bring."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import typer
+
+from kvgen.cli.console import console, print_json, say
+from kvgen.cli.progress import progress
+
+if TYPE_CHECKING:
+    from kvgen.bench import Workload
+    from kvgen.bench.tiles import Tile
+    from kvgen.cli.selection import Chosen
+    from kvgen.compile import Job
+    from kvgen.config import Config
+    from kvgen.cycles.core import Placement
+    from kvgen.cycles.device import Device
+    from kvgen.cycles.kernel import Kernel
+    from kvgen.cycles.launch import BlockTrip, Launch, Work
+    from kvgen.plan.kernel import KernelPlan
+    from kvgen.spec.kernel_set import Op
+
+SCHEMA: Final = 1
+LATENCIES: Final = (800, 1200)  # of loads and copies from DRAM, at which trips are compared with their budgets
+IN_FLIGHT_LATENCY: Final = 1200
+_CLOSING: Final = (
+    "a trip of the main loop in cycles, by a replay of its machine code: a model, and no time. `budget` is what the trip's bytes "
+    "take at the reachable bandwidth; `of reachable` an interval, from the ranges of the device's figures. docs/cycles.md"
+)
+
+
+@dataclass(frozen=True)
+class Examined:
+    """One kernel on one device. `trips` by latency, where warps lie worst; `reachable` % of the bandwidth that kernels reach,
+    from the worst to the best that the device's ranges allow. None where the main loop is not one for all warps, or no tile's.
+    """
+
+    kernel: str
+    arch: str
+    device: str
+    blocks: int
+    warps: int
+    instructions: int | None
+    issue: float | None
+    trips: Mapping[int, float]
+    budget: float | None
+    in_flight: int | None
+    in_flight_needed: float
+    reachable: tuple[float, float] | None
+    facts: Mapping[str, int]
+    waits: Mapping[str, float]
+    launches: Mapping[str, Launch]
+
+
+def examine(kernel: Kernel, tile: Tile | None, device: Device, work: Work | None = None) -> Examined:
+    """Replay a kernel at both latencies, and at both ends of all figures; and the launch of a batch, if there is one."""
+    from kvgen.cli.cycles_of import trip_bytes
+    from kvgen.cycles.core import latencies
+    from kvgen.cycles.launch import launch
+
+    runs = {cycles: kernel.replay(latencies(device, cycles)) for cycles in LATENCIES}
+    first = runs[LATENCIES[0]]
+    trips = {cycles: run.trip().cycles for cycles, run in runs.items() if run is not None}
+    budget = reachable = None
+    launches = {}
+    if first is not None and tile is not None:
+        nbytes = trip_bytes(kernel, tile)
+        budget = nbytes / device.budget_rate
+        sides: tuple[tuple[str, Device, Placement], ...] = (
+            ("low", device.fast(), "spread"),
+            ("value", device, "worst"),
+            ("high", device.slow(), "worst"),
+        )
+        cycles = {side: _cycles(kernel, at, placement) for side, at, placement in sides}
+        low, _, high = (100 * min(1.0, nbytes / at.budget_rate / cycles[side]) for side, at, _ in sides)
+        reachable = high, low
+        if work is not None:
+            launches = {side: launch(_block_trip(kernel, tile, cycles[side]), work, at) for side, at, _ in sides}
+    return Examined(
+        kernel=kernel.name,
+        arch=kernel.arch,
+        device=device.name,
+        blocks=kernel.blocks,
+        warps=kernel.warps,
+        instructions=None if first is None else first.trip().instructions,
+        issue=None if first is None else first.issue,
+        trips=trips,
+        budget=budget,
+        in_flight=None if first is None else kernel.in_flight,
+        in_flight_needed=device.budget_rate * IN_FLIGHT_LATENCY,
+        reachable=reachable,
+        facts=asdict(kernel.facts),
+        waits={} if first is None else first.trip().waits,
+        launches=launches,
+    )
+
+
+def _cycles(kernel: Kernel, device: Device, placement: Placement) -> float:
+    run = kernel.replay(device, placement)
+    assert run is not None
+    return run.trip().cycles
+
+
+def _block_trip(kernel: Kernel, tile: Tile, cycles: float) -> BlockTrip:
+    from kvgen.cli.cycles_of import trip_bytes
+    from kvgen.cycles.launch import BlockTrip
+
+    nbytes = trip_bytes(kernel, tile) / max(1, kernel.blocks)
+    return BlockTrip(cycles, round(nbytes / tile.nbytes * tile.tokens), nbytes, kernel.facts.dependent_loads)
+
+
+def _work(config: Config, item: Chosen, op: Op, workload: Workload, device: Device, arch: str) -> Work | None:
+    """What the operation's planner makes of a batch on this GPU; None where nothing is planned."""
+    from kvgen.bench.planned_chunks import planned_chunks
+    from kvgen.bench.synthetic_batch import Scene
+    from kvgen.cli.project import generated
+    from kvgen.cycles.launch import Work
+
+    with generated(config.out, item.name) as package:
+        found = planned_chunks(
+            Scene(item.loaded.kernels, package, workload), op, round(device.multiprocessors.value), arch
+        )
+    return Work(found.parts, found.columns, found.pieces) if found else None
+
+
+def figures_of(path: Path) -> dict[str, tuple[float, float, float]]:
+    """The calibration in a report of `kvgen verify --gpu`: value, least and most by name."""
+    from kvgen.errors import ToolError
+    from kvgen.files import named
+    from kvgen.json_file import read_object
+
+    entries = read_object(path, limit=1 << 26).get("calibration")
+    try:
+        found = {f["name"]: (float(f["value"]), float(f["low"]), float(f["high"])) for f in entries or ()}
+    except (KeyError, TypeError, ValueError):
+        found = {}
+    if not found or not all(low <= value <= high for value, low, high in found.values()):
+        raise ToolError(
+            f"--calibration: got {named(path)}, which has no figures; pass a report of `kvgen verify --gpu --json`"
+        )
+    return found
+
+
+def bench_cycles(
+    selectors: list[str] | None,
+    arch: str | None,
+    name: str | None,
+    calibration: Path | None,
+    batch: Workload | None,
+    *,
+    as_json: bool,
+) -> None:
+    """The kernels that attend of the sets that the selectors name, and their launches of a batch."""
+    from kvgen.cli.cycles_of import attends, kernel_of
+    from kvgen.cli.project import open_project
+    from kvgen.codegen.emit import set_plans
+    from kvgen.compile import compile_many, default_cache
+    from kvgen.cycles.device import DEVICES
+    from kvgen.cycles.kernel import reference
+    from kvgen.errors import ToolError
+
+    if name is not None and name not in DEVICES:
+        raise ToolError(f"--device: got {name!r}; it must be one of {', '.join(DEVICES)}")
+    if calibration is not None and name is None:
+        raise ToolError("--calibration: got it without --device; its figures are those of one GPU; name it")
+    figures = figures_of(calibration) if calibration else {}
+    wanted = arch or (DEVICES[name].arch if name else None)
+    project = open_project(selectors=selectors)
+    jobs: list[Job] = []
+    plans: dict[str, KernelPlan] = {}
+    owners: dict[str, tuple[Chosen, Op]] = {}
+    for item in project.chosen:
+        known: dict[str, KernelPlan] = {}
+        for op in item.loaded.kernels.ops:
+            own = [p for p in set_plans(item.loaded)[op.name] if attends(p)] if op.name in item.ops else []
+            known |= {f"{item.name}/{p.name}": p for p in own}
+            owners |= {f"{item.name}/{p.name}": (item, op) for p in own}
+        archs = [a for a in item.loaded.kernels.arch if wanted in (None, a)]
+        for unit in project.units[item.name]:
+            if unit.name in known:
+                target = archs[-1:] if wanted is None else archs
+                jobs += [(unit, a, "cubin") for a in target if (DEVICES[name] if name else reference(a))]
+        plans |= known
+    texts = {unit.name: unit.text for unit, *_ in jobs}
+    from kvgen.bench.tiles import tile_of
+
+    found = []
+    with progress("compiling", len(jobs)) as done:
+        images = compile_many(jobs, cache=default_cache(), progress=lambda _: done(), origin=project.origin)
+    with progress("replaying", len(images)) as done:
+        for image in images:
+            device = DEVICES[name] if name else reference(image.arch)
+            assert device is not None
+            device = device.measured(figures)
+            plan = plans[image.unit_name]
+            item, op = owners[image.unit_name]
+            tile = tile_of(item.loaded.kernels, plan)
+            work = _work(project.config, item, op, batch, device, image.arch) if batch and tile else None
+            found.append(examine(kernel_of(image, plan, texts[image.unit_name]), tile, device, work))
+            done()
+    if as_json:
+        print_json({"schema": SCHEMA, "latencies": LATENCIES, "kernels": [_object(x) for x in found]})
+    else:
+        _print(found)
+        for x in found:
+            if x.launches:
+                typer.echo(_launch_line(x))
+    project.end()
+
+
+def _print(found: Sequence[Examined]) -> None:
+    screen = console()
+    screen.print(_table(found))
+    for x in found:
+        facts = ", ".join(f"{n} {name.replace('_', ' ')}" for name, n in x.facts.items() if n)
+        waits = ", ".join(f"{why} {n:.0f}" for why, n in list(x.waits.items())[:4] if n >= 1)
+        typer.echo(f"{x.kernel} {x.arch}: {facts or 'no facts'}" + (f"; waits a trip: {waits}" if waits else ""))
+    say(f"\n{_CLOSING}")
+
+
+def _object(x: Examined) -> dict[str, Any]:
+    """For programs: a launch with its sums."""
+    sums = {side: asdict(at) | {"total": at.total, "reached": at.reached} for side, at in x.launches.items()}
+    return asdict(x) | {"launches": sums}
+
+
+def _launch_line(x: Examined) -> str:
+    low, at, high = (x.launches[side] for side in ("low", "value", "high"))
+    stages = f"node {at.node:.1f}, head {at.head:.1f}, trips {at.stream:.1f}, merge {at.merge:.1f}"
+    return (
+        f"{x.kernel}, one launch: {low.total:.1f} to {high.total:.1f} us, {high.reached:.0f} to {low.reached:.0f} % of reachable "
+        f"({stages}; bytes alone {at.bandwidth:.1f})"
+    )
+
+
+def _table(found: Sequence[Examined]) -> Any:
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for title in ("kernel", "device"):
+        table.add_column(title, no_wrap=True)
+    numbers = (
+        "warps",
+        "instructions",
+        "issue",
+        *(f"trip at {n}" for n in LATENCIES),
+        "budget",
+        "of it",
+        "in flight, KB",
+    )
+    for title in (*numbers, "of reachable, %"):
+        table.add_column(title, justify="right")
+    for x in found:
+        table.add_row(x.kernel, x.device, *_row(x))
+    return table
+
+
+def _row(x: Examined) -> list[str]:
+    warps = f"{x.blocks} x {x.warps}"
+    if x.instructions is None or x.issue is None:
+        return [warps, *("-" for _ in range(6 + len(LATENCIES)))]
+    over = "-" if x.budget is None else ", ".join(f"{x.trips[n] / x.budget:.2f}" for n in LATENCIES)
+    least = x.in_flight or 0
+    return [
+        warps,
+        str(x.instructions),
+        f"{100 * x.issue:.0f} %",
+        *(f"{x.trips[n]:.0f}" for n in LATENCIES),
+        "-" if x.budget is None else f"{x.budget:.0f}",
+        over,
+        f"{least / 1024:.0f} of {x.in_flight_needed / 1024:.0f}",
+        "-" if x.reachable is None else f"{x.reachable[0]:.0f} to {x.reachable[1]:.0f}",
+    ]

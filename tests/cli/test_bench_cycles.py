@@ -1,0 +1,121 @@
+"""`kvgen bench --cycles`: trips of a set that is checked in, its launch, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvgen.bench import Scene, Workload
+from kvgen.bench.planned_chunks import planned_chunks
+from kvgen.bench.tiles import tile_of
+from kvgen.cli.project import generated
+from kvgen.spec.loader import load_file
+from tests.compile.test_sass import needs_tool
+
+from .conftest import invoke
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def bench(*arguments: str, code: int = 0) -> Any:
+    before = Path.cwd()
+    os.chdir(ROOT)
+    try:
+        found = invoke("bench", "--cycles", *arguments)
+    finally:
+        os.chdir(before)
+    assert found.exit_code == code, found.stderr
+    return found
+
+
+@needs_tool
+def test_a_decode() -> None:
+    (found,) = json.loads(bench("llama3_8b/decode", "--json").stdout)["kernels"]
+    assert (found["kernel"], found["arch"], found["device"]) == ("llama3_8b/decode", "sm_90a", "H200")
+    # 2 blocks of 2 warps, a tile of 32 tokens each: 4 x 32 x 512 bytes at 17.6 a cycle.
+    assert found["budget"] == pytest.approx(65536 / 17.6, rel=0.01)
+    assert found["trips"]["800"] < found["trips"]["1200"]
+    assert 0 < found["reachable"][0] <= found["reachable"][1] <= 100
+    recorded = json.loads((ROOT / "generated/llama3_8b/resources.json").read_text(encoding="utf-8"))
+    facts = recorded["kernels"]["decode"]["sm_90a"]
+    assert facts["trip_cycles"] == round(found["trips"]["800"])
+    assert facts["trip_cycles_loaded"] == round(found["trips"]["1200"])
+    assert facts["bytes_in_flight"] == found["in_flight"] and facts["trip_bytes"] == 65536
+    assert {name: facts[name] for name in found["facts"]} == found["facts"]
+
+
+@needs_tool
+def test_a_launch() -> None:
+    shown = bench("llama3_8b/decode", "--batch", "1", "--tokens", "512", "--device", "H100 SXM").stdout
+    assert "H100 SXM" in shown and "one launch:" in shown and " % of reachable" in shown
+
+
+def test_the_planners_chunks() -> None:
+    """Of 3 x 1024 tokens for 132 multiprocessors: all tokens once, in the SM parts that the workspace has room for."""
+    loaded = next(iter(load_file(ROOT / "specs/llama3_8b.py", "specs/llama3_8b.py")))
+    op = next(op for op in loaded.kernels.ops if op.kind == "decode")
+    with generated(ROOT / "generated", "llama3_8b") as package:
+        found = planned_chunks(Scene(loaded.kernels, package, Workload.uniform(3, 1024, 1)), op, 132)
+    assert found is not None and found.columns == 8
+    assert len(found.parts) == 132 * 2 // 8 and sum(map(sum, found.parts)) == 3 * 1024
+    assert found.pieces > 1
+
+
+def test_bytes_of_a_tile() -> None:
+    """Values and, where a page holds them, scales: int4 of 128 dims with scale and zero point of f16 for 64 dims."""
+    loaded = next(iter(load_file(ROOT / "specs/mistral_7b_int4.py", "specs/mistral_7b_int4.py")))
+    op = next(op for op in loaded.kernels.ops if op.kind == "decode")
+    tile = tile_of(loaded.kernels, op.plan(loaded.kernels)[0])
+    assert tile is not None and tile.nbytes == tile.tokens * 2 * (128 / 2 + 2 * 2 * 2)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--device", "B200"), "--device: got 'B200'; it must be one of H200, "),
+        (("--new", "1"), "--cycles: got it beside --new; it takes --batch and --tokens; drop --new"),
+        (("--workload", "step"), "--cycles: got it beside --workload"),
+    ],
+)
+def test_what_it_refuses(arguments: tuple[str, ...], said: str) -> None:
+    assert said in bench("llama3_8b", *arguments, code=2).stderr
+
+
+@needs_tool
+def test_a_calibration(tmp_path: Path) -> None:
+    """A report's figures take the place of the table's; those that the table does not have are left out."""
+    figures = [
+        ("ldg", 9000, 8900, 9100),
+        ("ldgsts", 9000, 8900, 9100),
+        ("reachable", 2300, 2300, 2300),
+        ("box_1024", 1, 1, 1),
+    ]
+    entries = [dict(zip(("name", "value", "low", "high"), x, strict=True)) for x in figures]
+    report = tmp_path / "report.json"
+    report.write_text(json.dumps({"calibration": entries}), encoding="utf-8")
+    (plain,) = json.loads(bench("llama3_8b/decode", "--device", "H200", "--json").stdout)["kernels"]
+    (found,) = json.loads(bench("llama3_8b/decode", "--device", "H200", "--calibration", str(report), "--json").stdout)[
+        "kernels"
+    ]
+    assert found["budget"] == pytest.approx(2 * plain["budget"])
+    assert found["trips"] == plain["trips"]  # at latencies that are given
+    assert found["reachable"][0] < 100
+
+
+def test_reports_without_figures(tmp_path: Path) -> None:
+    report = tmp_path / "report.json"
+    said = "which has no figures; pass a report of `kvgen verify --gpu --json`"
+    wrong = [{"name": "ldg", "value": 5, "low": 6, "high": 7}]
+    for content in ({}, {"calibration": []}, {"calibration": [{"name": "ldg"}]}, {"calibration": wrong}):
+        report.write_text(json.dumps(content), encoding="utf-8")
+        assert said in bench("llama3_8b", "--device", "H200", "--calibration", str(report), code=2).stderr
+    assert "got it without --device" in bench("llama3_8b", "--calibration", str(report), code=2).stderr
+
+
+def test_a_device_without_cycles() -> None:
+    found = invoke("bench", "llama3_8b", "--device", "H200")
+    assert found.exit_code == 2 and "--device: got 'H200' without --cycles" in found.stderr
