@@ -112,7 +112,7 @@ class Planned:
 
     def sizes(self) -> dict[str, int]:
         """What a workspace of the step is made for."""
-        return {"max_rows": ROWS, "max_tokens": 2400 if COUNT > 50 else 1000, "multiprocessors": 5}
+        return {"max_rows": ROWS, "max_tokens": 3000 if COUNT > 50 else 1000, "multiprocessors": 5}
 
     def workspace(self) -> Workspace:
         return guarded(self.launcher, **self.sizes())
