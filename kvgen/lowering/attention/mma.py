@@ -113,6 +113,8 @@ def hindrance(kernels: KernelSet, rows: int, asks: bool = False) -> str:
     cache = kernels.kv
     if cache.dtype == "f32":
         return "f32 values would lose bits as operands of tensor cores"
+    if cache.dtype == "bf16" and len({parts[0].quant is None for parts in cache.storage.roles.values()}) == 2:
+        return "codes are multiplied as f16, which does not have the range of the bf16 rows beside them"
     for role, parts in cache.storage.roles.items():
         if len(parts) > 1:
             return f"{role.upper()} has parts of its own"
