@@ -12,14 +12,14 @@ from __future__ import annotations
 import argparse
 import heapq
 import statistics
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal
 
-from kvgen.compile.tools import tool
+from kvgen.compile import default_cache
+from kvgen.compile.sass import sass
 from kvgen.cycles.core import Mbarrier, Placement, Replay, ReplayError, Role, replay, tensor_cycles
 from kvgen.cycles.device import DEVICES, Device
 from kvgen.cycles.facts import dependent_loads
@@ -376,12 +376,6 @@ class Predicted:
         return self.values[1] / self.row.published - 1
 
 
-def listing(path: Path) -> str:
-    """A cubin disassembled, with control words."""
-    command = [str(tool("nvdisasm")), "-hex", "-c", str(path)]
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
-
-
 def predict(row: Row, graph: Sequence[Block]) -> Predicted:
     """The launch, by its machine code."""
     device = DEVICES[row.device]
@@ -476,7 +470,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             found.append(Predicted(row, why_not=f"no {path.name}"))
             continue
         if row.structure.cubin not in graphs:
-            graphs[row.structure.cubin] = blocks(listing(path))
+            graphs[row.structure.cubin] = blocks(sass(path.read_bytes(), cache=default_cache(), encodings=True))
         found.append(predict(row, graphs[row.structure.cubin]))
     print(table(found))
     if given.waits:

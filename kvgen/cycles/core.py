@@ -551,6 +551,11 @@ def _product_size(word: Word) -> tuple[int, int]:
     return columns, (columns + (0 if in_registers else 64)) * depth * element
 
 
+def tensor_cycles(trip: Sequence[Word], device: Device) -> float:
+    """What the products of a warpgroup's trip take of the tensor pipes."""
+    return sum(_product_size(word)[0] * device.hgmma_rate.value for word in trip if word.base in _WARPGROUP_PRODUCTS)
+
+
 def _depbar(word: Word) -> tuple[int, int]:
     found = re.search(r"SB(\d), (0x[0-9a-f]+|\d+)", word.text)
     if found is None:
