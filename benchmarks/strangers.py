@@ -247,7 +247,9 @@ def _prefill(causal: bool) -> tuple[tuple[int, ...], ...]:
 
 
 def _paged(tokens: int, published: float) -> Row:
-    split = tokens > 4 * 128  # as its heuristic has it; the splits are then counted on the device, which makes one of each request
+    split = (
+        tokens > 4 * 128
+    )  # as its heuristic has it; the splits are then counted on the device, which makes one of each request
     return Row(
         name=f"FA3 paged, {tokens} tokens",
         structure=FA3_PAGED_SPLIT if split else FA3_PAGED,
@@ -438,7 +440,10 @@ def _tile(run: Replay, structure: Structure) -> float:
 
 def table(found: Sequence[Predicted]) -> str:
     """As docs/cycles.md has it."""
-    lines = ["| kernel | GPU | published | predicted | from | to | error | tile, clk | tensor cores |", "|---|" + "---|" * 8]
+    lines = [
+        "| kernel | GPU | published | predicted | from | to | error | tile, clk | tensor cores |",
+        "|---|" + "---|" * 8,
+    ]
     for p in found:
         published = f"{'>= ' if p.row.at_least else ''}{p.row.published:g} {p.row.unit}"
         if p.why_not:
@@ -478,7 +483,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             for run in p.runs:
                 for trip in run.trips:
                     waits = ", ".join(f"{why} {n:.0f}" for why, n in list(trip.waits.items())[:5])
-                    print(f"{p.row.name}: {trip.role}: {trip.cycles:.0f} clk, {trip.instructions} instructions; {waits}")
+                    print(
+                        f"{p.row.name}: {trip.role}: {trip.cycles:.0f} clk, {trip.instructions} instructions; {waits}"
+                    )
     return 0
 
 

@@ -23,6 +23,7 @@ from kvgen.errors import ToolError
 
 Placement = Literal["spread", "aligned", "worst"]
 SUB_CORES: Final = 4
+_BEGUN: Final = 2  # trips, by which a warp is known to go round
 _AHEAD: Final = 64  # a role that is so far ahead of another one does not wait for it, and that one for nobody
 
 _SHARED: Final = frozenset(("LDS", "LDSM", "STS", "STSM", "ATOMS", "SHFL", "LDGSTS", "MOVM", "STAS"))
@@ -289,7 +290,14 @@ class _Multiprocessor:
                 heapq.heappush(self.heap, (again, c))
             if core.warps[-1].trip > _AHEAD * core.warps[-1].role.trips:
                 break
-        late = [w for span in self.spans for w in span.warps if span.end is None or (w.blocked and w.trip < 2)]
+        # A block that others leave no issue slot waits for its own warps, which get none.
+        starved = {w.block for w in self.warps if not w.blocked and w.trip < _BEGUN}
+        late = [
+            w
+            for span in self.spans
+            for w in span.warps
+            if span.end is None or (w.blocked and w.trip < _BEGUN and w.block not in starved)
+        ]
         if late:
             warp = min(late, key=lambda w: w.progress)
             raise ReplayError(

@@ -117,9 +117,7 @@ def taking_turns(trip: Sequence[Word]) -> tuple[tuple[Role, ...], Mapping[str, M
     """
     offsets = sorted({offset(word) for word in trip if word.base == "SYNCS"})
     if len(offsets) != 2:
-        raise ReplayError(
-            f"replay: mbarriers at {', '.join(offsets)}; a loop of two warpgroups has two kinds"
-        )
+        raise ReplayError(f"replay: mbarriers at {', '.join(offsets)}; a loop of two warpgroups has two kinds")
     landed = offsets[0]
 
     def name(word: Word, group: int) -> str:
