@@ -14,7 +14,7 @@ import heapq
 import statistics
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final, Literal
 
@@ -26,22 +26,26 @@ from kvgen.cycles.facts import dependent_loads
 from kvgen.cycles.flow import Block, blocks
 from kvgen.cycles.kernel import SKEWS
 from kvgen.cycles.launch import BlockTrip, Work, launch
-from kvgen.cycles.roles import Part, told
+from kvgen.cycles.roles import Part, ends, told
 
 SMS: Final = 132
+TENSOR_BOUND: Final = 0.5  # of the time that tensor cores are busy: above it the clock is theirs
 Unit = Literal["TFLOP/s", "GB/s", "us"]
 _SCALE: Final[Mapping[Unit, float]] = {"TFLOP/s": 1e6, "GB/s": 1e3, "us": 1.0}  # of what is done in a microsecond
 
 
 @dataclass(frozen=True)
 class Structure:
-    """What a kernel's source says of its main loops. `tile`: tokens of one; `rare`: instructions of one trip in so many."""
+    """What a kernel's source says of its main loops. `tile`: tokens of one; `done`: tiles of a chunk that the code outside the
+    loop does; `rare`: instructions of one trip in so many."""
 
     cubin: str
     parts: tuple[Part, ...]
     tile: int
+    done: int = 0
     mbarriers: Mapping[str, Mbarrier] = field(default_factory=dict)
     rare: tuple[str, int] | None = None
+    apart: bool = False  # other warps copy than compute
 
 
 @dataclass(frozen=True)
@@ -140,6 +144,7 @@ FLASHMLA_DENSE: Final = Structure(
         ),
     ),
     tile=64,
+    done=2,
     mbarriers=dict.fromkeys((*_kv(0, *range(9)), *_kv(1, *range(9))), Mbarrier(1, 8192)),
 )
 
@@ -155,6 +160,7 @@ FLASHMLA_SPARSE: Final = Structure(
     ),
     tile=64,
     mbarriers={"rows": Mbarrier(4), "free": Mbarrier(8, ahead=2)},
+    apart=True,
 )
 
 
@@ -183,6 +189,8 @@ def _fa3(cubin: str, tile: int, loop: int, producer: Part, full: Mbarrier) -> St
             producer,
         ),
         tile=tile,
+        done=1,
+        apart=True,
         mbarriers={
             "K": full,
             "V": full,
@@ -370,6 +378,7 @@ class Predicted:
     runs: tuple[Replay, ...] = ()
     tile: float = 0.0
     tensor: float = 0.0
+    ends: float = 0.0
     why_not: str = ""
 
     @property
@@ -378,8 +387,22 @@ class Predicted:
         return self.values[1] / self.row.published - 1
 
 
-def predict(row: Row, graph: Sequence[Block]) -> Predicted:
-    """The launch, by its machine code."""
+@dataclass(frozen=True)
+class Code:
+    """A kernel's machine code as its blocks on a multiprocessor run it: a tile, and the ends of a chunk, in cycles."""
+
+    runs: tuple[Replay, ...]
+    tile: float
+    ends: float
+    tensor: float
+
+
+Known = dict[tuple[str, Device, Placement, int], Code]
+
+
+def predict(row: Row, graph: Sequence[Block], known: Known | None = None) -> Predicted:
+    """The launch, by its machine code; `known` keeps what other rows of the same kernel need again."""
+    known = {} if known is None else known
     device = DEVICES[row.device]
     sides: tuple[tuple[Device, Placement], ...] = (
         (device.fast(), "spread"),
@@ -387,33 +410,49 @@ def predict(row: Row, graph: Sequence[Block]) -> Predicted:
         (device.slow(), "worst"),
     )
     try:
-        found = [_microseconds(row, graph, at, placement) for at, placement in sides]
+        found = []
+        for at, placement in sides:
+            key = row.structure.cubin, at, placement, row.blocks
+            if key not in known:
+                known[key] = _code(row, graph, at, placement)
+            found.append((at, known[key]))
     except ReplayError as error:
         return Predicted(row, why_not=str(error))
-    fast, value, slow = (row.value(microseconds) for microseconds, _, _, _ in found)
-    _, runs, tile, tensor = found[1]
-    return Predicted(row, (min(fast, slow), value, max(fast, slow)), runs, tile, tensor)
+    fast, value, slow = (row.value(_microseconds(row, graph, at, code)) for at, code in found)
+    code = found[1][1]
+    return Predicted(row, (min(fast, slow), value, max(fast, slow)), code.runs, code.tile, code.tensor, code.ends)
 
 
-def _microseconds(
-    row: Row, graph: Sequence[Block], device: Device, placement: Placement
-) -> tuple[float, tuple[Replay, ...], float, float]:
+def _code(row: Row, graph: Sequence[Block], device: Device, placement: Placement) -> Code:
     structure = row.structure
     usual = _replayed(structure, structure.parts, graph, row.blocks, device, placement)
     runs, tile = [usual], _tile(usual, structure)
     if structure.rare is not None:
         _, every = structure.rare
-        parts = [Part(p.name, p.warps, p.loop, p.meets, p.nbytes, tiles=p.tiles) for p in structure.parts]
+        parts = [replace(part, without=()) for part in structure.parts]
         runs.append(_replayed(structure, parts, graph, row.blocks, device, placement))
         tile += (_tile(runs[1], structure) - tile) / every
+    # Loads outside of loops are counted one by one, as dependent ones.
+    alone = device.at(ldg=0, ldgsts=0)
+    once = replay(ends(graph, structure.parts), alone, blocks=row.blocks, placement=placement).trip().cycles
     tensor = sum(tensor_cycles(role.trip, device) * role.warps / 4 / tiles for role, tiles in _roles(structure, graph))
-    tensor_bound = tensor * row.blocks > tile / 2
-    clock = row.clock or (device.clock_tensor if tensor_bound else device.clock_memory).value
-    at = device.at(clock_memory=clock)
-    code = [word for block in graph for word in block.code]
-    trip = BlockTrip(tile, structure.tile, row.nbytes, dependent_loads(code))
-    whole = launch(trip, Work(row.chunks, 1, row.pieces), at)
-    return whole.total + (row.nodes - 1) * whole.node, tuple(runs), tile, tensor * row.blocks / tile
+    return Code(tuple(runs), tile, once, tensor * row.blocks / tile)
+
+
+def _microseconds(row: Row, graph: Sequence[Block], device: Device, code: Code) -> float:
+    structure = row.structure
+    clock = row.clock or (device.clock_tensor if code.tensor > TENSOR_BOUND else device.clock_memory).value
+    trip = BlockTrip(
+        cycles=code.tile,
+        tokens=structure.tile,
+        nbytes=row.nbytes,
+        dependent_loads=dependent_loads([word for block in graph for word in block.code]),
+        ends=code.ends,
+        done=structure.done,
+        apart=structure.apart,
+    )
+    whole = launch(trip, Work(row.chunks, 1, row.pieces), device.at(clock_memory=clock))
+    return whole.total + (row.nodes - 1) * whole.node
 
 
 def _roles(structure: Structure, graph: Sequence[Block]) -> list[tuple[Role, int]]:
@@ -447,12 +486,12 @@ def table(found: Sequence[Predicted]) -> str:
     for p in found:
         published = f"{'>= ' if p.row.at_least else ''}{p.row.published:g} {p.row.unit}"
         if p.why_not:
-            lines.append(f"| {p.row.name} | {p.row.device} | {published} | no prediction: {p.why_not} | | | | | |")
+            lines.append(f"| {p.row.name} | {p.row.device} | {published} | no prediction: {p.why_not} | | | | | | |")
             continue
         low, value, high = (f"{x:.4g}" for x in p.values)
         lines.append(
             f"| {p.row.name} | {p.row.device} | {published} | {value} | {low} | {high} | {100 * p.error:+.0f} % | {p.tile:.0f} | "
-            f"{100 * p.tensor:.0f} % |"
+            f"{p.ends:.0f} | {100 * p.tensor:.0f} % |"
         )
     for unit, names in (("throughput", ("TFLOP/s", "GB/s")), ("latency", ("us",))):
         errors = [abs(p.error) for p in found if not p.why_not and p.row.unit in names]
@@ -468,6 +507,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--waits", action="store_true", help="what a trip of each role waits for")
     given = parser.parse_args(arguments)
     graphs: dict[str, tuple[Block, ...]] = {}
+    known: Known = {}
     found = []
     for row in rows():
         path = given.cubins / f"{row.structure.cubin}.cubin"
@@ -476,7 +516,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             continue
         if row.structure.cubin not in graphs:
             graphs[row.structure.cubin] = blocks(sass(path.read_bytes(), cache=default_cache(), encodings=True))
-        found.append(predict(row, graphs[row.structure.cubin]))
+        found.append(predict(row, graphs[row.structure.cubin], known))
     print(table(found))
     if given.waits:
         for p in found:

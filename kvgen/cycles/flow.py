@@ -117,6 +117,55 @@ class Loop:
 
         return way(self.head) if self.head in allowed else None
 
+    def outside(self) -> tuple[Word, ...]:
+        """What runs once for all of its trips: the longest way to it from the head of the loop around it, or where there is none
+        from the kernel's first block, and from it back to there or to the end. Of loops beside it none with the same products is
+        gone through where a way leads past it.
+        """
+        around = min(
+            (x for x in loops(self.graph) if self.members < x.members),
+            key=lambda x: len(x.members),
+            default=Loop(self.graph, 0, frozenset(range(len(self.graph)))),
+        )
+        allowed = {n for n in around.members if not self.graph[n].again}
+        beside = [x for x in loops(self.graph) if not x.members & self.members and x.members < around.members]
+        own = {x.base for x in self.text if x.base.endswith("MMA")}
+        other = {n for x in beside if own & {w.base for w in x.text} for n in x.members}
+        found: tuple[Word, ...] = ()
+        for ends, start in (({self.head}, around.head), ({around.head}, self.head)):
+            for blocks_left in (allowed - other, allowed):
+                way = self._between(start, ends, blocks_left - (self.members if start == self.head else set()))
+                if way is not None:
+                    found += way
+                    break
+        return found
+
+    def _between(self, start: int, ends: Set[int], allowed: Set[int]) -> tuple[Word, ...] | None:
+        """The longest way from a block to one of `ends`, which is not part of it, or to the kernel's end where the loop is none.
+
+        From the loop itself: from what follows it. Branches back are not taken.
+        """
+        from_loop = start == self.head
+        follows = {n: [m for m in self.graph[n].next if m in ends or m in allowed] for n in allowed}
+        firsts = (
+            [m for n in self.members for m in self.graph[n].next if m not in self.members] if from_loop else [start]
+        )
+        best: dict[int, tuple[Word, ...] | None] = {}
+        above: set[int] = set()
+
+        def way(n: int) -> tuple[Word, ...] | None:
+            if n in best:
+                return best[n]
+            above.add(n)
+            options = [() for m in follows[n] if m in ends] + ([()] if from_loop and not self.graph[n].next else [])
+            options += [w for m in follows[n] if m not in ends and m not in above and (w := way(m)) is not None]
+            above.discard(n)
+            best[n] = (*self.graph[n].code, *max(options, key=len)) if options else None
+            return best[n]
+
+        found = [() if m in ends else way(m) if m in allowed else None for m in dict.fromkeys(firsts)]
+        return max((w for w in found if w is not None), key=len, default=None)
+
     @cached_property
     def holds_loops(self) -> bool:
         """Whether a loop lies within it, of which `usual` has one trip only."""

@@ -7,6 +7,7 @@ order in which a template's warps meet, as the comment at its main loop has it; 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
@@ -53,6 +54,21 @@ class Part:
 def told(graph: Sequence[Block], parts: Sequence[Part]) -> tuple[Role, ...]:
     """The roles of a kernel whose source says who meets whom; a part that leads is two, its first warp and the rest."""
     return tuple(role for part in parts for role in _roles(graph, part))
+
+
+def ends(graph: Sequence[Block], parts: Sequence[Part]) -> tuple[Role, ...]:
+    """What those of the parts that have products run once for all trips of their loops, as roles that meet nobody; of all parts
+    where none has any. Parts that run the same are one role."""
+    working = [part for part in parts if any(x.base.endswith("MMA") for x in part.found(graph).text)] or parts
+    warps: Counter[tuple[Word, ...]] = Counter()
+    for part in working:
+        warps[tuple(map(_alone, part.found(graph).outside()))] += part.warps
+    return tuple(Role(f"ends {n}", trip, count, trips=2) for n, (trip, count) in enumerate(warps.items()))
+
+
+def _alone(word: Word) -> Word:
+    meets = word.base in ("BAR", "SYNCS", "ARRIVES", *_BULK)
+    return replace(word, text="NOP") if meets else word
 
 
 def _roles(graph: Sequence[Block], part: Part) -> tuple[Role, ...]:
