@@ -4,7 +4,7 @@
     python benchmarks/strangers.py CUBINS --waits   and what a trip of each role waits for
 
 No parameter is anybody's: the device tables are as they were committed before. What a row adds is what its kernel's source and
-its benchmark's text say: who meets whom at which mbarrier, the tile, the chunks that its scheduler makes, the shape that was timed.
+its benchmark say: who meets whom at which mbarrier, the tile, the chunks that its scheduler makes, the shape that was timed.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ def test_a_rows_chunks_are_its_work(row: Row) -> None:
 def _row(**other: object) -> Row:
     given = {
         "name": "two that take turns",
-        "structure": strangers.Structure("none", (FIRST, SECOND, COPIES), 64, DEEP),
+        "structure": strangers.Structure("none", (FIRST, SECOND, COPIES), 64, mbarriers=DEEP),
         "device": "H100 SXM",
         "published": 100.0,
         "unit": "TFLOP/s",
@@ -53,8 +53,7 @@ def _row(**other: object) -> Row:
 
 
 def test_products_alone() -> None:
-    # Nothing but products: 132 x 4096 operations a cycle, by the clock of tensor cores, 1.6 GHz; a launch of 160 us has a tenth of a
-    # percent of beginning in it.
+    # Nothing but products: 132 x 4096 operations a cycle, by the clock of tensor cores, 1.6 GHz; of 160 us two are the beginning.
     found = predict(_row(), blocks(LISTING))
     assert found.values[1] == pytest.approx(132 * 4096 * 1.6e-3, rel=0.03) and found.tensor == pytest.approx(
         1, rel=0.01
@@ -69,7 +68,7 @@ def test_a_locked_clock() -> None:
 
 
 def test_no_prediction_is_a_row(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    wrong = strangers.Structure("none", (FIRST,), 64, {"full": Mbarrier(1)})
+    wrong = strangers.Structure("none", (FIRST,), 64, mbarriers={"full": Mbarrier(1)})
     assert "no prediction: " in table([predict(_row(structure=wrong), blocks(LISTING))])
     assert strangers.main([str(tmp_path)]) == 0
     printed = capsys.readouterr().out
@@ -79,12 +78,12 @@ def test_no_prediction_is_a_row(tmp_path: Path, capsys: pytest.CaptureFixture[st
 def test_the_table() -> None:
     made = table(
         [
-            Predicted(_row(), (90.0, 120.0, 150.0), tile=256, tensor=0.5),
+            Predicted(_row(), (90.0, 120.0, 150.0), tile=256, ends=1000, tensor=0.5),
             Predicted(_row(unit="us", at_least=True), (50.0, 80.0, 99.0)),
         ]
     )
     assert (
-        "| 100 TFLOP/s | 120 | 90 | 150 | +20 % | 256 | 50 % |" in made
+        "| 100 TFLOP/s | 120 | 90 | 150 | +20 % | 256 | 1000 | 50 % |" in made
         and "| >= 100 us | 80 | 50 | 99 | -20 % |" in made
     )
     assert "median error of throughput: 20 % of 1 rows" in made and "median error of latency: 20 % of 1 rows" in made

@@ -74,8 +74,8 @@ class Role:
 
     `mbarriers` names, by the address of the word, which mbarrier it asks, arrives at or copies for ("" for none), and which named
     barrier where a register holds its number; `nbytes` what a bulk copy brings. Before the loop a warp has arrived `before` times
-    at an mbarrier, whose bytes have come as often, or at a named barrier ("BAR 0x9"); what it asks for there are the phases from `first` on, every `step`th (0, and
-    each, unless it is told).
+    at an mbarrier, whose bytes have come as often, or at a named barrier ("BAR 0x9"); what it asks for at an mbarrier are the
+    phases from `first` on, every `step`th (0, and each, unless it is told).
     """
 
     name: str
@@ -440,7 +440,7 @@ class _Multiprocessor:
         word = warp.word
         name = warp.role.mbarriers.get(word.address)
         if word.base == "BAR":
-            barrier = self._named(warp) if name is None else self._met(warp.block, name, self.mbarriers[name])
+            barrier = self._named(warp) if name is None else self._mbarrier(warp, name)
             count = barrier.arrive(warp, now)
             if word.modifiers[0] in ("SYNC", "RED"):
                 warp.blocked, warp.phase = barrier, count - 1
@@ -454,7 +454,7 @@ class _Multiprocessor:
             raise ReplayError(f"replay: {word.address:04x} {word.text!r} names no mbarrier that was given")
         if not name:
             return
-        barrier = self._met(warp.block, name, self.mbarriers[name])
+        barrier = self._mbarrier(warp, name)
         if word.base in ("UTMALDG", "UBLKCP"):
             barrier.landed.append((now + self.value["tma"], warp.role.nbytes[word.address]))
         elif word.base == "ARRIVES":
@@ -468,6 +468,11 @@ class _Multiprocessor:
             warp.asked[name] += 1
             barrier.waiting.append(warp)
         self._release(barrier, f"mbarrier {name}", self.value["mbarrier"])
+
+    def _mbarrier(self, warp: _Warp, name: str) -> _Named:
+        if name not in self.mbarriers:
+            raise ReplayError(f"replay: {warp.role.name} meets at {name!r}, of which nothing is told")
+        return self._met(warp.block, name, self.mbarriers[name])
 
     def _met(self, block: int, name: str, mbarrier: Mbarrier) -> _Named:
         """The block's of that name, with what came before the loops."""

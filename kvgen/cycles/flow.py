@@ -132,23 +132,23 @@ class Loop:
         own = {x.base for x in self.text if x.base.endswith("MMA")}
         other = {n for x in beside if own & {w.base for w in x.text} for n in x.members}
         found: tuple[Word, ...] = ()
-        for ends, start in (({self.head}, around.head), ({around.head}, self.head)):
-            for blocks_left in (allowed - other, allowed):
-                way = self._between(start, ends, blocks_left - (self.members if start == self.head else set()))
+        ways = [(around.head, {self.head})] if around.head != self.head else []
+        for start, ends in (*ways, (None, {around.head})):
+            for left in (allowed - other, allowed):
+                way = self._between(start, ends, left if start is not None else left - self.members)
                 if way is not None:
                     found += way
                     break
         return found
 
-    def _between(self, start: int, ends: Set[int], allowed: Set[int]) -> tuple[Word, ...] | None:
-        """The longest way from a block to one of `ends`, which is not part of it, or to the kernel's end where the loop is none.
-
-        From the loop itself: from what follows it. Branches back are not taken.
+    def _between(self, start: int | None, ends: Set[int], allowed: Set[int]) -> tuple[Word, ...] | None:
+        """The longest way from a block to one of `ends`, which is not part of it; without a start from what follows the loop, and to
+        the kernel's end as well. Branches back are not taken.
         """
-        from_loop = start == self.head
+        from_loop = start is None
         follows = {n: [m for m in self.graph[n].next if m in ends or m in allowed] for n in allowed}
         firsts = (
-            [m for n in self.members for m in self.graph[n].next if m not in self.members] if from_loop else [start]
+            [m for n in self.members for m in self.graph[n].next if m not in self.members] if start is None else [start]
         )
         best: dict[int, tuple[Word, ...] | None] = {}
         above: set[int] = set()
@@ -157,7 +157,8 @@ class Loop:
             if n in best:
                 return best[n]
             above.add(n)
-            options = [() for m in follows[n] if m in ends] + ([()] if from_loop and not self.graph[n].next else [])
+            options: list[tuple[Word, ...]] = [() for m in follows[n] if m in ends]
+            options += [()] if from_loop and not self.graph[n].next else []
             options += [w for m in follows[n] if m not in ends and m not in above and (w := way(m)) is not None]
             above.discard(n)
             best[n] = (*self.graph[n].code, *max(options, key=len)) if options else None

@@ -1,4 +1,4 @@
-"""Kernels whose warps run loops of their own: a warp that copies by TMA, and two warpgroups that take turns at the tensor cores."""
+"""Kernels whose warps run loops of their own: one that copies by TMA, and two warpgroups that take turns at the tensor cores."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 
 from kvgen.cycles.core import Mbarrier, ReplayError, replay, tensor_cycles
 from kvgen.cycles.flow import blocks
-from kvgen.cycles.roles import Part, told
+from kvgen.cycles.roles import Part, ends, told
 from tests.cycles.programs import ROUND
 
 # As such kernels are compiled: the first ask stands in the loop, the next ones out of line; who waits for copies asks twice
@@ -134,3 +134,52 @@ def test_what_came_before_the_loops() -> None:
 def test_what_a_kernel_is_not(part: Part, message: str) -> None:
     with pytest.raises(ReplayError, match=message):
         told(blocks(LISTING), (part,))
+
+
+# A kernel that goes over work items: what a chunk runs beside its loop's trips, one way of it shorter than the other, a loop that
+# masks, with the same products, and the end.
+ITEMS = """
+.L_x_0:
+        /*0010*/                   MOV R1, R2 ;
+.L_x_1:
+        /*0020*/               @P5 BRA `(.L_x_3) ;
+        /*0030*/                   FADD R4, R4, R4 ;
+        /*0040*/                   FADD R5, R5, R5 ;
+.L_x_3:
+        /*0050*/                   BAR.SYNC.DEFER_BLOCKING 0x8, 0x80 ;
+        /*0060*/               @P6 BRA `(.L_x_5) ;
+.L_x_4:
+        /*0070*/                   HGMMA.64x256x16.F32 R24, R152, gdesc[UR8], R24, gsb0 ;
+        /*0080*/               @P0 BRA `(.L_x_4) ;
+.L_x_5:
+        /*0090*/               @P6 BRA `(.L_x_7) ;
+.L_x_6:
+        /*00a0*/                   HGMMA.64x256x16.F32 R24, R152, gdesc[UR8], R24, gsb0 ;
+        /*00b0*/               @P0 BRA `(.L_x_6) ;
+.L_x_7:
+        /*00c0*/                   WARPGROUP.DEPBAR.LE gsb0, 0x0 ;
+        /*00d0*/                   STG.E desc[UR6][R2.64], R24 ;
+        /*00e0*/               @P1 BRA `(.L_x_1) ;
+        /*00f0*/                   EXIT ;
+"""
+
+
+def test_what_a_chunk_runs_outside_its_loop() -> None:
+    graph = blocks(ITEMS)
+    masked, plain = (Part("x", 4, ("HGMMA", n)).found(graph) for n in (0, 1))
+    before = [0x20, 0x30, 0x40, 0x50, 0x60]
+    assert [x.address for x in plain.outside()] == [*before, 0x90, 0xC0, 0xD0, 0xE0]
+    assert [x.address for x in masked.outside()] == [*before, 0x90, 0xC0, 0xD0, 0xE0]
+
+
+def test_of_a_kernel_of_one_item_its_beginning_and_its_end() -> None:
+    (loop,) = (x for x in [Part("x", 4, ("HGMMA", 0)).found(blocks(LEADS))])
+    # Nothing stands before its loop's head.
+    assert [x.address for x in loop.outside()] == [0xA0]
+
+
+def test_the_ends_of_parts_that_compute() -> None:
+    # Both warpgroups run the same and meet nobody there.
+    parts = [Part(name, 4, ("HGMMA", 1)) for name in ("first", "second")]
+    (role,) = ends(blocks(ITEMS), [*parts, COPIES][:2])
+    assert role.warps == 8 and [x.opcode for x in role.trip if x.address == 0x50] == ["NOP"]
