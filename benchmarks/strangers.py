@@ -480,8 +480,8 @@ def _tile(run: Replay, structure: Structure) -> float:
 def table(found: Sequence[Predicted]) -> str:
     """As docs/cycles.md has it."""
     lines = [
-        "| kernel | GPU | published | predicted | from | to | error | tile, clk | tensor cores |",
-        "|---|" + "---|" * 8,
+        "| kernel | GPU | published | predicted | from | to | error | tile, clk | ends, clk | tensor cores |",
+        "|---|" + "---|" * 9,
     ]
     for p in found:
         published = f"{'>= ' if p.row.at_least else ''}{p.row.published:g} {p.row.unit}"

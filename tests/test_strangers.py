@@ -37,6 +37,14 @@ def test_a_rows_chunks_are_its_work(row: Row) -> None:
         assert tokens * row.nbytes / row.structure.tile == pytest.approx(row.done, rel=0.05)
 
 
+def test_the_page_leaves_no_row_out() -> None:
+    page = (Path(__file__).parents[1] / "docs" / "cycles.md").read_text(encoding="utf-8")
+    for row in rows():
+        figure = f"{'>= ' if row.at_least else ''}{row.published:g} {row.unit}"
+        assert page.count(f"| {row.name} | {row.device} | {figure} | ") == 1
+        assert f"| {row.structure.cubin}" in page or f", {row.structure.cubin} |" in page
+
+
 def _row(**other: object) -> Row:
     given = {
         "name": "two that take turns",

@@ -142,8 +142,8 @@ class Loop:
         return found
 
     def _between(self, start: int | None, ends: Set[int], allowed: Set[int]) -> tuple[Word, ...] | None:
-        """The longest way from a block to one of `ends`, which is not part of it; without a start from what follows the loop, and to
-        the kernel's end as well. Branches back are not taken.
+        """The longest way from a block to one of `ends`, which is not part of it; without a start from what follows the loop, and
+        to the kernel's end as well. Branches back are not taken.
         """
         from_loop = start is None
         follows = {n: [m for m in self.graph[n].next if m in ends or m in allowed] for n in allowed}
