@@ -89,6 +89,9 @@ class TensorContext:
     run: int
     scales: bool
     expands: bool
+    tables: bool
+    k_tables: bool
+    v_tables: bool
     k_use: str
     v_use: str
     k_scale_run: int
@@ -151,11 +154,17 @@ def scale_use(segment: Segment, role: str) -> str:
         return "token"
     # A register has the codes of one group. e4m3 scales times e2m1 codes are exact in f16, f16 scales round once; but e2m1 is
     # widened to fractions of 2^14, which f16 scales would make subnormal.
-    if quant.recipe == "max" or scales.block[2] * segment.region.dtype.bits % 32:
+    if scales.block[2] * segment.region.dtype.bits % 32:
         return ""
     if scales.dtype.name not in ("f16", "e4m3") or (scales.dtype.name == "f16" and quant.codes.name == "e2m1"):
         return ""
     return f"{role}_groups"
+
+
+def has_tables(segment: Segment, role: str) -> bool:
+    """Whether a group's scale becomes a table of what codes are below it (device/attention/fp4_tables.cuh)."""
+    quant = segment.quant
+    return quant is not None and quant.recipe == "max" and scale_use(segment, role).endswith("_groups")
 
 
 def _room(v: Segment, rows: int, asks: bool) -> int:
@@ -317,6 +326,8 @@ def _expanded_scale_bytes(segment: Segment, role: str, tokens: int) -> int:
     use, scales = scale_use(segment, role), segment.scales
     if scales is None or not use.endswith("_groups"):
         return 0
+    if has_tables(segment, role):
+        return scales.groups * (8 * tokens + 64)
     return tokens * scales.groups * (1 + scales.zero) * (2 if use == "value_groups" else 4)
 
 
@@ -352,6 +363,9 @@ def tensor_context(kernels: KernelSet, d: Attended, scale: float, s: Shape) -> T
         run=_run(cache, s.tokens),
         scales=bool({k_use, v_use} - {"none", "given"}),
         expands=any(use.endswith("_groups") for use in (k_use, v_use)),
+        tables=has_tables(storage_k, "key") or has_tables(storage_v, "value"),
+        k_tables=has_tables(storage_k, "key"),
+        v_tables=has_tables(storage_v, "value"),
         k_use="none" if k_use == "given" else k_use,
         v_use="none" if v_use == "given" else v_use,
         k_scale_run=scale_run(storage_k, "key"),

@@ -1,12 +1,12 @@
 // The scales of a tile's tokens: copied into its stage with the rows, a token a thread, and read there as products want them.
 //
 // A scale a token multiplies rows of S, and the weights of V, as f32. Scales of groups of dims, and zero points, are applied to
-// fragments, as f16: a = code * scale - zero * scale. They are expanded once a tile, from its stage to shared memory of the team. Scales that the
-// caller gives for all tokens are none of these.
+// fragments, as f16: a = code * scale - zero * scale. They are expanded once a tile, from its stage to shared memory of the team; those of
+// MAX's nvfp4 become tables there (fp4_tables.cuh). Scales that the caller gives for all tokens are none of these.
 #pragma once
 
 #include "../memory/cp_async.cuh"
-#include "fragments.cuh"
+#include "fp4_tables.cuh"
 #include "split_kv.cuh"
 
 enum class ScaleUse : uint32_t { none, token, key_groups, value_groups };
@@ -35,7 +35,10 @@ struct TileScales {
   static constexpr uint32_t kStageBytes = kCopies * kTokens * kCopyBytes;
   // Expanded, keys: every scale twice, for the two elements of a register; values: those of two tokens side by side.
   static constexpr uint32_t kEntry = kUse == ScaleUse::value_groups ? 2 : 4;
-  static constexpr uint32_t kExpandedBytes = kGrouped ? kTokens * kGroups * kEach * kEntry : 0;
+  // Tables: lines of groups 64 bytes apart in banks, for lanes read those of two groups at once.
+  static constexpr bool kTables = kGrouped && S::kRecipe == Recipe::nvfp4_max;
+  static constexpr uint32_t kTableLine = kTokens * sizeof(E4m3Table) + 64;
+  static constexpr uint32_t kExpandedBytes = kTables ? kGroups * kTableLine : kGrouped ? kTokens * kGroups * kEach * kEntry : 0;
   static_assert(kCopyBytes <= 16 && kGroups * kEach % kRun == 0);
 
   // Scale or zero point n of token `token`, out of its stage; `offset` is the token's in its page, which counts from a word.
@@ -74,6 +77,7 @@ struct TileScales {
 
   // The scales of token `token`, out of its stage.
   __device__ static __forceinline__ void expand(uint8_t* to, const uint8_t* stage, uint32_t token, uint32_t offset, uint32_t head) {
+    if constexpr (kTables) return store_tables(to, stage, token, offset, head);
     constexpr uint32_t kValues = kGroups * kEach;
     alignas(16) Scale loaded[(kValues + 3) / 4 * 4] = {};
 #pragma unroll
@@ -103,8 +107,30 @@ struct TileScales {
   __device__ static __forceinline__ uint32_t apply(uint32_t codes, const Pair& pair) {
     return S::kZero ? multiply_add_halves(codes, pair.scale, pair.zero) : multiply_halves(codes, pair.scale);
   }
+  // The tables of N neighbouring tokens from `token` on, of the group of `dim`.
+  template <uint32_t N>
+  __device__ static __forceinline__ Vec<E4m3Table, N> tables_at(const uint8_t* expanded, uint32_t dim, uint32_t token) {
+    return *(const Vec<E4m3Table, N>*)(expanded + min(dim / S::kBlockDims, kGroups - 1) * kTableLine + token * sizeof(E4m3Table));
+  }
 
  private:
+  __device__ static __forceinline__ void store_tables(uint8_t* to, const uint8_t* stage, uint32_t token, uint32_t offset, uint32_t head) {
+    static_assert(S::kBlockDims % 8 == 0);  // a register of K has codes of one
+    constexpr uint32_t kAtOnce = kCopyBytes / 4;
+    uint32_t words[(kGroups + 3) / 4] = {};  // of four scales
+#pragma unroll
+    for (uint32_t group = 0; group < kGroups; ++group) {
+      if constexpr (kRun * sizeof(Scale) < 4) words[group / 4] |= (uint32_t)read(stage, group, token, offset, head).bits << group % 4 * 8;
+      else if (group % kRun == 0) *(Vec<uint32_t, kAtOnce>*)&words[group / 4] = *(const Vec<uint32_t, kAtOnce>*)(stage + place(group, token, offset, head));
+    }
+#pragma unroll
+    for (uint32_t group = 0; group < kGroups; group += 4) {
+      E4m3Table tables[4];
+      Fp4Tables::make_tables(tables, words[group / 4]);
+#pragma unroll
+      for (uint32_t i = 0; i < 4 && group + i < kGroups; ++i) *(E4m3Table*)(to + (group + i) * kTableLine + token * sizeof(E4m3Table)) = tables[i];
+    }
+  }
   // Where scale or zero point n of token `token` lies in a stage.
   __device__ static __forceinline__ uint32_t place(uint32_t n, uint32_t token, uint32_t offset, uint32_t head) {
     const uint32_t copy = (n / kRun * kTokens + token) * kCopyBytes, in_copy = n % kRun * sizeof(Scale);
