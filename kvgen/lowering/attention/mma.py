@@ -10,6 +10,7 @@ from typing import Final
 from kvgen.expr.score_c import float_literal
 from kvgen.layout.axes import Axis
 from kvgen.layout.dtypes import dtype
+from kvgen.layout.regions import Region
 from kvgen.layout.storage import Segment
 from kvgen.lowering.attention.split_kv import Attended
 from kvgen.lowering.lowered import lower
@@ -24,9 +25,13 @@ OUT_REGISTERS: Final = 128
 QUERY_REGISTERS: Final = 64
 MOST_STAGES: Final = 6
 MOST_WARPS: Final = 4
-# Tokens of a tile and teams of a block, the best first: what a tile costs besides its tokens counts less the longer it is,
-# and a warp alone in its block has nobody to share the end of a chunk with.
+# Tokens of a tile and warps of a block, the best first: what a tile costs besides its tokens counts less the longer it is,
+# and a warp alone in its block has nobody to share the end of a chunk with. Where instructions are many, four warps first: of
+# fewer all may lie on one sub-core.
 _TILES: Final = ((32, 4), (32, 2), (16, 4), (16, 2), (32, 1), (16, 1))
+_FOUR_WARPS: Final = ((32, 4), (16, 4), (32, 2), (16, 2), (32, 1), (16, 1))
+# Neighbouring kv heads of a block at most: with each more a block has as many results more that are merged where chunks are cut.
+MOST_HEADS: Final = 2
 # Registers of sums up to which 32 tokens have room.
 LONG_REGISTERS: Final = 64
 
@@ -74,6 +79,7 @@ class TensorContext:
     cols: int
     n_tiles: int
     team_warps: int
+    heads: int
     teams: int
     tokens: int
     stages: Stages
@@ -178,12 +184,36 @@ def _pitch(nbytes: int) -> int:
     return (-(-nbytes // 16) | 1) * 16
 
 
+def shared_heads(cache: Cache) -> int:
+    """Neighbouring kv heads whose rows one copy may bring, and whose scales one sector holds: MOST_HEADS where their rows, and
+    their scales, lie side by side, else 1."""
+    import os
+    if os.environ.get("K1") == "one" or cache.kv_heads % MOST_HEADS or not _run(cache, 16):
+        return 1
+    found = 1 if os.environ.get("K1") != "all" else MOST_HEADS
+    for parts in cache.storage.roles.values():
+        segment, scales = parts[0], parts[0].scales
+        if _bytes(segment) % 16 or segment.region.stride_of("head") != segment.size:
+            return 1
+        if scales is not None and scales.region is not None:
+            if scales.block[1] > 1 or scales.region.stride_of("head") != scales.groups * (1 + scales.zero):
+                return 1
+            found = MOST_HEADS
+    return found
+
+
+def crowded(cache: Cache, n_tiles: int) -> bool:
+    return n_tiles > 1 or not _run(cache, 16) or any(p[0].quant is not None for p in cache.storage.roles.values())
+
+
 @dataclass(frozen=True)
 class Shape:
-    """How a block divides columns and tokens among its warps."""
+    """How a block divides heads, columns and tokens among its warps: a team's warps have different columns, of one kv head or of
+    `heads` neighbouring ones, a warp each."""
 
     n_tiles: int
     team_warps: int
+    heads: int
     teams: int
     tiles: int
     tokens: int
@@ -243,25 +273,28 @@ def shape(kernels: KernelSet, rows: int, asks: bool = False) -> Shape | None:
     team_warps = min(4, -(-total // most))
     tiles = -(-total // (most * team_warps))
     n_tiles = -(-total // (team_warps * tiles))
-    k_pitch, v_pitch = _pitch(_bytes(k)), _pitch(_bytes(v))
-    cols = 8 * n_tiles * team_warps
     steps = -(-_bytes(k) // 32) * (16 // k.region.dtype.bits)
     plain = k.quant is None and v.quant is None
-    query = steps * cols // 8 * 256 + 4 * cols * (not plain)
+    together = shared_heads(kernels.kv) if team_warps * tiles == 1 else 1
 
-    def of(tokens: int, teams: int) -> tuple[int, int, int]:
-        copied = sum(_copied_scale_bytes(x, role, tokens) for x, role in ((k, "key"), (v, "value")))
+    def of(tokens: int, heads: int, teams: int) -> tuple[int, int, int]:
+        cols = 8 * n_tiles * team_warps * heads
+        query = steps * cols // 8 * 256 + 4 * cols * (not plain)
+        copied = sum(_copied_scale_bytes(x, role, tokens, heads) for x, role in ((k, "key"), (v, "value")))
         # Results of the teams, or what the merge of chunks needs.
         merged = 4 * cols * max(teams * (v.size + 4 + 2), 32 + 2)
         # A tile of each team has its scales as products read them.
-        expanded = sum(_expanded_scale_bytes(x, role, tokens) for x, role in ((k, "key"), (v, "value")))
-        return teams * (tokens * (k_pitch + v_pitch) + copied), merged, query + teams * expanded
+        expanded = heads * sum(_expanded_scale_bytes(x, role, tokens) for x, role in ((k, "key"), (v, "value")))
+        pitches = _pitch(heads * _bytes(k)) + _pitch(heads * _bytes(v))
+        return teams * (tokens * pitches + copied), merged, query + teams * expanded
 
     sizes = {SIZES[a] for a in kernels.arch} | {"large"}
-    for blocks, (tokens, teams) in product((2, 1), _TILES):
+    for blocks, (tokens, warps) in product((2, 1), _FOUR_WARPS if crowded(kernels.kv, n_tiles) else _TILES):
         if tokens > 16 and 4 * dims * n_tiles > LONG_REGISTERS:
             continue
-        stage, merged, held = of(tokens, teams)
+        heads = min(together, warps)
+        teams = warps // heads
+        stage, merged, held = of(tokens, heads, teams)
         # Smaller memories hold as many blocks where rings of two tiles leave room for them.
         rooms = {size: memory // blocks - held for size, memory in _MEMORY.items()}
         rooms |= {n: _MEMORY[n] - held for n, room in rooms.items() if n != "large" and room < max(2 * stage, merged)}
@@ -274,7 +307,8 @@ def shape(kernels: KernelSet, rows: int, asks: bool = False) -> Shape | None:
     counts = {size: max(2, min(MOST_STAGES, room // stage)) if size in had else 0 for size, room in rooms.items()}
     return Shape(
         n_tiles,
-        team_warps,
+        team_warps * heads,
+        heads,
         teams,
         tiles,
         tokens,
@@ -283,14 +317,15 @@ def shape(kernels: KernelSet, rows: int, asks: bool = False) -> Shape | None:
         stage,
         merged,
         held,
-        k_pitch,
-        v_pitch,
+        _pitch(heads * _bytes(k)),
+        _pitch(heads * _bytes(v)),
         plain,
     )
 
 
-def scale_run(segment: Segment, role: str) -> int:
-    """Neighbouring scales and zero points of a token that one copy brings (ScaleTile of device/attention/tile_scales.cuh).
+def scale_run(segment: Segment, role: str, heads: int = 1) -> int:
+    """Neighbouring scales and zero points of a token, of `heads` kv heads, that one copy brings (ScaleTile of
+    device/attention/tile_scales.cuh).
 
     As many as are surely aligned together where they are 4 bytes or more, else as lie side by side, which a page's place may
     leave unaligned. 0 where the 4-byte word that holds one may reach past its page's scales.
@@ -299,7 +334,8 @@ def scale_run(segment: Segment, role: str) -> int:
     if scales is None or scales.region is None or scale_use(segment, role) in ("none", "given"):
         return 1
     region, size = scales.region, scales.dtype.bytes
-    aligned, beside = (math.gcd(scales.groups * (1 + scales.zero), n) for n in (segment.scale_vector, region.vector))
+    own = scales.groups * (1 + scales.zero)
+    aligned, beside = math.gcd(own, segment.scale_vector), _beside(region, heads * own, heads)
     if aligned * size >= 4 or beside * size >= 4:
         return aligned if aligned * size >= 4 else beside
     # Where the number of tokens is known only at run time their rows lie one after another.
@@ -307,13 +343,20 @@ def scale_run(segment: Segment, role: str) -> int:
     return beside if whole is not None and whole * size % 4 == 0 else 0
 
 
-def _copied_scale_bytes(segment: Segment, role: str, tokens: int) -> int:
+def _beside(region: Region, run: int, heads: int) -> int:
+    """Of `run` elements side by side, which are those of `heads` heads, how many the widest access has that straddles no run."""
+    strides = zip(region.axes, region.fixed_strides, strict=True)
+    steps = [n * heads if a.name == "head" else n for a, n in strides if n is not None and a.name != "dim"]
+    return math.gcd(run, 16 // region.dtype.bytes, region.byte_offset // region.dtype.bytes, *steps)
+
+
+def _copied_scale_bytes(segment: Segment, role: str, tokens: int, heads: int) -> int:
     """Bytes of a tile's scales in its stage: TileScales::kStageBytes."""
     use, scales = scale_use(segment, role), segment.scales
     if scales is None or use in ("none", "given"):
         return 0
-    run = max(scale_run(segment, role), 1)
-    return tokens * scales.groups * (1 + scales.zero) // run * max(4, run * scales.dtype.bytes)
+    run = max(scale_run(segment, role, heads), 1)
+    return tokens * heads * scales.groups * (1 + scales.zero) // run * max(4, run * scales.dtype.bytes)
 
 
 def _expanded_scale_bytes(segment: Segment, role: str, tokens: int) -> int:
@@ -340,11 +383,12 @@ def tensor_context(kernels: KernelSet, d: Attended, scale: float, s: Shape) -> T
         cols=s.cols,
         n_tiles=s.n_tiles,
         team_warps=s.team_warps,
+        heads=s.heads,
         teams=s.teams,
         tokens=s.tokens,
         stages=s.stages,
         blocks_per_sm=s.blocks_per_sm,
-        in_flight=s.blocks_per_sm * (s.stages.most - 1) * s.tile * (_bytes(storage_k) + _bytes(storage_v)) // 1024,
+        in_flight=s.blocks_per_sm * (s.stages.most - 1) * s.tile * s.heads * (_bytes(storage_k) + _bytes(storage_v)) // 1024,
         slack=SLACK,
         k_bytes=_bytes(storage_k),
         v_bytes=_bytes(storage_v),
@@ -359,8 +403,8 @@ def tensor_context(kernels: KernelSet, d: Attended, scale: float, s: Shape) -> T
         expands=any(use.endswith("_groups") for use in (k_use, v_use)),
         k_use="none" if k_use == "given" else k_use,
         v_use="none" if v_use == "given" else v_use,
-        k_scale_run=scale_run(storage_k, "key"),
-        v_scale_run=scale_run(storage_v, "value"),
+        k_scale_run=scale_run(storage_k, "key", s.heads),
+        v_scale_run=scale_run(storage_v, "value", s.heads),
         k_given=k_use == "given",
         v_given=v_use == "given",
         k_global=bool(storage_k.global_scale),
