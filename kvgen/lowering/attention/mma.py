@@ -30,7 +30,10 @@ MOST_WARPS: Final = 4
 # fewer all may lie on one sub-core.
 _TILES: Final = ((32, 4), (32, 2), (16, 4), (16, 2), (32, 1), (16, 1))
 _FOUR_WARPS: Final = ((32, 4), (16, 4), (32, 2), (16, 2), (32, 1), (16, 1))
-# Neighbouring kv heads of a block at most: with each more a block has as many results more that are merged where chunks are cut.
+# Up to which part of a sub-core's issue slots two warps a block are enough; bytes a cycle that a multiprocessor of an H200 can read.
+FEW_SLOTS: Final = 0.4
+REACHABLE: Final = 17.6
+# Neighbouring kv heads that a block has where it has several: results of each are to be merged where requests are cut.
 MOST_HEADS: Final = 2
 # Registers of sums up to which 32 tokens have room.
 LONG_REGISTERS: Final = 64
@@ -184,26 +187,38 @@ def _pitch(nbytes: int) -> int:
     return (-(-nbytes // 16) | 1) * 16
 
 
-def shared_heads(cache: Cache) -> int:
-    """Neighbouring kv heads whose rows one copy may bring, and whose scales one sector holds: MOST_HEADS where their rows, and
-    their scales, lie side by side, else 1."""
-    import os
-    if os.environ.get("K1") == "one" or cache.kv_heads % MOST_HEADS or not _run(cache, 16):
-        return 1
-    found = 1 if os.environ.get("K1") != "all" else MOST_HEADS
-    for parts in cache.storage.roles.values():
-        segment, scales = parts[0], parts[0].scales
-        if _bytes(segment) % 16 or segment.region.stride_of("head") != segment.size:
-            return 1
-        if scales is not None and scales.region is not None:
-            if scales.block[1] > 1 or scales.region.stride_of("head") != scales.groups * (1 + scales.zero):
-                return 1
-            found = MOST_HEADS
-    return found
+def heads_together(cache: Cache) -> int:
+    """Neighbouring kv heads of a block: MOST_HEADS where their scales share sectors, which the block of each would ask for.
+
+    Without scales there is nothing to share: rows have whole sectors, and N heads a block are N times as many results to merge
+    where requests are cut, and a barrier a tile.
+    """
+    segments = [parts[0] for parts in cache.storage.roles.values()]
+    scales = [s.scales for s in segments if s.scales is not None and s.scales.region is not None]
+    beside = all(_bytes(s) % 16 == 0 and s.region.stride_of("head") == s.size for s in segments) and all(
+        s.block[1] == 1 and s.region is not None and s.region.stride_of("head") == s.groups * (1 + s.zero)
+        for s in scales
+    )
+    runs = _run(cache, 16) > 0
+    return MOST_HEADS if scales and beside and runs and cache.kv_heads % MOST_HEADS == 0 else 1
 
 
-def crowded(cache: Cache, n_tiles: int) -> bool:
-    return n_tiles > 1 or not _run(cache, 16) or any(p[0].quant is not None for p in cache.storage.roles.values())
+def issue_slots(cache: Cache, n_tiles: int) -> float:
+    """The part of one sub-core's issue slots that tokens take which come at the bandwidth of its multiprocessor, estimated: what
+    they would take if all warps lay on that sub-core. By warp instructions of a token and kv head."""
+    segments = [parts[0] for parts in cache.storage.roles.values()]
+    nbytes, dims = sum(map(_bytes, segments)), sum(s.size for s in segments)
+    tile = 160 / 32  # waiting, page ids, addresses: of 32 tokens
+    access = 2 * nbytes / 512  # a copy and an ldmatrix of 512 bytes
+    places = 0 if _run(cache, 16) else 5 * nbytes / 512  # an address a row, by shuffles
+    softmax = n_tiles * 2.5  # ten for each of a lane's scores, of which a token and 8 columns have a quarter
+    products = n_tiles * dims / 256  # of 16 tokens and 16 dims
+    # Registers of two elements are 64 of a token's to a warp: of codes each is widened, of groups of dims scaled too.
+    uses = [scale_use(s, role) for s, role in zip(segments, ("key", "value"), strict=True)]
+    widen = (
+        sum((s.quant is not None) + use.endswith("_groups") for s, use in zip(segments, uses, strict=True)) * dims / 128
+    )
+    return (tile + access + places + softmax + products + widen) / (nbytes / REACHABLE)
 
 
 @dataclass(frozen=True)
@@ -271,11 +286,12 @@ def shape(kernels: KernelSet, rows: int, asks: bool = False) -> Shape | None:
     total = -(-rows * kernels.group // 8)
     most = max(1, min(4, _room(v, rows, asks) // (4 * dims)))
     team_warps = min(4, -(-total // most))
+    team_warps += team_warps == 3  # all three may lie on one sub-core; of four that are alike none do
     tiles = -(-total // (most * team_warps))
     n_tiles = -(-total // (team_warps * tiles))
     steps = -(-_bytes(k) // 32) * (16 // k.region.dtype.bits)
     plain = k.quant is None and v.quant is None
-    together = shared_heads(kernels.kv) if team_warps * tiles == 1 else 1
+    together = heads_together(kernels.kv) if team_warps * tiles == 1 else 1
 
     def of(tokens: int, heads: int, teams: int) -> tuple[int, int, int]:
         cols = 8 * n_tiles * team_warps * heads
@@ -285,11 +301,15 @@ def shape(kernels: KernelSet, rows: int, asks: bool = False) -> Shape | None:
         merged = 4 * cols * max(teams * (v.size + 4 + 2), 32 + 2)
         # A tile of each team has its scales as products read them.
         expanded = heads * sum(_expanded_scale_bytes(x, role, tokens) for x, role in ((k, "key"), (v, "value")))
-        pitches = _pitch(heads * _bytes(k)) + _pitch(heads * _bytes(v))
-        return teams * (tokens * pitches + copied), merged, query + teams * expanded
+        k_pitch, v_pitch = _pitch(heads * _bytes(k)), _pitch(heads * _bytes(v))
+        # Scales begin where the last row ends.
+        gap = (v_pitch - heads * _bytes(v)) // 16 * 16 if copied else 0
+        return teams * (tokens * (k_pitch + v_pitch) - gap + copied), merged, query + teams * expanded
 
     sizes = {SIZES[a] for a in kernels.arch} | {"large"}
-    for blocks, (tokens, warps) in product((2, 1), _FOUR_WARPS if crowded(kernels.kv, n_tiles) else _TILES):
+    for blocks, (tokens, warps) in product(
+        (2, 1), _FOUR_WARPS if issue_slots(kernels.kv, n_tiles) > FEW_SLOTS else _TILES
+    ):
         if tokens > 16 and 4 * dims * n_tiles > LONG_REGISTERS:
             continue
         heads = min(together, warps)
@@ -388,7 +408,12 @@ def tensor_context(kernels: KernelSet, d: Attended, scale: float, s: Shape) -> T
         tokens=s.tokens,
         stages=s.stages,
         blocks_per_sm=s.blocks_per_sm,
-        in_flight=s.blocks_per_sm * (s.stages.most - 1) * s.tile * s.heads * (_bytes(storage_k) + _bytes(storage_v)) // 1024,
+        in_flight=s.blocks_per_sm
+        * (s.stages.most - 1)
+        * s.tile
+        * s.heads
+        * (_bytes(storage_k) + _bytes(storage_v))
+        // 1024,
         slack=SLACK,
         k_bytes=_bytes(storage_k),
         v_bytes=_bytes(storage_v),
