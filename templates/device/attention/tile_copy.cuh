@@ -59,7 +59,7 @@ __device__ __forceinline__ void copy_runs_async(bool& failed, uint32_t stage, co
       const uint32_t from = chunk.begin > base ? chunk.begin - base : 0, until = page.valid && chunk.end > base ? chunk.end - base : 0;
       Copies::Keys::template some<Tile::kKeyStep>(k_to, keys, thread, from, until);
       Copies::Values::template some<Tile::kValueStep>(v_to, values, thread, from, until);
-      if constexpr (Scales::kStageBytes > 0) scales.template copy_some<Copies::kThreads, Tile::kRun>(cache, page, thread, r * Tile::kRun, offset, head, from, until);
+      if constexpr (Scales::kStageBytes > 0) scales.template copy_any<Copies::kThreads, Tile::kRun>(cache, page, thread, r * Tile::kRun, offset, head, from, until);
       const bool wrong = !page.valid && base < chunk.end && (base >= chunk.begin || chunk.begin - base < Tile::kRun);
       if (wrong && thread == 0) report(errors, page.fault, chunk.b, max(base, chunk.begin));
       failed |= wrong;
@@ -78,7 +78,7 @@ __device__ __forceinline__ void copy_tokens_async(bool& failed, uint32_t stage, 
   Copies::Keys::scattered(stage, good ? (const uint8_t*)element_at<typename Tile::K>(page, offset, head, 0) : nullptr, thread);
   Copies::Values::scattered(stage + Tile::kTokens * Tile::kKeyPitch, good ? (const uint8_t*)element_at<typename Tile::V>(page, offset, head, 0) : nullptr, thread);
   if constexpr (Scales::kStageBytes > 0)
-    if (thread < Tile::kTokens) scales.template copy_some<1, 1>(cache, page, 0, thread, offset, head, 0, good);
+    if (thread < Tile::kTokens) scales.template copy_any<1, 1>(cache, page, 0, thread, offset, head, 0, good);
   if (live && !page.valid) report(errors, page.fault, chunk.b, token);
   failed |= live && !page.valid;
 }

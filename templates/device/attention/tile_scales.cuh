@@ -61,7 +61,7 @@ struct TileScales {
   }
   // The same out of any page: one by one, and waited for here, where it does not begin so. Tokens outside [begin, end) of the run get zeros.
   template <uint32_t kThreads, uint32_t kRows, typename Cache, typename Page>
-  __device__ static __forceinline__ void copy_some(uint32_t stage, const Cache& cache, const Page& page, uint32_t thread, uint32_t first, uint32_t offset, uint32_t head,
+  __device__ static __forceinline__ void copy_any(uint32_t stage, const Cache& cache, const Page& page, uint32_t thread, uint32_t first, uint32_t offset, uint32_t head,
                                                    uint32_t begin, uint32_t end) {
     const bool as_copies = aligned(cache, page);
     for_each_copy<kThreads, kRows>(thread, [&](uint32_t row, uint32_t i) {
@@ -191,11 +191,11 @@ struct StageScales {
   }
   // The same out of any page; tokens outside [begin, end) of the run get zeros.
   template <uint32_t kThreads, uint32_t kRows, typename Cache, typename Page>
-  __device__ __forceinline__ void copy_some(const Cache& cache, const Page& page, uint32_t thread, uint32_t first, uint32_t offset, uint32_t head, uint32_t begin,
+  __device__ __forceinline__ void copy_any(const Cache& cache, const Page& page, uint32_t thread, uint32_t first, uint32_t offset, uint32_t head, uint32_t begin,
                                             uint32_t end) const {
-    if constexpr (KeyScales::kCopies > 0) KeyScales::template copy_some<kThreads, kRows>(stage, cache, page, thread, first, offset, head, begin, end);
+    if constexpr (KeyScales::kCopies > 0) KeyScales::template copy_any<kThreads, kRows>(stage, cache, page, thread, first, offset, head, begin, end);
     if constexpr (ValueScales::kCopies > 0)
-      ValueScales::template copy_some<kThreads, kRows>(stage + KeyScales::kStageBytes, cache, page, thread, first, offset, head, begin, end);
+      ValueScales::template copy_any<kThreads, kRows>(stage + KeyScales::kStageBytes, cache, page, thread, first, offset, head, begin, end);
   }
 
   // Expands the scales of token `token` of head `own` of a tile.
