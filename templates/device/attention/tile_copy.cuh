@@ -1,9 +1,9 @@
 // Tiles of K and V on their way from pages into a stage of a ring, by the threads of a team.
 //
 // Besides what mma_tile.cuh asks of it `Tile` names kRun, the tokens of a tile that surely lie in one page (0: none), the bytes of
-// one copy (kKeyAccess) and those from a token's row to the next in a page (kKeyStep), and the same of V, and kHeads, the neighbouring
-// kv heads of a tile, whose rows lie side by side. Tile n of a request has its tokens from n * kTokens on. Rows outside the chunk become zeros, and so do rows of pages that are not found. `scales` are
-// copied with the rows.
+// one copy (kKeyAccess) and those from a token's row to the next in a page (kKeyStep), and the same of V; kHeads are the neighbouring kv
+// heads of a tile, whose rows lie side by side. Tile n of a request has its tokens from n * kTokens on. Rows outside the chunk become
+// zeros, and so do rows of pages that are not found. `scales` are copied with the rows.
 #pragma once
 
 #include "../memory/ring.cuh"
@@ -22,22 +22,22 @@ struct NoTileScales {
 
 // The page ids of a tile's runs of kRun tokens; of runs behind the chunk none, which reads nothing.
 template <typename Tile, typename Cache, uint32_t kRuns>
-__device__ __forceinline__ void look_up_runs(PageIds (&ids)[kRuns], const Cache& cache, const KvChunk& chunk, uint32_t tile) {
+__device__ __forceinline__ void look_up_runs(PageIds (&ids)[kRuns], const Cache& cache, const PageList& pages, const KvChunk& chunk, uint32_t tile) {
 #pragma unroll
   for (uint32_t r = 0; r < kRuns; ++r) {
     const uint32_t token = tile * Tile::kTokens + r * Tile::kRun;
-    ids[r] = cache.page_ids(chunk.b, token < chunk.end ? max(token, chunk.begin) / cache.page_tokens : kU32Max);
+    ids[r] = cache.page_ids(pages, token < chunk.end ? max(token, chunk.begin) / cache.page_tokens : kU32Max);
   }
 }
 // The page ids of the tile's token number `lane`.
 template <typename Tile, typename Cache>
-__device__ __forceinline__ PageIds look_up_token(const Cache& cache, const KvChunk& chunk, uint32_t tile) {
+__device__ __forceinline__ PageIds look_up_token(const Cache& cache, const PageList& pages, const KvChunk& chunk, uint32_t tile) {
   const uint32_t token = tile * Tile::kTokens + threadIdx.x % 32 % Tile::kTokens;
-  return cache.page_ids(chunk.b, token < chunk.end ? max(token, chunk.begin) / cache.page_tokens : kU32Max);
+  return cache.page_ids(pages, token < chunk.end ? max(token, chunk.begin) / cache.page_tokens : kU32Max);
 }
 
-// Starts the copies of a tile's rows of the heads from `head` on to `stage`, a run from one address, by thread `thread` of the team. `failed` becomes
-// true where a page of the chunk's tokens is not found, which is reported.
+// Starts the copies of a tile's rows of the heads from `head` on to `stage`, a run from one address, by thread `thread` of the team.
+// `failed` becomes true where a page of the chunk's tokens is not found, which is reported.
 template <typename Tile, typename Cache, uint32_t kRuns, typename Scales = NoTileScales>
 __device__ __forceinline__ void copy_runs_async(bool& failed, uint32_t stage, const Cache& cache, const PageIds (&ids)[kRuns], const KvChunk& chunk,
                                                 uint32_t tile, uint32_t head, uint32_t thread, uint64_t* errors, const Scales& scales = {}) {
