@@ -15,8 +15,7 @@ from kvgen.spec.kernel_set import KernelSet
 
 @dataclass(frozen=True)
 class Tile:
-    """Tokens of a kv head, or of neighbouring ones, that `warps` share, with values and scales of `nbytes`, for `columns` tiles of
-    columns."""
+    """Tokens of one kv head or several that `warps` share, with values and scales of `nbytes`, for `columns` tiles of columns."""
 
     tokens: int
     warps: int

@@ -29,7 +29,7 @@ MOST_WARPS: Final = 4
 # fewer all may lie on one sub-core.
 _TILES: Final = ((32, 4), (32, 2), (16, 4), (16, 2), (32, 1), (16, 1))
 _FOUR_WARPS: Final = ((32, 4), (16, 4), (32, 2), (16, 2), (32, 1), (16, 1))
-# Up to which part of a sub-core's issue slots two warps a block are enough; bytes a cycle that a multiprocessor of an H200 can read.
+# The part of a sub-core's issue slots up to which two warps a block are enough; bytes a cycle for a multiprocessor of an H200.
 FEW_SLOTS: Final = 0.4
 REACHABLE: Final = 17.6
 # Neighbouring kv heads that a block has where it has several: results of each are to be merged where requests are cut.
