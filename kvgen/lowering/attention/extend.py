@@ -8,7 +8,6 @@ from typing import Final
 
 from kvgen.expr.nodes import const
 from kvgen.expr.score_c import float_literal
-from kvgen.layout.dtypes import dtype
 from kvgen.lowering.attention import mma
 from kvgen.lowering.attention.masks_scores import AttentionContext
 from kvgen.lowering.attention.mma import SIZES, SLACK, Stages
@@ -84,7 +83,6 @@ class ExtendContext:
     """Everything ops/extend.cu.j2 reads. Bytes are of a row, pitches from row to row in shared memory."""
 
     d: Attended
-    operand: str
     k: SegmentContext
     v: SegmentContext
     cols: int
@@ -152,8 +150,6 @@ def hindrance(kernels: KernelSet) -> str:
     cache = kernels.kv
     if cache.dtype == "f32":
         return "f32 values would lose bits as operands of tensor cores"
-    if cache.dtype == "bf16" and len({parts[0].quant is None for parts in cache.storage.roles.values()}) == 2:
-        return "codes are multiplied as f16, which does not have the range of the bf16 rows beside them"
     for role, parts in cache.storage.roles.items():
         if len(parts) > 1:
             return f"{role.upper()} has parts of its own"
@@ -215,7 +211,6 @@ def extend_context(kernels: KernelSet, d: Attended, scale: float, s: Shape, chun
     plain = storage_k.quant is None and storage_v.quant is None
     return ExtendContext(
         d=d,
-        operand=dtype(cache.dtype).c if plain else "f16",
         k=k,
         v=v,
         cols=s.cols,

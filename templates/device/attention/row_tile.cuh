@@ -140,7 +140,7 @@ __device__ __forceinline__ void multiply_qk(RowScores<Tile>& s, uint32_t stage, 
 #pragma unroll
           for (uint32_t h = 0; h < 2; ++h) {
             const uint32_t b[2] = {k[step][h], k[step][2 + h]};
-            multiply_add<typename Tile::Operand>(s.e[m][2 * t + h], query.at(block, step, m), b);
+            multiply_add<typename Keys::Operand>(s.e[m][2 * t + h], query.at(block, step, m), b);
           }
     }
   }
@@ -231,7 +231,7 @@ __device__ __forceinline__ void exponentiate(uint32_t (&weights)[RowShape<Tile>:
       const uint32_t n = 2 * t + r / 2, h = r % 2;
       const float p[2] = {weight_of(sums, s.e[m][n][2 * h], m, h, factor), weight_of(sums, s.e[m][n][2 * h + 1], m, h, factor)};
       sums.row_sum[m][h] += p[0] + p[1];
-      Vec<typename Tile::Operand, 2> both;
+      Vec<typename TileShape<Tile>::Values::Operand, 2> both;
       pack_pair(both.e, p[0], p[1]);
       weights[m][r] = *(const uint32_t*)&both;
     }
@@ -314,7 +314,7 @@ __device__ __forceinline__ void round_weights(uint32_t (&weights)[RowShape<Tile>
 #pragma unroll
     for (uint32_t r = 0; r < 4; ++r) {
       const uint32_t n = 2 * t + r / 2, h = r % 2;
-      Vec<typename Tile::Operand, 2> both;
+      Vec<typename TileShape<Tile>::Values::Operand, 2> both;
       pack_pair(both.e, s.e[m][n][2 * h] * value.inverse[m][h], s.e[m][n][2 * h + 1] * value.inverse[m][h]);
       weights[m][r] = *(const uint32_t*)&both;
     }
@@ -338,7 +338,7 @@ __device__ __forceinline__ void multiply_pv(RowSums<Tile>& sums, uint32_t stage,
 #pragma unroll
         for (uint32_t h = 0; h < 2; ++h) {
           const uint32_t b[2] = {v[d][h], v[d][2 + h]};
-          multiply_add<typename Tile::Operand>(sums.out[m][2 * (block * Values::kTiles + d) + h], weights[m], b);
+          multiply_add<typename Values::Operand>(sums.out[m][2 * (block * Values::kTiles + d) + h], weights[m], b);
         }
   }
 }
@@ -376,7 +376,7 @@ __device__ __forceinline__ void multiply_pv_by_column(RowSums<Tile>& sums, uint3
             const uint32_t b[2] = {v[d][h] & early, v[d][2 + h] & late};
             float(&to)[4] = sums.out[m][2 * (block * Values::kTiles + d) + h];
             float added[4] = {to[0], to[1], to[2], to[3]};
-            multiply_add<typename Tile::Operand>(added, own, b);
+            multiply_add<typename Values::Operand>(added, own, b);
 #pragma unroll
             for (uint32_t r = 0; r < 4; ++r) to[r] = mine && (r / 2 == 1) == upper ? added[r] : to[r];
           }
