@@ -12,12 +12,15 @@
 #include "mma_tile.cuh"
 
 template <typename Tile>
-struct RowShape : TileShape<Tile> {
+struct RowShape {
+  using Keys = typename TileShape<Tile>::Keys;
+  using Values = typename TileShape<Tile>::Values;
+  static constexpr uint32_t kKeyBlocks = TileShape<Tile>::kKeyBlocks, kValueBlocks = TileShape<Tile>::kValueBlocks, kKeySteps = TileShape<Tile>::kKeySteps;
   static constexpr uint32_t kM = Tile::kN / 2;                    // tiles of 16 columns of a warp
   static constexpr uint32_t kTokenTiles = Tile::kTokens / 8;      // tiles of 8 tokens
   static constexpr uint32_t kDimTiles = 2 * TileShape<Tile>::kValueTiles;  // tiles of 8 dims of V
   // Q's operands in shared memory: step of 16 dims, 16 columns, lane, register.
-  using Query = uint32_t[TileShape<Tile>::kKeySteps][kM * Tile::kTeamWarps][32][4];
+  using Query = uint32_t[kKeySteps][kM * Tile::kTeamWarps][32][4];
   static_assert(Tile::kN % 2 == 0);
 };
 
