@@ -20,10 +20,10 @@ from kvgen.errors import ToolError
 from kvgen.export.example import ExampleContext
 from kvgen.export.folder import FolderContext, KernelFile
 from kvgen.export.header import HeaderContext
+from kvgen.lowering.attention.extend import ExtendContext, ExtendPlanContext
 from kvgen.lowering.attention.mma import TensorContext
 from kvgen.lowering.attention.simt import SimtContext
 from kvgen.lowering.attention.split_kv import PlanContext
-from kvgen.lowering.attention.extend import ExtendContext, ExtendPlanContext
 from kvgen.lowering.attention.wgmma import MlaWgmmaContext
 from kvgen.lowering.cache_header import CacheContext, StatesContext
 from kvgen.lowering.launcher_module import LauncherContext

@@ -144,7 +144,15 @@ def test_a_page_that_is_not_there() -> None:
 
 @pytest.mark.parametrize(
     "offsets",
-    [(0, 40, 30, 100), (0, 40, 200, 130), (0, -1, 40, 130), (5, 5, 5, 131), (0, 131, 0, 130), (0, 10, 20, 2**31 - 1), (0, 40, 130, 90)],
+    [
+        (0, 40, 30, 100),
+        (0, 40, 200, 130),
+        (0, -1, 40, 130),
+        (5, 5, 5, 131),
+        (0, 131, 0, 130),
+        (0, 10, 20, 2**31 - 1),
+        (0, 40, 130, 90),
+    ],
 )
 def test_offsets_that_contradict_each_other(offsets: tuple[int, ...]) -> None:
     """Their rows are NaN or nobody's, as the oracle says, and no row is written by two."""
@@ -215,7 +223,10 @@ def test_values_that_are_no_numbers_stay_with_who_sees_them() -> None:
     good, _ = right.check()
     for token, value in ((149, np.nan), (100, np.inf), (60, -np.inf)):
         found = step(SETS["paged"], plain(150, seed=4), (100,), loud=False)
-        key, values = (x.read(found.scene.view.places(0, token // 16)[i].page, token % 16) for i, x in enumerate(found.scene.rows()))  # type: ignore[index]
+        key, values = (
+            x.read(found.scene.view.places(0, token // 16)[i].page, token % 16)
+            for i, x in enumerate(found.scene.rows())
+        )  # type: ignore[index]
         values = np.array(values)
         values[...] = value
         found.scene.write(0, token, [key, values])

@@ -190,7 +190,9 @@ def shape(kernels: KernelSet) -> Shape | None:
         # Blocks that a multiprocessor holds: where its memory is small there may be one.
         blocks = 2 if warps == 4 and all(2 * least <= _MEMORY[size] for size in sizes if size != "small") else 1
         counts = {
-            size: max(2, min(_MOST_STAGES, (memory // (1 if size == "small" else blocks) - beside) // stage)) if size in sizes else 0
+            size: max(2, min(_MOST_STAGES, (memory // (1 if size == "small" else blocks) - beside) // stage))
+            if size in sizes
+            else 0
             for size, memory in _MEMORY.items()
         }
         return Shape(warps, m_tiles, tokens, Stages(**counts), blocks, stage, merged, query, beside, held)
