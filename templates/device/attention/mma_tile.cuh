@@ -4,18 +4,30 @@
 // result, rows g and g + 8 of columns 2j and 2j + 1: element r of a fragment is row g + r / 2 * 8, column 2j + r % 2.
 //
 // `Tile` names the numbers of a tile: kTokens of it (a multiple of 16), kN tiles of 8 columns of a warp, kTeamWarps warps that share
-// it, the segments K and V, the type Operand that is multiplied, and of rows of K and V the bytes (kKeyBytes) and the pitch in
-// shared memory (kKeyPitch). V follows K in a stage. kSlack: how far, base 2, a score may pass the running maximum of its column.
+// it, the segments K and V, and of rows of K and V the bytes (kKeyBytes) and the pitch in shared memory (kKeyPitch). V follows K in a
+// stage. kSlack: how far, base 2, a score may pass the running maximum of its column.
+//
+// Each product has operands of its own (fragments.cuh): bf16 where K, or V, is rows of bf16, else f16. Q and weights follow.
 #pragma once
 
 #include "columns.cuh"
 #include "fragments.cuh"
 
+// What a segment's fragments are made of: its elements, but of MAX's nvfp4 what tables make of them.
+template <typename S, bool = S::kRecipe == Recipe::nvfp4_max>
+struct FragmentsOf {
+  using Element = typename S::Element;
+};
+template <typename S>
+struct FragmentsOf<S, true> {
+  using Element = e2m1x2_products;
+};
+
 // What follows from a tile's numbers: 32-byte blocks of a row, steps of 16 dims of K, tiles of 16 dims of V.
 template <typename Tile>
 struct TileShape {
-  using Keys = KeyFragments<typename Tile::K::Element>;
-  using Values = ValueFragments<typename Tile::V::Element>;
+  using Keys = KeyFragments<typename FragmentsOf<typename Tile::K>::Element>;
+  using Values = ValueFragments<typename FragmentsOf<typename Tile::V>::Element>;
   static constexpr uint32_t kM = Tile::kTokens / 16;
   static constexpr uint32_t kKeyBlocks = (Tile::kKeyBytes + 31) / 32, kValueBlocks = (Tile::kValueBytes + 31) / 32;
   static constexpr uint32_t kKeySteps = kKeyBlocks * Keys::kSteps, kValueTiles = kValueBlocks * Values::kTiles;
@@ -135,7 +147,7 @@ struct QueryColumn {
     for (uint32_t n = 0; n < kEach; ++n) {
       const uint32_t pair = n * 32 + threadIdx.x % 32;
       if (!has(n)) continue;
-      Vec<typename Tile::Operand, 2> both;
+      Vec<typename Keys::Operand, 2> both;
       pack_pair(both.e, x[n][0], x[n][1]);
       query[pair / 8][col / 8][col % 8 * 4 + pair % 4][pair / 4 % 2] = *(const uint32_t*)&both;
     }
@@ -215,6 +227,15 @@ struct KeyGroupScales {
   }
 };
 
+// Block `block` of K of tokens 16m to 16m + 15, which begins at `at` in shared memory.
+template <typename Tile, typename GroupScales>
+__device__ __forceinline__ void load_keys(uint32_t (&a)[TileShape<Tile>::Keys::kSteps][4], uint32_t at, uint32_t block, uint32_t m, const GroupScales& scale) {
+  using Keys = typename TileShape<Tile>::Keys;
+  if (block * 32 + 16 < Tile::kKeyBytes) Keys::load(a, at);
+  else Keys::load_half(*(uint32_t(*)[Keys::kHalfSteps][4])a, at);
+  scale(a, block, m);
+}
+
 // Products of the tile's K, which begins at `stage` in shared memory, with the warp's columns of Q.
 template <typename Tile, typename Query, typename GroupScales = NoGroupScales>
 __device__ __forceinline__ void multiply_qk(Scores<Tile>& s, uint32_t stage, Query& query, const GroupScales& scale = {}) {
@@ -229,16 +250,13 @@ __device__ __forceinline__ void multiply_qk(Scores<Tile>& s, uint32_t stage, Que
 #pragma unroll
     for (uint32_t m = 0; m < Shape::kM; ++m) {
       uint32_t a[Keys::kSteps][4] = {};
-      const uint32_t at = keys + m * 16 * Tile::kKeyPitch + block * 32;
-      if (block * 32 + 16 < Tile::kKeyBytes) Keys::load(a, at);
-      else Keys::load_half(*(uint32_t(*)[Keys::kHalfSteps][4])a, at);
-      scale(a, block, m);
+      load_keys<Tile>(a, keys + m * 16 * Tile::kKeyPitch + block * 32, block, m, scale);
       if (m == 0) query.load(block);
 #pragma unroll
       for (uint32_t step = 0; step < Keys::kSteps; ++step)
 #pragma unroll
         for (uint32_t n = 0; n < Tile::kN; ++n)
-          multiply_add<typename Tile::Operand>(chains[(block * Keys::kSteps + step) % kChains][m][n], a[step], query.at(block, step, n));
+          multiply_add<typename Keys::Operand>(chains[(block * Keys::kSteps + step) % kChains][m][n], a[step], query.at(block, step, n));
     }
   }
 #pragma unroll
@@ -350,7 +368,7 @@ __device__ __forceinline__ void exponentiate(uint32_t (&weights)[Tile::kN][2], W
         p[e] = weight_of(sums, s.e[m][n][2 * half + e], n, e, factor);
         sums.row_sum[n][e] += p[e];
       }
-      Vec<typename Tile::Operand, 2> both;
+      Vec<typename TileShape<Tile>::Values::Operand, 2> both;
       pack_pair(both.e, p[0], p[1]);
       weights[n][half] = transposed(*(const uint32_t*)&both);
     }
@@ -433,7 +451,7 @@ __device__ __forceinline__ void round_weights(uint32_t (&weights)[Tile::kN][2], 
   for (uint32_t n = 0; n < Tile::kN; ++n)
 #pragma unroll
     for (uint32_t half = 0; half < 2; ++half) {
-      Vec<typename Tile::Operand, 2> both;
+      Vec<typename TileShape<Tile>::Values::Operand, 2> both;
       pack_pair(both.e, s.e[m][n][2 * half] * value.inverse[n][0], s.e[m][n][2 * half + 1] * value.inverse[n][1]);
       weights[n][half] = transposed(*(const uint32_t*)&both);
     }
@@ -464,11 +482,17 @@ struct ValueGroupScales {
   }
 };
 
+// Where the lane's row of such a block begins in shared memory.
+template <typename Tile>
+__device__ __forceinline__ uint32_t values_at(uint32_t stage, uint32_t block, uint32_t m) {
+  using Values = typename TileShape<Tile>::Values;
+  return stage + TileShape<Tile>::kValuesAt + m * 16 * Tile::kValuePitch + Values::offset(threadIdx.x % 32, Tile::kValuePitch) + block * 32;
+}
 // Block `block` of V of tokens 16m to 16m + 15, transposed.
 template <typename Tile, typename GroupScales>
 __device__ __forceinline__ void load_values(uint32_t (&a)[TileShape<Tile>::Values::kTiles][4], uint32_t stage, uint32_t block, uint32_t m, const GroupScales& scale) {
   using Values = typename TileShape<Tile>::Values;
-  const uint32_t at = stage + TileShape<Tile>::kValuesAt + m * 16 * Tile::kValuePitch + Values::offset(threadIdx.x % 32, Tile::kValuePitch) + block * 32;
+  const uint32_t at = values_at<Tile>(stage, block, m);
   if (block * 32 + 16 < Tile::kValueBytes) Values::load(a, at);
   else Values::load_half(*(uint32_t(*)[Values::kHalfTiles][4])a, at);
   scale(a, block, m);
@@ -485,7 +509,7 @@ __device__ __forceinline__ void multiply_pv(WarpSums<Tile>& sums, uint32_t stage
 #pragma unroll
     for (uint32_t t = 0; t < Values::kTiles; ++t)
 #pragma unroll
-      for (uint32_t n = 0; n < Tile::kN; ++n) multiply_add<typename Tile::Operand>(sums.out[block * Values::kTiles + t][n], a[t], weights[n]);
+      for (uint32_t n = 0; n < Tile::kN; ++n) multiply_add<typename Values::Operand>(sums.out[block * Values::kTiles + t][n], a[t], weights[n]);
   }
 }
 
@@ -501,7 +525,7 @@ __device__ __forceinline__ bool has_special_values(uint32_t stage, uint32_t m, c
 #pragma unroll
     for (uint32_t t = 0; t < Values::kTiles; ++t)
 #pragma unroll
-      for (uint32_t r = 0; r < 4; ++r) special |= has_special<typename Tile::Operand>(a[t][r]);
+      for (uint32_t r = 0; r < 4; ++r) special |= has_special<typename Values::Operand>(a[t][r]);
   }
   return special;
 }
@@ -532,7 +556,7 @@ __device__ __forceinline__ void multiply_pv_by_column(WarpSums<Tile>& sums, uint
           const uint32_t own[4] = {a[t][0] & early, a[t][1] & early, a[t][2] & late, a[t][3] & late};
           float (&to)[4] = sums.out[block * Values::kTiles + t][n];
           float added[4] = {to[0], to[1], to[2], to[3]};
-          multiply_add<typename Tile::Operand>(added, own, weight);
+          multiply_add<typename Values::Operand>(added, own, weight);
 #pragma unroll
           for (uint32_t r = 0; r < 4; ++r) to[r] = 2 * j + r % 2 == col ? added[r] : to[r];
         }
