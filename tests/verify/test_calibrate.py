@@ -38,8 +38,7 @@ ALL = {
     "membar", "membar_alone", "membar_landed", "node", "dependent",
 }  # fmt: skip
 NONE = {"sub_core_0", "hgmma"}  # may be 0
-# What trips are counted with and nothing measures (docs/verify.md, "Calibration"): of the data sheet, of the clock under tensor load, of
-# what has no microbenchmark; mio_queue, which it finds only where time bends.
+# What trips are counted with and nothing measures, as docs/verify.md says; and mio_queue, which is found only where time bends.
 UNMEASURED = {"bandwidth", "clock_tensor", "operands", "branch", "uniform_interval", "mio_queue"}
 
 
