@@ -97,6 +97,7 @@ def test_the_table() -> None:
         [
             Predicted(_row(), (90.0, 120.0, 150.0), tile=256, ends=1000, tensor=0.5),
             Predicted(_row(unit="us", at_least=True), (50.0, 80.0, 99.0)),
+            Predicted(_row(unit="us", at_least=True), (50.0, 180.0, 199.0)),
         ]
     )
     assert (
