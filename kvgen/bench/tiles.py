@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from kvgen.layout.storage import Segment
 from kvgen.lowering.attention.mma import TensorContext
+from kvgen.lowering.attention.simt import SimtContext
 from kvgen.lowering.attention.wgmma import MlaWgmmaContext
 from kvgen.ops.mla_decode import MlaDecodeContext
 from kvgen.plan.kernel import KernelPlan
@@ -24,12 +25,15 @@ class Tile:
 
 
 def tile_of(kernels: KernelSet, plan: KernelPlan) -> Tile | None:
-    """Of a kernel on tensor cores; None for other kernels."""
+    """Of a kernel that attends; None for other kernels. On CUDA cores it is the tokens that a warp reads at once."""
     context = plan.context
-    if isinstance(context, TensorContext):
+    if isinstance(context, TensorContext | SimtContext):
         roles = kernels.kv.storage.roles.values()
-        nbytes = context.tokens * sum(_bytes(segment) for parts in roles for segment in parts)
-        return Tile(context.tokens, context.team_warps, context.d.tiles, nbytes)
+        tokens, warps = (
+            (32 // context.lanes, 1) if isinstance(context, SimtContext) else (context.tokens, context.team_warps)
+        )
+        nbytes = tokens * sum(_bytes(segment) for parts in roles for segment in parts)
+        return Tile(tokens, warps, context.d.tiles, nbytes)
     if isinstance(context, MlaDecodeContext):
         row, tokens = context.row, context.shape.tokens
         nbytes = tokens * (row.latent_bytes + row.rope_bytes + 4 * row.groups)
