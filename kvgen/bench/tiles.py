@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from kvgen.layout.storage import Segment
+from kvgen.lowering.attention.extend import ExtendContext
 from kvgen.lowering.attention.mma import TensorContext
 from kvgen.lowering.attention.simt import SimtContext
 from kvgen.lowering.attention.wgmma import MlaWgmmaContext
@@ -16,7 +17,7 @@ from kvgen.spec.kernel_set import KernelSet
 
 @dataclass(frozen=True)
 class Tile:
-    """Tokens of a kv head that `warps` share, with values and scales of `nbytes`, for `columns` tiles of columns."""
+    """Tokens of one kv head or several that `warps` share, with values and scales of `nbytes`, for `columns` tiles of columns."""
 
     tokens: int
     warps: int
@@ -29,11 +30,16 @@ def tile_of(kernels: KernelSet, plan: KernelPlan) -> Tile | None:
     context = plan.context
     if isinstance(context, TensorContext | SimtContext):
         roles = kernels.kv.storage.roles.values()
-        tokens, warps = (
-            (32 // context.lanes, 1) if isinstance(context, SimtContext) else (context.tokens, context.team_warps)
-        )
-        nbytes = tokens * sum(_bytes(segment) for parts in roles for segment in parts)
+        if isinstance(context, SimtContext):
+            heads, tokens, warps = 1, 32 // context.lanes, 1
+        else:
+            heads, tokens, warps = context.heads, context.tokens, context.team_warps
+        nbytes = heads * tokens * sum(_bytes(segment) for parts in roles for segment in parts)
         return Tile(tokens, warps, context.d.tiles, nbytes)
+    if isinstance(context, ExtendContext):
+        roles = kernels.kv.storage.roles.values()
+        nbytes = context.tokens * sum(_bytes(segment) for parts in roles for segment in parts)
+        return Tile(context.tokens, context.warps, 1, nbytes)
     if isinstance(context, MlaDecodeContext):
         row, tokens = context.row, context.shape.tokens
         nbytes = tokens * (row.latent_bytes + row.rope_bytes + 4 * row.groups)

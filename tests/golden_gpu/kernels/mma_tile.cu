@@ -7,6 +7,10 @@ struct PageIds {
   Fault fault;
 };
 
+struct PageList {
+  uint32_t first;
+};
+
 #include "../../../templates/device/attention/tile_copy.cuh"
 #include "../../../templates/device/attention/tile_scales.cuh"
 #include "../../../templates/device/attention/tile_tables.cuh"
@@ -41,9 +45,10 @@ struct Cache {
   typename K::Scale* scales;
   const uint32_t* table;
 
-  __device__ PageIds page_ids(uint32_t b, uint32_t i) const {
+  __device__ PageList page_list(uint32_t b) const { return {b * kTable}; }
+  __device__ PageIds page_ids(const PageList& list, uint32_t i) const {
     if (i >= kTable) return {kU32Max, Fault::position};
-    return {table[b * kTable + i], Fault::none};
+    return {table[list.first + i], Fault::none};
   }
   __device__ PageRef page(const PageIds& ids) const {
     if (ids.id >= kPages) return no_page(ids.fault == Fault::none ? Fault::page_id : ids.fault);
@@ -60,9 +65,9 @@ template <typename KeyRunOf, typename ValueRunOf, uint32_t kT, uint32_t kRunOf, 
 struct TileOf {
   using K = KeyRunOf;
   using V = ValueRunOf;
-  static constexpr uint32_t kTokens = kT, kTeamWarps = 1, kN = kNOf, kRun = kRunOf;
+  static constexpr uint32_t kTokens = kT, kTeamWarps = 1, kHeads = 1, kN = kNOf, kRun = kRunOf;
   static constexpr uint32_t kRow = kDims / kPerElement<typename K::Element> * sizeof(typename K::Element), kPitch = (kRow + 15) / 16 * 16;
-  static constexpr uint32_t kKeyBytes = kRow, kKeyPitch = kPitch, kKeyAccess = kRow % 16 == 0 ? 16 : kRow % 8 == 0 ? 8 : 4, kKeyStep = kHeads * kRow;
+  static constexpr uint32_t kKeyBytes = kRow, kKeyPitch = kPitch, kKeyAccess = kRow % 16 == 0 ? 16 : kRow % 8 == 0 ? 8 : 4, kKeyStep = ::kHeads * kRow;
   static constexpr uint32_t kValueBytes = kRow, kValuePitch = kPitch, kValueAccess = kKeyAccess, kValueStep = kKeyStep;
   static constexpr float kSlack = 8.0f;
 };
@@ -123,22 +128,22 @@ __device__ __forceinline__ void attend(const Cache<typename Tile::K, typename Ti
   for (uint32_t tile = chunk.begin / kT; tile * kT < chunk.end; ++tile) {
     if constexpr (Tile::kRun > 0) {
       PageIds ids[kT / Tile::kRun];
-      look_up_runs<Tile>(ids, cache, chunk, tile);
+      look_up_runs<Tile>(ids, cache, cache.page_list(chunk.b), chunk, tile);
       copy_runs_async<Tile>(failed, at, cache, ids, chunk, tile, kHead, lane, errors + blockIdx.x, scales);
     } else {
-      const PageIds id = look_up_token<Tile>(cache, chunk, tile);
+      const PageIds id = look_up_token<Tile>(cache, cache.page_list(chunk.b), chunk, tile);
       copy_tokens_async<Tile>(failed, at, cache, id, chunk, tile, kHead, lane, errors + blockIdx.x, scales);
     }
     cp_async_commit();
     cp_async_wait<0>();
     __syncwarp();
     if constexpr (Scales::kExpandedBytes > 0) {
-      if (lane < kT) Scales::expand(expanded, stage + kScalesAt, lane, (tile * kT + lane) % kTokens, kHead);
+      if (lane < kT) Scales::expand(expanded, stage + kScalesAt, 0, lane, (tile * kT + lane) % kTokens, kHead);
       __syncwarp();
     }
     using CacheOf = Cache<K, V>;
-    const TokenScales<KeyScales, CacheOf> k_scales = {stage + kScalesAt, cache, tile * kT, kHead};
-    const TokenScales<ValueScales, CacheOf> v_scales = {stage + kScalesAt + KeyScales::kStageBytes, cache, tile * kT, kHead};
+    const TokenScales<KeyScales, CacheOf> k_scales = {stage + kScalesAt, cache, tile * kT, 0, kHead};
+    const TokenScales<ValueScales, CacheOf> v_scales = {stage + kScalesAt + KeyScales::kStageBytes, cache, tile * kT, 0, kHead};
 
     Scores<Tile> s;
     if constexpr (kScaled == Scaled::tables) multiply_qk(s, at, query, KeyProducts<Tile, KeyScales>{expanded});
@@ -309,10 +314,10 @@ __device__ __forceinline__ void staged(const Cache<typename Tile::K, typename Ti
   __syncwarp();
   if constexpr (Tile::kRun > 0) {
     PageIds ids[Tile::kTokens / Tile::kRun];
-    look_up_runs<Tile>(ids, cache, chunk, tile);
+    look_up_runs<Tile>(ids, cache, cache.page_list(chunk.b), chunk, tile);
     copy_runs_async<Tile>(failed, matrix_address(stage), cache, ids, chunk, tile, kHead, threadIdx.x, nullptr);
   } else {
-    copy_tokens_async<Tile>(failed, matrix_address(stage), cache, look_up_token<Tile>(cache, chunk, tile), chunk, tile, kHead, threadIdx.x, nullptr);
+    copy_tokens_async<Tile>(failed, matrix_address(stage), cache, look_up_token<Tile>(cache, cache.page_list(chunk.b), chunk, tile), chunk, tile, kHead, threadIdx.x, nullptr);
   }
   cp_async_commit();
   cp_async_wait<0>();
