@@ -193,7 +193,12 @@ def shape(kernels: KernelSet, *, fixed: bool = False) -> Shape | None:
         # Blocks that a multiprocessor holds: where its memory is small there may be one.
         blocks = 2 if warps == 4 and all(2 * least <= _MEMORY[size] for size in sizes if size != "small") else 1
         counts = {
-            size: max(2, min(_MOST_STAGES, (memory // (1 if size == "small" else blocks) - beside - query * (not held)) // stage))
+            size: max(
+                2,
+                min(
+                    _MOST_STAGES, (memory // (1 if size == "small" else blocks) - beside - query * (not held)) // stage
+                ),
+            )
             if size in sizes
             else 0
             for size, memory in _MEMORY.items()

@@ -70,7 +70,7 @@ struct RowPartial {
   };
 
   // `sums` become those at `slot`, which come before them, and their own.
-  __device__ static __forceinline__ void add_before(RowSums<Tile>& sums, float* slot) {
+  __device__ static __forceinline__ void merge_before(RowSums<Tile>& sums, float* slot) {
 #pragma unroll
     for (uint32_t m = 0; m < kM; ++m) {
       Vec<float, 4> head;

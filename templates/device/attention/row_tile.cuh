@@ -454,7 +454,7 @@ struct SeenTokens {
 // Adds V of a tile times its weights column by column, each with the tokens that it sees: a token that one column sees and another does
 // not may hold infinities or NaN, which times a weight of 0 are NaN. One piece of code for all tokens: it is rarely run.
 template <typename Tile, typename GroupScales = NoGroupScales>
-__device__ __forceinline__ void multiply_pv_by_column(RowSums<Tile>& sums, uint32_t stage, const RowWeights<Tile>& weights, const SeenTokens<Tile>& seen,
+__device__ __forceinline__ void sync_multiply_pv_by_column(RowSums<Tile>& sums, uint32_t stage, const RowWeights<Tile>& weights, const SeenTokens<Tile>& seen,
                                                       const GroupScales& scale = {}) {
   using Shape = RowShape<Tile>;
   using Values = typename Shape::Values;
