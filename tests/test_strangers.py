@@ -103,5 +103,7 @@ def test_the_table() -> None:
     assert (
         "| 100 TFLOP/s | 120 | 90 | 150 | +20 % | 256 | 1000 | 50 % |" in made
         and "| >= 100 us | 80 | 50 | 99 | -20 % |" in made
+        and "| >= 100 us | 180 | 50 | 199 | +80 %, bound kept |" in made
     )
-    assert "median error of throughput: 20 % of 1 rows" in made and "median error of latency: 20 % of 1 rows" in made
+    assert "median error of throughput: 20 % of 1 rows\n" in made
+    assert "median error of latency: 50 % of 2 rows; 20 % without bounds that are kept" in made
