@@ -4,6 +4,8 @@
 // one copy (kKeyAccess) and those from a token's row to the next in a page (kKeyStep), and the same of V. Tile n of a request has
 // its tokens from n * kTokens on. Rows outside the chunk become zeros, and so do rows of pages that are not found. `scales` are
 // copied with the rows, a token a thread.
+//
+// Each run is copied by threads of its own, so that a thread needs one page whatever a page's size is.
 #pragma once
 
 #include "../memory/ring.cuh"
@@ -11,72 +13,65 @@
 
 template <typename Tile>
 struct TileCopies {
-  static constexpr uint32_t kThreads = 32 * Tile::kTeamWarps, kRows = Tile::kRun ? Tile::kRun : Tile::kTokens;
+  static constexpr uint32_t kTeam = 32 * Tile::kTeamWarps, kRows = Tile::kRun ? Tile::kRun : Tile::kTokens, kRuns = Tile::kTokens / kRows;
+  static constexpr uint32_t kThreads = kTeam / kRuns;  // of a run
   using Keys = TileCopy<Tile::kKeyBytes, Tile::kKeyAccess, Tile::kKeyPitch, kRows, kThreads>;
   using Values = TileCopy<Tile::kValueBytes, Tile::kValueAccess, Tile::kValuePitch, kRows, kThreads>;
+  static_assert(kThreads >= kRows);  // a thread for the scales of each token
+
+  // The token of a tile whose page a thread of the team looks up: the first of its run, or number `lane`.
+  __device__ static __forceinline__ uint32_t token(uint32_t thread) {
+    if constexpr (Tile::kRun == 0) return thread % 32 % Tile::kTokens;
+    else return kRuns == 1 ? 0 : thread / kThreads * kRows;
+  }
 };
 
 struct NoTileScales {
   static constexpr uint32_t kStageBytes = 0;
 };
 
-// The page ids of a tile's runs of kRun tokens; of runs behind the chunk none, which reads nothing.
-template <typename Tile, typename Cache, uint32_t kRuns>
-__device__ __forceinline__ void look_up_runs(PageIds (&ids)[kRuns], const Cache& cache, const PageList& pages, const KvChunk& chunk, uint32_t tile) {
-#pragma unroll
-  for (uint32_t r = 0; r < kRuns; ++r) {
-    const uint32_t token = tile * Tile::kTokens + r * Tile::kRun;
-    ids[r] = cache.page_ids(pages, token < chunk.end ? max(token, chunk.begin) / cache.page_tokens : kU32Max);
-  }
-}
-// The page ids of the tile's token number `lane`.
+// The ids of the page that thread `thread` of the team copies from; of tokens behind the chunk none, which reads nothing.
 template <typename Tile, typename Cache>
-__device__ __forceinline__ PageIds look_up_token(const Cache& cache, const PageList& pages, const KvChunk& chunk, uint32_t tile) {
-  const uint32_t token = tile * Tile::kTokens + threadIdx.x % 32 % Tile::kTokens;
+__device__ __forceinline__ PageIds look_up_page(const Cache& cache, const PageList& pages, const KvChunk& chunk, uint32_t tile, uint32_t thread) {
+  const uint32_t token = tile * Tile::kTokens + TileCopies<Tile>::token(thread);
   return cache.page_ids(pages, token < chunk.end ? max(token, chunk.begin) / cache.page_tokens : kU32Max);
 }
 
-// Starts the copies of a tile's rows of head `head` to `stage`, a run from one address, by thread `thread` of the team. `failed` becomes
-// true where a page of the chunk's tokens is not found, which is reported.
-template <typename Tile, typename Cache, uint32_t kRuns, typename Scales = NoTileScales>
-__device__ __forceinline__ void copy_runs_async(bool& failed, uint32_t stage, const Cache& cache, const PageIds (&ids)[kRuns], const KvChunk& chunk,
+// Starts the copies of a tile's rows of head `head` to `stage`, each run's from one address, by thread `thread` of the team. `ids` are of its
+// run's page. `failed` becomes true where a page of the chunk's tokens is not found, which is reported.
+template <typename Tile, typename Cache, typename Scales = NoTileScales>
+__device__ __forceinline__ void copy_runs_async(bool& failed, uint32_t stage, const Cache& cache, const PageIds& ids, const KvChunk& chunk,
                                                 uint32_t tile, uint32_t head, uint32_t thread, uint64_t* errors, const Scales& scales = {}) {
   using Copies = TileCopies<Tile>;
-#pragma unroll
-  for (uint32_t r = 0; r < kRuns; ++r) {
-    const PageRef page = cache.page(ids[r]);
-    const uint32_t base = tile * Tile::kTokens + r * Tile::kRun, offset = base % cache.page_tokens;
-    const uint32_t k_to = stage + r * Tile::kRun * Tile::kKeyPitch, v_to = stage + Tile::kTokens * Tile::kKeyPitch + r * Tile::kRun * Tile::kValuePitch;
-    const uint8_t* keys = (const uint8_t*)element_at<typename Tile::K>(page, offset, head, 0);
-    const uint8_t* values = (const uint8_t*)element_at<typename Tile::V>(page, offset, head, 0);
-    const uint32_t row = thread - r * Tile::kRun;  // of the run, for its scales
-    bool whole = base >= chunk.begin && base < chunk.end && chunk.end - base >= Tile::kRun && page.valid;
-    if constexpr (Scales::kStageBytes > 0) whole = whole && scales.aligned(cache, page);
-    if (whole) {
-      Copies::Keys::template all<Tile::kKeyStep>(k_to, keys, thread);
-      Copies::Values::template all<Tile::kValueStep>(v_to, values, thread);
-      if constexpr (Scales::kStageBytes > 0)
-        if (row < Tile::kRun) scales.copy_async(cache, page, thread, offset + row, head);
-    } else {  // a run that the chunk has a part of, or none, or that has no page or one with unaligned scales
-      const uint32_t from = chunk.begin > base ? chunk.begin - base : 0, until = page.valid && chunk.end > base ? chunk.end - base : 0;
-      Copies::Keys::template some<Tile::kKeyStep>(k_to, keys, thread, from, until);
-      Copies::Values::template some<Tile::kValueStep>(v_to, values, thread, from, until);
-      if constexpr (Scales::kStageBytes > 0)
-        if (row < Tile::kRun) scales.copy_any(cache, page, thread, offset + row, head, row >= from && row < until);
-      const bool wrong = !page.valid && base < chunk.end && (base >= chunk.begin || chunk.begin - base < Tile::kRun);
-      if (wrong && thread == 0) report(errors, page.fault, chunk.b, max(base, chunk.begin));
-      failed |= wrong;
-    }
+  const uint32_t first = tile * Tile::kTokens, run = Copies::token(thread), row = thread % Copies::kThreads;
+  const uint32_t base = first + run, offset = base % cache.page_tokens;
+  const uint32_t k_to = stage + run * Tile::kKeyPitch, v_to = stage + Tile::kTokens * Tile::kKeyPitch + run * Tile::kValuePitch;
+  if (first >= chunk.begin && chunk.end - first >= Tile::kTokens && cache.has_page(ids)) {
+    const PageRef page = cache.page(ids);
+    Copies::Keys::template all<Tile::kKeyStep>(k_to, (const uint8_t*)element_at<typename Tile::K>(page, offset, head, 0), row);
+    Copies::Values::template all<Tile::kValueStep>(v_to, (const uint8_t*)element_at<typename Tile::V>(page, offset, head, 0), row);
+    if constexpr (Scales::kStageBytes > 0)
+      if (row < Copies::kRows) scales.copy_any(cache, page, run + row, offset + row, head, true);
+  } else {  // a tile that the chunk has a part of, or a run that has no page
+    const PageRef page = cache.page(ids);
+    const uint32_t from = chunk.begin > base ? chunk.begin - base : 0, until = page.valid && chunk.end > base ? chunk.end - base : 0;
+    Copies::Keys::template some<Tile::kKeyStep>(k_to, (const uint8_t*)element_at<typename Tile::K>(page, offset, head, 0), row, from, until);
+    Copies::Values::template some<Tile::kValueStep>(v_to, (const uint8_t*)element_at<typename Tile::V>(page, offset, head, 0), row, from, until);
+    if constexpr (Scales::kStageBytes > 0)
+      if (row < Copies::kRows) scales.copy_any(cache, page, run + row, offset + row, head, row >= from && row < until);
+    const bool wrong = !page.valid && base < chunk.end && (base >= chunk.begin || chunk.begin - base < Copies::kRows);
+    if (wrong && row == 0) report(errors, page.fault, chunk.b, max(base, chunk.begin));
+    failed |= wrong;
   }
 }
 
-// The same where every token may lie in another page: `id` is that of the tile's token number `lane`.
+// The same where every token may lie in another page: `ids` are of that of token number `lane`.
 template <typename Tile, typename Cache, typename Scales = NoTileScales>
-__device__ __forceinline__ void copy_tokens_async(bool& failed, uint32_t stage, const Cache& cache, const PageIds& id, const KvChunk& chunk,
+__device__ __forceinline__ void copy_tokens_async(bool& failed, uint32_t stage, const Cache& cache, const PageIds& ids, const KvChunk& chunk,
                                                   uint32_t tile, uint32_t head, uint32_t thread, uint64_t* errors, const Scales& scales = {}) {
   using Copies = TileCopies<Tile>;
-  const PageRef page = cache.page(id);
-  const uint32_t token = tile * Tile::kTokens + threadIdx.x % 32 % Tile::kTokens, offset = token % cache.page_tokens;
+  const PageRef page = cache.page(ids);
+  const uint32_t token = tile * Tile::kTokens + Copies::token(thread), offset = token % cache.page_tokens;
   const bool live = token >= chunk.begin && token < chunk.end, good = live && page.valid;
   Copies::Keys::scattered(stage, good ? (const uint8_t*)element_at<typename Tile::K>(page, offset, head, 0) : nullptr, thread);
   Copies::Values::scattered(stage + Tile::kTokens * Tile::kKeyPitch, good ? (const uint8_t*)element_at<typename Tile::V>(page, offset, head, 0) : nullptr, thread);
