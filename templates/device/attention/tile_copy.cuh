@@ -46,19 +46,21 @@ __device__ __forceinline__ void copy_runs_async(bool& failed, uint32_t stage, co
   const uint32_t first = tile * Tile::kTokens, run = Copies::token(thread), row = thread % Copies::kThreads;
   const uint32_t base = first + run, offset = base % cache.page_tokens;
   const uint32_t k_to = stage + run * Tile::kKeyPitch, v_to = stage + Tile::kTokens * Tile::kKeyPitch + run * Tile::kValuePitch;
-  if (first >= chunk.begin && chunk.end - first >= Tile::kTokens && cache.has_page(ids)) {
+  bool whole = first >= chunk.begin && chunk.end - first >= Tile::kTokens && cache.has_page(ids);
+  if constexpr (Scales::kStageBytes > 0) whole = whole && scales.loaded.aligned;
+  if (whole) {
     const PageRef page = cache.page(ids);
     Copies::Keys::template all<Tile::kKeyStep>(k_to, (const uint8_t*)element_at<typename Tile::K>(page, offset, head, 0), row);
     Copies::Values::template all<Tile::kValueStep>(v_to, (const uint8_t*)element_at<typename Tile::V>(page, offset, head, 0), row);
     if constexpr (Scales::kStageBytes > 0)
-      if (row < Copies::kRows) scales.copy_any(cache, page, run + row, offset + row, head, true);
-  } else {  // a tile that the chunk has a part of, or a run that has no page
+      if (row < Copies::kRows) scales.copy_async(cache, page, run + row, offset + row, head);
+  } else {  // a tile that the chunk has a part of or none, a run that has no page, scales that are loaded
     const PageRef page = cache.page(ids);
     const uint32_t from = chunk.begin > base ? chunk.begin - base : 0, until = page.valid && chunk.end > base ? chunk.end - base : 0;
     Copies::Keys::template some<Tile::kKeyStep>(k_to, (const uint8_t*)element_at<typename Tile::K>(page, offset, head, 0), row, from, until);
     Copies::Values::template some<Tile::kValueStep>(v_to, (const uint8_t*)element_at<typename Tile::V>(page, offset, head, 0), row, from, until);
     if constexpr (Scales::kStageBytes > 0)
-      if (row < Copies::kRows) scales.copy_any(cache, page, run + row, offset + row, head, row >= from && row < until);
+      if (row < Copies::kRows) scales.fetch(cache, page, run + row, offset + row, head, row >= from && row < until);
     const bool wrong = !page.valid && base < chunk.end && (base >= chunk.begin || chunk.begin - base < Copies::kRows);
     if (wrong && row == 0) report(errors, page.fault, chunk.b, max(base, chunk.begin));
     failed |= wrong;
@@ -76,7 +78,7 @@ __device__ __forceinline__ void copy_tokens_async(bool& failed, uint32_t stage, 
   Copies::Keys::scattered(stage, good ? (const uint8_t*)element_at<typename Tile::K>(page, offset, head, 0) : nullptr, thread);
   Copies::Values::scattered(stage + Tile::kTokens * Tile::kKeyPitch, good ? (const uint8_t*)element_at<typename Tile::V>(page, offset, head, 0) : nullptr, thread);
   if constexpr (Scales::kStageBytes > 0)
-    if (thread < Tile::kTokens) scales.copy_any(cache, page, thread, offset, head, good);
+    if (thread < Tile::kTokens) scales.fetch(cache, page, thread, offset, head, good);
   if (live && !page.valid) report(errors, page.fault, chunk.b, token);
   failed |= live && !page.valid;
 }

@@ -3,6 +3,9 @@
 // A scale a token multiplies rows of S, and the weights of V, as f32. Scales of groups of dims, and zero points, are applied to
 // fragments, as f16: a = code * scale - zero * scale. They are expanded once a tile, from its stage to shared memory of the team. Scales that the
 // caller gives for all tokens are none of these.
+//
+// Where a pool's scales lie so that no copy can begin at them, a fetch loads them to registers, and the next fetch stores them to the stage:
+// no trip waits for its own loads. Which way a pool takes follows from its base and page stride, and is the same for all its pages.
 #pragma once
 
 #include "../memory/cp_async.cuh"
@@ -43,13 +46,18 @@ struct TileScales {
     return *(const Scale*)(stage + place(n, token, offset, head));
   }
 
-  // Whether the page begins where copies can.
-  template <typename Cache, typename Page>
-  __device__ static __forceinline__ bool aligned(const Cache& cache, const Page& page) {
-    if constexpr (kCopies == 0 || (How::kRun > 0 && S::kScaleVector * sizeof(Scale) % kCopyBytes == 0)) return true;
-    else return How::kRun > 0 && (uint64_t)S::scales(cache, page) % kCopyBytes == 0;
+  // Whether copies can begin at the scales of every page: surely, or by the pool's base and page stride.
+  static constexpr bool kAligned = kCopies == 0 || (How::kRun > 0 && S::kScaleVector * sizeof(Scale) % kCopyBytes == 0);
+  template <typename Cache>
+  __device__ static __forceinline__ bool aligned(const Cache& cache) {
+    if constexpr (kAligned || How::kRun == 0) {
+      return kAligned;
+    } else {
+      const auto second = cache.nth_page(1);
+      return ((uint64_t)S::scales(cache, cache.nth_page(0)) | (second.valid ? (uint64_t)S::scales(cache, second) : 0)) % kCopyBytes == 0;
+    }
   }
-  // Starts the copies of token `token` of the tile out of such a page; where it is not `live`, zeros.
+  // Starts the copies of token `token` of the tile out of such a pool; where it is not `live`, zeros.
   template <typename Cache, typename Page>
   __device__ static __forceinline__ void copy_async(uint32_t stage, const Cache& cache, const Page& page, uint32_t token, uint32_t offset, uint32_t head, bool live) {
 #pragma unroll
@@ -59,16 +67,24 @@ struct TileScales {
       cp_async<kCopyBytes>(stage + (i * kTokens + token) * kCopyBytes, (const void*)from, live);
     }
   }
-  // The same out of any page: one by one, and waited for here, where it does not begin so.
+  // A token's scales and zero points between the fetch that loads them and the next, and where they go in a stage.
+  struct Loaded {
+    Bits e[kAligned ? 1 : kCopies * kRun];
+    uint32_t stage, offset;
+  };
+  // Out of a pool at which no copy can begin: what was loaded goes to its stage, and the scales of token `token` are loaded.
   template <typename Cache, typename Page>
-  __device__ static __forceinline__ void copy_any(uint32_t stage, const Cache& cache, const Page& page, uint32_t token, uint32_t offset, uint32_t head, bool live) {
-    if (aligned(cache, page)) return copy_async(stage, cache, page, token, offset, head, live);
-    if constexpr (sizeof(Scale) < 4) {
-#pragma unroll 1
+  __device__ static __forceinline__ void load(Loaded& loaded, uint32_t stage, const Cache& cache, const Page& page, uint32_t token, uint32_t offset, uint32_t head, bool live) {
+    if constexpr (kAligned) {
+      copy_async(stage, cache, page, token, offset, head, live);
+    } else {
+#pragma unroll
       for (uint32_t n = 0; n < kCopies * kRun; ++n) {
-        const Scale* from = scale_at<S>(cache, page, offset, head, n / kEach * S::kBlockDims) + n % kEach;
-        store_shared(stage + place(n, token, offset, head), live ? *(const Bits*)from : Bits(0));
+        store_shared(loaded.stage + place(n, token, loaded.offset, head), loaded.e[n]);
+        loaded.e[n] = live ? *(const Bits*)(scale_at<S>(cache, page, offset, head, n / kEach * S::kBlockDims) + n % kEach) : Bits(0);
       }
+      loaded.stage = stage;
+      loaded.offset = offset;
     }
   }
 
@@ -152,27 +168,35 @@ template <typename KeyScales, typename ValueScales>
 struct StageScales {
   static constexpr uint32_t kStageBytes = KeyScales::kStageBytes + ValueScales::kStageBytes;
   static constexpr uint32_t kExpandedBytes = KeyScales::kExpandedBytes + ValueScales::kExpandedBytes;
-  uint32_t stage;
 
-  // Whether the page begins where copies can.
-  template <typename Cache, typename Page>
-  __device__ static __forceinline__ bool aligned(const Cache& cache, const Page& page) {
-    return KeyScales::aligned(cache, page) && ValueScales::aligned(cache, page);
-  }
-  // Starts the copies of token `token` of a tile, `offset` tokens into such a page; where it is not `live`, zeros.
+  // Whether copies bring the pool's scales, and what is loaded where they do not; at first zeros for a stage that is fetched anew.
+  struct Loaded {
+    bool aligned;
+    typename KeyScales::Loaded keys;
+    typename ValueScales::Loaded values;
+
+    template <typename Cache>
+    __device__ __forceinline__ Loaded(const Cache& cache, uint32_t stage)
+        : aligned(KeyScales::aligned(cache) && ValueScales::aligned(cache)), keys{{}, stage, 0}, values{{}, stage + KeyScales::kStageBytes, 0} {}
+  };
+  uint32_t stage;
+  Loaded& loaded;
+
+  // Starts the copies of token `token` of a tile, `offset` tokens into its page; where it is not `live`, zeros.
   template <typename Cache, typename Page>
   __device__ __forceinline__ void copy_async(const Cache& cache, const Page& page, uint32_t token, uint32_t offset, uint32_t head, bool live = true) const {
-    if constexpr (KeyScales::kCopies > 0) KeyScales::copy_async(stage, cache, page, token, offset, head, live);
-    if constexpr (ValueScales::kCopies > 0) ValueScales::copy_async(stage + KeyScales::kStageBytes, cache, page, token, offset, head, live);
+    KeyScales::copy_async(stage, cache, page, token, offset, head, live);
+    ValueScales::copy_async(stage + KeyScales::kStageBytes, cache, page, token, offset, head, live);
   }
-  // The same out of any page.
+  // The same out of any pool.
   template <typename Cache, typename Page>
-  __device__ __forceinline__ void copy_any(const Cache& cache, const Page& page, uint32_t token, uint32_t offset, uint32_t head, bool live) const {
-    if constexpr (KeyScales::kCopies > 0) KeyScales::copy_any(stage, cache, page, token, offset, head, live);
-    if constexpr (ValueScales::kCopies > 0) ValueScales::copy_any(stage + KeyScales::kStageBytes, cache, page, token, offset, head, live);
+  __device__ __forceinline__ void fetch(const Cache& cache, const Page& page, uint32_t token, uint32_t offset, uint32_t head, bool live) const {
+    if (loaded.aligned) return copy_async(cache, page, token, offset, head, live);
+    KeyScales::load(loaded.keys, stage, cache, page, token, offset, head, live);
+    ValueScales::load(loaded.values, stage + KeyScales::kStageBytes, cache, page, token, offset, head, live);
   }
 
-  // Expands the scales of token `token` of a tile, which this thread has copied.
+  // Expands the scales of token `token` of a tile.
   __device__ static __forceinline__ void expand(uint8_t* to, const uint8_t* stage, uint32_t token, uint32_t offset, uint32_t head) {
     if constexpr (KeyScales::kGrouped) KeyScales::expand(to, stage, token, offset, head);
     if constexpr (ValueScales::kGrouped) ValueScales::expand(to + KeyScales::kExpandedBytes, stage + KeyScales::kStageBytes, token, offset, head);

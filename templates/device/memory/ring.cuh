@@ -61,6 +61,7 @@ struct TileCopy {
   __device__ static __forceinline__ void all(uint32_t to, const uint8_t* first, uint32_t thread) {
     const uint32_t mine = to + row(0, thread) * kPitch + chunk(0, thread) * kAccess;
     const uint8_t* from = first + row(0, thread) * kStep + chunk(0, thread) * kAccess;
+    asm("" : "+l"(from));  // or the compiler makes every copy's address of the page's id and stride anew
 #pragma unroll
     for (uint32_t step = 0; step < kSteps; ++step) {
       if (!has(step, thread)) break;
