@@ -30,6 +30,11 @@ struct NoTileScales {
   static constexpr uint32_t kStageBytes = 0;
 };
 
+// Tiles of a request that a team fetches: those before `end`, of which the chunk has [whole, whole_end) whole.
+struct FetchedTiles {
+  uint32_t whole, whole_end, end;
+};
+
 // The ids of the page that thread `thread` of the team copies from; of tokens behind the chunk none, which reads nothing.
 template <typename Tile, typename Cache>
 __device__ __forceinline__ PageIds look_up_page(const Cache& cache, const PageList& pages, const KvChunk& chunk, uint32_t tile, uint32_t thread) {
@@ -38,23 +43,21 @@ __device__ __forceinline__ PageIds look_up_page(const Cache& cache, const PageLi
 }
 
 // Starts the copies of a tile's rows of head `head` to `stage`, each run's from one address, by thread `thread` of the team. `ids` are of its
-// run's page. `failed` becomes true where a page of the chunk's tokens is not found, which is reported.
+// run's page. `failed` becomes true where a page of the chunk's tokens is not found, which is reported. Of no tile behind the last.
 template <typename Tile, typename Cache, typename Scales = NoTileScales>
 __device__ __forceinline__ void copy_runs_async(bool& failed, uint32_t stage, const Cache& cache, const PageIds& ids, const KvChunk& chunk,
-                                                uint32_t tile, uint32_t head, uint32_t thread, uint64_t* errors, const Scales& scales = {}) {
+                                                const FetchedTiles& tiles, uint32_t tile, uint32_t head, uint32_t thread, uint64_t* errors, const Scales& scales = {}) {
   using Copies = TileCopies<Tile>;
   const uint32_t first = tile * Tile::kTokens, run = Copies::token(thread), row = thread % Copies::kThreads;
   const uint32_t base = first + run, offset = base % cache.page_tokens;
   const uint32_t k_to = stage + run * Tile::kKeyPitch, v_to = stage + Tile::kTokens * Tile::kKeyPitch + run * Tile::kValuePitch;
-  bool whole = first >= chunk.begin && chunk.end - first >= Tile::kTokens && cache.has_page(ids);
-  if constexpr (Scales::kStageBytes > 0) whole = whole && scales.loaded.aligned;
-  if (whole) {
+  if (tile >= tiles.whole && tile < tiles.whole_end && cache.has_page(ids)) {
     const PageRef page = cache.page(ids);
     Copies::Keys::template all<Tile::kKeyStep>(k_to, (const uint8_t*)element_at<typename Tile::K>(page, offset, head, 0), row);
     Copies::Values::template all<Tile::kValueStep>(v_to, (const uint8_t*)element_at<typename Tile::V>(page, offset, head, 0), row);
     if constexpr (Scales::kStageBytes > 0)
       if (row < Copies::kRows) scales.copy_async(cache, page, run + row, offset + row, head);
-  } else {  // a tile that the chunk has a part of or none, a run that has no page, scales that are loaded
+  } else if (tile < tiles.end) {  // the chunk has a part of the tile, or the run has no page
     const PageRef page = cache.page(ids);
     const uint32_t from = chunk.begin > base ? chunk.begin - base : 0, until = page.valid && chunk.end > base ? chunk.end - base : 0;
     Copies::Keys::template some<Tile::kKeyStep>(k_to, (const uint8_t*)element_at<typename Tile::K>(page, offset, head, 0), row, from, until);
@@ -70,8 +73,9 @@ __device__ __forceinline__ void copy_runs_async(bool& failed, uint32_t stage, co
 // The same where every token may lie in another page: `ids` are of that of token number `lane`.
 template <typename Tile, typename Cache, typename Scales = NoTileScales>
 __device__ __forceinline__ void copy_tokens_async(bool& failed, uint32_t stage, const Cache& cache, const PageIds& ids, const KvChunk& chunk,
-                                                  uint32_t tile, uint32_t head, uint32_t thread, uint64_t* errors, const Scales& scales = {}) {
+                                                  const FetchedTiles& tiles, uint32_t tile, uint32_t head, uint32_t thread, uint64_t* errors, const Scales& scales = {}) {
   using Copies = TileCopies<Tile>;
+  if (tile >= tiles.end && !cache.has_page(ids)) return;  // the second is so anyway, and asked before other loads are on their way
   const PageRef page = cache.page(ids);
   const uint32_t token = tile * Tile::kTokens + Copies::token(thread), offset = token % cache.page_tokens;
   const bool live = token >= chunk.begin && token < chunk.end, good = live && page.valid;

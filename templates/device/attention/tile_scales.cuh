@@ -26,7 +26,6 @@ struct ScaleTile {
 template <typename S, typename How>
 struct TileScales {
   using Scale = typename S::Scale;
-  using Bits = typename Word<sizeof(Scale)>::type;
   static constexpr ScaleUse kUse = How::kUse;
   static constexpr uint32_t kTokens = How::kTokens;
   static constexpr bool kGrouped = kUse == ScaleUse::key_groups || kUse == ScaleUse::value_groups;
@@ -69,8 +68,7 @@ struct TileScales {
   }
   // A token's scales and zero points between the fetch that loads them and the next, and where they go in a stage.
   struct Loaded {
-    Bits e[kAligned ? 1 : kCopies * kRun];
-    uint32_t stage, offset;
+    uint32_t e[kAligned ? 1 : kCopies * kRun], stage, offset;
   };
   // Out of a pool at which no copy can begin: what was loaded goes to its stage, and the scales of token `token` are loaded.
   template <typename Cache, typename Page>
@@ -81,7 +79,7 @@ struct TileScales {
 #pragma unroll
       for (uint32_t n = 0; n < kCopies * kRun; ++n) {
         store_shared(loaded.stage + place(n, token, loaded.offset, head), loaded.e[n]);
-        loaded.e[n] = live ? *(const Bits*)(scale_at<S>(cache, page, offset, head, n / kEach * S::kBlockDims) + n % kEach) : Bits(0);
+        load_bits(loaded.e[n], scale_at<S>(cache, page, offset, head, n / kEach * S::kBlockDims) + n % kEach, live);
       }
       loaded.stage = stage;
       loaded.offset = offset;
@@ -126,6 +124,11 @@ struct TileScales {
     const uint32_t copy = (n / kRun * kTokens + token) * kCopyBytes, in_copy = n % kRun * sizeof(Scale);
     if constexpr (!kInWord) return copy + in_copy;
     return copy + (uint32_t)(S::scale_offset(offset, head, n / kEach * S::kBlockDims) + n % kEach) * (uint32_t)sizeof(Scale) % 4;
+  }
+  // asm: into 32 bits at once. What the compiler loads to 16 it waits for, to move it to its half of a register.
+  __device__ static __forceinline__ void load_bits(uint32_t& bits, const Scale* from, bool live) {
+    if constexpr (sizeof(Scale) == 1) asm volatile("{ .reg .pred p; setp.ne.u32 p, %2, 0; mov.u32 %0, 0; @p ld.global.u8 %0, [%1]; }" : "+r"(bits) : "l"(from), "r"((uint32_t)live));
+    else asm volatile("{ .reg .pred p; setp.ne.u32 p, %2, 0; mov.u32 %0, 0; @p ld.global.u16 %0, [%1]; }" : "+r"(bits) : "l"(from), "r"((uint32_t)live));
   }
   __device__ static __forceinline__ void store_shared(uint32_t to, uint32_t bits) {
     if constexpr (sizeof(Scale) == 1) asm volatile("st.shared.u8 [%0], %1;" ::"r"(to), "r"(bits) : "memory");
