@@ -8,8 +8,14 @@ from typing import Any, Final, Literal
 import numpy as np
 import pytest
 
+from benchmarks.decode_static import compiled
 from kvgen import Block, KernelSet, Layout, Paged, Quant, ops
+from kvgen.compile import default_cache
+from kvgen.compile.sass import sass
+from kvgen.cycles.facts import awaited_loads, work_loop
+from kvgen.cycles.flow import blocks
 from kvgen.lowering.attention import mma
+from tests.compile.test_sass import needs_tool
 from tests.ops.test_decode import decode_scene
 from tests.support.batches import PLAIN
 from tests.support.harness import check_decode
@@ -21,13 +27,13 @@ def scaled(
     name: str, page: int, heads: int, dim: int, runs: tuple[int, int], **quant: Any
 ) -> tuple[KernelSet, tuple[int, int]]:
     """A set with decode alone, and how many scales of K and of V a copy brings."""
-    rows = quant.pop("rows", 1)
+    rows, arch = quant.pop("rows", 1), quant.pop("arch", "sm_90a")
     own: dict[str, Any] = {"quant": Quant(**quant)} if "dtype" in quant else quant
     if len(own) == 1 and "quant" not in own:  # codes beside rows of bf16: tensors of their own
         own["layout"] = Layout(k="page layer token head dim", v="page layer token head dim")
     cache = Paged(dtype="bf16", kv_heads=heads, head_dim=dim, page_size=page, **own)
     decode = ops.Decode(rows=rows)
-    return KernelSet(name=f"scales_{name}", q_heads=2 * heads, cache=cache, ops=(decode,), arch=("sm_90a",)), runs
+    return KernelSet(name=f"scales_{name}", q_heads=2 * heads, cache=cache, ops=(decode,), arch=(arch,)), runs
 
 
 I8: Final[dict[str, Any]] = {"dtype": "i8", "scale_dtype": "f16"}
@@ -39,6 +45,7 @@ SETS: Final = dict(
     words=scaled("words", 16, 2, 64, (1, 1), **I8),  # a word has the scales of both heads
     one_head=scaled("one_head", 8, 1, 64, (1, 1), **I8),  # or those of two tokens
     lonely=scaled("lonely", 1, 1, 64, (0, 0), **I8),  # no word in a page
+    two_stages=scaled("two_stages", 16, 1, 64, (1, 1), arch="sm_89", **I8),  # a tile's scales are stored in its own trip
     mixed=scaled("mixed", 16, 2, 64, (1, 1), **MIXED),
     pairs=scaled("pairs", 16, 2, 64, (2, 2), dtype="i4", scale_dtype="f16", zero=True, block=Block(dim=64)),
     many_rows=scaled("many_rows", 16, 2, 64, (2, 2), dtype="i4", scale_dtype="f16", zero=True, block=Block(dim=32), rows=20),
@@ -93,7 +100,27 @@ def test_oracle(name: str, move: Any) -> None:
     assert found[0] == found[1] == found[2]
 
 
-@pytest.mark.parametrize("name", ["words", "nvfp4"])
+# Scales of K and V that a thread loads.
+LOADED: Final = dict(words=2, one_head=2, lonely=2, mixed=1, nvfp4=8, nvfp4_rows=16)
+
+
+@needs_tool
+@pytest.mark.parametrize("name", LOADED)
+def test_no_trip_waits_for_its_own_loads(name: str) -> None:
+    """Neither where scales are copied nor where they are loaded, a way round that has no copies of whole tiles."""
+    image = compiled(SETS[name][0], "sm_90a", default_cache())[0][0]
+    loop = work_loop(blocks(sass(image.data, cache=default_cache(), encodings=True)))
+    assert loop is not None
+    if name not in ("lonely", "nvfp4_rows"):  # whose pages have one token
+        whole = [x for x in loop.text if x.base == "LDGSTS" and not x.operands[-1].lstrip("!").startswith("P")]
+        copied = {n for n in loop.members if set(whole) & set(loop.graph[n].code)}
+        assert awaited_loads(loop.usual) == 0 and sum(x.base == "LDG" for x in loop.usual) == 1
+        loop = replace(loop, members=loop.members - copied)
+    assert sum(x.base == "LDG" for x in loop.usual) == 1 + LOADED[name]
+    assert awaited_loads(loop.usual) == 0
+
+
+@pytest.mark.parametrize("name", ["words", "two_stages", "nvfp4"])
 def test_unaligned_pools_change_no_bit(name: str) -> None:
     """Copies and loads leave the same in shared memory."""
     results = []

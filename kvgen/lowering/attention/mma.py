@@ -59,6 +59,11 @@ class Stages:
         return self.choices[0][1]
 
     @property
+    def least(self) -> int:
+        """Tiles with the smallest."""
+        return self.choices[-1][1]
+
+    @property
     def memory(self) -> int:
         """That memory, in KB."""
         return self.choices[0][0]
@@ -98,6 +103,7 @@ class TensorContext:
     run: int
     scales: bool
     expands: bool
+    scales_anywhere: bool
     k_use: str
     v_use: str
     k_scale_run: int
@@ -366,6 +372,15 @@ def _beside(region: Region, run: int, heads: int) -> int:
     return math.gcd(run, 16 // region.dtype.bytes, region.byte_offset // region.dtype.bytes, *steps)
 
 
+def _scales_aligned(segment: Segment, role: str, heads: int) -> bool:
+    """Whether copies can begin at the scales of every pool: TileScales::kAligned."""
+    scales = segment.scales
+    if scales is None or scale_use(segment, role) in ("none", "given"):
+        return True
+    run, size = scale_run(segment, role, heads), scales.dtype.bytes
+    return run > 0 and segment.scale_vector * size % max(4, run * size) == 0
+
+
 def _copied_scale_bytes(segment: Segment, role: str, tokens: int, heads: int) -> int:
     """Bytes of a tile's scales in its stage: TileScales::kStageBytes."""
     use, scales = scale_use(segment, role), segment.scales
@@ -421,6 +436,9 @@ def tensor_context(kernels: KernelSet, d: Attended, scale: float, s: Shape) -> T
         run=_run(cache, s.tokens),
         scales=bool({k_use, v_use} - {"none", "given"}),
         expands=any(use.endswith("_groups") for use in (k_use, v_use)),
+        scales_anywhere=not all(
+            _scales_aligned(x, role, s.heads) for x, role in ((storage_k, "key"), (storage_v, "value"))
+        ),
         k_use="none" if k_use == "given" else k_use,
         v_use="none" if v_use == "given" else v_use,
         k_scale_run=scale_run(storage_k, "key", s.heads),
