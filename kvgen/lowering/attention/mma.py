@@ -104,6 +104,9 @@ class TensorContext:
     scales: bool
     expands: bool
     scales_anywhere: bool
+    tables: bool
+    k_tables: bool
+    v_tables: bool
     k_use: str
     v_use: str
     k_scale_run: int
@@ -129,7 +132,7 @@ def hindrance(kernels: KernelSet, rows: int, asks: bool = False) -> str:
     for role, parts in cache.storage.roles.items():
         if len(parts) > 1:
             return f"{role.upper()} has parts of its own"
-        why = _hindrance_of(parts[0])
+        why = segment_hindrance(parts[0])
         if why:
             return f"{role.upper()}: {why}"
     if 4 * -(-cache.v_dim // 16) > _room(cache.storage.roles["v"][0], rows, asks):
@@ -137,7 +140,7 @@ def hindrance(kernels: KernelSet, rows: int, asks: bool = False) -> str:
     return "" if shape(kernels, rows, asks) else f"rows of {cache.head_dim} dims do not fit shared memory"
 
 
-def _hindrance_of(segment: Segment) -> str:
+def segment_hindrance(segment: Segment) -> str:
     region = segment.region
     names = [a.name for a in region.axes]
     if region.swizzle is not None:
@@ -150,7 +153,7 @@ def _hindrance_of(segment: Segment) -> str:
         return "tokens that wait to be quantized"
     if segment.scales is not None and not scale_use(segment, "key"):
         return "scales of groups of dims that f16 cannot hold, or that are rounded again"
-    if segment.vector * region.dtype.bits < 32 or _bytes(segment) % 4:
+    if segment.vector * region.dtype.bits < 32 or row_bytes(segment) % 4:
         return "rows are not aligned to 4 bytes"
     return ""
 
@@ -166,11 +169,17 @@ def scale_use(segment: Segment, role: str) -> str:
         return "token"
     # A register has the codes of one group. e4m3 scales times e2m1 codes are exact in f16, f16 scales round once; but e2m1 is
     # widened to fractions of 2^14, which f16 scales would make subnormal.
-    if quant.recipe == "max" or scales.block[2] * segment.region.dtype.bits % 32:
+    if scales.block[2] * segment.region.dtype.bits % 32:
         return ""
     if scales.dtype.name not in ("f16", "e4m3") or (scales.dtype.name == "f16" and quant.codes.name == "e2m1"):
         return ""
     return f"{role}_groups"
+
+
+def has_tables(segment: Segment, role: str) -> bool:
+    """Whether a group's scale becomes a table of what codes are below it (device/attention/fp4_tables.cuh)."""
+    quant = segment.quant
+    return quant is not None and quant.recipe == "max" and scale_use(segment, role).endswith("_groups")
 
 
 def _room(v: Segment, rows: int, asks: bool) -> int:
@@ -180,11 +189,11 @@ def _room(v: Segment, rows: int, asks: bool) -> int:
     return OUT_REGISTERS // 2 if scale_use(v, "value") == "token" else OUT_REGISTERS * 3 // 4
 
 
-def _bytes(segment: Segment) -> int:
+def row_bytes(segment: Segment) -> int:
     return segment.size * segment.region.dtype.bits // 8
 
 
-def _pitch(nbytes: int) -> int:
+def row_pitch(nbytes: int) -> int:
     """From row to row in shared memory: an odd number of 16 bytes, so that 8 rows lie in different banks."""
     return (-(-nbytes // 16) | 1) * 16
 
@@ -197,11 +206,11 @@ def heads_together(cache: Cache) -> int:
     """
     segments = [parts[0] for parts in cache.storage.roles.values()]
     scales = [s.scales for s in segments if s.scales is not None and s.scales.region is not None]
-    beside = all(_bytes(s) % 16 == 0 and s.region.stride_of("head") == s.size for s in segments) and all(
+    beside = all(row_bytes(s) % 16 == 0 and s.region.stride_of("head") == s.size for s in segments) and all(
         s.block[1] == 1 and s.region is not None and s.region.stride_of("head") == s.groups * (1 + s.zero)
         for s in scales
     )
-    runs = _run(cache, 16) > 0
+    runs = run_of(cache, 16) > 0
     return MOST_HEADS if scales and beside and runs and cache.kv_heads % MOST_HEADS == 0 else 1
 
 
@@ -209,10 +218,10 @@ def issue_slots(cache: Cache, n_tiles: int) -> float:
     """The part of one sub-core's issue slots that tokens take which come at the bandwidth of its multiprocessor, estimated: what
     they would take if all warps lay on that sub-core. By warp instructions of a token and kv head."""
     segments = [parts[0] for parts in cache.storage.roles.values()]
-    nbytes, dims = sum(map(_bytes, segments)), sum(s.size for s in segments)
+    nbytes, dims = sum(map(row_bytes, segments)), sum(s.size for s in segments)
     tile = 160 / 32  # waiting, page ids, addresses: of 32 tokens
     access = 2 * nbytes / 512  # a copy and an ldmatrix of 512 bytes
-    places = 0 if _run(cache, 16) else 5 * nbytes / 512  # an address a row, by shuffles
+    places = 0 if run_of(cache, 16) else 5 * nbytes / 512  # an address a row, by shuffles
     softmax = n_tiles * 2.5  # ten for each of a lane's scores, of which a token and 8 columns have a quarter
     products = n_tiles * dims / 256  # of 16 tokens and 16 dims
     # Registers of two elements are 64 of a token's to a warp: of codes each is widened, of groups of dims scaled too.
@@ -291,21 +300,21 @@ def shape(kernels: KernelSet, rows: int, asks: bool = False) -> Shape | None:
     team_warps += team_warps == 3  # all three may lie on one sub-core; of four that are alike none do
     tiles = -(-total // (most * team_warps))
     n_tiles = -(-total // (team_warps * tiles))
-    steps = -(-_bytes(k) // 32) * (16 // k.region.dtype.bits)
+    steps = -(-row_bytes(k) // 32) * (16 // k.region.dtype.bits)
     plain = k.quant is None and v.quant is None
     together = heads_together(kernels.kv) if team_warps * tiles == 1 else 1
 
     def of(tokens: int, heads: int, teams: int) -> tuple[int, int, int]:
         cols = 8 * n_tiles * team_warps * heads
         query = steps * cols // 8 * 256 + 4 * cols * (not plain)
-        copied = sum(_copied_scale_bytes(x, role, tokens, heads) for x, role in ((k, "key"), (v, "value")))
+        copied = sum(copied_scale_bytes(x, role, tokens, heads) for x, role in ((k, "key"), (v, "value")))
         # Results of the teams, or what the merge of chunks needs.
         merged = 4 * cols * max(teams * (v.size + 4 + 2), 32 + 2)
         # A tile of each team has its scales as products read them.
-        expanded = heads * sum(_expanded_scale_bytes(x, role, tokens) for x, role in ((k, "key"), (v, "value")))
-        k_pitch, v_pitch = _pitch(heads * _bytes(k)), _pitch(heads * _bytes(v))
+        expanded = heads * sum(expanded_scale_bytes(x, role, tokens) for x, role in ((k, "key"), (v, "value")))
+        k_pitch, v_pitch = row_pitch(heads * row_bytes(k)), row_pitch(heads * row_bytes(v))
         # Scales begin where the last row ends.
-        gap = (v_pitch - heads * _bytes(v)) // 16 * 16 if copied else 0
+        gap = (v_pitch - heads * row_bytes(v)) // 16 * 16 if copied else 0
         return teams * (tokens * (k_pitch + v_pitch) - gap + copied), merged, query + teams * expanded
 
     sizes = {SIZES[a] for a in kernels.arch} | {"large"}
@@ -339,8 +348,8 @@ def shape(kernels: KernelSet, rows: int, asks: bool = False) -> Shape | None:
         stage,
         merged,
         held,
-        _pitch(heads * _bytes(k)),
-        _pitch(heads * _bytes(v)),
+        row_pitch(heads * row_bytes(k)),
+        row_pitch(heads * row_bytes(v)),
         plain,
     )
 
@@ -381,7 +390,7 @@ def _scales_aligned(segment: Segment, role: str, heads: int) -> bool:
     return run > 0 and segment.scale_vector * size % max(4, run * size) == 0
 
 
-def _copied_scale_bytes(segment: Segment, role: str, tokens: int, heads: int) -> int:
+def copied_scale_bytes(segment: Segment, role: str, tokens: int, heads: int = 1) -> int:
     """Bytes of a tile's scales in its stage: TileScales::kStageBytes."""
     use, scales = scale_use(segment, role), segment.scales
     if scales is None or use in ("none", "given"):
@@ -390,11 +399,13 @@ def _copied_scale_bytes(segment: Segment, role: str, tokens: int, heads: int) ->
     return tokens * heads * scales.groups * (1 + scales.zero) // run * max(4, run * scales.dtype.bytes)
 
 
-def _expanded_scale_bytes(segment: Segment, role: str, tokens: int) -> int:
+def expanded_scale_bytes(segment: Segment, role: str, tokens: int) -> int:
     """The same as products read them, where they are of groups of dims: TileScales::kExpandedBytes."""
     use, scales = scale_use(segment, role), segment.scales
     if scales is None or not use.endswith("_groups"):
         return 0
+    if has_tables(segment, role):
+        return scales.groups * (8 * tokens + 64)
     return tokens * scales.groups * (1 + scales.zero) * (2 if use == "value_groups" else 4)
 
 
@@ -422,23 +433,26 @@ def tensor_context(kernels: KernelSet, d: Attended, scale: float, s: Shape) -> T
         * (s.stages.most - 1)
         * s.tile
         * s.heads
-        * (_bytes(storage_k) + _bytes(storage_v))
+        * (row_bytes(storage_k) + row_bytes(storage_v))
         // 1024,
         slack=SLACK,
-        k_bytes=_bytes(storage_k),
-        v_bytes=_bytes(storage_v),
+        k_bytes=row_bytes(storage_k),
+        v_bytes=row_bytes(storage_v),
         k_pitch=s.k_pitch,
         v_pitch=s.v_pitch,
-        k_access=_access(storage_k),
-        v_access=_access(storage_v),
-        k_step=_step(storage_k),
-        v_step=_step(storage_v),
-        run=_run(cache, s.tokens),
+        k_access=access_bytes(storage_k),
+        v_access=access_bytes(storage_v),
+        k_step=step_bytes(storage_k),
+        v_step=step_bytes(storage_v),
+        run=run_of(cache, s.tokens),
         scales=bool({k_use, v_use} - {"none", "given"}),
         expands=any(use.endswith("_groups") for use in (k_use, v_use)),
         scales_anywhere=not all(
             _scales_aligned(x, role, s.heads) for x, role in ((storage_k, "key"), (storage_v, "value"))
         ),
+        tables=has_tables(storage_k, "key") or has_tables(storage_v, "value"),
+        k_tables=has_tables(storage_k, "key"),
+        v_tables=has_tables(storage_v, "value"),
         k_use="none" if k_use == "given" else k_use,
         v_use="none" if v_use == "given" else v_use,
         k_scale_run=scale_run(storage_k, "key", s.heads),
@@ -447,7 +461,7 @@ def tensor_context(kernels: KernelSet, d: Attended, scale: float, s: Shape) -> T
         v_given=v_use == "given",
         k_global=bool(storage_k.global_scale),
         v_global=bool(storage_v.global_scale),
-        padded=bool(_bytes(storage_k) % 16 or _bytes(storage_v) % 16),
+        padded=bool(row_bytes(storage_k) % 16 or row_bytes(storage_v) % 16),
         apart=d.rows > 1 or d.attend.hides,
         hides=d.attend.hides,
         query_held=held,
@@ -457,19 +471,19 @@ def tensor_context(kernels: KernelSet, d: Attended, scale: float, s: Shape) -> T
     )
 
 
-def _run(cache: Cache, tokens: int) -> int:
+def run_of(cache: Cache, tokens: int) -> int:
     """Tokens of a tile that surely lie in one page, each run copied from one address; 0 where that is too few."""
     page = cache.page_tokens
     run = tokens if page is None or lower(cache).kind.one_page else math.gcd(page, tokens)
     return run if run >= 8 else 0
 
 
-def _access(segment: Segment) -> int:
+def access_bytes(segment: Segment) -> int:
     """Bytes of a copy of part of a row."""
-    return math.gcd(16, _bytes(segment), segment.vector * segment.region.dtype.bits // 8)
+    return math.gcd(16, row_bytes(segment), segment.vector * segment.region.dtype.bits // 8)
 
 
-def _step(segment: Segment) -> int:
+def step_bytes(segment: Segment) -> int:
     """Bytes from a token's row to the next in a page."""
     step = segment.region.stride_of("token")
     assert step is not None

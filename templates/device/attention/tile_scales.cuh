@@ -1,15 +1,15 @@
 // The scales of a tile's tokens: copied into its stage with the rows, a token a thread, and read there as products want them.
 //
 // A scale a token multiplies rows of S, and the weights of V, as f32. Scales of groups of dims, and zero points, are applied to
-// fragments, as f16: a = code * scale - zero * scale. They are expanded once a tile, from its stage to shared memory of the team. Scales that the
-// caller gives for all tokens are none of these.
+// fragments, as f16: a = code * scale - zero * scale. They are expanded once a tile, from its stage to shared memory of the team; those of
+// MAX's nvfp4 become tables there (fp4_tables.cuh). Scales that the caller gives for all tokens are none of these.
 //
 // Where a pool's scales lie so that no copy can begin at them, a fetch loads them to registers, and the next fetch stores them to the stage:
 // no trip waits for its own loads. Which way a pool takes follows from its base and page stride, and is the same for all its pages.
 #pragma once
 
 #include "../memory/cp_async.cuh"
-#include "fragments.cuh"
+#include "fp4_tables.cuh"
 #include "split_kv.cuh"
 
 enum class ScaleUse : uint32_t { none, token, key_groups, value_groups };
@@ -38,8 +38,11 @@ struct TileScales {
   static constexpr uint32_t kStageBytes = kCopies * kTokens * kCopyBytes;
   // Expanded, keys: every scale twice, for the two elements of a register; values: those of two tokens side by side.
   static constexpr uint32_t kEntry = kUse == ScaleUse::value_groups ? 2 : 4;
-  static constexpr uint32_t kExpandedBytes = kGrouped ? kTokens * kGroups * kEach * kEntry : 0;
   static constexpr uint32_t kSteps = (How::kRows * kCopies + How::kThreads - 1) / How::kThreads;  // copies of a thread
+  // Tables: lines of groups 64 bytes apart in banks, for lanes read those of two groups at once.
+  static constexpr bool kTables = kGrouped && S::kRecipe == Recipe::nvfp4_max;
+  static constexpr uint32_t kTableLine = kTokens * sizeof(E4m3Table) + 64;
+  static constexpr uint32_t kExpandedBytes = kTables ? kGroups * kTableLine : kGrouped ? kTokens * kGroups * kEach * kEntry : 0;
   static_assert(kCopyBytes <= 16 && How::kHeads * kOfHead % kRun == 0);
 
   // Scale or zero point n of token `token`, counted from the first one of its tile's heads, out of its stage; `offset` is the token's in its
@@ -75,6 +78,17 @@ struct TileScales {
       cp_async<kCopyBytes>(stage + ((first + row) * kCopies + i) * kCopyBytes, source(cache, page, offset + row, head, i), row >= begin && row < end);
     });
   }
+  // The same out of any pool: one by one, and waited for here, where no copy can begin.
+  template <typename Cache, typename Page>
+  __device__ static __forceinline__ void copy_any(uint32_t stage, const Cache& cache, const Page& page, uint32_t thread, uint32_t first, uint32_t offset, uint32_t head,
+                                                  uint32_t begin, uint32_t end) {
+    if (aligned(cache)) return copy_some(stage, cache, page, thread, first, offset, head, begin, end);
+    if constexpr (!kAligned) {
+      Loaded loaded = {{}, stage, offset};
+      load(loaded, stage, cache, page, thread, first, offset, head, begin, end);
+      load(loaded, stage, cache, page, thread, first, offset, head, 0, 0);
+    }
+  }
   // A thread's scales and zero points between the fetch that loads them and the next, and where they go in a stage.
   struct Loaded {
     uint32_t e[kAligned ? 1 : kSteps * kRun], stage, offset;
@@ -101,6 +115,7 @@ struct TileScales {
 
   // The scales of token `token` of head `own` of the tile, out of its stage.
   __device__ static __forceinline__ void expand(uint8_t* to, const uint8_t* stage, uint32_t own, uint32_t token, uint32_t offset, uint32_t head) {
+    if constexpr (kTables) return store_tables(to, stage, own, token, offset, head);
     constexpr uint32_t kValues = kOfHead, kVector = kRun < kOfHead ? kRun : kOfHead;
     alignas(16) Scale loaded[(kValues + 3) / 4 * 4] = {};
 #pragma unroll
@@ -130,8 +145,30 @@ struct TileScales {
   __device__ static __forceinline__ uint32_t apply(uint32_t codes, const Pair& pair) {
     return S::kZero ? multiply_add_halves(codes, pair.scale, pair.zero) : multiply_halves(codes, pair.scale);
   }
+  // The tables of N neighbouring tokens from `token` on, of the group of `dim`.
+  template <uint32_t N>
+  __device__ static __forceinline__ Vec<E4m3Table, N> tables_at(const uint8_t* expanded, uint32_t dim, uint32_t token) {
+    return *(const Vec<E4m3Table, N>*)(expanded + min(dim / S::kBlockDims, kGroups - 1) * kTableLine + token * sizeof(E4m3Table));
+  }
 
  private:
+  __device__ static __forceinline__ void store_tables(uint8_t* to, const uint8_t* stage, uint32_t own, uint32_t token, uint32_t offset, uint32_t head) {
+    static_assert(S::kBlockDims % 8 == 0);  // a register of K has codes of one
+    constexpr uint32_t kVector = kRun < kOfHead ? kRun : kOfHead, kAtOnce = kVector < 4 ? 1 : kVector / 4;
+    uint32_t words[(kGroups + 3) / 4] = {};  // of four scales
+#pragma unroll
+    for (uint32_t group = 0; group < kGroups; ++group) {
+      if constexpr (kVector * sizeof(Scale) < 4) words[group / 4] |= (uint32_t)read(stage, own * kOfHead + group, token, offset, head).bits << group % 4 * 8;
+      else if (group % kVector == 0) *(Vec<uint32_t, kAtOnce>*)&words[group / 4] = *(const Vec<uint32_t, kAtOnce>*)(stage + place(own * kOfHead + group, token, offset, head));
+    }
+#pragma unroll
+    for (uint32_t group = 0; group < kGroups; group += 4) {
+      E4m3Table tables[4];
+      Fp4Tables::make_tables(tables, words[group / 4]);
+#pragma unroll
+      for (uint32_t i = 0; i < 4 && group + i < kGroups; ++i) *(E4m3Table*)(to + (group + i) * kTableLine + token * sizeof(E4m3Table)) = tables[i];
+    }
+  }
   // copy(step, row, i) for this thread's share of the copies of kRows tokens.
   template <typename Copy>
   __device__ static __forceinline__ void for_each_copy(uint32_t thread, const Copy& copy) {
@@ -212,10 +249,10 @@ struct StageScales {
 
     template <typename Cache>
     __device__ __forceinline__ Loaded(const Cache& cache, uint32_t stage)
-        : aligned(KeyScales::aligned(cache) && ValueScales::aligned(cache)), keys{{}, stage, 0}, values{{}, stage + KeyScales::kStageBytes, 0} {}
+        : aligned(StageScales::aligned(cache)), keys{{}, stage, 0}, values{{}, stage + KeyScales::kStageBytes, 0} {}
   };
   uint32_t stage;
-  Loaded& loaded;
+  Loaded* loaded;  // null where copies of any pool wait for their loads
 
   // Starts the copies of a run of tokens, from `first` of a tile and `offset` of its page on, by thread `thread` of those that copy it.
   template <typename Cache, typename Page>
@@ -223,17 +260,29 @@ struct StageScales {
     if constexpr (KeyScales::kCopies > 0) KeyScales::copy_run(stage, cache, page, thread, first, offset, head);
     if constexpr (ValueScales::kCopies > 0) ValueScales::copy_run(stage + KeyScales::kStageBytes, cache, page, thread, first, offset, head);
   }
-  // The same out of any pool; tokens outside [begin, end) of the run get zeros.
+  // Whether they can bring the pool's scales.
+  template <typename Cache>
+  __device__ static __forceinline__ bool aligned(const Cache& cache) {
+    return KeyScales::aligned(cache) && ValueScales::aligned(cache);
+  }
+  // The same out of any pool, waited for here where they cannot; tokens outside [begin, end) of the run get zeros.
+  template <typename Cache, typename Page>
+  __device__ __forceinline__ void copy_any(const Cache& cache, const Page& page, uint32_t thread, uint32_t first, uint32_t offset, uint32_t head, uint32_t begin,
+                                           uint32_t end) const {
+    if constexpr (KeyScales::kCopies > 0) KeyScales::copy_any(stage, cache, page, thread, first, offset, head, begin, end);
+    if constexpr (ValueScales::kCopies > 0) ValueScales::copy_any(stage + KeyScales::kStageBytes, cache, page, thread, first, offset, head, begin, end);
+  }
+  // The same, nothing waited for: what is loaded reaches its stage with the next fetch.
   template <typename Cache, typename Page>
   __device__ __forceinline__ void fetch(const Cache& cache, const Page& page, uint32_t thread, uint32_t first, uint32_t offset, uint32_t head, uint32_t begin,
                                         uint32_t end) const {
     const uint32_t v_stage = stage + KeyScales::kStageBytes;
-    if (loaded.aligned) {
+    if (loaded->aligned) {
       if constexpr (KeyScales::kCopies > 0) KeyScales::copy_some(stage, cache, page, thread, first, offset, head, begin, end);
       if constexpr (ValueScales::kCopies > 0) ValueScales::copy_some(v_stage, cache, page, thread, first, offset, head, begin, end);
     } else {
-      if constexpr (KeyScales::kCopies > 0) KeyScales::load(loaded.keys, stage, cache, page, thread, first, offset, head, begin, end);
-      if constexpr (ValueScales::kCopies > 0) ValueScales::load(loaded.values, v_stage, cache, page, thread, first, offset, head, begin, end);
+      if constexpr (KeyScales::kCopies > 0) KeyScales::load(loaded->keys, stage, cache, page, thread, first, offset, head, begin, end);
+      if constexpr (ValueScales::kCopies > 0) ValueScales::load(loaded->values, v_stage, cache, page, thread, first, offset, head, begin, end);
     }
   }
 

@@ -1,4 +1,4 @@
-// mma_tile.cuh and tile_copy.cuh: attention of a warp over a chunk of tokens in pages of 8, with each kind of elements and scales.
+// mma_tile.cuh, tile_tables.cuh and tile_copy.cuh: attention of a warp over a chunk of tokens in pages of 8, with each kind of elements and scales.
 #include "runs.cuh"
 #include "../../../templates/device/base/fault.cuh"
 
@@ -13,6 +13,7 @@ struct PageList {
 
 #include "../../../templates/device/attention/tile_copy.cuh"
 #include "../../../templates/device/attention/tile_scales.cuh"
+#include "../../../templates/device/attention/tile_tables.cuh"
 
 constexpr uint32_t kPages = 14, kTable = 8, kGroup = 2, kQHeads = kHeads * kGroup, kHead = 1;
 
@@ -53,22 +54,22 @@ struct Cache {
   __device__ PageRef nth_page(uint32_t n) const { return page({n, Fault::none}); }
   __device__ PageRef page(const PageIds& ids) const {
     if (ids.id >= kPages) return no_page(ids.fault == Fault::none ? Fault::page_id : ids.fault);
-    constexpr uint32_t kBytes = kInPage * sizeof(typename K::Element);
+    constexpr uint32_t kBytes = kInPage / kPerElement<typename K::Element> * sizeof(typename K::Element);
     PageRef page = {keys + ids.id * kBytes, scales + ids.id * 2 * kTokens * K::kScaleRow, nullptr, kU32Max, Fault::none, true};
     page.plain = (bf16*)(values + ids.id * kBytes);
     return page;
   }
 };
 
-enum class Scaled { never, tokens, groups, channels };
+enum class Scaled { never, tokens, groups, tables, channels };
 
 template <typename KeyRunOf, typename ValueRunOf, uint32_t kT, uint32_t kRunOf, uint32_t kNOf>
 struct TileOf {
   using K = KeyRunOf;
   using V = ValueRunOf;
   static constexpr uint32_t kTokens = kT, kTeamWarps = 1, kHeads = 1, kN = kNOf, kRun = kRunOf;
-  static constexpr uint32_t kRow = kDims * sizeof(typename K::Element), kPitch = (kRow + 15) / 16 * 16;
-  static constexpr uint32_t kKeyBytes = kRow, kKeyPitch = kPitch, kKeyAccess = kRow % 16 == 0 ? 16 : 8, kKeyStep = ::kHeads * kRow;
+  static constexpr uint32_t kRow = kDims / kPerElement<typename K::Element> * sizeof(typename K::Element), kPitch = (kRow + 15) / 16 * 16;
+  static constexpr uint32_t kKeyBytes = kRow, kKeyPitch = kPitch, kKeyAccess = kRow % 16 == 0 ? 16 : kRow % 8 == 0 ? 8 : 4, kKeyStep = ::kHeads * kRow;
   static constexpr uint32_t kValueBytes = kRow, kValuePitch = kPitch, kValueAccess = kKeyAccess, kValueStep = kKeyStep;
   static constexpr float kSlack = 8.0f;
 };
@@ -80,7 +81,8 @@ __device__ __forceinline__ void attend(const Cache<typename Tile::K, typename Ti
   using K = typename Tile::K;
   using V = typename Tile::V;
   constexpr uint32_t kCols = 8 * Tile::kN, kT = Tile::kTokens, kScalesAt = kT * (Tile::kKeyPitch + Tile::kValuePitch);
-  constexpr ScaleUse kKeyUse = kScaled == Scaled::tokens ? ScaleUse::token : kScaled == Scaled::groups ? ScaleUse::key_groups : ScaleUse::none;
+  constexpr bool kGrouped = kScaled == Scaled::groups || kScaled == Scaled::tables;
+  constexpr ScaleUse kKeyUse = kScaled == Scaled::tokens ? ScaleUse::token : kGrouped ? ScaleUse::key_groups : ScaleUse::none;
   constexpr ScaleUse kValueUse = kKeyUse == ScaleUse::key_groups ? ScaleUse::value_groups : kKeyUse;
   constexpr uint32_t kRows = Tile::kRun > 0 ? Tile::kRun : 1, kCopiers = Tile::kRun > 0 ? TileCopies<Tile>::kThreads : 1;
   using KeyScales = TileScales<K, ScaleTile<kKeyUse, kT, kScaled == Scaled::groups ? 2 : 1, kRows, kCopiers>>;
@@ -124,7 +126,7 @@ __device__ __forceinline__ void attend(const Cache<typename Tile::K, typename Ti
   const RowPositions<Mask> positions{chunk};
   bool failed = false;
   typename Scales::Loaded loaded(cache, at + kScalesAt);
-  const Scales scales = {at + kScalesAt, loaded};
+  const Scales scales = {at + kScalesAt, &loaded};
   const FetchedTiles tiles = {(chunk.begin + kT - 1) / kT, chunk.end / kT, kU32Max};
 
 #pragma unroll 1
@@ -144,7 +146,8 @@ __device__ __forceinline__ void attend(const Cache<typename Tile::K, typename Ti
     const TokenScales<ValueScales, CacheOf> v_scales = {stage + kScalesAt + KeyScales::kStageBytes, cache, tile * kT, 0, kHead};
 
     Scores<Tile> s;
-    if constexpr (kScaled == Scaled::groups) multiply_qk(s, at, query, KeyGroupScales<Tile, KeyScales>{expanded});
+    if constexpr (kScaled == Scaled::tables) multiply_qk(s, at, query, KeyProducts<Tile, KeyScales>{expanded});
+    else if constexpr (kScaled == Scaled::groups) multiply_qk(s, at, query, KeyGroupScales<Tile, KeyScales>{expanded});
     else multiply_qk(s, at, query);
     if constexpr (kScaled == Scaled::tokens) scale_scores(s, k_scales);
     for_each_score(s, [&](uint32_t token, uint32_t col, float& x) {
@@ -164,8 +167,11 @@ __device__ __forceinline__ void attend(const Cache<typename Tile::K, typename Ti
       uint32_t weights[Tile::kN][2];
       if constexpr (kScaled == Scaled::tokens) round_weights(weights, s, unit, m);
       else exponentiate(weights, sums, s, m, qk_scale);
-      if constexpr (kScaled == Scaled::groups) {
-        const ValueGroupScales<Tile, ValueScales> groups = {expanded + KeyScales::kExpandedBytes};
+      if constexpr (kGrouped) {
+        const auto groups = [&] {
+          if constexpr (kScaled == Scaled::tables) return ValueProducts<Tile, ValueScales>{expanded + KeyScales::kExpandedBytes};
+          else return ValueGroupScales<Tile, ValueScales>{expanded + KeyScales::kExpandedBytes};
+        }();
         if (__any_sync(~0u, has_special_values<Tile>(at, m, groups))) multiply_pv_by_column(sums, at, weights, m, s, -infinity(), groups);
         else multiply_pv(sums, at, weights, m, groups);
       } else if (__any_sync(~0u, has_special_values<Tile>(at, m))) {
@@ -179,7 +185,7 @@ __device__ __forceinline__ void attend(const Cache<typename Tile::K, typename Ti
 
   if constexpr (kScaled == Scaled::tokens) apply_unit(sums, unit);
   if constexpr (kScaled == Scaled::channels) store_team_sums(merged, 1, 0, sums, ChannelScales<V, Cache<K, V>>{cache, kHead});
-  else if constexpr (kScaled == Scaled::tokens) store_team_sums(merged, 1, 0, sums, OneFactor{TileShape<Tile>::Values::kFactor});
+  else if constexpr (kScaled == Scaled::tokens || kScaled == Scaled::tables) store_team_sums(merged, 1, 0, sums, OneFactor{TileShape<Tile>::Values::kFactor});
   else store_team_sums(merged, 1, 0, sums);
   __syncwarp();
   for (uint32_t i = lane; i < kCols; i += 32) max[blockIdx.x * kCols + i] = merged.max[1][i], sum[blockIdx.x * kCols + i] = merged.sum[1][i];
@@ -196,6 +202,7 @@ using Tile8 = TileOf<PlainK<bf16>, PlainV<bf16>, 32, 8, 1>;
 using Tile16 = TileOf<PlainK<bf16>, PlainV<bf16>, 16, 0, 2>;
 using TileTokens = TileOf<KeyRun<e4m3, float, Recipe::amax, kDims>, ValueRun<e4m3, float, Recipe::amax, kDims>, 32, 8, 1>;
 using TileGroups = TileOf<KeyRun<int8_t, f16, Recipe::amax, 20>, ValueRun<int8_t, f16, Recipe::amax, 20>, 16, 8, 2>;
+using TileTables = TileOf<KeyRun<e2m1x2, e4m3, Recipe::nvfp4_max, 16>, ValueRun<e2m1x2, e4m3, Recipe::nvfp4_max, 16>, 32, 8, 1>;
 using TileChannels = TileOf<ChannelRun<int8_t, false>, ChannelRun<int8_t, true>, 32, 0, 1>;
 
 #define ATTEND(name, Tile, Mask, how, kHeld)                                                                                                      \
@@ -207,6 +214,7 @@ ATTEND(tile_plain, Tile8, CausalMask, Scaled::never, true)
 ATTEND(tile_special, Tile16, WindowMask<9>, Scaled::never, false)
 ATTEND(tile_tokens, TileTokens, CausalMask, Scaled::tokens, true)
 ATTEND(tile_groups, TileGroups, FullMask, Scaled::groups, false)
+ATTEND(tile_tables, TileTables, CausalMask, Scaled::tables, true)
 ATTEND(tile_channels, TileChannels, WindowMask<20>, Scaled::channels, true)
 
 // What these are made of. The dims of a lane's pairs of q, [kind][pair][lane][element], one more, 0 where it has no such pair; a query in
@@ -278,16 +286,19 @@ extern "C" __global__ void tile_columns(const float* in, const float* factors, f
   for (uint32_t i = 0; i < 16; ++i) out[i / 4 * 128 + at + i % 4] = s.e[i / 8][i / 4 % 2][i % 4];
 }
 
-// Fragments of V of tokens 16 to 31, [block][lane][register], of a stage of words that are their numbers.
-extern "C" __global__ void tile_values(uint32_t* out) {
+// Fragments of K, and of V, of tokens 16 to 31, [block][lane][register], of a stage of words that are their numbers; where lanes' rows of V begin.
+extern "C" __global__ void tile_values(uint32_t* keys, uint32_t* rows, uint32_t* out) {
   __shared__ alignas(16) uint32_t stage[32 * (Tile8::kKeyPitch + Tile8::kValuePitch) / 4];
   const uint32_t lane = threadIdx.x;
   for (uint32_t i = lane; i < sizeof(stage) / 4; i += 32) stage[i] = 2 * i | 2 * i + 1 << 16;
   __syncwarp();
 #pragma unroll
   for (uint32_t block = 0; block < 3; ++block) {
-    uint32_t a[1][4] = {};
+    uint32_t a[1][4] = {}, b[1][4] = {};
+    rows[block * 32 + lane] = values_at<Tile8>(0, block, 1);
+    load_keys<Tile8>(b, matrix_address(stage) + KeyFragments<bf16>::offset(lane, Tile8::kKeyPitch) + 16 * Tile8::kKeyPitch + block * 32, block, 1, NoGroupScales{});
     load_values<Tile8>(a, matrix_address(stage), block, 1, NoGroupScales{});
+    for (uint32_t r = 0; r < 4; ++r) keys[(block * 32 + lane) * 4 + r] = b[0][r];
     for (uint32_t r = 0; r < 4; ++r) out[(block * 32 + lane) * 4 + r] = a[0][r];
   }
 }

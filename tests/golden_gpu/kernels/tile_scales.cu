@@ -25,7 +25,7 @@ __device__ __forceinline__ void held(uint8_t* stage, uint8_t* expanded, void* sc
   for (uint32_t i = lane; i < Scales::kExpandedBytes / 4; i += 32) ((uint32_t*)expanded)[i] = 0xeeeeeeeeu;
   __syncwarp();
   auto loaded = typename Staged::Loaded(cache, to);
-  const Staged staged = {to, loaded}, next = {(uint32_t)__cvta_generic_to_shared(expanded), loaded};
+  const Staged staged = {to, &loaded}, next = {(uint32_t)__cvta_generic_to_shared(expanded), &loaded};
   const PageRef ref = cache.nth_page(page);
   const uint32_t thread = lane % kThreads, first = page * kTokens, end = page == 0 ? kHidden : kTokens;
   if (!Scales::aligned(cache)) Scales::load(loaded.keys, to, cache, ref, thread, first, 0, kFirst, 0, end);
