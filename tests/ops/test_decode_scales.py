@@ -53,14 +53,14 @@ SETS: Final = dict(
     nvfp4=scaled("nvfp4", 32, 2, 64, (8, 8), dtype="e2m1", scale_dtype="e4m3", recipe="global", block=Block(dim=16)),
     codes_of_k=scaled("codes_of_k", 16, 2, 64, (1, 1), k_quant=Quant(dtype="e5m2")),  # V is bf16
     codes_of_v=scaled("codes_of_v", 16, 2, 64, (1, 1), v_quant=Quant(dtype="e4m3", scale_dtype="f32")),  # K is
-    max=scaled("max", 16, 2, 64, (4, 4), dtype="e2m1", scale_dtype="e4m3", recipe="max"),
+    max=scaled("max", 16, 2, 64, (8, 8), dtype="e2m1", scale_dtype="e4m3", recipe="max"),
     max_short=scaled("max_short", 8, 1, 40, (1, 1), arch="sm_80", dtype="e2m1", scale_dtype="e4m3", recipe="max"),
     max_swizzled=scaled("max_swizzled", 128, 2, 128, (4, 4), dtype="e2m1", scale_dtype="e4m3", recipe="max", order="swizzled"),
     nvfp4_rows=scaled("nvfp4_rows", 1, 1, 128, (8, 8), dtype="e2m1", scale_dtype="e4m3", recipe="global", block=Block(dim=16)),
 )  # fmt: skip
 
 # Whose blocks have two heads, because their scales share sectors.
-TWO_HEADS: Final = ("words", "mixed", "pairs", "nvfp4", "codes_of_v")
+TWO_HEADS: Final = ("words", "mixed", "pairs", "nvfp4", "codes_of_v", "max")
 
 
 def laid(name: str, move: Literal["", "unaligned"], schedule: Any = "ascending") -> tuple[Scene, Any]:

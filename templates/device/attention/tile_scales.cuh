@@ -85,8 +85,8 @@ struct TileScales {
     if (aligned(cache)) return copy_some(stage, cache, page, thread, first, offset, head, begin, end);
     if constexpr (!kAligned) {
       Loaded loaded = {{}, stage, offset};
-      load(loaded, stage, cache, page, thread, first, offset, head, begin, end);
-      load(loaded, stage, cache, page, thread, first, offset, head, 0, 0);
+      store_and_load(loaded, stage, cache, page, thread, first, offset, head, begin, end);
+      store_and_load(loaded, stage, cache, page, thread, first, offset, head, 0, 0);
     }
   }
   // A thread's scales and zero points between the fetch that loads them and the next, and where they go in a stage.
@@ -95,7 +95,7 @@ struct TileScales {
   };
   // Out of a pool at which no copy can begin: what was loaded goes to its stage, and the same scales of the next tile are loaded.
   template <typename Cache, typename Page>
-  __device__ static __forceinline__ void load(Loaded& loaded, uint32_t stage, const Cache& cache, const Page& page, uint32_t thread, uint32_t first, uint32_t offset,
+  __device__ static __forceinline__ void store_and_load(Loaded& loaded, uint32_t stage, const Cache& cache, const Page& page, uint32_t thread, uint32_t first, uint32_t offset,
                                               uint32_t head, uint32_t begin, uint32_t end) {
     if constexpr (kAligned) {
       copy_some(stage, cache, page, thread, first, offset, head, begin, end);
@@ -281,8 +281,8 @@ struct StageScales {
       if constexpr (KeyScales::kCopies > 0) KeyScales::copy_some(stage, cache, page, thread, first, offset, head, begin, end);
       if constexpr (ValueScales::kCopies > 0) ValueScales::copy_some(v_stage, cache, page, thread, first, offset, head, begin, end);
     } else {
-      if constexpr (KeyScales::kCopies > 0) KeyScales::load(loaded->keys, stage, cache, page, thread, first, offset, head, begin, end);
-      if constexpr (ValueScales::kCopies > 0) ValueScales::load(loaded->values, v_stage, cache, page, thread, first, offset, head, begin, end);
+      if constexpr (KeyScales::kCopies > 0) KeyScales::store_and_load(loaded->keys, stage, cache, page, thread, first, offset, head, begin, end);
+      if constexpr (ValueScales::kCopies > 0) ValueScales::store_and_load(loaded->values, v_stage, cache, page, thread, first, offset, head, begin, end);
     }
   }
 

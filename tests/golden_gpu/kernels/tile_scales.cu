@@ -28,7 +28,7 @@ __device__ __forceinline__ void held(uint8_t* stage, uint8_t* expanded, void* sc
   const Staged staged = {to, &loaded}, next = {(uint32_t)__cvta_generic_to_shared(expanded), &loaded};
   const PageRef ref = cache.nth_page(page);
   const uint32_t thread = lane % kThreads, first = page * kTokens, end = page == 0 ? kHidden : kTokens;
-  if (!Scales::aligned(cache)) Scales::load(loaded.keys, to, cache, ref, thread, first, 0, kFirst, 0, end);
+  if (!Scales::aligned(cache)) Scales::store_and_load(loaded.keys, to, cache, ref, thread, first, 0, kFirst, 0, end);
   else if (page == 0) Scales::copy_some(to, cache, ref, thread, first, 0, kFirst, 0, end);
   else staged.copy_run(cache, ref, thread, first, 0, kFirst);
   next.fetch(cache, ref, thread, first, 0, kFirst, 0, 0);  // what was loaded reaches its stage
