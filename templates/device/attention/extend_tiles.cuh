@@ -137,7 +137,7 @@ __device__ __forceinline__ void copy_run_async(bool& failed, uint32_t stage, con
     const uint32_t from = chunk.begin > base ? chunk.begin - base : 0, until = page.valid && chunk.end > base ? chunk.end - base : 0;
     Copies::Keys::template some<Tile::kKeyStep>(k_to, keys, thread, from, until);
     Copies::Values::template some<Tile::kValueStep>(v_to, values, thread, from, until);
-    if constexpr (Scales::kStageBytes > 0) scales.copy_any(cache, page, thread, run * Tile::kRun, offset, head, from, until);
+    if constexpr (Scales::kStageBytes > 0) scales.fetch(cache, page, thread, run * Tile::kRun, offset, head, from, until);
     const bool wrong = !page.valid && base < chunk.end && (base >= chunk.begin || chunk.begin - base < Tile::kRun);
     if (wrong && thread == 0) report(errors, page.fault, chunk.b, max(base, chunk.begin));
     failed |= wrong;

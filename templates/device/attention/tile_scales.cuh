@@ -252,7 +252,7 @@ struct StageScales {
         : aligned(StageScales::aligned(cache)), keys{{}, stage, 0}, values{{}, stage + KeyScales::kStageBytes, 0} {}
   };
   uint32_t stage;
-  Loaded* loaded;  // null where copies of any pool wait for their loads
+  Loaded* loaded;  // null: nobody keeps it
 
   // Starts the copies of a run of tokens, from `first` of a tile and `offset` of its page on, by thread `thread` of those that copy it.
   template <typename Cache, typename Page>
@@ -265,19 +265,15 @@ struct StageScales {
   __device__ static __forceinline__ bool aligned(const Cache& cache) {
     return KeyScales::aligned(cache) && ValueScales::aligned(cache);
   }
-  // The same out of any pool, waited for here where they cannot; tokens outside [begin, end) of the run get zeros.
-  template <typename Cache, typename Page>
-  __device__ __forceinline__ void copy_any(const Cache& cache, const Page& page, uint32_t thread, uint32_t first, uint32_t offset, uint32_t head, uint32_t begin,
-                                           uint32_t end) const {
-    if constexpr (KeyScales::kCopies > 0) KeyScales::copy_any(stage, cache, page, thread, first, offset, head, begin, end);
-    if constexpr (ValueScales::kCopies > 0) ValueScales::copy_any(stage + KeyScales::kStageBytes, cache, page, thread, first, offset, head, begin, end);
-  }
-  // The same, nothing waited for: what is loaded reaches its stage with the next fetch.
+  // The same out of any pool: what is loaded reaches its stage with the next fetch, or is waited for; tokens outside [begin, end) of the run get zeros.
   template <typename Cache, typename Page>
   __device__ __forceinline__ void fetch(const Cache& cache, const Page& page, uint32_t thread, uint32_t first, uint32_t offset, uint32_t head, uint32_t begin,
                                         uint32_t end) const {
     const uint32_t v_stage = stage + KeyScales::kStageBytes;
-    if (loaded->aligned) {
+    if (loaded == nullptr) {
+      if constexpr (KeyScales::kCopies > 0) KeyScales::copy_any(stage, cache, page, thread, first, offset, head, begin, end);
+      if constexpr (ValueScales::kCopies > 0) ValueScales::copy_any(v_stage, cache, page, thread, first, offset, head, begin, end);
+    } else if (loaded->aligned) {
       if constexpr (KeyScales::kCopies > 0) KeyScales::copy_some(stage, cache, page, thread, first, offset, head, begin, end);
       if constexpr (ValueScales::kCopies > 0) ValueScales::copy_some(v_stage, cache, page, thread, first, offset, head, begin, end);
     } else {

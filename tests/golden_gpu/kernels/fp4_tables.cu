@@ -37,7 +37,7 @@ __device__ __forceinline__ void held(e4m3* scales, E4m3Table* out) {
   const uint32_t lane = threadIdx.x, token = lane % kTile;
   const Cache cache = {scales, kTokens * S::kScaleRow};
   const StageScales<Scales, None> staged = {(uint32_t)__cvta_generic_to_shared(stage), nullptr};
-  if (lane < kTile) staged.copy_any(cache, cache.nth_page(lane / kTokens % 2), 0, lane, lane % kTokens, kHead, 0, 1);
+  if (lane < kTile) staged.fetch(cache, cache.nth_page(lane / kTokens % 2), 0, lane, lane % kTokens, kHead, 0, 1);
   cp_async_commit();
   cp_async_wait<0>();
   __syncwarp();
