@@ -246,7 +246,7 @@ STORING: Final = {
     "device/attention/merge.cuh: sync_finish_among": 1,  # the counter of a request's chunks, for the next launch
     "device/attention/merge.cuh: weigh_partials": 1,  # weights of partial results, in shared memory
     "device/attention/plan_kv.cuh: sync_sums": 1,  # sums over the block, in shared memory
-    "device/attention/tile_scales.cuh: copy_any": 1,  # scales that no copy can bring, into the stage
+    "device/attention/tile_scales.cuh: load": 1,  # scales that the fetch before has loaded, into the stage
     "device/quant/elements.cuh: pack_pair": 1,  # two elements of a vector in registers
 }
 

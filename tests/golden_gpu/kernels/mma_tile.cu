@@ -7,6 +7,10 @@ struct PageIds {
   Fault fault;
 };
 
+struct PageList {
+  uint32_t first;
+};
+
 #include "../../../templates/device/attention/tile_copy.cuh"
 #include "../../../templates/device/attention/tile_scales.cuh"
 
@@ -40,10 +44,13 @@ struct Cache {
   typename K::Scale* scales;
   const uint32_t* table;
 
-  __device__ PageIds page_ids(uint32_t b, uint32_t i) const {
+  __device__ PageList page_list(uint32_t b) const { return {b * kTable}; }
+  __device__ PageIds page_ids(const PageList& list, uint32_t i) const {
     if (i >= kTable) return {kU32Max, Fault::position};
-    return {table[b * kTable + i], Fault::none};
+    return {table[list.first + i], Fault::none};
   }
+  __device__ bool has_page(const PageIds& ids) const { return ids.id < kPages; }
+  __device__ PageRef nth_page(uint32_t n) const { return page({n, Fault::none}); }
   __device__ PageRef page(const PageIds& ids) const {
     if (ids.id >= kPages) return no_page(ids.fault == Fault::none ? Fault::page_id : ids.fault);
     constexpr uint32_t kBytes = kInPage * sizeof(typename K::Element);
@@ -115,17 +122,17 @@ __device__ __forceinline__ void attend(const Cache<typename Tile::K, typename Ti
   ValueUnit<Tile> unit;
   const RowPositions<Mask> positions{chunk};
   bool failed = false;
-  const Scales scales = {at + kScalesAt};
+  typename Scales::Loaded loaded(cache, at + kScalesAt);
+  const Scales scales = {at + kScalesAt, loaded};
+  const FetchedTiles tiles = {(chunk.begin + kT - 1) / kT, chunk.end / kT, kU32Max};
 
 #pragma unroll 1
   for (uint32_t tile = chunk.begin / kT; tile * kT < chunk.end; ++tile) {
+    const PageIds ids = look_up_page<Tile>(cache, cache.page_list(chunk.b), chunk, tile, lane);
     if constexpr (Tile::kRun > 0) {
-      PageIds ids[kT / Tile::kRun];
-      look_up_runs<Tile>(ids, cache, chunk, tile);
-      copy_runs_async<Tile>(failed, at, cache, ids, chunk, tile, kHead, lane, errors + blockIdx.x, scales);
+      copy_runs_async<Tile>(failed, at, cache, ids, chunk, tiles, tile, kHead, lane, errors + blockIdx.x, scales);
     } else {
-      const PageIds id = look_up_token<Tile>(cache, chunk, tile);
-      copy_tokens_async<Tile>(failed, at, cache, id, chunk, tile, kHead, lane, errors + blockIdx.x, scales);
+      copy_tokens_async<Tile>(failed, at, cache, ids, chunk, tiles, tile, kHead, lane, errors + blockIdx.x, scales);
     }
     cp_async_commit();
     cp_async_wait<0>();
@@ -296,12 +303,12 @@ __device__ __forceinline__ void staged(const Cache<typename Tile::K, typename Ti
   bool failed = false;
   for (uint32_t i = threadIdx.x; i < kWords; i += 32) stage[i] = 0xeeeeeeeeu;
   __syncwarp();
+  const FetchedTiles tiles = {(chunk.begin + Tile::kTokens - 1) / Tile::kTokens, chunk.end / Tile::kTokens, kU32Max};
+  const PageIds ids = look_up_page<Tile>(cache, cache.page_list(chunk.b), chunk, tile, threadIdx.x);
   if constexpr (Tile::kRun > 0) {
-    PageIds ids[Tile::kTokens / Tile::kRun];
-    look_up_runs<Tile>(ids, cache, chunk, tile);
-    copy_runs_async<Tile>(failed, matrix_address(stage), cache, ids, chunk, tile, kHead, threadIdx.x, nullptr);
+    copy_runs_async<Tile>(failed, matrix_address(stage), cache, ids, chunk, tiles, tile, kHead, threadIdx.x, nullptr);
   } else {
-    copy_tokens_async<Tile>(failed, matrix_address(stage), cache, look_up_token<Tile>(cache, chunk, tile), chunk, tile, kHead, threadIdx.x, nullptr);
+    copy_tokens_async<Tile>(failed, matrix_address(stage), cache, ids, chunk, tiles, tile, kHead, threadIdx.x, nullptr);
   }
   cp_async_commit();
   cp_async_wait<0>();

@@ -2,26 +2,33 @@
 #include "runs.cuh"
 #include "../../../templates/device/attention/tile_scales.cuh"
 
+// Pages of scales S.
+template <typename S>
 struct Cache {
   static constexpr uint32_t page_tokens = kTokens;
+  typename S::Scale* scales;
+  __device__ PageRef nth_page(uint32_t n) const { return {nullptr, scales + n * kTokens * S::kScaleRow, nullptr, 0, Fault::none, true}; }
 };
 constexpr uint32_t kTile = 16, kMostLines = 8, kHead = 1, kHidden = 5;  // token 5 is no live one
 
-// A page, shifted by `kOff` scales: where it is not aligned to copies of kRun scales they are loaded, which leaves the same in the stage.
+// Pages, shifted by `kOff` scales: where they are not aligned to copies of kRun scales these are loaded, which the next fetch stores.
 template <typename S, ScaleUse kUse, uint32_t kRun, uint32_t kOff = 0>
 __device__ __forceinline__ void held(uint8_t* stage, uint8_t* expanded, void* scales, const uint32_t* codes, uint32_t* out) {
   using Scales = TileScales<S, ScaleTile<kUse, kTile, kRun>>;
   using None = TileScales<S, ScaleTile<ScaleUse::none, kTile, 1>>;
-  const StageScales<Scales, None> staged = {(uint32_t)__cvta_generic_to_shared(stage)};
-  const uint32_t lane = threadIdx.x, page = lane / kTokens % 2;
+  const Cache<S> cache = {(typename S::Scale*)scales + kOff};
+  const uint32_t lane = threadIdx.x, at = (uint32_t)__cvta_generic_to_shared(stage);
+  typename StageScales<Scales, None>::Loaded loaded(cache, at);
+  const StageScales<Scales, None> staged = {at, loaded};
   for (uint32_t i = lane; i < Scales::kStageBytes / 4; i += 32) ((uint32_t*)stage)[i] = 0xeeeeeeeeu;
   for (uint32_t i = lane; i < Scales::kExpandedBytes / 4; i += 32) ((uint32_t*)expanded)[i] = 0xeeeeeeeeu;
   __syncwarp();
-  const PageRef ref = {nullptr, (typename S::Scale*)scales + page * kTokens * S::kScaleRow + kOff, nullptr, 0, Fault::none, true};
+  const PageRef page = cache.nth_page(lane / kTokens % 2);
   if (lane < kTile) {
     const bool live = lane != kHidden;
-    if (live && staged.aligned(Cache{}, ref)) staged.copy_async(Cache{}, ref, lane, lane % kTokens, kHead);
-    else staged.copy_any(Cache{}, ref, lane, lane % kTokens, kHead, live);
+    if (live && loaded.aligned) staged.copy_async(cache, page, lane, lane % kTokens, kHead);
+    else staged.fetch(cache, page, lane, lane % kTokens, kHead, live);
+    if (!loaded.aligned) staged.fetch(cache, page, lane, lane % kTokens, kHead, false);
   }
   cp_async_commit();
   cp_async_wait<0>();
@@ -31,7 +38,7 @@ __device__ __forceinline__ void held(uint8_t* stage, uint8_t* expanded, void* sc
     __syncwarp();
   }
   if constexpr (kUse == ScaleUse::token) {
-    const float scale = kOff > 0 ? to_f32(Scales::read(stage, 0, lane % kTile, lane % kTokens, kHead)) : TokenScales<Scales, Cache>{stage, Cache{}, 0, kHead}(lane % kTile);
+    const float scale = kOff > 0 ? to_f32(Scales::read(stage, 0, lane % kTile, lane % kTokens, kHead)) : TokenScales<Scales, Cache<S>>{stage, cache, 0, kHead}(lane % kTile);
     out[lane] = __float_as_uint(scale);
   } else if (kUse == ScaleUse::key_groups ? lane < kTile : lane < kTile && lane % 2 == 0) {
 #pragma unroll
