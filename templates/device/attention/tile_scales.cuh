@@ -59,11 +59,13 @@ struct TileScales {
   // Starts the copies of token `token` of the tile out of such a pool; where it is not `live`, zeros.
   template <typename Cache, typename Page>
   __device__ static __forceinline__ void copy_async(uint32_t stage, const Cache& cache, const Page& page, uint32_t token, uint32_t offset, uint32_t head, bool live) {
+    if constexpr (kCopies > 0) {  // else S may have no scales
 #pragma unroll
-    for (uint32_t i = 0; i < kCopies; ++i) {
-      uint64_t from = (uint64_t)(scale_at<S>(cache, page, offset, head, i * kRun / kEach * S::kBlockDims) + i * kRun % kEach);
-      if constexpr (kInWord) from &= ~(uint64_t)3;
-      cp_async<kCopyBytes>(stage + (i * kTokens + token) * kCopyBytes, (const void*)from, live);
+      for (uint32_t i = 0; i < kCopies; ++i) {
+        uint64_t from = (uint64_t)(scale_at<S>(cache, page, offset, head, i * kRun / kEach * S::kBlockDims) + i * kRun % kEach);
+        if constexpr (kInWord) from &= ~(uint64_t)3;
+        cp_async<kCopyBytes>(stage + (i * kTokens + token) * kCopyBytes, (const void*)from, live);
+      }
     }
   }
   // A token's scales and zero points between the fetch that loads them and the next, and where they go in a stage.
