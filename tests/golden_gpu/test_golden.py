@@ -95,6 +95,9 @@ CALLED_IN = {
     "convert_rows": (f"{KERNELS}/convert_rows.cu",),
     "plan_kv": (f"{KERNELS}/plan_kv.cu",),
     "plan_keys": (f"{KERNELS}/plan_keys.cu",),
+    "plan_rows": (f"{KERNELS}/plan_rows.cu",),
+    "row_tile": (f"{KERNELS}/row_tile.cu",),
+    "extend_tiles": (f"{KERNELS}/extend_tiles.cu", f"{KERNELS}/row_tile.cu"),
     "quantize": (f"{KERNELS}/quantize.cu",),
     "segment": (f"{KERNELS}/segment.cu",),
     **{

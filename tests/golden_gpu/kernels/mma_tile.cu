@@ -122,10 +122,6 @@ __device__ __forceinline__ void attend(const Cache<typename Tile::K, typename Ti
   if (lane == 0) failures[blockIdx.x] = failed;
 }
 
-template <typename E>
-using PlainK = KeyRun<E, f16, Recipe::none, 16>;
-template <typename E>
-using PlainV = ValueRun<E, f16, Recipe::none, 16>;
 using Tile8 = TileOf<PlainK<bf16>, PlainV<bf16>, 32, 8, 1>;
 using Tile16 = TileOf<PlainK<bf16>, PlainV<bf16>, 16, 0, 2>;
 using TileTokens = TileOf<KeyRun<e4m3, float, Recipe::amax, kDims>, ValueRun<e4m3, float, Recipe::amax, kDims>, 32, 8, 1>;
