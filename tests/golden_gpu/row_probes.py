@@ -45,7 +45,7 @@ TILES: Final = (
 ROWS: Final = 36
 WAYS: Final = (
     Way("rows_plain", BF16, 32, COLS, _causal),
-    Way("rows_special", BF16, 16, COLS, partial(_window, 9)),
+    Way("rows_special", BF16, 32, COLS, partial(_window, 9)),
     Way("rows_tokens", E4M3, 32, COLS, _causal, "tokens"),
     Way("rows_groups", np.int8, 16, COLS, lambda position, token: True, "groups"),
     Way("rows_channels", np.int8, 32, COLS, partial(_window, 20), "channels"),
@@ -149,18 +149,18 @@ def _of_columns(lanes: Array) -> Array:
 
 def _seen_inputs() -> dict[str, Array]:
     rng = np.random.default_rng(262)
-    scores = np.where(rng.random((2, 2, 32, 4)) < 0.5, -np.inf, rng.standard_normal((2, 2, 32, 4)))
+    scores = np.where(rng.random((2, 4, 32, 4)) < 0.5, -np.inf, rng.standard_normal((2, 4, 32, 4)))
     return {"in": pattern(scores.astype(np.float32)), "out": np.full((2, 32), UNUSED, np.uint32)}
 
 
 def _seen(arrays: Arrays) -> dict[str, Wanted]:
-    """Bits 2r and 2r + 1: column g + r % 2 * 8 and tokens 2j + r / 2 * 8 and the next, as weights are operands."""
+    """Bits 8t + 2r and the next: column g + r % 2 * 8, tokens 16t + 2j + r / 2 * 8 and the next, as weights are operands."""
     out = np.zeros((2, 32), np.uint32)
     for m in range(2):
         shown = np.concatenate([_of_columns(own) for own in arrays["in"].view(np.float32)[m]], axis=1) != -np.inf
-        for bit in range(8):
-            r, e = divmod(bit, 2)
-            out[m] |= shown[ROW + r % 2 * 8, 2 * QUAD + r // 2 * 8 + e].astype(np.uint32) << np.uint32(bit)
+        for bit in range(16):
+            t, r, e = bit // 8, bit // 2 % 4, bit % 2
+            out[m] |= shown[ROW + r % 2 * 8, 16 * t + 2 * QUAD + r // 2 * 8 + e].astype(np.uint32) << np.uint32(bit)
     return {"out": exact(out)}
 
 

@@ -186,7 +186,7 @@ def test_every_kernel_of_the_device_library_is_launched() -> None:
     """A call in a kernel that no probe launches would probe nothing."""
     written = re.compile(
         r'extern "C" __global__ void (?:__\w+\([^)]*\) )?(\w+)\('
-        r"|^(?:SEGMENT|AMAX|ASYMMETRIC|HEADS|SLOTS|ADD|QUANTIZED|ATTEND)\((\w+),",
+        r"|^(?:SEGMENT|AMAX|ASYMMETRIC|HEADS|SLOTS|ADD|QUANTIZED|ATTEND|PARTIALS)\((\w+),",
         re.M,
     )
     for unit in {p.unit for p in probes() if p.name.startswith("library_")}:

@@ -134,7 +134,7 @@ __device__ __forceinline__ void attend(const Cache<typename Tile::K, typename Ti
 }
 
 using Tile32 = TileOf<PlainK<bf16>, PlainV<bf16>, 32, 8, 2, 2>;
-using Tile16 = TileOf<PlainK<bf16>, PlainV<bf16>, 16, 0, 4>;
+using TileScattered = TileOf<PlainK<bf16>, PlainV<bf16>, 32, 0, 4>;
 using TileTokens = TileOf<KeyRun<e4m3, float, Recipe::amax, kDims>, ValueRun<e4m3, float, Recipe::amax, kDims>, 32, 8, 2, 2>;
 using TileGroups = TileOf<KeyRun<int8_t, f16, Recipe::amax, 20>, ValueRun<int8_t, f16, Recipe::amax, 20>, 16, 8, 2, 2>;
 using TileChannels = TileOf<ChannelRun<int8_t, false>, ChannelRun<int8_t, true>, 32, 0, 2, 2>;
@@ -145,7 +145,7 @@ using TileChannels = TileOf<ChannelRun<int8_t, false>, ChannelRun<int8_t, true>,
     attend<Tile, Mask, how, kHeld>({keys, values, scales, table}, chunks, q, max, sum, out, failures, errors);                              \
   }
 ATTEND(rows_plain, Tile32, CausalMask, Scaled::never, true)
-ATTEND(rows_special, Tile16, WindowMask<9>, Scaled::never, false)
+ATTEND(rows_special, TileScattered, WindowMask<9>, Scaled::never, false)
 ATTEND(rows_tokens, TileTokens, CausalMask, Scaled::tokens, true)
 ATTEND(rows_groups, TileGroups, FullMask, Scaled::groups, false)
 ATTEND(rows_channels, TileChannels, WindowMask<20>, Scaled::channels, true)
@@ -216,12 +216,12 @@ extern "C" __global__ void rows_numbers(const float* in, float* largest, float* 
   for (uint32_t i = 0; i < 24; ++i) rescaled[lane * 24 + i] = sums.out[0][i / 4][i % 4];
 }
 
-// Scores of 32 columns and 16 tokens, [16 columns][8 tokens][lane][element]: which are seen.
+// Scores of 32 columns and 32 tokens, [16 columns][8 tokens][lane][element]: which are seen.
 extern "C" __global__ void rows_seen(const float* in, uint32_t* out) {
-  RowScores<Tile16> s;
+  RowScores<TileScattered> s;
 #pragma unroll
-  for (uint32_t i = 0; i < 16; ++i) s.e[i / 8][i / 4 % 2][i % 4] = in[(i / 4 * 32 + threadIdx.x) * 4 + i % 4];
-  const auto seen = SeenTokens<Tile16>(s, -infinity());
+  for (uint32_t i = 0; i < 32; ++i) s.e[i / 16][i / 4 % 4][i % 4] = in[(i / 4 * 32 + threadIdx.x) * 4 + i % 4];
+  const auto seen = SeenTokens<TileScattered>(s, -infinity());
   for (uint32_t m = 0; m < 2; ++m) out[m * 32 + threadIdx.x] = seen.e[m];
 }
 
