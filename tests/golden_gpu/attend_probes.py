@@ -231,20 +231,21 @@ def _stages_inputs() -> dict[str, Array]:
     }
 
 
+def _stage(arrays: Arrays, chunks: tuple[tuple[int, ...], ...], tile: int) -> Array:
+    """K and V of the first tile's tokens; zeros where these are not the chunk's, or their page is not there."""
+    out = np.zeros((len(chunks), 2, tile, DIMS), np.uint16)
+    for n, (b, _, _, _, begin, end, *_) in enumerate(chunks):
+        for at in range(tile):
+            token = begin // tile * tile + at
+            page = TABLE[b][token // IN_PAGE]
+            if begin <= token < end and page < PAGES:
+                for role, memory in enumerate(("keys", "values")):
+                    out[n, role, at] = arrays[memory][page, token % IN_PAGE, HEAD]
+    return out.view(np.uint32)
+
+
 def _stages(arrays: Arrays) -> dict[str, Wanted]:
-    """K and V of a tile's tokens; zeros where these are not the chunk's, or their page is not there."""
-    found = {}
-    for name, tile in (("runs", 32), ("tokens", 16)):
-        out = np.zeros((len(CHUNKS), 2, tile, DIMS), np.uint16)
-        for n, (b, _, _, _, begin, end) in enumerate(CHUNKS):
-            for at in range(tile):
-                token = begin // tile * tile + at
-                page = TABLE[b][token // IN_PAGE]
-                if begin <= token < end and page < PAGES:
-                    for role, memory in enumerate(("keys", "values")):
-                        out[n, role, at] = arrays[memory][page, token % IN_PAGE, HEAD]
-        found[name] = exact(out.view(np.uint32))
-    return found
+    return {name: exact(_stage(arrays, CHUNKS, tile)) for name, tile in (("runs", 32), ("tokens", 16))}
 
 
 # What these are made of ---------------------------------------------------------------------------------------------

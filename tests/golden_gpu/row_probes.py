@@ -20,6 +20,7 @@ from tests.golden_gpu.attend_probes import (
     _column,
     _inputs,
     _memory,
+    _stage,
     _window,
 )
 from tests.golden_gpu.column_probes import UNUSED, close
@@ -78,6 +79,17 @@ def _wanted(way: Way, arrays: Arrays) -> dict[str, Wanted]:
         "failures": exact(np.array([0, 0, 0, 0, 1, 0, 1], np.uint32)),
         "errors": exact(errors),
     }
+
+
+def _stages_inputs() -> dict[str, Array]:
+    found = _inputs(WAYS[0], 259, TILES, ROWS)
+    return {name: found[name] for name in ("keys", "values", "scales", "table", "chunks")} | {
+        "out": np.full((len(TILES), 2, 32, DIMS // 2), UNUSED, np.uint32)
+    }
+
+
+def _stages(arrays: Arrays) -> dict[str, Wanted]:
+    return {"out": exact(_stage(arrays, TILES, 32))}
 
 
 # What these are made of ---------------------------------------------------------------------------------------------
@@ -202,6 +214,7 @@ def probes() -> list[Probe]:
     ]
     return [
         *attending,
+        Probe("library_rows_stages", UNIT, "rows_stages", _stages_inputs, _stages, 64, (len(TILES), 1, 1)),
         Probe("library_rows_queries", UNIT, "rows_queries", _queries_inputs, _queries, 32),
         Probe("library_rows_operands", UNIT, "rows_operands", _operands_inputs, _operands, 32),
         Probe("library_rows_numbers", UNIT, "rows_numbers", _numbers_inputs, _numbers, 32),

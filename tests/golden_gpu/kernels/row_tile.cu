@@ -245,3 +245,22 @@ extern "C" __global__ void rows_stores(const float* in, float* max, float* sum, 
   max[lane] = merged.max[0][lane], sum[lane] = merged.sum[0][lane];
   for (uint32_t i = lane; i < 32 * kDims; i += 32) out[i] = merged.out[0][i / kDims][i % kDims];
 }
+
+// The first tile of each block's chunk as its runs come into a stage of 0xee.
+extern "C" __global__ void rows_stages(uint8_t* keys, uint8_t* values, f16* scales, const uint32_t* table, const KvChunk* chunks, uint32_t* out) {
+  using CacheOf = Cache<Tile32::K, Tile32::V>;
+  constexpr uint32_t kThreads = 64, kWords = Tile32::kTokens * (Tile32::kKeyPitch + Tile32::kValuePitch) / 4;
+  __shared__ alignas(16) uint32_t stage[kWords];
+  const CacheOf cache = {keys, values, scales, table};
+  const KvChunk chunk = chunks[blockIdx.x];
+  const uint32_t tile = chunk.begin / Tile32::kTokens;
+  bool failed = false;
+  for (uint32_t i = threadIdx.x; i < kWords; i += kThreads) stage[i] = 0xeeeeeeeeu;
+  __syncthreads();
+  const PageIds ids = look_up_run<Tile32>(cache, cache.page_list(chunk.b), chunk, tile);
+  copy_run_async<Tile32>(failed, matrix_address(stage), cache, ids, chunk, tile, kHead, nullptr);
+  cp_async_commit();
+  cp_async_wait<0>();
+  __syncthreads();
+  for (uint32_t i = threadIdx.x; i < kWords; i += kThreads) out[blockIdx.x * kWords + i] = stage[i];
+}
