@@ -83,15 +83,27 @@ def test_no_prediction_is_a_row(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert printed.count("no prediction: no ") == len(rows())
 
 
+def test_loops_to_tell_of() -> None:
+    found = strangers.loops_of(blocks(LISTING)).splitlines()
+    assert found[0] == "loop at 0x0010: 5 instructions, 1 UTMALDG"
+    assert found[3].split() == ["0x0040", "UTMALDG.4D", "[UR8],", "[UR18]"]
+    assert found[4] == "loop at 0x0070: 9 instructions, 1 HGMMA"
+    assert len(found) == 1 + len(COPIES.meets) + 1 + len(FIRST.meets)
+    assert strangers.loops_of(()) == "no loop that computes, copies or loads"
+
+
 def test_the_table() -> None:
     made = table(
         [
             Predicted(_row(), (90.0, 120.0, 150.0), tile=256, ends=1000, tensor=0.5),
             Predicted(_row(unit="us", at_least=True), (50.0, 80.0, 99.0)),
+            Predicted(_row(unit="us", at_least=True), (50.0, 180.0, 199.0)),
         ]
     )
     assert (
         "| 100 TFLOP/s | 120 | 90 | 150 | +20 % | 256 | 1000 | 50 % |" in made
         and "| >= 100 us | 80 | 50 | 99 | -20 % |" in made
+        and "| >= 100 us | 180 | 50 | 199 | +80 %, bound kept |" in made
     )
-    assert "median error of throughput: 20 % of 1 rows" in made and "median error of latency: 20 % of 1 rows" in made
+    assert "median error of throughput: 20 % of 1 rows\n" in made
+    assert "median error of latency: 50 % of 2 rows; 20 % without bounds that are kept" in made
