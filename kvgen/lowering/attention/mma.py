@@ -9,7 +9,6 @@ from typing import Final
 
 from kvgen.expr.score_c import float_literal
 from kvgen.layout.axes import Axis
-from kvgen.layout.dtypes import dtype
 from kvgen.layout.storage import Segment
 from kvgen.lowering.attention.split_kv import Attended
 from kvgen.lowering.lowered import lower
@@ -67,7 +66,6 @@ class TensorContext:
     """Everything ops/decode.cu.j2 reads. Bytes are of a row, pitches from row to row in shared memory."""
 
     d: Attended
-    operand: str
     k: SegmentContext
     v: SegmentContext
     columns: int
@@ -113,12 +111,10 @@ def hindrance(kernels: KernelSet, rows: int, asks: bool = False) -> str:
     cache = kernels.kv
     if cache.dtype == "f32":
         return "f32 values would lose bits as operands of tensor cores"
-    if cache.dtype == "bf16" and len({parts[0].quant is None for parts in cache.storage.roles.values()}) == 2:
-        return "codes are multiplied as f16, which does not have the range of the bf16 rows beside them"
     for role, parts in cache.storage.roles.items():
         if len(parts) > 1:
             return f"{role.upper()} has parts of its own"
-        why = _hindrance_of(parts[0])
+        why = segment_hindrance(parts[0])
         if why:
             return f"{role.upper()}: {why}"
     if 4 * -(-cache.v_dim // 16) > _room(cache.storage.roles["v"][0], rows, asks):
@@ -126,7 +122,7 @@ def hindrance(kernels: KernelSet, rows: int, asks: bool = False) -> str:
     return "" if shape(kernels, rows, asks) else f"rows of {cache.head_dim} dims do not fit shared memory"
 
 
-def _hindrance_of(segment: Segment) -> str:
+def segment_hindrance(segment: Segment) -> str:
     region = segment.region
     names = [a.name for a in region.axes]
     if region.swizzle is not None:
@@ -139,7 +135,7 @@ def _hindrance_of(segment: Segment) -> str:
         return "tokens that wait to be quantized"
     if segment.scales is not None and not scale_use(segment, "key"):
         return "scales of groups of dims that f16 cannot hold, or that are rounded again"
-    if segment.vector * region.dtype.bits < 32 or _bytes(segment) % 4:
+    if segment.vector * region.dtype.bits < 32 or row_bytes(segment) % 4:
         return "rows are not aligned to 4 bytes"
     return ""
 
@@ -169,11 +165,11 @@ def _room(v: Segment, rows: int, asks: bool) -> int:
     return OUT_REGISTERS // 2 if scale_use(v, "value") == "token" else OUT_REGISTERS * 3 // 4
 
 
-def _bytes(segment: Segment) -> int:
+def row_bytes(segment: Segment) -> int:
     return segment.size * segment.region.dtype.bits // 8
 
 
-def _pitch(nbytes: int) -> int:
+def row_pitch(nbytes: int) -> int:
     """From row to row in shared memory: an odd number of 16 bytes, so that 8 rows lie in different banks."""
     return (-(-nbytes // 16) | 1) * 16
 
@@ -243,18 +239,18 @@ def shape(kernels: KernelSet, rows: int, asks: bool = False) -> Shape | None:
     team_warps = min(4, -(-total // most))
     tiles = -(-total // (most * team_warps))
     n_tiles = -(-total // (team_warps * tiles))
-    k_pitch, v_pitch = _pitch(_bytes(k)), _pitch(_bytes(v))
+    k_pitch, v_pitch = row_pitch(row_bytes(k)), row_pitch(row_bytes(v))
     cols = 8 * n_tiles * team_warps
-    steps = -(-_bytes(k) // 32) * (16 // k.region.dtype.bits)
+    steps = -(-row_bytes(k) // 32) * (16 // k.region.dtype.bits)
     plain = k.quant is None and v.quant is None
     query = steps * cols // 8 * 256 + 4 * cols * (not plain)
 
     def of(tokens: int, teams: int) -> tuple[int, int, int]:
-        copied = sum(_copied_scale_bytes(x, role, tokens) for x, role in ((k, "key"), (v, "value")))
+        copied = sum(copied_scale_bytes(x, role, tokens) for x, role in ((k, "key"), (v, "value")))
         # Results of the teams, or what the merge of chunks needs.
         merged = 4 * cols * max(teams * (v.size + 4 + 2), 32 + 2)
         # A tile of each team has its scales as products read them.
-        expanded = sum(_expanded_scale_bytes(x, role, tokens) for x, role in ((k, "key"), (v, "value")))
+        expanded = sum(expanded_scale_bytes(x, role, tokens) for x, role in ((k, "key"), (v, "value")))
         return teams * (tokens * (k_pitch + v_pitch) + copied), merged, query + teams * expanded
 
     sizes = {SIZES[a] for a in kernels.arch} | {"large"}
@@ -307,7 +303,7 @@ def scale_run(segment: Segment, role: str) -> int:
     return beside if whole is not None and whole * size % 4 == 0 else 0
 
 
-def _copied_scale_bytes(segment: Segment, role: str, tokens: int) -> int:
+def copied_scale_bytes(segment: Segment, role: str, tokens: int) -> int:
     """Bytes of a tile's scales in its stage: TileScales::kStageBytes."""
     use, scales = scale_use(segment, role), segment.scales
     if scales is None or use in ("none", "given"):
@@ -316,7 +312,7 @@ def _copied_scale_bytes(segment: Segment, role: str, tokens: int) -> int:
     return tokens * scales.groups * (1 + scales.zero) // run * max(4, run * scales.dtype.bytes)
 
 
-def _expanded_scale_bytes(segment: Segment, role: str, tokens: int) -> int:
+def expanded_scale_bytes(segment: Segment, role: str, tokens: int) -> int:
     """The same as products read them, where they are of groups of dims: TileScales::kExpandedBytes."""
     use, scales = scale_use(segment, role), segment.scales
     if scales is None or not use.endswith("_groups"):
@@ -333,7 +329,6 @@ def tensor_context(kernels: KernelSet, d: Attended, scale: float, s: Shape) -> T
     k_use, v_use = scale_use(storage_k, "key"), scale_use(storage_v, "value")
     return TensorContext(
         d=d,
-        operand=dtype(cache.dtype).c if s.plain else "f16",
         k=k,
         v=v,
         columns=d.rows * d.group,
@@ -344,17 +339,17 @@ def tensor_context(kernels: KernelSet, d: Attended, scale: float, s: Shape) -> T
         tokens=s.tokens,
         stages=s.stages,
         blocks_per_sm=s.blocks_per_sm,
-        in_flight=s.blocks_per_sm * (s.stages.most - 1) * s.tile * (_bytes(storage_k) + _bytes(storage_v)) // 1024,
+        in_flight=s.blocks_per_sm * (s.stages.most - 1) * s.tile * (row_bytes(storage_k) + row_bytes(storage_v)) // 1024,
         slack=SLACK,
-        k_bytes=_bytes(storage_k),
-        v_bytes=_bytes(storage_v),
+        k_bytes=row_bytes(storage_k),
+        v_bytes=row_bytes(storage_v),
         k_pitch=s.k_pitch,
         v_pitch=s.v_pitch,
-        k_access=_access(storage_k),
-        v_access=_access(storage_v),
-        k_step=_step(storage_k),
-        v_step=_step(storage_v),
-        run=_run(cache, s.tokens),
+        k_access=access_bytes(storage_k),
+        v_access=access_bytes(storage_v),
+        k_step=step_bytes(storage_k),
+        v_step=step_bytes(storage_v),
+        run=run_of(cache, s.tokens),
         scales=bool({k_use, v_use} - {"none", "given"}),
         expands=any(use.endswith("_groups") for use in (k_use, v_use)),
         k_use="none" if k_use == "given" else k_use,
@@ -365,7 +360,7 @@ def tensor_context(kernels: KernelSet, d: Attended, scale: float, s: Shape) -> T
         v_given=v_use == "given",
         k_global=bool(storage_k.global_scale),
         v_global=bool(storage_v.global_scale),
-        padded=bool(_bytes(storage_k) % 16 or _bytes(storage_v) % 16),
+        padded=bool(row_bytes(storage_k) % 16 or row_bytes(storage_v) % 16),
         apart=d.rows > 1 or d.attend.hides,
         hides=d.attend.hides,
         query_held=held,
@@ -375,19 +370,19 @@ def tensor_context(kernels: KernelSet, d: Attended, scale: float, s: Shape) -> T
     )
 
 
-def _run(cache: Cache, tokens: int) -> int:
+def run_of(cache: Cache, tokens: int) -> int:
     """Tokens of a tile that surely lie in one page, each run copied from one address; 0 where that is too few."""
     page = cache.page_tokens
     run = tokens if page is None or lower(cache).kind.one_page else math.gcd(page, tokens)
     return run if run >= 8 else 0
 
 
-def _access(segment: Segment) -> int:
+def access_bytes(segment: Segment) -> int:
     """Bytes of a copy of part of a row."""
-    return math.gcd(16, _bytes(segment), segment.vector * segment.region.dtype.bits // 8)
+    return math.gcd(16, row_bytes(segment), segment.vector * segment.region.dtype.bits // 8)
 
 
-def _step(segment: Segment) -> int:
+def step_bytes(segment: Segment) -> int:
     """Bytes from a token's row to the next in a page."""
     step = segment.region.stride_of("token")
     assert step is not None

@@ -4,8 +4,10 @@
 // result, rows g and g + 8 of columns 2j and 2j + 1: element r of a fragment is row g + r / 2 * 8, column 2j + r % 2.
 //
 // `Tile` names the numbers of a tile: kTokens of it (a multiple of 16), kN tiles of 8 columns of a warp, kTeamWarps warps that share
-// it, the segments K and V, the type Operand that is multiplied, and of rows of K and V the bytes (kKeyBytes) and the pitch in
-// shared memory (kKeyPitch). V follows K in a stage. kSlack: how far, base 2, a score may pass the running maximum of its column.
+// it, the segments K and V, and of rows of K and V the bytes (kKeyBytes) and the pitch in shared memory (kKeyPitch). V follows K in a
+// stage. kSlack: how far, base 2, a score may pass the running maximum of its column.
+//
+// Each product has operands of its own (fragments.cuh): bf16 where K, or V, is rows of bf16, else f16. Q and weights follow.
 #pragma once
 
 #include "columns.cuh"
@@ -135,7 +137,7 @@ struct QueryColumn {
     for (uint32_t n = 0; n < kEach; ++n) {
       const uint32_t pair = n * 32 + threadIdx.x % 32;
       if (!has(n)) continue;
-      Vec<typename Tile::Operand, 2> both;
+      Vec<typename Keys::Operand, 2> both;
       pack_pair(both.e, x[n][0], x[n][1]);
       query[pair / 8][col / 8][col % 8 * 4 + pair % 4][pair / 4 % 2] = *(const uint32_t*)&both;
     }
@@ -238,7 +240,7 @@ __device__ __forceinline__ void multiply_qk(Scores<Tile>& s, uint32_t stage, Que
       for (uint32_t step = 0; step < Keys::kSteps; ++step)
 #pragma unroll
         for (uint32_t n = 0; n < Tile::kN; ++n)
-          multiply_add<typename Tile::Operand>(chains[(block * Keys::kSteps + step) % kChains][m][n], a[step], query.at(block, step, n));
+          multiply_add<typename Keys::Operand>(chains[(block * Keys::kSteps + step) % kChains][m][n], a[step], query.at(block, step, n));
     }
   }
 #pragma unroll
@@ -350,7 +352,7 @@ __device__ __forceinline__ void exponentiate(uint32_t (&weights)[Tile::kN][2], W
         p[e] = weight_of(sums, s.e[m][n][2 * half + e], n, e, factor);
         sums.row_sum[n][e] += p[e];
       }
-      Vec<typename Tile::Operand, 2> both;
+      Vec<typename TileShape<Tile>::Values::Operand, 2> both;
       pack_pair(both.e, p[0], p[1]);
       weights[n][half] = transposed(*(const uint32_t*)&both);
     }
@@ -433,7 +435,7 @@ __device__ __forceinline__ void round_weights(uint32_t (&weights)[Tile::kN][2], 
   for (uint32_t n = 0; n < Tile::kN; ++n)
 #pragma unroll
     for (uint32_t half = 0; half < 2; ++half) {
-      Vec<typename Tile::Operand, 2> both;
+      Vec<typename TileShape<Tile>::Values::Operand, 2> both;
       pack_pair(both.e, s.e[m][n][2 * half] * value.inverse[n][0], s.e[m][n][2 * half + 1] * value.inverse[n][1]);
       weights[n][half] = transposed(*(const uint32_t*)&both);
     }
@@ -485,7 +487,7 @@ __device__ __forceinline__ void multiply_pv(WarpSums<Tile>& sums, uint32_t stage
 #pragma unroll
     for (uint32_t t = 0; t < Values::kTiles; ++t)
 #pragma unroll
-      for (uint32_t n = 0; n < Tile::kN; ++n) multiply_add<typename Tile::Operand>(sums.out[block * Values::kTiles + t][n], a[t], weights[n]);
+      for (uint32_t n = 0; n < Tile::kN; ++n) multiply_add<typename Values::Operand>(sums.out[block * Values::kTiles + t][n], a[t], weights[n]);
   }
 }
 
@@ -501,7 +503,7 @@ __device__ __forceinline__ bool has_special_values(uint32_t stage, uint32_t m, c
 #pragma unroll
     for (uint32_t t = 0; t < Values::kTiles; ++t)
 #pragma unroll
-      for (uint32_t r = 0; r < 4; ++r) special |= has_special<typename Tile::Operand>(a[t][r]);
+      for (uint32_t r = 0; r < 4; ++r) special |= has_special<typename Values::Operand>(a[t][r]);
   }
   return special;
 }
@@ -532,7 +534,7 @@ __device__ __forceinline__ void multiply_pv_by_column(WarpSums<Tile>& sums, uint
           const uint32_t own[4] = {a[t][0] & early, a[t][1] & early, a[t][2] & late, a[t][3] & late};
           float (&to)[4] = sums.out[block * Values::kTiles + t][n];
           float added[4] = {to[0], to[1], to[2], to[3]};
-          multiply_add<typename Tile::Operand>(added, own, weight);
+          multiply_add<typename Values::Operand>(added, own, weight);
 #pragma unroll
           for (uint32_t r = 0; r < 4; ++r) to[r] = 2 * j + r % 2 == col ? added[r] : to[r];
         }
