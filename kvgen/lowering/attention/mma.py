@@ -339,7 +339,11 @@ def tensor_context(kernels: KernelSet, d: Attended, scale: float, s: Shape) -> T
         tokens=s.tokens,
         stages=s.stages,
         blocks_per_sm=s.blocks_per_sm,
-        in_flight=s.blocks_per_sm * (s.stages.most - 1) * s.tile * (row_bytes(storage_k) + row_bytes(storage_v)) // 1024,
+        in_flight=s.blocks_per_sm
+        * (s.stages.most - 1)
+        * s.tile
+        * (row_bytes(storage_k) + row_bytes(storage_v))
+        // 1024,
         slack=SLACK,
         k_bytes=row_bytes(storage_k),
         v_bytes=row_bytes(storage_v),
