@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from kvgen import Continuous, KernelSet
 from kvgen.layout.dtypes import dtype
-from kvgen.ops import Decode
+from kvgen.ops import Decode, Extend
 from kvgen.reference import Decoded, decode
 from tests.support.batches import OPEN_TOKENS, Batch
 from tests.support.harness import (
@@ -119,7 +119,7 @@ def step(
     q[...] = 0 if level else scene.values(*q.shape)
     starts = np.cumsum([batch.leading, *counts])
     ranges = [(int(a), int(b)) for a, b in pairwise(starts)]
-    found = Step(scene, spec, counts, q, None, _arguments(scene, spec, ranges, rows), [], level)
+    found = Step(scene, spec, counts, q, None, arguments_of(scene, spec, ranges, rows), [], level)
     if offsets:
         found.row_offsets = offsets_of(counts, index_name(kernels, op), batch.leading)
     if loud and not level:
@@ -130,7 +130,7 @@ def step(
 # What masks, scores and sinks take ----------------------------------------------------------------------------------------
 
 
-def _arguments(scene: Scene, op: Decode, ranges: Sequence[tuple[int, int]], rows: int) -> dict[str, Any]:
+def arguments_of(scene: Scene, op: Decode | Extend, ranges: Sequence[tuple[int, int]], rows: int) -> dict[str, Any]:
     found: dict[str, Any] = {}
     longest = max(scene.batch.totals, default=0)
     if op.mask.padding:

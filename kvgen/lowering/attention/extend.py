@@ -185,6 +185,8 @@ def shape(kernels: KernelSet) -> Shape | None:
         merged = 4 * cols * (v.size + 4 + 2)
         beside = expanded + 4 * cols * (not plain) + (0 if held else query)
         least = max(2 * stage, merged, query if held else 0) + beside
+        if tokens > 32 and not mma.run_of(kernels.kv, tokens):  # a lane looks up one token's page
+            continue
         if working > 255 or any(least > _MEMORY[size] for size in sizes):
             continue
         blocks = 2 if warps == 4 and 2 * least <= _MEMORY["large"] and "large" in sizes else 1

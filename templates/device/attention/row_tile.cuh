@@ -45,16 +45,16 @@ struct RowScores {
   float e[RowShape<Tile>::kM][RowShape<Tile>::kTokenTiles][4];
 };
 
-// A factor of each of the lane's columns, out of those from `factors` on.
+// A factor of each of the lane's columns, out of those from `factors` on; of a warp that is not `live` none is read.
 template <typename Tile>
 struct RowFactors {
   float e[RowShape<Tile>::kM][2];
 
-  __device__ __forceinline__ explicit RowFactors(const float* factors) {
+  __device__ __forceinline__ RowFactors(const float* factors, bool live) {
 #pragma unroll
     for (uint32_t m = 0; m < RowShape<Tile>::kM; ++m)
 #pragma unroll
-      for (uint32_t h = 0; h < 2; ++h) e[m][h] = factors[16 * m + threadIdx.x % 32 / 4 + 8 * h];
+      for (uint32_t h = 0; h < 2; ++h) e[m][h] = live ? factors[16 * m + threadIdx.x % 32 / 4 + 8 * h] : 0.0f;
   }
 };
 template <typename Tile>
@@ -76,14 +76,15 @@ __device__ __forceinline__ void read_query_rows(uint32_t (&a)[4], const typename
   }
 }
 
-// Q of the warp's columns: all in registers, or read block by block.
+// Q of the warp's columns: all in registers (of a warp that is not `live` none), or read block by block.
 template <typename Tile>
 struct HeldQueryRows {
   using Shape = RowShape<Tile>;
   static constexpr uint32_t kUnroll = Shape::kKeyBlocks;  // of the loop over blocks
-  uint32_t e[Shape::kKeySteps][Shape::kM][4];
+  uint32_t e[Shape::kKeySteps][Shape::kM][4] = {};
 
-  __device__ __forceinline__ HeldQueryRows(const typename Shape::Query& query, uint32_t first) {
+  __device__ __forceinline__ HeldQueryRows(const typename Shape::Query& query, uint32_t first, bool live) {
+    if (!live) return;
 #pragma unroll
     for (uint32_t step = 0; step < Shape::kKeySteps; ++step)
 #pragma unroll
