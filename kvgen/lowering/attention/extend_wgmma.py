@@ -27,9 +27,9 @@ COLS: Final = 128
 # Shared memory of a block, less barriers and flags.
 _MEMORY: Final = (227 << 10) - 512
 _MOST_STAGES: Final = 4
-# Registers of a thread that copies and of one that multiplies: of 168 at the start the copying warpgroup leaves 144.
-_PRODUCER: Final = 24
-_CONSUMER: Final = 240
+# Registers of a thread that copies and of one that multiplies: of 168 at the start the copying warpgroup leaves 128.
+_PRODUCER: Final = 40
+_CONSUMER: Final = 232
 
 
 @dataclass(frozen=True)
