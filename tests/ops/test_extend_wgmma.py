@@ -2,30 +2,77 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
+import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from kvgen import KernelSet, Mask, Paged, ops
+from kvgen import KernelSet, Layout, Mask, Paged, PerKV, Score, ops, presets
+from kvgen.lowering.attention.extend_wgmma import TEMPLATE
 from tests.support.batches import PLAIN
-from tests.support.extend_steps import step
+from tests.support.extend_steps import step, steps
+
+
+def hides(s: Any, at: Any) -> Any:
+    """Every eleventh token is hidden, for one query head by another count."""
+    from kvgen import score
+
+    return score.where((at.token + at.q_head) % 11 == 5, float("-inf"), s * 0.5)
 
 
 def _set(name: str, cache: Any, group: int, **fields: Any) -> KernelSet:
     return KernelSet(
-        name=f"extend_{name}",
+        name=f"extend_wg_{name}",
         q_heads=cache.kv_heads * group,
         cache=cache,
-        ops=(ops.Append(), ops.Extend(**fields)),
+        ops=(ops.Extend(**fields),),
         arch=("sm_90a",),
     )
 
 
-PAGED = _set("wg_paged", Paged(dtype="bf16", kv_heads=1, head_dim=64, page_size=16), 4)
+def _paged(kind: str, heads: int, dim: int, page: int, **fields: Any) -> Paged:
+    return Paged(dtype=kind, kv_heads=heads, head_dim=dim, page_size=page, **fields)
 
 
-@pytest.mark.parametrize("rows", [1, 33, 100])
-def test_prompts(rows: int) -> None:
-    batch = replace(PLAIN, totals=(rows,))
-    step(PAGED, batch, (rows,)).check()
+_APART = Layout(k="page layer token head dim", v="page layer token head dim")
+_POINTERS = Layout(k="page token head dim", v="page token head dim", layers="pointers")
+
+# What every run has, and what a campaign has besides.
+SETS: Final = {
+    "llama": _set("llama", _paged("bf16", 2, 128, 16), 4),
+    "window": _set(
+        "window", _paged("f16", 1, 64, 64), 7, mask=Mask(window=33), sinks="lse", lse_empty="inf", out_dtype="f32"
+    ),
+    "wide": _set("wide", presets.vllm_hnd(dtype="bf16", kv_heads=2, head_dim=256, page_size=64), 3, sinks="out"),
+}
+MORE: Final = {
+    "mla": _set("mla", _paged("bf16", 1, 192, 64, v_head_dim=128, layout=_APART), 1),
+    "tree": _set("tree", _paged("bf16", 2, 64, 8), 4, mask=Mask(tree="packed"), score=Score(softcap=8.0)),
+    "function": _set("function", _paged("f16", 2, 64, 16), 4, mask=Mask(causal=False, padding=True), score=Score(function=hides)),
+    "full": _set("full", _paged("bf16", 2, 64, 256), 4, mask=Mask(causal=False)),
+    "mask": _set("mask", _paged("bf16", 1, 64, 16), 12, mask=Mask(tree="mask")),
+    "bias": _set("bias", _paged("f16", 2, 128, 16), 2, score=Score(bias=True, alibi=True)),
+    "falcon": _set("falcon", _paged("bf16", 1, 64, 16, layout="page kv layer token dim", lengths="after"), 71),
+    "per_kv": _set(
+        "per_kv", _paged("f16", 2, 64, 16, v_head_dim=128, layout=_POINTERS, table=PerKV(dtype="u32", id_multiplier=2)), 2
+    ),
+}  # fmt: skip
+DRAWN: Final = SETS | MORE if "KVGEN_FAMILY" in os.environ else SETS
+
+
+@pytest.mark.parametrize("name", SETS | MORE)
+def test_kernel_has_warpgroups(name: str) -> None:
+    kernels = (SETS | MORE)[name]
+    plan, _ = kernels.ops[0].plan(kernels)
+    assert plan.template == TEMPLATE
+
+
+@pytest.mark.parametrize("name", DRAWN)
+@settings(max_examples=4)
+@given(data=st.data())
+def test_drawn_steps(name: str, data: Any) -> None:
+    data.draw(steps(DRAWN[name], most=300)).check(lse=data.draw(st.booleans()))

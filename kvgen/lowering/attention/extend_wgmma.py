@@ -89,23 +89,29 @@ def applies(kernels: KernelSet, cols: int, invariant: bool) -> str:
         return "tensor copies bring groups of 8 tokens of a page"
     for role, parts in cache.storage.roles.items():
         region = parts[0].region
-        token, head = region.stride_of("token"), region.stride_of("head")
-        if len(parts) > 1 or token is None or head is None or region.stride_of("dim") != 1:
+        token, head = _strides(kernels, role)
+        if len(parts) > 1 or not token or not head or region.stride_of("dim") != 1:
             return f"{role.upper()} has no one stride from token to token and from head to head"
         if token % 8 or region.byte_offset % 16 or _steps(kernels, role) is None:
             return f"{role.upper()}: heads of a page are neither side by side in a token nor one behind the other"
     return "" if _stages(kernels) > 1 else "two tiles do not fit shared memory"
 
 
+def _strides(kernels: KernelSet, role: str) -> tuple[int, int]:
+    """Elements from token to token and from kv head to kv head; 0 where there is no one step."""
+    segment = kernels.kv.storage.roles[role][0]
+    region = segment.region
+    alone = not any(axis.name == "head" for axis in region.axes)  # a single head
+    return region.stride_of("token") or 0, segment.size if alone else region.stride_of("head") or 0
+
+
 def _steps(kernels: KernelSet, role: str) -> tuple[int, int] | None:
     """Chunks and groups of 8 tokens from a kv head to the next."""
     cache = kernels.kv
-    segment = cache.storage.roles[role][0]
-    token, head = segment.region.stride_of("token"), segment.region.stride_of("head")
-    assert token is not None and head is not None and cache.page_tokens is not None
+    assert cache.page_tokens is not None
     if cache.kv_heads == 1:
         return 0, 0
-    return head_steps(cache.page_tokens, token, head, segment.size, 64)
+    return head_steps(cache.page_tokens, *_strides(kernels, role), cache.storage.roles[role][0].size, 64)
 
 
 def _stages(kernels: KernelSet) -> int:
@@ -126,9 +132,7 @@ def maps(kernels: KernelSet) -> tuple[PoolMap, PoolMap]:
     cache, found = kernels.kv, []
     for role, doc in (("k", "pages of K"), ("v", "pages of V")):
         segment = cache.storage.roles[role][0]
-        region = segment.region
-        token, head = region.stride_of("token"), region.stride_of("head")
-        assert token is not None and head is not None
+        token, head = _strides(kernels, role)
         found.append(
             PoolMap(
                 f"{role}_map",
@@ -140,7 +144,7 @@ def maps(kernels: KernelSet) -> tuple[PoolMap, PoolMap]:
                 token_stride=token,
                 head_stride=head,
                 rows=tile_tokens(kernels),
-                offset=region.byte_offset,
+                offset=segment.region.byte_offset,
             )
         )
     return found[0], found[1]
