@@ -71,8 +71,8 @@ class Mbarrier:
 class Role:
     """Warps of a block that run one loop: the trip's words, and how many trips a run has.
 
-    `mbarriers` names, by the address of the word, which mbarrier it asks, arrives at or copies for; `nbytes` what a bulk copy
-    brings. Before the loop a warp has arrived `before` times at an mbarrier; what it asks for there are the phases from `first`
+    `mbarriers` names, by the address of the word, which mbarrier it asks, arrives at or copies for, or which named barrier a
+    register holds the number of; `nbytes` what a bulk copy brings. Before the loop a warp has arrived `before` times at an mbarrier; what it asks for there are the phases from `first`
     on, every `step`th (0, and each, unless it is told).
     """
 
@@ -444,13 +444,7 @@ class _Multiprocessor:
                 return
             raise ReplayError(f"replay: {word.address:04x} {word.text!r} names no mbarrier that was given")
         mbarrier = self.mbarriers[name]
-        key = (warp.block, name)
-        if key not in self.named:
-            barrier = self.named[key] = _Named(mbarrier.arrivals, mbarrier.nbytes, mbarrier.ahead)
-            for other in self.warps:
-                if other.block == warp.block:
-                    barrier.arrived[id(other)] = [0.0] * other.role.before.get(name, 0)
-        barrier = self.named[key]
+        barrier = self._begun(warp.block, name, _Named(mbarrier.arrivals, mbarrier.nbytes, mbarrier.ahead))
         if word.base in ("UTMALDG", "UBLKCP"):
             barrier.landed.append((now + self.value["tma"], warp.role.nbytes[word.address]))
         elif word.base == "ARRIVES":
@@ -465,6 +459,15 @@ class _Multiprocessor:
             barrier.waiting.append(warp)
         self._release(barrier, f"mbarrier {name}", self.value["mbarrier"])
 
+    def _begun(self, block: int, name: str, fresh: _Named) -> _Named:
+        """The barrier of that name; at first `fresh`, with what warps have arrived before their loop."""
+        if (block, name) not in self.named:
+            self.named[block, name] = fresh
+            for other in self.warps:
+                if other.block == block:
+                    fresh.arrived[id(other)] = [0.0] * other.role.before.get(name, 0)
+        return self.named[block, name]
+
     def _named(self, warp: _Warp) -> _Named:
         """The barrier of a BAR: by its number, or where a register holds that, by the team of so many warps in a row."""
         word = warp.word
@@ -475,6 +478,8 @@ class _Multiprocessor:
                 f"replay: {word.address:04x} {word.text!r} waits for a number of warps that a register holds"
             )
         warps = int(count, 0) // 32 if count else self.block_warps
+        if (name := warp.role.mbarriers.get(word.address)) is not None:
+            return self._begun(warp.block, name, _Named(warps))
         team = "" if _is_number(operands[0]) else f" of team {warp.number // warps}"
         return self.named.setdefault((warp.block, f"BAR {operands[0]}{team}"), _Named(warps))
 
@@ -541,6 +546,11 @@ def _product_size(word: Word) -> tuple[int, int]:
     element = 32 // depth  # a step has 32 bytes of each row
     in_registers = re.match(r"U?R\d+", word.operands[1]) is not None
     return columns, (columns + (0 if in_registers else 64)) * depth * element
+
+
+def product_columns(word: Word) -> int:
+    """Columns of an asynchronous product of a warpgroup; 0 of another instruction."""
+    return _product_size(word)[0] if word.base in _WARPGROUP_PRODUCTS else 0
 
 
 def _depbar(word: Word) -> tuple[int, int]:
