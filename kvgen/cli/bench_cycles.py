@@ -188,9 +188,7 @@ def bench_cycles(
         target = archs[-1:] if wanted is None else archs
         for unit in project.units[item.name]:
             own_archs = known[unit.name][1] if unit.name in known else ()
-            jobs += [
-                (unit, a, "cubin") for a in target if a in own_archs and (DEVICES[name] if name else reference(a))
-            ]
+            jobs += [(unit, a, "cubin") for a in target if a in own_archs and (DEVICES[name] if name else reference(a))]
         plans |= {unit: kernel for unit, (kernel, _) in known.items()}
     texts = {unit.name: unit.text for unit, *_ in jobs}
     from kvgen.bench.tiles import tile_of
@@ -228,7 +226,9 @@ def _print(found: Sequence[Examined]) -> None:
         typer.echo(f"{x.kernel} {x.arch}: {facts or 'no facts'}" + (f"; waits a trip: {waits}" if waits else ""))
         if x.products is not None:
             over = ", ".join(f"{x.trips[n] / x.products:.2f}" for n in LATENCIES)
-            typer.echo(f"{x.kernel} {x.arch}: products of warpgroups take {x.products:.0f} cycles of a trip's; trips are {over} of it")
+            typer.echo(
+                f"{x.kernel} {x.arch}: products of warpgroups take {x.products:.0f} cycles of a trip's; trips are {over} of it"
+            )
     say(f"\n{_CLOSING}")
 
 

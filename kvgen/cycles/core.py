@@ -72,8 +72,8 @@ class Role:
     """Warps of a block that run one loop: the trip's words, and how many trips a run has.
 
     `mbarriers` names, by the address of the word, which mbarrier it asks, arrives at or copies for, or which named barrier a
-    register holds the number of; `nbytes` what a bulk copy brings. Before the loop a warp has arrived `before` times at an mbarrier; what it asks for there are the phases from `first`
-    on, every `step`th (0, and each, unless it is told).
+    register holds the number of; `nbytes` what a bulk copy brings. Before the loop a warp has arrived `before` times at
+    an mbarrier; what it asks for there are the phases from `first` on, every `step`th (0, and each, unless it is told).
     """
 
     name: str

@@ -38,10 +38,22 @@ SETS: Final = {
         _set("wide", presets.vllm_hnd(dtype="bf16", kv_heads=1, head_dim=256, page_size=16), 5, "sm_89", sinks="out"),
         _set("window", _paged("bf16", 1, 32, 16), 6, mask=Mask(window=33), sinks="lse", lse_empty="inf"),
         _set("tree", _paged("bf16", 2, 32, 16), 4, mask=Mask(tree="packed"), score=Score(softcap=8.0)),
-        _set("function", _paged("f16", 2, 32, 16), 4, mask=Mask(causal=False, padding=True), score=Score(function=hides)),
+        _set(
+            "function", _paged("f16", 2, 32, 16), 4, mask=Mask(causal=False, padding=True), score=Score(function=hides)
+        ),
         _set("invariant", _paged("bf16", 1, 32, 16), 4, split="invariant", chunk=64),
-        _set("fp8", _paged("bf16", 2, 64, 16, quant=Quant(dtype="e4m3", scale_dtype="f32")), 4, split="invariant", chunk=128),
-        _set("int4", _paged("bf16", 1, 64, 16, quant=Quant(dtype="i4", scale_dtype="f16", zero=True, block=Block(dim=32))), 4),
+        _set(
+            "fp8",
+            _paged("bf16", 2, 64, 16, quant=Quant(dtype="e4m3", scale_dtype="f32")),
+            4,
+            split="invariant",
+            chunk=128,
+        ),
+        _set(
+            "int4",
+            _paged("bf16", 1, 64, 16, quant=Quant(dtype="i4", scale_dtype="f16", zero=True, block=Block(dim=32))),
+            4,
+        ),
     )
 }
 # What a campaign has besides.

@@ -47,17 +47,23 @@ class Step:
         rows = self.scene.rows()
         return extend(self.scene.view, rows, self.q, row_offsets=self.row_offsets, most_rows=most, **given)
 
-    def run(self, *, workspace: Any = None, lse: bool = True, multiprocessors: int | None = None) -> tuple[Raw, Raw, int]:
+    def run(
+        self, *, workspace: Any = None, lse: bool = True, multiprocessors: int | None = None
+    ) -> tuple[Raw, Raw, int]:
         """Run it, with a workspace planned here where none is given: out, log-sum-exp and the error word. Nothing beside them
         is written."""
         shape, element = (len(self.q), self.q.shape[1]), self.terms.out
-        out, around = rows_array(len(self.q), (self.q.shape[1], self.scene.cache.v_dim), element, strided=self.scene.batch.strided)
+        out, around = rows_array(
+            len(self.q), (self.q.shape[1], self.scene.cache.v_dim), element, strided=self.scene.batch.strided
+        )
         sums, sums_around = rows_array(shape[0], (shape[1],), "f32", strided=False)
         pool = self.scene.snapshot()
         workspace = workspace or self.planned(multiprocessors=multiprocessors)
         given = {n: a for n, a in self.arguments.items() if n != "valid_tokens"}
         call = launcher(self.scene, self.op.name)
-        run = Run(self.scene, self.op.name, call, q=self.q, out=out, lse=sums if lse else None, workspace=workspace, **given)
+        run = Run(
+            self.scene, self.op.name, call, q=self.q, out=out, lse=sums if lse else None, workspace=workspace, **given
+        )
         for array, memory in ((out, around), (sums, sums_around)):
             assert (surroundings(array, memory) == CANARY).all(), "written beside the rows"
         hold_untouched(self.scene, pool)

@@ -24,8 +24,10 @@ ARCH: Final = "sm_90a"
 THREADS: Final = 384
 # Columns of a block: 64 of each of two warpgroups.
 COLS: Final = 128
-# Shared memory of a block, less barriers and flags.
-_MEMORY: Final = (227 << 10) - 512
+# Warps that have columns.
+_WARPS: Final = 8
+# Shared memory of a block, less barriers, flags and what warps keep of entries.
+_MEMORY: Final = (227 << 10) - 1024
 _MOST_STAGES: Final = 4
 # Registers of a thread that copies and of one that multiplies: of 168 at the start the copying warpgroup leaves 128.
 _PRODUCER: Final = 40
@@ -123,8 +125,8 @@ def shared_bytes(kernels: KernelSet) -> int:
     """Shared of the template."""
     dims = kernels.kv.head_dim + kernels.kv.v_dim
     stages = _stages(kernels)
-    barriers = 8 * (4 * stages + 2) + 4 * (stages + 1)
-    return -(-(2 * COLS * kernels.kv.head_dim + stages * 2 * tile_tokens(kernels) * dims + barriers) // 16) * 16
+    flags = -(-(8 * (4 * stages + 2) + 4 * (stages + 1)) // 16) * 16
+    return 2 * COLS * kernels.kv.head_dim + stages * 2 * tile_tokens(kernels) * dims + flags + 48 * _WARPS
 
 
 def maps(kernels: KernelSet) -> tuple[PoolMap, PoolMap]:
