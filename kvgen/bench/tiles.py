@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from kvgen.layout.storage import Segment
+from kvgen.lowering.attention.extend import ExtendContext
 from kvgen.lowering.attention.mma import TensorContext
 from kvgen.lowering.attention.wgmma import MlaWgmmaContext
 from kvgen.ops.mla_decode import MlaDecodeContext
@@ -30,6 +31,10 @@ def tile_of(kernels: KernelSet, plan: KernelPlan) -> Tile | None:
         roles = kernels.kv.storage.roles.values()
         nbytes = context.tokens * sum(_bytes(segment) for parts in roles for segment in parts)
         return Tile(context.tokens, context.team_warps, context.d.tiles, nbytes)
+    if isinstance(context, ExtendContext):
+        roles = kernels.kv.storage.roles.values()
+        nbytes = context.tokens * sum(_bytes(segment) for parts in roles for segment in parts)
+        return Tile(context.tokens, context.warps, 1, nbytes)
     if isinstance(context, MlaDecodeContext):
         row, tokens = context.row, context.shape.tokens
         nbytes = tokens * (row.latent_bytes + row.rope_bytes + 4 * row.groups)

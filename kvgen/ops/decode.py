@@ -100,7 +100,7 @@ class Decode(Op):
         if not 1 <= value <= MOST_ROWS:
             raise ValueError(
                 f"rows: got {value}; it must be at least 1 and at most {MOST_ROWS}: 1 to 8 query rows a request for decoding and "
-                "drafts, more over a prefix that a batch shares; kvgen has no operation for whole prompts"
+                "drafts, more over a prefix that a batch shares; ops.Extend() takes any number"
             )
         return value
 

@@ -237,7 +237,8 @@ class Finder:
             return None
         lost = np.concatenate([np.full(n, pair is None) for n, pair in runs]) if runs else np.zeros(0, np.bool_)
         nothing = self._none()
-        pairs = [pair or tuple(np.zeros((n, *x.shape[1:])) for x in nothing) for n, pair in runs]
+        no_k, no_v = (np.zeros((1, *x.shape[1:])) for x in nothing)
+        pairs = [pair or (no_k.repeat(n, axis=0), no_v.repeat(n, axis=0)) for n, pair in runs]
         k, v = (np.concatenate(part) for part in zip(*pairs, strict=True)) if pairs else nothing
         return SeenRequest(at, numbers, k, v, visible(self.mask, at, numbers, self.arguments), lost)
 

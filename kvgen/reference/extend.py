@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kvgen.reference.attention import Arguments, modified
-from kvgen.reference.decode import Decoded, Finder, Floats, Seen, _v_dim, products, weighted
+from kvgen.reference.decode import Decoded, Finder, Seen, _v_dim, products, weighted
 from kvgen.reference.faults import FaultLog
 from kvgen.reference.pool import Rows
 from kvgen.reference.tables import LIMIT, RowRange, TableView, bad_total, index
@@ -92,7 +93,7 @@ def _ranges(requests: int, total: int, row_offsets: NDArray[Any] | None, most_ro
         return []
     given = [LIMIT if (x := index(offset)) is None else x for offset in row_offsets[: requests + 1]]
     high, found = given[0], []
-    for b, (begin, end) in enumerate(zip(given, given[1:], strict=False)):
+    for b, (begin, end) in enumerate(pairwise(given)):
         after = max(high, end)
         valid = begin == high and end == after and end <= total and end - begin <= most_rows
         rows = RowRange(b, min(high, total), min(after, total), valid)

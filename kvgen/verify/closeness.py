@@ -31,7 +31,8 @@ TINY: Final = {"f32": 2.0**-126, "f16": 2.0**-24, "bf16": 2.0**-126, "e4m3": 2.0
 
 @dataclass(frozen=True)
 class Terms:
-    """What a decode computes, or an extend (`rows` 0): `compute` is the type that probabilities are rounded to ("f32": not at all)."""
+    """What a decode, or an extend (`rows` 0), computes: `compute` is the type that probabilities are rounded to ("f32": not at
+    all)."""
 
     scale: float
     compute: str

@@ -14,6 +14,7 @@ from kvgen import Continuous, KernelSet
 from kvgen.layout.dtypes import dtype
 from kvgen.ops import Decode, Extend
 from kvgen.reference import Decoded, decode
+from kvgen.spec.mask import TREE_ROWS
 from tests.support.batches import OPEN_TOKENS, Batch
 from tests.support.harness import (
     Run,
@@ -160,6 +161,7 @@ def _tree(scene: Scene, ranges: Sequence[tuple[int, int]], rows: int) -> Raw:
     """Every row sees itself, mostly, and what a random earlier row of its request sees; bits past its rows are noise."""
     words = scene.rng.integers(0, 2**32, rows, np.uint64).astype(np.uint32)
     for begin, end in ranges:
+        end = min(end, begin + TREE_ROWS)
         for i in range(end - begin):
             parent = 0 if i == 0 else int(words[begin + int(scene.rng.integers(i))])
             mine = parent | (scene.rng.random() < 0.9) << i

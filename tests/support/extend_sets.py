@@ -81,18 +81,40 @@ MORE: Final = {
             2,
         ),
         _set("full", _paged("bf16", 2, 64, 256), 4, mask=Mask(causal=False)),
-        _set("window_open", _paged("bf16", 1, 32, 16), 7, mask=Mask(causal=False, window=20), split="invariant", chunk=64),
+        _set(
+            "window_open", _paged("bf16", 1, 32, 16), 7, mask=Mask(causal=False, window=20), split="invariant", chunk=64
+        ),
         _set("chunk_open", _paged("f16", 1, 32, 16), 4, mask=Mask(chunk=24, causal=False)),
         _set("mask", _paged("bf16", 1, 32, 16), 7, mask=Mask(tree="mask")),
         _set("tree_window", _paged("bf16", 2, 32, 16, lengths="after"), 3, mask=Mask(tree="packed", window=20)),
         _set("bias", _paged("f16", 2, 32, 16), 2, score=Score(bias=True, alibi=True)),
-        _set("relative", _paged("bf16", 2, 32, 16), 2, score=Score(relative=9, softcap=5.0), split="invariant", chunk=64),
+        _set(
+            "relative", _paged("bf16", 2, 32, 16), 2, score=Score(relative=9, softcap=5.0), split="invariant", chunk=64
+        ),
         _set("fp8_plain", _paged("bf16", 2, 128, 16, quant=Quant(dtype="e4m3", scale_dtype=None)), 4),
-        _set("fp8_given", _paged("f16", 2, 64, 16, quant=Quant(dtype="e5m2", scale="given", scale_dtype="f32", block=Block(token=None))), 4),
-        _set("int8", _paged("f16", 2, 64, 16, quant=Quant(dtype="i8", scale_dtype="f16"), lengths="after"), 3, mask=Mask(window=50)),
-        _set("nvfp4", _paged("bf16", 2, 64, 16, quant=Quant(dtype="e2m1", scale_dtype="e4m3", recipe="global", block=Block(dim=16))), 4, "sm_90a"),
+        _set(
+            "fp8_given",
+            _paged(
+                "f16", 2, 64, 16, quant=Quant(dtype="e5m2", scale="given", scale_dtype="f32", block=Block(token=None))
+            ),
+            4,
+        ),
+        _set(
+            "int8",
+            _paged("f16", 2, 64, 16, quant=Quant(dtype="i8", scale_dtype="f16"), lengths="after"),
+            3,
+            mask=Mask(window=50),
+        ),
+        _set(
+            "nvfp4",
+            _paged(
+                "bf16", 2, 64, 16, quant=Quant(dtype="e2m1", scale_dtype="e4m3", recipe="global", block=Block(dim=16))
+            ),
+            4,
+            "sm_90a",
+        ),
         _set("codes_of_k", _paged("bf16", 2, 64, 16, k_quant=Quant(dtype="e4m3", scale_dtype="f32"), layout=_APART), 4),
         _set("codes_of_v", _paged("bf16", 2, 64, 16, v_quant=Quant(dtype="i8", scale_dtype="f32"), layout=_APART), 4),
     )
-}  # fmt: skip
+}
 DRAWN: Final = SETS | MORE if "KVGEN_FAMILY" in os.environ else SETS

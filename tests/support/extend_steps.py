@@ -11,7 +11,6 @@ import numpy as np
 from hypothesis import strategies as st
 
 from kvgen import KernelSet
-from kvgen.layout.dtypes import dtype
 from kvgen.ops import Extend
 from kvgen.reference import Extended, extend
 from tests.support.batches import Batch

@@ -189,9 +189,12 @@ def shape(kernels: KernelSet) -> Shape | None:
             continue
         if working > 255 or any(least > _MEMORY[size] for size in sizes):
             continue
-        blocks = 2 if warps == 4 and 2 * least <= _MEMORY["large"] and "large" in sizes else 1
+        # Blocks that a multiprocessor holds: where its memory is small there may be one.
+        blocks = 2 if warps == 4 and all(2 * least <= _MEMORY[size] for size in sizes if size != "small") else 1
         counts = {
-            size: max(2, min(_MOST_STAGES, (memory // blocks - beside) // stage)) if size in sizes else 0
+            size: max(2, min(_MOST_STAGES, (memory // (1 if size == "small" else blocks) - beside) // stage))
+            if size in sizes
+            else 0
             for size, memory in _MEMORY.items()
         }
         return Shape(warps, m_tiles, tokens, Stages(**counts), blocks, stage, merged, query, beside, held)

@@ -3,6 +3,7 @@
 
 #include "merge.cuh"
 #include "row_tile.cuh"
+#include "tile_copy.cuh"
 
 // The entries of a plan, and the rows that are no request's: [0, first_row) and [end_row, num_rows).
 struct RowPlan {
@@ -98,3 +99,50 @@ struct RowSlots {
   __device__ __forceinline__ float* at(uint32_t slot) const { return first + (uint64_t)slot * kHeads * RowPartial<Tile>::kFloats; }
   __device__ __forceinline__ uint32_t* counter(uint32_t slot) const { return counters + (uint64_t)slot * kHeads; }
 };
+
+// A tile's runs of kRun tokens are shared out: kThreads neighbouring threads copy one run.
+template <typename Tile>
+struct RunCopies {
+  static constexpr uint32_t kRuns = Tile::kTokens / Tile::kRun, kThreads = 32 * Tile::kTeamWarps / kRuns;
+  using Keys = TileCopy<Tile::kKeyBytes, Tile::kKeyAccess, Tile::kKeyPitch, Tile::kRun, kThreads>;
+  using Values = TileCopy<Tile::kValueBytes, Tile::kValueAccess, Tile::kValuePitch, Tile::kRun, kThreads>;
+};
+
+// The page ids of this thread's run of tile `tile`; of a run behind the chunk none, which reads nothing.
+template <typename Tile, typename Cache>
+__device__ __forceinline__ PageIds look_up_run(const Cache& cache, const PageList& pages, const KvChunk& chunk, uint32_t tile) {
+  const uint32_t token = tile * Tile::kTokens + threadIdx.x / RunCopies<Tile>::kThreads * Tile::kRun;
+  return cache.page_ids(pages, token < chunk.end ? max(token, chunk.begin) / cache.page_tokens : kU32Max);
+}
+
+// Starts the copies of the tile's rows of head `head` to `stage`, a run from one address. `failed` becomes true where a page of the
+// chunk's tokens is not found, which is reported.
+template <typename Tile, typename Cache, typename Scales = NoTileScales>
+__device__ __forceinline__ void copy_run_async(bool& failed, uint32_t stage, const Cache& cache, const PageIds& id, const KvChunk& chunk, uint32_t tile,
+                                               uint32_t head, uint64_t* errors, const Scales& scales = {}) {
+  using Copies = RunCopies<Tile>;
+  const uint32_t run = threadIdx.x / Copies::kThreads, thread = threadIdx.x % Copies::kThreads;
+  const PageRef page = cache.page(id);
+  const uint32_t base = tile * Tile::kTokens + run * Tile::kRun, offset = base % cache.page_tokens;
+  const uint32_t k_to = stage + run * Tile::kRun * Tile::kKeyPitch, v_to = stage + Tile::kTokens * Tile::kKeyPitch + run * Tile::kRun * Tile::kValuePitch;
+  const uint8_t* keys = (const uint8_t*)element_at<typename Tile::K>(page, offset, head, 0);
+  const uint8_t* values = (const uint8_t*)element_at<typename Tile::V>(page, offset, head, 0);
+  bool whole = base >= chunk.begin && base < chunk.end && chunk.end - base >= Tile::kRun && page.valid;
+  if constexpr (Scales::kStageBytes > 0) whole = whole && scales.aligned(cache, page);
+  if (whole) {
+    Copies::Keys::template all<Tile::kKeyStep>(k_to, keys, thread);
+    Copies::Values::template all<Tile::kValueStep>(v_to, values, thread);
+    if constexpr (Scales::kStageBytes > 0)
+      for (uint32_t row = thread; row < Tile::kRun; row += Copies::kThreads) scales.copy_async(cache, page, run * Tile::kRun + row, offset + row, head);
+  } else {  // a run that the chunk has a part of, or none, or that has no page or one with unaligned scales
+    const uint32_t from = chunk.begin > base ? chunk.begin - base : 0, until = page.valid && chunk.end > base ? chunk.end - base : 0;
+    Copies::Keys::template some<Tile::kKeyStep>(k_to, keys, thread, from, until);
+    Copies::Values::template some<Tile::kValueStep>(v_to, values, thread, from, until);
+    if constexpr (Scales::kStageBytes > 0)
+      for (uint32_t row = thread; row < Tile::kRun; row += Copies::kThreads)
+        scales.copy_any(cache, page, run * Tile::kRun + row, offset + row, head, row >= from && row < until);
+    const bool wrong = !page.valid && base < chunk.end && (base >= chunk.begin || chunk.begin - base < Tile::kRun);
+    if (wrong && thread == 0) report(errors, page.fault, chunk.b, max(base, chunk.begin));
+    failed |= wrong;
+  }
+}

@@ -4,17 +4,23 @@
 // g and g + 8 and tokens, or dims, 2j and 2j + 1: element r of a fragment is column g + r / 2 * 8, token 2j + r % 2. P goes from S's
 // fragments to operands without leaving the lane.
 //
-// `Tile` is as mma_tile.cuh has it, with kN = 2 kM tiles of 8 columns of a warp. What that reads as 16 tokens x 16 dims of K, or 16
-// dims x 16 tokens of V, {a0, a1, a2, a3}, are here two operands: {a0, a2} of the first 8 tokens or dims, {a1, a3} of the others.
+// `Tile` is as mma_tile.cuh has it, with kN = 2 kM tiles of 8 columns of a warp. What fragments.cuh reads as 16 tokens x 16 dims of K,
+// or 16 dims x 16 tokens of V, {a0, a1, a2, a3}, are here two operands: {a0, a2} of the first 8 tokens or dims, {a1, a3} of the others.
+// Of 16-bit elements each operand comes in neighbouring registers, so that none is moved.
 #pragma once
 
 #include "mma_tile.cuh"
 
 template <typename Tile>
-struct RowShape : TileShape<Tile> {
+struct RowShape {
+  using Keys = typename TileShape<Tile>::Keys;
+  using Values = typename TileShape<Tile>::Values;
+  static constexpr uint32_t kKeyBlocks = TileShape<Tile>::kKeyBlocks, kValueBlocks = TileShape<Tile>::kValueBlocks, kKeySteps = TileShape<Tile>::kKeySteps;
   static constexpr uint32_t kM = Tile::kN / 2;                    // tiles of 16 columns of a warp
   static constexpr uint32_t kTokenTiles = Tile::kTokens / 8;      // tiles of 8 tokens
   static constexpr uint32_t kDimTiles = 2 * TileShape<Tile>::kValueTiles;  // tiles of 8 dims of V
+  // Q's operands in shared memory: step of 16 dims, 16 columns, lane, register.
+  using Query = uint32_t[kKeySteps][kM * Tile::kTeamWarps][32][4];
   static_assert(Tile::kN % 2 == 0);
 };
 
@@ -64,16 +70,25 @@ __device__ __forceinline__ float factor_of(const RowFactors<Tile>& factors, uint
 
 // ---- Q
 
-// The lane's operands of step `step` for tile `m` of 16 columns of the warp, whose columns begin at tile `first` of 8.
+// Column `col` of the block to shared memory.
 template <typename Tile>
-__device__ __forceinline__ void read_query_rows(uint32_t (&a)[4], const typename TileShape<Tile>::Query& query, uint32_t step, uint32_t first, uint32_t m) {
+__device__ __forceinline__ void store_query_column(typename RowShape<Tile>::Query& query, const QueryColumn<Tile>& x, uint32_t col) {
 #pragma unroll
-  for (uint32_t h = 0; h < 2; ++h) {
-    uint32_t half[2];
-    read_query<Tile>(half, query, step, first + 2 * m + h);
-    a[h] = half[0];
-    a[2 + h] = half[1];
+  for (uint32_t n = 0; n < QueryColumn<Tile>::kEach; ++n) {
+    const uint32_t pair = n * 32 + threadIdx.x % 32;
+    if (!QueryColumn<Tile>::has(n)) continue;
+    Vec<typename TileShape<Tile>::Keys::Operand, 2> both;
+    pack_pair(both.e, x.x[n][0], x.x[n][1]);
+    query[pair / 8][col / 16][col % 8 * 4 + pair % 4][pair / 4 % 2 * 2 + col / 8 % 2] = *(const uint32_t*)&both;
   }
+}
+
+// The lane's operands of step `step` for tile `n` of 16 columns of the block.
+template <typename Tile>
+__device__ __forceinline__ void read_query_rows(uint32_t (&a)[4], const typename RowShape<Tile>::Query& query, uint32_t step, uint32_t n) {
+  const Vec<uint32_t, 4> all = *(const Vec<uint32_t, 4>*)query[step][n][threadIdx.x % 32];
+#pragma unroll
+  for (uint32_t i = 0; i < 4; ++i) a[i] = all.e[i];
 }
 
 // Q of the warp's columns: all in registers (of a warp that is not `live` none), or read block by block.
@@ -88,7 +103,7 @@ struct HeldQueryRows {
 #pragma unroll
     for (uint32_t step = 0; step < Shape::kKeySteps; ++step)
 #pragma unroll
-      for (uint32_t m = 0; m < Shape::kM; ++m) read_query_rows<Tile>(e[step][m], query, step, first, m);
+      for (uint32_t m = 0; m < Shape::kM; ++m) read_query_rows<Tile>(e[step][m], query, step, first + m);
   }
   __device__ __forceinline__ void load(uint32_t) {}
   __device__ __forceinline__ const uint32_t (&at(uint32_t block, uint32_t step, uint32_t m) const)[4] { return e[block * Shape::Keys::kSteps + step][m]; }
@@ -105,19 +120,48 @@ struct SharedQueryRows {
 #pragma unroll
     for (uint32_t step = 0; step < Shape::Keys::kSteps; ++step)
 #pragma unroll
-      for (uint32_t m = 0; m < Shape::kM; ++m) read_query_rows<Tile>(e[step][m], query, block * Shape::Keys::kSteps + step, first, m);
+      for (uint32_t m = 0; m < Shape::kM; ++m) read_query_rows<Tile>(e[step][m], query, block * Shape::Keys::kSteps + step, first + m);
   }
   __device__ __forceinline__ const uint32_t (&at(uint32_t, uint32_t step, uint32_t m) const)[4] { return e[step][m]; }
 };
 
 // ---- S = Q K^T
 
+// Block `block` of K of tokens 16t to 16t + 15: for each step of 16 dims the operands of the first 8 tokens and of the others.
+template <typename Tile, typename GroupScales>
+__device__ __forceinline__ void load_key_operands(uint32_t (&b)[TileShape<Tile>::Keys::kSteps][2][2], uint32_t stage, uint32_t block, uint32_t t, const GroupScales& scale) {
+  using Keys = typename TileShape<Tile>::Keys;
+  const uint32_t lane = threadIdx.x % 32, at = stage + t * 16 * Tile::kKeyPitch + block * 32;
+  const bool both = block * 32 + 16 < Tile::kKeyBytes;
+  if constexpr (kPlain<typename Tile::K::Element>) {
+    if (both) {
+      uint32_t r[4];
+      load_matrices(r, at + (lane % 8 + lane / 16 * 8) * Tile::kKeyPitch + lane / 8 % 2 * 16);
+#pragma unroll
+      for (uint32_t i = 0; i < 4; ++i) b[0][i / 2][i % 2] = r[i];
+    } else {
+      uint32_t r[2];
+      load_matrices(r, at + lane % 16 * Tile::kKeyPitch);
+#pragma unroll
+      for (uint32_t h = 0; h < 2; ++h) b[0][h][0] = r[h], b[0][h][1] = 0;
+    }
+  } else {
+    uint32_t a[Keys::kSteps][4] = {};
+    if (both) Keys::load(a, at + Keys::offset(lane, Tile::kKeyPitch));
+    else Keys::load_half(*(uint32_t(*)[Keys::kHalfSteps][4])a, at + Keys::offset(lane, Tile::kKeyPitch));
+    scale(a, block, t);
+#pragma unroll
+    for (uint32_t step = 0; step < Keys::kSteps; ++step)
+#pragma unroll
+      for (uint32_t i = 0; i < 4; ++i) b[step][i % 2][i / 2] = a[step][i];
+  }
+}
+
 // Products of the warp's columns of Q with the tile's K, which begins at `stage` in shared memory.
 template <typename Tile, typename Query, typename GroupScales = NoGroupScales>
 __device__ __forceinline__ void multiply_qk(RowScores<Tile>& s, uint32_t stage, Query& query, const GroupScales& scale = {}) {
   using Shape = RowShape<Tile>;
   using Keys = typename Shape::Keys;
-  const uint32_t keys = stage + Keys::offset(threadIdx.x % 32, Tile::kKeyPitch);
 #pragma unroll
   for (uint32_t m = 0; m < Shape::kM; ++m)
 #pragma unroll
@@ -129,20 +173,14 @@ __device__ __forceinline__ void multiply_qk(RowScores<Tile>& s, uint32_t stage, 
     query.load(block);
 #pragma unroll
     for (uint32_t t = 0; t < Tile::kTokens / 16; ++t) {
-      uint32_t k[Keys::kSteps][4] = {};
-      const uint32_t at = keys + t * 16 * Tile::kKeyPitch + block * 32;
-      if (block * 32 + 16 < Tile::kKeyBytes) Keys::load(k, at);
-      else Keys::load_half(*(uint32_t(*)[Keys::kHalfSteps][4])k, at);
-      scale(k, block, t);
+      uint32_t k[Keys::kSteps][2][2];
+      load_key_operands<Tile>(k, stage, block, t, scale);
 #pragma unroll
       for (uint32_t step = 0; step < Keys::kSteps; ++step)
 #pragma unroll
         for (uint32_t m = 0; m < Shape::kM; ++m)
 #pragma unroll
-          for (uint32_t h = 0; h < 2; ++h) {
-            const uint32_t b[2] = {k[step][h], k[step][2 + h]};
-            multiply_add<typename Keys::Operand>(s.e[m][2 * t + h], query.at(block, step, m), b);
-          }
+          for (uint32_t h = 0; h < 2; ++h) multiply_add<typename Keys::Operand>(s.e[m][2 * t + h], query.at(block, step, m), k[step][h]);
     }
   }
 }
@@ -323,6 +361,35 @@ __device__ __forceinline__ void round_weights(uint32_t (&weights)[RowShape<Tile>
 
 // ---- O += P V
 
+// Block `block` of V of tokens 16t to 16t + 15: for each tile of 16 dims the operands of the first 8 dims and of the others.
+template <typename Tile, typename GroupScales>
+__device__ __forceinline__ void load_value_operands(uint32_t (&b)[TileShape<Tile>::Values::kTiles][2][2], uint32_t stage, uint32_t block, uint32_t t,
+                                                    const GroupScales& scale) {
+  using Values = typename TileShape<Tile>::Values;
+  if constexpr (kPlain<typename Tile::V::Element>) {
+    const uint32_t lane = threadIdx.x % 32;
+    const uint32_t at = stage + TileShape<Tile>::kValuesAt + t * 16 * Tile::kValuePitch + block * 32 + lane % 16 * Tile::kValuePitch;
+    if (block * 32 + 16 < Tile::kValueBytes) {
+      uint32_t r[4];
+      load_transposed(r, at + lane / 16 * 16);
+#pragma unroll
+      for (uint32_t i = 0; i < 4; ++i) b[0][i / 2][i % 2] = r[i];
+    } else {
+      uint32_t r[2];
+      load_transposed(r, at);
+#pragma unroll
+      for (uint32_t i = 0; i < 2; ++i) b[0][0][i] = r[i], b[0][1][i] = 0;
+    }
+  } else {
+    uint32_t a[Values::kTiles][4] = {};
+    load_values<Tile>(a, stage, block, t, scale);
+#pragma unroll
+    for (uint32_t d = 0; d < Values::kTiles; ++d)
+#pragma unroll
+      for (uint32_t i = 0; i < 4; ++i) b[d][i % 2][i / 2] = a[d][i];
+  }
+}
+
 // Adds V of tokens 16t to 16t + 15, out of the tile at `stage`, times their weights.
 template <typename Tile, typename GroupScales = NoGroupScales>
 __device__ __forceinline__ void multiply_pv(RowSums<Tile>& sums, uint32_t stage, const uint32_t (&weights)[RowShape<Tile>::kM][4], uint32_t t, const GroupScales& scale = {}) {
@@ -330,17 +397,14 @@ __device__ __forceinline__ void multiply_pv(RowSums<Tile>& sums, uint32_t stage,
   using Values = typename Shape::Values;
 #pragma unroll
   for (uint32_t block = 0; block < Shape::kValueBlocks; ++block) {
-    uint32_t v[Values::kTiles][4] = {};
-    load_values<Tile>(v, stage, block, t, scale);
+    uint32_t v[Values::kTiles][2][2];
+    load_value_operands<Tile>(v, stage, block, t, scale);
 #pragma unroll
     for (uint32_t d = 0; d < Values::kTiles; ++d)
 #pragma unroll
       for (uint32_t m = 0; m < Shape::kM; ++m)
 #pragma unroll
-        for (uint32_t h = 0; h < 2; ++h) {
-          const uint32_t b[2] = {v[d][h], v[d][2 + h]};
-          multiply_add<typename Values::Operand>(sums.out[m][2 * (block * Values::kTiles + d) + h], weights[m], b);
-        }
+        for (uint32_t h = 0; h < 2; ++h) multiply_add<typename Values::Operand>(sums.out[m][2 * (block * Values::kTiles + d) + h], weights[m], v[d][h]);
   }
 }
 
