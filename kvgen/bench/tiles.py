@@ -16,7 +16,7 @@ from kvgen.spec.kernel_set import KernelSet
 
 @dataclass(frozen=True)
 class Tile:
-    """Tokens of a kv head that `warps` share, with values and scales of `nbytes`, for `columns` tiles of columns."""
+    """Tokens of one kv head or several that `warps` share, with values and scales of `nbytes`, for `columns` tiles of columns."""
 
     tokens: int
     warps: int
@@ -29,7 +29,7 @@ def tile_of(kernels: KernelSet, plan: KernelPlan) -> Tile | None:
     context = plan.context
     if isinstance(context, TensorContext):
         roles = kernels.kv.storage.roles.values()
-        nbytes = context.tokens * sum(_bytes(segment) for parts in roles for segment in parts)
+        nbytes = context.heads * context.tokens * sum(_bytes(segment) for parts in roles for segment in parts)
         return Tile(context.tokens, context.team_warps, context.d.tiles, nbytes)
     if isinstance(context, ExtendContext):
         roles = kernels.kv.storage.roles.values()

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
 
-from kvgen.cycles.core import Mbarrier, Placement, Replay, Role, product_columns, replay
+from kvgen.cycles.core import Mbarrier, Placement, Replay, Role, replay, tensor_cycles
 from kvgen.cycles.device import DEVICES, REFERENCE, Device
 from kvgen.cycles.facts import PRODUCTS, Facts, facts_of, work_loop
 from kvgen.cycles.flow import Loop, blocks
@@ -22,7 +22,7 @@ _THREADS: Final = {"sm_89": 1536, "sm_120f": 1536}
 _ACROSS_WARPS: Final = ("SYNCS", "UTMALDG", "UBLKCP", "HGMMA", "QGMMA", "IGMMA")
 _LANES: Final = 32
 # Cycles by which a warp begins later than the one before it, of several replays whose mean counts.
-_SKEWS: Final = (0, 61, 127, 251, 389, 523)
+SKEWS: Final = (0, 61, 127, 251, 389, 523)
 
 
 def blocks_per_multiprocessor(arch: str, registers: int, shared: int, threads: int) -> int:
@@ -91,13 +91,12 @@ class Kernel:
         roles, mbarriers = self.roles
         if not roles:
             return None
-        return replay(roles, device, blocks=max(1, self.blocks), placement=placement, mbarriers=mbarriers, skews=_SKEWS)
+        return replay(roles, device, blocks=max(1, self.blocks), placement=placement, mbarriers=mbarriers, skews=SKEWS)
 
     def product_cycles(self, device: Device) -> float:
         """What the products of a multiprocessor's trips take of its tensor pipes, if nothing else did; 0 without warpgroups."""
         roles, _ = self.roles
-        columns = sum(product_columns(w) * role.warps // 4 for role in roles for w in role.trip)
-        return columns * device.hgmma_rate.value * max(1, self.blocks)
+        return sum(tensor_cycles(role.trip, device) * role.warps / 4 for role in roles) * max(1, self.blocks)
 
     @cached_property
     def in_flight(self) -> int:

@@ -140,11 +140,20 @@ __device__ __forceinline__ void widen(e2m1x2, uint32_t (&out)[4], uint32_t word)
 }
 #endif
 
+// Pairs of e2m1 that a table of their scale turns into e4m3 (tile_tables.cuh).
+struct e2m1x2_products {};
+template <>
+constexpr uint32_t kPerElement<e2m1x2_products> = 2;
+template <>
+constexpr float kFragmentFactor<e2m1x2_products> = kFragmentFactor<e4m3>;
+
 // Where neighbours are cheaper to have together, or as cheap: a lane's elements of Q lie together then.
 template <typename E>
 constexpr bool kNeighbours = !kPlain<E> && kPerElement<E> == 1;
 template <>
 constexpr bool kNeighbours<e2m1x2> = KVGEN_HAS_E2M1;
+template <>
+constexpr bool kNeighbours<e2m1x2_products> = true;
 
 // ---- Fragments
 

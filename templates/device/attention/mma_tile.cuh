@@ -13,11 +13,21 @@
 #include "columns.cuh"
 #include "fragments.cuh"
 
+// What a segment's fragments are made of: its elements, but of MAX's nvfp4 what tables make of them.
+template <typename S, bool = S::kRecipe == Recipe::nvfp4_max>
+struct FragmentsOf {
+  using Element = typename S::Element;
+};
+template <typename S>
+struct FragmentsOf<S, true> {
+  using Element = e2m1x2_products;
+};
+
 // What follows from a tile's numbers: 32-byte blocks of a row, steps of 16 dims of K, tiles of 16 dims of V.
 template <typename Tile>
 struct TileShape {
-  using Keys = KeyFragments<typename Tile::K::Element>;
-  using Values = ValueFragments<typename Tile::V::Element>;
+  using Keys = KeyFragments<typename FragmentsOf<typename Tile::K>::Element>;
+  using Values = ValueFragments<typename FragmentsOf<typename Tile::V>::Element>;
   static constexpr uint32_t kM = Tile::kTokens / 16;
   static constexpr uint32_t kKeyBlocks = (Tile::kKeyBytes + 31) / 32, kValueBlocks = (Tile::kValueBytes + 31) / 32;
   static constexpr uint32_t kKeySteps = kKeyBlocks * Keys::kSteps, kValueTiles = kValueBlocks * Values::kTiles;
@@ -217,6 +227,15 @@ struct KeyGroupScales {
   }
 };
 
+// Block `block` of K of tokens 16m to 16m + 15, which begins at `at` in shared memory.
+template <typename Tile, typename GroupScales>
+__device__ __forceinline__ void load_keys(uint32_t (&a)[TileShape<Tile>::Keys::kSteps][4], uint32_t at, uint32_t block, uint32_t m, const GroupScales& scale) {
+  using Keys = typename TileShape<Tile>::Keys;
+  if (block * 32 + 16 < Tile::kKeyBytes) Keys::load(a, at);
+  else Keys::load_half(*(uint32_t(*)[Keys::kHalfSteps][4])a, at);
+  scale(a, block, m);
+}
+
 // Products of the tile's K, which begins at `stage` in shared memory, with the warp's columns of Q.
 template <typename Tile, typename Query, typename GroupScales = NoGroupScales>
 __device__ __forceinline__ void multiply_qk(Scores<Tile>& s, uint32_t stage, Query& query, const GroupScales& scale = {}) {
@@ -231,10 +250,7 @@ __device__ __forceinline__ void multiply_qk(Scores<Tile>& s, uint32_t stage, Que
 #pragma unroll
     for (uint32_t m = 0; m < Shape::kM; ++m) {
       uint32_t a[Keys::kSteps][4] = {};
-      const uint32_t at = keys + m * 16 * Tile::kKeyPitch + block * 32;
-      if (block * 32 + 16 < Tile::kKeyBytes) Keys::load(a, at);
-      else Keys::load_half(*(uint32_t(*)[Keys::kHalfSteps][4])a, at);
-      scale(a, block, m);
+      load_keys<Tile>(a, keys + m * 16 * Tile::kKeyPitch + block * 32, block, m, scale);
       if (m == 0) query.load(block);
 #pragma unroll
       for (uint32_t step = 0; step < Keys::kSteps; ++step)
@@ -466,11 +482,17 @@ struct ValueGroupScales {
   }
 };
 
+// Where the lane's row of such a block begins in shared memory.
+template <typename Tile>
+__device__ __forceinline__ uint32_t values_at(uint32_t stage, uint32_t block, uint32_t m) {
+  using Values = typename TileShape<Tile>::Values;
+  return stage + TileShape<Tile>::kValuesAt + m * 16 * Tile::kValuePitch + Values::offset(threadIdx.x % 32, Tile::kValuePitch) + block * 32;
+}
 // Block `block` of V of tokens 16m to 16m + 15, transposed.
 template <typename Tile, typename GroupScales>
 __device__ __forceinline__ void load_values(uint32_t (&a)[TileShape<Tile>::Values::kTiles][4], uint32_t stage, uint32_t block, uint32_t m, const GroupScales& scale) {
   using Values = typename TileShape<Tile>::Values;
-  const uint32_t at = stage + TileShape<Tile>::kValuesAt + m * 16 * Tile::kValuePitch + Values::offset(threadIdx.x % 32, Tile::kValuePitch) + block * 32;
+  const uint32_t at = values_at<Tile>(stage, block, m);
   if (block * 32 + 16 < Tile::kValueBytes) Values::load(a, at);
   else Values::load_half(*(uint32_t(*)[Values::kHalfTiles][4])a, at);
   scale(a, block, m);
