@@ -46,7 +46,7 @@ WITHOUT: Final[dict[str, tuple[str, int, str | None, str]]] = {
     "Q fence": ("fence_async_shared();", 0, None, "proxy_fence"),
     "Q arrive": ("mbarrier_arrive(&shared.q_full);", 0, None, "deadlock"),
     "Q full": ("mbarrier_wait(&shared.q_full", 0, None, f"{UNREAD} proxy_fence"),
-    "Q full parity": ("q_full, entries & 1", 0, "q_full, 0", "race in_flight proxy_fence"),
+    "Q full parity": ("q_full, entries & 1", 0, "q_full, 0", "race in_flight proxy_fence deadlock"),
     "first K full": ("mbarrier_wait(&shared.k_full[number", 0, None, UNREAD),
     "K full": ("mbarrier_wait(&shared.k_full[next]", 0, None, UNREAD),
     "K full parity": ("k_full[next], (number + 1) / kStages & 1", 0, "k_full[next], 0", "in_flight race"),
