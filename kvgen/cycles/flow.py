@@ -95,7 +95,7 @@ class Loop:
             fewer = {n for n in left if not mark(self.graph[n])}
             way = self._longest(fewer)
             # Else every trip does such work, or every trip that fetches anything.
-            if way is not None and (_fetches(way) or not _fetches(best)):
+            if way is not None and (_fetches(way) or not _fetches(best)) and not _goes_past(best, way):
                 left, best = fewer, way
         return best
 
@@ -181,6 +181,12 @@ class Loop:
 
 def _fetches(way: Iterable[Word]) -> bool:
     return any(x.base in _COPIES for x in way)
+
+
+def _goes_past(best: Sequence[Word], way: Sequence[Word]) -> bool:
+    """Whether a way leaves out loads of a loop without copies and products: past the loop's work, as hidden tokens go."""
+    loads, fewer = (sum(x.base == "LDG" for x in found) for found in (best, way))
+    return fewer < loads and not any(x.base == "LDGSTS" or x.base.endswith("MMA") for x in best)
 
 
 def _asked(code: Sequence[Word]) -> str | None:

@@ -161,6 +161,8 @@ def hindrance(kernels: KernelSet, *, fixed: bool = False) -> str:
         if len(parts) > 1:
             return f"{role.upper()} has parts of its own"
         why = mma.segment_hindrance(parts[0])
+        if not why and mma.has_tables(parts[0], "key" if role == "k" else "value"):
+            why = "values that are rounded again through e4m3"
         if why:
             return f"{role.upper()}: {why}"
     found = shape(kernels, fixed=fixed)
