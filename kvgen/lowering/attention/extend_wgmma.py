@@ -132,13 +132,13 @@ def shared_bytes(kernels: KernelSet) -> int:
 def maps(kernels: KernelSet) -> tuple[PoolMap, PoolMap]:
     """The tensor maps that the kernel takes behind all else."""
     cache, found = kernels.kv, []
-    for role, doc in (("k", "pages of K"), ("v", "pages of V")):
+    for role in ("k", "v"):
         segment = cache.storage.roles[role][0]
         token, head = _strides(kernels, role)
         found.append(
             PoolMap(
                 f"{role}_map",
-                doc=doc,
+                doc=f"pages of {role.upper()} in groups of 8 tokens (`group_tile` of kvgen.tensor_map), {tile_tokens(kernels)} a tile",
                 base=segment.base,
                 element=cache.dtype,
                 heads=cache.kv_heads,
