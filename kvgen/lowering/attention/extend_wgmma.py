@@ -131,21 +131,21 @@ def shared_bytes(kernels: KernelSet) -> int:
 
 def maps(kernels: KernelSet) -> tuple[PoolMap, PoolMap]:
     """The tensor maps that the kernel takes behind all else."""
-    cache, found = kernels.kv, []
+    cache, rows, found = kernels.kv, tile_tokens(kernels), []
     for role in ("k", "v"):
         segment = cache.storage.roles[role][0]
         token, head = _strides(kernels, role)
         found.append(
             PoolMap(
                 f"{role}_map",
-                doc=f"pages of {role.upper()} in groups of 8 tokens (`group_tile` of kvgen.tensor_map), {tile_tokens(kernels)} a tile",
+                doc=f"pages of {role.upper()} in groups of 8 tokens: `group_tile` of kvgen.tensor_map for tiles of {rows} tokens",
                 base=segment.base,
                 element=cache.dtype,
                 heads=cache.kv_heads,
                 dim=segment.size,
                 token_stride=token,
                 head_stride=head,
-                rows=tile_tokens(kernels),
+                rows=rows,
                 offset=segment.region.byte_offset,
             )
         )
