@@ -135,3 +135,19 @@ def test_a_garbage_value_is_that_of_rows_that_see_it() -> None:
         assert (np.isnan(seen) if np.isnan(value) else seen == value).all()
         out[token:, :4, dim] = was[token:, :4, dim]
     assert out.tobytes() == was.tobytes()
+
+
+@pytest.mark.parametrize(
+    ("totals", "counts", "multiprocessors"), [((2500, 40), (3, 40), 16), ((300, 170, 5), (170, 100, 5), 1)]
+)
+def test_blocks_and_schedules_agree(totals: tuple[int, ...], counts: tuple[int, ...], multiprocessors: int) -> None:
+    """Keys of few rows that several blocks share, and blocks with several entries each: the oracle's, and the same bits whatever
+    the order of the threads."""
+    found = []
+    for schedule in ("ascending", "descending", 7):
+        batch = replace(
+            PLAIN, totals=totals, new=(0,) * len(totals), fill="inf", schedule=schedule, padding=1, leading=1
+        )
+        out, lse = step(SETS["llama"], batch, counts).check(multiprocessors=multiprocessors)
+        found.append((out.tobytes(), lse.tobytes()))
+    assert found[0] == found[1] == found[2]

@@ -44,13 +44,13 @@ __device__ __forceinline__ void begin_qk(RowScores<Tile>& s, uint64_t query, uin
 
 // Weights of a tile as operands: of 16 tokens each.
 template <typename Tile>
-struct RowWeights {
+struct TileWeights {
   uint32_t e[Tile::kTokens / 16][4];
 };
 
 // O += P V.
 template <typename Tile>
-__device__ __forceinline__ void begin_pv(RowSums<Tile>& sums, const RowWeights<Tile>& weights, uint64_t values) {
+__device__ __forceinline__ void begin_pv(RowSums<Tile>& sums, const TileWeights<Tile>& weights, uint64_t values) {
   const uint64_t b = fresh_tile(values);
 #pragma unroll
   for (uint32_t k = 0; k < Tile::kTokens / 16; ++k) multiply_values<typename Tile::Operand>(flat(sums), weights.e[k], b + k * (2 * kGroupBytes<Tile::kValueDims> / 16), true);
@@ -97,7 +97,7 @@ __device__ __forceinline__ void exponentiate(RowScores<Tile>& s, RowSums<Tile>& 
     }
 }
 template <typename Tile>
-__device__ __forceinline__ void round_weights(RowWeights<Tile>& weights, const RowScores<Tile>& s) {
+__device__ __forceinline__ void round_weights(TileWeights<Tile>& weights, const RowScores<Tile>& s) {
 #pragma unroll
   for (uint32_t n = 0; n < Tile::kTokens / 8; ++n)
 #pragma unroll
@@ -121,7 +121,7 @@ __device__ __forceinline__ bool has_special_values(const uint8_t* values) {
 
 // Adds them to the columns that see their token, whose weight is not -0. Weights are turned once around, two registers at a time.
 template <typename Tile>
-__device__ __forceinline__ void add_special_values(RowSums<Tile>& sums, RowWeights<Tile>& weights, const uint8_t* values) {
+__device__ __forceinline__ void add_special_values(RowSums<Tile>& sums, TileWeights<Tile>& weights, const uint8_t* values) {
   using T = typename Tile::Operand;
   uint32_t(&w)[Tile::kTokens / 4] = *(uint32_t(*)[Tile::kTokens / 4])weights.e;
   const uint32_t j = threadIdx.x % 4;
