@@ -315,7 +315,9 @@ def _type(p: dict[str, Any]) -> str:
         return f"{p['dtype']}[{', '.join(map(str, p['shape']))}]"
     if p["kind"] == "Pool":
         return f"{p['dtype']}[pool]"
-    return {"TensorMap": "tensor map", "PagePool": "pages", "OtherCache": "another cache"}.get(p["kind"]) or p["dtype"]
+    return {"TensorMap": "tensor map", "PoolMap": "tensor map", "PagePool": "pages", "OtherCache": "another cache"}.get(
+        p["kind"]
+    ) or p["dtype"]
 
 
 def _notes(p: dict[str, Any]) -> str:
