@@ -308,7 +308,8 @@ def _extends_cache(one: _Set, serving: Serving, arch: Sequence[str]) -> bool:
     first, stored = one.kinds[0], one.stored
     fields: dict[str, Any]
     if serving.preset is not None:
-        cache = getattr(presets, serving.preset)(**preset_fields(one.facts, stored, serving))
+        given = preset_fields(one.facts, stored, serving)  # which knows the presets there are
+        cache = getattr(presets, serving.preset)(**given)
     else:
         apart = first.head_dim_v != first.head_dim_k
         axes = "page layer token head dim"
