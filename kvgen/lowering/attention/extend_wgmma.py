@@ -71,7 +71,7 @@ def wgmma_file(name: str) -> str:
 
 def tile_tokens(kernels: KernelSet) -> int:
     """Tokens of a tile: what sums, scores and weights leave registers and shared memory for."""
-    return 128 if max(kernels.kv.head_dim, kernels.kv.v_dim) <= 192 else 80
+    return 128 if max(kernels.kv.head_dim, kernels.kv.v_dim) <= 192 else 64
 
 
 def applies(kernels: KernelSet, cols: int, invariant: bool) -> str:
