@@ -51,10 +51,10 @@ SETS: Final = dict(
     mixed=scaled("mixed", 16, 2, 64, (2, 1), **MIXED),
     pairs=scaled("pairs", 16, 2, 64, (2, 2), dtype="i4", scale_dtype="f16", zero=True, block=Block(dim=64)),
     many_rows=scaled("many_rows", 16, 2, 64, (2, 2), dtype="i4", scale_dtype="f16", zero=True, block=Block(dim=32), rows=20),
-    nvfp4=scaled("nvfp4", 32, 2, 64, (8, 8), dtype="e2m1", scale_dtype="e4m3", recipe="global", block=Block(dim=16)),
+    nvfp4=scaled("nvfp4", 32, 2, 64, (4, 4), dtype="e2m1", scale_dtype="e4m3", recipe="global", block=Block(dim=16)),
     codes_of_k=scaled("codes_of_k", 16, 2, 64, (1, 1), k_quant=Quant(dtype="e5m2")),  # V is bf16
     codes_of_v=scaled("codes_of_v", 16, 2, 64, (1, 1), v_quant=Quant(dtype="e4m3", scale_dtype="f32")),  # K is
-    max=scaled("max", 16, 2, 64, (8, 8), dtype="e2m1", scale_dtype="e4m3", recipe="max"),
+    max=scaled("max", 16, 2, 64, (4, 4), dtype="e2m1", scale_dtype="e4m3", recipe="max"),
     max_short=scaled("max_short", 8, 1, 40, (1, 1), arch="sm_80", dtype="e2m1", scale_dtype="e4m3", recipe="max"),
     max_swizzled=scaled("max_swizzled", 128, 2, 128, (4, 4), dtype="e2m1", scale_dtype="e4m3", recipe="max", order="swizzled"),
     nvfp4_rows=scaled("nvfp4_rows", 1, 1, 128, (8, 8), dtype="e2m1", scale_dtype="e4m3", recipe="global", block=Block(dim=16)),
@@ -120,8 +120,8 @@ def test_oracle(name: str, move: Any) -> None:
     assert found[0] == found[1] == found[2]
 
 
-# Scales of K and V that a thread loads; of two heads half the threads load those of both.
-LOADED: Final = dict(words=4, odd=2, one_head=2, lonely=2, mixed=2, nvfp4=16, nvfp4_rows=16)
+# Scales of K and V that a thread loads; where a word has those of two heads half the threads load them.
+LOADED: Final = dict(words=4, odd=2, one_head=2, lonely=2, mixed=2, nvfp4=8, nvfp4_rows=16)
 
 
 @needs_tool

@@ -218,18 +218,17 @@ def issue_slots(cache: Cache, n_tiles: int) -> float:
     """The part of one sub-core's issue slots that tokens take which come at the bandwidth of its multiprocessor, estimated: what
     they would take if all warps lay on that sub-core. By warp instructions of a token and kv head."""
     segments = [parts[0] for parts in cache.storage.roles.values()]
+    uses = [scale_use(s, role) for s, role in zip(segments, ("key", "value"), strict=True)]
     nbytes, dims = sum(map(row_bytes, segments)), sum(s.size for s in segments)
-    tile = 160 / 32  # waiting, page ids, addresses: of 32 tokens
+    tile = 80 / 32  # waiting, page ids, addresses: of 32 tokens
     access = 2 * nbytes / 512  # a copy and an ldmatrix of 512 bytes
     places = 0 if run_of(cache, 16) else 5 * nbytes / 512  # an address a row, by shuffles
-    softmax = n_tiles * 2.5  # ten for each of a lane's scores, of which a token and 8 columns have a quarter
     products = n_tiles * dims / 256  # of 16 tokens and 16 dims
+    # Ten for each of a lane's scores, of which a token and 8 columns have a quarter; six for its scale.
+    softmax = n_tiles * (2.5 + 1.5 * uses.count("token"))
     # Registers of two elements are 64 of a token's to a warp: of codes each is widened, of groups of dims scaled too.
-    uses = [scale_use(s, role) for s, role in zip(segments, ("key", "value"), strict=True)]
-    widen = (
-        sum((s.quant is not None) + use.endswith("_groups") for s, use in zip(segments, uses, strict=True)) * dims / 128
-    )
-    return (tile + access + places + softmax + products + widen) / (nbytes / REACHABLE)
+    widened = sum((s.quant is not None) + use.endswith("_groups") for s, use in zip(segments, uses, strict=True))
+    return (tile + access + places + products + softmax + widened * dims / 128) / (nbytes / REACHABLE)
 
 
 @dataclass(frozen=True)
@@ -366,7 +365,9 @@ def scale_run(segment: Segment, role: str, heads: int = 1) -> int:
         return 1
     region, size = scales.region, scales.dtype.bytes
     own = scales.groups * (1 + scales.zero)
-    aligned, beside = math.gcd(own, segment.scale_vector), _beside(region, heads * own, heads)
+    aligned, beside = math.gcd(own, segment.scale_vector), _beside(region, own, 1)
+    if beside * size < 4:  # no more than a word: a wider copy would ask more of where pools begin than one head's does
+        beside = math.gcd(_beside(region, heads * own, heads), 4 // size)
     if aligned * size >= 4 or beside * size >= 4:
         return aligned if aligned * size >= 4 else beside
     # Where the number of tokens is known only at run time their rows lie one after another.
