@@ -44,7 +44,7 @@ __device__ __forceinline__ void copy_runs_async(bool& failed, uint32_t stage, co
   using Copies = TileCopies<Tile>;
 #pragma unroll
   for (uint32_t r = 0; r < kRuns; ++r) {
-    const PageRef page = cache.page(ids[r]);
+    const auto page = cache.page(ids[r]);
     const uint32_t base = tile * Tile::kTokens + r * Tile::kRun, offset = base % cache.page_tokens;
     const uint32_t k_to = stage + r * Tile::kRun * Tile::kKeyPitch, v_to = stage + Tile::kTokens * Tile::kKeyPitch + r * Tile::kRun * Tile::kValuePitch;
     const uint8_t* keys = (const uint8_t*)element_at<typename Tile::K>(page, offset, head, 0);
@@ -72,7 +72,7 @@ template <typename Tile, typename Cache, typename Scales = NoTileScales>
 __device__ __forceinline__ void copy_tokens_async(bool& failed, uint32_t stage, const Cache& cache, const PageIds& id, const KvChunk& chunk,
                                                   uint32_t tile, uint32_t head, uint32_t thread, uint64_t* errors, const Scales& scales = {}) {
   using Copies = TileCopies<Tile>;
-  const PageRef page = cache.page(id);
+  const auto page = cache.page(id);
   const uint32_t token = tile * Tile::kTokens + threadIdx.x % 32 % Tile::kTokens, offset = token % cache.page_tokens;
   const bool live = token >= chunk.begin && token < chunk.end, good = live && page.valid;
   Copies::Keys::scattered(stage, good ? (const uint8_t*)element_at<typename Tile::K>(page, offset, head, 0) : nullptr, thread);
