@@ -7,8 +7,9 @@ no trip without that work executes more. Branches on what never happens together
 only of loops within the loop (`holds_loops`) it has one trip, however many they make.
 
 The marks: an atomic; a copy that may write zeros instead; -infinity put in the place of a score; shuffles that reduce; the
-out-of-line code of diverged warps; an mbarrier that is asked once more. A mark counts only where some way round is without it
-that fetches as well: a kernel that reduces by shuffles in every trip, or whose copies are all conditional, has them counted.
+out-of-line code of diverged warps; an mbarrier that is asked once more; rows that registers take past the copies. A mark counts
+only where some way round is without it that fetches as well: a kernel that reduces by shuffles in every trip, or whose copies
+are all conditional, has them counted.
 """
 
 from __future__ import annotations
@@ -144,6 +145,7 @@ _MARKS: Final[tuple[Callable[[Block], bool], ...]] = (
     _copies,
     lambda block: any(_MASKS.search(x.text) for x in block.code),
     lambda block: block.has("SHFL.BFLY"),
+    lambda block: block.has("LDG.E.128"),
 )
 
 

@@ -127,9 +127,9 @@ def hindrance(kernels: KernelSet, rows: int, asks: bool = False) -> str:
         if len(parts) > 1:
             return f"{role.upper()} has parts of its own"
         why = segment_hindrance(parts[0])
-        if not why and parts[0].quant is not None and parts[0].quant.residual:
-            if role == "v" or cache.dtype != "f16" or lower(cache).table.window:
-                why = "tokens that wait to be quantized, of V, of bf16 or in a ring"
+        waits = parts[0].quant is not None and parts[0].quant.residual
+        if not why and waits and (role == "v" or cache.dtype != "f16" or lower(cache).table.window):
+            why = "tokens that wait to be quantized; those of K alone, f16 and in no ring, have a form of tensor cores"
         if why:
             return f"{role.upper()}: {why}"
     if 4 * -(-cache.v_dim // 16) > _room(cache.storage.roles["v"][0], rows, asks):
@@ -239,7 +239,12 @@ def issue_slots(cache: Cache, n_tiles: int) -> float:
     # Registers of two elements are 64 of a token's to a warp: of codes each is widened, of groups of dims scaled too.
     uses = [scale_use(s, role) for s, role in zip(segments, ("key", "value"), strict=True)]
     widen = (
-        sum((s.quant is not None) + use.endswith(("_groups", "_channels")) for s, use in zip(segments, uses, strict=True)) * dims / 128
+        sum(
+            (s.quant is not None) + use.endswith(("_groups", "_channels"))
+            for s, use in zip(segments, uses, strict=True)
+        )
+        * dims
+        / 128
     )
     return (tile + access + places + softmax + products + widen) / (nbytes / REACHABLE)
 

@@ -1,9 +1,11 @@
 // K whose scales and zero points are those of channels over a group of tokens, as KIVI has them, and the newest tokens, which wait in 16 bits.
 //
 // A tile's tokens are of one group, so that a tile has one scale and one zero point a dim: they are copied into its stage with the rows and
-// multiplied into fragments, a = code * scale - zero * scale as f16. Tiles of tokens that wait take rows of f16 in the place of codes.
+// applied to fragments, a = (code - zero) * scale as f16: the product of zero and scale, rounded, would be off the same way for all tokens of a
+// group, which shows in their LSE. Tiles of tokens that wait take rows of f16 in the place of codes.
 #pragma once
 
+#include "../memory/cp_async.cuh"
 #include "mma_tile.cuh"
 
 // The scales of a tile, and behind each its zero point, in its stage.
@@ -61,9 +63,9 @@ struct KeyChannels {
         const uint32_t first = dim_in_word<typename K::Element>(i, 0), second = dim_in_word<typename K::Element>(i, 1);
         uint32_t (&to)[4] = a[half * Keys::kHalfSteps + i / 2];
         if constexpr (K::kZero) {
-          const uint32_t scale = permute(words[first], words[second], 0x5410), zero = multiply_halves(scale, permute(words[first], words[second], 0x7632) ^ 0x80008000u);
-          to[i % 2 * 2] = multiply_add_halves(to[i % 2 * 2], scale, zero);
-          to[i % 2 * 2 + 1] = multiply_add_halves(to[i % 2 * 2 + 1], scale, zero);
+          const uint32_t scale = permute(words[first], words[second], 0x5410), less = permute(words[first], words[second], 0x7632) ^ 0x80008000u;
+          to[i % 2 * 2] = multiply_halves(add_halves(to[i % 2 * 2], less), scale);
+          to[i % 2 * 2 + 1] = multiply_halves(add_halves(to[i % 2 * 2 + 1], less), scale);
         } else {
           const uint32_t scale = permute(words[first / 2], words[second / 2], first % 2 == 0 ? (second % 2 == 0 ? 0x5410 : 0x7610) : (second % 2 == 0 ? 0x5432 : 0x7632));
           to[i % 2 * 2] = multiply_halves(to[i % 2 * 2], scale);
