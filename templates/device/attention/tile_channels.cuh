@@ -8,32 +8,45 @@
 #include "../memory/cp_async.cuh"
 #include "mma_tile.cuh"
 
-// The scales of a tile, and behind each its zero point, in its stage.
-template <typename S, uint32_t kTokens>
+// The scales of a tile, and behind each its zero point, in its stage, where kThreads threads copy them.
+template <typename S, uint32_t kTokens, uint32_t kThreads>
 struct TileChannels {
   static constexpr bool kGrouped = false;
   static constexpr uint32_t kEach = 1 + S::kZero, kStageBytes = S::kSize * kEach * sizeof(typename S::Scale), kExpandedBytes = 0;
   static constexpr uint32_t kWidest = S::kScaleVector * sizeof(typename S::Scale), kCopyBytes = kWidest < 16 ? kWidest : 16, kCopies = kStageBytes / kCopyBytes;
   static_assert(S::kResidual % kTokens == 0 && kCopyBytes >= 4 && kStageBytes % 16 == 0);
+  struct Loaded {
+    uint32_t e[1], stage, offset;  // as TileScales has it; unused
+  };
 
+  // Copies can begin at the scales of every page.
+  template <typename Cache>
+  __device__ static __forceinline__ bool aligned(const Cache&) { return true; }
+  // Starts the copies of the scales of the tile's group, `offset` tokens into the page; zeros where no token of the tile is asked for.
   template <typename Cache, typename Page>
-  __device__ static __forceinline__ bool aligned(const Cache&, const Page&) { return true; }
-  // Starts the copies of the scales of the group of the tile, which begins at `offset` of the page, by kThreads threads.
-  template <uint32_t kThreads, uint32_t kRows, typename Cache, typename Page>
-  __device__ static __forceinline__ void copy_run(uint32_t stage, const Cache& cache, const Page& page, uint32_t thread, uint32_t, uint32_t offset, uint32_t head) {
-    copy_any<kThreads, kRows>(stage, cache, page, thread, 0, offset, head, 0, 1);
-  }
-  // The same, or zeros where no token of the tile is asked for.
-  template <uint32_t kThreads, uint32_t kRows, typename Cache, typename Page>
-  __device__ static __forceinline__ void copy_any(uint32_t stage, const Cache& cache, const Page& page, uint32_t thread, uint32_t, uint32_t offset, uint32_t head,
+  __device__ static __forceinline__ void copy_some(uint32_t stage, const Cache& cache, const Page& page, uint32_t thread, uint32_t, uint32_t offset, uint32_t head,
                                                    uint32_t begin, uint32_t end) {
-    static_assert(kRows == kTokens);
     const uint8_t* from = (const uint8_t*)scale_at<S>(cache, page, offset, head, 0);
 #pragma unroll
     for (uint32_t i = 0; i < (kCopies + kThreads - 1) / kThreads; ++i) {
       const uint32_t copy = i * kThreads + thread;
       if (copy < kCopies) cp_async<kCopyBytes>(stage + copy * kCopyBytes, from + copy * kCopyBytes, begin < end);
     }
+  }
+  // As TileScales has them.
+  template <typename Cache, typename Page>
+  __device__ static __forceinline__ void copy_run(uint32_t stage, const Cache& cache, const Page& page, uint32_t thread, uint32_t first, uint32_t offset, uint32_t head) {
+    copy_some(stage, cache, page, thread, first, offset, head, 0, 1);
+  }
+  template <typename Cache, typename Page>
+  __device__ static __forceinline__ void copy_any(uint32_t stage, const Cache& cache, const Page& page, uint32_t thread, uint32_t first, uint32_t offset, uint32_t head,
+                                                  uint32_t begin, uint32_t end) {
+    copy_some(stage, cache, page, thread, first, offset, head, begin, end);
+  }
+  template <typename Cache, typename Page>
+  __device__ static __forceinline__ void store_and_load(Loaded&, uint32_t stage, const Cache& cache, const Page& page, uint32_t thread, uint32_t first, uint32_t offset,
+                                                        uint32_t head, uint32_t begin, uint32_t end) {
+    copy_some(stage, cache, page, thread, first, offset, head, begin, end);
   }
 };
 

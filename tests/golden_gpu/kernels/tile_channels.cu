@@ -24,14 +24,22 @@ extern "C" __global__ void channel_dims(uint32_t* out) {
 // [step, lane, register] of codes, and of rows; the scales as they come into the stage, and zeros in their place.
 extern "C" __global__ void channel_fragments(const uint32_t* codes, f16* scales, const f16* rows, uint32_t* scaled, uint32_t* waiting, uint32_t* staged) {
   using Keys = TileShape<Tile>::Keys;
-  using Channels = TileChannels<Tile::K, 16>;
+  using Channels = TileChannels<Tile::K, 16, 32>;
   __shared__ alignas(16) uint32_t tile[16 * Tile::kKeyPitch / 4];
   __shared__ alignas(16) uint8_t stage[2][Channels::kStageBytes];
   const uint32_t lane = threadIdx.x, at = matrix_address(tile) + Keys::offset(lane, Tile::kKeyPitch);
   const PageRef page = {nullptr, scales, nullptr, 0, Fault::none, true};
   for (uint32_t i = lane; i < sizeof(tile) / 4; i += 32) tile[i] = codes[i];
-  if (Channels::aligned(Cache{}, page)) Channels::copy_run<32, 16>((uint32_t)__cvta_generic_to_shared(stage[0]), Cache{}, page, lane, 0, 0, 1);
-  Channels::copy_any<32, 16>((uint32_t)__cvta_generic_to_shared(stage[1]), Cache{}, page, lane, 0, 0, 1, 3, 3);
+  const uint32_t first = (uint32_t)__cvta_generic_to_shared(stage[0]), second = (uint32_t)__cvta_generic_to_shared(stage[1]);
+  Channels::Loaded loaded = {{}, first, 0};
+  if (Channels::aligned(Cache{})) Channels::copy_run(first, Cache{}, page, lane, 0, 0, 1);
+  Channels::copy_any(second, Cache{}, page, lane, 0, 0, 1, 3, 4);
+  cp_async_commit();
+  cp_async_wait<0>();
+  Channels::store_and_load(loaded, second, Cache{}, page, lane, 0, 0, 1, 3, 4);
+  cp_async_commit();
+  cp_async_wait<0>();
+  Channels::copy_some(second, Cache{}, page, lane, 0, 0, 1, 3, 3);
   cp_async_commit();
   cp_async_wait<0>();
   __syncwarp();
