@@ -28,11 +28,11 @@ def scaled(
     name: str, page: int, heads: int, dim: int, runs: tuple[int, int], **quant: Any
 ) -> tuple[KernelSet, tuple[int, int]]:
     """A set with decode alone, and how many scales of K and of V a copy brings."""
-    rows, arch = quant.pop("rows", 1), quant.pop("arch", "sm_90a")
+    rows, arch, kind = quant.pop("rows", 1), quant.pop("arch", "sm_90a"), quant.pop("kind", "bf16")
     own: dict[str, Any] = {"quant": Quant(**quant)} if "dtype" in quant else quant
-    if len(own) == 1 and "quant" not in own:  # codes beside rows of bf16: tensors of their own
+    if (len(own) == 1 and "quant" not in own) or kind == "f16":  # K and V are no neighbours
         own["layout"] = Layout(k="page layer token head dim", v="page layer token head dim")
-    cache = Paged(dtype="bf16", kv_heads=heads, head_dim=dim, page_size=page, **own)
+    cache = Paged(dtype=kind, kv_heads=heads, head_dim=dim, page_size=page, **own)
     decode = ops.Decode(rows=rows)
     return KernelSet(name=f"scales_{name}", q_heads=2 * heads, cache=cache, ops=(decode,), arch=(arch,)), runs
 
@@ -42,6 +42,17 @@ MIXED: Final[dict[str, Any]] = {
     "k_quant": Quant(dtype="i8", scale_dtype="bf16"),
     "v_quant": Quant(dtype="e4m3", scale_dtype="f32"),
 }
+
+
+def kivi(tokens: int, codes: Literal["i4", "i8"], zero: bool) -> dict[str, Any]:
+    """K with a scale a channel over `tokens`, the newest of which wait; V with one a group of 32 dims."""
+    keys = Block(token=tokens, dim=1)
+    return {
+        "k_quant": Quant(dtype=codes, scale_dtype="f16", zero=zero, block=keys, residual=tokens),
+        "v_quant": Quant(dtype=codes, scale_dtype="f16", zero=True, block=Block(dim=32)),
+    }
+
+
 SETS: Final = dict(
     words=scaled("words", 16, 4, 64, (2, 2), **I8),  # a word has the scales of the block's two heads
     odd=scaled("odd", 16, 3, 64, (1, 1), **I8),  # or those of one and a neighbour's
@@ -57,6 +68,10 @@ SETS: Final = dict(
     max=scaled("max", 16, 2, 64, (4, 4), dtype="e2m1", scale_dtype="e4m3", recipe="max"),
     max_short=scaled("max_short", 8, 1, 40, (1, 1), arch="sm_80", dtype="e2m1", scale_dtype="e4m3", recipe="max"),
     max_swizzled=scaled("max_swizzled", 128, 2, 128, (4, 4), dtype="e2m1", scale_dtype="e4m3", recipe="max", order="swizzled"),
+    kivi=scaled("kivi", 64, 2, 64, (1, 2), kind="f16", **kivi(32, "i4", True)),
+    kivi_signed=scaled("kivi_signed", 32, 1, 96, (1, 2), kind="f16", arch="sm_80", **kivi(16, "i4", False)),
+    kivi_bytes=scaled("kivi_bytes", 64, 2, 64, (1, 2), kind="f16", **kivi(64, "i8", True)),
+    kivi_plain=scaled("kivi_plain", 16, 1, 32, (1, 2), kind="f16", **kivi(16, "i8", False)),
     nvfp4_rows=scaled("nvfp4_rows", 1, 1, 128, (8, 8), dtype="e2m1", scale_dtype="e4m3", recipe="global", block=Block(dim=16)),
 )  # fmt: skip
 

@@ -163,6 +163,8 @@ def hindrance(kernels: KernelSet, *, fixed: bool = False) -> str:
         why = mma.segment_hindrance(parts[0])
         if not why and mma.has_tables(parts[0], "key" if role == "k" else "value"):
             why = "values that are rounded again through e4m3"
+        if not why and parts[0].quant is not None and parts[0].quant.residual:
+            why = "tokens that wait to be quantized"
         if why:
             return f"{role.upper()}: {why}"
     found = shape(kernels, fixed=fixed)

@@ -133,6 +133,9 @@ def hindrance(kernels: KernelSet, rows: int, asks: bool = False) -> str:
         if len(parts) > 1:
             return f"{role.upper()} has parts of its own"
         why = segment_hindrance(parts[0])
+        waits = parts[0].quant is not None and parts[0].quant.residual
+        if not why and waits and (role == "v" or cache.dtype != "f16" or lower(cache).table.window):
+            why = "tokens that wait to be quantized; those of K alone, f16 and in no ring, have a form of tensor cores"
         if why:
             return f"{role.upper()}: {why}"
     if 4 * -(-cache.v_dim // 16) > _room(cache.storage.roles["v"][0], rows, asks):
@@ -150,12 +153,25 @@ def segment_hindrance(segment: Segment) -> str:
     if any(a != Axis(a.name) for a in region.axes if a.name in ("token", "head")) or region.stride_of("token") is None:
         return "tokens are no fixed step apart"
     if segment.quant is not None and segment.quant.residual:
-        return "tokens that wait to be quantized"
-    if segment.scales is not None and not scale_use(segment, "key"):
+        why = _waiting_hindrance(segment)
+        if why:
+            return f"tokens that wait to be quantized, {why}"
+    elif segment.scales is not None and not scale_use(segment, "key"):
         return "scales of groups of dims that f16 cannot hold, or of fewer dims than a register has"
     if segment.vector * region.dtype.bits < 32 or row_bytes(segment) % 4:
         return "rows are not aligned to 4 bytes"
     return ""
+
+
+def _waiting_hindrance(segment: Segment) -> str:
+    """What device/attention/tile_channels.cuh does not do of K whose newest tokens wait, V's apart; empty where it does all."""
+    scales, quant = segment.scales, segment.quant
+    assert scales is not None and quant is not None and quant.residual is not None
+    if scales.dtype.name != "f16" or quant.codes.name not in ("i4", "u4", "i8", "u8"):
+        return "whose scales or codes are no f16 and integers"
+    if quant.residual % 16 or segment.scale_vector * 2 < 4:
+        return f"{quant.residual} of them a group: no whole tiles"
+    return "with a last group of dims that is short" if segment.size % 32 else ""
 
 
 def scale_use(segment: Segment, role: str) -> str:
@@ -163,6 +179,8 @@ def scale_use(segment: Segment, role: str) -> str:
     scales, quant = segment.scales, segment.quant
     if scales is None or quant is None:
         return "none"
+    if quant.residual:
+        return "key_channels" if role == "key" and not _waiting_hindrance(segment) else ""
     if scales.array:
         return "" if scales.zero else "given"
     if scales.groups == 1 and not scales.zero and not segment.global_scale:
@@ -210,7 +228,7 @@ def heads_together(cache: Cache) -> int:
         s.block[1] == 1 and s.region is not None and s.region.stride_of("head") == s.groups * (1 + s.zero)
         for s in scales
     )
-    runs = run_of(cache, 16) > 0
+    runs = run_of(cache, 16) > 0 and not any(s.quant is not None and s.quant.residual for s in segments)
     return MOST_HEADS if scales and beside and runs and cache.kv_heads % MOST_HEADS == 0 else 1
 
 
@@ -227,7 +245,9 @@ def issue_slots(cache: Cache, n_tiles: int) -> float:
     # Ten for each of a lane's scores, of which a token and 8 columns have a quarter; six for its scale.
     softmax = n_tiles * (2.5 + 1.5 * uses.count("token"))
     # Registers of two elements are 64 of a token's to a warp: of codes each is widened, of groups of dims scaled too.
-    widened = sum((s.quant is not None) + use.endswith("_groups") for s, use in zip(segments, uses, strict=True))
+    widened = sum(
+        (s.quant is not None) + use.endswith(("_groups", "_channels")) for s, use in zip(segments, uses, strict=True)
+    )
     return (tile + access + places + products + softmax + widened * dims / 128) / (nbytes / REACHABLE)
 
 
@@ -322,6 +342,8 @@ def shape(kernels: KernelSet, rows: int, asks: bool = False) -> Shape | None:
     ):
         if tokens > 16 and 4 * dims * n_tiles > LONG_REGISTERS:
             continue
+        if k.quant is not None and k.quant.residual and k.quant.residual % tokens:
+            continue  # a tile's tokens share K's scales
         heads = min(together, warps)
         teams = warps // heads
         stage, merged, held = of(tokens, heads, teams)
@@ -361,7 +383,7 @@ def scale_run(segment: Segment, role: str, heads: int = 1) -> int:
     leave unaligned. 0 where the 4-byte word that holds one may reach past its page's scales.
     """
     scales = segment.scales
-    if scales is None or scales.region is None or scale_use(segment, role) in ("none", "given"):
+    if scales is None or scales.region is None or scale_use(segment, role) in ("none", "given", "key_channels"):
         return 1
     region, size = scales.region, scales.dtype.bytes
     own = scales.groups * (1 + scales.zero)
@@ -396,6 +418,8 @@ def copied_scale_bytes(segment: Segment, role: str, tokens: int, heads: int = 1)
     use, scales = scale_use(segment, role), segment.scales
     if scales is None or use in ("none", "given"):
         return 0
+    if use == "key_channels":
+        return segment.size * (1 + scales.zero) * scales.dtype.bytes
     run = max(scale_run(segment, role, heads), 1)
     return tokens * heads * scales.groups * (1 + scales.zero) // run * max(4, run * scales.dtype.bytes)
 
