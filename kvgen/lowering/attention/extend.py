@@ -31,8 +31,9 @@ from kvgen.spec.mask import TREE_ROWS
 # Warps of a block, tiles of 16 columns of each, and tokens of a tile, the best first: what a warp reads of K and V serves 32
 # columns, or the tensor cores wait for shared memory.
 _BLOCKS: Final = ((4, 2, 64), (4, 2, 32), (8, 1, 64), (8, 1, 32), (4, 1, 32), (4, 1, 16))
-# Registers beside sums, scores and weights of a tile: addresses, page ids, operands, what columns see; more where sums are added up
-# at fixed cuts. All that a kernel may seem to need, and all with which Q stays in registers: the compiler needs some to overlap trips.
+# Registers beside sums, scores and weights of a tile: addresses, page ids, operands, what columns see; more where sums are
+# added up at fixed cuts. Then what a kernel may seem to need, and what it may need with Q in registers: the compiler takes
+# some more to overlap trips.
 _OTHER_REGISTERS: Final = 54
 _CUT_REGISTERS: Final = 26
 _MOST_REGISTERS: Final = 240
