@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from kvgen.lowering.attention.extend import ExtendContext
+from kvgen.lowering.attention.extend_wgmma import ExtendWgmmaContext
 from kvgen.lowering.attention.mma import SIZES, Stages, TensorContext
 from kvgen.lowering.attention.simt import SimtContext
 from kvgen.lowering.attention.wgmma import ARCH as WGMMA_ARCH
@@ -26,7 +27,7 @@ BLOCK_CHARGE: Final = 1 << 10
 def attention(kernels: KernelSet, op: Op, plan: KernelPlan, archs: Sequence[str]) -> dict[str, Any] | None:
     """The decisions of an attention kernel, which is for `archs`, as JSON values; None for others, planners among them."""
     context = plan.context
-    if isinstance(op, Extend) and isinstance(context, ExtendContext):
+    if isinstance(op, Extend) and isinstance(context, ExtendContext | ExtendWgmmaContext):
         return _extend(kernels, op, plan, context, archs)
     if not isinstance(op, Decode | MlaDecode) or not isinstance(
         context, TensorContext | SimtContext | MlaDecodeContext | MlaWgmmaContext
@@ -90,10 +91,27 @@ def attention(kernels: KernelSet, op: Op, plan: KernelPlan, archs: Sequence[str]
 
 
 def _extend(
-    kernels: KernelSet, op: Extend, plan: KernelPlan, context: ExtendContext, archs: Sequence[str]
+    kernels: KernelSet, op: Extend, plan: KernelPlan, context: ExtendContext | ExtendWgmmaContext, archs: Sequence[str]
 ) -> dict[str, Any]:
     walk, why = op.walk(kernels)
     rings = {}
+    if isinstance(context, ExtendWgmmaContext):
+        nbytes = 2 * context.tokens * (context.k.size + context.v.size)
+        ring = {"stages": context.stages, "blocks": 1, "bytes_in_flight": (context.stages - 1) * nbytes}
+        return {
+            "walk": walk,
+            "why": why,
+            "split": op.split,
+            "chunk": None,
+            "block_columns": context.cols,
+            "block_rows": context.cols // context.d.group,
+            "tile_tokens": context.tokens,
+            "warps": 8,
+            "warp_columns": context.cols // 8,
+            "query": "shared memory",
+            "blocks_per_multiprocessor": 1,
+            "rings": dict.fromkeys(archs, ring),
+        }
     for arch in archs:
         count, room = (
             stages_on(context.stages, arch),
