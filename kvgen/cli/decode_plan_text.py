@@ -40,6 +40,7 @@ def attention(kernels: KernelSet, op: Op, plan: KernelPlan, archs: Sequence[str]
         "rows": d.rows,
         "columns": d.rows * d.group,
         "tiles_of_columns": d.tiles,
+        "kv_heads_of_block": d.heads,
         "split": op.split,
         "chunk": op.chunk if op.split == "invariant" else None,
     }
@@ -174,9 +175,11 @@ def attention_text(found: dict[str, Any]) -> list[str]:
         if tiles > 1
         else "one block has them all"
     )
+    several = found["kv_heads_of_block"]
+    together = f", of {several} neighbouring kv heads, a warp of each team a head" if several > 1 else ""
     lines = [
         f"{found['walk']}: {found['why']}",
-        f"columns  {columns}: {_rows(rows)} of {heads}; a block has room for {found['block_columns']}, {shared}",
+        f"columns  {columns}: {_rows(rows)} of {heads}; a block has room for {found['block_columns']}{together}, {shared}",
     ]
     if found.get("percent_of_reachable"):
         least, most = found["percent_of_reachable"]
@@ -189,8 +192,8 @@ def attention_text(found: dict[str, Any]) -> list[str]:
             f"tiles    {tokens} token{'s' if tokens > 1 else ''} a warp, {found['lanes']} lanes each, {teams} warps"
         )
     else:
-        several = f"{teams} teams of {_warps(warps)} take tiles in turn" if teams > 1 else f"a team of {_warps(warps)}"
-        lines.append(f"tiles    {tokens} tokens; {several}, with a ring of tiles in shared memory")
+        turns = f"{teams} teams of {_warps(warps)} take tiles in turn" if teams > 1 else f"a team of {_warps(warps)}"
+        lines.append(f"tiles    {tokens} tokens; {turns}, with a ring of tiles in shared memory")
         lines += _rings(found)
     how = {
         "none": "none: a block for each request",

@@ -94,7 +94,7 @@ def limits(wanted: Decoded, given: Terms, q: Raw, row: int) -> tuple[Floats, Flo
         factor = 3 if getattr(given.score, "softcap", None) is not None else 2
         error = factor * np.abs(low - right).max() + 2 * _unsettled(right, given.out)
         some = np.isfinite(wanted.lse[row])
-        far = np.abs(low_lse - wanted.lse[row], where=some, out=np.zeros(len(right))).max()
+        far = np.abs(np.subtract(low_lse, wanted.lse[row], where=some, out=np.zeros(len(right)))).max()
         return error + rounding, lse_allowed * base + factor * far
     return allowed, lse_allowed * base
 

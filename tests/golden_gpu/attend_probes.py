@@ -94,12 +94,13 @@ def _scales(way: Way, rng: np.random.Generator) -> Array:
     return (rng.uniform(0.2, 2, (2, HEADS, DIMS)) / 50).astype(np.float16)
 
 
-def _inputs(way: Way, seed: int) -> dict[str, Array]:
+def _inputs(way: Way, seed: int, chunks: tuple[tuple[int, ...], ...] = CHUNKS, rows: int = ROWS) -> dict[str, Array]:
+    """Of these chunks, the last number of which may be a first column."""
     rng = np.random.default_rng(seed)
     shape = (PAGES, IN_PAGE, HEADS, DIMS)
     keys, values = rng.standard_normal(shape), np.exp2(rng.uniform(-4, 4, shape))  # sums of V do not cancel
     keys[5:8] *= 3
-    if way.kernel == "tile_special":
+    if way.kernel.endswith("_special"):
         for page, token, dim, x in SPECIAL:
             values[page, token, HEAD, dim] = x
     if way.scaled == "tables":  # two codes a byte; V is not negative
@@ -112,13 +113,13 @@ def _inputs(way: Way, seed: int) -> dict[str, Array]:
         "values": pattern(values.astype(way.kind)),
         "scales": pattern(_scales(way, rng)),
         "table": np.array(TABLE, np.uint32),
-        "chunks": np.array([[*own, 0, 1, 0, 0, 0, 0] for own in CHUNKS], np.uint32),
-        "q": pattern(rng.standard_normal((ROWS, HEADS * GROUP, DIMS)).astype(BF16)),
-        "max": np.full((len(CHUNKS), way.cols), UNUSED, np.uint32),
-        "sum": np.full((len(CHUNKS), way.cols), UNUSED, np.uint32),
-        "out": np.full((len(CHUNKS), way.cols, DIMS), UNUSED, np.uint32),
-        "failures": np.full(len(CHUNKS), UNUSED, np.uint32),
-        "errors": np.zeros(len(CHUNKS), np.uint64),
+        "chunks": np.array([[*own[:6], 0, 1, 0, 0, 0, *(own[6:] or [0])] for own in chunks], np.uint32),
+        "q": pattern(rng.standard_normal((rows, HEADS * GROUP, DIMS)).astype(BF16)),
+        "max": np.full((len(chunks), way.cols), UNUSED, np.uint32),
+        "sum": np.full((len(chunks), way.cols), UNUSED, np.uint32),
+        "out": np.full((len(chunks), way.cols, DIMS), UNUSED, np.uint32),
+        "failures": np.full(len(chunks), UNUSED, np.uint32),
+        "errors": np.zeros(len(chunks), np.uint64),
     }
 
 
@@ -230,20 +231,21 @@ def _stages_inputs() -> dict[str, Array]:
     }
 
 
+def _stage(arrays: Arrays, chunks: tuple[tuple[int, ...], ...], tile: int) -> Array:
+    """K and V of the first tile's tokens; zeros where these are not the chunk's, or their page is not there."""
+    out = np.zeros((len(chunks), 2, tile, DIMS), np.uint16)
+    for n, (b, _, _, _, begin, end, *_) in enumerate(chunks):
+        for at in range(tile):
+            token = begin // tile * tile + at
+            page = TABLE[b][token // IN_PAGE]
+            if begin <= token < end and page < PAGES:
+                for role, memory in enumerate(("keys", "values")):
+                    out[n, role, at] = arrays[memory][page, token % IN_PAGE, HEAD]
+    return out.view(np.uint32)
+
+
 def _stages(arrays: Arrays) -> dict[str, Wanted]:
-    """K and V of a tile's tokens; zeros where these are not the chunk's, or their page is not there."""
-    found = {}
-    for name, tile in (("runs", 32), ("tokens", 16)):
-        out = np.zeros((len(CHUNKS), 2, tile, DIMS), np.uint16)
-        for n, (b, _, _, _, begin, end) in enumerate(CHUNKS):
-            for at in range(tile):
-                token = begin // tile * tile + at
-                page = TABLE[b][token // IN_PAGE]
-                if begin <= token < end and page < PAGES:
-                    for role, memory in enumerate(("keys", "values")):
-                        out[n, role, at] = arrays[memory][page, token % IN_PAGE, HEAD]
-        found[name] = exact(out.view(np.uint32))
-    return found
+    return {name: exact(_stage(arrays, CHUNKS, tile)) for name, tile in (("runs", 32), ("tokens", 16))}
 
 
 # What these are made of ---------------------------------------------------------------------------------------------

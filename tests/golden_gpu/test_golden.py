@@ -95,6 +95,9 @@ CALLED_IN = {
     "convert_rows": (f"{KERNELS}/convert_rows.cu",),
     "plan_kv": (f"{KERNELS}/plan_kv.cu",),
     "plan_keys": (f"{KERNELS}/plan_keys.cu",),
+    "plan_rows": (f"{KERNELS}/plan_rows.cu",),
+    "row_tile": (f"{KERNELS}/row_tile.cu",),
+    "extend_tiles": (f"{KERNELS}/extend_tiles.cu", f"{KERNELS}/row_tile.cu"),
     "quantize": (f"{KERNELS}/quantize.cu",),
     "segment": (f"{KERNELS}/segment.cu",),
     **{
@@ -105,7 +108,16 @@ CALLED_IN = {
     **dict.fromkeys(("store_heads", "row_norm", "write_rows"), (f"{KERNELS}/write_rows.cu",)),
     **{
         name: (f"{KERNELS}/{name}.cu",)
-        for name in ("ring", "fp4_tables", "split_kv", "latent", "latent_tile", "latent_wgmma", "wgmma")
+        for name in (
+            "ring",
+            "fp4_tables",
+            "tile_channels",
+            "split_kv",
+            "latent",
+            "latent_tile",
+            "latent_wgmma",
+            "wgmma",
+        )
     },
     "columns": (f"{KERNELS}/columns.cu", f"{KERNELS}/split_kv.cu"),
     "merge": (f"{KERNELS}/split_kv.cu",),
@@ -183,7 +195,7 @@ def test_every_kernel_of_the_device_library_is_launched() -> None:
     """A call in a kernel that no probe launches would probe nothing."""
     written = re.compile(
         r'extern "C" __global__ void (?:__\w+\([^)]*\) )?(\w+)\('
-        r"|^(?:SEGMENT|AMAX|ASYMMETRIC|HEADS|SLOTS|ADD|QUANTIZED|ATTEND)\((\w+),",
+        r"|^(?:SEGMENT|AMAX|ASYMMETRIC|HEADS|SLOTS|ADD|QUANTIZED|ATTEND|PARTIALS)\((\w+),",
         re.M,
     )
     for unit in {p.unit for p in probes() if p.name.startswith("library_")}:

@@ -133,6 +133,9 @@ def hindrance(kernels: KernelSet, rows: int, asks: bool = False) -> str:
         if len(parts) > 1:
             return f"{role.upper()} has parts of its own"
         why = segment_hindrance(parts[0])
+        waits = parts[0].quant is not None and parts[0].quant.residual
+        if not why and waits and (role == "v" or cache.dtype != "f16" or lower(cache).table.window):
+            why = "tokens that wait to be quantized; those of K alone, f16 and in no ring, have a form of tensor cores"
         if why:
             return f"{role.upper()}: {why}"
     if 4 * -(-cache.v_dim // 16) > _room(cache.storage.roles["v"][0], rows, asks):
@@ -150,12 +153,25 @@ def segment_hindrance(segment: Segment) -> str:
     if any(a != Axis(a.name) for a in region.axes if a.name in ("token", "head")) or region.stride_of("token") is None:
         return "tokens are no fixed step apart"
     if segment.quant is not None and segment.quant.residual:
-        return "tokens that wait to be quantized"
-    if segment.scales is not None and not scale_use(segment, "key"):
+        why = _waiting_hindrance(segment)
+        if why:
+            return f"tokens that wait to be quantized, {why}"
+    elif segment.scales is not None and not scale_use(segment, "key"):
         return "scales of groups of dims that f16 cannot hold, or of fewer dims than a register has"
     if segment.vector * region.dtype.bits < 32 or row_bytes(segment) % 4:
         return "rows are not aligned to 4 bytes"
     return ""
+
+
+def _waiting_hindrance(segment: Segment) -> str:
+    """What device/attention/tile_channels.cuh does not do of K whose newest tokens wait, V's apart; empty where it does all."""
+    scales, quant = segment.scales, segment.quant
+    assert scales is not None and quant is not None and quant.residual is not None
+    if scales.dtype.name != "f16" or quant.codes.name not in ("i4", "u4", "i8", "u8"):
+        return "whose scales or codes are no f16 and integers"
+    if quant.residual % 16 or segment.scale_vector * 2 < 4:
+        return f"{quant.residual} of them a group: no whole tiles"
+    return "with a last group of dims that is short" if segment.size % 32 else ""
 
 
 def scale_use(segment: Segment, role: str) -> str:
@@ -163,6 +179,8 @@ def scale_use(segment: Segment, role: str) -> str:
     scales, quant = segment.scales, segment.quant
     if scales is None or quant is None:
         return "none"
+    if quant.residual:
+        return "key_channels" if role == "key" and not _waiting_hindrance(segment) else ""
     if scales.array:
         return "" if scales.zero else "given"
     if scales.groups == 1 and not scales.zero and not segment.global_scale:
@@ -210,7 +228,7 @@ def heads_together(cache: Cache) -> int:
         s.block[1] == 1 and s.region is not None and s.region.stride_of("head") == s.groups * (1 + s.zero)
         for s in scales
     )
-    runs = run_of(cache, 16) > 0
+    runs = run_of(cache, 16) > 0 and not any(s.quant is not None and s.quant.residual for s in segments)
     return MOST_HEADS if scales and beside and runs and cache.kv_heads % MOST_HEADS == 0 else 1
 
 
@@ -218,18 +236,19 @@ def issue_slots(cache: Cache, n_tiles: int) -> float:
     """The part of one sub-core's issue slots that tokens take which come at the bandwidth of its multiprocessor, estimated: what
     they would take if all warps lay on that sub-core. By warp instructions of a token and kv head."""
     segments = [parts[0] for parts in cache.storage.roles.values()]
+    uses = [scale_use(s, role) for s, role in zip(segments, ("key", "value"), strict=True)]
     nbytes, dims = sum(map(row_bytes, segments)), sum(s.size for s in segments)
-    tile = 160 / 32  # waiting, page ids, addresses: of 32 tokens
+    tile = 80 / 32  # waiting, page ids, addresses: of 32 tokens
     access = 2 * nbytes / 512  # a copy and an ldmatrix of 512 bytes
     places = 0 if run_of(cache, 16) else 5 * nbytes / 512  # an address a row, by shuffles
-    softmax = n_tiles * 2.5  # ten for each of a lane's scores, of which a token and 8 columns have a quarter
     products = n_tiles * dims / 256  # of 16 tokens and 16 dims
+    # Ten for each of a lane's scores, of which a token and 8 columns have a quarter; six for its scale.
+    softmax = n_tiles * (2.5 + 1.5 * uses.count("token"))
     # Registers of two elements are 64 of a token's to a warp: of codes each is widened, of groups of dims scaled too.
-    uses = [scale_use(s, role) for s, role in zip(segments, ("key", "value"), strict=True)]
-    widen = (
-        sum((s.quant is not None) + use.endswith("_groups") for s, use in zip(segments, uses, strict=True)) * dims / 128
+    widened = sum(
+        (s.quant is not None) + use.endswith(("_groups", "_channels")) for s, use in zip(segments, uses, strict=True)
     )
-    return (tile + access + places + softmax + products + widen) / (nbytes / REACHABLE)
+    return (tile + access + places + products + softmax + widened * dims / 128) / (nbytes / REACHABLE)
 
 
 @dataclass(frozen=True)
@@ -323,6 +342,8 @@ def shape(kernels: KernelSet, rows: int, asks: bool = False) -> Shape | None:
     ):
         if tokens > 16 and 4 * dims * n_tiles > LONG_REGISTERS:
             continue
+        if k.quant is not None and k.quant.residual and k.quant.residual % tokens:
+            continue  # a tile's tokens share K's scales
         heads = min(together, warps)
         teams = warps // heads
         stage, merged, held = of(tokens, heads, teams)
@@ -362,11 +383,13 @@ def scale_run(segment: Segment, role: str, heads: int = 1) -> int:
     leave unaligned. 0 where the 4-byte word that holds one may reach past its page's scales.
     """
     scales = segment.scales
-    if scales is None or scales.region is None or scale_use(segment, role) in ("none", "given"):
+    if scales is None or scales.region is None or scale_use(segment, role) in ("none", "given", "key_channels"):
         return 1
     region, size = scales.region, scales.dtype.bytes
     own = scales.groups * (1 + scales.zero)
-    aligned, beside = math.gcd(own, segment.scale_vector), _beside(region, heads * own, heads)
+    aligned, beside = math.gcd(own, segment.scale_vector), _beside(region, own, 1)
+    if beside * size < 4:  # no more than a word: a wider copy would ask more of where pools begin than one head's does
+        beside = math.gcd(_beside(region, heads * own, heads), 4 // size)
     if aligned * size >= 4 or beside * size >= 4:
         return aligned if aligned * size >= 4 else beside
     # Where the number of tokens is known only at run time their rows lie one after another.
@@ -395,6 +418,8 @@ def copied_scale_bytes(segment: Segment, role: str, tokens: int, heads: int = 1)
     use, scales = scale_use(segment, role), segment.scales
     if scales is None or use in ("none", "given"):
         return 0
+    if use == "key_channels":
+        return segment.size * (1 + scales.zero) * scales.dtype.bytes
     run = max(scale_run(segment, role, heads), 1)
     return tokens * heads * scales.groups * (1 + scales.zero) // run * max(4, run * scales.dtype.bytes)
 

@@ -12,7 +12,7 @@ struct Cache {
 constexpr uint32_t kTile = 16, kMostLines = 8, kHead = 1, kHidden = 5;  // tokens 5 to 7 are no live ones
 
 // Pages, shifted by `kOff` scales: where they are not aligned to copies of kRun scales these are loaded, which leaves the same in the stage.
-// The last of kOwn + 1 neighbouring heads is looked at.
+// The last of kOwn + 1 neighbouring heads is looked at; of several, copies that must be out of any pool wait for what they load.
 template <typename S, ScaleUse kUse, uint32_t kRun, uint32_t kOff = 0, uint32_t kOwn = 0>
 __device__ __forceinline__ void held(uint8_t* stage, uint8_t* expanded, void* scales, const uint32_t* codes, uint32_t* out) {
   constexpr uint32_t kFirst = kHead - kOwn, kThreads = 32 / 2;  // of a page
@@ -28,10 +28,11 @@ __device__ __forceinline__ void held(uint8_t* stage, uint8_t* expanded, void* sc
   const Staged staged = {to, &loaded}, next = {(uint32_t)__cvta_generic_to_shared(expanded), &loaded};
   const PageRef ref = cache.nth_page(page);
   const uint32_t thread = lane % kThreads, first = page * kTokens, end = page == 0 ? kHidden : kTokens;
-  if (!Scales::aligned(cache)) Scales::store_and_load(loaded.keys, to, cache, ref, thread, first, 0, kFirst, 0, end);
+  if (kOwn > 0 && (page == 0 || !Scales::aligned(cache))) Scales::copy_any(to, cache, ref, thread, first, 0, kFirst, 0, end);
+  else if (!Scales::aligned(cache)) Scales::store_and_load(loaded.keys, to, cache, ref, thread, first, 0, kFirst, 0, end);
   else if (page == 0) Scales::copy_some(to, cache, ref, thread, first, 0, kFirst, 0, end);
   else staged.copy_run(cache, ref, thread, first, 0, kFirst);
-  next.fetch(cache, ref, thread, first, 0, kFirst, 0, 0);  // what was loaded reaches its stage
+  if constexpr (kOwn == 0) next.fetch(cache, ref, thread, first, 0, kFirst, 0, 0);  // what was loaded reaches its stage
   cp_async_commit();
   cp_async_wait<0>();
   __syncwarp();

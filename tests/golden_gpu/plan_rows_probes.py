@@ -1,0 +1,268 @@
+"""The planner of extend (kernels/plan_rows.cu): rows of requests, tiles of their columns, and where keys are cut."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from typing import Final
+
+import numpy as np
+
+from tests.golden_gpu.compare import Wanted
+from tests.golden_gpu.memory_probes import exact
+from tests.golden_gpu.numbers import Array
+from tests.golden_gpu.probe import Arrays, Probe, u32
+from tests.golden_gpu.split_kv_probes import CLAIMED, FAULTY, LENGTH, MAX, OFFSETS
+
+UNIT: Final = "plan_rows"
+LONGEST, TOLD, TILES = 400, 16, 800
+
+
+@dataclass(frozen=True)
+class Split:
+    """A plan: threads, columns of a tile, query heads of a kv head, rows of a request at most, tokens of a tile and of a chunk
+    (0: cut into equal parts), tokens that a row sees (0: all); what a launch says of cuts."""
+
+    threads: int
+    cols: int
+    group: int
+    most_rows: int
+    tile: int
+    chunk: int
+    window: int
+    share: int
+    max_slots: int
+    slots: int
+
+    def seen(self, whole: list[int], i: int) -> tuple[int, int]:
+        """What row i sees of its request."""
+        rows, tokens, begin, end = whole[2:6]
+        position = tokens - rows + i
+        if self.window == 0:
+            return begin, end
+        first, last = max(position - self.window + 1, 0), min(position + 1, tokens)
+        return max(begin, first), min(end, last) if position >= 0 else 0
+
+
+BALANCED: Final = Split(64, 16, 3, 40, 16, 0, 150, share=4, max_slots=300, slots=0)
+FIXED: Final = Split(32, 32, 4, 24, 16, 48, 0, share=6, max_slots=700, slots=5)
+
+
+def _bucket(keys: int) -> int:
+    """Eight from each power of two to the next."""
+    exponent = max(keys.bit_length() - 1, 0)
+    return 255 - 8 * exponent - max(8 * keys // 2**exponent - 8, 0)
+
+
+def _claims(offsets: list[int], num_rows: int, most: int) -> list[tuple[int, int, int]]:
+    """First row, rows and kind of each request: ranges follow one another, up to the largest offset so far."""
+    found, largest = [], offsets[0]
+    for begin, end in pairwise(offsets):
+        before, largest = largest, max(largest, end)
+        first, rows = min(before, num_rows), min(largest, num_rows) - min(before, num_rows)
+        good = before == begin and largest == end <= num_rows and rows <= most
+        found.append((first, rows, CLAIMED if good else FAULTY))
+    return found
+
+
+def _whole(split: Split, b: int, claim: tuple[int, int, int], tokens: int, most: int) -> list[int]:
+    """A request as one chunk."""
+    row, rows, kind = claim
+    chunk = [b, row, rows, tokens, 0, 0, 0, 1, 0, 0, 0, 0]
+    if kind == FAULTY:
+        chunk[3], chunk[9] = row, OFFSETS
+    elif tokens > LONGEST or most == MAX:
+        chunk[9] = LENGTH
+    else:
+        chunk[5] = min(tokens, most)
+        first = max(tokens - rows, 0) - split.window + 1 if split.window else 0
+        chunk[4] = min(max(first, 0), chunk[5])
+    return chunk
+
+
+def _tile(split: Split, whole: list[int], n: int) -> tuple[list[int], int]:
+    """Tile n of a request, and its tiles of keys."""
+    first = n * split.cols
+    last = min((first + split.cols - 1) // split.group, whole[2] - 1)
+    begin = end = 0
+    if whole[9] == 0:
+        begin = split.seen(whole, first // split.group)[0]
+        end = max(begin, split.seen(whole, last)[1])
+    keys = (end - 1) // split.tile - begin // split.tile + 1 if end > begin else 1
+    return [*whole[:4], begin, end, *whole[6:11], first], keys
+
+
+def _cut(split: Split, tiles: Iterable[tuple[list[int], int]]) -> tuple[list[list[int]], int]:
+    """What is told of tiles, and the slots in use after them."""
+    found, slots = [], split.slots
+    for chunk, keys in tiles:
+        begin, end = chunk[4:6]
+        if keys <= split.share:
+            wanted = 1
+        elif split.chunk:
+            wanted = (end - 1) // split.chunk - begin // split.chunk + 1
+        else:
+            wanted = -(-keys // split.share)
+        slot = slots
+        slots += wanted if wanted > 1 else 0
+        count = wanted if slots <= split.max_slots else 1
+        if split.chunk:
+            cuts = [(begin // split.chunk + i) * split.chunk for i in range(1, count)]
+        else:
+            cuts = [(begin // split.tile + keys * i // count) * split.tile for i in range(1, count)]
+        own = [keys, count, wanted, slot if count > 1 else 0, _bucket(keys // count), begin, *cuts, end]
+        found.append(own[:TOLD] + [0] * (TOLD - len(own)))
+    return found, slots
+
+
+def _told(split: Split, wholes: Iterable[list[int]], end_row: int) -> dict[str, Wanted]:
+    tiles = [_tile(split, own, n) for own in wholes for n in range(-(-own[2] * split.group // split.cols))]
+    told, slots = _cut(split, tiles)
+    found = {"chunks": np.zeros((TILES, 12), np.uint32), "told": np.zeros((TILES, TOLD), np.uint32)}
+    found["chunks"][: len(tiles)] = [chunk for chunk, _ in tiles]
+    found["told"][: len(tiles)] = told
+    return {name: exact(x) for name, x in found.items()} | {
+        "end": exact(np.array([end_row, len(tiles), slots], np.uint32))
+    }
+
+
+def _plans() -> dict[str, Array]:
+    return {
+        "chunks": np.zeros((TILES, 12), np.uint32),
+        "told": np.zeros((TILES, TOLD), np.uint32),
+        "end": np.zeros(3, np.uint32),
+    }
+
+
+# Requests with offsets, cut into equal parts -----------------------------------------------------------------------------
+
+BATCH, ROWS = 150, 1000
+
+
+def _balanced_inputs() -> dict[str, Array]:
+    """Rows before the first request; too many rows, a wrong offset, and the last requests past the rows."""
+    rng = np.random.default_rng(280)
+    counts, lengths, valid = rng.integers(0, 13, BATCH), rng.integers(0, LONGEST + 1, BATCH), np.full(BATCH, 2**31 - 1)
+    counts[[7, 80]], lengths[[3, 30, 60]] = [40, 41], [-1, LONGEST + 1, 0]
+    lengths[100:120], valid[20:40], valid[41] = rng.integers(0, 20, 20), rng.integers(0, LONGEST, 20), -1
+    offsets = np.array([3, *accumulate(counts, initial=3)][1:], np.int32)
+    offsets[90] -= 30
+    offsets[-3:] = [ROWS - 2, ROWS + 3, ROWS + 4]
+    found = {"lengths": lengths.astype(np.int32), "valid": valid.astype(np.int32), "offsets": offsets}
+    return found | _plans()
+
+
+def _balanced(arrays: Arrays) -> dict[str, Wanted]:
+    lengths, valid = ([x if x >= 0 else MAX for x in arrays[name].tolist()] for name in ("lengths", "valid"))
+    claims = _claims(arrays["offsets"].tolist(), ROWS, BALANCED.most_rows)
+    wholes = [_whole(BALANCED, b, claims[b], lengths[b], valid[b]) for b in range(BATCH) if claims[b][1] > 0]
+    return _told(BALANCED, wholes, ROWS)
+
+
+# Requests of as many rows, cut at fixed places ---------------------------------------------------------------------------
+
+EVEN_BATCH, EVEN_EACH, EVEN_ROWS = 70, 20, 70 * 20 + 11
+
+
+def _fixed_inputs() -> dict[str, Array]:
+    lengths = np.random.default_rng(281).integers(0, LONGEST - EVEN_EACH + 1, EVEN_BATCH)
+    lengths[[3, 30, 31, 60]] = [-1, LONGEST - EVEN_EACH + 1, LONGEST - EVEN_EACH, 0]
+    return {"lengths": lengths.astype(np.int32)} | _plans()
+
+
+def _fixed(arrays: Arrays) -> dict[str, Wanted]:
+    """A length that is none stays none with the step's rows."""
+    wholes = []
+    for b, length in enumerate(arrays["lengths"].tolist()):
+        tokens = length + EVEN_EACH if length >= 0 else MAX
+        wholes.append(_whole(FIXED, b, (b * EVEN_EACH, EVEN_EACH, CLAIMED), tokens, MAX - 1))
+    return _told(FIXED, wholes, EVEN_BATCH * EVEN_EACH)
+
+
+# Their pieces ------------------------------------------------------------------------------------------------------------
+
+REQUESTS, STEP = 100, 300
+
+
+def _lists() -> Array:
+    """Offsets that are right, begin late, decrease, pass the rows, are none, or give a request too many rows."""
+    rng = np.random.default_rng(282)
+    found = np.stack([np.cumsum(rng.integers(0, 6, REQUESTS + 1)) for _ in range(8)]).astype(np.int64)
+    found[:4] -= found[:4, :1]
+    found[2, 50] = found[2, 40]
+    found[3, 20:] += 200
+    found[4, 70] = -1
+    found[5, 63:65] = [2**32 + 7, 0]
+    found[6, 10:] += 37
+    found[7] = rng.integers(0, STEP, REQUESTS + 1)
+    return np.where((found > STEP) & (np.arange(8)[:, None] < 2), STEP, found)
+
+
+def _claims_inputs() -> dict[str, Array]:
+    each = (8, REQUESTS)
+    return {
+        "offsets": _lists(),
+        "claims": np.zeros((*each, 4), np.uint32),
+        "largest": np.zeros(each, np.uint32),
+        "each": np.zeros((*each, 2), np.uint32),
+    }
+
+
+def _claimed(arrays: Arrays) -> dict[str, Wanted]:
+    claims, largest, even = [], [], []
+    for n, given in enumerate(arrays["offsets"].tolist()):
+        own = [x if 0 <= x < MAX else MAX for x in given]
+        claims.append([[b, *claim] for b, claim in enumerate(_claims(own, STEP, BALANCED.most_rows))])
+        rounds = [
+            max(own[: min(base + BALANCED.threads, REQUESTS) + 1]) for base in range(0, REQUESTS, BALANCED.threads)
+        ]
+        largest.append([rounds[b // BALANCED.threads] for b in range(REQUESTS)])
+        rows = (STEP + 1000 * n) // REQUESTS
+        kind = CLAIMED if rows <= BALANCED.most_rows else FAULTY
+        even.append([[b * rows << 8 | rows, kind] for b in range(REQUESTS)])
+    found = {"claims": claims, "largest": largest, "each": even}
+    return {name: exact(np.array(x, np.uint32)) for name, x in found.items()}
+
+
+WHOLE: Final = (3, 7, 101, 290, 17, 290, 0, 1, 0)
+
+
+def _numbers_inputs() -> dict[str, Array]:
+    rng = np.random.default_rng(283)
+    numbers = (2.0 ** rng.uniform(0, 31, 128)).astype(np.uint32)
+    numbers[:20], numbers[64:80], numbers[20] = np.arange(20), 0, 2**32 - 1
+    return {
+        "in": numbers,
+        "before": np.zeros((64, 4), np.uint32),
+        "buckets": np.zeros(64, np.uint32),
+        "tiles": np.zeros((64, 12), np.uint32),
+        "keys": np.zeros(64, np.uint32),
+    }
+
+
+def _numbers(arrays: Arrays) -> dict[str, Wanted]:
+    numbers = arrays["in"].tolist()
+    before = [[max(5, *numbers[:i], 0), max(5, *numbers[:64])] for i in range(64)]
+    second = [[max(before[0][1], *numbers[64 : 64 + i], 0), max(5, *numbers)] for i in range(64)]
+    tiles = [_tile(BALANCED, [*WHOLE, LENGTH if i % 8 == 7 else 0, 0, 0], i % 19) for i in range(64)]
+    found = {
+        "before": [[*a, *b] for a, b in zip(before, second, strict=True)],
+        "buckets": [_bucket(x) for x in numbers[:64]],
+        "tiles": [chunk for chunk, _ in tiles],
+        "keys": [keys for _, keys in tiles],
+    }
+    return {name: exact(np.array(x, np.uint32)) for name, x in found.items()}
+
+
+def probes() -> list[Probe]:
+    """All of this module."""
+    balanced = [u32(x) for x in (BATCH, ROWS, BALANCED.share, BALANCED.max_slots)]
+    fixed = [u32(x) for x in (EVEN_BATCH, EVEN_ROWS, FIXED.share, FIXED.max_slots)]
+    claims = [u32(REQUESTS), u32(STEP)]
+    return [
+        Probe("library_plan_rows_balanced", UNIT, "rows_balanced", _balanced_inputs, _balanced, 64, tail=balanced),
+        Probe("library_plan_rows_fixed", UNIT, "rows_fixed", _fixed_inputs, _fixed, 32, tail=fixed),
+        Probe("library_plan_rows_claims", UNIT, "rows_claims", _claims_inputs, _claimed, 64, (8, 1, 1), tail=claims),
+        Probe("library_plan_rows_numbers", UNIT, "rows_numbers", _numbers_inputs, _numbers, 64),
+    ]
