@@ -2,7 +2,7 @@
 
 from typing import Any, Final
 
-from kvgen.plan.params import Array, Count, Pool, Scalar, Size, TensorMap
+from kvgen.plan.params import Array, Count, Pool, PoolMap, Scalar, Size, TensorMap
 from kvgen.plan.split_plan import SplitPlan
 from kvgen.runtime.abi import ABI
 from kvgen.runtime.arrays import ArrayLike
@@ -47,6 +47,7 @@ __all__ = [
     "PlannedLauncher",
     "Pool",
     "PoolCache",
+    "PoolMap",
     "Role",
     "RoleCache",
     "RoleStrides",

@@ -33,7 +33,9 @@ from kvgen.spec.mask import TREE_ROWS
 _BLOCKS: Final = ((4, 2, 64), (4, 2, 32), (8, 1, 64), (8, 1, 32), (4, 1, 32), (4, 1, 16))
 # Registers beside sums, scores and Q: addresses, page ids, operands, what columns see.
 _OTHER_REGISTERS: Final = 70
-# And where sums are added up at fixed cuts.
+# All, with which Q stays in registers: the compiler needs some to overlap trips.
+_HELD_REGISTERS: Final = 224
+# More where sums are added up at fixed cuts.
 _CUT_REGISTERS: Final = 26
 _MOST_STAGES: Final = 4
 # Columns of q that a warp loads at once.
@@ -83,7 +85,8 @@ class Shape:
 
 @dataclass(frozen=True)
 class ExtendContext:
-    """Everything ops/extend.cu.j2 reads. Bytes are of a row, pitches from row to row in shared memory."""
+    """Everything ops/extend.cu.j2 reads. Bytes are of a row, pitches from row to row in shared memory; `wgmma_file` is the kernel
+    of sm_90a ("": this one)."""
 
     d: Attended
     k: SegmentContext
@@ -122,6 +125,7 @@ class ExtendContext:
     ranged: bool
     qk_scale: str
     usual_scale: bool
+    wgmma_file: str
 
 
 @dataclass(frozen=True)
@@ -180,7 +184,7 @@ def shape(kernels: KernelSet, *, fixed: bool = False) -> Shape | None:
     for warps, m_tiles, tokens in _BLOCKS:
         cols = 16 * m_tiles * warps
         working = m_tiles * (dims // 2 + tokens // 2) + _OTHER_REGISTERS + fixed * _CUT_REGISTERS
-        held = working + 4 * m_tiles * steps <= 255
+        held = working + 4 * m_tiles * steps <= _HELD_REGISTERS
         query = steps * cols // 8 * 256
         scales = sum(mma.copied_scale_bytes(x, role, tokens) for x, role in ((k, "key"), (v, "value")))
         expanded = sum(mma.expanded_scale_bytes(x, role, tokens) for x, role in ((k, "key"), (v, "value")))
@@ -262,6 +266,7 @@ def extend_context(kernels: KernelSet, d: Attended, scale: float, s: Shape, chun
         ranged=not plain,
         qk_scale=float_literal(scale),
         usual_scale=scale == 1 / math.sqrt(cache.head_dim),
+        wgmma_file="",
     )
 
 
