@@ -93,6 +93,12 @@ class TensorContext:
     expands: bool
     k_use: str
     v_use: str
+    k_moved: bool
+    v_moved: bool
+    k_groups: int
+    v_groups: int
+    k_sums: bool
+    k_zero: bool
     k_scale_run: int
     v_scale_run: int
     k_given: bool
@@ -151,7 +157,7 @@ def scale_use(segment: Segment, role: str) -> str:
         return "none"
     if scales.array:
         return "" if scales.zero else "given"
-    if scales.groups == 1 and not scales.zero and not segment.global_scale:
+    if not segment.global_scale and quant.recipe != "max" and _of_sums(segment, role):
         return "token"
     # A register has the codes of one group. e4m3 scales times e2m1 codes are exact in f16, f16 scales round once; but e2m1 is
     # widened to fractions of 2^14, which f16 scales would make subnormal.
@@ -160,6 +166,49 @@ def scale_use(segment: Segment, role: str) -> str:
     if scales.dtype.name not in ("f16", "e4m3") or (scales.dtype.name == "f16" and quant.codes.name == "e2m1"):
         return ""
     return f"{role}_groups"
+
+
+def _of_sums(segment: Segment, role: str) -> bool:
+    """Whether computed scales, and zero points, multiply sums of products in place of elements: where that takes fewer instructions."""
+    scales, bits = segment.scales, segment.region.dtype.bits
+    assert scales is not None
+    if not scales.zero and scales.groups == 1:
+        return True
+    # Codes with NaN or infinity are looked for in elements; sums of a group are of whole halves of 32 bytes.
+    if not integer_codes(segment) or (scales.groups > 1 and scales.block[2] * bits % 128):
+        return False
+    # Instructions a lane and 32 tokens, of which it has 4, of a tile of 8 columns, of which it has 2.
+    each = scales.groups * (1 + scales.zero)
+    if role == "key":
+        sums = 8 * each + 4 * each  # a multiply-add a score, conversions to f32
+    else:
+        # An exponential of its own, scale, largest, half a packing, half a movement; with a zero point it comes back, and adds up.
+        sums = 8 * scales.groups * (5 + 2 * scales.zero) - 8 * 5 + 4 * each
+    elements = segment.size * 32 // 2 // 32  # a multiplication of two elements
+    widened = elements if bits == 8 else elements * 3 // 4  # what elements need to be integers
+    pairs = 2 * each * 4  # expanded, and read
+    return sums <= elements + widened + pairs
+
+
+def integer_codes(segment: Segment) -> bool:
+    """Whether a segment has integer codes."""
+    return segment.quant is not None and segment.quant.codes.name in ("i8", "u8", "i4", "u4")
+
+
+def moved(segment: Segment, role: str) -> bool:
+    """Whether products take integer codes moved up to begin at zero (FromZero of device/attention/fragments.cuh)."""
+    return integer_codes(segment) and not scale_use(segment, role).endswith("_groups")
+
+
+def sum_groups(segment: Segment, role: str) -> int:
+    """Groups of dims whose products have sums of their own."""
+    return segment.scales.groups if segment.scales is not None and scale_use(segment, role) == "token" else 1
+
+
+def _query_sums(k: Segment) -> int:
+    """Sums of a column of q that move K's codes back: one a group, or none."""
+    zero = k.scales is not None and k.scales.zero
+    return sum_groups(k, "key") if moved(k, "key") and (zero or k.quant.codes.name in ("i8", "i4")) else 0  # type: ignore[union-attr]
 
 
 def _room(v: Segment, rows: int, asks: bool) -> int:
@@ -247,7 +296,7 @@ def shape(kernels: KernelSet, rows: int, asks: bool = False) -> Shape | None:
     cols = 8 * n_tiles * team_warps
     steps = -(-_bytes(k) // 32) * (16 // k.region.dtype.bits)
     plain = k.quant is None and v.quant is None
-    query = steps * cols // 8 * 256 + 4 * cols * (not plain)
+    query = steps * cols // 8 * 256 + 4 * cols * ((not plain) + _query_sums(k))
 
     def of(tokens: int, teams: int) -> tuple[int, int, int]:
         copied = sum(_copied_scale_bytes(x, role, tokens) for x, role in ((k, "key"), (v, "value")))
@@ -359,6 +408,12 @@ def tensor_context(kernels: KernelSet, d: Attended, scale: float, s: Shape) -> T
         expands=any(use.endswith("_groups") for use in (k_use, v_use)),
         k_use="none" if k_use == "given" else k_use,
         v_use="none" if v_use == "given" else v_use,
+        k_moved=moved(storage_k, "key"),
+        v_moved=moved(storage_v, "value"),
+        k_groups=sum_groups(storage_k, "key"),
+        v_groups=sum_groups(storage_v, "value"),
+        k_sums=bool(_query_sums(storage_k)),
+        k_zero=storage_k.scales is not None and storage_k.scales.zero,
         k_scale_run=scale_run(storage_k, "key"),
         v_scale_run=scale_run(storage_v, "value"),
         k_given=k_use == "given",

@@ -1,8 +1,8 @@
 // The scales of a tile's tokens: copied into its stage with the rows, a token a thread, and read there as products want them.
 //
-// A scale a token multiplies rows of S, and the weights of V, as f32. Scales of groups of dims, and zero points, are applied to
-// fragments, as f16: a = code * scale - zero * scale. They are expanded once a tile, from its stage to shared memory of the team. Scales that the
-// caller gives for all tokens are none of these.
+// token: scales of few groups of dims multiply sums of products, the rows of S, and the weights of V, as f32; so do zero points, which are
+// those of integer codes. key_groups, value_groups: those of many groups are applied to fragments, as f16: a = code * scale - zero * scale.
+// They are expanded once a tile, from its stage to shared memory of the team. Scales that the caller gives for all tokens are none of these.
 #pragma once
 
 #include "../memory/cp_async.cuh"
@@ -31,12 +31,17 @@ struct TileScales {
   static constexpr uint32_t kRun = How::kRun == 0 ? 1 : How::kRun, kCopies = kUse == ScaleUse::none ? 0 : kGroups * kEach / kRun;
   static constexpr uint32_t kCopyBytes = kRun * sizeof(Scale) < 4 ? 4 : kRun * sizeof(Scale);
   static constexpr bool kInWord = How::kRun > 0 && kRun * sizeof(Scale) < 4;  // a copy is a word with other scales in it
-  // In a stage: copy i of token t at (i * kTokens + t) * kCopyBytes.
+  // In a stage: copy i of token t at (i * kTokens + slot(t)) * kCopyBytes.
   static constexpr uint32_t kStageBytes = kCopies * kTokens * kCopyBytes;
   // Expanded, keys: every scale twice, for the two elements of a register; values: those of two tokens side by side.
   static constexpr uint32_t kEntry = kUse == ScaleUse::value_groups ? 2 : 4;
   static constexpr uint32_t kExpandedBytes = kGrouped ? kTokens * kGroups * kEach * kEntry : 0;
   static_assert(kCopyBytes <= 16 && kGroups * kEach % kRun == 0);
+
+  // Tokens that a lane has of scores, 8 apart, are neighbours where their scales are read together.
+  __device__ static __forceinline__ uint32_t slot(uint32_t token) {
+    return kUse == ScaleUse::token && !kInWord ? token % 8 * (kTokens / 8) + token / 8 : token;
+  }
 
   // Scale or zero point n of token `token`, out of its stage; `offset` is the token's in its page, which counts from a word.
   __device__ static __forceinline__ Scale read(const uint8_t* stage, uint32_t n, uint32_t token, uint32_t offset, uint32_t head) {
@@ -56,7 +61,7 @@ struct TileScales {
     for (uint32_t i = 0; i < kCopies; ++i) {
       uint64_t from = (uint64_t)(scale_at<S>(cache, page, offset, head, i * kRun / kEach * S::kBlockDims) + i * kRun % kEach);
       if constexpr (kInWord) from &= ~(uint64_t)3;
-      cp_async<kCopyBytes>(stage + (i * kTokens + token) * kCopyBytes, (const void*)from, live);
+      cp_async<kCopyBytes>(stage + (i * kTokens + slot(token)) * kCopyBytes, (const void*)from, live);
     }
   }
   // The same out of any page: one by one, and waited for here, where it does not begin so.
@@ -107,7 +112,7 @@ struct TileScales {
  private:
   // Where scale or zero point n of token `token` lies in a stage.
   __device__ static __forceinline__ uint32_t place(uint32_t n, uint32_t token, uint32_t offset, uint32_t head) {
-    const uint32_t copy = (n / kRun * kTokens + token) * kCopyBytes, in_copy = n % kRun * sizeof(Scale);
+    const uint32_t copy = (n / kRun * kTokens + slot(token)) * kCopyBytes, in_copy = n % kRun * sizeof(Scale);
     if constexpr (!kInWord) return copy + in_copy;
     return copy + (uint32_t)(S::scale_offset(offset, head, n / kEach * S::kBlockDims) + n % kEach) * (uint32_t)sizeof(Scale) % 4;
   }
@@ -136,15 +141,35 @@ struct TileScales {
   }
 };
 
-// The scale of each token of a tile, whose first token is `first` of the request, in its stage.
-template <typename Scales, typename Cache>
-struct TokenScales {
-  const uint8_t* stage;
-  const Cache& cache;
-  uint32_t first, head;
-  __device__ __forceinline__ float operator()(uint32_t token) const {
-    return to_f32(Scales::read(stage, 0, token, (first + token) % cache.page_tokens, head));
+// The scales and zero points of a lane's tokens of a tile, lane / 4 + 8i, of each group; `first` is the tile's first token in its request.
+template <typename Scales>
+struct LaneScales {
+  static constexpr uint32_t kEach = Scales::kEach, kOfToken = Scales::kGroups * kEach, kOfLane = Scales::kTokens / 8;
+  float e[kOfToken][kOfLane];
+
+  template <typename Cache>
+  __device__ __forceinline__ LaneScales(const uint8_t* stage, const Cache& cache, uint32_t first, uint32_t head) {
+    const uint32_t g = threadIdx.x % 32 / 4;
+    if constexpr (Scales::kInWord) {
+#pragma unroll
+      for (uint32_t i = 0; i < kOfLane; ++i)
+#pragma unroll
+        for (uint32_t n = 0; n < kOfToken; ++n) e[n][i] = to_f32(Scales::read(stage, n, g + 8 * i, (first + g + 8 * i) % cache.page_tokens, head));
+    } else {
+      using Scale = typename Scales::Scale;
+      constexpr uint32_t kRun = Scales::kRun, kAll = kRun * kOfLane, kAtOnce = kAll * sizeof(Scale) > 16 ? 16 / sizeof(Scale) : kAll;
+#pragma unroll
+      for (uint32_t copy = 0; copy < Scales::kCopies; ++copy)
+#pragma unroll
+        for (uint32_t from = 0; from < kAll; from += kAtOnce) {
+          const auto some = *(const Vec<Scale, kAtOnce>*)(stage + (copy * Scales::kTokens + Scales::slot(g)) * Scales::kCopyBytes + from * sizeof(Scale));
+#pragma unroll
+          for (uint32_t n = 0; n < kAtOnce; ++n) e[copy * kRun + (from + n) % kRun][(from + n) / kRun] = to_f32(some.e[n]);
+        }
+    }
   }
+  __device__ __forceinline__ float scale(uint32_t group, uint32_t i) const { return e[group * kEach][i]; }
+  __device__ __forceinline__ float zero(uint32_t group, uint32_t i) const { return e[group * kEach + kEach - 1][i]; }
 };
 
 // The scales of K and V of a tile, K's first, in its stage and where they are expanded to.
