@@ -31,6 +31,8 @@ struct TileScales {
   static constexpr uint32_t kRun = How::kRun == 0 ? 1 : How::kRun, kCopies = kUse == ScaleUse::none ? 0 : kGroups * kEach / kRun;
   static constexpr uint32_t kCopyBytes = kRun * sizeof(Scale) < 4 ? 4 : kRun * sizeof(Scale);
   static constexpr bool kInWord = How::kRun > 0 && kRun * sizeof(Scale) < 4;  // a copy is a word with other scales in it
+  // Whether a lane reads those of its tokens together.
+  static constexpr bool kTogether = kUse == ScaleUse::token && How::kRun > 0 && kRun * sizeof(Scale) == kCopyBytes;
   // In a stage: copy i of token t at (i * kTokens + slot(t)) * kCopyBytes.
   static constexpr uint32_t kStageBytes = kCopies * kTokens * kCopyBytes;
   // Expanded, keys: every scale twice, for the two elements of a register; values: those of two tokens side by side.
@@ -38,9 +40,9 @@ struct TileScales {
   static constexpr uint32_t kExpandedBytes = kGrouped ? kTokens * kGroups * kEach * kEntry : 0;
   static_assert(kCopyBytes <= 16 && kGroups * kEach % kRun == 0);
 
-  // Tokens that a lane has of scores, 8 apart, are neighbours where their scales are read together.
+  // Tokens that a lane has of scores, 8 apart, are neighbours there.
   __device__ static __forceinline__ uint32_t slot(uint32_t token) {
-    return kUse == ScaleUse::token && !kInWord ? token % 8 * (kTokens / 8) + token / 8 : token;
+    return kTogether ? token % 8 * (kTokens / 8) + token / 8 : token;
   }
 
   // Scale or zero point n of token `token`, out of its stage; `offset` is the token's in its page, which counts from a word.
@@ -150,7 +152,7 @@ struct LaneScales {
   template <typename Cache>
   __device__ __forceinline__ LaneScales(const uint8_t* stage, const Cache& cache, uint32_t first, uint32_t head) {
     const uint32_t g = threadIdx.x % 32 / 4;
-    if constexpr (Scales::kInWord) {
+    if constexpr (!Scales::kTogether) {
 #pragma unroll
       for (uint32_t i = 0; i < kOfLane; ++i)
 #pragma unroll
