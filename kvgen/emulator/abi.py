@@ -24,7 +24,7 @@ class LaunchInfo(ctypes.Structure):
         ("program", c_void_p), ("kernel", c_uint32), ("grid", c_uint32 * 3), ("block", c_uint32 * 3),
         ("cluster", c_uint32 * 3), ("dynamic_shared", c_uint32), ("schedule", c_uint32), ("buffer_count", c_uint32),
         ("workers", c_uint32), ("programmatic", c_uint32), ("level", c_uint32), ("probe", c_uint32),
-        ("padding", c_uint32), ("seed", c_uint64),
+        ("registers", c_uint32), ("seed", c_uint64),
         ("params", c_void_p), ("buffers", POINTER(BufferInfo)), ("executed", POINTER(c_uint64)),
         ("sites", POINTER(SiteCount)), ("site_count", c_uint64), ("peak_in_flight", c_uint64),
         ("warp_operations", c_uint64), ("barriers", c_uint64), ("switches", c_uint64),

@@ -28,8 +28,8 @@ _RUNTIME = Path(__file__).parent / "runtime"
 # Two units, compiled side by side: what executes, and what checks and counts. Whatever calls the other most is in one of them.
 _RUNTIME_SOURCES = (
     (
-        "fibers.cpp", "grid.cpp", "sync.cpp", "fragments.cpp", "wgmma.cpp", "mbarrier.cpp", "copies.cpp", "bulk.cpp", "tma.cpp",
-        "cluster.cpp", "calls.cpp", "print.cpp", "numbers.cpp", "machine.cpp",
+        "fibers.cpp", "grid.cpp", "sync.cpp", "fragments.cpp", "wgmma.cpp", "registers.cpp", "mbarrier.cpp", "copies.cpp",
+        "bulk.cpp", "tma.cpp", "cluster.cpp", "calls.cpp", "print.cpp", "numbers.cpp", "machine.cpp",
     ),
     (
         "faults.cpp", "counters.cpp", "checker.cpp", "shadow.cpp", "order.cpp", "proxy.cpp", "flights.cpp", "padding.cpp",
@@ -186,6 +186,7 @@ def _row_of(kernel: KernelFacts) -> dict[str, Any]:
 
 def _facts_from(row: dict[str, Any]) -> KernelFacts:
     sizes, offsets, limit, cluster = row["param_sizes"], row["param_offsets"], row["max_threads"], row["cluster"]
+    registers = row["registers"]
     lines, blocks = row["lines"], row["blocks"]
     return KernelFacts(
         name=str(row["name"]),
@@ -194,6 +195,7 @@ def _facts_from(row: dict[str, Any]) -> KernelFacts:
         param_bytes=int(str(row["param_bytes"])),
         static_shared=int(str(row["static_shared"])),
         max_threads=int(str(limit)) if limit is not None else None,
+        registers=int(str(registers)) if registers is not None else None,
         cluster=(int(cluster[0]), int(cluster[1]), int(cluster[2])) if isinstance(cluster, list) else None,
         lines=tuple(str(line) for line in lines),
         blocks=tuple(tuple((int(w), int(c), int(n)) for w, c, n in block) for block in blocks),

@@ -25,6 +25,7 @@ Mode = Literal["fast", "check", "hardware"]
 _MOST_WORKERS = 64
 _LARGEST_CLUSTER = 16
 _CALLER = re.compile(r"(:\d+)\|(?=[^\s|]+:\d)")  # "file:line|file:line": where the first was inlined
+_REGISTERS = 65536  # of a multiprocessor
 _SHARED_LIMIT = 232448  # 227 KiB: what one block may have on sm_90
 
 
@@ -85,6 +86,11 @@ class Kernel:
         """Bytes of statically declared shared memory."""
         return self._facts.static_shared
 
+    @property
+    def registers(self) -> int | None:
+        """A thread's at the start, where setmaxnreg moves them and the PTX says how many."""
+        return self._facts.registers
+
     def launch(
         self,
         grid: tuple[int, int, int],
@@ -97,6 +103,7 @@ class Kernel:
         workers: int | None = None,
         programmatic: bool = False,
         cluster: tuple[int, int, int] | None = None,
+        registers: int | None = None,
     ) -> Counters:
         """Run the kernel to its end.
 
@@ -105,7 +112,8 @@ class Kernel:
         can run do so: a number seeds a random one. `workers` is the most OS threads to spread blocks over, by default one
         a core; results and reports do not depend on it. `programmatic` launches as with programmatic stream serialization:
         check mode then faults on global memory that is touched before griddepcontrol.wait. `cluster` is how many blocks
-        share a cluster along each axis, by default what the kernel was compiled for.
+        share a cluster along each axis, by default what the kernel was compiled for. `registers` are a thread's where
+        setmaxnreg moves them, a cubin's count; by default what ptxas makes of the PTX.
 
         Raises EmulatorError for a launch that a GPU would refuse, KernelFault for what goes wrong inside.
         """
@@ -120,6 +128,7 @@ class Kernel:
         if not 1 <= workers <= _MOST_WORKERS:
             raise EmulatorError(f"workers: got {workers}; it is 1 to {_MOST_WORKERS}")
         params = self._pack(args)
+        registers = self._registers(registers, block)
         _check_buffers(buffers)
         infos = (BufferInfo * max(len(buffers), 1))()
         for i, b in enumerate(buffers):
@@ -131,7 +140,7 @@ class Kernel:
             raise EmulatorError(f"schedule: got {schedule!r}; it is 'ascending', 'descending' or a seed (an int >= 0)")
         info = LaunchInfo(
             kernel=self._index, grid=grid, block=block, cluster=cluster, dynamic_shared=dynamic_shared, schedule=kind,
-            seed=seed & (2**64 - 1), workers=workers, programmatic=int(programmatic), params=params[1],
+            seed=seed & (2**64 - 1), workers=workers, programmatic=int(programmatic), registers=registers, params=params[1],
             buffer_count=len(buffers), buffers=infos, executed=executed,
         )  # fmt: skip
         saved = Saved(buffers) if self._library.mode == "hardware" else None
@@ -153,6 +162,15 @@ class Kernel:
                 f"dynamic_shared: got {dynamic_shared} bytes beside {self._facts.static_shared} static ones; "
                 f"a block has at most {_SHARED_LIMIT} in all"
             )
+
+    def _registers(self, given: int | None, block: tuple[int, int, int]) -> int:
+        found = (self._facts.registers if given is None else given) or 0
+        threads = -(-block[0] * block[1] * block[2] // 32) * 32
+        if not 0 <= found <= 256 or found * threads > _REGISTERS:
+            raise EmulatorError(
+                f"registers: got {found} for each of {threads} threads; a thread has at most 256, a block {_REGISTERS}"
+            )
+        return found
 
     def _pack(self, args: Sequence[bytes]) -> tuple[ctypes.Array[ctypes.c_char], int]:
         sizes = self._facts.param_sizes

@@ -53,9 +53,12 @@ class Function:
 
 @dataclass(slots=True)
 class Entry(Function):
-    """A kernel. `max_threads` and `cluster` (blocks in x, y, z) are what its directives demand of a launch."""
+    """A kernel. `max_threads` and `cluster` (blocks in x, y, z) are what its directives demand of a launch, `max_registers` of
+    a thread and `min_blocks` of a multiprocessor what they demand of ptxas."""
 
     max_threads: int | None = None
+    max_registers: int | None = None
+    min_blocks: int | None = None
     cluster: tuple[int, int, int] | None = None
 
 
@@ -267,6 +270,10 @@ class _Parser:
             elif isinstance(found, Entry) and name == "reqnctapercluster" and 1 <= len(values) <= 3:
                 x, y, z = (*values, 1, 1)[:3]
                 found.cluster = (x, y, z)
+            elif isinstance(found, Entry) and name == "maxnreg" and len(values) == 1:
+                found.max_registers = values[0]
+            elif isinstance(found, Entry) and name == "minnctapersm" and len(values) == 1:
+                found.min_blocks = values[0]
             elif name == "pragma":
                 at = self.blank(self.text.find(";", at) + 1 or len(self.text))
                 continue

@@ -1,7 +1,7 @@
 """What a warpgroup does: wgmma, and setmaxnreg.
 
 Sums are rounded as those of mma.sync are, see tensor_ops.py; all products of one instruction and its accumulator are one
-sum. Register counts of setmaxnreg are checked for their form; what a block owns is not modelled.
+sum.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable
 
 from kvgen.emulator.context import Context, Handler, Instruction
-from kvgen.emulator.parser import Statement
+from kvgen.emulator.parser import Entry, Statement
 from kvgen.emulator.ptxtypes import TYPES
 from kvgen.emulator.tensor_ops import B32, BITS, accumulators, check_operand_types, form, take, words
 
@@ -19,6 +19,9 @@ _KINDS = ("f16", "bf16", "tf32", "e4m3", "e5m2", "s8", "u8")
 _INTEGER_N = (8, 16, 24, *range(32, 257, 16))
 _SHAPE = re.compile(r"m64n(\d+)k(\d+)$")
 _COPY = re.compile(r"(?:@!?\s*[%\w$]+\s+)?(?:mov|selp)\.[bfsu]32 ([%\w$]+), ([^{}]+)$")
+_SET_REGISTERS = re.compile(r"(?:@!?\s*[%\w$]+\s+)?setmaxnreg\.\S+ (\d+)")
+_REGISTERS = 65536  # of a multiprocessor
+_FEWEST = 24  # that setmaxnreg leaves a thread
 _SUMS = re.compile(r"(?:@!?\s*[%\w$]+\s+)?wgmma\.mma_async\.\S+ \{([^{}]*)\}")
 
 
@@ -41,6 +44,22 @@ def late_registers(statements: Iterable[Statement]) -> frozenset[str]:
             late.add(name)
             found += copies.get(name, ())
     return frozenset(late)
+
+
+def starting_registers(entry: Entry) -> int | None:
+    """What ptxas gives each thread of a kernel with setmaxnreg; None: there is none, or ptxas cannot know and drops it.
+
+    As many as .minnctapersm blocks of .maxntid threads leave room for, but no more than a setmaxnreg asks for.
+    """
+    counts = [int(m.group(1)) for s in entry.statements if (m := _SET_REGISTERS.match(s.text))]
+    if not counts:
+        return None
+    if entry.max_registers is not None:
+        return entry.max_registers
+    if entry.max_threads is None or entry.min_blocks is None:
+        return None
+    threads = -(-entry.max_threads // 32) * 32 * max(entry.min_blocks, 1)
+    return min(_REGISTERS // threads // 8 * 8, max(counts))
 
 
 def multiply(cx: Context, ins: Instruction) -> str:
@@ -116,15 +135,15 @@ def _shape(ins: Instruction) -> tuple[int, int]:
 
 
 def set_registers(cx: Context, ins: Instruction) -> str:
-    ins.modifiers.choice(("inc", "dec"))
+    takes = ins.modifiers.choice(("inc", "dec")) == "inc"
     ins.modifiers.choice(("sync",))
     ins.modifiers.choice(("aligned",))
     ins.modifiers.type("u32")
     ins.count(1)
     count = cx.integer(ins, ins.operands[0])
-    if count % 8 or not 24 <= count <= 256:
+    if count % 8 or not _FEWEST <= count <= 256:
         raise ins.fail(f"{count} registers: it is a multiple of 8 from 24 to 256")
-    return f"emu_setmaxnreg({ins.site()});"
+    return f"emu_setmaxnreg({count}, {int(takes)}, {ins.site()});"
 
 
 HANDLERS: dict[str, Handler] = {

@@ -14,12 +14,14 @@ from kvgen.emulator.functions import BasicBlock, FunctionWriter
 from kvgen.emulator.parser import Entry, Module
 from kvgen.emulator.symbols import Callee, Signature, Symbols
 from kvgen.emulator.variables import SharedLayout, initial, quoted, readable, storage
+from kvgen.emulator.wgmma_ops import starting_registers
 
 
 @dataclass(frozen=True, slots=True)
 class KernelFacts:
     """What a launch checks before it starts: parameter sizes and offsets in bytes, limits on the block, the cluster.
 
+    `registers` are a thread's at the start where setmaxnreg moves them and the PTX says how many.
     `blocks` says what the basic blocks are made of: (index in `lines`, index in CLASSES, instructions).
     """
 
@@ -29,6 +31,7 @@ class KernelFacts:
     param_bytes: int
     static_shared: int
     max_threads: int | None
+    registers: int | None
     cluster: tuple[int, int, int] | None
     lines: tuple[str, ...]
     blocks: Blocks
@@ -217,6 +220,7 @@ class _ModuleWriter:
                 param_bytes=writer.cx.param_bytes,
                 static_shared=window.nbytes,
                 max_threads=entry.max_threads,
+                registers=starting_registers(entry),
                 cluster=entry.cluster,
                 lines=tuple(lines),
                 blocks=tuple(

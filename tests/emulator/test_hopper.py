@@ -22,7 +22,7 @@ TILES = 11  # the ring of 4 goes round more than twice, and ends in its middle
 WITHOUT = {
     "INIT_FENCE": "proxy_fence",
     "INIT_BARRIER": "bad_mbarrier uninitialised race",
-    "EMPTY_WAIT": "in_flight race",
+    "EMPTY_WAIT": "in_flight race bad_mbarrier",
     "EXPECT": "deadlock bad_mbarrier in_flight race",
     "FULL_WAIT": "in_flight uninitialised race",
     "WGMMA_FENCE": "missing_fence",

@@ -7,7 +7,8 @@ import re
 import numpy as np
 import pytest
 
-from kvgen.emulator import KernelFault, Library, TranslateError
+from kvgen.compile.nvrtc import compile_text
+from kvgen.emulator import EmulatorError, KernelFault, Library, TranslateError
 from tests.emulator.conftest import Build
 from tests.emulator.programs import HEADER, entry, nvrtc_ptx, run
 from tests.support.over import over
@@ -64,7 +65,10 @@ FINE = {  # name: (code, what the first 128 threads find in out)
     "one_releases": ("READY FIRST { FENCE MMA(d, a, b) GO OUT(d[0]) } "
                      "SIGNAL OTHERS { AWAIT s[t] = 0; }", 16),
     "both_groups": ("READY FENCE MMA(d, a, b) GO OUT(d[0])", 16),
-    "registers_given": ("FIRST REGISTERS(dec, 40) OTHERS REGISTERS(inc, 232) OUT(7)", 7),
+    "registers_given": ("FIRST REGISTERS(dec, 40) OTHERS REGISTERS(inc, 216) OUT(7)", 7),
+    "registers_given_late": ("FIRST { BARRIER REGISTERS(dec, 40) } OTHERS { BARRIER REGISTERS(inc, 216) } OUT(7)", 7),
+    "registers_given_back": ("FIRST { REGISTERS(dec, 40) BARRIER REGISTERS(inc, 128) } "
+                             "OTHERS { REGISTERS(inc, 216) BARRIER REGISTERS(dec, 120) } OUT(7)", 7),
 }  # fmt: skip
 BUGS = {  # name: (code, kinds)
     "no_wait": ("READY FIRST { FENCE MMA(d, a, b) COMMIT OUT(d[0]) WAIT(0) }", "in_flight"),
@@ -106,6 +110,13 @@ BUGS = {  # name: (code, kinds)
                      "warp_mismatch"),
     "half_a_warp": ("READY FIRST { FENCE if (t & 16) { MMA(d, a, b) } GO OUT(d[0]) }", "warp_mask warp_mismatch"),
     "registers_of_three_warps": ("if (t < 96) REGISTERS(dec, 40) OUT(0)", "warp_mismatch"),
+    "registers_too_many": ("FIRST REGISTERS(dec, 24) OTHERS REGISTERS(inc, 240) OUT(0)", "bad_registers"),
+    "registers_too_few": ("FIRST REGISTERS(dec, 48) OTHERS REGISTERS(inc, 216) OUT(0)", "deadlock"),
+    "registers_behind_a_barrier": ("FIRST { BARRIER REGISTERS(dec, 40) } OTHERS { REGISTERS(inc, 216) BARRIER } OUT(0)",
+                                   "deadlock"),
+    "registers_both_take": ("REGISTERS(inc, 136) OUT(0)", "deadlock"),
+    "registers_upwards": ("REGISTERS(dec, 136) OUT(0)", "bad_registers"),
+    "registers_downwards": ("REGISTERS(inc, 128) REGISTERS(inc, 120) OUT(0)", "bad_registers"),
     "registers_differ": ("if (t < 32) REGISTERS(dec, 40) else REGISTERS(dec, 48) OUT(0)", "warp_mismatch"),
 }  # fmt: skip
 SCHEDULES = ["ascending", "descending", 4]
@@ -114,7 +125,7 @@ SCHEDULES = ["ascending", "descending", 4]
 def source(name: str, code: str) -> str:
     return f"""
 #line 1 "{name}.cu"
-extern "C" __global__ void {name}(float* out, int n) {{
+extern "C" __global__ void __launch_bounds__(256, 2) {name}(float* out, int n) {{
   DECLARE {code}
 }}
 """
@@ -158,6 +169,44 @@ def test_report_names_the_product(library: Library) -> None:
         launch(library, "no_wait", "ascending")
     with pytest.raises(KernelFault, match=r"the wgmma.mma_async\S+ issued at \S*by_itself.cu:2 may still read it"):
         launch(library, "overwritten_by_itself", "ascending")
+
+
+def test_registers_that_are_waited_for(library: Library) -> None:
+    with pytest.raises(
+        KernelFault, match=r"wait for 11264 more registers of the warpgroup, 10240 are free, in setmaxnreg.inc"
+    ):
+        launch(library, "registers_too_few", "ascending")
+    with pytest.raises(
+        KernelFault, match=r"240: 128 threads take 30720 registers and 128 others at least 3072, of 32768"
+    ):
+        launch(library, "registers_too_many", "ascending")
+    out = np.zeros(256, np.float32)
+    run(library, "registers_too_few", out, 5, block=256, registers=136)  # another ptxas may give more
+    with pytest.raises(EmulatorError, match="264 for each of 256 threads"):
+        run(library, "registers_too_few", out, 5, block=256, registers=264)
+
+
+BOUNDS = {
+    "__launch_bounds__(384, 1)": 168, "__launch_bounds__(256, 1)": 240, "__launch_bounds__(256, 2)": 128,
+    "__launch_bounds__(640, 1)": 96, "__maxnreg__(120)": 120, "__launch_bounds__(384)": None, "": None,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("bounds", BOUNDS)
+def test_registers_at_the_start_are_those_of_ptxas(bounds: str, build: Build) -> None:
+    code = "FIRST REGISTERS(dec, 24) OTHERS REGISTERS(inc, 240) OUT(0)"
+    text = PRELUDE + source("k", code).replace("__launch_bounds__(256, 2)", bounds)
+    library, found = build([nvrtc_ptx(text, arch="compute_90a")]), BOUNDS[bounds]
+    assert library.kernels["k"].registers == found
+    outcome = compile_text(text, ["--gpu-architecture=sm_90a", "--ptxas-options=-v"], "cubin")
+    assert outcome.ok
+    if found is not None:
+        assert f"Used {found} registers" in outcome.log
+        return
+    assert "'setmaxnreg' ignored; unable to determine register count" in outcome.log
+    with pytest.raises(KernelFault, match="ptxas drops it") as caught:
+        launch(library, "k", "ascending")
+    assert caught.value.kind == "bad_registers"
 
 
 def test_warpgroup_needs_four_warps(library: Library) -> None:

@@ -8,7 +8,7 @@ from typing import Any, Final, Literal
 import numpy as np
 import pytest
 
-from kvgen import Block, KernelSet, Paged, Quant, ops
+from kvgen import Block, KernelSet, Layout, Paged, Quant, ops
 from kvgen.lowering.attention import mma
 from tests.ops.test_decode import decode_scene
 from tests.support.batches import PLAIN
@@ -23,6 +23,8 @@ def scaled(
     """A set with decode alone, and how many scales of K and of V a copy brings."""
     rows = quant.pop("rows", 1)
     own: dict[str, Any] = {"quant": Quant(**quant)} if "dtype" in quant else quant
+    if len(own) == 1 and "quant" not in own:  # codes beside rows of bf16: tensors of their own
+        own["layout"] = Layout(k="page layer token head dim", v="page layer token head dim")
     cache = Paged(dtype="bf16", kv_heads=heads, head_dim=dim, page_size=page, **own)
     decode = ops.Decode(rows=rows)
     return KernelSet(name=f"scales_{name}", q_heads=2 * heads, cache=cache, ops=(decode,), arch=("sm_90a",)), runs
@@ -41,6 +43,8 @@ SETS: Final = dict(
     pairs=scaled("pairs", 16, 2, 64, (2, 2), dtype="i4", scale_dtype="f16", zero=True, block=Block(dim=64)),
     many_rows=scaled("many_rows", 16, 2, 64, (2, 2), dtype="i4", scale_dtype="f16", zero=True, block=Block(dim=32), rows=20),
     nvfp4=scaled("nvfp4", 32, 2, 64, (4, 4), dtype="e2m1", scale_dtype="e4m3", recipe="global", block=Block(dim=16)),
+    codes_of_k=scaled("codes_of_k", 16, 2, 64, (1, 1), k_quant=Quant(dtype="e5m2")),  # V is bf16
+    codes_of_v=scaled("codes_of_v", 16, 2, 64, (1, 1), v_quant=Quant(dtype="e4m3", scale_dtype="f32")),  # K is
     nvfp4_rows=scaled("nvfp4_rows", 1, 1, 128, (8, 8), dtype="e2m1", scale_dtype="e4m3", recipe="global", block=Block(dim=16)),
 )  # fmt: skip
 

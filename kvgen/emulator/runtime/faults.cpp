@@ -32,7 +32,13 @@ static size_t describe_fibers(char* out, size_t size, const Fiber* fibers, const
       case RUNNING: n += (size_t)snprintf(out + n, size - n, " lanes %08x running or spinning;", same); break;
       case EXITED: n += (size_t)snprintf(out + n, size - n, " lanes %08x exited;", same); break;
       case AT_CLUSTER: n += (size_t)snprintf(out + n, size - n, " lanes %08x wait at the cluster's barrier (%u of %u arrived) at %.*s;", same, worker->cluster_arrived, worker->alive, first, where); break;
-      case AT_WARP_OP: n += (size_t)snprintf(out + n, size - n, " lanes %08x wait in %s (mask %08x) at %.*s;", same, op, f.mask, first, where); break;
+      case AT_WARP_OP:
+        if (const u32 registers = awaited_registers(*f.block, f.warp)) {
+          n += (size_t)snprintf(out + n, size - n, " lanes %08x wait for %u more registers of the warpgroup, %u are free, in %s at %.*s;", same, registers, f.block->free_registers, op, first, where);
+          break;
+        }
+        n += (size_t)snprintf(out + n, size - n, " lanes %08x wait in %s (mask %08x) at %.*s;", same, op, f.mask, first, where);
+        break;
       case AT_MBARRIER:
         n += (size_t)snprintf(out + n, size - n, " lanes %08x wait at mbarrier ", same);
         n += describe_mbarrier(out + n, size - n, *f.block, f.barrier);

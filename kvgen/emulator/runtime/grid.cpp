@@ -70,6 +70,7 @@ void begin_block(Worker& w, Block& b, u32 rank, const u32* position) {
   memset(b.warps, 0, sizeof b.warps);
   memset(b.barriers, 0, sizeof b.barriers);
   begin_warpgroups(b);
+  b.free_registers = 0;
   const u32 extent = emu_static_bytes > kernel->dynamic_offset + emu_dynamic_bytes ? emu_static_bytes : kernel->dynamic_offset + emu_dynamic_bytes;
   memset(b.shared, FILLS[launch->probe], extent);
   for (u32 t = 0; t < thread_count; t++) {

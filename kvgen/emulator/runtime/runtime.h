@@ -63,6 +63,7 @@ struct Block {  // one running block
   BlockAsync* async;
   BlockChecker* checker;
   Warpgroup* warpgroups;  // made by the first instruction that needs them
+  u32 free_registers;     // given away by setmaxnreg
 };
 struct BufferInfo {
   const char* name;
@@ -81,7 +82,8 @@ struct LaunchInfo {
   u32 workers;                 // most OS threads
   u32 programmatic;            // may start before the kernel ahead of it in the stream has ended
   u32 level;                   // CHECK or HARDWARE
-  u32 probe, padding;          // padding.cpp: which bytes stand in for undetermined ones; 0: what is there
+  u32 probe;                   // padding.cpp: which bytes stand in for undetermined ones; 0: what is there
+  u32 registers;               // of a thread at the start; 0: not known
   u64 seed;
   const u8* params;
   const BufferInfo* buffers;
@@ -161,6 +163,8 @@ void thread_exits();
 void warpgroup_exit(const Fiber& f);
 void begin_warpgroups(Block& block);
 void end_warpgroups(Block& block);
+// registers.cpp
+u32 awaited_registers(const Block& block, u32 warp);  // how many more its warpgroup waits for
 // cluster.cpp
 void cluster_exit(Fiber& f);
 // mbarrier.cpp, copies.cpp, bulk.cpp

@@ -36,7 +36,7 @@ void emu_wgmma_fence(u32 site);
 void emu_wgmma_commit(u32 site);
 void emu_wgmma_wait(u32 keep, u32* late, u32 count, u32 site);
 void emu_wgmma_use(u32 token, u32 site);  // returns if no operation of this warp is that late
-void emu_setmaxnreg(u32 site);
+void emu_setmaxnreg(u32 count, u32 takes, u32 site);
 #pragma GCC visibility pop
 }
 

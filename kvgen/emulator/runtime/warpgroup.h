@@ -5,6 +5,7 @@
 #include <vector>
 
 constexpr u32 GROUP_WARPS = 4, GROUP_LANES = 128;
+constexpr u32 LEAST_REGISTERS = 24;  // that setmaxnreg leaves a thread
 
 struct Arrival {  // one lane at an instruction that its whole warpgroup executes
   u32 site;
@@ -15,6 +16,8 @@ struct Arrival {  // one lane at an instruction that its whole warpgroup execute
   u32 accumulates;
   const MatrixForm* form;  // nullptr: setmaxnreg
   bool waiting;
+  u32 count;   // setmaxnreg: registers a thread
+  bool takes;  // .inc
 };
 struct Piece { u32 address, bytes; };
 struct Product {  // one wgmma.mma_async
@@ -36,6 +39,7 @@ struct Warpgroup {
   std::deque<Product> products;
   u32 first;  // number of products[0]
   u32 arrived, site;
+  u32 registers, wanted;  // a thread's; 0: those of the launch, and none
   Arrival* lanes[GROUP_LANES];
   GroupWarp warps[GROUP_WARPS];
   std::vector<double> a, b, sums;  // room to compute in
@@ -73,6 +77,8 @@ struct Operand {
     return at ^ (at >> 7 & (across - 1)) << 4;
   }
 };
+
+bool set_registers(Block& block, Warpgroup& group, u32 index, u32 count, bool takes, u32 site);  // false: they have to wait
 
 #if EMU_CHECK
 void check_product(Block& block, Warpgroup& group, u32 index, Product& p);   // about to be issued

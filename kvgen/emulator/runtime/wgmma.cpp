@@ -1,4 +1,4 @@
-// wgmma.cpp - asynchronous products of a warpgroup, and setmaxnreg.
+// wgmma.cpp - asynchronous products of a warpgroup; how its warps meet, for setmaxnreg (registers.cpp) too.
 //
 // A product is computed when the first warp waits for it. Until then each accumulator register holds a token: a NaN that
 // names the product and the element. A wait puts results where it finds tokens of what it waited for, so that results
@@ -116,6 +116,7 @@ void arrive_op(void** lanes, u32) {
   if (g.arrived != needed) return;
   g.arrived = 0;
   if (mine.form) issue(block, g, index);
+  else if (!set_registers(block, g, index, mine.count, mine.takes, mine.site)) return;
   for (u32 l = 0; l < GROUP_LANES; l++)
     if (needed >> l / 32 & 1) {
       g.lanes[l]->waiting = false;
@@ -171,8 +172,9 @@ void emu_wgmma(u32* d, u32 registers, const u32* a, u64 a_descriptor, u64 b_desc
   Arrival arrival{site, d, registers, a, a_descriptor, b_descriptor, accumulates, &form};
   meet(arrival);
 }
-void emu_setmaxnreg(u32 site) {
+void emu_setmaxnreg(u32 count, u32 takes, u32 site) {
   Arrival arrival{site};
+  arrival.count = count, arrival.takes = takes != 0;
   meet(arrival);
 }
 void emu_wgmma_fence(u32 site) { warp_operation(~0u, fence_op, nullptr, site, false, true); }

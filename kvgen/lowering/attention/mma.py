@@ -9,7 +9,6 @@ from typing import Final
 
 from kvgen.expr.score_c import float_literal
 from kvgen.layout.axes import Axis
-from kvgen.layout.dtypes import dtype
 from kvgen.layout.storage import Segment
 from kvgen.lowering.attention.split_kv import Attended
 from kvgen.lowering.lowered import lower
@@ -67,7 +66,6 @@ class TensorContext:
     """Everything ops/decode.cu.j2 reads. Bytes are of a row, pitches from row to row in shared memory."""
 
     d: Attended
-    operand: str
     k: SegmentContext
     v: SegmentContext
     columns: int
@@ -119,8 +117,6 @@ def hindrance(kernels: KernelSet, rows: int, asks: bool = False) -> str:
     cache = kernels.kv
     if cache.dtype == "f32":
         return "f32 values would lose bits as operands of tensor cores"
-    if cache.dtype == "bf16" and len({parts[0].quant is None for parts in cache.storage.roles.values()}) == 2:
-        return "codes are multiplied as f16, which does not have the range of the bf16 rows beside them"
     for role, parts in cache.storage.roles.items():
         if len(parts) > 1:
             return f"{role.upper()} has parts of its own"
@@ -382,7 +378,6 @@ def tensor_context(kernels: KernelSet, d: Attended, scale: float, s: Shape) -> T
     k_use, v_use = scale_use(storage_k, "key"), scale_use(storage_v, "value")
     return TensorContext(
         d=d,
-        operand=dtype(cache.dtype).c if s.plain else "f16",
         k=k,
         v=v,
         columns=d.rows * d.group,

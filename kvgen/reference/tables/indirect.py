@@ -26,10 +26,10 @@ class IndirectReading(Reading):
         return n <= self.arrays["req_to_token"].shape[1] and self.has_row(b)
 
     def entries(self, b: int, i: int) -> NDArray[Any] | Fault:
-        if i >= self.arrays["req_to_token"].shape[1]:
-            return Fault.POSITION
-        row = self.arrays["request_ids"][b]
-        return self.arrays["req_to_token"][row, i : i + 1] if self.has_row(b) else Fault.TABLE
+        if not self.has_row(b):
+            return Fault.TABLE
+        row, table = self.arrays["request_ids"][b], self.arrays["req_to_token"]
+        return table[row, i : i + 1] if i < table.shape[1] else Fault.POSITION
 
     def entry_places(self, b: int, i: int) -> list[Entry]:
         return [("req_to_token", (int(self.arrays["request_ids"][b]), i))]

@@ -26,10 +26,10 @@ class MappedReading(Reading):
         return n <= self.arrays["page_table"].shape[1] * self.tokens and self.has_row(b)
 
     def entries(self, b: int, i: int) -> NDArray[Any] | Fault:
-        if i >= self.arrays["page_table"].shape[1]:
-            return Fault.POSITION
-        row = self.arrays["idx_mapping"][b]
-        return self.arrays["page_table"][row, i : i + 1] if self.has_row(b) else Fault.TABLE
+        if not self.has_row(b):
+            return Fault.TABLE
+        row, table = self.arrays["idx_mapping"][b], self.arrays["page_table"]
+        return table[row, i : i + 1] if i < table.shape[1] else Fault.POSITION
 
     def entry_places(self, b: int, i: int) -> list[Entry]:
         return [("page_table", (int(self.arrays["idx_mapping"][b]), i))]

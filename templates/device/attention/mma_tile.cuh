@@ -4,8 +4,10 @@
 // result, rows g and g + 8 of columns 2j and 2j + 1: element r of a fragment is row g + r / 2 * 8, column 2j + r % 2.
 //
 // `Tile` names the numbers of a tile: kTokens of it (a multiple of 16), kN tiles of 8 columns of a warp, kTeamWarps warps that share
-// it, the segments K and V, the type Operand that is multiplied, and of rows of K and V the bytes (kKeyBytes) and the pitch in
-// shared memory (kKeyPitch). V follows K in a stage. kSlack: how far, base 2, a score may pass the running maximum of its column.
+// it, the segments K and V, and of rows of K and V the bytes (kKeyBytes) and the pitch in shared memory (kKeyPitch). V follows K in a
+// stage. kSlack: how far, base 2, a score may pass the running maximum of its column.
+//
+// Each product has operands of its own (fragments.cuh): bf16 where K, or V, is rows of bf16, else f16. Q and weights follow.
 #pragma once
 
 #include "columns.cuh"
@@ -163,7 +165,7 @@ struct QueryColumn {
     for (uint32_t n = 0; n < kEach; ++n) {
       const uint32_t pair = n * 32 + threadIdx.x % 32;
       if (!has(n)) continue;
-      const Vec<typename Tile::Operand, 2> both = operands(n);
+      const Vec<typename Keys::Operand, 2> both = operands(n);
       query[pair / 8][col / 8][col % 8 * 4 + pair % 4][pair / 4 % 2] = *(const uint32_t*)&both;
     }
   }
@@ -185,9 +187,9 @@ struct QueryColumn {
   }
 
  private:
-  __device__ __forceinline__ Vec<typename Tile::Operand, 2> operands(uint32_t n) const {
+  __device__ __forceinline__ Vec<typename Keys::Operand, 2> operands(uint32_t n) const {
     using Code = typename Tile::KeyCode;
-    Vec<typename Tile::Operand, 2> both;
+    Vec<typename Keys::Operand, 2> both;
     pack_pair(both.e, x[n][0] * even_out<Code>(dim(n, 0)), x[n][1] * even_out<Code>(dim(n, 1)));
     return both;
   }
@@ -324,7 +326,7 @@ __device__ __forceinline__ void multiply_qk(KeyProducts<Tile>& products, uint32_
         const uint32_t step = block * Keys::kSteps + i;
 #pragma unroll
         for (uint32_t n = 0; n < Tile::kN; ++n)
-          multiply_add<typename Tile::Operand>(step % kChains == 1 ? others[m][n] : products[Shape::key_group(step)][m][n], a[i], query.at(block, i, n));
+          multiply_add<typename Keys::Operand>(step % kChains == 1 ? others[m][n] : products[Shape::key_group(step)][m][n], a[i], query.at(block, i, n));
       }
     }
   }
@@ -464,7 +466,7 @@ __device__ __forceinline__ void add_moved(WarpSums<Tile>& sums, const uint32_t (
 #pragma unroll
     for (uint32_t g = 0; g < Tile::kValueGroups; ++g)
 #pragma unroll
-      for (uint32_t n = 0; n < Tile::kN; ++n) multiply_add<typename Tile::Operand>(sums.back[g][n], ones, weights[g][n]);
+      for (uint32_t n = 0; n < Tile::kN; ++n) multiply_add<typename TileShape<Tile>::Values::Operand>(sums.back[g][n], ones, weights[g][n]);
   }
 }
 
@@ -481,7 +483,7 @@ __device__ __forceinline__ void exponentiate(uint32_t (&weights)[1][Tile::kN][2]
         p[e] = weight_of(sums, s.e[m][n][2 * half + e], n, e, factor);
         sums.row_sum[n][e] += p[e];
       }
-      Vec<typename Tile::Operand, 2> both;
+      Vec<typename TileShape<Tile>::Values::Operand, 2> both;
       pack_pair(both.e, p[0], p[1]);
       weights[0][n][half] = transposed(*(const uint32_t*)&both);
     }
@@ -620,7 +622,7 @@ __device__ __forceinline__ void round_weights(uint32_t (&rounded)[Tile::kValueGr
     for (uint32_t n = 0; n < Tile::kN; ++n)
 #pragma unroll
       for (uint32_t half = 0; half < 2; ++half) {
-        Vec<typename Tile::Operand, 2> both;
+        Vec<typename TileShape<Tile>::Values::Operand, 2> both;
         pack_pair(both.e, weights.of[g].e[m][n][2 * half], weights.of[g].e[m][n][2 * half + 1]);
         rounded[g][n][half] = transposed(*(const uint32_t*)&both);
         if constexpr (TileShape<Tile>::kValueZeros) {
@@ -683,7 +685,7 @@ __device__ __forceinline__ void multiply_pv(WarpSums<Tile>& sums, uint32_t stage
 #pragma unroll
       for (uint32_t n = 0; n < Tile::kN; ++n) {
         const uint32_t tile = block * Values::kTiles + t;
-        multiply_add<typename Tile::Operand>(sums.out[tile][n], a[t], weights[TileShape<Tile>::value_group(tile)][n]);
+        multiply_add<typename Values::Operand>(sums.out[tile][n], a[t], weights[TileShape<Tile>::value_group(tile)][n]);
       }
   }
   add_moved(sums, weights);
@@ -702,7 +704,7 @@ __device__ __forceinline__ bool has_special_values(uint32_t stage, uint32_t m, c
 #pragma unroll
     for (uint32_t t = 0; t < Values::kTiles; ++t)
 #pragma unroll
-      for (uint32_t r = 0; r < 4; ++r) special |= has_special<typename Tile::Operand>(a[t][r]);
+      for (uint32_t r = 0; r < 4; ++r) special |= has_special<typename Values::Operand>(a[t][r]);
   }
   return special;
 }
@@ -733,7 +735,7 @@ __device__ __forceinline__ void multiply_pv_by_column(WarpSums<Tile>& sums, uint
           const uint32_t own[4] = {a[t][0] & early, a[t][1] & early, a[t][2] & late, a[t][3] & late};
           float (&to)[4] = sums.out[block * Values::kTiles + t][n];
           float added[4] = {to[0], to[1], to[2], to[3]};
-          multiply_add<typename Tile::Operand>(added, own, weight);
+          multiply_add<typename Values::Operand>(added, own, weight);
 #pragma unroll
           for (uint32_t r = 0; r < 4; ++r) to[r] = 2 * j + r % 2 == col ? added[r] : to[r];
         }

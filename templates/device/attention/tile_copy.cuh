@@ -22,18 +22,18 @@ struct NoTileScales {
 
 // The page ids of a tile's runs of kRun tokens; of runs behind the chunk none, which reads nothing.
 template <typename Tile, typename Cache, uint32_t kRuns>
-__device__ __forceinline__ void look_up_runs(PageIds (&ids)[kRuns], const Cache& cache, const KvChunk& chunk, uint32_t tile) {
+__device__ __forceinline__ void look_up_runs(PageIds (&ids)[kRuns], const Cache& cache, const PageList& pages, const KvChunk& chunk, uint32_t tile) {
 #pragma unroll
   for (uint32_t r = 0; r < kRuns; ++r) {
     const uint32_t token = tile * Tile::kTokens + r * Tile::kRun;
-    ids[r] = cache.page_ids(chunk.b, token < chunk.end ? max(token, chunk.begin) / cache.page_tokens : kU32Max);
+    ids[r] = cache.page_ids(pages, token < chunk.end ? max(token, chunk.begin) / cache.page_tokens : kU32Max);
   }
 }
 // The page ids of the tile's token number `lane`.
 template <typename Tile, typename Cache>
-__device__ __forceinline__ PageIds look_up_token(const Cache& cache, const KvChunk& chunk, uint32_t tile) {
+__device__ __forceinline__ PageIds look_up_token(const Cache& cache, const PageList& pages, const KvChunk& chunk, uint32_t tile) {
   const uint32_t token = tile * Tile::kTokens + threadIdx.x % 32 % Tile::kTokens;
-  return cache.page_ids(chunk.b, token < chunk.end ? max(token, chunk.begin) / cache.page_tokens : kU32Max);
+  return cache.page_ids(pages, token < chunk.end ? max(token, chunk.begin) / cache.page_tokens : kU32Max);
 }
 
 // Starts the copies of a tile's rows of head `head` to `stage`, a run from one address, by thread `thread` of the team. `failed` becomes

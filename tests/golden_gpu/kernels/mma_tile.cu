@@ -55,11 +55,10 @@ struct Cache {
 
 enum class Scaled { never, tokens, groups, channels };
 
-template <typename KeyRunOf, typename ValueRunOf, typename O, uint32_t kT, uint32_t kRunOf, uint32_t kNOf>
+template <typename KeyRunOf, typename ValueRunOf, uint32_t kT, uint32_t kRunOf, uint32_t kNOf>
 struct TileOf {
   using K = KeyRunOf;
   using V = ValueRunOf;
-  using Operand = O;
   static constexpr uint32_t kTokens = kT, kTeamWarps = 1, kN = kNOf, kRun = kRunOf;
   static constexpr uint32_t kRow = kDims * sizeof(typename K::Element), kPitch = (kRow + 15) / 16 * 16;
   static constexpr uint32_t kKeyBytes = kRow, kKeyPitch = kPitch, kKeyAccess = kRow % 16 == 0 ? 16 : 8, kKeyStep = kHeads * kRow;
@@ -188,11 +187,11 @@ template <typename E>
 using PlainK = KeyRun<E, f16, Recipe::none, 16>;
 template <typename E>
 using PlainV = ValueRun<E, f16, Recipe::none, 16>;
-using Tile8 = TileOf<PlainK<bf16>, PlainV<bf16>, bf16, 32, 8, 1>;
-using Tile16 = TileOf<PlainK<bf16>, PlainV<bf16>, bf16, 16, 0, 2>;
-using TileTokens = TileOf<KeyRun<e4m3, float, Recipe::amax, kDims>, ValueRun<e4m3, float, Recipe::amax, kDims>, f16, 32, 8, 1>;
-using TileGroups = TileOf<KeyRun<int8_t, f16, Recipe::amax, 20>, ValueRun<int8_t, f16, Recipe::amax, 20>, f16, 16, 8, 2>;
-using TileChannels = TileOf<ChannelRun<int8_t, false>, ChannelRun<int8_t, true>, f16, 32, 0, 1>;
+using Tile8 = TileOf<PlainK<bf16>, PlainV<bf16>, 32, 8, 1>;
+using Tile16 = TileOf<PlainK<bf16>, PlainV<bf16>, 16, 0, 2>;
+using TileTokens = TileOf<KeyRun<e4m3, float, Recipe::amax, kDims>, ValueRun<e4m3, float, Recipe::amax, kDims>, 32, 8, 1>;
+using TileGroups = TileOf<KeyRun<int8_t, f16, Recipe::amax, 20>, ValueRun<int8_t, f16, Recipe::amax, 20>, 16, 8, 2>;
+using TileChannels = TileOf<ChannelRun<int8_t, false>, ChannelRun<int8_t, true>, 32, 0, 1>;
 
 #define ATTEND(name, Tile, Mask, how, kHeld)                                                                                                      \
   extern "C" __global__ void name(uint8_t* keys, uint8_t* values, Tile::K::Scale* scales, const uint32_t* table, const KvChunk* chunks,           \
@@ -264,7 +263,7 @@ extern "C" __global__ void tile_numbers(const float* in, float* largest, float* 
 
 // Scores of 32 tokens and 16 columns times their column's factor, [tile of tokens, tile of columns, lane, register].
 extern "C" __global__ void tile_columns(const float* in, const float* factors, float* out) {
-  using Tile = TileOf<PlainK<bf16>, PlainV<bf16>, bf16, 32, 8, 2>;
+  using Tile = TileOf<PlainK<bf16>, PlainV<bf16>, 32, 8, 2>;
   const uint32_t at = threadIdx.x * 4;
   Scores<Tile> s;
 #pragma unroll
