@@ -125,11 +125,13 @@ HELD: Final = (
     ("halves", 2, 40, True, "key"),
     ("halves", 1, 16, False, "key"),
     ("halves", 1, 16, True, "value"),
-    # Three of these begin some scales on; the last one is loaded wherever it lies.
+    # Three of these begin some scales on; the one after them is loaded wherever it lies.
     ("halves", 2, 40, False, "token"),
     ("eighths", 1, 20, False, "value"),
     ("halves", 1, 10, True, "key"),
     ("halves", 1, 10, False, "key"),
+    ("halves", 1, 20, True, "zeros"),
+    ("halves", 1, 20, True, "zeros"),
 )
 SHIFTED: Final = {11: 1, 12: 1, 13: 4}
 HIDDEN: Final = 5  # a token whose scales are zeros
@@ -171,6 +173,9 @@ def _held(arrays: Arrays) -> dict[str, Wanted]:
         if use == "token":
             out[i, :32] = np.tile(pattern(mine[:, 0, 0]), 2)
             continue
+        if use == "zeros":
+            out[i, : 2 * groups * TILE] = pattern(np.ascontiguousarray(mine.transpose(2, 1, 0))).reshape(-1)
+            continue
         lines = np.zeros((2, groups, TILE), np.float16)
         lines[0] = mine[..., 0].T
         if zeros:
@@ -185,7 +190,7 @@ def _held(arrays: Arrays) -> dict[str, Wanted]:
                 if zeros:
                     values = values + pairs[1].astype(np.float64)
                 to[:, token, 2] = np.ascontiguousarray(values.astype(np.float16)).view(np.uint32)[:, 0]
-    rules = tuple(Rule("f32") if use == "token" else Rule("f16", 2, any_nan=True) for *_, use in HELD)
+    rules = tuple(Rule("f32") if use in ("token", "zeros") else Rule("f16", 2, any_nan=True) for *_, use in HELD)
     return {"out": Wanted(out, rules)}
 
 

@@ -7,17 +7,22 @@ struct PageIds {
   Fault fault;
 };
 
+// A request's page ids.
+struct PageList {
+  const uint32_t* ids;
+};
+
 #include "../../../templates/device/attention/tile_copy.cuh"
 #include "../../../templates/device/attention/tile_scales.cuh"
 
 constexpr uint32_t kPages = 14, kTable = 8, kGroup = 2, kQHeads = kHeads * kGroup, kHead = 1;
 
 // What K and V of a page have of scales: none, those of V's tokens behind those of K's, or none but those of a head's dims.
-template <typename E, typename S, Recipe kHow, uint32_t kD>
-struct KeyRun : Run<E, S, kHow, false, 1, kD> {};
-template <typename E, typename S, Recipe kHow, uint32_t kD>
-struct ValueRun : Run<E, S, kHow, false, 1, kD> {
-  using Base = Run<E, S, kHow, false, 1, kD>;
+template <typename E, typename S, Recipe kHow, uint32_t kD, bool kWithZero = false>
+struct KeyRun : Run<E, S, kHow, kWithZero, 1, kD> {};
+template <typename E, typename S, Recipe kHow, uint32_t kD, bool kWithZero = false>
+struct ValueRun : Run<E, S, kHow, kWithZero, 1, kD> {
+  using Base = Run<E, S, kHow, kWithZero, 1, kD>;
   __device__ static E* base(const PageRef& page) { return (E*)page.plain; }
   template <typename C>
   __device__ static S* scales(const C& cache, const PageRef& page) {
@@ -40,9 +45,10 @@ struct Cache {
   typename K::Scale* scales;
   const uint32_t* table;
 
-  __device__ PageIds page_ids(uint32_t b, uint32_t i) const {
+  __device__ PageList page_list(uint32_t b) const { return {table + b * kTable}; }
+  __device__ PageIds page_ids(const PageList& list, uint32_t i) const {
     if (i >= kTable) return {kU32Max, Fault::position};
-    return {table[b * kTable + i], Fault::none};
+    return {list.ids[i], Fault::none};
   }
   __device__ PageRef page(const PageIds& ids) const {
     if (ids.id >= kPages) return no_page(ids.fault == Fault::none ? Fault::page_id : ids.fault);
@@ -53,9 +59,11 @@ struct Cache {
   }
 };
 
-enum class Scaled { never, tokens, groups, channels };
+enum class Scaled { never, tokens, groups, channels, zeros };
 
-template <typename KeyRunOf, typename ValueRunOf, uint32_t kT, uint32_t kRunOf, uint32_t kNOf>
+template <typename E>
+using Itself = E;
+template <typename KeyRunOf, typename ValueRunOf, uint32_t kT, uint32_t kRunOf, uint32_t kNOf, template <typename> class CodeOf = Itself>
 struct TileOf {
   using K = KeyRunOf;
   using V = ValueRunOf;
@@ -64,6 +72,9 @@ struct TileOf {
   static constexpr uint32_t kKeyBytes = kRow, kKeyPitch = kPitch, kKeyAccess = kRow % 16 == 0 ? 16 : 8, kKeyStep = kHeads * kRow;
   static constexpr uint32_t kValueBytes = kRow, kValuePitch = kPitch, kValueAccess = kKeyAccess, kValueStep = kKeyStep;
   static constexpr float kSlack = 8.0f;
+  using KeyCode = CodeOf<typename K::Element>;
+  using ValueCode = CodeOf<typename V::Element>;
+  static constexpr uint32_t kKeyGroups = 1, kValueGroups = 1;
 };
 
 // A block a chunk, of the second kv head, Q in registers (kHeld) or in shared memory: maxima, sums and sums of V of its columns, and whether it failed.
@@ -73,17 +84,18 @@ __device__ __forceinline__ void attend(const Cache<typename Tile::K, typename Ti
   using K = typename Tile::K;
   using V = typename Tile::V;
   constexpr uint32_t kCols = 8 * Tile::kN, kT = Tile::kTokens, kScalesAt = kT * (Tile::kKeyPitch + Tile::kValuePitch);
-  constexpr ScaleUse kKeyUse = kScaled == Scaled::tokens ? ScaleUse::token : kScaled == Scaled::groups ? ScaleUse::key_groups : ScaleUse::none;
+  constexpr bool kTokenScales = kScaled == Scaled::tokens || kScaled == Scaled::zeros;
+  constexpr ScaleUse kKeyUse = kTokenScales ? ScaleUse::token : kScaled == Scaled::groups ? ScaleUse::key_groups : ScaleUse::none;
   constexpr ScaleUse kValueUse = kKeyUse == ScaleUse::key_groups ? ScaleUse::value_groups : kKeyUse;
-  using KeyScales = TileScales<K, ScaleTile<kKeyUse, kT, kScaled == Scaled::groups ? 2 : 1>>;
-  using ValueScales = TileScales<V, ScaleTile<kValueUse, kT, 1>>;
+  using KeyScales = TileScales<K, ScaleTile<kKeyUse, kT, kScaled == Scaled::groups || kScaled == Scaled::zeros ? 2 : 1>>;
+  using ValueScales = TileScales<V, ScaleTile<kValueUse, kT, kScaled == Scaled::zeros ? 2 : 1>>;
   using Scales = StageScales<KeyScales, ValueScales>;
   struct Merged {
     float max[2][kCols], sum[2][kCols], out[2][kCols][kDims + 4];
   };
   __shared__ alignas(16) uint8_t stage[kScalesAt + Scales::kStageBytes], expanded[Scales::kExpandedBytes + 16];
   __shared__ typename TileShape<Tile>::Query shared_query;
-  __shared__ float qk_scales[kCols];
+  __shared__ float qk_scales[kCols], sums_of_queries[kCols][1];
   __shared__ Merged merged;
   const uint32_t lane = threadIdx.x, at = matrix_address(stage);
   const BlockColumns<kGroup> columns = {kHead, 0};
@@ -103,6 +115,7 @@ __device__ __forceinline__ void attend(const Cache<typename Tile::K, typename Ti
       x.normalize(qk_scale);
     }
     x.store(shared_query, col);
+    x.store_sums(sums_of_queries[col]);
     if (lane == 0) qk_scales[col] = qk_scale;
   }
   __syncwarp();
@@ -112,7 +125,8 @@ __device__ __forceinline__ void attend(const Cache<typename Tile::K, typename Ti
   }();
   WarpSums<Tile> sums;
   const ColumnFactors<Tile> qk_scale(qk_scales);
-  ValueUnit<Tile> unit;
+  auto units = ValueUnits<Tile>();
+  const auto query_sums = QuerySums<Tile>(sums_of_queries, 0);
   const RowPositions<Mask> positions{chunk};
   bool failed = false;
   const Scales scales = {at + kScalesAt};
@@ -121,10 +135,10 @@ __device__ __forceinline__ void attend(const Cache<typename Tile::K, typename Ti
   for (uint32_t tile = chunk.begin / kT; tile * kT < chunk.end; ++tile) {
     if constexpr (Tile::kRun > 0) {
       PageIds ids[kT / Tile::kRun];
-      look_up_runs<Tile>(ids, cache, chunk, tile);
+      look_up_runs<Tile>(ids, cache, cache.page_list(chunk.b), chunk, tile);
       copy_runs_async<Tile>(failed, at, cache, ids, chunk, tile, kHead, lane, errors + blockIdx.x, scales);
     } else {
-      const PageIds id = look_up_token<Tile>(cache, chunk, tile);
+      const PageIds id = look_up_token<Tile>(cache, cache.page_list(chunk.b), chunk, tile);
       copy_tokens_async<Tile>(failed, at, cache, id, chunk, tile, kHead, lane, errors + blockIdx.x, scales);
     }
     cp_async_commit();
@@ -134,37 +148,49 @@ __device__ __forceinline__ void attend(const Cache<typename Tile::K, typename Ti
       if (lane < kT) Scales::expand(expanded, stage + kScalesAt, lane, (tile * kT + lane) % kTokens, kHead);
       __syncwarp();
     }
-    using CacheOf = Cache<K, V>;
-    const TokenScales<KeyScales, CacheOf> k_scales = {stage + kScalesAt, cache, tile * kT, kHead};
-    const TokenScales<ValueScales, CacheOf> v_scales = {stage + kScalesAt + KeyScales::kStageBytes, cache, tile * kT, kHead};
+    const uint8_t* key_scales = stage + kScalesAt;
 
     Scores<Tile> s;
-    if constexpr (kScaled == Scaled::groups) multiply_qk(s, at, query, KeyGroupScales<Tile, KeyScales>{expanded});
-    else multiply_qk(s, at, query);
-    if constexpr (kScaled == Scaled::tokens) scale_scores(s, k_scales);
+    if constexpr (kScaled == Scaled::groups) {
+      multiply_qk(s, at, query, KeyGroupScales<Tile, KeyScales>{expanded});
+    } else if constexpr (kBeginsAtZero<typename Tile::KeyCode> || kTokenScales) {
+      KeyProducts<Tile> products = {};
+      if constexpr (kScaled == Scaled::channels) move_back<Tile>(products, query_sums);
+      multiply_qk<Tile>(products, at, query);
+      if constexpr (kTokenScales) scale_scores(s, products, query_sums, LaneScales<KeyScales>(key_scales, cache, tile * kT, kHead));
+      else take_products(s, products);
+    } else {
+      multiply_qk(s, at, query);
+    }
     for_each_score(s, [&](uint32_t token, uint32_t col, float& x) {
       if (!positions.seen_by(columns.of(col, chunk.rows).i).has(tile * kT + token)) x = -infinity();
     });
     float high[Tile::kN][2];
-    const bool rises = tile_max(high, s, sums, qk_scale);
-    if constexpr (kScaled == Scaled::tokens) {
-      if (__any_sync(~0u, rises)) raise_max(sums, unit, high);
-      const bool grows = weigh_by_value_scales<true>(high, s, sums, unit, v_scales, qk_scale);
-      if (__any_sync(~0u, grows)) raise_unit(sums, unit, high);
+    const bool rises = tile_max(high, s, sums);
+    ScaledWeights<Tile> p;
+    const auto v_scales = [&] {
+      if constexpr (kTokenScales) return LaneScales<ValueScales>(key_scales + KeyScales::kStageBytes, cache, tile * kT, kHead);
+      else return NoGroupScales{};
+    }();
+    if constexpr (kTokenScales) {
+      if (__any_sync(~0u, rises)) raise_max(sums, units, high, qk_scale);
+      float sum[Tile::kN][2];
+      if (__all_sync(~0u, weigh<true>(p, sum, s, units, v_scales, qk_scale))) add_sums(sums, sum, units);
+      else weigh_and_move<true>(p, sums, s, units, v_scales, qk_scale);
     } else {
-      if (__any_sync(~0u, rises)) raise_max(sums, high);
+      if (__any_sync(~0u, rises)) raise_max(sums, high, qk_scale);
     }
 #pragma unroll
     for (uint32_t m = 0; m < kT / 16; ++m) {
-      uint32_t weights[Tile::kN][2];
-      if constexpr (kScaled == Scaled::tokens) round_weights(weights, s, unit, m);
+      uint32_t weights[1][Tile::kN][2];
+      if constexpr (kTokenScales) round_weights<true>(weights, sums, p, s, m, v_scales);
       else exponentiate(weights, sums, s, m, qk_scale);
       if constexpr (kScaled == Scaled::groups) {
         const ValueGroupScales<Tile, ValueScales> groups = {expanded + KeyScales::kExpandedBytes};
-        if (__any_sync(~0u, has_special_values<Tile>(at, m, groups))) multiply_pv_by_column(sums, at, weights, m, s, -infinity(), groups);
+        if (__any_sync(~0u, has_special_values<Tile>(at, m, groups))) multiply_pv_by_column(sums, at, weights, m, s, groups);
         else multiply_pv(sums, at, weights, m, groups);
       } else if (__any_sync(~0u, has_special_values<Tile>(at, m))) {
-        multiply_pv_by_column(sums, at, weights, m, s, -infinity());
+        multiply_pv_by_column(sums, at, weights, m, s);
       } else {
         multiply_pv(sums, at, weights, m);
       }
@@ -172,7 +198,8 @@ __device__ __forceinline__ void attend(const Cache<typename Tile::K, typename Ti
     __syncwarp();
   }
 
-  if constexpr (kScaled == Scaled::tokens) apply_unit(sums, unit);
+  if constexpr (kTokenScales) apply_units(sums, units);
+  if constexpr (kBeginsAtZero<typename Tile::ValueCode>) move_back(sums);
   if constexpr (kScaled == Scaled::channels) store_team_sums(merged, 1, 0, sums, ChannelScales<V, Cache<K, V>>{cache, kHead});
   else if constexpr (kScaled == Scaled::tokens) store_team_sums(merged, 1, 0, sums, OneFactor{TileShape<Tile>::Values::kFactor});
   else store_team_sums(merged, 1, 0, sums);
@@ -191,7 +218,8 @@ using Tile8 = TileOf<PlainK<bf16>, PlainV<bf16>, 32, 8, 1>;
 using Tile16 = TileOf<PlainK<bf16>, PlainV<bf16>, 16, 0, 2>;
 using TileTokens = TileOf<KeyRun<e4m3, float, Recipe::amax, kDims>, ValueRun<e4m3, float, Recipe::amax, kDims>, 32, 8, 1>;
 using TileGroups = TileOf<KeyRun<int8_t, f16, Recipe::amax, 20>, ValueRun<int8_t, f16, Recipe::amax, 20>, 16, 8, 2>;
-using TileChannels = TileOf<ChannelRun<int8_t, false>, ChannelRun<int8_t, true>, 32, 0, 1>;
+using TileChannels = TileOf<ChannelRun<int8_t, false>, ChannelRun<int8_t, true>, 32, 0, 1, FromZero>;
+using TileZeros = TileOf<KeyRun<uint8_t, f16, Recipe::amax, kDims, true>, ValueRun<uint8_t, f16, Recipe::amax, kDims, true>, 16, 8, 2, FromZero>;
 
 #define ATTEND(name, Tile, Mask, how, kHeld)                                                                                                      \
   extern "C" __global__ void name(uint8_t* keys, uint8_t* values, Tile::K::Scale* scales, const uint32_t* table, const KvChunk* chunks,           \
@@ -203,6 +231,7 @@ ATTEND(tile_special, Tile16, WindowMask<9>, Scaled::never, false)
 ATTEND(tile_tokens, TileTokens, CausalMask, Scaled::tokens, true)
 ATTEND(tile_groups, TileGroups, FullMask, Scaled::groups, false)
 ATTEND(tile_channels, TileChannels, WindowMask<20>, Scaled::channels, true)
+ATTEND(tile_zeros, TileZeros, CausalMask, Scaled::zeros, true)
 
 // What these are made of. The dims of a lane's pairs of q, [kind][pair][lane][element], one more, 0 where it has no such pair; a query in
 // shared memory, [step][lane][register].
@@ -231,7 +260,7 @@ extern "C" __global__ void tile_queries(const uint32_t* in, uint32_t* dims, uint
     }
 }
 
-// The largest of a column; factors; weights, relative to a maximum and before there is one; sums that are rescaled, [tile][element].
+// The largest of a column; factors; weights, before there is a maximum and relative to one; sums that are rescaled, [tile][element].
 extern "C" __global__ void tile_numbers(const float* in, float* largest, float* factors, float* weights, float* rescaled) {
   __shared__ float ones[8];
   const uint32_t lane = threadIdx.x;
@@ -247,8 +276,8 @@ extern "C" __global__ void tile_numbers(const float* in, float* largest, float* 
   factors[2 * lane + 1] = factor_of(0.5f + lane, 0, 1);
   auto sums = WarpSums<Tile8>();
   weights[3 * lane] = weight_of(sums, -infinity(), 0, 0, each);
-  weights[3 * lane + 1] = weight_of(sums, x, 0, 0, 0.25f);
   sums.row_max[0][1] = 3.0f;
+  weights[3 * lane + 1] = weight_of(sums, x, 0, 1, 0.25f);
   weights[3 * lane + 2] = weight_of(sums, x, 0, 1, each);
 #pragma unroll
   for (uint32_t t = 0; t < 3; ++t)
@@ -259,6 +288,33 @@ extern "C" __global__ void tile_numbers(const float* in, float* largest, float* 
   for (uint32_t t = 0; t < 3; ++t)
 #pragma unroll
     for (uint32_t r = 0; r < 4; ++r) rescaled[(lane * 3 + t) * 4 + r] = sums.out[t][0][r];
+}
+
+// Units that follow row_max and what they are moved to, and what was summed, by columns; weights of tokens that move what was summed.
+extern "C" __global__ void tile_units(const float* in, float* out) {
+  using Shape = TileShape<TileZeros>;
+  WarpSums<TileZeros> sums;
+  ValueUnits<TileZeros> units;
+  float *to = out + threadIdx.x * 8, shrink = 0.0f;
+  const float x = in[threadIdx.x];
+  static_assert(Shape::key_group(2) == 0 && Shape::value_group(1) == 0);
+  to[0] = raise_row_max(shrink, sums, x - 100.0f, 0, 1, 0.5f);
+  to[1] = raise_row_max(shrink, sums, x, 0, 1, 0.5f);
+  to[2] = shrink;
+  sums.out[1][0][3] = 1.0f;
+  sums.back[0][0][1] = 3.0f;
+  units.relate(sums, 0, 0, 1);
+  to[3] = units.unit[0][0][1];
+  to[4] = sums.row_max[0][0] == WarpSums<TileZeros>::lowest();
+  sums.out[1][0][3] = 1.0f;
+  units.move(sums, 0, 0, 1, units.from[0][0][1] + x);
+  to[5] = sums.out[1][0][3];
+  sums.rescale_group(0, 0, 1, 8.0f);
+  to[6] = sums.out[1][0][3];
+  WarpSums<TileChannels> moved;
+  const uint32_t weights[1][1][2] = {{{0x3c003c00u, 0x40004000u}}};  // 1, 2
+  add_moved(moved, weights);
+  to[7] = moved.back[0][0][threadIdx.x % 4];
 }
 
 // Scores of 32 tokens and 16 columns times their column's factor, [tile of tokens, tile of columns, lane, register].
@@ -298,10 +354,10 @@ __device__ __forceinline__ void staged(const Cache<typename Tile::K, typename Ti
   __syncwarp();
   if constexpr (Tile::kRun > 0) {
     PageIds ids[Tile::kTokens / Tile::kRun];
-    look_up_runs<Tile>(ids, cache, chunk, tile);
+    look_up_runs<Tile>(ids, cache, cache.page_list(chunk.b), chunk, tile);
     copy_runs_async<Tile>(failed, matrix_address(stage), cache, ids, chunk, tile, kHead, threadIdx.x, nullptr);
   } else {
-    copy_tokens_async<Tile>(failed, matrix_address(stage), cache, look_up_token<Tile>(cache, chunk, tile), chunk, tile, kHead, threadIdx.x, nullptr);
+    copy_tokens_async<Tile>(failed, matrix_address(stage), cache, look_up_token<Tile>(cache, cache.page_list(chunk.b), chunk, tile), chunk, tile, kHead, threadIdx.x, nullptr);
   }
   cp_async_commit();
   cp_async_wait<0>();

@@ -31,8 +31,10 @@ __device__ __forceinline__ void held(uint8_t* stage, uint8_t* expanded, void* sc
     __syncwarp();
   }
   if constexpr (kUse == ScaleUse::token) {
-    const float scale = kOff > 0 ? to_f32(Scales::read(stage, 0, lane % kTile, lane % kTokens, kHead)) : TokenScales<Scales, Cache>{stage, Cache{}, 0, kHead}(lane % kTile);
-    out[lane] = __float_as_uint(scale);
+    const auto own = LaneScales<Scales>(stage, Cache{}, 0, kHead);
+    if (lane % 4 == 0) out[lane / 4] = __float_as_uint(own.scale(0, 0));
+    if (lane % 4 == 1) out[lane / 4 + 8] = __float_as_uint(own.scale(0, 1));
+    if (lane >= kTile) out[lane] = __float_as_uint(to_f32(Scales::read(stage, 0, lane % kTile, lane % kTokens, kHead)));
   } else if (kUse == ScaleUse::key_groups ? lane < kTile : lane < kTile && lane % 2 == 0) {
 #pragma unroll
     for (uint32_t group = 0; group < Scales::kGroups; ++group) {
@@ -43,6 +45,27 @@ __device__ __forceinline__ void held(uint8_t* stage, uint8_t* expanded, void* sc
       to[2] = Scales::apply(codes[group * kTile + lane], pair);
     }
   }
+}
+
+// Scales, and zero points behind those of all groups, that multiply sums: [scale or zero point, group][token].
+template <typename S, uint32_t kRun>
+__device__ __forceinline__ void zeros(uint8_t* stage, void* scales, uint32_t* out) {
+  using Scales = TileScales<S, ScaleTile<ScaleUse::token, kTile, kRun>>;
+  const uint32_t lane = threadIdx.x, page = lane / kTokens % 2;
+  const PageRef ref = {nullptr, (typename S::Scale*)scales + page * kTokens * S::kScaleRow, nullptr, 0, Fault::none, true};
+  if (lane < kTile) Scales::copy_async((uint32_t)__cvta_generic_to_shared(stage), Cache{}, ref, lane, lane % kTokens, kHead, lane != kHidden);
+  cp_async_commit();
+  cp_async_wait<0>();
+  __syncwarp();
+  const auto own = LaneScales<Scales>(stage, Cache{}, 0, kHead);
+  if (lane % 4 != 0 || Scales::slot(lane / 4 + 8) != 2 * (lane / 4) + 1) return;
+#pragma unroll
+  for (uint32_t group = 0; group < Scales::kGroups; ++group)
+#pragma unroll
+    for (uint32_t i = 0; i < 2; ++i) {
+      out[group * kTile + lane / 4 + 8 * i] = __float_as_uint(own.scale(group, i));
+      out[(Scales::kGroups + group) * kTile + lane / 4 + 8 * i] = __float_as_uint(own.zero(group, i));
+    }
 }
 
 // Each of these: a block.
@@ -65,6 +88,8 @@ extern "C" __global__ void tile_scales_held(uint8_t* f32s, uint8_t* halves, uint
     case 11: return held<Run<int8_t, f16, kHow, false, 2, 40>, ScaleUse::token, 1, 1>(stage, expanded, halves, codes, to);
     case 12: return held<Run<e2m1x2, e4m3, kHow, false, 1, 20>, ScaleUse::value_groups, 1, 1>(stage, expanded, eighths, codes, to);
     case 13: return held<Run<u4x2, f16, kHow, true, 1, 10>, ScaleUse::key_groups, 4, 4>(stage, expanded, halves, codes, to);
+    case 15: return zeros<Run<u4x2, f16, kHow, true, 1, 20>, 4>(stage, halves, to);
+    case 16: return zeros<Run<uint8_t, f16, kHow, true, 1, 20>, 2>(stage, halves, to);
     case 14: return held<Run<int8_t, f16, kHow, false, 1, 10>, ScaleUse::key_groups, 0>(stage, expanded, halves, codes, to);
   }
 }
