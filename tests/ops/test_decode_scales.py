@@ -77,7 +77,7 @@ def test_copies(name: str) -> None:
     kernels, runs = SETS[name]
     assert not mma.hindrance(kernels, kernels.ops[0].rows)  # type: ignore[attr-defined]
     k, v = (parts[0] for parts in kernels.cache.storage.roles.values())
-    assert (mma.scale_run(k, "key"), mma.scale_run(v, "value")) == runs
+    assert (mma.scale_run(k, "k"), mma.scale_run(v, "v")) == runs
 
 
 @pytest.mark.parametrize("move", ["", "unaligned"])

@@ -21,6 +21,8 @@ SLACK: Final = 8
 # Registers of the sums of a lane, and of Q's fragments, beside which the rest of a kernel fits 255.
 OUT_REGISTERS: Final = 128
 QUERY_REGISTERS: Final = 64
+# Groups of dims times tiles of 8 columns whose products have sums of their own, of K, and whose weights have scales of their own, of V.
+MOST_SUMS: Final = {"k": 4, "v": 2}
 MOST_STAGES: Final = 6
 MOST_WARPS: Final = 4
 # Tokens of a tile and teams of a block, the best first: what a tile costs besides its tokens counts less the longer it is,
@@ -120,7 +122,7 @@ def hindrance(kernels: KernelSet, rows: int, asks: bool = False) -> str:
     for role, parts in cache.storage.roles.items():
         if len(parts) > 1:
             return f"{role.upper()} has parts of its own"
-        why = _hindrance_of(parts[0])
+        why = _hindrance_of(parts[0], role, rows * kernels.group)
         if why:
             return f"{role.upper()}: {why}"
     if 4 * -(-cache.v_dim // 16) > _room(cache.storage.roles["v"][0], rows, asks):
@@ -128,7 +130,7 @@ def hindrance(kernels: KernelSet, rows: int, asks: bool = False) -> str:
     return "" if shape(kernels, rows, asks) else f"rows of {cache.head_dim} dims do not fit shared memory"
 
 
-def _hindrance_of(segment: Segment) -> str:
+def _hindrance_of(segment: Segment, role: str, columns: int) -> str:
     region = segment.region
     names = [a.name for a in region.axes]
     if region.swizzle is not None:
@@ -139,21 +141,22 @@ def _hindrance_of(segment: Segment) -> str:
         return "tokens are no fixed step apart"
     if segment.quant is not None and segment.quant.residual:
         return "tokens that wait to be quantized"
-    if segment.scales is not None and not scale_use(segment, "key"):
+    if segment.scales is not None and not scale_use(segment, role, columns):
         return "scales of groups of dims that f16 cannot hold, or that are rounded again"
     if segment.vector * region.dtype.bits < 32 or _bytes(segment) % 4:
         return "rows are not aligned to 4 bytes"
     return ""
 
 
-def scale_use(segment: Segment, role: str) -> str:
-    """ScaleUse of device/attention/tile_scales.cuh, or "given": how the kernel applies scales; empty where it cannot."""
+def scale_use(segment: Segment, role: str, columns: int = 8) -> str:
+    """ScaleUse of device/attention/tile_scales.cuh, or "given": how a kernel of that many columns applies scales; empty where it
+    cannot. `role` is "k" or "v"."""
     scales, quant = segment.scales, segment.quant
     if scales is None or quant is None:
         return "none"
     if scales.array:
         return "" if scales.zero else "given"
-    if not segment.global_scale and quant.recipe != "max" and _of_sums(segment, role):
+    if not segment.global_scale and quant.recipe != "max" and _of_sums(segment, role, columns):
         return "token"
     # A register has the codes of one group. e4m3 scales times e2m1 codes are exact in f16, f16 scales round once; but e2m1 is
     # widened to fractions of 2^14, which f16 scales would make subnormal.
@@ -161,29 +164,30 @@ def scale_use(segment: Segment, role: str) -> str:
         return ""
     if scales.dtype.name not in ("f16", "e4m3") or (scales.dtype.name == "f16" and quant.codes.name == "e2m1"):
         return ""
-    return f"{role}_groups"
+    return {"k": "key_groups", "v": "value_groups"}[role]
 
 
-def _of_sums(segment: Segment, role: str) -> bool:
-    """Whether computed scales, and zero points, multiply sums of products in place of elements: where that takes fewer instructions."""
+def _of_sums(segment: Segment, role: str, columns: int) -> bool:
+    """Whether computed scales, and zero points, multiply sums of products in place of elements: where that takes fewer
+    instructions, and sums of all groups have room in registers."""
     scales, bits = segment.scales, segment.region.dtype.bits
     assert scales is not None
-    if not scales.zero and scales.groups == 1:
-        return True
-    # Codes with NaN or infinity are looked for in elements; sums of a group are of whole halves of 32 bytes.
-    if not integer_codes(segment) or (scales.groups > 1 and scales.block[2] * bits % 128):
+    if scales.groups == 1:
+        return integer_codes(segment) or not scales.zero
+    # Elements of other codes may be NaN or infinity. A sum is of dims that a product takes together: those of 16 bytes.
+    tiles = -(-columns // 8)
+    if not integer_codes(segment) or scales.block[2] * bits % 128 or scales.groups * tiles > MOST_SUMS[role]:
         return False
-    # Instructions a lane and 32 tokens, of which it has 4, of a tile of 8 columns, of which it has 2.
-    each = scales.groups * (1 + scales.zero)
-    if role == "key":
-        sums = 8 * each + 4 * each  # a multiply-add a score, conversions to f32
+    # Instructions of a lane and 32 tokens, of which it has 4, and of each tile of 8 columns two.
+    numbers = scales.groups * (1 + scales.zero)
+    if role == "k":
+        sums = 8 * numbers * tiles + 4 * numbers  # a multiplication and an addition a score; conversions to f32
     else:
-        # An exponential of its own, scale, largest, half a packing, half a movement; with a zero point it comes back, and adds up.
-        sums = 8 * scales.groups * (5 + 2 * scales.zero) - 8 * 5 + 4 * each
-    elements = segment.size * 32 // 2 // 32  # a multiplication of two elements
-    widened = elements if bits == 8 else elements * 3 // 4  # what elements need to be integers
-    pairs = 2 * each * 4  # expanded, and read
-    return sums <= elements + widened + pairs
+        # Exponent, exponential, scale, largest, half a packing, and with zero points the way back and an addition; conversions.
+        sums = 8 * (scales.groups - 1) * 5 * tiles + 8 * scales.groups * 2 * scales.zero * tiles + 4 * numbers
+    elements = segment.size // 2  # multiplications, of two elements each
+    widened = elements if bits == 8 else elements * 3 // 4  # what codes are converted by that could stay integers
+    return sums <= elements + widened + 2 * 4 * numbers  # expanded, and read again
 
 
 def integer_codes(segment: Segment) -> bool:
@@ -191,27 +195,30 @@ def integer_codes(segment: Segment) -> bool:
     return segment.quant is not None and segment.quant.codes.name in ("i8", "u8", "i4", "u4")
 
 
-def moved(segment: Segment, role: str) -> bool:
+def from_zero(segment: Segment, role: str, columns: int) -> bool:
     """Whether products take integer codes moved up to begin at zero (FromZero of device/attention/fragments.cuh)."""
-    return integer_codes(segment) and not scale_use(segment, role).endswith("_groups")
+    return integer_codes(segment) and scale_use(segment, role, columns) in ("token", "given")
 
 
-def sum_groups(segment: Segment, role: str) -> int:
+def sum_groups(segment: Segment, role: str, columns: int) -> int:
     """Groups of dims whose products have sums of their own."""
-    return segment.scales.groups if segment.scales is not None and scale_use(segment, role) == "token" else 1
+    scales = segment.scales
+    return scales.groups if scales is not None and scale_use(segment, role, columns) == "token" else 1
 
 
-def _query_sums(k: Segment) -> int:
-    """Sums of a column of q that move K's codes back: one a group, or none."""
+def _query_sums(k: Segment, columns: int) -> int:
+    """Sums of a column of q that bring K's codes back: one a group; none where codes are unsigned and have no zero points."""
+    if k.quant is None or not from_zero(k, "k", columns):
+        return 0
     zero = k.scales is not None and k.scales.zero
-    return sum_groups(k, "key") if moved(k, "key") and (zero or k.quant.codes.name in ("i8", "i4")) else 0  # type: ignore[union-attr]
+    return sum_groups(k, "k", columns) if zero or k.quant.codes.name.startswith("i") else 0
 
 
 def _room(v: Segment, rows: int, asks: bool) -> int:
     """Registers that sums may take: fewer where columns may have to be multiplied one by one, or weights carry scales."""
     if rows == 1 and not asks:
         return OUT_REGISTERS
-    return OUT_REGISTERS // 2 if scale_use(v, "value") == "token" else OUT_REGISTERS * 3 // 4
+    return OUT_REGISTERS // 2 if scale_use(v, "v") == "token" else OUT_REGISTERS * 3 // 4
 
 
 def _bytes(segment: Segment) -> int:
@@ -292,14 +299,14 @@ def shape(kernels: KernelSet, rows: int, asks: bool = False) -> Shape | None:
     cols = 8 * n_tiles * team_warps
     steps = -(-_bytes(k) // 32) * (16 // k.region.dtype.bits)
     plain = k.quant is None and v.quant is None
-    query = steps * cols // 8 * 256 + 4 * cols * ((not plain) + _query_sums(k))
+    query = steps * cols // 8 * 256 + 4 * cols * ((not plain) + _query_sums(k, rows * kernels.group))
 
     def of(tokens: int, teams: int) -> tuple[int, int, int]:
-        copied = sum(_copied_scale_bytes(x, role, tokens) for x, role in ((k, "key"), (v, "value")))
+        copied = sum(_copied_scale_bytes(x, role, tokens) for x, role in ((k, "k"), (v, "v")))
         # Results of the teams, or what the merge of chunks needs.
         merged = 4 * cols * max(teams * (v.size + 4 + 2), 32 + 2)
         # A tile of each team has its scales as products read them.
-        expanded = sum(_expanded_scale_bytes(x, role, tokens) for x, role in ((k, "key"), (v, "value")))
+        expanded = sum(_expanded_scale_bytes(x, role, tokens, rows * kernels.group) for x, role in ((k, "k"), (v, "v")))
         return teams * (tokens * (k_pitch + v_pitch) + copied), merged, query + teams * expanded
 
     sizes = {SIZES[a] for a in kernels.arch} | {"large"}
@@ -361,9 +368,9 @@ def _copied_scale_bytes(segment: Segment, role: str, tokens: int) -> int:
     return tokens * scales.groups * (1 + scales.zero) // run * max(4, run * scales.dtype.bytes)
 
 
-def _expanded_scale_bytes(segment: Segment, role: str, tokens: int) -> int:
+def _expanded_scale_bytes(segment: Segment, role: str, tokens: int, columns: int) -> int:
     """The same as products read them, where they are of groups of dims: TileScales::kExpandedBytes."""
-    use, scales = scale_use(segment, role), segment.scales
+    use, scales = scale_use(segment, role, columns), segment.scales
     if scales is None or not use.endswith("_groups"):
         return 0
     return tokens * scales.groups * (1 + scales.zero) * (2 if use == "value_groups" else 4)
@@ -375,12 +382,13 @@ def tensor_context(kernels: KernelSet, d: Attended, scale: float, s: Shape) -> T
     k, v = lower(cache).segments
     storage_k, storage_v = (parts[0] for parts in cache.storage.roles.values())
     held = 2 * -(-k.size // 16) * s.n_tiles <= QUERY_REGISTERS and 4 * -(-v.size // 16) * s.n_tiles <= 96
-    k_use, v_use = scale_use(storage_k, "key"), scale_use(storage_v, "value")
+    columns = d.rows * d.group
+    k_use, v_use = scale_use(storage_k, "k", columns), scale_use(storage_v, "v", columns)
     return TensorContext(
         d=d,
         k=k,
         v=v,
-        columns=d.rows * d.group,
+        columns=columns,
         cols=s.cols,
         n_tiles=s.n_tiles,
         team_warps=s.team_warps,
@@ -403,14 +411,14 @@ def tensor_context(kernels: KernelSet, d: Attended, scale: float, s: Shape) -> T
         expands=any(use.endswith("_groups") for use in (k_use, v_use)),
         k_use="none" if k_use == "given" else k_use,
         v_use="none" if v_use == "given" else v_use,
-        k_moved=moved(storage_k, "key"),
-        v_moved=moved(storage_v, "value"),
-        k_groups=sum_groups(storage_k, "key"),
-        v_groups=sum_groups(storage_v, "value"),
-        k_sums=bool(_query_sums(storage_k)),
+        k_moved=from_zero(storage_k, "k", columns),
+        v_moved=from_zero(storage_v, "v", columns),
+        k_groups=sum_groups(storage_k, "k", columns),
+        v_groups=sum_groups(storage_v, "v", columns),
+        k_sums=bool(_query_sums(storage_k, columns)),
         k_zero=storage_k.scales is not None and storage_k.scales.zero,
-        k_scale_run=scale_run(storage_k, "key"),
-        v_scale_run=scale_run(storage_v, "value"),
+        k_scale_run=scale_run(storage_k, "k"),
+        v_scale_run=scale_run(storage_v, "v"),
         k_given=k_use == "given",
         v_given=v_use == "given",
         k_global=bool(storage_k.global_scale),
