@@ -187,7 +187,12 @@ def _words(arrays: Arrays) -> dict[str, Wanted]:
     pairs, i = arrays["pairs"].view(np.float16).astype(np.float64).reshape(n, 2), np.arange(n)
     for sums in (pairs + pairs[i ^ 1], pairs * pairs[i ^ 1] + pairs[i ^ 2]):
         add(sums + 0.0, ((0, 1),))
-    return {"out": Wanted(np.stack(rows), (Rule("f16", 2, any_nan=True),) * 28 + (Rule("b32"),) * 2 + (Rule("f16", 2, any_zero=True),) * 2)}
+    return {
+        "out": Wanted(
+            np.stack(rows),
+            (Rule("f16", 2, any_nan=True),) * 28 + (Rule("b32"),) * 2 + (Rule("f16", 2, any_zero=True),) * 2,
+        )
+    }
 
 
 def _of_type(dtype: str, unit: str, suffix: str) -> Iterator[Probe]:

@@ -21,7 +21,7 @@ SLACK: Final = 8
 # Registers of the sums of a lane, and of Q's fragments, beside which the rest of a kernel fits 255.
 OUT_REGISTERS: Final = 128
 QUERY_REGISTERS: Final = 64
-# Groups of dims times tiles of 8 columns whose products have sums of their own, of K, and whose weights have scales of their own, of V.
+# Groups of dims times tiles of 8 columns whose products have sums of their own, of K, or weights of their own, of V.
 MOST_SUMS: Final = {"k": 4, "v": 2}
 MOST_STAGES: Final = 6
 MOST_WARPS: Final = 4
