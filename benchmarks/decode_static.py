@@ -174,8 +174,8 @@ def _division(kernels: KernelSet, op: Any, arch: str) -> tuple[int, int, int, in
             (getattr(shape.stages, size) - 1) * shape.tokens * nbytes,
         )
     stages = getattr(context.stages, size) - 1
-    nbytes = stages * context.teams * context.tokens * (context.k_bytes + context.v_bytes)
-    return context.tokens, context.team_warps, context.d.tiles, nbytes
+    nbytes = stages * context.teams * context.tokens * context.heads * (context.k_bytes + context.v_bytes)
+    return context.tokens, context.team_warps // context.heads, context.d.tiles, nbytes
 
 
 # Executed PTX ----------------------------------------------------------------------------------------------------------------

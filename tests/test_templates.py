@@ -20,6 +20,7 @@ from kvgen.errors import ToolError
 from kvgen.export.example import ExampleContext
 from kvgen.export.folder import FolderContext, KernelFile
 from kvgen.export.header import HeaderContext
+from kvgen.lowering.attention.extend import ExtendContext, ExtendPlanContext
 from kvgen.lowering.attention.mma import TensorContext
 from kvgen.lowering.attention.simt import SimtContext
 from kvgen.lowering.attention.split_kv import PlanContext
@@ -55,6 +56,8 @@ CONTEXTS: dict[str, type] = {
     "ops/decode.cu.j2": TensorContext,
     "ops/decode_simt.cu.j2": SimtContext,
     "ops/decode_plan.cu.j2": PlanContext,
+    "ops/extend.cu.j2": ExtendContext,
+    "ops/extend_plan.cu.j2": ExtendPlanContext,
     "ops/mla_decode.cu.j2": MlaDecodeContext,
     "ops/mla_decode_wgmma.cu.j2": MlaWgmmaContext,
     "cache/cache.cuh.j2": CacheContext,

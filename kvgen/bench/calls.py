@@ -10,7 +10,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from kvgen.bench.synthetic_batch import ATTENDING, LAYER, STEP, Scene, aligned
+from kvgen.bench.synthetic_batch import ATTENDING, LAYER, NEW_ROWS, STEP, Scene, aligned
 from kvgen.errors import ToolError
 from kvgen.layout.dtypes import dtype
 from kvgen.ops import Convert, Gather
@@ -27,6 +27,7 @@ KNOWN: Final = tuple(
                 "append",
                 "convert",
                 "decode",
+                "extend",
                 "gather",
                 "gather_rows",
                 "gather_states",
@@ -88,8 +89,8 @@ def rows_each(op: Op) -> int:
 
 def call_of(scene: Scene, op: Op) -> Call:
     """An operation's call: append stores the new tokens (seal the groups they complete; norms, RoPE and lora_add change them),
-    gather and decode read all that are alive (and visible), scatter and convert store them, gather_rows takes some of each
-    request, copy_pages copies half of the pages onto the other half, zero_pages zeroes all of them,
+    gather, decode and extend read all that are alive (and visible), scatter and convert store them, gather_rows takes some of
+    each request, copy_pages copies half of the pages onto the other half, zero_pages zeroes all of them,
     gather_states and scatter_states copy all of them, of one layer.
 
     Raises ToolError for an operation that kvgen bench does not know.
@@ -107,7 +108,7 @@ def call_of(scene: Scene, op: Op) -> Call:
             f"{scene.kernels.name}/{op.name}: got a request of {min(scene.workload.totals)} tokens; {rows} rows of q are as many "
             "new tokens; give more"
         )
-    counts: Sequence[int] = new if op.kind in STEP else alive
+    counts: Sequence[int] = new if op.kind in (*STEP, *NEW_ROWS) else alive
     if op.kind in (*ATTENDING, "gather_rows"):
         counts = [rows] * batch
     padded = getattr(op, "rows", "") == "padded"
@@ -122,7 +123,8 @@ def call_of(scene: Scene, op: Op) -> Call:
         **({} if scene.cache.states else {"q_heads": scene.kernels.q_heads, "kv_heads": scene.kv.kv_heads}),
     }
     arrays, numbers = dict[str, Raw](), dict[str, int]()
-    for spec in launcher.KERNEL.arguments:
+    given = [*launcher.KERNEL.arguments, *(launcher.PLAN.arguments if op.kind in NEW_ROWS else ())]
+    for spec in given:
         if spec.name in ("workspace", "errors") or (op.kind in ATTENDING and spec.name == "row_offsets"):
             continue  # there a request has `rows` rows
         if any(spec.name == f"num_{name}" for name in listed):
@@ -134,7 +136,7 @@ def call_of(scene: Scene, op: Op) -> Call:
             arrays[spec.name] = aligned(shape, dtype(spec.dtype).numpy())
         elif spec.name in ("num_rows", "lora_end_idx"):
             numbers[spec.name] = int(begins[-1])
-        elif op.kind in ATTENDING and isinstance(spec, Scalar):  # of a score function
+        elif op.kind in (*ATTENDING, *NEW_ROWS) and isinstance(spec, Scalar):  # of a score function
             numbers[spec.name] = 1
     for name, array in arrays.items():
         _fill(scene, op, name, array, begins, listed)

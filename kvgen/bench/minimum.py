@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from kvgen.bench.calls import LISTS, Call, selected, tokens_of_query
 from kvgen.bench.step import Step
-from kvgen.bench.synthetic_batch import ATTENDING, LAYER, STEP, Scene
+from kvgen.bench.synthetic_batch import ATTENDING, LAYER, NEW_ROWS, STEP, Scene
 from kvgen.bench.touched_bytes import SECTOR, WHOLE, Marked, Marks, Token, sectors_of
 from kvgen.ops import NormCache
 from kvgen.reference import Place
@@ -80,7 +80,7 @@ def _rows(scene: Scene, call: Call, marked: Marked) -> dict[str, int]:
 
 def _asks_lengths(scene: Scene, call: Call) -> bool:
     """Whether the operation must know how many tokens requests have; where a planner has asked, the list of chunks says it."""
-    if call.kind in ATTENDING:
+    if call.kind in (*ATTENDING, *NEW_ROWS):
         return call.op.split_plan(scene.kernels) is None
     return call.kind in ("append", "seal", *IN_PLACE) or scene.cache.page_table.drops_tokens
 
@@ -154,9 +154,9 @@ def _converted(scene: Scene, call: Call, marked: Marked) -> dict[str, int]:
     return marked.sectors() | {f"source.{name}": n for name, n in other.sectors().items()}
 
 
-def _first_seen(call: Call, total: int) -> int:
+def _first_seen(call: Call, total: int, rows: int) -> int:
     """The first token that a row of a request sees: of all rows the first one sees furthest back."""
-    mask, position = getattr(call.op, "mask", Mask()), total - call.rows_each
+    mask, position = getattr(call.op, "mask", Mask()), total - rows
     window = position - mask.window + 1 if mask.window is not None else 0
     return max(window, position // mask.chunk * mask.chunk if mask.chunk is not None else 0)
 
@@ -174,8 +174,8 @@ def _tokens(scene: Scene, call: Call) -> Iterator[Token]:
         if call.kind in STEP:
             # In a ring, pages that later rows of the same step take over are not written.
             first = max(total - new, (-(-total // scene.tokens) - len(scene.ids[b])) * scene.tokens)
-        if call.kind == "decode":
-            first = max(first, _first_seen(call, total))
+        if call.kind in ("decode", *NEW_ROWS):
+            first = max(first, _first_seen(call, total, new if call.kind in NEW_ROWS else call.rows_each))
         if call.kind == "seal":
             first, last = first // residual * residual, total // residual * residual
         for position in range(first, last):

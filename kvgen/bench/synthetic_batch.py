@@ -28,6 +28,8 @@ GROUPS: Final[tuple[Group, ...]] = ("kv", "scales", "tables", "workspace", "weig
 STEP: Final = ("append", "seal", "norm_cache", "rotate_cache", "lora_add")
 # Each request has the operation's `rows` query rows, which are its newest tokens.
 ATTENDING: Final = ("decode", "mla_decode")
+# A query row for every new token, which is stored by then.
+NEW_ROWS: Final = ("extend",)
 LAYERS: Final = 2
 LAYER: Final = 1
 ALIGN: Final = 256  # bytes, as GPU allocations are
@@ -143,7 +145,13 @@ class Scene:
         totals = self.workload.totals
         if name == "lengths":
             # Tokens that "before" lengths leave out: the step's new ones, those of decode's rows; gather comes after the step.
-            new = self.workload.new if kind in STEP else (rows,) * len(totals) if kind in ATTENDING else None
+            new = (
+                self.workload.new
+                if kind in (*STEP, *NEW_ROWS)
+                else (rows,) * len(totals)
+                if kind in ATTENDING
+                else None
+            )
             return np.subtract(totals, new) if new is not None and self.kv.lengths == "before" else totals
         if name == "scales_page_table":
             return self.matrix(self.scale_ids)[:, 0]

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from kvgen.layout.storage import Segment
+from kvgen.lowering.attention.extend import ExtendContext
 from kvgen.lowering.attention.mma import TensorContext
 from kvgen.lowering.attention.wgmma import MlaWgmmaContext
 from kvgen.ops.mla_decode import MlaDecodeContext
@@ -15,7 +16,7 @@ from kvgen.spec.kernel_set import KernelSet
 
 @dataclass(frozen=True)
 class Tile:
-    """Tokens of a kv head that `warps` share, with values and scales of `nbytes`, for `columns` tiles of columns."""
+    """Tokens of one kv head or several that `warps` share, with values and scales of `nbytes`, for `columns` tiles of columns."""
 
     tokens: int
     warps: int
@@ -28,8 +29,12 @@ def tile_of(kernels: KernelSet, plan: KernelPlan) -> Tile | None:
     context = plan.context
     if isinstance(context, TensorContext):
         roles = kernels.kv.storage.roles.values()
-        nbytes = context.tokens * sum(_bytes(segment) for parts in roles for segment in parts)
+        nbytes = context.heads * context.tokens * sum(_bytes(segment) for parts in roles for segment in parts)
         return Tile(context.tokens, context.team_warps, context.d.tiles, nbytes)
+    if isinstance(context, ExtendContext):
+        roles = kernels.kv.storage.roles.values()
+        nbytes = context.tokens * sum(_bytes(segment) for parts in roles for segment in parts)
+        return Tile(context.tokens, context.warps, 1, nbytes)
     if isinstance(context, MlaDecodeContext):
         row, tokens = context.row, context.shape.tokens
         nbytes = tokens * (row.latent_bytes + row.rope_bytes + 4 * row.groups)

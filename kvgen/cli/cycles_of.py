@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 
 def attends(plan: KernelPlan) -> bool:
-    """Whether the kernel goes over cached tokens: decode of every kind, without the planners."""
-    return "decode" in plan.template and "plan" not in plan.template
+    """Whether the kernel goes over cached tokens: decode of every kind and extend, without the planners."""
+    return any(kind in plan.template for kind in ("decode", "extend")) and "plan" not in plan.template
 
 
 def kernel_of(image: Image, plan: KernelPlan, source: str) -> Kernel:

@@ -64,7 +64,7 @@ def attention(kernels: KernelSet, op: Op, plan: KernelPlan, archs: Sequence[str]
         cols, most, nbytes = shape.cols, 1, row.latent_bytes + row.rope_bytes + 4 * row.groups
     else:
         teams, warps, tokens, stages = context.teams, context.team_warps, context.tokens, context.stages
-        cols, most, nbytes = context.cols, context.blocks_per_sm, context.k_bytes + context.v_bytes
+        cols, most, nbytes = context.cols, context.blocks_per_sm, context.heads * (context.k_bytes + context.v_bytes)
     rings = {}
     for arch in archs:
         blocks = max(1, min(most, MULTIPROCESSOR_SHARED[arch] // (plan.shared_on(arch) + BLOCK_CHARGE)))

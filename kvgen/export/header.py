@@ -79,6 +79,7 @@ class WorkspaceContext:
     partial_bytes: int
     chunk_tokens: int
     max_seen: int
+    slots_a_part: int
     header: int
     chunk: int
 

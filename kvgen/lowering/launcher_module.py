@@ -36,6 +36,7 @@ from kvgen.plan.params import (
     TensorMap,
     is_argument,
 )
+from kvgen.plan.split_plan import SplitPlan
 from kvgen.spec.any_cache import AnyCache
 from kvgen.spec.cache import Cache
 from kvgen.spec.kernel_set import KernelSet, Op
@@ -314,10 +315,15 @@ def _op(op: Op, kernels: KernelSet, plans: tuple[KernelPlan, ...]) -> OpContext:
         else (),
         plan_threads=planner.threads if planner else 0,
         steps=() if planner else tuple(_step(op, p) for p in plans[1:]),
-        split_plan=", ".join(f"{name}={value}" for name, value in asdict(split_plan).items()) if split_plan else "",
+        split_plan=_split_plan_text(split_plan) if split_plan else "",
         shared_by_arch=_mapping(dict(plan.shared_by_arch)),
         files=_mapping({arch: f"{other.name}.cu" for arch, other in plan.elsewhere}),
     )
+
+
+def _split_plan_text(split_plan: SplitPlan) -> str:
+    """Its fields, but `slots_a_part` where there are none."""
+    return ", ".join(f"{n}={v}" for n, v in asdict(split_plan).items() if v or n != "slots_a_part")
 
 
 def _cache_class(name: str, summary: str, module: str, cache: Cache) -> CacheClassContext:

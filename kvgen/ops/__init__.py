@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from kvgen.ops.copy_pages import CopyPages as CopyPages
     from kvgen.ops.custom import Custom as Custom
     from kvgen.ops.decode import Decode as Decode
+    from kvgen.ops.extend import Extend as Extend
     from kvgen.ops.gather import Gather as Gather
     from kvgen.ops.gather_rows import GatherRows as GatherRows
     from kvgen.ops.gather_states import GatherStates as GatherStates
@@ -58,6 +59,7 @@ _HOME = {
     "CopyPages": "kvgen.ops.copy_pages",
     "Custom": "kvgen.ops.custom",
     "Decode": "kvgen.ops.decode",
+    "Extend": "kvgen.ops.extend",
     "Gather": "kvgen.ops.gather",
     "GatherRows": "kvgen.ops.gather_rows",
     "GatherStates": "kvgen.ops.gather_states",
@@ -107,8 +109,8 @@ def __getattr__(name: str) -> Any:
 
 def _instead(name: str) -> str:
     """What is nearest to an operation that does not exist."""
-    if name in ("Prefill", "Extend", "Attention", "Attend"):
-        return ", and none for prompts; ops.Decode takes up to 8 query rows a request, 128 over a shared prefix"
+    if name in ("Prefill", "Attention", "Attend"):
+        return "; ops.Extend attends with any number of query rows a request, ops.Decode with a few"
     near = difflib.get_close_matches(name, _HOME, n=1)
     return f"; did you mean ops.{near[0]}?" if near else ""
 

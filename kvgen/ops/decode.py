@@ -100,7 +100,7 @@ class Decode(Op):
         if not 1 <= value <= MOST_ROWS:
             raise ValueError(
                 f"rows: got {value}; it must be at least 1 and at most {MOST_ROWS}: 1 to 8 query rows a request for decoding and "
-                "drafts, more over a prefix that a batch shares; kvgen has no operation for whole prompts"
+                "drafts, more over a prefix that a batch shares; ops.Extend() takes any number"
             )
         return value
 
@@ -185,8 +185,9 @@ class Decode(Op):
             lse_inf=self.lse_empty == "inf",
             lse_sinks=self.sinks == "lse",
             lse_base_two=self.lse_base == "2",
+            heads=shape.heads,
         )
-        columns = cache.kv_heads * shape.tiles
+        columns = d.column_blocks
         grid = ((var("num_sm_parts") if d.planned else var("T")) * columns, const(1), const(1))
         shared: tuple[tuple[str, int], ...] = ()
         if isinstance(shape, mma.Shape):
@@ -214,7 +215,7 @@ class Decode(Op):
         if self.split == "none":
             return None
         shape = self._tensor(kernels) or simt.shape(kernels, self.rows)
-        columns = kernels.kv.kv_heads * shape.tiles
+        columns = kernels.kv.kv_heads // shape.heads * shape.tiles
         return SplitPlan(
             columns=columns,
             blocks_per_sm=shape.blocks_per_sm,

@@ -128,8 +128,8 @@ def decode(
     seen: list[Seen | None] = []
     if row_offsets is not None and total and bad_total(row_offsets, total):
         faults.add(Fault.ROW_OFFSETS, table.requests - 1, total)
-    finder = _Finder(table, pools, mask, Arguments(arguments or {}, q.shape[1], pools[0].heads), faults)
-    known: dict[tuple[int, int, int], _Request | None] = {}
+    finder = Finder(table, pools, mask, Arguments(arguments or {}, q.shape[1], pools[0].heads), faults)
+    known: dict[tuple[int, int, int], SeenRequest | None] = {}
     for row in range(total):
         whose = _whose(table, row, total, rows, row_offsets)
         if whose is None:
@@ -178,14 +178,16 @@ def _whose(table: TableView, row: int, total: int, rows: int, row_offsets: NDArr
 
 
 @dataclass(frozen=True)
-class _Request:
-    """The tokens [first, first + m) of a request that its rows look at, and which row sees which of them `[r, m]`."""
+class SeenRequest:
+    """The tokens [first, first + m) of a request that its rows look at, which row sees which of them `[r, m]`, and which could
+    not be had: their K and V are 0."""
 
     at: Standing
     tokens: NDArray[np.int64]
     k: Floats
     v: Floats
     visible: NDArray[np.bool_]
+    lost: NDArray[np.bool_]
 
     def seen(self, i: int) -> Seen:
         mine = self.visible[i]
@@ -193,14 +195,15 @@ class _Request:
 
 
 @dataclass(frozen=True)
-class _Finder:
-    """Finds what the rows of a request look at; reports what cannot be had."""
+class Finder:
+    """Finds what the rows of a request look at; reports what cannot be had. `partly`: the rest is found all the same."""
 
     table: TableView
     pools: Sequence[Rows]
     mask: Any
     arguments: Arguments
     faults: FaultLog
+    partly: bool = False
 
     def _none(self) -> tuple[Floats, Floats]:
         heads = self.pools[0].heads
@@ -210,7 +213,7 @@ class _Finder:
         """What a row of no request sees."""
         return Seen(*self._none(), Standing(-1, row, np.array([0]), 1, 0), np.zeros(0, np.int64))
 
-    def request(self, whose: RowRange) -> _Request | None:
+    def request(self, whose: RowRange) -> SeenRequest | None:
         """K and V of everything that one of its rows may see; None if that is not to be had."""
         table, b, rows = self.table, whose.b, whose.end - whose.begin
         length = table.length(b)
@@ -229,23 +232,27 @@ class _Finder:
         first = max(around[0], table.first_token(tokens))
         numbers = np.arange(first, max(first, around[1]), dtype=np.int64)
         runs = list(self._runs(b, numbers.tolist()))
-        pairs = [pair for pair in runs if pair is not None]
-        if len(pairs) < len(runs):
+        pairs = [pair for _, pair in runs if pair is not None]
+        if len(pairs) < len(runs) and not self.partly:
             return None
-        k, v = (np.concatenate(part) for part in zip(*pairs, strict=True)) if pairs else self._none()
-        return _Request(at, numbers, k, v, visible(self.mask, at, numbers, self.arguments))
+        lost = np.concatenate([np.full(n, pair is None) for n, pair in runs]) if runs else np.zeros(0, np.bool_)
+        nothing = self._none()
+        no_k, no_v = (np.zeros((1, *x.shape[1:])) for x in nothing)
+        pairs = [pair or (no_k.repeat(n, axis=0), no_v.repeat(n, axis=0)) for n, pair in runs]
+        k, v = (np.concatenate(part) for part in zip(*pairs, strict=True)) if pairs else nothing
+        return SeenRequest(at, numbers, k, v, visible(self.mask, at, numbers, self.arguments), lost)
 
-    def _runs(self, b: int, numbers: Sequence[int]) -> Iterator[tuple[Floats, Floats] | None]:
-        """K and V of these neighbouring tokens, page by page; None for a page that is not to be had."""
+    def _runs(self, b: int, numbers: Sequence[int]) -> Iterator[tuple[int, tuple[Floats, Floats] | None]]:
+        """How many tokens, K and V of these neighbouring tokens, page by page; None for a page that is not to be had."""
         for page, tokens in groupby(numbers, lambda token: token // self.table.tokens):
             places, (first, *rest) = self.table.places(b, page), tokens
             if isinstance(places, Fault):
                 for token in (first, *rest):
                     self.faults.add(places, b, token)
-                yield None
+                yield 1 + len(rest), None
                 continue
             key = self.pools[0].run_numbers(b, first, 1 + len(rest), places[0])
             if len(self.pools) > 1:
-                yield key, self.pools[1].run_numbers(b, first, 1 + len(rest), places[1])
+                yield len(key), (key, self.pools[1].run_numbers(b, first, 1 + len(rest), places[1]))
             else:
-                yield key, key[:, :, : _v_dim(self.table, self.pools)]
+                yield len(key), (key, key[:, :, : _v_dim(self.table, self.pools)])

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from kvgen.bench import Call, Scene, Workload
 from kvgen.bench.calls import rows_each
-from kvgen.bench.synthetic_batch import ATTENDING, LAYER
+from kvgen.bench.synthetic_batch import ATTENDING, LAYER, NEW_ROWS
 from kvgen.layout.dtypes import dtype
 from kvgen.lowering.lowered import lower
 from kvgen.ops import Convert, MergeStates, SwapPages
@@ -128,8 +128,10 @@ def batches(kernels: KernelSet, op: Op, *, quick: bool) -> list[Workload]:
     mixed = totals(page, 2 * page + 1, 3, 2 * window + page - 1 if window else 3 * page - 1, page + 2)
     new = tuple(min(n, wanted) for n, wanted in zip(mixed, (page, 3, 3, 1, 2), strict=True))
     found.append(Workload("mixed", mixed, new))
-    if op.kind in ATTENDING and most is None:
+    if op.kind in (*ATTENDING, *NEW_ROWS) and most is None:
         found.append(Workload("long", totals(_LONG, 40), (1, 1)))
+    if op.kind in NEW_ROWS and most is None:
+        found.append(Workload("prompt", totals(_LONG, 40, 17), (_LONG - 20, 40, 1)))
     return found
 
 
@@ -267,7 +269,7 @@ def _store_groups(scene: Scene, pools: Sequence[Rows], view: Any, b: int, count:
 
 def _fill(scene: Scene, call: Call, name: str, array: Raw, rng: np.random.Generator) -> None:
     """Random numbers in what a call brings besides indices, and bytes that no kernel leaves in what it takes back."""
-    plan = call.launcher.PLAN.arguments if call.kind == "compact" else ()
+    plan = call.launcher.PLAN.arguments if call.kind in ("compact", *NEW_ROWS) else ()
     spec = next(p for p in (*plan, *call.launcher.KERNEL.arguments) if p.name == name)
     if spec.access == "out":
         array.view(np.uint8)[...] = UNWRITTEN

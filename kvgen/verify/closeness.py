@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvgen.layout.dtypes import dtype
-from kvgen.ops import Decode
+from kvgen.ops import Decode, Extend
 from kvgen.reference import Decoded
 from kvgen.reference.attention import Arguments, modified
 from kvgen.reference.decode import Seen, products
@@ -31,7 +31,8 @@ TINY: Final = {"f32": 2.0**-126, "f16": 2.0**-24, "bf16": 2.0**-126, "e4m3": 2.0
 
 @dataclass(frozen=True)
 class Terms:
-    """What a decode computes: `compute` is the type that probabilities are rounded to ("f32": not at all)."""
+    """What a decode, or an extend (`rows` 0), computes: `compute` is the type that probabilities are rounded to ("f32": not at
+    all)."""
 
     scale: float
     compute: str
@@ -51,15 +52,15 @@ class Terms:
         return {name: getattr(self, name) for name in names}
 
 
-def terms(kernels: KernelSet, op: Decode, arguments: Mapping[str, Any] | None = None) -> Terms:
-    """The terms of a set's decode, with the arrays and scalars that a call brings by name."""
+def terms(kernels: KernelSet, op: Decode | Extend, arguments: Mapping[str, Any] | None = None) -> Terms:
+    """The terms of a set's decode or extend, with the arrays and scalars that a call brings by name."""
     arguments = arguments or {}
     cache = kernels.kv
     return Terms(
         scale=op.scale if op.scale is not None else 1 / math.sqrt(cache.head_dim),
         compute=computes_in(kernels, op),
         out=op.out_dtype or cache.dtype,
-        rows=op.rows,
+        rows=op.rows if isinstance(op, Decode) else 0,
         mask=op.mask,
         score=op.score,
         sinks=arguments.get("sinks"),
@@ -71,7 +72,7 @@ def terms(kernels: KernelSet, op: Decode, arguments: Mapping[str, Any] | None = 
 
 
 @lru_cache(maxsize=256)
-def computes_in(kernels: KernelSet, op: Decode) -> str:
+def computes_in(kernels: KernelSet, op: Decode | Extend) -> str:
     """The type that the kernel of a decode rounds its operands to, as its plan says: CUDA cores keep f32."""
     template = op.plan(kernels)[0].template
     return "f32" if template.endswith("decode_simt.cu.j2") else kernels.kv.dtype

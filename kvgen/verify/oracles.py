@@ -8,7 +8,7 @@ is compared byte for byte.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import numpy as np
@@ -19,9 +19,22 @@ from kvgen.bench.step import Step
 from kvgen.bench.synthetic_batch import LAYER
 from kvgen.bench.tolerance import Distance, compare_rows, take_row
 from kvgen.layout.dtypes import dtype
-from kvgen.ops import Convert, Decode, MergeStates, MlaDecode, MlaPlan, NormCache, RotateCache, StoreScales, SwapPages
+from kvgen.ops import (
+    Convert,
+    Decode,
+    Extend,
+    MergeStates,
+    MlaDecode,
+    MlaPlan,
+    NormCache,
+    RotateCache,
+    StoreScales,
+    SwapPages,
+)
 from kvgen.reference import Decoded, TableView
 from kvgen.reference.append import Changed, NewRow, locate
+from kvgen.reference.tables import LIMIT
+from kvgen.spec.mask import TREE_ROWS
 from kvgen.verify.batches import Case, Contents, Pools
 from kvgen.verify.closeness import HALF_ULP, TINY, Terms, limits, terms
 from kvgen.verify.other_calls import alignment_of
@@ -178,6 +191,20 @@ def _decode(j: Judged) -> int:
         j.view, j.wanted.rows(j.case.scene), q, row_offsets=j.arrays.get("row_offsets"), **given.oracle()
     )
     return _attended(j, wanted, given)
+
+
+def _extend(j: Judged) -> int:
+    op = j.case.call.op
+    assert isinstance(op, Extend)
+    given = terms(j.case.scene.kernels, op, {**j.arrays, **j.case.numbers})
+    how = {name: value for name, value in given.oracle().items() if name != "rows"}
+    most = TREE_ROWS if op.mask.tree == "packed" else LIMIT
+    rows, offsets = j.wanted.rows(j.case.scene), j.arrays.get("row_offsets")
+    wanted = reference.extend(j.view, rows, j.arrays["q"], row_offsets=offsets, most_rows=most, **how)
+    # Near a row that sees a page that is not there others may be NaN as well.
+    lost = wanted.doubtful & np.isnan(j.got.arrays["out"].astype(np.float64)).all(axis=(1, 2))
+    seen = tuple(None if gone else one for gone, one in zip(lost, wanted.seen, strict=True))
+    return _attended(j, replace(wanted, seen=seen), given)
 
 
 def _mla_decode(j: Judged) -> int:
@@ -479,6 +506,7 @@ ORACLES: Final[dict[str, Oracle]] = {
     "convert": _convert,
     "copy_pages": _copy_pages,
     "decode": _decode,
+    "extend": _extend,
     "gather": _gather,
     "gather_rows": _gather_rows,
     "gather_states": _gather_states,

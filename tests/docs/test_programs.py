@@ -19,6 +19,7 @@ RUN: Final = {
     "attention.md": "tests/test_attention_page.py",
     "custom_kernels.md": "tests/custom/test_document.py",
     "calling.md": "tests/test_calling_page.py",
+    "extend.md": "here",
     "faults.md": "here",
     "operations.md": "here",
     "quantization.md": "here",
@@ -41,14 +42,14 @@ def test_every_program_is_run_somewhere() -> None:
 @pytest.fixture(scope="module")
 def chat(tmp_path_factory: pytest.TempPathFactory) -> Folder:
     """The project of the quick start, which the other small pages share."""
-    pages = [DOCS / f"{name}.md" for name in ("quickstart", "faults", "operations", "quantization")]
+    pages = [DOCS / f"{name}.md" for name in ("quickstart", "extend", "faults", "operations", "quantization")]
     folder = project(tmp_path_factory.mktemp("chat"), *pages)
     folder.kvgen("build")
     folder.kvgen("check")
     return folder
 
 
-@pytest.mark.parametrize("program", ["step.py", "faults.py", "cascade.py", "scaled.py"])
+@pytest.mark.parametrize("program", ["step.py", "prefill.py", "faults.py", "cascade.py", "scaled.py"])
 def test_a_program(chat: Folder, program: str) -> None:
     raised, _ = run(chat.root, program)
     assert not raised, raised[program]

@@ -11,6 +11,7 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
+from kvgen.reference import quant
 from tests.golden_gpu.column_probes import UNUSED, close
 from tests.golden_gpu.compare import Wanted
 from tests.golden_gpu.memory_probes import exact
@@ -69,6 +70,7 @@ WAYS: Final = (
     Way("tile_special", BF16, 16, 16, partial(_window, 9)),
     Way("tile_tokens", E4M3, 32, 8, _causal, "tokens"),
     Way("tile_groups", np.int8, 16, 16, lambda position, token: True, "groups"),
+    Way("tile_tables", np.uint8, 32, 8, _causal, "tables"),
     Way("tile_channels", np.int8, 32, 8, partial(_window, 20), "channels"),
     Way("tile_zeros", np.uint8, 16, 16, _causal, "zeros"),
 )
@@ -82,6 +84,12 @@ def _scales(way: Way, rng: np.random.Generator) -> Array:
         found[6, 1, 1, HEAD] = np.inf  # of V, of a token that the last columns alone see
         found[11, 1] *= np.float32(2.0**40)
         return found
+    if way.scaled == "tables":
+        return np.exp2(
+            rng.uniform(
+                np.reshape([-6, -3], (2, 1, 1, 1)), np.reshape([-2, 3], (2, 1, 1, 1)), (PAGES, 2, IN_PAGE, HEADS, 3)
+            )
+        ).astype(E4M3)
     if way.scaled == "groups":
         return (rng.uniform(0.5, 1.5, (PAGES, 2, IN_PAGE, HEADS, 2)) / 50).astype(np.float16)
     if way.scaled == "zeros":  # scale, zero point: of keys in the middle of their codes, of values below them
@@ -101,9 +109,12 @@ def _inputs(way: Way, seed: int) -> dict[str, Array]:
     if way.kernel == "tile_special":
         for page, token, dim, x in SPECIAL:
             values[page, token, HEAD, dim] = x
+    if way.scaled == "tables":  # two codes a byte; V is not negative
+        keys = rng.integers(0, 256, (*shape[:3], DIMS // 2)).astype(np.float64)
+        values = (rng.integers(0, 256, keys.shape) & 0x77).astype(np.float64)
     if way.kind is np.int8:
         keys, values = np.clip(np.rint(keys * 30), -127, 127), np.rint(rng.uniform(1, 127, shape))
-    if way.kind is np.uint8:
+    if way.scaled == "zeros":
         keys, values = np.clip(np.rint(keys * 30 + 128), 0, 255), np.rint(rng.uniform(0, 255, shape))
     return {
         "keys": pattern(keys.astype(way.kind)),
@@ -131,6 +142,8 @@ class Memory:
 
 
 def _memory(way: Way, arrays: Arrays) -> Memory:
+    if way.scaled == "tables":
+        return _memory_of_tables(arrays)
     kinds: dict[str, Any] = {"tokens": np.float32} | dict.fromkeys(("groups", "channels", "zeros", ""), np.float16)
     keys, values = (arrays[name].view(way.kind).astype(np.float64)[:, :, HEAD] for name in ("keys", "values"))
     scales = arrays["scales"].view(kinds[way.scaled]).astype(np.float64)
@@ -148,6 +161,18 @@ def _memory(way: Way, arrays: Arrays) -> Memory:
             (x * each[:, n]).astype(np.float16).astype(np.float64) for n, x in enumerate((keys, values))
         )
     return found
+
+
+def _memory_of_tables(arrays: Arrays) -> Memory:
+    """e4m3 of codes below the scales of 16 dims."""
+    scales = np.repeat(arrays["scales"].view(E4M3).astype(np.float64)[:, :, :, HEAD], 16, axis=-1)[..., :DIMS]
+    keys, values = (
+        (quant.values(quant.unpack_nibbles(arrays[name][:, :, HEAD]), "e2m1") * scales[:, n])
+        .astype(E4M3)
+        .astype(np.float64)
+        for n, name in enumerate(("keys", "values"))
+    )
+    return Memory(keys, values, np.ones((2, PAGES, IN_PAGE)), np.ones((2, DIMS)))
 
 
 def _rounded_query(way: Way, q: Floats, scales: Floats) -> Floats:
@@ -314,18 +339,22 @@ def _columns(arrays: Arrays) -> dict[str, Wanted]:
 
 
 def _values_inputs() -> dict[str, Array]:
-    return {"out": np.full((3, 32, 4), UNUSED, np.uint32)}
+    each = {name: np.full((3, 32, 4), UNUSED, np.uint32) for name in ("keys", "out")}
+    return {"keys": each["keys"], "rows": np.full((3, 32), UNUSED, np.uint32), "out": each["out"]}
 
 
 def _values(_: Arrays) -> dict[str, Wanted]:
     """V begins after 32 tokens of 40 elements of K; registers: dims 8 on, tokens 8 on. There are no dims from 40 on."""
-    out = np.zeros((3, 32, 4), np.uint32)
+    keys, rows, out = np.zeros((3, 32, 4), np.uint32), np.zeros((3, 32), np.uint32), np.zeros((3, 32, 4), np.uint32)
     for block in range(3):
         for r in range(4):
             dim, token = 16 * block + ROW + r % 2 * 8, 16 + 2 * QUAD + r // 2 * 8
             at = 32 * DIMS + token * DIMS + dim
             out[block, :, r] = np.where(dim < DIMS, at | at + DIMS << 16, 0)
-    return {"out": exact(out)}
+            dim, at = 16 * block + 2 * QUAD + r // 2 * 8, (16 + ROW + r % 2 * 8) * DIMS
+            keys[block, :, r] = np.where(dim < DIMS, at + dim | at + dim + 1 << 16, 0)
+        rows[block] = 2 * ((32 + 16 + LANES % 8 + LANES // 16 * 8) * DIMS + 16 * block + LANES // 8 % 2 * 8)
+    return {"keys": exact(keys), "rows": exact(rows), "out": exact(out)}
 
 
 def probes() -> list[Probe]:

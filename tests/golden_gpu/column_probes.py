@@ -29,19 +29,19 @@ def close(x: NDArray[Any], relative: float, absolute: float = 1e-30, kind: str =
 
 
 def _of_inputs() -> dict[str, Array]:
-    return {"in": np.array(BLOCKS, np.uint32), "out": np.zeros((len(BLOCKS), COLUMNS, 3), np.uint32)}
+    return {"in": np.array(BLOCKS, np.uint32), "out": np.zeros((len(BLOCKS), COLUMNS, 6), np.uint32)}
 
 
 def _of(_: Arrays) -> dict[str, Wanted]:
-    """The row, the query head, and whether the chunk has the row; where it has none it is the last one."""
-    out = [
-        [
-            [min(n // GROUP, rows - 1), head * GROUP + n % GROUP, n // GROUP < rows]
-            for n in range(first, first + COLUMNS)
-        ]
-        for head, first, rows in BLOCKS
-    ]
-    return {"out": exact(np.array(out, np.uint32))}
+    """The row, the query head, and whether the chunk has the row; where it has none it is the last one. Then the same of a block
+    that has two kv heads, where all live columns are neighbours."""
+    out = np.zeros((len(BLOCKS), COLUMNS, 6), np.uint32)
+    for block, (head, first, rows) in enumerate(BLOCKS):
+        for col in range(COLUMNS):
+            n, of_two = first + col, col // (rows * GROUP)
+            out[block, col, :3] = min(n // GROUP, rows - 1), head * GROUP + n % GROUP, n // GROUP < rows
+            out[block, col, 3:] = col // GROUP % rows, (head + of_two) * GROUP + col % GROUP, of_two < 2
+    return {"out": exact(out)}
 
 
 TOKENS, ROWS, WINDOW = 48, 6, 4

@@ -125,16 +125,22 @@ HELD: Final = (
     ("halves", 2, 40, True, "key"),
     ("halves", 1, 16, False, "key"),
     ("halves", 1, 16, True, "value"),
-    # Three of these begin some scales on; the one after them is loaded wherever it lies.
+    # Three of these begin some scales on; the fourth is loaded wherever it lies.
     ("halves", 2, 40, False, "token"),
     ("eighths", 1, 20, False, "value"),
     ("halves", 1, 10, True, "key"),
     ("halves", 1, 10, False, "key"),
+    # Both heads together, the last of them pages that begin no word.
+    ("f32s", 1, 40, False, "token"),
+    ("halves", 1, 40, False, "token"),
+    ("halves", 1, 10, True, "key"),
+    ("eighths", 1, 20, False, "value"),
+    ("eighths", 1, 20, False, "value"),
     ("halves", 1, 20, True, "zeros"),
     ("halves", 1, 20, True, "zeros"),
 )
-SHIFTED: Final = {11: 1, 12: 1, 13: 4}
-HIDDEN: Final = 5  # a token whose scales are zeros
+SHIFTED: Final = {11: 1, 12: 1, 13: 4, 19: 2}
+HIDDEN: Final = slice(5, 8)  # tokens whose scales are zeros
 
 
 def _held_inputs() -> dict[str, Array]:

@@ -105,11 +105,12 @@ CALLED_IN = {
     **dict.fromkeys(("store_heads", "row_norm", "write_rows"), (f"{KERNELS}/write_rows.cu",)),
     **{
         name: (f"{KERNELS}/{name}.cu",)
-        for name in ("ring", "tile_scales", "split_kv", "latent", "latent_tile", "latent_wgmma", "wgmma")
+        for name in ("ring", "fp4_tables", "split_kv", "latent", "latent_tile", "latent_wgmma", "wgmma")
     },
     "columns": (f"{KERNELS}/columns.cu", f"{KERNELS}/split_kv.cu"),
     "merge": (f"{KERNELS}/split_kv.cu",),
-    **dict.fromkeys(("mma_tile", "tile_copy"), (f"{KERNELS}/mma_tile.cu",)),
+    **dict.fromkeys(("mma_tile", "tile_copy", "tile_tables"), (f"{KERNELS}/mma_tile.cu",)),
+    "tile_scales": (f"{KERNELS}/tile_scales.cu", f"{KERNELS}/fp4_tables.cu"),
     **{name: (f"{KERNELS}/{name}.cu",) for name in ("page_lists", "merge_states", "seal_group", "states")},
     "simt_tokens": (f"{KERNELS}/simt_tokens.cu",),
     **dict.fromkeys(("compact", "table_rows"), (f"{KERNELS}/compact.cu",)),

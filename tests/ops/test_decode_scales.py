@@ -21,13 +21,13 @@ def scaled(
     name: str, page: int, heads: int, dim: int, runs: tuple[int, int], **quant: Any
 ) -> tuple[KernelSet, tuple[int, int]]:
     """A set with decode alone, and how many scales of K and of V a copy brings."""
-    rows = quant.pop("rows", 1)
+    rows, arch = quant.pop("rows", 1), quant.pop("arch", "sm_90a")
     own: dict[str, Any] = {"quant": Quant(**quant)} if "dtype" in quant else quant
     if len(own) == 1 and "quant" not in own:  # codes beside rows of bf16: tensors of their own
         own["layout"] = Layout(k="page layer token head dim", v="page layer token head dim")
     cache = Paged(dtype="bf16", kv_heads=heads, head_dim=dim, page_size=page, **own)
     decode = ops.Decode(rows=rows)
-    return KernelSet(name=f"scales_{name}", q_heads=2 * heads, cache=cache, ops=(decode,), arch=("sm_90a",)), runs
+    return KernelSet(name=f"scales_{name}", q_heads=2 * heads, cache=cache, ops=(decode,), arch=(arch,)), runs
 
 
 I8: Final[dict[str, Any]] = {"dtype": "i8", "scale_dtype": "f16"}
@@ -49,6 +49,9 @@ SETS: Final = dict(
     nvfp4=scaled("nvfp4", 32, 2, 64, (4, 4), dtype="e2m1", scale_dtype="e4m3", recipe="global", block=Block(dim=16)),
     codes_of_k=scaled("codes_of_k", 16, 2, 64, (1, 1), k_quant=Quant(dtype="e5m2")),  # V is bf16
     codes_of_v=scaled("codes_of_v", 16, 2, 64, (1, 1), v_quant=Quant(dtype="e4m3", scale_dtype="f32")),  # K is
+    max=scaled("max", 16, 2, 64, (4, 4), dtype="e2m1", scale_dtype="e4m3", recipe="max"),
+    max_short=scaled("max_short", 8, 1, 40, (1, 1), arch="sm_80", dtype="e2m1", scale_dtype="e4m3", recipe="max"),
+    max_swizzled=scaled("max_swizzled", 128, 2, 128, (4, 4), dtype="e2m1", scale_dtype="e4m3", recipe="max", order="swizzled"),
     nvfp4_rows=scaled("nvfp4_rows", 1, 1, 128, (8, 8), dtype="e2m1", scale_dtype="e4m3", recipe="global", block=Block(dim=16)),
 )  # fmt: skip
 

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from kvgen import Continuous, KernelSet
 from kvgen.layout.dtypes import dtype
-from kvgen.ops import Decode
+from kvgen.ops import Decode, Extend
 from kvgen.reference import Decoded, decode
+from kvgen.spec.mask import TREE_ROWS
 from tests.support.batches import OPEN_TOKENS, Batch
 from tests.support.harness import (
     Run,
@@ -119,7 +120,7 @@ def step(
     q[...] = 0 if level else scene.values(*q.shape)
     starts = np.cumsum([batch.leading, *counts])
     ranges = [(int(a), int(b)) for a, b in pairwise(starts)]
-    found = Step(scene, spec, counts, q, None, _arguments(scene, spec, ranges, rows), [], level)
+    found = Step(scene, spec, counts, q, None, arguments_of(scene, spec, ranges, rows), [], level)
     if offsets:
         found.row_offsets = offsets_of(counts, index_name(kernels, op), batch.leading)
     if loud and not level:
@@ -130,7 +131,7 @@ def step(
 # What masks, scores and sinks take ----------------------------------------------------------------------------------------
 
 
-def _arguments(scene: Scene, op: Decode, ranges: Sequence[tuple[int, int]], rows: int) -> dict[str, Any]:
+def arguments_of(scene: Scene, op: Decode | Extend, ranges: Sequence[tuple[int, int]], rows: int) -> dict[str, Any]:
     found: dict[str, Any] = {}
     longest = max(scene.batch.totals, default=0)
     if op.mask.padding:
@@ -160,6 +161,7 @@ def _tree(scene: Scene, ranges: Sequence[tuple[int, int]], rows: int) -> Raw:
     """Every row sees itself, mostly, and what a random earlier row of its request sees; bits past its rows are noise."""
     words = scene.rng.integers(0, 2**32, rows, np.uint64).astype(np.uint32)
     for begin, end in ranges:
+        end = min(end, begin + TREE_ROWS)
         for i in range(end - begin):
             parent = 0 if i == 0 else int(words[begin + int(scene.rng.integers(i))])
             mine = parent | (scene.rng.random() < 0.9) << i

@@ -221,7 +221,7 @@ def check_gather(scene: Scene, rows: int, *, row_offsets: Raw, starts: Raw | Non
         assert np.isnan(out[wanted.failed].astype(np.float32)).all()
         _same_values(out[~wanted.failed], right[~wanted.failed], role)
         assert (surroundings(out, around) == CANARY).all(), "written beside the rows"
-    _unchanged(scene, pool)
+    hold_untouched(scene, pool)
     run.expect_word(wanted.errors)
     return list(outs.values())
 
@@ -265,7 +265,7 @@ def check_decode(
     hold(wanted, given, q, out, sums if lse else None)
     for array, memory in ((out, around), (sums, sums_around)):
         assert (surroundings(array, memory) == CANARY).all(), "written beside the rows"
-    _unchanged(scene, pool)
+    hold_untouched(scene, pool)
     run.expect_word(wanted.errors)
     return out, sums if lse else None, wanted
 
@@ -300,7 +300,7 @@ def surroundings(array: Raw, memory: NDArray[np.uint8]) -> NDArray[np.uint8]:
     return memory[outside]
 
 
-def _unchanged(scene: Scene, pool: Mapping[str, Sequence[Bytes]]) -> None:
+def hold_untouched(scene: Scene, pool: Mapping[str, Sequence[Bytes]]) -> None:
     for name, tensors in scene.tensors.items():
         for tensor, was in zip(tensors, pool[name], strict=True):
             np.testing.assert_array_equal(tensor.memory, was, err_msg=name)

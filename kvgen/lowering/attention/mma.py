@@ -9,6 +9,7 @@ from typing import Final
 
 from kvgen.expr.score_c import float_literal
 from kvgen.layout.axes import Axis
+from kvgen.layout.regions import Region
 from kvgen.layout.storage import Segment
 from kvgen.lowering.attention.split_kv import Attended
 from kvgen.lowering.lowered import lower
@@ -22,12 +23,19 @@ SLACK: Final = 8
 OUT_REGISTERS: Final = 128
 QUERY_REGISTERS: Final = 64
 # Groups of dims times tiles of 8 columns whose products have sums of their own, of K, or weights of their own, of V.
-MOST_SUMS: Final = {"k": 4, "v": 2}
+MOST_SUMS: Final = {"key": 4, "value": 2}
 MOST_STAGES: Final = 6
 MOST_WARPS: Final = 4
-# Tokens of a tile and teams of a block, the best first: what a tile costs besides its tokens counts less the longer it is,
-# and a warp alone in its block has nobody to share the end of a chunk with.
+# Tokens of a tile and warps of a block, the best first: what a tile costs besides its tokens counts less the longer it is,
+# and a warp alone in its block has nobody to share the end of a chunk with. Where instructions are many, four warps first: of
+# fewer all may lie on one sub-core.
 _TILES: Final = ((32, 4), (32, 2), (16, 4), (16, 2), (32, 1), (16, 1))
+_FOUR_WARPS: Final = ((32, 4), (16, 4), (32, 2), (16, 2), (32, 1), (16, 1))
+# The part of a sub-core's issue slots up to which two warps a block are enough; bytes a cycle for a multiprocessor of an H200.
+FEW_SLOTS: Final = 0.4
+REACHABLE: Final = 17.6
+# Neighbouring kv heads that a block has where it has several: results of each are to be merged where requests are cut.
+MOST_HEADS: Final = 2
 # Registers of sums up to which 32 tokens have room.
 LONG_REGISTERS: Final = 64
 
@@ -74,6 +82,7 @@ class TensorContext:
     cols: int
     n_tiles: int
     team_warps: int
+    heads: int
     teams: int
     tokens: int
     stages: Stages
@@ -91,6 +100,9 @@ class TensorContext:
     run: int
     scales: bool
     expands: bool
+    tables: bool
+    k_tables: bool
+    v_tables: bool
     k_use: str
     v_use: str
     k_moved: bool
@@ -122,7 +134,7 @@ def hindrance(kernels: KernelSet, rows: int, asks: bool = False) -> str:
     for role, parts in cache.storage.roles.items():
         if len(parts) > 1:
             return f"{role.upper()} has parts of its own"
-        why = _hindrance_of(parts[0], role, rows * kernels.group)
+        why = segment_hindrance(parts[0], {"k": "key", "v": "value"}[role], rows * kernels.group)
         if why:
             return f"{role.upper()}: {why}"
     if 4 * -(-cache.v_dim // 16) > _room(cache.storage.roles["v"][0], rows, asks):
@@ -130,7 +142,7 @@ def hindrance(kernels: KernelSet, rows: int, asks: bool = False) -> str:
     return "" if shape(kernels, rows, asks) else f"rows of {cache.head_dim} dims do not fit shared memory"
 
 
-def _hindrance_of(segment: Segment, role: str, columns: int) -> str:
+def segment_hindrance(segment: Segment, role: str = "key", columns: int = 0) -> str:
     region = segment.region
     names = [a.name for a in region.axes]
     if region.swizzle is not None:
@@ -143,14 +155,14 @@ def _hindrance_of(segment: Segment, role: str, columns: int) -> str:
         return "tokens that wait to be quantized"
     if segment.scales is not None and not scale_use(segment, role, columns):
         return "scales of groups of dims that f16 cannot hold, or that are rounded again"
-    if segment.vector * region.dtype.bits < 32 or _bytes(segment) % 4:
+    if segment.vector * region.dtype.bits < 32 or row_bytes(segment) % 4:
         return "rows are not aligned to 4 bytes"
     return ""
 
 
-def scale_use(segment: Segment, role: str, columns: int = 8) -> str:
+def scale_use(segment: Segment, role: str, columns: int = 0) -> str:
     """ScaleUse of device/attention/tile_scales.cuh, or "given": how a kernel of that many columns applies scales; empty where it
-    cannot. `role` is "k" or "v"."""
+    cannot. 0 columns: one whose sums of products have nothing but a scale a token."""
     scales, quant = segment.scales, segment.quant
     if scales is None or quant is None:
         return "none"
@@ -160,11 +172,11 @@ def scale_use(segment: Segment, role: str, columns: int = 8) -> str:
         return "token"
     # A register has the codes of one group. e4m3 scales times e2m1 codes are exact in f16, f16 scales round once; but e2m1 is
     # widened to fractions of 2^14, which f16 scales would make subnormal.
-    if quant.recipe == "max" or scales.block[2] * segment.region.dtype.bits % 32:
+    if scales.block[2] * segment.region.dtype.bits % 32:
         return ""
     if scales.dtype.name not in ("f16", "e4m3") or (scales.dtype.name == "f16" and quant.codes.name == "e2m1"):
         return ""
-    return {"k": "key_groups", "v": "value_groups"}[role]
+    return f"{role}_groups"
 
 
 def _of_sums(segment: Segment, role: str, columns: int) -> bool:
@@ -172,15 +184,17 @@ def _of_sums(segment: Segment, role: str, columns: int) -> bool:
     instructions, and sums of all groups have room in registers."""
     scales, bits = segment.scales, segment.region.dtype.bits
     assert scales is not None
-    if scales.groups == 1:
+    if scales.groups == 1 and not (scales.zero and columns == 0):
         return integer_codes(segment) or not scales.zero
+    if columns == 0:
+        return False
     # Elements of other codes may be NaN or infinity. A sum is of dims that a product takes together: those of 16 bytes.
     tiles = -(-columns // 8)
     if not integer_codes(segment) or scales.block[2] * bits % 128 or scales.groups * tiles > MOST_SUMS[role]:
         return False
     # Instructions of a lane and 32 tokens, of which it has 4, and of each tile of 8 columns two.
     numbers = scales.groups * (1 + scales.zero)
-    if role == "k":
+    if role == "key":
         sums = 8 * numbers * tiles + 4 * numbers  # a multiplication and an addition a score; conversions to f32
     else:
         # Exponent, exponential, scale, largest, half a packing, and with zero points the way back and an addition; conversions.
@@ -208,34 +222,76 @@ def sum_groups(segment: Segment, role: str, columns: int) -> int:
 
 def _query_sums(k: Segment, columns: int) -> int:
     """Sums of a column of q that bring K's codes back: one a group; none where codes are unsigned and have no zero points."""
-    if k.quant is None or not from_zero(k, "k", columns):
+    if k.quant is None or not from_zero(k, "key", columns):
         return 0
     zero = k.scales is not None and k.scales.zero
-    return sum_groups(k, "k", columns) if zero or k.quant.codes.name.startswith("i") else 0
+    return sum_groups(k, "key", columns) if zero or k.quant.codes.name.startswith("i") else 0
+
+
+def has_tables(segment: Segment, role: str) -> bool:
+    """Whether a group's scale becomes a table of what codes are below it (device/attention/fp4_tables.cuh)."""
+    quant = segment.quant
+    return quant is not None and quant.recipe == "max" and scale_use(segment, role).endswith("_groups")
 
 
 def _room(v: Segment, rows: int, asks: bool) -> int:
     """Registers that sums may take: fewer where columns may have to be multiplied one by one, or weights carry scales."""
     if rows == 1 and not asks:
         return OUT_REGISTERS
-    return OUT_REGISTERS // 2 if scale_use(v, "v") == "token" else OUT_REGISTERS * 3 // 4
+    return OUT_REGISTERS // 2 if scale_use(v, "value", 8) == "token" else OUT_REGISTERS * 3 // 4
 
 
-def _bytes(segment: Segment) -> int:
+def row_bytes(segment: Segment) -> int:
     return segment.size * segment.region.dtype.bits // 8
 
 
-def _pitch(nbytes: int) -> int:
+def row_pitch(nbytes: int) -> int:
     """From row to row in shared memory: an odd number of 16 bytes, so that 8 rows lie in different banks."""
     return (-(-nbytes // 16) | 1) * 16
 
 
+def heads_together(cache: Cache) -> int:
+    """Neighbouring kv heads of a block: MOST_HEADS where their scales share sectors, which the block of each would ask for.
+
+    Without scales there is nothing to share: rows have whole sectors, and N heads a block are N times as many results to merge
+    where requests are cut, and a barrier a tile.
+    """
+    segments = [parts[0] for parts in cache.storage.roles.values()]
+    scales = [s.scales for s in segments if s.scales is not None and s.scales.region is not None]
+    beside = all(row_bytes(s) % 16 == 0 and s.region.stride_of("head") == s.size for s in segments) and all(
+        s.block[1] == 1 and s.region is not None and s.region.stride_of("head") == s.groups * (1 + s.zero)
+        for s in scales
+    )
+    runs = run_of(cache, 16) > 0
+    return MOST_HEADS if scales and beside and runs and cache.kv_heads % MOST_HEADS == 0 else 1
+
+
+def issue_slots(cache: Cache, n_tiles: int) -> float:
+    """The part of one sub-core's issue slots that tokens take which come at the bandwidth of its multiprocessor, estimated: what
+    they would take if all warps lay on that sub-core. By warp instructions of a token and kv head."""
+    segments = [parts[0] for parts in cache.storage.roles.values()]
+    nbytes, dims = sum(map(row_bytes, segments)), sum(s.size for s in segments)
+    tile = 160 / 32  # waiting, page ids, addresses: of 32 tokens
+    access = 2 * nbytes / 512  # a copy and an ldmatrix of 512 bytes
+    places = 0 if run_of(cache, 16) else 5 * nbytes / 512  # an address a row, by shuffles
+    softmax = n_tiles * 2.5  # ten for each of a lane's scores, of which a token and 8 columns have a quarter
+    products = n_tiles * dims / 256  # of 16 tokens and 16 dims
+    # Registers of two elements are 64 of a token's to a warp: of codes each is widened, of groups of dims scaled too.
+    uses = [scale_use(s, role, 8 * n_tiles) for s, role in zip(segments, ("key", "value"), strict=True)]
+    widen = (
+        sum((s.quant is not None) + use.endswith("_groups") for s, use in zip(segments, uses, strict=True)) * dims / 128
+    )
+    return (tile + access + places + softmax + products + widen) / (nbytes / REACHABLE)
+
+
 @dataclass(frozen=True)
 class Shape:
-    """How a block divides columns and tokens among its warps."""
+    """How a block divides heads, columns and tokens among its warps: a team's warps have different columns, of one kv head or of
+    `heads` neighbouring ones, a warp each."""
 
     n_tiles: int
     team_warps: int
+    heads: int
     teams: int
     tiles: int
     tokens: int
@@ -293,27 +349,36 @@ def shape(kernels: KernelSet, rows: int, asks: bool = False) -> Shape | None:
     total = -(-rows * kernels.group // 8)
     most = max(1, min(4, _room(v, rows, asks) // (4 * dims)))
     team_warps = min(4, -(-total // most))
+    team_warps += team_warps == 3  # all three may lie on one sub-core; of four that are alike none do
     tiles = -(-total // (most * team_warps))
     n_tiles = -(-total // (team_warps * tiles))
-    k_pitch, v_pitch = _pitch(_bytes(k)), _pitch(_bytes(v))
-    cols = 8 * n_tiles * team_warps
-    steps = -(-_bytes(k) // 32) * (16 // k.region.dtype.bits)
+    steps = -(-row_bytes(k) // 32) * (16 // k.region.dtype.bits)
     plain = k.quant is None and v.quant is None
-    query = steps * cols // 8 * 256 + 4 * cols * ((not plain) + _query_sums(k, rows * kernels.group))
+    together = heads_together(kernels.kv) if team_warps * tiles == 1 else 1
+    columns = rows * kernels.group
 
-    def of(tokens: int, teams: int) -> tuple[int, int, int]:
-        copied = sum(_copied_scale_bytes(x, role, tokens) for x, role in ((k, "k"), (v, "v")))
+    def of(tokens: int, heads: int, teams: int) -> tuple[int, int, int]:
+        cols = 8 * n_tiles * team_warps * heads
+        query = steps * cols // 8 * 256 + 4 * cols * ((not plain) + _query_sums(k, columns))
+        copied = sum(copied_scale_bytes(x, role, tokens, heads) for x, role in ((k, "key"), (v, "value")))
         # Results of the teams, or what the merge of chunks needs.
         merged = 4 * cols * max(teams * (v.size + 4 + 2), 32 + 2)
         # A tile of each team has its scales as products read them.
-        expanded = sum(_expanded_scale_bytes(x, role, tokens, rows * kernels.group) for x, role in ((k, "k"), (v, "v")))
-        return teams * (tokens * (k_pitch + v_pitch) + copied), merged, query + teams * expanded
+        expanded = heads * sum(expanded_scale_bytes(x, role, tokens, columns) for x, role in ((k, "key"), (v, "value")))
+        k_pitch, v_pitch = row_pitch(heads * row_bytes(k)), row_pitch(heads * row_bytes(v))
+        # Scales begin where the last row ends.
+        gap = (v_pitch - heads * row_bytes(v)) // 16 * 16 if copied else 0
+        return teams * (tokens * (k_pitch + v_pitch) - gap + copied), merged, query + teams * expanded
 
     sizes = {SIZES[a] for a in kernels.arch} | {"large"}
-    for blocks, (tokens, teams) in product((2, 1), _TILES):
+    for blocks, (tokens, warps) in product(
+        (2, 1), _FOUR_WARPS if issue_slots(kernels.kv, n_tiles) > FEW_SLOTS else _TILES
+    ):
         if tokens > 16 and 4 * dims * n_tiles > LONG_REGISTERS:
             continue
-        stage, merged, held = of(tokens, teams)
+        heads = min(together, warps)
+        teams = warps // heads
+        stage, merged, held = of(tokens, heads, teams)
         # Smaller memories hold as many blocks where rings of two tiles leave room for them.
         rooms = {size: memory // blocks - held for size, memory in _MEMORY.items()}
         rooms |= {n: _MEMORY[n] - held for n, room in rooms.items() if n != "large" and room < max(2 * stage, merged)}
@@ -326,7 +391,8 @@ def shape(kernels: KernelSet, rows: int, asks: bool = False) -> Shape | None:
     counts = {size: max(2, min(MOST_STAGES, room // stage)) if size in had else 0 for size, room in rooms.items()}
     return Shape(
         n_tiles,
-        team_warps,
+        team_warps * heads,
+        heads,
         teams,
         tiles,
         tokens,
@@ -335,14 +401,15 @@ def shape(kernels: KernelSet, rows: int, asks: bool = False) -> Shape | None:
         stage,
         merged,
         held,
-        k_pitch,
-        v_pitch,
+        row_pitch(heads * row_bytes(k)),
+        row_pitch(heads * row_bytes(v)),
         plain,
     )
 
 
-def scale_run(segment: Segment, role: str) -> int:
-    """Neighbouring scales and zero points of a token that one copy brings (ScaleTile of device/attention/tile_scales.cuh).
+def scale_run(segment: Segment, role: str, heads: int = 1) -> int:
+    """Neighbouring scales and zero points of a token, of `heads` kv heads, that one copy brings (ScaleTile of
+    device/attention/tile_scales.cuh).
 
     As many as are surely aligned together where they are 4 bytes or more, else as lie side by side, which a page's place may
     leave unaligned. 0 where the 4-byte word that holds one may reach past its page's scales.
@@ -351,7 +418,8 @@ def scale_run(segment: Segment, role: str) -> int:
     if scales is None or scales.region is None or scale_use(segment, role) in ("none", "given"):
         return 1
     region, size = scales.region, scales.dtype.bytes
-    aligned, beside = (math.gcd(scales.groups * (1 + scales.zero), n) for n in (segment.scale_vector, region.vector))
+    own = scales.groups * (1 + scales.zero)
+    aligned, beside = math.gcd(own, segment.scale_vector), _beside(region, heads * own, heads)
     if aligned * size >= 4 or beside * size >= 4:
         return aligned if aligned * size >= 4 else beside
     # Where the number of tokens is known only at run time their rows lie one after another.
@@ -359,20 +427,29 @@ def scale_run(segment: Segment, role: str) -> int:
     return beside if whole is not None and whole * size % 4 == 0 else 0
 
 
-def _copied_scale_bytes(segment: Segment, role: str, tokens: int) -> int:
+def _beside(region: Region, run: int, heads: int) -> int:
+    """Of `run` elements side by side, which are those of `heads` heads, how many the widest access has that straddles no run."""
+    strides = zip(region.axes, region.fixed_strides, strict=True)
+    steps = [n * heads if a.name == "head" else n for a, n in strides if n is not None and a.name != "dim"]
+    return math.gcd(run, 16 // region.dtype.bytes, region.byte_offset // region.dtype.bytes, *steps)
+
+
+def copied_scale_bytes(segment: Segment, role: str, tokens: int, heads: int = 1) -> int:
     """Bytes of a tile's scales in its stage: TileScales::kStageBytes."""
     use, scales = scale_use(segment, role), segment.scales
     if scales is None or use in ("none", "given"):
         return 0
-    run = max(scale_run(segment, role), 1)
-    return tokens * scales.groups * (1 + scales.zero) // run * max(4, run * scales.dtype.bytes)
+    run = max(scale_run(segment, role, heads), 1)
+    return tokens * heads * scales.groups * (1 + scales.zero) // run * max(4, run * scales.dtype.bytes)
 
 
-def _expanded_scale_bytes(segment: Segment, role: str, tokens: int, columns: int) -> int:
+def expanded_scale_bytes(segment: Segment, role: str, tokens: int, columns: int = 0) -> int:
     """The same as products read them, where they are of groups of dims: TileScales::kExpandedBytes."""
     use, scales = scale_use(segment, role, columns), segment.scales
     if scales is None or not use.endswith("_groups"):
         return 0
+    if has_tables(segment, role):
+        return scales.groups * (8 * tokens + 64)
     return tokens * scales.groups * (1 + scales.zero) * (2 if use == "value_groups" else 4)
 
 
@@ -383,7 +460,7 @@ def tensor_context(kernels: KernelSet, d: Attended, scale: float, s: Shape) -> T
     storage_k, storage_v = (parts[0] for parts in cache.storage.roles.values())
     held = 2 * -(-k.size // 16) * s.n_tiles <= QUERY_REGISTERS and 4 * -(-v.size // 16) * s.n_tiles <= 96
     columns = d.rows * d.group
-    k_use, v_use = scale_use(storage_k, "k", columns), scale_use(storage_v, "v", columns)
+    k_use, v_use = scale_use(storage_k, "key", columns), scale_use(storage_v, "value", columns)
     return TensorContext(
         d=d,
         k=k,
@@ -392,38 +469,47 @@ def tensor_context(kernels: KernelSet, d: Attended, scale: float, s: Shape) -> T
         cols=s.cols,
         n_tiles=s.n_tiles,
         team_warps=s.team_warps,
+        heads=s.heads,
         teams=s.teams,
         tokens=s.tokens,
         stages=s.stages,
         blocks_per_sm=s.blocks_per_sm,
-        in_flight=s.blocks_per_sm * (s.stages.most - 1) * s.tile * (_bytes(storage_k) + _bytes(storage_v)) // 1024,
+        in_flight=s.blocks_per_sm
+        * (s.stages.most - 1)
+        * s.tile
+        * s.heads
+        * (row_bytes(storage_k) + row_bytes(storage_v))
+        // 1024,
         slack=SLACK,
-        k_bytes=_bytes(storage_k),
-        v_bytes=_bytes(storage_v),
+        k_bytes=row_bytes(storage_k),
+        v_bytes=row_bytes(storage_v),
         k_pitch=s.k_pitch,
         v_pitch=s.v_pitch,
-        k_access=_access(storage_k),
-        v_access=_access(storage_v),
-        k_step=_step(storage_k),
-        v_step=_step(storage_v),
-        run=_run(cache, s.tokens),
+        k_access=access_bytes(storage_k),
+        v_access=access_bytes(storage_v),
+        k_step=step_bytes(storage_k),
+        v_step=step_bytes(storage_v),
+        run=run_of(cache, s.tokens),
         scales=bool({k_use, v_use} - {"none", "given"}),
         expands=any(use.endswith("_groups") for use in (k_use, v_use)),
+        tables=has_tables(storage_k, "key") or has_tables(storage_v, "value"),
+        k_tables=has_tables(storage_k, "key"),
+        v_tables=has_tables(storage_v, "value"),
         k_use="none" if k_use == "given" else k_use,
         v_use="none" if v_use == "given" else v_use,
-        k_moved=from_zero(storage_k, "k", columns),
-        v_moved=from_zero(storage_v, "v", columns),
-        k_groups=sum_groups(storage_k, "k", columns),
-        v_groups=sum_groups(storage_v, "v", columns),
+        k_moved=from_zero(storage_k, "key", columns),
+        v_moved=from_zero(storage_v, "value", columns),
+        k_groups=sum_groups(storage_k, "key", columns),
+        v_groups=sum_groups(storage_v, "value", columns),
         k_sums=bool(_query_sums(storage_k, columns)),
         k_zero=storage_k.scales is not None and storage_k.scales.zero,
-        k_scale_run=scale_run(storage_k, "k"),
-        v_scale_run=scale_run(storage_v, "v"),
+        k_scale_run=scale_run(storage_k, "key", s.heads),
+        v_scale_run=scale_run(storage_v, "value", s.heads),
         k_given=k_use == "given",
         v_given=v_use == "given",
         k_global=bool(storage_k.global_scale),
         v_global=bool(storage_v.global_scale),
-        padded=bool(_bytes(storage_k) % 16 or _bytes(storage_v) % 16),
+        padded=bool(row_bytes(storage_k) % 16 or row_bytes(storage_v) % 16),
         apart=d.rows > 1 or d.attend.hides,
         hides=d.attend.hides,
         query_held=held,
@@ -433,19 +519,19 @@ def tensor_context(kernels: KernelSet, d: Attended, scale: float, s: Shape) -> T
     )
 
 
-def _run(cache: Cache, tokens: int) -> int:
+def run_of(cache: Cache, tokens: int) -> int:
     """Tokens of a tile that surely lie in one page, each run copied from one address; 0 where that is too few."""
     page = cache.page_tokens
     run = tokens if page is None or lower(cache).kind.one_page else math.gcd(page, tokens)
     return run if run >= 8 else 0
 
 
-def _access(segment: Segment) -> int:
+def access_bytes(segment: Segment) -> int:
     """Bytes of a copy of part of a row."""
-    return math.gcd(16, _bytes(segment), segment.vector * segment.region.dtype.bits // 8)
+    return math.gcd(16, row_bytes(segment), segment.vector * segment.region.dtype.bits // 8)
 
 
-def _step(segment: Segment) -> int:
+def step_bytes(segment: Segment) -> int:
     """Bytes from a token's row to the next in a page."""
     step = segment.region.stride_of("token")
     assert step is not None

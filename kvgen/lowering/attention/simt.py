@@ -55,6 +55,7 @@ class Shape:
     k_chunks: int
     v_chunks: int
     blocks_per_sm: int = 2
+    heads: int = 1
 
     @property
     def threads(self) -> int:

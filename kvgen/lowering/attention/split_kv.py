@@ -61,10 +61,10 @@ class PlanContext:
 class Attended:
     """What every attention kernel over chunks has: what attention/chunks.j2 reads.
 
-    `tiles` of columns share a kv head; `vec` dims of the output are written by one access. `factored`: sums are still to be
-    multiplied with Values::kFactor. The LSE is to base 2 if `lse_base_two`, counts the sinks if `lse_sinks`, and where a row
-    sees no key it is inf if `lse_inf`, else -inf. A workspace whose plan has another `plan_digest` is refused (0: nothing is
-    planned).
+    `tiles` of columns share a kv head, or a block has `heads` neighbouring ones; `vec` dims of the output are written by one
+    access. `factored`: sums are still to be multiplied with Values::kFactor. The LSE is to base 2 if `lse_base_two`, counts the
+    sinks if `lse_sinks`, and where a row sees no key it is inf if `lse_inf`, else -inf. A workspace whose plan has another
+    `plan_digest` is refused (0: nothing is planned).
     """
 
     entry: str
@@ -86,6 +86,12 @@ class Attended:
     lse_inf: bool
     lse_sinks: bool
     lse_base_two: bool
+    heads: int = 1
+
+    @property
+    def column_blocks(self) -> int:
+        """Blocks that share a chunk."""
+        return self.kv_heads // self.heads * self.tiles
 
 
 def partial_bytes(cols: int, dim: int) -> int:

@@ -10,15 +10,24 @@ struct Column {
   bool live;           // whether the chunk has such a row
 };
 
-// The columns of a block from `first` on, of kv head `head`: neighbouring columns are query heads of one row.
-template <uint32_t kGroup>
+// The columns of a block from `first` on, of kv head `head`: neighbouring columns are query heads of one row. Of kHeads kv heads
+// from `head` on: all of the first one's, then the next one's.
+template <uint32_t kGroup, uint32_t kHeads = 1>
 struct BlockColumns {
   uint32_t head, first;
 
   __device__ __forceinline__ Column of(uint32_t col, uint32_t rows) const {
+    if constexpr (kHeads > 1) {
+      const uint32_t each = rows * kGroup, n = col / each;
+      Column column = of_head(n).of(col - n * each, rows);
+      column.live &= n < kHeads;
+      return column;
+    }
     const uint32_t i = (first + col) / kGroup;
     return {min(i, rows - 1), head * kGroup + (first + col) % kGroup, i < rows};
   }
+  // Those of head n of the block.
+  __device__ __forceinline__ BlockColumns<kGroup> of_head(uint32_t n) const { return {head + n, first}; }
 };
 
 // The tokens [begin, end), of which there may be none.

@@ -140,6 +140,12 @@ __device__ __forceinline__ void widen(e2m1x2, uint32_t (&out)[4], uint32_t word)
 }
 #endif
 
+// Pairs of e2m1 that a table of their scale turns into e4m3 (tile_tables.cuh).
+struct e2m1x2_products {};
+template <>
+constexpr uint32_t kPerElement<e2m1x2_products> = 2;
+template <>
+constexpr float kFragmentFactor<e2m1x2_products> = kFragmentFactor<e4m3>;
 // Integer codes moved up to begin at zero, as the multiples of 2^-24 that f16 has them for without an instruction: an f16 below 2^-13 is
 // its bits times 2^-24. The second one of a pair of 4-bit codes is 16 times as much. Sums of products are to be moved back.
 template <typename E>
@@ -195,6 +201,8 @@ template <typename E>
 constexpr bool kNeighbours = !kPlain<E> && kPerElement<E> == 1;
 template <>
 constexpr bool kNeighbours<e2m1x2> = KVGEN_HAS_E2M1;
+template <>
+constexpr bool kNeighbours<e2m1x2_products> = true;
 template <typename E>
 constexpr bool kNeighbours<FromZero<E>> = false;
 

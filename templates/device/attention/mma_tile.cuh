@@ -13,11 +13,22 @@
 #include "columns.cuh"
 #include "fragments.cuh"
 
+// What a segment's fragments are made of: its elements, or integers moved up (KeyCode and ValueCode of `Tile`), but of MAX's nvfp4 what
+// tables make of them.
+template <typename S, typename Code, bool = S::kRecipe == Recipe::nvfp4_max>
+struct FragmentsOf {
+  using Element = Code;
+};
+template <typename S, typename Code>
+struct FragmentsOf<S, Code, true> {
+  using Element = e2m1x2_products;
+};
+
 // What follows from a tile's numbers: 32-byte blocks of a row, steps of 16 dims of K, tiles of 16 dims of V.
 template <typename Tile>
 struct TileShape {
-  using Keys = KeyFragments<typename Tile::KeyCode>;
-  using Values = ValueFragments<typename Tile::ValueCode>;
+  using Keys = KeyFragments<typename FragmentsOf<typename Tile::K, typename Tile::KeyCode>::Element>;
+  using Values = ValueFragments<typename FragmentsOf<typename Tile::V, typename Tile::ValueCode>::Element>;
   static constexpr uint32_t kM = Tile::kTokens / 16;
   static constexpr uint32_t kKeyBlocks = (Tile::kKeyBytes + 31) / 32, kValueBlocks = (Tile::kValueBytes + 31) / 32;
   static constexpr uint32_t kKeySteps = kKeyBlocks * Keys::kSteps, kValueTiles = kValueBlocks * Values::kTiles;
@@ -287,11 +298,11 @@ struct KeyGroupScales {
 
 // Products of each group of dims: fragments as scores are.
 template <typename Tile>
-using KeyProducts = float[Tile::kKeyGroups][TileShape<Tile>::kM][Tile::kN][4];
+using GroupProducts = float[Tile::kKeyGroups][TileShape<Tile>::kM][Tile::kN][4];
 
 // Where products begin whose codes were moved up by as much each.
 template <typename Tile>
-__device__ __forceinline__ void move_back(KeyProducts<Tile>& products, const QuerySums<Tile>& query_sums) {
+__device__ __forceinline__ void move_back(GroupProducts<Tile>& products, const QuerySums<Tile>& query_sums) {
 #pragma unroll
   for (uint32_t g = 0; g < Tile::kKeyGroups; ++g)
 #pragma unroll
@@ -302,9 +313,18 @@ __device__ __forceinline__ void move_back(KeyProducts<Tile>& products, const Que
         for (uint32_t r = 0; r < 4; ++r) products[g][m][n][r] = kMovedUp<typename Tile::KeyCode> * query_sums.e[g][n][r % 2];
 }
 
+// Block `block` of K of tokens 16m to 16m + 15, which begins at `at` in shared memory.
+template <typename Tile, typename GroupScales>
+__device__ __forceinline__ void load_keys(uint32_t (&a)[TileShape<Tile>::Keys::kSteps][4], uint32_t at, uint32_t block, uint32_t m, const GroupScales& scale) {
+  using Keys = typename TileShape<Tile>::Keys;
+  if (block * 32 + 16 < Tile::kKeyBytes) Keys::load(a, at);
+  else Keys::load_half(*(uint32_t(*)[Keys::kHalfSteps][4])a, at);
+  scale(a, block, m);
+}
+
 // Adds the products of the tile's K, which begins at `stage` in shared memory, with the warp's columns of Q.
 template <typename Tile, typename Query, typename GroupScales = NoGroupScales>
-__device__ __forceinline__ void multiply_qk(KeyProducts<Tile>& products, uint32_t stage, Query& query, const GroupScales& scale = {}) {
+__device__ __forceinline__ void multiply_qk(GroupProducts<Tile>& products, uint32_t stage, Query& query, const GroupScales& scale = {}) {
   using Shape = TileShape<Tile>;
   using Keys = typename Shape::Keys;
   // Products that add to one sum wait for each other: where there are fewer than 4 sums, and no codes to widen meanwhile, they are two.
@@ -316,10 +336,7 @@ __device__ __forceinline__ void multiply_qk(KeyProducts<Tile>& products, uint32_
 #pragma unroll
     for (uint32_t m = 0; m < Shape::kM; ++m) {
       uint32_t a[Keys::kSteps][4] = {};
-      const uint32_t at = keys + m * 16 * Tile::kKeyPitch + block * 32;
-      if (block * 32 + 16 < Tile::kKeyBytes) Keys::load(a, at);
-      else Keys::load_half(*(uint32_t(*)[Keys::kHalfSteps][4])a, at);
-      scale(a, block, m);
+      load_keys<Tile>(a, keys + m * 16 * Tile::kKeyPitch + block * 32, block, m, scale);
       if (m == 0) query.load(block);
 #pragma unroll
       for (uint32_t i = 0; i < Keys::kSteps; ++i) {
@@ -341,7 +358,7 @@ __device__ __forceinline__ void multiply_qk(KeyProducts<Tile>& products, uint32_
 }
 // Products of one group as scores.
 template <typename Tile>
-__device__ __forceinline__ void take_products(Scores<Tile>& s, const KeyProducts<Tile>& products) {
+__device__ __forceinline__ void take_products(Scores<Tile>& s, const GroupProducts<Tile>& products) {
 #pragma unroll
   for (uint32_t m = 0; m < TileShape<Tile>::kM; ++m)
 #pragma unroll
@@ -351,14 +368,14 @@ __device__ __forceinline__ void take_products(Scores<Tile>& s, const KeyProducts
 }
 template <typename Tile, typename Query, typename GroupScales = NoGroupScales>
 __device__ __forceinline__ void multiply_qk(Scores<Tile>& s, uint32_t stage, Query& query, const GroupScales& scale = {}) {
-  KeyProducts<Tile> products = {};
+  GroupProducts<Tile> products = {};
   multiply_qk<Tile>(products, stage, query, scale);
   take_products(s, products);
 }
 
 // The sum of the products of the groups, each less its token's zero point and times its scale of K (LaneScales).
 template <typename Tile, typename Sums, typename KeyScales>
-__device__ __forceinline__ void scale_scores(Scores<Tile>& s, const KeyProducts<Tile>& products, const Sums& query_sums, const KeyScales& k_scales) {
+__device__ __forceinline__ void scale_scores(Scores<Tile>& s, const GroupProducts<Tile>& products, const Sums& query_sums, const KeyScales& k_scales) {
 #pragma unroll
   for (uint32_t m = 0; m < TileShape<Tile>::kM; ++m)
 #pragma unroll
@@ -661,11 +678,17 @@ struct ValueGroupScales {
   }
 };
 
+// Where the lane's row of such a block begins in shared memory.
+template <typename Tile>
+__device__ __forceinline__ uint32_t values_at(uint32_t stage, uint32_t block, uint32_t m) {
+  using Values = typename TileShape<Tile>::Values;
+  return stage + TileShape<Tile>::kValuesAt + m * 16 * Tile::kValuePitch + Values::offset(threadIdx.x % 32, Tile::kValuePitch) + block * 32;
+}
 // Block `block` of V of tokens 16m to 16m + 15, transposed.
 template <typename Tile, typename GroupScales>
 __device__ __forceinline__ void load_values(uint32_t (&a)[TileShape<Tile>::Values::kTiles][4], uint32_t stage, uint32_t block, uint32_t m, const GroupScales& scale) {
   using Values = typename TileShape<Tile>::Values;
-  const uint32_t at = stage + TileShape<Tile>::kValuesAt + m * 16 * Tile::kValuePitch + Values::offset(threadIdx.x % 32, Tile::kValuePitch) + block * 32;
+  const uint32_t at = values_at<Tile>(stage, block, m);
   if (block * 32 + 16 < Tile::kValueBytes) Values::load(a, at);
   else Values::load_half(*(uint32_t(*)[Values::kHalfTiles][4])a, at);
   scale(a, block, m);

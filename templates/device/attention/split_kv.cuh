@@ -11,7 +11,7 @@ struct alignas(16) KvChunk {
   uint32_t slot;               // of the request's first partial result
   Fault fault;
   uint32_t stamp;              // stamp_at() of the plan and the chunk's place in the list
-  uint32_t unused;
+  uint32_t first;              // of extend: the first of the request's columns that it is for
 
   // One query row of no request: no tokens, one chunk.
   __device__ static KvChunk unclaimed(uint32_t row) { return {0, row, 1, 0, 0, 0, 0, 1, 0, Fault::none, 0, 0}; }
@@ -136,7 +136,8 @@ struct alignas(16) PlanHeader {
   uint32_t max_slots, num_chunks;
   uint32_t nobodys, wrong_total;  // whether some rows are no request's, whether the last row offset is wrong
   uint32_t stamp;                 // of this plan: the sum of the requests' stamp_of
-  uint32_t unused[3];
+  uint32_t first_row, end_row;    // of extend: rows before and from here on are no request's
+  uint32_t heads_together;        // of extend: kv heads whose blocks go one after the other
 
   static constexpr uint32_t kMagic = 0x6e6c706b;  // "kpln"
 

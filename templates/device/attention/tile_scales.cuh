@@ -2,22 +2,23 @@
 //
 // token: scales of few groups of dims multiply sums of products, the rows of S, and the weights of V, as f32; so do zero points, which are
 // those of integer codes. key_groups, value_groups: those of many groups are applied to fragments, as f16: a = code * scale - zero * scale.
-// They are expanded once a tile, from its stage to shared memory of the team. Scales that the caller gives for all tokens are none of these.
+// They are expanded once a tile, from its stage to shared memory of the team; those of MAX's nvfp4 become tables there (fp4_tables.cuh).
+// Scales that the caller gives for all tokens are none of these.
 #pragma once
 
 #include "../memory/cp_async.cuh"
-#include "fragments.cuh"
+#include "fp4_tables.cuh"
 #include "split_kv.cuh"
 
 enum class ScaleUse : uint32_t { none, token, key_groups, value_groups };
 
-// How the scales of kTokens tokens are used, and how many neighbouring ones of a token, zero points included, are one copy. A copy
-// has 4, 8 or 16 bytes; where kRun scales have fewer, it is the aligned word that holds them. kRun = 0: no word surely holds a scale
-// and nothing past its page.
-template <ScaleUse kUseOf, uint32_t kTokensOf, uint32_t kRunOf>
+// How the scales of kTokens tokens of kHeads neighbouring kv heads are used, and how many neighbouring ones of a token, zero points
+// included, are one copy. A copy has 4, 8 or 16 bytes; where kRun scales have fewer, it is the aligned word that holds them. kRun = 0:
+// no word surely holds a scale and nothing past its page.
+template <ScaleUse kUseOf, uint32_t kTokensOf, uint32_t kRunOf, uint32_t kHeadsOf = 1>
 struct ScaleTile {
   static constexpr ScaleUse kUse = kUseOf;
-  static constexpr uint32_t kTokens = kTokensOf, kRun = kRunOf;
+  static constexpr uint32_t kTokens = kTokensOf, kRun = kRunOf, kHeads = kHeadsOf;
 };
 
 template <typename S, typename How>
@@ -27,25 +28,25 @@ struct TileScales {
   static constexpr ScaleUse kUse = How::kUse;
   static constexpr uint32_t kTokens = How::kTokens;
   static constexpr bool kGrouped = kUse == ScaleUse::key_groups || kUse == ScaleUse::value_groups;
-  static constexpr uint32_t kGroups = (S::kSize + S::kBlockDims - 1) / S::kBlockDims, kEach = 1 + S::kZero;
-  static constexpr uint32_t kRun = How::kRun == 0 ? 1 : How::kRun, kCopies = kUse == ScaleUse::none ? 0 : kGroups * kEach / kRun;
+  static constexpr uint32_t kGroups = (S::kSize + S::kBlockDims - 1) / S::kBlockDims, kEach = 1 + S::kZero, kOfHead = kGroups * kEach;
+  static constexpr uint32_t kRun = How::kRun == 0 ? 1 : How::kRun, kCopies = kUse == ScaleUse::none ? 0 : How::kHeads * kOfHead / kRun;
   static constexpr uint32_t kCopyBytes = kRun * sizeof(Scale) < 4 ? 4 : kRun * sizeof(Scale);
   static constexpr bool kInWord = How::kRun > 0 && kRun * sizeof(Scale) < 4;  // a copy is a word with other scales in it
-  // Whether a lane reads those of its tokens together.
-  static constexpr bool kTogether = kUse == ScaleUse::token && How::kRun > 0 && kRun * sizeof(Scale) == kCopyBytes;
-  // In a stage: copy i of token t at (i * kTokens + slot(t)) * kCopyBytes.
+  // Whether a lane reads those of its tokens together: copies are of one head.
+  static constexpr bool kTogether = kUse == ScaleUse::token && How::kRun > 0 && kRun * sizeof(Scale) == kCopyBytes && kOfHead % kRun == 0;
+  // In a stage: copy i of token t at (t * kCopies + i) * kCopyBytes, so that neighbouring lanes, which copy what lies side by side, write
+  // different banks. kTogether: a head's of tokens 8 apart, which a lane has of scores, are neighbours.
   static constexpr uint32_t kStageBytes = kCopies * kTokens * kCopyBytes;
   // Expanded, keys: every scale twice, for the two elements of a register; values: those of two tokens side by side.
   static constexpr uint32_t kEntry = kUse == ScaleUse::value_groups ? 2 : 4;
-  static constexpr uint32_t kExpandedBytes = kGrouped ? kTokens * kGroups * kEach * kEntry : 0;
-  static_assert(kCopyBytes <= 16 && kGroups * kEach % kRun == 0);
+  // Tables: lines of groups 64 bytes apart in banks, for lanes read those of two groups at once.
+  static constexpr bool kTables = kGrouped && S::kRecipe == Recipe::nvfp4_max;
+  static constexpr uint32_t kTableLine = kTokens * sizeof(E4m3Table) + 64;
+  static constexpr uint32_t kExpandedBytes = kTables ? kGroups * kTableLine : kGrouped ? kTokens * kGroups * kEach * kEntry : 0;
+  static_assert(kCopyBytes <= 16 && How::kHeads * kOfHead % kRun == 0);
 
-  // Tokens that a lane has of scores, 8 apart, are neighbours there.
-  __device__ static __forceinline__ uint32_t slot(uint32_t token) {
-    return kTogether ? token % 8 * (kTokens / 8) + token / 8 : token;
-  }
-
-  // Scale or zero point n of token `token`, out of its stage; `offset` is the token's in its page, which counts from a word.
+  // Scale or zero point n of token `token`, counted from the first one of its tile's heads, out of its stage; `offset` is the token's in its
+  // page, which counts from a word.
   __device__ static __forceinline__ Scale read(const uint8_t* stage, uint32_t n, uint32_t token, uint32_t offset, uint32_t head) {
     return *(const Scale*)(stage + place(n, token, offset, head));
   }
@@ -56,37 +57,45 @@ struct TileScales {
     if constexpr (kCopies == 0 || (How::kRun > 0 && S::kScaleVector * sizeof(Scale) % kCopyBytes == 0)) return true;
     else return How::kRun > 0 && (uint64_t)S::scales(cache, page) % kCopyBytes == 0;
   }
-  // Starts the copies of token `token` of the tile out of such a page; where it is not `live`, zeros.
-  template <typename Cache, typename Page>
-  __device__ static __forceinline__ void copy_async(uint32_t stage, const Cache& cache, const Page& page, uint32_t token, uint32_t offset, uint32_t head, bool live) {
-#pragma unroll
-    for (uint32_t i = 0; i < kCopies; ++i) {
-      uint64_t from = (uint64_t)(scale_at<S>(cache, page, offset, head, i * kRun / kEach * S::kBlockDims) + i * kRun % kEach);
-      if constexpr (kInWord) from &= ~(uint64_t)3;
-      cp_async<kCopyBytes>(stage + (i * kTokens + slot(token)) * kCopyBytes, (const void*)from, live);
-    }
+  // Starts the copies of the kRows tokens from `first` of the tile on, which are those from `offset` on of such a page, by kThreads
+  // threads. Neighbouring lanes ask for neighbouring scales, of all heads of the tile: for a sector that they share once.
+  template <uint32_t kThreads, uint32_t kRows, typename Cache, typename Page>
+  __device__ static __forceinline__ void copy_run(uint32_t stage, const Cache& cache, const Page& page, uint32_t thread, uint32_t first, uint32_t offset, uint32_t head) {
+    for_each_copy<kThreads, kRows>(thread, [&](uint32_t row, uint32_t i) {
+      cp_async<kCopyBytes>(stage + place_of_copy(first + row, i), source(cache, page, offset + row, head, i));
+    });
   }
-  // The same out of any page: one by one, and waited for here, where it does not begin so.
-  template <typename Cache, typename Page>
-  __device__ static __forceinline__ void copy_any(uint32_t stage, const Cache& cache, const Page& page, uint32_t token, uint32_t offset, uint32_t head, bool live) {
-    if (aligned(cache, page)) return copy_async(stage, cache, page, token, offset, head, live);
-    if constexpr (sizeof(Scale) < 4) {
+  // The same out of any page: one by one, and waited for here, where it does not begin so. Tokens outside [begin, end) of the run get zeros.
+  template <uint32_t kThreads, uint32_t kRows, typename Cache, typename Page>
+  __device__ static __forceinline__ void copy_any(uint32_t stage, const Cache& cache, const Page& page, uint32_t thread, uint32_t first, uint32_t offset, uint32_t head,
+                                                   uint32_t begin, uint32_t end) {
+    const bool as_copies = aligned(cache, page);
+    for_each_copy<kThreads, kRows>(thread, [&](uint32_t row, uint32_t i) {
+      const bool live = row >= begin && row < end;
+      if (as_copies) {
+        cp_async<kCopyBytes>(stage + place_of_copy(first + row, i), source(cache, page, offset + row, head, i), live);
+      } else if constexpr (sizeof(Scale) < 4) {
 #pragma unroll 1
-      for (uint32_t n = 0; n < kCopies * kRun; ++n) {
-        const Scale* from = scale_at<S>(cache, page, offset, head, n / kEach * S::kBlockDims) + n % kEach;
-        store_shared(stage + place(n, token, offset, head), live ? *(const Bits*)from : Bits(0));
+        for (uint32_t n = i * kRun; n < (i + 1) * kRun; ++n)
+          store_shared(stage + place(n, first + row, offset + row, head), live ? *(const Bits*)scale(cache, page, offset + row, head, n) : Bits(0));
       }
-    }
+    });
   }
 
-  // The scales of token `token`, out of its stage.
-  __device__ static __forceinline__ void expand(uint8_t* to, const uint8_t* stage, uint32_t token, uint32_t offset, uint32_t head) {
-    constexpr uint32_t kValues = kGroups * kEach;
+  // Where those of head `own` of tokens `token` and every eighth from it begin in a stage, kTogether.
+  __device__ static __forceinline__ uint32_t lane_place(uint32_t token, uint32_t own) {
+    return (token * How::kHeads + own) * (kTokens / 8) * kOfHead * (uint32_t)sizeof(Scale);
+  }
+
+  // The scales of token `token` of head `own` of the tile, out of its stage.
+  __device__ static __forceinline__ void expand(uint8_t* to, const uint8_t* stage, uint32_t own, uint32_t token, uint32_t offset, uint32_t head) {
+    if constexpr (kTables) return store_tables(to, stage, own, token, offset, head);
+    constexpr uint32_t kValues = kOfHead, kVector = kRun < kOfHead ? kRun : kOfHead;
     alignas(16) Scale loaded[(kValues + 3) / 4 * 4] = {};
 #pragma unroll
     for (uint32_t n = 0; n < kValues; ++n) {
-      if constexpr (kInWord) loaded[n] = read(stage, n, token, offset, head);
-      else if (n % kRun == 0) *(Vec<Scale, kRun>*)&loaded[n] = *(const Vec<Scale, kRun>*)(stage + place(n, token, offset, head));
+      if constexpr (kInWord) loaded[n] = read(stage, own * kOfHead + n, token, offset, head);
+      else if (n % kVector == 0) *(Vec<Scale, kVector>*)&loaded[n] = *(const Vec<Scale, kVector>*)(stage + place(own * kOfHead + n, token, offset, head));
     }
     uint32_t pairs[(kValues + 3) / 4 * 2];
 #pragma unroll
@@ -110,13 +119,61 @@ struct TileScales {
   __device__ static __forceinline__ uint32_t apply(uint32_t codes, const Pair& pair) {
     return S::kZero ? multiply_add_halves(codes, pair.scale, pair.zero) : multiply_halves(codes, pair.scale);
   }
+  // The tables of N neighbouring tokens from `token` on, of the group of `dim`.
+  template <uint32_t N>
+  __device__ static __forceinline__ Vec<E4m3Table, N> tables_at(const uint8_t* expanded, uint32_t dim, uint32_t token) {
+    return *(const Vec<E4m3Table, N>*)(expanded + min(dim / S::kBlockDims, kGroups - 1) * kTableLine + token * sizeof(E4m3Table));
+  }
 
  private:
+  __device__ static __forceinline__ void store_tables(uint8_t* to, const uint8_t* stage, uint32_t own, uint32_t token, uint32_t offset, uint32_t head) {
+    static_assert(S::kBlockDims % 8 == 0);  // a register of K has codes of one
+    constexpr uint32_t kVector = kRun < kOfHead ? kRun : kOfHead, kAtOnce = kVector < 4 ? 1 : kVector / 4;
+    uint32_t words[(kGroups + 3) / 4] = {};  // of four scales
+#pragma unroll
+    for (uint32_t group = 0; group < kGroups; ++group) {
+      if constexpr (kVector * sizeof(Scale) < 4) words[group / 4] |= (uint32_t)read(stage, own * kOfHead + group, token, offset, head).bits << group % 4 * 8;
+      else if (group % kVector == 0) *(Vec<uint32_t, kAtOnce>*)&words[group / 4] = *(const Vec<uint32_t, kAtOnce>*)(stage + place(own * kOfHead + group, token, offset, head));
+    }
+#pragma unroll
+    for (uint32_t group = 0; group < kGroups; group += 4) {
+      E4m3Table tables[4];
+      Fp4Tables::make_tables(tables, words[group / 4]);
+#pragma unroll
+      for (uint32_t i = 0; i < 4 && group + i < kGroups; ++i) *(E4m3Table*)(to + (group + i) * kTableLine + token * sizeof(E4m3Table)) = tables[i];
+    }
+  }
+  // copy(row, i) for this thread's share of the copies of kRows tokens.
+  template <uint32_t kThreads, uint32_t kRows, typename Copy>
+  __device__ static __forceinline__ void for_each_copy(uint32_t thread, const Copy& copy) {
+    constexpr uint32_t kAll = kRows * kCopies;
+#pragma unroll
+    for (uint32_t step = 0; step < (kAll + kThreads - 1) / kThreads; ++step) {
+      const uint32_t n = step * kThreads + thread;
+      if (kAll % kThreads == 0 || n < kAll) copy(n / kCopies, n % kCopies);
+    }
+  }
+  // Scale or zero point n of a token in its page, and where its copy i begins.
+  template <typename Cache, typename Page>
+  __device__ static __forceinline__ const Scale* scale(const Cache& cache, const Page& page, uint32_t offset, uint32_t head, uint32_t n) {
+    return scale_at<S>(cache, page, offset, head + n / kOfHead, n % kOfHead / kEach * S::kBlockDims) + n % kEach;
+  }
+  template <typename Cache, typename Page>
+  __device__ static __forceinline__ const void* source(const Cache& cache, const Page& page, uint32_t offset, uint32_t head, uint32_t i) {
+    const uint64_t from = (uint64_t)scale(cache, page, offset, head, i * kRun);
+    return (const void*)(kInWord ? from & ~(uint64_t)3 : from);
+  }
+  // Where copy i of token `token` lies in a stage.
+  __device__ static __forceinline__ uint32_t place_of_copy(uint32_t token, uint32_t i) {
+    if constexpr (!kTogether) return (token * kCopies + i) * kCopyBytes;
+    constexpr uint32_t kOfOne = kOfHead / kRun;  // copies of a head
+    return lane_place(token % 8, i / kOfOne) + (token / 8 * kOfOne + i % kOfOne) * kCopyBytes;
+  }
   // Where scale or zero point n of token `token` lies in a stage.
   __device__ static __forceinline__ uint32_t place(uint32_t n, uint32_t token, uint32_t offset, uint32_t head) {
-    const uint32_t copy = (n / kRun * kTokens + slot(token)) * kCopyBytes, in_copy = n % kRun * sizeof(Scale);
-    if constexpr (!kInWord) return copy + in_copy;
-    return copy + (uint32_t)(S::scale_offset(offset, head, n / kEach * S::kBlockDims) + n % kEach) * (uint32_t)sizeof(Scale) % 4;
+    if constexpr (!kInWord) return place_of_copy(token, n / kRun) + n % kRun * (uint32_t)sizeof(Scale);
+    const uint32_t in_page = S::scale_offset(offset, head + n / kOfHead, n % kOfHead / kEach * S::kBlockDims) + n % kEach;
+    return place_of_copy(token, n / kRun) + in_page * (uint32_t)sizeof(Scale) % 4;
   }
   __device__ static __forceinline__ void store_shared(uint32_t to, uint32_t bits) {
     if constexpr (sizeof(Scale) == 1) asm volatile("st.shared.u8 [%0], %1;" ::"r"(to), "r"(bits) : "memory");
@@ -143,31 +200,41 @@ struct TileScales {
   }
 };
 
-// The scales and zero points of a lane's tokens of a tile, lane / 4 + 8i, of each group; `first` is the tile's first token in its request.
+// The scale of each token of a tile, whose first token is `first` of the request, in its stage: of head `own` of the tile, `head` its first.
+template <typename Scales, typename Cache>
+struct TokenScales {
+  const uint8_t* stage;
+  const Cache& cache;
+  uint32_t first, own, head;
+  __device__ __forceinline__ float operator()(uint32_t token) const {
+    return to_f32(Scales::read(stage, own, token, (first + token) % cache.page_tokens, head));
+  }
+};
+
+// The scales and zero points of a lane's tokens of such a tile, lane / 4 + 8i, of each group of the head.
 template <typename Scales>
 struct LaneScales {
-  static constexpr uint32_t kEach = Scales::kEach, kOfToken = Scales::kGroups * kEach, kOfLane = Scales::kTokens / 8;
-  float e[kOfToken][kOfLane];
+  static constexpr uint32_t kEach = Scales::kEach, kOfHead = Scales::kOfHead, kOfLane = Scales::kTokens / 8;
+  float e[kOfHead][kOfLane];
 
   template <typename Cache>
-  __device__ __forceinline__ LaneScales(const uint8_t* stage, const Cache& cache, uint32_t first, uint32_t head) {
+  __device__ __forceinline__ LaneScales(const uint8_t* stage, const Cache& cache, uint32_t first, uint32_t own, uint32_t head) {
     const uint32_t g = threadIdx.x % 32 / 4;
     if constexpr (!Scales::kTogether) {
 #pragma unroll
       for (uint32_t i = 0; i < kOfLane; ++i)
 #pragma unroll
-        for (uint32_t n = 0; n < kOfToken; ++n) e[n][i] = to_f32(Scales::read(stage, n, g + 8 * i, (first + g + 8 * i) % cache.page_tokens, head));
+        for (uint32_t n = 0; n < kOfHead; ++n)
+          e[n][i] = to_f32(Scales::read(stage, own * kOfHead + n, g + 8 * i, (first + g + 8 * i) % cache.page_tokens, head));
     } else {
       using Scale = typename Scales::Scale;
-      constexpr uint32_t kRun = Scales::kRun, kAll = kRun * kOfLane, kAtOnce = kAll * sizeof(Scale) > 16 ? 16 / sizeof(Scale) : kAll;
+      constexpr uint32_t kAll = kOfHead * kOfLane, kAtOnce = kAll * sizeof(Scale) > 16 ? 16 / sizeof(Scale) : kAll;
 #pragma unroll
-      for (uint32_t copy = 0; copy < Scales::kCopies; ++copy)
+      for (uint32_t from = 0; from < kAll; from += kAtOnce) {
+        const auto some = *(const Vec<Scale, kAtOnce>*)(stage + Scales::lane_place(g, own) + from * sizeof(Scale));
 #pragma unroll
-        for (uint32_t from = 0; from < kAll; from += kAtOnce) {
-          const auto some = *(const Vec<Scale, kAtOnce>*)(stage + (copy * Scales::kTokens + Scales::slot(g)) * Scales::kCopyBytes + from * sizeof(Scale));
-#pragma unroll
-          for (uint32_t n = 0; n < kAtOnce; ++n) e[copy * kRun + (from + n) % kRun][(from + n) / kRun] = to_f32(some.e[n]);
-        }
+        for (uint32_t n = 0; n < kAtOnce; ++n) e[(from + n) % kOfHead][(from + n) / kOfHead] = to_f32(some.e[n]);
+      }
     }
   }
   __device__ __forceinline__ float scale(uint32_t group, uint32_t i) const { return e[group * kEach][i]; }
@@ -186,22 +253,24 @@ struct StageScales {
   __device__ static __forceinline__ bool aligned(const Cache& cache, const Page& page) {
     return KeyScales::aligned(cache, page) && ValueScales::aligned(cache, page);
   }
-  // Starts the copies of token `token` of a tile, `offset` tokens into such a page; where it is not `live`, zeros.
-  template <typename Cache, typename Page>
-  __device__ __forceinline__ void copy_async(const Cache& cache, const Page& page, uint32_t token, uint32_t offset, uint32_t head, bool live = true) const {
-    if constexpr (KeyScales::kCopies > 0) KeyScales::copy_async(stage, cache, page, token, offset, head, live);
-    if constexpr (ValueScales::kCopies > 0) ValueScales::copy_async(stage + KeyScales::kStageBytes, cache, page, token, offset, head, live);
+  // Starts the copies of the kRows tokens from `first` of a tile on, those from `offset` on of such a page, by kThreads threads.
+  template <uint32_t kThreads, uint32_t kRows, typename Cache, typename Page>
+  __device__ __forceinline__ void copy_run(const Cache& cache, const Page& page, uint32_t thread, uint32_t first, uint32_t offset, uint32_t head) const {
+    if constexpr (KeyScales::kCopies > 0) KeyScales::template copy_run<kThreads, kRows>(stage, cache, page, thread, first, offset, head);
+    if constexpr (ValueScales::kCopies > 0) ValueScales::template copy_run<kThreads, kRows>(stage + KeyScales::kStageBytes, cache, page, thread, first, offset, head);
   }
-  // The same out of any page.
-  template <typename Cache, typename Page>
-  __device__ __forceinline__ void copy_any(const Cache& cache, const Page& page, uint32_t token, uint32_t offset, uint32_t head, bool live) const {
-    if constexpr (KeyScales::kCopies > 0) KeyScales::copy_any(stage, cache, page, token, offset, head, live);
-    if constexpr (ValueScales::kCopies > 0) ValueScales::copy_any(stage + KeyScales::kStageBytes, cache, page, token, offset, head, live);
+  // The same out of any page; tokens outside [begin, end) of the run get zeros.
+  template <uint32_t kThreads, uint32_t kRows, typename Cache, typename Page>
+  __device__ __forceinline__ void copy_any(const Cache& cache, const Page& page, uint32_t thread, uint32_t first, uint32_t offset, uint32_t head, uint32_t begin,
+                                            uint32_t end) const {
+    if constexpr (KeyScales::kCopies > 0) KeyScales::template copy_any<kThreads, kRows>(stage, cache, page, thread, first, offset, head, begin, end);
+    if constexpr (ValueScales::kCopies > 0)
+      ValueScales::template copy_any<kThreads, kRows>(stage + KeyScales::kStageBytes, cache, page, thread, first, offset, head, begin, end);
   }
 
-  // Expands the scales of token `token` of a tile, which this thread has copied.
-  __device__ static __forceinline__ void expand(uint8_t* to, const uint8_t* stage, uint32_t token, uint32_t offset, uint32_t head) {
-    if constexpr (KeyScales::kGrouped) KeyScales::expand(to, stage, token, offset, head);
-    if constexpr (ValueScales::kGrouped) ValueScales::expand(to + KeyScales::kExpandedBytes, stage + KeyScales::kStageBytes, token, offset, head);
+  // Expands the scales of token `token` of head `own` of a tile.
+  __device__ static __forceinline__ void expand(uint8_t* to, const uint8_t* stage, uint32_t own, uint32_t token, uint32_t offset, uint32_t head) {
+    if constexpr (KeyScales::kGrouped) KeyScales::expand(to, stage, own, token, offset, head);
+    if constexpr (ValueScales::kGrouped) ValueScales::expand(to + KeyScales::kExpandedBytes, stage + KeyScales::kStageBytes, own, token, offset, head);
   }
 };

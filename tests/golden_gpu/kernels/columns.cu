@@ -10,9 +10,12 @@
 extern "C" __global__ void columns_of(const uint32_t* in, uint32_t* out) {
   const uint32_t* own = in + 3 * blockIdx.x;
   const BlockColumns<3> columns = {own[0], own[1]};
-  const Column column = columns.of(threadIdx.x, own[2]);
-  uint32_t* to = out + (blockIdx.x * blockDim.x + threadIdx.x) * 3;
+  const Column column = columns.of_head(0).of(threadIdx.x, own[2]);
+  const BlockColumns<3, 2> heads = {own[0], 0};
+  const Column of_two = heads.of(threadIdx.x, own[2]);
+  uint32_t* to = out + (blockIdx.x * blockDim.x + threadIdx.x) * 6;
   to[0] = column.i, to[1] = column.q_head, to[2] = column.live;
+  to[3] = of_two.i, to[4] = of_two.q_head, to[5] = of_two.live;
 }
 
 // A block a chunk, a thread a token: bits of the rows that see it, then whether all rows see 1, 3 and 16 tokens from it on.

@@ -1,4 +1,4 @@
-// mma_tile.cuh and tile_copy.cuh: attention of a warp over a chunk of tokens in pages of 8, with each kind of elements and scales.
+// mma_tile.cuh, tile_tables.cuh and tile_copy.cuh: attention of a warp over a chunk of tokens in pages of 8, with each kind of elements and scales.
 #include "runs.cuh"
 #include "../../../templates/device/base/fault.cuh"
 
@@ -7,13 +7,13 @@ struct PageIds {
   Fault fault;
 };
 
-// A request's page ids.
 struct PageList {
-  const uint32_t* ids;
+  uint32_t first;
 };
 
 #include "../../../templates/device/attention/tile_copy.cuh"
 #include "../../../templates/device/attention/tile_scales.cuh"
+#include "../../../templates/device/attention/tile_tables.cuh"
 
 constexpr uint32_t kPages = 14, kTable = 8, kGroup = 2, kQHeads = kHeads * kGroup, kHead = 1;
 
@@ -45,21 +45,21 @@ struct Cache {
   typename K::Scale* scales;
   const uint32_t* table;
 
-  __device__ PageList page_list(uint32_t b) const { return {table + b * kTable}; }
+  __device__ PageList page_list(uint32_t b) const { return {b * kTable}; }
   __device__ PageIds page_ids(const PageList& list, uint32_t i) const {
     if (i >= kTable) return {kU32Max, Fault::position};
-    return {list.ids[i], Fault::none};
+    return {table[list.first + i], Fault::none};
   }
   __device__ PageRef page(const PageIds& ids) const {
     if (ids.id >= kPages) return no_page(ids.fault == Fault::none ? Fault::page_id : ids.fault);
-    constexpr uint32_t kBytes = kInPage * sizeof(typename K::Element);
+    constexpr uint32_t kBytes = kInPage / kPerElement<typename K::Element> * sizeof(typename K::Element);
     PageRef page = {keys + ids.id * kBytes, scales + ids.id * 2 * kTokens * K::kScaleRow, nullptr, kU32Max, Fault::none, true};
     page.plain = (bf16*)(values + ids.id * kBytes);
     return page;
   }
 };
 
-enum class Scaled { never, tokens, groups, channels, zeros };
+enum class Scaled { never, tokens, groups, tables, channels, zeros };
 
 template <typename E>
 using Itself = E;
@@ -67,9 +67,9 @@ template <typename KeyRunOf, typename ValueRunOf, uint32_t kT, uint32_t kRunOf, 
 struct TileOf {
   using K = KeyRunOf;
   using V = ValueRunOf;
-  static constexpr uint32_t kTokens = kT, kTeamWarps = 1, kN = kNOf, kRun = kRunOf;
-  static constexpr uint32_t kRow = kDims * sizeof(typename K::Element), kPitch = (kRow + 15) / 16 * 16;
-  static constexpr uint32_t kKeyBytes = kRow, kKeyPitch = kPitch, kKeyAccess = kRow % 16 == 0 ? 16 : 8, kKeyStep = kHeads * kRow;
+  static constexpr uint32_t kTokens = kT, kTeamWarps = 1, kHeads = 1, kN = kNOf, kRun = kRunOf;
+  static constexpr uint32_t kRow = kDims / kPerElement<typename K::Element> * sizeof(typename K::Element), kPitch = (kRow + 15) / 16 * 16;
+  static constexpr uint32_t kKeyBytes = kRow, kKeyPitch = kPitch, kKeyAccess = kRow % 16 == 0 ? 16 : kRow % 8 == 0 ? 8 : 4, kKeyStep = ::kHeads * kRow;
   static constexpr uint32_t kValueBytes = kRow, kValuePitch = kPitch, kValueAccess = kKeyAccess, kValueStep = kKeyStep;
   static constexpr float kSlack = 8.0f;
   using KeyCode = CodeOf<typename K::Element>;
@@ -84,8 +84,9 @@ __device__ __forceinline__ void attend(const Cache<typename Tile::K, typename Ti
   using K = typename Tile::K;
   using V = typename Tile::V;
   constexpr uint32_t kCols = 8 * Tile::kN, kT = Tile::kTokens, kScalesAt = kT * (Tile::kKeyPitch + Tile::kValuePitch);
+  constexpr bool kGrouped = kScaled == Scaled::groups || kScaled == Scaled::tables;
   constexpr bool kTokenScales = kScaled == Scaled::tokens || kScaled == Scaled::zeros;
-  constexpr ScaleUse kKeyUse = kTokenScales ? ScaleUse::token : kScaled == Scaled::groups ? ScaleUse::key_groups : ScaleUse::none;
+  constexpr ScaleUse kKeyUse = kTokenScales ? ScaleUse::token : kGrouped ? ScaleUse::key_groups : ScaleUse::none;
   constexpr ScaleUse kValueUse = kKeyUse == ScaleUse::key_groups ? ScaleUse::value_groups : kKeyUse;
   using KeyScales = TileScales<K, ScaleTile<kKeyUse, kT, kScaled == Scaled::groups || kScaled == Scaled::zeros ? 2 : 1>>;
   using ValueScales = TileScales<V, ScaleTile<kValueUse, kT, kScaled == Scaled::zeros ? 2 : 1>>;
@@ -145,19 +146,21 @@ __device__ __forceinline__ void attend(const Cache<typename Tile::K, typename Ti
     cp_async_wait<0>();
     __syncwarp();
     if constexpr (Scales::kExpandedBytes > 0) {
-      if (lane < kT) Scales::expand(expanded, stage + kScalesAt, lane, (tile * kT + lane) % kTokens, kHead);
+      if (lane < kT) Scales::expand(expanded, stage + kScalesAt, 0, lane, (tile * kT + lane) % kTokens, kHead);
       __syncwarp();
     }
     const uint8_t* key_scales = stage + kScalesAt;
 
     Scores<Tile> s;
-    if constexpr (kScaled == Scaled::groups) {
+    if constexpr (kScaled == Scaled::tables) {
+      multiply_qk(s, at, query, KeyProducts<Tile, KeyScales>{expanded});
+    } else if constexpr (kScaled == Scaled::groups) {
       multiply_qk(s, at, query, KeyGroupScales<Tile, KeyScales>{expanded});
     } else if constexpr (kBeginsAtZero<typename Tile::KeyCode> || kTokenScales) {
-      KeyProducts<Tile> products = {};
+      GroupProducts<Tile> products = {};
       if constexpr (kScaled == Scaled::channels) move_back<Tile>(products, query_sums);
       multiply_qk<Tile>(products, at, query);
-      if constexpr (kTokenScales) scale_scores(s, products, query_sums, LaneScales<KeyScales>(key_scales, cache, tile * kT, kHead));
+      if constexpr (kTokenScales) scale_scores(s, products, query_sums, LaneScales<KeyScales>(key_scales, cache, tile * kT, 0, kHead));
       else take_products(s, products);
     } else {
       multiply_qk(s, at, query);
@@ -169,7 +172,7 @@ __device__ __forceinline__ void attend(const Cache<typename Tile::K, typename Ti
     const bool rises = tile_max(high, s, sums);
     ScaledWeights<Tile> p;
     const auto v_scales = [&] {
-      if constexpr (kTokenScales) return LaneScales<ValueScales>(key_scales + KeyScales::kStageBytes, cache, tile * kT, kHead);
+      if constexpr (kTokenScales) return LaneScales<ValueScales>(key_scales + KeyScales::kStageBytes, cache, tile * kT, 0, kHead);
       else return NoGroupScales{};
     }();
     if constexpr (kTokenScales) {
@@ -185,8 +188,11 @@ __device__ __forceinline__ void attend(const Cache<typename Tile::K, typename Ti
       uint32_t weights[1][Tile::kN][2];
       if constexpr (kTokenScales) round_weights<true>(weights, sums, p, s, m, v_scales);
       else exponentiate(weights, sums, s, m, qk_scale);
-      if constexpr (kScaled == Scaled::groups) {
-        const ValueGroupScales<Tile, ValueScales> groups = {expanded + KeyScales::kExpandedBytes};
+      if constexpr (kGrouped) {
+        const auto groups = [&] {
+          if constexpr (kScaled == Scaled::tables) return ValueProducts<Tile, ValueScales>{expanded + KeyScales::kExpandedBytes};
+          else return ValueGroupScales<Tile, ValueScales>{expanded + KeyScales::kExpandedBytes};
+        }();
         if (__any_sync(~0u, has_special_values<Tile>(at, m, groups))) multiply_pv_by_column(sums, at, weights, m, s, groups);
         else multiply_pv(sums, at, weights, m, groups);
       } else if (__any_sync(~0u, has_special_values<Tile>(at, m))) {
@@ -201,7 +207,7 @@ __device__ __forceinline__ void attend(const Cache<typename Tile::K, typename Ti
   if constexpr (kTokenScales) apply_units(sums, units);
   if constexpr (kBeginsAtZero<typename Tile::ValueCode>) move_back(sums);
   if constexpr (kScaled == Scaled::channels) store_team_sums(merged, 1, 0, sums, ChannelScales<V, Cache<K, V>>{cache, kHead});
-  else if constexpr (kScaled == Scaled::tokens) store_team_sums(merged, 1, 0, sums, OneFactor{TileShape<Tile>::Values::kFactor});
+  else if constexpr (kScaled == Scaled::tokens || kScaled == Scaled::tables) store_team_sums(merged, 1, 0, sums, OneFactor{TileShape<Tile>::Values::kFactor});
   else store_team_sums(merged, 1, 0, sums);
   __syncwarp();
   for (uint32_t i = lane; i < kCols; i += 32) max[blockIdx.x * kCols + i] = merged.max[1][i], sum[blockIdx.x * kCols + i] = merged.sum[1][i];
@@ -218,6 +224,7 @@ using Tile8 = TileOf<PlainK<bf16>, PlainV<bf16>, 32, 8, 1>;
 using Tile16 = TileOf<PlainK<bf16>, PlainV<bf16>, 16, 0, 2>;
 using TileTokens = TileOf<KeyRun<e4m3, float, Recipe::amax, kDims>, ValueRun<e4m3, float, Recipe::amax, kDims>, 32, 8, 1>;
 using TileGroups = TileOf<KeyRun<int8_t, f16, Recipe::amax, 20>, ValueRun<int8_t, f16, Recipe::amax, 20>, 16, 8, 2>;
+using TileTables = TileOf<KeyRun<e2m1x2, e4m3, Recipe::nvfp4_max, 16>, ValueRun<e2m1x2, e4m3, Recipe::nvfp4_max, 16>, 32, 8, 1>;
 using TileChannels = TileOf<ChannelRun<int8_t, false>, ChannelRun<int8_t, true>, 32, 0, 1, FromZero>;
 using TileZeros = TileOf<KeyRun<uint8_t, f16, Recipe::amax, kDims, true>, ValueRun<uint8_t, f16, Recipe::amax, kDims, true>, 16, 8, 2, FromZero>;
 
@@ -230,6 +237,7 @@ ATTEND(tile_plain, Tile8, CausalMask, Scaled::never, true)
 ATTEND(tile_special, Tile16, WindowMask<9>, Scaled::never, false)
 ATTEND(tile_tokens, TileTokens, CausalMask, Scaled::tokens, true)
 ATTEND(tile_groups, TileGroups, FullMask, Scaled::groups, false)
+ATTEND(tile_tables, TileTables, CausalMask, Scaled::tables, true)
 ATTEND(tile_channels, TileChannels, WindowMask<20>, Scaled::channels, true)
 ATTEND(tile_zeros, TileZeros, CausalMask, Scaled::zeros, true)
 
@@ -329,16 +337,19 @@ extern "C" __global__ void tile_columns(const float* in, const float* factors, f
   for (uint32_t i = 0; i < 16; ++i) out[i / 4 * 128 + at + i % 4] = s.e[i / 8][i / 4 % 2][i % 4];
 }
 
-// Fragments of V of tokens 16 to 31, [block][lane][register], of a stage of words that are their numbers.
-extern "C" __global__ void tile_values(uint32_t* out) {
+// Fragments of K, and of V, of tokens 16 to 31, [block][lane][register], of a stage of words that are their numbers; where lanes' rows of V begin.
+extern "C" __global__ void tile_values(uint32_t* keys, uint32_t* rows, uint32_t* out) {
   __shared__ alignas(16) uint32_t stage[32 * (Tile8::kKeyPitch + Tile8::kValuePitch) / 4];
   const uint32_t lane = threadIdx.x;
   for (uint32_t i = lane; i < sizeof(stage) / 4; i += 32) stage[i] = 2 * i | 2 * i + 1 << 16;
   __syncwarp();
 #pragma unroll
   for (uint32_t block = 0; block < 3; ++block) {
-    uint32_t a[1][4] = {};
+    uint32_t a[1][4] = {}, b[1][4] = {};
+    rows[block * 32 + lane] = values_at<Tile8>(0, block, 1);
+    load_keys<Tile8>(b, matrix_address(stage) + KeyFragments<bf16>::offset(lane, Tile8::kKeyPitch) + 16 * Tile8::kKeyPitch + block * 32, block, 1, NoGroupScales{});
     load_values<Tile8>(a, matrix_address(stage), block, 1, NoGroupScales{});
+    for (uint32_t r = 0; r < 4; ++r) keys[(block * 32 + lane) * 4 + r] = b[0][r];
     for (uint32_t r = 0; r < 4; ++r) out[(block * 32 + lane) * 4 + r] = a[0][r];
   }
 }

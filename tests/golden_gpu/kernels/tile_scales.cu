@@ -5,36 +5,37 @@
 struct Cache {
   static constexpr uint32_t page_tokens = kTokens;
 };
-constexpr uint32_t kTile = 16, kMostLines = 8, kHead = 1, kHidden = 5;  // token 5 is no live one
+constexpr uint32_t kTile = 16, kMostLines = 8, kHead = 1, kHidden = 5;  // tokens 5 to 7 are no live ones
 
-// A page, shifted by `kOff` scales: where it is not aligned to copies of kRun scales they are loaded, which leaves the same in the stage.
-template <typename S, ScaleUse kUse, uint32_t kRun, uint32_t kOff = 0>
+// Pages, shifted by `kOff` scales: where they are not aligned to copies of kRun scales these are loaded, which leaves the same in the stage.
+// The last of kOwn + 1 neighbouring heads is looked at.
+template <typename S, ScaleUse kUse, uint32_t kRun, uint32_t kOff = 0, uint32_t kOwn = 0>
 __device__ __forceinline__ void held(uint8_t* stage, uint8_t* expanded, void* scales, const uint32_t* codes, uint32_t* out) {
-  using Scales = TileScales<S, ScaleTile<kUse, kTile, kRun>>;
+  using Scales = TileScales<S, ScaleTile<kUse, kTile, kRun, kOwn + 1>>;
   using None = TileScales<S, ScaleTile<ScaleUse::none, kTile, 1>>;
   const StageScales<Scales, None> staged = {(uint32_t)__cvta_generic_to_shared(stage)};
-  const uint32_t lane = threadIdx.x, page = lane / kTokens % 2;
+  constexpr uint32_t kFirst = kHead - kOwn;
+  const uint32_t lane = threadIdx.x;
   for (uint32_t i = lane; i < Scales::kStageBytes / 4; i += 32) ((uint32_t*)stage)[i] = 0xeeeeeeeeu;
   for (uint32_t i = lane; i < Scales::kExpandedBytes / 4; i += 32) ((uint32_t*)expanded)[i] = 0xeeeeeeeeu;
   __syncwarp();
-  const PageRef ref = {nullptr, (typename S::Scale*)scales + page * kTokens * S::kScaleRow + kOff, nullptr, 0, Fault::none, true};
-  if (lane < kTile) {
-    const bool live = lane != kHidden;
-    if (live && staged.aligned(Cache{}, ref)) staged.copy_async(Cache{}, ref, lane, lane % kTokens, kHead);
-    else staged.copy_any(Cache{}, ref, lane, lane % kTokens, kHead, live);
+  for (uint32_t page = 0; page < 2; ++page) {
+    const PageRef ref = {nullptr, (typename S::Scale*)scales + page * kTokens * S::kScaleRow + kOff, nullptr, 0, Fault::none, true};
+    if (page == 1 && staged.aligned(Cache{}, ref)) staged.template copy_run<32, kTokens>(Cache{}, ref, lane, kTokens, 0, kFirst);
+    else staged.template copy_any<32, kTokens>(Cache{}, ref, lane, page * kTokens, 0, kFirst, 0, page == 0 ? kHidden : kTokens);
   }
   cp_async_commit();
   cp_async_wait<0>();
   __syncwarp();
   if constexpr (Scales::kGrouped) {
-    if (lane < kTile) StageScales<Scales, None>::expand(expanded, stage, lane, lane % kTokens, kHead);
+    if (lane < kTile) StageScales<Scales, None>::expand(expanded, stage, kOwn, lane, lane % kTokens, kFirst);
     __syncwarp();
   }
   if constexpr (kUse == ScaleUse::token) {
-    const auto own = LaneScales<Scales>(stage, Cache{}, 0, kHead);
+    const auto own = LaneScales<Scales>(stage, Cache{}, 0, kOwn, kFirst);
     if (lane % 4 == 0) out[lane / 4] = __float_as_uint(own.scale(0, 0));
     if (lane % 4 == 1) out[lane / 4 + 8] = __float_as_uint(own.scale(0, 1));
-    if (lane >= kTile) out[lane] = __float_as_uint(to_f32(Scales::read(stage, 0, lane % kTile, lane % kTokens, kHead)));
+    if (lane >= kTile) out[lane] = __float_as_uint(kOff > 0 ? to_f32(Scales::read(stage, kOwn, lane % kTile, lane % kTokens, kFirst)) : TokenScales<Scales, Cache>{stage, Cache{}, 0, kOwn, kFirst}(lane % kTile));
   } else if (kUse == ScaleUse::key_groups ? lane < kTile : lane < kTile && lane % 2 == 0) {
 #pragma unroll
     for (uint32_t group = 0; group < Scales::kGroups; ++group) {
@@ -48,17 +49,20 @@ __device__ __forceinline__ void held(uint8_t* stage, uint8_t* expanded, void* sc
 }
 
 // Scales, and zero points behind those of all groups, that multiply sums: [scale or zero point, group][token].
-template <typename S, uint32_t kRun>
+template <typename S, uint32_t kRun, uint32_t kOwn = 0>
 __device__ __forceinline__ void zeros(uint8_t* stage, void* scales, uint32_t* out) {
-  using Scales = TileScales<S, ScaleTile<ScaleUse::token, kTile, kRun>>;
-  const uint32_t lane = threadIdx.x, page = lane / kTokens % 2;
-  const PageRef ref = {nullptr, (typename S::Scale*)scales + page * kTokens * S::kScaleRow, nullptr, 0, Fault::none, true};
-  if (lane < kTile) Scales::copy_async((uint32_t)__cvta_generic_to_shared(stage), Cache{}, ref, lane, lane % kTokens, kHead, lane != kHidden);
+  using Scales = TileScales<S, ScaleTile<ScaleUse::token, kTile, kRun, kOwn + 1>>;
+  constexpr uint32_t kFirst = kHead - kOwn;
+  const uint32_t lane = threadIdx.x;
+  for (uint32_t page = 0; page < 2; ++page) {
+    const PageRef ref = {nullptr, (typename S::Scale*)scales + page * kTokens * S::kScaleRow, nullptr, 0, Fault::none, true};
+    Scales::template copy_any<32, kTokens>((uint32_t)__cvta_generic_to_shared(stage), Cache{}, ref, lane, page * kTokens, 0, kFirst, 0, page == 0 ? kHidden : kTokens);
+  }
   cp_async_commit();
   cp_async_wait<0>();
   __syncwarp();
-  const auto own = LaneScales<Scales>(stage, Cache{}, 0, kHead);
-  if (lane % 4 != 0 || Scales::slot(lane / 4 + 8) != 2 * (lane / 4) + 1) return;
+  const auto own = LaneScales<Scales>(stage, Cache{}, 0, kOwn, kFirst);
+  if (lane % 4 != 0 || ((const typename S::Scale*)(stage + Scales::lane_place(lane / 4, kOwn)))->bits != from_f32<typename S::Scale>(own.scale(0, 0)).bits) return;
 #pragma unroll
   for (uint32_t group = 0; group < Scales::kGroups; ++group)
 #pragma unroll
@@ -88,9 +92,14 @@ extern "C" __global__ void tile_scales_held(uint8_t* f32s, uint8_t* halves, uint
     case 11: return held<Run<int8_t, f16, kHow, false, 2, 40>, ScaleUse::token, 1, 1>(stage, expanded, halves, codes, to);
     case 12: return held<Run<e2m1x2, e4m3, kHow, false, 1, 20>, ScaleUse::value_groups, 1, 1>(stage, expanded, eighths, codes, to);
     case 13: return held<Run<u4x2, f16, kHow, true, 1, 10>, ScaleUse::key_groups, 4, 4>(stage, expanded, halves, codes, to);
-    case 15: return zeros<Run<u4x2, f16, kHow, true, 1, 20>, 4>(stage, halves, to);
-    case 16: return zeros<Run<uint8_t, f16, kHow, true, 1, 20>, 2>(stage, halves, to);
     case 14: return held<Run<int8_t, f16, kHow, false, 1, 10>, ScaleUse::key_groups, 0>(stage, expanded, halves, codes, to);
+    case 15: return held<Run<e4m3, float, kHow, false, 1, 40>, ScaleUse::token, 1, 0, 1>(stage, expanded, f32s, codes, to);
+    case 16: return held<Run<int8_t, f16, kHow, false, 1, 40>, ScaleUse::token, 2, 0, 1>(stage, expanded, halves, codes, to);
+    case 17: return held<Run<u4x2, f16, kHow, true, 1, 10>, ScaleUse::key_groups, 8, 0, 1>(stage, expanded, halves, codes, to);
+    case 18: return held<Run<e2m1x2, e4m3, kHow, false, 1, 20>, ScaleUse::value_groups, 4, 0, 1>(stage, expanded, eighths, codes, to);
+    case 20: return zeros<Run<u4x2, f16, kHow, true, 1, 20>, 4>(stage, halves, to);
+    case 21: return zeros<Run<uint8_t, f16, kHow, true, 1, 20>, 2, 1>(stage, halves, to);
+    case 19: return held<Run<e2m1x2, e4m3, kHow, false, 1, 20>, ScaleUse::value_groups, 4, 2, 1>(stage, expanded, eighths, codes, to);
   }
 }
 

@@ -1,0 +1,241 @@
+"""extend: attention of any number of new rows per request over everything cached, those rows included."""
+
+from __future__ import annotations
+
+import math
+from typing import ClassVar, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from kvgen.expr.nodes import ceil_div, const, minimum, var
+from kvgen.layout.dtypes import DType, dtype
+from kvgen.lowering.attention import extend
+from kvgen.lowering.attention.masks_scores import attention_context, check_arguments
+from kvgen.lowering.attention.split_kv import SIZES, WORKSPACE, Attended, new_in_length, plan_digest
+from kvgen.lowering.cache_struct import ERRORS, entry_name
+from kvgen.plan.kernel import KernelPlan
+from kvgen.plan.params import Array, Param, Size
+from kvgen.plan.split_plan import SplitPlan
+from kvgen.spec.kernel_set import KernelSet, Op
+from kvgen.spec.mask import Mask
+from kvgen.spec.score import Score
+from kvgen.spec.tables import IndexName
+
+OutName = Literal["f16", "bf16", "f32"]
+
+
+class Extend(Op):
+    """Attend with the new query rows of every request to all of its tokens, those of this step included.
+
+    For prompts, chunks of prompts, prompts over a cached prefix, verification windows, and batches that mix these with
+    decoding rows. q is `[T, q_heads, head_dim]` and `out` `[T, q_heads, v_dim]`: the softmax of `scale` * (q . k) times V,
+    computed in f32 and rounded to `out_dtype`. Keys and values have been appended before. `extend.plan` divides the work on
+    the device, once a step for all layers, into the workspace that the launcher takes: with `row_offsets` request b has the
+    rows [row_offsets[b], row_offsets[b + 1]), any number of them; without, every request has T // B, as a padded batch
+    has. The last row of a request stands at its last token, the one before it at the token before.
+
+    Choices, with the default first:
+
+    - `mask` says which tokens a row sees (causal), `score` what happens to scale * (q . k) before the softmax (nothing).
+    - `scale`: 1 / sqrt(head_dim).
+    - `out_dtype`: the cache's dtype.
+    - `sinks`: none. With "out", every query head has one more key, of score `sinks[head]` (f32 `[q_heads]`) and without a
+      value, in the softmax's denominator; with "lse" it counts in `lse` as well.
+    - `split`: "balanced" cuts the keys of a request where its rows alone do not fill the GPU. "invariant": sums begin anew at
+      every multiple of `chunk` tokens and are added up in order, whoever computes them, so that a row's bits depend on its
+      request's tokens alone: not on the batch, nor on how many rows come with it.
+
+    `lse` is an optional output f32 `[T, q_heads]`: the logarithm, to `lse_base`, of the softmax's denominator. Rows of no
+    request and rows that see no token give 0, and `lse_empty` in lse. A row gives NaN if a page that it or a row near it reads
+    is invalid, or its request's length or row offsets are.
+    """
+
+    kind: ClassVar[str] = "extend"
+    ragged: ClassVar[bool] = True
+    scale: float | None = None
+    """Factor of q . k. None: head_dim ** -0.5."""
+    out_dtype: OutName | None = None
+    """Element type of `out`: "f32", "f16" or "bf16". None: the cache's `dtype`."""
+    mask: Mask = Mask()
+    """Which tokens a row sees. Default: causal. With tree="packed" a request has 32 rows at most."""
+    score: Score | None = None
+    """What is done to scores before the softmax. None: nothing."""
+    sinks: Literal["out", "lse"] | None = None
+    """"out" and "lse": the call brings `sinks`, f32 `[q_heads]`, a logit of each head in the softmax's denominator;
+    "lse" counts it in `lse` too. None: no sinks.
+    """
+    lse_base: Literal["e", "2"] = "e"
+    """Base of the logarithm in `lse`: "e" or "2"."""
+    lse_empty: Literal["-inf", "inf"] = "-inf"
+    """What `lse` is for a row that sees no token."""
+    split: Literal["balanced", "invariant"] = "balanced"
+    """Where a request's keys are cut: "balanced", where the GPU would not be full; "invariant", at multiples of `chunk` tokens,
+    so that a row's bits do not depend on its batch.
+    """
+    chunk: int = Field(default=2048, ge=64, le=2**20)
+    """Tokens that are summed together with split="invariant"."""
+    index_dtype: IndexName | None = None
+    """Element type of `row_offsets` and `valid_tokens`. None: the cache's `lengths_dtype`."""
+
+    @field_validator("scale")
+    @classmethod
+    def _usable_scale(cls, value: float | None) -> float | None:
+        if value is not None and not 1e-30 <= value <= 1e30:
+            raise ValueError(f"scale: got {value!r}; a softmax scale lies in [1e-30, 1e30]; None is 1 / sqrt(head_dim)")
+        return value
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Extend:
+        if self.chunk % 64:
+            raise ValueError(f"chunk: got {self.chunk}; chunks are whole tiles: a multiple of 64 tokens")
+        if "chunk" in self.model_fields_set and self.split != "invariant":
+            raise ValueError(
+                f"chunk: got {self.chunk} beside split={self.split!r}; chunks have a fixed size with split='invariant' only"
+            )
+        return self
+
+    def kernel_names(self) -> tuple[str, ...]:
+        return (self.name, f"{self.name}_plan")
+
+    def check(self, kernels: KernelSet) -> None:
+        if kernels.kv.stores == "k":
+            raise ValueError(
+                "ops: extend needs V, but the cache has stores='k'; use ops.MlaDecode() for latent rows, ops.Gather(), or a "
+                "cache that stores both"
+            )
+        why = extend.hindrance(kernels)
+        if why:
+            raise ValueError(
+                f"ops: extend goes through tensor cores, which this cache cannot: {why}; use ops.Decode(rows=...) for up to 128 "
+                "rows a request, or a cache without that"
+            )
+        if self.score is not None:
+            check_arguments(self.name, self._params(kernels, dtype("u32"), dtype("f32")), kernels)
+
+    def walk(self, kernels: KernelSet) -> tuple[str, str]:
+        """("tensor cores", why) of this set's kernel."""
+        return "tensor cores", "16-bit operands, columns on M"
+
+    @property
+    def _chunk(self) -> int:
+        return self.chunk if self.split == "invariant" else 0
+
+    def plan(self, kernels: KernelSet) -> tuple[KernelPlan, ...]:
+        cache = kernels.kv
+        index = dtype(self.index_dtype or cache.lengths_dtype)
+        attend = attention_context(self.mask, self.score, kernels, index)
+        out = dtype(self.out_dtype or cache.dtype)
+        scale = self.scale if self.scale is not None else 1 / math.sqrt(cache.head_dim)
+        shape = extend.shape(kernels)
+        assert shape is not None
+        params = self._params(kernels, index, out)
+        digest = plan_digest(kernels, self.name, self.split_plan(kernels), attend, self._chunk, shape.tokens)
+        storage = cache.storage.roles
+        d = Attended(
+            entry=entry_name(kernels, self.name),
+            params=tuple(p.declaration for p in params),
+            attend=attend,
+            elem=dtype(cache.dtype).c,
+            out_elem=out.c,
+            factored=any(parts[0].quant is not None for parts in storage.values()),
+            kv_heads=cache.kv_heads,
+            group=kernels.group,
+            rows=0,
+            tiles=1,
+            v_size=cache.v_dim,
+            vec=math.gcd(4, cache.v_dim),
+            planned=True,
+            plan_digest=digest,
+            sinks=self.sinks is not None,
+            new_in_length=new_in_length(kernels),
+            lse_inf=self.lse_empty == "inf",
+            lse_sinks=self.sinks == "lse",
+            lse_base_two=self.lse_base == "2",
+        )
+        # Tiles, or with fixed cuts, whose blocks have a slot each, SM parts.
+        tiles = minimum(var("T"), ceil_div(var("T") * kernels.group, shape.cols) + var("B"))
+        entries = var("num_sm_parts") if self._chunk else tiles + var("num_sm_parts")
+        kernel = KernelPlan(
+            self.name,
+            d.entry,
+            "ops/extend.cu.j2",
+            extend.extend_context(kernels, d, scale, shape, self._chunk),
+            params,
+            (entries * cache.kv_heads, const(1), const(1)),
+            shape.threads,
+            shared_by_arch=tuple((a, shape.shared(a)) for a in kernels.arch),
+        )
+        return kernel, extend.planner(
+            kernels,
+            self.name,
+            attend=attend,
+            found=shape,
+            chunk_tokens=self._chunk,
+            index=index.name,
+            digest=digest,
+        )
+
+    def split_plan(self, kernels: KernelSet) -> SplitPlan:
+        """What its workspace is made of."""
+        shape = extend.shape(kernels)
+        assert shape is not None
+        heads = kernels.kv.kv_heads
+        return SplitPlan(
+            columns=heads,
+            blocks_per_sm=shape.blocks_per_sm,
+            partial_bytes=heads * extend.partial_bytes(kernels, shape),
+            chunk_tokens=0,
+            slots_a_part=extend.FIXED_SLOTS if self._chunk else extend.SLOTS,
+        )
+
+    def _params(self, kernels: KernelSet, index: DType, out: DType) -> tuple[Param, ...]:
+        """What a call brings, in the order of the kernel's signature."""
+        cache = kernels.kv
+        elem = dtype(cache.dtype)
+        attend = attention_context(self.mask, self.score, kernels, index)
+        v_dim = "v_head_dim" if cache.v_head_dim else "head_dim"
+        # The planner has applied valid_tokens.
+        arrays = tuple(p for p in attend.params if isinstance(p, Array) and p.name != "valid_tokens")
+        numbers = tuple(p for p in attend.params if not isinstance(p, Array))
+        sinks = Array("sinks", "f32", (kernels.q_heads,), doc="score of each query head's sink", fields=("q_heads",))
+        return (
+            Array(
+                "q",
+                elem.name,
+                ("T", kernels.q_heads, cache.head_dim),
+                align=4 * elem.bytes,
+                strided=True,
+                doc="query rows",
+                field="dtype",
+                fields=(None, "q_heads", "head_dim"),
+            ),
+            Array(
+                "out",
+                out.name,
+                ("T", kernels.q_heads, cache.v_dim),
+                access="out",
+                align=4 * out.bytes,
+                strided=True,
+                doc="attention output",
+                field="out_dtype" if self.out_dtype else "dtype",
+                fields=(None, "q_heads", v_dim),
+            ),
+            *arrays,
+            *((sinks,) if self.sinks else ()),
+            WORKSPACE,
+            Array(
+                "lse",
+                "f32",
+                ("T", kernels.q_heads),
+                access="out",
+                optional=True,
+                doc=f"logarithm to base {self.lse_base} of the softmax's denominator",
+                fields=(None, "q_heads"),
+            ),
+            Size("q_stride", "i64", "q.stride"),
+            Size("out_stride", "i64", "out.stride"),
+            Size("num_rows", "u32", "T"),
+            *numbers,
+            *SIZES,
+            ERRORS,
+        )

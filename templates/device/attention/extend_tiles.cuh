@@ -1,0 +1,145 @@
+// What a block of extend does of a plan: tiles of a request's columns, with the keys that they see or a part of them.
+#pragma once
+
+#include "merge.cuh"
+#include "row_tile.cuh"
+#include "tile_copy.cuh"
+
+// The entries of a plan, and the rows that are no request's: [0, first_row) and [end_row, num_rows).
+struct RowPlan {
+  Plan plan;
+  uint32_t stamp, count, heads_together;
+  uint32_t first_row, end_row;
+  bool orphans;  // those rows become NaN
+};
+
+// The plan for this call; one of another call, or garbage, is Fault::plan, and all rows are nobody's.
+template <uint32_t kHeads>
+__device__ __forceinline__ RowPlan read_row_plan(uint8_t* workspace, const PlanSizes& sizes, uint64_t digest, uint32_t batch, uint32_t num_rows, uint64_t* errors) {
+  const Plan plan = plan_in(workspace, sizes, kHeads);
+  const PlanHeader header = *plan.header;
+  const bool good = header.is_for(digest, batch, num_rows, sizes) && header.first_row <= header.end_row && header.end_row <= num_rows && header.heads_together > 0 &&
+                    kHeads % header.heads_together == 0;
+  if (threadIdx.x == 0 && !good) report(errors, Fault::plan, 0, 0);
+  if (threadIdx.x == 0 && good && header.wrong_total) report(errors, Fault::row_offsets, batch - 1, num_rows);
+  if (!good) return {plan, 0, 0, 1, 0, 0, true};
+  return {plan, header.stamp, header.num_chunks, header.heads_together, header.first_row, header.end_row, header.wrong_total != 0};
+}
+
+// Entry `i` of the plan: one that is not this plan's is Fault::plan, without rows.
+template <uint32_t kGroup>
+__device__ __forceinline__ KvChunk read_row_tile(const RowPlan& plan, uint32_t i, uint32_t batch, uint32_t num_rows, uint32_t max_slots) {
+  KvChunk tile = read_chunk<kU32Max>(plan.plan, plan.stamp, i, batch, num_rows, max_slots);
+  if (tile.first >= (uint64_t)tile.rows * kGroup) tile.rows = 0, tile.fault = Fault::plan;
+  return tile;
+}
+
+// A block's sums as partial results: every thread has its own, of which it reads what it wrote.
+template <typename Tile>
+struct RowPartial {
+  static constexpr uint32_t kThreads = 32 * Tile::kTeamWarps, kM = RowShape<Tile>::kM;
+  static constexpr uint32_t kFloats = kM * kThreads * (4 * RowShape<Tile>::kDimTiles + 4);
+
+  // Every four floats of a thread lie together, those of neighbouring threads side by side.
+  __device__ static __forceinline__ Vec<float, 4>* at(float* slot, uint32_t m, uint32_t n) { return (Vec<float, 4>*)slot + (m * (RowShape<Tile>::kDimTiles + 1) + n) * kThreads + threadIdx.x; }
+
+  __device__ static __forceinline__ void store(float* slot, const RowSums<Tile>& sums, bool failed) {
+#pragma unroll
+    for (uint32_t m = 0; m < kM; ++m) {
+      const Vec<float, 4> head = {sums.row_max[m][0], sums.row_max[m][1], failed ? nan_f32() : sums.row_sum[m][0], failed ? nan_f32() : sums.row_sum[m][1]};
+      *at(slot, m, 0) = head;
+#pragma unroll
+      for (uint32_t d = 0; d < RowShape<Tile>::kDimTiles; ++d) *at(slot, m, d + 1) = *(const Vec<float, 4>*)sums.out[m][d];
+    }
+  }
+
+  // `sums` become their own and those at `slot`, which come before them (kBefore) or after. Rounded by name: the same bits wherever two
+  // results meet in the same order.
+  template <bool kBefore>
+  __device__ static __forceinline__ void add(RowSums<Tile>& sums, float* slot) {
+    const auto joined = [](float own, float own_factor, float other, float other_factor) {
+      return kBefore ? __fmaf_rn(other, other_factor, __fmul_rn(own, own_factor)) : __fmaf_rn(own, own_factor, __fmul_rn(other, other_factor));
+    };
+#pragma unroll
+    for (uint32_t m = 0; m < kM; ++m) {
+      Vec<float, 4> head;
+      load_partials(head, (const float*)at(slot, m, 0));
+      float own[2], other[2];
+#pragma unroll
+      for (uint32_t h = 0; h < 2; ++h) {
+        const float high = fmaxf(head.e[h], sums.row_max[m][h]);
+        own[h] = rescale(sums.row_max[m][h], high);
+        other[h] = rescale(head.e[h], high);
+        sums.row_max[m][h] = high;
+        sums.row_sum[m][h] = joined(sums.row_sum[m][h], own[h], head.e[2 + h], other[h]);
+      }
+#pragma unroll
+      for (uint32_t d = 0; d < RowShape<Tile>::kDimTiles; ++d) {
+        Vec<float, 4> x;
+        load_partials(x, (const float*)at(slot, m, d + 1));
+#pragma unroll
+        for (uint32_t r = 0; r < 4; ++r) sums.out[m][d][r] = joined(sums.out[m][d][r], own[r / 2], x.e[r], other[r / 2]);
+      }
+    }
+  }
+  // The same where nothing is there yet.
+  __device__ static __forceinline__ void load(RowSums<Tile>& sums, float* slot) {
+    sums = {};
+    add<false>(sums, slot);
+  }
+};
+
+// Where the blocks of one kv head keep their partial results, and the counters of those that share a tile.
+template <typename Tile, uint32_t kHeads>
+struct RowSlots {
+  float* first;
+  uint32_t* counters;
+
+  __device__ __forceinline__ RowSlots(const Plan& plan, uint32_t head) : first(plan.partials + (uint64_t)head * RowPartial<Tile>::kFloats), counters(plan.counters + head) {}
+  __device__ __forceinline__ float* at(uint32_t slot) const { return first + (uint64_t)slot * kHeads * RowPartial<Tile>::kFloats; }
+  __device__ __forceinline__ uint32_t* counter(uint32_t slot) const { return counters + (uint64_t)slot * kHeads; }
+};
+
+// A tile's runs of kRun tokens are shared out: kThreads neighbouring threads copy one run.
+template <typename Tile>
+struct RunCopies {
+  static constexpr uint32_t kRuns = Tile::kTokens / Tile::kRun, kThreads = 32 * Tile::kTeamWarps / kRuns;
+  using Keys = TileCopy<Tile::kKeyBytes, Tile::kKeyAccess, Tile::kKeyPitch, Tile::kRun, kThreads>;
+  using Values = TileCopy<Tile::kValueBytes, Tile::kValueAccess, Tile::kValuePitch, Tile::kRun, kThreads>;
+};
+
+// The page ids of this thread's run of tile `tile`; of a run behind the chunk none, which reads nothing.
+template <typename Tile, typename Cache>
+__device__ __forceinline__ PageIds look_up_run(const Cache& cache, const PageList& pages, const KvChunk& chunk, uint32_t tile) {
+  const uint32_t token = tile * Tile::kTokens + threadIdx.x / RunCopies<Tile>::kThreads * Tile::kRun;
+  return cache.page_ids(pages, token < chunk.end ? max(token, chunk.begin) / cache.page_tokens : kU32Max);
+}
+
+// Starts the copies of the tile's rows of head `head` to `stage`, a run from one address. `failed` becomes true where a page of the
+// chunk's tokens is not found, which is reported.
+template <typename Tile, typename Cache, typename Scales = NoTileScales>
+__device__ __forceinline__ void copy_run_async(bool& failed, uint32_t stage, const Cache& cache, const PageIds& id, const KvChunk& chunk, uint32_t tile,
+                                               uint32_t head, uint64_t* errors, const Scales& scales = {}) {
+  using Copies = RunCopies<Tile>;
+  const uint32_t run = threadIdx.x / Copies::kThreads, thread = threadIdx.x % Copies::kThreads;
+  const PageRef page = cache.page(id);
+  const uint32_t base = tile * Tile::kTokens + run * Tile::kRun, offset = base % cache.page_tokens;
+  const uint32_t k_to = stage + run * Tile::kRun * Tile::kKeyPitch, v_to = stage + Tile::kTokens * Tile::kKeyPitch + run * Tile::kRun * Tile::kValuePitch;
+  const uint8_t* keys = (const uint8_t*)element_at<typename Tile::K>(page, offset, head, 0);
+  const uint8_t* values = (const uint8_t*)element_at<typename Tile::V>(page, offset, head, 0);
+  bool whole = base >= chunk.begin && base < chunk.end && chunk.end - base >= Tile::kRun && page.valid;
+  if constexpr (Scales::kStageBytes > 0) whole = whole && scales.aligned(cache, page);
+  if (whole) {
+    Copies::Keys::template all<Tile::kKeyStep>(k_to, keys, thread);
+    Copies::Values::template all<Tile::kValueStep>(v_to, values, thread);
+    if constexpr (Scales::kStageBytes > 0) scales.template copy_run<Copies::kThreads, Tile::kRun>(cache, page, thread, run * Tile::kRun, offset, head);
+  } else {  // a run that the chunk has a part of, or none, or that has no page or one with unaligned scales
+    const uint32_t from = chunk.begin > base ? chunk.begin - base : 0, until = page.valid && chunk.end > base ? chunk.end - base : 0;
+    Copies::Keys::template some<Tile::kKeyStep>(k_to, keys, thread, from, until);
+    Copies::Values::template some<Tile::kValueStep>(v_to, values, thread, from, until);
+    if constexpr (Scales::kStageBytes > 0) scales.template copy_any<Copies::kThreads, Tile::kRun>(cache, page, thread, run * Tile::kRun, offset, head, from, until);
+    const bool wrong = !page.valid && base < chunk.end && (base >= chunk.begin || chunk.begin - base < Tile::kRun);
+    if (wrong && thread == 0) report(errors, page.fault, chunk.b, max(base, chunk.begin));
+    failed |= wrong;
+  }
+}

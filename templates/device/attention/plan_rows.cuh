@@ -1,0 +1,166 @@
+// The planner of extend: it cuts the query rows of every request into tiles of columns, and the keys of a tile where tiles are too
+// few, and lists them, the longest first.
+//
+// A plan is described by a struct of the kernel:
+//
+//   struct Split {
+//     using Mask = CausalMask;                       // the tokens [first(position), last(position, tokens)) that a row sees
+//     static constexpr uint32_t kThreads = 256;      // of the planner's one block, and buckets of costs
+//     static constexpr uint32_t kCols = 128, kGroup = 4;  // columns of a tile, query heads of a kv head: column i * kGroup + h is row i
+//     static constexpr uint32_t kMostRows = 32;      // query rows that a request can have
+//     static constexpr bool kNewInLength = false;    // lengths count this step's tokens
+//     static constexpr uint32_t kTile = 64;          // tokens of a tile of keys, which costs count
+//     static constexpr uint32_t kOverhead = 2, kLeastTiles = 8;  // tiles: an entry's fixed cost, the least keys of one of several
+//     static constexpr uint32_t kChunkTiles = 0;     // tiles between cuts where these are fixed, else 0
+//   };
+#pragma once
+
+#include "plan_kv.cuh"
+
+// The largest x of the threads before this one, and `all`'s, which the largest of all threads replaces. All threads call it.
+template <uint32_t kThreads>
+__device__ __forceinline__ uint32_t sync_scan_max(uint32_t x, uint32_t& all) {
+  constexpr uint32_t kWarps = kThreads / 32;
+  __shared__ uint32_t maxima[kWarps];
+  const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  uint32_t high = x;
+#pragma unroll
+  for (uint32_t step = 1; step < 32; step *= 2) {
+    const uint32_t lower = __shfl_up_sync(~0u, high, step);
+    if (lane >= step) high = max(high, lower);
+  }
+  __syncthreads();
+  if (lane == 31) maxima[warp] = high;
+  __syncthreads();
+  uint32_t before = __shfl_up_sync(~0u, high, 1);
+  before = max(lane == 0 ? 0 : before, all);
+#pragma unroll
+  for (uint32_t w = 0; w < kWarps; ++w) {
+    if (w < warp) before = max(before, maxima[w]);
+    all = max(all, maxima[w]);
+  }
+  return before;
+}
+
+// The rows [begin, begin + rows) of request b. Offsets that decrease, or pass the rows, count as the largest offset up to them:
+// ranges then follow one another whatever the offsets are, and those that are not what the offsets say are faulty.
+template <typename Split, typename Rows>
+__device__ __forceinline__ Claim sync_claim(const Rows& rows, uint32_t batch, uint32_t b, uint32_t& largest) {
+  if (rows.row_offsets == nullptr) {
+    const uint32_t each = batch == 0 ? 0 : rows.num_rows / batch;
+    const bool some = b < batch && each > 0;
+    return {b, some ? b * each : 0, some ? each : 0, each <= Split::kMostRows ? RowKind::claimed : RowKind::faulty};
+  }
+  const bool is = b < batch;
+  const uint32_t from = is ? load_index(rows.row_offsets, b) : 0, to = is ? load_index(rows.row_offsets, b + 1) : 0;
+  const uint32_t before = sync_scan_max<Split::kThreads>(to, largest), after = max(before, to);
+  const uint32_t begin = min(before, rows.num_rows), end = is ? min(after, rows.num_rows) : begin;
+  const bool good = before == from && after == to && to <= rows.num_rows && end - begin <= Split::kMostRows;
+  return {b, begin, end - begin, good ? RowKind::claimed : RowKind::faulty};
+}
+
+// A tile of columns, and the tiles of keys that they see: at least 1.
+struct PlannedTile {
+  KvChunk chunk;
+  uint32_t keys;
+};
+
+// Tile `n` of the request `whole`.
+template <typename Split>
+__device__ __forceinline__ PlannedTile tile_at(const KvChunk& whole, uint32_t n) {
+  PlannedTile tile = {whole, 1};
+  tile.chunk.first = n * Split::kCols;
+  const uint32_t last = min((tile.chunk.first + Split::kCols - 1) / Split::kGroup, whole.rows - 1);
+  const RowPositions<typename Split::Mask> positions{whole};
+  tile.chunk.begin = whole.fault == Fault::none ? positions.seen_by(tile.chunk.first / Split::kGroup).begin : 0;
+  tile.chunk.end = whole.fault == Fault::none ? max(tile.chunk.begin, positions.seen_by(last).end) : 0;
+  if (tile.chunk.end > tile.chunk.begin) tile.keys = (tile.chunk.end - 1) / Split::kTile - tile.chunk.begin / Split::kTile + 1;
+  return tile;
+}
+
+// body(tile, live) for every tile of the step, by all threads as often as each other, where not `live` without one; `held` is shared
+// memory, `first_row` the first offset. Returns the row behind the last request's.
+template <typename Split>
+struct HeldRequests {
+  KvChunk whole[Split::kThreads];
+  uint32_t tiles_before[Split::kThreads];
+};
+template <typename Split, typename Cache, typename Rows, typename Body>
+__device__ __forceinline__ uint32_t sync_for_each_tile(HeldRequests<Split>& held, const Cache& cache, const Rows& rows, uint32_t first_row, const Body& body) {
+  uint32_t largest = first_row;
+#pragma unroll 1
+  for (uint32_t base = 0; base < cache.batch; base += Split::kThreads) {
+    const uint32_t b = base + threadIdx.x;
+    const Claim claim = sync_claim<Split>(rows, cache.batch, b, largest);
+    uint32_t tiles = 0, all_tiles;
+    if (claim.rows > 0) {
+      held.whole[threadIdx.x] = whole_request<Split::kNewInLength, typename Split::Mask>(cache, claim, rows.most_tokens(b));
+      tiles = (uint32_t)(((uint64_t)claim.rows * Split::kGroup + Split::kCols - 1) / Split::kCols);
+    }
+    const uint32_t before = sync_scan<Split::kThreads>(tiles, all_tiles);
+    held.tiles_before[threadIdx.x] = before;
+    __syncthreads();
+#pragma unroll 1
+    for (uint32_t first = 0; first < all_tiles; first += Split::kThreads) {
+      const uint32_t n = first + threadIdx.x;
+      uint32_t low = 0, high = Split::kThreads;  // the request is the last one with no more tiles before it
+      while (high - low > 1) {
+        const uint32_t middle = (low + high) / 2;
+        if (held.tiles_before[middle] <= n) low = middle; else high = middle;
+      }
+      const bool live = n < all_tiles;
+      PlannedTile tile = {};
+      if (live) tile = tile_at<Split>(held.whole[low], n - held.tiles_before[low]);
+      body(tile, live);
+    }
+    __syncthreads();
+  }
+  if (rows.row_offsets == nullptr) return cache.batch == 0 ? 0 : rows.num_rows / cache.batch * cache.batch;
+  return min(largest, rows.num_rows);
+}
+
+// Sums over the tiles: of keys and fixed costs, of the tokens that each reads, of what tells this plan from others.
+struct TileSums {
+  unsigned long long cost, tokens;
+  uint32_t stamp;
+};
+
+// What becomes of a tile: its pieces, and their first slot (one piece has none).
+struct Pieces {
+  uint32_t count, slot;
+};
+
+// Where a plan cuts the keys of tiles: into equal parts of no more than `share` tiles, or, where cuts are fixed, at all of them if there
+// are more tiles than that, and slots for the pieces.
+template <typename Split>
+struct Cuts {
+  uint32_t share, max_slots, slots;  // slots: taken so far
+
+  __device__ __forceinline__ uint32_t wanted(const PlannedTile& tile) const {
+    if (tile.keys <= share) return 1;
+    if constexpr (Split::kChunkTiles == 0) return (tile.keys + share - 1) / share;
+    else return (tile.chunk.end - 1) / (Split::kTile * Split::kChunkTiles) - tile.chunk.begin / (Split::kTile * Split::kChunkTiles) + 1;
+  }
+  // All threads call it.
+  __device__ __forceinline__ Pieces sync_pieces(const PlannedTile& tile, bool live) {
+    const uint32_t count = live ? wanted(tile) : 0;
+    uint32_t all;
+    const uint32_t slot = slots + sync_scan<Split::kThreads>(count > 1 ? count : 0, all);
+    slots += all;
+    const bool fits = count <= 1 || (slot <= max_slots && count <= max_slots - slot);
+    return {fits ? count : 1, count > 1 && fits ? slot : 0};
+  }
+  // The tokens where piece `i` begins.
+  __device__ __forceinline__ static uint32_t begin(const PlannedTile& tile, uint32_t count, uint32_t i) {
+    if (i == 0) return tile.chunk.begin;
+    if (i == count) return tile.chunk.end;
+    if constexpr (Split::kChunkTiles == 0) return (tile.chunk.begin / Split::kTile + (uint32_t)((uint64_t)tile.keys * i / count)) * Split::kTile;
+    else return (tile.chunk.begin / (Split::kTile * Split::kChunkTiles) + i) * Split::kTile * Split::kChunkTiles;
+  }
+};
+
+// The bucket of an entry of so many tiles of keys, the longest first: eight buckets from each power of two to the next.
+__device__ __forceinline__ uint32_t bucket_of(uint32_t keys) {
+  const uint32_t exponent = 31 - __clz(max(keys, 1u));
+  return 255 - (8 * exponent + (uint32_t)(((uint64_t)keys << 3 >> exponent) & 7));
+}

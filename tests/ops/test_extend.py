@@ -1,0 +1,254 @@
+"""extend against the oracle in float64: any number of rows a request, over any prefix, whoever shares the batch."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvgen.runtime import Fault, describe
+from tests.support.batches import PLAIN, Batch
+from tests.support.extend_sets import DRAWN, SETS
+from tests.support.extend_steps import Step, step, steps
+from tests.support.harness import package
+from tests.support.memory import Raw
+
+CAMPAIGN = "KVGEN_FAMILY" in os.environ
+
+
+def plain(*totals: int, **fields: Any) -> Batch:
+    return replace(PLAIN, totals=totals, new=(0,) * len(totals), **fields)
+
+
+def rows_of(found: Raw, step: Step, b: int) -> bytes:
+    """The bits of request b's rows."""
+    begin = step.scene.batch.leading + sum(step.counts[:b])
+    return found[begin : begin + step.counts[b]].tobytes()
+
+
+@pytest.mark.parametrize("name", DRAWN)
+@settings(max_examples=3)
+@given(data=st.data())
+def test_drawn(name: str, data: Any) -> None:
+    """Any batch. Unused pages and tails hold NaN or infinity, tables end in poison."""
+    data.draw(steps(DRAWN[name])).check(lse=data.draw(st.sampled_from((True, True, False))))
+
+
+@pytest.mark.parametrize(
+    ("name", "before", "rows"),
+    [
+        ("paged", (0, 0, 0, 0, 0), (1, 31, 32, 33, 64)),  # 32 rows of 4 heads are a tile of columns
+        ("paged", (0, 1, 15, 17, 300), (300, 63, 2, 129, 1)),
+        ("sglang", (64, 0, 1), (42, 43, 85)),
+        ("window", (31, 200, 33), (1, 40, 64)),  # a window shorter than a tile
+    ],
+)
+def test_ends_of_tiles(name: str, before: tuple[int, ...], rows: tuple[int, ...]) -> None:
+    """Rows that end with a tile or one beside, prefixes that end with a page; the longest request last; and all counted."""
+    batch = plain(*(a + b for a, b in zip(before, rows, strict=True)), padding=3, leading=2)
+    for level in (False, True):
+        step(SETS[name], batch, rows, level=level).check()
+
+
+def test_a_long_prompt_beside_decoding_rows() -> None:
+    """Every row is right however unlike the requests are, and a request without rows has none."""
+    rows = (700, *(1,) * 12, 0, 3) if not CAMPAIGN else (5000, *(1,) * 60, 0, 3)
+    totals = (rows[0] + 20, *range(30, 30 + len(rows) - 3), 90, 200)
+    step(SETS["paged"], plain(*totals, padding=5), rows).check(multiprocessors=4)
+
+
+@pytest.mark.parametrize("name", ["paged", "invariant", "fp8"])
+@pytest.mark.parametrize("rows", [1, 40])
+def test_keys_are_cut_where_tiles_are_few(name: str, rows: int) -> None:
+    """A request alone on a large GPU: several blocks share a tile, and the last one has the sums of all."""
+    found = step(SETS[name], plain(1900, 5), (rows, 1))
+    workspace = found.planned(multiprocessors=64)
+    plan = workspace.view.owner
+    found.check(workspace=workspace)
+    chunks = int(np.frombuffer(plan[:64].tobytes(), np.uint32)[9])
+    assert chunks > 2 + (rows > 32), "nothing was cut"
+
+
+@pytest.mark.parametrize("name", ["paged", "invariant", "fp8"])
+def test_schedules_and_runs_agree(name: str) -> None:
+    """The same bits whichever thread or block comes first, and run after run with one plan."""
+    results = set()
+    for schedule in ("ascending", "descending", 12345):
+        found = step(SETS[name], plain(700, 1, 150, schedule=schedule, seed=3), (60, 1, 150))
+        workspace = found.planned(multiprocessors=32)
+        for _ in range(2 if not CAMPAIGN else 6):
+            out, lse, word = found.run(workspace=workspace)
+            assert word == 0
+            results.add((out.tobytes(), lse.tobytes()))
+    assert len(results) == 1
+
+
+@pytest.mark.parametrize("name", ["paged", "window"])
+def test_chunks_are_the_whole_prompt(name: str) -> None:
+    """A prompt by parts, each over what came before, is the prompt: as near as the oracle asks."""
+    for done, rows in ((0, 50), (50, 1), (51, 149)):
+        step(SETS[name], plain(done + rows, seed=8), (rows,), loud=False).check()
+
+
+@pytest.mark.parametrize("name", ["invariant", "fp8"])
+def test_bits_of_a_row_are_its_own(name: str) -> None:
+    """With fixed cuts: the same bits alone, by parts, beside others, behind padding, and however many blocks share a tile."""
+    total, rng = 333, np.random.default_rng(5)
+    whole = step(SETS[name], plain(total, seed=6), (total,), loud=False)
+    whole.q[...] = rng.standard_normal(whole.q.shape)
+    _fill(whole, total)
+    expected = whole.check(multiprocessors=1)
+    tries = [(total, 1), (1, 1), (1, 64), (3, 16), (130, 64), (200, 8), (total, 256)]
+    for rows, multiprocessors in tries:
+        for others in ((), (200,)):
+            again = step(SETS[name], plain(total, *others, seed=6, padding=len(others)), (rows, *others), loud=False)
+            _fill(again, total)
+            again.q[:rows] = whole.q[total - rows :]
+            out, lse, word = again.run(multiprocessors=multiprocessors)
+            assert word == 0
+            assert out[:rows].tobytes() == expected[0][total - rows :].tobytes(), (rows, multiprocessors, others)
+            assert lse[:rows].tobytes() == expected[1][total - rows :].tobytes()
+
+
+def _fill(to: Step, total: int) -> None:
+    """Request 0's tokens, the same in every scene."""
+    rng = np.random.default_rng(11)
+    roles = to.scene.rows()
+    for token in range(total):
+        to.scene.write(0, token, [rng.standard_normal((x.heads, x.dim)).astype(to.q.dtype) for x in roles])
+
+
+# What is wrong with a step --------------------------------------------------------------------------------------------------
+
+
+def test_a_page_that_is_not_there() -> None:
+    """Rows that see it are NaN, which the error word says; other requests do not change by a bit."""
+    right = step(SETS["paged"], plain(90, 200, 90, seed=2), (40, 150, 90))
+    good = right.check(multiprocessors=2)
+    for page, name in ((0, "first"), (7, "in the middle"), (12, "last")):
+        for bad in (10**6, -1):
+            broken = step(SETS["paged"], plain(90, 200, 90, seed=2), (40, 150, 90))
+            broken.scene.tables["page_table"][1, page] = bad
+            out, lse = broken.check(multiprocessors=2)
+            for b in (0, 2):
+                assert rows_of(out, broken, b) == rows_of(good[0], right, b), name
+                assert rows_of(lse, broken, b) == rows_of(good[1], right, b), name
+            seen = max(0, 16 * page - 50)
+            assert np.isnan(out[40 + seen : 190].astype(np.float32)).all()
+
+
+@pytest.mark.parametrize(
+    "offsets",
+    [
+        (0, 40, 30, 100),
+        (0, 40, 200, 130),
+        (0, -1, 40, 130),
+        (5, 5, 5, 131),
+        (0, 131, 0, 130),
+        (0, 10, 20, 2**31 - 1),
+        (0, 40, 130, 90),
+    ],
+)
+def test_offsets_that_contradict_each_other(offsets: tuple[int, ...]) -> None:
+    """Their rows are NaN or nobody's, as the oracle says, and no row is written by two."""
+    found = step(SETS["paged"], plain(90, 200, 90), (40, 50, 40))
+    assert found.row_offsets is not None
+    found.row_offsets[...] = offsets
+    found.check()
+
+
+def test_lengths_that_cannot_be() -> None:
+    """A length below the rows, one past the table, a negative one."""
+    for length in (-1, 10**6, -(2**31)):
+        found = step(SETS["paged"], plain(90, 200, 90), (40, 150, 90))
+        found.scene.tables["lengths"][1] = length
+        found.check()
+
+
+def test_requests_of_fewer_tokens_than_rows() -> None:
+    """Their early rows stand before the first token: they see none."""
+    found = step(SETS["dims"], plain(3, 70, 0), (40, 71, 5))
+    out, _ = found.check()
+    assert not out[:37].any() and out[37:40].any()
+
+
+def test_packed_trees_have_32_rows() -> None:
+    """A request of more is faulty: its rows are NaN."""
+    found = step(SETS["tree"], plain(90, 60), (33, 32), loud=False)
+    found.check()
+    out, _, word = found.run()
+    assert np.isnan(out[:33].astype(np.float32)).all()
+    assert (report := describe(word)) is not None and report.code is Fault.ROW_OFFSETS
+
+
+def test_plans_of_another_step() -> None:
+    """Another batch, other rows, other lengths, garbage, none: NaN, never old text."""
+    found = step(SETS["paged"], plain(90, 200), (40, 150))
+    good = found.planned()
+    for what in ("rows", "batch", "garbage", "entry", "header"):
+        workspace = found.planned()
+        memory = workspace.view.owner
+        if what == "rows":
+            memory[...] = step(SETS["paged"], plain(90, 200), (40, 149)).planned(more=2).view.owner
+        elif what == "batch":
+            memory[...] = step(SETS["paged"], plain(90, 100, 100), (40, 75, 75)).planned().view.owner
+        elif what == "garbage":
+            memory[...] = 0x5A
+        elif what == "entry":
+            words = memory.view(np.uint32)
+            words[np.flatnonzero(words == 200)] = 201  # the tokens of request 1
+        else:
+            memory[:64] = 0
+        out, lse, word = found.run(workspace=workspace)
+        wrong = np.isnan(out.astype(np.float32)).all(axis=(1, 2))
+        assert wrong.all() if what != "entry" else wrong[40:].all() or wrong.all(), what
+        assert (report := describe(word)) is not None
+        assert report.code is (Fault.STALE if what == "entry" else Fault.PLAN), what
+        assert np.isnan(lse[wrong]).all()
+    # A request whose length has changed since.
+    found.scene.tables["lengths"][1] -= 1
+    out, _, word = found.run(workspace=good)
+    assert np.isnan(out[40:].astype(np.float32)).all() and not np.isnan(out[:40].astype(np.float32)).any()
+    assert (report := describe(word)) is not None and report.code is Fault.STALE
+
+
+def test_values_that_are_no_numbers_stay_with_who_sees_them() -> None:
+    """NaN and infinity in V of a token: rows before it do not change by a bit, rows that see it have it."""
+    right = step(SETS["paged"], plain(150, seed=4), (100,), loud=False)
+    good, _ = right.check()
+    for token, value in ((149, np.nan), (100, np.inf), (60, -np.inf)):
+        found = step(SETS["paged"], plain(150, seed=4), (100,), loud=False)
+        key, values = (
+            x.read(found.scene.view.places(0, token // 16)[i].page, token % 16)
+            for i, x in enumerate(found.scene.rows())
+        )  # type: ignore[index]
+        values = np.array(values)
+        values[...] = value
+        found.scene.write(0, token, [key, values])
+        out, _, word = found.run()
+        assert word == 0
+        first = token - 50
+        assert out[:first].tobytes() == good[:first].tobytes()
+        assert not np.isfinite(out[first:].astype(np.float32)).any()
+
+
+def test_no_rows_and_no_requests() -> None:
+    for batch, counts in ((plain(), ()), (plain(40), (0,)), (plain(padding=4), ()), (plain(40, padding=130), (0,))):
+        step(SETS["paged"], batch, counts).check()
+
+
+def test_a_padded_batch() -> None:
+    """Without offsets every request has T // B rows."""
+    step(SETS["paged"], plain(60, 45, 90), (45, 45, 45), offsets=False).check()
+
+
+def test_the_workspace_does_not_ask_for_tokens() -> None:
+    """Of fixed cuts as of balanced ones: it depends on the rows and the GPU alone."""
+    for name in ("paged", "invariant"):
+        extend = package(SETS[name]).extend
+        assert extend.workspace_bytes(64, multiprocessors=8) == extend.workspace(max_rows=64, multiprocessors=8).nbytes

@@ -1,0 +1,120 @@
+"""The sets that tests of extend build: kinds of cache and size, masks, scores, quantizations."""
+
+from __future__ import annotations
+
+import os
+from typing import Any, Final
+
+from kvgen import Block, Continuous, Dense, KernelSet, Layout, Mask, Paged, PerKV, Quant, Ring, Score, ops, presets
+from kvgen.spec.kernel_set import Arch
+
+
+def _set(name: str, cache: Any, group: int, arch: Arch = "sm_80", **fields: Any) -> KernelSet:
+    op = ops.Extend(**fields)
+    return KernelSet(name=f"extend_{name}", q_heads=cache.kv_heads * group, cache=cache, ops=(op,), arch=(arch,))
+
+
+def _paged(kind: str, heads: int, dim: int, page: int, **fields: Any) -> Paged:
+    return Paged(dtype=kind, kv_heads=heads, head_dim=dim, page_size=page, **fields)
+
+
+_APART = Layout(k="page layer token head dim", v="page layer token head dim")
+
+
+def hides(s: Any, at: Any) -> Any:
+    """Every eleventh token is hidden, for one query head by another count."""
+    from kvgen import score
+
+    return score.where((at.token + at.q_head) % 11 == 5, float("-inf"), s * 0.5)
+
+
+# What every run has.
+SETS: Final = {
+    s.name.removeprefix("extend_"): s
+    for s in (
+        _set("paged", _paged("bf16", 2, 32, 16), 4),
+        _set("sglang", presets.sglang(dtype="bf16", kv_heads=2, head_dim=32), 3, index_dtype="i32", lse_base="2"),
+        _set("dims", _paged("f16", 1, 48, 8, v_head_dim=40, layout=_APART, lengths="after"), 7, out_dtype="f32"),
+        _set("wide", presets.vllm_hnd(dtype="bf16", kv_heads=1, head_dim=256, page_size=16), 5, "sm_89", sinks="out"),
+        _set("window", _paged("bf16", 1, 32, 16), 6, mask=Mask(window=33), sinks="lse", lse_empty="inf"),
+        _set("tree", _paged("bf16", 2, 32, 16), 4, mask=Mask(tree="packed"), score=Score(softcap=8.0)),
+        _set(
+            "function", _paged("f16", 2, 32, 16), 4, mask=Mask(causal=False, padding=True), score=Score(function=hides)
+        ),
+        _set("invariant", _paged("bf16", 1, 32, 16), 4, split="invariant", chunk=64),
+        _set(
+            "fp8",
+            _paged("bf16", 2, 64, 16, quant=Quant(dtype="e4m3", scale_dtype="f32")),
+            4,
+            split="invariant",
+            chunk=128,
+        ),
+        _set(
+            "int4",
+            _paged("bf16", 1, 64, 16, quant=Quant(dtype="i4", scale_dtype="f16", zero=True, block=Block(dim=32))),
+            4,
+        ),
+    )
+}
+# What a campaign has besides.
+MORE: Final = {
+    s.name.removeprefix("extend_"): s
+    for s in (
+        _set("falcon", _paged("bf16", 1, 64, 16, layout="page kv layer token dim"), 71),
+        _set("twelve", _paged("f16", 1, 128, 16), 12, mask=Mask(chunk=48)),
+        _set("llama", _paged("bf16", 2, 128, 16), 4),
+        _set("mla", _paged("bf16", 1, 192, 64, v_head_dim=128, layout=_APART), 1),
+        _set("ring", _paged("bf16", 2, 32, 16, table=Ring(window=40, dtype="i64"), lengths="after"), 4),
+        _set("block", Continuous(dtype="f16", kv_heads=2, head_dim=40, max_tokens=310, table_dtype="i64"), 4),
+        _set("page_3", _paged("f16", 2, 40, 3, table=Dense(dtype="i64", id_multiplier=2), lengths="after"), 5),
+        _set(
+            "per_kv",
+            Paged(
+                dtype="f16",
+                kv_heads=2,
+                head_dim=32,
+                v_head_dim=64,
+                page_size=16,
+                layout=Layout(k="page token head dim", v="page token head dim", layers="pointers"),
+                table=PerKV(dtype="u32", id_multiplier=2),
+            ),
+            2,
+        ),
+        _set("full", _paged("bf16", 2, 64, 256), 4, mask=Mask(causal=False)),
+        _set(
+            "window_open", _paged("bf16", 1, 32, 16), 7, mask=Mask(causal=False, window=20), split="invariant", chunk=64
+        ),
+        _set("chunk_open", _paged("f16", 1, 32, 16), 4, mask=Mask(chunk=24, causal=False)),
+        _set("mask", _paged("bf16", 1, 32, 16), 7, mask=Mask(tree="mask")),
+        _set("tree_window", _paged("bf16", 2, 32, 16, lengths="after"), 3, mask=Mask(tree="packed", window=20)),
+        _set("bias", _paged("f16", 2, 32, 16), 2, score=Score(bias=True, alibi=True)),
+        _set(
+            "relative", _paged("bf16", 2, 32, 16), 2, score=Score(relative=9, softcap=5.0), split="invariant", chunk=64
+        ),
+        _set("fp8_plain", _paged("bf16", 2, 128, 16, quant=Quant(dtype="e4m3", scale_dtype=None)), 4),
+        _set(
+            "fp8_given",
+            _paged(
+                "f16", 2, 64, 16, quant=Quant(dtype="e5m2", scale="given", scale_dtype="f32", block=Block(token=None))
+            ),
+            4,
+        ),
+        _set(
+            "int8",
+            _paged("f16", 2, 64, 16, quant=Quant(dtype="i8", scale_dtype="f16"), lengths="after"),
+            3,
+            mask=Mask(window=50),
+        ),
+        _set(
+            "nvfp4",
+            _paged(
+                "bf16", 2, 64, 16, quant=Quant(dtype="e2m1", scale_dtype="e4m3", recipe="global", block=Block(dim=16))
+            ),
+            4,
+            "sm_90a",
+        ),
+        _set("codes_of_k", _paged("bf16", 2, 64, 16, k_quant=Quant(dtype="e4m3", scale_dtype="f32"), layout=_APART), 4),
+        _set("codes_of_v", _paged("bf16", 2, 64, 16, v_quant=Quant(dtype="i8", scale_dtype="f32"), layout=_APART), 4),
+    )
+}
+DRAWN: Final = SETS | MORE if "KVGEN_FAMILY" in os.environ else SETS

@@ -1,0 +1,174 @@
+"""Extend steps: a scene, any number of query rows of several requests, run and held to the oracle."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from hypothesis import strategies as st
+
+from kvgen import KernelSet
+from kvgen.ops import Extend
+from kvgen.reference import Extended, extend
+from tests.support.batches import Batch
+from tests.support.decode_steps import arguments_of
+from tests.support.harness import Run, hold_untouched, index_name, launcher, offsets_of, planned, surroundings
+from tests.support.loud_tokens import raise_edges
+from tests.support.memory import CANARY, Raw, rows_array
+from tests.support.scenes import Scene
+from tests.support.tolerance import Terms, hold, hold_counts, terms
+
+
+@dataclass
+class Step:
+    """One step of extend `op`: request b has `counts[b]` rows of q, behind `row_offsets` or, without, T // B each."""
+
+    scene: Scene
+    op: Extend
+    counts: tuple[int, ...]
+    q: Raw
+    row_offsets: Raw | None
+    arguments: dict[str, Any]
+    level: bool = False
+
+    @property
+    def terms(self) -> Terms:
+        """What the oracle has to compute."""
+        return terms(self.scene.kernels, self.op, self.arguments)
+
+    def wanted(self) -> Extended:
+        """What the oracle makes of it."""
+        given = {name: value for name, value in self.terms.oracle().items() if name != "rows"}
+        most = 32 if self.op.mask.tree == "packed" else 2**31
+        rows = self.scene.rows()
+        return extend(self.scene.view, rows, self.q, row_offsets=self.row_offsets, most_rows=most, **given)
+
+    def run(
+        self, *, workspace: Any = None, lse: bool = True, multiprocessors: int | None = None
+    ) -> tuple[Raw, Raw, int]:
+        """Run it, with a workspace planned here where none is given: out, log-sum-exp and the error word. Nothing beside them
+        is written."""
+        shape, element = (len(self.q), self.q.shape[1]), self.terms.out
+        out, around = rows_array(
+            len(self.q), (self.q.shape[1], self.scene.cache.v_dim), element, strided=self.scene.batch.strided
+        )
+        sums, sums_around = rows_array(shape[0], (shape[1],), "f32", strided=False)
+        pool = self.scene.snapshot()
+        workspace = workspace or self.planned(multiprocessors=multiprocessors)
+        given = {n: a for n, a in self.arguments.items() if n != "valid_tokens"}
+        call = launcher(self.scene, self.op.name)
+        run = Run(
+            self.scene, self.op.name, call, q=self.q, out=out, lse=sums if lse else None, workspace=workspace, **given
+        )
+        for array, memory in ((out, around), (sums, sums_around)):
+            assert (surroundings(array, memory) == CANARY).all(), "written beside the rows"
+        hold_untouched(self.scene, pool)
+        return out, sums, run.word
+
+    def check(self, *, lse: bool = True, workspace: Any = None, multiprocessors: int | None = None) -> tuple[Raw, Raw]:
+        """Run it and hold out, log-sum-exp and the error word to the oracle; out and log-sum-exp."""
+        out, sums, word = self.run(workspace=workspace, lse=lse, multiprocessors=multiprocessors)
+        self.hold(out, sums if lse else None, word)
+        return out, sums
+
+    def hold(self, out: Raw, lse: Raw | None, word: int) -> None:
+        """Every row against the oracle."""
+        wanted = self.wanted()
+        excused = {row for row in np.flatnonzero(wanted.doubtful) if np.isnan(out[row].astype(np.float32)).all()}
+        rows = [row for row in range(len(self.q)) if row not in excused]
+        hold(wanted, self.terms, self.q, out, lse, rows=rows)
+        if self.scene.batch.errors:
+            assert word == wanted.errors
+        if self.level and lse is not None and self.op.score is None and self.op.sinks is None:
+            hold_counts(wanted, self.terms, lse)
+
+    def planned(self, more: int = 1, multiprocessors: int | None = None) -> Any:
+        """A workspace of garbage, then planned for this step; for `more` rows more than needed."""
+        return planned(
+            self.scene,
+            len(self.q),
+            self.op.name,
+            arguments=self.arguments,
+            row_offsets=self.row_offsets,
+            more=more,
+            multiprocessors=multiprocessors,
+        )
+
+
+def extend_of(kernels: KernelSet, name: str = "extend") -> Extend:
+    """A set's extend of that name."""
+    return next(op for op in kernels.ops if isinstance(op, Extend) and op.name == name)
+
+
+def step(
+    kernels: KernelSet,
+    batch: Batch,
+    counts: Sequence[int],
+    *,
+    op: str = "extend",
+    offsets: bool = True,
+    loud: bool = True,
+    level: bool = False,
+) -> Step:
+    """A scene whose request b holds batch.totals[b] tokens, the last counts[b] of them this step's, and a row of q each;
+    `level` queries are 0: every token weighs the same, and a log-sum-exp counts them.
+
+    With `offsets` batch.leading rows of nobody come first and batch.padding last; without, counts are all the same.
+    """
+    spec = extend_of(kernels, op)
+    counts = tuple(counts)
+    assert offsets or len(set(counts)) <= 1
+    before = kernels.cache.lengths == "before"
+    totals = tuple(max(n, c) if before else n for n, c in zip(batch.totals, counts, strict=True))
+    batch = replace(batch, totals=totals, new=(0,) * len(totals))
+    if not offsets:
+        batch = replace(batch, leading=0, padding=0)
+    scene = Scene(kernels, batch, [n - c * before for n, c in zip(totals, counts, strict=True)])
+    scene.fill(totals)
+    rows = batch.leading + sum(counts) + batch.padding
+    q, _ = rows_array(rows, (kernels.q_heads, scene.cache.head_dim), scene.cache.dtype, strided=batch.strided)
+    q[...] = 0 if level else scene.values(*q.shape)
+    starts = np.cumsum([batch.leading, *counts])
+    ranges = [(int(a), int(b)) for a, b in pairwise(starts)]
+    found = Step(scene, spec, counts, q, None, arguments_of(scene, spec, ranges, rows), level)
+    if offsets:
+        found.row_offsets = offsets_of(counts, index_name(kernels, op), batch.leading)
+    if loud and not level:
+        # Of many rows the last ones: the more tokens are loud, the less each one weighs.
+        raise_edges(scene, q, totals, rows=[(a if b - a <= 32 else b - 8, b) for a, b in ranges], given=found.terms)
+    return found
+
+
+@st.composite
+def steps(draw: st.DrawFn, kernels: KernelSet, op: str = "extend", most: int = 150) -> Step:
+    """Steps of a set: up to four requests, whose rows and tokens crowd around the ends of pages, tiles and windows."""
+    spec, cache = extend_of(kernels, op), kernels.cache
+    page, group = cache.page_tokens or 16, kernels.group
+    window = getattr(cache.page_table, "window", None)
+    edges = {0, 1, 2, most} | {e + d for e in (page, 2 * page, 64, 128, 128 // group) for d in (-1, 0, 1)}
+    extents = [n for n in (spec.mask.window, spec.mask.chunk, window) if n]
+    edges |= {n * times + d for n in extents for times in (1, 2) for d in (-1, 0, 1)}
+    number = st.one_of(st.sampled_from(sorted(e for e in edges if 0 <= e <= most)), st.integers(0, most))
+    prefixes, counts = draw(st.lists(number, max_size=3)), list[int]()
+    most_rows = 32 if spec.mask.tree == "packed" else most
+    # A ring holds the tokens of one step's rows that it keeps: no more rows than that.
+    counts = [min(draw(number), most_rows, window or most) for _ in prefixes]
+    offsets = draw(st.booleans())
+    if not offsets:
+        counts = counts[:1] * len(counts)
+    batch = Batch(
+        totals=tuple(a + b for a, b in zip(prefixes, counts, strict=True)),
+        new=(0,) * len(counts),
+        padding=draw(st.integers(0, 3)),
+        shared=draw(st.booleans()),
+        fill=draw(st.sampled_from(("nan", "inf", "bytes"))),
+        strided=draw(st.booleans()),
+        errors=draw(st.sampled_from((True, True, False))),
+        schedule=draw(st.sampled_from(("ascending", "descending", 7))),
+        seed=draw(st.integers(0, 2**32 - 1)),
+        leading=draw(st.sampled_from((0, 2))),
+    )
+    return step(kernels, batch, counts, op=op, offsets=offsets, level=draw(st.sampled_from((False, False, True))))
