@@ -23,9 +23,10 @@ from kvgen.errors import ToolError
 
 Placement = Literal["spread", "aligned", "worst"]
 SUB_CORES: Final = 4
+_BEGUN: Final = 2  # trips, by which a warp is known to go round
 _AHEAD: Final = 64  # a role that is so far ahead of another one does not wait for it, and that one for nobody
 
-_SHARED: Final = frozenset(("LDS", "LDSM", "STS", "STSM", "ATOMS", "SHFL", "LDGSTS", "MOVM"))
+_SHARED: Final = frozenset(("LDS", "LDSM", "STS", "STSM", "ATOMS", "SHFL", "LDGSTS", "MOVM", "STAS"))
 _GLOBAL: Final = frozenset(("LDG", "LD", "STG", "ST", "LDL", "STL", "ATOM", "ATOMG", "RED", "REDG"))
 _PIPES: Final[Mapping[str, str]] = {
     **dict.fromkeys(("HMMA", "IMMA", "QMMA", "OMMA", "BMMA"), "hmma"),
@@ -71,9 +72,10 @@ class Mbarrier:
 class Role:
     """Warps of a block that run one loop: the trip's words, and how many trips a run has.
 
-    `mbarriers` names, by the address of the word, which mbarrier it asks, arrives at or copies for; `nbytes` what a bulk copy
-    brings. Before the loop a warp has arrived `before` times at an mbarrier; what it asks for there are the phases from `first`
-    on, every `step`th (0, and each, unless it is told).
+    `mbarriers` names, by the address of the word, which mbarrier it asks, arrives at or copies for ("" for none), and which named
+    barrier where a register holds its number; `nbytes` what a bulk copy brings. Before the loop a warp has arrived `before` times
+    at an mbarrier, whose bytes have come as often, or at a named barrier ("BAR 0x9"); what it asks for at an mbarrier are the
+    phases from `first` on, every `step`th (0, and each, unless it is told).
     """
 
     name: str
@@ -288,7 +290,14 @@ class _Multiprocessor:
                 heapq.heappush(self.heap, (again, c))
             if core.warps[-1].trip > _AHEAD * core.warps[-1].role.trips:
                 break
-        late = [w for span in self.spans for w in span.warps if span.end is None or (w.blocked and w.trip < 2)]
+        # A block that others leave no issue slot waits for its own warps, which get none.
+        starved = {w.block for w in self.warps if not w.blocked and w.trip < _BEGUN}
+        late = [
+            w
+            for span in self.spans
+            for w in span.warps
+            if span.end is None or (w.blocked and w.trip < _BEGUN and w.block not in starved)
+        ]
         if late:
             warp = min(late, key=lambda w: w.progress)
             raise ReplayError(
@@ -429,8 +438,9 @@ class _Multiprocessor:
     def _meets(self, warp: _Warp, now: float) -> None:
         """Arrive, wait, or ask for a bulk copy."""
         word = warp.word
+        name = warp.role.mbarriers.get(word.address)
         if word.base == "BAR":
-            barrier = self._named(warp)
+            barrier = self._named(warp) if name is None else self._mbarrier(warp, name)
             count = barrier.arrive(warp, now)
             if word.modifiers[0] in ("SYNC", "RED"):
                 warp.blocked, warp.phase = barrier, count - 1
@@ -438,19 +448,13 @@ class _Multiprocessor:
                 barrier.waiting.append(warp)
             self._release(barrier, "barrier", self.value["barrier"])
             return
-        name = warp.role.mbarriers.get(word.address)
         if name is None:
             if word.base == "SYNCS" and "EXCH" in word.modifiers:
                 return
             raise ReplayError(f"replay: {word.address:04x} {word.text!r} names no mbarrier that was given")
-        mbarrier = self.mbarriers[name]
-        key = (warp.block, name)
-        if key not in self.named:
-            barrier = self.named[key] = _Named(mbarrier.arrivals, mbarrier.nbytes, mbarrier.ahead)
-            for other in self.warps:
-                if other.block == warp.block:
-                    barrier.arrived[id(other)] = [0.0] * other.role.before.get(name, 0)
-        barrier = self.named[key]
+        if not name:
+            return
+        barrier = self._mbarrier(warp, name)
         if word.base in ("UTMALDG", "UBLKCP"):
             barrier.landed.append((now + self.value["tma"], warp.role.nbytes[word.address]))
         elif word.base == "ARRIVES":
@@ -465,6 +469,22 @@ class _Multiprocessor:
             barrier.waiting.append(warp)
         self._release(barrier, f"mbarrier {name}", self.value["mbarrier"])
 
+    def _mbarrier(self, warp: _Warp, name: str) -> _Named:
+        if name not in self.mbarriers:
+            raise ReplayError(f"replay: {warp.role.name} meets at {name!r}, of which nothing is told")
+        return self._met(warp.block, name, self.mbarriers[name])
+
+    def _met(self, block: int, name: str, mbarrier: Mbarrier) -> _Named:
+        """The block's of that name, with what came before the loops."""
+        key = (block, name)
+        if key not in self.named:
+            barrier = self.named[key] = _Named(mbarrier.arrivals, mbarrier.nbytes, mbarrier.ahead)
+            before = [(warp, warp.role.before.get(name, 0)) for warp in self.warps if warp.block == block]
+            for warp, count in before:
+                barrier.arrived[id(warp)] = [0.0] * count
+            barrier.landed = [(0.0, mbarrier.nbytes)] * max(count for _, count in before)
+        return self.named[key]
+
     def _named(self, warp: _Warp) -> _Named:
         """The barrier of a BAR: by its number, or where a register holds that, by the team of so many warps in a row."""
         word = warp.word
@@ -476,7 +496,8 @@ class _Multiprocessor:
             )
         warps = int(count, 0) // 32 if count else self.block_warps
         team = "" if _is_number(operands[0]) else f" of team {warp.number // warps}"
-        return self.named.setdefault((warp.block, f"BAR {operands[0]}{team}"), _Named(warps))
+        name = f"BAR {operands[0]}{team}"
+        return self._met(warp.block, name, Mbarrier(warps))
 
     def _release(self, barrier: _Named, why: str, latency: float) -> None:
         """Wake those whose phase is complete."""
@@ -541,6 +562,11 @@ def _product_size(word: Word) -> tuple[int, int]:
     element = 32 // depth  # a step has 32 bytes of each row
     in_registers = re.match(r"U?R\d+", word.operands[1]) is not None
     return columns, (columns + (0 if in_registers else 64)) * depth * element
+
+
+def tensor_cycles(trip: Sequence[Word], device: Device) -> float:
+    """What the products of a warpgroup's trip take of the tensor pipes."""
+    return sum(_product_size(word)[0] * device.hgmma_rate.value for word in trip if word.base in _WARPGROUP_PRODUCTS)
 
 
 def _depbar(word: Word) -> tuple[int, int]:

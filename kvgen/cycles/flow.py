@@ -16,13 +16,16 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Final
 
 from kvgen.cycles.words import Word, words
 
+_OFFSET: Final = re.compile(r"\+(0x[0-9a-f]+)\]")
 _TARGET: Final = re.compile(r"`\((\.L_x_\d+)\)")
+_MOVES: Final = 2  # words of a block that only leads from one to another
+_COPIES: Final = ("LDGSTS", "UTMALDG", "UBLKCP")
 _MASKS: Final = re.compile(r"\b(FSEL|SEL|MOV|IMAD\.MOV\.U32)\b.*(-INF|0x800000\b|0xff800000)")
 _MAY_WRITE_ZEROS: Final = re.compile(r"LDGSTS.*,\s*!?P\d$")
 
@@ -49,11 +52,12 @@ def class_of(word: Word) -> str:
 
 @dataclass(frozen=True)
 class Block:
-    """A basic block: its instructions, and the blocks that may follow."""
+    """A basic block: its instructions, and the blocks that may follow. `again`: it asks an mbarrier that was not ready before."""
 
     code: tuple[Word, ...]
     next: tuple[int, ...]
     diverged: bool = False
+    again: bool = False
 
     def has(self, *bases: str) -> bool:
         """Whether an instruction's name begins so."""
@@ -76,8 +80,16 @@ class Loop:
     @cached_property
     def usual(self) -> tuple[Word, ...]:
         """The longest way once round it without rare work."""
-        left, best = set(self.members), self._longest(self.members)
-        assert best is not None, "a loop has a way round"
+        found = self.way()
+        assert found is not None, "a loop has a way round"
+        return found
+
+    def way(self, without: tuple[str, ...] = ()) -> tuple[Word, ...] | None:
+        """The same by those who never run an instruction whose name begins so; None where there is none."""
+        left = {n for n in self.members if not (without and self.graph[n].has(*without))}
+        best = self._longest(left)
+        if best is None:
+            return None
         for mark in _MARKS:
             fewer = {n for n in left if not mark(self.graph[n])}
             way = self._longest(fewer)
@@ -105,6 +117,56 @@ class Loop:
 
         return way(self.head) if self.head in allowed else None
 
+    def outside(self) -> tuple[Word, ...]:
+        """What runs once for all of its trips: the longest way to it from the head of the loop around it, or where there is none
+        from the kernel's first block, and from it back to there or to the end. Of loops beside it none with the same products is
+        gone through where a way leads past it.
+        """
+        around = min(
+            (x for x in loops(self.graph) if self.members < x.members),
+            key=lambda x: len(x.members),
+            default=Loop(self.graph, 0, frozenset(range(len(self.graph)))),
+        )
+        allowed = {n for n in around.members if not self.graph[n].again}
+        beside = [x for x in loops(self.graph) if not x.members & self.members and x.members < around.members]
+        own = {x.base for x in self.text if x.base.endswith("MMA")}
+        other = {n for x in beside if own & {w.base for w in x.text} for n in x.members}
+        found: tuple[Word, ...] = ()
+        ways = [(around.head, {self.head})] if around.head != self.head else []
+        for start, ends in (*ways, (None, {around.head})):
+            for left in (allowed - other, allowed):
+                way = self._between(start, ends, left if start is not None else left - self.members)
+                if way is not None:
+                    found += way
+                    break
+        return found
+
+    def _between(self, start: int | None, ends: Set[int], allowed: Set[int]) -> tuple[Word, ...] | None:
+        """The longest way from a block to one of `ends`, which is not part of it; without a start from what follows the loop, and
+        to the kernel's end as well. Branches back are not taken.
+        """
+        from_loop = start is None
+        follows = {n: [m for m in self.graph[n].next if m in ends or m in allowed] for n in allowed}
+        firsts = (
+            [m for n in self.members for m in self.graph[n].next if m not in self.members] if start is None else [start]
+        )
+        best: dict[int, tuple[Word, ...] | None] = {}
+        above: set[int] = set()
+
+        def way(n: int) -> tuple[Word, ...] | None:
+            if n in best:
+                return best[n]
+            above.add(n)
+            options: list[tuple[Word, ...]] = [() for m in follows[n] if m in ends]
+            options += [()] if from_loop and not self.graph[n].next else []
+            options += [w for m in follows[n] if m not in ends and m not in above and (w := way(m)) is not None]
+            above.discard(n)
+            best[n] = (*self.graph[n].code, *max(options, key=len)) if options else None
+            return best[n]
+
+        found = [() if m in ends else way(m) if m in allowed else None for m in dict.fromkeys(firsts)]
+        return max((w for w in found if w is not None), key=len, default=None)
+
     @cached_property
     def holds_loops(self) -> bool:
         """Whether a loop lies within it, of which `usual` has one trip only."""
@@ -117,13 +179,37 @@ class Loop:
 
 
 def _fetches(way: Iterable[Word]) -> bool:
-    return any(x.base == "LDGSTS" for x in way)
+    return any(x.base in _COPIES for x in way)
 
 
-def _asks_again(block: Block) -> bool:
-    """Whether it is there for an mbarrier that was not ready when asked first."""
-    bases = {x.base for x in block.code}
-    return "SYNCS" in bases and bases <= {"SYNCS", "BRA", "NANOSLEEP", "YIELD"}
+def _asked(code: Sequence[Word]) -> str | None:
+    """By its offset, the mbarrier that a block asks last; None where it asks none."""
+    asks = [x for x in code if x.opcode.startswith("SYNCS.PHASECHK")]
+    return offset(asks[-1]) if asks else None
+
+
+def offset(word: Word) -> str:
+    """The constant in the address of a word, which tells mbarriers of a kernel apart; empty without one."""
+    found = _OFFSET.search(word.text)
+    return found[1] if found else ""
+
+
+def _asks_again(made: Sequence[Block], before: Sequence[Sequence[int]], number: int) -> bool:
+    """Whether it is there for an mbarrier that was not ready when asked: by a block before it, with at most moves between."""
+    asks, bases = _asked(made[number].code), {x.base for x in made[number].code}
+    if asks is None or not bases <= {"SYNCS", "BRA", "NANOSLEEP", "YIELD"}:
+        return False
+    seen, waiting = {number}, [number]
+    while waiting:
+        for n in before[waiting.pop()]:
+            if n in seen:
+                continue
+            if _asked(made[n].code) == asks:
+                return True
+            if len(made[n].code) <= _MOVES:
+                seen.add(n)
+                waiting.append(n)
+    return False
 
 
 def _copies(block: Block) -> bool:
@@ -133,7 +219,7 @@ def _copies(block: Block) -> bool:
 # Rare work, each kind where there is a way round without it.
 _MARKS: Final[tuple[Callable[[Block], bool], ...]] = (
     lambda block: block.diverged,
-    lambda block: _asks_again(block),
+    lambda block: block.again,
     lambda block: block.has("ATOM", "RED", "TRAP", "BPT"),
     _copies,
     lambda block: any(_MASKS.search(x.text) for x in block.code),
@@ -166,7 +252,11 @@ def blocks(listing: str) -> tuple[Block, ...]:
         if number + 1 < len(cut) and not ends:
             follows.append(number + 1)
         made.append(Block(tuple(code), tuple(dict.fromkeys(follows)), number in targets))
-    return tuple(made)
+    before: list[list[int]] = [[] for _ in made]
+    for number, block in enumerate(made):
+        for after in block.next:
+            before[after].append(number)
+    return tuple(replace(block, again=_asks_again(made, before, n)) for n, block in enumerate(made))
 
 
 def _target(branch: Word) -> str:

@@ -22,7 +22,7 @@ _THREADS: Final = {"sm_89": 1536, "sm_120f": 1536}
 _ACROSS_WARPS: Final = ("SYNCS", "UTMALDG", "UBLKCP", "HGMMA", "QGMMA", "IGMMA")
 _LANES: Final = 32
 # Cycles by which a warp begins later than the one before it, of several replays whose mean counts.
-_SKEWS: Final = (0, 61, 127, 251, 389, 523)
+SKEWS: Final = (0, 61, 127, 251, 389, 523)
 
 
 def blocks_per_multiprocessor(arch: str, registers: int, shared: int, threads: int) -> int:
@@ -90,7 +90,7 @@ class Kernel:
         roles, mbarriers = self.roles
         if not roles:
             return None
-        return replay(roles, device, blocks=max(1, self.blocks), placement=placement, mbarriers=mbarriers, skews=_SKEWS)
+        return replay(roles, device, blocks=max(1, self.blocks), placement=placement, mbarriers=mbarriers, skews=SKEWS)
 
     @cached_property
     def in_flight(self) -> int:

@@ -37,12 +37,16 @@ class Work:
 
 @dataclass(frozen=True)
 class BlockTrip:
-    """A trip as a block makes it: cycles, tokens, and bytes."""
+    """A trip as a block makes it: cycles, tokens, and bytes. `ends`: cycles of what a chunk runs outside the loop, which does
+    `done` of its tiles itself; `apart`: other warps copy, so that the next chunk's first copies come meanwhile."""
 
     cycles: float
     tokens: int
     nbytes: float
     dependent_loads: int
+    ends: float = 0.0
+    done: int = 0
+    apart: bool = False
 
 
 @dataclass(frozen=True)
@@ -77,8 +81,10 @@ def launch(trip: BlockTrip, work: Work, device: Device) -> Launch:
     following = min(_NEXT_LOADS, trip.dependent_loads) * device.dependent.value + fill
 
     def stream(chunks: Sequence[int]) -> float:
-        trips = sum(-(-tokens // trip.tokens) for tokens in chunks)
-        return (len(chunks) - 1) * following + trips * trip.cycles / clock
+        trips = sum(max(0, -(-tokens // trip.tokens) - trip.done) for tokens in chunks)
+        ends = trip.ends / clock
+        between = max(following, ends) if trip.apart else following + ends
+        return ends + (len(chunks) - 1) * between + trips * trip.cycles / clock
 
     parts = [stream(chunks) for chunks in work.parts if chunks]
     longest = max(parts, default=0.0)

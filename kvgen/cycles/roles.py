@@ -1,20 +1,128 @@
 """Roles that a loop's text does not tell: who arrives at which mbarrier, and who waits for it.
 
 A word says where an mbarrier lies, by registers and an offset, not which phase of which it means. What is written here is the
-order in which a template's warps meet, as the comment at its main loop has it.
+order in which a template's warps meet, as the comment at its main loop has it; for kernels whose warps run loops of their own,
+`told` takes it from the caller.
 """
 
 from __future__ import annotations
 
-import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from kvgen.cycles.core import Mbarrier, ReplayError, Role
+from kvgen.cycles.flow import Block, Loop, loops, offset
 from kvgen.cycles.words import Word
 
-_OFFSET: Final = re.compile(r"\+(0x[0-9a-f]+)\]")
 _WARPS: Final = 4  # of a warpgroup
+_BULK: Final = ("UTMALDG", "UBLKCP")
+
+
+@dataclass(frozen=True)
+class Part:
+    """Warps of a block that run one loop, as the kernel's source has them.
+
+    `loop`: the innermost loops that hold an instruction whose name begins so, and which of them, in the order of the text.
+    `meets`: for each word of a trip that arrives at an mbarrier, asks it, copies for it, or meets at a named barrier whose number
+    a register holds: which one, "" for none. `nbytes`: what its bulk copies bring, in their order. `without`: instructions that
+    these warps never run, where there is a way round without them. `leads`: its first warp alone asks for bulk copies, and says
+    how many bytes will come. `tiles`: of a trip. The rest as in Role.
+    """
+
+    name: str
+    warps: int
+    loop: tuple[str, int]
+    meets: tuple[str, ...] = ()
+    nbytes: tuple[int, ...] = ()
+    without: tuple[str, ...] = ()
+    leads: bool = False
+    tiles: int = 1
+    before: Mapping[str, int] = field(default_factory=dict)
+    first: Mapping[str, int] = field(default_factory=dict)
+
+    def found(self, graph: Sequence[Block]) -> Loop:
+        """Its loop in the text."""
+        holding = [x for x in loops(graph) if any(w.opcode.startswith(self.loop[0]) for w in x.text)]
+        inner = [x for x in holding if not any(y.members < x.members for y in holding)]
+        if self.loop[1] >= len(inner):
+            raise ReplayError(f"replay: {self.name}: {len(inner)} innermost loops hold {self.loop[0]}")
+        return inner[self.loop[1]]
+
+
+def told(graph: Sequence[Block], parts: Sequence[Part]) -> tuple[Role, ...]:
+    """The roles of a kernel whose source says who meets whom; a part that leads is two, its first warp and the rest."""
+    return tuple(role for part in parts for role in _roles(graph, part))
+
+
+def ends(graph: Sequence[Block], parts: Sequence[Part]) -> tuple[Role, ...]:
+    """What those of the parts that have products run once for all trips of their loops, as roles that meet nobody; of all parts
+    where none has any. Parts that run the same are one role."""
+    working = [part for part in parts if any(x.base.endswith("MMA") for x in part.found(graph).text)] or parts
+    warps: Counter[tuple[Word, ...]] = Counter()
+    for part in working:
+        warps[tuple(map(_alone, part.found(graph).outside()))] += part.warps
+    return tuple(Role(f"ends {n}", trip, count, trips=2) for n, (trip, count) in enumerate(warps.items()))
+
+
+def _alone(word: Word) -> Word:
+    meets = word.base in ("BAR", "SYNCS", "ARRIVES", *_BULK)
+    return replace(word, text="NOP") if meets else word
+
+
+def _roles(graph: Sequence[Block], part: Part) -> tuple[Role, ...]:
+    loop = part.found(graph)
+    trip = _way(loop, part.without, part.name)
+    meeting = [word for word in trip if _meets(word)]
+    bulk = [word for word in trip if word.base in _BULK]
+    if len(meeting) != len(part.meets) or len(bulk) != len(part.nbytes):
+        words = "; ".join(f"{word.address:04x} {word.text}" for word in meeting)
+        raise ReplayError(
+            f"replay: {part.name}: told of {len(part.meets)} words that meet and {len(part.nbytes)} bulk copies, of which there "
+            f"are {len(meeting)} and {len(bulk)}: {words}"
+        )
+    first = Role(
+        name=part.name,
+        trip=trip,
+        warps=1 if part.leads else part.warps,
+        mbarriers={word.address: name for word, name in zip(meeting, part.meets, strict=True)},
+        nbytes={word.address: size for word, size in zip(bulk, part.nbytes, strict=True)},
+        before=part.before,
+        first=part.first,
+    )
+    if not part.leads:
+        return (first,)
+    others = tuple(map(_of_one_thread, _way(loop, (*part.without, *_BULK), part.name)))
+    alike = {name: n for name, n in part.before.items() if name not in _expected(trip, first.mbarriers)}
+    return first, replace(first, name=f"{part.name}, others", trip=others, warps=part.warps - 1, before=alike)
+
+
+def _way(loop: Loop, without: tuple[str, ...], name: str) -> tuple[Word, ...]:
+    found = loop.way(without)
+    if found is None:
+        raise ReplayError(f"replay: {name}: no way round its loop without {', '.join(without)}")
+    return found
+
+
+def _meets(word: Word) -> bool:
+    if word.base == "BAR":
+        return word.operands[0].startswith("R")
+    return word.guard != "!PT" and word.base in ("SYNCS", "ARRIVES", *_BULK)
+
+
+def _of_one_thread(word: Word) -> Word:
+    """As the warps run it that do not lead: without saying what bytes will come."""
+    return replace(word, text=f"@!PT {word.text.split(maxsplit=1)[1]}") if _expects(word) and word.guard else word
+
+
+def _expects(word: Word) -> bool:
+    """Whether it arrives and says at once how many bytes will come."""
+    return word.opcode == "SYNCS.ARRIVE.TRANS64"
+
+
+def _expected(trip: Sequence[Word], names: Mapping[int, str]) -> frozenset[str]:
+    return frozenset(names[word.address] for word in trip if _expects(word))
 
 
 def taking_turns(trip: Sequence[Word]) -> tuple[tuple[Role, ...], Mapping[str, Mbarrier]]:
@@ -23,15 +131,13 @@ def taking_turns(trip: Sequence[Word]) -> tuple[tuple[Role, ...], Mapping[str, M
     `landed`: all warps have fetched their part of a tile; in a trip a warpgroup arrives for the next two tiles, and waits for its
     own next one. `weights`: a warpgroup's are there, for which the other one waits; the first tile has none before it.
     """
-    offsets = sorted({_offset(word) for word in trip if word.base == "SYNCS"})
+    offsets = sorted({offset(word) for word in trip if word.base == "SYNCS"})
     if len(offsets) != 2:
-        raise ReplayError(
-            f"replay: mbarriers at {', '.join(map(hex, offsets))}; a loop of two warpgroups has two kinds"
-        )
+        raise ReplayError(f"replay: mbarriers at {', '.join(offsets)}; a loop of two warpgroups has two kinds")
     landed = offsets[0]
 
     def name(word: Word, group: int) -> str:
-        if _offset(word) == landed:
+        if offset(word) == landed:
             return "landed"
         return f"weights of {group if 'ARRIVE' in word.modifiers else 1 - group}"
 
@@ -51,8 +157,3 @@ def taking_turns(trip: Sequence[Word]) -> tuple[tuple[Role, ...], Mapping[str, M
     weights = Mbarrier(_WARPS)
     ahead = Mbarrier(_WARPS, ahead=1)
     return roles, {"landed": Mbarrier(2 * _WARPS), "weights of 0": weights, "weights of 1": ahead}
-
-
-def _offset(word: Word) -> int:
-    found = _OFFSET.search(word.text)
-    return int(found[1], 16) if found else 0

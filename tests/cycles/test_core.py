@@ -243,3 +243,12 @@ def test_the_mean_of_several_beginnings() -> None:
     assert both.cycles == pytest.approx(sum(run.cycles for run in runs) / 2)
     assert sum(both.waits.values()) == pytest.approx(sum(sum(run.waits.values()) for run in runs) / 2)
     assert both.cycles >= 3 * len(text)  # three warps share the slots of a sub-core
+
+
+def test_a_starved_block_waits_for_nobody_else() -> None:
+    # Of blocks that could issue at every cycle the youngest do; an elder one's warps wait for each other, and none goes on.
+    text = "[-:-:-:1] BAR.SYNC.DEFER_BLOCKING 0x0\n" + "[-:-:-:1] NOP\n" * 60
+    found = alone(text, warps=8, blocks=8)
+    assert found.issue > 0.9
+    # A sub-core's 16 warps share its cycles.
+    assert found.trip().cycles == pytest.approx(16 * 61, rel=0.3)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from kvgen.cycles.device import DEVICES, REFERENCE, Parameter
@@ -29,6 +31,15 @@ def test_the_longest_part_ends_last() -> None:
     assert found.idle == pytest.approx(9.0 - (9.0 + 5.0) / 2)
     # Eight blocks each: 192 x 8 x 100 bytes at 1000 GB/s.
     assert found.bandwidth == pytest.approx(0.1536)
+
+
+def test_what_a_chunk_runs_outside_its_loop() -> None:
+    # 1500 cycles, in which one of a chunk's two tiles is done: 1.5 + 2. The second chunk's two loads and its first copy, 2 us,
+    # come while other warps end the first one, or after.
+    same = replace(TRIP, ends=1500, done=1)
+    assert launch(same, Work(((100,),), 1, 1), DEVICE).stream == pytest.approx(3.5)
+    assert launch(same, Work(((100, 100),), 1, 1), DEVICE).stream == pytest.approx(3.5 + 2 + 3.5)
+    assert launch(replace(same, apart=True), Work(((100, 100),), 1, 1), DEVICE).stream == pytest.approx(3.5 + 2 + 2)
 
 
 def test_bytes_are_the_limit() -> None:

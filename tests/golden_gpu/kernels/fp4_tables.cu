@@ -33,11 +33,11 @@ __device__ __forceinline__ void held(e4m3* scales, E4m3Table* out) {
   const uint32_t lane = threadIdx.x, token = lane % kTile;
   const PageRef page = {nullptr, scales + lane / kTokens % 2 * kTokens * S::kScaleRow, nullptr, 0, Fault::none, true};
   const StageScales<Scales, None> staged = {(uint32_t)__cvta_generic_to_shared(stage)};
-  if (lane < kTile) staged.copy_any(Cache{}, page, lane, lane % kTokens, kHead, true);
+  if (lane < kTile) staged.template copy_any<1, 1>(Cache{}, page, 0, lane, lane % kTokens, kHead, 0, 1);
   cp_async_commit();
   cp_async_wait<0>();
   __syncwarp();
-  if (lane < kTile) StageScales<Scales, None>::expand(expanded, stage, lane, lane % kTokens, kHead);
+  if (lane < kTile) StageScales<Scales, None>::expand(expanded, stage, 0, lane, lane % kTokens, kHead);
   __syncwarp();
 #pragma unroll
   for (uint32_t group = 0; group < Scales::kGroups; ++group) {
