@@ -101,6 +101,8 @@ class TensorContext:
     scales: bool
     expands: bool
     tables: bool
+    k_direct: bool
+    v_direct: bool
     k_tables: bool
     v_tables: bool
     k_use: str
@@ -234,6 +236,21 @@ def has_tables(segment: Segment, role: str) -> bool:
     return quant is not None and quant.recipe == "max" and scale_use(segment, role).endswith("_groups")
 
 
+def direct_scales(segment: Segment, role: str, heads: int) -> bool:
+    """Whether scales of groups are converted as products take them: e4m3, two groups in 16 bytes of codes, four in a copied word
+    (GroupBytes of device/attention/tile_scales.cuh)."""
+    scales = segment.scales
+    if scales is None or not scale_use(segment, role).endswith("_groups") or has_tables(segment, role) or scales.zero:
+        return False
+    whole = scales.dtype.name == "e4m3" and scales.groups % 4 == 0 and segment.size == scales.groups * scales.block[2]
+    return (
+        whole
+        and scales.block[2] * segment.region.dtype.bits == 64
+        and scale_run(segment, role, heads) % 4 == 0
+        and scale_run(segment, role, heads) > 0
+    )
+
+
 def _room(v: Segment, rows: int, asks: bool) -> int:
     """Registers that sums may take: fewer where columns may have to be multiplied one by one, or weights carry scales."""
     if rows == 1 and not asks:
@@ -364,7 +381,11 @@ def shape(kernels: KernelSet, rows: int, asks: bool = False) -> Shape | None:
         # Results of the teams, or what the merge of chunks needs.
         merged = 4 * cols * max(teams * (v.size + 4 + 2), 32 + 2)
         # A tile of each team has its scales as products read them.
-        expanded = heads * sum(expanded_scale_bytes(x, role, tokens, columns) for x, role in ((k, "key"), (v, "value")))
+        expanded = heads * sum(
+            expanded_scale_bytes(x, role, tokens, columns)
+            for x, role in ((k, "key"), (v, "value"))
+            if not direct_scales(x, role, heads)
+        )
         k_pitch, v_pitch = row_pitch(heads * row_bytes(k)), row_pitch(heads * row_bytes(v))
         # Scales begin where the last row ends.
         gap = (v_pitch - heads * row_bytes(v)) // 16 * 16 if copied else 0
@@ -461,6 +482,7 @@ def tensor_context(kernels: KernelSet, d: Attended, scale: float, s: Shape) -> T
     held = 2 * -(-k.size // 16) * s.n_tiles <= QUERY_REGISTERS and 4 * -(-v.size // 16) * s.n_tiles <= 96
     columns = d.rows * d.group
     k_use, v_use = scale_use(storage_k, "key", columns), scale_use(storage_v, "value", columns)
+    k_direct, v_direct = (direct_scales(x, role, s.heads) for x, role in ((storage_k, "key"), (storage_v, "value")))
     return TensorContext(
         d=d,
         k=k,
@@ -491,8 +513,10 @@ def tensor_context(kernels: KernelSet, d: Attended, scale: float, s: Shape) -> T
         v_step=step_bytes(storage_v),
         run=run_of(cache, s.tokens),
         scales=bool({k_use, v_use} - {"none", "given"}),
-        expands=any(use.endswith("_groups") for use in (k_use, v_use)),
+        expands=any(use.endswith("_groups") and not own for use, own in ((k_use, k_direct), (v_use, v_direct))),
         tables=has_tables(storage_k, "key") or has_tables(storage_v, "value"),
+        k_direct=k_direct,
+        v_direct=v_direct,
         k_tables=has_tables(storage_k, "key"),
         v_tables=has_tables(storage_v, "value"),
         k_use="none" if k_use == "given" else k_use,

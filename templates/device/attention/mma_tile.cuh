@@ -296,6 +296,39 @@ struct KeyGroupScales {
   }
 };
 
+// Fragments of K times scales of groups of half as many dims as 16 bytes of codes have, out of their stage.
+template <typename Tile, typename Bytes>
+struct KeyByteScales {
+  using Keys = typename TileShape<Tile>::Keys;
+  uint32_t e[TileShape<Tile>::kM][2][Bytes::kHalves / 2];  // of rows g and g + 8: two halves of blocks each
+
+  __device__ __forceinline__ KeyByteScales(const uint8_t* stage, uint32_t own) {
+    const uint32_t g = threadIdx.x % 32 / 4, selector = threadIdx.x % 4 < 2 ? 0x6420 : 0x7531;
+#pragma unroll
+    for (uint32_t m = 0; m < TileShape<Tile>::kM; ++m)
+#pragma unroll
+      for (uint32_t row = 0; row < 2; ++row) {
+        const auto words = Bytes::of(stage, own, 16 * m + g + 8 * row);
+#pragma unroll
+        for (uint32_t i = 0; i < Bytes::kHalves; i += 4) {
+          uint32_t pairs[2];
+          Bytes::halves(pairs, permute(words.e[i / 2], i + 2 < Bytes::kHalves ? words.e[i / 2 + 1] : 0, selector));
+          e[m][row][i / 2] = pairs[0];
+          if (i + 2 < Bytes::kHalves) e[m][row][i / 2 + 1] = pairs[1];
+        }
+      }
+  }
+  __device__ __forceinline__ void operator()(uint32_t (&a)[Keys::kSteps][4], uint32_t block, uint32_t m) const {
+#pragma unroll
+    for (uint32_t r = 0; r < 4; ++r)
+#pragma unroll
+      for (uint32_t step = 0; step < Keys::kSteps; ++step) {
+        const uint32_t both = e[m][r % 2][block];
+        a[step][r] = multiply_halves(a[step][r], step < Keys::kHalfSteps ? permute(both, 0, 0x1010) : permute(both, 0, 0x3232));
+      }
+  }
+};
+
 // Products of each group of dims: fragments as scores are.
 template <typename Tile>
 using GroupProducts = float[Tile::kKeyGroups][TileShape<Tile>::kM][Tile::kN][4];
@@ -684,6 +717,32 @@ __device__ __forceinline__ uint32_t values_at(uint32_t stage, uint32_t block, ui
   using Values = typename TileShape<Tile>::Values;
   return stage + TileShape<Tile>::kValuesAt + m * 16 * Tile::kValuePitch + Values::offset(threadIdx.x % 32, Tile::kValuePitch) + block * 32;
 }
+// Fragments of V times such scales.
+template <typename Tile, typename Bytes>
+struct ValueByteScales {
+  using Values = typename TileShape<Tile>::Values;
+  uint32_t e[TileShape<Tile>::kM][2][Bytes::kHalves];  // of tokens 2j and 2j + 1, and of those 8 on: of both tokens, each half of a block
+
+  __device__ __forceinline__ ValueByteScales(const uint8_t* stage, uint32_t own) {
+    const uint32_t j = threadIdx.x % 4, selector = threadIdx.x % 32 < 16 ? 0x6240 : 0x7351;
+#pragma unroll
+    for (uint32_t m = 0; m < TileShape<Tile>::kM; ++m)
+#pragma unroll
+      for (uint32_t late = 0; late < 2; ++late) {
+        const auto first = Bytes::of(stage, own, 16 * m + 2 * j + 8 * late), second = Bytes::of(stage, own, 16 * m + 2 * j + 8 * late + 1);
+#pragma unroll
+        for (uint32_t word = 0; word < Bytes::kWords; ++word)
+          Bytes::halves(*(uint32_t(*)[2])&e[m][late][2 * word], permute(first.e[word], second.e[word], selector));
+      }
+  }
+  __device__ __forceinline__ void operator()(uint32_t (&a)[Values::kTiles][4], uint32_t block, uint32_t m) const {
+#pragma unroll
+    for (uint32_t t = 0; t < Values::kTiles; ++t)
+#pragma unroll
+      for (uint32_t r = 0; r < 4; ++r) a[t][r] = multiply_halves(a[t][r], e[m][r / 2][2 * block + t / Values::kHalfTiles]);
+  }
+};
+
 // Block `block` of V of tokens 16m to 16m + 15, transposed.
 template <typename Tile, typename GroupScales>
 __device__ __forceinline__ void load_values(uint32_t (&a)[TileShape<Tile>::Values::kTiles][4], uint32_t stage, uint32_t block, uint32_t m, const GroupScales& scale) {

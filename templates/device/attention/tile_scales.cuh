@@ -15,8 +15,10 @@ enum class ScaleUse : uint32_t { none, token, key_groups, value_groups };
 // How the scales of kTokens tokens of kHeads neighbouring kv heads are used, and how many neighbouring ones of a token, zero points
 // included, are one copy. A copy has 4, 8 or 16 bytes; where kRun scales have fewer, it is the aligned word that holds them. kRun = 0:
 // no word surely holds a scale and nothing past its page.
-template <ScaleUse kUseOf, uint32_t kTokensOf, uint32_t kRunOf, uint32_t kHeadsOf = 1>
+// kDirect: those of groups are converted as products take them, and not expanded (GroupBytes).
+template <ScaleUse kUseOf, uint32_t kTokensOf, uint32_t kRunOf, uint32_t kHeadsOf = 1, bool kDirectOf = false>
 struct ScaleTile {
+  static constexpr bool kDirect = kDirectOf;
   static constexpr ScaleUse kUse = kUseOf;
   static constexpr uint32_t kTokens = kTokensOf, kRun = kRunOf, kHeads = kHeadsOf;
 };
@@ -27,7 +29,7 @@ struct TileScales {
   using Bits = typename Word<sizeof(Scale)>::type;
   static constexpr ScaleUse kUse = How::kUse;
   static constexpr uint32_t kTokens = How::kTokens;
-  static constexpr bool kGrouped = kUse == ScaleUse::key_groups || kUse == ScaleUse::value_groups;
+  static constexpr bool kGrouped = !How::kDirect && (kUse == ScaleUse::key_groups || kUse == ScaleUse::value_groups);
   static constexpr uint32_t kGroups = (S::kSize + S::kBlockDims - 1) / S::kBlockDims, kEach = 1 + S::kZero, kOfHead = kGroups * kEach;
   static constexpr uint32_t kRun = How::kRun == 0 ? 1 : How::kRun, kCopies = kUse == ScaleUse::none ? 0 : How::kHeads * kOfHead / kRun;
   static constexpr uint32_t kCopyBytes = kRun * sizeof(Scale) < 4 ? 4 : kRun * sizeof(Scale);
@@ -239,6 +241,27 @@ struct LaneScales {
   }
   __device__ __forceinline__ float scale(uint32_t group, uint32_t i) const { return e[group * kEach][i]; }
   __device__ __forceinline__ float zero(uint32_t group, uint32_t i) const { return e[group * kEach + kEach - 1][i]; }
+};
+
+// e4m3 scales of groups of half as many dims as 16 bytes of codes have (nvfp4), of kGroups of a token in its stage: kHalves of them, those of
+// a lane, as f16.
+template <typename Scales>
+struct GroupBytes {
+  static constexpr uint32_t kHalves = Scales::kGroups / 2, kWords = Scales::kGroups / 4;
+  static_assert(!Scales::kInWord && sizeof(typename Scales::Scale) == 1 && Scales::kEach == 1 && Scales::kGroups % 4 == 0);
+  using Words = Vec<uint32_t, kWords>;
+
+  // The bytes of head `own` of token `token`.
+  __device__ static __forceinline__ Words of(const uint8_t* stage, uint32_t own, uint32_t token) {
+    return *(const Words*)(stage + token * Scales::kCopies * Scales::kCopyBytes + own * Scales::kGroups);
+  }
+  // Four scales as f16.
+  __device__ static __forceinline__ void halves(uint32_t (&out)[2], uint32_t bytes) {
+    widen<true>(e4m3{}, out, bytes);
+    if constexpr (kFragmentFactor<e4m3> != 1.0f) {
+      for (uint32_t i = 0; i < 2; ++i) out[i] = multiply_halves(out[i], 0x5c005c00u);  // 2^8
+    }
+  }
 };
 
 // The scales of K and V of a tile, K's first, in its stage and where they are expanded to.
