@@ -308,6 +308,27 @@ def _numbers(arrays: Arrays) -> dict[str, Wanted]:
     }
 
 
+def _bytes_inputs() -> dict[str, Array]:
+    scales = np.exp2(np.random.default_rng(250).uniform(-8, 8, 128)).astype(E4M3)
+    return {"scales": scales.view(np.uint32), "out": np.full((33, 32), UNUSED, np.uint32)}
+
+
+def _bytes(arrays: Arrays) -> dict[str, Wanted]:
+    """K: a register has a token's dims, of group lane % 4 // 2 of half a block; V: those of two tokens, of group lane // 16."""
+    scales = arrays["scales"].view(E4M3).astype(np.float16).reshape(16, 2, 4)
+    found = np.zeros((33, 32, 2), np.float16)
+    for i in range(4):
+        for r in range(4):
+            token = ROW + r % 2 * 8
+            found[i * 4 + r] = scales[token, 1, i // 2 * 2 + QUAD // 2][:, None]
+            token = 2 * QUAD + r // 2 * 8
+            for e in range(2):
+                found[16 + i * 4 + r, :, e] = scales[token + e, 1, i // 2 * 2 + LANES // 16]
+    for e in range(2):
+        found[32, :, e] = scales[LANES // 2, 0, LANES % 2 * 2 + e]
+    return {"out": exact(np.ascontiguousarray(found).view(np.uint32)[..., 0])}
+
+
 def _units_inputs() -> dict[str, Array]:
     return {"in": pattern(np.linspace(-3, 3, 32).astype(np.float32)), "out": np.full((32, 8), UNUSED, np.uint32)}
 
@@ -371,6 +392,7 @@ def probes() -> list[Probe]:
         Probe("library_tile_stages", UNIT, "tile_stages", _stages_inputs, _stages, 32, chunks),
         Probe("library_tile_queries", UNIT, "tile_queries", _queries_inputs, _queries, 32),
         Probe("library_tile_numbers", UNIT, "tile_numbers", _numbers_inputs, _numbers, 32),
+        Probe("library_tile_bytes", UNIT, "tile_bytes", _bytes_inputs, _bytes, 32),
         Probe("library_tile_units", UNIT, "tile_units", _units_inputs, _units, 32),
         Probe("library_tile_columns", UNIT, "tile_columns", _columns_inputs, _columns, 32),
         Probe("library_tile_values", UNIT, "tile_values", _values_inputs, _values, 32),

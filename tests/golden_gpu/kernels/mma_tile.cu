@@ -298,6 +298,35 @@ extern "C" __global__ void tile_numbers(const float* in, float* largest, float* 
     for (uint32_t r = 0; r < 4; ++r) rescaled[(lane * 3 + t) * 4 + r] = sums.out[t][0][r];
 }
 
+// Ones times the scales of 4 groups of 16 dims of 16 tokens, two heads a token: [K or V][step or tile][register][lane].
+struct ByteScales : Run<e2m1x2, e4m3, Recipe::amax, false, 1, 16> {
+  static constexpr uint32_t kSize = 64;
+};
+struct TileBytes : TileOf<PlainK<f16>, PlainV<f16>, 16, 8, 1> {
+  using K = ByteScales;
+  using V = ByteScales;
+  using KeyCode = e2m1x2;
+  using ValueCode = e2m1x2;
+};
+extern "C" __global__ void tile_bytes(const uint32_t* scales, uint32_t* out) {
+  using Bytes = GroupBytes<TileScales<ByteScales, ScaleTile<ScaleUse::key_groups, 16, 4, 2, true>>>;
+  __shared__ alignas(16) uint32_t stage[32];
+  const uint32_t lane = threadIdx.x;
+  stage[lane] = scales[lane];
+  __syncwarp();
+  const auto keys = KeyByteScales<TileBytes, Bytes>((const uint8_t*)stage, 1);
+  const auto values = ValueByteScales<TileBytes, Bytes>((const uint8_t*)stage, 1);
+  uint32_t a[2][4][4], first[2];
+#pragma unroll
+  for (uint32_t i = 0; i < 32; ++i) a[i / 16][i / 4 % 4][i % 4] = 0x3c003c00u;
+  keys(a[0], 0, 0);
+  values(a[1], 0, 0);
+#pragma unroll
+  for (uint32_t i = 0; i < 32; ++i) out[i * 32 + lane] = a[i / 16][i / 4 % 4][i % 4];
+  Bytes::halves(first, Bytes::of((const uint8_t*)stage, 0, lane / 2).e[0]);
+  out[32 * 32 + lane] = first[lane % 2];
+}
+
 // Units that follow row_max and what they are moved to, and what was summed, by columns; weights of tokens that move what was summed.
 extern "C" __global__ void tile_units(const float* in, float* out) {
   using Shape = TileShape<TileZeros>;
