@@ -2,6 +2,7 @@
 
     python benchmarks/strangers.py CUBINS           the table; CUBINS holds the files that docs/cycles.md says how to make
     python benchmarks/strangers.py CUBINS --waits   and what a trip of each role waits for
+    python benchmarks/strangers.py FILE.cubin       a kernel's innermost loops and the words that meet, to tell of another one
 
 No parameter is anybody's: the device tables are as they were committed before. What a row adds is what its kernel's source and
 its benchmark say: who meets whom at which mbarrier, the tile, the chunks that its scheduler makes, the shape that was timed.
@@ -13,6 +14,7 @@ import argparse
 import heapq
 import statistics
 import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -22,13 +24,14 @@ from kvgen.compile import default_cache
 from kvgen.compile.sass import sass
 from kvgen.cycles.core import Mbarrier, Placement, Replay, ReplayError, Role, replay, tensor_cycles
 from kvgen.cycles.device import DEVICES, Device
-from kvgen.cycles.facts import dependent_loads
-from kvgen.cycles.flow import Block, blocks
+from kvgen.cycles.facts import COPIES, PRODUCTS, dependent_loads
+from kvgen.cycles.flow import Block, blocks, loops
 from kvgen.cycles.kernel import SKEWS
 from kvgen.cycles.launch import BlockTrip, Work, launch
-from kvgen.cycles.roles import Part, ends, told
+from kvgen.cycles.roles import Part, ends, meeting, told
 
 SMS: Final = 132
+SHOWN: Final = (*PRODUCTS, *COPIES, "LDG", "MUFU")
 TENSOR_BOUND: Final = 0.5  # of the time that tensor cores are busy: above it the clock is theirs
 Unit = Literal["TFLOP/s", "GB/s", "us"]
 _SCALE: Final[Mapping[Unit, float]] = {"TFLOP/s": 1e6, "GB/s": 1e3, "us": 1.0}  # of what is done in a microsecond
@@ -477,6 +480,10 @@ def _tile(run: Replay, structure: Structure) -> float:
     return max(trip.cycles / tiles[trip.role] for trip in run.trips if trip.role in tiles)
 
 
+def _graph(path: Path) -> tuple[Block, ...]:
+    return blocks(sass(path.read_bytes(), cache=default_cache(), encodings=True))
+
+
 def table(found: Sequence[Predicted]) -> str:
     """As docs/cycles.md has it."""
     lines = [
@@ -500,12 +507,29 @@ def table(found: Sequence[Predicted]) -> str:
     return "\n".join(lines)
 
 
+def loops_of(graph: Sequence[Block]) -> str:
+    """Of each innermost loop that computes, copies or loads: how long its usual trip is, what of, and at which words it meets."""
+    lines = []
+    found = loops(graph)
+    for loop in found:
+        counts = Counter(word.base for word in loop.usual if word.base in SHOWN)
+        if not counts or any(x.members < loop.members and any(w.base in SHOWN for w in x.text) for x in found):
+            continue
+        which = ", ".join(f"{n} {base}" for base, n in counts.most_common())
+        lines.append(f"loop at {graph[loop.head].code[0].address:#06x}: {len(loop.usual)} instructions, {which}")
+        lines += [f"    {word.address:#06x} {word.text}" for word in meeting(loop.usual)]
+    return "\n".join(lines) or "no loop that computes, copies or loads"
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("cubins", type=Path, help="a folder with NAME.cubin for each kernel")
+    parser.add_argument("cubins", type=Path, help="a folder with NAME.cubin for each kernel; or one cubin")
     parser.add_argument("--waits", action="store_true", help="what a trip of each role waits for")
     given = parser.parse_args(arguments)
+    if given.cubins.is_file():
+        print(loops_of(_graph(given.cubins)))
+        return 0
     graphs: dict[str, tuple[Block, ...]] = {}
     known: Known = {}
     found = []
@@ -515,7 +539,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             found.append(Predicted(row, why_not=f"no {path.name}"))
             continue
         if row.structure.cubin not in graphs:
-            graphs[row.structure.cubin] = blocks(sass(path.read_bytes(), cache=default_cache(), encodings=True))
+            graphs[row.structure.cubin] = _graph(path)
         found.append(predict(row, graphs[row.structure.cubin], known))
     print(table(found))
     if given.waits:

@@ -83,6 +83,15 @@ def test_no_prediction_is_a_row(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert printed.count("no prediction: no ") == len(rows())
 
 
+def test_loops_to_tell_of() -> None:
+    found = strangers.loops_of(blocks(LISTING)).splitlines()
+    assert found[0] == "loop at 0x0010: 5 instructions, 1 UTMALDG"
+    assert found[3].split() == ["0x0040", "UTMALDG.4D", "[UR8],", "[UR18]"]
+    assert found[4] == "loop at 0x0070: 9 instructions, 1 HGMMA"
+    assert len(found) == 1 + len(COPIES.meets) + 1 + len(FIRST.meets)
+    assert strangers.loops_of(()) == "no loop that computes, copies or loads"
+
+
 def test_the_table() -> None:
     made = table(
         [

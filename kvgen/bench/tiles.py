@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from kvgen.layout.storage import Segment
 from kvgen.lowering.attention.extend import ExtendContext
 from kvgen.lowering.attention.mma import TensorContext
+from kvgen.lowering.attention.simt import SimtContext
 from kvgen.lowering.attention.wgmma import MlaWgmmaContext
 from kvgen.ops.mla_decode import MlaDecodeContext
 from kvgen.plan.kernel import KernelPlan
@@ -25,12 +26,16 @@ class Tile:
 
 
 def tile_of(kernels: KernelSet, plan: KernelPlan) -> Tile | None:
-    """Of a kernel on tensor cores; None for other kernels."""
+    """Of a kernel that attends; None for other kernels. On CUDA cores it is the tokens that a warp reads at once."""
     context = plan.context
-    if isinstance(context, TensorContext):
+    if isinstance(context, TensorContext | SimtContext):
         roles = kernels.kv.storage.roles.values()
-        nbytes = context.heads * context.tokens * sum(_bytes(segment) for parts in roles for segment in parts)
-        return Tile(context.tokens, context.team_warps, context.d.tiles, nbytes)
+        if isinstance(context, SimtContext):
+            heads, tokens, warps = 1, 32 // context.lanes, 1
+        else:
+            heads, tokens, warps = context.heads, context.tokens, context.team_warps
+        nbytes = heads * tokens * sum(_bytes(segment) for parts in roles for segment in parts)
+        return Tile(tokens, warps, context.d.tiles, nbytes)
     if isinstance(context, ExtendContext):
         roles = kernels.kv.storage.roles.values()
         nbytes = context.tokens * sum(_bytes(segment) for parts in roles for segment in parts)

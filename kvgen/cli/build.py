@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kvgen.cli.console import Json, Selectors, note, print_json, say
+from kvgen.cli.console import Json, Selectors, note, print_json, say, warn
 from kvgen.files import named
 
 if TYPE_CHECKING:
@@ -24,7 +24,8 @@ def build(
 ) -> None:
     """Write generated/ from specs/: changed files only; removes files of kvgen that no spec gives any more.
 
-    README.md of that folder lists all sets of the project.
+    README.md of that folder lists all sets of the project. Decodes that stay on CUDA cores are warned of, with the reason and
+    what the model of docs/cycles.md makes of them.
 
     Where a file to be written or removed was changed by hand, nothing is written, and each such file is named. A spec that
     does not load stops no other: the rest is built, folders without a set stay as long as it is broken, and kvgen exits
@@ -35,6 +36,7 @@ def build(
     kvgen build llama3_8b       one set, and the device library it includes
     kvgen build '*/decode'      one operation of every set, with the set's cache.cuh and launchers
     """
+    from kvgen.cli.cuda_cores import on_cuda_cores
     from kvgen.cli.project import open_project
     from kvgen.cli.sync import findings
     from kvgen.files import kind_of, remove_inside, write_inside
@@ -57,6 +59,7 @@ def build(
     states = [("changed" if path in before else "new", path) for path in written]
     states += [("removed", item.path) for item in stray]
     record = any(f.mend == "record" for f in findings(project, project.names))
+    slow = on_cuda_cores(project)
     if as_json:
         print_json(
             {
@@ -65,6 +68,7 @@ def build(
                 "files": len(wanted),
                 "touched": [{"path": project.shown(path), "state": state} for state, path in states],
                 "record": record,
+                "cuda_cores": [kernel.as_json for kernel in slow],
                 "broken": [{"spec": b.source, "message": b.message} for b in project.broken],
             }
         )
@@ -72,6 +76,8 @@ def build(
         for path in sorted(set(wanted) - set(written)):
             note(f"{'same':8} {project.shown(path)}")
         _print(project, states, len(wanted), record)
+        for kernel in slow:
+            warn(kernel.text)
     project.end()
 
 

@@ -77,6 +77,13 @@ def say(text: str = "") -> None:
         typer.echo(text)
 
 
+def warn(text: str) -> None:
+    """A line on stderr about what is done and may not be what one wants; left out with -q."""
+    if not settings().quiet:
+        typer.secho("warning: ", fg="yellow", bold=True, nl=False, err=True)
+        typer.echo(text, err=True)
+
+
 def note(text: str) -> None:
     """A line on stderr with -v."""
     if settings().verbose:

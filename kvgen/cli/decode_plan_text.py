@@ -102,6 +102,11 @@ def attention_text(found: dict[str, Any]) -> list[str]:
         f"{found['walk']}: {found['why']}",
         f"columns  {columns}: {_rows(rows)} of {heads}; a block has room for {found['block_columns']}, {shared}",
     ]
+    if found.get("percent_of_reachable"):
+        least, most = found["percent_of_reachable"]
+        lines.append(
+            f"speed    by the model {least:.0f} to {most:.0f} % of what an {found['device']} can read (docs/cycles.md)"
+        )
     tokens, teams, warps = found["tile_tokens"], found["teams"], found["team_warps"]
     if "lanes" in found:
         lines.append(

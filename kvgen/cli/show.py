@@ -71,10 +71,10 @@ def show(
         raise ToolError(f"--arch: got {arch!r} without --ptx or --sass; nothing else depends on it; add one")
     if as_json and not plan:
         raise ToolError("--json: got it without --plan; the other views are text already; drop it, or add --plan")
-    project = open_project(selectors=[selector], device=flat or ptx or sass)
+    project = open_project(selectors=[selector], device=plan or flat or ptx or sass)
     chosen = project.chosen
     if plan:
-        _show_plan(chosen, as_json)
+        _show_plan(project, as_json)
     elif flat or ptx or sass:
         _print_parts([(u.name, text) for u, text in _code(project, chosen, ptx=ptx, sass=sass, arch=arch)])
     else:
@@ -163,10 +163,17 @@ def _code(project: Project, chosen: list[Chosen], *, ptx: bool, sass: bool, arch
     ]
 
 
-def _show_plan(chosen: list[Chosen], as_json: bool) -> None:
+def _show_plan(project: Project, as_json: bool) -> None:
+    from kvgen.cli.cuda_cores import on_cuda_cores
     from kvgen.cli.describe import describe, plan_text
 
-    described = [describe(item.loaded, item.ops) for item in chosen]
+    described = [describe(item.loaded, item.ops) for item in project.chosen]
+    slow = {found.kernel: found for found in on_cuda_cores(project)}
+    for item in described:
+        for kernel in item["kernels"]:
+            found = slow.get(f"{item['set']}/{kernel['name']}")
+            if found is not None:
+                kernel["attention"] |= {"device": found.device, "percent_of_reachable": found.percent}
     if as_json:
         print_json(described)
     else:

@@ -127,7 +127,8 @@ SOURCES: Final[Mapping[str, str]] = MappingProxyType(
         "H100 PCIe, A100 PCIe",
         "Abdelkhalik": "H. Abdelkhalik et al., Demystifying the Nvidia Ampere Architecture through Microbenchmarking, 2022: A100",
         "Jia": "Z. Jia et al., Dissecting the NVIDIA Volta GPU Architecture via Microbenchmarking, arXiv 1804.06826",
-        "Huerta": "R. Huerta et al., Analyzing Modern NVIDIA GPU cores, 2025: RTX A6000, whose model errs by 14 %",
+        "Huerta": "R. Huerta et al., Dissecting and Modeling the Architecture of Modern GPU Cores, MICRO 2025, arXiv 2503.20481: "
+        "RTX A6000, whose model errs by 14 %",
         "guide": "NVIDIA, CUDA C++ Programming Guide, table of arithmetic instructions by compute capability",
         "paper": "NVIDIA, architecture white papers and data sheets of A100, H100 and H200",
         "review": "figures from experience on H100, not measured for this table",

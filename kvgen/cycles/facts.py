@@ -41,17 +41,26 @@ class Facts:
 
 
 def work_loop(graph: Sequence[Block]) -> Loop | None:
-    """The loop that does the kernel's work: the innermost with at least half as many products as any; without products, loads.
+    """The loop that does the kernel's work: the innermost with at least half as many products as any; without products, the
+    innermost that loads and takes exponentials, else one with loads.
 
     None where no loop has any: a kernel of one pass.
     """
     found = loops(graph)
     for bases in (PRODUCTS, _LOADS):
         counts = [sum(x.base in bases for x in loop.text) for loop in found]
+        if bases == _LOADS:
+            attending = [loop for loop, n in zip(found, counts, strict=True) if n and _takes_exponentials(loop)]
+            if attending:
+                return max(attending, key=lambda loop: len(loop.text))
         if any(counts):
             likely = [loop for loop, n in zip(found, counts, strict=True) if 2 * n >= max(counts)]
             return min(likely, key=lambda loop: len(loop.members))
     return None
+
+
+def _takes_exponentials(loop: Loop) -> bool:
+    return not loop.holds_loops and any(x.opcode.startswith("MUFU.EX2") for x in loop.text)
 
 
 def facts_of(listing: str, source: str = "", log: str = "") -> Facts:

@@ -6,9 +6,10 @@ with a mark of such work are taken out, and what is counted is the *longest* way
 no trip without that work executes more. Branches on what never happens together make the figure too large, never too small;
 only of loops within the loop (`holds_loops`) it has one trip, however many they make.
 
-The marks: an atomic; a copy that may write zeros instead; -infinity put in the place of a score; shuffles that reduce; the
-out-of-line code of diverged warps; an mbarrier that is asked once more. A mark counts only where some way round is without it
-that fetches as well: a kernel that reduces by shuffles in every trip, or whose copies are all conditional, has them counted.
+The marks: an atomic; a copy that may write zeros instead; -infinity put in the place of a score; shuffles that reduce, or hand
+round which tokens a column sees; the out-of-line code of diverged warps; an mbarrier that is asked once more. A mark counts only
+where some way round is without it that fetches as well: a kernel that reduces by shuffles in every trip, or whose copies are all
+conditional, has them counted.
 """
 
 from __future__ import annotations
@@ -94,7 +95,7 @@ class Loop:
             fewer = {n for n in left if not mark(self.graph[n])}
             way = self._longest(fewer)
             # Else every trip does such work, or every trip that fetches anything.
-            if way is not None and (_fetches(way) or not _fetches(best)):
+            if way is not None and (_fetches(way) or not _fetches(best)) and not _goes_past(best, way):
                 left, best = fewer, way
         return best
 
@@ -182,6 +183,12 @@ def _fetches(way: Iterable[Word]) -> bool:
     return any(x.base in _COPIES for x in way)
 
 
+def _goes_past(best: Sequence[Word], way: Sequence[Word]) -> bool:
+    """Whether a way leaves out loads of a loop without copies and products: past the loop's work, as hidden tokens go."""
+    loads, fewer = (sum(x.base == "LDG" for x in found) for found in (best, way))
+    return fewer < loads and not any(x.base == "LDGSTS" or x.base.endswith("MMA") for x in best)
+
+
 def _asked(code: Sequence[Word]) -> str | None:
     """By its offset, the mbarrier that a block asks last; None where it asks none."""
     asks = [x for x in code if x.opcode.startswith("SYNCS.PHASECHK")]
@@ -224,6 +231,7 @@ _MARKS: Final[tuple[Callable[[Block], bool], ...]] = (
     _copies,
     lambda block: any(_MASKS.search(x.text) for x in block.code),
     lambda block: block.has("SHFL.BFLY"),
+    lambda block: block.has("SHFL.IDX"),
 )
 
 

@@ -69,9 +69,12 @@ class Kernel:
 
     @cached_property
     def roles(self) -> tuple[tuple[Role, ...], Mapping[str, Mbarrier]]:
-        """Its main loop as its warps run it, and the mbarriers at which they meet; none where it has no loop with products, or
-        one whose roles nobody told."""
-        if self.loop is None or not any(x.base in PRODUCTS for x in self.loop.text):
+        """Its main loop as its warps run it, and the mbarriers at which they meet; none where it has no loop with products, nor
+        an innermost one with loads, or one whose roles nobody told."""
+        if self.loop is None:
+            return (), {}
+        bases = {x.base for x in self.loop.text}
+        if not bases & {*PRODUCTS, "LDG"} or (self.loop.holds_loops and not bases & set(PRODUCTS)):
             return (), {}
         if self.warpgroups == 2:
             return taking_turns(self.loop.usual)

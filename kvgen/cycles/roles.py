@@ -74,19 +74,19 @@ def _alone(word: Word) -> Word:
 def _roles(graph: Sequence[Block], part: Part) -> tuple[Role, ...]:
     loop = part.found(graph)
     trip = _way(loop, part.without, part.name)
-    meeting = [word for word in trip if _meets(word)]
+    words = meeting(trip)
     bulk = [word for word in trip if word.base in _BULK]
-    if len(meeting) != len(part.meets) or len(bulk) != len(part.nbytes):
-        words = "; ".join(f"{word.address:04x} {word.text}" for word in meeting)
+    if len(words) != len(part.meets) or len(bulk) != len(part.nbytes):
+        shown = "; ".join(f"{word.address:04x} {word.text}" for word in words)
         raise ReplayError(
             f"replay: {part.name}: told of {len(part.meets)} words that meet and {len(part.nbytes)} bulk copies, of which there "
-            f"are {len(meeting)} and {len(bulk)}: {words}"
+            f"are {len(words)} and {len(bulk)}: {shown}"
         )
     first = Role(
         name=part.name,
         trip=trip,
         warps=1 if part.leads else part.warps,
-        mbarriers={word.address: name for word, name in zip(meeting, part.meets, strict=True)},
+        mbarriers={word.address: name for word, name in zip(words, part.meets, strict=True)},
         nbytes={word.address: size for word, size in zip(bulk, part.nbytes, strict=True)},
         before=part.before,
         first=part.first,
@@ -103,6 +103,11 @@ def _way(loop: Loop, without: tuple[str, ...], name: str) -> tuple[Word, ...]:
     if found is None:
         raise ReplayError(f"replay: {name}: no way round its loop without {', '.join(without)}")
     return found
+
+
+def meeting(trip: Sequence[Word]) -> list[Word]:
+    """The words of a trip of which `Part.meets` tells."""
+    return [word for word in trip if _meets(word)]
 
 
 def _meets(word: Word) -> bool:

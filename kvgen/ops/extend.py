@@ -103,7 +103,7 @@ class Extend(Op):
                 "ops: extend needs V, but the cache has stores='k'; use ops.MlaDecode() for latent rows, ops.Gather(), or a "
                 "cache that stores both"
             )
-        why = extend.hindrance(kernels)
+        why = extend.hindrance(kernels, fixed=bool(self._chunk))
         if why:
             raise ValueError(
                 f"ops: extend goes through tensor cores, which this cache cannot: {why}; use ops.Decode(rows=...) for up to 128 "
@@ -126,7 +126,7 @@ class Extend(Op):
         attend = attention_context(self.mask, self.score, kernels, index)
         out = dtype(self.out_dtype or cache.dtype)
         scale = self.scale if self.scale is not None else 1 / math.sqrt(cache.head_dim)
-        shape = extend.shape(kernels)
+        shape = extend.shape(kernels, fixed=bool(self._chunk))
         assert shape is not None
         params = self._params(kernels, index, out)
         digest = plan_digest(kernels, self.name, self.split_plan(kernels), attend, self._chunk, shape.tokens)
@@ -177,7 +177,7 @@ class Extend(Op):
 
     def split_plan(self, kernels: KernelSet) -> SplitPlan:
         """What its workspace is made of."""
-        shape = extend.shape(kernels)
+        shape = extend.shape(kernels, fixed=bool(self._chunk))
         assert shape is not None
         heads = kernels.kv.kv_heads
         return SplitPlan(

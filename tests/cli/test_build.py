@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +14,8 @@ import pytest
 from kvgen.cli.project import open_project
 from kvgen.codegen.emit import banner_digest, body_digest, body_of
 from kvgen.codegen.sets_page import sets_page
+from kvgen.cycles.device import DEVICES
+from tests.compile.test_sass import needs_tool
 
 from .conftest import Folder
 
@@ -141,3 +145,50 @@ def test_rows_of_sets_that_are_not_loaded_are_kept(built: Folder) -> None:
 def row_of(page: str, name: str) -> str:
     (row,) = (line for line in page.splitlines() if line.startswith(f"| [{name}]"))
     return row
+
+
+SLOW = 'ops.Append(), ops.Decode(), ops.Decode(name="cut", rows=2)'
+
+
+@pytest.fixture
+def slow(empty: Folder) -> Folder:
+    """A set whose decodes stay on CUDA cores, and one whose decode does not."""
+    empty.spec("exact", q_heads=8, ops=SLOW)
+    empty.change("specs/exact.py", 'dtype="bf16"', 'dtype="f32"')
+    empty.spec("fast", q_heads=8, ops="ops.Decode()")
+    return empty
+
+
+def test_what_stays_on_cuda_cores_is_said(slow: Folder) -> None:
+    said = slow.kvgen("build").stderr.splitlines()
+    why = "is on CUDA cores: f32 values would lose bits as operands of tensor cores; `kvgen compile --record` reckons"
+    assert len(said) == 2
+    assert said[0].startswith(f"warning: exact/decode {why}") and said[1].startswith(f"warning: exact/cut {why}")
+    assert slow.kvgen("build", "fast").stderr == slow.kvgen("-q", "build").stderr == ""
+    assert len(slow.kvgen("build", "exact/cut").stderr.splitlines()) == 1
+    run = slow.kvgen("build", "--json")
+    assert run.stderr == "" and [x["kernel"] for x in json.loads(run.stdout)["cuda_cores"]] == [
+        "exact/decode",
+        "exact/cut",
+    ]
+
+
+@needs_tool
+def test_recorded_trips_say_how_slow(slow: Folder) -> None:
+    """An interval of percent, between the trips at both latencies; of another text nothing is said."""
+    slow.kvgen("build")
+    slow.kvgen("compile", "--record", "exact")
+    found = re.search(
+        r"exact/decode .*; by the model (\d+) to (\d+) % of what an H200 can read", slow.kvgen("build").stderr
+    )
+    assert found and 0 < int(found[1]) < int(found[2]) <= 100
+    (plan,) = json.loads(slow.kvgen("show", "exact/decode", "--plan", "--json").stdout)
+    least, most = plan["kernels"][0]["attention"]["percent_of_reachable"]
+    assert (round(least), round(most)) == (int(found[1]), int(found[2]))
+    said = slow.kvgen("show", "exact/decode", "--plan").stdout
+    assert f"speed    by the model {found[1]} to {found[2]} % of what an H200 can read" in said
+    facts = json.loads((slow.out / "exact/resources.json").read_text(encoding="utf-8"))["kernels"]["decode"]["sm_90a"]
+    reachable = facts["trip_bytes"] / DEVICES["H200"].budget_rate
+    assert (least, most) == pytest.approx([100 * reachable / facts[n] for n in ("trip_cycles_loaded", "trip_cycles")])
+    slow.change("specs/exact.py", "q_heads=8", "q_heads=4")
+    assert "reckons its share" in slow.kvgen("build").stderr

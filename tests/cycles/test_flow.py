@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kvgen.cycles.facts import work_loop
 from kvgen.cycles.flow import blocks, loops, main_loop
 
 OUT_OF_LINE = """
@@ -39,3 +40,31 @@ def test_loops_within_loops() -> None:
     found = loops(blocks(NESTED))
     assert [(x.head, len(x.members), x.holds_loops) for x in found] == [(0, 3, True), (1, 1, False)]
     assert [x.address for x in found[0].usual] == [0x10, 0x20, 0x30, 0x40]
+
+
+# A loop over chunks; in it one over tokens, where hidden ones go past the shuffles and V; then a merge with more loads.
+WITHOUT_PRODUCTS = """
+.L_x_0:
+        /*0010*/                   MOV R1, R2 ;
+.L_x_1:
+        /*0020*/                   LDG.E R4, desc[UR6][R2.64] ;
+        /*0030*/               @P0 BRA `(.L_x_2) ;
+        /*0040*/                   SHFL.BFLY PT, R5, R4, 0x1, 0x1f ;
+        /*0050*/                   MUFU.EX2 R5, R5 ;
+        /*0060*/                   LDG.E R6, desc[UR6][R2.64+0x10] ;
+.L_x_2:
+        /*0070*/               @P1 BRA `(.L_x_1) ;
+.L_x_3:
+        /*0080*/                   LDG.E R7, desc[UR6][R2.64+0x20] ;
+        /*0090*/                   LDG.E R8, desc[UR6][R2.64+0x30] ;
+        /*00a0*/                   LDG.E R9, desc[UR6][R2.64+0x40] ;
+        /*00b0*/               @P2 BRA `(.L_x_3) ;
+        /*00c0*/               @P3 BRA `(.L_x_0) ;
+        /*00d0*/                   EXIT ;
+"""
+
+
+def test_without_products_the_loop_that_takes_exponentials_does_the_work() -> None:
+    loop = work_loop(blocks(WITHOUT_PRODUCTS))
+    assert loop is not None
+    assert [x.address for x in loop.usual] == [0x20, 0x30, 0x40, 0x50, 0x60, 0x70]

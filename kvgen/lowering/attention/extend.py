@@ -28,15 +28,18 @@ from kvgen.plan.params import Size
 from kvgen.spec.kernel_set import KernelSet
 from kvgen.spec.mask import TREE_ROWS
 
-# Warps of a block, tiles of 16 columns of each, and tokens of a tile, the best first.
-_BLOCKS: Final = ((8, 1, 64), (8, 1, 32), (4, 1, 32), (4, 1, 16))
+# Warps of a block, tiles of 16 columns of each, and tokens of a tile, the best first: what a warp reads of K and V serves 32
+# columns, or the tensor cores wait for shared memory.
+_BLOCKS: Final = ((4, 2, 64), (4, 2, 32), (8, 1, 64), (8, 1, 32), (4, 1, 32), (4, 1, 16))
 # Registers beside sums, scores and Q: addresses, page ids, operands, what columns see.
 _OTHER_REGISTERS: Final = 70
+# And where sums are added up at fixed cuts.
+_CUT_REGISTERS: Final = 26
 _MOST_STAGES: Final = 4
 # Columns of q that a warp loads at once.
 _AT_ONCE: Final = 4
-# Tiles of keys that an entry has at least where a tile's keys are cut.
-LEAST_TILES: Final = 8
+# Tokens that an entry has at least where a tile's keys are cut.
+LEAST_TOKENS: Final = 512
 # Slots of an SM part: pieces of tiles that are cut; where cuts are fixed there are more of them, and one is its own.
 SLOTS: Final = 2
 FIXED_SLOTS: Final = 9
@@ -74,8 +77,8 @@ class Shape:
     def shared(self, arch: str) -> int:
         """Bytes of shared memory on this architecture: struct Shared of the kernel."""
         ring = int(asdict(self.stages)[SIZES[arch]]) * self.stage_bytes
-        query = self.query_bytes if self.query_held else 0
-        return -(-(max(ring, self.merged_bytes, query) + self.held_bytes) // 16) * 16
+        read = max(ring, self.query_bytes) if self.query_held else ring + self.query_bytes
+        return -(-(max(read, self.merged_bytes) + 48 + self.held_bytes) // 16) * 16
 
 
 @dataclass(frozen=True)
@@ -145,8 +148,8 @@ class ExtendPlanContext:
     digest: int
 
 
-def hindrance(kernels: KernelSet) -> str:
-    """Why the set cannot have an extend; empty where it can."""
+def hindrance(kernels: KernelSet, *, fixed: bool = False) -> str:
+    """Why the set cannot have an extend, with fixed cuts or without; empty where it can."""
     cache = kernels.kv
     if cache.dtype == "f32":
         return "f32 values would lose bits as operands of tensor cores"
@@ -154,9 +157,11 @@ def hindrance(kernels: KernelSet) -> str:
         if len(parts) > 1:
             return f"{role.upper()} has parts of its own"
         why = mma.segment_hindrance(parts[0])
+        if not why and mma.has_tables(parts[0], "key" if role == "k" else "value"):
+            why = "values that are rounded again through e4m3"
         if why:
             return f"{role.upper()}: {why}"
-    found = shape(kernels)
+    found = shape(kernels, fixed=fixed)
     if found is None:
         return f"rows of {cache.head_dim} and {cache.v_dim} dims do not fit registers and shared memory"
     if kernels.group > found.cols:
@@ -164,7 +169,7 @@ def hindrance(kernels: KernelSet) -> str:
     return ""
 
 
-def shape(kernels: KernelSet) -> Shape | None:
+def shape(kernels: KernelSet, *, fixed: bool = False) -> Shape | None:
     """The block of a set's extend: the first one whose registers and rings of two tiles fit everywhere."""
     k, v = (parts[0] for parts in kernels.kv.storage.roles.values())
     k_pitch, v_pitch = (mma.row_pitch(mma.row_bytes(x)) for x in (k, v))
@@ -174,15 +179,15 @@ def shape(kernels: KernelSet) -> Shape | None:
     sizes = {SIZES[a] for a in kernels.arch}
     for warps, m_tiles, tokens in _BLOCKS:
         cols = 16 * m_tiles * warps
-        working = m_tiles * (dims // 2 + tokens // 2) + _OTHER_REGISTERS
+        working = m_tiles * (dims // 2 + tokens // 2) + _OTHER_REGISTERS + fixed * _CUT_REGISTERS
         held = working + 4 * m_tiles * steps <= 255
         query = steps * cols // 8 * 256
         scales = sum(mma.copied_scale_bytes(x, role, tokens) for x, role in ((k, "key"), (v, "value")))
         expanded = sum(mma.expanded_scale_bytes(x, role, tokens) for x, role in ((k, "key"), (v, "value")))
         stage = tokens * (k_pitch + v_pitch) + scales
         merged = 4 * cols * (v.size + 4 + 2)
-        beside = expanded + 4 * cols * (not plain) + (0 if held else query)
-        least = max(2 * stage, merged, query if held else 0) + beside
+        beside = expanded + 4 * cols * (not plain)
+        least = max(2 * stage, merged, query) + beside if held else max(2 * stage + query, merged) + beside
         if tokens > 32 and not mma.run_of(kernels.kv, tokens):  # a lane looks up one token's page
             continue
         if working > 255 or any(least > _MEMORY[size] for size in sizes):
@@ -190,7 +195,12 @@ def shape(kernels: KernelSet) -> Shape | None:
         # Blocks that a multiprocessor holds: where its memory is small there may be one.
         blocks = 2 if warps == 4 and all(2 * least <= _MEMORY[size] for size in sizes if size != "small") else 1
         counts = {
-            size: max(2, min(_MOST_STAGES, (memory // (1 if size == "small" else blocks) - beside) // stage))
+            size: max(
+                2,
+                min(
+                    _MOST_STAGES, (memory // (1 if size == "small" else blocks) - beside - query * (not held)) // stage
+                ),
+            )
             if size in sizes
             else 0
             for size, memory in _MEMORY.items()
@@ -281,7 +291,7 @@ def planner(
         tile=found.tokens,
         chunk_tokens=chunk_tokens,
         overhead=OVERHEAD,
-        least_tiles=LEAST_TILES,
+        least_tiles=LEAST_TOKENS // found.tokens,
         token_bytes=sum(mma.row_bytes(parts[0]) for parts in cache.storage.roles.values()),
         together_bytes=_TOGETHER,
         new_in_length=new_in_length(kernels),

@@ -156,7 +156,7 @@ def segment_hindrance(segment: Segment, role: str = "key", columns: int = 0) -> 
     if segment.quant is not None and segment.quant.residual:
         return "tokens that wait to be quantized"
     if segment.scales is not None and not scale_use(segment, role, columns):
-        return "scales of groups of dims that f16 cannot hold, or that are rounded again"
+        return "scales of groups of dims that f16 cannot hold, or of fewer dims than a register has"
     if segment.vector * region.dtype.bits < 32 or row_bytes(segment) % 4:
         return "rows are not aligned to 4 bytes"
     return ""

@@ -7,7 +7,6 @@
 
 // The entries of a plan, and the rows that are no request's: [0, first_row) and [end_row, num_rows).
 struct RowPlan {
-  Plan plan;
   uint32_t stamp, count, heads_together;
   uint32_t first_row, end_row;
   bool orphans;  // those rows become NaN
@@ -22,14 +21,14 @@ __device__ __forceinline__ RowPlan read_row_plan(uint8_t* workspace, const PlanS
                     kHeads % header.heads_together == 0;
   if (threadIdx.x == 0 && !good) report(errors, Fault::plan, 0, 0);
   if (threadIdx.x == 0 && good && header.wrong_total) report(errors, Fault::row_offsets, batch - 1, num_rows);
-  if (!good) return {plan, 0, 0, 1, 0, 0, true};
-  return {plan, header.stamp, header.num_chunks, header.heads_together, header.first_row, header.end_row, header.wrong_total != 0};
+  if (!good) return {0, 0, 1, 0, 0, true};
+  return {header.stamp, header.num_chunks, header.heads_together, header.first_row, header.end_row, header.wrong_total != 0};
 }
 
 // Entry `i` of the plan: one that is not this plan's is Fault::plan, without rows.
 template <uint32_t kGroup>
-__device__ __forceinline__ KvChunk read_row_tile(const RowPlan& plan, uint32_t i, uint32_t batch, uint32_t num_rows, uint32_t max_slots) {
-  KvChunk tile = read_chunk<kU32Max>(plan.plan, plan.stamp, i, batch, num_rows, max_slots);
+__device__ __forceinline__ KvChunk read_row_tile(const Plan& plan, uint32_t stamp, uint32_t i, uint32_t batch, uint32_t num_rows, uint32_t max_slots) {
+  KvChunk tile = read_chunk<kU32Max>(plan, stamp, i, batch, num_rows, max_slots);
   if (tile.first >= (uint64_t)tile.rows * kGroup) tile.rows = 0, tile.fault = Fault::plan;
   return tile;
 }
@@ -53,50 +52,86 @@ struct RowPartial {
     }
   }
 
-  // `sums` become their own and those at `slot`, which come before them (kBefore) or after. Rounded by name: the same bits wherever two
-  // results meet in the same order.
-  template <bool kBefore>
-  __device__ static __forceinline__ void add(RowSums<Tile>& sums, float* slot) {
-    const auto joined = [](float own, float own_factor, float other, float other_factor) {
-      return kBefore ? __fmaf_rn(other, other_factor, __fmul_rn(own, own_factor)) : __fmaf_rn(own, own_factor, __fmul_rn(other, other_factor));
-    };
+  // What two results, one of earlier tokens and one of later ones, are to be multiplied by; `max` becomes that of both.
+  struct Factors {
+    float early[2], late[2];
+
+    __device__ __forceinline__ Factors(const float (&early_max)[2], const float (&late_max)[2], float (&max)[2]) {
+#pragma unroll
+      for (uint32_t h = 0; h < 2; ++h) {
+        const float high = fmaxf(early_max[h], late_max[h]);
+        early[h] = rescale(early_max[h], high);
+        late[h] = rescale(late_max[h], high);
+        max[h] = high;
+      }
+    }
+    // Rounded by name: the same bits wherever two results meet.
+    __device__ __forceinline__ float join(float earlier, float later, uint32_t h) const { return __fmaf_rn(earlier, early[h], __fmul_rn(later, late[h])); }
+  };
+
+  // `sums` become those at `slot`, which come before them, and their own.
+  __device__ static __forceinline__ void merge_before(RowSums<Tile>& sums, float* slot) {
 #pragma unroll
     for (uint32_t m = 0; m < kM; ++m) {
       Vec<float, 4> head;
       load_partials(head, (const float*)at(slot, m, 0));
-      float own[2], other[2];
+      const Factors factors({head.e[0], head.e[1]}, sums.row_max[m], sums.row_max[m]);
 #pragma unroll
-      for (uint32_t h = 0; h < 2; ++h) {
-        const float high = fmaxf(head.e[h], sums.row_max[m][h]);
-        own[h] = rescale(sums.row_max[m][h], high);
-        other[h] = rescale(head.e[h], high);
-        sums.row_max[m][h] = high;
-        sums.row_sum[m][h] = joined(sums.row_sum[m][h], own[h], head.e[2 + h], other[h]);
-      }
+      for (uint32_t h = 0; h < 2; ++h) sums.row_sum[m][h] = factors.join(head.e[2 + h], sums.row_sum[m][h], h);
 #pragma unroll
       for (uint32_t d = 0; d < RowShape<Tile>::kDimTiles; ++d) {
+        if (d % 4 == 0) __syncwarp();  // or the compiler loads all of it ahead, for which there are no registers
         Vec<float, 4> x;
         load_partials(x, (const float*)at(slot, m, d + 1));
 #pragma unroll
-        for (uint32_t r = 0; r < 4; ++r) sums.out[m][d][r] = joined(sums.out[m][d][r], own[r / 2], x.e[r], other[r / 2]);
+        for (uint32_t r = 0; r < 4; ++r) sums.out[m][d][r] = factors.join(x.e[r], sums.out[m][d][r], r / 2);
       }
     }
   }
-  // The same where nothing is there yet.
-  __device__ static __forceinline__ void load(RowSums<Tile>& sums, float* slot) {
-    sums = {};
-    add<false>(sums, slot);
+
+  // The `count` results from `slot` on, `step` floats apart, together, in their order; of the warp's columns, which begin at `first`, to
+  // `merged` in shared memory. A few dims at a time: it is rarely run, and registers are few.
+  template <typename Merged, typename Factor>
+  __device__ static __forceinline__ void merge(Merged& merged, uint32_t first, float* slot, uint64_t step, uint32_t count, const Factor& factor) {
+    constexpr uint32_t kEach = RowShape<Tile>::kDimTiles % 4 == 0 ? 4 : 2;
+#pragma unroll
+    for (uint32_t m = 0; m < kM; ++m) {
+#pragma unroll 1
+      for (uint32_t base = 0; base < RowShape<Tile>::kDimTiles; base += kEach) {
+        float max[2] = {-infinity(), -infinity()}, sum[2], x[kEach][4];
+#pragma unroll 1
+        for (uint32_t i = 0; i < count; ++i) {
+          Vec<float, 4> head, more[kEach];
+          load_partials(head, (const float*)at(slot + i * step, m, 0));
+#pragma unroll
+          for (uint32_t d = 0; d < kEach; ++d) load_partials(more[d], (const float*)at(slot + i * step, m, base + d + 1));
+          const Factors factors(max, {head.e[0], head.e[1]}, max);
+#pragma unroll
+          for (uint32_t r = 0; r < 4; ++r) {
+            const uint32_t h = r / 2;
+            if (r % 2 == 0) sum[h] = i == 0 ? head.e[2 + h] : factors.join(sum[h], head.e[2 + h], h);
+#pragma unroll
+            for (uint32_t d = 0; d < kEach; ++d) x[d][r] = i == 0 ? more[d].e[r] : factors.join(x[d][r], more[d].e[r], h);
+            if (i == 0) max[h] = head.e[h];
+          }
+        }
+        if (base == 0) store_row_heads<Tile>(merged, first + 16 * m, max, sum);
+#pragma unroll
+        for (uint32_t d = 0; d < kEach; ++d) store_row_dims<Tile>(merged, first + 16 * m, base + d, x[d], factor);
+      }
+    }
   }
 };
 
 // Where the blocks of one kv head keep their partial results, and the counters of those that share a tile.
 template <typename Tile, uint32_t kHeads>
 struct RowSlots {
+  static constexpr uint64_t kStep = (uint64_t)kHeads * RowPartial<Tile>::kFloats;  // floats from a slot to the next
   float* first;
   uint32_t* counters;
 
   __device__ __forceinline__ RowSlots(const Plan& plan, uint32_t head) : first(plan.partials + (uint64_t)head * RowPartial<Tile>::kFloats), counters(plan.counters + head) {}
-  __device__ __forceinline__ float* at(uint32_t slot) const { return first + (uint64_t)slot * kHeads * RowPartial<Tile>::kFloats; }
+  __device__ __forceinline__ float* at(uint32_t slot) const { return first + slot * kStep; }
   __device__ __forceinline__ uint32_t* counter(uint32_t slot) const { return counters + (uint64_t)slot * kHeads; }
 };
 

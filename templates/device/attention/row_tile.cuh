@@ -95,7 +95,7 @@ __device__ __forceinline__ void read_query_rows(uint32_t (&a)[4], const typename
 template <typename Tile>
 struct HeldQueryRows {
   using Shape = RowShape<Tile>;
-  static constexpr uint32_t kUnroll = Shape::kKeyBlocks;  // of the loop over blocks
+  static constexpr uint32_t kUnroll = Shape::kKeyBlocks > 8 ? 2 : Shape::kKeyBlocks;  // of the loop over blocks
   uint32_t e[Shape::kKeySteps][Shape::kM][4] = {};
 
   __device__ __forceinline__ HeldQueryRows(const typename Shape::Query& query, uint32_t first, bool live) {
@@ -111,7 +111,7 @@ struct HeldQueryRows {
 template <typename Tile>
 struct SharedQueryRows {
   using Shape = RowShape<Tile>;
-  static constexpr uint32_t kUnroll = 2;
+  static constexpr uint32_t kUnroll = Shape::kKeyBlocks > 8 ? 2 : Shape::kKeyBlocks;
   const typename Shape::Query& query;
   uint32_t first, e[Shape::Keys::kSteps][Shape::kM][4];
 
@@ -408,42 +408,88 @@ __device__ __forceinline__ void multiply_pv(RowSums<Tile>& sums, uint32_t stage,
   }
 }
 
-// As multiply_pv, column by column, each with the tokens that it sees: a token that one column sees and another does not may hold
-// infinities or NaN, which times a weight of 0 are NaN. Hidden tokens are those whose s is `hidden`.
+// Whether the lane's part of V of the tile at `stage` has an infinity or NaN.
 template <typename Tile, typename GroupScales = NoGroupScales>
-__device__ __forceinline__ void multiply_pv_by_column(RowSums<Tile>& sums, uint32_t stage, const uint32_t (&weights)[RowShape<Tile>::kM][4], uint32_t t,
-                                                      const RowScores<Tile>& s, float hidden, const GroupScales& scale = {}) {
+__device__ __forceinline__ bool has_special_tile(uint32_t stage, const GroupScales& scale = {}) {
+  using Values = typename TileShape<Tile>::Values;
+  bool special = false;
+#pragma unroll 1
+  for (uint32_t t = 0; t < Tile::kTokens / 16; ++t) {
+#pragma unroll 2
+    for (uint32_t block = 0; block < TileShape<Tile>::kValueBlocks; ++block) {
+      uint32_t v[Values::kTiles][4] = {};
+      load_values<Tile>(v, stage, block, t, scale);
+#pragma unroll
+      for (uint32_t d = 0; d < Values::kTiles; ++d)
+#pragma unroll
+        for (uint32_t r = 0; r < 4; ++r) special |= has_special<typename Values::Operand>(v[d][r]);
+    }
+  }
+  return special;
+}
+
+// The weights of a tile: 16 tokens, 16 columns, register.
+template <typename Tile>
+struct RowWeights {
+  uint32_t e[Tile::kTokens / 16][RowShape<Tile>::kM][4];
+};
+
+// Which tokens the lane's columns see, a bit each: 8t + 2r + e is element e of register r of the weights of tokens 16t and on.
+template <typename Tile>
+struct SeenTokens {
+  static_assert(Tile::kTokens <= 64);
+  uint32_t e[RowShape<Tile>::kM];
+
+  // Hidden tokens are those whose s is `hidden`.
+  __device__ __forceinline__ SeenTokens(const RowScores<Tile>& s, float hidden) {
+#pragma unroll
+    for (uint32_t m = 0; m < RowShape<Tile>::kM; ++m) {
+      e[m] = 0;
+#pragma unroll
+      for (uint32_t i = 0; i < Tile::kTokens / 2; ++i) e[m] |= (s.e[m][i / 8 * 2 + i / 4 % 2][i / 2 % 2 * 2 + i % 2] == hidden ? 0u : 1u) << i;
+    }
+  }
+};
+
+// Adds V of a tile times its weights column by column, each with the tokens that it sees: a token that one column sees and another does
+// not may hold infinities or NaN, which times a weight of 0 are NaN. One piece of code for all tokens: it is rarely run.
+template <typename Tile, typename GroupScales = NoGroupScales>
+__device__ __forceinline__ void sync_multiply_pv_by_column(RowSums<Tile>& sums, uint32_t stage, const RowWeights<Tile>& weights, const SeenTokens<Tile>& seen,
+                                                      const GroupScales& scale = {}) {
   using Shape = RowShape<Tile>;
   using Values = typename Shape::Values;
   const uint32_t g = threadIdx.x % 32 / 4, j = threadIdx.x % 4;
 #pragma unroll
   for (uint32_t m = 0; m < Shape::kM; ++m) {
-    uint32_t seen[4];  // masks of the pairs of elements of tokens: as weights
-#pragma unroll
-    for (uint32_t r = 0; r < 4; ++r) {
-      const float(&pair)[4] = s.e[m][2 * t + r / 2];
-      seen[r] = (pair[2 * (r % 2)] == hidden ? 0 : 0xffffu) | (pair[2 * (r % 2) + 1] == hidden ? 0 : 0xffff0000u);
-    }
 #pragma unroll 1
-    for (uint32_t col = 0; col < 16; ++col) {
-      const uint32_t from = 4 * (col % 8) + j;
-      const bool upper = col >= 8, mine = g == col % 8;
-      const uint32_t early = __shfl_sync(~0u, upper ? seen[1] : seen[0], from), late = __shfl_sync(~0u, upper ? seen[3] : seen[2], from);
-      const uint32_t own[4] = {mine && !upper ? weights[m][0] : 0, mine && upper ? weights[m][1] : 0, mine && !upper ? weights[m][2] : 0, mine && upper ? weights[m][3] : 0};
+    for (uint32_t n = 0; n < Tile::kTokens; ++n) {  // 16 columns for every 16 tokens
+      const uint32_t t = n / 16, h = n / 8 % 2;
+      const bool mine = g == n % 8;
+      uint32_t own[4];
+#pragma unroll
+      for (uint32_t r = 0; r < 4; ++r) {
+        own[r] = weights.e[0][m][r];
+#pragma unroll
+        for (uint32_t i = 1; i < Tile::kTokens / 16; ++i) own[r] = t == i ? weights.e[i][m][r] : own[r];
+        own[r] = mine && h == r % 2 ? own[r] : 0;
+      }
+      const uint32_t bits = __shfl_sync(~0u, seen.e[m], 4 * (n % 8) + j) >> (8 * t + 2 * h);
+      const uint32_t early = (bits & 1) * 0xffffu | (bits >> 1 & 1) * 0xffff0000u, late = (bits >> 4 & 1) * 0xffffu | (bits >> 5 & 1) * 0xffff0000u;
 #pragma unroll
       for (uint32_t block = 0; block < Shape::kValueBlocks; ++block) {
+        __syncwarp();  // or the compiler loads many blocks ahead, for which there are no registers
         uint32_t v[Values::kTiles][4] = {};
         load_values<Tile>(v, stage, block, t, scale);
 #pragma unroll
         for (uint32_t d = 0; d < Values::kTiles; ++d)
 #pragma unroll
-          for (uint32_t h = 0; h < 2; ++h) {
-            const uint32_t b[2] = {v[d][h] & early, v[d][2 + h] & late};
-            float(&to)[4] = sums.out[m][2 * (block * Values::kTiles + d) + h];
+          for (uint32_t half = 0; half < 2; ++half) {
+            const uint32_t b[2] = {v[d][half] & early, v[d][2 + half] & late};
+            float(&to)[4] = sums.out[m][2 * (block * Values::kTiles + d) + half];
             float added[4] = {to[0], to[1], to[2], to[3]};
             multiply_add<typename Values::Operand>(added, own, b);
 #pragma unroll
-            for (uint32_t r = 0; r < 4; ++r) to[r] = mine && (r / 2 == 1) == upper ? added[r] : to[r];
+            for (uint32_t r = 0; r < 4; ++r) to[r] = mine && r / 2 == h ? added[r] : to[r];
           }
       }
     }
@@ -461,26 +507,36 @@ __device__ __forceinline__ void apply_unit(RowSums<Tile>& sums, const RowUnit<Ti
     for (uint32_t h = 0; h < 2; ++h) sums.rescale_out(m, h, value.unit[m][h]);
 }
 
-// The warp's columns, which begin at `first`, to `merged` in shared memory: row_max, row_sum over all lanes, and `out` times factor(dim).
-template <typename Tile, typename Merged, typename Factor = OneFactor>
-__device__ __forceinline__ void store_row_sums(Merged& merged, uint32_t first, RowSums<Tile>& sums, const Factor& factor = {1.0f}) {
+// Maxima, and sums over all lanes, of 16 columns from `first` on to `merged` in shared memory.
+template <typename Tile, typename Merged>
+__device__ __forceinline__ void store_row_heads(Merged& merged, uint32_t first, const float (&max)[2], const float (&sum)[2]) {
+#pragma unroll
+  for (uint32_t h = 0; h < 2; ++h) {
+    const uint32_t col = first + threadIdx.x % 32 / 4 + 8 * h;
+    float all = sum[h] + __shfl_xor_sync(~0u, sum[h], 1);
+    all += __shfl_xor_sync(~0u, all, 2);
+    if (threadIdx.x % 4 == 0) merged.max[0][col] = max[h];
+    if (threadIdx.x % 4 == 0) merged.sum[0][col] = all;
+  }
+}
+// Tile `d` of 8 dims of them, times factor(dim).
+template <typename Tile, typename Merged, typename Factor>
+__device__ __forceinline__ void store_row_dims(Merged& merged, uint32_t first, uint32_t d, const float (&x)[4], const Factor& factor) {
   using Values = typename TileShape<Tile>::Values;
-  const uint32_t g = threadIdx.x % 32 / 4, j = threadIdx.x % 4;
 #pragma unroll
-  for (uint32_t m = 0; m < RowShape<Tile>::kM; ++m)
+  for (uint32_t r = 0; r < 4; ++r) {
+    const uint32_t col = first + threadIdx.x % 32 / 4 + r / 2 * 8, t = d / 2;
+    const uint32_t dim = t / Values::kTiles * Values::kDims + Values::value_dim(t % Values::kTiles, d % 2 * 8 + 2 * (threadIdx.x % 4) + r % 2);
+    if (dim < Tile::V::kSize) merged.out[0][col][dim] = x[r] * factor(dim);
+  }
+}
+// The warp's columns, which begin at `first`.
+template <typename Tile, typename Merged, typename Factor>
+__device__ __forceinline__ void store_row_sums(Merged& merged, uint32_t first, const RowSums<Tile>& sums, const Factor& factor) {
 #pragma unroll
-    for (uint32_t h = 0; h < 2; ++h) {
-      const uint32_t col = first + 16 * m + g + 8 * h;
-      float sum = sums.row_sum[m][h] + __shfl_xor_sync(~0u, sums.row_sum[m][h], 1);
-      sum += __shfl_xor_sync(~0u, sum, 2);
-      if (j == 0) merged.max[0][col] = sums.row_max[m][h];
-      if (j == 0) merged.sum[0][col] = sum;
+  for (uint32_t m = 0; m < RowShape<Tile>::kM; ++m) {
+    store_row_heads<Tile>(merged, first + 16 * m, sums.row_max[m], sums.row_sum[m]);
 #pragma unroll
-      for (uint32_t d = 0; d < RowShape<Tile>::kDimTiles; ++d)
-#pragma unroll
-        for (uint32_t e = 0; e < 2; ++e) {
-          const uint32_t t = d / 2, dim = t / Values::kTiles * Values::kDims + Values::value_dim(t % Values::kTiles, d % 2 * 8 + 2 * j + e);
-          if (dim < Tile::V::kSize) merged.out[0][col][dim] = sums.out[m][d][2 * h + e] * factor(dim);
-        }
-    }
+    for (uint32_t d = 0; d < RowShape<Tile>::kDimTiles; ++d) store_row_dims<Tile>(merged, first + 16 * m, d, sums.out[m][d], factor);
+  }
 }
