@@ -156,6 +156,22 @@ def record(rows: Sequence[Row], counts: dict[str, dict[str, int]]) -> None:
 SECTIONS = {"types": types, "published": published, "changes": changes}
 
 
+def counts_of(rows: list[Row]) -> dict[str, dict[str, int]]:
+    """How many rows of a section came out how."""
+    return {s: dict(Counter(r.outcome for r in rows if r.section == s)) for s in dict.fromkeys(r.section for r in rows)}
+
+
+def write(path: Path, rows: list[Row]) -> None:
+    """The rows there are, after each of them: a run of hours may be killed."""
+    made = {
+        "schema": 1,
+        "transformers": version("transformers"),
+        "counts": counts_of(rows),
+        "rows": [asdict(r) for r in rows],
+    }
+    path.write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
+
+
 def main() -> int:
     """Run the sections; the command's exit status."""
     parser = argparse.ArgumentParser(
@@ -176,27 +192,19 @@ def main() -> int:
     for section in options.section or SECTIONS:
         for row in SECTIONS[section](truths := Truths(), only):
             rows.append(row)
+            if options.json:
+                write(options.json, rows)
             if not options.quiet or row.outcome in ("wrong", "traceback"):
                 print(
                     f"{row.section:12} {row.name:28} {row.form:34} {row.outcome:13} {'; '.join(row.detail)[:400]}",
                     flush=True,
                 )
         del truths
-    counts = {
-        s: dict(Counter(r.outcome for r in rows if r.section == s)) for s in dict.fromkeys(r.section for r in rows)
-    }
+    counts = counts_of(rows)
     for section, count in counts.items():
         print(f"{section}: {', '.join(f'{count[o]} {o}' for o in OUTCOMES if o in count)}")
     if options.record:
         record(rows, counts)
-    if options.json:
-        made = {
-            "schema": 1,
-            "transformers": version("transformers"),
-            "counts": counts,
-            "rows": [asdict(r) for r in rows],
-        }
-        options.json.write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
     return 1 if any(r.outcome in ("wrong", "traceback") for r in rows) else 0
 
 

@@ -389,6 +389,11 @@ class Predicted:
         """Signed, of the published figure."""
         return self.values[1] / self.row.published - 1
 
+    @property
+    def keeps_bound(self) -> bool:
+        """Whether the figure is a bound, which then tells no more than that."""
+        return self.row.at_least and self.error >= 0
+
 
 @dataclass(frozen=True)
 class Code:
@@ -496,15 +501,26 @@ def table(found: Sequence[Predicted]) -> str:
             lines.append(f"| {p.row.name} | {p.row.device} | {published} | no prediction: {p.why_not} | | | | | | |")
             continue
         low, value, high = (f"{x:.4g}" for x in p.values)
+        error = f"{100 * p.error:+.0f} %" + ", bound kept" * p.keeps_bound
         lines.append(
-            f"| {p.row.name} | {p.row.device} | {published} | {value} | {low} | {high} | {100 * p.error:+.0f} % | {p.tile:.0f} | "
+            f"| {p.row.name} | {p.row.device} | {published} | {value} | {low} | {high} | {error} | {p.tile:.0f} | "
             f"{p.ends:.0f} | {100 * p.tensor:.0f} % |"
         )
     for unit, names in (("throughput", ("TFLOP/s", "GB/s")), ("latency", ("us",))):
-        errors = [abs(p.error) for p in found if not p.why_not and p.row.unit in names]
-        if errors:
-            lines.append(f"\nmedian error of {unit}: {100 * statistics.median(errors):.0f} % of {len(errors)} rows")
+        rows = [p for p in found if not p.why_not and p.row.unit in names]
+        exact = [p for p in rows if not p.keeps_bound]
+        if not rows:
+            continue
+        line = f"\nmedian error of {unit}: {_median_error(rows):.0f} % of {len(rows)} rows"
+        if exact and len(exact) < len(rows):
+            line += f"; {_median_error(exact):.0f} % without bounds that are kept"
+        lines.append(line)
     return "\n".join(lines)
+
+
+def _median_error(rows: Sequence[Predicted]) -> float:
+    """In percent."""
+    return 100 * statistics.median(abs(p.error) for p in rows)
 
 
 def loops_of(graph: Sequence[Block]) -> str:

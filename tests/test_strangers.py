@@ -97,10 +97,13 @@ def test_the_table() -> None:
         [
             Predicted(_row(), (90.0, 120.0, 150.0), tile=256, ends=1000, tensor=0.5),
             Predicted(_row(unit="us", at_least=True), (50.0, 80.0, 99.0)),
+            Predicted(_row(unit="us", at_least=True), (50.0, 180.0, 199.0)),
         ]
     )
     assert (
         "| 100 TFLOP/s | 120 | 90 | 150 | +20 % | 256 | 1000 | 50 % |" in made
         and "| >= 100 us | 80 | 50 | 99 | -20 % |" in made
+        and "| >= 100 us | 180 | 50 | 199 | +80 %, bound kept |" in made
     )
-    assert "median error of throughput: 20 % of 1 rows" in made and "median error of latency: 20 % of 1 rows" in made
+    assert "median error of throughput: 20 % of 1 rows\n" in made
+    assert "median error of latency: 50 % of 2 rows; 20 % without bounds that are kept" in made

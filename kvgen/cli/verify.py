@@ -93,7 +93,7 @@ def verify(
     from kvgen.cli.project import open_project
     from kvgen.cli.resources_json import installed
     from kvgen.errors import ToolError
-    from kvgen.files import kind_of
+    from kvgen.files import is_folder, kind_of
     from kvgen.verify.report import document
     from kvgen.verify.report import issue as issue_text
 
@@ -104,6 +104,8 @@ def verify(
             raise ToolError(
                 f"{option}: {named(path)} is a {kind}; give the name of a new file, or of a file to overwrite"
             )
+        if path not in (None, _STDOUT) and not is_folder(path.parent):
+            raise ToolError(f"{option}: {named(path)} is in no folder; make {named(path.parent)}, or name another file")
     printing = _STDOUT in (json_file, issue)
     project = open_project(selectors=selectors)
     machine = _machine(gpu, quick, seed)

@@ -252,9 +252,9 @@ def units_of(loaded: LoadedSet, files: Mapping[str, File], prefix: str) -> list[
     return found
 
 
-def units(archs: Sequence[str], config: Config | None = None) -> list[tuple[Unit, tuple[str, ...]]]:
-    """Every kernel of a project, ready for NVRTC, and which of `archs` it is for; by default of the project around the working
-    folder."""
+def units(archs: Sequence[str] | None = None, config: Config | None = None) -> list[tuple[Unit, tuple[str, ...]]]:
+    """Every kernel of a project, ready for NVRTC, and which of `archs` (None: its set's) it is for; by default of the project
+    around the working folder."""
     config = config or find_config()
     sets, files = load_and_render(config)
     return [

@@ -8,8 +8,14 @@ from typing import Any, Final, Literal
 import numpy as np
 import pytest
 
+from benchmarks.decode_static import compiled
 from kvgen import Block, KernelSet, Layout, Paged, Quant, ops
+from kvgen.compile import default_cache
+from kvgen.compile.sass import sass
+from kvgen.cycles.facts import awaited_loads, work_loop
+from kvgen.cycles.flow import blocks
 from kvgen.lowering.attention import mma
+from tests.compile.test_sass import needs_tool
 from tests.ops.test_decode import decode_scene
 from tests.support.batches import PLAIN
 from tests.support.harness import check_decode, index_name, offsets_of
@@ -36,20 +42,22 @@ MIXED: Final[dict[str, Any]] = {
     "v_quant": Quant(dtype="e4m3", scale_dtype="f32"),
 }
 SETS: Final = dict(
-    words=scaled("words", 16, 2, 64, (1, 1), **I8),  # a word has the scales of both heads
+    words=scaled("words", 16, 4, 64, (2, 2), **I8),  # a word has the scales of the block's two heads
+    odd=scaled("odd", 16, 3, 64, (1, 1), **I8),  # or those of one and a neighbour's
     one_head=scaled("one_head", 8, 1, 64, (1, 1), **I8),  # or those of two tokens
     lonely=scaled("lonely", 1, 1, 64, (0, 0), **I8),  # no word in a page
-    mixed=scaled("mixed", 16, 2, 64, (1, 1), **MIXED),
+    two_stages=scaled("two_stages", 16, 1, 64, (1, 1), arch="sm_89", **I8),  # a tile's scales are stored in its own trip
+    mixed=scaled("mixed", 16, 2, 64, (2, 1), **MIXED),
     pairs=scaled("pairs", 16, 2, 64, (2, 2), dtype="i4", scale_dtype="f16", zero=True, block=Block(dim=64)),
     zeros=scaled("zeros", 16, 2, 64, (2, 2), dtype="i8", scale_dtype="f32", zero=True),
     zeros_rows=scaled("zeros_rows", 16, 2, 128, (2, 2), dtype="i8", scale_dtype="bf16", zero=True, rows=5),
     groups=scaled("groups", 16, 1, 128, (1, 1), dtype="i4", scale_dtype="f32", block=Block(dim=64), rows=4),
     bytes=scaled("bytes", 16, 1, 64, (4, 4), dtype="i8", scale_dtype="f16", block=Block(dim=16), rows=1),
     many_rows=scaled("many_rows", 16, 2, 64, (2, 2), dtype="i4", scale_dtype="f16", zero=True, block=Block(dim=32), rows=20),
-    nvfp4=scaled("nvfp4", 32, 2, 64, (4, 4), dtype="e2m1", scale_dtype="e4m3", recipe="global", block=Block(dim=16)),
+    nvfp4=scaled("nvfp4", 32, 2, 64, (8, 8), dtype="e2m1", scale_dtype="e4m3", recipe="global", block=Block(dim=16)),
     codes_of_k=scaled("codes_of_k", 16, 2, 64, (1, 1), k_quant=Quant(dtype="e5m2")),  # V is bf16
     codes_of_v=scaled("codes_of_v", 16, 2, 64, (1, 1), v_quant=Quant(dtype="e4m3", scale_dtype="f32")),  # K is
-    max=scaled("max", 16, 2, 64, (4, 4), dtype="e2m1", scale_dtype="e4m3", recipe="max"),
+    max=scaled("max", 16, 2, 64, (8, 8), dtype="e2m1", scale_dtype="e4m3", recipe="max"),
     max_short=scaled("max_short", 8, 1, 40, (1, 1), arch="sm_80", dtype="e2m1", scale_dtype="e4m3", recipe="max"),
     max_swizzled=scaled("max_swizzled", 128, 2, 128, (4, 4), dtype="e2m1", scale_dtype="e4m3", recipe="max", order="swizzled"),
     nvfp4_rows=scaled("nvfp4_rows", 1, 1, 128, (8, 8), dtype="e2m1", scale_dtype="e4m3", recipe="global", block=Block(dim=16)),
@@ -61,6 +69,8 @@ FAR: Final = {
     "far_rows": scaled("far_rows", 16, 2, 64, (1, 1), dtype="i8", rows=3, **_F32)[0],
     "far_zeros": scaled("far_zeros", 16, 2, 64, (2, 2), dtype="i8", zero=True, **_F32)[0],
 }
+# Whose blocks have two heads, because their scales share sectors.
+TWO_HEADS: Final = ("words", "mixed", "pairs", "nvfp4", "codes_of_v", "max")
 
 
 def laid(name: str, move: Literal["", "unaligned"], schedule: Any = "ascending") -> tuple[Scene, Any]:
@@ -96,7 +106,9 @@ def test_copies(name: str) -> None:
     kernels, runs = SETS[name]
     assert not mma.hindrance(kernels, kernels.ops[0].rows)  # type: ignore[attr-defined]
     k, v = (parts[0] for parts in kernels.cache.storage.roles.values())
-    assert (mma.scale_run(k, "k"), mma.scale_run(v, "v")) == runs
+    shape = mma.shape(kernels, kernels.ops[0].rows)  # type: ignore[attr-defined]
+    assert shape is not None and shape.heads == (2 if name in TWO_HEADS else 1)
+    assert (mma.scale_run(k, "key", shape.heads), mma.scale_run(v, "value", shape.heads)) == runs
 
 
 @pytest.mark.parametrize("move", ["", "unaligned"])
@@ -112,7 +124,27 @@ def test_oracle(name: str, move: Any) -> None:
     assert found[0] == found[1] == found[2]
 
 
-@pytest.mark.parametrize("name", ["words", "nvfp4"])
+# Scales of K and V that a thread loads; of two heads half the threads load those of both.
+LOADED: Final = dict(words=4, odd=2, one_head=2, lonely=2, mixed=2, nvfp4=16, nvfp4_rows=16)
+
+
+@needs_tool
+@pytest.mark.parametrize("name", LOADED)
+def test_no_trip_waits_for_its_own_loads(name: str) -> None:
+    """Neither where scales are copied nor where they are loaded, a way round that has no copies of whole tiles."""
+    image = compiled(SETS[name][0], "sm_90a", default_cache())[0][0]
+    loop = work_loop(blocks(sass(image.data, cache=default_cache(), encodings=True)))
+    assert loop is not None
+    if name not in ("lonely", "nvfp4_rows"):  # whose pages have one token
+        whole = [x for x in loop.text if x.base == "LDGSTS" and not x.operands[-1].lstrip("!").startswith("P")]
+        copied = {n for n in loop.members if set(whole) & set(loop.graph[n].code)}
+        assert awaited_loads(loop.usual) == 0 and sum(x.base == "LDG" for x in loop.usual) == 1
+        loop = replace(loop, members=loop.members - copied)
+    assert sum(x.base == "LDG" for x in loop.usual) == 1 + LOADED[name]
+    assert awaited_loads(loop.usual) == 0
+
+
+@pytest.mark.parametrize("name", ["words", "two_stages", "nvfp4"])
 def test_unaligned_pools_change_no_bit(name: str) -> None:
     """Copies and loads leave the same in shared memory."""
     results = []

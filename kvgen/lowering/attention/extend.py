@@ -33,7 +33,9 @@ from kvgen.spec.mask import TREE_ROWS
 _BLOCKS: Final = ((4, 2, 64), (4, 2, 32), (8, 1, 64), (8, 1, 32), (4, 1, 32), (4, 1, 16))
 # Registers beside sums, scores and Q: addresses, page ids, operands, what columns see.
 _OTHER_REGISTERS: Final = 70
-# And where sums are added up at fixed cuts.
+# All, with which Q stays in registers: the compiler needs some to overlap trips.
+_HELD_REGISTERS: Final = 224
+# More where sums are added up at fixed cuts.
 _CUT_REGISTERS: Final = 26
 _MOST_STAGES: Final = 4
 # Columns of q that a warp loads at once.
@@ -180,7 +182,7 @@ def shape(kernels: KernelSet, *, fixed: bool = False) -> Shape | None:
     for warps, m_tiles, tokens in _BLOCKS:
         cols = 16 * m_tiles * warps
         working = m_tiles * (dims // 2 + tokens // 2) + _OTHER_REGISTERS + fixed * _CUT_REGISTERS
-        held = working + 4 * m_tiles * steps <= 255
+        held = working + 4 * m_tiles * steps <= _HELD_REGISTERS
         query = steps * cols // 8 * 256
         scales = sum(mma.copied_scale_bytes(x, role, tokens) for x, role in ((k, "key"), (v, "value")))
         expanded = sum(mma.expanded_scale_bytes(x, role, tokens) for x, role in ((k, "key"), (v, "value")))

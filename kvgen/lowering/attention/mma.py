@@ -61,6 +61,11 @@ class Stages:
         return self.choices[0][1]
 
     @property
+    def least(self) -> int:
+        """Tiles with the smallest."""
+        return self.choices[-1][1]
+
+    @property
     def memory(self) -> int:
         """That memory, in KB."""
         return self.choices[0][0]
@@ -100,6 +105,7 @@ class TensorContext:
     run: int
     scales: bool
     expands: bool
+    scales_anywhere: bool
     tables: bool
     k_direct: bool
     v_direct: bool
@@ -455,6 +461,15 @@ def _beside(region: Region, run: int, heads: int) -> int:
     return math.gcd(run, 16 // region.dtype.bytes, region.byte_offset // region.dtype.bytes, *steps)
 
 
+def _scales_aligned(segment: Segment, role: str, heads: int) -> bool:
+    """Whether copies can begin at the scales of every pool: TileScales::kAligned."""
+    scales = segment.scales
+    if scales is None or scale_use(segment, role) in ("none", "given"):
+        return True
+    run, size = scale_run(segment, role, heads), scales.dtype.bytes
+    return run > 0 and segment.scale_vector * size % max(4, run * size) == 0
+
+
 def copied_scale_bytes(segment: Segment, role: str, tokens: int, heads: int = 1) -> int:
     """Bytes of a tile's scales in its stage: TileScales::kStageBytes."""
     use, scales = scale_use(segment, role), segment.scales
@@ -514,6 +529,9 @@ def tensor_context(kernels: KernelSet, d: Attended, scale: float, s: Shape) -> T
         run=run_of(cache, s.tokens),
         scales=bool({k_use, v_use} - {"none", "given"}),
         expands=any(use.endswith("_groups") and not own for use, own in ((k_use, k_direct), (v_use, v_direct))),
+        scales_anywhere=not all(
+            _scales_aligned(x, role, s.heads) for x, role in ((storage_k, "key"), (storage_v, "value"))
+        ),
         tables=has_tables(storage_k, "key") or has_tables(storage_v, "value"),
         k_direct=k_direct,
         v_direct=v_direct,

@@ -163,16 +163,16 @@ __device__ __forceinline__ void copy_run_async(bool& failed, uint32_t stage, con
   const uint8_t* keys = (const uint8_t*)element_at<typename Tile::K>(page, offset, head, 0);
   const uint8_t* values = (const uint8_t*)element_at<typename Tile::V>(page, offset, head, 0);
   bool whole = base >= chunk.begin && base < chunk.end && chunk.end - base >= Tile::kRun && page.valid;
-  if constexpr (Scales::kStageBytes > 0) whole = whole && scales.aligned(cache, page);
+  if constexpr (Scales::kStageBytes > 0) whole = whole && scales.aligned(cache);
   if (whole) {
     Copies::Keys::template all<Tile::kKeyStep>(k_to, keys, thread);
     Copies::Values::template all<Tile::kValueStep>(v_to, values, thread);
-    if constexpr (Scales::kStageBytes > 0) scales.template copy_run<Copies::kThreads, Tile::kRun>(cache, page, thread, run * Tile::kRun, offset, head);
-  } else {  // a run that the chunk has a part of, or none, or that has no page or one with unaligned scales
+    if constexpr (Scales::kStageBytes > 0) scales.copy_run(cache, page, thread, run * Tile::kRun, offset, head);
+  } else {  // a run that the chunk has a part of, or none, or that has no page, or of a pool with unaligned scales
     const uint32_t from = chunk.begin > base ? chunk.begin - base : 0, until = page.valid && chunk.end > base ? chunk.end - base : 0;
     Copies::Keys::template some<Tile::kKeyStep>(k_to, keys, thread, from, until);
     Copies::Values::template some<Tile::kValueStep>(v_to, values, thread, from, until);
-    if constexpr (Scales::kStageBytes > 0) scales.template copy_any<Copies::kThreads, Tile::kRun>(cache, page, thread, run * Tile::kRun, offset, head, from, until);
+    if constexpr (Scales::kStageBytes > 0) scales.fetch(cache, page, thread, run * Tile::kRun, offset, head, from, until);
     const bool wrong = !page.valid && base < chunk.end && (base >= chunk.begin || chunk.begin - base < Tile::kRun);
     if (wrong && thread == 0) report(errors, page.fault, chunk.b, max(base, chunk.begin));
     failed |= wrong;

@@ -452,32 +452,32 @@ struct SeenTokens {
 };
 
 // Adds V of a tile times its weights column by column, each with the tokens that it sees: a token that one column sees and another does
-// not may hold infinities or NaN, which times a weight of 0 are NaN. One piece of code for all tokens: it is rarely run.
+// not may hold infinities or NaN, which times a weight of 0 are NaN. A block of dims after the other, in little code and few registers:
+// it is rarely run.
 template <typename Tile, typename GroupScales = NoGroupScales>
-__device__ __forceinline__ void sync_multiply_pv_by_column(RowSums<Tile>& sums, uint32_t stage, const RowWeights<Tile>& weights, const SeenTokens<Tile>& seen,
+__device__ __forceinline__ void multiply_pv_by_column(RowSums<Tile>& sums, uint32_t stage, const RowWeights<Tile>& weights, const SeenTokens<Tile>& seen,
                                                       const GroupScales& scale = {}) {
   using Shape = RowShape<Tile>;
   using Values = typename Shape::Values;
   const uint32_t g = threadIdx.x % 32 / 4, j = threadIdx.x % 4;
 #pragma unroll
-  for (uint32_t m = 0; m < Shape::kM; ++m) {
+  for (uint32_t m = 0; m < Shape::kM; ++m)
+#pragma unroll
+    for (uint32_t block = 0; block < Shape::kValueBlocks; ++block) {
 #pragma unroll 1
-    for (uint32_t n = 0; n < Tile::kTokens; ++n) {  // 16 columns for every 16 tokens
-      const uint32_t t = n / 16, h = n / 8 % 2;
-      const bool mine = g == n % 8;
-      uint32_t own[4];
+      for (uint32_t n = 0; n < Tile::kTokens; ++n) {  // 16 columns for every 16 tokens
+        const uint32_t t = n / 16, h = n / 8 % 2;
+        const bool mine = g == n % 8;
+        uint32_t own[4];
 #pragma unroll
-      for (uint32_t r = 0; r < 4; ++r) {
-        own[r] = weights.e[0][m][r];
+        for (uint32_t r = 0; r < 4; ++r) {
+          own[r] = weights.e[0][m][r];
 #pragma unroll
-        for (uint32_t i = 1; i < Tile::kTokens / 16; ++i) own[r] = t == i ? weights.e[i][m][r] : own[r];
-        own[r] = mine && h == r % 2 ? own[r] : 0;
-      }
-      const uint32_t bits = __shfl_sync(~0u, seen.e[m], 4 * (n % 8) + j) >> (8 * t + 2 * h);
-      const uint32_t early = (bits & 1) * 0xffffu | (bits >> 1 & 1) * 0xffff0000u, late = (bits >> 4 & 1) * 0xffffu | (bits >> 5 & 1) * 0xffff0000u;
-#pragma unroll
-      for (uint32_t block = 0; block < Shape::kValueBlocks; ++block) {
-        __syncwarp();  // or the compiler loads many blocks ahead, for which there are no registers
+          for (uint32_t i = 1; i < Tile::kTokens / 16; ++i) own[r] = t == i ? weights.e[i][m][r] : own[r];
+          own[r] = mine && h == r % 2 ? own[r] : 0;
+        }
+        const uint32_t bits = __shfl_sync(~0u, seen.e[m], 4 * (n % 8) + j) >> (8 * t + 2 * h);
+        const uint32_t early = (bits & 1) * 0xffffu | (bits >> 1 & 1) * 0xffff0000u, late = (bits >> 4 & 1) * 0xffffu | (bits >> 5 & 1) * 0xffff0000u;
         uint32_t v[Values::kTiles][4] = {};
         load_values<Tile>(v, stage, block, t, scale);
 #pragma unroll
@@ -493,7 +493,6 @@ __device__ __forceinline__ void sync_multiply_pv_by_column(RowSums<Tile>& sums, 
           }
       }
     }
-  }
 }
 
 // ---- Results

@@ -4,6 +4,9 @@
 // those of integer codes. key_groups, value_groups: those of many groups are applied to fragments, as f16: a = code * scale - zero * scale.
 // They are expanded once a tile, from its stage to shared memory of the team; those of MAX's nvfp4 become tables there (fp4_tables.cuh).
 // Scales that the caller gives for all tokens are none of these.
+//
+// Where a pool's scales lie so that no copy can begin at them, a fetch loads them to registers, and the next fetch stores them to the stage:
+// no trip waits for its own loads. Which way a pool takes follows from its base and page stride, and is the same for all its pages.
 #pragma once
 
 #include "../memory/cp_async.cuh"
@@ -12,21 +15,20 @@
 
 enum class ScaleUse : uint32_t { none, token, key_groups, value_groups };
 
-// How the scales of kTokens tokens of kHeads neighbouring kv heads are used, and how many neighbouring ones of a token, zero points
-// included, are one copy. A copy has 4, 8 or 16 bytes; where kRun scales have fewer, it is the aligned word that holds them. kRun = 0:
-// no word surely holds a scale and nothing past its page.
+// How the scales of a tile are used, which has kTokens tokens of kHeads neighbouring kv heads, and how many neighbouring ones of a
+// token, zero points included, are one copy. A copy has 4, 8 or 16 bytes; where kRun scales have fewer, it is the aligned word that
+// holds them. kRun = 0: no word surely holds a scale and nothing past its page. kRows tokens are copied together, by kThreads threads.
 // kDirect: those of groups are converted as products take them, and not expanded (GroupBytes).
-template <ScaleUse kUseOf, uint32_t kTokensOf, uint32_t kRunOf, uint32_t kHeadsOf = 1, bool kDirectOf = false>
+template <ScaleUse kUseOf, uint32_t kTokensOf, uint32_t kRunOf, uint32_t kRowsOf, uint32_t kThreadsOf, uint32_t kHeadsOf = 1, bool kDirectOf = false>
 struct ScaleTile {
   static constexpr bool kDirect = kDirectOf;
   static constexpr ScaleUse kUse = kUseOf;
-  static constexpr uint32_t kTokens = kTokensOf, kRun = kRunOf, kHeads = kHeadsOf;
+  static constexpr uint32_t kTokens = kTokensOf, kRun = kRunOf, kRows = kRowsOf, kThreads = kThreadsOf, kHeads = kHeadsOf;
 };
 
 template <typename S, typename How>
 struct TileScales {
   using Scale = typename S::Scale;
-  using Bits = typename Word<sizeof(Scale)>::type;
   static constexpr ScaleUse kUse = How::kUse;
   static constexpr uint32_t kTokens = How::kTokens;
   static constexpr bool kGrouped = !How::kDirect && (kUse == ScaleUse::key_groups || kUse == ScaleUse::value_groups);
@@ -41,6 +43,7 @@ struct TileScales {
   static constexpr uint32_t kStageBytes = kCopies * kTokens * kCopyBytes;
   // Expanded, keys: every scale twice, for the two elements of a register; values: those of two tokens side by side.
   static constexpr uint32_t kEntry = kUse == ScaleUse::value_groups ? 2 : 4;
+  static constexpr uint32_t kSteps = (How::kRows * kCopies + How::kThreads - 1) / How::kThreads;  // copies of a thread
   // Tables: lines of groups 64 bytes apart in banks, for lanes read those of two groups at once.
   static constexpr bool kTables = kGrouped && S::kRecipe == Recipe::nvfp4_max;
   static constexpr uint32_t kTableLine = kTokens * sizeof(E4m3Table) + 64;
@@ -53,35 +56,66 @@ struct TileScales {
     return *(const Scale*)(stage + place(n, token, offset, head));
   }
 
-  // Whether the page begins where copies can.
-  template <typename Cache, typename Page>
-  __device__ static __forceinline__ bool aligned(const Cache& cache, const Page& page) {
-    if constexpr (kCopies == 0 || (How::kRun > 0 && S::kScaleVector * sizeof(Scale) % kCopyBytes == 0)) return true;
-    else return How::kRun > 0 && (uint64_t)S::scales(cache, page) % kCopyBytes == 0;
+  // Whether copies can begin at the scales of every page: surely, or by the pool's base and page stride.
+  static constexpr bool kAligned = kCopies == 0 || (How::kRun > 0 && S::kScaleVector * sizeof(Scale) % kCopyBytes == 0);
+  template <typename Cache>
+  __device__ static __forceinline__ bool aligned(const Cache& cache) {
+    if constexpr (kAligned || How::kRun == 0) {
+      return kAligned;
+    } else {
+      const auto second = cache.nth_page(1);
+      return ((uint64_t)S::scales(cache, cache.nth_page(0)) | (second.valid ? (uint64_t)S::scales(cache, second) : 0)) % kCopyBytes == 0;
+    }
   }
-  // Starts the copies of the kRows tokens from `first` of the tile on, which are those from `offset` on of such a page, by kThreads
-  // threads. Neighbouring lanes ask for neighbouring scales, of all heads of the tile: for a sector that they share once.
-  template <uint32_t kThreads, uint32_t kRows, typename Cache, typename Page>
+  // Starts the copies of the kRows tokens from `first` of the tile on, which are those from `offset` on in their page, by kThreads threads,
+  // out of such a pool. Neighbouring lanes ask for neighbouring scales, of all heads of the tile: for a sector that they share once.
+  template <typename Cache, typename Page>
   __device__ static __forceinline__ void copy_run(uint32_t stage, const Cache& cache, const Page& page, uint32_t thread, uint32_t first, uint32_t offset, uint32_t head) {
-    for_each_copy<kThreads, kRows>(thread, [&](uint32_t row, uint32_t i) {
+    for_each_copy(thread, [&](uint32_t, uint32_t row, uint32_t i) {
       cp_async<kCopyBytes>(stage + place_of_copy(first + row, i), source(cache, page, offset + row, head, i));
     });
   }
-  // The same out of any page: one by one, and waited for here, where it does not begin so. Tokens outside [begin, end) of the run get zeros.
-  template <uint32_t kThreads, uint32_t kRows, typename Cache, typename Page>
-  __device__ static __forceinline__ void copy_any(uint32_t stage, const Cache& cache, const Page& page, uint32_t thread, uint32_t first, uint32_t offset, uint32_t head,
+  // The same of tokens [begin, end) of the run, and zeros for the others.
+  template <typename Cache, typename Page>
+  __device__ static __forceinline__ void copy_some(uint32_t stage, const Cache& cache, const Page& page, uint32_t thread, uint32_t first, uint32_t offset, uint32_t head,
                                                    uint32_t begin, uint32_t end) {
-    const bool as_copies = aligned(cache, page);
-    for_each_copy<kThreads, kRows>(thread, [&](uint32_t row, uint32_t i) {
-      const bool live = row >= begin && row < end;
-      if (as_copies) {
-        cp_async<kCopyBytes>(stage + place_of_copy(first + row, i), source(cache, page, offset + row, head, i), live);
-      } else if constexpr (sizeof(Scale) < 4) {
-#pragma unroll 1
-        for (uint32_t n = i * kRun; n < (i + 1) * kRun; ++n)
-          store_shared(stage + place(n, first + row, offset + row, head), live ? *(const Bits*)scale(cache, page, offset + row, head, n) : Bits(0));
-      }
+    for_each_copy(thread, [&](uint32_t, uint32_t row, uint32_t i) {
+      cp_async<kCopyBytes>(stage + place_of_copy(first + row, i), source(cache, page, offset + row, head, i), row >= begin && row < end);
     });
+  }
+  // The same out of any pool: one by one, and waited for here, where no copy can begin.
+  template <typename Cache, typename Page>
+  __device__ static __forceinline__ void copy_any(uint32_t stage, const Cache& cache, const Page& page, uint32_t thread, uint32_t first, uint32_t offset, uint32_t head,
+                                                  uint32_t begin, uint32_t end) {
+    if (aligned(cache)) return copy_some(stage, cache, page, thread, first, offset, head, begin, end);
+    if constexpr (!kAligned) {
+      Loaded loaded = {{}, stage, offset};
+      store_and_load(loaded, stage, cache, page, thread, first, offset, head, begin, end);
+      store_and_load(loaded, stage, cache, page, thread, first, offset, head, 0, 0);
+    }
+  }
+  // A thread's scales and zero points between the fetch that loads them and the next, and where they go in a stage.
+  struct Loaded {
+    uint32_t e[kAligned ? 1 : kSteps * kRun], stage, offset;
+  };
+  // Out of a pool at which no copy can begin: what was loaded goes to its stage, and the same scales of the next tile are loaded.
+  template <typename Cache, typename Page>
+  __device__ static __forceinline__ void store_and_load(Loaded& loaded, uint32_t stage, const Cache& cache, const Page& page, uint32_t thread, uint32_t first, uint32_t offset,
+                                              uint32_t head, uint32_t begin, uint32_t end) {
+    if constexpr (kAligned) {
+      copy_some(stage, cache, page, thread, first, offset, head, begin, end);
+    } else {
+      for_each_copy(thread, [&](uint32_t step, uint32_t row, uint32_t i) {
+#pragma unroll
+        for (uint32_t j = 0; j < kRun; ++j) {
+          const uint32_t n = i * kRun + j;
+          store_shared(loaded.stage + place(n, first + row, loaded.offset + row, head), loaded.e[step * kRun + j]);
+          load_bits(loaded.e[step * kRun + j], scale(cache, page, offset + row, head, n), row >= begin && row < end);
+        }
+      });
+      loaded.stage = stage;
+      loaded.offset = offset;
+    }
   }
 
   // Where those of head `own` of tokens `token` and every eighth from it begin in a stage, kTogether.
@@ -145,14 +179,13 @@ struct TileScales {
       for (uint32_t i = 0; i < 4 && group + i < kGroups; ++i) *(E4m3Table*)(to + (group + i) * kTableLine + token * sizeof(E4m3Table)) = tables[i];
     }
   }
-  // copy(row, i) for this thread's share of the copies of kRows tokens.
-  template <uint32_t kThreads, uint32_t kRows, typename Copy>
+  // copy(step, row, i) for this thread's share of the copies of kRows tokens.
+  template <typename Copy>
   __device__ static __forceinline__ void for_each_copy(uint32_t thread, const Copy& copy) {
-    constexpr uint32_t kAll = kRows * kCopies;
 #pragma unroll
-    for (uint32_t step = 0; step < (kAll + kThreads - 1) / kThreads; ++step) {
-      const uint32_t n = step * kThreads + thread;
-      if (kAll % kThreads == 0 || n < kAll) copy(n / kCopies, n % kCopies);
+    for (uint32_t step = 0; step < kSteps; ++step) {
+      const uint32_t n = step * How::kThreads + thread;
+      if (How::kRows * kCopies % How::kThreads == 0 || n < How::kRows * kCopies) copy(step, n / kCopies, n % kCopies);
     }
   }
   // Scale or zero point n of a token in its page, and where its copy i begins.
@@ -176,6 +209,11 @@ struct TileScales {
     if constexpr (!kInWord) return place_of_copy(token, n / kRun) + n % kRun * (uint32_t)sizeof(Scale);
     const uint32_t in_page = S::scale_offset(offset, head + n / kOfHead, n % kOfHead / kEach * S::kBlockDims) + n % kEach;
     return place_of_copy(token, n / kRun) + in_page * (uint32_t)sizeof(Scale) % 4;
+  }
+  // asm: into 32 bits at once. What the compiler loads to 16 it waits for, to move it to its half of a register.
+  __device__ static __forceinline__ void load_bits(uint32_t& bits, const Scale* from, bool live) {
+    if constexpr (sizeof(Scale) == 1) asm volatile("{ .reg .pred p; setp.ne.u32 p, %2, 0; mov.u32 %0, 0; @p ld.global.u8 %0, [%1]; }" : "+r"(bits) : "l"(from), "r"((uint32_t)live));
+    else asm volatile("{ .reg .pred p; setp.ne.u32 p, %2, 0; mov.u32 %0, 0; @p ld.global.u16 %0, [%1]; }" : "+r"(bits) : "l"(from), "r"((uint32_t)live));
   }
   __device__ static __forceinline__ void store_shared(uint32_t to, uint32_t bits) {
     if constexpr (sizeof(Scale) == 1) asm volatile("st.shared.u8 [%0], %1;" ::"r"(to), "r"(bits) : "memory");
@@ -269,26 +307,46 @@ template <typename KeyScales, typename ValueScales>
 struct StageScales {
   static constexpr uint32_t kStageBytes = KeyScales::kStageBytes + ValueScales::kStageBytes;
   static constexpr uint32_t kExpandedBytes = KeyScales::kExpandedBytes + ValueScales::kExpandedBytes;
-  uint32_t stage;
 
-  // Whether the page begins where copies can.
+  // Whether copies bring the pool's scales, and what is loaded where they do not; at first zeros for a stage that is fetched anew.
+  struct Loaded {
+    bool aligned;
+    typename KeyScales::Loaded keys;
+    typename ValueScales::Loaded values;
+
+    template <typename Cache>
+    __device__ __forceinline__ Loaded(const Cache& cache, uint32_t stage)
+        : aligned(StageScales::aligned(cache)), keys{{}, stage, 0}, values{{}, stage + KeyScales::kStageBytes, 0} {}
+  };
+  uint32_t stage;
+  Loaded* loaded;  // null: nobody keeps it
+
+  // Starts the copies of a run of tokens, from `first` of a tile and `offset` of its page on, by thread `thread` of those that copy it.
   template <typename Cache, typename Page>
-  __device__ static __forceinline__ bool aligned(const Cache& cache, const Page& page) {
-    return KeyScales::aligned(cache, page) && ValueScales::aligned(cache, page);
-  }
-  // Starts the copies of the kRows tokens from `first` of a tile on, those from `offset` on of such a page, by kThreads threads.
-  template <uint32_t kThreads, uint32_t kRows, typename Cache, typename Page>
   __device__ __forceinline__ void copy_run(const Cache& cache, const Page& page, uint32_t thread, uint32_t first, uint32_t offset, uint32_t head) const {
-    if constexpr (KeyScales::kCopies > 0) KeyScales::template copy_run<kThreads, kRows>(stage, cache, page, thread, first, offset, head);
-    if constexpr (ValueScales::kCopies > 0) ValueScales::template copy_run<kThreads, kRows>(stage + KeyScales::kStageBytes, cache, page, thread, first, offset, head);
+    if constexpr (KeyScales::kCopies > 0) KeyScales::copy_run(stage, cache, page, thread, first, offset, head);
+    if constexpr (ValueScales::kCopies > 0) ValueScales::copy_run(stage + KeyScales::kStageBytes, cache, page, thread, first, offset, head);
   }
-  // The same out of any page; tokens outside [begin, end) of the run get zeros.
-  template <uint32_t kThreads, uint32_t kRows, typename Cache, typename Page>
-  __device__ __forceinline__ void copy_any(const Cache& cache, const Page& page, uint32_t thread, uint32_t first, uint32_t offset, uint32_t head, uint32_t begin,
-                                            uint32_t end) const {
-    if constexpr (KeyScales::kCopies > 0) KeyScales::template copy_any<kThreads, kRows>(stage, cache, page, thread, first, offset, head, begin, end);
-    if constexpr (ValueScales::kCopies > 0)
-      ValueScales::template copy_any<kThreads, kRows>(stage + KeyScales::kStageBytes, cache, page, thread, first, offset, head, begin, end);
+  // Whether they can bring the pool's scales.
+  template <typename Cache>
+  __device__ static __forceinline__ bool aligned(const Cache& cache) {
+    return KeyScales::aligned(cache) && ValueScales::aligned(cache);
+  }
+  // The same out of any pool: what is loaded reaches its stage with the next fetch, or is waited for; tokens outside [begin, end) of the run get zeros.
+  template <typename Cache, typename Page>
+  __device__ __forceinline__ void fetch(const Cache& cache, const Page& page, uint32_t thread, uint32_t first, uint32_t offset, uint32_t head, uint32_t begin,
+                                        uint32_t end) const {
+    const uint32_t v_stage = stage + KeyScales::kStageBytes;
+    if (loaded == nullptr) {
+      if constexpr (KeyScales::kCopies > 0) KeyScales::copy_any(stage, cache, page, thread, first, offset, head, begin, end);
+      if constexpr (ValueScales::kCopies > 0) ValueScales::copy_any(v_stage, cache, page, thread, first, offset, head, begin, end);
+    } else if (loaded->aligned) {
+      if constexpr (KeyScales::kCopies > 0) KeyScales::copy_some(stage, cache, page, thread, first, offset, head, begin, end);
+      if constexpr (ValueScales::kCopies > 0) ValueScales::copy_some(v_stage, cache, page, thread, first, offset, head, begin, end);
+    } else {
+      if constexpr (KeyScales::kCopies > 0) KeyScales::store_and_load(loaded->keys, stage, cache, page, thread, first, offset, head, begin, end);
+      if constexpr (ValueScales::kCopies > 0) ValueScales::store_and_load(loaded->values, v_stage, cache, page, thread, first, offset, head, begin, end);
+    }
   }
 
   // Expands the scales of token `token` of head `own` of a tile.

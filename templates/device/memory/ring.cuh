@@ -32,20 +32,25 @@ struct TileCopy {
   // Eight neighbouring lanes write 128 bytes of one row where rows have so many: no two in one bank. Their next rows are its
   // neighbours, which the immediate of a copy's address reaches.
   static constexpr bool kEights = kChunks % 8 == 0 && kThreads / 8 <= kTokens && kTokens % (kThreads / 8) == 0;
-  // Rows of 64 bytes: eight lanes write two that are four apart, again in different banks.
-  static constexpr bool kFours = kChunks == 4 && kAccess == 16 && kThreads % 32 == 0 && kTokens % (kThreads / 4) == 0;
+  // Else 64 bytes of two rows that are four apart, again in different banks: of a block of 8 rows, four such pairs.
+  static constexpr bool kFours = !kEights && kChunks % 4 == 0 && kAccess == 16 && kTokens % 8 == 0 && kTokens / 2 % (kThreads / 8) == 0;
   static constexpr uint32_t kSteps = (kAll + kThreads - 1) / kThreads;
-  static_assert(kBytes % kAccess == 0);
+  static_assert(kBytes % kAccess == 0 && kThreads % 8 == 0);
 
   // The row and chunk of a thread's copy number `step`.
   __device__ static constexpr uint32_t row(uint32_t step, uint32_t thread) {
-    if constexpr (kEights) return step / (kChunks / 8) + thread / 8 * (kTokens / (kThreads / 8));
-    else if constexpr (kFours) return step * (kThreads / 4) + thread / 32 * 8 + thread % 32 / 8 + thread % 8 / 4 * 4;
-    else return (step * kThreads + thread) / kChunks;
+    if constexpr (kEights) {
+      return step / (kChunks / 8) + thread / 8 * (kTokens / (kThreads / 8));
+    } else if constexpr (kFours) {
+      const uint32_t pair = step / (kChunks / 4) * (kThreads / 8) + thread / 8;
+      return pair / 4 * 8 + pair % 4 + thread % 8 / 4 * 4;
+    } else {
+      return (step * kThreads + thread) / kChunks;
+    }
   }
   __device__ static constexpr uint32_t chunk(uint32_t step, uint32_t thread) {
     if constexpr (kEights) return step % (kChunks / 8) * 8 + thread % 8;
-    else if constexpr (kFours) return thread % 4;
+    else if constexpr (kFours) return step % (kChunks / 4) * 4 + thread % 4;
     else return (step * kThreads + thread) % kChunks;
   }
   // Whether a thread has a copy number `step`.
@@ -56,6 +61,7 @@ struct TileCopy {
   __device__ static __forceinline__ void all(uint32_t to, const uint8_t* first, uint32_t thread) {
     const uint32_t mine = to + row(0, thread) * kPitch + chunk(0, thread) * kAccess;
     const uint8_t* from = first + row(0, thread) * kStep + chunk(0, thread) * kAccess;
+    asm("" : "+l"(from));  // or the compiler makes every copy's address of the page's id and stride anew
 #pragma unroll
     for (uint32_t step = 0; step < kSteps; ++step) {
       if (!has(step, thread)) break;

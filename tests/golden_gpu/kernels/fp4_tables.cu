@@ -20,6 +20,10 @@ extern "C" __global__ void fp4_tables(const uint32_t* scales, Vec<uint32_t, 8>* 
 
 struct Cache {
   static constexpr uint32_t page_tokens = kTokens;
+  e4m3* scales;
+  uint32_t page_bytes;
+
+  __device__ PageRef nth_page(uint32_t n) const { return {nullptr, scales + n * page_bytes, nullptr, 0, Fault::none, true}; }
 };
 
 // Tables of each group of dims, [group, token], read one by one and by two.
@@ -27,13 +31,13 @@ template <uint32_t kRun, uint32_t kDimsOf>
 __device__ __forceinline__ void held(e4m3* scales, E4m3Table* out) {
   constexpr uint32_t kTile = 16, kHead = 1;
   using S = Run<e2m1x2, e4m3, Recipe::nvfp4_max, false, 1, kDimsOf>;
-  using Scales = TileScales<S, ScaleTile<ScaleUse::key_groups, kTile, kRun>>;
-  using None = TileScales<S, ScaleTile<ScaleUse::none, kTile, 1>>;
+  using Scales = TileScales<S, ScaleTile<ScaleUse::key_groups, kTile, kRun, 1, 1>>;
+  using None = TileScales<S, ScaleTile<ScaleUse::none, kTile, 1, 1, 1>>;
   __shared__ alignas(16) uint8_t stage[Scales::kStageBytes], expanded[Scales::kExpandedBytes];
   const uint32_t lane = threadIdx.x, token = lane % kTile;
-  const PageRef page = {nullptr, scales + lane / kTokens % 2 * kTokens * S::kScaleRow, nullptr, 0, Fault::none, true};
-  const StageScales<Scales, None> staged = {(uint32_t)__cvta_generic_to_shared(stage)};
-  if (lane < kTile) staged.template copy_any<1, 1>(Cache{}, page, 0, lane, lane % kTokens, kHead, 0, 1);
+  const Cache cache = {scales, kTokens * S::kScaleRow};
+  const StageScales<Scales, None> staged = {(uint32_t)__cvta_generic_to_shared(stage), nullptr};
+  if (lane < kTile) staged.fetch(cache, cache.nth_page(lane / kTokens % 2), 0, lane, lane % kTokens, kHead, 0, 1);
   cp_async_commit();
   cp_async_wait<0>();
   __syncwarp();

@@ -50,6 +50,8 @@ struct Cache {
     if (i >= kTable) return {kU32Max, Fault::position};
     return {table[list.first + i], Fault::none};
   }
+  __device__ bool has_page(const PageIds& ids) const { return ids.id < kPages; }
+  __device__ PageRef nth_page(uint32_t n) const { return page({n, Fault::none}); }
   __device__ PageRef page(const PageIds& ids) const {
     if (ids.id >= kPages) return no_page(ids.fault == Fault::none ? Fault::page_id : ids.fault);
     constexpr uint32_t kBytes = kInPage / kPerElement<typename K::Element> * sizeof(typename K::Element);
@@ -88,8 +90,9 @@ __device__ __forceinline__ void attend(const Cache<typename Tile::K, typename Ti
   constexpr bool kTokenScales = kScaled == Scaled::tokens || kScaled == Scaled::zeros;
   constexpr ScaleUse kKeyUse = kTokenScales ? ScaleUse::token : kGrouped ? ScaleUse::key_groups : ScaleUse::none;
   constexpr ScaleUse kValueUse = kKeyUse == ScaleUse::key_groups ? ScaleUse::value_groups : kKeyUse;
-  using KeyScales = TileScales<K, ScaleTile<kKeyUse, kT, kScaled == Scaled::groups || kScaled == Scaled::zeros ? 2 : 1>>;
-  using ValueScales = TileScales<V, ScaleTile<kValueUse, kT, kScaled == Scaled::zeros ? 2 : 1>>;
+  constexpr uint32_t kRows = Tile::kRun > 0 ? Tile::kRun : 1, kCopiers = Tile::kRun > 0 ? TileCopies<Tile>::kThreads : 1;
+  using KeyScales = TileScales<K, ScaleTile<kKeyUse, kT, kScaled == Scaled::groups || kScaled == Scaled::zeros ? 2 : 1, kRows, kCopiers>>;
+  using ValueScales = TileScales<V, ScaleTile<kValueUse, kT, kScaled == Scaled::zeros ? 2 : 1, kRows, kCopiers>>;
   using Scales = StageScales<KeyScales, ValueScales>;
   struct Merged {
     float max[2][kCols], sum[2][kCols], out[2][kCols][kDims + 4];
@@ -130,18 +133,15 @@ __device__ __forceinline__ void attend(const Cache<typename Tile::K, typename Ti
   const auto query_sums = QuerySums<Tile>(sums_of_queries, 0);
   const RowPositions<Mask> positions{chunk};
   bool failed = false;
-  const Scales scales = {at + kScalesAt};
+  typename Scales::Loaded loaded(cache, at + kScalesAt);
+  const Scales scales = {at + kScalesAt, &loaded};
+  const FetchedTiles tiles = {(chunk.begin + kT - 1) / kT, chunk.end / kT, kU32Max};
 
 #pragma unroll 1
   for (uint32_t tile = chunk.begin / kT; tile * kT < chunk.end; ++tile) {
-    if constexpr (Tile::kRun > 0) {
-      PageIds ids[kT / Tile::kRun];
-      look_up_runs<Tile>(ids, cache, cache.page_list(chunk.b), chunk, tile);
-      copy_runs_async<Tile>(failed, at, cache, ids, chunk, tile, kHead, lane, errors + blockIdx.x, scales);
-    } else {
-      const PageIds id = look_up_token<Tile>(cache, cache.page_list(chunk.b), chunk, tile);
-      copy_tokens_async<Tile>(failed, at, cache, id, chunk, tile, kHead, lane, errors + blockIdx.x, scales);
-    }
+    const PageIds ids = look_up_page<Tile>(cache, cache.page_list(chunk.b), chunk, tile, lane);
+    if constexpr (Tile::kRun > 0) copy_runs_async<Tile>(failed, at, cache, ids, chunk, tiles, tile, kHead, lane, errors + blockIdx.x, scales);
+    else copy_tokens_async<Tile>(failed, at, cache, ids, chunk, tiles, tile, kHead, lane, errors + blockIdx.x, scales);
     cp_async_commit();
     cp_async_wait<0>();
     __syncwarp();
@@ -309,7 +309,7 @@ struct TileBytes : TileOf<PlainK<f16>, PlainV<f16>, 16, 8, 1> {
   using ValueCode = e2m1x2;
 };
 extern "C" __global__ void tile_bytes(const uint32_t* scales, uint32_t* out) {
-  using Bytes = GroupBytes<TileScales<ByteScales, ScaleTile<ScaleUse::key_groups, 16, 4, 2, true>>>;
+  using Bytes = GroupBytes<TileScales<ByteScales, ScaleTile<ScaleUse::key_groups, 16, 4, 8, 32, 2, true>>>;
   __shared__ alignas(16) uint32_t stage[32];
   const uint32_t lane = threadIdx.x;
   stage[lane] = scales[lane];
@@ -392,13 +392,11 @@ __device__ __forceinline__ void staged(const Cache<typename Tile::K, typename Ti
   bool failed = false;
   for (uint32_t i = threadIdx.x; i < kWords; i += 32) stage[i] = 0xeeeeeeeeu;
   __syncwarp();
-  if constexpr (Tile::kRun > 0) {
-    PageIds ids[Tile::kTokens / Tile::kRun];
-    look_up_runs<Tile>(ids, cache, cache.page_list(chunk.b), chunk, tile);
-    copy_runs_async<Tile>(failed, matrix_address(stage), cache, ids, chunk, tile, kHead, threadIdx.x, nullptr);
-  } else {
-    copy_tokens_async<Tile>(failed, matrix_address(stage), cache, look_up_token<Tile>(cache, cache.page_list(chunk.b), chunk, tile), chunk, tile, kHead, threadIdx.x, nullptr);
-  }
+  const uint32_t token = tile * Tile::kTokens + TileCopies<Tile>::token(threadIdx.x);
+  const PageIds ids = cache.page_ids(cache.page_list(chunk.b), token < chunk.end ? max(token, chunk.begin) / kTokens : kU32Max);
+  const FetchedTiles tiles = {(chunk.begin + Tile::kTokens - 1) / Tile::kTokens, chunk.end / Tile::kTokens, kU32Max};
+  if constexpr (Tile::kRun > 0) copy_runs_async<Tile>(failed, matrix_address(stage), cache, ids, chunk, tiles, tile, kHead, threadIdx.x, nullptr);
+  else copy_tokens_async<Tile>(failed, matrix_address(stage), cache, ids, chunk, tiles, tile, kHead, threadIdx.x, nullptr);
   cp_async_commit();
   cp_async_wait<0>();
   __syncwarp();

@@ -4,6 +4,10 @@
 
 struct Cache {
   static constexpr uint32_t page_tokens = kTokens;
+  uint8_t* scales;
+  uint32_t page_bytes;
+
+  __device__ PageRef nth_page(uint32_t n) const { return {nullptr, scales + n * page_bytes, nullptr, 0, Fault::none, true}; }
 };
 constexpr uint32_t kTile = 16, kMostLines = 8, kHead = 1, kHidden = 5;  // tokens 5 to 7 are no live ones
 
@@ -11,19 +15,23 @@ constexpr uint32_t kTile = 16, kMostLines = 8, kHead = 1, kHidden = 5;  // token
 // The last of kOwn + 1 neighbouring heads is looked at.
 template <typename S, ScaleUse kUse, uint32_t kRun, uint32_t kOff = 0, uint32_t kOwn = 0>
 __device__ __forceinline__ void held(uint8_t* stage, uint8_t* expanded, void* scales, const uint32_t* codes, uint32_t* out) {
-  using Scales = TileScales<S, ScaleTile<kUse, kTile, kRun, kOwn + 1>>;
-  using None = TileScales<S, ScaleTile<ScaleUse::none, kTile, 1>>;
-  const StageScales<Scales, None> staged = {(uint32_t)__cvta_generic_to_shared(stage)};
-  constexpr uint32_t kFirst = kHead - kOwn;
-  const uint32_t lane = threadIdx.x;
+  constexpr uint32_t kFirst = kHead - kOwn, kThreads = 32 / 2;  // of a page
+  using Scales = TileScales<S, ScaleTile<kUse, kTile, kRun, kTokens, kThreads, kOwn + 1>>;
+  using None = TileScales<S, ScaleTile<ScaleUse::none, kTile, 1, kTokens, kThreads>>;
+  using Staged = StageScales<Scales, None>;
+  const Cache cache = {(uint8_t*)((typename S::Scale*)scales + kOff), (uint32_t)(kTokens * S::kScaleRow * sizeof(typename S::Scale))};
+  const uint32_t lane = threadIdx.x, page = lane / kThreads, to = (uint32_t)__cvta_generic_to_shared(stage);
   for (uint32_t i = lane; i < Scales::kStageBytes / 4; i += 32) ((uint32_t*)stage)[i] = 0xeeeeeeeeu;
   for (uint32_t i = lane; i < Scales::kExpandedBytes / 4; i += 32) ((uint32_t*)expanded)[i] = 0xeeeeeeeeu;
   __syncwarp();
-  for (uint32_t page = 0; page < 2; ++page) {
-    const PageRef ref = {nullptr, (typename S::Scale*)scales + page * kTokens * S::kScaleRow + kOff, nullptr, 0, Fault::none, true};
-    if (page == 1 && staged.aligned(Cache{}, ref)) staged.template copy_run<32, kTokens>(Cache{}, ref, lane, kTokens, 0, kFirst);
-    else staged.template copy_any<32, kTokens>(Cache{}, ref, lane, page * kTokens, 0, kFirst, 0, page == 0 ? kHidden : kTokens);
-  }
+  auto loaded = typename Staged::Loaded(cache, to);
+  const Staged staged = {to, &loaded}, next = {(uint32_t)__cvta_generic_to_shared(expanded), &loaded};
+  const PageRef ref = cache.nth_page(page);
+  const uint32_t thread = lane % kThreads, first = page * kTokens, end = page == 0 ? kHidden : kTokens;
+  if (!Scales::aligned(cache)) Scales::store_and_load(loaded.keys, to, cache, ref, thread, first, 0, kFirst, 0, end);
+  else if (page == 0) Scales::copy_some(to, cache, ref, thread, first, 0, kFirst, 0, end);
+  else staged.copy_run(cache, ref, thread, first, 0, kFirst);
+  next.fetch(cache, ref, thread, first, 0, kFirst, 0, 0);  // what was loaded reaches its stage
   cp_async_commit();
   cp_async_wait<0>();
   __syncwarp();
@@ -32,10 +40,10 @@ __device__ __forceinline__ void held(uint8_t* stage, uint8_t* expanded, void* sc
     __syncwarp();
   }
   if constexpr (kUse == ScaleUse::token) {
-    const auto own = LaneScales<Scales>(stage, Cache{}, 0, kOwn, kFirst);
+    const auto own = LaneScales<Scales>(stage, cache, 0, kOwn, kFirst);
     if (lane % 4 == 0) out[lane / 4] = __float_as_uint(own.scale(0, 0));
     if (lane % 4 == 1) out[lane / 4 + 8] = __float_as_uint(own.scale(0, 1));
-    if (lane >= kTile) out[lane] = __float_as_uint(kOff > 0 ? to_f32(Scales::read(stage, kOwn, lane % kTile, lane % kTokens, kFirst)) : TokenScales<Scales, Cache>{stage, Cache{}, 0, kOwn, kFirst}(lane % kTile));
+    if (lane >= kTile) out[lane] = __float_as_uint(kOff > 0 ? to_f32(Scales::read(stage, kOwn, lane % kTile, lane % kTokens, kFirst)) : TokenScales<Scales, Cache>{stage, cache, 0, kOwn, kFirst}(lane % kTile));
   } else if (kUse == ScaleUse::key_groups ? lane < kTile : lane < kTile && lane % 2 == 0) {
 #pragma unroll
     for (uint32_t group = 0; group < Scales::kGroups; ++group) {
@@ -51,17 +59,16 @@ __device__ __forceinline__ void held(uint8_t* stage, uint8_t* expanded, void* sc
 // Scales, and zero points behind those of all groups, that multiply sums: [scale or zero point, group][token].
 template <typename S, uint32_t kRun, uint32_t kOwn = 0>
 __device__ __forceinline__ void zeros(uint8_t* stage, void* scales, uint32_t* out) {
-  using Scales = TileScales<S, ScaleTile<ScaleUse::token, kTile, kRun, kOwn + 1>>;
+  using Scales = TileScales<S, ScaleTile<ScaleUse::token, kTile, kRun, kTokens, 32, kOwn + 1>>;
   constexpr uint32_t kFirst = kHead - kOwn;
+  const Cache cache = {(uint8_t*)scales, (uint32_t)(kTokens * S::kScaleRow * sizeof(typename S::Scale))};
   const uint32_t lane = threadIdx.x;
-  for (uint32_t page = 0; page < 2; ++page) {
-    const PageRef ref = {nullptr, (typename S::Scale*)scales + page * kTokens * S::kScaleRow, nullptr, 0, Fault::none, true};
-    Scales::template copy_any<32, kTokens>((uint32_t)__cvta_generic_to_shared(stage), Cache{}, ref, lane, page * kTokens, 0, kFirst, 0, page == 0 ? kHidden : kTokens);
-  }
+  for (uint32_t page = 0; page < 2; ++page)
+    Scales::copy_some((uint32_t)__cvta_generic_to_shared(stage), cache, cache.nth_page(page), lane, page * kTokens, 0, kFirst, 0, page == 0 ? kHidden : kTokens);
   cp_async_commit();
   cp_async_wait<0>();
   __syncwarp();
-  const auto own = LaneScales<Scales>(stage, Cache{}, 0, kOwn, kFirst);
+  const auto own = LaneScales<Scales>(stage, cache, 0, kOwn, kFirst);
   if (lane % 4 != 0 || ((const typename S::Scale*)(stage + Scales::lane_place(lane / 4, kOwn)))->bits != from_f32<typename S::Scale>(own.scale(0, 0)).bits) return;
 #pragma unroll
   for (uint32_t group = 0; group < Scales::kGroups; ++group)
@@ -107,5 +114,6 @@ extern "C" __global__ void tile_scales_halves(const uint32_t* in, uint32_t* prod
   const uint32_t i = threadIdx.x, a = in[i], b = in[i ^ 1], c = in[i ^ 2];
   products[i] = multiply_halves(a, b);
   sums[i] = multiply_add_halves(a, b, c);
-  special[i] = has_special<f16>(a) + 2 * has_special<bf16>(a);
+  const bool same = multiply_by_half<0>(a, b) == multiply_halves(a, permute(b, 0, 0x1010)) && multiply_by_half<1>(a, b) == multiply_halves(a, permute(b, 0, 0x3232));
+  special[i] = has_special<f16>(a) + 2 * has_special<bf16>(a) + 4 * !same;
 }
