@@ -70,7 +70,7 @@ FAR: Final = {
     "far_zeros": scaled("far_zeros", 16, 2, 64, (2, 2), dtype="i8", zero=True, **_F32)[0],
 }
 # Whose blocks have two heads, because their scales share sectors.
-TWO_HEADS: Final = ("words", "mixed", "pairs", "nvfp4", "codes_of_v", "max")
+TWO_HEADS: Final = ("words", "mixed", "pairs", "zeros", "zeros_rows", "nvfp4", "codes_of_v", "max")
 
 
 def laid(name: str, move: Literal["", "unaligned"], schedule: Any = "ascending") -> tuple[Scene, Any]:

@@ -63,6 +63,14 @@ __device__ __forceinline__ uint32_t multiply_halves(uint32_t a, uint32_t b) {
   asm("mul.f16x2 %0, %1, %2;" : "=r"(out) : "r"(a), "r"(b));
   return out;
 }
+// Both times half kHalf of b.
+template <uint32_t kHalf>
+__device__ __forceinline__ uint32_t multiply_by_half(uint32_t a, uint32_t b) {
+  uint32_t out;
+  if constexpr (kHalf == 0) asm("{ .reg .b16 l, h; .reg .b32 t; mov.b32 {l, h}, %2; mov.b32 t, {l, l}; mul.f16x2 %0, %1, t; }" : "=r"(out) : "r"(a), "r"(b));
+  else asm("{ .reg .b16 l, h; .reg .b32 t; mov.b32 {l, h}, %2; mov.b32 t, {h, h}; mul.f16x2 %0, %1, t; }" : "=r"(out) : "r"(a), "r"(b));
+  return out;
+}
 __device__ __forceinline__ uint32_t multiply_add_halves(uint32_t a, uint32_t b, uint32_t c) {
   uint32_t out;
   asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(out) : "r"(a), "r"(b), "r"(c));

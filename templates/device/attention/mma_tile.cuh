@@ -324,7 +324,7 @@ struct KeyByteScales {
 #pragma unroll
       for (uint32_t step = 0; step < Keys::kSteps; ++step) {
         const uint32_t both = e[m][r % 2][block];
-        a[step][r] = multiply_halves(a[step][r], step < Keys::kHalfSteps ? permute(both, 0, 0x1010) : permute(both, 0, 0x3232));
+        a[step][r] = step < Keys::kHalfSteps ? multiply_by_half<0>(a[step][r], both) : multiply_by_half<1>(a[step][r], both);
       }
   }
 };
