@@ -64,7 +64,7 @@ def kernels_table() -> str:
     ]
     known = recorded()
     for name in SHOWN:
-        for kernel in ("append", "gather", "decode", "mla_decode", "mla_decode_sm_90a"):
+        for kernel in ("append", "gather", "extend", "decode", "mla_decode", "mla_decode_sm_90a"):
             facts = known[name].get(kernel, {}).get("sm_90a")
             if facts is not None:
                 lines.append(

@@ -8,7 +8,7 @@ from kvgen import KernelSet, Model, Paged, Rope, ops
 kernels = KernelSet(
     q_heads=71,
     cache=Paged(dtype="bf16", kv_heads=1, head_dim=64, page_size=16),
-    ops=[ops.Append(rope="model"), ops.Gather(), ops.Decode(split="balanced")],
+    ops=[ops.Append(rope="model"), ops.Gather(), ops.Extend(), ops.Decode(split="balanced")],
     arch=["sm_80", "sm_90a"],
     model=Model(architecture="FalconForCausalLM", layers=32, rope=Rope(style="neox", theta=10_000.0)),
 )

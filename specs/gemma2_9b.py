@@ -11,6 +11,8 @@ kernels = KernelSet(
     ops=[
         ops.Append(rope="model"),
         ops.Gather(),
+        ops.Extend(score=Score(softcap=50.0)),
+        ops.Extend(name="extend_local", mask=Mask(window=4096), score=Score(softcap=50.0)),
         ops.Decode(score=Score(softcap=50.0), split="balanced"),
         ops.Decode(name="decode_local", mask=Mask(window=4096), score=Score(softcap=50.0), split="balanced"),
     ],

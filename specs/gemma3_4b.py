@@ -21,6 +21,8 @@ kernels = KernelSet(
             k_norm=RmsNorm(weight_offset=1.0, multiply="before"),
         ),
         ops.Gather(),
+        ops.Extend(),
+        ops.Extend(name="extend_local", mask=Mask(window=1024)),
         ops.Decode(split="balanced"),
         ops.Decode(name="decode_local", mask=Mask(window=1024), split="balanced"),
     ],

@@ -68,10 +68,11 @@ kernels = [
                 v_norm=RmsNorm(weight=False),
             ),
             ops.Gather(),
+            ops.Extend(scale=1.0, mask=Mask(window=1024)),
             ops.Decode(scale=1.0, mask=Mask(window=1024), split="balanced"),
         ],
         arch=["sm_80", "sm_90a"],
         model=model,
-        layers={"local": ("append", "decode")},
+        layers={"local": ("append", "extend", "decode")},
     ),
 ]

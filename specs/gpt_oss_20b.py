@@ -11,6 +11,8 @@ kernels = KernelSet(
     ops=[
         ops.Append(rope="model"),
         ops.Gather(),
+        ops.Extend(sinks="lse"),
+        ops.Extend(name="extend_local", mask=Mask(window=128), sinks="lse"),
         ops.Decode(sinks="lse", split="balanced"),
         ops.Decode(name="decode_local", mask=Mask(window=128), sinks="lse", split="balanced"),
     ],

@@ -8,7 +8,7 @@ from kvgen import KernelSet, Model, Paged, Rope, ops
 kernels = KernelSet(
     q_heads=32,
     cache=Paged(dtype="f16", kv_heads=32, head_dim=128, page_size=16),
-    ops=[ops.Append(rope="model"), ops.Gather(), ops.Decode(split="balanced")],
+    ops=[ops.Append(rope="model"), ops.Gather(), ops.Extend(), ops.Decode(split="balanced")],
     arch=["sm_80", "sm_90a"],
     model=Model(architecture="LlamaForCausalLM", layers=32, rope=Rope(style="neox", theta=10_000.0)),
 )

@@ -8,7 +8,7 @@ from kvgen import KernelSet, Model, Paged, Rope, ops
 kernels = KernelSet(
     q_heads=28,
     cache=Paged(dtype="bf16", kv_heads=4, head_dim=128, page_size=16),
-    ops=[ops.Append(rope="model"), ops.Gather(), ops.Decode(split="balanced")],
+    ops=[ops.Append(rope="model"), ops.Gather(), ops.Extend(), ops.Decode(split="balanced")],
     arch=["sm_80", "sm_90a"],
     model=Model(architecture="Qwen2ForCausalLM", layers=28, rope=Rope(style="neox", theta=1_000_000.0)),
 )

@@ -8,7 +8,12 @@ from kvgen import KernelSet, Model, Paged, RmsNorm, Rope, ops
 kernels = KernelSet(
     q_heads=64,
     cache=Paged(dtype="bf16", kv_heads=4, head_dim=128, page_size=16),
-    ops=[ops.Append(rope="model", q_norm=RmsNorm(), k_norm=RmsNorm()), ops.Gather(), ops.Decode(split="balanced")],
+    ops=[
+        ops.Append(rope="model", q_norm=RmsNorm(), k_norm=RmsNorm()),
+        ops.Gather(),
+        ops.Extend(),
+        ops.Decode(split="balanced"),
+    ],
     arch=["sm_80", "sm_90a"],
     model=Model(
         architecture="Qwen3MoeForCausalLM",

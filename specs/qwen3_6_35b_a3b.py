@@ -19,6 +19,7 @@ kernels = KernelSet(
             k_norm=RmsNorm(weight_offset=1.0, multiply="before"),
         ),
         ops.Gather(),
+        ops.Extend(),
         ops.Decode(split="balanced"),
     ],
     arch=["sm_80", "sm_90a"],
@@ -38,5 +39,5 @@ kernels = KernelSet(
         ),
         pattern=("linear", "linear", "linear", "full"),
     ),
-    layers={"full": ("append", "decode")},
+    layers={"full": ("append", "extend", "decode")},
 )

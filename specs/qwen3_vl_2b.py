@@ -22,6 +22,7 @@ kernels = KernelSet(
         ),
         ops.Append(name="append_text", rope=Rope(style="neox", theta=1_000_000.0), q_norm=RmsNorm(), k_norm=RmsNorm()),
         ops.Gather(),
+        ops.Extend(),
         ops.Decode(split="balanced"),
     ],
     arch=["sm_80", "sm_90a"],

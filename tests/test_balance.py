@@ -246,6 +246,7 @@ STORING: Final = {
     "device/attention/merge.cuh: sync_finish_among": 1,  # the counter of a request's chunks, for the next launch
     "device/attention/merge.cuh: weigh_partials": 1,  # weights of partial results, in shared memory
     "device/attention/plan_kv.cuh: sync_sums": 1,  # sums over the block, in shared memory
+    "device/attention/row_wgmma.cuh: sync_finish_of": 1,  # the same counter
     "device/attention/tile_scales.cuh: copy_any": 1,  # scales that no copy can bring, into the stage
     "device/attention/tile_scales.cuh: fetch": 1,  # the same, a fetch later
     "device/attention/tile_scales.cuh: expand": 1,  # what products take of scales, in shared memory
@@ -299,7 +300,7 @@ LONGER: Final[dict[str, int]] = {
 }
 DECODE_LINES: Final = 210  # on average
 LLAMA_DECODE_LINES: Final = 230
-SET_LINES: Final = 24_000 // 47  # of a set's kernels, on average
+SET_LINES: Final = 43_000 // 67  # of a set's kernels, on average
 
 
 def test_kernels_are_as_short_as_their_operation_allows(kernels: list[Kernel]) -> None:

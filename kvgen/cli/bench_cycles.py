@@ -37,7 +37,8 @@ _CLOSING: Final = (
 @dataclass(frozen=True)
 class Examined:
     """One kernel on one device. `trips` by latency, where warps lie worst; `reachable` % of the bandwidth that kernels reach,
-    from the worst to the best that the device's ranges allow. None where the main loop is not one for all warps, or no tile's.
+    from the worst to the best that the device's ranges allow. `products`: cycles of the tensor pipes that products of warpgroups
+    take. None where the main loop is not one for all warps, or no tile's.
     """
 
     kernel: str
@@ -49,6 +50,7 @@ class Examined:
     issue: float | None
     trips: Mapping[int, float]
     budget: float | None
+    products: float | None
     in_flight: int | None
     in_flight_needed: float
     reachable: tuple[float, float] | None
@@ -91,6 +93,7 @@ def examine(kernel: Kernel, tile: Tile | None, device: Device, work: Work | None
         issue=None if first is None else first.issue,
         trips=trips,
         budget=budget,
+        products=None if first is None else kernel.product_cycles(device) or None,
         in_flight=None if first is None else kernel.in_flight,
         in_flight_needed=device.budget_rate * IN_FLIGHT_LATENCY,
         reachable=reachable,
@@ -175,17 +178,18 @@ def bench_cycles(
     plans: dict[str, KernelPlan] = {}
     owners: dict[str, tuple[Chosen, Op]] = {}
     for item in project.chosen:
-        known: dict[str, KernelPlan] = {}
+        known: dict[str, tuple[KernelPlan, tuple[str, ...]]] = {}
         for op in item.loaded.kernels.ops:
             own = [p for p in set_plans(item.loaded)[op.name] if attends(p)] if op.name in item.ops else []
-            known |= {f"{item.name}/{p.name}": p for p in own}
-            owners |= {f"{item.name}/{p.name}": (item, op) for p in own}
+            files = [(kernel, archs) for p in own for kernel, archs in p.files(item.loaded.kernels.arch)]
+            known |= {f"{item.name}/{kernel.name}": (kernel, archs) for kernel, archs in files}
+            owners |= {f"{item.name}/{kernel.name}": (item, op) for kernel, _ in files}
         archs = [a for a in item.loaded.kernels.arch if wanted in (None, a)]
+        target = archs[-1:] if wanted is None else archs
         for unit in project.units[item.name]:
-            if unit.name in known:
-                target = archs[-1:] if wanted is None else archs
-                jobs += [(unit, a, "cubin") for a in target if (DEVICES[name] if name else reference(a))]
-        plans |= known
+            own_archs = known[unit.name][1] if unit.name in known else ()
+            jobs += [(unit, a, "cubin") for a in target if a in own_archs and (DEVICES[name] if name else reference(a))]
+        plans |= {unit: kernel for unit, (kernel, _) in known.items()}
     texts = {unit.name: unit.text for unit, *_ in jobs}
     from kvgen.bench.tiles import tile_of
 
@@ -220,6 +224,11 @@ def _print(found: Sequence[Examined]) -> None:
         facts = ", ".join(f"{n} {name.replace('_', ' ')}" for name, n in x.facts.items() if n)
         waits = ", ".join(f"{why} {n:.0f}" for why, n in list(x.waits.items())[:4] if n >= 1)
         typer.echo(f"{x.kernel} {x.arch}: {facts or 'no facts'}" + (f"; waits a trip: {waits}" if waits else ""))
+        if x.products is not None:
+            over = ", ".join(f"{x.trips[n] / x.products:.2f}" for n in LATENCIES)
+            typer.echo(
+                f"{x.kernel} {x.arch}: products of warpgroups take {x.products:.0f} cycles of a trip's; trips are {over} of it"
+            )
     say(f"\n{_CLOSING}")
 
 

@@ -1,15 +1,17 @@
-"""How decode kernels divide their work, for `kvgen show --plan`: which kernel and why, tiles, teams, rings, chunks."""
+"""How attention kernels divide their work, for `kvgen show --plan`: which kernel and why, tiles, teams, rings, chunks."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any, Final
 
+from kvgen.lowering.attention.extend import ExtendContext
 from kvgen.lowering.attention.mma import SIZES, Stages, TensorContext
 from kvgen.lowering.attention.simt import SimtContext
 from kvgen.lowering.attention.wgmma import ARCH as WGMMA_ARCH
 from kvgen.lowering.attention.wgmma import MlaWgmmaContext, applies
 from kvgen.ops.decode import Decode
+from kvgen.ops.extend import Extend
 from kvgen.ops.mla_decode import MlaDecode, MlaDecodeContext
 from kvgen.plan.kernel import KernelPlan
 from kvgen.spec.kernel_set import KernelSet, Op
@@ -24,6 +26,8 @@ BLOCK_CHARGE: Final = 1 << 10
 def attention(kernels: KernelSet, op: Op, plan: KernelPlan, archs: Sequence[str]) -> dict[str, Any] | None:
     """The decisions of an attention kernel, which is for `archs`, as JSON values; None for others, planners among them."""
     context = plan.context
+    if isinstance(op, Extend) and isinstance(context, ExtendContext):
+        return _extend(kernels, op, plan, context, archs)
     if not isinstance(op, Decode | MlaDecode) or not isinstance(
         context, TensorContext | SimtContext | MlaDecodeContext | MlaWgmmaContext
     ):
@@ -84,6 +88,58 @@ def attention(kernels: KernelSet, op: Op, plan: KernelPlan, archs: Sequence[str]
     }
 
 
+def _extend(
+    kernels: KernelSet, op: Extend, plan: KernelPlan, context: ExtendContext, archs: Sequence[str]
+) -> dict[str, Any]:
+    walk, why = op.walk(kernels)
+    rings = {}
+    for arch in archs:
+        count, room = (
+            stages_on(context.stages, arch),
+            MULTIPROCESSOR_SHARED[arch] // (plan.shared_on(arch) + BLOCK_CHARGE),
+        )
+        blocks = max(1, min(context.blocks_per_sm, room))
+        nbytes = context.tokens * (context.k_bytes + context.v_bytes)
+        rings[arch] = {"stages": count, "blocks": blocks, "bytes_in_flight": blocks * (count - 1) * nbytes}
+    return {
+        "walk": walk,
+        "why": why,
+        "split": op.split,
+        "chunk": context.chunk_tokens or None,
+        "block_columns": context.cols,
+        "block_rows": context.cols // context.d.group,
+        "tile_tokens": context.tokens,
+        "warps": context.warps,
+        "warp_columns": 16 * context.m_tiles,
+        "query": "registers" if context.query_held else "shared memory",
+        "blocks_per_multiprocessor": context.blocks_per_sm,
+        "rings": rings,
+    }
+
+
+def _extend_text(found: dict[str, Any]) -> list[str]:
+    how = {
+        "balanced": "balanced: keys of a tile are cut where tiles do not fill the GPU",
+        "invariant": f"invariant: sums begin anew at multiples of {found['chunk']} tokens",
+    }
+    return [
+        f"{found['walk']}: {found['why']}",
+        f"columns  {found['block_columns']} a block, {found['block_rows']} rows with all their heads or parts of rows; "
+        f"{_warps(found['warps'])} of {found['warp_columns']}, Q in {found['query']}",
+        f"tiles    {found['tile_tokens']} tokens, with a ring of tiles in shared memory",
+        *_rings(found),
+        f"split    {how[found['split']]}",
+    ]
+
+
+def _rings(found: dict[str, Any]) -> list[str]:
+    return [
+        f"         {arch}: rings of {r['stages']} tiles, {_blocks(r['blocks'])} a multiprocessor, "
+        f"{r['bytes_in_flight'] / 1024:.0f} KB in flight there"
+        for arch, r in found["rings"].items()
+    ]
+
+
 def stages_on(stages: Stages, arch: str) -> int:
     """Tiles of a ring on an architecture."""
     return int(getattr(stages, SIZES[arch]))
@@ -91,6 +147,8 @@ def stages_on(stages: Stages, arch: str) -> int:
 
 def attention_text(found: dict[str, Any]) -> list[str]:
     """`attention`'s result for a reader, a line a decision."""
+    if "block_rows" in found:
+        return _extend_text(found)
     rows, columns, tiles = found["rows"], found["columns"], found["tiles_of_columns"]
     heads = f"{columns // rows} query head{'s' if columns > rows else ''}"
     shared = (
@@ -115,11 +173,7 @@ def attention_text(found: dict[str, Any]) -> list[str]:
     else:
         several = f"{teams} teams of {_warps(warps)} take tiles in turn" if teams > 1 else f"a team of {_warps(warps)}"
         lines.append(f"tiles    {tokens} tokens; {several}, with a ring of tiles in shared memory")
-        lines += [
-            f"         {arch}: rings of {r['stages']} tiles, {_blocks(r['blocks'])} a multiprocessor, "
-            f"{r['bytes_in_flight'] / 1024:.0f} KB in flight there"
-            for arch, r in found["rings"].items()
-        ]
+        lines += _rings(found)
     how = {
         "none": "none: a block for each request",
         "balanced": "balanced: a planner divides all tokens evenly among the blocks that the GPU holds at once",

@@ -29,7 +29,7 @@ PROMPTS: Final = (37, 5, 64, 18)
 STEPS: Final = 3
 _ARCH: Final = "sm_90a"  # what the CPU machine runs, where the set has it
 _SECTOR: Final = 32  # bytes: what a GPU's memory moves at least
-_ORDER: Final = ("seal", "append", "decode", "gather")  # of a step
+_ORDER: Final = ("seal", "append", "extend", "decode", "gather")  # of a step
 _MEMORY: Final = ("kv", "scales", "input", "output")  # what an operation is about; tables are how it gets there
 
 Raw = NDArray[Any]
@@ -158,7 +158,7 @@ def run(project: Project, name: str, gpu: int | None) -> list[Outcome]:
     """The whole batch on a GPU (its ordinal) or the CPU machine (None); one Outcome a kernel.
 
     Any set of the cache family: prompts, then steps of one token, each sealed where the cache has a tail, appended and
-    attended to; at the end everything is gathered.
+    attended to, prompts by extend and steps by decode; at the end everything is gathered.
     """
     from kvgen.runtime.cpu import machine
 
@@ -175,13 +175,13 @@ def run(project: Project, name: str, gpu: int | None) -> list[Outcome]:
         log = stack.enter_context(machine(arch=arch, mode="check"))
         batch = _Batch(Scene(kernels, module, Workload("prompts", PROMPTS, PROMPTS), room), _Memory(gpu))
         stored = (*ops["seal"], *ops["append"])
-        launches = (STEPS + 1) * len(stored) + STEPS * len(ops["decode"]) + len(ops["gather"])
+        launches = (STEPS + 1) * len(stored) + len(ops["extend"]) + STEPS * len(ops["decode"]) + len(ops["gather"])
         done = stack.enter_context(progress("running", launches))
         for step in range(STEPS + 1):
             new = PROMPTS if step == 0 else (1,) * len(PROMPTS)
             totals = tuple(prompt + step for prompt in PROMPTS)
             scene = batch.scene.at(Workload(f"step {step}", totals, new))
-            for op in (*stored, *(ops["decode"] if step else ())):
+            for op in (*stored, *ops["decode" if step else "extend"]):
                 _one(batch, scene, op, outcomes[op.name])
                 done()
         for op in ops["gather"]:

@@ -6,10 +6,10 @@ with a mark of such work are taken out, and what is counted is the *longest* way
 no trip without that work executes more. Branches on what never happens together make the figure too large, never too small;
 only of loops within the loop (`holds_loops`) it has one trip, however many they make.
 
-The marks: an atomic; a copy that may write zeros instead; -infinity put in the place of a score; shuffles that reduce, or hand
-round which tokens a column sees; the out-of-line code of diverged warps; an mbarrier that is asked once more. A mark counts only
-where some way round is without it that fetches as well: a kernel that reduces by shuffles in every trip, or whose copies are all
-conditional, has them counted.
+The marks: an atomic; a vote of several warps; a copy that may write zeros instead; -infinity put in the place of a score;
+shuffles that reduce, or hand round which tokens a column sees; the out-of-line code of diverged warps; an mbarrier that is
+asked once more. A mark counts only where some way round is without it that fetches as well: a kernel that reduces by shuffles
+in every trip, or whose copies are all conditional, has them counted.
 """
 
 from __future__ import annotations
@@ -228,6 +228,7 @@ _MARKS: Final[tuple[Callable[[Block], bool], ...]] = (
     lambda block: block.diverged,
     lambda block: block.again,
     lambda block: block.has("ATOM", "RED", "TRAP", "BPT"),
+    lambda block: block.has("BAR.RED"),
     _copies,
     lambda block: any(_MASKS.search(x.text) for x in block.code),
     lambda block: block.has("SHFL.BFLY"),

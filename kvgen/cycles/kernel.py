@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
 
-from kvgen.cycles.core import Mbarrier, Placement, Replay, Role, replay
+from kvgen.cycles.core import Mbarrier, Placement, Replay, Role, replay, tensor_cycles
 from kvgen.cycles.device import DEVICES, REFERENCE, Device
 from kvgen.cycles.facts import PRODUCTS, Facts, facts_of, work_loop
 from kvgen.cycles.flow import Loop, blocks
-from kvgen.cycles.roles import taking_turns
+from kvgen.cycles.roles import in_turns, taking_turns
 from kvgen.cycles.words import Word
 
 # Of a multiprocessor: shared memory for blocks in KB, of which each block is charged one more; threads; 65,536 registers.
@@ -45,7 +45,8 @@ class Kernel:
     shared: int
     source: str = ""
     log: str = ""
-    warpgroups: int = 0  # that take turns in one loop; 0: all warps are alike
+    warpgroups: int = 0  # that run one loop; 0: all warps are alike
+    turns: bool = False  # whether they begin products in turns, instead of each having every other tile
 
     @cached_property
     def blocks(self) -> int:
@@ -77,7 +78,7 @@ class Kernel:
         if not bases & {*PRODUCTS, "LDG"} or (self.loop.holds_loops and not bases & set(PRODUCTS)):
             return (), {}
         if self.warpgroups == 2:
-            return taking_turns(self.loop.usual)
+            return (in_turns if self.turns else taking_turns)(self.loop.usual)
         if any(x.base in _ACROSS_WARPS for x in self.loop.text):
             return (), {}
         return (Role("all", self.loop.usual, self.warps),), {}
@@ -94,6 +95,11 @@ class Kernel:
         if not roles:
             return None
         return replay(roles, device, blocks=max(1, self.blocks), placement=placement, mbarriers=mbarriers, skews=SKEWS)
+
+    def product_cycles(self, device: Device) -> float:
+        """What the products of a multiprocessor's trips take of its tensor pipes, if nothing else did; 0 without warpgroups."""
+        roles, _ = self.roles
+        return sum(tensor_cycles(role.trip, device) * role.warps / 4 for role in roles) * max(1, self.blocks)
 
     @cached_property
     def in_flight(self) -> int:

@@ -17,6 +17,7 @@ from kvgen.cycles.flow import Block, Loop, loops, offset
 from kvgen.cycles.words import Word
 
 _WARPS: Final = 4  # of a warpgroup
+_LANDED: Final = 1 << 12  # tiles that no run of trips asks for
 _BULK: Final = ("UTMALDG", "UBLKCP")
 
 
@@ -162,3 +163,28 @@ def taking_turns(trip: Sequence[Word]) -> tuple[tuple[Role, ...], Mapping[str, M
     weights = Mbarrier(_WARPS)
     ahead = Mbarrier(_WARPS, ahead=1)
     return roles, {"landed": Mbarrier(2 * _WARPS), "weights of 0": weights, "weights of 1": ahead}
+
+
+def in_turns(trip: Sequence[Word]) -> tuple[tuple[Role, ...], Mapping[str, Mbarrier]]:
+    """Two warpgroups that begin their products in turns, in a loop that is the same (extend_wgmma).
+
+    At a named barrier a warpgroup waits for its turn, at another it ends it: the other one's. The first turn is warpgroup 0's.
+    Tiles have landed before anybody asks: copies, of warps with another loop, are a budget beside the trip.
+    """
+    barriers = [word for word in trip if word.base == "BAR"]
+    kinds = [word.modifiers[0] for word in barriers]
+    if kinds != ["SYNC", "ARV"]:
+        raise ReplayError(f"replay: named barriers {', '.join(kinds)}; a loop in turns waits for one and ends it")
+    asked = {w.address: "landed" if "PHASECHK" in w.modifiers else "read" for w in trip if w.base == "SYNCS"}
+    roles = tuple(
+        Role(
+            name=f"warpgroup {group}",
+            trip=tuple(trip),
+            warps=_WARPS,
+            mbarriers={barriers[0].address: f"turn of {group}", barriers[1].address: f"turn of {1 - group}", **asked},
+            before={f"turn of {1 - group}": group},
+        )
+        for group in (0, 1)
+    )
+    turn, landed, read = Mbarrier(2 * _WARPS), Mbarrier(1, ahead=_LANDED), Mbarrier(2 * _WARPS)
+    return roles, {"turn of 0": turn, "turn of 1": turn, "landed": landed, "read": read}

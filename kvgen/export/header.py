@@ -36,6 +36,14 @@ class ArchShared:
 
 
 @dataclass(frozen=True)
+class ArchThreads:
+    """Threads of a block on an architecture."""
+
+    arch: str
+    threads: int
+
+
+@dataclass(frozen=True)
 class ArchFile:
     """The file that has a kernel for one architecture."""
 
@@ -62,6 +70,7 @@ class KernelContext:
     threads: int
     shared: int
     shared_by_arch: tuple[ArchShared, ...]
+    threads_by_arch: tuple[ArchThreads, ...]
     elsewhere: tuple[ArchFile, ...]
     checked: tuple[Member, ...]
     workspace: bool
@@ -161,6 +170,7 @@ def _kernel(kernels: KernelSet, op: Op, plan: KernelPlan, structs: dict[str, Str
         shared_by_arch=tuple(
             ArchShared(a, plan.shared_on(a)) for a in kernels.arch if plan.shared_on(a) != plan.shared
         ),
+        threads_by_arch=tuple(ArchThreads(a, n) for a, n in plan.threads_by_arch),
         elsewhere=tuple(ArchFile(arch, other.name) for arch, other in plan.elsewhere),
         checked=tuple(m for m in struct.members if m.pointer or m.unit > 1),
         workspace=any(p.name == "workspace" for p in plan.params) and op.split_plan(kernels) is not None,

@@ -87,6 +87,7 @@ class OpContext:
     steps: tuple[StepContext, ...]
     split_plan: str
     shared_by_arch: str
+    threads_by_arch: str
     files: str
 
 
@@ -317,6 +318,7 @@ def _op(op: Op, kernels: KernelSet, plans: tuple[KernelPlan, ...]) -> OpContext:
         steps=() if planner else tuple(_step(op, p) for p in plans[1:]),
         split_plan=_split_plan_text(split_plan) if split_plan else "",
         shared_by_arch=_mapping(dict(plan.shared_by_arch)),
+        threads_by_arch=_mapping(dict(plan.threads_by_arch)),
         files=_mapping({arch: f"{other.name}.cu" for arch, other in plan.elsewhere}),
     )
 

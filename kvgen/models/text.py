@@ -19,8 +19,12 @@ from kvgen.models.kv_dtype import Stored, latent, words
 from kvgen.models.layers import Checkpoint, LayerFacts
 from kvgen.models.reader import norm_of
 from kvgen.models.serving import Serving, preset_fields
+from kvgen.ops.extend import Extend
 from kvgen.ops.mla_decode import MlaDecode
+from kvgen.spec import presets
 from kvgen.spec.base import Spec
+from kvgen.spec.cache import Paged
+from kvgen.spec.cache_fields import Layout
 from kvgen.spec.kernel_set import KernelSet
 from kvgen.spec.mask import Mask
 from kvgen.spec.model import LongRopeScaling, Model
@@ -143,7 +147,8 @@ def _body(
     model = facts.model
     appends, append_of = _appends(model, one)
     decodes, decode_of = _decodes(model, one, arch)
-    operations = [*appends, Atom("ops.Gather()"), *decodes]
+    extends, extend_of = _extends(model, one, serving, arch)
+    operations = [*appends, Atom("ops.Gather()"), *extends, *decodes]
     used |= spec_names(model)
     for kind in one.kinds:
         used |= {type(norm_of(norm)).__name__ for norm in (kind.q_norm, kind.k_norm, kind.v_norm) if norm is not None}
@@ -176,7 +181,7 @@ def _body(
         uses = [
             (
                 f'"{kind.kind}": ',
-                literal((*append_of[kind.kind], *decode_of.get(kind.kind, ()))),
+                literal((*append_of[kind.kind], *extend_of.get(kind.kind, ()), *decode_of.get(kind.kind, ()))),
             )
             for kind in one.kinds
         ]
@@ -255,8 +260,8 @@ def _append(model: Model, kind: LayerFacts) -> list[tuple[str, Atom | Group]]:
 
 
 def _operation(kind: str, name: str, fields: list[tuple[str, Atom | Group]]) -> Group:
-    called = {"append": "ops.Append(", "decode": "ops.Decode(", "mla_decode": "ops.MlaDecode("}[kind]
-    return Group(called, [*([("name=", literal(name))] if name != kind else []), *fields], ")")
+    called = {"append": "Append", "extend": "Extend", "decode": "Decode", "mla_decode": "MlaDecode"}[kind]
+    return Group(f"ops.{called}(", [*([("name=", literal(name))] if name != kind else []), *fields], ")")
 
 
 def _decodes(model: Model, one: _Set, arch: Sequence[str]) -> tuple[list[Atom | Group], dict[str, tuple[str, ...]]]:
@@ -276,14 +281,51 @@ def _decodes(model: Model, one: _Set, arch: Sequence[str]) -> tuple[list[Atom | 
             fields: list[tuple[str, Atom | Group]] = [("scale=", literal(kind.scale))] if model.kinds else []
             fields.append(("sparse=", literal(True)) if kind.index_topk else ("split=", literal("balanced")))
         else:
-            fields = _decode(model, kind)
+            fields = [*_attention(model, kind), ("split=", literal("balanced"))]
         name = _named(operation, fields, kind, known)
         uses[kind.kind] = (name,)
         found.setdefault(name, fields)
     return [_operation(operation, name, fields) for name, fields in found.items()], uses
 
 
-def _decode(model: Model, kind: LayerFacts) -> list[tuple[str, Atom | Group]]:
+def _extends(
+    model: Model, one: _Set, serving: Serving, arch: Sequence[str]
+) -> tuple[list[Atom | Group], dict[str, tuple[str, ...]]]:
+    """extend as decode, for prompts; none over latent rows, nor where its kernel cannot read the cache."""
+    found: dict[str, list[tuple[str, Atom | Group]]] = {}
+    known: dict[str, str] = {}
+    uses: dict[str, tuple[str, ...]] = {}
+    for kind in one.kinds if model.mla is None and _extends_cache(one, serving, arch) else ():
+        fields = _attention(model, kind)
+        name = _named("extend", fields, kind, known)
+        uses[kind.kind] = (name,)
+        found.setdefault(name, fields)
+    return [_operation("extend", name, fields) for name, fields in found.items()], uses
+
+
+def _extends_cache(one: _Set, serving: Serving, arch: Sequence[str]) -> bool:
+    """Whether extend can read the model's rows as they are stored."""
+    first, stored = one.kinds[0], one.stored
+    fields: dict[str, Any]
+    if serving.preset is not None:
+        given = preset_fields(one.facts, stored, serving)  # which knows the presets there are
+        cache = getattr(presets, serving.preset)(**given)
+    else:
+        apart = first.head_dim_v != first.head_dim_k
+        axes = "page layer token head dim"
+        fields = {"v_head_dim": first.head_dim_v, "layout": Layout(k=axes, v=axes)} if apart else {}
+        fields |= {"quant": stored.quant} if stored.quant is not None else {}
+        sizes: dict[str, Any] = {"kv_heads": first.kv_heads, "head_dim": first.head_dim_k}
+        cache = Paged(dtype=stored.dtype, page_size=serving.page_size or PAGE, **sizes, **fields)
+    fields = {"q_heads": one.facts.q_heads, "arch": tuple(arch)}
+    try:
+        KernelSet(name="found", cache=cache, ops=(Extend(),), **fields)
+    except (ValueError, SpecError):
+        return False
+    return True
+
+
+def _attention(model: Model, kind: LayerFacts) -> list[tuple[str, Atom | Group]]:
     fields: list[tuple[str, Atom | Group]] = []
     usual, scale = float(kind.head_dim_k**-0.5), kind.scale * kind.q_factor
     if model.query_pre_attn_scalar not in (None, kind.head_dim_k) or abs(scale - usual) > 1e-9 * usual:
@@ -294,7 +336,7 @@ def _decode(model: Model, kind: LayerFacts) -> list[tuple[str, Atom | Group]]:
     fields += [("score=", literal(score))] if score is not None else []
     if kind.sinks:
         fields.append(("sinks=", literal("lse")))  # out and lse then are one state, which merging takes as it is
-    return [*fields, ("split=", literal("balanced"))]
+    return fields
 
 
 def _decodes_latent(facts: Checkpoint, kind: LayerFacts, stored: Stored, arch: Sequence[str]) -> bool:

@@ -9,7 +9,7 @@ from pydantic import Field, field_validator, model_validator
 
 from kvgen.expr.nodes import ceil_div, const, minimum, var
 from kvgen.layout.dtypes import DType, dtype
-from kvgen.lowering.attention import extend
+from kvgen.lowering.attention import extend, extend_wgmma
 from kvgen.lowering.attention.masks_scores import attention_context, check_arguments
 from kvgen.lowering.attention.split_kv import SIZES, WORKSPACE, Attended, new_in_length, plan_digest
 from kvgen.lowering.cache_struct import ERRORS, entry_name
@@ -112,6 +112,12 @@ class Extend(Op):
         if self.score is not None:
             check_arguments(self.name, self._params(kernels, dtype("u32"), dtype("f32")), kernels)
 
+    def _hindrance(self, kernels: KernelSet) -> str:
+        """Why the set's kernel does not use products of warpgroups; empty where it does, on sm_90a."""
+        shape = extend.shape(kernels)
+        assert shape is not None
+        return extend_wgmma.applies(kernels, shape.cols, self.split == "invariant")
+
     def walk(self, kernels: KernelSet) -> tuple[str, str]:
         """("tensor cores", why) of this set's kernel."""
         return "tensor cores", "16-bit operands, columns on M"
@@ -165,6 +171,8 @@ class Extend(Op):
             shape.threads,
             shared_by_arch=tuple((a, shape.shared(a)) for a in kernels.arch),
         )
+        if not self._hindrance(kernels):
+            kernel = extend_wgmma.with_warpgroups(kernels, kernel, d, scale)
         return kernel, extend.planner(
             kernels,
             self.name,
@@ -197,13 +205,14 @@ class Extend(Op):
         # The planner has applied valid_tokens.
         arrays = tuple(p for p in attend.params if isinstance(p, Array) and p.name != "valid_tokens")
         numbers = tuple(p for p in attend.params if not isinstance(p, Array))
+        warpgroups = not self._hindrance(kernels)  # whose copies of q are 16 bytes
         sinks = Array("sinks", "f32", (kernels.q_heads,), doc="score of each query head's sink", fields=("q_heads",))
         return (
             Array(
                 "q",
                 elem.name,
                 ("T", kernels.q_heads, cache.head_dim),
-                align=4 * elem.bytes,
+                align=(8 if warpgroups else 4) * elem.bytes,
                 strided=True,
                 doc="query rows",
                 field="dtype",
@@ -238,4 +247,5 @@ class Extend(Op):
             *numbers,
             *SIZES,
             ERRORS,
+            *(extend_wgmma.maps(kernels) if warpgroups else ()),
         )

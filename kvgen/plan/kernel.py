@@ -42,7 +42,7 @@ class KernelPlan:
     struct is then the first one's. `reads_tables`: the kernel reads page tables or lengths; others take a cache without any.
     A kernel with a `source` has neither template nor context.
     `elsewhere` has (architecture, kernel): that kernel takes this one's place there, from a file of its own. Both have the same
-    entry, parameters, grid and threads; `shared_by_arch` of this one says what each launch gives.
+    entry, parameters and grid; `shared_by_arch` and `threads_by_arch` of this one say what each launch gives.
     """
 
     name: str
@@ -54,6 +54,7 @@ class KernelPlan:
     threads: int
     shared: int = 0
     shared_by_arch: tuple[tuple[str, int], ...] = ()
+    threads_by_arch: tuple[tuple[str, int], ...] = ()
     writes_pool: bool = False
     all_layers: bool = False
     reads_tables: bool = True
@@ -73,3 +74,7 @@ class KernelPlan:
     def shared_on(self, arch: str) -> int:
         """Dynamic shared memory of a block on this architecture, in bytes."""
         return dict(self.shared_by_arch).get(arch, self.shared)
+
+    def threads_on(self, arch: str) -> int:
+        """Threads of a block on this architecture."""
+        return dict(self.threads_by_arch).get(arch, self.threads)

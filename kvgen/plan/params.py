@@ -131,6 +131,25 @@ class TensorMap:
 
 
 @dataclass(frozen=True, slots=True)
+class PoolMap(TensorMap):
+    """A tensor map of a layer's pages, which the launcher makes: copies bring groups of 8 tokens of one head (kvgen.tensor_map's
+    group_tile), `rows` tokens a tile.
+
+    The pages are those of pointer `base`, from `offset` bytes on: `heads` heads of `dim` elements, strides in elements. On a
+    device without tensor copies it is zeros.
+    """
+
+    base: str = ""
+    element: str = ""
+    heads: int = 0
+    dim: int = 0
+    token_stride: int = 0
+    head_stride: int = 0
+    rows: int = 0
+    offset: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class PagePool:
     """The pages of every layer of a pool, by value: the cache's own, or an `argument`'s.
 
@@ -178,4 +197,4 @@ Field = Pool | Array | Size
 
 def is_argument(param: Param) -> bool:
     """Whether it is an argument of the launcher."""
-    return not isinstance(param, Size) and (not isinstance(param, PagePool) or param.argument)
+    return not isinstance(param, Size | PoolMap) and (not isinstance(param, PagePool) or param.argument)

@@ -2,7 +2,7 @@
 
 from typing import Any, Final
 
-from kvgen.plan.params import Array, Count, Pool, Scalar, Size, TensorMap
+from kvgen.plan.params import Array, Count, Pool, PoolMap, Scalar, Size, TensorMap
 from kvgen.plan.split_plan import SplitPlan
 from kvgen.runtime.abi import ABI
 from kvgen.runtime.arrays import ArrayLike
@@ -13,6 +13,7 @@ from kvgen.runtime.kernel import Kernel
 from kvgen.runtime.kv_cache import BaseCache
 from kvgen.runtime.launcher import Launcher, PlannedLauncher
 from kvgen.runtime.layer_cache import LayerCache
+from kvgen.runtime.mla_form import mla_form
 from kvgen.runtime.module import Module
 from kvgen.runtime.operand import TensorOperand
 from kvgen.runtime.other_cache import OtherCache
@@ -47,6 +48,7 @@ __all__ = [
     "PlannedLauncher",
     "Pool",
     "PoolCache",
+    "PoolMap",
     "Role",
     "RoleCache",
     "RoleStrides",
@@ -62,6 +64,7 @@ __all__ = [
     "at_once",
     "clear",
     "describe",
+    "mla_form",
 ]
 
 # What packages of earlier ABIs import: their first statement behind the imports says to build them again.

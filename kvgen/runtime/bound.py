@@ -12,6 +12,7 @@ from kvgen.runtime.call_check import Checked
 from kvgen.runtime.layer_cache import LayerCache
 from kvgen.runtime.like_array import LikeArray
 from kvgen.runtime.packing import PackedArgs
+from kvgen.runtime.pool_map import layer_writer
 from kvgen.runtime.repeated_call import array_arguments
 from kvgen.runtime.wrong_call import worded
 
@@ -84,7 +85,7 @@ class Replaceable:
         "_move",
         "_usual",
         "_words",
-        "_write_struct",
+        "_write_layer",
         "kernel",
     )
 
@@ -95,7 +96,7 @@ class Replaceable:
         self._move: Callable[[LayerCache, dict[str, ArrayView]], None] | None = getattr(launch, "move", None)
         self._arguments = {e.spec.name: e for e in array_arguments(checked, arguments)}
         self._likes = {name: (args.word_of(e.place), e.like) for name, e in self._arguments.items()}
-        self._words, self._write_struct = args.words, args.struct_writer()
+        self._words, self._write_layer = args.words, layer_writer(checked.kernel.params, args)
         # Calls replace the same names again and again: what those need is looked up once.
         self._usual: tuple[tuple[str, int, LikeArray], ...] = ()
         self._held: dict[str, object] = {}  # arrays of the last call
@@ -123,7 +124,7 @@ class Replaceable:
                 self._kept = {name: array for name, array in self._kept.items() if name not in arrays}
             self._held = arrays
         if cache is not None:
-            self._write_struct(cache.struct)
+            self._write_layer(cache)
             self._layer = cache
         if self._move is not None:
             self._move(self._layer, {name: view(array, name) for name, array in arrays.items()})

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from kvgen.errors import ArgumentError
-from kvgen.plan.params import Array, Size
+from kvgen.plan.params import Array, PoolMap, Size
 from kvgen.runtime.arrays import ArrayView, view
 from kvgen.runtime.checks import Dims
 from kvgen.runtime.kernel import Grid, Kernel, own_pages
@@ -16,6 +16,7 @@ from kvgen.runtime.packing import Value
 from kvgen.runtime.page_pool import layers_of
 from kvgen.runtime.params import Call, check_array, size_of, take
 from kvgen.runtime.pool_cache import PoolCache
+from kvgen.runtime.pool_map import pool_map
 from kvgen.runtime.workspace import hold_rows, usable
 
 
@@ -102,6 +103,8 @@ def check_call(
             values.append(found_view.pointer if found_view is not None else 0)
         elif own_pages(p) and isinstance(given, PoolCache):
             values.append(p.pack(layers_of(given)))
+        elif isinstance(p, PoolMap):
+            values.append(pool_map(p, cache))
         else:
             values.append(taken[p.name])
     return Checked(kernel, cache, views, call.memory, values, _grid(kernel, dims))

@@ -160,7 +160,7 @@ class CpuLaunch:
         try:
             counters = self._entry.launch(
                 self._grid,
-                (kernel.threads, 1, 1),
+                (kernel.threads_on(self._arch), 1, 1),
                 self._raw,
                 dynamic_shared=kernel.shared_on(self._arch),
                 buffers=self._buffers,

@@ -26,9 +26,9 @@ def launch_on(kernel: Kernel, device: str, args: PackedArgs, grid: Grid) -> Call
     now, so that a capture can follow. The arguments are read when it is called."""
     ordinal = int(device.partition(":")[2])
     pdl = cuda.driver().capability(ordinal) >= (9, 0)  # older kernels have no griddepcontrol.wait
-    file, shared = kernel.file, kernel.shared
+    file, shared, threads = kernel.file, kernel.shared, kernel.threads
     if kernel.shared_by_arch or kernel.files:
         arch = kernel.module.target(cuda.driver().capability(ordinal))
-        file, shared = kernel.file_on(arch), kernel.shared_on(arch)
+        file, shared, threads = kernel.file_on(arch), kernel.shared_on(arch), kernel.threads_on(arch)
     function = _function(kernel.module, file, kernel.entry, shared, ordinal)
-    return function.bind(grid, (kernel.threads, 1, 1), args, pdl=pdl)
+    return function.bind(grid, (threads, 1, 1), args, pdl=pdl)

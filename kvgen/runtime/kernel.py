@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeGuard
 
-from kvgen.plan.params import Array, Count, Scalar, Size, TensorMap
+from kvgen.plan.params import Array, Count, PoolMap, Scalar, Size, TensorMap
 from kvgen.runtime.arrays import ArrayView
 from kvgen.runtime.checks import Dims
 from kvgen.runtime.module import Module
@@ -23,9 +23,9 @@ class Kernel:
     """A generated kernel: its file, its parameters behind the cache, the rule for its grid, whether it writes to the pool,
     whether it works on `all_layers` of the cache in one launch, and whether it reads page tables or lengths (`tables`).
 
-    `shared_by_arch` is the dynamic shared memory of architectures that differ, `files` the files of those that have one of their
-    own, with the same entry. `arguments` are what a call brings, in the order of the launcher's signature, `places` their places
-    there by name.
+    `shared_by_arch` and `threads_by_arch` are dynamic shared memory and threads on architectures that differ, `files` the
+    files of those that have one of their own, with the same entry. `arguments` are what a call brings, in the order of
+    the launcher's signature, `places` their places there by name.
     """
 
     module: Module
@@ -38,6 +38,7 @@ class Kernel:
     writes: bool
     all_layers: bool = False
     shared_by_arch: Mapping[str, int] = field(default_factory=dict)
+    threads_by_arch: Mapping[str, int] = field(default_factory=dict)
     tables: bool = True
     files: Mapping[str, str] = field(default_factory=dict)
     arguments: tuple[Array | Scalar | Count | TensorMap | Struct, ...] = field(init=False)
@@ -45,7 +46,7 @@ class Kernel:
     kinds: tuple[ParamKind, ...] = field(init=False)
 
     def __post_init__(self) -> None:
-        called = [p for p in self.params if not isinstance(p, Size) and not own_pages(p)]
+        called = [p for p in self.params if not isinstance(p, Size | PoolMap) and not own_pages(p)]
         ordered = [p for p in called if not p.optional] + [p for p in called if p.optional]
         object.__setattr__(self, "arguments", tuple(ordered))
         object.__setattr__(self, "places", {p.name: i for i, p in enumerate(ordered)})
@@ -59,6 +60,10 @@ class Kernel:
     def shared_on(self, arch: str) -> int:
         """Dynamic shared memory of a block on this architecture, in bytes."""
         return self.shared_by_arch.get(arch, self.shared)
+
+    def threads_on(self, arch: str) -> int:
+        """Threads of a block on this architecture."""
+        return self.threads_by_arch.get(arch, self.threads)
 
 
 def own_pages(param: Param) -> TypeGuard[PagePool]:

@@ -18,6 +18,8 @@ from kvgen.runtime.arrays import ITEMSIZE, ArrayView, extent, view
 from kvgen.runtime.gpu import launch_on
 from kvgen.runtime.like_array import LikeArray, like_array
 from kvgen.runtime.packing import PackedArgs, ParamKind, Value
+from kvgen.runtime.params import Param
+from kvgen.runtime.pool_map import layer_writer
 
 if TYPE_CHECKING:
     from kvgen.runtime.call_check import Checked
@@ -73,18 +75,20 @@ class Launch:
 
     __slots__ = ("_addresses", "_places", "_struct", "_words", "_write", "go")
 
-    def __init__(self, args: PackedArgs, go: Callable[[int], None], places: Sequence[int]) -> None:
+    def __init__(
+        self, args: PackedArgs, go: Callable[[int], None], places: Sequence[int], write: Callable[[LayerCache], None]
+    ) -> None:
         self.go = go
-        self._words, self._write = args.words, args.struct_writer()
+        self._words, self._write = args.words, write
         self._places = [args.word_of(place) for place in places]
         self._addresses: list[int] = []
         self._struct = b""
 
-    def fill(self, struct: bytes, addresses: list[int]) -> None:
-        """Take these: the cache's struct, and an address for each of the places."""
-        if struct is not self._struct:
-            self._write(struct)
-            self._struct = struct
+    def fill(self, cache: LayerCache, addresses: list[int]) -> None:
+        """Take these: the layer, and an address for each of the places."""
+        if cache.struct is not self._struct:
+            self._write(cache)
+            self._struct = cache.struct
         if addresses != self._addresses:
             words = self._words
             for place, address in zip(self._places, addresses, strict=True):
@@ -112,6 +116,7 @@ class RepeatedCall:
     values: list[Value]
     tied: dict[tuple[int, int], int]
     kinds: tuple[ParamKind, ...]
+    params: tuple[Param, ...]
     make: Callable[[PackedArgs], Callable[[int], None]]
     free: list[Launch]
     likes: tuple[tuple[int, LikeArray], ...]
@@ -165,8 +170,9 @@ class RepeatedCall:
             launch = self.free.pop()
         except IndexError:
             args = PackedArgs(self.kinds, [cache.struct, *self.values[1:]])
-            launch = Launch(args, self.make(args), [entry.place for entry in self.arrays])
-        launch.fill(cache.struct, addresses)
+            places = [entry.place for entry in self.arrays]
+            launch = Launch(args, self.make(args), places, layer_writer(self.params, args))
+        launch.fill(cache, addresses)
         launch.go(stream)
         self.free.append(launch)
 
@@ -230,6 +236,7 @@ def repeated_call(checked: Checked, arguments: Sequence[object], planned_rows: i
             values,
             tied,
             kinds,
+            kernel.params,
             make,
             [],
             tuple((entry.number, entry.like) for entry in arrays),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import gcd
+
 from kvgen.tensor_map.plan import (
     ELEMENT_BYTES,
     REACH,
@@ -138,6 +140,45 @@ def folded_tile(
     return TensorMapPlan(
         "folded", view.element, view.address, dims, _strides(_size(view), dims, steps), box, names, swizzle, gran, issue,
         rows // issue, l2_promotion, oob_fill,
+    )  # fmt: skip
+
+
+def head_steps(tokens: int, token_stride: int, head_stride: int, dim: int, gran: int) -> tuple[int, int] | None:
+    """From one head of a page to the next, in chunks and in groups of 8 rows, one of which is 0: how `group_tile` numbers
+    heads. None where a page's heads are neither runs of a token's row nor of whole groups; strides in elements."""
+    if head_stride % gran == 0 and dim <= head_stride and head_stride < token_stride:
+        return head_stride // gran, 0
+    if head_stride % (8 * token_stride) == 0 and tokens * token_stride <= head_stride:
+        return 0, head_stride // (8 * token_stride)
+    return None
+
+
+def group_tile(
+    view: PageView, rows: int, depth: int, *, swizzle: Swizzle = 128, l2_promotion: Promotion = 128
+) -> TensorMapPlan:
+    """Whole groups of 8 rows of a page, all chunks of a group together, by one copy for each page.
+
+    Rank 5, coordinates (0, 0, chunk, row / 8, page); heads are numbered through with chunks or groups (`head_steps`). In
+    shared memory 8 rows of a chunk are a swizzle pattern, the group's other chunks follow, then the next group: so pages lie
+    behind each other whatever their size, and an operand of wgmma has one stride from group to group.
+    """
+    gran, issue = chunk_elements(view.dtype, swizzle), gcd(rows, view.tokens)
+    steps = head_steps(view.tokens, view.token_stride, view.head_stride, view.dim, gran) if view.heads > 1 else (0, 0)
+    if depth % gran or view.dim % depth or issue % 8 or steps is None:
+        raise refuse(
+            "depth", f"{rows} x {depth} of dim {view.dim}, pages of {view.tokens} tokens",
+            f"groups take whole chunks of {gran} columns, a dim of whole tiles, pages of whole groups of 8 rows, and heads "
+            "that lie in a token's row or behind a page's tokens; use split_tile",
+        )  # fmt: skip
+    _reach(pages=view.pages)
+    last = view.heads - 1
+    dims = (gran, 8, last * steps[0] + view.dim // gran, last * steps[1] + view.tokens // 8, view.pages)
+    strides = (view.token_stride, gran, 8 * view.token_stride, view.page_stride)
+    box = (gran, 8, depth // gran, issue // 8, 1)
+    names = ("column", "row % 8", "chunk", "row / 8", "page")
+    return TensorMapPlan(
+        "groups", view.element, view.address, dims, _strides(_size(view), dims, strides), box, names, swizzle, gran, issue,
+        rows // issue, l2_promotion,
     )  # fmt: skip
 
 

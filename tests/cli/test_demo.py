@@ -40,9 +40,10 @@ def test_on_the_cpu(empty: Folder) -> None:
     assert rows["append"][3:5] == ["0", "exact"] or float(rows["append"][3]) < 0.05
     assert rows["gather"][1:5] == ["1", str(tokens), "0", "exact"]
     assert rows["decode"][1:3] == [str(STEPS), str(STEPS * len(PROMPTS))]
-    assert 0 < float(rows["decode"][3]) < 0.05
+    assert rows["extend"][1:3] == ["1", str(sum(PROMPTS))]
+    assert 0 < float(rows["decode"][3]) < 0.05 and 0 < float(rows["extend"][3]) < 0.05
     ratios = [float(r) for r in re.findall(r"\(([\d.]+)x\)", said)]
-    assert len(ratios) == 3
+    assert len(ratios) == 4
     assert all(1 <= ratio < 2.5 for ratio in ratios), ratios
     assert said.splitlines()[-1] == "next: cd llama && kvgen show llama3_8b/append --map"
     shown = without_times(block_of((ROOT / "README.md").read_text(encoding="utf-8"), "demo"))

@@ -643,7 +643,7 @@ def test_qwen3_next() -> None:
         source="x",
     )
     assert 'pattern=("linear", "linear", "linear", "full")' in text
-    assert 'layers={"full": ("append", "decode")}' in text
+    assert 'layers={"full": ("append", "extend", "decode")}' in text
     assert 'rope=Rope(style="neox", theta=10_000_000.0, dim=64)' in text
 
 
@@ -652,7 +652,7 @@ def test_kinds_share_no_more_than_they_have(tmp_path: Path) -> None:
     fields = {"model_type": "mimo_v2_flash", "num_attention_heads": 64, "num_hidden_layers": 6, "hidden_size": 4096}
     (tmp_path / "mimo.py").write_text(models.spec_text(fields, source="x", name="mimo"), encoding="utf-8")
     full, local = (loaded.kernels for loaded in load_file(tmp_path / "mimo.py", "mimo.py"))
-    assert (full.name, dict(full.layers)) == ("mimo_full", {"full": ("append", "decode")})
+    assert (full.name, dict(full.layers)) == ("mimo_full", {"full": ("append", "extend", "decode")})
     assert (local.name, local.cache.kv_heads, local.cache.v_dim) == ("mimo_local", 8, 128)
     assert full.model == local.model and full.model is not None
     assert [full.model.layer_name(i) for i in range(6)] == ["full", *["local"] * 4, "full"]

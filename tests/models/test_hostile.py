@@ -174,7 +174,7 @@ CALLS = {
     *("KernelSet", "Paged", "Latent", "Layout", "Quant", "Block", "Mask", "Score", "Model", "Kind", "Mla", "Rope"),
     *("LinearScaling", "Llama3Scaling", "YarnScaling", "LongRopeScaling", "RmsNorm", "LayerNorm", "PositionScale"),
 }
-OPERATIONS = {"Append", "Gather", "Decode", "MlaDecode"}
+OPERATIONS = {"Append", "Extend", "Gather", "Decode", "MlaDecode"}
 
 
 def check_harmless(text: str) -> None:

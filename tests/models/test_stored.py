@@ -255,7 +255,7 @@ def test_one_word_a_kind_of_layers(tmp_path: Path) -> None:
     (tmp_path / "made.py").write_text(text, encoding="utf-8")
     sets = {loaded.kernels.name: loaded.kernels for loaded in load_file(tmp_path / "made.py", "made.py")}
     assert sets["gemma_full"].cache.quants["k"] == Quant(dtype="e4m3") and sets["gemma_local"].cache.quant is None
-    assert sets["gemma_full"].layers == {"full": ("append", "decode")}
+    assert sets["gemma_full"].layers == {"full": ("append", "extend", "decode")}
     with pytest.raises(
         ConfigError, match=r"--kv-dtype: got 'half' in 'half=fp8'; .* local, full; name each once, as in"
     ):

@@ -14,12 +14,13 @@ from kvgen.compile import default_cache
 from kvgen.compile.sass import sass
 from kvgen.cycles.facts import awaited_loads, work_loop
 from kvgen.cycles.flow import blocks
+from kvgen.layout.storage import PoolTensor
 from kvgen.lowering.attention import mma
 from tests.compile.test_sass import needs_tool
 from tests.ops.test_decode import decode_scene
 from tests.support.batches import PLAIN
 from tests.support.harness import check_decode, index_name, offsets_of
-from tests.support.memory import Raw, aligned
+from tests.support.memory import Raw, Tensor, aligned
 from tests.support.scenes import Scene
 
 
@@ -73,12 +74,22 @@ FAR: Final = {
 TWO_HEADS: Final = ("words", "mixed", "pairs", "zeros", "zeros_rows", "nvfp4", "codes_of_v", "max")
 
 
-def laid(name: str, move: Literal["", "unaligned"], schedule: Any = "ascending") -> tuple[Scene, Any]:
-    """A scene with requests that end inside tiles, and where it is to be, pools of scales as little aligned as they may be."""
+def laid(name: str, move: Literal["", "aligned", "unaligned"], schedule: Any = "ascending") -> tuple[Scene, Any]:
+    """A scene with requests that end inside tiles; where it is to be, pools of scales whose addresses are as little aligned as
+    they may be, or whose addresses and page strides are, so that copies bring all scales."""
     kernels, _ = SETS[name]
     batch = replace(PLAIN, totals=(70, 33, 1, 129), new=(1, 1, 1, 1), schedule=schedule)
     if not move:
         return decode_scene(kernels, batch, 4)
+    if move == "aligned":
+        of = Tensor.of
+
+        def wide(tensor: PoolTensor, *rest: Any) -> Tensor:
+            return of(replace(tensor, align=16) if tensor.name.endswith("scales") else tensor, *rest)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Tensor, "of", wide)
+            return decode_scene(kernels, batch, 4)
     place = Scene._lay_tensors
 
     def elsewhere(scene: Scene) -> None:
@@ -111,7 +122,7 @@ def test_copies(name: str) -> None:
     assert (mma.scale_run(k, "key", shape.heads), mma.scale_run(v, "value", shape.heads)) == runs
 
 
-@pytest.mark.parametrize("move", ["", "unaligned"])
+@pytest.mark.parametrize("move", ["", "aligned", "unaligned"])
 @pytest.mark.parametrize("name", SETS)
 def test_oracle(name: str, move: Any) -> None:
     """Wherever pools begin; three orders of the threads leave the same bits."""
@@ -148,10 +159,11 @@ def test_no_trip_waits_for_its_own_loads(name: str) -> None:
 def test_unaligned_pools_change_no_bit(name: str) -> None:
     """Copies and loads leave the same in shared memory."""
     results = []
-    for move in ("", "unaligned"):
+    for move in ("aligned", "unaligned"):
         scene, q = laid(name, move)  # type: ignore[arg-type]
-        addresses = [a.ctypes.data % 4 for n, a in scene.arrays().items() if n.endswith("scales")]
-        assert any(addresses) == bool(move)
+        scales = [a for n, a in scene.arrays().items() if n.endswith("scales")]
+        places = [at % 4 for a in scales for at in (a.ctypes.data, *a.strides[:3])]  # of pages, layers, K and V
+        assert any(places) == (move == "unaligned")
         out, _, _ = check_decode(scene, q, row_offsets=one_row_each(scene))
         results.append(np.array(out))
     assert results[0].tobytes() == results[1].tobytes()

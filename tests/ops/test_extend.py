@@ -103,7 +103,9 @@ def test_bits_of_a_row_are_its_own(name: str) -> None:
     whole.q[...] = rng.standard_normal(whole.q.shape)
     _fill(whole, total)
     expected = whole.check(multiprocessors=1)
-    tries = [(total, 1), (1, 1), (1, 64), (3, 16), (130, 64), (200, 8), (total, 256)]
+    tries = [(total, 64), (1, 64), (130, 8)]
+    if CAMPAIGN or name == "invariant":
+        tries += [(1, 1), (3, 16), (200, 8), (total, 256)]
     for rows, multiprocessors in tries:
         for others in ((), (200,)):
             again = step(SETS[name], plain(total, *others, seed=6, padding=len(others)), (rows, *others), loud=False)

@@ -5,7 +5,24 @@ from __future__ import annotations
 import os
 from typing import Any, Final
 
-from kvgen import Block, Continuous, Dense, KernelSet, Layout, Mask, Paged, PerKV, Quant, Ring, Score, ops, presets
+from kvgen import (
+    CSR,
+    Block,
+    Continuous,
+    Dense,
+    KernelSet,
+    Layout,
+    Mapped,
+    Mask,
+    Paged,
+    PerKV,
+    Quant,
+    Ragged,
+    Ring,
+    Score,
+    ops,
+    presets,
+)
 from kvgen.spec.kernel_set import Arch
 
 
@@ -64,6 +81,13 @@ MORE: Final = {
         _set("twelve", _paged("f16", 1, 128, 16), 12, mask=Mask(chunk=48)),
         _set("llama", _paged("bf16", 2, 128, 16), 4),
         _set("mla", _paged("bf16", 1, 192, 64, v_head_dim=128, layout=_APART), 1),
+        _set("ragged", Ragged(dtype="bf16", kv_heads=2, head_dim=32), 4),
+        _set("csr", _paged("f16", 1, 40, 16, table=CSR(dtype="u32")), 3),
+        _set("csr_last", _paged("bf16", 2, 32, 16, table=CSR(last_page_len=True), lengths="after"), 4),
+        _set("mapped", _paged("bf16", 2, 32, 16, table=Mapped()), 4),
+        _set("mha", _paged("bf16", 2, 96, 16), 1, mask=Mask(window=40)),
+        _set("dims_of_12", _paged("bf16", 2, 12, 3), 4),
+        _set("ada", _paged("bf16", 2, 128, 16, quant=Quant(dtype="e4m3", scale_dtype=None)), 4, "sm_89"),
         _set("ring", _paged("bf16", 2, 32, 16, table=Ring(window=40, dtype="i64"), lengths="after"), 4),
         _set("block", Continuous(dtype="f16", kv_heads=2, head_dim=40, max_tokens=310, table_dtype="i64"), 4),
         _set("page_3", _paged("f16", 2, 40, 3, table=Dense(dtype="i64", id_multiplier=2), lengths="after"), 5),

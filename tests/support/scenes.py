@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -113,6 +114,8 @@ class Scene:
         self.tensors: dict[str, list[Tensor]] = {}
         for tensor in cache.storage.tensors:
             element = tensor.dtypes[int(self.rng.integers(len(tensor.dtypes)))]
+            if tensor.name.endswith("scales") and self.pages % 2:  # other pools have pages that no copy can begin at
+                tensor = replace(tensor, align=max(16, tensor.align))
             self.tensors[tensor.name] = [Tensor.of(tensor, sizes, element, batch.fill) for _ in range(copies)]
             for found in self.tensors[tensor.name] if tensor.given else ():
                 array = found.view(found.memory)

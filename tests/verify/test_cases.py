@@ -29,6 +29,7 @@ ROOT = Path(__file__).resolve().parents[2]
 EVERY = {
     "layout_f32": ("append", "gather", "decode"),
     "llama3_8b_kivi": ("seal",),
+    "layout_vllm_hnd": ("extend",),
     "deepseek_v3_fp8": ("mla_decode", "mla_sparse"),
     "engine_qwen3_fp8": ("norm_cache", "store_scales", "gather_raw"),
     "engine_deepseek_v3": ("append_slots", "gather_rows", "remap_indices", "mla_plan", "mla_decompress", "convert"),

@@ -85,7 +85,8 @@ class Shape:
 
 @dataclass(frozen=True)
 class ExtendContext:
-    """Everything ops/extend.cu.j2 reads. Bytes are of a row, pitches from row to row in shared memory."""
+    """Everything ops/extend.cu.j2 reads. Bytes are of a row, pitches from row to row in shared memory; `wgmma_file` is the kernel
+    of sm_90a ("": this one)."""
 
     d: Attended
     k: SegmentContext
@@ -124,6 +125,7 @@ class ExtendContext:
     ranged: bool
     qk_scale: str
     usual_scale: bool
+    wgmma_file: str
 
 
 @dataclass(frozen=True)
@@ -264,6 +266,7 @@ def extend_context(kernels: KernelSet, d: Attended, scale: float, s: Shape, chun
         ranged=not plain,
         qk_scale=float_literal(scale),
         usual_scale=scale == 1 / math.sqrt(cache.head_dim),
+        wgmma_file="",
     )
 
 

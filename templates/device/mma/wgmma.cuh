@@ -6,9 +6,10 @@
 #pragma once
 
 // A tile of 16-bit elements as rows of 128 bytes, whose 16-byte chunks stand at chunk ^ row % 8: `address` is a multiple of 1024,
-// plus 32 a step of 16 elements along a row. `panel` bytes lie between neighbouring tiles; of rows along the sum (V) only.
-__device__ __forceinline__ uint64_t swizzled_tile(uint32_t address, uint32_t panel = 16) {
-  return (uint64_t)(address >> 4) | (uint64_t)(panel >> 4) << 16 | (uint64_t)(1024 >> 4) << 32 | (uint64_t)1 << 62;
+// plus 32 a step of 16 elements along a row. `panel` bytes lie between neighbouring tiles; of rows along the sum (V) only. `group`
+// bytes lie between 8 rows and the next 8: 1024, or more where other panels lie between them (tma_load_groups_tile).
+__device__ __forceinline__ uint64_t swizzled_tile(uint32_t address, uint32_t panel = 16, uint32_t group = 1024) {
+  return (uint64_t)(address >> 4) | (uint64_t)(panel >> 4) << 16 | (uint64_t)(group >> 4) << 32 | (uint64_t)1 << 62;
 }
 
 // The same tile, of which the compiler thinks that it changes: it would keep what it adds to it in registers, a pair for each step.
@@ -38,106 +39,80 @@ __device__ __forceinline__ void named_barrier(uint32_t id, uint32_t threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
-// d = a b, or d + a b if `add`; T is what a and b hold. Rows of a, and here of b too, are along the sum.
-template <typename T>
-__device__ __forceinline__ void multiply_keys(float (&d)[16], uint64_t a, uint64_t b, bool add);
-template <>
-__device__ __forceinline__ void multiply_keys<bf16>(float (&d)[16], uint64_t a, uint64_t b, bool add) {
-  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %18, 0;\nwgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 "
-               "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, "
-               "%16, %17, p, 1, 1, 0, 0;\n}"
-               : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
-                 "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15])
-               : "l"(a), "l"(b), "r"((uint32_t)add)
-               : "memory");
-}
-template <>
-__device__ __forceinline__ void multiply_keys<f16>(float (&d)[16], uint64_t a, uint64_t b, bool add) {
-  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %18, 0;\nwgmma.mma_async.sync.aligned.m64n32k16.f32.f16.f16 "
-               "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, "
-               "%16, %17, p, 1, 1, 0, 0;\n}"
-               : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
-                 "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15])
-               : "l"(a), "l"(b), "r"((uint32_t)add)
-               : "memory");
-}
-// The same with a in registers: that of mma.sync for the 16 rows of each warp.
-template <typename T>
-__device__ __forceinline__ void multiply_keys(float (&d)[16], const uint32_t (&a)[4], uint64_t b, bool add);
-template <>
-__device__ __forceinline__ void multiply_keys<bf16>(float (&d)[16], const uint32_t (&a)[4], uint64_t b, bool add) {
-  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %21, 0;\nwgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 "
-               "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, "
-               "{%16, %17, %18, %19}, %20, p, 1, 1, 0;\n}"
-               : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
-                 "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15])
-               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"((uint32_t)add)
-               : "memory");
-}
-template <>
-__device__ __forceinline__ void multiply_keys<f16>(float (&d)[16], const uint32_t (&a)[4], uint64_t b, bool add) {
-  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %21, 0;\nwgmma.mma_async.sync.aligned.m64n32k16.f32.f16.f16 "
-               "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, "
-               "{%16, %17, %18, %19}, %20, p, 1, 1, 0;\n}"
-               : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
-                 "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15])
-               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"((uint32_t)add)
-               : "memory");
-}
-// The same for 256 columns, which lie along the rows of b, 64 in each of four tiles.
-template <typename T>
-__device__ __forceinline__ void multiply_values(float (&d)[128], uint64_t a, uint64_t b, bool add);
-template <>
-__device__ __forceinline__ void multiply_values<bf16>(float (&d)[128], uint64_t a, uint64_t b, bool add) {
-  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %130, 0;\nwgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 "
-               "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-               "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "
-               "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "
-               "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127}, "
-               "%128, %129, p, 1, 1, 0, 1;\n}"
-               : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
-                 "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
-                 "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
-                 "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]),
-                 "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]),
-                 "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]),
-                 "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]),
-                 "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63]),
-                 "+f"(d[64]), "+f"(d[65]), "+f"(d[66]), "+f"(d[67]), "+f"(d[68]), "+f"(d[69]), "+f"(d[70]), "+f"(d[71]),
-                 "+f"(d[72]), "+f"(d[73]), "+f"(d[74]), "+f"(d[75]), "+f"(d[76]), "+f"(d[77]), "+f"(d[78]), "+f"(d[79]),
-                 "+f"(d[80]), "+f"(d[81]), "+f"(d[82]), "+f"(d[83]), "+f"(d[84]), "+f"(d[85]), "+f"(d[86]), "+f"(d[87]),
-                 "+f"(d[88]), "+f"(d[89]), "+f"(d[90]), "+f"(d[91]), "+f"(d[92]), "+f"(d[93]), "+f"(d[94]), "+f"(d[95]),
-                 "+f"(d[96]), "+f"(d[97]), "+f"(d[98]), "+f"(d[99]), "+f"(d[100]), "+f"(d[101]), "+f"(d[102]), "+f"(d[103]),
-                 "+f"(d[104]), "+f"(d[105]), "+f"(d[106]), "+f"(d[107]), "+f"(d[108]), "+f"(d[109]), "+f"(d[110]), "+f"(d[111]),
-                 "+f"(d[112]), "+f"(d[113]), "+f"(d[114]), "+f"(d[115]), "+f"(d[116]), "+f"(d[117]), "+f"(d[118]), "+f"(d[119]),
-                 "+f"(d[120]), "+f"(d[121]), "+f"(d[122]), "+f"(d[123]), "+f"(d[124]), "+f"(d[125]), "+f"(d[126]), "+f"(d[127])
-               : "l"(a), "l"(b), "r"((uint32_t)add)
-               : "memory");
-}
-template <>
-__device__ __forceinline__ void multiply_values<f16>(float (&d)[128], uint64_t a, uint64_t b, bool add) {
-  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %130, 0;\nwgmma.mma_async.sync.aligned.m64n256k16.f32.f16.f16 "
-               "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-               "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "
-               "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "
-               "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127}, "
-               "%128, %129, p, 1, 1, 0, 1;\n}"
-               : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
-                 "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
-                 "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
-                 "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]),
-                 "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]),
-                 "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]),
-                 "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]),
-                 "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63]),
-                 "+f"(d[64]), "+f"(d[65]), "+f"(d[66]), "+f"(d[67]), "+f"(d[68]), "+f"(d[69]), "+f"(d[70]), "+f"(d[71]),
-                 "+f"(d[72]), "+f"(d[73]), "+f"(d[74]), "+f"(d[75]), "+f"(d[76]), "+f"(d[77]), "+f"(d[78]), "+f"(d[79]),
-                 "+f"(d[80]), "+f"(d[81]), "+f"(d[82]), "+f"(d[83]), "+f"(d[84]), "+f"(d[85]), "+f"(d[86]), "+f"(d[87]),
-                 "+f"(d[88]), "+f"(d[89]), "+f"(d[90]), "+f"(d[91]), "+f"(d[92]), "+f"(d[93]), "+f"(d[94]), "+f"(d[95]),
-                 "+f"(d[96]), "+f"(d[97]), "+f"(d[98]), "+f"(d[99]), "+f"(d[100]), "+f"(d[101]), "+f"(d[102]), "+f"(d[103]),
-                 "+f"(d[104]), "+f"(d[105]), "+f"(d[106]), "+f"(d[107]), "+f"(d[108]), "+f"(d[109]), "+f"(d[110]), "+f"(d[111]),
-                 "+f"(d[112]), "+f"(d[113]), "+f"(d[114]), "+f"(d[115]), "+f"(d[116]), "+f"(d[117]), "+f"(d[118]), "+f"(d[119]),
-                 "+f"(d[120]), "+f"(d[121]), "+f"(d[122]), "+f"(d[123]), "+f"(d[124]), "+f"(d[125]), "+f"(d[126]), "+f"(d[127])
-               : "l"(a), "l"(b), "r"((uint32_t)add)
-               : "memory");
-}
+// ---- Products d = a b, or d + a b if `add`; T is what a and b hold. A thread has half as many sums as there are columns.
+//
+//   multiply_keys    columns are rows of b, which are along the sum: tokens of K
+//   multiply_values  columns lie along the rows of b, 64 in each of its panels: dims of V
+//
+// Rows of a are along the sum, in shared memory; or a is in registers, that of mma.sync for the 16 rows of each warp.
+template <typename T, uint32_t N>
+__device__ __forceinline__ void multiply_keys(float (&d)[N], uint64_t a, uint64_t b, bool add);
+template <typename T, uint32_t N>
+__device__ __forceinline__ void multiply_keys(float (&d)[N], const uint32_t (&a)[4], uint64_t b, bool add);
+template <typename T, uint32_t N>
+__device__ __forceinline__ void multiply_values(float (&d)[N], uint64_t a, uint64_t b, bool add);
+template <typename T, uint32_t N>
+__device__ __forceinline__ void multiply_values(float (&d)[N], const uint32_t (&a)[4], uint64_t b, bool add);
+
+// Lists of operands by tens: %t0 to %t9, and the sums d[t0] to d[t9].
+#define KVGEN_NAMES_0 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9"
+#define KVGEN_NAMES_2(t) ", %" #t "0, %" #t "1"
+#define KVGEN_NAMES_4(t) KVGEN_NAMES_2(t) ", %" #t "2, %" #t "3"
+#define KVGEN_NAMES_6(t) KVGEN_NAMES_4(t) ", %" #t "4, %" #t "5"
+#define KVGEN_NAMES_8(t) KVGEN_NAMES_6(t) ", %" #t "6, %" #t "7"
+#define KVGEN_NAMES_10(t) KVGEN_NAMES_8(t) ", %" #t "8, %" #t "9"
+#define KVGEN_SUMS_2(t) "+f"(d[t##0]), "+f"(d[t##1])
+#define KVGEN_SUMS_4(t) KVGEN_SUMS_2(t), "+f"(d[t##2]), "+f"(d[t##3])
+#define KVGEN_SUMS_6(t) KVGEN_SUMS_4(t), "+f"(d[t##4]), "+f"(d[t##5])
+#define KVGEN_SUMS_8(t) KVGEN_SUMS_6(t), "+f"(d[t##6]), "+f"(d[t##7])
+#define KVGEN_SUMS_10(t) KVGEN_SUMS_8(t), "+f"(d[t##8]), "+f"(d[t##9])
+
+// One product: `n` columns, `sums` a thread; `add` is operand %`flag`, `more` ends the instruction.
+#define KVGEN_PRODUCT(function, T, type, n, sums, kind, operands, flag, more, ...)                                                          \
+  template <>                                                                                                                               \
+  __device__ __forceinline__ void function<T, sums>(float (&d)[sums], kind, uint64_t b, bool add) {                                         \
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #flag ", 0;\nwgmma.mma_async.sync.aligned.m64n" #n "k16.f32." type "." type " {"     \
+                 KVGEN_NAMES_##n "}, " operands ", p, 1, 1, " more ";\n}"                                                                   \
+                 : KVGEN_SUMS_##n                                                                                                           \
+                 : __VA_ARGS__, "l"(b), "r"((uint32_t)add)                                                                                  \
+                 : "memory");                                                                                                               \
+  }
+// All products of `n` columns; i0 to i5 are the numbers of the operands behind the sums.
+#define KVGEN_PRODUCTS_OF(T, type, n, sums, i0, i1, i2, i3, i4, i5)                                                                          \
+  KVGEN_PRODUCT(multiply_keys, T, type, n, sums, uint64_t a, "%" #i0 ", %" #i1, i2, "0, 0", "l"(a))                                          \
+  KVGEN_PRODUCT(multiply_values, T, type, n, sums, uint64_t a, "%" #i0 ", %" #i1, i2, "0, 1", "l"(a))                                        \
+  KVGEN_PRODUCT(multiply_keys, T, type, n, sums, const uint32_t (&a)[4], "{%" #i0 ", %" #i1 ", %" #i2 ", %" #i3 "}, %" #i4, i5, "0",          \
+                "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]))                                                                                 \
+  KVGEN_PRODUCT(multiply_values, T, type, n, sums, const uint32_t (&a)[4], "{%" #i0 ", %" #i1 ", %" #i2 ", %" #i3 "}, %" #i4, i5, "1",        \
+                "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]))
+#define KVGEN_PRODUCTS(n, sums, i0, i1, i2, i3, i4, i5)                      \
+  KVGEN_PRODUCTS_OF(bf16, "bf16", n, sums, i0, i1, i2, i3, i4, i5)           \
+  KVGEN_PRODUCTS_OF(f16, "f16", n, sums, i0, i1, i2, i3, i4, i5)
+
+#define KVGEN_NAMES_32 KVGEN_NAMES_0 KVGEN_NAMES_6(1)
+#define KVGEN_SUMS_32 KVGEN_SUMS_10(), KVGEN_SUMS_6(1)
+KVGEN_PRODUCTS(32, 16, 16, 17, 18, 19, 20, 21)
+#define KVGEN_NAMES_64 KVGEN_NAMES_0 KVGEN_NAMES_10(1) KVGEN_NAMES_10(2) KVGEN_NAMES_2(3)
+#define KVGEN_SUMS_64 KVGEN_SUMS_10(), KVGEN_SUMS_10(1), KVGEN_SUMS_10(2), KVGEN_SUMS_2(3)
+KVGEN_PRODUCTS(64, 32, 32, 33, 34, 35, 36, 37)
+#define KVGEN_NAMES_80 KVGEN_NAMES_0 KVGEN_NAMES_10(1) KVGEN_NAMES_10(2) KVGEN_NAMES_10(3)
+#define KVGEN_SUMS_80 KVGEN_SUMS_10(), KVGEN_SUMS_10(1), KVGEN_SUMS_10(2), KVGEN_SUMS_10(3)
+KVGEN_PRODUCTS(80, 40, 40, 41, 42, 43, 44, 45)
+#define KVGEN_NAMES_96 KVGEN_NAMES_0 KVGEN_NAMES_10(1) KVGEN_NAMES_10(2) KVGEN_NAMES_10(3) KVGEN_NAMES_8(4)
+#define KVGEN_SUMS_96 KVGEN_SUMS_10(), KVGEN_SUMS_10(1), KVGEN_SUMS_10(2), KVGEN_SUMS_10(3), KVGEN_SUMS_8(4)
+KVGEN_PRODUCTS(96, 48, 48, 49, 50, 51, 52, 53)
+#define KVGEN_NAMES_112 KVGEN_NAMES_0 KVGEN_NAMES_10(1) KVGEN_NAMES_10(2) KVGEN_NAMES_10(3) KVGEN_NAMES_10(4) KVGEN_NAMES_6(5)
+#define KVGEN_SUMS_112 KVGEN_SUMS_10(), KVGEN_SUMS_10(1), KVGEN_SUMS_10(2), KVGEN_SUMS_10(3), KVGEN_SUMS_10(4), KVGEN_SUMS_6(5)
+KVGEN_PRODUCTS(112, 56, 56, 57, 58, 59, 60, 61)
+#define KVGEN_NAMES_128 KVGEN_NAMES_0 KVGEN_NAMES_10(1) KVGEN_NAMES_10(2) KVGEN_NAMES_10(3) KVGEN_NAMES_10(4) KVGEN_NAMES_10(5) KVGEN_NAMES_4(6)
+#define KVGEN_SUMS_128 KVGEN_SUMS_10(), KVGEN_SUMS_10(1), KVGEN_SUMS_10(2), KVGEN_SUMS_10(3), KVGEN_SUMS_10(4), KVGEN_SUMS_10(5), KVGEN_SUMS_4(6)
+KVGEN_PRODUCTS(128, 64, 64, 65, 66, 67, 68, 69)
+#define KVGEN_NAMES_176 KVGEN_NAMES_0 KVGEN_NAMES_10(1) KVGEN_NAMES_10(2) KVGEN_NAMES_10(3) KVGEN_NAMES_10(4) KVGEN_NAMES_10(5) KVGEN_NAMES_10(6) KVGEN_NAMES_10(7) KVGEN_NAMES_8(8)
+#define KVGEN_SUMS_176 KVGEN_SUMS_10(), KVGEN_SUMS_10(1), KVGEN_SUMS_10(2), KVGEN_SUMS_10(3), KVGEN_SUMS_10(4), KVGEN_SUMS_10(5), KVGEN_SUMS_10(6), KVGEN_SUMS_10(7), KVGEN_SUMS_8(8)
+KVGEN_PRODUCTS(176, 88, 88, 89, 90, 91, 92, 93)
+#define KVGEN_NAMES_192 KVGEN_NAMES_0 KVGEN_NAMES_10(1) KVGEN_NAMES_10(2) KVGEN_NAMES_10(3) KVGEN_NAMES_10(4) KVGEN_NAMES_10(5) KVGEN_NAMES_10(6) KVGEN_NAMES_10(7) KVGEN_NAMES_10(8) KVGEN_NAMES_6(9)
+#define KVGEN_SUMS_192 KVGEN_SUMS_10(), KVGEN_SUMS_10(1), KVGEN_SUMS_10(2), KVGEN_SUMS_10(3), KVGEN_SUMS_10(4), KVGEN_SUMS_10(5), KVGEN_SUMS_10(6), KVGEN_SUMS_10(7), KVGEN_SUMS_10(8), KVGEN_SUMS_6(9)
+KVGEN_PRODUCTS(192, 96, 96, 97, 98, 99, 100, 101)
+#define KVGEN_NAMES_256 KVGEN_NAMES_0 KVGEN_NAMES_10(1) KVGEN_NAMES_10(2) KVGEN_NAMES_10(3) KVGEN_NAMES_10(4) KVGEN_NAMES_10(5) KVGEN_NAMES_10(6) KVGEN_NAMES_10(7) KVGEN_NAMES_10(8) KVGEN_NAMES_10(9) KVGEN_NAMES_10(10) KVGEN_NAMES_10(11) KVGEN_NAMES_8(12)
+#define KVGEN_SUMS_256 KVGEN_SUMS_10(), KVGEN_SUMS_10(1), KVGEN_SUMS_10(2), KVGEN_SUMS_10(3), KVGEN_SUMS_10(4), KVGEN_SUMS_10(5), KVGEN_SUMS_10(6), KVGEN_SUMS_10(7), KVGEN_SUMS_10(8), KVGEN_SUMS_10(9), KVGEN_SUMS_10(10), KVGEN_SUMS_10(11), KVGEN_SUMS_8(12)
+KVGEN_PRODUCTS(256, 128, 128, 129, 130, 131, 132, 133)

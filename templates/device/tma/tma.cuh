@@ -2,10 +2,7 @@
 // A kernel includes types.cuh and mbarrier.cuh before it.
 #pragma once
 
-// The 128 bytes of kvgen.runtime.tensor_map.encode. A kernel takes it as `const __grid_constant__ TensorMap`.
-struct alignas(64) TensorMap {
-  uint64_t opaque[16];
-};
+#include "tensor_map.cuh"
 
 // What L2 is to think of the lines: the policies that createpolicy would make, as every driver encodes them.
 enum class CacheHint : uint64_t {

@@ -113,6 +113,14 @@ __device__ __forceinline__ void tma_load_paged_row_major_tile(T* to, const Tenso
   }
 }
 
+// ---------------------------------------------------------------- groups of 8 rows of a page, all chunks of a group together
+// One copy: groups of `page` from `group` on, chunks from `chunk` on. A page past the pool is filled.
+template <typename T>
+__device__ __forceinline__ void tma_load_groups(T* to, const TensorMap* map, uint64_t* bar, uint32_t chunk, uint32_t group,
+    uint32_t page, CacheHint hint = CacheHint::normal) {
+  tma_load(to, map, bar, hint, 0, 0, (int32_t)chunk, (int32_t)group, tma_row(page));
+}
+
 // ---------------------------------------------------------------- folded tiles: one copy for all chunks
 template <uint32_t kGran, typename T>
 __device__ __forceinline__ void tma_load_folded_tile(T* to, const TensorMap* map, uint64_t* bar, int32_t row,

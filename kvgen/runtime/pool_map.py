@@ -1,0 +1,51 @@
+"""Tensor maps of a layer's pages, which launchers make for kernels that copy by them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+
+from kvgen.plan.params import PoolMap
+from kvgen.runtime import cuda
+from kvgen.runtime.layer_cache import LayerCache
+from kvgen.runtime.packing import TENSOR_MAP, PackedArgs
+from kvgen.runtime.params import Param
+
+_MOST = 4096  # maps that are kept: K and V of every layer of some caches
+
+
+def pool_map(param: PoolMap, cache: LayerCache) -> bytes:
+    """The 128 bytes of the parameter for this layer; raises ArgumentError where its pages cannot be mapped."""
+    base, dims = param.base, cache.dims
+    stride = dims[f"{base}_page_stride"] * cache.sizes[base]
+    return _encoded(param, cache.addresses[base], dims["pages"], stride, dims["tokens"], cache.device)
+
+
+@lru_cache(maxsize=_MOST)
+def _encoded(param: PoolMap, address: int, pages: int, stride: int, tokens: int, device: str) -> bytes:
+    from kvgen.runtime.tensor_map import encode
+    from kvgen.tensor_map import PageView, group_tile
+    from kvgen.tensor_map.plan import ELEMENT_BYTES
+    from kvgen.tensor_map.plan import element as element_of
+
+    if device != "cpu" and cuda.driver().capability(int(device.partition(":")[2])) < (9, 0):
+        return bytes(TENSOR_MAP.size)
+    size = ELEMENT_BYTES[element_of(param.element)]
+    view = PageView(
+        param.element, address + param.offset, pages, stride // size, tokens, param.token_stride, param.heads,
+        param.head_stride, param.dim,
+    )  # fmt: skip
+    return encode(group_tile(view, param.rows, param.dim), device)
+
+
+def layer_writer(params: Sequence[Param], args: PackedArgs) -> Callable[[LayerCache], None]:
+    """A function that rewrites what of `args` depends on the layer: the cache's struct, and maps of its pages."""
+    write = args.struct_writer()
+    maps = [(place, p) for place, p in enumerate(params, start=1) if isinstance(p, PoolMap)]
+
+    def write_layer(cache: LayerCache) -> None:
+        write(cache.struct)
+        for place, param in maps:
+            args.set(place, pool_map(param, cache))
+
+    return write_layer

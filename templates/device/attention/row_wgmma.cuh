@@ -1,0 +1,229 @@
+// Attention of a tile of tokens by a warpgroup over its 64 columns (sm_90a): S = Q K^T, softmax, O += P V, out of shared memory.
+//
+// Rows of Q, K and V lie in groups of 8: 8 rows of 64 dims are a swizzled pattern of 1024 bytes (device/mma/wgmma.cuh), the group's other
+// dims follow, then the next group (tma_load_groups). So a tile of any pages has one distance from group to group.
+//
+// Sums and scores are those of row_tile.cuh for 16 columns a warp, and lie in registers as products leave them: thread 4g + j of a
+// warp has columns g and g + 8, tokens or dims 8n + 2j and 8n + 2j + 1. `Tile` is as row_tile.cuh has it, kN = 2; kKeyDims and
+// kValueDims are multiples of 64.
+#pragma once
+
+#include "merge.cuh"
+#include "row_tile.cuh"
+#include "../mma/wgmma.cuh"
+
+// Bytes of a group of 8 rows.
+template <uint32_t kDims>
+constexpr uint32_t kGroupBytes = 16 * kDims;
+
+// Where 8 dims of a row stand.
+template <uint32_t kDims>
+__device__ __forceinline__ uint32_t group_offset(uint32_t row, uint32_t dim) {
+  return row / 8 * kGroupBytes<kDims> + dim / 64 * 1024 + row % 8 * 128 + (dim % 64 / 8 ^ row % 8) * 16;
+}
+// Operands: rows along the sum of Q K^T; of P V the rows are the sum.
+template <uint32_t kDims>
+__device__ __forceinline__ uint64_t rows_operand(uint32_t address) { return swizzled_tile(address, 16, kGroupBytes<kDims>); }
+template <uint32_t kDims>
+__device__ __forceinline__ uint64_t values_operand(uint32_t address) { return swizzled_tile(address, 1024, kGroupBytes<kDims>); }
+
+// ---- Products, which are asynchronous: a kernel fences before them, commits and waits after them
+
+template <typename Tile>
+__device__ __forceinline__ float (&flat(RowScores<Tile>& s))[Tile::kTokens / 2] { return *(float(*)[Tile::kTokens / 2])s.e; }
+template <typename Tile>
+__device__ __forceinline__ float (&flat(RowSums<Tile>& sums))[Tile::kValueDims / 2] { return *(float(*)[Tile::kValueDims / 2])sums.out; }
+
+// S = Q K^T.
+template <typename Tile>
+__device__ __forceinline__ void begin_qk(RowScores<Tile>& s, uint64_t query, uint64_t keys) {
+  const uint64_t a = fresh_tile(query), b = fresh_tile(keys);
+#pragma unroll
+  for (uint32_t k = 0; k < Tile::kKeyDims / 16; ++k) multiply_keys<typename Tile::Operand>(flat(s), a + k / 4 * 64 + k % 4 * 2, b + k / 4 * 64 + k % 4 * 2, k > 0);
+}
+
+// Weights of a tile as operands: of 16 tokens each.
+template <typename Tile>
+struct TileWeights {
+  uint32_t e[Tile::kTokens / 16][4];
+};
+
+// O += P V.
+template <typename Tile>
+__device__ __forceinline__ void begin_pv(RowSums<Tile>& sums, const TileWeights<Tile>& weights, uint64_t values) {
+  const uint64_t b = fresh_tile(values);
+#pragma unroll
+  for (uint32_t k = 0; k < Tile::kTokens / 16; ++k) multiply_values<typename Tile::Operand>(flat(sums), weights.e[k], b + k * (2 * kGroupBytes<Tile::kValueDims> / 16), true);
+}
+
+// ---- Softmax
+
+// Raises maxima that a score passes by more than Tile::kSlack; `shrink` is what `out`, relative to the old ones, is to be multiplied by.
+// Whether one of the warp's has risen.
+template <typename Tile, typename Factor>
+__device__ __forceinline__ bool raise_max(float (&shrink)[2], RowSums<Tile>& sums, const RowScores<Tile>& s, const Factor& factor) {
+  float high[1][2];
+  shrink[0] = shrink[1] = 1.0f;
+  if (!__any_sync(~0u, tile_max(high, s, sums, factor))) return false;
+#pragma unroll
+  for (uint32_t h = 0; h < 2; ++h) {
+    high[0][h] = row_maximum(high[0][h]);
+    const bool higher = high[0][h] > sums.row_max[0][h] + Tile::kSlack;
+    shrink[h] = higher ? rescale(sums.row_max[0][h], high[0][h]) : 1.0f;
+    sums.row_max[0][h] = higher ? high[0][h] : sums.row_max[0][h];
+    sums.row_sum[0][h] *= shrink[h];
+  }
+  return true;
+}
+template <typename Tile>
+__device__ __forceinline__ void rescale_out(RowSums<Tile>& sums, const float (&shrink)[2]) {
+  sums.rescale_out(0, 0, shrink[0]);
+  sums.rescale_out(0, 1, shrink[1]);
+}
+
+// Scores become weights 2^(score - row_max), added to row_sum in f32. kMarks: those of tokens that the column does not see become -0.
+template <bool kMarks, typename Tile, typename Factor>
+__device__ __forceinline__ void exponentiate(RowScores<Tile>& s, RowSums<Tile>& sums, const Factor& factor) {
+  const float from[2] = {sums.row_max[0][0] == -infinity() ? 0.0f : sums.row_max[0][0], sums.row_max[0][1] == -infinity() ? 0.0f : sums.row_max[0][1]};
+#pragma unroll
+  for (uint32_t n = 0; n < Tile::kTokens / 8; ++n)
+#pragma unroll
+    for (uint32_t r = 0; r < 4; ++r) {
+      float& x = s.e[0][n][r];
+      const bool hidden = kMarks && x == -infinity();
+      x = exp2_approx(x * factor_of(factor, 0, r / 2) - from[r / 2]);
+      if (hidden) x = -0.0f;
+      sums.row_sum[0][r / 2] += x;
+    }
+}
+template <typename Tile>
+__device__ __forceinline__ void round_weights(TileWeights<Tile>& weights, const RowScores<Tile>& s) {
+#pragma unroll
+  for (uint32_t n = 0; n < Tile::kTokens / 8; ++n)
+#pragma unroll
+    for (uint32_t h = 0; h < 2; ++h) pack_pair((typename Tile::Operand*)&weights.e[n / 2][n % 2 * 2 + h], s.e[0][n][2 * h], s.e[0][n][2 * h + 1]);
+}
+
+// ---- Infinities and NaN in V of tokens that not all columns see: times a weight of 0 they are NaN
+
+// Whether there is one in the tile.
+template <typename Tile>
+__device__ __forceinline__ bool has_special_values(const uint8_t* values) {
+  bool special = false;
+#pragma unroll 2
+  for (uint32_t i = threadIdx.x % 128; i < Tile::kTokens * Tile::kValueDims / 8; i += 128) {
+    const Vec<uint32_t, 4> x = *(const Vec<uint32_t, 4>*)(values + i * 16);
+#pragma unroll
+    for (uint32_t n = 0; n < 4; ++n) special |= has_special<typename Tile::Operand>(x.e[n]);
+  }
+  return special;
+}
+
+// Adds them to the columns that see their token, whose weight is not -0. Weights are turned once around, two registers at a time.
+template <typename Tile>
+__device__ __forceinline__ void add_special_values(RowSums<Tile>& sums, TileWeights<Tile>& weights, const uint8_t* values) {
+  using T = typename Tile::Operand;
+  uint32_t(&w)[Tile::kTokens / 4] = *(uint32_t(*)[Tile::kTokens / 4])weights.e;
+  const uint32_t j = threadIdx.x % 4;
+#pragma unroll 1
+  for (uint32_t token = 0; token < Tile::kTokens; ++token) {
+    const uint32_t from = token % 8 / 2, half = token % 2 * 16;  // the lane of four that has its weights, and where
+    uint32_t bits[2];
+#pragma unroll
+    for (uint32_t h = 0; h < 2; ++h) bits[h] = __shfl_sync(~0u, w[h], (threadIdx.x % 32 & ~3u) + from) >> half & 0xffff;
+#pragma unroll
+    for (uint32_t n = 0; n < Tile::kValueDims / 8; ++n) {
+      const uint32_t pair = *(const uint32_t*)(values + group_offset<Tile::kValueDims>(token, 8 * n) + 4 * j);
+      if (!has_special<T>(pair)) continue;
+#pragma unroll
+      for (uint32_t e = 0; e < 2; ++e) {
+        const uint32_t v = pair >> 16 * e & 0xffff;
+        if ((v & kExponent<T>) != kExponent<T>) continue;
+#pragma unroll
+        for (uint32_t h = 0; h < 2; ++h)
+          if (bits[h] != 0x8000) sums.out[0][n][2 * h + e] += to_f32(T{(uint16_t)bits[h]}) * to_f32(T{(uint16_t)v});
+      }
+    }
+    if (token % 8 < 7) continue;
+    const uint32_t first[2] = {w[0], w[1]};
+#pragma unroll
+    for (uint32_t i = 0; i + 2 < Tile::kTokens / 4; ++i) w[i] = w[i + 2];
+    w[Tile::kTokens / 4 - 2] = first[0];
+    w[Tile::kTokens / 4 - 1] = first[1];
+  }
+}
+
+// They become zeros, by `threads` threads of which this is number `thread`.
+template <typename Tile>
+__device__ __forceinline__ void clear_special_values(uint8_t* values, uint32_t thread, uint32_t threads) {
+  using T = typename Tile::Operand;
+#pragma unroll 1
+  for (uint32_t i = thread; i < Tile::kTokens * Tile::kValueDims / 2; i += threads) {
+    uint32_t& pair = ((uint32_t*)values)[i];
+    const uint32_t x = pair;
+    const uint32_t low = (x & kExponent<T>) == kExponent<T> ? 0 : x & 0xffff, high = (x >> 16 & kExponent<T>) == kExponent<T> ? 0 : x & 0xffff0000u;
+    if ((low | high) != x) pair = low | high;
+  }
+}
+
+// ---- Results
+
+// each(dim, h, sums) for 8 neighbouring dims of the thread's column h at a time: the four threads of a column exchange what they have.
+template <typename Tile, typename Each>
+__device__ __forceinline__ void for_each_eight(const RowSums<Tile>& sums, const Each& each) {
+  const uint32_t j = threadIdx.x % 4;
+#pragma unroll
+  for (uint32_t first = 0; first < Tile::kValueDims / 8; first += 4)
+#pragma unroll
+    for (uint32_t h = 0; h < 2; ++h) {
+      Vec<float, 8> x;  // pairs: of dims 8 (first + i) + 2 j, then of 8 (first + j) + 2 i
+#pragma unroll
+      for (uint32_t i = 0; i < 8; ++i) x.e[i] = sums.out[0][first + i / 2][2 * h + i % 2];
+#pragma unroll
+      for (uint32_t step = 1; step < 4; step *= 2)
+#pragma unroll
+        for (uint32_t i = 0; i < 4; ++i) {
+          if (i & step) continue;
+#pragma unroll
+          for (uint32_t e = 0; e < 2; ++e) {
+            float &low = x.e[2 * i + e], &high = x.e[2 * (i + step) + e];
+            const float theirs = __shfl_xor_sync(~0u, j & step ? low : high, step);
+            if (j & step) low = theirs;
+            else high = theirs;
+          }
+        }
+      each(8 * (first + j), h, x);
+    }
+}
+
+// ---- Warpgroups of a block that have different tasks
+
+// Gives registers away, or takes what others gave: so many for each thread of the warpgroup from here on.
+template <uint32_t N>
+__device__ __forceinline__ void release_registers() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N)); }
+template <uint32_t N>
+__device__ __forceinline__ void take_registers() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N)); }
+
+// Whether it holds for one of a warpgroup's threads, which meet at barrier `id`.
+__device__ __forceinline__ bool any_of_group(uint32_t id, bool x) {
+  uint32_t any;
+  asm volatile("{\n.reg .pred p, q;\nsetp.ne.u32 p, %1, 0;\nbar.red.or.pred q, %2, 128, p;\nselp.u32 %0, 1, 0, q;\n}" : "=r"(any) : "r"((uint32_t)x), "r"(id) : "memory");
+  return any != 0;
+}
+
+// sync_finish_among (merge.cuh) of the first `threads` threads of the block, which meet at barrier `id`; `answer` is theirs.
+__device__ __forceinline__ Finished sync_finish_of(uint32_t id, uint32_t threads, uint32_t* counter, uint32_t blocks, uint32_t& answer) {
+  __threadfence();
+  named_barrier(id, threads);
+  if (threadIdx.x == 0) {
+    uint32_t before;
+    asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], 1;" : "=r"(before) : "l"(counter) : "memory");
+    before -= kIdle;
+    if (before == blocks - 1) *counter = kIdle;
+    answer = before;
+  }
+  named_barrier(id, threads);
+  const uint32_t before = answer;
+  __threadfence();
+  return before < blocks - 1 ? Finished::early : before == blocks - 1 ? Finished::last : Finished::miscounted;
+}

@@ -1,0 +1,7 @@
+// What kernels with tensor copies (TMA) take, and those that stand in for them on older architectures.
+#pragma once
+
+// The 128 bytes of kvgen.runtime.tensor_map.encode. A kernel takes it as `const __grid_constant__ TensorMap`.
+struct alignas(64) TensorMap {
+  uint64_t opaque[16];
+};

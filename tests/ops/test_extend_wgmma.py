@@ -1,0 +1,153 @@
+"""extend by warpgroups (sm_90a) against the oracle in float64, on the CPU machine in check mode."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from typing import Any, Final
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvgen import KernelSet, Layout, Mask, Paged, PerKV, Score, ops, presets
+from kvgen.cli.cycles_of import kernel_of
+from kvgen.codegen.emit import render_device, render_set, units_of
+from kvgen.compile import compile_many, default_cache
+from kvgen.compile.sass import count, histogram
+from kvgen.cycles.kernel import Kernel, reference
+from kvgen.lowering.attention.extend_wgmma import TEMPLATE
+from kvgen.spec.loader import LoadedSet
+from tests.compile.test_sass import needs_tool
+from tests.support.batches import PLAIN
+from tests.support.extend_steps import step, steps
+
+
+def hides(s: Any, at: Any) -> Any:
+    """Every eleventh token is hidden, for one query head by another count."""
+    from kvgen import score
+
+    return score.where((at.token + at.q_head) % 11 == 5, float("-inf"), s * 0.5)
+
+
+def _set(name: str, cache: Any, group: int, **fields: Any) -> KernelSet:
+    return KernelSet(
+        name=f"extend_wg_{name}",
+        q_heads=cache.kv_heads * group,
+        cache=cache,
+        ops=(ops.Extend(**fields),),
+        arch=("sm_90a",),
+    )
+
+
+def _paged(kind: str, heads: int, dim: int, page: int, **fields: Any) -> Paged:
+    return Paged(dtype=kind, kv_heads=heads, head_dim=dim, page_size=page, **fields)
+
+
+_APART = Layout(k="page layer token head dim", v="page layer token head dim")
+_POINTERS = Layout(k="page token head dim", v="page token head dim", layers="pointers")
+
+# What every run has, and what a campaign has besides.
+SETS: Final = {
+    "llama": _set("llama", _paged("bf16", 2, 128, 16), 4),
+    "window": _set(
+        "window", _paged("f16", 1, 64, 64), 7, mask=Mask(window=33), sinks="lse", lse_empty="inf", out_dtype="f32"
+    ),
+    "wide": _set("wide", presets.vllm_hnd(dtype="bf16", kv_heads=2, head_dim=256, page_size=64), 3, sinks="out"),
+}
+MORE: Final = {
+    "mla": _set("mla", _paged("bf16", 1, 192, 64, v_head_dim=128, layout=_APART), 1),
+    "tree": _set("tree", _paged("bf16", 2, 64, 8), 4, mask=Mask(tree="packed"), score=Score(softcap=8.0)),
+    "function": _set("function", _paged("f16", 2, 64, 16), 4, mask=Mask(causal=False, padding=True), score=Score(function=hides)),
+    "full": _set("full", _paged("bf16", 2, 64, 256), 4, mask=Mask(causal=False)),
+    "mask": _set("mask", _paged("bf16", 1, 64, 16), 12, mask=Mask(tree="mask")),
+    "bias": _set("bias", _paged("f16", 2, 128, 16), 2, score=Score(bias=True, alibi=True)),
+    "falcon": _set("falcon", _paged("bf16", 1, 64, 16, layout="page kv layer token dim", lengths="after"), 71),
+    "per_kv": _set(
+        "per_kv", _paged("f16", 2, 64, 16, v_head_dim=128, layout=_POINTERS, table=PerKV(dtype="u32", id_multiplier=2)), 2
+    ),
+}  # fmt: skip
+DRAWN: Final = SETS | MORE if "KVGEN_FAMILY" in os.environ else SETS
+
+
+@pytest.mark.parametrize("name", SETS | MORE)
+def test_kernel_has_warpgroups(name: str) -> None:
+    kernels = (SETS | MORE)[name]
+    plan, _ = kernels.ops[0].plan(kernels)
+    assert plan.template == TEMPLATE
+
+
+@pytest.mark.parametrize("name", DRAWN)
+@settings(max_examples=4)
+@given(data=st.data())
+def test_drawn_steps(name: str, data: Any) -> None:
+    data.draw(steps(DRAWN[name], most=300)).check(lse=data.draw(st.booleans()))
+
+
+def machine_code(kernels: KernelSet) -> Kernel:
+    """Of the set's extend on sm_90a, as it ships."""
+    loaded = LoadedSet(kernels, "tests/ops/test_extend_wgmma.py", "")
+    files = render_device() | {f.path: f for f in render_set(loaded).values()}
+    unit = next(u for u in units_of(loaded, files, "generated") if u.name.endswith("/extend"))
+    (image,) = compile_many([(unit, "sm_90a", "cubin")], cache=default_cache())
+    return kernel_of(image, kernels.ops[0].plan(kernels)[0], unit.text)
+
+
+@needs_tool
+@pytest.mark.parametrize("name", DRAWN if "KVGEN_FAMILY" in os.environ else ["llama"])
+def test_machine_code(name: str) -> None:
+    """Products of a warpgroup are one chain, registers move, nothing spills. Where tokens have 128 dims or more, a trip takes no
+    more than 1.15 of what its products take."""
+    kernels = DRAWN[name]
+    kernel = machine_code(kernels)
+    facts = kernel.facts
+    assert (facts.serialised_products, facts.setmaxnreg_dropped, facts.local_accesses) == (0, 0, 0)
+    found = histogram(kernel.listing)
+    assert count(found, "USETMAXREG") == 2 and count(found, "HGMMA") > 0 and count(found, "UTMALDG") == 2
+    device = reference("sm_90a")
+    assert device is not None
+    if kernels.kv.head_dim >= 128 and name != "bias":
+        run = kernel.replay(device)
+        assert run is not None
+        assert run.trip().cycles <= 1.15 * kernel.product_cycles(device)
+
+
+def test_a_garbage_value_is_that_of_rows_that_see_it() -> None:
+    """NaN and infinities in single dims of V, in tokens that some rows of a tile see: these rows have them there, all else keeps
+    its bits."""
+    outs = []
+    planted = {60: (3, np.nan), 61: (70, np.inf), 140: (127, -np.inf)}
+    for garbage in (False, True):
+        one = step(SETS["llama"], replace(PLAIN, totals=(150,), new=(0,), schedule=7), (150,))
+        for token, (dim, value) in planted.items():
+            k, v = (one.scene.values(r.heads, r.dim) for r in one.scene.rows())
+            if garbage:
+                v[0, dim] = value
+            one.scene.write(0, token, [k, v])
+        out, lse, word = one.run()
+        assert word == 0
+        outs.append((out.astype(np.float32), lse))
+    (was, was_lse), (out, lse) = outs
+    assert was_lse.tobytes() == lse.tobytes()
+    for token, (dim, value) in planted.items():
+        seen = out[token:, :4, dim]  # of kv head 0
+        assert (np.isnan(seen) if np.isnan(value) else seen == value).all()
+        out[token:, :4, dim] = was[token:, :4, dim]
+    assert out.tobytes() == was.tobytes()
+
+
+@pytest.mark.parametrize(
+    ("totals", "counts", "multiprocessors"), [((2500, 40), (3, 40), 16), ((300, 170, 5), (170, 100, 5), 1)]
+)
+def test_blocks_and_schedules_agree(totals: tuple[int, ...], counts: tuple[int, ...], multiprocessors: int) -> None:
+    """Keys of few rows that several blocks share, and blocks with several entries each: the oracle's, and the same bits whatever
+    the order of the threads."""
+    found = []
+    for schedule in ("ascending", "descending", 7):
+        batch = replace(
+            PLAIN, totals=totals, new=(0,) * len(totals), fill="inf", schedule=schedule, padding=1, leading=1
+        )
+        out, lse = step(SETS["llama"], batch, counts).check(multiprocessors=multiprocessors)
+        found.append((out.tobytes(), lse.tobytes()))
+    assert found[0] == found[1] == found[2]

@@ -1,0 +1,112 @@
+"""extend by warpgroups: each barrier, fence, wait, parity and expected byte, left out once, is found by the CPU machine."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Final
+
+import pytest
+
+from kvgen import KernelSet, Mask, Paged, ops
+from kvgen.codegen.emit import render_device, render_set
+from kvgen.errors import DeviceError
+from kvgen.spec.loader import LoadedSet
+from tests.support import harness
+from tests.support.batches import PLAIN
+from tests.support.extend_steps import step
+
+
+def _set(name: str, **fields: Any) -> KernelSet:
+    cache = Paged(dtype="bf16", kv_heads=1, head_dim=64, page_size=16)
+    return KernelSet(name=name, q_heads=4, cache=cache, ops=(ops.Extend(**fields),), arch=("sm_90a",))
+
+
+# Tiles of which all columns see all tokens have no other look at V before its product.
+CAUSAL, FULL = _set("extend_sync"), _set("extend_sync_full", mask=Mask(causal=False))
+UNREAD: Final = "in_flight race uninitialised"
+# Name: a line of the kernel by a part of it, which of those that have it, what stands in place of the part (None: the line is
+# left out), and the kinds of fault that say so.
+WITHOUT: Final[dict[str, tuple[str, int, str | None, str]]] = {
+    "init fence": ("fence_mbarrier_init();", 0, None, "proxy_fence"),
+    "init barrier": ("__syncthreads();  // mbarriers are there", 0, None, "race bad_mbarrier"),
+    "registers": ("release_registers<40>();", 0, None, "deadlock"),
+    "K empty": ("mbarrier_wait(&shared.k_empty[stage]", 0, None, "bad_mbarrier in_flight race"),
+    "K empty parity": ("k_empty[stage], number / kStages & 1 ^ 1", 0, "k_empty[stage], number / kStages & 1", "deadlock"),
+    "V empty": ("mbarrier_wait(&shared.v_empty[before]", 0, None, "bad_mbarrier in_flight race"),
+    "V empty parity": ("(number - 1) / kStages & 1 ^ 1", 0, "(number - 1) / kStages & 1", "deadlock"),
+    "K expected": ("k_full[stage], 2 * kTokens * kKeyDims)", 0, "k_full[stage], 0)", "in_flight race"),
+    "V expected": ("v_full[before], 2 * kTokens * kValueDims)", 0, "v_full[before], 0)", "in_flight race"),
+    "Q empty": ("mbarrier_wait(&shared.q_empty", 0, None, "race deadlock in_flight bad_mbarrier"),
+    "Q copies": ("cp_async_wait<0>();", 0, None, "in_flight"),
+    "Q fence": ("fence_async_shared();", 0, None, "proxy_fence"),
+    "Q arrive": ("mbarrier_arrive(&shared.q_full);", 0, None, "deadlock"),
+    "Q full": ("mbarrier_wait(&shared.q_full", 0, None, f"{UNREAD} proxy_fence"),
+    "Q full parity": ("q_full, entries & 1", 0, "q_full, 0", "race in_flight proxy_fence deadlock"),
+    "first K full": ("mbarrier_wait(&shared.k_full[number", 0, None, UNREAD),
+    "K full": ("mbarrier_wait(&shared.k_full[next]", 0, None, UNREAD),
+    "K full parity": ("k_full[next], (number + 1) / kStages & 1", 0, "k_full[next], 0", "in_flight race"),
+    "V full": ("mbarrier_wait(&shared.v_full[stage]", 0, None, UNREAD),
+    "last V full": ("mbarrier_wait(&shared.v_full[stage]", 1, None, UNREAD),
+    "V full before it is read": ("mbarrier_wait(&shared.v_full[number", 0, None, UNREAD),
+    "first K read": ("release(&shared.k_empty[number", 0, None, "deadlock"),
+    "K read": ("release(&shared.k_empty[next]);", 0, None, "deadlock"),
+    "V read": ("release(&shared.v_empty[stage]);", 0, None, "deadlock"),
+    "last V read": ("release(&shared.v_empty[stage]);", 1, None, "deadlock"),
+    "Q read": ("if (tile + 2 == end_tile) release(&shared.q_empty);", 0, None, "deadlock"),
+    "lanes before an arrival": ("__syncwarp();", 2, None, "race"),
+    "first fence": ("wgmma_fence();", 0, None, "missing_fence"),
+    "fence of S": ("wgmma_fence();", 1, None, "missing_fence"),
+    "fence of the last O": ("wgmma_fence();", 3, None, "missing_fence"),
+    "commit of S": ("wgmma_commit();", 1, None, "in_flight"),
+    "commit of O": ("wgmma_commit();", 2, None, "in_flight"),
+    "commit of the last O": ("wgmma_commit();", 3, None, "in_flight"),
+    "first wait": ("wgmma_wait<0>();", 0, None, "in_flight"),
+    "wait for S": ("wgmma_wait<1>();", 0, None, "in_flight"),
+    "wait for O": ("wgmma_wait<0>();", 1, None, "in_flight"),
+    "last wait": ("wgmma_wait<0>();", 2, None, "in_flight"),
+    "columns before zeros": ("sync_consumers();  // all columns have them", 0, None, "race"),
+    "fence of zeros": ("fence_async_shared();", 1, None, "proxy_fence"),
+    "zeros before products": ("sync_consumers();", 1, None, "race proxy_fence in_flight"),
+}  # fmt: skip
+SOME: Final = ("K expected", "Q fence", "V empty parity")
+LEFT_OUT: Final = tuple(WITHOUT) if "KVGEN_FAMILY" in os.environ else SOME
+
+
+def changed(kernels: KernelSet, name: str, folder: Path) -> ModuleType:
+    """The generated package with one thing of the kernel left out."""
+    part, which, instead, _ = WITHOUT[name]
+    package = "without_" + name.replace(" ", "_")
+    files = render_device() | render_set(LoadedSet(kernels, "tests/ops/test_extend_wgmma_sync.py", ""))
+    for path, file in files.items():
+        text = file.text
+        if path.endswith("/extend.cu"):
+            lines = text.splitlines(keepends=True)
+            at = [n for n, line in enumerate(lines) if part in line and "__device__" not in line][which]
+            lines[at] = "" if instead is None else lines[at].replace(part, instead)
+            text = "".join(lines)
+        target = folder / package / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(text, encoding="utf-8")
+    (folder / package / "__init__.py").touch()
+    module = importlib.import_module(f"{package}.{kernels.name}")
+    module.Cache.MODULE.quick = True
+    return module
+
+
+@pytest.mark.parametrize("name", LEFT_OUT)
+def test_left_out(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kernels = FULL if name == "last V full" else CAUSAL
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    monkeypatch.setitem(harness._packages, kernels.name, (kernels, changed(kernels, name, tmp_path)))
+    for schedule in ("ascending", "descending", 1):
+        totals = (384, 256) if kernels is FULL else (300, 170)
+        one = step(kernels, replace(PLAIN, totals=totals, new=(0, 0), fill="nan", schedule=schedule), (70, 40))
+        with pytest.raises(DeviceError, match="on the CPU machine: ") as caught:
+            one.run(multiprocessors=1)  # one block has all entries
+        kind = str(caught.value).partition("on the CPU machine: ")[2].partition(":")[0]
+        assert kind in WITHOUT[name][3].split(), f"{schedule}: {caught.value}"
