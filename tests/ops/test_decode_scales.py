@@ -19,8 +19,8 @@ from kvgen.lowering.attention import mma
 from tests.compile.test_sass import needs_tool
 from tests.ops.test_decode import decode_scene
 from tests.support.batches import PLAIN
-from tests.support.harness import check_decode
-from tests.support.memory import Tensor, aligned
+from tests.support.harness import check_decode, index_name, offsets_of
+from tests.support.memory import Raw, Tensor, aligned
 from tests.support.scenes import Scene
 
 
@@ -61,6 +61,10 @@ SETS: Final = dict(
     two_stages=scaled("two_stages", 16, 1, 64, (1, 1), arch="sm_89", **I8),  # a tile's scales are stored in its own trip
     mixed=scaled("mixed", 16, 2, 64, (2, 1), **MIXED),
     pairs=scaled("pairs", 16, 2, 64, (2, 2), dtype="i4", scale_dtype="f16", zero=True, block=Block(dim=64)),
+    zeros=scaled("zeros", 16, 2, 64, (2, 2), dtype="i8", scale_dtype="f32", zero=True),
+    zeros_rows=scaled("zeros_rows", 16, 2, 128, (2, 2), dtype="i8", scale_dtype="bf16", zero=True, rows=5),
+    groups=scaled("groups", 16, 1, 128, (1, 1), dtype="i4", scale_dtype="f32", block=Block(dim=64), rows=4),
+    bytes=scaled("bytes", 16, 1, 64, (4, 4), dtype="i8", scale_dtype="f16", block=Block(dim=16), rows=1),
     many_rows=scaled("many_rows", 16, 2, 64, (2, 2), dtype="i4", scale_dtype="f16", zero=True, block=Block(dim=32), rows=20),
     nvfp4=scaled("nvfp4", 32, 2, 64, (4, 4), dtype="e2m1", scale_dtype="e4m3", recipe="global", block=Block(dim=16)),
     codes_of_k=scaled("codes_of_k", 16, 2, 64, (1, 1), k_quant=Quant(dtype="e5m2")),  # V is bf16
@@ -75,8 +79,14 @@ SETS: Final = dict(
     nvfp4_rows=scaled("nvfp4_rows", 1, 1, 128, (8, 8), dtype="e2m1", scale_dtype="e4m3", recipe="global", block=Block(dim=16)),
 )  # fmt: skip
 
+_F32: Final[dict[str, Any]] = {"scale_dtype": "f32"}
+FAR: Final = {
+    "far": scaled("far", 16, 2, 64, (1, 1), dtype="e4m3", **_F32)[0],
+    "far_rows": scaled("far_rows", 16, 2, 64, (1, 1), dtype="i8", rows=3, **_F32)[0],
+    "far_zeros": scaled("far_zeros", 16, 2, 64, (2, 2), dtype="i8", zero=True, **_F32)[0],
+}
 # Whose blocks have two heads, because their scales share sectors.
-TWO_HEADS: Final = ("words", "mixed", "pairs", "nvfp4", "codes_of_v", "max")
+TWO_HEADS: Final = ("words", "mixed", "pairs", "zeros", "zeros_rows", "nvfp4", "codes_of_v", "max")
 
 
 def laid(name: str, move: Literal["", "aligned", "unaligned"], schedule: Any = "ascending") -> tuple[Scene, Any]:
@@ -111,6 +121,11 @@ def laid(name: str, move: Literal["", "aligned", "unaligned"], schedule: Any = "
         return decode_scene(kernels, batch, 4)
 
 
+def one_row_each(scene: Scene) -> Raw:
+    """Offsets of rows, one a request."""
+    return offsets_of((1,) * len(scene.batch.totals), index_name(scene.kernels, "decode"))
+
+
 @pytest.mark.parametrize("name", SETS)
 def test_copies(name: str) -> None:
     """What a copy brings is what the set is for."""
@@ -129,7 +144,7 @@ def test_oracle(name: str, move: Any) -> None:
     found = []
     for schedule in ("ascending", "descending", 7):
         scene, q = laid(name, move, schedule)
-        out, lse, _ = check_decode(scene, q)
+        out, lse, _ = check_decode(scene, q, row_offsets=one_row_each(scene))
         assert lse is not None
         found.append((out.tobytes(), lse.tobytes()))
     assert found[0] == found[1] == found[2]
@@ -164,6 +179,18 @@ def test_unaligned_pools_change_no_bit(name: str) -> None:
         scales = [a for n, a in scene.arrays().items() if n.endswith("scales")]
         places = [at % 4 for a in scales for at in (a.ctypes.data, *a.strides[:3])]  # of pages, layers, K and V
         assert any(places) == (move == "unaligned")
-        out, _, _ = check_decode(scene, q)
+        out, _, _ = check_decode(scene, q, row_offsets=one_row_each(scene))
         results.append(np.array(out))
     assert results[0].tobytes() == results[1].tobytes()
+
+
+@pytest.mark.parametrize("exponents", [(-100, -90), (-20, 20), (-90, 90), (60, 100), (100, 101)], ids=str)
+@pytest.mark.parametrize("name", ["far", "far_rows", "far_zeros"])
+def test_scales_far_apart(name: str, exponents: tuple[int, int]) -> None:
+    """Scales of V that differ from token to token by more than f16 weights have room for: sums follow what counts."""
+    batch = replace(PLAIN, totals=(150, 33, 64), new=(1, 1, 1))
+    scene, q = decode_scene(FAR[name], batch, 3)
+    (scales,) = (a for n, a in scene.arrays().items() if n.endswith("scales"))
+    of_values = scales[:, 1, ..., 0]
+    of_values *= np.exp2(np.random.default_rng(3).integers(*exponents, of_values.shape)).astype(np.float32)
+    check_decode(scene, q, row_offsets=one_row_each(scene))
