@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from kvgen.lowering.attention.extend import ExtendContext
+from kvgen.lowering.attention.extend_wgmma import ExtendWgmmaContext
 from kvgen.lowering.attention.mma import SIZES, Stages, TensorContext
 from kvgen.lowering.attention.simt import SimtContext
 from kvgen.lowering.attention.wgmma import ARCH as WGMMA_ARCH
@@ -26,7 +27,7 @@ BLOCK_CHARGE: Final = 1 << 10
 def attention(kernels: KernelSet, op: Op, plan: KernelPlan, archs: Sequence[str]) -> dict[str, Any] | None:
     """The decisions of an attention kernel, which is for `archs`, as JSON values; None for others, planners among them."""
     context = plan.context
-    if isinstance(op, Extend) and isinstance(context, ExtendContext):
+    if isinstance(op, Extend) and isinstance(context, ExtendContext | ExtendWgmmaContext):
         return _extend(kernels, op, plan, context, archs)
     if not isinstance(op, Decode | MlaDecode) or not isinstance(
         context, TensorContext | SimtContext | MlaDecodeContext | MlaWgmmaContext
@@ -39,6 +40,7 @@ def attention(kernels: KernelSet, op: Op, plan: KernelPlan, archs: Sequence[str]
         "rows": d.rows,
         "columns": d.rows * d.group,
         "tiles_of_columns": d.tiles,
+        "kv_heads_of_block": d.heads,
         "split": op.split,
         "chunk": op.chunk if op.split == "invariant" else None,
     }
@@ -89,10 +91,27 @@ def attention(kernels: KernelSet, op: Op, plan: KernelPlan, archs: Sequence[str]
 
 
 def _extend(
-    kernels: KernelSet, op: Extend, plan: KernelPlan, context: ExtendContext, archs: Sequence[str]
+    kernels: KernelSet, op: Extend, plan: KernelPlan, context: ExtendContext | ExtendWgmmaContext, archs: Sequence[str]
 ) -> dict[str, Any]:
     walk, why = op.walk(kernels)
     rings = {}
+    if isinstance(context, ExtendWgmmaContext):
+        nbytes = 2 * context.tokens * (context.k.size + context.v.size)
+        ring = {"stages": context.stages, "blocks": 1, "bytes_in_flight": (context.stages - 1) * nbytes}
+        return {
+            "walk": walk,
+            "why": why,
+            "split": op.split,
+            "chunk": None,
+            "block_columns": context.cols,
+            "block_rows": context.cols // context.d.group,
+            "tile_tokens": context.tokens,
+            "warps": 8,
+            "warp_columns": context.cols // 8,
+            "query": "shared memory",
+            "blocks_per_multiprocessor": 1,
+            "rings": dict.fromkeys(archs, ring),
+        }
     for arch in archs:
         count, room = (
             stages_on(context.stages, arch),
@@ -156,9 +175,11 @@ def attention_text(found: dict[str, Any]) -> list[str]:
         if tiles > 1
         else "one block has them all"
     )
+    several = found["kv_heads_of_block"]
+    together = f", of {several} neighbouring kv heads, a warp of each team a head" if several > 1 else ""
     lines = [
         f"{found['walk']}: {found['why']}",
-        f"columns  {columns}: {_rows(rows)} of {heads}; a block has room for {found['block_columns']}, {shared}",
+        f"columns  {columns}: {_rows(rows)} of {heads}; a block has room for {found['block_columns']}{together}, {shared}",
     ]
     if found.get("percent_of_reachable"):
         least, most = found["percent_of_reachable"]
@@ -171,8 +192,8 @@ def attention_text(found: dict[str, Any]) -> list[str]:
             f"tiles    {tokens} token{'s' if tokens > 1 else ''} a warp, {found['lanes']} lanes each, {teams} warps"
         )
     else:
-        several = f"{teams} teams of {_warps(warps)} take tiles in turn" if teams > 1 else f"a team of {_warps(warps)}"
-        lines.append(f"tiles    {tokens} tokens; {several}, with a ring of tiles in shared memory")
+        turns = f"{teams} teams of {_warps(warps)} take tiles in turn" if teams > 1 else f"a team of {_warps(warps)}"
+        lines.append(f"tiles    {tokens} tokens; {turns}, with a ring of tiles in shared memory")
         lines += _rings(found)
     how = {
         "none": "none: a block for each request",

@@ -315,11 +315,13 @@ def _type(p: dict[str, Any]) -> str:
         return f"{p['dtype']}[{', '.join(map(str, p['shape']))}]"
     if p["kind"] == "Pool":
         return f"{p['dtype']}[pool]"
-    return {"TensorMap": "tensor map", "PagePool": "pages", "OtherCache": "another cache"}.get(p["kind"]) or p["dtype"]
+    known = {"PagePool": "pages", "OtherCache": "another cache"} | dict.fromkeys(("TensorMap", "PoolMap"), "tensor map")
+    return known.get(p["kind"]) or p["dtype"]
 
 
 def _notes(p: dict[str, Any]) -> str:
-    access = {"Array": p.get("access"), "Pool": "inout", "Size": p.get("value")}.get(p["kind"], "of the call")
+    known = {"Array": p.get("access"), "Pool": "inout", "Size": p.get("value"), "PoolMap": "of the pages"}
+    access = known.get(p["kind"], "of the call")
     notes = [access, *(flag for flag in ("strided", "optional", "untrusted") if p.get(flag))]
     if p["kind"] == "Array" and 8 * p["align"] > dtype(p["dtype"]).bits:  # more than elements have anyway
         notes.append(f"{p['align']}-byte aligned")

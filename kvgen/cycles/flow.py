@@ -8,8 +8,8 @@ only of loops within the loop (`holds_loops`) it has one trip, however many they
 
 The marks: an atomic; a vote of several warps; a copy that may write zeros instead; -infinity put in the place of a score;
 shuffles that reduce, or hand round which tokens a column sees; the out-of-line code of diverged warps; an mbarrier that is
-asked once more. A mark counts only where some way round is without it that fetches as well: a kernel that reduces by shuffles
-in every trip, or whose copies are all conditional, has them counted.
+asked once more; rows that registers take past the copies. A mark counts only where some way round is without it that fetches as
+well: a kernel that reduces by shuffles in every trip, or whose copies are all conditional, has them counted.
 """
 
 from __future__ import annotations
@@ -232,6 +232,7 @@ _MARKS: Final[tuple[Callable[[Block], bool], ...]] = (
     _copies,
     lambda block: any(_MASKS.search(x.text) for x in block.code),
     lambda block: block.has("SHFL.BFLY"),
+    lambda block: block.has("LDG.E.128"),
     lambda block: block.has("SHFL.IDX"),
 )
 

@@ -120,7 +120,11 @@ class Extend(Op):
 
     def walk(self, kernels: KernelSet) -> tuple[str, str]:
         """("tensor cores", why) of this set's kernel."""
-        return "tensor cores", "16-bit operands, columns on M"
+        why = self._hindrance(kernels)
+        by = "by warpgroups" if not why else f"not by warpgroups: {why}"
+        return "tensor cores", "16-bit operands, columns on M" + (
+            f"; on sm_90a {by}" if "sm_90a" in kernels.arch else ""
+        )
 
     @property
     def _chunk(self) -> int:

@@ -132,6 +132,35 @@ def sizes(dtype: str, pitch: int) -> list[int]:
     return sorted({d for d in (8, 24, 40, 64, 72, 80, 96, 120, 128, 192, 512, most) if d <= most})
 
 
+@pytest.mark.parametrize("role", ["keys", "values"])
+@pytest.mark.parametrize("dtype", ["i8", "u8", "i4", "u4"])
+def test_codes_from_zero(dtype: str, role: str) -> None:
+    """Moved up, as multiples of 2^-24, at the places of the dims that even_out tells apart; no code is a conversion."""
+    kinds = {"i8": "int8_t", "u8": "uint8_t", "i4": "i4x2", "u4": "u4x2"}
+    source = flatten(SOURCE, lambda path: (ROOT / path).read_text(encoding="utf-8"))
+    own = " ".join(f"KERNELS({n}, FromZero<{e}>)" for n, e in kinds.items())
+    text = f"#define TYPES {own}\n{source}"
+    ptx = compile_unit(Unit("from_zero", "score_i8", text), "sm_90a", "ptx", cache=default_cache()).data.decode()
+    tiles, pitch, dims = 256, 48, 256 // BITS[dtype]
+    raw = (np.arange(256)[:, None, None] + 37 * np.arange(16)[:, None] + 101 * np.arange(48)).astype(np.uint8)
+    blocks = dims // 16
+    out, of_dim = memory(tiles * 2 * blocks * 256, np.uint16), memory(2 * blocks * 256, np.uint32)
+    source_bytes = memory(raw.size, np.uint8, raw.reshape(-1))
+    run(
+        build([ptx], mode="check"), f"dump_{role}_{dtype}", out, of_dim, source_bytes, pitch,
+        grid=(tiles, 1, 1), block=32, read_only=(2,), dynamic_shared=16 * pitch,
+    )  # fmt: skip
+    found = out.view(np.float16).astype(np.float64).reshape(tiles, -1, 32, 4, 2) * 2.0**24
+    dim = of_dim.reshape(found.shape[1:])
+    if BITS[dtype] == 4:
+        found /= np.where(dim % 2 == 1, 16, 1)
+    row, column = places()
+    token = np.broadcast_to(row if role == "keys" else column, dim.shape)
+    moved = {"i8": 128, "i4": 8}.get(dtype, 0)
+    same(found, decoded(raw[..., :32], dtype)[:, token, dim] + moved)
+    assert sorted((token * 1000 + dim)[:blocks].reshape(-1)) == [1000 * t + d for t in range(16) for d in range(dims)]
+
+
 @cases
 @pytest.mark.parametrize("pitch", PITCHES)
 def test_products(arch: str, dtype: str, pitch: int) -> None:

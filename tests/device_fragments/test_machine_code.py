@@ -48,6 +48,8 @@ TRICKS = {
     "e4m3": (2.0, 2.0), "e5m2": (0.5, 0.5), "i8": (1.25, 1.25), "u8": (1.0, 1.0), "i4": (1.125, 1.125),
     "u4": (1.125, 1.125), "e2m1": (1.375, 1.375),
 }  # fmt: skip
+# Codes moved up to begin at zero, which are not converted.
+MOVED = {"i8": 0.75, "u8": 0.5, "i4": 0.625, "u4": 0.625}
 FP8 = {**TRICKS, "e4m3": (0.5, 0.75)}
 COSTS = {"sm_80": TRICKS, "sm_89": FP8, "sm_90a": FP8, "sm_100f": {**FP8, "e2m1": (0.5, 1.0)}}
 
@@ -61,6 +63,10 @@ def opcodes(arch: str) -> dict[str, dict[str, int]]:
             for n in (FEW, MORE):
                 probe = _PROBE.replace("ROLE", role).replace("NAME", name).replace("COUNT", str(n))
                 text.append(probe.replace("<E,", f"<{device},").replace("TOGETHER", together))
+    for name in MOVED:
+        for n in (FEW, MORE):
+            probe = _PROBE.replace("ROLE", "moved").replace("NAME", name).replace("COUNT", str(n))
+            text.append(probe.replace("<E,", f"<FromZero<{TYPES[name][0]}>,").replace("TOGETHER", "false"))
     image = compile_unit(unit("".join(text), "keys_e4m3_4"), arch, cache=default_cache())
     assert image.warnings == ()
     _, *parts = _FUNCTION.split(sass(image.data, cache=default_cache()))
@@ -81,6 +87,15 @@ def test_instructions_of_an_element(dtype: str, arch: str) -> None:
         each = (total(more) - total(fewer)) / ((MORE - FEW) * 4 * TYPES[dtype][1])
         assert each <= limit + 0.05, f"{role}: {each} an element, not {limit}"
         assert not count(more, "LDL") and not count(more, "STL")
+
+
+@needs_tool
+@pytest.mark.parametrize("arch", COSTS)
+@pytest.mark.parametrize("dtype", MOVED)
+def test_moved_codes_are_not_converted(dtype: str, arch: str) -> None:
+    more, fewer = (opcodes(arch)[f"moved_{dtype}_{n}"] for n in (MORE, FEW))
+    assert (total(more) - total(fewer)) / ((MORE - FEW) * 4 * TYPES[dtype][1]) <= MOVED[dtype] + 0.05
+    assert not any(name.startswith(("HADD2", "HFMA2", "I2F")) for name in more)
 
 
 @needs_tool

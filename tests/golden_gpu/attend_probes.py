@@ -72,6 +72,7 @@ WAYS: Final = (
     Way("tile_groups", np.int8, 16, 16, lambda position, token: True, "groups"),
     Way("tile_tables", np.uint8, 32, 8, _causal, "tables"),
     Way("tile_channels", np.int8, 32, 8, partial(_window, 20), "channels"),
+    Way("tile_zeros", np.uint8, 16, 16, _causal, "zeros"),
 )
 SPECIAL: Final = ((2, 3, 7, np.inf), (6, 1, 0, np.nan), (6, 4, 39, -np.inf), (12, 5, 11, np.inf), (10, 7, 20, np.nan))
 
@@ -91,6 +92,12 @@ def _scales(way: Way, rng: np.random.Generator) -> Array:
         ).astype(E4M3)
     if way.scaled == "groups":
         return (rng.uniform(0.5, 1.5, (PAGES, 2, IN_PAGE, HEADS, 2)) / 50).astype(np.float16)
+    if way.scaled == "zeros":  # scale, zero point: of keys in the middle of their codes, of values below them
+        found = rng.uniform(0.5, 1.5, (PAGES, 2, IN_PAGE, HEADS, 2)) / 50
+        found[..., 1] = rng.uniform(100, 156, found.shape[:-1])
+        found[:, 1, ..., 1] -= 160
+        found[6, 1, 1, HEAD, 1] = np.nan  # of a token that the last columns alone see
+        return found.astype(np.float16)
     return (rng.uniform(0.2, 2, (2, HEADS, DIMS)) / 50).astype(np.float16)
 
 
@@ -108,6 +115,8 @@ def _inputs(way: Way, seed: int, chunks: tuple[tuple[int, ...], ...] = CHUNKS, r
         values = (rng.integers(0, 256, keys.shape) & 0x77).astype(np.float64)
     if way.kind is np.int8:
         keys, values = np.clip(np.rint(keys * 30), -127, 127), np.rint(rng.uniform(1, 127, shape))
+    if way.scaled == "zeros":
+        keys, values = np.clip(np.rint(keys * 30 + 128), 0, 255), np.rint(rng.uniform(0, 255, shape))
     return {
         "keys": pattern(keys.astype(way.kind)),
         "values": pattern(values.astype(way.kind)),
@@ -136,12 +145,15 @@ class Memory:
 def _memory(way: Way, arrays: Arrays) -> Memory:
     if way.scaled == "tables":
         return _memory_of_tables(arrays)
-    kinds: dict[str, Any] = {"tokens": np.float32, "groups": np.float16, "channels": np.float16, "": np.float16}
+    kinds: dict[str, Any] = {"tokens": np.float32} | dict.fromkeys(("groups", "channels", "zeros", ""), np.float16)
     keys, values = (arrays[name].view(way.kind).astype(np.float64)[:, :, HEAD] for name in ("keys", "values"))
     scales = arrays["scales"].view(kinds[way.scaled]).astype(np.float64)
     found = Memory(keys, values, np.ones((2, PAGES, IN_PAGE)), np.ones((2, DIMS)))
     if way.scaled == "tokens":
         found.token_scales = scales[:, :, :, HEAD, 0].transpose(1, 0, 2)
+    elif way.scaled == "zeros":
+        found.token_scales = scales[:, :, :, HEAD, 0].transpose(1, 0, 2)
+        found.keys, found.values = (x - scales[:, n, :, HEAD, 1, None] for n, x in enumerate((keys, values)))
     elif way.scaled == "channels":
         found.channels = scales[:, HEAD]
     elif way.scaled == "groups":
@@ -287,7 +299,7 @@ def _numbers_inputs() -> dict[str, Array]:
 def _numbers(arrays: Arrays) -> dict[str, Wanted]:
     x = arrays["in"].view(np.float32).astype(np.float64)
     largest = x.reshape(8, 4).max(axis=0)[QUAD]
-    weights = np.stack([np.zeros(32), np.exp2(x / 4), np.exp2(x * (2 + 2 * QUAD) - 3)], axis=1)
+    weights = np.stack([np.zeros(32), np.exp2(x / 4 - 3), np.exp2(x * (2 + 2 * QUAD) - 3)], axis=1)
     rescaled = np.tile(np.arange(1.0, 13).reshape(3, 4), (32, 1, 1))
     rescaled[:, :, 1::2] *= x[:, None, None]
     return {
@@ -296,6 +308,39 @@ def _numbers(arrays: Arrays) -> dict[str, Wanted]:
         "weights": close(weights, 1e-5),
         "rescaled": close(rescaled, 1e-6),
     }
+
+
+def _bytes_inputs() -> dict[str, Array]:
+    scales = np.exp2(np.random.default_rng(250).uniform(-8, 8, 128)).astype(E4M3)
+    return {"scales": scales.view(np.uint32), "out": np.full((33, 32), UNUSED, np.uint32)}
+
+
+def _bytes(arrays: Arrays) -> dict[str, Wanted]:
+    """K: a register has a token's dims, of group lane % 4 // 2 of half a block; V: those of two tokens, of group lane // 16."""
+    scales = arrays["scales"].view(E4M3).astype(np.float16).reshape(16, 2, 4)
+    found = np.zeros((33, 32, 2), np.float16)
+    for i in range(4):
+        for r in range(4):
+            token = ROW + r % 2 * 8
+            found[i * 4 + r] = scales[token, 1, i // 2 * 2 + QUAD // 2][:, None]
+            token = 2 * QUAD + r // 2 * 8
+            for e in range(2):
+                found[16 + i * 4 + r, :, e] = scales[token + e, 1, i // 2 * 2 + LANES // 16]
+    for e in range(2):
+        found[32, :, e] = scales[LANES // 2, 0, LANES % 2 * 2 + e]
+    return {"out": exact(np.ascontiguousarray(found).view(np.uint32)[..., 0])}
+
+
+def _units_inputs() -> dict[str, Array]:
+    return {"in": pattern(np.linspace(-3, 3, 32).astype(np.float32)), "out": np.full((32, 8), UNUSED, np.uint32)}
+
+
+def _units(arrays: Arrays) -> dict[str, Wanted]:
+    """row_max follows the largest of a column, half of which is a score; a unit begins 2^100 below it."""
+    x = arrays["in"].view(np.float32).astype(np.float64)
+    one = np.ones(32)
+    found = [one, one, one * 2.0**-50, one * 2.0**-100, one, np.exp2(-x), 8 * np.exp2(-x), 24 * one]
+    return {"out": close(np.stack(found, axis=1), 1e-5)}
 
 
 def _columns_inputs() -> dict[str, Array]:
@@ -349,6 +394,8 @@ def probes() -> list[Probe]:
         Probe("library_tile_stages", UNIT, "tile_stages", _stages_inputs, _stages, 32, chunks),
         Probe("library_tile_queries", UNIT, "tile_queries", _queries_inputs, _queries, 32),
         Probe("library_tile_numbers", UNIT, "tile_numbers", _numbers_inputs, _numbers, 32),
+        Probe("library_tile_bytes", UNIT, "tile_bytes", _bytes_inputs, _bytes, 32),
+        Probe("library_tile_units", UNIT, "tile_units", _units_inputs, _units, 32),
         Probe("library_tile_columns", UNIT, "tile_columns", _columns_inputs, _columns, 32),
         Probe("library_tile_values", UNIT, "tile_values", _values_inputs, _values, 32),
     ]

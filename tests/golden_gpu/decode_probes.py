@@ -136,6 +136,8 @@ HELD: Final = (
     ("halves", 1, 10, True, "key"),
     ("eighths", 1, 20, False, "value"),
     ("eighths", 1, 20, False, "value"),
+    ("halves", 1, 20, True, "zeros"),
+    ("halves", 1, 20, True, "zeros"),
 )
 SHIFTED: Final = {11: 1, 12: 1, 13: 4, 19: 2}
 HIDDEN: Final = slice(5, 8)  # tokens whose scales are zeros
@@ -177,6 +179,9 @@ def _held(arrays: Arrays) -> dict[str, Wanted]:
         if use == "token":
             out[i, :32] = np.tile(pattern(mine[:, 0, 0]), 2)
             continue
+        if use == "zeros":
+            out[i, : 2 * groups * TILE] = pattern(np.ascontiguousarray(mine.transpose(2, 1, 0))).reshape(-1)
+            continue
         lines = np.zeros((2, groups, TILE), np.float16)
         lines[0] = mine[..., 0].T
         if zeros:
@@ -191,7 +196,7 @@ def _held(arrays: Arrays) -> dict[str, Wanted]:
                 if zeros:
                     values = values + pairs[1].astype(np.float64)
                 to[:, token, 2] = np.ascontiguousarray(values.astype(np.float16)).view(np.uint32)[:, 0]
-    rules = tuple(Rule("f32") if use == "token" else Rule("f16", 2, any_nan=True) for *_, use in HELD)
+    rules = tuple(Rule("f32") if use in ("token", "zeros") else Rule("f16", 2, any_nan=True) for *_, use in HELD)
     return {"out": Wanted(out, rules)}
 
 

@@ -156,7 +156,7 @@ def _words_inputs() -> dict[str, Array]:
     rng = np.random.default_rng(172)
     codes = np.concatenate([np.roll(np.arange(256, dtype=np.uint8), i).view(np.uint32) for i in range(4)])
     pairs = rng.integers(-30, 31, 2 * len(codes)).astype(np.float16).view(np.uint32)
-    return {"codes": codes, "pairs": pairs, "out": np.zeros((18, len(codes)), np.uint32)}
+    return {"codes": codes, "pairs": pairs, "out": np.zeros((32, len(codes)), np.uint32)}
 
 
 def _words(arrays: Arrays) -> dict[str, Wanted]:
@@ -175,10 +175,24 @@ def _words(arrays: Arrays) -> dict[str, Wanted]:
     for dtype in ("e4m3", "e5m2"):
         for columns in (together, apart):
             add(numbers_of(raw, dtype).reshape(n, 4), columns)
+    # Moved up to begin at zero, in units of 2^-24; the second one of a pair is 16 times as much.
+    for dtype, up in (("u8", 0), ("i8", 128)):
+        add((numbers_of(raw, dtype).reshape(n, 4) + up) * 2.0**-24, apart)
+    for dtype, up in (("u4", 0), ("i4", 8)):
+        moved = (numbers_of(raw, dtype).reshape(n, 8) + up) * 2.0**-24
+        moved[:, 1::2] *= 16
+        add(moved, tuple((i, i + 4) for i in range(4)))
+    bytes_of = raw.reshape(n, 4).astype(np.uint32) ^ 128
+    rows += [bytes_of[:, 0] | bytes_of[:, 2] << 16, np.where(np.arange(n) % 2 == 0, 16, 1).astype(np.uint32)]
     pairs, i = arrays["pairs"].view(np.float16).astype(np.float64).reshape(n, 2), np.arange(n)
     for sums in (pairs + pairs[i ^ 1], pairs * pairs[i ^ 1] + pairs[i ^ 2]):
         add(sums + 0.0, ((0, 1),))
-    return {"out": Wanted(np.stack(rows), (Rule("f16", 2, any_nan=True),) * 16 + (Rule("f16", 2, any_zero=True),) * 2)}
+    return {
+        "out": Wanted(
+            np.stack(rows),
+            (Rule("f16", 2, any_nan=True),) * 28 + (Rule("b32"),) * 2 + (Rule("f16", 2, any_zero=True),) * 2,
+        )
+    }
 
 
 def _of_type(dtype: str, unit: str, suffix: str) -> Iterator[Probe]:

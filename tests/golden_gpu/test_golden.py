@@ -109,7 +109,16 @@ CALLED_IN = {
     **dict.fromkeys(("store_heads", "row_norm", "write_rows"), (f"{KERNELS}/write_rows.cu",)),
     **{
         name: (f"{KERNELS}/{name}.cu",)
-        for name in ("ring", "fp4_tables", "split_kv", "latent", "latent_tile", "latent_wgmma", "wgmma")
+        for name in (
+            "ring",
+            "fp4_tables",
+            "tile_channels",
+            "split_kv",
+            "latent",
+            "latent_tile",
+            "latent_wgmma",
+            "wgmma",
+        )
     },
     "columns": (f"{KERNELS}/columns.cu", f"{KERNELS}/split_kv.cu"),
     "merge": (f"{KERNELS}/split_kv.cu",),

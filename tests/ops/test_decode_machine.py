@@ -77,6 +77,21 @@ def test_scales_come_by_copies(name: str) -> None:
 
 
 @needs_tool
+@pytest.mark.parametrize("name", BOUNDS)
+def test_warps_by_issue_slots(name: str) -> None:
+    """Four warps a block where the tokens that come at full bandwidth take more than FEW_SLOTS of a sub-core's issue slots, which
+    are estimated within a quarter of what machine code takes."""
+    kernels, _ = BOUNDS[name]
+    shape = mma.shape(kernels, 1)
+    assert shape is not None
+    estimated = mma.issue_slots(kernels.kv, shape.n_tiles)
+    assert (shape.threads == 128) == (estimated > mma.FEW_SLOTS)
+    nbytes = 256 if name == "fp8" else 512  # of a token and head
+    counted = examine(kernels, "sm_90a", default_cache()).a_token * mma.REACHABLE / nbytes
+    assert estimated == pytest.approx(counted, rel=0.25)
+
+
+@needs_tool
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
 def test_accesses(arch: str) -> None:
     """K and V come by asynchronous copies of 16 bytes, and reach products by ldmatrix, four matrices a time."""
@@ -126,6 +141,23 @@ def test_traffic(name: str) -> None:
     values = pool * SECTOR // (1024 * kernels.cache.kv_heads)  # bytes of a token and head
     block = (shape.stages.large - 1) * shape.tile * values
     assert block <= found.counters.peak_in_flight <= block + shape.tile * values
+
+
+# How often a sector of scales is asked for where a block has two of 8 kv heads: f32 and f16 of all heads share one, or half of
+# one; those of groups of dims fill two.
+ASKED: Final = {"words": 4, "halves": 4, "pairs": 2, "blocks": 2}
+
+
+@pytest.mark.parametrize("name", ASKED)
+def test_a_block_asks_for_the_scales_of_its_heads_together(name: str) -> None:
+    """Half as often as blocks of a head each."""
+    kernels = decode_set(f"asked_{name}", 8, 64, "none", quant=SCALED[name][0]).model_copy(update={"arch": ("sm_90a",)})
+    shape = mma.shape(kernels, 1)
+    assert shape is not None and (shape.heads, shape.teams, shape.threads) == (2, 2, 128)
+    scene = Scene(kernels, package(kernels), Workload.uniform(1, 256, 1))
+    found = measure(scene, kernels.ops[0], "sm_90a")[-1]
+    ratios = {t.name: t.ratio for t in found.traffic if t.name in ("pool", "scales")}
+    assert ratios == {"pool": 1, "scales": ASKED[name]}
 
 
 def _no_conflicts(found: Measured, text: Path) -> None:

@@ -19,8 +19,8 @@ from kvgen.lowering.attention import mma
 from tests.compile.test_sass import needs_tool
 from tests.ops.test_decode import decode_scene
 from tests.support.batches import PLAIN
-from tests.support.harness import check_decode
-from tests.support.memory import Tensor, aligned
+from tests.support.harness import check_decode, index_name, offsets_of
+from tests.support.memory import Raw, Tensor, aligned
 from tests.support.scenes import Scene
 
 
@@ -28,11 +28,11 @@ def scaled(
     name: str, page: int, heads: int, dim: int, runs: tuple[int, int], **quant: Any
 ) -> tuple[KernelSet, tuple[int, int]]:
     """A set with decode alone, and how many scales of K and of V a copy brings."""
-    rows, arch = quant.pop("rows", 1), quant.pop("arch", "sm_90a")
+    rows, arch, kind = quant.pop("rows", 1), quant.pop("arch", "sm_90a"), quant.pop("kind", "bf16")
     own: dict[str, Any] = {"quant": Quant(**quant)} if "dtype" in quant else quant
-    if len(own) == 1 and "quant" not in own:  # codes beside rows of bf16: tensors of their own
+    if (len(own) == 1 and "quant" not in own) or kind == "f16":  # K and V are no neighbours
         own["layout"] = Layout(k="page layer token head dim", v="page layer token head dim")
-    cache = Paged(dtype="bf16", kv_heads=heads, head_dim=dim, page_size=page, **own)
+    cache = Paged(dtype=kind, kv_heads=heads, head_dim=dim, page_size=page, **own)
     decode = ops.Decode(rows=rows)
     return KernelSet(name=f"scales_{name}", q_heads=2 * heads, cache=cache, ops=(decode,), arch=(arch,)), runs
 
@@ -42,6 +42,17 @@ MIXED: Final[dict[str, Any]] = {
     "k_quant": Quant(dtype="i8", scale_dtype="bf16"),
     "v_quant": Quant(dtype="e4m3", scale_dtype="f32"),
 }
+
+
+def kivi(tokens: int, codes: Literal["i4", "i8"], zero: bool) -> dict[str, Any]:
+    """K with a scale a channel over `tokens`, the newest of which wait; V with one a group of 32 dims."""
+    keys = Block(token=tokens, dim=1)
+    return {
+        "k_quant": Quant(dtype=codes, scale_dtype="f16", zero=zero, block=keys, residual=tokens),
+        "v_quant": Quant(dtype=codes, scale_dtype="f16", zero=True, block=Block(dim=32)),
+    }
+
+
 SETS: Final = dict(
     words=scaled("words", 16, 4, 64, (2, 2), **I8),  # a word has the scales of the block's two heads
     odd=scaled("odd", 16, 3, 64, (1, 1), **I8),  # or those of one and a neighbour's
@@ -50,18 +61,32 @@ SETS: Final = dict(
     two_stages=scaled("two_stages", 16, 1, 64, (1, 1), arch="sm_89", **I8),  # a tile's scales are stored in its own trip
     mixed=scaled("mixed", 16, 2, 64, (2, 1), **MIXED),
     pairs=scaled("pairs", 16, 2, 64, (2, 2), dtype="i4", scale_dtype="f16", zero=True, block=Block(dim=64)),
+    zeros=scaled("zeros", 16, 2, 64, (2, 2), dtype="i8", scale_dtype="f32", zero=True),
+    zeros_rows=scaled("zeros_rows", 16, 2, 128, (2, 2), dtype="i8", scale_dtype="bf16", zero=True, rows=5),
+    groups=scaled("groups", 16, 1, 128, (1, 1), dtype="i4", scale_dtype="f32", block=Block(dim=64), rows=4),
+    bytes=scaled("bytes", 16, 1, 64, (4, 4), dtype="i8", scale_dtype="f16", block=Block(dim=16), rows=1),
     many_rows=scaled("many_rows", 16, 2, 64, (2, 2), dtype="i4", scale_dtype="f16", zero=True, block=Block(dim=32), rows=20),
-    nvfp4=scaled("nvfp4", 32, 2, 64, (8, 8), dtype="e2m1", scale_dtype="e4m3", recipe="global", block=Block(dim=16)),
+    nvfp4=scaled("nvfp4", 32, 2, 64, (4, 4), dtype="e2m1", scale_dtype="e4m3", recipe="global", block=Block(dim=16)),
     codes_of_k=scaled("codes_of_k", 16, 2, 64, (1, 1), k_quant=Quant(dtype="e5m2")),  # V is bf16
     codes_of_v=scaled("codes_of_v", 16, 2, 64, (1, 1), v_quant=Quant(dtype="e4m3", scale_dtype="f32")),  # K is
-    max=scaled("max", 16, 2, 64, (8, 8), dtype="e2m1", scale_dtype="e4m3", recipe="max"),
+    max=scaled("max", 16, 2, 64, (4, 4), dtype="e2m1", scale_dtype="e4m3", recipe="max"),
     max_short=scaled("max_short", 8, 1, 40, (1, 1), arch="sm_80", dtype="e2m1", scale_dtype="e4m3", recipe="max"),
     max_swizzled=scaled("max_swizzled", 128, 2, 128, (4, 4), dtype="e2m1", scale_dtype="e4m3", recipe="max", order="swizzled"),
+    kivi=scaled("kivi", 64, 2, 64, (1, 2), kind="f16", **kivi(32, "i4", True)),
+    kivi_signed=scaled("kivi_signed", 32, 1, 96, (1, 2), kind="f16", arch="sm_80", **kivi(16, "i4", False)),
+    kivi_bytes=scaled("kivi_bytes", 64, 2, 64, (1, 2), kind="f16", **kivi(64, "i8", True)),
+    kivi_plain=scaled("kivi_plain", 16, 1, 32, (1, 2), kind="f16", **kivi(16, "i8", False)),
     nvfp4_rows=scaled("nvfp4_rows", 1, 1, 128, (8, 8), dtype="e2m1", scale_dtype="e4m3", recipe="global", block=Block(dim=16)),
 )  # fmt: skip
 
+_F32: Final[dict[str, Any]] = {"scale_dtype": "f32"}
+FAR: Final = {
+    "far": scaled("far", 16, 2, 64, (1, 1), dtype="e4m3", **_F32)[0],
+    "far_rows": scaled("far_rows", 16, 2, 64, (1, 1), dtype="i8", rows=3, **_F32)[0],
+    "far_zeros": scaled("far_zeros", 16, 2, 64, (2, 2), dtype="i8", zero=True, **_F32)[0],
+}
 # Whose blocks have two heads, because their scales share sectors.
-TWO_HEADS: Final = ("words", "mixed", "pairs", "nvfp4", "codes_of_v", "max")
+TWO_HEADS: Final = ("words", "mixed", "pairs", "zeros", "zeros_rows", "nvfp4", "codes_of_v", "max")
 
 
 def laid(name: str, move: Literal["", "aligned", "unaligned"], schedule: Any = "ascending") -> tuple[Scene, Any]:
@@ -96,6 +121,11 @@ def laid(name: str, move: Literal["", "aligned", "unaligned"], schedule: Any = "
         return decode_scene(kernels, batch, 4)
 
 
+def one_row_each(scene: Scene) -> Raw:
+    """Offsets of rows, one a request."""
+    return offsets_of((1,) * len(scene.batch.totals), index_name(scene.kernels, "decode"))
+
+
 @pytest.mark.parametrize("name", SETS)
 def test_copies(name: str) -> None:
     """What a copy brings is what the set is for."""
@@ -114,14 +144,14 @@ def test_oracle(name: str, move: Any) -> None:
     found = []
     for schedule in ("ascending", "descending", 7):
         scene, q = laid(name, move, schedule)
-        out, lse, _ = check_decode(scene, q)
+        out, lse, _ = check_decode(scene, q, row_offsets=one_row_each(scene))
         assert lse is not None
         found.append((out.tobytes(), lse.tobytes()))
     assert found[0] == found[1] == found[2]
 
 
-# Scales of K and V that a thread loads; of two heads half the threads load those of both.
-LOADED: Final = dict(words=4, odd=2, one_head=2, lonely=2, mixed=2, nvfp4=16, nvfp4_rows=16)
+# Scales of K and V that a thread loads; where a word has those of two heads half the threads load them.
+LOADED: Final = dict(words=4, odd=2, one_head=2, lonely=2, mixed=2, nvfp4=8, nvfp4_rows=16)
 
 
 @needs_tool
@@ -149,6 +179,18 @@ def test_unaligned_pools_change_no_bit(name: str) -> None:
         scales = [a for n, a in scene.arrays().items() if n.endswith("scales")]
         places = [at % 4 for a in scales for at in (a.ctypes.data, *a.strides[:3])]  # of pages, layers, K and V
         assert any(places) == (move == "unaligned")
-        out, _, _ = check_decode(scene, q)
+        out, _, _ = check_decode(scene, q, row_offsets=one_row_each(scene))
         results.append(np.array(out))
     assert results[0].tobytes() == results[1].tobytes()
+
+
+@pytest.mark.parametrize("exponents", [(-100, -90), (-20, 20), (-90, 90), (60, 100), (100, 101)], ids=str)
+@pytest.mark.parametrize("name", ["far", "far_rows", "far_zeros"])
+def test_scales_far_apart(name: str, exponents: tuple[int, int]) -> None:
+    """Scales of V that differ from token to token by more than f16 weights have room for: sums follow what counts."""
+    batch = replace(PLAIN, totals=(150, 33, 64), new=(1, 1, 1))
+    scene, q = decode_scene(FAR[name], batch, 3)
+    (scales,) = (a for n, a in scene.arrays().items() if n.endswith("scales"))
+    of_values = scales[:, 1, ..., 0]
+    of_values *= np.exp2(np.random.default_rng(3).integers(*exponents, of_values.shape)).astype(np.float32)
+    check_decode(scene, q, row_offsets=one_row_each(scene))

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvgen import CSR, Continuous, KernelSet, Layout, Paged, Ring, ops, presets
+from kvgen import CSR, Continuous, KernelSet, Layout, Paged, Quant, Ring, ops, presets
 from kvgen.reference import Decoded
 from kvgen.reference.attention import Standing
 from kvgen.reference.decode import Seen, attend
@@ -38,6 +38,15 @@ SETS = {
         _set(
             "tensor",
             Paged(dtype="bf16", kv_heads=1, head_dim=32, page_size=16),
+            3,
+            BALANCED,
+            ops.Decode(name="fixed", split="invariant", chunk=64),
+            ALONE,
+        ),
+        # Blocks of two kv heads, whose partial results lie side by side.
+        _set(
+            "heads",
+            Paged(dtype="bf16", kv_heads=4, head_dim=32, page_size=16, quant=Quant(dtype="e4m3", scale_dtype="f32")),
             3,
             BALANCED,
             ops.Decode(name="fixed", split="invariant", chunk=64),
@@ -78,7 +87,7 @@ EDGES = (128, 257, 0, 129, 127, 256, 1)
 EVERY = {f"{n}-edges": (n, EDGES) for n in SETS} | {
     f"{n}-long": (n, LONG if n in ("block", "ring") else MIDDLE) for n in ("tensor", "simt", "tiles", "block", "ring")
 }
-MERGED = ("tensor", "simt")
+MERGED = ("tensor", "heads", "simt")
 POSITIONS = (5, 413, 999)  # in the first chunk of a request, in the middle, in the last
 
 
@@ -373,7 +382,7 @@ def test_more_chunks_than_one_merge_takes(name: str, op: str) -> None:
     assert bits(found.run(workspace=workspace)) == bits(right), "a faulty step leaves nothing behind"
 
 
-@pytest.mark.parametrize("name", MERGED)
+@pytest.mark.parametrize("name", ["tensor", "simt"])  # whose pools `large` fills
 def test_one_long_request_beside_many_short_ones(name: str) -> None:
     """All blocks work on the long one, though its last tile may stay with the chunk before; the others' results are right."""
     rows = SETS[name].ops[0].rows  # type: ignore[attr-defined]

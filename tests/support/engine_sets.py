@@ -74,6 +74,15 @@ QUANTIZED = {
             Paged(k_quant=_grouped(4, own_table=True), v_quant=_PER_TOKEN, **_SIZES),
             ("gather", "decode"),
         ),
+        with_operations(  # on tensor cores
+            "grouped_tiles",
+            Paged(
+                k_quant=_grouped(16, own_table=True),
+                v_quant=_PER_TOKEN,
+                **_SIZES | {"dtype": "f16", "head_dim": 32, "page_size": 16},
+            ),
+            ("gather", "decode"),
+        ),
         with_operations("own", Paged(quant=_OWN, **_SIZES), ("gather",)),
         with_operations(
             "own_k",

@@ -31,12 +31,13 @@ from kvgen.spec.mask import TREE_ROWS
 # Warps of a block, tiles of 16 columns of each, and tokens of a tile, the best first: what a warp reads of K and V serves 32
 # columns, or the tensor cores wait for shared memory.
 _BLOCKS: Final = ((4, 2, 64), (4, 2, 32), (8, 1, 64), (8, 1, 32), (4, 1, 32), (4, 1, 16))
-# Registers beside sums, scores and Q: addresses, page ids, operands, what columns see.
-_OTHER_REGISTERS: Final = 70
-# All, with which Q stays in registers: the compiler needs some to overlap trips.
-_HELD_REGISTERS: Final = 224
-# More where sums are added up at fixed cuts.
+# Registers beside sums, scores and weights of a tile: addresses, page ids, operands, what columns see; more where sums are
+# added up at fixed cuts. Then what a kernel may seem to need, and what it may need with Q in registers: the compiler takes
+# some more to overlap trips.
+_OTHER_REGISTERS: Final = 54
 _CUT_REGISTERS: Final = 26
+_MOST_REGISTERS: Final = 240
+_HELD_REGISTERS: Final = 224
 _MOST_STAGES: Final = 4
 # Columns of q that a warp loads at once.
 _AT_ONCE: Final = 4
@@ -163,6 +164,8 @@ def hindrance(kernels: KernelSet, *, fixed: bool = False) -> str:
         why = mma.segment_hindrance(parts[0])
         if not why and mma.has_tables(parts[0], "key" if role == "k" else "value"):
             why = "values that are rounded again through e4m3"
+        if not why and parts[0].quant is not None and parts[0].quant.residual:
+            why = "tokens that wait to be quantized"
         if why:
             return f"{role.upper()}: {why}"
     found = shape(kernels, fixed=fixed)
@@ -183,7 +186,7 @@ def shape(kernels: KernelSet, *, fixed: bool = False) -> Shape | None:
     sizes = {SIZES[a] for a in kernels.arch}
     for warps, m_tiles, tokens in _BLOCKS:
         cols = 16 * m_tiles * warps
-        working = m_tiles * (dims // 2 + tokens // 2) + _OTHER_REGISTERS + fixed * _CUT_REGISTERS
+        working = m_tiles * (dims // 2 + 3 * tokens // 4) + _OTHER_REGISTERS + fixed * _CUT_REGISTERS
         held = working + 4 * m_tiles * steps <= _HELD_REGISTERS
         query = steps * cols // 8 * 256
         scales = sum(mma.copied_scale_bytes(x, role, tokens) for x, role in ((k, "key"), (v, "value")))
@@ -194,7 +197,7 @@ def shape(kernels: KernelSet, *, fixed: bool = False) -> Shape | None:
         least = max(2 * stage, merged, query) + beside if held else max(2 * stage + query, merged) + beside
         if tokens > 32 and not mma.run_of(kernels.kv, tokens):  # a lane looks up one token's page
             continue
-        if working > 255 or any(least > _MEMORY[size] for size in sizes):
+        if working > _MOST_REGISTERS or any(least > _MEMORY[size] for size in sizes):
             continue
         # Blocks that a multiprocessor holds: where its memory is small there may be one.
         blocks = 2 if warps == 4 and all(2 * least <= _MEMORY[size] for size in sizes if size != "small") else 1

@@ -38,9 +38,9 @@ _CONSUMER: Final = 232
 class ExtendWgmmaContext:
     """Everything ops/extend_wgmma.cu.j2 reads.
 
-    `issue` tokens come by one copy. In the tensor maps a kv head begins so many chunks of 64 dims (`k_head_chunks`) or groups of
-    8 tokens (`k_head_groups`) after the one before it. `other_file` is the kernel of the set's other architectures ("": there are
-    none).
+    `issue` tokens come by one copy. In the tensor maps a kv head begins so many chunks of 64 dims (`k_head_chunks`) or
+    groups of 8 tokens (`k_head_groups`) after the one before it. Plans count `planned_blocks` a multiprocessor.
+    `other_file` is the kernel of the set's other architectures ("": there are none).
     """
 
     d: Attended
@@ -59,6 +59,7 @@ class ExtendWgmmaContext:
     consumer_registers: int
     slack: int
     shared_bytes: int
+    planned_blocks: int
     qk_scale: str
     other_file: str
 
@@ -70,7 +71,7 @@ def wgmma_file(name: str) -> str:
 
 def tile_tokens(kernels: KernelSet) -> int:
     """Tokens of a tile: what sums, scores and weights leave registers and shared memory for."""
-    return 128 if max(kernels.kv.head_dim, kernels.kv.v_dim) <= 192 else 80
+    return 128 if max(kernels.kv.head_dim, kernels.kv.v_dim) <= 192 else 64
 
 
 def applies(kernels: KernelSet, cols: int, invariant: bool) -> str:
@@ -160,7 +161,7 @@ def with_warpgroups(kernels: KernelSet, plan: KernelPlan, attended: Attended, sc
     steps = {role: _steps(kernels, role) or (0, 0) for role in ("k", "v")}
     others = tuple(arch for arch in kernels.arch if arch != ARCH)
     tokens, shared = tile_tokens(kernels), shared_bytes(kernels)
-    assert cache.page_tokens is not None
+    assert cache.page_tokens is not None and isinstance(plan.context, ExtendContext)
     context = ExtendWgmmaContext(
         d=attended,
         operand=dtype(cache.dtype).c,
@@ -178,6 +179,7 @@ def with_warpgroups(kernels: KernelSet, plan: KernelPlan, attended: Attended, sc
         consumer_registers=_CONSUMER,
         slack=SLACK,
         shared_bytes=shared,
+        planned_blocks=plan.context.blocks_per_sm,
         qk_scale=float_literal(scale),
         other_file=plan.name if others else "",
     )
@@ -193,7 +195,6 @@ def with_warpgroups(kernels: KernelSet, plan: KernelPlan, attended: Attended, sc
         shared_by_arch=(),
     )
     by_arch = tuple((arch, shared if arch == ARCH else plan.shared_on(arch)) for arch in kernels.arch)
-    assert isinstance(plan.context, ExtendContext)
     context_there = replace(plan.context, wgmma_file=here.name)
     return replace(
         plan,

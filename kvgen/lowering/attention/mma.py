@@ -22,6 +22,8 @@ SLACK: Final = 8
 # Registers of the sums of a lane, and of Q's fragments, beside which the rest of a kernel fits 255.
 OUT_REGISTERS: Final = 128
 QUERY_REGISTERS: Final = 64
+# Groups of dims times tiles of 8 columns whose products have sums of their own, of K, or weights of their own, of V.
+MOST_SUMS: Final = {"key": 4, "value": 2}
 MOST_STAGES: Final = 6
 MOST_WARPS: Final = 4
 # Tokens of a tile and warps of a block, the best first: what a tile costs besides its tokens counts less the longer it is,
@@ -105,10 +107,18 @@ class TensorContext:
     expands: bool
     scales_anywhere: bool
     tables: bool
+    k_direct: bool
+    v_direct: bool
     k_tables: bool
     v_tables: bool
     k_use: str
     v_use: str
+    k_moved: bool
+    v_moved: bool
+    k_groups: int
+    v_groups: int
+    k_sums: bool
+    k_zero: bool
     k_scale_run: int
     v_scale_run: int
     k_given: bool
@@ -132,7 +142,10 @@ def hindrance(kernels: KernelSet, rows: int, asks: bool = False) -> str:
     for role, parts in cache.storage.roles.items():
         if len(parts) > 1:
             return f"{role.upper()} has parts of its own"
-        why = segment_hindrance(parts[0])
+        why = segment_hindrance(parts[0], {"k": "key", "v": "value"}[role], rows * kernels.group)
+        waits = parts[0].quant is not None and parts[0].quant.residual
+        if not why and waits and (role == "v" or cache.dtype != "f16" or lower(cache).table.window):
+            why = "tokens that wait to be quantized; those of K alone, f16 and in no ring, have a form of tensor cores"
         if why:
             return f"{role.upper()}: {why}"
     if 4 * -(-cache.v_dim // 16) > _room(cache.storage.roles["v"][0], rows, asks):
@@ -140,7 +153,7 @@ def hindrance(kernels: KernelSet, rows: int, asks: bool = False) -> str:
     return "" if shape(kernels, rows, asks) else f"rows of {cache.head_dim} dims do not fit shared memory"
 
 
-def segment_hindrance(segment: Segment) -> str:
+def segment_hindrance(segment: Segment, role: str = "key", columns: int = 0) -> str:
     region = segment.region
     names = [a.name for a in region.axes]
     if region.swizzle is not None:
@@ -150,22 +163,38 @@ def segment_hindrance(segment: Segment) -> str:
     if any(a != Axis(a.name) for a in region.axes if a.name in ("token", "head")) or region.stride_of("token") is None:
         return "tokens are no fixed step apart"
     if segment.quant is not None and segment.quant.residual:
-        return "tokens that wait to be quantized"
-    if segment.scales is not None and not scale_use(segment, "key"):
+        why = _waiting_hindrance(segment)
+        if why:
+            return f"tokens that wait to be quantized, {why}"
+    elif segment.scales is not None and not scale_use(segment, role, columns):
         return "scales of groups of dims that f16 cannot hold, or of fewer dims than a register has"
     if segment.vector * region.dtype.bits < 32 or row_bytes(segment) % 4:
         return "rows are not aligned to 4 bytes"
     return ""
 
 
-def scale_use(segment: Segment, role: str) -> str:
-    """ScaleUse of device/attention/tile_scales.cuh, or "given": how the kernel applies scales; empty where it cannot."""
+def _waiting_hindrance(segment: Segment) -> str:
+    """What device/attention/tile_channels.cuh does not do of K whose newest tokens wait, V's apart; empty where it does all."""
+    scales, quant = segment.scales, segment.quant
+    assert scales is not None and quant is not None and quant.residual is not None
+    if scales.dtype.name != "f16" or quant.codes.name not in ("i4", "u4", "i8", "u8"):
+        return "whose scales or codes are no f16 and integers"
+    if quant.residual % 16 or segment.scale_vector * 2 < 4:
+        return f"{quant.residual} of them a group: no whole tiles"
+    return "with a last group of dims that is short" if segment.size % 32 else ""
+
+
+def scale_use(segment: Segment, role: str, columns: int = 0) -> str:
+    """ScaleUse of device/attention/tile_scales.cuh, or "given": how a kernel of that many columns applies scales; empty where it
+    cannot. 0 columns: one whose sums of products have nothing but a scale a token."""
     scales, quant = segment.scales, segment.quant
     if scales is None or quant is None:
         return "none"
+    if quant.residual:
+        return "key_channels" if role == "key" and not _waiting_hindrance(segment) else ""
     if scales.array:
         return "" if scales.zero else "given"
-    if scales.groups == 1 and not scales.zero and not segment.global_scale:
+    if not segment.global_scale and quant.recipe != "max" and _of_sums(segment, role, columns):
         return "token"
     # A register has the codes of one group. e4m3 scales times e2m1 codes are exact in f16, f16 scales round once; but e2m1 is
     # widened to fractions of 2^14, which f16 scales would make subnormal.
@@ -176,17 +205,81 @@ def scale_use(segment: Segment, role: str) -> str:
     return f"{role}_groups"
 
 
+def _of_sums(segment: Segment, role: str, columns: int) -> bool:
+    """Whether computed scales, and zero points, multiply sums of products in place of elements: where that takes fewer
+    instructions, and sums of all groups have room in registers."""
+    scales, bits = segment.scales, segment.region.dtype.bits
+    assert scales is not None
+    if scales.groups == 1 and not (scales.zero and columns == 0):
+        return integer_codes(segment) or not scales.zero
+    if columns == 0:
+        return False
+    # Elements of other codes may be NaN or infinity. A sum is of dims that a product takes together: those of 16 bytes.
+    tiles = -(-columns // 8)
+    if not integer_codes(segment) or scales.block[2] * bits % 128 or scales.groups * tiles > MOST_SUMS[role]:
+        return False
+    # Instructions of a lane and 32 tokens, of which it has 4, and of each tile of 8 columns two.
+    numbers = scales.groups * (1 + scales.zero)
+    if role == "key":
+        sums = 8 * numbers * tiles + 4 * numbers  # a multiplication and an addition a score; conversions to f32
+    else:
+        # Exponent, exponential, scale, largest, half a packing, and with zero points the way back and an addition; conversions.
+        sums = 8 * (scales.groups - 1) * 5 * tiles + 8 * scales.groups * 2 * scales.zero * tiles + 4 * numbers
+    elements = segment.size // 2  # multiplications, of two elements each
+    widened = elements if bits == 8 else elements * 3 // 4  # what codes are converted by that could stay integers
+    return sums <= elements + widened + 2 * 4 * numbers  # expanded, and read again
+
+
+def integer_codes(segment: Segment) -> bool:
+    """Whether a segment has integer codes."""
+    return segment.quant is not None and segment.quant.codes.name in ("i8", "u8", "i4", "u4")
+
+
+def from_zero(segment: Segment, role: str, columns: int) -> bool:
+    """Whether products take integer codes moved up to begin at zero (FromZero of device/attention/fragments.cuh)."""
+    return integer_codes(segment) and scale_use(segment, role, columns) in ("token", "given")
+
+
+def sum_groups(segment: Segment, role: str, columns: int) -> int:
+    """Groups of dims whose products have sums of their own."""
+    scales = segment.scales
+    return scales.groups if scales is not None and scale_use(segment, role, columns) == "token" else 1
+
+
+def _query_sums(k: Segment, columns: int) -> int:
+    """Sums of a column of q that bring K's codes back: one a group; none where codes are unsigned and have no zero points."""
+    if k.quant is None or not from_zero(k, "key", columns):
+        return 0
+    zero = k.scales is not None and k.scales.zero
+    return sum_groups(k, "key", columns) if zero or k.quant.codes.name.startswith("i") else 0
+
+
 def has_tables(segment: Segment, role: str) -> bool:
     """Whether a group's scale becomes a table of what codes are below it (device/attention/fp4_tables.cuh)."""
     quant = segment.quant
     return quant is not None and quant.recipe == "max" and scale_use(segment, role).endswith("_groups")
 
 
+def direct_scales(segment: Segment, role: str, heads: int) -> bool:
+    """Whether scales of groups are converted as products take them: e4m3, two groups in 16 bytes of codes, four in a copied word
+    (GroupBytes of device/attention/tile_scales.cuh)."""
+    scales = segment.scales
+    if scales is None or not scale_use(segment, role).endswith("_groups") or has_tables(segment, role) or scales.zero:
+        return False
+    whole = scales.dtype.name == "e4m3" and scales.groups % 4 == 0 and segment.size == scales.groups * scales.block[2]
+    return (
+        whole
+        and scales.block[2] * segment.region.dtype.bits == 64
+        and scale_run(segment, role, heads) % 4 == 0
+        and scale_run(segment, role, heads) > 0
+    )
+
+
 def _room(v: Segment, rows: int, asks: bool) -> int:
     """Registers that sums may take: fewer where columns may have to be multiplied one by one, or weights carry scales."""
     if rows == 1 and not asks:
         return OUT_REGISTERS
-    return OUT_REGISTERS // 2 if scale_use(v, "value") == "token" else OUT_REGISTERS * 3 // 4
+    return OUT_REGISTERS // 2 if scale_use(v, "value", 8) == "token" else OUT_REGISTERS * 3 // 4
 
 
 def row_bytes(segment: Segment) -> int:
@@ -210,7 +303,7 @@ def heads_together(cache: Cache) -> int:
         s.block[1] == 1 and s.region is not None and s.region.stride_of("head") == s.groups * (1 + s.zero)
         for s in scales
     )
-    runs = run_of(cache, 16) > 0
+    runs = run_of(cache, 16) > 0 and not any(s.quant is not None and s.quant.residual for s in segments)
     return MOST_HEADS if scales and beside and runs and cache.kv_heads % MOST_HEADS == 0 else 1
 
 
@@ -218,18 +311,19 @@ def issue_slots(cache: Cache, n_tiles: int) -> float:
     """The part of one sub-core's issue slots that tokens take which come at the bandwidth of its multiprocessor, estimated: what
     they would take if all warps lay on that sub-core. By warp instructions of a token and kv head."""
     segments = [parts[0] for parts in cache.storage.roles.values()]
+    uses = [scale_use(s, role, 8 * n_tiles) for s, role in zip(segments, ("key", "value"), strict=True)]
     nbytes, dims = sum(map(row_bytes, segments)), sum(s.size for s in segments)
-    tile = 160 / 32  # waiting, page ids, addresses: of 32 tokens
+    tile = 80 / 32  # waiting, page ids, addresses: of 32 tokens
     access = 2 * nbytes / 512  # a copy and an ldmatrix of 512 bytes
     places = 0 if run_of(cache, 16) else 5 * nbytes / 512  # an address a row, by shuffles
-    softmax = n_tiles * 2.5  # ten for each of a lane's scores, of which a token and 8 columns have a quarter
     products = n_tiles * dims / 256  # of 16 tokens and 16 dims
+    # Ten for each of a lane's scores, of which a token and 8 columns have a quarter; six for its scale.
+    softmax = n_tiles * (2.5 + 1.5 * uses.count("token"))
     # Registers of two elements are 64 of a token's to a warp: of codes each is widened, of groups of dims scaled too.
-    uses = [scale_use(s, role) for s, role in zip(segments, ("key", "value"), strict=True)]
-    widen = (
-        sum((s.quant is not None) + use.endswith("_groups") for s, use in zip(segments, uses, strict=True)) * dims / 128
+    widened = sum(
+        (s.quant is not None) + use.endswith(("_groups", "_channels")) for s, use in zip(segments, uses, strict=True)
     )
-    return (tile + access + places + softmax + products + widen) / (nbytes / REACHABLE)
+    return (tile + access + places + products + softmax + widened * dims / 128) / (nbytes / REACHABLE)
 
 
 @dataclass(frozen=True)
@@ -303,15 +397,20 @@ def shape(kernels: KernelSet, rows: int, asks: bool = False) -> Shape | None:
     steps = -(-row_bytes(k) // 32) * (16 // k.region.dtype.bits)
     plain = k.quant is None and v.quant is None
     together = heads_together(kernels.kv) if team_warps * tiles == 1 else 1
+    columns = rows * kernels.group
 
     def of(tokens: int, heads: int, teams: int) -> tuple[int, int, int]:
         cols = 8 * n_tiles * team_warps * heads
-        query = steps * cols // 8 * 256 + 4 * cols * (not plain)
+        query = steps * cols // 8 * 256 + 4 * cols * ((not plain) + _query_sums(k, columns))
         copied = sum(copied_scale_bytes(x, role, tokens, heads) for x, role in ((k, "key"), (v, "value")))
         # Results of the teams, or what the merge of chunks needs.
         merged = 4 * cols * max(teams * (v.size + 4 + 2), 32 + 2)
         # A tile of each team has its scales as products read them.
-        expanded = heads * sum(expanded_scale_bytes(x, role, tokens) for x, role in ((k, "key"), (v, "value")))
+        expanded = heads * sum(
+            expanded_scale_bytes(x, role, tokens, columns)
+            for x, role in ((k, "key"), (v, "value"))
+            if not direct_scales(x, role, heads)
+        )
         k_pitch, v_pitch = row_pitch(heads * row_bytes(k)), row_pitch(heads * row_bytes(v))
         # Scales begin where the last row ends.
         gap = (v_pitch - heads * row_bytes(v)) // 16 * 16 if copied else 0
@@ -323,6 +422,8 @@ def shape(kernels: KernelSet, rows: int, asks: bool = False) -> Shape | None:
     ):
         if tokens > 16 and 4 * dims * n_tiles > LONG_REGISTERS:
             continue
+        if k.quant is not None and k.quant.residual and k.quant.residual % tokens:
+            continue  # a tile's tokens share K's scales
         heads = min(together, warps)
         teams = warps // heads
         stage, merged, held = of(tokens, heads, teams)
@@ -362,11 +463,13 @@ def scale_run(segment: Segment, role: str, heads: int = 1) -> int:
     leave unaligned. 0 where the 4-byte word that holds one may reach past its page's scales.
     """
     scales = segment.scales
-    if scales is None or scales.region is None or scale_use(segment, role) in ("none", "given"):
+    if scales is None or scales.region is None or scale_use(segment, role) in ("none", "given", "key_channels"):
         return 1
     region, size = scales.region, scales.dtype.bytes
     own = scales.groups * (1 + scales.zero)
-    aligned, beside = math.gcd(own, segment.scale_vector), _beside(region, heads * own, heads)
+    aligned, beside = math.gcd(own, segment.scale_vector), _beside(region, own, 1)
+    if beside * size < 4:  # no more than a word: a wider copy would ask more of where pools begin than one head's does
+        beside = math.gcd(_beside(region, heads * own, heads), 4 // size)
     if aligned * size >= 4 or beside * size >= 4:
         return aligned if aligned * size >= 4 else beside
     # Where the number of tokens is known only at run time their rows lie one after another.
@@ -395,13 +498,15 @@ def copied_scale_bytes(segment: Segment, role: str, tokens: int, heads: int = 1)
     use, scales = scale_use(segment, role), segment.scales
     if scales is None or use in ("none", "given"):
         return 0
+    if use == "key_channels":
+        return segment.size * (1 + scales.zero) * scales.dtype.bytes
     run = max(scale_run(segment, role, heads), 1)
     return tokens * heads * scales.groups * (1 + scales.zero) // run * max(4, run * scales.dtype.bytes)
 
 
-def expanded_scale_bytes(segment: Segment, role: str, tokens: int) -> int:
+def expanded_scale_bytes(segment: Segment, role: str, tokens: int, columns: int = 0) -> int:
     """The same as products read them, where they are of groups of dims: TileScales::kExpandedBytes."""
-    use, scales = scale_use(segment, role), segment.scales
+    use, scales = scale_use(segment, role, columns), segment.scales
     if scales is None or not use.endswith("_groups"):
         return 0
     if has_tables(segment, role):
@@ -415,12 +520,14 @@ def tensor_context(kernels: KernelSet, d: Attended, scale: float, s: Shape) -> T
     k, v = lower(cache).segments
     storage_k, storage_v = (parts[0] for parts in cache.storage.roles.values())
     held = 2 * -(-k.size // 16) * s.n_tiles <= QUERY_REGISTERS and 4 * -(-v.size // 16) * s.n_tiles <= 96
-    k_use, v_use = scale_use(storage_k, "key"), scale_use(storage_v, "value")
+    columns = d.rows * d.group
+    k_use, v_use = scale_use(storage_k, "key", columns), scale_use(storage_v, "value", columns)
+    k_direct, v_direct = (direct_scales(x, role, s.heads) for x, role in ((storage_k, "key"), (storage_v, "value")))
     return TensorContext(
         d=d,
         k=k,
         v=v,
-        columns=d.rows * d.group,
+        columns=columns,
         cols=s.cols,
         n_tiles=s.n_tiles,
         team_warps=s.team_warps,
@@ -446,15 +553,23 @@ def tensor_context(kernels: KernelSet, d: Attended, scale: float, s: Shape) -> T
         v_step=step_bytes(storage_v),
         run=run_of(cache, s.tokens),
         scales=bool({k_use, v_use} - {"none", "given"}),
-        expands=any(use.endswith("_groups") for use in (k_use, v_use)),
+        expands=any(use.endswith("_groups") and not own for use, own in ((k_use, k_direct), (v_use, v_direct))),
         scales_anywhere=not all(
             _scales_aligned(x, role, s.heads) for x, role in ((storage_k, "key"), (storage_v, "value"))
         ),
         tables=has_tables(storage_k, "key") or has_tables(storage_v, "value"),
+        k_direct=k_direct,
+        v_direct=v_direct,
         k_tables=has_tables(storage_k, "key"),
         v_tables=has_tables(storage_v, "value"),
         k_use="none" if k_use == "given" else k_use,
         v_use="none" if v_use == "given" else v_use,
+        k_moved=from_zero(storage_k, "key", columns),
+        v_moved=from_zero(storage_v, "value", columns),
+        k_groups=sum_groups(storage_k, "key", columns),
+        v_groups=sum_groups(storage_v, "value", columns),
+        k_sums=bool(_query_sums(storage_k, columns)),
+        k_zero=storage_k.scales is not None and storage_k.scales.zero,
         k_scale_run=scale_run(storage_k, "key", s.heads),
         v_scale_run=scale_run(storage_v, "value", s.heads),
         k_given=k_use == "given",

@@ -63,6 +63,14 @@ __device__ __forceinline__ uint32_t multiply_halves(uint32_t a, uint32_t b) {
   asm("mul.f16x2 %0, %1, %2;" : "=r"(out) : "r"(a), "r"(b));
   return out;
 }
+// Both times half kHalf of b.
+template <uint32_t kHalf>
+__device__ __forceinline__ uint32_t multiply_by_half(uint32_t a, uint32_t b) {
+  uint32_t out;
+  if constexpr (kHalf == 0) asm("{ .reg .b16 l, h; .reg .b32 t; mov.b32 {l, h}, %2; mov.b32 t, {l, l}; mul.f16x2 %0, %1, t; }" : "=r"(out) : "r"(a), "r"(b));
+  else asm("{ .reg .b16 l, h; .reg .b32 t; mov.b32 {l, h}, %2; mov.b32 t, {h, h}; mul.f16x2 %0, %1, t; }" : "=r"(out) : "r"(a), "r"(b));
+  return out;
+}
 __device__ __forceinline__ uint32_t multiply_add_halves(uint32_t a, uint32_t b, uint32_t c) {
   uint32_t out;
   asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(out) : "r"(a), "r"(b), "r"(c));
@@ -146,6 +154,55 @@ template <>
 constexpr uint32_t kPerElement<e2m1x2_products> = 2;
 template <>
 constexpr float kFragmentFactor<e2m1x2_products> = kFragmentFactor<e4m3>;
+// Integer codes moved up to begin at zero, as the multiples of 2^-24 that f16 has them for without an instruction: an f16 below 2^-13 is
+// its bits times 2^-24. The second one of a pair of 4-bit codes is 16 times as much. Sums of products are to be moved back.
+template <typename E>
+struct FromZero {
+  uint8_t bits;
+};
+template <typename E>
+constexpr uint32_t kPerElement<FromZero<E>> = kPerElement<E>;
+template <typename E>
+constexpr float kFragmentFactor<FromZero<E>> = 16777216.0f / (kPerElement<E> == 2 ? 16.0f : 1.0f);
+template <typename E>
+constexpr bool kBeginsAtZero = false;
+template <typename E>
+constexpr bool kBeginsAtZero<FromZero<E>> = true;
+// By how much codes are moved up.
+template <typename E>
+constexpr float kMovedUp = 0.0f;
+template <>
+constexpr float kMovedUp<FromZero<int8_t>> = 128.0f;
+template <>
+constexpr float kMovedUp<FromZero<i4x2>> = 8.0f;
+// What code `dim` of a row is to be multiplied by so that all of them have that one factor.
+template <typename E>
+__device__ __forceinline__ constexpr float even_out(uint32_t dim) {
+  return kBeginsAtZero<E> && kPerElement<E> == 2 && dim % 2 == 0 ? 16.0f : 1.0f;
+}
+
+// (bits & mask) ^ flip
+__device__ __forceinline__ uint32_t flipped(uint32_t bits, uint32_t mask, uint32_t flip) {
+  uint32_t out;
+  asm("lop3.b32 %0, %1, %2, %3, 0x6a;" : "=r"(out) : "r"(bits), "r"(mask), "r"(flip));
+  return out;
+}
+template <bool Together, typename E>
+__device__ __forceinline__ void widen(FromZero<E>, uint32_t (&out)[2 * kPerElement<E>], uint32_t word) {
+  static_assert(!Together);
+  if constexpr (kPerElement<E> == 1) {
+    constexpr uint32_t kFlip = kMovedUp<FromZero<E>> > 0.0f ? 0x00800080u : 0;
+    out[0] = flipped(word, 0x00ff00ffu, kFlip);
+    out[1] = permute(word, 0, 0x4341) ^ kFlip;
+  } else {
+    constexpr uint32_t kFlip = kMovedUp<FromZero<E>> > 0.0f ? 0x00080008u : 0;
+#pragma unroll
+    for (uint32_t i = 0; i < 2; ++i) {
+      out[2 * i] = flipped(word >> 8 * i, 0x000f000fu, kFlip);
+      out[2 * i + 1] = flipped(word >> 8 * i, 0x00f000f0u, kFlip << 4);
+    }
+  }
+}
 
 // Where neighbours are cheaper to have together, or as cheap: a lane's elements of Q lie together then.
 template <typename E>
@@ -154,6 +211,8 @@ template <>
 constexpr bool kNeighbours<e2m1x2> = KVGEN_HAS_E2M1;
 template <>
 constexpr bool kNeighbours<e2m1x2_products> = true;
+template <typename E>
+constexpr bool kNeighbours<FromZero<E>> = false;
 
 // ---- Fragments
 

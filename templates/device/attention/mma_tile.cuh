@@ -13,46 +13,75 @@
 #include "columns.cuh"
 #include "fragments.cuh"
 
-// What a segment's fragments are made of: its elements, but of MAX's nvfp4 what tables make of them.
-template <typename S, bool = S::kRecipe == Recipe::nvfp4_max>
+// What a segment's fragments are made of: its elements, or integers moved up (KeyCode and ValueCode of `Tile`), but of MAX's nvfp4 what
+// tables make of them.
+template <typename S, typename Code, bool = S::kRecipe == Recipe::nvfp4_max>
 struct FragmentsOf {
-  using Element = typename S::Element;
+  using Element = Code;
 };
-template <typename S>
-struct FragmentsOf<S, true> {
+template <typename S, typename Code>
+struct FragmentsOf<S, Code, true> {
   using Element = e2m1x2_products;
 };
 
 // What follows from a tile's numbers: 32-byte blocks of a row, steps of 16 dims of K, tiles of 16 dims of V.
 template <typename Tile>
 struct TileShape {
-  using Keys = KeyFragments<typename FragmentsOf<typename Tile::K>::Element>;
-  using Values = ValueFragments<typename FragmentsOf<typename Tile::V>::Element>;
+  using Keys = KeyFragments<typename FragmentsOf<typename Tile::K, typename Tile::KeyCode>::Element>;
+  using Values = ValueFragments<typename FragmentsOf<typename Tile::V, typename Tile::ValueCode>::Element>;
   static constexpr uint32_t kM = Tile::kTokens / 16;
   static constexpr uint32_t kKeyBlocks = (Tile::kKeyBytes + 31) / 32, kValueBlocks = (Tile::kValueBytes + 31) / 32;
   static constexpr uint32_t kKeySteps = kKeyBlocks * Keys::kSteps, kValueTiles = kValueBlocks * Values::kTiles;
   static constexpr uint32_t kPairs = kKeySteps * 8;  // of neighbouring elements of a column of q: step * 8 + register * 4 + lane % 4
   using Query = uint32_t[kKeySteps][Tile::kN * Tile::kTeamWarps][32][2];  // Q's operands in shared memory: step, 8 columns, lane, register
   static constexpr uint32_t kValuesAt = Tile::kTokens * Tile::kKeyPitch;  // where V begins in a stage
+  // The group of dims of a step of K, of a tile of V.
+  __device__ static constexpr uint32_t key_group(uint32_t step) {
+    return Tile::kKeyGroups == 1 ? 0 : (step / Keys::kSteps * Keys::kDims + step % Keys::kSteps / Keys::kHalfSteps * Keys::kHalfDims) / Tile::K::kBlockDims;
+  }
+  __device__ static constexpr uint32_t value_group(uint32_t tile) {
+    return Tile::kValueGroups == 1 ? 0 : (tile / Values::kTiles * Values::kDims + tile % Values::kTiles / Values::kHalfTiles * Values::kHalfDims) / Tile::V::kBlockDims;
+  }
+  // How codes of V that were moved up, or have zero points, come back: sums of weights, or of weights times zero points.
+  static constexpr bool kValueZeros = kBeginsAtZero<typename Tile::ValueCode> && Tile::V::kZero;
+  static constexpr bool kValuesMoved = !kValueZeros && kMovedUp<typename Tile::ValueCode> > 0.0f;
 };
 
 // What a warp keeps of its columns: the running maximum and sum of each (base 2), and the sums of V.
 template <typename Tile>
 struct WarpSums {
-  float out[TileShape<Tile>::kValueTiles][Tile::kN][4] = {}, row_max[Tile::kN][2], row_sum[Tile::kN][2] = {};
+  using Shape = TileShape<Tile>;
+  float out[Shape::kValueTiles][Tile::kN][4] = {}, row_max[Tile::kN][2], row_sum[Tile::kN][2] = {};
+  float ceiling[Tile::kN][2];  // products above which row_max rises
+  // What V's codes come back by: a fragment whose rows are equal, or the lane's part.
+  static constexpr uint32_t kBack = Shape::kValuesMoved ? 4 : Shape::kValueZeros ? 2 : 0;
+  float back[Tile::kValueGroups][Tile::kN][kBack + (kBack == 0)] = {};
 
   __device__ __forceinline__ WarpSums() {
 #pragma unroll
     for (uint32_t n = 0; n < Tile::kN; ++n)
 #pragma unroll
-      for (uint32_t e = 0; e < 2; ++e) row_max[n][e] = -infinity();
+      for (uint32_t e = 0; e < 2; ++e) {
+        row_max[n][e] = lowest();
+        ceiling[n][e] = -infinity();
+      }
   }
+  // f32's lowest number, what row_max begins at: what is above it has a difference to it.
+  __device__ static __forceinline__ float lowest() { return __uint_as_float(0xff7fffffu); }
+
   __device__ __forceinline__ void rescale_out(uint32_t n, uint32_t e, float factor) {
 #pragma unroll
-    for (uint32_t t = 0; t < TileShape<Tile>::kValueTiles; ++t) {
+    for (uint32_t g = 0; g < Tile::kValueGroups; ++g) rescale_group(g, n, e, factor);
+  }
+  __device__ __forceinline__ void rescale_group(uint32_t g, uint32_t n, uint32_t e, float factor) {
+#pragma unroll
+    for (uint32_t t = 0; t < Shape::kValueTiles; ++t) {
+      if (Shape::value_group(t) != g) continue;
       out[t][n][e] *= factor;
       out[t][n][2 + e] *= factor;
     }
+#pragma unroll
+    for (uint32_t i = e; i < kBack; i += 2) back[g][n][i] *= factor;
   }
 };
 
@@ -147,10 +176,50 @@ struct QueryColumn {
     for (uint32_t n = 0; n < kEach; ++n) {
       const uint32_t pair = n * 32 + threadIdx.x % 32;
       if (!has(n)) continue;
-      Vec<typename Keys::Operand, 2> both;
-      pack_pair(both.e, x[n][0], x[n][1]);
+      const Vec<typename Keys::Operand, 2> both = operands(n);
       query[pair / 8][col / 8][col % 8 * 4 + pair % 4][pair / 4 % 2] = *(const uint32_t*)&both;
     }
+  }
+
+  // Sums of what was stored, each group of dims, in units of a code moved up by one, negative: to sums[group], by lane 0.
+  __device__ __forceinline__ void store_sums(float (&sums)[Tile::kKeyGroups]) const {
+#pragma unroll
+    for (uint32_t g = 0; g < Tile::kKeyGroups; ++g) {
+      float sum = 0.0f;
+#pragma unroll
+      for (uint32_t n = 0; n < kEach; ++n)
+#pragma unroll
+        for (uint32_t e = 0; e < 2; ++e)
+          if (has(n) && Shape::key_group((n * 32 + threadIdx.x % 32) / 8) == g) sum -= to_f32(operands(n).e[e]) / (Keys::kFactor * even_out<typename Tile::KeyCode>(dim(n, e)));
+#pragma unroll
+      for (uint32_t step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(~0u, sum, step);
+      if (threadIdx.x % 32 == 0) sums[g] = sum;
+    }
+  }
+
+ private:
+  __device__ __forceinline__ Vec<typename Keys::Operand, 2> operands(uint32_t n) const {
+    using Code = typename Tile::KeyCode;
+    Vec<typename Keys::Operand, 2> both;
+    pack_pair(both.e, x[n][0] * even_out<Code>(dim(n, 0)), x[n][1] * even_out<Code>(dim(n, 1)));
+    return both;
+  }
+};
+
+struct NoQuerySums {};
+
+// What the warp's columns, which begin at `first`, have of those sums: the lane's, of columns 8n + 2j + e.
+template <typename Tile>
+struct QuerySums {
+  float e[Tile::kKeyGroups][Tile::kN][2];
+
+  __device__ __forceinline__ QuerySums(const float (*sums)[Tile::kKeyGroups], uint32_t first) {
+#pragma unroll
+    for (uint32_t g = 0; g < Tile::kKeyGroups; ++g)
+#pragma unroll
+      for (uint32_t n = 0; n < Tile::kN; ++n)
+#pragma unroll
+        for (uint32_t i = 0; i < 2; ++i) e[g][n][i] = sums[first + 8 * n + 2 * (threadIdx.x % 4) + i][g];
   }
 };
 
@@ -227,6 +296,56 @@ struct KeyGroupScales {
   }
 };
 
+// Fragments of K times scales of groups of half as many dims as 16 bytes of codes have, out of their stage.
+template <typename Tile, typename Bytes>
+struct KeyByteScales {
+  using Keys = typename TileShape<Tile>::Keys;
+  uint32_t e[TileShape<Tile>::kM][2][Bytes::kHalves / 2];  // of rows g and g + 8: two halves of blocks each
+
+  __device__ __forceinline__ KeyByteScales(const uint8_t* stage, uint32_t own) {
+    const uint32_t g = threadIdx.x % 32 / 4, selector = threadIdx.x % 4 < 2 ? 0x6420 : 0x7531;
+#pragma unroll
+    for (uint32_t m = 0; m < TileShape<Tile>::kM; ++m)
+#pragma unroll
+      for (uint32_t row = 0; row < 2; ++row) {
+        const auto words = Bytes::of(stage, own, 16 * m + g + 8 * row);
+#pragma unroll
+        for (uint32_t i = 0; i < Bytes::kHalves; i += 4) {
+          uint32_t pairs[2];
+          Bytes::halves(pairs, permute(words.e[i / 2], i + 2 < Bytes::kHalves ? words.e[i / 2 + 1] : 0, selector));
+          e[m][row][i / 2] = pairs[0];
+          if (i + 2 < Bytes::kHalves) e[m][row][i / 2 + 1] = pairs[1];
+        }
+      }
+  }
+  __device__ __forceinline__ void operator()(uint32_t (&a)[Keys::kSteps][4], uint32_t block, uint32_t m) const {
+#pragma unroll
+    for (uint32_t r = 0; r < 4; ++r)
+#pragma unroll
+      for (uint32_t step = 0; step < Keys::kSteps; ++step) {
+        const uint32_t both = e[m][r % 2][block];
+        a[step][r] = step < Keys::kHalfSteps ? multiply_by_half<0>(a[step][r], both) : multiply_by_half<1>(a[step][r], both);
+      }
+  }
+};
+
+// Products of each group of dims: fragments as scores are.
+template <typename Tile>
+using GroupProducts = float[Tile::kKeyGroups][TileShape<Tile>::kM][Tile::kN][4];
+
+// Where products begin whose codes were moved up by as much each.
+template <typename Tile>
+__device__ __forceinline__ void move_back(GroupProducts<Tile>& products, const QuerySums<Tile>& query_sums) {
+#pragma unroll
+  for (uint32_t g = 0; g < Tile::kKeyGroups; ++g)
+#pragma unroll
+    for (uint32_t m = 0; m < TileShape<Tile>::kM; ++m)
+#pragma unroll
+      for (uint32_t n = 0; n < Tile::kN; ++n)
+#pragma unroll
+        for (uint32_t r = 0; r < 4; ++r) products[g][m][n][r] = kMovedUp<typename Tile::KeyCode> * query_sums.e[g][n][r % 2];
+}
+
 // Block `block` of K of tokens 16m to 16m + 15, which begins at `at` in shared memory.
 template <typename Tile, typename GroupScales>
 __device__ __forceinline__ void load_keys(uint32_t (&a)[TileShape<Tile>::Keys::kSteps][4], uint32_t at, uint32_t block, uint32_t m, const GroupScales& scale) {
@@ -236,16 +355,16 @@ __device__ __forceinline__ void load_keys(uint32_t (&a)[TileShape<Tile>::Keys::k
   scale(a, block, m);
 }
 
-// Products of the tile's K, which begins at `stage` in shared memory, with the warp's columns of Q.
+// Adds the products of the tile's K, which begins at `stage` in shared memory, with the warp's columns of Q.
 template <typename Tile, typename Query, typename GroupScales = NoGroupScales>
-__device__ __forceinline__ void multiply_qk(Scores<Tile>& s, uint32_t stage, Query& query, const GroupScales& scale = {}) {
+__device__ __forceinline__ void multiply_qk(GroupProducts<Tile>& products, uint32_t stage, Query& query, const GroupScales& scale = {}) {
   using Shape = TileShape<Tile>;
   using Keys = typename Shape::Keys;
-  // Products that add to one sum wait for each other: where there are fewer than 4 sums they are two.
-  constexpr uint32_t kChains = Shape::kM * Tile::kN < 4 ? 2 : 1;
+  // Products that add to one sum wait for each other: where there are fewer than 4 sums, and no codes to widen meanwhile, they are two.
+  constexpr uint32_t kChains = Shape::kM * Tile::kN < 4 && kPlain<typename Tile::KeyCode> ? 2 : 1;
   const uint32_t keys = stage + Keys::offset(threadIdx.x % 32, Tile::kKeyPitch);
-  float chains[kChains][Shape::kM][Tile::kN][4] = {};
-#pragma unroll Query::kUnroll
+  float others[Shape::kM][Tile::kN][4] = {};
+#pragma unroll (Tile::kKeyGroups > 1 ? Shape::kKeyBlocks : Query::kUnroll)
   for (uint32_t block = 0; block < Shape::kKeyBlocks; ++block) {
 #pragma unroll
     for (uint32_t m = 0; m < Shape::kM; ++m) {
@@ -253,34 +372,60 @@ __device__ __forceinline__ void multiply_qk(Scores<Tile>& s, uint32_t stage, Que
       load_keys<Tile>(a, keys + m * 16 * Tile::kKeyPitch + block * 32, block, m, scale);
       if (m == 0) query.load(block);
 #pragma unroll
-      for (uint32_t step = 0; step < Keys::kSteps; ++step)
+      for (uint32_t i = 0; i < Keys::kSteps; ++i) {
+        const uint32_t step = block * Keys::kSteps + i;
 #pragma unroll
         for (uint32_t n = 0; n < Tile::kN; ++n)
-          multiply_add<typename Keys::Operand>(chains[(block * Keys::kSteps + step) % kChains][m][n], a[step], query.at(block, step, n));
+          multiply_add<typename Keys::Operand>(step % kChains == 1 ? others[m][n] : products[Shape::key_group(step)][m][n], a[i], query.at(block, i, n));
+      }
     }
   }
+  if constexpr (kChains == 2) {
 #pragma unroll
-  for (uint32_t m = 0; m < Shape::kM; ++m)
+    for (uint32_t m = 0; m < Shape::kM; ++m)
 #pragma unroll
-    for (uint32_t n = 0; n < Tile::kN; ++n)
+      for (uint32_t n = 0; n < Tile::kN; ++n)
 #pragma unroll
-      for (uint32_t r = 0; r < 4; ++r) s.e[m][n][r] = kChains == 1 ? chains[0][m][n][r] : chains[0][m][n][r] + chains[kChains - 1][m][n][r];
+        for (uint32_t r = 0; r < 4; ++r) products[0][m][n][r] += others[m][n][r];
+  }
 }
-
-// Scores times their token's scale of K, k_scales(token of the tile).
-template <typename Tile, typename KeyScales>
-__device__ __forceinline__ void scale_scores(Scores<Tile>& s, const KeyScales& k_scales) {
+// Products of one group as scores.
+template <typename Tile>
+__device__ __forceinline__ void take_products(Scores<Tile>& s, const GroupProducts<Tile>& products) {
 #pragma unroll
   for (uint32_t m = 0; m < TileShape<Tile>::kM; ++m)
 #pragma unroll
-    for (uint32_t half = 0; half < 2; ++half) {
-      const float scale = k_scales(16 * m + threadIdx.x % 32 / 4 + 8 * half);
+    for (uint32_t n = 0; n < Tile::kN; ++n)
 #pragma unroll
-      for (uint32_t n = 0; n < Tile::kN; ++n) {
-        s.e[m][n][2 * half] *= scale;
-        s.e[m][n][2 * half + 1] *= scale;
+      for (uint32_t r = 0; r < 4; ++r) s.e[m][n][r] = products[0][m][n][r];
+}
+template <typename Tile, typename Query, typename GroupScales = NoGroupScales>
+__device__ __forceinline__ void multiply_qk(Scores<Tile>& s, uint32_t stage, Query& query, const GroupScales& scale = {}) {
+  GroupProducts<Tile> products = {};
+  multiply_qk<Tile>(products, stage, query, scale);
+  take_products(s, products);
+}
+
+// The sum of the products of the groups, each less its token's zero point and times its scale of K (LaneScales).
+template <typename Tile, typename Sums, typename KeyScales>
+__device__ __forceinline__ void scale_scores(Scores<Tile>& s, const GroupProducts<Tile>& products, const Sums& query_sums, const KeyScales& k_scales) {
+#pragma unroll
+  for (uint32_t m = 0; m < TileShape<Tile>::kM; ++m)
+#pragma unroll
+    for (uint32_t half = 0; half < 2; ++half)
+#pragma unroll
+      for (uint32_t g = 0; g < Tile::kKeyGroups; ++g) {
+        const float scale = k_scales.scale(g, 2 * m + half);
+#pragma unroll
+        for (uint32_t n = 0; n < Tile::kN; ++n)
+#pragma unroll
+          for (uint32_t e = 0; e < 2; ++e) {
+            float x = products[g][m][n][2 * half + e];
+            if constexpr (Tile::K::kZero) x = __fmaf_rn(k_scales.zero(g, 2 * m + half) + kMovedUp<typename Tile::KeyCode>, query_sums.e[g][n][e], x);
+            float& to = s.e[m][n][2 * half + e];
+            to = g == 0 ? x * scale : __fmaf_rn(x, scale, to);
+          }
       }
-    }
 }
 
 // Products times their column's factor.
@@ -308,9 +453,9 @@ __device__ __forceinline__ void for_each_score(Scores<Tile>& s, const Each& each
 
 // ---- Softmax
 
-// The lane's largest score of each column; whether one passes its column's running maximum by more than Tile::kSlack.
-template <typename Tile, typename Factor>
-__device__ __forceinline__ bool tile_max(float (&high)[Tile::kN][2], const Scores<Tile>& s, const WarpSums<Tile>& sums, const Factor& factor) {
+// The lane's largest product of each column; whether one passes its column's ceiling.
+template <typename Tile>
+__device__ __forceinline__ bool tile_max(float (&high)[Tile::kN][2], const Scores<Tile>& s, const WarpSums<Tile>& sums) {
   bool rises = false;
 #pragma unroll
   for (uint32_t n = 0; n < Tile::kN; ++n)
@@ -319,8 +464,7 @@ __device__ __forceinline__ bool tile_max(float (&high)[Tile::kN][2], const Score
       high[n][e] = s.e[0][n][e];
 #pragma unroll
       for (uint32_t r = 1; r < Tile::kTokens / 8; ++r) high[n][e] = fmaxf(high[n][e], s.e[r / 2][n][r % 2 * 2 + e]);
-      high[n][e] *= factor_of(factor, n, e);
-      rises |= high[n][e] > sums.row_max[n][e] + Tile::kSlack;
+      rises |= high[n][e] > sums.ceiling[n][e];
     }
   return rises;
 }
@@ -332,32 +476,53 @@ __device__ __forceinline__ float column_max(float x) {
   return x;
 }
 
-// Columns whose tile maximum passes the running one by more than Tile::kSlack get it; their sums are rescaled.
-template <typename Tile>
-__device__ __forceinline__ void raise_max(WarpSums<Tile>& sums, float (&high)[Tile::kN][2]) {
+// Makes `high` the column's row_max where it passes the ceiling, which is then Tile::kSlack, base 2, above it. True where it does;
+// `shrink` is what the column's sums are to be multiplied by.
+template <typename Tile, typename Factor>
+__device__ __forceinline__ bool raise_row_max(float& shrink, WarpSums<Tile>& sums, float high, uint32_t n, uint32_t e, const Factor& factor) {
+  high = column_max(high);
+  if (!(high > sums.ceiling[n][e])) return false;
+  const float row_max = high * factor_of(factor, n, e);
+  shrink = exp2_approx(sums.row_max[n][e] - row_max);
+  sums.row_max[n][e] = row_max;
+  sums.row_sum[n][e] *= shrink;
+  sums.ceiling[n][e] = high + Tile::kSlack / factor_of(factor, n, e);
+  return true;
+}
+
+// Columns that pass their ceiling get a new maximum; their sums are rescaled.
+template <typename Tile, typename Factor>
+__device__ __forceinline__ void raise_max(WarpSums<Tile>& sums, const float (&high)[Tile::kN][2], const Factor& factor) {
 #pragma unroll
   for (uint32_t n = 0; n < Tile::kN; ++n)
 #pragma unroll
     for (uint32_t e = 0; e < 2; ++e) {
-      high[n][e] = column_max(high[n][e]);
-      if (!(high[n][e] > sums.row_max[n][e] + Tile::kSlack)) continue;
-      const float shrink = rescale(sums.row_max[n][e], high[n][e]);
-      sums.row_max[n][e] = high[n][e];
-      sums.row_sum[n][e] *= shrink;
-      sums.rescale_out(n, e, shrink);
+      float shrink;
+      if (raise_row_max(shrink, sums, high[n][e], n, e, factor)) sums.rescale_out(n, e, shrink);
     }
 }
 
 // 2^(score - row_max).
 template <typename Tile, typename Factor>
 __device__ __forceinline__ float weight_of(const WarpSums<Tile>& sums, float s, uint32_t n, uint32_t e, const Factor& factor) {
-  const float from = sums.row_max[n][e] == -infinity() ? 0.0f : sums.row_max[n][e];  // no token was seen yet
-  return exp2_approx(s * factor_of(factor, n, e) - from);
+  return exp2_approx(s * factor_of(factor, n, e) - sums.row_max[n][e]);
+}
+
+// Adds the weights of tokens of V to what its codes come back by, as rounded as they are; `p` are those of the lane's columns.
+template <typename Tile>
+__device__ __forceinline__ void add_moved(WarpSums<Tile>& sums, const uint32_t (&weights)[Tile::kValueGroups][Tile::kN][2]) {
+  if constexpr (TileShape<Tile>::kValuesMoved) {
+    const uint32_t ones[4] = {0x3c003c00u, 0x3c003c00u, 0x3c003c00u, 0x3c003c00u};  // 1
+#pragma unroll
+    for (uint32_t g = 0; g < Tile::kValueGroups; ++g)
+#pragma unroll
+      for (uint32_t n = 0; n < Tile::kN; ++n) multiply_add<typename TileShape<Tile>::Values::Operand>(sums.back[g][n], ones, weights[g][n]);
+  }
 }
 
 // Weights of tokens 16m to 16m + 15, added to row_sum in f32 and rounded to operands of V^T P^T.
 template <typename Tile, typename Factor>
-__device__ __forceinline__ void exponentiate(uint32_t (&weights)[Tile::kN][2], WarpSums<Tile>& sums, const Scores<Tile>& s, uint32_t m, const Factor& factor) {
+__device__ __forceinline__ void exponentiate(uint32_t (&weights)[1][Tile::kN][2], WarpSums<Tile>& sums, const Scores<Tile>& s, uint32_t m, const Factor& factor) {
 #pragma unroll
   for (uint32_t n = 0; n < Tile::kN; ++n)
 #pragma unroll
@@ -370,91 +535,155 @@ __device__ __forceinline__ void exponentiate(uint32_t (&weights)[Tile::kN][2], W
       }
       Vec<typename TileShape<Tile>::Values::Operand, 2> both;
       pack_pair(both.e, p[0], p[1]);
-      weights[n][half] = transposed(*(const uint32_t*)&both);
+      weights[0][n][half] = transposed(*(const uint32_t*)&both);
     }
 }
 
 // ---- Weights that carry their token's scale of V
 
-// What weights are relative to: a power of two of each column that none passes by 2^4, so that f16 holds what counts; its inverse.
+// What weights of a group of dims are relative to, in place of row_max, once they carry scales: 2^from, which none passes by more than
+// 2^4, so that f16 holds what counts. unit: 2^(from - row_max). most: what a weight may be, or -1 where f32 may not hold its score's
+// part without the scale: then it is computed the long way.
 template <typename Tile>
-struct ValueUnit {
-  float unit[Tile::kN][2] = {}, inverse[Tile::kN][2] = {};
-};
+struct ValueUnits {
+  float from[Tile::kValueGroups][Tile::kN][2], unit[Tile::kValueGroups][Tile::kN][2] = {}, most[Tile::kValueGroups][Tile::kN][2];
 
-// As raise_max: `out` is relative to the unit, which shrinks with row_max in its place. One below f32's range starts anew.
-template <typename Tile>
-__device__ __forceinline__ void raise_max(WarpSums<Tile>& sums, ValueUnit<Tile>& value, float (&high)[Tile::kN][2]) {
+  __device__ __forceinline__ ValueUnits() {
 #pragma unroll
-  for (uint32_t n = 0; n < Tile::kN; ++n)
-#pragma unroll
-    for (uint32_t e = 0; e < 2; ++e) {
-      high[n][e] = column_max(high[n][e]);
-      if (!(high[n][e] > sums.row_max[n][e] + Tile::kSlack)) continue;
-      const float shrink = rescale(sums.row_max[n][e], high[n][e]);
-      sums.row_max[n][e] = high[n][e];
-      sums.row_sum[n][e] *= shrink;
-      value.unit[n][e] *= shrink;
-      value.inverse[n][e] = value.unit[n][e] < 1e-37f ? 0.0f : 1.0f / value.unit[n][e];
-      if (value.unit[n][e] >= 1e-37f) continue;
-      value.unit[n][e] = 0.0f;
-      sums.rescale_out(n, e, 0.0f);
-    }
-}
-
-// Scores become weights times their token's scale of V, v_scales(token of the tile); row_sum gets the weights alone. kSkipHidden: a weight of 0 stays 0 whatever
-// the scale. The lane's largest of each column; whether one passes its unit.
-template <bool kSkipHidden, typename Tile, typename ValueScales, typename Factor>
-__device__ __forceinline__ bool weigh_by_value_scales(float (&largest)[Tile::kN][2], Scores<Tile>& s, WarpSums<Tile>& sums, const ValueUnit<Tile>& value,
-                                                      const ValueScales& v_scales, const Factor& factor) {
-  bool grows = false;
-#pragma unroll
-  for (uint32_t m = 0; m < TileShape<Tile>::kM; ++m)
-#pragma unroll
-    for (uint32_t half = 0; half < 2; ++half) {
-      const float scale = v_scales(16 * m + threadIdx.x % 32 / 4 + 8 * half);
+    for (uint32_t g = 0; g < Tile::kValueGroups; ++g)
 #pragma unroll
       for (uint32_t n = 0; n < Tile::kN; ++n)
 #pragma unroll
         for (uint32_t e = 0; e < 2; ++e) {
-          const float p = weight_of(sums, s.e[m][n][2 * half + e], n, e, factor), w = kSkipHidden && p == 0.0f ? 0.0f : p * scale;
-          sums.row_sum[n][e] += p;
-          s.e[m][n][2 * half + e] = w;
-          if (m == 0 && half == 0) largest[n][e] = 0.0f;
-          if (fabsf(w) < infinity()) largest[n][e] = fmaxf(largest[n][e], fabsf(w));
-          grows |= largest[n][e] > value.unit[n][e] * 16.0f;
+          from[g][n][e] = WarpSums<Tile>::lowest();
+          most[g][n][e] = 16.0f;
         }
-    }
-  return grows;
-}
+  }
+  // Weights relative to 2^to from now on, and what was summed.
+  __device__ __forceinline__ void move(WarpSums<Tile>& sums, uint32_t g, uint32_t n, uint32_t e, float to) {
+    sums.rescale_group(g, n, e, exp2_approx(from[g][n][e] - to));
+    from[g][n][e] = to;
+  }
+  // Of a new `from` or row_max: not more than 2^100 below row_max, which leaves f32 room for sums.
+  __device__ __forceinline__ void relate(WarpSums<Tile>& sums, uint32_t g, uint32_t n, uint32_t e) {
+    if (from[g][n][e] < sums.row_max[n][e] - 100.0f) move(sums, g, n, e, sums.row_max[n][e] - 100.0f);
+    unit[g][n][e] = exp2_approx(from[g][n][e] - sums.row_max[n][e]);
+    most[g][n][e] = unit[g][n][e] <= 0x1p64f ? 16.0f : -1.0f;
+  }
+};
 
-// Columns whose largest weight passes the unit get a larger one; their sums are rescaled.
-template <typename Tile>
-__device__ __forceinline__ void raise_unit(WarpSums<Tile>& sums, ValueUnit<Tile>& value, float (&largest)[Tile::kN][2]) {
+// As raise_max: `out` is relative to units, which shrink in its place.
+template <typename Tile, typename Factor>
+__device__ __forceinline__ void raise_max(WarpSums<Tile>& sums, ValueUnits<Tile>& value, const float (&high)[Tile::kN][2], const Factor& factor) {
 #pragma unroll
   for (uint32_t n = 0; n < Tile::kN; ++n)
 #pragma unroll
     for (uint32_t e = 0; e < 2; ++e) {
-      largest[n][e] = column_max(largest[n][e]);
-      if (largest[n][e] <= value.unit[n][e] * 16.0f) continue;
-      const float higher = __uint_as_float(max(__float_as_uint(largest[n][e]) & 0x7f800000u, 0x00800000u)), shrink = value.unit[n][e] / higher;
-      value.unit[n][e] = higher;
-      value.inverse[n][e] = 1.0f / higher;
-      sums.rescale_out(n, e, shrink);
+      float shrink;
+      if (!raise_row_max(shrink, sums, high[n][e], n, e, factor)) continue;
+#pragma unroll
+      for (uint32_t g = 0; g < Tile::kValueGroups; ++g) value.relate(sums, g, n, e);
     }
 }
 
-// Weights of tokens 16m to 16m + 15 in units, rounded to operands of V^T P^T.
+// Weights in units, of each group of dims.
 template <typename Tile>
-__device__ __forceinline__ void round_weights(uint32_t (&weights)[Tile::kN][2], const Scores<Tile>& s, const ValueUnit<Tile>& value, uint32_t m) {
+struct ScaledWeights {
+  Scores<Tile> of[Tile::kValueGroups];
+};
+
+// Weights times their token's scale of V (LaneScales), and the lane's sum of the first group's without. kSkipHidden: the weight of a
+// hidden token is 0 whatever the scale. False where one is more than it may be, or no number.
+template <bool kSkipHidden, typename Tile, typename ValueScales, typename Factor>
+__device__ __forceinline__ bool weigh(ScaledWeights<Tile>& weights, float (&sum)[Tile::kN][2], const Scores<Tile>& s, const ValueUnits<Tile>& value,
+                                      const ValueScales& v_scales, const Factor& factor) {
+  bool fit = true;
+#pragma unroll
+  for (uint32_t g = 0; g < Tile::kValueGroups; ++g)
+#pragma unroll
+    for (uint32_t n = 0; n < Tile::kN; ++n)
+#pragma unroll
+      for (uint32_t e = 0; e < 2; ++e) {
+        float largest = 0.0f;
+#pragma unroll
+        for (uint32_t i = 0; i < Tile::kTokens / 8; ++i) {
+          const float p = exp2_approx(__fmaf_rn(s.e[i / 2][n][i % 2 * 2 + e], factor_of(factor, n, e), -value.from[g][n][e]));
+          const float w = kSkipHidden && s.e[i / 2][n][i % 2 * 2 + e] == -infinity() ? 0.0f : p * v_scales.scale(g, i);
+          if (g == 0) sum[n][e] = i == 0 ? p : sum[n][e] + p;
+          weights.of[g].e[i / 2][n][i % 2 * 2 + e] = w;
+          largest = i == 0 ? fabsf(w) : fmaxf(largest, fabsf(w));
+        }
+        fit = fit && largest <= value.most[g][n][e];
+      }
+  return fit;
+}
+
+// The long way, by logarithms: units follow the largest weight that is a number, and row_sum is summed without them.
+template <bool kSkipHidden, typename Tile, typename ValueScales, typename Factor>
+__device__ __forceinline__ void weigh_and_move(ScaledWeights<Tile>& weights, WarpSums<Tile>& sums, const Scores<Tile>& s, ValueUnits<Tile>& value,
+                                               const ValueScales& v_scales, const Factor& factor) {
 #pragma unroll
   for (uint32_t n = 0; n < Tile::kN; ++n)
 #pragma unroll
-    for (uint32_t half = 0; half < 2; ++half) {
-      Vec<typename TileShape<Tile>::Values::Operand, 2> both;
-      pack_pair(both.e, s.e[m][n][2 * half] * value.inverse[n][0], s.e[m][n][2 * half + 1] * value.inverse[n][1]);
-      weights[n][half] = transposed(*(const uint32_t*)&both);
+    for (uint32_t e = 0; e < 2; ++e) {
+      float score[Tile::kTokens / 8];
+#pragma unroll
+      for (uint32_t i = 0; i < Tile::kTokens / 8; ++i) {
+        score[i] = s.e[i / 2][n][i % 2 * 2 + e] * factor_of(factor, n, e);
+        sums.row_sum[n][e] += exp2_approx(score[i] - sums.row_max[n][e]);
+      }
+#pragma unroll
+      for (uint32_t g = 0; g < Tile::kValueGroups; ++g) {
+        float high = -infinity();
+#pragma unroll
+        for (uint32_t i = 0; i < Tile::kTokens / 8; ++i) {
+          const float x = score[i] + log2_approx(fabsf(v_scales.scale(g, i)));
+          if (x < infinity()) high = fmaxf(high, x);
+        }
+        high = column_max(high);
+        if (high > value.from[g][n][e] + 3.0f) value.move(sums, g, n, e, high);
+        if (high > -infinity()) value.relate(sums, g, n, e);
+#pragma unroll
+        for (uint32_t i = 0; i < Tile::kTokens / 8; ++i) {
+          const float scale = v_scales.scale(g, i), w = copysignf(exp2_approx(score[i] + log2_approx(fabsf(scale)) - value.from[g][n][e]), scale);
+          weights.of[g].e[i / 2][n][i % 2 * 2 + e] = kSkipHidden && s.e[i / 2][n][i % 2 * 2 + e] == -infinity() ? 0.0f : w;
+        }
+      }
     }
+}
+
+// What weigh has summed, to row_sum.
+template <typename Tile>
+__device__ __forceinline__ void add_sums(WarpSums<Tile>& sums, const float (&sum)[Tile::kN][2], const ValueUnits<Tile>& value) {
+#pragma unroll
+  for (uint32_t n = 0; n < Tile::kN; ++n)
+#pragma unroll
+    for (uint32_t e = 0; e < 2; ++e) sums.row_sum[n][e] = __fmaf_rn(sum[n][e], value.unit[0][n][e], sums.row_sum[n][e]);
+}
+
+// Weights of tokens 16m to 16m + 15, rounded to operands of V^T P^T; times zero points (LaneScales) they are added to what V's codes
+// come back by.
+template <bool kSkipHidden, typename Tile, typename ValueScales>
+__device__ __forceinline__ void round_weights(uint32_t (&rounded)[Tile::kValueGroups][Tile::kN][2], WarpSums<Tile>& sums, const ScaledWeights<Tile>& weights, const Scores<Tile>& s, uint32_t m,
+                                              const ValueScales& v_scales) {
+#pragma unroll
+  for (uint32_t g = 0; g < Tile::kValueGroups; ++g)
+#pragma unroll
+    for (uint32_t n = 0; n < Tile::kN; ++n)
+#pragma unroll
+      for (uint32_t half = 0; half < 2; ++half) {
+        Vec<typename TileShape<Tile>::Values::Operand, 2> both;
+        pack_pair(both.e, weights.of[g].e[m][n][2 * half], weights.of[g].e[m][n][2 * half + 1]);
+        rounded[g][n][half] = transposed(*(const uint32_t*)&both);
+        if constexpr (TileShape<Tile>::kValueZeros) {
+          const float zero = v_scales.zero(g, 2 * m + half) + kMovedUp<typename Tile::ValueCode>;
+#pragma unroll
+          for (uint32_t e = 0; e < 2; ++e) {
+            const float w = to_f32(both.e[e]);
+            if (!kSkipHidden || s.e[m][n][2 * half + e] != -infinity()) sums.back[g][n][e] = __fmaf_rn(w, zero, sums.back[g][n][e]);
+          }
+        }
+      }
 }
 
 // ---- O^T += V^T P^T
@@ -488,6 +717,32 @@ __device__ __forceinline__ uint32_t values_at(uint32_t stage, uint32_t block, ui
   using Values = typename TileShape<Tile>::Values;
   return stage + TileShape<Tile>::kValuesAt + m * 16 * Tile::kValuePitch + Values::offset(threadIdx.x % 32, Tile::kValuePitch) + block * 32;
 }
+// Fragments of V times such scales.
+template <typename Tile, typename Bytes>
+struct ValueByteScales {
+  using Values = typename TileShape<Tile>::Values;
+  uint32_t e[TileShape<Tile>::kM][2][Bytes::kHalves];  // of tokens 2j and 2j + 1, and of those 8 on: of both tokens, each half of a block
+
+  __device__ __forceinline__ ValueByteScales(const uint8_t* stage, uint32_t own) {
+    const uint32_t j = threadIdx.x % 4, selector = threadIdx.x % 32 < 16 ? 0x6240 : 0x7351;
+#pragma unroll
+    for (uint32_t m = 0; m < TileShape<Tile>::kM; ++m)
+#pragma unroll
+      for (uint32_t late = 0; late < 2; ++late) {
+        const auto first = Bytes::of(stage, own, 16 * m + 2 * j + 8 * late), second = Bytes::of(stage, own, 16 * m + 2 * j + 8 * late + 1);
+#pragma unroll
+        for (uint32_t word = 0; word < Bytes::kWords; ++word)
+          Bytes::halves(*(uint32_t(*)[2])&e[m][late][2 * word], permute(first.e[word], second.e[word], selector));
+      }
+  }
+  __device__ __forceinline__ void operator()(uint32_t (&a)[Values::kTiles][4], uint32_t block, uint32_t m) const {
+#pragma unroll
+    for (uint32_t t = 0; t < Values::kTiles; ++t)
+#pragma unroll
+      for (uint32_t r = 0; r < 4; ++r) a[t][r] = multiply_halves(a[t][r], e[m][r / 2][2 * block + t / Values::kHalfTiles]);
+  }
+};
+
 // Block `block` of V of tokens 16m to 16m + 15, transposed.
 template <typename Tile, typename GroupScales>
 __device__ __forceinline__ void load_values(uint32_t (&a)[TileShape<Tile>::Values::kTiles][4], uint32_t stage, uint32_t block, uint32_t m, const GroupScales& scale) {
@@ -500,7 +755,8 @@ __device__ __forceinline__ void load_values(uint32_t (&a)[TileShape<Tile>::Value
 
 // Adds V of tokens 16m to 16m + 15, out of the tile at `stage`, times their weights.
 template <typename Tile, typename GroupScales = NoGroupScales>
-__device__ __forceinline__ void multiply_pv(WarpSums<Tile>& sums, uint32_t stage, const uint32_t (&weights)[Tile::kN][2], uint32_t m, const GroupScales& scale = {}) {
+__device__ __forceinline__ void multiply_pv(WarpSums<Tile>& sums, uint32_t stage, const uint32_t (&weights)[Tile::kValueGroups][Tile::kN][2], uint32_t m,
+                                            const GroupScales& scale = {}) {
   using Values = typename TileShape<Tile>::Values;
 #pragma unroll
   for (uint32_t block = 0; block < TileShape<Tile>::kValueBlocks; ++block) {
@@ -509,14 +765,19 @@ __device__ __forceinline__ void multiply_pv(WarpSums<Tile>& sums, uint32_t stage
 #pragma unroll
     for (uint32_t t = 0; t < Values::kTiles; ++t)
 #pragma unroll
-      for (uint32_t n = 0; n < Tile::kN; ++n) multiply_add<typename Values::Operand>(sums.out[block * Values::kTiles + t][n], a[t], weights[n]);
+      for (uint32_t n = 0; n < Tile::kN; ++n) {
+        const uint32_t tile = block * Values::kTiles + t;
+        multiply_add<typename Values::Operand>(sums.out[tile][n], a[t], weights[TileShape<Tile>::value_group(tile)][n]);
+      }
   }
+  add_moved(sums, weights);
 }
 
 // Whether the lane's part of V of tokens 16m to 16m + 15 has an infinity or NaN.
 template <typename Tile, typename GroupScales = NoGroupScales>
 __device__ __forceinline__ bool has_special_values(uint32_t stage, uint32_t m, const GroupScales& scale = {}) {
   using Values = typename TileShape<Tile>::Values;
+  if constexpr (kBeginsAtZero<typename Tile::ValueCode>) return false;
   bool special = false;
 #pragma unroll
   for (uint32_t block = 0; block < TileShape<Tile>::kValueBlocks; ++block) {
@@ -531,10 +792,10 @@ __device__ __forceinline__ bool has_special_values(uint32_t stage, uint32_t m, c
 }
 
 // As multiply_pv, column by column, each with the tokens that it sees: a token that one column sees and another does not may hold
-// infinities or NaN, which times a weight of 0 are NaN. Hidden tokens are those whose s is `hidden`.
+// infinities or NaN, which times a weight of 0 are NaN. Hidden tokens are those whose score is -inf.
 template <typename Tile, typename GroupScales = NoGroupScales>
-__device__ __forceinline__ void multiply_pv_by_column(WarpSums<Tile>& sums, uint32_t stage, const uint32_t (&weights)[Tile::kN][2], uint32_t m,
-                                                      const Scores<Tile>& s, float hidden, const GroupScales& scale = {}) {
+__device__ __forceinline__ void multiply_pv_by_column(WarpSums<Tile>& sums, uint32_t stage, const uint32_t (&weights)[1][Tile::kN][2], uint32_t m,
+                                                      const Scores<Tile>& s, const GroupScales& scale = {}) {
   using Values = typename TileShape<Tile>::Values;
   const uint32_t g = threadIdx.x % 32 / 4, j = threadIdx.x % 4;
 #pragma unroll
@@ -542,11 +803,11 @@ __device__ __forceinline__ void multiply_pv_by_column(WarpSums<Tile>& sums, uint
     uint32_t seen[2];  // masks of the pairs of elements of tokens
 #pragma unroll
     for (uint32_t half = 0; half < 2; ++half)
-      seen[half] = transposed((s.e[m][n][2 * half] == hidden ? 0 : 0xffffu) | (s.e[m][n][2 * half + 1] == hidden ? 0 : 0xffff0000u));
+      seen[half] = transposed((s.e[m][n][2 * half] == -infinity() ? 0 : 0xffffu) | (s.e[m][n][2 * half + 1] == -infinity() ? 0 : 0xffff0000u));
 #pragma unroll 1
     for (uint32_t col = 0; col < 8; ++col) {
       const uint32_t early = __shfl_sync(~0u, seen[0], 4 * col + j), late = __shfl_sync(~0u, seen[1], 4 * col + j);
-      const uint32_t weight[2] = {g == col ? weights[n][0] : 0, g == col ? weights[n][1] : 0};
+      const uint32_t weight[2] = {g == col ? weights[0][n][0] : 0, g == col ? weights[0][n][1] : 0};
 #pragma unroll
       for (uint32_t block = 0; block < TileShape<Tile>::kValueBlocks; ++block) {
         uint32_t a[Values::kTiles][4] = {};
@@ -567,13 +828,45 @@ __device__ __forceinline__ void multiply_pv_by_column(WarpSums<Tile>& sums, uint
 
 // ---- Results
 
-// `out` in place of multiples of the unit.
+// `out` in place of multiples of units.
 template <typename Tile>
-__device__ __forceinline__ void apply_unit(WarpSums<Tile>& sums, const ValueUnit<Tile>& value) {
+__device__ __forceinline__ void apply_units(WarpSums<Tile>& sums, const ValueUnits<Tile>& value) {
 #pragma unroll
-  for (uint32_t n = 0; n < Tile::kN; ++n)
+  for (uint32_t g = 0; g < Tile::kValueGroups; ++g)
 #pragma unroll
-    for (uint32_t e = 0; e < 2; ++e) sums.rescale_out(n, e, value.unit[n][e]);
+    for (uint32_t n = 0; n < Tile::kN; ++n)
+#pragma unroll
+      for (uint32_t e = 0; e < 2; ++e) sums.rescale_group(g, n, e, value.unit[g][n][e]);
+}
+
+// `out` of V's codes in place of what they were moved up to.
+template <typename Tile>
+__device__ __forceinline__ void move_back(WarpSums<Tile>& sums) {
+  using Shape = TileShape<Tile>;
+  using Values = typename Shape::Values;
+#pragma unroll
+  for (uint32_t g = 0; g < Tile::kValueGroups; ++g)
+#pragma unroll
+    for (uint32_t n = 0; n < Tile::kN; ++n)
+#pragma unroll
+      for (uint32_t e = 0; e < 2; ++e) {
+        float back = 0.0f;
+        if constexpr (Shape::kValuesMoved) back = kMovedUp<typename Tile::ValueCode> * sums.back[g][n][e];
+        if constexpr (Shape::kValueZeros) {
+          back = sums.back[g][n][e];
+#pragma unroll
+          for (uint32_t step = 4; step < 32; step *= 2) back += __shfl_xor_sync(~0u, back, step);
+        }
+#pragma unroll
+        for (uint32_t t = 0; t < Shape::kValueTiles; ++t) {
+          if (Shape::value_group(t) != g) continue;
+#pragma unroll
+          for (uint32_t half = 0; half < 2; ++half) {
+            const float factor = Values::kFactor * even_out<typename Tile::ValueCode>(Values::value_dim(t % Values::kTiles, 8 * half));
+            sums.out[t][n][2 * half + e] = __fmaf_rn(sums.out[t][n][2 * half + e], factor, -back);
+          }
+        }
+      }
 }
 
 // What sums of products with V's codes are still to be multiplied by: one factor, or a scale of each dim of the head.
@@ -601,7 +894,7 @@ __device__ __forceinline__ void store_team_sums(Merged& merged, uint32_t team, u
       const uint32_t col = first + 8 * n + 2 * j + e;
 #pragma unroll
       for (uint32_t step = 4; step < 32; step *= 2) sums.row_sum[n][e] += __shfl_xor_sync(~0u, sums.row_sum[n][e], step);
-      if (g == 0) merged.max[team][col] = sums.row_max[n][e];
+      if (g == 0) merged.max[team][col] = sums.row_sum[n][e] == 0.0f ? -infinity() : sums.row_max[n][e];  // no token was seen
       if (g == 0) merged.sum[team][col] = sums.row_sum[n][e];
 #pragma unroll
       for (uint32_t t = 0; t < TileShape<Tile>::kValueTiles; ++t)

@@ -168,32 +168,64 @@ __device__ __forceinline__ void clear_special_values(uint8_t* values, uint32_t t
 
 // ---- Results
 
-// each(dim, h, sums) for 8 neighbouring dims of the thread's column h at a time: the four threads of a column exchange what they have.
-template <typename Tile, typename Each>
-__device__ __forceinline__ void for_each_eight(const RowSums<Tile>& sums, const Each& each) {
+// each(dim, h, sums) for 8 neighbouring dims of the thread's column h at a time, of 4 tiles of 8 dims from `first` on: the four threads
+// of a column exchange what they have.
+template <typename Each>
+__device__ __forceinline__ void for_each_eight(const float (&out)[4][4], uint32_t first, const Each& each) {
   const uint32_t j = threadIdx.x % 4;
 #pragma unroll
-  for (uint32_t first = 0; first < Tile::kValueDims / 8; first += 4)
+  for (uint32_t h = 0; h < 2; ++h) {
+    Vec<float, 8> x;  // pairs: of dims 8 (first + i) + 2 j, then of 8 (first + j) + 2 i
 #pragma unroll
-    for (uint32_t h = 0; h < 2; ++h) {
-      Vec<float, 8> x;  // pairs: of dims 8 (first + i) + 2 j, then of 8 (first + j) + 2 i
+    for (uint32_t i = 0; i < 8; ++i) x.e[i] = out[i / 2][2 * h + i % 2];
 #pragma unroll
-      for (uint32_t i = 0; i < 8; ++i) x.e[i] = sums.out[0][first + i / 2][2 * h + i % 2];
+    for (uint32_t step = 1; step < 4; step *= 2)
 #pragma unroll
-      for (uint32_t step = 1; step < 4; step *= 2)
+      for (uint32_t i = 0; i < 4; ++i) {
+        if (i & step) continue;
 #pragma unroll
-        for (uint32_t i = 0; i < 4; ++i) {
-          if (i & step) continue;
-#pragma unroll
-          for (uint32_t e = 0; e < 2; ++e) {
-            float &low = x.e[2 * i + e], &high = x.e[2 * (i + step) + e];
-            const float theirs = __shfl_xor_sync(~0u, j & step ? low : high, step);
-            if (j & step) low = theirs;
-            else high = theirs;
-          }
+        for (uint32_t e = 0; e < 2; ++e) {
+          float &low = x.e[2 * i + e], &high = x.e[2 * (i + step) + e];
+          const float theirs = __shfl_xor_sync(~0u, j & step ? low : high, step);
+          if (j & step) low = theirs;
+          else high = theirs;
         }
-      each(8 * (first + j), h, x);
-    }
+      }
+    each(8 * (first + j), h, x);
+  }
+}
+template <typename Tile, typename Each>
+__device__ __forceinline__ void for_each_eight(const RowSums<Tile>& sums, const Each& each) {
+#pragma unroll
+  for (uint32_t first = 0; first < Tile::kValueDims / 8; first += 4) for_each_eight(*(const float(*)[4][4])sums.out[0][first], first, each);
+}
+
+// Joins `count` partial results (RowPartial), `step` floats apart and in their order: row_max, row_sum, and 4 tiles of 8 dims from `first` on.
+template <typename Parts>
+__device__ __forceinline__ void merge_four(float (&row_max)[2], float (&row_sum)[2], float (&out)[4][4], float* slot, uint64_t step, uint32_t count, uint32_t first) {
+  row_max[0] = row_max[1] = -infinity();
+  row_sum[0] = row_sum[1] = 0.0f;
+#pragma unroll
+  for (uint32_t n = 0; n < 16; ++n) out[n / 4][n % 4] = 0.0f;
+#pragma unroll 1
+  for (uint32_t i = 0; i < count; ++i) {
+    Vec<float, 4> head, more[4];
+    load_partials(head, (const float*)Parts::at(slot + i * step, 0, 0));
+#pragma unroll
+    for (uint32_t d = 0; d < 4; ++d) load_partials(more[d], (const float*)Parts::at(slot + i * step, 0, first + d + 1));
+    const typename Parts::Factors factors(row_max, {head.e[0], head.e[1]}, row_max);
+#pragma unroll
+    for (uint32_t h = 0; h < 2; ++h) row_sum[h] = factors.join(row_sum[h], head.e[2 + h], h);
+#pragma unroll
+    for (uint32_t n = 0; n < 16; ++n) out[n / 4][n % 4] = factors.join(out[n / 4][n % 4], more[n / 4].e[n % 4], n % 4 / 2);
+  }
+}
+
+// The same pointer, of which the compiler thinks that it changes: it would keep what it adds to it in registers.
+template <typename T>
+__device__ __forceinline__ T* fresh(T* p) {
+  asm volatile("" : "+l"(p));
+  return p;
 }
 
 // ---- Warpgroups of a block that have different tasks

@@ -51,12 +51,12 @@ __device__ __forceinline__ void copy_runs_async(bool& failed, uint32_t stage, co
   const uint32_t base = first + run, offset = base % cache.page_tokens;
   const uint32_t k_to = stage + run * Tile::kKeyPitch, v_to = stage + Tile::kTokens * Tile::kKeyPitch + run * Tile::kValuePitch;
   if (tile >= tiles.whole && tile < tiles.whole_end && cache.has_page(ids)) {
-    const PageRef page = cache.page(ids);
+    const auto page = cache.page(ids);
     Copies::Keys::template all<Tile::kKeyStep>(k_to, (const uint8_t*)element_at<typename Tile::K>(page, offset, head, 0), row);
     Copies::Values::template all<Tile::kValueStep>(v_to, (const uint8_t*)element_at<typename Tile::V>(page, offset, head, 0), row);
     if constexpr (Scales::kStageBytes > 0) scales.copy_run(cache, page, row, run, offset, head);
   } else if (tile < tiles.end) {  // the chunk has a part of the tile, or the run has no page
-    const PageRef page = cache.page(ids);
+    const auto page = cache.page(ids);
     const uint32_t from = chunk.begin > base ? chunk.begin - base : 0, until = page.valid && chunk.end > base ? chunk.end - base : 0;
     Copies::Keys::template some<Tile::kKeyStep>(k_to, (const uint8_t*)element_at<typename Tile::K>(page, offset, head, 0), row, from, until);
     Copies::Values::template some<Tile::kValueStep>(v_to, (const uint8_t*)element_at<typename Tile::V>(page, offset, head, 0), row, from, until);
@@ -73,7 +73,7 @@ __device__ __forceinline__ void copy_tokens_async(bool& failed, uint32_t stage, 
                                                   const FetchedTiles& tiles, uint32_t tile, uint32_t head, uint32_t thread, uint64_t* errors, const Scales& scales = {}) {
   using Copies = TileCopies<Tile>;
   if (tile >= tiles.end && !cache.has_page(ids)) return;  // the second is so anyway, and asked before other loads are on their way
-  const PageRef page = cache.page(ids);
+  const auto page = cache.page(ids);
   const uint32_t token = tile * Tile::kTokens + Copies::token(thread), offset = token % cache.page_tokens;
   const bool live = token >= chunk.begin && token < chunk.end, good = live && page.valid;
   Copies::Keys::scattered(stage, good ? (const uint8_t*)element_at<typename Tile::K>(page, offset, head, 0) : nullptr, thread);

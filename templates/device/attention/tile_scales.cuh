@@ -1,8 +1,9 @@
 // The scales of a tile's tokens: copied into its stage with the rows, a token a thread, and read there as products want them.
 //
-// A scale a token multiplies rows of S, and the weights of V, as f32. Scales of groups of dims, and zero points, are applied to
-// fragments, as f16: a = code * scale - zero * scale. They are expanded once a tile, from its stage to shared memory of the team; those of
-// MAX's nvfp4 become tables there (fp4_tables.cuh). Scales that the caller gives for all tokens are none of these.
+// token: scales of few groups of dims multiply sums of products, the rows of S, and the weights of V, as f32; so do zero points, which are
+// those of integer codes. key_groups, value_groups: those of many groups are applied to fragments, as f16: a = code * scale - zero * scale.
+// They are expanded once a tile, from its stage to shared memory of the team; those of MAX's nvfp4 become tables there (fp4_tables.cuh).
+// Scales that the caller gives for all tokens are none of these.
 //
 // Where a pool's scales lie so that no copy can begin at them, a fetch loads them to registers, and the next fetch stores them to the stage:
 // no trip waits for its own loads. Which way a pool takes follows from its base and page stride, and is the same for all its pages.
@@ -17,8 +18,10 @@ enum class ScaleUse : uint32_t { none, token, key_groups, value_groups };
 // How the scales of a tile are used, which has kTokens tokens of kHeads neighbouring kv heads, and how many neighbouring ones of a
 // token, zero points included, are one copy. A copy has 4, 8 or 16 bytes; where kRun scales have fewer, it is the aligned word that
 // holds them. kRun = 0: no word surely holds a scale and nothing past its page. kRows tokens are copied together, by kThreads threads.
-template <ScaleUse kUseOf, uint32_t kTokensOf, uint32_t kRunOf, uint32_t kRowsOf, uint32_t kThreadsOf, uint32_t kHeadsOf = 1>
+// kDirect: those of groups are converted as products take them, and not expanded (GroupBytes).
+template <ScaleUse kUseOf, uint32_t kTokensOf, uint32_t kRunOf, uint32_t kRowsOf, uint32_t kThreadsOf, uint32_t kHeadsOf = 1, bool kDirectOf = false>
 struct ScaleTile {
+  static constexpr bool kDirect = kDirectOf;
   static constexpr ScaleUse kUse = kUseOf;
   static constexpr uint32_t kTokens = kTokensOf, kRun = kRunOf, kRows = kRowsOf, kThreads = kThreadsOf, kHeads = kHeadsOf;
 };
@@ -28,13 +31,15 @@ struct TileScales {
   using Scale = typename S::Scale;
   static constexpr ScaleUse kUse = How::kUse;
   static constexpr uint32_t kTokens = How::kTokens;
-  static constexpr bool kGrouped = kUse == ScaleUse::key_groups || kUse == ScaleUse::value_groups;
+  static constexpr bool kGrouped = !How::kDirect && (kUse == ScaleUse::key_groups || kUse == ScaleUse::value_groups);
   static constexpr uint32_t kGroups = (S::kSize + S::kBlockDims - 1) / S::kBlockDims, kEach = 1 + S::kZero, kOfHead = kGroups * kEach;
   static constexpr uint32_t kRun = How::kRun == 0 ? 1 : How::kRun, kCopies = kUse == ScaleUse::none ? 0 : How::kHeads * kOfHead / kRun;
   static constexpr uint32_t kCopyBytes = kRun * sizeof(Scale) < 4 ? 4 : kRun * sizeof(Scale);
   static constexpr bool kInWord = How::kRun > 0 && kRun * sizeof(Scale) < 4;  // a copy is a word with other scales in it
+  // Whether a lane reads those of its tokens together: copies are of one head.
+  static constexpr bool kTogether = kUse == ScaleUse::token && How::kRun > 0 && kRun * sizeof(Scale) == kCopyBytes && kOfHead % kRun == 0;
   // In a stage: copy i of token t at (t * kCopies + i) * kCopyBytes, so that neighbouring lanes, which copy what lies side by side, write
-  // different banks.
+  // different banks. kTogether: a head's of tokens 8 apart, which a lane has of scores, are neighbours.
   static constexpr uint32_t kStageBytes = kCopies * kTokens * kCopyBytes;
   // Expanded, keys: every scale twice, for the two elements of a register; values: those of two tokens side by side.
   static constexpr uint32_t kEntry = kUse == ScaleUse::value_groups ? 2 : 4;
@@ -67,7 +72,7 @@ struct TileScales {
   template <typename Cache, typename Page>
   __device__ static __forceinline__ void copy_run(uint32_t stage, const Cache& cache, const Page& page, uint32_t thread, uint32_t first, uint32_t offset, uint32_t head) {
     for_each_copy(thread, [&](uint32_t, uint32_t row, uint32_t i) {
-      cp_async<kCopyBytes>(stage + ((first + row) * kCopies + i) * kCopyBytes, source(cache, page, offset + row, head, i));
+      cp_async<kCopyBytes>(stage + place_of_copy(first + row, i), source(cache, page, offset + row, head, i));
     });
   }
   // The same of tokens [begin, end) of the run, and zeros for the others.
@@ -75,7 +80,7 @@ struct TileScales {
   __device__ static __forceinline__ void copy_some(uint32_t stage, const Cache& cache, const Page& page, uint32_t thread, uint32_t first, uint32_t offset, uint32_t head,
                                                    uint32_t begin, uint32_t end) {
     for_each_copy(thread, [&](uint32_t, uint32_t row, uint32_t i) {
-      cp_async<kCopyBytes>(stage + ((first + row) * kCopies + i) * kCopyBytes, source(cache, page, offset + row, head, i), row >= begin && row < end);
+      cp_async<kCopyBytes>(stage + place_of_copy(first + row, i), source(cache, page, offset + row, head, i), row >= begin && row < end);
     });
   }
   // The same out of any pool: one by one, and waited for here, where no copy can begin.
@@ -111,6 +116,11 @@ struct TileScales {
       loaded.stage = stage;
       loaded.offset = offset;
     }
+  }
+
+  // Where those of head `own` of tokens `token` and every eighth from it begin in a stage, kTogether.
+  __device__ static __forceinline__ uint32_t lane_place(uint32_t token, uint32_t own) {
+    return (token * How::kHeads + own) * (kTokens / 8) * kOfHead * (uint32_t)sizeof(Scale);
   }
 
   // The scales of token `token` of head `own` of the tile, out of its stage.
@@ -188,11 +198,17 @@ struct TileScales {
     const uint64_t from = (uint64_t)scale(cache, page, offset, head, i * kRun);
     return (const void*)(kInWord ? from & ~(uint64_t)3 : from);
   }
+  // Where copy i of token `token` lies in a stage.
+  __device__ static __forceinline__ uint32_t place_of_copy(uint32_t token, uint32_t i) {
+    if constexpr (!kTogether) return (token * kCopies + i) * kCopyBytes;
+    constexpr uint32_t kOfOne = kOfHead / kRun;  // copies of a head
+    return lane_place(token % 8, i / kOfOne) + (token / 8 * kOfOne + i % kOfOne) * kCopyBytes;
+  }
   // Where scale or zero point n of token `token` lies in a stage.
   __device__ static __forceinline__ uint32_t place(uint32_t n, uint32_t token, uint32_t offset, uint32_t head) {
-    if constexpr (!kInWord) return token * kCopies * kCopyBytes + n * (uint32_t)sizeof(Scale);
+    if constexpr (!kInWord) return place_of_copy(token, n / kRun) + n % kRun * (uint32_t)sizeof(Scale);
     const uint32_t in_page = S::scale_offset(offset, head + n / kOfHead, n % kOfHead / kEach * S::kBlockDims) + n % kEach;
-    return (token * kCopies + n / kRun) * kCopyBytes + in_page * (uint32_t)sizeof(Scale) % 4;
+    return place_of_copy(token, n / kRun) + in_page * (uint32_t)sizeof(Scale) % 4;
   }
   // asm: into 32 bits at once. What the compiler loads to 16 it waits for, to move it to its half of a register.
   __device__ static __forceinline__ void load_bits(uint32_t& bits, const Scale* from, bool live) {
@@ -232,6 +248,57 @@ struct TokenScales {
   uint32_t first, own, head;
   __device__ __forceinline__ float operator()(uint32_t token) const {
     return to_f32(Scales::read(stage, own, token, (first + token) % cache.page_tokens, head));
+  }
+};
+
+// The scales and zero points of a lane's tokens of such a tile, lane / 4 + 8i, of each group of the head.
+template <typename Scales>
+struct LaneScales {
+  static constexpr uint32_t kEach = Scales::kEach, kOfHead = Scales::kOfHead, kOfLane = Scales::kTokens / 8;
+  float e[kOfHead][kOfLane];
+
+  template <typename Cache>
+  __device__ __forceinline__ LaneScales(const uint8_t* stage, const Cache& cache, uint32_t first, uint32_t own, uint32_t head) {
+    const uint32_t g = threadIdx.x % 32 / 4;
+    if constexpr (!Scales::kTogether) {
+#pragma unroll
+      for (uint32_t i = 0; i < kOfLane; ++i)
+#pragma unroll
+        for (uint32_t n = 0; n < kOfHead; ++n)
+          e[n][i] = to_f32(Scales::read(stage, own * kOfHead + n, g + 8 * i, (first + g + 8 * i) % cache.page_tokens, head));
+    } else {
+      using Scale = typename Scales::Scale;
+      constexpr uint32_t kAll = kOfHead * kOfLane, kAtOnce = kAll * sizeof(Scale) > 16 ? 16 / sizeof(Scale) : kAll;
+#pragma unroll
+      for (uint32_t from = 0; from < kAll; from += kAtOnce) {
+        const auto some = *(const Vec<Scale, kAtOnce>*)(stage + Scales::lane_place(g, own) + from * sizeof(Scale));
+#pragma unroll
+        for (uint32_t n = 0; n < kAtOnce; ++n) e[(from + n) % kOfHead][(from + n) / kOfHead] = to_f32(some.e[n]);
+      }
+    }
+  }
+  __device__ __forceinline__ float scale(uint32_t group, uint32_t i) const { return e[group * kEach][i]; }
+  __device__ __forceinline__ float zero(uint32_t group, uint32_t i) const { return e[group * kEach + kEach - 1][i]; }
+};
+
+// e4m3 scales of groups of half as many dims as 16 bytes of codes have (nvfp4), of kGroups of a token in its stage: kHalves of them, those of
+// a lane, as f16.
+template <typename Scales>
+struct GroupBytes {
+  static constexpr uint32_t kHalves = Scales::kGroups / 2, kWords = Scales::kGroups / 4;
+  static_assert(!Scales::kInWord && sizeof(typename Scales::Scale) == 1 && Scales::kEach == 1 && Scales::kGroups % 4 == 0);
+  using Words = Vec<uint32_t, kWords>;
+
+  // The bytes of head `own` of token `token`.
+  __device__ static __forceinline__ Words of(const uint8_t* stage, uint32_t own, uint32_t token) {
+    return *(const Words*)(stage + token * Scales::kCopies * Scales::kCopyBytes + own * Scales::kGroups);
+  }
+  // Four scales as f16.
+  __device__ static __forceinline__ void halves(uint32_t (&out)[2], uint32_t bytes) {
+    widen<true>(e4m3{}, out, bytes);
+    if constexpr (kFragmentFactor<e4m3> != 1.0f) {
+      for (uint32_t i = 0; i < 2; ++i) out[i] = multiply_halves(out[i], 0x5c005c00u);  // 2^8
+    }
   }
 };
 

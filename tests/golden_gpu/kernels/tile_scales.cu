@@ -41,8 +41,10 @@ __device__ __forceinline__ void held(uint8_t* stage, uint8_t* expanded, void* sc
     __syncwarp();
   }
   if constexpr (kUse == ScaleUse::token) {
-    const float scale = kOff > 0 ? to_f32(Scales::read(stage, kOwn, lane % kTile, lane % kTokens, kFirst)) : TokenScales<Scales, Cache>{stage, cache, 0, kOwn, kFirst}(lane % kTile);
-    out[lane] = __float_as_uint(scale);
+    const auto own = LaneScales<Scales>(stage, cache, 0, kOwn, kFirst);
+    if (lane % 4 == 0) out[lane / 4] = __float_as_uint(own.scale(0, 0));
+    if (lane % 4 == 1) out[lane / 4 + 8] = __float_as_uint(own.scale(0, 1));
+    if (lane >= kTile) out[lane] = __float_as_uint(kOff > 0 ? to_f32(Scales::read(stage, kOwn, lane % kTile, lane % kTokens, kFirst)) : TokenScales<Scales, Cache>{stage, cache, 0, kOwn, kFirst}(lane % kTile));
   } else if (kUse == ScaleUse::key_groups ? lane < kTile : lane < kTile && lane % 2 == 0) {
 #pragma unroll
     for (uint32_t group = 0; group < Scales::kGroups; ++group) {
@@ -53,6 +55,29 @@ __device__ __forceinline__ void held(uint8_t* stage, uint8_t* expanded, void* sc
       to[2] = Scales::apply(codes[group * kTile + lane], pair);
     }
   }
+}
+
+// Scales, and zero points behind those of all groups, that multiply sums: [scale or zero point, group][token].
+template <typename S, uint32_t kRun, uint32_t kOwn = 0>
+__device__ __forceinline__ void zeros(uint8_t* stage, void* scales, uint32_t* out) {
+  using Scales = TileScales<S, ScaleTile<ScaleUse::token, kTile, kRun, kTokens, 32, kOwn + 1>>;
+  constexpr uint32_t kFirst = kHead - kOwn;
+  const Cache cache = {(uint8_t*)scales, (uint32_t)(kTokens * S::kScaleRow * sizeof(typename S::Scale))};
+  const uint32_t lane = threadIdx.x;
+  for (uint32_t page = 0; page < 2; ++page)
+    Scales::copy_some((uint32_t)__cvta_generic_to_shared(stage), cache, cache.nth_page(page), lane, page * kTokens, 0, kFirst, 0, page == 0 ? kHidden : kTokens);
+  cp_async_commit();
+  cp_async_wait<0>();
+  __syncwarp();
+  const auto own = LaneScales<Scales>(stage, cache, 0, kOwn, kFirst);
+  if (lane % 4 != 0 || ((const typename S::Scale*)(stage + Scales::lane_place(lane / 4, kOwn)))->bits != from_f32<typename S::Scale>(own.scale(0, 0)).bits) return;
+#pragma unroll
+  for (uint32_t group = 0; group < Scales::kGroups; ++group)
+#pragma unroll
+    for (uint32_t i = 0; i < 2; ++i) {
+      out[group * kTile + lane / 4 + 8 * i] = __float_as_uint(own.scale(group, i));
+      out[(Scales::kGroups + group) * kTile + lane / 4 + 8 * i] = __float_as_uint(own.zero(group, i));
+    }
 }
 
 // Each of these: a block.
@@ -80,6 +105,8 @@ extern "C" __global__ void tile_scales_held(uint8_t* f32s, uint8_t* halves, uint
     case 16: return held<Run<int8_t, f16, kHow, false, 1, 40>, ScaleUse::token, 2, 0, 1>(stage, expanded, halves, codes, to);
     case 17: return held<Run<u4x2, f16, kHow, true, 1, 10>, ScaleUse::key_groups, 8, 0, 1>(stage, expanded, halves, codes, to);
     case 18: return held<Run<e2m1x2, e4m3, kHow, false, 1, 20>, ScaleUse::value_groups, 4, 0, 1>(stage, expanded, eighths, codes, to);
+    case 20: return zeros<Run<u4x2, f16, kHow, true, 1, 20>, 4>(stage, halves, to);
+    case 21: return zeros<Run<uint8_t, f16, kHow, true, 1, 20>, 2, 1>(stage, halves, to);
     case 19: return held<Run<e2m1x2, e4m3, kHow, false, 1, 20>, ScaleUse::value_groups, 4, 2, 1>(stage, expanded, eighths, codes, to);
   }
 }
@@ -88,5 +115,6 @@ extern "C" __global__ void tile_scales_halves(const uint32_t* in, uint32_t* prod
   const uint32_t i = threadIdx.x, a = in[i], b = in[i ^ 1], c = in[i ^ 2];
   products[i] = multiply_halves(a, b);
   sums[i] = multiply_add_halves(a, b, c);
-  special[i] = has_special<f16>(a) + 2 * has_special<bf16>(a);
+  const bool same = multiply_by_half<0>(a, b) == multiply_halves(a, permute(b, 0, 0x1010)) && multiply_by_half<1>(a, b) == multiply_halves(a, permute(b, 0, 0x3232));
+  special[i] = has_special<f16>(a) + 2 * has_special<bf16>(a) + 4 * !same;
 }

@@ -17,11 +17,11 @@ struct PageList {
 constexpr uint32_t kPages = 14, kTable = 8, kGroup = 2, kQHeads = kHeads * kGroup, kHead = 1;
 
 // What K and V of a page have of scales: none, those of V's tokens behind those of K's, or none but those of a head's dims.
-template <typename E, typename S, Recipe kHow, uint32_t kD>
-struct KeyRun : Run<E, S, kHow, false, 1, kD> {};
-template <typename E, typename S, Recipe kHow, uint32_t kD>
-struct ValueRun : Run<E, S, kHow, false, 1, kD> {
-  using Base = Run<E, S, kHow, false, 1, kD>;
+template <typename E, typename S, Recipe kHow, uint32_t kD, bool kWithZero = false>
+struct KeyRun : Run<E, S, kHow, kWithZero, 1, kD> {};
+template <typename E, typename S, Recipe kHow, uint32_t kD, bool kWithZero = false>
+struct ValueRun : Run<E, S, kHow, kWithZero, 1, kD> {
+  using Base = Run<E, S, kHow, kWithZero, 1, kD>;
   __device__ static E* base(const PageRef& page) { return (E*)page.plain; }
   template <typename C>
   __device__ static S* scales(const C& cache, const PageRef& page) {
@@ -60,9 +60,11 @@ struct Cache {
   }
 };
 
-enum class Scaled { never, tokens, groups, tables, channels };
+enum class Scaled { never, tokens, groups, tables, channels, zeros };
 
-template <typename KeyRunOf, typename ValueRunOf, uint32_t kT, uint32_t kRunOf, uint32_t kNOf, uint32_t kWarps = 1>
+template <typename E>
+using Itself = E;
+template <typename KeyRunOf, typename ValueRunOf, uint32_t kT, uint32_t kRunOf, uint32_t kNOf, uint32_t kWarps = 1, template <typename> class CodeOf = Itself>
 struct TileOf {
   using K = KeyRunOf;
   using V = ValueRunOf;
@@ -71,6 +73,9 @@ struct TileOf {
   static constexpr uint32_t kKeyBytes = kRow, kKeyPitch = kPitch, kKeyAccess = kRow % 16 == 0 ? 16 : kRow % 8 == 0 ? 8 : 4, kKeyStep = ::kHeads * kRow;
   static constexpr uint32_t kValueBytes = kRow, kValuePitch = kPitch, kValueAccess = kKeyAccess, kValueStep = kKeyStep;
   static constexpr float kSlack = 8.0f;
+  using KeyCode = CodeOf<typename K::Element>;
+  using ValueCode = CodeOf<typename V::Element>;
+  static constexpr uint32_t kKeyGroups = 1, kValueGroups = 1;
 };
 
 template <typename E>
