@@ -11,6 +11,7 @@ import numpy as np
 
 from tests.golden_gpu.column_probes import UNUSED, close
 from tests.golden_gpu.compare import Wanted
+from tests.golden_gpu.extend_probes import together
 from tests.golden_gpu.memory_probes import exact
 from tests.golden_gpu.numbers import Array
 from tests.golden_gpu.plan_probes import IDLE
@@ -77,6 +78,39 @@ def _wanted(way: Way, arrays: Arrays) -> dict[str, Wanted]:
     }
 
 
+RESULTS, MERGED, DIM_TILES = 3, 64, 8
+
+
+def _merge_inputs() -> dict[str, Array]:
+    """Lanes of a column agree about its maximum; some results saw no token."""
+    rng = np.random.default_rng(293)
+    numbers = rng.uniform(0.1, 2, (RESULTS, 128, 4 + 4 * DIM_TILES))
+    numbers[..., :2] = rng.uniform(-9, 9, (RESULTS, 32, 2)).repeat(4, axis=1)
+    for result, thread in ((0, 0), (2, 4), (1, 8), (2, 8), (0, 12), (1, 12), (2, 12)):
+        numbers[result, thread : thread + 4] = [-np.inf] * 2 + [0] * (2 + 4 * DIM_TILES)
+    return {
+        "in": pattern(numbers.astype(np.float32)),
+        "slots": np.full((RESULTS, 1 + DIM_TILES, 128, 4), UNUSED, np.uint32),
+        "heads": np.full((DIM_TILES // 4, 128, 4), UNUSED, np.uint32),
+        "out": np.full((COLS, MERGED), UNUSED, np.uint32),
+    }
+
+
+def _merge(arrays: Arrays) -> dict[str, Wanted]:
+    numbers = arrays["in"].view(np.float32).astype(np.float64)
+    all_of = together(numbers[None])[0]
+    thread, out = np.arange(128), np.zeros((COLS, MERGED))
+    for n in range(4 * DIM_TILES):
+        column = thread // 32 * 16 + thread % 32 // 4 + n // 2 % 2 * 8
+        out[column, n // 4 * 8 + 2 * (thread % 4) + n % 2] = all_of[:, 4 + n]
+    slots = numbers.reshape(RESULTS, 128, 1 + DIM_TILES, 4).transpose(0, 2, 1, 3)
+    return {
+        "slots": close(np.ascontiguousarray(slots), 0.0),
+        "heads": close(np.stack([all_of[:, :4]] * (DIM_TILES // 4)), 1e-5),
+        "out": close(out, 1e-5),
+    }
+
+
 # Warpgroups ---------------------------------------------------------------------------------------------------------
 
 
@@ -135,6 +169,7 @@ def probes() -> list[Probe]:
     meetings = (3 * GROUPS, 1, 1)
     return [
         *attending,
+        Probe("library_row_wgmma_merge", UNIT, "row_wgmma_merge", _merge_inputs, _merge, 128),
         Probe("library_row_wgmma_registers", UNIT, "row_wgmma_registers", _registers_inputs, _registers, 384),
         Probe("library_row_wgmma_meetings", UNIT, "row_wgmma_meetings", _meetings_inputs, _meetings, 256, meetings),
     ]

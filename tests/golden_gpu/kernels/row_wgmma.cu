@@ -1,11 +1,11 @@
 // row_wgmma.cuh: attention of a warpgroup over tiles of rows of 16 bits, and how warpgroups of a block share registers and meet.
-#include "../../../templates/device/base/types.cuh"
-#include "../../../templates/device/base/fault.cuh"
-#include "../../../templates/device/base/index.cuh"
-#include "../../../templates/device/memory/copy.cuh"
+#include "runs.cuh"
 #include "../../../templates/device/memory/mbarrier.cuh"
-#include "../../../templates/device/quant/quantize.cuh"
-#include "../../../templates/device/cache/segment.cuh"
+
+struct PageIds {};
+struct PageList {};
+
+#include "../../../templates/device/attention/extend_tiles.cuh"
 #include "../../../templates/device/attention/row_wgmma.cuh"
 
 constexpr uint32_t kCols = 64, kMost = 96;  // columns; tokens
@@ -15,8 +15,12 @@ struct TileOf {
   struct K {
     using Element = T;
     static constexpr Recipe kRecipe = Recipe::none;
+    static constexpr bool kZero = false;
   };
   using V = K;
+  using KeyCode = T;
+  using ValueCode = T;
+  static constexpr uint32_t kKeyGroups = 1, kValueGroups = 1;
   using Operand = T;
   static constexpr uint32_t kTokens = 32, kTeamWarps = 4, kN = 2, kKeyDims = kKeys, kValueDims = kValues;
   static constexpr uint32_t kKeyBytes = 2 * kKeys, kKeyPitch = kKeyBytes, kValueBytes = 2 * kValues, kValuePitch = kValueBytes;
@@ -117,4 +121,32 @@ extern "C" __global__ void row_wgmma_meetings(const uint32_t* flags, uint32_t* v
   if (threadIdx.x >= 128) return;
   const Finished finished = sync_finish_of(3, 128, counters + group, blocks[group], answer);
   atomicAdd(&times[3 * group + (uint32_t)finished], 1);
+}
+
+// Sums of a warpgroup, [result][thread][maxima, sums, sums of V], as partial results, and these together, 32 dims at a time.
+extern "C" __global__ void __launch_bounds__(128) row_wgmma_merge(const float* in, float* slots, float* heads, float* out) {
+  using Tile = TileOf<bf16, 128, 64>;
+  using Parts = RowPartial<Tile>;
+  constexpr uint32_t kResults = 3, kOut = Tile::kValueDims / 2, kEach = 4 + kOut;
+  const uint32_t thread = threadIdx.x, first_col = thread / 32 * 16 + thread % 32 / 4;
+#pragma unroll 1
+  for (uint32_t i = 0; i < kResults; ++i) {
+    const float* own = in + (i * 128 + thread) * kEach;
+    RowSums<Tile> sums;
+    for (uint32_t h = 0; h < 2; ++h) sums.row_max[0][h] = own[h], sums.row_sum[0][h] = own[2 + h];
+#pragma unroll
+    for (uint32_t n = 0; n < kOut; ++n) flat(sums)[n] = own[4 + n];
+    Parts::store(fresh(slots + i * Parts::kFloats), sums, false);
+  }
+#pragma unroll 1
+  for (uint32_t first = 0; first < Tile::kValueDims / 8; first += 4) {
+    float max[2], sum[2], four[4][4];
+    merge_four<Parts>(max, sum, four, slots, Parts::kFloats, kResults, first);
+    float* to = heads + (first / 4 * 128 + thread) * 4;
+    for (uint32_t h = 0; h < 2; ++h) to[h] = max[h], to[2 + h] = sum[h];
+    for_each_eight(four, first, [&](uint32_t dim, uint32_t h, const Vec<float, 8>& x) {
+#pragma unroll
+      for (uint32_t i = 0; i < 8; ++i) out[(first_col + 8 * h) * Tile::kValueDims + dim + i] = x.e[i];
+    });
+  }
 }
