@@ -200,9 +200,11 @@ struct TileScales {
   }
   // Where copy i of token `token` lies in a stage.
   __device__ static __forceinline__ uint32_t place_of_copy(uint32_t token, uint32_t i) {
-    if constexpr (!kTogether) return (token * kCopies + i) * kCopyBytes;
-    constexpr uint32_t kOfOne = kOfHead / kRun;  // copies of a head
-    return lane_place(token % 8, i / kOfOne) + (token / 8 * kOfOne + i % kOfOne) * kCopyBytes;
+    if constexpr (kTogether) {
+      constexpr uint32_t kOfOne = kOfHead / kRun;  // copies of a head
+      return lane_place(token % 8, i / kOfOne) + (token / 8 * kOfOne + i % kOfOne) * kCopyBytes;
+    }
+    return (token * kCopies + i) * kCopyBytes;
   }
   // Where scale or zero point n of token `token` lies in a stage.
   __device__ static __forceinline__ uint32_t place(uint32_t n, uint32_t token, uint32_t offset, uint32_t head) {

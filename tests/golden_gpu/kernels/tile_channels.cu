@@ -15,6 +15,9 @@ struct Tile {
   using ValueCode = V::Element;
   static constexpr uint32_t kKeyGroups = 1, kValueGroups = 1;
   static constexpr uint32_t kTokens = 16, kTeamWarps = 1, kN = 1, kKeyBytes = kDims / 2, kKeyPitch = 48, kValueBytes = kKeyBytes, kValuePitch = kKeyPitch;
+  using KeyCode = K::Element;
+  using ValueCode = V::Element;
+  static constexpr uint32_t kKeyGroups = 1, kValueGroups = 1;
 };
 
 // The dims of a register's elements, of 4 bits and of 8.
