@@ -11,9 +11,6 @@ struct Cache {
 struct Tile {
   using K = Run<u4x2, f16, Recipe::amax, true, 1, 1, 16>;
   using V = K;
-  using KeyCode = K::Element;
-  using ValueCode = V::Element;
-  static constexpr uint32_t kKeyGroups = 1, kValueGroups = 1;
   static constexpr uint32_t kTokens = 16, kTeamWarps = 1, kN = 1, kKeyBytes = kDims / 2, kKeyPitch = 48, kValueBytes = kKeyBytes, kValuePitch = kKeyPitch;
   using KeyCode = K::Element;
   using ValueCode = V::Element;
