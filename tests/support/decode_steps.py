@@ -203,13 +203,15 @@ def _score_arguments(scene: Scene, score: Any, rows: int, longest: int) -> dict[
 
 @st.composite
 def steps(draw: st.DrawFn, kernels: KernelSet, op: str = "decode", most: int = 130) -> Step:
-    """Steps of a set: up to four requests, whose tokens crowd around the ends of pages, tiles and windows."""
+    """Steps of a set: up to four requests, whose tokens crowd around the ends of pages, tiles, windows and
+    groups of tokens."""
     spec, cache = decode_of(kernels, op), kernels.cache
     page = cache.page_tokens or OPEN_TOKENS
     if isinstance(cache, Continuous):
         most = cache.max_tokens or OPEN_TOKENS
     edges = {0, 1, 2, most} | {e + d for e in (page, 2 * page, 16, 64, 128) for d in (-1, 0, 1)}
-    extents = [n for n in (spec.mask.window, spec.mask.chunk, getattr(cache.page_table, "window", None)) if n]
+    ring = getattr(cache.page_table, "window", None)
+    extents = [n for n in (spec.mask.window, spec.mask.chunk, ring, cache.storage.residual) if n]
     edges |= {n * times + d for n in extents for times in (1, 2) for d in (-1, 0, 1, spec.rows)}
     length = st.one_of(st.sampled_from(sorted(e for e in edges if 0 <= e <= most)), st.integers(0, most))
     totals = draw(st.lists(length, max_size=4))
