@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Mapping
-from dataclasses import fields, replace
+from dataclasses import MISSING, fields, replace
 from types import ModuleType
 from typing import Any, Final
 
@@ -18,9 +18,11 @@ from kvgen.runtime.kernel import Grid
 # Launcher class -> attribute ("KERNEL", "PLAN", "SPLIT_PLAN", ...) -> fields of what it holds.
 Sizes = Mapping[str, Mapping[str, Mapping[str, Any]]]
 
-_KERNEL: Final = {"grid", "threads", "shared", "shared_by_arch"}
+_KERNEL: Final = {"grid", "threads", "threads_by_arch", "shared", "shared_by_arch"}
 _SPLIT_PLAN: Final = {f.name for f in fields(SplitPlan)}
-_NO_SHARED: Final[dict[str, Any]] = {"shared_by_arch": {}}
+# What a launcher leaves out.
+_KERNEL_DEFAULTS: Final[dict[str, Any]] = {"threads_by_arch": {}, "shared_by_arch": {}}
+_SPLIT_PLAN_DEFAULTS: Final = {f.name: f.default for f in fields(SplitPlan) if f.default is not MISSING}
 _CALLED: Final = {"min": min, "max": max}
 _ARITHMETIC: Final = (
     *(ast.Tuple, ast.BinOp, ast.UnaryOp, ast.operator, ast.unaryop),
@@ -54,9 +56,9 @@ def _attribute(line: ast.stmt) -> list[tuple[str, dict[str, Any]]]:
     given = {k.arg: k.value for k in call.keywords}
     if call.func.id == "Kernel":
         known = {n: _grid(node) if n == "grid" else _value(node) for n, node in given.items() if n in _KERNEL}
-        sizes, names = _NO_SHARED | known, _KERNEL
+        sizes, names = _KERNEL_DEFAULTS | known, _KERNEL
     elif call.func.id == "SplitPlan":
-        sizes, names = {str(n): _value(node) for n, node in given.items()}, _SPLIT_PLAN
+        sizes, names = _SPLIT_PLAN_DEFAULTS | {str(n): _value(node) for n, node in given.items()}, _SPLIT_PLAN
     else:
         return []
     if sizes.keys() != names:

@@ -111,9 +111,9 @@ def test_exact_traffic(counted: Folder) -> None:
     }
     moved = traffic(decode)
     tables = {n: moved.pop(n) for n in ("lengths", "page_table")}
-    # Of the 8 rows that the second tile has a request takes two.
+    # A request takes a row of each of a tile's runs, which lie in pages of their own; the second tile has 8 rows of one.
     assert moved == {
-        "pool": ("kv", 96, 40960, 1280, 1280),
+        "pool": ("kv", 128, 40960, 1280, 1280),
         "q": ("input", 32, 2048, 128, 64),
         "lse": ("output", 8, 64, 8, 2),
         "out": ("output", 8, 2048, 64, 64),

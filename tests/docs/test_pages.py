@@ -79,9 +79,11 @@ def test_what_does_not_fit_small_shared_memory() -> None:
             for arch in ("sm_80", "sm_89", "sm_120f"):
                 if arch in archs and archs[arch]["shared"] > small:
                     found.add((arch, kernel.split("_")[0], archs[arch]["shared"] // 1024))
-    assert {(arch, operation) for arch, operation, _ in found} == {("sm_80", "mla")}
-    sizes = sorted(kilobytes for *_, kilobytes in found)
+    assert {(arch, operation) for arch, operation, _ in found} == {("sm_80", "mla"), ("sm_80", "extend")}
+    sizes = sorted(kilobytes for _, operation, kilobytes in found if operation == "mla")
     assert f"compiled for `sm_80` asks for {sizes[0]} to {sizes[-1]} KB" in page
+    (size,) = {kilobytes for _, operation, kilobytes in found if operation == "extend"}
+    assert f"`extend` of heads of 256 dims for {size} KB" in page
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
