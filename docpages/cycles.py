@@ -68,7 +68,14 @@ def gates_table() -> str:
             )
             if fails
         ]
-        gate = "no gate (MLA)" if "mla" in name.rpartition("/")[2] else ", ".join(failed) or "-"
+        kernel = name.rpartition("/")[2]
+        gate = (
+            "no gate (MLA)"
+            if "mla" in kernel
+            else "no gate (extend)"
+            if "extend" in kernel
+            else ", ".join(failed) or "-"
+        )
         lines.append(
             f"| {name} | {budget:.0f} | {trip:.2f} | {loaded:.2f} | {facts['bytes_in_flight'] / 1024:.0f} KB | "
             f"{facts['awaited_loads']} | {gate} |"

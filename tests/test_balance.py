@@ -298,9 +298,11 @@ LIMITS: Final = {
 LONGER: Final[dict[str, int]] = {
     "append": 11,  # norms of q, k and v and RoPE, three positions a token, or 128 frequencies: phases, not lengths
 }
-DECODE_LINES: Final = 210  # on average
+DECODE_LINES: Final = (
+    214  # on average; nvfp4 of MAX, KIVI and int8 with zero points went to tensor cores, whose kernel is longer
+)
 LLAMA_DECODE_LINES: Final = 230
-SET_LINES: Final = 43_000 // 67  # of a set's kernels, on average
+SET_LINES: Final = 44_000 // 67  # of a set's kernels, on average; 20 sets have extend for two kinds of tensor cores
 
 
 def test_kernels_are_as_short_as_their_operation_allows(kernels: list[Kernel]) -> None:

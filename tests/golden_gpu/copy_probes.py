@@ -94,6 +94,46 @@ def rank_probes(rank: int) -> Iterator[Probe]:
     )
 
 
+PAGES, PAGE_ROWS, ROW_HEADS, CHUNKS_OF_HEAD = 4, 32, 3, 2
+
+
+def _groups_probe(name: str, page: int) -> Probe:
+    """Two groups, from the second on, of the second head of `page`: 2 chunks of 128 bytes a row, heads side by side."""
+    shape = (PAGES, PAGE_ROWS // 8, 8, ROW_HEADS * CHUNKS_OF_HEAD, 64)
+    row = ROW_HEADS * CHUNKS_OF_HEAD * 128
+    box = TensorMap(
+        "source",
+        "u16",
+        (64, 8, ROW_HEADS * CHUNKS_OF_HEAD, PAGE_ROWS // 8, PAGES),
+        (row, 128, 8 * row, PAGE_ROWS * row),
+        (64, 8, CHUNKS_OF_HEAD, 2, 1),
+        128,
+    )
+
+    def wanted(arrays: Arrays) -> dict[str, Wanted]:
+        """Group, chunk, row, and 16 bytes of it at their number ^ row."""
+        out = np.zeros((2, CHUNKS_OF_HEAD, 8, 8, 8), np.uint16)
+        for group, chunk, own, eight in np.ndindex(2, CHUNKS_OF_HEAD, 8, 8):
+            if page < PAGES:
+                found = arrays["source"].view(np.uint16).reshape(shape)[page, 1 + group, own, CHUNKS_OF_HEAD + chunk]
+                out[group, chunk, own, eight ^ own] = found[8 * eight : 8 * eight + 8]
+        return {"out": exact(out.reshape(-1).view(np.uint32))}
+
+    nbytes = 2 * CHUNKS_OF_HEAD * 1024
+    return Probe(
+        name,
+        UNIT,
+        "groups_of_rows",
+        lambda: {"source": _words(140, int(np.prod(shape)) // 2), "out": np.zeros(nbytes // 4, np.uint32)},
+        wanted,
+        64,
+        shared=nbytes + 1024,
+        head=[box],
+        tail=[u32(CHUNKS_OF_HEAD), u32(1), u32(page), u32(nbytes)],
+        unpassed=["source"],
+    )
+
+
 def _places(arrays: Arrays) -> dict[str, Wanted]:
     words = arrays["in"]
     row, column = words % 24, words // 24 % 64
@@ -171,6 +211,8 @@ def probes() -> list[Probe]:
         probe("ring", ring, _ring, 64, shared=4096, head=[rows], tail=[u32(7)]),
         probe("coordinates", {"rows": big, "out": np.zeros(64, np.int32)}, _coordinates, tail=[u32(1 << 20)]),
         probe("written_tile", {"tensor": zeros[64], "out": zeros[128]}, _written, 64, shared=2048, head=[own]),
+        _groups_probe("library_groups_of_rows", 2),
+        _groups_probe("library_groups_of_rows_nowhere", 2**31),
         probe("tile_places", _place_inputs(), _places, 256),
         Probe("library_cp_async", "cp_async", "rows16", _cp_async_inputs, _cp_async, 32, tail=[u32(61)]),
     ]

@@ -221,6 +221,17 @@ def _halves(arrays: Arrays) -> dict[str, Wanted]:
     return wanted | {"special": exact((special[0] + 2 * special[1]).astype(np.uint32))}
 
 
+def _bytes_inputs() -> dict[str, Array]:
+    """Every finite e4m3, as scales of the groups of heads of tokens."""
+    scales = np.arange(128, dtype=np.uint8) % 127 + 128 * (np.arange(128) % 5 == 0)
+    return {"scales": scales.astype(np.uint8), "out": np.zeros((2, TILE, 2), np.uint32)}
+
+
+def _bytes(arrays: Arrays) -> dict[str, Wanted]:
+    found = arrays["scales"].view(ml_dtypes.float8_e4m3fn).astype(np.float16).reshape(TILE, 2, 4).transpose(1, 0, 2)
+    return {"out": exact(np.ascontiguousarray(found).view(np.uint32))}
+
+
 def probes() -> list[Probe]:
     """All of this module."""
     shapes, held = (len(SHAPES), 1, 1), (len(HELD), 1, 1)
@@ -230,4 +241,5 @@ def probes() -> list[Probe]:
         Probe("library_ring_teams", "ring", "ring_teams", _teams_inputs, _teams, 192),
         Probe("library_scales_of_tiles", "tile_scales", "tile_scales_held", _held_inputs, _held, 32, held),
         Probe("library_scales_halves", "tile_scales", "tile_scales_halves", _halves_inputs, _halves, 32),
+        Probe("library_scales_bytes", "tile_scales", "tile_scales_bytes", _bytes_inputs, _bytes, 32),
     ]

@@ -190,7 +190,7 @@ def _partials_inputs(shape: Shape, seed: int) -> dict[str, Array]:
     }
 
 
-def _together(numbers: Floats) -> Floats:
+def together(numbers: Floats) -> Floats:
     """Results `[head, result, ..., (maxima, sums, sums of V)]` of a column each as one."""
     top = numbers[..., :2].max(axis=1)
     with np.errstate(invalid="ignore"):
@@ -206,17 +206,17 @@ def _partials(shape: Shape, arrays: Arrays) -> dict[str, Wanted]:
     numbers = arrays["in"].view(np.float32).astype(np.float64)
     numbers[1, 1, ..., 2:4] = np.nan
     slots = numbers.reshape(OF_HEADS, RESULTS, shape.threads, shape.tiles, 1 + shape.dim_tiles, 4)
-    together = _together(numbers)
+    joined = together(numbers)
     top, total, out = (np.zeros(arrays[name].shape) for name in ("max", "sum", "out"))
     for m in range(shape.tiles):
         for h in range(2):
-            top[:, shape.column(m, h)] = together[:, :, m, h]
-            np.add.at(total, (slice(None), shape.column(m, h)), together[:, :, m, 2 + h])
+            top[:, shape.column(m, h)] = joined[:, :, m, h]
+            np.add.at(total, (slice(None), shape.column(m, h)), joined[:, :, m, 2 + h])
         for d in range(shape.dim_tiles):
             for r in range(4):
                 col, dim = shape.column(m, r // 2), shape.dim(d, r)
                 some = dim < DIMS
-                out[:, col[some], dim[some]] = together[:, some, m, 4 + 4 * d + r] * np.where(dim[some] < 8, 0.5, 1)
+                out[:, col[some], dim[some]] = joined[:, some, m, 4 + 4 * d + r] * np.where(dim[some] < 8, 0.5, 1)
     step = shape.tiles * shape.threads * (4 + 4 * shape.dim_tiles)
     places = [[(5 * OF_HEADS + head) * step, 5 * OF_HEADS + head] for head in range(OF_HEADS)]
     return {
@@ -224,7 +224,7 @@ def _partials(shape: Shape, arrays: Arrays) -> dict[str, Wanted]:
         "max": close(top, 0.0),
         "sum": close(total, 1e-5),
         "out": close(out, 1e-5),
-        "one_by_one": close(together, 1e-5),
+        "one_by_one": close(joined, 1e-5),
         "places": exact(np.array(places, np.uint64)),
     }
 
@@ -249,7 +249,7 @@ def _factors(arrays: Arrays) -> dict[str, Wanted]:
 
 def probes() -> list[Probe]:
     """All of this module."""
-    together = [
+    merging = [
         Probe(
             f"library_{shape.kernel}",
             UNIT,
@@ -265,6 +265,6 @@ def probes() -> list[Probe]:
     tail = [u32(4 * WORDS), u32(BATCH), u32(ROWS)]
     return [
         Probe("library_extend_plans", UNIT, "extend_plans", _plans_inputs, _plans, MOST_CHUNKS, plans, tail=tail),
-        *together,
+        *merging,
         Probe("library_extend_factors", UNIT, "extend_factors", _factors_inputs, _factors, 32),
     ]

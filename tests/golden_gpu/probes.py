@@ -43,6 +43,7 @@ from tests.golden_gpu import (
     plan_rows_probes,
     quantize_probes,
     row_probes,
+    row_wgmma_probes,
     scan_probes,
     seal_probes,
     segment_probes,
@@ -118,6 +119,7 @@ def probes() -> tuple[Probe, ...]:
         latent_tile_probes,
         latent_wgmma_probes,
         wgmma_probes,
+        row_wgmma_probes,
         tma_probes,
     )
     return (*(of_family(family) for family in families()), *(probe for m in modules for probe in m.probes()))

@@ -118,3 +118,19 @@ extern "C" __global__ void tile_scales_halves(const uint32_t* in, uint32_t* prod
   const bool same = multiply_by_half<0>(a, b) == multiply_halves(a, permute(b, 0, 0x1010)) && multiply_by_half<1>(a, b) == multiply_halves(a, permute(b, 0, 0x3232));
   special[i] = has_special<f16>(a) + 2 * has_special<bf16>(a) + 4 * !same;
 }
+
+// A thread a token and head: four e4m3 scales out of a stage as f16.
+extern "C" __global__ void tile_scales_bytes(uint8_t* scales, Vec<uint32_t, 2>* out) {
+  using S = Run<e2m1x2, e4m3, Recipe::amax, false, 1, 10>;
+  using Scales = TileScales<S, ScaleTile<ScaleUse::key_groups, kTile, 4, kTokens, 32, 2>>;
+  __shared__ alignas(16) uint8_t stage[Scales::kStageBytes];
+  const Cache cache = {scales, kTokens * S::kScaleRow};
+  const uint32_t lane = threadIdx.x;
+  for (uint32_t page = 0; page < 2; ++page) Scales::copy_some(matrix_address(stage), cache, cache.nth_page(page), lane, page * kTokens, 0, 0, 0, kTokens);
+  cp_async_commit();
+  cp_async_wait<0>();
+  __syncwarp();
+  uint32_t four[2];
+  GroupBytes<Scales>::halves(four, GroupBytes<Scales>::of(stage, lane / kTile, lane % kTile).e[0]);
+  out[lane] = {four[0], four[1]};
+}

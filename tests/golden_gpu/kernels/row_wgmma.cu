@@ -1,0 +1,152 @@
+// row_wgmma.cuh: attention of a warpgroup over tiles of rows of 16 bits, and how warpgroups of a block share registers and meet.
+#include "runs.cuh"
+#include "../../../templates/device/memory/mbarrier.cuh"
+
+struct PageIds {};
+struct PageList {};
+
+#include "../../../templates/device/attention/extend_tiles.cuh"
+#include "../../../templates/device/attention/row_wgmma.cuh"
+
+constexpr uint32_t kCols = 64, kMost = 96;  // columns; tokens
+
+template <typename T, uint32_t kKeys, uint32_t kValues>
+struct TileOf {
+  struct K {
+    using Element = T;
+    static constexpr Recipe kRecipe = Recipe::none;
+    static constexpr bool kZero = false;
+  };
+  using V = K;
+  using KeyCode = T;
+  using ValueCode = T;
+  static constexpr uint32_t kKeyGroups = 1, kValueGroups = 1;
+  using Operand = T;
+  static constexpr uint32_t kTokens = 32, kTeamWarps = 4, kN = 2, kKeyDims = kKeys, kValueDims = kValues;
+  static constexpr uint32_t kKeyBytes = 2 * kKeys, kKeyPitch = kKeyBytes, kValueBytes = 2 * kValues, kValuePitch = kValueBytes;
+  static constexpr float kSlack = 8.0f;
+};
+
+// Rows of kDims to shared memory, 8 dims at a time.
+template <uint32_t kDims, typename T>
+__device__ __forceinline__ void put(uint8_t* to, const T* rows, uint32_t count) {
+  for (uint32_t i = threadIdx.x; i < count * kDims / 8; i += 128) {
+    const uint32_t row = i / (kDims / 8), dim = i % (kDims / 8) * 8;
+    *(Vec<uint32_t, 4>*)(to + group_offset<kDims>(row, dim)) = *(const Vec<uint32_t, 4>*)(rows + row * kDims + dim);
+  }
+}
+
+// Each column sees the tokens before its limit: maxima, sums and sums of V; of each tile, whether its V has infinities or NaN.
+template <typename Tile, typename T>
+__device__ __forceinline__ void attend(const T* q, const T* k, const T* v, const uint32_t* limits, float* max, float* sum, float* out, uint32_t* special) {
+  constexpr uint32_t kTokens = Tile::kTokens, kKeyDims = Tile::kKeyDims, kValueDims = Tile::kValueDims;
+  extern __shared__ __align__(1024) uint8_t dynamic[];
+  uint8_t *query = dynamic, *keys = query + kCols * kKeyDims * 2, *values = keys + kTokens * kKeyDims * 2;
+  const uint32_t first = threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4;
+  const uint32_t seen[2] = {limits[first], limits[first + 8]};
+  put<kKeyDims>(query, q, kCols);
+  RowSums<Tile> sums;
+#pragma unroll 1
+  for (uint32_t base = 0; base < kMost; base += kTokens) {
+    put<kKeyDims>(keys, k + base * kKeyDims, kTokens);
+    put<kValueDims>(values, v + base * kValueDims, kTokens);
+    fence_async_shared();
+    __syncthreads();
+    RowScores<Tile> s;
+    wgmma_fence();
+    begin_qk(s, rows_operand<kKeyDims>(shared_address(query)), rows_operand<kKeyDims>(shared_address(keys)));
+    wgmma_commit();
+    wgmma_wait<0>();
+    wgmma_done(flat(s));
+    for_each_score(s, [&](uint32_t token, uint32_t, uint32_t h, float& x) {
+      if (base + token >= seen[h]) x = -infinity();
+    });
+    float shrink[2];
+    if (raise_max(shrink, sums, s, 0.25f * kLog2e)) rescale_out(sums, shrink);
+    exponentiate<true>(s, sums, 0.25f * kLog2e);
+    TileWeights<Tile> weights;
+    round_weights(weights, s);
+    const bool any = any_of_group(1, has_special_values<Tile>(values));
+    if (threadIdx.x == 0) special[base / kTokens] = any;
+    if (any) {
+      add_special_values(sums, weights, values);
+      __syncthreads();
+      clear_special_values<Tile>(values, threadIdx.x, 128);
+      fence_async_shared();
+      __syncthreads();
+    }
+    wgmma_fence();
+    begin_pv(sums, weights, values_operand<kValueDims>(shared_address(values)));
+    wgmma_commit();
+    wgmma_wait<0>();
+    wgmma_done(flat(sums));
+    __syncthreads();
+  }
+#pragma unroll
+  for (uint32_t h = 0; h < 2; ++h) {
+    float all = sums.row_sum[0][h] + __shfl_xor_sync(~0u, sums.row_sum[0][h], 1);
+    all += __shfl_xor_sync(~0u, all, 2);
+    if (threadIdx.x % 4 == 0) max[first + 8 * h] = sums.row_max[0][h], sum[first + 8 * h] = all;
+  }
+  for_each_eight(sums, [&](uint32_t dim, uint32_t h, const Vec<float, 8>& x) {
+#pragma unroll
+    for (uint32_t i = 0; i < 8; ++i) out[(first + 8 * h) * kValueDims + dim + i] = x.e[i];
+  });
+}
+#define ATTEND(name, T, kKeys, kValues)                                                                                                                      \
+  extern "C" __global__ void __launch_bounds__(128) name(const T* q, const T* k, const T* v, const uint32_t* limits, float* max, float* sum, float* out,     \
+                                                         uint32_t* special) {                                                                                \
+    attend<TileOf<T, kKeys, kValues>>(q, k, v, limits, max, sum, out, special);                                                                              \
+  }
+ATTEND(row_wgmma_bf16, bf16, 128, 64)
+ATTEND(row_wgmma_f16, f16, 64, 128)
+
+// The last warpgroup of three gives registers away, which the others take.
+extern "C" __global__ void __launch_bounds__(384, 1) row_wgmma_registers(const uint32_t* in, uint32_t* out) {
+  const uint32_t i = threadIdx.x;
+  if (i >= 256) {
+    release_registers<40>();
+    out[i] = in[i] + 1;
+  } else {
+    take_registers<232>();
+    out[i] = 3 * in[i];
+  }
+}
+
+// Votes of each of two warpgroups; then groups of 3 blocks, of `blocks` that share a counter: how often each of 128 threads came out how.
+extern "C" __global__ void row_wgmma_meetings(const uint32_t* flags, uint32_t* votes, uint32_t* counters, const uint32_t* blocks, uint32_t* times) {
+  __shared__ uint32_t answer;
+  const uint32_t i = blockIdx.x * 256 + threadIdx.x, group = blockIdx.x / 3;
+  votes[i] = any_of_group(1 + threadIdx.x / 128, flags[i] != 0);
+  if (threadIdx.x >= 128) return;
+  const Finished finished = sync_finish_of(3, 128, counters + group, blocks[group], answer);
+  atomicAdd(&times[3 * group + (uint32_t)finished], 1);
+}
+
+// Sums of a warpgroup, [result][thread][maxima, sums, sums of V], as partial results, and these together, 32 dims at a time.
+extern "C" __global__ void __launch_bounds__(128) row_wgmma_merge(const float* in, float* slots, float* heads, float* out) {
+  using Tile = TileOf<bf16, 128, 64>;
+  using Parts = RowPartial<Tile>;
+  constexpr uint32_t kResults = 3, kOut = Tile::kValueDims / 2, kEach = 4 + kOut;
+  const uint32_t thread = threadIdx.x, first_col = thread / 32 * 16 + thread % 32 / 4;
+#pragma unroll 1
+  for (uint32_t i = 0; i < kResults; ++i) {
+    const float* own = in + (i * 128 + thread) * kEach;
+    RowSums<Tile> sums;
+    for (uint32_t h = 0; h < 2; ++h) sums.row_max[0][h] = own[h], sums.row_sum[0][h] = own[2 + h];
+#pragma unroll
+    for (uint32_t n = 0; n < kOut; ++n) flat(sums)[n] = own[4 + n];
+    Parts::store(fresh(slots + i * Parts::kFloats), sums, false);
+  }
+#pragma unroll 1
+  for (uint32_t first = 0; first < Tile::kValueDims / 8; first += 4) {
+    float max[2], sum[2], four[4][4];
+    merge_four<Parts>(max, sum, four, slots, Parts::kFloats, kResults, first);
+    float* to = heads + (first / 4 * 128 + thread) * 4;
+    for (uint32_t h = 0; h < 2; ++h) to[h] = max[h], to[2 + h] = sum[h];
+    for_each_eight(four, first, [&](uint32_t dim, uint32_t h, const Vec<float, 8>& x) {
+#pragma unroll
+      for (uint32_t i = 0; i < 8; ++i) out[(first_col + 8 * h) * Tile::kValueDims + dim + i] = x.e[i];
+    });
+  }
+}
