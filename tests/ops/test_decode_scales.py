@@ -72,6 +72,10 @@ SETS: Final = dict(
     max=scaled("max", 16, 2, 64, (4, 4), dtype="e2m1", scale_dtype="e4m3", recipe="max"),
     max_short=scaled("max_short", 8, 1, 40, (1, 1), arch="sm_80", dtype="e2m1", scale_dtype="e4m3", recipe="max"),
     max_swizzled=scaled("max_swizzled", 128, 2, 128, (4, 4), dtype="e2m1", scale_dtype="e4m3", recipe="max", order="swizzled"),
+    # Words of two heads' scales that have the end of one's and the begin of the other's.
+    thirds=scaled("thirds", 16, 2, 96, (2, 2), dtype="i4", scale_dtype="f16", block=Block(dim=32)),
+    sixths=scaled("sixths", 16, 2, 96, (4, 4), dtype="e2m1", scale_dtype="e4m3", recipe="global", block=Block(dim=16)),
+    max_sixths=scaled("max_sixths", 16, 2, 96, (4, 4), dtype="e2m1", scale_dtype="e4m3", recipe="max"),
     kivi=scaled("kivi", 64, 2, 64, (1, 2), kind="f16", **kivi(32, "i4", True)),
     kivi_signed=scaled("kivi_signed", 32, 1, 96, (1, 2), kind="f16", arch="sm_80", **kivi(16, "i4", False)),
     kivi_bytes=scaled("kivi_bytes", 64, 2, 64, (1, 2), kind="f16", **kivi(64, "i8", True)),
@@ -86,7 +90,19 @@ FAR: Final = {
     "far_zeros": scaled("far_zeros", 16, 2, 64, (2, 2), dtype="i8", zero=True, **_F32)[0],
 }
 # Whose blocks have two heads, because their scales share sectors.
-TWO_HEADS: Final = ("words", "mixed", "pairs", "zeros", "zeros_rows", "nvfp4", "codes_of_v", "max")
+TWO_HEADS: Final = (
+    "words",
+    "mixed",
+    "pairs",
+    "zeros",
+    "zeros_rows",
+    "nvfp4",
+    "codes_of_v",
+    "max",
+    "thirds",
+    "sixths",
+    "max_sixths",
+)
 
 
 def laid(name: str, move: Literal["", "aligned", "unaligned"], schedule: Any = "ascending") -> tuple[Scene, Any]:

@@ -36,6 +36,8 @@ struct TileScales {
   static constexpr uint32_t kRun = How::kRun == 0 ? 1 : How::kRun, kCopies = kUse == ScaleUse::none ? 0 : How::kHeads * kOfHead / kRun;
   static constexpr uint32_t kCopyBytes = kRun * sizeof(Scale) < 4 ? 4 : kRun * sizeof(Scale);
   static constexpr bool kInWord = How::kRun > 0 && kRun * sizeof(Scale) < 4;  // a copy is a word with other scales in it
+  // Those of a head that can be read at once: copies of several heads may hold the end of one's and the begin of the next one's.
+  static constexpr uint32_t kLowest = kOfHead & (0 - kOfHead), kVector = kRun < kLowest ? kRun : kLowest;
   // Whether a lane reads those of its tokens together: copies are of one head.
   static constexpr bool kTogether = kUse == ScaleUse::token && How::kRun > 0 && kRun * sizeof(Scale) == kCopyBytes && kOfHead % kRun == 0;
   // In a stage: copy i of token t at (t * kCopies + i) * kCopyBytes, so that neighbouring lanes, which copy what lies side by side, write
@@ -126,7 +128,7 @@ struct TileScales {
   // The scales of token `token` of head `own` of the tile, out of its stage.
   __device__ static __forceinline__ void expand(uint8_t* to, const uint8_t* stage, uint32_t own, uint32_t token, uint32_t offset, uint32_t head) {
     if constexpr (kTables) return store_tables(to, stage, own, token, offset, head);
-    constexpr uint32_t kValues = kOfHead, kVector = kRun < kOfHead ? kRun : kOfHead;
+    constexpr uint32_t kValues = kOfHead;
     alignas(16) Scale loaded[(kValues + 3) / 4 * 4] = {};
 #pragma unroll
     for (uint32_t n = 0; n < kValues; ++n) {
@@ -164,7 +166,7 @@ struct TileScales {
  private:
   __device__ static __forceinline__ void store_tables(uint8_t* to, const uint8_t* stage, uint32_t own, uint32_t token, uint32_t offset, uint32_t head) {
     static_assert(S::kBlockDims % 8 == 0);  // a register of K has codes of one
-    constexpr uint32_t kVector = kRun < kOfHead ? kRun : kOfHead, kAtOnce = kVector < 4 ? 1 : kVector / 4;
+    constexpr uint32_t kAtOnce = kVector < 4 ? 1 : kVector / 4;
     uint32_t words[(kGroups + 3) / 4] = {};  // of four scales
 #pragma unroll
     for (uint32_t group = 0; group < kGroups; ++group) {
