@@ -66,7 +66,7 @@ def test_the_planners_chunks() -> None:
 
 
 def test_bytes_of_a_tile() -> None:
-    """Values and, where a page holds them, scales, of two kv heads: int4 of 128 dims with scale and zero point of f16 for 64 dims."""
+    """Values and scales of a page, of two kv heads: int4 of 128 dims with scale and zero point of f16 for 64 dims."""
     loaded = next(iter(load_file(ROOT / "specs/mistral_7b_int4.py", "specs/mistral_7b_int4.py")))
     op = next(op for op in loaded.kernels.ops if op.kind == "decode")
     tile = tile_of(loaded.kernels, op.plan(loaded.kernels)[0])
