@@ -162,7 +162,7 @@ def test_every_launcher_of_every_set_has_an_operator(name: str) -> None:
 
 def test_a_set_is_registered_once() -> None:
     assert register("generated.llama3_8b") is register(import_module("generated.llama3_8b"))
-    assert repr(register("generated.llama3_8b")) == "<kvgen operations of llama3_8b: append, gather, decode>"
+    assert repr(register("generated.llama3_8b")) == "<kvgen operations of llama3_8b: append, gather, extend, decode>"
     assert repr(register("generated.llama3_8b").decode.plan) == "<kvgen operation kvgen_llama3_8b::decode_plan>"
 
 
