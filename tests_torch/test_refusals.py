@@ -151,7 +151,9 @@ def test_registering() -> None:
         register(llama3_8b, namespace="aten")
     with pytest.raises(ModuleNotFoundError):
         register("generated.llama9")
-    with pytest.raises(AttributeError, match="llama3_8b has no operation 'prefill'; it has append, gather, extend, decode"):
+    with pytest.raises(
+        AttributeError, match="llama3_8b has no operation 'prefill'; it has append, gather, extend, decode"
+    ):
         llama.prefill  # noqa: B018
 
 

@@ -184,12 +184,17 @@ def bench_cycles(
             files = [(kernel, archs) for p in own for kernel, archs in p.files(item.loaded.kernels.arch)]
             known |= {f"{item.name}/{kernel.name}": (kernel, archs) for kernel, archs in files}
             owners |= {f"{item.name}/{kernel.name}": (item, op) for kernel, _ in files}
-        archs = [a for a in item.loaded.kernels.arch if wanted in (None, a)]
+        archs = [a for a in item.loaded.kernels.arch if (a == wanted if wanted else reference(a))]
         target = archs[-1:] if wanted is None else archs
         for unit in project.units[item.name]:
             own_archs = known[unit.name][1] if unit.name in known else ()
             jobs += [(unit, a, "cubin") for a in target if a in own_archs and (DEVICES[name] if name else reference(a))]
         plans |= {unit: kernel for unit, (kernel, _) in known.items()}
+    if not jobs:
+        tables = ", ".join(sorted({device.arch for device in DEVICES.values()}))
+        raise ToolError(
+            f"--cycles: none of these operations attends on an architecture with a table of figures ({tables}); select others"
+        )
     texts = {unit.name: unit.text for unit, *_ in jobs}
     from kvgen.bench.tiles import tile_of
 

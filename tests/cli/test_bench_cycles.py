@@ -65,6 +65,18 @@ def test_the_planners_chunks() -> None:
     assert found.pieces > 1
 
 
+@needs_tool
+def test_the_last_architecture_with_a_table() -> None:
+    """sm_100f has none: its set is replayed for sm_90a, and asked for by name it is refused."""
+    (found,) = json.loads(bench("qwen3_32b_nvfp4/decode", "--json").stdout)["kernels"]
+    assert found["arch"] == "sm_90a"
+    said = bench("qwen3_32b_nvfp4/decode", "--arch", "sm_100f", code=2).stderr
+    assert said.startswith(
+        "error: --cycles: none of these operations attends on an architecture with a table of figures ("
+    )
+    assert "sm_80, sm_90a" in said
+
+
 def test_bytes_of_a_tile() -> None:
     """Values and scales of a page, of two kv heads: int4 of 128 dims with scale and zero point of f16 for 64 dims."""
     loaded = next(iter(load_file(ROOT / "specs/mistral_7b_int4.py", "specs/mistral_7b_int4.py")))
