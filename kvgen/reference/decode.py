@@ -90,6 +90,8 @@ def decode(
     q: NDArray[Any],
     *,
     scale: float | None = None,
+    q_scale: float = 1.0,
+    out_scale: float = 1.0,
     rows: int = 1,
     row_offsets: NDArray[Any] | None = None,
     mask: Any = None,
@@ -106,7 +108,7 @@ def decode(
     lengths are those before the step, its rows count) row i of r stands at n - r + i; one that stands before token 0 is
     as good as any other, it just has no past. `mask` and `score` are a kvgen.spec Mask and Score (None: causal, and none),
     `arguments` what they take by name; kvgen.reference.attention says what they mean. `sinks[q_heads]` add exp(sink) to
-    every denominator. `scale` defaults to 1 / sqrt(head_dim). The log-sum-exp is to base `lse_base`, "e" or "2".
+    every denominator. q is `q_scale` times what it holds, out the result divided by `out_scale`. `scale` defaults to 1 / sqrt(head_dim). The log-sum-exp is to base `lse_base`, "e" or "2".
 
     Quantized K and V are taken as dequantized, not rounded to the cache's dtype. With one pool, of latent rows, V is the
     first `latent_dim` dims of K.
@@ -148,13 +150,13 @@ def decode(
         if found is None:
             out[row], lse[row] = np.nan, np.nan
         elif len(found.k):
-            scores = products(q[row].astype(np.float64), found.k, scale)
+            scores = products(q[row].astype(np.float64) * q_scale, found.k, scale)
             scores = modified(score, found.at, found.tokens, scores[None], finder.arguments)[0]
             some = ~np.isneginf(scores).all(axis=1)
             values = weighted(
                 scores, found.v, None if sinks is None else sinks.astype(float), sinks_in_lse=sinks_in_lse
             )
-            out[row] = values[0]
+            out[row] = values[0] / out_scale
             lse[row] = np.where(some, values[1] / (math.log(2) if lse_base == "2" else 1), lse[row])
     return Decoded(out, lse, faults.word, tuple(seen))
 

@@ -116,7 +116,7 @@ def step(
     scene = Scene(kernels, batch, [n - c * before for n, c in zip(totals, counts, strict=True)])
     scene.fill(totals)
     rows = batch.leading + sum(counts) + batch.padding
-    q, _ = rows_array(rows, (kernels.q_heads, scene.cache.head_dim), scene.cache.dtype, strided=batch.strided)
+    q, _ = rows_array(rows, (kernels.q_heads, scene.cache.head_dim), spec.q_dtype or scene.cache.dtype, strided=batch.strided)
     q[...] = 0 if level else scene.values(*q.shape)
     starts = np.cumsum([batch.leading, *counts])
     ranges = [(int(a), int(b)) for a, b in pairwise(starts)]
@@ -148,6 +148,10 @@ def arguments_of(scene: Scene, op: Decode | Extend, ranges: Sequence[tuple[int, 
         found |= _score_arguments(scene, op.score, rows, longest)
     if op.sinks is not None:
         found["sinks"] = scene.rng.normal(1, 2, scene.kernels.q_heads).astype(np.float32)
+    if op.q_dtype is not None and scene.rng.random() < 0.8:
+        found["q_scale"] = scene.rng.uniform(0.5, 2, 1).astype(np.float32)
+    if op.out_dtype == "e4m3" and scene.rng.random() < 0.8:  # results of some 20 at most
+        found["out_scale"] = scene.rng.uniform(0.06, 3, 1).astype(np.float32)
     return found
 
 

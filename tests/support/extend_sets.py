@@ -51,6 +51,7 @@ SETS: Final = {
     for s in (
         _set("paged", _paged("bf16", 2, 32, 16), 4),
         _set("sglang", presets.sglang(dtype="bf16", kv_heads=2, head_dim=32), 3, index_dtype="i32", lse_base="2"),
+        _set("codes", _paged("bf16", 2, 32, 16), 4, q_dtype="e4m3", out_dtype="e4m3"),
         _set("dims", _paged("f16", 1, 48, 8, v_head_dim=40, layout=_APART, lengths="after"), 7, out_dtype="f32"),
         _set("wide", presets.vllm_hnd(dtype="bf16", kv_heads=1, head_dim=256, page_size=16), 5, "sm_89", sinks="out"),
         _set("window", _paged("bf16", 1, 32, 16), 6, mask=Mask(window=33), sinks="lse", lse_empty="inf"),
@@ -114,6 +115,14 @@ MORE: Final = {
         _set("bias", _paged("f16", 2, 32, 16), 2, score=Score(bias=True, alibi=True)),
         _set(
             "relative", _paged("bf16", 2, 32, 16), 2, score=Score(relative=9, softcap=5.0), split="invariant", chunk=64
+        ),
+        _set(
+            "fp8_codes",
+            _paged("f16", 2, 64, 16, quant=Quant(dtype="e4m3", scale_dtype=None)),
+            3,
+            q_dtype="e4m3",
+            out_dtype="e4m3",
+            score=Score(softcap=9.0),
         ),
         _set("fp8_plain", _paged("bf16", 2, 128, 16, quant=Quant(dtype="e4m3", scale_dtype=None)), 4),
         _set(

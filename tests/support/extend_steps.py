@@ -129,7 +129,7 @@ def step(
     scene = Scene(kernels, batch, [n - c * before for n, c in zip(totals, counts, strict=True)])
     scene.fill(totals)
     rows = batch.leading + sum(counts) + batch.padding
-    q, _ = rows_array(rows, (kernels.q_heads, scene.cache.head_dim), scene.cache.dtype, strided=batch.strided)
+    q, _ = rows_array(rows, (kernels.q_heads, scene.cache.head_dim), spec.q_dtype or scene.cache.dtype, strided=batch.strided)
     q[...] = 0 if level else scene.values(*q.shape)
     starts = np.cumsum([batch.leading, *counts])
     ranges = [(int(a), int(b)) for a, b in pairwise(starts)]

@@ -28,6 +28,11 @@ LEAST_TILES: Final = 2
 WORKSPACE: Final = Array(
     "workspace", "u8", ("W",), access="inout", align=16, doc="from `workspace()`, planned for this step by `plan()`"
 )
+# Scales of e4m3 codes; append has the same q_scale.
+Q_SCALE: Final = Array("q_scale", "f32", (1,), optional=True, doc="what q's codes are multiplied with; None: 1")
+OUT_SCALE: Final = Array(
+    "out_scale", "f32", (1,), optional=True, doc="what out's codes are to be multiplied with; None: 1"
+)
 # Sizes of the workspace, which the launcher takes from it.
 SIZES: Final = tuple(Size(name, "u32", name) for name in ("num_sm_parts", "max_rows", "max_chunks", "max_slots"))
 
@@ -64,7 +69,7 @@ class Attended:
     `tiles` of columns share a kv head, or a block has `heads` neighbouring ones; `vec` dims of the output are written by one
     access. `factored`: sums are still to be multiplied with Values::kFactor. The LSE is to base 2 if `lse_base_two`, counts the
     sinks if `lse_sinks`, and where a row sees no key it is inf if `lse_inf`, else -inf. A workspace whose plan has another
-    `plan_digest` is refused (0: nothing is planned).
+    `plan_digest` is refused (0: nothing is planned). `q_scaled`, `out_scaled`: q, out are codes, whose scale the call may bring.
     """
 
     entry: str
@@ -87,6 +92,8 @@ class Attended:
     lse_sinks: bool
     lse_base_two: bool
     heads: int = 1
+    q_scaled: bool = False
+    out_scaled: bool = False
 
     @property
     def column_blocks(self) -> int:
