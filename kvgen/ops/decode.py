@@ -18,6 +18,7 @@ from kvgen.lowering.attention.split_kv import (
     WORKSPACE,
     Attended,
     Split,
+    check_cross,
     most_seen,
     new_in_length,
     partial_bytes,
@@ -84,6 +85,10 @@ class Decode(Op):
     """
     mask: Mask = Mask()
     """Which tokens a row sees. Default: causal."""
+    cross: bool = False
+    """True: q's rows are no tokens of the cache, whose `lengths` are all that a request has: cross attention, a prefix that
+    requests share. Masks have no positions then: Mask(causal=False). False: a request's last rows are its last tokens.
+    """
     score: Score | None = None
     """What is done to scores before the softmax. None: nothing."""
     sinks: Literal["out", "lse"] | None = None
@@ -127,6 +132,8 @@ class Decode(Op):
                 f"rows: got {self.rows} beside a packed tree, whose words have a bit for each of {TREE_ROWS} rows; use fewer "
                 "rows, or tree='mask'"
             )
+        if self.cross:
+            check_cross(self.mask)
         if self.chunk % 64:
             raise ValueError(f"chunk: got {self.chunk}; chunks are whole tiles: a multiple of 64 tokens")
         if "chunk" in self.model_fields_set and self.split != "invariant":
@@ -173,7 +180,7 @@ class Decode(Op):
         tensor = self._tensor(kernels)
         shape = tensor or simt.shape(kernels, self.rows)
         params = self._params(kernels, index, out, shape.align)
-        digest = plan_digest(kernels, self.name, self.split_plan(kernels), attend, self.rows, shape.tile)
+        digest = plan_digest(kernels, self.name, self.split_plan(kernels), attend, self.rows, shape.tile, self.cross)
         d = Attended(
             entry=entry_name(kernels, self.name),
             params=tuple(p.declaration for p in params),
@@ -190,7 +197,7 @@ class Decode(Op):
             planned=self.split != "none",
             plan_digest=digest,
             sinks=self.sinks is not None,
-            new_in_length=new_in_length(kernels),
+            new_in_length=new_in_length(kernels, self.cross),
             lse_inf=self.lse_empty == "inf",
             lse_sinks=self.sinks == "lse",
             lse_base_two=self.lse_base == "2",
@@ -219,6 +226,7 @@ class Decode(Op):
             columns=columns,
             index=index.name,
             digest=digest,
+            cross=self.cross,
         )
 
     def split_plan(self, kernels: KernelSet) -> SplitPlan | None:

@@ -17,6 +17,7 @@ from kvgen.lowering.attention.split_kv import (
     SIZES,
     WORKSPACE,
     Attended,
+    check_cross,
     new_in_length,
     plan_digest,
 )
@@ -73,6 +74,10 @@ class Extend(Op):
     """
     mask: Mask = Mask()
     """Which tokens a row sees. Default: causal. With tree="packed" a request has 32 rows at most."""
+    cross: bool = False
+    """True: q's rows are no tokens of the cache, whose `lengths` are all that a request has: cross attention, a prefix that
+    requests share. Masks have no positions then: Mask(causal=False). False: a request's last rows are its last tokens.
+    """
     score: Score | None = None
     """What is done to scores before the softmax. None: nothing."""
     sinks: Literal["out", "lse"] | None = None
@@ -101,6 +106,8 @@ class Extend(Op):
 
     @model_validator(mode="after")
     def _consistent(self) -> Extend:
+        if self.cross:
+            check_cross(self.mask)
         if self.chunk % 64:
             raise ValueError(f"chunk: got {self.chunk}; chunks are whole tiles: a multiple of 64 tokens")
         if "chunk" in self.model_fields_set and self.split != "invariant":
@@ -154,7 +161,9 @@ class Extend(Op):
         shape = extend.shape(kernels, fixed=bool(self._chunk))
         assert shape is not None
         params = self._params(kernels, index, out)
-        digest = plan_digest(kernels, self.name, self.split_plan(kernels), attend, self._chunk, shape.tokens)
+        digest = plan_digest(
+            kernels, self.name, self.split_plan(kernels), attend, self._chunk, shape.tokens, self.cross
+        )
         storage = cache.storage.roles
         d = Attended(
             entry=entry_name(kernels, self.name),
@@ -172,7 +181,7 @@ class Extend(Op):
             planned=True,
             plan_digest=digest,
             sinks=self.sinks is not None,
-            new_in_length=new_in_length(kernels),
+            new_in_length=new_in_length(kernels, self.cross),
             lse_inf=self.lse_empty == "inf",
             lse_sinks=self.sinks == "lse",
             lse_base_two=self.lse_base == "2",
@@ -202,6 +211,7 @@ class Extend(Op):
             chunk_tokens=self._chunk,
             index=index.name,
             digest=digest,
+            cross=self.cross,
         )
 
     def split_plan(self, kernels: KernelSet) -> SplitPlan:

@@ -37,6 +37,7 @@ def extend(
     row_offsets: NDArray[Any] | None = None,
     most_rows: int = LIMIT,
     mask: Any = None,
+    cross: bool = False,
     score: Any = None,
     sinks: NDArray[Any] | None = None,
     arguments: Mapping[str, Any] | None = None,
@@ -61,7 +62,7 @@ def extend(
     if orphans:
         faults.add(Fault.ROW_OFFSETS, table.requests - 1, total)
     known = Arguments(arguments or {}, q.shape[1], pools[0].heads)
-    finder = Finder(table, pools, mask, known, faults, partly=True)
+    finder = Finder(table, pools, mask, known, faults, partly=True, cross=cross)
     seen: list[Seen | None] = [None if orphans else finder.nothing(row) for row in range(total)]
     for whose in _ranges(table.requests, total, row_offsets, most_rows):
         if not whose.valid:

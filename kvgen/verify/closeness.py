@@ -39,6 +39,7 @@ class Terms:
     out: str
     rows: int = 1
     mask: Any = None
+    cross: bool = False
     score: Any = None
     sinks: Raw | None = None
     sinks_in_lse: bool = True
@@ -50,7 +51,18 @@ class Terms:
 
     def oracle(self) -> dict[str, Any]:
         """What kvgen.reference.decode takes of them."""
-        names = ("scale", "q_scale", "out_scale", "rows", "mask", "score", "sinks", "sinks_in_lse", "arguments")
+        names = (
+            "scale",
+            "q_scale",
+            "out_scale",
+            "rows",
+            "mask",
+            "cross",
+            "score",
+            "sinks",
+            "sinks_in_lse",
+            "arguments",
+        )
         names += ("lse_base", "lse_empty")
         return {name: getattr(self, name) for name in names}
 
@@ -65,6 +77,7 @@ def terms(kernels: KernelSet, op: Decode | Extend, arguments: Mapping[str, Any] 
         out=op.out_dtype or cache.dtype,
         rows=op.rows if isinstance(op, Decode) else 0,
         mask=op.mask,
+        cross=op.cross,
         score=op.score,
         sinks=arguments.get("sinks"),
         sinks_in_lse=op.sinks == "lse",
@@ -145,7 +158,8 @@ def bounds(
 
     A score of D products is off by (D + 4) u sum |q k|, u = 2^-24, and `slack`; a weight e^(s - max) by that of both scores,
     by u |s - max| for the difference in base 2, and by 2^-22 an exponential: its own, and one a rescaling, of which there
-    are at most n + 8. Sums of n terms add n u. The result, divided by `out_scale`, is rounded once. `scores` are those after modifications.
+    are at most n + 8. Sums of n terms add n u. The result, divided by `out_scale`, is rounded once. `scores` are those after
+    modifications.
     """
     n, u = len(k), 2.0**-24
     heads = np.arange(len(q)) // (len(q) // k.shape[1])

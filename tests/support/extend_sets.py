@@ -45,6 +45,7 @@ def hides(s: Any, at: Any) -> Any:
     return score.where((at.token + at.q_head) % 11 == 5, float("-inf"), s * 0.5)
 
 
+_LOCAL = Mask(causal=False, window=33, ahead=20)
 # What every run has.
 SETS: Final = {
     s.name.removeprefix("extend_"): s
@@ -57,8 +58,14 @@ SETS: Final = {
         _set("window", _paged("bf16", 1, 32, 16), 6, mask=Mask(window=33), sinks="lse", lse_empty="inf"),
         _set("tree", _paged("bf16", 2, 32, 16), 4, mask=Mask(tree="packed"), score=Score(softcap=8.0)),
         _set(
-            "function", _paged("f16", 2, 32, 16), 4, mask=Mask(causal=False, padding=True), score=Score(function=hides)
+            "function",
+            _paged("f16", 2, 32, 16),
+            4,
+            mask=Mask(causal=False, padding=True),
+            cross=True,
+            score=Score(function=hides),
         ),
+        _set("encoder", Ragged(dtype="bf16", kv_heads=2, head_dim=32, v_head_dim=48), 1, mask=_LOCAL, out_dtype="f32"),
         _set("invariant", _paged("bf16", 1, 32, 16), 4, split="invariant", chunk=64),
         _set(
             "fp8",
@@ -83,6 +90,9 @@ MORE: Final = {
         _set("llama", _paged("bf16", 2, 128, 16), 4),
         _set("mla", _paged("bf16", 1, 192, 64, v_head_dim=128, layout=_APART), 1),
         _set("ragged", Ragged(dtype="bf16", kv_heads=2, head_dim=32), 4),
+        _set(
+            "cross", Ragged(dtype="f16", kv_heads=1, head_dim=64, v_head_dim=32), 3, mask=Mask(causal=False), cross=True
+        ),
         _set("csr", _paged("f16", 1, 40, 16, table=CSR(dtype="u32")), 3),
         _set("csr_last", _paged("bf16", 2, 32, 16, table=CSR(last_page_len=True), lengths="after"), 4),
         _set("mapped", _paged("bf16", 2, 32, 16, table=Mapped()), 4),

@@ -129,21 +129,46 @@ def most_seen(kernels: KernelSet, rows: int, mask: Mask) -> int:
     return min(found, default=0)
 
 
-def new_in_length(kernels: KernelSet) -> bool:
-    """Whether lengths count the step's own tokens."""
-    return kernels.kv.lengths == "after"
+def new_in_length(kernels: KernelSet, cross: bool = False) -> bool:
+    """Whether lengths are all tokens that there are: rows' own are counted, or rows have none (`cross`)."""
+    return cross or kernels.kv.lengths == "after"
+
+
+def check_cross(mask: Mask) -> None:
+    """Raise ValueError where a mask asks for positions of rows that are no tokens."""
+    for name, value in (("causal", mask.causal), ("window", mask.window), ("ahead", mask.ahead), ("chunk", mask.chunk)):
+        if value:
+            raise ValueError(
+                f"cross: got True beside a mask with {name}={value}; rows that are no tokens of the cache have no position among "
+                "them; use Mask(causal=False), with padding or tree='mask' if need be"
+            )
 
 
 def plan_digest(
-    kernels: KernelSet, name: str, split: SplitPlan | None, attend: AttentionContext, rows: int, tile: int
+    kernels: KernelSet,
+    name: str,
+    split: SplitPlan | None,
+    attend: AttentionContext,
+    rows: int,
+    tile: int,
+    cross: bool = False,
 ) -> int:
     """64 bits by which a kernel knows the plans that are its own: of the operation, how its workspace is divided, how its
     requests are cut and which of their tokens its rows see. 0 without a workspace."""
     if split is None:
         return 0
     sees = (attend.causal, attend.later, attend.window, attend.chunk, attend.padding)
+    sees_ahead = (attend.ahead,) if attend.ahead else ()
     window = lower(kernels.kv).table.window
-    fields = (entry_name(kernels, name), *astuple(split), rows, tile, *sees, window, kernels.kv.lengths)
+    fields = (
+        entry_name(kernels, name),
+        *astuple(split),
+        rows,
+        tile,
+        *sees,
+        window,
+        "cross" if cross else kernels.kv.lengths,
+    )
     return int.from_bytes(hashlib.sha256(repr(fields).encode()).digest()[:8], "little")
 
 
@@ -159,6 +184,7 @@ def planner(
     columns: int,
     index: str,
     digest: int,
+    cross: bool = False,
 ) -> KernelPlan:
     """The planner of operation `name`: one block, once a step."""
     padding = tuple(p for p in attend.params if p.name == "valid_tokens")
@@ -183,7 +209,7 @@ def planner(
         least_tiles=LEAST_TILES,
         rows=rows,
         counters=columns,
-        new_in_length=new_in_length(kernels),
+        new_in_length=new_in_length(kernels, cross),
         digest=digest,
     )
     one = const(1)
