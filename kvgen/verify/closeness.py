@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import lru_cache
 from typing import Any, Final
 
@@ -51,19 +51,7 @@ class Terms:
 
     def oracle(self) -> dict[str, Any]:
         """What kvgen.reference.decode takes of them."""
-        names = (
-            "scale",
-            "q_scale",
-            "out_scale",
-            "rows",
-            "mask",
-            "cross",
-            "score",
-            "sinks",
-            "sinks_in_lse",
-            "arguments",
-        )
-        names += ("lse_base", "lse_empty")
+        names = [f.name for f in fields(self) if f.name not in ("compute", "out")]
         return {name: getattr(self, name) for name in names}
 
 

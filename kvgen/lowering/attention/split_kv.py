@@ -158,17 +158,9 @@ def plan_digest(
     if split is None:
         return 0
     sees = (attend.causal, attend.later, attend.window, attend.chunk, attend.padding)
-    sees_ahead = (attend.ahead,) if attend.ahead else ()
-    window = lower(kernels.kv).table.window
-    fields = (
-        entry_name(kernels, name),
-        *astuple(split),
-        rows,
-        tile,
-        *sees,
-        window,
-        "cross" if cross else kernels.kv.lengths,
-    )
+    ahead = (attend.ahead,) if attend.ahead else ()
+    window, lengths = lower(kernels.kv).table.window, "cross" if cross else kernels.kv.lengths
+    fields = (entry_name(kernels, name), *astuple(split), rows, tile, *sees, *ahead, window, lengths)
     return int.from_bytes(hashlib.sha256(repr(fields).encode()).digest()[:8], "little")
 
 
