@@ -49,7 +49,9 @@ def chat(tmp_path_factory: pytest.TempPathFactory) -> Folder:
     return folder
 
 
-@pytest.mark.parametrize("program", ["step.py", "prefill.py", "faults.py", "cascade.py", "scaled.py"])
+@pytest.mark.parametrize(
+    "program", ["step.py", "prefill.py", "latent_prompt.py", "faults.py", "cascade.py", "scaled.py"]
+)
 def test_a_program(chat: Folder, program: str) -> None:
     raised, _ = run(chat.root, program)
     assert not raised, raised[program]
