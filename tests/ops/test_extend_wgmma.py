@@ -161,8 +161,8 @@ NARROW: Final = ((1, 40), (1, 129), (15, 300), (16, 385), (17, 520), (0, 7), (3,
 
 @pytest.mark.parametrize("multiprocessors", [1, 40])
 def test_entries_of_few_columns(multiprocessors: int) -> None:
-    """By blocks that have several, beside a prompt, or that share one: the oracle's, whatever the order of threads. A page that is
-    not there makes NaN of its request alone, whichever warpgroup reads it."""
+    """By blocks that have several, beside a prompt, or that share one: the oracle's, whatever the order of threads. A page that
+    is not there makes NaN of its request alone, whichever warpgroup reads it."""
     counts, totals = (*(n for n, _ in NARROW), 70), (*(n for _, n in NARROW), 200)
     found: dict[int | None, list[tuple[Any, Any]]] = {None: [], 0: [], 1: []}
     for schedule, bad_tile in (("ascending", None), (7, None), ("descending", 0), ("ascending", 1)):

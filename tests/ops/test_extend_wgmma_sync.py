@@ -76,7 +76,7 @@ WITHOUT: Final[dict[str, tuple[str, int, str | None, str]]] = {
     "arrivals for two": ("if (lane < step) mbarrier_arrive(empty);", 0, "if (lane == 0) mbarrier_arrive(empty);", "deadlock"),
     "Q read by narrow ones": ("if (group == 0) release(&shared.q_empty);", 0, None, "deadlock"),
     "one warpgroup's columns": ("narrow ? 4 + group : 3, threads = narrow ? 128", 0, "3, threads = narrow ? 256", "deadlock"),
-    "Q before sums": ("named_barrier(id, threads);  // products with Q are done", 0, None, "race in_flight proxy_fence"),
+    "Q before sums": ("named_barrier(id, threads);  // products with Q are done", 0, None, "race uninitialised"),
     "sums before they are read": ("named_barrier(id, threads);  // they are there", 0, None, "race"),
 }  # fmt: skip
 SOME: Final = ("K expected", "Q fence", "V empty parity")

@@ -131,7 +131,13 @@ def shared_bytes(kernels: KernelSet) -> int:
     dims = kernels.kv.head_dim + kernels.kv.v_dim
     stages = _stages(kernels)
     flags = -(-(8 * (4 * stages + 2) + 4 * (stages + 1)) // 16) * 16
-    return 2 * COLS * kernels.kv.head_dim + stages * 2 * tile_tokens(kernels) * dims + flags + 8 * NARROW_COLS + 48 * _WARPS
+    return (
+        2 * COLS * kernels.kv.head_dim
+        + stages * 2 * tile_tokens(kernels) * dims
+        + flags
+        + 8 * NARROW_COLS
+        + 48 * _WARPS
+    )
 
 
 def maps(kernels: KernelSet) -> tuple[PoolMap, PoolMap]:
