@@ -216,7 +216,7 @@ def roundings(query: Floats, seen: Seen, given: Terms, scores: Floats) -> tuple[
     out = np.sqrt(2 * np.einsum("hn,nhd->hd", weights**2, values**2))
     lse = np.sqrt((weights**2 * squares).sum(axis=1))
     half = HALF_ULP[given.compute] / 2
-    return float(half * out.max()), float(half * lse.max())
+    return float(half * out.max() / given.out_scale), float(half * lse.max())
 
 
 def rounder(element: str) -> Callable[[Floats], Floats]:
