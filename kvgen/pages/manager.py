@@ -19,14 +19,14 @@ class Group:
 
     - `pages`: of the pool.
     - `window`: tokens that a row sees, itself included; pages in front of what the next row sees are given back. None: all.
-    - `null_page`: what tables have where a request has no page. None: `pages`, which is no page of the pool, so that kernels
-      report it should they ever read it. A page of the pool is reserved for it (vLLM: 0).
+    - `null_page`: what tables have where a request has no page. -1 is no page of a pool, and kernels report it should they ever
+      read it; a page of the pool is reserved for it (vLLM: 0).
     - `host_pages`: pages in host memory that requests can be swapped out to.
     """
 
     pages: int
     window: int | None = None
-    null_page: int | None = None
+    null_page: int = -1
     host_pages: int = 0
 
 
@@ -80,7 +80,7 @@ class PageManager:
         self._requests: dict[Hashable, _Request] = {}
 
     def _pool(self, number: int, group: Group) -> Pool:
-        reserved = [] if group.null_page is None or group.null_page >= group.pages else [group.null_page]
+        reserved = [group.null_page] if 0 <= group.null_page < group.pages else []
         return Pool(group.pages, reserved=reserved, evicted=lambda page: self._evict(number, page))
 
     def _evict(self, group: int, page: int) -> None:
@@ -240,7 +240,7 @@ class PageManager:
         )
 
     def _group(self, number: int, states: Sequence[_Request], rows: int, columns: int) -> GroupInputs:
-        null = self._null(number)
+        null = self.groups[number].null_page
         table = np.full((rows, columns), null, np.int32)
         slots = []
         for row, state in enumerate(states):
@@ -250,10 +250,6 @@ class PageManager:
             slots.append(pages[at // self.page_size] * self.page_size + at % self.page_size if len(at) else at)
         copies = [pair for state in states for pair in state.copies[number]]
         return GroupInputs(table, np.concatenate([np.zeros(0, np.int64), *slots]), _pairs(copies))
-
-    def _null(self, number: int) -> int:
-        group = self.groups[number]
-        return group.pages if group.null_page is None else group.null_page
 
     def step(
         self,

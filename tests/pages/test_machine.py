@@ -47,7 +47,7 @@ class Machine(RuleBasedStateMachine):
     )
     def make(self, pages: int, window: int, host: int, null: bool) -> None:
         groups = (
-            Group(pages, host_pages=host, null_page=0 if null else None),
+            Group(pages, host_pages=host, null_page=0 if null else -1),
             Group(pages, window=window, host_pages=host),
         )
         self.manager = PageManager(groups, SIZE)
@@ -143,7 +143,7 @@ class Machine(RuleBasedStateMachine):
         first = max(0, len(self.tokens[request]) - window + 1)
         at = np.arange(first, len(tokens))
         pages = np.asarray(table, np.int64)[at // SIZE]
-        assert (pages < self.manager.groups[number].pages).all()
+        assert (pages >= 0).all() and self.manager.groups[number].null_page not in pages
         assert memory[pages, at % SIZE].tolist() == keys(self.salts[request], tokens)[first:]
 
     @precondition(lambda self: 0 < len(self.tokens) < 6)
@@ -205,7 +205,7 @@ class Machine(RuleBasedStateMachine):
         for request in self.tokens:
             if request not in self.swapped and not self.pending[request]:
                 for number, memory in enumerate(self.memory):
-                    null = self.manager._null(number)
+                    null = self.manager.groups[number].null_page
                     table = [null if p is None else p for p in requests[request].tables[number]]
                     self.compare(request, memory, table, self.tokens[request])
 
