@@ -21,7 +21,7 @@ from kvgen.lowering.attention.extend_wgmma import TEMPLATE
 from kvgen.spec.loader import LoadedSet
 from tests.compile.test_sass import needs_tool
 from tests.support.batches import PLAIN
-from tests.support.extend_steps import step, steps
+from tests.support.extend_steps import hold_bits_of_rows, step, steps
 
 
 def hides(s: Any, at: Any) -> Any:
@@ -54,6 +54,7 @@ SETS: Final = {
     "window": _set(
         "window", _paged("f16", 1, 64, 64), 7, mask=Mask(window=33), sinks="lse", lse_empty="inf", out_dtype="f32"
     ),
+    "invariant": _set("invariant", _paged("bf16", 1, 64, 16), 4, split="invariant", chunk=256),
     "wide": _set("wide", presets.vllm_hnd(dtype="bf16", kv_heads=2, head_dim=256, page_size=64), 3, sinks="out"),
 }
 MORE: Final = {
@@ -178,3 +179,18 @@ def test_entries_of_few_columns(multiprocessors: int) -> None:
         assert np.isnan(out[2:17].astype(np.float32)).all() and np.isnan(lse[2:17]).all()
         for rows in (slice(2), slice(17, None)):
             assert (out[rows].tobytes(), lse[rows].tobytes()) == (right[rows].tobytes(), right_lse[rows].tobytes())
+
+
+def test_bits_of_a_row_are_its_own() -> None:
+    """With fixed cuts: the same bits alone and as a decoding row, by parts, beside others, behind padding, and however many
+    blocks share a tile of columns."""
+    tries: list[tuple[int, int, tuple[int, ...]]] = [
+        (700, 8, (1, 90)),
+        (1, 1, (200,)),
+        (1, 64, ()),
+        (17, 4, (1,)),
+        (130, 1, (40,)),
+    ]
+    if "KVGEN_FAMILY" in os.environ:
+        tries += [(rows, n, others) for rows in (2, 16, 33, 400) for n in (1, 7, 64) for others in ((), (1,), (300, 5))]
+    hold_bits_of_rows(SETS["invariant"], 700, tries)
