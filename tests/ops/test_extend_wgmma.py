@@ -52,9 +52,22 @@ _POINTERS = Layout(k="page token head dim", v="page token head dim", layers="poi
 SETS: Final = {
     "llama": _set("llama", _paged("bf16", 2, 128, 16), 4),
     "window": _set(
-        "window", _paged("f16", 1, 64, 64), 7, mask=Mask(window=33), sinks="lse", lse_empty="inf", out_dtype="f32"
+        "window",
+        _paged("f16", 1, 64, 64),
+        7,
+        mask=Mask(window=33),
+        sinks="lse",
+        lse_empty="inf",
+        q_dtype="e4m3",
+        out_dtype="e4m3",
     ),
-    "wide": _set("wide", presets.vllm_hnd(dtype="bf16", kv_heads=2, head_dim=256, page_size=64), 3, sinks="out"),
+    "wide": _set(
+        "wide",
+        presets.vllm_hnd(dtype="bf16", kv_heads=2, head_dim=256, page_size=64),
+        3,
+        sinks="out",
+        out_dtype="f32",
+    ),
 }
 MORE: Final = {
     "invariant": _set("invariant", _paged("bf16", 1, 64, 16), 4, split="invariant", chunk=256),

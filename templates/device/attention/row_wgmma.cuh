@@ -27,6 +27,20 @@ __device__ __forceinline__ uint64_t rows_operand(uint32_t address) { return swiz
 template <uint32_t kDims>
 __device__ __forceinline__ uint64_t values_operand(uint32_t address) { return swizzled_tile(address, 1024, kGroupBytes<kDims>); }
 
+// Eight codes of q at `row`, as operands, to 16 bytes of shared memory; zeros where it is not `live`.
+template <typename Tile>
+__device__ __forceinline__ void store_query_codes(uint8_t* to, const e4m3* row, bool live) {
+  using T = typename Tile::Operand;
+  Raw<e4m3, 8> codes;
+  fill(codes, e4m3{});
+  if (live) load<8>(codes, row);
+  float x[8];
+  unpack<e4m3>(x, codes);
+  Raw<T, 8> widened;
+  pack<T>(widened, x);
+  *(Vec<uint32_t, 4>*)to = *(const Vec<uint32_t, 4>*)&widened;
+}
+
 // ---- Products, which are asynchronous: a kernel fences before them, commits and waits after them
 
 template <typename Tile>
