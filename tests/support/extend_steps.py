@@ -144,16 +144,14 @@ def step(
     return found
 
 
-def hold_bits_of_rows(
-    kernels: KernelSet, total: int, tries: Sequence[tuple[int, int, tuple[int, ...]]], **fields: Any
-) -> None:
+def hold_bits_of_rows(kernels: KernelSet, total: int, tries: Sequence[tuple[int, int, tuple[int, ...]]]) -> None:
     """The last rows of a request of `total` tokens have the bits that they have in its whole prompt: `tries` are how many of
-    them, on how many multiprocessors, and the rows of other requests, with as many rows of padding. `fields` are a batch's."""
+    them, on how many multiprocessors, and the rows of other requests, with as many rows of padding."""
     rng = np.random.default_rng(5)
 
     def scene(rows: int, others: tuple[int, ...]) -> Step:
         totals = (total, *others)
-        batch = replace(PLAIN, totals=totals, new=(0,) * len(totals), seed=6, padding=len(others), **fields)
+        batch = replace(PLAIN, totals=totals, new=(0,) * len(totals), seed=6, padding=len(others))
         found = step(kernels, batch, (rows, *others), loud=False)
         tokens, roles = np.random.default_rng(11), found.scene.rows()
         for token in range(total):  # the same ones in every scene
