@@ -245,8 +245,8 @@ def test_scales_of_codes() -> None:
     found.arguments = {"q_scale": np.full(1, 0.3, np.float32), "out_scale": np.full(1, 0.125, np.float32)}
     found.check()
     results = set()
-    for given in ({}, {"q_scale": np.ones(1, np.float32)}, {"out_scale": np.ones(1, np.float32)}):
-        found.arguments = given
+    for scales in ({}, {"q_scale": np.ones(1, np.float32)}, {"out_scale": np.ones(1, np.float32)}):
+        found.arguments = scales
         out, lse = found.check()
         results.add((out.tobytes(), lse.tobytes()))
     assert len(results) == 1
