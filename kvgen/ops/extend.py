@@ -136,9 +136,9 @@ class Extend(Op):
 
     def _hindrance(self, kernels: KernelSet) -> str:
         """Why the set's kernel does not use products of warpgroups; empty where it does, on sm_90a."""
-        shape = extend.shape(kernels)
+        shape = extend.shape(kernels, fixed=bool(self._chunk))
         assert shape is not None
-        return extend_wgmma.applies(kernels, shape.cols, self.split == "invariant")
+        return extend_wgmma.applies(kernels, shape.cols, self._chunk)
 
     def walk(self, kernels: KernelSet) -> tuple[str, str]:
         """("tensor cores", why) of this set's kernel."""

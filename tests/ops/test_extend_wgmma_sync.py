@@ -28,6 +28,8 @@ def _set(name: str, **fields: Any) -> KernelSet:
 
 # Tiles of which all columns see all tokens have no other look at V before its product.
 CAUSAL, FULL = _set("extend_sync"), _set("extend_sync_full", mask=Mask(causal=False))
+CUT = _set("extend_sync_cut", split="invariant", chunk=128)
+OF: Final = {"last V full": FULL, "wait for a chunk": CUT}
 UNREAD: Final = "in_flight race uninitialised"
 # Name: a line of the kernel by a part of it, which of those that have it, what stands in place of the part (None: the line is
 # left out), and the kinds of fault that say so.
@@ -68,6 +70,7 @@ WITHOUT: Final[dict[str, tuple[str, int, str | None, str]]] = {
     "first wait": ("wgmma_wait<0>();", 0, None, "in_flight"),
     "wait for S": ("wgmma_wait<1>();", 0, None, "in_flight"),
     "wait for O": ("wgmma_wait<0>();", 1, None, "in_flight"),
+    "wait for a chunk": ("wgmma_wait<0>();", 1, None, "in_flight"),
     "last wait": ("wgmma_wait<0>();", 2, None, "in_flight"),
     "columns before zeros": ("named_barrier(barrier, threads);  // all columns have them", 0, None, "race"),
     "fence of zeros": ("fence_async_shared();", 1, None, "proxy_fence"),
@@ -106,7 +109,7 @@ def changed(kernels: KernelSet, name: str, folder: Path) -> ModuleType:
 
 @pytest.mark.parametrize("name", LEFT_OUT)
 def test_left_out(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    kernels = FULL if name == "last V full" else CAUSAL
+    kernels = OF.get(name, CAUSAL)
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     monkeypatch.setitem(harness._packages, kernels.name, (kernels, changed(kernels, name, tmp_path)))
     for schedule in ("ascending", "descending", 1):

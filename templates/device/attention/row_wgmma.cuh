@@ -110,6 +110,15 @@ __device__ __forceinline__ void exponentiate(RowScores<Tile>& s, RowSums<Tile>& 
       sums.row_sum[0][r / 2] += x;
     }
 }
+// The four lanes of a column have a part of its sum each: together in all of them.
+template <typename Tile>
+__device__ __forceinline__ void add_lanes(RowSums<Tile>& sums) {
+#pragma unroll
+  for (uint32_t h = 0; h < 2; ++h) {
+    sums.row_sum[0][h] += __shfl_xor_sync(~0u, sums.row_sum[0][h], 1);
+    sums.row_sum[0][h] += __shfl_xor_sync(~0u, sums.row_sum[0][h], 2);
+  }
+}
 template <typename Tile>
 __device__ __forceinline__ void round_weights(TileWeights<Tile>& weights, const RowScores<Tile>& s) {
 #pragma unroll
@@ -251,9 +260,9 @@ __device__ __forceinline__ void sync_join(uint32_t id, uint32_t threads, RowSums
 template <typename Parts>
 __device__ __forceinline__ void merge_four(float (&row_max)[2], float (&row_sum)[2], float (&out)[4][4], float* slot, uint64_t step, uint32_t count, uint32_t first) {
   row_max[0] = row_max[1] = -infinity();
-  row_sum[0] = row_sum[1] = 0.0f;
+  row_sum[0] = row_sum[1] = -0.0f;  // to which anything is added without a change
 #pragma unroll
-  for (uint32_t n = 0; n < 16; ++n) out[n / 4][n % 4] = 0.0f;
+  for (uint32_t n = 0; n < 16; ++n) out[n / 4][n % 4] = -0.0f;
 #pragma unroll 1
   for (uint32_t i = 0; i < count; ++i) {
     Vec<float, 4> head, more[4];
