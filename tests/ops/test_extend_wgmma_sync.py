@@ -72,21 +72,30 @@ WITHOUT: Final[dict[str, tuple[str, int, str | None, str]]] = {
     "columns before zeros": ("sync_consumers();  // all columns have them", 0, None, "race"),
     "fence of zeros": ("fence_async_shared();", 1, None, "proxy_fence"),
     "zeros before products": ("sync_consumers();", 1, None, "race proxy_fence in_flight"),
+    "work empty": ("mbarrier_wait(&empty[place]", 0, None, "race bad_mbarrier deadlock"),
+    "work empty parity": ("empty[place], round / 2 & 1 ^ 1", 0, "empty[place], round / 2 & 1", "deadlock"),
+    "work asked": ("mbarrier_arrive(&full[place]);", 0, None, "deadlock"),
+    "work full": ("mbarrier_wait(&full[place]", 0, None, "race uninitialised"),
+    "work full parity": ("full[place], round / 2 & 1", 0, "full[place], 0", "race deadlock bad_mbarrier"),
+    "lanes before work is read": ("__syncwarp();", 0, None, "race"),
+    "work read": ("mbarrier_arrive(&empty[place]);", 0, None, "deadlock"),
 }  # fmt: skip
 SOME: Final = ("K expected", "Q fence", "V empty parity")
 LEFT_OUT: Final = tuple(WITHOUT) if "KVGEN_FAMILY" in os.environ else SOME
 
 
 def changed(kernels: KernelSet, name: str, folder: Path) -> ModuleType:
-    """The generated package with one thing of the kernel left out."""
+    """The generated package with one thing of the kernel left out, or of how its blocks get their works."""
     part, which, instead, _ = WITHOUT[name]
+    where = "/row_wgmma.cuh" if "work" in name else "/extend.cu"
     package = "without_" + name.replace(" ", "_")
     files = render_device() | render_set(LoadedSet(kernels, "tests/ops/test_extend_wgmma_sync.py", ""))
     for path, file in files.items():
         text = file.text
-        if path.endswith("/extend.cu"):
+        if path.endswith(where):
             lines = text.splitlines(keepends=True)
-            at = [n for n, line in enumerate(lines) if part in line and "__device__" not in line][which]
+            first = next((n for n, line in enumerate(lines) if "struct WorkRing" in line), 0)
+            at = [n for n, line in enumerate(lines) if n >= first and part in line and "__device__" not in line][which]
             lines[at] = "" if instead is None else lines[at].replace(part, instead)
             text = "".join(lines)
         target = folder / package / path

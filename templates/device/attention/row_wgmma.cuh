@@ -259,3 +259,42 @@ __device__ __forceinline__ Finished sync_finish_of(uint32_t id, uint32_t threads
   __threadfence();
   return before < blocks - 1 ? Finished::early : before == blocks - 1 ? Finished::last : Finished::miscounted;
 }
+
+// The works that a block has one after the other: its place in the grid, then the next one of the list that nobody has. One warp asks
+// for them, a work ahead of who is slow; all warps read what it is.
+struct WorkRing {
+  uint64_t full[2], empty[2];
+  uint32_t work[2];
+
+  // One thread; `warps` call take().
+  __device__ __forceinline__ void init(uint32_t warps) {
+    for (uint32_t i = 0; i < 2; ++i) {
+      mbarrier_init(&full[i], 1);
+      mbarrier_init(&empty[i], warps);
+    }
+  }
+  // The block's work number `round`: `works` or more where none is left. `counter` is kIdle before the launch and after it: as many ask
+  // as there are works, those who get none included. `blocks` take part.
+  __device__ __forceinline__ uint32_t take(uint32_t round, bool asks, uint32_t* counter, uint32_t blocks, uint32_t works, uint64_t* errors) {
+    const uint32_t place = round % 2, lane = threadIdx.x % 32;
+    if (asks) {
+      mbarrier_wait(&empty[place], round / 2 & 1 ^ 1);
+      if (lane == 0) {
+        uint32_t next = blockIdx.x;
+        if (round > 0) {
+          const uint32_t asked = atomicAdd(counter, 1) - kIdle;
+          if (asked == works - 1) atomicExch(counter, kIdle);
+          if (asked >= works) report(errors, Fault::plan, 0, 0);  // overwritten
+          next = asked < works ? blocks + asked : works;
+        }
+        work[place] = next;
+        mbarrier_arrive(&full[place]);
+      }
+    }
+    mbarrier_wait(&full[place], round / 2 & 1);
+    const uint32_t found = work[place];
+    __syncwarp();
+    if (lane == 0) mbarrier_arrive(&empty[place]);
+    return found;
+  }
+};

@@ -150,7 +150,7 @@ struct alignas(16) PlanHeader {
 // Where a workspace has what: see kvgen/runtime/workspace.py, which sizes it.
 struct Plan {
   PlanHeader* header;
-  uint32_t* starts;     // of each SM part's chunks, and their end, plus stamp_at() of the plan and the SM part
+  uint32_t* starts;     // of each SM part's chunks, and their end, plus stamp_at() of the plan and the SM part; of extend WorkRing's counter
   uint8_t* row_kinds;
   uint32_t* counters;   // of each slot, kv head and tile of columns: kIdle, plus how many of its group have finished
   KvChunk* chunks;
