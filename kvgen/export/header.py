@@ -71,6 +71,7 @@ class KernelContext:
     shared: int
     shared_by_arch: tuple[ArchShared, ...]
     threads_by_arch: tuple[ArchThreads, ...]
+    blocks_by_arch: tuple[str, ...]
     elsewhere: tuple[ArchFile, ...]
     checked: tuple[Member, ...]
     workspace: bool
@@ -171,6 +172,7 @@ def _kernel(kernels: KernelSet, op: Op, plan: KernelPlan, structs: dict[str, Str
             ArchShared(a, plan.shared_on(a)) for a in kernels.arch if plan.shared_on(a) != plan.shared
         ),
         threads_by_arch=tuple(ArchThreads(a, n) for a, n in plan.threads_by_arch),
+        blocks_by_arch=tuple(a for a, _ in plan.blocks_by_arch),
         elsewhere=tuple(ArchFile(arch, other.name) for arch, other in plan.elsewhere),
         checked=tuple(m for m in struct.members if m.pointer or m.unit > 1),
         workspace=any(p.name == "workspace" for p in plan.params) and op.split_plan(kernels) is not None,

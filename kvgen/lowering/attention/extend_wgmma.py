@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import Final
 
+from kvgen.expr.nodes import const, var
 from kvgen.expr.score_c import float_literal
 from kvgen.layout.dtypes import dtype
 from kvgen.lowering.attention.extend import ExtendContext
@@ -24,6 +25,8 @@ ARCH: Final = "sm_90a"
 THREADS: Final = 384
 # Columns of a block: 64 of each of two warpgroups.
 COLS: Final = 128
+# Columns of an entry that takes half the time a tile: both warpgroups have them all, and take tiles in turns.
+NARROW_COLS: Final = 64
 # Warps that have columns.
 _WARPS: Final = 8
 # Shared memory of a block, less barriers, flags and what warps keep of entries.
@@ -184,7 +187,15 @@ def with_warpgroups(kernels: KernelSet, plan: KernelPlan, attended: Attended, sc
         other_file=plan.name if others else "",
     )
     if not others:
-        return replace(plan, template=TEMPLATE, context=context, threads=THREADS, shared=shared, shared_by_arch=())
+        return replace(
+            plan,
+            template=TEMPLATE,
+            context=context,
+            grid=(var("num_sm_parts"), const(1), const(1)),
+            threads=THREADS,
+            shared=shared,
+            shared_by_arch=(),
+        )
     here = replace(
         plan,
         name=wgmma_file(plan.name),
@@ -201,5 +212,6 @@ def with_warpgroups(kernels: KernelSet, plan: KernelPlan, attended: Attended, sc
         context=context_there,
         shared_by_arch=by_arch,
         threads_by_arch=((ARCH, THREADS),),
+        blocks_by_arch=((ARCH, 1),),
         elsewhere=((ARCH, here),),
     )

@@ -8,8 +8,7 @@
 // kValueDims are multiples of 64.
 #pragma once
 
-#include "merge.cuh"
-#include "row_tile.cuh"
+#include "extend_tiles.cuh"
 #include "../mma/wgmma.cuh"
 
 // Bytes of a group of 8 rows.
@@ -273,21 +272,13 @@ struct WorkRing {
       mbarrier_init(&empty[i], warps);
     }
   }
-  // The block's work number `round`: `works` or more where none is left. `counter` is kIdle before the launch and after it: as many ask
-  // as there are works, those who get none included. `blocks` take part.
+  // The block's work number `round`, as ask_work() has it.
   __device__ __forceinline__ uint32_t take(uint32_t round, bool asks, uint32_t* counter, uint32_t blocks, uint32_t works, uint64_t* errors) {
     const uint32_t place = round % 2, lane = threadIdx.x % 32;
     if (asks) {
       mbarrier_wait(&empty[place], round / 2 & 1 ^ 1);
       if (lane == 0) {
-        uint32_t next = blockIdx.x;
-        if (round > 0) {
-          const uint32_t asked = atomicAdd(counter, 1) - kIdle;
-          if (asked == works - 1) atomicExch(counter, kIdle);
-          if (asked >= works) report(errors, Fault::plan, 0, 0);  // overwritten
-          next = asked < works ? blocks + asked : works;
-        }
-        work[place] = next;
+        work[place] = round == 0 ? blockIdx.x : ask_work(counter, blocks, works, errors);
         mbarrier_arrive(&full[place]);
       }
     }
