@@ -118,6 +118,10 @@ class Extend(Op):
         assert shape is not None
         return extend_wgmma.applies(kernels, shape.cols, self.split == "invariant")
 
+    def by_warpgroups(self, kernels: KernelSet) -> bool:
+        """Whether the set's kernel on sm_90a has products of warpgroups."""
+        return not self._hindrance(kernels)
+
     def walk(self, kernels: KernelSet) -> tuple[str, str]:
         """("tensor cores", why) of this set's kernel."""
         why = self._hindrance(kernels)
