@@ -92,10 +92,12 @@ def limits(wanted: Decoded, given: Terms, q: Raw, row: int) -> tuple[Floats, Flo
     if given.compute != "f32":
         low, low_lse = naive(q[row], seen, given)
         factor = 3 if getattr(given.score, "softcap", None) is not None else 2
-        error = factor * np.abs(low - right).max() + 2 * _unsettled(right, given.out)
         some = np.isfinite(wanted.lse[row])
         far = np.abs(np.subtract(low_lse, wanted.lse[row], where=some, out=np.zeros(len(right)))).max()
-        return error + rounding, lse_allowed * base + factor * far
+        # Naive attention of one token, or of one head, may happen to be right.
+        usual, usual_lse = roundings(query, seen, given, scores)
+        error = factor * max(np.abs(low - right).max(), usual) + 2 * _unsettled(right, given.out)
+        return np.maximum(error + rounding, allowed), lse_allowed * base + factor * max(far, usual_lse * base)
     return allowed, lse_allowed * base
 
 
@@ -190,6 +192,23 @@ def naive(q: Raw, seen: Seen, given: Terms) -> tuple[Floats, Floats]:
         )
     seen_v = np.where((scores == -np.inf).T[:, :, None], 0.0, v[:, heads])  # what is hidden may be no number
     return rounded(np.einsum("hn,nhd->hd", shares, seen_v)), lse
+
+
+def roundings(query: Floats, seen: Seen, given: Terms, scores: Floats) -> tuple[float, float]:
+    """What rounding to the type that the kernel computes in usually does to (out, natural lse): the root of the mean square, of
+    the head and dim that has the largest. A rounding is off by half of HALF_ULP then; each weight and value has one, and each
+    score and every term of it."""
+    heads = np.arange(len(query)) // (len(query) // seen.k.shape[1])
+    top = scores.max(axis=1, keepdims=True)
+    weights = np.exp(scores - np.where(np.isfinite(top), top, 0))
+    weights /= np.maximum(weights.sum(axis=1, keepdims=True), TINY["f32"])  # without sinks, which make them smaller
+    finite = np.where(np.isfinite(scores), scores, 0)
+    squares = finite**2 + products(query**2, seen.k**2, given.scale**2)
+    values = np.where((weights == 0).T[:, :, None], 0.0, seen.v[:, heads])  # what is hidden may be no number
+    out = np.sqrt(2 * np.einsum("hn,nhd->hd", weights**2, values**2))
+    lse = np.sqrt((weights**2 * squares).sum(axis=1))
+    half = HALF_ULP[given.compute] / 2
+    return float(half * out.max()), float(half * lse.max())
 
 
 def rounder(element: str) -> Callable[[Floats], Floats]:

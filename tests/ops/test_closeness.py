@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -94,6 +95,9 @@ def _changed(found: Step, seen: Seen, change: Loud, twice: bool) -> Seen:
     return replace(seen, k=np.concatenate([seen.k, k[None]]), v=np.concatenate([seen.v, v[None]]), tokens=tokens)
 
 
+# A head whose weights are rounded to bf16, and its output is not.
+ALONE = _set("alone", _paged("bf16", 1, 16, 16), 1, out_dtype="f32")
+
 # Longer than windows, chunks and rings are; without them shorter.
 LONGER = ("close_window", "close_ring", "close_chunk", "close_mask")
 TOTALS = {name: (300, 65, 17) if name in LONGER else (129, 64, 3) for name in SETS}
@@ -124,6 +128,22 @@ def _one_token_shows(found: Step) -> None:
             for values, sums in ((out, bad_lse), (bad, None))[: 1 if alone else 2]:
                 with pytest.raises(AssertionError):
                     hold(wanted, given, found.q, values, sums, [one.row])
+
+
+def test_where_naive_attention_is_right() -> None:
+    """Of one token and one head it may be, to the bit: honest roundings pass all the same, and no more than these."""
+    found = step(ALONE, replace(PLAIN, totals=(1,), new=(0,)), loud=False)
+    found.q[...] = 1
+    k, v = (
+        np.full((r.heads, r.dim), value, found.q.dtype) for r, value in zip(found.scene.rows(), (0.25, 10), strict=True)
+    )
+    found.scene.write(0, 0, [k, v])
+    given, wanted = found.terms, found.wanted()
+    assert wanted.lse[0, 0] == 1
+    for off, right in ((0, True), (2.0**-11, True), (2.0**-6, False)):
+        for out, lse in ((wanted.out * (1 + off), wanted.lse), (wanted.out, wanted.lse * (1 + off))):
+            with nullcontext() if right else pytest.raises(AssertionError):
+                hold(wanted, given, found.q, out.astype(np.float32), lse.astype(np.float32))
 
 
 def test_level_queries_count_tokens() -> None:
