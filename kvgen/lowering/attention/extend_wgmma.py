@@ -129,7 +129,7 @@ def shared_bytes(kernels: KernelSet) -> int:
     """Shared of the template."""
     dims = kernels.kv.head_dim + kernels.kv.v_dim
     stages = _stages(kernels)
-    flags = -(-(8 * (4 * stages + 6) + 4 * (stages + 3)) // 16) * 16
+    flags = -(-(8 * (4 * stages + 6) + 4 * (stages + 5)) // 16) * 16
     return 2 * COLS * kernels.kv.head_dim + stages * 2 * tile_tokens(kernels) * dims + flags + 48 * _WARPS
 
 

@@ -33,15 +33,6 @@ __device__ __forceinline__ KvChunk read_row_tile(const Plan& plan, uint32_t stam
   return tile;
 }
 
-// The next work of the list that nobody has, `works` where none is left; a block's first is its place among `blocks`. `counter` is
-// kIdle before the launch and after it: as many ask as there are works, those who get none included. One thread of a block.
-__device__ __forceinline__ uint32_t ask_work(uint32_t* counter, uint32_t blocks, uint32_t works, uint64_t* errors) {
-  const uint32_t asked = atomicAdd(counter, 1) - kIdle;
-  if (asked == works - 1) atomicExch(counter, kIdle);
-  if (asked >= works) report(errors, Fault::plan, 0, 0);  // overwritten
-  return asked < works ? min(blocks + asked, works) : works;
-}
-
 // A block's sums as partial results: every thread has its own, of which it reads what it wrote.
 template <typename Tile>
 struct RowPartial {
