@@ -38,14 +38,14 @@ class Workload:
 
     @staticmethod
     def mixed(rows: str, tokens: int) -> Workload:
-        """Requests of so many new tokens, "4000,1x60": one of 4000 and 60 of 1, each of at least `tokens` in all; raises ToolError."""
+        """Requests of so many new tokens, "4000,1x60": one of 4000 and 60 of 1, each of at least `tokens` in all."""
         new: list[int] = []
         for part in rows.split(","):
             found = re.fullmatch(r"([0-9]{1,7})(?:x([0-9]{1,4}))?", part)
             if found is None or not int(found[1]):
                 raise ToolError(
-                    f"--rows: got {part!r}; it must be the new tokens of a request, as 4000, or of several, as 1x60; separate them by "
-                    "commas"
+                    f"--rows: got {part!r}; it must be the new tokens of a request, as 4000, or of several, as 1x60; separate "
+                    "them by commas"
                 )
             new += [int(found[1])] * int(found[2] or 1)
         if not new:

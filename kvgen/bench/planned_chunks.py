@@ -35,8 +35,8 @@ class PlannedChunks:
 
 @dataclass(frozen=True)
 class PlannedTile:
-    """An entry of extend's plan: `cols` columns of request `b` from column `first` on, and the keys [begin, end), one of `pieces` parts
-    of what these columns see."""
+    """An entry of extend's plan: `cols` columns of request `b` from column `first` on, and the keys [begin, end), one of
+    `pieces` parts of what these columns see."""
 
     b: int
     first: int
@@ -62,7 +62,7 @@ class PlannedTiles:
 
 
 def planned_chunks(scene: Scene, op: Op, multiprocessors: int, arch: str | None = None) -> PlannedChunks | None:
-    """What the planner makes of the scene's batch; None for an operation that plans nothing, and for one that plans tiles of rows."""
+    """What the planner makes of the scene's batch; None where nothing is planned, or tiles of rows."""
     launcher = getattr(scene.package, op.name)
     if not hasattr(launcher, "workspace") or launcher.SPLIT_PLAN.slots_a_part:
         return None
@@ -123,9 +123,7 @@ def _read(memory: Bytes, sizes: Mapping[str, int], columns: int) -> PlannedChunk
     return PlannedChunks(tuple(found), columns, int(chunks[:, _PIECES].max(initial=1)))
 
 
-def _chunks(
-    memory: Bytes, sizes: Mapping[str, int], columns: int, count: int
-) -> NDArray[np.uint32]:
+def _chunks(memory: Bytes, sizes: Mapping[str, int], columns: int, count: int) -> NDArray[np.uint32]:
     at = HEADER + _up(4 * (sizes["num_sm_parts"] + 1)) + _up(sizes["max_rows"]) + _up(4 * sizes["max_slots"] * columns)
     return memory[at : at + KV_CHUNK * count].view(np.uint32).reshape(-1, KV_CHUNK // 4)
 

@@ -148,7 +148,9 @@ class Mixed:
             return Entry(cycles / 2 if e.cols <= self.narrow_cols else cycles, nbytes)
 
         entries = {e: entry(e) for e in planned.entries}
-        return step([entries[e] for e, _ in planned.works], round(device.multiprocessors.value) * max(1, blocks), device)
+        return step(
+            [entries[e] for e, _ in planned.works], round(device.multiprocessors.value) * max(1, blocks), device
+        )
 
 
 def _cycles(kernel: Kernel, device: Device, placement: Placement) -> float:
@@ -182,9 +184,7 @@ def _work(config: Config, item: Chosen, op: Op, workload: Workload, device: Devi
     return Work(found.parts, found.columns, found.pieces) if found else None
 
 
-def _mixed(
-    kernels: KernelSet, package: ModuleType, op: Extend, workload: Workload, device: Device, arch: str
-) -> Mixed:
+def _mixed(kernels: KernelSet, package: ModuleType, op: Extend, workload: Workload, device: Device, arch: str) -> Mixed:
     """The batch's plan, and where it mixes requests of one tile of rows with others, theirs alone."""
     from kvgen.bench import Scene, Workload
     from kvgen.bench.planned_chunks import planned_tiles
@@ -333,7 +333,9 @@ def _print(found: Sequence[Examined]) -> None:
 def _object(x: Examined) -> dict[str, Any]:
     """For programs: a launch with its sums."""
     sums = {side: asdict(at) | {"total": at.total, "reached": at.reached} for side, at in x.launches.items()}
-    steps = {name: {side: asdict(at) | {"total": at.total} for side, at in part.items()} for name, part in x.steps.items()}
+    steps = {
+        name: {side: asdict(at) | {"total": at.total} for side, at in part.items()} for name, part in x.steps.items()
+    }
     return asdict(x) | {"launches": sums, "steps": steps}
 
 
@@ -353,12 +355,12 @@ def _step_lines(x: Examined) -> list[str]:
     for name, part in x.steps.items():
         low, at, high = (part[side] for side in ("low", "value", "high"))
         lines.append(
-            f"{x.kernel}, one step{titles[name]}: {low.total:.1f} to {high.total:.1f} us ({at.cycles:.0f} cycles: tensor cores and ends "
-            f"{at.work:.0f} if evenly divided, memory {at.memory:.0f}; idle {at.idle:.0f} %)"
+            f"{x.kernel}, a step{titles[name]}: {low.total:.1f} to {high.total:.1f} us ({at.cycles:.0f} cycles: tensor cores and "
+            f"ends {at.work:.0f} if evenly divided, memory {at.memory:.0f}; idle {at.idle:.0f} %)"
         )
     if len(x.steps) > 1:
         alone = max(x.steps["several"]["value"].cycles, x.steps["one"]["value"].cycles)
-        lines.append(f"{x.kernel}, one step: {x.steps['all']['value'].cycles / alone:.2f} of the longer part alone")
+        lines.append(f"{x.kernel}, a step: {x.steps['all']['value'].cycles / alone:.2f} of the longer part alone")
     return lines
 
 

@@ -30,8 +30,8 @@ class Entry:
 
 @dataclass(frozen=True)
 class StepCycles:
-    """Cycles of a step at the clock of tensor cores: in all; what multiprocessors work if they share it evenly; what the bytes take.
-    `idle`: % of the multiprocessors' time in which they have no entry."""
+    """Cycles of a step at the clock of tensor cores: in all; what multiprocessors work if they share it evenly; what the bytes
+    take. `idle`: % of the multiprocessors' time in which they have no entry."""
 
     cycles: float
     work: float

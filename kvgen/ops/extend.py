@@ -167,8 +167,8 @@ class Extend(Op):
             lse_sinks=self.sinks == "lse",
             lse_base_two=self.lse_base == "2",
         )
-        # A tile has a block for each kv head, and as many more where keys are cut as there are SM parts; with fixed cuts blocks have a
-        # slot each, and take the next tile.
+        # A tile has a block for each kv head, and as many more where keys are cut as there are SM parts; with fixed cuts
+        # blocks have a slot each, and take the next tile.
         tiles = minimum(var("T"), ceil_div(var("T") * kernels.group, shape.cols) + var("B")) * cache.kv_heads
         parts = var("num_sm_parts")
         blocks = parts if self._chunk else tiles + maximum(parts, cache.kv_heads)

@@ -42,8 +42,8 @@ class KernelPlan:
     struct is then the first one's. `reads_tables`: the kernel reads page tables or lengths; others take a cache without any.
     A kernel with a `source` has neither template nor context.
     `elsewhere` has (architecture, kernel): that kernel takes this one's place there, from a file of its own. Both have the same
-    entry, parameters and grid; `shared_by_arch` and `threads_by_arch` of this one say what each launch gives. `blocks_by_arch`: there
-    so many blocks a multiprocessor take the work of all one after the other, and a launch has no more.
+    entry, parameters and grid; `shared_by_arch` and `threads_by_arch` of this one say what each launch gives.
+    `blocks_by_arch`: there so many blocks a multiprocessor take the work of all one after the other, and a launch has no more.
     """
 
     name: str

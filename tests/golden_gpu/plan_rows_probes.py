@@ -22,8 +22,8 @@ LONGEST, TOLD, TILES = 400, 16, 800
 @dataclass(frozen=True)
 class Split:
     """A plan: threads, columns of a tile, query heads of a kv head, rows of a request at most, tokens of a tile and of a chunk
-    (0: cut into equal parts), tokens that a row sees (0: all), columns of a tile that takes half the time; fixed cost and least keys of
-    an entry, in tiles; what a launch says of cuts."""
+    (0: cut into equal parts), tokens that a row sees (0: all), columns of a tile that takes half the time; fixed cost and least
+    keys of an entry, in tiles; what a launch says of cuts."""
 
     threads: int
     cols: int
@@ -301,12 +301,14 @@ def _order_inputs() -> dict[str, Array]:
 def _order(arrays: Arrays) -> dict[str, Wanted]:
     """Each kind by cost; entries of both by when they begin, if each kind had a part of the blocks as large as what it costs."""
     counts = arrays["counts"]
-    end = np.float32(_cost(counts)) / np.float32(BLOCKS)
+    end = np.float32(0.85) * (np.float32(_cost(counts)) / np.float32(BLOCKS))
     times: list[list[np.float32]] = []
     for kind in counts:
         costs = [_least(bucket) for bucket, n in enumerate(kind) for _ in range(n)]
         before = accumulate(costs, initial=0)
-        times.append([np.float32(b) * max(np.float32(0), end - np.float32(c)) for b, c in zip(before, costs, strict=False)])
+        times.append(
+            [np.float32(b) * max(np.float32(0), end - np.float32(c)) for b, c in zip(before, costs, strict=False)]
+        )
     all_of = [np.float32(sum(_least(bucket) * int(n) for bucket, n in enumerate(kind))) for kind in counts]
     keys = [(t * all_of[1 - kind], kind, i) for kind in (0, 1) for i, t in enumerate(times[kind])]
     place = {entry[1:]: n for n, entry in enumerate(sorted(keys))}
@@ -328,5 +330,13 @@ def probes() -> list[Probe]:
         Probe("library_plan_rows_fixed", UNIT, "rows_fixed", _fixed_inputs, _fixed, 32, tail=fixed),
         Probe("library_plan_rows_claims", UNIT, "rows_claims", _claims_inputs, _claimed, 64, (8, 1, 1), tail=claims),
         Probe("library_plan_rows_numbers", UNIT, "rows_numbers", _numbers_inputs, _numbers, 64),
-        Probe("library_plan_rows_order", UNIT, "rows_order", _order_inputs, _order, 256, tail=[u32(_cost(_counts())), u32(BLOCKS)]),
+        Probe(
+            "library_plan_rows_order",
+            UNIT,
+            "rows_order",
+            _order_inputs,
+            _order,
+            256,
+            tail=[u32(_cost(_counts())), u32(BLOCKS)],
+        ),
     ]

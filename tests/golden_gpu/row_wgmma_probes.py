@@ -167,8 +167,8 @@ def _works_inputs() -> dict[str, Array]:
 
 
 def _works(arrays: Arrays) -> dict[str, Wanted]:
-    """Every work is had once by 3 warps. Where the counter was overwritten all but the first of each block are in doubt, and it stays
-    so: as many ask as there are blocks."""
+    """Every work is had once by 3 warps. Where the counter was overwritten all but the first of each block are in doubt, and it
+    stays so: as many ask as there are blocks."""
     found, had = arrays["workspaces"].view(np.uint64).copy(), np.zeros((len(OFF), WORKS, 2), np.uint32)
     had[0, :, 0] = 3
     had[1:, :WORK_BLOCKS, 0] = had[1:, WORK_BLOCKS:, 1] = 3

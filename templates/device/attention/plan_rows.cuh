@@ -188,7 +188,9 @@ __device__ __forceinline__ uint32_t bucket_cost(uint32_t bucket) {
 }
 
 // Where entries stand in the list. Those of a kind are sorted by bucket; each is to begin where the ones before it end, if its kind had a
-// fixed part of the GPU, and the last one so early that it ends with all work. The list is sorted by that time.
+// fixed part of the GPU, and the last one so early that it ends with all work; a little earlier, since blocks are not free just then. The
+// list is sorted by that time.
+constexpr float kEarly = 0.85f;
 struct ListOrder {
   uint32_t first[2][kBuckets];        // entries before a bucket, of its kind
   uint32_t cost_before[2][kBuckets];  // what they cost, in units of 2^shift
@@ -242,6 +244,6 @@ __device__ __forceinline__ void sync_order(ListOrder& order, unsigned long long 
     order.next[kind][bucket] = 0;
     if (threadIdx.x == 0) order.count[kind] = entries, order.cost[kind] = all;
   }
-  if (threadIdx.x == 0) order.shift = shift, order.end = (float)(cost >> shift) / blocks;
+  if (threadIdx.x == 0) order.shift = shift, order.end = kEarly * ((float)(cost >> shift) / blocks);
   __syncthreads();
 }
