@@ -100,7 +100,7 @@ def _planned(scene: Scene, op: Op, multiprocessors: int, arch: str | None) -> tu
     """The workspace, after the planner ran, and its sizes."""
     call = call_of(scene, op)
     launcher = call.launcher
-    cache = scene.package.Cache(**scene.pools, **scene.tables(call.kind, call.rows_each))
+    cache = scene.package.Cache(**scene.pools, **scene.tables(call.counted_as, call.rows_each))
     layer = cache[LAYER]
     longest = layer.dims["max_cache_length"] if launcher.SPLIT_PLAN.chunk_tokens else None
     sizes: dict[str, Any] = {"max_tokens": longest, "multiprocessors": multiprocessors}

@@ -191,7 +191,7 @@ def _mixed(kernels: KernelSet, package: ModuleType, op: Extend, workload: Worklo
     from kvgen.bench.tiles import token_bytes
     from kvgen.layout.dtypes import dtype
     from kvgen.lowering.attention import extend
-    from kvgen.lowering.attention.extend_wgmma import ARCH, NARROW_COLS, tile_tokens
+    from kvgen.lowering.attention.extend_wgmma import ARCH, tile_tokens
     from kvgen.lowering.attention.split_kv import OVERHEAD
 
     shape, cache = extend.shape(kernels, fixed=op.split == "invariant"), kernels.kv
@@ -216,7 +216,7 @@ def _mixed(kernels: KernelSet, package: ModuleType, op: Extend, workload: Worklo
         parts,
         tokens=tile_tokens(kernels) if warpgroups else shape.tokens,
         token_bytes=token_bytes(kernels),
-        narrow_cols=NARROW_COLS if warpgroups else 0,
+        narrow_cols=op.narrow_cols(kernels) if warpgroups else 0,
         overhead=OVERHEAD,
         column_bytes=dtype(cache.dtype).bytes * cache.head_dim + out * cache.v_dim,
     )

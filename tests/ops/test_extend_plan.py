@@ -16,7 +16,7 @@ from kvgen import KernelSet
 from kvgen.bench import Scene, Workload, measure
 from kvgen.bench.planned_chunks import PlannedTile, PlannedTiles, planned_tiles, tiles_in
 from kvgen.lowering.attention import extend as shapes
-from kvgen.lowering.attention.extend_wgmma import NARROW_COLS, tile_tokens
+from kvgen.lowering.attention.extend_wgmma import tile_tokens
 from kvgen.lowering.attention.split_kv import OVERHEAD
 from kvgen.ops import Extend
 from tests.ops import test_extend_wgmma
@@ -114,7 +114,7 @@ def cost(kernels: KernelSet, entry: PlannedTile) -> int:
     """In halves of a wide tile's time."""
     tile = tile_of(kernels)
     tiles = max(1, -(-entry.end // tile) - entry.begin // tile)
-    narrow = extend_of(kernels).by_warpgroups(kernels) and entry.cols <= NARROW_COLS
+    narrow = entry.cols <= extend_of(kernels).narrow_cols(kernels)
     return (tiles + OVERHEAD) * (1 if narrow else 2)
 
 

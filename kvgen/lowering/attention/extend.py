@@ -288,6 +288,7 @@ def planner(
     chunk_tokens: int,
     index: str,
     digest: int,
+    cross: bool,
 ) -> KernelPlan:
     """The planner of operation `name`: one block, once a step."""
     cache = kernels.kv
@@ -318,7 +319,7 @@ def planner(
         least_tokens=LEAST_TOKENS,
         token_bytes=sum(mma.row_bytes(parts[0]) for parts in cache.storage.roles.values()),
         together_bytes=_TOGETHER,
-        new_in_length=new_in_length(kernels),
+        new_in_length=new_in_length(kernels, cross),
         digest=digest,
     )
     one = const(1)
