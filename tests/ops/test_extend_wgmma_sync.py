@@ -41,8 +41,8 @@ WITHOUT: Final[dict[str, tuple[str, int, str | None, str]]] = {
     "K empty parity": ("k_empty[stage], number / kStages & 1 ^ 1", 0, "k_empty[stage], number / kStages & 1", "deadlock"),
     "V empty": ("mbarrier_wait(&shared.v_empty[before]", 0, None, "bad_mbarrier in_flight race"),
     "V empty parity": ("(number - 1) / kStages & 1 ^ 1", 0, "(number - 1) / kStages & 1", "deadlock"),
-    "K expected": ("k_full[stage], 2 * kTokens * kKeyDims)", 0, "k_full[stage], 0)", "in_flight race"),
-    "V expected": ("v_full[before], 2 * kTokens * kValueDims)", 0, "v_full[before], 0)", "in_flight race"),
+    "K expected": ("k_full[stage], 2 * kTokens * kKeyDims)", 0, "k_full[stage], 0)", "in_flight race deadlock"),
+    "V expected": ("v_full[before], 2 * kTokens * kValueDims)", 0, "v_full[before], 0)", "in_flight race deadlock"),
     "Q empty": ("mbarrier_wait(&shared.q_empty", 0, None, "race deadlock in_flight bad_mbarrier"),
     "Q copies": ("cp_async_wait<0>();", 0, None, "in_flight"),
     "Q fence": ("fence_async_shared();", 0, None, "proxy_fence"),
@@ -96,15 +96,18 @@ LEFT_OUT: Final = tuple(WITHOUT) if "KVGEN_FAMILY" in os.environ else SOME
 def changed(kernels: KernelSet, name: str, folder: Path) -> ModuleType:
     """The generated package with one thing of the kernel, or of its device functions, left out."""
     part, which, instead, _ = WITHOUT[name]
-    where = ("/row_wgmma.cuh",) if "work" in name else ("/extend.cu", "/row_wgmma.cuh")
     package = "without_" + name.replace(" ", "_")
     files = render_device() | render_set(LoadedSet(kernels, "tests/ops/test_extend_wgmma_sync.py", ""))
     for path, file in files.items():
         text = file.text
         lines = text.splitlines(keepends=True)
-        first = next((n for n, line in enumerate(lines) if "struct WorkRing" in line), 0) if "work" in name else 0
-        at = [n for n, line in enumerate(lines) if n >= first and part in line and "__device__" not in line]
-        if at and path.endswith(where):
+        ring = next((n for n, line in enumerate(lines) if "struct WorkRing" in line), len(lines))
+        at = [
+            n
+            for n, line in enumerate(lines)
+            if part in line and "__device__" not in line and (n > ring) == ("work" in name)
+        ]
+        if at and path.endswith(("/extend.cu", "/row_wgmma.cuh")):
             lines[at[which]] = "" if instead is None else lines[at[which]].replace(part, instead)
             text = "".join(lines)
         target = folder / package / path
