@@ -1,0 +1,105 @@
+"""extend with bad device data: the victim's rows are NaN, everybody else's keep their bits, the error word says who and where."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from typing import Any, Final
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvgen import Continuous, KernelSet
+from kvgen.runtime import Fault, describe
+from kvgen.spec.tables import Offsets
+from tests.ops import test_extend_wgmma
+from tests.ops.test_hostile import VICTIM, spoils_of
+from tests.support import extend_sets
+from tests.support.batches import OPEN_TOKENS, PLAIN
+from tests.support.extend_steps import Step, step
+from tests.support.memory import Raw
+
+CAMPAIGN: Final = "KVGEN_FAMILY" in os.environ
+# On mma.sync, and by warpgroups.
+SETS: Final[dict[str, KernelSet]] = (
+    {name: extend_sets.SETS[name] for name in ("paged", "sglang")}
+    | {name: extend_sets.MORE[name] for name in extend_sets.MORE if CAMPAIGN}
+    | {f"wgmma_{name}": test_extend_wgmma.DRAWN[name] for name in (test_extend_wgmma.DRAWN if CAMPAIGN else ["llama"])}
+)
+
+
+def three(kernels: KernelSet, *, seed: int, padding: int = 0, errors: bool = True) -> Step:
+    """Three requests, the victim in the middle: a few rows, more than a tile of them behind a prefix, a short prompt."""
+    most, rows = (160, (7, 130, 3)) if kernels.ops[0].mask.tree != "packed" else (60, (7, 32, 3))  # type: ignore[attr-defined]
+    if kernels.cache.ragged or isinstance(kernels.cache, Continuous):
+        most = min(most, getattr(kernels.cache, "max_tokens", 0) or OPEN_TOKENS)
+    most = min(most, getattr(kernels.cache.page_table, "window", most))
+    counts = tuple(min(n, most * 3 // 4) for n in rows)
+    schedule: Any = ("ascending", "descending", 3)[seed % 3]
+    batch = replace(
+        PLAIN,
+        totals=(min(50, most), most, counts[2]),
+        new=(0, 0, 0),
+        seed=9,
+        padding=padding,
+        schedule=schedule,
+        errors=errors,
+    )
+    return step(kernels, batch, counts, loud=False)
+
+
+def held(found: Step, right: tuple[Raw, Raw], victims: list[int]) -> None:
+    """The step as the oracle has it; rows of all others have the bits of `right`."""
+    out, lse = found.check(multiprocessors=2)
+    begins = np.cumsum([0, *found.counts])
+    for b in range(len(found.counts)):
+        rows = slice(begins[b], begins[b + 1])
+        if b in victims:
+            continue
+        assert out[rows].tobytes() == right[0][rows].tobytes(), b
+        assert lse[rows].tobytes() == right[1][rows].tobytes(), b
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_tables(name: str) -> None:
+    """One wrong entry of a table, before the plan and after it."""
+    kernels = SETS[name]
+    clean = three(kernels, seed=0)
+    right = clean.check(multiprocessors=2)
+    for n, (label, spoil) in enumerate(spoils_of(kernels).items()):
+        found = three(kernels, seed=n, errors=n % 4 != 3)
+        victims = [2] if "indptr" in label or "offsets" in label else [VICTIM]
+        planned = found.planned(multiprocessors=2)
+        spoil(found.scene)
+        out, lse, word = found.run(workspace=planned)
+        begins = np.cumsum([0, *found.counts])
+        for b in range(3):
+            rows = slice(begins[b], begins[b + 1])
+            same = out[rows].tobytes() == right[0][rows].tobytes() and lse[rows].tobytes() == right[1][rows].tobytes()
+            assert same or b in victims, (label, b)
+            if b in victims and not same:
+                lost = np.isnan(out[rows].astype(np.float32)).all(axis=(1, 2))
+                assert lost.any() and np.isnan(lse[rows][lost]).all(), label
+                assert word or not found.scene.batch.errors, label
+        held(found, right, victims)
+
+
+INDEX: Final = st.sampled_from((-1, 0, 1, 7, 129, 130, 140, 141, 2**31 - 1, -(2**31), 2**32 - 1, 2**63 - 1))
+
+
+@pytest.mark.parametrize("name", SETS)
+@settings(max_examples=60 if CAMPAIGN else 4)
+@given(data=st.data())
+def test_any_offsets_and_tables(name: str, data: Any) -> None:
+    """Words of the offsets, lengths and tables overwritten, all at once: the oracle says what comes of it."""
+    found = three(SETS[name], seed=data.draw(st.integers(0, 2)), padding=data.draw(st.integers(0, 2)))
+    assert found.row_offsets is not None
+    tables = [found.row_offsets, *found.scene.tables.values()]
+    for _ in range(data.draw(st.integers(1, 4))):
+        array = tables[data.draw(st.integers(0, len(tables) - 1))]
+        if array.size:
+            value = np.array(data.draw(INDEX)).astype(array.dtype)
+            array[np.unravel_index(data.draw(st.integers(0, array.size - 1)), array.shape)] = value
+    found.check(multiprocessors=data.draw(st.sampled_from((1, 16))))
