@@ -12,8 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvgen import Continuous, KernelSet
-from kvgen.runtime import Fault, describe
-from kvgen.spec.tables import Offsets
 from tests.ops import test_extend_wgmma
 from tests.ops.test_hostile import VICTIM, spoils_of
 from tests.support import extend_sets
@@ -103,3 +101,59 @@ def test_any_offsets_and_tables(name: str, data: Any) -> None:
             value = np.array(data.draw(INDEX)).astype(array.dtype)
             array[np.unravel_index(data.draw(st.integers(0, array.size - 1)), array.shape)] = value
     found.check(multiprocessors=data.draw(st.sampled_from((1, 16))))
+
+
+STRANGE: Final[dict[str, KernelSet]] = {
+    **{name: extend_sets.SETS[name] for name in ("tree", *(("paged", "window", "fp8") if CAMPAIGN else ()))},
+    "wgmma_llama": test_extend_wgmma.SETS["llama"],
+}
+
+
+@pytest.mark.parametrize("name", STRANGE)
+def test_numbers_that_are_none(name: str) -> None:
+    """NaN and infinities in K and V of a token are those of the rows that see it, and in q those of a row and head: all others
+    keep their bits, later rows of a tile, siblings in a tree and rows behind a window too."""
+    kernels = STRANGE[name]
+    tree = name == "tree"
+    total, rows = (60, 32) if tree else (150, 100)
+
+    def made() -> Step:
+        return step(kernels, replace(PLAIN, totals=(total, 20), new=(0, 0), seed=4), (rows, 9), loud=False)
+
+    right = made()
+    good, good_lse = right.check()
+    wanted = right.wanted()
+    quantized = kernels.kv.quants["k"] is not None
+    token, dim, group = total - rows // 2, 5, kernels.group
+    places = ((rows // 2, np.nan), (rows - 1, np.inf), (rows + 3, -np.inf))
+    changes: list[tuple[str, int, float]] = [("q", row, value) for row, value in places]
+    if not quantized:
+        changes += [(role, at, x) for role in "kv" for at, x in ((token, np.nan), (token - 1, np.inf))]
+    for role, at, value in changes:
+        found = made()
+        if role == "q":
+            found.q[at, 1, dim] = value
+        else:
+            roles = found.scene.rows()
+            whole = [
+                r.read(found.scene.view.places(0, at // found.scene.tokens)[i].page, at % found.scene.tokens)
+                for i, r in enumerate(roles)
+            ]  # type: ignore[index]
+            values = [np.array(x) for x in whole]
+            values["kv".index(role)][0, dim] = value
+            found.scene.write(0, at, values)
+        out, lse, word = found.run()
+        assert word == 0
+        touched = np.zeros(out.shape, np.bool_)
+        for row, seen in enumerate(wanted.seen):
+            assert seen is not None
+            if role == "q":
+                touched[row, 1] = row == at
+            elif row < rows and at in seen.tokens:
+                touched[row, :group, dim if role == "v" else slice(None)] = True
+        assert (out.view(np.uint16) == good.view(np.uint16))[~touched].all(), (role, at, value)
+        heads = touched.any(axis=2) & (role != "v")
+        assert (lse.view(np.uint32) == good_lse.view(np.uint32))[~heads].all(), (role, at, value)
+        assert touched.any()
+        if np.isnan(value) or role == "v":
+            assert not np.isfinite(out.astype(np.float32)[touched]).any(), (role, at, value)
