@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -12,11 +14,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvgen import Continuous, KernelSet
+from kvgen.layout.dtypes import dtype
+from kvgen.reference import Place, cache_rows
+from kvgen.reference.decode import products, weighted
+from kvgen.runtime import describe
+from kvgen.runtime.cpu import machine
 from tests.ops import test_extend_wgmma
 from tests.ops.test_hostile import VICTIM, spoils_of
 from tests.support import extend_sets
 from tests.support.batches import OPEN_TOKENS, PLAIN
 from tests.support.extend_steps import Step, step
+from tests.support.harness import package
 from tests.support.memory import Raw
 
 CAMPAIGN: Final = "KVGEN_FAMILY" in os.environ
@@ -157,3 +165,44 @@ def test_numbers_that_are_none(name: str) -> None:
         assert touched.any()
         if np.isnan(value) or role == "v":
             assert not np.isfinite(out.astype(np.float32)[touched]).any(), (role, at, value)
+
+
+@pytest.mark.parametrize("name", ["paged", "wgmma_llama"])
+def test_past_two_to_the_31(name: str, tmp_path: Path) -> None:
+    """A pool of more than 2^32 elements, and rows of q and out further apart than 2^31 (sparse files): keys in the last pages are
+    found, rows are read and written."""
+    kernels = SETS[name]
+    kind = dtype(kernels.cache.dtype).numpy()
+    (tensor,) = package(kernels).Cache.TENSORS
+    of_page = math.prod(n for n in tensor.shape if isinstance(n, int))
+    pages = 2**32 // of_page + 3
+    shape = [{"pages": pages, "layers": 1}.get(n, n) for n in tensor.shape]
+    pool: Raw = np.memmap(tmp_path / "pool", kind, "w+", shape=tuple(shape))
+    assert pool.size > 2**32
+    rows, total, dim = 3, 40, kernels.kv.head_dim
+    table = np.array([[pages - 1, 0, pages // 2 + 1]], np.int32)
+    lengths = np.array([total - rows], np.int32)
+    rng = np.random.default_rng(2)
+    roles = cache_rows(kernels.cache, {"pool": pool}, 0)
+    for page in range(3):
+        for role in roles:
+            role.write_run(int(table[0, page]), 0, rng.standard_normal((16, role.heads, role.dim)).astype(kind))
+    wide = [np.memmap(tmp_path / n, kind, "w+", shape=(rows, 2**31 + 64)) for n in ("q", "out")]
+    q, out = (x[:, : kernels.q_heads * dim].reshape(rows, kernels.q_heads, dim) for x in wide)
+    assert np.shares_memory(out, wide[1])
+    q[...] = rng.standard_normal(q.shape)
+    errors, generated = np.zeros(1, np.uint64), package(kernels)
+    with machine(mode="check"):
+        cache = generated.Cache(pool, lengths=lengths, page_table=table)
+        workspace = generated.extend.workspace(max_rows=rows)
+        generated.extend.plan(cache[0], workspace, rows=rows)
+        generated.extend(cache[0], q, out, workspace, errors=errors)
+    assert describe(errors) is None
+    k, v = (
+        np.concatenate([r.run_numbers(0, 16 * i, 16, Place(int(p), 0)) for i, p in enumerate(table[0])])[:total]
+        for r in roles
+    )
+    for row in range(rows):
+        seen = slice(0, total - rows + 1 + row)
+        scores = products(q[row].astype(np.float64), k[seen], dim**-0.5)
+        np.testing.assert_allclose(out[row].astype(np.float64), weighted(scores, v[seen])[0], atol=0.03)
