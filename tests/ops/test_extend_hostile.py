@@ -29,11 +29,13 @@ from tests.support.memory import Raw
 
 CAMPAIGN: Final = "KVGEN_FAMILY" in os.environ
 # On mma.sync, and by warpgroups.
-SETS: Final[dict[str, KernelSet]] = (
-    {name: extend_sets.SETS[name] for name in ("paged", "sglang")}
-    | {name: extend_sets.MORE[name] for name in extend_sets.MORE if CAMPAIGN}
-    | {f"wgmma_{name}": test_extend_wgmma.DRAWN[name] for name in (test_extend_wgmma.DRAWN if CAMPAIGN else ["llama"])}
-)
+SETS: Final[dict[str, KernelSet]] = {
+    "paged": extend_sets.SETS["paged"],
+    "wgmma_llama": test_extend_wgmma.SETS["llama"],
+}
+if CAMPAIGN:
+    SETS |= extend_sets.SETS | extend_sets.MORE
+    SETS |= {f"wgmma_{name}": kernels for name, kernels in test_extend_wgmma.DRAWN.items()}
 
 
 def three(kernels: KernelSet, *, seed: int, padding: int = 0, errors: bool = True) -> Step:

@@ -19,12 +19,11 @@ MMA: Final = extend_sets.SETS
 WGMMA: Final = test_extend_wgmma.SETS | test_extend_wgmma.MORE
 PLAIN_ONES: Final[dict[str, KernelSet]] = {"mma": MMA["paged"], "wgmma": WGMMA["llama"]}
 KERNELS: Final = PLAIN_ONES | {"window": MMA["window"], "wgmma_window": WGMMA["window"], "early": WGMMA["falcon"]}
-BOTH: Final = pytest.mark.parametrize("name", PLAIN_ONES)
 Numbers = tuple[int, ...]
 # What every run has, and what a campaign has besides.
 LONG: Final[dict[str, tuple[str, Numbers, Numbers]]] = {"prefixes": ("mma", (20000, 19989, 0), (1, 5, 40))}
 ENDS: Final[list[tuple[str, Numbers, Numbers]]] = [("wgmma", (0, 1, 127, 16), (33, 31, 1, 32))]
-PARTS: Final[list[tuple[str, Numbers]]] = [("wgmma", (30, 1, 40))]
+PARTS: Final[list[tuple[str, Numbers]]] = [("window", (30, 1, 40))]
 if CAMPAIGN:
     for kind in PLAIN_ONES:
         LONG |= {
@@ -33,9 +32,8 @@ if CAMPAIGN:
             f"{kind}_mixed": (kind, (4000,) * 60 + (0,), (1,) * 60 + (4000,)),
         }
     PARTS += [(kind, parts) for kind in KERNELS for parts in ((1,) * 12 + (138,), (50, 1, 99), (64, 64, 22), (149, 1))]
-    ENDS += [
-        ("early", (-3, -20, 0, 5), (40, 30, 7, 9))
-    ]  # rows before the first token, as a batch padded on the left has them
+    # Rows before the first token, as a batch padded on the left has them.
+    ENDS.append(("early", (-3, -20, 0, 5), (40, 30, 7, 9)))
     ENDS += [
         (kind, *lengths)
         for kind in KERNELS
@@ -59,7 +57,7 @@ def bits(found: Step, out: Any, lse: Any, b: int) -> bytes:
     return bytes(out[rows].tobytes() + lse[rows].tobytes())
 
 
-@BOTH
+@pytest.mark.parametrize("name", PLAIN_ONES if CAMPAIGN else ["mma"])
 def test_left_and_graph_padding(name: str) -> None:
     """Rows before the first token see none and give 0; rows of nobody, before and behind, are 0; all others have the bits that
     they have without."""
