@@ -70,7 +70,7 @@ def imitated(found: Step, wanted: Decoded, change: Loud | None = None, *, twice:
         if not len(seen.k):
             out[row], lse[row] = 0, float(given.lse_empty)
             continue
-        scores = products(found.q[row].astype(np.float64), seen.k, given.scale)
+        scores = products(found.q[row].astype(np.float64) * given.q_scale, seen.k, given.scale)
         arguments = Arguments(given.arguments or {}, len(scores), seen.k.shape[1])
         scores = modified(given.score, seen.at, seen.tokens, scores[None], arguments)[0]
         sinks = None if given.sinks is None else given.sinks.astype(np.float64)
@@ -79,7 +79,7 @@ def imitated(found: Step, wanted: Decoded, change: Loud | None = None, *, twice:
         heads = np.arange(len(scores)) // (len(scores) // seen.v.shape[1])
         top = scores.max(axis=1, keepdims=True)
         weights = rounded(np.exp(scores - top)) * np.exp(top - whole[:, None])
-        out[row] = np.einsum("hn,nhd->hd", weights, seen.v[:, heads])
+        out[row] = np.einsum("hn,nhd->hd", weights, seen.v[:, heads]) / given.out_scale
         lse[row] /= np.log(2) if given.lse_base == "2" else 1
     return out.astype(kind), lse.astype(np.float32)
 
