@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from contextvars import ContextVar
 from typing import Any, Final
 
+import numpy as np
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
 
@@ -272,9 +273,9 @@ class KvgenCache(Cache):  # type: ignore[misc]
     def _select(self, requests: torch.Tensor) -> None:
         for cache in self._caches:
             for pool in (*cache.blocks, *cache.scales):
-                by_request = torch.as_tensor(pool).view(torch.uint8) if not isinstance(pool, torch.Tensor) else pool
-                pages = by_request.reshape(self.batch, -1, *by_request.shape[1:])
-                pages.copy_(pages[requests.to(pages.device)])
+                held = pool if isinstance(pool, torch.Tensor) else torch.from_numpy(pool.view(np.uint8))
+                pages = held.view(self.batch, -1, *held.shape[1:])  # a request's pages lie behind each other
+                pages.copy_(pages[requests.to(held.device)])
         self._next = self._next[requests]
 
 
