@@ -113,6 +113,9 @@ class ExtendContext:
     run: int
     scales: bool
     expands: bool
+    tables: bool
+    k_tables: bool
+    v_tables: bool
     k_use: str
     v_use: str
     k_scale_run: int
@@ -161,11 +164,7 @@ def hindrance(kernels: KernelSet, *, fixed: bool = False) -> str:
     for role, parts in cache.storage.roles.items():
         if len(parts) > 1:
             return f"{role.upper()} has parts of its own"
-        why = mma.segment_hindrance(parts[0])
-        if not why and mma.has_tables(parts[0], "key" if role == "k" else "value"):
-            why = "values that are rounded again through e4m3"
-        if not why and parts[0].quant is not None and parts[0].quant.residual:
-            why = "tokens that wait to be quantized"
+        why = mma.segment_hindrance(parts[0]) or mma.waiting_hindrance(cache, role)
         if why:
             return f"{role.upper()}: {why}"
     found = shape(kernels, fixed=fixed)
@@ -195,6 +194,8 @@ def shape(kernels: KernelSet, *, fixed: bool = False) -> Shape | None:
         merged = 4 * cols * (v.size + 4 + 2)
         beside = expanded + 4 * cols * (not plain)
         least = max(2 * stage, merged, query) + beside if held else max(2 * stage + query, merged) + beside
+        if k.quant is not None and k.quant.residual and k.quant.residual % tokens:
+            continue  # a tile's tokens share K's scales
         if tokens > 32 and not mma.run_of(kernels.kv, tokens):  # a lane looks up one token's page
             continue
         if working > _MOST_REGISTERS or any(least > _MEMORY[size] for size in sizes):
@@ -256,6 +257,9 @@ def extend_context(kernels: KernelSet, d: Attended, scale: float, s: Shape, chun
         run=mma.run_of(cache, s.tokens),
         scales=bool({k_use, v_use} - {"none", "given"}),
         expands=any(use.endswith("_groups") for use in (k_use, v_use)),
+        tables=mma.has_tables(storage_k, "key") or mma.has_tables(storage_v, "value"),
+        k_tables=mma.has_tables(storage_k, "key"),
+        v_tables=mma.has_tables(storage_v, "value"),
         k_use="none" if k_use == "given" else k_use,
         v_use="none" if v_use == "given" else v_use,
         k_scale_run=mma.scale_run(storage_k, "key"),

@@ -132,9 +132,8 @@ template <typename Tile, typename GroupScales>
 __device__ __forceinline__ void load_key_operands(uint32_t (&b)[TileShape<Tile>::Keys::kSteps][2][2], uint32_t stage, uint32_t block, uint32_t t, const GroupScales& scale) {
   using Keys = typename TileShape<Tile>::Keys;
   const uint32_t lane = threadIdx.x % 32, at = stage + t * 16 * Tile::kKeyPitch + block * 32;
-  const bool both = block * 32 + 16 < Tile::kKeyBytes;
   if constexpr (kPlain<typename Tile::K::Element>) {
-    if (both) {
+    if (block * 32 + 16 < Tile::kKeyBytes) {
       uint32_t r[4];
       load_matrices(r, at + (lane % 8 + lane / 16 * 8) * Tile::kKeyPitch + lane / 8 % 2 * 16);
 #pragma unroll
@@ -147,9 +146,7 @@ __device__ __forceinline__ void load_key_operands(uint32_t (&b)[TileShape<Tile>:
     }
   } else {
     uint32_t a[Keys::kSteps][4] = {};
-    if (both) Keys::load(a, at + Keys::offset(lane, Tile::kKeyPitch));
-    else Keys::load_half(*(uint32_t(*)[Keys::kHalfSteps][4])a, at + Keys::offset(lane, Tile::kKeyPitch));
-    scale(a, block, t);
+    load_keys<Tile>(a, at + Keys::offset(lane, Tile::kKeyPitch), block, t, scale);
 #pragma unroll
     for (uint32_t step = 0; step < Keys::kSteps; ++step)
 #pragma unroll
