@@ -1,4 +1,4 @@
-"""Decodes that stay on CUDA cores: why, and what share of a GPU's bandwidth their recorded trips come to."""
+"""Decodes and extends that stay on CUDA cores: why, and what share of a GPU's bandwidth their recorded trips come to."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from kvgen.ops.decode import Decode
+from kvgen.ops.extend import Extend
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -43,7 +44,7 @@ def on_cuda_cores(project: Project) -> list[OnCudaCores]:
     found = []
     for item in project.chosen:
         kernels = item.loaded.kernels
-        walks = {op.name: op.walk(kernels) for op in kernels.ops if isinstance(op, Decode) and op.name in item.ops}
+        walks = {op.name: op.walk(kernels) for op in kernels.ops if isinstance(op, Decode | Extend) and op.name in item.ops}
         stays = {name: why for name, (walk, why) in walks.items() if walk == "CUDA cores"}
         facts = _recorded(project, item.name) if stays else {}
         found += [_examined(f"{item.name}/{name}", why, facts.get(name, {})) for name, why in stays.items()]

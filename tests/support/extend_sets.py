@@ -66,6 +66,7 @@ SETS: Final = {
             split="invariant",
             chunk=128,
         ),
+        _set("f32", _paged("f32", 2, 32, 16), 4),
         _set("nvfp4_max", presets.max_nvfp4(dtype="bf16", kv_heads=2, head_dim=48, page_size=16), 2),
         _set("kivi", presets.kivi(dtype="f16", group_size=32, page_size=64, kv_heads=1, head_dim=64), 4),
         _set(

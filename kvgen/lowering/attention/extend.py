@@ -8,7 +8,7 @@ from typing import Final
 
 from kvgen.expr.nodes import const
 from kvgen.expr.score_c import float_literal
-from kvgen.lowering.attention import mma
+from kvgen.lowering.attention import extend_simt, mma
 from kvgen.lowering.attention.masks_scores import AttentionContext
 from kvgen.lowering.attention.mma import SIZES, SLACK, Stages
 from kvgen.lowering.attention.split_kv import (
@@ -157,7 +157,7 @@ class ExtendPlanContext:
 
 
 def hindrance(kernels: KernelSet, *, fixed: bool = False) -> str:
-    """Why the set cannot have an extend, with fixed cuts or without; empty where it can."""
+    """Why the set's extend, with fixed cuts or without, cannot go through tensor cores; empty where it can."""
     cache = kernels.kv
     if cache.dtype == "f32":
         return "f32 values would lose bits as operands of tensor cores"
@@ -168,11 +168,7 @@ def hindrance(kernels: KernelSet, *, fixed: bool = False) -> str:
         if why:
             return f"{role.upper()}: {why}"
     found = shape(kernels, fixed=fixed)
-    if found is None:
-        return f"rows of {cache.head_dim} and {cache.v_dim} dims do not fit registers and shared memory"
-    if kernels.group > found.cols:
-        return f"{kernels.group} query heads a kv head are more than the {found.cols} columns of a block"
-    return ""
+    return "" if found else f"rows of {cache.head_dim} and {cache.v_dim} dims do not fit registers and shared memory"
 
 
 def shape(kernels: KernelSet, *, fixed: bool = False) -> Shape | None:
@@ -217,8 +213,15 @@ def shape(kernels: KernelSet, *, fixed: bool = False) -> Shape | None:
     return None
 
 
-def partial_bytes(kernels: KernelSet, found: Shape) -> int:
+def tiles_a_row(kernels: KernelSet, cols: int) -> int:
+    """Blocks' columns that a row's query heads of a kv head take at most."""
+    return -(-kernels.group // cols)
+
+
+def partial_bytes(kernels: KernelSet, found: Shape | extend_simt.Shape) -> int:
     """Bytes of a partial result of a block: RowPartial of device/attention/extend_tiles.cuh."""
+    if isinstance(found, extend_simt.Shape):
+        return found.partial_bytes
     v = kernels.kv.storage.roles["v"][0]
     tiles = 2 * -(-mma.row_bytes(v) // 32) * (16 // v.region.dtype.bits)
     return 4 * found.m_tiles * found.threads * (4 * tiles + 4)
@@ -278,7 +281,7 @@ def extend_context(kernels: KernelSet, d: Attended, scale: float, s: Shape, chun
 
 
 def planner(
-    kernels: KernelSet, name: str, *, attend: AttentionContext, found: Shape, chunk_tokens: int, index: str, digest: int
+    kernels: KernelSet, name: str, *, attend: AttentionContext, found: Shape | extend_simt.Shape, chunk_tokens: int, index: str, digest: int
 ) -> KernelPlan:
     """The planner of operation `name`: one block, once a step."""
     cache = kernels.kv

@@ -136,7 +136,8 @@ def plan_digest(
         return 0
     sees = (attend.causal, attend.later, attend.window, attend.chunk, attend.padding)
     window = lower(kernels.kv).table.window
-    fields = (entry_name(kernels, name), *astuple(split), rows, tile, *sees, window, kernels.kv.lengths)
+    divided = astuple(split)[: None if split.tiles_a_row > 1 else -1]
+    fields = (entry_name(kernels, name), *divided, rows, tile, *sees, window, kernels.kv.lengths)
     return int.from_bytes(hashlib.sha256(repr(fields).encode()).digest()[:8], "little")
 
 

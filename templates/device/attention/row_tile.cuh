@@ -22,6 +22,12 @@ struct RowShape {
   // Q's operands in shared memory: step of 16 dims, 16 columns, lane, register.
   using Query = uint32_t[kKeySteps][kM * Tile::kTeamWarps][32][4];
   static_assert(Tile::kN % 2 == 0);
+
+  // The dim of element e of the lane's tile d of dims; from V::kSize on there is none.
+  __device__ static __forceinline__ uint32_t dim(uint32_t d, uint32_t e) {
+    const uint32_t t = d / 2;
+    return t / Values::kTiles * Values::kDims + Values::value_dim(t % Values::kTiles, d % 2 * 8 + 2 * (threadIdx.x % 4) + e);
+  }
 };
 
 // What a warp keeps of its columns: the running maximum and sum of each (base 2), and the sums of V. A lane has columns 16m + g + 8h.
@@ -518,11 +524,9 @@ __device__ __forceinline__ void store_row_heads(Merged& merged, uint32_t first, 
 // Tile `d` of 8 dims of them, times factor(dim).
 template <typename Tile, typename Merged, typename Factor>
 __device__ __forceinline__ void store_row_dims(Merged& merged, uint32_t first, uint32_t d, const float (&x)[4], const Factor& factor) {
-  using Values = typename TileShape<Tile>::Values;
 #pragma unroll
   for (uint32_t r = 0; r < 4; ++r) {
-    const uint32_t col = first + threadIdx.x % 32 / 4 + r / 2 * 8, t = d / 2;
-    const uint32_t dim = t / Values::kTiles * Values::kDims + Values::value_dim(t % Values::kTiles, d % 2 * 8 + 2 * (threadIdx.x % 4) + r % 2);
+    const uint32_t col = first + threadIdx.x % 32 / 4 + r / 2 * 8, dim = RowShape<Tile>::dim(d, r % 2);
     if (dim < Tile::V::kSize) merged.out[0][col][dim] = x[r] * factor(dim);
   }
 }
