@@ -22,7 +22,8 @@ struct LaneShape {
   using Weights = float[kCols][kWeightPitch];
   static_assert(Tile::kTokens % 8 == 0 && Tile::kPartDims % 16 == 0 && kThreads % Tile::kTokens == 0);
 
-  // As RowShape has it.
+  // As RowShape has them.
+  __device__ static __forceinline__ bool has_heads() { return threadIdx.x % 4 == 0 && threadIdx.x / 32 % Tile::kParts == 0; }
   __device__ static __forceinline__ uint32_t first_dim() { return threadIdx.x / 32 % Tile::kParts * Tile::kPartDims + 4 * (threadIdx.x % 4); }
   __device__ static __forceinline__ uint32_t dim(uint32_t d, uint32_t e) { return first_dim() + d / 2 * 16 + d % 2 * 2 + e; }
 };

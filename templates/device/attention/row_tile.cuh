@@ -23,6 +23,8 @@ struct RowShape {
   using Query = uint32_t[kKeySteps][kM * Tile::kTeamWarps][32][4];
   static_assert(Tile::kN % 2 == 0);
 
+  // Whether the lane is the one that stores maxima and sums of its columns.
+  __device__ static __forceinline__ bool has_heads() { return threadIdx.x % 4 == 0; }
   // The dim of element e of the lane's tile d of dims; from V::kSize on there is none.
   __device__ static __forceinline__ uint32_t dim(uint32_t d, uint32_t e) {
     const uint32_t t = d / 2;
@@ -517,8 +519,8 @@ __device__ __forceinline__ void store_row_heads(Merged& merged, uint32_t first, 
     const uint32_t col = first + threadIdx.x % 32 / 4 + 8 * h;
     float all = sum[h] + __shfl_xor_sync(~0u, sum[h], 1);
     all += __shfl_xor_sync(~0u, all, 2);
-    if (threadIdx.x % 4 == 0) merged.max[0][col] = max[h];
-    if (threadIdx.x % 4 == 0) merged.sum[0][col] = all;
+    if (RowShape<Tile>::has_heads()) merged.max[0][col] = max[h];
+    if (RowShape<Tile>::has_heads()) merged.sum[0][col] = all;
   }
 }
 // Tile `d` of 8 dims of them, times factor(dim).
