@@ -52,9 +52,22 @@ _POINTERS = Layout(k="page token head dim", v="page token head dim", layers="poi
 SETS: Final = {
     "llama": _set("llama", _paged("bf16", 2, 128, 16), 4),
     "window": _set(
-        "window", _paged("f16", 1, 64, 64), 7, mask=Mask(window=33), sinks="lse", lse_empty="inf", out_dtype="f32"
+        "window",
+        _paged("f16", 1, 64, 64),
+        7,
+        mask=Mask(window=33),
+        sinks="lse",
+        lse_empty="inf",
+        q_dtype="e4m3",
+        out_dtype="e4m3",
     ),
-    "wide": _set("wide", presets.vllm_hnd(dtype="bf16", kv_heads=2, head_dim=256, page_size=64), 3, sinks="out"),
+    "wide": _set(
+        "wide",
+        presets.vllm_hnd(dtype="bf16", kv_heads=2, head_dim=256, page_size=64),
+        3,
+        sinks="out",
+        out_dtype="f32",
+    ),
 }
 MORE: Final = {
     "mla": _set("mla", _paged("bf16", 1, 192, 64, v_head_dim=128, layout=_APART), 1),
@@ -113,13 +126,14 @@ def test_machine_code(name: str) -> None:
         assert run.trip().cycles <= 1.15 * kernel.product_cycles(device)
 
 
-def test_a_garbage_value_is_that_of_rows_that_see_it() -> None:
+@pytest.mark.parametrize("rows", [150, 14])
+def test_a_garbage_value_is_that_of_rows_that_see_it(rows: int) -> None:
     """NaN and infinities in single dims of V, in tokens that some rows of a tile see: these rows have them there, all else keeps
-    its bits."""
+    its bits. 14 rows have few columns, and every other tile of keys a warpgroup."""
     outs = []
     planted = {60: (3, np.nan), 61: (70, np.inf), 140: (127, -np.inf)}
     for garbage in (False, True):
-        one = step(SETS["llama"], replace(PLAIN, totals=(150,), new=(0,), schedule=7), (150,))
+        one = step(SETS["llama"], replace(PLAIN, totals=(150,), new=(0,), schedule=7), (rows,))
         for token, (dim, value) in planted.items():
             k, v = (one.scene.values(r.heads, r.dim) for r in one.scene.rows())
             if garbage:
@@ -131,9 +145,10 @@ def test_a_garbage_value_is_that_of_rows_that_see_it() -> None:
     (was, was_lse), (out, lse) = outs
     assert was_lse.tobytes() == lse.tobytes()
     for token, (dim, value) in planted.items():
-        seen = out[token:, :4, dim]  # of kv head 0
+        first = max(0, token - (150 - rows))
+        seen = out[first:, :4, dim]  # of kv head 0
         assert (np.isnan(seen) if np.isnan(value) else seen == value).all()
-        out[token:, :4, dim] = was[token:, :4, dim]
+        out[first:, :4, dim] = was[first:, :4, dim]
     assert out.tobytes() == was.tobytes()
 
 
@@ -151,3 +166,28 @@ def test_blocks_and_schedules_agree(totals: tuple[int, ...], counts: tuple[int, 
         out, lse = step(SETS["llama"], batch, counts).check(multiprocessors=multiprocessors)
         found.append((out.tobytes(), lse.tobytes()))
     assert found[0] == found[1] == found[2]
+
+
+# Requests of 4 to 68 columns over 1 to 6 tiles of keys; those of 64 and fewer are narrow.
+NARROW: Final = ((1, 40), (1, 129), (15, 300), (16, 385), (17, 520), (0, 7), (3, 700))
+
+
+@pytest.mark.parametrize("multiprocessors", [1, 40])
+def test_entries_of_few_columns(multiprocessors: int) -> None:
+    """By blocks that have several, beside a prompt, or that share one: the oracle's, whatever the order of threads. A page that
+    is not there makes NaN of its request alone, whichever warpgroup reads it."""
+    counts, totals = (*(n for n, _ in NARROW), 70), (*(n for _, n in NARROW), 200)
+    found: dict[int | None, list[tuple[Any, Any]]] = {None: [], 0: [], 1: []}
+    for schedule, bad_tile in (("ascending", None), (7, None), ("descending", 0), ("ascending", 1)):
+        batch = replace(PLAIN, totals=totals, new=(0,) * len(totals), fill="nan", schedule=schedule, padding=1)
+        one = step(SETS["llama"], batch, counts)
+        if bad_tile is not None:
+            one.scene.tables["page_table"][2, 8 * bad_tile] = 10**6
+        found[bad_tile].append(one.check(multiprocessors=multiprocessors))
+    (right, right_lse), again = found[None]
+    assert (right.tobytes(), right_lse.tobytes()) == (again[0].tobytes(), again[1].tobytes())
+    for bad_tile in (0, 1):
+        ((out, lse),) = found[bad_tile]
+        assert np.isnan(out[2:17].astype(np.float32)).all() and np.isnan(lse[2:17]).all()
+        for rows in (slice(2), slice(17, None)):
+            assert (out[rows].tobytes(), lse[rows].tobytes()) == (right[rows].tobytes(), right_lse[rows].tobytes())

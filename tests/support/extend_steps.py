@@ -121,7 +121,7 @@ def step(
     spec = extend_of(kernels, op)
     counts = tuple(counts)
     assert offsets or len(set(counts)) <= 1
-    before = kernels.cache.lengths == "before"
+    before = kernels.cache.lengths == "before" and not spec.cross
     totals = tuple(max(n, c) if before else n for n, c in zip(batch.totals, counts, strict=True))
     batch = replace(batch, totals=totals, new=(0,) * len(totals))
     if not offsets:
@@ -129,7 +129,9 @@ def step(
     scene = Scene(kernels, batch, [n - c * before for n, c in zip(totals, counts, strict=True)])
     scene.fill(totals)
     rows = batch.leading + sum(counts) + batch.padding
-    q, _ = rows_array(rows, (kernels.q_heads, scene.cache.head_dim), scene.cache.dtype, strided=batch.strided)
+    q, _ = rows_array(
+        rows, (kernels.q_heads, scene.cache.head_dim), spec.q_dtype or scene.cache.dtype, strided=batch.strided
+    )
     q[...] = 0 if level else scene.values(*q.shape)
     starts = np.cumsum([batch.leading, *counts])
     ranges = [(int(a), int(b)) for a, b in pairwise(starts)]
@@ -151,7 +153,7 @@ def steps(draw: st.DrawFn, kernels: KernelSet, op: str = "extend", most: int = 1
     if cache.page_tokens is None:
         most = min(most, OPEN_TOKENS - 7 if cache.ragged else OPEN_TOKENS // 2)  # of a prefix and of rows
     edges = {0, 1, 2, most} | {e + d for e in (page, 2 * page, 64, 128, 128 // group) for d in (-1, 0, 1)}
-    extents = [n for n in (spec.mask.window, spec.mask.chunk, window) if n]
+    extents = [n for n in (spec.mask.window, spec.mask.chunk, spec.mask.ahead, window) if n]
     edges |= {n * times + d for n in extents for times in (1, 2) for d in (-1, 0, 1)}
     number = st.one_of(st.sampled_from(sorted(e for e in edges if 0 <= e <= most)), st.integers(0, most))
     prefixes, counts = draw(st.lists(number, max_size=3)), list[int]()
@@ -161,8 +163,10 @@ def steps(draw: st.DrawFn, kernels: KernelSet, op: str = "extend", most: int = 1
     offsets = draw(st.booleans())
     if not offsets:
         counts = counts[:1] * len(counts)
+    # Rows may be more than tokens where these are counted without them.
+    apart = spec.cross or (cache.lengths == "after" and window is None and draw(st.booleans()))
     batch = Batch(
-        totals=tuple(a + b for a, b in zip(prefixes, counts, strict=True)),
+        totals=tuple(a + b * (not apart) for a, b in zip(prefixes, counts, strict=True)),
         new=(0,) * len(counts),
         padding=draw(st.integers(0, 3)),
         shared=draw(st.booleans()),

@@ -92,8 +92,8 @@ __device__ __forceinline__ void multiply_qk(RowScores<Tile>& s, const typename L
 // The smallest number of f32 that arithmetic does not flush to 0.
 constexpr float kLeastWeight = 1.17549435e-38f;
 
-// P = 2^(S - row_max) to shared memory, by one of the warps that share columns, and added to row_sum. Weights of hidden tokens are 0, no others: an infinity or NaN in V of a
-// token that a row sees is the row's.
+// P = 2^(S - row_max) to shared memory, by one of the warps that share columns, and added to row_sum. Weights of hidden tokens are 0, no
+// others: an infinity or NaN in V of a token that a row sees is the row's.
 template <typename Tile, typename Factor>
 __device__ __forceinline__ void store_weights(typename LaneShape<Tile>::Weights& weights, uint32_t first, RowSums<Tile>& sums, const RowScores<Tile>& s, const Factor& factor) {
   const uint32_t g = threadIdx.x % 32 / 4, j = threadIdx.x % 4;
