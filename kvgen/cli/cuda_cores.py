@@ -44,7 +44,9 @@ def on_cuda_cores(project: Project) -> list[OnCudaCores]:
     found = []
     for item in project.chosen:
         kernels = item.loaded.kernels
-        walks = {op.name: op.walk(kernels) for op in kernels.ops if isinstance(op, Decode | Extend) and op.name in item.ops}
+        walks = {
+            op.name: op.walk(kernels) for op in kernels.ops if isinstance(op, Decode | Extend) and op.name in item.ops
+        }
         stays = {name: why for name, (walk, why) in walks.items() if walk == "CUDA cores"}
         facts = _recorded(project, item.name) if stays else {}
         found += [_examined(f"{item.name}/{name}", why, facts.get(name, {})) for name, why in stays.items()]
