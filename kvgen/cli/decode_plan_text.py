@@ -127,7 +127,7 @@ def _extend(
             "block_rows": context.cols // context.d.group,
             "tile_tokens": context.tokens,
             "warps": context.warps,
-            "warp_columns": 16,
+            "warp_columns": 16 * context.m_tiles,
             "query": "shared memory",
             "blocks_per_multiprocessor": context.blocks_per_sm,
             "rings": {},

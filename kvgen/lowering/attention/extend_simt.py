@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from itertools import product
 from typing import Final
 
 from kvgen.expr.score_c import float_literal
@@ -13,7 +14,8 @@ from kvgen.lowering.lowered import lower
 from kvgen.lowering.segments import SegmentContext
 from kvgen.spec.kernel_set import KernelSet
 
-# Dims of V whose sums a warp keeps in registers: of 16 columns, 128 registers of a lane.
+# Dims of V whose sums a warp keeps in registers, of 16 columns: 128 registers of a lane. Of half of them it has 32 columns: what it
+# reads of K and V serves twice as many.
 _PART_DIMS: Final = 256
 # Elements that a thread loads at once.
 _WIDTH: Final = 8
@@ -23,9 +25,10 @@ _MEMORY: Final = 98 * 1024
 
 @dataclass(frozen=True)
 class Shape:
-    """How a block divides columns and dims of V among its warps: `parts` of them share 16 columns."""
+    """How a block divides columns and dims of V among its warps: `parts` of them share the columns of one."""
 
     warps: int
+    m_tiles: int
     parts: int
     part_dims: int
     tokens: int
@@ -37,7 +40,7 @@ class Shape:
     @property
     def cols(self) -> int:
         """Columns of a block."""
-        return 16 * self.warps // self.parts
+        return 16 * self.m_tiles * self.warps // self.parts
 
     @property
     def threads(self) -> int:
@@ -47,7 +50,7 @@ class Shape:
     @property
     def partial_bytes(self) -> int:
         """Bytes of a partial result of a block: RowPartial of device/attention/extend_tiles.cuh."""
-        return 4 * self.threads * (self.part_dims // 2 + 4)
+        return 4 * self.m_tiles * self.threads * (self.part_dims // 2 + 4)
 
     def shared(self, _arch: str = "") -> int:
         """Bytes of shared memory: struct Shared of the kernel."""
@@ -64,6 +67,7 @@ class ExtendSimtContext:
     v: SegmentContext
     cols: int
     warps: int
+    m_tiles: int
     parts: int
     part_dims: int
     tokens: int
@@ -81,22 +85,13 @@ class ExtendSimtContext:
 def shape(kernels: KernelSet) -> Shape:
     """The block of a set's extend: the most columns, then two blocks a multiprocessor, then the longest tiles."""
     k_size, v_size = (parts[0].size for parts in kernels.kv.storage.roles.values())
-    least = 2 ** (-(-v_size // _PART_DIMS) - 1).bit_length()
-    for warps in (4, 2, 1):
-        for blocks in (2, 1):
-            for tokens in (32, 16, 8):
-                found = Shape(
-                    warps,
-                    least,
-                    -(-v_size // (16 * least)) * 16,
-                    tokens,
-                    _pitch(k_size),
-                    _pitch(-(-v_size // (16 * least)) * 16 * least),
-                    v_size,
-                    blocks,
-                )
-                if warps >= least and blocks * found.shared() <= _MEMORY:
-                    return found
+    parts = 2 ** (-(-v_size // _PART_DIMS) - 1).bit_length()
+    dims = -(-v_size // (16 * parts)) * 16
+    m_tiles = 2 if dims <= _PART_DIMS // 2 else 1
+    for warps, blocks, tokens in product((4, 2, 1), (2, 1), (32, 16, 8)):
+        found = Shape(warps, m_tiles, parts, dims, tokens, _pitch(k_size), _pitch(dims * parts), v_size, blocks)
+        if warps >= parts and blocks * found.shared() <= _MEMORY:
+            return found
     raise AssertionError(f"rows of {k_size} and {v_size} dims")
 
 
@@ -116,6 +111,7 @@ def extend_simt_context(
         v=v,
         cols=s.cols,
         warps=s.warps,
+        m_tiles=s.m_tiles,
         parts=s.parts,
         part_dims=s.part_dims,
         tokens=s.tokens,

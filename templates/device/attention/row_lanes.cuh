@@ -1,6 +1,6 @@
-// Attention of a tile of tokens on CUDA cores: S = Q K^T, softmax, O += P V in f32, by a warp over 16 columns.
+// Attention of a tile of tokens on CUDA cores: S = Q K^T, softmax, O += P V in f32, by a warp over 16 columns or 32.
 //
-// The lanes have the columns and tokens that they have on tensor cores (row_tile.cuh): lane 4g + j columns g and g + 8, of every 8
+// The lanes have the columns and tokens that they have on tensor cores (row_tile.cuh): lane 4g + j columns 16m + g and g + 8, of every 8
 // tokens 2j and 2j + 1; and of every 16 dims of V the four from 4j on. So the softmax and partial results are those of tensor cores.
 // Q, a tile's rows of K and then of V, and its weights lie in shared memory as f32, whatever the cache has.
 //
@@ -13,8 +13,8 @@
 
 template <typename Tile>
 struct LaneShape {
-  static constexpr uint32_t kM = 1, kTokenTiles = Tile::kTokens / 8, kDimTiles = Tile::kPartDims / 8;
-  static constexpr uint32_t kCols = 16 * Tile::kTeamWarps / Tile::kParts, kThreads = 32 * Tile::kTeamWarps;
+  static constexpr uint32_t kM = Tile::kN / 2, kTokenTiles = Tile::kTokens / 8, kDimTiles = Tile::kPartDims / 8;
+  static constexpr uint32_t kCols = 16 * kM * Tile::kTeamWarps / Tile::kParts, kThreads = 32 * Tile::kTeamWarps;
   static constexpr uint32_t kKeyDims = (Tile::K::kSize + 3) / 4 * 4, kValueDims = Tile::kParts * Tile::kPartDims;  // with zeros behind the last
   static constexpr uint32_t kWeightPitch = Tile::kTokens + 4;
   using Query = float[kCols][Tile::kKeyPitch];
@@ -73,18 +73,20 @@ __device__ __forceinline__ void multiply_qk(RowScores<Tile>& s, const typename L
   for_each_score(s, [](uint32_t, uint32_t, uint32_t, float& x) { x = 0.0f; });
 #pragma unroll 2
   for (uint32_t dim = 0; dim < Shape::kKeyDims; dim += 4) {
-    Vec<float, 4> q[2];
+    Vec<float, 4> q[2 * Shape::kM];
 #pragma unroll
-    for (uint32_t h = 0; h < 2; ++h) q[h] = *(const Vec<float, 4>*)&query[first + g + 8 * h][dim];
+    for (uint32_t c = 0; c < 2 * Shape::kM; ++c) q[c] = *(const Vec<float, 4>*)&query[first + g + 8 * c][dim];
 #pragma unroll
     for (uint32_t n = 0; n < Shape::kTokenTiles; ++n)
 #pragma unroll
       for (uint32_t e = 0; e < 2; ++e) {
         const auto key = *(const Vec<float, 4>*)(keys + (8 * n + e) * Tile::kKeyPitch + dim);
 #pragma unroll
-        for (uint32_t h = 0; h < 2; ++h)
+        for (uint32_t c = 0; c < 2 * Shape::kM; ++c) {
+          float& to = s.e[c / 2][n][c % 2 * 2 + e];
 #pragma unroll
-          for (uint32_t i = 0; i < 4; ++i) s.e[0][n][2 * h + e] = __fmaf_rn(q[h].e[i], key.e[i], s.e[0][n][2 * h + e]);
+          for (uint32_t i = 0; i < 4; ++i) to = __fmaf_rn(q[c].e[i], key.e[i], to);
+        }
       }
   }
 }
@@ -100,16 +102,15 @@ __device__ __forceinline__ void store_weights(typename LaneShape<Tile>::Weights&
 #pragma unroll
   for (uint32_t n = 0; n < LaneShape<Tile>::kTokenTiles; ++n)
 #pragma unroll
-    for (uint32_t h = 0; h < 2; ++h) {
+    for (uint32_t c = 0; c < 2 * LaneShape<Tile>::kM; ++c) {
       Vec<float, 2> p;
 #pragma unroll
       for (uint32_t e = 0; e < 2; ++e) {
-        const float x = s.e[0][n][2 * h + e];
-        const float weight = weight_of(sums, x, 0, h, factor);
+        const float x = s.e[c / 2][n][c % 2 * 2 + e], weight = weight_of(sums, x, c / 2, c % 2, factor);
         p.e[e] = x == -infinity() ? 0.0f : weight == 0.0f ? kLeastWeight : weight;
-        sums.row_sum[0][h] += p.e[e];
+        sums.row_sum[c / 2][c % 2] += p.e[e];
       }
-      if (threadIdx.x / 32 % Tile::kParts == 0) *(Vec<float, 2>*)&weights[first + g + 8 * h][8 * n + 2 * j] = p;
+      if (threadIdx.x / 32 % Tile::kParts == 0) *(Vec<float, 2>*)&weights[first + g + 8 * c][8 * n + 2 * j] = p;
     }
 }
 
@@ -121,20 +122,20 @@ __device__ __forceinline__ void multiply_pv(RowSums<Tile>& sums, const typename 
   const float* values = (const float*)rows + Shape::first_dim();
 #pragma unroll 1
   for (uint32_t token = 0; token < Tile::kTokens; token += 4) {
-    Vec<float, 4> p[2];
+    Vec<float, 4> p[2 * Shape::kM];
 #pragma unroll
-    for (uint32_t h = 0; h < 2; ++h) p[h] = *(const Vec<float, 4>*)&weights[first + g + 8 * h][token];
+    for (uint32_t c = 0; c < 2 * Shape::kM; ++c) p[c] = *(const Vec<float, 4>*)&weights[first + g + 8 * c][token];
 #pragma unroll
     for (uint32_t i = 0; i < 4; ++i)
 #pragma unroll
       for (uint32_t d = 0; d < Shape::kDimTiles; d += 2) {
         const auto v = *(const Vec<float, 4>*)(values + (token + i) * Tile::kValuePitch + 8 * d);
 #pragma unroll
-        for (uint32_t h = 0; h < 2; ++h)
+        for (uint32_t c = 0; c < 2 * Shape::kM; ++c)
 #pragma unroll
           for (uint32_t e = 0; e < 4; ++e) {
-            float& to = sums.out[0][d + e / 2][2 * h + e % 2];
-            if (p[h].e[i] != 0.0f) to = __fmaf_rn(p[h].e[i], v.e[e], to);
+            float& to = sums.out[c / 2][d + e / 2][c % 2 * 2 + e % 2];
+            if (p[c].e[i] != 0.0f) to = __fmaf_rn(p[c].e[i], v.e[e], to);
           }
       }
   }
