@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from kvgen import KernelSet
 from kvgen.ops import Extend
 from kvgen.reference import Extended, extend
-from tests.support.batches import OPEN_TOKENS, Batch
+from tests.support.batches import OPEN_TOKENS, PLAIN, Batch
 from tests.support.decode_steps import arguments_of
 from tests.support.harness import Run, hold_untouched, index_name, launcher, offsets_of, planned, surroundings
 from tests.support.loud_tokens import raise_edges
@@ -142,6 +142,32 @@ def step(
         # Of many rows the last ones: the more tokens are loud, the less each one weighs.
         raise_edges(scene, q, totals, rows=[(a if b - a <= 32 else b - 8, b) for a, b in ranges], given=found.terms)
     return found
+
+
+def hold_bits_of_rows(kernels: KernelSet, total: int, tries: Sequence[tuple[int, int, tuple[int, ...]]]) -> None:
+    """The last rows of a request of `total` tokens have the bits that they have in its whole prompt: `tries` are how many of
+    them, on how many multiprocessors, and the rows of other requests, with as many rows of padding."""
+    rng = np.random.default_rng(5)
+
+    def scene(rows: int, others: tuple[int, ...]) -> Step:
+        totals = (total, *others)
+        batch = replace(PLAIN, totals=totals, new=(0,) * len(totals), seed=6, padding=len(others))
+        found = step(kernels, batch, (rows, *others), loud=False)
+        tokens, roles = np.random.default_rng(11), found.scene.rows()
+        for token in range(total):  # the same ones in every scene
+            found.scene.write(0, token, [tokens.standard_normal((x.heads, x.dim)).astype(found.q.dtype) for x in roles])
+        return found
+
+    whole = scene(total, ())
+    whole.q[...] = rng.standard_normal(whole.q.shape)
+    expected = whole.check(multiprocessors=1)
+    for rows, multiprocessors, others in tries:
+        again = scene(rows, others)
+        again.q[:rows] = whole.q[total - rows :]
+        out, lse, word = again.run(multiprocessors=multiprocessors)
+        assert word == 0
+        assert out[:rows].tobytes() == expected[0][total - rows :].tobytes(), (rows, multiprocessors, others)
+        assert lse[:rows].tobytes() == expected[1][total - rows :].tobytes(), (rows, multiprocessors, others)
 
 
 @st.composite

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import Final
 
+from kvgen.expr.nodes import const, var
 from kvgen.expr.score_c import float_literal
 from kvgen.layout.dtypes import dtype
 from kvgen.lowering.attention.extend import ExtendContext
@@ -52,6 +53,7 @@ class ExtendWgmmaContext:
     v: SegmentContext
     cols: int
     narrow_cols: int
+    chunk_tokens: int
     tokens: int
     stages: int
     issue: int
@@ -78,13 +80,19 @@ def tile_tokens(kernels: KernelSet) -> int:
     return 128 if max(kernels.kv.head_dim, kernels.kv.v_dim) <= 192 else 64
 
 
-def applies(kernels: KernelSet, cols: int, invariant: bool) -> str:
-    """Why a set's kernel on sm_90a does not use it; empty where it does. `cols` are the columns of the other kernel's block."""
+def narrow_cols(chunk_tokens: int) -> int:
+    """Columns of an entry for whose tiles products take half the time; none with fixed cuts, of `chunk_tokens`."""
+    return 0 if chunk_tokens else NARROW_COLS
+
+
+def applies(kernels: KernelSet, cols: int, chunk_tokens: int) -> str:
+    """Why a set's kernel on sm_90a does not use it; empty where it does. `cols` are the columns of the other kernel's block,
+    cuts are fixed at multiples of `chunk_tokens` (0: they are not)."""
     cache = kernels.kv
     if ARCH not in kernels.arch:
         return f"wgmma is {ARCH}'s alone"
-    if invariant:
-        return "sums begin anew at fixed tokens"
+    if chunk_tokens % tile_tokens(kernels):
+        return f"sums begin anew every {chunk_tokens} tokens, which are no whole tiles of {tile_tokens(kernels)}"
     if cache.quants["k"] is not None or cache.quants["v"] is not None or cache.dtype not in ("bf16", "f16"):
         return "K and V are not of 16-bit elements"
     if cache.head_dim % 64 or cache.v_dim % 64 or max(cache.head_dim, cache.v_dim) > 256:
@@ -130,7 +138,7 @@ def shared_bytes(kernels: KernelSet) -> int:
     """Shared of the template."""
     dims = kernels.kv.head_dim + kernels.kv.v_dim
     stages = _stages(kernels)
-    flags = -(-(8 * (4 * stages + 2) + 4 * (stages + 1)) // 16) * 16
+    flags = -(-(8 * (4 * stages + 6) + 4 * (stages + 5)) // 16) * 16
     return (
         2 * COLS * kernels.kv.head_dim
         + stages * 2 * tile_tokens(kernels) * dims
@@ -178,7 +186,8 @@ def with_warpgroups(kernels: KernelSet, plan: KernelPlan, attended: Attended, sc
         k=k,
         v=v,
         cols=COLS,
-        narrow_cols=NARROW_COLS,
+        narrow_cols=narrow_cols(plan.context.chunk_tokens),
+        chunk_tokens=plan.context.chunk_tokens,
         tokens=tokens,
         stages=_stages(kernels),
         issue=math.gcd(cache.page_tokens, tokens),
@@ -195,7 +204,15 @@ def with_warpgroups(kernels: KernelSet, plan: KernelPlan, attended: Attended, sc
         other_file=plan.name if others else "",
     )
     if not others:
-        return replace(plan, template=TEMPLATE, context=context, threads=THREADS, shared=shared, shared_by_arch=())
+        return replace(
+            plan,
+            template=TEMPLATE,
+            context=context,
+            grid=(var("num_sm_parts"), const(1), const(1)),
+            threads=THREADS,
+            shared=shared,
+            shared_by_arch=(),
+        )
     here = replace(
         plan,
         name=wgmma_file(plan.name),
@@ -212,5 +229,6 @@ def with_warpgroups(kernels: KernelSet, plan: KernelPlan, attended: Attended, sc
         context=context_there,
         shared_by_arch=by_arch,
         threads_by_arch=((ARCH, THREADS),),
+        blocks_by_arch=((ARCH, 1),),
         elsewhere=((ARCH, here),),
     )
