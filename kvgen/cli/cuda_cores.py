@@ -17,21 +17,24 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class OnCudaCores:
     """A kernel, why it is not on tensor cores, and of a GPU's reachable bandwidth the least and the most percent, by the model of
-    docs/cycles.md; no GPU where nothing is recorded of the kernel as it is now."""
+    docs/cycles.md; no GPU where nothing is recorded of the kernel as it is now, nor of extends, which bandwidth does not limit."""
 
     kernel: str
     why: str
     device: str | None
     percent: tuple[float, float] | None
+    extends: bool = False
 
     @property
     def text(self) -> str:
         """A line for a reader."""
-        said = f"{self.kernel} is on CUDA cores: {self.why}; "
+        said = f"{self.kernel} is on CUDA cores: {self.why}"
+        if self.extends:
+            return said
         if self.percent is None:
-            return f"{said}`kvgen compile --record` reckons its share of the bandwidth"
+            return f"{said}; `kvgen compile --record` reckons its share of the bandwidth"
         least, most = self.percent
-        return f"{said}by the model {least:.0f} to {most:.0f} % of what an {self.device} can read"
+        return f"{said}; by the model {least:.0f} to {most:.0f} % of what an {self.device} can read"
 
     @property
     def as_json(self) -> dict[str, Any]:
@@ -49,7 +52,12 @@ def on_cuda_cores(project: Project) -> list[OnCudaCores]:
         }
         stays = {name: why for name, (walk, why) in walks.items() if walk == "CUDA cores"}
         facts = _recorded(project, item.name) if stays else {}
-        found += [_examined(f"{item.name}/{name}", why, facts.get(name, {})) for name, why in stays.items()]
+        for op in (op for op in kernels.ops if op.name in stays):
+            kernel, why = f"{item.name}/{op.name}", stays[op.name]
+            if isinstance(op, Extend):
+                found.append(OnCudaCores(kernel, why, None, None, extends=True))
+            else:
+                found.append(_examined(kernel, why, facts.get(op.name, {})))
     return found
 
 

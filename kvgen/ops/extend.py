@@ -133,7 +133,7 @@ class Extend(Op):
         fixed = bool(self._chunk)
         return None if extend.hindrance(kernels, fixed=fixed) else extend.shape(kernels, fixed=fixed)
 
-    def _shape(self, kernels: KernelSet) -> extend.Shape | extend_simt.Shape:
+    def shape(self, kernels: KernelSet) -> extend.Shape | extend_simt.Shape:
         """The block of the set's kernel."""
         return self._tensor(kernels) or extend_simt.shape(kernels)
 
@@ -172,7 +172,7 @@ class Extend(Op):
         attend = attention_context(self.mask, self.score, kernels, index)
         out = dtype(self.out_dtype or cache.dtype)
         scale = self.scale if self.scale is not None else 1 / math.sqrt(cache.head_dim)
-        shape = self._shape(kernels)
+        shape = self.shape(kernels)
         params = self._params(kernels, index, out)
         warpgroups = not self._hindrance(kernels)
         digest = plan_digest(
@@ -241,7 +241,7 @@ class Extend(Op):
 
     def split_plan(self, kernels: KernelSet) -> SplitPlan:
         """What its workspace is made of."""
-        shape = self._shape(kernels)
+        shape = self.shape(kernels)
         heads = kernels.kv.kv_heads
         return SplitPlan(
             columns=heads,

@@ -19,8 +19,8 @@ class SplitPlan:
     at once each belongs to one SM part. A slot has the partial results of a chunk, `partial_bytes` for all columns.
     `chunk_tokens` make a chunk where requests are cut alike in every batch, 0 where the planner balances; `max_seen` tokens
     of a request are seen at most, by a window or in a ring (0: all). `slots_a_part`: slots of `columns` blocks where the list has
-    tiles of rows (extend), of which every row may be one, or `tiles_a_row`; a block is then an SM part of its own. 0 where it has chunks of
-    requests.
+    tiles of rows (extend), of which every row may be one, or `tiles_a_row`; a block is then an SM part of its own. 0 where it has
+    chunks of requests.
     """
 
     columns: int

@@ -14,8 +14,8 @@ from kvgen.lowering.lowered import lower
 from kvgen.lowering.segments import SegmentContext
 from kvgen.spec.kernel_set import KernelSet
 
-# Dims of V whose sums a warp keeps in registers, of 16 columns: 128 registers of a lane. Of half of them it has 32 columns: what it
-# reads of K and V serves twice as many.
+# Dims of V whose sums a warp keeps in registers, of 16 columns: 128 registers of a lane. Of half of them it has 32 columns: what
+# it reads of K and V serves twice as many.
 _PART_DIMS: Final = 256
 # Elements that a thread loads at once.
 _WIDTH: Final = 8
