@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class OnCudaCores:
     """A kernel, why it is not on tensor cores, and of a GPU's reachable bandwidth the least and the most percent, by the model of
-    docs/cycles.md; no GPU where nothing is recorded of the kernel as it is now, nor of extends, which bandwidth does not limit."""
+    docs/cycles.md; no GPU where nothing is recorded of the kernel as it is now, or of an extend, which has no such share."""
 
     kernel: str
     why: str
