@@ -218,6 +218,23 @@ def test_values_that_are_no_numbers_stay_with_who_sees_them() -> None:
         assert not np.isfinite(out[first:].astype(np.float32)).any()
 
 
+def test_scales_of_codes() -> None:
+    """They are multiplied with q's codes and divide results, which saturate; none is 1."""
+    found = step(SETS["codes"], plain(70, 9, padding=1), (40, 9))
+    found.arguments = {"q_scale": np.full(1, 0.3, np.float32), "out_scale": np.full(1, 0.125, np.float32)}
+    found.check()
+    results = set()
+    for scales in ({}, {"q_scale": np.ones(1, np.float32)}, {"out_scale": np.ones(1, np.float32)}):
+        found.arguments = scales
+        out, lse = found.check()
+        results.add((out.tobytes(), lse.tobytes()))
+    assert len(results) == 1
+    found.arguments = {"out_scale": np.full(1, 1e-30, np.float32)}
+    out, _, word = found.run()
+    size = np.abs(out.astype(np.float32))
+    assert word == 0 and np.isin(size[:49], (0, 448)).all() and (size[:49] == 448).mean() > 0.9 and not size[49].any()
+
+
 def test_no_rows_and_no_requests() -> None:
     for batch, counts in ((plain(), ()), (plain(40), (0,)), (plain(padding=4), ()), (plain(40, padding=130), (0,))):
         step(SETS["paged"], batch, counts).check()
