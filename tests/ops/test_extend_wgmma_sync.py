@@ -21,8 +21,8 @@ from tests.support.batches import PLAIN
 from tests.support.extend_steps import step
 
 
-def _set(name: str, v_head_dim: int | None = None, **fields: Any) -> KernelSet:
-    layout = Layout(k="page layer token head dim", v="page layer token head dim") if v_head_dim else None
+def _set(name: str, v_head_dim: int = 64, **fields: Any) -> KernelSet:
+    layout = Layout(k="page layer token head dim", v="page layer token head dim")
     cache = Paged(dtype="bf16", kv_heads=1, head_dim=64, v_head_dim=v_head_dim, page_size=16, layout=layout)
     return KernelSet(name=name, q_heads=4, cache=cache, ops=(ops.Extend(**fields),), arch=("sm_90a",))
 
