@@ -190,7 +190,7 @@ def test_what_is_refused() -> None:
 
 
 def test_a_config_that_is_not_read() -> None:
-    config = LlamaConfig(**COMMON)
-    config.model_type = "unheard_of"
-    config.architectures = None
-    refused(lambda: KvgenCache(config, 8), "model_type", ConfigError)
+    class Unheard(LlamaConfig):
+        model_type = "unheard_of"
+
+    refused(lambda: KvgenCache(Unheard(**COMMON), 8), "model_type", ConfigError)

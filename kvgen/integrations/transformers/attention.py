@@ -6,6 +6,7 @@ import math
 from typing import Any, Final
 
 import torch
+import transformers
 from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface
 
@@ -17,7 +18,12 @@ NAME: Final = "kvgen"
 
 
 def register() -> None:
-    """Make attn_implementation="kvgen" known; again does nothing new."""
+    """Make attn_implementation="kvgen" known; again does nothing new. Raises ImportError for a transformers that is not 5."""
+    if transformers.__version__.split(".")[0] != "5":
+        raise ImportError(
+            f"kvgen.integrations.transformers works with transformers 5 (5.23 is tested); got {transformers.__version__}; pip "
+            "install 'transformers>=5,<6'"
+        )
     AttentionInterface.register(NAME, kvgen_attention)
     AttentionMaskInterface.register(NAME, kvgen_mask)
 
