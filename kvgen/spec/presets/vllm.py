@@ -96,10 +96,11 @@ def vllm_packed(
 
     vLLM's view of a layer is `[N, H, P, 2*D]` whatever the order of the memory, which its KVCacheLayout names: L layers, B
     blocks, N tokens of a block, H heads, C a row; strides are that order's. A tensor per layer: pass
-    `cache.unflatten(-1, (2, D))`, in the order `permute(0, 2, 1, 3, 4)` for LBNHC and BLNHC, as it is for LBHNC and BLHNC (heads first, as NIXL's transfers want them), and
-    `transpose(0, 1)` for LHBNC, with `total_pages`, the blocks of the cache. For BHLNC pass all layers in one tensor
-    `[N, H, L, P, 2, D]`, with `total_layers`. Table, lengths and fp8 as `vllm`. Source: that pull request and RFC 42082;
-    get_kv_cache_shape `(N, H, P, 2*D)`, KVCacheLayout.
+    `cache.unflatten(-1, (2, D))`, for LBNHC and BLNHC with `permute(0, 2, 1, 3, 4)`, for LBHNC and BLHNC as it is (heads
+    first, as NIXL's transfers want them), for LHBNC with `transpose(0, 1)` and `total_pages`, the blocks of the cache. For
+    BHLNC pass all layers in one tensor `[N, H, L, P, 2, D]`, with `total_layers`. Table, lengths and fp8 as `vllm`.
+
+    Source: that pull request and RFC 42082; get_kv_cache_shape `(N, H, P, 2*D)`, KVCacheLayout.
 
     With `int8_per_token_head` or `fp8_per_token_head` an f32 scale follows each head's K and V inside that row; kvgen
     has no such rows outside latent caches.
