@@ -88,6 +88,7 @@ class OpContext:
     split_plan: str
     shared_by_arch: str
     threads_by_arch: str
+    blocks_by_arch: str
     files: str
 
 
@@ -319,13 +320,15 @@ def _op(op: Op, kernels: KernelSet, plans: tuple[KernelPlan, ...]) -> OpContext:
         split_plan=_split_plan_text(split_plan) if split_plan else "",
         shared_by_arch=_mapping(dict(plan.shared_by_arch)),
         threads_by_arch=_mapping(dict(plan.threads_by_arch)),
+        blocks_by_arch=_mapping(dict(plan.blocks_by_arch)),
         files=_mapping({arch: f"{other.name}.cu" for arch, other in plan.elsewhere}),
     )
 
 
 def _split_plan_text(split_plan: SplitPlan) -> str:
-    """Its fields, but `slots_a_part` where there are none."""
-    return ", ".join(f"{n}={v}" for n, v in asdict(split_plan).items() if v or n != "slots_a_part")
+    """Its fields, but what is as without tiles of rows."""
+    usual = {"slots_a_part": 0, "tiles_a_row": 1}
+    return ", ".join(f"{n}={v}" for n, v in asdict(split_plan).items() if usual.get(n) != v)
 
 
 def _cache_class(name: str, summary: str, module: str, cache: Cache) -> CacheClassContext:
