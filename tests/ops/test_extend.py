@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvgen.runtime import Fault, describe
+from tests.ops import test_extend_wgmma
 from tests.support.batches import PLAIN, Batch
 from tests.support.extend_sets import DRAWN, SETS
 from tests.support.extend_steps import Step, hold_bits_of_rows, step, steps
@@ -74,14 +75,14 @@ def test_keys_are_cut_where_tiles_are_few(name: str, rows: int) -> None:
     assert chunks > 2 + (rows > 32), "nothing was cut"
 
 
-@pytest.mark.parametrize("name", ["paged", "invariant", "fp8"])
+@pytest.mark.parametrize("name", ["paged", "invariant", "fp8", *(["wgmma"] if CAMPAIGN else [])])
 def test_schedules_and_runs_agree(name: str) -> None:
     """The same bits whichever thread or block comes first, and run after run with one plan."""
-    results = set()
+    results, kernels = set(), SETS[name] if name in SETS else test_extend_wgmma.SETS["llama"]
     for schedule in ("ascending", "descending", 12345):
-        found = step(SETS[name], plain(700, 1, 150, schedule=schedule, seed=3), (60, 1, 150))
+        found = step(kernels, plain(700, 1, 150, schedule=schedule, seed=3), (60, 1, 150))
         workspace = found.planned(multiprocessors=32)
-        for _ in range(2 if not CAMPAIGN else 6):
+        for _ in range(2 if not CAMPAIGN else 16):
             out, lse, word = found.run(workspace=workspace)
             assert word == 0
             results.add((out.tobytes(), lse.tobytes()))
@@ -216,6 +217,23 @@ def test_values_that_are_no_numbers_stay_with_who_sees_them() -> None:
         first = token - 50
         assert out[:first].tobytes() == good[:first].tobytes()
         assert not np.isfinite(out[first:].astype(np.float32)).any()
+
+
+def test_scales_of_codes() -> None:
+    """They are multiplied with q's codes and divide results, which saturate; none is 1."""
+    found = step(SETS["codes"], plain(70, 9, padding=1), (40, 9))
+    found.arguments = {"q_scale": np.full(1, 0.3, np.float32), "out_scale": np.full(1, 0.125, np.float32)}
+    found.check()
+    results = set()
+    for scales in ({}, {"q_scale": np.ones(1, np.float32)}, {"out_scale": np.ones(1, np.float32)}):
+        found.arguments = scales
+        out, lse = found.check()
+        results.add((out.tobytes(), lse.tobytes()))
+    assert len(results) == 1
+    found.arguments = {"out_scale": np.full(1, 1e-30, np.float32)}
+    out, _, word = found.run()
+    size = np.abs(out.astype(np.float32))
+    assert word == 0 and np.isin(size[:49], (0, 448)).all() and (size[:49] == 448).mean() > 0.9 and not size[49].any()
 
 
 def test_no_rows_and_no_requests() -> None:

@@ -74,7 +74,7 @@ MORE: Final = {
     "mla": _set("mla", _paged("bf16", 1, 192, 64, v_head_dim=128, layout=_APART), 1),
     "tree": _set("tree", _paged("bf16", 2, 64, 8), 4, mask=Mask(tree="packed"), score=Score(softcap=8.0)),
     "function": _set("function", _paged("f16", 2, 64, 16), 4, mask=Mask(causal=False, padding=True), score=Score(function=hides)),
-    "full": _set("full", _paged("bf16", 2, 64, 256), 4, mask=Mask(causal=False)),
+    "full": _set("full", _paged("bf16", 2, 64, 256), 4, mask=Mask(causal=False), cross=True),
     "mask": _set("mask", _paged("bf16", 1, 64, 16), 12, mask=Mask(tree="mask")),
     "bias": _set("bias", _paged("f16", 2, 128, 16), 2, score=Score(bias=True, alibi=True)),
     "falcon": _set("falcon", _paged("bf16", 1, 64, 16, layout="page kv layer token dim", lengths="after"), 71),
