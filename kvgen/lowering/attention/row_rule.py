@@ -13,11 +13,13 @@ from typing import Final
 from kvgen.lowering.attention import extend, extend_wgmma, mma
 from kvgen.spec.kernel_set import KernelSet
 
+# Of a decode, at most.
+MOST_ROWS: Final = 128
 # Products of 16-bit numbers a cycle and multiprocessor, by warps and by warpgroups.
 _PRODUCTS: Final = {"sm_80": 1024.0, "sm_90a": 1260.0}
 _WARPGROUP_PRODUCTS: Final = 2048.0
-# What loops reach of the former by the replay of their machine code (docs/cycles.md): extend's, and decode's with 64 columns, by the
-# dims of K and V together.
+# What loops reach of the former by the replay of their machine code (docs/cycles.md): extend's, and decode's with 64 columns,
+# by the dims of K and V together.
 _EXTEND_REACHES: Final = 0.7
 _DECODE_REACHES: Final = ((128, 0.39), (256, 0.29), (512, 0.16))
 # Scores that a multiprocessor makes weights of in a cycle: exponentials take half of that time.
@@ -28,8 +30,8 @@ _ISSUED: Final = 4
 
 @dataclass(frozen=True)
 class TokenCost:
-    """Cycles of a multiprocessor for a token and kv head of a request: until its bytes have come, where all read, and of work. `blocks`
-    read it, with `columns` each."""
+    """Cycles of a multiprocessor for a token and kv head of a request: until its bytes have come, where all read, and of
+    work. `blocks` read it, with `columns` each."""
 
     blocks: int
     columns: int
@@ -40,6 +42,11 @@ class TokenCost:
     def cycles(self) -> float:
         """The larger one."""
         return max(self.memory, self.work)
+
+
+def arch_of(kernels: KernelSet) -> str:
+    """The architecture that the rule is worked out for: sm_90a, or a set's last one."""
+    return extend_wgmma.ARCH if extend_wgmma.ARCH in kernels.arch else kernels.arch[-1]
 
 
 def _memory(kernels: KernelSet) -> float:
