@@ -21,7 +21,12 @@ from tests.support.harness import package
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 ALL: Final = {s.kernels.name: s.kernels for s in load_folder(find_config(ROOT).specs, ROOT)}
-PAIRS: Final = [(k, op) for k in ALL.values() for op in k.ops if isinstance(op, Extend) and op.decode_of(k) is not None]
+PAIRS: Final = [
+    (k, op)
+    for k in ALL.values()
+    for op in k.ops
+    if isinstance(op, Extend) and op.decode_of(k) is not None and op.walk(k)[0] == "tensor cores"
+]
 
 
 def costs(kernels: KernelSet, op: Extend, rows: int) -> tuple[float, float]:

@@ -176,11 +176,14 @@ class Extend(Op):
 
     def decode_rows(self, kernels: KernelSet, most: int | None = None) -> int:
         """Rows of a request up to which the set's decode costs no more (`row_rule`), as many as it has rows, or of decodes for
-        `most` rows; 0 without a decode, and where bits of rows may not depend on how many come.
+        `most` rows; 0 without a decode, and where bits of rows may not depend on how many come. On CUDA cores it is all of
+        them.
         """
         decode = self.decode_of(kernels)
         if decode is None or self._chunk:
             return 0
+        if self._tensor(kernels) is None:
+            return most or decode.rows
         return row_rule.decode_rows(
             kernels,
             most or decode.rows,
