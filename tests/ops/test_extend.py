@@ -11,10 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kvgen.ops import Extend
 from kvgen.runtime import Fault, describe
 from tests.ops import test_extend_wgmma
 from tests.support.batches import PLAIN, Batch
-from tests.support.extend_sets import DRAWN, SETS
+from tests.support.extend_sets import DRAWN, SETS, decoded
 from tests.support.extend_steps import Step, hold_bits_of_rows, step, steps
 from tests.support.harness import package
 from tests.support.memory import Raw
@@ -38,6 +39,16 @@ def rows_of(found: Raw, step: Step, b: int) -> bytes:
 def test_drawn(name: str, data: Any) -> None:
     """Any batch. Unused pages and tails hold NaN or infinity, tables end in poison."""
     data.draw(steps(DRAWN[name])).check(lse=data.draw(st.sampled_from((True, True, False))))
+
+
+def test_every_cache_that_decode_reads() -> None:
+    """It has an extend, on tensor cores or on CUDA cores."""
+    walks = set()
+    for kernels in decoded().values():
+        op = kernels.ops[0]
+        assert isinstance(op, Extend) and len(op.plan(kernels)) == 2
+        walks.add(op.walk(kernels)[0])
+    assert walks == {"tensor cores", "CUDA cores"}
 
 
 @pytest.mark.parametrize(

@@ -212,4 +212,15 @@ MORE: Final = {
         _set("codes_of_v", _paged("bf16", 2, 64, 16, v_quant=Quant(dtype="i8", scale_dtype="f32"), layout=_APART), 4),
     )
 }
-DRAWN: Final = SETS | MORE if "KVGEN_FAMILY" in os.environ else SETS
+
+
+def decoded() -> dict[str, KernelSet]:
+    """Every cache that decode's tests read, with an extend; a campaign draws them from all that a spec can say."""
+    return {
+        name: KernelSet(name=f"e{i}_{name}"[:40], q_heads=found.q_heads, cache=found.cache, ops=(ops.Extend(),))
+        for i, (name, found) in enumerate(ALL.items())
+        if any(op.kind == "decode" for op in found.ops)
+    }
+
+
+DRAWN: Final = SETS | MORE | decoded() if "KVGEN_FAMILY" in os.environ else SETS
