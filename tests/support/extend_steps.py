@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from kvgen import Continuous, KernelSet
 from kvgen.ops import Extend
 from kvgen.reference import Extended, extend
-from tests.support.batches import OPEN_TOKENS, PLAIN, Batch
+from tests.support.batches import OPEN_TOKENS, PLAIN, Batch, capacity
 from tests.support.decode_steps import arguments_of
 from tests.support.harness import Run, hold_untouched, index_name, launcher, offsets_of, planned, surroundings
 from tests.support.loud_tokens import raise_edges
