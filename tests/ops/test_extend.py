@@ -127,7 +127,7 @@ def test_a_page_that_is_not_there(name: str) -> None:
     right = step(SETS[name], plain(90, 200, 90, seed=2), (40, 150, 90))
     good = right.check(multiprocessors=2)
     for page, where in ((7, "in the middle"), (0, "first"), (12, "last"))[: 3 if name == "paged" else 1]:
-        for bad in (10**6, -1):
+        for bad in (10**6, -1)[: 2 if name == "paged" else 1]:
             broken = step(SETS[name], plain(90, 200, 90, seed=2), (40, 150, 90))
             broken.scene.tables["page_table"][1, page] = bad
             out, lse = broken.check(multiprocessors=2)
