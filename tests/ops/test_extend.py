@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kvgen.errors import ArgumentError
 from kvgen.runtime import Fault, describe
 from tests.ops import test_extend_wgmma
 from tests.support.batches import PLAIN, Batch
@@ -143,6 +144,31 @@ def test_offsets_that_contradict_each_other(offsets: tuple[int, ...]) -> None:
     assert found.row_offsets is not None
     found.row_offsets[...] = offsets
     found.check()
+
+
+def test_what_is_said_of_a_wrong_step() -> None:
+    """As an engine reads it: rows past what the table holds, offsets that decrease, a workspace of another batch or operation."""
+    found = step(SETS["paged"], plain(90, 60, 70), (40, 20, 40))
+    assert found.row_offsets is not None
+    other = step(SETS["paged"], plain(50, 50), (50, 50)).planned()
+    _, _, word = found.run(workspace=other)
+    assert str(describe(word)) == (
+        "PLAN: a workspace without a plan for this operation, batch and rows, or one that was overwritten"
+    )
+    found.row_offsets[...] = (0, 40, 30, 100)
+    assert str(describe(found.run()[2])) == (
+        "ROW_OFFSETS: row offsets that decrease, pass the rows, or give request 2 too many rows (row 40)"
+    )
+    found = step(SETS["paged"], plain(90, 60), (40, 60))
+    held = 16 * found.scene.tables["page_table"].shape[1]
+    found.scene.tables["lengths"][1] = held - 59
+    assert str(describe(found.run()[2])) == (
+        f"LENGTH: request 1 has a length that its page table, its rows or its k_sealed cannot have (token {held + 1})"
+    )
+    with pytest.raises(ArgumentError, match="workspace: got one for 3 rows and q with 100; it must hold every row"):
+        found.run(workspace=package(SETS["paged"]).extend.workspace(max_rows=3, multiprocessors=1))
+    with pytest.raises(ArgumentError, match="every operation divides its own differently"):
+        found.run(workspace=package(SETS["window"]).extend.workspace(max_rows=100, multiprocessors=1))
 
 
 def test_lengths_that_cannot_be() -> None:
