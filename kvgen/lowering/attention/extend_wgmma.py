@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, Literal
 
 from kvgen.expr.score_c import float_literal
 from kvgen.layout.dtypes import dtype
+from kvgen.layout.storage import Segment
+from kvgen.lowering.attention import mma
 from kvgen.lowering.attention.extend import ExtendContext
 from kvgen.lowering.attention.mma import SLACK
 from kvgen.lowering.attention.split_kv import Attended
@@ -24,6 +26,9 @@ ARCH: Final = "sm_90a"
 THREADS: Final = 384
 # Columns of a block: 64 of each of two warpgroups.
 COLS: Final = 128
+# Threads that copy: one for each row of a tile, or two.
+_ROWS: Final = 128
+_ROLES: Final = {"k": "key", "v": "value"}
 # Warps that have columns.
 _WARPS: Final = 8
 # Shared memory of a block, less barriers, flags and what warps keep of entries.
@@ -32,6 +37,30 @@ _MOST_STAGES: Final = 4
 # Registers of a thread that copies and of one that multiplies: of 168 at the start the copying warpgroup leaves 128.
 _PRODUCER: Final = 40
 _CONSUMER: Final = 232
+# The same where the copying warpgroup widens codes.
+_WIDENER: Final = 72
+_WIDENED: Final = 216
+# Columns of q that one of its warps loads at once.
+_AT_ONCE: Final = 8
+
+
+@dataclass(frozen=True)
+class Widening:
+    """How codes of K and V become f16.
+
+    ScaleUse of each (device/attention/tile_scales.cuh); whether scales are the caller's, or lie under one of all; bytes of a tile's
+    codes; columns of q that a warp loads at once. `base_two`: products become scores in base 2 at once.
+    """
+
+    k_use: str
+    v_use: str
+    k_given: bool
+    v_given: bool
+    k_global: bool
+    v_global: bool
+    code_bytes: int
+    at_once: int
+    base_two: bool
 
 
 @dataclass(frozen=True)
@@ -40,7 +69,7 @@ class ExtendWgmmaContext:
 
     `issue` tokens come by one copy. In the tensor maps a kv head begins so many chunks of 64 dims (`k_head_chunks`) or
     groups of 8 tokens (`k_head_groups`) after the one before it. Plans count `planned_blocks` a multiprocessor.
-    `other_file` is the kernel of the set's other architectures ("": there are none).
+    `other_file` is the kernel of the set's other architectures ("": there are none). `w`: K and V are of codes.
     """
 
     d: Attended
@@ -62,6 +91,7 @@ class ExtendWgmmaContext:
     planned_blocks: int
     qk_scale: str
     other_file: str
+    w: Widening | None
 
 
 def wgmma_file(name: str) -> str:
@@ -81,8 +111,10 @@ def applies(kernels: KernelSet, cols: int, invariant: bool) -> str:
         return f"wgmma is {ARCH}'s alone"
     if invariant:
         return "sums begin anew at fixed tokens"
-    if cache.quants["k"] is not None or cache.quants["v"] is not None or cache.dtype not in ("bf16", "f16"):
+    if cache.dtype not in ("bf16", "f16"):
         return "K and V are not of 16-bit elements"
+    if (cache.quants["k"] is None) != (cache.quants["v"] is None):
+        return "one of K and V is of codes, and not the other"
     if cache.head_dim % 64 or cache.v_dim % 64 or max(cache.head_dim, cache.v_dim) > 256:
         return f"dims are not multiples of 64 up to 256: {cache.head_dim}, {cache.v_dim}"
     if cols != COLS:
@@ -95,8 +127,12 @@ def applies(kernels: KernelSet, cols: int, invariant: bool) -> str:
         token, head = _strides(kernels, role)
         if len(parts) > 1 or not token or not head or region.stride_of("dim") != 1:
             return f"{role.upper()} has no one stride from token to token and from head to head"
-        if token % 8 or region.byte_offset % 16 or _steps(kernels, role) is None:
+        if mma.access_bytes(parts[0]) < 16 or region.byte_offset % 16 or _steps(kernels, role) is None:
             return f"{role.upper()}: heads of a page are neither side by side in a token nor one behind the other"
+        scales, rows = parts[0].scales, tile_tokens(kernels)
+        split = mma.scale_use(parts[0], _ROLES[role]).endswith("_groups") and rows < _ROWS
+        if split and scales is not None and scales.groups > 1 and parts[0].size * rows // _ROWS % scales.block[2]:
+            return f"{role.upper()}: two threads share a row, whose scales are not of one half"
     return "" if _stages(kernels) > 1 else "two tiles do not fit shared memory"
 
 
@@ -114,12 +150,36 @@ def _steps(kernels: KernelSet, role: str) -> tuple[int, int] | None:
     assert cache.page_tokens is not None
     if cache.kv_heads == 1:
         return 0, 0
-    return head_steps(cache.page_tokens, *_strides(kernels, role), cache.storage.roles[role][0].size, 64)
+    segment = cache.storage.roles[role][0]
+    if segment.quant is None:
+        return head_steps(cache.page_tokens, *_strides(kernels, role), segment.size, 64)
+    token, head = (n * segment.region.dtype.bits // 8 for n in _strides(kernels, role))
+    return head_steps(cache.page_tokens, token, head, mma.row_bytes(segment), _span(segment))
+
+
+def _span(segment: Segment) -> Literal[32, 64, 128]:
+    """Bytes of the swizzle by which codes come: CodeRows::kSpan of device/attention/row_widen.cuh."""
+    nbytes = mma.row_bytes(segment)
+    return 128 if nbytes % 128 == 0 else 64 if nbytes % 64 == 0 else 32
+
+
+def _besides(kernels: KernelSet, stages: int) -> tuple[int, int]:
+    """What Shared has where codes are widened: codes of a tile; scales, and barriers."""
+    if kernels.kv.quants["k"] is None:
+        return 0, 0
+    tokens, codes, scales = tile_tokens(kernels), 0, 4 * COLS + 2 * 4 * 8
+    for role, parts in kernels.kv.storage.roles.items():
+        codes += tokens * mma.row_bytes(parts[0])
+        scales += 2 * stages * tokens * 4 * (mma.scale_use(parts[0], _ROLES[role]) == "token")
+    return codes, scales
 
 
 def _stages(kernels: KernelSet) -> int:
     dims = kernels.kv.head_dim + kernels.kv.v_dim
-    return min(_MOST_STAGES, (_MEMORY - 2 * COLS * kernels.kv.head_dim) // (2 * tile_tokens(kernels) * dims))
+    for stages in range(_MOST_STAGES, 0, -1):
+        if 2 * COLS * kernels.kv.head_dim + stages * 2 * tile_tokens(kernels) * dims + sum(_besides(kernels, stages)) <= _MEMORY:
+            return stages
+    return 0
 
 
 def shared_bytes(kernels: KernelSet) -> int:
@@ -127,30 +187,57 @@ def shared_bytes(kernels: KernelSet) -> int:
     dims = kernels.kv.head_dim + kernels.kv.v_dim
     stages = _stages(kernels)
     flags = -(-(8 * (4 * stages + 2) + 4 * (stages + 1)) // 16) * 16
-    return 2 * COLS * kernels.kv.head_dim + stages * 2 * tile_tokens(kernels) * dims + flags + 48 * _WARPS
+    besides = sum(_besides(kernels, stages))
+    return 2 * COLS * kernels.kv.head_dim + stages * 2 * tile_tokens(kernels) * dims + besides + flags + 48 * _WARPS
+
+
+def _copied_rows(kernels: KernelSet) -> int:
+    """Rows that one warp has copied: a tile's, or a quarter of them."""
+    return tile_tokens(kernels) // (4 if kernels.kv.quants["k"] is not None else 1)
 
 
 def maps(kernels: KernelSet) -> tuple[PoolMap, PoolMap]:
     """The tensor maps that the kernel takes behind all else."""
-    cache, rows, found = kernels.kv, tile_tokens(kernels), []
+    cache, rows, found = kernels.kv, _copied_rows(kernels), []
     for role in ("k", "v"):
         segment = cache.storage.roles[role][0]
-        token, head = _strides(kernels, role)
+        codes, bits = segment.quant is not None, segment.region.dtype.bits
+        token, head = (n * bits // 8 if codes else n for n in _strides(kernels, role))
         found.append(
             PoolMap(
                 f"{role}_map",
                 doc=f"pages of {role.upper()} in groups of 8 tokens: `group_tile` of kvgen.tensor_map for tiles of {rows} tokens",
                 base=segment.base,
-                element=cache.dtype,
+                element="u8" if codes else cache.dtype,
                 heads=cache.kv_heads,
-                dim=segment.size,
+                dim=mma.row_bytes(segment) if codes else segment.size,
                 token_stride=token,
                 head_stride=head,
                 rows=rows,
                 offset=segment.region.byte_offset,
+                swizzle=_span(segment) if codes else 128,
             )
         )
     return found[0], found[1]
+
+
+def _widening(kernels: KernelSet, base_two: bool) -> Widening | None:
+    """How the set's codes are widened; None where there are none."""
+    k, v = (parts[0] for parts in kernels.kv.storage.roles.values())
+    if k.quant is None:
+        return None
+    k_use, v_use = mma.scale_use(k, "key"), mma.scale_use(v, "value")
+    return Widening(
+        k_use="none" if k_use == "given" else k_use,
+        v_use="none" if v_use == "given" else v_use,
+        k_given=k_use == "given",
+        v_given=v_use == "given",
+        k_global=bool(k.global_scale),
+        v_global=bool(v.global_scale),
+        code_bytes=tile_tokens(kernels) * (mma.row_bytes(k) + mma.row_bytes(v)),
+        at_once=_AT_ONCE,
+        base_two=base_two,
+    )
 
 
 def with_warpgroups(kernels: KernelSet, plan: KernelPlan, attended: Attended, scale: float) -> KernelPlan:
@@ -162,26 +249,28 @@ def with_warpgroups(kernels: KernelSet, plan: KernelPlan, attended: Attended, sc
     others = tuple(arch for arch in kernels.arch if arch != ARCH)
     tokens, shared = tile_tokens(kernels), shared_bytes(kernels)
     assert cache.page_tokens is not None and isinstance(plan.context, ExtendContext)
+    w = _widening(kernels, attended.attend.plain)
     context = ExtendWgmmaContext(
         d=attended,
-        operand=dtype(cache.dtype).c,
+        operand=dtype(cache.dtype).c if w is None else "f16",
         k=k,
         v=v,
         cols=COLS,
         tokens=tokens,
         stages=_stages(kernels),
-        issue=math.gcd(cache.page_tokens, tokens),
+        issue=math.gcd(cache.page_tokens, _copied_rows(kernels)),
         k_head_chunks=steps["k"][0],
         k_head_groups=steps["k"][1],
         v_head_chunks=steps["v"][0],
         v_head_groups=steps["v"][1],
-        producer_registers=_PRODUCER,
-        consumer_registers=_CONSUMER,
+        producer_registers=_PRODUCER if w is None else _WIDENER,
+        consumer_registers=_CONSUMER if w is None else _WIDENED,
         slack=SLACK,
         shared_bytes=shared,
         planned_blocks=plan.context.blocks_per_sm,
         qk_scale=float_literal(scale),
         other_file=plan.name if others else "",
+        w=w,
     )
     if not others:
         return replace(plan, template=TEMPLATE, context=context, threads=THREADS, shared=shared, shared_by_arch=())

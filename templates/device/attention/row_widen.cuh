@@ -1,0 +1,196 @@
+// Codes of K and V for products of warpgroups (sm_90a): rows are copied to shared memory as the cache has them, and the warps that copy
+// them widen them to the f16 of row_wgmma.cuh's groups of rows. Columns never know: scales of tokens reach them as floats beside the tile, for
+// sums of K and weights of V; those of groups of dims, and zero points, are applied to what is widened.
+//
+// Each of a tile's rows has one thread, or two with half of the dims each. Neighbouring lanes have neighbouring rows: of both swizzled
+// patterns they touch different banks, and a thread has its row's scales in registers.
+#pragma once
+
+#include "row_wgmma.cuh"
+#include "tile_scales.cuh"
+
+// Rows of a tile of kTokens tokens, and how the scales of segment S are used.
+template <typename S, ScaleUse kUse, uint32_t kTokens>
+struct CodeRows {
+  using E = typename S::Element;
+  static constexpr uint32_t kInByte = kPerElement<E>, kBytes = S::kSize / kInByte;                    // of a row
+  static constexpr uint32_t kSpan = kBytes % 128 == 0 ? 128 : kBytes % 64 == 0 ? 64 : 32;             // of the copy's swizzle
+  static constexpr uint32_t kParts = 128 / kTokens, kDims = S::kSize / kParts, kRows = 32 / kParts;   // threads of a row, dims of each, rows of a warp
+  static constexpr bool kToken = kUse == ScaleUse::token, kGroup = kUse == ScaleUse::key_groups || kUse == ScaleUse::value_groups;
+  // Scales of a thread's part of a row, each with its zero point.
+  static constexpr uint32_t kGroups = !kGroup || S::kBlockDims >= kDims ? 1 : (kDims + S::kBlockDims - 1) / S::kBlockDims, kEach = 1 + S::kZero;
+  // Codes of 4 bits are widened four apart: 8 of them come as 0, 4, 1, 5, 2, 6, 3, 7.
+  static constexpr bool kApart = kInByte == 2;
+  static_assert(kBytes % 32 == 0 && 128 % kTokens == 0 && (kParts == 1 || !kGroup || kGroups * S::kBlockDims == kDims || S::kBlockDims >= S::kSize));
+
+  struct Scales {
+    Vec<typename S::Scale, kGroups * kEach> e;
+  };
+
+  // Those of token `token` of a page, zeros where it is not `live`.
+  template <typename Cache, typename Page>
+  __device__ static __forceinline__ void load(Scales& scales, const Cache& cache, const Page& page, uint32_t token, uint32_t head, uint32_t part, bool live) {
+    if constexpr (kToken || kGroup) {
+      scales = {};
+      if (live) load_scales<S, S::kBlockDims, kGroups>(scales.e, cache, page, token, head, part * kDims);
+    }
+  }
+
+  // The thread's part of row `row` of a tile, from `from` to the tile at `to`.
+  __device__ static __forceinline__ void widen_row(uint8_t* to, const uint8_t* from, uint32_t row, uint32_t part, const Scales& scales) {
+    uint32_t scale[kGroups], zero[kGroups];
+    if constexpr (kGroup) {
+#pragma unroll
+      for (uint32_t g = 0; g < kGroups; ++g) {
+        scale[g] = twice(scales.e.e[g * kEach]);
+        if constexpr (S::kZero) zero[g] = multiply_halves(scale[g] ^ 0x80008000u, twice(scales.e.e[g * kEach + 1]));
+      }
+    }
+#pragma unroll
+    for (uint32_t dim = 0; dim < kDims; dim += 16 * kInByte) {
+      const uint32_t byte = (part * kDims + dim) / kInByte;
+      const Vec<uint32_t, 4> codes = *(const Vec<uint32_t, 4>*)(from + swizzle<kSpan>(row / 8 * (8 * kBytes) + byte / kSpan * (8 * kSpan) + row % 8 * kSpan + byte % kSpan));
+      Vec<uint32_t, 4> halves[2 * kInByte];  // 8 dims each
+#pragma unroll
+      for (uint32_t w = 0; w < 4; ++w) {
+        uint32_t(&x)[2 * kInByte] = *(uint32_t(*)[2 * kInByte])&halves[w * kInByte / 2].e[w * 2 * kInByte % 4];
+        widen<!kApart>(E{}, x, codes.e[w]);
+        if constexpr (kGroup) {
+          const uint32_t g = kGroups == 1 ? 0 : (dim + w * 4 * kInByte) / S::kBlockDims;
+#pragma unroll
+          for (uint32_t i = 0; i < 2 * kInByte; ++i) x[i] = S::kZero ? multiply_add_halves(x[i], scale[g], zero[g]) : multiply_halves(x[i], scale[g]);
+        }
+      }
+#pragma unroll
+      for (uint32_t i = 0; i < 2 * kInByte; ++i) *(Vec<uint32_t, 4>*)(to + group_offset<S::kSize>(row, part * kDims + dim + 8 * i)) = halves[i];
+    }
+  }
+
+ private:
+  // As both halves of a register.
+  __device__ static __forceinline__ uint32_t twice(typename S::Scale x) {
+    if constexpr (sizeof(x) == 1) {
+      uint32_t out[2];
+      widen<true>(x, out, x.bits * 0x101u);
+      return out[0];
+    } else {
+      return x.bits * 0x10001u;
+    }
+  }
+};
+
+// Where dim `dim` of 8 widened ones stands, and which one stands there.
+template <bool kApart>
+__device__ __forceinline__ constexpr uint32_t place_of_dim(uint32_t dim) { return kApart ? dim % 4 * 2 + dim / 4 : dim; }
+template <bool kApart>
+__device__ __forceinline__ constexpr uint32_t dim_at(uint32_t place) { return kApart ? place / 2 + place % 2 * 4 : place; }
+
+// ---- Q
+
+// Pairs of neighbouring elements of a column, which begins at `row`; zeros where it is not `live`.
+template <typename Tile, typename T>
+__device__ __forceinline__ void load_pairs(QueryColumn<Tile>& x, const T* row, bool live) {
+#pragma unroll
+  for (uint32_t n = 0; n < QueryColumn<Tile>::kEach; ++n) {
+    Vec<T, 2> pair = {};
+    if (live && x.has(n)) pair = *(const Vec<T, 2>*)(row + x.dim(n, 0));
+#pragma unroll
+    for (uint32_t e = 0; e < 2; ++e) x.x[n][e] = to_f32(pair.e[e]);
+  }
+}
+
+// Column `col` of the block to its place in shared memory, its dims as widened ones of K lie.
+template <bool kApart, typename Tile>
+__device__ __forceinline__ void store_pairs(uint8_t* query, const QueryColumn<Tile>& x, uint32_t col) {
+#pragma unroll
+  for (uint32_t n = 0; n < QueryColumn<Tile>::kEach; ++n) {
+    if (!x.has(n)) continue;
+    const uint32_t dim = x.dim(n, 0);
+    uint8_t* to = query + col / 64 * (128 * Tile::kKeyDims) + group_offset<Tile::kKeyDims>(col % 64, dim / 8 * 8);
+    Vec<typename Tile::Operand, 2> pair;
+    pack_pair(pair.e, x.x[n][0], x.x[n][1]);
+    if constexpr (!kApart) {
+      *(Vec<typename Tile::Operand, 2>*)(to + dim % 8 * 2) = pair;
+    } else {
+#pragma unroll
+      for (uint32_t e = 0; e < 2; ++e) ((typename Tile::Operand*)to)[place_of_dim<true>(dim % 8 + e)] = pair.e[e];
+    }
+  }
+}
+
+// ---- Scales of tokens, which columns apply: those of a tile lie side by side in shared memory
+
+// Products times the scales of their tokens.
+template <typename Tile>
+__device__ __forceinline__ void scale_tokens(RowScores<Tile>& s, const float* scales) {
+#pragma unroll
+  for (uint32_t n = 0; n < Tile::kTokens / 8; ++n) {
+    const Vec<float, 2> pair = *(const Vec<float, 2>*)(scales + 8 * n + threadIdx.x % 4 * 2);
+#pragma unroll
+    for (uint32_t r = 0; r < 4; ++r) s.e[0][n][r] *= pair.e[r % 2];
+  }
+}
+
+// As raise_max of row_wgmma.cuh: `out` is relative to the unit, which shrinks with row_max in its place. One below f32's range starts anew.
+template <typename Tile, typename Factor>
+__device__ __forceinline__ bool raise_max(float (&shrink)[2], RowSums<Tile>& sums, RowUnit<Tile>& value, const RowScores<Tile>& s, const Factor& factor) {
+  if (!raise_max(shrink, sums, s, factor)) return false;
+#pragma unroll
+  for (uint32_t h = 0; h < 2; ++h) {
+    if (shrink[h] == 1.0f) continue;
+    float& unit = value.unit[0][h];
+    unit *= shrink[h];
+    if (unit < 1e-37f) unit = 0.0f;
+    value.inverse[0][h] = unit == 0.0f ? 0.0f : 1.0f / unit;
+    shrink[h] = unit == 0.0f ? 0.0f : 1.0f;
+  }
+  return true;
+}
+
+// exponentiate of row_wgmma.cuh, and weights times the scales of V of their tokens. A column whose largest one passes 16 units gets a
+// larger unit; `shrink` is what `out` is to be multiplied by for that as well. Whether one of the warp's has.
+template <bool kMarks, typename Tile, typename Factor>
+__device__ __forceinline__ bool exponentiate(RowScores<Tile>& s, RowSums<Tile>& sums, RowUnit<Tile>& value, float (&shrink)[2], const float* scales, const Factor& factor) {
+  exponentiate<kMarks>(s, sums, factor);
+  float largest[2] = {};
+#pragma unroll
+  for (uint32_t n = 0; n < Tile::kTokens / 8; ++n) {
+    const Vec<float, 2> pair = *(const Vec<float, 2>*)(scales + 8 * n + threadIdx.x % 4 * 2);
+#pragma unroll
+    for (uint32_t r = 0; r < 4; ++r) {
+      float& x = s.e[0][n][r];
+      const bool hidden = kMarks && __float_as_uint(x) == 0x80000000u;  // stays -0 whatever the scale
+      x = hidden ? x : x * pair.e[r % 2];
+      largest[r / 2] = fmaxf(largest[r / 2], fabsf(x));
+    }
+  }
+  if (!__any_sync(~0u, largest[0] > value.unit[0][0] * 16.0f || largest[1] > value.unit[0][1] * 16.0f)) return false;
+#pragma unroll
+  for (uint32_t h = 0; h < 2; ++h) {
+    float high = 0.0f;  // of those that are numbers
+#pragma unroll
+    for (uint32_t n = 0; n < Tile::kTokens / 8; ++n)
+#pragma unroll
+      for (uint32_t e = 0; e < 2; ++e) {
+        const float x = fabsf(s.e[0][n][2 * h + e]);
+        if (x < infinity()) high = fmaxf(high, x);
+      }
+    high = row_maximum(high);
+    if (high <= value.unit[0][h] * 16.0f) continue;
+    const float higher = __uint_as_float(max(__float_as_uint(high) & 0x7f800000u, 0x00800000u));
+    shrink[h] *= value.unit[0][h] / higher;
+    value.unit[0][h] = higher;
+    value.inverse[0][h] = 1.0f / higher;
+  }
+  return true;
+}
+
+// Weights in units, as operands.
+template <typename Tile>
+__device__ __forceinline__ void round_weights(TileWeights<Tile>& weights, const RowScores<Tile>& s, const RowUnit<Tile>& value) {
+#pragma unroll
+  for (uint32_t n = 0; n < Tile::kTokens / 8; ++n)
+#pragma unroll
+    for (uint32_t h = 0; h < 2; ++h)
+      pack_pair((typename Tile::Operand*)&weights.e[n / 2][n % 2 * 2 + h], s.e[0][n][2 * h] * value.inverse[0][h], s.e[0][n][2 * h + 1] * value.inverse[0][h]);
+}
