@@ -1,72 +1,117 @@
-// Codes of K and V for products of warpgroups (sm_90a): rows are copied to shared memory as the cache has them, and the warps that copy
-// them widen them to the f16 of row_wgmma.cuh's groups of rows. Columns never know: scales of tokens reach them as floats beside the tile, for
-// sums of K and weights of V; those of groups of dims, and zero points, are applied to what is widened.
+// Codes of K and V for products of warpgroups (sm_90a): the warps that copy rows load their codes to registers, widen them to f16, and store
+// them as row_wgmma.cuh's groups of rows. Columns never know: scales of tokens reach them as floats beside the tile, for sums of K and
+// weights of V; those of groups of dims, and zero points, are applied to what is widened.
 //
-// Each of a tile's rows has one thread, or two with half of the dims each. Neighbouring lanes have neighbouring rows: of both swizzled
-// patterns they touch different banks, and a thread has its row's scales in registers.
+// A warp has a quarter of a tile's rows. At a step it has 64 dims of 8 rows (codes of 8 bits) or 16 rows (4 bits), 16 bytes a lane; lanes
+// of one store then touch different banks. A step's registers are loaded anew as soon as they have been widened.
 #pragma once
 
 #include "row_wgmma.cuh"
 #include "tile_scales.cuh"
 
-// Rows of a tile of kTokens tokens, and how the scales of segment S are used.
-template <typename S, ScaleUse kUse, uint32_t kTokens>
+// Rows of a tile of kTokens tokens, of which kRun surely lie in one page, and how the scales of segment S are used.
+template <typename S, ScaleUse kUse, uint32_t kTokens, uint32_t kRun>
 struct CodeRows {
   using E = typename S::Element;
-  static constexpr uint32_t kInByte = kPerElement<E>, kBytes = S::kSize / kInByte;                    // of a row
-  static constexpr uint32_t kSpan = kBytes % 128 == 0 ? 128 : kBytes % 64 == 0 ? 64 : 32;             // of the copy's swizzle
-  static constexpr uint32_t kParts = 128 / kTokens, kDims = S::kSize / kParts, kRows = 32 / kParts;   // threads of a row, dims of each, rows of a warp
+  static constexpr uint32_t kInByte = kPerElement<E>, kPieces = 4 / kInByte, kDims = 16 * kInByte;  // codes of a byte; lanes of 64 dims, dims of each
+  static constexpr uint32_t kRows = kTokens / 4, kAtOnce = 32 / kPieces, kRounds = kRows / kAtOnce;   // rows of a warp, of a step; steps of the same dims
+  static constexpr uint32_t kPanels = S::kSize / 64, kSteps = kRounds * kPanels;
+  static constexpr uint32_t kSame = kRun > kAtOnce ? (kRun / kAtOnce < kRounds ? kRun / kAtOnce : kRounds) : 1, kPages = kRounds / kSame;  // rounds of a page
   static constexpr bool kToken = kUse == ScaleUse::token, kGroup = kUse == ScaleUse::key_groups || kUse == ScaleUse::value_groups;
-  // Scales of a thread's part of a row, each with its zero point.
-  static constexpr uint32_t kGroups = !kGroup || S::kBlockDims >= kDims ? 1 : (kDims + S::kBlockDims - 1) / S::kBlockDims, kEach = 1 + S::kZero;
+  // Scales of a lane's dims, each with its zero point.
+  static constexpr uint32_t kGroups = !kGroup || S::kBlockDims >= kDims ? 1 : kDims / S::kBlockDims, kEach = 1 + S::kZero;
   // Codes of 4 bits are widened four apart: 8 of them come as 0, 4, 1, 5, 2, 6, 3, 7.
   static constexpr bool kApart = kInByte == 2;
-  static_assert(kBytes % 32 == 0 && 128 % kTokens == 0 && (kParts == 1 || !kGroup || kGroups * S::kBlockDims == kDims || S::kBlockDims >= S::kSize));
+  static_assert(S::kSize % 64 == 0 && kRows % kAtOnce == 0 && (!kGroup || 64 % S::kBlockDims == 0 || S::kBlockDims % 64 == 0));
 
-  struct Scales {
-    Vec<typename S::Scale, kGroups * kEach> e;
+  using Codes = Vec<uint32_t, 4>;  // a lane's of a step
+  using Scales = Vec<typename S::Scale, kGroups * kEach>;
+
+  // The lane's row of a round.
+  __device__ static __forceinline__ uint32_t row(uint32_t own, uint32_t round) { return own * kRows + round * kAtOnce + threadIdx.x % 32 / kPieces; }
+
+  // Where a lane's codes and scales of the rounds of a page begin, of a head; without a page they are not read.
+  struct From {
+    const uint8_t* codes;
+    const typename S::Scale* scales;
+    bool live;
+
+    template <typename Cache, typename Page>
+    __device__ __forceinline__ void set(const Cache& cache, const Page& page, uint32_t token, uint32_t head) {
+      const uint32_t dim = threadIdx.x % kPieces * kDims;
+      live = page.valid;
+      codes = fresh((const uint8_t*)element_at<S>(page, token, head, dim));
+      if constexpr (kGroup) scales = fresh((const typename S::Scale*)scale_at<S>(cache, page, token, head, dim / S::kBlockDims * S::kBlockDims));
+    }
   };
 
-  // Those of token `token` of a page, zeros where it is not `live`.
-  template <typename Cache, typename Page>
-  __device__ static __forceinline__ void load(Scales& scales, const Cache& cache, const Page& page, uint32_t token, uint32_t head, uint32_t part, bool live) {
-    if constexpr (kToken || kGroup) {
-      scales = {};
-      if (live) load_scales<S, S::kBlockDims, kGroups>(scales.e, cache, page, token, head, part * kDims);
+  // Loads step `n`; codes without a page stay what they were.
+  __device__ static __forceinline__ void load(Codes& codes, Scales& scales, const From (&from)[kPages], uint32_t n) {
+    const From& begin = from[n / kPanels / kSame];
+    const uint32_t later = n / kPanels % kSame * kAtOnce, dim = n % kPanels * 64;
+    load_live(codes, begin.codes + (S::offset(later, 0, dim) - S::offset(0, 0, 0)) / kInByte, begin.live);
+    if constexpr (kGroup) {
+      const typename S::Scale* at = begin.scales + (S::scale_offset(later, 0, dim / S::kBlockDims * S::kBlockDims) - S::scale_offset(0, 0, 0));
+      constexpr uint32_t kAll = kGroups * kEach, kAccess = kAll < S::kScaleVector ? kAll : S::kScaleVector;
+#pragma unroll
+      for (uint32_t i = 0; i < kAll; i += kAccess) load_live(*(Vec<typename S::Scale, kAccess>*)&scales.e[i], at + i, begin.live);
     }
   }
 
-  // The thread's part of row `row` of a tile, from `from` to the tile at `to`.
-  __device__ static __forceinline__ void widen_row(uint8_t* to, const uint8_t* from, uint32_t row, uint32_t part, const Scales& scales) {
+  // Widens step `n` to the tile at `to`.
+  __device__ static __forceinline__ void widen_step(uint8_t* to, const Codes& codes, const Scales& scales, uint32_t n, uint32_t own) {
     uint32_t scale[kGroups], zero[kGroups];
     if constexpr (kGroup) {
 #pragma unroll
       for (uint32_t g = 0; g < kGroups; ++g) {
-        scale[g] = twice(scales.e.e[g * kEach]);
-        if constexpr (S::kZero) zero[g] = multiply_halves(scale[g] ^ 0x80008000u, twice(scales.e.e[g * kEach + 1]));
+        scale[g] = twice(scales.e[g * kEach]);
+        if constexpr (S::kZero) zero[g] = multiply_halves(scale[g] ^ 0x80008000u, twice(scales.e[g * kEach + 1]));
+      }
+    }
+    Vec<uint32_t, 4> halves[2 * kInByte];  // 8 dims each
+#pragma unroll
+    for (uint32_t w = 0; w < 4; ++w) {
+      uint32_t(&x)[2 * kInByte] = *(uint32_t(*)[2 * kInByte])&halves[w * kInByte / 2].e[w * 2 * kInByte % 4];
+      widen<!kApart>(E{}, x, codes.e[w]);
+      if constexpr (kGroup) {
+        const uint32_t g = kGroups == 1 ? 0 : w * 4 * kInByte / S::kBlockDims;
+#pragma unroll
+        for (uint32_t i = 0; i < 2 * kInByte; ++i) x[i] = S::kZero ? multiply_add_halves(x[i], scale[g], zero[g]) : multiply_halves(x[i], scale[g]);
       }
     }
 #pragma unroll
-    for (uint32_t dim = 0; dim < kDims; dim += 16 * kInByte) {
-      const uint32_t byte = (part * kDims + dim) / kInByte;
-      const Vec<uint32_t, 4> codes = *(const Vec<uint32_t, 4>*)(from + swizzle<kSpan>(row / 8 * (8 * kBytes) + byte / kSpan * (8 * kSpan) + row % 8 * kSpan + byte % kSpan));
-      Vec<uint32_t, 4> halves[2 * kInByte];  // 8 dims each
-#pragma unroll
-      for (uint32_t w = 0; w < 4; ++w) {
-        uint32_t(&x)[2 * kInByte] = *(uint32_t(*)[2 * kInByte])&halves[w * kInByte / 2].e[w * 2 * kInByte % 4];
-        widen<!kApart>(E{}, x, codes.e[w]);
-        if constexpr (kGroup) {
-          const uint32_t g = kGroups == 1 ? 0 : (dim + w * 4 * kInByte) / S::kBlockDims;
-#pragma unroll
-          for (uint32_t i = 0; i < 2 * kInByte; ++i) x[i] = S::kZero ? multiply_add_halves(x[i], scale[g], zero[g]) : multiply_halves(x[i], scale[g]);
-        }
-      }
-#pragma unroll
-      for (uint32_t i = 0; i < 2 * kInByte; ++i) *(Vec<uint32_t, 4>*)(to + group_offset<S::kSize>(row, part * kDims + dim + 8 * i)) = halves[i];
-    }
+    for (uint32_t i = 0; i < 2 * kInByte; ++i)
+      store_live(to + group_offset<S::kSize>(row(own, n / kPanels), n % kPanels * 64 + threadIdx.x % kPieces * kDims + 8 * i), halves[i]);
   }
 
  private:
+  // asm: the compiler would wait for what it loads behind a condition, and load late.
+  __device__ static __forceinline__ void load_live(Codes& to, const void* from, bool live) {
+    asm volatile("{ .reg .pred p; setp.ne.u32 p, %5, 0; @p ld.global.v4.u32 {%0, %1, %2, %3}, [%4]; }"
+                 : "+r"(to.e[0]), "+r"(to.e[1]), "+r"(to.e[2]), "+r"(to.e[3])
+                 : "l"(from), "r"((uint32_t)live));
+  }
+  __device__ static __forceinline__ void store_live(uint8_t* to, const Vec<uint32_t, 4>& x) {
+    asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(shared_address(to)), "r"(x.e[0]), "r"(x.e[1]), "r"(x.e[2]), "r"(x.e[3]) : "memory");
+  }
+  // Scales: of two bytes a register.
+  template <uint32_t N>
+  __device__ static __forceinline__ void load_live(Vec<typename S::Scale, N>& to, const void* from, bool live) {
+    uint32_t bits[(N * sizeof(typename S::Scale) + 3) / 4] = {};
+    constexpr uint32_t kBytes = N * sizeof(typename S::Scale);
+    if constexpr (kBytes == 16) {
+      load_live(*(Codes*)bits, from, live);
+    } else if constexpr (kBytes == 8) {
+      asm volatile("{ .reg .pred p; setp.ne.u32 p, %3, 0; @p ld.global.v2.u32 {%0, %1}, [%2]; }" : "+r"(bits[0]), "+r"(bits[1]) : "l"(from), "r"((uint32_t)live));
+    } else if constexpr (kBytes == 4) {
+      asm volatile("{ .reg .pred p; setp.ne.u32 p, %2, 0; @p ld.global.u32 %0, [%1]; }" : "+r"(bits[0]) : "l"(from), "r"((uint32_t)live));
+    } else if constexpr (kBytes == 2) {
+      asm volatile("{ .reg .pred p; setp.ne.u32 p, %2, 0; @p ld.global.u16 %0, [%1]; }" : "+r"(bits[0]) : "l"(from), "r"((uint32_t)live));
+    } else {
+      asm volatile("{ .reg .pred p; setp.ne.u32 p, %2, 0; @p ld.global.u8 %0, [%1]; }" : "+r"(bits[0]) : "l"(from), "r"((uint32_t)live));
+    }
+    to = *(const Vec<typename S::Scale, N>*)bits;
+  }
   // As both halves of a register.
   __device__ static __forceinline__ uint32_t twice(typename S::Scale x) {
     if constexpr (sizeof(x) == 1) {
@@ -131,66 +176,77 @@ __device__ __forceinline__ void scale_tokens(RowScores<Tile>& s, const float* sc
   }
 }
 
-// As raise_max of row_wgmma.cuh: `out` is relative to the unit, which shrinks with row_max in its place. One below f32's range starts anew.
+// The range of a tile's scales of V: bits of the largest and smallest magnitude, of each of four warps' rows.
+struct ScaleRange {
+  uint32_t high[4], low[4];
+
+  // The rows of warp `own`, a row a lane; those not `live` count for nothing.
+  __device__ __forceinline__ void store(uint32_t own, float scale, bool live) {
+    const uint32_t bits = __float_as_uint(scale) & 0x7fffffffu, largest = __reduce_max_sync(~0u, live ? bits : 0), smallest = __reduce_min_sync(~0u, live ? bits : kU32Max);
+    if (threadIdx.x % 32 == 0) high[own] = largest, low[own] = smallest;
+  }
+};
+
+// Weights carry their token's scale of V, so row_max rises with the logarithm of both: raise_max of row_wgmma.cuh, where a score counts as
+// much as the tile's largest scale may make of it. Where the scales of a tile differ by more than 2^10, or are no numbers, each score
+// counts with its own: f16 would hold too little of a weight whose token has a small one.
 template <typename Tile, typename Factor>
-__device__ __forceinline__ bool raise_max(float (&shrink)[2], RowSums<Tile>& sums, RowUnit<Tile>& value, const RowScores<Tile>& s, const Factor& factor) {
-  if (!raise_max(shrink, sums, s, factor)) return false;
+__device__ __forceinline__ bool raise_max(float (&shrink)[2], RowSums<Tile>& sums, const RowScores<Tile>& s, const float* scales, const ScaleRange& range, const Factor& factor) {
+  const Vec<uint32_t, 4> highs = *(const Vec<uint32_t, 4>*)range.high, lows = *(const Vec<uint32_t, 4>*)range.low;
+  const uint32_t largest = max(max(highs.e[0], highs.e[1]), max(highs.e[2], highs.e[3])), smallest = min(min(lows.e[0], lows.e[1]), min(lows.e[2], lows.e[3]));
+  float high[2];
 #pragma unroll
   for (uint32_t h = 0; h < 2; ++h) {
-    if (shrink[h] == 1.0f) continue;
-    float& unit = value.unit[0][h];
-    unit *= shrink[h];
-    if (unit < 1e-37f) unit = 0.0f;
-    value.inverse[0][h] = unit == 0.0f ? 0.0f : 1.0f / unit;
-    shrink[h] = unit == 0.0f ? 0.0f : 1.0f;
+    high[h] = fmaxf(s.e[0][0][2 * h], s.e[0][0][2 * h + 1]);
+#pragma unroll
+    for (uint32_t n = 1; n < Tile::kTokens / 8; ++n) high[h] = fmaxf(high[h], fmaxf(s.e[0][n][2 * h], s.e[0][n][2 * h + 1]));
+    high[h] *= factor_of(factor, 0, h);
+  }
+  if (largest <= 0x72000000u && largest - smallest <= 10u << 23) {  // up to 2^101
+    const float log = (float)max((int32_t)(largest >> 23) - 126, -100);
+    high[0] += log;
+    high[1] += log;
+  } else {
+#pragma unroll
+    for (uint32_t h = 0; h < 2; ++h) {
+      high[h] -= 100.0f;  // or weights without scales would pass f32
+#pragma unroll
+      for (uint32_t n = 0; n < Tile::kTokens / 8; ++n)
+#pragma unroll
+        for (uint32_t e = 0; e < 2; ++e) {
+          const float scale = fabsf(scales[8 * n + threadIdx.x % 4 * 2 + e]);
+          if (scale < infinity()) high[h] = fmaxf(high[h], s.e[0][n][2 * h + e] * factor_of(factor, 0, h) + log2_approx(scale));
+        }
+      high[h] = row_maximum(high[h]);
+    }
+  }
+  shrink[0] = shrink[1] = 1.0f;
+  if (!__any_sync(~0u, high[0] > sums.row_max[0][0] + Tile::kSlack || high[1] > sums.row_max[0][1] + Tile::kSlack)) return false;
+#pragma unroll
+  for (uint32_t h = 0; h < 2; ++h) {
+    high[h] = row_maximum(high[h]);
+    const bool higher = high[h] > sums.row_max[0][h] + Tile::kSlack;
+    shrink[h] = higher ? rescale(sums.row_max[0][h], high[h]) : 1.0f;
+    sums.row_max[0][h] = higher ? high[h] : sums.row_max[0][h];
+    sums.row_sum[0][h] *= shrink[h];
   }
   return true;
 }
 
-// exponentiate of row_wgmma.cuh, and weights times the scales of V of their tokens. A column whose largest one passes 16 units gets a
-// larger unit; `shrink` is what `out` is to be multiplied by for that as well. Whether one of the warp's has.
+// exponentiate of row_wgmma.cuh; then weights are multiplied by the scales of V of their tokens. A hidden one stays -0 whatever its scale.
 template <bool kMarks, typename Tile, typename Factor>
-__device__ __forceinline__ bool exponentiate(RowScores<Tile>& s, RowSums<Tile>& sums, RowUnit<Tile>& value, float (&shrink)[2], const float* scales, const Factor& factor) {
-  exponentiate<kMarks>(s, sums, factor);
-  float largest[2] = {};
+__device__ __forceinline__ void exponentiate(RowScores<Tile>& s, RowSums<Tile>& sums, const float* scales, const Factor& factor) {
+  const float from[2] = {sums.row_max[0][0] == -infinity() ? 0.0f : sums.row_max[0][0], sums.row_max[0][1] == -infinity() ? 0.0f : sums.row_max[0][1]};
 #pragma unroll
   for (uint32_t n = 0; n < Tile::kTokens / 8; ++n) {
     const Vec<float, 2> pair = *(const Vec<float, 2>*)(scales + 8 * n + threadIdx.x % 4 * 2);
 #pragma unroll
     for (uint32_t r = 0; r < 4; ++r) {
       float& x = s.e[0][n][r];
-      const bool hidden = kMarks && __float_as_uint(x) == 0x80000000u;  // stays -0 whatever the scale
-      x = hidden ? x : x * pair.e[r % 2];
-      largest[r / 2] = fmaxf(largest[r / 2], fabsf(x));
+      const bool hidden = kMarks && x == -infinity();
+      x = exp2_approx(x * factor_of(factor, 0, r / 2) - from[r / 2]);
+      sums.row_sum[0][r / 2] += hidden ? 0.0f : x;
+      x = hidden ? -0.0f : x * pair.e[r % 2];
     }
   }
-  if (!__any_sync(~0u, largest[0] > value.unit[0][0] * 16.0f || largest[1] > value.unit[0][1] * 16.0f)) return false;
-#pragma unroll
-  for (uint32_t h = 0; h < 2; ++h) {
-    float high = 0.0f;  // of those that are numbers
-#pragma unroll
-    for (uint32_t n = 0; n < Tile::kTokens / 8; ++n)
-#pragma unroll
-      for (uint32_t e = 0; e < 2; ++e) {
-        const float x = fabsf(s.e[0][n][2 * h + e]);
-        if (x < infinity()) high = fmaxf(high, x);
-      }
-    high = row_maximum(high);
-    if (high <= value.unit[0][h] * 16.0f) continue;
-    const float higher = __uint_as_float(max(__float_as_uint(high) & 0x7f800000u, 0x00800000u));
-    shrink[h] *= value.unit[0][h] / higher;
-    value.unit[0][h] = higher;
-    value.inverse[0][h] = 1.0f / higher;
-  }
-  return true;
-}
-
-// Weights in units, as operands.
-template <typename Tile>
-__device__ __forceinline__ void round_weights(TileWeights<Tile>& weights, const RowScores<Tile>& s, const RowUnit<Tile>& value) {
-#pragma unroll
-  for (uint32_t n = 0; n < Tile::kTokens / 8; ++n)
-#pragma unroll
-    for (uint32_t h = 0; h < 2; ++h)
-      pack_pair((typename Tile::Operand*)&weights.e[n / 2][n % 2 * 2 + h], s.e[0][n][2 * h] * value.inverse[0][h], s.e[0][n][2 * h + 1] * value.inverse[0][h]);
 }
