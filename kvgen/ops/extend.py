@@ -251,5 +251,5 @@ class Extend(Op):
             *numbers,
             *SIZES,
             ERRORS,
-            *(extend_wgmma.maps(kernels) if warpgroups and not extend_wgmma.widens(kernels) else ()),
+            *(extend_wgmma.maps(kernels) if warpgroups else ()),
         )

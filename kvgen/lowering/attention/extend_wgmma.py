@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, Literal
 
 from kvgen.expr.score_c import float_literal
 from kvgen.layout.dtypes import dtype
+from kvgen.layout.storage import Segment
 from kvgen.lowering.attention import mma
 from kvgen.lowering.attention.extend import ExtendContext
 from kvgen.lowering.attention.mma import SLACK
@@ -34,18 +35,19 @@ _MOST_STAGES: Final = 4
 _PRODUCER: Final = 40
 _CONSUMER: Final = 232
 # The same where the copying warpgroup widens codes.
-_WIDENER: Final = 88
-_WIDENED: Final = 208
+_WIDENER: Final = 72
+_WIDENED: Final = 216
+_ROLES: Final = {"k": "key", "v": "value"}
 # Columns of q that one of its warps loads at once.
-_AT_ONCE: Final = 2
+_AT_ONCE: Final = 4
 
 
 @dataclass(frozen=True)
 class Widening:
     """How codes of K and V become f16.
 
-    ScaleUse of each (device/attention/tile_scales.cuh); whether scales are the caller's, or lie under one of all; bytes of a tile's
-    codes; columns of q that a warp loads at once. `base_two`: products become scores in base 2 at once.
+    ScaleUse of each (device/attention/tile_scales.cuh); whether scales are the caller's, or lie under one of all; bytes of the
+    codes of a tile; columns of q that a warp loads at once. `base_two`: products become scores in base 2 at once.
     """
 
     k_use: str
@@ -115,7 +117,7 @@ def applies(kernels: KernelSet, cols: int, invariant: bool) -> str:
         return f"dims are not multiples of 64 up to 256: {cache.head_dim}, {cache.v_dim}"
     if cols != COLS:
         return f"a block has {cols} columns, two warpgroups have {COLS}, and one plan serves all"
-    why = _hinders_widening(kernels) if widens(kernels) else _hinders_copies(kernels)
+    why = _hinders_copies(kernels) or (_hinders_widening(kernels) if widens(kernels) else "")
     return why or ("" if _stages(kernels) else "two tiles do not fit shared memory")
 
 
@@ -130,22 +132,22 @@ def _hinders_copies(kernels: KernelSet) -> str:
         token, head = _strides(kernels, role)
         if len(parts) > 1 or not token or not head or region.stride_of("dim") != 1:
             return f"{role.upper()} has no one stride from token to token and from head to head"
-        if token % 8 or region.byte_offset % 16 or _steps(kernels, role) is None:
+        if token * region.dtype.bits % 128 or region.byte_offset % 16 or _steps(kernels, role) is None:
             return f"{role.upper()}: heads of a page are neither side by side in a token nor one behind the other"
     return ""
 
 
 def _hinders_widening(kernels: KernelSet) -> str:
     """Why codes of K and V cannot be widened."""
-    k, v = (parts[0] for parts in kernels.kv.storage.roles.values())
-    if k.region.dtype.bits != v.region.dtype.bits:
-        return "codes of K and V are of different sizes"
-    for segment, role in ((k, "key"), (v, "value")):
+    for role, parts in kernels.kv.storage.roles.items():
+        segment = parts[0]
+        halves = 128 // tile_tokens(kernels)  # threads of a row
         if mma.access_bytes(segment) < 16:
-            return f"rows of {role}s are not aligned to 16 bytes"
-        block = segment.scales.block[2] if segment.scales is not None else 64
-        if mma.scale_use(segment, role).endswith("_groups") and block % 64 and 64 % block:
-            return f"scales of {role}s are of {block} dims, a step has 64"
+            return f"{role.upper()}: pages are not aligned to 16 bytes"
+        scales = segment.scales
+        own = scales is not None and scales.groups > 1 and mma.scale_use(segment, _ROLES[role]).endswith("_groups")
+        if own and scales is not None and segment.size // halves % scales.block[2]:
+            return f"{role.upper()}: two threads share a row, and scales of dims lie across both halves"
     return ""
 
 
@@ -160,9 +162,20 @@ def _strides(kernels: KernelSet, role: str) -> tuple[int, int]:
 def _steps(kernels: KernelSet, role: str) -> tuple[int, int] | None:
     """Chunks and groups of 8 tokens from a kv head to the next."""
     cache = kernels.kv
-    if cache.kv_heads == 1 or cache.page_tokens is None:
+    assert cache.page_tokens is not None
+    if cache.kv_heads == 1:
         return 0, 0
-    return head_steps(cache.page_tokens, *_strides(kernels, role), cache.storage.roles[role][0].size, 64)
+    segment = cache.storage.roles[role][0]
+    if segment.quant is None:
+        return head_steps(cache.page_tokens, *_strides(kernels, role), segment.size, 64)
+    token, head = (n * segment.region.dtype.bits // 8 for n in _strides(kernels, role))
+    return head_steps(cache.page_tokens, token, head, mma.row_bytes(segment), _span(segment))
+
+
+def _span(segment: Segment) -> Literal[32, 64, 128]:
+    """Bytes of the swizzle by which codes come: CodeRows::kSpan of device/attention/row_widen.cuh."""
+    nbytes = mma.row_bytes(segment)
+    return 128 if nbytes % 128 == 0 else 64 if nbytes % 64 == 0 else 32
 
 
 def widens(kernels: KernelSet) -> bool:
@@ -170,19 +183,18 @@ def widens(kernels: KernelSet) -> bool:
     return kernels.kv.quants["k"] is not None
 
 
-def _run(kernels: KernelSet) -> int:
-    """Tokens of a tile, or where codes are widened of a warp's quarter of one, that surely lie in one page."""
-    rows, page = tile_tokens(kernels) // (4 if widens(kernels) else 1), kernels.kv.page_tokens
-    return rows if page is None or lower(kernels.kv).kind.one_page else math.gcd(page, rows)
+def _copied_rows(kernels: KernelSet) -> int:
+    """Rows that one warp has copied: a tile's, or a quarter of them."""
+    return tile_tokens(kernels) // (4 if widens(kernels) else 1)
 
 
-def _scales_bytes(kernels: KernelSet, stages: int) -> int:
-    """What Shared has of scales: of tokens, and of columns of q."""
+def _code_bytes(kernels: KernelSet, stages: int) -> int:
+    """What Shared has besides where codes are widened: those of a tile, scales of tokens and of columns of q, mbarriers."""
     if not widens(kernels):
         return 0
     k, v = (parts[0] for parts in kernels.kv.storage.roles.values())
     a_tile = 4 * tile_tokens(kernels)
-    found = 4 * COLS
+    found = 4 * COLS + 8 * 8 + tile_tokens(kernels) * (mma.row_bytes(k) + mma.row_bytes(v))
     found += 2 * stages * a_tile * (mma.scale_use(k, "key") == "token")
     return found + 2 * stages * (a_tile + 32) * (mma.scale_use(v, "value") == "token")
 
@@ -195,9 +207,9 @@ def _stages(kernels: KernelSet) -> int:
 
 
 def _tiles_bytes(kernels: KernelSet, stages: int) -> int:
-    """Q, rings of K and of V, and scales."""
+    """Q, rings of K and of V, codes and scales."""
     k_dims, v_dims = kernels.kv.head_dim, kernels.kv.v_dim
-    return 2 * COLS * k_dims + stages * 2 * tile_tokens(kernels) * (k_dims + v_dims) + _scales_bytes(kernels, stages)
+    return 2 * COLS * k_dims + stages * 2 * tile_tokens(kernels) * (k_dims + v_dims) + _code_bytes(kernels, stages)
 
 
 def shared_bytes(kernels: KernelSet) -> int:
@@ -209,22 +221,24 @@ def shared_bytes(kernels: KernelSet) -> int:
 
 def maps(kernels: KernelSet) -> tuple[PoolMap, PoolMap]:
     """The tensor maps that the kernel takes behind all else."""
-    cache, rows, found = kernels.kv, tile_tokens(kernels), []
+    cache, rows, found = kernels.kv, _copied_rows(kernels), []
     for role in ("k", "v"):
         segment = cache.storage.roles[role][0]
-        token, head = _strides(kernels, role)
+        codes, bits = segment.quant is not None, segment.region.dtype.bits
+        token, head = (n * bits // 8 if codes else n for n in _strides(kernels, role))
         found.append(
             PoolMap(
                 f"{role}_map",
                 doc=f"pages of {role.upper()} in groups of 8 tokens: `group_tile` of kvgen.tensor_map for tiles of {rows} tokens",
                 base=segment.base,
-                element=cache.dtype,
+                element="u8" if codes else cache.dtype,
                 heads=cache.kv_heads,
-                dim=segment.size,
+                dim=mma.row_bytes(segment) if codes else segment.size,
                 token_stride=token,
                 head_stride=head,
                 rows=rows,
                 offset=segment.region.byte_offset,
+                swizzle=_span(segment) if codes else 128,
             )
         )
     return found[0], found[1]
@@ -257,7 +271,7 @@ def with_warpgroups(kernels: KernelSet, plan: KernelPlan, attended: Attended, sc
     steps = {role: _steps(kernels, role) or (0, 0) for role in ("k", "v")}
     others = tuple(arch for arch in kernels.arch if arch != ARCH)
     tokens, shared = tile_tokens(kernels), shared_bytes(kernels)
-    assert isinstance(plan.context, ExtendContext)
+    assert cache.page_tokens is not None and isinstance(plan.context, ExtendContext)
     w = _widening(kernels, attended.attend.plain)
     context = ExtendWgmmaContext(
         d=attended,
@@ -267,7 +281,7 @@ def with_warpgroups(kernels: KernelSet, plan: KernelPlan, attended: Attended, sc
         cols=COLS,
         tokens=tokens,
         stages=_stages(kernels),
-        issue=_run(kernels),
+        issue=math.gcd(cache.page_tokens, _copied_rows(kernels)),
         k_head_chunks=steps["k"][0],
         k_head_groups=steps["k"][1],
         v_head_chunks=steps["v"][0],

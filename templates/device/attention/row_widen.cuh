@@ -1,117 +1,72 @@
-// Codes of K and V for products of warpgroups (sm_90a): the warps that copy rows load their codes to registers, widen them to f16, and store
-// them as row_wgmma.cuh's groups of rows. Columns never know: scales of tokens reach them as floats beside the tile, for sums of K and
-// weights of V; those of groups of dims, and zero points, are applied to what is widened.
+// Codes of K and V for products of warpgroups (sm_90a): rows are copied to shared memory as the cache has them, and the warps that copy them
+// widen them to the f16 of row_wgmma.cuh's groups of rows. Columns never know: scales of tokens reach them as floats beside the tile, for
+// sums of K and weights of V; those of groups of dims, and zero points, are applied to what is widened.
 //
-// A warp has a quarter of a tile's rows. At a step it has 64 dims of 8 rows (codes of 8 bits) or 16 rows (4 bits), 16 bytes a lane; lanes
-// of one store then touch different banks. A step's registers are loaded anew as soon as they have been widened.
+// Each of a tile's rows has one thread, or two with half of the dims each. Neighbouring lanes have neighbouring rows: of both swizzled
+// patterns they touch different banks, and a thread has its row's scales in registers.
 #pragma once
 
 #include "row_wgmma.cuh"
 #include "tile_scales.cuh"
 
-// Rows of a tile of kTokens tokens, of which kRun surely lie in one page, and how the scales of segment S are used.
-template <typename S, ScaleUse kUse, uint32_t kTokens, uint32_t kRun>
+// Rows of a tile of kTokens tokens, and how the scales of segment S are used.
+template <typename S, ScaleUse kUse, uint32_t kTokens>
 struct CodeRows {
   using E = typename S::Element;
-  static constexpr uint32_t kInByte = kPerElement<E>, kPieces = 4 / kInByte, kDims = 16 * kInByte;  // codes of a byte; lanes of 64 dims, dims of each
-  static constexpr uint32_t kRows = kTokens / 4, kAtOnce = 32 / kPieces, kRounds = kRows / kAtOnce;   // rows of a warp, of a step; steps of the same dims
-  static constexpr uint32_t kPanels = S::kSize / 64, kSteps = kRounds * kPanels;
-  static constexpr uint32_t kSame = kRun > kAtOnce ? (kRun / kAtOnce < kRounds ? kRun / kAtOnce : kRounds) : 1, kPages = kRounds / kSame;  // rounds of a page
+  static constexpr uint32_t kInByte = kPerElement<E>, kBytes = S::kSize / kInByte;                    // of a row
+  static constexpr uint32_t kSpan = kBytes % 128 == 0 ? 128 : kBytes % 64 == 0 ? 64 : 32;             // of the copy's swizzle
+  static constexpr uint32_t kParts = 128 / kTokens, kDims = S::kSize / kParts, kRows = 32 / kParts;   // threads of a row, dims of each, rows of a warp
   static constexpr bool kToken = kUse == ScaleUse::token, kGroup = kUse == ScaleUse::key_groups || kUse == ScaleUse::value_groups;
-  // Scales of a lane's dims, each with its zero point.
-  static constexpr uint32_t kGroups = !kGroup || S::kBlockDims >= kDims ? 1 : kDims / S::kBlockDims, kEach = 1 + S::kZero;
+  // Scales of a thread's part of a row, each with its zero point.
+  static constexpr uint32_t kGroups = !kGroup || S::kBlockDims >= kDims ? 1 : (kDims + S::kBlockDims - 1) / S::kBlockDims, kEach = 1 + S::kZero;
   // Codes of 4 bits are widened four apart: 8 of them come as 0, 4, 1, 5, 2, 6, 3, 7.
   static constexpr bool kApart = kInByte == 2;
-  static_assert(S::kSize % 64 == 0 && kRows % kAtOnce == 0 && (!kGroup || 64 % S::kBlockDims == 0 || S::kBlockDims % 64 == 0));
+  static_assert(kBytes % 32 == 0 && 128 % kTokens == 0 && (kParts == 1 || !kGroup || kGroups * S::kBlockDims == kDims || S::kBlockDims >= S::kSize));
 
-  using Codes = Vec<uint32_t, 4>;  // a lane's of a step
-  using Scales = Vec<typename S::Scale, kGroups * kEach>;
-
-  // The lane's row of a round.
-  __device__ static __forceinline__ uint32_t row(uint32_t own, uint32_t round) { return own * kRows + round * kAtOnce + threadIdx.x % 32 / kPieces; }
-
-  // Where a lane's codes and scales of the rounds of a page begin, of a head; without a page they are not read.
-  struct From {
-    const uint8_t* codes;
-    const typename S::Scale* scales;
-    bool live;
-
-    template <typename Cache, typename Page>
-    __device__ __forceinline__ void set(const Cache& cache, const Page& page, uint32_t token, uint32_t head) {
-      const uint32_t dim = threadIdx.x % kPieces * kDims;
-      live = page.valid;
-      codes = fresh((const uint8_t*)element_at<S>(page, token, head, dim));
-      if constexpr (kGroup) scales = fresh((const typename S::Scale*)scale_at<S>(cache, page, token, head, dim / S::kBlockDims * S::kBlockDims));
-    }
+  struct Scales {
+    Vec<typename S::Scale, kGroups * kEach> e;
   };
 
-  // Loads step `n`; codes without a page stay what they were.
-  __device__ static __forceinline__ void load(Codes& codes, Scales& scales, const From (&from)[kPages], uint32_t n) {
-    const From& begin = from[n / kPanels / kSame];
-    const uint32_t later = n / kPanels % kSame * kAtOnce, dim = n % kPanels * 64;
-    load_live(codes, begin.codes + (S::offset(later, 0, dim) - S::offset(0, 0, 0)) / kInByte, begin.live);
-    if constexpr (kGroup) {
-      const typename S::Scale* at = begin.scales + (S::scale_offset(later, 0, dim / S::kBlockDims * S::kBlockDims) - S::scale_offset(0, 0, 0));
-      constexpr uint32_t kAll = kGroups * kEach, kAccess = kAll < S::kScaleVector ? kAll : S::kScaleVector;
-#pragma unroll
-      for (uint32_t i = 0; i < kAll; i += kAccess) load_live(*(Vec<typename S::Scale, kAccess>*)&scales.e[i], at + i, begin.live);
+  // Those of token `token` of a page, zeros where it is not `live`.
+  template <typename Cache, typename Page>
+  __device__ static __forceinline__ void load(Scales& scales, const Cache& cache, const Page& page, uint32_t token, uint32_t head, uint32_t part, bool live) {
+    if constexpr (kToken || kGroup) {
+      scales = {};
+      if (live) load_scales<S, S::kBlockDims, kGroups>(scales.e, cache, page, token, head, part * kDims);
     }
   }
 
-  // Widens step `n` to the tile at `to`.
-  __device__ static __forceinline__ void widen_step(uint8_t* to, const Codes& codes, const Scales& scales, uint32_t n, uint32_t own) {
+  // The thread's part of row `row` of a tile, from `from` to the tile at `to`.
+  __device__ static __forceinline__ void widen_row(uint8_t* to, const uint8_t* from, uint32_t row, uint32_t part, const Scales& scales) {
     uint32_t scale[kGroups], zero[kGroups];
     if constexpr (kGroup) {
 #pragma unroll
       for (uint32_t g = 0; g < kGroups; ++g) {
-        scale[g] = twice(scales.e[g * kEach]);
-        if constexpr (S::kZero) zero[g] = multiply_halves(scale[g] ^ 0x80008000u, twice(scales.e[g * kEach + 1]));
-      }
-    }
-    Vec<uint32_t, 4> halves[2 * kInByte];  // 8 dims each
-#pragma unroll
-    for (uint32_t w = 0; w < 4; ++w) {
-      uint32_t(&x)[2 * kInByte] = *(uint32_t(*)[2 * kInByte])&halves[w * kInByte / 2].e[w * 2 * kInByte % 4];
-      widen<!kApart>(E{}, x, codes.e[w]);
-      if constexpr (kGroup) {
-        const uint32_t g = kGroups == 1 ? 0 : w * 4 * kInByte / S::kBlockDims;
-#pragma unroll
-        for (uint32_t i = 0; i < 2 * kInByte; ++i) x[i] = S::kZero ? multiply_add_halves(x[i], scale[g], zero[g]) : multiply_halves(x[i], scale[g]);
+        scale[g] = twice(scales.e.e[g * kEach]);
+        if constexpr (S::kZero) zero[g] = multiply_halves(scale[g] ^ 0x80008000u, twice(scales.e.e[g * kEach + 1]));
       }
     }
 #pragma unroll
-    for (uint32_t i = 0; i < 2 * kInByte; ++i)
-      store_live(to + group_offset<S::kSize>(row(own, n / kPanels), n % kPanels * 64 + threadIdx.x % kPieces * kDims + 8 * i), halves[i]);
+    for (uint32_t dim = 0; dim < kDims; dim += 16 * kInByte) {
+      const uint32_t byte = (part * kDims + dim) / kInByte;
+      const Vec<uint32_t, 4> codes = *(const Vec<uint32_t, 4>*)(from + swizzle<kSpan>(row / 8 * (8 * kBytes) + byte / kSpan * (8 * kSpan) + row % 8 * kSpan + byte % kSpan));
+      Vec<uint32_t, 4> halves[2 * kInByte];  // 8 dims each
+#pragma unroll
+      for (uint32_t w = 0; w < 4; ++w) {
+        uint32_t(&x)[2 * kInByte] = *(uint32_t(*)[2 * kInByte])&halves[w * kInByte / 2].e[w * 2 * kInByte % 4];
+        widen<!kApart>(E{}, x, codes.e[w]);
+        if constexpr (kGroup) {
+          const uint32_t g = kGroups == 1 ? 0 : (dim + w * 4 * kInByte) / S::kBlockDims;
+#pragma unroll
+          for (uint32_t i = 0; i < 2 * kInByte; ++i) x[i] = S::kZero ? multiply_add_halves(x[i], scale[g], zero[g]) : multiply_halves(x[i], scale[g]);
+        }
+      }
+#pragma unroll
+      for (uint32_t i = 0; i < 2 * kInByte; ++i) *(Vec<uint32_t, 4>*)(to + group_offset<S::kSize>(row, part * kDims + dim + 8 * i)) = halves[i];
+    }
   }
 
  private:
-  // asm: the compiler would wait for what it loads behind a condition, and load late.
-  __device__ static __forceinline__ void load_live(Codes& to, const void* from, bool live) {
-    asm volatile("{ .reg .pred p; setp.ne.u32 p, %5, 0; @p ld.global.v4.u32 {%0, %1, %2, %3}, [%4]; }"
-                 : "+r"(to.e[0]), "+r"(to.e[1]), "+r"(to.e[2]), "+r"(to.e[3])
-                 : "l"(from), "r"((uint32_t)live));
-  }
-  __device__ static __forceinline__ void store_live(uint8_t* to, const Vec<uint32_t, 4>& x) {
-    asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(shared_address(to)), "r"(x.e[0]), "r"(x.e[1]), "r"(x.e[2]), "r"(x.e[3]) : "memory");
-  }
-  // Scales: of two bytes a register.
-  template <uint32_t N>
-  __device__ static __forceinline__ void load_live(Vec<typename S::Scale, N>& to, const void* from, bool live) {
-    uint32_t bits[(N * sizeof(typename S::Scale) + 3) / 4] = {};
-    constexpr uint32_t kBytes = N * sizeof(typename S::Scale);
-    if constexpr (kBytes == 16) {
-      load_live(*(Codes*)bits, from, live);
-    } else if constexpr (kBytes == 8) {
-      asm volatile("{ .reg .pred p; setp.ne.u32 p, %3, 0; @p ld.global.v2.u32 {%0, %1}, [%2]; }" : "+r"(bits[0]), "+r"(bits[1]) : "l"(from), "r"((uint32_t)live));
-    } else if constexpr (kBytes == 4) {
-      asm volatile("{ .reg .pred p; setp.ne.u32 p, %2, 0; @p ld.global.u32 %0, [%1]; }" : "+r"(bits[0]) : "l"(from), "r"((uint32_t)live));
-    } else if constexpr (kBytes == 2) {
-      asm volatile("{ .reg .pred p; setp.ne.u32 p, %2, 0; @p ld.global.u16 %0, [%1]; }" : "+r"(bits[0]) : "l"(from), "r"((uint32_t)live));
-    } else {
-      asm volatile("{ .reg .pred p; setp.ne.u32 p, %2, 0; @p ld.global.u8 %0, [%1]; }" : "+r"(bits[0]) : "l"(from), "r"((uint32_t)live));
-    }
-    to = *(const Vec<typename S::Scale, N>*)bits;
-  }
   // As both halves of a register.
   __device__ static __forceinline__ uint32_t twice(typename S::Scale x) {
     if constexpr (sizeof(x) == 1) {
@@ -192,8 +147,7 @@ struct ScaleRange {
 // counts with its own: f16 would hold too little of a weight whose token has a small one.
 template <typename Tile, typename Factor>
 __device__ __forceinline__ bool raise_max(float (&shrink)[2], RowSums<Tile>& sums, const RowScores<Tile>& s, const float* scales, const ScaleRange& range, const Factor& factor) {
-  const Vec<uint32_t, 4> highs = *(const Vec<uint32_t, 4>*)range.high, lows = *(const Vec<uint32_t, 4>*)range.low;
-  const uint32_t largest = max(max(highs.e[0], highs.e[1]), max(highs.e[2], highs.e[3])), smallest = min(min(lows.e[0], lows.e[1]), min(lows.e[2], lows.e[3]));
+  const uint32_t largest = __reduce_max_sync(~0u, range.high[threadIdx.x % 4]), smallest = __reduce_min_sync(~0u, range.low[threadIdx.x % 4]);
   float high[2];
 #pragma unroll
   for (uint32_t h = 0; h < 2; ++h) {
