@@ -39,7 +39,7 @@ _WIDENER: Final = 72
 _WIDENED: Final = 216
 _ROLES: Final = {"k": "key", "v": "value"}
 # Columns of q that one of its warps loads at once.
-_AT_ONCE: Final = 4
+_AT_ONCE: Final = 2
 
 
 @dataclass(frozen=True)

@@ -23,17 +23,25 @@ struct CodeRows {
   static constexpr bool kApart = kInByte == 2;
   static_assert(kBytes % 32 == 0 && 128 % kTokens == 0 && (kParts == 1 || !kGroup || kGroups * S::kBlockDims == kDims || S::kBlockDims >= S::kSize));
 
+  // A row's scales as they are loaded: kAccess of them at once, into registers of their own.
   struct Scales {
-    Vec<typename S::Scale, kGroups * kEach> e;
+    using Scale = typename S::Scale;
+    static constexpr uint32_t kAll = kGroups * kEach, kNear = S::kScaleVector * sizeof(Scale) > 16 ? 16 / sizeof(Scale) : S::kScaleVector;
+    static constexpr uint32_t kAccess = kAll % kNear == 0 ? kNear : 1, kBytes = kAccess * sizeof(Scale), kWords = (kBytes + 3) / 4;
+    uint32_t words[kAll / kAccess][kWords];
+
+    __device__ __forceinline__ Scale operator[](uint32_t i) const {
+      const uint32_t byte = i % kAccess * (uint32_t)sizeof(Scale), bits = words[i / kAccess][byte / 4] >> byte % 4 * 8;
+      return *(const Scale*)&bits;
+    }
   };
 
-  // Those of token `token` of a page, zeros where it is not `live`.
+  // Those of token `token` of a page; where it is not `live` they stay what they were.
   template <typename Cache, typename Page>
   __device__ static __forceinline__ void load(Scales& scales, const Cache& cache, const Page& page, uint32_t token, uint32_t head, uint32_t part, bool live) {
-    if constexpr (kToken || kGroup) {
-      scales = {};
-      if (live) load_scales<S, S::kBlockDims, kGroups>(scales.e, cache, page, token, head, part * kDims);
-    }
+#pragma unroll
+    for (uint32_t i = 0; i < Scales::kAll; i += Scales::kAccess)
+      load_live<Scales::kBytes>(scales.words[i / Scales::kAccess], scale_at<S>(cache, page, token, head, part * kDims + i / kEach * S::kBlockDims) + i % kEach, live);
   }
 
   // The thread's part of row `row` of a tile, from `from` to the tile at `to`.
@@ -42,14 +50,22 @@ struct CodeRows {
     if constexpr (kGroup) {
 #pragma unroll
       for (uint32_t g = 0; g < kGroups; ++g) {
-        scale[g] = twice(scales.e.e[g * kEach]);
-        if constexpr (S::kZero) zero[g] = multiply_halves(scale[g] ^ 0x80008000u, twice(scales.e.e[g * kEach + 1]));
+        scale[g] = twice(scales[g * kEach]);
+        if constexpr (S::kZero) zero[g] = multiply_halves(scale[g] ^ 0x80008000u, twice(scales[g * kEach + 1]));
       }
     }
+    constexpr uint32_t kPiece = 16 * kInByte, kAtOnce = kDims / kPiece % 4 == 0 ? 4 : 2;
+    Vec<uint32_t, 4> pieces[kAtOnce];  // some at once: the compiler thinks that stores may change them
 #pragma unroll
-    for (uint32_t dim = 0; dim < kDims; dim += 16 * kInByte) {
-      const uint32_t byte = (part * kDims + dim) / kInByte;
-      const Vec<uint32_t, 4> codes = *(const Vec<uint32_t, 4>*)(from + swizzle<kSpan>(row / 8 * (8 * kBytes) + byte / kSpan * (8 * kSpan) + row % 8 * kSpan + byte % kSpan));
+    for (uint32_t dim = 0; dim < kDims; dim += kPiece) {
+      if (dim % (kAtOnce * kPiece) == 0) {
+#pragma unroll
+        for (uint32_t i = 0; i < kAtOnce; ++i) {
+          const uint32_t byte = (part * kDims + dim) / kInByte + 16 * i;
+          pieces[i] = *(const Vec<uint32_t, 4>*)(from + swizzle<kSpan>(row / 8 * (8 * kBytes) + byte / kSpan * (8 * kSpan) + row % 8 * kSpan + byte % kSpan));
+        }
+      }
+      const Vec<uint32_t, 4>& codes = pieces[dim / kPiece % kAtOnce];
       Vec<uint32_t, 4> halves[2 * kInByte];  // 8 dims each
 #pragma unroll
       for (uint32_t w = 0; w < 4; ++w) {
@@ -67,6 +83,24 @@ struct CodeRows {
   }
 
  private:
+  // asm: the compiler waits for what it loads behind a condition.
+  template <uint32_t kBytes, uint32_t N>
+  __device__ static __forceinline__ void load_live(uint32_t (&to)[N], const void* from, bool live) {
+    if constexpr (kBytes == 16) {
+      asm volatile("{ .reg .pred p; setp.ne.u32 p, %5, 0; @p ld.global.v4.u32 {%0, %1, %2, %3}, [%4]; }"
+                   : "+r"(to[0]), "+r"(to[1]), "+r"(to[2]), "+r"(to[3])
+                   : "l"(from), "r"((uint32_t)live));
+    } else if constexpr (kBytes == 8) {
+      asm volatile("{ .reg .pred p; setp.ne.u32 p, %3, 0; @p ld.global.v2.u32 {%0, %1}, [%2]; }" : "+r"(to[0]), "+r"(to[1]) : "l"(from), "r"((uint32_t)live));
+    } else if constexpr (kBytes == 4) {
+      asm volatile("{ .reg .pred p; setp.ne.u32 p, %2, 0; @p ld.global.u32 %0, [%1]; }" : "+r"(to[0]) : "l"(from), "r"((uint32_t)live));
+    } else if constexpr (kBytes == 2) {
+      asm volatile("{ .reg .pred p; setp.ne.u32 p, %2, 0; @p ld.global.u16 %0, [%1]; }" : "+r"(to[0]) : "l"(from), "r"((uint32_t)live));
+    } else {
+      static_assert(kBytes == 1);
+      asm volatile("{ .reg .pred p; setp.ne.u32 p, %2, 0; @p ld.global.u8 %0, [%1]; }" : "+r"(to[0]) : "l"(from), "r"((uint32_t)live));
+    }
+  }
   // As both halves of a register.
   __device__ static __forceinline__ uint32_t twice(typename S::Scale x) {
     if constexpr (sizeof(x) == 1) {
