@@ -26,10 +26,13 @@ ARCH: Final = "sm_90a"
 THREADS: Final = 384
 # Columns of a block: 64 of each of two warpgroups.
 COLS: Final = 128
+# An entry with no more columns than one warpgroup's is narrow: both warpgroups have them, and every other tile of keys each. The
+# tensor cores take half the time of others for its tiles.
+NARROW_COLS: Final = COLS // 2
 # Warps that have columns.
 _WARPS: Final = 8
 # Shared memory of a block, less barriers, flags and what warps keep of entries.
-_MEMORY: Final = (227 << 10) - 1024
+_MEMORY: Final = (227 << 10) - 2048
 _MOST_STAGES: Final = 4
 # Registers of a thread that copies and of one that multiplies: of 168 at the start the copying warpgroup leaves 128.
 _PRODUCER: Final = 40
@@ -46,8 +49,9 @@ _AT_ONCE: Final = 2
 class Widening:
     """How codes of K and V become f16.
 
-    ScaleUse of each (device/attention/tile_scales.cuh); whether scales are the caller's, or lie under one of all; bytes of the
-    codes of a tile; columns of q that a warp loads at once. `base_two`: products become scores in base 2 at once.
+    ScaleUse of each (device/attention/tile_scales.cuh); whether scales are the caller's, or lie under one of all; bytes of a
+    tile's codes; columns of q that a warp loads at once. `base_two`: products become scores in base 2 at once. `q_scaled`: q
+    may have a scale.
     """
 
     k_use: str
@@ -59,6 +63,7 @@ class Widening:
     code_bytes: int
     at_once: int
     base_two: bool
+    q_scaled: bool
 
 
 @dataclass(frozen=True)
@@ -75,6 +80,8 @@ class ExtendWgmmaContext:
     k: SegmentContext
     v: SegmentContext
     cols: int
+    narrow_cols: int
+    chunk_tokens: int
     tokens: int
     stages: int
     issue: int
@@ -102,13 +109,19 @@ def tile_tokens(kernels: KernelSet) -> int:
     return 128 if max(kernels.kv.head_dim, kernels.kv.v_dim) <= 192 else 64
 
 
-def applies(kernels: KernelSet, cols: int, invariant: bool) -> str:
-    """Why a set's kernel on sm_90a does not use it; empty where it does. `cols` are the columns of the other kernel's block."""
+def narrow_cols(chunk_tokens: int) -> int:
+    """Columns of an entry for whose tiles products take half the time; none with fixed cuts, of `chunk_tokens`."""
+    return 0 if chunk_tokens else NARROW_COLS
+
+
+def applies(kernels: KernelSet, cols: int, chunk_tokens: int) -> str:
+    """Why a set's kernel on sm_90a does not use it; empty where it does. `cols` are the columns of the other kernel's block,
+    cuts are fixed at multiples of `chunk_tokens` (0: they are not)."""
     cache = kernels.kv
     if ARCH not in kernels.arch:
         return f"wgmma is {ARCH}'s alone"
-    if invariant:
-        return "sums begin anew at fixed tokens"
+    if chunk_tokens % tile_tokens(kernels):
+        return f"sums begin anew every {chunk_tokens} tokens, which are no whole tiles of {tile_tokens(kernels)}"
     if cache.dtype not in ("bf16", "f16"):
         return "K and V are not of 16-bit elements"
     if (cache.quants["k"] is None) != (cache.quants["v"] is None):
@@ -117,7 +130,7 @@ def applies(kernels: KernelSet, cols: int, invariant: bool) -> str:
         return f"dims are not multiples of 64 up to 256: {cache.head_dim}, {cache.v_dim}"
     if cols != COLS:
         return f"a block has {cols} columns, two warpgroups have {COLS}, and one plan serves all"
-    why = _hinders_copies(kernels) or (_hinders_widening(kernels) if widens(kernels) else "")
+    why = _hinders_copies(kernels) or (_hinders_widening(kernels, chunk_tokens) if widens(kernels) else "")
     return why or ("" if _stages(kernels) else "two tiles do not fit shared memory")
 
 
@@ -137,8 +150,10 @@ def _hinders_copies(kernels: KernelSet) -> str:
     return ""
 
 
-def _hinders_widening(kernels: KernelSet) -> str:
+def _hinders_widening(kernels: KernelSet, chunk_tokens: int) -> str:
     """Why codes of K and V cannot be widened."""
+    if chunk_tokens and mma.scale_use(kernels.kv.storage.roles["v"][0], "value") == "token":
+        return "weights are relative to the scales of a tile of V, whichever tokens of it a row sees"
     for role, parts in kernels.kv.storage.roles.items():
         segment = parts[0]
         halves = 128 // tile_tokens(kernels)  # threads of a row
@@ -216,7 +231,7 @@ def shared_bytes(kernels: KernelSet) -> int:
     """Shared of the template."""
     stages = _stages(kernels)
     flags = -(-(8 * (4 * stages + 2) + 4 * (stages + 1)) // 16) * 16
-    return _tiles_bytes(kernels, stages) + flags + 48 * _WARPS
+    return _tiles_bytes(kernels, stages) + flags + 8 * NARROW_COLS + 48 * _WARPS
 
 
 def maps(kernels: KernelSet) -> tuple[PoolMap, PoolMap]:
@@ -244,7 +259,7 @@ def maps(kernels: KernelSet) -> tuple[PoolMap, PoolMap]:
     return found[0], found[1]
 
 
-def _widening(kernels: KernelSet, base_two: bool) -> Widening | None:
+def _widening(kernels: KernelSet, d: Attended) -> Widening | None:
     """How the set's codes are widened; None where there are none."""
     k, v = (parts[0] for parts in kernels.kv.storage.roles.values())
     if k.quant is None:
@@ -259,7 +274,8 @@ def _widening(kernels: KernelSet, base_two: bool) -> Widening | None:
         v_global=bool(v.global_scale),
         code_bytes=tile_tokens(kernels) * (mma.row_bytes(k) + mma.row_bytes(v)),
         at_once=_AT_ONCE,
-        base_two=base_two,
+        base_two=d.attend.plain,
+        q_scaled=d.q_scaled,
     )
 
 
@@ -272,13 +288,15 @@ def with_warpgroups(kernels: KernelSet, plan: KernelPlan, attended: Attended, sc
     others = tuple(arch for arch in kernels.arch if arch != ARCH)
     tokens, shared = tile_tokens(kernels), shared_bytes(kernels)
     assert cache.page_tokens is not None and isinstance(plan.context, ExtendContext)
-    w = _widening(kernels, attended.attend.plain)
+    w = _widening(kernels, attended)
     context = ExtendWgmmaContext(
         d=attended,
         operand=dtype(cache.dtype).c if w is None else "f16",
         k=k,
         v=v,
         cols=COLS,
+        narrow_cols=narrow_cols(plan.context.chunk_tokens),
+        chunk_tokens=plan.context.chunk_tokens,
         tokens=tokens,
         stages=_stages(kernels),
         issue=math.gcd(cache.page_tokens, _copied_rows(kernels)),
