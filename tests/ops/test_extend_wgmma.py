@@ -86,7 +86,6 @@ MORE: Final = {
     "fp8_given": _codes(
         "fp8_given", "f16", 64, Quant(dtype="e5m2", scale="given", scale_dtype="f32", block=Block(token=None)), q_dtype="e4m3"
     ),
-    "fp8_wide": _codes("fp8_wide", "bf16", 256, Quant(dtype="e4m3", scale_dtype=None), group=1),
     "int8": _codes("int8", "f16", 128, Quant(dtype="i8", scale_dtype="f16"), mask=Mask(window=50), sinks="out"),
     "int8_zero": _codes("int8_zero", "bf16", 128, Quant(dtype="i8", scale_dtype="f16", zero=True), score=Score(softcap=8.0)),
     "nvfp4": _codes(

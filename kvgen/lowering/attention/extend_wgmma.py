@@ -154,6 +154,8 @@ def _hinders_widening(kernels: KernelSet, chunk_tokens: int) -> str:
     """Why codes of K and V cannot be widened."""
     if chunk_tokens and mma.scale_use(kernels.kv.storage.roles["v"][0], "value") == "token":
         return "weights are relative to the scales of a tile of V, whichever tokens of it a row sees"
+    if kernels.kv.v_dim > 192:
+        return f"sums of {kernels.kv.v_dim} dims do not fit {_WIDENED} registers, which widening leaves"
     for role, parts in kernels.kv.storage.roles.items():
         segment = parts[0]
         halves = 128 // tile_tokens(kernels)  # threads of a row
