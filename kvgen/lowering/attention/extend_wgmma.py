@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
+from kvgen.expr.nodes import const, var
 from kvgen.expr.score_c import float_literal
 from kvgen.layout.dtypes import dtype
 from kvgen.layout.storage import Segment
@@ -42,7 +43,7 @@ _WIDENER: Final = 72
 _WIDENED: Final = 216
 _ROLES: Final = {"k": "key", "v": "value"}
 # Columns of q that one of its warps loads at once.
-_AT_ONCE: Final = 2
+_AT_ONCE: Final = 4
 
 
 @dataclass(frozen=True)
@@ -232,7 +233,7 @@ def _tiles_bytes(kernels: KernelSet, stages: int) -> int:
 def shared_bytes(kernels: KernelSet) -> int:
     """Shared of the template."""
     stages = _stages(kernels)
-    flags = -(-(8 * (4 * stages + 2) + 4 * (stages + 1)) // 16) * 16
+    flags = -(-(8 * (4 * stages + 6) + 4 * (stages + 5)) // 16) * 16
     return _tiles_bytes(kernels, stages) + flags + 8 * NARROW_COLS + 48 * _WARPS
 
 
@@ -316,7 +317,15 @@ def with_warpgroups(kernels: KernelSet, plan: KernelPlan, attended: Attended, sc
         w=w,
     )
     if not others:
-        return replace(plan, template=TEMPLATE, context=context, threads=THREADS, shared=shared, shared_by_arch=())
+        return replace(
+            plan,
+            template=TEMPLATE,
+            context=context,
+            grid=(var("num_sm_parts"), const(1), const(1)),
+            threads=THREADS,
+            shared=shared,
+            shared_by_arch=(),
+        )
     here = replace(
         plan,
         name=wgmma_file(plan.name),
@@ -333,5 +342,6 @@ def with_warpgroups(kernels: KernelSet, plan: KernelPlan, attended: Attended, sc
         context=context_there,
         shared_by_arch=by_arch,
         threads_by_arch=((ARCH, THREADS),),
+        blocks_by_arch=((ARCH, 1),),
         elsewhere=((ARCH, here),),
     )

@@ -54,7 +54,10 @@ struct CodeRows {
         if constexpr (S::kZero) zero[g] = multiply_halves(scale[g] ^ 0x80008000u, twice(scales[g * kEach + 1]));
       }
     }
-    constexpr uint32_t kPiece = 16 * kInByte, kAtOnce = kDims / kPiece % 4 == 0 ? 4 : 2;
+    // The row's places, which the compiler would keep for every piece.
+    const uint32_t here = fresh_places(row / 8 * (8 * kBytes) + row % 8 * kSpan + (row % 8 * kSpan / 128) * 16);
+    const uint32_t there = fresh_places(group_offset<S::kSize>(row, 0));
+    constexpr uint32_t kPiece = 16 * kInByte, kAtOnce = 2;
     Vec<uint32_t, 4> pieces[kAtOnce];  // some at once: the compiler thinks that stores may change them
 #pragma unroll
     for (uint32_t dim = 0; dim < kDims; dim += kPiece) {
@@ -62,7 +65,7 @@ struct CodeRows {
 #pragma unroll
         for (uint32_t i = 0; i < kAtOnce; ++i) {
           const uint32_t byte = (part * kDims + dim) / kInByte + 16 * i;
-          pieces[i] = *(const Vec<uint32_t, 4>*)(from + swizzle<kSpan>(row / 8 * (8 * kBytes) + byte / kSpan * (8 * kSpan) + row % 8 * kSpan + byte % kSpan));
+          pieces[i] = *(const Vec<uint32_t, 4>*)(from + byte / kSpan * (8 * kSpan) + (here ^ byte % kSpan));
         }
       }
       const Vec<uint32_t, 4>& codes = pieces[dim / kPiece % kAtOnce];
@@ -78,11 +81,18 @@ struct CodeRows {
         }
       }
 #pragma unroll
-      for (uint32_t i = 0; i < 2 * kInByte; ++i) *(Vec<uint32_t, 4>*)(to + group_offset<S::kSize>(row, part * kDims + dim + 8 * i)) = halves[i];
+      for (uint32_t i = 0; i < 2 * kInByte; ++i) {
+        const uint32_t to_dim = part * kDims + dim + 8 * i;
+        *(Vec<uint32_t, 4>*)(to + to_dim / 64 * 1024 + (there ^ to_dim % 64 * 2)) = halves[i];
+      }
     }
   }
 
  private:
+  __device__ static __forceinline__ uint32_t fresh_places(uint32_t x) {
+    asm volatile("" : "+r"(x));
+    return x;
+  }
   // asm: the compiler waits for what it loads behind a condition.
   template <uint32_t kBytes, uint32_t N>
   __device__ static __forceinline__ void load_live(uint32_t (&to)[N], const void* from, bool live) {
