@@ -138,7 +138,13 @@ class Extend(Op):
         """Why the set's kernel does not use products of warpgroups; empty where it does, on sm_90a."""
         shape = extend.shape(kernels, fixed=bool(self._chunk))
         assert shape is not None
-        return extend_wgmma.applies(kernels, shape.cols, self._chunk)
+        return extend_wgmma.applies(
+            kernels,
+            shape.cols,
+            self._chunk,
+            scores=self.score is not None,
+            masks=bool(self.mask.window or self.mask.ahead or self.mask.chunk or self.mask.tree),
+        )
 
     def by_warpgroups(self, kernels: KernelSet) -> bool:
         """Whether the set's kernel on sm_90a has products of warpgroups."""

@@ -86,10 +86,14 @@ MORE: Final = {
     "fp8_given": _codes(
         "fp8_given", "f16", 64, Quant(dtype="e5m2", scale="given", scale_dtype="f32", block=Block(token=None)), q_dtype="e4m3"
     ),
-    "int8": _codes("int8", "f16", 128, Quant(dtype="i8", scale_dtype="f16"), mask=Mask(window=50), sinks="out"),
-    "int8_zero": _codes("int8_zero", "bf16", 128, Quant(dtype="i8", scale_dtype="f16", zero=True), score=Score(softcap=8.0)),
+    "int8": _codes("int8", "f16", 128, Quant(dtype="i8", scale_dtype="f16"), sinks="out"),
+    "int8_zero": _codes("int8_zero", "bf16", 128, Quant(dtype="i8", scale_dtype="f16", zero=True), mask=Mask(window=50)),
     "nvfp4": _codes(
-        "nvfp4", "bf16", 64, Quant(dtype="e2m1", scale_dtype="e4m3", recipe="global", block=Block(dim=16)), page=8
+        "nvfp4",
+        "bf16",
+        64,
+        Quant(dtype="e2m1", scale_dtype="e4m3", recipe="global", block=Block(dim=16)),
+        page=8,
     ),
     "codes_of_both": _codes(
         "codes_of_both",

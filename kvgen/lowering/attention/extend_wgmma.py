@@ -42,8 +42,8 @@ _CONSUMER: Final = 232
 _WIDENER: Final = 72
 _WIDENED: Final = 216
 _ROLES: Final = {"k": "key", "v": "value"}
-# Columns of q that one of its warps loads at once.
-_AT_ONCE: Final = 4
+# Columns of q that one of its warps loads at once, beside codes of 4 bits and of 8.
+_AT_ONCE: Final = {4: 2, 8: 4}
 
 
 @dataclass(frozen=True)
@@ -115,9 +115,10 @@ def narrow_cols(chunk_tokens: int) -> int:
     return 0 if chunk_tokens else NARROW_COLS
 
 
-def applies(kernels: KernelSet, cols: int, chunk_tokens: int) -> str:
+def applies(kernels: KernelSet, cols: int, chunk_tokens: int, scores: bool, masks: bool) -> str:
     """Why a set's kernel on sm_90a does not use it; empty where it does. `cols` are the columns of the other kernel's block,
-    cuts are fixed at multiples of `chunk_tokens` (0: they are not)."""
+    cuts are fixed at multiples of `chunk_tokens` (0: they are not). `scores`: something is done to scores before the softmax;
+    `masks`: rows do not see all tokens up to their own, or all."""
     cache = kernels.kv
     if ARCH not in kernels.arch:
         return f"wgmma is {ARCH}'s alone"
@@ -131,7 +132,9 @@ def applies(kernels: KernelSet, cols: int, chunk_tokens: int) -> str:
         return f"dims are not multiples of 64 up to 256: {cache.head_dim}, {cache.v_dim}"
     if cols != COLS:
         return f"a block has {cols} columns, two warpgroups have {COLS}, and one plan serves all"
-    why = _hinders_copies(kernels) or (_hinders_widening(kernels, chunk_tokens) if widens(kernels) else "")
+    why = _hinders_copies(kernels) or (
+        _hinders_widening(kernels, chunk_tokens, scores, masks) if widens(kernels) else ""
+    )
     return why or ("" if _stages(kernels) else "two tiles do not fit shared memory")
 
 
@@ -151,10 +154,14 @@ def _hinders_copies(kernels: KernelSet) -> str:
     return ""
 
 
-def _hinders_widening(kernels: KernelSet, chunk_tokens: int) -> str:
+def _hinders_widening(kernels: KernelSet, chunk_tokens: int, scores: bool, masks: bool) -> str:
     """Why codes of K and V cannot be widened."""
-    if chunk_tokens and mma.scale_use(kernels.kv.storage.roles["v"][0], "value") == "token":
+    scaled = mma.scale_use(kernels.kv.storage.roles["v"][0], "value") == "token"
+    if chunk_tokens and scaled:
         return "weights are relative to the scales of a tile of V, whichever tokens of it a row sees"
+    if scores or (masks and scaled and kernels.kv.v_dim > 64):
+        what = "what is done to scores" if scores else "masks and scales of tokens"
+        return f"{what} and sums of {kernels.kv.v_dim} dims do not fit {_WIDENED} registers, which widening leaves"
     if kernels.kv.v_dim > 192:
         return f"sums of {kernels.kv.v_dim} dims do not fit {_WIDENED} registers, which widening leaves"
     for role, parts in kernels.kv.storage.roles.items():
@@ -276,7 +283,7 @@ def _widening(kernels: KernelSet, d: Attended) -> Widening | None:
         k_global=bool(k.global_scale),
         v_global=bool(v.global_scale),
         code_bytes=tile_tokens(kernels) * (mma.row_bytes(k) + mma.row_bytes(v)),
-        at_once=_AT_ONCE,
+        at_once=_AT_ONCE[k.region.dtype.bits],
         base_two=d.attend.plain,
         q_scaled=d.q_scaled,
     )
