@@ -11,7 +11,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvgen import KernelSet, Layout, Mask, Paged, PerKV, Score, ops, presets
+from kvgen import (
+    Continuous,
+    Dense,
+    KernelSet,
+    Layout,
+    Mask,
+    Paged,
+    PerKV,
+    Ragged,
+    Ring,
+    Score,
+    ops,
+    presets,
+)
 from kvgen.cli.cycles_of import kernel_of
 from kvgen.codegen.emit import render_device, render_set, units_of
 from kvgen.compile import compile_many, default_cache
@@ -54,12 +67,19 @@ SETS: Final = {
     "window": _set(
         "window", _paged("f16", 1, 64, 64), 7, mask=Mask(window=33), sinks="lse", lse_empty="inf", out_dtype="f32"
     ),
+    "rows": _set("rows", presets.sglang(dtype="bf16", kv_heads=2, head_dim=128), 3),
     "wide": _set("wide", presets.vllm_hnd(dtype="bf16", kv_heads=2, head_dim=256, page_size=64), 3, sinks="out"),
 }
 MORE: Final = {
     "mla": _set("mla", _paged("bf16", 1, 192, 64, v_head_dim=128, layout=_APART), 1),
     "tree": _set("tree", _paged("bf16", 2, 64, 8), 4, mask=Mask(tree="packed"), score=Score(softcap=8.0)),
     "function": _set("function", _paged("f16", 2, 64, 16), 4, mask=Mask(causal=False, padding=True), score=Score(function=hides)),
+    "ragged": _set("ragged", Ragged(dtype="bf16", kv_heads=2, head_dim=192, v_head_dim=128), 1),
+    "ragged_half": _set("ragged_half", Ragged(dtype="f16", kv_heads=2, head_dim=64), 4, mask=Mask(causal=False)),
+    "block": _set("block", Continuous(dtype="f16", kv_heads=2, head_dim=128, max_tokens=310, table_dtype="i64"), 4),
+    "page_3": _set("page_3", _paged("f16", 2, 64, 3, table=Dense(dtype="i64", id_multiplier=2), lengths="after"), 4),
+    "ring": _set("ring", _paged("bf16", 2, 64, 1, table=Ring(window=40, dtype="i64"), lengths="after"), 4),
+    "wide_rows": _set("wide_rows", presets.sglang(dtype="bf16", kv_heads=1, head_dim=256), 4, sinks="out"),
     "full": _set("full", _paged("bf16", 2, 64, 256), 4, mask=Mask(causal=False)),
     "mask": _set("mask", _paged("bf16", 1, 64, 16), 12, mask=Mask(tree="mask")),
     "bias": _set("bias", _paged("f16", 2, 128, 16), 2, score=Score(bias=True, alibi=True)),

@@ -8,8 +8,8 @@ from typing import Final
 
 from kvgen.expr.score_c import float_literal
 from kvgen.layout.dtypes import dtype
+from kvgen.lowering.attention import mma
 from kvgen.lowering.attention.extend import ExtendContext
-from kvgen.lowering.attention.mma import SLACK
 from kvgen.lowering.attention.split_kv import Attended
 from kvgen.lowering.lowered import lower
 from kvgen.lowering.segments import SegmentContext
@@ -38,8 +38,8 @@ _CONSUMER: Final = 232
 class ExtendWgmmaContext:
     """Everything ops/extend_wgmma.cu.j2 reads.
 
-    `issue` tokens come by one copy. In the tensor maps a kv head begins so many chunks of 64 dims (`k_head_chunks`) or
-    groups of 8 tokens (`k_head_groups`) after the one before it. Plans count `planned_blocks` a multiprocessor.
+    `rows`: K and V come 16 bytes at a time, else `issue` tokens by one tensor copy. In the tensor maps a kv head begins so
+    many chunks of 64 dims (`k_head_chunks`) or groups of 8 tokens (`k_head_groups`) after the one before it. Plans count `planned_blocks` a multiprocessor.
     `other_file` is the kernel of the set's other architectures ("": there are none).
     """
 
@@ -50,6 +50,7 @@ class ExtendWgmmaContext:
     cols: int
     tokens: int
     stages: int
+    rows: bool
     issue: int
     k_head_chunks: int
     k_head_groups: int
@@ -87,17 +88,26 @@ def applies(kernels: KernelSet, cols: int, invariant: bool) -> str:
         return f"dims are not multiples of 64 up to 256: {cache.head_dim}, {cache.v_dim}"
     if cols != COLS:
         return f"a block has {cols} columns, two warpgroups have {COLS}, and one plan serves all"
-    page = cache.page_tokens
-    if page is None or page % 8 or lower(cache).kind.one_page:
+    for role, parts in cache.storage.roles.items():
+        why = mma.segment_hindrance(parts[0]) or ("rows are not aligned to 16 bytes" if mma.access_bytes(parts[0]) < 16 else "")
+        if len(parts) > 1 or why:
+            return f"{role.upper()}: {why or 'has parts of its own'}"
+    return "" if _stages(kernels) > 1 else "two tiles do not fit shared memory"
+
+
+def by_rows(kernels: KernelSet) -> str:
+    """Why K and V come 16 bytes at a time; empty where tensor copies bring them."""
+    cache = kernels.kv
+    if cache.page_tokens is None or cache.page_tokens % 8 or lower(cache).kind.one_page:
         return "tensor copies bring groups of 8 tokens of a page"
     for role, parts in cache.storage.roles.items():
         region = parts[0].region
         token, head = _strides(kernels, role)
-        if len(parts) > 1 or not token or not head or region.stride_of("dim") != 1:
+        if not token or not head:
             return f"{role.upper()} has no one stride from token to token and from head to head"
         if token % 8 or region.byte_offset % 16 or _steps(kernels, role) is None:
             return f"{role.upper()}: heads of a page are neither side by side in a token nor one behind the other"
-    return "" if _stages(kernels) > 1 else "two tiles do not fit shared memory"
+    return ""
 
 
 def _strides(kernels: KernelSet, role: str) -> tuple[int, int]:
@@ -111,8 +121,7 @@ def _strides(kernels: KernelSet, role: str) -> tuple[int, int]:
 def _steps(kernels: KernelSet, role: str) -> tuple[int, int] | None:
     """Chunks and groups of 8 tokens from a kv head to the next."""
     cache = kernels.kv
-    assert cache.page_tokens is not None
-    if cache.kv_heads == 1:
+    if cache.page_tokens is None or cache.kv_heads == 1:
         return 0, 0
     return head_steps(cache.page_tokens, *_strides(kernels, role), cache.storage.roles[role][0].size, 64)
 
@@ -130,9 +139,11 @@ def shared_bytes(kernels: KernelSet) -> int:
     return 2 * COLS * kernels.kv.head_dim + stages * 2 * tile_tokens(kernels) * dims + flags + 48 * _WARPS
 
 
-def maps(kernels: KernelSet) -> tuple[PoolMap, PoolMap]:
+def maps(kernels: KernelSet) -> tuple[PoolMap, ...]:
     """The tensor maps that the kernel takes behind all else."""
-    cache, rows, found = kernels.kv, tile_tokens(kernels), []
+    cache, rows, found = kernels.kv, tile_tokens(kernels), list[PoolMap]()
+    if by_rows(kernels):
+        return ()
     for role in ("k", "v"):
         segment = cache.storage.roles[role][0]
         token, head = _strides(kernels, role)
@@ -150,7 +161,7 @@ def maps(kernels: KernelSet) -> tuple[PoolMap, PoolMap]:
                 offset=segment.region.byte_offset,
             )
         )
-    return found[0], found[1]
+    return tuple(found)
 
 
 def with_warpgroups(kernels: KernelSet, plan: KernelPlan, attended: Attended, scale: float) -> KernelPlan:
@@ -161,7 +172,7 @@ def with_warpgroups(kernels: KernelSet, plan: KernelPlan, attended: Attended, sc
     steps = {role: _steps(kernels, role) or (0, 0) for role in ("k", "v")}
     others = tuple(arch for arch in kernels.arch if arch != ARCH)
     tokens, shared = tile_tokens(kernels), shared_bytes(kernels)
-    assert cache.page_tokens is not None and isinstance(plan.context, ExtendContext)
+    assert isinstance(plan.context, ExtendContext)
     context = ExtendWgmmaContext(
         d=attended,
         operand=dtype(cache.dtype).c,
@@ -170,14 +181,15 @@ def with_warpgroups(kernels: KernelSet, plan: KernelPlan, attended: Attended, sc
         cols=COLS,
         tokens=tokens,
         stages=_stages(kernels),
-        issue=math.gcd(cache.page_tokens, tokens),
+        rows=bool(by_rows(kernels)),
+        issue=math.gcd(cache.page_tokens or 0, tokens),
         k_head_chunks=steps["k"][0],
         k_head_groups=steps["k"][1],
         v_head_chunks=steps["v"][0],
         v_head_groups=steps["v"][1],
         producer_registers=_PRODUCER,
         consumer_registers=_CONSUMER,
-        slack=SLACK,
+        slack=mma.SLACK,
         shared_bytes=shared,
         planned_blocks=plan.context.blocks_per_sm,
         qk_scale=float_literal(scale),
