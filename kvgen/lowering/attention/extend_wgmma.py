@@ -135,7 +135,7 @@ def shared_bytes(kernels: KernelSet) -> int:
     """Shared of the template."""
     dims = kernels.kv.head_dim + kernels.kv.v_dim
     stages = _stages(kernels)
-    flags = -(-(8 * (4 * stages + 2) + 4 * (stages + 1)) // 16) * 16
+    flags = -(-(8 * (6 * stages + 2) + 4 * (stages + 1)) // 16) * 16
     return 2 * COLS * kernels.kv.head_dim + stages * 2 * tile_tokens(kernels) * dims + flags + 48 * _WARPS
 
 

@@ -29,10 +29,3 @@ __device__ __forceinline__ void copy_rows_async(uint8_t* to, uint32_t first, con
       cp_async16((n % 8 ? odd : even) + n / 8 * kGroupBytes<kDims> + chunk * 1024, begin + chunk * 64 + dim, begin != nullptr);
   }
 }
-
-// This thread's copies have landed, for products to read; another one of the warp may tell of it.
-__device__ __forceinline__ void rows_landed() {
-  cp_async_wait<0>();
-  fence_async_shared();
-  __syncwarp();
-}
