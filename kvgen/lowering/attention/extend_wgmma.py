@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import Final
 
+from kvgen.expr.nodes import const, var
 from kvgen.expr.score_c import float_literal
 from kvgen.layout.dtypes import dtype
 from kvgen.lowering.attention import mma
@@ -24,10 +25,13 @@ ARCH: Final = "sm_90a"
 THREADS: Final = 384
 # Columns of a block: 64 of each of two warpgroups.
 COLS: Final = 128
+# An entry with no more columns than one warpgroup's is narrow: both warpgroups have them, and every other tile of keys each. The
+# tensor cores take half the time of others for its tiles.
+NARROW_COLS: Final = COLS // 2
 # Warps that have columns.
 _WARPS: Final = 8
 # Shared memory of a block, less barriers, flags and what warps keep of entries.
-_MEMORY: Final = (227 << 10) - 1024
+_MEMORY: Final = (227 << 10) - 2048
 _MOST_STAGES: Final = 4
 # Registers of a thread that copies and of one that multiplies: of 168 at the start the copying warpgroup leaves 128.
 _PRODUCER: Final = 40
@@ -48,6 +52,8 @@ class ExtendWgmmaContext:
     k: SegmentContext
     v: SegmentContext
     cols: int
+    narrow_cols: int
+    chunk_tokens: int
     tokens: int
     stages: int
     rows: bool
@@ -75,13 +81,19 @@ def tile_tokens(kernels: KernelSet) -> int:
     return 128 if max(kernels.kv.head_dim, kernels.kv.v_dim) <= 192 else 64
 
 
-def applies(kernels: KernelSet, cols: int, invariant: bool) -> str:
-    """Why a set's kernel on sm_90a does not use it; empty where it does. `cols` are the columns of the other kernel's block."""
+def narrow_cols(chunk_tokens: int) -> int:
+    """Columns of an entry for whose tiles products take half the time; none with fixed cuts, of `chunk_tokens`."""
+    return 0 if chunk_tokens else NARROW_COLS
+
+
+def applies(kernels: KernelSet, cols: int, chunk_tokens: int) -> str:
+    """Why a set's kernel on sm_90a does not use it; empty where it does. `cols` are the columns of the other kernel's block,
+    cuts are fixed at multiples of `chunk_tokens` (0: they are not)."""
     cache = kernels.kv
     if ARCH not in kernels.arch:
         return f"wgmma is {ARCH}'s alone"
-    if invariant:
-        return "sums begin anew at fixed tokens"
+    if chunk_tokens % tile_tokens(kernels):
+        return f"sums begin anew every {chunk_tokens} tokens, which are no whole tiles of {tile_tokens(kernels)}"
     if cache.quants["k"] is not None or cache.quants["v"] is not None or cache.dtype not in ("bf16", "f16"):
         return "K and V are not of 16-bit elements"
     if cache.head_dim % 64 or cache.v_dim % 64 or max(cache.head_dim, cache.v_dim) > 256:
@@ -89,7 +101,9 @@ def applies(kernels: KernelSet, cols: int, invariant: bool) -> str:
     if cols != COLS:
         return f"a block has {cols} columns, two warpgroups have {COLS}, and one plan serves all"
     for role, parts in cache.storage.roles.items():
-        why = mma.segment_hindrance(parts[0]) or ("rows are not aligned to 16 bytes" if mma.access_bytes(parts[0]) < 16 else "")
+        why = mma.segment_hindrance(parts[0]) or (
+            "rows are not aligned to 16 bytes" if mma.access_bytes(parts[0]) < 16 else ""
+        )
         if len(parts) > 1 or why:
             return f"{role.upper()}: {why or 'has parts of its own'}"
     return "" if _stages(kernels) > 1 else "two tiles do not fit shared memory"
@@ -135,8 +149,14 @@ def shared_bytes(kernels: KernelSet) -> int:
     """Shared of the template."""
     dims = kernels.kv.head_dim + kernels.kv.v_dim
     stages = _stages(kernels)
-    flags = -(-(8 * (6 * stages + 2) + 4 * (stages + 1)) // 16) * 16
-    return 2 * COLS * kernels.kv.head_dim + stages * 2 * tile_tokens(kernels) * dims + flags + 48 * _WARPS
+    flags = -(-(8 * ((6 if by_rows(kernels) else 4) * stages + 6) + 4 * (stages + 5)) // 16) * 16
+    return (
+        2 * COLS * kernels.kv.head_dim
+        + stages * 2 * tile_tokens(kernels) * dims
+        + flags
+        + 8 * NARROW_COLS
+        + 48 * _WARPS
+    )
 
 
 def maps(kernels: KernelSet) -> tuple[PoolMap, ...]:
@@ -179,6 +199,8 @@ def with_warpgroups(kernels: KernelSet, plan: KernelPlan, attended: Attended, sc
         k=k,
         v=v,
         cols=COLS,
+        narrow_cols=narrow_cols(plan.context.chunk_tokens),
+        chunk_tokens=plan.context.chunk_tokens,
         tokens=tokens,
         stages=_stages(kernels),
         rows=bool(by_rows(kernels)),
@@ -196,7 +218,15 @@ def with_warpgroups(kernels: KernelSet, plan: KernelPlan, attended: Attended, sc
         other_file=plan.name if others else "",
     )
     if not others:
-        return replace(plan, template=TEMPLATE, context=context, threads=THREADS, shared=shared, shared_by_arch=())
+        return replace(
+            plan,
+            template=TEMPLATE,
+            context=context,
+            grid=(var("num_sm_parts"), const(1), const(1)),
+            threads=THREADS,
+            shared=shared,
+            shared_by_arch=(),
+        )
     here = replace(
         plan,
         name=wgmma_file(plan.name),
@@ -213,5 +243,6 @@ def with_warpgroups(kernels: KernelSet, plan: KernelPlan, attended: Attended, sc
         context=context_there,
         shared_by_arch=by_arch,
         threads_by_arch=((ARCH, THREADS),),
+        blocks_by_arch=((ARCH, 1),),
         elsewhere=((ARCH, here),),
     )

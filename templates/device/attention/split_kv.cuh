@@ -127,6 +127,14 @@ struct PlanSizes {
   uint32_t num_sm_parts, max_rows, max_chunks, max_slots;
 };
 
+// A number that tells words from others.
+template <uint32_t kCount>
+__device__ __forceinline__ uint32_t hash_of(const uint32_t (&words)[kCount]) {
+  uint32_t hash = 0;
+  for (const uint32_t word : words) hash = (hash ^ word ^ hash >> 15) * 0x9e3779b1u;
+  return hash;
+}
+
 // What a workspace begins with: the call that it was planned for. Planner and kernel share `digest`, a constant of the
 // operation and of all that its plans depend on.
 struct alignas(16) PlanHeader {
@@ -134,7 +142,7 @@ struct alignas(16) PlanHeader {
   uint64_t digest;
   uint32_t rows, num_sm_parts, max_rows, max_chunks;
   uint32_t max_slots, num_chunks;
-  uint32_t nobodys, wrong_total;  // whether some rows are no request's, whether the last row offset is wrong
+  uint32_t nobodys, wrong_total;  // whether some rows are no request's (of extend: sum()), whether the last row offset is wrong
   uint32_t stamp;                 // of this plan: the sum of the requests' stamp_of
   uint32_t first_row, end_row;    // of extend: rows before and from here on are no request's
   uint32_t heads_together;        // of extend: kv heads whose blocks go one after the other
@@ -145,12 +153,15 @@ struct alignas(16) PlanHeader {
     return magic == kMagic && digest == operation && batch == requests && rows == num_rows && num_sm_parts == sizes.num_sm_parts && max_rows == sizes.max_rows &&
            max_chunks == sizes.max_chunks && max_slots == sizes.max_slots && num_chunks <= max_chunks;
   }
+
+  // Of what extend's planner found out, so that a word of it which is overwritten is known.
+  __device__ __forceinline__ uint32_t sum() const { return hash_of({num_chunks, wrong_total, stamp, first_row, end_row, heads_together}); }
 };
 
 // Where a workspace has what: see kvgen/runtime/workspace.py, which sizes it.
 struct Plan {
   PlanHeader* header;
-  uint32_t* starts;     // of each SM part's chunks, and their end, plus stamp_at() of the plan and the SM part
+  uint32_t* starts;     // of each SM part's chunks, and their end, plus stamp_at() of the plan and the SM part; of extend asked_works()
   uint8_t* row_kinds;
   uint32_t* counters;   // of each slot, kv head and tile of columns: kIdle, plus how many of its group have finished
   KvChunk* chunks;
@@ -177,10 +188,7 @@ __device__ __forceinline__ Plan plan_in(uint8_t* workspace, const PlanSizes& siz
 
 // What tells a request's work from another one's.
 __device__ __forceinline__ uint32_t stamp_of(const KvChunk& whole) {
-  const uint32_t words[] = {whole.b, whole.row, whole.rows, whole.tokens, whole.begin, whole.end, (uint32_t)whole.fault};
-  uint32_t hash = 0;
-  for (const uint32_t word : words) hash = (hash ^ word ^ hash >> 15) * 0x9e3779b1u;
-  return hash;
+  return hash_of({whole.b, whole.row, whole.rows, whole.tokens, whole.begin, whole.end, (uint32_t)whole.fault});
 }
 
 // What entry `i` of a list carries, so that one which this plan did not write there is known: overwritten, stale or moved.
@@ -196,6 +204,12 @@ __device__ __forceinline__ bool read_range(ChunkRange& range, const Plan& plan, 
   range = {plan.starts[sm_part] - stamp_at(header.stamp, sm_part), plan.starts[sm_part + 1] - stamp_at(header.stamp, sm_part + 1)};
   return range.begin <= range.end && range.end <= header.num_chunks;
 }
+
+// How many works of extend's list blocks have asked for beside their first ones: the same number in both words, the upper one plus the
+// plan's stamp, so that one which is not this plan's is known. It takes the place of `starts`.
+constexpr unsigned long long kOneWork = (1ull << 32) + 1;
+__device__ __forceinline__ unsigned long long idle_works(uint32_t stamp) { return (unsigned long long)stamp << 32; }
+__device__ __forceinline__ unsigned long long* asked_works(const Plan& plan) { return (unsigned long long*)plan.starts; }
 
 // Chunk `i` of a plan with this stamp, for a call of `batch` requests, `num_rows` rows and `max_slots` slots, which its header
 // has too. One that is not this plan's becomes Fault::plan, without rows: nothing outside the call or the workspace follows
