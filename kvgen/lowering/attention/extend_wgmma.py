@@ -43,8 +43,8 @@ class ExtendWgmmaContext:
     """Everything ops/extend_wgmma.cu.j2 reads.
 
     `rows`: K and V come 16 bytes at a time, else `issue` tokens by one tensor copy. In the tensor maps a kv head begins so
-    many chunks of 64 dims (`k_head_chunks`) or groups of 8 tokens (`k_head_groups`) after the one before it. Plans count `planned_blocks` a multiprocessor.
-    `other_file` is the kernel of the set's other architectures ("": there are none).
+    many chunks of 64 dims (`k_head_chunks`) or groups of 8 tokens (`k_head_groups`) after the one before it. Plans count
+    `planned_blocks` a multiprocessor. `other_file` is the kernel of the set's other architectures ("": there are none).
     """
 
     d: Attended
