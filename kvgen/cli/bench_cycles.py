@@ -190,12 +190,10 @@ def _mixed(kernels: KernelSet, package: ModuleType, op: Extend, workload: Worklo
     from kvgen.bench.planned_chunks import planned_tiles
     from kvgen.bench.tiles import token_bytes
     from kvgen.layout.dtypes import dtype
-    from kvgen.lowering.attention import extend
     from kvgen.lowering.attention.extend_wgmma import ARCH, tile_tokens
     from kvgen.lowering.attention.split_kv import OVERHEAD
 
-    shape, cache = extend.shape(kernels, fixed=op.split == "invariant"), kernels.kv
-    assert shape is not None
+    shape, cache = op.shape(kernels), kernels.kv
     requests = list(zip(workload.totals, workload.new, strict=True))
     few = [(n, rows) for n, rows in requests if rows * kernels.group <= shape.cols]
     many = [(n, rows) for n, rows in requests if rows * kernels.group > shape.cols]

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from kvgen.lowering.attention.extend import ExtendContext
+from kvgen.lowering.attention.extend_simt import ExtendSimtContext
 from kvgen.lowering.attention.extend_wgmma import ExtendWgmmaContext
 from kvgen.lowering.attention.mma import SIZES, Stages, TensorContext
 from kvgen.lowering.attention.simt import SimtContext
@@ -27,7 +28,7 @@ BLOCK_CHARGE: Final = 1 << 10
 def attention(kernels: KernelSet, op: Op, plan: KernelPlan, archs: Sequence[str]) -> dict[str, Any] | None:
     """The decisions of an attention kernel, which is for `archs`, as JSON values; None for others, planners among them."""
     context = plan.context
-    if isinstance(op, Extend) and isinstance(context, ExtendContext | ExtendWgmmaContext):
+    if isinstance(op, Extend) and isinstance(context, ExtendContext | ExtendSimtContext | ExtendWgmmaContext):
         return _extend(kernels, op, plan, context, archs)
     if not isinstance(op, Decode | MlaDecode) or not isinstance(
         context, TensorContext | SimtContext | MlaDecodeContext | MlaWgmmaContext
@@ -91,7 +92,11 @@ def attention(kernels: KernelSet, op: Op, plan: KernelPlan, archs: Sequence[str]
 
 
 def _extend(
-    kernels: KernelSet, op: Extend, plan: KernelPlan, context: ExtendContext | ExtendWgmmaContext, archs: Sequence[str]
+    kernels: KernelSet,
+    op: Extend,
+    plan: KernelPlan,
+    context: ExtendContext | ExtendSimtContext | ExtendWgmmaContext,
+    archs: Sequence[str],
 ) -> dict[str, Any]:
     walk, why = op.walk(kernels)
     rings = {}
@@ -111,6 +116,21 @@ def _extend(
             "query": "shared memory",
             "blocks_per_multiprocessor": 1,
             "rings": dict.fromkeys(archs, ring),
+        }
+    if isinstance(context, ExtendSimtContext):
+        return {
+            "walk": walk,
+            "why": why,
+            "split": op.split,
+            "chunk": context.chunk_tokens or None,
+            "block_columns": context.cols,
+            "block_rows": context.cols // context.d.group,
+            "tile_tokens": context.tokens,
+            "warps": context.warps,
+            "warp_columns": 16 * context.m_tiles,
+            "query": "shared memory",
+            "blocks_per_multiprocessor": context.blocks_per_sm,
+            "rings": {},
         }
     for arch in archs:
         count, room = (
@@ -145,7 +165,8 @@ def _extend_text(found: dict[str, Any]) -> list[str]:
         f"{found['walk']}: {found['why']}",
         f"columns  {found['block_columns']} a block, {found['block_rows']} rows with all their heads or parts of rows; "
         f"{_warps(found['warps'])} of {found['warp_columns']}, Q in {found['query']}",
-        f"tiles    {found['tile_tokens']} tokens, with a ring of tiles in shared memory",
+        f"tiles    {found['tile_tokens']} tokens, "
+        + ("with a ring of tiles in shared memory" if found["rings"] else "K and then V in shared memory as f32"),
         *_rings(found),
         f"split    {how[found['split']]}",
     ]

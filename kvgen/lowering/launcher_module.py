@@ -326,8 +326,9 @@ def _op(op: Op, kernels: KernelSet, plans: tuple[KernelPlan, ...]) -> OpContext:
 
 
 def _split_plan_text(split_plan: SplitPlan) -> str:
-    """Its fields, but `slots_a_part` where there are none."""
-    return ", ".join(f"{n}={v}" for n, v in asdict(split_plan).items() if v or n != "slots_a_part")
+    """Its fields, but what is as without tiles of rows."""
+    usual = {"slots_a_part": 0, "tiles_a_row": 1}
+    return ", ".join(f"{n}={v}" for n, v in asdict(split_plan).items() if usual.get(n) != v)
 
 
 def _cache_class(name: str, summary: str, module: str, cache: Cache) -> CacheClassContext:

@@ -9,7 +9,7 @@ from pydantic import Field, field_validator, model_validator
 
 from kvgen.expr.nodes import ceil_div, const, maximum, minimum, var
 from kvgen.layout.dtypes import DType, dtype
-from kvgen.lowering.attention import extend, extend_wgmma
+from kvgen.lowering.attention import extend, extend_simt, extend_wgmma
 from kvgen.lowering.attention.masks_scores import attention_context, check_arguments
 from kvgen.lowering.attention.split_kv import (
     OUT_SCALE,
@@ -125,19 +125,23 @@ class Extend(Op):
                 "ops: extend needs V, but the cache has stores='k'; use ops.MlaDecode() for latent rows, ops.Gather(), or a "
                 "cache that stores both"
             )
-        why = extend.hindrance(kernels, fixed=bool(self._chunk))
-        if why:
-            raise ValueError(
-                f"ops: extend goes through tensor cores, which this cache cannot: {why}; use ops.Decode(rows=...) for up to 128 "
-                "rows a request, or a cache without that"
-            )
         if self.score is not None:
             check_arguments(self.name, self._params(kernels, dtype("u32"), dtype("f32")), kernels)
 
+    def _tensor(self, kernels: KernelSet) -> extend.Shape | None:
+        """The block of the kernel for tensor cores; None where that for CUDA cores is taken."""
+        fixed = bool(self._chunk)
+        return None if extend.hindrance(kernels, fixed=fixed) else extend.shape(kernels, fixed=fixed)
+
+    def shape(self, kernels: KernelSet) -> extend.Shape | extend_simt.Shape:
+        """The block of the set's kernel."""
+        return self._tensor(kernels) or extend_simt.shape(kernels)
+
     def _hindrance(self, kernels: KernelSet) -> str:
         """Why the set's kernel does not use products of warpgroups; empty where it does, on sm_90a."""
-        shape = extend.shape(kernels, fixed=bool(self._chunk))
-        assert shape is not None
+        shape = self._tensor(kernels)
+        if shape is None:
+            return "it is on CUDA cores"
         return extend_wgmma.applies(kernels, shape.cols, self._chunk)
 
     def by_warpgroups(self, kernels: KernelSet) -> bool:
@@ -149,7 +153,9 @@ class Extend(Op):
         return extend_wgmma.NARROW_COLS if self.by_warpgroups(kernels) and not self._chunk else 0
 
     def walk(self, kernels: KernelSet) -> tuple[str, str]:
-        """("tensor cores", why) of this set's kernel."""
+        """("tensor cores" or "CUDA cores", why) of this set's kernel."""
+        if why := extend.hindrance(kernels, fixed=bool(self._chunk)):
+            return "CUDA cores", why
         why = self._hindrance(kernels)
         rows = "" if why else extend_wgmma.by_rows(kernels)
         by = f"by warpgroups{rows and f', rows 16 bytes at a time: {rows}'}" if not why else f"not by warpgroups: {why}"
@@ -167,8 +173,7 @@ class Extend(Op):
         attend = attention_context(self.mask, self.score, kernels, index)
         out = dtype(self.out_dtype or cache.dtype)
         scale = self.scale if self.scale is not None else 1 / math.sqrt(cache.head_dim)
-        shape = extend.shape(kernels, fixed=bool(self._chunk))
-        assert shape is not None
+        shape = self.shape(kernels)
         params = self._params(kernels, index, out)
         warpgroups = not self._hindrance(kernels)
         digest = plan_digest(
@@ -181,7 +186,7 @@ class Extend(Op):
             attend=attend,
             elem=dtype(self.q_dtype or cache.dtype).c,
             out_elem=out.c,
-            factored=any(parts[0].quant is not None for parts in storage.values()),
+            factored=isinstance(shape, extend.Shape) and any(parts[0].quant is not None for parts in storage.values()),
             kv_heads=cache.kv_heads,
             group=kernels.group,
             rows=0,
@@ -200,14 +205,21 @@ class Extend(Op):
         )
         # A tile has a block for each kv head, and as many more where keys are cut as there are SM parts; with fixed cuts
         # blocks have a slot each, and take the next tile.
-        tiles = minimum(var("T"), ceil_div(var("T") * kernels.group, shape.cols) + var("B")) * cache.kv_heads
+        rows = var("T") * extend.tiles_a_row(kernels, shape.cols)
+        tiles = minimum(rows, ceil_div(var("T") * kernels.group, shape.cols) + var("B")) * cache.kv_heads
         parts = var("num_sm_parts")
         blocks = parts if self._chunk else tiles + maximum(parts, cache.kv_heads)
+        if isinstance(shape, extend.Shape):
+            context: object = extend.extend_context(kernels, d, scale, shape, self._chunk)
+            template = "ops/extend.cu.j2"
+        else:
+            context = extend_simt.extend_simt_context(kernels, d, scale, shape, self._chunk)
+            template = "ops/extend_simt.cu.j2"
         kernel = KernelPlan(
             self.name,
             d.entry,
-            "ops/extend.cu.j2",
-            extend.extend_context(kernels, d, scale, shape, self._chunk),
+            template,
+            context,
             params,
             (blocks, const(1), const(1)),
             shape.threads,
@@ -230,8 +242,7 @@ class Extend(Op):
 
     def split_plan(self, kernels: KernelSet) -> SplitPlan:
         """What its workspace is made of."""
-        shape = extend.shape(kernels, fixed=bool(self._chunk))
-        assert shape is not None
+        shape = self.shape(kernels)
         heads = kernels.kv.kv_heads
         return SplitPlan(
             columns=heads,
@@ -239,6 +250,7 @@ class Extend(Op):
             partial_bytes=heads * extend.partial_bytes(kernels, shape),
             chunk_tokens=0,
             slots_a_part=extend.FIXED_SLOTS if self._chunk else extend.SLOTS,
+            tiles_a_row=extend.tiles_a_row(kernels, shape.cols),
         )
 
     def _params(self, kernels: KernelSet, index: DType, out: DType) -> tuple[Param, ...]:
@@ -251,13 +263,14 @@ class Extend(Op):
         arrays = tuple(p for p in attend.params if isinstance(p, Array) and p.name != "valid_tokens")
         numbers = tuple(p for p in attend.params if not isinstance(p, Array))
         warpgroups = not self._hindrance(kernels)  # whose copies of q are 16 bytes
+        tensor = self._tensor(kernels)
         sinks = Array("sinks", "f32", (kernels.q_heads,), doc="score of each query head's sink", fields=("q_heads",))
         return (
             Array(
                 "q",
                 elem.name,
                 ("T", kernels.q_heads, cache.head_dim),
-                align=(8 if warpgroups else 4) * elem.bytes,
+                align=(8 if warpgroups else 4 if tensor else 1) * elem.bytes,
                 strided=True,
                 doc="query rows",
                 field="q_dtype" if self.q_dtype else "dtype",
@@ -268,7 +281,7 @@ class Extend(Op):
                 out.name,
                 ("T", kernels.q_heads, cache.v_dim),
                 access="out",
-                align=4 * out.bytes,
+                align=(4 if tensor else math.gcd(4, cache.v_dim)) * out.bytes,
                 strided=True,
                 doc="attention output",
                 field="out_dtype" if self.out_dtype else "dtype",

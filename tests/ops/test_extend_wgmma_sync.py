@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import pytest
 
-from kvgen import KernelSet, Mask, Paged, ops
+from kvgen import KernelSet, Layout, Mask, Paged, ops
 from kvgen.codegen.emit import render_device, render_set
 from kvgen.errors import DeviceError
 from kvgen.spec.loader import LoadedSet
@@ -21,8 +21,9 @@ from tests.support.batches import PLAIN
 from tests.support.extend_steps import step
 
 
-def _set(name: str, page_size: int = 16, **fields: Any) -> KernelSet:
-    cache = Paged(dtype="bf16", kv_heads=1, head_dim=64, page_size=page_size)
+def _set(name: str, page_size: int = 16, v_head_dim: int = 64, **fields: Any) -> KernelSet:
+    layout = Layout(k="page layer token head dim", v="page layer token head dim")
+    cache = Paged(dtype="bf16", kv_heads=1, head_dim=64, v_head_dim=v_head_dim, page_size=page_size, layout=layout)
     return KernelSet(name=name, q_heads=4, cache=cache, ops=(ops.Extend(**fields),), arch=("sm_90a",))
 
 
@@ -30,7 +31,9 @@ def _set(name: str, page_size: int = 16, **fields: Any) -> KernelSet:
 CAUSAL, FULL = _set("extend_sync"), _set("extend_sync_full", mask=Mask(causal=False))
 CUT = _set("extend_sync_cut", split="invariant", chunk=128)
 ROWS = _set("extend_sync_rows", page_size=1)
-OF: Final = {"last V full": FULL, "wait for a chunk": CUT}
+# V has more dims than Q's place.
+DEEP = _set("extend_sync_deep", v_head_dim=128)
+OF: Final = {"last V full": FULL, "wait for a chunk": CUT, "dims before the next": DEEP}
 UNREAD: Final = "in_flight race uninitialised"
 # Name: a line of the kernel by a part of it, which of those that have it, what stands in place of the part (None: the line is
 # left out), and the kinds of fault that say so.
@@ -81,6 +84,7 @@ WITHOUT: Final[dict[str, tuple[str, int, str | None, str]]] = {
     "Q read by narrow ones": ("if (group == 0) release(&shared.q_empty);", 0, None, "deadlock"),
     "one warpgroup's columns": ("narrow ? 4 + group : 3, threads = narrow ? 128", 0, "3, threads = narrow ? 256", "deadlock"),
     "Q before sums": ("named_barrier(id, threads);  // products with Q are done", 0, None, "race uninitialised"),
+    "dims before the next": ("if (first > 0) named_barrier(id, threads);", 0, None, "race"),
     "sums before they are read": ("named_barrier(id, threads);  // they are there", 0, None, "race"),
     "work empty": ("mbarrier_wait(&empty[place]", 0, None, "race bad_mbarrier deadlock"),
     "work empty parity": ("empty[place], round / 2 & 1 ^ 1", 0, "empty[place], round / 2 & 1", "deadlock"),
