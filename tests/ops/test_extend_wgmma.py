@@ -92,8 +92,8 @@ MORE: Final = {
     "ragged": _set("ragged", Ragged(dtype="bf16", kv_heads=2, head_dim=192, v_head_dim=128), 1),
     "ragged_half": _set("ragged_half", Ragged(dtype="f16", kv_heads=2, head_dim=64), 4, mask=Mask(causal=False)),
     "block": _set("block", Continuous(dtype="f16", kv_heads=2, head_dim=128, max_tokens=310, table_dtype="i64"), 4),
-    "page_3": _set(
-        "page_3", _paged("f16", 2, 64, 3, table=Dense(id_multiplier=2), lengths="after"), 4
+    "page_4": _set(
+        "page_4", _paged("f16", 2, 64, 4, table=Dense(id_multiplier=2), lengths="after"), 4
     ),
     "ring": _set("ring", _paged("bf16", 2, 64, 1, table=Ring(window=40, dtype="i64"), lengths="after"), 4),
     "wide_rows": _set("wide_rows", presets.sglang(dtype="bf16", kv_heads=1, head_dim=256), 4, sinks="out"),
