@@ -162,7 +162,8 @@ class Extend(Op):
         if why := extend.hindrance(kernels, fixed=bool(self._chunk)):
             return "CUDA cores", why
         why = self._hindrance(kernels)
-        by = "by warpgroups" if not why else f"not by warpgroups: {why}"
+        rows = "" if why else extend_wgmma.by_rows(kernels)
+        by = f"by warpgroups{rows and f', rows 16 bytes at a time: {rows}'}" if not why else f"not by warpgroups: {why}"
         return "tensor cores", "16-bit operands, columns on M" + (
             f"; on sm_90a {by}" if "sm_90a" in kernels.arch else ""
         )

@@ -11,13 +11,28 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvgen import Block, KernelSet, Layout, Mask, Paged, PerKV, Quant, Score, ops, presets
+from kvgen import (
+    Block,
+    Continuous,
+    Dense,
+    KernelSet,
+    Layout,
+    Mask,
+    Paged,
+    PerKV,
+    Quant,
+    Ragged,
+    Ring,
+    Score,
+    ops,
+    presets,
+)
 from kvgen.cli.cycles_of import kernel_of
 from kvgen.codegen.emit import render_device, render_set, units_of
 from kvgen.compile import compile_many, default_cache
 from kvgen.compile.sass import count, histogram
 from kvgen.cycles.kernel import Kernel, reference
-from kvgen.lowering.attention.extend_wgmma import TEMPLATE
+from kvgen.lowering.attention.extend_wgmma import TEMPLATE, by_rows
 from kvgen.spec.loader import LoadedSet
 from tests.compile.test_sass import needs_tool
 from tests.support.batches import PLAIN
@@ -76,6 +91,7 @@ SETS: Final[dict[str, KernelSet]] = {
         sinks="out",
         out_dtype="f32",
     ),
+    "rows": _set("rows", presets.sglang(dtype="bf16", kv_heads=2, head_dim=128), 3),
 }
 SETS |= {
     "fp8": _codes("fp8", "bf16", 64, Quant(dtype="e4m3", scale_dtype="f32")),
@@ -109,6 +125,14 @@ MORE: Final = {
     "tree": _set("tree", _paged("bf16", 2, 64, 8), 4, mask=Mask(tree="packed"), score=Score(softcap=8.0)),
     "function": _set("function", _paged("f16", 2, 64, 16), 4, mask=Mask(causal=False, padding=True), score=Score(function=hides)),
     "full": _set("full", _paged("bf16", 2, 64, 256), 4, mask=Mask(causal=False), cross=True),
+    "ragged": _set("ragged", Ragged(dtype="bf16", kv_heads=2, head_dim=192, v_head_dim=128), 1),
+    "ragged_half": _set("ragged_half", Ragged(dtype="f16", kv_heads=2, head_dim=64), 4, mask=Mask(causal=False)),
+    "block": _set("block", Continuous(dtype="f16", kv_heads=2, head_dim=128, max_tokens=310, table_dtype="i64"), 4),
+    "page_4": _set(
+        "page_4", _paged("f16", 2, 64, 4, table=Dense(id_multiplier=2), lengths="after"), 4
+    ),
+    "ring": _set("ring", _paged("bf16", 2, 64, 1, table=Ring(window=40, dtype="i64"), lengths="after"), 4),
+    "wide_rows": _set("wide_rows", presets.sglang(dtype="bf16", kv_heads=1, head_dim=256), 4, sinks="out"),
     "mask": _set("mask", _paged("bf16", 1, 64, 16), 12, mask=Mask(tree="mask")),
     "bias": _set("bias", _paged("f16", 2, 128, 16), 2, score=Score(bias=True, alibi=True)),
     "falcon": _set("falcon", _paged("bf16", 1, 64, 16, layout="page kv layer token dim", lengths="after"), 71),
@@ -152,10 +176,10 @@ def test_machine_code(name: str) -> None:
     facts = kernel.facts
     assert (facts.serialised_products, facts.setmaxnreg_dropped, facts.local_accesses) == (0, 0, 0)
     found = histogram(kernel.listing)
-    codes = kernels.kv.quants["k"] is not None  # whose first tile is asked for before the loop
-    assert (
-        count(found, "USETMAXREG") == 2 and count(found, "HGMMA") > 0 and count(found, "UTMALDG") == (4 if codes else 2)
-    )
+    assert count(found, "USETMAXREG") == 2 and count(found, "HGMMA") > 0
+    # Tensor copies of K and of V, of codes those of the first tile ahead of the loop too; or copies of rows that arrive at mbarriers.
+    copies = 4 if kernels.kv.quants["k"] is not None else 2
+    assert (count(found, "UTMALDG"), count(found, "ARRIVES")) == ((0, 2) if by_rows(kernels) else (copies, 0))
     device = reference("sm_90a")
     assert device is not None
     if kernels.kv.head_dim >= 128 and name != "bias" and not codes:

@@ -12,7 +12,6 @@ from kvgen.layout.dtypes import dtype
 from kvgen.layout.storage import Segment
 from kvgen.lowering.attention import mma
 from kvgen.lowering.attention.extend import ExtendContext
-from kvgen.lowering.attention.mma import SLACK
 from kvgen.lowering.attention.split_kv import Attended
 from kvgen.lowering.lowered import lower
 from kvgen.lowering.segments import SegmentContext
@@ -71,9 +70,10 @@ class Widening:
 class ExtendWgmmaContext:
     """Everything ops/extend_wgmma.cu.j2 reads.
 
-    `issue` tokens come by one copy. In the tensor maps a kv head begins so many chunks of 64 dims (`k_head_chunks`) or
-    groups of 8 tokens (`k_head_groups`) after the one before it. Plans count `planned_blocks` a multiprocessor.
-    `other_file` is the kernel of the set's other architectures ("": there are none). `w`: K and V are of codes.
+    `rows`: K and V come 16 bytes at a time, else `issue` tokens by one tensor copy. In the tensor maps a kv head begins so
+    many chunks of 64 dims (`k_head_chunks`) or groups of 8 tokens (`k_head_groups`) after the one before it. Plans count
+    `planned_blocks` a multiprocessor. `other_file` is the kernel of the set's other architectures ("": there are none).
+    `w`: K and V are of codes.
     """
 
     d: Attended
@@ -85,6 +85,7 @@ class ExtendWgmmaContext:
     chunk_tokens: int
     tokens: int
     stages: int
+    rows: bool
     issue: int
     k_head_chunks: int
     k_head_groups: int
@@ -132,22 +133,28 @@ def applies(kernels: KernelSet, cols: int, chunk_tokens: int, scores: bool, mask
         return f"dims are not multiples of 64 up to 256: {cache.head_dim}, {cache.v_dim}"
     if cols != COLS:
         return f"a block has {cols} columns, two warpgroups have {COLS}, and one plan serves all"
-    why = _hinders_copies(kernels) or (
-        _hinders_widening(kernels, chunk_tokens, scores, masks) if widens(kernels) else ""
-    )
-    return why or ("" if _stages(kernels) else "two tiles do not fit shared memory")
+    for role, parts in cache.storage.roles.items():
+        why = mma.segment_hindrance(parts[0]) or (
+            "rows are not aligned to 16 bytes" if mma.access_bytes(parts[0]) < 16 else ""
+        )
+        if len(parts) > 1 or why:
+            return f"{role.upper()}: {why or 'has parts of its own'}"
+    if widens(kernels):
+        why = by_rows(kernels) or _hinders_widening(kernels, chunk_tokens, scores, masks)
+        if why:
+            return why
+    return "" if _stages(kernels) else "two tiles do not fit shared memory"
 
 
-def _hinders_copies(kernels: KernelSet) -> str:
-    """Why tensor copies cannot bring K and V."""
+def by_rows(kernels: KernelSet) -> str:
+    """Why K and V come 16 bytes at a time; empty where tensor copies bring them."""
     cache = kernels.kv
-    page = cache.page_tokens
-    if page is None or page % 8 or lower(cache).kind.one_page:
+    if cache.page_tokens is None or cache.page_tokens % 8 or lower(cache).kind.one_page:
         return "tensor copies bring groups of 8 tokens of a page"
     for role, parts in cache.storage.roles.items():
         region = parts[0].region
         token, head = _strides(kernels, role)
-        if len(parts) > 1 or not token or not head or region.stride_of("dim") != 1:
+        if not token or not head:
             return f"{role.upper()} has no one stride from token to token and from head to head"
         if token * region.dtype.bits % 128 or region.byte_offset % 16 or _steps(kernels, role) is None:
             return f"{role.upper()}: heads of a page are neither side by side in a token nor one behind the other"
@@ -167,8 +174,6 @@ def _hinders_widening(kernels: KernelSet, chunk_tokens: int, scores: bool, masks
     for role, parts in kernels.kv.storage.roles.items():
         segment = parts[0]
         halves = 128 // tile_tokens(kernels)  # threads of a row
-        if mma.access_bytes(segment) < 16:
-            return f"{role.upper()}: pages are not aligned to 16 bytes"
         scales = segment.scales
         own = scales is not None and scales.groups > 1 and mma.scale_use(segment, _ROLES[role]).endswith("_groups")
         if own and scales is not None and segment.size // halves % scales.block[2]:
@@ -187,8 +192,7 @@ def _strides(kernels: KernelSet, role: str) -> tuple[int, int]:
 def _steps(kernels: KernelSet, role: str) -> tuple[int, int] | None:
     """Chunks and groups of 8 tokens from a kv head to the next."""
     cache = kernels.kv
-    assert cache.page_tokens is not None
-    if cache.kv_heads == 1:
+    if cache.page_tokens is None or cache.kv_heads == 1:
         return 0, 0
     segment = cache.storage.roles[role][0]
     if segment.quant is None:
@@ -240,13 +244,15 @@ def _tiles_bytes(kernels: KernelSet, stages: int) -> int:
 def shared_bytes(kernels: KernelSet) -> int:
     """Shared of the template."""
     stages = _stages(kernels)
-    flags = -(-(8 * (4 * stages + 6) + 4 * (stages + 5)) // 16) * 16
+    flags = -(-(8 * ((6 if by_rows(kernels) else 4) * stages + 6) + 4 * (stages + 5)) // 16) * 16
     return _tiles_bytes(kernels, stages) + flags + 8 * NARROW_COLS + 48 * _WARPS
 
 
-def maps(kernels: KernelSet) -> tuple[PoolMap, PoolMap]:
+def maps(kernels: KernelSet) -> tuple[PoolMap, ...]:
     """The tensor maps that the kernel takes behind all else."""
-    cache, rows, found = kernels.kv, _copied_rows(kernels), []
+    cache, rows, found = kernels.kv, _copied_rows(kernels), list[PoolMap]()
+    if by_rows(kernels):
+        return ()
     for role in ("k", "v"):
         segment = cache.storage.roles[role][0]
         codes, bits = segment.quant is not None, segment.region.dtype.bits
@@ -266,7 +272,7 @@ def maps(kernels: KernelSet) -> tuple[PoolMap, PoolMap]:
                 swizzle=_span(segment) if codes else 128,
             )
         )
-    return found[0], found[1]
+    return tuple(found)
 
 
 def _widening(kernels: KernelSet, d: Attended) -> Widening | None:
@@ -297,7 +303,7 @@ def with_warpgroups(kernels: KernelSet, plan: KernelPlan, attended: Attended, sc
     steps = {role: _steps(kernels, role) or (0, 0) for role in ("k", "v")}
     others = tuple(arch for arch in kernels.arch if arch != ARCH)
     tokens, shared = tile_tokens(kernels), shared_bytes(kernels)
-    assert cache.page_tokens is not None and isinstance(plan.context, ExtendContext)
+    assert isinstance(plan.context, ExtendContext)
     w = _widening(kernels, attended)
     context = ExtendWgmmaContext(
         d=attended,
@@ -309,14 +315,15 @@ def with_warpgroups(kernels: KernelSet, plan: KernelPlan, attended: Attended, sc
         chunk_tokens=plan.context.chunk_tokens,
         tokens=tokens,
         stages=_stages(kernels),
-        issue=math.gcd(cache.page_tokens, _copied_rows(kernels)),
+        rows=bool(by_rows(kernels)),
+        issue=math.gcd(cache.page_tokens or 0, _copied_rows(kernels)),
         k_head_chunks=steps["k"][0],
         k_head_groups=steps["k"][1],
         v_head_chunks=steps["v"][0],
         v_head_groups=steps["v"][1],
         producer_registers=_PRODUCER if w is None else _WIDENER,
         consumer_registers=_CONSUMER if w is None else _WIDENED,
-        slack=SLACK,
+        slack=mma.SLACK,
         shared_bytes=shared,
         planned_blocks=plan.context.blocks_per_sm,
         qk_scale=float_literal(scale),
