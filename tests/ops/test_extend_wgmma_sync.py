@@ -21,9 +21,7 @@ from tests.support.batches import PLAIN
 from tests.support.extend_steps import step
 
 
-def _set(
-    name: str, page_size: int = 16, v_head_dim: int = 64, quant: Quant | None = None, **fields: Any
-) -> KernelSet:
+def _set(name: str, page_size: int = 16, v_head_dim: int = 64, quant: Quant | None = None, **fields: Any) -> KernelSet:
     layout = Layout(k="page layer token head dim", v="page layer token head dim")
     cache = Paged(
         dtype="bf16", kv_heads=1, head_dim=64, v_head_dim=v_head_dim, page_size=page_size, layout=layout, quant=quant
