@@ -177,8 +177,9 @@ def test_machine_code(name: str) -> None:
     assert (facts.serialised_products, facts.setmaxnreg_dropped, facts.local_accesses) == (0, 0, 0)
     found = histogram(kernel.listing)
     assert count(found, "USETMAXREG") == 2 and count(found, "HGMMA") > 0
-    # Tensor copies of K and of V, of codes those of the first tile ahead of the loop too; or copies of rows that arrive at mbarriers.
-    copies = 4 if kernels.kv.quants["k"] is not None else 2
+    # Tensor copies of K and of V, of codes those of the first tile ahead of the loop too; or rows that arrive at mbarriers.
+    codes = kernels.kv.quants["k"] is not None
+    copies = 4 if codes else 2
     assert (count(found, "UTMALDG"), count(found, "ARRIVES")) == ((0, 2) if by_rows(kernels) else (copies, 0))
     device = reference("sm_90a")
     assert device is not None
