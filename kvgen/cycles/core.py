@@ -265,6 +265,7 @@ class _Multiprocessor:
             self.cores[core].warps.append(warp)
         self.block_warps = sum(role.warps for role in roles)
         self.shared = 0.0
+        self.boxes = 0.0  # when the next bulk copy may begin
         self.accesses = 0.0  # cycles of shared memory since the last product of a warpgroup
         self.groups: dict[tuple[int, int], list[float]] = {}  # when their products were done
         self.spans = [_Span(role, [w for w in self.warps if w.role is role]) for role in roles]
@@ -456,7 +457,9 @@ class _Multiprocessor:
             return
         barrier = self._mbarrier(warp, name)
         if word.base in ("UTMALDG", "UBLKCP"):
-            barrier.landed.append((now + self.value["tma"], warp.role.nbytes[word.address]))
+            begin = max(now, self.boxes)
+            self.boxes = begin + self.value["tma_box"]
+            barrier.landed.append((begin + self.value["tma"], warp.role.nbytes[word.address]))
         elif word.base == "ARRIVES":
             barrier.arrive(warp, max(now, warp.copies))
         elif word.opcode.startswith("SYNCS.ARRIVE"):

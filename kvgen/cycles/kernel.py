@@ -12,7 +12,7 @@ from kvgen.cycles.core import Mbarrier, Placement, Replay, Role, replay, tensor_
 from kvgen.cycles.device import DEVICES, REFERENCE, Device
 from kvgen.cycles.facts import PRODUCTS, Facts, facts_of, work_loop
 from kvgen.cycles.flow import Loop, blocks
-from kvgen.cycles.roles import in_turns, taking_turns
+from kvgen.cycles.roles import in_turns, producer_of, taking_turns
 from kvgen.cycles.words import Word
 
 # Of a multiprocessor: shared memory for blocks in KB, of which each block is charged one more; threads; 65,536 registers.
@@ -78,7 +78,9 @@ class Kernel:
         if not bases & {*PRODUCTS, "LDG"} or (self.loop.holds_loops and not bases & set(PRODUCTS)):
             return (), {}
         if self.warpgroups == 2:
-            return (in_turns if self.turns else taking_turns)(self.loop.usual)
+            if self.turns:
+                return in_turns(self.loop.usual, producer_of(blocks(self.listing), self.source))
+            return taking_turns(self.loop.usual)
         if any(x.base in _ACROSS_WARPS for x in self.loop.text):
             return (), {}
         return (Role("all", self.loop.usual, self.warps),), {}
