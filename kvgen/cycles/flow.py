@@ -7,9 +7,10 @@ no trip without that work executes more. Branches on what never happens together
 only of loops within the loop (`holds_loops`) it has one trip, however many they make.
 
 The marks: an atomic; a vote of several warps; a copy that may write zeros instead; -infinity put in the place of a score, or -0
-in the place of its weight; sums that are multiplied and nothing else; shuffles that reduce, or hand round which tokens a column sees; the out-of-line code of diverged warps; an mbarrier that is
-asked once more; rows that registers take past the copies. A mark counts only where some way round is without it that fetches as
-well: a kernel that reduces by shuffles in every trip, or whose copies are all conditional, has them counted.
+in the place of its weight; sums that are multiplied and nothing else; shuffles that reduce, or hand round which tokens a column
+sees; the out-of-line code of diverged warps; an mbarrier that is asked once more; rows that registers take past the copies. A
+mark counts only where some way round is without it that fetches as well: a kernel that reduces by shuffles in every trip, or
+whose copies are all conditional, has them counted.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -167,14 +167,14 @@ def taking_turns(trip: Sequence[Word]) -> tuple[tuple[Role, ...], Mapping[str, M
 
 
 def in_turns(trip: Sequence[Word], producer: Producer | None = None) -> tuple[tuple[Role, ...], Mapping[str, Mbarrier]]:
-    """Two warpgroups that begin their products in turns, in a loop that is the same (extend_wgmma).
+    """Two warpgroups that begin their products in turns, or when they like, in a loop that is the same (extend_wgmma).
 
     At a named barrier a warpgroup waits for its turn, at another it ends it: the other one's. The first turn is warpgroup 0's.
     Without a producer tiles have landed before anybody asks.
     """
     barriers = [word for word in trip if word.base == "BAR"]
     kinds = [word.modifiers[0] for word in barriers]
-    if kinds != ["SYNC", "ARV"]:
+    if kinds not in ([], ["SYNC", "ARV"]):
         raise ReplayError(f"replay: named barriers {', '.join(kinds)}; a loop in turns waits for one and ends it")
     syncs = [w for w in trip if w.base == "SYNCS"]
     if producer is None:
@@ -187,7 +187,8 @@ def in_turns(trip: Sequence[Word], producer: Producer | None = None) -> tuple[tu
             name=f"warpgroup {group}",
             trip=tuple(trip),
             warps=_WARPS,
-            mbarriers={barriers[0].address: f"turn of {group}", barriers[1].address: f"turn of {1 - group}", **asked},
+            mbarriers={word.address: f"turn of {g}" for word, g in zip(barriers, (group, 1 - group), strict=False)}
+            | asked,
             before={f"turn of {1 - group}": group, **{name: n for name, n in ahead.items() if name == "k_empty"}},
             first={name: n for name, n in ahead.items() if name == "k_full"},
         )
@@ -205,8 +206,8 @@ def in_turns(trip: Sequence[Word], producer: Producer | None = None) -> tuple[tu
 class Producer:
     """Warps that fill rings of tiles for others: `trip` is a tile's, `at` says of an mbarrier's offset which one it is.
 
-    Rings have `stages` tiles. An mbarrier is complete when each warp has arrived as often as its trip says, and all boxes that the
-    trip asks for have come; whose name ends in "empty" is so at first, once for each stage.
+    Rings have `stages` tiles. An mbarrier is complete when each warp has arrived as often as its trip says, and all boxes that
+    the trip asks for have come; whose name ends in "empty" is so at first, once for each stage.
     """
 
     trip: tuple[Word, ...]
@@ -223,7 +224,9 @@ class Producer:
         return found if found.endswith(("_full", "_empty")) and not found.startswith("q_") else ""
 
     def role(self) -> Role:
-        """K of a tile goes before V of the tile before. A box counts as one, for the mbarrier whose bytes were told of last."""
+        """K of a tile goes before V of the tile before. A box counts as one, for the mbarrier whose bytes were told of last.
+        Copies of cp.async are told of a trip later.
+        """
         names: dict[int, str] = {}
         filling = ""
         for word in self.trip:
@@ -233,7 +236,9 @@ class Producer:
             elif word.base in _BULK:
                 names[word.address] = filling
         boxes = {word.address: 1 for word in self.trip if word.base in _BULK}
-        return Role("producer", self.trip, self.warps, mbarriers=names, nbytes=boxes, before={"k_full": 1}, first={"k_empty": 1})
+        late = 0 if boxes else 1
+        first = {"k_empty": 1 + late, "v_empty": late}
+        return Role("producer", self.trip, self.warps, mbarriers=names, nbytes=boxes, before={"k_full": 1}, first=first)
 
     def mbarriers(self, roles: Sequence[Role]) -> dict[str, Mbarrier]:
         """Of all rings."""
@@ -249,7 +254,9 @@ class Producer:
         asked = {name for role in roles for name in role.mbarriers.values() if name.endswith(("_full", "_empty"))}
         if unmet := sorted(name for name in asked if not arrivals[name]):
             raise ReplayError(f"replay: nobody arrives at {', '.join(unmet)}")
-        return {name: Mbarrier(arrivals[name], boxes[name], self.stages if name.endswith("_empty") else 0) for name in asked}
+        return {
+            name: Mbarrier(arrivals[name], boxes[name], self.stages if name.endswith("_empty") else 0) for name in asked
+        }
 
 
 _RINGS: Final = re.compile(r"^ *uint64_t (\w+\[?[^;]*);", re.M)
@@ -258,11 +265,13 @@ _RINGS: Final = re.compile(r"^ *uint64_t (\w+\[?[^;]*);", re.M)
 def producer_of(graph: Sequence[Block], source: str) -> Producer | None:
     """The loop of a kernel that copies tiles for others, by its text and its source: `Shared` names its mbarriers in their order,
     a tile of kTokens comes in boxes of kIssue. None where it has no such loop."""
-    inits = [int(offset(w), 0) for block in graph for w in block.code if w.opcode.startswith("SYNCS.EXCH") and offset(w)]
+    inits = [
+        int(offset(w), 0) for block in graph for w in block.code if w.opcode.startswith("SYNCS.EXCH") and offset(w)
+    ]
     constants = {name: int(n) for name, n in re.findall(r"\b(kStages|kTokens|kIssue) = (\d+)", source)}
     rings = _RINGS.search(source, max(0, source.find("struct Shared")))
-    copying = [x for x in loops(graph) if _fills(x)]
-    if not inits or not rings or "kStages" not in constants or not copying:
+    arrivals = re.search(r"mbarrier_init\(&shared\.k_full\[i\], (\d+)\)", source)
+    if not inits or not rings or not arrivals or "kStages" not in constants:
         return None
     at, where = {}, min(inits)
     for declared in rings[1].split(","):
@@ -270,22 +279,32 @@ def producer_of(graph: Sequence[Block], source: str) -> Producer | None:
         for _ in range(constants["kStages"] if ring else 1):
             at[where] = name
             where += 8
+    once = {
+        n
+        for n, x in enumerate(graph)
+        if any(at.get(int(offset(w) or "0", 0), "").startswith("q_") for w in _syncs(x.code))
+    }
+    copying = [x for x in loops(graph) if _fills(x, once)]
+    if not copying:
+        return None
     loop = min(copying, key=lambda x: len(x.members))
     inner = [x for x in loops(graph) if x.members < loop.members and any(w.base in _BULK for w in x.text)]
-    times = constants["kTokens"] // constants["kIssue"] if "kIssue" in constants else 1
+    boxes = constants["kTokens"] // constants["kIssue"] if "kIssue" in constants else 1
     trip: list[Word] = []
-    for word in loop.usual:
+    for word in replace(loop, members=loop.members - once).usual:
         trip.append(word)
         for x in inner:  # once for each lane that has a page
             if word is x.usual[-1]:
-                trip += list(x.usual) * (times - 1)
-    return Producer(tuple(trip), at, constants["kStages"])
+                trip += list(x.usual) * (boxes - 1)
+    return Producer(tuple(trip), at, constants["kStages"], int(arrivals[1]))
 
 
-def _fills(loop: Loop) -> bool:
-    """Whether it waits at mbarriers, copies by bulk copies, and multiplies nothing."""
-    return (
-        any(w.opcode.startswith("SYNCS.PHASECHK") for w in loop.text)
-        and any(w.base in _BULK for w in loop.text)
-        and not any(w.base.endswith("MMA") for w in loop.text)
-    )
+def _syncs(code: Sequence[Word]) -> list[Word]:
+    return [word for word in code if word.base == "SYNCS"]
+
+
+def _fills(loop: Loop, once: Set[int]) -> bool:
+    """Whether it waits for stages of a ring, copies, and multiplies nothing."""
+    text = [w for n in loop.members - once for w in loop.graph[n].code]
+    waits = any(w.opcode.startswith("SYNCS.PHASECHK") for w in text)
+    return waits and any(w.base in (*_BULK, "LDGSTS") for w in text) and not any(w.base.endswith("MMA") for w in text)
