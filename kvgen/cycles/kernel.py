@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
 
-from kvgen.cycles.core import Mbarrier, Placement, Replay, Role, replay, tensor_cycles
+from kvgen.cycles.core import Mbarrier, Placement, Replay, Role, floating_operations, replay, tensor_cycles
 from kvgen.cycles.device import DEVICES, REFERENCE, Device
 from kvgen.cycles.facts import PRODUCTS, Facts, facts_of, work_loop
 from kvgen.cycles.flow import Loop, blocks
@@ -46,7 +46,9 @@ class Kernel:
     source: str = ""
     log: str = ""
     warpgroups: int = 0  # that run one loop; 0: all warps are alike
-    turns: bool = False  # whether they begin products in turns, instead of each having every other tile
+    prompts: bool = (
+        False  # whether blocks have columns of many rows: products are the limit, and warpgroups share all tiles
+    )
 
     @cached_property
     def blocks(self) -> int:
@@ -78,7 +80,7 @@ class Kernel:
         if not bases & {*PRODUCTS, "LDG"} or (self.loop.holds_loops and not bases & set(PRODUCTS)):
             return (), {}
         if self.warpgroups == 2:
-            if self.turns:
+            if self.prompts:
                 return in_turns(self.loop.usual, producer_of(blocks(self.listing), self.source))
             return taking_turns(self.loop.usual)
         if any(x.base in _ACROSS_WARPS for x in self.loop.text):
@@ -99,9 +101,16 @@ class Kernel:
         return replay(roles, device, blocks=max(1, self.blocks), placement=placement, mbarriers=mbarriers, skews=SKEWS)
 
     def product_cycles(self, device: Device) -> float:
-        """What the products of a multiprocessor's trips take of its tensor pipes, if nothing else did; 0 without warpgroups."""
+        """What the products of a multiprocessor's trips take of its tensor pipes, if nothing else did."""
         roles, _ = self.roles
         return sum(tensor_cycles(role.trip, device) * role.warps / 4 for role in roles) * max(1, self.blocks)
+
+    @cached_property
+    def floating_operations(self) -> float:
+        """Of the products of a multiprocessor's trips."""
+        roles, _ = self.roles
+        teams = 4 if self.warpgroups else 1  # warps that share a product
+        return sum(floating_operations(role.trip) * role.warps / teams for role in roles) * max(1, self.blocks)
 
     @cached_property
     def in_flight(self) -> int:
