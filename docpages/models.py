@@ -38,7 +38,8 @@ A model whose layers are alike but for a window gets one set and a `Model` of a 
 has `kinds`, and a repeating `pattern` of their names; `KernelSet.layers` says which operations the layers of each kind call.
 Layers whose heads or precision differ have caches of different shapes, and the file then holds a list of sets, one for each
 shape, with one `Model`: an engine allocates a pool and imports a package for each. `kvgen show SET --plan` prints the model's
-layers. Layers of hybrids without keys and values (Mamba, linear attention, convolutions) are kinds with `cache=False`.
+layers. Models with latent rows (MLA) have a second set, `<name>_prompts`, for [prompts over keys and values of
+heads](extend.md#latent-rows). Layers of hybrids without keys and values (Mamba, linear attention, convolutions) are kinds with `cache=False`.
 
 In Python, `kvgen.models.facts(config)` gives the same as a `Checkpoint`; its `layers()` has a `LayerFacts` for each layer.
 

@@ -34,7 +34,7 @@ kernels = KernelSet(
         ops.ToCsr(),
         ops.SlotMapping(),
         # A cascade: what the batch shares, what each request has itself, and both together.
-        ops.Decode(name="prefix", rows=64, mask=Mask(causal=False), out_dtype="f32", split="balanced"),
+        ops.Extend(name="prefix", mask=Mask(causal=False), cross=True, out_dtype="f32"),
         ops.Decode(out_dtype="f32", split="balanced"),
         ops.MergeStates(dtype="f32", out_dtype="bf16"),
     ],

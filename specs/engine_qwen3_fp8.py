@@ -1,4 +1,4 @@
-"""Qwen3 30B-A3B in scaled fp8, an f32 scale per token and head: norm, RoPE and quantization in one launch, and raw pages."""
+"""Qwen3 30B-A3B in scaled fp8, an f32 scale per token and head: norm, RoPE, quantization and e4m3 q in one launch; raw pages."""
 
 from kvgen import KernelSet, Paged, RmsNorm, Rope, ops, presets
 
@@ -9,6 +9,7 @@ kernels = KernelSet(
     cache=presets.max_paged_scaled(dtype="bf16", page_size=64, **HEADS),
     ops=[
         ops.Append(rope=Rope(style="neox", theta=1_000_000.0), q_norm=RmsNorm(), k_norm=RmsNorm(), q_out="e4m3"),
+        ops.Extend(q_dtype="e4m3", out_dtype="e4m3"),
         ops.NormCache(),
         ops.RotateCache(rope=Rope(style="neox", theta=1_000_000.0)),
         ops.StoreScales(),

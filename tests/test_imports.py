@@ -23,7 +23,8 @@ HEAVY = ("jinja2", "pydantic", "numpy", "ml_dtypes", "cuda", "typer", "rich")
 
 # Rooms from the bottom to the top: each imports only rooms before it, for types as well.
 ROOMS = (
-    "errors", "extras", "version", "emulator", "tensor_map", "expr", "layout", "plan", "paths", "files", "json_file", "config",
+    "errors", "extras", "version", "pages",
+    "emulator", "tensor_map", "expr", "layout", "plan", "paths", "files", "json_file", "config",
     "compile", "cycles", "runtime", "torch", "spec", "score", "lowering", "ops", "reference", "bench", "verify", "testing",
     "codegen", "export", "models", "cli", "__main__",
 )  # fmt: skip

@@ -68,7 +68,7 @@ def _case(kernels: KernelSet, op: Op, package: ModuleType, blobs: Blobs, name: s
     scene = Scene(kernels, package, work)
     call = call_of(scene, op)
     case = _Placing(op.name, name, blobs)
-    tables = scene.tables(op.kind)
+    tables = scene.tables(call.counted_as)
     arrays = {n: a.copy() for n, a in call.arrays.items()}
     if name == "hostile":
         _spoil({**tables, **arrays})

@@ -65,6 +65,11 @@ class Call:
         return self.op.kind
 
     @property
+    def counted_as(self) -> str:
+        """The kind that lengths are those of: rows that are no tokens come over what has been stored, as gather does."""
+        return "gather" if getattr(self.op, "cross", False) else self.kind
+
+    @property
     def rows_each(self) -> int:
         """Query rows of a request."""
         return rows_each(self.op)

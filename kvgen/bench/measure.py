@@ -67,7 +67,7 @@ def measure(scene: Scene, op: Op, arch: str | None) -> list[Measured]:
     it, and where the kernel finds a fault in the batch.
     """
     call = call_of(scene, op)
-    cache = scene.package.Cache(**scene.pools, **scene.tables(call.kind, call.rows_each))
+    cache = scene.package.Cache(**scene.pools, **scene.tables(call.counted_as, call.rows_each))
     word = np.zeros(1, np.uint64)
     arguments = call.arguments() | {"errors": word}
     given = cache if call.launcher.KERNEL.all_layers else cache[LAYER]

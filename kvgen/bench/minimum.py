@@ -24,7 +24,7 @@ def minimum_sectors(scene: Scene, call: Call) -> dict[str, int]:
     Tables count the entries that say where the tokens are: a page's entry once, a request's length and offsets once; a
     table of angles the entries of the positions by which rows are rotated. What changes in place is read once and written once.
     """
-    marked = Marked(scene, scene.tables(call.kind, call.rows_each), raw=bool(getattr(call.op, "raw", False)))
+    marked = Marked(scene, scene.tables(call.counted_as, call.rows_each), raw=bool(getattr(call.op, "raw", False)))
     if call.kind in LISTS:
         layers = WHOLE if call.launcher.KERNEL.all_layers else slice(LAYER, LAYER + 1)
         for name, ids in call.arrays.items():

@@ -34,7 +34,7 @@ def planned_chunks(scene: Scene, op: Op, multiprocessors: int, arch: str | None 
     launcher = call.launcher
     if not hasattr(launcher, "workspace"):
         return None
-    cache = scene.package.Cache(**scene.pools, **scene.tables(call.kind, call.rows_each))
+    cache = scene.package.Cache(**scene.pools, **scene.tables(call.counted_as, call.rows_each))
     layer = cache[LAYER]
     longest = layer.dims["max_cache_length"] if launcher.SPLIT_PLAN.chunk_tokens else None
     sizes: dict[str, Any] = {"max_tokens": longest, "multiprocessors": multiprocessors}

@@ -35,7 +35,7 @@ LAYER: Final = 1
 ALIGN: Final = 256  # bytes, as GPU allocations are
 POISON: Final = 0x7FFFFFFF  # past a request's pages: no page of any pool
 _INDICES: Final = ("u32", "i32", "i64")
-_WEIGHTS: Final = ("cos_sin", "q_scale", "bias", "sinks", "alibi_slopes")
+_WEIGHTS: Final = ("cos_sin", "q_scale", "out_scale", "bias", "sinks", "alibi_slopes")
 
 
 def aligned(shape: tuple[int, ...], kind: np.dtype[Any]) -> Raw:

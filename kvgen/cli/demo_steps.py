@@ -200,7 +200,7 @@ def _other_form(op: Op) -> bool:
 def _one(batch: _Batch, scene: Scene, op: Op, outcome: Outcome) -> None:
     """One launch of an operation: random inputs, the kernel and the oracle on them, and what they differ in."""
     call, memory = call_of(scene, op), batch.memory
-    tables = scene.tables(op.kind, call.rows_each)
+    tables = scene.tables(call.counted_as, call.rows_each)
     tables = {name: array for name, array in tables.items() if name not in batch.tables}
     arrays = {name: np.array(array) for name, array in call.arrays.items()}
     for name, array in arrays.items():

@@ -1,8 +1,8 @@
 """Regions: where an element of K, V or their scales lies in its page, as an expression over (token, head, dim).
 
 A region is a tensor's axes from the slowest to the fastest (`kvgen.layout.axes`). `token`, `head` and `dim` have compile-time
-strides, so that an element's place inside its page is a constant expression; sub-byte elements are counted from a byte's low
-bits up.
+strides, so that an element's place, from where its page begins, is a constant expression; where page or layer lies further in,
+their extents are known too. Sub-byte elements are counted from a byte's low bits up.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ class Region:
     """A typed part of a page: K, V, or both along a `kv` axis.
 
     `extents` holds kv (2), token, head and dim; token may be None where its extent is a run-time matter (continuous
-    caches), page and layer are never in it. `byte_offset` is the region's start inside its page; `pitch` is how many of
-    its elements the innermost axis takes in memory where the region is a part of wider rows (0: just its extent). `ragged`:
-    there are no pages, and token counts the rows of all requests, which begin at any of them.
+    caches). It holds page and layer where the spec says how many the tensors have room for. `byte_offset` is the region's
+    start inside its page; `pitch` is how many of its elements the innermost axis takes in memory where the region is a part
+    of wider rows (0: just its extent). `ragged`: there are no pages, and token counts the rows of all requests, which begin
+    at any of them.
     """
 
     role: Role
@@ -59,7 +60,7 @@ class Region:
             )
         for axis, stride in zip(self.axes, self.strides, strict=True):
             if axis.name in INNER and stride is None:
-                rule = "move page, layer and a continuous cache's token to the left"
+                rule = "move page, layer and a continuous cache's token to the left, or give total_pages, total_layers"
                 if self.ragged:
                     rule = "move layer and token to the left, or give total_tokens, the rows that a tensor has room for"
                 raise SpecError(
@@ -131,7 +132,8 @@ class Region:
         extents = dict(self.extents)
         result: list[int | str] = []
         for axis in self.axes:
-            whole = None if self.ragged and axis.name == "token" else extents.get(axis.name)
+            open_ended = axis.name in ("page", "layer") or (self.ragged and axis.name == "token")
+            whole = None if open_ended else extents.get(axis.name)
             result.append(names[axis.name] if whole is None else axis.extent(whole))
         return tuple(result)
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Final, Literal
 
 from pydantic import Field
 
 from kvgen.expr.nodes import Expr, ceil_div, const, var
+from kvgen.layout.axes import OUTER
 from kvgen.layout.dtypes import dtype
 from kvgen.layout.storage import Base, PoolTensor
 from kvgen.plan.params import PagePool
@@ -38,7 +39,8 @@ STEPS: Final = {
 class PageRun:
     """The neighbouring bytes of a page behind one page pointer: `nbytes` of them, or so many a token where only the pool
     knows how many it has (`open`). `id` says which of a place's ids finds them; `behind`: V's pointer, this many bytes on,
-    goes through the same run."""
+    goes through the same run. Where other pages or layers lie in between, `strip` bytes are neighbours, and the next ones
+    lie `step` bytes on."""
 
     pointer: str
     tensor: str
@@ -47,6 +49,8 @@ class PageRun:
     id: int
     open: bool
     behind: tuple[str, int] | None = None
+    strip: int = 0
+    step: int = 0
 
 
 @dataclass(frozen=True)
@@ -60,6 +64,8 @@ class RunContext:
     nbytes: int
     align: int
     open: bool
+    strip: int
+    step: int
 
 
 @dataclass(frozen=True)
@@ -89,9 +95,7 @@ def page_runs(cache: AnyCache, *, ids: Literal["pool", "table"] = "pool") -> tup
         inside = _kv_bytes(tensor, base)
         if inside and kv:
             first = found[tensor.name, 0, which]
-            found[tensor.name, 0, which] = PageRun(
-                first.pointer, tensor.name, first.nbytes, first.align, which, first.open, (base.name, inside)
-            )
+            found[tensor.name, 0, which] = replace(first, behind=(base.name, inside))
         else:
             found.setdefault((tensor.name, kv, which), run)
     return tuple(found.values())
@@ -99,12 +103,17 @@ def page_runs(cache: AnyCache, *, ids: Literal["pool", "table"] = "pool") -> tup
 
 def _inner(tensor: PoolTensor) -> int:
     """Where the axes inside a page begin."""
-    return next(i for i, name in enumerate(tensor.axes) if name not in ("page", "kv", "layer"))
+    return next(i for i, name in enumerate(tensor.axes) if name not in OUTER)
+
+
+def _last_outer(tensor: PoolTensor) -> int:
+    """Where the axes begin whose elements are all one page's and one layer's."""
+    return 1 + max(i for i, name in enumerate(tensor.axes) if name in ("page", "layer"))
 
 
 def _kv_bytes(tensor: PoolTensor, base: Base) -> int:
     """How far V lies behind K where they alternate inside a page; 0 where they do not."""
-    if "kv" not in tensor.axes or tensor.axes.index("kv") < _inner(tensor):
+    if "kv" not in tensor.axes or tensor.axes.index("kv") < max(_inner(tensor), _last_outer(tensor)):
         return 0
     return math.prod(int(n) for n in tensor.shape[tensor.axes.index("kv") + 1 :]) * _item(base)
 
@@ -115,9 +124,20 @@ def _item(base: Base) -> int:
 
 
 def _run(cache: AnyCache, tensor: PoolTensor, base: Base, which: int) -> PageRun:
-    axes = tensor.shape[_inner(tensor) :]
-    nbytes = math.prod(n for n in axes if isinstance(n, int)) * _item(base)
-    return PageRun(base.name, tensor.name, nbytes, min(tensor.align, 16), which, "tokens" in axes)
+    inner, last = _inner(tensor), _last_outer(tensor)
+    apart = [i for i in range(inner, last) if tensor.axes[i] not in OUTER]
+    shape = [n for i, n in enumerate(tensor.shape) if i in apart or i >= max(inner, last)]
+    nbytes = math.prod(n for n in shape if isinstance(n, int)) * _item(base)
+    run = PageRun(base.name, tensor.name, nbytes, min(tensor.align, 16), which, "tokens" in shape)
+    if not apart:
+        return run
+    strip = math.prod(int(n) for n in tensor.shape[last:]) * _item(base)
+    if strip % 16 or apart != list(range(inner, inner + len(apart))):
+        raise ValueError(
+            f"layout: got {tensor.text!r}, where a page is strips of {strip} bytes between those of other pages or layers; "
+            "operations that move pages take strips of whole 16 bytes, apart by one distance; move page and layer to the left"
+        )
+    return replace(run, strip=strip, step=int(tensor.strides[apart[-1]] or 0) * _item(base))
 
 
 def pool_param(
@@ -159,6 +179,8 @@ def pages_context(pool: PagePool, runs: tuple[PageRun, ...], *, share: bool = Tr
                 nbytes=r.nbytes,
                 align=r.align,
                 open=r.open,
+                strip=r.strip,
+                step=r.step,
             )
             for r in runs
         ),
@@ -168,7 +190,7 @@ def pages_context(pool: PagePool, runs: tuple[PageRun, ...], *, share: bool = Tr
 
 def with_id(runs: tuple[PageRun, ...], which: int) -> tuple[PageRun, ...]:
     """The runs that have this id, as runs that have one id."""
-    return tuple(PageRun(r.pointer, r.tensor, r.nbytes, r.align, 0, r.open, r.behind) for r in runs if r.id == which)
+    return tuple(replace(r, id=0) for r in runs if r.id == which)
 
 
 def units(runs: tuple[PageRun, ...]) -> int:

@@ -29,6 +29,7 @@ from kvgen.spec.kernel_set import KernelSet
 from kvgen.spec.mask import Mask
 from kvgen.spec.model import LongRopeScaling, Model
 from kvgen.spec.position_scale import PositionScale
+from kvgen.spec.ragged import Ragged
 from kvgen.spec.score import Score
 
 LINE = 120
@@ -103,6 +104,7 @@ def spec_source(
     used: set[str] = set()
     several = len(sets) > 1
     bodies = [_body(facts, one, serving, arch, used, name if several else None) for one in sets]
+    prompts = _prompts(sets[0], arch, used, name)
     presets = ["presets"] if serving.preset else []
     imports = ", ".join([*sorted({"KernelSet", *used}), "ops", *presets])
     line = f"from kvgen import {imports}"
@@ -110,10 +112,13 @@ def spec_source(
         names = [*sorted({"KernelSet", *used}), "ops", *presets]
         line = "from kvgen import (\n" + "".join(f"{INDENT}{one},\n" for one in names) + ")"
     command = " ".join([f"kvgen init --from {_harmless(source)}", *options])
-    said = "".join(f"{note}\n" for note in _wrapped(facts.notes))
+    said = _also(prompts, name) + "".join(f"{note}\n" for note in _wrapped(facts.notes))
     head = (
         f'"""{_headline(facts, sets, serving)}\n\n{_how(facts, sets)}{said}Written by `{command}`.\n"""\n\n{line}\n\n'
     )
+    if prompts is not None:
+        named = Group("KernelSet(", [("name=", literal(name)), *bodies[0].items], ")")
+        return f"{head}kernels = {_broken(Group('[', [('', named), ('', prompts)], ']'), 0)}\n"
     if not several:
         return f"{head}kernels = {_broken(bodies[0], 0)}\n"
     model = Group("model = Model(", call(facts.model).items, ")")
@@ -301,6 +306,47 @@ def _extends(
         uses[kind.kind] = (name,)
         found.setdefault(name, fields)
     return [_operation("extend", name, fields) for name, fields in found.items()], uses
+
+
+def _prompts(one: _Set, arch: Sequence[str], used: set[str], name: str) -> Group | None:
+    """The set for prompts over latent rows, whose keys and values are projected up: heads without a cache, a prompt's own rows,
+    and a chunk of those before it at a time. None over rows that are no latent ones, or are picked from lists."""
+    kind = one.kinds[0]
+    if kind.mla is None or kind.index_topk or kind.q_factor != 1.0:
+        return None
+    mla, heads = kind.mla, one.facts.q_heads
+    sizes: dict[str, Any] = {
+        "dtype": one.stored.dtype,
+        "kv_heads": heads,
+        "head_dim": mla.qk_nope_head_dim + mla.qk_rope_head_dim,
+        "v_head_dim": mla.v_head_dim,
+    }
+    fields: dict[str, Any] = {"q_heads": heads, "arch": tuple(arch)}
+    try:
+        KernelSet(name="found", cache=Ragged(**sizes), ops=(Extend(),), **fields)
+    except (ValueError, SpecError):
+        return None
+    scale = ("scale=", literal(kind.scale))
+    before = [scale, ("mask=", literal(Mask(causal=False))), ("cross=", literal(True))]
+    operations: list[Atom | Group] = [_operation("extend", "extend", [scale])]
+    operations += [_operation("extend", "extend_prefix", before), Atom("ops.MergeStates()")]
+    used |= {"Mask", "Ragged"}
+    cache: list[tuple[str, Atom | Group]] = [(f"{field}=", literal(value)) for field, value in sizes.items()]
+    items: list[tuple[str, Atom | Group]] = [
+        ("name=", literal(f"{name[:32]}_prompts")),
+        ("q_heads=", literal(heads)),
+        ("cache=", Group("Ragged(", cache, ")")),
+        ("ops=", Group("[", [("", operation) for operation in operations], "]")),
+        ("arch=", Group("[", [("", literal(arch_name)) for arch_name in arch], "]")),
+    ]
+    return Group("KernelSet(", items, ")")
+
+
+def _also(prompts: Group | None, name: str) -> str:
+    """What the docstring says of the set for prompts."""
+    if prompts is None:
+        return ""
+    return f"`{name[:32]}_prompts` has the heads of prompts, projected up: docs/extend.md of kvgen.\n"
 
 
 def _extends_cache(one: _Set, serving: Serving, arch: Sequence[str]) -> bool:

@@ -12,10 +12,13 @@ from kvgen.layout.dtypes import DType, dtype
 from kvgen.lowering.attention import mma, simt
 from kvgen.lowering.attention.masks_scores import attention_context, check_arguments
 from kvgen.lowering.attention.split_kv import (
+    OUT_SCALE,
+    Q_SCALE,
     SIZES,
     WORKSPACE,
     Attended,
     Split,
+    check_cross,
     most_seen,
     new_in_length,
     partial_bytes,
@@ -51,7 +54,8 @@ class Decode(Op):
       where V has more than 128 dims), once for each such number.
     - `mask` says which tokens a row sees (causal), `score` what happens to scale * (q . k) before the softmax (nothing).
     - `scale`: 1 / sqrt(head_dim).
-    - `out_dtype`: the cache's dtype. "e4m3" saturates.
+    - `q_dtype` and `out_dtype`: the cache's dtype. "e4m3" is codes, to be multiplied with `q_scale` or `out_scale` (optional, f32
+      `[1]`, positive): a result is divided by `out_scale`, and saturates.
     - `sinks`: none. With "out", every query head has one more key, of score `sinks[head]` (f32 `[q_heads]`) and without a
       value, in the softmax's denominator; with "lse" it counts in `lse` as well.
     - `split` divides the work. "none": a block has a request and a kv head; best where the batch alone fills the GPU.
@@ -71,10 +75,20 @@ class Decode(Op):
     """Most query rows of a request, 1 to 128."""
     scale: float | None = None
     """Factor of q . k. None: head_dim ** -0.5."""
+    q_dtype: Literal["e4m3"] | None = None
+    """Element type of q: "e4m3", whose codes stand for themselves times `q_scale`, an optional f32 of the call, as append's
+    q_out="e4m3" makes them. None: the cache's `dtype`.
+    """
     out_dtype: OutName | None = None
-    """Element type of `out`: "f32", "f16", "bf16" or "e4m3", which saturates. None: the cache's `dtype`."""
+    """Element type of `out`: "f32", "f16", "bf16" or "e4m3": codes of the result divided by `out_scale`, an optional f32 of the
+    call, saturated. None: the cache's `dtype`.
+    """
     mask: Mask = Mask()
     """Which tokens a row sees. Default: causal."""
+    cross: bool = False
+    """True: q's rows are no tokens of the cache, whose `lengths` are all that a request has: cross attention, a prefix that
+    requests share. Masks have no positions then: Mask(causal=False). False: a request's last rows are its last tokens.
+    """
     score: Score | None = None
     """What is done to scores before the softmax. None: nothing."""
     sinks: Literal["out", "lse"] | None = None
@@ -118,6 +132,8 @@ class Decode(Op):
                 f"rows: got {self.rows} beside a packed tree, whose words have a bit for each of {TREE_ROWS} rows; use fewer "
                 "rows, or tree='mask'"
             )
+        if self.cross:
+            check_cross(self.mask)
         if self.chunk % 64:
             raise ValueError(f"chunk: got {self.chunk}; chunks are whole tiles: a multiple of 64 tokens")
         if "chunk" in self.model_fields_set and self.split != "invariant":
@@ -164,12 +180,12 @@ class Decode(Op):
         tensor = self._tensor(kernels)
         shape = tensor or simt.shape(kernels, self.rows)
         params = self._params(kernels, index, out, shape.align)
-        digest = plan_digest(kernels, self.name, self.split_plan(kernels), attend, self.rows, shape.tile)
+        digest = plan_digest(kernels, self.name, self.split_plan(kernels), attend, self.rows, shape.tile, self.cross)
         d = Attended(
             entry=entry_name(kernels, self.name),
             params=tuple(p.declaration for p in params),
             attend=attend,
-            elem=dtype(cache.dtype).c,
+            elem=dtype(self.q_dtype or cache.dtype).c,
             out_elem=out.c,
             factored=shape.factored,
             kv_heads=cache.kv_heads,
@@ -181,10 +197,12 @@ class Decode(Op):
             planned=self.split != "none",
             plan_digest=digest,
             sinks=self.sinks is not None,
-            new_in_length=new_in_length(kernels),
+            new_in_length=new_in_length(kernels, self.cross),
             lse_inf=self.lse_empty == "inf",
             lse_sinks=self.sinks == "lse",
             lse_base_two=self.lse_base == "2",
+            q_scaled=self.q_dtype is not None,
+            out_scaled=out.name == "e4m3",
             heads=shape.heads,
         )
         columns = d.column_blocks
@@ -208,6 +226,7 @@ class Decode(Op):
             columns=columns,
             index=index.name,
             digest=digest,
+            cross=self.cross,
         )
 
     def split_plan(self, kernels: KernelSet) -> SplitPlan | None:
@@ -227,7 +246,7 @@ class Decode(Op):
     def _params(self, kernels: KernelSet, index: DType, out: DType, align: int) -> tuple[Param, ...]:
         """What a call brings, in the order of the kernel's signature."""
         cache = kernels.kv
-        elem = dtype(cache.dtype)
+        elem = dtype(self.q_dtype or cache.dtype)
         attend = attention_context(self.mask, self.score, kernels, index)
         v_dim = "v_head_dim" if cache.v_head_dim else "head_dim"
         planned = self.split != "none"
@@ -244,7 +263,7 @@ class Decode(Op):
                 align=align * elem.bytes,
                 strided=True,
                 doc="query rows",
-                field="dtype",
+                field="q_dtype" if self.q_dtype else "dtype",
                 fields=(None, "q_heads", "head_dim"),
             ),
             Array(
@@ -260,6 +279,8 @@ class Decode(Op):
             ),
             *arrays,
             *((sinks,) if self.sinks else ()),
+            *((Q_SCALE,) if self.q_dtype else ()),
+            *((OUT_SCALE,) if out.name == "e4m3" else ()),
             *((WORKSPACE,) if planned else (row_offsets(index.name),)),
             Array(
                 "lse",

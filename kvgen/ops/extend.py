@@ -11,7 +11,16 @@ from kvgen.expr.nodes import ceil_div, const, minimum, var
 from kvgen.layout.dtypes import DType, dtype
 from kvgen.lowering.attention import extend, extend_wgmma
 from kvgen.lowering.attention.masks_scores import attention_context, check_arguments
-from kvgen.lowering.attention.split_kv import SIZES, WORKSPACE, Attended, new_in_length, plan_digest
+from kvgen.lowering.attention.split_kv import (
+    OUT_SCALE,
+    Q_SCALE,
+    SIZES,
+    WORKSPACE,
+    Attended,
+    check_cross,
+    new_in_length,
+    plan_digest,
+)
 from kvgen.lowering.cache_struct import ERRORS, entry_name
 from kvgen.plan.kernel import KernelPlan
 from kvgen.plan.params import Array, Param, Size
@@ -21,7 +30,7 @@ from kvgen.spec.mask import Mask
 from kvgen.spec.score import Score
 from kvgen.spec.tables import IndexName
 
-OutName = Literal["f16", "bf16", "f32"]
+OutName = Literal["f16", "bf16", "f32", "e4m3"]
 
 
 class Extend(Op):
@@ -38,7 +47,8 @@ class Extend(Op):
 
     - `mask` says which tokens a row sees (causal), `score` what happens to scale * (q . k) before the softmax (nothing).
     - `scale`: 1 / sqrt(head_dim).
-    - `out_dtype`: the cache's dtype.
+    - `q_dtype` and `out_dtype`: the cache's dtype. "e4m3" is codes, to be multiplied with `q_scale` or `out_scale` (optional, f32
+      `[1]`, positive): a result is divided by `out_scale`, and saturates.
     - `sinks`: none. With "out", every query head has one more key, of score `sinks[head]` (f32 `[q_heads]`) and without a
       value, in the softmax's denominator; with "lse" it counts in `lse` as well.
     - `split`: "balanced" cuts the keys of a request where its rows alone do not fill the GPU. "invariant": sums begin anew at
@@ -54,10 +64,20 @@ class Extend(Op):
     ragged: ClassVar[bool] = True
     scale: float | None = None
     """Factor of q . k. None: head_dim ** -0.5."""
+    q_dtype: Literal["e4m3"] | None = None
+    """Element type of q: "e4m3", whose codes stand for themselves times `q_scale`, an optional f32 of the call, as append's
+    q_out="e4m3" makes them. None: the cache's `dtype`.
+    """
     out_dtype: OutName | None = None
-    """Element type of `out`: "f32", "f16" or "bf16". None: the cache's `dtype`."""
+    """Element type of `out`: "f32", "f16", "bf16" or "e4m3": codes of the result divided by `out_scale`, an optional f32 of the
+    call, saturated. None: the cache's `dtype`.
+    """
     mask: Mask = Mask()
     """Which tokens a row sees. Default: causal. With tree="packed" a request has 32 rows at most."""
+    cross: bool = False
+    """True: q's rows are no tokens of the cache, whose `lengths` are all that a request has: cross attention, a prefix that
+    requests share. Masks have no positions then: Mask(causal=False). False: a request's last rows are its last tokens.
+    """
     score: Score | None = None
     """What is done to scores before the softmax. None: nothing."""
     sinks: Literal["out", "lse"] | None = None
@@ -86,6 +106,8 @@ class Extend(Op):
 
     @model_validator(mode="after")
     def _consistent(self) -> Extend:
+        if self.cross:
+            check_cross(self.mask)
         if self.chunk % 64:
             raise ValueError(f"chunk: got {self.chunk}; chunks are whole tiles: a multiple of 64 tokens")
         if "chunk" in self.model_fields_set and self.split != "invariant":
@@ -114,9 +136,9 @@ class Extend(Op):
 
     def _hindrance(self, kernels: KernelSet) -> str:
         """Why the set's kernel does not use products of warpgroups; empty where it does, on sm_90a."""
-        shape = extend.shape(kernels)
+        shape = extend.shape(kernels, fixed=bool(self._chunk))
         assert shape is not None
-        return extend_wgmma.applies(kernels, shape.cols, self.split == "invariant")
+        return extend_wgmma.applies(kernels, shape.cols, self._chunk)
 
     def walk(self, kernels: KernelSet) -> tuple[str, str]:
         """("tensor cores", why) of this set's kernel."""
@@ -139,13 +161,15 @@ class Extend(Op):
         shape = extend.shape(kernels, fixed=bool(self._chunk))
         assert shape is not None
         params = self._params(kernels, index, out)
-        digest = plan_digest(kernels, self.name, self.split_plan(kernels), attend, self._chunk, shape.tokens)
+        digest = plan_digest(
+            kernels, self.name, self.split_plan(kernels), attend, self._chunk, shape.tokens, self.cross
+        )
         storage = cache.storage.roles
         d = Attended(
             entry=entry_name(kernels, self.name),
             params=tuple(p.declaration for p in params),
             attend=attend,
-            elem=dtype(cache.dtype).c,
+            elem=dtype(self.q_dtype or cache.dtype).c,
             out_elem=out.c,
             factored=any(parts[0].quant is not None for parts in storage.values()),
             kv_heads=cache.kv_heads,
@@ -157,10 +181,12 @@ class Extend(Op):
             planned=True,
             plan_digest=digest,
             sinks=self.sinks is not None,
-            new_in_length=new_in_length(kernels),
+            new_in_length=new_in_length(kernels, self.cross),
             lse_inf=self.lse_empty == "inf",
             lse_sinks=self.sinks == "lse",
             lse_base_two=self.lse_base == "2",
+            q_scaled=self.q_dtype is not None,
+            out_scaled=out.name == "e4m3",
         )
         # Tiles, or with fixed cuts, whose blocks have a slot each, SM parts.
         tiles = minimum(var("T"), ceil_div(var("T") * kernels.group, shape.cols) + var("B"))
@@ -185,6 +211,7 @@ class Extend(Op):
             chunk_tokens=self._chunk,
             index=index.name,
             digest=digest,
+            cross=self.cross,
         )
 
     def split_plan(self, kernels: KernelSet) -> SplitPlan:
@@ -203,7 +230,7 @@ class Extend(Op):
     def _params(self, kernels: KernelSet, index: DType, out: DType) -> tuple[Param, ...]:
         """What a call brings, in the order of the kernel's signature."""
         cache = kernels.kv
-        elem = dtype(cache.dtype)
+        elem = dtype(self.q_dtype or cache.dtype)
         attend = attention_context(self.mask, self.score, kernels, index)
         v_dim = "v_head_dim" if cache.v_head_dim else "head_dim"
         # The planner has applied valid_tokens.
@@ -219,7 +246,7 @@ class Extend(Op):
                 align=(8 if warpgroups else 4) * elem.bytes,
                 strided=True,
                 doc="query rows",
-                field="dtype",
+                field="q_dtype" if self.q_dtype else "dtype",
                 fields=(None, "q_heads", "head_dim"),
             ),
             Array(
@@ -235,6 +262,8 @@ class Extend(Op):
             ),
             *arrays,
             *((sinks,) if self.sinks else ()),
+            *((Q_SCALE,) if self.q_dtype else ()),
+            *((OUT_SCALE,) if out.name == "e4m3" else ()),
             WORKSPACE,
             Array(
                 "lse",

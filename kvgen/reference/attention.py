@@ -81,6 +81,8 @@ def span(mask: Any, at: Standing, arguments: Arguments) -> tuple[int, int] | Non
         return None
     if mask.causal and mask.tree != "packed":
         end = min(end, high + 1)
+    if mask.ahead is not None:
+        end = min(end, high + mask.ahead + 1) if high >= 0 else 0
     if mask.window is not None:
         first = max(first, low - mask.window + 1)
     if mask.chunk is not None:
@@ -96,6 +98,8 @@ def visible(mask: Any, at: Standing, tokens: Integers, arguments: Arguments) -> 
     if mask is None:
         return seen & (token <= positions)
     seen &= token < (_valid(mask, at, arguments) or 0)
+    if mask.ahead is not None:
+        seen &= (positions >= 0) & (token <= positions + mask.ahead)
     if mask.window is not None:
         seen &= token > positions - mask.window
     if mask.chunk is not None:

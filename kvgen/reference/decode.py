@@ -90,9 +90,12 @@ def decode(
     q: NDArray[Any],
     *,
     scale: float | None = None,
+    q_scale: float = 1.0,
+    out_scale: float = 1.0,
     rows: int = 1,
     row_offsets: NDArray[Any] | None = None,
     mask: Any = None,
+    cross: bool = False,
     score: Any = None,
     sinks: NDArray[Any] | None = None,
     arguments: Mapping[str, Any] | None = None,
@@ -102,11 +105,13 @@ def decode(
 ) -> Decoded:
     """Attend with q `[T, q_heads, head_dim]` to a request's living tokens, this step's included.
 
-    Request b's rows are `rows` from b * rows on, or with `row_offsets[B + 1]` its own, `rows` at most. Of n tokens (where
-    lengths are those before the step, its rows count) row i of r stands at n - r + i; one that stands before token 0 is
-    as good as any other, it just has no past. `mask` and `score` are a kvgen.spec Mask and Score (None: causal, and none),
-    `arguments` what they take by name; kvgen.reference.attention says what they mean. `sinks[q_heads]` add exp(sink) to
-    every denominator. `scale` defaults to 1 / sqrt(head_dim). The log-sum-exp is to base `lse_base`, "e" or "2".
+    Request b's rows are `rows` from b * rows on, or with `row_offsets[B + 1]` its own, `rows` at most. Of n tokens
+    (where lengths are those before the step, its rows count, but not if they are no tokens: `cross`) row i of r stands
+    at n - r + i; one that stands before token 0 is as good as any other, it just has no past. `mask` and `score` are a
+    kvgen.spec Mask and Score (None: causal, and none), `arguments` what they take by name; kvgen.reference.attention
+    says what they mean. `sinks[q_heads]` add exp(sink) to every denominator. q is `q_scale` times what it holds, out
+    the result divided by `out_scale`. `scale` defaults to 1 / sqrt(head_dim). The log-sum-exp is to base `lse_base`,
+    "e" or "2".
 
     Quantized K and V are taken as dequantized, not rounded to the cache's dtype. With one pool, of latent rows, V is the
     first `latent_dim` dims of K.
@@ -128,7 +133,7 @@ def decode(
     seen: list[Seen | None] = []
     if row_offsets is not None and total and bad_total(row_offsets, total):
         faults.add(Fault.ROW_OFFSETS, table.requests - 1, total)
-    finder = Finder(table, pools, mask, Arguments(arguments or {}, q.shape[1], pools[0].heads), faults)
+    finder = Finder(table, pools, mask, Arguments(arguments or {}, q.shape[1], pools[0].heads), faults, cross=cross)
     known: dict[tuple[int, int, int], SeenRequest | None] = {}
     for row in range(total):
         whose = _whose(table, row, total, rows, row_offsets)
@@ -148,13 +153,13 @@ def decode(
         if found is None:
             out[row], lse[row] = np.nan, np.nan
         elif len(found.k):
-            scores = products(q[row].astype(np.float64), found.k, scale)
+            scores = products(q[row].astype(np.float64) * q_scale, found.k, scale)
             scores = modified(score, found.at, found.tokens, scores[None], finder.arguments)[0]
             some = ~np.isneginf(scores).all(axis=1)
             values = weighted(
                 scores, found.v, None if sinks is None else sinks.astype(float), sinks_in_lse=sinks_in_lse
             )
-            out[row] = values[0]
+            out[row] = values[0] / out_scale
             lse[row] = np.where(some, values[1] / (math.log(2) if lse_base == "2" else 1), lse[row])
     return Decoded(out, lse, faults.word, tuple(seen))
 
@@ -196,7 +201,8 @@ class SeenRequest:
 
 @dataclass(frozen=True)
 class Finder:
-    """Finds what the rows of a request look at; reports what cannot be had. `partly`: the rest is found all the same."""
+    """Finds what the rows of a request look at; reports what cannot be had. `partly`: the rest is found all the same.
+    `cross`: rows are no tokens."""
 
     table: TableView
     pools: Sequence[Rows]
@@ -204,6 +210,7 @@ class Finder:
     arguments: Arguments
     faults: FaultLog
     partly: bool = False
+    cross: bool = False
 
     def _none(self) -> tuple[Floats, Floats]:
         heads = self.pools[0].heads
@@ -217,7 +224,7 @@ class Finder:
         """K and V of everything that one of its rows may see; None if that is not to be had."""
         table, b, rows = self.table, whose.b, whose.end - whose.begin
         length = table.length(b)
-        tokens = LIMIT if length is None else length + (rows if table.kv.lengths == "before" else 0)
+        tokens = LIMIT if length is None else length + (rows if table.kv.lengths == "before" and not self.cross else 0)
         if length is None or tokens >= LIMIT or not table.holds(b, tokens):
             self.faults.add(Fault.LENGTH, b, min(tokens, LIMIT))
             return None

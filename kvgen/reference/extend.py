@@ -32,9 +32,12 @@ def extend(
     q: NDArray[Any],
     *,
     scale: float | None = None,
+    q_scale: float = 1.0,
+    out_scale: float = 1.0,
     row_offsets: NDArray[Any] | None = None,
     most_rows: int = LIMIT,
     mask: Any = None,
+    cross: bool = False,
     score: Any = None,
     sinks: NDArray[Any] | None = None,
     arguments: Mapping[str, Any] | None = None,
@@ -59,7 +62,7 @@ def extend(
     if orphans:
         faults.add(Fault.ROW_OFFSETS, table.requests - 1, total)
     known = Arguments(arguments or {}, q.shape[1], pools[0].heads)
-    finder = Finder(table, pools, mask, known, faults, partly=True)
+    finder = Finder(table, pools, mask, known, faults, partly=True, cross=cross)
     seen: list[Seen | None] = [None if orphans else finder.nothing(row) for row in range(total)]
     for whose in _ranges(table.requests, total, row_offsets, most_rows):
         if not whose.valid:
@@ -73,13 +76,13 @@ def extend(
         if found is None:
             out[row], lse[row] = np.nan, np.nan
         elif len(found.k):
-            scores = products(q[row].astype(np.float64), found.k, scale)
+            scores = products(q[row].astype(np.float64) * q_scale, found.k, scale)
             scores = modified(score, found.at, found.tokens, scores[None], known)[0]
             some = ~np.isneginf(scores).all(axis=1)
             values = weighted(
                 scores, found.v, None if sinks is None else sinks.astype(float), sinks_in_lse=sinks_in_lse
             )
-            out[row] = values[0]
+            out[row] = values[0] / out_scale
             lse[row] = np.where(some, values[1] / (math.log(2) if lse_base == "2" else 1), lse[row])
     return Extended(out, lse, faults.word, tuple(seen), doubtful)
 

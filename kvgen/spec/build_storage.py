@@ -139,6 +139,7 @@ class _Builder:
                 ("token", cache.token_extent),
                 ("head", cache.kv_heads),
                 ("dim", dims),
+                *cache.outer_extents,
             ),
             swizzle=swizzle,
             ragged=cache.ragged,
@@ -228,6 +229,7 @@ class _Builder:
                     ("token", tokens // block[0] if tokens is not None else None),
                     ("head", heads),
                     ("dim", groups * (1 + quant.zero)),
+                    *cache.outer_extents,
                 ),
                 ragged=cache.ragged,
             )
@@ -287,7 +289,8 @@ class _Builder:
 
     def _extents(self, dims: int) -> Extents:
         cache = self.cache
-        return (("kv", 1), ("token", cache.page_tokens), ("head", cache.kv_heads), ("dim", dims))
+        inner = (("kv", 1), ("token", cache.page_tokens), ("head", cache.kv_heads), ("dim", dims))
+        return (*inner, *cache.outer_extents)
 
     def _byte_pages(self) -> dict[str, tuple[Segment, ...]]:
         """A page of bytes: the values of K, of V, then the scales of K and of V."""

@@ -91,6 +91,14 @@ class CacheFields(AnyCache):
     """
     lengths_dtype: IndexName = "i32"
     """Element type of `lengths`, and of the index arrays of operations that state no type of their own."""
+    total_pages: int | None = Field(default=None, ge=1, le=2**31)
+    """Pages that a tensor has room for; a tensor may show fewer. Needed where page lies inside token, head or dim, whose
+    strides then depend on it. None: read from the tensors.
+    """
+    total_layers: int | None = Field(default=None, ge=1, le=4096)
+    """Layers that a tensor has room for; a tensor may show fewer. Needed where layer lies inside token, head or dim.
+    None: read from the tensors.
+    """
     stores: Literal["kv", "k"] = "kv"
     """"kv": a token has K and V. "k": a token has one row, K (latent rows, indexers)."""
     quant: Quant | None = None
@@ -127,6 +135,11 @@ class CacheFields(AnyCache):
     def v_dim(self) -> int:
         """Head dim of V."""
         return self.v_head_dim or self.head_dim
+
+    @property
+    def outer_extents(self) -> tuple[tuple[str, int | None], ...]:
+        """Pages and layers that tensors have room for, as far as the spec says."""
+        return (("page", self.total_pages), ("layer", self.total_layers))
 
     @property
     def roles(self) -> tuple[Literal["k", "v"], ...]:

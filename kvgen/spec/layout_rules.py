@@ -22,7 +22,31 @@ def check_layout(cache: CacheFields) -> None:
             "quant: got place='page' for latent rows whose RoPE part is not quantized; use place='row' or 'pool', or "
             "quant_rope=True"
         )
+    check_totals(cache)
     _check_scales(cache)
+
+
+def check_totals(cache: CacheFields) -> None:
+    """Raise ValueError for a number of pages or layers on which no stride depends."""
+    layout = cache.layout
+    texts = [t for t in (layout.kv, layout.k, layout.v, layout.rope, layout.scales, layout.v_scales) if t is not None]
+    for name, total in cache.outer_extents:
+        field = f"total_{name}s"
+        outside = all(_first_inner(text) > _place(text, name) for text in texts)
+        if total is not None and outside:
+            raise ValueError(
+                f"{field}: got {total}, but {name} lies outside token, head and dim, so that no stride depends on it; leave "
+                "it out"
+            )
+
+
+def _place(text: str, name: str) -> int:
+    """Where axis `name` stands in a layout; -1 where it does not."""
+    return next((i for i, a in enumerate(parse_axes(text)) if a.name == name), -1)
+
+
+def _first_inner(text: str) -> int:
+    return next((i for i, a in enumerate(parse_axes(text)) if a.name in INNER), len(text))
 
 
 def check_room(layout: Layout, total_tokens: int) -> None:

@@ -25,7 +25,12 @@ class Mask(Spec):
     """True: a row sees no token after its position. False: it sees those too."""
     window: Annotated[Extent | None, BeforeValidator(zero_is_none)] = None
     """Tokens that a row sees, the token at its position included: token > position - window. With causal=False, tokens
-    after the position stay visible. None or 0: no window.
+    after the position stay visible, all or `ahead` of them. None or 0: no window.
+    """
+    ahead: Extent | None = None
+    """Tokens after its position that a row sees, with causal=False: token <= position + ahead. FlashAttention's
+    window_size=(left, right) is window=left + 1, ahead=right. Rows before the first token, of requests with more rows
+    than tokens, then see nothing. None: all of them.
     """
     chunk: Annotated[Extent | None, BeforeValidator(zero_is_none)] = None
     """Tokens of a chunk: a row sees those with token // chunk == position // chunk (with `causal`, Llama 4's chunked
@@ -54,6 +59,11 @@ class Mask(Spec):
                 raise ValueError(
                     f"{name}: got {value}; a row sees at least its own token, so the least {name} is 1; None or 0 is no {name}"
                 )
+        if self.ahead is not None and (self.ahead < 1 or self.causal):
+            raise ValueError(
+                f"ahead: got {self.ahead} with causal={self.causal}; it is how many tokens after its position a row sees, "
+                "1 or more, with causal=False; a row that sees none has causal=True"
+            )
         if self.tree == "packed" and not self.causal:
             raise ValueError(
                 "tree: got 'packed' with causal=False; its bits stand in for the causal order of a request's new tokens; "

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import lru_cache
 from typing import Any, Final
 
@@ -39,16 +39,19 @@ class Terms:
     out: str
     rows: int = 1
     mask: Any = None
+    cross: bool = False
     score: Any = None
     sinks: Raw | None = None
     sinks_in_lse: bool = True
     arguments: Mapping[str, Any] | None = None
     lse_base: str = "e"
     lse_empty: str = "-inf"
+    q_scale: float = 1.0
+    out_scale: float = 1.0
 
     def oracle(self) -> dict[str, Any]:
         """What kvgen.reference.decode takes of them."""
-        names = ("scale", "rows", "mask", "score", "sinks", "sinks_in_lse", "arguments", "lse_base", "lse_empty")
+        names = [f.name for f in fields(self) if f.name not in ("compute", "out")]
         return {name: getattr(self, name) for name in names}
 
 
@@ -62,12 +65,15 @@ def terms(kernels: KernelSet, op: Decode | Extend, arguments: Mapping[str, Any] 
         out=op.out_dtype or cache.dtype,
         rows=op.rows if isinstance(op, Decode) else 0,
         mask=op.mask,
+        cross=op.cross,
         score=op.score,
         sinks=arguments.get("sinks"),
         sinks_in_lse=op.sinks == "lse",
         arguments=arguments,
         lse_base=op.lse_base,
         lse_empty=op.lse_empty,
+        q_scale=float(arguments["q_scale"][0]) if "q_scale" in arguments else 1.0,
+        out_scale=float(arguments["out_scale"][0]) if "out_scale" in arguments else 1.0,
     )
 
 
@@ -82,20 +88,21 @@ def limits(wanted: Decoded, given: Terms, q: Raw, row: int) -> tuple[Floats, Flo
     """How far a row that saw something may be off: (out `[q_heads, v_dim]`, lse `[q_heads]`)."""
     seen, right = wanted.seen[row], wanted.out[row]
     assert seen is not None
-    query, base = q[row].astype(np.float64), 1 / math.log(2) if given.lse_base == "2" else 1.0
+    query, base = q[row].astype(np.float64) * given.q_scale, 1 / math.log(2) if given.lse_base == "2" else 1.0
     scores, slack = final_scores(query, seen, given)
     sinks = None if given.sinks is None else given.sinks.astype(np.float64)
-    allowed, lse_allowed = bounds(
-        query, seen.k, seen.v, given.scale, right, given.out, scores=scores, slack=slack, sinks=sinks
-    )
+    how: dict[str, Any] = {"scores": scores, "slack": slack, "sinks": sinks, "out_scale": given.out_scale}
+    allowed, lse_allowed = bounds(query, seen.k, seen.v, given.scale, right, given.out, **how)
     rounding = HALF_ULP[given.out] * np.abs(right) + TINY[given.out]
     if given.compute != "f32":
-        low, low_lse = naive(q[row], seen, given)
+        low, low_lse = naive(query, seen, given)
         factor = 3 if getattr(given.score, "softcap", None) is not None else 2
-        error = factor * np.abs(low - right).max() + 2 * _unsettled(right, given.out)
         some = np.isfinite(wanted.lse[row])
         far = np.abs(np.subtract(low_lse, wanted.lse[row], where=some, out=np.zeros(len(right)))).max()
-        return error + rounding, lse_allowed * base + factor * far
+        # Naive attention of one token, or of one head, may happen to be right.
+        usual, usual_lse = roundings(query, seen, given, scores)
+        error = factor * max(np.abs(low - right).max(), usual) + 2 * _unsettled(right, given.out)
+        return np.maximum(error + rounding, allowed), lse_allowed * base + factor * max(far, usual_lse * base)
     return allowed, lse_allowed * base
 
 
@@ -135,12 +142,14 @@ def bounds(
     scores: Floats | None = None,
     slack: Floats | float = 0.0,
     sinks: Floats | None = None,
+    out_scale: float = 1.0,
 ) -> tuple[Floats, Floats]:
     """What f32 arithmetic may get wrong: (of out `[q_heads, v_dim]`, of the natural lse `[q_heads]`), absolutely.
 
     A score of D products is off by (D + 4) u sum |q k|, u = 2^-24, and `slack`; a weight e^(s - max) by that of both scores,
     by u |s - max| for the difference in base 2, and by 2^-22 an exponential: its own, and one a rescaling, of which there
-    are at most n + 8. Sums of n terms add n u. The result is rounded once. `scores` are those after modifications.
+    are at most n + 8. Sums of n terms add n u. The result, divided by `out_scale`, is rounded once. `scores` are those after
+    modifications.
     """
     n, u = len(k), 2.0**-24
     heads = np.arange(len(q)) // (len(q) // k.shape[1])
@@ -163,17 +172,18 @@ def bounds(
     sums = np.einsum("hn,nhd->hd", weights * relative, size) + together[:, None] * np.einsum(
         "hn,nhd->hd", weights, size
     )
+    sums /= out_scale
     out_error = sums * 1.01 + HALF_ULP[element] * (np.abs(out) + sums) + TINY[element]
     lse = np.abs(top[:, 0]) * 4 * u + error.max(axis=1) + together + 2.0**-21 * (1 + math.log(n))
     return out_error, lse
 
 
-def naive(q: Raw, seen: Seen, given: Terms) -> tuple[Floats, Floats]:
+def naive(q: Floats, seen: Seen, given: Terms) -> tuple[Floats, Floats]:
     """Attention of one row with every intermediate rounded to the type that the kernel computes in, the log-sum-exp only as
     far as its terms are; (out, lse) as the oracle has them."""
     rounded = rounder(given.compute)
     k, v = rounded(seen.k), rounded(seen.v)
-    scores = rounded(rounded(products(q.astype(np.float64), k, 1.0)) * given.scale)
+    scores = rounded(rounded(products(q, k, 1.0)) * given.scale)
     arguments = Arguments(given.arguments or {}, len(q), seen.k.shape[1])
     scores = modified(given.score, seen.at, seen.tokens, scores[None], arguments, rounded)[0]
     sinks = None if given.sinks is None else given.sinks.astype(np.float64)
@@ -189,7 +199,24 @@ def naive(q: Raw, seen: Seen, given: Terms) -> tuple[Floats, Floats]:
             math.log(2) if given.lse_base == "2" else 1.0
         )
     seen_v = np.where((scores == -np.inf).T[:, :, None], 0.0, v[:, heads])  # what is hidden may be no number
-    return rounded(np.einsum("hn,nhd->hd", shares, seen_v)), lse
+    return rounded(np.einsum("hn,nhd->hd", shares, seen_v)) / given.out_scale, lse
+
+
+def roundings(query: Floats, seen: Seen, given: Terms, scores: Floats) -> tuple[float, float]:
+    """What rounding to the type that the kernel computes in usually does to (out, natural lse): the root of the mean square, of
+    the head and dim that has the largest. A rounding is off by half of HALF_ULP then; each weight and value has one, and each
+    score and every term of it."""
+    heads = np.arange(len(query)) // (len(query) // seen.k.shape[1])
+    top = scores.max(axis=1, keepdims=True)
+    weights = np.exp(scores - np.where(np.isfinite(top), top, 0))
+    weights /= np.maximum(weights.sum(axis=1, keepdims=True), TINY["f32"])  # without sinks, which make them smaller
+    finite = np.where(np.isfinite(scores), scores, 0)
+    squares = finite**2 + products(query**2, seen.k**2, given.scale**2)
+    values = np.where((weights == 0).T[:, :, None], 0.0, seen.v[:, heads])  # what is hidden may be no number
+    out = np.sqrt(2 * np.einsum("hn,nhd->hd", weights**2, values**2))
+    lse = np.sqrt((weights**2 * squares).sum(axis=1))
+    half = HALF_ULP[given.compute] / 2
+    return float(half * out.max() / given.out_scale), float(half * lse.max())
 
 
 def rounder(element: str) -> Callable[[Floats], Floats]:

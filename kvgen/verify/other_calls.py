@@ -33,7 +33,7 @@ def prepared(scene: Scene, op: Op) -> tuple[Call, dict[str, Raw]]:
     """An operation's call, and the cache's tables as it expects them. Raises ToolError where there is no batch for it."""
     if op.kind in KNOWN:
         call = call_of(scene, op)
-        return call, scene.tables(op.kind, call.rows_each)
+        return call, scene.tables(call.counted_as, call.rows_each)
     if op.kind not in OTHERS:
         raise ToolError(f"kvgen verify has no batches for {op.kind}")
     tables = scene.tables("gather" if op.kind in _BETWEEN else "append")

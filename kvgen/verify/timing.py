@@ -111,7 +111,7 @@ class Timer:
     def _bound(self, scene: Scene, call: Call, kept: list[object]) -> list[Any]:
         """A launch a layer, or one of all layers, over memory of its own."""
         launcher = call.launcher
-        cache = self._cache(scene, self.package.Cache, call.kind, call.rows_each)
+        cache = self._cache(scene, self.package.Cache, call.counted_as, call.rows_each)
         kept.append(cache)
         found = []
         for layer in range(1 if launcher.KERNEL.all_layers else LAYERS):

@@ -22,6 +22,7 @@ RUN: Final = {
     "extend.md": "here",
     "faults.md": "here",
     "operations.md": "here",
+    "pages.md": "here",
     "quantization.md": "here",
     "quickstart.md": "here",
     "shipping.md": "tests/runtime/test_shipped.py",
@@ -42,14 +43,16 @@ def test_every_program_is_run_somewhere() -> None:
 @pytest.fixture(scope="module")
 def chat(tmp_path_factory: pytest.TempPathFactory) -> Folder:
     """The project of the quick start, which the other small pages share."""
-    pages = [DOCS / f"{name}.md" for name in ("quickstart", "extend", "faults", "operations", "quantization")]
+    pages = [DOCS / f"{name}.md" for name in ("quickstart", "extend", "faults", "operations", "pages", "quantization")]
     folder = project(tmp_path_factory.mktemp("chat"), *pages)
     folder.kvgen("build")
     folder.kvgen("check")
     return folder
 
 
-@pytest.mark.parametrize("program", ["step.py", "prefill.py", "faults.py", "cascade.py", "scaled.py"])
+@pytest.mark.parametrize(
+    "program", ["step.py", "prefill.py", "latent_prompt.py", "faults.py", "cascade.py", "scaled.py", "serve.py"]
+)
 def test_a_program(chat: Folder, program: str) -> None:
     raised, _ = run(chat.root, program)
     assert not raised, raised[program]

@@ -14,14 +14,15 @@ from tests.golden_gpu.compare import Wanted
 from tests.golden_gpu.memory_probes import exact
 from tests.golden_gpu.numbers import Array
 from tests.golden_gpu.probe import Arrays, Probe, pattern, u32
-from tests.golden_gpu.split_kv_probes import OFFSETS, PLAN, _stamp_at
+from tests.golden_gpu.split_kv_probes import OFFSETS, PLAN, _stamp_at, sum_of
 
 UNIT: Final = "extend_tiles"
 
 # Plans ----------------------------------------------------------------------------------------------------------------
 
 BATCH, ROWS, HEADS, GROUP, MOST_ROWS, MOST_CHUNKS, SLOTS, PARTS, STAMP = 5, 12, 4, 3, 16, 4, 2, 3, 77
-# Magic, requests, digest; rows, SM parts, most rows, chunks, slots; chunks; two flags; stamp; rows of requests; heads together.
+# Magic, requests, digest; rows, SM parts, most rows, chunks, slots; chunks; what sum() is off by; a flag; stamp; requests' rows;
+# heads together.
 GOOD: Final = (
     0x6E6C706B,
     BATCH,
@@ -55,6 +56,7 @@ HEADERS: Final[tuple[dict[int, int], ...]] = (
     {14: 13},
     {15: 0},
     {15: 3},
+    {10: 1},
 )
 WORDS: Final = (64 + 16 + MOST_ROWS + 4 * SLOTS * HEADS + 48 * MOST_CHUNKS) // 4
 ENTRY: Final = (2, 3, 4, 50, 16, 40, 0, 2, 0, 0, 0, 6)
@@ -97,6 +99,7 @@ def _plans_inputs() -> dict[str, Array]:
     for n, changed in enumerate(HEADERS):
         memory[n, :16] = GOOD
         memory[n, list(changed)] = list(changed.values())
+        memory[n, 10] ^= sum_of(memory[n, :16].tolist())
         memory[n, -12 * MOST_CHUNKS :] = [x for i in range(MOST_CHUNKS) for x in _entry(n * MOST_CHUNKS + i)]
     return {
         "workspaces": memory,
@@ -120,7 +123,7 @@ def _plans(arrays: Arrays) -> dict[str, Wanted]:
     plans, errors = [], []
     for own in arrays["workspaces"][:, :16].tolist():
         count, wrong_total, (first, end, heads) = own[9], own[11], own[13:]
-        good = own[:9] == list(GOOD[:9]) and count <= MOST_CHUNKS and first <= end <= ROWS
+        good = own[:9] == list(GOOD[:9]) and own[10] == sum_of(own) and count <= MOST_CHUNKS and first <= end <= ROWS
         if not good or heads not in (1, 2, 4):
             plans.append([0, 0, 1, 0, 0, 1])
             errors.append(2**64 - 1 - PLAN)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Final
 
@@ -229,20 +229,32 @@ def _header_cases() -> Iterator[tuple[tuple[int, ...], tuple[int, ...], bool]]:
 def _headers_inputs() -> dict[str, Array]:
     headers, calls, _ = zip(*_header_cases(), strict=True)
     found = {"headers": np.array(headers, np.uint32), "calls": np.array(calls, np.uint32)}
-    return found | {"out": np.zeros(len(headers), np.uint32)}
+    return found | {name: np.zeros(len(headers), np.uint32) for name in ("out", "sums", "hashes")}
 
 
 def _headers(_: Arrays) -> dict[str, Wanted]:
-    return {"out": exact(np.array([right for *_, right in _header_cases()], np.uint32))}
+    headers, calls, right = zip(*_header_cases(), strict=True)
+    found = {"out": right, "sums": map(sum_of, headers), "hashes": map(_hash_of, calls)}
+    return {name: exact(np.array(list(numbers), np.uint32)) for name, numbers in found.items()}
+
+
+def sum_of(header: Sequence[int]) -> int:
+    """PlanHeader::sum: of the words num_chunks, wrong_total, stamp, first_row, end_row and heads_together."""
+    return _hash_of([header[9], *header[11:16]])
 
 
 PLAN_STAMP: Final = 0xFEEDF00D
 
 
 def _stamp_of(words: list[int]) -> int:
-    """The hash of the words b, row, rows, tokens, begin, end and fault: a multiplication by the golden ratio a word."""
+    """The hash of the words b, row, rows, tokens, begin, end and fault."""
+    return _hash_of(words[:6] + words[9:10])
+
+
+def _hash_of(words: Sequence[int]) -> int:
+    """A multiplication by the golden ratio a word."""
     found = 0
-    for word in words[:6] + words[9:10]:
+    for word in words:
         found = (found ^ word ^ (found >> 15)) * 0x9E3779B1 % 2**32
     return found
 

@@ -34,8 +34,10 @@ def model_in(text: str) -> Model:
     if isinstance(shared, ast.Assign):  # of several sets
         node = shared.value
     else:
-        assert isinstance(assignment.value, ast.Call)
-        node = next(keyword.value for keyword in assignment.value.keywords if keyword.arg == "model")
+        # Of latent rows: the first set has it, the second is for prompts.
+        first = assignment.value.elts[0] if isinstance(assignment.value, ast.List) else assignment.value
+        assert isinstance(first, ast.Call)
+        node = next(keyword.value for keyword in first.keywords if keyword.arg == "model")
     built = eval(compile(ast.Expression(node), "spec", "eval"), {"__builtins__": {}}, vars(model_module))
     assert isinstance(built, Model)
     return built

@@ -167,7 +167,7 @@ def operations(config: dict[str, Any], layer: int, kv_dtype: str) -> tuple[Modul
     kernels = next((s for s in sets if facts.kind in s.layers), sets[0])
     uses = kernels.layers.get(facts.kind)
     if uses is None:  # two kinds, as specs have had them from the start
-        assert len(sets) == 1, "a set per geometry says which kinds use it"
+        assert len(sets) == 1 or facts.mla, "a set per geometry says which kinds use it"
         names = [op.name for op in kernels.ops]
         local = facts.window is not None
         uses = [f"{n}_local" if local and f"{n}_local" in names else n for n in ("append", "decode", "mla_decode")]

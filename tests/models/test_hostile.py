@@ -171,10 +171,24 @@ def test_a_config_that_is_no_object() -> None:
 # Files that mean harm ------------------------------------------------------------------------------------------------
 
 CALLS = {
-    *("KernelSet", "Paged", "Latent", "Layout", "Quant", "Block", "Mask", "Score", "Model", "Kind", "Mla", "Rope"),
+    *(
+        "KernelSet",
+        "Paged",
+        "Latent",
+        "Ragged",
+        "Layout",
+        "Quant",
+        "Block",
+        "Mask",
+        "Score",
+        "Model",
+        "Kind",
+        "Mla",
+        "Rope",
+    ),
     *("LinearScaling", "Llama3Scaling", "YarnScaling", "LongRopeScaling", "RmsNorm", "LayerNorm", "PositionScale"),
 }
-OPERATIONS = {"Append", "Extend", "Gather", "Decode", "MlaDecode"}
+OPERATIONS = {"Append", "Extend", "Gather", "Decode", "MlaDecode", "MergeStates"}
 
 
 def check_harmless(text: str) -> None:

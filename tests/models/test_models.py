@@ -321,7 +321,7 @@ def test_shipped_example_is_the_tested_config() -> None:
 
 def spec_of(stem: str) -> str:
     source = f"tests/models/configs/{SPECS[stem]}.json"
-    return models.spec_text(models.read(ROOT / source), source=source)
+    return models.spec_text(models.read(ROOT / source), source=source, name=stem)
 
 
 @pytest.mark.parametrize("stem", SPECS)
@@ -333,6 +333,9 @@ def test_checked_in_specs_are_what_init_writes(stem: str) -> None:
 def test_specs_load_as_the_same_facts(stem: str) -> None:
     kernels = runpy.run_path(str(ROOT / "specs" / f"{stem}.py"))["kernels"]
     facts = models.facts(config(SPECS[stem]))
+    if facts.model.mla:  # and a set of the heads of prompts
+        kernels, prompts = kernels
+        assert prompts.cache.kv_heads == facts.q_heads and prompts.name == f"{stem}_prompts"
     assert isinstance(kernels, KernelSet)
     assert (kernels.q_heads, kernels.cache.kv_heads, kernels.cache.head_dim) == (
         facts.q_heads,

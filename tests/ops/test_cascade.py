@@ -28,7 +28,7 @@ SET = KernelSet(
     cache=Paged(dtype="bf16", kv_heads=2, head_dim=16, page_size=16, lengths="after"),
     ops=(
         ops.Decode(out_dtype="f32"),
-        ops.Decode(name="prefix", rows=16, mask=Mask(causal=False), out_dtype="f32"),
+        ops.Extend(name="prefix", mask=Mask(causal=False), cross=True, out_dtype="f32"),
         ops.MergeStates(dtype="f32"),
         ops.MergeStates(name="merge_many", states="many", dtype="f32", lse_base="2"),
     ),
@@ -106,9 +106,11 @@ def test_a_shared_prefix(totals: tuple[int, ...]) -> None:
     }
     outs = [rows_array(rows, (heads, 16), "f32", strided=False)[0] for _ in range(2)]
     lses = [rows_array(rows, (heads,), "f32", strided=False)[0] for _ in range(2)]
-    offsets = np.array([0, rows], np.int32)
     with machine(mode="check"):
-        generated.prefix(generated.Cache(**shared)[scene.layer], q, outs[0], lse=lses[0], row_offsets=offsets)
+        prefix = generated.Cache(**shared)[scene.layer]
+        workspace = generated.prefix.workspace(max_rows=rows, multiprocessors=2)
+        generated.prefix.plan(prefix, workspace, rows=rows)
+        generated.prefix(prefix, q, outs[0], workspace, lse=lses[0])
         cache = generated.Cache(**behind)[scene.layer]
         generated.decode(cache, q, outs[1], lse=lses[1])
         generated.merge_states(cache, outs[0], lses[0], outs[1], lses[1], outs[0], lse=lses[0])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -69,7 +70,7 @@ def imitated(found: Step, wanted: Decoded, change: Loud | None = None, *, twice:
         if not len(seen.k):
             out[row], lse[row] = 0, float(given.lse_empty)
             continue
-        scores = products(found.q[row].astype(np.float64), seen.k, given.scale)
+        scores = products(found.q[row].astype(np.float64) * given.q_scale, seen.k, given.scale)
         arguments = Arguments(given.arguments or {}, len(scores), seen.k.shape[1])
         scores = modified(given.score, seen.at, seen.tokens, scores[None], arguments)[0]
         sinks = None if given.sinks is None else given.sinks.astype(np.float64)
@@ -78,7 +79,7 @@ def imitated(found: Step, wanted: Decoded, change: Loud | None = None, *, twice:
         heads = np.arange(len(scores)) // (len(scores) // seen.v.shape[1])
         top = scores.max(axis=1, keepdims=True)
         weights = rounded(np.exp(scores - top)) * np.exp(top - whole[:, None])
-        out[row] = np.einsum("hn,nhd->hd", weights, seen.v[:, heads])
+        out[row] = np.einsum("hn,nhd->hd", weights, seen.v[:, heads]) / given.out_scale
         lse[row] /= np.log(2) if given.lse_base == "2" else 1
     return out.astype(kind), lse.astype(np.float32)
 
@@ -93,6 +94,9 @@ def _changed(found: Step, seen: Seen, change: Loud, twice: bool) -> Seen:
     tokens = np.append(seen.tokens, change.token)
     return replace(seen, k=np.concatenate([seen.k, k[None]]), v=np.concatenate([seen.v, v[None]]), tokens=tokens)
 
+
+# A head whose weights are rounded to bf16, and its output is not.
+ALONE = _set("alone", _paged("bf16", 1, 16, 16), 1, out_dtype="f32")
 
 # Longer than windows, chunks and rings are; without them shorter.
 LONGER = ("close_window", "close_ring", "close_chunk", "close_mask")
@@ -124,6 +128,22 @@ def _one_token_shows(found: Step) -> None:
             for values, sums in ((out, bad_lse), (bad, None))[: 1 if alone else 2]:
                 with pytest.raises(AssertionError):
                     hold(wanted, given, found.q, values, sums, [one.row])
+
+
+def test_where_naive_attention_is_right() -> None:
+    """Of one token and one head it may be, to the bit: honest roundings pass all the same, and no more than these."""
+    found = step(ALONE, replace(PLAIN, totals=(1,), new=(0,)), loud=False)
+    found.q[...] = 1
+    k, v = (
+        np.full((r.heads, r.dim), value, found.q.dtype) for r, value in zip(found.scene.rows(), (0.25, 10), strict=True)
+    )
+    found.scene.write(0, 0, [k, v])
+    given, wanted = found.terms, found.wanted()
+    assert wanted.lse[0, 0] == 1
+    for off, right in ((0, True), (2.0**-11, True), (2.0**-6, False)):
+        for out, lse in ((wanted.out * (1 + off), wanted.lse), (wanted.out, wanted.lse * (1 + off))):
+            with nullcontext() if right else pytest.raises(AssertionError):
+                hold(wanted, given, found.q, out.astype(np.float32), lse.astype(np.float32))
 
 
 def test_level_queries_count_tokens() -> None:

@@ -53,7 +53,13 @@ SETS = {
         _set("falcon", _paged("bf16", 1, 32, 16, layout="page kv layer token dim"), 71, 2),
         _set("narrow", _paged("f16", 3, 8, 1, lengths="after"), 3, 4, scale=0.7),
         _set(
-            "f32", _paged("f32", 2, 24, 16, table=CSR(dtype="u32", id_multiplier=3)), 3, 4, split="invariant", chunk=64
+            "f32",
+            _paged("f32", 2, 24, 16, table=CSR(dtype="u32", id_multiplier=3)),
+            3,
+            4,
+            split="invariant",
+            chunk=64,
+            q_dtype="e4m3",
         ),
         _set(
             "per_kv",
@@ -69,7 +75,14 @@ SETS = {
             2,
             2,
         ),
-        _set("ring", _paged("bf16", 2, 32, 16, table=Ring(window=40, dtype="i64"), lengths="after"), 4, 2),
+        _set(
+            "ring",
+            _paged("bf16", 2, 32, 16, table=Ring(window=40, dtype="i64"), lengths="after"),
+            4,
+            2,
+            q_dtype="e4m3",
+            out_dtype="e4m3",
+        ),
         _set(
             "block",
             Continuous(dtype="f16", kv_heads=2, head_dim=40, max_tokens=70, table_dtype="i64", lengths_dtype="i64"),
@@ -89,7 +102,14 @@ SETS = {
             3,
             2,
         ),
-        _set("fp8", _paged("bf16", 2, 32, 16, quant=Quant(dtype="e4m3", scale_dtype=None)), 4, 2, out_dtype="e4m3"),
+        _set(
+            "fp8",
+            _paged("bf16", 2, 32, 16, quant=Quant(dtype="e4m3", scale_dtype=None)),
+            4,
+            2,
+            q_dtype="e4m3",
+            out_dtype="e4m3",
+        ),
         _set("fp8_scaled", _paged("bf16", 2, 64, 16, quant=Quant(dtype="e4m3", scale_dtype="f32")), 8, 4),
     )
 }

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from kvgen.runtime import Fault, describe
 from tests.support.batches import PLAIN, Batch
 from tests.support.extend_sets import DRAWN, SETS
-from tests.support.extend_steps import Step, step, steps
+from tests.support.extend_steps import Step, hold_bits_of_rows, step, steps
 from tests.support.harness import package
 from tests.support.memory import Raw
 
@@ -98,31 +98,10 @@ def test_chunks_are_the_whole_prompt(name: str) -> None:
 @pytest.mark.parametrize("name", ["invariant", "fp8"])
 def test_bits_of_a_row_are_its_own(name: str) -> None:
     """With fixed cuts: the same bits alone, by parts, beside others, behind padding, and however many blocks share a tile."""
-    total, rng = 333, np.random.default_rng(5)
-    whole = step(SETS[name], plain(total, seed=6), (total,), loud=False)
-    whole.q[...] = rng.standard_normal(whole.q.shape)
-    _fill(whole, total)
-    expected = whole.check(multiprocessors=1)
-    tries = [(total, 64), (1, 64), (130, 8)]
+    tries = [(333, 64), (1, 64), (130, 8)]
     if CAMPAIGN or name == "invariant":
-        tries += [(1, 1), (3, 16), (200, 8), (total, 256)]
-    for rows, multiprocessors in tries:
-        for others in ((), (200,)):
-            again = step(SETS[name], plain(total, *others, seed=6, padding=len(others)), (rows, *others), loud=False)
-            _fill(again, total)
-            again.q[:rows] = whole.q[total - rows :]
-            out, lse, word = again.run(multiprocessors=multiprocessors)
-            assert word == 0
-            assert out[:rows].tobytes() == expected[0][total - rows :].tobytes(), (rows, multiprocessors, others)
-            assert lse[:rows].tobytes() == expected[1][total - rows :].tobytes()
-
-
-def _fill(to: Step, total: int) -> None:
-    """Request 0's tokens, the same in every scene."""
-    rng = np.random.default_rng(11)
-    roles = to.scene.rows()
-    for token in range(total):
-        to.scene.write(0, token, [rng.standard_normal((x.heads, x.dim)).astype(to.q.dtype) for x in roles])
+        tries += [(1, 1), (3, 16), (200, 8), (333, 256)]
+    hold_bits_of_rows(SETS[name], 333, [(rows, n, others) for rows, n in tries for others in ((), (200,))])
 
 
 # What is wrong with a step --------------------------------------------------------------------------------------------------
@@ -237,6 +216,23 @@ def test_values_that_are_no_numbers_stay_with_who_sees_them() -> None:
         first = token - 50
         assert out[:first].tobytes() == good[:first].tobytes()
         assert not np.isfinite(out[first:].astype(np.float32)).any()
+
+
+def test_scales_of_codes() -> None:
+    """They are multiplied with q's codes and divide results, which saturate; none is 1."""
+    found = step(SETS["codes"], plain(70, 9, padding=1), (40, 9))
+    found.arguments = {"q_scale": np.full(1, 0.3, np.float32), "out_scale": np.full(1, 0.125, np.float32)}
+    found.check()
+    results = set()
+    for scales in ({}, {"q_scale": np.ones(1, np.float32)}, {"out_scale": np.ones(1, np.float32)}):
+        found.arguments = scales
+        out, lse = found.check()
+        results.add((out.tobytes(), lse.tobytes()))
+    assert len(results) == 1
+    found.arguments = {"out_scale": np.full(1, 1e-30, np.float32)}
+    out, _, word = found.run()
+    size = np.abs(out.astype(np.float32))
+    assert word == 0 and np.isin(size[:49], (0, 448)).all() and (size[:49] == 448).mean() > 0.9 and not size[49].any()
 
 
 def test_no_rows_and_no_requests() -> None:

@@ -21,7 +21,7 @@ from kvgen.lowering.attention.extend_wgmma import TEMPLATE
 from kvgen.spec.loader import LoadedSet
 from tests.compile.test_sass import needs_tool
 from tests.support.batches import PLAIN
-from tests.support.extend_steps import step, steps
+from tests.support.extend_steps import hold_bits_of_rows, step, steps
 
 
 def hides(s: Any, at: Any) -> Any:
@@ -52,15 +52,29 @@ _POINTERS = Layout(k="page token head dim", v="page token head dim", layers="poi
 SETS: Final = {
     "llama": _set("llama", _paged("bf16", 2, 128, 16), 4),
     "window": _set(
-        "window", _paged("f16", 1, 64, 64), 7, mask=Mask(window=33), sinks="lse", lse_empty="inf", out_dtype="f32"
+        "window",
+        _paged("f16", 1, 64, 64),
+        7,
+        mask=Mask(window=33),
+        sinks="lse",
+        lse_empty="inf",
+        q_dtype="e4m3",
+        out_dtype="e4m3",
     ),
-    "wide": _set("wide", presets.vllm_hnd(dtype="bf16", kv_heads=2, head_dim=256, page_size=64), 3, sinks="out"),
+    "wide": _set(
+        "wide",
+        presets.vllm_hnd(dtype="bf16", kv_heads=2, head_dim=256, page_size=64),
+        3,
+        sinks="out",
+        out_dtype="f32",
+    ),
 }
 MORE: Final = {
+    "invariant": _set("invariant", _paged("bf16", 1, 64, 16), 4, split="invariant", chunk=256),
     "mla": _set("mla", _paged("bf16", 1, 192, 64, v_head_dim=128, layout=_APART), 1),
     "tree": _set("tree", _paged("bf16", 2, 64, 8), 4, mask=Mask(tree="packed"), score=Score(softcap=8.0)),
     "function": _set("function", _paged("f16", 2, 64, 16), 4, mask=Mask(causal=False, padding=True), score=Score(function=hides)),
-    "full": _set("full", _paged("bf16", 2, 64, 256), 4, mask=Mask(causal=False)),
+    "full": _set("full", _paged("bf16", 2, 64, 256), 4, mask=Mask(causal=False), cross=True),
     "mask": _set("mask", _paged("bf16", 1, 64, 16), 12, mask=Mask(tree="mask")),
     "bias": _set("bias", _paged("f16", 2, 128, 16), 2, score=Score(bias=True, alibi=True)),
     "falcon": _set("falcon", _paged("bf16", 1, 64, 16, layout="page kv layer token dim", lengths="after"), 71),
@@ -113,13 +127,14 @@ def test_machine_code(name: str) -> None:
         assert run.trip().cycles <= 1.15 * kernel.product_cycles(device)
 
 
-def test_a_garbage_value_is_that_of_rows_that_see_it() -> None:
+@pytest.mark.parametrize("rows", [150, 14])
+def test_a_garbage_value_is_that_of_rows_that_see_it(rows: int) -> None:
     """NaN and infinities in single dims of V, in tokens that some rows of a tile see: these rows have them there, all else keeps
-    its bits."""
+    its bits. 14 rows have few columns, and every other tile of keys a warpgroup."""
     outs = []
     planted = {60: (3, np.nan), 61: (70, np.inf), 140: (127, -np.inf)}
     for garbage in (False, True):
-        one = step(SETS["llama"], replace(PLAIN, totals=(150,), new=(0,), schedule=7), (150,))
+        one = step(SETS["llama"], replace(PLAIN, totals=(150,), new=(0,), schedule=7), (rows,))
         for token, (dim, value) in planted.items():
             k, v = (one.scene.values(r.heads, r.dim) for r in one.scene.rows())
             if garbage:
@@ -131,9 +146,10 @@ def test_a_garbage_value_is_that_of_rows_that_see_it() -> None:
     (was, was_lse), (out, lse) = outs
     assert was_lse.tobytes() == lse.tobytes()
     for token, (dim, value) in planted.items():
-        seen = out[token:, :4, dim]  # of kv head 0
+        first = max(0, token - (150 - rows))
+        seen = out[first:, :4, dim]  # of kv head 0
         assert (np.isnan(seen) if np.isnan(value) else seen == value).all()
-        out[token:, :4, dim] = was[token:, :4, dim]
+        out[first:, :4, dim] = was[first:, :4, dim]
     assert out.tobytes() == was.tobytes()
 
 
@@ -151,3 +167,34 @@ def test_blocks_and_schedules_agree(totals: tuple[int, ...], counts: tuple[int, 
         out, lse = step(SETS["llama"], batch, counts).check(multiprocessors=multiprocessors)
         found.append((out.tobytes(), lse.tobytes()))
     assert found[0] == found[1] == found[2]
+
+
+# Requests of 4 to 68 columns over 1 to 5 tiles of keys; those of 64 and fewer are narrow.
+NARROW: Final = ((1, 40), (1, 129), (15, 300), (16, 385), (17, 260), (0, 7), (3, 600))
+
+
+@pytest.mark.parametrize(("multiprocessors", "bad_tile"), [(1, 1), (40, 0)])
+def test_entries_of_few_columns(multiprocessors: int, bad_tile: int) -> None:
+    """By blocks that have several, beside a prompt, or that share one: the oracle's. A page that is not there makes NaN of its
+    request alone, whichever warpgroup reads it."""
+    counts, totals = (*(n for n, _ in NARROW), 40), (*(n for _, n in NARROW), 90)
+    found = []
+    for bad in (False, True):
+        batch = replace(PLAIN, totals=totals, new=(0,) * len(totals), fill="nan", schedule="ascending", padding=1)
+        one = step(SETS["llama"], batch, counts)
+        if bad:
+            one.scene.tables["page_table"][2, 8 * bad_tile] = 10**6
+        found.append(one.check(multiprocessors=multiprocessors))
+    (right, right_lse), (out, lse) = found
+    assert np.isnan(out[2:17].astype(np.float32)).all() and np.isnan(lse[2:17]).all()
+    for rows in (slice(2), slice(17, None)):
+        assert (out[rows].tobytes(), lse[rows].tobytes()) == (right[rows].tobytes(), right_lse[rows].tobytes())
+
+
+def test_bits_of_a_row_are_its_own() -> None:
+    """With fixed cuts: the same bits alone and as a decoding row, by parts, beside others, behind padding, and however many
+    blocks share a tile of columns."""
+    tries: list[tuple[int, int, tuple[int, ...]]] = [(430, 8, (1, 90)), (1, 1, (40,)), (1, 64, ()), (17, 4, (1,))]
+    if "KVGEN_FAMILY" in os.environ:
+        tries += [(rows, n, others) for rows in (2, 16, 33, 400) for n in (1, 7, 64) for others in ((), (1,), (300, 5))]
+    hold_bits_of_rows(MORE["invariant"], 430, tries)

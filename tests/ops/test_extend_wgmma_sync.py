@@ -28,6 +28,8 @@ def _set(name: str, **fields: Any) -> KernelSet:
 
 # Tiles of which all columns see all tokens have no other look at V before its product.
 CAUSAL, FULL = _set("extend_sync"), _set("extend_sync_full", mask=Mask(causal=False))
+CUT = _set("extend_sync_cut", split="invariant", chunk=128)
+OF: Final = {"last V full": FULL, "wait for a chunk": CUT}
 UNREAD: Final = "in_flight race uninitialised"
 # Name: a line of the kernel by a part of it, which of those that have it, what stands in place of the part (None: the line is
 # left out), and the kinds of fault that say so.
@@ -49,7 +51,7 @@ WITHOUT: Final[dict[str, tuple[str, int, str | None, str]]] = {
     "Q full parity": ("q_full, entries & 1", 0, "q_full, 0", "race in_flight proxy_fence deadlock"),
     "first K full": ("mbarrier_wait(&shared.k_full[number", 0, None, UNREAD),
     "K full": ("mbarrier_wait(&shared.k_full[next]", 0, None, UNREAD),
-    "K full parity": ("k_full[next], (number + 1) / kStages & 1", 0, "k_full[next], 0", "in_flight race"),
+    "K full parity": ("k_full[next], (number + step) / kStages & 1", 0, "k_full[next], 0", "in_flight race"),
     "V full": ("mbarrier_wait(&shared.v_full[stage]", 0, None, UNREAD),
     "last V full": ("mbarrier_wait(&shared.v_full[stage]", 1, None, UNREAD),
     "V full before it is read": ("mbarrier_wait(&shared.v_full[number", 0, None, UNREAD),
@@ -57,7 +59,7 @@ WITHOUT: Final[dict[str, tuple[str, int, str | None, str]]] = {
     "K read": ("release(&shared.k_empty[next]);", 0, None, "deadlock"),
     "V read": ("release(&shared.v_empty[stage]);", 0, None, "deadlock"),
     "last V read": ("release(&shared.v_empty[stage]);", 1, None, "deadlock"),
-    "Q read": ("if (tile + 2 == end_tile) release(&shared.q_empty);", 0, None, "deadlock"),
+    "Q read": ("if (!narrow && tile + 2 == end_tile) release(&shared.q_empty);", 0, None, "deadlock"),
     "lanes before an arrival": ("__syncwarp();", 2, None, "race"),
     "first fence": ("wgmma_fence();", 0, None, "missing_fence"),
     "fence of S": ("wgmma_fence();", 1, None, "missing_fence"),
@@ -68,26 +70,33 @@ WITHOUT: Final[dict[str, tuple[str, int, str | None, str]]] = {
     "first wait": ("wgmma_wait<0>();", 0, None, "in_flight"),
     "wait for S": ("wgmma_wait<1>();", 0, None, "in_flight"),
     "wait for O": ("wgmma_wait<0>();", 1, None, "in_flight"),
+    "wait for a chunk": ("wgmma_wait<0>();", 1, None, "in_flight"),
     "last wait": ("wgmma_wait<0>();", 2, None, "in_flight"),
-    "columns before zeros": ("sync_consumers();  // all columns have them", 0, None, "race"),
+    "columns before zeros": ("named_barrier(barrier, threads);  // all columns have them", 0, None, "race"),
     "fence of zeros": ("fence_async_shared();", 1, None, "proxy_fence"),
-    "zeros before products": ("sync_consumers();", 1, None, "race proxy_fence in_flight"),
+    "zeros before products": ("named_barrier(barrier, threads);  // they are zeros", 0, None, "race proxy_fence in_flight"),
+    # Narrow entries: the last ones of both requests.
+    "arrivals for two": ("if (lane < step) mbarrier_arrive(empty);", 0, "if (lane == 0) mbarrier_arrive(empty);", "deadlock"),
+    "Q read by narrow ones": ("if (group == 0) release(&shared.q_empty);", 0, None, "deadlock"),
+    "one warpgroup's columns": ("narrow ? 4 + group : 3, threads = narrow ? 128", 0, "3, threads = narrow ? 256", "deadlock"),
+    "Q before sums": ("named_barrier(id, threads);  // products with Q are done", 0, None, "race uninitialised"),
+    "sums before they are read": ("named_barrier(id, threads);  // they are there", 0, None, "race"),
 }  # fmt: skip
 SOME: Final = ("K expected", "Q fence", "V empty parity")
 LEFT_OUT: Final = tuple(WITHOUT) if "KVGEN_FAMILY" in os.environ else SOME
 
 
 def changed(kernels: KernelSet, name: str, folder: Path) -> ModuleType:
-    """The generated package with one thing of the kernel left out."""
+    """The generated package with one thing of the kernel, or of its device functions, left out."""
     part, which, instead, _ = WITHOUT[name]
     package = "without_" + name.replace(" ", "_")
     files = render_device() | render_set(LoadedSet(kernels, "tests/ops/test_extend_wgmma_sync.py", ""))
     for path, file in files.items():
         text = file.text
-        if path.endswith("/extend.cu"):
-            lines = text.splitlines(keepends=True)
-            at = [n for n, line in enumerate(lines) if part in line and "__device__" not in line][which]
-            lines[at] = "" if instead is None else lines[at].replace(part, instead)
+        lines = text.splitlines(keepends=True)
+        at = [n for n, line in enumerate(lines) if part in line and "__device__" not in line]
+        if at and path.endswith(("/extend.cu", "/row_wgmma.cuh")):
+            lines[at[which]] = "" if instead is None else lines[at[which]].replace(part, instead)
             text = "".join(lines)
         target = folder / package / path
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -100,7 +109,7 @@ def changed(kernels: KernelSet, name: str, folder: Path) -> ModuleType:
 
 @pytest.mark.parametrize("name", LEFT_OUT)
 def test_left_out(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    kernels = FULL if name == "last V full" else CAUSAL
+    kernels = OF.get(name, CAUSAL)
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     monkeypatch.setitem(harness._packages, kernels.name, (kernels, changed(kernels, name, tmp_path)))
     for schedule in ("ascending", "descending", 1):

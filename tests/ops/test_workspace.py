@@ -20,7 +20,8 @@ from kvgen.errors import ArgumentError
 from kvgen.runtime import Fault, FaultReport, describe
 from kvgen.runtime.cpu import machine
 from kvgen.runtime.workspace import Workspace
-from tests.ops import test_mla_wgmma, test_split
+from tests.ops import test_extend_wgmma, test_mla_wgmma, test_split
+from tests.support import extend_sets, extend_steps
 from tests.support import latent_steps as latent
 from tests.support.batches import PLAIN
 from tests.support.decode_steps import step
@@ -28,7 +29,7 @@ from tests.support.harness import package, surroundings
 from tests.support.latent_steps import Rows, latent_scene
 from tests.support.memory import CANARY, GUARD, Raw, aligned, rows_array
 from tests.support.scenes import Scene
-from tests.support.split_list import HEADER, IDLE, columns_of, guarded, read
+from tests.support.split_list import HEADER, IDLE, KV_CHUNK, columns_of, guarded, read
 
 # Of each kind of garbage, over all kernels.
 COUNT: Final = int(os.environ.get("KVGEN_GARBAGE", "50"))
@@ -41,19 +42,30 @@ KERNELS: Final[dict[str, tuple[KernelSet, str]]] = {
     "mla": (latent.SPLIT["mla_balanced"], "mla_decode"),
     "mla-invariant": (latent.SPLIT["mla_invariant"], "mla_decode"),
     "wgmma": (test_mla_wgmma.SETS["wgmma_balanced"], "mla_decode"),
+    "extend": (extend_sets.SETS["paged"], "extend"),
+    "extend-invariant": (extend_sets.SETS["invariant"], "extend"),
+    "extend-wgmma": (test_extend_wgmma.SETS["llama"], "extend"),
 }
 # The shortest requests that are cut into pieces and merged, with one that has one piece and one that has none; where more tokens
 # make a piece, and in `make campaign`, longer ones.
 SHORT: Final = (130, 130, 0, 3)
 MIDDLE: Final = (400, 65, 0, 129)
+LONG: Final = (1100, 65, 0, 129)  # extend cuts what has more than 1,000 tokens
+EXTEND_ROWS: Final = 3  # of q, of each request
 ROWS: Final = 20  # of q that workspaces are made for
-ALL = pytest.mark.parametrize("name", KERNELS)
+# extend's two kernels read a plan by the same functions: all of it for both of them is `make campaign`'s.
+_TRIED: Final = [name for name in KERNELS if COUNT > 50 or name != "extend-wgmma"]
+ALL = pytest.mark.parametrize("name", _TRIED)
 # One of each template; the two of decode.cu are both ways of splitting.
-EACH = pytest.mark.parametrize("name", ("tensor", "tensor-invariant", "simt", "mla", "wgmma"))
+EACH = pytest.mark.parametrize(
+    "name", [name for name in _TRIED if name not in ("simt-invariant", "tiles", "mla-invariant", "extend-invariant")]
+)
 
 
 def totals_of(name: str) -> tuple[int, int, int, int]:
     """The lengths of a kernel's step."""
+    if name.startswith("extend"):
+        return LONG
     # The CPU machine takes longest for wgmma.
     return MIDDLE if name == "tensor" or (COUNT > 50 and name != "wgmma") else SHORT
 
@@ -91,11 +103,14 @@ class Planned:
         self.kernels, self.op = KERNELS[self.name]
         self.totals = self.totals or totals_of(self.name)
         batch = replace(PLAIN, totals=tuple(self.totals), new=(0,) * len(self.totals), seed=self.seed)
-        self.rows = next(op.rows for op in self.kernels.ops if op.name == self.op)  # type: ignore[attr-defined]
+        self.rows = next(getattr(op, "rows", EXTEND_ROWS) for op in self.kernels.ops if op.name == self.op)
         if self.op == "mla_decode":
             of = [Rows(b, b * self.rows, (b + 1) * self.rows) for b in range(len(self.totals))]
             most = [max(n, self.rows) for n in self.totals] if self.kernels.cache.lengths == "before" else self.totals
             self.scene, self.q = latent_scene(self.kernels, replace(batch, totals=tuple(most)), of, len(of) * self.rows)
+        elif self.op == "extend":
+            prompts = extend_steps.step(self.kernels, batch, (self.rows,) * len(self.totals), offsets=False)
+            self.scene, self.q = prompts.scene, prompts.q
         else:
             made = step(self.kernels, batch, op=self.op, offsets=False)
             self.scene, self.q = made.scene, made.q
@@ -163,6 +178,18 @@ def header_in(workspace: Workspace) -> Any:
     return inside(workspace)[: HEADER.itemsize].view(HEADER)
 
 
+def entries_in(workspace: Workspace, found: Planned) -> Any:
+    """The entries of a guarded workspace, in their place."""
+    columns = columns_of(found.kernels, found.op)
+    if found.op != "extend":
+        return read(workspace, columns).chunks
+    sizes = workspace.sizes  # behind them is what other planners have, which extend's has no use for
+    before = (4 * (sizes["num_sm_parts"] + 1), sizes["max_rows"], 4 * sizes["max_slots"] * columns)
+    at = HEADER.itemsize + sum(-(-size // 16) * 16 for size in before)
+    count = int(header_in(workspace)["num_chunks"][0])
+    return inside(workspace)[at : at + count * KV_CHUNK.itemsize].view(KV_CHUNK)
+
+
 @functools.cache
 def right_of(name: str) -> tuple[Planned, Result, bytes]:
     """A step, its result, and the workspace as its planner left it."""
@@ -178,7 +205,7 @@ def test_requests_are_cut_and_merged(name: str) -> None:
     found, _, plan = right_of(name)
     workspace = found.workspace()
     inside(workspace)[...] = np.frombuffer(plan, np.uint8)
-    pieces = read(workspace, columns_of(found.kernels, found.op)).chunks["num_chunks"]
+    pieces = entries_in(workspace, found)["num_chunks"]
     assert pieces.max() > 1 and pieces.min() <= 1
 
 
@@ -209,7 +236,7 @@ def test_bound_once_and_replayed_with_new_plans(name: str) -> None:
     with machine(mode="check"):
         planning = fresh.launcher.bind_plan(fresh.layer(), workspace, rows=len(fresh.q))
         decoding = fresh.launcher.bind(fresh.layer(), fresh.q, out, workspace, errors=word)
-        for _ in range(1 if name == "wgmma" else 2):
+        for _ in range(1 if name.endswith("wgmma") else 2):
             planning()
             decoding()
             assert describe(word) is None
@@ -231,7 +258,7 @@ def test_lengths_that_changed_since_the_plan(name: str) -> None:
     assert changed.run(workspace).report is None
     lengths = changed.lengths
     planned_for = int(lengths[0])
-    for other in (planned_for - 1,) if name == "wgmma" else (planned_for + 1, planned_for - 1, 0):
+    for other in (planned_for - 1,) if name.endswith("wgmma") else (planned_for + 1, planned_for - 1, 0):
         lengths[0] = other
         result = changed.run(workspace)
         lengths[0] = planned_for
@@ -288,20 +315,33 @@ def test_planned_for_another_call(name: str, other: str) -> None:
     assert all(result.is_nan(i) for i in range(len(q)))
 
 
-def test_a_header_that_differs_in_one_word() -> None:
-    """What tells a call: each of it is compared, a list longer than the workspace's included."""
-    found, _, plan = right_of("simt")
+@pytest.mark.parametrize("name", ["simt", "extend", "extend-wgmma"])
+def test_a_header_that_differs_in_one_word(name: str) -> None:
+    """What tells a call: each of it is compared, a list longer than the workspace's included. Of extend every word."""
+    found, _, plan = right_of(name)
     workspace = found.workspace()
+    for number in range(16 if name == "extend" else 9, 16 if found.op == "extend" else 0):
+        for value in (1, 2**31):
+            inside(workspace)[...] = np.frombuffer(plan, np.uint8)
+            words = inside(workspace)[:64].view(np.uint32)
+            words[number] ^= value
+            result = found.run(workspace)
+            assert result.report is not None and result.report.code is Fault.PLAN, number
+            assert all(result.is_nan(i) for i in range(len(found.q))), number
     for word in (
-        "magic",
-        "batch",
-        "digest_low",
-        "rows",
-        "num_sm_parts",
-        "max_rows",
-        "max_chunks",
-        "max_slots",
-        "num_chunks",
+        ()
+        if found.op == "extend"
+        else (
+            "magic",
+            "batch",
+            "digest_low",
+            "rows",
+            "num_sm_parts",
+            "max_rows",
+            "max_chunks",
+            "max_slots",
+            "num_chunks",
+        )
     ):
         inside(workspace)[...] = np.frombuffer(plan, np.uint8)
         header = header_in(workspace)
@@ -311,13 +351,14 @@ def test_a_header_that_differs_in_one_word() -> None:
         assert all(result.is_nan(i) for i in range(len(found.q))), word
 
 
-def test_a_piece_that_differs_in_one_word() -> None:
-    """Its request, rows, slot, part and tokens are bounded, and its place in the list is its own: nothing outside is touched,
-    and rows that lose it are no numbers."""
-    found, right, plan = right_of("simt")
+@pytest.mark.parametrize("name", ["simt", "extend"])
+def test_a_piece_that_differs_in_one_word(name: str) -> None:
+    """Its request, rows, columns, slot, part and tokens are bounded, and its place in the list is its own: nothing outside is
+    touched, and rows that lose it are no numbers."""
+    found, right, plan = right_of(name)
     workspace = found.workspace()
     inside(workspace)[...] = np.frombuffer(plan, np.uint8)
-    header, pieces = header_in(workspace)[0], read(workspace, columns_of(found.kernels, found.op)).chunks
+    header, pieces = header_in(workspace)[0], entries_in(workspace, found)
     at = int(np.argmax(pieces["num_chunks"] > 1))
     piece, last = pieces[at].copy(), 2**32 - 1
     slots = int(header["max_slots"])
@@ -325,7 +366,8 @@ def test_a_piece_that_differs_in_one_word() -> None:
     for word, values in {
         "b": (len(found.totals), last),
         "row": (len(found.q) - 1, len(found.q), last),
-        "rows": (0, found.rows + 1, last),
+        "rows": (0, len(found.q) + 1 if found.op == "extend" else found.rows + 1, last),
+        "unused": (found.rows * found.kernels.group, last) if found.op == "extend" else (),  # the first column
         "index": (int(piece["num_chunks"]), last),
         "num_chunks": (0, slots + 1, last),
         "slot": (slots - int(piece["num_chunks"]) + 1, slots, last),

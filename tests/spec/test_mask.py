@@ -24,8 +24,13 @@ CASES: Final[list[tuple[dict[str, Any], str]]] = [
         "tree: got 'packed' with causal=False; its bits stand in for the causal order of a request's new tokens; use "
         "causal=True, or tree='mask', which says everything",
     ),
+    (
+        {"ahead": 3},
+        "ahead: got 3 with causal=True; it is how many tokens after its position a row sees, 1 or more, with causal=False; a "
+        "row that sees none has causal=True",
+    ),
     ({"tree": "bits"}, "Mask.tree: got 'bits'; input should be 'packed' or 'mask'"),
-    ({"sliding": 3}, "Mask.sliding: unknown field; Mask has causal, window, chunk, padding, tree"),
+    ({"sliding": 3}, "Mask.sliding: unknown field; Mask has causal, window, ahead, chunk, padding, tree"),
 ]
 
 
@@ -69,6 +74,9 @@ MASKS: Final = {
     "most": Mask(causal=False, window=2**31 - 1, chunk=2**31 - 1),
     "packed": Mask(tree="packed"),
     "packed_window": Mask(tree="packed", window=4, chunk=6),
+    "ahead": Mask(causal=False, ahead=4),
+    "ahead_window": Mask(causal=False, ahead=2**31 - 1, window=3, chunk=7),
+    "given_ahead": Mask(tree="mask", ahead=3),
     "given": Mask(tree="mask"),
     "given_causal": Mask(tree="mask", causal=True, window=6),
 }
@@ -86,6 +94,8 @@ def seen(mask: Mask, at: dict[str, int], tree: NDArray[np.uint32], given: NDArra
         conditions.append(token <= position)
     if mask.window:
         conditions.append(token > position - mask.window)
+    if mask.ahead:
+        conditions.append(token <= position + mask.ahead)
     if mask.chunk:
         conditions.append(token // mask.chunk == position // mask.chunk)
     if mask.tree == "mask":
@@ -103,6 +113,7 @@ def places(rng: np.random.Generator) -> list[tuple[dict[str, int], int]]:
             position = tokens - rows + i
             near = [0, 1, 5, tokens - 1, tokens - rows, tokens - rows - 1, position, position + 1, position - 1]
             near += [position - w for w in (2, 3, 4, 5, 6, 8, 9, 2**31 - 2, 2**31 - 1)]
+            near += [position + a for a in (3, 4, 5, 2**31 - 2, 2**31 - 1, 2**31)]
             near += [position // c * c + d for c in (5, 6, 7, 16, 2**31 - 1) for d in (-1, 0, c - 1, c)]
             near += rng.integers(0, tokens, 4).tolist()
             place = {

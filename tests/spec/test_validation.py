@@ -113,7 +113,7 @@ CASES: list[tuple[Callable[..., object], dict[str, Any], str]] = [
         paged,
         {"max_tokens": 4},
         "Paged.max_tokens: unknown field; Paged has dtype, kv_heads, head_dim, v_head_dim, layout, lengths, "
-        "lengths_dtype, stores, quant, k_quant, v_quant, page_size, table",
+        "lengths_dtype, total_pages, total_layers, stores, quant, k_quant, v_quant, page_size, table",
     ),
     (Paged, {"dtype": "bf16", "kv_heads": 1, "head_dim": 8}, "Paged.page_size: missing; this field has no default"),
     (
@@ -196,7 +196,7 @@ CASES: list[tuple[Callable[..., object], dict[str, Any], str]] = [
         continuous,
         {"page_size": 16},
         "Continuous.page_size: unknown field; Continuous has dtype, kv_heads, head_dim, v_head_dim, layout, lengths, "
-        "lengths_dtype, stores, quant, k_quant, v_quant, max_tokens, table_dtype",
+        "lengths_dtype, total_pages, total_layers, stores, quant, k_quant, v_quant, max_tokens, table_dtype",
     ),
     (
         continuous,

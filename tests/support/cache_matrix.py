@@ -72,6 +72,25 @@ CHOSEN: Final[dict[str, Cache]] = {
     "latent": presets.max_mla(latent_dim=64, rope_dim=16, page_size=16),
     "k_only": Paged(dtype="f32", kv_heads=2, head_dim=40, page_size=3, layout="layer page token head dim", stores="k"),
     "xpacked": presets.vllm_xpacked(dtype="bf16", kv_heads=2, head_dim=40, page_size=16),
+    # Heads outside of layers, and of pages (vLLM's BHLNC and LHBNC): a page is a strip a head, between those of others.
+    "heads_outside": Paged(
+        dtype="bf16",
+        kv_heads=3,
+        head_dim=24,
+        page_size=4,
+        layout=Layout(kv="page head layer token kv dim"),
+        total_layers=2,
+        lengths="after",
+    ),
+    "heads_outermost": Paged(
+        dtype="f16",
+        kv_heads=2,
+        head_dim=40,
+        page_size=16,
+        layout=Layout(k="head page token dim", v="head token page dim", layers="pointers"),
+        total_pages=300,
+        quant=Quant(dtype="e4m3", scale_dtype="f32"),
+    ),
     "swizzled": Paged(
         dtype="bf16",
         kv_heads=2,

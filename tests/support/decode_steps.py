@@ -110,13 +110,15 @@ def step(
     spec = decode_of(kernels, op)
     counts = tuple([spec.rows] * len(batch.totals) if counts is None else counts)
     assert offsets or all(n == spec.rows for n in counts)
-    before = kernels.cache.lengths == "before"
+    before = kernels.cache.lengths == "before" and not spec.cross
     totals = tuple(max(n, c) if before else n for n, c in zip(batch.totals, counts, strict=True))
     batch = replace(batch, totals=totals, new=(0,) * len(totals), leading=batch.leading if offsets else 0)
     scene = Scene(kernels, batch, [n - c * before for n, c in zip(totals, counts, strict=True)])
     scene.fill(totals)
     rows = batch.leading + sum(counts) + batch.padding
-    q, _ = rows_array(rows, (kernels.q_heads, scene.cache.head_dim), scene.cache.dtype, strided=batch.strided)
+    q, _ = rows_array(
+        rows, (kernels.q_heads, scene.cache.head_dim), spec.q_dtype or scene.cache.dtype, strided=batch.strided
+    )
     q[...] = 0 if level else scene.values(*q.shape)
     starts = np.cumsum([batch.leading, *counts])
     ranges = [(int(a), int(b)) for a, b in pairwise(starts)]
@@ -148,6 +150,10 @@ def arguments_of(scene: Scene, op: Decode | Extend, ranges: Sequence[tuple[int, 
         found |= _score_arguments(scene, op.score, rows, longest)
     if op.sinks is not None:
         found["sinks"] = scene.rng.normal(1, 2, scene.kernels.q_heads).astype(np.float32)
+    if op.q_dtype is not None and scene.rng.random() < 0.8:
+        found["q_scale"] = scene.rng.uniform(0.5, 2, 1).astype(np.float32)
+    if op.out_dtype == "e4m3" and scene.rng.random() < 0.8:  # results of some 20 at most
+        found["out_scale"] = scene.rng.uniform(0.06, 3, 1).astype(np.float32)
     return found
 
 

@@ -45,19 +45,27 @@ def hides(s: Any, at: Any) -> Any:
     return score.where((at.token + at.q_head) % 11 == 5, float("-inf"), s * 0.5)
 
 
+_LOCAL = Mask(causal=False, window=33, ahead=20)
 # What every run has.
 SETS: Final = {
     s.name.removeprefix("extend_"): s
     for s in (
         _set("paged", _paged("bf16", 2, 32, 16), 4),
         _set("sglang", presets.sglang(dtype="bf16", kv_heads=2, head_dim=32), 3, index_dtype="i32", lse_base="2"),
+        _set("codes", _paged("bf16", 2, 32, 16), 4, q_dtype="e4m3", out_dtype="e4m3"),
         _set("dims", _paged("f16", 1, 48, 8, v_head_dim=40, layout=_APART, lengths="after"), 7, out_dtype="f32"),
         _set("wide", presets.vllm_hnd(dtype="bf16", kv_heads=1, head_dim=256, page_size=16), 5, "sm_89", sinks="out"),
         _set("window", _paged("bf16", 1, 32, 16), 6, mask=Mask(window=33), sinks="lse", lse_empty="inf"),
         _set("tree", _paged("bf16", 2, 32, 16), 4, mask=Mask(tree="packed"), score=Score(softcap=8.0)),
         _set(
-            "function", _paged("f16", 2, 32, 16), 4, mask=Mask(causal=False, padding=True), score=Score(function=hides)
+            "function",
+            _paged("f16", 2, 32, 16),
+            4,
+            mask=Mask(causal=False, padding=True),
+            cross=True,
+            score=Score(function=hides),
         ),
+        _set("encoder", Ragged(dtype="bf16", kv_heads=2, head_dim=32, v_head_dim=48), 1, mask=_LOCAL, out_dtype="f32"),
         _set("invariant", _paged("bf16", 1, 32, 16), 4, split="invariant", chunk=64),
         _set(
             "fp8",
@@ -82,6 +90,9 @@ MORE: Final = {
         _set("llama", _paged("bf16", 2, 128, 16), 4),
         _set("mla", _paged("bf16", 1, 192, 64, v_head_dim=128, layout=_APART), 1),
         _set("ragged", Ragged(dtype="bf16", kv_heads=2, head_dim=32), 4),
+        _set(
+            "cross", Ragged(dtype="f16", kv_heads=1, head_dim=64, v_head_dim=32), 3, mask=Mask(causal=False), cross=True
+        ),
         _set("csr", _paged("f16", 1, 40, 16, table=CSR(dtype="u32")), 3),
         _set("csr_last", _paged("bf16", 2, 32, 16, table=CSR(last_page_len=True), lengths="after"), 4),
         _set("mapped", _paged("bf16", 2, 32, 16, table=Mapped()), 4),
@@ -114,6 +125,14 @@ MORE: Final = {
         _set("bias", _paged("f16", 2, 32, 16), 2, score=Score(bias=True, alibi=True)),
         _set(
             "relative", _paged("bf16", 2, 32, 16), 2, score=Score(relative=9, softcap=5.0), split="invariant", chunk=64
+        ),
+        _set(
+            "fp8_codes",
+            _paged("f16", 2, 64, 16, quant=Quant(dtype="e4m3", scale_dtype=None)),
+            3,
+            q_dtype="e4m3",
+            out_dtype="e4m3",
+            score=Score(softcap=9.0),
         ),
         _set("fp8_plain", _paged("bf16", 2, 128, 16, quant=Quant(dtype="e4m3", scale_dtype=None)), 4),
         _set(

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from kvgen import KernelSet
 from kvgen.ops import Extend
 from kvgen.reference import Extended, extend
-from tests.support.batches import OPEN_TOKENS, Batch
+from tests.support.batches import OPEN_TOKENS, PLAIN, Batch
 from tests.support.decode_steps import arguments_of
 from tests.support.harness import Run, hold_untouched, index_name, launcher, offsets_of, planned, surroundings
 from tests.support.loud_tokens import raise_edges
@@ -121,7 +121,7 @@ def step(
     spec = extend_of(kernels, op)
     counts = tuple(counts)
     assert offsets or len(set(counts)) <= 1
-    before = kernels.cache.lengths == "before"
+    before = kernels.cache.lengths == "before" and not spec.cross
     totals = tuple(max(n, c) if before else n for n, c in zip(batch.totals, counts, strict=True))
     batch = replace(batch, totals=totals, new=(0,) * len(totals))
     if not offsets:
@@ -129,7 +129,9 @@ def step(
     scene = Scene(kernels, batch, [n - c * before for n, c in zip(totals, counts, strict=True)])
     scene.fill(totals)
     rows = batch.leading + sum(counts) + batch.padding
-    q, _ = rows_array(rows, (kernels.q_heads, scene.cache.head_dim), scene.cache.dtype, strided=batch.strided)
+    q, _ = rows_array(
+        rows, (kernels.q_heads, scene.cache.head_dim), spec.q_dtype or scene.cache.dtype, strided=batch.strided
+    )
     q[...] = 0 if level else scene.values(*q.shape)
     starts = np.cumsum([batch.leading, *counts])
     ranges = [(int(a), int(b)) for a, b in pairwise(starts)]
@@ -142,6 +144,32 @@ def step(
     return found
 
 
+def hold_bits_of_rows(kernels: KernelSet, total: int, tries: Sequence[tuple[int, int, tuple[int, ...]]]) -> None:
+    """The last rows of a request of `total` tokens have the bits that they have in its whole prompt: `tries` are how many of
+    them, on how many multiprocessors, and the rows of other requests, with as many rows of padding."""
+    rng = np.random.default_rng(5)
+
+    def scene(rows: int, others: tuple[int, ...]) -> Step:
+        totals = (total, *others)
+        batch = replace(PLAIN, totals=totals, new=(0,) * len(totals), seed=6, padding=len(others))
+        found = step(kernels, batch, (rows, *others), loud=False)
+        tokens, roles = np.random.default_rng(11), found.scene.rows()
+        for token in range(total):  # the same ones in every scene
+            found.scene.write(0, token, [tokens.standard_normal((x.heads, x.dim)).astype(found.q.dtype) for x in roles])
+        return found
+
+    whole = scene(total, ())
+    whole.q[...] = rng.standard_normal(whole.q.shape)
+    expected = whole.check(multiprocessors=1)
+    for rows, multiprocessors, others in tries:
+        again = scene(rows, others)
+        again.q[:rows] = whole.q[total - rows :]
+        out, lse, word = again.run(multiprocessors=multiprocessors)
+        assert word == 0
+        assert out[:rows].tobytes() == expected[0][total - rows :].tobytes(), (rows, multiprocessors, others)
+        assert lse[:rows].tobytes() == expected[1][total - rows :].tobytes(), (rows, multiprocessors, others)
+
+
 @st.composite
 def steps(draw: st.DrawFn, kernels: KernelSet, op: str = "extend", most: int = 150) -> Step:
     """Steps of a set: up to four requests, whose rows and tokens crowd around the ends of pages, tiles and windows."""
@@ -151,7 +179,7 @@ def steps(draw: st.DrawFn, kernels: KernelSet, op: str = "extend", most: int = 1
     if cache.ragged:
         most = min(most, OPEN_TOKENS - 7)  # of a prefix and of rows; the pool has no more
     edges = {0, 1, 2, most} | {e + d for e in (page, 2 * page, 64, 128, 128 // group) for d in (-1, 0, 1)}
-    extents = [n for n in (spec.mask.window, spec.mask.chunk, window) if n]
+    extents = [n for n in (spec.mask.window, spec.mask.chunk, spec.mask.ahead, window) if n]
     edges |= {n * times + d for n in extents for times in (1, 2) for d in (-1, 0, 1)}
     number = st.one_of(st.sampled_from(sorted(e for e in edges if 0 <= e <= most)), st.integers(0, most))
     prefixes, counts = draw(st.lists(number, max_size=3)), list[int]()
@@ -161,8 +189,10 @@ def steps(draw: st.DrawFn, kernels: KernelSet, op: str = "extend", most: int = 1
     offsets = draw(st.booleans())
     if not offsets:
         counts = counts[:1] * len(counts)
+    # Rows may be more than tokens where these are counted without them.
+    apart = spec.cross or (cache.lengths == "after" and window is None and draw(st.booleans()))
     batch = Batch(
-        totals=tuple(a + b for a, b in zip(prefixes, counts, strict=True)),
+        totals=tuple(a + b * (not apart) for a, b in zip(prefixes, counts, strict=True)),
         new=(0,) * len(counts),
         padding=draw(st.integers(0, 3)),
         shared=draw(st.booleans()),

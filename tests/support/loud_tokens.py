@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from kvgen.layout.dtypes import dtype
 from kvgen.reference.attention import Arguments, Standing, visible
 from tests.support.memory import Raw
 from tests.support.scenes import Scene
@@ -56,7 +57,8 @@ def raise_edges(
 class _Request:
     def __init__(self, scene: Scene, q: Raw, b: int, count: int, begin: int, rows: int, given: Terms | None) -> None:
         self.scene, self.q, self.b, self.begin = scene, q.astype(np.float64), b, begin
-        self.kind = q.dtype
+        self.q *= 1.0 if given is None else given.q_scale
+        self.kind = dtype(scene.cache.dtype).numpy()
         self.scale = scene.scale if given is None else given.scale
         self.alive = np.arange(scene.view.first_token(count), count, dtype=np.int64)
         at = Standing(b, begin, np.arange(rows), rows, count)

@@ -22,7 +22,18 @@ from tests.support.memory import Raw, rows_array
 from tests.support.scenes import Memory, Scene
 
 # Copying and zeroing ask what a page is made of; compacting and reordering, which copy in the same way, ask for its table.
-TABLES = ("dense", "hnd", "kv_inside", "per_kv", "indirect", "mapped", "ring", "continuous_open", "int8_own_table")
+TABLES = (
+    "dense",
+    "hnd",
+    "kv_inside",
+    "per_kv",
+    "indirect",
+    "mapped",
+    "ring",
+    "continuous_open",
+    "int8_own_table",
+    "heads_outside",
+)
 
 
 def _operations(cache: Cache) -> Sequence[Op]:
@@ -36,13 +47,13 @@ def _operations(cache: Cache) -> Sequence[Op]:
 
 
 # Every form of table, layers by axis and by pointers, K and V inside one another, scales in pools, pages and tables of
-# their own, pages whose runs no 16 bytes divide, and blocks whose size only the pool knows.
+# their own, heads outside of layers, pages whose runs no 16 bytes divide, and blocks whose size only the pool knows.
 SETS = chosen(
     "moving",
     _operations,
     (
         "dense", "hnd", "kv_inside", "per_kv", "indirect", "mapped", "ring", "continuous_open", "latent_row", "mixed",
-        "int8_own_table", "int4_in_page", "kivi",
+        "int8_own_table", "int4_in_page", "kivi", "heads_outside",
     ),
 )  # fmt: skip
 

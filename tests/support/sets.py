@@ -9,6 +9,7 @@ from typing import Any
 
 from kvgen import CSR, Continuous, Dense, KernelSet, Layout, Mapped, Paged, PerKV, Ragged, Ring, ops, presets
 from kvgen.spec.kernel_set import Arch
+from tests.support.cache_matrix import CHOSEN
 from tests.support.drawn import drawn_sets
 from tests.support.engine_sets import ENGINES, QUANTIZED
 from tests.support.family import drawn_family, family_sets
@@ -158,6 +159,9 @@ OTHERS = (
         1,
         decodes=False,
     ),
+    # Heads outside of layers, and of pages.
+    _set("heads_outside", CHOSEN["heads_outside"], 4),
+    _set("heads_outermost", CHOSEN["heads_outermost"], 2, split="balanced"),
     # No pages.
     _set("ragged", Ragged(dtype="f16", kv_heads=3, head_dim=24, v_head_dim=40, layout=_VARLEN, lengths_dtype="i64"), 3),
     _set(

@@ -41,6 +41,7 @@ OPERATIONS: dict[str, tuple[str, ...]] = {
     "k_only": ("rotate",),
     "xpacked": ("norm_v", "norm_plain"),
     "swizzled": ("rotate_k",),
+    "heads_outermost": ("norm_v", "rotate_k"),
     "latent_row": ("norm_k",),
     "latent_pool": ("rotate",),
     "fp8": ("norm_k", "norm_layer"),

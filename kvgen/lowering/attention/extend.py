@@ -274,7 +274,15 @@ def extend_context(kernels: KernelSet, d: Attended, scale: float, s: Shape, chun
 
 
 def planner(
-    kernels: KernelSet, name: str, *, attend: AttentionContext, found: Shape, chunk_tokens: int, index: str, digest: int
+    kernels: KernelSet,
+    name: str,
+    *,
+    attend: AttentionContext,
+    found: Shape,
+    chunk_tokens: int,
+    index: str,
+    digest: int,
+    cross: bool,
 ) -> KernelPlan:
     """The planner of operation `name`: one block, once a step."""
     cache = kernels.kv
@@ -302,7 +310,7 @@ def planner(
         least_tiles=LEAST_TOKENS // found.tokens,
         token_bytes=sum(mma.row_bytes(parts[0]) for parts in cache.storage.roles.values()),
         together_bytes=_TOGETHER,
-        new_in_length=new_in_length(kernels),
+        new_in_length=new_in_length(kernels, cross),
         digest=digest,
     )
     one = const(1)

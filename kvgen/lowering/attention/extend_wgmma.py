@@ -24,10 +24,13 @@ ARCH: Final = "sm_90a"
 THREADS: Final = 384
 # Columns of a block: 64 of each of two warpgroups.
 COLS: Final = 128
+# An entry with no more columns than one warpgroup's is narrow: both warpgroups have them, and every other tile of keys each. The
+# tensor cores take half the time of others for its tiles.
+NARROW_COLS: Final = COLS // 2
 # Warps that have columns.
 _WARPS: Final = 8
 # Shared memory of a block, less barriers, flags and what warps keep of entries.
-_MEMORY: Final = (227 << 10) - 1024
+_MEMORY: Final = (227 << 10) - 2048
 _MOST_STAGES: Final = 4
 # Registers of a thread that copies and of one that multiplies: of 168 at the start the copying warpgroup leaves 128.
 _PRODUCER: Final = 40
@@ -49,6 +52,8 @@ class ExtendWgmmaContext:
     k: SegmentContext
     v: SegmentContext
     cols: int
+    narrow_cols: int
+    chunk_tokens: int
     tokens: int
     stages: int
     issue: int
@@ -76,13 +81,19 @@ def tile_tokens(kernels: KernelSet) -> int:
     return 128 if max(kernels.kv.head_dim, kernels.kv.v_dim) <= 192 else 64
 
 
-def applies(kernels: KernelSet, cols: int, invariant: bool) -> str:
-    """Why a set's kernel on sm_90a does not use it; empty where it does. `cols` are the columns of the other kernel's block."""
+def narrow_cols(chunk_tokens: int) -> int:
+    """Columns of an entry for whose tiles products take half the time; none with fixed cuts, of `chunk_tokens`."""
+    return 0 if chunk_tokens else NARROW_COLS
+
+
+def applies(kernels: KernelSet, cols: int, chunk_tokens: int) -> str:
+    """Why a set's kernel on sm_90a does not use it; empty where it does. `cols` are the columns of the other kernel's block,
+    cuts are fixed at multiples of `chunk_tokens` (0: they are not)."""
     cache = kernels.kv
     if ARCH not in kernels.arch:
         return f"wgmma is {ARCH}'s alone"
-    if invariant:
-        return "sums begin anew at fixed tokens"
+    if chunk_tokens % tile_tokens(kernels):
+        return f"sums begin anew every {chunk_tokens} tokens, which are no whole tiles of {tile_tokens(kernels)}"
     if cache.quants["k"] is not None or cache.quants["v"] is not None or cache.dtype not in ("bf16", "f16"):
         return "K and V are not of 16-bit elements"
     if cache.head_dim % 64 or cache.v_dim % 64 or max(cache.head_dim, cache.v_dim) > 256:
@@ -129,7 +140,13 @@ def shared_bytes(kernels: KernelSet) -> int:
     dims = kernels.kv.head_dim + kernels.kv.v_dim
     stages = _stages(kernels)
     flags = -(-(8 * (4 * stages + 2) + 4 * (stages + 1)) // 16) * 16
-    return 2 * COLS * kernels.kv.head_dim + stages * 2 * tile_tokens(kernels) * dims + flags + 48 * _WARPS
+    return (
+        2 * COLS * kernels.kv.head_dim
+        + stages * 2 * tile_tokens(kernels) * dims
+        + flags
+        + 8 * NARROW_COLS
+        + 48 * _WARPS
+    )
 
 
 def maps(kernels: KernelSet) -> tuple[PoolMap, PoolMap]:
@@ -170,6 +187,8 @@ def with_warpgroups(kernels: KernelSet, plan: KernelPlan, attended: Attended, sc
         k=k,
         v=v,
         cols=COLS,
+        narrow_cols=narrow_cols(plan.context.chunk_tokens),
+        chunk_tokens=plan.context.chunk_tokens,
         tokens=tokens,
         stages=_stages(kernels),
         issue=math.gcd(cache.page_tokens, tokens),
@@ -182,7 +201,7 @@ def with_warpgroups(kernels: KernelSet, plan: KernelPlan, attended: Attended, sc
         slack=SLACK,
         shared_bytes=shared,
         planned_blocks=plan.context.blocks_per_sm,
-        turns=max(kernels.kv.head_dim, kernels.kv.v_dim) > 64,
+        turns=max(kernels.kv.head_dim, kernels.kv.v_dim) > 64 or _stages(kernels) % 2 == 1,
         qk_scale=float_literal(scale),
         other_file=plan.name if others else "",
     )

@@ -23,13 +23,13 @@ class AttentionContext:
     """Everything attention/masks.j2 reads, and what a kernel asks about it.
 
     `params` are the call's, in order, sizes and strides behind the arrays; `padding` is a parameter among them that the
-    kernel applies itself. `fields` of struct Inputs get `values` of the kernel. `plain`: scores stay as they are, so that a
-    kernel may fold the scale; `floors`: score() divides whole numbers that may be negative. A row sees all tokens in
-    [first_visible, end_visible) unless `masked`: then visible() says which. `later`: rows may see tokens after their
-    position; `packed`: bits stand in for the causal order, `listed`: a mask says what is seen. Window, chunk and `relative`
-    are 0 where there is none, `cap` is empty. `lines` are the statements of a score function of the user's. Functions are
-    asked only about rows of the call (row < T, q_head < q_heads) and tokens of their request; a score of -inf hides a
-    token too.
+    kernel applies itself. `fields` of struct Inputs get `values` of the kernel. `plain`: scores stay as they are, so
+    that a kernel may fold the scale; `floors`: score() divides whole numbers that may be negative. A row sees all
+    tokens in [first_visible, end_visible) unless `masked`: then visible() says which. `later`: rows may see tokens
+    after their position, `ahead` of them at most; `packed`: bits stand in for the causal order, `listed`: a mask says
+    what is seen. Window, chunk, `ahead` and `relative` are 0 where there is none, `cap` is empty. `lines` are the
+    statements of a score function of the user's. Functions are asked only about rows of the call (row < T, q_head <
+    q_heads) and tokens of their request; a score of -inf hides a token too.
     """
 
     params: tuple[Array | Size | Scalar, ...]
@@ -52,6 +52,7 @@ class AttentionContext:
     listed: bool
     window: int
     chunk: int
+    ahead: int
     padding: bool
     traced: bool
 
@@ -70,7 +71,7 @@ class AttentionContext:
     @property
     def early_rows_see(self) -> bool:
         """Whether rows before the first token, of requests with more rows than tokens, see what one at the first does."""
-        return not self.causal and not self.chunk
+        return not (self.causal or self.chunk or self.ahead)
 
     @property
     def asks(self) -> bool:
@@ -126,6 +127,7 @@ def attention_context(mask: Mask, score: Score | None, kernels: KernelSet, index
         listed=mask.tree == "mask",
         window=mask.window or 0,
         chunk=mask.chunk or 0,
+        ahead=mask.ahead or 0,
         padding=mask.padding,
         traced=score is not None and score.function is not None,
     )

@@ -28,6 +28,11 @@ LEAST_TILES: Final = 2
 WORKSPACE: Final = Array(
     "workspace", "u8", ("W",), access="inout", align=16, doc="from `workspace()`, planned for this step by `plan()`"
 )
+# Scales of e4m3 codes; append has the same q_scale.
+Q_SCALE: Final = Array("q_scale", "f32", (1,), optional=True, doc="what q's codes are multiplied with; None: 1")
+OUT_SCALE: Final = Array(
+    "out_scale", "f32", (1,), optional=True, doc="what out's codes are to be multiplied with; None: 1"
+)
 # Sizes of the workspace, which the launcher takes from it.
 SIZES: Final = tuple(Size(name, "u32", name) for name in ("num_sm_parts", "max_rows", "max_chunks", "max_slots"))
 
@@ -64,7 +69,7 @@ class Attended:
     `tiles` of columns share a kv head, or a block has `heads` neighbouring ones; `vec` dims of the output are written by one
     access. `factored`: sums are still to be multiplied with Values::kFactor. The LSE is to base 2 if `lse_base_two`, counts the
     sinks if `lse_sinks`, and where a row sees no key it is inf if `lse_inf`, else -inf. A workspace whose plan has another
-    `plan_digest` is refused (0: nothing is planned).
+    `plan_digest` is refused (0: nothing is planned). `q_scaled`, `out_scaled`: q, out are codes, whose scale the call may bring.
     """
 
     entry: str
@@ -87,6 +92,8 @@ class Attended:
     lse_sinks: bool
     lse_base_two: bool
     heads: int = 1
+    q_scaled: bool = False
+    out_scaled: bool = False
 
     @property
     def column_blocks(self) -> int:
@@ -122,21 +129,38 @@ def most_seen(kernels: KernelSet, rows: int, mask: Mask) -> int:
     return min(found, default=0)
 
 
-def new_in_length(kernels: KernelSet) -> bool:
-    """Whether lengths count the step's own tokens."""
-    return kernels.kv.lengths == "after"
+def new_in_length(kernels: KernelSet, cross: bool = False) -> bool:
+    """Whether lengths are all tokens that there are: rows' own are counted, or rows have none (`cross`)."""
+    return cross or kernels.kv.lengths == "after"
+
+
+def check_cross(mask: Mask) -> None:
+    """Raise ValueError where a mask asks for positions of rows that are no tokens."""
+    for name, value in (("causal", mask.causal), ("window", mask.window), ("ahead", mask.ahead), ("chunk", mask.chunk)):
+        if value:
+            raise ValueError(
+                f"cross: got True beside a mask with {name}={value}; rows that are no tokens of the cache have no position among "
+                "them; use Mask(causal=False), with padding or tree='mask' if need be"
+            )
 
 
 def plan_digest(
-    kernels: KernelSet, name: str, split: SplitPlan | None, attend: AttentionContext, rows: int, tile: int
+    kernels: KernelSet,
+    name: str,
+    split: SplitPlan | None,
+    attend: AttentionContext,
+    rows: int,
+    tile: int,
+    cross: bool = False,
 ) -> int:
     """64 bits by which a kernel knows the plans that are its own: of the operation, how its workspace is divided, how its
     requests are cut and which of their tokens its rows see. 0 without a workspace."""
     if split is None:
         return 0
     sees = (attend.causal, attend.later, attend.window, attend.chunk, attend.padding)
-    window = lower(kernels.kv).table.window
-    fields = (entry_name(kernels, name), *astuple(split), rows, tile, *sees, window, kernels.kv.lengths)
+    ahead = (attend.ahead,) if attend.ahead else ()
+    window, lengths = lower(kernels.kv).table.window, "cross" if cross else kernels.kv.lengths
+    fields = (entry_name(kernels, name), *astuple(split), rows, tile, *sees, *ahead, window, lengths)
     return int.from_bytes(hashlib.sha256(repr(fields).encode()).digest()[:8], "little")
 
 
@@ -152,6 +176,7 @@ def planner(
     columns: int,
     index: str,
     digest: int,
+    cross: bool = False,
 ) -> KernelPlan:
     """The planner of operation `name`: one block, once a step."""
     padding = tuple(p for p in attend.params if p.name == "valid_tokens")
@@ -176,7 +201,7 @@ def planner(
         least_tiles=LEAST_TILES,
         rows=rows,
         counters=columns,
-        new_in_length=new_in_length(kernels),
+        new_in_length=new_in_length(kernels, cross),
         digest=digest,
     )
     one = const(1)

@@ -17,7 +17,7 @@ template <uint32_t kHeads>
 __device__ __forceinline__ RowPlan read_row_plan(uint8_t* workspace, const PlanSizes& sizes, uint64_t digest, uint32_t batch, uint32_t num_rows, uint64_t* errors) {
   const Plan plan = plan_in(workspace, sizes, kHeads);
   const PlanHeader header = *plan.header;
-  const bool good = header.is_for(digest, batch, num_rows, sizes) && header.first_row <= header.end_row && header.end_row <= num_rows && header.heads_together > 0 &&
+  const bool good = header.is_for(digest, batch, num_rows, sizes) && header.nobodys == header.sum() && header.first_row <= header.end_row && header.end_row <= num_rows && header.heads_together > 0 &&
                     kHeads % header.heads_together == 0;
   if (threadIdx.x == 0 && !good) report(errors, Fault::plan, 0, 0);
   if (threadIdx.x == 0 && good && header.wrong_total) report(errors, Fault::row_offsets, batch - 1, num_rows);
@@ -48,7 +48,7 @@ struct RowPartial {
       const Vec<float, 4> head = {sums.row_max[m][0], sums.row_max[m][1], failed ? nan_f32() : sums.row_sum[m][0], failed ? nan_f32() : sums.row_sum[m][1]};
       *at(slot, m, 0) = head;
 #pragma unroll
-      for (uint32_t d = 0; d < RowShape<Tile>::kDimTiles; ++d) *at(slot, m, d + 1) = *(const Vec<float, 4>*)sums.out[m][d];
+      for (uint32_t d = 0; d < RowShape<Tile>::kDimTiles; ++d) *at(slot, m, d + 1) = {sums.out[m][d][0], sums.out[m][d][1], sums.out[m][d][2], sums.out[m][d][3]};
     }
   }
 

@@ -27,6 +27,20 @@ __device__ __forceinline__ uint64_t rows_operand(uint32_t address) { return swiz
 template <uint32_t kDims>
 __device__ __forceinline__ uint64_t values_operand(uint32_t address) { return swizzled_tile(address, 1024, kGroupBytes<kDims>); }
 
+// Eight codes of q at `row`, as operands, to 16 bytes of shared memory; zeros where it is not `live`.
+template <typename Tile>
+__device__ __forceinline__ void store_query_codes(uint8_t* to, const e4m3* row, bool live) {
+  using T = typename Tile::Operand;
+  Raw<e4m3, 8> codes;
+  fill(codes, e4m3{});
+  if (live) load<8>(codes, row);
+  float x[8];
+  unpack<e4m3>(x, codes);
+  Raw<T, 8> widened;
+  pack<T>(widened, x);
+  *(Vec<uint32_t, 4>*)to = *(const Vec<uint32_t, 4>*)&widened;
+}
+
 // ---- Products, which are asynchronous: a kernel fences before them, commits and waits after them
 
 template <typename Tile>
@@ -98,6 +112,15 @@ __device__ __forceinline__ void exponentiate(RowScores<Tile>& s, RowSums<Tile>& 
       if (hidden) x = -0.0f;
       sums.row_sum[0][r / 2] += x;
     }
+}
+// The four lanes of a column have a part of its sum each: together in all of them.
+template <typename Tile>
+__device__ __forceinline__ void add_lanes(RowSums<Tile>& sums) {
+#pragma unroll
+  for (uint32_t h = 0; h < 2; ++h) {
+    sums.row_sum[0][h] += __shfl_xor_sync(~0u, sums.row_sum[0][h], 1);
+    sums.row_sum[0][h] += __shfl_xor_sync(~0u, sums.row_sum[0][h], 2);
+  }
 }
 template <typename Tile>
 __device__ __forceinline__ void round_weights(TileWeights<Tile>& weights, const RowScores<Tile>& s) {
@@ -203,13 +226,46 @@ __device__ __forceinline__ void for_each_eight(const RowSums<Tile>& sums, const 
   for (uint32_t first = 0; first < Tile::kValueDims / 8; first += 4) for_each_eight(*(const float(*)[4][4])sums.out[0][first], first, each);
 }
 
+// Adds up what two warpgroups have summed of the same columns, in the one whose tokens count as the earlier ones: the `later` one puts
+// its sums where Q was (kRoom dims of 128 columns), as many dims at a time as find room, and `heads`. Threads of both call it, `threads`
+// together, and meet at barrier `id`; Q has been read by then.
+template <uint32_t kRoom, typename Tile>
+__device__ __forceinline__ void sync_join(uint32_t id, uint32_t threads, RowSums<Tile>& sums, bool later, bool failed, uint8_t* room, Vec<float, 4>* heads) {
+  constexpr uint32_t kTiles = RowShape<Tile>::kDimTiles, kEach = kRoom / 8 < kTiles ? kRoom / 8 : kTiles;  // of 8 dims: all, and at a time
+  const uint32_t thread = threadIdx.x % 128;
+  if (later && thread % 4 == 0) heads[thread / 4] = {sums.row_max[0][0], sums.row_max[0][1], failed ? nan_f32() : sums.row_sum[0][0], failed ? nan_f32() : sums.row_sum[0][1]};
+  named_barrier(id, threads);  // products with Q are done
+  const Vec<float, 4> head = heads[thread / 4];
+  const typename RowPartial<Tile>::Factors factors(sums.row_max[0], {head.e[0], head.e[1]}, sums.row_max[0]);
+#pragma unroll
+  for (uint32_t h = 0; h < 2; ++h) sums.row_sum[0][h] = factors.join(sums.row_sum[0][h], head.e[2 + h], h);
+#pragma unroll
+  for (uint32_t first = 0; first < kTiles; first += kEach) {
+    Vec<float, 4>* at = (Vec<float, 4>*)room + thread;
+    if (first > 0) named_barrier(id, threads);  // the dims before these have been read
+    if (later) {
+#pragma unroll
+      for (uint32_t d = 0; d < kEach && first + d < kTiles; ++d) at[d * 128] = *(const Vec<float, 4>*)sums.out[0][first + d];
+    }
+    named_barrier(id, threads);  // they are there
+    if (!later) {
+#pragma unroll
+      for (uint32_t d = 0; d < kEach && first + d < kTiles; ++d) {
+        const Vec<float, 4> x = at[d * 128];
+#pragma unroll
+        for (uint32_t r = 0; r < 4; ++r) sums.out[0][first + d][r] = factors.join(sums.out[0][first + d][r], x.e[r], r / 2);
+      }
+    }
+  }
+}
+
 // Joins `count` partial results (RowPartial), `step` floats apart and in their order: row_max, row_sum, and 4 tiles of 8 dims from `first` on.
 template <typename Parts>
 __device__ __forceinline__ void merge_four(float (&row_max)[2], float (&row_sum)[2], float (&out)[4][4], float* slot, uint64_t step, uint32_t count, uint32_t first) {
   row_max[0] = row_max[1] = -infinity();
-  row_sum[0] = row_sum[1] = 0.0f;
+  row_sum[0] = row_sum[1] = -0.0f;  // to which anything is added without a change
 #pragma unroll
-  for (uint32_t n = 0; n < 16; ++n) out[n / 4][n % 4] = 0.0f;
+  for (uint32_t n = 0; n < 16; ++n) out[n / 4][n % 4] = -0.0f;
 #pragma unroll 1
   for (uint32_t i = 0; i < count; ++i) {
     Vec<float, 4> head, more[4];

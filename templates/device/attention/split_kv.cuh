@@ -127,6 +127,14 @@ struct PlanSizes {
   uint32_t num_sm_parts, max_rows, max_chunks, max_slots;
 };
 
+// A number that tells words from others.
+template <uint32_t kCount>
+__device__ __forceinline__ uint32_t hash_of(const uint32_t (&words)[kCount]) {
+  uint32_t hash = 0;
+  for (const uint32_t word : words) hash = (hash ^ word ^ hash >> 15) * 0x9e3779b1u;
+  return hash;
+}
+
 // What a workspace begins with: the call that it was planned for. Planner and kernel share `digest`, a constant of the
 // operation and of all that its plans depend on.
 struct alignas(16) PlanHeader {
@@ -134,7 +142,7 @@ struct alignas(16) PlanHeader {
   uint64_t digest;
   uint32_t rows, num_sm_parts, max_rows, max_chunks;
   uint32_t max_slots, num_chunks;
-  uint32_t nobodys, wrong_total;  // whether some rows are no request's, whether the last row offset is wrong
+  uint32_t nobodys, wrong_total;  // whether some rows are no request's (of extend: sum()), whether the last row offset is wrong
   uint32_t stamp;                 // of this plan: the sum of the requests' stamp_of
   uint32_t first_row, end_row;    // of extend: rows before and from here on are no request's
   uint32_t heads_together;        // of extend: kv heads whose blocks go one after the other
@@ -145,6 +153,9 @@ struct alignas(16) PlanHeader {
     return magic == kMagic && digest == operation && batch == requests && rows == num_rows && num_sm_parts == sizes.num_sm_parts && max_rows == sizes.max_rows &&
            max_chunks == sizes.max_chunks && max_slots == sizes.max_slots && num_chunks <= max_chunks;
   }
+
+  // Of what extend's planner found out, so that a word of it which is overwritten is known.
+  __device__ __forceinline__ uint32_t sum() const { return hash_of({num_chunks, wrong_total, stamp, first_row, end_row, heads_together}); }
 };
 
 // Where a workspace has what: see kvgen/runtime/workspace.py, which sizes it.
@@ -177,10 +188,7 @@ __device__ __forceinline__ Plan plan_in(uint8_t* workspace, const PlanSizes& siz
 
 // What tells a request's work from another one's.
 __device__ __forceinline__ uint32_t stamp_of(const KvChunk& whole) {
-  const uint32_t words[] = {whole.b, whole.row, whole.rows, whole.tokens, whole.begin, whole.end, (uint32_t)whole.fault};
-  uint32_t hash = 0;
-  for (const uint32_t word : words) hash = (hash ^ word ^ hash >> 15) * 0x9e3779b1u;
-  return hash;
+  return hash_of({whole.b, whole.row, whole.rows, whole.tokens, whole.begin, whole.end, (uint32_t)whole.fault});
 }
 
 // What entry `i` of a list carries, so that one which this plan did not write there is known: overwritten, stale or moved.

@@ -23,7 +23,17 @@ struct PageAddresses {
 //     static constexpr uint32_t kPointer = 0, kId = 0, kAlign = 16;  // which page pointer; which id finds the page; in bytes
 //     static constexpr uint64_t kBytes = 32768;                      // of a page, or, kOpen, of a token
 //     static constexpr bool kOpen = false;
-//   };
+//     static constexpr uint64_t kStrip = 1024, kStep = 32768;        // only where other pages or layers lie in between: bytes that
+//   };                                                               // are neighbours, a multiple of 16, and from these to the next ones
+template <typename R, typename = const uint64_t>
+struct Strips {
+  __device__ static constexpr uint64_t at(uint64_t begin) { return begin; }
+};
+template <typename R>
+struct Strips<R, decltype(R::kStep)> {
+  __device__ static constexpr uint64_t at(uint64_t begin) { return begin / R::kStrip * R::kStep + begin % R::kStrip; }
+};
+
 template <typename R>
 struct Run {
   static constexpr uint32_t kPointer = R::kPointer, kId = R::kId;
@@ -69,22 +79,23 @@ struct PageRuns {
 
   __device__ static constexpr Count pieces(uint32_t tokens) { return (Count)(Run<R>::pieces(tokens) + ...); }
 
-  // Which run piece i of the page is in: `visit(run, i, bytes)`, i then counting from the run's first, `bytes` the run's.
+  // Where piece i of the page is: `visit(run, begin, bytes)`, its run, its first byte from the run's on, and how many it has.
   template <typename Visit>
   __device__ static __forceinline__ void find(Count i, uint32_t tokens, const Visit& visit) {
     uint32_t run = 0;
-    uint64_t bytes = 0;
+    uint64_t begin = 0, bytes = 0;
     bool found = false;
-    const auto ask = [&](uint32_t number, Count pieces, uint64_t nbytes) {
+    const auto ask = [&](auto r, uint32_t number, Count pieces, uint64_t nbytes) {
       if (found) return;
       run = number;
-      bytes = nbytes;
+      begin = Strips<decltype(r)>::at((uint64_t)i * 16);
+      bytes = nbytes - (uint64_t)i * 16;
       found = i < pieces;
       if (!found) i -= pieces;
     };
     uint32_t number = 0;
-    (ask(number++, (Count)Run<R>::pieces(tokens), Run<R>::bytes(tokens)), ...);
-    visit(run, i, bytes);
+    (ask(R{}, number++, (Count)Run<R>::pieces(tokens), Run<R>::bytes(tokens)), ...);
+    visit(run, begin, bytes < 16 ? (uint32_t)bytes : 16);
   }
 
   __device__ static constexpr uint32_t align() {
@@ -125,13 +136,12 @@ __device__ __forceinline__ void store_tile(const Ends (&ends)[kUnits][Runs::kRun
     bytes[u] = 0;
     if (i >= units * count) continue;
     const uint32_t unit = kUnits == 1 ? 0 : i / count;
-    Runs::find(first + (kUnits == 1 ? i : i % count), tokens, [&](uint32_t run, typename Runs::Count piece, uint64_t nbytes) {
+    Runs::find(first + (kUnits == 1 ? i : i % count), tokens, [&](uint32_t run, uint64_t begin, uint32_t nbytes) {
       const Ends& e = ends[unit][run];
       if (e.from == nullptr) return;
-      const uint64_t begin = (uint64_t)piece * 16;
       from[u] = in_global(e.from) + begin;
       to[u] = in_global(e.to) + begin;
-      bytes[u] = nbytes - begin < 16 ? (uint32_t)(nbytes - begin) : 16;
+      bytes[u] = nbytes;
     });
     if (from[u] == nullptr) continue;
     if (!Runs::kWhole && (bytes[u] < 16 || (((uint64_t)from[u] | (uint64_t)to[u]) & 15) != 0)) continue;
@@ -273,18 +283,16 @@ __device__ __forceinline__ void store_zero_tile(uint8_t* const (&runs)[kUnits][R
     const uint32_t i = threadIdx.x + u * kCopyThreads;
     if (i >= units * count) return;
     const uint32_t unit = kUnits == 1 ? 0 : i / count;
-    Runs::find(first + (kUnits == 1 ? i : i % count), tokens, [&](uint32_t run, typename Runs::Count piece, uint64_t nbytes) {
+    Runs::find(first + (kUnits == 1 ? i : i % count), tokens, [&](uint32_t run, uint64_t begin, uint32_t nbytes) {
       if (runs[unit][run] == nullptr) return;
-      const uint64_t begin = (uint64_t)piece * 16;
       uint8_t* to = in_global(runs[unit][run]) + begin;
-      if (Runs::kWhole || (nbytes - begin >= 16 && ((uint64_t)to & 15) == 0)) {
+      if (Runs::kWhole || (nbytes == 16 && ((uint64_t)to & 15) == 0)) {
         *(Wide*)in_global(to) = Wide{};
         return;
       }
       if constexpr (!Runs::kWhole) {
-        const uint32_t bytes = nbytes - begin < 16 ? (uint32_t)(nbytes - begin) : 16;
 #pragma unroll 1
-        for (uint32_t j = 0; j < bytes; j += sizeof(Narrow)) *(Narrow*)(in_global(to) + j) = Narrow{};
+        for (uint32_t j = 0; j < nbytes; j += sizeof(Narrow)) *(Narrow*)(in_global(to) + j) = Narrow{};
       }
     });
   }

@@ -69,11 +69,13 @@ extern "C" __global__ void split_tokens(const int32_t* lengths, const uint32_t* 
   before[b] = tokens_with<false>(cache, b, rows[b]);
 }
 
-// A thread a header and the words of a call: whether the one is for the other.
-extern "C" __global__ void split_headers(const PlanHeader* headers, const uint32_t* calls, uint32_t* out) {
+// A thread a header and the words of a call: whether the one is for the other, the header's sum, and a hash of the call.
+extern "C" __global__ void split_headers(const PlanHeader* headers, const uint32_t* calls, uint32_t* out, uint32_t* sums, uint32_t* hashes) {
   const uint32_t* call = calls + 8 * threadIdx.x;
   const uint64_t digest = (uint64_t)call[1] << 32 | call[0];
   out[threadIdx.x] = headers[threadIdx.x].is_for(digest, call[2], call[3], {call[4], call[5], call[6], call[7]});
+  sums[threadIdx.x] = headers[threadIdx.x].sum();
+  hashes[threadIdx.x] = hash_of({call[0], call[1], call[2], call[3], call[4], call[5], call[6], call[7]});
 }
 
 extern "C" __global__ void split_stamps(const KvChunk* chunks, const uint32_t* places, uint32_t* of, uint32_t* at) {
