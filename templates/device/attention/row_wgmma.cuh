@@ -289,6 +289,19 @@ __device__ __forceinline__ T* fresh(T* p) {
 
 // ---- Warpgroups of a block that have different tasks
 
+// A tile's place in a ring of N stages, and the parity of its mbarriers' phase there.
+template <uint32_t N>
+struct RingPlace {
+  uint32_t stage = 0, parity = 0;
+  // By N at most.
+  __device__ __forceinline__ void advance(uint32_t n) {
+    stage += n;
+    if (stage < N) return;
+    stage -= N;
+    parity ^= 1;
+  }
+};
+
 // Gives registers away, or takes what others gave: so many for each thread of the warpgroup from here on.
 template <uint32_t N>
 __device__ __forceinline__ void release_registers() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N)); }
