@@ -79,6 +79,7 @@ campaign: $(VENV)/installed-test ## drawn specs, all pairs of the family, a shar
 	KVGEN_DRAWN=$${KVGEN_DRAWN:-100} $(BIN)/python -m pytest tests/spec/test_storage.py tests/models/test_hostile.py -n auto --dist worksteal
 	KVGEN_FAMILY=$${KVGEN_FAMILY:-300} $(BIN)/python -m pytest tests/ops/test_family.py tests/ops/test_seal.py -n auto --dist worksteal
 	KVGEN_FAMILY=1 $(BIN)/python -m pytest tests/ops/test_sets.py -k covers_every_pair
+	KVGEN_FAMILY=1 $(BIN)/python -m pytest tests/ops/test_extend*.py tests/models/test_prompts.py -n auto --dist worksteal
 	KVGEN_FAMILY=1 $(BIN)/python -m pytest tests/test_run_gpu_*.py tests/cli/test_bench*.py tests/cli/test_demo.py -n auto --dist worksteal
 	KVGEN_GARBAGE=$${KVGEN_GARBAGE:-2000} $(BIN)/python -m pytest tests/ops/test_workspace.py -n auto --dist worksteal -k garbage
 	KVGEN_GRID=$${KVGEN_GRID:-full:0/20} $(BIN)/python -m pytest tests/accessor -n auto --dist worksteal

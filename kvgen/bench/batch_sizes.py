@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Final
 
@@ -34,6 +35,22 @@ class Workload:
         own = tokens if new is None else new
         step = "" if own == tokens else f", {own} new"
         return Workload(f"{batch} x {tokens}{step}", (tokens,) * batch, (own,) * batch)
+
+    @staticmethod
+    def mixed(rows: str, tokens: int) -> Workload:
+        """Requests of so many new tokens, "4000,1x60": one of 4000 and 60 of 1, each of at least `tokens` in all."""
+        new: list[int] = []
+        for part in rows.split(","):
+            found = re.fullmatch(r"([0-9]{1,7})(?:x([0-9]{1,4}))?", part)
+            if found is None or not int(found[1]):
+                raise ToolError(
+                    f"--rows: got {part!r}; it must be the new tokens of a request, as 4000, or of several, as 1x60; separate "
+                    "them by commas"
+                )
+            new += [int(found[1])] * int(found[2] or 1)
+        if not new:
+            raise ToolError(f"--rows: got {rows!r}, which is no request; give at least one")
+        return Workload(f"{rows} of {tokens}", tuple(max(n, tokens) for n in new), tuple(new))
 
     def check(self, cache: Cache, name: str) -> None:
         """Raise ToolError where a request is longer than the blocks of the set `name` allow."""

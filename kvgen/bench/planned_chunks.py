@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-import heapq
 import itertools
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kvgen.bench.calls import call_of
 from kvgen.bench.synthetic_batch import LAYER, Scene
+from kvgen.lowering.attention import extend
+from kvgen.ops import Extend
 from kvgen.plan.split_plan import HEADER, KV_CHUNK
 from kvgen.runtime.cpu import machine
-from kvgen.spec.kernel_set import Op
+from kvgen.spec.kernel_set import KernelSet, Op
 
+Bytes = NDArray[np.uint8]
 _STAMP: Final = 0x85EBCA6B  # what the list adds for every place (device/attention/split_kv.cuh)
-_CHUNKS_AT, _STAMP_AT, _BEGIN, _END, _PIECES = 9, 12, 4, 5, 7  # words of the header, and of a chunk
+_CHUNKS_AT, _STAMP_AT, _TOGETHER_AT = 9, 12, 15  # words of the header
+_BEGIN, _END, _PIECES, _FIRST = 4, 5, 7, 11  # of a chunk
 
 
 @dataclass(frozen=True)
@@ -28,12 +33,73 @@ class PlannedChunks:
     pieces: int
 
 
+@dataclass(frozen=True)
+class PlannedTile:
+    """An entry of extend's plan: `cols` columns of request `b` from column `first` on, and the keys [begin, end), one of
+    `pieces` parts of what these columns see."""
+
+    b: int
+    first: int
+    cols: int
+    begin: int
+    end: int
+    pieces: int
+
+
+@dataclass(frozen=True)
+class PlannedTiles:
+    """The entries in the order of the list. Each is for all kv heads, of which `heads_together` go side by side."""
+
+    entries: tuple[PlannedTile, ...]
+    heads: int
+    heads_together: int
+
+    @property
+    def works(self) -> tuple[tuple[PlannedTile, int], ...]:
+        """(entry, kv head) in the order in which blocks take them."""
+        groups = range(0, self.heads, self.heads_together)
+        return tuple((e, h) for g in groups for e in self.entries for h in range(g, g + self.heads_together))
+
+
 def planned_chunks(scene: Scene, op: Op, multiprocessors: int, arch: str | None = None) -> PlannedChunks | None:
-    """What the planner makes of the scene's batch; None for an operation that plans nothing."""
+    """What the planner makes of the scene's batch; None where nothing is planned, or tiles of rows."""
+    launcher = getattr(scene.package, op.name)
+    if not hasattr(launcher, "workspace") or launcher.SPLIT_PLAN.slots_a_part:
+        return None
+    memory, sizes = _planned(scene, op, multiprocessors, arch)
+    return _read(memory, sizes, launcher.SPLIT_PLAN.columns)
+
+
+def planned_tiles(scene: Scene, op: Extend, multiprocessors: int, arch: str | None = None) -> PlannedTiles:
+    """The tiles of rows of extend's plan of the scene's batch."""
+    memory, sizes = _planned(scene, op, multiprocessors, arch)
+    return tiles_in(memory, sizes, scene.kernels, op)
+
+
+def tiles_in(memory: Bytes, sizes: Mapping[str, int], kernels: KernelSet, op: Extend) -> PlannedTiles:
+    """The same of a workspace that is planned."""
+    shape, heads = extend.shape(kernels, fixed=op.split == "invariant"), kernels.kv.kv_heads
+    assert shape is not None
+    header = memory[:HEADER].view(np.uint32)
+    chunks = _chunks(memory, sizes, heads, int(header[_CHUNKS_AT]))
+    entries = tuple(
+        PlannedTile(
+            b=int(c[0]),
+            first=int(c[_FIRST]),
+            cols=min(shape.cols, int(c[2]) * kernels.group - int(c[_FIRST])),
+            begin=int(c[_BEGIN]),
+            end=int(c[_END]),
+            pieces=int(c[_PIECES]),
+        )
+        for c in chunks
+    )
+    return PlannedTiles(entries, heads, int(header[_TOGETHER_AT]))
+
+
+def _planned(scene: Scene, op: Op, multiprocessors: int, arch: str | None) -> tuple[Bytes, dict[str, int]]:
+    """The workspace, after the planner ran, and its sizes."""
     call = call_of(scene, op)
     launcher = call.launcher
-    if not hasattr(launcher, "workspace"):
-        return None
     cache = scene.package.Cache(**scene.pools, **scene.tables(call.counted_as, call.rows_each))
     layer = cache[LAYER]
     longest = layer.dims["max_cache_length"] if launcher.SPLIT_PLAN.chunk_tokens else None
@@ -43,14 +109,10 @@ def planned_chunks(scene: Scene, op: Op, multiprocessors: int, arch: str | None 
     taken = {p.name: arguments[p.name] for p in launcher.PLAN.arguments if p.name in arguments}
     with machine(arch, "fast"):
         launcher.plan(layer, workspace, rows=call.rows, **taken)
-    split = launcher.SPLIT_PLAN
-    memory = np.asarray(workspace.view.owner)
-    if split.slots_a_part:
-        return _read_tiles(memory, workspace.sizes, split.columns)
-    return _read(memory, workspace.sizes, split.columns)
+    return np.asarray(workspace.view.owner), workspace.sizes
 
 
-def _read(memory: np.ndarray[Any, np.dtype[np.uint8]], sizes: dict[str, int], columns: int) -> PlannedChunks:
+def _read(memory: Bytes, sizes: Mapping[str, int], columns: int) -> PlannedChunks:
     parts = sizes["num_sm_parts"]
     stamp = int(memory[:HEADER].view(np.uint32)[_STAMP_AT])
     stamps = (np.arange(1, parts + 2, dtype=np.uint64) * _STAMP + stamp).astype(np.uint32)
@@ -61,23 +123,9 @@ def _read(memory: np.ndarray[Any, np.dtype[np.uint8]], sizes: dict[str, int], co
     return PlannedChunks(tuple(found), columns, int(chunks[:, _PIECES].max(initial=1)))
 
 
-def _chunks(
-    memory: np.ndarray[Any, np.dtype[np.uint8]], sizes: dict[str, int], columns: int, count: int
-) -> np.ndarray[Any, np.dtype[np.uint32]]:
+def _chunks(memory: Bytes, sizes: Mapping[str, int], columns: int, count: int) -> NDArray[np.uint32]:
     at = HEADER + _up(4 * (sizes["num_sm_parts"] + 1)) + _up(sizes["max_rows"]) + _up(4 * sizes["max_slots"] * columns)
     return memory[at : at + KV_CHUNK * count].view(np.uint32).reshape(-1, KV_CHUNK // 4)
-
-
-def _read_tiles(memory: np.ndarray[Any, np.dtype[np.uint8]], sizes: dict[str, int], columns: int) -> PlannedChunks:
-    """Of tiles of rows, which blocks take in the order of the list as soon as they have ended the ones before."""
-    chunks = _chunks(memory, sizes, columns, int(memory[:HEADER].view(np.uint32)[_CHUNKS_AT]))
-    found: list[list[int]] = [[] for _ in range(sizes["num_sm_parts"])]
-    free = [(0, part) for part in range(len(found))]
-    for tokens in (chunks[:, _END] - chunks[:, _BEGIN]).tolist():
-        busy, part = heapq.heappop(free)
-        found[part].append(tokens)
-        heapq.heappush(free, (busy + tokens, part))
-    return PlannedChunks(tuple(map(tuple, found)), columns, int(chunks[:, _PIECES].max(initial=1)))
 
 
 def _up(nbytes: int) -> int:

@@ -37,9 +37,7 @@ def tile_of(kernels: KernelSet, plan: KernelPlan) -> Tile | None:
         nbytes = heads * tokens * sum(_bytes(segment) for parts in roles for segment in parts)
         return Tile(tokens, warps, context.d.tiles, nbytes)
     if isinstance(context, ExtendContext):
-        roles = kernels.kv.storage.roles.values()
-        nbytes = context.tokens * sum(_bytes(segment) for parts in roles for segment in parts)
-        return Tile(context.tokens, context.warps, 1, nbytes)
+        return Tile(context.tokens, context.warps, 1, context.tokens * token_bytes(kernels))
     if isinstance(context, MlaDecodeContext):
         row, tokens = context.row, context.shape.tokens
         nbytes = tokens * (row.latent_bytes + row.rope_bytes + 4 * row.groups)
@@ -49,6 +47,11 @@ def tile_of(kernels: KernelSet, plan: KernelPlan) -> Tile | None:
             context.tokens, plan.threads // 32, context.d.tiles, context.tokens * sum(map(_bytes, _latent(kernels)))
         )
     return None
+
+
+def token_bytes(kernels: KernelSet) -> float:
+    """Of K and V of a token of one kv head, with scales."""
+    return sum(_bytes(segment) for parts in kernels.kv.storage.roles.values() for segment in parts)
 
 
 def _latent(kernels: KernelSet) -> Iterator[Segment]:

@@ -89,6 +89,14 @@ def bench(
             metavar="FILE", help="With --device: figures measured on it, a report of kvgen verify.", show_default=False
         ),
     ] = None,
+    rows: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ROWS",
+            help="With --cycles, of extend: each request's new tokens, as 4000,1x60; --tokens are the least of each in all.",
+            show_default=False,
+        ),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Count what every operation asks of memory, on the CPU machine, beside the fewest sectors it could.
@@ -106,11 +114,16 @@ def bench(
     kvgen bench --json > counts.json               for programs; docs/performance.md has the schema
     kvgen bench --cycles '*/decode'                what a trip of the main loop takes; docs/cycles.md
     kvgen bench --cycles llama3_8b --batch 1 --tokens 4096
+    kvgen bench --cycles llama3_8b/extend --rows 4000,1x60 --tokens 4000
     """
+    if rows and not cycles:
+        from kvgen.errors import ToolError
+
+        raise ToolError(f"--rows: got {rows!r} without --cycles; batches of counts have --batch, --tokens and --new")
     if cycles or device or calibration:
         others = (("--new", new), ("--workload", workload), ("--lines", lines))
         beside = [option for option, value in others if value]
-        _cycles(selectors, arch, (device, calibration), (batch, tokens), beside, asked=cycles, as_json=as_json)
+        _cycles(selectors, arch, (device, calibration), (batch, tokens, rows), beside, asked=cycles, as_json=as_json)
         return
     from kvgen.bench import KNOWN
     from kvgen.cli.project import end, open_sets
@@ -143,7 +156,7 @@ def _cycles(
     selectors: list[str] | None,
     arch: str | None,
     table: tuple[str | None, Path | None],
-    size: tuple[int | None, int | None],
+    size: tuple[int | None, int | None, str | None],
     beside: list[str],
     *,
     asked: bool,
@@ -158,9 +171,13 @@ def _cycles(
         raise ToolError(f"{option}: got {given!r} without --cycles; counts of the CPU machine are of no GPU; drop it")
     if beside:
         raise ToolError(f"--cycles: got it beside {beside[0]}; it takes --batch and --tokens; drop {', '.join(beside)}")
-    batch, tokens = size
+    batch, tokens, rows = size
     sized = batch is not None or tokens is not None
     work = Workload.uniform(batch or BATCH, tokens or TOKENS, 1) if sized else None
+    if rows:
+        if batch is not None:
+            raise ToolError(f"--rows: got {rows!r} beside --batch; it has the requests; drop --batch")
+        work = Workload.mixed(rows, tokens or 1)
     bench_cycles(selectors, arch, *table, work, as_json=as_json)
 
 

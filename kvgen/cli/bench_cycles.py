@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -13,7 +14,10 @@ from kvgen.cli.console import console, print_json, say
 from kvgen.cli.progress import progress
 
 if TYPE_CHECKING:
+    from types import ModuleType
+
     from kvgen.bench import Workload
+    from kvgen.bench.planned_chunks import PlannedTile, PlannedTiles
     from kvgen.bench.tiles import Tile
     from kvgen.cli.selection import Chosen
     from kvgen.compile import Job
@@ -22,8 +26,10 @@ if TYPE_CHECKING:
     from kvgen.cycles.device import Device
     from kvgen.cycles.kernel import Kernel
     from kvgen.cycles.launch import BlockTrip, Launch, Work
+    from kvgen.cycles.step import StepCycles
+    from kvgen.ops import Extend
     from kvgen.plan.kernel import KernelPlan
-    from kvgen.spec.kernel_set import Op
+    from kvgen.spec.kernel_set import KernelSet, Op
 
 SCHEMA: Final = 1
 LATENCIES: Final = (800, 1200)  # of loads and copies from DRAM, at which trips are compared with their budgets
@@ -59,9 +65,11 @@ class Examined:
     facts: Mapping[str, int]
     waits: Mapping[str, float]
     launches: Mapping[str, Launch]
+    steps: Mapping[str, Mapping[str, StepCycles]] = field(default_factory=dict)
+    """Of extend, by what of the batch is in the step: `all`, requests of `several` tiles of rows, of `one`; then by side."""
 
 
-def examine(kernel: Kernel, tile: Tile | None, device: Device, work: Work | None = None) -> Examined:
+def examine(kernel: Kernel, tile: Tile | None, device: Device, work: Work | Mixed | None = None) -> Examined:
     """Replay a kernel at both latencies, and at both ends of all figures; and the launch of a batch, if there is one."""
     from kvgen.cli.cycles_of import trip_bytes
     from kvgen.cycles.core import latencies
@@ -71,23 +79,29 @@ def examine(kernel: Kernel, tile: Tile | None, device: Device, work: Work | None
     first = runs[LATENCIES[0]]
     trips = {cycles: run.trip().cycles for cycles, run in runs.items() if run is not None}
     budget = reachable = tflops = None
-    launches = {}
+    launches, steps = {}, {}
+    sides: tuple[tuple[str, Device, Placement], ...] = (
+        ("low", device.fast(), "spread"),
+        ("value", device, "worst"),
+        ("high", device.slow(), "worst"),
+    )
+    asks = first is not None and (tile is not None or work is not None)
+    cycles = {side: _cycles(kernel, at, placement) for side, at, placement in sides} if asks else {}
     if first is not None and kernel.prompts:
         of_all = kernel.floating_operations * device.multiprocessors.value / trips[LATENCIES[0]] / 1e3
         tflops = {clock: of_all * clock for clock in (device.clock_tensor.value, device.clock_tensor.high)}
     if first is not None and tile is not None:
         nbytes = trip_bytes(kernel, tile)
         budget = nbytes / device.budget_rate
-        sides: tuple[tuple[str, Device, Placement], ...] = (
-            ("low", device.fast(), "spread"),
-            ("value", device, "worst"),
-            ("high", device.slow(), "worst"),
-        )
-        cycles = {side: _cycles(kernel, at, placement) for side, at, placement in sides}
         low, _, high = (100 * min(1.0, nbytes / at.budget_rate / cycles[side]) for side, at, _ in sides)
         reachable = high, low
-        if work is not None:
+        if work is not None and not isinstance(work, Mixed):
             launches = {side: launch(_block_trip(kernel, tile, cycles[side]), work, at) for side, at, _ in sides}
+    if asks and isinstance(work, Mixed):
+        steps = {
+            name: {side: work.step(part, cycles[side], kernel.blocks, at) for side, at, _ in sides}
+            for name, part in work.parts.items()
+        }
     return Examined(
         kernel=kernel.name,
         arch=kernel.arch,
@@ -106,7 +120,43 @@ def examine(kernel: Kernel, tile: Tile | None, device: Device, work: Work | None
         facts=asdict(kernel.facts),
         waits={} if first is None else first.trip().waits,
         launches=launches,
+        steps=steps,
     )
+
+
+@dataclass(frozen=True)
+class Mixed:
+    """A batch of extend, its parts and their plans. A trip is a tile of `tokens`, with K and V of `token_bytes` each; one of an
+    entry of up to `narrow_cols` columns takes half of it. An entry takes `overhead` trips more, and a column `column_bytes` of q
+    and out."""
+
+    parts: Mapping[str, PlannedTiles]
+    tokens: int
+    token_bytes: float
+    narrow_cols: int
+    overhead: int
+    column_bytes: float
+
+    def step(self, planned: PlannedTiles, trip: float, blocks: int, device: Device) -> StepCycles:
+        """Of one part, on `blocks` a multiprocessor. K and V of a request come from memory once for all its tiles of rows."""
+        from kvgen.cycles.step import Entry, step
+
+        seen, last = Counter[int](), Counter[int]()
+        for e in planned.entries:
+            seen[e.b] += e.end - e.begin
+            last[e.b] = max(last[e.b], e.end)
+        alone = {b for b, n in Counter(e.b for e in planned.entries if e.begin < e.end).items() if n == 1}
+
+        def entry(e: PlannedTile) -> Entry:
+            cycles = (-(-e.end // self.tokens) - e.begin // self.tokens + self.overhead) * trip
+            tokens = (e.end - e.begin) * (1 if e.b in alone or not seen[e.b] else min(1, last[e.b] / seen[e.b]))
+            nbytes = tokens * self.token_bytes + e.cols * self.column_bytes
+            return Entry(cycles / 2 if e.cols <= self.narrow_cols else cycles, nbytes)
+
+        entries = {e: entry(e) for e in planned.entries}
+        return step(
+            [entries[e] for e, _ in planned.works], round(device.multiprocessors.value) * max(1, blocks), device
+        )
 
 
 def _cycles(kernel: Kernel, device: Device, placement: Placement) -> float:
@@ -123,18 +173,59 @@ def _block_trip(kernel: Kernel, tile: Tile, cycles: float) -> BlockTrip:
     return BlockTrip(cycles, round(nbytes / tile.nbytes * tile.tokens), nbytes, kernel.facts.dependent_loads)
 
 
-def _work(config: Config, item: Chosen, op: Op, workload: Workload, device: Device, arch: str) -> Work | None:
+def _work(config: Config, item: Chosen, op: Op, workload: Workload, device: Device, arch: str) -> Work | Mixed | None:
     """What the operation's planner makes of a batch on this GPU; None where nothing is planned."""
     from kvgen.bench.planned_chunks import planned_chunks
     from kvgen.bench.synthetic_batch import Scene
     from kvgen.cli.project import generated
     from kvgen.cycles.launch import Work
+    from kvgen.ops import Extend
 
     with generated(config.out, item.name) as package:
+        if isinstance(op, Extend):
+            return _mixed(item.loaded.kernels, package, op, workload, device, arch)
         found = planned_chunks(
             Scene(item.loaded.kernels, package, workload), op, round(device.multiprocessors.value), arch
         )
     return Work(found.parts, found.columns, found.pieces) if found else None
+
+
+def _mixed(kernels: KernelSet, package: ModuleType, op: Extend, workload: Workload, device: Device, arch: str) -> Mixed:
+    """The batch's plan, and where it mixes requests of one tile of rows with others, theirs alone."""
+    from kvgen.bench import Scene, Workload
+    from kvgen.bench.planned_chunks import planned_tiles
+    from kvgen.bench.tiles import token_bytes
+    from kvgen.layout.dtypes import dtype
+    from kvgen.lowering.attention import extend
+    from kvgen.lowering.attention.extend_wgmma import ARCH, tile_tokens
+    from kvgen.lowering.attention.split_kv import OVERHEAD
+
+    shape, cache = extend.shape(kernels, fixed=op.split == "invariant"), kernels.kv
+    assert shape is not None
+    requests = list(zip(workload.totals, workload.new, strict=True))
+    few = [(n, rows) for n, rows in requests if rows * kernels.group <= shape.cols]
+    many = [(n, rows) for n, rows in requests if rows * kernels.group > shape.cols]
+    batches = {"all": requests} | ({"several": many, "one": few} if few and many else {})
+    multiprocessors = round(device.multiprocessors.value)
+    parts = {
+        name: planned_tiles(
+            Scene(kernels, package, Workload(name, tuple(n for n, _ in part), tuple(r for _, r in part))),
+            op,
+            multiprocessors,
+            arch,
+        )
+        for name, part in batches.items()
+    }
+    out = dtype(op.out_dtype or cache.dtype).bytes
+    warpgroups = arch == ARCH and op.by_warpgroups(kernels)
+    return Mixed(
+        parts,
+        tokens=tile_tokens(kernels) if warpgroups else shape.tokens,
+        token_bytes=token_bytes(kernels),
+        narrow_cols=op.narrow_cols(kernels) if warpgroups else 0,
+        overhead=OVERHEAD,
+        column_bytes=dtype(cache.dtype).bytes * cache.head_dim + out * cache.v_dim,
+    )
 
 
 def figures_of(path: Path) -> dict[str, tuple[float, float, float]]:
@@ -215,7 +306,7 @@ def bench_cycles(
             plan = plans[image.unit_name]
             item, op = owners[image.unit_name]
             tile = tile_of(item.loaded.kernels, plan)
-            work = _work(project.config, item, op, batch, device, image.arch) if batch and tile else None
+            work = _work(project.config, item, op, batch, device, image.arch) if batch else None
             found.append(examine(kernel_of(image, plan, texts[image.unit_name]), tile, device, work))
             done()
     if as_json:
@@ -225,6 +316,8 @@ def bench_cycles(
         for x in found:
             if x.launches:
                 typer.echo(_launch_line(x))
+            for line in _step_lines(x):
+                typer.echo(line)
     project.end()
 
 
@@ -247,7 +340,10 @@ def _print(found: Sequence[Examined]) -> None:
 def _object(x: Examined) -> dict[str, Any]:
     """For programs: a launch with its sums."""
     sums = {side: asdict(at) | {"total": at.total, "reached": at.reached} for side, at in x.launches.items()}
-    return asdict(x) | {"launches": sums}
+    steps = {
+        name: {side: asdict(at) | {"total": at.total} for side, at in part.items()} for name, part in x.steps.items()
+    }
+    return asdict(x) | {"launches": sums, "steps": steps}
 
 
 def _launch_line(x: Examined) -> str:
@@ -257,6 +353,22 @@ def _launch_line(x: Examined) -> str:
         f"{x.kernel}, one launch: {low.total:.1f} to {high.total:.1f} us, {high.reached:.0f} to {low.reached:.0f} % of reachable "
         f"({stages}; bytes alone {at.bandwidth:.1f})"
     )
+
+
+def _step_lines(x: Examined) -> list[str]:
+    """A step of extend, and each part of a mixed batch alone."""
+    lines = []
+    titles = {"all": "", "several": " of the requests with several tiles of rows", "one": " of those with one"}
+    for name, part in x.steps.items():
+        low, at, high = (part[side] for side in ("low", "value", "high"))
+        lines.append(
+            f"{x.kernel}, a step{titles[name]}: {low.total:.1f} to {high.total:.1f} us ({at.cycles:.0f} cycles: tensor cores and "
+            f"ends {at.work:.0f} if evenly divided, memory {at.memory:.0f}; idle {at.idle:.0f} %)"
+        )
+    if len(x.steps) > 1:
+        alone = max(x.steps["several"]["value"].cycles, x.steps["one"]["value"].cycles)
+        lines.append(f"{x.kernel}, a step: {x.steps['all']['value'].cycles / alone:.2f} of the longer part alone")
+    return lines
 
 
 def _table(found: Sequence[Examined]) -> Any:

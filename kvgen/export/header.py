@@ -44,6 +44,14 @@ class ArchThreads:
 
 
 @dataclass(frozen=True)
+class ArchBlocks:
+    """An architecture on which a launch has a block for so many SM parts of its workspace, and no more."""
+
+    arch: str
+    parts: int
+
+
+@dataclass(frozen=True)
 class ArchFile:
     """The file that has a kernel for one architecture."""
 
@@ -71,6 +79,7 @@ class KernelContext:
     shared: int
     shared_by_arch: tuple[ArchShared, ...]
     threads_by_arch: tuple[ArchThreads, ...]
+    blocks_by_arch: tuple[ArchBlocks, ...]
     elsewhere: tuple[ArchFile, ...]
     checked: tuple[Member, ...]
     workspace: bool
@@ -144,7 +153,7 @@ def header_context(
 
 
 def _kernel(kernels: KernelSet, op: Op, plan: KernelPlan, structs: dict[str, Struct]) -> KernelContext:
-    where = f"{kernels.name}/{plan.name}"
+    where, split = f"{kernels.name}/{plan.name}", op.split_plan(kernels)
     params = (OtherCache("cache", "Cache"), *plan.params)
     docs = [LAYER_0 if plan.all_layers else LAYER, *(described(p, plan.params) for p in plan.params)]
     struct = struct_of(params, docs, where, others=structs)
@@ -171,9 +180,10 @@ def _kernel(kernels: KernelSet, op: Op, plan: KernelPlan, structs: dict[str, Str
             ArchShared(a, plan.shared_on(a)) for a in kernels.arch if plan.shared_on(a) != plan.shared
         ),
         threads_by_arch=tuple(ArchThreads(a, n) for a, n in plan.threads_by_arch),
+        blocks_by_arch=tuple(ArchBlocks(a, split.blocks_per_sm // n) for a, n in plan.blocks_by_arch if split),
         elsewhere=tuple(ArchFile(arch, other.name) for arch, other in plan.elsewhere),
         checked=tuple(m for m in struct.members if m.pointer or m.unit > 1),
-        workspace=any(p.name == "workspace" for p in plan.params) and op.split_plan(kernels) is not None,
+        workspace=any(p.name == "workspace" for p in plan.params) and split is not None,
     )
 
 

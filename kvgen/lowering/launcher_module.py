@@ -88,6 +88,7 @@ class OpContext:
     split_plan: str
     shared_by_arch: str
     threads_by_arch: str
+    blocks_by_arch: str
     files: str
 
 
@@ -319,6 +320,7 @@ def _op(op: Op, kernels: KernelSet, plans: tuple[KernelPlan, ...]) -> OpContext:
         split_plan=_split_plan_text(split_plan) if split_plan else "",
         shared_by_arch=_mapping(dict(plan.shared_by_arch)),
         threads_by_arch=_mapping(dict(plan.threads_by_arch)),
+        blocks_by_arch=_mapping(dict(plan.blocks_by_arch)),
         files=_mapping({arch: f"{other.name}.cu" for arch, other in plan.elsewhere}),
     )
 

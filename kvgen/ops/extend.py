@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from kvgen.expr.nodes import ceil_div, const, minimum, var
+from kvgen.expr.nodes import ceil_div, const, maximum, minimum, var
 from kvgen.layout.dtypes import DType, dtype
 from kvgen.lowering.attention import extend, extend_wgmma
 from kvgen.lowering.attention.masks_scores import attention_context, check_arguments
@@ -140,6 +140,14 @@ class Extend(Op):
         assert shape is not None
         return extend_wgmma.applies(kernels, shape.cols, self._chunk)
 
+    def by_warpgroups(self, kernels: KernelSet) -> bool:
+        """Whether the set's kernel on sm_90a has products of warpgroups."""
+        return not self._hindrance(kernels)
+
+    def narrow_cols(self, kernels: KernelSet) -> int:
+        """Columns of an entry, at most, that takes half the time a tile on sm_90a; 0: none does."""
+        return extend_wgmma.NARROW_COLS if self.by_warpgroups(kernels) and not self._chunk else 0
+
     def walk(self, kernels: KernelSet) -> tuple[str, str]:
         """("tensor cores", why) of this set's kernel."""
         why = self._hindrance(kernels)
@@ -161,6 +169,7 @@ class Extend(Op):
         shape = extend.shape(kernels, fixed=bool(self._chunk))
         assert shape is not None
         params = self._params(kernels, index, out)
+        warpgroups = not self._hindrance(kernels)
         digest = plan_digest(
             kernels, self.name, self.split_plan(kernels), attend, self._chunk, shape.tokens, self.cross
         )
@@ -188,26 +197,30 @@ class Extend(Op):
             q_scaled=self.q_dtype is not None,
             out_scaled=out.name == "e4m3",
         )
-        # Tiles, or with fixed cuts, whose blocks have a slot each, SM parts.
-        tiles = minimum(var("T"), ceil_div(var("T") * kernels.group, shape.cols) + var("B"))
-        entries = var("num_sm_parts") if self._chunk else tiles + var("num_sm_parts")
+        # A tile has a block for each kv head, and as many more where keys are cut as there are SM parts; with fixed cuts
+        # blocks have a slot each, and take the next tile.
+        tiles = minimum(var("T"), ceil_div(var("T") * kernels.group, shape.cols) + var("B")) * cache.kv_heads
+        parts = var("num_sm_parts")
+        blocks = parts if self._chunk else tiles + maximum(parts, cache.kv_heads)
         kernel = KernelPlan(
             self.name,
             d.entry,
             "ops/extend.cu.j2",
             extend.extend_context(kernels, d, scale, shape, self._chunk),
             params,
-            (entries * cache.kv_heads, const(1), const(1)),
+            (blocks, const(1), const(1)),
             shape.threads,
             shared_by_arch=tuple((a, shape.shared(a)) for a in kernels.arch),
         )
-        if not self._hindrance(kernels):
+        if warpgroups:
             kernel = extend_wgmma.with_warpgroups(kernels, kernel, d, scale)
         return kernel, extend.planner(
             kernels,
             self.name,
             attend=attend,
             found=shape,
+            warpgroup_tile=extend_wgmma.tile_tokens(kernels) if warpgroups else 0,
+            narrow_cols=self.narrow_cols(kernels),
             chunk_tokens=self._chunk,
             index=index.name,
             digest=digest,

@@ -43,6 +43,7 @@ class KernelPlan:
     A kernel with a `source` has neither template nor context.
     `elsewhere` has (architecture, kernel): that kernel takes this one's place there, from a file of its own. Both have the same
     entry, parameters and grid; `shared_by_arch` and `threads_by_arch` of this one say what each launch gives.
+    `blocks_by_arch`: there so many blocks a multiprocessor take the work of all one after the other, and a launch has no more.
     """
 
     name: str
@@ -55,6 +56,7 @@ class KernelPlan:
     shared: int = 0
     shared_by_arch: tuple[tuple[str, int], ...] = ()
     threads_by_arch: tuple[tuple[str, int], ...] = ()
+    blocks_by_arch: tuple[tuple[str, int], ...] = ()
     writes_pool: bool = False
     all_layers: bool = False
     reads_tables: bool = True

@@ -18,8 +18,9 @@ class SplitPlan:
     `columns` blocks share a chunk, one a kv head and tile of columns; of `blocks_per_sm` blocks that a multiprocessor holds
     at once each belongs to one SM part. A slot has the partial results of a chunk, `partial_bytes` for all columns.
     `chunk_tokens` make a chunk where requests are cut alike in every batch, 0 where the planner balances; `max_seen` tokens
-    of a request are seen at most, by a window or in a ring (0: all). `slots_a_part`: slots of an SM part where the list has tiles
-    of rows (extend), of which every row may be one; 0 where it has chunks of requests.
+    of a request are seen at most, by a window or in a ring (0: all). `slots_a_part`: slots of `columns` blocks where the list has
+    tiles of rows (extend), of which every row may be one; a block is then an SM part of its own. 0 where it has chunks of
+    requests.
     """
 
     columns: int
@@ -43,6 +44,7 @@ class SplitPlan:
         if self.slots_a_part:
             slots = self.slots_a_part * sm_parts
             chunks = max_rows + slots
+            sm_parts = multiprocessors * self.blocks_per_sm
         elif self.chunk_tokens:
             if isinstance(max_tokens, bool) or not isinstance(max_tokens, int) or not 0 <= max_tokens < 2**32:
                 raise ArgumentError(

@@ -18,6 +18,7 @@ from kvgen.runtime.module import Module
 from kvgen.runtime.operand import TensorOperand
 from kvgen.runtime.other_cache import OtherCache
 from kvgen.runtime.page_pool import BasePages, PagePool
+from kvgen.runtime.page_ranges import PageRange, page_ranges
 from kvgen.runtime.pool_cache import PoolCache
 from kvgen.runtime.pool_tensors import Tensor
 from kvgen.runtime.role_cache import RoleCache, TileMap
@@ -45,6 +46,7 @@ __all__ = [
     "Module",
     "OtherCache",
     "PagePool",
+    "PageRange",
     "PlannedLauncher",
     "Pool",
     "PoolCache",
@@ -65,6 +67,7 @@ __all__ = [
     "clear",
     "describe",
     "mla_form",
+    "page_ranges",
 ]
 
 # What packages of earlier ABIs import: their first statement behind the imports says to build them again.

@@ -30,5 +30,6 @@ def launch_on(kernel: Kernel, device: str, args: PackedArgs, grid: Grid) -> Call
     if kernel.shared_by_arch or kernel.files:
         arch = kernel.module.target(cuda.driver().capability(ordinal))
         file, shared, threads = kernel.file_on(arch), kernel.shared_on(arch), kernel.threads_on(arch)
+        grid = kernel.grid_on(arch, cuda.driver().multiprocessors(ordinal), grid)
     function = _function(kernel.module, file, kernel.entry, shared, ordinal)
     return function.bind(grid, (threads, 1, 1), args, pdl=pdl)

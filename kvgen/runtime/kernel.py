@@ -24,7 +24,8 @@ class Kernel:
     whether it works on `all_layers` of the cache in one launch, and whether it reads page tables or lengths (`tables`).
 
     `shared_by_arch` and `threads_by_arch` are dynamic shared memory and threads on architectures that differ, `files` the
-    files of those that have one of their own, with the same entry. `arguments` are what a call brings, in the order of
+    files of those that have one of their own, with the same entry; where `blocks_by_arch` names one, so many blocks a
+    multiprocessor take all work, and no more are launched. `arguments` are what a call brings, in the order of
     the launcher's signature, `places` their places there by name.
     """
 
@@ -39,6 +40,7 @@ class Kernel:
     all_layers: bool = False
     shared_by_arch: Mapping[str, int] = field(default_factory=dict)
     threads_by_arch: Mapping[str, int] = field(default_factory=dict)
+    blocks_by_arch: Mapping[str, int] = field(default_factory=dict)
     tables: bool = True
     files: Mapping[str, str] = field(default_factory=dict)
     arguments: tuple[Array | Scalar | Count | TensorMap | Struct, ...] = field(init=False)
@@ -60,6 +62,12 @@ class Kernel:
     def shared_on(self, arch: str) -> int:
         """Dynamic shared memory of a block on this architecture, in bytes."""
         return self.shared_by_arch.get(arch, self.shared)
+
+    def grid_on(self, arch: str, multiprocessors: int, grid: Grid) -> Grid:
+        """What is launched of `grid` on this architecture."""
+        x, y, z = grid
+        most = self.blocks_by_arch.get(arch)
+        return (x if most is None else min(x, most * multiprocessors)), y, z
 
     def threads_on(self, arch: str) -> int:
         """Threads of a block on this architecture."""

@@ -39,10 +39,10 @@ class BasePages:
 
     def __init__(self, pools: Sequence[object], host: bool = False) -> None:
         self.host, self.given = host, tuple(pools)
-        found = pool_layers(self.TENSORS, pools, self.PAGE_TOKENS)
-        self.device = found[0].views[0].device
-        self.memory: list[Memory] = [memory for each in found for memory in each.memory]
-        self.layers = [layer for each in found for layer in self._layers(each)]
+        self.pool_layers = pool_layers(self.TENSORS, pools, self.PAGE_TOKENS)
+        self.device = self.pool_layers[0].views[0].device
+        self.memory: list[Memory] = [memory for each in self.pool_layers for memory in each.memory]
+        self.layers = [layer for each in self.pool_layers for layer in self._layers(each)]
 
     def _layers(self, pool: PoolLayers) -> list[LayerPages]:
         """The layers that these tensors hold."""

@@ -96,6 +96,11 @@ class PoolCache:
         self._layers: list[LayerCache | None] = [None] * self._count
 
     @property
+    def pool_layers(self) -> tuple[PoolLayers, ...]:
+        """The tensors that hold the layers."""
+        return self._pools
+
+    @property
     def has_tables(self) -> bool:
         """Whether the cache has page tables and lengths; operations that read none of them work without."""
         return bool(self._table_views)

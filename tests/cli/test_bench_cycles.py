@@ -54,6 +54,19 @@ def test_a_launch() -> None:
     assert "H100 SXM" in shown and "one launch:" in shown and " % of reachable" in shown
 
 
+@needs_tool
+def test_a_mixed_step() -> None:
+    """A prompt beside requests that decode: no longer than one after the other, no shorter than the longer one."""
+    (found,) = json.loads(bench("llama3_8b/extend", "--rows", "1000,1x20", "--tokens", "1000", "--json").stdout)[
+        "kernels"
+    ]
+    steps = {name: part["value"]["cycles"] for name, part in found["steps"].items()}
+    alone = steps["several"], steps["one"]
+    assert max(alone) <= steps["all"] <= sum(alone)
+    sides = found["steps"]["all"]
+    assert sides["low"]["total"] < sides["value"]["total"] < sides["high"]["total"]
+
+
 def test_the_planners_chunks() -> None:
     """Of 3 x 1024 tokens for 132 multiprocessors: all tokens once, in the SM parts that the workspace has room for."""
     loaded = next(iter(load_file(ROOT / "specs/llama3_8b.py", "specs/llama3_8b.py")))
@@ -91,6 +104,8 @@ def test_bytes_of_a_tile() -> None:
         (("--device", "B200"), "--device: got 'B200'; it must be one of H200, "),
         (("--new", "1"), "--cycles: got it beside --new; it takes --batch and --tokens; drop --new"),
         (("--workload", "step"), "--cycles: got it beside --workload"),
+        (("--rows", "4,0"), "--rows: got '0'; it must be the new tokens of a request, as 4000, or of several, as 1x60"),
+        (("--rows", "4", "--batch", "2"), "--rows: got '4' beside --batch; it has the requests; drop --batch"),
     ],
 )
 def test_what_it_refuses(arguments: tuple[str, ...], said: str) -> None:

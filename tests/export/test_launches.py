@@ -73,6 +73,7 @@ def contiguous(memory: Memory, tensor: Any) -> ArrayView:
 def launched(call: Call, label: str, capability: tuple[int, int]) -> Expected:
     """What Python's launcher gives the driver."""
     driver = Driver(capability)
+    driver.multiprocessors = lambda device: WORKSPACE["multiprocessors"]  # type: ignore[method-assign]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cuda, "driver", lambda: driver)
         patch.setattr(gpu, "cubin", lambda *_: b"stub")

@@ -22,7 +22,8 @@ LONGEST, TOLD, TILES = 400, 16, 800
 @dataclass(frozen=True)
 class Split:
     """A plan: threads, columns of a tile, query heads of a kv head, rows of a request at most, tokens of a tile and of a chunk
-    (0: cut into equal parts), tokens that a row sees (0: all); what a launch says of cuts."""
+    (0: cut into equal parts), tokens that a row sees (0: all), columns of a tile that takes half the time; fixed cost and least
+    keys of an entry, in tiles; what a launch says of cuts."""
 
     threads: int
     cols: int
@@ -31,6 +32,9 @@ class Split:
     tile: int
     chunk: int
     window: int
+    narrow: int
+    overhead: int
+    least: int
     share: int
     max_slots: int
     slots: int
@@ -45,14 +49,20 @@ class Split:
         return max(begin, first), min(end, last) if position >= 0 else 0
 
 
-BALANCED: Final = Split(64, 16, 3, 40, 16, 0, 150, share=4, max_slots=300, slots=0)
-FIXED: Final = Split(32, 32, 4, 24, 16, 48, 0, share=6, max_slots=700, slots=5)
+BALANCED: Final = Split(64, 16, 3, 40, 16, 0, 150, 8, 2, 2, share=6, max_slots=300, slots=0)
+FIXED: Final = Split(32, 32, 4, 24, 16, 48, 0, 0, 1, 1, share=12, max_slots=700, slots=5)
 
 
 def _bucket(keys: int) -> int:
     """Eight from each power of two to the next."""
     exponent = max(keys.bit_length() - 1, 0)
     return 255 - 8 * exponent - max(8 * keys // 2**exponent - 8, 0)
+
+
+def _least(bucket: int) -> int:
+    """The least cost of a bucket."""
+    eighths, exponent = 8 + (255 - bucket) % 8, (255 - bucket) // 8
+    return eighths * 2**exponent // 8
 
 
 def _claims(offsets: list[int], num_rows: int, most: int) -> list[tuple[int, int, int]]:
@@ -98,12 +108,15 @@ def _cut(split: Split, tiles: Iterable[tuple[list[int], int]]) -> tuple[list[lis
     found, slots = [], split.slots
     for chunk, keys in tiles:
         begin, end = chunk[4:6]
-        if keys <= split.share:
+        cols = chunk[2] * split.group
+        narrow = cols - chunk[11] <= split.narrow
+        most = max(split.least, split.share // (1 if narrow else 2))
+        if keys <= most:
             wanted = 1
         elif split.chunk:
             wanted = (end - 1) // split.chunk - begin // split.chunk + 1
         else:
-            wanted = -(-keys // split.share)
+            wanted = -(-keys // most)
         slot = slots
         slots += wanted if wanted > 1 else 0
         count = wanted if slots <= split.max_slots else 1
@@ -111,7 +124,9 @@ def _cut(split: Split, tiles: Iterable[tuple[list[int], int]]) -> tuple[list[lis
             cuts = [(begin // split.chunk + i) * split.chunk for i in range(1, count)]
         else:
             cuts = [(begin // split.tile + keys * i // count) * split.tile for i in range(1, count)]
-        own = [keys, count, wanted, slot if count > 1 else 0, _bucket(keys // count), begin, *cuts, end]
+        cost = (keys // count + split.overhead) * (1 if narrow else 2)
+        kind = keys | narrow << 30 | (cols <= split.cols) << 31
+        own = [kind, count, wanted, slot if count > 1 else 0, _bucket(cost), begin, *cuts, end]
         found.append(own[:TOLD] + [0] * (TOLD - len(own)))
     return found, slots
 
@@ -235,7 +250,7 @@ def _numbers_inputs() -> dict[str, Array]:
     return {
         "in": numbers,
         "before": np.zeros((64, 4), np.uint32),
-        "buckets": np.zeros(64, np.uint32),
+        "buckets": np.zeros(128, np.uint32),
         "tiles": np.zeros((64, 12), np.uint32),
         "keys": np.zeros(64, np.uint32),
     }
@@ -248,11 +263,61 @@ def _numbers(arrays: Arrays) -> dict[str, Wanted]:
     tiles = [_tile(BALANCED, [*WHOLE, LENGTH if i % 8 == 7 else 0, 0, 0], i % 19) for i in range(64)]
     found = {
         "before": [[*a, *b] for a, b in zip(before, second, strict=True)],
-        "buckets": [_bucket(x) for x in numbers[:64]],
+        "buckets": [*map(_bucket, numbers[:64]), *(_least(4 * i) for i in range(64))],
         "tiles": [chunk for chunk, _ in tiles],
         "keys": [keys for _, keys in tiles],
     }
     return {name: exact(np.array(x, np.uint32)) for name, x in found.items()}
+
+
+# Where entries stand in the list ----------------------------------------------------------------------------------------
+
+BLOCKS: Final = 7
+
+
+def _counts() -> Array:
+    """Entries of two kinds: of costs that are far apart, of few buckets, many of one bucket."""
+    rng, found = np.random.default_rng(284), np.zeros((2, 256), np.uint32)
+    found[0, 180:256] = rng.integers(0, 9, 76)
+    found[1, [190, 211, 212, 250]] = [1, 40, 3, 170]
+    return found
+
+
+def _cost(counts: Array) -> int:
+    return sum(_least(bucket) * int(n) for kind in counts for bucket, n in enumerate(kind))
+
+
+def _order_inputs() -> dict[str, Array]:
+    counts = _counts()
+    count = int(counts.sum())
+    return {
+        "counts": counts,
+        "places": np.zeros(count, np.uint32),
+        "times": np.zeros(count, np.uint32),
+        "others": np.zeros(count, np.uint32),
+    }
+
+
+def _order(arrays: Arrays) -> dict[str, Wanted]:
+    """Each kind by cost; entries of both by when they begin, if each kind had a part of the blocks as large as what it costs."""
+    counts = arrays["counts"]
+    end = np.float32(0.85) * (np.float32(_cost(counts)) / np.float32(BLOCKS))
+    times: list[list[np.float32]] = []
+    for kind in counts:
+        costs = [_least(bucket) for bucket, n in enumerate(kind) for _ in range(n)]
+        before = accumulate(costs, initial=0)
+        times.append(
+            [np.float32(b) * max(np.float32(0), end - np.float32(c)) for b, c in zip(before, costs, strict=False)]
+        )
+    all_of = [np.float32(sum(_least(bucket) * int(n) for bucket, n in enumerate(kind))) for kind in counts]
+    keys = [(t * all_of[1 - kind], kind, i) for kind in (0, 1) for i, t in enumerate(times[kind])]
+    place = {entry[1:]: n for n, entry in enumerate(sorted(keys))}
+    others = [sum(k < key for k, kind, _ in keys if kind != own) for key, own, _ in keys]
+    return {
+        "places": exact(np.array([place[key[1:]] for key in keys], np.uint32)),
+        "times": exact(np.array(times[0] + times[1], np.float32).view(np.uint32)),
+        "others": exact(np.array(others, np.uint32)),
+    }
 
 
 def probes() -> list[Probe]:
@@ -265,4 +330,13 @@ def probes() -> list[Probe]:
         Probe("library_plan_rows_fixed", UNIT, "rows_fixed", _fixed_inputs, _fixed, 32, tail=fixed),
         Probe("library_plan_rows_claims", UNIT, "rows_claims", _claims_inputs, _claimed, 64, (8, 1, 1), tail=claims),
         Probe("library_plan_rows_numbers", UNIT, "rows_numbers", _numbers_inputs, _numbers, 64),
+        Probe(
+            "library_plan_rows_order",
+            UNIT,
+            "rows_order",
+            _order_inputs,
+            _order,
+            256,
+            tail=[u32(_cost(_counts())), u32(BLOCKS)],
+        ),
     ]

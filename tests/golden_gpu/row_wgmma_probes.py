@@ -15,7 +15,7 @@ from tests.golden_gpu.extend_probes import together
 from tests.golden_gpu.memory_probes import exact
 from tests.golden_gpu.numbers import Array
 from tests.golden_gpu.plan_probes import IDLE
-from tests.golden_gpu.probe import Arrays, Probe, pattern
+from tests.golden_gpu.probe import Arrays, Probe, pattern, u32
 
 UNIT: Final = "row_wgmma"
 COLS, TOKENS, TILE, SLACK = 64, 96, 32, 8
@@ -152,6 +152,32 @@ def _meetings(arrays: Arrays) -> dict[str, Wanted]:
     return {"votes": exact(votes.astype(np.uint32)), "counters": exact(counters), "times": exact(times)}
 
 
+WORKS, STAMP, WORK_BLOCKS = 41, 0xFFFFFFF0, 4
+# How a group's counter is off: not at all, by a bit of either word, by works that nobody has had in one word.
+OFF: Final = (0, 1, 1 << 40, 5)
+
+
+def _works_inputs() -> dict[str, Array]:
+    counters = np.zeros((len(OFF), 2), np.uint64)
+    counters[:, 0] = [(STAMP << 32) ^ off for off in OFF]
+    return {
+        "workspaces": counters.view(np.uint32).copy(),
+        "had": np.zeros((len(OFF), WORKS, 2), np.uint32),
+    }
+
+
+def _works(arrays: Arrays) -> dict[str, Wanted]:
+    """Every work is had once by 3 warps. Where the counter was overwritten all but the first of each block are in doubt, and it
+    stays so: as many ask as there are blocks."""
+    found, had = arrays["workspaces"].view(np.uint64).copy(), np.zeros((len(OFF), WORKS, 2), np.uint32)
+    had[0, :, 0] = 3
+    had[1:, :WORK_BLOCKS, 0] = had[1:, WORK_BLOCKS:, 1] = 3
+    found[1:, 0] += np.uint64(WORK_BLOCKS * (2**32 + 1) % 2**64)
+    workspaces = found.view(np.uint32)
+    workspaces[:, 2] = STAMP
+    return {"workspaces": exact(workspaces), "had": exact(had)}
+
+
 def probes() -> list[Probe]:
     """All of this module."""
     attending = [
@@ -171,5 +197,15 @@ def probes() -> list[Probe]:
         *attending,
         Probe("library_row_wgmma_merge", UNIT, "row_wgmma_merge", _merge_inputs, _merge, 128),
         Probe("library_row_wgmma_registers", UNIT, "row_wgmma_registers", _registers_inputs, _registers, 384),
+        Probe(
+            "library_row_wgmma_works",
+            UNIT,
+            "row_wgmma_works",
+            _works_inputs,
+            _works,
+            96,
+            (WORK_BLOCKS, len(OFF), 1),
+            tail=[u32(STAMP), u32(WORKS)],
+        ),
         Probe("library_row_wgmma_meetings", UNIT, "row_wgmma_meetings", _meetings_inputs, _meetings, 256, meetings),
     ]

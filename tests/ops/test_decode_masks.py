@@ -60,7 +60,7 @@ SETS = {
             _paged("bf16", 1, 32, 16, table=Ring(window=40), lengths="after"),
             7,
             4,
-            mask=Mask(causal=False, window=20),
+            mask=Mask(causal=False, window=20, ahead=2),
         ),
         _set("chunk", _paged("bf16", 2, 32, 16), 4, 4, mask=Mask(chunk=32)),
         _set(
@@ -68,7 +68,7 @@ SETS = {
             presets.flashinfer_hnd(dtype="f16", kv_heads=1, head_dim=32, page_size=16),
             4,
             8,
-            mask=Mask(chunk=24, causal=False),
+            mask=Mask(chunk=24, causal=False, ahead=5),
         ),
         _set("chunk_window", _paged("f32", 2, 16, 3), 3, 4, mask=Mask(chunk=32, window=20)),
         _set(
@@ -76,7 +76,7 @@ SETS = {
         ),
         _set("tree", _paged("bf16", 2, 32, 16), 4, 8, mask=Mask(tree="packed"), split="invariant", chunk=64),
         _set("tree_window", _paged("f32", 1, 24, 3, lengths="after"), 3, 4, mask=Mask(tree="packed", window=20)),
-        _set("mask", _paged("bf16", 1, 32, 16), 7, 4, mask=Mask(tree="mask")),
+        _set("mask", _paged("bf16", 1, 32, 16), 7, 4, mask=Mask(tree="mask"), cross=True),
         # Scores and sinks.
         _set("softcap", _paged("bf16", 2, 32, 16), 4, 2, score=Score(softcap=5.0), split="balanced"),
         _set(

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvgen.runtime import Fault, describe
+from tests.ops import test_extend_wgmma
 from tests.support.batches import PLAIN, Batch
 from tests.support.extend_sets import DRAWN, SETS
 from tests.support.extend_steps import Step, hold_bits_of_rows, step, steps
@@ -74,14 +75,14 @@ def test_keys_are_cut_where_tiles_are_few(name: str, rows: int) -> None:
     assert chunks > 2 + (rows > 32), "nothing was cut"
 
 
-@pytest.mark.parametrize("name", ["paged", "invariant", "fp8"])
+@pytest.mark.parametrize("name", ["paged", "invariant", "fp8", *(["wgmma"] if CAMPAIGN else [])])
 def test_schedules_and_runs_agree(name: str) -> None:
     """The same bits whichever thread or block comes first, and run after run with one plan."""
-    results = set()
+    results, kernels = set(), SETS[name] if name in SETS else test_extend_wgmma.SETS["llama"]
     for schedule in ("ascending", "descending", 12345):
-        found = step(SETS[name], plain(700, 1, 150, schedule=schedule, seed=3), (60, 1, 150))
+        found = step(kernels, plain(700, 1, 150, schedule=schedule, seed=3), (60, 1, 150))
         workspace = found.planned(multiprocessors=32)
-        for _ in range(2 if not CAMPAIGN else 6):
+        for _ in range(2 if not CAMPAIGN else 16):
             out, lse, word = found.run(workspace=workspace)
             assert word == 0
             results.add((out.tobytes(), lse.tobytes()))

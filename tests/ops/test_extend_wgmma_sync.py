@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import pytest
 
-from kvgen import KernelSet, Mask, Paged, ops
+from kvgen import KernelSet, Layout, Mask, Paged, ops
 from kvgen.codegen.emit import render_device, render_set
 from kvgen.errors import DeviceError
 from kvgen.spec.loader import LoadedSet
@@ -21,15 +21,18 @@ from tests.support.batches import PLAIN
 from tests.support.extend_steps import step
 
 
-def _set(name: str, **fields: Any) -> KernelSet:
-    cache = Paged(dtype="bf16", kv_heads=1, head_dim=64, page_size=16)
+def _set(name: str, v_head_dim: int = 64, **fields: Any) -> KernelSet:
+    layout = Layout(k="page layer token head dim", v="page layer token head dim")
+    cache = Paged(dtype="bf16", kv_heads=1, head_dim=64, v_head_dim=v_head_dim, page_size=16, layout=layout)
     return KernelSet(name=name, q_heads=4, cache=cache, ops=(ops.Extend(**fields),), arch=("sm_90a",))
 
 
 # Tiles of which all columns see all tokens have no other look at V before its product.
 CAUSAL, FULL = _set("extend_sync"), _set("extend_sync_full", mask=Mask(causal=False))
 CUT = _set("extend_sync_cut", split="invariant", chunk=128)
-OF: Final = {"last V full": FULL, "wait for a chunk": CUT}
+# V has more dims than Q's place.
+DEEP = _set("extend_sync_deep", v_head_dim=128)
+OF: Final = {"last V full": FULL, "wait for a chunk": CUT, "dims before the next": DEEP}
 UNREAD: Final = "in_flight race uninitialised"
 # Name: a line of the kernel by a part of it, which of those that have it, what stands in place of the part (None: the line is
 # left out), and the kinds of fault that say so.
@@ -41,8 +44,8 @@ WITHOUT: Final[dict[str, tuple[str, int, str | None, str]]] = {
     "K empty parity": ("k_empty[stage], number / kStages & 1 ^ 1", 0, "k_empty[stage], number / kStages & 1", "deadlock"),
     "V empty": ("mbarrier_wait(&shared.v_empty[before]", 0, None, "bad_mbarrier in_flight race"),
     "V empty parity": ("(number - 1) / kStages & 1 ^ 1", 0, "(number - 1) / kStages & 1", "deadlock"),
-    "K expected": ("k_full[stage], 2 * kTokens * kKeyDims)", 0, "k_full[stage], 0)", "in_flight race"),
-    "V expected": ("v_full[before], 2 * kTokens * kValueDims)", 0, "v_full[before], 0)", "in_flight race"),
+    "K expected": ("k_full[stage], 2 * kTokens * kKeyDims)", 0, "k_full[stage], 0)", "in_flight race deadlock"),
+    "V expected": ("v_full[before], 2 * kTokens * kValueDims)", 0, "v_full[before], 0)", "in_flight race deadlock"),
     "Q empty": ("mbarrier_wait(&shared.q_empty", 0, None, "race deadlock in_flight bad_mbarrier"),
     "Q copies": ("cp_async_wait<0>();", 0, None, "in_flight"),
     "Q fence": ("fence_async_shared();", 0, None, "proxy_fence"),
@@ -80,7 +83,15 @@ WITHOUT: Final[dict[str, tuple[str, int, str | None, str]]] = {
     "Q read by narrow ones": ("if (group == 0) release(&shared.q_empty);", 0, None, "deadlock"),
     "one warpgroup's columns": ("narrow ? 4 + group : 3, threads = narrow ? 128", 0, "3, threads = narrow ? 256", "deadlock"),
     "Q before sums": ("named_barrier(id, threads);  // products with Q are done", 0, None, "race uninitialised"),
+    "dims before the next": ("if (first > 0) named_barrier(id, threads);", 0, None, "race"),
     "sums before they are read": ("named_barrier(id, threads);  // they are there", 0, None, "race"),
+    "work empty": ("mbarrier_wait(&empty[place]", 0, None, "race bad_mbarrier deadlock"),
+    "work empty parity": ("empty[place], round / 2 & 1 ^ 1", 0, "empty[place], round / 2 & 1", "deadlock"),
+    "work asked": ("mbarrier_arrive(&full[place]);", 0, None, "deadlock"),
+    "work full": ("mbarrier_wait(&full[place]", 0, None, "race uninitialised"),
+    "work full parity": ("full[place], round / 2 & 1", 0, "full[place], 0", "race deadlock bad_mbarrier"),
+    "lanes before work is read": ("__syncwarp();", 0, None, "race"),
+    "work read": ("mbarrier_arrive(&empty[place]);", 0, None, "deadlock"),
 }  # fmt: skip
 SOME: Final = ("K expected", "Q fence", "V empty parity")
 LEFT_OUT: Final = tuple(WITHOUT) if "KVGEN_FAMILY" in os.environ else SOME
@@ -94,7 +105,12 @@ def changed(kernels: KernelSet, name: str, folder: Path) -> ModuleType:
     for path, file in files.items():
         text = file.text
         lines = text.splitlines(keepends=True)
-        at = [n for n, line in enumerate(lines) if part in line and "__device__" not in line]
+        ring = next((n for n, line in enumerate(lines) if "struct WorkRing" in line), len(lines))
+        at = [
+            n
+            for n, line in enumerate(lines)
+            if part in line and "__device__" not in line and (n > ring) == ("work" in name)
+        ]
         if at and path.endswith(("/extend.cu", "/row_wgmma.cuh")):
             lines[at[which]] = "" if instead is None else lines[at[which]].replace(part, instead)
             text = "".join(lines)

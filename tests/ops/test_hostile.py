@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvgen import CSR, Continuous, Indirect, Mapped, Paged, Ring, ops
+from kvgen import CSR, Continuous, Indirect, KernelSet, Mapped, Paged, Ring, ops
 from kvgen.reference import Decoded
 from kvgen.runtime import Fault, describe
 from kvgen.runtime.cpu import machine
@@ -53,8 +53,14 @@ def _set(name: str, at: Any, value: int) -> Spoil:
 
 
 def spoils(name: str) -> dict[str, Spoil]:
+    """What can go wrong for request VICTIM in the tables of a set of these tests."""
+    return spoils_of(SETS[name])
+
+
+def spoils_of(kernels: KernelSet) -> dict[str, Spoil]:
     """What can go wrong for request VICTIM in the tables of a set."""
-    cache, found = SETS[name].cache, {}
+    cache = kernels.cache
+    found: dict[str, Spoil] = {}
     table = cache.page_table
     bad_ids = {"minus_one": -1, "huge": 2**31 - 1}
     if isinstance(table, Offsets):

@@ -24,6 +24,7 @@ from kvgen import (
     presets,
 )
 from kvgen.spec.kernel_set import Arch
+from tests.support.sets import ALL
 
 
 def _set(name: str, cache: Any, group: int, arch: Arch = "sm_80", **fields: Any) -> KernelSet:
@@ -93,6 +94,8 @@ MORE: Final = {
         _set(
             "cross", Ragged(dtype="f16", kv_heads=1, head_dim=64, v_head_dim=32), 3, mask=Mask(causal=False), cross=True
         ),
+        _set("ragged_heads", ALL["ragged_heads"].kv, 2, mask=Mask(causal=False), cross=True, q_dtype="e4m3"),
+        _set("ragged_fp8", ALL["ragged_fp8"].kv, 3, mask=_LOCAL),
         _set("csr", _paged("f16", 1, 40, 16, table=CSR(dtype="u32")), 3),
         _set("csr_last", _paged("bf16", 2, 32, 16, table=CSR(last_page_len=True), lengths="after"), 4),
         _set("mapped", _paged("bf16", 2, 32, 16, table=Mapped()), 4),

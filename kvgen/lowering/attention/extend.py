@@ -132,7 +132,8 @@ class ExtendContext:
 @dataclass(frozen=True)
 class ExtendPlanContext:
     """Everything ops/extend_plan.cu.j2 reads: `cols` columns a tile of rows, `tile` tokens a tile of keys, which are cut at
-    multiples of `chunk_tokens` (0: where balance asks)."""
+    multiples of `chunk_tokens` (0: where balance asks). Where another kernel runs that has products of warpgroups its tiles have
+    `warpgroup_tile` tokens (0: none does), and an entry of up to `narrow_cols` columns takes half their time."""
 
     entry: str
     attends: str
@@ -144,9 +145,12 @@ class ExtendPlanContext:
     kv_heads: int
     most_rows: int
     tile: int
+    warpgroup_tile: int
+    narrow_cols: int
+    blocks_per_sm: int
     chunk_tokens: int
     overhead: int
-    least_tiles: int
+    least_tokens: int
     token_bytes: int
     together_bytes: int
     new_in_length: bool
@@ -279,6 +283,8 @@ def planner(
     *,
     attend: AttentionContext,
     found: Shape,
+    warpgroup_tile: int,
+    narrow_cols: int,
     chunk_tokens: int,
     index: str,
     digest: int,
@@ -305,9 +311,12 @@ def planner(
         kv_heads=cache.kv_heads,
         most_rows=TREE_ROWS if attend.packed else (2**32 - 1) // kernels.group,
         tile=found.tokens,
+        warpgroup_tile=math.gcd(warpgroup_tile, chunk_tokens),
+        narrow_cols=narrow_cols,
+        blocks_per_sm=found.blocks_per_sm,
         chunk_tokens=chunk_tokens,
         overhead=OVERHEAD,
-        least_tiles=LEAST_TOKENS // found.tokens,
+        least_tokens=LEAST_TOKENS,
         token_bytes=sum(mma.row_bytes(parts[0]) for parts in cache.storage.roles.values()),
         together_bytes=_TOGETHER,
         new_in_length=new_in_length(kernels, cross),

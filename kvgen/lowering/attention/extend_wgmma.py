@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import Final
 
+from kvgen.expr.nodes import const, var
 from kvgen.expr.score_c import float_literal
 from kvgen.layout.dtypes import dtype
 from kvgen.lowering.attention.extend import ExtendContext
@@ -139,7 +140,7 @@ def shared_bytes(kernels: KernelSet) -> int:
     """Shared of the template."""
     dims = kernels.kv.head_dim + kernels.kv.v_dim
     stages = _stages(kernels)
-    flags = -(-(8 * (4 * stages + 2) + 4 * (stages + 1)) // 16) * 16
+    flags = -(-(8 * (4 * stages + 6) + 4 * (stages + 5)) // 16) * 16
     return (
         2 * COLS * kernels.kv.head_dim
         + stages * 2 * tile_tokens(kernels) * dims
@@ -206,7 +207,15 @@ def with_warpgroups(kernels: KernelSet, plan: KernelPlan, attended: Attended, sc
         other_file=plan.name if others else "",
     )
     if not others:
-        return replace(plan, template=TEMPLATE, context=context, threads=THREADS, shared=shared, shared_by_arch=())
+        return replace(
+            plan,
+            template=TEMPLATE,
+            context=context,
+            grid=(var("num_sm_parts"), const(1), const(1)),
+            threads=THREADS,
+            shared=shared,
+            shared_by_arch=(),
+        )
     here = replace(
         plan,
         name=wgmma_file(plan.name),
@@ -223,5 +232,6 @@ def with_warpgroups(kernels: KernelSet, plan: KernelPlan, attended: Attended, sc
         context=context_there,
         shared_by_arch=by_arch,
         threads_by_arch=((ARCH, THREADS),),
+        blocks_by_arch=((ARCH, 1),),
         elsewhere=((ARCH, here),),
     )

@@ -1,5 +1,9 @@
 // The planner of extend: it cuts the query rows of every request into tiles of columns, and the keys of a tile where tiles are too
-// few, and lists them, the longest first.
+// few, and lists them in the order in which blocks begin them.
+//
+// What limits an entry is one of two: tiles of a request with several of them share its K and V, which then come out of L2, and wait for
+// tensor cores; a request with one tile (decoding, verification) reads its keys alone, and waits for memory. Each kind has its longest
+// first; the kinds are mixed so that both are under way all the time, and end together (ListOrder).
 //
 // A plan is described by a struct of the kernel:
 //
@@ -10,6 +14,7 @@
 //     static constexpr uint32_t kMostRows = 32;      // query rows that a request can have
 //     static constexpr bool kNewInLength = false;    // lengths count this step's tokens
 //     static constexpr uint32_t kTile = 64;          // tokens of a tile of keys, which costs count
+//     static constexpr uint32_t kNarrowCols = 64;    // an entry of no more columns takes half the time a tile of keys
 //     static constexpr uint32_t kOverhead = 2, kLeastTiles = 8;  // tiles: an entry's fixed cost, the least keys of one of several
 //     static constexpr uint32_t kChunkTiles = 0;     // tiles between cuts where these are fixed, else 0
 //   };
@@ -63,13 +68,23 @@ __device__ __forceinline__ Claim sync_claim(const Rows& rows, uint32_t batch, ui
 struct PlannedTile {
   KvChunk chunk;
   uint32_t keys;
+  bool narrow;  // half the time
+  bool alone;   // its request has no other
+
+  // Of so many tiles of keys of it, counted in halves of a wide tile's time.
+  template <typename Split>
+  __device__ __forceinline__ uint32_t cost(uint32_t tiles) const {
+    return (tiles + Split::kOverhead) << !narrow;
+  }
 };
 
 // Tile `n` of the request `whole`.
 template <typename Split>
 __device__ __forceinline__ PlannedTile tile_at(const KvChunk& whole, uint32_t n) {
-  PlannedTile tile = {whole, 1};
+  const uint64_t cols = (uint64_t)whole.rows * Split::kGroup;
+  PlannedTile tile = {whole, 1, false, cols <= Split::kCols};
   tile.chunk.first = n * Split::kCols;
+  tile.narrow = cols - tile.chunk.first <= Split::kNarrowCols;
   const uint32_t last = min((tile.chunk.first + Split::kCols - 1) / Split::kGroup, whole.rows - 1);
   const RowPositions<typename Split::Mask> positions{whole};
   tile.chunk.begin = whole.fault == Fault::none ? positions.seen_by(tile.chunk.first / Split::kGroup).begin : 0;
@@ -119,7 +134,7 @@ __device__ __forceinline__ uint32_t sync_for_each_tile(HeldRequests<Split>& held
   return min(largest, rows.num_rows);
 }
 
-// Sums over the tiles: of keys and fixed costs, of the tokens that each reads, of what tells this plan from others.
+// Sums over the tiles: of costs, of the tokens that several share, of what tells this plan from others.
 struct TileSums {
   unsigned long long cost, tokens;
   uint32_t stamp;
@@ -130,15 +145,16 @@ struct Pieces {
   uint32_t count, slot;
 };
 
-// Where a plan cuts the keys of tiles: into equal parts of no more than `share` tiles, or, where cuts are fixed, at all of them if there
-// are more tiles than that, and slots for the pieces.
+// Where a plan cuts the keys of tiles: into equal parts that cost no more than `share`, or, where cuts are fixed, at all of them if the
+// tile costs more than that, and slots for the pieces.
 template <typename Split>
 struct Cuts {
   uint32_t share, max_slots, slots;  // slots: taken so far
 
   __device__ __forceinline__ uint32_t wanted(const PlannedTile& tile) const {
-    if (tile.keys <= share) return 1;
-    if constexpr (Split::kChunkTiles == 0) return (tile.keys + share - 1) / share;
+    const uint32_t most = max(Split::kLeastTiles, share >> !tile.narrow);
+    if (tile.keys <= most) return 1;
+    if constexpr (Split::kChunkTiles == 0) return (tile.keys + most - 1) / most;
     else return (tile.chunk.end - 1) / (Split::kTile * Split::kChunkTiles) - tile.chunk.begin / (Split::kTile * Split::kChunkTiles) + 1;
   }
   // All threads call it.
@@ -159,8 +175,75 @@ struct Cuts {
   }
 };
 
-// The bucket of an entry of so many tiles of keys, the longest first: eight buckets from each power of two to the next.
-__device__ __forceinline__ uint32_t bucket_of(uint32_t keys) {
-  const uint32_t exponent = 31 - __clz(max(keys, 1u));
-  return 255 - (8 * exponent + (uint32_t)(((uint64_t)keys << 3 >> exponent) & 7));
+// The bucket of entries of that cost, the longest first: eight buckets from each power of two to the next.
+constexpr uint32_t kBuckets = 256;
+__device__ __forceinline__ uint32_t bucket_of(uint32_t cost) {
+  const uint32_t exponent = 31 - __clz(max(cost, 1u));
+  return kBuckets - 1 - (8 * exponent + (uint32_t)(((uint64_t)cost << 3 >> exponent) & 7));
+}
+// The least cost of a bucket.
+__device__ __forceinline__ uint32_t bucket_cost(uint32_t bucket) {
+  const uint32_t n = kBuckets - 1 - bucket;
+  return (uint32_t)((uint64_t)(8 + n % 8) << n / 8 >> 3);
+}
+
+// Where entries stand in the list. Those of a kind are sorted by bucket; each is to begin where the ones before it end, if its kind had a
+// fixed part of the GPU, and the last one so early that it ends with all work; a little earlier, since blocks are not free just then. The
+// list is sorted by that time.
+constexpr float kEarly = 0.85f;
+struct ListOrder {
+  uint32_t first[2][kBuckets];        // entries before a bucket, of its kind
+  uint32_t cost_before[2][kBuckets];  // what they cost, in units of 2^shift
+  uint32_t next[2][kBuckets];         // of the bucket's entries that are placed
+  uint32_t count[2], cost[2];
+  uint32_t shift;
+  float end;  // of all work
+
+  // Entry `n` of a bucket: it does not decrease from entry to entry, nor from bucket to bucket.
+  __device__ __forceinline__ float time(uint32_t kind, uint32_t bucket, uint32_t n) const {
+    const uint32_t each = bucket_cost(bucket) >> shift;
+    return (float)(cost_before[kind][bucket] + n * each) * fmaxf(0.0f, end - (float)each);
+  }
+  // The entries of a kind that begin before `when`, as part of `part`, the cost of the kind of which it is a time.
+  __device__ __forceinline__ uint32_t before(uint32_t kind, float when, float part, bool or_then) const {
+    const auto is_before = [&](uint32_t bucket, uint32_t n) {
+      const float mine = time(kind, bucket, n) * part, other = when * (float)cost[kind];
+      return or_then ? mine <= other : mine < other;
+    };
+    uint32_t low = 0, high = kBuckets;
+    while (high - low > 1) {  // the last bucket that begins before it
+      const uint32_t middle = (low + high) / 2;
+      if (is_before(middle, 0)) low = middle; else high = middle;
+    }
+    const uint32_t begin = first[kind][low], end_of = low + 1 < kBuckets ? first[kind][low + 1] : count[kind];
+    uint32_t few = 0, many = end_of - begin + 1;
+    while (many - few > 1) {  // so many of its entries do
+      const uint32_t middle = (few + many) / 2;
+      if (is_before(low, middle - 1)) few = middle; else many = middle;
+    }
+    return begin + few;
+  }
+  // The place of entry `n` of a bucket.
+  __device__ __forceinline__ uint32_t place(uint32_t kind, uint32_t bucket, uint32_t n) const {
+    const uint32_t own = first[kind][bucket] + n, other = 1 - kind;
+    return own + (count[other] == 0 ? 0 : before(other, time(kind, bucket, n), (float)cost[kind], other == 0));
+  }
+};
+
+// Counts of `next` become where entries stand. All threads, one a bucket, of which there are kThreads.
+template <uint32_t kThreads>
+__device__ __forceinline__ void sync_order(ListOrder& order, unsigned long long cost, float blocks) {
+  static_assert(kThreads == kBuckets);
+  const uint32_t bucket = threadIdx.x, shift = max(0, 33 - __clzll(cost | 1));
+#pragma unroll 1
+  for (uint32_t kind = 0; kind < 2; ++kind) {
+    uint32_t entries, all;
+    const uint32_t count = order.next[kind][bucket];
+    order.first[kind][bucket] = sync_scan<kThreads>(count, entries);
+    order.cost_before[kind][bucket] = sync_scan<kThreads>(count * (bucket_cost(bucket) >> shift), all);
+    order.next[kind][bucket] = 0;
+    if (threadIdx.x == 0) order.count[kind] = entries, order.cost[kind] = all;
+  }
+  if (threadIdx.x == 0) order.shift = shift, order.end = kEarly * ((float)(cost >> shift) / blocks);
+  __syncthreads();
 }

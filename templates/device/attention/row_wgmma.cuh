@@ -331,3 +331,50 @@ __device__ __forceinline__ Finished sync_finish_of(uint32_t id, uint32_t threads
   __threadfence();
   return before < blocks - 1 ? Finished::early : before == blocks - 1 ? Finished::last : Finished::miscounted;
 }
+
+// The work that a block has next. `failed`: the counter was overwritten, and what others have done is unknown; each block then goes on
+// by its place in the grid, and its works have no result.
+struct Work {
+  uint32_t index;
+  bool failed;
+};
+
+// The works that a block has one after the other: its place in the grid, then the next one of the list that nobody has. One warp asks
+// for them, a work ahead of who is slow; all warps read what it is.
+struct WorkRing {
+  uint64_t full[2], empty[2];
+  Work work[2];
+
+  // One thread; `warps` call take().
+  __device__ __forceinline__ void init(uint32_t warps) {
+    for (uint32_t i = 0; i < 2; ++i) {
+      mbarrier_init(&full[i], 1);
+      mbarrier_init(&empty[i], warps);
+    }
+  }
+  // The block's work number `round` of `blocks` blocks; an index of `works` or more where none is left. `counter` is idle_works() of the
+  // plan before the launch and after it: as many ask as there are works, those who get none included.
+  __device__ __forceinline__ Work take(uint32_t round, bool asks, unsigned long long* counter, uint32_t stamp, uint32_t blocks, uint32_t works, uint64_t* errors) {
+    const uint32_t place = round % 2, lane = threadIdx.x % 32;
+    if (asks) {
+      mbarrier_wait(&empty[place], round / 2 & 1 ^ 1);
+      if (lane == 0) {
+        Work next = {round * blocks + blockIdx.x, round > 0 && work[1 - place].failed};
+        if (round > 0 && !next.failed) {
+          const unsigned long long asked = atomicAdd(counter, kOneWork);
+          next.failed = asked - idle_works(stamp) != (uint32_t)asked * kOneWork || (uint32_t)asked >= works;
+          if (next.failed) report(errors, Fault::plan, 0, 0);
+          else if ((uint32_t)asked == works - 1) atomicExch(counter, idle_works(stamp));
+          if (!next.failed) next.index = blocks + (uint32_t)asked;
+        }
+        work[place] = next;
+        mbarrier_arrive(&full[place]);
+      }
+    }
+    mbarrier_wait(&full[place], round / 2 & 1);
+    const Work found = work[place];
+    __syncwarp();
+    if (lane == 0) mbarrier_arrive(&empty[place]);
+    return found;
+  }
+};

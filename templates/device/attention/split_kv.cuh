@@ -161,7 +161,7 @@ struct alignas(16) PlanHeader {
 // Where a workspace has what: see kvgen/runtime/workspace.py, which sizes it.
 struct Plan {
   PlanHeader* header;
-  uint32_t* starts;     // of each SM part's chunks, and their end, plus stamp_at() of the plan and the SM part
+  uint32_t* starts;     // of each SM part's chunks, and their end, plus stamp_at() of the plan and the SM part; of extend asked_works()
   uint8_t* row_kinds;
   uint32_t* counters;   // of each slot, kv head and tile of columns: kIdle, plus how many of its group have finished
   KvChunk* chunks;
@@ -204,6 +204,12 @@ __device__ __forceinline__ bool read_range(ChunkRange& range, const Plan& plan, 
   range = {plan.starts[sm_part] - stamp_at(header.stamp, sm_part), plan.starts[sm_part + 1] - stamp_at(header.stamp, sm_part + 1)};
   return range.begin <= range.end && range.end <= header.num_chunks;
 }
+
+// How many works of extend's list blocks have asked for beside their first ones: the same number in both words, the upper one plus the
+// plan's stamp, so that one which is not this plan's is known. It takes the place of `starts`.
+constexpr unsigned long long kOneWork = (1ull << 32) + 1;
+__device__ __forceinline__ unsigned long long idle_works(uint32_t stamp) { return (unsigned long long)stamp << 32; }
+__device__ __forceinline__ unsigned long long* asked_works(const Plan& plan) { return (unsigned long long*)plan.starts; }
 
 // Chunk `i` of a plan with this stamp, for a call of `batch` requests, `num_rows` rows and `max_slots` slots, which its header
 // has too. One that is not this plan's becomes Fault::plan, without rows: nothing outside the call or the workspace follows

@@ -16,16 +16,16 @@ struct Cache {
 
 struct Balanced {
   using Mask = WindowMask<150>;
-  static constexpr uint32_t kThreads = 64, kCols = 16, kGroup = 3, kMostRows = 40, kTile = 16, kChunkTiles = 0;
+  static constexpr uint32_t kThreads = 64, kCols = 16, kGroup = 3, kMostRows = 40, kTile = 16, kChunkTiles = 0, kNarrowCols = 8, kOverhead = 2, kLeastTiles = 2;
   static constexpr bool kNewInLength = true;
 };
 struct Fixed {
   using Mask = FullMask;
-  static constexpr uint32_t kThreads = 32, kCols = 32, kGroup = 4, kMostRows = 24, kTile = 16, kChunkTiles = 3;
+  static constexpr uint32_t kThreads = 32, kCols = 32, kGroup = 4, kMostRows = 24, kTile = 16, kChunkTiles = 3, kNarrowCols = 0, kOverhead = 1, kLeastTiles = 1;
   static constexpr bool kNewInLength = false;
 };
 
-// What is told of a tile: its keys, the pieces that it is cut into, those that it would be, their first slot, their bucket, where they begin.
+// What is told of a tile: its keys and of what kind it is, the pieces that it is cut into, those that it would be, their first slot, their bucket, where they begin.
 constexpr uint32_t kTold = 16, kMostPieces = kTold - 6;
 
 // One block, more requests than threads, and more tiles of these than threads: all tiles in order; the row behind the last request's, how many
@@ -43,7 +43,7 @@ __device__ __forceinline__ void plan(const Cache& cache, const Rows& rows, uint3
     if (!live) return;
     chunks[n] = tile.chunk;
     uint32_t* to = told + n * kTold;
-    to[0] = tile.keys, to[1] = pieces.count, to[2] = cuts.wanted(tile), to[3] = pieces.slot, to[4] = bucket_of(tile.keys / pieces.count);
+    to[0] = tile.keys | tile.narrow << 30 | tile.alone << 31, to[1] = pieces.count, to[2] = cuts.wanted(tile), to[3] = pieces.slot, to[4] = bucket_of(tile.cost<Split>(tile.keys / pieces.count));
     for (uint32_t i = 0; i <= pieces.count && i < kMostPieces; ++i) to[5 + i] = Cuts<Split>::begin(tile, pieces.count, i);
   });
   if (threadIdx.x == 0) end[0] = end_row, end[1] = before, end[2] = placed.slots;
@@ -79,8 +79,24 @@ extern "C" __global__ void rows_numbers(const uint32_t* in, uint32_t* before, ui
   uint32_t all = 5;
   before[4 * i] = sync_scan_max<64>(in[i], all), before[4 * i + 1] = all;
   before[4 * i + 2] = sync_scan_max<64>(in[64 + i], all), before[4 * i + 3] = all;
-  buckets[i] = bucket_of(in[i]);
+  buckets[i] = bucket_of(in[i]), buckets[64 + i] = bucket_cost(4 * i);
   const KvChunk whole = {3, 7, 101, 290, 17, 290, 0, 1, 0, i % 8 == 7 ? Fault::length : Fault::none, 0, 0};
   const PlannedTile tile = tile_at<Balanced>(whole, i % 19);
   tiles[i] = tile.chunk, keys[i] = tile.keys;
+}
+
+// One block: entries of each kind and bucket, and the place of each of them in the list.
+extern "C" __global__ void rows_order(const uint32_t* counts, uint32_t* places, float* times, uint32_t* others, uint32_t cost, uint32_t blocks) {
+  __shared__ ListOrder order;
+  const uint32_t bucket = threadIdx.x;
+  for (uint32_t kind = 0; kind < 2; ++kind) order.next[kind][bucket] = counts[kind * kBuckets + bucket];
+  __syncthreads();
+  sync_order<kBuckets>(order, cost, (float)blocks);
+  for (uint32_t kind = 0; kind < 2; ++kind)
+    for (uint32_t n = 0; n < counts[kind * kBuckets + bucket]; ++n) {
+      const uint32_t i = (kind == 0 ? 0 : order.count[0]) + order.first[kind][bucket] + n;
+      places[i] = order.place(kind, bucket, n);
+      times[i] = order.time(kind, bucket, n);
+      others[i] = order.before(1 - kind, times[i], (float)order.cost[kind], false);
+    }
 }

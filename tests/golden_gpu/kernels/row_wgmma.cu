@@ -150,3 +150,19 @@ extern "C" __global__ void __launch_bounds__(128) row_wgmma_merge(const float* i
     });
   }
 }
+
+// Groups of 4 blocks of 3 warps, whose works are `works`, by the counter of a plan: how often each was had, and how often in doubt.
+extern "C" __global__ void __launch_bounds__(96) row_wgmma_works(uint32_t* workspaces, uint32_t* had, uint32_t stamp, uint32_t works) {
+  __shared__ WorkRing ring;
+  const uint32_t group = blockIdx.y;
+  Plan plan;
+  plan.starts = workspaces + 4 * group;
+  if (threadIdx.x == 0) ring.init(3);
+  __syncthreads();
+  for (uint32_t round = 0;; ++round) {
+    const Work work = ring.take(round, threadIdx.x / 32 == 1, asked_works(plan), stamp, gridDim.x, works, nullptr);
+    if (work.index >= works) break;
+    if (threadIdx.x % 32 == 0) atomicAdd(&had[2 * (group * works + work.index) + work.failed], 1);
+  }
+  if (threadIdx.x == 0 && blockIdx.x == 0) workspaces[4 * group + 2] = idle_works(stamp) >> 32;
+}
