@@ -259,17 +259,18 @@ class Producer:
         }
 
 
-_RINGS: Final = re.compile(r"^ *uint64_t (\w+\[?[^;]*);", re.M)
+_RINGS: Final = re.compile(r"^ *uint64_t (k_full\[[^;]*);", re.M)
 
 
 def producer_of(graph: Sequence[Block], source: str) -> Producer | None:
-    """The loop of a kernel that copies tiles for others, by its text and its source: `Shared` names its mbarriers in their order,
-    a tile of kTokens comes in boxes of kIssue. None where it has no such loop."""
+    """The loop of a kernel that copies tiles for others, by its text and its source: a line of that names its mbarriers in their
+    order, k_full first; a tile of kTokens comes in boxes of kIssue. None where it has no such loop.
+    """
     inits = [
         int(offset(w), 0) for block in graph for w in block.code if w.opcode.startswith("SYNCS.EXCH") and offset(w)
     ]
     constants = {name: int(n) for name, n in re.findall(r"\b(kStages|kTokens|kIssue) = (\d+)", source)}
-    rings = _RINGS.search(source, max(0, source.find("struct Shared")))
+    rings = _RINGS.search(source)
     arrivals = re.search(r"mbarrier_init\(&shared\.k_full\[i\], (\d+)\)", source)
     if not inits or not rings or not arrivals or "kStages" not in constants:
         return None
