@@ -5,6 +5,6 @@ from kvgen import KernelSet, ops, presets
 kernels = KernelSet(
     q_heads=32,
     cache=presets.vllm_xpacked(dtype="f16", kv_heads=8, head_dim=128),
-    ops=[ops.Append(), ops.Gather(), ops.Decode()],
+    ops=[ops.Append(), ops.Gather(), ops.Decode(), ops.Extend()],
     arch=["sm_80", "sm_90a"],
 )

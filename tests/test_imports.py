@@ -26,7 +26,7 @@ ROOMS = (
     "errors", "extras", "version", "pages",
     "emulator", "tensor_map", "expr", "layout", "plan", "paths", "files", "json_file", "config",
     "compile", "cycles", "runtime", "torch", "spec", "score", "lowering", "ops", "reference", "bench", "verify", "testing",
-    "codegen", "export", "models", "cli", "__main__",
+    "codegen", "export", "models", "integrations", "cli", "__main__",
 )  # fmt: skip
 FLOORS = {room: number for number, room in enumerate(ROOMS, start=1)}
 
@@ -144,9 +144,9 @@ def test_the_package_itself_is_lazy() -> None:
     assert not {t for t in imports("kvgen", top=True) if t.split(".")[0] == "kvgen"}
 
 
-def test_only_kvgen_torch_imports_torch() -> None:
+def test_only_kvgen_torch_and_integrations_import_torch() -> None:
     found = {name for name in MODULES if "torch" in {t.split(".")[0] for t in imports(name)}}
-    assert {name.split(".")[1] for name in found} == {"torch"}
+    assert {name.split(".")[1] for name in found} == {"torch", "integrations"}
 
 
 def test_kvgen_torch_without_torch_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,6 +157,14 @@ def test_kvgen_torch_without_torch_says_so(monkeypatch: pytest.MonkeyPatch) -> N
         ImportError, match=r"^kvgen\.torch needs PyTorch, which this environment does not have; install it"
     ):
         importlib.import_module("kvgen.torch")
+
+
+def test_the_transformers_integration_without_them_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [n for n in sys.modules if n.split(".")[0] == "torch" or n.startswith("kvgen.integrations")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(ImportError, match=r"^kvgen\.integrations\.transformers needs torch and transformers"):
+        importlib.import_module("kvgen.integrations.transformers")
 
 
 def test_the_runtime_imports_nothing_heavy() -> None:

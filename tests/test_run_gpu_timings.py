@@ -31,8 +31,10 @@ FORMS = {
     "layout_vllm_mapped": "mapped",
     "layout_ring": "ring",
     "layout_vllm_packed": "slots",
+    "gpt_oss_20b": "sinks",
+    "qwen25_7b": "prompts",
 }
-TIMED = tuple(FORMS)[: None if "KVGEN_FAMILY" in os.environ else 1]
+TIMED = tuple(FORMS) if "KVGEN_FAMILY" in os.environ else ("llama3_70b_tp8",)
 
 
 @pytest.fixture(scope="module")
@@ -99,6 +101,7 @@ def hold_timings(name: str, monkeypatch: pytest.MonkeyPatch, folder: Path | None
     monkeypatch.setattr(timings, "GATHERS", ((2, 33),))
     monkeypatch.setattr(timings, "DECODES", ((2, 40),))
     monkeypatch.setattr(timings, "RAGGED", (4, 3, 300))
+    monkeypatch.setattr(timings, "EXTENDS", {"2x40": ((40, 40), (40, 7))})
     monkeypatch.setattr(timings, "LAYERS_AT_MOST", 2)
     monkeypatch.setattr(timings, "CALLS", (2, 3))
     rates = {"read": 1.0, "copy": 1.0, "write": 1.0}
@@ -107,7 +110,9 @@ def hold_timings(name: str, monkeypatch: pytest.MonkeyPatch, folder: Path | None
     ran = {}
     for case in timer.cases():
         ran[case.op, case.case] = case.run()
-    timed = {op for op, kind, _ in facts.ops if kind in ("append", "decode", "gather", "seal") and op != "raw"}
+    timed = {
+        op for op, kind, _ in facts.ops if kind in ("append", "decode", "extend", "gather", "seal") and op != "raw"
+    }
     assert {op for op, _ in ran} == timed
     if apart is not None:
         ops = (package.append.KERNEL, *(step.KERNEL for step in apart.steps))
@@ -119,7 +124,10 @@ def hold_timings(name: str, monkeypatch: pytest.MonkeyPatch, folder: Path | None
         assert ran["decode", "2x40"]["plan_us"] == 1.0
 
     changed = {op: set(facts.stores) <= set(facts.changed.get(op, "")) for op, _, _ in facts.ops}
-    checked = {op for op, kind, _ in facts.ops if kind in ("decode", "seal") or (kind == "append" and not changed[op])}
+    assert all(("tflop_s" in ran[op, "2x40"]) == (op in facts.sees) for op, kind, _ in facts.ops if kind == "extend")
+    checked = set(facts.sees) | {
+        op for op, kind, _ in facts.ops if kind == "seal" or (kind == "append" and not changed[op])
+    }
     real = workload.Workload.gathered
     monkeypatch.setattr(workload.Workload, "gathered", lambda *a: [1 - x for x in real(*a)])
     for case in timer.cases():

@@ -21,6 +21,7 @@ from kvgen.export.example import ExampleContext
 from kvgen.export.folder import FolderContext, KernelFile
 from kvgen.export.header import HeaderContext
 from kvgen.lowering.attention.extend import ExtendContext, ExtendPlanContext
+from kvgen.lowering.attention.extend_simt import ExtendSimtContext
 from kvgen.lowering.attention.extend_wgmma import ExtendWgmmaContext
 from kvgen.lowering.attention.mma import TensorContext
 from kvgen.lowering.attention.simt import SimtContext
@@ -59,6 +60,7 @@ CONTEXTS: dict[str, type] = {
     "ops/decode_plan.cu.j2": PlanContext,
     "ops/extend.cu.j2": ExtendContext,
     "ops/extend_plan.cu.j2": ExtendPlanContext,
+    "ops/extend_simt.cu.j2": ExtendSimtContext,
     "ops/extend_wgmma.cu.j2": ExtendWgmmaContext,
     "ops/mla_decode.cu.j2": MlaDecodeContext,
     "ops/mla_decode_wgmma.cu.j2": MlaWgmmaContext,

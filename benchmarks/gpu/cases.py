@@ -90,7 +90,7 @@ class Facts:
     ops: tuple[tuple[str, str, str], ...]
     """(name, kind, rows) of each operation; rows is "slots" for an append by slots, else ""."""
     scales: dict[str, float]
-    """The score scale of each decode operation."""
+    """The score scale of each decode and extend."""
     token_bytes: int
     """Bytes of one token in one layer as it is stored: K and V, scales included."""
     key_bytes: int
@@ -103,6 +103,8 @@ class Facts:
     """The roles ("k", "kv") whose rows an append stores as others than they come, by the append's name."""
     rows: dict[str, int] = field(default_factory=dict)
     """Query rows of a request, of each decode operation."""
+    sees: dict[str, int] = field(default_factory=dict)
+    """Tokens that a row of a causal decode or extend sees at most, 0: all; only of those without score, sinks or another mask."""
     apart: str = ""
     """The append that the prepared folder has separate kernels for, if any."""
 

@@ -19,14 +19,15 @@ from benchmarks.gpu.machine import is_plain, machine_cases
 from kvgen import CSR, Continuous, Indirect, KernelSet, Mapped, Ring
 from kvgen.layout.dtypes import dtype
 from kvgen.layout.storage import Storage
-from kvgen.reference import Decoded, append, decode, gather, seal
+from kvgen.reference import Decoded, append, decode, extend, gather, seal
 from tests.support.batches import OPEN_TOKENS, PLAIN, Batch
 from tests.support.loud_tokens import raise_edges
 from tests.support.memory import rows_array
 from tests.support.scenes import Scene
 from tests.support.tolerance import HALF_ULP, Terms, limits, terms
 
-ORACLE: Final = ("append", "decode", "gather", "seal")
+ORACLE: Final = ("append", "decode", "extend", "gather", "seal")
+PROMPTS: Final = 140  # rows of a prompt that is longer than a tile of columns
 
 
 def _offsets(kernels: KernelSet, op: Any, counts: Sequence[int]) -> Raw:
@@ -107,9 +108,13 @@ def cases_of(kernels: KernelSet, package: ModuleType) -> tuple[list[Case], Blobs
         if op.kind not in ORACLE or not is_plain(op):
             cases += machine_cases(kernels, op, package, blobs)
             continue
-        build = {"append": _append_cases, "seal": _seal_cases, "gather": _gather_cases, "decode": _decode_cases}[
-            op.kind
-        ]
+        build = {
+            "append": _append_cases,
+            "seal": _seal_cases,
+            "gather": _gather_cases,
+            "decode": _decode_cases,
+            "extend": _extend_cases,
+        }[op.kind]
         cases += build(kernels, op, blobs)
     return cases, blobs
 
@@ -307,6 +312,62 @@ def _decode_cases(kernels: KernelSet, op: Any, blobs: Blobs) -> list[Case]:
         case.errors(wanted.errors)
         found.append(case.done())
     return found
+
+
+def _extend_cases(kernels: KernelSet, op: Any, blobs: Blobs) -> list[Case]:
+    """Of an extend whose mask and score take nothing from the call; it may take sinks. `machine_cases` has the others."""
+    top = boundary_totals(kernels)
+    most = _most_tokens(kernels)
+    before = kernels.cache.lengths == "before"
+    five = [max(top[1], 4), max(top[1], 4), 4, 5, 4]
+    # A page that is not there costs rows of its tile, but for those that see none of it: rows that all see the first one.
+    everyone = op.mask.window is None and op.mask.chunk is None
+    found = []
+    for name, totals, rows, padding in (
+        ("small", (3, top[1]), (3, 2), 0),
+        ("boundaries", top, [min(3, n) for n in top], 3),
+        ("prompts", (min(PROMPTS, most), min(70, most), 1), (min(PROMPTS, most), 1, 1), 2),
+        *([("hostile", five, (2, 2, 4, 3, 1), 1)] if everyone else []),
+        ("conversions", (1, 2, 2, 1, 2), (1,) * 5, 0),
+    ):
+        counts = [n - r * before for n, r in zip(totals, rows, strict=True)]
+        scene = QuarterScene(kernels, _batch(kernels, 8, totals, [0] * len(totals), strided=name != "small"), counts)
+        scene.fill(totals)
+        count = sum(rows) + padding
+        case = Builder(scene, blobs, op.name, name, golden=name in ("small", "conversions"))
+        shape = (kernels.q_heads, kernels.cache.head_dim)
+        q, memory = rows_array(count, shape, kernels.cache.dtype, strided=scene.batch.strided)
+        q[...] = 0 if name == "conversions" else scene.values(count, *shape)
+        if name == "conversions" and any(quant is not None for quant in kernels.cache.quants.values()):
+            _all_sizes(scene, totals)
+        elif name == "conversions":
+            _bit_patterns(scene, totals)
+        case.argument("q", q, memory)
+        if name == "hostile":
+            spoil(scene)
+        arguments = _sinks(scene, op, level=name == "conversions")
+        for n, array in arguments.items():
+            case.argument(n, array)
+        given = terms(kernels, op, arguments)
+        offsets = _offsets(kernels, op, rows)
+        case.argument("row_offsets", offsets)
+        case.rows("out", count, (kernels.q_heads, kernels.cache.v_dim), given.out)
+        lse, memory = rows_array(count, (kernels.q_heads,), "f32", strided=False)
+        case.argument("lse", lse, memory)
+        how = {n: value for n, value in given.oracle().items() if n != "rows"}
+        wanted = extend(scene.view, scene.rows(), q, row_offsets=offsets, **how)
+        _close(case, given, kernels.cache.storage, q, wanted)
+        case.errors(wanted.errors)
+        found.append(case.done())
+    return found
+
+
+def _most_tokens(kernels: KernelSet) -> int:
+    """The longest request that a case has."""
+    cache = kernels.cache
+    if isinstance(cache, Continuous):
+        return cache.max_tokens or OPEN_TOKENS
+    return cache.page_table.window if isinstance(cache.page_table, Ring) else PROMPTS
 
 
 def _sinks(scene: Scene, op: Any, *, level: bool) -> dict[str, Raw]:

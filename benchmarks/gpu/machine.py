@@ -19,7 +19,7 @@ from kvgen.bench import KNOWN, Scene, Workload, call_of
 from kvgen.bench.synthetic_batch import LAYER
 from kvgen.errors import ToolError
 from kvgen.layout.dtypes import dtype
-from kvgen.ops import Append, Convert
+from kvgen.ops import Append, Convert, Extend
 from kvgen.spec.kernel_set import Op
 from kvgen.verify.memory import HostMemory
 
@@ -35,10 +35,14 @@ _HOSTILE: Final = ("page_table", "page_indices", "req_to_token", "slots", "pairs
 
 
 def is_plain(op: Op) -> bool:
-    """Whether an append or a gather moves rows as they are, which the oracle's own cases cover."""
+    """Whether the oracle's own cases cover it: appends and gathers that move rows as they are, extends with sinks at most."""
     if isinstance(op, Append):
         changes = op.takes_q or op.bias or op.rope is not None or op.k_norm is not None
         return not changes and op.inputs == "separate" and op.rows != "padded"
+    if isinstance(op, Extend):
+        score = op.score
+        brings = score is not None and (score.alibi or score.bias or score.relative or score.tensors or score.scalars)
+        return not (brings or op.mask.tree or op.mask.padding or op.cross or op.q_dtype)
     return not getattr(op, "raw", False)
 
 

@@ -15,7 +15,7 @@ from kvgen.bench.step import Step
 from kvgen.codegen.emit import render_all, write_file
 from kvgen.compile import Job, Unit, compile_many, default_cache, text_digest, write_folder
 from kvgen.layout.storage import Segment
-from kvgen.ops import Append, Decode
+from kvgen.ops import Append, Decode, Extend
 from kvgen.spec.loader import LoadedSet, load_folder
 from kvgen.spec.quant import Quant
 from kvgen.verify.bandwidth import bandwidth_unit
@@ -85,9 +85,10 @@ def facts_of(kernels: KernelSet) -> Facts:
         scales={
             op.name: getattr(op, "scale", None) or 1 / math.sqrt(cache.head_dim)
             for op in kernels.ops
-            if op.kind == "decode"
+            if op.kind in ("decode", "extend")
         },
         rows={op.name: op.rows for op in kernels.ops if isinstance(op, Decode)},
+        sees={op.name: op.mask.window or 0 for op in kernels.ops if isinstance(op, Decode | Extend) and _is_causal(op)},
         token_bytes=_token_bytes(kernels, cache.storage.segments),
         key_bytes=_token_bytes(kernels, cache.storage.roles["k"]),
         loss=max((_loss(quant) for quant in cache.quants.values() if quant is not None), default=0.0),
@@ -95,6 +96,12 @@ def facts_of(kernels: KernelSet) -> Facts:
         apart=apart[0].name if (apart := apart_of(kernels)) is not None else "",
         changed={op.name: _changed(op, kernels) for op in kernels.ops if isinstance(op, Append)},
     )
+
+
+def _is_causal(op: Decode | Extend) -> bool:
+    """Whether a row's result is the softmax over the tokens before it, or the last of these, and nothing else."""
+    mask = op.mask
+    return mask.causal and not (mask.chunk or mask.padding or mask.tree) and op.score is None and op.sinks is None
 
 
 def _changed(op: Append, kernels: KernelSet) -> str:

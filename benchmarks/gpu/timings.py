@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -27,6 +27,13 @@ CONTEXT = 1024  # tokens of a request that gets one more
 GATHERS = ((4, 1024), (32, 1024))  # requests, tokens
 DECODES = ((1, 4096), (32, 4096), (128, 1024))
 RAGGED = (64, 16, 8192)  # requests, shortest, longest
+# Prompts, a chunk behind a prefix, a prompt beside decoding requests: tokens of each request, and those of them that are rows.
+EXTENDS: Final = {
+    "1x4096": ((4096,), (4096,)),
+    "8x1024": ((1024,) * 8, (1024,) * 8),
+    "512 of 8192": ((8192,), (512,)),
+    "4096 and 60": ((4096,) * 61, (4096, *(1,) * 60)),
+}
 LAYERS_AT_MOST = 64
 CALLS = (20, 200)  # how often the host's cost is taken, calls each time
 POOL_BYTES_AT_MOST = 24 << 30
@@ -99,6 +106,9 @@ class Timer:
             elif kind == "decode":
                 for case, totals in self._batches().items():
                     yield Timed(name, case, lambda n=name, t=totals: self._decode(n, t))  # type: ignore[misc]
+            elif kind == "extend":
+                for case, (totals, rows) in EXTENDS.items():
+                    yield Timed(name, case, lambda n=name, t=totals, r=rows: self._extend(n, t, r))  # type: ignore[misc]
         first = next((name for name, kind, _ in self.facts.ops if kind == "append"), None)
         if first is not None:
             yield Timed(first, "python", lambda: self._python(first))
@@ -287,21 +297,51 @@ class Timer:
             op.plan(work.cache[0], more["workspace"], rows=rows, stream=self.gpu.stream)
             planner = op.bind_plan(work.cache[0], more["workspace"], rows=rows)
             result["plan_us"] = self.gpu.time([planner]).median
-        q = [work.random((rows, heads, self.facts.head_dim)) for _ in range(work.layers)]
+        timing = self._attend(work, name, [each] * len(totals), more)
+        return result | self._result(timing, least, "read", work.layers)
+
+    def _extend(self, name: str, totals: Sequence[int], rows: Sequence[int]) -> dict[str, Any]:
+        """With the rate of its products where the mask's are counted here."""
+        op = getattr(self.package, name)
+        totals = [self._fits(n) for n in totals]
+        rows = [min(n, total) for n, total in zip(rows, totals, strict=True)]
+        heads, dims = self.facts.q_heads, self.facts.head_dim + self.facts.v_dim
+        least = sum(totals) * self.token_bytes + sum(rows) * heads * dims * self._bytes
+        work = self._workload(totals, rows, least)
+        workspace = op.workspace(sum(rows), device=f"cuda:{self.gpu.ordinal}")
+        index = dtype(next(p.dtype for p in op.PLAN.params if p.name == "row_offsets")).numpy()
+        offsets = work.upload(np.cumsum([0, *rows]).astype(index))
+        op.plan(work.cache[0], workspace, row_offsets=offsets, rows=sum(rows), stream=self.gpu.stream)
+        planner = op.bind_plan(work.cache[0], workspace, row_offsets=offsets, rows=sum(rows))
+        result = {"plan_us": self.gpu.time([planner]).median}
+        timing = self._attend(work, name, rows, {"workspace": workspace})
+        if (window := self.facts.sees.get(name)) is not None:
+            seen = [np.arange(n - r, n) + 1 for n, r in zip(totals, rows, strict=True)]
+            pairs = sum(int(np.minimum(own, window or own).sum()) for own in seen)
+            result["tflop_s"] = 2 * pairs * heads * dims / timing.median / 1e6
+        return result | self._result(timing, least, "read", work.layers)
+
+    def _attend(self, work: Workload, name: str, rows: Sequence[int], more: dict[str, Any]) -> Timing:
+        """Time an attention of all layers; the last rows of some requests are held to float64 where `sees` says what they see."""
+        op, heads = getattr(self.package, name), self.facts.q_heads
+        if any(p.name == "sinks" for p in op.KERNEL.params):
+            more = more | {"sinks": work.random((heads,), "f32")}
+        q = [work.random((sum(rows), heads, self.facts.head_dim)) for _ in range(work.layers)]
         kind = next(p.dtype for p in op.KERNEL.params if p.name == "out")
-        outs = [work.random((rows, heads, self.facts.v_dim), kind) for _ in range(work.layers)]
+        outs = [work.random((sum(rows), heads, self.facts.v_dim), kind) for _ in range(work.layers)]
         bound = [op.bind(work.cache[i], q=q[i], out=outs[i], **more) for i in range(work.layers)]
         timing = self.gpu.time(bound)
         gather = self._op("gather")
-        if gather is not None:
-            for b in sorted({0, int(np.argmax(totals)), work.farthest}):
-                self._check_decode(work, gather, self.facts.scales[name], q[-1], outs[-1], b, each)
-        return result | self._result(timing, least, "read", work.layers)
+        if gather is not None and name in self.facts.sees:
+            for b in sorted({0, int(np.argmax(work.totals)), work.farthest}):
+                self._check_attention(work, gather, name, q[-1], outs[-1], b, sum(rows[: b + 1]) - 1)
+        return timing
 
-    def _check_decode(self, work: Workload, gather: Any, scale: float, q: Any, out: Any, b: int, rows: int) -> None:
+    def _check_attention(self, work: Workload, gather: Any, name: str, q: Any, out: Any, b: int, row: int) -> None:
         """The last row of a request of a large batch against float64, over the tokens that gather finds."""
-        k, v = (a.astype(np.float64) for a in work.gathered(gather, b, work.layers - 1))
-        query, got = (work.download(a)[(b + 1) * rows - 1].astype(np.float64) for a in (q, out))
+        scale, window = self.facts.scales[name], self.facts.sees[name]
+        k, v = (a.astype(np.float64)[-window:] for a in work.gathered(gather, b, work.layers - 1))
+        query, got = (work.download(a)[row].astype(np.float64) for a in (q, out))
         group = self.facts.q_heads // self.facts.kv_heads
         for h in range(self.facts.q_heads):
             scores = scale * (k[:, h // group] @ query[h])

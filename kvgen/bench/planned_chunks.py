@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 
 from kvgen.bench.calls import call_of
 from kvgen.bench.synthetic_batch import LAYER, Scene
-from kvgen.lowering.attention import extend
 from kvgen.ops import Extend
 from kvgen.plan.split_plan import HEADER, KV_CHUNK
 from kvgen.runtime.cpu import machine
@@ -78,8 +77,7 @@ def planned_tiles(scene: Scene, op: Extend, multiprocessors: int, arch: str | No
 
 def tiles_in(memory: Bytes, sizes: Mapping[str, int], kernels: KernelSet, op: Extend) -> PlannedTiles:
     """The same of a workspace that is planned."""
-    shape, heads = extend.shape(kernels, fixed=op.split == "invariant"), kernels.kv.kv_heads
-    assert shape is not None
+    shape, heads = op.shape(kernels), kernels.kv.kv_heads
     header = memory[:HEADER].view(np.uint32)
     chunks = _chunks(memory, sizes, heads, int(header[_CHUNKS_AT]))
     entries = tuple(

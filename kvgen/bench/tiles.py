@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from kvgen.layout.storage import Segment
 from kvgen.lowering.attention.extend import ExtendContext
+from kvgen.lowering.attention.extend_simt import ExtendSimtContext
 from kvgen.lowering.attention.mma import TensorContext
 from kvgen.lowering.attention.simt import SimtContext
 from kvgen.lowering.attention.wgmma import MlaWgmmaContext
@@ -36,7 +37,7 @@ def tile_of(kernels: KernelSet, plan: KernelPlan) -> Tile | None:
             heads, tokens, warps = context.heads, context.tokens, context.team_warps
         nbytes = heads * tokens * sum(_bytes(segment) for parts in roles for segment in parts)
         return Tile(tokens, warps, context.d.tiles, nbytes)
-    if isinstance(context, ExtendContext):
+    if isinstance(context, ExtendContext | ExtendSimtContext):
         return Tile(context.tokens, context.warps, 1, context.tokens * token_bytes(kernels))
     if isinstance(context, MlaDecodeContext):
         row, tokens = context.row, context.shape.tokens

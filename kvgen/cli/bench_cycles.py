@@ -183,25 +183,25 @@ def _work(config: Config, item: Chosen, op: Op, workload: Workload, device: Devi
 
     with generated(config.out, item.name) as package:
         if isinstance(op, Extend):
-            return _mixed(item.loaded.kernels, package, op, workload, device, arch)
+            return mixed_batch(item.loaded.kernels, package, op, workload, device, arch)
         found = planned_chunks(
             Scene(item.loaded.kernels, package, workload), op, round(device.multiprocessors.value), arch
         )
     return Work(found.parts, found.columns, found.pieces) if found else None
 
 
-def _mixed(kernels: KernelSet, package: ModuleType, op: Extend, workload: Workload, device: Device, arch: str) -> Mixed:
+def mixed_batch(
+    kernels: KernelSet, package: ModuleType, op: Extend, workload: Workload, device: Device, arch: str
+) -> Mixed:
     """The batch's plan, and where it mixes requests of one tile of rows with others, theirs alone."""
     from kvgen.bench import Scene, Workload
     from kvgen.bench.planned_chunks import planned_tiles
     from kvgen.bench.tiles import token_bytes
     from kvgen.layout.dtypes import dtype
-    from kvgen.lowering.attention import extend
     from kvgen.lowering.attention.extend_wgmma import ARCH, tile_tokens
     from kvgen.lowering.attention.split_kv import OVERHEAD
 
-    shape, cache = extend.shape(kernels, fixed=op.split == "invariant"), kernels.kv
-    assert shape is not None
+    shape, cache = op.shape(kernels), kernels.kv
     requests = list(zip(workload.totals, workload.new, strict=True))
     few = [(n, rows) for n, rows in requests if rows * kernels.group <= shape.cols]
     many = [(n, rows) for n, rows in requests if rows * kernels.group > shape.cols]

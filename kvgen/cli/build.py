@@ -24,8 +24,8 @@ def build(
 ) -> None:
     """Write generated/ from specs/: changed files only; removes files of kvgen that no spec gives any more.
 
-    README.md of that folder lists all sets of the project. Decodes that stay on CUDA cores are warned of, with the reason and
-    what the model of docs/cycles.md makes of them.
+    README.md of that folder lists all sets of the project. Decodes and extends that stay on CUDA cores are warned of, with the
+    reason and, of decodes, what the model of docs/cycles.md makes of them.
 
     Where a file to be written or removed was changed by hand, nothing is written, and each such file is named. A spec that
     does not load stops no other: the rest is built, folders without a set stay as long as it is broken, and kvgen exits

@@ -1,4 +1,4 @@
-"""Decodes that stay on CUDA cores: why, and what share of a GPU's bandwidth their recorded trips come to."""
+"""Decodes and extends that stay on CUDA cores: why, and what share of a GPU's bandwidth their recorded trips come to."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from kvgen.ops.decode import Decode
+from kvgen.ops.extend import Extend
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -16,21 +17,24 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class OnCudaCores:
     """A kernel, why it is not on tensor cores, and of a GPU's reachable bandwidth the least and the most percent, by the model of
-    docs/cycles.md; no GPU where nothing is recorded of the kernel as it is now."""
+    docs/cycles.md; no GPU where nothing is recorded of the kernel as it is now, or of an extend, which has no such share."""
 
     kernel: str
     why: str
     device: str | None
     percent: tuple[float, float] | None
+    extends: bool = False
 
     @property
     def text(self) -> str:
         """A line for a reader."""
-        said = f"{self.kernel} is on CUDA cores: {self.why}; "
+        said = f"{self.kernel} is on CUDA cores: {self.why}"
+        if self.extends:
+            return said
         if self.percent is None:
-            return f"{said}`kvgen compile --record` reckons its share of the bandwidth"
+            return f"{said}; `kvgen compile --record` reckons its share of the bandwidth"
         least, most = self.percent
-        return f"{said}by the model {least:.0f} to {most:.0f} % of what an {self.device} can read"
+        return f"{said}; by the model {least:.0f} to {most:.0f} % of what an {self.device} can read"
 
     @property
     def as_json(self) -> dict[str, Any]:
@@ -43,10 +47,17 @@ def on_cuda_cores(project: Project) -> list[OnCudaCores]:
     found = []
     for item in project.chosen:
         kernels = item.loaded.kernels
-        walks = {op.name: op.walk(kernels) for op in kernels.ops if isinstance(op, Decode) and op.name in item.ops}
+        walks = {
+            op.name: op.walk(kernels) for op in kernels.ops if isinstance(op, Decode | Extend) and op.name in item.ops
+        }
         stays = {name: why for name, (walk, why) in walks.items() if walk == "CUDA cores"}
         facts = _recorded(project, item.name) if stays else {}
-        found += [_examined(f"{item.name}/{name}", why, facts.get(name, {})) for name, why in stays.items()]
+        for op in (op for op in kernels.ops if op.name in stays):
+            kernel, why = f"{item.name}/{op.name}", stays[op.name]
+            if isinstance(op, Extend):
+                found.append(OnCudaCores(kernel, why, None, None, extends=True))
+            else:
+                found.append(_examined(kernel, why, facts.get(op.name, {})))
     return found
 
 

@@ -52,7 +52,8 @@ def work_loop(graph: Sequence[Block]) -> Loop | None:
         if bases == _LOADS:
             attending = [loop for loop, n in zip(found, counts, strict=True) if n and _takes_exponentials(loop)]
             if attending:
-                return max(attending, key=lambda loop: len(loop.text))
+                # Sums of partial results are none of it, where inner loops with more arithmetic go over tokens.
+                return max((max(attending, key=lambda loop: len(loop.text)), *_innermost(found)), key=_multiplications)
         if any(counts):
             likely = [loop for loop, n in zip(found, counts, strict=True) if 2 * n >= max(counts)]
             return min(likely, key=lambda loop: len(loop.members))
@@ -61,6 +62,14 @@ def work_loop(graph: Sequence[Block]) -> Loop | None:
 
 def _takes_exponentials(loop: Loop) -> bool:
     return not loop.holds_loops and any(x.opcode.startswith("MUFU.EX2") for x in loop.text)
+
+
+def _innermost(found: Iterable[Loop]) -> Iterator[Loop]:
+    return (loop for loop in found if not loop.holds_loops)
+
+
+def _multiplications(loop: Loop) -> int:
+    return sum(x.base in ("FFMA", "FFMA2") for x in loop.text)
 
 
 def facts_of(listing: str, source: str = "", log: str = "") -> Facts:

@@ -98,6 +98,7 @@ class WorkspaceContext:
     chunk_tokens: int
     max_seen: int
     slots_a_part: int
+    tiles_a_row: int
     header: int
     chunk: int
 

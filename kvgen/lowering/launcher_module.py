@@ -86,6 +86,7 @@ class OpContext:
     plan_threads: int
     steps: tuple[StepContext, ...]
     split_plan: str
+    decode_rows: int
     shared_by_arch: str
     threads_by_arch: str
     blocks_by_arch: str
@@ -318,6 +319,7 @@ def _op(op: Op, kernels: KernelSet, plans: tuple[KernelPlan, ...]) -> OpContext:
         plan_threads=planner.threads if planner else 0,
         steps=() if planner else tuple(_step(op, p) for p in plans[1:]),
         split_plan=_split_plan_text(split_plan) if split_plan else "",
+        decode_rows=op.decode_rows(kernels),
         shared_by_arch=_mapping(dict(plan.shared_by_arch)),
         threads_by_arch=_mapping(dict(plan.threads_by_arch)),
         blocks_by_arch=_mapping(dict(plan.blocks_by_arch)),
@@ -326,8 +328,9 @@ def _op(op: Op, kernels: KernelSet, plans: tuple[KernelPlan, ...]) -> OpContext:
 
 
 def _split_plan_text(split_plan: SplitPlan) -> str:
-    """Its fields, but `slots_a_part` where there are none."""
-    return ", ".join(f"{n}={v}" for n, v in asdict(split_plan).items() if v or n != "slots_a_part")
+    """Its fields, but what is as without tiles of rows."""
+    usual = {"slots_a_part": 0, "tiles_a_row": 1}
+    return ", ".join(f"{n}={v}" for n, v in asdict(split_plan).items() if usual.get(n) != v)
 
 
 def _cache_class(name: str, summary: str, module: str, cache: Cache) -> CacheClassContext:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import ClassVar, Literal
+from typing import ClassVar, Final, Literal
 
 from pydantic import Field, field_validator, model_validator
 
 from kvgen.expr.nodes import ceil_div, const, maximum, minimum, var
 from kvgen.layout.dtypes import DType, dtype
-from kvgen.lowering.attention import extend, extend_wgmma
+from kvgen.lowering.attention import extend, extend_simt, extend_wgmma, row_rule
 from kvgen.lowering.attention.masks_scores import attention_context, check_arguments
 from kvgen.lowering.attention.split_kv import (
     OUT_SCALE,
@@ -22,6 +22,7 @@ from kvgen.lowering.attention.split_kv import (
     plan_digest,
 )
 from kvgen.lowering.cache_struct import ERRORS, entry_name
+from kvgen.ops.decode import Decode
 from kvgen.plan.kernel import KernelPlan
 from kvgen.plan.params import Array, Param, Size
 from kvgen.plan.split_plan import SplitPlan
@@ -31,6 +32,9 @@ from kvgen.spec.score import Score
 from kvgen.spec.tables import IndexName
 
 OutName = Literal["f16", "bf16", "f32", "e4m3"]
+
+# What an extend and a decode over the same tokens may have of their own.
+_OWN: Final = frozenset(("name", "rows", "split", "chunk", "index_dtype"))
 
 
 class Extend(Op):
@@ -125,19 +129,23 @@ class Extend(Op):
                 "ops: extend needs V, but the cache has stores='k'; use ops.MlaDecode() for latent rows, ops.Gather(), or a "
                 "cache that stores both"
             )
-        why = extend.hindrance(kernels, fixed=bool(self._chunk))
-        if why:
-            raise ValueError(
-                f"ops: extend goes through tensor cores, which this cache cannot: {why}; use ops.Decode(rows=...) for up to 128 "
-                "rows a request, or a cache without that"
-            )
         if self.score is not None:
             check_arguments(self.name, self._params(kernels, dtype("u32"), dtype("f32")), kernels)
 
+    def _tensor(self, kernels: KernelSet) -> extend.Shape | None:
+        """The block of the kernel for tensor cores; None where that for CUDA cores is taken."""
+        fixed = bool(self._chunk)
+        return None if extend.hindrance(kernels, fixed=fixed) else extend.shape(kernels, fixed=fixed)
+
+    def shape(self, kernels: KernelSet) -> extend.Shape | extend_simt.Shape:
+        """The block of the set's kernel."""
+        return self._tensor(kernels) or extend_simt.shape(kernels)
+
     def _hindrance(self, kernels: KernelSet) -> str:
         """Why the set's kernel does not use products of warpgroups; empty where it does, on sm_90a."""
-        shape = extend.shape(kernels, fixed=bool(self._chunk))
-        assert shape is not None
+        shape = self._tensor(kernels)
+        if shape is None:
+            return "it is on CUDA cores"
         return extend_wgmma.applies(kernels, shape.cols, self._chunk)
 
     def by_warpgroups(self, kernels: KernelSet) -> bool:
@@ -149,11 +157,40 @@ class Extend(Op):
         return extend_wgmma.NARROW_COLS if self.by_warpgroups(kernels) and not self._chunk else 0
 
     def walk(self, kernels: KernelSet) -> tuple[str, str]:
-        """("tensor cores", why) of this set's kernel."""
+        """("tensor cores" or "CUDA cores", why) of this set's kernel."""
+        if why := extend.hindrance(kernels, fixed=bool(self._chunk)):
+            return "CUDA cores", why
         why = self._hindrance(kernels)
         by = "by warpgroups" if not why else f"not by warpgroups: {why}"
         return "tensor cores", "16-bit operands, columns on M" + (
             f"; on sm_90a {by}" if "sm_90a" in kernels.arch else ""
+        )
+
+    def decode_of(self, kernels: KernelSet) -> Decode | None:
+        """The set's decode that sees, weighs and stores as this operation does; None where it has none."""
+        alike = Decode.model_fields.keys() & type(self).model_fields.keys() - _OWN
+        ours = (
+            op for op in kernels.ops if type(op) is Decode and all(getattr(op, n) == getattr(self, n) for n in alike)
+        )
+        return next(ours, None)
+
+    def decode_rows(self, kernels: KernelSet, most: int | None = None) -> int:
+        """Rows of a request up to which the set's decode costs no more (`row_rule`), as many as it has rows, or of decodes for
+        `most` rows; 0 without a decode, and where bits of rows may not depend on how many come. On CUDA cores it is all of
+        them.
+        """
+        decode = self.decode_of(kernels)
+        if decode is None or self._chunk:
+            return 0
+        if self._tensor(kernels) is None:
+            return most or decode.rows
+        return row_rule.decode_rows(
+            kernels,
+            most or decode.rows,
+            row_rule.arch_of(kernels),
+            asks=self.score is not None or self.mask.tree is not None,
+            narrow_cols=self.narrow_cols(kernels),
+            warpgroups=self.by_warpgroups(kernels),
         )
 
     @property
@@ -166,8 +203,7 @@ class Extend(Op):
         attend = attention_context(self.mask, self.score, kernels, index)
         out = dtype(self.out_dtype or cache.dtype)
         scale = self.scale if self.scale is not None else 1 / math.sqrt(cache.head_dim)
-        shape = extend.shape(kernels, fixed=bool(self._chunk))
-        assert shape is not None
+        shape = self.shape(kernels)
         params = self._params(kernels, index, out)
         warpgroups = not self._hindrance(kernels)
         digest = plan_digest(
@@ -180,7 +216,7 @@ class Extend(Op):
             attend=attend,
             elem=dtype(self.q_dtype or cache.dtype).c,
             out_elem=out.c,
-            factored=any(parts[0].quant is not None for parts in storage.values()),
+            factored=isinstance(shape, extend.Shape) and any(parts[0].quant is not None for parts in storage.values()),
             kv_heads=cache.kv_heads,
             group=kernels.group,
             rows=0,
@@ -199,14 +235,21 @@ class Extend(Op):
         )
         # A tile has a block for each kv head, and as many more where keys are cut as there are SM parts; with fixed cuts
         # blocks have a slot each, and take the next tile.
-        tiles = minimum(var("T"), ceil_div(var("T") * kernels.group, shape.cols) + var("B")) * cache.kv_heads
+        rows = var("T") * extend.tiles_a_row(kernels, shape.cols)
+        tiles = minimum(rows, ceil_div(var("T") * kernels.group, shape.cols) + var("B")) * cache.kv_heads
         parts = var("num_sm_parts")
         blocks = parts if self._chunk else tiles + maximum(parts, cache.kv_heads)
+        if isinstance(shape, extend.Shape):
+            context: object = extend.extend_context(kernels, d, scale, shape, self._chunk)
+            template = "ops/extend.cu.j2"
+        else:
+            context = extend_simt.extend_simt_context(kernels, d, scale, shape, self._chunk)
+            template = "ops/extend_simt.cu.j2"
         kernel = KernelPlan(
             self.name,
             d.entry,
-            "ops/extend.cu.j2",
-            extend.extend_context(kernels, d, scale, shape, self._chunk),
+            template,
+            context,
             params,
             (blocks, const(1), const(1)),
             shape.threads,
@@ -229,8 +272,7 @@ class Extend(Op):
 
     def split_plan(self, kernels: KernelSet) -> SplitPlan:
         """What its workspace is made of."""
-        shape = extend.shape(kernels, fixed=bool(self._chunk))
-        assert shape is not None
+        shape = self.shape(kernels)
         heads = kernels.kv.kv_heads
         return SplitPlan(
             columns=heads,
@@ -238,6 +280,7 @@ class Extend(Op):
             partial_bytes=heads * extend.partial_bytes(kernels, shape),
             chunk_tokens=0,
             slots_a_part=extend.FIXED_SLOTS if self._chunk else extend.SLOTS,
+            tiles_a_row=extend.tiles_a_row(kernels, shape.cols),
         )
 
     def _params(self, kernels: KernelSet, index: DType, out: DType) -> tuple[Param, ...]:
@@ -250,13 +293,14 @@ class Extend(Op):
         arrays = tuple(p for p in attend.params if isinstance(p, Array) and p.name != "valid_tokens")
         numbers = tuple(p for p in attend.params if not isinstance(p, Array))
         warpgroups = not self._hindrance(kernels)  # whose copies of q are 16 bytes
+        tensor = self._tensor(kernels)
         sinks = Array("sinks", "f32", (kernels.q_heads,), doc="score of each query head's sink", fields=("q_heads",))
         return (
             Array(
                 "q",
                 elem.name,
                 ("T", kernels.q_heads, cache.head_dim),
-                align=(8 if warpgroups else 4) * elem.bytes,
+                align=(8 if warpgroups else 4 if tensor else 1) * elem.bytes,
                 strided=True,
                 doc="query rows",
                 field="q_dtype" if self.q_dtype else "dtype",
@@ -267,7 +311,7 @@ class Extend(Op):
                 out.name,
                 ("T", kernels.q_heads, cache.v_dim),
                 access="out",
-                align=4 * out.bytes,
+                align=(4 if tensor else math.gcd(4, cache.v_dim)) * out.bytes,
                 strided=True,
                 doc="attention output",
                 field="out_dtype" if self.out_dtype else "dtype",

@@ -19,8 +19,8 @@ class SplitPlan:
     at once each belongs to one SM part. A slot has the partial results of a chunk, `partial_bytes` for all columns.
     `chunk_tokens` make a chunk where requests are cut alike in every batch, 0 where the planner balances; `max_seen` tokens
     of a request are seen at most, by a window or in a ring (0: all). `slots_a_part`: slots of `columns` blocks where the list has
-    tiles of rows (extend), of which every row may be one; a block is then an SM part of its own. 0 where it has chunks of
-    requests.
+    tiles of rows (extend), of which every row may be one, or `tiles_a_row`; a block is then an SM part of its own. 0 where it has
+    chunks of requests.
     """
 
     columns: int
@@ -29,6 +29,7 @@ class SplitPlan:
     chunk_tokens: int
     max_seen: int = 0
     slots_a_part: int = 0
+    tiles_a_row: int = 1
 
     def sizes(self, max_rows: int, max_tokens: int | None, multiprocessors: int) -> dict[str, int]:
         """SM parts, chunks and slots, as kernels get them, and `bytes`; raises ArgumentError for what it cannot be made for."""
@@ -43,7 +44,7 @@ class SplitPlan:
         chunks, slots = max_rows + sm_parts, 2 * sm_parts
         if self.slots_a_part:
             slots = self.slots_a_part * sm_parts
-            chunks = max_rows + slots
+            chunks = max_rows * self.tiles_a_row + slots
             sm_parts = multiprocessors * self.blocks_per_sm
         elif self.chunk_tokens:
             if isinstance(max_tokens, bool) or not isinstance(max_tokens, int) or not 0 <= max_tokens < 2**32:

@@ -79,9 +79,9 @@ def terms(kernels: KernelSet, op: Decode | Extend, arguments: Mapping[str, Any] 
 
 @lru_cache(maxsize=256)
 def computes_in(kernels: KernelSet, op: Decode | Extend) -> str:
-    """The type that the kernel of a decode rounds its operands to, as its plan says: CUDA cores keep f32."""
+    """The type that the kernel of a decode or extend rounds its operands to, as its plan says: CUDA cores keep f32."""
     template = op.plan(kernels)[0].template
-    return "f32" if template.endswith("decode_simt.cu.j2") else kernels.kv.dtype
+    return "f32" if template.endswith("_simt.cu.j2") else kernels.kv.dtype
 
 
 def limits(wanted: Decoded, given: Terms, q: Raw, row: int) -> tuple[Floats, Floats]:

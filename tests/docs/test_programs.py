@@ -27,6 +27,7 @@ RUN: Final = {
     "quickstart.md": "here",
     "shipping.md": "tests/runtime/test_shipped.py",
     "torch.md": "tests_torch/test_docs.py",
+    "transformers.md": "tests_torch/test_docs.py",
     "tutorial.md": "here",
 }
 

@@ -11,10 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kvgen.errors import ArgumentError
+from kvgen.ops import Extend
 from kvgen.runtime import Fault, describe
 from tests.ops import test_extend_wgmma
 from tests.support.batches import PLAIN, Batch
-from tests.support.extend_sets import DRAWN, SETS
+from tests.support.extend_sets import DRAWN, SETS, decoded
 from tests.support.extend_steps import Step, hold_bits_of_rows, step, steps
 from tests.support.harness import package
 from tests.support.memory import Raw
@@ -40,6 +42,16 @@ def test_drawn(name: str, data: Any) -> None:
     data.draw(steps(DRAWN[name])).check(lse=data.draw(st.sampled_from((True, True, False))))
 
 
+def test_every_cache_that_decode_reads() -> None:
+    """It has an extend, on tensor cores or on CUDA cores."""
+    walks = set()
+    for kernels in decoded().values():
+        op = kernels.ops[0]
+        assert isinstance(op, Extend) and len(op.plan(kernels)) == 2
+        walks.add(op.walk(kernels)[0])
+    assert walks == {"tensor cores", "CUDA cores"}
+
+
 @pytest.mark.parametrize(
     ("name", "before", "rows"),
     [
@@ -63,11 +75,11 @@ def test_a_long_prompt_beside_decoding_rows() -> None:
     step(SETS["paged"], plain(*totals, padding=5), rows).check(multiprocessors=4)
 
 
-@pytest.mark.parametrize("name", ["paged", "invariant", "fp8"])
+@pytest.mark.parametrize("name", ["paged", "invariant", "fp8", *(("xpacked",) if CAMPAIGN else ())])
 @pytest.mark.parametrize("rows", [1, 40])
 def test_keys_are_cut_where_tiles_are_few(name: str, rows: int) -> None:
     """A request alone on a large GPU: several blocks share a tile, and the last one has the sums of all."""
-    found = step(SETS[name], plain(1900, 5), (rows, 1))
+    found = step(DRAWN[name], plain(1900, 5), (rows, 1))
     workspace = found.planned(multiprocessors=64)
     plan = workspace.view.owner
     found.check(workspace=workspace)
@@ -96,30 +108,32 @@ def test_chunks_are_the_whole_prompt(name: str) -> None:
         step(SETS[name], plain(done + rows, seed=8), (rows,), loud=False).check()
 
 
-@pytest.mark.parametrize("name", ["invariant", "fp8"])
+@pytest.mark.parametrize("name", ["invariant", "fp8", "f32"])
 def test_bits_of_a_row_are_its_own(name: str) -> None:
     """With fixed cuts: the same bits alone, by parts, beside others, behind padding, and however many blocks share a tile."""
-    tries = [(333, 64), (1, 64), (130, 8)]
+    total, others = (333, ((), (200,))) if CAMPAIGN or name != "f32" else (200, ((60,),))
+    tries = [(total, 64), (1, 64), (130, 8)]
     if CAMPAIGN or name == "invariant":
-        tries += [(1, 1), (3, 16), (200, 8), (333, 256)]
-    hold_bits_of_rows(SETS[name], 333, [(rows, n, others) for rows, n in tries for others in ((), (200,))])
+        tries += [(1, 1), (3, 16), (200, 8), (total, 256)]
+    hold_bits_of_rows(SETS[name], total, [(rows, n, beside) for rows, n in tries for beside in others])
 
 
 # What is wrong with a step --------------------------------------------------------------------------------------------------
 
 
-def test_a_page_that_is_not_there() -> None:
+@pytest.mark.parametrize("name", ["paged", "f32"])
+def test_a_page_that_is_not_there(name: str) -> None:
     """Rows that see it are NaN, which the error word says; other requests do not change by a bit."""
-    right = step(SETS["paged"], plain(90, 200, 90, seed=2), (40, 150, 90))
+    right = step(SETS[name], plain(90, 200, 90, seed=2), (40, 150, 90))
     good = right.check(multiprocessors=2)
-    for page, name in ((0, "first"), (7, "in the middle"), (12, "last")):
-        for bad in (10**6, -1):
-            broken = step(SETS["paged"], plain(90, 200, 90, seed=2), (40, 150, 90))
+    for page, where in ((7, "in the middle"), (0, "first"), (12, "last"))[: 3 if name == "paged" else 1]:
+        for bad in (10**6, -1)[: 2 if name == "paged" else 1]:
+            broken = step(SETS[name], plain(90, 200, 90, seed=2), (40, 150, 90))
             broken.scene.tables["page_table"][1, page] = bad
             out, lse = broken.check(multiprocessors=2)
             for b in (0, 2):
-                assert rows_of(out, broken, b) == rows_of(good[0], right, b), name
-                assert rows_of(lse, broken, b) == rows_of(good[1], right, b), name
+                assert rows_of(out, broken, b) == rows_of(good[0], right, b), where
+                assert rows_of(lse, broken, b) == rows_of(good[1], right, b), where
             seen = max(0, 16 * page - 50)
             assert np.isnan(out[40 + seen : 190].astype(np.float32)).all()
 
@@ -142,6 +156,31 @@ def test_offsets_that_contradict_each_other(offsets: tuple[int, ...]) -> None:
     assert found.row_offsets is not None
     found.row_offsets[...] = offsets
     found.check()
+
+
+def test_what_is_said_of_a_wrong_step() -> None:
+    """As an engine reads it: rows past what the table holds, offsets that decrease, a workspace of another batch or operation."""
+    found = step(SETS["paged"], plain(90, 60, 70), (40, 20, 40))
+    assert found.row_offsets is not None
+    other = step(SETS["paged"], plain(50, 50), (50, 50)).planned()
+    _, _, word = found.run(workspace=other)
+    assert str(describe(word)) == (
+        "PLAN: a workspace without a plan for this operation, batch and rows, or one that was overwritten"
+    )
+    found.row_offsets[...] = (0, 40, 30, 100)
+    assert str(describe(found.run()[2])) == (
+        "ROW_OFFSETS: row offsets that decrease, pass the rows, or give request 2 too many rows (row 40)"
+    )
+    found = step(SETS["paged"], plain(90, 60), (40, 60))
+    held = 16 * found.scene.tables["page_table"].shape[1]
+    found.scene.tables["lengths"][1] = held - 59
+    assert str(describe(found.run()[2])) == (
+        f"LENGTH: request 1 has a length that its page table, its rows or its k_sealed cannot have (token {held + 1})"
+    )
+    with pytest.raises(ArgumentError, match="workspace: got one for 3 rows and q with 100; it must hold every row"):
+        found.run(workspace=package(SETS["paged"]).extend.workspace(max_rows=3, multiprocessors=1))
+    with pytest.raises(ArgumentError, match="every operation divides its own differently"):
+        found.run(workspace=package(SETS["window"]).extend.workspace(max_rows=100, multiprocessors=1))
 
 
 def test_lengths_that_cannot_be() -> None:
@@ -234,6 +273,15 @@ def test_scales_of_codes() -> None:
     out, _, word = found.run()
     size = np.abs(out.astype(np.float32))
     assert word == 0 and np.isin(size[:49], (0, 448)).all() and (size[:49] == 448).mean() > 0.9 and not size[49].any()
+
+
+def test_groups_that_are_not_sealed() -> None:
+    """Where `k_sealed` does not count the whole groups of a request its rows are NaN, and no others."""
+    for sealed in (96, -1):
+        found = step(SETS["kivi"], plain(90, 150), (40, 70))
+        found.scene.arrays()["k_sealed"][1] = sealed
+        out, _ = found.check()
+        assert np.isnan(out[40:].astype(np.float32)).all()
 
 
 def test_no_rows_and_no_requests() -> None:

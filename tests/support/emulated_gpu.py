@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from kvgen.emulator import Buffer
-from kvgen.runtime import cuda
+from kvgen.runtime import cuda, tensor_map
 from kvgen.runtime import gpu as backend
 from kvgen.runtime.module import cpu_kernel
 from kvgen.verify.device import Gpu, Timing
@@ -106,6 +106,7 @@ def use_emulated(monkeypatch: pytest.MonkeyPatch, driver: EmulatedDriver) -> Emu
     """Let launchers take device arrays to `driver`, whose kernels are compiled for sm_90a; the GPU that has it."""
     monkeypatch.setattr(cuda, "driver", lambda: driver)
     monkeypatch.setattr(backend, "cubin", lambda module, file, entry, capability: f"{module.name}/{file}".encode())
+    monkeypatch.setattr(tensor_map, "_encode_cuda", lambda plan, device: tensor_map._encode_cpu(plan))
     backend._function.cache_clear()
     monkeypatch.setattr(
         cuda,

@@ -75,6 +75,9 @@ SETS: Final = {
             split="invariant",
             chunk=128,
         ),
+        _set("f32", _paged("f32", 1, 32, 16), 4, split="invariant", chunk=64),
+        _set("nvfp4_max", presets.max_nvfp4(dtype="bf16", kv_heads=2, head_dim=48, page_size=16), 2),
+        _set("kivi", presets.kivi(dtype="f16", group_size=32, page_size=64, kv_heads=1, head_dim=64), 4),
         _set(
             "int4",
             _paged("bf16", 1, 64, 16, quant=Quant(dtype="i4", scale_dtype="f16", zero=True, block=Block(dim=32))),
@@ -159,8 +162,65 @@ MORE: Final = {
             4,
             "sm_90a",
         ),
+        # On CUDA cores.
+        _set("xpacked", presets.vllm_xpacked(dtype="bf16", kv_heads=2, head_dim=40, page_size=16), 3, sinks="out"),
+        _set("f32_paged", _paged("f32", 2, 128, 16), 4),
+        _set("f32_open", presets.max_continuous(dtype="f32", kv_heads=2, head_dim=24), 7, mask=Mask(causal=False)),
+        _set("f32_inside", _paged("f32", 2, 20, 3, layout="page layer token head kv dim", table=CSR()), 3),
+        _set("f32_tree", _paged("f32", 2, 32, 16), 4, mask=Mask(tree="packed"), score=Score(softcap=8.0)),
+        _set("f32_mask", _paged("f32", 1, 32, 16), 3, mask=Mask(tree="mask"), lse_empty="inf"),
+        _set(
+            "f32_function",
+            _paged("f32", 2, 32, 16),
+            4,
+            mask=Mask(causal=False, padding=True),
+            score=Score(function=hides),
+            split="invariant",
+            chunk=64,
+        ),
+        _set("f32_window", _paged("f32", 1, 32, 16), 6, mask=Mask(window=33), sinks="lse"),
+        _set("f32_ragged", Ragged(dtype="f32", kv_heads=2, head_dim=48, v_head_dim=40), 3),
+        _set("f32_wide", _paged("f32", 1, 512, 16), 5),
+        _set("f32_widest", _paged("f32", 1, 1024, 8), 2, "sm_89"),
+        _set("f32_mla", _paged("f32", 1, 192, 16, v_head_dim=128, layout=_APART), 2),
+        _set("f32_value", _paged("f32", 1, 16, 16, v_head_dim=300, layout=_APART), 2, split="invariant", chunk=128),
+        _set("f32_key", _paged("f32", 1, 700, 16, v_head_dim=5, layout=_APART), 2),
+        _set("wide_group", _paged("f16", 1, 256, 16), 71, "sm_89"),
+        _set("wide_groups", _paged("f16", 1, 300, 16), 71),
+        _set("odd", _paged("bf16", 2, 13, 3), 3),
+        _set(
+            "swizzled",
+            _paged("bf16", 2, 64, 16, layout=Layout(kv="page kv layer head token dim", swizzle=(3, 3, 3))),
+            4,
+        ),
+        _set(
+            "varlen",
+            Ragged(
+                dtype="bf16", kv_heads=2, head_dim=64, layout=Layout(k="layer token head dim", v="layer token dim head")
+            ),
+            4,
+        ),
+        _set("kivi_bf16", presets.kivi(dtype="bf16", group_size=8, page_size=16, kv_heads=2, head_dim=24), 3),
+        _set("fp8_wide", _paged("bf16", 1, 512, 16, quant=Quant(dtype="e4m3", scale_dtype="f32")), 4),
+        _set(
+            "int4_f32",
+            _paged("f32", 1, 64, 16, quant=Quant(dtype="i4", scale_dtype="f32", zero=True, block=Block(dim=16))),
+            4,
+        ),
+        _set("nvfp4_f32", presets.max_nvfp4(dtype="f32", kv_heads=2, head_dim=64, page_size=16), 2),
         _set("codes_of_k", _paged("bf16", 2, 64, 16, k_quant=Quant(dtype="e4m3", scale_dtype="f32"), layout=_APART), 4),
         _set("codes_of_v", _paged("bf16", 2, 64, 16, v_quant=Quant(dtype="i8", scale_dtype="f32"), layout=_APART), 4),
     )
 }
-DRAWN: Final = SETS | MORE if "KVGEN_FAMILY" in os.environ else SETS
+
+
+def decoded() -> dict[str, KernelSet]:
+    """Every cache that decode's tests read, with an extend; a campaign draws them from all that a spec can say."""
+    return {
+        name: KernelSet(name=f"e{i}_{name}"[:40], q_heads=found.q_heads, cache=found.cache, ops=(ops.Extend(),))
+        for i, (name, found) in enumerate(ALL.items())
+        if any(op.kind == "decode" for op in found.ops)
+    }
+
+
+DRAWN: Final = SETS | MORE | decoded() if "KVGEN_FAMILY" in os.environ else SETS

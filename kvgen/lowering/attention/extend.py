@@ -8,7 +8,7 @@ from typing import Final
 
 from kvgen.expr.nodes import const
 from kvgen.expr.score_c import float_literal
-from kvgen.lowering.attention import mma
+from kvgen.lowering.attention import extend_simt, mma
 from kvgen.lowering.attention.masks_scores import AttentionContext
 from kvgen.lowering.attention.mma import SIZES, SLACK, Stages
 from kvgen.lowering.attention.split_kv import (
@@ -113,6 +113,9 @@ class ExtendContext:
     run: int
     scales: bool
     expands: bool
+    tables: bool
+    k_tables: bool
+    v_tables: bool
     k_use: str
     v_use: str
     k_scale_run: int
@@ -158,26 +161,18 @@ class ExtendPlanContext:
 
 
 def hindrance(kernels: KernelSet, *, fixed: bool = False) -> str:
-    """Why the set cannot have an extend, with fixed cuts or without; empty where it can."""
+    """Why the set's extend, with fixed cuts or without, cannot go through tensor cores; empty where it can."""
     cache = kernels.kv
     if cache.dtype == "f32":
         return "f32 values would lose bits as operands of tensor cores"
     for role, parts in cache.storage.roles.items():
         if len(parts) > 1:
             return f"{role.upper()} has parts of its own"
-        why = mma.segment_hindrance(parts[0])
-        if not why and mma.has_tables(parts[0], "key" if role == "k" else "value"):
-            why = "values that are rounded again through e4m3"
-        if not why and parts[0].quant is not None and parts[0].quant.residual:
-            why = "tokens that wait to be quantized"
+        why = mma.segment_hindrance(parts[0]) or mma.waiting_hindrance(cache, role)
         if why:
             return f"{role.upper()}: {why}"
     found = shape(kernels, fixed=fixed)
-    if found is None:
-        return f"rows of {cache.head_dim} and {cache.v_dim} dims do not fit registers and shared memory"
-    if kernels.group > found.cols:
-        return f"{kernels.group} query heads a kv head are more than the {found.cols} columns of a block"
-    return ""
+    return "" if found else f"rows of {cache.head_dim} and {cache.v_dim} dims do not fit registers and shared memory"
 
 
 def shape(kernels: KernelSet, *, fixed: bool = False) -> Shape | None:
@@ -199,6 +194,8 @@ def shape(kernels: KernelSet, *, fixed: bool = False) -> Shape | None:
         merged = 4 * cols * (v.size + 4 + 2)
         beside = expanded + 4 * cols * (not plain)
         least = max(2 * stage, merged, query) + beside if held else max(2 * stage + query, merged) + beside
+        if k.quant is not None and k.quant.residual and k.quant.residual % tokens:
+            continue  # a tile's tokens share K's scales
         if tokens > 32 and not mma.run_of(kernels.kv, tokens):  # a lane looks up one token's page
             continue
         if working > _MOST_REGISTERS or any(least > _MEMORY[size] for size in sizes):
@@ -220,8 +217,15 @@ def shape(kernels: KernelSet, *, fixed: bool = False) -> Shape | None:
     return None
 
 
-def partial_bytes(kernels: KernelSet, found: Shape) -> int:
+def tiles_a_row(kernels: KernelSet, cols: int) -> int:
+    """Blocks' columns that a row's query heads of a kv head take at most."""
+    return -(-kernels.group // cols)
+
+
+def partial_bytes(kernels: KernelSet, found: Shape | extend_simt.Shape) -> int:
     """Bytes of a partial result of a block: RowPartial of device/attention/extend_tiles.cuh."""
+    if isinstance(found, extend_simt.Shape):
+        return found.partial_bytes
     v = kernels.kv.storage.roles["v"][0]
     tiles = 2 * -(-mma.row_bytes(v) // 32) * (16 // v.region.dtype.bits)
     return 4 * found.m_tiles * found.threads * (4 * tiles + 4)
@@ -260,6 +264,9 @@ def extend_context(kernels: KernelSet, d: Attended, scale: float, s: Shape, chun
         run=mma.run_of(cache, s.tokens),
         scales=bool({k_use, v_use} - {"none", "given"}),
         expands=any(use.endswith("_groups") for use in (k_use, v_use)),
+        tables=mma.has_tables(storage_k, "key") or mma.has_tables(storage_v, "value"),
+        k_tables=mma.has_tables(storage_k, "key"),
+        v_tables=mma.has_tables(storage_v, "value"),
         k_use="none" if k_use == "given" else k_use,
         v_use="none" if v_use == "given" else v_use,
         k_scale_run=mma.scale_run(storage_k, "key"),
@@ -282,7 +289,7 @@ def planner(
     name: str,
     *,
     attend: AttentionContext,
-    found: Shape,
+    found: Shape | extend_simt.Shape,
     warpgroup_tile: int,
     narrow_cols: int,
     chunk_tokens: int,

@@ -143,14 +143,20 @@ def hindrance(kernels: KernelSet, rows: int, asks: bool = False) -> str:
         if len(parts) > 1:
             return f"{role.upper()} has parts of its own"
         why = segment_hindrance(parts[0], {"k": "key", "v": "value"}[role], rows * kernels.group)
-        waits = parts[0].quant is not None and parts[0].quant.residual
-        if not why and waits and (role == "v" or cache.dtype != "f16" or lower(cache).table.window):
-            why = "tokens that wait to be quantized; those of K alone, f16 and in no ring, have a form of tensor cores"
+        why = why or waiting_hindrance(cache, role)
         if why:
             return f"{role.upper()}: {why}"
     if 4 * -(-cache.v_dim // 16) > _room(cache.storage.roles["v"][0], rows, asks):
         return f"sums of {cache.v_dim} dims do not fit a lane's registers"
     return "" if shape(kernels, rows, asks) else f"rows of {cache.head_dim} dims do not fit shared memory"
+
+
+def waiting_hindrance(cache: Cache, role: str) -> str:
+    """Why tokens of K or V that wait to be quantized have no form of tensor cores; empty where they have, or there are none."""
+    quant = cache.storage.roles[role][0].quant
+    if quant is None or not quant.residual or (role == "k" and cache.dtype == "f16" and not lower(cache).table.window):
+        return ""
+    return "tokens that wait to be quantized; those of K alone, f16 and in no ring, have a form of tensor cores"
 
 
 def segment_hindrance(segment: Segment, role: str = "key", columns: int = 0) -> str:

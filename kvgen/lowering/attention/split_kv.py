@@ -160,7 +160,8 @@ def plan_digest(
     sees = (attend.causal, attend.later, attend.window, attend.chunk, attend.padding)
     ahead = (attend.ahead,) if attend.ahead else ()
     window, lengths = lower(kernels.kv).table.window, "cross" if cross else kernels.kv.lengths
-    fields = (entry_name(kernels, name), *astuple(split), rows, tile, *sees, *ahead, window, lengths)
+    divided = astuple(split)[: None if split.tiles_a_row > 1 else -1]
+    fields = (entry_name(kernels, name), *divided, rows, tile, *sees, *ahead, window, lengths)
     return int.from_bytes(hashlib.sha256(repr(fields).encode()).digest()[:8], "little")
 
 

@@ -157,7 +157,7 @@ __device__ __forceinline__ void copy_run_async(bool& failed, uint32_t stage, con
                                                uint32_t head, uint64_t* errors, const Scales& scales = {}) {
   using Copies = RunCopies<Tile>;
   const uint32_t run = threadIdx.x / Copies::kThreads, thread = threadIdx.x % Copies::kThreads;
-  const PageRef page = cache.page(id);
+  const auto page = cache.page(id);
   const uint32_t base = tile * Tile::kTokens + run * Tile::kRun, offset = base % cache.page_tokens;
   const uint32_t k_to = stage + run * Tile::kRun * Tile::kKeyPitch, v_to = stage + Tile::kTokens * Tile::kKeyPitch + run * Tile::kRun * Tile::kValuePitch;
   const uint8_t* keys = (const uint8_t*)element_at<typename Tile::K>(page, offset, head, 0);

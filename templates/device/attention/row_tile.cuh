@@ -22,6 +22,14 @@ struct RowShape {
   // Q's operands in shared memory: step of 16 dims, 16 columns, lane, register.
   using Query = uint32_t[kKeySteps][kM * Tile::kTeamWarps][32][4];
   static_assert(Tile::kN % 2 == 0);
+
+  // Whether the lane is the one that stores maxima and sums of its columns.
+  __device__ static __forceinline__ bool has_heads() { return threadIdx.x % 4 == 0; }
+  // The dim of element e of the lane's tile d of dims; from V::kSize on there is none.
+  __device__ static __forceinline__ uint32_t dim(uint32_t d, uint32_t e) {
+    const uint32_t t = d / 2;
+    return t / Values::kTiles * Values::kDims + Values::value_dim(t % Values::kTiles, d % 2 * 8 + 2 * (threadIdx.x % 4) + e);
+  }
 };
 
 // What a warp keeps of its columns: the running maximum and sum of each (base 2), and the sums of V. A lane has columns 16m + g + 8h.
@@ -132,9 +140,8 @@ template <typename Tile, typename GroupScales>
 __device__ __forceinline__ void load_key_operands(uint32_t (&b)[TileShape<Tile>::Keys::kSteps][2][2], uint32_t stage, uint32_t block, uint32_t t, const GroupScales& scale) {
   using Keys = typename TileShape<Tile>::Keys;
   const uint32_t lane = threadIdx.x % 32, at = stage + t * 16 * Tile::kKeyPitch + block * 32;
-  const bool both = block * 32 + 16 < Tile::kKeyBytes;
   if constexpr (kPlain<typename Tile::K::Element>) {
-    if (both) {
+    if (block * 32 + 16 < Tile::kKeyBytes) {
       uint32_t r[4];
       load_matrices(r, at + (lane % 8 + lane / 16 * 8) * Tile::kKeyPitch + lane / 8 % 2 * 16);
 #pragma unroll
@@ -147,9 +154,7 @@ __device__ __forceinline__ void load_key_operands(uint32_t (&b)[TileShape<Tile>:
     }
   } else {
     uint32_t a[Keys::kSteps][4] = {};
-    if (both) Keys::load(a, at + Keys::offset(lane, Tile::kKeyPitch));
-    else Keys::load_half(*(uint32_t(*)[Keys::kHalfSteps][4])a, at + Keys::offset(lane, Tile::kKeyPitch));
-    scale(a, block, t);
+    load_keys<Tile>(a, at + Keys::offset(lane, Tile::kKeyPitch), block, t, scale);
 #pragma unroll
     for (uint32_t step = 0; step < Keys::kSteps; ++step)
 #pragma unroll
@@ -514,18 +519,16 @@ __device__ __forceinline__ void store_row_heads(Merged& merged, uint32_t first, 
     const uint32_t col = first + threadIdx.x % 32 / 4 + 8 * h;
     float all = sum[h] + __shfl_xor_sync(~0u, sum[h], 1);
     all += __shfl_xor_sync(~0u, all, 2);
-    if (threadIdx.x % 4 == 0) merged.max[0][col] = max[h];
-    if (threadIdx.x % 4 == 0) merged.sum[0][col] = all;
+    if (RowShape<Tile>::has_heads()) merged.max[0][col] = max[h];
+    if (RowShape<Tile>::has_heads()) merged.sum[0][col] = all;
   }
 }
 // Tile `d` of 8 dims of them, times factor(dim).
 template <typename Tile, typename Merged, typename Factor>
 __device__ __forceinline__ void store_row_dims(Merged& merged, uint32_t first, uint32_t d, const float (&x)[4], const Factor& factor) {
-  using Values = typename TileShape<Tile>::Values;
 #pragma unroll
   for (uint32_t r = 0; r < 4; ++r) {
-    const uint32_t col = first + threadIdx.x % 32 / 4 + r / 2 * 8, t = d / 2;
-    const uint32_t dim = t / Values::kTiles * Values::kDims + Values::value_dim(t % Values::kTiles, d % 2 * 8 + 2 * (threadIdx.x % 4) + r % 2);
+    const uint32_t col = first + threadIdx.x % 32 / 4 + r / 2 * 8, dim = RowShape<Tile>::dim(d, r % 2);
     if (dim < Tile::V::kSize) merged.out[0][col][dim] = x[r] * factor(dim);
   }
 }

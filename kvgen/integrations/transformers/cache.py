@@ -1,0 +1,291 @@
+"""A transformers Cache over pages: which rows of a step are stored where, and the plans and launches of its layers."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from contextvars import ContextVar
+from typing import Any, Final
+
+import numpy as np
+import torch
+from transformers.cache_utils import Cache, CacheLayerMixin
+
+from kvgen.codegen.load import load
+from kvgen.errors import ArgumentError
+from kvgen.integrations.transformers.sets import Attention, DtypeName, KvDtype, sets_of
+from kvgen.runtime.error_word import ErrorWord
+from kvgen.spec.kernel_set import Arch
+
+_DTYPES: Final[dict[torch.dtype, DtypeName]] = {torch.bfloat16: "bf16", torch.float16: "f16", torch.float32: "f32"}
+# Architectures that kernels are compiled for where there is no GPU to ask.
+_ARCH: Final[tuple[Arch, ...]] = ("sm_80", "sm_90a")
+
+
+_UPDATED: ContextVar[weakref.ref[KvgenLayer] | None] = ContextVar("kvgen_layer_updated", default=None)
+
+
+class KvgenLayer(CacheLayerMixin):  # type: ignore[misc]
+    """One layer of a KvgenCache. `update` keeps a step's rows for the attention function, which stores them.
+
+    `number` counts the layers of one set. `done` are the steps that the layer has seen; `pending`: the attention function has not
+    seen this one's rows.
+    """
+
+    is_sliding = False
+    is_croppable = True
+
+    def __init__(self, owner: KvgenCache, attention: Attention | None, index: int, number: int) -> None:
+        super().__init__()
+        self.owner, self.attention, self.index, self.number, self.done = owner, attention, index, number, 0
+        self.is_initialized, self.pending = True, False
+
+    @staticmethod
+    def last() -> KvgenLayer | None:
+        """The layer that was updated last in this context."""
+        found = _UPDATED.get()
+        return None if found is None else found()
+
+    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+        """Nothing: pools are allocated with the first step's rows."""
+
+    def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        """The step's own rows, marked as this layer's."""
+        if self.attention is None:
+            raise ArgumentError(
+                "past_key_values: a layer without keys and values was updated; the config says it has none"
+            )
+        key_states._kvgen = self
+        self.pending = True
+        _UPDATED.set(weakref.ref(self))
+        return key_states, value_states
+
+    def get_seq_length(self) -> int:
+        return self.owner.seen
+
+    def get_max_length(self) -> int:
+        return self.owner.max_tokens
+
+    def get_max_cache_shape(self) -> int:
+        return self.owner.max_tokens
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self.owner.seen + query_length, 0
+
+    def reset(self) -> None:
+        self.owner.crop(0)
+
+    def crop(self, max_length: int) -> None:
+        self.owner.crop(max_length)
+
+    def reorder_cache(self, beam_idx: torch.Tensor) -> None:
+        """Done once for all layers, by the cache."""
+
+
+class KvgenCache(Cache):  # type: ignore[misc]
+    """Keys and values of `model.generate(..., past_key_values=KvgenCache(model.config, max_tokens=...))` in kvgen's pages.
+
+    - `config`: of the model, which runs with attn_implementation="kvgen". Kernels are generated and compiled here.
+    - `max_tokens`: most tokens of a request, prompt and answer.
+    - `kv_dtype`: "auto" stores the model's dtype; "e4m3" codes with a scale a token and head.
+    - `page_size`: tokens of a page.
+    - `dtype`: of q, k and v; None: the config's.
+    - `arch`: architectures to compile for; None: that of the current GPU, or sm_80 and sm_90a without one.
+
+    The pool has room for the batch of the first step, on its device. Prompts may be padded on the left. Raises ConfigError for
+    a model that kvgen.models does not read, before anything is loaded; ArgumentError for steps that do not fit.
+    """
+
+    def __init__(
+        self,
+        config: Any,
+        max_tokens: int,
+        *,
+        kv_dtype: KvDtype = "auto",
+        page_size: int = 16,
+        dtype: torch.dtype | None = None,
+        arch: Sequence[Arch] | None = None,
+    ) -> None:
+        text = config.get_text_config(decoder=True)
+        given = dtype or text.dtype or config.dtype or torch.bfloat16
+        if given not in _DTYPES:
+            raise ArgumentError(f"dtype: got {given}; kernels compute in bfloat16, float16 or float32")
+        if isinstance(max_tokens, bool) or not isinstance(max_tokens, int) or max_tokens < 1:
+            raise ArgumentError(
+                f"max_tokens: got {max_tokens!r}; a request has at least 1 token; pass prompt and answer together"
+            )
+        self.dtype, self.max_tokens, self.page_size = given, max_tokens, page_size
+        sets, attention = sets_of(
+            text.to_dict(), _DTYPES[given], page_size=page_size, kv_dtype=kv_dtype, arch=tuple(arch or _current())
+        )
+        self._sets = [load(kernels) for kernels in sets]
+        counts = [0] * len(sets)
+        layers = []
+        for index, one in enumerate(attention):
+            layers.append(KvgenLayer(self, one, index, 0 if one is None else counts[one.kernels]))
+            if one is not None:
+                counts[one.kernels] += 1
+        self._counts = counts
+        self.seen = 0  # tokens of the longest request, padding included
+        self.launches = 0
+        self._steps = 0
+        self._caches: list[Any] = []
+        self._workspaces: dict[tuple[int, str], Any] = {}
+        self._planned: set[tuple[int, str]] = set()
+        super().__init__(layers=layers)
+
+    # --- a step -------------------------------------------------------------------------------------------------------
+
+    def _allocate(self, batch: int, device: torch.device) -> None:
+        pages = -(-self.max_tokens // self.page_size)
+        where = "cpu" if device.type == "cpu" else f"cuda:{device.index or 0}"
+        self._caches = [
+            made.Cache.empty(layers=count, requests=batch, pages=batch * pages, pages_per_request=pages, device=where)
+            for made, count in zip(self._sets, self._counts, strict=True)
+        ]
+        self.batch, self.device = batch, device
+        self.lengths = torch.zeros(batch, dtype=torch.int32, device=device)  # before the step
+        self._next = torch.zeros(batch, dtype=torch.int32, device=device)
+        table = torch.arange(batch * pages, dtype=torch.int32, device=device).reshape(batch, pages)
+        self._caches = [cache.step(self.lengths, table) for cache in self._caches]
+        self.errors = ErrorWord(where)
+
+    def begin(self, layer: KvgenLayer, rows: torch.Tensor, mask: torch.Tensor | None) -> None:
+        """Say what the step's rows are, at its first layer: `rows` are `[B, S, ...]`, `mask` the 2-D one of padding."""
+        layer.done += 1
+        if layer.done <= self._steps:
+            return
+        batch, new = rows.shape[:2]
+        if not self._caches:
+            self._allocate(batch, rows.device)
+        if batch != self.batch:
+            raise ArgumentError(
+                f"past_key_values: got a batch of {batch}; the cache has the {self.batch} requests of its first step"
+            )
+        self._finish()
+        if self.seen + new > self.max_tokens:
+            raise ArgumentError(
+                f"max_tokens: got {self.max_tokens}; this step makes {self.seen + new} tokens; a request needs room for its "
+                "prompt and answer"
+            )
+        self._steps += 1
+        self._planned.clear()
+        self.keep: torch.Tensor | None = None  # rows that are tokens; None: all
+        counts = torch.full((batch,), new, dtype=torch.int32, device=self.device)
+        if mask is not None:
+            own = mask[:, -new:].bool()
+            if bool((own[:, 1:] < own[:, :-1]).any()):
+                raise ArgumentError(
+                    "attention_mask: got padding behind tokens; pad on the left (tokenizer.padding_side = 'left')"
+                )
+            if not bool(own.all()):
+                self.keep, counts = own.reshape(-1).nonzero()[:, 0], own.sum(1, dtype=torch.int32)
+        self.total = batch * new if self.keep is None else self.keep.numel()
+        self.row_offsets = torch.zeros(batch + 1, dtype=torch.int32, device=self.device)
+        torch.cumsum(counts, 0, out=self.row_offsets[1:])
+        self._next = self.lengths + counts
+        self.seen += new
+        self.new = new
+
+    def _finish(self) -> None:
+        """The step before is over: its rows count as cached."""
+        self.lengths.copy_(self._next)
+        fault = self.errors.poll(_stream(self.device))
+        if fault is not None:
+            raise ArgumentError(f"past_key_values: a kernel met wrong data: {fault}")
+
+    def attend(
+        self,
+        layer: KvgenLayer,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        mask: torch.Tensor | None,
+        sinks: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """Store a step's rows, once, and attend: q `[B, Hq, S, D]` -> `[B, S, Hq, Dv]`, zeros where rows are padding."""
+        attention = layer.attention
+        assert attention is not None
+        made, stream = self._sets[attention.kernels], _stream(q.device)
+        if layer.pending:
+            layer.pending = False
+            self.begin(layer, k.transpose(1, 2), mask)
+            rows_k, rows_v = (self._rows(x.transpose(1, 2)) for x in (k, v))
+            cache = self._caches[attention.kernels][layer.number]
+            made.append(cache, rows_k, rows_v, self.row_offsets, errors=self.errors, stream=stream)
+            self.launches += 1
+        cache = self._caches[attention.kernels][layer.number]
+        rows = self._rows(q.transpose(1, 2))
+        out = rows.new_empty(*rows.shape[:2], made.Cache.ROLES[1].dim)
+        kind = ("decode" if self.new == 1 and self.keep is None else "extend") + attention.suffix
+        launcher, workspace = getattr(made, kind), self._workspace(attention.kernels, kind, cache, stream)
+        more = {} if sinks is None else {"sinks": sinks.float().contiguous()}
+        launcher(cache, rows, out, workspace=workspace, errors=self.errors, stream=stream, **more)
+        self.launches += 1
+        whole = out
+        if self.keep is not None:
+            whole = out.new_zeros(self.batch * self.new, *out.shape[1:])
+            whole[self.keep] = out
+        return whole.reshape(self.batch, self.new, *out.shape[1:])
+
+    def _rows(self, x: torch.Tensor) -> torch.Tensor:
+        """`[B, S, H, D]` -> the rows that are tokens, `[T, H, D]`."""
+        rows = x.reshape(-1, *x.shape[2:])
+        return rows.contiguous() if self.keep is None else rows[self.keep]
+
+    def _workspace(self, number: int, kind: str, cache: Any, stream: object) -> Any:
+        """The workspace of one kind of attention, planned for this step."""
+        key, launcher = (number, kind), getattr(self._sets[number], kind)
+        found = self._workspaces.get(key)
+        most = max(self.total, self.batch)
+        if found is None or found.max_rows < most:
+            room = 1 << (most - 1).bit_length()
+            found = self._workspaces[key] = launcher.workspace(max_rows=room, device=self.errors.device)
+        if key not in self._planned:
+            self._planned.add(key)
+            if kind.startswith("extend"):
+                launcher.plan(cache, found, rows=self.total, row_offsets=self.row_offsets, stream=stream)
+            else:
+                launcher.plan(cache, found, stream=stream)
+            self.launches += 1
+        return found
+
+    # --- what generate asks of caches ---------------------------------------------------------------------------------
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        return self.seen
+
+    def crop(self, max_length: int) -> None:
+        """Forget the tokens behind the first `max_length`, padding counted; a negative number: so many at the end."""
+        kept = max(0, self.seen + max_length) if max_length < 0 else min(max_length, self.seen)
+        if self._caches:
+            self._next = (self._next - (self.seen - kept)).clamp_(min=0)
+        self.seen = kept
+
+    def reset(self) -> None:
+        self.crop(0)
+
+    def reorder_cache(self, beam_idx: torch.Tensor) -> None:
+        """Request i goes on with the tokens of request beam_idx[i]."""
+        self._finish()
+        self._select(beam_idx)
+
+    def _select(self, requests: torch.Tensor) -> None:
+        for cache in self._caches:
+            for pool in (*cache.blocks, *cache.scales):
+                held = pool if isinstance(pool, torch.Tensor) else torch.from_numpy(pool.view(np.uint8))
+                pages = held.view(self.batch, -1, *held.shape[1:])  # a request's pages lie behind each other
+                pages.copy_(pages[requests.to(held.device)])
+        self._next = self._next[requests]
+
+
+def _current() -> Sequence[Arch]:
+    """The current GPU's architecture."""
+    if not torch.cuda.is_available():
+        return _ARCH
+    major, minor = torch.cuda.get_device_capability()
+    return ({90: "sm_90a", 100: "sm_100f", 120: "sm_120f"}.get(10 * major + minor, f"sm_{major}{minor}"),)  # type: ignore[return-value]
+
+
+def _stream(device: torch.device) -> object:
+    return torch.cuda.current_stream(device) if device.type == "cuda" else None

@@ -1,0 +1,196 @@
+"""KvgenCache inside transformers: tiny random models generate the tokens of eager attention."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import pytest
+import torch
+import transformers
+from transformers import AutoModelForCausalLM, LlamaConfig
+
+from kvgen.errors import ArgumentError, ConfigError
+from kvgen.integrations.transformers import KvgenCache
+
+NEW: Final = 10
+COMMON: Final[dict[str, Any]] = {
+    "vocab_size": 256,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "bos_token_id": 1,
+    "eos_token_id": None,
+    "pad_token_id": 0,
+    "tie_word_embeddings": False,
+}
+WINDOWS: Final = {"sliding_window": 16, "layer_types": ["sliding_attention", "full_attention"]}
+CONFIGS: Final[dict[str, dict[str, Any]]] = {
+    "Llama": {},
+    "Qwen3": {"head_dim": 32},
+    "Gemma3Text": {"head_dim": 32, "query_pre_attn_scalar": 24, **WINDOWS},
+    "Phi3": {},
+    "GptOss": {"head_dim": 32, "num_local_experts": 4, "num_experts_per_tok": 2, **WINDOWS},
+    "DeepseekV3": {
+        "num_key_value_heads": 4,
+        "q_lora_rank": 32,
+        "kv_lora_rank": 32,
+        "qk_nope_head_dim": 16,
+        "qk_rope_head_dim": 16,
+        "v_head_dim": 16,
+        "n_routed_experts": 4,
+        "n_group": 1,
+        "topk_group": 1,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 32,
+        "first_k_dense_replace": 1,
+    },
+}
+LENGTHS: Final = (37, 5, 24, 18)
+
+
+def model_of(name: str, dtype: torch.dtype = torch.float32) -> Any:
+    """A model whose weights are drawn so that logits lie apart."""
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{name}Config")(**(COMMON | CONFIGS[name]))
+    model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="eager").eval()
+    with torch.no_grad():
+        for parameter, values in model.named_parameters():
+            if values.ndim >= 2:
+                values.normal_(0, 0.1)
+            elif "norm" in parameter:
+                values.copy_((0 if "Gemma" in name else 1) + 0.3 * torch.randn_like(values))
+            elif "sinks" in parameter:
+                values.normal_(0, 1)
+    return model
+
+
+def prompts(lengths: tuple[int, ...] = LENGTHS) -> dict[str, torch.Tensor]:
+    """Prompts of these lengths, padded on the left."""
+    most = max(lengths)
+    mask = torch.tensor([[0] * (most - n) + [1] * n for n in lengths])
+    ids = torch.randint(3, 256, mask.shape, generator=torch.Generator().manual_seed(1))
+    return {"input_ids": ids * mask, "attention_mask": mask}
+
+
+def generated(
+    model: Any, how: str, inputs: dict[str, torch.Tensor], cache: Any = None, new: int = NEW, **more: Any
+) -> Any:
+    """The tokens behind the prompts, and the logits of each."""
+    model.set_attn_implementation(how)
+    found = model.generate(
+        **inputs,
+        past_key_values=cache,
+        max_new_tokens=new,
+        min_new_tokens=new,
+        do_sample=False,
+        return_dict_in_generate=True,
+        output_logits=True,
+        **more,
+    )
+    return found.sequences[:, inputs["input_ids"].shape[1] :], torch.stack(found.logits).float()
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_tokens_are_those_of_eager_attention(name: str) -> None:
+    model, inputs = model_of(name), prompts()
+    right, logits = generated(model, "eager", inputs)
+    cache = KvgenCache(model.config, max(LENGTHS) + NEW, dtype=model.dtype)
+    tokens, found = generated(model, "kvgen", inputs, cache)
+    assert (tokens == right).all() and (found - logits).abs().max() < 1e-3
+    layers = model.config.num_hidden_layers
+    assert cache.launches >= 2 * layers * NEW  # append and attention, every layer and step
+
+
+def test_in_bf16_tokens_differ_only_where_logits_do_not_tell_them_apart() -> None:
+    model, inputs = model_of("Llama", torch.bfloat16), prompts()
+    right, logits = generated(model, "eager", inputs)
+    tokens, found = generated(model, "kvgen", inputs, KvgenCache(model.config, max(LENGTHS) + NEW))
+    for b in range(len(LENGTHS)):
+        for i in range(NEW):
+            if tokens[b, i] != right[b, i]:
+                best = logits[i, b].topk(2).values
+                assert best[0] - best[1] <= (found[i, b] - logits[i, b]).abs().max()
+                break
+
+
+def test_codes_of_8_bits() -> None:
+    model, inputs = model_of("Llama"), prompts()
+    _, logits = generated(model, "eager", inputs, new=1)
+    cache = KvgenCache(model.config, max(LENGTHS) + NEW, dtype=model.dtype, kv_dtype="e4m3")
+    _, found = generated(model, "kvgen", inputs, cache, new=1)
+    assert 0 < (found - logits).abs().max() < 0.1 * logits.abs().max()
+
+
+def test_chunks_of_a_prompt_and_a_conversation() -> None:
+    """A prompt in pieces, an answer, and a second prompt behind it."""
+    model = model_of("Llama")
+    ids = prompts((48, 48))["input_ids"]
+    logits = model(ids).logits
+    model.set_attn_implementation("kvgen")
+    cache = KvgenCache(model.config, 48, dtype=model.dtype)
+    with torch.no_grad():
+        found = [model(ids[:, a:b], past_key_values=cache).logits for a, b in ((0, 20), (20, 21), (21, 30), (30, 48))]
+    assert (torch.cat(found, 1) - logits).abs().max() < 1e-3
+    cache.crop(30)
+    with torch.no_grad():
+        again = model(ids[:, 30:], past_key_values=cache).logits
+    assert (again - logits[:, 30:]).abs().max() < 1e-3
+
+
+def test_beams() -> None:
+    model, inputs = model_of("Llama"), prompts()
+    right, _ = generated(model, "eager", inputs, num_beams=2)
+    cache = KvgenCache(model.config, max(LENGTHS) + NEW, dtype=model.dtype)
+    tokens, _ = generated(model, "kvgen", inputs, cache, num_beams=2)
+    assert (tokens == right).all()
+
+
+def refused(call: Callable[[], object], says: str, error: type[Exception] = ArgumentError) -> None:
+    with pytest.raises(error) as found:
+        call()
+    assert says in str(found.value), found.value
+
+
+def test_what_is_refused() -> None:
+    model = model_of("Llama")
+    inputs = prompts((5, 3))
+    make = lambda **fields: KvgenCache(model.config, **({"max_tokens": 16, "dtype": model.dtype} | fields))  # noqa: E731
+    model.set_attn_implementation("kvgen")
+    refused(lambda: model(inputs["input_ids"]), "pass past_key_values=KvgenCache(model.config, max_tokens=...)")
+    refused(lambda: make(max_tokens=0), "max_tokens: got 0; a request has at least 1 token")
+    refused(lambda: make(dtype=torch.float64), "dtype: got torch.float64; kernels compute in")
+    with torch.no_grad():
+        refused(
+            lambda: model(inputs["input_ids"], past_key_values=make(max_tokens=4)),
+            "max_tokens: got 4; this step makes 5 tokens",
+        )
+        refused(
+            lambda: model(inputs["input_ids"], attention_mask=inputs["attention_mask"].flip(1), past_key_values=make()),
+            "attention_mask: got padding behind tokens; pad on the left",
+        )
+        cache = make()
+        model(inputs["input_ids"], past_key_values=cache)
+        refused(
+            lambda: model(inputs["input_ids"][:1], past_key_values=cache),
+            "got a batch of 1; the cache has the 2 requests",
+        )
+    refused(lambda: model(inputs["input_ids"], past_key_values=make()), "got 'kvgen' with gradients")
+    bloom = transformers.BloomConfig(vocab_size=64, hidden_size=32, n_layer=1, n_head=2)
+    refused(lambda: KvgenCache(bloom, 8), "attend with ALiBi", ConfigError)
+    other = make()
+    for layer in other.layers:
+        assert layer.attention is not None
+        object.__setattr__(layer.attention, "scale", 0.5)
+    with torch.no_grad():
+        refused(lambda: model(inputs["input_ids"], past_key_values=other), "where its config was read as 0.5")
+
+
+def test_a_config_that_is_not_read() -> None:
+    class Unheard(LlamaConfig):
+        model_type = "unheard_of"
+
+    refused(lambda: KvgenCache(Unheard(**COMMON), 8), "model_type", ConfigError)
