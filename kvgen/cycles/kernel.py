@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Final
 
@@ -98,7 +98,9 @@ class Kernel:
         roles, mbarriers = self.roles
         if not roles:
             return None
-        return replay(roles, device, blocks=max(1, self.blocks), placement=placement, mbarriers=mbarriers, skews=SKEWS)
+        run = replay(roles, device, blocks=max(1, self.blocks), placement=placement, mbarriers=mbarriers, skews=SKEWS)
+        # A producer that is the limit is what the others wait for.
+        return replace(run, trips=tuple(trip for trip in run.trips if trip.role != "producer"))
 
     def product_cycles(self, device: Device) -> float:
         """What the products of a multiprocessor's trips take of its tensor pipes, if nothing else did."""
