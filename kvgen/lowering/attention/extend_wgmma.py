@@ -72,8 +72,8 @@ class ExtendWgmmaContext:
 
     `rows`: K and V come 16 bytes at a time, else `issue` tokens by one tensor copy. In the tensor maps a kv head begins so
     many chunks of 64 dims (`k_head_chunks`) or groups of 8 tokens (`k_head_groups`) after the one before it. Plans count
-    `planned_blocks` a multiprocessor. `other_file` is the kernel of the set's other architectures ("": there are none).
-    `w`: K and V are of codes.
+    `planned_blocks` a multiprocessor. `turns`: warpgroups begin their products in turns. `other_file` is the kernel of the
+    set's other architectures ("": there are none). `w`: K and V are of codes.
     """
 
     d: Attended
@@ -96,6 +96,7 @@ class ExtendWgmmaContext:
     slack: int
     shared_bytes: int
     planned_blocks: int
+    turns: bool
     qk_scale: str
     other_file: str
     w: Widening | None
@@ -326,6 +327,7 @@ def with_warpgroups(kernels: KernelSet, plan: KernelPlan, attended: Attended, sc
         slack=mma.SLACK,
         shared_bytes=shared,
         planned_blocks=plan.context.blocks_per_sm,
+        turns=max(kernels.kv.head_dim, kernels.kv.v_dim) > 64 or _stages(kernels) % 2 == 1,
         qk_scale=float_literal(scale),
         other_file=plan.name if others else "",
         w=w,

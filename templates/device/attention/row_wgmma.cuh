@@ -51,9 +51,12 @@ __device__ __forceinline__ float (&flat(RowSums<Tile>& sums))[Tile::kValueDims /
 // S = Q K^T.
 template <typename Tile>
 __device__ __forceinline__ void begin_qk(RowScores<Tile>& s, uint64_t query, uint64_t keys) {
-  const uint64_t a = fresh_tile(query), b = fresh_tile(keys);
+  const uint64_t a = fresh_address(query), b = fresh_address(keys);
 #pragma unroll
-  for (uint32_t k = 0; k < Tile::kKeyDims / 16; ++k) multiply_keys<typename Tile::Operand>(flat(s), a + k / 4 * 64 + k % 4 * 2, b + k / 4 * 64 + k % 4 * 2, k > 0);
+  for (uint32_t k = 0; k < Tile::kKeyDims / 16; ++k) {
+    const uint32_t n = k / 4 * 64 + k % 4 * 2;
+    multiply_keys<typename Tile::Operand>(flat(s), tile_at(a, n), tile_at(b, n), k > 0);
+  }
 }
 
 // Weights of a tile as operands: of 16 tokens each.
@@ -65,9 +68,9 @@ struct TileWeights {
 // O += P V.
 template <typename Tile>
 __device__ __forceinline__ void begin_pv(RowSums<Tile>& sums, const TileWeights<Tile>& weights, uint64_t values) {
-  const uint64_t b = fresh_tile(values);
+  const uint64_t b = fresh_address(values);
 #pragma unroll
-  for (uint32_t k = 0; k < Tile::kTokens / 16; ++k) multiply_values<typename Tile::Operand>(flat(sums), weights.e[k], b + k * (2 * kGroupBytes<Tile::kValueDims> / 16), true);
+  for (uint32_t k = 0; k < Tile::kTokens / 16; ++k) multiply_values<typename Tile::Operand>(flat(sums), weights.e[k], tile_at(b, k * (2 * kGroupBytes<Tile::kValueDims> / 16)), true);
 }
 
 // ---- Softmax
@@ -285,6 +288,19 @@ __device__ __forceinline__ T* fresh(T* p) {
 }
 
 // ---- Warpgroups of a block that have different tasks
+
+// A tile's place in a ring of N stages, and the parity of its mbarriers' phase there.
+template <uint32_t N>
+struct RingPlace {
+  uint32_t stage = 0, parity = 0;
+  // By N at most.
+  __device__ __forceinline__ void advance(uint32_t n) {
+    stage += n;
+    if (stage < N) return;
+    stage -= N;
+    parity ^= 1;
+  }
+};
 
 // Gives registers away, or takes what others gave: so many for each thread of the warpgroup from here on.
 template <uint32_t N>
