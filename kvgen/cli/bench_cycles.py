@@ -177,14 +177,16 @@ def _work(config: Config, item: Chosen, op: Op, workload: Workload, device: Devi
 
     with generated(config.out, item.name) as package:
         if isinstance(op, Extend):
-            return _mixed(item.loaded.kernels, package, op, workload, device, arch)
+            return mixed_batch(item.loaded.kernels, package, op, workload, device, arch)
         found = planned_chunks(
             Scene(item.loaded.kernels, package, workload), op, round(device.multiprocessors.value), arch
         )
     return Work(found.parts, found.columns, found.pieces) if found else None
 
 
-def _mixed(kernels: KernelSet, package: ModuleType, op: Extend, workload: Workload, device: Device, arch: str) -> Mixed:
+def mixed_batch(
+    kernels: KernelSet, package: ModuleType, op: Extend, workload: Workload, device: Device, arch: str
+) -> Mixed:
     """The batch's plan, and where it mixes requests of one tile of rows with others, theirs alone."""
     from kvgen.bench import Scene, Workload
     from kvgen.bench.planned_chunks import planned_tiles

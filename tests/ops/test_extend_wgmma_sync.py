@@ -129,8 +129,11 @@ def test_left_out(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     monkeypatch.setitem(harness._packages, kernels.name, (kernels, changed(kernels, name, tmp_path)))
     for schedule in ("ascending", "descending", 1):
-        totals = (384, 256) if kernels is FULL else (300, 170)
-        one = step(kernels, replace(PLAIN, totals=totals, new=(0, 0), fill="nan", schedule=schedule), (70, 40))
+        totals, rows = ((384, 256) if kernels is FULL else (300, 170)), (70, 40)
+        if name == "work empty":  # entries of one tile, or stages of keys keep the copying warp from the next work
+            totals, rows = (40,) * 6, (1,) * 6
+        batch = replace(PLAIN, totals=totals, new=(0,) * len(rows), fill="nan", schedule=schedule)
+        one = step(kernels, batch, rows)
         with pytest.raises(DeviceError, match="on the CPU machine: ") as caught:
             one.run(multiprocessors=1)  # one block has all entries
         kind = str(caught.value).partition("on the CPU machine: ")[2].partition(":")[0]

@@ -28,7 +28,8 @@ def functions() -> dict[str, Callable[..., Any]]:
 
 
 def test_every_preset_has_an_engine_here() -> None:
-    assert set(functions()) == set(ENGINES) - {"flashinfer_nvfp4_swizzled", "vllm_xpacked_fp8"}
+    orders = {f"vllm_packed_{order}" for order in ("heads_first", "heads_outermost", "layers_inside")}
+    assert set(functions()) == set(ENGINES) - {"flashinfer_nvfp4_swizzled", "vllm_xpacked_fp8", *orders}
     found = {n for n, f in inspect.getmembers(presets, inspect.isfunction) if not n.startswith("_")}
     assert found == set(presets.__all__)
 
@@ -120,7 +121,7 @@ def test_a_tensor_per_layer_unless_it_has_a_layer_axis(name: str) -> None:
     named = {b.tensor for b in cache.storage.bases}
     for tensor in (t for t in cache.storage.tensors if t.name in named):
         assert ("layer" in tensor.axes) == (cache.layout.layers == "axis")
-    assert (cache.layout.layers == "axis") == name.startswith(("max_", "kivi"))
+    assert (cache.layout.layers == "axis") == name.startswith(("max_", "kivi", "vllm_packed_layers"))
 
 
 TABLES = {
@@ -189,6 +190,9 @@ PLAIN = {
     "sglang_mla",
     "vllm",
     "vllm_packed",
+    "vllm_packed_heads_first",
+    "vllm_packed_heads_outermost",
+    "vllm_packed_layers_inside",
     "vllm_xpacked",
 }
 

@@ -69,6 +69,18 @@ def vllm_interleaved(
     return _vllm(dtype, kv_heads, head_dim, page_size, layout, per_tensor(kv_cache_dtype))
 
 
+PackedOrder = Literal["LBNHC", "BLNHC", "LBHNC", "BLHNC", "LHBNC", "BHLNC"]
+
+_PACKED: dict[PackedOrder, Layout] = {
+    "LBNHC": Layout(kv="page token head kv dim", layers="pointers"),
+    "BLNHC": Layout(kv="page token head kv dim", layers="pointers"),
+    "LBHNC": Layout(kv="page head token kv dim", layers="pointers"),
+    "BLHNC": Layout(kv="page head token kv dim", layers="pointers"),
+    "LHBNC": Layout(kv="head page token kv dim", layers="pointers"),
+    "BHLNC": Layout(kv="page head layer token kv dim"),
+}
+
+
 def vllm_packed(
     *,
     dtype: FloatName,
@@ -76,18 +88,25 @@ def vllm_packed(
     head_dim: int,
     page_size: int = 16,
     kv_cache_dtype: KVCacheDType = "auto",
+    order: PackedOrder = "LBNHC",
+    total_pages: int | None = None,
+    total_layers: int | None = None,
 ) -> Paged:
-    """vLLM V1, NHD, since its pull request 44455 (2026): a head's V follows its K in one row of 2*D.
+    """vLLM V1 since its pull request 44455 (2026): a head's V follows its K in one row of 2*D.
 
-    A tensor per layer: vLLM's view is `[N, H, P, 2*D]`, memory is `[N, P, H, 2, D]`: pass
-    `cache.permute(0, 2, 1, 3).unflatten(-1, (2, D))`, strides `(P*H*2*D, H*2*D, 2*D, D, 1)`. Table, lengths and fp8 as
-    `vllm`. Source: that pull request; get_kv_cache_shape `(N, H, P, 2*D)` with stride order (0, 2, 1, 3) for NHD.
+    vLLM's view of a layer is `[N, H, P, 2*D]` whatever the order of the memory, which its KVCacheLayout names: L layers, B
+    blocks, N tokens of a block, H heads, C a row; strides are that order's. A tensor per layer: pass
+    `cache.unflatten(-1, (2, D))`, for LBNHC and BLNHC with `permute(0, 2, 1, 3, 4)`, for LBHNC and BLHNC as it is (heads
+    first, as NIXL's transfers want them), for LHBNC with `transpose(0, 1)` and `total_pages`, the blocks of the cache. For
+    BHLNC pass all layers in one tensor `[N, H, L, P, 2, D]`, with `total_layers`. Table, lengths and fp8 as `vllm`.
+
+    Source: that pull request and RFC 42082; get_kv_cache_shape `(N, H, P, 2*D)`, KVCacheLayout.
 
     With `int8_per_token_head` or `fp8_per_token_head` an f32 scale follows each head's K and V inside that row; kvgen
     has no such rows outside latent caches.
     """
-    layout = Layout(kv="page token head kv dim", layers="pointers")
-    return _vllm(dtype, kv_heads, head_dim, page_size, layout, per_tensor(kv_cache_dtype))
+    quant, totals = per_tensor(kv_cache_dtype), {"total_pages": total_pages, "total_layers": total_layers}
+    return _vllm(dtype, kv_heads, head_dim, page_size, _PACKED[order], quant, **totals)
 
 
 def vllm_xpacked(
@@ -207,7 +226,16 @@ def vllm_indexer(
     )
 
 
-def _vllm(dtype: FloatName, kv_heads: int, head_dim: int, page_size: int, layout: Layout, quant: Quant | None) -> Paged:
+def _vllm(
+    dtype: FloatName,
+    kv_heads: int,
+    head_dim: int,
+    page_size: int,
+    layout: Layout,
+    quant: Quant | None,
+    total_pages: int | None = None,
+    total_layers: int | None = None,
+) -> Paged:
     return Paged(
         dtype=dtype,
         kv_heads=kv_heads,
@@ -218,6 +246,8 @@ def _vllm(dtype: FloatName, kv_heads: int, head_dim: int, page_size: int, layout
         lengths="after",
         lengths_dtype="i32",
         quant=quant,
+        total_pages=total_pages,
+        total_layers=total_layers,
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kvgen.spec import presets
-from tests.spec.engines.memory import Engine, Ints, K, Sizes, V, buffer, one, row656
+from tests.spec.engines.memory import Engine, Ints, K, Place, Sizes, V, buffer, one, row656
 
 
 def vllm(s: Sizes) -> Engine:
@@ -50,6 +50,43 @@ def vllm_packed(s: Sizes) -> Engine:
         one(users.transpose(0, 2, 1, 3).reshape(s.n, s.p, s.h, 2, s.d)),
         lambda kv, layer, p, t, h, d: K + 4 * (((p * s.p + t) * s.h + h) * 2 * s.d + kv * s.d + d),
         bits=32,
+    )
+
+
+def _ordered(s: Sizes, order: str, users: Ints, place: Place, **totals: int) -> Engine:
+    cache = presets.vllm_packed(dtype="bf16", kv_heads=s.h, head_dim=s.d, page_size=s.p, order=order, **totals)  # type: ignore[arg-type]
+    return Engine(cache, one(users), place)
+
+
+def vllm_packed_heads_first(s: Sizes) -> Engine:
+    """LBHNC: a layer's memory is [blocks, heads, block_size, 2 * dim]."""
+    users = buffer(K, 2, s.n, s.h, s.p, 2, s.d)
+    return _ordered(
+        s, "LBHNC", users, lambda kv, layer, p, t, h, d: K + 2 * ((((p * s.h + h) * s.p + t) * 2 + kv) * s.d + d)
+    )
+
+
+def vllm_packed_heads_outermost(s: Sizes) -> Engine:
+    """LHBNC: a layer's memory is [heads, blocks, block_size, 2 * dim], its view [blocks, heads, ...]."""
+    users = buffer(K, 2, s.h, s.n, s.p, 2, s.d)
+    return _ordered(
+        s,
+        "LHBNC",
+        users,
+        lambda kv, layer, p, t, h, d: K + 2 * ((((h * s.n + p) * s.p + t) * 2 + kv) * s.d + d),
+        total_pages=s.n,
+    )
+
+
+def vllm_packed_layers_inside(s: Sizes) -> Engine:
+    """BHLNC: [blocks, heads, layers, block_size, 2 * dim]."""
+    users = buffer(K, 2, s.n, s.h, s.layers, s.p, 2, s.d)
+    return _ordered(
+        s,
+        "BHLNC",
+        users,
+        lambda kv, layer, p, t, h, d: K + 2 * (((((p * s.h + h) * s.layers + layer) * s.p + t) * 2 + kv) * s.d + d),
+        total_layers=s.layers,
     )
 
 
