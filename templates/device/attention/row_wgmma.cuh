@@ -230,7 +230,7 @@ __device__ __forceinline__ void for_each_eight(const RowSums<Tile>& sums, const 
 // its sums where Q was (kRoom dims of 128 columns), as many dims at a time as find room, and `heads`. Threads of both call it, `threads`
 // together, and meet at barrier `id`; Q has been read by then.
 template <uint32_t kRoom, typename Tile>
-__device__ __forceinline__ void sync_join(uint32_t id, uint32_t threads, RowSums<Tile>& sums, bool later, bool failed, uint8_t* room, Vec<float, 4>* heads) {
+__device__ __forceinline__ void sync_merge_sums(uint32_t id, uint32_t threads, RowSums<Tile>& sums, bool later, bool failed, uint8_t* room, Vec<float, 4>* heads) {
   constexpr uint32_t kTiles = RowShape<Tile>::kDimTiles, kEach = kRoom / 8 < kTiles ? kRoom / 8 : kTiles;  // of 8 dims: all, and at a time
   const uint32_t thread = threadIdx.x % 128;
   if (later && thread % 4 == 0) heads[thread / 4] = {sums.row_max[0][0], sums.row_max[0][1], failed ? nan_f32() : sums.row_sum[0][0], failed ? nan_f32() : sums.row_sum[0][1]};

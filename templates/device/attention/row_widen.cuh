@@ -45,7 +45,7 @@ struct CodeRows {
   }
 
   // The thread's part of row `row` of a tile, from `from` to the tile at `to`.
-  __device__ static __forceinline__ void widen_row(uint8_t* to, const uint8_t* from, uint32_t row, uint32_t part, const Scales& scales) {
+  __device__ static __forceinline__ void store_widened_row(uint8_t* to, const uint8_t* from, uint32_t row, uint32_t part, const Scales& scales) {
     uint32_t scale[kGroups], zero[kGroups];
     if constexpr (kGroup) {
 #pragma unroll
