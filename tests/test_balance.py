@@ -247,6 +247,7 @@ STORING: Final = {
     "device/attention/merge.cuh: weigh_partials": 1,  # weights of partial results, in shared memory
     "device/attention/plan_kv.cuh: sync_sums": 1,  # sums over the block, in shared memory
     "device/attention/row_wgmma.cuh: sync_finish_of": 1,  # the same counter
+    "device/attention/row_wgmma.cuh: await_work": 1,  # what one warp has asked for, in shared memory
     "device/attention/tile_scales.cuh: copy_any": 1,  # scales that no copy can bring, into the stage
     "device/attention/tile_scales.cuh: fetch": 1,  # the same, a fetch later
     "device/attention/tile_scales.cuh: expand": 1,  # what products take of scales, in shared memory

@@ -146,7 +146,8 @@ class Extend(Op):
         shape = self._tensor(kernels)
         if shape is None:
             return "it is on CUDA cores"
-        return extend_wgmma.applies(kernels, shape.cols, self._chunk)
+        masks = bool(self.mask.window or self.mask.ahead or self.mask.chunk or self.mask.tree)
+        return extend_wgmma.applies(kernels, shape.cols, self._chunk, scores=self.score is not None, masks=masks)
 
     def by_warpgroups(self, kernels: KernelSet) -> bool:
         """Whether the set's kernel on sm_90a has products of warpgroups."""
@@ -161,7 +162,8 @@ class Extend(Op):
         if why := extend.hindrance(kernels, fixed=bool(self._chunk)):
             return "CUDA cores", why
         why = self._hindrance(kernels)
-        by = "by warpgroups" if not why else f"not by warpgroups: {why}"
+        rows = "" if why else extend_wgmma.by_rows(kernels)
+        by = f"by warpgroups{rows and f', rows 16 bytes at a time: {rows}'}" if not why else f"not by warpgroups: {why}"
         return "tensor cores", "16-bit operands, columns on M" + (
             f"; on sm_90a {by}" if "sm_90a" in kernels.arch else ""
         )

@@ -345,7 +345,7 @@ struct WorkRing {
   uint64_t full[2], empty[2];
   Work work[2];
 
-  // One thread; `warps` call take().
+  // One thread; `warps` call await_work().
   __device__ __forceinline__ void init(uint32_t warps) {
     for (uint32_t i = 0; i < 2; ++i) {
       mbarrier_init(&full[i], 1);
@@ -354,7 +354,7 @@ struct WorkRing {
   }
   // The block's work number `round` of `blocks` blocks; an index of `works` or more where none is left. `counter` is idle_works() of the
   // plan before the launch and after it: as many ask as there are works, those who get none included.
-  __device__ __forceinline__ Work take(uint32_t round, bool asks, unsigned long long* counter, uint32_t stamp, uint32_t blocks, uint32_t works, uint64_t* errors) {
+  __device__ __forceinline__ Work await_work(uint32_t round, bool asks, unsigned long long* counter, uint32_t stamp, uint32_t blocks, uint32_t works, uint64_t* errors) {
     const uint32_t place = round % 2, lane = threadIdx.x % 32;
     if (asks) {
       mbarrier_wait(&empty[place], round / 2 & 1 ^ 1);
