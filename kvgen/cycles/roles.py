@@ -264,7 +264,8 @@ _RINGS: Final = re.compile(r"^ *uint64_t (k_full\[[^;]*);", re.M)
 
 def producer_of(graph: Sequence[Block], source: str) -> Producer | None:
     """The loop of a kernel that copies tiles for others, by its text and its source: a line of that names its mbarriers in their
-    order, k_full first; a tile of kTokens comes in boxes of kIssue. None where it has no such loop.
+    order, k_full first; a tile of kTokens comes in boxes of kIssue. None where it has no such loop, or where K and V have
+    loops of their own.
     """
     inits = [
         int(offset(w), 0) for block in graph for w in block.code if w.opcode.startswith("SYNCS.EXCH") and offset(w)
@@ -297,7 +298,9 @@ def producer_of(graph: Sequence[Block], source: str) -> Producer | None:
         for x in inner:  # once for each lane that has a page
             if word is x.usual[-1]:
                 trip += list(x.usual) * (boxes - 1)
-    return Producer(tuple(trip), at, constants["kStages"], int(arrivals[1]))
+    found = Producer(tuple(trip), at, constants["kStages"], int(arrivals[1]))
+    tells = {found.name(word) for word in trip if word.opcode.startswith("SYNCS.ARRIVE")}
+    return found if {"k_full", "v_full"} <= tells else None
 
 
 def _syncs(code: Sequence[Word]) -> list[Word]:

@@ -117,3 +117,5 @@ def test_an_mbarrier_nobody_arrives_at() -> None:
 def test_no_producer() -> None:
     assert producer_of(blocks(FILLED), SOURCE.replace("k_full[i]", "k_read[i]")) is None
     assert producer_of(blocks(FILLED.replace("UTMALDG", "NOP")), SOURCE) is None
+    # Nobody tells of V in the loop that fills K.
+    assert producer_of(blocks(FILLED.replace("[UR4+0x120]", "[UR4+0x100]")), SOURCE) is None
