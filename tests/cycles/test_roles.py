@@ -119,3 +119,5 @@ def test_no_producer() -> None:
     assert producer_of(blocks(FILLED.replace("UTMALDG", "NOP")), SOURCE) is None
     # Nobody tells of V in the loop that fills K.
     assert producer_of(blocks(FILLED.replace("[UR4+0x120]", "[UR4+0x100]")), SOURCE) is None
+    # Every trip waits for Q.
+    assert producer_of(blocks(FILLED.replace("@P0 BRA `(.L_x_1)", "NOP")), SOURCE) is None
