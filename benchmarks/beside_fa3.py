@@ -163,7 +163,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             continue
         graph = blocks(sass(path.read_bytes(), cache=default_cache(), encodings=True))
         _row(peer.name, peer.dims, peer.columns, peer.structure.tile, of_peer(peer, graph, device))
-    ours = kernels(given.sets)
+    ours = kernels(given.sets) if given.sets else []  # no selectors are all sets
     for kernel, columns, tokens, dims in ours:
         _row(kernel.name, dims, columns, tokens, of_extend(kernel, columns, tokens, device))
     if given.boxes and ours:

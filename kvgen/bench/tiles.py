@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from kvgen.layout.storage import Segment
 from kvgen.lowering.attention.extend import ExtendContext
 from kvgen.lowering.attention.extend_simt import ExtendSimtContext
+from kvgen.lowering.attention.extend_wgmma import ExtendWgmmaContext
 from kvgen.lowering.attention.mma import TensorContext
 from kvgen.lowering.attention.simt import SimtContext
 from kvgen.lowering.attention.wgmma import MlaWgmmaContext
@@ -48,6 +49,18 @@ def tile_of(kernels: KernelSet, plan: KernelPlan) -> Tile | None:
             context.tokens, plan.threads // 32, context.d.tiles, context.tokens * sum(map(_bytes, _latent(kernels)))
         )
     return None
+
+
+def causal_share(plan: KernelPlan, group: int, rows: int) -> float | None:
+    """Of the products that extend's blocks make of a causal prompt of `rows`, those that the mask allows: tiles at the diagonal
+    are made whole. What single warps of a block leave out counts as made. None for other kernels."""
+    context = plan.context
+    if not isinstance(context, ExtendContext | ExtendWgmmaContext):
+        return None
+    cols, tokens, count = context.cols, context.tokens, rows * group
+    seen = (min(first + cols, count) - 1 for first in range(0, count, cols))  # a tile's last column
+    made = sum(cols * tokens * (last // group // tokens + 1) for last in seen)
+    return group * rows * (rows + 1) / 2 / made
 
 
 def token_bytes(kernels: KernelSet) -> float:

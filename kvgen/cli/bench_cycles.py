@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 SCHEMA: Final = 1
 LATENCIES: Final = (800, 1200)  # of loads and copies from DRAM, at which trips are compared with their budgets
 IN_FLIGHT_LATENCY: Final = 1200
+PROMPT: Final = 8192  # rows of the causal prompt whose share of allowed products is said
 _CLOSING: Final = (
     "a trip of the main loop in cycles, by a replay of its machine code: a model, and no time. `budget` is what the trip's bytes "
     "take at the reachable bandwidth; `of reachable` an interval, from the ranges of the device's figures. docs/cycles.md"
@@ -45,7 +46,8 @@ class Examined:
     """One kernel on one device. `trips` by latency, where warps lie worst; `reachable` % of the bandwidth that kernels
     reach, from the worst to the best that the device's ranges allow. `products`: cycles that a trip's products take of
     the tensor pipes. `tflops`, of kernels of prompts: at the clock under tensor load in GHz, and at its highest, if
-    nothing ran but trips. None where the main loop is not one for all warps, or no tile's.
+    nothing ran but trips. `causal`: of a causal prompt's products, those that the mask allows. None where the main loop is not
+    one for all warps, or no tile's.
     """
 
     kernel: str
@@ -59,6 +61,7 @@ class Examined:
     budget: float | None
     products: float | None
     tflops: Mapping[float, float] | None
+    causal: float | None
     in_flight: int | None
     in_flight_needed: float
     reachable: tuple[float, float] | None
@@ -69,7 +72,13 @@ class Examined:
     """Of extend, by what of the batch is in the step: `all`, requests of `several` tiles of rows, of `one`; then by side."""
 
 
-def examine(kernel: Kernel, tile: Tile | None, device: Device, work: Work | Mixed | None = None) -> Examined:
+def examine(
+    kernel: Kernel,
+    tile: Tile | None,
+    device: Device,
+    work: Work | Mixed | None = None,
+    causal: float | None = None,
+) -> Examined:
     """Replay a kernel at both latencies, and at both ends of all figures; and the launch of a batch, if there is one."""
     from kvgen.cli.cycles_of import trip_bytes
     from kvgen.cycles.core import latencies
@@ -114,6 +123,7 @@ def examine(kernel: Kernel, tile: Tile | None, device: Device, work: Work | Mixe
         budget=budget,
         products=None if first is None else kernel.product_cycles(device) or None,
         tflops=tflops,
+        causal=causal,
         in_flight=None if first is None else kernel.in_flight,
         in_flight_needed=device.budget_rate * IN_FLIGHT_LATENCY,
         reachable=reachable,
@@ -228,6 +238,16 @@ def mixed_batch(
     )
 
 
+def _causal(kernels: KernelSet, op: Op, plan: KernelPlan) -> float | None:
+    """Of the products of a causal prompt, those that the mask allows; None where rows do not see all tokens up to their own."""
+    from kvgen.bench.tiles import causal_share
+    from kvgen.ops import Extend
+    from kvgen.spec.mask import Mask
+
+    plain = isinstance(op, Extend) and op.mask == Mask() and not op.cross
+    return causal_share(plan, kernels.group, PROMPT) if plain else None
+
+
 def figures_of(path: Path) -> dict[str, tuple[float, float, float]]:
     """The calibration in a report of `kvgen verify --gpu`: value, least and most by name."""
     from kvgen.errors import ToolError
@@ -307,7 +327,8 @@ def bench_cycles(
             item, op = owners[image.unit_name]
             tile = tile_of(item.loaded.kernels, plan)
             work = _work(project.config, item, op, batch, device, image.arch) if batch else None
-            found.append(examine(kernel_of(image, plan, texts[image.unit_name]), tile, device, work))
+            causal = _causal(item.loaded.kernels, op, plan)
+            found.append(examine(kernel_of(image, plan, texts[image.unit_name]), tile, device, work, causal))
             done()
     if as_json:
         print_json({"schema": SCHEMA, "latencies": LATENCIES, "kernels": [_object(x) for x in found]})
@@ -334,6 +355,11 @@ def _print(found: Sequence[Examined]) -> None:
             typer.echo(
                 f"{x.kernel} {x.arch}: products take {x.products:.0f} cycles of the tensor pipes a trip, {over} of it: {rates}"
             )
+            if x.causal is not None:
+                typer.echo(
+                    f"{x.kernel} {x.arch}: of a causal prompt of {PROMPT} rows the mask allows {100 * x.causal:.1f} % of the "
+                    f"products: {100 * x.causal * x.products / x.trips[LATENCIES[0]]:.0f} % of the tensor pipes"
+                )
     say(f"\n{_CLOSING}")
 
 

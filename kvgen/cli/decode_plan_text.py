@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any, Final
 
+from kvgen.cycles.device import DEVICES
 from kvgen.lowering.attention import row_rule
 from kvgen.lowering.attention.extend import ExtendContext
 from kvgen.lowering.attention.extend_simt import ExtendSimtContext
@@ -25,6 +26,10 @@ MULTIPROCESSOR_SHARED: Final = {
     "sm_80": 164 << 10, "sm_89": 100 << 10, "sm_90a": 228 << 10, "sm_100f": 228 << 10, "sm_120f": 100 << 10,
 }  # fmt: skip
 BLOCK_CHARGE: Final = 1 << 10
+# Products that a sub-core of sm_100 makes in a clk by tcgen05: 2,250 TFLOP/s of 148 multiprocessors at 1.85 GHz (data sheet of
+# B200), and of m16n8k16.
+_TCGEN05: Final = 1024
+_M16N8K16: Final = 16 * 8 * 16
 
 
 def attention(kernels: KernelSet, op: Op, plan: KernelPlan, archs: Sequence[str]) -> dict[str, Any] | None:
@@ -157,8 +162,26 @@ def _extend(
         "query": "registers" if context.query_held else "shared memory",
         "blocks_per_multiprocessor": context.blocks_per_sm,
         "rings": rings,
+        **({"mma_share": _mma_share()} if "sm_100f" in archs else {}),
         **rows,
     }
+
+
+def _mma_share() -> dict[str, float]:
+    """Of what sm_100's tensor cores can multiply, what m16n8k16 can. No source has it: Hopper's interval is assumed."""
+    interval = DEVICES["H200"].hmma_interval
+    cycles = {"value": interval.value, "low": interval.high, "high": interval.low}
+    return {name: _M16N8K16 / n / _TCGEN05 for name, n in cycles.items()}
+
+
+def _mma_text(found: dict[str, Any]) -> list[str]:
+    if "mma_share" not in found:
+        return []
+    value, low, high = (round(100 * found["mma_share"][name]) for name in ("value", "low", "high"))
+    return [
+        f"         sm_100f: by mma.sync at most {value} % of what tcgen05 can multiply ({low} to {high}; assumed: mma.sync as "
+        "fast as Hopper's)"
+    ]
 
 
 def _rows_of_decode(kernels: KernelSet, op: Extend) -> dict[str, Any]:
@@ -211,6 +234,7 @@ def _extend_text(found: dict[str, Any]) -> list[str]:
         f"tiles    {found['tile_tokens']} tokens, "
         + ("with a ring of tiles in shared memory" if found["rings"] else "K and then V in shared memory as f32"),
         *_rings(found),
+        *_mma_text(found),
         f"split    {how[found['split']]}",
         *_rows_text(found),
     ]

@@ -170,6 +170,18 @@ def test_what_codes_mean(tmp_path: Path) -> None:
     assert "value = code, a cast that saturates\n" in family.kvgen("show", "cast/append", "--plan").stdout
 
 
+def test_what_mma_sync_reaches_on_sm_100(empty: Folder) -> None:
+    """One line of sets that have it, and says that it is assumed; others have none."""
+    empty.spec("prompts", ops="ops.Extend()")
+    assert "tcgen05" not in empty.kvgen("show", "prompts", "--plan").stdout
+    empty.change("specs/prompts.py", '"sm_80"', '"sm_100f"')
+    said = empty.kvgen("show", "prompts", "--plan").stdout
+    assert said.count("sm_100f: by mma.sync at most 31 % of what tcgen05 can multiply (25 to 50; assumed: ") == 1
+    kernels = json.loads(empty.kvgen("show", "prompts", "--plan", "--json").stdout)[0]["kernels"]
+    found = [k["attention"]["mma_share"] for k in kernels if "mma_share" in (k["attention"] or {})]
+    assert found == [{"value": 2048 / 6.5 / 1024, "low": 0.25, "high": 0.5}]
+
+
 @pytest.mark.parametrize(
     "arguments", [["--plan", "--map"], ["--arch", "sm_80"], ["--json"], ["--ptx", "--arch", "sm_70"]]
 )

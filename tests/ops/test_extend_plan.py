@@ -15,6 +15,7 @@ import pytest
 from kvgen import KernelSet
 from kvgen.bench import Scene, Workload, measure
 from kvgen.bench.planned_chunks import PlannedTile, PlannedTiles, planned_tiles, tiles_in
+from kvgen.bench.tiles import causal_share
 from kvgen.lowering.attention.extend_wgmma import tile_tokens
 from kvgen.lowering.attention.split_kv import OVERHEAD
 from kvgen.ops import Extend
@@ -105,6 +106,20 @@ def test_drawn_plans(name: str) -> None:
         )
         totals = tuple(int(n + 2 ** rng.uniform(0, 11)) for n in rows)
         held(kernels, plan_of(kernels, totals, rows, int(rng.integers(1, 150))), totals, rows)
+
+
+def test_products_that_a_causal_mask_allows() -> None:
+    """The share that `bench --cycles` says is that of the planner's own entries."""
+    for name, rows in (("paged", 300), ("llama", 170)):
+        kernels = SETS[name]
+        op, tile = extend_of(kernels), tile_of(kernels)
+        (kernel, *_) = op.plan(kernels)
+        made = sum(
+            op.shape(kernels).cols * tile * (-(-e.end // tile) - e.begin // tile)
+            for e in plan_of(kernels, (rows,), (rows,), 132).entries
+        )
+        allowed = kernels.group * int(seen(op, rows, rows).sum())
+        assert causal_share(kernel, kernels.group, rows) == pytest.approx(allowed / made)
 
 
 def cost(kernels: KernelSet, entry: PlannedTile) -> int:
