@@ -29,10 +29,11 @@ from kvgen import (
 )
 from kvgen.cli.cycles_of import kernel_of
 from kvgen.codegen.emit import render_device, render_set, units_of
-from kvgen.compile import compile_many, default_cache
+from kvgen.compile import Unit, compile_many, default_cache
 from kvgen.compile.sass import count, histogram
 from kvgen.cycles.kernel import Kernel, reference
-from kvgen.lowering.attention.extend_wgmma import TEMPLATE, by_rows
+from kvgen.errors import CompileError
+from kvgen.lowering.attention.extend_wgmma import TEMPLATE, ExtendWgmmaContext, by_rows
 from kvgen.spec.loader import LoadedSet
 from tests.compile.test_sass import needs_tool
 from tests.support.batches import PLAIN
@@ -150,6 +151,18 @@ def test_kernel_has_warpgroups(name: str) -> None:
     assert plan.template == TEMPLATE
 
 
+def test_without_turns_stages_are_even() -> None:
+    """Else both warpgroups of a narrow entry would have tiles in the same stage: the compiler refuses an odd ring."""
+    found = {name: kernels.ops[0].plan(kernels)[0].context for name, kernels in (SETS | MORE).items()}
+    free = {name: c.stages for name, c in found.items() if isinstance(c, ExtendWgmmaContext) and not c.turns}
+    assert free and all(n % 2 == 0 for n in free.values())
+    unit, stages = unit_of(SETS["window"]), free["window"]
+    odd = unit.text.replace(f"kStages = {stages}", f"kStages = {stages - 1}")
+    assert odd != unit.text
+    with pytest.raises(CompileError, match="without turns"):
+        compile_many([(replace(unit, text=odd), "sm_90a", "cubin")], cache=None)
+
+
 @pytest.mark.parametrize("name", DRAWN)
 @settings(max_examples=4)
 @given(data=st.data())
@@ -157,11 +170,16 @@ def test_drawn_steps(name: str, data: Any) -> None:
     data.draw(steps(DRAWN[name], most=300)).check(lse=data.draw(st.booleans()))
 
 
-def machine_code(kernels: KernelSet) -> Kernel:
-    """Of the set's extend on sm_90a, as it ships."""
+def unit_of(kernels: KernelSet) -> Unit:
+    """The set's extend."""
     loaded = LoadedSet(kernels, "tests/ops/test_extend_wgmma.py", "")
     files = render_device() | {f.path: f for f in render_set(loaded).values()}
-    unit = next(u for u in units_of(loaded, files, "generated") if u.name.endswith("/extend"))
+    return next(u for u in units_of(loaded, files, "generated") if u.name.endswith("/extend"))
+
+
+def machine_code(kernels: KernelSet) -> Kernel:
+    """Of the set's extend on sm_90a, as it ships."""
+    unit = unit_of(kernels)
     (image,) = compile_many([(unit, "sm_90a", "cubin")], cache=default_cache())
     return kernel_of(image, kernels.ops[0].plan(kernels)[0], unit.text)
 
