@@ -30,13 +30,25 @@ COMMON: Final[dict[str, Any]] = {
     "pad_token_id": 0,
     "tie_word_embeddings": False,
 }
-WINDOWS: Final = {"sliding_window": 16, "layer_types": ["sliding_attention", "full_attention"]}
+WINDOWS: Final[dict[str, Any]] = {"sliding_window": 16, "layer_types": ["sliding_attention", "full_attention"]}
 CONFIGS: Final[dict[str, dict[str, Any]]] = {
     "Llama": {},
     "Qwen3": {"head_dim": 32},
     "Gemma3Text": {"head_dim": 32, "query_pre_attn_scalar": 24, **WINDOWS},
     "Phi3": {},
     "GptOss": {"head_dim": 32, "num_local_experts": 4, "num_experts_per_tok": 2, **WINDOWS},
+    "Gemma3nText": {  # the last two layers read keys and values of the first two
+        "head_dim": 32,
+        "num_hidden_layers": 4,
+        "num_kv_shared_layers": 2,
+        "layer_types": 2 * WINDOWS["layer_types"],
+        "sliding_window": 16,
+        "vocab_size_per_layer_input": 256,
+        "hidden_size_per_layer_input": 16,
+        "laurel_rank": 8,
+        "altup_num_inputs": 2,
+        "activation_sparsity_pattern": [0.0] * 4,
+    },
     "DeepseekV3": {
         "num_key_value_heads": 4,
         "q_lora_rank": 32,
@@ -104,7 +116,8 @@ def test_tokens_are_those_of_eager_attention(name: str) -> None:
     cache = KvgenCache(model.config, max(LENGTHS) + NEW, dtype=model.dtype)
     tokens, found = generated(model, "kvgen", inputs, cache)
     assert (tokens == right).all() and (found - logits).abs().max() < 1e-3
-    layers = model.config.num_hidden_layers
+    layers = model.config.num_hidden_layers - getattr(model.config, "num_kv_shared_layers", 0)
+    assert sum(cache._counts) == layers
     assert cache.launches >= 2 * layers * NEW  # append and attention, every layer and step
 
 
@@ -252,6 +265,8 @@ def test_what_is_refused() -> None:
     refused(lambda: model(inputs["input_ids"], past_key_values=make()), "got 'kvgen' with gradients")
     bloom = transformers.BloomConfig(vocab_size=64, hidden_size=32, n_layer=1, n_head=2)
     refused(lambda: KvgenCache(bloom, 8), "attend with ALiBi", ConfigError)
+    hybrid = transformers.Qwen3NextConfig(**COMMON, layer_types=["linear_attention", "full_attention"])
+    refused(lambda: KvgenCache(hybrid, 8), "its linear layers keep a state instead of keys and values", ConfigError)
     other = make()
     for layer in other.layers:
         assert layer.attention is not None

@@ -26,8 +26,8 @@ def page_ranges(
     """The memory of each page, in all layers: K, V and the scales that lie in pages of the same id.
 
     pages: ids that number the pool's pages. scale_pages: as many ids of pages of scales, where these have a table of their own.
-    The ranges of a page come tensor by tensor, in a tensor by address; neighbours in it are one range. Two pools of one layout and as
-    many layers have the same ranges in the same order, so that the i-th of a page goes to the i-th of another one.
+    The ranges of a page come tensor by tensor, in a tensor by address; neighbours in it are one range. Two pools of one layout
+    and as many layers have the same ranges in the same order, so that the i-th of a page goes to the i-th of another one.
 
     What a request has besides its pages (the newest tokens of KIVI) and scales of the caller's are no page's. Raises
     ArgumentError for an id that is no page, and for caches without pages.

@@ -28,8 +28,8 @@ _UPDATED: ContextVar[weakref.ref[KvgenLayer] | None] = ContextVar("kvgen_layer_u
 class KvgenLayer(CacheLayerMixin):  # type: ignore[misc]
     """One layer of a KvgenCache. `update` keeps a step's rows for the attention function, which stores them.
 
-    `number` counts the layers of one set. `done` are the steps that the layer has seen; `pending`: this one's rows are not stored.
-    A layer holds its cache weakly, so that pools are free as soon as the cache is gone.
+    `number` counts the layers of one set. `done` are the steps that the layer has seen; `pending`: this one's rows are not
+    stored. A layer holds its cache weakly, so that pools are free with the cache.
     """
 
     is_sliding = False
