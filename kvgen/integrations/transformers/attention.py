@@ -47,6 +47,8 @@ def kvgen_mask(
     return attention_mask
 
 
+# torch.compile leaves it out: it would trace launchers, call by call, for nothing.
+@torch.compiler.disable(recursive=True)
 def kvgen_attention(
     module: torch.nn.Module,
     query: torch.Tensor,

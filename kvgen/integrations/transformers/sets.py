@@ -110,8 +110,8 @@ def sets_of(
 def _refuse(kind: LayerFacts) -> None:
     if not kind.cache:
         raise ConfigError(
-            f"config: its {kind.kind} layers keep a state instead of keys and values, which KvgenCache does not hold; use another "
-            "cache and attn_implementation"
+            f"config: its {kind.kind} layers keep a state instead of keys and values, which KvgenCache does not hold; use "
+            "another cache and attn_implementation"
         )
     what = "ALiBi" if kind.alibi else "an indexer's tokens" if kind.index_topk is not None else ""
     if what:
