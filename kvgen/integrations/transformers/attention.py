@@ -48,7 +48,7 @@ def kvgen_mask(
 
 
 # torch.compile leaves it out: it would trace launchers, call by call, for nothing.
-@torch.compiler.disable(recursive=True)
+@torch.compiler.disable(recursive=True)  # type: ignore[untyped-decorator]
 def kvgen_attention(
     module: torch.nn.Module,
     query: torch.Tensor,
