@@ -247,6 +247,7 @@ STORING: Final = {
     "device/attention/merge.cuh: weigh_partials": 1,  # weights of partial results, in shared memory
     "device/attention/plan_kv.cuh: sync_sums": 1,  # sums over the block, in shared memory
     "device/attention/row_wgmma.cuh: sync_finish_of": 1,  # the same counter
+    "device/attention/row_wgmma.cuh: await_work": 1,  # what one warp has asked for, in shared memory
     "device/attention/tile_scales.cuh: copy_any": 1,  # scales that no copy can bring, into the stage
     "device/attention/tile_scales.cuh: fetch": 1,  # the same, a fetch later
     "device/attention/tile_scales.cuh: expand": 1,  # what products take of scales, in shared memory
@@ -301,7 +302,7 @@ DECODE_LINES: Final = (
     214  # on average; nvfp4 of MAX, KIVI and int8 with zero points went to tensor cores, whose kernel is longer
 )
 LLAMA_DECODE_LINES: Final = 230
-SET_LINES: Final = 47_000 // 68  # of a set's kernels, on average; 22 sets have extend, for two kinds of tensor cores
+SET_LINES: Final = 49_000 // 68  # of a set's kernels, on average; 22 sets have extend, for two kinds of tensor cores
 
 
 def test_kernels_are_as_short_as_their_operation_allows(kernels: list[Kernel]) -> None:

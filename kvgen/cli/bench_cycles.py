@@ -42,9 +42,10 @@ _CLOSING: Final = (
 
 @dataclass(frozen=True)
 class Examined:
-    """One kernel on one device. `trips` by latency, where warps lie worst; `reachable` % of the bandwidth that kernels reach,
-    from the worst to the best that the device's ranges allow. `products`: cycles of the tensor pipes that products of warpgroups
-    take. None where the main loop is not one for all warps, or no tile's.
+    """One kernel on one device. `trips` by latency, where warps lie worst; `reachable` % of the bandwidth that kernels
+    reach, from the worst to the best that the device's ranges allow. `products`: cycles that a trip's products take of
+    the tensor pipes. `tflops`, of kernels of prompts: at the clock under tensor load in GHz, and at its highest, if
+    nothing ran but trips. None where the main loop is not one for all warps, or no tile's.
     """
 
     kernel: str
@@ -57,6 +58,7 @@ class Examined:
     trips: Mapping[int, float]
     budget: float | None
     products: float | None
+    tflops: Mapping[float, float] | None
     in_flight: int | None
     in_flight_needed: float
     reachable: tuple[float, float] | None
@@ -76,7 +78,7 @@ def examine(kernel: Kernel, tile: Tile | None, device: Device, work: Work | Mixe
     runs = {cycles: kernel.replay(latencies(device, cycles)) for cycles in LATENCIES}
     first = runs[LATENCIES[0]]
     trips = {cycles: run.trip().cycles for cycles, run in runs.items() if run is not None}
-    budget = reachable = None
+    budget = reachable = tflops = None
     launches, steps = {}, {}
     sides: tuple[tuple[str, Device, Placement], ...] = (
         ("low", device.fast(), "spread"),
@@ -85,6 +87,9 @@ def examine(kernel: Kernel, tile: Tile | None, device: Device, work: Work | Mixe
     )
     asks = first is not None and (tile is not None or work is not None)
     cycles = {side: _cycles(kernel, at, placement) for side, at, placement in sides} if asks else {}
+    if first is not None and kernel.prompts:
+        of_all = kernel.floating_operations * device.multiprocessors.value / trips[LATENCIES[0]] / 1e3
+        tflops = {clock: of_all * clock for clock in (device.clock_tensor.value, device.clock_tensor.high)}
     if first is not None and tile is not None:
         nbytes = trip_bytes(kernel, tile)
         budget = nbytes / device.budget_rate
@@ -108,6 +113,7 @@ def examine(kernel: Kernel, tile: Tile | None, device: Device, work: Work | Mixe
         trips=trips,
         budget=budget,
         products=None if first is None else kernel.product_cycles(device) or None,
+        tflops=tflops,
         in_flight=None if first is None else kernel.in_flight,
         in_flight_needed=device.budget_rate * IN_FLIGHT_LATENCY,
         reachable=reachable,
@@ -177,14 +183,16 @@ def _work(config: Config, item: Chosen, op: Op, workload: Workload, device: Devi
 
     with generated(config.out, item.name) as package:
         if isinstance(op, Extend):
-            return _mixed(item.loaded.kernels, package, op, workload, device, arch)
+            return mixed_batch(item.loaded.kernels, package, op, workload, device, arch)
         found = planned_chunks(
             Scene(item.loaded.kernels, package, workload), op, round(device.multiprocessors.value), arch
         )
     return Work(found.parts, found.columns, found.pieces) if found else None
 
 
-def _mixed(kernels: KernelSet, package: ModuleType, op: Extend, workload: Workload, device: Device, arch: str) -> Mixed:
+def mixed_batch(
+    kernels: KernelSet, package: ModuleType, op: Extend, workload: Workload, device: Device, arch: str
+) -> Mixed:
     """The batch's plan, and where it mixes requests of one tile of rows with others, theirs alone."""
     from kvgen.bench import Scene, Workload
     from kvgen.bench.planned_chunks import planned_tiles
@@ -320,10 +328,11 @@ def _print(found: Sequence[Examined]) -> None:
         facts = ", ".join(f"{n} {name.replace('_', ' ')}" for name, n in x.facts.items() if n)
         waits = ", ".join(f"{why} {n:.0f}" for why, n in list(x.waits.items())[:4] if n >= 1)
         typer.echo(f"{x.kernel} {x.arch}: {facts or 'no facts'}" + (f"; waits a trip: {waits}" if waits else ""))
-        if x.products is not None:
-            over = ", ".join(f"{x.trips[n] / x.products:.2f}" for n in LATENCIES)
+        if x.products is not None and x.tflops is not None:
+            over = ", ".join(f"{100 * x.products / x.trips[n]:.0f} %" for n in LATENCIES)
+            rates = " and ".join(f"{rate:.0f} TFLOP/s at {clock:g} GHz" for clock, rate in x.tflops.items())
             typer.echo(
-                f"{x.kernel} {x.arch}: products of warpgroups take {x.products:.0f} cycles of a trip's; trips are {over} of it"
+                f"{x.kernel} {x.arch}: products take {x.products:.0f} cycles of the tensor pipes a trip, {over} of it: {rates}"
             )
     say(f"\n{_CLOSING}")
 

@@ -38,7 +38,7 @@ def kernel_of(image: Image, plan: KernelPlan, source: str) -> Kernel:
         source=source,
         log=image.log,
         warpgroups=2 if "wgmma" in plan.template else 0,
-        turns="extend" in plan.template,
+        prompts="extend" in plan.template,
     )
 
 

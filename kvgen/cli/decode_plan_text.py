@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any, Final
 
+from kvgen.lowering.attention import row_rule
 from kvgen.lowering.attention.extend import ExtendContext
 from kvgen.lowering.attention.extend_simt import ExtendSimtContext
 from kvgen.lowering.attention.extend_wgmma import ExtendWgmmaContext
@@ -100,6 +102,7 @@ def _extend(
 ) -> dict[str, Any]:
     walk, why = op.walk(kernels)
     rings = {}
+    rows = _rows_of_decode(kernels, op)
     if isinstance(context, ExtendWgmmaContext):
         nbytes = 2 * context.tokens * (context.k.size + context.v.size)
         ring = {"stages": context.stages, "blocks": 1, "bytes_in_flight": (context.stages - 1) * nbytes}
@@ -116,6 +119,7 @@ def _extend(
             "query": "shared memory",
             "blocks_per_multiprocessor": 1,
             "rings": dict.fromkeys(archs, ring),
+            **rows,
         }
     if isinstance(context, ExtendSimtContext):
         return {
@@ -153,7 +157,46 @@ def _extend(
         "query": "registers" if context.query_held else "shared memory",
         "blocks_per_multiprocessor": context.blocks_per_sm,
         "rings": rings,
+        **rows,
     }
+
+
+def _rows_of_decode(kernels: KernelSet, op: Extend) -> dict[str, Any]:
+    """What the rule of rows says, and its arithmetic at the last row of decode's and the next one; nothing without a decode."""
+    decode, arch = op.decode_of(kernels), row_rule.arch_of(kernels)
+    if decode is None:
+        return {}
+    if op.split == "invariant":
+        return {"decode_rows": 0, "decode_rows_of_any": 0, "token_costs": []}
+    found = op.decode_rows(kernels, row_rule.MOST_ROWS)
+    costs = []
+    for rows in (max(1, found), found + 1):
+        by_decode = row_rule.decode_cost(kernels, rows, arch, asks=op.score is not None or op.mask.tree is not None)
+        by_extend = row_rule.extend_cost(
+            kernels, rows, arch, narrow_cols=op.narrow_cols(kernels), warpgroups=op.by_warpgroups(kernels)
+        )
+        costs.append({"rows": rows, "decode": by_decode and asdict(by_decode), "extend": asdict(by_extend)})
+    return {"decode_rows": op.decode_rows(kernels), "decode_rows_of_any": found, "token_costs": costs, "arch": arch}
+
+
+def _rows_text(found: dict[str, Any]) -> list[str]:
+    if "decode_rows" not in found:
+        return []
+    if not found["token_costs"]:
+        return ["rows     all are extend's: a row's bits may not depend on how many come with it"]
+    most, any_of = found["decode_rows"], found["decode_rows_of_any"]
+    lines = [
+        f"rows     requests of up to {most} are decode's, others extend's; of a decode for more rows up to {any_of} "
+        f"({found['arch']}; cycles a token and kv head):"
+    ]
+    for cost in found["token_costs"]:
+        said = [
+            f"{name} {max(c['memory'], c['work']):.1f} (memory {c['memory']:.1f}, work {c['work']:.1f})"
+            for name in ("decode", "extend")
+            if (c := cost[name])
+        ]
+        lines.append(f"         {_rows(cost['rows']).removeprefix('up to ')}: {', '.join(said)}")
+    return lines
 
 
 def _extend_text(found: dict[str, Any]) -> list[str]:
@@ -169,6 +212,7 @@ def _extend_text(found: dict[str, Any]) -> list[str]:
         + ("with a ring of tiles in shared memory" if found["rings"] else "K and then V in shared memory as f32"),
         *_rings(found),
         f"split    {how[found['split']]}",
+        *_rows_text(found),
     ]
 
 

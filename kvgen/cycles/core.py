@@ -48,6 +48,7 @@ _LATENCIES: Final[Mapping[str, str]] = {
     **dict.fromkeys(("SHFL", "MOVM"), "shfl"),
     **{"LDSM": "ldsm", "MUFU": "mufu", "HMMA": "hmma", "MEMBAR": "membar", "SYNCS": "mbarrier"},
 }
+_HMMA: Final = {"16816": 4096, "1688": 2048}
 _WARPGROUP_PRODUCTS: Final = frozenset(("HGMMA", "QGMMA", "IGMMA", "BGMMA"))
 
 
@@ -265,6 +266,7 @@ class _Multiprocessor:
             self.cores[core].warps.append(warp)
         self.block_warps = sum(role.warps for role in roles)
         self.shared = 0.0
+        self.boxes = 0.0  # when the next bulk copy may begin
         self.accesses = 0.0  # cycles of shared memory since the last product of a warpgroup
         self.groups: dict[tuple[int, int], list[float]] = {}  # when their products were done
         self.spans = [_Span(role, [w for w in self.warps if w.role is role]) for role in roles]
@@ -456,7 +458,9 @@ class _Multiprocessor:
             return
         barrier = self._mbarrier(warp, name)
         if word.base in ("UTMALDG", "UBLKCP"):
-            barrier.landed.append((now + self.value["tma"], warp.role.nbytes[word.address]))
+            begin = max(now, self.boxes)
+            self.boxes = begin + self.value["tma_box"]
+            barrier.landed.append((begin + self.value["tma"], warp.role.nbytes[word.address]))
         elif word.base == "ARRIVES":
             barrier.arrive(warp, max(now, warp.copies))
         elif word.opcode.startswith("SYNCS.ARRIVE"):
@@ -565,8 +569,17 @@ def _product_size(word: Word) -> tuple[int, int]:
 
 
 def tensor_cycles(trip: Sequence[Word], device: Device) -> float:
-    """What the products of a warpgroup's trip take of the tensor pipes."""
-    return sum(_product_size(word)[0] * device.hgmma_rate.value for word in trip if word.base in _WARPGROUP_PRODUCTS)
+    """What the products of a trip take of the tensor pipes: of a warpgroup, or of one warp."""
+    columns = sum(_product_size(word)[0] for word in trip if word.base in _WARPGROUP_PRODUCTS)
+    return columns * device.hgmma_rate.value + sum(word.base == "HMMA" for word in trip) * device.hmma_interval.value
+
+
+def floating_operations(trip: Sequence[Word]) -> int:
+    """Of the products of a warp's trip, or of a warpgroup's, of 16-bit operands: twice rows by columns by depth."""
+    groups = [_product_size(word)[0] for word in trip if word.base == "HGMMA"]
+    return sum(2 * 64 * 16 * columns for columns in groups) + sum(
+        _HMMA[m] for w in trip for m in w.modifiers if m in _HMMA
+    )
 
 
 def _depbar(word: Word) -> tuple[int, int]:

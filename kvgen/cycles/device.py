@@ -50,6 +50,7 @@ class Device:
     ldgsts: Parameter
     ldg_l2: Parameter
     tma: Parameter
+    tma_box: Parameter
     shared_bytes: Parameter
     shared_accept: Parameter
     mio_interval: Parameter
@@ -181,6 +182,7 @@ _HOPPER: Final[Mapping[str, Parameter]] = MappingProxyType(
         "ldg": _p(800, 480, 1200, "clk", "a load from DRAM under load; 479 idle", "Luo: idle; review: loaded"),
         "ldgsts": _p(800, 500, 1200, "clk", "cp.async from DRAM under load", "as ldg"),
         "ldg_l2": _p(300, 200, 400, "clk", "a load that L2 serves", "Luo: 263"),
+        "tma_box": _p(32, 8, 128, "clk", "between two boxes of a multiprocessor's bulk copies", "assumed: 4 KB at 128 B/clk"),
         "tma": _p(900, 600, 1300, "clk", "a bulk copy from DRAM under load", "Luo: about 170 clk more than a load; assumed"),
         "fma_interval": _exact(1, "clk", "a sub-core and f32 instruction: 128 lanes a clk", "guide"),
         "hmma_interval": _p(6.5, 4, 8, "clk", "a sub-core and HMMA.16816: 62 % of 512 products a clk", "Luo: mma.sync on Hopper"),
@@ -218,6 +220,7 @@ DEVICES: Final[Mapping[str, Device]] = MappingProxyType(
                 "ldgsts": _p(700, 480, 1000, "clk", "cp.async from DRAM under load", "as ldg"),
                 "ldg_l2": _p(262, 200, 350, "clk", "a load that L2 serves", "Luo: 261.5"),
                 "tma": _exact(0, "clk", "sm_80 has none"),
+                "tma_box": _exact(0, "clk", "sm_80 has none"),
                 "fma_interval": _exact(2, "clk", "a sub-core and f32 instruction: 64 lanes a clk", "guide"),
                 "hmma_interval": _exact(8, "clk", "a sub-core and HMMA.16816: 256 products a clk"),
                 "hmma": _p(33, 25, 36, "clk", "an HMMA's result", "Luo, Abdelkhalik"),

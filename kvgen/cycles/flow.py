@@ -6,10 +6,11 @@ with a mark of such work are taken out, and what is counted is the *longest* way
 no trip without that work executes more. Branches on what never happens together make the figure too large, never too small;
 only of loops within the loop (`holds_loops`) it has one trip, however many they make.
 
-The marks: an atomic; a vote of several warps; a copy that may write zeros instead; -infinity put in the place of a score;
-shuffles that reduce, or hand round which tokens a column sees; the out-of-line code of diverged warps; an mbarrier that is
-asked once more; rows that registers take past the copies. A mark counts only where some way round is without it that fetches as
-well: a kernel that reduces by shuffles in every trip, or whose copies are all conditional, has them counted.
+The marks: an atomic; a vote of several warps; a copy that may write zeros instead; -infinity put in the place of a score, or -0
+in the place of its weight; sums that are multiplied and nothing else; shuffles that reduce, or hand round which tokens a column
+sees; the out-of-line code of diverged warps; an mbarrier that is asked once more; rows that registers take past the copies. A
+mark counts only where some way round is without it that fetches as well: a kernel that reduces by shuffles in every trip, or
+whose copies are all conditional, has them counted.
 """
 
 from __future__ import annotations
@@ -26,9 +27,11 @@ from kvgen.cycles.words import Word, words
 _OFFSET: Final = re.compile(r"\+(0x[0-9a-f]+)\]")
 _TARGET: Final = re.compile(r"`\((\.L_x_\d+)\)")
 _MOVES: Final = 2  # words of a block that only leads from one to another
+_SUMS: Final = 8  # that a block multiplies, at least, if it does nothing else
 _COPIES: Final = ("LDGSTS", "UTMALDG", "UBLKCP")
 _MASKS: Final = re.compile(r"\b(FSEL|SEL|MOV|IMAD\.MOV\.U32)\b.*(-INF|0x800000\b|0xff800000)")
 _MAY_WRITE_ZEROS: Final = re.compile(r"LDGSTS.*,\s*!?P\d$")
+_WEIGHTS_OF_HIDDEN: Final = re.compile(r"\bFSEL\b.*, -RZ,")
 
 CLASSES: Final[Mapping[str, tuple[str, ...]]] = {
     "products": ("HMMA", "IMMA", "QMMA", "OMMA", "HGMMA", "QGMMA", "WARPGROUP"),
@@ -223,6 +226,12 @@ def _copies(block: Block) -> bool:
     return any(_MAY_WRITE_ZEROS.search(x.text) for x in block.code)
 
 
+def _shrinks(block: Block) -> bool:
+    """Whether it does nothing but multiply sums: products of f32, and what leads on."""
+    bases = Counter(x.base for x in block.code)
+    return bases["FMUL"] >= _SUMS and bases.keys() <= {"FMUL", "BRA", "BSYNC"}
+
+
 # Rare work, each kind where there is a way round without it.
 _MARKS: Final[tuple[Callable[[Block], bool], ...]] = (
     lambda block: block.diverged,
@@ -231,7 +240,9 @@ _MARKS: Final[tuple[Callable[[Block], bool], ...]] = (
     lambda block: block.has("BAR.RED"),
     _copies,
     lambda block: any(_MASKS.search(x.text) for x in block.code),
+    lambda block: any(_WEIGHTS_OF_HIDDEN.search(x.text) for x in block.code),
     lambda block: block.has("SHFL.BFLY"),
+    _shrinks,
     lambda block: block.has("LDG.E.128"),
     lambda block: block.has("SHFL.IDX"),
 )

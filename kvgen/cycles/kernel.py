@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Final
 
-from kvgen.cycles.core import Mbarrier, Placement, Replay, Role, replay, tensor_cycles
+from kvgen.cycles.core import Mbarrier, Placement, Replay, Role, floating_operations, replay, tensor_cycles
 from kvgen.cycles.device import DEVICES, REFERENCE, Device
 from kvgen.cycles.facts import PRODUCTS, Facts, facts_of, work_loop
 from kvgen.cycles.flow import Loop, blocks
-from kvgen.cycles.roles import in_turns, taking_turns
+from kvgen.cycles.roles import in_turns, producer_of, taking_turns
 from kvgen.cycles.words import Word
 
 # Of a multiprocessor: shared memory for blocks in KB, of which each block is charged one more; threads; 65,536 registers.
@@ -46,7 +46,9 @@ class Kernel:
     source: str = ""
     log: str = ""
     warpgroups: int = 0  # that run one loop; 0: all warps are alike
-    turns: bool = False  # whether they begin products in turns, instead of each having every other tile
+    prompts: bool = (
+        False  # whether blocks have columns of many rows: products are the limit, and warpgroups share all tiles
+    )
 
     @cached_property
     def blocks(self) -> int:
@@ -78,7 +80,9 @@ class Kernel:
         if not bases & {*PRODUCTS, "LDG"} or (self.loop.holds_loops and not bases & set(PRODUCTS)):
             return (), {}
         if self.warpgroups == 2:
-            return (in_turns if self.turns else taking_turns)(self.loop.usual)
+            if self.prompts:
+                return in_turns(self.loop.usual, producer_of(blocks(self.listing), self.source))
+            return taking_turns(self.loop.usual)
         if any(x.base in _ACROSS_WARPS for x in self.loop.text):
             return (), {}
         return (Role("all", self.loop.usual, self.warps),), {}
@@ -94,12 +98,21 @@ class Kernel:
         roles, mbarriers = self.roles
         if not roles:
             return None
-        return replay(roles, device, blocks=max(1, self.blocks), placement=placement, mbarriers=mbarriers, skews=SKEWS)
+        run = replay(roles, device, blocks=max(1, self.blocks), placement=placement, mbarriers=mbarriers, skews=SKEWS)
+        # A producer that is the limit is what the others wait for.
+        return replace(run, trips=tuple(trip for trip in run.trips if trip.role != "producer"))
 
     def product_cycles(self, device: Device) -> float:
-        """What the products of a multiprocessor's trips take of its tensor pipes, if nothing else did; 0 without warpgroups."""
+        """What the products of a multiprocessor's trips take of its tensor pipes, if nothing else did."""
         roles, _ = self.roles
         return sum(tensor_cycles(role.trip, device) * role.warps / 4 for role in roles) * max(1, self.blocks)
+
+    @cached_property
+    def floating_operations(self) -> float:
+        """Of the products of a multiprocessor's trips."""
+        roles, _ = self.roles
+        teams = 4 if self.warpgroups else 1  # warps that share a product
+        return sum(floating_operations(role.trip) * role.warps / teams for role in roles) * max(1, self.blocks)
 
     @cached_property
     def in_flight(self) -> int:

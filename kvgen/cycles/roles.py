@@ -7,8 +7,9 @@ order in which a template's warps meet, as the comment at its main loop has it; 
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -165,26 +166,149 @@ def taking_turns(trip: Sequence[Word]) -> tuple[tuple[Role, ...], Mapping[str, M
     return roles, {"landed": Mbarrier(2 * _WARPS), "weights of 0": weights, "weights of 1": ahead}
 
 
-def in_turns(trip: Sequence[Word]) -> tuple[tuple[Role, ...], Mapping[str, Mbarrier]]:
-    """Two warpgroups that begin their products in turns, in a loop that is the same (extend_wgmma).
+def in_turns(trip: Sequence[Word], producer: Producer | None = None) -> tuple[tuple[Role, ...], Mapping[str, Mbarrier]]:
+    """Two warpgroups that begin their products in turns, or when they like, in a loop that is the same (extend_wgmma).
 
     At a named barrier a warpgroup waits for its turn, at another it ends it: the other one's. The first turn is warpgroup 0's.
-    Tiles have landed before anybody asks: copies, of warps with another loop, are a budget beside the trip.
+    Without a producer tiles have landed before anybody asks.
     """
     barriers = [word for word in trip if word.base == "BAR"]
     kinds = [word.modifiers[0] for word in barriers]
-    if kinds != ["SYNC", "ARV"]:
+    if kinds not in ([], ["SYNC", "ARV"]):
         raise ReplayError(f"replay: named barriers {', '.join(kinds)}; a loop in turns waits for one and ends it")
-    asked = {w.address: "landed" if "PHASECHK" in w.modifiers else "read" for w in trip if w.base == "SYNCS"}
+    syncs = [w for w in trip if w.base == "SYNCS"]
+    if producer is None:
+        asked = {w.address: "landed" if "PHASECHK" in w.modifiers else "read" for w in syncs}
+    else:
+        asked = {w.address: producer.name(w) for w in syncs}
+    ahead = {"k_empty": 1, "k_full": 1} if producer else {}  # K of a tile goes before V of the tile before
     roles = tuple(
         Role(
             name=f"warpgroup {group}",
             trip=tuple(trip),
             warps=_WARPS,
-            mbarriers={barriers[0].address: f"turn of {group}", barriers[1].address: f"turn of {1 - group}", **asked},
-            before={f"turn of {1 - group}": group},
+            mbarriers={word.address: f"turn of {g}" for word, g in zip(barriers, (group, 1 - group), strict=False)}
+            | asked,
+            before={f"turn of {1 - group}": group, **{name: n for name, n in ahead.items() if name == "k_empty"}},
+            first={name: n for name, n in ahead.items() if name == "k_full"},
         )
         for group in (0, 1)
     )
-    turn, landed, read = Mbarrier(2 * _WARPS), Mbarrier(1, ahead=_LANDED), Mbarrier(2 * _WARPS)
-    return roles, {"turn of 0": turn, "turn of 1": turn, "landed": landed, "read": read}
+    turn = Mbarrier(2 * _WARPS)
+    turns = {"turn of 0": turn, "turn of 1": turn}
+    if producer is None:
+        return roles, turns | {"landed": Mbarrier(1, ahead=_LANDED), "read": Mbarrier(2 * _WARPS)}
+    copying = producer.role()
+    return (*roles, copying), turns | producer.mbarriers((*roles, copying))
+
+
+@dataclass(frozen=True)
+class Producer:
+    """Warps that fill rings of tiles for others: `trip` is a tile's, `at` says of an mbarrier's offset which one it is.
+
+    Rings have `stages` tiles. An mbarrier is complete when each warp has arrived as often as its trip says, and all boxes that
+    the trip asks for have come; whose name ends in "empty" is so at first, once for each stage.
+    """
+
+    trip: tuple[Word, ...]
+    at: Mapping[int, str]
+    stages: int
+    warps: int = 1
+
+    def name(self, word: Word) -> str:
+        """Which mbarrier a word means; "" for those that are not a ring's."""
+        said = offset(word)
+        if not said:
+            raise ReplayError(f"replay: {word.address:04x} {word.text!r}: an mbarrier without an offset")
+        found = self.at.get(int(said, 0), "")
+        return found if found.endswith(("_full", "_empty")) and not found.startswith("q_") else ""
+
+    def role(self) -> Role:
+        """K of a tile goes before V of the tile before. A box counts as one, for the mbarrier whose bytes were told of last.
+        Copies of cp.async are told of a trip later.
+        """
+        names: dict[int, str] = {}
+        filling = ""
+        for word in self.trip:
+            if word.base in ("SYNCS", "ARRIVES"):
+                names[word.address] = self.name(word)
+                filling = names[word.address] if _expects(word) else filling
+            elif word.base in _BULK:
+                names[word.address] = filling
+        boxes = {word.address: 1 for word in self.trip if word.base in _BULK}
+        late = 0 if boxes else 1
+        first = {"k_empty": 1 + late, "v_empty": late}
+        return Role("producer", self.trip, self.warps, mbarriers=names, nbytes=boxes, before={"k_full": 1}, first=first)
+
+    def mbarriers(self, roles: Sequence[Role]) -> dict[str, Mbarrier]:
+        """Of all rings."""
+        arrivals: Counter[str] = Counter()
+        boxes: Counter[str] = Counter()
+        for role in roles:
+            for word in role.trip:
+                name = role.mbarriers.get(word.address, "")
+                if word.opcode.startswith(("SYNCS.ARRIVE", "ARRIVES")):
+                    arrivals[name] += role.warps
+                elif word.base in _BULK:
+                    boxes[name] += 1
+        asked = {name for role in roles for name in role.mbarriers.values() if name.endswith(("_full", "_empty"))}
+        if unmet := sorted(name for name in asked if not arrivals[name]):
+            raise ReplayError(f"replay: nobody arrives at {', '.join(unmet)}")
+        return {
+            name: Mbarrier(arrivals[name], boxes[name], self.stages if name.endswith("_empty") else 0) for name in asked
+        }
+
+
+_RINGS: Final = re.compile(r"^ *uint64_t (k_full\[[^;]*);", re.M)
+
+
+def producer_of(graph: Sequence[Block], source: str) -> Producer | None:
+    """The loop of a kernel that copies tiles for others, by its text and its source: a line of that names its mbarriers in their
+    order, k_full first; a tile of kTokens comes in boxes of kIssue. None where it has no such loop, or where K and V have
+    loops of their own.
+    """
+    inits = [
+        int(offset(w), 0) for block in graph for w in block.code if w.opcode.startswith("SYNCS.EXCH") and offset(w)
+    ]
+    constants = {name: int(n) for name, n in re.findall(r"\b(kStages|kTokens|kIssue) = (\d+)", source)}
+    rings = _RINGS.search(source)
+    arrivals = re.search(r"mbarrier_init\(&shared\.k_full\[i\], (\d+)\)", source)
+    if not inits or not rings or not arrivals or "kStages" not in constants:
+        return None
+    at, where = {}, min(inits)
+    for declared in rings[1].split(","):
+        name, ring, _ = declared.strip().partition("[")
+        for _ in range(constants["kStages"] if ring else 1):
+            at[where] = name
+            where += 8
+    once = {
+        n
+        for n, x in enumerate(graph)
+        if any(at.get(int(offset(w) or "0", 0), "").startswith("q_") for w in _syncs(x.code))
+    }
+    copying = [x for x in loops(graph) if _fills(x, once)]
+    if not copying:
+        return None
+    loop = min(copying, key=lambda x: len(x.members))
+    inner = [x for x in loops(graph) if x.members < loop.members and any(w.base in _BULK for w in x.text)]
+    boxes = constants["kTokens"] // constants["kIssue"] if "kIssue" in constants else 1
+    trip: list[Word] = []
+    for word in replace(loop, members=loop.members - once).usual:
+        trip.append(word)
+        for x in inner:  # once for each lane that has a page
+            if word is x.usual[-1]:
+                trip += list(x.usual) * (boxes - 1)
+    found = Producer(tuple(trip), at, constants["kStages"], int(arrivals[1]))
+    tells = {found.name(word) for word in trip if word.opcode.startswith("SYNCS.ARRIVE")}
+    return found if {"k_full", "v_full"} <= tells else None
+
+
+def _syncs(code: Sequence[Word]) -> list[Word]:
+    return [word for word in code if word.base == "SYNCS"]
+
+
+def _fills(loop: Loop, once: Set[int]) -> bool:
+    """Whether it waits for stages of a ring, copies, and multiplies nothing."""
+    text = [w for n in loop.members - once for w in loop.graph[n].code]
+    waits = any(w.opcode.startswith("SYNCS.PHASECHK") for w in text)
+    return waits and any(w.base in (*_BULK, "LDGSTS") for w in text) and not any(w.base.endswith("MMA") for w in text)

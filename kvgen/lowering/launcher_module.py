@@ -86,6 +86,7 @@ class OpContext:
     plan_threads: int
     steps: tuple[StepContext, ...]
     split_plan: str
+    decode_rows: int
     shared_by_arch: str
     threads_by_arch: str
     blocks_by_arch: str
@@ -318,6 +319,7 @@ def _op(op: Op, kernels: KernelSet, plans: tuple[KernelPlan, ...]) -> OpContext:
         plan_threads=planner.threads if planner else 0,
         steps=() if planner else tuple(_step(op, p) for p in plans[1:]),
         split_plan=_split_plan_text(split_plan) if split_plan else "",
+        decode_rows=op.decode_rows(kernels),
         shared_by_arch=_mapping(dict(plan.shared_by_arch)),
         threads_by_arch=_mapping(dict(plan.threads_by_arch)),
         blocks_by_arch=_mapping(dict(plan.blocks_by_arch)),

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import ClassVar, Literal
+from typing import ClassVar, Final, Literal
 
 from pydantic import Field, field_validator, model_validator
 
 from kvgen.expr.nodes import ceil_div, const, maximum, minimum, var
 from kvgen.layout.dtypes import DType, dtype
-from kvgen.lowering.attention import extend, extend_simt, extend_wgmma
+from kvgen.lowering.attention import extend, extend_simt, extend_wgmma, row_rule
 from kvgen.lowering.attention.masks_scores import attention_context, check_arguments
 from kvgen.lowering.attention.split_kv import (
     OUT_SCALE,
@@ -22,6 +22,7 @@ from kvgen.lowering.attention.split_kv import (
     plan_digest,
 )
 from kvgen.lowering.cache_struct import ERRORS, entry_name
+from kvgen.ops.decode import Decode
 from kvgen.plan.kernel import KernelPlan
 from kvgen.plan.params import Array, Param, Size
 from kvgen.plan.split_plan import SplitPlan
@@ -31,6 +32,9 @@ from kvgen.spec.score import Score
 from kvgen.spec.tables import IndexName
 
 OutName = Literal["f16", "bf16", "f32", "e4m3"]
+
+# What an extend and a decode over the same tokens may have of their own.
+_OWN: Final = frozenset(("name", "rows", "split", "chunk", "index_dtype"))
 
 
 class Extend(Op):
@@ -142,7 +146,8 @@ class Extend(Op):
         shape = self._tensor(kernels)
         if shape is None:
             return "it is on CUDA cores"
-        return extend_wgmma.applies(kernels, shape.cols, self._chunk)
+        masks = bool(self.mask.window or self.mask.ahead or self.mask.chunk or self.mask.tree)
+        return extend_wgmma.applies(kernels, shape.cols, self._chunk, scores=self.score is not None, masks=masks)
 
     def by_warpgroups(self, kernels: KernelSet) -> bool:
         """Whether the set's kernel on sm_90a has products of warpgroups."""
@@ -157,9 +162,37 @@ class Extend(Op):
         if why := extend.hindrance(kernels, fixed=bool(self._chunk)):
             return "CUDA cores", why
         why = self._hindrance(kernels)
-        by = "by warpgroups" if not why else f"not by warpgroups: {why}"
+        rows = "" if why else extend_wgmma.by_rows(kernels)
+        by = f"by warpgroups{rows and f', rows 16 bytes at a time: {rows}'}" if not why else f"not by warpgroups: {why}"
         return "tensor cores", "16-bit operands, columns on M" + (
             f"; on sm_90a {by}" if "sm_90a" in kernels.arch else ""
+        )
+
+    def decode_of(self, kernels: KernelSet) -> Decode | None:
+        """The set's decode that sees, weighs and stores as this operation does; None where it has none."""
+        alike = Decode.model_fields.keys() & type(self).model_fields.keys() - _OWN
+        ours = (
+            op for op in kernels.ops if type(op) is Decode and all(getattr(op, n) == getattr(self, n) for n in alike)
+        )
+        return next(ours, None)
+
+    def decode_rows(self, kernels: KernelSet, most: int | None = None) -> int:
+        """Rows of a request up to which the set's decode costs no more (`row_rule`), as many as it has rows, or of decodes for
+        `most` rows; 0 without a decode, and where bits of rows may not depend on how many come. On CUDA cores it is all of
+        them.
+        """
+        decode = self.decode_of(kernels)
+        if decode is None or self._chunk:
+            return 0
+        if self._tensor(kernels) is None:
+            return most or decode.rows
+        return row_rule.decode_rows(
+            kernels,
+            most or decode.rows,
+            row_rule.arch_of(kernels),
+            asks=self.score is not None or self.mask.tree is not None,
+            narrow_cols=self.narrow_cols(kernels),
+            warpgroups=self.by_warpgroups(kernels),
         )
 
     @property

@@ -135,8 +135,8 @@ class PoolMap(TensorMap):
     """A tensor map of a layer's pages, which the launcher makes: copies bring groups of 8 tokens of one head (kvgen.tensor_map's
     group_tile), `rows` tokens a tile.
 
-    The pages are those of pointer `base`, from `offset` bytes on: `heads` heads of `dim` elements, strides in elements. On a
-    device without tensor copies it is zeros.
+    The pages are those of pointer `base`, from `offset` bytes on: `heads` heads of `dim` elements, strides in elements, or
+    bytes that hold two. On a device without tensor copies it is zeros.
     """
 
     base: str = ""
@@ -147,6 +147,7 @@ class PoolMap(TensorMap):
     head_stride: int = 0
     rows: int = 0
     offset: int = 0
+    swizzle: Literal[32, 64, 128] = 128
 
 
 @dataclass(frozen=True, slots=True)

@@ -109,6 +109,8 @@ class PlannedLauncher(Launcher):
 
     PLAN: ClassVar[Kernel]
     SPLIT_PLAN: ClassVar[SplitPlan]
+    DECODE_ROWS: ClassVar[int] = 0
+    """Of extend: a request with up to so many new rows costs the set's decode no more; 0: all are extend's."""
 
     def workspace_bytes(
         self, max_rows: int, *, device: str = "cpu", max_tokens: int | None = None, multiprocessors: int | None = None

@@ -35,7 +35,7 @@ def _encoded(param: PoolMap, address: int, pages: int, stride: int, tokens: int,
         param.element, address + param.offset, pages, stride // size, tokens, param.token_stride, param.heads,
         param.head_stride, param.dim,
     )  # fmt: skip
-    return encode(group_tile(view, param.rows, param.dim), device)
+    return encode(group_tile(view, param.rows, param.dim, swizzle=param.swizzle), device)
 
 
 def layer_writer(params: Sequence[Param], args: PackedArgs) -> Callable[[LayerCache], None]:

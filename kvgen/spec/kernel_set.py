@@ -84,6 +84,10 @@ class Op(Spec):
         """Caches that a call brings besides the set's own, by the names of their classes in the generated module."""
         return {}
 
+    def decode_rows(self, kernels: KernelSet) -> int:
+        """Of extend: rows of a request up to which the set's decode costs no more; 0 elsewhere."""
+        return 0
+
     def split_plan(self, kernels: KernelSet) -> SplitPlan | None:
         """How the workspace is divided that the operation's planner prepares; None without a planner."""
         return None

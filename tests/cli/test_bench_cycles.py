@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,10 @@ import pytest
 from kvgen.bench import Scene, Workload
 from kvgen.bench.planned_chunks import planned_chunks
 from kvgen.bench.tiles import tile_of
+from kvgen.cli.bench_cycles import mixed_batch
 from kvgen.cli.project import generated
+from kvgen.cycles.device import DEVICES
+from kvgen.ops import Extend
 from kvgen.spec.loader import load_file
 from tests.compile.test_sass import needs_tool
 
@@ -54,17 +58,25 @@ def test_a_launch() -> None:
     assert "H100 SXM" in shown and "one launch:" in shown and " % of reachable" in shown
 
 
-@needs_tool
 def test_a_mixed_step() -> None:
-    """A prompt beside requests that decode: no longer than one after the other, no shorter than the longer one."""
-    (found,) = json.loads(bench("llama3_8b/extend", "--rows", "1000,1x20", "--tokens", "1000", "--json").stdout)[
-        "kernels"
-    ]
-    steps = {name: part["value"]["cycles"] for name, part in found["steps"].items()}
-    alone = steps["several"], steps["one"]
-    assert max(alone) <= steps["all"] <= sum(alone)
-    sides = found["steps"]["all"]
-    assert sides["low"]["total"] < sides["value"]["total"] < sides["high"]["total"]
+    """A prompt beside requests that decode: shorter than one after the other, no shorter than the longer one alone."""
+    loaded = next(iter(load_file(ROOT / "specs/llama3_8b.py", "specs/llama3_8b.py")))
+    op = next(op for op in loaded.kernels.ops if isinstance(op, Extend))
+    device = DEVICES["H100 SXM"]
+    with generated(ROOT / "generated", "llama3_8b") as package:
+        mixed = mixed_batch(loaded.kernels, package, op, Workload.mixed("1000,1x20", 1000), device, "sm_90a")
+    cycles = {name: mixed.step(part, 2048, 1, device).cycles for name, part in mixed.parts.items()}
+    alone = cycles["several"], cycles["one"]
+    assert max(alone) <= cycles["all"] <= 0.9 * sum(alone)
+    wide = replace(mixed, narrow_cols=0)
+    assert wide.step(mixed.parts["all"], 2048, 1, device).cycles > cycles["all"]
+
+
+@needs_tool
+@pytest.mark.skipif("KVGEN_FAMILY" not in os.environ, reason="make campaign: seven replays")
+def test_a_mixed_step_is_printed() -> None:
+    shown = bench("llama3_8b/extend", "--rows", "1000,1x20", "--tokens", "1000", "--device", "H100 SXM").stdout
+    assert "llama3_8b/extend_sm_90a, a step: " in shown and " of the longer part alone" in shown
 
 
 def test_the_planners_chunks() -> None:

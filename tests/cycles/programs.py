@@ -16,6 +16,7 @@ ROUND: Final[Device] = DEVICES["H200"].at(
         "ldg": 100,
         "ldgsts": 100,
         "tma": 100,
+        "tma_box": 1,
         "lds": 20,
         "operands": 5,
         "mufu": 20,

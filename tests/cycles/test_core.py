@@ -153,6 +153,8 @@ def test_a_phase_needs_its_bytes() -> None:
     role = Role("all", program(text), 1, 8, dict.fromkeys((0, 16, 32, 48), "full"), {16: 512, 32: 512})
     # Copies at 1 and 2; the second is there at 102, and the warp goes on at 112.
     assert replay([role], ROUND, mbarriers={"full": Mbarrier(1, 1024)}).trip().cycles == 112
+    # Where a box takes 40 the second begins at 41.
+    assert replay([role], ROUND.at(tma_box=40), mbarriers={"full": Mbarrier(1, 1024)}).trip().cycles == 151
 
 
 def test_an_mbarrier_nobody_named() -> None:

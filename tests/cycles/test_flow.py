@@ -42,6 +42,32 @@ def test_loops_within_loops() -> None:
     assert [x.address for x in found[0].usual] == [0x10, 0x20, 0x30, 0x40]
 
 
+_SUMS = "\n".join(f"        /*{0x200 + 16 * n:04x}*/                   FMUL R{n + 4}, R{n + 4}, R2 ;" for n in range(8))
+# What few trips do: weights of hidden tokens, and sums that shrink.
+RARE = f"""
+.L_x_0:
+        /*0010*/                   HMMA.16816.F32.BF16 R4, R8, R2, R4 ;
+        /*0020*/               @P0 BRA `(.L_x_1) ;
+        /*0030*/                   FSETP.NEU.AND P1, PT, R4, -INF , PT ;
+        /*0040*/                   MUFU.EX2 R5, R4 ;
+        /*0050*/                   FSEL R5, R5, -RZ, P1 ;
+        /*0060*/                   BRA `(.L_x_2) ;
+.L_x_1:
+        /*0070*/                   MUFU.EX2 R5, R4 ;
+.L_x_2:
+        /*0080*/               @P2 BRA `(.L_x_3) ;
+{_SUMS}
+.L_x_3:
+        /*0300*/               @P3 BRA `(.L_x_0) ;
+        /*0310*/                   EXIT ;
+"""
+
+
+def test_hidden_tokens_and_sums_that_shrink_are_rare() -> None:
+    (loop,) = loops(blocks(RARE))
+    assert [x.address for x in loop.usual] == [0x10, 0x20, 0x70, 0x80, 0x300]
+
+
 # A loop over chunks; in it one over tokens, where hidden ones go past the shuffles and V; then a merge with more loads.
 WITHOUT_PRODUCTS = """
 .L_x_0:

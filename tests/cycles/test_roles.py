@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from kvgen.cycles.core import ReplayError, replay
-from kvgen.cycles.roles import in_turns, taking_turns
+from kvgen.cycles.core import Mbarrier, ReplayError, replay
+from kvgen.cycles.flow import blocks
+from kvgen.cycles.roles import in_turns, producer_of, taking_turns
 from tests.cycles.programs import ROUND, program
 
 LOOP = """[-:-:-:1] SYNCS.ARRIVE.TRANS64.A1T0 RZ, [R22+UR6+0x100], RZ
@@ -51,3 +52,70 @@ def test_turns_follow_one_another() -> None:
 def test_a_loop_without_turns() -> None:
     with pytest.raises(ReplayError, match="named barriers SYNC; a loop in turns waits for one and ends it"):
         in_turns(program(TURNS)[:3])
+
+
+# A ring of two of K and of V, an mbarrier at 0x100 and on; a lane's box takes 10 in a loop of its own.
+FILLED = """
+        /*0010*/                   SYNCS.EXCH.64 URZ, [UR4+0x100], UR6 ;
+.L_x_0:
+        /*0020*/               @P0 BRA `(.L_x_1) ;
+        /*0030*/                   SYNCS.PHASECHK.TRANS64.TRYWAIT P0, [UR4+0x148], R2 ;
+        /*0040*/                   LDGSTS.E.BYPASS.128 [R5], desc[UR26][R2.64] ;
+        /*0050*/                   LDGSTS.E.BYPASS.128 [R5], desc[UR26][R2.64] ;
+.L_x_1:
+        /*0060*/                   SYNCS.PHASECHK.TRANS64.TRYWAIT P0, [UR4+0x110], R2 ;
+        /*0070*/                   SYNCS.ARRIVE.TRANS64 RZ, [UR4+0x100], R2 ;
+.L_x_2:
+        /*0080*/                   UTMALDG.5D [UR8], [UR36], desc[UR38] ;
+        /*0090*/               @P0 BRA.U.ANY `(.L_x_2) ;
+        /*00a0*/                   SYNCS.PHASECHK.TRANS64.TRYWAIT P0, [UR4+0x130], R2 ;
+        /*00b0*/                   SYNCS.ARRIVE.TRANS64 RZ, [UR4+0x120], R2 ;
+.L_x_3:
+        /*00c0*/                   UTMALDG.5D [UR8], [UR36], desc[UR38] ;
+        /*00d0*/               @P0 BRA.U.ANY `(.L_x_3) ;
+        /*00e0*/               @P1 BRA `(.L_x_0) ;
+        /*00f0*/                   EXIT ;
+"""
+SOURCE = """
+constexpr uint32_t kTokens = 64, kStages = 2;
+constexpr uint32_t kIssue = 16;
+struct Shared {
+  uint64_t k_full[kStages], k_empty[kStages], v_full[kStages], v_empty[kStages], q_full, q_empty;
+};
+      mbarrier_init(&shared.k_full[i], 1);
+"""
+TAKEN = """[-:-:-:1] SYNCS.PHASECHK.TRANS64.TRYWAIT P0, [R22+UR6+0x100], R23
+[-:-:-:1] SYNCS.PHASECHK.TRANS64.TRYWAIT P0, [R22+UR6+0x120], R23
+[-:-:-:20] NOP
+[-:-:-:1] SYNCS.ARRIVE.TRANS64.A1T0 RZ, [R22+URZ+0x110], RZ
+[-:-:-:1] SYNCS.ARRIVE.TRANS64.A1T0 RZ, [R22+URZ+0x130], RZ"""
+
+
+def test_a_producer_is_a_role() -> None:
+    producer = producer_of(blocks(FILLED), SOURCE)
+    assert producer is not None
+    # What waits for Q is done once; four lanes have a box of K each, and of V.
+    assert sum(word.base == "UTMALDG" for word in producer.trip) == 8
+    assert not any(word.base == "LDGSTS" for word in producer.trip)
+    roles, mbarriers = in_turns(program(TAKEN), producer)
+    assert mbarriers["k_full"] == Mbarrier(1, 4) and mbarriers["v_empty"] == Mbarrier(8, 0, 2)
+    assert [role.name for role in roles] == ["warpgroup 0", "warpgroup 1", "producer"]
+    # Eight boxes of 50 are the limit of a tile; where they are cheap a tile goes round the ring of two: 100 of the copy, 10 of an
+    # mbarrier there and 10 back, 23 of work, and the copies' own issue.
+    slow = replay(roles, ROUND.at(tma_box=50), mbarriers=mbarriers).trip("warpgroup 0").cycles
+    fast = replay(roles, ROUND, mbarriers=mbarriers).trip("warpgroup 0").cycles
+    assert slow == pytest.approx(400, rel=0.02)
+    assert 143 / 2 < fast < 100
+
+
+def test_an_mbarrier_nobody_arrives_at() -> None:
+    producer = producer_of(blocks(FILLED), SOURCE)
+    with pytest.raises(ReplayError, match="nobody arrives at k_empty, v_empty"):
+        in_turns(program(TAKEN)[:3], producer)
+
+
+def test_no_producer() -> None:
+    assert producer_of(blocks(FILLED), SOURCE.replace("k_full[i]", "k_read[i]")) is None
+    assert producer_of(blocks(FILLED.replace("UTMALDG", "NOP")), SOURCE) is None
+    # Nobody tells of V in the loop that fills K.
+    assert producer_of(blocks(FILLED.replace("[UR4+0x120]", "[UR4+0x100]")), SOURCE) is None

@@ -43,7 +43,7 @@ def _sets(config: str, arch: Arch) -> tuple[KernelSet, ...]:
 def set_of(prompt: Prompt, arch: Arch = "sm_80") -> KernelSet:
     """The layer's extend over the cache of init's set, alone; of latent attention over K and V that were decompressed."""
     facts = models.facts(prompt.config).layers()[prompt.layer]
-    name = f"prompt_{prompt.name}_{prompt.layer}"
+    name = f"prompt_{prompt.name}_{prompt.layer}_{arch}"
     if facts.mla is not None:
         rows = Ragged(dtype="bf16", kv_heads=prompt.kv_heads, head_dim=prompt.k_dim, v_head_dim=prompt.v_dim)
         return KernelSet(

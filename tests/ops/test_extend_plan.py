@@ -15,7 +15,6 @@ import pytest
 from kvgen import KernelSet
 from kvgen.bench import Scene, Workload, measure
 from kvgen.bench.planned_chunks import PlannedTile, PlannedTiles, planned_tiles, tiles_in
-from kvgen.lowering.attention import extend as shapes
 from kvgen.lowering.attention.extend_wgmma import tile_tokens
 from kvgen.lowering.attention.split_kv import OVERHEAD
 from kvgen.ops import Extend
@@ -46,8 +45,7 @@ BATCHES: Final = (
 def tile_of(kernels: KernelSet) -> int:
     """Tokens of a tile of keys, as the planner counts them."""
     op = extend_of(kernels)
-    shape = shapes.shape(kernels, fixed=op.split == "invariant")
-    assert shape is not None
+    shape = op.shape(kernels)
     return tile_tokens(kernels) if op.by_warpgroups(kernels) else shape.tokens
 
 
@@ -73,8 +71,7 @@ def seen(op: Extend, tokens: int, rows: int) -> np.ndarray[Any, np.dtype[np.bool
 def held(kernels: KernelSet, plan: PlannedTiles, totals: tuple[int, ...], rows: tuple[int, ...]) -> None:
     """A tile of rows has its keys once, in pieces that begin where tiles do, and visits those that one of its rows sees."""
     op, tile = extend_of(kernels), tile_of(kernels)
-    shape = shapes.shape(kernels, fixed=op.split == "invariant")
-    assert shape is not None
+    shape = op.shape(kernels)
     pieces = defaultdict(list)
     for entry in plan.entries:
         pieces[entry.b, entry.first].append(entry)

@@ -11,13 +11,28 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvgen import KernelSet, Layout, Mask, Paged, PerKV, Score, ops, presets
+from kvgen import (
+    Block,
+    Continuous,
+    Dense,
+    KernelSet,
+    Layout,
+    Mask,
+    Paged,
+    PerKV,
+    Quant,
+    Ragged,
+    Ring,
+    Score,
+    ops,
+    presets,
+)
 from kvgen.cli.cycles_of import kernel_of
 from kvgen.codegen.emit import render_device, render_set, units_of
 from kvgen.compile import compile_many, default_cache
 from kvgen.compile.sass import count, histogram
 from kvgen.cycles.kernel import Kernel, reference
-from kvgen.lowering.attention.extend_wgmma import TEMPLATE
+from kvgen.lowering.attention.extend_wgmma import TEMPLATE, by_rows
 from kvgen.spec.loader import LoadedSet
 from tests.compile.test_sass import needs_tool
 from tests.support.batches import PLAIN
@@ -45,11 +60,19 @@ def _paged(kind: str, heads: int, dim: int, page: int, **fields: Any) -> Paged:
     return Paged(dtype=kind, kv_heads=heads, head_dim=dim, page_size=page, **fields)
 
 
+def _codes(
+    name: str, kind: str, dim: int, quant: Quant | None, *, group: int = 4, page: int = 16, **fields: Any
+) -> KernelSet:
+    """A set of two kv heads whose K and V are of codes."""
+    of_cache = {n: fields.pop(n) for n in ("layout", "k_quant", "v_quant") if n in fields}
+    return _set(name, _paged(kind, 2, dim, page, quant=quant, **of_cache), group, **fields)
+
+
 _APART = Layout(k="page layer token head dim", v="page layer token head dim")
 _POINTERS = Layout(k="page token head dim", v="page token head dim", layers="pointers")
 
 # What every run has, and what a campaign has besides.
-SETS: Final = {
+SETS: Final[dict[str, KernelSet]] = {
     "llama": _set("llama", _paged("bf16", 2, 128, 16), 4),
     "window": _set(
         "window",
@@ -68,13 +91,48 @@ SETS: Final = {
         sinks="out",
         out_dtype="f32",
     ),
+    "rows": _set("rows", presets.sglang(dtype="bf16", kv_heads=2, head_dim=128), 3),
+}
+SETS |= {
+    "fp8": _codes("fp8", "bf16", 64, Quant(dtype="e4m3", scale_dtype="f32")),
+    "int4": _codes("int4", "bf16", 128, Quant(dtype="i4", scale_dtype="f16", zero=True, block=Block(dim=32))),
 }
 MORE: Final = {
+    "fp8_plain": _codes("fp8_plain", "bf16", 128, Quant(dtype="e4m3", scale_dtype=None), split="invariant", chunk=256),
+    "fp8_given": _codes(
+        "fp8_given", "f16", 64, Quant(dtype="e5m2", scale="given", scale_dtype="f32", block=Block(token=None)), q_dtype="e4m3"
+    ),
+    "int8": _codes("int8", "f16", 128, Quant(dtype="i8", scale_dtype="f16"), sinks="out"),
+    "int8_zero": _codes("int8_zero", "bf16", 128, Quant(dtype="i8", scale_dtype="f16", zero=True), mask=Mask(window=50)),
+    "nvfp4": _codes(
+        "nvfp4",
+        "bf16",
+        64,
+        Quant(dtype="e2m1", scale_dtype="e4m3", recipe="global", block=Block(dim=16)),
+        page=8,
+    ),
+    "codes_of_both": _codes(
+        "codes_of_both",
+        "bf16",
+        128,
+        None,
+        layout=_APART,
+        k_quant=Quant(dtype="i8", scale_dtype="f32"),
+        v_quant=Quant(dtype="i4", scale_dtype="f32"),
+    ),
     "invariant": _set("invariant", _paged("bf16", 1, 64, 16), 4, split="invariant", chunk=256),
     "mla": _set("mla", _paged("bf16", 1, 192, 64, v_head_dim=128, layout=_APART), 1),
     "tree": _set("tree", _paged("bf16", 2, 64, 8), 4, mask=Mask(tree="packed"), score=Score(softcap=8.0)),
     "function": _set("function", _paged("f16", 2, 64, 16), 4, mask=Mask(causal=False, padding=True), score=Score(function=hides)),
     "full": _set("full", _paged("bf16", 2, 64, 256), 4, mask=Mask(causal=False), cross=True),
+    "ragged": _set("ragged", Ragged(dtype="bf16", kv_heads=2, head_dim=192, v_head_dim=128), 1),
+    "ragged_half": _set("ragged_half", Ragged(dtype="f16", kv_heads=2, head_dim=64), 4, mask=Mask(causal=False)),
+    "block": _set("block", Continuous(dtype="f16", kv_heads=2, head_dim=128, max_tokens=310, table_dtype="i64"), 4),
+    "page_4": _set(
+        "page_4", _paged("f16", 2, 64, 4, table=Dense(id_multiplier=2), lengths="after"), 4
+    ),
+    "ring": _set("ring", _paged("bf16", 2, 64, 1, table=Ring(window=40, dtype="i64"), lengths="after"), 4),
+    "wide_rows": _set("wide_rows", presets.sglang(dtype="bf16", kv_heads=1, head_dim=256), 4, sinks="out"),
     "mask": _set("mask", _paged("bf16", 1, 64, 16), 12, mask=Mask(tree="mask")),
     "bias": _set("bias", _paged("f16", 2, 128, 16), 2, score=Score(bias=True, alibi=True)),
     "falcon": _set("falcon", _paged("bf16", 1, 64, 16, layout="page kv layer token dim", lengths="after"), 71),
@@ -109,7 +167,7 @@ def machine_code(kernels: KernelSet) -> Kernel:
 
 
 @needs_tool
-@pytest.mark.parametrize("name", DRAWN if "KVGEN_FAMILY" in os.environ else ["llama"])
+@pytest.mark.parametrize("name", DRAWN if "KVGEN_FAMILY" in os.environ else ["llama", "fp8"])
 def test_machine_code(name: str) -> None:
     """Products of a warpgroup are one chain, registers move, nothing spills. Where tokens have 128 dims or more, a trip takes no
     more than 1.15 of what its products take."""
@@ -118,10 +176,14 @@ def test_machine_code(name: str) -> None:
     facts = kernel.facts
     assert (facts.serialised_products, facts.setmaxnreg_dropped, facts.local_accesses) == (0, 0, 0)
     found = histogram(kernel.listing)
-    assert count(found, "USETMAXREG") == 2 and count(found, "HGMMA") > 0 and count(found, "UTMALDG") == 2
+    assert count(found, "USETMAXREG") == 2 and count(found, "HGMMA") > 0
+    # Tensor copies of K and of V, of codes those of the first tile ahead of the loop too; or rows that arrive at mbarriers.
+    codes = kernels.kv.quants["k"] is not None
+    copies = 4 if codes else 2
+    assert (count(found, "UTMALDG"), count(found, "ARRIVES")) == ((0, 2) if by_rows(kernels) else (copies, 0))
     device = reference("sm_90a")
     assert device is not None
-    if kernels.kv.head_dim >= 128 and name != "bias":
+    if kernels.kv.head_dim >= 128 and name != "bias" and not codes:
         run = kernel.replay(device)
         assert run is not None
         assert run.trip().cycles <= 1.15 * kernel.product_cycles(device)

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import pytest
 
-from kvgen import KernelSet, Layout, Mask, Paged, ops
+from kvgen import KernelSet, Layout, Mask, Paged, Quant, ops
 from kvgen.codegen.emit import render_device, render_set
 from kvgen.errors import DeviceError
 from kvgen.spec.loader import LoadedSet
@@ -21,17 +21,22 @@ from tests.support.batches import PLAIN
 from tests.support.extend_steps import step
 
 
-def _set(name: str, v_head_dim: int = 64, **fields: Any) -> KernelSet:
+def _set(name: str, page_size: int = 16, v_head_dim: int = 64, quant: Quant | None = None, **fields: Any) -> KernelSet:
     layout = Layout(k="page layer token head dim", v="page layer token head dim")
-    cache = Paged(dtype="bf16", kv_heads=1, head_dim=64, v_head_dim=v_head_dim, page_size=16, layout=layout)
+    cache = Paged(
+        dtype="bf16", kv_heads=1, head_dim=64, v_head_dim=v_head_dim, page_size=page_size, layout=layout, quant=quant
+    )
     return KernelSet(name=name, q_heads=4, cache=cache, ops=(ops.Extend(**fields),), arch=("sm_90a",))
 
 
 # Tiles of which all columns see all tokens have no other look at V before its product.
 CAUSAL, FULL = _set("extend_sync"), _set("extend_sync_full", mask=Mask(causal=False))
 CUT = _set("extend_sync_cut", split="invariant", chunk=128)
+ROWS = _set("extend_sync_rows", page_size=1)
 # V has more dims than Q's place.
 DEEP = _set("extend_sync_deep", v_head_dim=128)
+# Copying warps widen what comes.
+CODES = _set("extend_sync_codes", quant=Quant(dtype="e4m3", scale_dtype="f32"))
 OF: Final = {"last V full": FULL, "wait for a chunk": CUT, "dims before the next": DEEP}
 UNREAD: Final = "in_flight race uninitialised"
 # Name: a line of the kernel by a part of it, which of those that have it, what stands in place of the part (None: the line is
@@ -52,16 +57,16 @@ WITHOUT: Final[dict[str, tuple[str, int, str | None, str]]] = {
     "Q arrive": ("mbarrier_arrive(&shared.q_full);", 0, None, "deadlock"),
     "Q full": ("mbarrier_wait(&shared.q_full", 0, None, f"{UNREAD} proxy_fence"),
     "Q full parity": ("q_full, entries & 1", 0, "q_full, 0", "race in_flight proxy_fence deadlock"),
-    "first K full": ("mbarrier_wait(&shared.k_full[number", 0, None, UNREAD),
-    "K full": ("mbarrier_wait(&shared.k_full[next]", 0, None, UNREAD),
-    "K full parity": ("k_full[next], (number + step) / kStages & 1", 0, "k_full[next], 0", "in_flight race"),
-    "V full": ("mbarrier_wait(&shared.v_full[stage]", 0, None, UNREAD),
-    "last V full": ("mbarrier_wait(&shared.v_full[stage]", 1, None, UNREAD),
-    "V full before it is read": ("mbarrier_wait(&shared.v_full[number", 0, None, UNREAD),
-    "first K read": ("release(&shared.k_empty[number", 0, None, "deadlock"),
-    "K read": ("release(&shared.k_empty[next]);", 0, None, "deadlock"),
-    "V read": ("release(&shared.v_empty[stage]);", 0, None, "deadlock"),
-    "last V read": ("release(&shared.v_empty[stage]);", 1, None, "deadlock"),
+    "first K full": ("mbarrier_wait(&shared.k_full[place.stage]", 0, None, UNREAD),
+    "K full": ("mbarrier_wait(&shared.k_full[next.stage]", 0, None, UNREAD),
+    "K full parity": ("k_full[next.stage], next.parity", 0, "k_full[next.stage], 0", "in_flight race"),
+    "V full": ("mbarrier_wait(&shared.v_full[place.stage]", 1, None, UNREAD),
+    "last V full": ("mbarrier_wait(&shared.v_full[place.stage]", 2, None, UNREAD),
+    "V full before it is read": ("mbarrier_wait(&shared.v_full[place.stage]", 0, None, UNREAD),
+    "first K read": ("release(&shared.k_empty[place.stage]", 0, None, "deadlock"),
+    "K read": ("release(&shared.k_empty[next.stage]);", 0, None, "deadlock"),
+    "V read": ("release(&shared.v_empty[place.stage]);", 0, None, "deadlock"),
+    "last V read": ("release(&shared.v_empty[place.stage]);", 1, None, "deadlock"),
     "Q read": ("if (!narrow && tile + 2 == end_tile) release(&shared.q_empty);", 0, None, "deadlock"),
     "lanes before an arrival": ("__syncwarp();", 2, None, "race"),
     "first fence": ("wgmma_fence();", 0, None, "missing_fence"),
@@ -92,15 +97,40 @@ WITHOUT: Final[dict[str, tuple[str, int, str | None, str]]] = {
     "work full parity": ("full[place], round / 2 & 1", 0, "full[place], 0", "race deadlock bad_mbarrier"),
     "lanes before work is read": ("__syncwarp();", 0, None, "race"),
     "work read": ("mbarrier_arrive(&empty[place]);", 0, None, "deadlock"),
+    "codes: K copied": ("mbarrier_wait(&shared.k_copied[own]", 0, None, UNREAD),
+    "codes: K copied parity": ("k_copied[own], number & 1", 0, "k_copied[own], 0", "in_flight race"),
+    "codes: V copied": ("mbarrier_wait(&shared.v_copied[own]", 0, None, UNREAD),
+    "codes: V copied parity": ("v_copied[own], number & 1", 0, "v_copied[own], 0", "in_flight race"),
+    "codes: K expected": ("KeyCodes::kRows * KeyCodes::kBytes", 0, "0", UNREAD),
+    "codes: V expected": ("ValueCodes::kRows * ValueCodes::kBytes", 0, "0", UNREAD),
+    "codes: V empty": ("mbarrier_wait(&shared.v_empty[stage]", 0, None, "bad_mbarrier in_flight race"),
+    "codes: Q empty": ("mbarrier_wait(&shared.q_empty", 0, None, "uninitialised race deadlock in_flight bad_mbarrier"),
+    "codes: K fence": ("fence_async_shared();", 0, None, "proxy_fence"),
+    "codes: V fence": ("fence_async_shared();", 1, None, "proxy_fence"),
+    "codes: lanes before K": ("__syncwarp();", 0, None, "race proxy_fence in_flight"),
+    "codes: lanes before V": ("__syncwarp();", 1, None, "race proxy_fence in_flight"),
+    "codes: Q arrive": ("mbarrier_arrive(&shared.q_full);", 0, None, "deadlock"),
+    "codes: K arrive": ("mbarrier_arrive(&shared.k_full[stage]);", 0, None, "deadlock"),
+    "codes: V arrive": ("mbarrier_arrive(&shared.v_full[stage]);", 0, None, "deadlock"),
+    "rows: empty": ("mbarrier_wait(empty + stage", 0, None, "bad_mbarrier in_flight race deadlock"),
+    "rows: empty parity": ("number / kStages & 1 ^ 1", 0, "number / kStages & 1", "deadlock"),
+    "rows: copies": ("cp_async_arrive(landed + stage);", 0, None, "deadlock"),
+    "rows: flag": ("mbarrier_arrive(landed + stage);", 0, None, "deadlock"),
+    "rows: landed": ("mbarrier_wait(landed + number", 0, None, "in_flight race bad_mbarrier uninitialised proxy_fence"),
+    "rows: landed parity": ("number / kStages & 1);", 0, "0);", "in_flight race bad_mbarrier proxy_fence deadlock"),
+    "rows: fence": ("fence_async_shared();", 1, None, "proxy_fence"),
+    "rows: full": ("mbarrier_arrive(full + number", 0, None, "deadlock"),
+    "rows: Q fence": ("fence_async_shared();", 0, None, "proxy_fence"),
+    "rows: Q copies": ("cp_async_wait<0>();", 0, None, "in_flight"),
 }  # fmt: skip
-SOME: Final = ("K expected", "Q fence", "V empty parity")
+SOME: Final = ("K expected", "Q fence", "V empty parity", "codes: K fence")
 LEFT_OUT: Final = tuple(WITHOUT) if "KVGEN_FAMILY" in os.environ else SOME
 
 
 def changed(kernels: KernelSet, name: str, folder: Path) -> ModuleType:
     """The generated package with one thing of the kernel, or of its device functions, left out."""
     part, which, instead, _ = WITHOUT[name]
-    package = "without_" + name.replace(" ", "_")
+    package = "without_" + name.replace(": ", "_").replace(" ", "_")
     files = render_device() | render_set(LoadedSet(kernels, "tests/ops/test_extend_wgmma_sync.py", ""))
     for path, file in files.items():
         text = file.text
@@ -125,12 +155,15 @@ def changed(kernels: KernelSet, name: str, folder: Path) -> ModuleType:
 
 @pytest.mark.parametrize("name", LEFT_OUT)
 def test_left_out(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    kernels = OF.get(name, CAUSAL)
+    kernels = OF.get(name, CODES if name.startswith("codes") else ROWS if name.startswith("rows: ") else CAUSAL)
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     monkeypatch.setitem(harness._packages, kernels.name, (kernels, changed(kernels, name, tmp_path)))
     for schedule in ("ascending", "descending", 1):
-        totals = (384, 256) if kernels is FULL else (300, 170)
-        one = step(kernels, replace(PLAIN, totals=totals, new=(0, 0), fill="nan", schedule=schedule), (70, 40))
+        totals, rows = ((384, 256) if kernels is FULL else (300, 170)), (70, 40)
+        if name == "work empty":  # entries of one tile, or stages of keys keep the copying warp from the next work
+            totals, rows = (40,) * 6, (1,) * 6
+        batch = replace(PLAIN, totals=totals, new=(0,) * len(rows), fill="nan", schedule=schedule)
+        one = step(kernels, batch, rows)
         with pytest.raises(DeviceError, match="on the CPU machine: ") as caught:
             one.run(multiprocessors=1)  # one block has all entries
         kind = str(caught.value).partition("on the CPU machine: ")[2].partition(":")[0]

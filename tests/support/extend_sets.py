@@ -76,7 +76,6 @@ SETS: Final = {
             chunk=128,
         ),
         _set("f32", _paged("f32", 1, 32, 16), 4, split="invariant", chunk=64),
-        _set("xpacked", presets.vllm_xpacked(dtype="bf16", kv_heads=2, head_dim=40, page_size=16), 3, sinks="out"),
         _set("nvfp4_max", presets.max_nvfp4(dtype="bf16", kv_heads=2, head_dim=48, page_size=16), 2),
         _set("kivi", presets.kivi(dtype="f16", group_size=32, page_size=64, kv_heads=1, head_dim=64), 4),
         _set(
@@ -164,6 +163,7 @@ MORE: Final = {
             "sm_90a",
         ),
         # On CUDA cores.
+        _set("xpacked", presets.vllm_xpacked(dtype="bf16", kv_heads=2, head_dim=40, page_size=16), 3, sinks="out"),
         _set("f32_paged", _paged("f32", 2, 128, 16), 4),
         _set("f32_open", presets.max_continuous(dtype="f32", kv_heads=2, head_dim=24), 7, mask=Mask(causal=False)),
         _set("f32_inside", _paged("f32", 2, 20, 3, layout="page layer token head kv dim", table=CSR()), 3),
@@ -212,4 +212,15 @@ MORE: Final = {
         _set("codes_of_v", _paged("bf16", 2, 64, 16, v_quant=Quant(dtype="i8", scale_dtype="f32"), layout=_APART), 4),
     )
 }
-DRAWN: Final = SETS | MORE if "KVGEN_FAMILY" in os.environ else SETS
+
+
+def decoded() -> dict[str, KernelSet]:
+    """Every cache that decode's tests read, with an extend; a campaign draws them from all that a spec can say."""
+    return {
+        name: KernelSet(name=f"e{i}_{name}"[:40], q_heads=found.q_heads, cache=found.cache, ops=(ops.Extend(),))
+        for i, (name, found) in enumerate(ALL.items())
+        if any(op.kind == "decode" for op in found.ops)
+    }
+
+
+DRAWN: Final = SETS | MORE | decoded() if "KVGEN_FAMILY" in os.environ else SETS

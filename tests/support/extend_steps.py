@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from kvgen import KernelSet
+from kvgen import Continuous, KernelSet
 from kvgen.ops import Extend
 from kvgen.reference import Extended, extend
-from tests.support.batches import OPEN_TOKENS, PLAIN, Batch
+from tests.support.batches import OPEN_TOKENS, PLAIN, Batch, capacity
 from tests.support.decode_steps import arguments_of
 from tests.support.harness import Run, hold_untouched, index_name, launcher, offsets_of, planned, surroundings
 from tests.support.loud_tokens import raise_edges
@@ -178,8 +178,10 @@ def steps(draw: st.DrawFn, kernels: KernelSet, op: str = "extend", most: int = 1
     spec, cache = extend_of(kernels, op), kernels.cache
     page, group = cache.page_tokens or 16, kernels.group
     window = getattr(cache.page_table, "window", None)
-    if cache.page_tokens is None:
-        most = min(most, OPEN_TOKENS - 7 if cache.ragged else OPEN_TOKENS // 2)  # of a prefix and of rows
+    if cache.ragged:
+        most = min(most, OPEN_TOKENS - 7)  # of a prefix and of rows; the pool has no more
+    elif isinstance(cache, Continuous):
+        most = min(most, capacity(kernels) // 2)
     edges = {0, 1, 2, most} | {e + d for e in (page, 2 * page, 64, 128, 128 // group) for d in (-1, 0, 1)}
     extents = [n for n in (spec.mask.window, spec.mask.chunk, spec.mask.ahead, window) if n]
     edges |= {n * times + d for n in extents for times in (1, 2) for d in (-1, 0, 1)}

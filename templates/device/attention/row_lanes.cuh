@@ -42,7 +42,7 @@ __device__ __forceinline__ uint32_t token_of_thread() {
 }
 // Row `offset` of a page to the thread's token, f32, with zeros behind its kSize dims up to kDims; all zeros where there is no page.
 template <typename Tile, typename S, uint32_t kDims, uint32_t kPitch, uint32_t kWidth, typename Cache, typename Page>
-__device__ __forceinline__ void load_row(typename LaneShape<Tile>::Rows& rows, const Cache& cache, const Page& page, uint32_t offset, uint32_t head, float global) {
+__device__ __forceinline__ void store_row(typename LaneShape<Tile>::Rows& rows, const Cache& cache, const Page& page, uint32_t offset, uint32_t head, float global) {
   constexpr uint32_t kThreads = LaneShape<Tile>::kThreads / Tile::kTokens, kStore = kWidth < 4 ? kWidth : 4;
   float* to = (float*)rows + token_of_thread<Tile>() * kPitch;
 #pragma unroll 4
@@ -56,12 +56,12 @@ __device__ __forceinline__ void load_row(typename LaneShape<Tile>::Rows& rows, c
   }
 }
 template <typename Tile, typename Cache, typename Page>
-__device__ __forceinline__ void load_key_row(typename LaneShape<Tile>::Rows& rows, const Cache& cache, const Page& page, uint32_t offset, uint32_t head, float global) {
-  load_row<Tile, typename Tile::K, LaneShape<Tile>::kKeyDims, Tile::kKeyPitch, Tile::kKeyWidth>(rows, cache, page, offset, head, global);
+__device__ __forceinline__ void store_key_row(typename LaneShape<Tile>::Rows& rows, const Cache& cache, const Page& page, uint32_t offset, uint32_t head, float global) {
+  store_row<Tile, typename Tile::K, LaneShape<Tile>::kKeyDims, Tile::kKeyPitch, Tile::kKeyWidth>(rows, cache, page, offset, head, global);
 }
 template <typename Tile, typename Cache, typename Page>
-__device__ __forceinline__ void load_value_row(typename LaneShape<Tile>::Rows& rows, const Cache& cache, const Page& page, uint32_t offset, uint32_t head, float global) {
-  load_row<Tile, typename Tile::V, LaneShape<Tile>::kValueDims, Tile::kValuePitch, Tile::kValueWidth>(rows, cache, page, offset, head, global);
+__device__ __forceinline__ void store_value_row(typename LaneShape<Tile>::Rows& rows, const Cache& cache, const Page& page, uint32_t offset, uint32_t head, float global) {
+  store_row<Tile, typename Tile::V, LaneShape<Tile>::kValueDims, Tile::kValuePitch, Tile::kValueWidth>(rows, cache, page, offset, head, global);
 }
 
 // Products of the warp's columns, which begin at `first`, with the tile's K.

@@ -51,9 +51,12 @@ __device__ __forceinline__ float (&flat(RowSums<Tile>& sums))[Tile::kValueDims /
 // S = Q K^T.
 template <typename Tile>
 __device__ __forceinline__ void begin_qk(RowScores<Tile>& s, uint64_t query, uint64_t keys) {
-  const uint64_t a = fresh_tile(query), b = fresh_tile(keys);
+  const uint64_t a = fresh_address(query), b = fresh_address(keys);
 #pragma unroll
-  for (uint32_t k = 0; k < Tile::kKeyDims / 16; ++k) multiply_keys<typename Tile::Operand>(flat(s), a + k / 4 * 64 + k % 4 * 2, b + k / 4 * 64 + k % 4 * 2, k > 0);
+  for (uint32_t k = 0; k < Tile::kKeyDims / 16; ++k) {
+    const uint32_t n = k / 4 * 64 + k % 4 * 2;
+    multiply_keys<typename Tile::Operand>(flat(s), tile_at(a, n), tile_at(b, n), k > 0);
+  }
 }
 
 // Weights of a tile as operands: of 16 tokens each.
@@ -65,9 +68,9 @@ struct TileWeights {
 // O += P V.
 template <typename Tile>
 __device__ __forceinline__ void begin_pv(RowSums<Tile>& sums, const TileWeights<Tile>& weights, uint64_t values) {
-  const uint64_t b = fresh_tile(values);
+  const uint64_t b = fresh_address(values);
 #pragma unroll
-  for (uint32_t k = 0; k < Tile::kTokens / 16; ++k) multiply_values<typename Tile::Operand>(flat(sums), weights.e[k], b + k * (2 * kGroupBytes<Tile::kValueDims> / 16), true);
+  for (uint32_t k = 0; k < Tile::kTokens / 16; ++k) multiply_values<typename Tile::Operand>(flat(sums), weights.e[k], tile_at(b, k * (2 * kGroupBytes<Tile::kValueDims> / 16)), true);
 }
 
 // ---- Softmax
@@ -227,7 +230,7 @@ __device__ __forceinline__ void for_each_eight(const RowSums<Tile>& sums, const 
 // its sums where Q was (kRoom dims of 128 columns), as many dims at a time as find room, and `heads`. Threads of both call it, `threads`
 // together, and meet at barrier `id`; Q has been read by then.
 template <uint32_t kRoom, typename Tile>
-__device__ __forceinline__ void sync_join(uint32_t id, uint32_t threads, RowSums<Tile>& sums, bool later, bool failed, uint8_t* room, Vec<float, 4>* heads) {
+__device__ __forceinline__ void sync_merge_sums(uint32_t id, uint32_t threads, RowSums<Tile>& sums, bool later, bool failed, uint8_t* room, Vec<float, 4>* heads) {
   constexpr uint32_t kTiles = RowShape<Tile>::kDimTiles, kEach = kRoom / 8 < kTiles ? kRoom / 8 : kTiles;  // of 8 dims: all, and at a time
   const uint32_t thread = threadIdx.x % 128;
   if (later && thread % 4 == 0) heads[thread / 4] = {sums.row_max[0][0], sums.row_max[0][1], failed ? nan_f32() : sums.row_sum[0][0], failed ? nan_f32() : sums.row_sum[0][1]};
@@ -286,6 +289,19 @@ __device__ __forceinline__ T* fresh(T* p) {
 
 // ---- Warpgroups of a block that have different tasks
 
+// A tile's place in a ring of N stages, and the parity of its mbarriers' phase there.
+template <uint32_t N>
+struct RingPlace {
+  uint32_t stage = 0, parity = 0;
+  // By N at most.
+  __device__ __forceinline__ void advance(uint32_t n) {
+    stage += n;
+    if (stage < N) return;
+    stage -= N;
+    parity ^= 1;
+  }
+};
+
 // Gives registers away, or takes what others gave: so many for each thread of the warpgroup from here on.
 template <uint32_t N>
 __device__ __forceinline__ void release_registers() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N)); }
@@ -329,7 +345,7 @@ struct WorkRing {
   uint64_t full[2], empty[2];
   Work work[2];
 
-  // One thread; `warps` call take().
+  // One thread; `warps` call await_work().
   __device__ __forceinline__ void init(uint32_t warps) {
     for (uint32_t i = 0; i < 2; ++i) {
       mbarrier_init(&full[i], 1);
@@ -338,7 +354,7 @@ struct WorkRing {
   }
   // The block's work number `round` of `blocks` blocks; an index of `works` or more where none is left. `counter` is idle_works() of the
   // plan before the launch and after it: as many ask as there are works, those who get none included.
-  __device__ __forceinline__ Work take(uint32_t round, bool asks, unsigned long long* counter, uint32_t stamp, uint32_t blocks, uint32_t works, uint64_t* errors) {
+  __device__ __forceinline__ Work await_work(uint32_t round, bool asks, unsigned long long* counter, uint32_t stamp, uint32_t blocks, uint32_t works, uint64_t* errors) {
     const uint32_t place = round % 2, lane = threadIdx.x % 32;
     if (asks) {
       mbarrier_wait(&empty[place], round / 2 & 1 ^ 1);

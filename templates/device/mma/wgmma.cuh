@@ -18,6 +18,15 @@ __device__ __forceinline__ uint64_t fresh_tile(uint64_t tile) {
   return tile;
 }
 
+// The same of the half that holds the address: the other half stays a constant.
+__device__ __forceinline__ uint64_t fresh_address(uint64_t tile) {
+  uint32_t low = (uint32_t)tile;
+  asm volatile("" : "+r"(low));
+  return tile >> 32 << 32 | low;
+}
+// The tile `n` times 16 bytes further on. Addresses do not grow into the bits above theirs.
+__device__ __forceinline__ uint64_t tile_at(uint64_t tile, uint32_t n) { return tile >> 32 << 32 | (uint32_t)tile + n; }
+
 // Before the first product, and wherever registers of one have been written by other instructions.
 __device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 // The products since the last group become a group.
