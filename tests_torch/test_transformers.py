@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import gc
+import weakref
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -27,13 +30,25 @@ COMMON: Final[dict[str, Any]] = {
     "pad_token_id": 0,
     "tie_word_embeddings": False,
 }
-WINDOWS: Final = {"sliding_window": 16, "layer_types": ["sliding_attention", "full_attention"]}
+WINDOWS: Final[dict[str, Any]] = {"sliding_window": 16, "layer_types": ["sliding_attention", "full_attention"]}
 CONFIGS: Final[dict[str, dict[str, Any]]] = {
     "Llama": {},
     "Qwen3": {"head_dim": 32},
     "Gemma3Text": {"head_dim": 32, "query_pre_attn_scalar": 24, **WINDOWS},
     "Phi3": {},
     "GptOss": {"head_dim": 32, "num_local_experts": 4, "num_experts_per_tok": 2, **WINDOWS},
+    "Gemma3nText": {  # the last two layers read keys and values of the first two
+        "head_dim": 32,
+        "num_hidden_layers": 4,
+        "num_kv_shared_layers": 2,
+        "layer_types": 2 * WINDOWS["layer_types"],
+        "sliding_window": 16,
+        "vocab_size_per_layer_input": 256,
+        "hidden_size_per_layer_input": 16,
+        "laurel_rank": 8,
+        "altup_num_inputs": 2,
+        "activation_sparsity_pattern": [0.0] * 4,
+    },
     "DeepseekV3": {
         "num_key_value_heads": 4,
         "q_lora_rank": 32,
@@ -101,7 +116,8 @@ def test_tokens_are_those_of_eager_attention(name: str) -> None:
     cache = KvgenCache(model.config, max(LENGTHS) + NEW, dtype=model.dtype)
     tokens, found = generated(model, "kvgen", inputs, cache)
     assert (tokens == right).all() and (found - logits).abs().max() < 1e-3
-    layers = model.config.num_hidden_layers
+    layers = model.config.num_hidden_layers - getattr(model.config, "num_kv_shared_layers", 0)
+    assert sum(cache._counts) == layers
     assert cache.launches >= 2 * layers * NEW  # append and attention, every layer and step
 
 
@@ -135,7 +151,11 @@ def test_chunks_of_a_prompt_and_a_conversation() -> None:
     with torch.no_grad():
         found = [model(ids[:, a:b], past_key_values=cache).logits for a, b in ((0, 20), (20, 21), (21, 30), (30, 48))]
     assert (torch.cat(found, 1) - logits).abs().max() < 1e-3
-    cache.crop(30)
+    cache.crop(0)  # removes nothing
+    cache.crop(-18)
+    other = copy.deepcopy(cache)
+    with torch.no_grad():
+        model(ids[:, 20:30], past_key_values=other)  # writes to its own pool
     with torch.no_grad():
         again = model(ids[:, 30:], past_key_values=cache).logits
     assert (again - logits[:, 30:]).abs().max() < 1e-3
@@ -147,6 +167,50 @@ def test_beams() -> None:
     cache = KvgenCache(model.config, max(LENGTHS) + NEW, dtype=model.dtype)
     tokens, _ = generated(model, "kvgen", inputs, cache, num_beams=2)
     assert (tokens == right).all()
+
+
+def test_what_generate_does_with_a_cache() -> None:
+    """Drafts taken back, samples, one cache for batches of other sizes, and padding between two prompts of a conversation."""
+    model = model_of("Llama")
+    cache = KvgenCache(model.config, 64, dtype=model.dtype)
+    for inputs, more in (
+        (prompts((23,)), {"prompt_lookup_num_tokens": 3}),  # of which some are right: nothing is taken back
+        (prompts((12, 7)), {"num_return_sequences": 2, "num_beams": 2}),
+        (prompts((1, 1, 1)), {}),
+    ):
+        if "prompt_lookup_num_tokens" in more:
+            inputs["input_ids"][:, 8:] = 7
+        right, _ = generated(model, "eager", inputs, **more)
+        cache.reset()
+        tokens, _ = generated(model, "kvgen", inputs, cache, **more)
+        assert (tokens == right).all()
+    mask = torch.tensor([[1] * 6, [1, 1, 0, 0, 1, 1]])
+    ids, position = prompts((6, 6))["input_ids"], (mask.cumsum(1) - 1).clamp(min=0)
+
+    def logits(a: int, b: int, cache: Any = None) -> torch.Tensor:
+        what = {"attention_mask": mask[:, :b], "position_ids": position[:, a:b], "past_key_values": cache}
+        return model(ids[:, a:b], **what).logits  # type: ignore[no-any-return]
+
+    with torch.no_grad():
+        cache.reset()
+        logits(0, 2, cache), logits(2, 6, cache)
+        cache.crop(-1)  # five columns are left: three tokens of the second request
+        found = logits(5, 6, cache)
+        model.set_attn_implementation("eager")
+        assert (found - logits(0, 6)[:, -1:]).abs().max() < 1e-3
+
+
+def test_a_pool_is_free_when_its_cache_is_gone() -> None:
+    gc.disable()
+    try:
+        model = model_of("Llama")
+        cache = KvgenCache(model.config, 64, dtype=model.dtype)
+        generated(model, "kvgen", prompts((5,)), cache, new=2)
+        gone = weakref.ref(cache)
+        del cache
+        assert gone() is None
+    finally:
+        gc.enable()
 
 
 def refused(call: Callable[[], object], says: str, error: type[Exception] = ArgumentError) -> None:
@@ -176,11 +240,33 @@ def test_what_is_refused() -> None:
         model(inputs["input_ids"], past_key_values=cache)
         refused(
             lambda: model(inputs["input_ids"][:1], past_key_values=cache),
-            "got a batch of 1; the cache has the 2 requests",
+            "got a batch of 1; the cache has 2 requests; reset() it first",
         )
+        ones = torch.ones(2, 6, dtype=torch.long)
+        follow = lambda mask: model(inputs["input_ids"][:, :1], attention_mask=mask, past_key_values=cache)  # noqa: E731
+        refused(
+            lambda: follow(ones[:, :1]), "attention_mask: got the shape [2, 1]; the cache has 5 tokens of 2 requests"
+        )
+        ones[1, 0] = 0
+        refused(lambda: follow(ones), "attention_mask: got other padding among cached tokens")
+        refused(
+            lambda: cache.batch_select_indices(torch.tensor([0])), "got 1 requests to go on with; the cache keeps its 2"
+        )
+        refused(lambda: cache.batch_repeat_interleave(2), "got 2 copies of each request")
+        model.model.layers[0].self_attn.is_causal = False
+        refused(
+            lambda: model(inputs["input_ids"], past_key_values=make()),
+            "for LlamaAttention, whose tokens see later ones",
+        )
+        model.model.layers[0].self_attn.is_causal = True
+        model.set_attn_implementation("sdpa")
+        refused(lambda: model(inputs["input_ids"], past_key_values=make()), "but layer 0 attended without it")
+        model.set_attn_implementation("kvgen")
     refused(lambda: model(inputs["input_ids"], past_key_values=make()), "got 'kvgen' with gradients")
     bloom = transformers.BloomConfig(vocab_size=64, hidden_size=32, n_layer=1, n_head=2)
     refused(lambda: KvgenCache(bloom, 8), "attend with ALiBi", ConfigError)
+    hybrid = transformers.Qwen3NextConfig(**COMMON, layer_types=["linear_attention", "full_attention"])
+    refused(lambda: KvgenCache(hybrid, 8), "its linear layers keep a state instead of keys and values", ConfigError)
     other = make()
     for layer in other.layers:
         assert layer.attention is not None

@@ -17,6 +17,8 @@ from kvgen.layout.dtypes import dtype
 from kvgen.lowering.lowered import lower_pages
 from kvgen.reference import TableView
 from kvgen.reference.tables import Laid
+from kvgen.runtime.empty_cache import room_strides
+from kvgen.runtime.pool_tensors import Tensor
 from kvgen.spec.any_cache import AnyCache
 from kvgen.spec.cache import Cache
 from kvgen.spec.kernel_set import KernelSet
@@ -44,6 +46,13 @@ def aligned(shape: tuple[int, ...], kind: np.dtype[Any]) -> Raw:
     raw = np.zeros(size + ALIGN, np.uint8)
     start = -int(raw.ctypes.data) % ALIGN
     return raw[start : start + size].view(kind).reshape(shape)
+
+
+def _with_room(tensor: Tensor, shape: tuple[int, ...], kind: np.dtype[Any]) -> Raw:
+    """Zeros of a pool, at the strides that its layout has."""
+    strides = room_strides(tensor, shape)
+    whole = aligned((1 + sum((n - 1) * step for n, step in zip(shape, strides, strict=True)),), kind)
+    return np.lib.stride_tricks.as_strided(whole, shape, [step * kind.itemsize for step in strides])
 
 
 class Scene:
@@ -120,7 +129,7 @@ class Scene:
         for tensor in self.package.Cache.TENSORS:
             shape = tuple(n if isinstance(n, int) else sizes[n] for n in tensor.shape)
             kind = dtype(tensor.dtype if isinstance(tensor.dtype, str) else tensor.dtype[0]).numpy()
-            copies = [aligned(shape, kind) for _ in range(LAYERS if each else 1)]
+            copies = [_with_room(tensor, shape, kind) for _ in range(LAYERS if each else 1)]
             for given in copies if not tensor.writes else ():
                 given[...] = np.linspace(0.5, 1.5, given.size).reshape(shape)
             found[tensor.name] = copies if each else copies[0]

@@ -265,7 +265,7 @@ _RINGS: Final = re.compile(r"^ *uint64_t (k_full\[[^;]*);", re.M)
 def producer_of(graph: Sequence[Block], source: str) -> Producer | None:
     """The loop of a kernel that copies tiles for others, by its text and its source: a line of that names its mbarriers in their
     order, k_full first; a tile of kTokens comes in boxes of kIssue. None where it has no such loop, where K and V have loops of
-    their own, or where Q's mbarriers are in every trip.
+    their own, or where it is none without what asks for Q.
     """
     inits = [
         int(offset(w), 0) for block in graph for w in block.code if w.opcode.startswith("SYNCS.EXCH") and offset(w)
@@ -292,10 +292,10 @@ def producer_of(graph: Sequence[Block], source: str) -> Producer | None:
     loop = min(copying, key=lambda x: len(x.members))
     inner = [x for x in loops(graph) if x.members < loop.members and any(w.base in _BULK for w in x.text)]
     boxes = constants["kTokens"] // constants["kIssue"] if "kIssue" in constants else 1
-    trip: list[Word] = []
     way = replace(loop, members=loop.members - once).way()
-    if way is None:  # every way round meets Q's mbarriers
+    if way is None:  # Q comes in every trip, or in none that goes round
         return None
+    trip: list[Word] = []
     for word in way:
         trip.append(word)
         for x in inner:  # once for each lane that has a page

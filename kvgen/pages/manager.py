@@ -131,8 +131,11 @@ class PageManager:
         a request's first tokens. Raises OutOfPages where pages are too few; nothing has changed then.
         """
         state = self._of(request)
-        known = None if isinstance(tokens, int) else _token_ids(tokens)
-        new: list[int | None] = [None] * tokens if isinstance(tokens, int) else list(known or ())
+        count = int(tokens) if isinstance(tokens, (int, np.integer)) else None
+        if count is not None and count < 0:
+            raise PageError(f"tokens: got {count}; a step has at least 0 tokens of a request")
+        known = None if isinstance(tokens, (int, np.integer)) else _token_ids(tokens)
+        new: list[int | None] = [None] * (count or 0) if known is None else list(known)
         if not new:
             return 0
         hit: list[Block] = []
@@ -400,7 +403,9 @@ class PageManager:
 
 def _token_ids(tokens: Sequence[int]) -> tuple[int, ...]:
     ids = tuple(int(t) for t in tokens)
-    for i, token in enumerate(ids):
+    for i, (token, given) in enumerate(zip(ids, tokens, strict=True)):
+        if token != given:
+            raise PageError(f"tokens[{i}]: got {given!r}; token ids are whole numbers of 64 bits")
         if not -(2**63) <= token < 2**63:
             raise PageError(f"tokens[{i}]: got {token}; token ids are whole numbers of 64 bits")
     return ids

@@ -52,7 +52,7 @@ class DeviceArray(Viewed):
             "shape": self.view.shape,
             "typestr": f"<{letter}{kind.bytes}",
             "data": (self.view.pointer, False),
-            "strides": None,
+            "strides": tuple(step * kind.bytes for step in self.view.strides),
             "version": 3,
         }
 
@@ -92,7 +92,8 @@ def empty_pools(tensors: Sequence[Tensor], sizes: Mapping[str, int], device: str
         kind = tensor.dtype if isinstance(tensor.dtype, str) else tensor.dtype[0]
         shape = _shape(tensor.name, tensor.shape, sizes)
         value = 0 if tensor.writes else 1
-        each = [_filled(shape, kind, value, device) for _ in range(sizes["layers"] if per_layer else 1)]
+        strides = room_strides(tensor, shape)
+        each = [_laid_out(shape, strides, kind, value, device) for _ in range(sizes["layers"] if per_layer else 1)]
         found.append(each if per_layer else each[0])
     return found
 
@@ -113,6 +114,39 @@ def _shape(name: str, shape: Sequence[int | str], sizes: Mapping[str, int]) -> t
         argument = "tokens" if unknown[0] in ("tokens", "rows") else "pages"
         raise ArgumentError(f"{argument}: got None; {name} has an axis of so many; pass a whole number of at least 1")
     return tuple(size if isinstance(size, int) else sizes[size] for size in shape)
+
+
+def room_strides(tensor: Tensor, shape: Sequence[int]) -> tuple[int, ...]:
+    """The layout's own strides, which leave room for total_pages and total_layers; packed where it has none."""
+    strides, packed = list(contiguous_strides(tuple(shape))), 1
+    for i in reversed(range(len(shape))):
+        fixed = tensor.strides[i]
+        strides[i] = packed if fixed is None or shape[i] == 1 else fixed
+        if strides[i] < packed:
+            got = ", ".join(
+                f"{n} {axis}s" for n, axis in zip(shape, tensor.axes, strict=True) if axis in ("page", "layer")
+            )
+            raise ArgumentError(
+                f"{tensor.name}: got {got}; {tensor.axes[i]} lies outside of them, at a stride that leaves no room for so many; "
+                "pass at most the spec's total_pages and total_layers"
+            )
+        packed = strides[i] * shape[i]
+    return tuple(strides)
+
+
+def _laid_out(shape: tuple[int, ...], strides: tuple[int, ...], dtype: str, value: int, device: str) -> Any:
+    """An array of one value with these strides, in elements."""
+    if strides == contiguous_strides(shape):
+        return _filled(shape, dtype, value, device)
+    whole = _filled((1 + sum((n - 1) * step for n, step in zip(shape, strides, strict=True)),), dtype, value, device)
+    if isinstance(whole, DeviceArray):
+        whole.view = whole.view._replace(shape=shape, strides=strides)
+        return whole
+    if type(whole).__module__ == "torch":
+        return whole.as_strided(shape, strides)
+    import numpy as np
+
+    return np.lib.stride_tricks.as_strided(whole, shape, [step * whole.itemsize for step in strides])
 
 
 def _filled(shape: tuple[int, ...], dtype: str, value: Any, device: str) -> Any:

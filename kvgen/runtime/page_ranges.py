@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, SupportsIndex
 
 from kvgen.errors import ArgumentError
 from kvgen.runtime.arrays import ArrayView, itemsize
@@ -21,13 +21,13 @@ class PageRange(NamedTuple):
 
 
 def page_ranges(
-    pool: PoolCache | BasePages, pages: Sequence[int], *, scale_pages: Sequence[int] | None = None
+    pool: PoolCache | BasePages, pages: Sequence[SupportsIndex], *, scale_pages: Sequence[SupportsIndex] | None = None
 ) -> list[list[PageRange]]:
     """The memory of each page, in all layers: K, V and the scales that lie in pages of the same id.
 
     pages: ids that number the pool's pages. scale_pages: as many ids of pages of scales, where these have a table of their own.
-    The ranges of a page come tensor by tensor, in a tensor by address; neighbours are one range. Two pools of one layout and as
-    many layers have the same ranges in the same order, so that the i-th of a page goes to the i-th of another one.
+    The ranges of a page come tensor by tensor, in a tensor by address; neighbours in it are one range. Two pools of one layout
+    and as many layers have the same ranges in the same order, so that the i-th of a page goes to the i-th of another one.
 
     What a request has besides its pages (the newest tokens of KIVI) and scales of the caller's are no page's. Raises
     ArgumentError for an id that is no page, and for caches without pages.
@@ -53,21 +53,19 @@ def page_ranges(
             name, id_ = (
                 ("scale_pages", scale_pages[i]) if tensor.own_table and scale_pages is not None else ("pages", page)
             )
-            in_tensor = (
-                r for layer in pool.pool_layers for r in _ranges(tensor, layer.views[number], id_, f"{name}[{i}]")
-            )
-            ranges += _joined(sorted(in_tensor))
+            for layers in pool.pool_layers:  # one tensor with all layers, or a tensor a layer, wherever it lies
+                ranges += _joined(sorted(_ranges(tensor, layers.views[number], id_, f"{name}[{i}]")))
         found.append(ranges)
     return found
 
 
-def _ranges(tensor: Tensor, array: ArrayView, page: int, name: str) -> Iterator[PageRange]:
+def _ranges(tensor: Tensor, array: ArrayView, page: SupportsIndex, name: str) -> Iterator[PageRange]:
     """The neighbouring bytes of a page of one tensor."""
     at = tensor.axes.index("page")
-    if isinstance(page, bool) or not isinstance(page, int) or not 0 <= page < array.shape[at]:
+    if isinstance(page, bool) or not isinstance(page, SupportsIndex) or not 0 <= page.__index__() < array.shape[at]:
         raise ArgumentError(f"{name}: got {page!r}; {tensor.name} has the pages 0 to {array.shape[at] - 1}")
     size = itemsize(array)
-    begin = array.pointer + page * array.strides[at] * size
+    begin = array.pointer + page.__index__() * array.strides[at] * size
     axes = [
         (n, count) for i, (n, count) in enumerate(zip(array.strides, array.shape, strict=True)) if i != at and count > 1
     ]

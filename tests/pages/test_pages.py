@@ -124,7 +124,7 @@ def test_unknown_tokens_are_shared_once_they_are_told() -> None:
     for told, found in (([4], 4), (None, 3)):
         manager = PageManager(8, 4)
         written(manager, "a", [1, 2, 3])
-        manager.alloc("a", 1)
+        manager.alloc("a", np.int64(1))
         manager.step(["a"], tokens=None if told is None else {"a": told})
         manager.claim("b")
         assert manager.alloc("b", [1, 2, 3, 4, 5]) == (found if told else 0)
@@ -181,6 +181,8 @@ def twice(manager: PageManager, verb: str, *args: object) -> None:
         (lambda: twice(manager_with("a"), "swap_out", "a"), "request: got 'a', which lies in host memory; swap_in() it first"),
         (lambda: manager_with("a").swap_in("a"), "request: got 'a', which has its pages; swap_out() comes first"),
         (lambda: manager_with("a").alloc("a", [2**63]), f"tokens[0]: got {2**63}; token ids are whole numbers of 64 bits"),
+        (lambda: manager_with("a").alloc("a", [1, 1.5]), "tokens[1]: got 1.5; token ids are whole numbers of 64 bits"),  # type: ignore[list-item]
+        (lambda: manager_with("a").alloc("a", -2), "tokens: got -2; a step has at least 0 tokens of a request"),
         (lambda: manager_with("a").inputs(["a", "a"]), "requests: got ['a', 'a']; a request is in a step once"),
         (lambda: manager_with("a").inputs(["a"], batch=0), "batch: got 0; the step needs 1; pass at least that"),
         (lambda: manager_with("a").inputs(["a"], width=0), "width: got 0; the step needs 1; pass at least that"),

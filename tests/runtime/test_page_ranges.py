@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvgen import KernelSet, Paged, ops, page_ranges
+from kvgen import KernelSet, Layout, Paged, ops, page_ranges
 from kvgen.errors import ArgumentError
 from kvgen.runtime.page_ranges import PageRange
 from tests.support.batches import PLAIN
@@ -70,6 +70,19 @@ def test_a_page_of_all_layers_is_one_range_and_moves() -> None:
     assert (pools[1][4] == pools[0][1]).all() and (pools[1][1] == pools[0][4]).all()
     backwards = pools[0][::-1, :, ::-1]
     assert page_ranges(generated.Pages(backwards), [3]) == [here[0]]
+
+
+def test_tensors_a_layer_come_layer_by_layer_wherever_they_lie() -> None:
+    """Ids of NumPy are ids; the first layer may lie behind the second one, or right before it."""
+    cache = Paged(
+        dtype="f16", kv_heads=2, head_dim=8, page_size=4, layout=Layout(kv="page kv token head dim", layers="pointers")
+    )
+    generated = package(SMALL.model_copy(update={"name": "ranged_layers", "cache": cache}))
+    memory = np.zeros((2, 1, 2, 4, 2, 8), np.float16)
+    ids = np.array([0], np.int32)
+    for order in ([0, 1], [1, 0]):
+        pools = [memory[i] for i in order]
+        assert page_ranges(generated.Pages(pools), ids) == [[(p.ctypes.data, p.nbytes) for p in pools]]  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

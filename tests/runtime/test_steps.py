@@ -11,8 +11,10 @@ import pytest
 
 import kvgen
 from generated import llama3_8b
+from kvgen import KernelSet, ops, presets
 from kvgen.errors import ArgumentError
 from kvgen.runtime import gpu
+from tests.support.harness import package as harness_package
 from tests.support.launching import BF16, DeviceArray, NotingDriver, package
 
 POOL, Q, K, V, Q_OUT, OFFSETS, LENGTHS, TABLE, ERRORS = (n << 24 for n in range(1, 10))
@@ -395,6 +397,18 @@ def test_an_empty_cache_holds_nothing_and_names_no_page(checking: None) -> None:
     errors.clear()
     module.append(cache[0], new_rows(0), new_rows(1), np.array([0, 2, 3], np.int32), errors=errors)
     assert errors.poll() is None and (cache.blocks[0][4, 0, 0, :2] == new_rows(0)[:2]).all()
+
+
+def test_an_empty_cache_has_the_strides_of_its_layout() -> None:
+    """Of eight pages that heads leave room for it has five, and no more than eight."""
+    cache = presets.vllm_packed(dtype="bf16", kv_heads=2, head_dim=16, order="LHBNC", total_pages=8)
+    module = harness_package(KernelSet(name="with_room", q_heads=2, cache=cache, ops=[ops.SwapPages(direction="out")]))
+    pool = module.Cache.empty(layers=2, requests=1, pages=5).blocks[0][1]
+    assert pool.shape == (2, 5, 16, 2, 16) and pool.strides == (8 * 1024, 1024, 64, 32, 2) and not pool.any()
+    with pytest.raises(
+        ArgumentError, match="pool: got 9 pages; head lies outside of them, at a stride that leaves no room"
+    ):
+        module.Cache.empty(layers=2, requests=1, pages=9)
 
 
 @pytest.mark.parametrize(

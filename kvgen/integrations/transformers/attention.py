@@ -47,6 +47,8 @@ def kvgen_mask(
     return attention_mask
 
 
+# torch.compile leaves it out: it would trace launchers, call by call, for nothing.
+@torch.compiler.disable(recursive=True)  # type: ignore[untyped-decorator]
 def kvgen_attention(
     module: torch.nn.Module,
     query: torch.Tensor,
@@ -67,6 +69,13 @@ def kvgen_attention(
             f"past_key_values: attn_implementation='kvgen' got rows of {type(module).__name__} that no KvgenCache holds; pass "
             "past_key_values=KvgenCache(model.config, max_tokens=...)"
         )
+    owner = layer.owner
+    owner.taken()
+    if not getattr(module, "is_causal", True):
+        raise ArgumentError(
+            f"attn_implementation: got 'kvgen' for {type(module).__name__}, whose tokens see later ones; use another "
+            "attn_implementation"
+        )
     if attention_mask is not None and attention_mask.dim() != 2:
         raise ArgumentError(
             f"attention_mask: got {attention_mask.dim()} dimensions; padding is `[batch, tokens]`; masks of your own need "
@@ -79,7 +88,7 @@ def kvgen_attention(
     if dropout:
         raise ArgumentError(f"dropout: got {dropout}; kernels leave nothing out; call model.eval()")
     _hold(layer.attention, query.shape[1], scaling, softcap, sliding_window, s_aux)
-    return layer.owner.attend(layer, query, key, value, attention_mask, s_aux), None
+    return owner.attend(layer, query, key, value, attention_mask, s_aux), None
 
 
 def _projected(module: torch.nn.Module) -> KvgenLayer | None:

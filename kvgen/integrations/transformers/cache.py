@@ -28,17 +28,26 @@ _UPDATED: ContextVar[weakref.ref[KvgenLayer] | None] = ContextVar("kvgen_layer_u
 class KvgenLayer(CacheLayerMixin):  # type: ignore[misc]
     """One layer of a KvgenCache. `update` keeps a step's rows for the attention function, which stores them.
 
-    `number` counts the layers of one set. `done` are the steps that the layer has seen; `pending`: the attention function has not
-    seen this one's rows.
+    `number` counts the layers of one set. `done` are the steps that the layer has seen; `pending`: this one's rows are not
+    stored. A layer holds its cache weakly, so that pools are free with the cache.
     """
 
     is_sliding = False
     is_croppable = True
 
-    def __init__(self, owner: KvgenCache, attention: Attention | None, index: int, number: int) -> None:
+    def __init__(self, owner: KvgenCache, attention: Attention | None, number: int, *, index: int) -> None:
         super().__init__()
-        self.owner, self.attention, self.index, self.number, self.done = owner, attention, index, number, 0
+        self._owner = weakref.ref(owner)
+        self.attention, self.index, self.number, self.done = attention, index, number, 0
         self.is_initialized, self.pending = True, False
+
+    @property
+    def owner(self) -> KvgenCache:
+        """The cache that the layer belongs to."""
+        found = self._owner()
+        if found is None:
+            raise ArgumentError("past_key_values: the KvgenCache of these rows is gone; keep it while the model runs")
+        return found
 
     @staticmethod
     def last() -> KvgenLayer | None:
@@ -55,6 +64,7 @@ class KvgenLayer(CacheLayerMixin):  # type: ignore[misc]
             raise ArgumentError(
                 "past_key_values: a layer without keys and values was updated; the config says it has none"
             )
+        self.owner.hand_out(self)
         key_states._kvgen = self
         self.pending = True
         _UPDATED.set(weakref.ref(self))
@@ -73,10 +83,10 @@ class KvgenLayer(CacheLayerMixin):  # type: ignore[misc]
         return self.owner.seen + query_length, 0
 
     def reset(self) -> None:
-        self.owner.crop(0)
+        self.owner.reset()
 
-    def crop(self, max_length: int) -> None:
-        self.owner.crop(max_length)
+    def crop(self, tokens_to_remove: int) -> None:
+        self.owner.crop(tokens_to_remove)
 
     def reorder_cache(self, beam_idx: torch.Tensor) -> None:
         """Done once for all layers, by the cache."""
@@ -92,8 +102,9 @@ class KvgenCache(Cache):  # type: ignore[misc]
     - `dtype`: of q, k and v; None: the config's.
     - `arch`: architectures to compile for; None: that of the current GPU, or sm_80 and sm_90a without one.
 
-    The pool has room for the batch of the first step, on its device. Prompts may be padded on the left. Raises ConfigError for
-    a model that kvgen.models does not read, before anything is loaded; ArgumentError for steps that do not fit.
+    The pool has room for the batch of the first step, on its device; after `reset()` a batch of another size gets another pool.
+    Prompts may be padded on the left. `copy.deepcopy` copies the pool. Raises ConfigError for a model that kvgen.models does not
+    read, before anything is loaded; ArgumentError for steps that do not fit.
     """
 
     def __init__(
@@ -120,23 +131,45 @@ class KvgenCache(Cache):  # type: ignore[misc]
         )
         self._sets = [load(kernels) for kernels in sets]
         counts = [0] * len(sets)
-        layers = []
-        for index, one in enumerate(attention):
-            layers.append(KvgenLayer(self, one, index, 0 if one is None else counts[one.kernels]))
+        numbers = []
+        for one in attention:
+            numbers.append(0 if one is None else counts[one.kernels])
             if one is not None:
                 counts[one.kernels] += 1
         self._counts = counts
-        self.seen = 0  # tokens of the longest request, padding included
+        self._begin_anew(list(zip(attention, numbers, strict=True)))
+
+    def _begin_anew(self, layers: Sequence[tuple[Attention | None, int]]) -> None:
+        self.seen = 0  # columns of the batch, padding included
         self.launches = 0
         self._steps = 0
+        self._handed_out: KvgenLayer | None = None
         self._caches: list[Any] = []
         self._workspaces: dict[tuple[int, str], Any] = {}
         self._planned: set[tuple[int, str]] = set()
-        super().__init__(layers=layers)
+        super().__init__(layers=[KvgenLayer(self, *layer, index=i) for i, layer in enumerate(layers)])
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> KvgenCache:
+        """A cache with the same tokens in a pool of its own: the kernels are shared."""
+        new = memo[id(self)] = object.__new__(type(self))
+        new.__dict__.update(
+            {name: getattr(self, name) for name in ("dtype", "max_tokens", "page_size", "_sets", "_counts")}
+        )
+        new._begin_anew([(layer.attention, layer.number) for layer in self.layers])
+        if self._caches:
+            self._finish()
+            new._allocate(self.batch, self.device)
+            for ours, theirs in zip(self._pools(), new._pools(), strict=True):
+                theirs.copy_(ours)
+            new.lengths.copy_(self.lengths)
+            new._next, new._tokens, new.seen = self._next.clone(), self._tokens.clone(), self.seen
+        return new
 
     # --- a step -------------------------------------------------------------------------------------------------------
 
     def _allocate(self, batch: int, device: torch.device) -> None:
+        if device.type not in ("cpu", "cuda"):
+            raise ArgumentError(f"past_key_values: got rows on {device}; kernels run on cuda, and on the CPU machine")
         pages = -(-self.max_tokens // self.page_size)
         where = "cpu" if device.type == "cpu" else f"cuda:{device.index or 0}"
         self._caches = [
@@ -146,9 +179,26 @@ class KvgenCache(Cache):  # type: ignore[misc]
         self.batch, self.device = batch, device
         self.lengths = torch.zeros(batch, dtype=torch.int32, device=device)  # before the step
         self._next = torch.zeros(batch, dtype=torch.int32, device=device)
+        self._tokens = torch.ones(
+            batch, self.max_tokens, dtype=torch.bool, device=device
+        )  # which columns are no padding
         table = torch.arange(batch * pages, dtype=torch.int32, device=device).reshape(batch, pages)
         self._caches = [cache.step(self.lengths, table) for cache in self._caches]
         self.errors = ErrorWord(where)
+
+    def hand_out(self, layer: KvgenLayer) -> None:
+        """Rows of `layer` go to the model. Raises ArgumentError where those of the layer before came to another attention."""
+        before, self._handed_out = self._handed_out, layer
+        if before is not None:
+            self._handed_out = None
+            raise ArgumentError(
+                f"past_key_values: got a KvgenCache, but layer {before.index} attended without it; call "
+                "model.set_attn_implementation('kvgen'); a model that keeps its own attention needs another cache"
+            )
+
+    def taken(self) -> None:
+        """The rows handed out last have come to the attention function."""
+        self._handed_out = None
 
     def begin(self, layer: KvgenLayer, rows: torch.Tensor, mask: torch.Tensor | None) -> None:
         """Say what the step's rows are, at its first layer: `rows` are `[B, S, ...]`, `mask` the 2-D one of padding."""
@@ -156,24 +206,36 @@ class KvgenCache(Cache):  # type: ignore[misc]
         if layer.done <= self._steps:
             return
         batch, new = rows.shape[:2]
-        if not self._caches:
+        if not self._caches or (self.seen == 0 and (batch, rows.device) != (self.batch, self.device)):
             self._allocate(batch, rows.device)
         if batch != self.batch:
             raise ArgumentError(
-                f"past_key_values: got a batch of {batch}; the cache has the {self.batch} requests of its first step"
+                f"past_key_values: got a batch of {batch}; the cache has {self.batch} requests; reset() it first"
             )
+        if rows.device != self.device:
+            raise ArgumentError(f"past_key_values: got rows on {rows.device}; the cache is on {self.device}")
         self._finish()
         if self.seen + new > self.max_tokens:
             raise ArgumentError(
                 f"max_tokens: got {self.max_tokens}; this step makes {self.seen + new} tokens; a request needs room for its "
                 "prompt and answer"
             )
-        self._steps += 1
+        columns = self.seen + new
+        if mask is not None and tuple(mask.shape) != (batch, columns):
+            raise ArgumentError(
+                f"attention_mask: got the shape {list(mask.shape)}; the cache has {self.seen} tokens of {batch} requests and the "
+                f"step {new}; pass {[batch, columns]}"
+            )
         self._planned.clear()
         self.keep: torch.Tensor | None = None  # rows that are tokens; None: all
         counts = torch.full((batch,), new, dtype=torch.int32, device=self.device)
         if mask is not None:
             own = mask[:, -new:].bool()
+            if not torch.equal(mask[:, : self.seen].bool(), self._tokens[:, : self.seen]):
+                raise ArgumentError(
+                    "attention_mask: got other padding among cached tokens than the steps that cached them; pass the same mask, "
+                    "made longer"
+                )
             if bool((own[:, 1:] < own[:, :-1]).any()):
                 raise ArgumentError(
                     "attention_mask: got padding behind tokens; pad on the left (tokenizer.padding_side = 'left')"
@@ -184,6 +246,8 @@ class KvgenCache(Cache):  # type: ignore[misc]
         self.row_offsets = torch.zeros(batch + 1, dtype=torch.int32, device=self.device)
         torch.cumsum(counts, 0, out=self.row_offsets[1:])
         self._next = self.lengths + counts
+        self._tokens[:, self.seen : columns] = True if self.keep is None else own
+        self._steps += 1
         self.seen += new
         self.new = new
 
@@ -243,10 +307,8 @@ class KvgenCache(Cache):  # type: ignore[misc]
             found = self._workspaces[key] = launcher.workspace(max_rows=room, device=self.errors.device)
         if key not in self._planned:
             self._planned.add(key)
-            if kind.startswith("extend"):
-                launcher.plan(cache, found, rows=self.total, row_offsets=self.row_offsets, stream=stream)
-            else:
-                launcher.plan(cache, found, stream=stream)
+            more = {"row_offsets": self.row_offsets} if kind.startswith("extend") else {}
+            launcher.plan(cache, found, rows=self.total, stream=stream, **more)
             self.launches += 1
         return found
 
@@ -255,28 +317,48 @@ class KvgenCache(Cache):  # type: ignore[misc]
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return self.seen
 
-    def crop(self, max_length: int) -> None:
-        """Forget the tokens behind the first `max_length`, padding counted; a negative number: so many at the end."""
-        kept = max(0, self.seen + max_length) if max_length < 0 else min(max_length, self.seen)
-        if self._caches:
-            self._next = (self._next - (self.seen - kept)).clamp_(min=0)
-        self.seen = kept
+    def crop(self, tokens_to_remove: int) -> None:
+        """Forget the last tokens, padding counted: -n forgets n of them, as in transformers; n > 0 keeps the first n."""
+        self._keep_first(tokens_to_remove if tokens_to_remove > 0 else self.seen + tokens_to_remove)
 
     def reset(self) -> None:
-        self.crop(0)
+        """Forget all tokens."""
+        self._keep_first(0)
+
+    def _keep_first(self, columns: int) -> None:
+        self.seen = min(max(0, columns), self.seen)
+        self._handed_out = None
+        if self._caches:
+            self._next = self._tokens[:, : self.seen].sum(1, dtype=torch.int32)
 
     def reorder_cache(self, beam_idx: torch.Tensor) -> None:
         """Request i goes on with the tokens of request beam_idx[i]."""
         self._finish()
         self._select(beam_idx)
 
+    def batch_select_indices(self, indices: torch.Tensor) -> None:
+        """As `reorder_cache`; the number of requests stays."""
+        if self._caches and len(indices) != self.batch:
+            raise ArgumentError(
+                f"past_key_values: got {len(indices)} requests to go on with; the cache keeps its {self.batch}"
+            )
+        self.reorder_cache(indices)
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        """Raises ArgumentError: the number of requests stays."""
+        raise ArgumentError(
+            f"past_key_values: got {repeats} copies of each request; the cache keeps its number of requests; repeat the prompts"
+        )
+
     def _select(self, requests: torch.Tensor) -> None:
-        for cache in self._caches:
-            for pool in (*cache.blocks, *cache.scales):
-                held = pool if isinstance(pool, torch.Tensor) else torch.from_numpy(pool.view(np.uint8))
-                pages = held.view(self.batch, -1, *held.shape[1:])  # a request's pages lie behind each other
-                pages.copy_(pages[requests.to(held.device)])
-        self._next = self._next[requests]
+        for held in self._pools():
+            pages = held.view(self.batch, -1, *held.shape[1:])  # a request's pages lie behind each other
+            pages.copy_(pages[requests.to(held.device)])
+        self._next, self._tokens = self._next[requests], self._tokens[requests]
+
+    def _pools(self) -> list[torch.Tensor]:
+        pools = [pool for cache in self._caches for pool in (*cache.blocks, *cache.scales)]
+        return [p if isinstance(p, torch.Tensor) else torch.from_numpy(p.view(np.uint8)) for p in pools]
 
 
 def _current() -> Sequence[Arch]:

@@ -44,16 +44,17 @@ class Attention:
 def sets_of(
     config: Mapping[str, Any], dtype: DtypeName, *, page_size: int, kv_dtype: KvDtype, arch: Sequence[Arch]
 ) -> tuple[list[KernelSet], list[Attention | None]]:
-    """The sets of a model, one for each shape of heads, and which of their operations each layer has; None: no K and V.
+    """The sets of a model, one for each shape of heads, and which of their operations each layer has; None: no K and V
+    of its own.
 
-    Raises ConfigError for a config that kvgen.models does not read, and for attention that transformers does not hand out:
-    ALiBi and indexers.
+    Raises ConfigError for a config that kvgen.models does not read, for layers with states, and for attention that
+    transformers does not hand out: ALiBi and indexers.
     """
     facts = models.facts(config)
     shapes: dict[tuple[int, int, int, int], dict[tuple[object, ...], LayerFacts]] = {}
     for kind in facts.kinds:
-        if kind.cache:
-            _refuse(kind)
+        _refuse(kind)
+        if kind.kv_source is None:
             shapes.setdefault(_shape(kind), {}).setdefault(_asks(kind), kind)
     listed = list(shapes)
     suffixes = {
@@ -86,7 +87,7 @@ def sets_of(
     layers: list[Attention | None] = []
     for number in facts.pattern:
         kind = facts.kinds[number]
-        if not kind.cache:
+        if kind.kv_source is not None:  # transformers hands it the rows of that layer
             layers.append(None)
             continue
         shape = _shape(kind)
@@ -107,6 +108,11 @@ def sets_of(
 
 
 def _refuse(kind: LayerFacts) -> None:
+    if not kind.cache:
+        raise ConfigError(
+            f"config: its {kind.kind} layers keep a state instead of keys and values, which KvgenCache does not hold; use "
+            "another cache and attn_implementation"
+        )
     what = "ALiBi" if kind.alibi else "an indexer's tokens" if kind.index_topk is not None else ""
     if what:
         raise ConfigError(
