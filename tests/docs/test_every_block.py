@@ -163,7 +163,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Folder:
     (folder.root / "specs").mkdir()
     (folder.root / "pyproject.toml").write_text("[tool.kvgen]\n", encoding="utf-8")
     for name in ("llama3_8b", "gemma3_4b", "qwen3_8b"):
-        operations = "ops.Append(), ops.Decode()" if name == "llama3_8b" else "ops.Append()"
+        operations = "ops.Append(), ops.Decode(), ops.Extend()" if name == "llama3_8b" else "ops.Append()"
         (folder.root / f"specs/{name}.py").write_text(SPEC.format(ops=operations), encoding="utf-8")
     git(folder.root, "init", "-q", "-b", "main")
     for message in ("specs", "more"):
