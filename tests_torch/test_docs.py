@@ -29,7 +29,8 @@ CASES: Final = [
 ]
 
 
-def test_the_page_has_its_programs() -> None:
+def test_the_pages_have_their_programs() -> None:
+    assert list(programs(ROOT / "docs" / "transformers.md")) == ["generate.py"]
     page = ROOT / "docs" / "torch.md"
     names = ["launchers.py", "operators.py", "states.py", "compiled.py", "exported.py", "graph_gpu.py"]
     assert list(programs(page)) == names

@@ -55,6 +55,7 @@ UNTESTED: Final = {
     ("README.md", "make docs"): "the job `docs` of .github/workflows/docs.yml: Sphinx is in an environment of its own",
     ("index.md", ":caption:"): "Sphinx's; the job `docs` reads it, and tests/docs/test_pages.py what it lists",
     ("install.md", "pip install"): "it needs the package index; .github/workflows/release.yml tries the wheel",
+    ("pages.md", "ranges = kvgen.page_ranges"): "the transport's call; tests/runtime/test_page_ranges.py has the ranges",
     ("quickstart.md", "pip install"): "it needs the package index; .github/workflows/release.yml tries the wheel",
     ("quantization.md", "dequantized value ="): "a formula",
     ("review.md", '"append": {'): "lines of a file, and of what `kvgen diff` prints, cut short",
