@@ -45,10 +45,10 @@ class ArchThreads:
 
 @dataclass(frozen=True)
 class ArchBlocks:
-    """An architecture, and how many blocks a launch has there at most, in C++."""
+    """An architecture on which a launch has a block for so many SM parts of its workspace, and no more."""
 
     arch: str
-    most: str
+    parts: int
 
 
 @dataclass(frozen=True)
@@ -181,19 +181,11 @@ def _kernel(kernels: KernelSet, op: Op, plan: KernelPlan, structs: dict[str, Str
             ArchShared(a, plan.shared_on(a)) for a in kernels.arch if plan.shared_on(a) != plan.shared
         ),
         threads_by_arch=tuple(ArchThreads(a, n) for a, n in plan.threads_by_arch),
-        blocks_by_arch=tuple(
-            ArchBlocks(a, _divided("arguments.num_sm_parts", split.blocks_per_sm // n))
-            for a, n in plan.blocks_by_arch
-            if split
-        ),
+        blocks_by_arch=tuple(ArchBlocks(a, split.blocks_per_sm // n) for a, n in plan.blocks_by_arch if split),
         elsewhere=tuple(ArchFile(arch, other.name) for arch, other in plan.elsewhere),
         checked=tuple(m for m in struct.members if m.pointer or m.unit > 1),
         workspace=any(p.name == "workspace" for p in plan.params) and split is not None,
     )
-
-
-def _divided(what: str, by: int) -> str:
-    return f"{what} / {by}" if by > 1 else what
 
 
 def _member(name: str, plan: KernelPlan, cache: Struct, where: str) -> tuple[str, str]:
