@@ -245,8 +245,8 @@ def _tiles_bytes(kernels: KernelSet, stages: int) -> int:
 def shared_bytes(kernels: KernelSet) -> int:
     """Shared of the template."""
     stages = _stages(kernels)
-    flags = -(-(8 * ((6 if by_rows(kernels) else 4) * stages + 6) + 4 * (stages + 1)) // 16) * 16
-    return _tiles_bytes(kernels, stages) + flags + 8 * NARROW_COLS + 2 * 64 + 48 * _WARPS
+    flags = -(-(8 * ((6 if by_rows(kernels) else 4) * stages + 6) + 4 * (stages + 5)) // 16) * 16
+    return _tiles_bytes(kernels, stages) + flags + 8 * NARROW_COLS + 48 * _WARPS
 
 
 def maps(kernels: KernelSet) -> tuple[PoolMap, ...]:

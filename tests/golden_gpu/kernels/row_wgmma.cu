@@ -160,7 +160,7 @@ extern "C" __global__ void __launch_bounds__(96) row_wgmma_works(uint32_t* works
   if (threadIdx.x == 0) ring.init(3);
   __syncthreads();
   for (uint32_t round = 0;; ++round) {
-    const Work work = ring.await_work(round, threadIdx.x / 32 == 1, asked_works(plan), stamp, gridDim.x, works, nullptr, [](Work&) {});
+    const Work work = ring.await_work(round, threadIdx.x / 32 == 1, asked_works(plan), stamp, gridDim.x, works, nullptr, [](uint32_t) { return false; });
     if (work.index == kNoWork) break;
     if (threadIdx.x % 32 == 0) atomicAdd(&had[2 * (group * works + work.index) + work.failed], 1);
   }
