@@ -50,11 +50,12 @@ kernels = [
                 v_norm=RmsNorm(weight=False),
             ),
             ops.Gather(),
+            ops.Extend(scale=1.0),
             ops.Decode(scale=1.0, split="balanced"),
         ],
         arch=["sm_80", "sm_90a"],
         model=model,
-        layers={"full": ("append", "decode")},
+        layers={"full": ("append", "extend", "decode")},
     ),
     KernelSet(
         name="gemma_4_31b_local",

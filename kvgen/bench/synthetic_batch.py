@@ -52,7 +52,7 @@ def _with_room(tensor: Tensor, shape: tuple[int, ...], kind: np.dtype[Any]) -> R
     """Zeros of a pool, at the strides that its layout has."""
     strides = room_strides(tensor, shape)
     whole = aligned((1 + sum((n - 1) * step for n, step in zip(shape, strides, strict=True)),), kind)
-    return np.lib.stride_tricks.as_strided(whole, shape, [step * kind.itemsize for step in strides])
+    return np.ndarray(shape, kind, whole.view(np.uint8), strides=[step * kind.itemsize for step in strides])
 
 
 class Scene:

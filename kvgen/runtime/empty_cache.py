@@ -146,7 +146,10 @@ def _laid_out(shape: tuple[int, ...], strides: tuple[int, ...], dtype: str, valu
         return whole.as_strided(shape, strides)
     import numpy as np
 
-    return np.lib.stride_tricks.as_strided(whole, shape, [step * whole.itemsize for step in strides])
+    steps = [step * whole.itemsize for step in strides]
+    return np.ndarray(
+        shape, whole.dtype, whole.view(np.uint8), strides=steps
+    )  # NumPy's as_strided knows no 8-bit floats
 
 
 def _filled(shape: tuple[int, ...], dtype: str, value: Any, device: str) -> Any:

@@ -102,7 +102,8 @@ def limits(wanted: Decoded, given: Terms, q: Raw, row: int) -> tuple[Floats, Flo
         # Naive attention of one token, or of one head, may happen to be right.
         usual, usual_lse = roundings(query, seen, given, scores)
         error = factor * max(np.abs(low - right).max(), usual) + 2 * _unsettled(right, given.out)
-        return np.maximum(error + rounding, allowed), lse_allowed * base + factor * max(far, usual_lse * base)
+        # Not a number where V of a token without weight is none.
+        return np.fmax(error + rounding, allowed), lse_allowed * base + factor * max(far, usual_lse * base)
     return allowed, lse_allowed * base
 
 

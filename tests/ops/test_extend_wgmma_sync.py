@@ -10,11 +10,13 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
 
+import numpy as np
 import pytest
 
 from kvgen import KernelSet, Layout, Mask, Paged, Quant, ops
 from kvgen.codegen.emit import render_device, render_set
 from kvgen.errors import DeviceError
+from kvgen.reference.faults import Fault, FaultLog
 from kvgen.spec.loader import LoadedSet
 from tests.support import harness
 from tests.support.batches import PLAIN
@@ -87,7 +89,7 @@ WITHOUT: Final[dict[str, tuple[str, int, str | None, str]]] = {
     "arrivals for two": ("if (lane < step) mbarrier_arrive(empty);", 0, "if (lane == 0) mbarrier_arrive(empty);", "deadlock"),
     "Q read by narrow ones": ("if (group == 0) release(&shared.q_empty);", 0, None, "deadlock"),
     "one warpgroup's columns": ("narrow ? 4 + group : 3, threads = narrow ? 128", 0, "3, threads = narrow ? 256", "deadlock"),
-    "Q before sums": ("named_barrier(id, threads);  // products with Q are done", 0, None, "race uninitialised"),
+    "Q before sums": ("named_barrier(id, threads);  // products with Q are done", 0, None, "in_flight race uninitialised"),
     "dims before the next": ("if (first > 0) named_barrier(id, threads);", 0, None, "race"),
     "sums before they are read": ("named_barrier(id, threads);  // they are there", 0, None, "race"),
     "work empty": ("mbarrier_wait(&empty[place]", 0, None, "race bad_mbarrier deadlock"),
@@ -127,9 +129,13 @@ SOME: Final = ("K expected", "Q fence", "V empty parity", "codes: K fence")
 LEFT_OUT: Final = tuple(WITHOUT) if "KVGEN_FAMILY" in os.environ else SOME
 
 
-def changed(kernels: KernelSet, name: str, folder: Path) -> ModuleType:
-    """The generated package with one thing of the kernel, or of its device functions, left out."""
-    part, which, instead, _ = WITHOUT[name]
+# A length changes while the kernel runs: copying warps are told another one than the others.
+TOLD: Final = "(cache, chunk.b, chunk.rows) != chunk.tokens"
+
+
+def changed(kernels: KernelSet, name: str, change: tuple[str, int, str | None], folder: Path) -> ModuleType:
+    """The generated package with one thing of the kernel, or of its device functions, left out or changed."""
+    part, which, instead = change
     package = "without_" + name.replace(": ", "_").replace(" ", "_")
     files = render_device() | render_set(LoadedSet(kernels, "tests/ops/test_extend_wgmma_sync.py", ""))
     for path, file in files.items():
@@ -157,7 +163,8 @@ def changed(kernels: KernelSet, name: str, folder: Path) -> ModuleType:
 def test_left_out(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kernels = OF.get(name, CODES if name.startswith("codes") else ROWS if name.startswith("rows: ") else CAUSAL)
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
-    monkeypatch.setitem(harness._packages, kernels.name, (kernels, changed(kernels, name, tmp_path)))
+    module = changed(kernels, name, WITHOUT[name][:3], tmp_path)
+    monkeypatch.setitem(harness._packages, kernels.name, (kernels, module))
     for schedule in ("ascending", "descending", 1):
         totals, rows = ((384, 256) if kernels is FULL else (300, 170)), (70, 40)
         if name == "work empty":  # entries of one tile, or stages of keys keep the copying warp from the next work
@@ -168,3 +175,24 @@ def test_left_out(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
             one.run(multiprocessors=1)  # one block has all entries
         kind = str(caught.value).partition("on the CPU machine: ")[2].partition(":")[0]
         assert kind in WITHOUT[name][3].split(), f"{schedule}: {caught.value}"
+
+
+@pytest.mark.parametrize(
+    "kernels", [CAUSAL, ROWS, CODES] if "KVGEN_FAMILY" in os.environ else [CAUSAL], ids=lambda k: k.name
+)
+def test_a_length_that_changes_meanwhile(kernels: KernelSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One thread reads it for its block: warps that read it each could wait for each other for ever. Entries have their result,
+    or are stale as a whole."""
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    told = TOLD.replace("!=", "+ (cache.batch == 2 ? threadIdx.x < 256 : threadIdx.x >= 256) !=")
+    module = changed(kernels, f"told_{kernels.name}", (TOLD, 0, told), tmp_path)
+    monkeypatch.setitem(harness._packages, kernels.name, (kernels, module))
+    batch = replace(PLAIN, totals=(300, 170), new=(0,) * 2)
+    step(kernels, batch, (70, 40)).check(multiprocessors=1)
+    totals = (300, 170, 40)
+    one = step(kernels, replace(batch, totals=totals, new=(0,) * 3), (70, 40, 3))
+    out, lse, word = one.run(multiprocessors=1)
+    assert np.isnan(out.astype(np.float32)).all() and np.isnan(lse).all()
+    wanted = FaultLog()
+    wanted.add(Fault.STALE, 2, 37)  # the smallest one
+    assert word == wanted.word

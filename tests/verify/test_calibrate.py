@@ -39,7 +39,7 @@ ALL = {
 }  # fmt: skip
 NONE = {"sub_core_0", "hgmma"}  # may be 0
 # What trips are counted with and nothing measures, as docs/verify.md says; and mio_queue, which is found only where time bends.
-UNMEASURED = {"bandwidth", "clock_tensor", "operands", "branch", "uniform_interval", "mio_queue"}
+UNMEASURED = {"bandwidth", "clock_tensor", "operands", "branch", "uniform_interval", "mio_queue", "tma_box"}
 
 
 @functools.cache

@@ -333,14 +333,16 @@ __device__ __forceinline__ Finished sync_finish_of(uint32_t id, uint32_t threads
 }
 
 // The work that a block has next. `failed`: the counter was overwritten, and what others have done is unknown; each block then goes on
-// by its place in the grid, and its works have no result.
+// by its place in the grid, and its works have no result. `stale`: the request has another length than it was planned with.
 struct Work {
   uint32_t index;
-  bool failed;
+  bool failed, stale;
 };
+constexpr uint32_t kNoWork = kU32Max;  // index where none is left
 
 // The works that a block has one after the other: its place in the grid, then the next one of the list that nobody has. One warp asks
-// for them, a work ahead of who is slow; all warps read what it is.
+// for them, a work ahead of who is slow, and all warps read what it is: were each to read a length that changes meanwhile, those that
+// copy and those that multiply could wait for each other for ever.
 struct WorkRing {
   uint64_t full[2], empty[2];
   Work work[2];
@@ -352,14 +354,16 @@ struct WorkRing {
       mbarrier_init(&empty[i], warps);
     }
   }
-  // The block's work number `round` of `blocks` blocks; an index of `works` or more where none is left. `counter` is idle_works() of the
-  // plan before the launch and after it: as many ask as there are works, those who get none included.
-  __device__ __forceinline__ Work await_work(uint32_t round, bool asks, unsigned long long* counter, uint32_t stamp, uint32_t blocks, uint32_t works, uint64_t* errors) {
+  // The block's work number `round` of `blocks` blocks, of `works` in all. `counter` is idle_works() of the plan before the launch and
+  // after it: as many ask as there are works, those who get none included. One thread asks is_stale(index)
+  // where there is one.
+  template <typename IsStale>
+  __device__ __forceinline__ Work await_work(uint32_t round, bool asks, unsigned long long* counter, uint32_t stamp, uint32_t blocks, uint32_t works, uint64_t* errors, const IsStale& is_stale) {
     const uint32_t place = round % 2, lane = threadIdx.x % 32;
     if (asks) {
       mbarrier_wait(&empty[place], round / 2 & 1 ^ 1);
       if (lane == 0) {
-        Work next = {round * blocks + blockIdx.x, round > 0 && work[1 - place].failed};
+        Work next = {round * blocks + blockIdx.x, round > 0 && work[1 - place].failed, false};
         if (round > 0 && !next.failed) {
           const unsigned long long asked = atomicAdd(counter, kOneWork);
           next.failed = asked - idle_works(stamp) != (uint32_t)asked * kOneWork || (uint32_t)asked >= works;
@@ -367,6 +371,8 @@ struct WorkRing {
           else if ((uint32_t)asked == works - 1) atomicExch(counter, idle_works(stamp));
           if (!next.failed) next.index = blocks + (uint32_t)asked;
         }
+        if (next.index < works) next.stale = is_stale(next.index);
+        else next.index = kNoWork;
         work[place] = next;
         mbarrier_arrive(&full[place]);
       }

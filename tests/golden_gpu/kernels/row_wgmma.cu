@@ -160,8 +160,8 @@ extern "C" __global__ void __launch_bounds__(96) row_wgmma_works(uint32_t* works
   if (threadIdx.x == 0) ring.init(3);
   __syncthreads();
   for (uint32_t round = 0;; ++round) {
-    const Work work = ring.await_work(round, threadIdx.x / 32 == 1, asked_works(plan), stamp, gridDim.x, works, nullptr);
-    if (work.index >= works) break;
+    const Work work = ring.await_work(round, threadIdx.x / 32 == 1, asked_works(plan), stamp, gridDim.x, works, nullptr, [](uint32_t) { return false; });
+    if (work.index == kNoWork) break;
     if (threadIdx.x % 32 == 0) atomicAdd(&had[2 * (group * works + work.index) + work.failed], 1);
   }
   if (threadIdx.x == 0 && blockIdx.x == 0) workspaces[4 * group + 2] = idle_works(stamp) >> 32;
