@@ -150,6 +150,18 @@ def _sums(arrays: Arrays) -> dict[str, Wanted]:
     }
 
 
+def _scales_inputs() -> dict[str, Array]:
+    """Zero, a subnormal number and infinity among them: each is the factor as it is."""
+    x = np.random.default_rng(231).normal(0, 3, 32).astype(np.float32)
+    x[:4] = [0, 1e-40, np.inf, -1]
+    return {"in": pattern(x), "out": np.full((32, 2), UNUSED, np.uint32)}
+
+
+def _scales(arrays: Arrays) -> dict[str, Wanted]:
+    ones = np.ones(32, np.float32).view(np.uint32)
+    return {"out": exact(np.stack([arrays["in"], ones], axis=1))}
+
+
 def _unclaimed_inputs() -> dict[str, Array]:
     return {
         "out": np.full((4, 3, 40), UNUSED, np.uint32),
@@ -177,5 +189,6 @@ def probes() -> list[Probe]:
         Probe("library_columns_of", UNIT, "columns_of", _of_inputs, _of, COLUMNS, blocks),
         Probe("library_columns_positions", UNIT, "columns_positions", _positions_inputs, _positions, TOKENS, chunks),
         Probe("library_columns_sums", UNIT, "columns_sums", _sums_inputs, _sums, 64),
+        Probe("library_columns_scales", UNIT, "columns_scales", _scales_inputs, _scales, 32),
         Probe("library_columns_unclaimed", UNIT, "columns_unclaimed", _unclaimed_inputs, _unclaimed, 64, (4, 1, 1)),
     ]

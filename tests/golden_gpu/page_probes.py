@@ -93,6 +93,8 @@ def _numbers_inputs() -> dict[str, Array]:
     return {
         "pairs": np.array([2, -1, 3, 4, 0], np.int32),
         "found": np.zeros((5, 3), np.uint32),
+        "stripped": np.zeros((8, 3), np.uint32),
+        "places": np.zeros((96, 2), np.uint64),
         "numbers": np.zeros((5, 16), np.uint64),
     }
 
@@ -116,8 +118,16 @@ def _numbers(arrays: Arrays) -> dict[str, Wanted]:
             i * -(-6 * 40000 // PIECE // TILE),
             x < 0,
         ]
-    found = [[0, 0, 48], [0, 1, 48], [0, 2, 48], [1, 0, 20], [1, 1, 20]]
-    return {"found": exact(np.array(found, np.uint32)), "numbers": exact(numbers)}
+    found = [[0, 0, 16], [0, 16, 16], [0, 32, 16], [1, 0, 16], [1, 16, 4]]
+    # Strips of 32 bytes, 80 from each to the next one.
+    apart = [80 * strip + byte for strip in range(3) for byte in range(32)]
+    stripped = [[0, 0, 16], [0, 16, 4], *([1, byte, 16] for byte in apart[::16])]
+    return {
+        "found": exact(np.array(found, np.uint32)),
+        "stripped": exact(np.array(stripped, np.uint32)),
+        "places": exact(np.stack([np.arange(96), apart], axis=1).astype(np.uint64)),
+        "numbers": exact(numbers),
+    }
 
 
 def _zero_inputs() -> dict[str, Array]:
@@ -151,5 +161,5 @@ def probes() -> list[Probe]:
         Probe("library_pages_copy", unit, "pages_copy", _copy_inputs, _copy, THREADS, grid),
         Probe("library_pages_within", unit, "pages_within", _within_inputs, _within, THREADS, (1, LAYERS, 1)),
         Probe("library_pages_tile", unit, "pages_tile", _tile_inputs, _tile, THREADS),
-        Probe("library_pages_numbers", unit, "pages_numbers", _numbers_inputs, _numbers, 5),
+        Probe("library_pages_numbers", unit, "pages_numbers", _numbers_inputs, _numbers, 96),
     ]

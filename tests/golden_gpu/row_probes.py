@@ -129,6 +129,17 @@ def _operands(_: Arrays) -> dict[str, Wanted]:
     return {"keys": exact(keys), "values": exact(values)}
 
 
+def _dims_inputs() -> dict[str, Array]:
+    return {"heads": np.full(32, UNUSED, np.uint32), "dims": np.full((32, 6, 2), UNUSED, np.uint32)}
+
+
+def _dims(_: Arrays) -> dict[str, Wanted]:
+    """C of m16n8k16: element e of tile d is dim 2j + e of its 8; lanes of j = 0 store heads."""
+    tile, element = np.ogrid[:6, :2]
+    dims = 8 * tile + 2 * np.asarray(QUAD).reshape(32, 1, 1) + element
+    return {"heads": exact((np.asarray(QUAD) == 0).astype(np.uint32)), "dims": exact(dims.astype(np.uint32))}
+
+
 def _numbers_inputs() -> dict[str, Array]:
     return {
         "in": pattern(np.random.default_rng(261).standard_normal(32).astype(np.float32)),
@@ -217,6 +228,7 @@ def probes() -> list[Probe]:
         Probe("library_rows_stages", UNIT, "rows_stages", _stages_inputs, _stages, 64, (len(TILES), 1, 1)),
         Probe("library_rows_queries", UNIT, "rows_queries", _queries_inputs, _queries, 32),
         Probe("library_rows_operands", UNIT, "rows_operands", _operands_inputs, _operands, 32),
+        Probe("library_rows_dims", UNIT, "rows_dims", _dims_inputs, _dims, 32),
         Probe("library_rows_numbers", UNIT, "rows_numbers", _numbers_inputs, _numbers, 32),
         Probe("library_rows_seen", UNIT, "rows_seen", _seen_inputs, _seen, 32),
         Probe("library_rows_stores", UNIT, "rows_stores", _stores_inputs, _stores, 32),

@@ -97,6 +97,7 @@ CALLED_IN = {
     "plan_keys": (f"{KERNELS}/plan_keys.cu",),
     "plan_rows": (f"{KERNELS}/plan_rows.cu",),
     "row_tile": (f"{KERNELS}/row_tile.cu",),
+    "row_lanes": (f"{KERNELS}/row_lanes.cu",),
     "row_wgmma": (f"{KERNELS}/row_wgmma.cu",),
     "extend_tiles": (f"{KERNELS}/extend_tiles.cu", f"{KERNELS}/row_tile.cu"),
     "quantize": (f"{KERNELS}/quantize.cu",),

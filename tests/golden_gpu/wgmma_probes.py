@@ -252,12 +252,14 @@ def _descriptors_inputs() -> dict[str, Array]:
     panels = rng.integers(1, 64, 32) * 1024
     addresses[:2], panels[:3] = [0, 226 * 1024 + 96], [1024, 65536, 16]
     found = {"addresses": addresses.astype(np.uint32), "panels": panels.astype(np.uint32)}
-    return found | {"out": np.zeros((32, 3), np.uint64)}
+    return found | {"out": np.zeros((32, 5), np.uint64)}
 
 
 def _descriptors(arrays: Arrays) -> dict[str, Wanted]:
-    own = zip(arrays["addresses"].tolist(), arrays["panels"].tolist(), strict=True)
-    rows = [[descriptor(step, 1024, 128) | address >> 4 for step in (panel, 16, panel)] for address, panel in own]
+    rows = []
+    for i, (address, panel) in enumerate(zip(arrays["addresses"].tolist(), arrays["panels"].tolist(), strict=True)):
+        tiles = ((panel, address), (16, address), (panel, address), (panel, address), (panel, address + 16 * i))
+        rows.append([descriptor(step, 1024, 128) | at >> 4 for step, at in tiles])
     return {"out": exact(np.array(rows, np.uint64))}
 
 

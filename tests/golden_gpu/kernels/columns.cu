@@ -65,6 +65,12 @@ extern "C" __global__ void columns_sums(const float* in, float* lse, float* with
   empty[2 * i + 1] = all.empty();
 }
 
+// The scale that thread i has been given, and that of a call without any.
+extern "C" __global__ void columns_scales(const float* in, float* out) {
+  out[2 * threadIdx.x] = given_scale(in + threadIdx.x);
+  out[2 * threadIdx.x + 1] = given_scale(nullptr);
+}
+
 struct Out {
   static constexpr uint32_t kThreads = 64, kCols = 3, kDim = 40, kVec = 4;
 };

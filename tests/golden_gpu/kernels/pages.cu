@@ -16,6 +16,10 @@ struct Bytes {
 using Small = PageRuns<Bytes<0, 0, 48, 4, false>, Bytes<1, 0, 20, 4, false>>;
 using Large = PageRuns<Bytes<0, 0, 20480, 16, false>>;
 using Open = PageRuns<Bytes<0, 0, 6, 2, true>>;
+struct Apart : Bytes<1, 0, 96, 16, false> {
+  static constexpr uint64_t kStrip = 32, kStep = 80;
+};
+using Stripped = PageRuns<Bytes<0, 0, 20, 4, false>, Apart>;  // the second with other bytes in between
 using Other = PageRuns<Bytes<0, 0, 40, 4, false>, Bytes<1, 1, 28, 4, false>>;  // the second by an id of its own
 
 template <typename R, uint32_t kTogether, uint32_t kFrom = 1, uint32_t kTo = 1>
@@ -85,12 +89,16 @@ extern "C" __global__ void __launch_bounds__(kCopyThreads) pages_zero(const int3
   store_zero_tile<Small>(runs, tile.units, 1, 3, 1);
 }
 
-// Of each piece its run, place and the run's bytes; numbers of pages and pairs.
-extern "C" __global__ void pages_numbers(const int32_t* pairs, uint32_t* found, uint64_t* numbers) {
+// Of each piece its run, first byte and bytes, of neighbouring pages and of one in strips; where each byte of strips is; numbers of pages
+// and pairs.
+extern "C" __global__ void pages_numbers(const int32_t* pairs, uint32_t* found, uint32_t* stripped, uint64_t* places, uint64_t* numbers) {
   const uint32_t i = threadIdx.x;
-  Small::find(i, 1, [&](uint32_t run, uint32_t piece, uint64_t bytes) {
-    found[3 * i] = run, found[3 * i + 1] = piece, found[3 * i + 2] = (uint32_t)bytes;
-  });
+  const auto put = [](uint32_t* to, uint32_t run, uint64_t begin, uint32_t nbytes) { to[0] = run, to[1] = (uint32_t)begin, to[2] = nbytes; };
+  places[2 * i] = Strips<Bytes<0, 0, 96, 16, false>>::at(i);
+  places[2 * i + 1] = Strips<Apart>::at(i);
+  if (i < 8) Stripped::find(i, 1, [&](uint32_t run, uint64_t begin, uint32_t nbytes) { put(stripped + 3 * i, run, begin, nbytes); });
+  if (i >= 5) return;
+  Small::find(i, 1, [&](uint32_t run, uint64_t begin, uint32_t nbytes) { put(found + 3 * i, run, begin, nbytes); });
   numbers += 16 * i;
   *numbers++ = Small::pieces(i);
   *numbers++ = Open::pieces(i);

@@ -216,6 +216,13 @@ extern "C" __global__ void rows_numbers(const float* in, float* largest, float* 
   for (uint32_t i = 0; i < 24; ++i) rescaled[lane * 24 + i] = sums.out[0][i / 4][i % 4];
 }
 
+// Of each lane whether it stores heads, then dims of its tiles' two elements, [tile][element].
+extern "C" __global__ void rows_dims(uint32_t* heads, uint32_t* dims) {
+  using Shape = RowShape<Tile32>;
+  heads[threadIdx.x] = Shape::has_heads();
+  for (uint32_t i = 0; i < 12; ++i) dims[threadIdx.x * 12 + i] = Shape::dim(i / 2, i % 2);
+}
+
 // Scores of 32 columns and 32 tokens, [16 columns][8 tokens][lane][element]: which are seen.
 extern "C" __global__ void rows_seen(const float* in, uint32_t* out) {
   RowScores<TileScattered> s;

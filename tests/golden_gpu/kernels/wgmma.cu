@@ -95,12 +95,15 @@ extern "C" __global__ void __launch_bounds__(128) wgmma_values_f16(const uint32_
   values<f16>(a, b, c, out);
 }
 
-// [i]: a tile at an address, with panels so many bytes apart and with none; the former afresh.
+// [i]: a tile at an address, with panels so many bytes apart and with none; the former afresh, as a whole and by its address, and i times 16
+// bytes further on.
 extern "C" __global__ void wgmma_descriptors(const uint32_t* addresses, const uint32_t* panels, uint64_t* out) {
   const uint32_t i = threadIdx.x;
-  out[3 * i] = swizzled_tile(addresses[i], panels[i]);
-  out[3 * i + 1] = swizzled_tile(addresses[i]);
-  out[3 * i + 2] = fresh_tile(swizzled_tile(addresses[i], panels[i]));
+  out[5 * i] = swizzled_tile(addresses[i], panels[i]);
+  out[5 * i + 1] = swizzled_tile(addresses[i]);
+  out[5 * i + 2] = fresh_tile(swizzled_tile(addresses[i], panels[i]));
+  out[5 * i + 3] = fresh_address(swizzled_tile(addresses[i], panels[i]));
+  out[5 * i + 4] = tile_at(swizzled_tile(addresses[i], panels[i]), i);
 }
 
 // Groups of kSize threads, each with a barrier of its own from kFirst on, pass a number on, 2 rounds and one more for each group
