@@ -97,7 +97,7 @@ CALLED_IN = {
     "plan_keys": (f"{KERNELS}/plan_keys.cu",),
     "plan_rows": (f"{KERNELS}/plan_rows.cu",),
     "row_tile": (f"{KERNELS}/row_tile.cu",),
-    "row_wgmma": (f"{KERNELS}/row_wgmma.cu",),
+    **dict.fromkeys(("row_wgmma", "row_copies"), (f"{KERNELS}/row_wgmma.cu",)),
     "extend_tiles": (f"{KERNELS}/extend_tiles.cu", f"{KERNELS}/row_tile.cu"),
     "quantize": (f"{KERNELS}/quantize.cu",),
     "segment": (f"{KERNELS}/segment.cu",),
