@@ -98,6 +98,7 @@ CALLED_IN = {
     "plan_rows": (f"{KERNELS}/plan_rows.cu",),
     "row_tile": (f"{KERNELS}/row_tile.cu",),
     **dict.fromkeys(("row_wgmma", "row_copies"), (f"{KERNELS}/row_wgmma.cu",)),
+    "row_widen": (f"{KERNELS}/row_widen.cu",),
     "extend_tiles": (f"{KERNELS}/extend_tiles.cu", f"{KERNELS}/row_tile.cu"),
     "quantize": (f"{KERNELS}/quantize.cu",),
     "segment": (f"{KERNELS}/segment.cu",),
