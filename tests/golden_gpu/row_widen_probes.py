@@ -52,7 +52,8 @@ def _scales(n: int) -> NDArray[Any]:
     found = rng.uniform(0.25, 4, (tokens, 2, DIMS // dims, 2 if n == 1 else 1)) * rng.choice([1, -1])
     if n == 1:
         found[..., 1] = rng.integers(0, 16, found.shape[:-1])
-    return found.astype(kind)
+    typed: NDArray[Any] = found.astype(kind)
+    return typed
 
 
 def _rows_inputs() -> dict[str, Array]:
@@ -135,10 +136,12 @@ def _weights_inputs() -> dict[str, Array]:
     rng = np.random.default_rng(330)
     signs = rng.choice([1, -1], (BLOCKS, TOKENS))
     v_scales = signs * np.exp2(rng.uniform([[-1], [-15], [-1], [-119]], [[3], [5], [3], [-115]], (BLOCKS, TOKENS)))
-    v_scales[0, 24:] = np.nan
-    v_scales[2, [3, 20, 21]] = [np.inf, np.nan, -np.inf]
+    v_scales[0, 24:28], v_scales[0, 28:] = np.nan, 0
+    v_scales[2, [0, 20, 21]] = [np.inf, np.nan, -np.inf]
     limits = np.minimum(rng.integers(0, TOKENS + 9, (BLOCKS, COLS)), np.array(ENDS)[:, None])
+    limits[2, :2] = 1  # columns that see no scale that is a number
     top = np.where(rng.random((BLOCKS, COLS)) < 0.5, -np.inf, rng.uniform(-9, 9, (BLOCKS, COLS)))
+    top[2, :2] = -np.inf
     top[0, 16:32] = 50  # no maximum of this warp rises
     floats: dict[str, NDArray[Any]] = {
         "scores": rng.normal(0, 20, (BLOCKS, COLS, TOKENS)),
