@@ -45,6 +45,7 @@ from tests.golden_gpu import (
     row_lane_probes,
     row_probes,
     row_wgmma_probes,
+    row_widen_probes,
     scan_probes,
     seal_probes,
     segment_probes,
@@ -122,6 +123,7 @@ def probes() -> tuple[Probe, ...]:
         latent_wgmma_probes,
         wgmma_probes,
         row_wgmma_probes,
+        row_widen_probes,
         tma_probes,
     )
     return (*(of_family(family) for family in families()), *(probe for m in modules for probe in m.probes()))

@@ -10,7 +10,7 @@ import ml_dtypes
 import numpy as np
 
 from tests.golden_gpu.column_probes import UNUSED, close
-from tests.golden_gpu.compare import Wanted
+from tests.golden_gpu.compare import Rule, Wanted
 from tests.golden_gpu.extend_probes import together
 from tests.golden_gpu.memory_probes import exact
 from tests.golden_gpu.numbers import Array
@@ -111,6 +111,100 @@ def _merge(arrays: Arrays) -> dict[str, Wanted]:
     }
 
 
+def _halves_inputs() -> dict[str, Array]:
+    """Lanes of a column agree about its maximum and have a part of its sum each; some warpgroups saw no token."""
+    rng = np.random.default_rng(294)
+    numbers = rng.uniform(0.1, 2, (2, 2, 128, 4 + 4 * DIM_TILES))
+    numbers[..., :2] = rng.uniform(-9, 9, (2, 2, 32, 2)).repeat(4, axis=2)
+    for half, thread in ((0, 0), (1, 4), (0, 8), (1, 8)):
+        numbers[:, half, thread : thread + 4] = [-np.inf] * 2 + [0] * (2 + 4 * DIM_TILES)
+    return {
+        "in": pattern(numbers.astype(np.float32)),
+        "out": np.full((2, 128, 4 + 4 * DIM_TILES), UNUSED, np.uint32),
+    }
+
+
+def _halves(arrays: Arrays) -> dict[str, Wanted]:
+    numbers = arrays["in"].view(np.float32).astype(np.float64)
+    sums = numbers[..., 2:4].reshape(2, 2, 32, 4, 2).sum(axis=3)
+    numbers[..., 2:4] = sums.repeat(4, axis=2)
+    numbers[1, 1, :, 2:4] = np.nan
+    found = together(numbers)
+    found[1, :, 2:4] = np.nan
+    return {"out": close(found, 1e-5)}
+
+
+# Q, and the rows of K and V -----------------------------------------------------------------------------------------
+
+
+def _codes_inputs() -> dict[str, Array]:
+    codes = np.random.default_rng(295).permutation(256).astype(np.uint8).reshape(32, 8)
+    return {"q": codes, "halves": np.full((32, 8), 0xEEEE, np.uint16), "bf16s": np.full((32, 8), 0xEEEE, np.uint16)}
+
+
+def _codes(arrays: Arrays) -> dict[str, Wanted]:
+    with np.errstate(invalid="ignore"):
+        q = arrays["q"].view(ml_dtypes.float8_e4m3fn).astype(np.float32)
+    q[np.arange(32) % 5 == 3] = 0
+    return {
+        "halves": Wanted(pattern(q.astype(np.float16)), Rule("f16", any_nan=True)),
+        "bf16s": Wanted(pattern(q.astype(ml_dtypes.bfloat16)), Rule("bf16", any_nan=True)),
+    }
+
+
+STAGES: Final = 3
+
+
+def _ring_inputs() -> dict[str, Array]:
+    steps = np.random.default_rng(296).integers(0, STAGES + 1, (32, 8), np.uint32)
+    steps[0] = STAGES
+    return {"steps": steps, "out": np.full((32, 8, 2), UNUSED, np.uint32)}
+
+
+def _ring(arrays: Arrays) -> dict[str, Wanted]:
+    all_of = arrays["steps"].cumsum(axis=1)
+    return {"out": exact(np.stack([all_of % STAGES, all_of // STAGES % 2], axis=-1).astype(np.uint32))}
+
+
+COPIED, PLACES, NO_ROW = 128, 48, 0xFFFFFFFF
+
+
+def _copies_inputs() -> dict[str, Array]:
+    rng = np.random.default_rng(297)
+    rows = rng.permutation(40)[:32].astype(np.uint32)
+    rows[[2, 7, 20, 31]] = NO_ROW
+    return {
+        "rows": rng.integers(1, 2**16, (40, COPIED), np.uint16),
+        "from": rows,
+        "wide": np.full(PLACES * COPIED // 2, UNUSED, np.uint32),
+        "narrow": np.full(PLACES * COPIED // 4, UNUSED, np.uint32),
+        "lanes": np.full(32, UNUSED, np.uint32),
+    }
+
+
+def grouped(rows: Array) -> Array:
+    """Rows in groups of 8 whose every 64 dims are one pattern, swizzled over 128 bytes; eight elements stay together."""
+    count, dims = rows.shape
+    chunks = rows.reshape(count // 8, 8, dims // 64, 8, 8).transpose(0, 2, 1, 3, 4)
+    found = np.empty_like(chunks)
+    for row in range(8):
+        for chunk in range(8):
+            found[:, :, row, chunk ^ row] = chunks[:, :, row, chunk]
+    return found
+
+
+def _copies(arrays: Arrays) -> dict[str, Wanted]:
+    rows = np.concatenate([arrays["rows"], np.zeros((1, COPIED), np.uint16)])
+    own = rows[np.where(arrays["from"] == NO_ROW, len(rows) - 1, arrays["from"])]
+    wide, narrow = (np.full((PLACES, dims), 0xEEEE, np.uint16) for dims in (COPIED, COPIED // 2))
+    wide[8:40], narrow[40:] = own, own[:8, : COPIED // 2]
+    return {
+        "wide": exact(grouped(wide).reshape(-1).view(np.uint32)),
+        "narrow": exact(grouped(narrow).reshape(-1).view(np.uint32)),
+        "lanes": exact(arrays["from"][::-1].copy()),
+    }
+
+
 # Warpgroups ---------------------------------------------------------------------------------------------------------
 
 
@@ -196,6 +290,10 @@ def probes() -> list[Probe]:
     return [
         *attending,
         Probe("library_row_wgmma_merge", UNIT, "row_wgmma_merge", _merge_inputs, _merge, 128),
+        Probe("library_row_wgmma_halves", UNIT, "row_wgmma_halves", _halves_inputs, _halves, 256, (2, 1, 1)),
+        Probe("library_row_wgmma_codes", UNIT, "row_wgmma_codes", _codes_inputs, _codes, 32),
+        Probe("library_row_wgmma_ring", UNIT, "row_wgmma_ring", _ring_inputs, _ring, 32),
+        Probe("library_row_wgmma_copies", UNIT, "row_wgmma_copies", _copies_inputs, _copies, 32),
         Probe("library_row_wgmma_registers", UNIT, "row_wgmma_registers", _registers_inputs, _registers, 384),
         Probe(
             "library_row_wgmma_works",

@@ -1,4 +1,5 @@
-// row_wgmma.cuh: attention of a warpgroup over tiles of rows of 16 bits, and how warpgroups of a block share registers and meet.
+// row_wgmma.cuh and row_copies.cuh: attention of a warpgroup over tiles of rows of 16 bits, how rows come there, and how warpgroups of a
+// block share registers and meet.
 #include "runs.cuh"
 #include "../../../templates/device/memory/mbarrier.cuh"
 
@@ -6,7 +7,7 @@ struct PageIds {};
 struct PageList {};
 
 #include "../../../templates/device/attention/extend_tiles.cuh"
-#include "../../../templates/device/attention/row_wgmma.cuh"
+#include "../../../templates/device/attention/row_copies.cuh"
 
 constexpr uint32_t kCols = 64, kMost = 96;  // columns; tokens
 
@@ -82,12 +83,10 @@ __device__ __forceinline__ void attend(const T* q, const T* k, const T* v, const
     wgmma_done(flat(sums));
     __syncthreads();
   }
+  add_lanes(sums);
 #pragma unroll
-  for (uint32_t h = 0; h < 2; ++h) {
-    float all = sums.row_sum[0][h] + __shfl_xor_sync(~0u, sums.row_sum[0][h], 1);
-    all += __shfl_xor_sync(~0u, all, 2);
-    if (threadIdx.x % 4 == 0) max[first + 8 * h] = sums.row_max[0][h], sum[first + 8 * h] = all;
-  }
+  for (uint32_t h = 0; h < 2; ++h)
+    if (threadIdx.x % 4 == 0) max[first + 8 * h] = sums.row_max[0][h], sum[first + 8 * h] = sums.row_sum[0][h];
   for_each_eight(sums, [&](uint32_t dim, uint32_t h, const Vec<float, 8>& x) {
 #pragma unroll
     for (uint32_t i = 0; i < 8; ++i) out[(first + 8 * h) * kValueDims + dim + i] = x.e[i];
@@ -165,4 +164,66 @@ extern "C" __global__ void __launch_bounds__(96) row_wgmma_works(uint32_t* works
     if (threadIdx.x % 32 == 0) atomicAdd(&had[2 * (group * works + work.index) + work.failed], 1);
   }
   if (threadIdx.x == 0 && blockIdx.x == 0) workspaces[4 * group + 2] = idle_works(stamp) >> 32;
+}
+
+// Two warpgroups' sums of the same columns, [warpgroup][thread][maxima, sums, sums of V], as the earlier one has them together; the later
+// one of block 1 has failed. Half of the dims find room at a time.
+extern "C" __global__ void __launch_bounds__(256) row_wgmma_halves(const float* in, float* out) {
+  using Tile = TileOf<bf16, 128, 64>;
+  constexpr uint32_t kOut = Tile::kValueDims / 2, kEach = 4 + kOut, kRoom = Tile::kValueDims / 2;
+  __shared__ __align__(16) uint8_t room[kRoom * 128 * 2];
+  __shared__ Vec<float, 4> heads[32];
+  const bool later = threadIdx.x >= 128;
+  const float* own = in + (blockIdx.x * 256 + threadIdx.x) * kEach;
+  RowSums<Tile> sums;
+  for (uint32_t h = 0; h < 2; ++h) sums.row_max[0][h] = own[h], sums.row_sum[0][h] = own[2 + h];
+#pragma unroll
+  for (uint32_t n = 0; n < kOut; ++n) flat(sums)[n] = own[4 + n];
+  add_lanes(sums);
+  sync_merge_sums<kRoom>(4, 256, sums, later, blockIdx.x == 1, room, heads);
+  if (later) return;
+  float* to = out + (blockIdx.x * 128 + threadIdx.x) * kEach;
+  for (uint32_t h = 0; h < 2; ++h) to[h] = sums.row_max[0][h], to[2 + h] = sums.row_sum[0][h];
+#pragma unroll
+  for (uint32_t n = 0; n < kOut; ++n) to[4 + n] = flat(sums)[n];
+}
+
+// Codes of q as either operand, eight a lane; every fifth lane's row is not live.
+extern "C" __global__ void row_wgmma_codes(const e4m3* q, uint8_t* halves, uint8_t* bf16s) {
+  const uint32_t lane = threadIdx.x;
+  const bool live = lane % 5 != 3;
+  store_query_codes<TileOf<f16, 64, 64>>(halves + 16 * lane, q + 8 * lane, live);
+  store_query_codes<TileOf<bf16, 64, 64>>(bf16s + 16 * lane, q + 8 * lane, live);
+}
+
+// A way of each lane through a ring of 3 stages: stage and parity behind each step.
+extern "C" __global__ void row_wgmma_ring(const uint32_t* steps, uint32_t* out) {
+  RingPlace<3> place;
+#pragma unroll 1
+  for (uint32_t i = threadIdx.x * 8; i < threadIdx.x * 8 + 8; ++i) {
+    place.advance(steps[i]);
+    out[2 * i] = place.stage;
+    out[2 * i + 1] = place.parity;
+  }
+}
+
+// Rows of a warp, 32 of 128 dims and 8 of 64 dims, to shared memory by the rows of `from`, of which ~0 is none; all of that memory once they
+// have landed, and what each lane's pointer leads to at lane 31 - n.
+extern "C" __global__ void row_wgmma_copies(const bf16* rows, const uint32_t* from, uint32_t* wide, uint32_t* narrow, uint32_t* lanes) {
+  constexpr uint32_t kRows = 48;
+  __shared__ __align__(1024) uint8_t to[kRows * 256], more[kRows * 128];
+  __shared__ uint64_t landed;
+  const uint32_t lane = threadIdx.x, row = from[lane];
+  for (uint32_t i = lane; i < kRows * 64; i += 32) ((uint32_t*)to)[i] = 0xeeeeeeeeu;
+  for (uint32_t i = lane; i < kRows * 32; i += 32) ((uint32_t*)more)[i] = 0xeeeeeeeeu;
+  if (lane == 0) mbarrier_init(&landed, 32);
+  __syncwarp();
+  const bf16* own = row == kU32Max ? nullptr : rows + row * 128;
+  copy_rows_async<128, 32>(to, 8, own);
+  copy_rows_async<64, 8>(more, 40, own);
+  cp_async_arrive(&landed);
+  mbarrier_wait(&landed, 0);
+  for (uint32_t i = lane; i < kRows * 64; i += 32) wide[i] = ((const uint32_t*)to)[i];
+  for (uint32_t i = lane; i < kRows * 32; i += 32) narrow[i] = ((const uint32_t*)more)[i];
+  lanes[lane] = *pointer_of_lane(from + lane, 31 - lane);
 }
