@@ -302,7 +302,7 @@ DECODE_LINES: Final = (
     214  # on average; nvfp4 of MAX, KIVI and int8 with zero points went to tensor cores, whose kernel is longer
 )
 LLAMA_DECODE_LINES: Final = 230
-SET_LINES: Final = 49_000 // 68  # of a set's kernels, on average; 22 sets have extend, for two kinds of tensor cores
+SET_LINES: Final = 50_000 // 68  # of a set's kernels, on average; 22 sets have extend, for two kinds of tensor cores
 
 
 def test_kernels_are_as_short_as_their_operation_allows(kernels: list[Kernel]) -> None:
