@@ -1,1 +1,1 @@
-"""Attention of vLLM's engine over its own KV cache, by kvgen's kernels; importing this package imports nothing else."""
+"""Attention of vLLM's V1 engine by kvgen's kernels, over the pages that vLLM allocates."""
