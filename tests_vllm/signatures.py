@@ -45,7 +45,13 @@ RECEIVED: Final = (
 )
 # Where vLLM calls backends; what other backends, models and kernels call is their own.
 CALLERS: Final = ("config", "distributed", "model_executor/layers/attention", "platforms", "v1")
-OTHERS: Final = ("v1/attention/backends", "v1/attention/ops", "platforms/rocm.py", "platforms/xpu.py", "platforms/tpu.py")
+OTHERS: Final = (
+    "v1/attention/backends",
+    "v1/attention/ops",
+    "platforms/rocm.py",
+    "platforms/xpu.py",
+    "platforms/tpu.py",
+)
 # The ends of what stands before the dot where a backend, a builder or an implementation is called; and where one is made.
 CALLED: Final = ("impl", "impl_cls", "builder", "builder_cls", "backend", "backend_cls", "backend_class")
 MADE: Final = ("impl_cls", "builder_cls")
