@@ -123,7 +123,7 @@ class KvgenMetadataBuilder(AttentionMetadataBuilder[step.GroupStep]):  # type: i
         given = common_attn_metadata
         if given.causal is not True:
             raise ArgumentError(
-                f"causal: got {given.causal!r}; {NAME} attends to earlier tokens only; choose another attention backend"
+                f"causal: got {given.causal!r}; {NAME} attends to earlier tokens only; choose another --attention-backend"
             )
         batch = step.Batch(
             query_start_loc=given.query_start_loc,
@@ -176,10 +176,12 @@ class KvgenImpl(AttentionImpl[step.GroupStep]):  # type: ignore[misc]
         from vllm.config import get_current_vllm_config
 
         if alibi_slopes is not None:
-            raise ConfigError(f"alibi_slopes: {NAME} has no ALiBi for vLLM's layers; choose another attention backend")
+            raise ConfigError(
+                f"alibi_slopes: {NAME} has no ALiBi for vLLM's layers; choose another --attention-backend"
+            )
         if attn_type != AttentionType.DECODER:
             raise ConfigError(
-                f"attn_type: got {str(attn_type)!r}; {NAME} attends over a decoder's own tokens; choose another attention backend"
+                f"attn_type: got {str(attn_type)!r}; {NAME} attends over a decoder's own tokens; choose another --attention-backend"
             )
         dtype = torch.get_default_dtype()
         if dtype not in _DTYPES:
