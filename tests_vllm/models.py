@@ -29,7 +29,7 @@ def llama(**fields: Any) -> LlamaConfig:
 
 
 def deepseek(**fields: Any) -> DeepseekV3Config:
-    """DeepSeek V3's attention at its own row size, 4 heads, behind dense layers: routing near ties would hide what attention errs.
+    """DeepSeek V3's attention at its own row size, 4 heads, behind dense layers: experts chosen by a tie would hide what it errs.
 
     RoPE is YaRN's, as in the published model; vLLM's CPU kernel for the plain kind of interleaved pairs turns one head only.
     """
