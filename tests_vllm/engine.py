@@ -104,13 +104,19 @@ def run(
         if done.returncode:
             raise EngineError(done.stdout)
         made = json.loads((folder / "out.json").read_text(encoding="utf-8"))
-        by_process: dict[int, Counter[str]] = {}
-        for line in counts.read_text(encoding="utf-8").splitlines():
-            process, what = line.split()
-            by_process.setdefault(int(process), Counter())[what] += 1
+        by_process = read_counts(counts)
     launches = sum(by_process.values(), Counter[str]())
     own = launches.pop(OWN, 0)
     return Result(**made, launches=launches, own=own, by_process=by_process, log=done.stdout)
+
+
+def read_counts(path: Path) -> dict[int, Counter[str]]:
+    """What the test plugin wrote down, by process."""
+    found: dict[int, Counter[str]] = {}
+    for line in path.read_text(encoding="utf-8").splitlines():
+        process, what = line.split()
+        found.setdefault(int(process), Counter())[what] += 1
+    return found
 
 
 class EngineError(Exception):
