@@ -1,4 +1,4 @@
-"""Prefill and decode in two engines, pages moved by vLLM's NixlConnector; also between engines of different tensor-parallel sizes."""
+"""Prefill and decode in two engines, pages moved by vLLM's NixlConnector, between equal and different numbers of ranks."""
 
 from __future__ import annotations
 

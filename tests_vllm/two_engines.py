@@ -2,8 +2,8 @@
 
     python -m tests_vllm.two_engines prefill|decode FOLDER
 
-is one of the processes. What a router does between two servers, files in FOLDER do here: the prefilling engine writes what it says
-of each request (`kv_transfer_params`), the decoding one passes that on with the same prompt.
+is one of the processes. What a router does between two servers, files in FOLDER do here: the prefilling engine writes what it
+says of each request (`kv_transfer_params`), the decoding one passes that on with the same prompt.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ REMOTE_DECODE: Final[dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Side:
-    """What one of the engines did: tokens of each prompt, launches of kvgen's kernels by process, and calls of vLLM's attention."""
+    """What one of the engines did: tokens of each prompt, and by process how often each kernel and vLLM's attention ran."""
 
     tokens: list[list[int]]
     by_process: dict[int, Counter[str]]
