@@ -22,9 +22,10 @@ from kvgen.errors import ArgumentError, ConfigError
 from kvgen.integrations.vllm import mla
 from kvgen.integrations.vllm.faults import faults_of
 from kvgen.integrations.vllm.mla_shard import MLA_KV_DTYPES, MlaShard, absorbed_rows, check_mla
+from kvgen.integrations.vllm.refusals import in_sentences
 from kvgen.integrations.vllm.shard import DtypeName
 from kvgen.integrations.vllm.step import Batch
-from kvgen.integrations.vllm.v0_32 import _arch, _device_name, _stream
+from kvgen.integrations.vllm.v0_32 import _PAGE_MULTIPLE, _arch, _device_name, _stream
 
 NAME: Final = "KVGEN_MLA"
 _DTYPES: Final[dict[torch.dtype, DtypeName]] = {torch.bfloat16: "bf16", torch.float16: "f16"}
@@ -55,7 +56,19 @@ class KvgenMLABackend(MLACommonBackend):  # type: ignore[misc]
 
     @staticmethod
     def get_supported_kernel_block_sizes(kv_cache_spec: Any = None) -> list[int | MultipleOf]:
-        return [MultipleOf(16)]
+        return [MultipleOf(_PAGE_MULTIPLE)]
+
+    @classmethod
+    def validate_configuration(cls, *args: Any, **asked: Any) -> list[str]:
+        """Why the layers of a model cannot be attended to, in sentences; vLLM asks before it loads the model."""
+        return in_sentences(
+            super().validate_configuration(*args, **asked),
+            asked,
+            name=cls.get_name(),
+            kv_dtypes=cls.supported_kv_cache_dtypes,
+            page_multiple=_PAGE_MULTIPLE,
+            dtypes="bfloat16 or float16, on tensor cores",
+        )
 
 
 @dataclass
@@ -259,8 +272,9 @@ class KvgenMLAImpl(MLACommonImpl[KvgenMLAMetadata]):  # type: ignore[misc]
         slot_mapping: torch.Tensor,
         kv_cache_dtype: str,
         k_scale: torch.Tensor,
+        skip_scale: bool = False,
     ) -> None:
-        """Store a step's latent rows by their slots."""
+        """Store a step's latent rows by their slots. `skip_scale`, of later versions, says that k_scale is 1."""
         if kv_cache.numel() == 0:  # a run that measures memory, before there is a cache
             return
         modules, cache = self._open(kv_cache, k_scale)
