@@ -54,9 +54,8 @@ def adapter_of(version: str, *, untested: bool = False) -> str:
             return known.adapter
     if not untested:
         raise VersionError(
-            f"vllm: got version {version}; kvgen's backend ran in {_named('proved')}, and was compared with the signatures of "
-            f"{_named('read')}; install one of these, choose another --attention-backend, or set {UNTESTED}=1 to try {version} "
-            f"with the adapter of {_nearest(release).version}"
+            f"vllm: got version {version}; kvgen's backend serves {_served()}; install one of these, choose another "
+            f"--attention-backend, or set {UNTESTED}=1 to try {version} with the adapter of {_nearest(release).version}"
         )
     nearest = _nearest(release)
     warnings.warn(
@@ -66,8 +65,10 @@ def adapter_of(version: str, *, untested: bool = False) -> str:
     return nearest.adapter
 
 
-def _named(how: Literal["proved", "read"]) -> str:
-    return ", ".join(known.version for known in KNOWN if known.how == how) or "none"
+def _served() -> str:
+    """The known versions, and what is known of each."""
+    how = {"proved": "its engine ran with it", "read": "its signatures were compared"}
+    return ", ".join(f"{known.version} ({how[known.how]})" for known in KNOWN)
 
 
 def _nearest(release: str) -> Known:
