@@ -1,4 +1,4 @@
-"""kvgen's core for vLLM over recorded steps of its engine, on the CPU machine: every output, every byte of the cache, every fault."""
+"""kvgen's core for vLLM over recorded steps of its engine, on the CPU machine: every output and every byte of the cache."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class Engine:
                     (rows, *self.model.queries(number, recorded.tokens).shape[1:]), np.nan, np.float32
                 )
                 module, cache = self.writers[layer]
-                attention.append(module, cache, *kv, metadata.slot_mapping, self.groups[group].faults.word)
+                attention.append(module, cache, kv[0], kv[1], metadata.slot_mapping, self.groups[group].faults.word)
                 self._store(i, kv, metadata.slot_mapping)
                 attention.attend(begun, layer, self.model.queries(number, recorded.tokens), out)
         return found

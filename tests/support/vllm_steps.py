@@ -1,4 +1,4 @@
-"""Steps of vLLM's engine as an attention backend gets them, recorded by tests_vllm/record_steps.py; and what attention over them is.
+"""Steps of vLLM's engine as an attention backend gets them, recorded by tests_vllm/record_steps.py; and their attention.
 
 K and V of a token are functions of the token, its position and the layer, as in a model: so requests that share a prefix may
 share its pages.

@@ -92,7 +92,9 @@ class KvgenBackend(AttentionBackend):  # type: ignore[misc]
 class KvgenMetadataBuilder(AttentionMetadataBuilder[step.GroupStep]):  # type: ignore[misc]
     """Plans each step of one group of layers, on the device."""
 
-    _cudagraph_support: ClassVar[AttentionCGSupport] = AttentionCGSupport.NEVER
+    _cudagraph_support: ClassVar[AttentionCGSupport] = (
+        AttentionCGSupport.UNIFORM_BATCH
+    )  # tests/integrations/test_vllm_graphs.py
 
     def __init__(self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: torch.device) -> None:
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
