@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from kvgen.integrations.vllm import attention
-from kvgen.integrations.vllm.step import Batch, Group, LayerPool, module_of, open_cache
+from kvgen.integrations.vllm.pools import LayerPool, module_of, open_cache
+from kvgen.integrations.vllm.step import Batch, Group
 from kvgen.runtime.cpu import machine
 from tests.support.launching import Raw
 from tests.support.vllm_steps import (

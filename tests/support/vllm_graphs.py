@@ -15,8 +15,9 @@ from typing import Any, Final
 import numpy as np
 
 from kvgen.integrations.vllm import attention
+from kvgen.integrations.vllm.pools import LayerPool, module_of, open_cache
 from kvgen.integrations.vllm.shard import Shard
-from kvgen.integrations.vllm.step import Batch, Group, GroupStep, LayerPool, module_of, open_cache
+from kvgen.integrations.vllm.step import Batch, Group, GroupStep
 from tests.support.graph_driver import STREAM, Graph, GraphDriver
 from tests.support.launching import Raw
 from tests.support.vllm_steps import ARCH, DIM, KV_HEADS, ORDER, PAGE, Q_HEADS
