@@ -37,13 +37,15 @@ TIMEOUT: Final = 900  # s, of one engine on a busy machine
 
 @dataclass(frozen=True)
 class Result:
-    """What an engine made. `tokens[i]`: of the i-th prompt; `cached[i]`: how many of its tokens the prefix cache had.
+    """What an engine made. `tokens[i]`: of the i-th prompt; `logprobs[i]`: theirs; `cached[i]`: how many of its tokens the prefix
+    cache had.
 
     `launches` counts the kvgen kernels that ran, `own` the calls of vLLM's attention, of all processes together, `by_process`
     both by process. `metrics`: the engine's counters by name; `log`: what it printed.
     """
 
     tokens: list[list[int]]
+    logprobs: list[list[float]]
     cached: list[int]
     launches: Counter[str]
     own: int
@@ -121,11 +123,16 @@ def _process(job: Mapping[str, Any], env: Mapping[str, str]) -> tuple[dict[str, 
         )
         if done.returncode:
             raise EngineError(done.stdout)
-        by_process: dict[int, Counter[str]] = {}
-        for line in counts.read_text(encoding="utf-8").splitlines():
-            process, what = line.split()
-            by_process.setdefault(int(process), Counter())[what] += 1
-        return json.loads((folder / "out.json").read_text(encoding="utf-8")), by_process, done.stdout
+        return json.loads((folder / "out.json").read_text(encoding="utf-8")), read_counts(counts), done.stdout
+
+
+def read_counts(path: Path) -> dict[int, Counter[str]]:
+    """What the test plugin wrote down, by process."""
+    found: dict[int, Counter[str]] = {}
+    for line in path.read_text(encoding="utf-8").splitlines():
+        process, what = line.split()
+        found.setdefault(int(process), Counter())[what] += 1
+    return found
 
 
 class EngineError(Exception):
@@ -159,13 +166,17 @@ def _generated(job: Mapping[str, Any]) -> dict[str, Any]:
     from vllm import LLM, SamplingParams
 
     engine = LLM(**job["options"])
-    sampling = SamplingParams(temperature=0, max_tokens=job["tokens"], ignore_eos=True, detokenize=False)
+    sampling = SamplingParams(temperature=0, max_tokens=job["tokens"], ignore_eos=True, detokenize=False, logprobs=0)
     prompts = [{"prompt_token_ids": tokens} for tokens in job["prompts"]]
     made: list[Any] = []
     for _ in range(job["rounds"]):
         made += engine.generate(prompts, sampling, use_tqdm=False)
     return {
         "tokens": [list(m.outputs[0].token_ids) for m in made],
+        "logprobs": [
+            [found[token].logprob for token, found in zip(m.outputs[0].token_ids, m.outputs[0].logprobs, strict=True)]
+            for m in made
+        ],
         "cached": [m.num_cached_tokens or 0 for m in made],
         "metrics": {m.name: m.value for m in engine.get_metrics() if hasattr(m, "value")},
     }
