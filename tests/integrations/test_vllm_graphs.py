@@ -15,7 +15,7 @@ import pytest
 
 from kvgen.integrations.vllm import faults
 from kvgen.integrations.vllm.shard import Shard
-from kvgen.integrations.vllm.step import Batch
+from kvgen.integrations.vllm.step import Batch, GroupStep
 from kvgen.runtime import FaultError
 from kvgen.runtime.cpu import machine
 from tests.support.graph_driver import GraphDriver, graphs
@@ -42,15 +42,15 @@ class Ranks:
         self.padded = Runner(self.shard, host, "cpu")
         self.plain = Runner(self.shard, {name: array.copy() for name, array in host.items()}, "cpu")
 
-    def write(self, size: Padded, requests: Sequence[Request]) -> None:
-        """The data of a step into all three: new pages, rows of NaN where no request has them, ids of no page behind each
-        request's own."""
+    def write(self, size: Padded, requests: Sequence[Request], ahead: int = 0) -> None:
+        """The data of a step into all three: new pages, also for `ahead` more tokens, rows of NaN where no request has them, ids
+        of no page behind each request's own."""
         counts = [rows for _, rows in requests] + [0] * (REQUESTS - len(requests))
         lengths = [before + rows for before, rows in requests]
         table, slots = np.zeros((REQUESTS, WIDTH), np.int32), []
         pages = iter(self.rng.permutation(np.arange(1, BLOCKS)))
         for b, (before, rows) in enumerate(requests):
-            own = [next(pages) for _ in range(-(-lengths[b] // PAGE))]
+            own = [next(pages) for _ in range(-(-(lengths[b] + ahead) // PAGE))]
             table[b] = [*own, *self.rng.choice([-1, BLOCKS, 2**30], WIDTH - len(own))]
             slots += [own[at // PAGE] * PAGE + at % PAGE for at in range(before, before + rows)]
         new = {n: self.rng.standard_normal(self.padded.buffers[n].shape).astype(np.float32) for n in "qkv"}
@@ -145,6 +145,45 @@ def test_graphs_of_windows_of_drafts(driver: GraphDriver) -> None:
     assert [node.what.split("_")[-1] for node in graph.nodes] == ["append", "verify"] * 2
     for lengths in ((29, 60, 0, 150), (188, 3), (1,)):
         held(ranks, size, [(n, 4) for n in lengths], graph)
+
+
+def test_a_graph_of_several_drafts(driver: GraphDriver) -> None:
+    """A drafter's loop in one graph: vLLM's kernels raise the lengths and say the next slots, then the plan is made again."""
+    ranks, size = Ranks(driver, FULL, np.random.default_rng(10)), Padded(4, 4, 1)
+
+    def advance(runner: Runner) -> None:
+        buffers = {name: getattr(array, "elements", array) for name, array in runner.buffers.items()}
+        live = buffers["seq_lens"] > 0
+        buffers["seq_lens"][live] += 1
+        at = buffers["seq_lens"] - 1
+        pages = buffers["block_table"][np.arange(REQUESTS), at // PAGE]
+        buffers["slot_mapping"][:REQUESTS] = np.where(live, pages * PAGE + at % PAGE, -1)
+        buffers["q"] *= np.float32(-0.5)
+
+    def loop(runner: Runner, metadata: GroupStep) -> None:
+        runner.forward(metadata, size)
+        for _ in range(2):
+            if runner.device == "cpu":
+                advance(runner)
+            else:
+                driver.other_kernel("advance", lambda: advance(runner))
+            metadata.plan_again(runner.stream)
+            runner.forward(metadata, size)
+
+    ranks.write(size, [(3, 1)], ahead=2)
+    metadata = ranks.gpu.build(size)
+    loop(ranks.gpu, metadata)
+    ranks.gpu.buffers["memory"].elements[...] = ranks.padded.buffers["memory"]
+    with driver.capture() as graph:
+        loop(ranks.gpu, metadata)
+    for lengths in ((29, 30, 31, 150), (62, 5)):
+        ranks.write(size, [(n, 1) for n in lengths], ahead=2)
+        with machine(mode="check"):
+            loop(ranks.padded, ranks.padded.build(size))
+        ranks.gpu.build(size)
+        graph.replay()
+        assert not ranks.differ() and np.isfinite(ranks.gpu.buffers["out"].elements[:, :4]).all()
+    ranks.gpu.group.faults.word.raise_if_set(ranks.gpu.stream)
 
 
 def test_graphs_of_any_rows(driver: GraphDriver) -> None:

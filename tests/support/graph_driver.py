@@ -126,6 +126,10 @@ class GraphDriver(EmulatedDriver):
         finally:
             del self.capturing_on[stream]
 
+    def other_kernel(self, name: str, run: Callable[[], Any], stream: int = STREAM) -> None:
+        """A launch of somebody else's kernel on `stream`, which does what `run` does."""
+        self._do(stream, name, (), run)
+
     def capability(self, device: int) -> tuple[int, int]:
         return int(self.arch[3]), int(self.arch[4])
 
