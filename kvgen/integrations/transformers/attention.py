@@ -88,8 +88,8 @@ def kvgen_attention(
 
     `cache`: the PagedAttentionCache of continuous batching, whose rows of all requests are one `[1, H, T, D]`.
     """
-    _check(module, query, attention_mask, dropout)
     if isinstance(cache, PagedAttentionCache):
+        _check(module, query, attention_mask, dropout)
         kernels = kernels_of(cache, module, query)
         number: Any = module.layer_idx
         _hold(kernels.attention(number), query, key, scaling, softcap, sliding_window, s_aux)
@@ -102,6 +102,7 @@ def kvgen_attention(
         )
     owner = layer.owner
     owner.taken()
+    _check(module, query, attention_mask, dropout)
     _hold(layer.attention, query, key, scaling, softcap, sliding_window, s_aux)
     return owner.attend(layer, query, key, value, attention_mask, s_aux), None
 
