@@ -11,7 +11,7 @@ from kvgen.bench.calls import LISTS, Call, selected, tokens_of_query
 from kvgen.bench.step import Step
 from kvgen.bench.synthetic_batch import ATTENDING, LAYER, NEW_ROWS, STEP, Scene
 from kvgen.bench.touched_bytes import SECTOR, WHOLE, Marked, Marks, Token, sectors_of
-from kvgen.ops import NormCache
+from kvgen.ops import Convert, NormCache
 from kvgen.reference import Place
 from kvgen.spec.mask import Mask
 
@@ -24,7 +24,9 @@ def minimum_sectors(scene: Scene, call: Call) -> dict[str, int]:
     Tables count the entries that say where the tokens are: a page's entry once, a request's length and offsets once; a
     table of angles the entries of the positions by which rows are rotated. What changes in place is read once and written once.
     """
-    marked = Marked(scene, scene.tables(call.counted_as, call.rows_each), raw=bool(getattr(call.op, "raw", False)))
+    every_layer = call.kind in ("gather", "scatter") and call.launcher.KERNEL.all_layers
+    raw = bool(getattr(call.op, "raw", False))
+    marked = Marked(scene, scene.tables(call.counted_as, call.rows_each), raw=raw, every_layer=every_layer)
     if call.kind in LISTS:
         layers = WHOLE if call.launcher.KERNEL.all_layers else slice(LAYER, LAYER + 1)
         for name, ids in call.arrays.items():
@@ -51,7 +53,7 @@ def _rows(scene: Scene, call: Call, marked: Marked) -> dict[str, int]:
     kind = call.kind
     stored = {role: np.zeros(call.total, np.bool_) for role in "kv"}
     live = np.zeros(call.total, np.bool_)  # rows that are somebody's, stored or not
-    slots = call.arrays.get("slots") if kind == "append" else None
+    slots = call.arrays.get("slots") if kind in ("append", "gather", "scatter") else None
     roles, dims = _touched(scene, call)
     alone = getattr(call.op, "inputs", "") == "q"
     if slots is not None:
@@ -141,17 +143,24 @@ def _positions(scene: Scene, call: Call) -> NDArray[np.int64]:
 
 
 def _converted(scene: Scene, call: Call, marked: Marked) -> dict[str, int]:
-    """Every token that both caches can hold, in the one that is read and in the one that is written."""
-    source = call.source
-    assert source is not None
+    """Every token that both caches can hold, in the one that is read and in the one that is written: of each the heads that
+    move."""
+    source, op = call.source, call.op
+    assert source is not None and isinstance(op, Convert)
+    moved = [_heads(op, call.numbers.get(name, 0)) for name in ("target_head", "source_head")]
     other = Marked(source, source.tables("convert"))
     for b, total in enumerate(scene.workload.totals):
         for position in range(total - min(scene.alive(b), source.alive(b)), total):
             token = Token(b, position, None, total)
-            marked.token(token, "convert")
-            other.token(token, "gather")
+            marked.token(token, "convert", heads=moved[0])
+            other.token(token, "gather", heads=moved[1])
     other.lengths()
     return marked.sectors() | {f"source.{name}": n for name, n in other.sectors().items()}
+
+
+def _heads(op: Convert, first: int) -> slice:
+    """The heads that move, of which this is the first."""
+    return WHOLE if op.heads is None else slice(first, first + op.heads)
 
 
 def _first_seen(call: Call, total: int, rows: int) -> int:

@@ -34,10 +34,10 @@ class Token(NamedTuple):
 
 
 class Marked:
-    """Which bytes of pools and tables have been touched. `raw`: codes and scales are taken as they are, so that what
-    dequantizes them beside the scales in pages is not needed."""
+    """Which bytes of pools and tables have been touched, in one layer or in `every_layer`. `raw`: codes and scales are taken as
+    they are, so that what dequantizes them beside the scales in pages is not needed."""
 
-    def __init__(self, scene: Scene, tables: dict[str, Raw], *, raw: bool = False) -> None:
+    def __init__(self, scene: Scene, tables: dict[str, Raw], *, raw: bool = False, every_layer: bool = False) -> None:
         self._scene, self._raw = scene, raw
         self._view: TableView = scene.view(tables)
         self._tables: dict[str, Marks] = {name: np.zeros(array.shape, np.bool_) for name, array in tables.items()}
@@ -45,25 +45,28 @@ class Marked:
             name: [np.zeros_like(p) for p in pool] if isinstance(pool, list) else np.zeros_like(pool)
             for name, pool in scene.pools.items()
         }
-        self._rows: tuple[Rows, ...] = ()
+        self._layers = tuple(range(LAYERS)) if every_layer else (LAYER,)
+        self._rows: tuple[tuple[Rows, ...], ...] = ()
         if not scene.cache.states:
-            self._rows = cache_rows(scene.kv, {**self._pools, **self._view.arrays}, LAYER)
+            arrays = {**self._pools, **self._view.arrays}
+            self._rows = tuple(cache_rows(scene.kv, arrays, layer) for layer in self._layers)
 
     def row(self, places: tuple[Place, ...], token: int) -> None:
         """K and V of one token, whose pages are `places`."""
-        for rows, place in zip(self._rows, places, strict=False):
-            for part in rows.parts:
-                self._part(part, place, token)
+        for layer in self._rows:
+            for rows, place in zip(layer, places, strict=False):
+                for part in rows.parts:
+                    self._part(part, place, token)
 
-    def _part(self, part: Part, place: Place, token: int, dims: slice = WHOLE) -> None:
-        """A token's dims that are stored one way: elements, or codes and what scales they have. `dims` are enough where
-        others have no scale in common with them."""
+    def _part(self, part: Part, place: Place, token: int, dims: slice = WHOLE, heads: slice = WHOLE) -> None:
+        """A token's dims that are stored one way: elements, or codes and what scales they have, of some heads. `dims` are
+        enough where others have no scale in common with them."""
         if not isinstance(part, Coded):
-            _touch(part.elements, place.page, token, dims)
+            _touch(part.elements, place.page, token, dims, heads)
             return
-        _touch(part.codes, place.page, token, WHOLE if part.scales is not None else dims)
+        _touch(part.codes, place.page, token, WHOLE if part.scales is not None else dims, heads)
         if part.scales is not None:
-            _touch(part.scales, place.scales, token // part.block[0])
+            _touch(part.scales, place.scales, token // part.block[0], heads=_blocks(heads, part.block[1]))
         if self._raw:
             return
         if part.given is not None:
@@ -73,12 +76,13 @@ class Marked:
     def _global_scales(self) -> None:
         for name, pool in self._pools.items():
             if name.endswith("_global_scale"):
-                mine = pool[LAYER] if isinstance(pool, list) or pool.ndim > 1 else pool
-                mine[...] = _ones(mine)
+                for layer in self._layers:
+                    mine = pool[layer] if isinstance(pool, list) or pool.ndim > 1 else pool
+                    mine[...] = _ones(mine)
 
-    def token(self, token: Token, kind: str, roles: str = "kv", dims: slice = WHOLE) -> set[str]:
-        """One token as an operation of this `kind` touches it, and the table's entries that lead there; of `roles` alone, and
-        of a head's `dims` alone.
+    def token(self, token: Token, kind: str, roles: str = "kv", dims: slice = WHOLE, heads: slice = WHOLE) -> set[str]:
+        """One token as an operation of this `kind` touches it, and the table's entries that lead there; of `roles` alone, of
+        a head's `dims` alone, and of `heads` alone.
 
         Returns the roles that it touches.
         """
@@ -87,7 +91,10 @@ class Marked:
         if isinstance(places, Fault):
             raise AssertionError(f"request {b}, token {token.position}: {places.name} in a table of kvgen bench's own")
         touched = set[str]()
-        for name, rows, place in zip("kv", self._rows, places, strict=False):
+        roles_of_layers = [
+            (name, rows, place) for layer in self._rows for name, rows, place in zip("kv", layer, places, strict=False)
+        ]
+        for name, rows, place in roles_of_layers:
             end = 0
             for part in rows.parts if name in roles else ():
                 begin, end = end, end + part.dim
@@ -96,11 +103,11 @@ class Marked:
                     continue
                 in_page, in_tail = _where(rows, part, token, kind)
                 if in_page:
-                    self._part(part, place, token.position % self._scene.tokens, mine)
+                    self._part(part, place, token.position % self._scene.tokens, mine, heads)
                     self._lead(b, page)
                 if in_tail:
                     assert rows.tail is not None
-                    slot = rows.tail[b, token.position % rows.residual]
+                    slot = rows.tail[b, token.position % rows.residual, heads]
                     slot[...] = _ones(slot)
                 if (in_page or in_tail) and rows.residual and kind != "append":
                     self._tables[f"{name}_sealed"][b] = True
@@ -163,10 +170,15 @@ def _within(dims: slice, begin: int, end: int) -> slice | None:
     return slice(first, last) if first < last else None
 
 
-def _touch(elements: Elements, page: int, token: int, dims: slice = WHOLE) -> None:
+def _blocks(heads: slice, sharing: int) -> slice:
+    """The blocks of `sharing` heads that some heads lie in."""
+    return WHOLE if heads == WHOLE else slice(heads.start // sharing, -(-heads.stop // sharing))
+
+
+def _touch(elements: Elements, page: int, token: int, dims: slice = WHOLE, heads: slice = WHOLE) -> None:
     """Mark a token's row of values, codes or scales."""
     row = elements.read(page, token)
-    row[:, dims] = 15 if elements.packed else _ones(row)
+    row[heads, dims] = 15 if elements.packed else _ones(row)
     elements.write(page, token, row)
 
 

@@ -60,7 +60,7 @@ def check_array(param: Array, array: ArrayView, dims: Dims, device: str) -> Exte
         dims=dims,
         field=param.field,
         fields=param.fields or (None,) * len(param.shape),
-        packed=len(param.shape) - 1 if param.strided else None,
+        packed=len(param.shape) - int(param.strided) if param.strided else None,
         writable=param.access != "in",
         align=param.align,
         device=device,
@@ -109,6 +109,11 @@ def _scalar(param: Scalar, given: Any, call: Call) -> int | float:
     if not low <= value <= high:
         raise ArgumentError(
             f"{param.name}: got {value}; the kernel takes {param.dtype}; pass a number from {low} to {high}"
+        )
+    if param.most is not None and not (0 <= value <= param.most and value % param.multiple == 0):
+        steps = f"a multiple of {param.multiple} " if param.multiple > 1 else ""
+        raise ArgumentError(
+            f"{param.name}: got {value}; the operation takes {steps}from 0 to {param.most}; pass one of these"
         )
     call.dims[param.name] = value
     return value
