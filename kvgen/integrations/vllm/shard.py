@@ -31,6 +31,9 @@ _FLOATS: Final[dict[str, DtypeName]] = {"float16": "f16", "bfloat16": "bf16"}
 ORDERS: Final[tuple[PackedOrder, ...]] = get_args(PackedOrder)
 
 
+MOST_DIMS: Final = 1024  # of a head
+
+
 @dataclass(frozen=True)
 class Shard:
     """What a layer attends with on one tensor-parallel rank, in vLLM's words: the arguments of its AttentionImpl.
@@ -76,6 +79,10 @@ def check(shard: Shard) -> None:
     if shard.kv_cache_dtype not in KV_DTYPES:
         raise ConfigError(
             f"kv_cache_dtype: got {shard.kv_cache_dtype!r}; kvgen stores {', '.join(KV_DTYPES)} here; choose one of them"
+        )
+    if not 1 <= shard.head_dim <= MOST_DIMS:
+        raise ConfigError(
+            f"head_size: got {shard.head_dim}; a head has 1 to {MOST_DIMS} dims here; choose another --attention-backend"
         )
     stored = _FLOATS.get(shard.kv_cache_dtype, shard.dtype)
     if stored != shard.dtype:

@@ -20,11 +20,13 @@ from vllm.v1.kv_cache_layout import KVCacheLayout
 from kvgen.errors import ArgumentError, ConfigError
 from kvgen.integrations.vllm import attention, step
 from kvgen.integrations.vllm.faults import faults_of
+from kvgen.integrations.vllm.refusals import in_sentences
 from kvgen.integrations.vllm.shard import KV_DTYPES, DtypeName, Shard, check
 from kvgen.spec.kernel_set import Arch
 
 NAME: Final = "KVGEN"
 _DTYPES: Final[dict[torch.dtype, DtypeName]] = {torch.bfloat16: "bf16", torch.float16: "f16", torch.float32: "f32"}
+_PAGE_MULTIPLE: Final = 16
 # Architectures that kernels are compiled for where there is no GPU to ask.
 _ARCH: Final[tuple[Arch, ...]] = ("sm_80", "sm_90a")
 
@@ -50,7 +52,7 @@ class KvgenBackend(AttentionBackend):  # type: ignore[misc]
 
     @staticmethod
     def get_supported_kernel_block_sizes(kv_cache_spec: Any = None) -> list[int | MultipleOf]:
-        return [MultipleOf(16)]
+        return [MultipleOf(_PAGE_MULTIPLE)]
 
     @classmethod
     def supported_kv_cache_layouts(cls) -> tuple[KVCacheLayout, ...]:
@@ -69,6 +71,17 @@ class KvgenBackend(AttentionBackend):  # type: ignore[misc]
     @classmethod
     def supports_sink(cls) -> bool:
         return True
+
+    @classmethod
+    def validate_configuration(cls, *args: Any, **asked: Any) -> list[str]:
+        """Why the layers of a model cannot be attended to, in sentences; vLLM asks before it loads the model."""
+        return in_sentences(
+            super().validate_configuration(*args, **asked),
+            asked,
+            name=cls.get_name(),
+            kv_dtypes=cls.supported_kv_cache_dtypes,
+            page_multiple=_PAGE_MULTIPLE,
+        )
 
     @classmethod
     def supports_combination(
@@ -110,7 +123,7 @@ class KvgenMetadataBuilder(AttentionMetadataBuilder[step.GroupStep]):  # type: i
         given = common_attn_metadata
         if given.causal is not True:
             raise ArgumentError(
-                f"causal: got {given.causal!r}; {NAME} attends to earlier tokens only; choose another attention backend"
+                f"causal: got {given.causal!r}; {NAME} attends to earlier tokens only; choose another --attention-backend"
             )
         batch = step.Batch(
             query_start_loc=given.query_start_loc,
@@ -163,10 +176,13 @@ class KvgenImpl(AttentionImpl[step.GroupStep]):  # type: ignore[misc]
         from vllm.config import get_current_vllm_config
 
         if alibi_slopes is not None:
-            raise ConfigError(f"alibi_slopes: {NAME} has no ALiBi for vLLM's layers; choose another attention backend")
+            raise ConfigError(
+                f"alibi_slopes: {NAME} has no ALiBi for vLLM's layers; choose another --attention-backend"
+            )
         if attn_type != AttentionType.DECODER:
             raise ConfigError(
-                f"attn_type: got {str(attn_type)!r}; {NAME} attends over a decoder's own tokens; choose another attention backend"
+                f"attn_type: got {str(attn_type)!r}; {NAME} attends over a decoder's own tokens; choose another "
+                "--attention-backend"
             )
         dtype = torch.get_default_dtype()
         if dtype not in _DTYPES:
