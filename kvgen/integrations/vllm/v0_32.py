@@ -62,6 +62,7 @@ class KvgenBackend(AttentionBackend):  # type: ignore[misc]
             KVCacheLayout.BLHNC,
             KVCacheLayout.BLNHC,
             KVCacheLayout.LHBNC,
+            KVCacheLayout.BHLNC,
         )
 
     @classmethod
