@@ -48,8 +48,8 @@ def open_cache(module: ModuleType, shard: Shard, pools: Sequence[LayerPool], ord
     scales = {}
     if shard.codes != "auto" and order == "BHLNC":
         raise ArgumentError(
-            f"kv_cache_dtype: got {shard.kv_cache_dtype!r} in the layout BHLNC, where kvgen needs the scales of all layers in one "
-            "array and vLLM has one a layer; set VLLM_KV_CACHE_LAYOUT=LBHNC"
+            f"kv_cache_dtype: got {shard.kv_cache_dtype!r} in the layout BHLNC, where kvgen takes the scales of all layers in "
+            "one array and vLLM has an array a layer; set VLLM_KV_CACHE_LAYOUT=LBHNC"
         )
     if shard.codes != "auto":
         scales = {"k_scale": [pool.k_scale for pool in pools], "v_scale": [pool.v_scale for pool in pools]}
