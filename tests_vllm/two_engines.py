@@ -25,7 +25,7 @@ from tests_vllm.engine import OPTIONS, OWN, TIMEOUT, EngineError, environment, r
 
 Role = Literal["prefill", "decode"]
 ROLES: Final[tuple[Role, ...]] = ("prefill", "decode")
-CONNECTOR: Final = {"kv_connector": "NixlConnector", "kv_role": "kv_both", "kv_buffer_device": "cpu"}
+CONNECTOR: Final = {"kv_connector": "NixlConnector", "kv_role": "kv_both"}
 # What a router adds to a request whose pages another engine is to read.
 REMOTE_DECODE: Final[dict[str, Any]] = {
     "do_remote_decode": True,
