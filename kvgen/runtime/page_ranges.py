@@ -79,6 +79,8 @@ class RangePair(NamedTuple):
 def paired_ranges(source: Sequence[PageRange], target: Sequence[PageRange]) -> list[RangePair]:
     """The ranges of one page and of the page that they go to, cut so that each piece is one range on both sides.
 
+    Pieces that are neighbours on both sides are one, those of different tensors too: layers that lie beside each other.
+
     source, target: what `page_ranges` says of a page in two pools of one layout, as many layers and as many heads; where a pool
     holds other heads beside these, its ranges are shorter. Addresses may be those of another process or machine. Raises
     ArgumentError where one side has more bytes.
@@ -89,11 +91,16 @@ def paired_ranges(source: Sequence[PageRange], target: Sequence[PageRange]) -> l
             f"target: got {sizes[1]} bytes for {sizes[0]} of the source; a page goes to a page of one layout, with as many "
             "layers and heads; pass heads= to the page_ranges of the pool that has more"
         )
-    found, inputs, outputs = [], list(source)[::-1], list(target)[::-1]
+    found: list[RangePair] = []
+    inputs, outputs = list(source)[::-1], list(target)[::-1]
     while inputs:
         (here, n), (there, room) = inputs.pop(), outputs.pop()
         size = min(n, room)
-        found.append(RangePair(here, there, size))
+        last = found[-1] if found else RangePair(0, 0, 0)
+        if (last.source + last.nbytes, last.target + last.nbytes) == (here, there):
+            found[-1] = RangePair(last.source, last.target, last.nbytes + size)
+        else:
+            found.append(RangePair(here, there, size))
         if n > size:
             inputs.append(PageRange(here + size, n - size))
         if room > size:

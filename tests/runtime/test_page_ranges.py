@@ -166,6 +166,8 @@ def test_pairs_of_ranges() -> None:
         (100, 1000, 4), (200, 1004, 3), (203, 2000, 1), (204, 3000, 2), (300, 3002, 2)
     ]  # fmt: skip
     assert paired_ranges([], []) == []
+    beside = [PageRange(300, 2), PageRange(302, 6), PageRange(308, 1)]
+    assert paired_ranges(beside, target[:1] + target[1:2] + [PageRange(2001, 1)]) == [(300, 1000, 7), (307, 2000, 2)]
     with pytest.raises(
         ArgumentError, match=r"^target: got 7 bytes for 12 of the source; .* pass heads= to the page_ranges"
     ):
