@@ -113,11 +113,17 @@ class KvgenMetadataBuilder(AttentionMetadataBuilder[step.GroupStep]):  # type: i
 
     def __init__(self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: torch.device) -> None:
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
+        head_size = kv_cache_spec.head_size
+        if getattr(kv_cache_spec, "head_size_v", head_size) != head_size:
+            raise ConfigError(
+                f"head_size_v: got {kv_cache_spec.head_size_v} beside a head_size of {head_size}; {NAME}'s heads of K and V have "
+                "as many dims; choose another --attention-backend"
+            )
         scheduler = vllm_config.scheduler_config
         drafts = _draft_tokens(vllm_config)
-        self._max_requests = scheduler.max_num_seqs
-        # A drafter's steps have a few rows more than the scheduler hands out.
-        self._max_rows = scheduler.max_num_batched_tokens + self._max_requests * (1 + 2 * drafts)
+        # A drafter's steps have a few rows more than the scheduler hands out; a CUDA graph's are padded to its size.
+        rows = scheduler.max_num_batched_tokens + scheduler.max_num_seqs * (1 + 2 * drafts)
+        self._max_rows = max(rows, vllm_config.compilation_config.max_cudagraph_capture_size or 0)
         self._group: step.Group | None = None
         self._memory: tuple[torch.Tensor, ...] = ()
 
@@ -140,7 +146,7 @@ class KvgenMetadataBuilder(AttentionMetadataBuilder[step.GroupStep]):  # type: i
 
     def update_draft_decode_metadata(self, metadata: step.GroupStep) -> None:
         """Plan the next draft's step inside the drafter's CUDA graph."""
-        metadata.plan_again(_stream(self.device))
+        metadata.plan_again(stream_of(self.device))
 
     def _opened(self) -> step.Group:
         """The group over the memory that its layers are bound to; opened anew where vLLM has bound other memory."""
@@ -152,7 +158,6 @@ class KvgenMetadataBuilder(AttentionMetadataBuilder[step.GroupStep]):  # type: i
                 held,
                 self.vllm_config.cache_config.get_resolved_kv_cache_layout().name,
                 max_rows=self._max_rows,
-                max_requests=self._max_requests,
                 arch=archs_of(self.device),
                 allocate=self._bytes,
                 device=name_of(self.device),
@@ -214,11 +219,13 @@ class KvgenImpl(AttentionImpl[step.GroupStep]):  # type: ignore[misc]
             _draft_tokens(config),
         )
         check(self.shard)
+        self._sinks: torch.Tensor | None = None
         self._opened: tuple[torch.Tensor, Any, Any] | None = None
 
     def process_weights_after_loading(self, act_dtype: torch.dtype) -> None:
-        """Sinks as kernels read them: f32."""
-        self._sinks = None if self.sinks is None else self.sinks.detach().float().contiguous()
+        """Take the sinks as kernels read them: f32."""
+        if self.sinks is not None:
+            self._sinks = self.sinks.detach().float().contiguous()
 
     def do_kv_cache_update(
         self,
