@@ -246,7 +246,10 @@ def eager(
 
     def attention(module: Any, q: Any, k: Any, v: Any, *args: Any, **kwargs: Any) -> Any:
         of_layer = (1.0, 1.0) if scales is None else scales[module.layer_idx]
-        k, v = ((x / scale).to(codes).to(x.dtype) * scale for x, scale in zip((k, v), of_layer, strict=True))
+        k, v = (
+            (x / scale).clamp(-448, 448).to(codes).to(x.dtype) * scale
+            for x, scale in zip((k, v), of_layer, strict=True)
+        )
         return eager_attention_forward(module, q, k, v, *args, **kwargs)
 
     AttentionInterface.register("rounded", attention)

@@ -1,14 +1,16 @@
-"""vLLM's device as kvgen names it: the architecture to compile for, the device's name, its current stream."""
+"""vLLM's device as kvgen names it: the architecture to compile for, kernels for it, the device's name, its current stream."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import ModuleType
 from typing import Final, cast
 
 import torch
 
 from kvgen.compile.arch import ARCHS, select_arch
 from kvgen.errors import DeviceError
+from kvgen.runtime.module import cubin
 from kvgen.spec.kernel_set import Arch
 
 # Where there is no GPU to ask: the CPU machine runs kernels of either.
@@ -29,6 +31,18 @@ def archs_of(device: torch.device) -> Sequence[Arch]:
     if device.type != "cuda":
         return _WITHOUT_GPU
     return (cast(Arch, select_arch(torch.cuda.get_device_capability(device), ARCHS)),)
+
+
+def compile_for(module: ModuleType, device: torch.device) -> None:
+    """Compile all kernels of a set for the GPU, which else a first prompt would wait for; nothing on the CPU.
+
+    Raises CompileError, and DeviceError where KVGEN_NO_JIT forbids it and KVGEN_CUBINS has no such set.
+    """
+    if device.type == "cuda":
+        made, capability = module.Cache.MODULE, torch.cuda.get_device_capability(device)
+        for file, entry in made.kernels:
+            if made.runs(file, made.target(capability)):
+                cubin(made, file, entry, capability)
 
 
 def name_of(device: torch.device) -> str:

@@ -18,7 +18,7 @@ from vllm.v1.kv_cache_layout import KVCacheLayout
 
 from kvgen.errors import ArgumentError, ConfigError
 from kvgen.integrations.vllm import attention, pools, step
-from kvgen.integrations.vllm.device import archs_of, name_of, runs_on, stream_of
+from kvgen.integrations.vllm.device import archs_of, compile_for, name_of, runs_on, stream_of
 from kvgen.integrations.vllm.faults import faults_of
 from kvgen.integrations.vllm.refusals import in_sentences
 from kvgen.integrations.vllm.shard import KV_DTYPES, DtypeName, Shard, check
@@ -162,6 +162,8 @@ class KvgenMetadataBuilder(AttentionMetadataBuilder[step.GroupStep]):  # type: i
                 allocate=self._bytes,
                 device=name_of(self.device),
             )
+            for layers_alike in self._group.kinds:
+                compile_for(layers_alike.module, self.device)
             self._memory = memory
         return self._group
 
