@@ -74,7 +74,7 @@ class Runner:
         self.buffers, self.device = buffers, device
         self.stream = None if device == "cpu" else STREAM
         pools = {layer: LayerPool(shard, buffers["memory"][i]) for i, layer in enumerate(LAYERS)}
-        self.group = Group(pools, ORDER, max_rows=ROWS, max_requests=REQUESTS, arch=ARCH, device=device)
+        self.group = Group(pools, ORDER, max_rows=ROWS, arch=ARCH, device=device)
         module = module_of(shard, buffers["memory"][0], ORDER, ARCH)
         self.writers = [(module, open_cache(module, shard, [pool], ORDER)[0]) for pool in pools.values()]
 
