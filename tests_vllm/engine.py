@@ -123,11 +123,16 @@ def _process(job: Mapping[str, Any], env: Mapping[str, str]) -> tuple[dict[str, 
         )
         if done.returncode:
             raise EngineError(done.stdout)
-        by_process: dict[int, Counter[str]] = {}
-        for line in counts.read_text(encoding="utf-8").splitlines():
-            process, what = line.split()
-            by_process.setdefault(int(process), Counter())[what] += 1
-        return json.loads((folder / "out.json").read_text(encoding="utf-8")), by_process, done.stdout
+        return json.loads((folder / "out.json").read_text(encoding="utf-8")), read_counts(counts), done.stdout
+
+
+def read_counts(path: Path) -> dict[int, Counter[str]]:
+    """What the test plugin wrote down, by process."""
+    found: dict[int, Counter[str]] = {}
+    for line in path.read_text(encoding="utf-8").splitlines():
+        process, what = line.split()
+        found.setdefault(int(process), Counter())[what] += 1
+    return found
 
 
 class EngineError(Exception):

@@ -22,13 +22,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class _Batch:
-    """What to compile, per unit its plan, the digest of its text and the kernels in its place, and the launchers of the sets."""
+    """What to compile, per unit its plan, the digest of its text and the kernels in its place, and the launchers of the sets; of
+    sets that are shards the whole set's name and the number of GPUs."""
 
     jobs: list[Job]
     kernels: dict[str, KernelPlan]
     digests: dict[str, str]
     launchers: dict[str, str]
     elsewhere: dict[str, dict[str, str]]
+    shards: dict[str, tuple[str, int]]
 
 
 def compile_kernels(
@@ -49,6 +51,15 @@ def compile_kernels(
             show_default=False,
         ),
     ] = None,
+    tp: Annotated[
+        str | None,
+        typer.Option(
+            "--tp",
+            metavar="N,M",
+            help="For one of N GPUs that share the heads, and of M: a set each, called <set>_tpN; the set itself for 1.",
+            show_default=False,
+        ),
+    ] = None,
     record: Annotated[
         bool, typer.Option("--record", help="Write resources.json beside the kernels; whole sets only.")
     ] = False,
@@ -66,16 +77,22 @@ def compile_kernels(
     kvgen compile                               every kernel for the architectures of its spec
     kvgen compile llama3_8b --arch 'sm_*'       one set for every architecture
     kvgen compile -o cubins --strict            ahead of time; KVGEN_CUBINS=cubins then loads them
+    kvgen compile qwen3_8b --tp 1,2,4,8 -o cubins   a set a number of GPUs; kvgen.load("qwen3_8b", tp=4) finds it
     kvgen compile --record                      resources.json, for reviewers and `kvgen diff`
     """
     from kvgen.cli.project import open_project
     from kvgen.cli.resources_json import check_pin
+    from kvgen.cli.shards import shards_of, tp_sizes
     from kvgen.compile import UnitsError, compile_many, default_cache, write_folder
     from kvgen.errors import CompileError, ToolError
 
     if record and arch:
         raise ToolError("--record: got it beside --arch; it records the architectures of the specs; drop one")
+    if record and tp:
+        raise ToolError(f"--record: got it beside --tp {tp}; it records the sets of the specs; drop one")
+    sizes = tp_sizes(tp) if tp else (1,)
     project = open_project(selectors=selectors)
+    project, shards = shards_of(project, sizes)
     chosen = project.chosen
     if record:
         partial = [c.name for c in chosen if not c.whole]
@@ -84,7 +101,7 @@ def compile_kernels(
         check_pin(project)
         if not force:
             _keep_edited(project, chosen)
-    batch = _batch(project, chosen, arch)
+    batch = _batch(project, chosen, arch, shards)
     refused: CompileError | None = None
     with progress("compiling", len(batch.jobs)) as done:
         try:
@@ -96,7 +113,7 @@ def compile_kernels(
         project.end()
         raise typer.Exit(1)
     if folder:
-        write_folder(folder, images, batch.digests, batch.launchers, batch.elsewhere)
+        write_folder(folder, images, batch.digests, batch.launchers, batch.elsewhere, batch.shards)
     if record:
         _record(project, chosen, images, batch)
     spilling = [image for image in images if _spills(image)]
@@ -105,7 +122,10 @@ def compile_kernels(
     else:
         _print_table(images, batch)
         if folder:
-            typer.echo(f"{len(images)} cubins in {named(folder)}; run with KVGEN_CUBINS={named(folder)}")
+            size = sum(len(image.data) for image in images)
+            typer.echo(
+                f"{len(images)} cubins, {size:,} bytes, in {named(folder)}; run with KVGEN_CUBINS={named(folder)}"
+            )
         if record:
             say(f"recorded resources.json of {len(chosen)} set(s)")
     project.end()
@@ -147,12 +167,14 @@ def _archs(patterns: list[str]) -> list[str]:
     return found
 
 
-def _batch(project: Project, chosen: list[Chosen], arch: list[str] | None) -> _Batch:
+def _batch(
+    project: Project, chosen: list[Chosen], arch: list[str] | None, shards: dict[str, tuple[str, int]]
+) -> _Batch:
     from kvgen.codegen.emit import files_elsewhere, kernel_files
     from kvgen.compile import text_digest
 
     targets = _archs(arch) if arch else None
-    batch = _Batch([], {}, {}, {}, {})
+    batch = _Batch([], {}, {}, {}, {}, shards)
     for item in chosen:
         found = {
             f"{item.name}/{kernel.name}": (kernel, own) for kernel, own in kernel_files(item.loaded, item.ops, targets)
@@ -212,6 +234,7 @@ def _print_json(images: list[Image], batch: _Batch, folder: Path | None, refused
             {
                 "kernel": image.unit_name,
                 "arch": image.arch,
+                "tp": batch.shards.get(image.unit_name.partition("/")[0], ("", 1))[1],
                 "digest": batch.digests[image.unit_name],
                 "registers": used.registers,
                 "static_shared": used.static_shared,

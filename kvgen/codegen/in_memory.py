@@ -15,14 +15,17 @@ from kvgen.compile.aot import Manifest
 from kvgen.errors import SpecError
 from kvgen.spec.kernel_set import Arch, KernelSet
 from kvgen.spec.loader import LoadedSet
+from kvgen.spec.shard import shard
 
 _LOADED: Final = dict[tuple[str, str], ModuleType]()  # a cache: the module of each spec and name
 _LOCK: Final = threading.Lock()
 
 
-def load_spec(kernels: KernelSet, name: str | None = None, arch: Sequence[Arch] | None = None) -> ModuleType:
+def load_spec(
+    kernels: KernelSet, name: str | None = None, arch: Sequence[Arch] | None = None, tp: int | None = None
+) -> ModuleType:
     """The module of a spec, as `kvgen.load` describes it."""
-    loaded, files = _rendered(kernels, name, arch)
+    loaded, files = _rendered(kernels, name, arch, 1 if tp is None else tp)
     texts = tuple(files.values())
     key = (loaded.kernels.name, key_of(texts))
     with _LOCK:
@@ -32,32 +35,41 @@ def load_spec(kernels: KernelSet, name: str | None = None, arch: Sequence[Arch] 
 
 
 def compile_ahead(
-    folder: str | Path, *kernels: KernelSet, name: str | None = None, arch: Sequence[Arch] | None = None
+    folder: str | Path,
+    *kernels: KernelSet,
+    name: str | None = None,
+    arch: Sequence[Arch] | None = None,
+    tp: Sequence[int] = (1,),
 ) -> Manifest:
     """Compile sets for `load` into `folder`, which `KVGEN_CUBINS` then names: one cubin a kernel and architecture, and the set's
     launchers, so that `load` finds it by name or digest where specs cannot be read.
 
-    name and arch as `load` takes them; a name is for one set only. Other sets in the folder stay. `sets` of the result has the
-    digests. Raises SpecError as `load`
-    does, CompileError for what NVRTC refuses, ToolError where the folder cannot be written.
+    name and arch as `load` takes them; a name is for one set only. tp: numbers of GPUs that share the heads; the folder gets a
+    shard of every set for each, the set itself for 1. Other sets in the folder stay. `sets` of the result has the digests.
+    Raises SpecError as `load` does, CompileError for what NVRTC refuses, ToolError where the folder cannot be written.
     """
     if name is not None and len(kernels) != 1:
         raise SpecError(f"name: got {name!r} for {len(kernels)} sets; a name is one set's; call it once for each")
     jobs, digests, launchers = [], {}, {}
     others: dict[str, dict[str, str]] = {}
-    for each in kernels:
-        loaded, files = _rendered(each, name, arch)
+    shards: dict[str, tuple[str, int]] = {}
+    for each, gpus in ((each, gpus) for each in kernels for gpus in tp):
+        loaded, files = _rendered(each, name, arch, gpus)
         launchers[loaded.kernels.name] = files[f"{loaded.kernels.name}/__init__.py"].text
         others |= files_elsewhere(loaded)
+        if gpus != 1:
+            shards[loaded.kernels.name] = (name or each.name, gpus)
         for unit, (_, own) in zip(units_of(loaded, files, GENERATED), kernel_files(loaded), strict=True):
             digests[unit.name] = text_digest(unit.text)
             jobs += [(unit, target, "cubin") for target in own]
     images = compile_many(jobs, cache=default_cache())
-    return write_folder(Path(folder), images, digests, launchers, others)
+    return write_folder(Path(folder), images, digests, launchers, others, shards)
 
 
-def _rendered(kernels: KernelSet, name: str | None, arch: Sequence[Arch] | None) -> tuple[LoadedSet, dict[str, File]]:
-    """The set under its name, and its files."""
+def _rendered(
+    kernels: KernelSet, name: str | None, arch: Sequence[Arch] | None, tp: int
+) -> tuple[LoadedSet, dict[str, File]]:
+    """The set of one of `tp` GPUs under its name, and its files."""
     if not isinstance(kernels, KernelSet):
         raise SpecError(
             f"kernels: got {type(kernels).__name__}; load takes a spec, or the name or digest of a set; pass a KernelSet or text"
@@ -66,10 +78,12 @@ def _rendered(kernels: KernelSet, name: str | None, arch: Sequence[Arch] | None)
         if arch is not None:
             given = [arch] if isinstance(arch, str) else list(arch)
             kernels = KernelSet(**{**dict(kernels), "arch": given})
-        named = (kernels if name is None else kernels.model_copy(update={"name": ""})).named(name or "unnamed")
-        if not named.name or named.name == "unnamed":
+        called = kernels if name is None else kernels.model_copy(update={"name": ""}).named(name)
+        part = shard(called, tp)
+        named = part.named("unnamed")
+        if named.name == "unnamed":
             files = render_all([LoadedSet(named, "kvgen.load", "")])
-            named = kernels.named(f"set_{key_of(tuple(files.values()))[:8]}")
+            named = part.named(f"set_{key_of(tuple(files.values()))[:8]}")
     except SpecError:
         raise
     except ValueError as error:

@@ -54,7 +54,8 @@ class ManifestEntry:
 class ManifestSet:
     """The launchers of one set. `file` is relative to the folder and `sha256` of its bytes; `abi` is the runtime's that it was
     generated for; `kernels` has the digest of every kernel's text, compiled or not; `digest` is of all of that. `elsewhere` has
-    the kernel that runs in a kernel's place, by architecture."""
+    the kernel that runs in a kernel's place, by architecture. `tp` is how many GPUs share the heads of the set called `whole`, of
+    which this set has one GPU's; 1 and "" of a set that is no shard."""
 
     set: str
     file: str
@@ -63,6 +64,8 @@ class ManifestSet:
     abi: int
     kernels: dict[str, str]
     elsewhere: dict[str, dict[str, str]] = dataclasses.field(default_factory=dict)
+    tp: int = 1
+    whole: str = ""
 
 
 @dataclass(frozen=True)
@@ -95,13 +98,18 @@ def set_digest(sha256: str, kernels: Mapping[str, str]) -> str:
 
 
 def _set_of(
-    name: str, launchers: str, digests: Mapping[str, str], elsewhere: Mapping[str, Mapping[str, str]]
+    name: str,
+    launchers: str,
+    digests: Mapping[str, str],
+    elsewhere: Mapping[str, Mapping[str, str]],
+    shards: Mapping[str, tuple[str, int]],
 ) -> ManifestSet:
     sha256 = hashlib.sha256(launchers.encode()).hexdigest()
     own = f"{name}/"
     kernels = {unit.removeprefix(own): digest for unit, digest in digests.items() if unit.startswith(own)}
     others = {unit.removeprefix(own): dict(by_arch) for unit, by_arch in elsewhere.items() if unit.startswith(own)}
-    return ManifestSet(name, f"{own}{_LAUNCHERS}", set_digest(sha256, kernels), sha256, ABI, kernels, others)
+    whole, tp = shards.get(name, ("", 1))
+    return ManifestSet(name, f"{own}{_LAUNCHERS}", set_digest(sha256, kernels), sha256, ABI, kernels, others, tp, whole)
 
 
 def write_folder(
@@ -110,10 +118,12 @@ def write_folder(
     digests: Mapping[str, str],
     launchers: Mapping[str, str] | None = None,
     elsewhere: Mapping[str, Mapping[str, str]] | None = None,
+    shards: Mapping[str, tuple[str, int]] | None = None,
 ) -> Manifest:
     """Write cubins, launchers and manifest; `digests` gives `text_digest` of each unit by its name ("<set>/<kernel>"), and
     `launchers` the text of a set's generated module by the set's name: its kernels must all be in `digests`. `elsewhere` has of
-    a unit, by architecture, the kernel in its place.
+    a unit, by architecture, the kernel in its place; `shards` of a set that is one GPU's part of another its name and how many
+    GPUs share it.
 
     Sets among the images replace what the folder had of them; other sets stay. Raises ArgumentError for images that
     are no cubins, have no digest, or are given twice, and ToolError when the folder cannot be written.
@@ -144,7 +154,9 @@ def write_folder(
             resources=image.resources,
         )
         data[file] = image.data
-    sets = {name: _set_of(name, text, digests, elsewhere or {}) for name, text in (launchers or {}).items()}
+    sets = {
+        name: _set_of(name, text, digests, elsewhere or {}, shards or {}) for name, text in (launchers or {}).items()
+    }
     data |= {sets[name].file: text.encode() for name, text in (launchers or {}).items()}
     replaced = {entry.set for entry in entries.values()} | set(sets)
     dropped: list[str] = []
@@ -208,16 +220,18 @@ def _entry_from(fields: Any) -> ManifestEntry:
 def _set_from(fields: Any) -> ManifestSet:
     """Raises KeyError, TypeError or ValueError for anything but a well-formed set."""
     texts = _texts(fields, ("set", "file", "digest", "sha256"))
-    abi, kernels = fields["abi"], fields["kernels"]
-    if isinstance(abi, bool) or not isinstance(abi, int):
-        raise TypeError(f"abi: got {shown(abi)}; it must be a whole number")
+    abi, kernels, tp = fields["abi"], fields["kernels"], fields.get("tp", 1)  # which older folders lack
+    for name, number in (("abi", abi), ("tp", tp)):
+        if isinstance(number, bool) or not isinstance(number, int):
+            raise TypeError(f"{name}: got {shown(number)}; it must be a whole number")
+    whole = _texts({"whole": fields.get("whole", "")}, ("whole",))["whole"]
     if not isinstance(kernels, dict):
         raise TypeError(f"kernels: got {shown(kernels)}; it must be an object of digests")
     elsewhere = fields.get("elsewhere", {})  # which older folders lack
     if not (isinstance(elsewhere, dict) and all(isinstance(by_arch, dict) for by_arch in elsewhere.values())):
         raise TypeError(f"elsewhere: got {shown(elsewhere)}; it must be an object of kernels by architecture")
     others = {kernel: _texts(by_arch, list(by_arch)) for kernel, by_arch in elsewhere.items()}
-    return ManifestSet(**texts, abi=abi, kernels=_texts(kernels, list(kernels)), elsewhere=others)
+    return ManifestSet(**texts, abi=abi, kernels=_texts(kernels, list(kernels)), elsewhere=others, tp=tp, whole=whole)
 
 
 def read_folder(folder: Path) -> Manifest:

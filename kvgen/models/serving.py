@@ -13,6 +13,7 @@ from kvgen.models.kv_dtype import Stored
 from kvgen.models.layers import Checkpoint, LayerFacts
 from kvgen.spec import presets
 from kvgen.spec.presets.quants import KVCacheDType, per_tensor
+from kvgen.spec.shard import heads_rule, shard_heads, shares
 
 
 @dataclass(frozen=True)
@@ -34,21 +35,17 @@ def shard(facts: Checkpoint, tp: int) -> Checkpoint:
     """What one of `tp` GPUs has of a model: its heads, and a KV head of its own where there are fewer than GPUs."""
     if tp == 1:
         return facts
-    first = facts.cached[0]
-    said = f"--tp: got {tp} for {first.q_heads} query heads and {first.kv_heads} KV heads"
-    valid = [n for n in range(2, first.q_heads + 1) if all(_shares(kind, n) for kind in facts.cached)]
-    rule = f"valid: {', '.join(map(str, valid)) or 'none'}"
-    unshared = next((kind for kind in facts.cached if not _shares(kind, tp)), None)
+    unshared = next((kind for kind in facts.cached if not shares(kind.q_heads, kind.kv_heads, tp)), None)
     if unshared is not None:
-        if unshared is not first:
-            said = f"--tp: got {tp} for {unshared.q_heads} query heads and {unshared.kv_heads} KV heads of {unshared.kind} layers"
-        raise ConfigError(f"{said}; every GPU has the same number of query heads and whole KV heads; {rule}")
+        of_kind = "" if unshared is facts.cached[0] else f" of {unshared.kind} layers"
+        rule = heads_rule([(kind.q_heads, kind.kv_heads) for kind in facts.cached])
+        raise ConfigError(
+            f"--tp: got {tp} for {unshared.q_heads} query heads and {unshared.kv_heads} KV heads{of_kind}; {rule}"
+        )
     if any(norm is not None and norm.over == "row" for kind in facts.cached for norm in (kind.q_norm, kind.k_norm)):
         raise ConfigError(
             f"--tp: got {tp}; the model's norm of q and k is over all heads, which no GPU has; leave --tp out"
         )
-    if facts.model.alibi:
-        raise ConfigError(f"--tp: got {tp}; ALiBi's slopes are those of all heads by their numbers; leave --tp out")
     kinds = tuple(_shard(kind, tp) if kind.cache else kind for kind in facts.kinds)
     own = next(kind for kind in kinds if kind.cache)
     model = facts.model
@@ -61,14 +58,8 @@ def shard(facts: Checkpoint, tp: int) -> Checkpoint:
 
 
 def _shard(kind: LayerFacts, tp: int) -> LayerFacts:
-    return replace(
-        kind, q_heads=kind.q_heads // tp, kv_heads=1 if kind.mla is not None else max(1, kind.kv_heads // tp)
-    )
-
-
-def _shares(kind: LayerFacts, tp: int) -> bool:
-    whole = kind.mla is not None or kind.kv_heads % tp == 0 or tp % kind.kv_heads == 0
-    return tp >= 1 and kind.q_heads % tp == 0 and whole
+    q_heads, kv_heads = shard_heads(kind.q_heads, kind.kv_heads, tp)
+    return replace(kind, q_heads=q_heads, kv_heads=kv_heads)
 
 
 def preset_fields(facts: Checkpoint, stored: Stored, serving: Serving) -> dict[str, Any]:

@@ -54,6 +54,10 @@ class SlicedAdd(Op):
     columns: int | None = Field(default=None, ge=1, le=2**24)
     """Elements of a row. None: q_heads * head_dim."""
 
+    @property
+    def columns_of_all_heads(self) -> int | None:
+        return self.columns
+
     def plan(self, kernels: KernelSet) -> tuple[KernelPlan, ...]:
         cache = kernels.kv
         value = dtype(cache.dtype)

@@ -30,13 +30,16 @@ _LOCK: Final = threading.Lock()
 
 
 def load_shipped(
-    wanted: str, cubins: str | os.PathLike[str] | None = None, arch: Sequence[str] | None = None
+    wanted: str,
+    cubins: str | os.PathLike[str] | None = None,
+    arch: Sequence[str] | None = None,
+    tp: int | None = None,
 ) -> ModuleType:
     """The module of the set whose name or digest is `wanted`, as `kvgen.load` describes it."""
     from kvgen.compile import read_folder, read_launchers
 
     manifest = read_folder(_folder(wanted, cubins))
-    found = _found(manifest, wanted)
+    found = _found(manifest, wanted) if tp is None else _shard(manifest, wanted, tp)
     path = manifest.folder / found.file
     if found.abi != ABI:
         mend = f"`kvgen compile -o {named(manifest.folder)}` makes it anew" if found.abi < ABI else "upgrade kvgen here"
@@ -92,6 +95,24 @@ def _found(manifest: Manifest, wanted: str) -> ManifestSet:
     near = difflib.get_close_matches(wanted, sets, n=1)
     mend = f"did you mean {near[0]!r}?" if near else "pass one of those, or the first 8 or more digits of a digest"
     raise SpecError(f"name: got {wanted!r}; {place} has {', '.join(sets)}; {mend}")
+
+
+def _shard(manifest: Manifest, wanted: str, tp: int) -> ManifestSet:
+    """The shard of the set called `wanted` for `tp` GPUs; raises SpecError with the numbers of GPUs that there are sets for."""
+    sizes = {each.tp: each for each in manifest.sets if (each.whole or each.set) == wanted}
+    if tp in sizes:
+        return sizes[tp]
+    place = named(manifest.folder / "manifest.json")
+    if not sizes:
+        found = _found(manifest, wanted)  # raises for what the folder does not have
+        raise SpecError(
+            f"tp: got {tp!r} beside {wanted!r}, which is {found.set} for tp {found.tp}; leave out tp, or pass the name of the "
+            "whole set"
+        )
+    raise SpecError(
+        f"tp: got {tp!r}; {place} has {wanted} for tp {', '.join(map(str, sorted(sizes)))}; pass one of those, or compile it "
+        f"with `kvgen compile {wanted} --tp {tp} -o {named(manifest.folder)}`"
+    )
 
 
 def _archs(manifest: Manifest, found: ManifestSet, wanted: Sequence[str] | None) -> tuple[str, ...]:

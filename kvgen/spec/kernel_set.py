@@ -80,6 +80,11 @@ class Op(Spec):
         """What the operation does: its launcher's docstring begins with it."""
         return type(self).__doc__ or ""
 
+    @property
+    def columns_of_all_heads(self) -> int | None:
+        """Elements of a row of all heads, where the spec states them; None: they follow from the set's heads."""
+        return None
+
     def other_caches(self) -> dict[str, Cache]:
         """Caches that a call brings besides the set's own, by the names of their classes in the generated module."""
         return {}

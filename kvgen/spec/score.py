@@ -177,6 +177,26 @@ class Score(Spec):
         assert self.function is None or isinstance(self.function, Function)
         return self.function
 
+    @property
+    def numbered(self) -> str | None:
+        """The head, "q_head" or "kv_head", whose number the function computes with; None where it only finds elements on axes
+        of that many heads by it."""
+        waiting, seen = [self.traced.root] if self.traced is not None else [], set[int]()
+        while waiting:
+            value = waiting.pop()
+            if id(value) in seen:
+                continue
+            seen.add(id(value))
+            if value.op == "at" and value.payload in ("q_head", "kv_head"):
+                return str(value.payload)
+            axes = self.tensors[value.payload].shape if value.op == "load" else (None,) * len(value.args)
+            waiting += [
+                each
+                for axis, each in zip(axes, value.args, strict=True)
+                if not (each.op == "at" and axis == f"{each.payload}s")
+            ]
+        return None
+
     @field_serializer("function")
     def _as_text(self, value: Function | None) -> list[str] | None:
         return None if value is None else list(value.text)

@@ -45,6 +45,28 @@ def test_folder(project: Folder, tmp_path: Path) -> None:
     assert found["kernels"][0]["digest"] == text_digest(flat)
 
 
+def test_shards(project: Folder, tmp_path: Path) -> None:
+    """A set a number of GPUs in one folder; its launchers have the shard's heads and say so."""
+    arguments = ("compile", "tiny", "--tp", "1,2,8", "--arch", "sm_90a", "-o", str(tmp_path / "cubins"))
+    found = json.loads(project.kvgen(*arguments, "--json").stdout)
+    assert [(k["kernel"], k["tp"]) for k in found["kernels"]] == [
+        ("tiny/append", 1),
+        ("tiny_tp2/append", 2),
+        ("tiny_tp8/append", 8),
+    ]
+    sets = read_folder(tmp_path / "cubins").sets
+    assert [(each.set, each.whole, each.tp) for each in sets] == [
+        ("tiny", "", 1),
+        ("tiny_tp2", "tiny", 2),
+        ("tiny_tp8", "tiny", 8),
+    ]
+    texts = [(tmp_path / "cubins" / each.file).read_text() for each in sets]
+    for text, heads in zip(texts, (2, 1, 1), strict=True):
+        assert f"    HEADS = {heads}\n" in text
+    assert "One of 8 GPUs: q_heads=1, kv_heads=1." in texts[2]
+    assert not (project.root / "generated").exists()
+
+
 def test_the_second_time_comes_from_the_cache(project: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KVGEN_CACHE_DIR", str(tmp_path / "own-cache"))
     states = [

@@ -148,7 +148,9 @@ def test_operations_that_pages_show() -> None:
 
 SPEC = """from kvgen import KernelSet, Paged, ops
 
-kernels = KernelSet(q_heads=1, cache=Paged(dtype="f32", kv_heads=1, head_dim=8, page_size=16), ops=[{ops}])
+kernels = KernelSet(
+    q_heads={heads}, cache=Paged(dtype="f32", kv_heads={heads}, head_dim=8, page_size=16), ops=[{ops}]
+)
 """
 
 
@@ -165,7 +167,9 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Folder:
     (folder.root / "pyproject.toml").write_text("[tool.kvgen]\n", encoding="utf-8")
     for name in ("llama3_8b", "gemma3_4b", "qwen3_8b"):
         operations = "ops.Append(), ops.Decode(), ops.Extend()" if name == "llama3_8b" else "ops.Append()"
-        (folder.root / f"specs/{name}.py").write_text(SPEC.format(ops=operations), encoding="utf-8")
+        (folder.root / f"specs/{name}.py").write_text(
+            SPEC.format(ops=operations, heads=8 if name == "qwen3_8b" else 1), encoding="utf-8"
+        )
     git(folder.root, "init", "-q", "-b", "main")
     for message in ("specs", "more"):
         git(folder.root, "add", "-A")

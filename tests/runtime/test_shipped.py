@@ -29,12 +29,12 @@ OTHER = KernelSet(q_heads=4, cache=Paged(dtype="f16", kv_heads=2, head_dim=16, p
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two sets: of a project, by the command, and of a spec in memory, by the function."""
+    """Two sets: of a project, by the command, and of a spec in memory, by the function, with the shard of one of two GPUs."""
     root = tmp_path_factory.mktemp("shipped")
     assert invoke("new", str(root / "project")).exit_code == 0
     result = invoke("compile", "--project", str(root / "project"), "-o", str(root / "cubins"))
     assert result.exit_code == 0, result.stderr
-    kvgen.compile_ahead(root / "cubins", SPEC, name="ahead", arch=["sm_90a"])
+    kvgen.compile_ahead(root / "cubins", SPEC, name="ahead", arch=["sm_90a"], tp=(1, 2))
     return root / "cubins"
 
 
@@ -101,18 +101,37 @@ def test_a_runtime_image_loads_by_name_and_by_digest(folder: Path, tmp_path: Pat
         assert found["said"].startswith("kvgen.load of a spec needs kvgen's extra build: `pip install 'kvgen[build]'`")
 
 
-def test_the_page_s_program(tmp_path: Path) -> None:
-    """docs/shipping.md: the command, then the program without the extra `build`."""
-    made = invoke("compile", "llama3_8b", "--arch", "sm_90a", "-o", str(tmp_path / "cubins"), "--project", str(ROOT))
-    assert made.exit_code == 0, made.stderr
+HEADS = '''"""The heads of Llama 3.1 8B and of Qwen3 8B."""
+
+from kvgen import KernelSet, Paged, ops
+
+kernels = KernelSet(
+    q_heads=32, cache=Paged(dtype="bf16", kv_heads=8, head_dim=128, page_size=16), ops=[ops.Decode()], arch=["sm_90a"]
+)
+'''
+
+
+def test_the_page_s_programs(tmp_path: Path) -> None:
+    """docs/shipping.md: the command, then the programs without the extra `build`."""
+    (tmp_path / "specs").mkdir()
+    for name in ("llama3_8b", "qwen3_8b"):
+        (tmp_path / "specs" / f"{name}.py").write_text(HEADS)
+    (tmp_path / "pyproject.toml").write_text("[tool.kvgen]\n")
+    folder = str(tmp_path / "cubins")
+    for arguments in (("llama3_8b",), ("qwen3_8b", "--tp", "4")):
+        made = invoke("compile", *arguments, "-o", folder, "--project", str(tmp_path))
+        assert made.exit_code == 0, made.stderr
     (tmp_path / "sitecustomize.py").write_text(WITHOUT)
-    (text,) = (text for language, text in fences(ROOT / "docs" / "shipping.md") if language == "python")
-    (tmp_path / "serve.py").write_text(text)
-    environment = {**os.environ, "KVGEN_CUBINS": str(tmp_path / "cubins"), "KVGEN_NO_JIT": "1"}
+    environment = {**os.environ, "KVGEN_CUBINS": folder, "KVGEN_NO_JIT": "1"}
     environment["PYTHONPATH"] = f"{tmp_path}{os.pathsep}{ROOT}"
-    done = subprocess.run([sys.executable, "serve.py"], capture_output=True, text=True, cwd=tmp_path, env=environment)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == re.findall(r"^print\(.*\)  # (.*)$", text, re.MULTILINE)
+    programs = [text for language, text in fences(ROOT / "docs" / "shipping.md") if language == "python"]
+    assert [text.splitlines()[0] for text in programs] == [f"# {file}" for file in ("worker.py", "serve.py")]
+    for text in programs:
+        done = subprocess.run(
+            [sys.executable, "-c", text], capture_output=True, text=True, cwd=tmp_path, env=environment
+        )
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.splitlines() == re.findall(r"^print\(.*\)  # (.*)$", text, re.MULTILINE)
 
 
 def test_a_project_s_folder_has_its_launchers(folder: Path) -> None:
@@ -120,9 +139,24 @@ def test_a_project_s_folder_has_its_launchers(folder: Path) -> None:
     module = kvgen.load("small", cubins=folder)
     assert repr(module.decode) == "small.decode" and module.append.KERNEL.module.arch == ("sm_80", "sm_90a")
     assert {f for f, _ in module._MODULE.kernels} == {f"{k}.cu" for k in ("append", "gather", "decode")}
-    assert {each.set for each in read_folder(folder).sets} == {"small", "ahead"}
+    assert {each.set for each in read_folder(folder).sets} == {"small", "ahead", "ahead_tp2"}
     assert kvgen.load("small", cubins=str(folder)) is module
     assert kvgen.load("small", cubins=folder, arch=["sm_80"])._MODULE.arch == ("sm_80",)
+
+
+def test_a_folder_serves_every_number_of_gpus(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By name and number of GPUs; and by the spec, as an engine's integration makes it of its shard's heads."""
+    shards = {each.set: (each.whole, each.tp) for each in read_folder(folder).sets}
+    assert shards == {"ahead": ("", 1), "ahead_tp2": ("ahead", 2), "small": ("", 1)}
+    one, two = (kvgen.load("ahead", cubins=folder, tp=tp) for tp in (1, 2))
+    assert one is kvgen.load("ahead", cubins=folder) and two is kvgen.load("ahead_tp2", cubins=folder)
+    assert [module.Cache.HEADS for module in (one, two)] == [2, 1]
+    monkeypatch.setenv("KVGEN_CUBINS", str(folder))
+    monkeypatch.setenv("KVGEN_NO_JIT", "1")
+    built = KernelSet(q_heads=2, cache=SPEC.kv.model_copy(update={"kv_heads": 1}), ops=SPEC.ops, name="ahead_tp2")
+    for module in (two, kvgen.load(SPEC, name="ahead", tp=2), kvgen.load(built)):
+        code = cubin(module._MODULE, "append.cu", module.append.KERNEL.entry, (9, 0))
+        assert code == (folder / "ahead_tp2" / "append.sm_90a.cubin").read_bytes()
 
 
 def test_the_digest_is_of_launchers_and_texts(folder: Path, tmp_path: Path) -> None:
