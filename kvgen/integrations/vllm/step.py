@@ -9,13 +9,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from types import ModuleType
 from typing import Any, Final
 
-from kvgen.codegen.load import load
-from kvgen.errors import ArgumentError
 from kvgen.integrations.vllm.faults import StepFaults, faults_of
-from kvgen.integrations.vllm.shard import Pages, Shard, kernel_set
+from kvgen.integrations.vllm.pools import LayerPool, layer_numbers, module_of, open_cache
+from kvgen.integrations.vllm.shard import Shard
 from kvgen.runtime.workspace import Workspace
 from kvgen.spec.kernel_set import Arch
 from kvgen.spec.presets.vllm import PackedOrder
@@ -45,21 +43,6 @@ class Batch:
     most_rows: int
 
 
-@dataclass(frozen=True)
-class LayerPool:
-    """A layer's cache as vLLM hands it out.
-
-    - `shard`: what the layer attends with.
-    - `memory`: `[pages, kv heads, tokens of a page, 2 * head_dim]`, K then V in a row; strides are those of the order.
-    - `k_scale`, `v_scale`: of an fp8 cache, f32 `[1, 1]`.
-    """
-
-    shard: Shard
-    memory: Any
-    k_scale: Any = None
-    v_scale: Any = None
-
-
 class Layers:
     """Layers of one group that have the same shard: their kernels, their pools, and the plan of the current step."""
 
@@ -78,6 +61,7 @@ class Layers:
         self.shard, self.faults = shard, faults
         self.module = module_of(shard, pools[0].memory, order, arch)
         self.cache = open_cache(self.module, shard, pools, order)
+        self.numbers = layer_numbers(pools, order)
         self._allocate = allocate
         most = {"decode": max_requests, "verify": max_requests * shard.window_rows, "extend": max_rows}
         self._workspaces = {
@@ -162,8 +146,12 @@ class Group:
             )
             for shard, names in kinds.items()
         )
-        # A layer's name -> its kind, and its place among the layers of that.
-        self.places = {name: (i, n) for i, names in enumerate(kinds.values()) for n, name in enumerate(names)}
+        # A layer's name -> its kind, and its number in the cache of that.
+        self.places = {
+            name: (i, n)
+            for i, names in enumerate(kinds.values())
+            for name, n in zip(names, self.kinds[i].numbers, strict=True)
+        }
 
     def begin(self, batch: Batch, stream: object = None) -> GroupStep:
         """Plan a step for every kind of layer. Raises FaultError where a step before met wrong data."""
@@ -183,31 +171,3 @@ class GroupStep:
         kind, number = self.places[layer]
         step = self.steps[kind]
         return step, step.cache[number]
-
-
-def module_of(shard: Shard, memory: Any, order: PackedOrder, arch: Sequence[Arch]) -> ModuleType:
-    """The kernels of `shard` for such memory, `[pages, kv heads, tokens of a page, 2 * head_dim]`."""
-    pages, heads, tokens, _ = memory.shape
-    if heads != shard.kv_heads:
-        raise ArgumentError(f"kv_cache: got {heads} heads; the layer has {shard.kv_heads} on this rank")
-    return load(kernel_set(shard, Pages(tokens, order, pages), arch))
-
-
-def open_cache(module: ModuleType, shard: Shard, pools: Sequence[LayerPool], order: PackedOrder) -> Any:
-    """The layers' cache without tables, over vLLM's memory."""
-    scales = {}
-    if shard.codes != "auto":
-        scales = {"k_scale": [pool.k_scale for pool in pools], "v_scale": [pool.v_scale for pool in pools]}
-    return module.Cache([_axes(pool.memory, order) for pool in pools], **scales)
-
-
-def _axes(memory: Any, order: PackedOrder) -> Any:
-    """vLLM's view `[pages, heads, tokens, 2 * dims]` with its axes in the order of the memory, K and V apart."""
-    apart = memory.reshape(*memory.shape[:3], 2, memory.shape[3] // 2)  # of the last axis alone: a view
-    match order:
-        case "LBNHC" | "BLNHC":
-            return apart.swapaxes(1, 2)
-        case "LHBNC":
-            return apart.swapaxes(0, 1)
-        case _:
-            return apart

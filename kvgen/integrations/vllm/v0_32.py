@@ -62,6 +62,7 @@ class KvgenBackend(AttentionBackend):  # type: ignore[misc]
             KVCacheLayout.BLHNC,
             KVCacheLayout.BLNHC,
             KVCacheLayout.LHBNC,
+            KVCacheLayout.BHLNC,
         )
 
     @classmethod
@@ -181,7 +182,8 @@ class KvgenImpl(AttentionImpl[step.GroupStep]):  # type: ignore[misc]
             )
         if attn_type != AttentionType.DECODER:
             raise ConfigError(
-                f"attn_type: got {str(attn_type)!r}; {NAME} attends over a decoder's own tokens; choose another --attention-backend"
+                f"attn_type: got {str(attn_type)!r}; {NAME} attends over a decoder's own tokens; choose another "
+                "--attention-backend"
             )
         dtype = torch.get_default_dtype()
         if dtype not in _DTYPES:
