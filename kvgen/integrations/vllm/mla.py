@@ -1,8 +1,8 @@
 """A step of MLA layers: latent rows to their slots, decodes over latent rows, prompts over heads projected up from them.
 
-Arrays are torch's or NumPy's, as in `step`. Decodes and windows of up to 8 rows are attended in the absorbed form, planned once a
-step for all layers. A longer prompt's own rows, and a chunk of the tokens before it at a time, are projected up to K and V of
-heads in every layer; the log-sum-exps merge the parts.
+Arrays are torch's or NumPy's, as in `step`. Requests of few rows are attended in the absorbed form, planned once a step for all
+layers. A longer prompt's own rows, and a chunk of the tokens before it at a time, are projected up to K and V of heads in every
+layer; the log-sum-exps merge the parts. `absorbed_rows` says where the one costs as much as the other.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 from kvgen.codegen.load import load
 from kvgen.errors import ArgumentError
 from kvgen.integrations.vllm.faults import StepFaults
-from kvgen.integrations.vllm.mla_shard import MlaShard, attended_set, heads_set, stored_set
+from kvgen.integrations.vllm.mla_shard import WINDOW_ROWS, MlaShard, attended_set, heads_set, stored_set
 from kvgen.integrations.vllm.step import LAUNCHES, Allocate, Batch
 from kvgen.runtime.workspace import Workspace
 from kvgen.spec.kernel_set import Arch
@@ -24,6 +24,8 @@ from kvgen.spec.kernel_set import Arch
 Project = Callable[[Any], tuple[Any, Any]]
 # A shape, and whether elements are f32 (True) or the model's dtype -> an uninitialised array beside the layer's others.
 Empty = Callable[[tuple[int, ...], bool], Any]
+# Numbers of the host -> i32 array beside the layers' others.
+Upload = Callable[[Sequence[int]], Any]
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,31 @@ class Prompts:
     row_offsets: Any
     rows: int
     context: tuple[ContextChunk, ...] = ()
+
+
+def in_windows(batch: Batch, counts: Sequence[int], upload: Upload) -> Batch:
+    """The rows of `batch` as requests of at most 8 rows, over the same pages: what `mla_window` takes.
+
+    `counts`: rows of each request, from the host. A window ends where the next one's rows begin, so each sees the tokens up to
+    there. A batch without longer requests is itself.
+    """
+    if batch.most_rows <= WINDOW_ROWS:
+        return batch
+    requests, behind, offsets = [], [], [0]
+    for request, count in enumerate(counts):
+        for first in range(0, count, WINDOW_ROWS):
+            last = min(first + WINDOW_ROWS, count)
+            requests.append(request)
+            behind.append(count - last)
+            offsets.append(offsets[-1] + last - first)
+    chosen = upload(requests)
+    return Batch(
+        query_start_loc=upload(offsets),
+        seq_lens=batch.seq_lens[chosen] - upload(behind),
+        block_table=batch.block_table[chosen],
+        rows=batch.rows,
+        most_rows=WINDOW_ROWS,
+    )
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final
 
@@ -14,15 +15,17 @@ from vllm.model_executor.layers.attention.mla_attention import (
     MLACommonPrefillMetadata,
     QueryLenSupport,
 )
+from vllm.utils.torch_utils import async_tensor_h2d
 from vllm.v1.attention.backend import AttentionCGSupport, AttentionType, CommonAttentionMetadata, MultipleOf
 
 from kvgen.errors import ArgumentError, ConfigError
 from kvgen.integrations.vllm import mla
 from kvgen.integrations.vllm.faults import faults_of
-from kvgen.integrations.vllm.mla_shard import MLA_KV_DTYPES, WINDOW_ROWS, MlaShard, check_mla
+from kvgen.integrations.vllm.mla_shard import MLA_KV_DTYPES, MlaShard, absorbed_rows, check_mla
+from kvgen.integrations.vllm.refusals import in_sentences
 from kvgen.integrations.vllm.shard import DtypeName
 from kvgen.integrations.vllm.step import Batch
-from kvgen.integrations.vllm.v0_32 import _arch, _device_name, _stream
+from kvgen.integrations.vllm.v0_32 import _PAGE_MULTIPLE, _arch, _device_name, _stream
 
 NAME: Final = "KVGEN_MLA"
 _DTYPES: Final[dict[torch.dtype, DtypeName]] = {torch.bfloat16: "bf16", torch.float16: "f16"}
@@ -53,7 +56,19 @@ class KvgenMLABackend(MLACommonBackend):  # type: ignore[misc]
 
     @staticmethod
     def get_supported_kernel_block_sizes(kv_cache_spec: Any = None) -> list[int | MultipleOf]:
-        return [MultipleOf(16)]
+        return [MultipleOf(_PAGE_MULTIPLE)]
+
+    @classmethod
+    def validate_configuration(cls, *args: Any, **asked: Any) -> list[str]:
+        """Why the layers of a model cannot be attended to, in sentences; vLLM asks before it loads the model."""
+        return in_sentences(
+            super().validate_configuration(*args, **asked),
+            asked,
+            name=cls.get_name(),
+            kv_dtypes=cls.supported_kv_cache_dtypes,
+            page_multiple=_PAGE_MULTIPLE,
+            dtypes="bfloat16 or float16, on tensor cores",
+        )
 
 
 @dataclass
@@ -71,17 +86,20 @@ class KvgenMLAMetadataBuilder(MLACommonMetadataBuilder[KvgenMLAMetadata]):  # ty
 
     _cudagraph_support: ClassVar[AttentionCGSupport] = AttentionCGSupport.NEVER
     query_len_support: ClassVar[QueryLenSupport] = QueryLenSupport.VARLEN
-    reorder_batch_threshold: int = WINDOW_ROWS
+    reorder_batch_threshold: int = 1
 
     def __init__(self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: torch.device) -> None:
         super().__init__(kv_cache_spec, layer_names, vllm_config, device, KvgenMLAMetadata)
-        # Longer speculative windows are attended to as prompts are.
-        self.reorder_batch_threshold = min(self.reorder_batch_threshold, WINDOW_ROWS)
+        # vLLM puts requests of up to so many rows first; it has set it to a speculative window's.
+        layers = vllm_config.compilation_config.static_forward_context
+        fewest = min(absorbed_rows(layers[name].impl.shard) for name in layer_names)
+        window: int = self.reorder_batch_threshold
+        self.reorder_batch_threshold = max(window, fewest)
         scheduler = vllm_config.scheduler_config
         self._layers = layer_names
         self._max_requests = scheduler.max_num_seqs
         # A drafter's steps have a few rows more than the scheduler hands out.
-        self._max_rows = scheduler.max_num_batched_tokens + self._max_requests * WINDOW_ROWS
+        self._max_rows = scheduler.max_num_batched_tokens + 2 * self._max_requests * window
         self._group: mla.MlaGroup | None = None
         self._memory: tuple[torch.Tensor, ...] = ()
 
@@ -95,8 +113,24 @@ class KvgenMLAMetadataBuilder(MLACommonMetadataBuilder[KvgenMLAMetadata]):  # ty
             )
         metadata: KvgenMLAMetadata = super().build(common_prefix_len, given, fast_build)
         group = self._opened()
-        metadata.step = group.begin(_decodes(metadata, given), _prompts(metadata, given), _stream(self.device))
+        metadata.step = group.begin(self._decodes(metadata, given), _prompts(metadata, given), _stream(self.device))
         return metadata
+
+    def _decodes(self, metadata: KvgenMLAMetadata, given: CommonAttentionMetadata) -> Batch | None:
+        """The requests of few rows, which come first, in the absorbed form."""
+        count = metadata.num_decodes
+        if not count:
+            return None
+        ends = given.query_start_loc_cpu[: count + 1]
+        counts = (ends[1:] - ends[:-1]).tolist()
+        batch = Batch(
+            query_start_loc=given.query_start_loc[: count + 1],
+            seq_lens=metadata.decode.seq_lens,
+            block_table=metadata.decode.block_table,
+            rows=metadata.num_decode_tokens,
+            most_rows=max(counts),
+        )
+        return mla.in_windows(batch, counts, self._numbers)
 
     def _opened(self) -> mla.MlaGroup:
         """The group over the memory that its layers are bound to; opened anew where vLLM has bound other memory."""
@@ -119,20 +153,8 @@ class KvgenMLAMetadataBuilder(MLACommonMetadataBuilder[KvgenMLAMetadata]):  # ty
     def _bytes(self, count: int) -> torch.Tensor:
         return torch.empty(count, dtype=torch.uint8, device=self.device)
 
-
-def _decodes(metadata: KvgenMLAMetadata, given: CommonAttentionMetadata) -> Batch | None:
-    """The requests of up to 8 rows, which come first."""
-    count = metadata.num_decodes
-    if not count:
-        return None
-    ends = given.query_start_loc_cpu[: count + 1]
-    return Batch(
-        query_start_loc=given.query_start_loc[: count + 1],
-        seq_lens=metadata.decode.seq_lens,
-        block_table=metadata.decode.block_table,
-        rows=metadata.num_decode_tokens,
-        most_rows=int((ends[1:] - ends[:-1]).max()),
-    )
+    def _numbers(self, values: Sequence[int]) -> torch.Tensor:
+        return async_tensor_h2d(values, device=self.device, dtype=torch.int32)
 
 
 def _prompts(metadata: KvgenMLAMetadata, given: CommonAttentionMetadata) -> mla.Prompts | None:
@@ -250,8 +272,9 @@ class KvgenMLAImpl(MLACommonImpl[KvgenMLAMetadata]):  # type: ignore[misc]
         slot_mapping: torch.Tensor,
         kv_cache_dtype: str,
         k_scale: torch.Tensor,
+        skip_scale: bool = False,
     ) -> None:
-        """Store a step's latent rows by their slots."""
+        """Store a step's latent rows by their slots. `skip_scale`, of later versions, says that k_scale is 1."""
         if kv_cache.numel() == 0:  # a run that measures memory, before there is a cache
             return
         modules, cache = self._open(kv_cache, k_scale)
