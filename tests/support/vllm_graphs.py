@@ -122,7 +122,7 @@ class Heads(Runner):
         super().__init__(buffers, device)
         quick()
         pools = {layer: LayerPool(self.shard, buffers["memory"][i]) for i, layer in enumerate(LAYERS)}
-        self.group = Group(pools, ORDER, max_rows=ROWS, max_requests=REQUESTS, arch=ARCH, device=device)
+        self.group = Group(pools, ORDER, max_rows=ROWS, arch=ARCH, device=device)
         module = module_of(self.shard, buffers["memory"][0], ORDER, ARCH)
         self.writers = [(module, open_cache(module, self.shard, [pool], ORDER)[0]) for pool in pools.values()]
 
