@@ -22,7 +22,7 @@ from kvgen.errors import ArgumentError, ConfigError
 from kvgen.integrations.vllm import mla
 from kvgen.integrations.vllm.device import archs_of, name_of, stream_of
 from kvgen.integrations.vllm.faults import faults_of
-from kvgen.integrations.vllm.mla_shard import MLA_KV_DTYPES, MlaShard, absorbed_rows, check_mla
+from kvgen.integrations.vllm.mla_shard import MLA_KV_DTYPES, WINDOW_ROWS, MlaShard, absorbed_rows, check_mla
 from kvgen.integrations.vllm.refusals import in_sentences
 from kvgen.integrations.vllm.shard import DtypeName
 from kvgen.integrations.vllm.step import Batch
@@ -85,7 +85,8 @@ class KvgenMLAMetadata(MLACommonMetadata):  # type: ignore[misc]
 class KvgenMLAMetadataBuilder(MLACommonMetadataBuilder[KvgenMLAMetadata]):  # type: ignore[misc]
     """Plans each step of one group of MLA layers, on the device."""
 
-    _cudagraph_support: ClassVar[AttentionCGSupport] = AttentionCGSupport.NEVER
+    # What tests_vllm/test_mla_graphs.py shows, and no more.
+    _cudagraph_support: ClassVar[AttentionCGSupport] = AttentionCGSupport.UNIFORM_BATCH
     query_len_support: ClassVar[QueryLenSupport] = QueryLenSupport.VARLEN
     reorder_batch_threshold: int = 1
 
@@ -103,6 +104,15 @@ class KvgenMLAMetadataBuilder(MLACommonMetadataBuilder[KvgenMLAMetadata]):  # ty
         self._max_rows = scheduler.max_num_batched_tokens + 2 * self._max_requests * window
         self._group: mla.MlaGroup | None = None
         self._memory: tuple[torch.Tensor, ...] = ()
+
+    @classmethod
+    def get_cudagraph_support(cls, vllm_config: Any, kv_cache_spec: Any) -> AttentionCGSupport:
+        """Speculative windows that `mla_window` does not take whole are cut into several, under new tables in every step."""
+        speculative = vllm_config.speculative_config
+        drafts = 0 if speculative is None else speculative.num_speculative_tokens or 0
+        if 1 + drafts > WINDOW_ROWS:
+            return AttentionCGSupport.UNIFORM_SINGLE_TOKEN_DECODE
+        return cls._cudagraph_support
 
     def build(
         self, common_prefix_len: int, common_attn_metadata: CommonAttentionMetadata, fast_build: bool = False
