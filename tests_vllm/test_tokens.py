@@ -164,7 +164,8 @@ def test_prompts_that_skip_layers_with_shared_keys(model: Callable[[str], Path],
     wanted = run(model("gemma4"), PROMPTS, backend=None, kv_sharing_fast_prefill=True, max_num_batched_tokens=256)
     got = run(model("gemma4"), PROMPTS, kv_sharing_fast_prefill=True, max_num_batched_tokens=256)
     agree(got, wanted)
-    assert got.launches["decode"] > got.launches["append"] + got.launches["extend"]
+    # Of prompts' rows the three layers that store, each in a group of its own; the others, planned beside them, decode.
+    assert got.launches["extend"] == got.launches["extend_plan"] > 0
     report(shown, "fast prefill", "gemma4", got)
 
 
