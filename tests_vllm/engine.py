@@ -51,6 +51,7 @@ class Result:
     own: int
     by_process: dict[int, Counter[str]]
     metrics: dict[str, float]
+    modules: list[str]
     log: str
 
 
@@ -179,6 +180,7 @@ def _generated(job: Mapping[str, Any]) -> dict[str, Any]:
         ],
         "cached": [m.num_cached_tokens or 0 for m in made],
         "metrics": {m.name: m.value for m in engine.get_metrics() if hasattr(m, "value")},
+        "modules": sorted(name for name in sys.modules if name.split(".")[0] == "kvgen"),
     }
 
 

@@ -27,8 +27,8 @@ CASES: Final[dict[str, tuple[str, dict[str, Any], str]]] = {
         {"version": "0.40.2"},
         INVALID.format(
             name="KVGEN",
-            reasons="[VersionError: vllm: got version 0.40.2; kvgen's backend serves 0.32.0 (its engine ran with it), 0.33.0 (its "
-            f"signatures were compared); install one of these, {OTHER}, or set KVGEN_VLLM_UNTESTED=1 to try 0.40.2 with the "
+            reasons="[VersionError: vllm: got version 0.40.2; kvgen's backend serves 0.32.0 (its engine ran with it), 0.33.0 (its"
+            f" signatures were compared); install one of these, {OTHER}, or set KVGEN_VLLM_UNTESTED=1 to try 0.40.2 with the "
             "adapter of 0.33.0]",
         ),
     ),
