@@ -143,6 +143,7 @@ BYTES = paged("bytes", quant=Quant(dtype="e4m3", scale_dtype="f32", block=Block(
         (PAIRS, range(0, 4, 2), "heads: got range(0, 4, 2); the cache has the KV heads 0 to 3; pass range(first, end)"),
         (PAIRS, 2, "heads: got 2; the cache has the KV heads 0 to 3; pass range(first, end)"),
         (PAIRS, range(1), "heads: got range(0, 1); scales has one scale for 2 heads; pass a range of whole multiples of 2"),
+        (PAIRS, range(1, 4), "heads: got range(1, 4); scales has one scale for 2 heads; pass a range of whole multiples of 2"),
         (SWIZZLED, range(1), "heads: got range(0, 1) of pool, which is swizzled; its heads have no ranges of their own; "),
         (BYTES, range(1), "heads: got range(0, 1) of pool, which is 'page layer byte'; its heads have no ranges of their "),
     ],

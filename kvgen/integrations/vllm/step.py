@@ -21,6 +21,8 @@ from kvgen.spec.presets.vllm import PackedOrder
 # Launches of this process by operation: append, decode, verify, extend and plan. Replayed CUDA graphs are not counted.
 LAUNCHES: Final[Counter[str]] = Counter()
 
+# The operations that attend.
+ATTENDING: Final = ("decode", "verify", "extend")
 # Bytes -> u8 memory on the layers' device.
 Allocate = Callable[[int], Any]
 
@@ -54,7 +56,6 @@ class Layers:
         faults: StepFaults,
         *,
         max_rows: int,
-        max_requests: int,
         arch: Sequence[Arch],
         allocate: Allocate | None,
     ) -> None:
@@ -63,12 +64,7 @@ class Layers:
         self.cache = open_cache(self.module, shard, pools, order)
         self.numbers = layer_numbers(pools, order)
         self._allocate = allocate
-        most = {"decode": max_requests, "verify": max_requests * shard.window_rows, "extend": max_rows}
-        self._workspaces = {
-            name: self._workspace(name, max(rows, max_requests))
-            for name, rows in most.items()
-            if hasattr(self.module, name)
-        }
+        self._workspaces = {name: self._workspace(name, max_rows) for name in ATTENDING if hasattr(self.module, name)}
 
     def _workspace(self, name: str, max_rows: int) -> Workspace:
         launcher, device = getattr(self.module, name), self.cache.device
@@ -83,14 +79,13 @@ class Layers:
         name = self._operation(batch)
         launcher, workspace = getattr(self.module, name), self._workspaces[name]
         cache = self.cache.step(lengths=batch.seq_lens, page_table=batch.block_table)
-        offsets = {} if name == "decode" else {"row_offsets": batch.query_start_loc}
-        launcher.plan(cache, workspace, rows=batch.rows, stream=stream, **offsets)
-        LAUNCHES["plan"] += 1
-        return Step(self, name, launcher, workspace, cache, batch.rows)
+        step = Step(self, name, launcher, workspace, cache, batch.rows, batch.query_start_loc)
+        step.plan(stream)
+        return step
 
     def _operation(self, batch: Batch) -> str:
         """Which operation attends: the choice follows from counts that a captured CUDA graph has fixed."""
-        if batch.most_rows == 1 and batch.rows == batch.seq_lens.shape[0]:
+        if batch.most_rows == 1:
             return "decode"
         if batch.most_rows <= self.shard.window_rows and "verify" in self._workspaces:
             return "verify"
@@ -107,6 +102,12 @@ class Step:
     workspace: Workspace
     cache: Any
     rows: int
+    row_offsets: Any
+
+    def plan(self, stream: object = None) -> None:
+        """Divide the work among blocks, for the lengths that the device has at this point of `stream`."""
+        self.launcher.plan(self.cache, self.workspace, rows=self.rows, row_offsets=self.row_offsets, stream=stream)
+        LAUNCHES["plan"] += 1
 
 
 class Group:
@@ -114,7 +115,7 @@ class Group:
 
     - `pools`: by layer name, in vLLM's order.
     - `order`: vLLM's KVCacheLayout.
-    - `max_rows`, `max_requests`: the most of a step, padding included.
+    - `max_rows`: the most rows of a step, and of requests, padding included.
     - `allocate`: gives memory for workspaces; None: kvgen allocates it.
     """
 
@@ -124,7 +125,6 @@ class Group:
         order: PackedOrder,
         *,
         max_rows: int,
-        max_requests: int,
         arch: Sequence[Arch],
         allocate: Allocate | None = None,
         device: str = "cpu",
@@ -140,7 +140,6 @@ class Group:
                 order,
                 self.faults,
                 max_rows=max_rows,
-                max_requests=max_requests,
                 arch=arch,
                 allocate=allocate,
             )
@@ -159,12 +158,20 @@ class Group:
         return GroupStep(self.places, tuple(layers.begin(batch, stream) for layers in self.kinds))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass
 class GroupStep:
-    """A step of a group, planned: the attention metadata of its layers."""
+    """A step of a group, planned: the attention metadata of its layers.
+
+    Not frozen: builders that vLLM derives from the adapter's, for chunked local attention among others, set more attributes.
+    """
 
     places: Mapping[str, tuple[int, int]]
     steps: tuple[Step, ...]
+
+    def plan_again(self, stream: object = None) -> None:
+        """Plan for lengths, tables and row offsets that have changed where they are; a CUDA graph may hold it."""
+        for step in self.steps:
+            step.plan(stream)
 
     def of(self, layer: str) -> tuple[Step, Any]:
         """The step of the layer called `layer`, and its pages under the step's tables."""
