@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 from kvgen.errors import ArgumentError, ConfigError
 from kvgen.integrations.transformers import KvgenCache
 from kvgen.runtime.faults import FaultError
+from tests.support.engine_runs import Show
 
 NEW: Final = 10
 COMMON: Final[dict[str, Any]] = {
@@ -112,7 +113,7 @@ def generated(
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_tokens_are_those_of_eager_attention(name: str) -> None:
+def test_tokens_are_those_of_eager_attention(name: str, shown: Show) -> None:
     model, inputs = model_of(name), prompts()
     right, logits = generated(model, "eager", inputs)
     cache = KvgenCache(model.config, max(LENGTHS) + NEW, dtype=model.dtype)
@@ -121,6 +122,15 @@ def test_tokens_are_those_of_eager_attention(name: str) -> None:
     layers = model.config.num_hidden_layers - getattr(model.config, "num_kv_shared_layers", 0)
     assert sum(cache._counts) == layers
     assert cache.launches >= 2 * layers * NEW  # append and attention, every layer and step
+    shown(
+        "prompts padded on the left, beside eager attention",
+        engine="transformers",
+        model=name,
+        dtype=str(model.dtype).removeprefix("torch."),
+        equal=int((tokens == right).sum()),
+        of=right.numel(),
+        launches={"append and attention": cache.launches},
+    )
 
 
 def test_in_bf16_tokens_differ_only_where_logits_do_not_tell_them_apart() -> None:

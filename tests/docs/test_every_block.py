@@ -48,6 +48,10 @@ TESTED: Final = {
     ("testing.md", "python -m tests.golden_gpu.record"): ("tests/golden_gpu/test_golden.py", "record"),
     ("tutorial.md", "{"): ("tests/docs/test_programs.py", "test_the_tutorial"),
     ("tutorial.md", "python model.py"): ("tests/docs/test_programs.py", "model.py"),
+    ("vllm.md", "kv_cache_dtype: got 'nvfp4'"): (
+        "tests_vllm/test_refusals.py",
+        "kv_cache_dtype: got 'nvfp4'; KVGEN stores auto",
+    ),
     ("versioning.md", "SOURCE_DATE_EPOCH="): ("tests/test_packaging.py", "SOURCE_DATE_EPOCH"),
 }
 # What no test runs, and why.
@@ -62,6 +66,8 @@ UNTESTED: Final = {
     ("review.md", "--- generated/llama3_8b/append.cu"): "lines of what `kvgen diff` prints, cut short",
     ("shipping.md", "KVGEN_CUBINS=/opt/engine/cubins"): "the reader's program; tests/runtime/test_module.py sets both",
     ("testing.md", "make test-torch"): "it needs PyTorch, and is the run of all tests that do",
+    ("testing.md", "make test-engines"): "it needs PyTorch and vLLM, and is the run of all tests that do",
+    ("vllm.md", "pip install"): "it needs the package index and a GPU; tests_vllm/test_docs.py installs the wheel",
 }  # fmt: skip
 _FENCE: Final = re.compile(r"^```([^\n]*)\n(.*?)^```", re.S | re.M)
 _INDENTED: Final = re.compile(r"(?:^    .*\n(?:\n+(?=    ))?)+", re.M)

@@ -31,6 +31,7 @@ RUN: Final = {
     "torch.md": "tests_torch/test_docs.py",
     "transformers.md": "tests_torch/test_docs.py",
     "tutorial.md": "here",
+    "vllm.md": "tests_vllm/test_docs.py",
 }
 
 
