@@ -25,6 +25,7 @@ RUN: Final = {
     "pages.md": "here",
     "quantization.md": "here",
     "quickstart.md": "here",
+    "sglang.md": "here",
     "shipping.md": "tests/runtime/test_shipped.py",
     "torch.md": "tests_torch/test_docs.py",
     "transformers.md": "tests_torch/test_docs.py",
@@ -44,7 +45,10 @@ def test_every_program_is_run_somewhere() -> None:
 @pytest.fixture(scope="module")
 def chat(tmp_path_factory: pytest.TempPathFactory) -> Folder:
     """The project of the quick start, which the other small pages share."""
-    pages = [DOCS / f"{name}.md" for name in ("quickstart", "extend", "faults", "operations", "pages", "quantization")]
+    pages = [
+        DOCS / f"{name}.md"
+        for name in ("quickstart", "extend", "faults", "operations", "pages", "quantization", "sglang")
+    ]
     folder = project(tmp_path_factory.mktemp("chat"), *pages)
     folder.kvgen("build")
     folder.kvgen("check")
@@ -52,7 +56,8 @@ def chat(tmp_path_factory: pytest.TempPathFactory) -> Folder:
 
 
 @pytest.mark.parametrize(
-    "program", ["step.py", "prefill.py", "latent_prompt.py", "faults.py", "cascade.py", "scaled.py", "serve.py"]
+    "program",
+    ["step.py", "prefill.py", "latent_prompt.py", "faults.py", "cascade.py", "scaled.py", "serve.py", "pool.py"],
 )
 def test_a_program(chat: Folder, program: str) -> None:
     raised, _ = run(chat.root, program)
