@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from kvgen.codegen.load import load
     from kvgen.runtime.error_word import ErrorWord
     from kvgen.runtime.faults import FaultError
-    from kvgen.runtime.page_ranges import page_ranges
+    from kvgen.runtime.page_ranges import page_ranges, paired_ranges
     from kvgen.spec import presets
     from kvgen.spec.cache import Continuous, Latent, Paged
     from kvgen.spec.cache_fields import Layout
@@ -63,7 +63,7 @@ _HOME = {
     "compile_ahead": "kvgen.codegen.in_memory",
     "compile_kernel": "kvgen.codegen.inline",
     "load": "kvgen.codegen.load",
-    "page_ranges": "kvgen.runtime.page_ranges",
+    **dict.fromkeys(("page_ranges", "paired_ranges"), "kvgen.runtime.page_ranges"),
 }
 
 __all__ = [
@@ -102,6 +102,7 @@ __all__ = [
     "load",
     "ops",
     "page_ranges",
+    "paired_ranges",
     "presets",
     "score",
 ]

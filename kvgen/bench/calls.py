@@ -143,6 +143,8 @@ def call_of(scene: Scene, op: Op) -> Call:
             numbers[spec.name] = int(begins[-1])
         elif op.kind in (*ATTENDING, *NEW_ROWS) and isinstance(spec, Scalar):  # of a score function
             numbers[spec.name] = 1
+        elif isinstance(spec, Scalar) and spec.most is not None:  # the first head that convert moves
+            numbers[spec.name] = spec.most
     for name, array in arrays.items():
         _fill(scene, op, name, array, begins, listed)
     moved = batch * sizes["J"] if op.kind == "gather_rows" else sum(entries) if listed else sum(counts)
@@ -235,6 +237,6 @@ def _listed(scene: Scene, op: Op) -> dict[str, Raw]:
 
 def _source(scene: Scene, op: Convert) -> Scene:
     """The same workload in the cache that is converted."""
-    kernels = KernelSet(name=scene.kernels.name, q_heads=scene.kernels.q_heads, cache=op.source, ops=(Gather(),))
+    kernels = KernelSet(name=scene.kernels.name, q_heads=op.source.kv_heads, cache=op.source, ops=(Gather(),))
     found: Any = SimpleNamespace(Cache=getattr(scene.package, op.source_class))
     return Scene(kernels, found, scene.workload)

@@ -11,7 +11,7 @@ from kvgen.bench.calls import LISTS, Call, selected, tokens_of_query
 from kvgen.bench.step import Step
 from kvgen.bench.synthetic_batch import ATTENDING, LAYER, NEW_ROWS, STEP, Scene
 from kvgen.bench.touched_bytes import SECTOR, WHOLE, Marked, Marks, Token, sectors_of
-from kvgen.ops import NormCache
+from kvgen.ops import Convert, NormCache
 from kvgen.reference import Place
 from kvgen.spec.mask import Mask
 
@@ -141,17 +141,24 @@ def _positions(scene: Scene, call: Call) -> NDArray[np.int64]:
 
 
 def _converted(scene: Scene, call: Call, marked: Marked) -> dict[str, int]:
-    """Every token that both caches can hold, in the one that is read and in the one that is written."""
-    source = call.source
-    assert source is not None
+    """Every token that both caches can hold, in the one that is read and in the one that is written: of each the heads that
+    move."""
+    source, op = call.source, call.op
+    assert source is not None and isinstance(op, Convert)
+    moved = [_heads(op, call.numbers.get(name, 0)) for name in ("target_head", "source_head")]
     other = Marked(source, source.tables("convert"))
     for b, total in enumerate(scene.workload.totals):
         for position in range(total - min(scene.alive(b), source.alive(b)), total):
             token = Token(b, position, None, total)
-            marked.token(token, "convert")
-            other.token(token, "gather")
+            marked.token(token, "convert", heads=moved[0])
+            other.token(token, "gather", heads=moved[1])
     other.lengths()
     return marked.sectors() | {f"source.{name}": n for name, n in other.sectors().items()}
+
+
+def _heads(op: Convert, first: int) -> slice:
+    """The heads that move, of which this is the first."""
+    return WHOLE if op.heads is None else slice(first, first + op.heads)
 
 
 def _first_seen(call: Call, total: int, rows: int) -> int:

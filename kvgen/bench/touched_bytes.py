@@ -55,15 +55,15 @@ class Marked:
             for part in rows.parts:
                 self._part(part, place, token)
 
-    def _part(self, part: Part, place: Place, token: int, dims: slice = WHOLE) -> None:
-        """A token's dims that are stored one way: elements, or codes and what scales they have. `dims` are enough where
-        others have no scale in common with them."""
+    def _part(self, part: Part, place: Place, token: int, dims: slice = WHOLE, heads: slice = WHOLE) -> None:
+        """A token's dims that are stored one way: elements, or codes and what scales they have, of some heads. `dims` are
+        enough where others have no scale in common with them."""
         if not isinstance(part, Coded):
-            _touch(part.elements, place.page, token, dims)
+            _touch(part.elements, place.page, token, dims, heads)
             return
-        _touch(part.codes, place.page, token, WHOLE if part.scales is not None else dims)
+        _touch(part.codes, place.page, token, WHOLE if part.scales is not None else dims, heads)
         if part.scales is not None:
-            _touch(part.scales, place.scales, token // part.block[0])
+            _touch(part.scales, place.scales, token // part.block[0], heads=_blocks(heads, part.block[1]))
         if self._raw:
             return
         if part.given is not None:
@@ -76,9 +76,9 @@ class Marked:
                 mine = pool[LAYER] if isinstance(pool, list) or pool.ndim > 1 else pool
                 mine[...] = _ones(mine)
 
-    def token(self, token: Token, kind: str, roles: str = "kv", dims: slice = WHOLE) -> set[str]:
-        """One token as an operation of this `kind` touches it, and the table's entries that lead there; of `roles` alone, and
-        of a head's `dims` alone.
+    def token(self, token: Token, kind: str, roles: str = "kv", dims: slice = WHOLE, heads: slice = WHOLE) -> set[str]:
+        """One token as an operation of this `kind` touches it, and the table's entries that lead there; of `roles` alone, of
+        a head's `dims` alone, and of `heads` alone.
 
         Returns the roles that it touches.
         """
@@ -96,11 +96,11 @@ class Marked:
                     continue
                 in_page, in_tail = _where(rows, part, token, kind)
                 if in_page:
-                    self._part(part, place, token.position % self._scene.tokens, mine)
+                    self._part(part, place, token.position % self._scene.tokens, mine, heads)
                     self._lead(b, page)
                 if in_tail:
                     assert rows.tail is not None
-                    slot = rows.tail[b, token.position % rows.residual]
+                    slot = rows.tail[b, token.position % rows.residual, heads]
                     slot[...] = _ones(slot)
                 if (in_page or in_tail) and rows.residual and kind != "append":
                     self._tables[f"{name}_sealed"][b] = True
@@ -163,10 +163,15 @@ def _within(dims: slice, begin: int, end: int) -> slice | None:
     return slice(first, last) if first < last else None
 
 
-def _touch(elements: Elements, page: int, token: int, dims: slice = WHOLE) -> None:
+def _blocks(heads: slice, sharing: int) -> slice:
+    """The blocks of `sharing` heads that some heads lie in."""
+    return WHOLE if heads == WHOLE else slice(heads.start // sharing, -(-heads.stop // sharing))
+
+
+def _touch(elements: Elements, page: int, token: int, dims: slice = WHOLE, heads: slice = WHOLE) -> None:
     """Mark a token's row of values, codes or scales."""
     row = elements.read(page, token)
-    row[:, dims] = 15 if elements.packed else _ones(row)
+    row[heads, dims] = 15 if elements.packed else _ones(row)
     elements.write(page, token, row)
 
 

@@ -168,7 +168,7 @@ def _launch(plan: KernelPlan, planned: str) -> Launch:
     settings = []
     for p in plan.params:
         if isinstance(p, Scalar | Count):
-            settings.append(Setting(p.name, "1"))
+            settings.append(Setting(p.name, "0" if isinstance(p, Scalar) and p.most is not None else "1"))
         elif isinstance(p, Size) and p.value == "planned_rows":
             settings.append(Setting(p.name, "T"))
         elif isinstance(p, Size) and p.value.endswith("_tokens"):

@@ -63,10 +63,17 @@ def tensor_text(cache: Cache, tensor: PoolTensor) -> str:
     named = f', field="{field}"' if field != "dtype" else ""
     writes = ", writes=False" if tensor.given else ""
     own = ", own_table=True" if any(b.table == "scales" for b in bases) else ""
+    swizzled = ", swizzled=True" if _is_swizzled(cache, held) else ""
     return (
         f'Tensor("{tensor.name}", {kinds}, {tuple_text(held)}, axes={tuple_text(tensor.axes)}, shape={tuple_text(tensor.shape)}, '
-        f"strides={tuple_text(tensor.strides)}, align={tensor.align}, fields={tuple_text(fields)}{named}{writes}{own})"
+        f"strides={tuple_text(tensor.strides)}, align={tensor.align}, fields={tuple_text(fields)}{named}{writes}{own}{swizzled})"
     )
+
+
+def _is_swizzled(cache: Cache, bases: tuple[str, ...]) -> bool:
+    """Whether values behind one of these page pointers are."""
+    segments = (s for parts in cache.storage.roles.values() for s in parts)
+    return any(s.base in bases and s.region.swizzle is not None for s in segments)
 
 
 def state_tensor_text(cache: AnyCache, tensor: PoolTensor) -> str:

@@ -80,13 +80,15 @@ class Size:
 
 @dataclass(frozen=True, slots=True)
 class Scalar:
-    """A number that the call brings."""
+    """A number that the call brings: a multiple of `multiple`, at most `most` where that is given; then none is negative."""
 
     name: str
     dtype: Literal["f32", "i32", "u32", "i64", "u64"]
     optional: bool = False
     doc: str = ""
     c_name: str = ""
+    most: int | None = None
+    multiple: int = 1
 
     @property
     def declaration(self) -> str:

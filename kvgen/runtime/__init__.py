@@ -18,7 +18,7 @@ from kvgen.runtime.module import Module
 from kvgen.runtime.operand import TensorOperand
 from kvgen.runtime.other_cache import OtherCache
 from kvgen.runtime.page_pool import BasePages, PagePool
-from kvgen.runtime.page_ranges import PageRange, page_ranges
+from kvgen.runtime.page_ranges import PageRange, RangePair, page_ranges, paired_ranges
 from kvgen.runtime.pool_cache import PoolCache
 from kvgen.runtime.pool_tensors import Tensor
 from kvgen.runtime.role_cache import RoleCache, TileMap
@@ -51,6 +51,7 @@ __all__ = [
     "Pool",
     "PoolCache",
     "PoolMap",
+    "RangePair",
     "Role",
     "RoleCache",
     "RoleStrides",
@@ -68,6 +69,7 @@ __all__ = [
     "describe",
     "mla_form",
     "page_ranges",
+    "paired_ranges",
 ]
 
 # What packages of earlier ABIs import: their first statement behind the imports says to build them again.

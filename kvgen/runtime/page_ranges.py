@@ -21,16 +21,22 @@ class PageRange(NamedTuple):
 
 
 def page_ranges(
-    pool: PoolCache | BasePages, pages: Sequence[SupportsIndex], *, scale_pages: Sequence[SupportsIndex] | None = None
+    pool: PoolCache | BasePages,
+    pages: Sequence[SupportsIndex],
+    *,
+    heads: range | None = None,
+    scale_pages: Sequence[SupportsIndex] | None = None,
 ) -> list[list[PageRange]]:
     """The memory of each page, in all layers: K, V and the scales that lie in pages of the same id.
 
-    pages: ids that number the pool's pages. scale_pages: as many ids of pages of scales, where these have a table of their own.
-    The ranges of a page come tensor by tensor, in a tensor by address; neighbours in it are one range. Two pools of one layout
-    and as many layers have the same ranges in the same order, so that the i-th of a page goes to the i-th of another one.
+    pages: ids that number the pool's pages. heads: the KV heads whose memory it is, by default all of them; ranks of another
+    tensor-parallel size hold some. scale_pages: as many ids of pages of scales, where these have a table of their own. The
+    ranges of a page come tensor by tensor, in a tensor by address; neighbours in it are one range. Two pools of one layout
+    and as many layers have the same ranges in the same order, so that the i-th of a page goes to the i-th of another one; of
+    pools that hold different heads, `paired_ranges` says what goes where.
 
     What a request has besides its pages (the newest tokens of KIVI) and scales of the caller's are no page's. Raises
-    ArgumentError for an id that is no page, and for caches without pages.
+    ArgumentError for an id that is no page, for caches without pages, and for heads that have no bytes of their own.
     """
     tensors = [t for t in pool.TENSORS if "page" in t.axes]
     if not tensors or pool.PAGE_TOKENS is None:
@@ -44,6 +50,7 @@ def page_ranges(
             else "scales have the ids of their values; leave it out"
         )
         raise ArgumentError(f"scale_pages: got {got}; {rule}")
+    cuts = None if heads is None else _head_cuts(tensors, heads)
     found: list[list[PageRange]] = []
     for i, page in enumerate(pages):
         ranges: list[PageRange] = []
@@ -54,21 +61,85 @@ def page_ranges(
                 ("scale_pages", scale_pages[i]) if tensor.own_table and scale_pages is not None else ("pages", page)
             )
             for layers in pool.pool_layers:  # one tensor with all layers, or a tensor a layer, wherever it lies
-                ranges += _joined(sorted(_ranges(tensor, layers.views[number], id_, f"{name}[{i}]")))
+                array = layers.views[number]
+                cut = None if cuts is None else cuts[tensor.name]
+                ranges += _joined(sorted(_ranges(tensor, array, id_, f"{name}[{i}]", cut)))
         found.append(ranges)
     return found
 
 
-def _ranges(tensor: Tensor, array: ArrayView, page: SupportsIndex, name: str) -> Iterator[PageRange]:
-    """The neighbouring bytes of a page of one tensor."""
+class RangePair(NamedTuple):
+    """`nbytes` bytes that a transport reads from `source` on and writes from `target` on."""
+
+    source: int
+    target: int
+    nbytes: int
+
+
+def paired_ranges(source: Sequence[PageRange], target: Sequence[PageRange]) -> list[RangePair]:
+    """The ranges of one page and of the page that they go to, cut so that each piece is one range on both sides.
+
+    source, target: what `page_ranges` says of a page in two pools of one layout, as many layers and as many heads; where a pool
+    holds other heads beside these, its ranges are shorter. Addresses may be those of another process or machine. Raises
+    ArgumentError where one side has more bytes.
+    """
+    sizes = [sum(r.nbytes for r in side) for side in (source, target)]
+    if sizes[0] != sizes[1]:
+        raise ArgumentError(
+            f"target: got {sizes[1]} bytes for {sizes[0]} of the source; a page goes to a page of one layout, with as many "
+            "layers and heads; pass heads= to the page_ranges of the pool that has more"
+        )
+    found, inputs, outputs = [], list(source)[::-1], list(target)[::-1]
+    while inputs:
+        (here, n), (there, room) = inputs.pop(), outputs.pop()
+        size = min(n, room)
+        found.append(RangePair(here, there, size))
+        if n > size:
+            inputs.append(PageRange(here + size, n - size))
+        if room > size:
+            outputs.append(PageRange(there + size, room - size))
+    return found
+
+
+def _head_cuts(tensors: Sequence[Tensor], heads: range) -> dict[str, range]:
+    """Each tensor's places along its head axis that belong to `heads`; scales of several heads have one place."""
+    for t in tensors:
+        if t.axes.count("head") != 1 or t.swizzled:
+            found = "swizzled" if t.swizzled else f"'{' '.join(t.axes)}'"
+            raise ArgumentError(
+                f"heads: got {heads} of {t.name}, which is {found}; its heads have no ranges of their own; leave heads out, and "
+                "let ops.Convert or ops.Gather and ops.Scatter move some of the heads"
+            )
+    counts = {t.name: t.shape[t.axes.index("head")] for t in tensors}
+    most = max(n for n in counts.values() if isinstance(n, int))
+    if not isinstance(heads, range) or heads.step != 1 or not 0 <= heads.start < heads.stop <= most:
+        raise ArgumentError(f"heads: got {heads!r}; the cache has the KV heads 0 to {most - 1}; pass range(first, end)")
+    cuts = {}
+    for name, count in counts.items():
+        assert isinstance(count, int)
+        block = -(-most // count)
+        if heads.start % block or (heads.stop % block and heads.stop != most):
+            raise ArgumentError(
+                f"heads: got {heads}; {name} has one scale for {block} heads; pass a range of whole multiples of {block}"
+            )
+        cuts[name] = range(heads.start // block, -(-heads.stop // block))
+    return cuts
+
+
+def _ranges(
+    tensor: Tensor, array: ArrayView, page: SupportsIndex, name: str, heads: range | None
+) -> Iterator[PageRange]:
+    """The neighbouring bytes of a page of one tensor, of these places along its head axis."""
     at = tensor.axes.index("page")
     if isinstance(page, bool) or not isinstance(page, SupportsIndex) or not 0 <= page.__index__() < array.shape[at]:
         raise ArgumentError(f"{name}: got {page!r}; {tensor.name} has the pages 0 to {array.shape[at] - 1}")
     size = itemsize(array)
-    begin = array.pointer + page.__index__() * array.strides[at] * size
-    axes = [
-        (n, count) for i, (n, count) in enumerate(zip(array.strides, array.shape, strict=True)) if i != at and count > 1
-    ]
+    begin, counts = array.pointer + page.__index__() * array.strides[at] * size, list(array.shape)
+    if heads is not None:
+        head = tensor.axes.index("head")
+        begin += heads.start * array.strides[head] * size
+        counts[head] = len(heads)
+    axes = [(n, count) for i, (n, count) in enumerate(zip(array.strides, counts, strict=True)) if i != at and count > 1]
     begin += sum(min(0, n) * (count - 1) for n, count in axes) * size
     axes = sorted((abs(n), count) for n, count in axes)
     run = 1

@@ -110,6 +110,11 @@ def _scalar(param: Scalar, given: Any, call: Call) -> int | float:
         raise ArgumentError(
             f"{param.name}: got {value}; the kernel takes {param.dtype}; pass a number from {low} to {high}"
         )
+    if param.most is not None and not (0 <= value <= param.most and value % param.multiple == 0):
+        steps = f"a multiple of {param.multiple} " if param.multiple > 1 else ""
+        raise ArgumentError(
+            f"{param.name}: got {value}; the operation takes {steps}from 0 to {param.most}; pass one of these"
+        )
     call.dims[param.name] = value
     return value
 

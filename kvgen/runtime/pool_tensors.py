@@ -19,7 +19,8 @@ class Tensor:
     `bases` are the page pointers into it, in the order of its kv axis ("k", "v"); `shape` has names where only the pool
     knows the extent; `strides` are the compile-time ones in elements, None for page, kv and layer; `align` is the widest
     access in bytes; `field` and `fields` name the spec fields behind dtype and axes. `writes`: operations may write to it.
-    `own_table`: a table of scales says which page, not the table of values.
+    `own_table`: a table of scales says which page, not the table of values. `swizzled`: the elements of a page lie in another
+    order than the strides say.
     """
 
     name: str
@@ -32,6 +33,7 @@ class Tensor:
     fields: tuple[str | None, ...] = ()
     writes: bool = True
     own_table: bool = False
+    swizzled: bool = False
     field: str = "dtype"
 
     def page_stride(self, array: ArrayView) -> int:

@@ -259,7 +259,10 @@ def _convert(j: Judged) -> int:
     read = Contents(j.wanted.source_pools, j.wanted.source_tables, {})
     table = source.view(j.case.before.source_tables)
     pools = j.wanted.rows(j.case.scene)
-    return reference.convert(j.view, pools, table, read.rows(source), same_scales=op.same_scales)
+    first = {name: int(j.case.numbers.get(name, 0)) for name in ("source_head", "target_head")}
+    return reference.convert(
+        j.view, pools, table, read.rows(source), same_scales=op.same_scales, heads=op.heads, **first
+    )
 
 
 def _copy_pages(j: Judged) -> int:

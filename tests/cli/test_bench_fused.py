@@ -94,8 +94,9 @@ def test_pages_and_slots(scenes: Callable[[str, Workload], tuple[Scene, KernelSe
     found = least(scene, kernels, "gather_rows")
     assert (found["k_out"], found["v_out"], found["pool"]) == (2 * 24 * 4, 2 * 24 * 4, 2 * 2 * 24 * 4)
     found = least(scene, kernels, "convert")
-    assert (found["source.pool"], found["pool"]) == (64 * 2 * 2, 64 * 2 * 4)
-    assert found["source.scales"] == 64 * 2 * 2 * 4 // 32
+    # One head of each: 32 bytes of codes and 4 of scales, of which neighbouring tokens share sectors; 64 bytes of values.
+    assert (found["source.pool"], found["pool"]) == (64 * 2, 64 * 2 * 2)
+    assert found["source.scales"] == 64 * 2 * 4 * 4 // 32
     scene, kernels = scenes("qwen", PAGE)
     raw = least(scene, kernels, "raw")
     assert (raw["k_codes_out"], raw["k_scales_out"], raw["scales"], raw["pool"]) == (16, 2, 4, 32)

@@ -30,8 +30,8 @@ def _inputs() -> dict[str, Array]:
     }
 
 
-def _wanted(tokens_first: bool, arrays: Arrays) -> dict[str, Wanted]:
-    """Runs go through the tokens first where blocks do not."""
+def _wanted(tokens_first: bool, moved: int, arrays: Arrays) -> dict[str, Wanted]:
+    """Runs go through the tokens first where blocks do not. The last `moved` heads become the first ones."""
     codes, scales, values = (arrays[name].reshape(PAGES, -1).copy() for name in ("codes", "scales", "values"))
     rows = values[:, : TOKENS * ROW].reshape(PAGES * TOKENS, ROW)
     places = [int(arrays["table"][0, t // TOKENS]) * TOKENS + t % TOKENS for t in range(2 * MOVED)]
@@ -40,18 +40,21 @@ def _wanted(tokens_first: bool, arrays: Arrays) -> dict[str, Wanted]:
     quantized, _, _ = stored(Run("u8", "f16", zero=True), x, chosen)
     parts = []
     for i in range(64):
-        row, part = (i % MOVED, i // MOVED) if tokens_first else divmod(i, 10)
-        block_row, block = divmod(i, 6) if tokens_first else (i % MOVED, i // MOVED)
-        head, dim = divmod(i % 6, 3)
-        value = x[block_row, block // 3, block % 3 * 16 + 4] if block_row % 3 != 2 else np.float32(0)
+        row, part = (i % MOVED, i // MOVED) if tokens_first else divmod(i, 5 * moved)
+        block_row, block = divmod(i, 3 * moved) if tokens_first else (i % MOVED, i // MOVED)
+        head, dim = divmod(i % (3 * moved), 3)
+        found = block_row < MOVED and block_row % 3 != 2
+        value = x[block_row, HEADS - moved + block // 3, block % 3 * 16 + 4] if found else np.float32(0)
         parts.append([row, part, head, dim * 16, int(np.float32(value).view(np.uint32))])
     for i in range(MOVED):
         if i % 3 == 2:
             continue
         page, at = divmod(places[LAST - i], TOKENS)
-        values[page, at * ROW : (at + 1) * ROW] = arrays["values"].reshape(PAGES * TOKENS, ROW)[places[i]]
-        codes[page, at * ROW : (at + 1) * ROW] = quantized[i].reshape(-1)
-        scales[page, at * SCALES : (at + 1) * SCALES] = chosen[i].view(np.uint16)
+        row, some = at * ROW, moved * DIMS  # of values and codes
+        values[page, row : row + some] = arrays["values"].reshape(PAGES * TOKENS, ROW)[places[i]][ROW - some :]
+        codes[page, row : row + some] = quantized[i].reshape(-1)[ROW - some :]
+        row, some = at * SCALES, moved * SCALES // HEADS
+        scales[page, row : row + some] = chosen[i, SCALES - some :].view(np.uint16)
     return {
         "codes": exact(codes.reshape(-1)),
         "scales": floats(scales.reshape(-1).view(np.float16), "f16"),
@@ -63,6 +66,6 @@ def _wanted(tokens_first: bool, arrays: Arrays) -> dict[str, Wanted]:
 def probes() -> list[Probe]:
     """All of this module."""
     return [
-        Probe("library_convert_held", UNIT, "convert_held", _inputs, partial(_wanted, False), 64),
-        Probe("library_convert_anew", UNIT, "convert_anew", _inputs, partial(_wanted, True), 64),
+        Probe("library_convert_held", UNIT, "convert_held", _inputs, partial(_wanted, False, HEADS), 64),
+        Probe("library_convert_anew", UNIT, "convert_anew", _inputs, partial(_wanted, True, 1), 64),
     ]

@@ -11,14 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvgen import Block, KernelSet, Layout, Paged, Quant, Ring, ops, presets
-from kvgen.reference import convert
 from kvgen.reference.segments import Coded
 from kvgen.runtime import Fault, describe
 from kvgen.runtime.cpu import machine
 from kvgen.spec.cache import Cache
-from tests.support.batches import PLAIN, Batch, batches, capacity
+from tests.support.batches import PLAIN, batches, capacity
 from tests.support.cache_matrix import CHOSEN
-from tests.support.harness import hold_memory, on_machine, package
+from tests.support.conversions import check, op_of, scenes
+from tests.support.harness import package
 from tests.support.memory import aligned
 from tests.support.scenes import Scene
 
@@ -69,52 +69,12 @@ def _set(name: str, pair: tuple[Cache, Cache], **options: Any) -> KernelSet:
 SETS: Final = {f"convert_{name}": _set(f"convert_{name}", pair) for name, pair in PAIRS.items()}
 
 
-def _op(kernels: KernelSet) -> ops.Convert:
-    (op,) = kernels.ops
-    assert isinstance(op, ops.Convert)
-    return op
-
-
-def scenes(kernels: KernelSet, batch: Batch) -> tuple[Scene, Scene]:
-    """The target, whose requests share no page, and the source, filled."""
-    target = Scene(kernels, replace(batch, shared=False), batch.totals)
-    own = KernelSet(name="source", q_heads=kernels.q_heads, cache=_op(kernels).source, ops=(ops.Gather(),))
-    source = Scene(own, replace(batch, seed=batch.seed + 1), batch.totals)
-    source.fill(batch.totals)
-    return target, source
-
-
-def check(target: Scene, source: Scene, *, max_tokens: int | None = None) -> int:
-    """Convert and compare all memory, byte for byte, with the oracle's; the error word."""
-    expected, untouched = target.snapshot(), source.snapshot()
-    op = _op(target.kernels)
-    wanted = convert(
-        target.view,
-        target.rows(expected),
-        source.view,
-        source.rows(),
-        max_tokens=max_tokens,
-        same_scales=op.same_scales,
-    )
-    word = np.zeros(1, np.uint64)
-    generated = package(target.kernels)
-    with on_machine(target.batch):
-        cache = generated.Cache(**target.arguments())
-        other = generated.ConvertSource(**source.arguments(), max_cache_length=max_tokens)
-        generated.convert(cache[target.layer], source=other[source.layer], errors=word if target.batch.errors else None)
-    hold_memory(target, expected)
-    hold_memory(source, untouched)
-    if target.batch.errors:
-        assert int(word[0]) == wanted, f"error word {describe(int(word[0]))}, not {describe(wanted)}"
-    return wanted
-
-
 @pytest.mark.parametrize("name", SETS)
 @settings(max_examples=4)
 @given(data=st.data())
 def test_pairs(name: str, data: Any) -> None:
     kernels = SETS[name]
-    other = KernelSet(name="source", q_heads=kernels.q_heads, cache=_op(kernels).source, ops=(ops.Gather(),))
+    other = KernelSet(name="source", q_heads=kernels.q_heads, cache=op_of(kernels).source, ops=(ops.Gather(),))
     batch = data.draw(batches(min(kernels, other, key=capacity)))
     target, source = scenes(kernels, replace(batch, arch=None))
     assert describe(check(target, source)) is None

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvgen import KernelSet, Layout, Paged, ops, page_ranges
+from kvgen import Block, KernelSet, Layout, Paged, Quant, ops, page_ranges, paired_ranges
 from kvgen.errors import ArgumentError
 from kvgen.runtime.page_ranges import PageRange
 from tests.support.batches import PLAIN
@@ -19,11 +19,12 @@ from tests.support.page_moves import SETS, moving_scene
 NAMES = [name for name, kernels in SETS.items() if kernels.kv.page_tokens is not None]
 
 
-def places(array: Any, axes: tuple[str, ...], page: int) -> list[int]:
-    """The address of every byte of a page of an array."""
+def places(array: Any, axes: tuple[str, ...], page: int, heads: range | None = None) -> list[int]:
+    """The address of every byte of a page of an array, or of these places along its head axis."""
     found = np.array([array.ctypes.data])
     for axis, count, step in zip(axes, array.shape, array.strides, strict=True):
         steps = np.array([page]) if axis == "page" else np.arange(count)
+        steps = steps if axis != "head" or heads is None else np.array(heads)
         found = (found[:, None] + steps * step).reshape(-1)
     return (found[:, None] + np.arange(array.itemsize)).reshape(-1).tolist()  # type: ignore[no-any-return]
 
@@ -49,6 +50,27 @@ def test_a_page_is_its_elements(name: str) -> None:
                     expected += places(array, tensor.axes, id_)
         assert len(set(expected)) == len(expected) and sorted(listed(found[i])) == sorted(expected)
         assert all(a.address + a.nbytes != b.address for a, b in zip(found[i], found[i][1:], strict=False))
+
+
+@pytest.mark.parametrize("name", [n for n in NAMES if "int4_in_page" not in n and "latent_row" not in n])
+def test_a_range_of_heads_is_its_elements(name: str) -> None:
+    scene = moving_scene(SETS[name], PLAIN)
+    cache = package(scene.kernels).Cache(**scene.arguments())
+    page, scale_page = 1, 0 if scene.cache.storage.own_table else None
+    scale_pages = None if scale_page is None else [scale_page]
+    whole = scene.cache.kv_heads
+    for heads in (range(1), range(1, whole), range(whole)):
+        (found,) = page_ranges(cache, [page], heads=heads, scale_pages=scale_pages)
+        expected = []
+        for tensor in scene.cache.storage.tensors:
+            if "page" in tensor.axes:
+                arrays, id_ = scene.arrays()[tensor.name], page
+                if scale_page is not None and "scale" in tensor.name:
+                    id_ = scale_page
+                for array in arrays if isinstance(arrays, list) else [arrays]:
+                    expected += places(array, tensor.axes, id_, heads)
+        assert sorted(listed(found)) == sorted(expected)
+    assert [found] == page_ranges(cache, [page], scale_pages=scale_pages)
 
 
 SMALL = KernelSet(
@@ -101,3 +123,50 @@ def test_what_is_refused(name: str, pages: list[int], scale_pages: list[int] | N
     with pytest.raises(ArgumentError) as error:
         page_ranges(cache, pages, scale_pages=scale_pages)
     assert str(error.value).startswith(says)
+
+
+def paged(name: str, **fields: Any) -> KernelSet:
+    cache = Paged(dtype="f16", kv_heads=4, head_dim=8, page_size=4, **fields)
+    return KernelSet(name=f"ranged_{name}", q_heads=12, cache=cache, ops=[ops.SwapPages(direction="out")])
+
+
+PAIRS = paged("pairs", quant=Quant(dtype="e4m3", scale_dtype="f32", block=Block(head=2)))
+SWIZZLED = paged("swizzled", layout=Layout(kv="page kv layer token head dim", swizzle=(2, 3, 3)))
+BYTES = paged("bytes", quant=Quant(dtype="e4m3", scale_dtype="f32", block=Block(head=1), place="page"))
+
+
+@pytest.mark.parametrize(
+    ("kernels", "heads", "says"),
+    [
+        (PAIRS, range(2, 5), "heads: got range(2, 5); the cache has the KV heads 0 to 3; pass range(first, end)"),
+        (PAIRS, range(2, 2), "heads: got range(2, 2); the cache has the KV heads 0 to 3; pass range(first, end)"),
+        (PAIRS, range(0, 4, 2), "heads: got range(0, 4, 2); the cache has the KV heads 0 to 3; pass range(first, end)"),
+        (PAIRS, 2, "heads: got 2; the cache has the KV heads 0 to 3; pass range(first, end)"),
+        (PAIRS, range(1), "heads: got range(0, 1); scales has one scale for 2 heads; pass a range of whole multiples of 2"),
+        (SWIZZLED, range(1), "heads: got range(0, 1) of pool, which is swizzled; its heads have no ranges of their own; "),
+        (BYTES, range(1), "heads: got range(0, 1) of pool, which is 'page layer byte'; its heads have no ranges of their "),
+    ],
+)  # fmt: skip
+def test_heads_that_are_refused(kernels: KernelSet, heads: range, says: str) -> None:
+    sizes = {"pages": 3, "scale_pages": 3, "layers": 2}
+    kinds = {"f16": np.float16, "f32": np.float32}
+    pools = {
+        t.name: np.zeros([sizes.get(n, n) for n in t.shape], kinds.get(t.dtype, np.uint8))
+        for t in package(kernels).Pages.TENSORS
+    }
+    with pytest.raises(ArgumentError) as error:
+        page_ranges(package(kernels).Pages(**pools), [0], heads=heads)
+    assert str(error.value).startswith(says)
+
+
+def test_pairs_of_ranges() -> None:
+    source = [PageRange(100, 4), PageRange(200, 6), PageRange(300, 2)]
+    target = [PageRange(1000, 7), PageRange(2000, 1), PageRange(3000, 4)]
+    assert paired_ranges(source, target) == [
+        (100, 1000, 4), (200, 1004, 3), (203, 2000, 1), (204, 3000, 2), (300, 3002, 2)
+    ]  # fmt: skip
+    assert paired_ranges([], []) == []
+    with pytest.raises(
+        ArgumentError, match=r"^target: got 7 bytes for 12 of the source; .* pass heads= to the page_ranges"
+    ):
+        paired_ranges(source, target[:1])

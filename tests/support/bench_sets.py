@@ -46,7 +46,7 @@ kernels = [
         ops.LoraAdd(),
         ops.NormCache(),
         ops.RotateCache(rope=NEOX),
-        ops.Convert(source=Paged(**SIZES, quant=I8)),
+        ops.Convert(source=Paged(**{**SIZES, "kv_heads": 4}, quant=I8), heads=1),
     ),
     one(
         "qwen",

@@ -1,5 +1,6 @@
 // A token's values, codes or scales as one contiguous row, element by element: what kernels that copy rows read and write.
 // Each view is a run of a segment's head after head; load and store move N neighbouring elements, from a multiple of N on.
+// kHeads heads have kDims neighbouring elements in common.
 #pragma once
 
 #include "segment.cuh"
@@ -8,7 +9,7 @@
 template <typename S, typename Out>
 struct Values {
   using Type = Out;
-  static constexpr uint32_t kBegin = S::kBegin, kDims = S::kSize;
+  static constexpr uint32_t kBegin = S::kBegin, kHeads = 1, kDims = S::kSize;
   float global;
 
   template <typename Cache>
@@ -35,7 +36,7 @@ struct Values {
 template <typename Role, typename Out, uint32_t kBegin, uint32_t kSize>
 struct RoleValues {
   using Type = Out;
-  static constexpr uint32_t kDims = kSize;
+  static constexpr uint32_t kHeads = 1, kDims = kSize;
 
   template <typename Cache>
   __device__ __forceinline__ explicit RoleValues(const Cache&) {}
@@ -68,7 +69,7 @@ __device__ __forceinline__ T missing_code() {
 template <typename S>
 struct Codes {
   using Type = typename S::Element;
-  static constexpr uint32_t kPer = kPerElement<Type>, kDims = S::kSize / kPer;
+  static constexpr uint32_t kPer = kPerElement<Type>, kHeads = 1, kDims = S::kSize / kPer;
 
   template <typename Cache>
   __device__ __forceinline__ explicit Codes(const Cache&) {}
@@ -94,7 +95,8 @@ struct Codes {
 template <typename S, uint32_t kAccess>
 struct ScaleRow {
   using Type = typename S::Scale;
-  static constexpr uint32_t kEach = 1 + S::kZero, kDims = (S::kSize + S::kBlockDims - 1) / S::kBlockDims * kEach;
+  static constexpr uint32_t kEach = 1 + S::kZero, kHeads = S::kBlockHeads;
+  static constexpr uint32_t kDims = (S::kSize + S::kBlockDims - 1) / S::kBlockDims * kEach;
 
   template <typename Cache>
   __device__ __forceinline__ explicit ScaleRow(const Cache&) {}
