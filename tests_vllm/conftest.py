@@ -1,4 +1,4 @@
-"""Models that the tests share."""
+"""Models that the tests share, and the record of what they show."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.engine_runs import pytest_runtest_logreport, pytest_sessionfinish, shown
 from tests_vllm import models
+
+__all__ = ["pytest_runtest_logreport", "pytest_sessionfinish", "shown"]
 
 
 @pytest.fixture(scope="session")

@@ -2,7 +2,8 @@
 
     python -m tests_vllm.engine JOB.json OUT.json
 
-is that process. Each engine has its own, so that none finds another's settings, compiled kernels or distributed state.
+is that process. Each engine has its own, so that none finds another's settings, compiled kernels or distributed state; those
+that `refused` tries do not come into being.
 """
 
 from __future__ import annotations
@@ -36,18 +37,21 @@ TIMEOUT: Final = 900  # s, of one engine on a busy machine
 
 @dataclass(frozen=True)
 class Result:
-    """What an engine made. `tokens[i]`: of the i-th prompt; `cached[i]`: how many of its tokens the prefix cache had.
+    """What an engine made. `tokens[i]`: of the i-th prompt; `logprobs[i]`: theirs; `cached[i]`: how many of its tokens the prefix
+    cache had.
 
     `launches` counts the kvgen kernels that ran, `own` the calls of vLLM's attention, of all processes together, `by_process`
     both by process. `metrics`: the engine's counters by name; `log`: what it printed.
     """
 
     tokens: list[list[int]]
+    logprobs: list[list[float]]
     cached: list[int]
     launches: Counter[str]
     own: int
     by_process: dict[int, Counter[str]]
     metrics: dict[str, float]
+    modules: list[str]
     log: str
 
 
@@ -87,6 +91,23 @@ def run(
     }
     if backend is not None:
         job["options"]["attention_backend"] = backend
+    made, by_process, log = _process(job, env or {})
+    launches = sum(by_process.values(), Counter[str]())
+    own = launches.pop(OWN, 0)
+    return Result(**made, launches=launches, own=own, by_process=by_process, log=log)
+
+
+def refused(attempts: Sequence[Mapping[str, Any]], *, env: Mapping[str, str] | None = None) -> list[str]:
+    """What vLLM says to each of these, which name a `model` and options, and do not start: the exception and its message.
+
+    "STARTED" for one that does. The option "version" is what vLLM says its own is.
+    """
+    made, _, _ = _process({"attempts": [{**OPTIONS, **attempt} for attempt in attempts]}, env or {})
+    return made["said"]
+
+
+def _process(job: Mapping[str, Any], env: Mapping[str, str]) -> tuple[dict[str, Any], dict[int, Counter[str]], str]:
+    """Do a job in a process of its own: its result, what was counted in each process, what was printed."""
     with TemporaryDirectory(prefix="kvgen-vllm-") as name:
         folder = Path(name)
         counts = folder / "counts"
@@ -95,7 +116,7 @@ def run(
         done = subprocess.run(
             [sys.executable, "-m", "tests_vllm.engine", str(folder / "job.json"), str(folder / "out.json")],
             cwd=folder,
-            env=environment(KVGEN_TEST_COUNTS=str(counts), **(env or {})),
+            env=environment(KVGEN_TEST_COUNTS=str(counts), **env),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -103,11 +124,7 @@ def run(
         )
         if done.returncode:
             raise EngineError(done.stdout)
-        made = json.loads((folder / "out.json").read_text(encoding="utf-8"))
-        by_process = read_counts(counts)
-    launches = sum(by_process.values(), Counter[str]())
-    own = launches.pop(OWN, 0)
-    return Result(**made, launches=launches, own=own, by_process=by_process, log=done.stdout)
+        return json.loads((folder / "out.json").read_text(encoding="utf-8")), read_counts(counts), done.stdout
 
 
 def read_counts(path: Path) -> dict[int, Counter[str]]:
@@ -125,21 +142,46 @@ class EngineError(Exception):
 
 def main() -> None:
     """The engine's own process."""
+    job = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
+    out = _attempted(job["attempts"]) if "attempts" in job else _generated(job)
+    Path(sys.argv[2]).write_text(json.dumps(out), encoding="utf-8")
+
+
+def _attempted(attempts: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    import vllm
+    from vllm.distributed import cleanup_dist_env_and_memory
+
+    own, said = vllm.__version__, []
+    for options in attempts:
+        vllm.__version__ = options.pop("version", own)
+        try:
+            vllm.LLM(**options)
+            said.append("STARTED")
+        except Exception as error:
+            said.append(f"{type(error).__name__}: {error}")
+        cleanup_dist_env_and_memory()
+    return {"said": said}
+
+
+def _generated(job: Mapping[str, Any]) -> dict[str, Any]:
     from vllm import LLM, SamplingParams
 
-    job = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
     engine = LLM(**job["options"])
-    sampling = SamplingParams(temperature=0, max_tokens=job["tokens"], ignore_eos=True, detokenize=False)
+    sampling = SamplingParams(temperature=0, max_tokens=job["tokens"], ignore_eos=True, detokenize=False, logprobs=0)
     prompts = [{"prompt_token_ids": tokens} for tokens in job["prompts"]]
     made: list[Any] = []
     for _ in range(job["rounds"]):
         made += engine.generate(prompts, sampling, use_tqdm=False)
-    out = {
+    return {
         "tokens": [list(m.outputs[0].token_ids) for m in made],
+        "logprobs": [
+            [found[token].logprob for token, found in zip(m.outputs[0].token_ids, m.outputs[0].logprobs, strict=True)]
+            for m in made
+        ],
         "cached": [m.num_cached_tokens or 0 for m in made],
         "metrics": {m.name: m.value for m in engine.get_metrics() if hasattr(m, "value")},
+        "modules": sorted(name for name in sys.modules if name.split(".")[0] == "kvgen"),
     }
-    Path(sys.argv[2]).write_text(json.dumps(out), encoding="utf-8")
 
 
 if __name__ == "__main__":

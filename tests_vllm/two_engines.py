@@ -2,8 +2,8 @@
 
     python -m tests_vllm.two_engines prefill|decode FOLDER
 
-is one of the processes. What a router does between two servers, files in FOLDER do here: the prefilling engine writes what it says
-of each request (`kv_transfer_params`), the decoding one passes that on with the same prompt.
+is one of the processes. What a router does between two servers, files in FOLDER do here: the prefilling engine writes what it
+says of each request (`kv_transfer_params`), the decoding one passes that on with the same prompt.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tests_vllm.engine import OPTIONS, OWN, TIMEOUT, EngineError, environment, r
 
 Role = Literal["prefill", "decode"]
 ROLES: Final[tuple[Role, ...]] = ("prefill", "decode")
-CONNECTOR: Final = {"kv_connector": "NixlConnector", "kv_role": "kv_both", "kv_buffer_device": "cpu"}
+CONNECTOR: Final = {"kv_connector": "NixlConnector", "kv_role": "kv_both"}
 # What a router adds to a request whose pages another engine is to read.
 REMOTE_DECODE: Final[dict[str, Any]] = {
     "do_remote_decode": True,
@@ -39,7 +39,7 @@ REMOTE_DECODE: Final[dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Side:
-    """What one of the engines did: tokens of each prompt, launches of kvgen's kernels by process, and calls of vLLM's attention."""
+    """What one of the engines did: tokens of each prompt, and by process how often each kernel and vLLM's attention ran."""
 
     tokens: list[list[int]]
     by_process: dict[int, Counter[str]]
@@ -71,13 +71,13 @@ def run(
                 job = {"options": _options(model, ranks[role], options), "prompts": prompts, "tokens": tokens}
                 (folder / f"{role}.job").write_text(json.dumps(job), encoding="utf-8")
                 processes[role] = _started(role, folder)
-            codes = {role: process.wait(TIMEOUT) for role, process in reversed(processes.items())}
+            failed = _failed(list(processes.values()))
         finally:
             for process in processes.values():
                 process.kill()
                 process.wait()
         logs = {role: (folder / f"{role}.log").read_text(encoding="utf-8") for role in ROLES}
-        if any(codes.values()):
+        if failed:
             raise EngineError("\n".join(f"--- {role}\n{log}" for role, log in logs.items()))
         return {
             role: Side(
@@ -87,6 +87,17 @@ def run(
             )
             for role in ROLES
         }
+
+
+def _failed(processes: Sequence[subprocess.Popen[str]]) -> bool:
+    """Wait until all have ended well, or one has not, or the time is over."""
+    end = time.monotonic() + TIMEOUT
+    while time.monotonic() < end:
+        codes = [process.poll() for process in processes]
+        if any(codes) or None not in codes:
+            return any(codes)
+        time.sleep(0.2)
+    return True
 
 
 def _options(model: Path, ranks: int, more: dict[str, Any]) -> dict[str, Any]:
@@ -107,7 +118,7 @@ def _started(role: Role, folder: Path) -> subprocess.Popen[str]:
     env = environment(
         KVGEN_TEST_COUNTS=str(folder / f"{role}.counts"),
         VLLM_NIXL_SIDE_CHANNEL_HOST="127.0.0.1",
-        VLLM_NIXL_SIDE_CHANNEL_PORT=str(_free_port()),
+        VLLM_NIXL_SIDE_CHANNEL_PORT=str(free_port()),
         VLLM_CPU_OMP_THREADS_BIND="nobind",
         OMP_NUM_THREADS="1",
     )
@@ -116,7 +127,7 @@ def _started(role: Role, folder: Path) -> subprocess.Popen[str]:
         return subprocess.Popen(command, cwd=folder, env=env, stdout=log, stderr=subprocess.STDOUT, text=True)
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         port: int = found.getsockname()[1]

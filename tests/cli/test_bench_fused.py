@@ -98,8 +98,9 @@ def test_pages_and_slots(scenes: Callable[[str, Workload], tuple[Scene, KernelSe
     assert (found["source.pool"], found["pool"]) == (64 * 2, 64 * 2 * 2)
     assert found["source.scales"] == 64 * 2 * 4 * 4 // 32
     scene, kernels = scenes("qwen", PAGE)
-    raw = least(scene, kernels, "raw")
-    assert (raw["k_codes_out"], raw["k_scales_out"], raw["scales"], raw["pool"]) == (16, 2, 4, 32)
+    raw, put = least(scene, kernels, "raw"), least(scene, kernels, "scatter")  # of two layers
+    assert (raw["k_codes_out"], raw["k_scales_out"], raw["scales"], raw["pool"]) == (32, 4, 8, 64)
+    assert (put["k_codes"], put["k_scales"], put["scales"], put["pool"], put["slots"]) == (32, 4, 8, 64, 2)
     assert {op.kind for name in NAMES for op in scenes(name, PAGE)[1].ops} <= set(KNOWN)
 
 
@@ -151,3 +152,8 @@ def test_a_prompt_is_moved_once(fused: Folder) -> None:
         (append,) = operations(fused, f"{name}/append", "--workload", "tokens4096")
         rows = [row for row in traffic(append).values() if row[0] in ("kv", "scales", "input", "output")]
         assert sum(row[3] for row in rows) <= 1.02 * sum(row[4] or 0 for row in rows), (name, traffic(append))
+    # Codes and scales of all layers, by slots; one head's. Scales of a token's heads fill sectors with the next token's.
+    for name in ("qwen/raw", "qwen/scatter", "llama/convert"):
+        (found,) = operations(fused, name, "--workload", "tokens4096")
+        rows = [row for row in traffic(found).values() if row[0] in ("kv", "scales", "input", "output")]
+        assert rows and all(row[3] <= 1.02 * (row[4] or 0) for row in rows), (name, traffic(found))

@@ -5,7 +5,8 @@ project's folder as <project> and NVRTC's version as <nvrtc>. KVGEN_UPDATE_GOLDE
 
 `$ python call.py` is a mistake in a program: lines over the launchers of the set that `kvgen new` begins with and the arrays
 of SETUP, and what they raise. `$ python load.py` is one over a folder `cubins` of two sets compiled ahead of time, `small` and
-`older`, which has sm_80 alone; digests are <digest> in what it says.
+`older`, which has sm_80 alone; digests are <digest> in what it says. `$ python engine.py` is one over kvgen.integrations.vllm,
+as far as it goes without vLLM.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ import kvgen
 from kvgen import KernelSet, Paged, ops
 from kvgen.cli.project import generated
 from kvgen.cli.resources_json import installed
-from kvgen.errors import KvgenError
+from kvgen.errors import ConfigError, KvgenError
+from kvgen.integrations.vllm import refusals, shard, versions
 from kvgen.runtime.module import cubin
 from tests.cli.conftest import invoke
 from tests.errors.case import Case, Link, read_case, write_case
@@ -160,7 +162,29 @@ def test_load(name: str, shipped: Path, tmp_path: Path, monkeypatch: pytest.Monk
     assert said == case.stderr
 
 
-@pytest.mark.parametrize("name", [name for name in CASES if not name.startswith(("call_", "load_"))])
+@pytest.mark.parametrize("name", [name for name in CASES if name.startswith("engine_")])
+def test_engine(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = HERE / f"{name}.txt"
+    case = read_case(path.read_text(encoding="utf-8"))
+
+    def refused(*reasons: str, **asked: Any) -> None:
+        """What vLLM prints, where a backend gives these reasons."""
+        found = refusals.in_sentences(reasons, asked, name="KVGEN", kv_dtypes=list(shard.KV_DTYPES), page_multiple=16)
+        raise ConfigError("; ".join(found))
+
+    scope = {"Shard": shard.Shard, "check": shard.check, "adapter_of": versions.adapter_of, "refused": refused}
+    program = case.files["engine.py"]
+    assert isinstance(program, bytes)
+    with pytest.raises(KvgenError) as raised:
+        exec(program, scope)
+    said = f"{type(raised.value).__name__}: {raised.value}\n"
+    if os.environ.get("KVGEN_UPDATE_GOLDEN") == "1":
+        path.write_text(write_case(dataclasses.replace(case, stderr=said)), encoding="utf-8")
+        pytest.skip("rewritten")
+    assert said == case.stderr
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if not name.startswith(("call_", "load_", "engine_"))])
 def test_message(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, root = HERE / f"{name}.txt", tmp_path / "project"
     case = read_case(path.read_text(encoding="utf-8"))

@@ -29,6 +29,7 @@ def register() -> None:
     if not hasattr(CpuPlatform, "kvgen_on_cpu"):
         CpuPlatform.kvgen_on_cpu = True
         CpuPlatform.get_attn_backend_cls = classmethod(_chooser(CpuPlatform.get_attn_backend_cls.__func__))
+        CpuPlatform.check_and_update_config = classmethod(_config(CpuPlatform.check_and_update_config.__func__))
         if os.environ.get("KVGEN_TEST_COUNTS"):
             _count()
 
@@ -55,9 +56,29 @@ def _chooser(own: Callable[..., str]) -> Callable[..., str]:
     return get_attn_backend_cls
 
 
+def _config(own: Callable[..., None]) -> Callable[..., None]:
+    """With KVGEN_MLA models keep what users set, which vLLM's own CPU backend of MLA cannot do: chunked prefill, prefix caching,
+    any page size."""
+
+    @functools.wraps(own)
+    def check_and_update_config(cls: Any, vllm_config: Any) -> None:
+        scheduler, cache = vllm_config.scheduler_config, vllm_config.cache_config
+        chosen = vllm_config.attention_config.backend
+        kept = [(scheduler, "enable_chunked_prefill"), (scheduler, "max_num_batched_tokens")]
+        kept += [(cache, "enable_prefix_caching"), (cache, "block_size")]
+        values = [getattr(config, name) for config, name in kept]
+        own(cls, vllm_config)
+        if chosen is not None and chosen.name == "KVGEN_MLA":
+            for (config, name), value in zip(kept, values, strict=True):
+                setattr(config, name, value)
+
+    return check_and_update_config
+
+
 def _count() -> None:
     from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackendImpl
     from vllm.v1.attention.backends.mla.cpu_mla import CPUMLAImpl
+    from vllm.v1.attention.backends.mla.prefill.cpu_sdpa import CPUSDPAMLAPrefillBackend
 
     out = os.open(os.environ["KVGEN_TEST_COUNTS"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
 
@@ -74,7 +95,8 @@ def _count() -> None:
 
     CPUAttentionBackendImpl.forward = counted(CPUAttentionBackendImpl.forward)
     CPUMLAImpl.forward_mqa = counted(CPUMLAImpl.forward_mqa)
-    CPUMLAImpl.forward_mha = counted(CPUMLAImpl.forward_mha)
+    for name in ("run_prefill_new_tokens", "run_prefill_context_chunk"):
+        setattr(CPUSDPAMLAPrefillBackend, name, counted(getattr(CPUSDPAMLAPrefillBackend, name)))
     _count_launches(write)
 
 

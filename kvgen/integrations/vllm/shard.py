@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, get_args
@@ -29,6 +30,9 @@ KV_DTYPES: Final[dict[str, KVCacheDType]] = {
 }
 _FLOATS: Final[dict[str, DtypeName]] = {"float16": "f16", "bfloat16": "bf16"}
 ORDERS: Final[tuple[PackedOrder, ...]] = get_args(PackedOrder)
+
+
+MOST_DIMS: Final = 1024  # of a head
 
 
 @dataclass(frozen=True)
@@ -71,11 +75,16 @@ class Pages:
     layers: int = 1
 
 
+@functools.cache
 def check(shard: Shard) -> None:
     """Raise ConfigError, with vLLM's word for it, where kvgen has no kernels for `shard`."""
     if shard.kv_cache_dtype not in KV_DTYPES:
         raise ConfigError(
             f"kv_cache_dtype: got {shard.kv_cache_dtype!r}; kvgen stores {', '.join(KV_DTYPES)} here; choose one of them"
+        )
+    if not 1 <= shard.head_dim <= MOST_DIMS:
+        raise ConfigError(
+            f"head_size: got {shard.head_dim}; a head has 1 to {MOST_DIMS} dims here; choose another --attention-backend"
         )
     stored = _FLOATS.get(shard.kv_cache_dtype, shard.dtype)
     if stored != shard.dtype:

@@ -9,13 +9,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from types import ModuleType
 from typing import Any, Final
 
-from kvgen.codegen.load import load
-from kvgen.errors import ArgumentError
 from kvgen.integrations.vllm.faults import StepFaults, faults_of
-from kvgen.integrations.vllm.shard import Pages, Shard, kernel_set
+from kvgen.integrations.vllm.pools import LayerPool, layer_numbers, module_of, open_cache
+from kvgen.integrations.vllm.shard import Shard
 from kvgen.runtime.workspace import Workspace
 from kvgen.spec.kernel_set import Arch
 from kvgen.spec.presets.vllm import PackedOrder
@@ -23,6 +21,8 @@ from kvgen.spec.presets.vllm import PackedOrder
 # Launches of this process by operation: append, decode, verify, extend and plan. Replayed CUDA graphs are not counted.
 LAUNCHES: Final[Counter[str]] = Counter()
 
+# The operations that attend.
+ATTENDING: Final = ("decode", "verify", "extend")
 # Bytes -> u8 memory on the layers' device.
 Allocate = Callable[[int], Any]
 
@@ -45,21 +45,6 @@ class Batch:
     most_rows: int
 
 
-@dataclass(frozen=True)
-class LayerPool:
-    """A layer's cache as vLLM hands it out.
-
-    - `shard`: what the layer attends with.
-    - `memory`: `[pages, kv heads, tokens of a page, 2 * head_dim]`, K then V in a row; strides are those of the order.
-    - `k_scale`, `v_scale`: of an fp8 cache, f32 `[1, 1]`.
-    """
-
-    shard: Shard
-    memory: Any
-    k_scale: Any = None
-    v_scale: Any = None
-
-
 class Layers:
     """Layers of one group that have the same shard: their kernels, their pools, and the plan of the current step."""
 
@@ -71,20 +56,15 @@ class Layers:
         faults: StepFaults,
         *,
         max_rows: int,
-        max_requests: int,
         arch: Sequence[Arch],
         allocate: Allocate | None,
     ) -> None:
         self.shard, self.faults = shard, faults
         self.module = module_of(shard, pools[0].memory, order, arch)
         self.cache = open_cache(self.module, shard, pools, order)
+        self.numbers = layer_numbers(pools, order)
         self._allocate = allocate
-        most = {"decode": max_requests, "verify": max_requests * shard.window_rows, "extend": max_rows}
-        self._workspaces = {
-            name: self._workspace(name, max(rows, max_requests))
-            for name, rows in most.items()
-            if hasattr(self.module, name)
-        }
+        self._workspaces = {name: self._workspace(name, max_rows) for name in ATTENDING if hasattr(self.module, name)}
 
     def _workspace(self, name: str, max_rows: int) -> Workspace:
         launcher, device = getattr(self.module, name), self.cache.device
@@ -99,14 +79,13 @@ class Layers:
         name = self._operation(batch)
         launcher, workspace = getattr(self.module, name), self._workspaces[name]
         cache = self.cache.step(lengths=batch.seq_lens, page_table=batch.block_table)
-        offsets = {} if name == "decode" else {"row_offsets": batch.query_start_loc}
-        launcher.plan(cache, workspace, rows=batch.rows, stream=stream, **offsets)
-        LAUNCHES["plan"] += 1
-        return Step(self, name, launcher, workspace, cache, batch.rows)
+        step = Step(self, name, launcher, workspace, cache, batch.rows, batch.query_start_loc)
+        step.plan(stream)
+        return step
 
     def _operation(self, batch: Batch) -> str:
         """Which operation attends: the choice follows from counts that a captured CUDA graph has fixed."""
-        if batch.most_rows == 1 and batch.rows == batch.seq_lens.shape[0]:
+        if batch.most_rows == 1:
             return "decode"
         if batch.most_rows <= self.shard.window_rows and "verify" in self._workspaces:
             return "verify"
@@ -123,6 +102,12 @@ class Step:
     workspace: Workspace
     cache: Any
     rows: int
+    row_offsets: Any
+
+    def plan(self, stream: object = None) -> None:
+        """Divide the work among blocks, for the lengths that the device has at this point of `stream`."""
+        self.launcher.plan(self.cache, self.workspace, rows=self.rows, row_offsets=self.row_offsets, stream=stream)
+        LAUNCHES["plan"] += 1
 
 
 class Group:
@@ -130,7 +115,7 @@ class Group:
 
     - `pools`: by layer name, in vLLM's order.
     - `order`: vLLM's KVCacheLayout.
-    - `max_rows`, `max_requests`: the most of a step, padding included.
+    - `max_rows`: the most rows of a step, and of requests, padding included.
     - `allocate`: gives memory for workspaces; None: kvgen allocates it.
     """
 
@@ -140,7 +125,6 @@ class Group:
         order: PackedOrder,
         *,
         max_rows: int,
-        max_requests: int,
         arch: Sequence[Arch],
         allocate: Allocate | None = None,
         device: str = "cpu",
@@ -156,14 +140,17 @@ class Group:
                 order,
                 self.faults,
                 max_rows=max_rows,
-                max_requests=max_requests,
                 arch=arch,
                 allocate=allocate,
             )
             for shard, names in kinds.items()
         )
-        # A layer's name -> its kind, and its place among the layers of that.
-        self.places = {name: (i, n) for i, names in enumerate(kinds.values()) for n, name in enumerate(names)}
+        # A layer's name -> its kind, and its number in the cache of that.
+        self.places = {
+            name: (i, n)
+            for i, names in enumerate(kinds.values())
+            for name, n in zip(names, self.kinds[i].numbers, strict=True)
+        }
 
     def begin(self, batch: Batch, stream: object = None) -> GroupStep:
         """Plan a step for every kind of layer. Raises FaultError where a step before met wrong data."""
@@ -171,43 +158,23 @@ class Group:
         return GroupStep(self.places, tuple(layers.begin(batch, stream) for layers in self.kinds))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass
 class GroupStep:
-    """A step of a group, planned: the attention metadata of its layers."""
+    """A step of a group, planned: the attention metadata of its layers.
+
+    Not frozen: builders that vLLM derives from the adapter's, for chunked local attention among others, set more attributes.
+    """
 
     places: Mapping[str, tuple[int, int]]
     steps: tuple[Step, ...]
+
+    def plan_again(self, stream: object = None) -> None:
+        """Plan for lengths, tables and row offsets that have changed where they are; a CUDA graph may hold it."""
+        for step in self.steps:
+            step.plan(stream)
 
     def of(self, layer: str) -> tuple[Step, Any]:
         """The step of the layer called `layer`, and its pages under the step's tables."""
         kind, number = self.places[layer]
         step = self.steps[kind]
         return step, step.cache[number]
-
-
-def module_of(shard: Shard, memory: Any, order: PackedOrder, arch: Sequence[Arch]) -> ModuleType:
-    """The kernels of `shard` for such memory, `[pages, kv heads, tokens of a page, 2 * head_dim]`."""
-    pages, heads, tokens, _ = memory.shape
-    if heads != shard.kv_heads:
-        raise ArgumentError(f"kv_cache: got {heads} heads; the layer has {shard.kv_heads} on this rank")
-    return load(kernel_set(shard, Pages(tokens, order, pages), arch))
-
-
-def open_cache(module: ModuleType, shard: Shard, pools: Sequence[LayerPool], order: PackedOrder) -> Any:
-    """The layers' cache without tables, over vLLM's memory."""
-    scales = {}
-    if shard.codes != "auto":
-        scales = {"k_scale": [pool.k_scale for pool in pools], "v_scale": [pool.v_scale for pool in pools]}
-    return module.Cache([_axes(pool.memory, order) for pool in pools], **scales)
-
-
-def _axes(memory: Any, order: PackedOrder) -> Any:
-    """vLLM's view `[pages, heads, tokens, 2 * dims]` with its axes in the order of the memory, K and V apart."""
-    apart = memory.reshape(*memory.shape[:3], 2, memory.shape[3] // 2)  # of the last axis alone: a view
-    match order:
-        case "LBNHC" | "BLNHC":
-            return apart.swapaxes(1, 2)
-        case "LHBNC":
-            return apart.swapaxes(0, 1)
-        case _:
-            return apart
