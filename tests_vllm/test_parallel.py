@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import pytest
 
+from tests.support.engine_runs import Show
 from tests_vllm import models
 from tests_vllm.engine import OWN, Result, run
 
@@ -43,7 +44,7 @@ def workers(result: Result) -> list[int]:
 
 
 @pytest.mark.parametrize("name", ["llama", "one_kv_head"])
-def test_two_workers_make_the_tokens_of_one(name: str, request: pytest.FixtureRequest) -> None:
+def test_two_workers_make_the_tokens_of_one(name: str, request: pytest.FixtureRequest, shown: Show) -> None:
     model = request.getfixturevalue(name)
     own = run(model, prompts(), tokens=TOKENS, rounds=2, backend=None, env=ENV, **OPTIONS)
     assert own.own and not own.launches
@@ -57,3 +58,13 @@ def test_two_workers_make_the_tokens_of_one(name: str, request: pytest.FixtureRe
         assert {"append", "decode", "extend"} <= {kernel.split("_")[0] for kernel in counts}
     first, second = found.by_process.values()
     assert first == second, "each rank launches the same kernels as often"
+    count = sum(map(len, own.tokens))
+    heads = "8/2" if name == "llama" else "8/1"
+    shown(
+        f"tensor parallelism, {RANKS} workers; prefix hits, chunked prompts",
+        model=f"Llama, 2 layers, {heads} heads of 64",
+        dtype="float32",
+        equal=count,
+        of=count,
+        launches=found.launches,
+    )

@@ -25,7 +25,7 @@ from tests_vllm.engine import OPTIONS, OWN, TIMEOUT, EngineError, environment, r
 
 Role = Literal["prefill", "decode"]
 ROLES: Final[tuple[Role, ...]] = ("prefill", "decode")
-CONNECTOR: Final = {"kv_connector": "NixlConnector", "kv_role": "kv_both", "kv_buffer_device": "cpu"}
+CONNECTOR: Final = {"kv_connector": "NixlConnector", "kv_role": "kv_both"}
 # What a router adds to a request whose pages another engine is to read.
 REMOTE_DECODE: Final[dict[str, Any]] = {
     "do_remote_decode": True,
@@ -71,13 +71,13 @@ def run(
                 job = {"options": _options(model, ranks[role], options), "prompts": prompts, "tokens": tokens}
                 (folder / f"{role}.job").write_text(json.dumps(job), encoding="utf-8")
                 processes[role] = _started(role, folder)
-            codes = {role: process.wait(TIMEOUT) for role, process in reversed(processes.items())}
+            failed = _failed(list(processes.values()))
         finally:
             for process in processes.values():
                 process.kill()
                 process.wait()
         logs = {role: (folder / f"{role}.log").read_text(encoding="utf-8") for role in ROLES}
-        if any(codes.values()):
+        if failed:
             raise EngineError("\n".join(f"--- {role}\n{log}" for role, log in logs.items()))
         return {
             role: Side(
@@ -87,6 +87,17 @@ def run(
             )
             for role in ROLES
         }
+
+
+def _failed(processes: Sequence[subprocess.Popen[str]]) -> bool:
+    """Wait until all have ended well, or one has not, or the time is over."""
+    end = time.monotonic() + TIMEOUT
+    while time.monotonic() < end:
+        codes = [process.poll() for process in processes]
+        if any(codes) or None not in codes:
+            return any(codes)
+        time.sleep(0.2)
+    return True
 
 
 def _options(model: Path, ranks: int, more: dict[str, Any]) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from kvgen.bench import KNOWN, Scene, Workload, call_of
 from kvgen.bench.synthetic_batch import LAYER
 from kvgen.errors import ToolError
 from kvgen.layout.dtypes import dtype
-from kvgen.ops import Append, Convert, Extend
+from kvgen.ops import Append, Convert, Extend, Gather, Scatter
 from kvgen.spec.kernel_set import Op
 from kvgen.verify.memory import HostMemory
 
@@ -43,6 +43,8 @@ def is_plain(op: Op) -> bool:
         score = op.score
         brings = score is not None and (score.alibi or score.bias or score.relative or score.tensors or score.scalars)
         return not (brings or op.mask.tree or op.mask.padding or op.cross or op.q_dtype)
+    if isinstance(op, Gather | Scatter):
+        return not op.raw and op.rows == "ragged" and op.layers == "one"
     return not getattr(op, "raw", False)
 
 

@@ -156,8 +156,10 @@ class Timer:
         return {n: work.random((count, self.facts.kv_heads, d)) for n, d in work.roles}
 
     def _dequantizes(self, name: str) -> bool:
-        """Whether it is a gather of values, not of codes."""
-        return "k_out" in {p.name for p in getattr(self.package, name).KERNEL.params} or not self.facts.loss
+        """Whether it is a gather of values, not of codes, from one layer, request by request."""
+        kernel = getattr(self.package, name).KERNEL
+        names = {p.name for p in kernel.params}
+        return "starts" in names and not kernel.all_layers and ("k_out" in names or not self.facts.loss)
 
     def _append_call(self, name: str, count: int) -> tuple[Workload, list[dict[str, Any]], int]:
         """(a cache, the arguments of every layer's call, the bytes that a call must move)."""

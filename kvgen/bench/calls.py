@@ -10,7 +10,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from kvgen.bench.synthetic_batch import ATTENDING, LAYER, NEW_ROWS, STEP, Scene, aligned
+from kvgen.bench.synthetic_batch import ATTENDING, LAYER, LAYERS, NEW_ROWS, STEP, Scene, aligned
 from kvgen.errors import ToolError
 from kvgen.layout.dtypes import dtype
 from kvgen.ops import Convert, Gather
@@ -124,6 +124,7 @@ def call_of(scene: Scene, op: Op) -> Call:
         "T": (2 if op.kind == "lora_add" else 1) * int(begins[-1]),
         **{"B": batch, "B+1": batch + 1, "S": max(new), "P": max(scene.workload.totals)},
         **{"J": selected(scene), **dict(zip(("N", "NS"), entries, strict=False))},
+        "all_layers": LAYERS,
         "K": selected(scene) if getattr(op, "sparse", False) else max(scene.workload.totals),
         **({} if scene.cache.states else {"q_heads": scene.kernels.q_heads, "kv_heads": scene.kv.kv_heads}),
     }
@@ -165,7 +166,8 @@ def _fill(scene: Scene, op: Op, name: str, array: Raw, begins: Raw, listed: Mapp
         for b, row in enumerate(array):
             row[...] = tokens_of_query(scene, b, len(row))
     elif name == "slots":
-        array[...] = np.concatenate([_slots(scene, b) for b in range(len(totals))])
+        counts = [scene.alive(b) for b in range(len(totals))] if op.kind in ("gather", "scatter") else new
+        array[...] = np.concatenate([_slots(scene, b, int(count)) for b, count in enumerate(counts)])
     elif name == "positions":
         rows = array.reshape(-1, *array.shape[-2:]) if getattr(op, "rows", "") == "padded" else array
         for b, begin in enumerate(begins[:-1]):
@@ -202,10 +204,10 @@ def tokens_of_query(scene: Scene, b: int, count: int) -> NDArray[np.int64]:
     return first + np.random.default_rng(b).permutation(scene.alive(b))[:count]
 
 
-def _slots(scene: Scene, b: int) -> NDArray[np.int64]:
-    """The places of request b's new tokens."""
+def _slots(scene: Scene, b: int, count: int) -> NDArray[np.int64]:
+    """The places of so many tokens of request b, its last ones."""
     total = scene.workload.totals[b]
-    return _places(scene, b, np.arange(total - scene.workload.new[b], total))
+    return _places(scene, b, np.arange(total - count, total))
 
 
 def _places(scene: Scene, b: int, positions: NDArray[np.int64]) -> NDArray[np.int64]:

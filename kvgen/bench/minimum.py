@@ -24,7 +24,9 @@ def minimum_sectors(scene: Scene, call: Call) -> dict[str, int]:
     Tables count the entries that say where the tokens are: a page's entry once, a request's length and offsets once; a
     table of angles the entries of the positions by which rows are rotated. What changes in place is read once and written once.
     """
-    marked = Marked(scene, scene.tables(call.counted_as, call.rows_each), raw=bool(getattr(call.op, "raw", False)))
+    every_layer = call.kind in ("gather", "scatter") and call.launcher.KERNEL.all_layers
+    raw = bool(getattr(call.op, "raw", False))
+    marked = Marked(scene, scene.tables(call.counted_as, call.rows_each), raw=raw, every_layer=every_layer)
     if call.kind in LISTS:
         layers = WHOLE if call.launcher.KERNEL.all_layers else slice(LAYER, LAYER + 1)
         for name, ids in call.arrays.items():
@@ -51,7 +53,7 @@ def _rows(scene: Scene, call: Call, marked: Marked) -> dict[str, int]:
     kind = call.kind
     stored = {role: np.zeros(call.total, np.bool_) for role in "kv"}
     live = np.zeros(call.total, np.bool_)  # rows that are somebody's, stored or not
-    slots = call.arrays.get("slots") if kind == "append" else None
+    slots = call.arrays.get("slots") if kind in ("append", "gather", "scatter") else None
     roles, dims = _touched(scene, call)
     alone = getattr(call.op, "inputs", "") == "q"
     if slots is not None:

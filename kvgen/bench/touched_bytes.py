@@ -34,10 +34,10 @@ class Token(NamedTuple):
 
 
 class Marked:
-    """Which bytes of pools and tables have been touched. `raw`: codes and scales are taken as they are, so that what
-    dequantizes them beside the scales in pages is not needed."""
+    """Which bytes of pools and tables have been touched, in one layer or in `every_layer`. `raw`: codes and scales are taken as
+    they are, so that what dequantizes them beside the scales in pages is not needed."""
 
-    def __init__(self, scene: Scene, tables: dict[str, Raw], *, raw: bool = False) -> None:
+    def __init__(self, scene: Scene, tables: dict[str, Raw], *, raw: bool = False, every_layer: bool = False) -> None:
         self._scene, self._raw = scene, raw
         self._view: TableView = scene.view(tables)
         self._tables: dict[str, Marks] = {name: np.zeros(array.shape, np.bool_) for name, array in tables.items()}
@@ -45,15 +45,18 @@ class Marked:
             name: [np.zeros_like(p) for p in pool] if isinstance(pool, list) else np.zeros_like(pool)
             for name, pool in scene.pools.items()
         }
-        self._rows: tuple[Rows, ...] = ()
+        self._layers = tuple(range(LAYERS)) if every_layer else (LAYER,)
+        self._rows: tuple[tuple[Rows, ...], ...] = ()
         if not scene.cache.states:
-            self._rows = cache_rows(scene.kv, {**self._pools, **self._view.arrays}, LAYER)
+            arrays = {**self._pools, **self._view.arrays}
+            self._rows = tuple(cache_rows(scene.kv, arrays, layer) for layer in self._layers)
 
     def row(self, places: tuple[Place, ...], token: int) -> None:
         """K and V of one token, whose pages are `places`."""
-        for rows, place in zip(self._rows, places, strict=False):
-            for part in rows.parts:
-                self._part(part, place, token)
+        for layer in self._rows:
+            for rows, place in zip(layer, places, strict=False):
+                for part in rows.parts:
+                    self._part(part, place, token)
 
     def _part(self, part: Part, place: Place, token: int, dims: slice = WHOLE, heads: slice = WHOLE) -> None:
         """A token's dims that are stored one way: elements, or codes and what scales they have, of some heads. `dims` are
@@ -73,8 +76,9 @@ class Marked:
     def _global_scales(self) -> None:
         for name, pool in self._pools.items():
             if name.endswith("_global_scale"):
-                mine = pool[LAYER] if isinstance(pool, list) or pool.ndim > 1 else pool
-                mine[...] = _ones(mine)
+                for layer in self._layers:
+                    mine = pool[layer] if isinstance(pool, list) or pool.ndim > 1 else pool
+                    mine[...] = _ones(mine)
 
     def token(self, token: Token, kind: str, roles: str = "kv", dims: slice = WHOLE, heads: slice = WHOLE) -> set[str]:
         """One token as an operation of this `kind` touches it, and the table's entries that lead there; of `roles` alone, of
@@ -87,7 +91,10 @@ class Marked:
         if isinstance(places, Fault):
             raise AssertionError(f"request {b}, token {token.position}: {places.name} in a table of kvgen bench's own")
         touched = set[str]()
-        for name, rows, place in zip("kv", self._rows, places, strict=False):
+        roles_of_layers = [
+            (name, rows, place) for layer in self._rows for name, rows, place in zip("kv", layer, places, strict=False)
+        ]
+        for name, rows, place in roles_of_layers:
             end = 0
             for part in rows.parts if name in roles else ():
                 begin, end = end, end + part.dim

@@ -16,9 +16,17 @@ _ERRORS: Final = "sticky error word, 0 if nothing happened: report_of() of kvgen
 _WORKSPACE: Final = "memory that `use()` sets together with the workspace's sizes"
 
 
-def packed_row(array: Array) -> int:
-    """Elements of a packed row; 0 where a size of the call decides."""
-    axes = array.shape[1:]
+def stride_of(size: Size, arrays: Sequence[Array]) -> tuple[Array, int] | None:
+    """The array and the axis whose stride this number is: "k.stride" of the first one, "k.row_stride" of the second; None for
+    another number."""
+    name, _, which = size.value.partition(".")
+    axis = {"stride": 0, "row_stride": 1}.get(which)
+    return next(((a, axis) for a in arrays if a.name == name and axis is not None), None)
+
+
+def packed_step(array: Array, axis: int = 0) -> int:
+    """Elements from one index of this axis to the next where all is packed; 0 where a size of the call decides."""
+    axes = array.shape[axis + 1 :]
     return 0 if any(isinstance(n, str) for n in axes) else math.prod(n for n in axes if isinstance(n, int))
 
 
@@ -47,9 +55,11 @@ def described(p: Param, params: Sequence[Param | Field]) -> str:
 def _array(p: Array, params: Sequence[Param | Field]) -> str:
     shape = ", ".join(str(n).replace("+", " + ") for n in p.shape)
     notes = [f"{p.dtype}[{shape}]"]
-    stride = next((q.name for q in params if isinstance(q, Size) and q.value == f"{p.name}.stride"), "")
-    if p.strided and stride:
-        notes.append(f"rows {stride} elements apart")
+    strides = {q.value.partition(".")[2]: q.name for q in params if isinstance(q, Size) and stride_of(q, [p])}
+    if p.strided == 2:
+        notes.append(f"layers {strides['stride']} and rows {strides['row_stride']} elements apart")
+    elif p.strided and strides:
+        notes.append(f"rows {strides['stride']} elements apart")
     if p.access != "in":
         notes.append("written" if p.access == "out" else "read and written")
     if p.in_place:
@@ -64,19 +74,17 @@ def _array(p: Array, params: Sequence[Param | Field]) -> str:
 
 def _size(p: Size, params: Sequence[Param | Field]) -> str:
     arrays = [q for q in params if isinstance(q, Array)]
-    if p.value.endswith(".stride"):
-        array = next((a for a in arrays if a.name == p.value.removesuffix(".stride")), None)
-        name, unit = p.value.removesuffix(".stride"), 1
-        packed = ""
-        if array is not None:
+    if p.value.endswith("stride") and "." in p.value:
+        found, name, unit, packed = stride_of(p, arrays), p.value.partition(".")[0], 1, ""
+        what = "row"
+        if found is not None:
+            array, axis = found
+            what = "layer" if array.strided == 2 and axis == 0 else "row"
             unit = array.align // dtype(array.dtype).bytes
-            packed = (
-                f", {packed_row(array)} where rows are packed"
-                if packed_row(array)
-                else ", as many as a row has where rows are packed"
-            )
+            step = packed_step(array, axis)
+            packed = f", {step or f'as many as a {what} has'} where {what}s are packed"
         many = f", a multiple of {unit}" if unit > 1 else ""
-        return f"elements from one row of {name} to the next{many}{packed}"
+        return f"elements from one {what} of {name} to the next{many}{packed}"
     if p.value == "planned_rows":
         return "rows of q in this step"
     if p.value in ("num_sm_parts", "max_rows", "max_chunks", "max_slots"):

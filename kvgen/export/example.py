@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from kvgen.export.docs import stride_of
 from kvgen.export.pools import CacheContext
 from kvgen.export.words import title
 from kvgen.expr.nodes import Expr, const, var
@@ -117,7 +118,7 @@ def example_context(
             names |= {
                 n.partition("+")[0] for p in plan.params if isinstance(p, Array) for n in p.shape if isinstance(n, str)
             }
-    names |= {"T", "B", "layers"}
+    names = names - {"all_layers"} | {"T", "B", "layers"}
     return ExampleContext(
         set=kernels.name,
         constants=tuple(Constant(n, _EXTENTS.get(n, 4)) for n in sorted(names - {"W"})),
@@ -143,7 +144,7 @@ def _count(shape: tuple[int | str, ...]) -> str:
     """Elements of an array."""
     whole: Expr = const(1)
     for n in shape:
-        name, _, more = str(n).partition("+")
+        name, _, more = str(n).replace("all_layers", "layers").partition("+")
         whole = whole * (const(n) if isinstance(n, int) else var(name) + int(more or 0))
     return cpp(whole)
 
@@ -173,8 +174,8 @@ def _launch(plan: KernelPlan, planned: str) -> Launch:
             settings.append(Setting(p.name, "T"))
         elif isinstance(p, Size) and p.value.endswith("_tokens"):
             settings.append(Setting(p.name, "max_cache_length", p.value.removesuffix("_tokens")))
-        elif isinstance(p, Size) and p.value.endswith(".stride"):
-            axes = arrays[p.value.removesuffix(".stride")].shape[1:]
+        elif isinstance(p, Size) and (stride := stride_of(p, tuple(arrays.values()))) is not None:
+            axes = stride[0].shape[stride[1] + 1 :]
             if any(isinstance(n, str) for n in axes):
                 settings.append(Setting(p.name, _count(axes)))
         elif isinstance(p, Size) and not (planned and p.value.startswith(("num_sm_parts", "max_"))):

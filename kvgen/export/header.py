@@ -120,8 +120,10 @@ def header_context(
 ) -> HeaderContext:
     """The header of the operations `ops` of a set; raises ToolError for what C++ cannot name."""
     chosen = [op for op in kernels.ops if op.name in ops]
-    pointers = next(
-        (p.pointers for op in chosen for plan in plans[op.name] for p in plan.params if isinstance(p, PagePool)), ()
+    pointers = tuple(
+        dict.fromkeys(
+            p.pointers for op in chosen for plan in plans[op.name] for p in plan.params if isinstance(p, PagePool)
+        )
     )
     summary = "What every kernel takes first: one layer of the cache."
     caches = [cache_context("Cache", kernels.cache, summary, pointers, kernels.name)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from kvgen.export.docs import packed_row
+from kvgen.export.docs import packed_step, stride_of
 from kvgen.export.words import comment, identifier
 from kvgen.layout.dtypes import dtype
 from kvgen.plan.params import Array, Count, Field, OtherCache, PagePool, Param, Pool, Scalar, Size, TensorMap
@@ -59,24 +59,24 @@ def struct_of(
     `others` are the structs that some are made of, by type; `aligns` what addresses in the cache's memory are multiples of, in
     bytes. Raises ToolError for a name that C++ cannot have.
     """
-    arrays = {p.name: p for p in params if isinstance(p, Array)}
+    arrays = [p for p in params if isinstance(p, Array)]
     found = layout(tuple(_kind(p, others or {}) for p in params))
     members = []
     for p, doc, offset in zip(params, docs, found.offsets, strict=True):
         identifier(p.name, where)
         size = isinstance(p, Size)
-        stride = arrays.get(p.value.removesuffix(".stride")) if isinstance(p, Size) else None
+        stride = stride_of(p, arrays) if isinstance(p, Size) else None
         members.append(
             Member(
                 name=p.name,
                 element=_element(p),
                 pointer=isinstance(p, Array | Pool),
                 const=isinstance(p, Array) and p.access == "in",
-                initial=str(packed_row(stride) if stride else 0) if size or isinstance(p, Scalar | Count) else "",
+                initial=str(packed_step(*stride) if stride else 0) if size or isinstance(p, Scalar | Count) else "",
                 doc=comment(doc, 2),
                 offset=offset,
                 align=max(p.align, dtype(p.dtype).bytes) if isinstance(p, Array) else (aligns or {}).get(p.name, 1),
-                unit=max(1, stride.align // dtype(stride.dtype).bytes) if stride else 1,
+                unit=max(1, stride[0].align // dtype(stride[0].dtype).bytes) if stride else 1,
                 needed=isinstance(p, Pool) or (isinstance(p, Array) and not p.optional),
             )
         )

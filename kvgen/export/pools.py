@@ -71,7 +71,7 @@ class Filling:
 
 @dataclass(frozen=True)
 class PagesMember:
-    """A page pointer as pages_of() finds it in the cache's struct."""
+    """A page pointer as pages_of() finds it in the cache's struct; `stride` is "" where it leads to no pages."""
 
     pointer: str
     stride: str
@@ -90,15 +90,17 @@ class CacheContext:
     title: tuple[str, ...]
     struct: Struct
     fillings: tuple[Filling, ...]
-    pages: tuple[PagesMember, ...]
+    pages: tuple[tuple[PagesMember, ...], ...]
     scale_pages: bool
     own_scale_table: bool
     page_tokens: int
     tokens_member: bool
 
 
-def cache_context(name: str, cache: AnyCache, summary: str, pointers: Sequence[str], where: str) -> CacheContext:
-    """The context of a cache; `pointers` are the page pointers of operations on whole pages."""
+def cache_context(
+    name: str, cache: AnyCache, summary: str, pointers: Sequence[tuple[str, ...]], where: str
+) -> CacheContext:
+    """The context of a cache; `pointers` are the page pointers that operations on all layers have."""
     fields = lower_pages(cache).fields
     docs = [_doc(cache, f, fields) for f in fields]
     names = {f.name for f in fields}
@@ -109,12 +111,17 @@ def cache_context(name: str, cache: AnyCache, summary: str, pointers: Sequence[s
         title=comment(summary),
         struct=struct_of(fields, docs, where, aligns=aligns),
         fillings=_fillings(cache, fields, where),
-        pages=tuple(PagesMember(p, f"{p}_page_stride") for p in pointers),
+        pages=tuple(tuple(_pages_member(p, names) for p in each) for each in pointers),
         scale_pages="num_scale_pages" in names,
         own_scale_table=any(b.table == "scales" for b in cache.storage.bases),
         page_tokens=cache.page_tokens or 0,
         tokens_member="page_tokens" in names,
     )
+
+
+def _pages_member(pointer: str, names: set[str]) -> PagesMember:
+    stride = f"{pointer}_page_stride"
+    return PagesMember(pointer, stride if stride in names else "")
 
 
 def _bases(cache: AnyCache, tensor: PoolTensor) -> tuple[Base, ...]:

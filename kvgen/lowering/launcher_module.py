@@ -214,7 +214,7 @@ def _described_array(p: Array) -> str:
     shape = ", ".join(str(s).replace("+", " + ") for s in p.shape)
     notes = [f"{p.dtype}[{shape}]"]
     if p.strided:
-        notes.append("rows may be strided")
+        notes.append("layers and rows may be strided" if p.strided == 2 else "rows may be strided")
     if p.access != "in":
         notes.append("written" if p.access == "out" else "updated")
     if p.optional:

@@ -140,19 +140,29 @@ def _run(cache: AnyCache, tensor: PoolTensor, base: Base, which: int) -> PageRun
     return replace(run, strip=strip, step=int(tensor.strides[apart[-1]] or 0) * _item(base))
 
 
+def page_pointers(cache: AnyCache) -> tuple[str, ...]:
+    """The page pointers that the runs of a page begin at, in the order of the cache's struct."""
+    found = {r.pointer for r in (*page_runs(cache), *page_runs(cache, ids="table"))}
+    return tuple(b.name for b in cache.storage.bases if b.name in found)
+
+
+def check_layers(pointers: int, layers: int) -> None:
+    """Raise ValueError where so many pointers of so many layers are too large for a kernel parameter."""
+    size = 8 * pointers * (layers + 1) + 16
+    if size > _POOL_BYTES:
+        most = (_POOL_BYTES - 16) // (8 * pointers) - 1
+        raise ValueError(
+            f"max_layers: got {layers}, which makes a kernel parameter of {size} bytes with {pointers} page pointers a "
+            f"layer; use at most {most}"
+        )
+
+
 def pool_param(
     cache: AnyCache, name: str, layers: int, *, given: bool = False, writes: bool = False, doc: str = ""
 ) -> PagePool:
     """The struct of a pool's pages; raises ValueError where it would be too large for a kernel parameter."""
-    storage = cache.storage
-    pointers = tuple(dict.fromkeys(r.pointer for r in (*page_runs(cache), *page_runs(cache, ids="table"))))
-    size = 8 * len(pointers) * (layers + 1) + 16
-    if size > _POOL_BYTES:
-        most = (_POOL_BYTES - 16) // (8 * len(pointers)) - 1
-        raise ValueError(
-            f"max_layers: got {layers}, which makes a kernel parameter of {size} bytes with {len(pointers)} page pointers a "
-            f"layer; use at most {most}"
-        )
+    storage, pointers = cache.storage, page_pointers(cache)
+    check_layers(len(pointers), layers)
     runs = {r.pointer: r for r in page_runs(cache)}
     return PagePool(
         name,

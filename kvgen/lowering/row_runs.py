@@ -10,7 +10,7 @@ from kvgen.layout.regions import Region
 from kvgen.layout.storage import Scales, Segment
 from kvgen.lowering.lowered import LoweredCache
 from kvgen.lowering.segments import SegmentContext
-from kvgen.plan.params import Access, Array, Param
+from kvgen.plan.params import Access, Array
 from kvgen.spec.cache import Cache
 
 _SECTOR: Final = 32  # bytes that memory moves at once
@@ -153,7 +153,7 @@ def raw_runs(cache: LoweredCache, suffix: str) -> tuple[RunContext, ...]:
     )
 
 
-def raw_params(cache: LoweredCache, suffix: str, doc: str, *, access: Access = "in") -> tuple[Param, ...]:
+def raw_params(cache: LoweredCache, suffix: str, doc: str, *, access: Access = "in") -> tuple[Array, ...]:
     """The arrays of `raw_runs`: `[T, heads, elements]`, codes as bytes, two packed ones each."""
     return tuple(
         Array(

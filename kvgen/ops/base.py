@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Final
+import inspect
+from collections.abc import Sequence
+from typing import ClassVar, Final
 
 from pydantic import Field, model_validator
 
 from kvgen.layout.dtypes import DType, dtype
+from kvgen.lowering.copied_rows import Layers, LayersContext, RowsBy, check_slots, layer_pool, layers_context
+from kvgen.lowering.lowered import lower
 from kvgen.lowering.new_rows import counts_before
-from kvgen.plan.params import Array, Param
+from kvgen.lowering.page_runs import MaxLayers
+from kvgen.plan.params import Array, PagePool, Param
 from kvgen.spec.cache import Cache
 from kvgen.spec.kernel_set import KernelSet, Op
 from kvgen.spec.tables import IndexName
@@ -76,3 +81,62 @@ class ChunkOp(Op):
             return ()
         doc = "first new row of each request"
         return (Array("row_offsets", self._index(cache).name, ("B+1",), untrusted=True, doc=doc, field="index_dtype"),)
+
+
+class CopiedRowsOp(Op):
+    """What operations that copy whole tokens agree on: how a call names its rows, and of which layers they are.
+
+    `BY_SLOTS` says of a class what becomes of rows with slots.
+    """
+
+    BY_SLOTS: ClassVar[str]
+    rows: RowsBy = "ragged"
+    """How rows name their tokens: "ragged", request by request, by `row_offsets[B + 1]` and `starts[B]`; "slots", one by one,
+    by `slots[T]` = page * page_size + offset, without a page table.
+    """
+    layers: Layers = "one"
+    """"one": a call copies one layer. "all": it takes the whole cache and copies every layer in one launch; the arrays have the
+    layers in front, `[layers, T, ...]`; layers and rows may lie any distance apart, so K and V may be views of one buffer,
+    `[2, layers, T, kv_heads, head_dim]` or `[layers, 2, T, ...]`.
+    """
+    max_layers: MaxLayers = 128
+    """Most layers of the cache that a call with `layers="all"` may bring. The kernel's arguments have room for so many."""
+    index_dtype: IndexName | None = None
+    """Element type of `row_offsets`, `starts` and `slots`. None: the cache's `lengths_dtype`; i64 for slots."""
+    raw: bool = False
+    """True: codes and scales are copied as they are stored. False: gather dequantizes values, scatter quantizes them."""
+
+    @property
+    def description(self) -> str:
+        """What the operation does, with these options."""
+        more = [self.BY_SLOTS] if self.rows == "slots" else []
+        if self.layers == "all":
+            more.append(
+                "Here a call takes the whole cache and copies every layer: arrays have the layers in front, `[layers, T, ...]`.\n"
+                "Layers and rows may lie any distance apart, so K and V may be views of one buffer."
+            )
+        return "\n\n".join([inspect.cleandoc(type(self).__doc__ or ""), *more])
+
+    def check(self, kernels: KernelSet) -> None:
+        if self.rows == "slots":
+            check_slots(self.name, kernels.kv)
+            if self.index_dtype == "u32":
+                raise ValueError(
+                    "index_dtype: got 'u32' with rows='slots', where -1 skips a row; use 'i32' or 'i64', or None"
+                )
+        if self.layers == "all" and kernels.kv.ragged:
+            raise ValueError(
+                f"layers: got 'all' for {self.name} with a Ragged cache, whose layers are copied one by one; use 'one'"
+            )
+        self._pool(kernels.kv)
+
+    def _index(self, cache: Cache) -> DType:
+        return dtype(self.index_dtype or ("i64" if self.rows == "slots" else cache.lengths_dtype))
+
+    def _pool(self, cache: Cache, *, writes: bool = False) -> tuple[PagePool, ...]:
+        """Where every layer's memory begins, if a launch has all of them."""
+        return (layer_pool(lower(cache), self.max_layers, writes=writes),) if self.layers == "all" else ()
+
+    def _layers(self, cache: Cache, arrays: Sequence[Param]) -> LayersContext | None:
+        """The same for the template."""
+        return next((layers_context(lower(cache), pool, arrays) for pool in self._pool(cache)), None)

@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from kvgen.expr.nodes import ceil_div, const, var
-from kvgen.layout.dtypes import dtype
 from kvgen.lowering.cache_struct import ERRORS, entry_name
+from kvgen.lowering.copied_rows import LayersContext, of_all_layers, place_params, stride_params
 from kvgen.lowering.lowered import lower
 from kvgen.lowering.row_runs import RunContext, check_raw, raw_params, raw_runs, row_params, rows_per_block, value_runs
+from kvgen.ops.base import CopiedRowsOp
 from kvgen.plan.kernel import KernelPlan
-from kvgen.plan.params import Array, Size
-from kvgen.spec.kernel_set import KernelSet, Op
-from kvgen.spec.tables import IndexName
+from kvgen.plan.params import Param, Size
+from kvgen.spec.kernel_set import KernelSet
 
 THREADS = 256
 
@@ -26,11 +26,13 @@ class GatherContext:
     params: tuple[str, ...]
     runs: tuple[RunContext, ...]
     raw: bool
+    by_slots: bool
+    layers: LayersContext | None
     threads: int
     rows: int
 
 
-class Gather(Op):
+class Gather(CopiedRowsOp):
     """Copy tokens out of the cache, dequantized, into contiguous arrays.
 
     k_out and v_out are `[T, kv_heads, head_dim]`. Row t of request b, counted from `row_offsets[b]`, is token `starts[b] +
@@ -46,37 +48,57 @@ class Gather(Op):
 
     kind: ClassVar[str] = "gather"
     ragged: ClassVar[bool] = True
-    index_dtype: IndexName | None = None
-    """Element type of `row_offsets` and `starts`. None: the cache's `lengths_dtype`."""
-    raw: bool = False
-    """True: codes and scales are copied as they are stored. False: values are dequantized."""
+    BY_SLOTS: ClassVar[str] = (
+        "Here slots name the tokens in place of requests: row t is the one in `slots[t]` = page * page_size + offset, whatever\n"
+        "a table says. -1 leaves the row as it is; a slot past the pool makes it NaN, and is reported."
+    )
 
     def check(self, kernels: KernelSet) -> None:
+        super().check(kernels)
         if self.raw:
             check_raw(self.name, kernels.kv)
 
     def plan(self, kernels: KernelSet) -> tuple[KernelPlan, ...]:
         cache, lowered = kernels.kv, lower(kernels.kv)
-        index = dtype(self.index_dtype or cache.lengths_dtype)
         if self.raw:
             rows_of, runs = raw_params(lowered, "_out", "{}", access="out"), raw_runs(lowered, "_out")
         else:
             rows_of = row_params(lowered, "_out", "{} of the gathered tokens", access="out")
             runs = value_runs(lowered, "_out")
-        doc = "first row of each request"
-        params = [Array("row_offsets", index.name, ("B+1",), untrusted=True, doc=doc, field="index_dtype"), *rows_of]
-        doc = "first token to take of each request"
-        params.append(Array("starts", index.name, ("B",), optional=True, untrusted=True, doc=doc, field="index_dtype"))
-        params += [Size(f"{r.name}_stride", "i64", f"{r.name}.stride") for r in rows_of]
-        params += [Size("num_rows", "u32", "T"), ERRORS]
+        if self.layers == "all":
+            rows_of = of_all_layers(rows_of)
+        names: dict[str, str] = {"begins": "first row of each request", "starts": "first token to take of each request"}
+        place, *starts = place_params(self.rows, self._index(cache), **names)
+        params: tuple[Param, ...] = (
+            place,
+            *rows_of,
+            *starts,
+            *stride_params(rows_of),
+            Size("num_rows", "u32", "T"),
+            *self._pool(cache),
+            ERRORS,
+        )
         rows = rows_per_block(lowered, THREADS)
         context = GatherContext(
             entry=entry_name(kernels, self.name),
             params=tuple(p.declaration for p in params),
             runs=runs,
             raw=self.raw,
+            by_slots=self.rows == "slots",
+            layers=self._layers(cache, rows_of),
             threads=THREADS,
             rows=rows,
         )
-        grid = (ceil_div(var("T"), rows), const(1), const(1))
-        return (KernelPlan(self.name, context.entry, "ops/gather.cu.j2", context, tuple(params), grid, THREADS),)
+        whole = self.layers == "all"
+        plan = KernelPlan(
+            self.name,
+            context.entry,
+            "ops/gather.cu.j2",
+            context,
+            params,
+            (ceil_div(var("T"), rows), const(1), var("all_layers") if whole else const(1)),
+            THREADS,
+            all_layers=whole,
+            reads_tables=self.rows == "ragged",
+        )
+        return (plan,)

@@ -8,6 +8,7 @@ from typing import ClassVar
 from kvgen.expr.nodes import ceil_div, const, var
 from kvgen.layout.dtypes import dtype
 from kvgen.lowering.cache_struct import ERRORS, entry_name
+from kvgen.lowering.copied_rows import LayersContext, of_all_layers, place_params, stride_params
 from kvgen.lowering.lowered import LoweredCache, lower
 from kvgen.lowering.row_runs import (
     RunContext,
@@ -20,10 +21,10 @@ from kvgen.lowering.row_runs import (
     value_runs,
 )
 from kvgen.lowering.row_tiling import MOST_ROWS, Blocks, WriteContext, divide, values_by_token, write
+from kvgen.ops.base import CopiedRowsOp
 from kvgen.plan.kernel import KernelPlan
-from kvgen.plan.params import Array, Size
-from kvgen.spec.kernel_set import KernelSet, Op
-from kvgen.spec.tables import IndexName
+from kvgen.plan.params import Param, Size
+from kvgen.spec.kernel_set import KernelSet
 
 THREADS = 256
 
@@ -55,11 +56,13 @@ class ScatterContext:
     writes: tuple[WriteContext, ...]
     runs: tuple[RunContext, ...]
     raw: bool
+    by_slots: bool
+    layers: LayersContext | None
     threads: int
     rows: int
 
 
-class Scatter(Op):
+class Scatter(CopiedRowsOp):
     """Store rows as tokens that are named by their number, quantized as append does: the inverse of gather.
 
     k and v are `[T, kv_heads, head_dim]`. Row t of request b, counted from `row_offsets[b]`, becomes token `starts[b] + t`;
@@ -71,12 +74,13 @@ class Scatter(Op):
     """
 
     kind: ClassVar[str] = "scatter"
-    index_dtype: IndexName | None = None
-    """Element type of `row_offsets` and `starts`. None: the cache's `lengths_dtype`."""
-    raw: bool = False
-    """True: codes and scales are stored as they are given. False: values are quantized."""
+    BY_SLOTS: ClassVar[str] = (
+        "Here slots name the tokens in place of requests: row t becomes the one in `slots[t]` = page * page_size + offset,\n"
+        "whatever a table says. -1 skips the row; a slot past the pool is reported."
+    )
 
     def check(self, kernels: KernelSet) -> None:
+        super().check(kernels)
         if self.raw:
             check_raw(self.name, kernels.kv)
         else:
@@ -85,17 +89,23 @@ class Scatter(Op):
 
     def plan(self, kernels: KernelSet) -> tuple[KernelPlan, ...]:
         cache, lowered = kernels.kv, lower(kernels.kv)
-        index = dtype(self.index_dtype or cache.lengths_dtype)
         plain = not _tiled(lowered) and not any(s.computed for s in lowered.segments)
         runs = raw_runs(lowered, "") if self.raw else value_runs(lowered, "") if plain else ()
         rows_of = raw_params(lowered, "", "{}") if self.raw else row_params(lowered, "", "{} of the tokens")
-        params = list(rows_of)
-        doc = "first row of each request"
-        params.append(Array("row_offsets", index.name, ("B+1",), untrusted=True, doc=doc, field="index_dtype"))
-        doc = "token that each request's first row becomes"
-        params.append(Array("starts", index.name, ("B",), optional=True, untrusted=True, doc=doc, field="index_dtype"))
-        params += [Size(f"{r.name}_stride", "i64", f"{r.name}.stride") for r in rows_of]
-        params += [Size("num_rows", "u32", "T"), ERRORS]
+        if self.layers == "all":
+            rows_of = of_all_layers(rows_of)
+        names: dict[str, str] = {
+            "begins": "first row of each request",
+            "starts": "token that each request's first row becomes",
+        }
+        params: tuple[Param, ...] = (
+            *rows_of,
+            *place_params(self.rows, self._index(cache), **names),
+            *stride_params(rows_of),
+            Size("num_rows", "u32", "T"),
+            *self._pool(cache, writes=True),
+            ERRORS,
+        )
         blocks = (
             _raw_blocks(lowered, runs)
             if self.raw
@@ -109,12 +119,23 @@ class Scatter(Op):
             writes=() if runs else _writes(lowered, blocks),
             runs=runs,
             raw=self.raw,
+            by_slots=self.rows == "slots",
+            layers=self._layers(cache, rows_of),
             threads=THREADS,
             rows=blocks.rows,
         )
-        grid = (ceil_div(var("T"), blocks.rows), const(blocks.split), const(1))
+        whole = self.layers == "all"
         plan = KernelPlan(
-            self.name, context.entry, "ops/scatter.cu.j2", context, tuple(params), grid, THREADS, writes_pool=True
+            self.name,
+            context.entry,
+            "ops/scatter.cu.j2",
+            context,
+            params,
+            (ceil_div(var("T"), blocks.rows), const(blocks.split), var("all_layers") if whole else const(1)),
+            THREADS,
+            writes_pool=True,
+            all_layers=whole,
+            reads_tables=self.rows == "ragged",
         )
         return (plan,)
 

@@ -18,11 +18,12 @@ Access = Literal["in", "out", "inout"]
 class Array:
     """An array that the call brings, as a pointer; in the cache's struct a page table or lengths.
 
-    `shape` has numbers and dimension names ("T" rows, "B" requests ...). `align` is the pointer's alignment in bytes; `strided`
-    leaves the first axis's stride free. `untrusted` marks device data that may hold anything. `field` names the spec field
-    behind the dtype and `fields` those behind the axes, for error messages. `in_place` names arguments and tables of the cache
-    that an array which is written may be, element for element: the kernel has read each element before it writes it, and
-    nobody else reads it. Any other overlap is refused. An argument with `rows` is not looked at where that dimension is 0.
+    `shape` has numbers and dimension names ("T" rows, "B" requests ...). `align` is the pointer's alignment in bytes;
+    `strided` leaves the first axis's stride free, 2 also the second one's. `untrusted` marks device data that may hold
+    anything. `field` names the spec field behind the dtype and `fields` those behind the axes, for error messages.
+    `in_place` names arguments and tables of the cache that an array which is written may be, element for element: the
+    kernel has read each element before it writes it, and nobody else reads it. Any other overlap is refused. An
+    argument with `rows` is not looked at where that dimension is 0.
     `c_name` is its name in C where that is another.
     """
 
@@ -31,7 +32,7 @@ class Array:
     shape: tuple[int | str, ...]
     access: Access = "in"
     align: int = 1
-    strided: bool = False
+    strided: bool | Literal[2] = False
     optional: bool = False
     field: str | None = None
     fields: tuple[str | None, ...] = ()
@@ -64,7 +65,8 @@ class Pool:
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """A number that follows from the arguments: a size, a stride "k.stride", or a product of sizes, "B*S"."""
+    """A number that follows from the arguments: a size, a stride "k.stride" (the second axis's: "k.row_stride"), or a product
+    of sizes, "B*S"."""
 
     name: str
     dtype: Literal["u32", "i64"]

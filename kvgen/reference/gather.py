@@ -63,15 +63,51 @@ def _found(table: TableView, b: int, position: int | None, faults: FaultLog) -> 
     return places
 
 
+def slotted(
+    table: TableView, slots: NDArray[Any], faults: FaultLog
+) -> Iterator[tuple[int, int, tuple[Place, Place] | None]]:
+    """(row, token of its page, where that is) of every row with a slot: page * tokens of a page + token. -1 is none; a slot
+    past the pool is reported and lies nowhere."""
+    for row, slot in enumerate(slots.astype(np.int64).tolist()):
+        page, token = divmod(slot, table.tokens)
+        if slot == -1:
+            continue
+        if 0 <= page < table.pages:
+            yield row, token, (Place(page, page),) * 2
+        else:
+            faults.add(Fault.SLOT, row, row)
+            yield row, 0, None
+
+
+def _sources(
+    table: TableView,
+    total: int,
+    row_offsets: NDArray[Any] | None,
+    starts: NDArray[Any] | None,
+    slots: NDArray[Any] | None,
+    faults: FaultLog,
+) -> Iterator[tuple[int, int, int, tuple[Place, Place] | None]]:
+    """(row, request, position, where the token is) of every row that is written; a slot's is a position in its page."""
+    if slots is not None:
+        for row, token, places in slotted(table, slots, faults):
+            yield row, 0, token, places
+        return
+    assert row_offsets is not None
+    for row, b, position in positions(table, total, row_offsets, starts, faults):
+        yield row, b, position or 0, _found(table, b, position, faults)
+
+
 def gather(
     table: TableView,
     pools: Sequence[Rows],
     before: Sequence[NDArray[Any]],
     *,
-    row_offsets: NDArray[Any],
+    row_offsets: NDArray[Any] | None = None,
     starts: NDArray[Any] | None = None,
+    slots: NDArray[Any] | None = None,
 ) -> Gathered:
-    """Row t of request b, counted from row_offsets[b], is the cached token starts[b] + t (no starts: t).
+    """Row t of request b, counted from row_offsets[b], is the cached token starts[b] + t (no starts: t); with `slots` row t
+    is the token in slots[t], whatever the table says, and -1 leaves it as it was.
 
     `before` are the output arrays as they were; rows of no request, and rows whose offsets contradict each other, keep
     their bytes. A row whose token has no valid page, or is no longer or not yet in
@@ -80,11 +116,10 @@ def gather(
     """
     faults, total = FaultLog(), len(before[0])
     outputs, failed = tuple(b.copy() for b in before), np.zeros(total, bool)
-    for row, b, position in positions(table, total, row_offsets, starts, faults):
-        places = _found(table, b, position, faults)
+    for row, b, position, places in _sources(table, total, row_offsets, starts, slots, faults):
         failed[row] = places is None
         for pool, out, place in zip(pools, outputs, places or (None, None), strict=False):
-            out[row] = np.nan if place is None or position is None else pool.token(b, position, place)
+            out[row] = np.nan if place is None else pool.token(b, position, place)
     return Gathered(outputs, failed, faults.word)
 
 
@@ -126,8 +161,9 @@ def gather_raw(
     pools: Sequence[Rows],
     before: Mapping[str, NDArray[Any]],
     *,
-    row_offsets: NDArray[Any],
+    row_offsets: NDArray[Any] | None = None,
     starts: NDArray[Any] | None = None,
+    slots: NDArray[Any] | None = None,
 ) -> tuple[dict[str, NDArray[Any]], NDArray[np.bool_], int]:
     """gather of what is stored: (arrays by their names as in `before`, failed rows, the error word).
 
@@ -135,9 +171,8 @@ def gather_raw(
     """
     faults, total = FaultLog(), len(next(iter(before.values())))
     outputs, failed = {name: array.copy() for name, array in before.items()}, np.zeros(total, bool)
-    for row, b, position in positions(table, total, row_offsets, starts, faults):
-        places = _found(table, b, position, faults)
-        if places is None or position is None:
+    for row, _, position, places in _sources(table, total, row_offsets, starts, slots, faults):
+        if places is None:
             failed[row] = True
             for name, array in outputs.items():
                 array[row] = 0xFF if name.endswith("_codes") else np.nan

@@ -85,6 +85,8 @@ def check_call(
             arrays.append((low, high, spec, found))
         if spec.strided:
             dims[f"{spec.name}.stride"] = found.strides[0]
+        if spec.strided == 2:
+            dims[f"{spec.name}.row_stride"] = found.strides[1]
     own = given if isinstance(given, PoolCache) else cache
     refuse_aliases(arrays, own.footprint, call.memory[len(more) :], kernel.writes)
     for spec in kernel.arguments:  # what is left out has no rows

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple, SupportsIndex
 
 from kvgen.errors import ArgumentError
@@ -41,29 +41,24 @@ def page_ranges(
     tensors = [t for t in pool.TENSORS if "page" in t.axes]
     if not tensors or pool.PAGE_TOKENS is None:
         raise ArgumentError(f"pool: got {type(pool).MODULE.name}, whose requests have no pages; pass a paged cache")
-    own = any(t.own_table for t in tensors)
-    if own != (scale_pages is not None) or (scale_pages is not None and len(scale_pages) != len(pages)):
-        got = "none" if scale_pages is None else f"{len(scale_pages)} ids"
-        rule = (
-            f"scales have a table of their own; pass {len(pages)} ids"
-            if own
-            else "scales have the ids of their values; leave it out"
-        )
-        raise ArgumentError(f"scale_pages: got {got}; {rule}")
-    cuts = None if heads is None else _head_cuts(tensors, heads)
+    _check_scale_pages(tensors, pages, scale_pages)
+    cuts = {} if heads is None else _head_cuts(tensors, heads)
+    places = [
+        _place(tensor, layers.views[number], cuts.get(tensor.name))
+        for number, tensor in enumerate(pool.TENSORS)
+        if "page" in tensor.axes
+        for layers in pool.pool_layers  # one tensor with all layers, or a tensor a layer, wherever it lies
+    ]
+    ids = [_checked("pages", pages, [place for place in places if not place.own_table])] * len(places)
+    if scale_pages is not None:
+        scales = _checked("scale_pages", scale_pages, [place for place in places if place.own_table])
+        ids = [scales if place.own_table else values for place, values in zip(places, ids, strict=True)]
     found: list[list[PageRange]] = []
-    for i, page in enumerate(pages):
+    for i in range(len(pages)):
         ranges: list[PageRange] = []
-        for number, tensor in enumerate(pool.TENSORS):
-            if "page" not in tensor.axes:
-                continue
-            name, id_ = (
-                ("scale_pages", scale_pages[i]) if tensor.own_table and scale_pages is not None else ("pages", page)
-            )
-            for layers in pool.pool_layers:  # one tensor with all layers, or a tensor a layer, wherever it lies
-                array = layers.views[number]
-                cut = None if cuts is None else cuts[tensor.name]
-                ranges += _joined(sorted(_ranges(tensor, array, id_, f"{name}[{i}]", cut)))
+        for place, numbers in zip(places, ids, strict=True):
+            begin = place.begin + numbers[i] * place.step
+            ranges += [PageRange(begin + offset, nbytes) for offset, nbytes in place.spans]
         found.append(ranges)
     return found
 
@@ -79,6 +74,8 @@ class RangePair(NamedTuple):
 def paired_ranges(source: Sequence[PageRange], target: Sequence[PageRange]) -> list[RangePair]:
     """The ranges of one page and of the page that they go to, cut so that each piece is one range on both sides.
 
+    Pieces that are neighbours on both sides are one, those of different tensors too: layers that lie beside each other.
+
     source, target: what `page_ranges` says of a page in two pools of one layout, as many layers and as many heads; where a pool
     holds other heads beside these, its ranges are shorter. Addresses may be those of another process or machine. Raises
     ArgumentError where one side has more bytes.
@@ -89,16 +86,36 @@ def paired_ranges(source: Sequence[PageRange], target: Sequence[PageRange]) -> l
             f"target: got {sizes[1]} bytes for {sizes[0]} of the source; a page goes to a page of one layout, with as many "
             "layers and heads; pass heads= to the page_ranges of the pool that has more"
         )
-    found, inputs, outputs = [], list(source)[::-1], list(target)[::-1]
+    found: list[RangePair] = []
+    inputs, outputs = list(source)[::-1], list(target)[::-1]
     while inputs:
         (here, n), (there, room) = inputs.pop(), outputs.pop()
         size = min(n, room)
-        found.append(RangePair(here, there, size))
+        last = found[-1] if found else RangePair(0, 0, 0)
+        if (last.source + last.nbytes, last.target + last.nbytes) == (here, there):
+            found[-1] = RangePair(last.source, last.target, last.nbytes + size)
+        else:
+            found.append(RangePair(here, there, size))
         if n > size:
             inputs.append(PageRange(here + size, n - size))
         if room > size:
             outputs.append(PageRange(there + size, room - size))
     return found
+
+
+def _check_scale_pages(
+    tensors: Sequence[Tensor], pages: Sequence[SupportsIndex], scale_pages: Sequence[SupportsIndex] | None
+) -> None:
+    """Raise ArgumentError where ids of pages of scales are missing, too many, or of no use."""
+    own = any(t.own_table for t in tensors)
+    if own != (scale_pages is not None) or (scale_pages is not None and len(scale_pages) != len(pages)):
+        got = "none" if scale_pages is None else f"{len(scale_pages)} ids"
+        rule = (
+            f"scales have a table of their own; pass {len(pages)} ids"
+            if own
+            else "scales have the ids of their values; leave it out"
+        )
+        raise ArgumentError(f"scale_pages: got {got}; {rule}")
 
 
 def _head_cuts(tensors: Sequence[Tensor], heads: range) -> dict[str, range]:
@@ -126,38 +143,59 @@ def _head_cuts(tensors: Sequence[Tensor], heads: range) -> dict[str, range]:
     return cuts
 
 
-def _ranges(
-    tensor: Tensor, array: ArrayView, page: SupportsIndex, name: str, heads: range | None
-) -> Iterator[PageRange]:
-    """The neighbouring bytes of a page of one tensor, of these places along its head axis."""
-    at = tensor.axes.index("page")
-    if isinstance(page, bool) or not isinstance(page, SupportsIndex) or not 0 <= page.__index__() < array.shape[at]:
-        raise ArgumentError(f"{name}: got {page!r}; {tensor.name} has the pages 0 to {array.shape[at] - 1}")
-    size = itemsize(array)
-    begin, counts = array.pointer + page.__index__() * array.strides[at] * size, list(array.shape)
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where the `count` pages of one tensor lie: page 0 begins at address `begin`, the others `step` bytes apart.
+
+    `spans`: neighbouring bytes of a page, their addresses counted from the page's beginning.
+    """
+
+    name: str
+    own_table: bool
+    begin: int
+    step: int
+    count: int
+    spans: Sequence[PageRange]
+
+
+def _checked(name: str, ids: Sequence[SupportsIndex], places: Sequence[_Place]) -> list[int]:
+    """The ids as numbers of pages that each of the places has."""
+    fewest = min(places, key=lambda place: place.count)
+    found = []
+    for i, given in enumerate(ids):
+        page = -1 if isinstance(given, bool) or not isinstance(given, SupportsIndex) else given.__index__()
+        if not 0 <= page < fewest.count:
+            raise ArgumentError(f"{name}[{i}]: got {given!r}; {fewest.name} has the pages 0 to {fewest.count - 1}")
+        found.append(page)
+    return found
+
+
+def _place(tensor: Tensor, array: ArrayView, heads: range | None) -> _Place:
+    """Where the pages of a tensor lie; of these places along its head axis."""
+    at, size, counts = tensor.axes.index("page"), itemsize(array), list(array.shape)
+    first = 0
     if heads is not None:
         head = tensor.axes.index("head")
-        begin += heads.start * array.strides[head] * size
-        counts[head] = len(heads)
+        first, counts[head] = heads.start * array.strides[head], len(heads)
     axes = [(n, count) for i, (n, count) in enumerate(zip(array.strides, counts, strict=True)) if i != at and count > 1]
-    begin += sum(min(0, n) * (count - 1) for n, count in axes) * size
+    first += sum(min(0, n) * (count - 1) for n, count in axes)
     axes = sorted((abs(n), count) for n, count in axes)
     run = 1
     while axes and axes[0][0] == run:
         run *= axes.pop(0)[1]
-    for places in itertools.product(*(range(count) for _, count in axes)):
-        offset = sum(i * step for i, (step, _) in zip(places, axes, strict=True))
-        yield PageRange(begin + offset * size, run * size)
+    offsets = [first]
+    for step, count in axes:
+        offsets = [offset + i * step for i in range(count) for offset in offsets]
+    spans = list(_joined([PageRange(offset * size, run * size) for offset in sorted(offsets)]))
+    return _Place(tensor.name, tensor.own_table, array.pointer, array.strides[at] * size, array.shape[at], spans)
 
 
 def _joined(ranges: Sequence[PageRange]) -> Iterator[PageRange]:
     """The same memory, neighbours in one."""
-    begin, end = 0, 0
+    begin, end = ranges[0].address, ranges[0].address
     for address, nbytes in ranges:
         if address != end:
-            if end > begin:
-                yield PageRange(begin, end - begin)
+            yield PageRange(begin, end - begin)
             begin = address
         end = address + nbytes
-    if end > begin:
-        yield PageRange(begin, end - begin)
+    yield PageRange(begin, end - begin)

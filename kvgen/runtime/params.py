@@ -60,7 +60,7 @@ def check_array(param: Array, array: ArrayView, dims: Dims, device: str) -> Exte
         dims=dims,
         field=param.field,
         fields=param.fields or (None,) * len(param.shape),
-        packed=len(param.shape) - 1 if param.strided else None,
+        packed=len(param.shape) - int(param.strided) if param.strided else None,
         writable=param.access != "in",
         align=param.align,
         device=device,

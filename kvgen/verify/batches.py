@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from kvgen.bench import Call, Scene, Workload
 from kvgen.bench.calls import rows_each
-from kvgen.bench.synthetic_batch import ATTENDING, LAYER, NEW_ROWS
+from kvgen.bench.synthetic_batch import ATTENDING, LAYER, LAYERS, NEW_ROWS
 from kvgen.layout.dtypes import dtype
 from kvgen.lowering.lowered import lower
 from kvgen.ops import Convert, MergeStates, SwapPages
@@ -80,9 +80,9 @@ class Contents:
         """The same with copies of all arrays."""
         return self.over({name: array.copy() for name, array in self.flat().items()})
 
-    def rows(self, scene: Scene) -> tuple[Rows, ...]:
-        """The oracle's K and V of the layer that operations work on."""
-        return cache_rows(scene.kv, {**self.pools, **self.tables}, LAYER)
+    def rows(self, scene: Scene, layer: int = LAYER) -> tuple[Rows, ...]:
+        """The oracle's K and V of a layer, by default that which operations work on."""
+        return cache_rows(scene.kv, {**self.pools, **self.tables}, layer)
 
 
 @dataclass
@@ -187,7 +187,8 @@ def case_of(kernels: KernelSet, op: Op, package: ModuleType, workload: Workload,
         for pool in _arrays(scene):
             pool[...] = rng.integers(0, 256, pool.shape, np.uint8)
     else:
-        _store(scene, before, tables, totals, rng)
+        for layer in range(LAYERS) if op.kind == "gather" and call.launcher.KERNEL.all_layers else (LAYER,):
+            _store(scene, before, tables, totals, rng, layer)
     if op.kind == "append" and scene.cache.storage.residual:  # in a step seal comes first; its own cases check it
         new = [arrays[name] for name in "kv" if name in arrays]
         seal(scene.view(tables), before.rows(scene), new, row_offsets=arrays["row_offsets"])
@@ -232,10 +233,15 @@ def _twin(scene: Scene, rng: np.random.Generator) -> Pools:
 
 
 def _store(
-    scene: Scene, memory: Contents, tables: dict[str, Raw], counts: Sequence[int], rng: np.random.Generator
+    scene: Scene,
+    memory: Contents,
+    tables: dict[str, Raw],
+    counts: Sequence[int],
+    rng: np.random.Generator,
+    layer: int = LAYER,
 ) -> None:
-    """Write the living ones of the first counts[b] tokens of every request through the oracle."""
-    view, pools = scene.view(tables), memory.rows(scene)
+    """Write the living ones of the first counts[b] tokens of every request through the oracle, in one layer."""
+    view, pools = scene.view(tables), memory.rows(scene, layer)
     kind = dtype(scene.kv.dtype).numpy()
     for b, count in enumerate(counts):
         first = view.first_token(count)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from kvgen import reference
 from kvgen.bench.step import Step
-from kvgen.bench.synthetic_batch import LAYER
+from kvgen.bench.synthetic_batch import LAYER, LAYERS
 from kvgen.bench.tolerance import Distance, compare_rows, take_row
 from kvgen.layout.dtypes import dtype
 from kvgen.ops import (
@@ -31,7 +31,7 @@ from kvgen.ops import (
     StoreScales,
     SwapPages,
 )
-from kvgen.reference import Decoded, TableView
+from kvgen.reference import Decoded, Rows, TableView
 from kvgen.reference.append import Changed, NewRow, locate
 from kvgen.reference.tables import LIMIT
 from kvgen.spec.mask import TREE_ROWS
@@ -40,6 +40,7 @@ from kvgen.verify.closeness import HALF_ULP, TINY, Terms, limits, terms
 from kvgen.verify.other_calls import alignment_of
 
 Raw = NDArray[Any]
+At = int | slice
 
 
 @dataclass
@@ -74,12 +75,19 @@ class Judged:
         if not distance.share <= 1:
             self.wrong.append(f"{what}: off by {distance.error:.3g}, {distance.share:.3g} times its bound")
 
-    def take_nan(self, name: str, failed: NDArray[np.bool_]) -> None:
-        """Rows of an output that must be NaN, whatever its bits."""
-        if not np.isnan(self.got.arrays[name][failed].astype(np.float32)).all():
+    def take_nan(self, name: str, failed: NDArray[np.bool_], at: At = slice(None)) -> None:
+        """Rows of an output, or of its part `at`, that must be NaN, whatever its bits."""
+        got = self.got.arrays[name][at][failed]
+        if not np.isnan(got.astype(np.float32)).all():
             self.wrong.append(f"{name}: rows of requests with wrong data must be NaN, and are not")
         else:
-            self.wanted.arrays[name][failed] = self.got.arrays[name][failed]
+            self.wanted.arrays[name][at][failed] = got
+
+    def copied(self) -> list[tuple[tuple[Rows, ...], At]]:
+        """Of an operation that copies rows: K and V of every layer, and the part of the call's arrays that are its rows."""
+        if not self.case.call.launcher.KERNEL.all_layers:
+            return [(self.wanted.rows(self.case.scene), slice(None))]
+        return [(self.wanted.rows(self.case.scene, layer), layer) for layer in range(LAYERS)]
 
 
 Oracle = Callable[[Judged], int]
@@ -139,21 +147,28 @@ def _seal(j: Judged) -> int:
 
 
 def _gather(j: Judged) -> int:
-    pools, where = j.wanted.rows(j.case.scene), j.places("row_offsets", "starts")
-    if getattr(j.case.call.op, "raw", False):
-        outputs = {n: a for n, a in j.wanted.arrays.items() if n not in (*where, "errors")}
-        # The oracle names what it gives without the ending of an output.
-        short = {n.removesuffix("_out"): a for n, a in outputs.items()}
-        found, failed, word = reference.gather_raw(j.view, pools, short, **where)
-        for name, array in found.items():
-            full = name if name in outputs else f"{name}_out"
-            j.wanted.arrays[full][...] = array
-            if array.dtype.kind not in "iu":
-                j.take_nan(full, failed)
-        return word
+    where, word = j.places("row_offsets", "starts", "slots"), 0
     names = [n for n in ("k_out", "v_out") if n in j.arrays]
-    gathered = reference.gather(j.view, pools, [j.wanted.arrays[n] for n in names], **where)
-    return _gathered(j, names, gathered)
+    for pools, at in j.copied():
+        if getattr(j.case.call.op, "raw", False):
+            word = _gather_raw(j, pools, at, where)
+            continue
+        gathered = reference.gather(j.view, pools, [j.wanted.arrays[n][at] for n in names], **where)
+        word = _gathered(j, names, gathered, at)
+    return word
+
+
+def _gather_raw(j: Judged, pools: Sequence[Rows], at: At, where: dict[str, Raw]) -> int:
+    outputs = {n: a[at] for n, a in j.wanted.arrays.items() if n not in (*where, "errors")}
+    # The oracle names what it gives without the ending of an output.
+    short = {n.removesuffix("_out"): a for n, a in outputs.items()}
+    found, failed, word = reference.gather_raw(j.view, pools, short, **where)
+    for name, array in found.items():
+        full = name if name in outputs else f"{name}_out"
+        outputs[full][...] = array
+        if array.dtype.kind not in "iu":
+            j.take_nan(full, failed, at)
+    return word
 
 
 def _gather_rows(j: Judged) -> int:
@@ -163,23 +178,27 @@ def _gather_rows(j: Judged) -> int:
     return _gathered(j, names, reference.gather_rows(j.view, j.wanted.rows(j.case.scene), before, **where))
 
 
-def _gathered(j: Judged, names: Sequence[str], gathered: reference.Gathered) -> int:
+def _gathered(j: Judged, names: Sequence[str], gathered: reference.Gathered, at: At = slice(None)) -> int:
     for name, right in zip(names, gathered.outputs, strict=False):
-        j.wanted.arrays[name][...] = right
-        j.take_nan(name, gathered.failed)
+        wanted, got = j.wanted.arrays[name][at], j.got.arrays[name][at]
+        wanted[...] = right
+        j.take_nan(name, gathered.failed, at)
         # A NaN that was stored is one in the output, of any bits where it was dequantized.
-        both = np.isnan(right.astype(np.float32)) & np.isnan(j.got.arrays[name].astype(np.float32))
-        j.wanted.arrays[name][both] = j.got.arrays[name][both]
+        both = np.isnan(right.astype(np.float32)) & np.isnan(got.astype(np.float32))
+        wanted[both] = got[both]
     return gathered.errors
 
 
 def _scatter(j: Judged) -> int:
-    pools, where = j.wanted.rows(j.case.scene), j.places("row_offsets", "starts")
-    if getattr(j.case.call.op, "raw", False):
-        given = {n: a for n, a in j.arrays.items() if n not in (*where, "errors")}
-        return reference.scatter_raw(j.view, pools, given, **where)
-    new = [j.arrays[name] for name in "kv" if name in j.arrays]
-    return reference.scatter(j.view, pools, new, **where)
+    where, word = j.places("row_offsets", "starts", "slots"), 0
+    for pools, at in j.copied():
+        if getattr(j.case.call.op, "raw", False):
+            given = {n: a[at] for n, a in j.arrays.items() if n not in (*where, "errors")}
+            word = reference.scatter_raw(j.view, pools, given, **where)
+        else:
+            new = [j.arrays[name][at] for name in "kv" if name in j.arrays]
+            word = reference.scatter(j.view, pools, new, **where)
+    return word
 
 
 def _decode(j: Judged) -> int:

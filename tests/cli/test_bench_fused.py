@@ -98,8 +98,9 @@ def test_pages_and_slots(scenes: Callable[[str, Workload], tuple[Scene, KernelSe
     assert (found["source.pool"], found["pool"]) == (64 * 2, 64 * 2 * 2)
     assert found["source.scales"] == 64 * 2 * 4 * 4 // 32
     scene, kernels = scenes("qwen", PAGE)
-    raw = least(scene, kernels, "raw")
-    assert (raw["k_codes_out"], raw["k_scales_out"], raw["scales"], raw["pool"]) == (16, 2, 4, 32)
+    raw, put = least(scene, kernels, "raw"), least(scene, kernels, "scatter")  # of two layers
+    assert (raw["k_codes_out"], raw["k_scales_out"], raw["scales"], raw["pool"]) == (32, 4, 8, 64)
+    assert (put["k_codes"], put["k_scales"], put["scales"], put["pool"], put["slots"]) == (32, 4, 8, 64, 2)
     assert {op.kind for name in NAMES for op in scenes(name, PAGE)[1].ops} <= set(KNOWN)
 
 

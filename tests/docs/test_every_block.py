@@ -21,7 +21,7 @@ from tests.cli.conftest import Folder
 from tests.cli.test_wheel import packed
 from tests.conftest import has_gpu
 from tests.docs.blocks import PAGES, ROOT
-from tests.docs.test_programs import RUN
+from tests.docs.test_programs import runner
 
 # (page, how a block or command begins): the test that runs it or compares it, and a word of that test.
 TESTED: Final = {
@@ -31,6 +31,7 @@ TESTED: Final = {
     ("attention.md", "function: refused.py:5"): ("tests/test_attention_page.py", "Score(function=sharpen)"),
     ("cli.md", "Usage: kvgen"): ("tests/docs/test_pages.py", "test_a_written_page"),
     ("cli.md", "kvgen demo"): ("tests/cli/test_demo.py", "demo"),
+    ("disaggregation.md", "vllm serve MODEL"): ("tests_vllm/two_engines.py", "NixlConnector"),
     ("cycles.md", "python benchmarks/strangers.py"): ("tests/test_strangers.py", "strangers.main"),
     ("export.md", '#include "llama3_8b.h"'): ("tests/export/test_export.py", "export.md"),
     ("operations.md", "ops."): ("tests/docs/test_every_block.py", "test_operations_that_pages_show"),
@@ -55,7 +56,6 @@ UNTESTED: Final = {
     ("README.md", "make docs"): "the job `docs` of .github/workflows/docs.yml: Sphinx is in an environment of its own",
     ("index.md", ":caption:"): "Sphinx's; the job `docs` reads it, and tests/docs/test_pages.py what it lists",
     ("install.md", "pip install"): "it needs the package index; .github/workflows/release.yml tries the wheel",
-    ("pages.md", "ranges = kvgen.page_ranges"): "the transport's call; tests/runtime/test_page_ranges.py has the ranges",
     ("quickstart.md", "pip install"): "it needs the package index; .github/workflows/release.yml tries the wheel",
     ("quantization.md", "dequantized value ="): "a formula",
     ("review.md", '"append": {'): "lines of a file, and of what `kvgen diff` prints, cut short",
@@ -96,10 +96,9 @@ def test_some_test_runs_each(page: Path) -> None:
     for language, text in blocks(page):
         program = _FILE.match(text)
         if language in ("python", "cuda") and program:
-            where = RUN.get(page.name, "")
-            runner = ROOT / (where if where != "here" else "tests/docs/test_programs.py")
-            assert where and runner.is_file(), f"{page.name}: {program[1]}: no test runs this program"
-            said, name = runner.read_text(encoding="utf-8"), program[1]
+            where = runner(page.name, program[1])
+            assert where and (ROOT / where).is_file(), f"{page.name}: {program[1]}: no test runs this program"
+            said, name = (ROOT / where).read_text(encoding="utf-8"), program[1]
             if name.endswith(".py") and not name.startswith("specs/"):
                 assert f'"{name}"' in said, f"{page.name}: {name}: {where} does not run it"
             continue

@@ -13,12 +13,14 @@ from tests.cli.conftest import Folder, invoke
 from tests.docs.blocks import PAGES, ROOT, fences, files, project, run
 
 DOCS: Final = ROOT / "docs"
-# The page's programs, and where they are run.
+# The page's programs, or one of them, and where they are run.
 RUN: Final = {
     "README.md": "tests/test_readme.py",
     "attention.md": "tests/test_attention_page.py",
     "custom_kernels.md": "tests/custom/test_document.py",
     "calling.md": "tests/test_calling_page.py",
+    "disaggregation.md": "here",
+    "disaggregation.md/over_nixl.py": "tests_vllm/test_over_nixl.py",
     "extend.md": "here",
     "faults.md": "here",
     "operations.md": "here",
@@ -32,19 +34,28 @@ RUN: Final = {
 }
 
 
+def runner(page: str, program: str) -> str:
+    """The file that runs a program of a page; "" where none does."""
+    where = RUN.get(f"{page}/{program}", RUN.get(page, ""))
+    return "tests/docs/test_programs.py" if where == "here" else where
+
+
 def test_every_program_is_run_somewhere() -> None:
     for page in PAGES:
         for language, text in fences(page):
             if language == "python":
                 assert re.match(r"# \S+\.py\n", text), f"{page.name}: a program without a file name:\n{text}"
                 assert page.name in RUN, f"{page.name}: {text.splitlines()[0]} is run nowhere"
-    assert all((DOCS / page).is_file() or page == "README.md" for page in RUN)
+    assert all((DOCS / page.partition("/")[0]).is_file() or page == "README.md" for page in RUN)
 
 
 @pytest.fixture(scope="module")
 def chat(tmp_path_factory: pytest.TempPathFactory) -> Folder:
     """The project of the quick start, which the other small pages share."""
-    pages = [DOCS / f"{name}.md" for name in ("quickstart", "extend", "faults", "operations", "pages", "quantization")]
+    pages = [
+        DOCS / f"{name}.md"
+        for name in ("quickstart", "disaggregation", "extend", "faults", "operations", "pages", "quantization")
+    ]
     folder = project(tmp_path_factory.mktemp("chat"), *pages)
     folder.kvgen("build")
     folder.kvgen("check")
@@ -52,7 +63,18 @@ def chat(tmp_path_factory: pytest.TempPathFactory) -> Folder:
 
 
 @pytest.mark.parametrize(
-    "program", ["step.py", "prefill.py", "latent_prompt.py", "faults.py", "cascade.py", "scaled.py", "serve.py"]
+    "program",
+    [
+        "step.py",
+        "prefill.py",
+        "latent_prompt.py",
+        "faults.py",
+        "cascade.py",
+        "scaled.py",
+        "serve.py",
+        "apart.py",
+        "ranks.py",
+    ],
 )
 def test_a_program(chat: Folder, program: str) -> None:
     raised, _ = run(chat.root, program)

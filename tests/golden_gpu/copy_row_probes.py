@@ -15,7 +15,7 @@ from tests.golden_gpu.probe import Arrays, Probe, pattern
 
 UNIT: Final = "copy_rows"
 MAX: Final = 2**32 - 1
-NONE, PAGE_ID, POSITION, LENGTH, OFFSETS = 0, 1, 2, 3, 5
+NONE, PAGE_ID, POSITION, LENGTH, SLOT, OFFSETS = 0, 1, 2, 3, 4, 5
 BATCH, ROWS, ROW, SCALES, COLUMNS = 3, 24, HEADS * DIMS, 12, 6
 STEP: Final = (0, 1, 3, 4)  # row offsets of the step that chunks are of
 # Row offsets and starts of each block: good ones, tokens past the table, offsets that decrease, a last one past the rows.
@@ -114,6 +114,17 @@ class Requests:
             self.report(fault, b, token)
         return page, fault, token % TOKENS, 0
 
+    def slot(self, row: int, block: int) -> Slot:
+        """Of a list that begins elsewhere in every block."""
+        number = int(self.named.reshape(-1)[row + block])
+        if number == -1:
+            return MAX, NONE, 0, 1
+        page, token = divmod(number, TOKENS)
+        if 0 <= page < PAGES:
+            return page, NONE, token, 0
+        self.report(SLOT, row, row)
+        return MAX, PAGE_ID, token, 0
+
     def key(self, row: int) -> Slot:
         b, begin, end, padding, valid = self.whose(row)
         if padding or not valid:
@@ -140,7 +151,7 @@ def _find_inputs() -> dict[str, Array]:
     named = np.random.default_rng(131).integers(-3, 50, (ROWS, 2), np.int64)
     named[5], named[7] = (2**32 - 1, 2**40), (2**33 + 1, 2**32 - 1)
     outs: dict[str, Array] = {
-        n: np.zeros((len(BLOCKS), ROWS, 4), np.uint32) for n in ("tokens", "targets", "names", "keys")
+        n: np.zeros((len(BLOCKS), ROWS, 4), np.uint32) for n in ("tokens", "targets", "names", "keys", "placed")
     }
     return {
         "offsets": np.array([o for o, _ in BLOCKS], np.int32),
@@ -149,19 +160,20 @@ def _find_inputs() -> dict[str, Array]:
         "step": np.array(STEP, np.int32),
         **memory(),
         **outs,
-        "errors": np.zeros((len(BLOCKS), 5), np.uint64),
+        "errors": np.zeros((len(BLOCKS), 6), np.uint64),
     }
 
 
 def _find(arrays: Arrays) -> dict[str, Wanted]:
-    found: dict[str, list[list[Slot]]] = {name: [] for name in ("tokens", "targets", "names", "keys")}
+    found: dict[str, list[list[Slot]]] = {name: [] for name in ("tokens", "targets", "names", "keys", "placed")}
     words = []
     for block in range(len(BLOCKS)):
-        ways = [Requests(arrays, block) for _ in range(5)]
+        ways = [Requests(arrays, block) for _ in range(6)]
         found["tokens"].append([ways[0].token(row, block != 3) for row in range(ROWS)])
         found["targets"].append([ways[1].target(row) for row in range(ROWS)])
         found["names"].append([ways[2].name(row) for row in range(ROWS)])
         found["keys"].append([ways[3].key(row) for row in range(ROWS)])
+        found["placed"].append([ways[5].slot(row, block) for row in range(ROWS)])
         o = ways[4].offsets
         if o[BATCH] > ROWS or o[BATCH] < o[BATCH - 1]:
             ways[4].report(OFFSETS, BATCH - 1, ROWS)

@@ -143,6 +143,7 @@ BYTES = paged("bytes", quant=Quant(dtype="e4m3", scale_dtype="f32", block=Block(
         (PAIRS, range(0, 4, 2), "heads: got range(0, 4, 2); the cache has the KV heads 0 to 3; pass range(first, end)"),
         (PAIRS, 2, "heads: got 2; the cache has the KV heads 0 to 3; pass range(first, end)"),
         (PAIRS, range(1), "heads: got range(0, 1); scales has one scale for 2 heads; pass a range of whole multiples of 2"),
+        (PAIRS, range(1, 4), "heads: got range(1, 4); scales has one scale for 2 heads; pass a range of whole multiples of 2"),
         (SWIZZLED, range(1), "heads: got range(0, 1) of pool, which is swizzled; its heads have no ranges of their own; "),
         (BYTES, range(1), "heads: got range(0, 1) of pool, which is 'page layer byte'; its heads have no ranges of their "),
     ],
@@ -166,6 +167,8 @@ def test_pairs_of_ranges() -> None:
         (100, 1000, 4), (200, 1004, 3), (203, 2000, 1), (204, 3000, 2), (300, 3002, 2)
     ]  # fmt: skip
     assert paired_ranges([], []) == []
+    beside = [PageRange(300, 2), PageRange(302, 6), PageRange(308, 1)]
+    assert paired_ranges(beside, target[:1] + target[1:2] + [PageRange(2001, 1)]) == [(300, 1000, 7), (307, 2000, 2)]
     with pytest.raises(
         ArgumentError, match=r"^target: got 7 bytes for 12 of the source; .* pass heads= to the page_ranges"
     ):

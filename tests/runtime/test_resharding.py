@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
 
@@ -11,10 +14,12 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from kvgen import Block, KernelSet, Layout, Paged, Quant, ops, page_ranges, paired_ranges
+from kvgen import Block, KernelSet, Layout, Paged, Quant, ops, page_ranges, paired_ranges, presets
 from kvgen.errors import ArgumentError
+from kvgen.spec.presets.vllm import PackedOrder
 from tests.support.harness import package
 
+ROOT: Final = Path(__file__).resolve().parents[2]
 HEADS: Final = 4  # of the model
 PAGES: Final = 7
 LAYERS: Final = 3
@@ -92,6 +97,26 @@ def hold(rank: Rank, page: int, heads: range, wanted: list[NDArray[np.uint8]]) -
         np.testing.assert_array_equal(found, expected)
 
 
+def _packed(order: PackedOrder, heads: int) -> Paged:
+    totals = {"LHBNC": {"total_pages": 2}, "BHLNC": {"total_layers": 32}}.get(order, {})
+    return presets.vllm_packed(dtype="bf16", kv_heads=heads, head_dim=8, page_size=16, order=order, **totals)
+
+
+def _pages(row: str, heads: int) -> Any:
+    """A pool of two pages and 32 layers; where pages lie outside of layers, layers are views of one memory."""
+    cache = TABLE[row](heads)
+    name = "counted_" + "".join(c if c.isalnum() else "_" for c in row.lower()) + str(heads)
+    generated = package(KernelSet(name=name, q_heads=heads, cache=cache, ops=[ops.SwapPages(direction="out")]))
+    sizes = {"pages": 2, "layers": 32}
+    (tensor,) = generated.Pages.TENSORS
+    shape = [sizes.get(n, n) for n in tensor.shape]
+    if "layer" in tensor.axes:
+        return generated.Pages(np.zeros(shape, ml_dtypes.bfloat16))
+    pages_first = "BL" in row
+    memory = np.zeros([shape[0], 32, *shape[1:]] if pages_first else [32, *shape], ml_dtypes.bfloat16)
+    return generated.Pages([memory[:, i] if pages_first else memory[i] for i in range(32)])
+
+
 MOVED: Final = {6: 1, 0: 5, 3: 0}
 
 
@@ -120,19 +145,31 @@ def test_one_rank_to_many_and_back(name: str, tp: int) -> None:
         hold(back, source, range(HEADS), whole.bits(source, range(HEADS)))
 
 
-@pytest.mark.parametrize(
-    ("name", "pieces"),
-    [
-        ("bf16_heads_outside", 1),  # the shard of a page is a slice of it
-        ("bf16_heads_first", LAYERS * 2),  # each head of each layer
-        ("bf16", 2 * LAYERS * 4),  # each token's rows of K and of V
-        ("e4m3_heads_outside", 1 + 1),
-        ("e4m3", 2 * 2 * LAYERS * 4),
-    ],
-)
-def test_descriptors_of_a_shard(name: str, pieces: int) -> None:
-    """What docs/disaggregation.md counts: by layout, of a page of 4 tokens, for one of two ranks."""
-    assert move(Rank(name, HEADS, 1), Rank(name, 2, 2), {0: 0}, range(2), None) == pieces
+# The table of docs/disaggregation.md: caches of a layout, one of whose axes the rows name.
+TABLE: Final[dict[str, Callable[[int], Paged]]] = {
+    "kvgen's own, `max_paged`": lambda heads: Paged(dtype="bf16", kv_heads=heads, head_dim=8, page_size=16),
+    **{
+        f'`vllm_packed(order="{order}")`': partial(_packed, order)
+        for order in ("BHLNC", "BLHNC", "BLNHC", "LBHNC", "LBNHC", "LHBNC")
+    },
+    "`flashinfer_hnd`": lambda heads: presets.flashinfer_hnd(dtype="bf16", kv_heads=heads, head_dim=8, page_size=16),
+    "`vllm_hnd`": lambda heads: presets.vllm_hnd(dtype="bf16", kv_heads=heads, head_dim=8, page_size=16),
+    "`vllm`": lambda heads: presets.vllm(dtype="bf16", kv_heads=heads, head_dim=8, page_size=16),
+}
+
+
+@pytest.mark.parametrize("row", TABLE)
+def test_the_descriptors_that_the_page_counts(row: str) -> None:
+    """A page of 16 tokens, 8 KV heads and 32 layers: all of it to a pool like its own, and 4 heads to a rank of them."""
+    counts = []
+    for kept in (8, 4):
+        whole, part = (_pages(row, heads) for heads in (8, kept))
+        (source,), (target,) = page_ranges(whole, [1], heads=range(8 - kept, 8)), page_ranges(part, [0])
+        counts.append(len(paired_ranges(source, target)))
+    lines = (ROOT / "docs" / "disaggregation.md").read_text(encoding="utf-8").splitlines()
+    assert any(line.startswith(f"| {row} |") and line.endswith(f"| {counts[0]} | {counts[1]} |") for line in lines), (
+        counts
+    )
 
 
 def test_more_ranks_than_heads() -> None:

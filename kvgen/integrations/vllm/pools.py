@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import ModuleType
@@ -40,7 +41,13 @@ def module_of(shard: Shard, memory: Any, order: PackedOrder, arch: Sequence[Arch
             f"[pages, {shard.kv_heads}, tokens of a page, {2 * shard.head_dim}]"
         )
     layers = _layers_beside(found) if order == "BHLNC" else 1
-    return load(kernel_set(shard, Pages(found.shape[2], order, found.shape[0], layers), arch))
+    return _loaded(shard, Pages(found.shape[2], order, found.shape[0], layers), tuple(arch))
+
+
+@functools.cache
+def _loaded(shard: Shard, pages: Pages, arch: tuple[Arch, ...]) -> ModuleType:
+    """The same module for all layers that are alike: rendering it takes tens of milliseconds."""
+    return load(kernel_set(shard, pages, arch))
 
 
 def open_cache(module: ModuleType, shard: Shard, pools: Sequence[LayerPool], order: PackedOrder) -> Any:
@@ -48,8 +55,8 @@ def open_cache(module: ModuleType, shard: Shard, pools: Sequence[LayerPool], ord
     scales = {}
     if shard.codes != "auto" and order == "BHLNC":
         raise ArgumentError(
-            f"kv_cache_dtype: got {shard.kv_cache_dtype!r} in the layout BHLNC, where kvgen needs the scales of all layers in one "
-            "array and vLLM has one a layer; set VLLM_KV_CACHE_LAYOUT=LBHNC"
+            f"kv_cache_dtype: got {shard.kv_cache_dtype!r} in the layout BHLNC, where kvgen takes the scales of all layers in "
+            "one array and vLLM has an array a layer; set VLLM_KV_CACHE_LAYOUT=LBHNC"
         )
     if shard.codes != "auto":
         scales = {"k_scale": [pool.k_scale for pool in pools], "v_scale": [pool.v_scale for pool in pools]}

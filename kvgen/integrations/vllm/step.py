@@ -83,10 +83,10 @@ class Layers:
         name = self._operation(batch)
         launcher, workspace = getattr(self.module, name), self._workspaces[name]
         cache = self.cache.step(lengths=batch.seq_lens, page_table=batch.block_table)
-        offsets = {} if name == "decode" else {"row_offsets": batch.query_start_loc}
-        launcher.plan(cache, workspace, rows=batch.rows, stream=stream, **offsets)
-        LAUNCHES["plan"] += 1
-        return Step(self, name, launcher, workspace, cache, batch.rows)
+        offsets = None if name == "decode" else batch.query_start_loc
+        step = Step(self, name, launcher, workspace, cache, batch.rows, offsets)
+        step.plan(stream)
+        return step
 
     def _operation(self, batch: Batch) -> str:
         """Which operation attends: the choice follows from counts that a captured CUDA graph has fixed."""
@@ -107,6 +107,12 @@ class Step:
     workspace: Workspace
     cache: Any
     rows: int
+    row_offsets: Any
+
+    def plan(self, stream: object = None) -> None:
+        """Divide the work among blocks, for the lengths that the device has at this point of `stream`."""
+        self.launcher.plan(self.cache, self.workspace, rows=self.rows, row_offsets=self.row_offsets, stream=stream)
+        LAUNCHES["plan"] += 1
 
 
 class Group:
@@ -165,6 +171,11 @@ class GroupStep:
 
     places: Mapping[str, tuple[int, int]]
     steps: tuple[Step, ...]
+
+    def plan_again(self, stream: object = None) -> None:
+        """Plan for lengths, tables and row offsets that have changed where they are; a CUDA graph may hold it."""
+        for step in self.steps:
+            step.plan(stream)
 
     def of(self, layer: str) -> tuple[Step, Any]:
         """The step of the layer called `layer`, and its pages under the step's tables."""

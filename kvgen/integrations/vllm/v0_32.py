@@ -106,7 +106,9 @@ class KvgenBackend(AttentionBackend):  # type: ignore[misc]
 class KvgenMetadataBuilder(AttentionMetadataBuilder[step.GroupStep]):  # type: ignore[misc]
     """Plans each step of one group of layers, on the device."""
 
-    _cudagraph_support: ClassVar[AttentionCGSupport] = AttentionCGSupport.NEVER
+    # What tests/integrations/test_vllm_graphs.py shows, and no more.
+    _cudagraph_support: ClassVar[AttentionCGSupport] = AttentionCGSupport.UNIFORM_BATCH
+    supports_draft_decode_metadata_update = True
 
     def __init__(self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: torch.device) -> None:
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
@@ -134,6 +136,10 @@ class KvgenMetadataBuilder(AttentionMetadataBuilder[step.GroupStep]):  # type: i
             most_rows=given.max_query_len,
         )
         return self._opened().begin(batch, _stream(self.device))
+
+    def update_draft_decode_metadata(self, metadata: step.GroupStep) -> None:
+        """Plan the next draft's step inside the drafter's CUDA graph."""
+        metadata.plan_again(_stream(self.device))
 
     def _opened(self) -> step.Group:
         """The group over the memory that its layers are bound to; opened anew where vLLM has bound other memory."""

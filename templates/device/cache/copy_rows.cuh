@@ -78,6 +78,16 @@ __device__ GapSlot find_named_token(const Cache& cache, const Index* row_offsets
   return found;
 }
 
+// The token in slots[row], page * page_tokens + its number in the page: skipped for -1. A slot past the pool is reported.
+template <typename Cache, typename Index>
+__device__ __forceinline__ StoredToken find_slot(const Cache& cache, const Index* slots, uint32_t row, uint64_t* errors) {
+  const int64_t slot = slots[row];
+  if (slot == -1) return {no_page(Fault::none), 0, true};
+  const PageRef page = cache.page_at((uint64_t)slot / cache.page_tokens);
+  if (page.fault != Fault::none) report(errors, Fault::slot, row, row);
+  return {page, (uint32_t)((uint64_t)slot % cache.page_tokens), false};
+}
+
 // Where row `row` goes: token starts[b] + (row - row_offsets[b]) of the request b that it belongs to. Rows of no request, and tokens
 // that a ring no longer holds, go to no page. What is wrong with offsets, starts or page ids, and tokens past the length, is reported.
 template <typename Cache, typename Index>

@@ -5,17 +5,11 @@
 // four on their way at once.
 #pragma once
 
+#include "page_addresses.cuh"
+
 constexpr uint32_t kCopyThreads = 256;
 constexpr uint32_t kInFlight = 4;
 constexpr uint32_t kTile = kCopyThreads * kInFlight;
-
-// Where the pages of every layer lie: the first one, by page pointer and layer, and how many bytes the next one lies on.
-template <uint32_t kPointers, uint32_t kLayers>
-struct PageAddresses {
-  uint8_t* first[kPointers][kLayers];
-  int64_t stride[kPointers];
-  uint32_t num_layers, num_pages, num_scale_pages, page_tokens;
-};
 
 // The run behind a page pointer, as the kernel spells it out; address, stride and size are multiples of kAlign:
 //

@@ -9,6 +9,10 @@ struct Requests {
   __device__ uint32_t length(uint32_t b) const { return cache.length(b); }
   __device__ bool stored(uint32_t b, uint32_t token) const { return token % 5 != 4; }
   __device__ PageRef page(uint32_t b, uint32_t i) const { return i < kTable ? cache.page_of(b, i * kTokens) : no_page(Fault::position); }
+  __device__ PageRef page_at(uint64_t n) const {
+    if (n >= kPages) return no_page(Fault::page_id);
+    return {cache.codes + n * kPageBytes, cache.scales + n * kScaleStride, nullptr, kU32Max, Fault::none, true, cache.values + n * kInPage};
+  }
 };
 
 // A page's number, its fault, the token in it, and flags.
@@ -19,11 +23,12 @@ __device__ __forceinline__ Vec<uint32_t, 4> told(const Cache& cache, const PageR
 // A block has its own offsets and starts; a thread a row. `errors`: a word for each way to find tokens, and for the last offset.
 extern "C" __global__ void copy_find(const int32_t* offsets, const int32_t* starts, const int64_t* named, const int32_t* step, uint8_t* codes,
                                      f16* scales, bf16* values, const int32_t* lengths, const uint32_t* table, Vec<uint32_t, 4>* tokens,
-                                     Vec<uint32_t, 4>* targets, Vec<uint32_t, 4>* names, Vec<uint32_t, 4>* keys, uint64_t* errors) {
+                                     Vec<uint32_t, 4>* targets, Vec<uint32_t, 4>* names, Vec<uint32_t, 4>* keys, Vec<uint32_t, 4>* placed,
+                                     uint64_t* errors) {
   const Requests requests = {cache_of(codes, scales, values, lengths, table)};
   const uint32_t row = threadIdx.x, num_rows = blockDim.x, i = blockIdx.x * num_rows + row;
   const int32_t *own = offsets + 4 * blockIdx.x, *start = starts + 3 * blockIdx.x;
-  uint64_t* words = errors + 5 * blockIdx.x;
+  uint64_t* words = errors + 6 * blockIdx.x;
   const StoredToken token = find_token(requests, own, blockIdx.x == 3 ? nullptr : start, row, num_rows, words);
   tokens[i] = told(requests.cache, token.page, token.token, token.skip);
   const TargetSlot target = find_target(requests, own, start, row, num_rows, words + 1);
@@ -33,6 +38,8 @@ extern "C" __global__ void copy_find(const int32_t* offsets, const int32_t* star
   const GapSlot key = find_key<true, 8>(requests, own, start, step, row, num_rows, words + 3);
   keys[i] = told(requests.cache, key.page, key.token, key.skip | key.gap << 1);
   if (row == 0) report_bad_total(own, kBatch, num_rows, words + 4);
+  const StoredToken place = find_slot(requests, named + blockIdx.x, row, words + 5);
+  placed[i] = told(requests.cache, place.page, place.token, place.skip);
 }
 
 template <typename View, uint32_t kN, uint32_t kCount, uint32_t kDimsOfHead, bool kTokensFirst = false>
