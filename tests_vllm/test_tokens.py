@@ -50,7 +50,13 @@ def gemma2() -> PretrainedConfig:
 
 def gpt_oss() -> PretrainedConfig:
     """Sinks; a sliding layer and a full one."""
-    own = {**HYBRID, "intermediate_size": 256, "num_local_experts": 4, "num_experts_per_tok": 2, "rope_parameters": YARN}
+    own = {
+        **HYBRID,
+        "intermediate_size": 256,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "rope_parameters": YARN,
+    }
     return GptOssConfig(**{**models.COMMON, **own})
 
 
