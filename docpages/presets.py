@@ -38,6 +38,7 @@ _ENGINES: Final = {
     "flash": "FlashMLA and FlashAttention",
     "tensorrt_llm": "TensorRT-LLM",
     "modular": "Modular MAX",
+    "kvbm": "Dynamo's KV block manager",
     "integer": "lmdeploy and KIVI",
 }
 

@@ -88,6 +88,8 @@ def preset_fields(facts: Checkpoint, stored: Stored, serving: Serving) -> dict[s
         found |= {"kv_heads": facts.kv_heads, "head_dim": facts.head_dim}
     else:
         found |= {"latent_dim": mla.kv_lora_rank, "rope_dim": mla.qk_rope_head_dim}
+    if "total_layers" in taken and taken["total_layers"].default is inspect.Parameter.empty:
+        found["total_layers"] = facts.model.layers
     if serving.page_size is not None:
         found["page_size"] = serving.page_size
     if stored.quant is not None:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvgen import Block, KernelSet, Layout, Paged, Quant, ops
+from kvgen import Block, KernelSet, Layout, Paged, Quant, ops, presets
 from kvgen.errors import ArgumentError, SpecError
 from kvgen.plan.params import Scalar
 from kvgen.spec.cache import Cache
@@ -25,6 +25,7 @@ I4: Final = Quant(dtype="i4", scale_dtype="f16", zero=True, block=Block(dim=16))
 PAIRED: Final = Quant(dtype="i8", scale_dtype="f32", block=Block(head=2))
 GIVEN: Final = Quant(dtype="e4m3", scale_dtype="f32", scale="given", block=Block(token=None, head=None))
 NVFP4: Final = Quant(dtype="e2m1", scale_dtype="e4m3", block=Block(dim=16), recipe="global")
+_ENGINE: Final[dict[str, Any]] = {"dtype": "bf16", "kv_heads": 8, "head_dim": DIM, "page_size": 4}
 _LAYOUT: Final = Layout(k="page layer token head dim", v="page layer token head dim")
 
 
@@ -62,6 +63,15 @@ SETS: Final = {
         ),
         2,
     ),
+    # vLLM's pages to blocks that KVBM stores, all heads; and a rank's slice of such blocks back, fp8 as it is.
+    "stored": _set("heads_stored", presets.vllm(**_ENGINE), presets.kvbm_universal(**_ENGINE, total_layers=2), 8),
+    "slice": _set(
+        "heads_slice",
+        presets.kvbm_universal(**_ENGINE, total_layers=2, kv_cache_dtype="fp8_e4m3"),
+        presets.vllm_packed(**{**_ENGINE, "kv_heads": 2}, order="LBHNC", kv_cache_dtype="fp8_e4m3"),
+        2,
+        same_scales=True,
+    ),
     # Scales of the caller's for all heads, and the factor above those of blocks, the same in all shards.
     "given": _set(
         "heads_given",
@@ -80,9 +90,9 @@ def _most(kernels: KernelSet) -> dict[str, Scalar]:
 
 def _share_scales(target: Scene, source: Scene) -> None:
     """Both have the same factors, as same_scales says."""
-    for name in ("k_scale", "v_global_scale"):
+    for name in ("k_scale", "v_scale", "v_global_scale"):
         if name in target.arrays():
-            target.arrays()[name][target.layer] = source.arrays()[name][source.layer]
+            target.arrays()[name][target.layer][...] = source.arrays()[name][source.layer]
 
 
 @pytest.mark.parametrize("name", SETS)
@@ -109,6 +119,8 @@ def test_the_arguments_are_those_that_a_cache_has_room_for() -> None:
         "shard": {"source_head": (6, 1)},
         "place": {"target_head": (6, 1)},
         "paired": {"source_head": (4, 2), "target_head": (6, 2)},
+        "stored": {},
+        "slice": {"source_head": (6, 1)},
         "given": {"source_head": (3, 1), "target_head": (1, 1)},
     }
     assert not _most(_set("x", _cache(2), _cache(2), 2))

@@ -23,6 +23,7 @@ ROOT: Final = Path(__file__).resolve().parents[2]
 HEADS: Final = 4  # of the model
 PAGES: Final = 7
 LAYERS: Final = 3
+SHAPE: Final[dict[str, Any]] = {"dtype": "bf16", "head_dim": 8, "page_size": 16}  # of what the documentation counts
 TOKEN_HEAD: Final = Quant(dtype="e4m3", scale_dtype="f32", block=Block(token=1, head=1))
 CACHES: Final[dict[str, dict[str, Any]]] = {
     "bf16": {},
@@ -99,7 +100,7 @@ def hold(rank: Rank, page: int, heads: range, wanted: list[NDArray[np.uint8]]) -
 
 def _packed(order: PackedOrder, heads: int) -> Paged:
     totals = {"LHBNC": {"total_pages": 2}, "BHLNC": {"total_layers": 32}}.get(order, {})
-    return presets.vllm_packed(dtype="bf16", kv_heads=heads, head_dim=8, page_size=16, order=order, **totals)
+    return presets.vllm_packed(**SHAPE, kv_heads=heads, order=order, **totals)
 
 
 def _pages(row: str, heads: int) -> Any:
@@ -147,14 +148,16 @@ def test_one_rank_to_many_and_back(name: str, tp: int) -> None:
 
 # The table of docs/disaggregation.md: caches of a layout, one of whose axes the rows name.
 TABLE: Final[dict[str, Callable[[int], Paged]]] = {
-    "kvgen's own, `max_paged`": lambda heads: Paged(dtype="bf16", kv_heads=heads, head_dim=8, page_size=16),
+    "kvgen's own, `max_paged`": lambda heads: Paged(**SHAPE, kv_heads=heads),
+    "`kvbm_universal`": lambda heads: presets.kvbm_universal(**SHAPE, kv_heads=heads, total_layers=32),
+    "`kvbm_operational`": lambda heads: presets.kvbm_operational(**SHAPE, kv_heads=heads),
     **{
         f'`vllm_packed(order="{order}")`': partial(_packed, order)
         for order in ("BHLNC", "BLHNC", "BLNHC", "LBHNC", "LBNHC", "LHBNC")
     },
-    "`flashinfer_hnd`": lambda heads: presets.flashinfer_hnd(dtype="bf16", kv_heads=heads, head_dim=8, page_size=16),
-    "`vllm_hnd`": lambda heads: presets.vllm_hnd(dtype="bf16", kv_heads=heads, head_dim=8, page_size=16),
-    "`vllm`": lambda heads: presets.vllm(dtype="bf16", kv_heads=heads, head_dim=8, page_size=16),
+    "`flashinfer_hnd`": lambda heads: presets.flashinfer_hnd(**SHAPE, kv_heads=heads),
+    "`vllm_hnd`": lambda heads: presets.vllm_hnd(**SHAPE, kv_heads=heads),
+    "`vllm`": lambda heads: presets.vllm(**SHAPE, kv_heads=heads),
 }
 
 

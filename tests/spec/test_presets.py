@@ -29,7 +29,8 @@ def functions() -> dict[str, Callable[..., Any]]:
 
 def test_every_preset_has_an_engine_here() -> None:
     orders = {f"vllm_packed_{order}" for order in ("heads_first", "heads_outermost", "layers_inside")}
-    assert set(functions()) == set(ENGINES) - {"flashinfer_nvfp4_swizzled", "vllm_xpacked_fp8", *orders}
+    more = {"flashinfer_nvfp4_swizzled", "kvbm_operational_hnd", "vllm_xpacked_fp8"}
+    assert set(functions()) == set(ENGINES) - more - orders
     found = {n for n, f in inspect.getmembers(presets, inspect.isfunction) if not n.startswith("_")}
     assert found == set(presets.__all__)
 
@@ -121,12 +122,13 @@ def test_a_tensor_per_layer_unless_it_has_a_layer_axis(name: str) -> None:
     named = {b.tensor for b in cache.storage.bases}
     for tensor in (t for t in cache.storage.tensors if t.name in named):
         assert ("layer" in tensor.axes) == (cache.layout.layers == "axis")
-    assert (cache.layout.layers == "axis") == name.startswith(("max_", "kivi", "vllm_packed_layers"))
+    assert (cache.layout.layers == "axis") == name.startswith(("max_", "kivi", "kvbm", "vllm_packed_layers"))
 
 
 TABLES = {
     "max_": (Dense, "u32", "before", "u32"),
     "kivi": (Dense, "i32", "before", "i32"),
+    "kvbm": (Dense, "i32", "after", "i32"),
     "vllm": (Dense, "i32", "after", "i32"),
     "flashinfer": (CSR, "i32", "after", "i32"),
     "tensorrt": (PerKV, "i32", "after", "i32"),
@@ -157,6 +159,7 @@ GIVEN = ("f32", "given", "amax", "pool")
 QUANTS: dict[str, tuple[str, ...]] = {
     "flashinfer_nhd": ("e4m3", *GIVEN),
     "flashinfer_nvfp4": ("e2m1", "e4m3", "computed", "global", "pool"),
+    "kvbm_universal": ("e4m3", *GIVEN),
     "flashmla_fp8": ("e4m3", "f32", "computed", "pow2", "row"),
     "lmdeploy_int4": ("u4", "f16", "computed", "amax", "pool"),
     "lmdeploy_int8": ("u8", "f16", "computed", "amax", "pool"),
@@ -184,6 +187,8 @@ PLAIN = {
     "flashinfer_hnd",
     "flashinfer_mla",
     "flashmla",
+    "kvbm_operational",
+    "kvbm_operational_hnd",
     "max_continuous",
     "max_mla",
     "max_paged",

@@ -7,6 +7,7 @@ layer; the log-sum-exps merge the parts. `absorbed_rows` says where the one cost
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import ModuleType
@@ -106,9 +107,8 @@ class MlaModules:
 
     @staticmethod
     def of(shard: MlaShard, page_size: int, arch: Sequence[Arch]) -> MlaModules:
-        """Those for pages of so many tokens."""
-        stored, attended, heads = (load(make(shard, page_size, arch)) for make in (stored_set, attended_set, heads_set))
-        return MlaModules(stored, attended, heads)
+        """Those for pages of so many tokens; the same for all layers that are alike."""
+        return _modules(shard, page_size, tuple(arch))
 
     def open_stored(self, pools: Sequence[LatentPool]) -> Any:
         """Layers as they are written and gathered, without tables."""
@@ -118,6 +118,12 @@ class MlaModules:
     def open_attended(self, pools: Sequence[LatentPool]) -> Any:
         """Layers as they are attended to, without tables."""
         return self.attended.Cache([_rows_of(pool) for pool in pools])
+
+
+@functools.cache
+def _modules(shard: MlaShard, page_size: int, arch: tuple[Arch, ...]) -> MlaModules:
+    stored, attended, heads = (load(make(shard, page_size, arch)) for make in (stored_set, attended_set, heads_set))
+    return MlaModules(stored, attended, heads)
 
 
 def _rows_of(pool: LatentPool) -> Any:

@@ -17,6 +17,10 @@ _RULES: Final[dict[str, tuple[str, str]]] = {
     "block_size not supported": ("block_size", "{name}'s pages hold {pages} tokens; pass such a number"),
     "MLA not supported": ("use_mla", "{name} attends over K and V of heads; pass --attention-backend KVGEN_MLA"),
     "non-MLA not supported": ("use_mla", "{name} attends over latent rows; pass --attention-backend KVGEN"),
+    "compute capability not supported": (
+        "device_capability",
+        f"{{name}}'s kernels run on GPUs of 8.0 to 9.0, 10.x and 12.x; {OTHER}",
+    ),
     "attention sinks not supported": ("has_sink", f"{{name}} has no sinks; {OTHER}"),
     "sparse not supported": ("use_sparse", f"{{name}} reads every token; {OTHER}"),
     "partial multimodal token full attention not supported": (

@@ -20,12 +20,13 @@ from vllm.v1.attention.backend import AttentionCGSupport, AttentionType, CommonA
 
 from kvgen.errors import ArgumentError, ConfigError
 from kvgen.integrations.vllm import mla
+from kvgen.integrations.vllm.device import archs_of, name_of, stream_of
 from kvgen.integrations.vllm.faults import faults_of
-from kvgen.integrations.vllm.mla_shard import MLA_KV_DTYPES, MlaShard, absorbed_rows, check_mla
+from kvgen.integrations.vllm.mla_shard import MLA_KV_DTYPES, WINDOW_ROWS, MlaShard, absorbed_rows, check_mla
 from kvgen.integrations.vllm.refusals import in_sentences
 from kvgen.integrations.vllm.shard import DtypeName
 from kvgen.integrations.vllm.step import Batch
-from kvgen.integrations.vllm.v0_32 import _PAGE_MULTIPLE, _arch, _device_name, _stream
+from kvgen.integrations.vllm.v0_32 import _PAGE_MULTIPLE
 
 NAME: Final = "KVGEN_MLA"
 _DTYPES: Final[dict[torch.dtype, DtypeName]] = {torch.bfloat16: "bf16", torch.float16: "f16"}
@@ -84,7 +85,8 @@ class KvgenMLAMetadata(MLACommonMetadata):  # type: ignore[misc]
 class KvgenMLAMetadataBuilder(MLACommonMetadataBuilder[KvgenMLAMetadata]):  # type: ignore[misc]
     """Plans each step of one group of MLA layers, on the device."""
 
-    _cudagraph_support: ClassVar[AttentionCGSupport] = AttentionCGSupport.NEVER
+    # What tests_vllm/test_mla_graphs.py shows, and no more.
+    _cudagraph_support: ClassVar[AttentionCGSupport] = AttentionCGSupport.UNIFORM_BATCH
     query_len_support: ClassVar[QueryLenSupport] = QueryLenSupport.VARLEN
     reorder_batch_threshold: int = 1
 
@@ -103,6 +105,15 @@ class KvgenMLAMetadataBuilder(MLACommonMetadataBuilder[KvgenMLAMetadata]):  # ty
         self._group: mla.MlaGroup | None = None
         self._memory: tuple[torch.Tensor, ...] = ()
 
+    @classmethod
+    def get_cudagraph_support(cls, vllm_config: Any, kv_cache_spec: Any) -> AttentionCGSupport:
+        """Speculative windows that `mla_window` does not take whole are cut into several, under new tables in every step."""
+        speculative = vllm_config.speculative_config
+        drafts = 0 if speculative is None else speculative.num_speculative_tokens or 0
+        if 1 + drafts > WINDOW_ROWS:
+            return AttentionCGSupport.UNIFORM_SINGLE_TOKEN_DECODE
+        return cls._cudagraph_support
+
     def build(
         self, common_prefix_len: int, common_attn_metadata: CommonAttentionMetadata, fast_build: bool = False
     ) -> KvgenMLAMetadata:
@@ -113,7 +124,7 @@ class KvgenMLAMetadataBuilder(MLACommonMetadataBuilder[KvgenMLAMetadata]):  # ty
             )
         metadata: KvgenMLAMetadata = super().build(common_prefix_len, given, fast_build)
         group = self._opened()
-        metadata.step = group.begin(self._decodes(metadata, given), _prompts(metadata, given), _stream(self.device))
+        metadata.step = group.begin(self._decodes(metadata, given), _prompts(metadata, given), stream_of(self.device))
         return metadata
 
     def _decodes(self, metadata: KvgenMLAMetadata, given: CommonAttentionMetadata) -> Batch | None:
@@ -141,10 +152,10 @@ class KvgenMLAMetadataBuilder(MLACommonMetadataBuilder[KvgenMLAMetadata]):  # ty
                 layers[name].impl.layer_name = name
             self._group = mla.MlaGroup(
                 {name: _pool(layers[name].impl, layers[name].kv_cache, layers[name]._k_scale) for name in self._layers},
-                faults_of(_device_name(self.device)),
+                faults_of(name_of(self.device)),
                 max_rows=self._max_rows,
                 max_requests=self._max_requests,
-                arch=_arch(self.device),
+                arch=archs_of(self.device),
                 allocate=self._bytes,
             )
             self._memory = memory
@@ -280,7 +291,7 @@ class KvgenMLAImpl(MLACommonImpl[KvgenMLAMetadata]):  # type: ignore[misc]
         modules, cache = self._open(kv_cache, k_scale)
         errors = faults_of(cache.device).word
         rope = k_pe.reshape(k_pe.shape[0], -1)
-        mla.append_latent(modules, cache[0], kv_c_normed, rope, slot_mapping, errors, _stream(kv_cache.device))
+        mla.append_latent(modules, cache[0], kv_c_normed, rope, slot_mapping, errors, stream_of(kv_cache.device))
 
     def forward_mqa(
         self,
@@ -298,7 +309,7 @@ class KvgenMLAImpl(MLACommonImpl[KvgenMLAMetadata]):  # type: ignore[misc]
             rows = rows * layer._k_scale.to(rows.dtype)
         out = rows.new_empty(*rows.shape[:2], self.kv_lora_rank)
         lse = rows.new_empty(rows.shape[:2], dtype=torch.float32)
-        step.decode(number, rows, out, lse, _stream(rows.device))
+        step.decode(number, rows, out, lse, stream_of(rows.device))
         return (out.mul_(layer._k_scale.to(out.dtype)) if scaled else out), lse
 
     def forward_mha(
@@ -327,7 +338,7 @@ class KvgenMLAImpl(MLACommonImpl[KvgenMLAMetadata]):  # type: ignore[misc]
             output.view(-1, self.num_heads, self.v_head_dim),
             project=lambda rows: self._project(rows[:, : self.kv_lora_rank], rows[:, None, self.kv_lora_rank :]),
             empty=lambda shape, single: q.new_empty(shape, dtype=torch.float32 if single else q.dtype),
-            stream=_stream(q.device),
+            stream=stream_of(q.device),
         )
 
     def _project(self, latent: torch.Tensor, rope: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -340,7 +351,7 @@ class KvgenMLAImpl(MLACommonImpl[KvgenMLAMetadata]):  # type: ignore[misc]
         """The layer's kernels, and its memory as their cache, without tables."""
         if self._opened is None or self._opened[0] is not kv_cache:
             pool = _pool(self, kv_cache, k_scale)
-            modules = mla.MlaModules.of(self.shard, kv_cache.shape[1], _arch(kv_cache.device))
+            modules = mla.MlaModules.of(self.shard, kv_cache.shape[1], archs_of(kv_cache.device))
             self._opened = (kv_cache, modules, modules.open_stored([pool]))
         return self._opened[1:]
 

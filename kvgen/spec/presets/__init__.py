@@ -19,6 +19,7 @@ from typing import Any
 from kvgen.spec.presets.flash import flash_attention, flash_attention_varlen, flashmla, flashmla_fp8
 from kvgen.spec.presets.flashinfer import flashinfer_hnd, flashinfer_mla, flashinfer_nhd, flashinfer_nvfp4
 from kvgen.spec.presets.integer import kivi, lmdeploy_int4, lmdeploy_int8
+from kvgen.spec.presets.kvbm import kvbm_operational, kvbm_universal
 from kvgen.spec.presets.modular import (
     max_continuous,
     max_indexer,
@@ -53,6 +54,8 @@ __all__ = [
     "flashmla",
     "flashmla_fp8",
     "kivi",
+    "kvbm_operational",
+    "kvbm_universal",
     "lmdeploy_int4",
     "lmdeploy_int8",
     "max_continuous",
