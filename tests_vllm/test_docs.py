@@ -98,6 +98,27 @@ def test_the_programs(clean: Path, tmp_path: Path, shown: Show) -> None:
     )
 
 
+def test_kernels_made_ahead(clean: Path, tmp_path: Path) -> None:
+    """They are all that such a rank needs: what the backend loads and would compile for an H200 is in the folder."""
+    (tmp_path / "ahead.py").write_text(programs()["ahead.py"], encoding="utf-8")
+    run(clean, "ahead.py", folder=tmp_path)
+    program = (
+        "import torch\n"
+        "from kvgen.integrations.vllm.device import archs_of, compile_for\n"
+        "from kvgen.integrations.vllm.pools import module_of\n"
+        "from kvgen.integrations.vllm.shard import Shard\n"
+        "torch.cuda.get_device_capability = lambda which: (9, 0)\n"
+        "gpu = torch.device('cuda', 0)\n"
+        "shard = Shard(16, 4, HEAD, 'bf16', HEAD**-0.5)\n"
+        "compile_for(module_of(shard, torch.empty(99, 4, 16, 2 * HEAD, dtype=torch.bfloat16), 'LBHNC', archs_of(gpu)), gpu)\n"
+        "print('all there')"
+    )
+    offline = {"KVGEN_CUBINS": "cubins", "KVGEN_NO_JIT": "1"}
+    assert "all there" in run(clean, "-c", program.replace("HEAD", "128"), folder=tmp_path, **offline)
+    with pytest.raises(AssertionError, match="has no cubin of set_"):
+        run(clean, "-c", program.replace("HEAD", "64"), folder=tmp_path, **offline)
+
+
 def test_uninstalled_it_leaves_nothing(clean: Path, tmp_path: Path) -> None:
     """vLLM finds one plugin, that of the tests, and no such name; and it says which names it has."""
     pip("--python", str(clean), "uninstall", "--yes", "kvgen")

@@ -19,6 +19,7 @@ from transformers import (
     Gemma3TextConfig,
     Gemma4TextConfig,
     GptOssConfig,
+    Llama4TextConfig,
     PretrainedConfig,
     Qwen3Config,
 )
@@ -79,6 +80,22 @@ def gemma4() -> PretrainedConfig:
     return Gemma4TextConfig(**{**models.COMMON, **own, "tie_word_embeddings": True})
 
 
+def llama4() -> PretrainedConfig:
+    """Three layers that attend within chunks of 64 tokens to one that sees all; no experts."""
+    own = {
+        "num_hidden_layers": 4,
+        "attention_chunk_size": 64,
+        "no_rope_layers": [1, 1, 1, 0],
+        "intermediate_size_mlp": 256,
+        "num_local_experts": 4,
+        "moe_layers": [],
+        "interleave_moe_layer_step": 0,
+        "attn_temperature_tuning": False,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+    }
+    return Llama4TextConfig(**{**models.COMMON, **own})
+
+
 CONFIGS: dict[str, Callable[[], PretrainedConfig]] = {
     "llama": models.llama,
     "qwen3": lambda: Qwen3Config(**models.COMMON),
@@ -86,6 +103,7 @@ CONFIGS: dict[str, Callable[[], PretrainedConfig]] = {
     "gemma4": gemma4,
     "gemma2": gemma2,
     "gpt_oss": gpt_oss,
+    "llama4": llama4,
 }
 # Layers that attend for each that stores K and V, where these are not as many.
 SHARED = {"gemma4": 2}
@@ -139,6 +157,16 @@ def test_prefix_hits_and_chunked_prompts(model: Callable[[str], Path], name: str
     # Each layer attends once a step.
     assert got.launches["append"] * SHARED.get(name, 1) == got.launches["extend"] + got.launches["decode"]
     report(shown, "prefix hits, chunked prompts", name, got)
+
+
+def test_prompts_that_skip_layers_with_shared_keys(model: Callable[[str], Path], shown: Show) -> None:
+    """vLLM's fast prefill: layers that store nothing attend for the rows alone whose logits are wanted."""
+    wanted = run(model("gemma4"), PROMPTS, backend=None, kv_sharing_fast_prefill=True, max_num_batched_tokens=256)
+    got = run(model("gemma4"), PROMPTS, kv_sharing_fast_prefill=True, max_num_batched_tokens=256)
+    agree(got, wanted)
+    # Of prompts' rows the three layers that store, each in a group of its own; the others, planned beside them, decode.
+    assert got.launches["extend"] == got.launches["extend_plan"] > 0
+    report(shown, "fast prefill", "gemma4", got)
 
 
 def test_preempted_requests(model: Callable[[str], Path], shown: Show) -> None:

@@ -158,9 +158,12 @@ class Group:
         return GroupStep(self.places, tuple(layers.begin(batch, stream) for layers in self.kinds))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass
 class GroupStep:
-    """A step of a group, planned: the attention metadata of its layers."""
+    """A step of a group, planned: the attention metadata of its layers.
+
+    Not frozen: builders that vLLM derives from the adapter's, for chunked local attention among others, set more attributes.
+    """
 
     places: Mapping[str, tuple[int, int]]
     steps: tuple[Step, ...]
