@@ -328,6 +328,8 @@ def test_what_is_refused() -> None:
     refused(lambda: KvgenCache(hybrid, 8), "its linear layers keep a state instead of keys and values", ConfigError)
     # From the config alone: no weights are needed.
     refused(lambda: KvgenCache(LlamaConfig(**COMMON | {"head_dim": 1032}), 8), "head_dim", Exception)
+    beside = transformers.FalconH1Config(**COMMON)
+    refused(lambda: KvgenCache(beside, 8), "whose layers keep a state beside keys and values", ConfigError)
     refused(lambda: make(tp=3), "tp: got 3 for 4 query heads and 2 KV heads", ConfigError)
     other = make()
     for layer in other.layers:

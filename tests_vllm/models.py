@@ -31,7 +31,7 @@ def llama(**fields: Any) -> LlamaConfig:
 def deepseek(**fields: Any) -> DeepseekV3Config:
     """DeepSeek V3's attention at its own row size, 4 heads, behind dense layers: experts chosen by a tie would hide what it errs.
 
-    RoPE is YaRN's, as in the published model; vLLM's CPU kernel for the plain kind of interleaved pairs turns one head only.
+    RoPE is YaRN's, as in the published model: vLLM 0.32's CPU kernel of the plain kind turns interleaved pairs of 3-D q wrongly.
     """
     common = {name: value for name, value in COMMON.items() if name not in ("num_key_value_heads", "head_dim")}
     yarn = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 512}

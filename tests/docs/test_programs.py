@@ -27,6 +27,7 @@ RUN: Final = {
     "pages.md": "here",
     "quantization.md": "here",
     "quickstart.md": "here",
+    "sglang.md": "here",
     "shipping.md": "tests/runtime/test_shipped.py",
     "torch.md": "tests_torch/test_docs.py",
     "transformers.md": "tests_torch/test_docs.py",
@@ -55,7 +56,16 @@ def chat(tmp_path_factory: pytest.TempPathFactory) -> Folder:
     """The project of the quick start, which the other small pages share."""
     pages = [
         DOCS / f"{name}.md"
-        for name in ("quickstart", "disaggregation", "extend", "faults", "operations", "pages", "quantization")
+        for name in (
+            "quickstart",
+            "disaggregation",
+            "extend",
+            "faults",
+            "operations",
+            "pages",
+            "quantization",
+            "sglang",
+        )
     ]
     folder = project(tmp_path_factory.mktemp("chat"), *pages)
     folder.kvgen("build")
@@ -75,6 +85,7 @@ def chat(tmp_path_factory: pytest.TempPathFactory) -> Folder:
         "serve.py",
         "apart.py",
         "ranks.py",
+        "pool.py",
     ],
 )
 def test_a_program(chat: Folder, program: str) -> None:

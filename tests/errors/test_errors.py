@@ -30,7 +30,7 @@ from kvgen import KernelSet, Paged, ops
 from kvgen.cli.project import generated
 from kvgen.cli.resources_json import installed
 from kvgen.errors import ConfigError, KvgenError
-from kvgen.integrations.vllm import refusals, shard, versions
+from kvgen.integrations.vllm import mla_shard, refusals, shard, versions
 from kvgen.runtime.module import cubin
 from tests.cli.conftest import invoke
 from tests.errors.case import Case, Link, read_case, write_case
@@ -173,6 +173,7 @@ def test_engine(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         raise ConfigError("; ".join(found))
 
     scope = {"Shard": shard.Shard, "check": shard.check, "adapter_of": versions.adapter_of, "refused": refused}
+    scope |= {"MlaShard": mla_shard.MlaShard, "check_mla": mla_shard.check_mla}
     program = case.files["engine.py"]
     assert isinstance(program, bytes)
     with pytest.raises(KvgenError) as raised:

@@ -128,9 +128,8 @@ def test_the_arguments_are_those_that_a_cache_has_room_for() -> None:
 
 def test_all_shards_are_the_whole() -> None:
     """Heads taken apart into four shards and put together again are what they were, bit for bit."""
-    quants: dict[str, Any] = {"k_quant": Quant(dtype="e4m3", scale_dtype="f32")}
-    whole, shard = _cache(8, **quants), _cache(2, **quants)
-    apart, together = _set("heads_apart", whole, shard, 2), _set("heads_together", shard, whole, 2)
+    apart = SETS["shard"]
+    together = _set("heads_together", apart.kv, op_of(apart).source, 2)
     batch = replace(PLAIN, totals=(5, 9), new=(0, 0))
     part, source = scenes(apart, batch)
     target = Scene(together, replace(batch, seed=source.batch.seed), batch.totals)

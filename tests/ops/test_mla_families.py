@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import product
 from typing import Any
 
 import numpy as np
@@ -52,11 +51,12 @@ SHIPPED = ("deepseek_v3", "kimi_k2_flashinfer")
 
 @ALL
 def test_one_plan_serves_both(name: str) -> None:
-    """Requests of one token to several chunks: both kernels take the plan that either machine makes, and are right."""
+    """Requests of one token to several chunks: each kernel takes the plan that the other's machine made, and is right.
+    test_lengths_around_tiles has their own plans."""
     kernels, given = SETS[name], terms(SETS[name])
     op, generated = op_of(kernels), package(kernels)
     counts = [op.rows, 1, op.rows, 1]
-    totals = (700, 1, 97, 64)
+    totals = (400, 1, 97, 64)
     batch = replace(PLAIN, arch="sm_80", totals=totals, new=(0,) * 4, fill="nan", schedule=7)
     ends = np.cumsum([0, *counts]).tolist()
     scene, q = latent_scene(kernels, batch, [Rows(b, ends[b], ends[b + 1]) for b in range(4)], ends[-1] + 1)
@@ -69,10 +69,11 @@ def test_one_plan_serves_both(name: str) -> None:
         with on_machine(replace(batch, arch=arch)):
             generated.mla_decode.plan(cache[scene.layer], workspace, rows=len(q), row_offsets=offsets)
         plans.append(workspace.view.owner.copy())
+    assert all((plan != 0xEE).any() for plan in plans)
     (keys,) = scene.rows()
     how: dict[str, Any] = {"scale": op.scale, "lse_base": op.lse_base, "lse_empty": op.lse_empty}
     wanted = mla_decode(scene.view, keys, q, rows=op.rows, row_offsets=offsets, **how)
-    for arch, plan in product(ARCHS, plans):
+    for arch, plan in zip(ARCHS, reversed(plans), strict=True):
         workspace.view.owner[...] = plan
         scene.batch = replace(batch, arch=arch)
         out, _ = rows_array(len(q), (kernels.q_heads, 512), given.out, strided=False)

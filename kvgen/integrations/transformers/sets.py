@@ -26,6 +26,8 @@ KvDtype = Literal["auto", "e4m3"]
 
 # Models that multiply q by the scale themselves, and call attention with 1.
 _SCALED_BEFORE: Final = frozenset({"opt"})
+# Models whose layers have a state beside keys and values.
+_STATES_BESIDE: Final = frozenset({"falcon_h1"})
 
 
 @dataclass(frozen=True)
@@ -70,6 +72,11 @@ def attention_of(config: Mapping[str, Any], tp: int = 1) -> list[Attention | Non
     Raises ConfigError for a config that kvgen.models does not read, for heads that `tp` GPUs cannot share, for layers with
     states, and for attention that transformers does not hand out: ALiBi and indexers.
     """
+    if config.get("model_type") in _STATES_BESIDE:
+        raise ConfigError(
+            f"model_type: got {config['model_type']!r}, whose layers keep a state beside keys and values, which KvgenCache does "
+            "not hold; use another cache and attn_implementation"
+        )
     facts = _shard_of(models.facts(config), tp)
     scaled = config.get("model_type") in _SCALED_BEFORE
     shapes: dict[tuple[int, int, int, int], list[tuple[object, ...]]] = {}

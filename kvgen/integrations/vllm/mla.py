@@ -110,6 +110,11 @@ class MlaModules:
         """Those for pages of so many tokens; the same for all layers that are alike."""
         return _modules(shard, page_size, tuple(arch))
 
+    @property
+    def all(self) -> tuple[ModuleType, ...]:
+        """Each once."""
+        return tuple(dict.fromkeys((self.stored, self.attended, self.heads)))
+
     def open_stored(self, pools: Sequence[LatentPool]) -> Any:
         """Layers as they are written and gathered, without tables."""
         scales = {"k_scale": [pool.k_scale for pool in pools]} if pools[0].shard.scaled else {}

@@ -20,7 +20,7 @@ from vllm.v1.attention.backend import AttentionCGSupport, AttentionType, CommonA
 
 from kvgen.errors import ArgumentError, ConfigError
 from kvgen.integrations.vllm import mla
-from kvgen.integrations.vllm.device import archs_of, name_of, stream_of
+from kvgen.integrations.vllm.device import archs_of, compile_for, name_of, runs_on, stream_of
 from kvgen.integrations.vllm.faults import faults_of
 from kvgen.integrations.vllm.mla_shard import MLA_KV_DTYPES, WINDOW_ROWS, MlaShard, absorbed_rows, check_mla
 from kvgen.integrations.vllm.refusals import in_sentences
@@ -58,6 +58,10 @@ class KvgenMLABackend(MLACommonBackend):  # type: ignore[misc]
     @staticmethod
     def get_supported_kernel_block_sizes(kv_cache_spec: Any = None) -> list[int | MultipleOf]:
         return [MultipleOf(_PAGE_MULTIPLE)]
+
+    @classmethod
+    def supports_compute_capability(cls, capability: Any) -> bool:
+        return capability is None or runs_on((capability.major, capability.minor))
 
     @classmethod
     def validate_configuration(cls, *args: Any, **asked: Any) -> list[str]:
@@ -158,6 +162,8 @@ class KvgenMLAMetadataBuilder(MLACommonMetadataBuilder[KvgenMLAMetadata]):  # ty
                 arch=archs_of(self.device),
                 allocate=self._bytes,
             )
+            for module in (module for alike in self._group.kinds for module in alike.modules.all):
+                compile_for(module, self.device)
             self._memory = memory
         return self._group
 

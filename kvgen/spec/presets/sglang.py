@@ -13,7 +13,7 @@ SLOTS = Indirect(dtype="i32", request_dtype="i64")
 
 
 def sglang(*, dtype: FloatName, kv_heads: int, head_dim: int, kv_cache_dtype: KVCacheDType = "auto") -> Paged:
-    """SGLang's MHATokenToKVPool (2025): a slot a token, found through `req_to_token`.
+    """SGLang's MHATokenToKVPool (2025 and 2026): a slot a token, found through `req_to_token`.
 
     Two tensors per layer, K and V `[slots, H, D]`, strides `(H*D, D, 1)`; slot 0 takes the writes of padded tokens.
     The spec's tensors have a token axis of extent 1: pass `buffer.unsqueeze(1)`. Table: `req_to_token` i32
@@ -52,19 +52,19 @@ def sglang_mla_fp8(*, dtype: FloatName = "bf16", latent_dim: int = 512, rope_dim
     A tensor per layer, u8 `[slots, 1, 656]`: strides in bytes `(656, 656, 1)`; pass `buffer.unsqueeze(1)`. A row: 512
     e4m3 | 4 f32 scales, one per 128 | 64 bf16. Slot 0, table and lengths as `sglang`. An all-zero block becomes NaN in
     SGLang, 0 here. Source: python/sglang/srt/layers/attention/nsa/quant_k_cache.py, _quantize_k_cache_slow;
-    NSATokenToKVPool, kv_cache_dim.
+    NSATokenToKVPool (DSATokenToKVPool in 0.5.23), kv_cache_dim.
     """
     quant = Quant(dtype="e4m3", scale_dtype="f32", block=Block(dim=128), place="row")
     return _slots(dtype, latent_dim, rope_dim, quant, quant_rope=False)
 
 
 def sglang_indexer(*, dtype: FloatName = "bf16", head_dim: int = 128, page_size: int = 64) -> Paged:
-    """SGLang's K cache of DeepSeek-V3.2's indexer (NSATokenToKVPool, 2026): a page is its codes, then its scales. K only.
+    """SGLang's K cache of DeepSeek-V3.2's indexer (2026): a page is its codes, then its scales. K only.
 
     A tensor per layer, `index_k_with_scale_buffer` u8 `[N, P*128 + P*4]` with P = 64: strides in bytes `(P*132, 1)`. A
     page: P*128 e4m3 | P f32. Table: page ids i32 `[B, max_pages]`, which SGLang derives from `req_to_token` (slot / 64).
     Lengths as `sglang`. kvgen writes scales as powers of two, as DeepSeek's models ask. Source:
-    python/sglang/srt/mem_cache/memory_pool.py, NSATokenToKVPool.
+    python/sglang/srt/mem_cache/memory_pool.py, NSATokenToKVPool (DSATokenToKVPool in 0.5.23).
     """
     return Paged(
         dtype=dtype,
