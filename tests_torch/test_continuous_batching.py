@@ -13,6 +13,7 @@ from transformers.generation.configuration_utils import ContinuousBatchingConfig
 from transformers.generation.continuous_batching import PagedAttentionCache
 
 from kvgen.integrations.transformers import paged
+from tests.support.engine_runs import Show
 from tests_torch.test_transformers import model_of
 
 NEW: Final = 8
@@ -61,7 +62,7 @@ def not_gathered(*_: Any, **__: Any) -> Any:
 
 @pytest.mark.parametrize("name", ["Llama", "Gemma3Text", "GptOss"])
 def test_tokens_are_those_of_eager_attention(
-    name: str, made: dict[Any, paged.PagedKernels], monkeypatch: pytest.MonkeyPatch
+    name: str, made: dict[Any, paged.PagedKernels], monkeypatch: pytest.MonkeyPatch, shown: Show
 ) -> None:
     model = model_of(name)
     if name != "Llama":
@@ -71,11 +72,21 @@ def test_tokens_are_those_of_eager_attention(
                 layer.self_attn.sliding_window = 12
     right = answers(model, "eager", requests())
     monkeypatch.setattr(PagedAttentionCache, "update", not_gathered)
-    assert answers(model, "kvgen", requests()) == right
+    found = answers(model, "kvgen", requests())
+    assert found == right
     (kernels,) = made.values()
     kinds = {type(group).__name__ for group in kernels._groups.values()}
     assert kinds == ({"FullGroup"} if name == "Llama" else {"FullGroup", "RingGroup"})
     assert kernels.launches >= 2 * model.config.num_hidden_layers * NEW
+    shown(
+        "continuous batching with shared prefixes and prompts in chunks, beside eager attention",
+        engine="transformers",
+        model=name,
+        dtype="float32",
+        equal=sum(a == b for x, y in zip(found, right, strict=True) for a, b in zip(x, y, strict=True)),
+        of=sum(map(len, right)),
+        launches={"append, plan and attention": kernels.launches},
+    )
 
 
 def test_a_prefix_is_read_where_it_lies(made: dict[Any, paged.PagedKernels], monkeypatch: pytest.MonkeyPatch) -> None:
