@@ -118,7 +118,7 @@ def _started(role: Role, folder: Path) -> subprocess.Popen[str]:
     env = environment(
         KVGEN_TEST_COUNTS=str(folder / f"{role}.counts"),
         VLLM_NIXL_SIDE_CHANNEL_HOST="127.0.0.1",
-        VLLM_NIXL_SIDE_CHANNEL_PORT=str(_free_port()),
+        VLLM_NIXL_SIDE_CHANNEL_PORT=str(free_port()),
         VLLM_CPU_OMP_THREADS_BIND="nobind",
         OMP_NUM_THREADS="1",
     )
@@ -127,7 +127,7 @@ def _started(role: Role, folder: Path) -> subprocess.Popen[str]:
         return subprocess.Popen(command, cwd=folder, env=env, stdout=log, stderr=subprocess.STDOUT, text=True)
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         port: int = found.getsockname()[1]

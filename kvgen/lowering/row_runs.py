@@ -67,6 +67,11 @@ class StoredRun:
         """Elements of a token."""
         return self.shape[0] * self.shape[1]
 
+    @property
+    def across(self) -> bool:
+        """Whether neighbouring tokens share a sector of the pages."""
+        return across(self.region, self.row * (2 if self.element.packed else 1))
+
 
 def token_step(region: Region) -> int:
     """Bytes between tokens that are nearest to each other in a page."""
@@ -74,9 +79,10 @@ def token_step(region: Region) -> int:
     return min(steps, default=2**31) * region.dtype.bits // 8
 
 
-def across(region: Region) -> bool:
-    """Whether neighbouring tokens share a sector, so that lanes that walk tokens first fill it."""
-    return token_step(region) < _SECTOR
+def across(region: Region, row: int) -> bool:
+    """Whether neighbouring tokens share a sector in which a token's own elements, `row` of them, do not lie side by side, so that
+    lanes that walk tokens first fill it."""
+    return token_step(region) < min(_SECTOR, row * region.dtype.bits // 8)
 
 
 def name_of(role: str, segment: Segment) -> str:
@@ -147,7 +153,7 @@ def raw_runs(cache: LoweredCache, suffix: str) -> tuple[RunContext, ...]:
             width=r.vector,
             vectors=r.row // r.vector,
             head_dims=r.shape[1],
-            across=across(r.region),
+            across=r.across,
         )
         for r in stored_runs(cache)
     )

@@ -306,9 +306,9 @@ def _plan_segments(
             if s.computed:
                 scales = _narrowed(s, s.scales[0], edges, heads)
                 by_token = scales_by_token(cache, role, segment.begin)
-                blocks.append(BlockContext(s, scales, load, value.c, across(segment.region), by_token))
+                blocks.append(BlockContext(s, scales, load, value.c, across(segment.region, heads * s.size), by_token))
                 continue
-            is_across = across(segment.region)
+            is_across = across(segment.region, heads * s.size)
             bits = max(segment.region.dtype.bits, *(o.region.dtype.bits for o in others))
             width = min(min(o.vector for o in others) if is_across else segment.vector, 128 // bits)
             while edges % width:
@@ -352,7 +352,7 @@ def _stored_copies(cache: LoweredCache, source: LoweredCache, s: SegmentContext,
     mine, others = (_runs_of(stored_runs(c), s.struct) for c in (cache, source))
     found = []
     for run, other in zip(mine, others, strict=True):
-        is_across = across(run.region)
+        is_across = run.across
         width = other.vector if is_across else min(run.vector, other.vector)
         found.append(
             CopyContext(

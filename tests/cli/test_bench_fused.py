@@ -152,3 +152,8 @@ def test_a_prompt_is_moved_once(fused: Folder) -> None:
         (append,) = operations(fused, f"{name}/append", "--workload", "tokens4096")
         rows = [row for row in traffic(append).values() if row[0] in ("kv", "scales", "input", "output")]
         assert sum(row[3] for row in rows) <= 1.02 * sum(row[4] or 0 for row in rows), (name, traffic(append))
+    # Codes and scales of all layers, by slots; one head's. Scales of a token's heads fill sectors with the next token's.
+    for name in ("qwen/raw", "qwen/scatter", "llama/convert"):
+        (found,) = operations(fused, name, "--workload", "tokens4096")
+        rows = [row for row in traffic(found).values() if row[0] in ("kv", "scales", "input", "output")]
+        assert rows and all(row[3] <= 1.02 * (row[4] or 0) for row in rows), (name, traffic(found))

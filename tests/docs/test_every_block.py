@@ -31,7 +31,7 @@ TESTED: Final = {
     ("attention.md", "function: refused.py:5"): ("tests/test_attention_page.py", "Score(function=sharpen)"),
     ("cli.md", "Usage: kvgen"): ("tests/docs/test_pages.py", "test_a_written_page"),
     ("cli.md", "kvgen demo"): ("tests/cli/test_demo.py", "demo"),
-    ("disaggregation.md", "vllm serve MODEL"): ("tests_vllm/two_engines.py", "NixlConnector"),
+    ("disaggregation.md", "vllm serve MODEL"): ("tests_vllm/test_servers.py", "vllm serve MODEL"),
     ("cycles.md", "python benchmarks/strangers.py"): ("tests/test_strangers.py", "strangers.main"),
     ("export.md", '#include "llama3_8b.h"'): ("tests/export/test_export.py", "export.md"),
     ("operations.md", "ops."): ("tests/docs/test_every_block.py", "test_operations_that_pages_show"),
