@@ -192,6 +192,23 @@ def test_windows_of_drafts(model: Callable[[str], Path], shown: Show) -> None:
     report(shown, f"n-gram speculation, {accepted:.0f} of {drafted:.0f} drafts accepted", "llama", got)
 
 
+def test_drafts_of_a_model(model: Callable[[str], Path], shown: Show) -> None:
+    """A drafter with layers and pages of its own, the model itself: its drafts are right, and each takes a step of its own."""
+    drafter = {
+        "method": "draft_model",
+        "model": str(model("llama")),
+        "num_speculative_tokens": 3,
+        "attention_backend": "KVGEN",  # vLLM chooses a drafter's apart from the model's
+    }
+    wanted = run(model("llama"), PROMPTS, backend=None)
+    got = run(model("llama"), PROMPTS, speculative_config=drafter)
+    agree(got, wanted)
+    accepted = got.metrics["vllm:spec_decode_num_accepted_tokens"]
+    assert accepted > sum(map(len, got.tokens)) / 2
+    assert got.launches["verify"] > 0 and got.launches["decode"] > got.launches["verify"]
+    report(shown, f"speculation by a draft model, {accepted:.0f} drafts accepted", "llama", got)
+
+
 @pytest.mark.parametrize("order", ["LBNHC", "LBHNC", "BLNHC", "BLHNC", "LHBNC", "BHLNC"])
 def test_every_layout_of_pages(model: Callable[[str], Path], order: str, wanted_of_gemma3: Result, shown: Show) -> None:
     """Groups of sliding and of full layers over the same memory."""
