@@ -3,15 +3,16 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 TORCH_VENV := .venv-torch
+VLLM_VENV := .venv-vllm
 # Where PyTorch's CPU build is; PyPI's for Linux is the CUDA build.
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 .DEFAULT_GOAL := help
 # Tests start hundreds of processes: each would compile all modules.
 unexport PYTHONDONTWRITEBYTECODE
-.PHONY: help demo test lint types pytest check docs pages test-torch times replay mutate campaign bench clean
+.PHONY: help demo test lint types pytest check docs pages test-torch test-vllm test-engines times replay mutate campaign bench clean
 
 help: ## this list
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
 
 $(VENV)/installed: pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(f"kvgen needs Python 3.11 or newer; this is {sys.version.split()[0]}. Set PYTHON=python3.11" if sys.version_info < (3, 11) else 0)'
@@ -29,6 +30,14 @@ $(TORCH_VENV)/installed: tests_torch/requirements.lock pyproject.toml
 		--extra-index-url $(TORCH_INDEX) $$(grep '^torch==' tests_torch/requirements.lock)
 	$(TORCH_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --requirement tests_torch/requirements.lock
 	$(TORCH_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --editable .
+	@touch $@
+
+$(VLLM_VENV)/installed: tests_vllm/requirements.lock pyproject.toml
+	$(PYTHON) -m venv $(VLLM_VENV)
+	$(VLLM_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --retries 1 \
+		--extra-index-url $(TORCH_INDEX) $$(grep '^torch==' tests_vllm/requirements.lock)
+	$(VLLM_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --requirement tests_vllm/requirements.lock
+	$(VLLM_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --editable .
 	@touch $@
 
 # Sphinx in an environment of its own: it reads text, and needs nothing of kvgen.
@@ -58,6 +67,11 @@ pytest: $(VENV)/installed-test
 
 test-torch: $(TORCH_VENV)/installed ## tests of kvgen.torch, in an environment of their own with PyTorch (1.2 GB)
 	$(TORCH_VENV)/bin/python -m pytest tests_torch -n auto --maxprocesses 4 --dist worksteal
+
+test-vllm: $(VLLM_VENV)/installed ## tests of kvgen inside vLLM's engine, in an environment of their own (3.5 GB)
+	$(VLLM_VENV)/bin/python -m pytest tests_vllm
+
+test-engines: test-torch test-vllm ## both; KVGEN_RECORD_ENGINES=1 writes what they showed into docs/engines/status.json
 
 docs: $(VENV)-docs/installed ## the documentation as a site, docs/_build/index.html; warnings are errors
 	$(VENV)-docs/bin/sphinx-build --quiet --fail-on-warning --keep-going --builder html docs docs/_build
@@ -90,4 +104,4 @@ bench: $(VENV)/installed-test ## cost of calls, compiling and rendering on this 
 	$(BIN)/python benchmarks/emulator_speed.py
 
 clean: ## remove what the commands above made
-	rm -rf $(VENV) $(VENV)-docs $(TORCH_VENV) docs/_build .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(VENV)-docs $(TORCH_VENV) $(VLLM_VENV) docs/_build .pytest_cache .mypy_cache .ruff_cache

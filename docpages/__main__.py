@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from docpages import cycles, readme, results
+from docpages import cycles, engines, readme, results
 from docpages.blocks import filled
 from docpages.cli import cli_page
 from docpages.models import models_page
@@ -26,6 +26,7 @@ PAGES: Final[dict[str, Callable[[], str]]] = {
     "README.md": lambda: _with_blocks("README.md", readme.BLOCKS),
     "docs/performance.md": lambda: _with_blocks("docs/performance.md", results.BLOCKS),
     "docs/cycles.md": lambda: _with_blocks("docs/cycles.md", cycles.BLOCKS),
+    "docs/vllm.md": lambda: _with_blocks("docs/vllm.md", engines.BLOCKS),
 }
 RUNS: Final = {"README.md": readme.RUNS, "docs/performance.md": results.RUNS}
 

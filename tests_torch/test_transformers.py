@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 
 from kvgen.errors import ArgumentError, ConfigError
 from kvgen.integrations.transformers import KvgenCache
+from kvgen.runtime.faults import FaultError
 
 NEW: Final = 10
 COMMON: Final[dict[str, Any]] = {
@@ -36,6 +37,7 @@ CONFIGS: Final[dict[str, dict[str, Any]]] = {
     "Qwen3": {"head_dim": 32},
     "Gemma3Text": {"head_dim": 32, "query_pre_attn_scalar": 24, **WINDOWS},
     "Phi3": {},
+    "OPT": {"word_embed_proj_dim": 64, "ffn_dim": 96},  # multiplies q by the scale itself
     "GptOss": {"head_dim": 32, "num_local_experts": 4, "num_experts_per_tok": 2, **WINDOWS},
     "Gemma3nText": {  # the last two layers read keys and values of the first two
         "head_dim": 32,
@@ -213,6 +215,53 @@ def test_a_pool_is_free_when_its_cache_is_gone() -> None:
         gc.enable()
 
 
+def spoiled(model: Any) -> KvgenCache:
+    """A cache with a request of less than no tokens, which kernels of its next step report."""
+    cache = KvgenCache(model.config, 64, dtype=model.dtype)
+    generated(model, "kvgen", prompts((5, 3)), cache, new=2)
+    cache._next[1] = -7
+    return cache
+
+
+def test_faults_show() -> None:
+    """In the step itself on the CPU, where launches are done; what was not told shows when asked, with reset, or in the end."""
+    model = model_of("Llama")
+    ids = torch.full((2, 1), 5)
+    cache = spoiled(model)
+    cache.raise_if_faulty()  # nothing so far
+    mask = torch.tensor([[1] * 7, [0, 0] + [1] * 5])
+    with torch.no_grad(), pytest.raises(FaultError, match="LENGTH"):
+        model(ids, attention_mask=mask, past_key_values=cache)
+    with pytest.raises(FaultError, match="LENGTH"):
+        cache.raise_if_faulty()
+    cache.reset()  # forgets it, as it was told
+    cache.raise_if_faulty()
+    right, _ = generated(model, "eager", prompts((5, 3)))
+    tokens, _ = generated(model, "kvgen", prompts((5, 3)), cache)
+    assert (tokens == right).all()
+
+
+def test_faults_of_the_last_step_show_as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where no step asks for them any more."""
+    model = model_of("Llama")
+    monkeypatch.setattr("kvgen.integrations.transformers.faults.Faults.poll", lambda faults: None)
+
+    def last_step() -> KvgenCache:
+        cache, mask = spoiled(model), torch.tensor([[1] * 7, [0, 0] + [1] * 5])
+        with torch.no_grad():
+            model(torch.full((2, 1), 5), attention_mask=mask, past_key_values=cache)
+        return cache
+
+    with pytest.raises(FaultError, match="LENGTH"):
+        last_step().raise_if_faulty()
+    with pytest.raises(FaultError, match="LENGTH"):
+        last_step().reset()
+    with pytest.warns(
+        RuntimeWarning, match="a KvgenCache is gone whose kernels met wrong data in its last step: LENGTH"
+    ):
+        last_step()
+
+
 def refused(call: Callable[[], object], says: str, error: type[Exception] = ArgumentError) -> None:
     with pytest.raises(error) as found:
         call()
@@ -267,6 +316,9 @@ def test_what_is_refused() -> None:
     refused(lambda: KvgenCache(bloom, 8), "attend with ALiBi", ConfigError)
     hybrid = transformers.Qwen3NextConfig(**COMMON, layer_types=["linear_attention", "full_attention"])
     refused(lambda: KvgenCache(hybrid, 8), "its linear layers keep a state instead of keys and values", ConfigError)
+    # From the config alone: no weights are needed.
+    refused(lambda: KvgenCache(LlamaConfig(**COMMON | {"head_dim": 1032}), 8), "head_dim", Exception)
+    refused(lambda: make(tp=3), "tp: got 3 for 4 query heads and 2 KV heads", ConfigError)
     other = make()
     for layer in other.layers:
         assert layer.attention is not None

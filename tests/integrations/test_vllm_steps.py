@@ -29,7 +29,7 @@ from tests.support.vllm_steps import (
 )
 
 ADAPTER = Path(__file__).resolve().parents[2] / "kvgen/integrations/vllm/v0_32.py"
-MOST_ROWS, MOST_REQUESTS = 128, 4
+MOST_ROWS = 128
 
 
 @pytest.fixture(autouse=True)
@@ -53,9 +53,7 @@ class Engine:
         self.groups, self.writers = {}, {}
         for group, layers in run.groups.items():
             pools = {layer: LayerPool(run.shard(group), self.memory[i]) for i, layer in enumerate(layers)}
-            self.groups[group] = Group(
-                pools, ORDER, max_rows=MOST_ROWS, max_requests=MOST_REQUESTS, arch=ARCH, device="cpu"
-            )
+            self.groups[group] = Group(pools, ORDER, max_rows=MOST_ROWS, arch=ARCH, device="cpu")
             for layer, pool in pools.items():
                 module = module_of(pool.shard, pool.memory, ORDER, ARCH)
                 self.writers[layer] = module, open_cache(module, pool.shard, [pool], ORDER)[0]

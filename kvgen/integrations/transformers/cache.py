@@ -13,11 +13,12 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 
 from kvgen.codegen.load import load
 from kvgen.errors import ArgumentError
-from kvgen.integrations.transformers.sets import Attention, DtypeName, KvDtype, sets_of
-from kvgen.runtime.error_word import ErrorWord
+from kvgen.integrations.transformers.faults import Faults, stream_of
+from kvgen.integrations.transformers.sets import Attention, DtypeName, KvDtype, attention_of, sets_of
+from kvgen.integrations.transformers.tensor_parallel import gpus_that_share
 from kvgen.spec.kernel_set import Arch
 
-_DTYPES: Final[dict[torch.dtype, DtypeName]] = {torch.bfloat16: "bf16", torch.float16: "f16", torch.float32: "f32"}
+DTYPES: Final[dict[torch.dtype, DtypeName]] = {torch.bfloat16: "bf16", torch.float16: "f16", torch.float32: "f32"}
 # Architectures that kernels are compiled for where there is no GPU to ask.
 _ARCH: Final[tuple[Arch, ...]] = ("sm_80", "sm_90a")
 
@@ -100,11 +101,14 @@ class KvgenCache(Cache):  # type: ignore[misc]
     - `kv_dtype`: "auto" stores the model's dtype; "e4m3" codes with a scale a token and head.
     - `page_size`: tokens of a page.
     - `dtype`: of q, k and v; None: the config's.
+    - `tp`: GPUs that share the model's heads, of which this process has one; None: as transformers has written it to the
+      config when it loaded the model's shard.
     - `arch`: architectures to compile for; None: that of the current GPU, or sm_80 and sm_90a without one.
 
     The pool has room for the batch of the first step, on its device; after `reset()` a batch of another size gets another pool.
     Prompts may be padded on the left. `copy.deepcopy` copies the pool. Raises ConfigError for a model that kvgen.models does not
-    read, before anything is loaded; ArgumentError for steps that do not fit.
+    read, before anything is loaded; ArgumentError for steps that do not fit; FaultError where a kernel met wrong data, on a GPU
+    in a later step: `raise_if_faulty()` waits for the last one.
     """
 
     def __init__(
@@ -115,19 +119,21 @@ class KvgenCache(Cache):  # type: ignore[misc]
         kv_dtype: KvDtype = "auto",
         page_size: int = 16,
         dtype: torch.dtype | None = None,
+        tp: int | None = None,
         arch: Sequence[Arch] | None = None,
     ) -> None:
         text = config.get_text_config(decoder=True)
         given = dtype or text.dtype or config.dtype or torch.bfloat16
-        if given not in _DTYPES:
+        if given not in DTYPES:
             raise ArgumentError(f"dtype: got {given}; kernels compute in bfloat16, float16 or float32")
         if isinstance(max_tokens, bool) or not isinstance(max_tokens, int) or max_tokens < 1:
             raise ArgumentError(
                 f"max_tokens: got {max_tokens!r}; a request has at least 1 token; pass prompt and answer together"
             )
         self.dtype, self.max_tokens, self.page_size = given, max_tokens, page_size
-        sets, attention = sets_of(
-            text.to_dict(), _DTYPES[given], page_size=page_size, kv_dtype=kv_dtype, arch=tuple(arch or _current())
+        attention = attention_of(text.to_dict(), gpus_that_share(config) if tp is None else tp)
+        sets = sets_of(
+            attention, DTYPES[given], page_size=page_size, kv_dtype=kv_dtype, arch=tuple(arch or current_arch())
         )
         self._sets = [load(kernels) for kernels in sets]
         counts = [0] * len(sets)
@@ -184,7 +190,8 @@ class KvgenCache(Cache):  # type: ignore[misc]
         )  # which columns are no padding
         table = torch.arange(batch * pages, dtype=torch.int32, device=device).reshape(batch, pages)
         self._caches = [cache.step(self.lengths, table) for cache in self._caches]
-        self.errors = ErrorWord(where)
+        self._faults = Faults(self.device, "KvgenCache")
+        self.errors = self._faults.word
 
     def hand_out(self, layer: KvgenLayer) -> None:
         """Rows of `layer` go to the model. Raises ArgumentError where those of the layer before came to another attention."""
@@ -254,9 +261,16 @@ class KvgenCache(Cache):  # type: ignore[misc]
     def _finish(self) -> None:
         """The step before is over: its rows count as cached."""
         self.lengths.copy_(self._next)
-        fault = self.errors.poll(_stream(self.device))
-        if fault is not None:
-            raise ArgumentError(f"past_key_values: a kernel met wrong data: {fault}")
+        self._faults.poll()
+
+    def raise_if_faulty(self) -> None:
+        """Wait for the steps so far; raises FaultError, the first fault in its text, if a kernel met wrong data in one.
+
+        Steps ask without waiting, so that a fault shows in a later step on a GPU. Faults of the last step show here, in
+        `reset()`, `crop()` and copies, or as a RuntimeWarning when the cache is gone.
+        """
+        if self._caches:
+            self._faults.wait()
 
     def attend(
         self,
@@ -270,7 +284,7 @@ class KvgenCache(Cache):  # type: ignore[misc]
         """Store a step's rows, once, and attend: q `[B, Hq, S, D]` -> `[B, S, Hq, Dv]`, zeros where rows are padding."""
         attention = layer.attention
         assert attention is not None
-        made, stream = self._sets[attention.kernels], _stream(q.device)
+        made, stream = self._sets[attention.kernels], stream_of(q.device)
         if layer.pending:
             layer.pending = False
             self.begin(layer, k.transpose(1, 2), mask)
@@ -286,6 +300,8 @@ class KvgenCache(Cache):  # type: ignore[misc]
         more = {} if sinks is None else {"sinks": sinks.float().contiguous()}
         launcher(cache, rows, out, workspace=workspace, errors=self.errors, stream=stream, **more)
         self.launches += 1
+        if q.device.type == "cpu":  # whose launches are done
+            self._faults.poll()
         whole = out
         if self.keep is not None:
             whole = out.new_zeros(self.batch * self.new, *out.shape[1:])
@@ -320,10 +336,14 @@ class KvgenCache(Cache):  # type: ignore[misc]
     def crop(self, tokens_to_remove: int) -> None:
         """Forget the last tokens, padding counted: -n forgets n of them, as in transformers; n > 0 keeps the first n."""
         self._keep_first(tokens_to_remove if tokens_to_remove > 0 else self.seen + tokens_to_remove)
+        if self._caches:
+            self._faults.poll()
 
     def reset(self) -> None:
-        """Forget all tokens."""
+        """Forget all tokens, and faults; waits for the steps so far, and raises FaultError for one that was not told."""
         self._keep_first(0)
+        if self._caches:
+            self._faults.end()
 
     def _keep_first(self, columns: int) -> None:
         self.seen = min(max(0, columns), self.seen)
@@ -361,13 +381,9 @@ class KvgenCache(Cache):  # type: ignore[misc]
         return [p if isinstance(p, torch.Tensor) else torch.from_numpy(p.view(np.uint8)) for p in pools]
 
 
-def _current() -> Sequence[Arch]:
-    """The current GPU's architecture."""
+def current_arch() -> Sequence[Arch]:
+    """Architectures to compile for: the current GPU's, or those of all that are tested without one."""
     if not torch.cuda.is_available():
         return _ARCH
     major, minor = torch.cuda.get_device_capability()
     return ({90: "sm_90a", 100: "sm_100f", 120: "sm_120f"}.get(10 * major + minor, f"sm_{major}{minor}"),)  # type: ignore[return-value]
-
-
-def _stream(device: torch.device) -> object:
-    return torch.cuda.current_stream(device) if device.type == "cuda" else None

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from kvgen import models
 from kvgen.errors import ConfigError
-from kvgen.models.layers import LayerFacts
+from kvgen.models.layers import Checkpoint, LayerFacts
+from kvgen.models.serving import shard
 from kvgen.ops.append import Append
 from kvgen.ops.decode import Decode
 from kvgen.ops.extend import Extend
@@ -23,88 +24,121 @@ DtypeName = Literal["bf16", "f16", "f32"]
 KvDtype = Literal["auto", "e4m3"]
 
 
+# Models that multiply q by the scale themselves, and call attention with 1.
+_SCALED_BEFORE: Final = frozenset({"opt"})
+
+
 @dataclass(frozen=True)
 class Attention:
     """What a layer's attention is computed by: `kernels` is the number of its set, `suffix` names its operations there.
 
     `latent`: the model gives its cache latent rows, and attention the heads that it projects them up to. The rest is what
-    the model has to call attention with.
+    the model has to call attention with; heads are those of one GPU.
     """
 
     kernels: int
     suffix: str
     latent: bool
     q_heads: int
+    kv_heads: int
+    head_dim: int
+    v_head_dim: int
     scale: float
     window: int | None
+    chunk: int | None
     softcap: float | None
     sinks: bool
 
+    @property
+    def options(self) -> dict[str, Any]:
+        """What an attention operation for these layers is made with."""
+        return {**self.unmasked, "mask": Mask(window=self.window) if self.chunk is None else Mask(chunk=self.chunk)}
+
+    @property
+    def unmasked(self) -> dict[str, Any]:
+        """The same without the mask."""
+        return {
+            "score": None if self.softcap is None else Score(softcap=self.softcap),
+            "sinks": "out" if self.sinks else None,
+            "scale": self.scale,
+        }
+
+
+def attention_of(config: Mapping[str, Any], tp: int = 1) -> list[Attention | None]:
+    """What each layer of a model attends with on one of `tp` GPUs; None: it reads the keys and values of another layer.
+
+    Raises ConfigError for a config that kvgen.models does not read, for heads that `tp` GPUs cannot share, for layers with
+    states, and for attention that transformers does not hand out: ALiBi and indexers.
+    """
+    facts = _shard_of(models.facts(config), tp)
+    scaled = config.get("model_type") in _SCALED_BEFORE
+    shapes: dict[tuple[int, int, int, int], list[tuple[object, ...]]] = {}
+    layers: list[Attention | None] = []
+    for number in facts.pattern:
+        kind = facts.kinds[number]
+        _refuse(kind)
+        if kind.kv_source is not None:  # transformers hands it the rows of that layer
+            layers.append(None)
+            continue
+        shape, asks = _shape(kind), _asks(kind)
+        kinds = shapes.setdefault(shape, [])
+        if asks not in kinds:
+            kinds.append(asks)
+        found = kinds.index(asks)
+        layers.append(
+            Attention(
+                list(shapes).index(shape),
+                "" if found == 0 else f"_{found}",
+                kind.mla is not None,
+                *shape,
+                scale=1.0 if scaled else kind.scale,
+                window=kind.window,
+                chunk=kind.chunk,
+                softcap=kind.softcap,
+                sinks=kind.sinks,
+            )
+        )
+    return layers
+
 
 def sets_of(
-    config: Mapping[str, Any], dtype: DtypeName, *, page_size: int, kv_dtype: KvDtype, arch: Sequence[Arch]
-) -> tuple[list[KernelSet], list[Attention | None]]:
-    """The sets of a model, one for each shape of heads, and which of their operations each layer has; None: no K and V
-    of its own.
-
-    Raises ConfigError for a config that kvgen.models does not read, for layers with states, and for attention that
-    transformers does not hand out: ALiBi and indexers.
-    """
-    facts = models.facts(config)
-    shapes: dict[tuple[int, int, int, int], dict[tuple[object, ...], LayerFacts]] = {}
-    for kind in facts.kinds:
-        _refuse(kind)
-        if kind.kv_source is None:
-            shapes.setdefault(_shape(kind), {}).setdefault(_asks(kind), kind)
-    listed = list(shapes)
-    suffixes = {
-        shape: {asks: "" if i == 0 else f"_{i}" for i, asks in enumerate(kinds)} for shape, kinds in shapes.items()
-    }
+    layers: Sequence[Attention | None],
+    dtype: DtypeName,
+    *,
+    page_size: int,
+    kv_dtype: KvDtype,
+    arch: Sequence[Arch],
+) -> list[KernelSet]:
+    """The sets of a KvgenCache for these layers, one for each shape of heads, in the order of their numbers."""
+    distinct = dict.fromkeys(one for one in layers if one is not None)
     sets = []
-    for shape, kinds in shapes.items():
-        q_heads, kv_heads, head_dim, v_dim = shape
-        apart = v_dim != head_dim
+    for number in range(1 + max((one.kernels for one in distinct), default=-1)):
+        kinds = [one for one in distinct if one.kernels == number]
+        first = kinds[0]
+        apart = first.v_head_dim != first.head_dim
         text = "page layer token head dim"
         cache = Paged(
             dtype=dtype,
-            kv_heads=kv_heads,
-            head_dim=head_dim,
-            v_head_dim=v_dim if apart else None,
+            kv_heads=first.kv_heads,
+            head_dim=first.head_dim,
+            v_head_dim=first.v_head_dim if apart else None,
             page_size=page_size,
             layout=Layout(k=text, v=text) if apart else Layout(kv="page kv layer token head dim"),
             quant=Quant(dtype="e4m3", scale_dtype="f32") if kv_dtype == "e4m3" else None,
         )
         found: list[Append | Decode | Extend] = [Append()]
-        for asks, kind in kinds.items():
-            suffix = suffixes[shape][asks]
-            mask = Mask(window=kind.window) if kind.chunk is None else Mask(chunk=kind.chunk)
-            score = None if kind.softcap is None else Score(softcap=kind.softcap)
-            sinks: Literal["out"] | None = "out" if kind.sinks else None
-            common: dict[str, Any] = {"mask": mask, "score": score, "sinks": sinks, "scale": kind.scale}
-            found.append(Decode(name=f"decode{suffix}", split="balanced", **common))
-            found.append(Extend(name=f"extend{suffix}", **common))
-        sets.append(KernelSet(q_heads=q_heads, cache=cache, ops=tuple(found), arch=tuple(arch)))
-    layers: list[Attention | None] = []
-    for number in facts.pattern:
-        kind = facts.kinds[number]
-        if kind.kv_source is not None:  # transformers hands it the rows of that layer
-            layers.append(None)
-            continue
-        shape = _shape(kind)
-        suffix = suffixes[shape][_asks(kind)]
-        layers.append(
-            Attention(
-                kernels=listed.index(shape),
-                suffix=suffix,
-                latent=kind.mla is not None,
-                q_heads=shape[0],
-                scale=kind.scale,
-                window=kind.window,
-                softcap=kind.softcap,
-                sinks=kind.sinks,
-            )
-        )
-    return sets, layers
+        for kind in kinds:
+            found.append(Decode(name=f"decode{kind.suffix}", split="balanced", **kind.options))
+            found.append(Extend(name=f"extend{kind.suffix}", **kind.options))
+        sets.append(KernelSet(q_heads=first.q_heads, cache=cache, ops=tuple(found), arch=tuple(arch)))
+    return sets
+
+
+def _shard_of(facts: Checkpoint, tp: int) -> Checkpoint:
+    try:
+        return shard(facts, tp)
+    except ConfigError as error:
+        raise ConfigError(str(error).replace("--tp:", "tp:")) from None  # there it is an option of the command line
 
 
 def _refuse(kind: LayerFacts) -> None:

@@ -7,6 +7,7 @@ import logging
 import weakref
 from typing import Final
 
+from kvgen.errors import KvgenError
 from kvgen.runtime.error_word import ErrorWord
 from kvgen.runtime.faults import FaultError
 
@@ -40,6 +41,8 @@ def _last_look(word: ErrorWord) -> None:
         word.raise_if_set()
     except FaultError as error:
         _LOG.error("kvgen: the last step met wrong data, its tokens are not to be trusted: %s", error)
+    except KvgenError as error:  # a device that is gone by now
+        _LOG.warning("kvgen: what the last step met cannot be read: %s", error)
 
 
 @functools.cache

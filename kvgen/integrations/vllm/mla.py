@@ -1,12 +1,13 @@
 """A step of MLA layers: latent rows to their slots, decodes over latent rows, prompts over heads projected up from them.
 
-Arrays are torch's or NumPy's, as in `step`. Decodes and windows of up to 8 rows are attended in the absorbed form, planned once a
-step for all layers. A longer prompt's own rows, and a chunk of the tokens before it at a time, are projected up to K and V of
-heads in every layer; the log-sum-exps merge the parts.
+Arrays are torch's or NumPy's, as in `step`. Requests of few rows are attended in the absorbed form, planned once a step for all
+layers. A longer prompt's own rows, and a chunk of the tokens before it at a time, are projected up to K and V of heads in every
+layer; the log-sum-exps merge the parts. `absorbed_rows` says where the one costs as much as the other.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import ModuleType
@@ -15,7 +16,7 @@ from typing import Any
 from kvgen.codegen.load import load
 from kvgen.errors import ArgumentError
 from kvgen.integrations.vllm.faults import StepFaults
-from kvgen.integrations.vllm.mla_shard import MlaShard, attended_set, heads_set, stored_set
+from kvgen.integrations.vllm.mla_shard import WINDOW_ROWS, MlaShard, attended_set, heads_set, stored_set
 from kvgen.integrations.vllm.step import LAUNCHES, Allocate, Batch
 from kvgen.runtime.workspace import Workspace
 from kvgen.spec.kernel_set import Arch
@@ -24,6 +25,8 @@ from kvgen.spec.kernel_set import Arch
 Project = Callable[[Any], tuple[Any, Any]]
 # A shape, and whether elements are f32 (True) or the model's dtype -> an uninitialised array beside the layer's others.
 Empty = Callable[[tuple[int, ...], bool], Any]
+# Numbers of the host -> i32 array beside the layers' others.
+Upload = Callable[[Sequence[int]], Any]
 
 
 @dataclass(frozen=True)
@@ -69,6 +72,31 @@ class Prompts:
     context: tuple[ContextChunk, ...] = ()
 
 
+def in_windows(batch: Batch, counts: Sequence[int], upload: Upload) -> Batch:
+    """The rows of `batch` as requests of at most 8 rows, over the same pages: what `mla_window` takes.
+
+    `counts`: rows of each request, from the host. A window ends where the next one's rows begin, so each sees the tokens up to
+    there. A batch without longer requests is itself.
+    """
+    if batch.most_rows <= WINDOW_ROWS:
+        return batch
+    requests, behind, offsets = [], [], [0]
+    for request, count in enumerate(counts):
+        for first in range(0, count, WINDOW_ROWS):
+            last = min(first + WINDOW_ROWS, count)
+            requests.append(request)
+            behind.append(count - last)
+            offsets.append(offsets[-1] + last - first)
+    chosen = upload(requests)
+    return Batch(
+        query_start_loc=upload(offsets),
+        seq_lens=batch.seq_lens[chosen] - upload(behind),
+        block_table=batch.block_table[chosen],
+        rows=batch.rows,
+        most_rows=WINDOW_ROWS,
+    )
+
+
 @dataclass(frozen=True)
 class MlaModules:
     """The kernels of a shard: of the cache as it is written and gathered, as it is attended to, and of prompts' heads."""
@@ -79,9 +107,8 @@ class MlaModules:
 
     @staticmethod
     def of(shard: MlaShard, page_size: int, arch: Sequence[Arch]) -> MlaModules:
-        """Those for pages of so many tokens."""
-        stored, attended, heads = (load(make(shard, page_size, arch)) for make in (stored_set, attended_set, heads_set))
-        return MlaModules(stored, attended, heads)
+        """Those for pages of so many tokens; the same for all layers that are alike."""
+        return _modules(shard, page_size, tuple(arch))
 
     def open_stored(self, pools: Sequence[LatentPool]) -> Any:
         """Layers as they are written and gathered, without tables."""
@@ -91,6 +118,12 @@ class MlaModules:
     def open_attended(self, pools: Sequence[LatentPool]) -> Any:
         """Layers as they are attended to, without tables."""
         return self.attended.Cache([_rows_of(pool) for pool in pools])
+
+
+@functools.cache
+def _modules(shard: MlaShard, page_size: int, arch: tuple[Arch, ...]) -> MlaModules:
+    stored, attended, heads = (load(make(shard, page_size, arch)) for make in (stored_set, attended_set, heads_set))
+    return MlaModules(stored, attended, heads)
 
 
 def _rows_of(pool: LatentPool) -> Any:

@@ -68,6 +68,16 @@ class MlaShard:
         return self.latent_dim + self.rope_dim
 
 
+def absorbed_rows(shard: MlaShard) -> int:
+    """Rows of a request up to which the absorbed form takes fewer products, however many tokens are before them.
+
+    The fewer of two counts: a row has 2 latent_dim + rope_dim products with a token, or nope_dim + rope_dim + v_dim, and every
+    token's latent_dim (nope_dim + v_dim) of its projection besides. 170 for DeepSeek V3's dims.
+    """
+    each = 2 * shard.latent_dim + shard.rope_dim - (shard.nope_dim + shard.rope_dim + shard.v_dim)
+    return shard.latent_dim * (shard.nope_dim + shard.v_dim) // max(each, 1)
+
+
 def check_mla(shard: MlaShard) -> None:
     """Raise ConfigError, with vLLM's word for it, where kvgen has no kernels for `shard`."""
     if shard.kv_cache_dtype not in MLA_KV_DTYPES:

@@ -12,11 +12,15 @@ from typing import Any, Final
 OTHER: Final = "choose another --attention-backend"
 # vLLM's reason -> the argument that it is about, and the rule. Reasons that are not here stay as they are.
 _RULES: Final[dict[str, tuple[str, str]]] = {
-    "dtype not supported": ("dtype", "{name} computes in bfloat16, float16 or float32; pass one of these"),
+    "dtype not supported": ("dtype", "{name} computes in {dtypes}; pass one of these"),
     "kv_cache_dtype not supported": ("kv_cache_dtype", "{name} stores {kv_dtypes}; pass one of these"),
     "block_size not supported": ("block_size", "{name}'s pages hold {pages} tokens; pass such a number"),
     "MLA not supported": ("use_mla", "{name} attends over K and V of heads; pass --attention-backend KVGEN_MLA"),
     "non-MLA not supported": ("use_mla", "{name} attends over latent rows; pass --attention-backend KVGEN"),
+    "compute capability not supported": (
+        "device_capability",
+        f"{{name}}'s kernels run on GPUs of 8.0 to 9.0, 10.x and 12.x; {OTHER}",
+    ),
     "attention sinks not supported": ("has_sink", f"{{name}} has no sinks; {OTHER}"),
     "sparse not supported": ("use_sparse", f"{{name}} reads every token; {OTHER}"),
     "partial multimodal token full attention not supported": (
@@ -44,14 +48,21 @@ _ATTENTION_TYPE: Final = "attention type "
 
 
 def in_sentences(
-    reasons: Sequence[str], asked: Mapping[str, Any], *, name: str, kv_dtypes: Sequence[str], page_multiple: int
+    reasons: Sequence[str],
+    asked: Mapping[str, Any],
+    *,
+    name: str,
+    kv_dtypes: Sequence[str],
+    page_multiple: int,
+    dtypes: str = "bfloat16, float16 or float32",
 ) -> list[str]:
     """vLLM's `reasons` against the backend `name`, as sentences; `asked` are the arguments of its validate_configuration.
 
-    The backend stores `kv_dtypes`, and its pages hold multiples of `page_multiple` tokens.
+    The backend computes in `dtypes`, stores `kv_dtypes`, and its pages hold multiples of `page_multiple` tokens.
     """
     words = {
         "name": name,
+        "dtypes": dtypes,
         "kv_dtypes": ", ".join(kv_dtypes),
         "pages": "any number of" if page_multiple == 1 else f"a multiple of {page_multiple}",
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, get_args
@@ -74,6 +75,7 @@ class Pages:
     layers: int = 1
 
 
+@functools.cache
 def check(shard: Shard) -> None:
     """Raise ConfigError, with vLLM's word for it, where kvgen has no kernels for `shard`."""
     if shard.kv_cache_dtype not in KV_DTYPES:

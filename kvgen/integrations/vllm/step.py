@@ -21,6 +21,8 @@ from kvgen.spec.presets.vllm import PackedOrder
 # Launches of this process by operation: append, decode, verify, extend and plan. Replayed CUDA graphs are not counted.
 LAUNCHES: Final[Counter[str]] = Counter()
 
+# The operations that attend.
+ATTENDING: Final = ("decode", "verify", "extend")
 # Bytes -> u8 memory on the layers' device.
 Allocate = Callable[[int], Any]
 
@@ -54,7 +56,6 @@ class Layers:
         faults: StepFaults,
         *,
         max_rows: int,
-        max_requests: int,
         arch: Sequence[Arch],
         allocate: Allocate | None,
     ) -> None:
@@ -63,12 +64,7 @@ class Layers:
         self.cache = open_cache(self.module, shard, pools, order)
         self.numbers = layer_numbers(pools, order)
         self._allocate = allocate
-        most = {"decode": max_requests, "verify": max_requests * shard.window_rows, "extend": max_rows}
-        self._workspaces = {
-            name: self._workspace(name, max(rows, max_requests))
-            for name, rows in most.items()
-            if hasattr(self.module, name)
-        }
+        self._workspaces = {name: self._workspace(name, max_rows) for name in ATTENDING if hasattr(self.module, name)}
 
     def _workspace(self, name: str, max_rows: int) -> Workspace:
         launcher, device = getattr(self.module, name), self.cache.device
@@ -83,14 +79,13 @@ class Layers:
         name = self._operation(batch)
         launcher, workspace = getattr(self.module, name), self._workspaces[name]
         cache = self.cache.step(lengths=batch.seq_lens, page_table=batch.block_table)
-        offsets = None if name == "decode" else batch.query_start_loc
-        step = Step(self, name, launcher, workspace, cache, batch.rows, offsets)
+        step = Step(self, name, launcher, workspace, cache, batch.rows, batch.query_start_loc)
         step.plan(stream)
         return step
 
     def _operation(self, batch: Batch) -> str:
         """Which operation attends: the choice follows from counts that a captured CUDA graph has fixed."""
-        if batch.most_rows == 1 and batch.rows == batch.seq_lens.shape[0]:
+        if batch.most_rows == 1:
             return "decode"
         if batch.most_rows <= self.shard.window_rows and "verify" in self._workspaces:
             return "verify"
@@ -120,7 +115,7 @@ class Group:
 
     - `pools`: by layer name, in vLLM's order.
     - `order`: vLLM's KVCacheLayout.
-    - `max_rows`, `max_requests`: the most of a step, padding included.
+    - `max_rows`: the most rows of a step, and of requests, padding included.
     - `allocate`: gives memory for workspaces; None: kvgen allocates it.
     """
 
@@ -130,7 +125,6 @@ class Group:
         order: PackedOrder,
         *,
         max_rows: int,
-        max_requests: int,
         arch: Sequence[Arch],
         allocate: Allocate | None = None,
         device: str = "cpu",
@@ -146,7 +140,6 @@ class Group:
                 order,
                 self.faults,
                 max_rows=max_rows,
-                max_requests=max_requests,
                 arch=arch,
                 allocate=allocate,
             )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, ClassVar, Final
 
 import torch
@@ -18,17 +17,15 @@ from vllm.v1.attention.backend import (
 from vllm.v1.kv_cache_layout import KVCacheLayout
 
 from kvgen.errors import ArgumentError, ConfigError
-from kvgen.integrations.vllm import attention, step
+from kvgen.integrations.vllm import attention, pools, step
+from kvgen.integrations.vllm.device import archs_of, compile_for, name_of, runs_on, stream_of
 from kvgen.integrations.vllm.faults import faults_of
 from kvgen.integrations.vllm.refusals import in_sentences
 from kvgen.integrations.vllm.shard import KV_DTYPES, DtypeName, Shard, check
-from kvgen.spec.kernel_set import Arch
 
 NAME: Final = "KVGEN"
 _DTYPES: Final[dict[torch.dtype, DtypeName]] = {torch.bfloat16: "bf16", torch.float16: "f16", torch.float32: "f32"}
 _PAGE_MULTIPLE: Final = 16
-# Architectures that kernels are compiled for where there is no GPU to ask.
-_ARCH: Final[tuple[Arch, ...]] = ("sm_80", "sm_90a")
 
 
 class KvgenBackend(AttentionBackend):  # type: ignore[misc]
@@ -74,6 +71,10 @@ class KvgenBackend(AttentionBackend):  # type: ignore[misc]
         return True
 
     @classmethod
+    def supports_compute_capability(cls, capability: Any) -> bool:
+        return capability is None or runs_on((capability.major, capability.minor))
+
+    @classmethod
     def validate_configuration(cls, *args: Any, **asked: Any) -> list[str]:
         """Why the layers of a model cannot be attended to, in sentences; vLLM asks before it loads the model."""
         return in_sentences(
@@ -112,11 +113,17 @@ class KvgenMetadataBuilder(AttentionMetadataBuilder[step.GroupStep]):  # type: i
 
     def __init__(self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: torch.device) -> None:
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
+        head_size = kv_cache_spec.head_size
+        if getattr(kv_cache_spec, "head_size_v", head_size) != head_size:
+            raise ConfigError(
+                f"head_size_v: got {kv_cache_spec.head_size_v} beside a head_size of {head_size}; {NAME}'s heads of K and V have "
+                "as many dims; choose another --attention-backend"
+            )
         scheduler = vllm_config.scheduler_config
         drafts = _draft_tokens(vllm_config)
-        self._max_requests = scheduler.max_num_seqs
-        # A drafter's steps have a few rows more than the scheduler hands out.
-        self._max_rows = scheduler.max_num_batched_tokens + self._max_requests * (1 + 2 * drafts)
+        # A drafter's steps have a few rows more than the scheduler hands out; a CUDA graph's are padded to its size.
+        rows = scheduler.max_num_batched_tokens + scheduler.max_num_seqs * (1 + 2 * drafts)
+        self._max_rows = max(rows, vllm_config.compilation_config.max_cudagraph_capture_size or 0)
         self._group: step.Group | None = None
         self._memory: tuple[torch.Tensor, ...] = ()
 
@@ -135,27 +142,28 @@ class KvgenMetadataBuilder(AttentionMetadataBuilder[step.GroupStep]):  # type: i
             rows=given.num_actual_tokens,
             most_rows=given.max_query_len,
         )
-        return self._opened().begin(batch, _stream(self.device))
+        return self._opened().begin(batch, stream_of(self.device))
 
     def update_draft_decode_metadata(self, metadata: step.GroupStep) -> None:
         """Plan the next draft's step inside the drafter's CUDA graph."""
-        metadata.plan_again(_stream(self.device))
+        metadata.plan_again(stream_of(self.device))
 
     def _opened(self) -> step.Group:
         """The group over the memory that its layers are bound to; opened anew where vLLM has bound other memory."""
         layers = self.vllm_config.compilation_config.static_forward_context
         memory = tuple(layers[name].kv_cache for name in self.layer_names)
         if self._group is None or any(a is not b for a, b in zip(memory, self._memory, strict=True)):
-            pools = {name: _pool(layers[name]) for name in self.layer_names}
+            held = {name: _pool(layers[name]) for name in self.layer_names}
             self._group = step.Group(
-                pools,
+                held,
                 self.vllm_config.cache_config.get_resolved_kv_cache_layout().name,
                 max_rows=self._max_rows,
-                max_requests=self._max_requests,
-                arch=_arch(self.device),
+                arch=archs_of(self.device),
                 allocate=self._bytes,
-                device=_device_name(self.device),
+                device=name_of(self.device),
             )
+            for layers_alike in self._group.kinds:
+                compile_for(layers_alike.module, self.device)
             self._memory = memory
         return self._group
 
@@ -213,11 +221,13 @@ class KvgenImpl(AttentionImpl[step.GroupStep]):  # type: ignore[misc]
             _draft_tokens(config),
         )
         check(self.shard)
+        self._sinks: torch.Tensor | None = None
         self._opened: tuple[torch.Tensor, Any, Any] | None = None
 
     def process_weights_after_loading(self, act_dtype: torch.dtype) -> None:
-        """Sinks as kernels read them: f32."""
-        self._sinks = None if self.sinks is None else self.sinks.detach().float().contiguous()
+        """Take the sinks as kernels read them: f32."""
+        if self.sinks is not None:
+            self._sinks = self.sinks.detach().float().contiguous()
 
     def do_kv_cache_update(
         self,
@@ -230,7 +240,7 @@ class KvgenImpl(AttentionImpl[step.GroupStep]):  # type: ignore[misc]
         """Store a step's K and V by their slots."""
         module, cache = self._open(layer, kv_cache)
         errors = faults_of(cache.device).word
-        attention.append(module, cache[0], key, value, slot_mapping, errors, _stream(kv_cache.device))
+        attention.append(module, cache[0], key, value, slot_mapping, errors, stream_of(kv_cache.device))
 
     def forward(
         self,
@@ -249,7 +259,7 @@ class KvgenImpl(AttentionImpl[step.GroupStep]):  # type: ignore[misc]
             raise ArgumentError(f"output_scale: {NAME} writes its output in the model's dtype; it is None")
         if attn_metadata is None:  # a run that measures memory, before there is a cache
             return output.fill_(0)
-        attention.attend(attn_metadata, layer.layer_name, query, output, self._sinks, _stream(kv_cache.device))
+        attention.attend(attn_metadata, layer.layer_name, query, output, self._sinks, stream_of(kv_cache.device))
         return output
 
     def _open(self, layer: Any, kv_cache: torch.Tensor) -> tuple[Any, Any]:
@@ -257,35 +267,19 @@ class KvgenImpl(AttentionImpl[step.GroupStep]):  # type: ignore[misc]
         if self._opened is None or self._opened[0] is not kv_cache:
             order = self._cache_config.get_resolved_kv_cache_layout().name
             pool = _pool(layer)
-            module = step.module_of(self.shard, pool.memory, order, _arch(kv_cache.device))
-            self._opened = (kv_cache, module, step.open_cache(module, self.shard, [pool], order))
+            module = pools.module_of(self.shard, pool.memory, order, archs_of(kv_cache.device))
+            self._opened = (kv_cache, module, pools.open_cache(module, self.shard, [pool], order))
         return self._opened[1:]
 
 
-def _pool(layer: Any) -> step.LayerPool:
+def _pool(layer: Any) -> pools.LayerPool:
     """What vLLM bound a layer to."""
     shard = layer.impl.shard
     scales = () if shard.codes == "auto" else (layer._k_scale.view(1, 1), layer._v_scale.view(1, 1))
-    return step.LayerPool(shard, layer.kv_cache, *scales)
+    return pools.LayerPool(shard, layer.kv_cache, *scales)
 
 
 def _draft_tokens(vllm_config: Any) -> int:
     """Tokens of a speculative window behind the one they follow."""
     speculative = vllm_config.speculative_config
     return 0 if speculative is None else speculative.num_speculative_tokens or 0
-
-
-def _arch(device: torch.device) -> Sequence[Arch]:
-    """The architecture of the layers' GPU."""
-    if device.type != "cuda":
-        return _ARCH
-    major, minor = torch.cuda.get_device_capability(device)
-    return ({90: "sm_90a", 100: "sm_100f", 120: "sm_120f"}.get(10 * major + minor, f"sm_{major}{minor}"),)  # type: ignore[return-value]
-
-
-def _device_name(device: torch.device) -> str:
-    return "cpu" if device.type == "cpu" else f"cuda:{device.index or 0}"
-
-
-def _stream(device: torch.device) -> object:
-    return torch.cuda.current_stream(device) if device.type == "cuda" else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final
 
@@ -14,15 +15,18 @@ from vllm.model_executor.layers.attention.mla_attention import (
     MLACommonPrefillMetadata,
     QueryLenSupport,
 )
+from vllm.utils.torch_utils import async_tensor_h2d
 from vllm.v1.attention.backend import AttentionCGSupport, AttentionType, CommonAttentionMetadata, MultipleOf
 
 from kvgen.errors import ArgumentError, ConfigError
 from kvgen.integrations.vllm import mla
+from kvgen.integrations.vllm.device import archs_of, name_of, stream_of
 from kvgen.integrations.vllm.faults import faults_of
-from kvgen.integrations.vllm.mla_shard import MLA_KV_DTYPES, WINDOW_ROWS, MlaShard, check_mla
+from kvgen.integrations.vllm.mla_shard import MLA_KV_DTYPES, WINDOW_ROWS, MlaShard, absorbed_rows, check_mla
+from kvgen.integrations.vllm.refusals import in_sentences
 from kvgen.integrations.vllm.shard import DtypeName
 from kvgen.integrations.vllm.step import Batch
-from kvgen.integrations.vllm.v0_32 import _arch, _device_name, _stream
+from kvgen.integrations.vllm.v0_32 import _PAGE_MULTIPLE
 
 NAME: Final = "KVGEN_MLA"
 _DTYPES: Final[dict[torch.dtype, DtypeName]] = {torch.bfloat16: "bf16", torch.float16: "f16"}
@@ -53,7 +57,19 @@ class KvgenMLABackend(MLACommonBackend):  # type: ignore[misc]
 
     @staticmethod
     def get_supported_kernel_block_sizes(kv_cache_spec: Any = None) -> list[int | MultipleOf]:
-        return [MultipleOf(16)]
+        return [MultipleOf(_PAGE_MULTIPLE)]
+
+    @classmethod
+    def validate_configuration(cls, *args: Any, **asked: Any) -> list[str]:
+        """Why the layers of a model cannot be attended to, in sentences; vLLM asks before it loads the model."""
+        return in_sentences(
+            super().validate_configuration(*args, **asked),
+            asked,
+            name=cls.get_name(),
+            kv_dtypes=cls.supported_kv_cache_dtypes,
+            page_multiple=_PAGE_MULTIPLE,
+            dtypes="bfloat16 or float16, on tensor cores",
+        )
 
 
 @dataclass
@@ -69,21 +85,34 @@ class KvgenMLAMetadata(MLACommonMetadata):  # type: ignore[misc]
 class KvgenMLAMetadataBuilder(MLACommonMetadataBuilder[KvgenMLAMetadata]):  # type: ignore[misc]
     """Plans each step of one group of MLA layers, on the device."""
 
-    _cudagraph_support: ClassVar[AttentionCGSupport] = AttentionCGSupport.NEVER
+    # What tests_vllm/test_mla_graphs.py shows, and no more.
+    _cudagraph_support: ClassVar[AttentionCGSupport] = AttentionCGSupport.UNIFORM_BATCH
     query_len_support: ClassVar[QueryLenSupport] = QueryLenSupport.VARLEN
-    reorder_batch_threshold: int = WINDOW_ROWS
+    reorder_batch_threshold: int = 1
 
     def __init__(self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: torch.device) -> None:
         super().__init__(kv_cache_spec, layer_names, vllm_config, device, KvgenMLAMetadata)
-        # Longer speculative windows are attended to as prompts are.
-        self.reorder_batch_threshold = min(self.reorder_batch_threshold, WINDOW_ROWS)
+        # vLLM puts requests of up to so many rows first; it has set it to a speculative window's.
+        layers = vllm_config.compilation_config.static_forward_context
+        fewest = min(absorbed_rows(layers[name].impl.shard) for name in layer_names)
+        window: int = self.reorder_batch_threshold
+        self.reorder_batch_threshold = max(window, fewest)
         scheduler = vllm_config.scheduler_config
         self._layers = layer_names
         self._max_requests = scheduler.max_num_seqs
         # A drafter's steps have a few rows more than the scheduler hands out.
-        self._max_rows = scheduler.max_num_batched_tokens + self._max_requests * WINDOW_ROWS
+        self._max_rows = scheduler.max_num_batched_tokens + 2 * self._max_requests * window
         self._group: mla.MlaGroup | None = None
         self._memory: tuple[torch.Tensor, ...] = ()
+
+    @classmethod
+    def get_cudagraph_support(cls, vllm_config: Any, kv_cache_spec: Any) -> AttentionCGSupport:
+        """Speculative windows that `mla_window` does not take whole are cut into several, under new tables in every step."""
+        speculative = vllm_config.speculative_config
+        drafts = 0 if speculative is None else speculative.num_speculative_tokens or 0
+        if 1 + drafts > WINDOW_ROWS:
+            return AttentionCGSupport.UNIFORM_SINGLE_TOKEN_DECODE
+        return cls._cudagraph_support
 
     def build(
         self, common_prefix_len: int, common_attn_metadata: CommonAttentionMetadata, fast_build: bool = False
@@ -95,8 +124,24 @@ class KvgenMLAMetadataBuilder(MLACommonMetadataBuilder[KvgenMLAMetadata]):  # ty
             )
         metadata: KvgenMLAMetadata = super().build(common_prefix_len, given, fast_build)
         group = self._opened()
-        metadata.step = group.begin(_decodes(metadata, given), _prompts(metadata, given), _stream(self.device))
+        metadata.step = group.begin(self._decodes(metadata, given), _prompts(metadata, given), stream_of(self.device))
         return metadata
+
+    def _decodes(self, metadata: KvgenMLAMetadata, given: CommonAttentionMetadata) -> Batch | None:
+        """The requests of few rows, which come first, in the absorbed form."""
+        count = metadata.num_decodes
+        if not count:
+            return None
+        ends = given.query_start_loc_cpu[: count + 1]
+        counts = (ends[1:] - ends[:-1]).tolist()
+        batch = Batch(
+            query_start_loc=given.query_start_loc[: count + 1],
+            seq_lens=metadata.decode.seq_lens,
+            block_table=metadata.decode.block_table,
+            rows=metadata.num_decode_tokens,
+            most_rows=max(counts),
+        )
+        return mla.in_windows(batch, counts, self._numbers)
 
     def _opened(self) -> mla.MlaGroup:
         """The group over the memory that its layers are bound to; opened anew where vLLM has bound other memory."""
@@ -107,10 +152,10 @@ class KvgenMLAMetadataBuilder(MLACommonMetadataBuilder[KvgenMLAMetadata]):  # ty
                 layers[name].impl.layer_name = name
             self._group = mla.MlaGroup(
                 {name: _pool(layers[name].impl, layers[name].kv_cache, layers[name]._k_scale) for name in self._layers},
-                faults_of(_device_name(self.device)),
+                faults_of(name_of(self.device)),
                 max_rows=self._max_rows,
                 max_requests=self._max_requests,
-                arch=_arch(self.device),
+                arch=archs_of(self.device),
                 allocate=self._bytes,
             )
             self._memory = memory
@@ -119,20 +164,8 @@ class KvgenMLAMetadataBuilder(MLACommonMetadataBuilder[KvgenMLAMetadata]):  # ty
     def _bytes(self, count: int) -> torch.Tensor:
         return torch.empty(count, dtype=torch.uint8, device=self.device)
 
-
-def _decodes(metadata: KvgenMLAMetadata, given: CommonAttentionMetadata) -> Batch | None:
-    """The requests of up to 8 rows, which come first."""
-    count = metadata.num_decodes
-    if not count:
-        return None
-    ends = given.query_start_loc_cpu[: count + 1]
-    return Batch(
-        query_start_loc=given.query_start_loc[: count + 1],
-        seq_lens=metadata.decode.seq_lens,
-        block_table=metadata.decode.block_table,
-        rows=metadata.num_decode_tokens,
-        most_rows=int((ends[1:] - ends[:-1]).max()),
-    )
+    def _numbers(self, values: Sequence[int]) -> torch.Tensor:
+        return async_tensor_h2d(values, device=self.device, dtype=torch.int32)
 
 
 def _prompts(metadata: KvgenMLAMetadata, given: CommonAttentionMetadata) -> mla.Prompts | None:
@@ -250,14 +283,15 @@ class KvgenMLAImpl(MLACommonImpl[KvgenMLAMetadata]):  # type: ignore[misc]
         slot_mapping: torch.Tensor,
         kv_cache_dtype: str,
         k_scale: torch.Tensor,
+        skip_scale: bool = False,
     ) -> None:
-        """Store a step's latent rows by their slots."""
+        """Store a step's latent rows by their slots. `skip_scale`, of later versions, says that k_scale is 1."""
         if kv_cache.numel() == 0:  # a run that measures memory, before there is a cache
             return
         modules, cache = self._open(kv_cache, k_scale)
         errors = faults_of(cache.device).word
         rope = k_pe.reshape(k_pe.shape[0], -1)
-        mla.append_latent(modules, cache[0], kv_c_normed, rope, slot_mapping, errors, _stream(kv_cache.device))
+        mla.append_latent(modules, cache[0], kv_c_normed, rope, slot_mapping, errors, stream_of(kv_cache.device))
 
     def forward_mqa(
         self,
@@ -275,7 +309,7 @@ class KvgenMLAImpl(MLACommonImpl[KvgenMLAMetadata]):  # type: ignore[misc]
             rows = rows * layer._k_scale.to(rows.dtype)
         out = rows.new_empty(*rows.shape[:2], self.kv_lora_rank)
         lse = rows.new_empty(rows.shape[:2], dtype=torch.float32)
-        step.decode(number, rows, out, lse, _stream(rows.device))
+        step.decode(number, rows, out, lse, stream_of(rows.device))
         return (out.mul_(layer._k_scale.to(out.dtype)) if scaled else out), lse
 
     def forward_mha(
@@ -304,7 +338,7 @@ class KvgenMLAImpl(MLACommonImpl[KvgenMLAMetadata]):  # type: ignore[misc]
             output.view(-1, self.num_heads, self.v_head_dim),
             project=lambda rows: self._project(rows[:, : self.kv_lora_rank], rows[:, None, self.kv_lora_rank :]),
             empty=lambda shape, single: q.new_empty(shape, dtype=torch.float32 if single else q.dtype),
-            stream=_stream(q.device),
+            stream=stream_of(q.device),
         )
 
     def _project(self, latent: torch.Tensor, rope: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -317,7 +351,7 @@ class KvgenMLAImpl(MLACommonImpl[KvgenMLAMetadata]):  # type: ignore[misc]
         """The layer's kernels, and its memory as their cache, without tables."""
         if self._opened is None or self._opened[0] is not kv_cache:
             pool = _pool(self, kv_cache, k_scale)
-            modules = mla.MlaModules.of(self.shard, kv_cache.shape[1], _arch(kv_cache.device))
+            modules = mla.MlaModules.of(self.shard, kv_cache.shape[1], archs_of(kv_cache.device))
             self._opened = (kv_cache, modules, modules.open_stored([pool]))
         return self._opened[1:]
 

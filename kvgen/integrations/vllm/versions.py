@@ -22,8 +22,8 @@ class VersionError(ToolError, ImportError):
 class Known:
     """A version of vLLM. `adapter`: the module of this package that has its classes; MLA's are in `<adapter>_mla`.
 
-    `how`: "proved", the engine ran with it and made its own tokens (docs/engines/status.json); "read", every signature
-    that the adapter relies on is that of a proved version (docs/engines/signatures.json), and nothing ran.
+    `how`: "proved", the engine ran with it and made its own tokens (docs/engines/status.json); "read", what the adapter relies
+    on is as in a proved version, or differs in what does not matter (docs/engines/signatures.json), and nothing ran.
     """
 
     version: str
@@ -31,7 +31,7 @@ class Known:
     how: Literal["proved", "read"]
 
 
-# One adapter a minor version, of two minor versions at most, in order.
+# Two minor versions at most, in order; each has an adapter of its own where one does not serve both.
 KNOWN: Final = (
     Known("0.32.0", "v0_32", "proved"),
     Known("0.33.0", "v0_32", "read"),
