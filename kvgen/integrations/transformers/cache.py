@@ -5,13 +5,14 @@ from __future__ import annotations
 import weakref
 from collections.abc import Sequence
 from contextvars import ContextVar
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import numpy as np
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from kvgen.codegen.load import load
+from kvgen.compile.arch import ARCHS, select_arch
 from kvgen.errors import ArgumentError
 from kvgen.integrations.transformers.faults import Faults, stream_of
 from kvgen.integrations.transformers.sets import Attention, DtypeName, KvDtype, attention_of, sets_of
@@ -382,8 +383,10 @@ class KvgenCache(Cache):  # type: ignore[misc]
 
 
 def current_arch() -> Sequence[Arch]:
-    """Architectures to compile for: the current GPU's, or those of all that are tested without one."""
+    """Architectures to compile for: the current GPU's, or those of all that are tested without one.
+
+    Raises DeviceError for a GPU that no kernel can be compiled for.
+    """
     if not torch.cuda.is_available():
         return _ARCH
-    major, minor = torch.cuda.get_device_capability()
-    return ({90: "sm_90a", 100: "sm_100f", 120: "sm_120f"}.get(10 * major + minor, f"sm_{major}{minor}"),)  # type: ignore[return-value]
+    return (cast(Arch, select_arch(torch.cuda.get_device_capability(), ARCHS)),)

@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Final, Literal
 
-from kvgen.spec.quant import Block, Quant
+from kvgen.errors import SpecError
+from kvgen.spec.quant import Block, CodeName, Quant
 
 KVCacheDType = Literal["auto", "fp8_e4m3", "fp8_e5m2"]
+_CODES: Final[dict[str, CodeName]] = {"fp8_e4m3": "e4m3", "fp8_e5m2": "e5m2", "int8": "i8"}
 
 
 def per_tensor(kv_cache_dtype: Literal["auto", "fp8_e4m3", "fp8_e5m2", "int8"]) -> Quant | None:
-    """Codes with one given f32 scale a tensor; None for "auto", which stores the model's dtype."""
+    """Codes with one given f32 scale a tensor; None for "auto", which stores the model's dtype. Raises SpecError for others."""
+    if kv_cache_dtype == "auto":
+        return None
+    if kv_cache_dtype not in _CODES:
+        raise SpecError(
+            f"kv_cache_dtype: got {kv_cache_dtype!r}; it must be 'auto' or one of {', '.join(map(repr, _CODES))}; vLLM's 'fp8' "
+            "is 'fp8_e4m3'"
+        )
     given = Block(token=None, head=None)
-    match kv_cache_dtype:
-        case "auto":
-            return None
-        case "fp8_e4m3":
-            return Quant(dtype="e4m3", scale_dtype="f32", block=given, scale="given")
-        case "fp8_e5m2":
-            return Quant(dtype="e5m2", scale_dtype="f32", block=given, scale="given")
-        case "int8":
-            return Quant(dtype="i8", scale_dtype="f32", block=given, scale="given")
+    return Quant(dtype=_CODES[kv_cache_dtype], scale_dtype="f32", block=given, scale="given")
 
 
 def nvfp4() -> Quant:
