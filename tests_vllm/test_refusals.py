@@ -71,7 +71,7 @@ CASES: Final[dict[str, tuple[str, dict[str, Any], str]]] = {
     ),
     "no latent rows": (
         "llama",
-        {"attention_backend": "KVGEN_MLA"},
+        {"attention_backend": "KVGEN_MLA", "dtype": "float16"},
         invalid(
             "use_mla: got False; KVGEN_MLA attends over latent rows; pass --attention-backend KVGEN", name="KVGEN_MLA"
         ),
