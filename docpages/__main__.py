@@ -26,7 +26,8 @@ PAGES: Final[dict[str, Callable[[], str]]] = {
     "README.md": lambda: _with_blocks("README.md", readme.BLOCKS),
     "docs/performance.md": lambda: _with_blocks("docs/performance.md", results.BLOCKS),
     "docs/cycles.md": lambda: _with_blocks("docs/cycles.md", cycles.BLOCKS),
-    "docs/vllm.md": lambda: _with_blocks("docs/vllm.md", engines.BLOCKS),
+    "docs/transformers.md": lambda: _with_blocks("docs/transformers.md", engines.TRANSFORMERS_BLOCKS),
+    "docs/vllm.md": lambda: _with_blocks("docs/vllm.md", engines.VLLM_BLOCKS),
 }
 RUNS: Final = {"README.md": readme.RUNS, "docs/performance.md": results.RUNS}
 

@@ -45,4 +45,5 @@ def _row(run: dict[str, Any]) -> str:
     return f"| {run['what']} | {run['model']} | {run['dtype']} | {run['equal']} of {run['tokens']} | {launches} |"
 
 
-BLOCKS: Final[dict[str, Callable[[], str]]] = {"versions": versions_table, "runs": lambda: runs_table("vllm")}
+VLLM_BLOCKS: Final[dict[str, Callable[[], str]]] = {"versions": versions_table, "runs": lambda: runs_table("vllm")}
+TRANSFORMERS_BLOCKS: Final[dict[str, Callable[[], str]]] = {"runs": lambda: runs_table("transformers")}
