@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from kvgen.errors import SpecError
-from kvgen.spec.cache import Cache
 from kvgen.spec.kernel_set import KernelSet, Op
 from kvgen.spec.model import Kind, Model
 from kvgen.spec.norm import LayerNorm, RmsNorm
@@ -107,7 +106,8 @@ def _check_op(said: str, op: Op) -> None:
 
 def _shard_op(op: Op, tp: int) -> Op:
     """The operation, with the shard of every other cache that it reads."""
-    caches = {f: v for f in type(op).model_fields if isinstance(v := getattr(op, f), Cache)}
+    others = list(op.other_caches().values())
+    caches = {f: v for f in type(op).model_fields if any((v := getattr(op, f)) is other for other in others)}
     heads = {f: max(1, cache.kv_heads // tp) for f, cache in caches.items()}
     changed = {f: c.model_copy(update={"kv_heads": heads[f]}) for f, c in caches.items() if heads[f] != c.kv_heads}
     return op.model_copy(update=changed)

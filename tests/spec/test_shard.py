@@ -71,14 +71,14 @@ def test_what_goes_with_the_heads() -> None:
     whole = made(
         ops.Append(),
         ops.Convert(source=other),
-        cache=presets.vllm(**HEADS, kv_cache_dtype="fp8_per_token_head"),
+        cache=presets.vllm(**HEADS, kv_cache_dtype="fp8_e4m3"),
         model=model,
         layers={"full": ("append",)},
     )
     part = shard(whole, 4)
     convert = part.ops[1]
     assert isinstance(convert, ops.Convert) and convert.source == other.model_copy(update={"kv_heads": 2})
-    assert part.cache == presets.vllm(**{**HEADS, "kv_heads": 2}, kv_cache_dtype="fp8_per_token_head")
+    assert part.cache == presets.vllm(**{**HEADS, "kv_heads": 2}, kv_cache_dtype="fp8_e4m3")
     assert part.model is not None
     assert [(k.q_heads, k.kv_heads) for k in part.model.kinds] == [(8, 2), (16, 1), (None, None)]
     assert part.layers == whole.layers and part.arch == whole.arch

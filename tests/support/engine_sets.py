@@ -37,6 +37,10 @@ ENGINES = {
         with_operations("flashinfer_nvfp4", presets.flashinfer_nvfp4(dtype="f16", **_SMALL), ()),
         with_operations("flashmla_fp8", presets.flashmla_fp8(page_size=16), ()),
         with_operations("tensorrt_llm_nvfp4", presets.tensorrt_llm_nvfp4(dtype="bf16", **_SMALL), ()),
+        with_operations(
+            "kvbm_universal", presets.kvbm_universal(dtype="bf16", page_size=16, total_layers=3, **_SMALL), ()
+        ),
+        with_operations("kvbm_operational", presets.kvbm_operational(dtype="bf16", page_size=16, **_SMALL), ()),
         with_operations("lmdeploy_int4", presets.lmdeploy_int4(dtype="f16", page_size=16, **_SMALL), ("gather",)),
         with_operations("lmdeploy_int8", presets.lmdeploy_int8(dtype="bf16", page_size=16, **_SMALL), ()),
         with_operations(
