@@ -32,7 +32,7 @@ def test_two_ranks_make_the_tokens_of_eager_attention(
         timeout=900,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    found = dict(re.findall(r"^equal ([01]) (\d+ \d+ \d+)$", done.stdout, re.M))
+    found = dict(re.findall(r"equal ([01]) (\d+ \d+ \d+)", done.stdout))  # ranks share the line
     assert set(found) == {"0", "1"}, done.stdout
     equal, tokens, launches = (
         sum(counts) for counts in zip(*(map(int, text.split()) for text in found.values()), strict=True)
