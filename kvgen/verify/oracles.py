@@ -33,6 +33,7 @@ from kvgen.ops import (
 )
 from kvgen.reference import Decoded, Rows, TableView
 from kvgen.reference.append import Changed, NewRow, locate
+from kvgen.reference.mla_decode import Listed
 from kvgen.reference.tables import LIMIT
 from kvgen.spec.mask import TREE_ROWS
 from kvgen.verify.batches import Case, Contents, Pools
@@ -231,12 +232,20 @@ def _mla_decode(j: Judged) -> int:
     assert isinstance(op, MlaDecode)
     kind, (keys,) = kernels.kv.dtype, j.wanted.rows(j.case.scene)
     given = Terms(
-        op.softmax_scale(kernels), kind, op.out_dtype or kind, op.rows, lse_base=op.lse_base, lse_empty=op.lse_empty
+        op.softmax_scale(kernels),
+        kind,
+        op.out_dtype or kind,
+        op.rows,
+        sinks=j.arrays.get("sinks"),
+        sinks_in_lse=op.sinks == "lse",
+        lse_base=op.lse_base,
+        lse_empty=op.lse_empty,
     )
     how: dict[str, Any] = {"scale": given.scale, "lse_base": op.lse_base, "lse_empty": op.lse_empty}
+    how |= {"sinks": given.sinks, "sinks_in_lse": given.sinks_in_lse}
     if op.sparse:
-        lists = j.arrays["indices"], j.arrays.get("topk_lengths")
-        wanted = reference.mla_decode_sparse(j.view, keys, j.arrays["q"], *lists, **how)
+        mine = Listed(keys, j.view.pages, j.view.tokens, j.arrays["indices"], j.arrays.get("topk_lengths"))
+        wanted = reference.mla_decode_sparse([mine], j.arrays["q"], v_dim=j.arrays["out"].shape[2], **how)
     else:
         offsets = j.arrays.get("row_offsets")
         wanted = reference.mla_decode(j.view, keys, j.arrays["q"], rows=op.rows, row_offsets=offsets, **how)
