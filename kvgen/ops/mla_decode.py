@@ -41,7 +41,7 @@ from kvgen.plan.params import Array, Param, Size
 from kvgen.plan.split_plan import SplitPlan
 from kvgen.spec.cache import Cache
 from kvgen.spec.kernel_set import KernelSet, Op
-from kvgen.spec.keys import Keys
+from kvgen.spec.keys import Keys, class_of_keys
 from kvgen.spec.mask import Mask
 from kvgen.spec.tables import IndexName
 
@@ -218,7 +218,7 @@ class MlaDecode(Op):
         return next(self._space_of(keys) for keys in self.sources if self._class_of(keys) == class_name)
 
     def _class_of(self, keys: Keys) -> str:
-        return "".join(part.title() for part in f"{self.name}_{keys.name}_keys".split("_"))
+        return class_of_keys(self.name, keys.name)
 
     @staticmethod
     def _space_of(keys: Keys) -> str:

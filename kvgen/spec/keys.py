@@ -27,3 +27,8 @@ class Keys(Spec):
     @classmethod
     def _valid_name(cls, value: str) -> str:
         return check_name("name", value)
+
+
+def class_of_keys(op: str, name: str) -> str:
+    """The class, in the generated module, of the source `name` of an operation called `op`."""
+    return "".join(part.title() for part in f"{op}_{name}_keys".split("_"))

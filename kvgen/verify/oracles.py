@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from kvgen import reference
 from kvgen.bench.step import Step
-from kvgen.bench.synthetic_batch import LAYER, LAYERS
+from kvgen.bench.synthetic_batch import LAYER, LAYERS, Scene
 from kvgen.bench.tolerance import Distance, compare_rows, take_row
 from kvgen.layout.dtypes import dtype
 from kvgen.ops import (
@@ -244,12 +244,21 @@ def _mla_decode(j: Judged) -> int:
     how: dict[str, Any] = {"scale": given.scale, "lse_base": op.lse_base, "lse_empty": op.lse_empty}
     how |= {"sinks": given.sinks, "sinks_in_lse": given.sinks_in_lse}
     if op.sparse:
-        mine = Listed(keys, j.view.pages, j.view.tokens, j.arrays["indices"], j.arrays.get("topk_lengths"))
-        wanted = reference.mla_decode_sparse([mine], j.arrays["q"], v_dim=j.arrays["out"].shape[2], **how)
+        lists = [_listed(j, j.case.scene, keys, ""), *(_listed(j, its, None, n) for n, its in j.case.call.keys.items())]
+        wanted = reference.mla_decode_sparse(lists, j.arrays["q"], v_dim=j.arrays["out"].shape[2], **how)
     else:
         offsets = j.arrays.get("row_offsets")
         wanted = reference.mla_decode(j.view, keys, j.arrays["q"], rows=op.rows, row_offsets=offsets, **how)
     return _attended(j, wanted, given)
+
+
+def _listed(j: Judged, scene: Scene, rows: Rows | None, argument: str) -> Listed:
+    """The lists of rows of a cache: the set's, whose `rows` are given, or that of `argument`."""
+    prefix = argument.removesuffix("cache")
+    if rows is None:
+        (rows,) = Contents(j.wanted.keys[argument], {}, {}).rows(scene)
+    lists = j.arrays[f"{prefix}indices"], j.arrays.get(f"{prefix}topk_lengths")
+    return Listed(rows, scene.pages, scene.tokens, *lists)
 
 
 def _attended(j: Judged, wanted: Decoded, given: Terms) -> int:

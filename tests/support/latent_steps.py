@@ -13,6 +13,7 @@ from kvgen.ops import MlaDecode
 from kvgen.reference import Decoded, mla_decode, mla_decode_sparse
 from kvgen.reference.mla_decode import Listed
 from kvgen.spec.cache import Cache
+from kvgen.spec.keys import class_of_keys
 from tests.support.batches import Batch
 from tests.support.harness import Run, hold_untouched, launcher, on_machine, package, surroundings
 from tests.support.memory import CANARY, Raw, rows_array
@@ -159,8 +160,8 @@ def listed(scene: Scene, indices: Raw, counts: Raw | None) -> Listed:
 
 def layer_of(kernels: KernelSet, name: str, other: Scene) -> Any:
     """The layer of another cache that a call brings, without tables."""
-    title = "".join(part.title() for part in f"{op_of(kernels).name}_{name}_keys".split("_"))
-    return getattr(package(kernels), title)(**other.arrays())[other.layer]
+    made = getattr(package(kernels), class_of_keys(op_of(kernels).name, name))
+    return made(**other.arrays())[other.layer]
 
 
 def planned_for(scene: Scene, rows: int, offsets: Raw | None) -> Any:
