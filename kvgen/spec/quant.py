@@ -74,7 +74,7 @@ class Quant(Spec):
     """
     place: Literal["pool", "page", "row"] = "pool"
     """Where computed scales lie: "pool", in tensors of their own; "page", behind the values of their page; "row",
-    inside each token's row (Latent only).
+    inside each token's row, behind the codes of its head (Latent: between the latent and the RoPE part).
     """
     order: Literal["linear", "swizzled"] = "linear"
     """Order of a page's scales: "linear", as `Layout.scales` says; "swizzled", in tiles of 128 tokens x 4 scales, as
