@@ -154,7 +154,7 @@ def _resident(parts: RowParts) -> int:
     # To divide by a number of heads that is no power of two takes registers, too.
     if parts.q_heads & (parts.q_heads - 1):
         return 0
-    # So does a LayerNorm, whose mean comes before its variance; a Hadamard transform, which holds a whole head beside the elements
+    # So does a LayerNorm, whose mean comes before its variance; a Hadamard transform, which holds a head beside the elements
     # of another lane; a norm of V beside blocks with scales; and q alone, of which a block has several rows.
     layer = any((p.norm is not None and p.norm.layer) or p.head.hadamard for p in parts.parts)
     v_blocks = parts.new.v_norm is not None and any(w.blocks for w in parts.writes)
