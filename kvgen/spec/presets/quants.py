@@ -26,9 +26,9 @@ def per_tensor(kv_cache_dtype: Literal["auto", "fp8_e4m3", "fp8_e5m2", "int8"]) 
 
 
 def per_token_head(kv_cache_dtype: PerTokenHead) -> Quant:
-    """Codes with an f32 scale a token and head, behind the codes."""
+    """Codes with an f32 scale of at least 1e-6 a token and head, behind the codes."""
     codes: CodeName = "i8" if kv_cache_dtype == "int8_per_token_head" else "e4m3"
-    return Quant(dtype=codes, scale_dtype="f32", place="row")
+    return Quant(dtype=codes, scale_dtype="f32", scale_min=1e-6, place="row")
 
 
 def nvfp4() -> Quant:

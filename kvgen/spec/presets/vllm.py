@@ -195,11 +195,10 @@ def vllm_mla_fp8(
     """vLLM V1's `fp8_ds_mla` (2025 and 2026): 656 bytes a token, FlashMLA's rows with scales amax / 448.
 
     A tensor per layer, u8 `[N, P, 656]`: strides in bytes `(P*656, 656, 1)`; pass `cache.unsqueeze(2)`. A row: 512 e4m3 |
-    4 f32 scales, one per 128 | 64 bf16. Table and lengths as `vllm`. For an all-zero block vLLM writes the smallest normal
-    number as scale, kvgen 0; codes are 0 either way. Source: vllm/v1/attention/backends/mla/flashmla_sparse.py;
-    csrc/cache_kernels.cu, concat_and_cache_ds_mla_kernel.
+    4 f32 scales, one per 128, at least the smallest normal number | 64 bf16. Table and lengths as `vllm`. Source:
+    vllm/v1/attention/backends/mla/flashmla_sparse.py; csrc/cache_kernels.cu, concat_and_cache_ds_mla_kernel.
     """
-    quant = Quant(dtype="e4m3", scale_dtype="f32", block=Block(dim=128), place="row")
+    quant = Quant(dtype="e4m3", scale_dtype="f32", block=Block(dim=128), scale_min=2.0**-126, place="row")
     return _mla(dtype, latent_dim, rope_dim, page_size, quant, quant_rope=False)
 
 
@@ -214,11 +213,12 @@ def vllm_indexer(
 
     A tensor per layer: vLLM's is u8 `[N, P, D + 4*D/128]`, a page P*D e4m3 | P*D/128 f32; pass `cache.flatten(1)`,
     `[N, P*(D + D/32)]` with P a multiple of 4: strides in bytes `(page bytes, 1)`. `recipe`: "pow2" where the model's
-    scale_fmt is ue8m0 (DeepSeek's is), else "amax"; vLLM keeps amax at 1e-4 or more. Table and lengths as `vllm`. Source:
+    scale_fmt is ue8m0 (DeepSeek's is), else "amax"; amax counts as 1e-4 at least. Table and lengths as `vllm`. Source:
     csrc/cache_kernels.cu, indexer_k_quant_and_cache_kernel; vllm/v1/attention/backends/mla/indexer.py
     (pages of 64 on CUDA).
     """
-    quant = Quant(dtype="e4m3", scale_dtype="f32", block=Block(dim=min(128, head_dim)), recipe=recipe, place="page")
+    block = Block(dim=min(128, head_dim))
+    quant = Quant(dtype="e4m3", scale_dtype="f32", block=block, recipe=recipe, amax_min=1e-4, place="page")
     return Paged(
         dtype=dtype,
         kv_heads=1,
