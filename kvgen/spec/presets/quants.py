@@ -34,3 +34,8 @@ def per_token_head(kv_cache_dtype: PerTokenHead) -> Quant:
 def nvfp4() -> Quant:
     """Two-level nvfp4: e2m1 codes, an e4m3 scale per 16 dims, a given f32 scale a tensor on top."""
     return Quant(dtype="e2m1", scale_dtype="e4m3", recipe="global")
+
+
+def fp4_block16() -> Quant:
+    """e2m1 codes, an e8m0 scale of at least 2^-33 per 16 dims."""
+    return Quant(dtype="e2m1", scale_dtype="e8m0", block=Block(dim=16), recipe="pow2", scale_min=1e-10)
