@@ -111,6 +111,7 @@ class Step:
                 position_scale=op.position_scale if role == "q" else None,
                 local=op.rope == "local",
                 latent=array.shape[2] - self.cache.rope_part if self.cache.rope_part else 0,
+                whole=role == "q" or (norm is not None and norm.whole_row),
             )
             found[role] = changed(array, do)
         return found

@@ -133,7 +133,8 @@ class Rows:
 
 @dataclass(frozen=True)
 class Weights:
-    """A layer's vectors: norms, positions added to gates `[rate, columns * dim]`, sinks `[heads]`; V4.1's `wk` `[index_dim, dim]`."""
+    """A layer's vectors: norms, positions added to gates `[rate, columns * dim]`, sinks `[heads]`; V4.1's `wk`
+    `[index_dim, dim]`."""
 
     kv_norm: Floats
     sinks: Floats
@@ -147,8 +148,8 @@ class Weights:
 @dataclass(frozen=True)
 class Layer:
     """What a layer keeps and gives: rows `[T, dim]`, entries `[T // rate, dim]` and index keys as their caches hold them, the
-    indexer's scores `[T, T // rate]` (-inf where a token does not see an entry), the entries each token reads, o `[T, heads, dim]`
-    turned back."""
+    indexer's scores `[T, T // rate]` (-inf where a token does not see an entry), the entries each token reads, o
+    `[T, heads, dim]` turned back."""
 
     rows: Floats
     entries: Floats
@@ -272,7 +273,7 @@ def _index_stored(form: Form, x: Floats) -> Floats:
 
 
 def _scores(form: Form, rows: Rows, keys: Floats) -> Floats:
-    """`[T, entries]`: what the indexer gives each entry; -inf where entry j is not whole at the token, (j + 1) * rate > position + 1."""
+    """`[T, entries]`: what the indexer gives each entry; -inf where entry j is not whole at the token: (j + 1) * rate > t + 1."""
     assert rows.index_q is not None and rows.index_w is not None
     count = len(rows.index_q)
     q = _index_stored(form, form.bf16(turn(rows.index_q, np.arange(count), form)))

@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tests.compressed.drawn import EXACT, RECORDED, draw, exact
-from tests.compressed.statement import Codes, Form, layer
+from tests.compressed.drawn import EXACT, RECORDED, exact
+from tests.compressed.statement import layer
 
 
 @pytest.mark.parametrize("name", EXACT)

@@ -98,6 +98,7 @@ class Call:
                 position_scale=op.position_scale if role == "q" else None,
                 local=op.rope == "local",
                 latent=array.shape[2] - latent if latent else 0,
+                whole=role == "q" or (norm is not None and norm.whole_row),
             )
             result[role] = changed(array, do)
         return result

@@ -87,7 +87,15 @@ def _append(draw: random.Random, cache: Any) -> ops.Append:
     latent = isinstance(cache, Latent)
     rope = draw.choice((None, LATENT_ROPE)) if latent else _rope(draw)
     inputs = draw.choice(("separate", "parts", "parts", "q") if latent else ("separate", "separate", "qkv", "q"))
-    norms = "" if inputs == "q" and latent else "q" if inputs == "q" else "k" if latent else "qkv"
+    norms = (
+        draw.choice(("", "q"))
+        if inputs == "q" and latent
+        else "q"
+        if inputs == "q"
+        else draw.choice(("k", "qk"))
+        if latent
+        else "qkv"
+    )
     fields: dict[str, Any] = {
         "rows": draw.choice(("ragged", "padded") if inputs == "q" else ("ragged", "ragged", "padded", "slots")),
         "inputs": inputs,
