@@ -102,13 +102,13 @@ CALLED_IN = {
     "row_widen": (f"{KERNELS}/row_widen.cu",),
     "row_units": (f"{KERNELS}/row_units.cu",),
     "extend_tiles": (f"{KERNELS}/extend_tiles.cu", f"{KERNELS}/row_tile.cu"),
-    "quantize": (f"{KERNELS}/quantize.cu",),
+    **dict.fromkeys(("quantize", "e8m0"), (f"{KERNELS}/quantize.cu",)),
     "segment": (f"{KERNELS}/segment.cu", f"{KERNELS}/row_units.cu"),
     **{
         name: (f"{KERNELS}/{name}.cu",)
         for name in ("kv_cache", "operands", "angles", "heads", "new_rows", "add", "pages")
     },
-    **dict.fromkeys(("head_norms", "first_pairs", "position_scale"), (f"{KERNELS}/head_steps.cu",)),
+    **dict.fromkeys(("head_norms", "first_pairs", "position_scale", "hadamard"), (f"{KERNELS}/head_steps.cu",)),
     **dict.fromkeys(("store_heads", "row_norm", "write_rows"), (f"{KERNELS}/write_rows.cu",)),
     **{
         name: (f"{KERNELS}/{name}.cu",)

@@ -72,7 +72,7 @@ extern "C" __global__ void __launch_bounds__(64) row_units_tiles(const int32_t* 
   __syncthreads();
   for (uint32_t tile = 0; tile < 3; ++tile) {
     if (i == 0) lists_of[tile] = list_of(lists, tile);
-    if (i < 32) entries_of[tile * 32 + i] = entries[i] = entry_of<Tile>(lists, tile, i);
+    if (i < 32) entries_of[tile * 32 + i] = entries[i] = listed_entry<Tile>(lists, tile, i);
     for (uint32_t n = i; n < 32 * 28; n += 64) ((uint32_t*)rows)[n] = 0;
     __syncthreads();
     Units units_of_tile;
