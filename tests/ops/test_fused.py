@@ -75,7 +75,8 @@ class Call:
             positions = np.array([p.position or 0 for p in found], np.int64)
         else:
             known = np.array([p.state == "known" for p in found])
-            positions = np.where(known, self.given(), 0)
+            rate = kernels.cache.entry_tokens  # an entry turns by its first token's position
+            positions = np.where(known, self.given() // rate * rate, 0)
             positions = positions if len(op.sections) > 1 else positions[0]
         latent = kernels.cache.rope_part
         result = {}
