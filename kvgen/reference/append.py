@@ -155,7 +155,7 @@ def append(
             if at.position is None:
                 pool.write(place.page, at.token, rows[row])
             else:
-                pool.put(at.b, at.position, place, rows[row], at.after)
+                pool.put(at.b, at.position // table.cache.entry_tokens, place, rows[row], at.after)
     return word
 
 

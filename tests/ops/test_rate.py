@@ -100,7 +100,7 @@ def test_pages_that_are_none() -> None:
 def test_every_operation_is_for_rates_or_refused() -> None:
     """What an operation says of itself decides; those that count tokens one by one are refused by name."""
     cache = Paged(dtype="bf16", kv_heads=2, head_dim=64, page_size=16, rate=4)
-    for op in (ops.Decode(), ops.Extend(), ops.Reorder(), ops.RowOffsets(), ops.Convert(source=cache)):
+    for op in (ops.Extend(), ops.ToCsr(table_dtype="i32"), ops.Reorder(), ops.RowOffsets(), ops.Convert(source=cache)):
         with pytest.raises(SpecError, match=rf"ops: got {op.name} with rate=4.*use it with rate=1"):
             KernelSet(name="x", q_heads=2, cache=cache, ops=[op])
     with pytest.raises(SpecError, match="ops: got convert with rate=4 in ConvertSource"):
