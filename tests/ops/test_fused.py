@@ -97,6 +97,7 @@ class Call:
                 sections=op.sections,
                 sections_order=op.sections_order,
                 position_scale=op.position_scale if role == "q" else None,
+                hadamard=role in (op.hadamard or ""),
                 local=op.rope == "local",
                 latent=array.shape[2] - latent if latent else 0,
             )
