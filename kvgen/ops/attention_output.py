@@ -103,8 +103,8 @@ class AttentionOutput(Op):
         if self.block is None:
             return f"{done}.\n\nA row whose position has no angle is NaN."
         return (
-            f"{done}, and quantize blocks of {self.block} dims to e4m3.\n\nout_scales is `[groups, N, T]`: rows lie side by side. "
-            "A row whose position has no angle is NaN."
+            f"{done}, and quantize blocks of {self.block} dims to e4m3.\n\nout_scales is `[groups, N, T]`: rows lie side by "
+            "side. A row whose position has no angle is NaN."
         )
 
     def _dim(self, kernels: KernelSet) -> tuple[int, str]:
