@@ -189,7 +189,10 @@ def row_kernel(new: NewRows, kernels: KernelSet, template: str, title: str) -> K
     )
     norms = [p.norm for p in parts.parts if p.norm is not None]
     params = (*parts.params, new.places_param(cache), *parts.sizes, ERRORS)
-    row_norms = tuple(p for p in parts.parts if p.norm is not None and p.norm.whole_row)
+    # One a role: a latent row's two parts have one factor.
+    row_norms = tuple({p.role: p for p in reversed(parts.parts) if p.norm is not None and p.norm.whole_row}.values())[
+        ::-1
+    ]
     headers = {
         "angles": rope is not None,
         "row_norm": bool(row_norms),

@@ -117,10 +117,12 @@ class RowParts:
 
     def _norm(self, role: str, part: _Slice) -> NormContext | None:
         norm = self.norms[role]
-        if norm is None or part.name == "k_rope":
+        latent = role == "k" and self.latent > 0
+        if norm is None or (part.name == "k_rope" and not norm.whole_row):
             return None
         heads = self.kernels.q_heads if role == "q" else self.cache.kv_heads
-        return norm_context(norm, self.cache.dtype, part.dim, heads)
+        dim = self.cache.head_dim if latent and norm.whole_row else part.dim
+        return norm_context(norm, self.cache.dtype, dim, heads)
 
     def _parts(self) -> tuple[PartContext, ...]:
         new = self.new

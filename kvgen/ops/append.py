@@ -28,9 +28,10 @@ class Append(Op):
 
     k and v are `[T, kv_heads, head_dim]`, T new rows of all requests; q, which some options change as well, is `[T, q_heads,
     q_dim]`. On the way to the cache a row passes, each where it is asked for: `bias`; the norms `q_norm`, `k_norm` (in latent
-    rows, of the latent part) and `v_norm`, each an RmsNorm or a LayerNorm; `rope` (with `norm_order="after"` it comes before
-    the norms: Llama 4, Hunyuan); q's `position_scale`; the transform `hadamard`. These are computed in f32 and rounded once,
-    to the cache's dtype or by its quantization; an RmsNorm with `multiply="after"` also casts before its weights.
+    rows, of the latent part; with over="row" of the whole row) and `v_norm`, each an RmsNorm or a LayerNorm; `rope` (with
+    `norm_order="after"` it comes before the norms: Llama 4, Hunyuan); q's `position_scale`; the transform `hadamard`. These are
+    computed in f32 and rounded once, to the cache's dtype or by its quantization; an RmsNorm with `multiply="after"` also casts
+    before its weights.
 
     Choices, with the default first:
 
@@ -70,7 +71,7 @@ class Append(Op):
     q_norm: RmsNorm | LayerNorm | None = None
     """Norm of q, weights `q_weight`. None: no norm."""
     k_norm: RmsNorm | LayerNorm | None = None
-    """Norm of k, weights `k_weight`; in latent rows of the latent part. None: no norm."""
+    """Norm of k, weights `k_weight`; in latent rows of the latent part, with over="row" of the whole row. None: no norm."""
     v_norm: RmsNorm | LayerNorm | None = None
     """Norm of v, weights `v_weight` (Gemma 4: RmsNorm(weight=False)). None: no norm."""
     norm_order: Literal["before", "after"] = "before"

@@ -99,6 +99,7 @@ class Call:
                 hadamard=role in (op.hadamard or ""),
                 local=op.rope == "local",
                 latent=array.shape[2] - latent if latent else 0,
+                whole=role == "q" or (norm is not None and norm.whole_row),
             )
             result[role] = changed(array, do)
         return result

@@ -78,6 +78,15 @@ SETS: Final = {
             k_norm=RmsNorm(),
             inputs="parts",
         ),
+        _set(  # a norm of all of a latent row, and one of q's heads without weights (DeepSeek V4)
+            "latent_whole",
+            CHOSEN["latent"],
+            3,
+            rope=YARN.model_copy(update={"style": "interleaved"}),
+            q_norm=RmsNorm(weight=False),
+            k_norm=RmsNorm(over="row", weight_dtype="f32"),
+            q_dim=40,
+        ),
         _set(
             "latent_rope",
             Latent(dtype="bf16", latent_dim=32, rope_dim=8, page_size=8, quant=_SCALED, quant_rope=True),
