@@ -45,6 +45,10 @@ class Layout(Spec):
     """"axis": the tensors have a `layer` axis. "pointers": every layer has tensors of its own, a call brings a list of
     them, and the axes have no `layer` (vLLM, SGLang).
     """
+    page_align: int | None = Field(default=None, ge=1, le=2**20)
+    """Bytes of which the distance from a page to the next is a multiple, in every tensor of values. None: any that holds
+    a page.
+    """
     swizzle: tuple[int, int, int] | None = None
     """(bits, base, shift): permutes the elements inside a page, offset ^= ((offset >> shift) & (2^bits - 1)) << base.
     None: elements lie as the axes say.

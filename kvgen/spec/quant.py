@@ -73,8 +73,12 @@ class Quant(Spec):
     floor.
     """
     place: Literal["pool", "page", "row"] = "pool"
-    """Where computed scales lie: "pool", in tensors of their own; "page", behind the values of their page; "row",
-    inside each token's row (Latent only).
+    """Where computed scales lie: "pool", in tensors of their own; "page", behind the rows of their page; "row", inside
+    each token's row (Latent only).
+    """
+    scale_pad: int | None = Field(default=None, ge=1, le=4096)
+    """Bytes that the scales of a token take with zeros behind them (place "page" or "row", of one head). None: just
+    theirs.
     """
     order: Literal["linear", "swizzled"] = "linear"
     """Order of a page's scales: "linear", as `Layout.scales` says; "swizzled", in tiles of 128 tokens x 4 scales, as
@@ -209,6 +213,11 @@ class Quant(Spec):
                 )
             if self.place != "pool" or self.own_table or self.order != "linear":
                 raise ValueError("scale: got 'given' with place, order or own_table, which are for computed scales")
+        if self.scale_pad is not None and (self.place == "pool" or self.scale == "given"):
+            raise ValueError(
+                f"scale_pad: got {self.scale_pad} with place={self.place!r} and scale={self.scale!r}; zeros follow scales that a "
+                "write computes, in pages or rows of bytes; use place='page' or 'row', or leave it out"
+            )
         if self.own_table and self.place != "pool":
             raise ValueError(
                 f"own_table: got True with place={self.place!r}; only a pool of scales has a table of its own"
