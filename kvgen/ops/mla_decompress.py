@@ -55,8 +55,8 @@ class MlaDecompress(ChunkOp):
         super().check(kernels)
         if kernels.kv.rope_part and kernels.kv.latent_part == kernels.kv.head_dim:
             raise ValueError(
-                "ops: got mla_decompress with values='row'; it gives the latent part, which projections turn into K and V, but here "
-                "V is the whole row; use ops.Gather()"
+                "ops: got mla_decompress with values='row'; it gives the latent part, which projections turn into K and V, but "
+                "here V is the whole row; use ops.Gather()"
             )
 
     def plan(self, kernels: KernelSet) -> tuple[KernelPlan, ...]:

@@ -52,8 +52,8 @@ class Tensor:
         if self.page_align == 1 or array.shape[self.axes.index("page")] < 2 or step % self.page_align == 0:
             return
         raise ArgumentError(
-            f"{name}: got pages {step} bytes apart; the layout's page_align={self.page_align} takes multiples of that; pass a view "
-            f"with a page stride of {-(-abs(step) // self.page_align) * self.page_align} bytes"
+            f"{name}: got pages {step} bytes apart; the layout's page_align={self.page_align} takes multiples of that; pass a "
+            f"view with a page stride of {-(-abs(step) // self.page_align) * self.page_align} bytes"
         )
 
     def check_places(self, array: ArrayView, name: str) -> None:

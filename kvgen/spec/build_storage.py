@@ -311,12 +311,13 @@ class _Builder:
         inner = [w for w in text.split() if parse_axes(w)[0].name in INNER]
         at, values, scales = 0, dict[str, list[Region]](), dict[str, Scales]()
 
-        def place(element: DType, words: list[str], extents: Extents, pitch: int = 0) -> Region:
+        def place(element: DType, words: list[str], extents: Extents, pad: int = 0) -> Region:
             nonlocal at
+            pitch = (dict(extents)["dim"] or 0) + pad if pad else 0
             axes = parse_axes(" ".join(["page", *words]))
             region = Region("k", element, axes, extents, byte_offset=at, pitch=pitch)
             assert region.span is not None
-            at += -(-(region.span + max(0, pitch - dict(extents)["dim"])) * element.bits // 128) * 16
+            at += -(-(region.span + pad) * element.bits // 128) * 16
             return region
 
         for role in cache.roles:
@@ -346,13 +347,13 @@ class _Builder:
                 ("head", heads),
                 ("dim", groups * (1 + quant.zero)),
             )
-            region = place(kind, words, extents, groups * (1 + quant.zero) + pad if pad else 0)
+            region = place(kind, words, extents, pad)
             scales[role] = Scales(kind, quant.zero, block, heads, groups, "bytes", region, pad=pad)
         roles: dict[str, tuple[Segment, ...]] = {}
-        for role, (main, *rest) in values.items():
-            quant, size = cache.quants[role], self._latent_dims(role)
-            found = [Segment(0, size, "bytes", main, quant, scales.get(role), self._global(role, quant))]
-            roles[role] = (*found, *(Segment(size, cache.plain_dims, "bytes", r) for r in rest))
+        for name, (main, *rest) in values.items():
+            quant, size = cache.quants[name], self._latent_dims(name)
+            first = Segment(0, size, "bytes", main, quant, scales.get(name), self._global(name, quant))
+            roles[name] = (first, *(Segment(size, cache.plain_dims, "bytes", r) for r in rest))
         names = {"page": "pages", "layer": "layers"}
         self.bases.append(Base("bytes", "pool", dtype("u8")))
         self.tensors.append(

@@ -102,9 +102,9 @@ class Cache(CacheFields):
         pad = quant.scale_pad or least
         if self.kv_heads != 1 or pad < least or pad % size:
             raise ValueError(
-                f"{field}: got scale_pad={quant.scale_pad} with kv_heads={self.kv_heads} and {least} bytes of {quant.scale_dtype} "
-                f"scales a token; one head's scales and zeros behind them are whole {quant.scale_dtype} elements: kv_heads=1, and a "
-                f"multiple of {size} from {least} on"
+                f"{field}: got scale_pad={quant.scale_pad} with kv_heads={self.kv_heads} and {least} bytes of "
+                f"{quant.scale_dtype} scales a token; zeros follow one head's scales as whole {quant.scale_dtype} elements: kv_heads=1, "
+                f"and a multiple of {size} from {least} on"
             )
 
     def _check_one(self, role: str, quant: Quant) -> None:

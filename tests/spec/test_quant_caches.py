@@ -54,13 +54,7 @@ CASES: list[Case] = [
     (
         paged,
         {"quant": fp8(place="row")},
-        "quant: got place='row', which is for latent rows of bytes (Latent with a RoPE part in the row); use 'pool' or 'page'",
-    ),
-    (latent, {"rope_dim": 0, "quant": fp8(place="row")}, "quant: got place='row', which is for latent rows of bytes"),
-    (
-        latent,
-        {"quant_rope": True, "quant": fp8(place="row")},
-        "quant: got place='row', which is for latent rows of bytes",
+        "quant: got place='row', which is for latent rows of bytes (Latent without layout.rope); use 'pool' or 'page'",
     ),
     (
         latent,
@@ -178,8 +172,8 @@ CASES: list[Case] = [
     ),
     (
         latent,
-        {"quant": fp8(place="page"), "layout": Layout(kv=KEYS)},
-        "quant: got place='page' for latent rows whose RoPE part is not quantized; use place='row' or 'pool', or",
+        {"quant": fp8(place="page"), "layout": Layout(kv=KEYS, rope=KEYS)},
+        f"layout: got rope={KEYS!r} with place='page'; a page of bytes has rows with both parts, then their scales;",
     ),
     # What nobody would read.
     (

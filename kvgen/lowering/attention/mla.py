@@ -138,7 +138,7 @@ def latent_row(cache: Cache) -> LatentRow:
     _check_segment(latent, "the latent part" if more else "a row")
     if cache.latent_part > latent.size:
         raise ValueError(
-            f"ops: mla_decode: got values='row' with rows of {latent.size} dims of {kind.name} and a RoPE part of other elements; it "
+            f"ops: mla_decode: got values='row' with {latent.size} dims of {kind.name} and a RoPE part of other elements; it "
             "reads V from rows of one kind; use values='latent', or rows that are quantized as a whole or not at all"
         )
     if cache.latent_part * kind.bits % 256:
@@ -173,9 +173,8 @@ def latent_row(cache: Cache) -> LatentRow:
         scale_at = scales.region.byte_offset - latent.region.byte_offset
         if not 0 <= scale_at < end:
             raise ValueError(
-                f"ops: mla_decode: got place={latent.quant.place if latent.quant else ''!r} for a row that {'has' if more else 'lacks'} a "
-                "RoPE part of its own; it reads scales from a pool, or between the codes and the RoPE part of their row; use "
-                "place='pool', or place='row' without quant_rope"
+                "ops: mla_decode: got scales behind the rows of their page, or behind all of their row; it reads them from a "
+                "pool, or between the codes and the RoPE part of their row; use place='pool', or place='row' without quant_rope"
             )
     dims = scales.block[2] if scales else 0
     row = LatentRow(
