@@ -13,8 +13,7 @@ from kvgen.layout.storage import Base, PoolTensor, Scales, Segment, Storage
 from kvgen.spec.cache_fields import CacheFields
 from kvgen.spec.extra_tensors import given_tensors, tail_tensor
 from kvgen.spec.quant import Quant
-
-Extents = tuple[tuple[str, int | None], ...]
+from kvgen.spec.scaled_rows import Extents, byte_part, scaled_rows
 
 
 def storage_of(cache: CacheFields) -> Storage:
@@ -54,6 +53,9 @@ class _Builder:
             roles = {"k": self._byte_rows()}
         elif "page" in places:
             roles = self._byte_pages()
+        elif "row" in places:
+            self.tensors, self.bases, roles = scaled_rows(cache, self._blocks, self._field)
+            self._align_values(roles)
         else:
             roles = self._regions()
         for segment in (s for segments in roles.values() for s in segments):
@@ -66,6 +68,13 @@ class _Builder:
             ]
         self.tensors += [*given_tensors(cache, roles), *tail_tensor(cache, roles)]
         return Storage(tuple(self.tensors), tuple(self.bases), roles)
+
+    def _align_values(self, roles: dict[str, tuple[Segment, ...]]) -> None:
+        """Rows of bytes are accessed as widely as what lies in them allows."""
+        for segment in (s for segments in roles.values() for s in segments):
+            at = next(i for i, t in enumerate(self.tensors) if t.name == self._of(segment.base).tensor)
+            width = segment.vector * segment.region.dtype.bits // 8
+            self.tensors[at] = replace(self.tensors[at], align=max(self.tensors[at].align, width))
 
     def _align_scales(self, roles: dict[str, tuple[Segment, ...]]) -> None:
         """A tensor's widest access is also that of the scales in it."""
@@ -205,12 +214,6 @@ class _Builder:
         cache = self.cache
         return cache.v_dim if role == "v" else cache.head_dim - cache.plain_dims
 
-    def _pad(self, quant: Quant, groups: int) -> int:
-        """Places of zeros behind a token's scales."""
-        if quant.scale_pad is None:
-            return 0
-        return quant.scale_pad // dtype(quant.scale_dtype or "f32").bytes - groups * (1 + quant.zero)
-
     def _global(self, role: str, quant: Quant | None) -> str:
         return f"{role}_global_scale" if quant is not None and quant.recipe == "global" else ""
 
@@ -270,14 +273,14 @@ class _Builder:
         block, heads, groups = self._blocks(quant, latent)
         in_row = quant.computed and quant.place == "row"
         start = latent * quant.codes.bits // 8
-        kind, pad = dtype(quant.scale_dtype or "f32"), self._pad(quant, groups)
+        kind, pad = dtype(quant.scale_dtype or "f32"), quant.padding(groups)
         tail = start + ((groups * (1 + quant.zero) + pad) * kind.bytes if in_row else 0)
         row = tail + plain * elem.bytes
         text = cache.layout.kv or cache.layout.k
         assert text is not None
 
         def region(element: DType, dims: int, at: int, what: str) -> Region:
-            return _part(element, parse_axes(text), self._extents(dims), at, row, what)
+            return byte_part(element, parse_axes(text), self._extents(dims), at, row, what)
 
         scales = self._scale_pools().get("k") if not in_row else None
         if in_row:
@@ -338,7 +341,7 @@ class _Builder:
             if not quant.computed:
                 scales[role] = Scales(kind, quant.zero, block, heads, groups, array=f"{role}_scale")
                 continue
-            pad = self._pad(quant, groups)
+            pad = quant.padding(groups)
             words = scale_axes(" ".join(inner), block, "linear").split()
             assert cache.page_tokens is not None
             extents = (
@@ -377,27 +380,13 @@ class _Builder:
         codes = latent * quant.codes.bits // 8
         row = codes + plain * elem.bytes
         return [
-            _part(quant.codes, axes, self._extents(latent), 0, row, "codes"),
-            _part(elem, axes, self._extents(plain), codes, row, "RoPE part"),
+            byte_part(quant.codes, axes, self._extents(latent), 0, row, "codes"),
+            byte_part(elem, axes, self._extents(plain), codes, row, "RoPE part"),
         ]
 
 
 def _tensor_name(one: bool, base: str) -> str:
     return "rope_pool" if base == "k_rope" else "pool" if one else f"{base}_pool"
-
-
-def _part(element: DType, axes: tuple[Axis, ...], extents: Extents, at: int, row: int, what: str) -> Region:
-    """Part of a row of `row` bytes."""
-    if axes[-1] != Axis("dim"):
-        raise SpecError(
-            f"layout: got axes ending in {axes[-1]}; rows of bytes (codes, scales, RoPE part) end in a whole dim"
-        )
-    if row * 8 % element.bits or at * 8 % element.bits:
-        raise SpecError(
-            f"quant: the {what} would begin at byte {at} of rows of {row} bytes, no multiple of {element.name}; choose a "
-            "block and dims that keep them aligned"
-        )
-    return Region("k", element, axes, extents, byte_offset=at, pitch=row * 8 // element.bits)
 
 
 def _check_bytes(segment: Segment) -> None:

@@ -73,8 +73,8 @@ class Quant(Spec):
     floor.
     """
     place: Literal["pool", "page", "row"] = "pool"
-    """Where computed scales lie: "pool", in tensors of their own; "page", behind the rows of their page; "row", inside
-    each token's row (Latent only).
+    """Where computed scales lie: "pool", in tensors of their own; "page", behind the rows of their page; "row",
+    inside each token's row, behind the codes of its head (Latent: between the latent and the RoPE part).
     """
     scale_pad: int | None = Field(default=None, ge=1, le=4096)
     """Bytes that the scales of a token take with zeros behind them (place "page" or "row", of one head). None: just
@@ -101,6 +101,12 @@ class Quant(Spec):
     def computed(self) -> bool:
         """Whether a write chooses scales."""
         return self.scale_dtype is not None and self.scale == "computed"
+
+    def padding(self, groups: int) -> int:
+        """Places of zeros behind the scales of a token, of one head with so many blocks."""
+        if self.scale_pad is None or self.scale_dtype is None:
+            return 0
+        return self.scale_pad // dtype(self.scale_dtype).bytes - groups * (1 + self.zero)
 
     def model_post_init(self, context: Any) -> None:
         """nvfp4's block is part of its recipe."""

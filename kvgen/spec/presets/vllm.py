@@ -8,7 +8,7 @@ from kvgen.layout.dtypes import FloatName
 from kvgen.layout.dtypes import dtype as element
 from kvgen.spec.cache import Latent, Paged
 from kvgen.spec.cache_fields import Layout
-from kvgen.spec.presets.quants import KVCacheDType, nvfp4, per_tensor
+from kvgen.spec.presets.quants import KVCacheDType, PerTokenHead, nvfp4, per_tensor, per_token_head
 from kvgen.spec.quant import Block, Quant
 from kvgen.spec.tables import Dense
 
@@ -87,7 +87,7 @@ def vllm_packed(
     kv_heads: int,
     head_dim: int,
     page_size: int = 16,
-    kv_cache_dtype: KVCacheDType = "auto",
+    kv_cache_dtype: KVCacheDType | PerTokenHead = "auto",
     order: PackedOrder = "LBNHC",
     total_pages: int | None = None,
     total_layers: int | None = None,
@@ -100,12 +100,19 @@ def vllm_packed(
     first, as NIXL's transfers want them), for LHBNC with `transpose(0, 1)` and `total_pages`, the blocks of the cache. For
     BHLNC pass all layers in one tensor `[N, H, L, P, 2, D]`, with `total_layers`. Table, lengths and fp8 as `vllm`.
 
-    Source: that pull request and RFC 42082; get_kv_cache_shape `(N, H, P, 2*D)`, KVCacheLayout.
+    With "int8_per_token_head" or "fp8_per_token_head" (its pull request 38378) an f32 scale follows the codes of each
+    head's K and V, a row of 2*(D+4) bytes: pass the cache as u8, `cache.view(torch.uint8)`, permuted as above but not
+    unflattened, `[N, P, H, 2*(D+4)]` with LBNHC. vLLM multiplies by 1 / scale and rounds int8 codes half away from
+    zero; kvgen divides and rounds to even, so that codes may differ by one in rare ties.
 
-    With `int8_per_token_head` or `fp8_per_token_head` an f32 scale follows each head's K and V inside that row; kvgen
-    has no such rows outside latent caches.
+    Source: pull request 44455 and RFC 42082; get_kv_cache_shape `(N, H, P, 2*D)`, KVCacheLayout;
+    vllm/v1/attention/backends/triton_attn.py, _ensure_scale_caches; vllm/v1/attention/ops/triton_reshape_and_cache_flash.py,
+    _reshape_cache_per_token_head (0.32).
     """
-    quant, totals = per_tensor(kv_cache_dtype), {"total_pages": total_pages, "total_layers": total_layers}
+    totals = {"total_pages": total_pages, "total_layers": total_layers}
+    if kv_cache_dtype == "int8_per_token_head" or kv_cache_dtype == "fp8_per_token_head":
+        return _vllm(dtype, kv_heads, head_dim, page_size, _PACKED[order], per_token_head(kv_cache_dtype), **totals)
+    quant = per_tensor(kv_cache_dtype)
     return _vllm(dtype, kv_heads, head_dim, page_size, _PACKED[order], quant, **totals)
 
 
