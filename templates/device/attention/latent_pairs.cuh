@@ -6,7 +6,8 @@
 //
 // `Tile` names kCols, kTokens (16), kPitch (bytes from row to row in shared memory), the Element of codes and the PlainElement of what
 // is not quantized, kCodeBlocks (32 bytes of codes each, of the whole row), kGroupDims of a scale, kScalePitch
-// from a token's scales to the next one's, kSteps of 16 dims of Q, kWarpsN (1), kSlack, QueryElement.
+// from a token's scales to the next one's, kSteps of 16 dims of Q and kHeld
+// of a half's in registers, kWarpsN (1), kSlack, QueryElement.
 #pragma once
 
 #include "latent_tile.cuh"
@@ -19,28 +20,38 @@ struct PairShape {
   using Operand = typename Values::Operand;
   static constexpr uint32_t kN = Tile::kCols / 8, kBlocks = 8, kCommon = Tile::kCodeBlocks - kBlocks, kPlain = 2 * (kBlocks - kCommon);
   static constexpr uint32_t kGroupBlocks = Tile::kGroupDims / 32, kGroups = kBlocks / kGroupBlocks;  // of a scale; of a half
+  static constexpr uint32_t kPlainGroups = kCommon / kGroupBlocks;  // beside plain dims
   static constexpr uint32_t kTiles = 2 * kBlocks;  // of 16 dims of O
   static_assert(Keys::kDims == 32 && kCommon % kGroupBlocks == 0 && kTiles == Tile::kSteps / 2);
   using Scores = float[2][32][4 * kN];  // of both halves, as lanes have them
 };
 
-// The lane's operands of Q of one half.
+// The lane's operands of Q of one half: kHeld steps of 16 dims in registers, the others are read for each product.
 template <typename Tile>
 struct PairQuery {
   static constexpr uint32_t kN = PairShape<Tile>::kN;
-  uint32_t e[Tile::kSteps / 2][kN][2];
+  struct Step {
+    uint32_t e[kN][2];
+  };
+  const typename LatentShape<Tile>::Query& query;
+  uint32_t first;
+  Step held[Tile::kHeld];
 
-  __device__ __forceinline__ PairQuery(const typename LatentShape<Tile>::Query& query, uint32_t half) {
+  __device__ __forceinline__ PairQuery(const typename LatentShape<Tile>::Query& query, uint32_t half) : query(query), first(half * (Tile::kSteps / 2)) {
 #pragma unroll
-    for (uint32_t s = 0; s < Tile::kSteps / 2; ++s) {
-      const Vec<uint32_t, 2 * kN> all = *(const Vec<uint32_t, 2 * kN>*)query[half * (Tile::kSteps / 2) + s][0][threadIdx.x % 32];
-#pragma unroll
-      for (uint32_t i = 0; i < 2 * kN; ++i) e[s][i / 2][i % 2] = all.e[i];
-    }
+    for (uint32_t s = 0; s < Tile::kHeld; ++s) held[s] = read(s);
   }
+  __device__ __forceinline__ Step read(uint32_t step) const {
+    const Vec<uint32_t, 2 * kN> all = *(const Vec<uint32_t, 2 * kN>*)query[first + step][0][threadIdx.x % 32];
+    Step found;
+#pragma unroll
+    for (uint32_t i = 0; i < 2 * kN; ++i) found.e[i / 2][i % 2] = all.e[i];
+    return found;
+  }
+  __device__ __forceinline__ Step at(uint32_t step) const { return step < Tile::kHeld ? held[step] : read(step); }
 };
 
-// Scales of tokens g and g + 8 in the lane's half, as powers of two; whether one of them is NaN. (2^-127 counts as 0.)
+// Scales of tokens g and g + 8 in the lane's half, as powers of two: infinity where one is NaN, and 0 for 2^-127.
 template <typename Tile>
 struct PairScales {
   static constexpr uint32_t kGroups = PairShape<Tile>::kGroups, kWords = kGroups / 4;
@@ -59,17 +70,6 @@ struct PairScales {
     const uint32_t at = group % 4 * 8;
     return __uint_as_float((at < 23 ? word << (23 - at) : word >> (at - 23)) & 0x7f800000u);
   }
-  // Whether one of the token's is 255, NaN; bytes behind the last scale are none.
-  __device__ __forceinline__ bool nan(uint32_t h, uint32_t half) const {
-    uint32_t found = 0;
-#pragma unroll
-    for (uint32_t n = 0; n < kWords; ++n) {
-      const uint32_t left = half == 0 || PairShape<Tile>::kPlain == 0 ? 4 : PairShape<Tile>::kCommon / PairShape<Tile>::kGroupBlocks - min(4 * n, PairShape<Tile>::kCommon / PairShape<Tile>::kGroupBlocks);
-      const uint32_t word = left < 4 ? words[h][n] & ((1u << 8 * left) - 1) : words[h][n];
-      found |= ((word & ~kByteSigns) + 0x01010101u) & word & kByteSigns;
-    }
-    return found != 0;
-  }
 };
 
 // S^T of a warp's half of the dims.
@@ -80,9 +80,9 @@ __device__ __forceinline__ void multiply_half_qk(float (&s)[PairShape<Tile>::kN]
   using Keys = typename Shape::Keys;
   using Plain = KeyFragments<typename Tile::PlainElement>;
   const uint32_t keys = rows + half * (Shape::kBlocks * 32) + Keys::offset(threadIdx.x % 32, Tile::kPitch);
-  const auto multiply_code_groups = [&](uint32_t first, uint32_t last) {
+  const auto multiply_groups = [&](uint32_t groups) {
 #pragma unroll
-    for (uint32_t group = first; group < last; ++group) {
+    for (uint32_t group = 0; group < groups; ++group) {
       float part[Shape::kN][4] = {};
 #pragma unroll
       for (uint32_t i = 0; i < Shape::kGroupBlocks; ++i) {
@@ -90,9 +90,11 @@ __device__ __forceinline__ void multiply_half_qk(float (&s)[PairShape<Tile>::kN]
         uint32_t a[2][4];
         Keys::load(a, keys + block * 32);
 #pragma unroll
-        for (uint32_t step = 0; step < 2; ++step)
+        for (uint32_t step = 0; step < 2; ++step) {
+          const auto b = query.at(2 * block + step);
 #pragma unroll
-          for (uint32_t n = 0; n < Shape::kN; ++n) multiply_add<typename Shape::Operand>(part[n], a[step], query.e[2 * block + step][n]);
+          for (uint32_t n = 0; n < Shape::kN; ++n) multiply_add<typename Shape::Operand>(part[n], a[step], b.e[n]);
+        }
       }
 #pragma unroll
       for (uint32_t n = 0; n < Shape::kN; ++n)
@@ -100,44 +102,46 @@ __device__ __forceinline__ void multiply_half_qk(float (&s)[PairShape<Tile>::kN]
         for (uint32_t r = 0; r < 4; ++r) s[n][r] = group == 0 ? part[n][r] * scales.of(group, r / 2) : s[n][r] + part[n][r] * scales.of(group, r / 2);
     }
   };
-  multiply_code_groups(0, Shape::kCommon / Shape::kGroupBlocks);
+  // A half without plain dims and one with them are written apart, so that all of a half's products can be under way at once.
   if (Shape::kPlain == 0 || half == 0) {
-    multiply_code_groups(Shape::kCommon / Shape::kGroupBlocks, Shape::kGroups);
+    multiply_groups(Shape::kGroups);
   } else {
+    multiply_groups(Shape::kPlainGroups);
+    float part[2][Shape::kN][4] = {};
 #pragma unroll
     for (uint32_t i = 0; i < Shape::kPlain; ++i) {
       uint32_t a[1][4];
       Plain::load(a, keys + Shape::kCommon * 32 + i * 32);
+      const auto b = query.at(2 * Shape::kCommon + i);
 #pragma unroll
-      for (uint32_t n = 0; n < Shape::kN; ++n) multiply_add<typename Plain::Operand>(s[n], a[0], query.e[2 * Shape::kCommon + i][n]);
+      for (uint32_t n = 0; n < Shape::kN; ++n) multiply_add<typename Plain::Operand>(part[i % 2][n], a[0], b.e[n]);
     }
+#pragma unroll
+    for (uint32_t n = 0; n < Shape::kN; ++n)
+#pragma unroll
+      for (uint32_t r = 0; r < 4; ++r) s[n][r] += part[0][n][r] + part[1][n][r];
   }
 }
 
-// A warp's half of the scores, for the other warp; NaN of tokens with a scale that is none.
+// A warp's half of the scores, for the other warp: -inf of its own 8 tokens where token lane / 4 of them is not `there`.
 template <typename Tile>
-__device__ __forceinline__ void exchange_put(float (&to)[32][4 * PairShape<Tile>::kN], const float (&s)[PairShape<Tile>::kN][4], const PairScales<Tile>& scales,
-                                             uint32_t half) {
+__device__ __forceinline__ void store_scores(float (&to)[32][4 * PairShape<Tile>::kN], const float (&s)[PairShape<Tile>::kN][4], uint32_t half, bool there) {
 #pragma unroll
   for (uint32_t n = 0; n < PairShape<Tile>::kN; ++n) {
     Vec<float, 4> part;
 #pragma unroll
-    for (uint32_t r = 0; r < 4; ++r) part.e[r] = scales.nan(r / 2, half) ? nan_f32() : s[n][r];
+    for (uint32_t r = 0; r < 4; ++r) part.e[r] = !there && r / 2 == half ? -infinity() : s[n][r];
     *(Vec<float, 4>*)&to[threadIdx.x % 32][4 * n] = part;
   }
 }
-// Both halves' sum, as scores in base 2; -inf of tokens that are not found.
+// Both halves' sum, as scores in base 2.
 template <typename Tile>
-__device__ __forceinline__ void exchange_take(float (&s)[PairShape<Tile>::kN][4], const typename PairShape<Tile>::Scores& from, const float (&qk_scale)[Tile::kCols],
-                                              const uint8_t* const (&found)[16]) {
-  const uint32_t lane = threadIdx.x % 32;
-  const bool sees[2] = {found[lane / 4] != nullptr, found[lane / 4 + 8] != nullptr};
+__device__ __forceinline__ void read_scores(float (&s)[PairShape<Tile>::kN][4], const typename PairShape<Tile>::Scores& from, const float (&qk_scale)[PairShape<Tile>::kN][2]) {
 #pragma unroll
   for (uint32_t n = 0; n < PairShape<Tile>::kN; ++n) {
-    const auto first = *(const Vec<float, 4>*)&from[0][lane][4 * n], second = *(const Vec<float, 4>*)&from[1][lane][4 * n];
-    const auto by = *(const Vec<float, 2>*)&qk_scale[8 * n + 2 * (lane % 4)];
+    const auto first = *(const Vec<float, 4>*)&from[0][threadIdx.x % 32][4 * n], second = *(const Vec<float, 4>*)&from[1][threadIdx.x % 32][4 * n];
 #pragma unroll
-    for (uint32_t r = 0; r < 4; ++r) s[n][r] = sees[r / 2] ? (first.e[r] + second.e[r]) * by.e[r % 2] : -infinity();
+    for (uint32_t r = 0; r < 4; ++r) s[n][r] = (first.e[r] + second.e[r]) * qk_scale[n][r % 2];
   }
 }
 
@@ -222,46 +226,62 @@ __device__ __forceinline__ void weigh_pair(float (&x)[PairShape<Tile>::kN][4], P
     }
 }
 
-// Weights of 16 tokens, times what each token has, as operands: tokens on K.
+// Weights of 16 tokens as operands: tokens on K.
 template <typename T, uint32_t kN>
-__device__ __forceinline__ void weight_operands(uint32_t (&b)[kN][2], const float (&x)[kN][4], const float (&by)[2]) {
+__device__ __forceinline__ void weight_operands(uint32_t (&b)[kN][2], const float (&x)[kN][4]) {
 #pragma unroll
   for (uint32_t n = 0; n < kN; ++n)
 #pragma unroll
     for (uint32_t h = 0; h < 2; ++h) {
       Vec<T, 2> pair;
-      pack_pair(pair.e, x[n][2 * h] * by[h], x[n][2 * h + 1] * by[h]);
+      pack_pair(pair.e, x[n][2 * h], x[n][2 * h + 1]);
       b[n][h] = transposed(*(const uint32_t*)&pair);
     }
 }
+// The same, times what tokens g and g + 8 have.
+template <uint32_t kN>
+__device__ __forceinline__ void scale_operands(uint32_t (&scaled)[kN][2], const uint32_t (&b)[kN][2], const float (&by)[2]) {
+#pragma unroll
+  for (uint32_t h = 0; h < 2; ++h) {
+    Vec<f16, 2> pair;
+    pack_pair(pair.e, by[h], by[h]);
+    const uint32_t tokens = transposed(*(const uint32_t*)&pair);
+#pragma unroll
+    for (uint32_t n = 0; n < kN; ++n) scaled[n][h] = multiply_halves(b[n][h], tokens);
+  }
+}
 
-// Adds V of a tile's 16 tokens, of the warp's half of the dims, times their weights.
+// Adds V of a tile's 16 tokens, of the warp's half of the dims, times their weights. `failed` becomes true where a scale is NaN.
 template <typename Tile>
-__device__ __forceinline__ void multiply_half_pv(PairSums<Tile>& out, uint32_t rows, const float (&x)[PairShape<Tile>::kN][4], const PairScales<Tile>& scales,
+__device__ __forceinline__ void multiply_half_pv(PairSums<Tile>& out, bool& failed, uint32_t rows, const float (&x)[PairShape<Tile>::kN][4], const PairScales<Tile>& scales,
                                                  uint32_t half) {
   using Shape = PairShape<Tile>;
   using Values = typename Shape::Values;
   using Plain = ValueFragments<typename Tile::PlainElement>;
   const uint32_t blocks = rows + half * (Shape::kBlocks * 32), values = blocks + Values::offset(threadIdx.x % 32, Tile::kPitch);
-  const uint32_t groups = Shape::kPlain == 0 || half == 0 ? Shape::kGroups : Shape::kCommon / Shape::kGroupBlocks;
+  const bool coded = Shape::kPlain == 0 || half == 0;
   // The unit rises above every scale of the tile.
   float high = 0.0f;
 #pragma unroll
   for (uint32_t group = 0; group < Shape::kGroups; ++group)
 #pragma unroll
-    for (uint32_t h = 0; h < 2; ++h) high = fmaxf(high, group < groups ? scales.of(group, h) : 0.0f);
+    for (uint32_t h = 0; h < 2; ++h)
+      if (group < Shape::kPlainGroups || coded) high = fmaxf(high, scales.of(group, h));
   if (__any_sync(~0u, high >= out.unit.value)) {
+    failed |= high == infinity();
     high = high < 1e37f ? high : 0.0f;
 #pragma unroll
     for (uint32_t step = 1; step < 32; step *= 2) high = fmaxf(high, __shfl_xor_sync(~0u, high, step));
     if (out.unit.below(high)) out.multiply_codes(out.unit.raise(high), half);
   }
-  const auto multiply_code_groups = [&](uint32_t first, uint32_t last) {
+  uint32_t weights[Shape::kN][2];
+  weight_operands<typename Shape::Operand>(weights, x);
+  const auto multiply_groups = [&](uint32_t groups) {
 #pragma unroll
-    for (uint32_t group = first; group < last; ++group) {
-      uint32_t weights[Shape::kN][2];
+    for (uint32_t group = 0; group < groups; ++group) {
+      uint32_t scaled[Shape::kN][2];
       const float by[2] = {scales.of(group, 0) * out.unit.inverse, scales.of(group, 1) * out.unit.inverse};
-      weight_operands<typename Shape::Operand>(weights, x, by);
+      scale_operands(scaled, weights, by);
 #pragma unroll
       for (uint32_t i = 0; i < Shape::kGroupBlocks; ++i) {
         const uint32_t block = group * Shape::kGroupBlocks + i;
@@ -270,24 +290,23 @@ __device__ __forceinline__ void multiply_half_pv(PairSums<Tile>& out, uint32_t r
 #pragma unroll
         for (uint32_t t = 0; t < 2; ++t)
 #pragma unroll
-          for (uint32_t n = 0; n < Shape::kN; ++n) multiply_add<typename Shape::Operand>(out.e[2 * block + t][n], a[t], weights[n]);
+          for (uint32_t n = 0; n < Shape::kN; ++n) multiply_add<typename Shape::Operand>(out.e[2 * block + t][n], a[t], scaled[n]);
       }
     }
   };
-  multiply_code_groups(0, Shape::kCommon / Shape::kGroupBlocks);
-  if (Shape::kPlain == 0 || half == 0) {
-    multiply_code_groups(Shape::kCommon / Shape::kGroupBlocks, Shape::kGroups);
+  if (coded) {
+    multiply_groups(Shape::kGroups);
   } else {
-    uint32_t weights[Shape::kN][2];
-    const float one[2] = {1.0f, 1.0f};
-    weight_operands<typename Plain::Operand>(weights, x, one);
-    const uint32_t plain = blocks + Plain::offset(threadIdx.x % 32, Tile::kPitch) + Shape::kCommon * 32;
+    multiply_groups(Shape::kPlainGroups);
+    uint32_t plain[Shape::kN][2];
+    weight_operands<typename Plain::Operand>(plain, x);
+    const uint32_t at = blocks + Plain::offset(threadIdx.x % 32, Tile::kPitch) + Shape::kCommon * 32;
 #pragma unroll
     for (uint32_t i = 0; i < Shape::kPlain; ++i) {
       uint32_t a[1][4];
-      Plain::load(a, plain + i * 32);
+      Plain::load(a, at + i * 32);
 #pragma unroll
-      for (uint32_t n = 0; n < Shape::kN; ++n) multiply_add<typename Plain::Operand>(out.e[2 * Shape::kCommon + i][n], a[0], weights[n]);
+      for (uint32_t n = 0; n < Shape::kN; ++n) multiply_add<typename Plain::Operand>(out.e[2 * Shape::kCommon + i][n], a[0], plain[n]);
     }
   }
 }
