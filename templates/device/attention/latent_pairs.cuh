@@ -72,54 +72,65 @@ struct PairScales {
   }
 };
 
-// S^T of a warp's half of the dims.
-template <typename Tile>
-__device__ __forceinline__ void multiply_half_qk(float (&s)[PairShape<Tile>::kN][4], uint32_t rows, const PairQuery<Tile>& query, const PairScales<Tile>& scales,
-                                                 uint32_t half) {
+// Products of kGroups groups of codes, each multiplied by its tokens' scale: s becomes their sum.
+template <uint32_t kGroups, typename Tile>
+__device__ __forceinline__ void multiply_code_groups(float (&s)[PairShape<Tile>::kN][4], uint32_t half_rows, const PairQuery<Tile>& query, const PairScales<Tile>& scales) {
   using Shape = PairShape<Tile>;
   using Keys = typename Shape::Keys;
-  using Plain = KeyFragments<typename Tile::PlainElement>;
-  const uint32_t keys = rows + half * (Shape::kBlocks * 32) + Keys::offset(threadIdx.x % 32, Tile::kPitch);
-  const auto multiply_groups = [&](uint32_t groups) {
+  const uint32_t keys = half_rows + Keys::offset(threadIdx.x % 32, Tile::kPitch);
 #pragma unroll
-    for (uint32_t group = 0; group < groups; ++group) {
-      float part[Shape::kN][4] = {};
+  for (uint32_t group = 0; group < kGroups; ++group) {
+    float part[Shape::kN][4] = {};
 #pragma unroll
-      for (uint32_t i = 0; i < Shape::kGroupBlocks; ++i) {
-        const uint32_t block = group * Shape::kGroupBlocks + i;
-        uint32_t a[2][4];
-        Keys::load(a, keys + block * 32);
+    for (uint32_t i = 0; i < Shape::kGroupBlocks; ++i) {
+      const uint32_t block = group * Shape::kGroupBlocks + i;
+      uint32_t a[2][4];
+      Keys::load(a, keys + block * 32);
 #pragma unroll
-        for (uint32_t step = 0; step < 2; ++step) {
-          const auto b = query.at(2 * block + step);
+      for (uint32_t step = 0; step < 2; ++step) {
+        const auto b = query.at(2 * block + step);
 #pragma unroll
-          for (uint32_t n = 0; n < Shape::kN; ++n) multiply_add<typename Shape::Operand>(part[n], a[step], b.e[n]);
-        }
+        for (uint32_t n = 0; n < Shape::kN; ++n) multiply_add<typename Shape::Operand>(part[n], a[step], b.e[n]);
       }
-#pragma unroll
-      for (uint32_t n = 0; n < Shape::kN; ++n)
-#pragma unroll
-        for (uint32_t r = 0; r < 4; ++r) s[n][r] = group == 0 ? part[n][r] * scales.of(group, r / 2) : s[n][r] + part[n][r] * scales.of(group, r / 2);
-    }
-  };
-  // A half without plain dims and one with them are written apart, so that all of a half's products can be under way at once.
-  if (Shape::kPlain == 0 || half == 0) {
-    multiply_groups(Shape::kGroups);
-  } else {
-    multiply_groups(Shape::kPlainGroups);
-    float part[2][Shape::kN][4] = {};
-#pragma unroll
-    for (uint32_t i = 0; i < Shape::kPlain; ++i) {
-      uint32_t a[1][4];
-      Plain::load(a, keys + Shape::kCommon * 32 + i * 32);
-      const auto b = query.at(2 * Shape::kCommon + i);
-#pragma unroll
-      for (uint32_t n = 0; n < Shape::kN; ++n) multiply_add<typename Plain::Operand>(part[i % 2][n], a[0], b.e[n]);
     }
 #pragma unroll
     for (uint32_t n = 0; n < Shape::kN; ++n)
 #pragma unroll
-      for (uint32_t r = 0; r < 4; ++r) s[n][r] += part[0][n][r] + part[1][n][r];
+      for (uint32_t r = 0; r < 4; ++r) s[n][r] = group == 0 ? part[n][r] * scales.of(group, r / 2) : s[n][r] + part[n][r] * scales.of(group, r / 2);
+  }
+}
+// Adds products of the plain dims; two sums in turn, for products that add to one wait for each other.
+template <typename Tile>
+__device__ __forceinline__ void multiply_plain(float (&s)[PairShape<Tile>::kN][4], uint32_t half_rows, const PairQuery<Tile>& query) {
+  using Shape = PairShape<Tile>;
+  using Keys = KeyFragments<typename Tile::PlainElement>;
+  const uint32_t keys = half_rows + Shape::kCommon * 32 + Keys::offset(threadIdx.x % 32, Tile::kPitch);
+  float part[2][Shape::kN][4] = {};
+#pragma unroll
+  for (uint32_t i = 0; i < Shape::kPlain; ++i) {
+    uint32_t a[1][4];
+    Keys::load(a, keys + i * 32);
+    const auto b = query.at(2 * Shape::kCommon + i);
+#pragma unroll
+    for (uint32_t n = 0; n < Shape::kN; ++n) multiply_add<typename Keys::Operand>(part[i % 2][n], a[0], b.e[n]);
+  }
+#pragma unroll
+  for (uint32_t n = 0; n < Shape::kN; ++n)
+#pragma unroll
+    for (uint32_t r = 0; r < 4; ++r) s[n][r] += part[0][n][r] + part[1][n][r];
+}
+// S^T of a warp's half of the dims, of the tile at `rows`. A half without plain dims and one with them are written apart, so that all
+// of a half's products can be under way at once.
+template <typename Tile>
+__device__ __forceinline__ void multiply_half_qk(float (&s)[PairShape<Tile>::kN][4], uint32_t rows, const PairQuery<Tile>& query, const PairScales<Tile>& scales,
+                                                 uint32_t half) {
+  using Shape = PairShape<Tile>;
+  const uint32_t half_rows = rows + half * (Shape::kBlocks * 32);
+  if (Shape::kPlain == 0 || half == 0) {
+    multiply_code_groups<Shape::kGroups>(s, half_rows, query, scales);
+  } else {
+    multiply_code_groups<Shape::kPlainGroups>(s, half_rows, query, scales);
+    multiply_plain(s, half_rows, query);
   }
 }
 
@@ -251,63 +262,76 @@ __device__ __forceinline__ void scale_operands(uint32_t (&scaled)[kN][2], const 
   }
 }
 
-// Adds V of a tile's 16 tokens, of the warp's half of the dims, times their weights. `failed` becomes true where a scale is NaN.
+// Raises the unit above every scale of the warp's half; `failed` becomes true where one is NaN.
 template <typename Tile>
-__device__ __forceinline__ void multiply_half_pv(PairSums<Tile>& out, bool& failed, uint32_t rows, const float (&x)[PairShape<Tile>::kN][4], const PairScales<Tile>& scales,
-                                                 uint32_t half) {
+__device__ __forceinline__ void raise_unit(PairSums<Tile>& out, bool& failed, const PairScales<Tile>& scales, uint32_t half) {
   using Shape = PairShape<Tile>;
-  using Values = typename Shape::Values;
-  using Plain = ValueFragments<typename Tile::PlainElement>;
-  const uint32_t blocks = rows + half * (Shape::kBlocks * 32), values = blocks + Values::offset(threadIdx.x % 32, Tile::kPitch);
-  const bool coded = Shape::kPlain == 0 || half == 0;
-  // The unit rises above every scale of the tile.
   float high = 0.0f;
 #pragma unroll
   for (uint32_t group = 0; group < Shape::kGroups; ++group)
 #pragma unroll
     for (uint32_t h = 0; h < 2; ++h)
-      if (group < Shape::kPlainGroups || coded) high = fmaxf(high, scales.of(group, h));
-  if (__any_sync(~0u, high >= out.unit.value)) {
-    failed |= high == infinity();
-    high = high < 1e37f ? high : 0.0f;
+      if (group < Shape::kPlainGroups || Shape::kPlain == 0 || half == 0) high = fmaxf(high, scales.of(group, h));
+  if (!__any_sync(~0u, high >= out.unit.value)) return;
+  failed |= high == infinity();
+  high = high < 1e37f ? high : 0.0f;
 #pragma unroll
-    for (uint32_t step = 1; step < 32; step *= 2) high = fmaxf(high, __shfl_xor_sync(~0u, high, step));
-    if (out.unit.below(high)) out.multiply_codes(out.unit.raise(high), half);
+  for (uint32_t step = 1; step < 32; step *= 2) high = fmaxf(high, __shfl_xor_sync(~0u, high, step));
+  if (out.unit.below(high)) out.multiply_codes(out.unit.raise(high), half);
+}
+// Adds V of kGroups groups of codes, times weights that carry their tokens' scales.
+template <uint32_t kGroups, typename Tile>
+__device__ __forceinline__ void add_code_groups(PairSums<Tile>& out, uint32_t half_rows, const uint32_t (&weights)[PairShape<Tile>::kN][2], const PairScales<Tile>& scales) {
+  using Shape = PairShape<Tile>;
+  using Values = typename Shape::Values;
+  const uint32_t values = half_rows + Values::offset(threadIdx.x % 32, Tile::kPitch);
+#pragma unroll
+  for (uint32_t group = 0; group < kGroups; ++group) {
+    uint32_t scaled[Shape::kN][2];
+    const float by[2] = {scales.of(group, 0) * out.unit.inverse, scales.of(group, 1) * out.unit.inverse};
+    scale_operands(scaled, weights, by);
+#pragma unroll
+    for (uint32_t i = 0; i < Shape::kGroupBlocks; ++i) {
+      const uint32_t block = group * Shape::kGroupBlocks + i;
+      uint32_t a[2][4];
+      Values::load(a, values + block * 32);
+#pragma unroll
+      for (uint32_t t = 0; t < 2; ++t)
+#pragma unroll
+        for (uint32_t n = 0; n < Shape::kN; ++n) multiply_add<typename Shape::Operand>(out.e[2 * block + t][n], a[t], scaled[n]);
+    }
   }
+}
+// Adds V of the plain dims.
+template <typename Tile>
+__device__ __forceinline__ void add_plain(PairSums<Tile>& out, uint32_t half_rows, const float (&x)[PairShape<Tile>::kN][4]) {
+  using Shape = PairShape<Tile>;
+  using Values = ValueFragments<typename Tile::PlainElement>;
+  const uint32_t values = half_rows + Shape::kCommon * 32 + Values::offset(threadIdx.x % 32, Tile::kPitch);
+  uint32_t weights[Shape::kN][2];
+  weight_operands<typename Values::Operand>(weights, x);
+#pragma unroll
+  for (uint32_t i = 0; i < Shape::kPlain; ++i) {
+    uint32_t a[1][4];
+    Values::load(a, values + i * 32);
+#pragma unroll
+    for (uint32_t n = 0; n < Shape::kN; ++n) multiply_add<typename Values::Operand>(out.e[2 * Shape::kCommon + i][n], a[0], weights[n]);
+  }
+}
+// Adds V of the tile at `rows`, of the warp's half of the dims, times the weights x. `failed` becomes true where a scale is NaN.
+template <typename Tile>
+__device__ __forceinline__ void multiply_half_pv(PairSums<Tile>& out, bool& failed, uint32_t rows, const float (&x)[PairShape<Tile>::kN][4], const PairScales<Tile>& scales,
+                                                 uint32_t half) {
+  using Shape = PairShape<Tile>;
+  const uint32_t half_rows = rows + half * (Shape::kBlocks * 32);
+  raise_unit(out, failed, scales, half);
   uint32_t weights[Shape::kN][2];
   weight_operands<typename Shape::Operand>(weights, x);
-  const auto multiply_groups = [&](uint32_t groups) {
-#pragma unroll
-    for (uint32_t group = 0; group < groups; ++group) {
-      uint32_t scaled[Shape::kN][2];
-      const float by[2] = {scales.of(group, 0) * out.unit.inverse, scales.of(group, 1) * out.unit.inverse};
-      scale_operands(scaled, weights, by);
-#pragma unroll
-      for (uint32_t i = 0; i < Shape::kGroupBlocks; ++i) {
-        const uint32_t block = group * Shape::kGroupBlocks + i;
-        uint32_t a[2][4];
-        Values::load(a, values + block * 32);
-#pragma unroll
-        for (uint32_t t = 0; t < 2; ++t)
-#pragma unroll
-          for (uint32_t n = 0; n < Shape::kN; ++n) multiply_add<typename Shape::Operand>(out.e[2 * block + t][n], a[t], scaled[n]);
-      }
-    }
-  };
-  if (coded) {
-    multiply_groups(Shape::kGroups);
+  if (Shape::kPlain == 0 || half == 0) {
+    add_code_groups<Shape::kGroups>(out, half_rows, weights, scales);
   } else {
-    multiply_groups(Shape::kPlainGroups);
-    uint32_t plain[Shape::kN][2];
-    weight_operands<typename Plain::Operand>(plain, x);
-    const uint32_t at = blocks + Plain::offset(threadIdx.x % 32, Tile::kPitch) + Shape::kCommon * 32;
-#pragma unroll
-    for (uint32_t i = 0; i < Shape::kPlain; ++i) {
-      uint32_t a[1][4];
-      Plain::load(a, at + i * 32);
-#pragma unroll
-      for (uint32_t n = 0; n < Shape::kN; ++n) multiply_add<typename Plain::Operand>(out.e[2 * Shape::kCommon + i][n], a[0], plain[n]);
-    }
+    add_code_groups<Shape::kPlainGroups>(out, half_rows, weights, scales);
+    add_plain(out, half_rows, x);
   }
 }
 
