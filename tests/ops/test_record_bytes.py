@@ -15,7 +15,10 @@ import numpy as np
 import pytest
 
 from kvgen.errors import ArgumentError
+from kvgen.export.pools import contiguous
 from kvgen.runtime.cpu import machine
+from kvgen.verify.memory import HostMemory
+from kvgen.verify.run import Verifier
 from tests.ops.test_records import LATENT, SETS
 from tests.support.harness import package
 from tests.support.memory import CANARY, Raw, aligned
@@ -220,6 +223,21 @@ def test_pages_that_are_not_aligned() -> None:
         module.Cache([loose], **tables)
     assert "pass a view with a page stride of 2304 bytes" in str(said.value)
     module.Cache([loose[:1]], **tables)  # one page is as far as any from the next
+
+
+def test_verify_lays_out_aligned_pages() -> None:
+    """`kvgen verify` brings pages that are as far apart, and finds what is written between them."""
+    kernels = SETS["v4"]
+    (append, *_) = kernels.ops
+    result = Verifier(kernels, package(kernels), HostMemory(), quick=True).run(append)
+    assert result.status == "ok" and [c.wrong for c in result.cases] == [()] * len(result.cases)
+
+
+def test_exported_sources_fill_in_contiguous_pages_alone() -> None:
+    """layer_of() of an exported set knows strides of contiguous tensors: pages that lie apart are the caller's to fill in."""
+    for page_size, filled in ((3, False), (72, True)):
+        (tensor,) = LATENT["v4"].model_copy(update={"page_size": page_size}).storage.tensors
+        assert (contiguous(tensor) is not None) == filled
 
 
 @pytest.mark.parametrize("name", RECORDS)
