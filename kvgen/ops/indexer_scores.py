@@ -52,7 +52,7 @@ class IndexerScoresContext:
 
 
 class IndexerScores(Op):
-    """Score every key of a request for each of its query rows: `logits[t, j] = sum over heads h of w[t, h] * relu(q[t, h] . k[j])`.
+    """Score every key of a request for each of its query rows: the sum over heads of `weights[t, h] * relu(q[t, h] . k[j])`.
 
     q is `[T, q_heads, head_dim]` in the dtype of the cache's elements: codes e4m3 where K is quantized, whose scale a head is
     part of `weights` f32 `[T, q_heads]`, as is what the model multiplies them with (head_dim ** -0.5 * q_heads ** -0.5). A

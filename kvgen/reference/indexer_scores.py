@@ -44,9 +44,9 @@ def indexer_scores(
     logits[t, j] = sum over h of weights[t, h] * max(q[t, h] . k[j], 0), with k as it is stored, dequantized. Request b's rows are
     `rows` from b * rows on, or with `row_offsets[B + 1]` its own. Of n tokens row i of r sees those up to n - r + i.
 
-    A key in an invalid page is NaN (reported at its token), as is a whole row whose request has a length that is invalid or above
-    `room` (LENGTH, at the number of tokens), whose offsets contradict each other, or of which the call lacks rows (ROW_OFFSETS, at
-    the row). Where the last offset is wrong, rows of no request are NaN too.
+    A key in an invalid page is NaN (reported at its token), as is a whole row whose request has a length that is invalid or
+    above `room` (LENGTH, at the number of tokens), whose offsets contradict each other, or of which the call lacks rows
+    (ROW_OFFSETS, at the row). Where the last offset is wrong, rows of no request are NaN too.
     """
     faults, total = FaultLog(), len(q)
     logits, seen, terms = np.full((total, room), -np.inf), np.zeros((total, room), np.bool_), np.zeros((total, room))
@@ -57,15 +57,15 @@ def indexer_scores(
     requests: dict[RowRange, Any] = {}
     for row in range(total):
         whose = _whose(table, row, total, rows, row_offsets)
-        if whose is None and not wrong:
+        if whose is None:
+            if wrong:
+                logits[row], seen[row] = np.nan, True
             continue
-        found = None
-        if whose is not None and not whose.valid:
+        if not whose.valid:
             faults.add(Fault.ROW_OFFSETS, whose.b, row)
-        elif whose is not None:
-            if whose not in requests:
-                requests[whose] = _request(table, finder, whose, room)
-            found = requests[whose]
+        elif whose not in requests:
+            requests[whose] = _request(table, finder, whose, room)
+        found = requests.get(whose)
         if found is None:
             logits[row], seen[row] = np.nan, True
             continue

@@ -56,8 +56,8 @@ def indexer_shape(kernels: KernelSet, rows: int) -> IndexerShape:
     limit = min(MEMORY[SIZES[arch]] for arch in kernels.arch)
     if sum(members) > limit:
         raise ValueError(
-            f"rows: got {rows} for indexer_scores with {heads} heads; q and the keys' tiles take {sum(members) >> 10} KB of shared "
-            f"memory, of which {', '.join(kernels.arch)} have {limit >> 10} KB in common; use fewer rows"
+            f"rows: got {rows} for indexer_scores with {heads} heads; q and the keys' tiles take {sum(members) >> 10} KB of "
+            f"shared memory, of which {', '.join(kernels.arch)} have {limit >> 10} KB in common; use fewer rows"
         )
     together = max((n for n in range(1, rows + 1) if rows % n == 0 and n * heads in COLUMNS), default=0)
     return IndexerShape(stages, row_bytes, cache.quants["k"] is not None, together, members)
@@ -67,8 +67,8 @@ def _row_bytes(cache: Cache) -> int:
     """Bytes of a key's elements."""
     if cache.kv_heads != 1 or cache.latent_part:
         raise ValueError(
-            f"ops: got indexer_scores with {type(cache).__name__} of {cache.kv_heads} heads; an indexer has one head of keys; use "
-            "a cache with kv_heads=1, such as presets.vllm_indexer()"
+            f"ops: got indexer_scores with {type(cache).__name__} of {cache.kv_heads} heads; an indexer has one head of keys; "
+            "use a cache with kv_heads=1, such as presets.vllm_indexer()"
         )
     if lower(cache).table.window or cache.page_table.separate_kv or cache.page_tokens is None:
         raise ValueError(
