@@ -1,4 +1,4 @@
-"""DeepSeek V3.2's indexer as vLLM has it: keys of 128 e4m3, their f32 scales behind a page's codes; and its scores for 64 heads."""
+"""DeepSeek V3.2's indexer as vLLM has it: keys of 128 e4m3, f32 scales behind a page's codes; and its scores for 64 heads."""
 
 from kvgen import KernelSet, ops, presets
 
