@@ -82,8 +82,9 @@ class RotateCacheContext(RowsContext):
 @dataclass(frozen=True)
 class AppendContext(RotateCacheContext):
     """Everything ops/append.cu.j2 reads; also by `named` slots. Where q or RoPE ask what became of a row, slots have its `state`;
-    in a cache with a `residual`, its tail. `checked` positions leave a row unknown where they are too large; q has a factor by
-    `position_scale`. `resident` blocks an SM, which leave a thread `most_registers`; 0: as they come."""
+    in a cache with a `residual`, its tail. Where entries stand for `rate` tokens, the rows of their last tokens are stored.
+    `checked` positions leave a row unknown where they are too large; q has a factor by `position_scale`. `resident` blocks an SM,
+    which leave a thread `most_registers`; 0: as they come."""
 
     norm_structs: tuple[NormContext, ...]
     row_norms: tuple[PartContext, ...]
@@ -91,6 +92,7 @@ class AppendContext(RotateCacheContext):
     position_scale: tuple[PositionScaleContext, ...]
     pads: tuple[PadContext, ...]
     named: bool
+    rate: int
     residual: int
     state: bool
     resident: int
@@ -182,6 +184,7 @@ def row_kernel(new: NewRows, kernels: KernelSet, template: str, title: str) -> K
                 sections=new.sections,
                 order=new.sections_order,
                 head=next(p.head for p in parts.parts if p.rotary_dim),
+                rate=1 if new.q_alone else cache.entry_tokens,
             ),
         )
     scale, given = new.position_scale, new.positions == "given"
@@ -197,6 +200,7 @@ def row_kernel(new: NewRows, kernels: KernelSet, template: str, title: str) -> K
         ::-1
     ]
     headers = {
+        "entries": cache.entry_tokens > 1 and new.rows != "slots" and not new.q_alone,
         "angles": rope is not None,
         "row_norm": bool(row_norms),
         "head_norms": any(norm.plain or norm.layer for norm in norms),
@@ -229,6 +233,7 @@ def row_kernel(new: NewRows, kernels: KernelSet, template: str, title: str) -> K
         ragged=new.rows == "ragged",
         padded=new.rows == "padded",
         named=new.rows == "slots",
+        rate=cache.entry_tokens,
         residual=cache.storage.residual,
         state=parts.takes_state,
         rope=angles,

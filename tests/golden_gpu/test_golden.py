@@ -107,6 +107,7 @@ CALLED_IN = {
         name: (f"{KERNELS}/{name}.cu",)
         for name in ("kv_cache", "operands", "angles", "heads", "new_rows", "add", "pages")
     },
+    "entries": (f"{KERNELS}/new_rows.cu",),
     **dict.fromkeys(
         ("head_norms", "first_pairs", "position_scale", "hadamard", "head_blocks", "pad_heads"),
         (f"{KERNELS}/head_steps.cu",),
