@@ -29,7 +29,7 @@ GROUPS: Final[tuple[Group, ...]] = ("kv", "scales", "tables", "workspace", "weig
 # Lengths of these find the step's tokens new, and not yet counted where lengths come "before".
 STEP: Final = ("append", "seal", "norm_cache", "rotate_cache", "lora_add")
 # Each request has the operation's `rows` query rows, which are its newest tokens.
-ATTENDING: Final = ("decode", "mla_decode")
+ATTENDING: Final = ("decode", "mla_decode", "indexer_scores")
 # A query row for every new token, which is stored by then.
 NEW_ROWS: Final = ("extend",)
 LAYERS: Final = 2
@@ -91,7 +91,7 @@ class Scene:
 
     def _lay_pages(self) -> None:
         table, form = self.cache.page_table, lower_pages(self.cache).table
-        counts = [-(-n // self.tokens) for n in self._room]
+        counts = [-(-self.entries(n) // self.tokens) for n in self._room]
         if form.wraps:
             self.columns = -(-(form.window - 1) // self.tokens) + 1
             counts = [min(n, self.columns) for n in counts]
@@ -176,7 +176,7 @@ class Scene:
     @property
     def _counts(self) -> list[int]:
         """Pages that every request's tokens take."""
-        return [-(-n // self.tokens) for n in self.workload.totals]
+        return [-(-self.entries(n) // self.tokens) for n in self.workload.totals]
 
     def matrix(self, pages: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:
         """`[B, per page, columns]`; a ring's logical page i stands in column i % columns."""
@@ -187,15 +187,19 @@ class Scene:
 
     # Operations --------------------------------------------------------------------------------------------------
 
+    def entries(self, tokens: int) -> int:
+        """Entries of the cache that so many tokens of a request are: fewer where one stands for several."""
+        return tokens // self.cache.entry_tokens
+
     def alive(self, b: int) -> int:
-        """Tokens of request b that its table still reaches."""
+        """Tokens of request b that its table still reaches, as entries."""
         window, total = lower_pages(self.cache).table.window, self.workload.totals[b]
-        return min(total, window) if window else total
+        return min(total, window) if window else self.entries(total)
 
     def group(self, name: str, launcher: Any) -> Group:
-        """What a launch's buffer is part of; buffers are named after tensors, tables and arguments, those of a cache that is
-        converted behind "source."."""
-        tensor = name.partition("[")[0].removeprefix("source.")
+        """What a launch's buffer is part of; buffers are named after tensors, tables and arguments, those of another cache that
+        is read behind its argument's name and a point."""
+        tensor = name.partition("[")[0].rpartition(".")[2]
         if tensor in self.pools or (tensor.endswith(("pool", "scale", "scales", "tail")) and tensor not in _WEIGHTS):
             return "scales" if tensor.endswith(("scale", "scales")) else "kv"
         spec = next((a for a in launcher.KERNEL.arguments if a.name == name), None)

@@ -13,6 +13,7 @@ from kvgen.lowering.rope_norm import (
     HeadContext,
     InputContext,
     NormContext,
+    PadContext,
     PartContext,
     PositionScaleContext,
     PositionsContext,
@@ -81,14 +82,17 @@ class RotateCacheContext(RowsContext):
 @dataclass(frozen=True)
 class AppendContext(RotateCacheContext):
     """Everything ops/append.cu.j2 reads; also by `named` slots. Where q or RoPE ask what became of a row, slots have its `state`;
-    in a cache with a `residual`, its tail. `checked` positions leave a row unknown where they are too large; q has a factor by
-    `position_scale`. `resident` blocks an SM, which leave a thread `most_registers`; 0: as they come."""
+    in a cache with a `residual`, its tail. Where entries stand for `rate` tokens, the rows of their last tokens are stored.
+    `checked` positions leave a row unknown where they are too large; q has a factor by `position_scale`. `resident` blocks an SM,
+    which leave a thread `most_registers`; 0: as they come."""
 
     norm_structs: tuple[NormContext, ...]
     row_norms: tuple[PartContext, ...]
     checked: tuple[PositionsContext, ...]
     position_scale: tuple[PositionScaleContext, ...]
+    pads: tuple[PadContext, ...]
     named: bool
+    rate: int
     residual: int
     state: bool
     resident: int
@@ -118,6 +122,7 @@ class AppendQContext:
     row_norms: tuple[PartContext, ...]
     checked: tuple[PositionsContext, ...]
     position_scale: tuple[PositionScaleContext, ...]
+    pads: tuple[PadContext, ...]
     resident: int
     most_registers: int
 
@@ -179,6 +184,7 @@ def row_kernel(new: NewRows, kernels: KernelSet, template: str, title: str) -> K
                 sections=new.sections,
                 order=new.sections_order,
                 head=next(p.head for p in parts.parts if p.rotary_dim),
+                rate=1 if new.q_alone else cache.entry_tokens,
             ),
         )
     scale, given = new.position_scale, new.positions == "given"
@@ -194,6 +200,7 @@ def row_kernel(new: NewRows, kernels: KernelSet, template: str, title: str) -> K
         ::-1
     ]
     headers = {
+        "entries": cache.entry_tokens > 1 and new.rows != "slots" and not new.q_alone,
         "angles": rope is not None,
         "row_norm": bool(row_norms),
         "head_norms": any(norm.plain or norm.layer for norm in norms),
@@ -201,6 +208,7 @@ def row_kernel(new: NewRows, kernels: KernelSet, template: str, title: str) -> K
         "position_scale": bool(scales),
         "hadamard": any(p.head.hadamard for p in parts.parts),
         "store_heads": bool(parts.parts),
+        "pad_heads": bool(parts.pads),
         "write_rows": bool(parts.inputs) or bool(parts.writes),
     }
     known: dict[str, Any] = dict(
@@ -225,12 +233,14 @@ def row_kernel(new: NewRows, kernels: KernelSet, template: str, title: str) -> K
         ragged=new.rows == "ragged",
         padded=new.rows == "padded",
         named=new.rows == "slots",
+        rate=cache.entry_tokens,
         residual=cache.storage.residual,
         state=parts.takes_state,
         rope=angles,
         row_norms=row_norms,
         checked=checked,
         position_scale=scales,
+        pads=parts.pads,
         resident=_resident(parts),
         most_registers=_REGISTERS // (THREADS * max(1, _resident(parts))) // 8 * 8,
     )

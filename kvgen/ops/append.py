@@ -44,7 +44,7 @@ class Append(Op):
       projection gives them. "parts": `k_latent` and `k_rope` of latent rows. "q": q alone, and nothing is stored, for a
       layer that reads another layer's K and V (Gemma 3n and 4, YOCO).
     - `q_out` says how q comes back. "same": in the cache's dtype. "e4m3": codes of q / `q_scale` (an optional f32), without
-      scales. "none": not at all. A row whose position is unknown becomes NaN there.
+      scales. "none": not at all. A row whose position is unknown becomes NaN there. With `q_out_heads` zeros follow q's heads.
     - `rope` is a Rope, or "model" or "local" for those of the set's model. None: K is stored as it comes.
     - `angles`: "computed" from position * frequency, for positions below 2^24; or read from `cos_sin[P, dims]`, "halves"
       (all cos, all sin: vLLM) or "pairs" (cos, sin, cos, sin: Modular MAX's freqs_cis). Use a table where the model's angles
@@ -58,6 +58,7 @@ class Append(Op):
 
     kind: ClassVar[str] = "append"
     ragged: ClassVar[bool] = True
+    at_rates: ClassVar[bool] = True
     rows: Literal["ragged", "padded", "slots"] = "ragged"
     """How rows find their request: "ragged", by `row_offsets[B + 1]`; "padded", arrays are `[B, S, ...]` with
     `valid_lengths[B]`; "slots", by `slots[T]` = page * page_size + offset.
@@ -96,7 +97,7 @@ class Append(Op):
     hadamard: Literal["qk", "qkv"] | None = None
     """Hadamard transform of each head, the last step before rows are rounded or quantized: x H / sqrt(dim), H the matrix of
     signs (-1)^popcount(i & j). "qk": of q and k, whose products stay what they are (DeepSeek's indexer). "qkv": of v too;
-    attention's output is then transformed as well, and the same transform undoes it. None: no transform.
+    attention's output is then transformed as well, and ops.AttentionOutput(hadamard=True) undoes it. None: no transform.
     """
     position_scale: PositionScale | None = None
     """Factor of q by its position, after its norm and RoPE (Llama 4, Ministral 3). None: none."""
@@ -105,6 +106,8 @@ class Append(Op):
     """
     q_dim: Annotated[int, Field(ge=1, le=1024)] | None = None
     """Elements of a query head. None: `head_dim`."""
+    q_out_heads: Annotated[int, Field(ge=1, le=1024)] | None = None
+    """Heads of `q_out`, those behind q's own zeros, for attention kernels that take 64 or 128 (FlashMLA). None: `q_heads`."""
     index_dtype: IndexName | None = Field(default=None)
     """Element type of `row_offsets`, `valid_lengths`, `slots` and `positions`. None: the cache's `lengths_dtype`; i64
     for slots and for the positions beside them.
@@ -141,6 +144,7 @@ class Append(Op):
             takes_q=self.takes_q,
             q_out=self.q_out,
             q_dim=self.q_dim,
+            q_out_heads=self.q_out_heads,
         )
 
     @property
