@@ -20,9 +20,11 @@ from kvgen.bench.synthetic_batch import LAYER, LAYERS
 from kvgen.bench.tolerance import Distance, compare_rows, take_row
 from kvgen.layout.dtypes import dtype
 from kvgen.ops import (
+    CombineLists,
     Convert,
     Decode,
     Extend,
+    ListKeys,
     MergeStates,
     MlaDecode,
     MlaPlan,
@@ -377,7 +379,36 @@ def _slot_mapping(j: Judged) -> int:
 
 
 def _remap_indices(j: Judged) -> int:
-    return reference.remap_indices(j.view, j.arrays["row_offsets"], j.arrays["indices"], j.wanted.arrays["out"])
+    return reference.remap_indices(
+        j.view,
+        j.arrays["row_offsets"],
+        j.arrays["indices"],
+        j.wanted.arrays["out"],
+        counts=j.wanted.arrays.get("counts"),
+        drop_unseen=getattr(j.case.call.op, "unseen", "keep") == "drop",
+    )
+
+
+def _list_keys(j: Judged) -> int:
+    op, arrays = j.case.call.op, j.wanted.arrays
+    assert isinstance(op, ListKeys)
+    return reference.list_keys(j.view, j.arrays["row_offsets"], arrays["keys"], arrays["counts"], op.window)
+
+
+def _combine_lists(j: Judged) -> int:
+    op, arrays = j.case.call.op, j.wanted.arrays
+    assert isinstance(op, CombineLists)
+    return reference.combine_lists(
+        j.view,
+        j.arrays["row_offsets"],
+        j.arrays["entries_begin"],
+        j.arrays["tokens_begin"],
+        j.case.numbers["buffer_rows"],
+        arrays["keys"],
+        arrays["counts"],
+        window=op.window,
+        indices=j.arrays.get("indices"),
+    )
 
 
 def _row_offsets(j: Judged) -> int:
@@ -524,6 +555,7 @@ def _mla_decompress(j: Judged) -> int:
 ORACLES: Final[dict[str, Oracle]] = {
     "advance": _advance,
     "append": _append,
+    "combine_lists": _combine_lists,
     "compact": _compact,
     "convert": _convert,
     "copy_pages": _copy_pages,
@@ -532,6 +564,7 @@ ORACLES: Final[dict[str, Oracle]] = {
     "gather": _gather,
     "gather_rows": _gather_rows,
     "gather_states": _gather_states,
+    "list_keys": _list_keys,
     "lora_add": _lora_add,
     "merge_states": _merge_states,
     "mla_decode": _mla_decode,
