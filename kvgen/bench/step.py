@@ -115,6 +115,7 @@ class Step:
                 hadamard=role in (op.hadamard or ""),
                 local=op.rope == "local",
                 latent=array.shape[2] - self.cache.rope_part if self.cache.rope_part else 0,
+                whole=role == "q" or (norm is not None and norm.whole_row),
             )
             found[role] = changed(array, do)
         return found

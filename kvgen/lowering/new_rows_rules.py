@@ -17,9 +17,14 @@ def check_new_rows(new: NewRows, kernels: KernelSet) -> None:
     _check_blocks(kernels)
     _check_inputs(new, kernels)
     _check_q(new)
+    if new.takes_q and new.q_out_heads is not None and new.q_out_heads < kernels.q_heads:
+        raise ValueError(
+            f"q_out_heads: got {new.q_out_heads} for {kernels.q_heads} query heads; q_out has all of them, and zeros behind; "
+            f"give {kernels.q_heads} or more, or leave it out"
+        )
     for role, norm in (("q", new.q_norm), ("k", new.k_norm), ("v", new.v_norm)):
         if norm is not None:
-            check_norm(kernels, f"{role}_norm", norm, q_dim=new.q_dim, role=role)
+            check_norm(kernels, f"{role}_norm", norm, q_dim=new.q_dim, role=role, apart=new.inputs == "parts")
     _check_norm_order(new, kernels)
     if new.position_scale is not None:
         _check_position_scale(new, kernels)
@@ -122,6 +127,7 @@ def _check_q(new: NewRows) -> None:
     given = {
         "q_out": new.q_out == "e4m3",
         "q_dim": new.q_dim is not None,
+        "q_out_heads": new.q_out_heads is not None,
         "q_norm": new.q_norm is not None,
         "position_scale": new.position_scale is not None,
     }
@@ -133,19 +139,32 @@ def _check_q(new: NewRows) -> None:
         )
 
 
-def check_norm(kernels: KernelSet, field: str, norm: Norm, *, q_dim: int | None = None, role: str = "k") -> None:
-    """Raise ValueError where a norm does not fit the rows of a role."""
+def check_norm(
+    kernels: KernelSet,
+    field: str,
+    norm: Norm,
+    *,
+    q_dim: int | None = None,
+    role: str = "k",
+    apart: bool = False,
+    stored: bool = False,
+) -> None:
+    """Raise ValueError where a norm does not fit the rows of a role; `apart`: a latent row's parts are two arrays, `stored`: they
+    are read where they are stored."""
     cache = kernels.kv
     if field == "v_norm" and "v" not in cache.roles:
         raise ValueError("v_norm: got one for a cache that stores K only; it has no V rows; leave it out")
     dim = cache.v_dim if role == "v" else cache.head_dim - cache.rope_part
-    if cache.rope_part and field == "q_norm":
+    if cache.rope_part and field == "q_norm" and q_dim is None:
         raise ValueError(
-            "q_norm: got a norm with latent rows, whose queries are normalised before their projection; leave it out"
+            "q_norm: got a norm with latent rows and q_dim=None; q is then its RoPE part alone, and a norm is over whole heads; "
+            f"bring them with q_dim={cache.head_dim}, or leave it out"
         )
-    if cache.rope_part and norm.whole_row:
+    if cache.rope_part and norm.whole_row and field != "q_norm" and (apart or stored):
+        why = "inputs='parts'" if apart else "rows that are stored in parts"
         raise ValueError(
-            f"{field}: got over='row' with latent rows, whose norm is over the latent part of the one head; use 'head'"
+            f"{field}: got over='row' with {why}; its sum is over the latent and the RoPE part of a row of the caller's; "
+            "use ops.Append with inputs='separate', or over='head', the norm of the latent part"
         )
     if field == "q_norm":
         dim = q_dim or dim
@@ -263,14 +282,7 @@ def resolve_rope(given: Rope | Literal["model", "local"] | None, kernels: Kernel
 
 def _check_rope(new: NewRows, rope: Rope, kernels: KernelSet) -> None:
     dims = _check_dims(new, rope, kernels)
-    scaled = isinstance(rope.scaling, LongRopeScaling) and not (new.local and rope.local_theta is not None)
-    if new.angles == "computed" and scaled:
-        raise ValueError(
-            "rope: got LongRopeScaling with angles='computed'; which of its factors hold depends on the longest sequence, "
-            "which no spec knows; bring a table with angles='halves' or 'pairs'"
-        )
-    if new.angles == "computed" and new.angles_dtype != "f32":
-        raise ValueError("angles_dtype: got 'same' with angles='computed', which needs no table; leave it out")
+    check_angles(rope, new.angles, new.angles_dtype, local=new.local)
     if new.sections and new.positions != "given":
         raise ValueError("sections: got them with positions='lengths'; sections have positions each; use 'given'")
     if new.sections and sum(new.sections) != dims // 2:
@@ -280,6 +292,18 @@ def _check_rope(new: NewRows, rope: Rope, kernels: KernelSet) -> None:
         )
     if new.sections_order == "interleaved":
         _check_interleaved(new.sections)
+
+
+def check_angles(rope: Rope, angles: str, angles_dtype: str, *, local: bool) -> None:
+    """Raise ValueError where a rope's angles cannot be computed, or need no table."""
+    scaled = isinstance(rope.scaling, LongRopeScaling) and not (local and rope.local_theta is not None)
+    if angles == "computed" and scaled:
+        raise ValueError(
+            "rope: got LongRopeScaling with angles='computed'; which of its factors hold depends on the longest sequence, "
+            "which no spec knows; bring a table with angles='halves' or 'pairs'"
+        )
+    if angles == "computed" and angles_dtype != "f32":
+        raise ValueError("angles_dtype: got 'same' with angles='computed', which needs no table; leave it out")
 
 
 def _check_interleaved(sections: tuple[int, ...]) -> None:

@@ -111,6 +111,7 @@ class HeadContext:
     lanes: int
     turning: int = 0  # pairs that turn, the first ones; 0: all of them
     hadamard: str = ""
+    bits: bool = False  # bits of the dim are bits of lane, vector and element
 
 
 @dataclass(frozen=True)
@@ -172,6 +173,15 @@ class InputContext:
     begin: int
     elements: int
     share: int
+
+
+@dataclass(frozen=True)
+class PadContext:
+    """Zeros behind a row of q_out: `count` elements from element `begin` on, `width` an access."""
+
+    begin: int
+    count: int
+    width: int
 
 
 @dataclass(frozen=True)

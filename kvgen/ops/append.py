@@ -28,9 +28,10 @@ class Append(Op):
 
     k and v are `[T, kv_heads, head_dim]`, T new rows of all requests; q, which some options change as well, is `[T, q_heads,
     q_dim]`. On the way to the cache a row passes, each where it is asked for: `bias`; the norms `q_norm`, `k_norm` (in latent
-    rows, of the latent part) and `v_norm`, each an RmsNorm or a LayerNorm; `rope` (with `norm_order="after"` it comes before
-    the norms: Llama 4, Hunyuan); q's `position_scale`; the transform `hadamard`. These are computed in f32 and rounded once,
-    to the cache's dtype or by its quantization; an RmsNorm with `multiply="after"` also casts before its weights.
+    rows, of the latent part; with over="row" of the whole row) and `v_norm`, each an RmsNorm or a LayerNorm; `rope` (with
+    `norm_order="after"` it comes before the norms: Llama 4, Hunyuan); q's `position_scale`; the transform `hadamard`. These are
+    computed in f32 and rounded once, to the cache's dtype or by its quantization; an RmsNorm with `multiply="after"` also casts
+    before its weights.
 
     Choices, with the default first:
 
@@ -43,7 +44,7 @@ class Append(Op):
       projection gives them. "parts": `k_latent` and `k_rope` of latent rows. "q": q alone, and nothing is stored, for a
       layer that reads another layer's K and V (Gemma 3n and 4, YOCO).
     - `q_out` says how q comes back. "same": in the cache's dtype. "e4m3": codes of q / `q_scale` (an optional f32), without
-      scales. "none": not at all. A row whose position is unknown becomes NaN there.
+      scales. "none": not at all. A row whose position is unknown becomes NaN there. With `q_out_heads` zeros follow q's heads.
     - `rope` is a Rope, or "model" or "local" for those of the set's model. None: K is stored as it comes.
     - `angles`: "computed" from position * frequency, for positions below 2^24; or read from `cos_sin[P, dims]`, "halves"
       (all cos, all sin: vLLM) or "pairs" (cos, sin, cos, sin: Modular MAX's freqs_cis). Use a table where the model's angles
@@ -71,7 +72,7 @@ class Append(Op):
     q_norm: RmsNorm | LayerNorm | None = None
     """Norm of q, weights `q_weight`. None: no norm."""
     k_norm: RmsNorm | LayerNorm | None = None
-    """Norm of k, weights `k_weight`; in latent rows of the latent part. None: no norm."""
+    """Norm of k, weights `k_weight`; in latent rows of the latent part, with over="row" of the whole row. None: no norm."""
     v_norm: RmsNorm | LayerNorm | None = None
     """Norm of v, weights `v_weight` (Gemma 4: RmsNorm(weight=False)). None: no norm."""
     norm_order: Literal["before", "after"] = "before"
@@ -96,7 +97,7 @@ class Append(Op):
     hadamard: Literal["qk", "qkv"] | None = None
     """Hadamard transform of each head, the last step before rows are rounded or quantized: x H / sqrt(dim), H the matrix of
     signs (-1)^popcount(i & j). "qk": of q and k, whose products stay what they are (DeepSeek's indexer). "qkv": of v too;
-    attention's output is then transformed as well, and the same transform undoes it. None: no transform.
+    attention's output is then transformed as well, and ops.AttentionOutput(hadamard=True) undoes it. None: no transform.
     """
     position_scale: PositionScale | None = None
     """Factor of q by its position, after its norm and RoPE (Llama 4, Ministral 3). None: none."""
@@ -105,6 +106,8 @@ class Append(Op):
     """
     q_dim: Annotated[int, Field(ge=1, le=1024)] | None = None
     """Elements of a query head. None: `head_dim`."""
+    q_out_heads: Annotated[int, Field(ge=1, le=1024)] | None = None
+    """Heads of `q_out`, those behind q's own zeros, for attention kernels that take 64 or 128 (FlashMLA). None: `q_heads`."""
     index_dtype: IndexName | None = Field(default=None)
     """Element type of `row_offsets`, `valid_lengths`, `slots` and `positions`. None: the cache's `lengths_dtype`; i64
     for slots and for the positions beside them.
@@ -141,6 +144,7 @@ class Append(Op):
             takes_q=self.takes_q,
             q_out=self.q_out,
             q_dim=self.q_dim,
+            q_out_heads=self.q_out_heads,
         )
 
     @property

@@ -37,9 +37,9 @@ class CombineLists(Op):
 
     For attention over a buffer of rows that was gathered from two caches, DeepSeek V4's prefill: of request b the buffer has
     entry j at row `entries_begin[b] + j` and token i at row `tokens_begin[b] + i`, which may be negative, since only the newest
-    tokens are gathered; `buffer_rows` is its size. A row at position p attends to tokens p - window + 1 to p and, before them in the
-    list, to entries j < (p + 1) // rate of the set's cache: of these to the first min((p + 1) // rate, J) of `indices[T, J]`, in
-    which -1 and entries that the row does not see become -1; or, with `entries="all"`, to every one.
+    tokens are gathered; `buffer_rows` is its size. A row at position p attends to tokens p - window + 1 to p and, before them in
+    the list, to entries j < (p + 1) // rate of the set's cache: of these to the first min((p + 1) // rate, J) of `indices[T, J]`,
+    in which -1 and entries that the row does not see become -1; or, with `entries="all"`, to every one.
 
     `keys[T, K]` i32 is the list, -1 behind it; rows may lie any distance apart. `counts[T]` i32 is its length, 0 for rows of no
     request; -1, and a report, where the list cannot be known: contradicting offsets, a length that cannot be, rows outside the

@@ -172,8 +172,8 @@ class Changed:
 class Change:
     """What is done to a role's rows: its bias `[heads, dim]`, its norm with the weights and, of a LayerNorm, their bias; its RoPE
     at `positions`, `[T]` or `[sections, T]`, by the rope's own frequencies or a `table`; a factor of positions `[T]`. In latent
-    rows the first `latent` dims are normalised and the others turn. `norm_order` "after": RoPE comes before the norm. `hadamard`:
-    all of a head is transformed at last."""
+    rows the first `latent` dims are normalised, or with `whole` all of a row, and the others turn. `norm_order` "after": RoPE
+    comes before the norm. `hadamard`: all of a head is transformed at last."""
 
     bias: Raw | None = None
     norm: Norm | None = None
@@ -187,6 +187,7 @@ class Change:
     sections_order: Literal["runs", "interleaved"] = "runs"
     local: bool = False
     latent: int = 0
+    whole: bool = False
     position_scale: PositionScale | None = None
     hadamard: bool = False
 
@@ -219,8 +220,8 @@ def _normalised(given: Changed, do: Change, kind: np.dtype[Any]) -> Changed:
     if do.norm is None:
         return given
     x, lost = given.rows, given.lost
-    part = x[..., : do.latent or None]
-    before = lost[..., : do.latent or None]
+    end = None if do.whole else do.latent or None
+    part, before = x[..., :end], lost[..., :end]
     if isinstance(do.norm, LayerNorm):
         assert do.weight is not None
         normal = layer_norm(part, do.weight, do.norm_bias, do.norm)

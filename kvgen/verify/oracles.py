@@ -16,14 +16,17 @@ from numpy.typing import NDArray
 
 from kvgen import reference
 from kvgen.bench.step import Step
-from kvgen.bench.synthetic_batch import LAYER, LAYERS
+from kvgen.bench.synthetic_batch import LAYER, LAYERS, Scene
 from kvgen.bench.tolerance import Distance, compare_rows, take_row
 from kvgen.layout.dtypes import dtype
+from kvgen.lowering.new_rows_rules import resolve_rope
 from kvgen.ops import (
+    AttentionOutput,
     CombineLists,
     Convert,
     Decode,
     Extend,
+    IndexerScores,
     ListKeys,
     MergeStates,
     MlaDecode,
@@ -35,6 +38,10 @@ from kvgen.ops import (
 )
 from kvgen.reference import Decoded, Rows, TableView
 from kvgen.reference.append import Changed, NewRow, locate
+from kvgen.reference.attention_output import Output, blocks_of, read_blocks, scales_of
+from kvgen.reference.mla_decode import Listed
+from kvgen.reference.rope import Table
+from kvgen.reference.rounding import ulp
 from kvgen.reference.tables import LIMIT
 from kvgen.spec.mask import TREE_ROWS
 from kvgen.verify.batches import Case, Contents, Pools
@@ -135,6 +142,10 @@ def _rotated_q(j: Judged, found: list[NewRow], change: Changed, scale: float = 1
     """q_out: near enough in rows that are known, NaN where the position is not, as it was in padding."""
     got = j.got.arrays["q_out"].reshape(len(found), *j.got.arrays["q_out"].shape[-2:])
     wanted = j.wanted.arrays["q_out"].reshape(got.shape)
+    heads = change.rows.shape[1]
+    behind = np.array([at.state != "padding" for at in found], np.bool_)
+    wanted[behind, heads:] = 0
+    got, wanted = got[:, :heads], wanted[:, :heads]
     known = np.array([at.state == "known" for at in found], np.bool_)
     unknown = np.array([at.state == "unknown" for at in found], np.bool_)
     j.meet("q_out", compare_rows(got, change, known, scale))
@@ -233,16 +244,52 @@ def _mla_decode(j: Judged) -> int:
     assert isinstance(op, MlaDecode)
     kind, (keys,) = kernels.kv.dtype, j.wanted.rows(j.case.scene)
     given = Terms(
-        op.softmax_scale(kernels), kind, op.out_dtype or kind, op.rows, lse_base=op.lse_base, lse_empty=op.lse_empty
+        op.softmax_scale(kernels),
+        kind,
+        op.out_dtype or kind,
+        op.rows,
+        sinks=j.arrays.get("sinks"),
+        sinks_in_lse=op.sinks == "lse",
+        lse_base=op.lse_base,
+        lse_empty=op.lse_empty,
     )
     how: dict[str, Any] = {"scale": given.scale, "lse_base": op.lse_base, "lse_empty": op.lse_empty}
+    how |= {"sinks": given.sinks, "sinks_in_lse": given.sinks_in_lse}
     if op.sparse:
-        lists = j.arrays["indices"], j.arrays.get("topk_lengths")
-        wanted = reference.mla_decode_sparse(j.view, keys, j.arrays["q"], *lists, **how)
+        lists = [_listed(j, j.case.scene, keys, ""), *(_listed(j, its, None, n) for n, its in j.case.call.keys.items())]
+        wanted = reference.mla_decode_sparse(lists, j.arrays["q"], v_dim=j.arrays["out"].shape[2], **how)
     else:
         offsets = j.arrays.get("row_offsets")
         wanted = reference.mla_decode(j.view, keys, j.arrays["q"], rows=op.rows, row_offsets=offsets, **how)
     return _attended(j, wanted, given)
+
+
+def _listed(j: Judged, scene: Scene, rows: Rows | None, argument: str) -> Listed:
+    """The lists of rows of a cache: the set's, whose `rows` are given, or that of `argument`."""
+    prefix = argument.removesuffix("cache")
+    if rows is None:
+        (rows,) = Contents(j.wanted.keys[argument], {}, {}).rows(scene)
+    lists = j.arrays[f"{prefix}indices"], j.arrays.get(f"{prefix}topk_lengths")
+    return Listed(rows, scene.pages, scene.tokens, *lists)
+
+
+def _indexer_scores(j: Judged) -> int:
+    """Scores within the roundings of their sums; of codes to 2^-12 of the terms, as Hopper's tensor cores add them."""
+    op, got, to = j.case.call.op, j.got.arrays["logits"], j.wanted.arrays["logits"]
+    assert isinstance(op, IndexerScores)
+    (keys,), q = j.wanted.rows(j.case.scene), j.arrays["q"]
+    offsets = j.arrays.get("row_offsets")
+    wanted = reference.indexer_scores(
+        j.view, keys, q, j.arrays["weights"], to.shape[1], rows=op.rows, row_offsets=offsets
+    )
+    to[wanted.seen | op.fill] = wanted.logits[wanted.seen | op.fill]
+    known, far = np.isfinite(wanted.logits), Distance()
+    part = 2.0**-12 if q.dtype.itemsize == 1 else 2.0**-20
+    far.meet(np.abs(got[known] - wanted.logits[known]), part * wanted.terms[known] + 1e-30)
+    j.meet("logits", far)
+    taken = known | np.isnan(wanted.logits) & np.isnan(got)
+    to[taken] = got[taken]
+    return wanted.errors
 
 
 def _attended(j: Judged, wanted: Decoded, given: Terms) -> int:
@@ -534,6 +581,51 @@ def _merge_states(j: Judged) -> int:
     return 0
 
 
+def _attention_output(j: Judged) -> int:
+    op, given, cache = j.case.call.op, j.arrays, j.case.scene.kernels.kv
+    assert isinstance(op, AttentionOutput)
+    found = reference.attention_output(
+        given["o"],
+        hadamard=op.hadamard,
+        rope=resolve_rope(op.rope, j.case.scene.kernels),
+        local=op.rope == "local",
+        positions=given.get("positions"),
+        table=Table(given["cos_sin"], op.angles) if op.angles != "computed" else None,
+        dims=cache.rope_part or None,
+        part="last" if cache.rope_part else None,
+    )
+    out = j.got.arrays["out"]
+    if op.block is None:
+        j.meet("out", compare_rows(out, found.change, found.known))
+    else:
+        _blocks(j, op, found)
+    if not np.isnan((out if op.block is None else out.swapaxes(0, 1))[~found.known].astype(np.float32)).all():
+        j.wrong.append("out: rows without a position must be NaN, and are not")
+    for name in ("out", "out_scales"):
+        if name in given:
+            j.wanted.arrays[name][...] = j.got.arrays[name]
+    return found.word
+
+
+def _blocks(j: Judged, op: AttentionOutput, found: Output) -> None:
+    """Codes and scales: scales between those of rows that have lost what f32 may lose, codes within half a step of the rows."""
+    assert op.block is not None
+    out, heads = j.got.arrays["out"].swapaxes(0, 1), j.case.scene.kernels.q_heads
+    rows, lost = found.change.rows[found.known], found.change.lost[found.known]
+    codes = np.ascontiguousarray(out).view(np.uint8).reshape(found.change.rows.shape)[found.known]
+    scales = scales_of(j.got.arrays["out_scales"], heads)[found.known]
+    low, high = (
+        blocks_of(np.maximum(np.abs(rows) + by, 0), op.block, op.recipe, op.amax_min)[0] for by in (-lost, lost)
+    )
+    far = Distance()
+    far.meet(np.abs(scales - np.clip(scales, low, high)), ulp(high, np.dtype(np.float32)))
+    j.meet("scales", far)
+    half = np.maximum(np.abs(rows) * 2.0**-4, np.repeat(scales, op.block, axis=-1) * 2.0**-10) * 1.001 + lost
+    far = Distance()
+    far.meet(np.abs(read_blocks(codes, scales) - rows), half)
+    j.meet("out", far)
+
+
 def _mla_plan(j: Judged) -> int:
     op, found = j.case.call.op, j.wanted.arrays
     assert isinstance(op, MlaPlan)
@@ -556,6 +648,7 @@ ORACLES: Final[dict[str, Oracle]] = {
     "advance": _advance,
     "append": _append,
     "combine_lists": _combine_lists,
+    "attention_output": _attention_output,
     "compact": _compact,
     "convert": _convert,
     "copy_pages": _copy_pages,
@@ -565,6 +658,7 @@ ORACLES: Final[dict[str, Oracle]] = {
     "gather_rows": _gather_rows,
     "gather_states": _gather_states,
     "list_keys": _list_keys,
+    "indexer_scores": _indexer_scores,
     "lora_add": _lora_add,
     "merge_states": _merge_states,
     "mla_decode": _mla_decode,

@@ -78,6 +78,16 @@ SETS: Final = {
             k_norm=RmsNorm(),
             inputs="parts",
         ),
+        _set(  # a norm of all of a latent row, and one of q's heads without weights (DeepSeek V4)
+            "latent_whole",
+            CHOSEN["latent"],
+            3,
+            rope=YARN.model_copy(update={"style": "interleaved"}),
+            q_norm=RmsNorm(weight=False),
+            k_norm=RmsNorm(over="row", weight_dtype="f32"),
+            q_dim=40,
+            q_out_heads=16,
+        ),
         _set(
             "latent_rope",
             Latent(dtype="bf16", latent_dim=32, rope_dim=8, page_size=8, quant=_SCALED, quant_rope=True),
@@ -305,6 +315,7 @@ SETS: Final = {
             k_norm=LayerNorm(per_head=True, bias=True),
             norm_order="after",
             bias=True,
+            q_out_heads=7,
         ),
         _set(
             "persimmon",
@@ -344,6 +355,7 @@ SETS: Final = {
             bias=True,
             q_norm=LayerNorm(per_head=True),
             norm_order="after",
+            q_out_heads=8,
             q_out="e4m3",
         ),
         _set(

@@ -87,7 +87,9 @@ def _append(draw: random.Random, cache: Any) -> ops.Append:
     latent = isinstance(cache, Latent)
     rope = draw.choice((None, LATENT_ROPE)) if latent else _rope(draw)
     inputs = draw.choice(("separate", "parts", "parts", "q") if latent else ("separate", "separate", "qkv", "q"))
-    norms = "" if inputs == "q" and latent else "q" if inputs == "q" else "k" if latent else "qkv"
+    norms = "q" if inputs == "q" else "k" if latent else "qkv"
+    if latent and draw.random() < 0.5:
+        norms = {"q": "", "k": "qk"}[norms]
     fields: dict[str, Any] = {
         "rows": draw.choice(("ragged", "padded") if inputs == "q" else ("ragged", "ragged", "padded", "slots")),
         "inputs": inputs,
