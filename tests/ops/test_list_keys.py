@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvgen.reference import mla_decode, mla_decode_sparse
+from kvgen.reference.mla_decode import Listed
 from kvgen.runtime import Fault, describe
 from tests.support.batches import batches
 from tests.support.key_lists import BATCH, ENTRIES, RING, check_list_keys, step
@@ -52,7 +53,9 @@ def test_lists_see_what_attention_over_the_cache_sees() -> None:
     _, keys, counts = check_list_keys(scene, rows, offsets, 16)
     q, (latent,) = scene.values(rows, 1, 16), scene.rows()
     whole = mla_decode(scene.view, latent, q, scale=0.5)
-    listed = mla_decode_sparse(scene.view, latent, q, keys, counts, scale=0.5)
+    listed = mla_decode_sparse(
+        [Listed(latent, scene.pages, scene.tokens, keys, counts)], q, v_dim=ENTRIES.kv.latent_part, scale=0.5
+    )
     np.testing.assert_array_equal(listed.out, whole.out)
 
 
