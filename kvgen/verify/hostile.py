@@ -30,6 +30,8 @@ LISTED: Final = (
     "parents",
     "new_tokens",
     "cache_offsets",
+    "entries_begin",
+    "tokens_begin",
 )
 
 

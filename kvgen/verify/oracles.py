@@ -22,10 +22,12 @@ from kvgen.layout.dtypes import dtype
 from kvgen.lowering.new_rows_rules import resolve_rope
 from kvgen.ops import (
     AttentionOutput,
+    CombineLists,
     Convert,
     Decode,
     Extend,
     IndexerScores,
+    ListKeys,
     MergeStates,
     MlaDecode,
     MlaPlan,
@@ -424,7 +426,36 @@ def _slot_mapping(j: Judged) -> int:
 
 
 def _remap_indices(j: Judged) -> int:
-    return reference.remap_indices(j.view, j.arrays["row_offsets"], j.arrays["indices"], j.wanted.arrays["out"])
+    return reference.remap_indices(
+        j.view,
+        j.arrays["row_offsets"],
+        j.arrays["indices"],
+        j.wanted.arrays["out"],
+        counts=j.wanted.arrays.get("counts"),
+        drop_unseen=getattr(j.case.call.op, "unseen", "keep") == "drop",
+    )
+
+
+def _list_keys(j: Judged) -> int:
+    op, arrays = j.case.call.op, j.wanted.arrays
+    assert isinstance(op, ListKeys)
+    return reference.list_keys(j.view, j.arrays["row_offsets"], arrays["keys"], arrays["counts"], op.window)
+
+
+def _combine_lists(j: Judged) -> int:
+    op, arrays = j.case.call.op, j.wanted.arrays
+    assert isinstance(op, CombineLists)
+    return reference.combine_lists(
+        j.view,
+        j.arrays["row_offsets"],
+        j.arrays["entries_begin"],
+        j.arrays["tokens_begin"],
+        j.case.numbers["buffer_rows"],
+        arrays["keys"],
+        arrays["counts"],
+        window=op.window,
+        indices=j.arrays.get("indices"),
+    )
 
 
 def _row_offsets(j: Judged) -> int:
@@ -616,6 +647,7 @@ def _mla_decompress(j: Judged) -> int:
 ORACLES: Final[dict[str, Oracle]] = {
     "advance": _advance,
     "append": _append,
+    "combine_lists": _combine_lists,
     "attention_output": _attention_output,
     "compact": _compact,
     "convert": _convert,
@@ -625,6 +657,7 @@ ORACLES: Final[dict[str, Oracle]] = {
     "gather": _gather,
     "gather_rows": _gather_rows,
     "gather_states": _gather_states,
+    "list_keys": _list_keys,
     "indexer_scores": _indexer_scores,
     "lora_add": _lora_add,
     "merge_states": _merge_states,
