@@ -44,7 +44,7 @@ class Step:
         """Whether rows of a role are stored as others than they come."""
         op = self.op
         norm = {"k": op.k_norm, "v": op.v_norm}.get(role)
-        return op.bias or (role != "v" and self.rope is not None) or norm is not None
+        return op.bias or (role != "v" and self.rope is not None) or norm is not None or role in (op.hadamard or "")
 
     def rotated(self, dim: int) -> tuple[int, int]:
         """The dims of a head of `dim` that are rotated, from and to."""
@@ -93,7 +93,10 @@ class Step:
         """What becomes of every role's rows; `positions[rows]` are those by which they turn, unless the call brings them."""
         op, found = self.op, {}
         if op.positions == "given":
-            given = np.asarray(arrays["positions"]).reshape(max(1, len(op.sections)), -1)
+            rate = 1 if op.inputs == "q" else self.cache.entry_tokens
+            most = len(arrays["cos_sin"]) if "cos_sin" in arrays else MOST_POSITIONS
+            given = np.asarray(arrays["positions"]).reshape(max(1, len(op.sections)), -1) // rate * rate
+            given = np.where((given >= 0) & (given < most), given, 0)  # nobody looks at rows without an angle
             positions = given if len(op.sections) > 1 else given[0]
         for role, array in self.rows(arrays).items():
             norm = {"q": op.q_norm, "k": op.k_norm, "v": op.v_norm}[role]
@@ -109,8 +112,10 @@ class Step:
                 sections=op.sections,
                 sections_order=op.sections_order,
                 position_scale=op.position_scale if role == "q" else None,
+                hadamard=role in (op.hadamard or ""),
                 local=op.rope == "local",
                 latent=array.shape[2] - self.cache.rope_part if self.cache.rope_part else 0,
+                whole=role == "q" or (norm is not None and norm.whole_row),
             )
             found[role] = changed(array, do)
         return found

@@ -13,15 +13,18 @@ from kvgen.spec.norm import Norm
 def check_new_rows(new: NewRows, kernels: KernelSet) -> None:
     """Raise ValueError where the options contradict the cache or each other."""
     _check_rows(new, kernels)
+    _check_rate(new, kernels)
     _check_blocks(kernels)
     _check_inputs(new, kernels)
     _check_q(new)
     for role, norm in (("q", new.q_norm), ("k", new.k_norm), ("v", new.v_norm)):
         if norm is not None:
-            check_norm(kernels, f"{role}_norm", norm, q_dim=new.q_dim, role=role)
+            check_norm(kernels, f"{role}_norm", norm, q_dim=new.q_dim, role=role, apart=new.inputs == "parts")
     _check_norm_order(new, kernels)
     if new.position_scale is not None:
         _check_position_scale(new, kernels)
+    if new.hadamard:
+        _check_hadamard(new, kernels)
     if new.rope is not None:
         _check_rope(new, new.rope, kernels)
     else:
@@ -41,6 +44,23 @@ def _check_rows(new: NewRows, kernels: KernelSet) -> None:
     if new.rows == "slots" and (storage.own_table or storage.residual):
         which = "own_table=True, whose scales lie in other pages" if storage.own_table else "residual, a tail a request"
         raise ValueError(f"rows: got 'slots' with {which}; a slot names one place; use 'ragged'")
+
+
+def _check_rate(new: NewRows, kernels: KernelSet) -> None:
+    """Rows of which one in `rate` is stored, as its entry."""
+    rate = kernels.kv.entry_tokens
+    if rate == 1 or new.q_alone:
+        return
+    if new.takes_q:
+        raise ValueError(
+            f"q_out: got {new.q_out!r} with rate={rate}; one row of {rate} is stored, at its first token's position, and q of "
+            "every row turns at its own; use q_out='none', and append with inputs='q' for q"
+        )
+    if new.sections:
+        raise ValueError(
+            f"sections: got {new.sections} with rate={rate}; an entry of {rate} tokens turns by one position, its first token's; "
+            "leave sections out"
+        )
 
 
 def _check_blocks(kernels: KernelSet) -> None:
@@ -113,19 +133,32 @@ def _check_q(new: NewRows) -> None:
         )
 
 
-def check_norm(kernels: KernelSet, field: str, norm: Norm, *, q_dim: int | None = None, role: str = "k") -> None:
-    """Raise ValueError where a norm does not fit the rows of a role."""
+def check_norm(
+    kernels: KernelSet,
+    field: str,
+    norm: Norm,
+    *,
+    q_dim: int | None = None,
+    role: str = "k",
+    apart: bool = False,
+    stored: bool = False,
+) -> None:
+    """Raise ValueError where a norm does not fit the rows of a role; `apart`: a latent row's parts are two arrays, `stored`: they
+    are read where they are stored."""
     cache = kernels.kv
     if field == "v_norm" and "v" not in cache.roles:
         raise ValueError("v_norm: got one for a cache that stores K only; it has no V rows; leave it out")
     dim = cache.v_dim if role == "v" else cache.head_dim - cache.rope_part
-    if cache.rope_part and field == "q_norm":
+    if cache.rope_part and field == "q_norm" and q_dim is None:
         raise ValueError(
-            "q_norm: got a norm with latent rows, whose queries are normalised before their projection; leave it out"
+            "q_norm: got a norm with latent rows and q_dim=None; q is then its RoPE part alone, and a norm is over whole heads; "
+            f"bring them with q_dim={cache.head_dim}, or leave it out"
         )
-    if cache.rope_part and norm.whole_row:
+    if cache.rope_part and norm.whole_row and field != "q_norm" and (apart or stored):
+        why = "inputs='parts'" if apart else "rows that are stored in parts"
         raise ValueError(
-            f"{field}: got over='row' with latent rows, whose norm is over the latent part of the one head; use 'head'"
+            f"{field}: got over='row' with {why}; its sum is over the latent and the RoPE part of a row of the caller's; "
+            "use ops.Append with inputs='separate', or over='head', the norm of the latent part"
         )
     if field == "q_norm":
         dim = q_dim or dim
@@ -175,6 +208,44 @@ def _check_position_scale(new: NewRows, kernels: KernelSet) -> None:
         )
 
 
+def _check_hadamard(new: NewRows, kernels: KernelSet) -> None:
+    """A transform is of whole heads: what a lane has are runs of dims whose places differ in single bits."""
+    cache, asked = kernels.kv, new.hadamard
+    if cache.rope_part:
+        raise ValueError(
+            f"hadamard: got {asked!r} with latent rows, whose latent part and RoPE part are apart; the transform is of "
+            "whole heads; leave it out"
+        )
+    if cache.storage.residual and not new.q_alone:
+        raise ValueError(
+            f"hadamard: got {asked!r} for a cache with residual={cache.storage.residual}, whose seal takes K as it is "
+            "stored; change K before seal and append, or use a cache without residual"
+        )
+    if "v" in asked and ("v" not in cache.roles or new.q_alone):
+        why = "inputs='q'" if new.q_alone else "a cache that stores K only"
+        raise ValueError(f"hadamard: got {asked!r} with {why}; there are no V rows; use 'qk'")
+    dims = {"q": new.q_dim or cache.head_dim, "k": cache.head_dim, "v": cache.v_dim}
+    for role in asked:
+        if dims[role] & (dims[role] - 1) or not 16 <= dims[role] <= 512:
+            raise ValueError(
+                f"hadamard: got {asked!r} with heads of {dims[role]} in {role}; the transform is of a power of two of dims, "
+                "from 16 to 512; leave it out"
+            )
+    if new.rope is not None and (turned := _hadamard_misfit(new.rope, cache.head_dim)):
+        raise ValueError(
+            f"hadamard: got {asked!r} with rope.dim={turned}; lanes share a head by bits of its dims, so RoPE turns "
+            "a power of two of them; leave it out"
+        )
+
+
+def _hadamard_misfit(rope: Rope, head_dim: int) -> int:
+    """The dims that RoPE turns where a Hadamard transform cannot follow; 0: it can."""
+    if rope.proportional and rope.style == "neox":
+        return 0
+    dims = rope.dim or head_dim
+    return dims if dims & (dims - 1) else 0
+
+
 def _check_no_rope(new: NewRows) -> None:
     defaults = {
         "angles": "computed",
@@ -205,14 +276,7 @@ def resolve_rope(given: Rope | Literal["model", "local"] | None, kernels: Kernel
 
 def _check_rope(new: NewRows, rope: Rope, kernels: KernelSet) -> None:
     dims = _check_dims(new, rope, kernels)
-    scaled = isinstance(rope.scaling, LongRopeScaling) and not (new.local and rope.local_theta is not None)
-    if new.angles == "computed" and scaled:
-        raise ValueError(
-            "rope: got LongRopeScaling with angles='computed'; which of its factors hold depends on the longest sequence, "
-            "which no spec knows; bring a table with angles='halves' or 'pairs'"
-        )
-    if new.angles == "computed" and new.angles_dtype != "f32":
-        raise ValueError("angles_dtype: got 'same' with angles='computed', which needs no table; leave it out")
+    check_angles(rope, new.angles, new.angles_dtype, local=new.local)
     if new.sections and new.positions != "given":
         raise ValueError("sections: got them with positions='lengths'; sections have positions each; use 'given'")
     if new.sections and sum(new.sections) != dims // 2:
@@ -222,6 +286,18 @@ def _check_rope(new: NewRows, rope: Rope, kernels: KernelSet) -> None:
         )
     if new.sections_order == "interleaved":
         _check_interleaved(new.sections)
+
+
+def check_angles(rope: Rope, angles: str, angles_dtype: str, *, local: bool) -> None:
+    """Raise ValueError where a rope's angles cannot be computed, or need no table."""
+    scaled = isinstance(rope.scaling, LongRopeScaling) and not (local and rope.local_theta is not None)
+    if angles == "computed" and scaled:
+        raise ValueError(
+            "rope: got LongRopeScaling with angles='computed'; which of its factors hold depends on the longest sequence, "
+            "which no spec knows; bring a table with angles='halves' or 'pairs'"
+        )
+    if angles == "computed" and angles_dtype != "f32":
+        raise ValueError("angles_dtype: got 'same' with angles='computed', which needs no table; leave it out")
 
 
 def _check_interleaved(sections: tuple[int, ...]) -> None:

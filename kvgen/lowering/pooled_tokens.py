@@ -236,11 +236,18 @@ def pool_kernel(
         )
         sizes = (*sizes, Size("latent_out_stride", "i64", "latent_out.stride"))
     params = (*arrays, *extra, *parts.params, new.places_param(cache), *sizes, *parts.sizes, ERRORS)
-    headers = {"angles": new.rope is not None, "store_heads": bool(parts.parts), "write_rows": bool(parts.writes)}
+    headers = {
+        "angles": new.rope is not None,
+        "hadamard": bool(new.hadamard),
+        "entries": pooled.gated,
+        "store_heads": bool(parts.parts),
+        "write_rows": bool(parts.writes),
+        "pool_tokens": True,
+    }
     context = PoolTokensContext(
         entry=entry_name(kernels, new.name),
         params=parameter_lines(tuple(p.declaration for p in params)),
-        headers=(*(name for name, used in headers.items() if used), "pool_tokens"),
+        headers=tuple(name for name, used in headers.items() if used),
         threads=pooled.threads,
         threads_each=pooled.threads_each,
         after=new.after(cache),

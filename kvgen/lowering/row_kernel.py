@@ -81,14 +81,16 @@ class RotateCacheContext(RowsContext):
 @dataclass(frozen=True)
 class AppendContext(RotateCacheContext):
     """Everything ops/append.cu.j2 reads; also by `named` slots. Where q or RoPE ask what became of a row, slots have its `state`;
-    in a cache with a `residual`, its tail. `checked` positions leave a row unknown where they are too large; q has a factor by
-    `position_scale`. `resident` blocks an SM, which leave a thread `most_registers`; 0: as they come."""
+    in a cache with a `residual`, its tail. Where entries stand for `rate` tokens, the rows of their last tokens are stored.
+    `checked` positions leave a row unknown where they are too large; q has a factor by `position_scale`. `resident` blocks an SM,
+    which leave a thread `most_registers`; 0: as they come."""
 
     norm_structs: tuple[NormContext, ...]
     row_norms: tuple[PartContext, ...]
     checked: tuple[PositionsContext, ...]
     position_scale: tuple[PositionScaleContext, ...]
     named: bool
+    rate: int
     residual: int
     state: bool
     resident: int
@@ -154,9 +156,9 @@ def _resident(parts: RowParts) -> int:
     # To divide by a number of heads that is no power of two takes registers, too.
     if parts.q_heads & (parts.q_heads - 1):
         return 0
-    # So does a LayerNorm, whose mean comes before its variance; a norm of V beside blocks with scales; and q alone, of which a
-    # block has several rows.
-    layer = any(p.norm is not None and p.norm.layer for p in parts.parts)
+    # So does a LayerNorm, whose mean comes before its variance; a Hadamard transform, which holds a head beside the elements
+    # of another lane; a norm of V beside blocks with scales; and q alone, of which a block has several rows.
+    layer = any((p.norm is not None and p.norm.layer) or p.head.hadamard for p in parts.parts)
     v_blocks = parts.new.v_norm is not None and any(w.blocks for w in parts.writes)
     return 5 if layer or v_blocks or parts.new.q_alone else 6
 
@@ -177,6 +179,7 @@ def rope_contexts(new: NewRows, parts: RowParts) -> tuple[RopeContext, ...]:
             sections=new.sections,
             order=new.sections_order,
             head=next(p.head for p in parts.parts if p.rotary_dim),
+            rate=1 if new.q_alone else parts.cache.entry_tokens,
         ),
     )
 
@@ -194,13 +197,18 @@ def row_kernel(new: NewRows, kernels: KernelSet, template: str, title: str) -> K
     )
     norms = [p.norm for p in parts.parts if p.norm is not None]
     params = (*parts.params, new.places_param(cache), *parts.sizes, ERRORS)
-    row_norms = tuple(p for p in parts.parts if p.norm is not None and p.norm.whole_row)
+    # One a role: a latent row's two parts have one factor.
+    row_norms = tuple({p.role: p for p in reversed(parts.parts) if p.norm is not None and p.norm.whole_row}.values())[
+        ::-1
+    ]
     headers = {
+        "entries": cache.entry_tokens > 1 and new.rows != "slots" and not new.q_alone,
         "angles": rope is not None,
         "row_norm": bool(row_norms),
         "head_norms": any(norm.plain or norm.layer for norm in norms),
         "first_pairs": any(p.head.turning for p in parts.parts),
         "position_scale": bool(scales),
+        "hadamard": any(p.head.hadamard for p in parts.parts),
         "store_heads": bool(parts.parts),
         "write_rows": bool(parts.inputs) or bool(parts.writes),
     }
@@ -226,6 +234,7 @@ def row_kernel(new: NewRows, kernels: KernelSet, template: str, title: str) -> K
         ragged=new.rows == "ragged",
         padded=new.rows == "padded",
         named=new.rows == "slots",
+        rate=cache.entry_tokens,
         residual=cache.storage.residual,
         state=parts.takes_state,
         rope=angles,

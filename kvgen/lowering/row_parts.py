@@ -14,6 +14,7 @@ from kvgen.lowering.rope_norm import (
     NormContext,
     PartContext,
     TileContext,
+    decimal,
     lanes_of,
     norm_context,
     width_of,
@@ -118,10 +119,12 @@ class RowParts:
 
     def _norm(self, role: str, part: _Slice) -> NormContext | None:
         norm = self.norms[role]
-        if norm is None or part.name == "k_rope":
+        latent = role == "k" and self.latent > 0
+        if norm is None or (part.name == "k_rope" and not norm.whole_row):
             return None
         heads = self.kernels.q_heads if role == "q" else self.cache.kv_heads
-        return norm_context(norm, self.cache.dtype, part.dim, heads)
+        dim = self.cache.head_dim if latent and norm.whole_row else part.dim
+        return norm_context(norm, self.cache.dtype, dim, heads)
 
     def _parts(self) -> tuple[PartContext, ...]:
         new = self.new
@@ -142,17 +145,21 @@ class RowParts:
         return tuple(found)
 
     def _tiled_parts(self) -> list[PartContext]:
-        """Parts of rows that wait in k_tile: those that turn, and those that are stored from registers with one that does."""
+        """Parts of rows that wait in k_tile: those that change, and those that are stored from registers with one that does."""
         parts = [self._part("k", part) for part in self._slices("k")]
-        direct = {p.struct for p in parts if p.rotary_dim and not p.tile}
-        return [p for p in parts if p.rotary_dim or p.struct in direct]
+        direct = {p.struct for p in parts if self._is_turned(p) and not p.tile}
+        return [p for p in parts if self._is_turned(p) or p.struct in direct]
+
+    def _is_turned(self, part: PartContext) -> bool:
+        """Whether RoPE or a transform makes other values of a part."""
+        return part.rotary_dim > 0 or part.head.hadamard != ""
 
     def _is_changed(self, role: str) -> bool:
         """Whether a role's rows are another thing when they are stored than the caller's."""
         new = self.new
         if role == "k" and (self.rope is not None or new.inputs == "parts"):
             return True
-        return role == "q" or new.bias or self.norms[role] is not None
+        return role == "q" or new.bias or self.norms[role] is not None or role in new.hadamard
 
     def _may_wait(self, role: str) -> bool:
         """Whether a role's rows wait in shared memory."""
@@ -180,6 +187,8 @@ class RowParts:
         steps = [("norm" if norm is None else norm.word, norm is not None), ("RoPE", part.rotary_dim > 0)]
         after = self.new.norm_order == "after" and role != "v"
         steps = [("bias", self.new.bias), *(reversed(steps) if after else steps), ("factor of its position", scaled)]
+        transformed = role in self.new.hadamard
+        steps += [("Hadamard", transformed)]
         done = [word for word, is_done in steps if is_done]
         apart = self.new.inputs == "parts" and role == "k"
         context = PartContext(
@@ -199,6 +208,8 @@ class RowParts:
                 width=width,
                 lanes=lanes_of(part.dim, width),
                 turning=part.turning,
+                hadamard=decimal(part.dim**-0.5) if transformed else "",
+                bits=transformed,
             ),
             given="k_tile" if self.new.tiled else f"{part.name}_in" if apart else f"{role}_in",
             row=part.dim if apart else self._row(role),

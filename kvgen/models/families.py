@@ -1089,6 +1089,13 @@ _LATENT: Final = (
     ),
 )
 
+# A window of rows and compressed entries ------------------------------------------------------------------------------
+
+_COMPRESSED: Final = (
+    Family("deepseek_v4", "DeepseekV4ForCausalLM", positions=1048576, compressed="own"),
+    Family("deepseek_v41_text", "DeepseekV41ForCausalLM", positions=1048576, compressed="shared"),
+)
+
 # Absolute positions and ALiBi -----------------------------------------------------------------------------------------
 
 _GPT2_NAMES: Final = {"num_attention_heads": ("n_head",), "hidden_size": ("n_embd",), "num_hidden_layers": ("n_layer",)}
@@ -1195,7 +1202,7 @@ _ABSOLUTE: Final = (
     ),
 )
 
-FAMILIES: Final = (*_DENSE, *_WINDOWED, *_MROPE, *_HYBRIDS, *_LATENT, *_ABSOLUTE)
+FAMILIES: Final = (*_DENSE, *_WINDOWED, *_MROPE, *_HYBRIDS, *_LATENT, *_COMPRESSED, *_ABSOLUTE)
 BY_TYPE: Final[Mapping[str, Family]] = {name: family for family in FAMILIES for name in family.types.split()}
 BY_CLASS: Final[Mapping[str, tuple[Family, ...]]] = {
     name: tuple(family for family in FAMILIES if name in family.classes.split())

@@ -205,7 +205,8 @@ class Family:
     often the stacks run, with their defaults (HRM): a cache for each run. `heads_of`: query heads are KV heads times this
     field, with its default. `window_over`: the window is the field divided by this. `hidden_times`: heads are cut from so many
     hidden sizes (Zamba). `window_before`: a field with the tokens before the query's own that it sees, which wins over the
-    window's (MiMo). `notes` stand in the spec's docstring.
+    window's (MiMo). `compressed`: layers keep a window of rows and entries of several tokens, each its "own" (DeepSeek V4), or
+    "shared" with the layers behind it (V4.1); `kvgen.models.compressed` reads them. `notes` stand in the spec's docstring.
     """
 
     types: str
@@ -244,6 +245,7 @@ class Family:
     window_over: int = 1
     window_before: str = ""
     hidden_times: int = 1
+    compressed: Literal["own", "shared"] | None = None
     notes: tuple[str, ...] = ()
     refuses: tuple[Refusal, ...] = ()
 

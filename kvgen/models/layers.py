@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from kvgen.spec.model import Mla, Model, Rope
+from kvgen.spec.model import Compressed, Mla, Model, Rope
 from kvgen.spec.norm import RmsNorm
 
 CacheDtype = Literal["bf16", "f16", "f32"]
@@ -62,7 +62,8 @@ class LayerFacts:
     pairs (i, i + head_dim / 2) by the frequencies of a whole head. `mrope`: pairs of each section where positions are
     several a token; they lie in "runs", alternate in a "cycle" (t h w t h w), or h w h w and then t ("hw_t").
     `index_topk`: an indexer chooses the tokens that a query sees. `q_factor`: what the model multiplies q by between its norm
-    and RoPE (Muse Spark); in a spec it is part of the scale of scores.
+    and RoPE (Muse Spark); in a spec it is part of the scale of scores. `compressed`: entries of several tokens that a query
+    reads beside its window's rows; the row of a token is then key and value of all heads.
     """
 
     index: int
@@ -90,6 +91,7 @@ class LayerFacts:
     mla: Mla | None = None
     index_topk: int | None = None
     kv_source: int | None = None
+    compressed: Compressed | None = None
 
     @property
     def interleaved(self) -> bool:

@@ -49,7 +49,6 @@ MISSING: Final[Mapping[str, str]] = {
     "ops.Append a table of negated sines (angles='halves')",
     "hunyuan_vl_text": "sections of positions that are of a head's elements, so that the two of a pair turn by different ones; "
     "ops.Append deals pairs alone",
-    "deepseek_v4": "compressed tokens beside a window in one softmax with sinks; ops.MlaDecode has neither yet",
     "glm5_next_text": "pooled keys of an indexer whose scores and top-k no operation computes yet",
     "qwen4_exp_text": "compressed keys of an indexer whose scores and top-k no operation computes yet",
     "dots3_note_text": "latent rows with a norm of their RoPE part, windows and an indexer; ops.MlaDecode has no window yet",
@@ -73,7 +72,6 @@ MISSING_CLASSES: Final[Mapping[str, str]] = {
     "DogeForCausalLM": "doge",
     "CpmAntForCausalLM": "cpmant",
     "NanoChatForCausalLM": "nanochat",
-    "DeepseekV4ForCausalLM": "deepseek_v4",
     "Qwen4ExpForCausalLM": "qwen4_exp_text",
     "Dots3NoteForCausalLM": "dots3_note_text",
     "InklingForCausalLM": "inkling_text",

@@ -39,7 +39,7 @@ def _short(architecture: str, kinds: Sequence[LayerFacts], pattern: Sequence[int
     first = kinds[0]
     if len(kinds) > 2 or not all(kind.cache for kind in kinds) or first.proportional or first.chunk is not None:
         return None
-    if any(kind.kv_source is not None for kind in kinds):
+    if any(kind.kv_source is not None or kind.compressed is not None for kind in kinds):
         return None
     if any(kind.v_norm or kind.q_scale or kind.q_factor != 1.0 for kind in kinds) or first.head_dim_v != _usual_v(
         first
@@ -107,5 +107,6 @@ def _kind(kind: LayerFacts) -> Kind:
         "logit_softcap": kind.softcap,
         "sinks": kind.sinks,
         "kv_source": kind.kv_source,
+        "compressed": kind.compressed,
     }
     return Kind(**{name: value for name, value in fields.items() if value is not None and value is not False})

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, cast
 
 from kvgen.errors import ConfigError
+from kvgen.models.compressed import read_compressed
 from kvgen.models.family import CACHELESS, Family
 from kvgen.models.fields import Fields
 from kvgen.models.layers import CacheDtype, Checkpoint, LayerFacts, Norm, QueryScale
@@ -26,6 +27,8 @@ def read_family(family: Family, text: Fields, outer: Fields, architecture: str) 
     """The facts of a text model; `outer` is the whole config, whose dtype holds where the text model's own is absent."""
     for refusal in family.refuses:
         _refuse(text, refusal.field, refusal.rule, refusal.when)
+    if family.compressed is not None:
+        return read_compressed(family, text, architecture, _dtype(text, outer))
     reader = _Reader(family, text, architecture)
     kinds, pattern = reader.layers()
     first = next((kind for kind in kinds if kind.cache), None)

@@ -25,6 +25,7 @@ HOLDERS: Final[Mapping[str, str]] = {
     "cohere_compass_text": "cohere_compass:CohereCompassForConditionalGeneration",
     "cosmos3_edge_text": "cosmos3_edge:Cosmos3EdgeForConditionalGeneration",
     "deepseek_ocr2_text": "deepseek_ocr2:DeepseekOcr2ForConditionalGeneration",
+    "deepseek_v41_text": "deepseek_v41:DeepseekV41ForCausalLM",
     "deepseek_v3": "kimi_k25:Kimi_K25ForConditionalGeneration",
     "diffusion_gemma_text": "diffusion_gemma:DiffusionGemmaForBlockDiffusion",
     "dots3_note_text": "dots3_note:Dots3NoteForCausalLM",

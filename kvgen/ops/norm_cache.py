@@ -43,7 +43,7 @@ class NormCache(Op):
         if self.role not in kernels.kv.roles:
             raise ValueError("role: got 'v' for a cache that stores K only; use 'k'")
         refuse_residual("norm_cache", kernels)
-        check_norm(kernels, "norm", self.norm, role=self.role)
+        check_norm(kernels, "norm", self.norm, role=self.role, stored=True)
         self.plan(kernels)
 
     def plan(self, kernels: KernelSet) -> tuple[KernelPlan, ...]:

@@ -20,12 +20,12 @@ from kvgen.spec.tables import IndexName
 class Pool(Op):
     """Pool the step's tokens into entries of the cache: a softmax over each entry's tokens, channel by channel.
 
-    A token brings kv and a gate's scores, `c * d` columns each, d being `head_dim`; `ape [rate, c * d]` is added to the scores
-    of the tokens at positions p with p % rate. Entry j has tokens j * rate to j * rate + rate - 1 (c = 1), with `overlap` those
+    The cache's `rate` says how many tokens an entry stands for. A token brings kv and a gate's scores, `c * d` columns each, d
+    being `head_dim`; `ape [rate, c * d]` is added to the scores of the tokens at positions p with p % rate. Entry j has tokens j * rate to j * rate + rate - 1 (c = 1), with `overlap` those
     of entry j - 1 as well (c = 2): of them the first d columns count, of its own the last d; the tokens before entry 0 do not
     count. Its element is the sum of softmax(scores) * kv over those tokens. The last of its tokens emits it: it passes `norm`,
-    RoPE at the position of its first token, and quantization, and is stored as append stores rows, in the same launch. With
-    `rate=1` there is no gate: entries are the rows of kv.
+    RoPE at the position of its first token, the transform `hadamard` and quantization, and is stored as append stores rows, in the same launch. With
+    rate 1 there are neither gate nor state: entries are the rows of kv.
 
     Tokens wait for the rest of their entry in a state of f32 rows, scores with `ape` in them. The kernel keeps the rows
     that a later step may read, also where it takes up to `drafts` tokens back; entries of tokens that are taken back are
@@ -36,8 +36,7 @@ class Pool(Op):
     """
 
     kind: ClassVar[str] = "pool_tokens"
-    rate: Annotated[int, Field(ge=1, le=1024)]
-    """Tokens of an entry. 1: rows are not pooled, and have neither gate nor state."""
+    at_rates: ClassVar[bool] = True
     overlap: bool = False
     """True: an entry's softmax is over the tokens of the entry before as well."""
     ape: bool = False
@@ -67,6 +66,8 @@ class Pool(Op):
     """"computed": cosines and sines from positions. "pairs" and "halves": the call brings `cos_sin[P, dims]`, as in append."""
     angles_dtype: Literal["f32", "same"] = "f32"
     """Element type of `cos_sin`: "f32", or "same" as the cache's `dtype`."""
+    hadamard: Literal["k"] | None = None
+    """"k": Hadamard transform of an entry, the last step before it is rounded or quantized, as in append. None: no transform."""
     pooled_dtype: Literal["f32", "same"] = "f32"
     """What a pooled row is rounded to before its norm: "f32", not at all (vLLM); "same" as the cache's `dtype` (DeepSeek's
     own).
@@ -92,14 +93,16 @@ class Pool(Op):
             local=self.rope == "local",
             angles=self.angles,
             angles_dtype=self.angles_dtype,
+            hadamard=self.hadamard or "",
         )
 
     def pooled(self, kernels: KernelSet) -> PooledTokens:
         """The entries, and their state."""
-        span = self.rate * (1 + self.overlap)
-        default = self.rate if self.state == "paged" else 1 << (span + self.drafts - 1).bit_length()
+        rate = kernels.kv.entry_tokens
+        span = rate * (1 + self.overlap)
+        default = rate if self.state == "paged" else 1 << (span + self.drafts - 1).bit_length()
         return PooledTokens(
-            rate=self.rate,
+            rate=rate,
             dim=kernels.kv.head_dim,
             overlap=self.overlap,
             ape=self.ape,
@@ -113,24 +116,24 @@ class Pool(Op):
 
     def check(self, kernels: KernelSet) -> None:
         _check_cache(kernels)
-        self._check_fields()
+        self._check_fields(kernels.kv.entry_tokens)
         self._check_state(self.pooled(kernels))
         check_new_rows(self.new_rows(kernels), kernels)
         self.plan(kernels)
 
-    def _check_fields(self) -> None:
+    def _check_fields(self, rate: int) -> None:
         if self.norm is not None and self.norm.dim is not None:
             raise ValueError(f"norm: got dim={self.norm.dim}; an entry's norm is over its whole row; leave dim out")
         if self.normed_dtype == "same_unrotated" and self.rope is None:
             raise ValueError("normed_dtype: got 'same_unrotated' without rope, so that no channel turns; use 'same'")
-        if self.rate > 1:
+        if rate > 1:
             return
         fields = ("overlap", "ape", "inputs", "state", "state_tokens", "state_buffers", "drafts")
         for field in fields:
             if getattr(self, field) != type(self).model_fields[field].default:
                 raise ValueError(
                     f"{field}: got {getattr(self, field)!r} with rate=1; a token is then an entry, and has neither gate nor "
-                    "state; leave it out, or give a rate of 2 or more"
+                    "state; leave it out, or give the cache a rate"
                 )
 
     def _check_state(self, pooled: PooledTokens) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvgen.reference.faults import FaultLog
+from kvgen.reference.hadamard import hadamard
 from kvgen.reference.norm import layer_norm, layer_norm_error, norm_gain, rms_norm, rms_norm_error
 from kvgen.reference.pool import Rows
 from kvgen.reference.rope import Table, rotate, rotate_error
@@ -57,7 +58,8 @@ def locate(
     `slots[T]`, a row goes to page slot // page_size, token slot % page_size, whatever the page table says; -1 skips it. A row
     whose place cannot be had, of its values or of its scales, is reported and not stored; in a ring neither is a row whose page
     a later row of the same step takes over. `position_out_of_range(row, position)` says that a row has no RoPE; its position
-    is then unknown.
+    is then unknown. Where an entry of the cache stands for r tokens, the row of its last token is the entry's, of position j * r,
+    and the other rows are padding.
     """
     faults = FaultLog()
     if slots is not None:
@@ -102,17 +104,21 @@ def _positioned(
         faults.add(Fault.LENGTH, b, t)
         return NewRow("unknown")
     position = after - count + t
+    rate = table.cache.entry_tokens if stored else 1
+    if (position + 1) % rate:
+        return NewRow("padding")
+    entry, position = position // rate, position // rate * rate
     if unfit(row, position):
         faults.add(Fault.POSITION, b, position)
         return NewRow("unknown")
     if not stored:
         return NewRow("known", b, position, after)
-    page = position // table.tokens
+    page = entry // table.tokens
     places = None if table.overtaken(page, after) else table.places(b, page)
     if isinstance(places, Fault):
         faults.add(places, b, position)
         places = None
-    return NewRow("known", b, position, after, places, position % table.tokens)
+    return NewRow("known", b, position, after, places, entry % table.tokens)
 
 
 def _slot(table: TableView, faults: FaultLog, row: int, slot: int, position_out_of_range: Unfit) -> NewRow:
@@ -150,7 +156,7 @@ def append(
             if at.position is None:
                 pool.write(place.page, at.token, rows[row])
             else:
-                pool.put(at.b, at.position, place, rows[row], at.after)
+                pool.put(at.b, at.position // table.cache.entry_tokens, place, rows[row], at.after)
     return word
 
 
@@ -166,7 +172,8 @@ class Changed:
 class Change:
     """What is done to a role's rows: its bias `[heads, dim]`, its norm with the weights and, of a LayerNorm, their bias; its RoPE
     at `positions`, `[T]` or `[sections, T]`, by the rope's own frequencies or a `table`; a factor of positions `[T]`. In latent
-    rows the first `latent` dims are normalised and the others turn. `norm_order` "after": RoPE comes before the norm."""
+    rows the first `latent` dims are normalised, or with `whole` all of a row, and the others turn. `norm_order` "after": RoPE
+    comes before the norm. `hadamard`: all of a head is transformed at last."""
 
     bias: Raw | None = None
     norm: Norm | None = None
@@ -180,7 +187,9 @@ class Change:
     sections_order: Literal["runs", "interleaved"] = "runs"
     local: bool = False
     latent: int = 0
+    whole: bool = False
     position_scale: PositionScale | None = None
+    hadamard: bool = False
 
 
 def position_factor(position: int, scale: PositionScale) -> float:
@@ -197,12 +206,12 @@ def changed(array: Raw, do: Change, kind: np.dtype[Any] | None = None) -> Change
         x = x + do.bias.astype(np.float64)
         found = Changed(x, 2.0**-23 * np.abs(x))
     found = changed_again(found, do, kind or array.dtype)
-    if do.position_scale is None:
-        return found
-    assert do.positions is not None
-    factors = np.array([position_factor(int(p), do.position_scale) for p in do.positions])[:, None, None]
-    rows = found.rows * factors
-    return Changed(rows, found.lost * factors + 2.0**-20 * np.abs(rows))
+    if do.position_scale is not None:
+        assert do.positions is not None
+        factors = np.array([position_factor(int(p), do.position_scale) for p in do.positions])[:, None, None]
+        rows = found.rows * factors
+        found = Changed(rows, found.lost * factors + 2.0**-20 * np.abs(rows))
+    return Changed(*hadamard(found.rows, found.lost)) if do.hadamard else found
 
 
 def changed_again(given: Changed, do: Change, kind: np.dtype[Any]) -> Changed:
@@ -217,8 +226,8 @@ def _normalised(given: Changed, do: Change, kind: np.dtype[Any]) -> Changed:
     if do.norm is None:
         return given
     x, lost = given.rows, given.lost
-    part = x[..., : do.latent or None]
-    before = lost[..., : do.latent or None]
+    end = None if do.whole else do.latent or None
+    part, before = x[..., :end], lost[..., :end]
     if isinstance(do.norm, LayerNorm):
         assert do.weight is not None
         normal = layer_norm(part, do.weight, do.norm_bias, do.norm)

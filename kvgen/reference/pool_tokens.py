@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from kvgen.reference.append import Change, Changed, NewRow, changed_again
 from kvgen.reference.faults import FaultLog
+from kvgen.reference.hadamard import hadamard
 from kvgen.reference.rounding import ulp
 from kvgen.reference.tables import RowRange, TableView, bad_total, index, request_of_row
 from kvgen.runtime.faults import Fault
@@ -32,6 +33,7 @@ class Pooling:
     rope: Rope | None = None
     pooled_dtype: Literal["f32", "same"] = "f32"
     normed_dtype: Literal["f32", "same", "same_unrotated"] = "f32"
+    hadamard: bool = False
 
     def first_token(self, entry: int) -> int:
         """The first token that an entry is pooled from."""
@@ -167,11 +169,11 @@ class _Step:
         entry = token // self.do.rate
         first = entry * self.do.rate
         if self.do.rope is not None and first >= limit:
-            self.faults.add(Fault.POSITION, b, token)
+            self.faults.add(Fault.POSITION, b, first)
             return NewRow("unknown", b)
         places = self.table.places(b, entry // self.table.tokens)
         if isinstance(places, Fault):
-            self.faults.add(places, b, token)
+            self.faults.add(places, b, first)
             return NewRow("known", b, first)
         return NewRow("known", b, first, token + 1, places, entry % self.table.tokens)
 
@@ -260,6 +262,8 @@ def _finished(
         means = rounded(means, kind, last)
     positions = np.array([at.position or 0 for at in found], np.int64)
     turned = changed_again(means, Change(rope=do.rope, positions=positions, table=angles, latent=latent), kind)
+    if do.hadamard:
+        turned = Changed(*hadamard(turned.rows, turned.lost))
     means.lost[unknown], turned.lost[unknown] = np.inf, np.inf
     return means, turned
 

@@ -255,6 +255,57 @@ class Mla(Spec):
         return self.qk_nope_head_dim + self.qk_rope_head_dim
 
 
+class Indexer(Spec):
+    """Which of a layer's entries a query reads: those of the best scores, sum over `heads` of w relu(q . k) (DeepSeek V3.2, V4).
+
+    `source` is a layer, counted from 0, whose picks these layers take (V4.1). Behind `candidate_source`, only entries of the
+    `candidate_blocks` best blocks of `candidate_block` entries are scored, which that layer chose.
+    """
+
+    heads: Annotated[int, Field(ge=1, le=65536)]
+    """Heads of the indexer's q."""
+    dim: Annotated[int, Field(ge=1, le=1024)]
+    """Elements of a head of the indexer's q, and of its one key an entry."""
+    topk: Positions
+    """Entries that a query reads at most."""
+    source: Annotated[int, Field(ge=0, le=1023)] | None = None
+    """Layer whose picks these layers take. None: they have an indexer of their own."""
+    candidate_source: Annotated[int, Field(ge=0, le=1023)] | None = None
+    """Layer whose candidate blocks alone are scored. None: all entries are."""
+    candidate_blocks: Positions | None = None
+    """Blocks of entries that are candidates at most. None: all entries are."""
+    candidate_block: Positions | None = None
+    """Entries of such a block. None: all entries are candidates."""
+
+    @model_validator(mode="after")
+    def _whole(self) -> Indexer:
+        given = [self.candidate_source, self.candidate_blocks, self.candidate_block]
+        if any(one is None for one in given) and any(one is not None for one in given):
+            raise ValueError(
+                f"candidate_source: got {self.candidate_source} with candidate_blocks {self.candidate_blocks} and "
+                f"candidate_block {self.candidate_block}; they say one thing together; give all three, or none"
+            )
+        return self
+
+
+class Compressed(Spec):
+    """Entries that a layer's queries read beside its window's rows, under one softmax (DeepSeek V4): one for `rate` tokens.
+
+    Entry j is pooled from tokens j * rate to (j + 1) * rate - 1, with `overlap` from those of entry j - 1 too; the query at
+    position p reads it where (j + 1) * rate <= p + 1. Layers with `source` read the entries of that layer, counted from 0, and
+    make none; the window's rows are always their own (V4.1).
+    """
+
+    rate: Positions
+    """Tokens that an entry stands for."""
+    overlap: bool = False
+    """True: an entry is pooled from its own tokens and those of the one before it."""
+    source: Annotated[int, Field(ge=0, le=1023)] | None = None
+    """Layer whose entries these layers read. None: their own."""
+    indexer: Indexer | None = None
+    """Which entries a query reads. None: every one that it sees."""
+
+
 class Kind(Spec):
     """A kind of layers, in a model whose layers differ in more than a window and a RoPE base.
 
@@ -291,6 +342,8 @@ class Kind(Spec):
     """True: each query head has a learned logit in the softmax's denominator."""
     kv_source: Annotated[int, Field(ge=0, le=1023)] | None = None
     """Layer whose keys and values these layers read. None: their own."""
+    compressed: Compressed | None = None
+    """Entries of several tokens that queries read beside the window's rows. None: there are none."""
 
     @model_validator(mode="after")
     def _stateless(self) -> Kind:

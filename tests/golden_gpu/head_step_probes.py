@@ -1,4 +1,5 @@
-"""Norms without weights, LayerNorm, a head's first pairs, q's factor (kernels/head_steps.cu): sums are exact, roots are not."""
+"""Norms without weights, LayerNorm, a head's first pairs, q's factor, Hadamard transforms, blocks of codes
+(kernels/head_steps.cu): sums are exact, roots are not."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ from typing import Final
 
 import numpy as np
 
+from kvgen.reference.attention_output import blocks_of
 from tests.golden_gpu.compare import Rule, Wanted
 from tests.golden_gpu.memory_probes import exact
 from tests.golden_gpu.numbers import Array
@@ -82,10 +84,61 @@ def _factors(arrays: Arrays) -> dict[str, Wanted]:
     return {"factors": _near(1 + 0.25 * np.log(1.0 + periods))}
 
 
+def _hadamard_inputs() -> dict[str, Array]:
+    rows = np.random.default_rng(124).integers(-999, 1000, (8, 64)).astype(np.float32)
+    return {"rows": pattern(rows), "transformed": np.zeros(rows.size, np.uint32), "pairs": np.zeros(64, np.uint32)}
+
+
+def _transformed(arrays: Arrays) -> dict[str, Wanted]:
+    x = arrays["rows"].view(np.float32).astype(np.float64).reshape(8, 64)
+    signs = np.array([[1.0]])
+    for _ in range(6):
+        signs = np.block([[signs, signs], [signs, -signs]])
+    two = x.reshape(-1)[:64].reshape(32, 2)
+    pairs = np.stack([two[:, 0] + two[:, 1], two[:, 0] - two[:, 1]], axis=1)
+    return {
+        "transformed": floats((x @ signs / 8).reshape(-1).astype(np.float32), any_zero=True),
+        "pairs": floats(pairs.reshape(-1).astype(np.float32), any_zero=True),
+    }
+
+
+def _block_inputs() -> dict[str, Array]:
+    rng = np.random.default_rng(125)
+    rows = (rng.integers(-999, 1000, (8, 64)) * 2.0 ** rng.integers(-14, 3, (8, 1))).astype(np.float32)
+    rows[0, :32], rows[1, 40], rows[2, 3] = 0, np.nan, np.inf
+    found: dict[str, Array] = {"rows": pattern(rows)}
+    found |= {"amax": np.zeros(128, np.uint32), "scale": np.zeros(128, np.uint32)}
+    found |= {"powers": np.zeros(512, np.uint8), "power_scales": np.zeros(16, np.uint32)}
+    found |= {"quotients": np.zeros(512, np.uint8), "quotient_scales": np.zeros(32, np.uint32)}
+    return found | {"words": np.zeros(8, np.uint32), "nans": np.zeros(512, np.uint32)}
+
+
+def _blocks(arrays: Arrays) -> dict[str, Wanted]:
+    x = arrays["rows"].view(np.float32).reshape(8, 64)
+    most = np.abs(x).reshape(8, 2, 32).max(axis=2)
+    powers, codes = blocks_of(x, 32, "pow2", 0.25)
+    quotients, others = blocks_of(x, 16, "amax", 0.25)
+    exponent = np.where(np.isfinite(powers), np.frexp(np.where(np.isfinite(powers), powers, 1))[1] + 126, 255).astype(
+        np.uint32
+    )
+    return {
+        "amax": floats(np.repeat(most, 8, axis=1).reshape(-1)),
+        "scale": floats(np.repeat(powers, 8, axis=1).reshape(-1).astype(np.float32)),
+        "powers": exact(codes.reshape(-1)),
+        "power_scales": floats(powers.T.reshape(-1).astype(np.float32)),
+        "quotients": exact(others.reshape(-1)),
+        "quotient_scales": floats(quotients.T.reshape(-1).astype(np.float32)),
+        "words": exact(exponent[:, 0] | exponent[:, 1] << 8 | 0xFF << 16 | 127 << 24),
+        "nans": floats(np.where(np.arange(8)[:, None] % 2 == 0, np.float32(np.nan), x).reshape(-1)),
+    }
+
+
 def probes() -> list[Probe]:
     """All of this module."""
     return [
         Probe("library_head_norms", UNIT, "head_norms", _norm_inputs, _norms, 32),
         Probe("library_head_first_pairs", UNIT, "head_first_pairs", _turn_inputs, _turned, 32),
+        Probe("library_head_hadamard", UNIT, "head_hadamard", _hadamard_inputs, _transformed, 32),
+        Probe("library_head_blocks", UNIT, "head_blocks", _block_inputs, _blocks, 32),
         Probe("library_head_position_factors", UNIT, "head_position_factors", _factor_inputs, _factors, 32),
     ]

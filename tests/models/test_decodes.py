@@ -15,7 +15,7 @@ from kvgen.spec.loader import load_file
 from kvgen.spec.mask import Mask
 from kvgen.spec.score import Score
 
-from .checkpoints import NAMES, changed, config
+from .checkpoints import WRITTEN, changed, config
 
 # What every layer of a kind decodes with, by hand.
 DECODES: dict[str, tuple[dict[str, Any], ...]] = {
@@ -50,7 +50,7 @@ def test_decode_has_what_the_model_asks(name: str, tmp_path: Path) -> None:
 
 def test_every_layer_has_its_decode() -> None:
     """One decode for each window or chunk of each shape of heads, and no other."""
-    for name in NAMES:
+    for name in WRITTEN:
         text = models.spec_text(config(name), source=name)
         layers = [
             x for x in models.facts(config(name)).layers() if x.mla is None and (x.cache or x.kv_source is not None)

@@ -14,7 +14,7 @@ import pytest
 
 from kvgen import models
 from kvgen.models.layers import LayerFacts, Norm
-from kvgen.spec.model import LinearScaling, Llama3Scaling, LongRopeScaling, Rope, YarnScaling
+from kvgen.spec.model import Compressed, LinearScaling, Llama3Scaling, LongRopeScaling, Rope, YarnScaling
 
 from .checkpoints import NAMES, config
 
@@ -63,6 +63,8 @@ def _facts(kind: LayerFacts) -> Iterator[str]:
         yield f"top-k {kind.index_topk}"
     if kind.sinks:
         yield "sinks"
+    if kind.compressed is not None:
+        yield from _entries(kind.compressed)
     yield "ALiBi" if kind.alibi else "no positions" if kind.rope is None else _rope(kind.rope)
     if kind.mrope:
         yield f"sections {'+'.join(map(str, kind.mrope))} in {kind.mrope_layout}"
@@ -78,6 +80,19 @@ def _facts(kind: LayerFacts) -> Iterator[str]:
         yield f"q by position: {by.form} {by.coefficient:g} a {by.positions}, shift {by.shift}"
     if kind.kv_source is not None:
         yield f"reads the cache of layer {kind.kv_source}"
+
+
+def _entries(entries: Compressed) -> Iterator[str]:
+    yield f"entries of {entries.rate}" + (" that overlap" if entries.overlap else "") + _of(entries.source)
+    index = entries.indexer
+    if index is not None:
+        yield f"top-k {index.topk} of {index.heads} heads of {index.dim}" + _of(index.source)
+        if index.candidate_source is not None:
+            yield f"among {index.candidate_blocks} blocks of {index.candidate_block}{_of(index.candidate_source)}"
+
+
+def _of(layer: int | None) -> str:
+    return f" of layer {layer}" if layer is not None else ""
 
 
 def _scale(scale: float) -> str:

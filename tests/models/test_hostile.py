@@ -23,7 +23,7 @@ from kvgen.models.families import BY_CLASS, BY_TYPE
 from kvgen.models.layers import Checkpoint
 from kvgen.spec.model import Model
 
-from .checkpoints import CONFIGS, NAMES, changed, config, model_in, without
+from .checkpoints import CONFIGS, NAMES, WRITTEN, changed, config, model_in, without
 
 # Broken files --------------------------------------------------------------------------------------------------------
 
@@ -355,8 +355,8 @@ def places_read(original: dict[str, Any]) -> set[tuple[str | int, ...]]:
 def one_of_each_type() -> list[str]:
     """A config of each model_type, read by the same row; `make campaign` takes all."""
     if "KVGEN_DRAWN" in os.environ:
-        return NAMES
-    return list({config(name).get("model_type"): name for name in NAMES}.values())
+        return WRITTEN
+    return list({config(name).get("model_type"): name for name in WRITTEN}.values())
 
 
 @cache

@@ -19,7 +19,7 @@ from kvgen.models.layers import Checkpoint
 from kvgen.spec.kernel_set import KernelSet
 from kvgen.spec.model import LinearScaling, Llama3Scaling, LongRopeScaling, Mla, Rope, YarnScaling
 
-from .checkpoints import CONFIGS, NAMES, ROOT, changed, config, model_in, without
+from .checkpoints import CONFIGS, NAMES, ROOT, WRITTEN, changed, config, model_in, without
 
 SPECS = {
     "llama3_8b": "llama_3_1_8b",
@@ -301,7 +301,7 @@ def test_yarn_defaults_come_from_the_model() -> None:
     assert rope is not None and rope.scaling == YarnScaling(factor=4.0, original_max_positions=32_768)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", WRITTEN)
 def test_model_type_stands_in_for_architectures(name: str) -> None:
     """But for the class that the spec names: a multimodal file's model_type stands for its text model."""
     given, implied = (models.facts(values) for values in (config(name), without(name, "architectures")))
@@ -346,13 +346,13 @@ def test_specs_load_as_the_same_facts(stem: str) -> None:
     assert kernels.cache.rope_part == (facts.model.mla.qk_rope_head_dim if facts.model.mla else 0)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", WRITTEN)
 def test_text_says_exactly_the_facts(name: str) -> None:
     assert model_in(models.spec_text(config(name), source=name)) == models.facts(config(name)).model
 
 
 def test_text_is_formatted_as_ruff_would(tmp_path: Path) -> None:
-    for name in NAMES:
+    for name in WRITTEN:
         (tmp_path / f"{name}.py").write_text(models.spec_text(config(name), source=f"{name}.json"))
     for command in (["format", "--check"], ["check", "--select", "E,F,I,UP,B,SIM,RUF"]):
         ran = subprocess.run(

@@ -78,6 +78,15 @@ SETS: Final = {
             k_norm=RmsNorm(),
             inputs="parts",
         ),
+        _set(  # a norm of all of a latent row, and one of q's heads without weights (DeepSeek V4)
+            "latent_whole",
+            CHOSEN["latent"],
+            3,
+            rope=YARN.model_copy(update={"style": "interleaved"}),
+            q_norm=RmsNorm(weight=False),
+            k_norm=RmsNorm(over="row", weight_dtype="f32"),
+            q_dim=40,
+        ),
         _set(
             "latent_rope",
             Latent(dtype="bf16", latent_dim=32, rope_dim=8, page_size=8, quant=_SCALED, quant_rope=True),
@@ -357,6 +366,62 @@ SETS: Final = {
             position_scale=LLAMA4,
         ),
         _set("kivi_v_norm", CHOSEN["kivi"], v_norm=RmsNorm(weight=False), q_norm=LayerNorm()),
+        # An entry for several tokens: the last one's row, turned by the first one's position.
+        KernelSet(
+            name="fused_rate",
+            q_heads=4,
+            cache=Latent(dtype="bf16", latent_dim=24, rope_dim=8, page_size=3, rate=4, lengths="after"),
+            ops=[ops.Append(rope=YARN, k_norm=RmsNorm(), q_out="none"), ops.SlotMapping(), ops.Gather()],
+            arch=["sm_90a"],
+        ),
+        _set(
+            "rate_padded",
+            Paged(dtype="f16", head_dim=16, table=CSR(), rate=3, quant=_FP8, kv_heads=2, page_size=2),
+            rows="padded",
+            rope=NEOX,
+            angles="halves",
+            positions="given",
+            q_out="none",
+        ),
+        # Hadamard transforms: heads of q, k and v share lanes in their own ways; RoPE turns all, the first or the last quarter.
+        _set(
+            "hadamard",
+            Paged(
+                dtype="bf16",
+                head_dim=64,
+                v_head_dim=128,
+                quant=Quant(dtype="i4", scale_dtype="f16", block=Block(dim=16)),
+                layout=_APART,
+                **_SIZES,
+            ),
+            rope=NEOX,
+            hadamard="qkv",
+        ),
+        _set(
+            "hadamard_quarter",
+            Paged(dtype="f16", head_dim=128, **_SIZES),
+            3,
+            rope=Rope(style="neox", theta=1e7, dim=32),
+            q_norm=RmsNorm(),
+            k_norm=RmsNorm(),
+            hadamard="qkv",
+        ),
+        _set(
+            "hadamard_indexer",
+            presets.vllm_indexer(head_dim=128, page_size=16),
+            4,
+            rope=Rope(style="interleaved", theta=1e4, dim=32, part="last"),
+            hadamard="qk",
+        ),
+        _set(
+            "hadamard_q",
+            Paged(dtype="f32", kv_heads=1, head_dim=512, page_size=16),
+            2,
+            inputs="q",
+            rope=Rope(style="interleaved", theta=1e4, dim=128),
+            hadamard="qk",
+            q_out="e4m3",
+        ),
         _set("six", Paged(dtype="f32", head_dim=6, **_SIZES), rope=Rope(style="interleaved", theta=1e4)),
     )
 }

@@ -87,7 +87,9 @@ def _append(draw: random.Random, cache: Any) -> ops.Append:
     latent = isinstance(cache, Latent)
     rope = draw.choice((None, LATENT_ROPE)) if latent else _rope(draw)
     inputs = draw.choice(("separate", "parts", "parts", "q") if latent else ("separate", "separate", "qkv", "q"))
-    norms = "" if inputs == "q" and latent else "q" if inputs == "q" else "k" if latent else "qkv"
+    norms = "q" if inputs == "q" else "k" if latent else "qkv"
+    if latent and draw.random() < 0.5:
+        norms = {"q": "", "k": "qk"}[norms]
     fields: dict[str, Any] = {
         "rows": draw.choice(("ragged", "padded") if inputs == "q" else ("ragged", "ragged", "padded", "slots")),
         "inputs": inputs,
@@ -125,7 +127,20 @@ def drawn(seed: int) -> KernelSet:
         except SpecError:
             continue
         if _uses_something_new(op):
-            return kernels
+            return _transformed(draw, kernels)
+
+
+def _transformed(draw: random.Random, kernels: KernelSet) -> KernelSet:
+    """The set, mostly with a Hadamard transform besides where the rules allow one."""
+    op = kernels.ops[0]
+    asked = draw.choice((None, "qk", "qkv", "qkv"))
+    try:
+        if asked is not None:
+            fields = {"name": kernels.name, "q_heads": kernels.q_heads, "cache": kernels.cache}
+            return KernelSet(ops=[op.model_copy(update={"hadamard": asked})], **fields)
+        return kernels
+    except SpecError:
+        return kernels
 
 
 def _uses_something_new(op: ops.Append) -> bool:

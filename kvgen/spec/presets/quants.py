@@ -8,6 +8,7 @@ from kvgen.errors import SpecError
 from kvgen.spec.quant import Block, CodeName, Quant
 
 KVCacheDType = Literal["auto", "fp8_e4m3", "fp8_e5m2"]
+PerTokenHead = Literal["int8_per_token_head", "fp8_per_token_head"]
 _CODES: Final[dict[str, CodeName]] = {"fp8_e4m3": "e4m3", "fp8_e5m2": "e5m2", "int8": "i8"}
 
 
@@ -24,6 +25,17 @@ def per_tensor(kv_cache_dtype: Literal["auto", "fp8_e4m3", "fp8_e5m2", "int8"]) 
     return Quant(dtype=_CODES[kv_cache_dtype], scale_dtype="f32", block=given, scale="given")
 
 
+def per_token_head(kv_cache_dtype: PerTokenHead) -> Quant:
+    """Codes with an f32 scale of at least 1e-6 a token and head, behind the codes."""
+    codes: CodeName = "i8" if kv_cache_dtype == "int8_per_token_head" else "e4m3"
+    return Quant(dtype=codes, scale_dtype="f32", scale_min=1e-6, place="row")
+
+
 def nvfp4() -> Quant:
     """Two-level nvfp4: e2m1 codes, an e4m3 scale per 16 dims, a given f32 scale a tensor on top."""
     return Quant(dtype="e2m1", scale_dtype="e4m3", recipe="global")
+
+
+def fp4_block16() -> Quant:
+    """e2m1 codes, an e8m0 scale of at least 2^-33 per 16 dims."""
+    return Quant(dtype="e2m1", scale_dtype="e8m0", block=Block(dim=16), recipe="pow2", scale_min=1e-10)

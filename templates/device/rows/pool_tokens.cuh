@@ -345,9 +345,15 @@ __device__ __forceinline__ void round_channels(float (&x)[4]) {
   for (uint32_t j = 0; j < 4; ++j) x[j] = to_f32(from_f32<T>(x[j]));
 }
 
+// An entry as a row that is stored: at the position of its first token.
+template <typename P>
+__device__ __forceinline__ NewRow row_of_entry(const PoolTask& task, uint32_t entry) {
+  return {task.b, entry * P::kRate, task.end - 1, RowState::known};
+}
+
 // The row of the call whose token emits an entry.
 template <typename P>
-__device__ __forceinline__ uint32_t row_of_entry(const PoolTask& task, uint32_t entry) {
+__device__ __forceinline__ uint32_t last_row(const PoolTask& task, uint32_t entry) {
   return task.row + (entry * P::kRate + (P::kRate - 1) - task.begin);
 }
 
@@ -356,23 +362,4 @@ template <typename T>
 __device__ __forceinline__ void store_unknown(T* to) {
   const float unknown[4] = {nan_f32(), nan_f32(), nan_f32(), nan_f32()};
   write(to, unknown);
-}
-
-// Where an entry goes. What is wrong is its last token's fault.
-template <uint32_t kRate, typename Cache>
-__device__ __forceinline__ TokenSlot<typename Cache::Page> unturned_slot(const Cache& cache, uint32_t b, uint32_t entry, uint64_t* errors) {
-  const auto page = cache.page(b, entry / cache.page_tokens);
-  if (!page.valid) report(errors, page.fault, b, entry * kRate + (kRate - 1));
-  return {page, entry % cache.page_tokens};
-}
-
-// The same of an entry that RoPE turns by the position of its first token, of which `angles` have an angle.
-template <uint32_t kRate, typename Cache>
-__device__ __forceinline__ RowSlot<typename Cache::Page> entry_slot(const Cache& cache, uint32_t b, uint32_t entry, uint32_t angles, uint64_t* errors) {
-  if (entry * kRate >= angles) {
-    report(errors, Fault::position, b, entry * kRate + (kRate - 1));
-    return {{}, 0, RowState::unknown, 0};
-  }
-  const auto to = unturned_slot<kRate>(cache, b, entry, errors);
-  return {to.page, to.token, RowState::known, entry * kRate};
 }
