@@ -12,7 +12,7 @@ from pydantic_core import ErrorDetails
 OPERATIONS: Final = (
     "Advance", "Append", "AttentionOutput", "CombineLists", "Compact", "Convert", "CopyPages", "Custom", "Decode", "Extend",
     "Gather", "GatherRows", "IndexerScores", "ListKeys", "LoraAdd", "MergeStates", "MlaDecode", "MlaDecompress", "MlaPlan",
-    "NormCache", "RemapIndices", "Reorder", "RotateCache", "RowOffsets", "RowsAdd", "Scatter", "Seal", "SlicedAdd",
+    "NormCache", "Pool", "RemapIndices", "Reorder", "RotateCache", "RowOffsets", "RowsAdd", "Scatter", "Seal", "SlicedAdd",
     "SlotMapping", "StoreScales", "SwapPages", "ToCsr", "ToDense", "ZeroPages",
 )  # fmt: skip
 

@@ -32,6 +32,8 @@ LISTED: Final = (
     "cache_offsets",
     "entries_begin",
     "tokens_begin",
+    "state_ids",
+    "state_table",
 )
 
 

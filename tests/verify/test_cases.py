@@ -36,6 +36,7 @@ EVERY = {
     ),
     "deepseek_v32_indexer": ("indexer_scores",),
     "engine_qwen3_fp8": ("norm_cache", "store_scales", "gather_raw", "attention_output"),
+    "deepseek_v4_index_keys": ("pool_tokens",),
     "engine_llama3_8b": (
         *("append_padded", "rotate_cache", "lora_add", "sliced_add", "rows_add", "scatter", "copy_pages", "zero_pages"),
         *("swap_out", "swap_in", "reorder", "compact", "row_offsets", "advance", "to_csr", "slot_mapping", "merge_states"),
