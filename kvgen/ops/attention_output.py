@@ -292,6 +292,7 @@ class AttentionOutput(Op):
                     form=self.angles,
                     given=True,
                     sections=(),
+                    rate=1,
                     order="runs",
                     head=head,
                 ),
