@@ -23,6 +23,7 @@ OTHERS: Final = (
         "advance",
         "attention_output",
         "compact",
+        "indexer_query",
         "merge_states",
         "mla_decompress",
         "mla_plan",
@@ -36,6 +37,7 @@ OTHERS: Final = (
 _BETWEEN: Final = (
     "attention_output",
     "compact",
+    "indexer_query",
     "remap_indices",
     "reorder",
     "swap_pages",
