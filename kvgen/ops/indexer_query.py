@@ -26,7 +26,7 @@ ROWS: Final = 2  # of a block
 class IndexerQueryContext:
     """Everything ops/indexer_query.cu.j2 reads.
 
-    A block has `rows` rows and `heads` of the `all_heads` heads of each, of the struct `head`. Scales are powers of two if
+    A block has `rows` rows and `heads` heads of each, of the struct `head`. Scales are powers of two if
     `power`; `amax_min` and `factor`, of all weights, are decimal texts.
     """
 
@@ -36,7 +36,6 @@ class IndexerQueryContext:
     threads: int
     rows: int
     heads: int
-    all_heads: int
     power: bool
     amax_min: str
     factor: str
@@ -154,7 +153,6 @@ class IndexerQuery(Op):
             threads=ROWS * heads * head.lanes,
             rows=ROWS,
             heads=heads,
-            all_heads=kernels.q_heads,
             power=self.recipe == "pow2",
             amax_min=decimal(self.amax_min),
             factor=decimal(self.weight_factor(kernels)),

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from kvgen import reference
 from kvgen.bench.step import Step
-from kvgen.bench.synthetic_batch import LAYER, LAYERS
+from kvgen.bench.synthetic_batch import LAYER, LAYERS, Scene
 from kvgen.bench.tolerance import Distance, compare_rows, take_row
 from kvgen.layout.dtypes import dtype
 from kvgen.lowering.new_rows_rules import resolve_rope
@@ -39,6 +39,7 @@ from kvgen.reference import Decoded, Rows, TableView
 from kvgen.reference.append import Changed, NewRow, locate
 from kvgen.reference.attention_output import Output, blocks_of, read_blocks, scales_of
 from kvgen.reference.indexer_query import head_scales
+from kvgen.reference.mla_decode import Listed
 from kvgen.reference.rope import Table
 from kvgen.reference.rounding import ulp
 from kvgen.reference.tables import LIMIT
@@ -141,6 +142,10 @@ def _rotated_q(j: Judged, found: list[NewRow], change: Changed, scale: float = 1
     """q_out: near enough in rows that are known, NaN where the position is not, as it was in padding."""
     got = j.got.arrays["q_out"].reshape(len(found), *j.got.arrays["q_out"].shape[-2:])
     wanted = j.wanted.arrays["q_out"].reshape(got.shape)
+    heads = change.rows.shape[1]
+    behind = np.array([at.state != "padding" for at in found], np.bool_)
+    wanted[behind, heads:] = 0
+    got, wanted = got[:, :heads], wanted[:, :heads]
     known = np.array([at.state == "known" for at in found], np.bool_)
     unknown = np.array([at.state == "unknown" for at in found], np.bool_)
     j.meet("q_out", compare_rows(got, change, known, scale))
@@ -239,12 +244,20 @@ def _mla_decode(j: Judged) -> int:
     assert isinstance(op, MlaDecode)
     kind, (keys,) = kernels.kv.dtype, j.wanted.rows(j.case.scene)
     given = Terms(
-        op.softmax_scale(kernels), kind, op.out_dtype or kind, op.rows, lse_base=op.lse_base, lse_empty=op.lse_empty
+        op.softmax_scale(kernels),
+        kind,
+        op.out_dtype or kind,
+        op.rows,
+        sinks=j.arrays.get("sinks"),
+        sinks_in_lse=op.sinks == "lse",
+        lse_base=op.lse_base,
+        lse_empty=op.lse_empty,
     )
     how: dict[str, Any] = {"scale": given.scale, "lse_base": op.lse_base, "lse_empty": op.lse_empty}
+    how |= {"sinks": given.sinks, "sinks_in_lse": given.sinks_in_lse}
     if op.sparse:
-        lists = j.arrays["indices"], j.arrays.get("topk_lengths")
-        wanted = reference.mla_decode_sparse(j.view, keys, j.arrays["q"], *lists, **how)
+        lists = [_listed(j, j.case.scene, keys, ""), *(_listed(j, its, None, n) for n, its in j.case.call.keys.items())]
+        wanted = reference.mla_decode_sparse(lists, j.arrays["q"], v_dim=j.arrays["out"].shape[2], **how)
     else:
         offsets = j.arrays.get("row_offsets")
         wanted = reference.mla_decode(j.view, keys, j.arrays["q"], rows=op.rows, row_offsets=offsets, **how)
@@ -282,6 +295,15 @@ def _indexer_query(j: Judged) -> int:
             j.wrong.append(f"{name}: rows without a position must be NaN, and are not")
         j.wanted.arrays[name][...] = j.got.arrays[name]
     return found.word
+
+
+def _listed(j: Judged, scene: Scene, rows: Rows | None, argument: str) -> Listed:
+    """The lists of rows of a cache: the set's, whose `rows` are given, or that of `argument`."""
+    prefix = argument.removesuffix("cache")
+    if rows is None:
+        (rows,) = Contents(j.wanted.keys[argument], {}, {}).rows(scene)
+    lists = j.arrays[f"{prefix}indices"], j.arrays.get(f"{prefix}topk_lengths")
+    return Listed(rows, scene.pages, scene.tokens, *lists)
 
 
 def _indexer_scores(j: Judged) -> int:
