@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from kvgen.ops.gather import Gather as Gather
     from kvgen.ops.gather_rows import GatherRows as GatherRows
     from kvgen.ops.gather_states import GatherStates as GatherStates
+    from kvgen.ops.indexer_query import IndexerQuery as IndexerQuery
     from kvgen.ops.indexer_scores import IndexerScores as IndexerScores
     from kvgen.ops.list_keys import ListKeys as ListKeys
     from kvgen.ops.lora_add import LoraAdd as LoraAdd
@@ -70,6 +71,7 @@ _HOME = {
     "Gather": "kvgen.ops.gather",
     "GatherRows": "kvgen.ops.gather_rows",
     "GatherStates": "kvgen.ops.gather_states",
+    "IndexerQuery": "kvgen.ops.indexer_query",
     "IndexerScores": "kvgen.ops.indexer_scores",
     "ListKeys": "kvgen.ops.list_keys",
     "LoraAdd": "kvgen.ops.lora_add",

@@ -26,6 +26,7 @@ from kvgen.reference.gather import gather as gather
 from kvgen.reference.gather import gather_raw as gather_raw
 from kvgen.reference.gather_rows import gather_rows as gather_rows
 from kvgen.reference.gather_states import gather_states as gather_states
+from kvgen.reference.indexer_query import indexer_query as indexer_query
 from kvgen.reference.indexer_scores import Scored as Scored
 from kvgen.reference.indexer_scores import indexer_scores as indexer_scores
 from kvgen.reference.list_keys import list_keys as list_keys

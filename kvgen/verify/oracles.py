@@ -26,6 +26,7 @@ from kvgen.ops import (
     Convert,
     Decode,
     Extend,
+    IndexerQuery,
     IndexerScores,
     ListKeys,
     MergeStates,
@@ -40,6 +41,7 @@ from kvgen.ops import (
 from kvgen.reference import Decoded, Rows, TableView
 from kvgen.reference.append import Changed, NewRow, locate
 from kvgen.reference.attention_output import Output, blocks_of, read_blocks, scales_of
+from kvgen.reference.indexer_query import head_scales
 from kvgen.reference.mla_decode import Listed
 from kvgen.reference.pool_tokens import latent_error
 from kvgen.reference.rope import Table
@@ -265,6 +267,39 @@ def _mla_decode(j: Judged) -> int:
         offsets = j.arrays.get("row_offsets")
         wanted = reference.mla_decode(j.view, keys, j.arrays["q"], rows=op.rows, row_offsets=offsets, **how)
     return _attended(j, wanted, given)
+
+
+def _indexer_query(j: Judged) -> int:
+    """Weights between those of rows that have lost what f32 may lose, codes within half a step of the rows."""
+    op, given, kernels = j.case.call.op, j.arrays, j.case.scene.kernels
+    assert isinstance(op, IndexerQuery)
+    found = reference.indexer_query(
+        given["q"],
+        rope=resolve_rope(op.rope, kernels),
+        local=op.rope == "local",
+        positions=given.get("positions"),
+        table=Table(given["cos_sin"], op.angles) if op.angles != "computed" else None,
+        hadamard=op.hadamard,
+    )
+    rows, lost = found.change.rows[found.known], found.change.lost[found.known]
+    codes, got = (j.got.arrays[name][found.known].astype(np.float64) for name in ("q_out", "weights_out"))
+    weights = given["weights"][found.known].astype(np.float64) * op.weight_factor(kernels)
+    ends = [weights * head_scales(np.maximum(np.abs(rows) + by, 0), op.recipe, op.amax_min) for by in (-lost, lost)]
+    low, high = np.minimum(*ends), np.maximum(*ends)
+    far = Distance()
+    far.meet(np.abs(got - np.clip(got, low, high)), 2.0**-22 * np.maximum(np.abs(low), np.abs(high)))
+    j.meet("weights_out", far)
+    with np.errstate(all="ignore"):
+        scale = (got / weights)[..., None]
+        half = np.maximum(np.abs(rows) * 2.0**-4, scale * 2.0**-10) * 1.001 + lost
+        far = Distance()
+        far.meet(np.abs(codes * scale - rows), np.where(weights[..., None] == 0, np.inf, half))
+    j.meet("q_out", far)
+    for name in ("q_out", "weights_out"):
+        if not np.isnan(j.got.arrays[name][~found.known].astype(np.float32)).all():
+            j.wrong.append(f"{name}: rows without a position must be NaN, and are not")
+        j.wanted.arrays[name][...] = j.got.arrays[name]
+    return found.word
 
 
 def _listed(j: Judged, scene: Scene, rows: Rows | None, argument: str) -> Listed:
@@ -681,6 +716,7 @@ ORACLES: Final[dict[str, Oracle]] = {
     "gather": _gather,
     "gather_rows": _gather_rows,
     "gather_states": _gather_states,
+    "indexer_query": _indexer_query,
     "list_keys": _list_keys,
     "indexer_scores": _indexer_scores,
     "lora_add": _lora_add,

@@ -20,7 +20,7 @@ from kvgen.verify.pooled import place_states, state_sizes
 
 Raw = NDArray[Any]
 OTHERS: Final = (
-    *("advance", "attention_output", "combine_lists", "compact", "list_keys", "merge_states"),
+    *("advance", "attention_output", "combine_lists", "compact", "indexer_query", "list_keys", "merge_states"),
     *("mla_decompress", "mla_plan", "pool_tokens", "remap_indices", "reorder", "row_offsets", "rows_add"),
     *("sliced_add", "slot_mapping", "store_scales", "swap_pages", "to_csr", "to_dense"),
 )
@@ -28,6 +28,7 @@ OTHERS: Final = (
 _BETWEEN: Final = (
     "attention_output",
     "compact",
+    "indexer_query",
     "remap_indices",
     "reorder",
     "swap_pages",
