@@ -211,6 +211,30 @@ def _recipe(kernel: str, arrays: Arrays) -> dict[str, Wanted]:
     return {"scale": floats(both, kind), "codes": exact(in_memory(codes, dtype)), "out": floats(values)}
 
 
+BOOK: Final = (-2.5, -2, -1.5, -1.25, -1, -0.5, -0.25, -0.125, 0, 0.125, 0.5, 0.75, 1, 1.5, 2, 3)
+
+
+def _book_inputs() -> dict[str, Array]:
+    x = blocks()
+    halves = {n: np.zeros(len(x), np.uint16) for n in ("norms", "units")}
+    return {"in": pattern(x), **halves, "codes": np.zeros(len(x), np.uint32), "out": np.zeros(x.shape, np.uint32)}
+
+
+def _book(arrays: Arrays) -> dict[str, Wanted]:
+    """Norms of blocks of 16, codes of x / norm eight a word; blocks of 8 under their largest magnitude."""
+    x = arrays["in"].view(np.float32).reshape(-1, 16)
+    codes = quant.quantize(x, quant.norms(x), None, "i4", codebook=BOOK)
+    found = {
+        name: floats(np.repeat(quant.choose(x, "i4", "f16", recipe, codebook=BOOK)[0], 2), "f16")
+        for name, recipe in (("norms", "norm"), ("units", "unit"))
+    }
+    eights = x.reshape(-1, 8)
+    scale = quant.choose(eights, "i4", "f32", codebook=BOOK)[0]
+    some = quant.quantize(eights, scale, None, "i4", codebook=BOOK)
+    words = (codes.reshape(-1, 8).astype(np.uint32) << (4 * np.arange(8, dtype=np.uint32))).sum(axis=1, dtype=np.uint32)
+    return found | {"codes": exact(words), "out": floats(quant.dequantize(some, scale, None, "i4", codebook=BOOK))}
+
+
 def _values_inputs() -> dict[str, Array]:
     outs = {n: np.zeros((256, 512), np.uint32) for n in ("most", "two_level")}
     return {"bytes": np.arange(256, dtype=np.uint8), **outs}
@@ -246,6 +270,7 @@ def probes() -> list[Probe]:
         probe("library_quantize_scales", _scales_inputs, _scales, len(amaxes()), []),
         probe("library_quantize_powers", _powers_inputs, _powers, len(amaxes()), []),
         probe("library_quantize_exponents", _exponents_inputs, _exponents, 256, []),
+        probe("library_recipe_book", _book_inputs, _book, 512, []),
         probe("library_recipe_nvfp4_values", _values_inputs, _values, 64 * 256, [SINGLE], 64),
     ]
     for kernel in RECIPES:

@@ -101,7 +101,7 @@ CALLED_IN = {
     **dict.fromkeys(("row_wgmma", "row_copies"), (f"{KERNELS}/row_wgmma.cu",)),
     "row_widen": (f"{KERNELS}/row_widen.cu",),
     "extend_tiles": (f"{KERNELS}/extend_tiles.cu", f"{KERNELS}/row_tile.cu"),
-    **dict.fromkeys(("quantize", "e8m0"), (f"{KERNELS}/quantize.cu",)),
+    **dict.fromkeys(("quantize", "e8m0", "codebook"), (f"{KERNELS}/quantize.cu",)),
     "segment": (f"{KERNELS}/segment.cu",),
     **{
         name: (f"{KERNELS}/{name}.cu",)

@@ -11,6 +11,8 @@ enum class Recipe : uint32_t {
   amax_raised,   // amax and pow2 with floors: kAmaxMin, kScaleMin
   pow2_raised,
   least,         // the block's range / all codes, and what code 0 stands for in the zero point's place
+  norm,          // the block's Euclidean norm, of codes of a codebook
+  unit,          // the same over the norm of what the codes stand for
   nvfp4_max,     // e4m3 scales; dequantized through e4m3 (Modular MAX)
   nvfp4_global,  // e4m3 scales under an f32 scale of the caller's
 };
@@ -23,6 +25,10 @@ constexpr bool kSame<A, A> = true;
 // Whether a write chooses scales.
 template <typename S>
 constexpr bool kComputes = S::kRecipe != Recipe::none && S::kRecipe != Recipe::given;
+
+// Whether scales are norms.
+template <typename S>
+constexpr bool kNorms = S::kRecipe == Recipe::norm || S::kRecipe == Recipe::unit;
 
 template <typename S, typename Page>
 __device__ __forceinline__ typename S::Element* element_at(const Page& page, uint32_t token, uint32_t head, uint32_t dim) {
@@ -181,6 +187,8 @@ __device__ __forceinline__ ScaleZero<typename S::Scale> block_scale(float low, f
   using Scale = typename S::Scale;
   if constexpr (S::kRecipe == Recipe::least) {
     return scale_from_least<Element, Scale>(low, high);
+  } else if constexpr (kNorms<S>) {
+    return {from_f32<Scale>(high), {}};
   } else if constexpr (S::kZero) {
     return asymmetric<Element, Scale>(low, high);
   } else if constexpr (S::kRecipe == Recipe::amax_raised) {
@@ -211,21 +219,27 @@ __device__ __forceinline__ void store_codes(const Page& page, uint32_t token, ui
   constexpr bool kWhole = kBlock == kLanes * kWidth * kChunks && S::kSize % S::kBlockDims == 0;
   const auto live = [&](uint32_t element) { return kWhole || (element < kBlock && dim + element % S::kBlockDims < S::kSize); };
   float low = infinity(), high = S::kZero ? -infinity() : 0.0f;
+  double squares = 0.0;
 #pragma unroll kUnroll
   for (uint32_t c = 0; c < kChunks; ++c) {
     if (!live((c * kLanes + lane) * kWidth)) continue;
     float x[kWidth];
     read(x, c);
-    high = max_nan(high, S::kZero ? max_of(x) : amax_of(x));
+    if constexpr (kNorms<S>) {
+      squares += squares_of(x);
+    } else {
+      high = max_nan(high, S::kZero ? max_of(x) : amax_of(x));
+    }
     if constexpr (S::kZero) low = min_nan(low, min_of(x));
   }
-  high = reduce_max<kLanes>(high, mask);
+  high = kNorms<S> ? norm_of(reduce_sum<kLanes>(squares, mask)) : reduce_max<kLanes>(high, mask);
   if constexpr (S::kZero) low = reduce_min<kLanes>(low, mask);
 
   const auto [scale, zero] = block_scale<S>(low, high, global);
-  if (lane == 0) keep(scale, zero);
+  if (lane == 0 && S::kRecipe != Recipe::unit) keep(scale, zero);
 
-  float divisor = to_f32(scale);
+  float divisor = S::kRecipe == Recipe::unit ? high : to_f32(scale);
+  double of_codes = 0.0;
   if constexpr (S::kRecipe == Recipe::nvfp4_global) divisor = product(scale, global);
 #pragma unroll kUnroll
   for (uint32_t c = 0; c < kChunks; ++c) {
@@ -241,7 +255,15 @@ __device__ __forceinline__ void store_codes(const Page& page, uint32_t token, ui
     } else {
       quantize<Element>(raw, x, divisor);
     }
+    if constexpr (S::kRecipe == Recipe::unit) {
+      unpack<Element>(x, raw);
+      of_codes += squares_of(x);
+    }
     store_raw<S, kWidth>(page, token, head + element / S::kBlockDims, dim + element % S::kBlockDims, raw);
+  }
+  if constexpr (S::kRecipe == Recipe::unit) {
+    const float norm = norm_of(reduce_sum<kLanes>(of_codes, mask));
+    if (lane == 0) keep(unit_scale<typename S::Scale>(high, norm), zero);
   }
 }
 

@@ -1,5 +1,6 @@
 // quantize.cuh: extremes, scales, quotients, and blocks through every recipe from end to end.
 #include "../../../templates/device/base/types.cuh"
+#include "../../../templates/device/quant/codebook.cuh"
 #include "../../../templates/device/quant/quantize.cuh"
 
 __device__ __forceinline__ uint32_t thread() { return blockIdx.x * blockDim.x + threadIdx.x; }
@@ -136,6 +137,35 @@ extern "C" __global__ void recipe_u4_least(const float* in, ScaleZero<f16>* pair
   quantize_from_least<u4x2>(at<u4x2>(codes), x, to_f32(found.scale), to_f32(found.zero));
   const float scale[1] = {to_f32(found.scale)}, least[1] = {to_f32(found.zero)};
   dequantize_from_least<u4x2>(x, at<u4x2>(codes), scale, least);
+  write(out, x);
+}
+// Codes of a codebook under norms, a block two threads: the codes come from a word, and go back through one.
+__device__ const float kBookValues[] = {-2.5f, -2.0f, -1.5f, -1.25f, -1.0f, -0.5f, -0.25f, -0.125f, 0.0f, 0.125f, 0.5f, 0.75f, 1.0f, 1.5f, 2.0f, 3.0f};
+struct Book {
+  static constexpr float kLargest = 3.0f;
+  __device__ static float value(uint32_t code) { return kBookValues[code]; }
+  __device__ static uint32_t code_of(float x) {
+    uint32_t code = 0;
+    for (uint32_t i = 0; i < 15; ++i) code += x >= (kBookValues[i] + kBookValues[i + 1]) / 2;
+    return code;
+  }
+};
+extern "C" __global__ void recipe_book(const float* in, f16* norms, f16* units, uint32_t* codes, float* out) {
+  using Code = Coded<u4x2, Book>;
+  float x[8], amax[8];
+  read(x, in);
+  read(amax, in);
+  const float norm = norm_of(reduce_sum<2>(squares_of(x), 0xffffffffu));
+  divide(x, norm);
+  const uint32_t word = encode(Code{}, x);
+  codes[thread()] = word;
+  decode(Code{}, x, word);
+  norms[thread()] = from_f32<f16>(norm);
+  units[thread()] = unit_scale<f16>(norm, norm_of(reduce_sum<2>(squares_of(x), 0xffffffffu)));
+  Raw<Code, 8> raw;
+  const float scale[1] = {amax_scale<Code, float>(amax_of(amax))};
+  quantize<Code>(raw, amax, scale[0]);
+  dequantize<Code>(x, raw, scale);
   write(out, x);
 }
 extern "C" __global__ void recipe_nvfp4_max(const float* in, e4m3* scale, uint8_t* codes, float* out) {
