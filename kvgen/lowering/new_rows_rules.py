@@ -13,6 +13,7 @@ from kvgen.spec.norm import Norm
 def check_new_rows(new: NewRows, kernels: KernelSet) -> None:
     """Raise ValueError where the options contradict the cache or each other."""
     _check_rows(new, kernels)
+    _check_rate(new, kernels)
     _check_blocks(kernels)
     _check_inputs(new, kernels)
     _check_q(new)
@@ -43,6 +44,23 @@ def _check_rows(new: NewRows, kernels: KernelSet) -> None:
     if new.rows == "slots" and (storage.own_table or storage.residual):
         which = "own_table=True, whose scales lie in other pages" if storage.own_table else "residual, a tail a request"
         raise ValueError(f"rows: got 'slots' with {which}; a slot names one place; use 'ragged'")
+
+
+def _check_rate(new: NewRows, kernels: KernelSet) -> None:
+    """Rows of which one in `rate` is stored, as its entry."""
+    rate = kernels.kv.entry_tokens
+    if rate == 1 or new.q_alone:
+        return
+    if new.takes_q:
+        raise ValueError(
+            f"q_out: got {new.q_out!r} with rate={rate}; one row of {rate} is stored, at its first token's position, and q of "
+            "every row turns at its own; use q_out='none', and append with inputs='q' for q"
+        )
+    if new.sections:
+        raise ValueError(
+            f"sections: got {new.sections} with rate={rate}; an entry of {rate} tokens turns by one position, its first token's; "
+            "leave sections out"
+        )
 
 
 def _check_blocks(kernels: KernelSet) -> None:
@@ -258,14 +276,7 @@ def resolve_rope(given: Rope | Literal["model", "local"] | None, kernels: Kernel
 
 def _check_rope(new: NewRows, rope: Rope, kernels: KernelSet) -> None:
     dims = _check_dims(new, rope, kernels)
-    scaled = isinstance(rope.scaling, LongRopeScaling) and not (new.local and rope.local_theta is not None)
-    if new.angles == "computed" and scaled:
-        raise ValueError(
-            "rope: got LongRopeScaling with angles='computed'; which of its factors hold depends on the longest sequence, "
-            "which no spec knows; bring a table with angles='halves' or 'pairs'"
-        )
-    if new.angles == "computed" and new.angles_dtype != "f32":
-        raise ValueError("angles_dtype: got 'same' with angles='computed', which needs no table; leave it out")
+    check_angles(rope, new.angles, new.angles_dtype, local=new.local)
     if new.sections and new.positions != "given":
         raise ValueError("sections: got them with positions='lengths'; sections have positions each; use 'given'")
     if new.sections and sum(new.sections) != dims // 2:
@@ -275,6 +286,18 @@ def _check_rope(new: NewRows, rope: Rope, kernels: KernelSet) -> None:
         )
     if new.sections_order == "interleaved":
         _check_interleaved(new.sections)
+
+
+def check_angles(rope: Rope, angles: str, angles_dtype: str, *, local: bool) -> None:
+    """Raise ValueError where a rope's angles cannot be computed, or need no table."""
+    scaled = isinstance(rope.scaling, LongRopeScaling) and not (local and rope.local_theta is not None)
+    if angles == "computed" and scaled:
+        raise ValueError(
+            "rope: got LongRopeScaling with angles='computed'; which of its factors hold depends on the longest sequence, "
+            "which no spec knows; bring a table with angles='halves' or 'pairs'"
+        )
+    if angles == "computed" and angles_dtype != "f32":
+        raise ValueError("angles_dtype: got 'same' with angles='computed', which needs no table; leave it out")
 
 
 def _check_interleaved(sections: tuple[int, ...]) -> None:
