@@ -102,7 +102,7 @@ CALLED_IN = {
     "row_widen": (f"{KERNELS}/row_widen.cu",),
     "extend_tiles": (f"{KERNELS}/extend_tiles.cu", f"{KERNELS}/row_tile.cu"),
     **dict.fromkeys(("quantize", "e8m0", "codebook"), (f"{KERNELS}/quantize.cu",)),
-    "segment": (f"{KERNELS}/segment.cu",),
+    "segment": (f"{KERNELS}/segment.cu", f"{KERNELS}/quantize.cu"),
     **{
         name: (f"{KERNELS}/{name}.cu",)
         for name in ("kv_cache", "operands", "angles", "heads", "new_rows", "add", "pages")

@@ -187,8 +187,6 @@ __device__ __forceinline__ ScaleZero<typename S::Scale> block_scale(float low, f
   using Scale = typename S::Scale;
   if constexpr (S::kRecipe == Recipe::least) {
     return scale_from_least<Element, Scale>(low, high);
-  } else if constexpr (kNorms<S>) {
-    return {from_f32<Scale>(high), {}};
   } else if constexpr (S::kZero) {
     return asymmetric<Element, Scale>(low, high);
   } else if constexpr (S::kRecipe == Recipe::amax_raised) {
@@ -206,6 +204,44 @@ __device__ __forceinline__ ScaleZero<typename S::Scale> block_scale(float low, f
   }
 }
 
+// store_codes of a block under its norm: "unit" knows its scale once it has the codes.
+template <typename S, uint32_t kLanes, uint32_t kWidth, uint32_t kChunks, uint32_t kUnroll, typename Page, typename Read, typename Keep>
+__device__ __forceinline__ void store_codes_under_norm(const Page& page, uint32_t token, uint32_t head, uint32_t dim, uint32_t lane,
+                                                       uint32_t mask, const Read& read, const Keep& keep) {
+  using Element = typename S::Element;
+  using Scale = typename S::Scale;
+  constexpr uint32_t kBlock = S::kBlockHeads * S::kBlockDims;
+  double squares = 0.0, of_codes = 0.0;
+#pragma unroll kUnroll
+  for (uint32_t c = 0; c < kChunks; ++c) {
+    if ((c * kLanes + lane) * kWidth >= kBlock) continue;
+    float x[kWidth];
+    read(x, c);
+    squares += squares_of(x);
+  }
+  const float norm = norm_of(reduce_sum<kLanes>(squares, mask));
+  const Scale rounded = from_f32<Scale>(norm);
+  const float divisor = S::kRecipe == Recipe::unit ? norm : to_f32(rounded);
+#pragma unroll kUnroll
+  for (uint32_t c = 0; c < kChunks; ++c) {
+    const uint32_t element = (c * kLanes + lane) * kWidth;
+    if (element >= kBlock) continue;
+    float x[kWidth];
+    read(x, c);
+    Raw<Element, kWidth> raw;
+    quantize<Element>(raw, x, divisor);
+    unpack<Element>(x, raw);
+    of_codes += squares_of(x);
+    store_raw<S, kWidth>(page, token, head + element / S::kBlockDims, dim + element % S::kBlockDims, raw);
+  }
+  if constexpr (S::kRecipe == Recipe::unit) {
+    const float of_all = norm_of(reduce_sum<kLanes>(of_codes, mask));
+    if (lane == 0) keep(unit_scale<Scale>(norm, of_all), Scale{});
+  } else {
+    if (lane == 0) keep(rounded, Scale{});
+  }
+}
+
 // Quantizes and stores one block of a segment whose writes choose scales, and hands its scale and zero point to
 // keep(scale, zero), in its first lane; (head, dim) is its first element. kLanes neighbouring lanes, all of `mask`, have it:
 // read(x, c) gives the kWidth values from element (c * kLanes + lane) * kWidth of the block on, head by head. It is asked
@@ -214,32 +250,27 @@ __device__ __forceinline__ ScaleZero<typename S::Scale> block_scale(float low, f
 template <typename S, uint32_t kLanes, uint32_t kWidth, uint32_t kChunks, uint32_t kUnroll, typename Page, typename Read, typename Keep>
 __device__ __forceinline__ void store_codes(const Page& page, uint32_t token, uint32_t head, uint32_t dim, uint32_t lane,
                                             uint32_t mask, float global, const Read& read, const Keep& keep) {
+  if constexpr (kNorms<S>) return store_codes_under_norm<S, kLanes, kWidth, kChunks, kUnroll>(page, token, head, dim, lane, mask, read, keep);
   using Element = typename S::Element;
   constexpr uint32_t kBlock = S::kBlockHeads * S::kBlockDims;
   constexpr bool kWhole = kBlock == kLanes * kWidth * kChunks && S::kSize % S::kBlockDims == 0;
   const auto live = [&](uint32_t element) { return kWhole || (element < kBlock && dim + element % S::kBlockDims < S::kSize); };
   float low = infinity(), high = S::kZero ? -infinity() : 0.0f;
-  double squares = 0.0;
 #pragma unroll kUnroll
   for (uint32_t c = 0; c < kChunks; ++c) {
     if (!live((c * kLanes + lane) * kWidth)) continue;
     float x[kWidth];
     read(x, c);
-    if constexpr (kNorms<S>) {
-      squares += squares_of(x);
-    } else {
-      high = max_nan(high, S::kZero ? max_of(x) : amax_of(x));
-    }
+    high = max_nan(high, S::kZero ? max_of(x) : amax_of(x));
     if constexpr (S::kZero) low = min_nan(low, min_of(x));
   }
-  high = kNorms<S> ? norm_of(reduce_sum<kLanes>(squares, mask)) : reduce_max<kLanes>(high, mask);
+  high = reduce_max<kLanes>(high, mask);
   if constexpr (S::kZero) low = reduce_min<kLanes>(low, mask);
 
   const auto [scale, zero] = block_scale<S>(low, high, global);
-  if (lane == 0 && S::kRecipe != Recipe::unit) keep(scale, zero);
+  if (lane == 0) keep(scale, zero);
 
-  float divisor = S::kRecipe == Recipe::unit ? high : to_f32(scale);
-  double of_codes = 0.0;
+  float divisor = to_f32(scale);
   if constexpr (S::kRecipe == Recipe::nvfp4_global) divisor = product(scale, global);
 #pragma unroll kUnroll
   for (uint32_t c = 0; c < kChunks; ++c) {
@@ -255,15 +286,7 @@ __device__ __forceinline__ void store_codes(const Page& page, uint32_t token, ui
     } else {
       quantize<Element>(raw, x, divisor);
     }
-    if constexpr (S::kRecipe == Recipe::unit) {
-      unpack<Element>(x, raw);
-      of_codes += squares_of(x);
-    }
     store_raw<S, kWidth>(page, token, head + element / S::kBlockDims, dim + element % S::kBlockDims, raw);
-  }
-  if constexpr (S::kRecipe == Recipe::unit) {
-    const float norm = norm_of(reduce_sum<kLanes>(of_codes, mask));
-    if (lane == 0) keep(unit_scale<typename S::Scale>(high, norm), zero);
   }
 }
 
