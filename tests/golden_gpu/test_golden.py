@@ -102,8 +102,8 @@ CALLED_IN = {
     "row_widen": (f"{KERNELS}/row_widen.cu",),
     "row_units": (f"{KERNELS}/row_units.cu",),
     "extend_tiles": (f"{KERNELS}/extend_tiles.cu", f"{KERNELS}/row_tile.cu"),
-    **dict.fromkeys(("quantize", "e8m0"), (f"{KERNELS}/quantize.cu",)),
-    "segment": (f"{KERNELS}/segment.cu", f"{KERNELS}/row_units.cu"),
+    **dict.fromkeys(("quantize", "e8m0", "codebook"), (f"{KERNELS}/quantize.cu",)),
+    "segment": (f"{KERNELS}/segment.cu", f"{KERNELS}/row_units.cu", f"{KERNELS}/quantize.cu"),
     **{
         name: (f"{KERNELS}/{name}.cu",)
         for name in ("kv_cache", "operands", "angles", "heads", "new_rows", "add", "pages")
