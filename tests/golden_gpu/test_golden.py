@@ -100,9 +100,10 @@ CALLED_IN = {
     "row_lanes": (f"{KERNELS}/row_lanes.cu",),
     **dict.fromkeys(("row_wgmma", "row_copies"), (f"{KERNELS}/row_wgmma.cu",)),
     "row_widen": (f"{KERNELS}/row_widen.cu",),
+    "row_units": (f"{KERNELS}/row_units.cu",),
     "extend_tiles": (f"{KERNELS}/extend_tiles.cu", f"{KERNELS}/row_tile.cu"),
     **dict.fromkeys(("quantize", "e8m0"), (f"{KERNELS}/quantize.cu",)),
-    "segment": (f"{KERNELS}/segment.cu",),
+    "segment": (f"{KERNELS}/segment.cu", f"{KERNELS}/row_units.cu"),
     **{
         name: (f"{KERNELS}/{name}.cu",)
         for name in ("kv_cache", "operands", "angles", "heads", "new_rows", "add", "pages")
@@ -125,6 +126,8 @@ CALLED_IN = {
             "wgmma",
         )
     },
+    "indexer_work": (f"{KERNELS}/indexer_work.cu",),
+    **dict.fromkeys(("indexer_scores", "mma_codes", "wgmma_codes"), (f"{KERNELS}/indexer_scores.cu",)),
     "split_kv": (f"{KERNELS}/split_kv.cu", f"{KERNELS}/row_wgmma.cu"),
     "columns": (f"{KERNELS}/columns.cu", f"{KERNELS}/split_kv.cu"),
     "merge": (f"{KERNELS}/split_kv.cu",),
