@@ -26,6 +26,8 @@ LISTED: Final = (
     "topk_lengths",
     "positions",
     "starts",
+    "row_begins",
+    "row_counts",
     "valid_lengths",
     "parents",
     "new_tokens",

@@ -41,6 +41,7 @@ from kvgen.ops import (
 from kvgen.reference import Decoded, Rows, TableView
 from kvgen.reference.append import Changed, NewRow, locate
 from kvgen.reference.attention_output import Output, blocks_of, read_blocks, scales_of
+from kvgen.reference.gather import Runs
 from kvgen.reference.indexer_query import head_scales
 from kvgen.reference.mla_decode import Listed
 from kvgen.reference.pool_tokens import latent_error
@@ -164,8 +165,13 @@ def _seal(j: Judged) -> int:
     return reference.seal(j.view, rows, [j.arrays["k"]], row_offsets=j.arrays["row_offsets"])
 
 
+_RUNS: Final = ("row_begins", "row_counts")
+
+
 def _gather(j: Judged) -> int:
-    where, word = j.places("row_offsets", "starts", "slots"), 0
+    where, word = dict[str, Any](j.places("row_offsets", "starts", "slots")), 0
+    if "row_begins" in j.arrays:
+        where["row_offsets"] = Runs(j.arrays["row_begins"], j.arrays["row_counts"])
     names = [n for n in ("k_out", "v_out") if n in j.arrays]
     for pools, at in j.copied():
         if getattr(j.case.call.op, "raw", False):
@@ -176,8 +182,8 @@ def _gather(j: Judged) -> int:
     return word
 
 
-def _gather_raw(j: Judged, pools: Sequence[Rows], at: At, where: dict[str, Raw]) -> int:
-    outputs = {n: a[at] for n, a in j.wanted.arrays.items() if n not in (*where, "errors")}
+def _gather_raw(j: Judged, pools: Sequence[Rows], at: At, where: dict[str, Any]) -> int:
+    outputs = {n: a[at] for n, a in j.wanted.arrays.items() if n not in (*where, *_RUNS, "errors")}
     # The oracle names what it gives without the ending of an output.
     short = {n.removesuffix("_out"): a for n, a in outputs.items()}
     found, failed, word = reference.gather_raw(j.view, pools, short, **where)
