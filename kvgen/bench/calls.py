@@ -32,6 +32,7 @@ KNOWN: Final = tuple(
                 "gather",
                 "gather_rows",
                 "gather_states",
+                "indexer_scores",
                 "scatter_states",
                 "lora_add",
                 "mla_decode",
@@ -124,7 +125,7 @@ def call_of(scene: Scene, op: Op) -> Call:
     entries = [len(ids) for ids in listed.values()]
     sizes: dict[str, int] = {
         "T": (2 if op.kind == "lora_add" else 1) * int(begins[-1]),
-        **{"B": batch, "B+1": batch + 1, "S": max(new), "P": max(scene.workload.totals)},
+        **{"B": batch, "B+1": batch + 1, "S": max(new), **dict.fromkeys("NP", max(scene.workload.totals))},
         **{"J": selected(scene), **dict(zip(("N", "NS"), entries, strict=False))},
         "all_layers": LAYERS,
         "K": selected(scene) if getattr(op, "sparse", False) else max(scene.workload.totals),
@@ -164,6 +165,10 @@ def _fill(scene: Scene, op: Op, name: str, array: Raw, begins: Raw, listed: Mapp
     totals, new = np.array(scene.workload.totals), np.array(scene.workload.new)
     if name == "row_offsets":
         array[...] = begins
+    elif name == "row_begins":
+        array[...] = begins[:-1]
+    elif name == "row_counts":
+        array[...] = np.diff(begins)
     elif name == "starts":
         array[...] = [scene.entries(total) - scene.alive(b) for b, total in enumerate(scene.workload.totals)]
     elif name == "valid_lengths":

@@ -21,18 +21,21 @@ class NewRows:
 
     `rows` says how the call names them: "ragged" by `row_offsets[B + 1]`, "padded" by `valid_lengths[B]`, "slots" one by one;
     `index_dtype` is that array's type (None: that of lengths, of slots i64). Rows of the roles `stored` come from the cache and
-    go back to it, and the other role is left alone; else the call brings all. `inputs` says in which arrays: q, k and v
+    go back to it, and the other role is left alone; with `tiled` the kernel has made K's rows itself, one a block or `tiled` of
+    them, in k_tile; else the call brings all. `inputs` says in which arrays: q, k and v
     "separate", one of "qkv", a latent row's "parts", or "q" alone, and nothing is stored. In this order, each where it is asked
     for: `bias`, the norms, `rope` (`local`: with the base of local layers), by `angles` that are computed or brought in
     `angles_dtype`, at `positions` of `sections` in their order; with `norm_order` "after", the norms of q and k follow RoPE; then
     the `position_scale` of q, last the Hadamard transform of the roles `hadamard`. Where the kernel `takes_q`, whose heads
-    have `q_dim` elements, `q_out` says how it comes back.
+    have `q_dim` elements, `q_out` says how it comes back, in `q_out_heads` heads: those
+    behind q's are zeros.
     """
 
     name: str
     rows: RowsForm = "ragged"
     index_dtype: str | None = None
     stored: tuple[str, ...] = ()
+    tiled: int = 0
     inputs: Literal["separate", "qkv", "parts", "q"] = "separate"
     bias: bool = False
     q_norm: Norm | None = None
@@ -51,6 +54,7 @@ class NewRows:
     takes_q: bool = False
     q_out: Literal["same", "e4m3", "none"] = "none"
     q_dim: int | None = None
+    q_out_heads: int | None = None
 
     @property
     def q_alone(self) -> bool:

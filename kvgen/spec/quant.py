@@ -1,11 +1,12 @@
 """Quantization: which codes a cache stores, which elements share a scale, how a scale is chosen and where it lies.
 
-One convention everywhere: the dequantized value is `(code - zero) * scale`. docs/quantization.md has the whole of it,
-rounding, zero blocks, NaN and infinity included.
+One convention everywhere: the dequantized value is `(code - zero) * scale`; recipe "min" alone says otherwise.
+docs/quantization.md has the whole of it, rounding, zero blocks, NaN and infinity included.
 """
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any, Final, Literal
 
 from pydantic import Field, model_validator
@@ -15,7 +16,7 @@ from kvgen.spec.base import Spec
 
 CodeName = Literal["e4m3", "e5m2", "i8", "i4", "e2m1"]
 ScaleName = Literal["f32", "f16", "bf16", "e4m3", "e8m0"]
-Recipe = Literal["amax", "pow2", "max", "global"]
+Recipe = Literal["amax", "pow2", "min", "norm", "unit", "max", "global"]
 # The block of both nvfp4 recipes, along dim.
 NVFP4_GROUP: Final = 16
 _POWERS: Final = ("e4m3", "e5m2", "e2m1")
@@ -61,10 +62,18 @@ class Quant(Spec):
     `v_scale`, `[layers, heads / block.head, dims / block.dim]`, rounded up.
     """
     zero: bool = False
-    """True: a block has a zero point beside its scale, and codes are unsigned ("i8" and "i4" only)."""
+    """True: a block has a zero point beside its scale, and codes are unsigned ("i8" and "i4" only); values are
+    (code - zero) * scale, with recipe "min" code * scale + zero.
+    """
     recipe: Recipe = "amax"
     """How a scale is computed: "amax", largest magnitude / largest code; "pow2", the same rounded up to a power of two;
-    "max" and "global", the two nvfp4 recipes (docs/quantization.md).
+    "norm", of a codebook's codes, the block's Euclidean norm; "unit", the same over the norm of what its codes stand for;
+    "min", with `zero`, the block's range / largest code, its least value in the zero point's place; "max" and "global",
+    the two nvfp4 recipes (docs/quantization.md).
+    """
+    codebook: tuple[float, ...] | None = None
+    """What the codes 0, 1, ... stand for, ascending: 16 numbers ("i4" only), such as `kvgen.spec.codebooks.lloyd_max` gives.
+    None: codes are numbers.
     """
     amax_min: float | None = None
     """What a block's largest magnitude counts as at least (recipes "amax" and "pow2"). None: no floor."""
@@ -94,8 +103,9 @@ class Quant(Spec):
 
     @property
     def codes(self) -> DType:
-        """The element type of the codes: with a zero point they are unsigned."""
-        return dtype({"i8": "u8", "i4": "u4"}.get(self.dtype, self.dtype) if self.zero else self.dtype)
+        """The element type of the codes: with a zero point or a codebook they are unsigned."""
+        unsigned = self.zero or self.codebook is not None
+        return dtype({"i8": "u8", "i4": "u4"}.get(self.dtype, self.dtype) if unsigned else self.dtype)
 
     @property
     def computed(self) -> bool:
@@ -119,6 +129,7 @@ class Quant(Spec):
             self._check_scale_free()
         else:
             self._check_recipe()
+            self._check_codebook()
             self._check_floors()
             self._check_scales()
         return self
@@ -150,12 +161,37 @@ class Quant(Spec):
             raise ValueError(f"block: got {_text(self.block)} for nvfp4; its scales are per token, head and 16 dims")
         if pow2 and (self.scale_dtype not in ("f32", "e8m0") or self.dtype not in _POWERS):
             raise ValueError(f"{got}; powers of two are for e4m3, e5m2 and e2m1 with f32 or e8m0 scales")
+        if self.recipe == "min" and not self.zero:
+            raise ValueError(f"{got}; least values stand in the place of zero points; give zero=True")
         if self.zero and self.dtype not in ("i8", "i4"):
             raise ValueError(f"zero: got True with dtype={self.dtype!r}; only i8 and i4 codes have a zero point")
-        if self.scale == "given" and (nvfp4 or pow2):
+        if self.scale == "given" and self.recipe != "amax":
             raise ValueError(f"scale: got 'given' with recipe={self.recipe!r}, which computes scales; use 'computed'")
         if self.scale == "given" and self.scale_dtype == "e4m3":
             raise ValueError("scale: got 'given' with scale_dtype='e4m3'; given scales are f32, f16 or bf16; use 'f32'")
+
+    def _check_codebook(self) -> None:
+        book, norms = self.codebook, self.recipe in ("norm", "unit")
+        if book is None:
+            if norms:
+                raise ValueError(
+                    f"recipe: got {self.recipe!r} without a codebook, whose codes norms scale; give codebook=(...), or use 'amax'"
+                )
+            return
+        if self.dtype != "i4" or self.zero or self.scale == "given" or self.residual is not None:
+            others = f"dtype={self.dtype!r}, zero={self.zero}, scale={self.scale!r}, residual={self.residual}"
+            raise ValueError(
+                f"codebook: got one with {others}; its codes are 'i4' with computed scales, without zero and residual"
+            )
+        if self.recipe not in ("amax", "norm", "unit"):
+            raise ValueError(
+                f"recipe: got {self.recipe!r} with a codebook, of which codes are no multiples; use 'amax', 'norm' or 'unit'"
+            )
+        if len(book) != 16 or not all(a < b for a, b in pairwise(book)) or max(map(abs, book)) > 2**64:
+            raise ValueError(
+                f"codebook: got {len(book)} numbers from {book[0] if book else None} on; codes of 4 bits stand for 16 numbers, "
+                "ascending and finite; sort them, or use lloyd_max(4, dim)"
+            )
 
     def _check_floors(self) -> None:
         floors = {"amax_min": self.amax_min, "scale_min": self.scale_min}

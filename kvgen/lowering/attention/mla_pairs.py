@@ -167,7 +167,11 @@ def _stages(kernels: KernelSet, row: PairRow, lists: int) -> Stages | None:
     sizes = {SIZES[a] for a in kernels.arch}
     found = dict.fromkeys(MEMORY, 0)
     for name in sizes:
-        fits = [n for n in range(LEAST_STAGES, MOST_STAGES + 1) if _shared(n, _shape(kernels, row, lists, None)) <= MEMORY[name]]
+        fits = [
+            n
+            for n in range(LEAST_STAGES, MOST_STAGES + 1)
+            if _shared(n, _shape(kernels, row, lists, None)) <= MEMORY[name]
+        ]
         if not fits:
             return None
         found[name] = fits[-1]
