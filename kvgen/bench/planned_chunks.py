@@ -61,8 +61,8 @@ class PlannedTiles:
 
 
 def planned_chunks(scene: Scene, op: Op, multiprocessors: int, arch: str | None = None) -> PlannedChunks | None:
-    """What the planner makes of the scene's batch, or the blocks that have the rows' lists; None where nothing is planned, or tiles
-    of rows."""
+    """What the planner makes of the scene's batch, or the blocks that have the rows' lists; None where nothing is planned, or
+    tiles of rows."""
     launcher = getattr(scene.package, op.name)
     if isinstance(op, MlaDecode) and op.sparse:
         return _listed(scene, op, multiprocessors)
