@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from kvgen.ops.gather import Gather as Gather
     from kvgen.ops.gather_rows import GatherRows as GatherRows
     from kvgen.ops.gather_states import GatherStates as GatherStates
+    from kvgen.ops.indexer_query import IndexerQuery as IndexerQuery
     from kvgen.ops.indexer_scores import IndexerScores as IndexerScores
     from kvgen.ops.list_keys import ListKeys as ListKeys
     from kvgen.ops.lora_add import LoraAdd as LoraAdd
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from kvgen.ops.mla_decompress import MlaDecompress as MlaDecompress
     from kvgen.ops.mla_plan import MlaPlan as MlaPlan
     from kvgen.ops.norm_cache import NormCache as NormCache
+    from kvgen.ops.pool_tokens import Pool as Pool
     from kvgen.ops.remap_indices import RemapIndices as RemapIndices
     from kvgen.ops.reorder import Reorder as Reorder
     from kvgen.ops.rotate_cache import RotateCache as RotateCache
@@ -69,6 +71,7 @@ _HOME = {
     "Gather": "kvgen.ops.gather",
     "GatherRows": "kvgen.ops.gather_rows",
     "GatherStates": "kvgen.ops.gather_states",
+    "IndexerQuery": "kvgen.ops.indexer_query",
     "IndexerScores": "kvgen.ops.indexer_scores",
     "ListKeys": "kvgen.ops.list_keys",
     "LoraAdd": "kvgen.ops.lora_add",
@@ -77,6 +80,7 @@ _HOME = {
     "MlaDecompress": "kvgen.ops.mla_decompress",
     "MlaPlan": "kvgen.ops.mla_plan",
     "NormCache": "kvgen.ops.norm_cache",
+    "Pool": "kvgen.ops.pool_tokens",
     "RemapIndices": "kvgen.ops.remap_indices",
     "Reorder": "kvgen.ops.reorder",
     "RotateCache": "kvgen.ops.rotate_cache",

@@ -26,6 +26,7 @@ from kvgen.reference.gather import gather as gather
 from kvgen.reference.gather import gather_raw as gather_raw
 from kvgen.reference.gather_rows import gather_rows as gather_rows
 from kvgen.reference.gather_states import gather_states as gather_states
+from kvgen.reference.indexer_query import indexer_query as indexer_query
 from kvgen.reference.indexer_scores import Scored as Scored
 from kvgen.reference.indexer_scores import indexer_scores as indexer_scores
 from kvgen.reference.list_keys import list_keys as list_keys
@@ -39,6 +40,7 @@ from kvgen.reference.mla_plan import mla_plan as mla_plan
 from kvgen.reference.norm_cache import norm_cache as norm_cache
 from kvgen.reference.pool import Rows as Rows
 from kvgen.reference.pool import cache_rows as cache_rows
+from kvgen.reference.pool_tokens import pool_tokens as pool_tokens
 from kvgen.reference.remap_indices import remap_indices as remap_indices
 from kvgen.reference.reorder import reorder as reorder
 from kvgen.reference.rotate_cache import rotate_cache as rotate_cache

@@ -12,21 +12,23 @@ from kvgen.bench.synthetic_batch import aligned
 from kvgen.errors import ToolError
 from kvgen.layout.dtypes import dtype
 from kvgen.lowering.lowered import lower_pages
-from kvgen.ops import Reorder
+from kvgen.ops import Pool, Reorder
 from kvgen.plan.params import Array, Scalar
 from kvgen.reference import mla_plan
 from kvgen.spec.kernel_set import Op
+from kvgen.verify.pooled import place_states, state_sizes
 
 Raw = NDArray[Any]
 OTHERS: Final = (
-    *("advance", "attention_output", "combine_lists", "compact", "list_keys", "merge_states"),
-    *("mla_decompress", "mla_plan", "remap_indices", "reorder", "row_offsets", "rows_add"),
+    *("advance", "attention_output", "combine_lists", "compact", "indexer_query", "list_keys", "merge_states"),
+    *("mla_decompress", "mla_plan", "pool_tokens", "remap_indices", "reorder", "row_offsets", "rows_add"),
     *("sliced_add", "slot_mapping", "store_scales", "swap_pages", "to_csr", "to_dense"),
 )
 # Those that work between steps: lengths count all tokens.
 _BETWEEN: Final = (
     "attention_output",
     "compact",
+    "indexer_query",
     "remap_indices",
     "reorder",
     "swap_pages",
@@ -70,6 +72,8 @@ def _call(scene: Scene, op: Op, tables: dict[str, Raw]) -> Call:
         sizes |= {"J": LISTED, "K": max(scene.workload.totals) + scene.entries(max(scene.workload.totals))}
     if op.kind == "to_dense":
         sizes["C"] = scene.columns
+    if isinstance(op, Pool):
+        sizes |= state_sizes(scene, op)
     arrays, numbers = dict[str, Raw](), dict[str, int]()
     plan = getattr(launcher, "PLAN", None) if op.kind == "compact" else None
     arguments = launcher.KERNEL.arguments + (plan.arguments if plan is not None else ())
@@ -98,6 +102,7 @@ def _call(scene: Scene, op: Op, tables: dict[str, Raw]) -> Call:
         elif name == "positions":
             array[...] = np.arange(array.size) % sizes["P"]
     _lists(scene, op, arrays)
+    place_states(arrays)
     return Call(op, launcher, arrays, rows, sizes["T"], tuple(int(n) for n in offsets[:-1]), numbers)
 
 
