@@ -532,6 +532,7 @@ def _to_dense(j: Judged) -> int:
         fill=getattr(j.case.call.op, "fill", None),
         row_offsets=j.arrays.get("row_offsets"),
         lengths=j.wanted.arrays.get("lengths"),
+        page_tokens=getattr(j.case.call.op, "page_tokens", 1),
     )
 
 
