@@ -26,6 +26,7 @@ OTHERS: Final = (
         "merge_states",
         "mla_decompress",
         "mla_plan",
+        "move_tokens",
         "remap_indices",
         "reorder",
         "row_offsets",
@@ -36,6 +37,7 @@ OTHERS: Final = (
 _BETWEEN: Final = (
     "attention_output",
     "compact",
+    "move_tokens",
     "remap_indices",
     "reorder",
     "swap_pages",
@@ -134,6 +136,10 @@ def _lists(scene: Scene, op: Op, arrays: dict[str, Raw]) -> None:
             rows = arrays["indices"][begins[b] : begins[b + 1]]
             rows[...] = rng.integers(total - scene.alive(b), total, rows.shape)
             rows[:, -1] = -1
+    if op.kind == "move_tokens":  # none is read that another one writes; where there is no room, none
+        slots, count = rng.permutation(scene.pages * scene.tokens), len(arrays["src"])
+        for name, at in (("src", slots[:count]), ("dst", slots[count : 2 * count])):
+            arrays[name][...] = [*at, *[-1] * (count - len(at))]
     if isinstance(op, Reorder):
         whole = lower_pages(scene.cache).table.copied_whole and not scene.cache.states
         if arrays["fresh"].ndim > 1 or "fresh_scales" in arrays or whole or scene.cache.ragged:
