@@ -34,6 +34,10 @@ LISTED: Final = (
     "parents",
     "new_tokens",
     "cache_offsets",
+    "entries_begin",
+    "tokens_begin",
+    "state_ids",
+    "state_table",
 )
 
 
