@@ -22,7 +22,7 @@ from tests.support.memory import CANARY, Raw, rows_array
 from tests.support.scenes import Scene
 
 # Codes widened to f16, drafts of three rows; products of warpgroups, two rows each, of keys that stand for four tokens, unseen
-# ones left alone; values of 16 bits.
+# ones left alone; values of 16 bits; codes of 4 bits.
 SETS = {
     kernels.name: kernels
     for kernels in (
@@ -65,6 +65,29 @@ SETS = {
             ops=[ops.IndexerScores()],
             arch=["sm_89"],
         ),
+        KernelSet(
+            name="scores_packed",
+            q_heads=16,
+            cache=Paged(
+                dtype="bf16",
+                kv_heads=1,
+                head_dim=128,
+                page_size=16,
+                stores="k",
+                layout=Layout(kv="page token head dim", layers="pointers"),
+                lengths="after",
+                quant=Quant(
+                    dtype="e2m1",
+                    scale_dtype="e8m0",
+                    block=Block(dim=32),
+                    recipe="pow2",
+                    amax_min=6 * 2.0**-126,
+                    place="page",
+                ),
+            ),
+            ops=[ops.IndexerScores(rows=2)],
+            arch=["sm_80"],
+        ),
     )
 }
 
@@ -84,11 +107,24 @@ def scores_scene(kernels: KernelSet, batch: Batch, total: int) -> tuple[Scene, R
     quant = scene.cache.quants["k"]
     kind = quant.codes.name if quant is not None else scene.cache.dtype
     shape = (kernels.q_heads, scene.cache.head_dim)
-    q, _ = rows_array(total, shape, kind, strided=batch.strided)
-    q[...] = scene.rng.standard_normal((total, *shape)).astype(dtype(kind).numpy())
+    if kind == "e2m1":
+        q, _ = rows_array(total, (shape[0], shape[1] // 2), "u8", strided=batch.strided)
+        q[...] = scene.rng.integers(0, 256, q.shape)
+    else:
+        q, _ = rows_array(total, shape, kind, strided=batch.strided)
+        q[...] = scene.rng.standard_normal((total, *shape)).astype(dtype(kind).numpy())
     weights, _ = rows_array(total, shape[:1], "f32", strided=batch.strided)
     weights[...] = scene.rng.standard_normal((total, shape[0])) * np.float32(0.1)
     return scene, q, weights
+
+
+def scales_of(scene: Scene, q: Raw) -> dict[str, Raw]:
+    """Four e8m0 scales a head where q is codes of 4 bits; the same for the same row, wherever it stands."""
+    if q.dtype != np.uint8:
+        return {}
+    scales, _ = rows_array(len(q), q.shape[1:2], "i32", strided=scene.batch.strided)
+    scales[...] = (q[..., :4].astype(np.int64) % 7 + 122) @ np.array([1, 1 << 8, 1 << 16, 1 << 24])
+    return {"q_scales": scales}
 
 
 def call(scene: Scene, q: Raw, weights: Raw, room: int, offsets: Raw | None = None) -> tuple[Raw, Scored]:
@@ -97,9 +133,9 @@ def call(scene: Scene, q: Raw, weights: Raw, room: int, offsets: Raw | None = No
     logits, around = rows_array(len(q), (room,), "f32", strided=scene.batch.strided)
     before = np.array(logits)
     (keys,) = scene.rows()
-    wanted = indexer_scores(scene.view, keys, q, weights, room, rows=op.rows, row_offsets=offsets)
+    given = scales_of(scene, q) | ({} if offsets is None else {"row_offsets": offsets})
+    wanted = indexer_scores(scene.view, keys, q, weights, room, rows=op.rows, **given)
     pool = scene.snapshot()
-    given: dict[str, Any] = {} if offsets is None else {"row_offsets": offsets}
     run = Run(scene, op.name, launcher(scene, op.name), q=q, weights=weights, logits=logits, **given)
     run.expect_word(wanted.errors)
     hold_memory(scene, pool)
@@ -198,7 +234,7 @@ VICTIMS = {
 
 
 @pytest.mark.parametrize("wrong", VICTIMS)
-@pytest.mark.parametrize("name", ["scores_widened", "scores_groups"])
+@pytest.mark.parametrize("name", ["scores_groups", "scores_packed"])
 def test_hostile_data(name: str, wrong: str) -> None:
     """Whatever a request's pages, length and offsets are: it is NaN there, which is reported, and others keep their bits."""
     scene, q, weights, offsets = ragged_step(name, (60, 90, 40), (3, 4, 2))
