@@ -57,9 +57,10 @@ class IndexerScores(Op):
     """Score every key of a request for each of its query rows: the sum over heads of `weights[t, h] * relu(q[t, h] . k[j])`.
 
     q is `[T, q_heads, head_dim]` in the dtype of the cache's elements: bf16, f16, or codes e4m3 where keys are, whose scale a
-    head is part of `weights` f32 `[T, q_heads]`. Where keys are e2m1 with an e8m0 scale for 32 dims (MXFP4), so is q: u8 `[T, q_heads,
-    head_dim / 2]`, the even dim in the low nibble, and `q_scales` i32 `[T, q_heads]`, exponents + 127 of four blocks, the first
-    the lowest byte. `weights` have the model's factors too (head_dim ** -0.5 * q_heads ** -0.5); IndexerQuery makes all that.
+    head is part of `weights` f32 `[T, q_heads]`. Where keys are e2m1 with an e8m0 scale for 32 dims (MXFP4), so is q: u8
+    `[T, q_heads, head_dim / 2]`, the even dim in the low nibble, and `q_scales` i32 `[T, q_heads]`, exponents + 127 of four
+    blocks, the first the lowest byte. `weights` have the model's factors too (head_dim ** -0.5 * q_heads ** -0.5); IndexerQuery
+    makes all that.
 
     `logits` f32 `[T, N]` has room for the keys of the longest request; rows may lie any distance apart. The best entries of a
     row are for a library (torch.topk, a radix select) to find, and ties are the caller's.

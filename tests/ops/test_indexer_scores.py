@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from kvgen import CSR, Block, KernelSet, Layout, Paged, Quant, ops, presets
@@ -17,7 +19,7 @@ from kvgen.reference import Scored, indexer_scores
 from kvgen.runtime import Fault, describe
 from kvgen.runtime.cpu import machine
 from tests.support.batches import PLAIN, Batch
-from tests.support.harness import Run, hold_memory, launcher, offsets_of, optimized, surroundings
+from tests.support.harness import Run, hold_memory, launcher, offsets_of, optimized, package, surroundings
 from tests.support.memory import CANARY, Raw, rows_array
 from tests.support.scenes import Scene
 
@@ -152,6 +154,18 @@ def call(scene: Scene, q: Raw, weights: Raw, room: int, offsets: Raw | None = No
     return logits, wanted
 
 
+@contextmanager
+def few_blocks(kernels: KernelSet, most: int) -> Iterator[None]:
+    """At most so many blocks take all work, as a GPU's multiprocessors do; here a launch has one a tile."""
+    kernel = package(kernels).indexer_scores.KERNEL
+    before = kernel.grid
+    object.__setattr__(kernel, "grid", lambda dims: (min(most, before(dims)[0]), 1, 1))
+    try:
+        yield
+    finally:
+        object.__setattr__(kernel, "grid", before)
+
+
 @st.composite
 def steps(draw: Any, kernels: KernelSet) -> tuple[Batch, bool]:
     """A batch whose new tokens are rows of q: any number of each request, or, without offsets, as many of every one."""
@@ -187,7 +201,8 @@ def test_a_step(name: str, data: Any) -> None:
     scene, q, weights = scores_scene(kernels, batch, total)
     kind = op_of(kernels).index_dtype or scene.cache.lengths_dtype
     offsets = offsets_of(batch.new, kind, batch.leading) if ragged else None
-    call(scene, q, weights, max(batch.totals, default=0) // scene.cache.entry_tokens + 3, offsets)
+    with few_blocks(kernels, data.draw(st.sampled_from((1, 2, 5, 1000)))):
+        call(scene, q, weights, max(batch.totals, default=0) // scene.cache.entry_tokens + 3, offsets)
 
 
 def ragged_step(name: str, totals: tuple[int, ...], new: tuple[int, ...], **fields: Any) -> tuple[Scene, Raw, Raw, Raw]:
@@ -201,10 +216,11 @@ def ragged_step(name: str, totals: tuple[int, ...], new: tuple[int, ...], **fiel
 
 @pytest.mark.parametrize("name", ["scores_widened", "scores_groups"])
 def test_a_prompt_among_many_requests(name: str) -> None:
-    """More requests than a block has threads, and a prompt whose groups begin in the middle of tiles."""
-    totals = (*([3] * 140), 290)
+    """More requests than a block has threads, and a prompt of more tiles than a ring has, which three blocks share."""
+    totals = (*([3] * 140), 700)
     scene, q, weights, offsets = ragged_step(name, totals, (*([0, 1] * 70), 9))
-    call(scene, q, weights, 300, offsets)
+    with few_blocks(SETS[name], 3):
+        call(scene, q, weights, 710, offsets)
 
 
 def test_requests_do_not_see_each_other() -> None:
@@ -261,6 +277,17 @@ def test_hostile_data(name: str, wrong: str) -> None:
         assert np.isnan(wanted.logits[3:7, :2]).all()
         for rows in (slice(0, 3), slice(7, 9)):
             assert found[rows, :40].tobytes() == was[rows, :40].tobytes()
+
+
+@settings(max_examples=6)
+@given(offsets=st.lists(st.integers(-1, 11), min_size=7, max_size=7), blocks=st.sampled_from((1, 3)))
+@example(offsets=[0, 4, 8, 2, 3, 4, 9], blocks=1)  # rows 3 and 4 are two requests', if none but their own offsets count
+def test_offsets_that_contradict_each_other(offsets: list[int], blocks: int) -> None:
+    """A row is of one request, or of none; whoever else claims it leaves it alone."""
+    scene, q, weights, given_offsets = ragged_step("scores_widened", (60, 20, 40, 17, 16, 33), (2, 1, 3, 2, 1, 0))
+    given_offsets[...] = offsets
+    with few_blocks(scene.kernels, blocks):
+        call(scene, q, weights, 70, given_offsets)
 
 
 def test_without_offsets_rows_can_be_missing() -> None:
