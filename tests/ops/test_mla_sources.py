@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from typing import Any
 
@@ -10,12 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvgen import KernelSet, Keys, Latent, Quant, presets
+from kvgen import Block, KernelSet, Keys, Latent, Quant, presets
 from kvgen.ops import Gather
 from kvgen.reference.elements import Elements
 from kvgen.reference.segments import Coded
 from kvgen.runtime.cpu import machine
 from kvgen.spec.cache import Cache
+from kvgen.spec.codebooks import lloyd_max
 from tests.support.batches import PLAIN, Batch
 from tests.support.harness import package
 from tests.support.latent_steps import Rows, call, latent_scene, latent_set, layer_of, op_of
@@ -49,6 +51,19 @@ SETS = {
         source_set("one", INTS, 20, sinks="out"),
     )
 }
+
+if "KVGEN_FAMILY" in os.environ:  # a campaign: latent rows of every other code
+    fp4: dict[str, Any] = {"dtype": "e2m1", "scale_dtype": "e4m3"}
+    for name, quant in {
+        "nvfp4": Quant(**fp4, block=Block(dim=16), place="row"),
+        "nvfp4_global": Quant(**fp4, recipe="global"),
+        "mxfp4": Quant(dtype="e2m1", scale_dtype="e8m0", recipe="pow2", block=Block(dim=32), place="row"),
+        "book": Quant(dtype="i4", scale_dtype="f16", codebook=lloyd_max(4, 64), recipe="unit", place="row"),
+        "least": Quant(dtype="i4", scale_dtype="f16", zero=True, recipe="min", block=Block(dim=32), place="row"),
+        "i8_row": Quant(dtype="i8", scale_dtype="f32", place="row"),
+    }.items():
+        made = source_set(name, Latent(dtype="bf16", **SMALL, page_size=4, quant=quant), 16)
+        SETS[made.name] = made
 
 
 def other_scenes(kernels: KernelSet, batch: Batch) -> dict[str, Scene]:
