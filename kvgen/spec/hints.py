@@ -12,8 +12,8 @@ from pydantic_core import ErrorDetails
 OPERATIONS: Final = (
     "Advance", "Append", "AttentionOutput", "CombineLists", "Compact", "Convert", "CopyPages", "Custom", "Decode", "Extend",
     "Gather", "GatherRows", "IndexerQuery", "IndexerScores", "ListKeys", "LoraAdd", "MergeStates", "MlaDecode",
-    "MlaDecompress", "MlaPlan", "NormCache", "Pool", "RemapIndices", "Reorder", "RotateCache", "RowOffsets", "RowsAdd",
-    "Scatter", "Seal", "SlicedAdd", "SlotMapping", "StoreScales", "SwapPages", "ToCsr", "ToDense", "ZeroPages",
+    "MlaDecompress", "MlaPlan", "MoveTokens", "NormCache", "Pool", "RemapIndices", "Reorder", "RotateCache", "RowOffsets",
+    "RowsAdd", "Scatter", "Seal", "SlicedAdd", "SlotMapping", "StoreScales", "SwapPages", "ToCsr", "ToDense", "ZeroPages",
 )  # fmt: skip
 
 # What other libraries call an element type: torch, NumPy, ml_dtypes, vLLM.
