@@ -1,0 +1,208 @@
+"""One layer served to several requests, as an engine does: pools, page tables, rings, lists, and the calls of a step.
+
+Pages of the window that no token of a later step reads go back to the free ones, filled with NaN codes, and their place in the
+table becomes a page id that no pool has: so a window wraps, and a list that is one token too long meets NaN.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+
+from kvgen.runtime.cpu import machine
+from tests.compressed.kits import Kit
+from tests.compressed.statement import Floats, Rows, Weights, turn
+
+BF16 = ml_dtypes.bfloat16
+POISON = 0x7FFF_FFFF
+NAN_CODE = 0x7F  # NaN as e4m3, and in both bytes of a bf16
+
+
+@dataclass
+class Step:
+    """What a step gave: o `[T, heads, dim]` of its rows turned back, and the entries that each row read."""
+
+    o: Floats
+    picks: list[NDArray[np.int64]]
+
+
+@dataclass
+class Paged:
+    """Pages of one cache: its pool, its page table, and the pages that nobody has."""
+
+    made: Any
+    table: NDArray[np.int32]
+    free: list[int]
+    tokens: int
+    held: list[dict[int, int]] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, package: Any, requests: int, columns: int, pages: int, tokens: int, rng: np.random.Generator) -> Paged:
+        made = package.Cache.empty(layers=1, requests=requests, pages=pages, device="cpu")
+        for pool in made.blocks:
+            for layer in pool if isinstance(pool, list | tuple) else [pool]:
+                layer.view(np.uint8)[...] = NAN_CODE
+        table = np.full((requests, columns), POISON, np.int32)
+        free = rng.permutation(pages).tolist()
+        return cls(made, table, free, tokens, [{} for _ in range(requests)])
+
+    def cover(self, b: int, first: int, end: int) -> None:
+        """Pages for tokens `first` to `end` of a request; what it has before them goes back."""
+        for column in [c for c in self.held[b] if (c + 1) * self.tokens <= first]:
+            page = self.held[b].pop(column)
+            self.table[b, column] = POISON
+            self.free.insert(0, page)
+        for column in range(first // self.tokens, -(-end // self.tokens)):
+            if column not in self.held[b]:
+                self.held[b][column] = self.free.pop()
+                self.table[b, column] = self.held[b][column]
+
+    def slots(self, b: int, tokens: NDArray[np.int64], rate: int = 1) -> NDArray[np.int32]:
+        """Physical rows of tokens, or of entries of `rate` tokens."""
+        each = self.tokens // rate
+        return (self.table[b, tokens // each].astype(np.int64) * each + tokens % each).astype(np.int32)
+
+
+class Server:
+    """A layer with `weights` over the rows of each request."""
+
+    def __init__(self, kit: Kit, weights: Weights, rows: list[Rows], *, seed: int = 0, most: int = 0) -> None:
+        self.kit, self.weights, self.rows = kit, weights, rows
+        self.done = [0] * len(rows)
+        rng, form = np.random.default_rng(seed), kit.form
+        longest = max(len(r.q) for r in rows)
+        page = kit.window.cache.page_tokens
+        held = -(-(form.window + (most or longest)) // page) + 2
+        columns = -(-longest // page)
+        self.window = Paged.of(kit.generated("window"), len(rows), columns, min(held, columns + 1) * len(rows), page, rng)
+        self.pools: dict[str, Paged] = {}
+        self.states: dict[str, Any] = {}
+        for part in ("entries", "keys"):
+            kernels = getattr(kit, part)
+            if kernels is not None:
+                tokens = kernels.cache.page_tokens * form.rate
+                columns = -(-longest // tokens)
+                made = kit.generated(part)
+                self.pools[part] = Paged.of(made, len(rows), columns, columns * len(rows) + 2, tokens, rng)
+                self.states[part] = self._state(made, rng)
+
+    def _state(self, made: Any, rng: np.random.Generator) -> dict[str, Any]:
+        """Rings of garbage: a request's first tokens need none."""
+        params = {p.name: p for p in made.pool.KERNEL.params}
+        if "state" not in params:
+            return {}
+        shape = tuple(n if isinstance(n, int) else len(self.rows) + 1 for n in params["state"].shape)
+        ids = rng.permutation(len(self.rows) + 1)[: len(self.rows)].astype(np.int32)
+        return {"state": np.full(shape, np.nan, np.float32), "state_ids": ids}
+
+    def step(self, counts: list[int]) -> Step:
+        """`counts[b]` new tokens of request b."""
+        kit, form = self.kit, self.kit.form
+        before, self.done = self.done, [d + n for d, n in zip(self.done, counts, strict=True)]
+        lengths = np.array(self.done, np.int32)
+        offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
+        where = [(b, p) for b, n in enumerate(counts) for p in range(before[b], before[b] + n)]
+        for b, n in enumerate(counts):
+            self.window.cover(b, max(before[b] - form.window + 1, 0), self.done[b])
+            for paged in self.pools.values():
+                paged.cover(b, 0, self.done[b])
+        new = [Rows(**_cut(vars(r), f, d)) for r, f, d in zip(self.rows, before, self.done, strict=True)]
+        with machine(arch="sm_90a", mode="check"):
+            q = self._append(new, lengths, offsets)
+            for part, paged in self.pools.items():
+                self._pool(part, paged, new, lengths, offsets)
+            picks = self._picks(new, lengths, offsets, where)
+            o = self._attend(q, where, picks)
+        positions = np.array([p for _, p in where], np.int64)
+        return Step(turn(o.astype(np.float64), -positions, form), picks)
+
+    def take_back(self, b: int, count: int) -> None:
+        """The last tokens of a request were drafts, and are rejected."""
+        self.done[b] -= count
+
+    # Calls of a step ------------------------------------------------------------------------------------------------------
+
+    def _append(self, new: list[Rows], lengths: NDArray[np.int32], offsets: NDArray[np.int32]) -> NDArray[Any]:
+        made = self.kit.generated("window")
+        cache = self.window.made.step(lengths=lengths, page_table=self.window.table)
+        q, kv = (_rows(new, name) for name in ("q", "kv"))
+        out = np.empty_like(q)
+        made.append(cache[0], q, kv[:, None], out, offsets, k_weight=self.weights.kv_norm.astype(BF16))
+        return out
+
+    def _pool(self, part: str, paged: Paged, new: list[Rows], lengths: NDArray[np.int32], offsets: NDArray[np.int32]) -> None:
+        kind = {"entries": "pool", "keys": "index"}[part]
+        kv, gate = (_rows(new, f"{kind}_{name}", np.float32) for name in ("kv", "gate"))
+        given: dict[str, Any] = {"k_weight": getattr(self.weights, f"{kind}_norm").astype(BF16), **self.states[part]}
+        ape = self.weights.ape if kind == "pool" else self.weights.index_ape
+        if ape is not None:
+            given["ape"] = ape.astype(np.float32)
+        x = kv if gate is None else np.concatenate([kv, gate], axis=1)
+        cache = paged.made.step(lengths=lengths, page_table=paged.table)
+        self.kit.generated(part).pool(cache[0], x=x, row_offsets=offsets, **given)
+
+    def _picks(self, new: list[Rows], lengths: NDArray[np.int32], offsets: NDArray[np.int32], where: list[tuple[int, int]]) -> Any:
+        form = self.kit.form
+        if not form.rate:
+            return [np.zeros(0, np.int64)] * len(where)
+        seen = [(p + 1) // form.rate for _, p in where]
+        if form.topk is None:
+            return [np.arange(n) for n in seen]
+        paged = self.pools["keys"]
+        cache = paged.made.step(lengths=lengths, page_table=paged.table)
+        positions = np.array([p for _, p in where], np.int64)
+        q, w = _rows(new, "index_q", np.float64), _rows(new, "index_w", np.float64)
+        codes, scale = _codes(form.bf16(turn(q, positions, form)))
+        logits = np.full((len(where), max(seen) + 3), np.nan, np.float32)
+        weights = (w * scale).astype(np.float32)
+        self.kit.generated("keys").indexer_scores(cache[0], codes, weights, logits, row_offsets=offsets)
+        self.logits = logits
+        for row, n in zip(logits, seen, strict=True):
+            assert not np.isnan(row[:n]).any() and (row[n:] == -np.inf).all()
+        return [np.sort(np.argsort(-row[:n], kind="stable")[: form.topk]) for row, n in zip(logits, seen, strict=True)]
+
+    def _attend(self, q: NDArray[Any], where: list[tuple[int, int]], picks: list[NDArray[np.int64]]) -> NDArray[Any]:
+        kit, form = self.kit, self.kit.form
+        spans = [np.arange(max(p - form.window + 1, 0), p + 1) for _, p in where]
+        indices, counts = _lists([self.window.slots(b, s) for (b, _), s in zip(where, spans, strict=True)])
+        given: dict[str, Any] = {"topk_lengths": counts, "sinks": self.weights.sinks.astype(np.float32)}
+        if kit.entries is not None:
+            paged = self.pools["entries"]
+            chosen = [paged.slots(b, j, form.rate) for (b, _), j in zip(where, picks, strict=True)]
+            more, many = _lists(chosen)
+            given |= {"entries_cache": paged.made[0], "entries_indices": more, "entries_topk_lengths": many}
+        made = kit.generated("window")
+        cache = self.window.made
+        found = made.mla_decode(cache[0], q, indices=indices, out=np.empty((len(q), kit.heads, form.dim), BF16), **given)
+        return found.out if hasattr(found, "out") else found
+
+
+def _cut(rows: dict[str, Any], first: int, end: int) -> dict[str, Any]:
+    return {name: None if x is None else x[first:end] for name, x in rows.items()}
+
+
+def _rows(new: list[Rows], name: str, kind: Any = BF16) -> NDArray[Any]:
+    """The step's rows of all requests."""
+    found = [getattr(r, name) for r in new]
+    return None if found[0] is None else np.concatenate(found).astype(kind)
+
+
+def _lists(found: list[NDArray[np.int32]]) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+    """Lists as the kernel takes them: padded with what lies in no pool, and how many entries of each count."""
+    counts = np.array([len(f) for f in found], np.int32)
+    lists = np.full((len(found), max(1, int(counts.max()))), POISON, np.int32)
+    for row, one in zip(lists, found, strict=True):
+        row[: len(one)] = one
+    return lists, counts
+
+
+def _codes(q: Floats) -> tuple[NDArray[Any], Floats]:
+    """The indexer's q `[T, heads, dim]` as e4m3 codes and a scale a head, a power of two."""
+    amax = np.maximum(np.abs(q).max(axis=-1), 1e-4).astype(np.float32)
+    fraction, exponent = np.frexp((amax * np.float32(1 / 448)).astype(np.float64))
+    scale = np.ldexp(1.0, exponent - (fraction == 0.5))
+    return np.clip(q / scale[..., None], -448, 448).astype(ml_dtypes.float8_e4m3fn), scale
