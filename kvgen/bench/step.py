@@ -44,7 +44,7 @@ class Step:
         """Whether rows of a role are stored as others than they come."""
         op = self.op
         norm = {"k": op.k_norm, "v": op.v_norm}.get(role)
-        return op.bias or (role != "v" and self.rope is not None) or norm is not None
+        return op.bias or (role != "v" and self.rope is not None) or norm is not None or role in (op.hadamard or "")
 
     def rotated(self, dim: int) -> tuple[int, int]:
         """The dims of a head of `dim` that are rotated, from and to."""
@@ -109,6 +109,7 @@ class Step:
                 sections=op.sections,
                 sections_order=op.sections_order,
                 position_scale=op.position_scale if role == "q" else None,
+                hadamard=role in (op.hadamard or ""),
                 local=op.rope == "local",
                 latent=array.shape[2] - self.cache.rope_part if self.cache.rope_part else 0,
                 whole=role == "q" or (norm is not None and norm.whole_row),

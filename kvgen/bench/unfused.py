@@ -62,6 +62,10 @@ def separate_passes(scene: Scene, call: Call, least: Mapping[str, int]) -> tuple
         found.append(
             Pass("factor of q", 2 * rows({"q": whole["q"]}) + (given("positions") if step.rope is None else 0))
         )
+    if op.hadamard is not None:
+        found.append(
+            Pass("Hadamard", 2 * rows({role: whole[role] for role in op.hadamard if role in whole and role in shapes}))
+        )
     if op.takes_q and op.q_out == "e4m3":
         found.append(Pass("q to e4m3", rows({"q": whole["q"]}) + given("q_out", "q_scale")))
     stored = rows(kept)

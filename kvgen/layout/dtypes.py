@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     import numpy
 
 DTypeName = Literal[
-    "f32", "f16", "bf16", "e4m3", "e5m2", "e2m1", "i4", "u4", "i8", "u8", "i32", "u32", "i64", "u64"
+    "f32", "f16", "bf16", "e4m3", "e5m2", "e8m0", "e2m1", "i4", "u4", "i8", "u8", "i32", "u32", "i64", "u64"
 ]  # fmt: skip
 FloatName = Literal["f32", "f16", "bf16"]
 
@@ -50,7 +50,7 @@ class DType:
         """The NumPy dtype; the narrow floats come from ml_dtypes."""
         import numpy as np
 
-        if self.name in ("bf16", "e4m3", "e5m2", "e2m1", "i4", "u4"):
+        if self.name in ("bf16", "e4m3", "e5m2", "e8m0", "e2m1", "i4", "u4"):
             import ml_dtypes
 
             narrow: numpy.dtype[Any] = np.dtype(getattr(ml_dtypes, self.numpy_name))
@@ -67,6 +67,7 @@ DTYPES: Final[dict[str, DType]] = {
         DType("bf16", 16, "bf16", "bfloat16"),
         DType("e4m3", 8, "e4m3", "float8_e4m3fn"),
         DType("e5m2", 8, "e5m2", "float8_e5m2"),
+        DType("e8m0", 8, "e8m0", "float8_e8m0fnu"),
         DType("e2m1", 4, "e2m1x2", "float4_e2m1fn"),
         DType("i4", 4, "i4x2", "int4"),
         DType("u4", 4, "u4x2", "uint4"),

@@ -24,8 +24,9 @@ class NewRows:
     go back to it, and the other role is left alone; else the call brings all. `inputs` says in which arrays: q, k and v
     "separate", one of "qkv", a latent row's "parts", or "q" alone, and nothing is stored. In this order, each where it is asked
     for: `bias`, the norms, `rope` (`local`: with the base of local layers), by `angles` that are computed or brought in
-    `angles_dtype`, at `positions` of `sections` in their order; with `norm_order` "after", the norms of q and k follow RoPE; last
-    the `position_scale` of q. Where the kernel `takes_q`, whose heads have `q_dim` elements, `q_out` says how it comes back.
+    `angles_dtype`, at `positions` of `sections` in their order; with `norm_order` "after", the norms of q and k follow RoPE; then
+    the `position_scale` of q, last the Hadamard transform of the roles `hadamard`. Where the kernel `takes_q`, whose heads
+    have `q_dim` elements, `q_out` says how it comes back.
     """
 
     name: str
@@ -46,6 +47,7 @@ class NewRows:
     sections: tuple[int, ...] = ()
     sections_order: Literal["runs", "interleaved"] = "runs"
     position_scale: PositionScale | None = None
+    hadamard: str = ""
     takes_q: bool = False
     q_out: Literal["same", "e4m3", "none"] = "none"
     q_dim: int | None = None

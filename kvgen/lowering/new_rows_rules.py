@@ -22,6 +22,8 @@ def check_new_rows(new: NewRows, kernels: KernelSet) -> None:
     _check_norm_order(new, kernels)
     if new.position_scale is not None:
         _check_position_scale(new, kernels)
+    if new.hadamard:
+        _check_hadamard(new, kernels)
     if new.rope is not None:
         _check_rope(new, new.rope, kernels)
     else:
@@ -186,6 +188,44 @@ def _check_position_scale(new: NewRows, kernels: KernelSet) -> None:
             f"position_scale: got one for a cache with residual={cache.storage.residual}, whose slots keep a tail in place of a "
             "position; use inputs='q' in an operation of its own, or scale q before append"
         )
+
+
+def _check_hadamard(new: NewRows, kernels: KernelSet) -> None:
+    """A transform is of whole heads: what a lane has are runs of dims whose places differ in single bits."""
+    cache, asked = kernels.kv, new.hadamard
+    if cache.rope_part:
+        raise ValueError(
+            f"hadamard: got {asked!r} with latent rows, whose latent part and RoPE part are apart; the transform is of "
+            "whole heads; leave it out"
+        )
+    if cache.storage.residual and not new.q_alone:
+        raise ValueError(
+            f"hadamard: got {asked!r} for a cache with residual={cache.storage.residual}, whose seal takes K as it is "
+            "stored; change K before seal and append, or use a cache without residual"
+        )
+    if "v" in asked and ("v" not in cache.roles or new.q_alone):
+        why = "inputs='q'" if new.q_alone else "a cache that stores K only"
+        raise ValueError(f"hadamard: got {asked!r} with {why}; there are no V rows; use 'qk'")
+    dims = {"q": new.q_dim or cache.head_dim, "k": cache.head_dim, "v": cache.v_dim}
+    for role in asked:
+        if dims[role] & (dims[role] - 1) or not 16 <= dims[role] <= 512:
+            raise ValueError(
+                f"hadamard: got {asked!r} with heads of {dims[role]} in {role}; the transform is of a power of two of dims, "
+                "from 16 to 512; leave it out"
+            )
+    if new.rope is not None and (turned := _hadamard_misfit(new.rope, cache.head_dim)):
+        raise ValueError(
+            f"hadamard: got {asked!r} with rope.dim={turned}; lanes share a head by bits of its dims, so RoPE turns "
+            "a power of two of them; leave it out"
+        )
+
+
+def _hadamard_misfit(rope: Rope, head_dim: int) -> int:
+    """The dims that RoPE turns where a Hadamard transform cannot follow; 0: it can."""
+    if rope.proportional and rope.style == "neox":
+        return 0
+    dims = rope.dim or head_dim
+    return dims if dims & (dims - 1) else 0
 
 
 def _check_no_rope(new: NewRows) -> None:

@@ -96,7 +96,8 @@ class PositionScaleContext:
 
 @dataclass(frozen=True)
 class HeadContext:
-    """How lanes share a head: the struct `name` that a kernel spells out for Head; `roles` says whose heads."""
+    """How lanes share a head: the struct `name` that a kernel spells out for Head; `roles` says whose heads. `hadamard`: the
+    factor of its transform, a decimal text; empty: it has none."""
 
     name: str
     roles: str
@@ -107,6 +108,7 @@ class HeadContext:
     width: int
     lanes: int
     turning: int = 0  # pairs that turn, the first ones; 0: all of them
+    hadamard: str = ""
 
 
 @dataclass(frozen=True)

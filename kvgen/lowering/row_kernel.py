@@ -154,9 +154,9 @@ def _resident(parts: RowParts) -> int:
     # To divide by a number of heads that is no power of two takes registers, too.
     if parts.q_heads & (parts.q_heads - 1):
         return 0
-    # So does a LayerNorm, whose mean comes before its variance; a norm of V beside blocks with scales; and q alone, of which a
-    # block has several rows.
-    layer = any(p.norm is not None and p.norm.layer for p in parts.parts)
+    # So does a LayerNorm, whose mean comes before its variance; a Hadamard transform, which holds a head beside the elements
+    # of another lane; a norm of V beside blocks with scales; and q alone, of which a block has several rows.
+    layer = any((p.norm is not None and p.norm.layer) or p.head.hadamard for p in parts.parts)
     v_blocks = parts.new.v_norm is not None and any(w.blocks for w in parts.writes)
     return 5 if layer or v_blocks or parts.new.q_alone else 6
 
@@ -199,6 +199,7 @@ def row_kernel(new: NewRows, kernels: KernelSet, template: str, title: str) -> K
         "head_norms": any(norm.plain or norm.layer for norm in norms),
         "first_pairs": any(p.head.turning for p in parts.parts),
         "position_scale": bool(scales),
+        "hadamard": any(p.head.hadamard for p in parts.parts),
         "store_heads": bool(parts.parts),
         "write_rows": bool(parts.inputs) or bool(parts.writes),
     }

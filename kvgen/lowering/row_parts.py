@@ -14,6 +14,7 @@ from kvgen.lowering.rope_norm import (
     NormContext,
     PartContext,
     TileContext,
+    decimal,
     lanes_of,
     norm_context,
     width_of,
@@ -143,7 +144,7 @@ class RowParts:
         new = self.new
         if role == "k" and (self.rope is not None or new.inputs == "parts"):
             return True
-        return role == "q" or new.bias or self.norms[role] is not None
+        return role == "q" or new.bias or self.norms[role] is not None or role in new.hadamard
 
     def _may_wait(self, role: str) -> bool:
         """Whether a role's rows wait in shared memory."""
@@ -171,6 +172,8 @@ class RowParts:
         steps = [("norm" if norm is None else norm.word, norm is not None), ("RoPE", part.rotary_dim > 0)]
         after = self.new.norm_order == "after" and role != "v"
         steps = [("bias", self.new.bias), *(reversed(steps) if after else steps), ("factor of its position", scaled)]
+        transformed = role in self.new.hadamard
+        steps += [("Hadamard", transformed)]
         done = [word for word, is_done in steps if is_done]
         apart = self.new.inputs == "parts" and role == "k"
         context = PartContext(
@@ -190,6 +193,7 @@ class RowParts:
                 width=width,
                 lanes=lanes_of(part.dim, width),
                 turning=part.turning,
+                hadamard=decimal(part.dim**-0.5) if transformed else "",
             ),
             given=f"{part.name}_in" if apart else f"{role}_in",
             row=part.dim if apart else self._row(role),

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
 
+from kvgen.expr.score_c import float_literal
 from kvgen.layout.dtypes import dtype
-from kvgen.layout.storage import Scales, Segment
+from kvgen.layout.storage import Quantization, Scales, Segment
 from kvgen.lowering.offsets import OffsetContext, offset_context
 from kvgen.spec.cache import Cache
 
@@ -24,12 +25,13 @@ class ScaleContext:
     or, if they are `given`, a field of the cache. `vector` neighbours are read by one access.
 
     `lanes`, `width` and `chunks` say how a warp quantizes a block: in registers if it is `held`, `units` at a time; `whole`
-    blocks give every lane as much, up to the last dim.
+    blocks give every lane as much, up to the last dim. `floors` are what an amax and a scale are raised to, in C, or none.
     """
 
     type: str
     recipe: str
     zero: bool
+    floors: tuple[str, ...]
     given: bool
     pointer: str
     cast: bool
@@ -132,9 +134,16 @@ def _start(cache: Cache, base: str, element: str, start: int) -> tuple[bool, int
     return False, start // own.bytes if start else 0
 
 
+def _floors(quant: Quantization) -> tuple[str, ...]:
+    """What an amax and a scale are raised to, as f32 in C; nothing where they are not."""
+    floors = (quant.amax_min, quant.scale_min)
+    return tuple(float_literal(n or 0.0) for n in floors) if any(floors) else ()
+
+
 def _scales(cache: Cache, role: str, segment: Segment, scales: Scales, width: int) -> ScaleContext:
     quant = segment.quant
     assert quant is not None
+    floors = _floors(quant)
     index = segment.region.index_vars()
     offset = scales.offset(index["token"], index["head"], index["dim"])
     cast, start = False, 0
@@ -147,8 +156,9 @@ def _scales(cache: Cache, role: str, segment: Segment, scales: Scales, width: in
     lanes = min(32, 1 << (-(-block // width) - 1).bit_length())
     return ScaleContext(
         type=scales.dtype.c,
-        recipe="given" if scales.array else _RECIPES[quant.recipe],
+        recipe="given" if scales.array else _RECIPES[quant.recipe] + ("_raised" if floors else ""),
         zero=scales.zero,
+        floors=floors,
         given=bool(scales.array),
         pointer=scales.array or scales.base,
         cast=cast,

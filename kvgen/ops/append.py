@@ -29,8 +29,9 @@ class Append(Op):
     k and v are `[T, kv_heads, head_dim]`, T new rows of all requests; q, which some options change as well, is `[T, q_heads,
     q_dim]`. On the way to the cache a row passes, each where it is asked for: `bias`; the norms `q_norm`, `k_norm` (in latent
     rows, of the latent part; with over="row" of the whole row) and `v_norm`, each an RmsNorm or a LayerNorm; `rope` (with
-    `norm_order="after"` it comes before the norms: Llama 4, Hunyuan); q's `position_scale`. These are computed in f32 and rounded
-    once, to the cache's dtype or by its quantization; an RmsNorm with `multiply="after"` also casts before its weights.
+    `norm_order="after"` it comes before the norms: Llama 4, Hunyuan); q's `position_scale`; the transform `hadamard`. These are
+    computed in f32 and rounded once, to the cache's dtype or by its quantization; an RmsNorm with `multiply="after"` also casts
+    before its weights.
 
     Choices, with the default first:
 
@@ -92,6 +93,11 @@ class Append(Op):
     (Qwen2-VL, GLM-4V). "interleaved", of three sections t, h, w: pair i turns by h where i % 3 == 1 and i < 3 * h, by w where
     i % 3 == 2 and i < 3 * w, else by t (Qwen3-VL, Qwen3-Omni, Qwen3.5).
     """
+    hadamard: Literal["qk", "qkv"] | None = None
+    """Hadamard transform of each head, the last step before rows are rounded or quantized: x H / sqrt(dim), H the matrix of
+    signs (-1)^popcount(i & j). "qk": of q and k, whose products stay what they are (DeepSeek's indexer). "qkv": of v too;
+    attention's output is then transformed as well, and the same transform undoes it. None: no transform.
+    """
     position_scale: PositionScale | None = None
     """Factor of q by its position, after its norm and RoPE (Llama 4, Ministral 3). None: none."""
     q_out: Literal["same", "e4m3", "none"] = "same"
@@ -108,6 +114,7 @@ class Append(Op):
     def takes_q(self) -> bool:
         """Whether q is an input, and q_out an output."""
         changed = self.rope is not None or self.q_norm is not None or self.bias or self.position_scale is not None
+        changed = changed or self.hadamard is not None
         return self.q_out != "none" and (changed or self.inputs == "qkv")
 
     def new_rows(self, kernels: KernelSet) -> NewRows:
@@ -130,6 +137,7 @@ class Append(Op):
             sections=self.sections,
             sections_order=self.sections_order,
             position_scale=self.position_scale,
+            hadamard=self.hadamard or "",
             takes_q=self.takes_q,
             q_out=self.q_out,
             q_dim=self.q_dim,
@@ -144,6 +152,7 @@ class Append(Op):
             *(["bias"] if self.bias else []),
             *(norms + rope if self.norm_order == "before" else rope + norms),
             *(["factor of q by position"] if self.position_scale is not None else []),
+            *([f"Hadamard transform of {', '.join(self.hadamard)}"] if self.hadamard is not None else []),
         ]
         if self.inputs == "q":
             first = f"Change the step's rows of q: {', '.join(done)}. Nothing is stored in the cache."

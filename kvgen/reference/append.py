@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvgen.reference.faults import FaultLog
+from kvgen.reference.hadamard import hadamard
 from kvgen.reference.norm import layer_norm, layer_norm_error, norm_gain, rms_norm, rms_norm_error
 from kvgen.reference.pool import Rows
 from kvgen.reference.rope import Table, rotate, rotate_error
@@ -167,7 +168,7 @@ class Change:
     """What is done to a role's rows: its bias `[heads, dim]`, its norm with the weights and, of a LayerNorm, their bias; its RoPE
     at `positions`, `[T]` or `[sections, T]`, by the rope's own frequencies or a `table`; a factor of positions `[T]`. In latent
     rows the first `latent` dims are normalised, or with `whole` all of a row, and the others turn. `norm_order` "after": RoPE
-    comes before the norm."""
+    comes before the norm. `hadamard`: all of a head is transformed at last."""
 
     bias: Raw | None = None
     norm: Norm | None = None
@@ -183,6 +184,7 @@ class Change:
     latent: int = 0
     whole: bool = False
     position_scale: PositionScale | None = None
+    hadamard: bool = False
 
 
 def position_factor(position: int, scale: PositionScale) -> float:
@@ -201,12 +203,12 @@ def changed(array: Raw, do: Change, kind: np.dtype[Any] | None = None) -> Change
     steps = (_normalised, _turned) if do.norm_order == "before" else (_turned, _normalised)
     for step in steps:
         found = step(found, do, kind or array.dtype)
-    if do.position_scale is None:
-        return found
-    assert do.positions is not None
-    factors = np.array([position_factor(int(p), do.position_scale) for p in do.positions])[:, None, None]
-    rows = found.rows * factors
-    return Changed(rows, found.lost * factors + 2.0**-20 * np.abs(rows))
+    if do.position_scale is not None:
+        assert do.positions is not None
+        factors = np.array([position_factor(int(p), do.position_scale) for p in do.positions])[:, None, None]
+        rows = found.rows * factors
+        found = Changed(rows, found.lost * factors + 2.0**-20 * np.abs(rows))
+    return Changed(*hadamard(found.rows, found.lost)) if do.hadamard else found
 
 
 def _normalised(given: Changed, do: Change, kind: np.dtype[Any]) -> Changed:

@@ -176,6 +176,8 @@ class _Finder:
                 parts = self._byte_row(quant)
             elif in_pages:
                 parts = self._byte_page()[role]
+            elif self._in_rows():
+                parts = self._scaled_row(role)
             else:
                 parts = self._tensors(role, quant)
             if quant is None or quant.residual is None:
@@ -274,6 +276,37 @@ class _Finder:
             scales = self._scale_tensor("k", quant, latent)
         rope = self._elements(cut(pool, end, [plain], self.kind), axes, "k", plain)
         return [self._coded("k", quant, codes, scales), Plain(rope)]
+
+    def _in_rows(self) -> bool:
+        return any(q is not None and q.computed and q.place == "row" for q in self.cache.quants.values())
+
+    def _scaled_row(self, role: str) -> list[Part]:
+        """A head's row of bytes: codes, then scales. K's and V's rows are one where kv stands before dim in the layout."""
+        axes, begin = self._text(role).split(), 0
+        if axes[-2] == "kv":
+            axes.remove("kv")
+            begin = self._row_bytes("k") if role == "v" else 0
+        pool = self.arrays["pool" if self.layout.kv is not None else f"{role}_pool"].view(np.uint8)
+        quant, dim, text = self.cache.quants[role], self._dim(role), " ".join(axes)
+        if quant is None:
+            return [Plain(self._elements(cut(pool, begin, [dim], self.kind), text, role, dim))]
+        code_bytes = dim * quant.codes.bits // 8
+        bytes_ = cut(pool, begin, [code_bytes], np.dtype(np.uint8))
+        codes = self._elements(bytes_, text, role, dim, packed=quant.codes.packed)
+        scales = None
+        if quant.scale_dtype is not None and quant.computed:
+            _, places = self._scale_row(quant, dim)
+            numbers = cut(pool, begin + code_bytes, [places], dtype(quant.scale_dtype).numpy())
+            scales = self._elements(numbers, text, role, places)
+        return [self._coded(role, quant, codes, scales)]
+
+    def _row_bytes(self, role: str) -> int:
+        """Bytes of a head's row of codes and scales."""
+        quant, dim = self.cache.quants[role], self._dim(role)
+        if quant is None:
+            return dim * self.kind.itemsize
+        numbers = self._scale_row(quant, dim)[1] if quant.computed else 0
+        return dim * quant.codes.bits // 8 + numbers * dtype(quant.scale_dtype or "f32").numpy().itemsize
 
     def _byte_page(self) -> dict[str, list[Part]]:
         """A page of bytes: values of K, values of V, scales of K, scales of V, each from a multiple of 16 bytes on."""

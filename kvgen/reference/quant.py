@@ -11,7 +11,7 @@ from functools import cache
 from typing import Any, Final
 
 import numpy as np
-from ml_dtypes import bfloat16, float8_e4m3fn
+from ml_dtypes import bfloat16, float8_e4m3fn, float8_e8m0fnu
 from numpy.typing import NDArray
 
 Array = NDArray[Any]
@@ -88,12 +88,24 @@ def _middles(dtype: str) -> Floats:
 
 
 def round_to(x: Array, dtype: str) -> Array:
-    """x rounded to a dtype of scales or outputs (f32, f16, bf16, e4m3), as an array of it; e4m3 saturates."""
+    """x rounded to a dtype of scales or outputs (f32, f16, bf16, e4m3, e8m0), as an array of it; e4m3 saturates, and e8m0
+    is of powers of two alone."""
     if dtype == "e4m3":
         return cast(x, "e4m3").view(float8_e4m3fn)
+    if dtype == "e8m0":
+        return _exponents(x).view(float8_e8m0fnu)
     with np.errstate(over="ignore"):
         rounded: Array = np.asarray(x).astype(_ROUNDED[dtype])
     return rounded
+
+
+def _exponents(x: Array) -> Bytes:
+    """The e8m0 bytes of powers of two from 2^-127 to 2^127: the exponent + 127; 255, NaN, of all that is not finite."""
+    significand, exponent = np.frexp(np.asarray(x).astype(np.float64))
+    finite = np.isfinite(significand)
+    if not (significand[finite] == 0.5).all():
+        raise ValueError("x: got numbers that are no powers of two")
+    return np.where(finite, exponent - 1 + 127, 255).astype(np.uint8)
 
 
 def _single(x: Array) -> Singles:
@@ -107,10 +119,14 @@ def choose(
     recipe: str = "amax",
     zero: bool = False,
     global_scale: float | None = None,
+    *,
+    amax_min: float | None = None,
+    scale_min: float | None = None,
 ) -> tuple[Array, Array | None]:
     """The scale of every block, and its zero with `zero`, both arrays of `scale_dtype`; a block is x's last axis.
 
-    `dtype` is the spec's ("i8" also with `zero`); `global_scale` belongs to recipe "global" alone.
+    `dtype` is the spec's ("i8" also with `zero`); `global_scale` belongs to recipe "global" alone, the floors `amax_min` of
+    the largest magnitude and `scale_min` of its quotient to "amax" and "pow2".
     """
     x = _single(x)
     with np.errstate(all="ignore"):
@@ -118,10 +134,12 @@ def choose(
             return _asymmetric(x, np.float32(LARGEST[code_dtype(dtype, True)]), scale_dtype)
         amax = np.abs(x).max(axis=-1)
         largest = np.float32(LARGEST[dtype])
-        if recipe == "amax":
-            return round_to(amax / largest, scale_dtype), None
-        if recipe == "pow2":
-            return round_to(_power_above(amax / largest), scale_dtype), None
+        if recipe in ("amax", "pow2"):
+            raised = amax if amax_min is None else np.maximum(amax, np.float32(amax_min))
+            quotient = raised / largest
+            if scale_min is not None:
+                quotient = np.maximum(quotient, np.float32(scale_min))
+            return round_to(quotient if recipe == "amax" else _power_above(quotient), scale_dtype), None
         if recipe == "max":
             wanted = np.minimum(np.maximum(amax, np.float32(1e-12)) / largest, np.float32(448))
             return round_to(np.maximum(values(cast(wanted, "e4m3"), "e4m3"), 2.0**-9), "e4m3"), None

@@ -171,7 +171,16 @@ class Coded:
         rows, columns = full.shape[1] // heads, full.shape[2] // dims
         blocks = full.reshape(len(x), rows, heads, columns, dims).transpose(1, 3, 0, 2, 4).reshape(rows, columns, -1)
         assert quant.scale_dtype is not None
-        return choose(blocks, quant.dtype, quant.scale_dtype, quant.recipe, quant.zero, self.global_scale)
+        return choose(
+            blocks,
+            quant.dtype,
+            quant.scale_dtype,
+            quant.recipe,
+            quant.zero,
+            self.global_scale,
+            amax_min=quant.amax_min,
+            scale_min=quant.scale_min,
+        )
 
     def _spread(self, blocks: Raw | None) -> Raw | None:
         """What each block has, `[heads, dim]`: for every number of a row."""

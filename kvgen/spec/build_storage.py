@@ -6,15 +6,14 @@ import math
 from dataclasses import dataclass, replace
 
 from kvgen.errors import SpecError
-from kvgen.layout.axes import INNER, OUTER, Axis, Swizzle, parse_axes
+from kvgen.layout.axes import INNER, OUTER, Swizzle, parse_axes
 from kvgen.layout.dtypes import DType, dtype
 from kvgen.layout.regions import Region
 from kvgen.layout.storage import Base, PoolTensor, Scales, Segment, Storage
 from kvgen.spec.cache_fields import CacheFields
 from kvgen.spec.extra_tensors import given_tensors, tail_tensor
 from kvgen.spec.quant import Quant
-
-Extents = tuple[tuple[str, int | None], ...]
+from kvgen.spec.scaled_rows import Extents, byte_part, scaled_rows
 
 
 def storage_of(cache: CacheFields) -> Storage:
@@ -54,6 +53,9 @@ class _Builder:
             roles = {"k": self._byte_rows()}
         elif "page" in places:
             roles = self._byte_pages()
+        elif "row" in places:
+            self.tensors, self.bases, roles = scaled_rows(cache, self._blocks, self._field)
+            self._align_values(roles)
         else:
             roles = self._regions()
         for segment in (s for segments in roles.values() for s in segments):
@@ -61,6 +63,13 @@ class _Builder:
         self._align_scales(roles)
         self.tensors += [*given_tensors(cache, roles), *tail_tensor(cache, roles)]
         return Storage(tuple(self.tensors), tuple(self.bases), roles)
+
+    def _align_values(self, roles: dict[str, tuple[Segment, ...]]) -> None:
+        """Rows of bytes are accessed as widely as what lies in them allows."""
+        for segment in (s for segments in roles.values() for s in segments):
+            at = next(i for i, t in enumerate(self.tensors) if t.name == self._of(segment.base).tensor)
+            width = segment.vector * segment.region.dtype.bits // 8
+            self.tensors[at] = replace(self.tensors[at], align=max(self.tensors[at].align, width))
 
     def _align_scales(self, roles: dict[str, tuple[Segment, ...]]) -> None:
         """A tensor's widest access is also that of the scales in it."""
@@ -266,7 +275,7 @@ class _Builder:
         assert text is not None
 
         def region(element: DType, dims: int, at: int, what: str) -> Region:
-            return _part(element, parse_axes(text), self._extents(dims), at, row, what)
+            return byte_part(element, parse_axes(text), self._extents(dims), at, row, what)
 
         scales = self._scale_pools().get("k") if not in_row else None
         if in_row:
@@ -363,20 +372,6 @@ class _Builder:
 
 def _tensor_name(one: bool, base: str) -> str:
     return "rope_pool" if base == "k_rope" else "pool" if one else f"{base}_pool"
-
-
-def _part(element: DType, axes: tuple[Axis, ...], extents: Extents, at: int, row: int, what: str) -> Region:
-    """Part of a row of `row` bytes."""
-    if axes[-1] != Axis("dim"):
-        raise SpecError(
-            f"layout: got axes ending in {axes[-1]}; rows of bytes (codes, scales, RoPE part) end in a whole dim"
-        )
-    if row * 8 % element.bits or at * 8 % element.bits:
-        raise SpecError(
-            f"quant: the {what} would begin at byte {at} of rows of {row} bytes, no multiple of {element.name}; choose a "
-            "block and dims that keep them aligned"
-        )
-    return Region("k", element, axes, extents, byte_offset=at, pitch=row * 8 // element.bits)
 
 
 def _check_bytes(segment: Segment) -> None:

@@ -39,7 +39,7 @@ class Cache(CacheFields):
                 raise ValueError("stores: got 'k' beside a V layout or v_head_dim; a cache without V has neither")
         elif self.layout.kv is None and self.layout.v is None:
             raise ValueError("layout: k stands without v; give v='...', or stores='k' for a cache without V")
-        if self.layout.kv is not None and self.v_dim != self.head_dim:
+        if self.layout.kv is not None and self.v_dim != self.head_dim and not self.joint_rows:
             raise ValueError(
                 f"v_head_dim: got {self.v_dim} beside head_dim {self.head_dim} in one tensor; give K and V a layout each"
             )
@@ -72,6 +72,9 @@ class Cache(CacheFields):
             if quant is not None:
                 self._check_one(role, quant)
         quants = [q for q in self.quants.values() if q is not None]
+        places = {q.place for q in quants if q.computed}
+        if self.scaled_rows:
+            return self._check_rows(places)
         widths = {(q.codes.bits if q else element(self.dtype).bits) for q in self.quants.values()}
         if self.layout.kv is not None and len(widths) > 1:
             k, v = (q.codes.name if q else self.dtype for q in self.quants.values())
@@ -85,9 +88,21 @@ class Cache(CacheFields):
                 f"{self._quant_field()}: K and V share a tensor as {' and '.join(sorted(kinds))}; give them one each with "
                 "Layout(k='...', v='...')"
             )
-        places = {q.place for q in quants if q.computed}
         if "page" in places:
             self._check_page_bytes(places)
+
+    def _check_rows(self, places: set[Literal["pool", "page", "row"]]) -> None:
+        """What scales in rows ask: those of K and of V lie in rows, and rows are whole."""
+        if places != {"row"}:
+            raise ValueError(
+                f"{self._quant_field()}: got scales in {' and '.join(sorted(places))}; where rows have their scales, those of K "
+                "and V both lie there; give both place='row'"
+            )
+        if self.layout.swizzle is not None:
+            raise ValueError(
+                f"layout: got swizzle={self.layout.swizzle} with place='row', rows of bytes whose elements differ in size; "
+                "leave it out"
+            )
 
     def _quant_field(self, role: str = "") -> str:
         """The field that says how a role is quantized, or the first that says how any is."""
@@ -97,10 +112,10 @@ class Cache(CacheFields):
     def _check_one(self, role: str, quant: Quant) -> None:
         heads, dims, field = quant.block.head, quant.block.dim, self._quant_field(role)
         whole = self.v_dim if role == "v" else self.head_dim - self.plain_dims
-        if quant.place == "row" and not self.byte_rows:
+        if quant.place == "row" and self.plain_dims and not self.byte_rows:
             raise ValueError(
-                f"{field}: got place='row', which is for latent rows of bytes (Latent with a RoPE part in the row); use "
-                "'pool' or 'page'"
+                f"{field}: got place='row' with layout.rope={self.layout.rope!r}; scales lie between the latent and the RoPE "
+                "part of one row; leave layout.rope out, or use 'pool'"
             )
         if quant.scale_dtype is None:
             return

@@ -45,6 +45,8 @@ class Layout(Spec):
     """"axis": the tensors have a `layer` axis. "pointers": every layer has tensors of its own, a call brings a list of
     them, and the axes have no `layer` (vLLM, SGLang).
     """
+    row_align: int = Field(default=1, ge=1, le=4096)
+    """Rows that have their scales (place="row") begin at multiples of so many bytes, padded at their end. 1: no padding."""
     swizzle: tuple[int, int, int] | None = None
     """(bits, base, shift): permutes the elements inside a page, offset ^= ((offset >> shift) & (2^bits - 1)) << base.
     None: elements lie as the axes say.
@@ -179,3 +181,16 @@ class CacheFields(AnyCache):
     def byte_rows(self) -> bool:
         """Whether a token's row mixes element types, so that the pool is one of bytes."""
         return False
+
+    @property
+    def scaled_rows(self) -> bool:
+        """Whether what a token's head has is codes and then their scales, so that the pool is one of bytes."""
+        return not self.plain_dims and any(
+            q is not None and q.computed and q.place == "row" for q in self.quants.values()
+        )
+
+    @property
+    def joint_rows(self) -> bool:
+        """Whether such a row is K's bytes and then V's: the layout has kv right before dim."""
+        text = self.layout.kv or ""
+        return self.scaled_rows and self.stores == "kv" and text.split()[-2:] == ["kv", "dim"]

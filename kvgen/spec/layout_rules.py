@@ -17,6 +17,10 @@ def check_layout(cache: CacheFields) -> None:
         raise ValueError(
             f"layout: got swizzle={layout.swizzle} with latent rows of bytes, whose elements differ in size; leave it out"
         )
+    if layout.row_align != 1 and not cache.scaled_rows:
+        raise ValueError(
+            f"layout: got row_align={layout.row_align} for rows without scales in them; it pads rows of place='row'; leave it out"
+        )
     if cache.plain_dims and any(q is not None and q.place == "page" for q in cache.quants.values()):
         raise ValueError(
             "quant: got place='page' for latent rows whose RoPE part is not quantized; use place='row' or 'pool', or "

@@ -14,10 +14,20 @@ from kvgen.layout.dtypes import DType, dtype
 from kvgen.spec.base import Spec
 
 CodeName = Literal["e4m3", "e5m2", "i8", "i4", "e2m1"]
-ScaleName = Literal["f32", "f16", "bf16", "e4m3"]
+ScaleName = Literal["f32", "f16", "bf16", "e4m3", "e8m0"]
 Recipe = Literal["amax", "pow2", "max", "global"]
 # The block of both nvfp4 recipes, along dim.
 NVFP4_GROUP: Final = 16
+_POWERS: Final = ("e4m3", "e5m2", "e2m1")
+_LARGEST: Final = {"e4m3": 448.0, "e5m2": 57344.0, "e2m1": 6.0, "i8": 127.0, "i4": 7.0}
+# The least and the largest scale of each type, f32's of the normal numbers.
+_SCALES: Final = {
+    "f32": (2.0**-126, 3.4028234663852886e38),
+    "bf16": (2.0**-126, 3.3895313892515355e38),
+    "f16": (2.0**-24, 65504.0),
+    "e4m3": (2.0**-9, 448.0),
+    "e8m0": (2.0**-126, 2.0**127),
+}
 
 
 class Block(Spec):
@@ -41,7 +51,9 @@ class Quant(Spec):
     dtype: CodeName
     """Codes that are stored: "e4m3" and "e5m2" (fp8), "i8", "i4" and "e2m1" (4 bits, two codes a byte)."""
     scale_dtype: ScaleName | None = None
-    """Element type of scales. None: no scales, values are cast and saturate (fp8 only)."""
+    """Element type of scales; "e8m0" are powers of two in a byte. None: no scales, values are cast and saturate (fp8
+    only).
+    """
     block: Block = Block()
     """Which elements share a scale. Default: one scale a token and head, for nvfp4 one per 16 dims."""
     scale: Literal["computed", "given"] = "computed"
@@ -54,9 +66,15 @@ class Quant(Spec):
     """How a scale is computed: "amax", largest magnitude / largest code; "pow2", the same rounded up to a power of two;
     "max" and "global", the two nvfp4 recipes (docs/quantization.md).
     """
+    amax_min: float | None = None
+    """What a block's largest magnitude counts as at least (recipes "amax" and "pow2"). None: no floor."""
+    scale_min: float | None = None
+    """What largest magnitude / largest code counts as at least, before it is rounded (recipes "amax" and "pow2"). None: no
+    floor.
+    """
     place: Literal["pool", "page", "row"] = "pool"
     """Where computed scales lie: "pool", in tensors of their own; "page", behind the values of their page; "row",
-    inside each token's row (Latent only).
+    inside each token's row, behind the codes of its head (Latent: between the latent and the RoPE part).
     """
     order: Literal["linear", "swizzled"] = "linear"
     """Order of a page's scales: "linear", as `Layout.scales` says; "swizzled", in tiles of 128 tokens x 4 scales, as
@@ -91,6 +109,7 @@ class Quant(Spec):
             self._check_scale_free()
         else:
             self._check_recipe()
+            self._check_floors()
             self._check_scales()
         return self
 
@@ -108,23 +127,52 @@ class Quant(Spec):
             )
 
     def _check_recipe(self) -> None:
-        nvfp4 = self.recipe in ("max", "global")
-        if (self.scale_dtype == "e4m3") != nvfp4 or (nvfp4 and self.dtype != "e2m1"):
+        nvfp4, pow2 = self.recipe in ("max", "global"), self.recipe == "pow2"
+        got = f"recipe: got {self.recipe!r} with dtype={self.dtype!r} and scale_dtype={self.scale_dtype!r}"
+        if (nvfp4 and self.scale_dtype != "e4m3") or (self.scale_dtype == "e4m3" and (pow2 or self.dtype != "e2m1")):
             raise ValueError(
-                f"recipe: got {self.recipe!r} with dtype={self.dtype!r} and scale_dtype={self.scale_dtype!r}; e4m3 scales "
-                "are nvfp4's: dtype='e2m1' with recipe='max' or 'global'; other codes have f32, f16 or bf16 scales"
+                f"{got}; e4m3 scales are nvfp4's: dtype='e2m1' with recipe='max', 'global' or 'amax'; other codes have f32, f16 "
+                "or bf16 scales"
             )
+        if self.scale_dtype == "e8m0" and not pow2:
+            raise ValueError(f"{got}; e8m0 scales are powers of two; use recipe='pow2'")
         if nvfp4 and self.block != Block(dim=NVFP4_GROUP):
             raise ValueError(f"block: got {_text(self.block)} for nvfp4; its scales are per token, head and 16 dims")
-        if self.recipe == "pow2" and (self.scale_dtype != "f32" or self.dtype not in ("e4m3", "e5m2")):
-            raise ValueError(
-                f"recipe: got 'pow2' with dtype={self.dtype!r} and scale_dtype={self.scale_dtype!r}; powers of two are for "
-                "e4m3 and e5m2 with f32 scales"
-            )
+        if pow2 and (self.scale_dtype not in ("f32", "e8m0") or self.dtype not in _POWERS):
+            raise ValueError(f"{got}; powers of two are for e4m3, e5m2 and e2m1 with f32 or e8m0 scales")
         if self.zero and self.dtype not in ("i8", "i4"):
             raise ValueError(f"zero: got True with dtype={self.dtype!r}; only i8 and i4 codes have a zero point")
-        if self.scale == "given" and (nvfp4 or self.recipe == "pow2"):
+        if self.scale == "given" and (nvfp4 or pow2):
             raise ValueError(f"scale: got 'given' with recipe={self.recipe!r}, which computes scales; use 'computed'")
+        if self.scale == "given" and self.scale_dtype == "e4m3":
+            raise ValueError("scale: got 'given' with scale_dtype='e4m3'; given scales are f32, f16 or bf16; use 'f32'")
+
+    def _check_floors(self) -> None:
+        floors = {"amax_min": self.amax_min, "scale_min": self.scale_min}
+        given = {name: value for name, value in floors.items() if value is not None}
+        if len(given) > 1:
+            raise ValueError(
+                f"scale_min: got {self.scale_min} beside amax_min={self.amax_min}; one floor says how small a scale may be; "
+                f"leave one out"
+            )
+        for name, value in given.items():
+            self._check_floor(name, value)
+
+    def _check_floor(self, name: str, value: float) -> None:
+        """A floor is of scales that are computed by "amax" or "pow2", and has a scale of `scale_dtype`."""
+        if self.scale == "given" or self.zero or self.recipe not in ("amax", "pow2") or self.residual is not None:
+            others = f"scale={self.scale!r}, zero={self.zero}, recipe={self.recipe!r}, residual={self.residual}"
+            raise ValueError(
+                f"{name}: got {value} with {others}; a floor is for scales that are computed from the largest magnitude: "
+                "scale='computed' and recipe='amax' or 'pow2', without zero and residual"
+            )
+        assert self.scale_dtype is not None
+        least, largest = (n * (_LARGEST[self.dtype] if name == "amax_min" else 1) for n in _SCALES[self.scale_dtype])
+        if not least <= value <= min(largest, _SCALES["f32"][1]):
+            raise ValueError(
+                f"{name}: got {value} with scale_dtype={self.scale_dtype!r}, of which {least} to {largest} make scales; give "
+                "one of these, e.g. 1e-4 with f32 scales, or leave it out"
+            )
 
     def _check_scales(self) -> None:
         tokens = self.block.token

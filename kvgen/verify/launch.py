@@ -19,7 +19,7 @@ from kvgen.verify.memory import Memory, Placed, View
 
 GUARD: Final = 256  # bytes of canaries on either side of an array
 CANARY: Final = 0xEE
-_KINDS: Final = ("f32", "f16", "bf16", "e4m3", "e5m2", "i8", "u8", "u32", "i32", "i64", "u64")
+_KINDS: Final = ("f32", "f16", "bf16", "e4m3", "e5m2", "e8m0", "i8", "u8", "u32", "i32", "i64", "u64")
 
 
 @dataclass(frozen=True)

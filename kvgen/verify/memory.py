@@ -90,8 +90,8 @@ class GpuArray:
         *,
         typed: bool = False,
     ) -> None:
-        # The interface has no word for fp8, and caches take their codes as bytes; outputs are `typed`.
-        element = dtype("u8" if kind in ("e4m3", "e5m2") and not typed else kind).numpy()
+        # The interface has no word for 8-bit floats, and caches take them as bytes; outputs are `typed`.
+        element = dtype("u8" if kind in ("e4m3", "e5m2", "e8m0") and not typed else kind).numpy()
         self.owner, self.pointer, self.shape = owner, pointer, shape
         self.dtype = element.name
         self.__cuda_array_interface__: dict[str, Any] = {

@@ -1,4 +1,5 @@
-"""Norms without weights, LayerNorm, a head's first pairs, q's factor (kernels/head_steps.cu): sums are exact, roots are not."""
+"""Norms without weights, LayerNorm, a head's first pairs, q's factor, Hadamard transforms (kernels/head_steps.cu): sums are
+exact, roots are not."""
 
 from __future__ import annotations
 
@@ -82,10 +83,29 @@ def _factors(arrays: Arrays) -> dict[str, Wanted]:
     return {"factors": _near(1 + 0.25 * np.log(1.0 + periods))}
 
 
+def _hadamard_inputs() -> dict[str, Array]:
+    rows = np.random.default_rng(124).integers(-999, 1000, (8, 64)).astype(np.float32)
+    return {"rows": pattern(rows), "transformed": np.zeros(rows.size, np.uint32), "pairs": np.zeros(64, np.uint32)}
+
+
+def _transformed(arrays: Arrays) -> dict[str, Wanted]:
+    x = arrays["rows"].view(np.float32).astype(np.float64).reshape(8, 64)
+    signs = np.array([[1.0]])
+    for _ in range(6):
+        signs = np.block([[signs, signs], [signs, -signs]])
+    two = x.reshape(-1)[:64].reshape(32, 2)
+    pairs = np.stack([two[:, 0] + two[:, 1], two[:, 0] - two[:, 1]], axis=1)
+    return {
+        "transformed": floats((x @ signs / 8).reshape(-1).astype(np.float32), any_zero=True),
+        "pairs": floats(pairs.reshape(-1).astype(np.float32), any_zero=True),
+    }
+
+
 def probes() -> list[Probe]:
     """All of this module."""
     return [
         Probe("library_head_norms", UNIT, "head_norms", _norm_inputs, _norms, 32),
         Probe("library_head_first_pairs", UNIT, "head_first_pairs", _turn_inputs, _turned, 32),
+        Probe("library_head_hadamard", UNIT, "head_hadamard", _hadamard_inputs, _transformed, 32),
         Probe("library_head_position_factors", UNIT, "head_position_factors", _factor_inputs, _factors, 32),
     ]

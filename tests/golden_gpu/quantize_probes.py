@@ -141,6 +141,35 @@ def _scales(arrays: Arrays) -> dict[str, Wanted]:
     return found | {"most": floats(most, "e4m3"), "two_level": floats(two_level, "e4m3"), "divisor": floats(divisor)}
 
 
+def _powers_inputs() -> dict[str, Array]:
+    x = amaxes()
+    kinds = {"exponent": np.uint8, "back": np.uint32, "raised": np.uint32, "floored": np.uint8}
+    return {"amax": pattern(x), **{n: np.zeros(len(x), k) for n, k in kinds.items()}}
+
+
+def _powers(arrays: Arrays) -> dict[str, Wanted]:
+    x = arrays["amax"].view(np.float32)[:, None]
+    power = quant.choose(x, "e4m3", "e8m0", "pow2")[0]
+    floored = quant.choose(x, "e4m3", "e8m0", "pow2", scale_min=1e-4)[0]
+    return {
+        "exponent": exact(power.view(np.uint8)),
+        "back": floats(power.astype(np.float32)),
+        "raised": floats(quant.choose(x, "e2m1", "f32", amax_min=1e-4)[0]),
+        "floored": exact(floored.view(np.uint8)),
+    }
+
+
+def _exponents_inputs() -> dict[str, Array]:
+    return {"bytes": np.arange(256, dtype=np.uint8), "out": np.zeros(256, np.uint32)}
+
+
+def _exponents(arrays: Arrays) -> dict[str, Wanted]:
+    """2^(byte - 127); 255 is NaN."""
+    with np.errstate(over="ignore"):
+        numbers = np.exp2(arrays["bytes"].astype(np.float64) - 127)
+    return {"out": floats(np.where(arrays["bytes"] == 255, np.nan, numbers).astype(np.float32))}
+
+
 # Recipes ------------------------------------------------------------------------------------------------------------
 
 # Kernel -> the spec's dtype, scale dtype, recipe, zero point.
@@ -214,6 +243,8 @@ def probes() -> list[Probe]:
         probe("library_quantize_extremes", _extremes_inputs, _extremes, 512, []),
         probe("library_quantize_reduce", _reduce_inputs, _reduce, 192, [], 32),
         probe("library_quantize_scales", _scales_inputs, _scales, len(amaxes()), []),
+        probe("library_quantize_powers", _powers_inputs, _powers, len(amaxes()), []),
+        probe("library_quantize_exponents", _exponents_inputs, _exponents, 256, []),
         probe("library_recipe_nvfp4_values", _values_inputs, _values, 64 * 256, [SINGLE], 64),
     ]
     for kernel in RECIPES:

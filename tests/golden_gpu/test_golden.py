@@ -101,13 +101,13 @@ CALLED_IN = {
     **dict.fromkeys(("row_wgmma", "row_copies"), (f"{KERNELS}/row_wgmma.cu",)),
     "row_widen": (f"{KERNELS}/row_widen.cu",),
     "extend_tiles": (f"{KERNELS}/extend_tiles.cu", f"{KERNELS}/row_tile.cu"),
-    "quantize": (f"{KERNELS}/quantize.cu",),
+    **dict.fromkeys(("quantize", "e8m0"), (f"{KERNELS}/quantize.cu",)),
     "segment": (f"{KERNELS}/segment.cu",),
     **{
         name: (f"{KERNELS}/{name}.cu",)
         for name in ("kv_cache", "operands", "angles", "heads", "new_rows", "add", "pages")
     },
-    **dict.fromkeys(("head_norms", "first_pairs", "position_scale"), (f"{KERNELS}/head_steps.cu",)),
+    **dict.fromkeys(("head_norms", "first_pairs", "position_scale", "hadamard"), (f"{KERNELS}/head_steps.cu",)),
     **dict.fromkeys(("store_heads", "row_norm", "write_rows"), (f"{KERNELS}/write_rows.cu",)),
     **{
         name: (f"{KERNELS}/{name}.cu",)

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kvgen import KernelSet
 from kvgen.layout.dtypes import dtype
 from tests.support.batches import Batch, batches
 from tests.support.harness import check_append, index_name, offsets_of
@@ -17,9 +18,9 @@ from tests.support.scenes import Scene
 from tests.support.sets import ALL, SETS, having
 
 
-def scene_before(name: str, batch: Batch) -> Scene:
+def scene_before(which: str | KernelSet, batch: Batch) -> Scene:
     """A scene in which the step's tokens are not stored yet."""
-    kernels = ALL[name]
+    kernels = ALL[which] if isinstance(which, str) else which
     before = [n - new for n, new in zip(batch.totals, batch.new, strict=True)]
     scene = Scene(kernels, batch, batch.totals if kernels.cache.lengths == "after" else before)
     scene.fill(before)

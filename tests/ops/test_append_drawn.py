@@ -46,5 +46,6 @@ def test_every_option_is_drawn() -> None:
         found["v_norm"] += op.v_norm is not None
         found["scale"] += op.position_scale is not None
         found["interleaved"] += op.sections_order == "interleaved"
+        found[f"hadamard {op.hadamard}"] += 1
         found["proportional"] += op.rope is not None and not isinstance(op.rope, str) and op.rope.proportional
-    assert min(found.values()) >= 5 and len(found) == 12, found
+    assert min(found.values()) >= 5 and len(found) == 15, found

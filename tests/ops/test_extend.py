@@ -35,7 +35,7 @@ def rows_of(found: Raw, step: Step, b: int) -> bytes:
 
 
 @pytest.mark.parametrize("name", DRAWN)
-@settings(max_examples=3)
+@settings(max_examples=3 if CAMPAIGN else 2)
 @given(data=st.data())
 def test_drawn(name: str, data: Any) -> None:
     """Any batch. Unused pages and tails hold NaN or infinity, tables end in poison."""

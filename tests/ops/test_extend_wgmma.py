@@ -164,7 +164,7 @@ def test_without_turns_stages_are_even() -> None:
 
 
 @pytest.mark.parametrize("name", DRAWN)
-@settings(max_examples=4)
+@settings(max_examples=4 if "KVGEN_FAMILY" in os.environ else 2)
 @given(data=st.data())
 def test_drawn_steps(name: str, data: Any) -> None:
     data.draw(steps(DRAWN[name], most=300)).check(lse=data.draw(st.booleans()))

@@ -96,6 +96,7 @@ class Call:
                 sections=op.sections,
                 sections_order=op.sections_order,
                 position_scale=op.position_scale if role == "q" else None,
+                hadamard=role in (op.hadamard or ""),
                 local=op.rope == "local",
                 latent=array.shape[2] - latent if latent else 0,
                 whole=role == "q" or (norm is not None and norm.whole_row),

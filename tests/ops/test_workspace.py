@@ -32,7 +32,7 @@ from tests.support.scenes import Scene
 from tests.support.split_list import HEADER, IDLE, KV_CHUNK, columns_of, guarded, read
 
 # Of each kind of garbage, over all kernels.
-COUNT: Final = int(os.environ.get("KVGEN_GARBAGE", "50"))
+COUNT: Final = int(os.environ.get("KVGEN_GARBAGE", "25"))
 KERNELS: Final[dict[str, tuple[KernelSet, str]]] = {
     "tensor": (test_split.SETS["tensor"], "decode"),
     "tensor-invariant": (test_split.SETS["tensor"], "fixed"),

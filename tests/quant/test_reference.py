@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from kvgen.reference import quant
-from tests.quant.inputs import around, every_half, patterns
+from tests.quant.inputs import around, every_bf16, every_half, patterns
 
 ROOT = Path(__file__).resolve().parents[2]
 NARROW = {"e4m3": ml_dtypes.float8_e4m3fn, "e5m2": ml_dtypes.float8_e5m2, "e2m1": ml_dtypes.float4_e2m1fn}
@@ -100,6 +100,45 @@ def test_known_scales(recipe: str, dtype: str, block: list[float], scale: float)
     found, zero = quant.choose(np.array([block]), dtype, kind, recipe, global_scale=2.0)
     assert zero is None
     np.testing.assert_array_equal(found.astype(np.float64), [scale])
+
+
+@pytest.mark.parametrize(
+    ("dtype", "scale_dtype", "recipe", "floors", "block", "scale"),
+    [
+        ("e4m3", "e8m0", "pow2", {}, [449, 0], 2.0),
+        ("e5m2", "e8m0", "pow2", {}, [57344, 0], 1.0),
+        ("e2m1", "e8m0", "pow2", {}, [3.4e38, 0], 2.0**126),
+        ("e2m1", "e8m0", "pow2", {}, [0, 0], 2.0**-126),
+        ("e4m3", "e8m0", "pow2", {}, [INF, 0], NAN),
+        ("e4m3", "e8m0", "pow2", {}, [NAN, 0], NAN),
+        ("e4m3", "e8m0", "pow2", {"amax_min": 1e-4}, [0, 0], 2.0**-22),  # DeepSeek's and vLLM's least
+        ("e4m3", "e8m0", "pow2", {"scale_min": 1e-4}, [0, 0], 2.0**-13),  # FlashMLA's
+        ("e4m3", "e8m0", "pow2", {"amax_min": 1e-4}, [448, NAN], NAN),
+        ("e2m1", "e8m0", "pow2", {"amax_min": 6 * 2.0**-126}, [0, 0], 2.0**-126),
+        ("e4m3", "f32", "amax", {"amax_min": 448.0}, [1, 2], 1.0),
+        ("e4m3", "f32", "amax", {"scale_min": 0.5}, [1, 448], 1.0),
+        ("e2m1", "e4m3", "amax", {}, [0, 0], 0.0),
+        ("e2m1", "e4m3", "amax", {"scale_min": 2.0**-9}, [0, 0], 2.0**-9),
+        ("e2m1", "e4m3", "amax", {"scale_min": 2.0**-9}, [1e9, 0], 448.0),
+    ],
+)
+def test_known_scales_of_2026(
+    dtype: str, scale_dtype: str, recipe: str, floors: dict[str, float], block: list[float], scale: float
+) -> None:
+    found, zero = quant.choose(np.array([block]), dtype, scale_dtype, recipe, **floors)
+    assert zero is None
+    np.testing.assert_array_equal(found.astype(np.float64), [scale])
+
+
+def test_a_reciprocal_finds_the_powers_of_a_division() -> None:
+    """Engines multiply by f32(1 / M): of every bf16 that is the same power of two."""
+    x = np.abs(every_bf16())
+    x = x[np.isfinite(x) & (x >= 6 * 2.0**-126)]
+    for dtype in ("e4m3", "e2m1"):
+        byte = ((x * (np.float32(1) / np.float32(quant.LARGEST[dtype]))).view(np.uint32) + 0x7FFFFF) >> 23
+        np.testing.assert_array_equal(
+            quant.choose(x[:, None], dtype, "e8m0", "pow2")[0].view(np.uint8), np.maximum(byte, 1)
+        )
 
 
 @pytest.mark.parametrize(

@@ -56,7 +56,7 @@ def draw_quant(draw: st.DrawFn, a: Around, *, groups: bool) -> Quant:
         fits = [n for n in fits if -(-a.dims // n) % 4 == 0]
     dim = a.pick(draw, fits if a.focus == "swizzled" else [None, None, *fits], [64])
     head = 1
-    if dim is None or a.bold:
+    if (dim is None and a.focus != "rows") or a.bold:
         head = a.pick(draw, [*divisors(a.heads), None], [2, 3])
     if not a.focus and draw(st.integers(0, 4)) == 0:
         zero = a.rarely(draw, False, zero=True)
@@ -65,7 +65,7 @@ def draw_quant(draw: st.DrawFn, a: Around, *, groups: bool) -> Quant:
     fields |= a.rarely(draw, kind in ("e4m3", "e5m2") and fields["scale_dtype"] == "f32", recipe="pow2")
     tokens = 1
     fitting = [n for n in divisors(a.tokens or 1) if 1 < n < 16]
-    often = a.focus == "residual" or (a.focus != "swizzled" and draw(st.integers(0, 2)) == 0)
+    often = a.focus == "residual" or (a.focus not in ("swizzled", "rows") and draw(st.integers(0, 2)) == 0)
     if fitting and often and (groups or a.bold):
         tokens = fields["residual"] = a.pick(draw, fitting, [2, 3])
         if not a.bold:
@@ -77,7 +77,9 @@ def draw_quant(draw: st.DrawFn, a: Around, *, groups: bool) -> Quant:
 def draw_where(draw: st.DrawFn, a: Around) -> dict[str, Any]:
     row = ["row", "row"] if a.variant is Latent else []
     page = ["page"] if a.tokens is not None else []
-    fits = {"swizzled": ["pool"], "page": ["page"], "row": ["row"]}.get(a.focus, ["pool", "pool", *row, *page])
+    fits = {"swizzled": ["pool"], "page": ["page"], "row": ["row"], "rows": ["row"]}.get(
+        a.focus, ["pool", "pool", *row, *page]
+    )
     place = a.pick(draw, fits, ["row", "page"])
     if place != "pool":
         return {"place": place}
@@ -91,17 +93,19 @@ def draw_axes(draw: st.DrawFn, a: Around, *, kv: bool, layer: bool) -> str:
     """Axes in a drawn order, sometimes split; dim is innermost more often than not."""
     words: list[str] = []
     for name, whole in (("token", a.tokens or 1), ("head", a.heads), ("dim", a.dims)):
-        whole_rows = name == "dim" and a.focus in ("row", "packed")
+        whole_rows = name == "dim" and a.focus in ("row", "rows", "packed")
         step = a.pick(draw, [0] if whole_rows else [0, 0, 0, *divisors(whole)[1:-1][:2]], [2, 4])
         words += [f"{name}/{step}", f"{name}%{step}"] if step else [name]
     words = draw(st.permutations(words))
-    if draw(st.integers(0, 3)) or a.focus in ("row", "packed"):
+    if draw(st.integers(0, 3)) or a.focus in ("row", "rows", "packed"):
         words = [w for w in words if "dim" not in w] + ["dim"]
     outer = draw(st.permutations(["page", *(["layer"] if layer else [])]))
     if a.tokens is None and not a.bold:
         words = ["token", *(w for w in words if "token" not in w)]
     text = [*outer, *words]
-    if kv:
+    if kv and a.focus == "rows" and draw(st.booleans()):
+        text.insert(len(text) - 1, "kv")  # a row is K's and then V's
+    elif kv:
         text.insert(draw(st.integers(0, len(outer) if a.tokens is None or draw(st.booleans()) else len(text))), "kv")
     return " ".join(text)
 
@@ -126,6 +130,8 @@ def draw_layout(draw: st.DrawFn, a: Around, *, latent: bool, scaled: bool) -> La
         fields["scales"] = draw_axes(draw, whole, kv=both, layer=on)
     if scaled and a.stores == "kv" and draw(st.integers(0, 6)) == 0:
         fields["v_scales"] = draw_axes(draw, whole, kv=False, layer=on)
+    if a.focus == "rows":
+        fields["row_align"] = draw(st.sampled_from([1, 1, 4, 16]))
     if not a.focus and draw(st.integers(0, 9)) == 0:
         fields["swizzle"] = draw(st.sampled_from([(1, 1, 1), (2, 2, 3), (1, 3, 3)]))
     return Layout(**fields)
@@ -135,6 +141,7 @@ def draw_layout(draw: st.DrawFn, a: Around, *, latent: bool, scaled: bool) -> La
 def caches(draw: st.DrawFn, focus: str) -> Cache:
     """A cache of any variant, right or wrong."""
     variants = {"row": [Latent], "page": [Paged, Paged, Latent], "residual": [Paged], "swizzled": [Paged, Latent]}
+    variants["rows"] = [Paged, Paged, Continuous]
     variant = draw(st.sampled_from(variants.get(focus, [Paged, Paged, Latent, Latent, Continuous])))
     bold = draw(st.integers(0, 3)) == 0
     fields: dict[str, Any] = {"dtype": draw(st.sampled_from(["bf16", "f16", "f32"]))}

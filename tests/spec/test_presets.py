@@ -28,7 +28,7 @@ def functions() -> dict[str, Callable[..., Any]]:
 
 
 def test_every_preset_has_an_engine_here() -> None:
-    orders = {f"vllm_packed_{order}" for order in ("heads_first", "heads_outermost", "layers_inside")}
+    orders = {f"vllm_packed_{order}" for order in ("heads_first", "heads_outermost", "layers_inside", "per_token_head")}
     more = {"flashinfer_nvfp4_swizzled", "kvbm_operational_hnd", "vllm_xpacked_fp8"}
     assert set(functions()) == set(ENGINES) - more - orders
     found = {n for n, f in inspect.getmembers(presets, inspect.isfunction) if not n.startswith("_")}
@@ -179,6 +179,7 @@ QUANTS: dict[str, tuple[str, ...]] = {
     "vllm_mla": ("e4m3", *GIVEN),
     "vllm_mla_fp8": ("e4m3", "f32", "computed", "amax", "row"),
     "vllm_nvfp4": ("e2m1", "e4m3", "computed", "global", "pool"),
+    "vllm_packed_per_token_head": ("i8", "f32", "computed", "amax", "row"),
     "vllm_xpacked_fp8": ("e4m3", *GIVEN),
 }
 PLAIN = {

@@ -16,6 +16,7 @@ from tests.spec.test_validation import continuous, mistakes, paged
 
 KEYS = "page layer token head dim"
 APART = Layout(k=KEYS, v=KEYS)
+JOINT = "page layer token head kv dim"
 
 
 def latent(**fields: Any) -> Latent:
@@ -52,20 +53,50 @@ CASES: list[Case] = [
         "k_quant: K and V share a tensor as i4 and u4; give them one each with Layout(k='...', v='...')",
     ),
     (
-        paged,
-        {"quant": fp8(place="row")},
-        "quant: got place='row', which is for latent rows of bytes (Latent with a RoPE part in the row); use 'pool' or 'page'",
-    ),
-    (latent, {"rope_dim": 0, "quant": fp8(place="row")}, "quant: got place='row', which is for latent rows of bytes"),
-    (
-        latent,
-        {"quant_rope": True, "quant": fp8(place="row")},
-        "quant: got place='row', which is for latent rows of bytes",
-    ),
-    (
         latent,
         {"layout": Layout(k=KEYS, rope=KEYS), "quant": fp8(place="row")},
-        "quant: got place='row', which is for latent",
+        "quant: got place='row' with layout.rope='page layer token head dim'; scales lie between the latent and the RoPE part",
+    ),
+    (
+        paged,
+        {"k_quant": fp8(place="row"), "v_quant": fp8()},
+        "k_quant: got scales in pool and row; where rows have their scales, those of K and V both lie there; give both",
+    ),
+    (
+        paged,
+        {"quant": fp8(place="row"), "layout": Layout(kv="page kv layer token head dim", swizzle=(1, 2, 1))},
+        "layout: got swizzle=(1, 2, 1) with place='row', rows of bytes whose elements differ in size; leave it out",
+    ),
+    (
+        paged,
+        {"quant": fp8(place="row", block=Block(head=2))},
+        "quant: got block.head=2 with place='row'; scales of several heads are in no head's row; use block.head=1, or",
+    ),
+    (
+        paged,
+        {"quant": fp8(place="row"), "layout": Layout(kv="page kv layer token dim/8 head dim%8")},
+        "layout: got axes ending in dim%8; rows of bytes (codes, scales, RoPE part) end in a whole dim",
+    ),
+    (
+        paged,
+        {"k_quant": fp8(place="row"), "v_quant": int4(place="row")},
+        "layout: got 'page kv layer token head dim' with rows of 132 bytes for K and 66 for V, which have one step in one "
+        "tensor; write kv before dim ('... kv dim')",
+    ),
+    (
+        paged,
+        {"k_quant": fp8(place="row"), "v_quant": int4(place="row"), "head_dim": 5, "layout": Layout(kv=JOINT)},
+        "layout: got rows of 5 i4 codes, which are no whole bytes; use an even head_dim",
+    ),
+    (
+        paged,
+        {"quant": fp8(place="row"), "head_dim": 6},
+        "quant: the scales of K would begin at byte 6 of rows of 10 bytes, no multiple of f32; choose a block and dims",
+    ),
+    (
+        paged,
+        {"quant": fp8(), "layout": Layout(kv="page kv layer token head dim", row_align=16)},
+        "layout: got row_align=16 for rows without scales in them; it pads rows of place='row'; leave it out",
     ),
     (
         paged,

@@ -35,8 +35,8 @@ CASES: list[Case] = [
     (Quant, {"dtype": "f8"}, "Quant.dtype: got 'f8'; input should be 'e4m3', 'e5m2', 'i8', 'i4' or 'e2m1'"),
     (
         Quant,
-        {"dtype": "e4m3", "scale_dtype": "e8m0"},
-        "Quant.scale_dtype: got 'e8m0'; input should be 'f32', 'f16', 'bf16' or",
+        {"dtype": "e4m3", "scale_dtype": "e5m2"},
+        "Quant.scale_dtype: got 'e5m2'; input should be 'f32', 'f16', 'bf16', 'e4m3' or 'e8m0'",
     ),
     (
         Quant,
@@ -63,8 +63,8 @@ CASES: list[Case] = [
     (
         fp8,
         {"scale_dtype": "e4m3"},
-        "recipe: got 'amax' with dtype='e4m3' and scale_dtype='e4m3'; e4m3 scales are nvfp4's: dtype='e2m1' with recipe='max' "
-        "or 'global'; other codes have f32, f16 or bf16 scales",
+        "recipe: got 'amax' with dtype='e4m3' and scale_dtype='e4m3'; e4m3 scales are nvfp4's: dtype='e2m1' with recipe='max', "
+        "'global' or 'amax'; other codes have f32, f16 or bf16 scales",
     ),
     (fp8, {"recipe": "max"}, "recipe: got 'max' with dtype='e4m3' and scale_dtype='f32'; e4m3 scales are nvfp4's:"),
     (
@@ -85,12 +85,46 @@ CASES: list[Case] = [
     (
         int4,
         {"recipe": "pow2"},
-        "recipe: got 'pow2' with dtype='i4' and scale_dtype='f16'; powers of two are for e4m3 and e5m2 with f32 scales",
+        "recipe: got 'pow2' with dtype='i4' and scale_dtype='f16'; powers of two are for e4m3, e5m2 and e2m1 with f32 "
+        "or e8m0 scales",
     ),
     (
         fp8,
         {"recipe": "pow2", "scale_dtype": "bf16"},
         "recipe: got 'pow2' with dtype='e4m3' and scale_dtype='bf16'; powers of",
+    ),
+    (
+        fp8,
+        {"scale_dtype": "e8m0"},
+        "recipe: got 'amax' with dtype='e4m3' and scale_dtype='e8m0'; e8m0 scales are powers of two; use recipe='pow2'",
+    ),
+    (
+        Quant,
+        {"dtype": "e2m1", "scale_dtype": "e4m3", "scale": "given", "block": GIVEN},
+        "scale: got 'given' with scale_dtype='e4m3'; given scales are f32, f16 or bf16; use 'f32'",
+    ),
+    (
+        fp8,
+        {"amax_min": 1e-4, "scale_min": 1e-4},
+        "scale_min: got 0.0001 beside amax_min=0.0001; one floor says how small",
+    ),
+    (
+        nvfp4,
+        {"scale_min": 2.0**-9},
+        "scale_min: got 0.001953125 with scale='computed', zero=False, recipe='max', residual=None; a floor is for scales",
+    ),
+    (fp8, {"amax_min": 1e-4, "scale": "given", "block": GIVEN}, "amax_min: got 0.0001 with scale='given', zero=False,"),
+    (
+        fp8,
+        {"scale_min": 0.0},
+        "scale_min: got 0.0 with scale_dtype='f32', of which 1.1754943508222875e-38 to 3.4028234663852886e+38 make scales; "
+        "give one of these, e.g. 1e-4 with f32 scales, or leave it out",
+    ),
+    (fp8, {"amax_min": float("nan")}, "amax_min: got nan with scale_dtype='f32', of which"),
+    (
+        Quant,
+        {"dtype": "e2m1", "scale_dtype": "e4m3", "amax_min": 1e-4},
+        "amax_min: got 0.0001 with scale_dtype='e4m3', of which 0.01171875 to 2688.0 make scales",
     ),
     (fp8, {"zero": True}, "zero: got True with dtype='e4m3'; only i8 and i4 codes have a zero point"),
     (

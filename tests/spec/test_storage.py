@@ -124,6 +124,8 @@ class Marker:
         for name, memory in self.memory.items():
             if isinstance(self.cache.page_table, PerKV) and sum(b.tensor == name for b in self.storage.bases) == 1:
                 continue  # the other role's pages of a tensor that has one role only
+            if self.cache.layout.row_align > 1:
+                continue  # rows are padded
             unowned = int((memory.owner == 0).sum())
             pages = PAGES * (LAYERS if "layer" in memory.steps else 1)
             aligned = any(q is not None and q.computed and q.place == "page" for q in self.cache.quants.values())
@@ -214,7 +216,7 @@ def check(cache: Cache, padding: int = 0) -> None:
         marker.gaps()
 
 
-@pytest.mark.parametrize("focus", ["", "row", "page", "zero", "packed", "residual", "swizzled"])
+@pytest.mark.parametrize("focus", ["", "row", "rows", "page", "zero", "packed", "residual", "swizzled"])
 def test_a_drawn_spec_is_refused_in_words_or_has_a_memory_without_overlaps(focus: str) -> None:
     accepted = 0
 

@@ -366,6 +366,45 @@ SETS: Final = {
             position_scale=LLAMA4,
         ),
         _set("kivi_v_norm", CHOSEN["kivi"], v_norm=RmsNorm(weight=False), q_norm=LayerNorm()),
+        # Hadamard transforms: heads of q, k and v share lanes in their own ways; RoPE turns all, the first or the last quarter.
+        _set(
+            "hadamard",
+            Paged(
+                dtype="bf16",
+                head_dim=64,
+                v_head_dim=128,
+                quant=Quant(dtype="i4", scale_dtype="f16", block=Block(dim=16)),
+                layout=_APART,
+                **_SIZES,
+            ),
+            rope=NEOX,
+            hadamard="qkv",
+        ),
+        _set(
+            "hadamard_quarter",
+            Paged(dtype="f16", head_dim=128, **_SIZES),
+            3,
+            rope=Rope(style="neox", theta=1e7, dim=32),
+            q_norm=RmsNorm(),
+            k_norm=RmsNorm(),
+            hadamard="qkv",
+        ),
+        _set(
+            "hadamard_indexer",
+            presets.vllm_indexer(head_dim=128, page_size=16),
+            4,
+            rope=Rope(style="interleaved", theta=1e4, dim=32, part="last"),
+            hadamard="qk",
+        ),
+        _set(
+            "hadamard_q",
+            Paged(dtype="f32", kv_heads=1, head_dim=512, page_size=16),
+            2,
+            inputs="q",
+            rope=Rope(style="interleaved", theta=1e4, dim=128),
+            hadamard="qk",
+            q_out="e4m3",
+        ),
         _set("six", Paged(dtype="f32", head_dim=6, **_SIZES), rope=Rope(style="interleaved", theta=1e4)),
     )
 }

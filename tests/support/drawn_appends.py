@@ -127,7 +127,20 @@ def drawn(seed: int) -> KernelSet:
         except SpecError:
             continue
         if _uses_something_new(op):
-            return kernels
+            return _transformed(draw, kernels)
+
+
+def _transformed(draw: random.Random, kernels: KernelSet) -> KernelSet:
+    """The set, mostly with a Hadamard transform besides where the rules allow one."""
+    op = kernels.ops[0]
+    asked = draw.choice((None, "qk", "qkv", "qkv"))
+    try:
+        if asked is not None:
+            fields = {"name": kernels.name, "q_heads": kernels.q_heads, "cache": kernels.cache}
+            return KernelSet(ops=[op.model_copy(update={"hadamard": asked})], **fields)
+        return kernels
+    except SpecError:
+        return kernels
 
 
 def _uses_something_new(op: ops.Append) -> bool:

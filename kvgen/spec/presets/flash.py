@@ -38,7 +38,7 @@ def flashmla_fp8(
 
     A tensor per layer, u8 `[N, P, 1, 656]`: strides in bytes `(P*656, 656, 656, 1)`. A row: 512 e4m3 | 4 f32 scales, one
     per 128 | 64 bf16. Table and lengths as `flashmla`; its sparse kernel takes token indices `block * P + offset` instead.
-    FlashMLA's own quantizer keeps amax / 448 at 1e-4 or more, so it never writes a scale below 2^-13; readers do not care.
+    As FlashMLA's own quantizer, it keeps amax / 448 at 1e-4 or more, so that no scale is below 2^-13; readers do not care.
     Source: flash_mla/flash_mla_interface.py, flash_mla_with_kvcache; csrc/api/sparse_decode.h; tests/quant.py,
     V32_FP8Sparse. (Its MODEL1 pages, 576-byte rows then ue8m0 scales, have no preset: kvgen has no ue8m0.)
     """
@@ -51,7 +51,7 @@ def flashmla_fp8(
         table=Dense(dtype="i32"),
         lengths="after",
         lengths_dtype="i32",
-        quant=Quant(dtype="e4m3", scale_dtype="f32", block=Block(dim=128), recipe="pow2", place="row"),
+        quant=Quant(dtype="e4m3", scale_dtype="f32", block=Block(dim=128), recipe="pow2", scale_min=1e-4, place="row"),
     )
 
 

@@ -8,6 +8,7 @@ from kvgen.errors import SpecError
 from kvgen.spec.quant import Block, CodeName, Quant
 
 KVCacheDType = Literal["auto", "fp8_e4m3", "fp8_e5m2"]
+PerTokenHead = Literal["int8_per_token_head", "fp8_per_token_head"]
 _CODES: Final[dict[str, CodeName]] = {"fp8_e4m3": "e4m3", "fp8_e5m2": "e5m2", "int8": "i8"}
 
 
@@ -22,6 +23,12 @@ def per_tensor(kv_cache_dtype: Literal["auto", "fp8_e4m3", "fp8_e5m2", "int8"]) 
         )
     given = Block(token=None, head=None)
     return Quant(dtype=_CODES[kv_cache_dtype], scale_dtype="f32", block=given, scale="given")
+
+
+def per_token_head(kv_cache_dtype: PerTokenHead) -> Quant:
+    """Codes with an f32 scale a token and head, behind the codes."""
+    codes: CodeName = "i8" if kv_cache_dtype == "int8_per_token_head" else "e4m3"
+    return Quant(dtype=codes, scale_dtype="f32", place="row")
 
 
 def nvfp4() -> Quant:

@@ -8,7 +8,7 @@ from kvgen.layout.dtypes import FloatName
 from kvgen.layout.dtypes import dtype as element
 from kvgen.spec.cache import Latent, Paged
 from kvgen.spec.cache_fields import Layout
-from kvgen.spec.presets.quants import KVCacheDType, nvfp4, per_tensor
+from kvgen.spec.presets.quants import KVCacheDType, PerTokenHead, nvfp4, per_tensor, per_token_head
 from kvgen.spec.quant import Block, Quant
 from kvgen.spec.tables import Dense
 
@@ -87,7 +87,7 @@ def vllm_packed(
     kv_heads: int,
     head_dim: int,
     page_size: int = 16,
-    kv_cache_dtype: KVCacheDType = "auto",
+    kv_cache_dtype: KVCacheDType | PerTokenHead = "auto",
     order: PackedOrder = "LBNHC",
     total_pages: int | None = None,
     total_layers: int | None = None,
@@ -100,12 +100,19 @@ def vllm_packed(
     first, as NIXL's transfers want them), for LHBNC with `transpose(0, 1)` and `total_pages`, the blocks of the cache. For
     BHLNC pass all layers in one tensor `[N, H, L, P, 2, D]`, with `total_layers`. Table, lengths and fp8 as `vllm`.
 
-    Source: that pull request and RFC 42082; get_kv_cache_shape `(N, H, P, 2*D)`, KVCacheLayout.
+    With "int8_per_token_head" or "fp8_per_token_head" (its pull request 38378) an f32 scale follows the codes of each
+    head's K and V, a row of 2*(D+4) bytes: pass the cache as u8, `cache.view(torch.uint8)`, permuted as above but not
+    unflattened, `[N, P, H, 2*(D+4)]` with LBNHC. vLLM multiplies by 1 / scale and rounds int8 codes half away from
+    zero; kvgen divides and rounds to even, so that codes may differ by one in rare ties.
 
-    With `int8_per_token_head` or `fp8_per_token_head` an f32 scale follows each head's K and V inside that row; kvgen
-    has no such rows outside latent caches.
+    Source: pull request 44455 and RFC 42082; get_kv_cache_shape `(N, H, P, 2*D)`, KVCacheLayout;
+    vllm/v1/attention/backends/triton_attn.py, _ensure_scale_caches; vllm/v1/attention/ops/triton_reshape_and_cache_flash.py,
+    _reshape_cache_per_token_head (0.32).
     """
-    quant, totals = per_tensor(kv_cache_dtype), {"total_pages": total_pages, "total_layers": total_layers}
+    totals = {"total_pages": total_pages, "total_layers": total_layers}
+    if kv_cache_dtype == "int8_per_token_head" or kv_cache_dtype == "fp8_per_token_head":
+        return _vllm(dtype, kv_heads, head_dim, page_size, _PACKED[order], per_token_head(kv_cache_dtype), **totals)
+    quant = per_tensor(kv_cache_dtype)
     return _vllm(dtype, kv_heads, head_dim, page_size, _PACKED[order], quant, **totals)
 
 
@@ -188,11 +195,10 @@ def vllm_mla_fp8(
     """vLLM V1's `fp8_ds_mla` (2025 and 2026): 656 bytes a token, FlashMLA's rows with scales amax / 448.
 
     A tensor per layer, u8 `[N, P, 656]`: strides in bytes `(P*656, 656, 1)`; pass `cache.unsqueeze(2)`. A row: 512 e4m3 |
-    4 f32 scales, one per 128 | 64 bf16. Table and lengths as `vllm`. For an all-zero block vLLM writes the smallest normal
-    number as scale, kvgen 0; codes are 0 either way. Source: vllm/v1/attention/backends/mla/flashmla_sparse.py;
-    csrc/cache_kernels.cu, concat_and_cache_ds_mla_kernel.
+    4 f32 scales, one per 128, at least the smallest normal number | 64 bf16. Table and lengths as `vllm`. Source:
+    vllm/v1/attention/backends/mla/flashmla_sparse.py; csrc/cache_kernels.cu, concat_and_cache_ds_mla_kernel.
     """
-    quant = Quant(dtype="e4m3", scale_dtype="f32", block=Block(dim=128), place="row")
+    quant = Quant(dtype="e4m3", scale_dtype="f32", block=Block(dim=128), scale_min=2.0**-126, place="row")
     return _mla(dtype, latent_dim, rope_dim, page_size, quant, quant_rope=False)
 
 
@@ -207,11 +213,12 @@ def vllm_indexer(
 
     A tensor per layer: vLLM's is u8 `[N, P, D + 4*D/128]`, a page P*D e4m3 | P*D/128 f32; pass `cache.flatten(1)`,
     `[N, P*(D + D/32)]` with P a multiple of 4: strides in bytes `(page bytes, 1)`. `recipe`: "pow2" where the model's
-    scale_fmt is ue8m0 (DeepSeek's is), else "amax"; vLLM keeps amax at 1e-4 or more. Table and lengths as `vllm`. Source:
+    scale_fmt is ue8m0 (DeepSeek's is), else "amax"; amax counts as 1e-4 at least. Table and lengths as `vllm`. Source:
     csrc/cache_kernels.cu, indexer_k_quant_and_cache_kernel; vllm/v1/attention/backends/mla/indexer.py
     (pages of 64 on CUDA).
     """
-    quant = Quant(dtype="e4m3", scale_dtype="f32", block=Block(dim=min(128, head_dim)), recipe=recipe, place="page")
+    block = Block(dim=min(128, head_dim))
+    quant = Quant(dtype="e4m3", scale_dtype="f32", block=block, recipe=recipe, amax_min=1e-4, place="page")
     return Paged(
         dtype=dtype,
         kv_heads=1,

@@ -8,6 +8,8 @@ enum class Recipe : uint32_t {
   given,         // the caller's
   amax,          // largest magnitude / largest code; with a zero point the block's range / all codes
   pow2,          // the same, rounded up to a power of two
+  amax_raised,   // amax and pow2 with floors: kAmaxMin, kScaleMin
+  pow2_raised,
   nvfp4_max,     // e4m3 scales; dequantized through e4m3 (Modular MAX)
   nvfp4_global,  // e4m3 scales under an f32 scale of the caller's
 };
@@ -176,8 +178,12 @@ __device__ __forceinline__ ScaleZero<typename S::Scale> block_scale(float low, f
   using Scale = typename S::Scale;
   if constexpr (S::kZero) {
     return asymmetric<Element, Scale>(low, high);
+  } else if constexpr (S::kRecipe == Recipe::amax_raised) {
+    return {from_f32<Scale>(raised_quotient<Element>(high, S::kAmaxMin, S::kScaleMin)), {}};
+  } else if constexpr (S::kRecipe == Recipe::pow2_raised) {
+    return {from_f32<Scale>(power_above(raised_quotient<Element>(high, S::kAmaxMin, S::kScaleMin))), {}};
   } else if constexpr (S::kRecipe == Recipe::pow2) {
-    return {pow2_scale<Element>(high), {}};
+    return {from_f32<Scale>(pow2_scale<Element>(high)), {}};
   } else if constexpr (S::kRecipe == Recipe::nvfp4_max) {
     return {nvfp4_max_scale(high), {}};
   } else if constexpr (S::kRecipe == Recipe::nvfp4_global) {

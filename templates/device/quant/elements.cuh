@@ -4,6 +4,7 @@
 #include "../base/types.cuh"
 #include "fp8.cuh"
 #include "fp4.cuh"
+#include "e8m0.cuh"
 #include "integers.cuh"
 
 // Logical elements in one T.

@@ -55,11 +55,19 @@ __device__ __forceinline__ S amax_scale(float amax) {
 }
 
 // "pow2": the power of two at or above that, at least 2^-126.
-template <typename T>
-__device__ __forceinline__ float pow2_scale(float amax) {
-  const float scale = __fdiv_rn(amax, kLargest<T>);
+__device__ __forceinline__ float power_above(float scale) {
   const float above = __uint_as_float((__float_as_uint(scale) + 0x7fffffu) & 0x7f800000u);
   return scale == scale ? fmaxf(above, 0x1p-126f) : scale;
+}
+template <typename T>
+__device__ __forceinline__ float pow2_scale(float amax) {
+  return power_above(__fdiv_rn(amax, kLargest<T>));
+}
+
+// What both begin with, under floors: the largest magnitude counts as `amax_min` at least, its quotient as `scale_min`.
+template <typename T>
+__device__ __forceinline__ float raised_quotient(float amax, float amax_min, float scale_min) {
+  return max_nan(__fdiv_rn(max_nan(amax, amax_min), kLargest<T>), scale_min);
 }
 
 // "max": of 16 values of e2m1. (MAX also raises amax to 1e-12, which the smallest scale hides.)

@@ -5,6 +5,14 @@
 // kDim elements, RoPE rotates kRotaryDim from kRotaryBegin on. A lane has pairs of vectors of kWidth elements, half of kRotaryDim
 // apart, so that neighbouring lanes have neighbouring vectors: neox rotates the two of a pair against each other, interleaved
 // neighbours in a vector. The dims that stay follow in the same way. So no lane asks another one for an element.
+//
+// With H::kHadamard, the factor of a Hadamard transform, sizes are powers of two, and the dims that stay follow in runs of kRotaryDim
+// that lie as the rotated one does: every bit of a pair's number is then a bit of the dim.
+template <typename H, typename = void>
+constexpr bool kTransformed = false;
+template <typename H>
+constexpr bool kTransformed<H, decltype((void)H::kHadamard)> = true;
+
 template <typename H>
 struct HeadLayout {
   static constexpr uint32_t kDim = H::kDim, kWidth = H::kWidth, kLanes = H::kLanes, kRotaryBegin = H::kRotaryBegin, kRotaryDim = H::kRotaryDim;
@@ -15,10 +23,15 @@ struct HeadLayout {
   // RoPE pairs whose elements both lie in one vector, or, neox, in one pair of them.
   static constexpr bool kAcross = kNeox || kWidth == 1;
   static constexpr uint32_t kTogether = kAcross ? kWidth : kWidth / 2;
+  static constexpr bool kBits = kTransformed<H>;  // bits of the dim are bits of lane, vector and element
   static_assert(kRotaryDim % (2 * kWidth) == 0 && kRotaryBegin % kWidth == 0 && kDim % kWidth == 0);
 
   // The first element of vector v (0 or 1) of pair p; kDim or more where there is none.
   __device__ static constexpr uint32_t element(uint32_t p, uint32_t v) {
+    if constexpr (kBits && kRotaryDim > 0) {
+      const uint32_t i = p % kRotaryPairs, first = kNeox || kWidth > 1 ? i * kWidth + v * (kRotaryDim / 2) : 2 * i + v;
+      return first + (p / kRotaryPairs ^ kRotaryBegin / kRotaryDim) * kRotaryDim;
+    }
     if (p < kRotaryPairs) return kRotaryBegin + (kNeox || kWidth > 1 ? p * kWidth + v * (kRotaryDim / 2) : 2 * p + v);
     if (p >= kPairs) return kDim;
     const uint32_t rest = (p - kRotaryPairs + v * (kPairs - kRotaryPairs)) * kWidth;

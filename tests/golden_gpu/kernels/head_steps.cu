@@ -1,8 +1,10 @@
-// head_norms.cuh, first_pairs.cuh and position_scale.cuh: heads of 40 dims on 8 lanes, of which 5 have a pair of vectors.
+// head_norms.cuh, first_pairs.cuh and position_scale.cuh: heads of 40 dims on 8 lanes, of which 5 have a pair of vectors;
+// hadamard.cuh: heads of 64 dims on 4 lanes, RoPE's 16 the last.
 #include "runs.cuh"
 #include "../../../templates/device/rows/head_norms.cuh"
 #include "../../../templates/device/rows/first_pairs.cuh"
 #include "../../../templates/device/rows/position_scale.cuh"
+#include "../../../templates/device/rows/hadamard.cuh"
 
 struct Part {
   static constexpr uint32_t kDim = 40, kWidth = 4, kLanes = 8, kRotaryBegin = 0, kRotaryDim = 40;
@@ -12,6 +14,11 @@ struct Part {
 struct First {
   static constexpr uint32_t kCount = 24;
   static constexpr float kEps = 0.0625f;
+};
+struct Whole {
+  static constexpr uint32_t kDim = 64, kWidth = 4, kLanes = 4, kRotaryBegin = 48, kRotaryDim = 16;
+  static constexpr bool kNeox = false;
+  static constexpr float kHadamard = 0.125f;
 };
 struct Factor {
   static constexpr uint32_t kPeriod = 100, kOffset = 1;
@@ -64,4 +71,20 @@ extern "C" __global__ void head_first_pairs(const float* rows, const float2* ang
 
 extern "C" __global__ void head_position_factors(const uint32_t* positions, float* factors) {
   factors[threadIdx.x] = position_factor<Factor>(positions[threadIdx.x]);
+}
+
+// 8 heads of 4 lanes; and the sums and differences of neighbours.
+extern "C" __global__ void head_hadamard(const float* rows, float* transformed, float* pairs) {
+  const uint32_t lane = threadIdx.x % Whole::kLanes, at = threadIdx.x / Whole::kLanes * Whole::kDim;
+  Head<Whole> x;
+  x.load(rows + at, lane);
+  hadamard(x, lane);
+  x.vectors(lane, [&](float (&mine)[Whole::kWidth], uint32_t e) {
+#pragma unroll
+    for (uint32_t j = 0; j < Whole::kWidth; ++j) transformed[at + e + j] = mine[j];
+  });
+  float a = rows[2 * threadIdx.x], b = rows[2 * threadIdx.x + 1];
+  add_and_subtract(a, b);
+  pairs[2 * threadIdx.x] = a;
+  pairs[2 * threadIdx.x + 1] = b;
 }

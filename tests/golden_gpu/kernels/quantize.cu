@@ -69,6 +69,17 @@ extern "C" __global__ void quantize_scales(const float* amax, float* f32, uint16
   divisor[thread()] = product(scale, global);
 }
 
+// Scales that are powers of two, in e8m0 and back, and quotients under floors.
+extern "C" __global__ void quantize_powers(const float* amax, uint8_t* exponent, float* back, float* raised, uint8_t* floored) {
+  const float x = amax[thread()];
+  const e8m0 power = from_f32<e8m0>(pow2_scale<e4m3>(x));
+  exponent[thread()] = power.bits;
+  back[thread()] = to_f32(power);
+  raised[thread()] = raised_quotient<e2m1x2>(x, 1e-4f, 0.0f);
+  floored[thread()] = from_f32<e8m0>(power_above(raised_quotient<e4m3>(x, 0.0f, 1e-4f))).bits;
+}
+extern "C" __global__ void quantize_exponents(const uint8_t* bytes, float* out) { out[thread()] = to_f32(e8m0{bytes[thread()]}); }
+
 // A block a thread: its scale, its codes, and the values of those.
 template <typename T>
 __device__ __forceinline__ Raw<T, 8>& at(uint8_t* codes) {

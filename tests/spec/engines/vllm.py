@@ -90,6 +90,30 @@ def vllm_packed_layers_inside(s: Sizes) -> Engine:
     )
 
 
+def vllm_packed_per_token_head(s: Sizes) -> Engine:
+    """_ensure_scale_caches: [K | K's scale | V | V's scale] per head and slot, scales f32; LBHNC."""
+    cache = presets.vllm_packed(
+        dtype="bf16",
+        kv_heads=s.h,
+        head_dim=s.d,
+        page_size=s.p,
+        order="LBHNC",
+        kv_cache_dtype="int8_per_token_head",
+    )
+    row = 2 * (s.d + 4)
+
+    def slot(kv: int, p: Ints, t: Ints, h: Ints) -> Ints:
+        return K + ((p * s.h + h) * s.p + t) * row + kv * (s.d + 4)
+
+    return Engine(
+        cache,
+        one(buffer(K, 1, s.n, s.h, s.p, row)),
+        lambda kv, layer, p, t, h, d: slot(kv, p, t, h) + d,
+        lambda kv, layer, p, t, h, d: slot(kv, p, t, h) + s.d,
+        bits=8,
+    )
+
+
 def vllm_xpacked(s: Sizes) -> Engine:
     """reshape_and_cache: key_cache[block, head, dim / x, offset, dim % x], x = 8; value_cache[block, head, dim, offset]."""
     return _xpacked(s, 2)

@@ -1,0 +1,93 @@
+"""Records of the formats of 2026 against the oracle: append byte for byte, gather exactly, decode on CUDA cores."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvgen import Block, KernelSet, Paged, Quant, ops
+from tests.ops.test_append import scene_before
+from tests.ops.test_decode import decode_scene
+from tests.support.batches import batches
+from tests.support.harness import check_append, check_decode, check_gather, index_name, offsets_of
+
+
+def record(name: str, cache: Any, *more: Any) -> KernelSet:
+    """A set of one architecture that writes a cache's rows and reads them back."""
+    return KernelSet(
+        name=f"record_{name}",
+        q_heads=2 * cache.kv_heads,
+        cache=cache,
+        ops=(ops.Append(), ops.Gather(), *more),
+        arch=("sm_90a",),
+    )
+
+
+def powers(dtype: Any, dim: int, **more: Any) -> Quant:
+    """Codes with e8m0 scales of so many dims."""
+    return Quant(dtype=dtype, scale_dtype="e8m0", block=Block(dim=dim), recipe="pow2", **more)
+
+
+SETS: Final = {
+    "mxfp8": record(
+        "mxfp8",
+        Paged(dtype="bf16", kv_heads=2, head_dim=64, page_size=4, quant=powers("e4m3", 32, amax_min=1e-4)),
+        ops.Decode(),
+    ),
+    # Scales of whole rows multiply sums of products: on tensor cores.
+    "whole": record(
+        "whole", Paged(dtype="bf16", kv_heads=2, head_dim=64, page_size=16, quant=powers("e5m2", 64)), ops.Decode()
+    ),
+    # nvfp4 without a scale above those of the blocks; V as FlashInfer has it, without a floor.
+    "nvfp4": record(
+        "nvfp4",
+        Paged(
+            dtype="bf16",
+            kv_heads=2,
+            head_dim=64,
+            page_size=16,
+            k_quant=Quant(dtype="e2m1", scale_dtype="e4m3", block=Block(dim=16), scale_min=2.0**-9),
+            v_quant=Quant(dtype="e2m1", scale_dtype="e4m3", block=Block(dim=16)),
+        ),
+        ops.Decode(),
+    ),
+    "mxfp4": record(
+        "mxfp4",
+        Paged(
+            dtype="f16",
+            kv_heads=2,
+            head_dim=64,
+            page_size=3,
+            k_quant=powers("e2m1", 32, place="page"),
+            v_quant=powers("e2m1", 32, amax_min=6 * 2.0**-126, place="page"),
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SETS)
+@settings(max_examples=3)
+@given(data=st.data())
+def test_append_and_gather(name: str, data: Any) -> None:
+    """A step's rows, and then everything that the cache holds."""
+    kernels = SETS[name]
+    batch = data.draw(batches(kernels))
+    scene = scene_before(kernels, batch)
+    index = index_name(kernels, "append")
+    offsets = offsets_of(batch.new, index, batch.leading)
+    check_append(scene, batch.leading + sum(batch.new) + batch.padding, row_offsets=offsets)
+    everything = offsets_of(batch.totals, index, batch.leading)
+    check_gather(scene, batch.leading + sum(batch.totals) + batch.padding, row_offsets=everything, starts=None)
+
+
+@pytest.mark.parametrize("name", [n for n, s in SETS.items() if any(o.name == "decode" for o in s.ops)])
+@settings(max_examples=2)
+@given(data=st.data())
+def test_decode(name: str, data: Any) -> None:
+    kernels = SETS[name]
+    batch = data.draw(batches(kernels, least=1))
+    scene, q = decode_scene(kernels, batch, len(batch.totals) + batch.padding)
+    check_decode(scene, q, lse=data.draw(st.booleans()))
