@@ -1,0 +1,195 @@
+"""Facts of layers with a window and compressed entries -> the Python text of a spec: a set for each cache that they keep.
+
+The window's set has the attention of every kind of layers, which reads that kind's entries as a second list; each kind of
+entries has a set that pools them, and the indexer's keys have one that scores them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from kvgen.errors import ConfigError
+from kvgen.models.layers import Checkpoint, LayerFacts
+from kvgen.models.reader import norm_of
+from kvgen.models.serving import Serving
+from kvgen.models.text import Atom, Group, broken, call, harmless, literal, spec_names
+
+# Presets of rows that are key and value at once, and of the indexer's keys beside them.
+PRESETS = {"flashmla_v4": "vllm_indexer", "flashmla_v41": "vllm_indexer", "vllm_v4": "vllm_indexer", "sglang_v4": "sglang_indexer"}
+PRESETS |= {"vllm_v41": "vllm_indexer", "sglang_v4_fp4": "sglang_indexer", "flashinfer_v4_nvfp4": "vllm_indexer"}
+# Tokens that an engine's block has; pages of entries are such blocks.
+BLOCK = 256
+_Fields = list[tuple[str, Atom | Group]]
+
+
+def compressed_source(
+    facts: Checkpoint, serving: Serving, *, source: str, options: Sequence[str], arch: Sequence[str], name: str
+) -> str:
+    """The spec file's text, as kvgen.models.text.spec_source writes it for other models."""
+    preset = serving.preset or ("flashmla_v4" if facts.cached[0].q_norm is not None else "flashmla_v41")
+    if preset not in PRESETS:
+        raise ConfigError(
+            f"--preset: got {preset!r}, which is for another kind of cache; {facts.model.architecture} caches rows that are key "
+            f"and value at once; valid: {', '.join(sorted(PRESETS))}"
+        )
+    if serving.page_size is not None and BLOCK % serving.page_size:
+        raise ConfigError(
+            f"--page-size: got {serving.page_size}; the window's pages lie in blocks of {BLOCK} tokens; valid: divisors of {BLOCK}"
+        )
+    sets = [_window(facts, preset, serving, arch, name)]
+    sets += [_entries(facts, kind, preset, arch, name) for kind in _own(facts)]
+    sets += [_keys(facts, kind, preset, arch, name) for kind in _own(facts) if kind.compressed.indexer is not None]
+    used = {"KernelSet", "Keys", "RmsNorm"} | spec_names(facts.model)
+    names = [*sorted(used), "ops", "presets"]
+    line = "from kvgen import " + ", ".join(names)
+    if len(line) > 120:
+        line = "from kvgen import (\n" + "".join(f"    {one},\n" for one in names) + ")"
+    command = " ".join([f"kvgen init --from {harmless(source)}", *options])
+    model = Group("model = Model(", call(facts.model).items, ")")
+    head = f'"""{_headline(facts, preset, serving)}\n\nWritten by `{command}`.\n"""\n\n{line}\n\n'
+    listed = Group("[", [("", one) for one in sets], "]")
+    return f"{head}{broken(model, 0)}\n\nkernels = {broken(listed, 0)}\n"
+
+
+def _own(facts: Checkpoint) -> list[Any]:
+    """A kind of layers for each form of entries that some make."""
+    found: dict[int, LayerFacts] = {}
+    for kind in facts.cached:
+        if kind.compressed is not None and kind.compressed.source is None:
+            found.setdefault(kind.compressed.rate, kind)
+    return list(found.values())
+
+
+def _headline(facts: Checkpoint, preset: str, serving: Serving) -> str:
+    first = facts.cached[0]
+    share = f" on one of {serving.tp} GPUs" if serving.tp > 1 else ""
+    lines = [f"- `window`: rows of {first.head_dim_k}, key and value of {facts.q_heads} query heads{share}, and all attention"]
+    for kind in _own(facts):
+        rate = kind.compressed.rate
+        lines.append(f"- `c{rate}`: an entry for {'each token' if rate == 1 else f'every {rate} tokens'}")
+        if kind.compressed.indexer is not None:
+            lines.append(f"- `c{rate}_keys`: the keys of these entries' indexer")
+    return f"{facts.model.architecture} in the records of presets.{preset}, a set for each cache:\n\n" + "\n".join(lines)
+
+
+def _set(facts: Checkpoint, suffix: str, cache: Group, operations: Sequence[Group], arch: Sequence[str], name: str, **more: Any) -> Group:
+    items: _Fields = [
+        ("name=", literal(f"{name[: 39 - len(suffix)]}_{suffix}")),
+        ("q_heads=", literal(more.pop("heads", facts.q_heads))),
+        ("cache=", cache),
+        ("ops=", Group("[", [("", one) for one in operations], "]")),
+        ("arch=", Group("[", [("", literal(one)) for one in arch], "]")),
+        ("model=", Atom("model")),
+    ]
+    items += [("layers=", Group("{", [(f'"{kind}": ', literal(used)) for kind, used in more.pop("layers").items()], "}"))]
+    return Group("KernelSet(", items, ")")
+
+
+def _window(facts: Checkpoint, preset: str, serving: Serving, arch: Sequence[str], name: str) -> Group:
+    appends: dict[str, str] = {}
+    decodes: dict[str, str] = {}
+    uses: dict[str, tuple[str, ...]] = {}
+    operations: list[Group] = []
+    for kind in facts.cached:
+        fields = _append(kind)
+        stored = appends.setdefault(Group("(", fields, ")").flat, _named("append", appends, kind))
+        read = decodes.setdefault(_read(kind), _named("mla_decode", decodes, kind))
+        if stored not in {n for used in uses.values() for n in used}:
+            operations.append(_operation("Append", "append", stored, fields))
+        if read not in {n for used in uses.values() for n in used}:
+            operations.append(_operation("MlaDecode", "mla_decode", read, _decode(kind, preset)))
+        uses[kind.kind] = (stored, read)
+    operations.sort(key=lambda one: one.opening)
+    cache = Group(f"presets.{preset}(", _page(preset, serving), ")")
+    return _set(facts, "window", cache, [*operations, Group("ops.Gather(", [], ")")], arch, name, layers=uses)
+
+
+def _page(preset: str, serving: Serving) -> _Fields:
+    if serving.page_size is None:
+        return []
+    field = {"vllm": "block_tokens", "sglang": "page_tokens"}.get(preset.partition("_")[0], "page_size")
+    return [(f"{field}=", literal(serving.page_size))]
+
+
+def _named(operation: str, known: dict[str, str], kind: LayerFacts) -> str:
+    return operation if not known else f"{operation}_{kind.kind}"
+
+
+def _operation(called: str, usual: str, name: str, fields: _Fields) -> Group:
+    return Group(f"ops.{called}(", [*([("name=", literal(name))] if name != usual else []), *fields], ")")
+
+
+def _append(kind: LayerFacts) -> _Fields:
+    fields: _Fields = [("rope=", literal(kind.rope)), ("q_dim=", literal(kind.head_dim_k))]
+    if kind.q_norm is not None:
+        fields.append(("q_norm=", literal(norm_of(kind.q_norm))))
+    assert kind.k_norm is not None
+    return [*fields, ("k_norm=", _row_norm(kind.k_norm.eps))]
+
+
+def _row_norm(eps: float) -> Group:
+    """A norm of a latent row's two parts together."""
+    return Group("RmsNorm(", [("over=", literal("row")), ("eps=", literal(eps))], ")")
+
+
+def _read(kind: LayerFacts) -> str:
+    """What tells attention of different kinds apart: the entries that it reads."""
+    return "" if kind.compressed is None else str(kind.compressed.rate)
+
+
+def _decode(kind: LayerFacts, preset: str) -> _Fields:
+    fields: _Fields = [("sparse=", literal(True)), ("scale=", literal(kind.scale)), ("sinks=", literal("out"))]
+    if kind.compressed is not None:
+        keys = Group("Keys(", [("name=", literal("entries")), ("cache=", _rows(preset, kind.compressed.rate))], ")")
+        fields.append(("sources=", Group("(", [("", keys)], ")")))
+    return fields
+
+
+def _rows(preset: str, rate: int) -> Group:
+    """The cache of entries of `rate` tokens, a page of an engine's block."""
+    fields: _Fields = [("rate=", literal(rate))]
+    if preset.startswith(("flashmla", "flashinfer")):
+        fields.insert(0, ("page_size=", literal(BLOCK // rate)))
+    elif preset == "vllm_v41":
+        fields.insert(0, ("block_tokens=", literal(BLOCK)))
+    return Group(f"presets.{preset}(", fields, ")")
+
+
+def _pool(kind: LayerFacts) -> Group:
+    """The operation that makes the entries, or their indexer's keys, of a kind of layers."""
+    entries, norm = kind.compressed, kind.k_norm
+    assert entries is not None and norm is not None
+    fields: _Fields = [("overlap=", literal(True))] if entries.overlap else []
+    fields += [("ape=", literal(True))] if kind.q_norm is not None else []  # V4.1's gate has no positions
+    fields += [("norm=", Group("RmsNorm(", [("eps=", literal(norm.eps))], ")")), ("rope=", literal(kind.rope))]
+    return Group("ops.Pool(", fields, ")")
+
+
+def _entries(facts: Checkpoint, kind: Any, preset: str, arch: Sequence[str], name: str) -> Group:
+    pool = _pool(kind)
+    latent = kind.q_norm is None and kind.compressed.indexer is not None  # V4.1's index keys are made of the entries
+    items = [*pool.items, ("latent_out=", literal(True))] if latent else pool.items
+    operations = [Group(pool.opening, items, pool.closing), Group("ops.Gather(", [], ")")]
+    uses = {kind.kind: ("pool_tokens",)}
+    return _set(facts, f"c{kind.compressed.rate}", _rows(preset, kind.compressed.rate), operations, arch, name, layers=uses)
+
+
+def _keys(facts: Checkpoint, kind: Any, preset: str, arch: Sequence[str], name: str) -> Group:
+    index, rate = kind.compressed.indexer, kind.compressed.rate
+    fields: _Fields = [("head_dim=", literal(index.dim))] if index.dim != 128 else []
+    fields += [("page_size=", literal(BLOCK // rate)), ("rate=", literal(rate))]
+    cache = Group(f"presets.{PRESETS[preset]}(", fields, ")")
+    write, uses = _pool(kind), "pool_tokens"
+    if kind.q_norm is None:
+        eps = Group("RmsNorm(", [("eps=", literal(kind.k_norm.eps))], ")")
+        write, uses = Group("ops.Append(", [("k_norm=", eps), ("rope=", literal(kind.rope))], ")"), "append"
+    operations = [write, Group("ops.IndexerScores(", [], ")")]
+    used = {
+        other.kind: (uses, "indexer_scores") if other.compressed.source is None else ("indexer_scores",)
+        for other in facts.cached
+        if other.compressed is not None and other.compressed.rate == rate and other.compressed.indexer.source is None
+    }
+    return _set(facts, f"c{rate}_keys", cache, operations, arch, name, layers=used, heads=index.heads)
+
+
