@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from typing import Any
 
@@ -44,7 +45,10 @@ SETS = {
         family_set("invariant", presets.max_mla(page_size=16, dtype="f16"), 64, split="invariant", chunk=128),
     )
 }
-ALL = pytest.mark.parametrize("name", SETS)
+# The campaign has V3's 128 heads as well.
+ALL = pytest.mark.parametrize(
+    "name", SETS if "KVGEN_FAMILY" in os.environ else [n for n in SETS if n != "families_balanced"]
+)
 ARCHS: tuple[Arch, ...] = ("sm_80", "sm_90a")
 SHIPPED = ("deepseek_v3", "kimi_k2_flashinfer")
 

@@ -29,7 +29,7 @@ def functions() -> dict[str, Callable[..., Any]]:
 
 def test_every_preset_has_an_engine_here() -> None:
     orders = {f"vllm_packed_{order}" for order in ("heads_first", "heads_outermost", "layers_inside", "per_token_head")}
-    more = {"flashinfer_nvfp4_swizzled", "kvbm_operational_hnd", "vllm_xpacked_fp8", "flashmla_v41_footer"}
+    more = {"flashinfer_nvfp4_swizzled", "sglang_fp4", "kvbm_operational_hnd", "vllm_xpacked_fp8", "flashmla_v41_footer"}
     assert set(functions()) == set(ENGINES) - more - orders
     found = {n for n, f in inspect.getmembers(presets, inspect.isfunction) if not n.startswith("_")}
     assert found == set(presets.__all__)
@@ -174,6 +174,7 @@ QUANTS: dict[str, tuple[str, ...]] = {
     "sglang_indexer": ("e4m3", "f32", "computed", "pow2", "page"),
     "sglang_mla_fp8": ("e4m3", "f32", "computed", "amax", "row"),
     "tensorrt_llm": ("i8", *GIVEN),
+    "sglang_fp4": ("e2m1", "e8m0", "computed", "pow2", "pool"),
     "tensorrt_llm_nvfp4": ("e2m1", "e4m3", "computed", "global", "pool"),
     "vllm_hnd": ("e5m2", *GIVEN),
     "vllm_indexer": ("e4m3", "f32", "computed", "pow2", "page"),

@@ -30,9 +30,9 @@ def per_tensor(kv_cache_dtype: Literal["auto", "fp8_e4m3", "fp8_e5m2", "int8"]) 
 
 
 def per_token_head(kv_cache_dtype: PerTokenHead) -> Quant:
-    """Codes with an f32 scale a token and head, behind the codes."""
+    """Codes with an f32 scale of at least 1e-6 a token and head, behind the codes."""
     codes: CodeName = "i8" if kv_cache_dtype == "int8_per_token_head" else "e4m3"
-    return Quant(dtype=codes, scale_dtype="f32", place="row")
+    return Quant(dtype=codes, scale_dtype="f32", scale_min=1e-6, place="row")
 
 
 def mixed_pow2(*, amax_min: float | None = None, scale_min: float | None = None) -> Quant:
@@ -103,3 +103,8 @@ def record_v4(
 def nvfp4() -> Quant:
     """Two-level nvfp4: e2m1 codes, an e4m3 scale per 16 dims, a given f32 scale a tensor on top."""
     return Quant(dtype="e2m1", scale_dtype="e4m3", recipe="global")
+
+
+def fp4_block16() -> Quant:
+    """e2m1 codes, an e8m0 scale of at least 2^-33 per 16 dims."""
+    return Quant(dtype="e2m1", scale_dtype="e8m0", block=Block(dim=16), recipe="pow2", scale_min=1e-10)

@@ -7,23 +7,30 @@ from typing import Literal
 from kvgen.layout.dtypes import FloatName
 from kvgen.spec.cache import Latent, Paged
 from kvgen.spec.cache_fields import Layout
-from kvgen.spec.presets.quants import KVCacheDType, entries_of, mixed_pow2, per_tensor, record_v4
+from kvgen.spec.presets.quants import KVCacheDType, fp4_block16, mixed_pow2, per_tensor, record_v4
 from kvgen.spec.quant import Block, Quant
 from kvgen.spec.tables import Dense, Indirect
 
 SLOTS = Indirect(dtype="i32", request_dtype="i64")
 
 
-def sglang(*, dtype: FloatName, kv_heads: int, head_dim: int, kv_cache_dtype: KVCacheDType = "auto") -> Paged:
+def sglang(
+    *, dtype: FloatName, kv_heads: int, head_dim: int, kv_cache_dtype: KVCacheDType | Literal["fp4_e2m1"] = "auto"
+) -> Paged:
     """SGLang's MHATokenToKVPool (2025 and 2026): a slot a token, found through `req_to_token`.
 
     Two tensors per layer, K and V `[slots, H, D]`, strides `(H*D, D, 1)`; slot 0 takes the writes of padded tokens.
     The spec's tensors have a token axis of extent 1: pass `buffer.unsqueeze(1)`. Table: `req_to_token` i32
     `[requests, max_context]`, read at row `req_pool_indices` i64 `[B]`. Lengths: `seq_lens` i64, this step included.
     fp8 (buffers are u8): codes are x / scale, cast; pass the layer's `k_scale` and `v_scale`, or 1.0, as `[1, 1]`; torch's
-    cast does not saturate, kvgen's does. Source: python/sglang/srt/mem_cache/memory_pool.py, ReqToTokenPool and
-    MHATokenToKVPool._create_buffers and set_kv_buffer; ScheduleBatch, whose prepare_for_extend makes the last two.
+    cast does not saturate, kvgen's does. "fp4_e2m1" (MHATokenToKVPoolFP4): codes u8 `[slots, H, D/2]`, and a power of two
+    per 16 dims as its e8m0 byte, u8 `[slots, H*D/16]`: pass `k_scale_buffer.view(-1, 1, H, D // 16)` and V's as `k_scales`
+    and `v_scales`. SGLang computes in the model's dtype, rounds ties away from zero and keeps -0: codes may differ in
+    ties, and scales where amax / 6 rounds to a power of two. Source: python/sglang/srt/mem_cache/memory_pool.py,
+    ReqToTokenPool and MHATokenToKVPool._create_buffers and set_kv_buffer; ScheduleBatch, whose prepare_for_extend makes
+    the last two; python/sglang/srt/layers/quantization/kvfp4_tensor.py, FP4MXBlock16KVQuantizeUtil.
     """
+    quant = fp4_block16() if kv_cache_dtype == "fp4_e2m1" else per_tensor(kv_cache_dtype)
     return Paged(
         dtype=dtype,
         kv_heads=kv_heads,
@@ -33,7 +40,7 @@ def sglang(*, dtype: FloatName, kv_heads: int, head_dim: int, kv_cache_dtype: KV
         table=SLOTS,
         lengths="after",
         lengths_dtype="i64",
-        quant=per_tensor(kv_cache_dtype),
+        quant=quant,
     )
 
 

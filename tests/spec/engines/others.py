@@ -17,6 +17,25 @@ def sglang(s: Sizes) -> Engine:
     )
 
 
+def sglang_fp4(s: Sizes) -> Engine:
+    """k_buffer[layer][slot, head, dim / 2], k_scale_buffer[layer][slot, (head * D + dim) / 16]; the same of V."""
+    cache = presets.sglang(dtype="bf16", kv_heads=s.h, head_dim=s.d, kv_cache_dtype="fp4_e2m1")
+    width, groups = s.d // 2, s.d // 16
+
+    def view(name: str, layer: int) -> Ints:
+        if name.endswith("pool"):
+            return buffer(V if name == "v_pool" else K, 1, s.n, s.h, width)[:, None]
+        return buffer(VS if name == "v_scales" else KS, 1, s.n, s.h * groups).reshape(s.n, 1, s.h, groups)
+
+    return Engine(
+        cache,
+        view,
+        lambda kv, layer, p, t, h, d: 2 * ((V if kv else K) + (p * s.h + h) * width + d // 2) + d % 2,
+        lambda kv, layer, p, t, h, d: (VS if kv else KS) + p * s.h * groups + (h * s.d + d) // 16,
+        bits=4,
+    )
+
+
 def sglang_mla(s: Sizes) -> Engine:
     return Engine(
         presets.sglang_mla(),
