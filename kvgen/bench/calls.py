@@ -159,15 +159,19 @@ def _fill(scene: Scene, op: Op, name: str, array: Raw, begins: Raw, listed: Mapp
     if name == "row_offsets":
         array[...] = begins
     elif name == "starts":
-        array[...] = totals - [scene.alive(b) for b in range(len(totals))]
+        array[...] = [scene.entries(total) - scene.alive(b) for b, total in enumerate(scene.workload.totals)]
     elif name == "valid_lengths":
         array[...] = new
     elif name == "slots" and op.kind == "gather_rows":
         for b, row in enumerate(array):
             row[...] = tokens_of_query(scene, b, len(row))
     elif name == "slots":
-        counts = [scene.alive(b) for b in range(len(totals))] if op.kind in ("gather", "scatter") else new
-        array[...] = np.concatenate([_slots(scene, b, int(count)) for b, count in enumerate(counts)])
+        if op.kind in ("gather", "scatter"):
+            whole = [(scene.entries(int(total)), scene.alive(b)) for b, total in enumerate(totals)]
+            places = [_places(scene, b, np.arange(end - count, end)) for b, (end, count) in enumerate(whole)]
+        else:
+            places = [_new_places(scene, b) for b in range(len(totals))]
+        array[...] = np.concatenate(places)
     elif name == "positions":
         rows = array.reshape(-1, *array.shape[-2:]) if getattr(op, "rows", "") == "padded" else array
         for b, begin in enumerate(begins[:-1]):
@@ -200,19 +204,22 @@ def selected(scene: Scene) -> int:
 
 def tokens_of_query(scene: Scene, b: int, count: int) -> NDArray[np.int64]:
     """The tokens of request b that its query of gather_rows, or its list, names, in no order."""
-    first = scene.workload.totals[b] - scene.alive(b)
+    first = scene.entries(scene.workload.totals[b]) - scene.alive(b)
     return first + np.random.default_rng(b).permutation(scene.alive(b))[:count]
 
 
-def _slots(scene: Scene, b: int, count: int) -> NDArray[np.int64]:
-    """The places of so many tokens of request b, its last ones."""
-    total = scene.workload.totals[b]
-    return _places(scene, b, np.arange(total - count, total))
+def _new_places(scene: Scene, b: int) -> NDArray[np.int64]:
+    """The places of the new tokens of request b; -1 for those that end no entry, where one stands for several tokens."""
+    total, rate = scene.workload.totals[b], scene.cache.entry_tokens
+    tokens = np.arange(total - scene.workload.new[b], total)
+    return np.where((tokens + 1) % rate == 0, _places(scene, b, tokens // rate), -1)
 
 
 def _places(scene: Scene, b: int, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Where tokens of request b lie in the pool, counted in tokens; -1 for those that a ring has lost."""
-    alive = positions >= (-(-scene.workload.totals[b] // scene.tokens) - len(scene.ids[b])) * scene.tokens
+    """Where tokens (entries) of request b lie in the pool, counted in them; -1 for those that a ring has lost."""
+    alive = (
+        positions >= (-(-scene.entries(scene.workload.totals[b]) // scene.tokens) - len(scene.ids[b])) * scene.tokens
+    )
     column = (positions // scene.tokens) % scene.columns
     ids = scene.matrix(scene.ids)[b, 0, column] * scene.cache.page_table.id_multiplier
     return np.where(alive, ids * scene.tokens + positions % scene.tokens, -1)

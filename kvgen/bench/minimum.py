@@ -135,10 +135,10 @@ def _mark_angles(scene: Scene, call: Call, step: Step, rotated: Marks, taken: Ma
 
 
 def _positions(scene: Scene, call: Call) -> NDArray[np.int64]:
-    """The position of every row of the step, 0 of padding."""
-    found = np.zeros(call.total, np.int64)
+    """The position by which every row of the step turns, 0 of padding."""
+    found, rate = np.zeros(call.total, np.int64), scene.cache.entry_tokens
     for begin, total, new in zip(call.begins, scene.workload.totals, scene.workload.new, strict=True):
-        found[begin : begin + new] = np.arange(total - new, total)
+        found[begin : begin + new] = np.arange(total - new, total) // rate * rate
     return found
 
 
@@ -174,11 +174,14 @@ def _tokens(scene: Scene, call: Call) -> Iterator[Token]:
     """Every token that is read or written."""
     residual = scene.cache.storage.residual
     for b, (total, new) in enumerate(zip(scene.workload.totals, scene.workload.new, strict=True)):
-        first, last = total - scene.alive(b), total
+        first, last = scene.entries(total) - scene.alive(b), scene.entries(total)
         begin = call.begins[b]
         if call.kind == "gather_rows" or call.sparse:
             for position in tokens_of_query(scene, b, selected(scene)).tolist():
                 yield Token(b, position, None, total)
+            continue
+        if scene.cache.entry_tokens > 1 and call.kind in STEP:
+            yield from _new_entries(scene, b, begin)
             continue
         if call.kind in STEP:
             # In a ring, pages that later rows of the same step take over are not written.
@@ -189,3 +192,11 @@ def _tokens(scene: Scene, call: Call) -> Iterator[Token]:
             first, last = first // residual * residual, total // residual * residual
         for position in range(first, last):
             yield Token(b, position, begin + position - total + new if position >= total - new else None, total)
+
+
+def _new_entries(scene: Scene, b: int, begin: int) -> Iterator[Token]:
+    """The entries that new tokens of request b end; its rows begin at `begin`."""
+    total, new, rate = scene.workload.totals[b], scene.workload.new[b], scene.cache.entry_tokens
+    for position in range(total - new, total):
+        if (position + 1) % rate == 0:
+            yield Token(b, position // rate, begin + position - total + new, total)

@@ -93,7 +93,10 @@ class Step:
         """What becomes of every role's rows; `positions[rows]` are those by which they turn, unless the call brings them."""
         op, found = self.op, {}
         if op.positions == "given":
-            given = np.asarray(arrays["positions"]).reshape(max(1, len(op.sections)), -1)
+            rate = 1 if op.inputs == "q" else self.cache.entry_tokens
+            most = len(arrays["cos_sin"]) if "cos_sin" in arrays else MOST_POSITIONS
+            given = np.asarray(arrays["positions"]).reshape(max(1, len(op.sections)), -1) // rate * rate
+            given = np.where((given >= 0) & (given < most), given, 0)  # nobody looks at rows without an angle
             positions = given if len(op.sections) > 1 else given[0]
         for role, array in self.rows(arrays).items():
             norm = {"q": op.q_norm, "k": op.k_norm, "v": op.v_norm}[role]

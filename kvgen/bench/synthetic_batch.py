@@ -91,7 +91,7 @@ class Scene:
 
     def _lay_pages(self) -> None:
         table, form = self.cache.page_table, lower_pages(self.cache).table
-        counts = [-(-n // self.tokens) for n in self._room]
+        counts = [-(-self.entries(n) // self.tokens) for n in self._room]
         if form.wraps:
             self.columns = -(-(form.window - 1) // self.tokens) + 1
             counts = [min(n, self.columns) for n in counts]
@@ -176,7 +176,7 @@ class Scene:
     @property
     def _counts(self) -> list[int]:
         """Pages that every request's tokens take."""
-        return [-(-n // self.tokens) for n in self.workload.totals]
+        return [-(-self.entries(n) // self.tokens) for n in self.workload.totals]
 
     def matrix(self, pages: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:
         """`[B, per page, columns]`; a ring's logical page i stands in column i % columns."""
@@ -187,10 +187,14 @@ class Scene:
 
     # Operations --------------------------------------------------------------------------------------------------
 
+    def entries(self, tokens: int) -> int:
+        """Entries of the cache that so many tokens of a request are: fewer where one stands for several."""
+        return tokens // self.cache.entry_tokens
+
     def alive(self, b: int) -> int:
-        """Tokens of request b that its table still reaches."""
+        """Tokens of request b that its table still reaches, as entries."""
         window, total = lower_pages(self.cache).table.window, self.workload.totals[b]
-        return min(total, window) if window else total
+        return min(total, window) if window else self.entries(total)
 
     def group(self, name: str, launcher: Any) -> Group:
         """What a launch's buffer is part of; buffers are named after tensors, tables and arguments, those of a cache that is

@@ -56,6 +56,7 @@ def _tokens(cache: Cache) -> dict[str, Any]:
         "head_dim": cache.head_dim,
         "v_head_dim": cache.v_dim,
         "page_tokens": cache.page_tokens,
+        "rate": cache.entry_tokens,
         "lengths": f"{cache.lengths} this step, {cache.lengths_dtype}",
         "stores": cache.stores,
         **_memory(cache),
@@ -227,6 +228,8 @@ def _pages(cache: dict[str, Any]) -> str:
     """How many tokens a page has."""
     if cache["kind"] == "Ragged":
         return "no pages"
+    if cache["rate"] > 1:
+        return f"{cache['page_tokens']} entries of {cache['rate']} tokens a page"
     return f"{cache['page_tokens'] or 'run-time'} tokens a page"
 
 

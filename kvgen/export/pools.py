@@ -210,7 +210,7 @@ def _fillings(cache: AnyCache, fields: Sequence[Field], where: str) -> tuple[Fil
             layered=any("layer" in t.axes for t in tensors),
             columns=next((n for n in ("M", "I") if n in known), ""),
             scale_columns="MS" if "MS" in known else "",
-            tokens=str(cache.page_tokens) if cache.page_tokens else held,
+            tokens=str(cache.page_tokens * cache.entry_tokens) if cache.page_tokens else held,
             endless=bool(lower_pages(cache).table.window),
             lengths=not cache.states,
         ),

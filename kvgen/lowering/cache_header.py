@@ -66,6 +66,7 @@ class CacheContext:
     is_mla: bool
     page_size: int
     page_tokens: int
+    rate: int
     fields: tuple[str, ...]
     has_lengths: bool
     lengths: str
@@ -187,6 +188,7 @@ def cache_context(lowered: LoweredCache, title: str, namespace: str = "") -> Cac
         is_mla=cache.stores == "k",
         page_size=kind.page_size,
         page_tokens=RUN_TOKENS if cache.ragged else cache.page_tokens or 0,
+        rate=cache.entry_tokens,
         fields=tuple(p.declaration for p in lowered.fields),
         has_lengths=not table.counts_tokens,
         lengths=cache.lengths,

@@ -32,7 +32,10 @@ class CacheKind:
 def cache_kind(cache: AnyCache) -> CacheKind:
     """The kind of a cache: the only place of lowering that asks for its class."""
     if isinstance(cache, Paged):
-        place, sentence = f"pages of {cache.page_size} tokens", f"pages hold {cache.page_size} tokens"
+        held = (
+            f"{cache.page_size} tokens" if cache.rate == 1 else f"{cache.page_size} entries of {cache.rate} tokens each"
+        )
+        place, sentence = f"pages of {held}", f"pages hold {held}"
         return CacheKind("paged", "pages", "table.dtype", place, sentence, page_size=cache.page_size)
     if isinstance(cache, Ragged):
         place = "requests one after another"

@@ -117,6 +117,7 @@ class CacheClassContext:
     table_names: str
     fields: tuple[str, ...]
     page_tokens: str
+    rate: int
     window: int
     doc: tuple[str, ...]
 
@@ -360,6 +361,7 @@ def _cache_class(name: str, summary: str, module: str, cache: Cache) -> CacheCla
         table_names=", ".join(t.name for t in tables),
         fields=tuple(_param(p) for p in struct),
         page_tokens=repr(cache.page_tokens),
+        rate=cache.entry_tokens,
         window=lowered.table.window,
         doc=(
             f"lengths count the tokens {cache.lengths} this step; {kind.sentence}.",
@@ -394,6 +396,7 @@ def _states_class(summary: str, cache: AnyCache) -> CacheClassContext:
         table_names=", ".join(t.name for t in tables),
         fields=tuple(_param(p) for p in lowered.fields),
         page_tokens=repr(cache.page_tokens),
+        rate=1,
         window=0,
         doc=(
             f"A request has one state a layer; {lowered.kind.sentence}.",

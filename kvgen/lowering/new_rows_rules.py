@@ -13,6 +13,7 @@ from kvgen.spec.norm import Norm
 def check_new_rows(new: NewRows, kernels: KernelSet) -> None:
     """Raise ValueError where the options contradict the cache or each other."""
     _check_rows(new, kernels)
+    _check_rate(new, kernels)
     _check_blocks(kernels)
     _check_inputs(new, kernels)
     _check_q(new)
@@ -43,6 +44,23 @@ def _check_rows(new: NewRows, kernels: KernelSet) -> None:
     if new.rows == "slots" and (storage.own_table or storage.residual):
         which = "own_table=True, whose scales lie in other pages" if storage.own_table else "residual, a tail a request"
         raise ValueError(f"rows: got 'slots' with {which}; a slot names one place; use 'ragged'")
+
+
+def _check_rate(new: NewRows, kernels: KernelSet) -> None:
+    """Rows of which one in `rate` is stored, as its entry."""
+    rate = kernels.kv.entry_tokens
+    if rate == 1 or new.q_alone:
+        return
+    if new.takes_q:
+        raise ValueError(
+            f"q_out: got {new.q_out!r} with rate={rate}; one row of {rate} is stored, at its first token's position, and q of "
+            "every row turns at its own; use q_out='none', and append with inputs='q' for q"
+        )
+    if new.sections:
+        raise ValueError(
+            f"sections: got {new.sections} with rate={rate}; an entry of {rate} tokens turns by one position, its first token's; "
+            "leave sections out"
+        )
 
 
 def _check_blocks(kernels: KernelSet) -> None:

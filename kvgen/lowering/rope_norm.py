@@ -52,7 +52,8 @@ class RopeContext:
     `given` says that the caller brings positions, `sections` that each has several, of which section s + 1 begins at pair
     `ends[s]`; or pair i belongs to section i % 3 where it is below `rounds[i % 3]`, else to the first. A position has an angle
     below `limit`; with a table, below its number of rows. Angles are stored as heads of the struct `head` read them, of which
-    only the `first` pairs may turn. In a table's halves the sine of pair i is number `sines` + i.
+    only the `first` pairs may turn. In a table's halves the sine of pair i is number `sines` + i. An entry of `rate` tokens turns
+    by its first one's position.
     """
 
     pairs: int
@@ -68,6 +69,7 @@ class RopeContext:
     rounds: tuple[int, ...] = ()
     first: bool = False
     sines: int = 0
+    rate: int = 1
 
 
 @dataclass(frozen=True)
@@ -254,9 +256,10 @@ def rope_context(
     sections: tuple[int, ...],
     order: str,
     head: HeadContext,
+    rate: int,
 ) -> RopeContext:
     """The angles of `dims` rotated elements of heads of `head_dim`; `form` says how a `table` of them is stored, `order` how
-    sections share them."""
+    sections share them, `rate` how many tokens an entry stands for."""
     factor = 1.0 if table else cos_sin_factor(rope, local=local)
     whole = head_dim if rope.proportional else dims
     runs = order == "runs"
@@ -274,4 +277,5 @@ def rope_context(
         rounds=() if runs else tuple(3 * n for n in sections),
         first=head.turning > 0,
         sines=whole // 2,
+        rate=rate,
     )

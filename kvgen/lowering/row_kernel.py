@@ -81,14 +81,16 @@ class RotateCacheContext(RowsContext):
 @dataclass(frozen=True)
 class AppendContext(RotateCacheContext):
     """Everything ops/append.cu.j2 reads; also by `named` slots. Where q or RoPE ask what became of a row, slots have its `state`;
-    in a cache with a `residual`, its tail. `checked` positions leave a row unknown where they are too large; q has a factor by
-    `position_scale`. `resident` blocks an SM, which leave a thread `most_registers`; 0: as they come."""
+    in a cache with a `residual`, its tail. Where entries stand for `rate` tokens, the rows of their last tokens are stored.
+    `checked` positions leave a row unknown where they are too large; q has a factor by `position_scale`. `resident` blocks an SM,
+    which leave a thread `most_registers`; 0: as they come."""
 
     norm_structs: tuple[NormContext, ...]
     row_norms: tuple[PartContext, ...]
     checked: tuple[PositionsContext, ...]
     position_scale: tuple[PositionScaleContext, ...]
     named: bool
+    rate: int
     residual: int
     state: bool
     resident: int
@@ -179,6 +181,7 @@ def row_kernel(new: NewRows, kernels: KernelSet, template: str, title: str) -> K
                 sections=new.sections,
                 order=new.sections_order,
                 head=next(p.head for p in parts.parts if p.rotary_dim),
+                rate=1 if new.q_alone else cache.entry_tokens,
             ),
         )
     scale, given = new.position_scale, new.positions == "given"
@@ -194,6 +197,7 @@ def row_kernel(new: NewRows, kernels: KernelSet, template: str, title: str) -> K
         ::-1
     ]
     headers = {
+        "entries": cache.entry_tokens > 1 and new.rows != "slots" and not new.q_alone,
         "angles": rope is not None,
         "row_norm": bool(row_norms),
         "head_norms": any(norm.plain or norm.layer for norm in norms),
@@ -225,6 +229,7 @@ def row_kernel(new: NewRows, kernels: KernelSet, template: str, title: str) -> K
         ragged=new.rows == "ragged",
         padded=new.rows == "padded",
         named=new.rows == "slots",
+        rate=cache.entry_tokens,
         residual=cache.storage.residual,
         state=parts.takes_state,
         rope=angles,

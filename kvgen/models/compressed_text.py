@@ -16,7 +16,12 @@ from kvgen.models.serving import Serving
 from kvgen.models.text import Atom, Group, broken, call, harmless, literal, spec_names
 
 # Presets of rows that are key and value at once, and of the indexer's keys beside them.
-PRESETS = {"flashmla_v4": "vllm_indexer", "flashmla_v41": "vllm_indexer", "vllm_v4": "vllm_indexer", "sglang_v4": "sglang_indexer"}
+PRESETS = {
+    "flashmla_v4": "vllm_indexer",
+    "flashmla_v41": "vllm_indexer",
+    "vllm_v4": "vllm_indexer",
+    "sglang_v4": "sglang_indexer",
+}
 PRESETS |= {"vllm_v41": "vllm_indexer", "sglang_v4_fp4": "sglang_indexer", "flashinfer_v4_nvfp4": "vllm_indexer"}
 # Tokens that an engine's block has; pages of entries are such blocks.
 BLOCK = 256
@@ -64,16 +69,28 @@ def _own(facts: Checkpoint) -> list[Any]:
 def _headline(facts: Checkpoint, preset: str, serving: Serving) -> str:
     first = facts.cached[0]
     share = f" on one of {serving.tp} GPUs" if serving.tp > 1 else ""
-    lines = [f"- `window`: rows of {first.head_dim_k}, key and value of {facts.q_heads} query heads{share}, and all attention"]
+    lines = [
+        f"- `window`: rows of {first.head_dim_k}, key and value of {facts.q_heads} query heads{share}, and all attention"
+    ]
     for kind in _own(facts):
         rate = kind.compressed.rate
         lines.append(f"- `c{rate}`: an entry for {'each token' if rate == 1 else f'every {rate} tokens'}")
         if kind.compressed.indexer is not None:
             lines.append(f"- `c{rate}_keys`: the keys of these entries' indexer")
-    return f"{facts.model.architecture} in the records of presets.{preset}, a set for each cache:\n\n" + "\n".join(lines)
+    return f"{facts.model.architecture} in the records of presets.{preset}, a set for each cache:\n\n" + "\n".join(
+        lines
+    )
 
 
-def _set(facts: Checkpoint, suffix: str, cache: Group, operations: Sequence[Group], arch: Sequence[str], name: str, **more: Any) -> Group:
+def _set(
+    facts: Checkpoint,
+    suffix: str,
+    cache: Group,
+    operations: Sequence[Group],
+    arch: Sequence[str],
+    name: str,
+    **more: Any,
+) -> Group:
     items: _Fields = [
         ("name=", literal(f"{name[: 39 - len(suffix)]}_{suffix}")),
         ("q_heads=", literal(more.pop("heads", facts.q_heads))),
@@ -82,7 +99,9 @@ def _set(facts: Checkpoint, suffix: str, cache: Group, operations: Sequence[Grou
         ("arch=", Group("[", [("", literal(one)) for one in arch], "]")),
         ("model=", Atom("model")),
     ]
-    items += [("layers=", Group("{", [(f'"{kind}": ', literal(used)) for kind, used in more.pop("layers").items()], "}"))]
+    items += [
+        ("layers=", Group("{", [(f'"{kind}": ', literal(used)) for kind, used in more.pop("layers").items()], "}"))
+    ]
     return Group("KernelSet(", items, ")")
 
 
@@ -172,7 +191,9 @@ def _entries(facts: Checkpoint, kind: Any, preset: str, arch: Sequence[str], nam
     items = [*pool.items, ("latent_out=", literal(True))] if latent else pool.items
     operations = [Group(pool.opening, items, pool.closing), Group("ops.Gather(", [], ")")]
     uses = {kind.kind: ("pool_tokens",)}
-    return _set(facts, f"c{kind.compressed.rate}", _rows(preset, kind.compressed.rate), operations, arch, name, layers=uses)
+    return _set(
+        facts, f"c{kind.compressed.rate}", _rows(preset, kind.compressed.rate), operations, arch, name, layers=uses
+    )
 
 
 def _keys(facts: Checkpoint, kind: Any, preset: str, arch: Sequence[str], name: str) -> Group:
@@ -191,5 +212,3 @@ def _keys(facts: Checkpoint, kind: Any, preset: str, arch: Sequence[str], name: 
         if other.compressed is not None and other.compressed.rate == rate and other.compressed.indexer.source is None
     }
     return _set(facts, f"c{rate}_keys", cache, operations, arch, name, layers=used, heads=index.heads)
-
-

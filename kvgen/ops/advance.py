@@ -38,6 +38,7 @@ class Advance(Op):
     """
 
     kind: ClassVar[str] = "advance"
+    at_rates: ClassVar[bool] = True
     counts: Literal["row_offsets", "new_tokens"] = "row_offsets"
     """Where the number of new tokens comes from: "row_offsets", `row_offsets[B + 1]`; "new_tokens", `new_tokens[B]`."""
     index_dtype: IndexName | None = None

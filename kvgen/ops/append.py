@@ -58,6 +58,7 @@ class Append(Op):
 
     kind: ClassVar[str] = "append"
     ragged: ClassVar[bool] = True
+    at_rates: ClassVar[bool] = True
     rows: Literal["ragged", "padded", "slots"] = "ragged"
     """How rows find their request: "ragged", by `row_offsets[B + 1]`; "padded", arrays are `[B, S, ...]` with
     `valid_lengths[B]`; "slots", by `slots[T]` = page * page_size + offset.

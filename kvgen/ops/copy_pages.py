@@ -58,6 +58,7 @@ class CopyPages(Op):
 
     kind: ClassVar[str] = "copy_pages"
     moves_states: ClassVar[bool] = True
+    at_rates: ClassVar[bool] = True
     index_dtype: PairIndex = "i64"
     """Element type of `pairs`, signed: -1 skips an entry."""
     max_layers: MaxLayers = 128

@@ -47,6 +47,7 @@ class Custom(Op):
     kind: ClassVar[str] = "custom"
     ragged: ClassVar[bool] = True
     moves_states: ClassVar[bool] = True
+    at_rates: ClassVar[bool] = True
     source: str | None = None
     """File of CUDA, relative to the spec's folder and inside the project. None: give `text`."""
     text: str | None = None

@@ -10,7 +10,7 @@ from pydantic import Field, field_validator, model_validator
 from kvgen.expr.nodes import const, var
 from kvgen.layout.dtypes import DType, dtype
 from kvgen.lowering.attention import mma, simt
-from kvgen.lowering.attention.masks_scores import attention_context, check_arguments
+from kvgen.lowering.attention.masks_scores import attention_context, check_arguments, check_rate
 from kvgen.lowering.attention.split_kv import (
     OUT_SCALE,
     Q_SCALE,
@@ -71,6 +71,7 @@ class Decode(Op):
 
     kind: ClassVar[str] = "decode"
     ragged: ClassVar[bool] = True
+    at_rates: ClassVar[bool] = True
     rows: int = 1
     """Most query rows of a request, 1 to 128."""
     scale: float | None = None
@@ -151,6 +152,7 @@ class Decode(Op):
                 "ops: decode needs V, but the cache has stores='k'; use ops.MlaDecode() for latent rows, ops.Gather(), or a "
                 "cache that stores both"
             )
+        check_rate(self.name, kernels, self.mask, self.score, cross=self.cross)
         if self.score is not None:
             check_arguments(self.name, self._params(kernels, dtype("u32"), dtype("f32"), 1), kernels)
 

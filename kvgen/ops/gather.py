@@ -48,6 +48,7 @@ class Gather(CopiedRowsOp):
 
     kind: ClassVar[str] = "gather"
     ragged: ClassVar[bool] = True
+    at_rates: ClassVar[bool] = True
     BY_SLOTS: ClassVar[str] = (
         "Here slots name the tokens in place of requests: row t is the one in `slots[t]` = page * page_size + offset, whatever\n"
         "a table says. -1 leaves the row as it is; a slot past the pool makes it NaN, and is reported."

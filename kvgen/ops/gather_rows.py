@@ -45,6 +45,7 @@ class GatherRows(Op):
 
     kind: ClassVar[str] = "gather_rows"
     ragged: ClassVar[bool] = True
+    at_rates: ClassVar[bool] = True
     roles: Literal["k", "kv"] = "k"
     """"k": K to `k_out`. "kv": V to `v_out` as well."""
     index_dtype: IndexName | None = None

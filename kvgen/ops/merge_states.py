@@ -72,6 +72,7 @@ class MergeStates(Op):
 
     kind: ClassVar[str] = "merge_states"
     ragged: ClassVar[bool] = True
+    at_rates: ClassVar[bool] = True
     states: Literal["two", "many"] = "two"
     """"two": `out_a`, `lse_a`, `out_b`, `lse_b`. "many": `outs` and `lses` with an axis of S states."""
     first: Literal["states", "rows"] = "states"

@@ -85,6 +85,7 @@ class MlaDecode(Op):
     """
 
     kind: ClassVar[str] = "mla_decode"
+    at_rates: ClassVar[bool] = True
     rows: int = Field(default=1, ge=1, le=8)
     """Most query rows of a request."""
     scale: float | None = None
@@ -143,6 +144,11 @@ class MlaDecode(Op):
                 "nothing about it; give scale, for DeepSeek V3 (128 + 64) ** -0.5"
             )
         self._shape(kernels, cache)
+        if self.rows > 1 and cache.entry_tokens > 1:
+            raise ValueError(
+                f"rows: got {self.rows} with rate={cache.entry_tokens}; rows of a request see entries that end at each other's "
+                "tokens, which the kernel does not tell apart; use one row a request, or lists with sparse=True"
+            )
         if self.sparse and cache.storage.own_table:
             raise ValueError(
                 "ops: mla_decode with sparse=True finds rows by one index, but scales have a page table of their own "

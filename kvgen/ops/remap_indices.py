@@ -41,6 +41,7 @@ class RemapIndices(Op):
     """
 
     kind: ClassVar[str] = "remap_indices"
+    at_rates: ClassVar[bool] = True
     index_dtype: IndexName | None = None
     """Element type of `row_offsets`. None: the cache's `lengths_dtype`."""
 

@@ -74,6 +74,7 @@ class Scatter(CopiedRowsOp):
     """
 
     kind: ClassVar[str] = "scatter"
+    at_rates: ClassVar[bool] = True
     BY_SLOTS: ClassVar[str] = (
         "Here slots name the tokens in place of requests: row t becomes the one in `slots[t]` = page * page_size + offset,\n"
         "whatever a table says. -1 skips the row; a slot past the pool is reported."

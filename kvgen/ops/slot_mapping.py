@@ -19,13 +19,14 @@ THREADS: Final = 256
 
 @dataclass(frozen=True)
 class SlotMappingContext:
-    """Everything ops/slot_mapping.cu.j2 reads; `narrow`: slots of 32 bits, which some may not fit."""
+    """Everything ops/slot_mapping.cu.j2 reads; `narrow`: slots of 32 bits, which some may not fit; `rate` tokens an entry."""
 
     entry: str
     params: tuple[str, ...]
     threads: int
     narrow: bool
     after: bool
+    rate: int
 
 
 class SlotMapping(Op):
@@ -34,10 +35,12 @@ class SlotMapping(Op):
     `slots[T]` is the result; `row_offsets[B + 1]` says which rows are whose, as append takes them. -1 stands for rows of no
     request, for rows whose place a later row of the step takes (in a ring), and for bad rows, which are reported:
     contradicting offsets, a length that cannot be, a token past the page table, an id outside the pool, a slot that
-    `slots_dtype` cannot hold.
+    `slots_dtype` cannot hold. In a cache of `rate` r the slot of a row is that of the entry which its token ends, where
+    (position + 1) % r == 0, and -1 elsewhere (vLLM's compressed slot mapping).
     """
 
     kind: ClassVar[str] = "slot_mapping"
+    at_rates: ClassVar[bool] = True
     index_dtype: IndexName | None = None
     """Element type of `row_offsets`. None: the cache's `lengths_dtype`."""
     slots_dtype: Literal["i32", "i64"] = "i64"
@@ -62,6 +65,7 @@ class SlotMapping(Op):
             threads=THREADS,
             narrow=slots.bytes == 4,
             after=cache.lengths != "before",
+            rate=cache.entry_tokens,
         )
         grid = (ceil_div(var("T"), THREADS), const(1), const(1))
         return (KernelPlan(self.name, context.entry, "ops/slot_mapping.cu.j2", context, params, grid, THREADS),)

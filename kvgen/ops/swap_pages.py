@@ -41,6 +41,7 @@ class SwapPages(Op):
 
     kind: ClassVar[str] = "swap_pages"
     moves_states: ClassVar[bool] = True
+    at_rates: ClassVar[bool] = True
     direction: Literal["out", "in"]
     """"out": from the cache to `other`. "in": from `other` to the cache."""
     index_dtype: PairIndex = "i64"

@@ -42,6 +42,7 @@ class ZeroPages(Op):
 
     kind: ClassVar[str] = "zero_pages"
     moves_states: ClassVar[bool] = True
+    at_rates: ClassVar[bool] = True
     index_dtype: PairIndex = "i64"
     """Element type of `page_ids`, signed: -1 skips an entry."""
     max_layers: MaxLayers = 128

@@ -58,7 +58,8 @@ def locate(
     `slots[T]`, a row goes to page slot // page_size, token slot % page_size, whatever the page table says; -1 skips it. A row
     whose place cannot be had, of its values or of its scales, is reported and not stored; in a ring neither is a row whose page
     a later row of the same step takes over. `position_out_of_range(row, position)` says that a row has no RoPE; its position
-    is then unknown.
+    is then unknown. Where an entry of the cache stands for r tokens, the row of its last token is the entry's, of position j * r,
+    and the other rows are padding.
     """
     faults = FaultLog()
     if slots is not None:
@@ -103,17 +104,21 @@ def _positioned(
         faults.add(Fault.LENGTH, b, t)
         return NewRow("unknown")
     position = after - count + t
+    rate = table.cache.entry_tokens if stored else 1
+    if (position + 1) % rate:
+        return NewRow("padding")
+    entry, position = position // rate, position // rate * rate
     if unfit(row, position):
         faults.add(Fault.POSITION, b, position)
         return NewRow("unknown")
     if not stored:
         return NewRow("known", b, position, after)
-    page = position // table.tokens
+    page = entry // table.tokens
     places = None if table.overtaken(page, after) else table.places(b, page)
     if isinstance(places, Fault):
         faults.add(places, b, position)
         places = None
-    return NewRow("known", b, position, after, places, position % table.tokens)
+    return NewRow("known", b, position, after, places, entry % table.tokens)
 
 
 def _slot(table: TableView, faults: FaultLog, row: int, slot: int, position_out_of_range: Unfit) -> NewRow:
@@ -151,7 +156,7 @@ def append(
             if at.position is None:
                 pool.write(place.page, at.token, rows[row])
             else:
-                pool.put(at.b, at.position, place, rows[row], at.after)
+                pool.put(at.b, at.position // table.cache.entry_tokens, place, rows[row], at.after)
     return word
 
 

@@ -22,13 +22,14 @@ Integers = NDArray[np.int64]
 @dataclass(frozen=True)
 class Standing:
     """Where some rows of a request stand: rows `places` of its `rows`, which begin at row `begin` of q; it has `tokens`
-    tokens, those of its rows included."""
+    tokens, those of its rows included, and a key for each `rate` of them that are all there."""
 
     b: int
     begin: int
     places: Integers
     rows: int
     tokens: int
+    rate: int = 1
 
     @property
     def positions(self) -> Integers:
@@ -74,6 +75,8 @@ def span(mask: Any, at: Standing, arguments: Arguments) -> tuple[int, int] | Non
     """[first, end) of the tokens that the rows may see by causality, window, chunk and padding, from the first of any row
     to the last of any; None where padding's argument is no number of tokens. `mask` None: causal."""
     low, high = int(at.positions.min()), int(at.positions.max())
+    if at.rate > 1:
+        return 0, max(0, (high + 1) // at.rate)
     if mask is None:
         return 0, high + 1
     first, end = 0, _valid(mask, at, arguments)
@@ -94,6 +97,9 @@ def span(mask: Any, at: Standing, arguments: Arguments) -> tuple[int, int] | Non
 def visible(mask: Any, at: Standing, tokens: Integers, arguments: Arguments) -> NDArray[np.bool_]:
     """Which row sees which of the tokens, `[rows, tokens]`; `mask` None: causal."""
     positions, token = at.positions[:, None], tokens[None]
+    if at.rate > 1:  # entry j is there once its last token, j * rate + rate - 1, is
+        past: NDArray[np.bool_] = (token + 1) * at.rate - 1 <= positions
+        return past
     seen: NDArray[np.bool_] = np.tile(token < at.tokens, (len(at.places), 1))
     if mask is None:
         return seen & (token <= positions)

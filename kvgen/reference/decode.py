@@ -225,13 +225,14 @@ class Finder:
         table, b, rows = self.table, whose.b, whose.end - whose.begin
         length = table.length(b)
         tokens = LIMIT if length is None else length + (rows if table.kv.lengths == "before" and not self.cross else 0)
-        if length is None or tokens >= LIMIT or not table.holds(b, tokens):
+        rate = table.cache.entry_tokens
+        if length is None or tokens >= LIMIT or not table.holds(b, tokens // rate):
             self.faults.add(Fault.LENGTH, b, min(tokens, LIMIT))
             return None
         if any(pool.miscounted(b, tokens) for pool in self.pools):
             self.faults.add(Fault.LENGTH, b, tokens)
             return None
-        at = Standing(b, whose.begin, np.arange(rows), rows, tokens)
+        at = Standing(b, whose.begin, np.arange(rows), rows, tokens, rate)
         around = span(self.mask, at, self.arguments)
         if around is None:
             self.faults.add(Fault.LENGTH, b, tokens)

@@ -31,11 +31,12 @@ def slot_mapping(table: TableView, offsets: NDArray[Any], slots: NDArray[Any]) -
             faults.add(Fault.LENGTH, whose.b, t)
             continue
         position = after - count + t
-        if table.overtaken(position // table.tokens, after):
+        rate = table.cache.entry_tokens
+        if table.overtaken(position // table.tokens, after) or (position + 1) % rate:
             continue
-        place = slot_of(table, whose.b, position, slots.dtype)
+        place = slot_of(table, whose.b, position // rate, slots.dtype)
         if isinstance(place, Fault):
-            faults.add(place, whose.b, position)
+            faults.add(place, whose.b, position // rate * rate)
         else:
             slots[row] = place
     return faults.word

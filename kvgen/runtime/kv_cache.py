@@ -17,12 +17,14 @@ LONGEST: Final = 2**32 - 2  # a length that a kernel can count, and tell from a 
 
 
 class BaseCache(PoolCache):
-    """What generated caches of tokens share; they give `ROLES`, `NAME`, `HEADS` and `PAGE_SIZE` besides."""
+    """What generated caches of tokens share; they give `ROLES`, `NAME`, `HEADS` and `PAGE_SIZE` besides, and `RATE` where an
+    entry stands for several tokens."""
 
     ROLES: ClassVar[tuple[Role, ...]]
     NAME: ClassVar[str]
     HEADS: ClassVar[int]
     PAGE_SIZE: ClassVar[int]
+    RATE: ClassVar[int] = 1
     WINDOW: ClassVar[int] = 0
     CacheType: ClassVar[type[RoleCache]] = RoleCache
     LONGEST = ("max_seq_length", "max_cache_length")
@@ -97,8 +99,13 @@ class BaseCache(PoolCache):
 
     @property
     def page_size(self) -> int:
-        """Tokens of a page; 0 where a block holds a request."""
+        """Tokens of a page, entries at a rate; 0 where a block holds a request."""
         return self.PAGE_SIZE
+
+    @property
+    def rate(self) -> int:
+        """Tokens that an entry stands for."""
+        return self.RATE
 
     @property
     def blocks(self) -> tuple[object, ...]:
@@ -206,7 +213,7 @@ class BaseCache(PoolCache):
     def _longest(self, dims: Dims) -> None:
         """The bounds that attention kernels ask for; by default what the page table can hold."""
         columns = min(dims.get("M", dims.get("I", 1)), dims.get("MS", LONGEST))
-        most = LONGEST if self.WINDOW else min(columns * dims["tokens"], LONGEST)
+        most = LONGEST if self.WINDOW else min(columns * dims["tokens"] * self.RATE, LONGEST)
         for name, given in self._given_lengths.items():
             whole = hasattr(given, "__index__") and not isinstance(given, bool)
             if given is not None and not (whole and 0 <= index(given) <= LONGEST):

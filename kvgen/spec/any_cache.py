@@ -25,6 +25,11 @@ class AnyCache(Spec):
         raise NotImplementedError
 
     @property
+    def entry_tokens(self) -> int:
+        """Tokens that an entry of the cache stands for, the rate: 1 but in caches of compressed tokens."""
+        return 1
+
+    @property
     def page_table(self) -> Table | Offsets | States:
         """The form of the page table."""
         raise NotImplementedError

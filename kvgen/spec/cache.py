@@ -173,13 +173,23 @@ class Paged(Cache):
     """Pages of `page_size` tokens, found through `table` (MAX's PagedKVCache and every paged engine)."""
 
     page_size: int = Field(ge=1, le=2**20)
-    """Tokens of a page."""
+    """Tokens of a page. Where an entry of the cache stands for several (`rate`), entries of a page."""
+    rate: int = Field(default=1, ge=1, le=2**16)
+    """Tokens that an entry of the cache stands for: r > 1 for compressed caches (DeepSeek V4: 4 and 128). Lengths and new rows
+    count tokens. Entry j stands for tokens [j * r, j * r + r): the row of its last token is stored, at RoPE position j * r, and
+    the other rows are skipped as padding is. A query at position p sees entries j < (p + 1) // r. A page is `page_size` entries:
+    an engine's blocks of n tokens are pages of n // r, found through the same page table.
+    """
     table: Table = Field(default=Dense(), validate_default=True, discriminator="kind")
     """Form of the page table: Dense(), CSR(), PerKV(), Indirect(), Mapped() or Ring(window=...)."""
 
     @property
     def page_tokens(self) -> int | None:
         return self.page_size
+
+    @property
+    def entry_tokens(self) -> int:
+        return self.rate
 
     @property
     def page_table(self) -> Table:
@@ -195,7 +205,29 @@ class Paged(Cache):
             raise ValueError(
                 "lengths: got 'before' with CSR(last_page_len=True), which counts this step's tokens; use 'after'"
             )
+        if self.rate > 1:
+            self._check_rate()
         return self
+
+    def _check_rate(self) -> None:
+        """What entries that stand for several tokens ask of the cache around them."""
+        form = type(self.table).__name__
+        if self.table.token_slots or self.table.drops_tokens:
+            why = "whose entries are slots of tokens" if self.table.token_slots else "which drops tokens"
+            raise ValueError(
+                f"rate: got {self.rate} with table={form}(), {why}; an entry of the cache stands for several tokens, all of "
+                "which stay; use Dense(), CSR(), PerKV() or Mapped()"
+            )
+        if self.table.counts_tokens:
+            raise ValueError(
+                f"rate: got {self.rate} with CSR(last_page_len=True), which counts the entries of pages and no tokens; use "
+                "CSR() with lengths"
+            )
+        if self.storage.residual:
+            raise ValueError(
+                f"rate: got {self.rate} with residual={self.storage.residual}; an entry is a token's row alone, and no group "
+                "waits to be quantized; leave one out"
+            )
 
 
 class Continuous(Cache):

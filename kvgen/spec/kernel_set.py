@@ -45,12 +45,13 @@ class Op(Spec):
     """An operation of a set. `name` is unique in its set and defaults to the operation's own.
 
     `ragged` says of a class that it works on caches without pages, `moves_states` that it works on pages that are
-    states.
+    states, `at_rates` that it works where an entry of the cache stands for several tokens.
     """
 
     kind: ClassVar[str]
     ragged: ClassVar[bool] = False
     moves_states: ClassVar[bool] = False
+    at_rates: ClassVar[bool] = False
     name: str = Field(default="", validate_default=False)
     """Name of the operation in its set: the kernel's file, the C function and the launcher. "": the operation's own, as
     "append".
@@ -210,8 +211,20 @@ class KernelSet(Spec):
                     "tokens, heads and lengths; it has copy_pages, swap_pages, zero_pages, compact, reorder, gather_states, "
                     "scatter_states and kernels of your own"
                 )
+            if not op.at_rates:
+                for field, cache in (("cache", self.cache), *op.other_caches().items()):
+                    self._check_rate(op, field, cache)
             op.check(self)
         return self
+
+    def _check_rate(self, op: Op, field: str, cache: AnyCache) -> None:
+        """Raise ValueError where entries stand for several tokens, and the operation counts tokens one by one."""
+        if cache.entry_tokens > 1:
+            where = "" if field == "cache" else f" in {field}"
+            raise ValueError(
+                f"ops: got {op.name} with rate={cache.entry_tokens}{where}, where an entry stands for {cache.entry_tokens} "
+                f"tokens; {op.kind} counts tokens one by one; use it with rate=1"
+            )
 
     def _check_heads(self) -> None:
         """Raise ValueError unless query heads are there exactly where the cache has heads, and fit them."""

@@ -110,7 +110,7 @@ def batches(kernels: KernelSet, op: Op, *, quick: bool) -> list[Workload]:
         return found[:1] if quick else found
     cache, least = kernels.kv, rows_each(op)
     lowered = lower(cache)
-    page = cache.page_tokens or _OPEN_TOKENS
+    page, rate = (cache.page_tokens or _OPEN_TOKENS) * cache.entry_tokens, cache.entry_tokens
     most = cache.page_tokens if lowered.kind.one_page else None
     if lowered.kind.one_page:
         page = _OPEN_TOKENS
@@ -120,12 +120,12 @@ def batches(kernels: KernelSet, op: Op, *, quick: bool) -> list[Workload]:
     def totals(*wanted: int) -> tuple[int, ...]:
         return tuple(max(n, least) if most is None else min(max(n, least), most) for n in wanted)
 
-    small = totals(3, page + 1)
+    small = totals(3 * rate, page + 1)
     found = [Workload("small", small, tuple(min(n, new) for n, new in zip(small, (1, 2), strict=True)))]
     if quick or least > _FEW_ROWS:  # many query rows a request make a batch that is large enough
         return found
     window = lowered.table.window
-    mixed = totals(page, 2 * page + 1, 3, 2 * window + page - 1 if window else 3 * page - 1, page + 2)
+    mixed = totals(page, 2 * page + 1, 3 * rate, 2 * window + page - 1 if window else 3 * page - 1, page + 2)
     new = tuple(min(n, wanted) for n, wanted in zip(mixed, (page, 3, 3, 1, 2), strict=True))
     found.append(Workload("mixed", mixed, new))
     if op.kind in (*ATTENDING, *NEW_ROWS) and most is None:
@@ -139,7 +139,7 @@ def hostile_batch(kernels: KernelSet, op: Op) -> Workload:
     """Five requests of some tokens each, or of a state each, for data that is wrong."""
     if kernels.cache.states:
         return Workload("hostile", _STATES[-1], _STATES[-1])
-    page = min(kernels.kv.page_tokens or _OPEN_TOKENS, 64)
+    page, rate = min(kernels.kv.page_tokens or _OPEN_TOKENS, 64), kernels.kv.entry_tokens
     most = kernels.kv.page_tokens if lower(kernels.kv).kind.one_page else None
     if kernels.kv.ragged:
         most = page = _OPEN_TOKENS
@@ -147,7 +147,8 @@ def hostile_batch(kernels: KernelSet, op: Op) -> Workload:
     if least > _FEW_ROWS:
         page = least
     totals = tuple(
-        min(n, most) if most else n for n in (max(page + 1, least), max(page + 1, least), least, least + 1, least)
+        min(n, most) if most else n * rate
+        for n in (max(page + 1, least), max(page + 1, least), least, least + 1, least)
     )
     return Workload("hostile", totals, tuple(min(n, new) for n, new in zip(totals, (2, 2, 2, 3, 2), strict=True)))
 
@@ -202,7 +203,7 @@ def _room(kernels: KernelSet, workload: Workload) -> Sequence[int] | None:
     lowered = lower(kernels.kv)
     if kernels.kv.ragged or lowered.table.wraps or lowered.kind.one_page:
         return None
-    return [n + (kernels.kv.page_tokens or 1) for n in workload.totals]
+    return [n + (kernels.kv.page_tokens or 1) * kernels.kv.entry_tokens for n in workload.totals]
 
 
 def _poison(scene: Scene) -> None:
@@ -243,7 +244,7 @@ def _store(
     """Write the living ones of the first counts[b] tokens of every request through the oracle, in one layer."""
     view, pools = scene.view(tables), memory.rows(scene, layer)
     kind = dtype(scene.kv.dtype).numpy()
-    for b, count in enumerate(counts):
+    for b, count in enumerate(scene.entries(n) for n in counts):
         first = view.first_token(count)
         group = scene.cache.storage.residual
         if group:

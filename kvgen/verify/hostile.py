@@ -114,7 +114,7 @@ def _long_lengths(case: Case) -> None:
     if name == "kv_offsets":
         _put(tables[name], -1, most)
         return
-    _put(tables[name], 1, scene.columns * scene.tokens + scene.tokens + 1)
+    _put(tables[name], 1, (scene.columns * scene.tokens + scene.tokens + 1) * scene.cache.entry_tokens)
     _put(tables[name], 3, most)
 
 

@@ -116,7 +116,7 @@ def _append(j: Judged) -> int:
             elif at.position is None:
                 pool.write(place.page, at.token, rows[role][row])
             else:
-                pool.put(at.b, at.position, place, rows[role][row], at.after)
+                pool.put(at.b, at.position // scene.cache.entry_tokens, place, rows[role][row], at.after)
     for role, distance in far.items():
         j.meet(f"rows of {role}", distance)
     if "q_out" in given:

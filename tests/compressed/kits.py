@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from types import ModuleType
 
-from kvgen import Block, Keys, KernelSet, Latent, Layout, Paged, Quant, RmsNorm, Rope, YarnScaling, ops
+from kvgen import Block, KernelSet, Keys, Latent, Layout, Paged, Quant, RmsNorm, Rope, YarnScaling, ops
 from kvgen.spec.cache import Cache
 from tests.compressed.statement import Codes, Form
 from tests.support.harness import package
@@ -94,7 +94,9 @@ def quant(codes: Codes, pad: int | None = None) -> Quant:
 
 def indexer(form: Form, *, page_size: int, rate: int) -> Paged:
     """The cache of an indexer's keys: e4m3, an f32 power of two a key."""
-    scales = Quant(dtype="e4m3", scale_dtype="f32", block=Block(dim=form.index_dim), recipe="pow2", place="page", amax_min=1e-4)
+    scales = Quant(
+        dtype="e4m3", scale_dtype="f32", block=Block(dim=form.index_dim), recipe="pow2", place="page", amax_min=1e-4
+    )
     return Paged(
         dtype="bf16",
         kv_heads=1,

@@ -78,7 +78,9 @@ class Server:
         page = kit.window.cache.page_tokens
         held = -(-(form.window + (most or longest)) // page) + 2
         columns = -(-longest // page)
-        self.window = Paged.of(kit.generated("window"), len(rows), columns, min(held, columns + 1) * len(rows), page, rng)
+        self.window = Paged.of(
+            kit.generated("window"), len(rows), columns, min(held, columns + 1) * len(rows), page, rng
+        )
         self.pools: dict[str, Paged] = {}
         self.states: dict[str, Any] = {}
         for part in ("entries", "keys"):
@@ -134,7 +136,9 @@ class Server:
         made.append(cache[0], q, kv[:, None], out, offsets, k_weight=self.weights.kv_norm.astype(BF16))
         return out
 
-    def _pool(self, part: str, paged: Paged, new: list[Rows], lengths: NDArray[np.int32], offsets: NDArray[np.int32]) -> None:
+    def _pool(
+        self, part: str, paged: Paged, new: list[Rows], lengths: NDArray[np.int32], offsets: NDArray[np.int32]
+    ) -> None:
         kind = {"entries": "pool", "keys": "index"}[part]
         kv, gate = (_rows(new, f"{kind}_{name}", np.float32) for name in ("kv", "gate"))
         given: dict[str, Any] = {"k_weight": getattr(self.weights, f"{kind}_norm").astype(BF16), **self.states[part]}
@@ -145,7 +149,9 @@ class Server:
         cache = paged.made.step(lengths=lengths, page_table=paged.table)
         self.kit.generated(part).pool(cache[0], x=x, row_offsets=offsets, **given)
 
-    def _picks(self, new: list[Rows], lengths: NDArray[np.int32], offsets: NDArray[np.int32], where: list[tuple[int, int]]) -> Any:
+    def _picks(
+        self, new: list[Rows], lengths: NDArray[np.int32], offsets: NDArray[np.int32], where: list[tuple[int, int]]
+    ) -> Any:
         form = self.kit.form
         if not form.rate:
             return [np.zeros(0, np.int64)] * len(where)
@@ -177,7 +183,9 @@ class Server:
             given |= {"entries_cache": paged.made[0], "entries_indices": more, "entries_topk_lengths": many}
         made = kit.generated("window")
         cache = self.window.made
-        found = made.mla_decode(cache[0], q, indices=indices, out=np.empty((len(q), kit.heads, form.dim), BF16), **given)
+        found = made.mla_decode(
+            cache[0], q, indices=indices, out=np.empty((len(q), kit.heads, form.dim), BF16), **given
+        )
         return found.out if hasattr(found, "out") else found
 
 

@@ -163,11 +163,52 @@ def _padded(arrays: Arrays) -> dict[str, Wanted]:
     return {"errors": exact(errors)} | {name: exact(np.array(rows, np.uint32)) for name, rows in found.items()}
 
 
+# An entry for three tokens -------------------------------------------------------------------------------------------
+
+RATE = 3
+
+
+def _entries_inputs() -> dict[str, Array]:
+    table = np.random.default_rng(127).integers(0, PAGES, (REQUESTS, COLUMNS)).astype(np.uint32)
+    table[1, 1] = PAGES
+    return {
+        "lengths": np.array([0, 25, 91, 5, 49, -1], np.int32),
+        "table": table,
+        "errors": np.zeros(3, np.uint64),
+        "out": np.zeros((REQUESTS * PADDED, 6), np.uint32),
+    }
+
+
+def _entries(arrays: Arrays) -> dict[str, Wanted]:
+    rows, lost, pages = [], [0], [0]
+    for i in range(REQUESTS * PADDED):
+        b, t = divmod(i, PADDED)
+        length = int(arrays["lengths"][b])
+        if length < 0:
+            lost.append(ALL - (t << 32 | b << 8 | LENGTH))
+            rows.append([UNKNOWN, 0, *[MAX] * 4])
+            continue
+        if (length + t) % RATE != RATE - 1:
+            rows.append([PADDING, 0, *[MAX] * 4])
+            continue
+        entry = (length + t) // RATE
+        column = entry // TOKENS
+        place = [MAX, MAX]
+        if column < COLUMNS and arrays["table"][b, column] < PAGES:
+            place = [int(arrays["table"][b, column]), entry % TOKENS]
+        else:
+            pages.append(ALL - (entry * RATE << 32 | b << 8 | (POSITION if column >= COLUMNS else PAGE_ID)))
+        rows.append([KNOWN, entry * RATE, *place, *place])
+    words = np.array([max(lost), max(pages), max(pages)], np.uint64)
+    return {"errors": exact(words), "out": exact(np.array(rows, np.uint32))}
+
+
 def probes() -> list[Probe]:
     """All of this module."""
     padded = Probe("library_rows_padded", "new_rows", "rows_padded", _padded_inputs, _padded, 96)
     return [
         padded,
+        Probe("library_rows_entries", "new_rows", "rows_entries", _entries_inputs, _entries, 96),
         *(
             Probe(
                 f"library_{kernel}{'_wrong' if wrong else ''}",

@@ -37,7 +37,7 @@ def steps(draw: Any, name: str) -> tuple[Batch, list[Rows], int, bool]:
     """A batch, whose rows of q are whose, how many there are, and whether offsets say so."""
     kernels = (SETS | SPLIT)[name]
     page, most, before = kernels.cache.page_tokens or 1, op_of(kernels).rows, kernels.cache.lengths == "before"
-    edges = sorted({0, 1, 2, 5, 100} | {n + d for n in (page, *TILES) for d in (-1, 0, 1)})
+    edges = sorted({0, 1, 2, 5, 100} | {n * kernels.cache.entry_tokens + d for n in (page, *TILES) for d in (-1, 0, 1)})
     ragged = draw(st.booleans())
     counts = [draw(st.integers(0, most)) if ragged else most for _ in range(draw(st.integers(0, 3)))]
     totals = [max(draw(st.sampled_from(edges)), r if before else 0) for r in counts]
@@ -69,6 +69,20 @@ def test_a_step(name: str, data: Any) -> None:
     scene, q = latent_scene((SETS | SPLIT)[name], batch, rows, total)
     offsets = offsets_of([r.end - r.begin for r in rows], scene.cache.lengths_dtype, batch.leading) if ragged else None
     call(scene, q, row_offsets=offsets, lse=data.draw(st.booleans()))
+
+
+@pytest.mark.parametrize("name", ["mla_rate", "mla_invariant_rate"])
+def test_entries_of_several_tokens(name: str) -> None:
+    """Rows at every phase of an entry: a row at position p sees the (p + 1) // rate entries that are whole, none at first."""
+    kernels = (SETS | SPLIT)[name]
+    totals = (1, 2, 3, 4, 5, 7, 8, 47, 48, 49, 262)
+    batch = replace(some(name), totals=totals, new=(0,) * len(totals))
+    scene, q = latent_scene(kernels, batch, [Rows(b, b, b + 1) for b in range(len(totals))], len(totals))
+    out, lse, wanted = call(scene, q)
+    rate = kernels.cache.entry_tokens
+    assert [len(seen.k) for seen in wanted.seen if seen is not None] == [n // rate for n in totals]
+    assert lse is not None
+    assert all(not out[b].any() and np.isneginf(lse[b]).all() for b, n in enumerate(totals) if n < rate)
 
 
 @pytest.mark.parametrize("name", ["mla_many", "mla_balanced"])

@@ -29,7 +29,13 @@ def functions() -> dict[str, Callable[..., Any]]:
 
 def test_every_preset_has_an_engine_here() -> None:
     orders = {f"vllm_packed_{order}" for order in ("heads_first", "heads_outermost", "layers_inside", "per_token_head")}
-    more = {"flashinfer_nvfp4_swizzled", "sglang_fp4", "kvbm_operational_hnd", "vllm_xpacked_fp8", "flashmla_v41_footer"}
+    more = {
+        "flashinfer_nvfp4_swizzled",
+        "sglang_fp4",
+        "kvbm_operational_hnd",
+        "vllm_xpacked_fp8",
+        "flashmla_v41_footer",
+    }
     assert set(functions()) == set(ENGINES) - more - orders
     found = {n for n, f in inspect.getmembers(presets, inspect.isfunction) if not n.startswith("_")}
     assert found == set(presets.__all__)

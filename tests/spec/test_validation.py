@@ -113,7 +113,8 @@ CASES: list[tuple[Callable[..., object], dict[str, Any], str]] = [
         paged,
         {"max_tokens": 4},
         "Paged.max_tokens: unknown field; Paged has dtype, kv_heads, head_dim, v_head_dim, layout, lengths, "
-        "lengths_dtype, total_pages, total_layers, stores, quant, k_quant, v_quant, page_size, table",
+        "lengths_dtype, total_pages, total_layers, stores, quant, k_quant, v_quant, page_size, rate, "
+        "table",
     ),
     (Paged, {"dtype": "bf16", "kv_heads": 1, "head_dim": 8}, "Paged.page_size: missing; this field has no default"),
     (

@@ -366,6 +366,23 @@ SETS: Final = {
             position_scale=LLAMA4,
         ),
         _set("kivi_v_norm", CHOSEN["kivi"], v_norm=RmsNorm(weight=False), q_norm=LayerNorm()),
+        # An entry for several tokens: the last one's row, turned by the first one's position.
+        KernelSet(
+            name="fused_rate",
+            q_heads=4,
+            cache=Latent(dtype="bf16", latent_dim=24, rope_dim=8, page_size=3, rate=4, lengths="after"),
+            ops=[ops.Append(rope=YARN, k_norm=RmsNorm(), q_out="none"), ops.SlotMapping(), ops.Gather()],
+            arch=["sm_90a"],
+        ),
+        _set(
+            "rate_padded",
+            Paged(dtype="f16", head_dim=16, table=CSR(), rate=3, quant=_FP8, kv_heads=2, page_size=2),
+            rows="padded",
+            rope=NEOX,
+            angles="halves",
+            positions="given",
+            q_out="none",
+        ),
         # Hadamard transforms: heads of q, k and v share lanes in their own ways; RoPE turns all, the first or the last quarter.
         _set(
             "hadamard",

@@ -45,7 +45,7 @@ def capacity(kernels: KernelSet) -> int:
         return OPEN_TOKENS
     if isinstance(cache.page_table, Ring):
         return 3 * cache.page_table.window
-    return max(5, min(3 * (cache.page_tokens or 1) + 1, 67))
+    return max(5, min(3 * (cache.page_tokens or 1) * cache.entry_tokens + 1, 67))
 
 
 @st.composite
@@ -71,7 +71,7 @@ def _batch(draw: st.DrawFn, length: st.SearchStrategy[int], archs: tuple[Arch, .
 
 def batches(kernels: KernelSet, *, least: int = 0) -> st.SearchStrategy[Batch]:
     """Batches for a set, every request with at least `least` tokens; lengths crowd around page boundaries."""
-    page, most = kernels.cache.page_tokens or OPEN_TOKENS, capacity(kernels)
+    page, most = (kernels.cache.page_tokens or OPEN_TOKENS) * kernels.cache.entry_tokens, capacity(kernels)
     edges = {0, 1, 2, most - 1, most} | {page * i + d for i in (1, 2, 3) for d in (-1, 0, 1)}
     if splits_of(kernels) > 1:
         edges |= {CHUNK * i + d for i in (1, 2, 3) for d in (-1, 0, 1)}

@@ -52,6 +52,7 @@ SETS = {
             20,
             rows=2,
         ),
+        latent_set("rate", Latent(dtype="bf16", latent_dim=64, rope_dim=16, page_size=3, rate=4, lengths="after"), 8),
     )
 }
 SPARSE = {
@@ -74,6 +75,13 @@ SPLIT = {
         latent_set(
             "invariant",
             Latent(dtype="bf16", latent_dim=64, rope_dim=16, page_size=16, table=Ring(window=200)),
+            8,
+            split="invariant",
+            chunk=64,
+        ),
+        latent_set(
+            "invariant_rate",
+            Latent(dtype="bf16", latent_dim=64, rope_dim=16, page_size=16, rate=2),
             8,
             split="invariant",
             chunk=64,
@@ -117,12 +125,13 @@ def latent_scene(kernels: KernelSet, batch: Batch, of: Sequence[Rows], total: in
     q, _ = rows_array(total, shape, kernels.cache.dtype, strided=batch.strided)
     q[...] = scene.values(total, *shape)
     for rows in (r for r in of if r.end > r.begin):
-        n = batch.totals[rows.b]
+        total, rate = batch.totals[rows.b], scene.cache.entry_tokens
+        n, position = total // rate, total - (rows.end - rows.begin)
         first = scene.view.first_token(n)
         edges = {
             first,
             n - 1,
-            *(n - (rows.end - rows.begin) + i + d for i in range(rows.end - rows.begin) for d in (0, 1)),
+            *((position + i + 1) // rate - 1 + d for i in range(rows.end - rows.begin) for d in (0, 1)),
         }
         around = [p for p in range(first, n) if p % scene.tokens in (0, scene.tokens - 1) or p % 32 in (0, 31)]
         edges |= set(scene.rng.permutation(around)[:5].tolist())

@@ -63,7 +63,8 @@ class Scene:
         batch, table = self.batch, self.cache.page_table
         if isinstance(self.cache, Ragged):
             return self._lay_rows(self.cache)
-        counts = [-(-n // self.tokens) for n in batch.totals]
+        rate = self.cache.entry_tokens
+        counts = [-(-(n // rate) // self.tokens) for n in batch.totals]
         if isinstance(self.cache, Continuous):
             counts = [1] * len(counts)
         if isinstance(table, Ring):
@@ -75,7 +76,7 @@ class Scene:
         self.pages = entries * table.id_multiplier
         if batch.shared and not isinstance(table, Ring | Indirect) and not isinstance(self.cache, Continuous):
             for b in range(1, len(counts)):
-                whole = min((batch.totals[i] - batch.new[i]) // self.tokens for i in (0, b))
+                whole = min((batch.totals[i] - batch.new[i]) // rate // self.tokens for i in (0, b))
                 self.entries[b][:whole] = self.entries[0][:whole]
 
     def _lay_rows(self, cache: Ragged) -> None:
@@ -281,8 +282,8 @@ class Scene:
             rows.seal(b, first, place, np.stack(known), first)
 
     def fill(self, counts: Sequence[int]) -> None:
-        """Write the living ones of the first counts[b] tokens of every request; full groups of them are sealed."""
-        for b, count in enumerate(counts):
+        """Write the living ones of the first counts[b] tokens of every request, or their entries; full groups are sealed."""
+        for b, count in enumerate(n // self.cache.entry_tokens for n in counts):
             first = self.view.first_token(count)
             if self.residual:
                 self.arrays()["k_sealed"][b] = count // self.residual * self.residual

@@ -27,9 +27,9 @@ class AttentionContext:
     that a kernel may fold the scale; `floors`: score() divides whole numbers that may be negative. A row sees all
     tokens in [first_visible, end_visible) unless `masked`: then visible() says which. `later`: rows may see tokens
     after their position, `ahead` of them at most; `packed`: bits stand in for the causal order, `listed`: a mask says
-    what is seen. Window, chunk, `ahead` and `relative` are 0 where there is none, `cap` is empty. `lines` are the
-    statements of a score function of the user's. Functions are asked only about rows of the call (row < T, q_head <
-    q_heads) and tokens of their request; a score of -inf hides a token too.
+    what is seen. Window, chunk, `ahead` and `relative` are 0 where there is none, `cap` is empty. Keys are entries of `rate`
+    tokens, and rows stand at tokens. `lines` are the statements of a score function of the user's. Functions are asked only about
+    rows of the call (row < T, q_head < q_heads) and tokens of their request; a score of -inf hides a token too.
     """
 
     params: tuple[Array | Size | Scalar, ...]
@@ -55,6 +55,7 @@ class AttentionContext:
     ahead: int
     padding: bool
     traced: bool
+    rate: int = 1
 
     @property
     def hides(self) -> bool:
@@ -130,7 +131,23 @@ def attention_context(mask: Mask, score: Score | None, kernels: KernelSet, index
         ahead=mask.ahead or 0,
         padding=mask.padding,
         traced=score is not None and score.function is not None,
+        rate=kernels.kv.entry_tokens,
     )
+
+
+def check_rate(name: str, kernels: KernelSet, mask: Mask, score: Score | None, *, cross: bool = False) -> None:
+    """Raise ValueError where an attention asks more of entries that stand for several tokens than whether they are past."""
+    rate = kernels.kv.entry_tokens
+    if rate == 1:
+        return
+    scored = score is not None and (score.alibi or score.relative or score.bias or score.function is not None)
+    given = {"cross": cross, "mask": mask != Mask(), "score": scored}
+    field = next((field for field, is_given in given.items() if is_given), None)
+    if field is not None:
+        raise ValueError(
+            f"{field}: got one for {name} with rate={rate}; a row at position p sees the entries j < (p + 1) // {rate}, which "
+            f"stand for {rate} tokens each and have no position of one; leave {field} out"
+        )
 
 
 def check_arguments(name: str, params: Sequence[Param], kernels: KernelSet) -> None:

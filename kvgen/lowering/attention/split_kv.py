@@ -158,7 +158,7 @@ def plan_digest(
     if split is None:
         return 0
     sees = (attend.causal, attend.later, attend.window, attend.chunk, attend.padding)
-    ahead = (attend.ahead,) if attend.ahead else ()
+    ahead = (*((attend.ahead,) if attend.ahead else ()), *(("rate", attend.rate) if attend.rate > 1 else ()))
     window, lengths = lower(kernels.kv).table.window, "cross" if cross else kernels.kv.lengths
     divided = astuple(split)[: None if split.tiles_a_row > 1 else -1]
     fields = (entry_name(kernels, name), *divided, rows, tile, *sees, *ahead, window, lengths)

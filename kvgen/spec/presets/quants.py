@@ -62,15 +62,6 @@ def mxfp8(place: Literal["page", "row"], *, amax_min: float | None = None, scale
     )
 
 
-def entries_of(tokens: int, rate: int, *, field: str = "block_tokens") -> int:
-    """Entries of a page that an engine's block of `tokens` tokens is; SpecError where they are no whole number."""
-    if rate < 1 or tokens % rate:
-        raise SpecError(
-            f"{field}: got {tokens} with rate={rate}; a page has {field} / rate entries; use a multiple of {rate}"
-        )
-    return tokens // rate
-
-
 def record_v4(
     dtype: FloatName,
     latent_dim: int,

@@ -9,6 +9,7 @@ from kvgen.spec.cache import Latent, Paged
 from kvgen.spec.cache_fields import Layout
 from kvgen.spec.presets.quants import KVCacheDType, fp4_block16, mixed_pow2, per_tensor, record_v4
 from kvgen.spec.quant import Block, Quant
+from kvgen.spec.rate import block_entries
 from kvgen.spec.tables import Dense, Indirect
 
 SLOTS = Indirect(dtype="i32", request_dtype="i64")
@@ -77,7 +78,7 @@ def sglang_v4(
     `req_to_token` (slot / 256). Lengths as `sglang`. Source: python/sglang/jit_kernel/csrc/deepseek_v4/store.cuh and
     c_plan.cuh (kPageBytes).
     """
-    quant, page = mixed_pow2(amax_min=1e-4), entries_of(page_tokens, rate, field="page_tokens")
+    quant, page = mixed_pow2(amax_min=1e-4), block_entries(page_tokens, rate)
     align = latent_dim + 2 * rope_dim
     return record_v4(dtype, latent_dim, rope_dim, page, rate, quant, page_align=align, lengths_dtype="i64")
 
@@ -100,7 +101,7 @@ def sglang_v4_fp4(
         scale_pad=16,
         amax_min=6 * 2.0**-126,
     )
-    page = entries_of(page_tokens, rate, field="page_tokens")
+    page = block_entries(page_tokens, rate)
     return record_v4(dtype, latent_dim, rope_dim, page, rate, quant, page_align=None, lengths_dtype="i64")
 
 

@@ -11,7 +11,6 @@ from kvgen.spec.cache_fields import Layout
 from kvgen.spec.presets.quants import (
     KVCacheDType,
     PerTokenHead,
-    entries_of,
     mixed_pow2,
     mxfp8,
     nvfp4,
@@ -20,6 +19,7 @@ from kvgen.spec.presets.quants import (
     record_v4,
 )
 from kvgen.spec.quant import Block, Quant
+from kvgen.spec.rate import block_entries
 from kvgen.spec.tables import Dense
 
 
@@ -228,7 +228,7 @@ def vllm_v4(
     of caches, in blocks; lengths count tokens. Source: vllm/models/deepseek_v4 and its fused_compress_quant_cache.py;
     csrc, fused_deepseek_v4_qnorm_rope_kv_rope_quant_insert.
     """
-    page = entries_of(block_tokens or (64 if rate == 1 else 256), rate)
+    page = block_entries(block_tokens or (64 if rate == 1 else 256), rate)
     quant, align = mixed_pow2(amax_min=1e-4), latent_dim + 2 * rope_dim
     return record_v4(dtype, latent_dim, rope_dim, page, rate, quant, page_align=align)
 
@@ -247,7 +247,7 @@ def vllm_v41(
     window has pages of 32 tokens, a block 128 entries. On compute capability 9 and 12, and on ROCm, vLLM stores V4.1 as
     `vllm_v4`. Source: vLLM's pull request 56893; vllm/models/deepseek_v41.
     """
-    page = entries_of(block_tokens or (32 if rate == 1 else 128 * rate), rate)
+    page = block_entries(block_tokens or (32 if rate == 1 else 128 * rate), rate)
     quant, align = mxfp8("page", amax_min=1e-4), latent_dim + rope_dim
     return record_v4(dtype, latent_dim, rope_dim, page, rate, quant, page_align=align, quant_rope=True)
 

@@ -1,5 +1,7 @@
 // new_rows.cuh: where the rows of a step go, by lengths that count them or do not, in a ring too; padded rows, named slots, tails.
+// entries.cuh: the rows that are entries of 3 tokens.
 #include "runs.cuh"
+#include "../../../templates/device/rows/entries.cuh"
 #include "../../../templates/device/rows/new_rows.cuh"
 
 constexpr uint32_t kColumns = 4, kPages = 6;
@@ -8,7 +10,7 @@ constexpr uint32_t kColumns = 4, kPages = 6;
 template <bool kRing>
 struct Cache {
   using Page = PageRef;
-  static constexpr uint32_t page_tokens = kTokens;
+  static constexpr uint32_t page_tokens = kTokens, kRate = 3;
   const int32_t* lengths;
   const uint32_t* table;
   uint8_t* codes;
@@ -88,4 +90,16 @@ extern "C" __global__ void rows_padded(const int32_t* valid, const int32_t* leng
   const auto waits = tail_slot_of<Key>(cache, mine, errors + 3);
   tails[4 * i] = (uint32_t)waits.state, tails[4 * i + 1] = waits.tail;
   put(waits, (uint8_t*)padded, tails + 4 * i + 2);
+}
+
+// A thread a row, 12 of each request, before lengths count them: state and position, then the slots by both functions.
+extern "C" __global__ void rows_entries(const int32_t* lengths, const uint32_t* table, uint64_t* errors, uint32_t* out) {
+  const Cache<false> cache = {lengths, table, (uint8_t*)out, 6};
+  const uint32_t i = threadIdx.x;
+  if (i >= 72) return;
+  const NewRow row = entry_of<Cache<false>>(row_of_request<false>(cache, i / 12, i % 12, 12, errors));
+  const RowSlot<PageRef> to = entry_row_slot_of(cache, row, errors + 1);
+  out[6 * i] = (uint32_t)to.state, out[6 * i + 1] = to.position;
+  put(to, (uint8_t*)out, out + 6 * i + 2);
+  put(entry_slot_of(cache, row, errors + 2), (uint8_t*)out, out + 6 * i + 4);
 }
