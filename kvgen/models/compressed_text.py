@@ -6,25 +6,28 @@ entries has a set that pools them, and the indexer's keys have one that scores t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
 from kvgen.errors import ConfigError
 from kvgen.models.layers import Checkpoint, LayerFacts
 from kvgen.models.reader import norm_of
 from kvgen.models.serving import Serving
 from kvgen.models.text import Atom, Group, broken, call, harmless, literal, spec_names
+from kvgen.spec.model import Rope
 
 # Presets of rows that are key and value at once, and of the indexer's keys beside them.
-PRESETS = {
+PRESETS: Final = {
+    "flashinfer_v4_nvfp4": "vllm_indexer",
     "flashmla_v4": "vllm_indexer",
     "flashmla_v41": "vllm_indexer",
-    "vllm_v4": "vllm_indexer",
     "sglang_v4": "sglang_indexer",
+    "sglang_v4_fp4": "sglang_indexer",
+    "vllm_v4": "vllm_indexer",
+    "vllm_v41": "vllm_indexer",
 }
-PRESETS |= {"vllm_v41": "vllm_indexer", "sglang_v4_fp4": "sglang_indexer", "flashinfer_v4_nvfp4": "vllm_indexer"}
 # Tokens that an engine's block has; pages of entries are such blocks.
-BLOCK = 256
+BLOCK: Final = 256
 _Fields = list[tuple[str, Atom | Group]]
 
 
@@ -40,7 +43,7 @@ def compressed_source(
         )
     if serving.page_size is not None and BLOCK % serving.page_size:
         raise ConfigError(
-            f"--page-size: got {serving.page_size}; the window's pages lie in blocks of {BLOCK} tokens; valid: divisors of {BLOCK}"
+            f"--page-size: got {serving.page_size}; the window's pages lie in blocks of {BLOCK} tokens; valid: its divisors"
         )
     sets = [_window(facts, preset, serving, arch, name)]
     sets += [_entries(facts, kind, preset, arch, name) for kind in _own(facts)]
@@ -51,10 +54,31 @@ def compressed_source(
     if len(line) > 120:
         line = "from kvgen import (\n" + "".join(f"    {one},\n" for one in names) + ")"
     command = " ".join([f"kvgen init --from {harmless(source)}", *options])
-    model = Group("model = Model(", call(facts.model).items, ")")
+    ropes = _ropes(facts)
+    shared = "".join(f"{word} = {broken(call(rope), 0)}\n" for word, rope in ropes.items()) + "\n"
+    model = _by_name(Group("model = Model(", call(facts.model).items, ")"), ropes)
     head = f'"""{_headline(facts, preset, serving)}\n\nWritten by `{command}`.\n"""\n\n{line}\n\n'
     listed = Group("[", [("", one) for one in sets], "]")
-    return f"{head}{broken(model, 0)}\n\nkernels = {broken(listed, 0)}\n"
+    return f"{head}{shared}{broken(model, 0)}\n\nkernels = {broken(_by_name(listed, ropes), 0)}\n"
+
+
+def _ropes(facts: Checkpoint) -> dict[str, Rope]:
+    """The ropes of a file by the name that it gives each: that of layers without entries, and that of the others."""
+    found: dict[str, Rope] = {}
+    for kind in facts.cached:
+        assert kind.rope is not None
+        found.setdefault("window_rope" if kind.compressed is None else "rope", kind.rope)
+    return found
+
+
+def _by_name(group: Group, ropes: Mapping[str, Rope]) -> Group:
+    """The group with each of these ropes as the name that the file gives it."""
+    names = {call(rope).flat: name for name, rope in ropes.items()}
+    items: _Fields = []
+    for word, item in group.items:
+        known = names.get(item.flat) if isinstance(item, Group) else None
+        items.append((word, Atom(known) if known else _by_name(item, ropes) if isinstance(item, Group) else item))
+    return Group(group.opening, items, group.closing)
 
 
 def _own(facts: Checkpoint) -> list[Any]:
@@ -89,19 +113,19 @@ def _set(
     operations: Sequence[Group],
     arch: Sequence[str],
     name: str,
-    **more: Any,
+    *,
+    layers: Mapping[str, tuple[str, ...]],
+    heads: int | None = None,
 ) -> Group:
     items: _Fields = [
         ("name=", literal(f"{name[: 39 - len(suffix)]}_{suffix}")),
-        ("q_heads=", literal(more.pop("heads", facts.q_heads))),
+        ("q_heads=", literal(heads or facts.q_heads)),
         ("cache=", cache),
         ("ops=", Group("[", [("", one) for one in operations], "]")),
         ("arch=", Group("[", [("", literal(one)) for one in arch], "]")),
         ("model=", Atom("model")),
     ]
-    items += [
-        ("layers=", Group("{", [(f'"{kind}": ', literal(used)) for kind, used in more.pop("layers").items()], "}"))
-    ]
+    items += [("layers=", Group("{", [(f'"{kind}": ', literal(used)) for kind, used in layers.items()], "}"))]
     return Group("KernelSet(", items, ")")
 
 
@@ -167,7 +191,7 @@ def _decode(kind: LayerFacts, preset: str) -> _Fields:
 
 def _rows(preset: str, rate: int) -> Group:
     """The cache of entries of `rate` tokens, a page of an engine's block."""
-    fields: _Fields = [("rate=", literal(rate))]
+    fields: _Fields = [("rate=", literal(rate))] if rate > 1 else []
     if preset.startswith(("flashmla", "flashinfer")):
         fields.insert(0, ("page_size=", literal(BLOCK // rate)))
     elif preset == "vllm_v41":
@@ -199,12 +223,13 @@ def _entries(facts: Checkpoint, kind: Any, preset: str, arch: Sequence[str], nam
 def _keys(facts: Checkpoint, kind: Any, preset: str, arch: Sequence[str], name: str) -> Group:
     index, rate = kind.compressed.indexer, kind.compressed.rate
     fields: _Fields = [("head_dim=", literal(index.dim))] if index.dim != 128 else []
-    fields += [("page_size=", literal(BLOCK // rate)), ("rate=", literal(rate))]
+    fields += [("page_size=", literal(BLOCK // rate)), *([("rate=", literal(rate))] if rate > 1 else [])]
     cache = Group(f"presets.{PRESETS[preset]}(", fields, ")")
     write, uses = _pool(kind), "pool_tokens"
     if kind.q_norm is None:
         eps = Group("RmsNorm(", [("eps=", literal(kind.k_norm.eps))], ")")
-        write, uses = Group("ops.Append(", [("k_norm=", eps), ("rope=", literal(kind.rope))], ")"), "append"
+        named: _Fields = [("rope=", literal(kind.rope)), ("q_out=", literal("none")), ("k_norm=", eps)]
+        write, uses = Group("ops.Append(", named, ")"), "append"
     operations = [write, Group("ops.IndexerScores(", [], ")")]
     used = {
         other.kind: (uses, "indexer_scores") if other.compressed.source is None else ("indexer_scores",)

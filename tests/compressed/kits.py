@@ -31,7 +31,7 @@ class Kit:
 
 
 def kit(name: str, form: Form, heads: int, index_heads: int, *, page: int = 8, drafts: int = 0) -> Kit:
-    """The sets of a layer, called after `name`: window pages of `page` tokens, pages of entries of as many tokens or one entry."""
+    """The sets of a layer, called after `name`: window pages of `page` tokens, pages of entries of twice as many or one entry."""
     rope = _rope(form)
     entries, keys = None, None
     if form.rate:

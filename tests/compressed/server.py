@@ -103,12 +103,12 @@ class Server:
 
     def step(self, counts: list[int]) -> Step:
         """`counts[b]` new tokens of request b."""
-        kit, form = self.kit, self.kit.form
+        form = self.kit.form
         before, self.done = self.done, [d + n for d, n in zip(self.done, counts, strict=True)]
         lengths = np.array(self.done, np.int32)
         offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
         where = [(b, p) for b, n in enumerate(counts) for p in range(before[b], before[b] + n)]
-        for b, n in enumerate(counts):
+        for b in range(len(counts)):
             self.window.cover(b, max(before[b] - form.window + 1, 0), self.done[b])
             for paged in self.pools.values():
                 paged.cover(b, 0, self.done[b])
