@@ -276,14 +276,7 @@ def resolve_rope(given: Rope | Literal["model", "local"] | None, kernels: Kernel
 
 def _check_rope(new: NewRows, rope: Rope, kernels: KernelSet) -> None:
     dims = _check_dims(new, rope, kernels)
-    scaled = isinstance(rope.scaling, LongRopeScaling) and not (new.local and rope.local_theta is not None)
-    if new.angles == "computed" and scaled:
-        raise ValueError(
-            "rope: got LongRopeScaling with angles='computed'; which of its factors hold depends on the longest sequence, "
-            "which no spec knows; bring a table with angles='halves' or 'pairs'"
-        )
-    if new.angles == "computed" and new.angles_dtype != "f32":
-        raise ValueError("angles_dtype: got 'same' with angles='computed', which needs no table; leave it out")
+    check_angles(rope, new.angles, new.angles_dtype, local=new.local)
     if new.sections and new.positions != "given":
         raise ValueError("sections: got them with positions='lengths'; sections have positions each; use 'given'")
     if new.sections and sum(new.sections) != dims // 2:
@@ -293,6 +286,18 @@ def _check_rope(new: NewRows, rope: Rope, kernels: KernelSet) -> None:
         )
     if new.sections_order == "interleaved":
         _check_interleaved(new.sections)
+
+
+def check_angles(rope: Rope, angles: str, angles_dtype: str, *, local: bool) -> None:
+    """Raise ValueError where a rope's angles cannot be computed, or need no table."""
+    scaled = isinstance(rope.scaling, LongRopeScaling) and not (local and rope.local_theta is not None)
+    if angles == "computed" and scaled:
+        raise ValueError(
+            "rope: got LongRopeScaling with angles='computed'; which of its factors hold depends on the longest sequence, "
+            "which no spec knows; bring a table with angles='halves' or 'pairs'"
+        )
+    if angles == "computed" and angles_dtype != "f32":
+        raise ValueError("angles_dtype: got 'same' with angles='computed', which needs no table; leave it out")
 
 
 def _check_interleaved(sections: tuple[int, ...]) -> None:

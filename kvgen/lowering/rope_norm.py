@@ -111,6 +111,7 @@ class HeadContext:
     lanes: int
     turning: int = 0  # pairs that turn, the first ones; 0: all of them
     hadamard: str = ""
+    bits: bool = False  # bits of the dim are bits of lane, vector and element
 
 
 @dataclass(frozen=True)

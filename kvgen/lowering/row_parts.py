@@ -194,6 +194,7 @@ class RowParts:
                 lanes=lanes_of(part.dim, width),
                 turning=part.turning,
                 hadamard=decimal(part.dim**-0.5) if transformed else "",
+                bits=transformed,
             ),
             given=f"{part.name}_in" if apart else f"{role}_in",
             row=part.dim if apart else self._row(role),

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from kvgen.ops.advance import Advance as Advance
     from kvgen.ops.append import Append as Append
+    from kvgen.ops.attention_output import AttentionOutput as AttentionOutput
     from kvgen.ops.compact import Compact as Compact
     from kvgen.ops.convert import Convert as Convert
     from kvgen.ops.copy_pages import CopyPages as CopyPages
@@ -54,6 +55,7 @@ if TYPE_CHECKING:
 _HOME = {
     "Advance": "kvgen.ops.advance",
     "Append": "kvgen.ops.append",
+    "AttentionOutput": "kvgen.ops.attention_output",
     "Compact": "kvgen.ops.compact",
     "Convert": "kvgen.ops.convert",
     "CopyPages": "kvgen.ops.copy_pages",

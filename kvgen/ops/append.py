@@ -97,7 +97,7 @@ class Append(Op):
     hadamard: Literal["qk", "qkv"] | None = None
     """Hadamard transform of each head, the last step before rows are rounded or quantized: x H / sqrt(dim), H the matrix of
     signs (-1)^popcount(i & j). "qk": of q and k, whose products stay what they are (DeepSeek's indexer). "qkv": of v too;
-    attention's output is then transformed as well, and the same transform undoes it. None: no transform.
+    attention's output is then transformed as well, and ops.AttentionOutput(hadamard=True) undoes it. None: no transform.
     """
     position_scale: PositionScale | None = None
     """Factor of q by its position, after its norm and RoPE (Llama 4, Ministral 3). None: none."""

@@ -8,6 +8,7 @@ beyond its names, which they are there to check.
 
 from kvgen.reference.advance import advance as advance
 from kvgen.reference.append import append as append
+from kvgen.reference.attention_output import attention_output as attention_output
 from kvgen.reference.compact import compact as compact
 from kvgen.reference.compact import compact_plan as compact_plan
 from kvgen.reference.convert import convert as convert

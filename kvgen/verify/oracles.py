@@ -19,7 +19,9 @@ from kvgen.bench.step import Step
 from kvgen.bench.synthetic_batch import LAYER, LAYERS
 from kvgen.bench.tolerance import Distance, compare_rows, take_row
 from kvgen.layout.dtypes import dtype
+from kvgen.lowering.new_rows_rules import resolve_rope
 from kvgen.ops import (
+    AttentionOutput,
     Convert,
     Decode,
     Extend,
@@ -33,6 +35,9 @@ from kvgen.ops import (
 )
 from kvgen.reference import Decoded, Rows, TableView
 from kvgen.reference.append import Changed, NewRow, locate
+from kvgen.reference.attention_output import Output, blocks_of, read_blocks, scales_of
+from kvgen.reference.rope import Table
+from kvgen.reference.rounding import ulp
 from kvgen.reference.tables import LIMIT
 from kvgen.spec.mask import TREE_ROWS
 from kvgen.verify.batches import Case, Contents, Pools
@@ -503,6 +508,51 @@ def _merge_states(j: Judged) -> int:
     return 0
 
 
+def _attention_output(j: Judged) -> int:
+    op, given, cache = j.case.call.op, j.arrays, j.case.scene.kernels.kv
+    assert isinstance(op, AttentionOutput)
+    found = reference.attention_output(
+        given["o"],
+        hadamard=op.hadamard,
+        rope=resolve_rope(op.rope, j.case.scene.kernels),
+        local=op.rope == "local",
+        positions=given.get("positions"),
+        table=Table(given["cos_sin"], op.angles) if op.angles != "computed" else None,
+        dims=cache.rope_part or None,
+        part="last" if cache.rope_part else None,
+    )
+    out = j.got.arrays["out"]
+    if op.block is None:
+        j.meet("out", compare_rows(out, found.change, found.known))
+    else:
+        _blocks(j, op, found)
+    if not np.isnan((out if op.block is None else out.swapaxes(0, 1))[~found.known].astype(np.float32)).all():
+        j.wrong.append("out: rows without a position must be NaN, and are not")
+    for name in ("out", "out_scales"):
+        if name in given:
+            j.wanted.arrays[name][...] = j.got.arrays[name]
+    return found.word
+
+
+def _blocks(j: Judged, op: AttentionOutput, found: Output) -> None:
+    """Codes and scales: scales between those of rows that have lost what f32 may lose, codes within half a step of the rows."""
+    assert op.block is not None
+    out, heads = j.got.arrays["out"].swapaxes(0, 1), j.case.scene.kernels.q_heads
+    rows, lost = found.change.rows[found.known], found.change.lost[found.known]
+    codes = np.ascontiguousarray(out).view(np.uint8).reshape(found.change.rows.shape)[found.known]
+    scales = scales_of(j.got.arrays["out_scales"], heads)[found.known]
+    low, high = (
+        blocks_of(np.maximum(np.abs(rows) + by, 0), op.block, op.recipe, op.amax_min)[0] for by in (-lost, lost)
+    )
+    far = Distance()
+    far.meet(np.abs(scales - np.clip(scales, low, high)), ulp(high, np.dtype(np.float32)))
+    j.meet("scales", far)
+    half = np.maximum(np.abs(rows) * 2.0**-4, np.repeat(scales, op.block, axis=-1) * 2.0**-10) * 1.001 + lost
+    far = Distance()
+    far.meet(np.abs(read_blocks(codes, scales) - rows), half)
+    j.meet("out", far)
+
+
 def _mla_plan(j: Judged) -> int:
     op, found = j.case.call.op, j.wanted.arrays
     assert isinstance(op, MlaPlan)
@@ -524,6 +574,7 @@ def _mla_decompress(j: Judged) -> int:
 ORACLES: Final[dict[str, Oracle]] = {
     "advance": _advance,
     "append": _append,
+    "attention_output": _attention_output,
     "compact": _compact,
     "convert": _convert,
     "copy_pages": _copy_pages,

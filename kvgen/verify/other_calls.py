@@ -19,11 +19,29 @@ from kvgen.spec.kernel_set import Op
 
 Raw = NDArray[Any]
 OTHERS: Final = (
-    *("advance", "compact", "merge_states", "mla_decompress", "mla_plan", "remap_indices", "reorder", "row_offsets"),
+    *(
+        "advance",
+        "attention_output",
+        "compact",
+        "merge_states",
+        "mla_decompress",
+        "mla_plan",
+        "remap_indices",
+        "reorder",
+        "row_offsets",
+    ),
     *("rows_add", "slot_mapping", "sliced_add", "store_scales", "swap_pages", "to_csr", "to_dense"),
 )
 # Those that work between steps: lengths count all tokens.
-_BETWEEN: Final = ("compact", "remap_indices", "reorder", "swap_pages", "merge_states", "sliced_add")
+_BETWEEN: Final = (
+    "attention_output",
+    "compact",
+    "remap_indices",
+    "reorder",
+    "swap_pages",
+    "merge_states",
+    "sliced_add",
+)
 STATES: Final = 3
 LISTED: Final = 6  # tokens that a row of remap_indices names
 CHUNKS: Final = 2
@@ -80,6 +98,8 @@ def _call(scene: Scene, op: Op, tables: dict[str, Raw]) -> Call:
             array[...] = 0 if name == "new_lengths" else tables[name.removeprefix("new_")]
         elif name in places:
             array[...] = places[name]
+        elif name == "positions":
+            array[...] = np.arange(array.size) % sizes["P"]
     _lists(scene, op, arrays)
     return Call(op, launcher, arrays, rows, sizes["T"], tuple(int(n) for n in offsets[:-1]), numbers)
 

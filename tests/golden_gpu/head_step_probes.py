@@ -1,5 +1,5 @@
-"""Norms without weights, LayerNorm, a head's first pairs, q's factor, Hadamard transforms (kernels/head_steps.cu): sums are
-exact, roots are not."""
+"""Norms without weights, LayerNorm, a head's first pairs, q's factor, Hadamard transforms, blocks of codes
+(kernels/head_steps.cu): sums are exact, roots are not."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Final
 
 import numpy as np
 
+from kvgen.reference.attention_output import blocks_of
 from tests.golden_gpu.compare import Rule, Wanted
 from tests.golden_gpu.memory_probes import exact
 from tests.golden_gpu.numbers import Array
@@ -101,11 +102,43 @@ def _transformed(arrays: Arrays) -> dict[str, Wanted]:
     }
 
 
+def _block_inputs() -> dict[str, Array]:
+    rng = np.random.default_rng(125)
+    rows = (rng.integers(-999, 1000, (8, 64)) * 2.0 ** rng.integers(-14, 3, (8, 1))).astype(np.float32)
+    rows[0, :32], rows[1, 40], rows[2, 3] = 0, np.nan, np.inf
+    found: dict[str, Array] = {"rows": pattern(rows)}
+    found |= {"amax": np.zeros(128, np.uint32), "scale": np.zeros(128, np.uint32)}
+    found |= {"powers": np.zeros(512, np.uint8), "power_scales": np.zeros(16, np.uint32)}
+    found |= {"quotients": np.zeros(512, np.uint8), "quotient_scales": np.zeros(32, np.uint32)}
+    return found | {"words": np.zeros(8, np.uint32), "nans": np.zeros(512, np.uint32)}
+
+
+def _blocks(arrays: Arrays) -> dict[str, Wanted]:
+    x = arrays["rows"].view(np.float32).reshape(8, 64)
+    most = np.abs(x).reshape(8, 2, 32).max(axis=2)
+    powers, codes = blocks_of(x, 32, "pow2", 0.25)
+    quotients, others = blocks_of(x, 16, "amax", 0.25)
+    exponent = np.where(np.isfinite(powers), np.frexp(np.where(np.isfinite(powers), powers, 1))[1] + 126, 255).astype(
+        np.uint32
+    )
+    return {
+        "amax": floats(np.repeat(most, 8, axis=1).reshape(-1)),
+        "scale": floats(np.repeat(powers, 8, axis=1).reshape(-1).astype(np.float32)),
+        "powers": exact(codes.reshape(-1)),
+        "power_scales": floats(powers.T.reshape(-1).astype(np.float32)),
+        "quotients": exact(others.reshape(-1)),
+        "quotient_scales": floats(quotients.T.reshape(-1).astype(np.float32)),
+        "words": exact(exponent[:, 0] | exponent[:, 1] << 8 | 0xFF << 16 | 127 << 24),
+        "nans": floats(np.where(np.arange(8)[:, None] % 2 == 0, np.float32(np.nan), x).reshape(-1)),
+    }
+
+
 def probes() -> list[Probe]:
     """All of this module."""
     return [
         Probe("library_head_norms", UNIT, "head_norms", _norm_inputs, _norms, 32),
         Probe("library_head_first_pairs", UNIT, "head_first_pairs", _turn_inputs, _turned, 32),
         Probe("library_head_hadamard", UNIT, "head_hadamard", _hadamard_inputs, _transformed, 32),
+        Probe("library_head_blocks", UNIT, "head_blocks", _block_inputs, _blocks, 32),
         Probe("library_head_position_factors", UNIT, "head_position_factors", _factor_inputs, _factors, 32),
     ]

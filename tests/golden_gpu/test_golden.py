@@ -108,7 +108,9 @@ CALLED_IN = {
         for name in ("kv_cache", "operands", "angles", "heads", "new_rows", "add", "pages")
     },
     "entries": (f"{KERNELS}/new_rows.cu",),
-    **dict.fromkeys(("head_norms", "first_pairs", "position_scale", "hadamard"), (f"{KERNELS}/head_steps.cu",)),
+    **dict.fromkeys(
+        ("head_norms", "first_pairs", "position_scale", "hadamard", "head_blocks"), (f"{KERNELS}/head_steps.cu",)
+    ),
     **dict.fromkeys(("store_heads", "row_norm", "write_rows"), (f"{KERNELS}/write_rows.cu",)),
     **{
         name: (f"{KERNELS}/{name}.cu",)

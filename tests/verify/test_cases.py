@@ -31,7 +31,7 @@ EVERY = {
     "llama3_8b_kivi": ("seal",),
     "layout_vllm_hnd": ("extend",),
     "deepseek_v3_fp8": ("mla_decode", "mla_sparse"),
-    "engine_qwen3_fp8": ("norm_cache", "store_scales", "gather_raw"),
+    "engine_qwen3_fp8": ("norm_cache", "store_scales", "gather_raw", "attention_output"),
     "engine_deepseek_v3": ("append_slots", "gather_rows", "remap_indices", "mla_plan", "mla_decompress", "convert"),
     "engine_llama3_8b": (
         *("append_padded", "rotate_cache", "lora_add", "sliced_add", "rows_add", "scatter", "copy_pages", "zero_pages"),
@@ -42,7 +42,7 @@ EVERY = {
     ),
 }  # fmt: skip
 # Whose data has nothing that can be wrong: no table, no list, no count.
-HARMLESS = ("merge_states",)
+HARMLESS = ("attention_output", "merge_states")
 
 
 @contextmanager

@@ -6,12 +6,12 @@
 // apart, so that neighbouring lanes have neighbouring vectors: neox rotates the two of a pair against each other, interleaved
 // neighbours in a vector. The dims that stay follow in the same way. So no lane asks another one for an element.
 //
-// With H::kHadamard, the factor of a Hadamard transform, sizes are powers of two, and the dims that stay follow in runs of kRotaryDim
-// that lie as the rotated one does: every bit of a pair's number is then a bit of the dim.
+// Where H has kBits, sizes are powers of two, and the dims that stay follow in runs of kRotaryDim that lie as the rotated one does:
+// every bit of a lane's number, or of an element's in its vector, is then a bit of the dim.
 template <typename H, typename = void>
-constexpr bool kTransformed = false;
+constexpr bool kByBits = false;
 template <typename H>
-constexpr bool kTransformed<H, decltype((void)H::kHadamard)> = true;
+constexpr bool kByBits<H, decltype((void)H::kBits)> = true;
 
 template <typename H>
 struct HeadLayout {
@@ -23,7 +23,7 @@ struct HeadLayout {
   // RoPE pairs whose elements both lie in one vector, or, neox, in one pair of them.
   static constexpr bool kAcross = kNeox || kWidth == 1;
   static constexpr uint32_t kTogether = kAcross ? kWidth : kWidth / 2;
-  static constexpr bool kBits = kTransformed<H>;  // bits of the dim are bits of lane, vector and element
+  static constexpr bool kBits = kByBits<H>;
   static_assert(kRotaryDim % (2 * kWidth) == 0 && kRotaryBegin % kWidth == 0 && kDim % kWidth == 0);
 
   // The first element of vector v (0 or 1) of pair p; kDim or more where there is none.

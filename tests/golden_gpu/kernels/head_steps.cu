@@ -1,10 +1,11 @@
 // head_norms.cuh, first_pairs.cuh and position_scale.cuh: heads of 40 dims on 8 lanes, of which 5 have a pair of vectors;
-// hadamard.cuh: heads of 64 dims on 4 lanes, RoPE's 16 the last.
+// hadamard.cuh and head_blocks.cuh: heads of 64 dims on 4 lanes, RoPE's 16 the last.
 #include "runs.cuh"
 #include "../../../templates/device/rows/head_norms.cuh"
 #include "../../../templates/device/rows/first_pairs.cuh"
 #include "../../../templates/device/rows/position_scale.cuh"
 #include "../../../templates/device/rows/hadamard.cuh"
+#include "../../../templates/device/rows/head_blocks.cuh"
 
 struct Part {
   static constexpr uint32_t kDim = 40, kWidth = 4, kLanes = 8, kRotaryBegin = 0, kRotaryDim = 40;
@@ -17,8 +18,18 @@ struct First {
 };
 struct Whole {
   static constexpr uint32_t kDim = 64, kWidth = 4, kLanes = 4, kRotaryBegin = 48, kRotaryDim = 16;
-  static constexpr bool kNeox = false;
+  static constexpr bool kNeox = false, kBits = true;
   static constexpr float kHadamard = 0.125f;
+};
+struct Powers {
+  static constexpr uint32_t kBlock = 32;
+  static constexpr bool kPower = true;
+  static constexpr float kLeast = 0.25f;
+};
+struct Quotients {
+  static constexpr uint32_t kBlock = 16;
+  static constexpr bool kPower = false;
+  static constexpr float kLeast = 0.25f;
 };
 struct Factor {
   static constexpr uint32_t kPeriod = 100, kOffset = 1;
@@ -87,4 +98,32 @@ extern "C" __global__ void head_hadamard(const float* rows, float* transformed, 
   add_and_subtract(a, b);
   pairs[2 * threadIdx.x] = a;
   pairs[2 * threadIdx.x + 1] = b;
+}
+
+// 8 heads of 4 lanes: the largest magnitude of each vector's block, codes and scales of blocks of 32 and of 16, their exponents; every other head NaN.
+extern "C" __global__ void head_blocks(const float* rows, float* amax, float* scale, uint8_t* powers, float* power_scales, uint8_t* quotients,
+                                       float* quotient_scales, uint32_t* words, float* nans) {
+  constexpr uint32_t kVectors = 2 * HeadLayout<Whole>::kChunks;
+  const uint32_t lane = threadIdx.x % Whole::kLanes, head = threadIdx.x / Whole::kLanes, at = head * Whole::kDim;
+  Head<Whole> x;
+  x.load(rows + at, lane);
+  float most[kVectors];
+  block_amax<32>(most, x, lane);
+#pragma unroll
+  for (uint32_t v = 0; v < kVectors; ++v) {
+    const uint32_t e = HeadLayout<Whole>::element(v / 2 * Whole::kLanes + lane, v % 2) / Whole::kWidth;
+    amax[head * Whole::kDim / Whole::kWidth + e] = most[v];
+    scale[head * Whole::kDim / Whole::kWidth + e] = block_scale<Powers>(most[v]);
+  }
+  store_blocks<Powers, 8>((e4m3*)powers + at, power_scales + head, x, lane);
+  x.load(rows + at, lane);
+  store_blocks<Quotients, 8>((e4m3*)quotients + at, quotient_scales + head, x, lane);
+  __syncwarp();
+  if (lane == 0) words[head] = e8m0_word(power_scales[head], power_scales[head + 8], infinity(), 1.0f);
+  x.load(rows + at, lane);
+  if (head % 2 == 0) make_nan(x, lane);
+  x.vectors(lane, [&](float (&mine)[Whole::kWidth], uint32_t e) {
+#pragma unroll
+    for (uint32_t j = 0; j < Whole::kWidth; ++j) nans[at + e + j] = mine[j];
+  });
 }
