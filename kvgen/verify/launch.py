@@ -69,6 +69,8 @@ def _call(case: Case, given: Contents) -> None:
     if isinstance(case.call.op, Convert):
         source = getattr(package, case.call.op.source_class)
         arguments["source"] = source(**given.source_pools, **given.source_tables)[LAYER]
+    for name, pools in given.keys.items():
+        arguments[name] = case.call.keys[name].package.Cache(**pools)[LAYER]
     if isinstance(case.call.op, SwapPages):
         arguments["other"] = package.Pages(**given.source_pools)
     if isinstance(case.call.op, Compact):  # in two launches: which pages move, then the moves

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from kvgen import reference
 from kvgen.bench.step import Step
-from kvgen.bench.synthetic_batch import LAYER, LAYERS
+from kvgen.bench.synthetic_batch import LAYER, LAYERS, Scene
 from kvgen.bench.tolerance import Distance, compare_rows, take_row
 from kvgen.layout.dtypes import dtype
 from kvgen.lowering.new_rows_rules import resolve_rope
@@ -36,6 +36,7 @@ from kvgen.ops import (
 from kvgen.reference import Decoded, Rows, TableView
 from kvgen.reference.append import Changed, NewRow, locate
 from kvgen.reference.attention_output import Output, blocks_of, read_blocks, scales_of
+from kvgen.reference.mla_decode import Listed
 from kvgen.reference.rope import Table
 from kvgen.reference.rounding import ulp
 from kvgen.reference.tables import LIMIT
@@ -236,16 +237,33 @@ def _mla_decode(j: Judged) -> int:
     assert isinstance(op, MlaDecode)
     kind, (keys,) = kernels.kv.dtype, j.wanted.rows(j.case.scene)
     given = Terms(
-        op.softmax_scale(kernels), kind, op.out_dtype or kind, op.rows, lse_base=op.lse_base, lse_empty=op.lse_empty
+        op.softmax_scale(kernels),
+        kind,
+        op.out_dtype or kind,
+        op.rows,
+        sinks=j.arrays.get("sinks"),
+        sinks_in_lse=op.sinks == "lse",
+        lse_base=op.lse_base,
+        lse_empty=op.lse_empty,
     )
     how: dict[str, Any] = {"scale": given.scale, "lse_base": op.lse_base, "lse_empty": op.lse_empty}
+    how |= {"sinks": given.sinks, "sinks_in_lse": given.sinks_in_lse}
     if op.sparse:
-        lists = j.arrays["indices"], j.arrays.get("topk_lengths")
-        wanted = reference.mla_decode_sparse(j.view, keys, j.arrays["q"], *lists, **how)
+        lists = [_listed(j, j.case.scene, keys, ""), *(_listed(j, its, None, n) for n, its in j.case.call.keys.items())]
+        wanted = reference.mla_decode_sparse(lists, j.arrays["q"], v_dim=j.arrays["out"].shape[2], **how)
     else:
         offsets = j.arrays.get("row_offsets")
         wanted = reference.mla_decode(j.view, keys, j.arrays["q"], rows=op.rows, row_offsets=offsets, **how)
     return _attended(j, wanted, given)
+
+
+def _listed(j: Judged, scene: Scene, rows: Rows | None, argument: str) -> Listed:
+    """The lists of rows of a cache: the set's, whose `rows` are given, or that of `argument`."""
+    prefix = argument.removesuffix("cache")
+    if rows is None:
+        (rows,) = Contents(j.wanted.keys[argument], {}, {}).rows(scene)
+    lists = j.arrays[f"{prefix}indices"], j.arrays.get(f"{prefix}topk_lengths")
+    return Listed(rows, scene.pages, scene.tokens, *lists)
 
 
 def _attended(j: Judged, wanted: Decoded, given: Terms) -> int:

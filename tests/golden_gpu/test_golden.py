@@ -100,9 +100,10 @@ CALLED_IN = {
     "row_lanes": (f"{KERNELS}/row_lanes.cu",),
     **dict.fromkeys(("row_wgmma", "row_copies"), (f"{KERNELS}/row_wgmma.cu",)),
     "row_widen": (f"{KERNELS}/row_widen.cu",),
+    "row_units": (f"{KERNELS}/row_units.cu",),
     "extend_tiles": (f"{KERNELS}/extend_tiles.cu", f"{KERNELS}/row_tile.cu"),
     **dict.fromkeys(("quantize", "e8m0"), (f"{KERNELS}/quantize.cu",)),
-    "segment": (f"{KERNELS}/segment.cu",),
+    "segment": (f"{KERNELS}/segment.cu", f"{KERNELS}/row_units.cu"),
     **{
         name: (f"{KERNELS}/{name}.cu",)
         for name in ("kv_cache", "operands", "angles", "heads", "new_rows", "add", "pages")
