@@ -73,8 +73,12 @@ class Quant(Spec):
     floor.
     """
     place: Literal["pool", "page", "row"] = "pool"
-    """Where computed scales lie: "pool", in tensors of their own; "page", behind the values of their page; "row",
+    """Where computed scales lie: "pool", in tensors of their own; "page", behind the rows of their page; "row",
     inside each token's row, behind the codes of its head (Latent: between the latent and the RoPE part).
+    """
+    scale_pad: int | None = Field(default=None, ge=1, le=4096)
+    """Bytes that the scales of a token take with zeros behind them (place "page" or "row", of one head). None: just
+    theirs.
     """
     order: Literal["linear", "swizzled"] = "linear"
     """Order of a page's scales: "linear", as `Layout.scales` says; "swizzled", in tiles of 128 tokens x 4 scales, as
@@ -97,6 +101,12 @@ class Quant(Spec):
     def computed(self) -> bool:
         """Whether a write chooses scales."""
         return self.scale_dtype is not None and self.scale == "computed"
+
+    def padding(self, groups: int) -> int:
+        """Places of zeros behind the scales of a token, of one head with so many blocks."""
+        if self.scale_pad is None or self.scale_dtype is None:
+            return 0
+        return self.scale_pad // dtype(self.scale_dtype).bytes - groups * (1 + self.zero)
 
     def model_post_init(self, context: Any) -> None:
         """nvfp4's block is part of its recipe."""
@@ -209,6 +219,11 @@ class Quant(Spec):
                 )
             if self.place != "pool" or self.own_table or self.order != "linear":
                 raise ValueError("scale: got 'given' with place, order or own_table, which are for computed scales")
+        if self.scale_pad is not None and (self.place == "pool" or self.scale == "given"):
+            raise ValueError(
+                f"scale_pad: got {self.scale_pad} with place={self.place!r} and scale={self.scale!r}; zeros follow scales that a "
+                "write computes, in pages or rows of bytes; use place='page' or 'row', or leave it out"
+            )
         if self.own_table and self.place != "pool":
             raise ValueError(
                 f"own_table: got True with place={self.place!r}; only a pool of scales has a table of its own"

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvgen import Block, KernelSet, Paged, Quant, ops
+from kvgen import Block, KernelSet, Latent, Layout, Paged, Quant, ops
 from tests.ops.test_append import scene_before
 from tests.ops.test_decode import decode_scene
 from tests.support.batches import batches
@@ -31,7 +31,32 @@ def powers(dtype: Any, dim: int, **more: Any) -> Quant:
     return Quant(dtype=dtype, scale_dtype="e8m0", block=Block(dim=dim), recipe="pow2", **more)
 
 
+ROWS: Final = Layout(kv="page token head dim", layers="pointers")
+ALIGNED: Final = Layout(kv="page token head dim", layers="pointers", page_align=576)
+
+
+def latent(page: int, quant: Quant, layout: Layout = ROWS, **more: Any) -> Latent:
+    """DeepSeek V4's rows: 448 dims and a RoPE part of 64, all of them V."""
+    return Latent(
+        dtype="bf16", latent_dim=448, rope_dim=64, page_size=page, quant=quant, layout=layout, values="row", **more
+    )
+
+
+NVFP4: Final[dict[str, Any]] = {"dtype": "e2m1", "scale_dtype": "e4m3", "block": Block(dim=16)}
+LATENT: Final = {
+    # DeepSeek V4: rows of 448 codes | 64 bf16, then 7 e8m0 and a zero a token; pages of whole 576 bytes.
+    "v4": latent(3, powers("e4m3", 64, amax_min=1e-4, place="page", scale_pad=8), ALIGNED),
+    # V4.1: 512 codes, RoPE part included, and 16 e8m0: behind all rows, or behind each.
+    "v41_footer": latent(2, powers("e4m3", 32, amax_min=1e-4, place="page"), quant_rope=True),
+    "v41_inline": latent(3, powers("e4m3", 32, scale_min=1e-4, place="row"), quant_rope=True),
+    # FlashInfer's V4 in nvfp4: 224 bytes of codes | 64 bf16, then 28 e4m3 and 4 zeros a token.
+    "v4_nvfp4": latent(2, Quant(**NVFP4, place="page", scale_pad=32)),
+    # SGLang's MXFP4: 224 bytes of codes | 14 e8m0 and 2 zeros | 64 bf16.
+    "v4_mxfp4": latent(2, powers("e2m1", 32, place="row", scale_pad=16)),
+}
+
 SETS: Final = {
+    **{name: record(name, cache) for name, cache in LATENT.items()},
     "mxfp8": record(
         "mxfp8",
         Paged(dtype="bf16", kv_heads=2, head_dim=64, page_size=4, quant=powers("e4m3", 32, amax_min=1e-4)),

@@ -61,6 +61,14 @@ __device__ __forceinline__ typename S::ScalePointer scale_at(const Cache& cache,
   return in_global(S::scales(cache, page)) + S::scale_offset(token, head, dim);
 }
 
+// The zeros behind the scales of a token, of one head, where the cache has room for some: whoever stores the last scale stores them.
+template <typename S, typename Cache, typename Page>
+__device__ __forceinline__ void store_scale_pad(const Cache& cache, const Page& page, uint32_t token) {
+  constexpr uint32_t kNumbers = (S::kSize + S::kBlockDims - 1) / S::kBlockDims * (1 + S::kZero);
+#pragma unroll
+  for (uint32_t i = 0; i < S::kScalePad; ++i) scale_at<S>(cache, page, token, 0, 0)[kNumbers + i] = typename S::Scale{};
+}
+
 // The scales of kSteps neighbouring runs of kStep elements, each in one block, zero points between them: in accesses as
 // wide as neighbours are aligned.
 template <typename S, uint32_t kStep, uint32_t kSteps, typename Cache, typename Page>
@@ -270,6 +278,7 @@ __device__ __forceinline__ void store_block(const Cache& cache, const Page& page
     const auto at = scale_at<S>(cache, page, token, head, dim);
     at[0] = scale;
     if constexpr (S::kZero) at[1] = zero;
+    if (dim + S::kBlockDims >= S::kSize) store_scale_pad<S>(cache, page, token);
   };
   store_codes<S, kLanes, kWidth, kChunks, kUnroll>(page, token, head, dim, lane, mask, global, read, keep);
 }
