@@ -32,6 +32,7 @@ KNOWN: Final = tuple(
                 "gather",
                 "gather_rows",
                 "gather_states",
+                "indexer_scores",
                 "scatter_states",
                 "lora_add",
                 "mla_decode",
@@ -124,7 +125,7 @@ def call_of(scene: Scene, op: Op) -> Call:
     entries = [len(ids) for ids in listed.values()]
     sizes: dict[str, int] = {
         "T": (2 if op.kind == "lora_add" else 1) * int(begins[-1]),
-        **{"B": batch, "B+1": batch + 1, "S": max(new), "P": max(scene.workload.totals)},
+        **{"B": batch, "B+1": batch + 1, "S": max(new), **dict.fromkeys("NP", max(scene.workload.totals))},
         **{"J": selected(scene), **dict(zip(("N", "NS"), entries, strict=False))},
         "all_layers": LAYERS,
         "K": selected(scene) if getattr(op, "sparse", False) else max(scene.workload.totals),

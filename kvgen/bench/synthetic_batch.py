@@ -29,7 +29,7 @@ GROUPS: Final[tuple[Group, ...]] = ("kv", "scales", "tables", "workspace", "weig
 # Lengths of these find the step's tokens new, and not yet counted where lengths come "before".
 STEP: Final = ("append", "seal", "norm_cache", "rotate_cache", "lora_add")
 # Each request has the operation's `rows` query rows, which are its newest tokens.
-ATTENDING: Final = ("decode", "mla_decode")
+ATTENDING: Final = ("decode", "mla_decode", "indexer_scores")
 # A query row for every new token, which is stored by then.
 NEW_ROWS: Final = ("extend",)
 LAYERS: Final = 2

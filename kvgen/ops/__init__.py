@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from kvgen.ops.gather import Gather as Gather
     from kvgen.ops.gather_rows import GatherRows as GatherRows
     from kvgen.ops.gather_states import GatherStates as GatherStates
+    from kvgen.ops.indexer_scores import IndexerScores as IndexerScores
     from kvgen.ops.lora_add import LoraAdd as LoraAdd
     from kvgen.ops.merge_states import MergeStates as MergeStates
     from kvgen.ops.mla_decode import MlaDecode as MlaDecode
@@ -65,6 +66,7 @@ _HOME = {
     "Gather": "kvgen.ops.gather",
     "GatherRows": "kvgen.ops.gather_rows",
     "GatherStates": "kvgen.ops.gather_states",
+    "IndexerScores": "kvgen.ops.indexer_scores",
     "LoraAdd": "kvgen.ops.lora_add",
     "MergeStates": "kvgen.ops.merge_states",
     "MlaDecode": "kvgen.ops.mla_decode",

@@ -25,6 +25,8 @@ from kvgen.reference.gather import gather as gather
 from kvgen.reference.gather import gather_raw as gather_raw
 from kvgen.reference.gather_rows import gather_rows as gather_rows
 from kvgen.reference.gather_states import gather_states as gather_states
+from kvgen.reference.indexer_scores import Scored as Scored
+from kvgen.reference.indexer_scores import indexer_scores as indexer_scores
 from kvgen.reference.lora_add import lora_add as lora_add
 from kvgen.reference.merge_states import merge_states as merge_states
 from kvgen.reference.mla_decode import mla_decode as mla_decode

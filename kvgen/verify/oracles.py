@@ -25,6 +25,7 @@ from kvgen.ops import (
     Convert,
     Decode,
     Extend,
+    IndexerScores,
     MergeStates,
     MlaDecode,
     MlaPlan,
@@ -264,6 +265,25 @@ def _listed(j: Judged, scene: Scene, rows: Rows | None, argument: str) -> Listed
         (rows,) = Contents(j.wanted.keys[argument], {}, {}).rows(scene)
     lists = j.arrays[f"{prefix}indices"], j.arrays.get(f"{prefix}topk_lengths")
     return Listed(rows, scene.pages, scene.tokens, *lists)
+
+
+def _indexer_scores(j: Judged) -> int:
+    """Scores within the roundings of their sums; of codes to 2^-12 of the terms, as Hopper's tensor cores add them."""
+    op, got, to = j.case.call.op, j.got.arrays["logits"], j.wanted.arrays["logits"]
+    assert isinstance(op, IndexerScores)
+    (keys,), q = j.wanted.rows(j.case.scene), j.arrays["q"]
+    offsets = j.arrays.get("row_offsets")
+    wanted = reference.indexer_scores(
+        j.view, keys, q, j.arrays["weights"], to.shape[1], rows=op.rows, row_offsets=offsets
+    )
+    to[wanted.seen | op.fill] = wanted.logits[wanted.seen | op.fill]
+    known, far = np.isfinite(wanted.logits), Distance()
+    part = 2.0**-12 if q.dtype.itemsize == 1 else 2.0**-20
+    far.meet(np.abs(got[known] - wanted.logits[known]), part * wanted.terms[known] + 1e-30)
+    j.meet("logits", far)
+    taken = known | np.isnan(wanted.logits) & np.isnan(got)
+    to[taken] = got[taken]
+    return wanted.errors
 
 
 def _attended(j: Judged, wanted: Decoded, given: Terms) -> int:
@@ -601,6 +621,7 @@ ORACLES: Final[dict[str, Oracle]] = {
     "gather": _gather,
     "gather_rows": _gather_rows,
     "gather_states": _gather_states,
+    "indexer_scores": _indexer_scores,
     "lora_add": _lora_add,
     "merge_states": _merge_states,
     "mla_decode": _mla_decode,

@@ -125,6 +125,8 @@ CALLED_IN = {
             "wgmma",
         )
     },
+    "indexer_work": (f"{KERNELS}/indexer_work.cu",),
+    **dict.fromkeys(("indexer_scores", "mma_codes", "wgmma_codes"), (f"{KERNELS}/indexer_scores.cu",)),
     "split_kv": (f"{KERNELS}/split_kv.cu", f"{KERNELS}/row_wgmma.cu"),
     "columns": (f"{KERNELS}/columns.cu", f"{KERNELS}/split_kv.cu"),
     "merge": (f"{KERNELS}/split_kv.cu",),

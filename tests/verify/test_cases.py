@@ -31,6 +31,7 @@ EVERY = {
     "llama3_8b_kivi": ("seal",),
     "layout_vllm_hnd": ("extend",),
     "deepseek_v3_fp8": ("mla_decode", "mla_sparse"),
+    "deepseek_v32_indexer": ("indexer_scores",),
     "engine_qwen3_fp8": ("norm_cache", "store_scales", "gather_raw", "attention_output"),
     "engine_deepseek_v3": ("append_slots", "gather_rows", "remap_indices", "mla_plan", "mla_decompress", "convert"),
     "engine_llama3_8b": (
