@@ -73,7 +73,7 @@ def sglang_v4(
 ) -> Latent:
     """SGLang's rows of DeepSeek V4 (2026): FlashMLA's 584 bytes, amax at 1e-4 or more.
 
-    A tensor per layer: pass its bytes, `[N, page bytes]`, pages a multiple of 576 bytes apart. Pages are of 256 tokens: 256 rows
+    A tensor per layer: pass the pages' bytes, `[N, P*584]`, strides in bytes `(page bytes, 1)`, the first a multiple of 576. Pages are of 256 tokens: 256 rows
     of the window, 64 entries of 4 tokens (`rate`), 2 of 128. Table: page ids i32 `[B, max_pages]`, which SGLang derives from
     `req_to_token` (slot / 256). Lengths as `sglang`. Source: python/sglang/jit_kernel/csrc/deepseek_v4/store.cuh and
     c_plan.cuh (kPageBytes).

@@ -222,8 +222,8 @@ def vllm_v4(
 ) -> Latent:
     """vLLM V1's rows of DeepSeek V4 (2026): FlashMLA's 584 bytes, amax at 1e-4 or more.
 
-    A tensor per layer: pass its bytes, `[N, page bytes]`, with the stride that a block has in the slab of all caches, a multiple
-    of 576. Rows of the window (`rate` 1) have pages of 64 tokens; entries of 4 and of 128 tokens have 64 and 2 in a block of
+    A tensor per layer: pass `cache.flatten(1)`, `[N, P*584]`, strides in bytes `(page bytes, 1)`; the first is what a block has in
+    the slab of all caches, a multiple of 576. Rows of the window (`rate` 1) have pages of 64 tokens; entries of 4 and of 128 tokens have 64 and 2 in a block of
     256. `block_tokens` None: those; a page has block_tokens / rate entries. Table and lengths as `vllm`: one table a group
     of caches, in blocks; lengths count tokens. Source: vllm/models/deepseek_v4 and its fused_compress_quant_cache.py;
     csrc, fused_deepseek_v4_qnorm_rope_kv_rope_quant_insert.
@@ -243,8 +243,8 @@ def vllm_v41(
 ) -> Latent:
     """vLLM V1's MXFP8 rows of DeepSeek V4.1 (2026-09, compute capability 10): 528 bytes, scales behind their page.
 
-    As `vllm_v4` with FlashMLA's footer of 2026-09-10 (`flashmla_v41(place="page")`), pages a multiple of 512 bytes apart; the
-    window has pages of 32 tokens, a block 128 entries. On compute capability 9 and 12, and on ROCm, vLLM stores V4.1 as
+    As `vllm_v4` with FlashMLA's footer of 2026-09-10 (`flashmla_v41(place="page")`): `[N, P*528]`, strides in bytes `(page bytes,
+    1)`, pages a multiple of 512 bytes apart; the window has pages of 32 tokens, a block 128 entries. On compute capability 9 and 12, and on ROCm, vLLM stores V4.1 as
     `vllm_v4`. Source: vLLM's pull request 56893; vllm/models/deepseek_v41.
     """
     page = block_entries(block_tokens or (32 if rate == 1 else 128 * rate), rate)
@@ -255,7 +255,7 @@ def vllm_v41(
 def vllm_indexer_fp4(*, dtype: FloatName = "bf16", head_dim: int = 128, page_size: int = 64, rate: int = 1) -> Paged:
     """vLLM V1's K cache of DeepSeek V4's indexer in MXFP4 (2026): 68 bytes a key. K only.
 
-    A tensor per layer, its bytes `[N, P*68]`: P*64 bytes of e2m1, the even dim in the low nibble, then 4 e8m0 a key, one per
+    A tensor per layer, `[N, P*68]`, strides in bytes `(page bytes, 1)`: P*64 bytes of e2m1, the even dim in the low nibble, then 4 e8m0 a key, one per
     32 dims; amax at 6 * 2^-126 or more. `rate` and the rest as `vllm_indexer`. Source: vLLM's pull request 48993; DeepGEMM,
     fp8_fp4_paged_mqa_logits.
     """

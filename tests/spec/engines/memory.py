@@ -80,7 +80,7 @@ def footer(
     def scale(kv: int, layer: int, p: Ints, t: Ints, h: Ints, d: Ints) -> Ints:
         return K + p * stride + page * row + t * each + d // group
 
-    return lambda name, layer: buffer(K, 1, 3, stride), value, scale
+    return lambda name, layer: buffer(K, 1, 3, stride)[:, : page * (row + each)], value, scale
 
 
 def inline(codes: int, bits: int, plain: int, group: int, each: int, page: int) -> tuple[View, Place, Place]:
