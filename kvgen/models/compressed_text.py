@@ -7,11 +7,12 @@ entries has a set that pools them, and the indexer's keys have one that scores t
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from dataclasses import replace
+from typing import Any, Final, Literal
 
 from kvgen.errors import ConfigError
 from kvgen.models.layers import Checkpoint, LayerFacts
-from kvgen.models.reader import norm_of
+from kvgen.models.reader import norm_of, rms_norm
 from kvgen.models.serving import Serving
 from kvgen.models.text import Atom, Group, broken, call, harmless, literal, spec_names
 from kvgen.spec.model import Rope
@@ -167,13 +168,13 @@ def _append(kind: LayerFacts) -> _Fields:
     fields: _Fields = [("rope=", literal(kind.rope)), ("q_dim=", literal(kind.head_dim_k))]
     if kind.q_norm is not None:
         fields.append(("q_norm=", literal(norm_of(kind.q_norm))))
+    return [*fields, ("k_norm=", _norm(kind, over="row"))]
+
+
+def _norm(kind: LayerFacts, over: Literal["head", "row"] = "head") -> Group:
+    """The norm of a row: of a latent row's two parts together where it is over the "row"."""
     assert kind.k_norm is not None
-    return [*fields, ("k_norm=", _row_norm(kind.k_norm.eps))]
-
-
-def _row_norm(eps: float) -> Group:
-    """A norm of a latent row's two parts together."""
-    return Group("RmsNorm(", [("over=", literal("row")), ("eps=", literal(eps))], ")")
+    return call(rms_norm(replace(kind.k_norm, over=over)))
 
 
 def _read(kind: LayerFacts) -> str:
@@ -201,11 +202,11 @@ def _rows(preset: str, rate: int) -> Group:
 
 def _pool(kind: LayerFacts) -> Group:
     """The operation that makes the entries, or their indexer's keys, of a kind of layers."""
-    entries, norm = kind.compressed, kind.k_norm
-    assert entries is not None and norm is not None
+    entries = kind.compressed
+    assert entries is not None
     fields: _Fields = [("overlap=", literal(True))] if entries.overlap else []
     fields += [("ape=", literal(True))] if kind.q_norm is not None else []  # V4.1's gate has no positions
-    fields += [("norm=", Group("RmsNorm(", [("eps=", literal(norm.eps))], ")")), ("rope=", literal(kind.rope))]
+    fields += [("norm=", _norm(kind)), ("rope=", literal(kind.rope))]
     return Group("ops.Pool(", fields, ")")
 
 
@@ -220,6 +221,12 @@ def _entries(facts: Checkpoint, kind: Any, preset: str, arch: Sequence[str], nam
     )
 
 
+def _scores(kind: LayerFacts) -> bool:
+    """Whether these layers have an indexer of their own."""
+    index = kind.compressed.indexer if kind.compressed is not None else None
+    return index is not None and index.source is None
+
+
 def _keys(facts: Checkpoint, kind: Any, preset: str, arch: Sequence[str], name: str) -> Group:
     index, rate = kind.compressed.indexer, kind.compressed.rate
     fields: _Fields = [("head_dim=", literal(index.dim))] if index.dim != 128 else []
@@ -227,13 +234,12 @@ def _keys(facts: Checkpoint, kind: Any, preset: str, arch: Sequence[str], name: 
     cache = Group(f"presets.{PRESETS[preset]}(", fields, ")")
     write, uses = _pool(kind), "pool_tokens"
     if kind.q_norm is None:
-        eps = Group("RmsNorm(", [("eps=", literal(kind.k_norm.eps))], ")")
-        named: _Fields = [("rope=", literal(kind.rope)), ("q_out=", literal("none")), ("k_norm=", eps)]
+        named: _Fields = [("rope=", literal(kind.rope)), ("q_out=", literal("none")), ("k_norm=", _norm(kind))]
         write, uses = Group("ops.Append(", named, ")"), "append"
     operations = [write, Group("ops.IndexerScores(", [], ")")]
     used = {
         other.kind: (uses, "indexer_scores") if other.compressed.source is None else ("indexer_scores",)
         for other in facts.cached
-        if other.compressed is not None and other.compressed.rate == rate and other.compressed.indexer.source is None
+        if other.compressed is not None and other.compressed.rate == rate and _scores(other)
     }
     return _set(facts, f"c{rate}_keys", cache, operations, arch, name, layers=used, heads=index.heads)

@@ -45,7 +45,7 @@ def kit(name: str, form: Form, heads: int, index_heads: int, *, page: int = 8, d
         rope=rope,
         q_dim=form.dim,
         q_norm=RmsNorm(weight=False, eps=form.eps) if form.q_norm else None,
-        k_norm=RmsNorm(over="row", eps=form.eps),
+        k_norm=RmsNorm(over="row", multiply="before", eps=form.eps),
     )
     decode = ops.MlaDecode(
         sparse=True,
@@ -70,7 +70,7 @@ def latent(form: Form, codes: Codes, *, page_size: int, rate: int = 1) -> Latent
         values="row",
         page_size=page_size,
         rate=rate,
-        layout=Layout(k="page token head dim", layers="pointers"),
+        layout=Layout(kv="page token head dim", layers="pointers"),
         lengths="after",
         quant=quant(codes, pad=8 if codes.plain else None),
         quant_rope=not codes.plain,
@@ -125,7 +125,7 @@ def _pool(form: Form, rope: Rope, drafts: int) -> ops.Pool:
     return ops.Pool(
         name="pool",
         rope=rope,
-        norm=RmsNorm(eps=form.eps),
+        norm=RmsNorm(multiply="before", eps=form.eps),
         pooled_dtype="same",
         normed_dtype="same",
         **gated,

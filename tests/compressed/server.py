@@ -133,7 +133,7 @@ class Server:
         cache = self.window.made.step(lengths=lengths, page_table=self.window.table)
         q, kv = (_rows(new, name) for name in ("q", "kv"))
         out = np.empty_like(q)
-        made.append(cache[0], q, kv[:, None], out, offsets, k_weight=self.weights.kv_norm.astype(BF16))
+        made.append(cache[0], q, kv[:, None], out, self.weights.kv_norm.astype(BF16), offsets)
         return out
 
     def _pool(

@@ -39,7 +39,8 @@ class Codes:
         """What readers get back of rows `[..., dim]` whose last `turned` dims are turned."""
         whole = x.shape[-1] - (turned if self.plain else 0)
         coded = self._coded(x[..., :whole].reshape(*x.shape[:-1], -1, self.group))
-        return np.concatenate([coded.reshape(*x.shape[:-1], whole), x[..., whole:]], axis=-1)
+        plain = x[..., whole:].astype(ml_dtypes.bfloat16).astype(np.float64)
+        return np.concatenate([coded.reshape(*x.shape[:-1], whole), plain], axis=-1)
 
     def _coded(self, x: Floats) -> Floats:
         largest = {"e4m3": 448.0, "e2m1": 6.0}[self.codes]
@@ -77,7 +78,8 @@ class Form:
     `overlap`: entry j is pooled from windows j - 1 and j. `gated` False (rate 1): an entry is the token's row. `index` None:
     no indexer; "pool": its keys are pooled by a compressor of its own (V4); "latent": they are projected from the entry
     before its RoPE (V4.1). `q_norm`: q's rows are divided by their root mean square. `hadamard`: the indexer's q and keys are
-    turned by a Hadamard matrix. `row`, `entry`, `key`: how they are stored.
+    turned by a Hadamard matrix. `once`: the window's rows are rounded by their quantization alone, not to bf16 before it.
+    `row`, `entry`, `key`: how they are stored.
     """
 
     dim: int
@@ -95,6 +97,7 @@ class Form:
     theta: float = 160_000.0
     yarn: Yarn | None = None
     exact: bool = False
+    once: bool = False
     row: Codes = field(default_factory=lambda: Codes(64))
     entry: Codes = field(default_factory=lambda: Codes(64))
     key: Codes = field(default_factory=lambda: Codes(128, plain=False))
@@ -173,9 +176,7 @@ def layer(
     positions = np.arange(count)
     q = form.bf16(_unit(rows.q, form.eps)) if form.q_norm else rows.q
     q = form.bf16(turn(q, positions, form))
-    kept = form.bf16(turn(form.bf16(_unit(rows.kv, form.eps) * weights.kv_norm), positions, form))
-    if not form.exact:
-        kept = form.row.stored(kept, form.turned)
+    kept = _kept(form, rows.kv, weights.kv_norm)
     entries, keys, scores = np.zeros((0, form.dim)), None, None
     if owner is not None:
         entries, chosen = owner.entries, owner.picks
@@ -192,6 +193,16 @@ def layer(
     chosen = chosen if picks is None else picks
     o = np.stack([_attended(form, q[t], t, kept, entries[chosen[t]], weights.sinks) for t in range(count)])
     return Layer(kept, entries, keys, scores, chosen, turn(o, -positions, form))
+
+
+def _kept(form: Form, kv: Floats, weight: Floats) -> Floats:
+    """The window's rows as their cache holds them."""
+    positions, normed = np.arange(len(kv)), _unit(kv, form.eps) * weight
+    if form.exact:
+        return turn(normed, positions, form)
+    if form.once:
+        return form.row.stored(turn(normed, positions, form), form.turned)
+    return form.row.stored(form.bf16(turn(form.bf16(normed), positions, form)), form.turned)
 
 
 def turn(x: Floats, positions: NDArray[np.int64], form: Form) -> Floats:
