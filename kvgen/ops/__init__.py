@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from kvgen.ops.mla_decompress import MlaDecompress as MlaDecompress
     from kvgen.ops.mla_plan import MlaPlan as MlaPlan
     from kvgen.ops.norm_cache import NormCache as NormCache
+    from kvgen.ops.pool_tokens import Pool as Pool
     from kvgen.ops.remap_indices import RemapIndices as RemapIndices
     from kvgen.ops.reorder import Reorder as Reorder
     from kvgen.ops.rotate_cache import RotateCache as RotateCache
@@ -73,6 +74,7 @@ _HOME = {
     "MlaDecompress": "kvgen.ops.mla_decompress",
     "MlaPlan": "kvgen.ops.mla_plan",
     "NormCache": "kvgen.ops.norm_cache",
+    "Pool": "kvgen.ops.pool_tokens",
     "RemapIndices": "kvgen.ops.remap_indices",
     "Reorder": "kvgen.ops.reorder",
     "RotateCache": "kvgen.ops.rotate_cache",

@@ -37,6 +37,7 @@ from kvgen.reference.mla_plan import mla_plan as mla_plan
 from kvgen.reference.norm_cache import norm_cache as norm_cache
 from kvgen.reference.pool import Rows as Rows
 from kvgen.reference.pool import cache_rows as cache_rows
+from kvgen.reference.pool_tokens import pool_tokens as pool_tokens
 from kvgen.reference.remap_indices import remap_indices as remap_indices
 from kvgen.reference.reorder import reorder as reorder
 from kvgen.reference.rotate_cache import rotate_cache as rotate_cache

@@ -1,0 +1,348 @@
+"""Steps of pool_tokens: their arguments, states in memory of their own, and the oracle beside the launch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from kvgen import Block, KernelSet, Latent, Quant, RmsNorm, Rope, ops, presets
+from kvgen.layout.dtypes import dtype
+from kvgen.reference import pool_tokens
+from kvgen.reference.pool_tokens import PooledStep, Pooling, PoolState, latent_error
+from kvgen.reference.rope import Table
+from kvgen.runtime import describe
+from tests.ops.test_fused import check_row
+from tests.support.batches import PLAIN, Batch
+from tests.support.harness import offsets_of, on_machine, package
+from tests.support.memory import Raw, aligned, rows_array
+from tests.support.scenes import Scene
+
+ROPE = Rope(style="interleaved", theta=1e4)
+POSITIONS = 96  # rows of a table of angles
+PAGE = 4  # entries
+
+
+def _latent(quant: Quant | None = None) -> Latent:
+    plain = presets.flashmla(latent_dim=48, rope_dim=16, page_size=PAGE)
+    return plain if quant is None else plain.model_copy(update={"quant": quant})
+
+
+CODES = Quant(dtype="e4m3", scale_dtype="f32", block=Block(dim=16), recipe="pow2", place="row")
+# DeepSeek V4's kinds in small: entries of 4 that overlap, in codes; of 16; V4.1's of 2, and rows that are not pooled.
+SETS = {
+    kernels.name: kernels
+    for kernels in (
+        KernelSet(
+            name="pool_overlap",
+            q_heads=1,
+            cache=_latent(CODES),
+            ops=(
+                ops.Pool(
+                    rate=4,
+                    overlap=True,
+                    ape=True,
+                    drafts=3,
+                    norm=RmsNorm(),
+                    rope=ROPE,
+                    normed_dtype="same_unrotated",
+                ),
+                ops.Pool(
+                    name="pool_pages",
+                    rate=4,
+                    overlap=True,
+                    state="paged",
+                    state_tokens=3,
+                    state_buffers=2,
+                    inputs="separate",
+                    norm=RmsNorm(weight=False),
+                    rope=ROPE,
+                    pooled_dtype="same",
+                    normed_dtype="same",
+                    latent_out=True,
+                ),
+                ops.Append(rows="slots", rope=ROPE, positions="given", q_out="none"),
+            ),
+            arch=("sm_90a",),
+        ),
+        KernelSet(
+            name="pool_long",
+            q_heads=1,
+            cache=_latent(),
+            ops=(
+                ops.Pool(
+                    rate=16,
+                    ape=True,
+                    input_dtype="same",
+                    norm=RmsNorm(multiply="before", weight_dtype="f32"),
+                    rope=ROPE,
+                    angles="halves",
+                    latent_out=True,
+                ),
+                ops.Pool(name="pool_two", rate=2, drafts=3, state_tokens=8, rope=ROPE, index_dtype="i64"),
+                ops.Pool(name="pool_one", rate=1, norm=RmsNorm(), rope=ROPE, normed_dtype="same", latent_out=True),
+            ),
+            arch=("sm_90a",),
+        ),
+    )
+}
+EVERY = [(name, op.name) for name, kernels in SETS.items() for op in kernels.ops if isinstance(op, ops.Pool)]
+
+
+@dataclass
+class State:
+    """The state's arrays by name, all memory around them, and which rows requests have."""
+
+    arrays: dict[str, Raw]
+    memory: list[Raw]
+    places: dict[str, Raw]
+
+    def copy(self) -> list[Raw]:
+        return [m.copy() for m in self.memory]
+
+
+def the_op(kernels: KernelSet, name: str) -> ops.Pool:
+    """A set's operation by its name."""
+    (found,) = (op for op in kernels.ops if isinstance(op, ops.Pool) and op.name == name)
+    return found
+
+
+def pooling(op: ops.Pool) -> Pooling:
+    """The oracle's view of an operation."""
+    assert not isinstance(op.rope, str)
+    return Pooling(op.rate, op.overlap, op.drafts, op.norm, op.rope, op.pooled_dtype, op.normed_dtype)
+
+
+def new_state(op: ops.Pool, kernels: KernelSet, batch: Batch, rng: np.random.Generator, most: int) -> State:
+    """A state for `batch`, whose requests have at most `most` tokens: NaN in all rows, canaries around them."""
+    pooled, requests = op.pooled(kernels), len(batch.totals)
+    if op.rate == 1:
+        return State({}, [], {})
+    columns = -(-most // pooled.state_tokens) if pooled.paged else 1
+    count = requests * columns + 2
+    arrays, memory = {}, []
+    for name in ("state",) if pooled.buffers == 1 else ("kv_state", "score_state"):
+        array, outer = rows_array(count, (pooled.state_tokens, pooled.row_stride), "f32", strided=batch.strided)
+        array[...] = np.nan
+        arrays[name] = array
+        memory.append(outer)
+    ids = rng.permutation(count)[: requests * columns].reshape(requests, columns)
+    kind = dtype(op.index_dtype or kernels.kv.lengths_dtype).numpy()
+    if pooled.paged:
+        wide = np.full((requests, columns + 2), 0x7FFFFFFF).astype(kind)
+        wide[:, :columns] = ids
+        return State(arrays, memory, {"state_table": wide[:, :columns]})
+    return State(arrays, memory, {"state_ids": ids[:, 0].astype(kind)})
+
+
+def oracle_state(op: ops.Pool, kernels: KernelSet, state: State) -> PoolState | None:
+    """Copies of a state's rows, for the oracle to write to."""
+    if not state.arrays:
+        return None
+    columns = op.pooled(kernels).columns
+    arrays = [a.copy() for a in state.arrays.values()]
+    kv, score = arrays if len(arrays) == 2 else (arrays[0][..., :columns], arrays[0][..., columns:])
+    return PoolState(kv, score, state.places.get("state_ids"), state.places.get("state_table"))
+
+
+class Sequence:
+    """What all tokens of some requests bring, whatever steps they come in."""
+
+    def __init__(self, kernels: KernelSet, op: ops.Pool, batch: Batch, most: int) -> None:
+        self.kernels, self.op, self.batch = kernels, op, batch
+        rng = np.random.default_rng(batch.seed)
+        pooled, self.kind = op.pooled(kernels), dtype(kernels.kv.dtype).numpy()
+        kind = dtype(pooled.kind).numpy()
+        shape = (len(batch.totals), most, pooled.columns)
+        self.kv, self.gate = (rng.standard_normal(shape).astype(kind) for _ in range(2))
+        self.gate = (2 * self.gate.astype(np.float32)).astype(kind)
+        self.fixed = self._fixed(rng)
+        self.state = new_state(op, kernels, batch, rng, most)
+        self.rng = rng
+
+    def _fixed(self, rng: np.random.Generator) -> dict[str, Raw]:
+        """Weights, what positions add, angles."""
+        found = {}
+        for spec in getattr(package(self.kernels), self.op.name).KERNEL.arguments:
+            if spec.name in ("ape", "k_weight", "cos_sin"):
+                shape = [n if isinstance(n, int) else POSITIONS for n in spec.shape]
+                array = np.ndarray(
+                    shape, dtype(spec.dtype).numpy(), aligned(np.prod(shape) * dtype(spec.dtype).bytes).data
+                )
+                array[...] = rng.standard_normal(shape).astype(array.dtype)
+                found[spec.name] = array
+        return found
+
+
+@dataclass
+class Ran:
+    """One launch: the error word, latent_out, what the oracle says."""
+
+    word: int
+    latent: Raw | None
+    wanted: PooledStep
+
+
+def scene_of(sequence: Sequence, totals: tuple[int, ...]) -> Scene:
+    """A scene with room for so many tokens a request."""
+    batch = replace(sequence.batch, totals=totals, new=(0,) * len(totals), shared=False)
+    scene = Scene(sequence.kernels, batch, totals)
+    return scene
+
+
+def arguments_of(sequence: Sequence, rows: Raw, given: Raw, total: int) -> dict[str, Any]:
+    """Arrays of a step: row rows[i] has token given[i, 1] of request given[i, 0]."""
+    found: dict[str, Any] = dict(sequence.fixed)
+    width = sequence.kv.shape[2]
+    kind = {np.dtype(np.float32): "f32"}.get(sequence.kv.dtype, sequence.kernels.kv.dtype)
+    fused = sequence.op.rate > 1 and sequence.op.inputs == "fused"
+    strided = sequence.batch.strided
+    x, _ = rows_array(total, (2 * width if fused else width,), kind, strided=strided)
+    x[...] = np.nan
+    b, token = given.T if len(given) else (np.zeros(0, int),) * 2
+    token = token % sequence.kv.shape[1]  # of a request whose length is wrong, any
+    x[rows, :width] = sequence.kv[b, token]
+    found["x"] = x
+    if fused:
+        x[rows, width:] = sequence.gate[b, token]
+    elif sequence.op.rate > 1:
+        gate, _ = rows_array(total, (width,), kind, strided=strided)
+        gate[...] = np.nan
+        gate[rows] = sequence.gate[b, token]
+        found["gate"] = gate
+    return found | sequence.state.arrays | sequence.state.places
+
+
+def run_step(
+    sequence: Sequence,
+    scene: Scene,
+    before: tuple[int, ...],
+    new: tuple[int, ...],
+    *,
+    hold: bool = True,
+    offsets: Mapping[int, int] | None = None,
+) -> Ran:
+    """Tokens [before, before + new) of every request in one launch; with `hold`, all memory against the oracle's. `offsets` are
+    row offsets that are wrong."""
+    op, batch, kernels = sequence.op, sequence.batch, sequence.kernels
+    total = batch.leading + sum(new) + batch.padding
+    rows = np.arange(batch.leading, batch.leading + sum(new))
+    given = np.array([(b, before[b] + t) for b, n in enumerate(new) for t in range(n)]).reshape(-1, 2)
+    index = op.index_dtype or kernels.kv.lengths_dtype
+    starts = offsets_of(new, index, batch.leading)
+    for at, value in (offsets or {}).items():
+        starts[at] = value
+    lengths = scene.tables["lengths"]
+    lengths[...] = np.add(before, new).astype(lengths.dtype)
+    return launch(sequence, scene, arguments_of(sequence, rows, given, total), starts, hold=hold)
+
+
+def launch(sequence: Sequence, scene: Scene, arguments: dict[str, Any], offsets: Raw, *, hold: bool = True) -> Ran:
+    """One launch beside the oracle."""
+    op, kernels, state = sequence.op, sequence.kernels, sequence.state
+    generated = package(kernels)
+    total, outer = len(arguments["x"]), None
+    latent = None
+    if op.latent_out:
+        latent, outer = rows_array(total, (kernels.kv.head_dim,), kernels.kv.dtype, strided=scene.batch.strided)
+        arguments = arguments | {"latent_out": latent}
+    wanted = _wanted(sequence, scene, arguments, offsets) if hold else None
+    expected, around = scene.snapshot(), None if outer is None else outer.copy()
+    before = state.copy()
+    word = np.zeros(1, np.uint64)
+    with on_machine(scene.batch):
+        cache = generated.Cache(**scene.arguments())[scene.layer]
+        getattr(generated, op.name)(
+            cache, **arguments, row_offsets=offsets, errors=word if scene.batch.errors else None
+        )
+    if wanted is None:
+        return Ran(int(word[0]), latent, PooledStep([], None, None, (), 0))  # type: ignore[arg-type]
+    step, after = wanted
+    _check_cache(scene, expected, step)
+    _check_state(sequence, before, after)
+    if latent is not None:
+        assert around is not None and outer is not None
+        _check_latent(scene, latent, outer, around, step)
+    if scene.batch.errors:
+        assert int(word[0]) == step.word, f"error word {describe(int(word[0]))}, not {describe(step.word)}"
+    return Ran(int(word[0]), latent, step)
+
+
+def _wanted(
+    sequence: Sequence, scene: Scene, arguments: dict[str, Any], offsets: Raw
+) -> tuple[PooledStep, PoolState | None]:
+    op, kernels = sequence.op, sequence.kernels
+    width, fused = sequence.kv.shape[2], op.rate > 1 and op.inputs == "fused"
+    x = arguments["x"]
+    gate = x[:, width:] if fused else arguments.get("gate")
+    after = oracle_state(op, kernels, sequence.state)
+    table = Table(arguments["cos_sin"], op.angles) if op.angles != "computed" else None  # type: ignore[arg-type]
+    rope_part = kernels.kv.rope_part
+    step = pool_tokens(
+        scene.view,
+        x[:, :width],
+        gate,
+        pooling(op),
+        row_offsets=offsets,
+        state=after,
+        ape=arguments.get("ape"),
+        weight=arguments.get("k_weight"),
+        kind=dtype(kernels.kv.dtype).numpy(),
+        latent=kernels.kv.head_dim - rope_part if rope_part else 0,
+        angles=table,
+        limit=len(arguments["cos_sin"]) if table else 2**24,
+    )
+    return step, after
+
+
+def _check_cache(scene: Scene, expected: Any, step: PooledStep) -> None:
+    """Entries within what rounding allows, and all other memory as it was."""
+    (mine,), (theirs,) = scene.rows(), scene.rows(expected)
+    for row, at in enumerate(step.found):
+        if at.places is not None:
+            check_row(mine, theirs, at.places[0], at.token, step.stored, row, f"the entry of row {row}")
+    for memory, parts in scene.snapshot().items():
+        for part, right in zip(parts, expected[memory], strict=True):
+            np.testing.assert_array_equal(part, right, err_msg=memory)
+
+
+def _check_state(sequence: Sequence, before: list[Raw], after: PoolState | None) -> None:
+    """Rows that a later step may need as the oracle has them, bit for bit; everything else as it was."""
+    if after is None:
+        return
+    state = sequence.state
+    found = [m.copy() for m in state.memory]
+    for memory, old in zip(state.memory, before, strict=True):
+        memory[...] = old
+    arrays = list(state.arrays.values())
+    width = after.kv.shape[2]
+    if len(arrays) == 2:
+        arrays[0][...], arrays[1][...] = after.kv, after.score
+    else:
+        arrays[0][..., :width], arrays[0][..., width:] = after.kv, after.score
+    for memory, right in zip(found, state.memory, strict=True):
+        np.testing.assert_array_equal(memory, right, err_msg="state")
+
+
+def _check_latent(scene: Scene, latent: Raw, outer: Raw, around: Raw, step: PooledStep) -> None:
+    """Entries before RoPE in the rows of their last tokens, NaN where they are not known, other rows as they were."""
+    error = latent_error(step.latent, latent.dtype)
+    found = outer.copy()
+    emitted = [row for row, at in enumerate(step.found) if at.state != "padding"]
+    values = latent.copy()
+    outer[...] = around
+    for row in emitted:
+        if row in step.unknown:
+            assert np.isnan(values[row].astype(np.float32)).all()
+        else:
+            off = np.abs(values[row].astype(np.float64) - step.latent.rows[row, 0])
+            assert (off <= error[row, 0]).all() or np.isinf(error[row, 0]).all(), f"latent of row {row}"
+        latent[row] = values[row]
+    np.testing.assert_array_equal(found, outer)
+
+
+def plain(requests: int, **more: Any) -> Batch:
+    """A quiet batch of so many requests."""
+    return replace(PLAIN, totals=(0,) * requests, new=(0,) * requests, **more)
