@@ -100,11 +100,12 @@ def flashinfer_v4_nvfp4(
 ) -> Latent:
     """FlashInfer's NVFP4 rows of DeepSeek V4 (its pull request 4955, 2026): 384 bytes a row, K and V at once.
 
-    A tensor per layer: pass the pages' bytes, `[N, P*384]`, strides in bytes `(page bytes, 1)`. A page: P rows of 224 bytes of e2m1, the even dim in the low nibble |
-    64 bf16, 352 bytes each, then 32 bytes of scales a row, 28 e4m3, one per 16 dims, and 4 zeros; pages lie a multiple of
-    16 bytes apart. P is 64, of entries (`rate`) 64 or 2. Table: page ids i32 `[B, max_pages]`, for append; FlashInfer's
-    attention takes indices. Lengths: i32, this step included. FlashInfer keeps -0 as a code, kvgen has +0. SGLang's
-    pull request 38646 has the same rows. Source: csrc and flashinfer/mla of that pull request.
+    A tensor per layer: pass the pages' bytes, `[N, P*384]`, strides in bytes `(page bytes, 1)`. A page: P rows of 224
+    bytes of e2m1, the even dim in the low nibble | 64 bf16, 352 bytes each, then 32 bytes of scales a row, 28 e4m3, one
+    per 16 dims, and 4 zeros; pages lie a multiple of 16 bytes apart. P is 64, of entries (`rate`) 64 or 2. Table: page
+    ids i32 `[B, max_pages]`, for append; FlashInfer's attention takes indices. Lengths: i32, this step included.
+    FlashInfer keeps -0 as a code, kvgen has +0. SGLang's pull request 38646 has the same rows. Source: csrc and
+    flashinfer/mla of that pull request.
     """
     quant = Quant(
         dtype="e2m1",

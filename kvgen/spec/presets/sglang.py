@@ -73,10 +73,10 @@ def sglang_v4(
 ) -> Latent:
     """SGLang's rows of DeepSeek V4 (2026): FlashMLA's 584 bytes, amax at 1e-4 or more.
 
-    A tensor per layer: pass the pages' bytes, `[N, P*584]`, strides in bytes `(page bytes, 1)`, the first a multiple of 576. Pages are of 256 tokens: 256 rows
-    of the window, 64 entries of 4 tokens (`rate`), 2 of 128. Table: page ids i32 `[B, max_pages]`, which SGLang derives from
-    `req_to_token` (slot / 256). Lengths as `sglang`. Source: python/sglang/jit_kernel/csrc/deepseek_v4/store.cuh and
-    c_plan.cuh (kPageBytes).
+    A tensor per layer: pass the pages' bytes, `[N, P*584]`, strides in bytes `(page bytes, 1)`, the first a multiple of
+    576. Pages are of 256 tokens: 256 rows of the window, 64 entries of 4 tokens (`rate`), 2 of 128. Table: page ids i32
+    `[B, max_pages]`, which SGLang derives from `req_to_token` (slot / 256). Lengths as `sglang`. Source:
+    python/sglang/jit_kernel/csrc/deepseek_v4/store.cuh and c_plan.cuh (kPageBytes).
     """
     quant, page = mixed_pow2(amax_min=1e-4), block_entries(page_tokens, rate)
     align = latent_dim + 2 * rope_dim
@@ -88,9 +88,9 @@ def sglang_v4_fp4(
 ) -> Latent:
     """SGLang's MXFP4 rows of DeepSeek V4 (2026): 368 bytes, scales in the row.
 
-    A tensor per layer, u8 `[N, P, 1, 368]`: strides in bytes `(P*368, 368, 368, 1)`. A row: 224 bytes of e2m1, the even dim in
-    the low nibble | 14 e8m0, one per 32 dims | 2 zeros | 64 bf16. amax at 6 * 2^-126 or more. Pages, table, lengths and `rate`
-    as `sglang_v4`. Source: SGLang's pull requests 32741 and 37136 to 37138.
+    A tensor per layer, u8 `[N, P, 1, 368]`: strides in bytes `(P*368, 368, 368, 1)`. A row: 224 bytes of e2m1, the even
+    dim in the low nibble | 14 e8m0, one per 32 dims | 2 zeros | 64 bf16. amax at 6 * 2^-126 or more. Pages, table,
+    lengths and `rate` as `sglang_v4`. Source: SGLang's pull requests 32741 and 37136 to 37138.
     """
     quant = Quant(
         dtype="e2m1",
@@ -116,9 +116,9 @@ def sglang_indexer(
     """SGLang's K cache of DeepSeek-V3.2's indexer (2026): a page is its codes, then its scales. K only.
 
     A tensor per layer, `index_k_with_scale_buffer` u8 `[N, P*128 + P*4]` with P = 64: strides in bytes `(P*132, 1)`. A
-    page: P*128 e4m3 | P f32. Table: page ids i32 `[B, max_pages]`, which SGLang derives from `req_to_token` (slot / 64).
-    Lengths as `sglang`. `recipe`: "pow2", as DeepSeek's models ask; "amax", what SGLang's own writer of V4 keeps. `rate`: keys of
-    so many tokens, P of them a page. Source: python/sglang/jit_kernel/csrc/deepseek_v4/store.cuh;
+    page: P*128 e4m3 | P f32. Table: page ids i32 `[B, max_pages]`, which SGLang derives from `req_to_token` (slot /
+    64). Lengths as `sglang`. `recipe`: "pow2", as DeepSeek's models ask; "amax", what SGLang's own writer of V4 keeps.
+    `rate`: keys of so many tokens, P of them a page. Source: python/sglang/jit_kernel/csrc/deepseek_v4/store.cuh;
     python/sglang/srt/mem_cache/memory_pool.py, NSATokenToKVPool (DSATokenToKVPool in 0.5.23).
     """
     return Paged(
