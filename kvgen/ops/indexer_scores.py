@@ -43,6 +43,7 @@ class IndexerScoresContext:
     blocks: int
     heads: int
     rows: int
+    rate: int
     together: int
     row_bytes: int
     scaled: bool
@@ -60,7 +61,8 @@ class IndexerScores(Op):
     apart. The best entries of a row are for a library (torch.topk, a radix select) to find, and ties are the caller's.
 
     Request b has q's rows from b * rows on, or with `row_offsets[B + 1]` its own, any number of them: prompts as well as
-    single tokens and drafts. Of n tokens, row i of r stands at token n - r + i and sees the keys up to there.
+    single tokens and drafts. Of n tokens, row i of r stands at token n - r + i and sees the keys up to there; in a cache with
+    a `rate`, those whose last token is among them.
 
     Work is divided on the device, by what lengths are now, among as many blocks as fit the GPU: no workspace, no plan, and
     a CUDA graph may have `logits` for the longest request there can be.
@@ -73,6 +75,7 @@ class IndexerScores(Op):
     """
 
     kind: ClassVar[str] = "indexer_scores"
+    at_rates: ClassVar[bool] = True
     rows: int = Field(default=1, ge=1, le=8)
     """Query rows that share one reading of their request's keys; without `row_offsets`, the rows of each request. Prompts are
     scored fastest with 128 / q_heads or more.
@@ -105,6 +108,7 @@ class IndexerScores(Op):
             blocks=BLOCKS,
             heads=kernels.q_heads,
             rows=self.rows,
+            rate=cache.entry_tokens,
             together=shape.together,
             row_bytes=shape.row_bytes,
             scaled=shape.scaled,

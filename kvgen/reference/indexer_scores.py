@@ -12,7 +12,7 @@ from kvgen.reference.attention import Arguments
 from kvgen.reference.decode import Finder
 from kvgen.reference.faults import FaultLog
 from kvgen.reference.pool import Rows
-from kvgen.reference.tables import RowRange, TableView, bad_total, request_of_row
+from kvgen.reference.tables import LIMIT, RowRange, TableView, bad_total, request_of_row
 from kvgen.runtime.faults import Fault
 
 Floats = NDArray[np.float64]
@@ -42,7 +42,8 @@ def indexer_scores(
     """Scores of q `[T, q_heads, head_dim]` with `weights[T, q_heads]` for the first `room` keys of each row's request.
 
     logits[t, j] = sum over h of weights[t, h] * max(q[t, h] . k[j], 0), with k as it is stored, dequantized. Request b's rows are
-    `rows` from b * rows on, or with `row_offsets[B + 1]` its own. Of n tokens row i of r sees those up to n - r + i.
+    `rows` from b * rows on, or with `row_offsets[B + 1]` its own. Of
+    n tokens row i of r sees those up to n - r + i, or, where keys stand for several, those whose last token is among them.
 
     A key in an invalid page is NaN (reported at its token), as is a whole row whose request has a length that is invalid or
     above `room` (LENGTH, at the number of tokens), whose offsets contradict each other, or of which the call lacks rows
@@ -93,7 +94,7 @@ def _request(table: TableView, finder: Finder, whose: RowRange, room: int) -> An
     """What the rows of a request see; None where its length is wrong, which is reported."""
     length, rows = table.length(whose.b), whose.end - whose.begin
     tokens = None if length is None else length + (rows if table.kv.lengths == "before" else 0)
-    if tokens is not None and room < tokens < 2**32 - 1:
+    if tokens is not None and tokens < LIMIT and tokens // table.cache.entry_tokens > room:
         finder.faults.add(Fault.LENGTH, whose.b, tokens)
         return None
     return finder.request(whose)

@@ -15,7 +15,7 @@ from tests.golden_gpu.numbers import Array
 from tests.golden_gpu.probe import Arrays, Probe
 from tests.golden_gpu.scan_probes import LENGTH, OFFSETS
 
-BATCH, ROWS, KEYS, TOKENS, HELD, BLOCKS = 37, 70, 48, 8, 45, 3
+BATCH, ROWS, KEYS, SPAN, HELD, BLOCKS = 37, 70, 48, 8, 45, 3  # SPAN: tokens of a tile, of 8 keys or of 4 for two each
 TILES: Final = 6
 FLOATS: Final = Rule("f32", any_nan=True)
 CODES, VALUES = ml_dtypes.float8_e4m3fn, ml_dtypes.bfloat16
@@ -49,7 +49,7 @@ class _Step:
     def __init__(self, arrays: Arrays, after: bool) -> None:
         self.offsets: list[int] = [x % 2**32 if x >= 0 else 2**32 - 1 for x in arrays["offsets"].tolist()]
         self.lengths: list[int] = arrays["lengths"].tolist()
-        self.after = after
+        self.after, self.rate = after, 2 if after else 1
 
     @property
     def wrong_total(self) -> bool:
@@ -66,7 +66,7 @@ class _Step:
         return None if self.lengths[b] < 0 or n > min(HELD, KEYS) else n
 
     def seen(self, b: int, i: int) -> int:
-        return max((self.tokens(b) or 0) - (self.rows(b) or 0) + i + 1, 0)
+        return max((self.tokens(b) or 0) - (self.rows(b) or 0) + i + 1, 0) // self.rate
 
     def request(self, row: int) -> int | None:
         """Whose row it is; None: nobody's. Halving, as offsets that decrease may have it."""
@@ -90,13 +90,13 @@ def _work(rows: int, after: bool, arrays: Arrays) -> dict[str, Wanted]:
         if not count or step.tokens(b) is None:
             continue
         seen = [(step.tokens(b) or 0) - count + (g + 1) * rows for g in range(-(-count // rows))]
-        if TOKENS % rows == 0:
-            tiles = [-(-n // TOKENS) if n > 0 else 0 for n in seen]
+        if SPAN % rows == 0:
+            tiles = [-(-(n // step.rate) // (SPAN // step.rate)) if n > 0 else 0 for n in seen]
         else:  # a tile has room for whole groups alone, and begins with one
             first = next((n for n in seen if n > 0), 0)
             blind = sum(n <= 0 for n in seen)
-            e = (first + TOKENS - 1 + rows - 1) // rows
-            tiles = [0] * blind + [(e + n) // (TOKENS // rows) for n in range(len(seen) - blind)]
+            e = (first + SPAN - 1 + rows - 1) // rows
+            tiles = [0] * blind + [(e + n) // (SPAN // rows) for n in range(len(seen) - blind)]
         pairs += [(b, g, t) for g, n in enumerate(tiles) for t in range(n)]
     each, more = divmod(len(pairs), BLOCKS)
     counts = [each + (i < more) for i in range(BLOCKS)]
@@ -105,7 +105,7 @@ def _work(rows: int, after: bool, arrays: Arrays) -> dict[str, Wanted]:
         last = min((g + 1) * rows, step.rows(b) or 0) - 1
         for i in range(g * rows, last + 1):
             row = step.offsets[b] + i
-            if step.request(row) == b and t * TOKENS < step.seen(b, last):
+            if step.request(row) == b and t * (SPAN // step.rate) < step.seen(b, last):
                 owners[row, t] = step.seen(b, i) << 8 | block + 1
     every, some = arrays["all"].copy(), arrays["some"].copy()
     faults = [(ROWS, BATCH - 1, OFFSETS)] if step.wrong_total else []

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvgen import CSR, KernelSet, Layout, Paged, ops, presets
+from kvgen import CSR, Block, KernelSet, Layout, Paged, Quant, ops, presets
 from kvgen.layout.dtypes import dtype
 from kvgen.lowering.attention.indexer import TOKENS
 from kvgen.reference import Scored, indexer_scores
@@ -21,7 +21,8 @@ from tests.support.harness import Run, hold_memory, launcher, offsets_of, optimi
 from tests.support.memory import CANARY, Raw, rows_array
 from tests.support.scenes import Scene
 
-# Codes widened to f16, drafts of three rows; products of warpgroups, two rows each, unseen keys left alone; values of 16 bits.
+# Codes widened to f16, drafts of three rows; products of warpgroups, two rows each, of keys that stand for four tokens, unseen
+# ones left alone; values of 16 bits.
 SETS = {
     kernels.name: kernels
     for kernels in (
@@ -35,7 +36,17 @@ SETS = {
         KernelSet(
             name="scores_groups",
             q_heads=32,
-            cache=presets.vllm_indexer(page_size=48),
+            cache=Paged(
+                dtype="bf16",
+                kv_heads=1,
+                head_dim=128,
+                page_size=48,
+                rate=4,
+                stores="k",
+                layout=Layout(kv="page token head dim", layers="pointers"),
+                lengths="after",
+                quant=Quant(dtype="e4m3", scale_dtype="f32", block=Block(dim=128), recipe="pow2", place="page"),
+            ),
             ops=[ops.IndexerScores(rows=2, fill=False, index_dtype="i64")],
             arch=["sm_90a"],
         ),
@@ -108,8 +119,8 @@ def call(scene: Scene, q: Raw, weights: Raw, room: int, offsets: Raw | None = No
 @st.composite
 def steps(draw: Any, kernels: KernelSet) -> tuple[Batch, bool]:
     """A batch whose new tokens are rows of q: any number of each request, or, without offsets, as many of every one."""
-    page, most = kernels.cache.page_tokens or 1, op_of(kernels).rows
-    edges = sorted({0, 1, 2, 5} | {n + d for n in (page, TOKENS, 2 * TOKENS) for d in (-1, 0, 1)})
+    page, most, rate = kernels.cache.page_tokens or 1, op_of(kernels).rows, kernels.cache.entry_tokens
+    edges = sorted({0, 1, 2, 5} | {n * rate + d for n in (page, TOKENS, 2 * TOKENS) for d in (-1, 0, 1)})
     ragged = draw(st.booleans())
     count = draw(st.integers(0, 3))
     totals = sorted(draw(st.sampled_from(edges)) for _ in range(count))
@@ -140,13 +151,13 @@ def test_a_step(name: str, data: Any) -> None:
     scene, q, weights = scores_scene(kernels, batch, total)
     kind = op_of(kernels).index_dtype or scene.cache.lengths_dtype
     offsets = offsets_of(batch.new, kind, batch.leading) if ragged else None
-    call(scene, q, weights, max(batch.totals, default=0) + 3, offsets)
+    call(scene, q, weights, max(batch.totals, default=0) // scene.cache.entry_tokens + 3, offsets)
 
 
 def ragged_step(name: str, totals: tuple[int, ...], new: tuple[int, ...], **fields: Any) -> tuple[Scene, Raw, Raw, Raw]:
-    """A scene with these requests, its q, weights and offsets."""
+    """A scene whose requests have so many keys, its q, weights and offsets."""
     kernels = SETS[name]
-    batch = replace(PLAIN, totals=totals, new=new, **fields)
+    batch = replace(PLAIN, totals=tuple(n * kernels.cache.entry_tokens for n in totals), new=new, **fields)
     scene, q, weights = scores_scene(kernels, batch, sum(new) + batch.padding)
     kind = op_of(kernels).index_dtype or scene.cache.lengths_dtype
     return scene, q, weights, offsets_of(new, kind)
@@ -197,7 +208,8 @@ def test_hostile_data(name: str, wrong: str) -> None:
     if wrong in ("page", "minus_one"):
         table[1, 0] = scene.pages if wrong == "page" else -1
     elif wrong in ("length", "room"):
-        lengths[1] = table.shape[1] * scene.tokens + 1 if wrong == "length" else room + 1
+        keys = table.shape[1] * scene.tokens + 1 if wrong == "length" else room + 1
+        lengths[1] = keys * scene.cache.entry_tokens
     elif wrong == "minus":
         lengths[1] = -5
     elif wrong == "decrease":
