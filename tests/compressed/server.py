@@ -180,7 +180,7 @@ class Server:
             paged = self.pools["entries"]
             chosen = [paged.slots(b, j, form.rate) for (b, _), j in zip(where, picks, strict=True)]
             more, many = _lists(chosen)
-            given |= {"entries_cache": paged.made[0], "entries_indices": more, "entries_topk_lengths": many}
+            given |= {"entries_cache": kit.generated("window").MlaDecodeEntriesKeys(*paged.made.blocks)[0], "entries_indices": more, "entries_topk_lengths": many}
         made = kit.generated("window")
         cache = self.window.made
         found = made.mla_decode(
