@@ -37,10 +37,12 @@ def kit(name: str, form: Form, heads: int, index_heads: int, *, page: int = 8, d
     if form.rate:
         cache = latent(form, form.entry, page_size=max(1, 2 * page // form.rate), rate=form.rate)
         entries = _set(f"{name}_entries", 1, cache, _pool(form, rope, drafts))
-    if form.index == "pool":
-        assert form.rate
+    if form.index is not None:
         cache = indexer(form, page_size=max(4, 2 * page // form.rate), rate=form.rate)
-        keys = _set(f"{name}_keys", index_heads, cache, _pool(form, rope, drafts), ops.IndexerScores())
+        norm = RmsNorm(multiply="before", eps=form.eps)
+        append = ops.Append(rope=rope, q_out="none", k_norm=norm)  # of keys that a projection makes of entries
+        write = append if form.index == "latent" else _pool(form, rope, drafts)
+        keys = _set(f"{name}_keys", index_heads, cache, write, ops.IndexerScores())
     append = ops.Append(
         rope=rope,
         q_dim=form.dim,
@@ -121,6 +123,7 @@ def _rope(form: Form) -> Rope:
 
 
 def _pool(form: Form, rope: Rope, drafts: int) -> ops.Pool:
+    """The operation that makes entries, or pools an indexer's keys, with the roundings of the official recipe."""
     gated = {"overlap": form.overlap, "ape": form.overlap or form.rate > 2, "drafts": drafts} if form.gated else {}
     return ops.Pool(
         name="pool",
@@ -128,5 +131,6 @@ def _pool(form: Form, rope: Rope, drafts: int) -> ops.Pool:
         norm=RmsNorm(multiply="before", eps=form.eps),
         pooled_dtype="same",
         normed_dtype="same",
+        latent_out=form.index == "latent",
         **gated,
     )

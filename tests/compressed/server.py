@@ -24,10 +24,12 @@ NAN_CODE = 0x7F  # NaN as e4m3, and in both bytes of a bf16
 
 @dataclass
 class Step:
-    """What a step gave: o `[T, heads, dim]` of its rows turned back, and the entries that each row read."""
+    """What a step gave: o `[T, heads, dim]` of its rows turned back, the entries that each row read, and the indexer's scores of
+    those that it sees."""
 
     o: Floats
     picks: list[NDArray[np.int64]]
+    logits: list[Floats]
 
 
 @dataclass
@@ -83,6 +85,8 @@ class Server:
         )
         self.pools: dict[str, Paged] = {}
         self.states: dict[str, Any] = {}
+        self.last: list[NDArray[np.int64]] = []
+        self.logits: list[Floats] = []
         for part in ("entries", "keys"):
             kernels = getattr(kit, part)
             if kernels is not None:
@@ -90,7 +94,7 @@ class Server:
                 columns = -(-longest // tokens)
                 made = kit.generated(part)
                 self.pools[part] = Paged.of(made, len(rows), columns, columns * len(rows) + 2, tokens, rng)
-                self.states[part] = self._state(made, rng)
+                self.states[part] = self._state(made, rng) if hasattr(made, "pool") else {}
 
     def _state(self, made: Any, rng: np.random.Generator) -> dict[str, Any]:
         """Rings of garbage: a request's first tokens need none."""
@@ -101,8 +105,8 @@ class Server:
         ids = rng.permutation(len(self.rows) + 1)[: len(self.rows)].astype(np.int32)
         return {"state": np.full(shape, np.nan, np.float32), "state_ids": ids}
 
-    def step(self, counts: list[int]) -> Step:
-        """`counts[b]` new tokens of request b."""
+    def step(self, counts: list[int], *, owner: Server | None = None) -> Step:
+        """`counts[b]` new tokens of request b. `owner`: the layer whose entries and picks of this step it reads."""
         form = self.kit.form
         before, self.done = self.done, [d + n for d, n in zip(self.done, counts, strict=True)]
         lengths = np.array(self.done, np.int32)
@@ -115,12 +119,12 @@ class Server:
         new = [Rows(**_cut(vars(r), f, d)) for r, f, d in zip(self.rows, before, self.done, strict=True)]
         with machine(arch="sm_90a", mode="check"):
             q = self._append(new, lengths, offsets)
-            for part, paged in self.pools.items():
-                self._pool(part, paged, new, lengths, offsets)
-            picks = self._picks(new, lengths, offsets, where)
-            o = self._attend(q, where, picks)
+            self._compress(new, lengths, offsets)
+            picks = self._picks(new, lengths, offsets, where) if owner is None else owner.last
+            o = self._attend(q, where, picks, owner or self)
+        self.last = picks
         positions = np.array([p for _, p in where], np.int64)
-        return Step(turn(o.astype(np.float64), -positions, form), picks)
+        return Step(turn(o.astype(np.float64), -positions, form), picks, self.logits)
 
     def take_back(self, b: int, count: int) -> None:
         """The last tokens of a request were drafts, and are rejected."""
@@ -136,23 +140,40 @@ class Server:
         made.append(cache[0], q, kv[:, None], out, self.weights.kv_norm.astype(BF16), offsets)
         return out
 
-    def _pool(
-        self, part: str, paged: Paged, new: list[Rows], lengths: NDArray[np.int32], offsets: NDArray[np.int32]
-    ) -> None:
-        kind = {"entries": "pool", "keys": "index"}[part]
+    def _compress(self, new: list[Rows], lengths: NDArray[np.int32], offsets: NDArray[np.int32]) -> None:
+        """Entries and the indexer's keys of the step's tokens."""
+        latent = None
+        if "entries" in self.pools:
+            latent = self._pool("entries", new, lengths, offsets)
+        if "keys" not in self.pools:
+            return
+        if self.kit.form.index == "pool":
+            self._pool("keys", new, lengths, offsets)
+            return
+        paged = self.pools["keys"]
+        cache = paged.made.step(lengths=lengths, page_table=paged.table)
+        k = (latent.astype(np.float32) @ self.weights.wk.T.astype(np.float32)).astype(BF16)[:, None]
+        self.kit.generated("keys").append(cache[0], k, self.weights.index_norm.astype(BF16), offsets)
+
+    def _pool(self, part: str, new: list[Rows], lengths: NDArray[np.int32], offsets: NDArray[np.int32]) -> Any:
+        kind, paged = {"entries": "pool", "keys": "index"}[part], self.pools[part]
         kv, gate = (_rows(new, f"{kind}_{name}", np.float32) for name in ("kv", "gate"))
         given: dict[str, Any] = {"k_weight": getattr(self.weights, f"{kind}_norm").astype(BF16), **self.states[part]}
         ape = self.weights.ape if kind == "pool" else self.weights.index_ape
         if ape is not None:
             given["ape"] = ape.astype(np.float32)
+        if self.kit.form.index == "latent":
+            given["latent_out"] = np.full((len(kv), self.kit.form.dim), np.nan, BF16)
         x = kv if gate is None else np.concatenate([kv, gate], axis=1)
         cache = paged.made.step(lengths=lengths, page_table=paged.table)
         self.kit.generated(part).pool(cache[0], x=x, row_offsets=offsets, **given)
+        return given.get("latent_out")
 
     def _picks(
         self, new: list[Rows], lengths: NDArray[np.int32], offsets: NDArray[np.int32], where: list[tuple[int, int]]
     ) -> Any:
         form = self.kit.form
+        self.logits = [np.zeros(0)] * len(where)
         if not form.rate:
             return [np.zeros(0, np.int64)] * len(where)
         seen = [(p + 1) // form.rate for _, p in where]
@@ -166,21 +187,27 @@ class Server:
         logits = np.full((len(where), max(seen) + 3), np.nan, np.float32)
         weights = (w * scale).astype(np.float32)
         self.kit.generated("keys").indexer_scores(cache[0], codes, weights, logits, row_offsets=offsets)
-        self.logits = logits
         for row, n in zip(logits, seen, strict=True):
             assert not np.isnan(row[:n]).any() and (row[n:] == -np.inf).all()
+        self.logits = [row[:n].astype(np.float64) for row, n in zip(logits, seen, strict=True)]
         return [np.sort(np.argsort(-row[:n], kind="stable")[: form.topk]) for row, n in zip(logits, seen, strict=True)]
 
-    def _attend(self, q: NDArray[Any], where: list[tuple[int, int]], picks: list[NDArray[np.int64]]) -> NDArray[Any]:
+    def _attend(
+        self, q: NDArray[Any], where: list[tuple[int, int]], picks: list[NDArray[np.int64]], owner: Server
+    ) -> NDArray[Any]:
         kit, form = self.kit, self.kit.form
         spans = [np.arange(max(p - form.window + 1, 0), p + 1) for _, p in where]
         indices, counts = _lists([self.window.slots(b, s) for (b, _), s in zip(where, spans, strict=True)])
         given: dict[str, Any] = {"topk_lengths": counts, "sinks": self.weights.sinks.astype(np.float32)}
         if kit.entries is not None:
-            paged = self.pools["entries"]
+            paged = owner.pools["entries"]
             chosen = [paged.slots(b, j, form.rate) for (b, _), j in zip(where, picks, strict=True)]
             more, many = _lists(chosen)
-            given |= {"entries_cache": kit.generated("window").MlaDecodeEntriesKeys(*paged.made.blocks)[0], "entries_indices": more, "entries_topk_lengths": many}
+            given |= {
+                "entries_cache": kit.generated("window").MlaDecodeEntriesKeys(*paged.made.blocks)[0],
+                "entries_indices": more,
+                "entries_topk_lengths": many,
+            }
         made = kit.generated("window")
         cache = self.window.made
         found = made.mla_decode(

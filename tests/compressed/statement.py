@@ -78,7 +78,8 @@ class Form:
     `overlap`: entry j is pooled from windows j - 1 and j. `gated` False (rate 1): an entry is the token's row. `index` None:
     no indexer; "pool": its keys are pooled by a compressor of its own (V4); "latent": they are projected from the entry
     before its RoPE (V4.1). `q_norm`: q's rows are divided by their root mean square. `hadamard`: the indexer's q and keys are
-    turned by a Hadamard matrix. `once`: the window's rows are rounded by their quantization alone, not to bf16 before it.
+    turned by a Hadamard matrix. `once`: what RoPE turned, the window's rows and keys that are projected are rounded by their
+    quantization alone, not to bf16 before it.
     `row`, `entry`, `key`: how they are stored.
     """
 
@@ -260,10 +261,12 @@ def _pooled(form: Form, kv: Floats, gate: Floats | None, ape: Floats | None, nor
     return form.bf16(_unit(form.bf16(found), form.eps) * norm)
 
 
-def _placed(form: Form, latent: Floats, codes: Codes) -> Floats:
-    """Entries as their cache holds them: turned by the position of their first token, quantized."""
-    turned = form.bf16(turn(latent, np.arange(len(latent)) * form.rate, form))
-    return turned if form.exact else codes.stored(turned, form.turned)
+def _placed(form: Form, rows: Floats, codes: Codes) -> Floats:
+    """Entries or keys as their cache holds them: turned by the position of their first token, quantized."""
+    turned = turn(rows, np.arange(len(rows)) * form.rate, form)
+    if form.exact:
+        return turned
+    return codes.stored(turned if form.once else form.bf16(turned), form.turned)
 
 
 def _keys(form: Form, rows: Rows, weights: Weights, latent: Floats) -> Floats:
@@ -273,9 +276,11 @@ def _keys(form: Form, rows: Rows, weights: Weights, latent: Floats) -> Floats:
         keys = _pooled(form, rows.index_kv, rows.index_gate, weights.index_ape, weights.index_norm)
     else:
         assert weights.wk is not None
-        keys = form.bf16(_unit(form.bf16(latent @ weights.wk.T), form.eps) * weights.index_norm)
-    keys = form.bf16(turn(keys, np.arange(len(keys)) * form.rate, form))
-    return _index_stored(form, keys)
+        keys = _unit(form.bf16(latent @ weights.wk.T), form.eps) * weights.index_norm
+        keys = keys if form.once else form.bf16(keys)
+    if form.hadamard:
+        return _index_stored(form, form.bf16(turn(keys, np.arange(len(keys)) * form.rate, form)))
+    return _placed(form, keys, form.key)
 
 
 def _index_stored(form: Form, x: Floats) -> Floats:
