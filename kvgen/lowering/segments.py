@@ -16,7 +16,7 @@ from kvgen.spec.cache import Cache
 HELD_CHUNKS: Final = 8
 UNROLLED: Final = 4
 STRUCTS: Final = {"k": "Key", "v": "Value"}
-_RECIPES: Final = {"amax": "amax", "pow2": "pow2", "max": "nvfp4_max", "global": "nvfp4_global"}
+_RECIPES: Final = {"amax": "amax", "pow2": "pow2", "min": "least", "max": "nvfp4_max", "global": "nvfp4_global"}
 
 
 @dataclass(frozen=True)

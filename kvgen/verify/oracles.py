@@ -140,6 +140,10 @@ def _rotated_q(j: Judged, found: list[NewRow], change: Changed, scale: float = 1
     """q_out: near enough in rows that are known, NaN where the position is not, as it was in padding."""
     got = j.got.arrays["q_out"].reshape(len(found), *j.got.arrays["q_out"].shape[-2:])
     wanted = j.wanted.arrays["q_out"].reshape(got.shape)
+    heads = change.rows.shape[1]
+    behind = np.array([at.state != "padding" for at in found], np.bool_)
+    wanted[behind, heads:] = 0
+    got, wanted = got[:, :heads], wanted[:, :heads]
     known = np.array([at.state == "known" for at in found], np.bool_)
     unknown = np.array([at.state == "unknown" for at in found], np.bool_)
     j.meet("q_out", compare_rows(got, change, known, scale))

@@ -110,7 +110,8 @@ CALLED_IN = {
     },
     "entries": (f"{KERNELS}/new_rows.cu",),
     **dict.fromkeys(
-        ("head_norms", "first_pairs", "position_scale", "hadamard", "head_blocks"), (f"{KERNELS}/head_steps.cu",)
+        ("head_norms", "first_pairs", "position_scale", "hadamard", "head_blocks", "pad_heads"),
+        (f"{KERNELS}/head_steps.cu",),
     ),
     **dict.fromkeys(("store_heads", "row_norm", "write_rows"), (f"{KERNELS}/write_rows.cu",)),
     **{

@@ -10,6 +10,7 @@ enum class Recipe : uint32_t {
   pow2,          // the same, rounded up to a power of two
   amax_raised,   // amax and pow2 with floors: kAmaxMin, kScaleMin
   pow2_raised,
+  least,         // the block's range / all codes, and what code 0 stands for in the zero point's place
   nvfp4_max,     // e4m3 scales; dequantized through e4m3 (Modular MAX)
   nvfp4_global,  // e4m3 scales under an f32 scale of the caller's
 };
@@ -125,6 +126,8 @@ __device__ __forceinline__ void dequantize_stored(Vec<Out, N>& out, const Stored
       dequantize_max(x, stored.raw, scale);
     } else if constexpr (S::kRecipe == Recipe::nvfp4_global) {
       dequantize_global(x, stored.raw, scale, global);
+    } else if constexpr (S::kRecipe == Recipe::least) {
+      dequantize_from_least<Element>(x, stored.raw, scale, zero);
     } else if constexpr (S::kZero) {
       dequantize<Element>(x, stored.raw, scale, zero);
     } else {
@@ -208,7 +211,9 @@ template <typename S>
 __device__ __forceinline__ ScaleZero<typename S::Scale> block_scale(float low, float high, float global) {
   using Element = typename S::Element;
   using Scale = typename S::Scale;
-  if constexpr (S::kZero) {
+  if constexpr (S::kRecipe == Recipe::least) {
+    return scale_from_least<Element, Scale>(low, high);
+  } else if constexpr (S::kZero) {
     return asymmetric<Element, Scale>(low, high);
   } else if constexpr (S::kRecipe == Recipe::amax_raised) {
     return {from_f32<Scale>(raised_quotient<Element>(high, S::kAmaxMin, S::kScaleMin)), {}};
@@ -261,7 +266,9 @@ __device__ __forceinline__ void store_codes(const Page& page, uint32_t token, ui
     float x[kWidth];
     read(x, c);
     Raw<Element, kWidth> raw;
-    if constexpr (S::kZero) {
+    if constexpr (S::kRecipe == Recipe::least) {
+      quantize_from_least<Element>(raw, x, divisor, to_f32(zero));
+    } else if constexpr (S::kZero) {
       quantize<Element>(raw, x, divisor, to_f32(zero));
     } else {
       quantize<Element>(raw, x, divisor);
