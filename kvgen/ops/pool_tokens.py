@@ -21,15 +21,16 @@ class Pool(Op):
     """Pool the step's tokens into entries of the cache: a softmax over each entry's tokens, channel by channel.
 
     The cache's `rate` says how many tokens an entry stands for. A token brings kv and a gate's scores, `c * d` columns each, d
-    being `head_dim`; `ape [rate, c * d]` is added to the scores of the tokens at positions p with p % rate. Entry j has tokens j * rate to j * rate + rate - 1 (c = 1), with `overlap` those
-    of entry j - 1 as well (c = 2): of them the first d columns count, of its own the last d; the tokens before entry 0 do not
-    count. Its element is the sum of softmax(scores) * kv over those tokens. The last of its tokens emits it: it passes `norm`,
-    RoPE at the position of its first token, the transform `hadamard` and quantization, and is stored as append stores rows, in the same launch. With
-    rate 1 there are neither gate nor state: entries are the rows of kv.
+    being `head_dim`; `ape [rate, c * d]` adds to the scores by a token's place in its entry. Entry j has tokens j * rate to
+    j * rate + rate - 1 (c = 1), with `overlap` those of entry j - 1 as well (c = 2): of them the first d columns count, of its
+    own the last d; the tokens before entry 0 do not count. An entry is the sum of softmax(scores) * kv over those tokens. The
+    last of its tokens emits it: it passes `norm`, RoPE at the position of its first token, the transform `hadamard` and
+    quantization, and is stored as append stores rows, in the same launch. With rate 1 there are neither gate nor state:
+    entries are the rows of kv.
 
-    Tokens wait for the rest of their entry in a state of f32 rows, scores with `ape` in them. The kernel keeps the rows
-    that a later step may read, also where it takes up to `drafts` tokens back; entries of tokens that are taken back are
-    written again when their last token comes again. A request whose state is a new one need not clear it.
+    Tokens wait for the rest of their entry in a state of f32 rows, scores with `ape` in them. The kernel keeps the rows that a
+    later step may read, also where it takes up to `drafts` tokens back; entries of tokens that are taken back are written
+    again when their last token comes again. The state of a new request need not be cleared.
 
     `row_offsets[B + 1]` says which rows are whose; lengths count tokens. Computed in f32; `pooled_dtype` and
     `normed_dtype` say what is rounded on the way. Source: the compressors of DeepSeek V4 and V4.1.

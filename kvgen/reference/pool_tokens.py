@@ -31,6 +31,7 @@ class Pooling:
     drafts: int = 0
     norm: RmsNorm | None = None
     rope: Rope | None = None
+    local: bool = False
     pooled_dtype: Literal["f32", "same"] = "f32"
     normed_dtype: Literal["f32", "same", "same_unrotated"] = "f32"
     hadamard: bool = False
@@ -261,7 +262,9 @@ def _finished(
         last = means.rows.shape[2] - turning if do.normed_dtype == "same_unrotated" else None
         means = rounded(means, kind, last)
     positions = np.array([at.position or 0 for at in found], np.int64)
-    turned = changed_again(means, Change(rope=do.rope, positions=positions, table=angles, latent=latent), kind)
+    turned = changed_again(
+        means, Change(rope=do.rope, positions=positions, table=angles, local=do.local, latent=latent), kind
+    )
     if do.hadamard:
         turned = Changed(*hadamard(turned.rows, turned.lost))
     means.lost[unknown], turned.lost[unknown] = np.inf, np.inf

@@ -30,6 +30,8 @@ LISTED: Final = (
     "parents",
     "new_tokens",
     "cache_offsets",
+    "state_ids",
+    "state_table",
 )
 
 

@@ -30,6 +30,7 @@ from kvgen.ops import (
     MlaDecode,
     MlaPlan,
     NormCache,
+    Pool,
     RotateCache,
     StoreScales,
     SwapPages,
@@ -38,6 +39,7 @@ from kvgen.reference import Decoded, Rows, TableView
 from kvgen.reference.append import Changed, NewRow, locate
 from kvgen.reference.attention_output import Output, blocks_of, read_blocks, scales_of
 from kvgen.reference.mla_decode import Listed
+from kvgen.reference.pool_tokens import latent_error
 from kvgen.reference.rope import Table
 from kvgen.reference.rounding import ulp
 from kvgen.reference.tables import LIMIT
@@ -45,6 +47,7 @@ from kvgen.spec.mask import TREE_ROWS
 from kvgen.verify.batches import Case, Contents, Pools
 from kvgen.verify.closeness import HALF_ULP, TINY, Terms, limits, terms
 from kvgen.verify.other_calls import alignment_of
+from kvgen.verify.pooled import pooled_step, state_of
 
 Raw = NDArray[Any]
 At = int | slice
@@ -595,6 +598,27 @@ def _blocks(j: Judged, op: AttentionOutput, found: Output) -> None:
     j.meet("out", far)
 
 
+def _pool_tokens(j: Judged) -> int:
+    op, scene, found = j.case.call.op, j.case.scene, j.wanted.arrays
+    assert isinstance(op, Pool)
+    step = pooled_step(op, scene.kernels, j.view, j.arrays, state_of(op, scene.kernels, found))
+    (mine,), (theirs,), far = j.got.rows(scene), j.wanted.rows(scene), Distance()
+    for row, at in enumerate(step.found):
+        if at.places is not None:
+            _furthest(far, take_row(mine, theirs, at.places[0], at.token, step.stored, row))
+    j.meet("entries", far)
+    if "latent_out" in found:
+        emitted = np.array([at.state != "padding" for at in step.found], bool)
+        unknown = np.isin(np.arange(len(emitted)), step.unknown)
+        got, far = j.got.arrays["latent_out"], Distance()
+        known = emitted & ~unknown
+        far.meet(np.abs(got[known] - step.latent.rows[known, 0]), latent_error(step.latent, got.dtype)[known, 0])
+        j.meet("latent_out", far)
+        j.take_nan("latent_out", unknown)
+        found["latent_out"][known] = got[known]
+    return step.word
+
+
 def _mla_plan(j: Judged) -> int:
     op, found = j.case.call.op, j.wanted.arrays
     assert isinstance(op, MlaPlan)
@@ -632,6 +656,7 @@ ORACLES: Final[dict[str, Oracle]] = {
     "mla_decompress": _mla_decompress,
     "mla_plan": _mla_plan,
     "norm_cache": _norm_cache,
+    "pool_tokens": _pool_tokens,
     "remap_indices": _remap_indices,
     "reorder": _reorder,
     "rotate_cache": _rotate_cache,

@@ -12,10 +12,11 @@ from kvgen.bench.synthetic_batch import aligned
 from kvgen.errors import ToolError
 from kvgen.layout.dtypes import dtype
 from kvgen.lowering.lowered import lower_pages
-from kvgen.ops import Reorder
+from kvgen.ops import Pool, Reorder
 from kvgen.plan.params import Array, Scalar
 from kvgen.reference import mla_plan
 from kvgen.spec.kernel_set import Op
+from kvgen.verify.pooled import place_states, state_sizes
 
 Raw = NDArray[Any]
 OTHERS: Final = (
@@ -26,6 +27,7 @@ OTHERS: Final = (
         "merge_states",
         "mla_decompress",
         "mla_plan",
+        "pool_tokens",
         "remap_indices",
         "reorder",
         "row_offsets",
@@ -76,6 +78,8 @@ def _call(scene: Scene, op: Op, tables: dict[str, Raw]) -> Call:
     }
     if op.kind == "to_dense":
         sizes["C"] = scene.columns
+    if isinstance(op, Pool):
+        sizes |= state_sizes(scene, op)
     arrays, numbers = dict[str, Raw](), dict[str, int]()
     plan = getattr(launcher, "PLAN", None) if op.kind == "compact" else None
     arguments = launcher.KERNEL.arguments + (plan.arguments if plan is not None else ())
@@ -101,6 +105,7 @@ def _call(scene: Scene, op: Op, tables: dict[str, Raw]) -> Call:
         elif name == "positions":
             array[...] = np.arange(array.size) % sizes["P"]
     _lists(scene, op, arrays)
+    place_states(arrays)
     return Call(op, launcher, arrays, rows, sizes["T"], tuple(int(n) for n in offsets[:-1]), numbers)
 
 

@@ -133,7 +133,10 @@ CALLED_IN = {
     "merge": (f"{KERNELS}/split_kv.cu",),
     **dict.fromkeys(("mma_tile", "tile_copy", "tile_tables"), (f"{KERNELS}/mma_tile.cu",)),
     "tile_scales": (f"{KERNELS}/tile_scales.cu", f"{KERNELS}/fp4_tables.cu"),
-    **{name: (f"{KERNELS}/{name}.cu",) for name in ("page_lists", "merge_states", "seal_group", "states")},
+    **{
+        name: (f"{KERNELS}/{name}.cu",)
+        for name in ("page_lists", "pool_tokens", "merge_states", "seal_group", "states")
+    },
     "simt_tokens": (f"{KERNELS}/simt_tokens.cu",),
     **dict.fromkeys(("compact", "table_rows"), (f"{KERNELS}/compact.cu",)),
     "scan": (f"{KERNELS}/scan.cu", f"{KERNELS}/split_kv.cu"),

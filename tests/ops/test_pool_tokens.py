@@ -13,19 +13,19 @@ from kvgen.reference.pool_tokens import softmax_pool
 from kvgen.runtime import Fault, describe
 from kvgen.runtime.cpu import machine
 from tests.support.harness import package
-from tests.support.pooling import EVERY, SETS, Sequence, plain, run_step, scene_of, the_op
+from tests.support.pooling import SETS, Sequence, plain, run_step, scene_of
 
 MOST = 44
 
 
-def sequence_of(name: str, op: str, batch: Any, most: int = MOST) -> Sequence:
-    return Sequence(SETS[name], the_op(SETS[name], op), batch, most)
+def sequence_of(name: str, batch: Any, most: int = MOST) -> Sequence:
+    return Sequence(SETS[name], batch, most)
 
 
-@pytest.mark.parametrize(("name", "op"), EVERY)
+@pytest.mark.parametrize("name", SETS)
 @settings(max_examples=6)
 @given(data=st.data())
-def test_drawn_steps(name: str, op: str, data: Any) -> None:
+def test_drawn_steps(name: str, data: Any) -> None:
     """Several requests, step after step of any size: a step's entries and the state are the oracle's, all else stays."""
     draw = data.draw
     batch = plain(
@@ -38,7 +38,7 @@ def test_drawn_steps(name: str, op: str, data: Any) -> None:
         seed=draw(st.integers(0, 2**32 - 1)),
     )
     requests = len(batch.totals)
-    sequence = sequence_of(name, op, batch)
+    sequence = sequence_of(name, batch)
     scene = scene_of(sequence, (MOST,) * requests)
     done = (0,) * requests
     for _ in range(draw(st.integers(1, 4))):
@@ -52,15 +52,15 @@ def stored(sequence: Sequence, scene: Any) -> Any:
     return [part for parts in scene.snapshot().values() for part in parts]
 
 
-@pytest.mark.parametrize(("name", "op"), EVERY)
-def test_steps_of_any_size_leave_the_same_bytes(name: str, op: str) -> None:
+@pytest.mark.parametrize("name", SETS)
+def test_steps_of_any_size_leave_the_same_bytes(name: str) -> None:
     """A prompt at once, in chunks that begin at every phase, and token by token: the arithmetic is the same, so are the bytes.
     The longest request is the last."""
     totals = (0, 17, MOST)
     runs = {"whole": [totals], "chunks": [(0, 3, 7), (0, 1, 13), (0, 5, 19)], "tokens": []}
     found = {}
     for way, steps in runs.items():
-        sequence = sequence_of(name, op, plain(3), MOST)
+        sequence = sequence_of(name, plain(3), MOST)
         scene, done = scene_of(sequence, totals), (0, 0, 0)
         while done != totals:
             left = np.subtract(totals, done)
@@ -73,11 +73,10 @@ def test_steps_of_any_size_leave_the_same_bytes(name: str, op: str) -> None:
             np.testing.assert_array_equal(mine, whole, err_msg=way)
 
 
-@pytest.mark.parametrize("op", ["pool_tokens", "pool_two"])
-def test_three_hundred_steps(op: str) -> None:
+@pytest.mark.parametrize("name", ["overlap", "two"])
+def test_three_hundred_steps(name: str) -> None:
     """A ring goes round many times; entries are those of the sequence as a whole."""
-    name = next(n for n, o in EVERY if o == op)
-    sequence = sequence_of(name, op, plain(1), 300)
+    sequence = sequence_of(name, plain(1), 300)
     whole, stepped = scene_of(sequence, (300,)), scene_of(sequence, (300,))
     run_step(sequence, whole, (0,), (300,))
     for token in range(300):
@@ -86,11 +85,10 @@ def test_three_hundred_steps(op: str) -> None:
         np.testing.assert_array_equal(mine, right)
 
 
-@pytest.mark.parametrize("op", ["pool_tokens", "pool_two"])
-def test_drafts_that_are_taken_back(op: str) -> None:
+@pytest.mark.parametrize("name", ["overlap", "two"])
+def test_drafts_that_are_taken_back(name: str) -> None:
     """Steps of a token and three drafts, of which none, some or all stay: what the others left is overwritten."""
-    name = next(n for n, o in EVERY if o == op)
-    sequence = sequence_of(name, op, plain(1), MOST)
+    sequence = sequence_of(name, plain(1), MOST)
     right, scene = scene_of(sequence, (MOST,)), scene_of(sequence, (MOST,))
     run_step(sequence, right, (0,), (40,))
     rng, done = np.random.default_rng(5), 0
@@ -102,7 +100,7 @@ def test_drafts_that_are_taken_back(op: str) -> None:
         run_step(sequence, scene, (done,), (new,))
         sequence.kv, sequence.gate = kv, gate
         done += min(stay, new)
-    rate = the_op(SETS[name], op).rate
+    rate = sequence.rate
     (mine,), (theirs,) = scene.rows(), right.rows()
     for entry in range(40 // rate):
         place = scene.view.places(0, entry // scene.tokens)
@@ -113,25 +111,25 @@ def test_drafts_that_are_taken_back(op: str) -> None:
 
 def test_entries_are_those_of_the_sequence() -> None:
     """The step's oracle against the sum over a whole sequence: state and steps are nowhere in it."""
-    sequence = sequence_of("pool_overlap", "pool_pages", plain(1))
-    scene, op = scene_of(sequence, (MOST,)), the_op(SETS["pool_overlap"], "pool_pages")
-    wanted = softmax_pool(sequence.kv[0], sequence.gate[0], op.rate, overlap=True)
+    sequence = sequence_of("index", plain(1))
+    scene, rate = scene_of(sequence, (MOST,)), sequence.rate
+    wanted = softmax_pool(sequence.kv[0], sequence.gate[0], rate, overlap=True)
     root = np.sqrt((wanted**2).mean(axis=1, keepdims=True) + 1e-6)
     for done, new in ((0, 6), (6, 1), (7, 30)):
         ran = run_step(sequence, scene, (done,), (new,))
         assert ran.latent is not None
         for token in range(done, done + new):
-            if (token + 1) % op.rate == 0:
+            if (token + 1) % rate == 0:
                 got = ran.latent[token - done].astype(np.float64)
-                np.testing.assert_allclose(got, (wanted / root)[token // op.rate], rtol=2**-6, atol=2**-6)
+                np.testing.assert_allclose(got, (wanted / root)[token // rate], rtol=2**-6, atol=2**-6)
 
 
 def test_requests_do_not_see_each_other() -> None:
     """The same request beside others leaves the same entries."""
     found = []
     for others in (0, 2):
-        sequence = sequence_of("pool_overlap", "pool_tokens", plain(1 + others))
-        alone = sequence_of("pool_overlap", "pool_tokens", plain(1))
+        sequence = sequence_of("overlap", plain(1 + others))
+        alone = sequence_of("overlap", plain(1))
         sequence.kv[0], sequence.gate[0] = alone.kv[0], alone.gate[0]
         sequence.fixed = alone.fixed
         scene = scene_of(sequence, (MOST,) * (1 + others))
@@ -143,15 +141,15 @@ def test_requests_do_not_see_each_other() -> None:
     np.testing.assert_array_equal(*found)
 
 
-ROUNDS = [*(("pool_overlap", "pool_tokens", n) for n in (4, 5, 6, 7)), ("pool_long", "pool_two", 5)]
+ROUNDS = [*(("overlap", n) for n in (4, 5, 6, 7)), ("two", 5)]
 
 
 @pytest.mark.parametrize("schedule", ["ascending", "descending"])
-@pytest.mark.parametrize(("name", "op", "before"), ROUNDS)
-def test_a_step_that_goes_round_the_ring(name: str, op: str, before: int, schedule: Any) -> None:
+@pytest.mark.parametrize(("name", "before"), ROUNDS)
+def test_a_step_that_goes_round_the_ring(name: str, before: int, schedule: Any) -> None:
     """Rows that the step's first entries read lie where its last tokens go, whatever order blocks run in."""
     for new in (17, 19, 22, MOST - before):
-        sequence = sequence_of(name, op, plain(1, schedule=schedule))
+        sequence = sequence_of(name, plain(1, schedule=schedule))
         scene = scene_of(sequence, (MOST,))
         run_step(sequence, scene, (0,), (before,))
         run_step(sequence, scene, (before,), (new,))
@@ -161,16 +159,16 @@ BAD = (-1, 1000, 2**31 - 1)
 
 
 @pytest.mark.parametrize("what", ["page_table", "state", "lengths", "row_offsets", "angles"])
-@pytest.mark.parametrize(("name", "op"), EVERY)
-def test_bad_device_data(name: str, op: str, what: str) -> None:
+@pytest.mark.parametrize("name", SETS)
+def test_bad_device_data(name: str, what: str) -> None:
     """What is wrong is reported, and nothing is stored for it; the other requests have their entries and rows."""
     for bad in BAD:
-        sequence = sequence_of(name, op, plain(3, fill="bytes", padding=1))
+        sequence = sequence_of(name, plain(3, fill="bytes", padding=1))
         scene = scene_of(sequence, (MOST,) * 3)
         run_step(sequence, scene, (0, 0, 0), (18, 5, 21))
         new, before = (1, 20, 12), (18, 5, 21)
         if what == "page_table":
-            scene.tables["page_table"][1, ::2] = bad
+            scene.tables["page_table"][1] = bad
         elif what == "state":
             for places in sequence.state.places.values():
                 places[1] = bad
@@ -183,7 +181,7 @@ def test_bad_device_data(name: str, op: str, what: str) -> None:
 
 def test_a_table_that_ends() -> None:
     """Tokens past their request's state table are reported: rows are not stored, entries not emitted."""
-    sequence = sequence_of("pool_overlap", "pool_pages", plain(2))
+    sequence = sequence_of("index", plain(2))
     scene = scene_of(sequence, (MOST,) * 2)
     run_step(sequence, scene, (0, 0), (14, 9))
     sequence.state.places["state_table"] = sequence.state.places["state_table"][:, :4].copy()
@@ -194,8 +192,8 @@ def test_a_table_that_ends() -> None:
 
 def test_what_append_makes_of_the_same_rows() -> None:
     """latent_out is the row that RoPE and the quantization take: append stores the same bytes of it."""
-    kernels, name = SETS["pool_overlap"], "pool_pages"
-    sequence = sequence_of("pool_overlap", name, plain(2))
+    kernels = SETS["index"]
+    sequence = sequence_of("index", plain(2))
     scene, other = (scene_of(sequence, (MOST,) * 2) for _ in range(2))
     new = (13, MOST)
     ran = run_step(sequence, scene, (0, 0), new)
@@ -213,13 +211,13 @@ def test_what_append_makes_of_the_same_rows() -> None:
 
 def test_padding_alone() -> None:
     """A batch without requests."""
-    for name, op in EVERY:
-        sequence = sequence_of(name, op, plain(0, padding=2))
+    for name in SETS:
+        sequence = sequence_of(name, plain(0, padding=2))
         run_step(sequence, scene_of(sequence, ()), (), ())
 
 
 def test_one_launch() -> None:
-    sequence = sequence_of("pool_overlap", "pool_tokens", plain(2))
+    sequence = sequence_of("overlap", plain(2))
     with machine(mode="check") as log:
         run_step(sequence, scene_of(sequence, (MOST,) * 2), (0, 0), (9, 8))
     assert not log.launches or [x.entry for x in log.launches] == ["pool_overlap_pool_tokens"]

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from kvgen import Block, KernelSet, Latent, Quant, RmsNorm, Rope, ops, presets
+from kvgen import Block, KernelSet, Latent, Paged, Quant, RmsNorm, Rope, ops, presets
 from kvgen.layout.dtypes import dtype
-from kvgen.reference import pool_tokens
-from kvgen.reference.pool_tokens import PooledStep, Pooling, PoolState, latent_error
-from kvgen.reference.rope import Table
+from kvgen.reference.pool_tokens import PooledStep, PoolState, latent_error
 from kvgen.runtime import describe
+from kvgen.spec.kernel_set import Op
+from kvgen.verify.pooled import pooled_step, state_of
 from tests.ops.test_fused import check_row
 from tests.support.batches import PLAIN, Batch
 from tests.support.harness import offsets_of, on_machine, package
@@ -25,70 +25,53 @@ POSITIONS = 96  # rows of a table of angles
 PAGE = 4  # entries
 
 
-def _latent(quant: Quant | None = None) -> Latent:
+def _latent(rate: int, quant: Quant | None = None) -> Latent:
     plain = presets.flashmla(latent_dim=48, rope_dim=16, page_size=PAGE)
-    return plain if quant is None else plain.model_copy(update={"quant": quant})
+    return plain.model_copy(update={"rate": rate} | ({} if quant is None else {"quant": quant}))
+
+
+def _set(name: str, cache: Paged, *operations: Op) -> KernelSet:
+    return KernelSet(name=name, q_heads=1, cache=cache, ops=operations, arch=("sm_90a",))
 
 
 CODES = Quant(dtype="e4m3", scale_dtype="f32", block=Block(dim=16), recipe="pow2", place="row")
-# DeepSeek V4's kinds in small: entries of 4 that overlap, in codes; of 16; V4.1's of 2, and rows that are not pooled.
+INDEX = presets.vllm_indexer(head_dim=32, page_size=PAGE).model_copy(update={"rate": 4})
+INDEX_ROPE = Rope(style="interleaved", theta=1e4, dim=16, part="last")
+# DeepSeek V4's kinds in small: entries of 4 that overlap, latent rows and index keys; of 16; V4.1's of 2, and of single tokens.
+_OVERLAP = ops.Pool(
+    overlap=True, ape=True, drafts=3, norm=RmsNorm(), rope=ROPE, normed_dtype="same_unrotated"
+)  # fmt: skip
+_INDEX = ops.Pool(
+    overlap=True,
+    state="paged",
+    state_tokens=3,
+    state_buffers=2,
+    inputs="separate",
+    norm=RmsNorm(weight=False),
+    rope=INDEX_ROPE,
+    hadamard="k",
+    pooled_dtype="same",
+    normed_dtype="same",
+    latent_out=True,
+)
+_LONG = ops.Pool(
+    ape=True,
+    input_dtype="same",
+    norm=RmsNorm(multiply="before", weight_dtype="f32"),
+    rope=ROPE,
+    angles="halves",
+    latent_out=True,
+)
+_TWO = ops.Pool(drafts=3, state_tokens=8, rope=ROPE, index_dtype="i64")
+_ONE = ops.Pool(norm=RmsNorm(), rope=ROPE, normed_dtype="same", latent_out=True)
+_STORE = ops.Append(rows="slots", rope=INDEX_ROPE, positions="given", hadamard="qk", q_out="none")
 SETS = {
-    kernels.name: kernels
-    for kernels in (
-        KernelSet(
-            name="pool_overlap",
-            q_heads=1,
-            cache=_latent(CODES),
-            ops=(
-                ops.Pool(
-                    rate=4,
-                    overlap=True,
-                    ape=True,
-                    drafts=3,
-                    norm=RmsNorm(),
-                    rope=ROPE,
-                    normed_dtype="same_unrotated",
-                ),
-                ops.Pool(
-                    name="pool_pages",
-                    rate=4,
-                    overlap=True,
-                    state="paged",
-                    state_tokens=3,
-                    state_buffers=2,
-                    inputs="separate",
-                    norm=RmsNorm(weight=False),
-                    rope=ROPE,
-                    pooled_dtype="same",
-                    normed_dtype="same",
-                    latent_out=True,
-                ),
-                ops.Append(rows="slots", rope=ROPE, positions="given", q_out="none"),
-            ),
-            arch=("sm_90a",),
-        ),
-        KernelSet(
-            name="pool_long",
-            q_heads=1,
-            cache=_latent(),
-            ops=(
-                ops.Pool(
-                    rate=16,
-                    ape=True,
-                    input_dtype="same",
-                    norm=RmsNorm(multiply="before", weight_dtype="f32"),
-                    rope=ROPE,
-                    angles="halves",
-                    latent_out=True,
-                ),
-                ops.Pool(name="pool_two", rate=2, drafts=3, state_tokens=8, rope=ROPE, index_dtype="i64"),
-                ops.Pool(name="pool_one", rate=1, norm=RmsNorm(), rope=ROPE, normed_dtype="same", latent_out=True),
-            ),
-            arch=("sm_90a",),
-        ),
-    )
+    "overlap": _set("pool_overlap", _latent(4, CODES), _OVERLAP),
+    "index": _set("pool_index", INDEX, _INDEX, _STORE),
+    "long": _set("pool_long", _latent(16), _LONG),
+    "two": _set("pool_two", _latent(2), _TWO),
+    "one": _set("pool_one", _latent(1), _ONE),
 }
-EVERY = [(name, op.name) for name, kernels in SETS.items() for op in kernels.ops if isinstance(op, ops.Pool)]
 
 
 @dataclass
@@ -103,22 +86,16 @@ class State:
         return [m.copy() for m in self.memory]
 
 
-def the_op(kernels: KernelSet, name: str) -> ops.Pool:
-    """A set's operation by its name."""
-    (found,) = (op for op in kernels.ops if isinstance(op, ops.Pool) and op.name == name)
+def the_op(kernels: KernelSet) -> ops.Pool:
+    """A set's operation."""
+    (found,) = (op for op in kernels.ops if isinstance(op, ops.Pool))
     return found
-
-
-def pooling(op: ops.Pool) -> Pooling:
-    """The oracle's view of an operation."""
-    assert not isinstance(op.rope, str)
-    return Pooling(op.rate, op.overlap, op.drafts, op.norm, op.rope, op.pooled_dtype, op.normed_dtype)
 
 
 def new_state(op: ops.Pool, kernels: KernelSet, batch: Batch, rng: np.random.Generator, most: int) -> State:
     """A state for `batch`, whose requests have at most `most` tokens: NaN in all rows, canaries around them."""
     pooled, requests = op.pooled(kernels), len(batch.totals)
-    if op.rate == 1:
+    if not pooled.gated:
         return State({}, [], {})
     columns = -(-most // pooled.state_tokens) if pooled.paged else 1
     count = requests * columns + 2
@@ -137,21 +114,13 @@ def new_state(op: ops.Pool, kernels: KernelSet, batch: Batch, rng: np.random.Gen
     return State(arrays, memory, {"state_ids": ids[:, 0].astype(kind)})
 
 
-def oracle_state(op: ops.Pool, kernels: KernelSet, state: State) -> PoolState | None:
-    """Copies of a state's rows, for the oracle to write to."""
-    if not state.arrays:
-        return None
-    columns = op.pooled(kernels).columns
-    arrays = [a.copy() for a in state.arrays.values()]
-    kv, score = arrays if len(arrays) == 2 else (arrays[0][..., :columns], arrays[0][..., columns:])
-    return PoolState(kv, score, state.places.get("state_ids"), state.places.get("state_table"))
-
-
 class Sequence:
     """What all tokens of some requests bring, whatever steps they come in."""
 
-    def __init__(self, kernels: KernelSet, op: ops.Pool, batch: Batch, most: int) -> None:
-        self.kernels, self.op, self.batch = kernels, op, batch
+    def __init__(self, kernels: KernelSet, batch: Batch, most: int) -> None:
+        self.kernels, self.op, self.batch = kernels, the_op(kernels), batch
+        op = self.op
+        self.rate = kernels.kv.entry_tokens
         rng = np.random.default_rng(batch.seed)
         pooled, self.kind = op.pooled(kernels), dtype(kernels.kv.dtype).numpy()
         kind = dtype(pooled.kind).numpy()
@@ -197,7 +166,7 @@ def arguments_of(sequence: Sequence, rows: Raw, given: Raw, total: int) -> dict[
     found: dict[str, Any] = dict(sequence.fixed)
     width = sequence.kv.shape[2]
     kind = {np.dtype(np.float32): "f32"}.get(sequence.kv.dtype, sequence.kernels.kv.dtype)
-    fused = sequence.op.rate > 1 and sequence.op.inputs == "fused"
+    fused = sequence.rate > 1 and sequence.op.inputs == "fused"
     strided = sequence.batch.strided
     x, _ = rows_array(total, (2 * width if fused else width,), kind, strided=strided)
     x[...] = np.nan
@@ -207,7 +176,7 @@ def arguments_of(sequence: Sequence, rows: Raw, given: Raw, total: int) -> dict[
     found["x"] = x
     if fused:
         x[rows, width:] = sequence.gate[b, token]
-    elif sequence.op.rate > 1:
+    elif sequence.rate > 1:
         gate, _ = rows_array(total, (width,), kind, strided=strided)
         gate[...] = np.nan
         gate[rows] = sequence.gate[b, token]
@@ -273,28 +242,11 @@ def launch(sequence: Sequence, scene: Scene, arguments: dict[str, Any], offsets:
 def _wanted(
     sequence: Sequence, scene: Scene, arguments: dict[str, Any], offsets: Raw
 ) -> tuple[PooledStep, PoolState | None]:
+    """The oracle's step, on copies of the state's rows."""
     op, kernels = sequence.op, sequence.kernels
-    width, fused = sequence.kv.shape[2], op.rate > 1 and op.inputs == "fused"
-    x = arguments["x"]
-    gate = x[:, width:] if fused else arguments.get("gate")
-    after = oracle_state(op, kernels, sequence.state)
-    table = Table(arguments["cos_sin"], op.angles) if op.angles != "computed" else None  # type: ignore[arg-type]
-    rope_part = kernels.kv.rope_part
-    step = pool_tokens(
-        scene.view,
-        x[:, :width],
-        gate,
-        pooling(op),
-        row_offsets=offsets,
-        state=after,
-        ape=arguments.get("ape"),
-        weight=arguments.get("k_weight"),
-        kind=dtype(kernels.kv.dtype).numpy(),
-        latent=kernels.kv.head_dim - rope_part if rope_part else 0,
-        angles=table,
-        limit=len(arguments["cos_sin"]) if table else 2**24,
-    )
-    return step, after
+    arrays = arguments | {name: a.copy() for name, a in sequence.state.arrays.items()} | {"row_offsets": offsets}
+    after = state_of(op, kernels, arrays)
+    return pooled_step(op, kernels, scene.view, arrays, after), after
 
 
 def _check_cache(scene: Scene, expected: Any, step: PooledStep) -> None:

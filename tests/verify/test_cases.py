@@ -33,6 +33,7 @@ EVERY = {
     "deepseek_v3_fp8": ("mla_decode", "mla_sparse"),
     "deepseek_v32_indexer": ("indexer_scores",),
     "engine_qwen3_fp8": ("norm_cache", "store_scales", "gather_raw", "attention_output"),
+    "deepseek_v4_index_keys": ("pool_tokens",),
     "engine_deepseek_v3": ("append_slots", "gather_rows", "remap_indices", "mla_plan", "mla_decompress", "convert"),
     "engine_llama3_8b": (
         *("append_padded", "rotate_cache", "lora_add", "sliced_add", "rows_add", "scatter", "copy_pages", "zero_pages"),
