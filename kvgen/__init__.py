@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from kvgen.spec.keys import Keys
     from kvgen.spec.mask import Mask
     from kvgen.spec.model import (
+        Compressed,
+        Indexer,
         Kind,
         LinearScaling,
         Llama3Scaling,
@@ -48,7 +50,20 @@ _HOME = {
     "Layout": "kvgen.spec.cache_fields",
     **dict.fromkeys(("CSR", "Dense", "Indirect", "Mapped", "PerKV", "Ring"), "kvgen.spec.tables"),
     **dict.fromkeys(
-        ("Kind", "LinearScaling", "Llama3Scaling", "LongRopeScaling", "Mla", "Model", "Rope", "YarnScaling"),
+        (
+            *(
+                "Compressed",
+                "Indexer",
+                "Kind",
+                "LinearScaling",
+                "Llama3Scaling",
+                "LongRopeScaling",
+                "Mla",
+                "Model",
+                "Rope",
+            ),
+            "YarnScaling",
+        ),
         "kvgen.spec.model",
     ),
     "ErrorWord": "kvgen.runtime.error_word",
@@ -71,10 +86,12 @@ _HOME = {
 __all__ = [
     "CSR",
     "Block",
+    "Compressed",
     "Continuous",
     "Dense",
     "ErrorWord",
     "FaultError",
+    "Indexer",
     "Indirect",
     "KernelSet",
     "Keys",

@@ -69,7 +69,7 @@ def _ropes(facts: Checkpoint) -> dict[str, Rope]:
     for kind in facts.cached:
         assert kind.rope is not None
         found.setdefault("window_rope" if kind.compressed is None else "rope", kind.rope)
-    return found
+    return dict(sorted(found.items(), reverse=True))  # the window's first
 
 
 def _by_name(group: Group, ropes: Mapping[str, Rope]) -> Group:
