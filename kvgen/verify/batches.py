@@ -20,6 +20,7 @@ from kvgen.ops import Convert, MergeStates, SwapPages
 from kvgen.reference import Rows, cache_rows, seal
 from kvgen.runtime.faults import Fault
 from kvgen.spec.kernel_set import KernelSet, Op
+from kvgen.verify.memory import span
 from kvgen.verify.other_calls import prepared
 
 Raw = NDArray[Any]
@@ -232,7 +233,8 @@ def _twin(scene: Scene, rng: np.random.Generator) -> Pools:
     paged = {t.name for t in scene.cache.storage.tensors if "page" in t.axes}
 
     def other(like: Raw) -> Raw:
-        return rng.integers(0, 256, like.nbytes, np.uint8).view(like.dtype).reshape(like.shape)
+        raw = rng.integers(0, 256, span(like), np.uint8)
+        return np.ndarray(like.shape, like.dtype, raw.data, strides=like.strides)
 
     return {
         name: [other(a) for a in pool] if isinstance(pool, list) else other(pool)

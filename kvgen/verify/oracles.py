@@ -22,10 +22,13 @@ from kvgen.layout.dtypes import dtype
 from kvgen.lowering.new_rows_rules import resolve_rope
 from kvgen.ops import (
     AttentionOutput,
+    CombineLists,
     Convert,
     Decode,
     Extend,
+    IndexerQuery,
     IndexerScores,
+    ListKeys,
     MergeStates,
     MlaDecode,
     MlaPlan,
@@ -38,6 +41,8 @@ from kvgen.ops import (
 from kvgen.reference import Decoded, Rows, TableView
 from kvgen.reference.append import Changed, NewRow, locate
 from kvgen.reference.attention_output import Output, blocks_of, read_blocks, scales_of
+from kvgen.reference.gather import Runs
+from kvgen.reference.indexer_query import head_scales
 from kvgen.reference.mla_decode import Listed
 from kvgen.reference.pool_tokens import latent_error
 from kvgen.reference.rope import Table
@@ -160,8 +165,13 @@ def _seal(j: Judged) -> int:
     return reference.seal(j.view, rows, [j.arrays["k"]], row_offsets=j.arrays["row_offsets"])
 
 
+_RUNS: Final = ("row_begins", "row_counts")
+
+
 def _gather(j: Judged) -> int:
-    where, word = j.places("row_offsets", "starts", "slots"), 0
+    where, word = dict[str, Any](j.places("row_offsets", "starts", "slots")), 0
+    if "row_begins" in j.arrays:
+        where["row_offsets"] = Runs(j.arrays["row_begins"], j.arrays["row_counts"])
     names = [n for n in ("k_out", "v_out") if n in j.arrays]
     for pools, at in j.copied():
         if getattr(j.case.call.op, "raw", False):
@@ -172,8 +182,8 @@ def _gather(j: Judged) -> int:
     return word
 
 
-def _gather_raw(j: Judged, pools: Sequence[Rows], at: At, where: dict[str, Raw]) -> int:
-    outputs = {n: a[at] for n, a in j.wanted.arrays.items() if n not in (*where, "errors")}
+def _gather_raw(j: Judged, pools: Sequence[Rows], at: At, where: dict[str, Any]) -> int:
+    outputs = {n: a[at] for n, a in j.wanted.arrays.items() if n not in (*where, *_RUNS, "errors")}
     # The oracle names what it gives without the ending of an output.
     short = {n.removesuffix("_out"): a for n, a in outputs.items()}
     found, failed, word = reference.gather_raw(j.view, pools, short, **where)
@@ -263,6 +273,39 @@ def _mla_decode(j: Judged) -> int:
         offsets = j.arrays.get("row_offsets")
         wanted = reference.mla_decode(j.view, keys, j.arrays["q"], rows=op.rows, row_offsets=offsets, **how)
     return _attended(j, wanted, given)
+
+
+def _indexer_query(j: Judged) -> int:
+    """Weights between those of rows that have lost what f32 may lose, codes within half a step of the rows."""
+    op, given, kernels = j.case.call.op, j.arrays, j.case.scene.kernels
+    assert isinstance(op, IndexerQuery)
+    found = reference.indexer_query(
+        given["q"],
+        rope=resolve_rope(op.rope, kernels),
+        local=op.rope == "local",
+        positions=given.get("positions"),
+        table=Table(given["cos_sin"], op.angles) if op.angles != "computed" else None,
+        hadamard=op.hadamard,
+    )
+    rows, lost = found.change.rows[found.known], found.change.lost[found.known]
+    codes, got = (j.got.arrays[name][found.known].astype(np.float64) for name in ("q_out", "weights_out"))
+    weights = given["weights"][found.known].astype(np.float64) * op.weight_factor(kernels)
+    ends = [weights * head_scales(np.maximum(np.abs(rows) + by, 0), op.recipe, op.amax_min) for by in (-lost, lost)]
+    low, high = np.minimum(*ends), np.maximum(*ends)
+    far = Distance()
+    far.meet(np.abs(got - np.clip(got, low, high)), 2.0**-22 * np.maximum(np.abs(low), np.abs(high)))
+    j.meet("weights_out", far)
+    with np.errstate(all="ignore"):
+        scale = (got / weights)[..., None]
+        half = np.maximum(np.abs(rows) * 2.0**-4, scale * 2.0**-10) * 1.001 + lost
+        far = Distance()
+        far.meet(np.abs(codes * scale - rows), np.where(weights[..., None] == 0, np.inf, half))
+    j.meet("q_out", far)
+    for name in ("q_out", "weights_out"):
+        if not np.isnan(j.got.arrays[name][~found.known].astype(np.float32)).all():
+            j.wrong.append(f"{name}: rows without a position must be NaN, and are not")
+        j.wanted.arrays[name][...] = j.got.arrays[name]
+    return found.word
 
 
 def _listed(j: Judged, scene: Scene, rows: Rows | None, argument: str) -> Listed:
@@ -427,7 +470,36 @@ def _slot_mapping(j: Judged) -> int:
 
 
 def _remap_indices(j: Judged) -> int:
-    return reference.remap_indices(j.view, j.arrays["row_offsets"], j.arrays["indices"], j.wanted.arrays["out"])
+    return reference.remap_indices(
+        j.view,
+        j.arrays["row_offsets"],
+        j.arrays["indices"],
+        j.wanted.arrays["out"],
+        counts=j.wanted.arrays.get("counts"),
+        drop_unseen=getattr(j.case.call.op, "unseen", "keep") == "drop",
+    )
+
+
+def _list_keys(j: Judged) -> int:
+    op, arrays = j.case.call.op, j.wanted.arrays
+    assert isinstance(op, ListKeys)
+    return reference.list_keys(j.view, j.arrays["row_offsets"], arrays["keys"], arrays["counts"], op.window)
+
+
+def _combine_lists(j: Judged) -> int:
+    op, arrays = j.case.call.op, j.wanted.arrays
+    assert isinstance(op, CombineLists)
+    return reference.combine_lists(
+        j.view,
+        j.arrays["row_offsets"],
+        j.arrays["entries_begin"],
+        j.arrays["tokens_begin"],
+        j.case.numbers["buffer_rows"],
+        arrays["keys"],
+        arrays["counts"],
+        window=op.window,
+        indices=j.arrays.get("indices"),
+    )
 
 
 def _row_offsets(j: Judged) -> int:
@@ -640,6 +712,7 @@ def _mla_decompress(j: Judged) -> int:
 ORACLES: Final[dict[str, Oracle]] = {
     "advance": _advance,
     "append": _append,
+    "combine_lists": _combine_lists,
     "attention_output": _attention_output,
     "compact": _compact,
     "convert": _convert,
@@ -649,6 +722,8 @@ ORACLES: Final[dict[str, Oracle]] = {
     "gather": _gather,
     "gather_rows": _gather_rows,
     "gather_states": _gather_states,
+    "indexer_query": _indexer_query,
+    "list_keys": _list_keys,
     "indexer_scores": _indexer_scores,
     "lora_add": _lora_add,
     "merge_states": _merge_states,

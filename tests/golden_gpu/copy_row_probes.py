@@ -182,6 +182,63 @@ def _find(arrays: Arrays) -> dict[str, Wanted]:
     return outs | {"errors": exact(np.array(words, np.uint64))}
 
 
+# Begins, counts and starts of runs of each block: with gaps, one over the next one, not ascending, past the rows.
+RUNS: Final = (
+    ((1, 9, 12), (6, 3, 9), (2, 0, 20)),
+    ((0, 8, 14), (9, 6, 10), (0, 0, 0)),
+    ((3, 2, 14), (4, 4, -1), (0, 3, -1)),
+    ((2, 6, 12), (4, 0, 40), (44, 16, 40)),
+)
+
+
+class RunRequests(Requests):
+    """The same, whose rows are runs."""
+
+    def __init__(self, arrays: Arrays, block: int) -> None:
+        super().__init__(arrays | {"offsets": np.zeros(4 * len(RUNS), np.int32), "named": np.zeros(0, np.int64)}, block)
+        at = slice(3 * block, 3 * block + 3)
+        self.begins, counts = (
+            [int(x) if x >= 0 else MAX for x in arrays[name].reshape(-1)[at]] for name in ("begins", "counts")
+        )
+        self.ends = [b + n for b, n in zip(self.begins, counts, strict=True)]
+
+    def whose(self, row: int) -> tuple[int, int, int, bool, bool]:
+        if row < self.begins[0]:
+            return 0, 0, 0, True, True
+        low, high = 0, BATCH
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if self.begins[middle] <= row else (low, middle)
+        before = self.ends[low - 1] if low else 0
+        after = min(self.begins[low + 1], ROWS) if low + 1 < BATCH else ROWS
+        valid = before <= self.begins[low] and self.ends[low] <= after
+        return low, self.begins[low], min(self.ends[low], MAX), valid and row >= self.ends[low], valid
+
+
+def _run_inputs() -> dict[str, Array]:
+    given = [np.array(own, np.int32).reshape(-1) for own in zip(*RUNS, strict=True)]
+    found: dict[str, Array] = dict(zip(("begins", "counts", "starts"), given, strict=True)) | memory()
+    outs = {name: np.zeros((len(RUNS), ROWS, 4), np.uint32) for name in ("tokens", "ranges")}
+    return found | outs | {"errors": np.zeros((len(RUNS), 2), np.uint64)}
+
+
+def _runs(arrays: Arrays) -> dict[str, Wanted]:
+    tokens, ranges, words = [], [], []
+    for block in range(len(RUNS)):
+        mine, last = RunRequests(arrays, block), RunRequests(arrays, block)
+        tokens.append([mine.token(row, block != 1) for row in range(ROWS)])
+        for b, begin, end, padding, valid in (last.whose(row) for row in range(ROWS)):
+            ranges.append((b, 0 if padding else begin, 0 if padding else end, padding | valid << 1))
+        if last.ends[-1] > ROWS:
+            last.report(OFFSETS, BATCH - 1, ROWS)
+        words.append([mine.word, last.word])
+    outs = {
+        "tokens": exact(np.array(tokens, np.uint32)),
+        "ranges": exact(np.array(ranges, np.uint32).reshape(4, ROWS, 4)),
+    }
+    return outs | {"errors": exact(np.array(words, np.uint64))}
+
+
 def _rows_inputs() -> dict[str, Array]:
     outs = {"k": (100, 4), "dims": (32, 4), "k_codes": (ROW, 1), "v": (ROW, 2), "k_scales": (SCALES, 2)}
     zeros: dict[str, Array] = {name: np.zeros((ROWS + 1, n), f"u{size}") for name, (n, size) in outs.items()}
@@ -275,6 +332,7 @@ def probes() -> list[Probe]:
     """All of this module."""
     return [
         Probe("library_copy_find", UNIT, "copy_find", _find_inputs, _find, ROWS, (len(BLOCKS), 1, 1)),
+        Probe("library_copy_find_runs", UNIT, "copy_find_runs", _run_inputs, _runs, ROWS, (len(RUNS), 1, 1)),
         Probe("library_copy_rows", UNIT, "copy_rows", _rows_inputs, _rows, 64),
         Probe("library_copy_tokens", UNIT, "copy_tokens", _tokens_inputs, _tokens, 64),
         Probe("library_copy_pieces", UNIT, "copy_pieces", _pieces_inputs, _pieces, 64),

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from kvgen import Block, KernelSet, Layout, Paged, Quant, ops, presets
 from kvgen.runtime.cpu import machine
+from kvgen.spec.codebooks import lloyd_max
 from tests.ops.test_decode import decode_scene
 from tests.support.batches import batches
 from tests.support.extend_steps import steps
@@ -36,7 +37,18 @@ def per_token_head(kv_cache_dtype: Any) -> Paged:
     return presets.vllm_packed(**sizes, order="LBHNC", kv_cache_dtype=kv_cache_dtype)
 
 
+def norms(recipe: Any) -> Quant:
+    """Codes of a codebook of 16 values under a norm, as rotated keys have them: 16 + 2 bytes."""
+    book = lloyd_max(4, 32)
+    return Quant(dtype="i4", scale_dtype="f16", codebook=book, recipe=recipe, place="row")
+
+
 SETS: Final = {
+    "book": rows(
+        "book",
+        paged(layout=Layout(kv="page layer token head kv dim"), k_quant=norms("unit"), v_quant=norms("norm")),
+        ops.Decode(split="none"),
+    ),
     "int8": rows("int8", per_token_head("int8_per_token_head"), ops.Decode(split="none"), ops.Extend()),
     "fp8": rows("fp8", per_token_head("fp8_per_token_head")),
     # vLLM's turboquant_k8v4, K cast to fp8, V in 4 bits with scale and least value: 32 + 16 + 4 bytes, padded to 56.
@@ -61,6 +73,14 @@ SETS: Final = {
 }
 
 if "KVGEN_FAMILY" in os.environ:  # a campaign
+    SETS["nf4"] = rows(
+        "nf4",
+        paged(
+            layout=Layout(k="page layer token head dim", v="page layer token head dim"),
+            quant=Quant(dtype="i4", scale_dtype="f32", block=Block(dim=16), codebook=lloyd_max(4, 8)),
+        ),
+        ops.Decode(split="none"),
+    )
     SETS["kv_axis"] = rows(
         "kv_axis",
         paged(
@@ -176,3 +196,33 @@ def test_values_of_four_bits_are_those_of_vllms_writer() -> None:
     found = np.stack([nibbles & 15, nibbles >> 4], -1).reshape(tokens, heads, dim).astype(np.int64)
     assert (found != wanted).mean() < 0.02
     assert np.abs(found - wanted).max() <= 1
+
+
+def test_codes_of_a_codebook_are_those_of_vllms_writer() -> None:
+    """turboquant's keys, here as V: nibbles of the centroids nearest to x / norm, and the norm in f16. Beside them, as K, the
+    same under norm / norm of the centroids: one product gives what vLLM's readers of "4bit_nc" make of its own rows."""
+    generated, rng = package(SETS["book"]), np.random.default_rng(5)
+    tokens, heads, dim = 32, 2, 32
+    x = (rng.standard_normal((tokens, heads, dim)) * 4.0 ** rng.integers(-5, 5, (tokens, heads, 1))).astype(
+        ml_dtypes.bfloat16
+    )
+    x[3], x[4, 1, 1:] = 0, 0
+    pool = np.full((2, 1, 16, heads, 36), 0xEE, np.uint8)
+    table = {"lengths": np.array([0], np.int32), "page_table": np.array([[1, 0]], np.int32)}
+    offsets = np.array([0, tokens], np.int32)
+    k, v = np.empty_like(x), np.empty_like(x)
+    with machine(mode="check"):
+        generated.append(generated.Cache(pool, **table)[0], k=x, v=x, row_offsets=offsets)
+        table["lengths"][:] = tokens
+        generated.gather(generated.Cache(pool, **table)[0], k_out=k, v_out=v, row_offsets=offsets)
+    stored = pool[[1, 0], 0].reshape(tokens, heads, 36)[..., 18:]
+    wide, centroids = x.astype(np.float32), np.array(lloyd_max(4, dim), np.float32)
+    norm = np.linalg.norm(wide.astype(np.float64), axis=-1, keepdims=True).astype(np.float32)
+    wanted = np.searchsorted((centroids[:-1] + centroids[1:]) / 2, wide / (norm + np.float32(1e-8)), "right")
+    np.testing.assert_array_equal(stored[..., 16:], norm.astype(np.float16).view(np.uint8))
+    found = np.stack([stored[..., :16] & 15, stored[..., :16] >> 4], -1).reshape(tokens, heads, dim)
+    assert (found != wanted).mean() < 0.005  # norms are rounded to f16 before they divide
+    assert np.abs(found.astype(np.int64) - wanted).max() <= 1
+    values = centroids[wanted].astype(np.float64)
+    corrected = norm * values / np.linalg.norm(values, axis=-1, keepdims=True)
+    np.testing.assert_allclose(k.astype(np.float64), corrected, rtol=2**-7, atol=0)
