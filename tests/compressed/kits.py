@@ -36,13 +36,15 @@ def kit(name: str, form: Form, heads: int, index_heads: int, *, page: int = 8, d
     entries, keys = None, None
     if form.rate:
         cache = latent(form, form.entry, page_size=max(1, 2 * page // form.rate), rate=form.rate)
-        entries = _set(f"{name}_entries", 1, cache, _pool(form, rope, drafts))
+        pick = ops.ListKeys() if form.topk is None else ops.RemapIndices(counts=True, unseen="drop")
+        entries = _set(f"{name}_entries", 1, cache, _pool(form, rope, drafts), pick)
     if form.index is not None:
         cache = indexer(form, page_size=max(4, 2 * page // form.rate), rate=form.rate)
         norm = RmsNorm(multiply="before", eps=form.eps)
         append = ops.Append(rope=rope, q_out="none", k_norm=norm)  # of keys that a projection makes of entries
-        write = append if form.index == "latent" else _pool(form, rope, drafts)
-        keys = _set(f"{name}_keys", index_heads, cache, write, ops.IndexerScores())
+        write = append if form.index == "latent" else _pool(form, rope, drafts, hadamard=form.hadamard)
+        query = ops.IndexerQuery(rope=rope, hadamard=form.hadamard, factor=1.0)
+        keys = _set(f"{name}_keys", index_heads, cache, write, query, ops.IndexerScores())
     append = ops.Append(
         rope=rope,
         q_dim=form.dim,
@@ -55,7 +57,8 @@ def kit(name: str, form: Form, heads: int, index_heads: int, *, page: int = 8, d
         sinks="out",
         sources=(Keys(name="entries", cache=entries.cache),) if entries is not None else (),
     )
-    window = _set(f"{name}_window", heads, latent(form, form.row, page_size=page), append, decode)
+    operations = (append, ops.ListKeys(window=form.window), decode, ops.AttentionOutput(rope=rope, dim=form.dim))
+    window = _set(f"{name}_window", heads, latent(form, form.row, page_size=page), *operations)
     return Kit(form, heads, index_heads, window, entries, keys)
 
 
@@ -122,7 +125,7 @@ def _rope(form: Form) -> Rope:
     return Rope(style="interleaved", theta=form.theta, dim=form.turned, part="last", scaling=scaling)
 
 
-def _pool(form: Form, rope: Rope, drafts: int) -> ops.Pool:
+def _pool(form: Form, rope: Rope, drafts: int, *, hadamard: bool = False) -> ops.Pool:
     """The operation that makes entries, or pools an indexer's keys, with the roundings of the official recipe."""
     gated = {"overlap": form.overlap, "ape": form.overlap or form.rate > 2, "drafts": drafts} if form.gated else {}
     return ops.Pool(
@@ -132,5 +135,6 @@ def _pool(form: Form, rope: Rope, drafts: int) -> ops.Pool:
         pooled_dtype="same",
         normed_dtype="same",
         latent_out=form.index == "latent",
+        hadamard="k" if hadamard else None,
         **gated,
     )

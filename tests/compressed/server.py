@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from kvgen.runtime.cpu import machine
 from tests.compressed.kits import Kit
-from tests.compressed.statement import Floats, Rows, Weights, turn
+from tests.compressed.statement import Floats, Rows, Weights
 
 BF16 = ml_dtypes.bfloat16
 POISON = 0x7FFF_FFFF
@@ -63,11 +63,6 @@ class Paged:
                 self.held[b][column] = self.free.pop()
                 self.table[b, column] = self.held[b][column]
 
-    def slots(self, b: int, tokens: NDArray[np.int64], rate: int = 1) -> NDArray[np.int32]:
-        """Physical rows of tokens, or of entries of `rate` tokens."""
-        each = self.tokens // rate
-        return (self.table[b, tokens // each].astype(np.int64) * each + tokens % each).astype(np.int32)
-
 
 class Server:
     """A layer with `weights` over the rows of each request."""
@@ -87,6 +82,7 @@ class Server:
         self.states: dict[str, Any] = {}
         self.last: list[NDArray[np.int64]] = []
         self.logits: list[Floats] = []
+        self.lists: tuple[NDArray[np.int32], NDArray[np.int32]] | None = None
         for part in ("entries", "keys"):
             kernels = getattr(kit, part)
             if kernels is not None:
@@ -121,10 +117,9 @@ class Server:
             q = self._append(new, lengths, offsets)
             self._compress(new, lengths, offsets)
             picks = self._picks(new, lengths, offsets, where) if owner is None else owner.last
-            o = self._attend(q, where, picks, owner or self)
+            o = self._attend(q, where, lengths, offsets, owner or self)
         self.last = picks
-        positions = np.array([p for _, p in where], np.int64)
-        return Step(turn(o.astype(np.float64), -positions, form), picks, self.logits)
+        return Step(o.astype(np.float64), picks, self.logits)
 
     def take_back(self, b: int, count: int) -> None:
         """The last tokens of a request were drafts, and are rejected."""
@@ -171,49 +166,70 @@ class Server:
 
     def _picks(
         self, new: list[Rows], lengths: NDArray[np.int32], offsets: NDArray[np.int32], where: list[tuple[int, int]]
-    ) -> Any:
+    ) -> list[NDArray[np.int64]]:
+        """The entries that each row reads; `self.lists` become their rows of the pool and how many each row has."""
         form = self.kit.form
         self.logits = [np.zeros(0)] * len(where)
         if not form.rate:
             return [np.zeros(0, np.int64)] * len(where)
         seen = [(p + 1) // form.rate for _, p in where]
+        paged, made = self.pools["entries"], self.kit.generated("entries")
+        cache = paged.made.step(lengths=lengths, page_table=paged.table)
+        counts = np.full(len(where), -7, np.int32)
         if form.topk is None:
+            keys = np.full((len(where), max(seen) + 2), -7, np.int32)
+            made.list_keys(cache[0], offsets, keys, counts)
+            self.lists = keys, counts
             return [np.arange(n) for n in seen]
-        paged = self.pools["keys"]
+        scores = self._scores(new, lengths, offsets, where)
+        self.logits = [row[:n].astype(np.float64) for row, n in zip(scores, seen, strict=True)]
+        # As top-k gives them: entries of -inf behind the others, where a row sees fewer.
+        best = np.argsort(-scores, axis=1, kind="stable")[:, : form.topk].astype(np.int32)
+        picked = np.full((len(where), form.topk), -1, np.int32)
+        picked[:, : best.shape[1]] = best
+        slots = np.empty_like(picked)
+        made.remap_indices(cache[0], picked, offsets, slots, counts)
+        self.lists = slots, counts
+        return [np.sort(row[row < n]) for row, n in zip(best, seen, strict=True)]
+
+    def _scores(
+        self, new: list[Rows], lengths: NDArray[np.int32], offsets: NDArray[np.int32], where: list[tuple[int, int]]
+    ) -> NDArray[np.float32]:
+        """The indexer's scores `[T, entries and three more]`."""
+        form, made, paged = self.kit.form, self.kit.generated("keys"), self.pools["keys"]
         cache = paged.made.step(lengths=lengths, page_table=paged.table)
         positions = np.array([p for _, p in where], np.int64)
-        q, w = _rows(new, "index_q", np.float64), _rows(new, "index_w", np.float64)
-        codes, scale = _codes(form.bf16(turn(q, positions, form)))
-        logits = np.full((len(where), max(seen) + 3), np.nan, np.float32)
-        weights = (w * scale).astype(np.float32)
-        self.kit.generated("keys").indexer_scores(cache[0], codes, weights, logits, row_offsets=offsets)
+        q, w = _rows(new, "index_q"), _rows(new, "index_w", np.float32)
+        codes, weights = np.empty(q.shape, ml_dtypes.float8_e4m3fn), np.empty_like(w)
+        made.indexer_query(cache[0], q=q, weights=w, q_out=codes, weights_out=weights, positions=positions)
+        seen = (positions + 1) // form.rate
+        logits = np.full((len(where), int(seen.max()) + 3), np.nan, np.float32)
+        made.indexer_scores(cache[0], codes, weights, logits, row_offsets=offsets)
         for row, n in zip(logits, seen, strict=True):
             assert not np.isnan(row[:n]).any() and (row[n:] == -np.inf).all()
-        self.logits = [row[:n].astype(np.float64) for row, n in zip(logits, seen, strict=True)]
-        return [np.sort(np.argsort(-row[:n], kind="stable")[: form.topk]) for row, n in zip(logits, seen, strict=True)]
+        return logits
 
     def _attend(
-        self, q: NDArray[Any], where: list[tuple[int, int]], picks: list[NDArray[np.int64]], owner: Server
+        self,
+        q: NDArray[Any],
+        where: list[tuple[int, int]],
+        lengths: NDArray[np.int32],
+        offsets: NDArray[np.int32],
+        owner: Server,
     ) -> NDArray[Any]:
-        kit, form = self.kit, self.kit.form
-        spans = [np.arange(max(p - form.window + 1, 0), p + 1) for _, p in where]
-        indices, counts = _lists([self.window.slots(b, s) for (b, _), s in zip(where, spans, strict=True)])
+        kit, form, made = self.kit, self.kit.form, self.kit.generated("window")
+        cache = self.window.made.step(lengths=lengths, page_table=self.window.table)
+        keys, counts = np.full((len(q), form.window + 1), -7, np.int32), np.full(len(q), -7, np.int32)
+        made.list_keys(cache[0], offsets, keys, counts)
         given: dict[str, Any] = {"topk_lengths": counts, "sinks": self.weights.sinks.astype(np.float32)}
         if kit.entries is not None:
-            paged = owner.pools["entries"]
-            chosen = [paged.slots(b, j, form.rate) for (b, _), j in zip(where, picks, strict=True)]
-            more, many = _lists(chosen)
-            given |= {
-                "entries_cache": kit.generated("window").MlaDecodeEntriesKeys(*paged.made.blocks)[0],
-                "entries_indices": more,
-                "entries_topk_lengths": many,
-            }
-        made = kit.generated("window")
-        cache = self.window.made
-        found = made.mla_decode(
-            cache[0], q, indices=indices, out=np.empty((len(q), kit.heads, form.dim), BF16), **given
-        )
-        return found.out if hasattr(found, "out") else found
+            layer = made.MlaDecodeEntriesKeys(*owner.pools["entries"].made.blocks)[0]
+            slots, many = owner.lists
+            given |= {"entries_cache": layer, "entries_indices": slots, "entries_topk_lengths": many}
+        found = made.mla_decode(cache[0], q, indices=keys, out=np.empty((len(q), kit.heads, form.dim), BF16), **given)
+        o = found.out if hasattr(found, "out") else found
+        positions = np.array([p for _, p in where], np.int64)
+        return made.attention_output(cache[0], o, o, positions)
 
 
 def _cut(rows: dict[str, Any], first: int, end: int) -> dict[str, Any]:
@@ -224,20 +240,3 @@ def _rows(new: list[Rows], name: str, kind: Any = BF16) -> NDArray[Any]:
     """The step's rows of all requests."""
     found = [getattr(r, name) for r in new]
     return None if found[0] is None else np.concatenate(found).astype(kind)
-
-
-def _lists(found: list[NDArray[np.int32]]) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-    """Lists as the kernel takes them: padded with what lies in no pool, and how many entries of each count."""
-    counts = np.array([len(f) for f in found], np.int32)
-    lists = np.full((len(found), max(1, int(counts.max()))), POISON, np.int32)
-    for row, one in zip(lists, found, strict=True):
-        row[: len(one)] = one
-    return lists, counts
-
-
-def _codes(q: Floats) -> tuple[NDArray[Any], Floats]:
-    """The indexer's q `[T, heads, dim]` as e4m3 codes and a scale a head, a power of two."""
-    amax = np.maximum(np.abs(q).max(axis=-1), 1e-4).astype(np.float32)
-    fraction, exponent = np.frexp((amax * np.float32(1 / 448)).astype(np.float64))
-    scale = np.ldexp(1.0, exponent - (fraction == 0.5))
-    return np.clip(q / scale[..., None], -448, 448).astype(ml_dtypes.float8_e4m3fn), scale

@@ -78,8 +78,8 @@ class Form:
     `overlap`: entry j is pooled from windows j - 1 and j. `gated` False (rate 1): an entry is the token's row. `index` None:
     no indexer; "pool": its keys are pooled by a compressor of its own (V4); "latent": they are projected from the entry
     before its RoPE (V4.1). `q_norm`: q's rows are divided by their root mean square. `hadamard`: the indexer's q and keys are
-    turned by a Hadamard matrix. `once`: what RoPE turned, the window's rows and keys that are projected are rounded by their
-    quantization alone, not to bf16 before it.
+    turned by a Hadamard matrix. `once`: what RoPE or a Hadamard matrix turned, the window's rows and keys that are projected are
+    rounded by their quantization alone, not to bf16 before it.
     `row`, `entry`, `key`: how they are stored.
     """
 
@@ -278,13 +278,13 @@ def _keys(form: Form, rows: Rows, weights: Weights, latent: Floats) -> Floats:
         assert weights.wk is not None
         keys = _unit(form.bf16(latent @ weights.wk.T), form.eps) * weights.index_norm
         keys = keys if form.once else form.bf16(keys)
-    if form.hadamard:
-        return _index_stored(form, form.bf16(turn(keys, np.arange(len(keys)) * form.rate, form)))
-    return _placed(form, keys, form.key)
+    keys = turn(keys, np.arange(len(keys)) * form.rate, form)
+    return _index_stored(form, keys if form.once else form.bf16(keys))
 
 
 def _index_stored(form: Form, x: Floats) -> Floats:
-    x = form.bf16(hadamard(x)) if form.hadamard else x
+    if form.hadamard:
+        x = hadamard(x) if form.once else form.bf16(hadamard(x))
     return x if form.exact else form.key.stored(x, form.turned)
 
 
@@ -292,7 +292,8 @@ def _scores(form: Form, rows: Rows, keys: Floats) -> Floats:
     """`[T, entries]`: what the indexer gives each entry; -inf where entry j is not whole at the token: (j + 1) * rate > t + 1."""
     assert rows.index_q is not None and rows.index_w is not None
     count = len(rows.index_q)
-    q = _index_stored(form, form.bf16(turn(rows.index_q, np.arange(count), form)))
+    q = turn(rows.index_q, np.arange(count), form)
+    q = _index_stored(form, q if form.once else form.bf16(q))
     scores = np.einsum("th,thj->tj", rows.index_w, np.maximum(np.einsum("thd,jd->thj", q, keys), 0))
     visible = np.arange(len(keys)) < (np.arange(count)[:, None] + 1) // form.rate
     return np.where(visible, scores, -np.inf)

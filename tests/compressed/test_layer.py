@@ -26,14 +26,15 @@ V41: Final = replace(V4, q_norm=False, eps=1e-20, index="latent", index_dim=128,
 FORMS: Final = {
     "window": replace(V4, theta=10_000.0, yarn=None),
     "sparse": replace(V4, rate=4, overlap=True, topk=5, index="pool", index_dim=128),
+    "hadamard": replace(V4, rate=4, overlap=True, topk=5, index="pool", index_dim=128, hadamard=True),
     "heavy": replace(V4, rate=16),
     "pairs": replace(V41, rate=2),
     "each": replace(V41, rate=1, gated=False),
 }
 KINDS: Final = list(FORMS) if CAMPAIGN else ["sparse"]
 HEADS: Final = 8
-# A bf16 of o rounded once, P rounded to bf16, rows and queries whose last bit f32 and float64 round apart.
-ROUNDING: Final = 2.0**-8
+# o rounded to bf16 before and after it is turned back, P to bf16, rows and queries whose last bit f32 and float64 round apart.
+ROUNDING: Final = 2.0**-7
 # An indexer's q or key with one such code, as a share of the row's largest score.
 SCORE: Final = 4e-3
 
