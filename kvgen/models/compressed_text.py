@@ -145,8 +145,17 @@ def _window(facts: Checkpoint, preset: str, serving: Serving, arch: Sequence[str
             operations.append(_operation("MlaDecode", "mla_decode", read, _decode(kind, preset)))
         uses[kind.kind] = (stored, read)
     operations.sort(key=lambda one: one.opening)
+    turned: dict[str, str] = {}
+    for kind in facts.cached:
+        assert kind.rope is not None
+        back = turned.setdefault(call(kind.rope).flat, _named("attention_output", turned, kind))
+        if back not in {n for used in uses.values() for n in used}:
+            fields = [("rope=", literal(kind.rope)), ("dim=", literal(kind.head_dim_k))]
+            operations.append(_operation("AttentionOutput", "attention_output", back, fields))
+        uses[kind.kind] = (uses[kind.kind][0], "list_keys", *uses[kind.kind][1:], back)
+    window = Group("ops.ListKeys(", [("window=", literal(facts.cached[0].window))], ")")
     cache = Group(f"presets.{preset}(", _page(preset, serving), ")")
-    return _set(facts, "window", cache, [*operations, Group("ops.Gather(", [], ")")], arch, name, layers=uses)
+    return _set(facts, "window", cache, [*operations, window, Group("ops.Gather(", [], ")")], arch, name, layers=uses)
 
 
 def _page(preset: str, serving: Serving) -> _Fields:
@@ -214,11 +223,24 @@ def _entries(facts: Checkpoint, kind: Any, preset: str, arch: Sequence[str], nam
     pool = _pool(kind)
     latent = kind.q_norm is None and kind.compressed.indexer is not None  # V4.1's index keys are made of the entries
     items = [*pool.items, ("latent_out=", literal(True))] if latent else pool.items
-    operations = [Group(pool.opening, items, pool.closing), Group("ops.Gather(", [], ")")]
-    uses = {kind.kind: ("pool_tokens",)}
+    picked = kind.compressed.indexer is not None
+    remap: _Fields = [("counts=", literal(True)), ("unseen=", literal("drop"))]
+    lists = Group("ops.RemapIndices(", remap, ")") if picked else Group("ops.ListKeys(", [], ")")
+    operations = [Group(pool.opening, items, pool.closing), lists, Group("ops.Gather(", [], ")")]
+    listed = "remap_indices" if picked else "list_keys"
+    uses = {
+        other.kind: ("pool_tokens", listed) if other.compressed.source is None else (listed,)
+        for other in facts.cached
+        if other.compressed is not None and other.compressed.rate == kind.compressed.rate and _lists(other)
+    }
     return _set(
         facts, f"c{kind.compressed.rate}", _rows(preset, kind.compressed.rate), operations, arch, name, layers=uses
     )
+
+
+def _lists(kind: LayerFacts) -> bool:
+    """Whether these layers make a list of their entries: not where they take another layer's."""
+    return _scores(kind) or (kind.compressed is not None and kind.compressed.indexer is None)
 
 
 def _scores(kind: LayerFacts) -> bool:
@@ -236,9 +258,10 @@ def _keys(facts: Checkpoint, kind: Any, preset: str, arch: Sequence[str], name: 
     if kind.q_norm is None:
         named: _Fields = [("rope=", literal(kind.rope)), ("q_out=", literal("none")), ("k_norm=", _norm(kind))]
         write, uses = Group("ops.Append(", named, ")"), "append"
-    operations = [write, Group("ops.IndexerScores(", [], ")")]
+    query = Group("ops.IndexerQuery(", [("rope=", literal(kind.rope))], ")")
+    operations = [write, query, Group("ops.IndexerScores(", [], ")")]
     used = {
-        other.kind: (uses, "indexer_scores") if other.compressed.source is None else ("indexer_scores",)
+        other.kind: (*([uses] if other.compressed.source is None else []), "indexer_query", "indexer_scores")
         for other in facts.cached
         if other.compressed is not None and other.compressed.rate == rate and _scores(other)
     }

@@ -190,7 +190,8 @@ CALLS = {
     *("Compressed", "Indexer", "Keys"),
     *("LinearScaling", "Llama3Scaling", "YarnScaling", "LongRopeScaling", "RmsNorm", "LayerNorm", "PositionScale"),
 }
-OPERATIONS = {"Append", "Extend", "Gather", "Decode", "MlaDecode", "MergeStates", "Pool", "IndexerScores"}
+OPERATIONS = {"Append", "Extend", "Gather", "Decode", "MlaDecode", "MergeStates"}
+OPERATIONS |= {"AttentionOutput", "IndexerQuery", "IndexerScores", "ListKeys", "Pool", "RemapIndices"}
 PRESETS = {*OF_ROWS, *OF_ROWS.values()}
 SHARED = ("window_rope", "rope", "model")
 
