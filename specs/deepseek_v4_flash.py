@@ -1,4 +1,4 @@
-"""DeepSeek V4-Flash on Hopper, FlashMLA's 584-byte records: a window of rows, and entries of 4 tokens that attention reads beside it."""
+"""DeepSeek V4-Flash in FlashMLA's 584-byte records: a window of rows, and entries of 4 tokens that attention reads beside it."""
 
 from kvgen import KernelSet, Keys, RmsNorm, Rope, YarnScaling, ops, presets
 
