@@ -3,13 +3,44 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from typing import Final, Protocol
 
-if TYPE_CHECKING:
-    from kvgen.spec.model import Indexer, Kind
+
+class Picking(Protocol):
+    """What is read here of an Indexer."""
+
+    @property
+    def source(self) -> int | None: ...
+    @property
+    def candidate_source(self) -> int | None: ...
+
+
+class Entries(Protocol):
+    """What is read here of Compressed."""
+
+    @property
+    def rate(self) -> int: ...
+    @property
+    def source(self) -> int | None: ...
+    @property
+    def indexer(self) -> Picking | None: ...
+
+
+class Layers(Protocol):
+    """What is read here of a Kind."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def cache(self) -> bool: ...
+    @property
+    def kv_source(self) -> int | None: ...
+    @property
+    def compressed(self) -> Entries | None: ...
+
 
 # What a source must be, in words, behind the field that names it.
-_MUST: dict[str, str] = {
+_MUST: Final = {
     "kv_source": "an earlier layer that stores keys and values of its own",
     "compressed.source": "an earlier layer that makes entries of its own, of as many tokens",
     "compressed.indexer.source": "an earlier layer that picks entries by an indexer of its own",
@@ -17,7 +48,7 @@ _MUST: dict[str, str] = {
 }
 
 
-def check_sources(layers: int, kind_of: Callable[[int], Kind | None]) -> None:
+def check_sources(layers: int, kind_of: Callable[[int], Layers | None]) -> None:
     """Raise ValueError where one of the first `layers` layers reads what its source does not have, or has from another one.
 
     Kernels know nothing of it: a call of a reading layer brings the layer of its source, `cache[source]`, or its lists.
@@ -32,7 +63,7 @@ def check_sources(layers: int, kind_of: Callable[[int], Kind | None]) -> None:
                 )
 
 
-def _named(kind: Kind) -> Iterator[tuple[str, int]]:
+def _named(kind: Layers) -> Iterator[tuple[str, int]]:
     """The layers that a kind names."""
     index = _indexer(kind)
     found = {
@@ -44,7 +75,7 @@ def _named(kind: Kind) -> Iterator[tuple[str, int]]:
     return ((field, source) for field, source in found.items() if source is not None)
 
 
-def _has(field: str, kind: Kind | None, other: Kind) -> bool:
+def _has(field: str, kind: Layers | None, other: Layers) -> bool:
     """Whether a layer has by itself what the field of another names it for."""
     if field == "kv_source":
         return other.cache and other.kv_source is None
@@ -55,5 +86,5 @@ def _has(field: str, kind: Kind | None, other: Kind) -> bool:
     return index is not None and index.source is None
 
 
-def _indexer(kind: Kind) -> Indexer | None:
+def _indexer(kind: Layers) -> Picking | None:
     return kind.compressed.indexer if kind.compressed is not None else None
