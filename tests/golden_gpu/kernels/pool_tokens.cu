@@ -48,13 +48,14 @@ extern "C" __global__ void pool_state(const float* x, const float* ape, float* s
   const StatePage pages[1] = {{state, state + 64}};
   PoolTask task = {};
   task.begin = 5, task.end = 27, task.row = 2, task.known = true;
-  store_state_rows<Overlap, 32>(in, ape, pages, task, 25, 2);
+  for (task.position = 25; task.position < 27; ++task.position) store_state_row<Overlap, 32>(in, ape, pages, task);
   store_deferred_rows<Overlap, 32>(in, ape, pages, task);
   if (threadIdx.x < 16) {
     Vec<float, 4> kv, score;
     load_new<Overlap>(kv, score, in, ape, 7, 10, threadIdx.x * 4);
     store<4>(row + threadIdx.x * 4, kv);
     store<4>(row + 64 + threadIdx.x * 4, score);
+    store_columns<Overlap>({row + 128, row + 192}, 16, threadIdx.x * 4, kv, score);
   }
 }
 
