@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from kvgen.spec.cache import Continuous, Latent, Paged
     from kvgen.spec.cache_fields import Layout
     from kvgen.spec.kernel_set import KernelSet
+    from kvgen.spec.keys import Keys
     from kvgen.spec.mask import Mask
     from kvgen.spec.model import (
         Kind,
@@ -53,6 +54,7 @@ _HOME = {
     "ErrorWord": "kvgen.runtime.error_word",
     "FaultError": "kvgen.runtime.faults",
     "KernelSet": "kvgen.spec.kernel_set",
+    "Keys": "kvgen.spec.keys",
     "Mask": "kvgen.spec.mask",
     "Ragged": "kvgen.spec.ragged",
     **dict.fromkeys(("LayerNorm", "RmsNorm"), "kvgen.spec.norm"),
@@ -75,6 +77,7 @@ __all__ = [
     "FaultError",
     "Indirect",
     "KernelSet",
+    "Keys",
     "Kind",
     "Latent",
     "LayerNorm",

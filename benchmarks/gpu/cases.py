@@ -64,6 +64,9 @@ class Case:
     """The class of the cache that convert reads, if it is one."""
     source_pools: dict[str, tuple[View, ...]] = field(default_factory=dict)
     source_tables: dict[str, View] = field(default_factory=dict)
+    keys: dict[str, str] = field(default_factory=dict)
+    """The classes of the other caches that lists name rows of, by argument."""
+    keys_pools: dict[str, dict[str, tuple[View, ...]]] = field(default_factory=dict)
 
     @property
     def key(self) -> tuple[str, str, str]:
@@ -114,9 +117,14 @@ def _view(fields: dict[str, Any]) -> View:
     return View(**fields)
 
 
+def _pools(found: dict[str, Any]) -> dict[str, tuple[View, ...]]:
+    return {n: tuple(_view(v) for v in tensors) for n, tensors in found.items()}
+
+
 def _case(fields: dict[str, Any]) -> Case:
     for name in ("pools", "source_pools"):
-        fields[name] = {n: tuple(_view(v) for v in tensors) for n, tensors in fields[name].items()}
+        fields[name] = _pools(fields[name])
+    fields["keys_pools"] = {name: _pools(found) for name, found in fields.get("keys_pools", {}).items()}
     for name in ("tables", "arguments", "source_tables"):
         fields[name] = {k: _view(v) for k, v in fields[name].items()}
     fields["nan_rows"] = {k: tuple(v) for k, v in fields["nan_rows"].items()}

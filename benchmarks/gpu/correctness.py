@@ -44,6 +44,8 @@ def run(case: Case, blobs: Blobs, package: ModuleType, memory: Memory) -> dict[s
         if case.source:
             source = cache_of(getattr(package, case.source), case.source_pools, case.source_tables)
             arguments["source"] = source[case.layer]
+        for name, kind in case.keys.items():
+            arguments[name] = cache_of(getattr(package, kind), case.keys_pools[name], {})[case.layer]
         if hasattr(launcher, "workspace"):
             rows = case.arguments["q"].shape[0]
             longest = cache.max_cache_length if launcher.SPLIT_PLAN.chunk_tokens else None

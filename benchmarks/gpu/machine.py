@@ -21,6 +21,7 @@ from kvgen.errors import ToolError
 from kvgen.layout.dtypes import dtype
 from kvgen.ops import Append, Convert, Extend, Gather, Scatter
 from kvgen.spec.kernel_set import Op
+from kvgen.spec.keys import class_of_keys
 from kvgen.verify.memory import HostMemory
 
 GUARD: Final = 256  # bytes of canaries on either side
@@ -102,6 +103,8 @@ def _case(kernels: KernelSet, op: Op, package: ModuleType, blobs: Blobs, name: s
         source=op.source_class if isinstance(op, Convert) else "",
         source_pools=source_pools,
         source_tables=source_tables,
+        keys={f"{keys.name}_cache": class_of_keys(op.name, keys.name) for keys in getattr(op, "sources", ())},
+        keys_pools={name: case.pools(its, f"{name}.") for name, its in call.keys.items()},
     )
     got = run(draft, blobs, package, HostMemory())
     changed = {n: data for n, data in got.items() if not np.array_equal(data, blobs.get(case.memories[n]))}

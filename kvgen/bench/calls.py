@@ -16,6 +16,7 @@ from kvgen.layout.dtypes import dtype
 from kvgen.ops import Convert, Gather
 from kvgen.plan.params import Array, Scalar
 from kvgen.spec.kernel_set import KernelSet, Op
+from kvgen.spec.keys import class_of_keys
 
 Raw = NDArray[Any]
 # Operations on whole pages of all layers: the list of ids that each takes.
@@ -31,6 +32,7 @@ KNOWN: Final = tuple(
                 "gather",
                 "gather_rows",
                 "gather_states",
+                "indexer_scores",
                 "scatter_states",
                 "lora_add",
                 "mla_decode",
@@ -48,7 +50,7 @@ SELECTED: Final = 64  # tokens that a query of gather_rows, or a list of mla_dec
 class Call:
     """One operation's arguments: `arrays` by name, and `numbers`; `rows` of new tokens, of copied ones, of queries, or of
     ids or pairs of pages. The arrays have `total` rows, padding included; those of request b begin at `begins[b]`. `source`
-    is the cache that convert reads."""
+    is the cache that convert reads, `keys` are those besides the set's own that lists name rows of, by argument."""
 
     op: Op
     launcher: Any
@@ -58,6 +60,7 @@ class Call:
     begins: tuple[int, ...] = ()
     numbers: Mapping[str, int] = field(default_factory=dict)
     source: Scene | None = None
+    keys: Mapping[str, Scene] = field(default_factory=dict)
 
     @property
     def kind(self) -> str:
@@ -84,7 +87,7 @@ class Call:
         found = {**self.arrays, **self.numbers}
         if self.source is not None:
             found["source"] = self.source.package.Cache(**self.source.pools, **self.source.tables(self.kind))[LAYER]
-        return found
+        return found | {name: scene.package.Cache(**scene.pools)[LAYER] for name, scene in self.keys.items()}
 
 
 def rows_each(op: Op) -> int:
@@ -118,14 +121,15 @@ def call_of(scene: Scene, op: Op) -> Call:
         counts = [rows] * batch
     padded = getattr(op, "rows", "") == "padded"
     begins = np.arange(batch + 1) * max(new) if padded else np.cumsum([0, *counts])
-    listed = _listed(scene, op)
+    listed, keys = _listed(scene, op), _keys(scene, op)
     entries = [len(ids) for ids in listed.values()]
     sizes: dict[str, int] = {
         "T": (2 if op.kind == "lora_add" else 1) * int(begins[-1]),
-        **{"B": batch, "B+1": batch + 1, "S": max(new), "P": max(scene.workload.totals)},
+        **{"B": batch, "B+1": batch + 1, "S": max(new), **dict.fromkeys("NP", max(scene.workload.totals))},
         **{"J": selected(scene), **dict(zip(("N", "NS"), entries, strict=False))},
         "all_layers": LAYERS,
         "K": selected(scene) if getattr(op, "sparse", False) else max(scene.workload.totals),
+        **{name.removesuffix("cache") + "K": selected(its) for name, its in keys.items()},
         **({} if scene.cache.states else {"q_heads": scene.kernels.q_heads, "kv_heads": scene.kv.kv_heads}),
     }
     arrays, numbers = dict[str, Raw](), dict[str, int]()
@@ -148,9 +152,12 @@ def call_of(scene: Scene, op: Op) -> Call:
             numbers[spec.name] = spec.most
     for name, array in arrays.items():
         _fill(scene, op, name, array, begins, listed)
+    for name, its in keys.items():
+        prefix = name.removesuffix("cache")
+        _fill_list(its, arrays[f"{prefix}indices"], arrays[f"{prefix}topk_lengths"])
     moved = batch * sizes["J"] if op.kind == "gather_rows" else sum(entries) if listed else sum(counts)
     source = _source(scene, op) if isinstance(op, Convert) else None
-    return Call(op, launcher, arrays, moved, int(begins[-1]), tuple(int(n) for n in begins[:-1]), numbers, source)
+    return Call(op, launcher, arrays, moved, int(begins[-1]), tuple(int(n) for n in begins[:-1]), numbers, source, keys)
 
 
 def _fill(scene: Scene, op: Op, name: str, array: Raw, begins: Raw, listed: Mapping[str, Raw]) -> None:
@@ -187,14 +194,21 @@ def _fill(scene: Scene, op: Op, name: str, array: Raw, begins: Raw, listed: Mapp
     elif name in listed:
         array[...] = listed[name]
     elif name == "indices":
-        for row, at in enumerate(array):
-            at[...] = _places(scene, row, tokens_of_query(scene, row, len(at)))
+        _fill_list(scene, array, None)
     elif name == "topk_lengths":
         array[...] = selected(scene)
     elif name == "valid_tokens":
         array[...] = totals
     elif name in ("mask", "tree_mask"):  # all is visible
         array[...] = np.iinfo(array.dtype).max
+
+
+def _fill_list(scene: Scene, lists: Raw, counts: Raw | None) -> None:
+    """Rows of a cache that each query row attends to, all of them counted."""
+    for row, at in enumerate(lists):
+        at[...] = _places(scene, row, tokens_of_query(scene, row, len(at)))
+    if counts is not None:
+        counts[...] = lists.shape[1]
 
 
 def selected(scene: Scene) -> int:
@@ -249,3 +263,13 @@ def _source(scene: Scene, op: Convert) -> Scene:
     kernels = KernelSet(name=scene.kernels.name, q_heads=op.source.kv_heads, cache=op.source, ops=(Gather(),))
     found: Any = SimpleNamespace(Cache=getattr(scene.package, op.source_class))
     return Scene(kernels, found, scene.workload)
+
+
+def _keys(scene: Scene, op: Op) -> dict[str, Scene]:
+    """The same workload in each of the caches that lists name rows of, besides the set's own, by argument."""
+    found = {}
+    for keys in getattr(op, "sources", ()):
+        kernels = KernelSet(name=scene.kernels.name, q_heads=1, cache=keys.cache, ops=(Gather(),))
+        package: Any = SimpleNamespace(Cache=getattr(scene.package, class_of_keys(op.name, keys.name)))
+        found[f"{keys.name}_cache"] = Scene(kernels, package, scene.workload)
+    return found

@@ -74,10 +74,21 @@ def _rows(scene: Scene, call: Call, marked: Marked) -> dict[str, int]:
     found = marked.sectors()
     if call.sparse:  # lists name tokens by their places
         found = {name: n for name, n in found.items() if scene.group(name, call.launcher) in ("kv", "scales")}
+        for name, its in call.keys.items():
+            found |= {f"{name}.{tensor}": n for tensor, n in _listed_rows(its).items()}
     if kind in IN_PLACE:
         written = {t.name for t in scene.package.Cache.TENSORS if t.writes}
         found = {name: (2 if name.partition("[")[0] in written else 1) * n for name, n in found.items()}
     return found | (_arrays(scene, call, live, stored) if kind in ("append", "seal", "rotate_cache") else {})
+
+
+def _listed_rows(scene: Scene) -> dict[str, int]:
+    """Sectors of the rows that lists name in another cache than the set's."""
+    marked = Marked(scene, scene.tables("gather"))
+    for b, total in enumerate(scene.workload.totals):
+        for position in tokens_of_query(scene, b, selected(scene)).tolist():
+            marked.token(Token(b, position, None, total), "gather")
+    return {name: n for name, n in marked.sectors().items() if name.partition("[")[0] in scene.pools}
 
 
 def _asks_lengths(scene: Scene, call: Call) -> bool:

@@ -29,7 +29,7 @@ GROUPS: Final[tuple[Group, ...]] = ("kv", "scales", "tables", "workspace", "weig
 # Lengths of these find the step's tokens new, and not yet counted where lengths come "before".
 STEP: Final = ("append", "seal", "norm_cache", "rotate_cache", "lora_add")
 # Each request has the operation's `rows` query rows, which are its newest tokens.
-ATTENDING: Final = ("decode", "mla_decode")
+ATTENDING: Final = ("decode", "mla_decode", "indexer_scores")
 # A query row for every new token, which is stored by then.
 NEW_ROWS: Final = ("extend",)
 LAYERS: Final = 2
@@ -197,9 +197,9 @@ class Scene:
         return min(total, window) if window else self.entries(total)
 
     def group(self, name: str, launcher: Any) -> Group:
-        """What a launch's buffer is part of; buffers are named after tensors, tables and arguments, those of a cache that is
-        converted behind "source."."""
-        tensor = name.partition("[")[0].removeprefix("source.")
+        """What a launch's buffer is part of; buffers are named after tensors, tables and arguments, those of another cache that
+        is read behind its argument's name and a point."""
+        tensor = name.partition("[")[0].rpartition(".")[2]
         if tensor in self.pools or (tensor.endswith(("pool", "scale", "scales", "tail")) and tensor not in _WEIGHTS):
             return "scales" if tensor.endswith(("scale", "scales")) else "kv"
         spec = next((a for a in launcher.KERNEL.arguments if a.name == name), None)

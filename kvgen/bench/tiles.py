@@ -9,6 +9,7 @@ from kvgen.layout.storage import Segment
 from kvgen.lowering.attention.extend import ExtendContext
 from kvgen.lowering.attention.extend_simt import ExtendSimtContext
 from kvgen.lowering.attention.extend_wgmma import ExtendWgmmaContext
+from kvgen.lowering.attention.mla_lists import MlaListsContext
 from kvgen.lowering.attention.mma import TensorContext
 from kvgen.lowering.attention.simt import SimtContext
 from kvgen.lowering.attention.wgmma import MlaWgmmaContext
@@ -44,6 +45,9 @@ def tile_of(kernels: KernelSet, plan: KernelPlan) -> Tile | None:
         row, tokens = context.row, context.shape.tokens
         nbytes = tokens * (row.latent_bytes + row.rope_bytes + 4 * row.groups)
         return Tile(tokens, plan.threads // 32, context.d.tiles, nbytes)
+    if isinstance(context, MlaListsContext):
+        nbytes = context.shape.tokens * sum(map(_bytes, _latent(kernels)))
+        return Tile(context.shape.tokens, plan.threads // 32, context.d.tiles, nbytes)
     if isinstance(context, MlaWgmmaContext):
         return Tile(
             context.tokens, plan.threads // 32, context.d.tiles, context.tokens * sum(map(_bytes, _latent(kernels)))

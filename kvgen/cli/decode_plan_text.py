@@ -6,11 +6,13 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any, Final
 
+from kvgen.bench.tiles import tile_of
 from kvgen.cycles.device import DEVICES
 from kvgen.lowering.attention import row_rule
 from kvgen.lowering.attention.extend import ExtendContext
 from kvgen.lowering.attention.extend_simt import ExtendSimtContext
 from kvgen.lowering.attention.extend_wgmma import ExtendWgmmaContext
+from kvgen.lowering.attention.mla_lists import MlaListsContext
 from kvgen.lowering.attention.mma import SIZES, Stages, TensorContext
 from kvgen.lowering.attention.simt import SimtContext
 from kvgen.lowering.attention.wgmma import ARCH as WGMMA_ARCH
@@ -38,7 +40,7 @@ def attention(kernels: KernelSet, op: Op, plan: KernelPlan, archs: Sequence[str]
     if isinstance(op, Extend) and isinstance(context, ExtendContext | ExtendSimtContext | ExtendWgmmaContext):
         return _extend(kernels, op, plan, context, archs)
     if not isinstance(op, Decode | MlaDecode) or not isinstance(
-        context, TensorContext | SimtContext | MlaDecodeContext | MlaWgmmaContext
+        context, TensorContext | SimtContext | MlaDecodeContext | MlaListsContext | MlaWgmmaContext
     ):
         return None
     d = context.d
@@ -76,6 +78,13 @@ def attention(kernels: KernelSet, op: Op, plan: KernelPlan, archs: Sequence[str]
             found["why"] += f"; no warpgroups on {WGMMA_ARCH}: {applies(kernels, d.rows * d.group, context.sparse)}"
         teams, warps, tokens, stages = 1, context.threads // 32, shape.tokens, shape.stages
         cols, most, nbytes = shape.cols, 1, row.latent_bytes + row.rope_bytes + 4 * row.groups
+    elif isinstance(context, MlaListsContext):
+        caches = "one cache" if len(context.lists) == 1 else f"{len(context.lists)} caches"
+        found["why"] = f"rows of {caches}, in {kernels.kv.dtype} on their way to shared memory; tokens on M"
+        teams, warps, tokens, stages = 1, context.threads // 32, context.shape.tokens, Stages(2, 2, 2)
+        tile = tile_of(kernels, plan)
+        assert tile is not None
+        cols, most, nbytes = context.shape.cols, 1, int(tile.nbytes) // tokens
     else:
         teams, warps, tokens, stages = context.teams, context.team_warps, context.tokens, context.stages
         cols, most, nbytes = context.cols, context.blocks_per_sm, context.heads * (context.k_bytes + context.v_bytes)

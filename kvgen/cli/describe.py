@@ -210,9 +210,11 @@ def _quantized(segment: dict[str, Any]) -> list[str]:
         return ["value = code, a cast that saturates"]
     token, head, dim = scales["block"]
     block = " x ".join((_counted(token, "token"), _counted(head, "head"), _counted(dim, "dim")))
-    code = "(code - zero)" if scales["zero"] else "code"
-    times = " * global scale" if quant.get("recipe") == "global" else ""
-    what = f"{scales['dtype']} scale{' and zero point' if scales['zero'] else ''}"
+    least = quant.get("recipe") == "min"
+    code = "(code - zero)" if scales["zero"] and not least else "code"
+    times = " * global scale" if quant.get("recipe") == "global" else " + least" if least else ""
+    second = " and least value" if least else " and zero point" if scales["zero"] else ""
+    what = f"{scales['dtype']} scale{second}"
     how = "given" if quant.get("scale") == "given" else f"recipe {quant.get('recipe', 'amax')}"
     lines = [f"value = {code} * scale{times}: one {what} per {block}, {how}"]
     if quant.get("residual"):

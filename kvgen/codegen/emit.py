@@ -175,10 +175,12 @@ def files_elsewhere(loaded: LoadedSet) -> dict[str, dict[str, str]]:
     return {f"{loaded.kernels.name}/{plan.name}": {a: other.name for a, other in plan.elsewhere} for plan in plans}
 
 
-def _source(loaded: LoadedSet, op: Op, cache: Cache) -> File:
+def _source(loaded: LoadedSet, op: Op, class_name: str, cache: Cache) -> File:
     """Another cache that `op` reads, as a header in a namespace of its own."""
-    context = cache_context(lower(cache), f"The cache that {op.name} reads", "source")
-    path = f"{loaded.kernels.name}/{op.name}_source.cuh"
+    space = op.other_space(class_name)
+    title = f"The cache that {op.name} reads" if space == "source" else f"A cache that {op.name} reads"
+    context = cache_context(lower(cache), title, space)
+    path = f"{loaded.kernels.name}/{op.name}_{space}.cuh"
     return _templated(path, loaded.source, "cache/cache.cuh.j2", context)
 
 
@@ -196,7 +198,7 @@ def render_set(loaded: LoadedSet) -> dict[str, File]:
     kernels, plans = loaded.kernels, set_plans(loaded)
     name = kernels.name
     files = [_cache_header(loaded)]
-    files += [_source(loaded, op, cache) for op in kernels.ops for cache in op.other_caches().values()]
+    files += [_source(loaded, op, *other) for op in kernels.ops for other in op.other_caches().items()]
     files += [_kernel(f"{name}/{kernel.name}.cu", loaded, kernel) for kernel, _ in kernel_files(loaded)]
     files += _copied(loaded, plans)
     launcher = launcher_context(kernels, loaded.doc, plans)

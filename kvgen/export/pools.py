@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from kvgen.export.docs import described
 from kvgen.export.members import Member, Struct, struct_of
 from kvgen.export.words import comment, identifier
-from kvgen.expr.nodes import Expr, const, var
+from kvgen.expr.nodes import Const, Expr, const, var
 from kvgen.expr.to_cpp import cpp
 from kvgen.layout.dtypes import DType, dtype
 from kvgen.layout.storage import Base, PoolTensor
@@ -164,22 +164,30 @@ def _size(axis: int | str) -> Expr:
     return const(axis) if isinstance(axis, int) else var(axis)
 
 
-def _strides(tensor: PoolTensor) -> dict[str, Expr] | None:
-    """The strides of a contiguous tensor, by axis; None where the layout's own are others."""
+def contiguous(tensor: PoolTensor) -> dict[str, Expr] | None:
+    """The strides of a contiguous tensor, by axis; None where the layout's own are others, or its pages are aligned further
+    apart."""
     dense: Expr = const(1)
     found: dict[str, Expr] = {}
     for axis, size, fixed in reversed(list(zip(tensor.axes, tensor.shape, tensor.strides, strict=True))):
         if fixed is not None and size != 1 and const(fixed) != dense:
+            return None
+        if axis == "page" and tensor.page_align > 1 and not _is_multiple(tensor, dense):
             return None
         found[axis] = dense  # of an axis that is split, the outermost part's
         dense = dense * _size(size)
     return found
 
 
+def _is_multiple(tensor: PoolTensor, step: Expr) -> bool:
+    """Whether so many elements are surely as many bytes as pages are aligned to."""
+    return isinstance(step, Const) and step.value * dtype(tensor.dtypes[0]).bytes % tensor.page_align == 0
+
+
 def _fillings(cache: AnyCache, fields: Sequence[Field], where: str) -> tuple[Filling, ...]:
     """How layer_of() fills the struct; empty where it cannot."""
     tensors = sorted(cache.storage.tensors, key=lambda t: not t.holds_values)
-    strides = {t.name: _strides(t) for t in tensors}
+    strides = {t.name: contiguous(t) for t in tensors}
     tables = tuple(f for f in fields if isinstance(f, Array))
     known = {str(n).partition("+")[0] for t in tables for n in t.shape if isinstance(n, str)}
     opened = [n for t in tensors for n in t.shape if isinstance(n, str) and n not in known]

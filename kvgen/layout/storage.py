@@ -50,7 +50,8 @@ class PoolTensor:
 
     `dtypes` are the element types its array may have (codes may come as bytes); `axes`, `shape` (numbers, and names of
     extents known at run time) and `strides` (None: brought by the tensor) have an entry a dimension, in elements of the
-    array; `align` is the widest access in bytes; `fields` names the spec field behind each dimension.
+    array; `align` is the widest access in bytes; `fields` names the spec field behind each dimension. `page_align`: bytes of
+    which the stride along page is a multiple.
     """
 
     name: str
@@ -61,6 +62,7 @@ class PoolTensor:
     align: int
     text: str
     fields: tuple[str | None, ...]
+    page_align: int = 1
 
     @property
     def holds_values(self) -> bool:
@@ -89,7 +91,7 @@ class Scales:
     """Where the scale of a block lies, and its zero point one place on.
 
     In pages: `base` and `region`, whose token, head and dim count blocks (two places a block along dim with a zero
-    point). Else a device array `array`, `[heads, groups]`.
+    point). Else a device array `array`, `[heads, groups]`. `pad` places behind a token's are zero.
     """
 
     dtype: DType
@@ -100,6 +102,7 @@ class Scales:
     base: str = ""
     region: Region | None = None
     array: str = ""
+    pad: int = 0
 
     def offset(self, token: Expr, head: Expr, dim: Expr) -> Expr:
         """The place of the scale of an element, in scales, from `base` or in `array`."""

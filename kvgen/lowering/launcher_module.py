@@ -170,7 +170,8 @@ def _text(doc: str) -> str:
 def _param(p: Param | Field) -> str:
     """A parameter as Python: its name, then what is not the default; docstrings and plans alone have the rest."""
     if isinstance(p, OtherCache):
-        return f'OtherCache("{p.name}", {p.cache}{f", window={p.window}" if p.window else ""})'
+        more = (f", window={p.window}" if p.window else "") + ("" if p.tables else ", tables=False")
+        return f'OtherCache("{p.name}", {p.cache}{more})'
     if isinstance(p, Pool):
         return f'Pool("{p.name}")'
     words = []
@@ -418,7 +419,7 @@ def launcher_context(kernels: KernelSet, doc: str, plans: dict[str, tuple[Kernel
         caches = [_cache_class("Cache", summary, "_MODULE", kernels.kv)]
     for op in kernels.ops:
         for class_name, cache in op.other_caches().items():
-            summary = f"The cache that {op.name} reads, as Cache is the one that it writes."
+            summary = op.about_other(class_name)
             module = f'Module("{kernels.name}.{class_name}", __file__, arch={tuple_text(kernels.arch)}, abi={ABI})'
             caches.append(_cache_class(class_name, summary, module, cache))
     swaps = any(

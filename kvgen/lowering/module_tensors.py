@@ -64,9 +64,11 @@ def tensor_text(cache: Cache, tensor: PoolTensor) -> str:
     writes = ", writes=False" if tensor.given else ""
     own = ", own_table=True" if any(b.table == "scales" for b in bases) else ""
     swizzled = ", swizzled=True" if _is_swizzled(cache, held) else ""
+    aligned = f", page_align={tensor.page_align}" if tensor.page_align > 1 else ""
     return (
         f'Tensor("{tensor.name}", {kinds}, {tuple_text(held)}, axes={tuple_text(tensor.axes)}, shape={tuple_text(tensor.shape)}, '
-        f"strides={tuple_text(tensor.strides)}, align={tensor.align}, fields={tuple_text(fields)}{named}{writes}{own}{swizzled})"
+        f"strides={tuple_text(tensor.strides)}, align={tensor.align}, fields={tuple_text(fields)}{named}{writes}{own}{swizzled}"
+        f"{aligned})"
     )
 
 

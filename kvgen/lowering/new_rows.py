@@ -27,7 +27,8 @@ class NewRows:
     for: `bias`, the norms, `rope` (`local`: with the base of local layers), by `angles` that are computed or brought in
     `angles_dtype`, at `positions` of `sections` in their order; with `norm_order` "after", the norms of q and k follow RoPE; then
     the `position_scale` of q, last the Hadamard transform of the roles `hadamard`. Where the kernel `takes_q`, whose heads
-    have `q_dim` elements, `q_out` says how it comes back.
+    have `q_dim` elements, `q_out` says how it comes back, in `q_out_heads` heads: those
+    behind q's are zeros.
     """
 
     name: str
@@ -53,6 +54,7 @@ class NewRows:
     takes_q: bool = False
     q_out: Literal["same", "e4m3", "none"] = "none"
     q_dim: int | None = None
+    q_out_heads: int | None = None
 
     @property
     def q_alone(self) -> bool:

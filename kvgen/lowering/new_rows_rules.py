@@ -17,6 +17,11 @@ def check_new_rows(new: NewRows, kernels: KernelSet) -> None:
     _check_blocks(kernels)
     _check_inputs(new, kernels)
     _check_q(new)
+    if new.takes_q and new.q_out_heads is not None and new.q_out_heads < kernels.q_heads:
+        raise ValueError(
+            f"q_out_heads: got {new.q_out_heads} for {kernels.q_heads} query heads; q_out has all of them, and zeros behind; "
+            f"give {kernels.q_heads} or more, or leave it out"
+        )
     for role, norm in (("q", new.q_norm), ("k", new.k_norm), ("v", new.v_norm)):
         if norm is not None:
             check_norm(kernels, f"{role}_norm", norm, q_dim=new.q_dim, role=role, apart=new.inputs == "parts")
@@ -122,6 +127,7 @@ def _check_q(new: NewRows) -> None:
     given = {
         "q_out": new.q_out == "e4m3",
         "q_dim": new.q_dim is not None,
+        "q_out_heads": new.q_out_heads is not None,
         "q_norm": new.q_norm is not None,
         "position_scale": new.position_scale is not None,
     }

@@ -176,6 +176,15 @@ class InputContext:
 
 
 @dataclass(frozen=True)
+class PadContext:
+    """Zeros behind a row of q_out: `count` elements from element `begin` on, `width` an access."""
+
+    begin: int
+    count: int
+    width: int
+
+
+@dataclass(frozen=True)
 class TileContext:
     """Rows of K or V that wait in shared memory, `stride` floats apart."""
 

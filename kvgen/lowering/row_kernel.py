@@ -13,6 +13,7 @@ from kvgen.lowering.rope_norm import (
     HeadContext,
     InputContext,
     NormContext,
+    PadContext,
     PartContext,
     PositionScaleContext,
     PositionsContext,
@@ -89,6 +90,7 @@ class AppendContext(RotateCacheContext):
     row_norms: tuple[PartContext, ...]
     checked: tuple[PositionsContext, ...]
     position_scale: tuple[PositionScaleContext, ...]
+    pads: tuple[PadContext, ...]
     named: bool
     rate: int
     residual: int
@@ -120,6 +122,7 @@ class AppendQContext:
     row_norms: tuple[PartContext, ...]
     checked: tuple[PositionsContext, ...]
     position_scale: tuple[PositionScaleContext, ...]
+    pads: tuple[PadContext, ...]
     resident: int
     most_registers: int
 
@@ -210,6 +213,7 @@ def row_kernel(new: NewRows, kernels: KernelSet, template: str, title: str) -> K
         "position_scale": bool(scales),
         "hadamard": any(p.head.hadamard for p in parts.parts),
         "store_heads": bool(parts.parts),
+        "pad_heads": bool(parts.pads),
         "write_rows": bool(parts.inputs) or bool(parts.writes),
     }
     known: dict[str, Any] = dict(
@@ -241,6 +245,7 @@ def row_kernel(new: NewRows, kernels: KernelSet, template: str, title: str) -> K
         row_norms=row_norms,
         checked=checked,
         position_scale=scales,
+        pads=parts.pads,
         resident=_resident(parts),
         most_registers=_REGISTERS // (THREADS * max(1, _resident(parts))) // 8 * 8,
     )

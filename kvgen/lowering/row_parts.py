@@ -12,6 +12,7 @@ from kvgen.lowering.rope_norm import (
     HeadContext,
     InputContext,
     NormContext,
+    PadContext,
     PartContext,
     TileContext,
     decimal,
@@ -75,6 +76,8 @@ class RowParts:
         self.q_heads = kernels.q_heads // self.blocks.split
         self._rotary_width = self._common_width()
         self.parts = _named(self._parts())
+        self.q_out_heads = new.q_out_heads or kernels.q_heads
+        self.pads = self._pads()
         self.writes, self.tiles = self._writes()
         self.params, self.sizes = self._params()
         self.inputs = self._inputs()
@@ -261,6 +264,14 @@ class RowParts:
         written.sort(key=lambda w: w.blocks)
         return tuple(written), tuple(replace(t, stride=-(-t.stride // 4) * 4) for t in tiles)
 
+    def _pads(self) -> tuple[PadContext, ...]:
+        """The zeros behind q in a row of q_out."""
+        heads = self.kernels.q_heads
+        if not self.new.takes_q or self.q_out_heads == heads:
+            return ()
+        width = next(p.width for p in self.parts if p.role == "q")
+        return (PadContext(heads * self.q_dim, (self.q_out_heads - heads) * self.q_dim, width),)
+
     def _is_tiled(self, segment: SegmentContext) -> bool:
         """Whether a part of the segment waits in shared memory."""
         return any(p.struct == segment.struct and p.tile for p in self.parts)
@@ -331,12 +342,14 @@ class RowParts:
         arrays: list[Param] = [*self._rows()]
         sizes = [Size(f"{r.name}_stride", "i64", f"{r.name}.stride") for r in arrays]
         if new.takes_q:
-            shape = (self.kernels.q_heads, self.q_dim)
+            shape = (self.q_out_heads, self.q_dim)
             kind = dtype("e4m3" if new.q_out == "e4m3" else cache.dtype)
             width = next(p.width for p in self.parts if p.role == "q")
-            out = self._param("q_out", "q rows as changed", shape, ("q_heads", "head_dim"), width * kind.bytes)
-            same = () if new.q_out == "e4m3" else (arrays[0].name,)  # q, or qkv, which begins with it
-            field = "dtype" if same else "q_out"
+            heads = "q_heads" if new.q_out_heads is None else f"ops.{new.name}.q_out_heads"
+            out = self._param("q_out", "q rows as changed", shape, (heads, "head_dim"), width * kind.bytes)
+            # q, or qkv, which begins with it
+            same = () if new.q_out == "e4m3" or self.pads else (arrays[0].name,)
+            field = "q_out" if new.q_out == "e4m3" else "dtype"
             arrays.append(replace(out, access="out", dtype=kind.name, field=field, in_place=same))
             sizes.append(Size("q_out_stride", "i64", "q_out.stride"))
         arrays += self._weights()
@@ -432,7 +445,7 @@ class RowParts:
                 found[f"{role}_in"] = self._input(f"{role}_in", role, role, self._row(role))
         if self.new.takes_q:
             kind = "e4m3" if self.new.q_out == "e4m3" else dtype(self.cache.dtype).c
-            elements = self.kernels.q_heads * self.q_dim
+            elements = self.q_out_heads * self.q_dim
             found["q_to"] = InputContext("q_to", "q_out", kind, 0, elements, self._share("q", self.q_dim))
         return tuple(found.values())
 

@@ -16,7 +16,7 @@ from kvgen.spec.cache import Cache
 HELD_CHUNKS: Final = 8
 UNROLLED: Final = 4
 STRUCTS: Final = {"k": "Key", "v": "Value"}
-_RECIPES: Final = {"amax": "amax", "pow2": "pow2", "max": "nvfp4_max", "global": "nvfp4_global"}
+_RECIPES: Final = {"amax": "amax", "pow2": "pow2", "min": "least", "max": "nvfp4_max", "global": "nvfp4_global"}
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,8 @@ class ScaleContext:
     or, if they are `given`, a field of the cache. `vector` neighbours are read by one access.
 
     `lanes`, `width` and `chunks` say how a warp quantizes a block: in registers if it is `held`, `units` at a time; `whole`
-    blocks give every lane as much, up to the last dim. `floors` are what an amax and a scale are raised to, in C, or none.
+    blocks give every lane as much, up to the last dim. `floors` are what an amax and a scale are raised to, in C, or none; `pad`
+    places behind a token's scales are zero.
     """
 
     type: str
@@ -42,6 +43,7 @@ class ScaleContext:
     dims: int
     groups: int
     blocks: int
+    pad: int
     global_scale: str
     residual: int
     lanes: int
@@ -169,6 +171,7 @@ def _scales(cache: Cache, role: str, segment: Segment, scales: Scales, width: in
         dims=scales.block[2],
         groups=scales.groups,
         blocks=scales.heads * scales.groups,
+        pad=scales.pad,
         global_scale=segment.global_scale,
         residual=quant.residual or 0,
         lanes=lanes,

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from kvgen.ops.advance import Advance as Advance
     from kvgen.ops.append import Append as Append
     from kvgen.ops.attention_output import AttentionOutput as AttentionOutput
+    from kvgen.ops.combine_lists import CombineLists as CombineLists
     from kvgen.ops.compact import Compact as Compact
     from kvgen.ops.convert import Convert as Convert
     from kvgen.ops.copy_pages import CopyPages as CopyPages
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
     from kvgen.ops.gather import Gather as Gather
     from kvgen.ops.gather_rows import GatherRows as GatherRows
     from kvgen.ops.gather_states import GatherStates as GatherStates
+    from kvgen.ops.indexer_query import IndexerQuery as IndexerQuery
+    from kvgen.ops.indexer_scores import IndexerScores as IndexerScores
+    from kvgen.ops.list_keys import ListKeys as ListKeys
     from kvgen.ops.lora_add import LoraAdd as LoraAdd
     from kvgen.ops.merge_states import MergeStates as MergeStates
     from kvgen.ops.mla_decode import MlaDecode as MlaDecode
@@ -57,6 +61,7 @@ _HOME = {
     "Advance": "kvgen.ops.advance",
     "Append": "kvgen.ops.append",
     "AttentionOutput": "kvgen.ops.attention_output",
+    "CombineLists": "kvgen.ops.combine_lists",
     "Compact": "kvgen.ops.compact",
     "Convert": "kvgen.ops.convert",
     "CopyPages": "kvgen.ops.copy_pages",
@@ -66,6 +71,9 @@ _HOME = {
     "Gather": "kvgen.ops.gather",
     "GatherRows": "kvgen.ops.gather_rows",
     "GatherStates": "kvgen.ops.gather_states",
+    "IndexerQuery": "kvgen.ops.indexer_query",
+    "IndexerScores": "kvgen.ops.indexer_scores",
+    "ListKeys": "kvgen.ops.list_keys",
     "LoraAdd": "kvgen.ops.lora_add",
     "MergeStates": "kvgen.ops.merge_states",
     "MlaDecode": "kvgen.ops.mla_decode",

@@ -44,7 +44,7 @@ class Append(Op):
       projection gives them. "parts": `k_latent` and `k_rope` of latent rows. "q": q alone, and nothing is stored, for a
       layer that reads another layer's K and V (Gemma 3n and 4, YOCO).
     - `q_out` says how q comes back. "same": in the cache's dtype. "e4m3": codes of q / `q_scale` (an optional f32), without
-      scales. "none": not at all. A row whose position is unknown becomes NaN there.
+      scales. "none": not at all. A row whose position is unknown becomes NaN there. With `q_out_heads` zeros follow q's heads.
     - `rope` is a Rope, or "model" or "local" for those of the set's model. None: K is stored as it comes.
     - `angles`: "computed" from position * frequency, for positions below 2^24; or read from `cos_sin[P, dims]`, "halves"
       (all cos, all sin: vLLM) or "pairs" (cos, sin, cos, sin: Modular MAX's freqs_cis). Use a table where the model's angles
@@ -106,6 +106,8 @@ class Append(Op):
     """
     q_dim: Annotated[int, Field(ge=1, le=1024)] | None = None
     """Elements of a query head. None: `head_dim`."""
+    q_out_heads: Annotated[int, Field(ge=1, le=1024)] | None = None
+    """Heads of `q_out`, those behind q's own zeros, for attention kernels that take 64 or 128 (FlashMLA). None: `q_heads`."""
     index_dtype: IndexName | None = Field(default=None)
     """Element type of `row_offsets`, `valid_lengths`, `slots` and `positions`. None: the cache's `lengths_dtype`; i64
     for slots and for the positions beside them.
@@ -142,6 +144,7 @@ class Append(Op):
             takes_q=self.takes_q,
             q_out=self.q_out,
             q_dim=self.q_dim,
+            q_out_heads=self.q_out_heads,
         )
 
     @property

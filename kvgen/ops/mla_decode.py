@@ -10,8 +10,18 @@ from pydantic import Field, field_validator, model_validator
 from kvgen.expr.nodes import const, var
 from kvgen.expr.score_c import float_literal
 from kvgen.layout.dtypes import DType, dtype
-from kvgen.lowering.attention.masks_scores import attention_context
+from kvgen.lowering.attention.masks_scores import AttentionContext, attention_context
 from kvgen.lowering.attention.mla import THREADS, LatentRow, Shape, latent_row, shape_of
+from kvgen.lowering.attention.mla_lists import TEMPLATE as LISTS
+from kvgen.lowering.attention.mla_lists import (
+    ListsShape,
+    MlaListsContext,
+    check_row,
+    list_contexts,
+    list_params,
+    list_sizes,
+    lists_shape,
+)
 from kvgen.lowering.attention.split_kv import (
     SIZES,
     WORKSPACE,
@@ -31,6 +41,7 @@ from kvgen.plan.params import Array, Param, Size
 from kvgen.plan.split_plan import SplitPlan
 from kvgen.spec.cache import Cache
 from kvgen.spec.kernel_set import KernelSet, Op
+from kvgen.spec.keys import Keys, class_of_keys
 from kvgen.spec.mask import Mask
 from kvgen.spec.tables import IndexName
 
@@ -78,6 +89,10 @@ class MlaDecode(Op):
       page_size + offset), which may be other requests' rows. -1 is skipped, and the optional `topk_lengths` i32 `[T]` say
       how many entries of a list count. Nothing is causal then. An index outside the pool, or a topk_length that is negative
       or above K, makes the row NaN.
+    - `sources`: (). With `sparse=True` other caches, each with a list a row of q of its own, under the same softmax: Keys(name=
+      "compressed", cache=...) brings `compressed_cache`, `compressed_indices` and `compressed_topk_lengths`. Their records may
+      be other ones; values are those of gather, in the cache's dtype, before they are multiplied.
+    - `sinks`: as in decode.
     - `split`: as in decode; with "balanced" and "invariant" a workspace is planned once a step.
 
     Rows of no request and rows that see nothing give 0, and `lse_empty` in lse; a request with invalid pages or lengths
@@ -92,6 +107,12 @@ class MlaDecode(Op):
     """Factor of q . k, from the model's heads before absorption. None: the set's `model` says."""
     sparse: bool = False
     """True: every row of q attends to the rows of `indices[T, K]`, i32, instead of its request's."""
+    sources: tuple[Keys, ...] = Field(default=(), strict=False)
+    """Caches besides the set's own that lists name rows of, with sparse=True. (): none."""
+    sinks: Literal["out", "lse"] | None = None
+    """"out" and "lse": the call brings `sinks`, f32 `[q_heads]`, a logit of each head in the softmax's denominator;
+    "lse" counts it in `lse` too. None: no sinks.
+    """
     out_dtype: Literal["f32", "f16", "bf16"] | None = None
     """Element type of `out`. None: the cache's `dtype`."""
     lse_base: Literal["e", "2"] = "e"
@@ -123,6 +144,7 @@ class MlaDecode(Op):
                 f"split: got {self.split!r} with sparse=True; lists are as long as each other, and a row is one block's; leave "
                 "split out"
             )
+        self._check_sources()
         if self.chunk % 64:
             raise ValueError(f"chunk: got {self.chunk}; chunks are whole tiles: a multiple of 64 tokens")
         if "chunk" in self.model_fields_set and self.split != "invariant":
@@ -130,6 +152,20 @@ class MlaDecode(Op):
                 f"chunk: got {self.chunk} beside split={self.split!r}; chunks have a fixed size with split='invariant' only"
             )
         return self
+
+    def _check_sources(self) -> None:
+        """Lists alone name rows of several caches, whose arguments have names of their own."""
+        names = [keys.name for keys in self.sources]
+        if names and not self.sparse:
+            raise ValueError(
+                f"sources: got {', '.join(names)} with sparse=False, where a request's table says which rows are read; give "
+                "sparse=True, or leave sources out"
+            )
+        twice = next((name for name in names if names.count(name) > 1), None)
+        if twice is not None:
+            raise ValueError(
+                f"sources: got {twice!r} twice; arguments are called after them; give each a name of its own"
+            )
 
     def check(self, kernels: KernelSet) -> None:
         """The cache is one of latent rows that tensor cores can take."""
@@ -143,7 +179,6 @@ class MlaDecode(Op):
                 "ops: mla_decode has no scale, and the set no model with mla to take it from; a latent row's width says "
                 "nothing about it; give scale, for DeepSeek V3 (128 + 64) ** -0.5"
             )
-        self._shape(kernels, cache)
         if self.rows > 1 and cache.entry_tokens > 1:
             raise ValueError(
                 f"rows: got {self.rows} with rate={cache.entry_tokens}; rows of a request see entries that end at each other's "
@@ -154,6 +189,63 @@ class MlaDecode(Op):
                 "ops: mla_decode with sparse=True finds rows by one index, but scales have a page table of their own "
                 "(own_table); use own_table=False"
             )
+        if not self._listed(kernels):
+            self._shape(kernels, cache)
+            return
+        check_row(cache, "ops: mla_decode")
+        for keys in self.sources:
+            self._check_keys(keys, cache)
+        self._lists_shape(kernels)
+
+    def _check_keys(self, keys: Keys, cache: Cache) -> None:
+        """Rows of another cache are as long as the set's, of which V is the same part, and q's type is theirs."""
+        at, other = f"sources: {keys.name}", keys.cache
+        if not other.latent_part:
+            raise ValueError(f"{at}: got a {type(other).__name__} cache; rows are latent; give a Latent cache")
+        check_row(other, at)
+        for name, mine, its in (
+            ("dtype", cache.dtype, other.dtype),
+            ("head_dim", cache.head_dim, other.head_dim),
+            ("latent_dim", cache.latent_part, other.latent_part),
+        ):
+            if mine != its:
+                raise ValueError(
+                    f"{at}: got {name}={its!r} beside a cache with {name}={mine!r}; one q is multiplied with all rows, and one "
+                    f"out sums them; give {name}={mine!r}"
+                )
+
+    def other_caches(self) -> dict[str, Cache]:
+        return {self._class_of(keys): keys.cache for keys in self.sources}
+
+    def about_other(self, class_name: str) -> str:
+        return f"A cache whose rows the lists of {self.name} name: its pages, of any tables or none."
+
+    def other_space(self, class_name: str) -> str:
+        return next(self._space_of(keys) for keys in self.sources if self._class_of(keys) == class_name)
+
+    def _class_of(self, keys: Keys) -> str:
+        return class_of_keys(self.name, keys.name)
+
+    @staticmethod
+    def _space_of(keys: Keys) -> str:
+        return f"{keys.name}_keys"
+
+    def _listed(self, kernels: KernelSet) -> bool:
+        """Whether rows of any record go through the kernel that widens them on their way to shared memory: those of several
+        caches, and those that products cannot be made of as they are."""
+        if not self.sparse:
+            return False
+        if self.sources:
+            return True
+        try:
+            self._shape(kernels, kernels.kv)
+        except ValueError:
+            return True
+        return False
+
+    def _lists_shape(self, kernels: KernelSet) -> ListsShape:
+        cache = kernels.kv
+        return lists_shape(cache.head_dim, cache.latent_part, kernels.q_heads, 1 + len(self.sources), kernels.arch)
 
     def softmax_scale(self, kernels: KernelSet) -> float:
         """What products are multiplied by."""
@@ -167,6 +259,8 @@ class MlaDecode(Op):
         return (self.name, *planner, wgmma_file(self.name))
 
     def plan(self, kernels: KernelSet) -> tuple[KernelPlan, ...]:
+        if self._listed(kernels):
+            return (self._lists_plan(kernels),)
         cache = kernels.kv
         index = dtype(self.index_dtype or cache.lengths_dtype)
         attend = attention_context(Mask(), None, kernels, index)
@@ -180,27 +274,7 @@ class MlaDecode(Op):
         tile = CHUNK_MULTIPLE if warpgroups and not (both and balanced) else shape.tokens
         digest = plan_digest(kernels, self.name, self.split_plan(kernels), attend, self.rows, tile)
         context = MlaDecodeContext(
-            d=Attended(
-                entry=entry_name(kernels, self.name),
-                params=tuple(p.declaration for p in params),
-                attend=attend,
-                elem=dtype(cache.dtype).c,
-                out_elem=out.c,
-                factored=False,
-                kv_heads=1,
-                group=kernels.q_heads,
-                rows=self.rows,
-                tiles=tiles,
-                v_size=cache.latent_part,
-                vec=4,
-                planned=planned,
-                plan_digest=digest,
-                sinks=False,
-                new_in_length=new_in_length(kernels),
-                lse_inf=self.lse_empty == "inf",
-                lse_sinks=False,
-                lse_base_two=self.lse_base == "2",
-            ),
+            d=self._attended(kernels, params, attend, tiles, digest),
             row=latent_row(cache),
             shape=shape,
             threads=THREADS,
@@ -214,7 +288,17 @@ class MlaDecode(Op):
         grid = ((var("num_sm_parts") if planned else var("T")) * tiles, const(1), const(1))
         shared = tuple((a, shape.shared(a)) for a in self._archs(kernels))
         template = "ops/mla_decode.cu.j2"
-        kernel = KernelPlan(self.name, context.d.entry, template, context, params, grid, THREADS, shared_by_arch=shared)
+        kernel = KernelPlan(
+            self.name,
+            context.d.entry,
+            template,
+            context,
+            params,
+            grid,
+            THREADS,
+            shared_by_arch=shared,
+            reads_tables=not self.sparse,
+        )
         if warpgroups:
             kernel = with_warpgroups(kernels, kernel, context.d, slack=SLACK, qk_scale=context.qk_scale)
         if not planned:
@@ -232,6 +316,60 @@ class MlaDecode(Op):
             index=index.name,
             digest=digest,
         )
+
+    def _attended(
+        self, kernels: KernelSet, params: tuple[Param, ...], attend: AttentionContext, tiles: int, digest: int
+    ) -> Attended:
+        """What every kernel of this operation has."""
+        cache = kernels.kv
+        return Attended(
+            entry=entry_name(kernels, self.name),
+            params=tuple(p.declaration for p in params),
+            attend=attend,
+            elem=dtype(cache.dtype).c,
+            out_elem=dtype(self.out_dtype or cache.dtype).c,
+            factored=False,
+            kv_heads=1,
+            group=kernels.q_heads,
+            rows=self.rows,
+            tiles=tiles,
+            v_size=cache.latent_part,
+            vec=4,
+            planned=self.split != "none",
+            plan_digest=digest,
+            sinks=self.sinks is not None,
+            new_in_length=new_in_length(kernels),
+            lse_inf=self.lse_empty == "inf",
+            lse_sinks=self.sinks == "lse",
+            lse_base_two=self.lse_base == "2",
+        )
+
+    def _lists_plan(self, kernels: KernelSet) -> KernelPlan:
+        """The kernel over lists of rows of any record."""
+        cache, shape = kernels.kv, self._lists_shape(kernels)
+        index, out = dtype(self.index_dtype or cache.lengths_dtype), dtype(self.out_dtype or cache.dtype)
+        params = self._params(kernels, cache, out, index)
+        tiles = -(-kernels.q_heads // shape.cols)
+        names, spaces, _ = self._lists()
+        context = MlaListsContext(
+            d=self._attended(kernels, params, attention_context(Mask(), None, kernels, index), tiles, 0),
+            lists=list_contexts(self.name, names, spaces),
+            shape=shape,
+            threads=THREADS,
+            slack=SLACK,
+            head_dim=cache.head_dim,
+            qk_scale=float_literal(self.softmax_scale(kernels) * LOG2E),
+        )
+        grid = (var("T") * tiles, const(1), const(1))
+        return KernelPlan(
+            self.name, context.d.entry, LISTS, context, params, grid, THREADS, shared=shape.shared, reads_tables=False
+        )
+
+    def _lists(self) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
+        """Of the set's own list and the others: names ("": its own), namespaces and classes of their caches."""
+        found = (("", "", ""), *((k.name, self._space_of(k), self._class_of(k)) for k in self.sources))
+        names, spaces, classes = zip(*found, strict=True)
+        return names, spaces, classes
 
     def split_plan(self, kernels: KernelSet) -> SplitPlan | None:
         """What its workspace is made of; None without one."""
@@ -261,17 +399,11 @@ class MlaDecode(Op):
         elem = dtype(cache.dtype)
         heads = kernels.q_heads
         planned = self.split != "none"
+        sinks = Array("sinks", "f32", (heads,), doc="score of each query head's sink", fields=("q_heads",))
         listed: tuple[Param, ...] = (WORKSPACE,) if planned else (row_offsets(index.name),)
         sizes = SIZES if planned else ()
         if self.sparse:
-            doc = "physical rows of each row of q, page id * page_size + offset; -1 is skipped"
-            listed = (
-                Array("indices", "i32", ("T", "K"), strided=True, untrusted=True, doc=doc),
-                Array(
-                    "topk_lengths", "i32", ("T",), optional=True, untrusted=True, doc="entries of each list that count"
-                ),
-            )
-            sizes = (Size("indices_stride", "i64", "indices.stride"), Size("num_indices_each", "u32", "K"))
+            listed, sizes = list_params(*self._lists()), list_sizes(self._lists()[0])
         return (
             Array(
                 "q",
@@ -295,6 +427,7 @@ class MlaDecode(Op):
                 fields=(None, "q_heads", "latent_dim"),
             ),
             *listed,
+            *((sinks,) if self.sinks else ()),
             Array(
                 "lse",
                 "f32",

@@ -51,6 +51,14 @@ class MlaDecompress(ChunkOp):
     rope: bool = False
     """True: `k_latent` rows have the RoPE part behind the latent part. False: the latent part alone."""
 
+    def check(self, kernels: KernelSet) -> None:
+        super().check(kernels)
+        if kernels.kv.rope_part and kernels.kv.latent_part == kernels.kv.head_dim:
+            raise ValueError(
+                "ops: got mla_decompress with values='row'; it gives the latent part, which projections turn into K and V, but "
+                "here V is the whole row; use ops.Gather()"
+            )
+
     def plan(self, kernels: KernelSet) -> tuple[KernelPlan, ...]:
         cache, lowered = kernels.kv, lower(kernels.kv)
         value, index = dtype(cache.dtype), self._index(cache)

@@ -179,9 +179,11 @@ class PagePool:
 
 @dataclass(frozen=True, slots=True)
 class OtherCache:
-    """A layer of another cache, by value, which the kernel reads: of class `cache` of the generated module.
+    """A layer of another cache, by value, which the kernel reads: of class `cache` of the generated module, in C of namespace
+    `space`.
 
-    `window`: of a request's tokens at most so many are asked for, the last ones; 0: all.
+    `window`: of a request's tokens at most so many are asked for, the last ones; 0: all. Without `tables` its pages alone
+    are read, by places that the call names: it may have any tables, or none.
     """
 
     name: str
@@ -189,11 +191,13 @@ class OtherCache:
     window: int = 0
     optional: bool = False
     doc: str = ""
+    space: str = "source"
+    tables: bool = True
 
     @property
     def declaration(self) -> str:
         """The parameter in the kernel's C signature."""
-        return f"const __grid_constant__ source::Cache {self.name}"
+        return f"const __grid_constant__ {self.space}::Cache {self.name}"
 
 
 Param = Array | Size | Scalar | Count | TensorMap | PagePool | OtherCache

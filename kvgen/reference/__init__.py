@@ -9,6 +9,7 @@ beyond its names, which they are there to check.
 from kvgen.reference.advance import advance as advance
 from kvgen.reference.append import append as append
 from kvgen.reference.attention_output import attention_output as attention_output
+from kvgen.reference.combine_lists import combine_lists as combine_lists
 from kvgen.reference.compact import compact as compact
 from kvgen.reference.compact import compact_plan as compact_plan
 from kvgen.reference.convert import convert as convert
@@ -25,6 +26,10 @@ from kvgen.reference.gather import gather as gather
 from kvgen.reference.gather import gather_raw as gather_raw
 from kvgen.reference.gather_rows import gather_rows as gather_rows
 from kvgen.reference.gather_states import gather_states as gather_states
+from kvgen.reference.indexer_query import indexer_query as indexer_query
+from kvgen.reference.indexer_scores import Scored as Scored
+from kvgen.reference.indexer_scores import indexer_scores as indexer_scores
+from kvgen.reference.list_keys import list_keys as list_keys
 from kvgen.reference.lora_add import lora_add as lora_add
 from kvgen.reference.merge_states import merge_states as merge_states
 from kvgen.reference.mla_decode import mla_decode as mla_decode

@@ -153,6 +153,32 @@ class Elements:
         return (page, *(int(i) for i in factors))
 
 
+class Padded(Elements):
+    """The same, of which the last `pad` along dim are no elements: they are written as zeros and not read."""
+
+    def __init__(self, array: Raw, axes: str, *, pad: int, dim: int, **more: Any) -> None:
+        super().__init__(array, axes, dim=dim + pad, **more)
+        self.dim, self.pad = dim, pad
+
+    def read(self, page: int, token: int) -> Raw:
+        return super().read(page, token)[:, : self.dim]
+
+    def write(self, page: int, token: int, row: Raw) -> None:
+        super().write(page, token, _zeros_behind(row, self.pad))
+
+    def read_run(self, page: int, first: int, count: int) -> Raw:
+        return super().read_run(page, first, count)[..., : self.dim]
+
+    def write_run(self, page: int, first: int, rows: Raw) -> None:
+        super().write_run(page, first, _zeros_behind(rows, self.pad))
+
+
+def _zeros_behind(rows: Raw, pad: int) -> Raw:
+    """`rows` with so many bytes' worth of zero bits behind each."""
+    zeros = np.zeros((*rows.shape[:-1], pad * rows.itemsize), np.uint8).view(rows.dtype)
+    return np.concatenate([rows, zeros], axis=-1)
+
+
 def _descending(left: Sequence[tuple[str, int]], name: str) -> list[tuple[int, int]]:
     """(dimension, step) of the factors of one axis, largest step first."""
     return sorted(((i, step) for i, (n, step) in enumerate(left) if n == name), key=lambda found: -found[1])

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kvgen.reference.attention import Standing
-from kvgen.reference.decode import Decoded, Seen, attend, decode
+from kvgen.reference.decode import Decoded, Seen, decode, products, weighted
 from kvgen.reference.faults import FaultLog
 from kvgen.reference.pool import Rows
 from kvgen.reference.tables import TableView, index
@@ -24,6 +26,8 @@ def mla_decode(
     scale: float,
     rows: int = 1,
     row_offsets: NDArray[Any] | None = None,
+    sinks: NDArray[Any] | None = None,
+    sinks_in_lse: bool = True,
     lse_base: str = "e",
     lse_empty: str | float = "-inf",
 ) -> Decoded:
@@ -38,58 +42,86 @@ def mla_decode(
         scale=scale,
         rows=rows,
         row_offsets=row_offsets,
+        sinks=sinks,
+        sinks_in_lse=sinks_in_lse,
         lse_base=lse_base,
         lse_empty=lse_empty,
     )
 
 
+@dataclass(frozen=True)
+class Listed:
+    """Rows of a cache, `pages` pages of `tokens` tokens, and the lists `indices` `[T, K]` of some of them: page * tokens +
+    offset. -1 is skipped, and so is what comes after the first `counts[t]` entries (None: all K count)."""
+
+    rows: Rows
+    pages: int
+    tokens: int
+    indices: NDArray[Any]
+    counts: NDArray[Any] | None = None
+
+    def count(self, row: int) -> int | None:
+        """How many entries of list `row` count; None for more than it has, and for less than none."""
+        entries = self.indices.shape[1]
+        count = entries if self.counts is None else index(self.counts[row])
+        return count if count is not None and count <= entries else None
+
+    def named(self, row: int) -> list[NDArray[Any]] | None:
+        """The rows that list `row` names, each `[1, dim]`; None where it names one that there is not."""
+        found = [int(n) for n in self.indices[row][: self.count(row)] if n != -1]
+        if any(not 0 <= n < self.pages * self.tokens for n in found):
+            return None
+        return [self.rows.numbers(n // self.tokens, n % self.tokens) for n in found]
+
+
 def mla_decode_sparse(
-    table: TableView,
-    rows_of_k: Rows,
+    lists: Sequence[Listed],
     q: NDArray[Any],
-    indices: NDArray[Any],
-    topk_lengths: NDArray[Any] | None = None,
     *,
+    v_dim: int,
     scale: float,
+    sinks: NDArray[Any] | None = None,
+    sinks_in_lse: bool = True,
     lse_base: str = "e",
     lse_empty: str | float = "-inf",
 ) -> Decoded:
-    """Attend with every row of q to the physical rows that `indices` `[T, K]` names: page * tokens of a page + offset.
+    """Attend with every row of q to the rows that its lists name, in one cache or several, under one softmax; V is their first
+    `v_dim` dims. Sinks as in `decode`.
 
-    -1 is skipped, and so is what comes after the first `topk_lengths[t]` entries. A row without entries gives 0 and
-    `lse_empty`. Its out and log-sum-exp are NaN where an entry names no row of the pool (SLOT, at the row), or its length is
-    none, or more than K (LENGTH, at that number, 2^32 - 1 for none).
+    A row without entries gives 0 and `lse_empty`. Its out and log-sum-exp are NaN where one of its lists is wrong: lists are
+    read where the counts of all of them are right.
     """
-    latent, faults = table.kv.latent_part, FaultLog()
-    total, heads = len(q), q.shape[1]
-    out, lse = np.zeros((total, heads, latent)), np.full((total, heads), float(lse_empty))
+    faults, total, heads = FaultLog(), len(q), q.shape[1]
+    out, lse = np.zeros((total, heads, v_dim)), np.full((total, heads), float(lse_empty))
     seen: list[Seen | None] = []
     for row in range(total):
-        listed = _listed(table, row, indices[row], topk_lengths, faults)
-        if listed is None:
+        named = _named(lists, row, faults)
+        if named is None:
             out[row], lse[row] = np.nan, np.nan
             seen.append(None)
             continue
-        found = [rows_of_k.numbers(n // table.tokens, n % table.tokens) for n in listed]
-        k = np.stack(found) if found else np.zeros((0, 1, q.shape[2]))
-        at = Standing(row, row, np.array([0]), 1, len(found))
-        seen.append(Seen(k, k[:, :, :latent], at, np.arange(len(found), dtype=np.int64)))
-        if found:
-            values = attend(q[row].astype(np.float64), k, k[:, :, :latent], scale)
+        k = np.stack(named) if named else np.zeros((0, 1, q.shape[2]))
+        at = Standing(row, row, np.array([0]), 1, len(named))
+        seen.append(Seen(k, k[:, :, :v_dim], at, np.arange(len(named), dtype=np.int64)))
+        if named:
+            scores = products(q[row].astype(np.float64), k, scale)
+            values = weighted(scores, k[:, :, :v_dim], sinks, sinks_in_lse=sinks_in_lse)
             out[row], lse[row] = values[0], values[1] / (math.log(2) if lse_base == "2" else 1)
     return Decoded(out, lse, faults.word, tuple(seen))
 
 
-def _listed(
-    table: TableView, row: int, entries: NDArray[Any], lengths: NDArray[Any] | None, faults: FaultLog
-) -> list[int] | None:
-    """The physical rows that a list names; reports and returns None where it names what there is not."""
-    count = len(entries) if lengths is None else index(lengths[row])
-    if count is None or count > len(entries):
+def _named(lists: Sequence[Listed], row: int, faults: FaultLog) -> list[NDArray[Any]] | None:
+    """The rows of every list of a row of q, one list's behind the other's; None, and a report, where one is wrong: LENGTH at
+    its count (2^32 - 1 for a negative one), SLOT at the row."""
+    wrong = [each for each in lists if each.count(row) is None]
+    for each in wrong:
+        assert each.counts is not None
+        count = index(each.counts[row])
         faults.add(Fault.LENGTH, row, 2**32 - 1 if count is None else count)
+    if wrong:
         return None
-    listed = [int(n) for n in entries[:count] if n != -1]
-    if any(not 0 <= n < table.pages * table.tokens for n in listed):
+    found = [each.named(row) for each in lists]
+    if any(rows is None for rows in found):
         faults.add(Fault.SLOT, row, row)
         return None
-    return listed
+    return [k for rows in found for k in rows or ()]

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvgen.layout.dtypes import dtype
-from kvgen.reference.elements import Elements, Raw, cut, in_tiles, typed, without_dim, words
+from kvgen.reference.elements import Elements, Padded, Raw, cut, in_tiles, typed, without_dim, words
 from kvgen.reference.segments import Coded, Part, Plain
 from kvgen.reference.tables import Place
 from kvgen.spec.cache import Cache
@@ -201,9 +201,12 @@ class _Finder:
 
     def _elements(self, array: Raw, axes: str, role: str, dim: int, **more: Any) -> Elements:
         heads = more.pop("heads", self.cache.kv_heads)
+        kind = Padded if more.get("pad") else Elements
+        if kind is Elements:
+            more.pop("pad", None)
         if self.cache.ragged:  # a page is a row
             axes = axes.replace("token", "page")
-        return Elements(array, axes, heads=heads, dim=dim, layer=self.layer, kv=int(role == "v"), **more)
+        return kind(array, axes, heads=heads, dim=dim, layer=self.layer, kv=int(role == "v"), **more)
 
     # --- values in tensors of their own type --------------------------------------------------------------------------
 
@@ -231,6 +234,12 @@ class _Finder:
         """The scales of a token: blocks of heads, and places along dim, two a block where there is a zero point."""
         _, heads, dims = self._block(quant, dim)
         return self.cache.kv_heads // heads, math.ceil(dim / dims) * (1 + quant.zero)
+
+    def _pad(self, quant: Quant, places: int) -> int:
+        """Places of zeros behind a token's scales."""
+        if quant.scale_pad is None or quant.scale_dtype is None:
+            return 0
+        return quant.scale_pad // dtype(quant.scale_dtype).bytes - places
 
     def _scale_tensor(self, role: str, quant: Quant, dim: int) -> Elements | None:
         """Scales in a tensor of their own, K's and V's in one where both are quantized alike in one tensor."""
@@ -270,12 +279,16 @@ class _Finder:
         end, scales = code_bytes, None
         if quant.place == "row" and quant.scale_dtype is not None and quant.computed:
             kind, (heads, places) = dtype(quant.scale_dtype).numpy(), self._scale_row(quant, latent)
-            scales = self._elements(cut(pool, end, [places], kind), axes, "k", places, heads=heads)
-            end += places * kind.itemsize
+            pad = self._pad(quant, places)
+            found = cut(pool, end, [places + pad], kind)
+            scales = self._elements(found, axes, "k", places, heads=heads, pad=pad)
+            end += (places + pad) * kind.itemsize
         else:
             scales = self._scale_tensor("k", quant, latent)
-        rope = self._elements(cut(pool, end, [plain], self.kind), axes, "k", plain)
-        return [self._coded("k", quant, codes, scales), Plain(rope)]
+        parts: list[Part] = [self._coded("k", quant, codes, scales)]
+        if plain:
+            parts.append(Plain(self._elements(cut(pool, end, [plain], self.kind), axes, "k", plain)))
+        return parts
 
     def _in_rows(self) -> bool:
         return any(q is not None and q.computed and q.place == "row" for q in self.cache.quants.values())
@@ -296,8 +309,9 @@ class _Finder:
         scales = None
         if quant.scale_dtype is not None and quant.computed:
             _, places = self._scale_row(quant, dim)
-            numbers = cut(pool, begin + code_bytes, [places], dtype(quant.scale_dtype).numpy())
-            scales = self._elements(numbers, text, role, places)
+            pad = self._pad(quant, places)
+            numbers = cut(pool, begin + code_bytes, [places + pad], dtype(quant.scale_dtype).numpy())
+            scales = self._elements(numbers, text, role, places, pad=pad)
         return [self._coded(role, quant, codes, scales)]
 
     def _row_bytes(self, role: str) -> int:
@@ -306,10 +320,11 @@ class _Finder:
         if quant is None:
             return dim * self.kind.itemsize
         numbers = self._scale_row(quant, dim)[1] if quant.computed else 0
+        numbers += self._pad(quant, numbers)
         return dim * quant.codes.bits // 8 + numbers * dtype(quant.scale_dtype or "f32").numpy().itemsize
 
     def _byte_page(self) -> dict[str, list[Part]]:
-        """A page of bytes: values of K, values of V, scales of K, scales of V, each from a multiple of 16 bytes on."""
+        """A page of bytes: rows of K, rows of V, scales of K, scales of V, each from a multiple of 16 bytes on."""
         cache, pool, axes = self.cache, self.arrays["pool"], self._text("k").split()
         outer = [a for a in axes if words(a)[0].name in ("page", "layer")]
         inner = [a for a in axes if words(a)[0].name in ("token", "head", "dim")]
@@ -325,13 +340,23 @@ class _Finder:
             return part
 
         elements: dict[str, Elements] = {}
+        rope: list[Part] = []
         for role in cache.roles:
             quant, dim = cache.quants[role], self._dim(role)
+            if quant is not None and cache.plain_dims:  # a latent row: codes, then the RoPE part in the cache's dtype
+                plain, latent = cache.plain_dims, dim - cache.plain_dims
+                code_bytes, row_axes = latent * quant.codes.bits // 8, " ".join([*outer, *inner])
+                sizes = {"token": tokens, "head": 1, "dim": code_bytes + plain * self.kind.itemsize}
+                row = take(inner, sizes, np.dtype(np.uint8))
+                codes = cut(row, 0, [code_bytes], np.dtype(np.uint8))
+                elements[role] = self._elements(codes, row_axes, role, latent, packed=quant.codes.packed)
+                rope.append(Plain(self._elements(cut(row, code_bytes, [plain], self.kind), row_axes, role, plain)))
+                continue
             packed, kind = (quant.codes.packed, np.dtype(np.uint8)) if quant else (False, self.kind)
             part = take(inner, {"token": tokens, "head": cache.kv_heads, "dim": dim}, kind, packed)
             elements[role] = self._elements(part, " ".join([*outer, *inner]), role, dim, packed=packed)
         for role in cache.roles:
-            quant, dim = cache.quants[role], self._dim(role)
+            quant, dim = cache.quants[role], elements[role].dim
             if quant is None:
                 found[role] = [Plain(elements[role])]
                 continue
@@ -339,8 +364,9 @@ class _Finder:
             if quant.scale_dtype is not None and quant.computed:
                 block, (heads, places) = self._block(quant, dim), self._scale_row(quant, dim)
                 within = without_dim(" ".join(inner), block).split()
-                sizes = {"token": tokens // block[0], "head": heads, "dim": places}
+                pad = self._pad(quant, places)
+                sizes = {"token": tokens // block[0], "head": heads, "dim": places + pad}
                 part = take(within, sizes, dtype(quant.scale_dtype).numpy())
-                scales = self._elements(part, " ".join([*outer, *within]), role, places, heads=heads)
-            found[role] = [self._coded(role, quant, elements[role], scales)]
+                scales = self._elements(part, " ".join([*outer, *within]), role, places, heads=heads, pad=pad)
+            found[role] = [self._coded(role, quant, elements[role], scales), *rope]
         return found

@@ -130,6 +130,8 @@ def choose(
     """
     x = _single(x)
     with np.errstate(all="ignore"):
+        if recipe == "min":
+            return _from_least(x, np.float32(LARGEST[code_dtype(dtype, True)]), scale_dtype)
         if zero:
             return _asymmetric(x, np.float32(LARGEST[code_dtype(dtype, True)]), scale_dtype)
         amax = np.abs(x).max(axis=-1)
@@ -167,6 +169,11 @@ def _asymmetric(x: Singles, largest: np.float32, scale_dtype: str) -> tuple[Arra
     return scale, round_to(np.where(constant, -np.sign(low) + np.float32(0), zero), scale_dtype)
 
 
+def _from_least(x: Singles, largest: np.float32, scale_dtype: str) -> tuple[Array, Array]:
+    low, high = x.min(axis=-1), x.max(axis=-1)
+    return round_to((high - low) / largest, scale_dtype), round_to(low + np.float32(0), scale_dtype)
+
+
 def _divisor(scale: Array, global_scale: float | None) -> Singles:
     s = _single(scale)
     return s if global_scale is None else s * np.float32(global_scale)
@@ -189,8 +196,8 @@ def quantize(
         return cast(x, dtype)
     with np.errstate(all="ignore"):
         divisor = _divisor(scale, global_scale if recipe == "global" else None)[..., None]
-        code = x / divisor
-        if zero is not None:
+        code = (x - _single(zero)[..., None] if recipe == "min" and zero is not None else x) / divisor
+        if zero is not None and recipe != "min":
             code = code + _single(zero)[..., None]
     return cast(np.where(divisor == 0, np.float32(0), code), code_dtype(dtype, zero is not None))
 
@@ -206,15 +213,18 @@ def dequantize(
 ) -> Array:
     """The values of codes `[..., block]` with scale and zero `[...]`, as an array of `out_dtype`.
 
-    (code - zero) and its product with the scale are rounded to f32 each; "max" rounds the product to e4m3, "global" to f32
+    (code - zero) and its product with the scale are rounded to f32 each, with "min" the product and its sum with what stands
+    in the zero's place; "max" rounds the product to e4m3, "global" to f32
     once before and once after the global scale; the result is rounded to `out_dtype`.
     """
     code = _single(values(codes, code_dtype(dtype, zero is not None)))
     with np.errstate(all="ignore"):
-        if zero is not None:
+        if zero is not None and recipe != "min":
             code = code - _single(zero)[..., None]
         if scale is not None:
             code = code * _single(scale)[..., None]
+        if zero is not None and recipe == "min":
+            code = code + _single(zero)[..., None]
         if recipe == "max":
             code = _single(values(cast(code, "e4m3"), "e4m3"))
         if recipe == "global":

@@ -117,10 +117,15 @@ def _shape(name: str, shape: Sequence[int | str], sizes: Mapping[str, int]) -> t
 
 
 def room_strides(tensor: Tensor, shape: Sequence[int]) -> tuple[int, ...]:
-    """The layout's own strides, which leave room for total_pages and total_layers; packed where it has none."""
+    """The layout's own strides, which leave room for total_pages and total_layers; packed where it has none, but for pages
+    that are aligned."""
     strides, packed = list(contiguous_strides(tuple(shape))), 1
     for i in reversed(range(len(shape))):
         fixed = tensor.strides[i]
+        if tensor.axes[i] == "page" and tensor.page_align > 1:
+            kind = element(tensor.dtype if isinstance(tensor.dtype, str) else tensor.dtype[0])
+            unit = tensor.page_align // math.gcd(tensor.page_align, kind.bytes)
+            packed = -(-packed // unit) * unit
         strides[i] = packed if fixed is None or shape[i] == 1 else fixed
         if strides[i] < packed:
             got = ", ".join(

@@ -16,15 +16,16 @@ from kvgen.runtime.params import Call
 class OtherCache:
     """A layer of `cache`, which the kernel reads: kvgen.plan.params.OtherCache with the class at hand.
 
-    `window` is how many tokens of a request are asked for at most (0: all).
+    `window` is how many tokens of a request are asked for at most (0: all). Without `tables` only its pages are read.
 
-    It gives the dimension `<name>_tokens`: tokens of a request that it may hold.
+    With tables it gives the dimension `<name>_tokens`: tokens of a request that it may hold.
     """
 
     name: str
     cache: type[BaseCache]
     window: int = 0
     optional: bool = False
+    tables: bool = True
 
     @property
     def kind(self) -> Bytes:
@@ -32,7 +33,7 @@ class OtherCache:
         return self.cache.struct_kind()
 
     def take(self, given: Any, call: Call) -> bytes:
-        """The layer's struct; raises ArgumentError for anything but a layer of that cache, of the same batch."""
+        """The layer's struct; raises ArgumentError for anything but a layer of that cache, with tables of the same batch."""
         module = self.cache.MODULE
         if not isinstance(given, LayerCache) or given.module is not module:
             got = (
@@ -45,6 +46,10 @@ class OtherCache:
             raise ArgumentError(
                 f"{self.name}: got a cache on {given.device}; the call runs on {call.device}; pass one there"
             )
+        call.memory += [(f"{self.name}.{name}", array, False) for name, array, _ in given.memory]
+        call.memory += [(f"{self.name}.{name}", array, False) for name, array in given.tables.items()]
+        if not self.tables:
+            return given.struct
         if given.dims["B"] != call.dims["B"]:
             raise ArgumentError(
                 f"{self.name}: got a batch of {given.dims['B']} requests; the cache has {call.dims['B']}; pass tables of the "
@@ -53,6 +58,4 @@ class OtherCache:
         most = given.dims["max_cache_length"]
         call.dims[f"{self.name}_tokens"] = min(most, self.window) if self.window else most
         call.dims.origin[f"{self.name}_tokens"] = self.name
-        call.memory += [(f"{self.name}.{name}", array, False) for name, array, _ in given.memory]
-        call.memory += [(f"{self.name}.{name}", array, False) for name, array in given.tables.items()]
         return given.struct

@@ -20,7 +20,7 @@ class Tensor:
     knows the extent; `strides` are the compile-time ones in elements, None for page, kv and layer; `align` is the widest
     access in bytes; `field` and `fields` name the spec fields behind dtype and axes. `writes`: operations may write to it.
     `own_table`: a table of scales says which page, not the table of values. `swizzled`: the elements of a page lie in another
-    order than the strides say.
+    order than the strides say. `page_align`: bytes of which the stride along page is a multiple.
     """
 
     name: str
@@ -35,6 +35,7 @@ class Tensor:
     own_table: bool = False
     swizzled: bool = False
     field: str = "dtype"
+    page_align: int = 1
 
     def page_stride(self, array: ArrayView) -> int:
         """The array's stride along page, in elements; where requests lie one after another, from row to row."""
@@ -44,6 +45,16 @@ class Tensor:
     def stride(self, array: ArrayView, axis: str) -> int:
         """The array's stride along `axis`, in elements; 0 where the tensor has no such axis."""
         return array.strides[self.axes.index(axis)] if axis in self.axes else 0
+
+    def check_page_align(self, array: ArrayView, name: str) -> None:
+        """Raise ArgumentError where pages lie no multiple of `page_align` bytes apart."""
+        step = self.page_stride(array) * itemsize(array)
+        if self.page_align == 1 or array.shape[self.axes.index("page")] < 2 or step % self.page_align == 0:
+            return
+        raise ArgumentError(
+            f"{name}: got pages {step} bytes apart; the layout's page_align={self.page_align} takes multiples of that; pass a "
+            f"view with a page stride of {-(-abs(step) // self.page_align) * self.page_align} bytes"
+        )
 
     def check_places(self, array: ArrayView, name: str) -> None:
         """Raise ArgumentError where a stride of page, kv or layer makes two elements share a place.
@@ -135,6 +146,7 @@ def _layers(
         )
         if tensor.writes:
             tensor.check_places(found, name)
+        tensor.check_page_align(found, name)
         for pointer in tensor.bases:
             dims[f"{pointer}_page_stride"] = tensor.page_stride(found)
             dims[f"{pointer}_stride"] = tensor.stride(found, "request")

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, replace
 
 from kvgen.errors import SpecError
-from kvgen.layout.axes import INNER, OUTER, Swizzle, parse_axes
+from kvgen.layout.axes import INNER, OUTER, Axis, Swizzle, parse_axes
 from kvgen.layout.dtypes import DType, dtype
 from kvgen.layout.regions import Region
 from kvgen.layout.storage import Base, PoolTensor, Scales, Segment, Storage
@@ -61,6 +61,11 @@ class _Builder:
         for segment in (s for segments in roles.values() for s in segments):
             _check_bytes(segment)
         self._align_scales(roles)
+        if cache.layout.page_align is not None:
+            self.tensors = [
+                replace(t, page_align=cache.layout.page_align) if t.holds_values and "page" in t.axes else t
+                for t in self.tensors
+            ]
         self.tensors += [*given_tensors(cache, roles), *tail_tensor(cache, roles)]
         return Storage(tuple(self.tensors), tuple(self.bases), roles)
 
@@ -268,8 +273,8 @@ class _Builder:
         block, heads, groups = self._blocks(quant, latent)
         in_row = quant.computed and quant.place == "row"
         start = latent * quant.codes.bits // 8
-        kind = dtype(quant.scale_dtype or "f32")
-        tail = start + (groups * (1 + quant.zero) * kind.bytes if in_row else 0)
+        kind, pad = dtype(quant.scale_dtype or "f32"), quant.padding(groups)
+        tail = start + ((groups * (1 + quant.zero) + pad) * kind.bytes if in_row else 0)
         row = tail + plain * elem.bytes
         text = cache.layout.kv or cache.layout.k
         assert text is not None
@@ -280,14 +285,13 @@ class _Builder:
         scales = self._scale_pools().get("k") if not in_row else None
         if in_row:
             place = region(kind, groups * (1 + quant.zero), start, "scales")
-            scales = Scales(kind, quant.zero, block, heads, groups, "k", place)
-        values, rope = region(quant.codes, latent, 0, "codes"), region(elem, plain, tail, "RoPE part")
+            scales = Scales(kind, quant.zero, block, heads, groups, "k", place, pad=pad)
+        values = region(quant.codes, latent, 0, "codes")
         axes = tuple(a.name if a.name != "dim" else "byte" for a in values.axes)
         strides = tuple(s if s is None else s * values.dtype.bits // 8 for s in values.fixed_strides)
-        segments = (
-            Segment(0, latent, "k", values, quant, scales, self._global("k", quant)),
-            Segment(latent, plain, "k", rope),
-        )
+        segments: tuple[Segment, ...] = (Segment(0, latent, "k", values, quant, scales, self._global("k", quant)),)
+        if plain:
+            segments += (Segment(latent, plain, "k", region(elem, plain, tail, "RoPE part")),)
         shape = tuple(row if a == "byte" else s for a, s in zip(axes, values.shape, strict=True))
         align = max(s.vector * s.region.dtype.bits // 8 for s in segments)
         self.bases.insert(0, Base("k", "pool", dtype("u8")))
@@ -302,34 +306,42 @@ class _Builder:
         return (*inner, *cache.outer_extents)
 
     def _byte_pages(self) -> dict[str, tuple[Segment, ...]]:
-        """A page of bytes: the values of K, of V, then the scales of K and of V."""
+        """A page of bytes: the rows of K, of V, then the scales of K and of V."""
         cache = self.cache
         text = cache.layout.kv
         assert text is not None
         outer = [w for w in text.split() if parse_axes(w)[0].name in ("page", "layer")]
         inner = [w for w in text.split() if parse_axes(w)[0].name in INNER]
-        at, values, scales = 0, {}, {}
+        at, values, scales = 0, dict[str, list[Region]](), dict[str, Scales]()
 
-        def place(element: DType, words: list[str], extents: Extents) -> Region:
+        def place(element: DType, words: list[str], extents: Extents, pad: int = 0) -> Region:
             nonlocal at
-            region = Region("k", element, parse_axes(" ".join(["page", *words])), extents, byte_offset=at)
+            pitch = (dict(extents)["dim"] or 0) + pad if pad else 0
+            axes = parse_axes(" ".join(["page", *words]))
+            region = Region("k", element, axes, extents, byte_offset=at, pitch=pitch)
             assert region.span is not None
-            at += -(-region.span * element.bits // 128) * 16
+            at += -(-(region.span + pad) * element.bits // 128) * 16
             return region
 
         for role in cache.roles:
             dims = cache.head_dim if role == "k" else cache.v_dim
             quant = cache.quants[role]
-            values[role] = place(quant.codes if quant else dtype(cache.dtype), inner, self._extents(dims))
+            if quant is not None and cache.plain_dims:
+                values[role] = self._mixed_rows(quant, parse_axes(" ".join(["page", *inner])))
+                tokens, last = cache.page_tokens or 0, values[role][-1]
+                at += -(-tokens * last.pitch * last.dtype.bits // 128) * 16
+                continue
+            values[role] = [place(quant.codes if quant else dtype(cache.dtype), inner, self._extents(dims))]
         for role in cache.roles:
             quant = cache.quants[role]
             if quant is None or quant.scale_dtype is None:
                 continue
             kind = dtype(quant.scale_dtype)
-            block, heads, groups = self._blocks(quant, cache.head_dim if role == "k" else cache.v_dim)
+            block, heads, groups = self._blocks(quant, self._latent_dims(role))
             if not quant.computed:
                 scales[role] = Scales(kind, quant.zero, block, heads, groups, array=f"{role}_scale")
                 continue
+            pad = quant.padding(groups)
             words = scale_axes(" ".join(inner), block, "linear").split()
             assert cache.page_tokens is not None
             extents = (
@@ -338,21 +350,13 @@ class _Builder:
                 ("head", heads),
                 ("dim", groups * (1 + quant.zero)),
             )
-            scales[role] = Scales(kind, quant.zero, block, heads, groups, "bytes", place(kind, words, extents))
-        roles: dict[str, tuple[Segment, ...]] = {
-            r: (
-                Segment(
-                    0,
-                    cache.head_dim if r == "k" else cache.v_dim,
-                    "bytes",
-                    values[r],
-                    cache.quants[r],
-                    scales.get(r),
-                    self._global(r, cache.quants[r]),
-                ),
-            )
-            for r in cache.roles
-        }
+            region = place(kind, words, extents, pad)
+            scales[role] = Scales(kind, quant.zero, block, heads, groups, "bytes", region, pad=pad)
+        roles: dict[str, tuple[Segment, ...]] = {}
+        for name, (main, *rest) in values.items():
+            quant, size = cache.quants[name], self._latent_dims(name)
+            first = Segment(0, size, "bytes", main, quant, scales.get(name), self._global(name, quant))
+            roles[name] = (first, *(Segment(size, cache.plain_dims, "bytes", r) for r in rest))
         names = {"page": "pages", "layer": "layers"}
         self.bases.append(Base("bytes", "pool", dtype("u8")))
         self.tensors.append(
@@ -368,6 +372,17 @@ class _Builder:
             )
         )
         return roles
+
+    def _mixed_rows(self, quant: Quant, axes: tuple[Axis, ...]) -> list[Region]:
+        """Codes and RoPE part of latent rows that have their scales elsewhere in the page, which they begin."""
+        cache = self.cache
+        latent, plain, elem = cache.head_dim - cache.plain_dims, cache.plain_dims, dtype(cache.dtype)
+        codes = latent * quant.codes.bits // 8
+        row = codes + plain * elem.bytes
+        return [
+            byte_part(quant.codes, axes, self._extents(latent), 0, row, "codes"),
+            byte_part(elem, axes, self._extents(plain), codes, row, "RoPE part"),
+        ]
 
 
 def _tensor_name(one: bool, base: str) -> str:

@@ -109,6 +109,19 @@ class Cache(CacheFields):
         role = role or ("k" if self.k_quant is not None else "v")
         return "quant" if self.quant is not None else f"{role}_quant"
 
+    def _check_pad(self, field: str, quant: Quant, whole: int) -> None:
+        """Zeros behind a token's scales are behind one head's: a whole number of scales, at least as many as there are."""
+        assert quant.scale_dtype is not None
+        size = element(quant.scale_dtype).bytes
+        least = -(-whole // (quant.block.dim or whole)) * (1 + quant.zero) * size
+        pad = quant.scale_pad or least
+        if self.kv_heads != 1 or pad < least or pad % size:
+            raise ValueError(
+                f"{field}: got scale_pad={quant.scale_pad} with kv_heads={self.kv_heads} and {least} bytes of "
+                f"{quant.scale_dtype} scales a token; zeros follow one head's scales as whole {quant.scale_dtype} elements: "
+                f"kv_heads=1, and a multiple of {size} from {least} on"
+            )
+
     def _check_one(self, role: str, quant: Quant) -> None:
         heads, dims, field = quant.block.head, quant.block.dim, self._quant_field(role)
         whole = self.v_dim if role == "v" else self.head_dim - self.plain_dims
@@ -119,6 +132,8 @@ class Cache(CacheFields):
             )
         if quant.scale_dtype is None:
             return
+        if quant.scale_pad is not None:
+            self._check_pad(field, quant, whole)
         if heads is not None and self.kv_heads % heads:
             raise ValueError(
                 f"{field}: got block.head={heads} with kv_heads={self.kv_heads}; blocks of heads divide them"
@@ -256,7 +271,9 @@ class Latent(Paged):
 
     Without `quant`, rows of 576 in `dtype`. With `quant`, the latent part is stored as codes and the RoPE part stays in
     `dtype` behind it, in rows of bytes: 512 fp8 + 64 bf16 = 640 bytes. With `place="row"` the scales lie between the two
-    (DeepSeek's 656-byte rows: 512 fp8 | 4 f32 | 64 bf16). Attention reads V as the first `latent_dim` dims of K.
+    (DeepSeek's 656-byte rows: 512 fp8 | 4 f32 | 64 bf16), with `place="page"` behind all rows of their page (DeepSeek V4's
+    584 bytes: rows of 448 fp8 | 64 bf16, then 7 e8m0 and a zero a token). With `quant_rope` a row is codes, and with
+    `place="row"` their scales behind them.
     """
 
     kv_heads: Literal[1] = 1
@@ -271,6 +288,10 @@ class Latent(Paged):
     """"k": V is a part of the row and not stored."""
     quant_rope: bool = False
     """True: `quant` covers the RoPE part as well. False: the RoPE part stays in `dtype`."""
+    values: Literal["latent", "row"] = "latent"
+    """What attention reads as V: "latent", the first `latent_dim` dims of K; "row", the whole of it, RoPE part included
+    (DeepSeek V4).
+    """
 
     def model_post_init(self, context: Any) -> None:
         """A row is both parts."""
@@ -306,7 +327,7 @@ class Latent(Paged):
 
     @property
     def latent_part(self) -> int:
-        return self.latent_dim
+        return self.head_dim if self.values == "row" else self.latent_dim
 
     @property
     def plain_dims(self) -> int:
@@ -314,7 +335,9 @@ class Latent(Paged):
 
     @property
     def byte_rows(self) -> bool:
-        return self.plain_dims > 0 and self.layout.rope is None
+        quant = self.quants["k"]
+        in_page = quant is not None and quant.computed and quant.place == "page"
+        return self.plain_dims > 0 and self.layout.rope is None and not in_page
 
 
 CacheSpec = Paged | Continuous

@@ -45,6 +45,10 @@ class Layout(Spec):
     """"axis": the tensors have a `layer` axis. "pointers": every layer has tensors of its own, a call brings a list of
     them, and the axes have no `layer` (vLLM, SGLang).
     """
+    page_align: int | None = Field(default=None, ge=1, le=2**20)
+    """Bytes of which the distance from a page to the next is a multiple, in every tensor of values. None: any that holds
+    a page.
+    """
     row_align: int = Field(default=1, ge=1, le=4096)
     """Rows that have their scales (place="row") begin at multiples of so many bytes, padded at their end. 1: no padding."""
     swizzle: tuple[int, int, int] | None = None

@@ -90,6 +90,14 @@ class Op(Spec):
         """Caches that a call brings besides the set's own, by the names of their classes in the generated module."""
         return {}
 
+    def about_other(self, class_name: str) -> str:
+        """A sentence for the class of one of those caches."""
+        return f"The cache that {self.name} reads, as Cache is the one that it writes."
+
+    def other_space(self, class_name: str) -> str:
+        """The namespace of one of those caches in C; its header is `<name of the operation>_<namespace>.cuh`."""
+        return "source"
+
     def decode_rows(self, kernels: KernelSet) -> int:
         """Of extend: rows of a request up to which the set's decode costs no more; 0 elsewhere."""
         return 0

@@ -21,10 +21,16 @@ def check_layout(cache: CacheFields) -> None:
         raise ValueError(
             f"layout: got row_align={layout.row_align} for rows without scales in them; it pads rows of place='row'; leave it out"
         )
-    if cache.plain_dims and any(q is not None and q.place == "page" for q in cache.quants.values()):
+    if layout.rope is not None and any(q is not None and q.place == "page" for q in cache.quants.values()):
         raise ValueError(
-            "quant: got place='page' for latent rows whose RoPE part is not quantized; use place='row' or 'pool', or "
-            "quant_rope=True"
+            f"layout: got rope={layout.rope!r} with place='page'; a page of bytes has rows with both parts, then their scales; "
+            "leave rope out, or use place='pool'"
+        )
+    if layout.page_align is not None and (cache.ragged or cache.total_pages is not None):
+        which = "requests that lie without pages" if cache.ragged else f"total_pages={cache.total_pages}"
+        raise ValueError(
+            f"layout: got page_align={layout.page_align} with {which}; pages whose distance the tensor brings at run time are "
+            "aligned; leave it out"
         )
     check_totals(cache)
     _check_scales(cache)

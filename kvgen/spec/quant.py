@@ -1,7 +1,7 @@
 """Quantization: which codes a cache stores, which elements share a scale, how a scale is chosen and where it lies.
 
-One convention everywhere: the dequantized value is `(code - zero) * scale`. docs/quantization.md has the whole of it,
-rounding, zero blocks, NaN and infinity included.
+One convention everywhere: the dequantized value is `(code - zero) * scale`; recipe "min" alone says otherwise.
+docs/quantization.md has the whole of it, rounding, zero blocks, NaN and infinity included.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from kvgen.spec.base import Spec
 
 CodeName = Literal["e4m3", "e5m2", "i8", "i4", "e2m1"]
 ScaleName = Literal["f32", "f16", "bf16", "e4m3", "e8m0"]
-Recipe = Literal["amax", "pow2", "max", "global"]
+Recipe = Literal["amax", "pow2", "min", "max", "global"]
 # The block of both nvfp4 recipes, along dim.
 NVFP4_GROUP: Final = 16
 _POWERS: Final = ("e4m3", "e5m2", "e2m1")
@@ -61,10 +61,13 @@ class Quant(Spec):
     `v_scale`, `[layers, heads / block.head, dims / block.dim]`, rounded up.
     """
     zero: bool = False
-    """True: a block has a zero point beside its scale, and codes are unsigned ("i8" and "i4" only)."""
+    """True: a block has a zero point beside its scale, and codes are unsigned ("i8" and "i4" only); values are
+    (code - zero) * scale, with recipe "min" code * scale + zero.
+    """
     recipe: Recipe = "amax"
     """How a scale is computed: "amax", largest magnitude / largest code; "pow2", the same rounded up to a power of two;
-    "max" and "global", the two nvfp4 recipes (docs/quantization.md).
+    "min", with `zero`, the block's range / largest code, its least value in the zero point's place; "max" and "global",
+    the two nvfp4 recipes (docs/quantization.md).
     """
     amax_min: float | None = None
     """What a block's largest magnitude counts as at least (recipes "amax" and "pow2"). None: no floor."""
@@ -73,8 +76,12 @@ class Quant(Spec):
     floor.
     """
     place: Literal["pool", "page", "row"] = "pool"
-    """Where computed scales lie: "pool", in tensors of their own; "page", behind the values of their page; "row",
+    """Where computed scales lie: "pool", in tensors of their own; "page", behind the rows of their page; "row",
     inside each token's row, behind the codes of its head (Latent: between the latent and the RoPE part).
+    """
+    scale_pad: int | None = Field(default=None, ge=1, le=4096)
+    """Bytes that the scales of a token take with zeros behind them (place "page" or "row", of one head). None: just
+    theirs.
     """
     order: Literal["linear", "swizzled"] = "linear"
     """Order of a page's scales: "linear", as `Layout.scales` says; "swizzled", in tiles of 128 tokens x 4 scales, as
@@ -97,6 +104,12 @@ class Quant(Spec):
     def computed(self) -> bool:
         """Whether a write chooses scales."""
         return self.scale_dtype is not None and self.scale == "computed"
+
+    def padding(self, groups: int) -> int:
+        """Places of zeros behind the scales of a token, of one head with so many blocks."""
+        if self.scale_pad is None or self.scale_dtype is None:
+            return 0
+        return self.scale_pad // dtype(self.scale_dtype).bytes - groups * (1 + self.zero)
 
     def model_post_init(self, context: Any) -> None:
         """nvfp4's block is part of its recipe."""
@@ -140,9 +153,11 @@ class Quant(Spec):
             raise ValueError(f"block: got {_text(self.block)} for nvfp4; its scales are per token, head and 16 dims")
         if pow2 and (self.scale_dtype not in ("f32", "e8m0") or self.dtype not in _POWERS):
             raise ValueError(f"{got}; powers of two are for e4m3, e5m2 and e2m1 with f32 or e8m0 scales")
+        if self.recipe == "min" and not self.zero:
+            raise ValueError(f"{got}; least values stand in the place of zero points; give zero=True")
         if self.zero and self.dtype not in ("i8", "i4"):
             raise ValueError(f"zero: got True with dtype={self.dtype!r}; only i8 and i4 codes have a zero point")
-        if self.scale == "given" and (nvfp4 or pow2):
+        if self.scale == "given" and self.recipe != "amax":
             raise ValueError(f"scale: got 'given' with recipe={self.recipe!r}, which computes scales; use 'computed'")
         if self.scale == "given" and self.scale_dtype == "e4m3":
             raise ValueError("scale: got 'given' with scale_dtype='e4m3'; given scales are f32, f16 or bf16; use 'f32'")
@@ -209,6 +224,11 @@ class Quant(Spec):
                 )
             if self.place != "pool" or self.own_table or self.order != "linear":
                 raise ValueError("scale: got 'given' with place, order or own_table, which are for computed scales")
+        if self.scale_pad is not None and (self.place == "pool" or self.scale == "given"):
+            raise ValueError(
+                f"scale_pad: got {self.scale_pad} with place={self.place!r} and scale={self.scale!r}; zeros follow scales that a "
+                "write computes, in pages or rows of bytes; use place='page' or 'row', or leave it out"
+            )
         if self.own_table and self.place != "pool":
             raise ValueError(
                 f"own_table: got True with place={self.place!r}; only a pool of scales has a table of its own"

@@ -29,7 +29,7 @@ class RowMemory(NamedTuple):
 
 @dataclass(frozen=True)
 class _Part:
-    """K or V in a row: `dims` codes, then `scales` numbers of type `kind`."""
+    """K or V in a row: `dims` codes, then `scales` numbers of type `kind` and `pad` zeros."""
 
     role: str
     quant: Quant | None
@@ -37,6 +37,7 @@ class _Part:
     dims: int
     kind: DType
     scales: int
+    pad: int
 
     @property
     def code_bytes(self) -> int:
@@ -44,7 +45,7 @@ class _Part:
 
     @property
     def nbytes(self) -> int:
-        return self.code_bytes + self.scales * self.kind.bytes
+        return self.code_bytes + (self.scales + self.pad) * self.kind.bytes
 
 
 def scaled_rows(
@@ -107,7 +108,7 @@ def _part_of(cache: CacheFields, role: str, blocks: Callable[[Quant, int], Block
         raise SpecError(
             f"layout: got rows of {dims} {codes.name} codes, which are no whole bytes; use an even head_dim"
         )
-    scales = 0
+    scales = pad = 0
     if quant is not None and quant.computed:
         _, heads, groups = blocks(quant, dims)
         if heads != cache.kv_heads:
@@ -115,9 +116,9 @@ def _part_of(cache: CacheFields, role: str, blocks: Callable[[Quant, int], Block
                 f"quant: got block.head={quant.block.head} with place='row'; scales of several heads are in no head's row; use "
                 "block.head=1, or place='pool' or 'page'"
             )
-        scales = groups * (1 + quant.zero)
+        scales, pad = groups * (1 + quant.zero), quant.padding(groups)
     kind = dtype((quant.scale_dtype if quant else None) or "f32")
-    return _Part(role, quant, codes, dims, kind, scales)
+    return _Part(role, quant, codes, dims, kind, scales, pad)
 
 
 def _segment(
@@ -141,7 +142,7 @@ def _segment(
     place = byte_part(
         part.kind, axes, _extents(cache, part.scales), begin, row, f"scales of {what}", ragged=cache.ragged
     )
-    scales = Scales(part.kind, quant.zero, block, heads, groups, base, place)
+    scales = Scales(part.kind, quant.zero, block, heads, groups, base, place, pad=part.pad)
     above = f"{part.role}_global_scale" if quant.recipe == "global" else ""
     return Segment(0, part.dims, base, values, quant, scales, above)
 

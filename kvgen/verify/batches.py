@@ -20,6 +20,7 @@ from kvgen.ops import Convert, MergeStates, SwapPages
 from kvgen.reference import Rows, cache_rows, seal
 from kvgen.runtime.faults import Fault
 from kvgen.spec.kernel_set import KernelSet, Op
+from kvgen.verify.memory import span
 from kvgen.verify.other_calls import prepared
 
 Raw = NDArray[Any]
@@ -36,18 +37,21 @@ _CODES: Final = (0x87, 0x30)
 
 @dataclass
 class Contents:
-    """The memory of a launch by name: the cache's tensors, its tables, the call's arrays; those of a cache that is converted."""
+    """The memory of a launch by name: the cache's tensors, its tables, the call's arrays; those of a cache that is converted;
+    the tensors of other caches that lists name rows of, by argument."""
 
     pools: Pools
     tables: dict[str, Raw]
     arrays: dict[str, Raw]
     source_pools: Pools = field(default_factory=dict)
     source_tables: dict[str, Raw] = field(default_factory=dict)
+    keys: dict[str, Pools] = field(default_factory=dict)
 
     def flat(self) -> dict[str, Raw]:
         """Every array by a name of its own: tensors of one layer are `name[layer]`."""
         found: dict[str, Raw] = {}
-        for prefix, pools in (("", self.pools), ("source.", self.source_pools)):
+        keys = ((f"{name}.", pools) for name, pools in self.keys.items())
+        for prefix, pools in (("", self.pools), ("source.", self.source_pools), *keys):
             for name, pool in pools.items():
                 if isinstance(pool, list):
                     found |= {f"{prefix}{name}[{i}]": array for i, array in enumerate(pool)}
@@ -74,6 +78,7 @@ class Contents:
             {name: flat[name] for name in self.arrays},
             pools("source.", self.source_pools),
             {name: flat[f"source.{name} of the cache"] for name in self.source_tables},
+            {name: pools(f"{name}.", like) for name, like in self.keys.items()},
         )
 
     def copy(self) -> Contents:
@@ -184,6 +189,10 @@ def case_of(kernels: KernelSet, op: Op, package: ModuleType, workload: Workload,
         before.source_pools, before.source_tables = source.pools, source.tables(op.kind)
         whole = Contents(source.pools, before.source_tables, {})
         _store(source, whole, source.tables("gather"), workload.totals, rng)
+    for name, its in call.keys.items():
+        _poison(its)
+        before.keys[name] = its.pools
+        _store(its, Contents(its.pools, its.tables("gather"), {}), its.tables("gather"), workload.totals, rng)
     if scene.cache.states:
         for pool in _arrays(scene):
             pool[...] = rng.integers(0, 256, pool.shape, np.uint8)
@@ -224,7 +233,8 @@ def _twin(scene: Scene, rng: np.random.Generator) -> Pools:
     paged = {t.name for t in scene.cache.storage.tensors if "page" in t.axes}
 
     def other(like: Raw) -> Raw:
-        return rng.integers(0, 256, like.nbytes, np.uint8).view(like.dtype).reshape(like.shape)
+        raw = rng.integers(0, 256, span(like), np.uint8)
+        return np.ndarray(like.shape, like.dtype, raw.data, strides=like.strides)
 
     return {
         name: [other(a) for a in pool] if isinstance(pool, list) else other(pool)

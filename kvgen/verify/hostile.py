@@ -30,6 +30,8 @@ LISTED: Final = (
     "parents",
     "new_tokens",
     "cache_offsets",
+    "entries_begin",
+    "tokens_begin",
     "state_ids",
     "state_table",
 )
@@ -57,7 +59,10 @@ def damages(call: Call, arrays: dict[str, Raw], tables: Collection[str], *, quic
             Damage("row offsets past the rows", _offsets_past),
             Damage("row offsets that decrease", _offsets_decrease),
         ]
-    found += [Damage(name, partial(_entries, name=name)) for name in LISTED if name in taken]
+    lists = [
+        f"{argument.removesuffix('cache')}{name}" for argument in call.keys for name in ("indices", "topk_lengths")
+    ]
+    found += [Damage(name, partial(_entries, name=name)) for name in (*LISTED, *lists) if name in taken]
     if "lora_end_idx" in arrays:
         found.append(Damage("lora_end_idx", lambda case: _put(case.before.arrays["lora_end_idx"], 0, -1)))
     found += [Damage(name, partial(_number, name=name)) for name in call.numbers if name.startswith("lora")]

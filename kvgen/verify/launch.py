@@ -15,7 +15,7 @@ from kvgen.layout.dtypes import dtype
 from kvgen.ops import Compact, Convert, SwapPages
 from kvgen.runtime.cpu import machine
 from kvgen.verify.batches import Case, Contents
-from kvgen.verify.memory import Memory, Placed, View
+from kvgen.verify.memory import Memory, Placed, View, span
 
 GUARD: Final = 256  # bytes of canaries on either side of an array
 CANARY: Final = 0xEE
@@ -46,9 +46,9 @@ def launch(case: Case, memory: Memory, arch: str | None = None) -> Left:
     for name, array in flat.items():
         kind = kind_of(array)
         # The name tells device memory whether 8-bit floats are an output of their own type.
-        views[name] = View(name, GUARD, array.shape, np.empty(array.shape, array.dtype).strides, kind)
-        data = np.full(array.nbytes + 2 * GUARD, CANARY, np.uint8)
-        data[GUARD : GUARD + array.nbytes] = np.frombuffer(np.ascontiguousarray(array).tobytes(), np.uint8)
+        views[name] = View(name, GUARD, array.shape, array.strides, kind)
+        data = np.full(span(array) + 2 * GUARD, CANARY, np.uint8)
+        views[name].of(data)[...] = array
         placed[name] = memory.place(data)
     given = case.before.over({name: p.array(views[name]) for name, p in placed.items()})
     with machine(arch, "check") if memory.device == "cpu" else nullcontext():
@@ -56,8 +56,11 @@ def launch(case: Case, memory: Memory, arch: str | None = None) -> Left:
     found, beside = dict[str, NDArray[Any]](), []
     for name, p in placed.items():
         data = p.read()
-        found[name] = views[name].of(data).copy()
-        if (data[:GUARD] != CANARY).any() or (data[len(data) - GUARD :] != CANARY).any():
+        view = views[name]
+        found[name] = view.of(data).copy()
+        own = np.ndarray((*view.shape, found[name].itemsize), np.uint8, data.data, GUARD, (*view.strides, 1))
+        own[...] = CANARY
+        if (data != CANARY).any():
             beside.append(name)
     return Left(case.before.over(found), tuple(beside))
 
@@ -69,6 +72,8 @@ def _call(case: Case, given: Contents) -> None:
     if isinstance(case.call.op, Convert):
         source = getattr(package, case.call.op.source_class)
         arguments["source"] = source(**given.source_pools, **given.source_tables)[LAYER]
+    for name, pools in given.keys.items():
+        arguments[name] = case.call.keys[name].package.Cache(**pools)[LAYER]
     if isinstance(case.call.op, SwapPages):
         arguments["other"] = package.Pages(**given.source_pools)
     if isinstance(case.call.op, Compact):  # in two launches: which pages move, then the moves

@@ -16,15 +16,19 @@ from numpy.typing import NDArray
 
 from kvgen import reference
 from kvgen.bench.step import Step
-from kvgen.bench.synthetic_batch import LAYER, LAYERS
+from kvgen.bench.synthetic_batch import LAYER, LAYERS, Scene
 from kvgen.bench.tolerance import Distance, compare_rows, take_row
 from kvgen.layout.dtypes import dtype
 from kvgen.lowering.new_rows_rules import resolve_rope
 from kvgen.ops import (
     AttentionOutput,
+    CombineLists,
     Convert,
     Decode,
     Extend,
+    IndexerQuery,
+    IndexerScores,
+    ListKeys,
     MergeStates,
     MlaDecode,
     MlaPlan,
@@ -37,6 +41,8 @@ from kvgen.ops import (
 from kvgen.reference import Decoded, Rows, TableView
 from kvgen.reference.append import Changed, NewRow, locate
 from kvgen.reference.attention_output import Output, blocks_of, read_blocks, scales_of
+from kvgen.reference.indexer_query import head_scales
+from kvgen.reference.mla_decode import Listed
 from kvgen.reference.pool_tokens import latent_error
 from kvgen.reference.rope import Table
 from kvgen.reference.rounding import ulp
@@ -141,6 +147,10 @@ def _rotated_q(j: Judged, found: list[NewRow], change: Changed, scale: float = 1
     """q_out: near enough in rows that are known, NaN where the position is not, as it was in padding."""
     got = j.got.arrays["q_out"].reshape(len(found), *j.got.arrays["q_out"].shape[-2:])
     wanted = j.wanted.arrays["q_out"].reshape(got.shape)
+    heads = change.rows.shape[1]
+    behind = np.array([at.state != "padding" for at in found], np.bool_)
+    wanted[behind, heads:] = 0
+    got, wanted = got[:, :heads], wanted[:, :heads]
     known = np.array([at.state == "known" for at in found], np.bool_)
     unknown = np.array([at.state == "unknown" for at in found], np.bool_)
     j.meet("q_out", compare_rows(got, change, known, scale))
@@ -239,16 +249,85 @@ def _mla_decode(j: Judged) -> int:
     assert isinstance(op, MlaDecode)
     kind, (keys,) = kernels.kv.dtype, j.wanted.rows(j.case.scene)
     given = Terms(
-        op.softmax_scale(kernels), kind, op.out_dtype or kind, op.rows, lse_base=op.lse_base, lse_empty=op.lse_empty
+        op.softmax_scale(kernels),
+        kind,
+        op.out_dtype or kind,
+        op.rows,
+        sinks=j.arrays.get("sinks"),
+        sinks_in_lse=op.sinks == "lse",
+        lse_base=op.lse_base,
+        lse_empty=op.lse_empty,
     )
     how: dict[str, Any] = {"scale": given.scale, "lse_base": op.lse_base, "lse_empty": op.lse_empty}
+    how |= {"sinks": given.sinks, "sinks_in_lse": given.sinks_in_lse}
     if op.sparse:
-        lists = j.arrays["indices"], j.arrays.get("topk_lengths")
-        wanted = reference.mla_decode_sparse(j.view, keys, j.arrays["q"], *lists, **how)
+        lists = [_listed(j, j.case.scene, keys, ""), *(_listed(j, its, None, n) for n, its in j.case.call.keys.items())]
+        wanted = reference.mla_decode_sparse(lists, j.arrays["q"], v_dim=j.arrays["out"].shape[2], **how)
     else:
         offsets = j.arrays.get("row_offsets")
         wanted = reference.mla_decode(j.view, keys, j.arrays["q"], rows=op.rows, row_offsets=offsets, **how)
     return _attended(j, wanted, given)
+
+
+def _indexer_query(j: Judged) -> int:
+    """Weights between those of rows that have lost what f32 may lose, codes within half a step of the rows."""
+    op, given, kernels = j.case.call.op, j.arrays, j.case.scene.kernels
+    assert isinstance(op, IndexerQuery)
+    found = reference.indexer_query(
+        given["q"],
+        rope=resolve_rope(op.rope, kernels),
+        local=op.rope == "local",
+        positions=given.get("positions"),
+        table=Table(given["cos_sin"], op.angles) if op.angles != "computed" else None,
+        hadamard=op.hadamard,
+    )
+    rows, lost = found.change.rows[found.known], found.change.lost[found.known]
+    codes, got = (j.got.arrays[name][found.known].astype(np.float64) for name in ("q_out", "weights_out"))
+    weights = given["weights"][found.known].astype(np.float64) * op.weight_factor(kernels)
+    ends = [weights * head_scales(np.maximum(np.abs(rows) + by, 0), op.recipe, op.amax_min) for by in (-lost, lost)]
+    low, high = np.minimum(*ends), np.maximum(*ends)
+    far = Distance()
+    far.meet(np.abs(got - np.clip(got, low, high)), 2.0**-22 * np.maximum(np.abs(low), np.abs(high)))
+    j.meet("weights_out", far)
+    with np.errstate(all="ignore"):
+        scale = (got / weights)[..., None]
+        half = np.maximum(np.abs(rows) * 2.0**-4, scale * 2.0**-10) * 1.001 + lost
+        far = Distance()
+        far.meet(np.abs(codes * scale - rows), np.where(weights[..., None] == 0, np.inf, half))
+    j.meet("q_out", far)
+    for name in ("q_out", "weights_out"):
+        if not np.isnan(j.got.arrays[name][~found.known].astype(np.float32)).all():
+            j.wrong.append(f"{name}: rows without a position must be NaN, and are not")
+        j.wanted.arrays[name][...] = j.got.arrays[name]
+    return found.word
+
+
+def _listed(j: Judged, scene: Scene, rows: Rows | None, argument: str) -> Listed:
+    """The lists of rows of a cache: the set's, whose `rows` are given, or that of `argument`."""
+    prefix = argument.removesuffix("cache")
+    if rows is None:
+        (rows,) = Contents(j.wanted.keys[argument], {}, {}).rows(scene)
+    lists = j.arrays[f"{prefix}indices"], j.arrays.get(f"{prefix}topk_lengths")
+    return Listed(rows, scene.pages, scene.tokens, *lists)
+
+
+def _indexer_scores(j: Judged) -> int:
+    """Scores within the roundings of their sums; of codes to 2^-12 of the terms, as Hopper's tensor cores add them."""
+    op, got, to = j.case.call.op, j.got.arrays["logits"], j.wanted.arrays["logits"]
+    assert isinstance(op, IndexerScores)
+    (keys,), q = j.wanted.rows(j.case.scene), j.arrays["q"]
+    offsets = j.arrays.get("row_offsets")
+    wanted = reference.indexer_scores(
+        j.view, keys, q, j.arrays["weights"], to.shape[1], rows=op.rows, row_offsets=offsets
+    )
+    to[wanted.seen | op.fill] = wanted.logits[wanted.seen | op.fill]
+    known, far = np.isfinite(wanted.logits), Distance()
+    part = 2.0**-12 if q.dtype.itemsize == 1 else 2.0**-20
+    far.meet(np.abs(got[known] - wanted.logits[known]), part * wanted.terms[known] + 1e-30)
+    j.meet("logits", far)
+    taken = known | np.isnan(wanted.logits) & np.isnan(got)
+    to[taken] = got[taken]
+    return wanted.errors
 
 
 def _attended(j: Judged, wanted: Decoded, given: Terms) -> int:
@@ -385,7 +464,36 @@ def _slot_mapping(j: Judged) -> int:
 
 
 def _remap_indices(j: Judged) -> int:
-    return reference.remap_indices(j.view, j.arrays["row_offsets"], j.arrays["indices"], j.wanted.arrays["out"])
+    return reference.remap_indices(
+        j.view,
+        j.arrays["row_offsets"],
+        j.arrays["indices"],
+        j.wanted.arrays["out"],
+        counts=j.wanted.arrays.get("counts"),
+        drop_unseen=getattr(j.case.call.op, "unseen", "keep") == "drop",
+    )
+
+
+def _list_keys(j: Judged) -> int:
+    op, arrays = j.case.call.op, j.wanted.arrays
+    assert isinstance(op, ListKeys)
+    return reference.list_keys(j.view, j.arrays["row_offsets"], arrays["keys"], arrays["counts"], op.window)
+
+
+def _combine_lists(j: Judged) -> int:
+    op, arrays = j.case.call.op, j.wanted.arrays
+    assert isinstance(op, CombineLists)
+    return reference.combine_lists(
+        j.view,
+        j.arrays["row_offsets"],
+        j.arrays["entries_begin"],
+        j.arrays["tokens_begin"],
+        j.case.numbers["buffer_rows"],
+        arrays["keys"],
+        arrays["counts"],
+        window=op.window,
+        indices=j.arrays.get("indices"),
+    )
 
 
 def _row_offsets(j: Judged) -> int:
@@ -598,6 +706,7 @@ def _mla_decompress(j: Judged) -> int:
 ORACLES: Final[dict[str, Oracle]] = {
     "advance": _advance,
     "append": _append,
+    "combine_lists": _combine_lists,
     "attention_output": _attention_output,
     "compact": _compact,
     "convert": _convert,
@@ -607,6 +716,9 @@ ORACLES: Final[dict[str, Oracle]] = {
     "gather": _gather,
     "gather_rows": _gather_rows,
     "gather_states": _gather_states,
+    "indexer_query": _indexer_query,
+    "list_keys": _list_keys,
+    "indexer_scores": _indexer_scores,
     "lora_add": _lora_add,
     "merge_states": _merge_states,
     "mla_decode": _mla_decode,

@@ -20,24 +20,15 @@ from kvgen.verify.pooled import place_states, state_sizes
 
 Raw = NDArray[Any]
 OTHERS: Final = (
-    *(
-        "advance",
-        "attention_output",
-        "compact",
-        "merge_states",
-        "mla_decompress",
-        "mla_plan",
-        "pool_tokens",
-        "remap_indices",
-        "reorder",
-        "row_offsets",
-    ),
-    *("rows_add", "slot_mapping", "sliced_add", "store_scales", "swap_pages", "to_csr", "to_dense"),
+    *("advance", "attention_output", "combine_lists", "compact", "indexer_query", "list_keys", "merge_states"),
+    *("mla_decompress", "mla_plan", "pool_tokens", "remap_indices", "reorder", "row_offsets", "rows_add"),
+    *("sliced_add", "slot_mapping", "store_scales", "swap_pages", "to_csr", "to_dense"),
 )
 # Those that work between steps: lengths count all tokens.
 _BETWEEN: Final = (
     "attention_output",
     "compact",
+    "indexer_query",
     "remap_indices",
     "reorder",
     "swap_pages",
@@ -75,7 +66,10 @@ def _call(scene: Scene, op: Op, tables: dict[str, Raw]) -> Call:
         **{"T": len(chunk["rows"]) if chunk else rows, "A": rows, "A+1": batch + 1, "B": batch, "B+1": batch + 1},
         **{"J": LISTED if op.kind == "remap_indices" else sum(pages) + 2, "C": CHUNKS, "S": STATES, "Q": sum(pages)},
         **{"P": -(-scene.pages // scene.cache.page_table.id_multiplier), "M": scene.columns, "N": max(batch, 2)},
+        "K": max(scene.workload.totals) + LISTED,
     }
+    if op.kind == "combine_lists":
+        sizes |= {"J": LISTED, "K": max(scene.workload.totals) + scene.entries(max(scene.workload.totals))}
     if op.kind == "to_dense":
         sizes["C"] = scene.columns
     if isinstance(op, Pool):
@@ -94,8 +88,11 @@ def _call(scene: Scene, op: Op, tables: dict[str, Raw]) -> Call:
             shape = tuple(n if isinstance(n, int) else sizes[n] for n in spec.shape)
             arrays[spec.name] = aligned(shape, dtype(spec.dtype).numpy())
         elif isinstance(spec, Scalar):
-            numbers[spec.name] = rows if spec.name == "lora_end_idx" else 0
-    places = {"row_offsets": offsets, "new_tokens": np.array(new), "lora_end_idx": np.array([rows // 2])}
+            numbers[spec.name] = {"lora_end_idx": rows, "buffer_rows": _buffer(scene)[1]}.get(spec.name, 0)
+    entries_begin, _ = _buffer(scene)
+    tokens_begin = [begin + scene.entries(n) for begin, n in zip(entries_begin, scene.workload.totals, strict=True)]
+    places = {"entries_begin": np.array(entries_begin), "tokens_begin": np.array(tokens_begin)}
+    places |= {"row_offsets": offsets, "new_tokens": np.array(new), "lora_end_idx": np.array([rows // 2])}
     places |= {name: chunk[name] for name in ("buffer_row_offsets", "cache_offsets") if chunk}
     for name, array in arrays.items():
         if name.startswith("new_") and name.removeprefix("new_") in tables:
@@ -107,6 +104,12 @@ def _call(scene: Scene, op: Op, tables: dict[str, Raw]) -> Call:
     _lists(scene, op, arrays)
     place_states(arrays)
     return Call(op, launcher, arrays, rows, sizes["T"], tuple(int(n) for n in offsets[:-1]), numbers)
+
+
+def _buffer(scene: Scene) -> tuple[list[int], int]:
+    """Where each request's entries begin in a buffer of its entries and then its tokens, request by request; its rows."""
+    ends = np.cumsum([0, *(scene.entries(n) + n for n in scene.workload.totals)]).tolist()
+    return ends[:-1], ends[-1]
 
 
 def _no_batch(op: Op) -> ToolError:
@@ -133,11 +136,11 @@ def _lists(scene: Scene, op: Op, arrays: dict[str, Raw]) -> None:
         if name in arrays:
             count = len(arrays[name])
             arrays[name][...] = np.stack([rng.permutation(entries)[:count], rng.permutation(entries)[:count]], axis=1)
-    if op.kind == "remap_indices":
+    if "indices" in arrays:
         begins = np.cumsum([0, *scene.workload.new])
-        for b, total in enumerate(scene.workload.totals):
+        for b, entries in enumerate(scene.entries(total) for total in scene.workload.totals):
             rows = arrays["indices"][begins[b] : begins[b + 1]]
-            rows[...] = rng.integers(total - scene.alive(b), total, rows.shape)
+            rows[...] = rng.integers(entries - scene.alive(b), entries, rows.shape) if scene.alive(b) else -1
             rows[:, -1] = -1
     if isinstance(op, Reorder):
         whole = lower_pages(scene.cache).table.copied_whole and not scene.cache.states

@@ -71,6 +71,7 @@ class Timer:
         each = sum(a.nbytes for a in _tensors(scene)) + layers * sum(a.nbytes for a in call.arrays.values())
         if call.source is not None:
             each += layers * sum(a.nbytes for a in _tensors(call.source))
+        each += layers * sum(a.nbytes for its in call.keys.values() for a in _tensors(its))
         room = self.gpu.free_bytes() // 2 // max(each, 1)
         if room < 1:
             raise DeviceError(
@@ -120,18 +121,23 @@ class Timer:
             if isinstance(call.op, Convert) and call.source is not None:
                 source = getattr(self.package, call.op.source_class)
                 given["source"] = self._cache(call.source, source, call.kind, 1)[layer]
+            for name, its in call.keys.items():
+                given[name] = its.package.Cache(**self._pools(its))[layer]
             if hasattr(launcher, "workspace"):
                 given = planned(launcher, cache[layer], call.rows, given)
             kept.append(given)
             found.append(launcher.bind(cache if launcher.KERNEL.all_layers else cache[layer], **given))
         return found
 
-    def _cache(self, scene: Scene, kind: Any, op: str, rows: int) -> Any:
+    def _pools(self, scene: Scene) -> dict[str, object]:
         pools: dict[str, object] = {}
         for name, pool in scene.pools.items():
             arrays = [self._random(name, a) for a in (pool if isinstance(pool, list) else [pool])]
             pools[name] = arrays if isinstance(pool, list) else arrays[0]
-        return kind(**pools, **{name: self._upload(a) for name, a in scene.tables(op, rows).items()})
+        return pools
+
+    def _cache(self, scene: Scene, kind: Any, op: str, rows: int) -> Any:
+        return kind(**self._pools(scene), **{name: self._upload(a) for name, a in scene.tables(op, rows).items()})
 
     def _argument(self, call: Call, name: str, array: NDArray[Any]) -> GpuArray:
         if kind_of(array) in _INDICES:

@@ -133,6 +133,17 @@ def _blocks(arrays: Arrays) -> dict[str, Wanted]:
     }
 
 
+def _pad_inputs() -> dict[str, Array]:
+    out = np.random.default_rng(126).integers(1, 99, 6 * 24).astype(np.float32)
+    return {"states": np.array([2, 0, 1, 2, 0, 2], np.uint32), "out": pattern(out)}
+
+
+def _padded(arrays: Arrays) -> dict[str, Wanted]:
+    rows = arrays["out"].view(np.float32).reshape(6, 24).copy()
+    rows[arrays["states"] != 0, 8:] = 0
+    return {"out": floats(rows.reshape(-1))}
+
+
 def probes() -> list[Probe]:
     """All of this module."""
     return [
@@ -140,5 +151,6 @@ def probes() -> list[Probe]:
         Probe("library_head_first_pairs", UNIT, "head_first_pairs", _turn_inputs, _turned, 32),
         Probe("library_head_hadamard", UNIT, "head_hadamard", _hadamard_inputs, _transformed, 32),
         Probe("library_head_blocks", UNIT, "head_blocks", _block_inputs, _blocks, 32),
+        Probe("library_head_pads", UNIT, "head_pads", _pad_inputs, _padded, 32),
         Probe("library_head_position_factors", UNIT, "head_position_factors", _factor_inputs, _factors, 32),
     ]

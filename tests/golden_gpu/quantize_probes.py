@@ -183,6 +183,7 @@ RECIPES: Final[dict[str, tuple[str, str, str, bool]]] = {
     "recipe_u8_f32": ("i8", "f32", "amax", True),
     "recipe_u8_f16": ("i8", "f16", "amax", True),
     "recipe_u4_bf16": ("i4", "bf16", "amax", True),
+    "recipe_u4_least": ("i4", "f16", "min", True),
     "recipe_nvfp4_max": ("e2m1", "e4m3", "max", False),
     "recipe_nvfp4_global": ("e2m1", "e4m3", "global", False),
 }

@@ -164,10 +164,24 @@ def _wanted(run: Run, arrays: Arrays) -> dict[str, Wanted]:
     return found
 
 
+def _pad_inputs() -> dict[str, Array]:
+    return {"scales": np.full((TOKENS, 4), 0x77, np.uint8)}
+
+
+def _pad(arrays: Arrays) -> dict[str, Wanted]:
+    found = arrays["scales"].copy()
+    found[:, 3] = 0
+    return {"scales": exact(found)}
+
+
 def probes() -> list[Probe]:
     """All of this module."""
     tail = [struct.pack("<f", GLOBAL)]
+    pad = Probe("library_segment_pad", "segment", "segment_pad", _pad_inputs, _pad, TOKENS)
     return [
-        Probe(f"library_{name}", "segment", name, partial(_inputs, run), partial(_wanted, run), 192, tail=tail)
-        for name, run in RUNS.items()
+        pad,
+        *(
+            Probe(f"library_{name}", "segment", name, partial(_inputs, run), partial(_wanted, run), 192, tail=tail)
+            for name, run in RUNS.items()
+        ),
     ]

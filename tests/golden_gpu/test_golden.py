@@ -100,16 +100,18 @@ CALLED_IN = {
     "row_lanes": (f"{KERNELS}/row_lanes.cu",),
     **dict.fromkeys(("row_wgmma", "row_copies"), (f"{KERNELS}/row_wgmma.cu",)),
     "row_widen": (f"{KERNELS}/row_widen.cu",),
+    "row_units": (f"{KERNELS}/row_units.cu",),
     "extend_tiles": (f"{KERNELS}/extend_tiles.cu", f"{KERNELS}/row_tile.cu"),
     **dict.fromkeys(("quantize", "e8m0"), (f"{KERNELS}/quantize.cu",)),
-    "segment": (f"{KERNELS}/segment.cu",),
+    "segment": (f"{KERNELS}/segment.cu", f"{KERNELS}/row_units.cu"),
     **{
         name: (f"{KERNELS}/{name}.cu",)
         for name in ("kv_cache", "operands", "angles", "heads", "new_rows", "add", "pages")
     },
     "entries": (f"{KERNELS}/new_rows.cu",),
     **dict.fromkeys(
-        ("head_norms", "first_pairs", "position_scale", "hadamard", "head_blocks"), (f"{KERNELS}/head_steps.cu",)
+        ("head_norms", "first_pairs", "position_scale", "hadamard", "head_blocks", "pad_heads"),
+        (f"{KERNELS}/head_steps.cu",),
     ),
     **dict.fromkeys(("store_heads", "row_norm", "write_rows"), (f"{KERNELS}/write_rows.cu",)),
     **{
@@ -124,6 +126,8 @@ CALLED_IN = {
             "wgmma",
         )
     },
+    "indexer_work": (f"{KERNELS}/indexer_work.cu",),
+    **dict.fromkeys(("indexer_scores", "mma_codes", "wgmma_codes"), (f"{KERNELS}/indexer_scores.cu",)),
     "split_kv": (f"{KERNELS}/split_kv.cu", f"{KERNELS}/row_wgmma.cu"),
     "columns": (f"{KERNELS}/columns.cu", f"{KERNELS}/split_kv.cu"),
     "merge": (f"{KERNELS}/split_kv.cu",),
@@ -131,7 +135,7 @@ CALLED_IN = {
     "tile_scales": (f"{KERNELS}/tile_scales.cu", f"{KERNELS}/fp4_tables.cu"),
     **{
         name: (f"{KERNELS}/{name}.cu",)
-        for name in ("page_lists", "pool_tokens", "merge_states", "seal_group", "states")
+        for name in ("key_lists", "page_lists", "pool_tokens", "merge_states", "seal_group", "states")
     },
     "simt_tokens": (f"{KERNELS}/simt_tokens.cu",),
     **dict.fromkeys(("compact", "table_rows"), (f"{KERNELS}/compact.cu",)),

@@ -11,7 +11,7 @@ import pytest
 from kvgen.layout.dtypes import dtype
 from kvgen.ops import Append
 from kvgen.runtime import clear
-from tests.ops import test_compact, test_fused, test_merge_states, test_sliced_add
+from tests.ops import test_attention_output, test_compact, test_fused, test_merge_states, test_sliced_add
 from tests.support import append_sets as fused
 from tests.support import slots, stored_rows
 from tests.support import step_lengths as lengths
@@ -29,7 +29,7 @@ STEP = replace(PLAIN, totals=(5, 20, 1), new=(2, 3, 1), padding=1)
 # Pairs that the tests below run; the others declare nothing.
 RUN = {
     ("q_out", "q"), ("q_out", "qkv"), ("c", "a"), ("new_lengths", "lengths"), ("out", "indices"),
-    ("out", "out_a"), ("out", "out_b"), ("out", "outs"), ("lse", "lse_a"), ("lse", "lse_b"), ("lse", "lses"),
+    ("out", "o"), ("out", "out_a"), ("out", "out_b"), ("out", "outs"), ("lse", "lse_a"), ("lse", "lse_b"), ("lse", "lses"),
     *((f"new_{table}", table) for table in ("page_table", "page_indices", "req_to_token", "state_ids")),
 }  # fmt: skip
 
@@ -37,7 +37,16 @@ RUN = {
 def test_every_declaration_is_run() -> None:
     """What the checked-in sets, and those that the tests below run, declare."""
     tables = [kernel.params for name in CHECKED_IN for _, _, kernel in tables_of(name)]
-    for tests in (fused, stored_rows, test_merge_states, test_sliced_add, slots, lengths, test_compact):
+    for tests in (
+        fused,
+        stored_rows,
+        test_attention_output,
+        test_merge_states,
+        test_sliced_add,
+        slots,
+        lengths,
+        test_compact,
+    ):
         tables += [plan.params for kernels in tests.SETS.values() for op in kernels.ops for plan in op.plan(kernels)]
     assert {(p.name, other) for params in tables for p in params for other in getattr(p, "in_place", ())} == RUN
 
@@ -58,7 +67,10 @@ def _batch(op: Append) -> Batch:
     return replace(STEP, strided=True, schedule="descending", seed=3)
 
 
-@pytest.mark.parametrize("name", [n for n, s in fused.SETS.items() if s.ops[0].takes_q and s.ops[0].q_out == "same"])
+OF_Q = [n for n, s in fused.SETS.items() if s.ops[0].takes_q and s.ops[0].q_out == "same" and not s.ops[0].q_out_heads]
+
+
+@pytest.mark.parametrize("name", OF_Q)
 def test_append(name: str) -> None:
     """q_out is q, or q's columns of qkv: rows that are nobody's keep q."""
     op = fused.SETS[name].ops[0]

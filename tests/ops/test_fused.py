@@ -276,6 +276,11 @@ def _half_step(kind: str, codes: Raw) -> Raw:
 def check_q(out: Raw, memory: Raw, found: list[NewRow], change: Changed, scale: float = 1.0) -> None:
     """q_out against what it should be, and the memory around it; padding is left alone, rows of unknown place are NaN."""
     flat = out.reshape(len(found), *out.shape[-2:])
+    heads = change.rows.shape[1]
+    padding = np.array([at.state == "padding" for at in found], bool)
+    assert (np.ascontiguousarray(flat[padding]).view(np.uint8) == CANARY).all(), "padding was written"
+    assert (np.ascontiguousarray(flat[~padding, heads:]).view(np.uint8) == 0).all(), "heads behind q's are not zeros"
+    flat = flat[:, :heads]
     most = 448 if out.dtype.itemsize == 1 else np.inf
     for row, at in enumerate(found):
         got = flat[row].astype(np.float64)

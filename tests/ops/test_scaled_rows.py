@@ -39,13 +39,13 @@ def per_token_head(kv_cache_dtype: Any) -> Paged:
 SETS: Final = {
     "int8": rows("int8", per_token_head("int8_per_token_head"), ops.Decode(split="none"), ops.Extend()),
     "fp8": rows("fp8", per_token_head("fp8_per_token_head")),
-    # K cast to fp8, V in 4 bits with scale and zero point: 32 + 16 + 4 bytes, padded to 56.
+    # vLLM's turboquant_k8v4, K cast to fp8, V in 4 bits with scale and least value: 32 + 16 + 4 bytes, padded to 56.
     "unlike": rows(
         "unlike",
         paged(
             layout=Layout(kv="page layer token head kv dim", row_align=8),
             k_quant=Quant(dtype="e4m3"),
-            v_quant=Quant(dtype="i4", scale_dtype="f16", zero=True, place="row"),
+            v_quant=Quant(dtype="i4", scale_dtype="f16", zero=True, recipe="min", place="row"),
         ),
         ops.Decode(split="none"),
     ),
@@ -148,3 +148,31 @@ def test_rows_are_those_of_vllms_writer(codes: str) -> None:
         one, other = (np.ascontiguousarray(b).view(kind).astype(np.float64) for b in (found, wanted))
         middle, exact = (one + other) / 2, x.astype(np.float64) / scale
         np.testing.assert_allclose(exact[differ], middle[differ], rtol=2**-22)
+
+
+def test_values_of_four_bits_are_those_of_vllms_writer() -> None:
+    """turboquant_k8v4: e4m3 of K, nibbles of V, scale and least value in f16. vLLM divides by the scale before it is rounded."""
+    generated, rng = package(SETS["unlike"]), np.random.default_rng(4)
+    tokens, heads, dim = 32, 2, 32
+    k, v = (rng.standard_normal((2, tokens, heads, dim)) * 4.0 ** rng.integers(-5, 5, (2, tokens, heads, 1))).astype(
+        ml_dtypes.bfloat16
+    )
+    v[3], v[4, 1] = 0, 2.5
+    pool = np.full((2, 1, 16, heads, 56), 0xEE, np.uint8)
+    cache = generated.Cache(pool, lengths=np.array([0], np.int32), page_table=np.array([[1, 0]], np.int32))
+    with machine(mode="check"):
+        generated.append(cache[0], k=k, v=v, row_offsets=np.array([0, tokens], np.int32))
+    stored = pool[[1, 0], 0].reshape(tokens, heads, 56)
+    cast = np.clip(k.astype(np.float32), -448, 448)  # as the hardware's conversion saturates
+    np.testing.assert_array_equal(stored[..., :dim], cast.astype(ml_dtypes.float8_e4m3fn).view(np.uint8))
+    wide = v.astype(np.float32)
+    low, high = wide.min(-1, keepdims=True), wide.max(-1, keepdims=True)
+    scale = (high - low) / np.float32(15)
+    numbers = np.concatenate([scale, low], -1).astype(np.float16)
+    np.testing.assert_array_equal(stored[..., dim + 16 : dim + 20], numbers.view(np.uint8))
+    assert (stored[..., dim + 20 :] == 0xEE).all()
+    wanted = np.clip((wide - low) / np.maximum(scale, np.float32(1e-8)) + np.float32(0.5), 0, 15).astype(np.int64)
+    nibbles = stored[..., dim : dim + 16]
+    found = np.stack([nibbles & 15, nibbles >> 4], -1).reshape(tokens, heads, dim).astype(np.int64)
+    assert (found != wanted).mean() < 0.02
+    assert np.abs(found - wanted).max() <= 1

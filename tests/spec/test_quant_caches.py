@@ -209,8 +209,8 @@ CASES: list[Case] = [
     ),
     (
         latent,
-        {"quant": fp8(place="page"), "layout": Layout(kv=KEYS)},
-        "quant: got place='page' for latent rows whose RoPE part is not quantized; use place='row' or 'pool', or",
+        {"quant": fp8(place="page"), "layout": Layout(kv=KEYS, rope=KEYS)},
+        f"layout: got rope={KEYS!r} with place='page'; a page of bytes has rows with both parts, then their scales;",
     ),
     # What nobody would read.
     (

@@ -44,7 +44,7 @@ CASES: list[Case] = [
         "Quant.group: unknown field; Quant has dtype, scale_dtype, block, scale, zero,",
     ),
     (fp8, {"scale": "static"}, "Quant.scale: got 'static'; input should be 'computed' or 'given'"),
-    (fp8, {"recipe": "mean"}, "Quant.recipe: got 'mean'; input should be 'amax', 'pow2', 'max' or 'global'"),
+    (fp8, {"recipe": "mean"}, "Quant.recipe: got 'mean'; input should be 'amax', 'pow2', 'min', 'max' or 'global'"),
     (fp8, {"place": "block"}, "Quant.place: got 'block'; input should be 'pool', 'page' or 'row'"),
     (fp8, {"order": "tiled"}, "Quant.order: got 'tiled'; input should be 'linear' or 'swizzled'"),
     (fp8, {"residual": 1}, "Quant.residual: got 1; input should be greater than or equal to 2"),
@@ -65,6 +65,11 @@ CASES: list[Case] = [
         {"scale_dtype": "e4m3"},
         "recipe: got 'amax' with dtype='e4m3' and scale_dtype='e4m3'; e4m3 scales are nvfp4's: dtype='e2m1' with recipe='max', "
         "'global' or 'amax'; other codes have f32, f16 or bf16 scales",
+    ),
+    (
+        int4,
+        {"recipe": "min"},
+        "recipe: got 'min' with dtype='i4' and scale_dtype='f16'; least values stand in the place of",
     ),
     (fp8, {"recipe": "max"}, "recipe: got 'max' with dtype='e4m3' and scale_dtype='f32'; e4m3 scales are nvfp4's:"),
     (

@@ -86,6 +86,7 @@ SETS: Final = {
             q_norm=RmsNorm(weight=False),
             k_norm=RmsNorm(over="row", weight_dtype="f32"),
             q_dim=40,
+            q_out_heads=16,
         ),
         _set(
             "latent_rope",
@@ -314,6 +315,7 @@ SETS: Final = {
             k_norm=LayerNorm(per_head=True, bias=True),
             norm_order="after",
             bias=True,
+            q_out_heads=7,
         ),
         _set(
             "persimmon",
@@ -353,6 +355,7 @@ SETS: Final = {
             bias=True,
             q_norm=LayerNorm(per_head=True),
             norm_order="after",
+            q_out_heads=8,
             q_out="e4m3",
         ),
         _set(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,9 +11,11 @@ import numpy as np
 from kvgen import KernelSet, Latent, Ring, presets
 from kvgen.ops import MlaDecode
 from kvgen.reference import Decoded, mla_decode, mla_decode_sparse
+from kvgen.reference.mla_decode import Listed
 from kvgen.spec.cache import Cache
+from kvgen.spec.keys import class_of_keys
 from tests.support.batches import Batch
-from tests.support.harness import Run, launcher, on_machine, package, surroundings
+from tests.support.harness import Run, hold_untouched, launcher, on_machine, package, surroundings
 from tests.support.memory import CANARY, Raw, rows_array
 from tests.support.scenes import Scene
 from tests.support.tolerance import Terms, hold
@@ -96,11 +98,20 @@ def op_of(kernels: KernelSet) -> MlaDecode:
     return op
 
 
-def terms(kernels: KernelSet) -> Terms:
+def terms(kernels: KernelSet, sinks: Raw | None = None) -> Terms:
     """What it computes, as tests.support.tolerance takes it."""
     op = op_of(kernels)
     kind = kernels.cache.dtype
-    return Terms(op.scale or 0.0, kind, op.out_dtype or kind, op.rows, lse_base=op.lse_base, lse_empty=op.lse_empty)
+    return Terms(
+        op.scale or 0.0,
+        kind,
+        op.out_dtype or kind,
+        op.rows,
+        sinks=sinks,
+        sinks_in_lse=op.sinks == "lse",
+        lse_base=op.lse_base,
+        lse_empty=op.lse_empty,
+    )
 
 
 @dataclass(frozen=True)
@@ -150,6 +161,18 @@ def loud(scene: Scene, towards: Raw) -> Raw:
     return kind[None]
 
 
+def listed(scene: Scene, indices: Raw, counts: Raw | None) -> Listed:
+    """The rows of a scene's cache and lists of them, as the oracle takes them."""
+    (keys,) = scene.rows()
+    return Listed(keys, scene.pages, scene.tokens, indices, counts)
+
+
+def layer_of(kernels: KernelSet, name: str, other: Scene) -> Any:
+    """The layer of another cache that a call brings, without tables."""
+    made = getattr(package(kernels), class_of_keys(op_of(kernels).name, name))
+    return made(**other.arrays())[other.layer]
+
+
 def planned_for(scene: Scene, rows: int, offsets: Raw | None) -> Any:
     """A workspace of garbage, planned for the scene's step; few multiprocessors, so that requests are cut often."""
     generated = package(scene.kernels)
@@ -162,9 +185,14 @@ def planned_for(scene: Scene, rows: int, offsets: Raw | None) -> Any:
     return workspace
 
 
-def call(scene: Scene, q: Raw, *, lse: bool = True, **arguments: Any) -> tuple[Raw, Raw | None, Decoded]:
-    """Run mla_decode and hold every row, the error word and all memory around to the oracle; returns out, lse, the oracle's."""
-    kernels, given = scene.kernels, terms(scene.kernels)
+def call(
+    scene: Scene, q: Raw, *, lse: bool = True, others: Mapping[str, Scene] | None = None, **arguments: Any
+) -> tuple[Raw, Raw | None, Decoded]:
+    """Run mla_decode and hold every row, the error word and all memory around to the oracle; returns out, lse, the oracle's.
+
+    `others` are the scenes of its other caches, by the names of its sources.
+    """
+    kernels, given = scene.kernels, terms(scene.kernels, arguments.get("sinks"))
     op = op_of(kernels)
     assert isinstance(kernels.cache, Latent)
     width = (kernels.q_heads, kernels.cache.latent_dim)
@@ -172,11 +200,15 @@ def call(scene: Scene, q: Raw, *, lse: bool = True, **arguments: Any) -> tuple[R
     sums, sums_around = rows_array(len(q), width[:1], "f32", strided=False)
     (keys,) = scene.rows()
     how: dict[str, Any] = {"scale": op.scale, "lse_base": op.lse_base, "lse_empty": op.lse_empty}
+    how |= {"sinks": given.sinks, "sinks_in_lse": given.sinks_in_lse}
+    scenes = {"": scene} | {f"{name}_": other for name, other in (others or {}).items()}
     if op.sparse:
-        wanted = mla_decode_sparse(scene.view, keys, q, arguments["indices"], arguments.get("topk_lengths"), **how)
+        lists = [listed(s, arguments[f"{n}indices"], arguments.get(f"{n}topk_lengths")) for n, s in scenes.items()]
+        wanted = mla_decode_sparse(lists, q, v_dim=width[1], **how)
     else:
         wanted = mla_decode(scene.view, keys, q, rows=op.rows, row_offsets=arguments.get("row_offsets"), **how)
-    before = scene.snapshot()
+    before = {name: s.snapshot() for name, s in scenes.items()}
+    arguments |= {f"{name}_cache": layer_of(kernels, name, other) for name, other in (others or {}).items()}
     if op.split != "none":
         offsets = arguments.pop("row_offsets", None)
         arguments["workspace"] = planned_for(scene, len(q), offsets)
@@ -184,8 +216,7 @@ def call(scene: Scene, q: Raw, *, lse: bool = True, **arguments: Any) -> tuple[R
     hold(wanted, given, q, out, sums if lse else None)
     for array, memory in ((out, around), (sums, sums_around)):
         assert (surroundings(array, memory) == CANARY).all(), "written beside the rows"
-    for name, tensors in scene.tensors.items():
-        for tensor, was in zip(tensors, before[name], strict=True):
-            np.testing.assert_array_equal(tensor.memory, was, err_msg=name)
+    for name, s in scenes.items():
+        hold_untouched(s, before[name])
     run.expect_word(wanted.errors)
     return out, sums if lse else None, wanted

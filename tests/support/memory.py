@@ -68,6 +68,9 @@ class Tensor:
             step = strides[i] * shape[i]
             if i <= outer:  # from here outwards strides are free
                 step = -(-step // step_by) * step_by + gap
+            if i and tensor.axes[i - 1] == "page":
+                unit = tensor.page_align // math.gcd(tensor.page_align, kind.itemsize)
+                step = -(-step // unit) * unit
         return cls(shape, strides, kind, fill)
 
     def view(self, memory: Bytes) -> Raw:

@@ -136,6 +136,11 @@ def latent_row(cache: Cache) -> LatentRow:
             "bf16 or f16, and e4m3 where rows are quantized"
         )
     _check_segment(latent, "the latent part" if more else "a row")
+    if cache.latent_part > latent.size:
+        raise ValueError(
+            f"ops: mla_decode: got values='row' with {latent.size} dims of {kind.name} and a RoPE part of other elements; it "
+            "reads V from rows of one kind; use values='latent', or rows that are quantized as a whole or not at all"
+        )
     if cache.latent_part * kind.bits % 256:
         raise ValueError(
             f"ops: mla_decode: got latent_dim={cache.latent_part} of {kind.name}; it multiplies 32 bytes of a row at a time; use "
@@ -168,7 +173,8 @@ def latent_row(cache: Cache) -> LatentRow:
         scale_at = scales.region.byte_offset - latent.region.byte_offset
         if not 0 <= scale_at < end:
             raise ValueError(
-                "ops: mla_decode: got place='page'; it reads scales from a pool or from their row; use place='pool' or 'row'"
+                "ops: mla_decode: got scales behind the rows of their page, or behind all of their row; it reads them from a "
+                "pool, or between the codes and the RoPE part of their row; use place='pool', or place='row' without quant_rope"
             )
     dims = scales.block[2] if scales else 0
     row = LatentRow(

@@ -172,6 +172,8 @@ def segment_hindrance(segment: Segment, role: str = "key", columns: int = 0) -> 
         why = _waiting_hindrance(segment)
         if why:
             return f"tokens that wait to be quantized, {why}"
+    elif segment.quant is not None and segment.quant.recipe == "min":
+        return "least values that are added to every element"
     elif segment.scales is not None and not scale_use(segment, role, columns):
         return "scales of groups of dims that f16 cannot hold, or of fewer dims than a register has"
     if segment.vector * region.dtype.bits < 32 or row_bytes(segment) % 4:
@@ -196,6 +198,8 @@ def scale_use(segment: Segment, role: str, columns: int = 0) -> str:
     scales, quant = segment.scales, segment.quant
     if scales is None or quant is None:
         return "none"
+    if quant.recipe == "min":
+        return ""
     if quant.residual:
         return "key_channels" if role == "key" and not _waiting_hindrance(segment) else ""
     if scales.array:

@@ -73,7 +73,7 @@ def applies(kernels: KernelSet, columns: int, sparse: bool) -> str:
         return "lists name rows one by one"
     if cache.quants["k"] is not None or cache.dtype not in ("bf16", "f16"):
         return "rows are not of 16-bit elements"
-    if cache.latent_part != LATENT or cache.rope_part % 64:
+    if cache.latent_part != LATENT or cache.head_dim != LATENT + cache.rope_part or cache.rope_part % 64:
         return f"rows are not {LATENT} dims and a multiple of 64"
     if shared_bytes(cache.head_dim) > MEMORY:
         return "its tiles do not fit shared memory"

@@ -41,6 +41,7 @@ from kvgen.spec.presets.vllm import (
     vllm_mla_fp8,
     vllm_nvfp4,
     vllm_packed,
+    vllm_turboquant,
     vllm_xpacked,
 )
 
@@ -80,6 +81,7 @@ __all__ = [
     "vllm_mla_fp8",
     "vllm_nvfp4",
     "vllm_packed",
+    "vllm_turboquant",
     "vllm_xpacked",
 ]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
+from kvgen.errors import SpecError
 from kvgen.layout.dtypes import FloatName
 from kvgen.layout.dtypes import dtype as element
 from kvgen.spec.cache import Latent, Paged
@@ -114,6 +115,45 @@ def vllm_packed(
         return _vllm(dtype, kv_heads, head_dim, page_size, _PACKED[order], per_token_head(kv_cache_dtype), **totals)
     quant = per_tensor(kv_cache_dtype)
     return _vllm(dtype, kv_heads, head_dim, page_size, _PACKED[order], quant, **totals)
+
+
+def vllm_turboquant(
+    *,
+    dtype: FloatName,
+    kv_heads: int,
+    head_dim: int,
+    page_size: int = 16,
+    kv_cache_dtype: Literal["turboquant_k8v4"] = "turboquant_k8v4",
+) -> Paged:
+    """vLLM V1's turboquant caches (its pull request 38479, 2026): K and V of unlike width in one row a token and head.
+
+    A tensor per layer, u8 `[N, P, H, S]`, strides `(P*H*S, H*S, S, 1)`. "turboquant_k8v4", S = 196 where D is 128: D
+    e4m3 of K, cast; D/2 bytes of V in 4 bits, two codes a byte; f16 scale and f16 least value of V: values are
+    code * scale + least. Table and lengths as `vllm`. vLLM divides by the scale before it is rounded to f16: codes of V
+    may differ by one near ties. Below compute capability 8.9 vLLM stores K as fp8e4b15, which kvgen has not. Not here:
+    "turboquant_4bit_nc", "k3v4_nc" and "3bit_nc", whose readers divide by the norm of a row's centroids.
+
+    Source: vllm/model_executor/layers/quantization/turboquant/config.py, TurboQuantConfig;
+    vllm/v1/attention/ops/triton_turboquant_store.py, _tq_fused_store_fp8 and _store_quantized_value (0.32).
+    """
+    if kv_cache_dtype != "turboquant_k8v4":
+        raise SpecError(
+            f"kv_cache_dtype: got {kv_cache_dtype!r}; kvgen reads and writes 'turboquant_k8v4'; others divide by the norm of a "
+            "row's centroids when they are read; use 'turboquant_k8v4'"
+        )
+    values = Quant(dtype="i4", scale_dtype="f16", zero=True, recipe="min", place="row")
+    return Paged(
+        dtype=dtype,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        page_size=page_size,
+        layout=Layout(kv="page token head kv dim", layers="pointers"),
+        table=Dense(dtype="i32"),
+        lengths="after",
+        lengths_dtype="i32",
+        k_quant=Quant(dtype="e4m3"),
+        v_quant=values,
+    )
 
 
 def vllm_xpacked(

@@ -150,5 +150,6 @@ __device__ __forceinline__ void store_scales(const typename B::Segment::Scale* s
     if (!slots[row].live) continue;
     const BlockPlace at = block_place<B>(number / kEach);
     scale_at<S>(cache, slots[row].to, slots[row].to_token, first_head + at.head, at.dim)[number % kEach] = scales[row * kNumbers + number];
+    if (number + 1 == kNumbers) store_scale_pad<S>(cache, slots[row].to, slots[row].to_token);
   }
 }

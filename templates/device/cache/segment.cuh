@@ -10,6 +10,7 @@ enum class Recipe : uint32_t {
   pow2,          // the same, rounded up to a power of two
   amax_raised,   // amax and pow2 with floors: kAmaxMin, kScaleMin
   pow2_raised,
+  least,         // the block's range / all codes, and what code 0 stands for in the zero point's place
   nvfp4_max,     // e4m3 scales; dequantized through e4m3 (Modular MAX)
   nvfp4_global,  // e4m3 scales under an f32 scale of the caller's
 };
@@ -61,6 +62,14 @@ __device__ __forceinline__ typename S::ScalePointer scale_at(const Cache& cache,
   return in_global(S::scales(cache, page)) + S::scale_offset(token, head, dim);
 }
 
+// The zeros behind the scales of a token, of one head, where the cache has room for some: whoever stores the last scale stores them.
+template <typename S, typename Cache, typename Page>
+__device__ __forceinline__ void store_scale_pad(const Cache& cache, const Page& page, uint32_t token) {
+  constexpr uint32_t kNumbers = (S::kSize + S::kBlockDims - 1) / S::kBlockDims * (1 + S::kZero);
+#pragma unroll
+  for (uint32_t i = 0; i < S::kScalePad; ++i) scale_at<S>(cache, page, token, 0, 0)[kNumbers + i] = typename S::Scale{};
+}
+
 // The scales of kSteps neighbouring runs of kStep elements, each in one block, zero points between them: in accesses as
 // wide as neighbours are aligned.
 template <typename S, uint32_t kStep, uint32_t kSteps, typename Cache, typename Page>
@@ -81,14 +90,65 @@ __device__ __forceinline__ float global_scale_of(const Cache& cache) {
   return 1.0f;
 }
 
+// N neighbouring elements of whole bytes and their scales, as memory holds them.
+template <typename S, uint32_t N, bool kScaled = S::kRecipe != Recipe::none>
+struct Stored {
+  static constexpr uint32_t kStep = within_block(N, S::kBlockDims), kSteps = N / kStep, kEach = 1 + S::kZero;
+  Raw<typename S::Element, N> raw;
+  Vec<typename S::Scale, kSteps * kEach> scales;
+};
+template <typename S, uint32_t N>
+struct Stored<S, N, false> {
+  Raw<typename S::Element, N> raw;
+};
+
+template <typename S, uint32_t N, typename Cache, typename Page>
+__device__ __forceinline__ void load_stored(Stored<S, N>& out, const Cache& cache, const Page& page, uint32_t token, uint32_t head,
+                                            uint32_t dim) {
+  load_raw<S, N>(out.raw, page, token, head, dim);
+  if constexpr (S::kRecipe != Recipe::none) load_scales<S, Stored<S, N>::kStep, Stored<S, N>::kSteps>(out.scales, cache, page, token, head, dim);
+}
+
+// Their values. `global` is global_scale_of<S>(cache).
+template <typename S, uint32_t N, typename Out>
+__device__ __forceinline__ void dequantize_stored(Vec<Out, N>& out, const Stored<S, N>& stored, float global) {
+  using Element = typename S::Element;
+  float x[N];
+  if constexpr (S::kRecipe != Recipe::none) {
+    constexpr uint32_t kSteps = Stored<S, N>::kSteps, kEach = Stored<S, N>::kEach;
+    float scale[kSteps], zero[kSteps];
+#pragma unroll
+    for (uint32_t i = 0; i < kSteps; ++i) {
+      scale[i] = to_f32(stored.scales.e[i * kEach]);
+      zero[i] = S::kZero ? to_f32(stored.scales.e[i * kEach + S::kZero]) : 0.0f;
+    }
+    if constexpr (S::kRecipe == Recipe::nvfp4_max) {
+      dequantize_max(x, stored.raw, scale);
+    } else if constexpr (S::kRecipe == Recipe::nvfp4_global) {
+      dequantize_global(x, stored.raw, scale, global);
+    } else if constexpr (S::kRecipe == Recipe::least) {
+      dequantize_from_least<Element>(x, stored.raw, scale, zero);
+    } else if constexpr (S::kZero) {
+      dequantize<Element>(x, stored.raw, scale, zero);
+    } else {
+      dequantize<Element>(x, stored.raw, scale);
+    }
+    pack<Out>(out, x);
+  } else if constexpr (kSame<Out, Element>) {
+    out = stored.raw;
+  } else {
+    unpack<Element>(x, stored.raw);
+    pack<Out>(out, x);
+  }
+}
+
 // N neighbouring values of whole bytes, dequantized.
 template <typename S, uint32_t N, typename Out, typename Cache, typename Page>
 __device__ __forceinline__ void load_bytes(Vec<Out, N>& out, const Cache& cache, const Page& page, uint32_t token,
                                            uint32_t head, uint32_t dim, float global) {
-  using Element = typename S::Element;
-  float x[N];
   if constexpr (S::kResidual > 0) {
     if (token >= S::sealed(page)) {
+      float x[N];
       using Compute = typename S::Compute;
       Vec<Compute, N> newest;
       load<N < S::kTailVector ? N : S::kTailVector>(newest, in_global(S::tail(page)) + S::tail_offset(token % S::kResidual, head, dim));
@@ -97,34 +157,9 @@ __device__ __forceinline__ void load_bytes(Vec<Out, N>& out, const Cache& cache,
       return;
     }
   }
-  Raw<Element, N> raw;
-  load_raw<S, N>(raw, page, token, head, dim);
-  if constexpr (S::kRecipe != Recipe::none) {
-    constexpr uint32_t kStep = within_block(N, S::kBlockDims), kSteps = N / kStep, kEach = 1 + S::kZero;
-    Vec<typename S::Scale, kSteps * kEach> found;
-    load_scales<S, kStep, kSteps>(found, cache, page, token, head, dim);
-    float scale[kSteps], zero[kSteps];
-#pragma unroll
-    for (uint32_t i = 0; i < kSteps; ++i) {
-      scale[i] = to_f32(found.e[i * kEach]);
-      zero[i] = S::kZero ? to_f32(found.e[i * kEach + S::kZero]) : 0.0f;
-    }
-    if constexpr (S::kRecipe == Recipe::nvfp4_max) {
-      dequantize_max(x, raw, scale);
-    } else if constexpr (S::kRecipe == Recipe::nvfp4_global) {
-      dequantize_global(x, raw, scale, global);
-    } else if constexpr (S::kZero) {
-      dequantize<Element>(x, raw, scale, zero);
-    } else {
-      dequantize<Element>(x, raw, scale);
-    }
-    pack<Out>(out, x);
-  } else if constexpr (kSame<Out, Element>) {
-    out = raw;
-  } else {
-    unpack<Element>(x, raw);
-    pack<Out>(out, x);
-  }
+  Stored<S, N> stored;
+  load_stored(stored, cache, page, token, head, dim);
+  dequantize_stored(out, stored, global);
 }
 
 // N neighbouring values, dequantized; dim is a multiple of N. The page is valid. `global` is global_scale_of<S>(cache).
@@ -176,7 +211,9 @@ template <typename S>
 __device__ __forceinline__ ScaleZero<typename S::Scale> block_scale(float low, float high, float global) {
   using Element = typename S::Element;
   using Scale = typename S::Scale;
-  if constexpr (S::kZero) {
+  if constexpr (S::kRecipe == Recipe::least) {
+    return scale_from_least<Element, Scale>(low, high);
+  } else if constexpr (S::kZero) {
     return asymmetric<Element, Scale>(low, high);
   } else if constexpr (S::kRecipe == Recipe::amax_raised) {
     return {from_f32<Scale>(raised_quotient<Element>(high, S::kAmaxMin, S::kScaleMin)), {}};
@@ -229,7 +266,9 @@ __device__ __forceinline__ void store_codes(const Page& page, uint32_t token, ui
     float x[kWidth];
     read(x, c);
     Raw<Element, kWidth> raw;
-    if constexpr (S::kZero) {
+    if constexpr (S::kRecipe == Recipe::least) {
+      quantize_from_least<Element>(raw, x, divisor, to_f32(zero));
+    } else if constexpr (S::kZero) {
       quantize<Element>(raw, x, divisor, to_f32(zero));
     } else {
       quantize<Element>(raw, x, divisor);
@@ -246,6 +285,7 @@ __device__ __forceinline__ void store_block(const Cache& cache, const Page& page
     const auto at = scale_at<S>(cache, page, token, head, dim);
     at[0] = scale;
     if constexpr (S::kZero) at[1] = zero;
+    if (dim + S::kBlockDims >= S::kSize) store_scale_pad<S>(cache, page, token);
   };
   store_codes<S, kLanes, kWidth, kChunks, kUnroll>(page, token, head, dim, lane, mask, global, read, keep);
 }

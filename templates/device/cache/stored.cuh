@@ -124,5 +124,6 @@ struct ScaleRow {
     constexpr uint32_t kStep = N < kAccess ? N : kAccess;
 #pragma unroll
     for (uint32_t j = 0; j < N; j += kStep) *(Vec<Type, kStep>*)at(cache, page, token, i + j) = *(const Vec<Type, kStep>*)&in.e[j];
+    if (i + N == kDims) store_scale_pad<S>(cache, page, token);
   }
 };

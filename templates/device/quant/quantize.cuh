@@ -106,6 +106,12 @@ __device__ __forceinline__ ScaleZero<S> asymmetric(float lo, float hi) {
   return {scale, from_f32<S>(rounded == 0.0f ? 0.0f : __fdiv_rn(0.0f - lo, rounded))};  // never -0 for a lo of 0
 }
 
+// "min": code 0 stands for the block's least value, which lies beside the scale; zero is +0.
+template <typename T, typename S>
+__device__ __forceinline__ ScaleZero<S> scale_from_least(float lo, float hi) {
+  return {from_f32<S>(__fdiv_rn(__fsub_rn(hi, lo), kLargest<T>)), from_f32<S>(__fadd_rn(lo, 0.0f))};
+}
+
 // ---- Codes
 
 // x / scale, rounded once; all zero where the scale is. M scales, each of N / M neighbours. (Quotients below 2^-28 may be off
@@ -164,6 +170,15 @@ __device__ __forceinline__ void quantize(Raw<T, N>& raw, const float (&x)[N], fl
   pack<T>(raw, codes);
 }
 
+// "min": of what values are above the least one.
+template <typename T, uint32_t N>
+__device__ __forceinline__ void quantize_from_least(Raw<T, N>& raw, const float (&x)[N], float scale, float least) {
+  float above[N];
+#pragma unroll
+  for (uint32_t i = 0; i < N; ++i) above[i] = __fsub_rn(x[i], least);
+  quantize<T>(raw, above, scale);
+}
+
 // ---- Values: M scales (and zero points), each of N / M neighbours
 
 template <typename T, uint32_t N, uint32_t M>
@@ -177,6 +192,12 @@ __device__ __forceinline__ void dequantize(float (&out)[N], const Raw<T, N>& raw
   unpack<T>(out, raw);
 #pragma unroll
   for (uint32_t i = 0; i < N; ++i) out[i] = __fmul_rn(__fsub_rn(out[i], zero[i / (N / M)]), scale[i / (N / M)]);
+}
+template <typename T, uint32_t N, uint32_t M>
+__device__ __forceinline__ void dequantize_from_least(float (&out)[N], const Raw<T, N>& raw, const float (&scale)[M], const float (&least)[M]) {
+  dequantize<T>(out, raw, scale);
+#pragma unroll
+  for (uint32_t i = 0; i < N; ++i) out[i] = __fadd_rn(out[i], least[i / (N / M)]);
 }
 // "max": through e4m3, as if that were what the cache held.
 template <uint32_t N, uint32_t M>

@@ -192,5 +192,6 @@ __device__ __forceinline__ void store_row_scales(const Cache& cache, const Slot 
     const Slot& to = cache_slots[row];
     if (!S::found(to.page)) continue;
     scale_at<S>(cache, to.page, to.token, head0 + Blocks::head(block), Blocks::dim(block))[at % Blocks::kEach] = scales[row][at];
+    if (at + 1 == kNumbers) store_scale_pad<S>(cache, to.page, to.token);
   }
 }

@@ -6,6 +6,8 @@
 #include "../../../templates/device/rows/position_scale.cuh"
 #include "../../../templates/device/rows/hadamard.cuh"
 #include "../../../templates/device/rows/head_blocks.cuh"
+#include "../../../templates/device/rows/pad_heads.cuh"
+#include "../../../templates/device/rows/write_rows.cuh"
 
 struct Part {
   static constexpr uint32_t kDim = 40, kWidth = 4, kLanes = 8, kRotaryBegin = 0, kRotaryDim = 40;
@@ -30,6 +32,9 @@ struct Quotients {
   static constexpr uint32_t kBlock = 16;
   static constexpr bool kPower = false;
   static constexpr float kLeast = 0.25f;
+};
+struct Pad {
+  static constexpr uint32_t kBegin = 8, kCount = 16, kWidth = 4;
 };
 struct Factor {
   static constexpr uint32_t kPeriod = 100, kOffset = 1;
@@ -126,4 +131,13 @@ extern "C" __global__ void head_blocks(const float* rows, float* amax, float* sc
 #pragma unroll
     for (uint32_t j = 0; j < Whole::kWidth; ++j) nans[at + e + j] = mine[j];
   });
+}
+
+// Rows of 24 elements, the last 16 of them zeros where a row is not padding.
+extern "C" __global__ void head_pads(const uint32_t* states, float* out) {
+  __shared__ NewRow row_states[6];
+  if (threadIdx.x < 6) row_states[threadIdx.x] = {0, 0, 0, (RowState)states[threadIdx.x]};
+  __syncthreads();
+  const Rows<float> to = {out, 24, 0};
+  store_pad_heads<Pad, 32>(to, row_states, 6);
 }

@@ -128,6 +128,16 @@ ASYMMETRIC(recipe_u8_f32, uint8_t, float)
 ASYMMETRIC(recipe_u8_f16, uint8_t, f16)
 ASYMMETRIC(recipe_u4_bf16, u4x2, bf16)
 
+extern "C" __global__ void recipe_u4_least(const float* in, ScaleZero<f16>* pairs, uint8_t* codes, float* out) {
+  float x[8];
+  read(x, in);
+  const ScaleZero<f16> found = scale_from_least<u4x2, f16>(min_of(x), max_of(x));
+  pairs[thread()] = found;
+  quantize_from_least<u4x2>(at<u4x2>(codes), x, to_f32(found.scale), to_f32(found.zero));
+  const float scale[1] = {to_f32(found.scale)}, least[1] = {to_f32(found.zero)};
+  dequantize_from_least<u4x2>(x, at<u4x2>(codes), scale, least);
+  write(out, x);
+}
 extern "C" __global__ void recipe_nvfp4_max(const float* in, e4m3* scale, uint8_t* codes, float* out) {
   float x[8];
   read(x, in);

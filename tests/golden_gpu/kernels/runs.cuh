@@ -32,6 +32,7 @@ struct Run {
   static constexpr Recipe kRecipe = kHow;
   static constexpr bool kZero = kWithZero;
   static constexpr uint32_t kBegin = 0, kSize = kDims, kVector = kWidest, kBlockHeads = kH, kBlockDims = kD;
+  static constexpr uint32_t kScalePad = 0;
   static constexpr uint32_t kDimBlocks = (kDims + kD - 1) / kD, kScaleRow = kHeads / kH * kDimBlocks * (1 + kZero);
   static constexpr uint32_t kNeighbours = kDimBlocks * (1 + kZero), kScaleVector = kNeighbours & (~kNeighbours + 1);
   __device__ static bool found(const PageRef& page) { return page.found(); }

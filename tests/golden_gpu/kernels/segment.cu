@@ -151,3 +151,12 @@ SEGMENT(segment_given_i8, put_vectors, GivenI8)
 SEGMENT(segment_cast, put_vectors, CastE5m2)
 SEGMENT(segment_f16, put_vectors, PlainF16)
 SEGMENT(segment_bf16, put_vectors, PlainBf16)
+
+// Three scales and a zero a token.
+struct PaddedE4m3 : Run<e4m3, e8m0, Recipe::pow2> {
+  static constexpr uint32_t kScalePad = 1;
+  __device__ static constexpr uint32_t scale_offset(uint32_t token, uint32_t head, uint32_t dim) { return token * 4 + dim / kBlockDims; }
+};
+extern "C" __global__ void segment_pad(uint8_t* scales) {
+  store_scale_pad<PaddedE4m3>(Cache{0.0f}, PageRef{scales, scales, nullptr, 0, Fault::none, true}, threadIdx.x);
+}

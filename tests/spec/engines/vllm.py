@@ -114,6 +114,23 @@ def vllm_packed_per_token_head(s: Sizes) -> Engine:
     )
 
 
+def vllm_turboquant(s: Sizes) -> Engine:
+    """slot_base + [K fp8 | V nibbles | V's scale, least value]: [blocks, block_size, heads, slot]."""
+    cache = presets.vllm_turboquant(dtype="bf16", kv_heads=s.h, head_dim=s.d, page_size=s.p)
+    slot = s.d + s.d // 2 + 4
+
+    def base(p: Ints, t: Ints, h: Ints) -> Ints:
+        return K + ((p * s.p + t) * s.h + h) * slot
+
+    return Engine(
+        cache,
+        one(buffer(K, 1, s.n, s.p, s.h, slot)),
+        lambda kv, layer, p, t, h, d: 2 * (base(p, t, h) + s.d + d // 2) + d % 2 if kv else base(p, t, h) + d,
+        lambda kv, layer, p, t, h, d: base(p, t, h) + s.d + s.d // 2 + 0 * d,
+        bits=4,
+    )
+
+
 def vllm_xpacked(s: Sizes) -> Engine:
     """reshape_and_cache: key_cache[block, head, dim / x, offset, dim % x], x = 8; value_cache[block, head, dim, offset]."""
     return _xpacked(s, 2)

@@ -1,0 +1,106 @@
+"""indexer_scores: which rows of keys it takes, a block's tiles and shared memory, products of warpgroups."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from kvgen.lowering.attention.mla import MEMORY
+from kvgen.lowering.attention.mma import SIZES
+from kvgen.lowering.lowered import lower
+from kvgen.spec.cache import Cache
+from kvgen.spec.kernel_set import KernelSet
+
+THREADS: Final = 128
+# Keys of a tile, one a thread.
+TOKENS: Final = 128
+# Blocks of a multiprocessor that registers leave room for; shared memory may leave room for fewer.
+BLOCKS: Final = 2
+# Stages of the ring by the bytes of a row: 32 KB in flight a block, either way.
+STAGES: Final = {128: 3, 256: 2}
+# Columns that products of warpgroups have in device/mma, the most first.
+COLUMNS: Final = (128, 64, 32)
+# Bytes that a block takes besides what its launch gives.
+BESIDES: Final = 1 << 10
+
+
+@dataclass(frozen=True)
+class IndexerShape:
+    """A block's work: q and the weights of its rows, `stages` tiles of keys of `row_bytes` each; `members` are the bytes of the
+    template's struct: q, the ring, weights, scales. `together` rows of q are a product of a warpgroup, 0: none is one."""
+
+    stages: int
+    row_bytes: int
+    scaled: bool
+    together: int
+    members: tuple[int, ...]
+
+    @property
+    def shared(self) -> int:
+        """Dynamic shared memory of a block."""
+        return sum(self.members)
+
+    def blocks_on(self, arch: str) -> int:
+        """Blocks of a multiprocessor."""
+        return min(BLOCKS, (MEMORY[SIZES[arch]] + BESIDES) // (self.shared + BESIDES)) or 1
+
+
+def indexer_shape(kernels: KernelSet, rows: int) -> IndexerShape:
+    """What a block of a set's kernel has; raises ValueError where the cache is none that it can score."""
+    cache, heads = kernels.kv, kernels.q_heads
+    row_bytes = _row_bytes(cache)
+    if heads % 8:
+        raise ValueError(f"q_heads: got {heads} for indexer_scores; a product has 8 heads; use a multiple of 8")
+    stages = STAGES[row_bytes]
+    members = (rows * heads * row_bytes, stages * TOKENS * row_bytes, 4 * rows * heads, 4 * stages * TOKENS)
+    limit = min(MEMORY[SIZES[arch]] for arch in kernels.arch)
+    if sum(members) > limit:
+        raise ValueError(
+            f"rows: got {rows} for indexer_scores with {heads} heads; q and the keys' tiles take {sum(members) >> 10} KB of "
+            f"shared memory, of which {', '.join(kernels.arch)} have {limit >> 10} KB in common; use fewer rows"
+        )
+    together = max((n for n in range(1, rows + 1) if rows % n == 0 and n * heads in COLUMNS), default=0)
+    return IndexerShape(stages, row_bytes, cache.quants["k"] is not None, together, members)
+
+
+def _row_bytes(cache: Cache) -> int:
+    """Bytes of a key's elements."""
+    if cache.kv_heads != 1 or cache.latent_part:
+        raise ValueError(
+            f"ops: got indexer_scores with {type(cache).__name__} of {cache.kv_heads} heads; an indexer has one head of keys; "
+            "use a cache with kv_heads=1, such as presets.vllm_indexer()"
+        )
+    if lower(cache).table.window or cache.page_table.separate_kv or cache.page_tokens is None:
+        raise ValueError(
+            f"ops: got indexer_scores with {type(cache).__name__} and table={type(cache.page_table).__name__}(); it scores all "
+            "keys of a request, in pages; use Dense, CSR, Indirect or Mapped"
+        )
+    (segment, *more), quant = cache.storage.roles["k"], cache.quants["k"]
+    region, kind = segment.region, segment.region.dtype
+    if kind.name not in ("e4m3", "bf16", "f16") or more:
+        raise ValueError(
+            f"ops: got indexer_scores with keys of {kind.name}; it multiplies on tensor cores; use bf16 or f16, or "
+            "Quant(dtype='e4m3', scale_dtype='f32')"
+        )
+    nbytes = segment.size * kind.bytes
+    if nbytes not in STAGES or region.run != segment.size or region.vector * kind.bits != 128:
+        raise ValueError(
+            f"ops: got indexer_scores with {segment.size} dims of {kind.name} in the layout {region.text!r}; it copies rows of "
+            "128 or 256 bytes in pieces of 16; use a head_dim of so many, and a layout whose last axis is dim"
+        )
+    if quant is None:
+        return nbytes
+    scales = segment.scales
+    if (
+        scales is None
+        or scales.array
+        or scales.zero
+        or scales.dtype.name != "f32"
+        or scales.block != (1, 1, segment.size)
+        or cache.storage.residual
+    ):
+        raise ValueError(
+            "ops: got indexer_scores with keys whose scales it does not take; a key has one f32 scale, computed, without a zero "
+            "point; use Quant(dtype='e4m3', scale_dtype='f32', block=Block(dim=head_dim))"
+        )
+    return nbytes

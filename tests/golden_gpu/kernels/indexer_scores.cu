@@ -1,0 +1,93 @@
+// indexer_scores.cuh, mma_codes.cuh, wgmma_codes.cuh: scores of a tile of keys by warps and by a warpgroup; products of codes.
+#include "../../../templates/device/base/types.cuh"
+#include "../../../templates/device/base/fault.cuh"
+#include "../../../templates/device/base/index.cuh"
+#include "../../../templates/device/memory/copy.cuh"
+#include "../../../templates/device/quant/elements.cuh"
+#include "../../../templates/device/quant/quantize.cuh"
+#include "../../../templates/device/cache/segment.cuh"
+#include "../../../templates/device/attention/indexer_scores.cuh"
+
+template <typename E, uint32_t H, uint32_t R>
+struct TileOf {
+  using Element = E;
+  static constexpr uint32_t kHeads = H, kRows = R, kTokens = 128, kRowBytes = 128 * sizeof(E), kTogether = R;
+};
+template <typename T>
+struct alignas(1024) Shared {
+  uint8_t query[T::kRows * T::kHeads * T::kRowBytes], ring[128 * T::kRowBytes];
+  float weights[T::kRows * T::kHeads];
+};
+
+// Scores [warps or a warpgroup][row][key]; key n of the tile is row places[n] of `keys`, of none where that is negative. The last row has no q.
+template <typename T>
+__device__ __forceinline__ void score(const uint8_t* keys, const int32_t* places, const uint8_t* q, const float* weights, float* out, uint32_t* which) {
+  extern __shared__ __align__(1024) uint8_t dynamic[];
+  Shared<T>& shared = *(Shared<T>*)dynamic;
+  const uint32_t query = matrix_address(shared.query), ring = matrix_address(shared.ring), rows = T::kRows == 1 ? 1 : T::kRows - 1;
+  const int32_t place = places[threadIdx.x];
+  copy_queries_async<T>(query, q, T::kHeads * T::kRowBytes + 32, rows);
+  copy_weights_async<T>(matrix_address(shared.weights), weights, T::kHeads + 1, rows);
+  copy_keys_async<T>(ring, place < 0 ? nullptr : keys + place * T::kRowBytes);
+  cp_async_commit();
+  cp_async_wait<0>();
+  fence_products();
+  __syncthreads();
+  TileKeys<T, false> warps;
+  warps.load(ring);
+  for (uint32_t row = 0; row < T::kRows; ++row) {
+    float scores[1][4];
+    warps.await_scores(scores, query, shared.weights, row);
+    out[row * 128 + thread_key()] = sum_of_quad(scores[0]);
+  }
+  TileKeys<T, true> group;
+  group.load(ring);
+  float scores[T::kRows][4];
+  group.await_scores(scores, query, shared.weights, 0);
+  for (uint32_t row = 0; row < T::kRows; ++row) out[(T::kRows + row) * 128 + thread_key()] = sum_of_quad(scores[row]);
+  float sum = 1.0f;
+  const Vec<float, 2> w = {{2.0f, -1.0f}};
+  add_weighed(sum, (float)threadIdx.x - 64.0f, threadIdx.x == 5 ? nan_f32() : 3.0f, w);
+  which[2 * threadIdx.x] = thread_key();
+  which[2 * threadIdx.x + 1] = sum == sum ? (uint32_t)(int32_t)sum : ~0u;
+}
+extern "C" __global__ void indexer_scores_codes(const uint8_t* keys, const int32_t* places, const uint8_t* q, const float* weights, float* out, uint32_t* which) {
+  score<TileOf<e4m3, 32, 2>>(keys, places, q, weights, out, which);
+}
+extern "C" __global__ void indexer_scores_values(const uint8_t* keys, const int32_t* places, const uint8_t* q, const float* weights, float* out, uint32_t* which) {
+  score<TileOf<bf16, 32, 1>>(keys, places, q, weights, out, which);
+}
+
+// One step of 32 codes: a warp's product, and a warpgroup's of 64 rows by 32, 64 and 128 columns, added to their own.
+template <uint32_t N>
+__device__ __forceinline__ void columns(uint64_t a, uint64_t b, float* out) {
+  float d[N];
+  wgmma_fence();
+  multiply_codes(d, a, b, false);
+  multiply_codes(d, a, b, true);
+  wgmma_commit();
+  wgmma_wait<0>();
+  wgmma_done(d);
+  for (uint32_t i = 0; i < N; ++i) out[threadIdx.x * N + i] = d[i];
+}
+extern "C" __global__ void indexer_scores_products(const uint8_t* a, const uint8_t* b, float* warp, float* out) {
+  extern __shared__ __align__(1024) uint8_t dynamic[];
+  for (uint32_t i = threadIdx.x; i < 192 * 32; i += 128) {  // rows of 128 bytes, of which the first 32 are there
+    const uint32_t row = i / 32, at = row * 128 + (i % 32 / 16 ^ row % 8) * 16 + i % 16;
+    dynamic[at] = row < 64 ? a[i] : b[i - 64 * 32];
+  }
+  fence_async_shared();
+  __syncthreads();
+  const uint64_t rows = swizzled_tile(matrix_address(dynamic)), cols = swizzled_tile(matrix_address(dynamic) + 64 * 128);
+  columns<16>(rows, cols, out);
+  columns<32>(rows, cols, out + 128 * 16);
+  columns<64>(rows, cols, out + 128 * 48);
+  if (threadIdx.x >= 32) return;
+  const uint32_t g = threadIdx.x / 4, j = threadIdx.x % 4;
+  uint32_t x[4], y[2];
+  for (uint32_t i = 0; i < 4; ++i) x[i] = *(const uint32_t*)(a + (g + i % 2 * 8) * 32 + i / 2 * 16 + 4 * j);
+  for (uint32_t i = 0; i < 2; ++i) y[i] = *(const uint32_t*)(b + g * 32 + i * 16 + 4 * j);
+  float c[4] = {1.0f, 2.0f, 3.0f, 4.0f};
+  multiply_add_codes(c, x, y);
+  for (uint32_t i = 0; i < 4; ++i) warp[threadIdx.x * 4 + i] = c[i];
+}

@@ -1,0 +1,265 @@
+"""indexer_scores against the oracle in float64: prompts, drafts, single rows; what rows do not see; hostile data; traffic."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvgen import CSR, Block, KernelSet, Layout, Paged, Quant, ops, presets
+from kvgen.layout.dtypes import dtype
+from kvgen.lowering.attention.indexer import TOKENS
+from kvgen.reference import Scored, indexer_scores
+from kvgen.runtime import Fault, describe
+from kvgen.runtime.cpu import machine
+from tests.support.batches import PLAIN, Batch
+from tests.support.harness import Run, hold_memory, launcher, offsets_of, optimized, surroundings
+from tests.support.memory import CANARY, Raw, rows_array
+from tests.support.scenes import Scene
+
+# Codes widened to f16, drafts of three rows; products of warpgroups, two rows each, of keys that stand for four tokens, unseen
+# ones left alone; values of 16 bits.
+SETS = {
+    kernels.name: kernels
+    for kernels in (
+        KernelSet(
+            name="scores_widened",
+            q_heads=8,
+            cache=presets.vllm_indexer(page_size=16),
+            ops=[ops.IndexerScores(rows=3)],
+            arch=["sm_80"],
+        ),
+        KernelSet(
+            name="scores_groups",
+            q_heads=32,
+            cache=Paged(
+                dtype="bf16",
+                kv_heads=1,
+                head_dim=128,
+                page_size=48,
+                rate=4,
+                stores="k",
+                layout=Layout(kv="page token head dim", layers="pointers"),
+                lengths="after",
+                quant=Quant(dtype="e4m3", scale_dtype="f32", block=Block(dim=128), recipe="pow2", place="page"),
+            ),
+            ops=[ops.IndexerScores(rows=2, fill=False, index_dtype="i64")],
+            arch=["sm_90a"],
+        ),
+        KernelSet(
+            name="scores_values",
+            q_heads=16,
+            cache=Paged(
+                dtype="bf16",
+                kv_heads=1,
+                head_dim=128,
+                page_size=32,
+                stores="k",
+                layout=Layout(k="page token head dim", layers="pointers"),
+                table=CSR(),
+            ),
+            ops=[ops.IndexerScores()],
+            arch=["sm_89"],
+        ),
+    )
+}
+
+
+def op_of(kernels: KernelSet) -> ops.IndexerScores:
+    """The operation of a set of these."""
+    (op,) = kernels.ops
+    assert isinstance(op, ops.IndexerScores)
+    return op
+
+
+def scores_scene(kernels: KernelSet, batch: Batch, total: int) -> tuple[Scene, Raw, Raw]:
+    """A scene with every token stored, `total` rows of q and their weights."""
+    before = batch.new if kernels.cache.lengths == "before" else [0] * len(batch.totals)
+    scene = Scene(kernels, batch, [n - m for n, m in zip(batch.totals, before, strict=True)])
+    scene.fill(batch.totals)
+    quant = scene.cache.quants["k"]
+    kind = quant.codes.name if quant is not None else scene.cache.dtype
+    shape = (kernels.q_heads, scene.cache.head_dim)
+    q, _ = rows_array(total, shape, kind, strided=batch.strided)
+    q[...] = scene.rng.standard_normal((total, *shape)).astype(dtype(kind).numpy())
+    weights, _ = rows_array(total, shape[:1], "f32", strided=batch.strided)
+    weights[...] = scene.rng.standard_normal((total, shape[0])) * np.float32(0.1)
+    return scene, q, weights
+
+
+def call(scene: Scene, q: Raw, weights: Raw, room: int, offsets: Raw | None = None) -> tuple[Raw, Scored]:
+    """Scores of one step, held to the oracle: every entry, those that nobody may touch, the error word."""
+    op = op_of(scene.kernels)
+    logits, around = rows_array(len(q), (room,), "f32", strided=scene.batch.strided)
+    before = np.array(logits)
+    (keys,) = scene.rows()
+    wanted = indexer_scores(scene.view, keys, q, weights, room, rows=op.rows, row_offsets=offsets)
+    pool = scene.snapshot()
+    given: dict[str, Any] = {} if offsets is None else {"row_offsets": offsets}
+    run = Run(scene, op.name, launcher(scene, op.name), q=q, weights=weights, logits=logits, **given)
+    run.expect_word(wanted.errors)
+    hold_memory(scene, pool)
+    assert (surroundings(logits, around) == CANARY).all(), "written beside the rows"
+    found = np.array(logits)
+    if not op.fill:
+        assert found[~wanted.seen].tobytes() == before[~wanted.seen].tobytes(), "written where a row sees nothing"
+        found[~wanted.seen] = -np.inf
+    np.testing.assert_array_equal(np.isnan(found), np.isnan(wanted.logits))
+    known = np.isfinite(wanted.logits)
+    np.testing.assert_array_equal(found[~known], wanted.logits[~known])
+    far = np.abs(found[known] - wanted.logits[known])
+    assert (far <= 2.0**-21 * wanted.terms[known] + 1e-30).all(), f"off by {far.max():.3g}"
+    return logits, wanted
+
+
+@st.composite
+def steps(draw: Any, kernels: KernelSet) -> tuple[Batch, bool]:
+    """A batch whose new tokens are rows of q: any number of each request, or, without offsets, as many of every one."""
+    page, most, rate = kernels.cache.page_tokens or 1, op_of(kernels).rows, kernels.cache.entry_tokens
+    edges = sorted({0, 1, 2, 5} | {n * rate + d for n in (page, TOKENS, 2 * TOKENS) for d in (-1, 0, 1)})
+    ragged = draw(st.booleans())
+    count = draw(st.integers(0, 3))
+    totals = sorted(draw(st.sampled_from(edges)) for _ in range(count))
+    new = [draw(st.integers(0, min(2 * most + 1, n))) if ragged else most for n in totals]
+    batch = Batch(
+        totals=tuple(totals),
+        new=tuple(new),
+        padding=draw(st.integers(0, 2)),
+        shared=ragged and draw(st.booleans()),
+        fill=draw(st.sampled_from(("nan", "inf"))),
+        strided=draw(st.booleans()),
+        errors=True,
+        schedule=draw(st.sampled_from(("ascending", "descending", 7))),
+        seed=draw(st.integers(0, 2**32 - 1)),
+        leading=draw(st.sampled_from((0, 2))) if ragged else 0,
+    )
+    return batch, ragged
+
+
+@pytest.mark.parametrize("name", SETS)
+@settings(max_examples=4)
+@given(data=st.data())
+def test_a_step(name: str, data: Any) -> None:
+    """Ragged rows or as many each, more rows than tokens among them; NaN and infinity lie where no token does."""
+    kernels = SETS[name]
+    batch, ragged = data.draw(steps(kernels))
+    total = batch.leading + sum(batch.new) + batch.padding
+    scene, q, weights = scores_scene(kernels, batch, total)
+    kind = op_of(kernels).index_dtype or scene.cache.lengths_dtype
+    offsets = offsets_of(batch.new, kind, batch.leading) if ragged else None
+    call(scene, q, weights, max(batch.totals, default=0) // scene.cache.entry_tokens + 3, offsets)
+
+
+def ragged_step(name: str, totals: tuple[int, ...], new: tuple[int, ...], **fields: Any) -> tuple[Scene, Raw, Raw, Raw]:
+    """A scene whose requests have so many keys, its q, weights and offsets."""
+    kernels = SETS[name]
+    batch = replace(PLAIN, totals=tuple(n * kernels.cache.entry_tokens for n in totals), new=new, **fields)
+    scene, q, weights = scores_scene(kernels, batch, sum(new) + batch.padding)
+    kind = op_of(kernels).index_dtype or scene.cache.lengths_dtype
+    return scene, q, weights, offsets_of(new, kind)
+
+
+@pytest.mark.parametrize("name", ["scores_widened", "scores_groups"])
+def test_a_prompt_among_many_requests(name: str) -> None:
+    """More requests than a block has threads, and a prompt whose groups begin in the middle of tiles."""
+    totals = (*([3] * 140), 290)
+    scene, q, weights, offsets = ragged_step(name, totals, (*([0, 1] * 70), 9))
+    call(scene, q, weights, 300, offsets)
+
+
+def test_requests_do_not_see_each_other() -> None:
+    """The same bits of a request without the others, and after another one's keys have become NaN."""
+    scene, q, weights, offsets = ragged_step("scores_groups", (100, 150), (2, 3))
+    was, _ = call(scene, q, weights, 160, offsets)
+    scene.write(0, 99, [np.full((1, 128), np.nan, dtype("bf16").numpy())])
+    found, wanted = call(scene, q, weights, 160, offsets)
+    assert np.isnan(wanted.logits[1, 99]) and not np.isnan(wanted.logits[0]).any()
+    assert found[2:, :150].tobytes() == was[2:, :150].tobytes()
+    tables = {key: array[1:] for key, array in scene.tables.items()}
+    scene.tables = tables
+    alone, _ = call(scene, q[2:], weights[2:], 160, offsets[1:] - offsets[1])
+    assert alone[:, :150].tobytes() == was[2:, :150].tobytes()
+
+
+VICTIMS = {
+    "page": Fault.PAGE_ID,
+    "minus_one": Fault.PAGE_ID,
+    "length": Fault.LENGTH,
+    "room": Fault.LENGTH,
+    "minus": Fault.LENGTH,
+    "decrease": Fault.ROW_OFFSETS,
+    "too_many": Fault.ROW_OFFSETS,
+    "twice": Fault.ROW_OFFSETS,
+}
+
+
+@pytest.mark.parametrize("wrong", VICTIMS)
+@pytest.mark.parametrize("name", ["scores_widened", "scores_groups"])
+def test_hostile_data(name: str, wrong: str) -> None:
+    """Whatever a request's pages, length and offsets are: it is NaN there, which is reported, and others keep their bits."""
+    scene, q, weights, offsets = ragged_step(name, (60, 90, 40), (3, 4, 2))
+    room = 130
+    was, _ = call(scene, q, weights, room, offsets)
+    table, lengths = scene.tables["page_table"], scene.tables["lengths"]
+    if wrong in ("page", "minus_one"):
+        table[1, 0] = scene.pages if wrong == "page" else -1
+    elif wrong in ("length", "room"):
+        keys = table.shape[1] * scene.tokens + 1 if wrong == "length" else room + 1
+        lengths[1] = keys * scene.cache.entry_tokens
+    elif wrong == "minus":
+        lengths[1] = -5
+    elif wrong == "decrease":
+        offsets[2] = 2
+    elif wrong == "too_many":
+        offsets[3] = 99
+    else:  # a later request claims rows of an earlier one
+        offsets[...] = 0, 7, 3, 5
+    found, wanted = call(scene, q, weights, room, offsets)
+    report = describe(wanted.errors)
+    assert report is not None and report.code is VICTIMS[wrong]
+    if VICTIMS[wrong] is not Fault.ROW_OFFSETS:
+        assert np.isnan(wanted.logits[3:7, :2]).all()
+        for rows in (slice(0, 3), slice(7, 9)):
+            assert found[rows, :40].tobytes() == was[rows, :40].tobytes()
+
+
+def test_without_offsets_rows_can_be_missing() -> None:
+    """A call with fewer rows than its requests have to have, and one with rows of nobody."""
+    kernels = SETS["scores_widened"]
+    batch = replace(PLAIN, totals=(20, 30), new=(3, 3))
+    for total in (5, 8):
+        scene, q, weights = scores_scene(kernels, batch, total)
+        call(scene, q, weights, 40)
+
+
+BULK = KernelSet(
+    name="scores_bulk", q_heads=64, cache=presets.vllm_indexer(), ops=[ops.IndexerScores(fill=False)], arch=["sm_90a"]
+)
+
+
+def test_keys_are_read_once() -> None:
+    """1024 keys for 64 heads: their sectors once, scores' once, and no bank twice in the loop over tiles."""
+    pages, keys = 16, 1024
+    pool, _ = rows_array(pages, (64 * 132,), "u8", strided=False)
+    pool[...] = 0x38
+    tables = {"page_table": np.random.default_rng(1).permutation(pages)[None].astype(np.int32)}
+    tables["lengths"] = np.array([keys], np.int32)
+    q, _ = rows_array(1, (64, 128), "e4m3", strided=False)
+    weights, _ = rows_array(1, (64,), "f32", strided=False)
+    logits, _ = rows_array(1, (keys,), "f32", strided=False)
+    q[...], weights[...] = 1, 1
+    with optimized(BULK) as generated, machine(mode="check", arch="sm_90a") as log:
+        cache = generated.Cache([pool], **tables)
+        generated.indexer_scores(cache[0], q=q, weights=weights, logits=logits)
+    counters = log.launches[-1].counters
+    sectors = {n.partition("[")[0]: c.load_sectors + c.store_sectors for n, c in counters.per_buffer.items()}
+    assert sectors["pool"] == keys * 132 // 32 and sectors["logits"] == keys * 4 // 32
+    # What a block keeps of its first request is all that meets a bank twice.
+    twice = [line for line in counters.lines if line.shared.wavefronts > line.shared.ideal_wavefronts]
+    assert sum(line.shared.requests for line in twice) <= 16 * 9
+    scale = np.frombuffer(b"\x38" * 4, np.float32)[0]
+    np.testing.assert_allclose(logits, 64 * 128 * scale, rtol=1e-6)
