@@ -11,9 +11,9 @@ from pydantic_core import ErrorDetails
 # The operations of kvgen.ops, for specs that name one by its word; kvgen.ops itself is above the specs.
 OPERATIONS: Final = (
     "Advance", "Append", "AttentionOutput", "CombineLists", "Compact", "Convert", "CopyPages", "Custom", "Decode", "Extend",
-    "Gather", "GatherRows", "IndexerQuery", "IndexerScores", "ListKeys", "LoraAdd", "MergeStates", "MlaDecode", "MlaDecompress", "MlaPlan",
-    "NormCache", "Pool", "RemapIndices", "Reorder", "RotateCache", "RowOffsets", "RowsAdd", "Scatter", "Seal", "SlicedAdd",
-    "SlotMapping", "StoreScales", "SwapPages", "ToCsr", "ToDense", "ZeroPages",
+    "Gather", "GatherRows", "IndexerQuery", "IndexerScores", "ListKeys", "LoraAdd", "MergeStates", "MlaDecode",
+    "MlaDecompress", "MlaPlan", "NormCache", "Pool", "RemapIndices", "Reorder", "RotateCache", "RowOffsets", "RowsAdd",
+    "Scatter", "Seal", "SlicedAdd", "SlotMapping", "StoreScales", "SwapPages", "ToCsr", "ToDense", "ZeroPages",
 )  # fmt: skip
 
 # What other libraries call an element type: torch, NumPy, ml_dtypes, vLLM.

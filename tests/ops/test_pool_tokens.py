@@ -23,7 +23,7 @@ def sequence_of(name: str, batch: Any, most: int = MOST) -> Sequence:
 
 
 @pytest.mark.parametrize("name", SETS)
-@settings(max_examples=6)
+@settings(max_examples=4)
 @given(data=st.data())
 def test_drawn_steps(name: str, data: Any) -> None:
     """Several requests, step after step of any size: a step's entries and the state are the oracle's, all else stays."""
@@ -73,10 +73,9 @@ def test_steps_of_any_size_leave_the_same_bytes(name: str) -> None:
             np.testing.assert_array_equal(mine, whole, err_msg=way)
 
 
-@pytest.mark.parametrize("name", ["overlap", "two"])
-def test_three_hundred_steps(name: str) -> None:
+def test_three_hundred_steps() -> None:
     """A ring goes round many times; entries are those of the sequence as a whole."""
-    sequence = sequence_of(name, plain(1), 300)
+    sequence = sequence_of("overlap", plain(1), 300)
     whole, stepped = scene_of(sequence, (300,)), scene_of(sequence, (300,))
     run_step(sequence, whole, (0,), (300,))
     for token in range(300):
@@ -155,7 +154,7 @@ def test_a_step_that_goes_round_the_ring(name: str, before: int, schedule: Any) 
         run_step(sequence, scene, (before,), (new,))
 
 
-BAD = (-1, 1000, 2**31 - 1)
+BAD = (-1, 2**31 - 1)
 
 
 @pytest.mark.parametrize("what", ["page_table", "state", "lengths", "row_offsets", "angles"])
