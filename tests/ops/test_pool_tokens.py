@@ -13,7 +13,7 @@ from kvgen.reference.pool_tokens import softmax_pool
 from kvgen.runtime import Fault, describe
 from kvgen.runtime.cpu import machine
 from tests.support.harness import package
-from tests.support.pooling import SETS, Sequence, plain, run_step, scene_of
+from tests.support.pooling import SETS, Sequence, arguments_of, plain, run_step, scene_of
 
 MOST = 44
 
@@ -216,7 +216,14 @@ def test_padding_alone() -> None:
 
 
 def test_one_launch() -> None:
-    sequence = sequence_of("overlap", plain(2))
+    """State, entry and cache in one kernel, whatever the step does."""
+    sequence = sequence_of("overlap", plain(1))
+    scene = scene_of(sequence, (MOST,))
+    scene.tables["lengths"][...] = 9
+    tokens = np.array([(0, t) for t in range(9)])
+    arguments = arguments_of(sequence, np.arange(9), tokens, 9)
     with machine(mode="check") as log:
-        run_step(sequence, scene_of(sequence, (MOST,) * 2), (0, 0), (9, 8))
-    assert not log.launches or [x.entry for x in log.launches] == ["pool_overlap_pool_tokens"]
+        generated = package(sequence.kernels)
+        cache = generated.Cache(**scene.arguments())[scene.layer]
+        generated.pool_tokens(cache, **arguments, row_offsets=np.array([0, 9], np.int32))
+    assert [x.entry for x in log.launches] == ["pool_overlap_pool_tokens"]
