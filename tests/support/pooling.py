@@ -28,15 +28,13 @@ PAGE = 4  # entries
 def _latent(rate: int, quant: Quant | None = None, **more: Any) -> Latent:
     return Latent(
         dtype="bf16",
-        latent_dim=48,
-        rope_dim=16,
         page_size=PAGE,
         rate=rate,
         layout=Layout(kv="page token head dim", layers="pointers"),
         table=Dense(dtype="i32"),
         lengths_dtype="i32",
         quant=quant,
-        **{"lengths": "after"} | more,
+        **{"lengths": "after", "latent_dim": 48, "rope_dim": 16} | more,
     )
 
 
@@ -56,7 +54,8 @@ CODES = Quant(**_POWERS, block=Block(dim=16), scale_pad=4)
 ALL_CODES = Quant(**_POWERS, block=Block(dim=32))
 INDEX = presets.vllm_indexer(head_dim=32, page_size=PAGE).model_copy(update={"rate": 4})
 INDEX_ROPE = Rope(style="interleaved", theta=1e4, dim=16, part="last")
-# DeepSeek V4's kinds in small: entries of 4 that overlap, latent rows and index keys; of 16; V4.1's of 2, and of single tokens.
+# DeepSeek V4's kinds in small: entries of 4 that overlap, latent rows and index keys; of 32, whose groups have two batches;
+# V4.1's of 2, and of single tokens.
 _OVERLAP = ops.Pool(
     overlap=True, ape=True, drafts=3, norm=RmsNorm(), rope=ROPE, normed_dtype="same_unrotated"
 )  # fmt: skip
@@ -87,7 +86,7 @@ _STORE = ops.Append(rows="slots", rope=INDEX_ROPE, positions="given", hadamard="
 SETS = {
     "overlap": _set("pool_overlap", _latent(4, CODES), _OVERLAP),
     "index": _set("pool_index", INDEX, _INDEX, _STORE),
-    "long": _set("pool_long", _latent(16, lengths="before"), _LONG),
+    "long": _set("pool_long", _latent(32, lengths="before", latent_dim=448, rope_dim=64), _LONG),
     "two": _set("pool_two", _latent(2, ALL_CODES, quant_rope=True), _TWO),
     "one": _set("pool_one", _latent(1), _ONE),
 }

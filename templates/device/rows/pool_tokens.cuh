@@ -186,8 +186,7 @@ template <typename P, typename T>
 struct PoolBatch {
   using S = PoolSizes<P>;
   static constexpr bool kSameType = kSame<T, float>;
-  Vec<float, 4> kv[P::kBatch], score[P::kBatch], more[P::kBatch];
-  Vec<T, 4> new_kv[P::kBatch], new_gate[P::kBatch];  // of this step's rows, where they are not f32
+  Vec<float, 4> kv[P::kBatch], score[P::kBatch], more[P::kBatch];  // of this step's rows first as T, in the first words
   bool counts[P::kBatch], fresh[P::kBatch];
 
   // Tokens k0, k0 + 1, ... of entry `entry`, counted from the first one of its softmax. In place of one before token 0 another is read.
@@ -206,8 +205,8 @@ struct PoolBatch {
         load<4>(kv[u], in_global(fresh[u] ? in.kv + (int64_t)row * in.kv_stride + column : page.kv + at));
         load<4>(score[u], in_global(fresh[u] ? in.gate + (int64_t)row * in.gate_stride + column : page.score + at));
       } else if (fresh[u]) {
-        load<4>(new_kv[u], in.kv + (int64_t)row * in.kv_stride + column);
-        load<4>(new_gate[u], in.gate + (int64_t)row * in.gate_stride + column);
+        load<4>(*(Vec<T, 4>*)&kv[u], in.kv + (int64_t)row * in.kv_stride + column);
+        load<4>(*(Vec<T, 4>*)&score[u], in.gate + (int64_t)row * in.gate_stride + column);
       } else {
         load<4>(kv[u], in_global(page.kv) + at);
         load<4>(score[u], in_global(page.score) + at);
@@ -221,9 +220,9 @@ struct PoolBatch {
 #pragma unroll
     for (uint32_t u = 0; u < P::kBatch; ++u)
 #pragma unroll
-      for (uint32_t j = 0; j < 4; ++j) {
+      for (uint32_t j = 4; j-- > 0;) {  // from behind: an element of T lies before its f32
         if constexpr (!kSameType) {
-          if (fresh[u]) kv[u].e[j] = to_f32(new_kv[u].e[j]), score[u].e[j] = to_f32(new_gate[u].e[j]);
+          if (fresh[u]) kv[u].e[j] = to_f32(((const Vec<T, 4>*)&kv[u])->e[j]), score[u].e[j] = to_f32(((const Vec<T, 4>*)&score[u])->e[j]);
         }
         if (added != nullptr && fresh[u]) score[u].e[j] = __fadd_rn(score[u].e[j], more[u].e[j]);
         if (P::kOverlap && !counts[u]) kv[u].e[j] = 0.0f, score[u].e[j] = -infinity();
@@ -259,18 +258,46 @@ struct PoolSums {
   }
 };
 
-// The sums of the thread's group over its tokens of an entry, four channels from `dim` on.
+// Rows of earlier steps alone, of tokens token, token + 1, ...: all loads are under way at once.
+template <typename P, uint32_t kCount>
+__device__ __forceinline__ void load_old(Vec<float, 4> (&kv)[kCount], Vec<float, 4> (&score)[kCount], const StatePage* pages, uint32_t from,
+                                         uint32_t token, uint32_t column) {
+#pragma unroll
+  for (uint32_t u = 0; u < kCount; ++u) {
+    const StatePage& page = pages[page_of_token<P>(from, token + u)];
+    load<4>(kv[u], in_global(page.kv) + row_in_page<P>(token + u) + column);
+    load<4>(score[u], in_global(page.score) + row_in_page<P>(token + u) + column);
+  }
+}
+
+// The sums of the thread's group over its tokens of an entry, four channels from `dim` on. Two batches at a time where they are all rows of
+// earlier steps, as in a step of a token.
 template <typename P, typename T>
 __device__ __forceinline__ void pool_tokens(PoolSums& out, const PoolRows<T>& in, const float* added, const StatePage* pages, const PoolTask& task,
                                             uint32_t entry, uint32_t group, uint32_t dim) {
-  constexpr uint32_t kEach = PoolSizes<P>::kEach;
+  using S = PoolSizes<P>;
+  constexpr uint32_t kBoth = 2 * P::kBatch;
+  constexpr bool kTwice = !P::kOverlap && S::kEach % kBoth == 0;
   out.clear();
 #pragma unroll 1
-  for (uint32_t k = group * kEach; k < (group + 1) * kEach; k += P::kBatch) {
+  for (uint32_t k = group * S::kEach; k < (group + 1) * S::kEach;) {
+    if constexpr (kTwice) {
+      const uint32_t token = entry * P::kRate + k;
+      if (token + kBoth <= task.begin) {
+        Vec<float, 4> kv[2][P::kBatch], score[2][P::kBatch];
+        load_old<P>(kv[0], score[0], pages, task.from, token, dim);
+        load_old<P>(kv[1], score[1], pages, task.from, token + P::kBatch, dim);
+        out.add(kv[0], score[0]);
+        out.add(kv[1], score[1]);
+        k += kBoth;
+        continue;
+      }
+    }
     PoolBatch<P, T> batch;
     batch.load_tokens(in, added, pages, task, entry, k, dim);
     batch.finish(added);
     out.add(batch.kv, batch.score);
+    k += P::kBatch;
   }
 }
 
