@@ -35,12 +35,14 @@ from kvgen.ops import (
     NormCache,
     Pool,
     RotateCache,
+    SlotMapping,
     StoreScales,
     SwapPages,
 )
 from kvgen.reference import Decoded, Rows, TableView
 from kvgen.reference.append import Changed, NewRow, locate
 from kvgen.reference.attention_output import Output, blocks_of, read_blocks, scales_of
+from kvgen.reference.gather import Runs
 from kvgen.reference.indexer_query import head_scales
 from kvgen.reference.mla_decode import Listed
 from kvgen.reference.pool_tokens import latent_error
@@ -164,8 +166,13 @@ def _seal(j: Judged) -> int:
     return reference.seal(j.view, rows, [j.arrays["k"]], row_offsets=j.arrays["row_offsets"])
 
 
+_RUNS: Final = ("row_begins", "row_counts")
+
+
 def _gather(j: Judged) -> int:
-    where, word = j.places("row_offsets", "starts", "slots"), 0
+    where, word = dict[str, Any](j.places("row_offsets", "starts", "slots")), 0
+    if "row_begins" in j.arrays:
+        where["row_offsets"] = Runs(j.arrays["row_begins"], j.arrays["row_counts"])
     names = [n for n in ("k_out", "v_out") if n in j.arrays]
     for pools, at in j.copied():
         if getattr(j.case.call.op, "raw", False):
@@ -176,8 +183,8 @@ def _gather(j: Judged) -> int:
     return word
 
 
-def _gather_raw(j: Judged, pools: Sequence[Rows], at: At, where: dict[str, Raw]) -> int:
-    outputs = {n: a[at] for n, a in j.wanted.arrays.items() if n not in (*where, "errors")}
+def _gather_raw(j: Judged, pools: Sequence[Rows], at: At, where: dict[str, Any]) -> int:
+    outputs = {n: a[at] for n, a in j.wanted.arrays.items() if n not in (*where, *_RUNS, "errors")}
     # The oracle names what it gives without the ending of an output.
     short = {n.removesuffix("_out"): a for n, a in outputs.items()}
     found, failed, word = reference.gather_raw(j.view, pools, short, **where)
@@ -376,6 +383,11 @@ def _copy_pages(j: Judged) -> int:
     return reference.copy_pages(j.case.scene.cache, j.wanted.pools, given.pop("pairs"), **given)  # type: ignore[arg-type]
 
 
+def _move_tokens(j: Judged) -> int:
+    layers = [j.wanted.rows(j.case.scene, layer) for layer in range(LAYERS)]
+    return reference.move_tokens(j.view, layers, **j.places("src", "dst", "row_offsets"))
+
+
 def _zero_pages(j: Judged) -> int:
     given = j.places("page_ids", "scale_page_ids")
     return reference.zero_pages(j.case.scene.cache, j.wanted.pools, given.pop("page_ids"), **given)  # type: ignore[arg-type]
@@ -460,7 +472,16 @@ def _lora_add(j: Judged) -> int:
 
 
 def _slot_mapping(j: Judged) -> int:
-    return reference.slot_mapping(j.view, j.arrays["row_offsets"], j.wanted.arrays["slots"])
+    op, wanted = j.case.call.op, j.wanted.arrays
+    assert isinstance(op, SlotMapping)
+    return reference.slot_mapping(
+        j.view,
+        j.arrays["row_offsets"],
+        wanted["slots"],
+        interleave=op.interleave,
+        rank=j.case.numbers.get("rank", 0),
+        local_lengths=wanted.get("local_lengths"),
+    )
 
 
 def _remap_indices(j: Judged) -> int:
@@ -526,6 +547,7 @@ def _to_dense(j: Judged) -> int:
         fill=getattr(j.case.call.op, "fill", None),
         row_offsets=j.arrays.get("row_offsets"),
         lengths=j.wanted.arrays.get("lengths"),
+        page_tokens=getattr(j.case.call.op, "page_tokens", 1),
     )
 
 
@@ -724,6 +746,7 @@ ORACLES: Final[dict[str, Oracle]] = {
     "mla_decode": _mla_decode,
     "mla_decompress": _mla_decompress,
     "mla_plan": _mla_plan,
+    "move_tokens": _move_tokens,
     "norm_cache": _norm_cache,
     "pool_tokens": _pool_tokens,
     "remap_indices": _remap_indices,

@@ -91,7 +91,7 @@ CALLED_IN = {
     **dict.fromkeys(("bytes", "elements", "fp8", "fp4", "integers"), (f"{KERNELS}/elements.cu",)),
     "index": (f"{KERNELS}/device_library.cu", f"{KERNELS}/copy_rows.cu"),
     "stored": (f"{KERNELS}/stored.cu", f"{KERNELS}/copy_rows.cu"),
-    "copy_rows": (f"{KERNELS}/copy_rows.cu",),
+    **dict.fromkeys(("copy_rows", "row_runs", "move_tokens"), (f"{KERNELS}/copy_rows.cu",)),
     "convert_rows": (f"{KERNELS}/convert_rows.cu",),
     "plan_kv": (f"{KERNELS}/plan_kv.cu",),
     "plan_keys": (f"{KERNELS}/plan_keys.cu",),
@@ -102,8 +102,8 @@ CALLED_IN = {
     "row_widen": (f"{KERNELS}/row_widen.cu",),
     "row_units": (f"{KERNELS}/row_units.cu",),
     "extend_tiles": (f"{KERNELS}/extend_tiles.cu", f"{KERNELS}/row_tile.cu"),
-    **dict.fromkeys(("quantize", "e8m0"), (f"{KERNELS}/quantize.cu",)),
-    "segment": (f"{KERNELS}/segment.cu", f"{KERNELS}/row_units.cu"),
+    **dict.fromkeys(("quantize", "e8m0", "codebook"), (f"{KERNELS}/quantize.cu",)),
+    "segment": (f"{KERNELS}/segment.cu", f"{KERNELS}/row_units.cu", f"{KERNELS}/quantize.cu"),
     **{
         name: (f"{KERNELS}/{name}.cu",)
         for name in ("kv_cache", "operands", "angles", "heads", "new_rows", "add", "pages")

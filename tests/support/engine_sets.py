@@ -29,6 +29,7 @@ ENGINES = {
         with_operations("vllm_mla", presets.vllm_mla(page_size=16), ()),
         with_operations("vllm_mla_fp8", presets.vllm_mla_fp8(page_size=16), ("gather", "append_slots")),
         with_operations("vllm_indexer", presets.vllm_indexer(page_size=16), ("gather",)),
+        with_operations("vllm_turboquant", presets.vllm_turboquant(dtype="bf16", page_size=16, **_SMALL), ("gather",)),
         with_operations("vllm_nvfp4", presets.vllm_nvfp4(dtype="bf16", **_SMALL), ("gather",)),
         with_operations("sglang_mla", presets.sglang_mla(fp8=True), ()),
         with_operations("sglang_mla_fp8", presets.sglang_mla_fp8(), ()),
