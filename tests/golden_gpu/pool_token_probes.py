@@ -129,7 +129,7 @@ def _sum_inputs() -> dict[str, Array]:
     state[7, 2 * DIM :] = -np.inf
     found: dict[str, Array] = {"x": x.view(np.uint16), "ape": pattern(ape.astype(np.float32))}
     found["state"] = pattern(state.astype(np.float32))
-    sizes = {"mean": DIM, "one": 2 * DIM, "first": 3 * DIM, "weights": 4}
+    sizes = {"mean": DIM, "one": 2 * DIM, "first": 3 * DIM, "old": 3 * DIM, "weights": 4}
     return found | {name: np.zeros(size, np.uint32) for name, size in sizes.items()}
 
 
@@ -161,6 +161,7 @@ def _sums(arrays: Arrays) -> dict[str, Wanted]:
         "mean": _close(pooled(slice(0, 8))),
         "one": _close(np.concatenate([pooled(slice(0, 4)), pooled(slice(4, 8))])),
         "first": floats(firsts),
+        "old": floats(np.concatenate([state[15, :DIM], state[15, 2 * DIM : 3 * DIM], state[0, :DIM]])),
         "weights": _close(np.array([1, np.exp(-1), 1, 0])),
     }
 

@@ -60,7 +60,8 @@ extern "C" __global__ void pool_state(const float* x, const float* ape, float* s
 }
 
 // Entry 2 of a step that begins at token 10, bf16 rows from row 1 on: two groups of 8 threads.
-extern "C" __global__ void pool_sums(const bf16* x, const float* ape, const float* state, float* mean, float* one, float* first, float* weights) {
+extern "C" __global__ void pool_sums(const bf16* x, const float* ape, const float* state, float* mean, float* one, float* first, float* old,
+                                     float* weights) {
   const PoolRows<bf16> in = {x, x + 64, 128, 128};
   const StatePage pages[1] = {{(float*)state, (float*)state + 64}};
   PoolTask task = {};
@@ -87,6 +88,9 @@ extern "C" __global__ void pool_sums(const bf16* x, const float* ape, const floa
     sums.add(batch.kv, batch.score);
     for (uint32_t j = 0; j < 4; ++j) first[dim + j] = batch.kv[0].e[j], first[32 + dim + j] = batch.score[1].e[j], first[64 + dim + j] = sums.max[j];
   }
+  Vec<float, 4> kv[2], score[2];
+  load_old<Overlap>(kv, score, pages, 4, 15, dim);  // tokens 15 and 16
+  for (uint32_t j = 0; j < 4; ++j) old[dim + j] = kv[0].e[j], old[32 + dim + j] = score[0].e[j], old[64 + dim + j] = kv[1].e[j];
   if (threadIdx.x < 4) weights[threadIdx.x] = pool_weight(threadIdx.x == 3 ? -infinity() : -(float)threadIdx.x, threadIdx.x == 2 ? -2.0f : 0.0f);
 }
 
