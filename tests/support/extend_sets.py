@@ -67,6 +67,7 @@ SETS: Final = {
             score=Score(function=hides),
         ),
         _set("encoder", Ragged(dtype="bf16", kv_heads=2, head_dim=32, v_head_dim=48), 1, mask=_LOCAL, out_dtype="f32"),
+        _set("blocks", _paged("bf16", 1, 32, 16), 4, mask=Mask(block=24)),
         _set("invariant", _paged("bf16", 1, 32, 16), 4, split="invariant", chunk=64),
         _set(
             "fp8",
