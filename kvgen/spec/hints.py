@@ -55,6 +55,7 @@ _QUANTS: Final = {
 _EXAMPLES: Final = {
     "Block": "Block(dim=32)",
     "AnyCache": 'Paged(dtype="bf16", kv_heads=8, head_dim=128, page_size=16)',
+    "Interleave": "Interleave(ranks=2)",
     "LayerNorm": "LayerNorm()",
     "Layout": 'Layout(kv="page kv token head dim")',
     "Mask": "Mask(window=4096)",

@@ -35,6 +35,7 @@ from kvgen.ops import (
     NormCache,
     Pool,
     RotateCache,
+    SlotMapping,
     StoreScales,
     SwapPages,
 )
@@ -471,7 +472,16 @@ def _lora_add(j: Judged) -> int:
 
 
 def _slot_mapping(j: Judged) -> int:
-    return reference.slot_mapping(j.view, j.arrays["row_offsets"], j.wanted.arrays["slots"])
+    op, wanted = j.case.call.op, j.wanted.arrays
+    assert isinstance(op, SlotMapping)
+    return reference.slot_mapping(
+        j.view,
+        j.arrays["row_offsets"],
+        wanted["slots"],
+        interleave=op.interleave,
+        rank=j.case.numbers.get("rank", 0),
+        local_lengths=wanted.get("local_lengths"),
+    )
 
 
 def _remap_indices(j: Judged) -> int:
@@ -537,6 +547,7 @@ def _to_dense(j: Judged) -> int:
         fill=getattr(j.case.call.op, "fill", None),
         row_offsets=j.arrays.get("row_offsets"),
         lengths=j.wanted.arrays.get("lengths"),
+        page_tokens=getattr(j.case.call.op, "page_tokens", 1),
     )
 
 
