@@ -67,7 +67,6 @@ SETS: Final = {
             score=Score(function=hides),
         ),
         _set("encoder", Ragged(dtype="bf16", kv_heads=2, head_dim=32, v_head_dim=48), 1, mask=_LOCAL, out_dtype="f32"),
-        _set("blocks", _paged("bf16", 1, 32, 16), 4, mask=Mask(block=24)),
         _set("invariant", _paged("bf16", 1, 32, 16), 4, split="invariant", chunk=64),
         _set(
             "fp8",
@@ -122,6 +121,7 @@ MORE: Final = {
             ),
             2,
         ),
+        _set("blocks", _paged("bf16", 1, 32, 16), 4, mask=Mask(block=24)),
         _set("full", _paged("bf16", 2, 64, 256), 4, mask=Mask(causal=False)),
         _set(
             "window_open", _paged("bf16", 1, 32, 16), 7, mask=Mask(causal=False, window=20), split="invariant", chunk=64
