@@ -110,7 +110,7 @@ CALLED_IN = {
     },
     "entries": (f"{KERNELS}/new_rows.cu",),
     **dict.fromkeys(
-        ("head_norms", "first_pairs", "position_scale", "hadamard", "head_blocks", "pad_heads"),
+        ("head_norms", "first_pairs", "position_scale", "hadamard", "head_blocks", "packed_blocks", "pad_heads"),
         (f"{KERNELS}/head_steps.cu",),
     ),
     **dict.fromkeys(("store_heads", "row_norm", "write_rows"), (f"{KERNELS}/write_rows.cu",)),
@@ -128,7 +128,9 @@ CALLED_IN = {
         )
     },
     "indexer_work": (f"{KERNELS}/indexer_work.cu",),
-    **dict.fromkeys(("indexer_scores", "mma_codes", "wgmma_codes"), (f"{KERNELS}/indexer_scores.cu",)),
+    **dict.fromkeys(
+        ("indexer_scores", "indexer_packed", "mma_codes", "wgmma_codes"), (f"{KERNELS}/indexer_scores.cu",)
+    ),
     "split_kv": (f"{KERNELS}/split_kv.cu", f"{KERNELS}/row_wgmma.cu"),
     "columns": (f"{KERNELS}/columns.cu", f"{KERNELS}/split_kv.cu"),
     "merge": (f"{KERNELS}/split_kv.cu",),
