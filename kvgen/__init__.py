@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from kvgen.spec import presets
     from kvgen.spec.cache import Continuous, Latent, Paged
     from kvgen.spec.cache_fields import Layout
+    from kvgen.spec.interleave import Interleave
     from kvgen.spec.kernel_set import KernelSet
     from kvgen.spec.keys import Keys
     from kvgen.spec.mask import Mask
@@ -58,6 +59,7 @@ _HOME = {
     "Mask": "kvgen.spec.mask",
     "Ragged": "kvgen.spec.ragged",
     **dict.fromkeys(("LayerNorm", "RmsNorm"), "kvgen.spec.norm"),
+    "Interleave": "kvgen.spec.interleave",
     "PositionScale": "kvgen.spec.position_scale",
     "Score": "kvgen.spec.score",
     "State": "kvgen.spec.state",
@@ -76,6 +78,7 @@ __all__ = [
     "ErrorWord",
     "FaultError",
     "Indirect",
+    "Interleave",
     "KernelSet",
     "Keys",
     "Kind",

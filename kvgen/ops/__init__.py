@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from kvgen.ops.mla_decode import MlaDecode as MlaDecode
     from kvgen.ops.mla_decompress import MlaDecompress as MlaDecompress
     from kvgen.ops.mla_plan import MlaPlan as MlaPlan
+    from kvgen.ops.move_tokens import MoveTokens as MoveTokens
     from kvgen.ops.norm_cache import NormCache as NormCache
     from kvgen.ops.pool_tokens import Pool as Pool
     from kvgen.ops.remap_indices import RemapIndices as RemapIndices
@@ -79,6 +80,7 @@ _HOME = {
     "MlaDecode": "kvgen.ops.mla_decode",
     "MlaDecompress": "kvgen.ops.mla_decompress",
     "MlaPlan": "kvgen.ops.mla_plan",
+    "MoveTokens": "kvgen.ops.move_tokens",
     "NormCache": "kvgen.ops.norm_cache",
     "Pool": "kvgen.ops.pool_tokens",
     "RemapIndices": "kvgen.ops.remap_indices",

@@ -37,6 +37,7 @@ from kvgen.reference.mla_decode import mla_decode_sparse as mla_decode_sparse
 from kvgen.reference.mla_decompress import mla_decompress as mla_decompress
 from kvgen.reference.mla_plan import Chunked as Chunked
 from kvgen.reference.mla_plan import mla_plan as mla_plan
+from kvgen.reference.move_tokens import move_tokens as move_tokens
 from kvgen.reference.norm_cache import norm_cache as norm_cache
 from kvgen.reference.pool import Rows as Rows
 from kvgen.reference.pool import cache_rows as cache_rows

@@ -12,8 +12,8 @@ from pydantic_core import ErrorDetails
 OPERATIONS: Final = (
     "Advance", "Append", "AttentionOutput", "CombineLists", "Compact", "Convert", "CopyPages", "Custom", "Decode", "Extend",
     "Gather", "GatherRows", "IndexerQuery", "IndexerScores", "ListKeys", "LoraAdd", "MergeStates", "MlaDecode",
-    "MlaDecompress", "MlaPlan", "NormCache", "Pool", "RemapIndices", "Reorder", "RotateCache", "RowOffsets", "RowsAdd",
-    "Scatter", "Seal", "SlicedAdd", "SlotMapping", "StoreScales", "SwapPages", "ToCsr", "ToDense", "ZeroPages",
+    "MlaDecompress", "MlaPlan", "MoveTokens", "NormCache", "Pool", "RemapIndices", "Reorder", "RotateCache", "RowOffsets",
+    "RowsAdd", "Scatter", "Seal", "SlicedAdd", "SlotMapping", "StoreScales", "SwapPages", "ToCsr", "ToDense", "ZeroPages",
 )  # fmt: skip
 
 # What other libraries call an element type: torch, NumPy, ml_dtypes, vLLM.
@@ -55,6 +55,7 @@ _QUANTS: Final = {
 _EXAMPLES: Final = {
     "Block": "Block(dim=32)",
     "AnyCache": 'Paged(dtype="bf16", kv_heads=8, head_dim=128, page_size=16)',
+    "Interleave": "Interleave(ranks=2)",
     "LayerNorm": "LayerNorm()",
     "Layout": 'Layout(kv="page kv token head dim")',
     "Mask": "Mask(window=4096)",

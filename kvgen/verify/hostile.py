@@ -27,6 +27,8 @@ LISTED: Final = (
     "positions",
     "starts",
     "row_begins",
+    "src",
+    "dst",
     "row_counts",
     "valid_lengths",
     "parents",

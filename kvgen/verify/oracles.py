@@ -35,6 +35,7 @@ from kvgen.ops import (
     NormCache,
     Pool,
     RotateCache,
+    SlotMapping,
     StoreScales,
     SwapPages,
 )
@@ -382,6 +383,11 @@ def _copy_pages(j: Judged) -> int:
     return reference.copy_pages(j.case.scene.cache, j.wanted.pools, given.pop("pairs"), **given)  # type: ignore[arg-type]
 
 
+def _move_tokens(j: Judged) -> int:
+    layers = [j.wanted.rows(j.case.scene, layer) for layer in range(LAYERS)]
+    return reference.move_tokens(j.view, layers, **j.places("src", "dst", "row_offsets"))
+
+
 def _zero_pages(j: Judged) -> int:
     given = j.places("page_ids", "scale_page_ids")
     return reference.zero_pages(j.case.scene.cache, j.wanted.pools, given.pop("page_ids"), **given)  # type: ignore[arg-type]
@@ -466,7 +472,16 @@ def _lora_add(j: Judged) -> int:
 
 
 def _slot_mapping(j: Judged) -> int:
-    return reference.slot_mapping(j.view, j.arrays["row_offsets"], j.wanted.arrays["slots"])
+    op, wanted = j.case.call.op, j.wanted.arrays
+    assert isinstance(op, SlotMapping)
+    return reference.slot_mapping(
+        j.view,
+        j.arrays["row_offsets"],
+        wanted["slots"],
+        interleave=op.interleave,
+        rank=j.case.numbers.get("rank", 0),
+        local_lengths=wanted.get("local_lengths"),
+    )
 
 
 def _remap_indices(j: Judged) -> int:
@@ -532,6 +547,7 @@ def _to_dense(j: Judged) -> int:
         fill=getattr(j.case.call.op, "fill", None),
         row_offsets=j.arrays.get("row_offsets"),
         lengths=j.wanted.arrays.get("lengths"),
+        page_tokens=getattr(j.case.call.op, "page_tokens", 1),
     )
 
 
@@ -730,6 +746,7 @@ ORACLES: Final[dict[str, Oracle]] = {
     "mla_decode": _mla_decode,
     "mla_decompress": _mla_decompress,
     "mla_plan": _mla_plan,
+    "move_tokens": _move_tokens,
     "norm_cache": _norm_cache,
     "pool_tokens": _pool_tokens,
     "remap_indices": _remap_indices,

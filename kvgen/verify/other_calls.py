@@ -21,7 +21,16 @@ from kvgen.verify.pooled import place_states, state_sizes
 Raw = NDArray[Any]
 OTHERS: Final = (
     *("advance", "attention_output", "combine_lists", "compact", "indexer_query", "list_keys", "merge_states"),
-    *("mla_decompress", "mla_plan", "pool_tokens", "remap_indices", "reorder", "row_offsets", "rows_add"),
+    *(
+        "mla_decompress",
+        "mla_plan",
+        "move_tokens",
+        "pool_tokens",
+        "remap_indices",
+        "reorder",
+        "row_offsets",
+        "rows_add",
+    ),
     *("sliced_add", "slot_mapping", "store_scales", "swap_pages", "to_csr", "to_dense"),
 )
 # Those that work between steps: lengths count all tokens.
@@ -29,6 +38,7 @@ _BETWEEN: Final = (
     "attention_output",
     "compact",
     "indexer_query",
+    "move_tokens",
     "remap_indices",
     "reorder",
     "swap_pages",
@@ -142,6 +152,10 @@ def _lists(scene: Scene, op: Op, arrays: dict[str, Raw]) -> None:
             rows = arrays["indices"][begins[b] : begins[b + 1]]
             rows[...] = rng.integers(entries - scene.alive(b), entries, rows.shape) if scene.alive(b) else -1
             rows[:, -1] = -1
+    if op.kind == "move_tokens":  # none is read that another one writes; where there is no room, none
+        slots, count = rng.permutation(scene.pages * scene.tokens), len(arrays["src"])
+        for name, at in (("src", slots[:count]), ("dst", slots[count : 2 * count])):
+            arrays[name][...] = [*at, *[-1] * (count - len(at))]
     if isinstance(op, Reorder):
         whole = lower_pages(scene.cache).table.copied_whole and not scene.cache.states
         if arrays["fresh"].ndim > 1 or "fresh_scales" in arrays or whole or scene.cache.ragged:

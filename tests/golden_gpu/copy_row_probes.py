@@ -278,6 +278,49 @@ def _rows(arrays: Arrays) -> dict[str, Wanted]:
     }
 
 
+# Slots of 24 pairs: drafts onto the places before them, one after another; some of no pair, outside the pool, onto themselves.
+MOVES: Final = (
+    *((3 * i + 2, i + 1) for i in range(10)),
+    *((-1, 30), (31, -1), (PAGES * TOKENS, 32), (33, -2), (2**40, 34), (35, 35), (36, -(2**63))),
+    *((39, 37), (38, 20), (37, 21), (19, 22), (18, 23), (17, 24), (16, 25)),
+)
+
+
+def _move_inputs() -> dict[str, Array]:
+    found: dict[str, Array] = {"offsets": np.array([o for o, _ in BLOCKS], np.int32)}
+    found |= {name: np.array(own, np.int64) for name, own in zip(("src", "dst"), zip(*MOVES, strict=True), strict=True)}
+    outs = {"pairs": np.zeros((12, 4), np.uint32), **{n: np.zeros((24, 4), np.uint32) for n in ("sources", "targets")}}
+    return found | memory() | outs | {"errors": np.zeros(13, np.uint64)}
+
+
+def _moves(arrays: Arrays) -> dict[str, Wanted]:
+    pairs, words, told = [], [], dict[str, list[Slot]](sources=[], targets=[])
+    for o, _ in BLOCKS:
+        for b in range(BATCH):
+            begin, end = o[b], o[b + 1]
+            around = o[max(b - 1, 0) : b + 3]
+            bad = begin != end and (list(around) != sorted(around) or end > ROWS)
+            words.append(~(min(begin, ROWS) << 32 | b << 8 | OFFSETS) % 2**64 if bad else 0)
+            pairs.append((b, 0, 0, 0) if bad else (b, begin, end, 2 if begin < end else 0))
+    reports = []
+    codes, scales = (arrays[name].reshape(PAGES, -1).copy() for name in ("codes", "scales"))
+    for i, (source, to) in enumerate(MOVES):
+        outside = -1 not in (source, to) and not (0 <= source < PAGES * TOKENS and 0 <= to < PAGES * TOKENS)
+        reports += [i << 32 | 7 << 8 | SLOT] if outside else []
+        none = outside or -1 in (source, to) or source == to
+        for name, slot in (("sources", source), ("targets", to)):
+            told[name].append((MAX, NONE, 0, 0) if none else (slot // TOKENS, NONE, slot % TOKENS, 0))
+        if none:
+            continue
+        for own, given, row in ((codes, "codes", ROW), (scales, "scales", SCALES)):
+            page, at = divmod(source, TOKENS)
+            what = arrays[given].reshape(PAGES, -1)[page, at * row : (at + 1) * row]
+            own[to // TOKENS, to % TOKENS * row : (to % TOKENS + 1) * row] = what
+    outs = {name: exact(np.array(own, np.uint32)) for name, own in (told | {"pairs": pairs}).items()}
+    outs |= {"codes": exact(codes.reshape(-1)), "scales": exact(scales.reshape(-1))}
+    return outs | {"errors": exact(np.array([*words, ~min(reports) % 2**64], np.uint64))}
+
+
 def _tokens_inputs() -> dict[str, Array]:
     rng, arrays = np.random.default_rng(132), memory()
     table = np.zeros((1, 8), np.uint32)
@@ -333,6 +376,7 @@ def probes() -> list[Probe]:
     return [
         Probe("library_copy_find", UNIT, "copy_find", _find_inputs, _find, ROWS, (len(BLOCKS), 1, 1)),
         Probe("library_copy_find_runs", UNIT, "copy_find_runs", _run_inputs, _runs, ROWS, (len(RUNS), 1, 1)),
+        Probe("library_copy_moves", UNIT, "copy_moves", _move_inputs, _moves, 24),
         Probe("library_copy_rows", UNIT, "copy_rows", _rows_inputs, _rows, 64),
         Probe("library_copy_tokens", UNIT, "copy_tokens", _tokens_inputs, _tokens, 64),
         Probe("library_copy_pieces", UNIT, "copy_pieces", _pieces_inputs, _pieces, 64),

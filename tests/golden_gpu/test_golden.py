@@ -91,7 +91,7 @@ CALLED_IN = {
     **dict.fromkeys(("bytes", "elements", "fp8", "fp4", "integers"), (f"{KERNELS}/elements.cu",)),
     "index": (f"{KERNELS}/device_library.cu", f"{KERNELS}/copy_rows.cu"),
     "stored": (f"{KERNELS}/stored.cu", f"{KERNELS}/copy_rows.cu"),
-    **dict.fromkeys(("copy_rows", "row_runs"), (f"{KERNELS}/copy_rows.cu",)),
+    **dict.fromkeys(("copy_rows", "row_runs", "move_tokens"), (f"{KERNELS}/copy_rows.cu",)),
     "convert_rows": (f"{KERNELS}/convert_rows.cu",),
     "plan_kv": (f"{KERNELS}/plan_kv.cu",),
     "plan_keys": (f"{KERNELS}/plan_keys.cu",),
