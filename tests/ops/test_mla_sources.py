@@ -17,6 +17,7 @@ from kvgen.reference.elements import Elements
 from kvgen.reference.segments import Coded
 from kvgen.runtime.cpu import machine
 from kvgen.spec.cache import Cache
+from kvgen.spec.codebooks import lloyd_max
 from tests.support.batches import PLAIN, Batch
 from tests.support.harness import package
 from tests.support.latent_steps import Rows, call, latent_scene, latent_set, layer_of, op_of
@@ -82,6 +83,19 @@ if "KVGEN_FAMILY" in os.environ:
         source_set("footers_eight", footers(3), 8, lse_base="2", out_dtype="f32"),
         source_set("inline", inline(4), 16, inline(1), inline(2), sinks="lse"),
         source_set("unlike", footers(4), 16, inline(2), sinks="out"),
+    ]
+    # Latent rows of every other code.
+    fp4: dict[str, Any] = {"dtype": "e2m1", "scale_dtype": "e4m3"}
+    CODES = {
+        "nvfp4": Quant(**fp4, block=Block(dim=16), place="row"),
+        "nvfp4_global": Quant(**fp4, recipe="global"),
+        "mxfp4": Quant(dtype="e2m1", scale_dtype="e8m0", recipe="pow2", block=Block(dim=32), place="row"),
+        "book": Quant(dtype="i4", scale_dtype="f16", codebook=lloyd_max(4, 64), recipe="unit", place="row"),
+        "least": Quant(dtype="i4", scale_dtype="f16", zero=True, recipe="min", block=Block(dim=32), place="row"),
+        "i8_row": Quant(dtype="i8", scale_dtype="f32", place="row"),
+    }
+    SETS += [
+        source_set(name, Latent(dtype="bf16", **SMALL, page_size=4, quant=quant), 16) for name, quant in CODES.items()
     ]
 ALL = pytest.mark.parametrize("kernels", SETS, ids=lambda kernels: kernels.name)
 
