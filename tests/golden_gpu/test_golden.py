@@ -121,6 +121,7 @@ CALLED_IN = {
             "fp4_tables",
             "tile_channels",
             "latent",
+            "latent_pairs",
             "latent_tile",
             "latent_wgmma",
             "wgmma",
