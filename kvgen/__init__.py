@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from kvgen.spec.keys import Keys
     from kvgen.spec.mask import Mask
     from kvgen.spec.model import (
+        Compressed,
+        Indexer,
         Kind,
         LinearScaling,
         Llama3Scaling,
@@ -49,7 +51,20 @@ _HOME = {
     "Layout": "kvgen.spec.cache_fields",
     **dict.fromkeys(("CSR", "Dense", "Indirect", "Mapped", "PerKV", "Ring"), "kvgen.spec.tables"),
     **dict.fromkeys(
-        ("Kind", "LinearScaling", "Llama3Scaling", "LongRopeScaling", "Mla", "Model", "Rope", "YarnScaling"),
+        (
+            *(
+                "Compressed",
+                "Indexer",
+                "Kind",
+                "LinearScaling",
+                "Llama3Scaling",
+                "LongRopeScaling",
+                "Mla",
+                "Model",
+                "Rope",
+            ),
+            "YarnScaling",
+        ),
         "kvgen.spec.model",
     ),
     "ErrorWord": "kvgen.runtime.error_word",
@@ -73,10 +88,12 @@ _HOME = {
 __all__ = [
     "CSR",
     "Block",
+    "Compressed",
     "Continuous",
     "Dense",
     "ErrorWord",
     "FaultError",
+    "Indexer",
     "Indirect",
     "Interleave",
     "KernelSet",

@@ -14,7 +14,7 @@ ROPE = Rope(
 
 kernels = KernelSet(
     q_heads=64,
-    cache=presets.vllm_indexer(page_size=64).model_copy(update={"rate": 4}),
+    cache=presets.vllm_indexer(page_size=64, rate=4),
     ops=[
         ops.Pool(
             overlap=True, ape=True, state="paged", norm=RmsNorm(multiply="before"), rope=ROPE, normed_dtype="same"

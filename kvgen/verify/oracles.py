@@ -325,7 +325,14 @@ def _indexer_scores(j: Judged) -> int:
     (keys,), q = j.wanted.rows(j.case.scene), j.arrays["q"]
     offsets = j.arrays.get("row_offsets")
     wanted = reference.indexer_scores(
-        j.view, keys, q, j.arrays["weights"], to.shape[1], rows=op.rows, row_offsets=offsets
+        j.view,
+        keys,
+        q,
+        j.arrays["weights"],
+        to.shape[1],
+        rows=op.rows,
+        row_offsets=offsets,
+        q_scales=j.arrays.get("q_scales"),
     )
     to[wanted.seen | op.fill] = wanted.logits[wanted.seen | op.fill]
     known, far = np.isfinite(wanted.logits), Distance()

@@ -67,7 +67,11 @@ class Expected:
 
 def contiguous(memory: Memory, tensor: Any) -> ArrayView:
     """A tensor of the pool, as exported headers take them."""
-    return memory.array(tensor.dtype if isinstance(tensor.dtype, str) else tensor.dtype[0], tensor.shape)
+    found = memory.array(tensor.dtype if isinstance(tensor.dtype, str) else tensor.dtype[0], tensor.shape)
+    if tensor.page_align == 1:
+        return found
+    assert (tensor.dtype, tensor.axes) == ("u8", ("page", "byte"))
+    return found._replace(strides=(-(-found.shape[1] // tensor.page_align) * tensor.page_align, 1))
 
 
 def launched(call: Call, label: str, capability: tuple[int, int]) -> Expected:

@@ -121,13 +121,16 @@ CALLED_IN = {
             "fp4_tables",
             "tile_channels",
             "latent",
+            "latent_pairs",
             "latent_tile",
             "latent_wgmma",
             "wgmma",
         )
     },
     "indexer_work": (f"{KERNELS}/indexer_work.cu",),
-    **dict.fromkeys(("indexer_scores", "mma_codes", "wgmma_codes"), (f"{KERNELS}/indexer_scores.cu",)),
+    **dict.fromkeys(
+        ("indexer_scores", "indexer_packed", "mma_codes", "wgmma_codes"), (f"{KERNELS}/indexer_scores.cu",)
+    ),
     "split_kv": (f"{KERNELS}/split_kv.cu", f"{KERNELS}/row_wgmma.cu"),
     "columns": (f"{KERNELS}/columns.cu", f"{KERNELS}/split_kv.cu"),
     "merge": (f"{KERNELS}/split_kv.cu",),

@@ -156,8 +156,6 @@ __device__ __forceinline__ Unseen unseen_of(const Cache& cache, const Index* row
   if (row_offsets != nullptr) {
     const RowRange range = range_of(row_offsets, cache.batch, row, num_rows);
     if (range.padding) return {0, bad_total(row_offsets, cache.batch, num_rows) ? nan_f32() : -infinity()};
-    if (!range.valid && first_lane) report(errors, Fault::row_offsets, range.b, row);
-    if (!range.valid) return {0, nan_f32()};
     b = range.b;
   } else if (b >= cache.batch) {
     return {0, -infinity()};
