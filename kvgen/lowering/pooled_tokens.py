@@ -156,7 +156,7 @@ class PoolTokensContext:
     Tokens, channels and state are those of PooledTokens; `type` is the C type of new rows. Pooled rows wait in k_tile, `tile` f32
     apart, from where `parts` turn (`turned`: in the tile) and `writes` store them. Before the `norm`, whose sums `norm_warps`
     warps have, they are rounded to `pooled_type`, after it the first `rounded` channels to `normed_type`; an empty name: not at
-    all. `latent_type` is that of latent_out.
+    all.
     """
 
     entry: str
@@ -187,7 +187,6 @@ class PoolTokensContext:
     normed_type: str
     rounded: int
     latent_out: bool
-    latent_type: str
     norm: tuple[NormContext, ...]
     norm_warps: int
     tile: int
@@ -273,7 +272,6 @@ def pool_kernel(
         normed_type=roundings.normed,
         rounded=roundings.dims,
         latent_out=latent_out,
-        latent_type=kind.c,
         norm=norms,
         norm_warps=-(-pooled.threads_each // 32),
         tile=parts.tiles[0].stride,
