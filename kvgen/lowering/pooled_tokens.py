@@ -155,8 +155,8 @@ class PoolTokensContext:
 
     Tokens, channels and state are those of PooledTokens; `type` is the C type of new rows. Pooled rows wait in k_tile, `tile` f32
     apart, from where `parts` turn (`turned`: in the tile) and `writes` store them. Before the `norm`, whose sums `norm_warps`
-    warps have, they are rounded to `pooled_type`, after it the first `rounded` channels to `normed_type`; an empty name: not at
-    all.
+    warps have, they are rounded to `pooled_type`, after it the first `rounded` channels to `normed_type`, after RoPE to
+    `turned_type`; an empty name: not at all.
     """
 
     entry: str
@@ -185,6 +185,7 @@ class PoolTokensContext:
     ape: bool
     pooled_type: str
     normed_type: str
+    turned_type: str
     rounded: int
     latent_out: bool
     norm: tuple[NormContext, ...]
@@ -203,6 +204,7 @@ class Roundings:
 
     pooled: str
     normed: str
+    turned: str
     dims: int
 
 
@@ -270,6 +272,7 @@ def pool_kernel(
         ape=pooled.ape,
         pooled_type=roundings.pooled,
         normed_type=roundings.normed,
+        turned_type=roundings.turned,
         rounded=roundings.dims,
         latent_out=latent_out,
         norm=norms,

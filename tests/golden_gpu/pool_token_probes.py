@@ -170,7 +170,7 @@ def _norm_inputs() -> dict[str, Array]:
     rng = np.random.default_rng(133)
     x, weight = rng.integers(-300, 300, 128) / 7, rng.integers(1, 13, 128) / 4
     found = {"x": pattern(x.astype(np.float32)), "weight": pattern(weight.astype(np.float32))}
-    return found | {name: np.zeros(128, np.uint32) for name in ("normed", "scaled", "rounded", "unknown")}
+    return found | {name: np.zeros(128, np.uint32) for name in ("normed", "scaled", "rounded", "head", "unknown")}
 
 
 def _norms(arrays: Arrays) -> dict[str, Wanted]:
@@ -182,6 +182,7 @@ def _norms(arrays: Arrays) -> dict[str, Wanted]:
         "normed": Wanted(pattern(normed.astype(np.float32)), Rule("f32", relative=2.0**-7), normed[:, None]),
         "scaled": _close(scaled),
         "rounded": floats(rounded),
+        "head": floats(rounded),
         "unknown": floats(np.where(np.arange(128) // 4 % 2 == 0, rounded, np.float32(np.nan))),
     }
 

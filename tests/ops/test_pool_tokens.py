@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kvgen.layout.dtypes import dtype
 from kvgen.reference.pool_tokens import softmax_pool
 from kvgen.runtime import Fault, describe
 from kvgen.runtime.cpu import machine
@@ -190,20 +191,17 @@ def test_a_table_that_ends() -> None:
 
 
 def test_what_append_makes_of_the_same_rows() -> None:
-    """latent_out is the row that RoPE and the quantization take: append stores the same bytes of it."""
-    kernels = SETS["index"]
-    sequence = sequence_of("index", plain(2))
+    """Rows that are rounded behind RoPE: append stores the same codes and scales of them."""
+    kernels = SETS["one"]
+    sequence = sequence_of("one", plain(2))
     scene, other = (scene_of(sequence, (MOST,) * 2) for _ in range(2))
-    new = (13, MOST)
-    ran = run_step(sequence, scene, (0, 0), new)
-    assert ran.latent is not None
-    found = [(row, at) for row, at in enumerate(ran.wanted.found) if at.places is not None]
-    k = np.stack([ran.latent[row] for row, _ in found])[:, None]
-    slots = [at.places[0].page * scene.tokens + at.token for _, at in found if at.places is not None]
-    positions = [at.position for _, at in found]
+    step = run_step(sequence, scene, (0, 0), (13, MOST)).wanted
+    k = step.stored.rows.astype(dtype(kernels.kv.dtype).numpy())
+    places = [at.places[0].page * scene.tokens + at.token for at in step.found if at.places is not None]
+    assert len(places) == len(k)
     with machine(mode="check"):
         cache = package(kernels).Cache(**other.arguments())[other.layer]
-        package(kernels).append(cache, k, positions=np.array(positions), slots=np.array(slots))
+        package(kernels).append(cache, k, slots=np.array(places))
     for mine, theirs in zip(stored(sequence, scene), stored(sequence, other), strict=True):
         np.testing.assert_array_equal(mine, theirs)
 

@@ -70,6 +70,7 @@ _INDEX = ops.Pool(
     hadamard="k",
     pooled_dtype="same",
     normed_dtype="same",
+    turned_dtype="same",
     latent_out=True,
 )
 _LONG = ops.Pool(
@@ -80,15 +81,17 @@ _LONG = ops.Pool(
     angles="halves",
     latent_out=True,
 )
-_TWO = ops.Pool(drafts=3, state_tokens=8, rope=ROPE, index_dtype="i64")
-_ONE = ops.Pool(norm=RmsNorm(), rope=ROPE, normed_dtype="same", latent_out=True)
-_STORE = ops.Append(rows="slots", rope=INDEX_ROPE, positions="given", hadamard="qk", q_out="none")
+_TWO = ops.Pool(
+    drafts=3, state_tokens=8, rope=ROPE, normed_dtype="same", turned_dtype="same", index_dtype="i64"
+)  # fmt: skip
+_ONE = ops.Pool(norm=RmsNorm(), rope=ROPE, normed_dtype="same", turned_dtype="same", latent_out=True)
+_STORE = ops.Append(rows="slots")
 SETS = {
     "overlap": _set("pool_overlap", _latent(4, CODES), _OVERLAP),
-    "index": _set("pool_index", INDEX, _INDEX, _STORE),
+    "index": _set("pool_index", INDEX, _INDEX),
     "long": _set("pool_long", _latent(32, lengths="before", latent_dim=448, rope_dim=64), _LONG),
     "two": _set("pool_two", _latent(2, ALL_CODES, quant_rope=True), _TWO),
-    "one": _set("pool_one", _latent(1), _ONE),
+    "one": _set("pool_one", _latent(1, ALL_CODES, quant_rope=True), _ONE, _STORE),
 }
 
 

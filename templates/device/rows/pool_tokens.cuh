@@ -378,6 +378,15 @@ __device__ __forceinline__ void round_channels(float (&x)[4]) {
   for (uint32_t j = 0; j < 4; ++j) x[j] = to_f32(from_f32<T>(x[j]));
 }
 
+// A head rounded to T.
+template <typename T, typename H>
+__device__ __forceinline__ void round_head(Head<H>& x, uint32_t lane) {
+  x.vectors(lane, [&](float (&at)[H::kWidth], uint32_t) {
+#pragma unroll
+    for (uint32_t j = 0; j < H::kWidth; ++j) at[j] = to_f32(from_f32<T>(at[j]));
+  });
+}
+
 // An entry as a row that is stored: at the position of its first token.
 template <typename P>
 __device__ __forceinline__ NewRow row_of_entry(const PoolTask& task, uint32_t entry) {

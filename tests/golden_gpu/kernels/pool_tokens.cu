@@ -10,6 +10,10 @@ struct Paged {
   static constexpr uint32_t kRate = 4, kDim = 32, kGroups = 2, kBatch = 2, kTokens = 3, kDrafts = 0, kRowStride = 64;
   static constexpr bool kOverlap = false, kRing = false;
 };
+struct Row {
+  static constexpr uint32_t kDim = 128, kWidth = 2, kLanes = 32, kRotaryBegin = 0, kRotaryDim = 0;
+  static constexpr bool kNeox = false;
+};
 struct Norm {
   using Cast = bf16;
   static constexpr float kOffset = 1.0f;
@@ -95,7 +99,7 @@ extern "C" __global__ void pool_sums(const bf16* x, const float* ape, const floa
 }
 
 // A row of 128 channels on a warp, weights one by one.
-extern "C" __global__ void pool_norms(const float* x, const float* weight, float* normed, float* scaled, float* rounded, float* unknown) {
+extern "C" __global__ void pool_norms(const float* x, const float* weight, float* normed, float* scaled, float* rounded, float* head, float* unknown) {
   __shared__ float squares[1];
   const uint32_t at = threadIdx.x * 4;
   float y[4], w[4], z[4];
@@ -113,6 +117,10 @@ extern "C" __global__ void pool_norms(const float* x, const float* weight, float
   write(scaled + at, y);
   round_channels<bf16>(z);
   write(rounded + at, z);
+  Head<Row> whole;
+  whole.load(x, threadIdx.x);
+  round_head<bf16>(whole, threadIdx.x);
+  whole.vectors(threadIdx.x, [&](float (&v)[Row::kWidth], uint32_t e) { write(head + e, v); });
   if (threadIdx.x % 2 == 0) write(unknown + at, z);
   else store_unknown(unknown + at);
 }
