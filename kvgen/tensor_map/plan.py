@@ -16,7 +16,7 @@ Fill = Literal["zero", "nan"]
 ELEMENT_BYTES: Final[dict[Element, int]] = {
     "u8": 1, "u16": 2, "u32": 4, "i32": 4, "u64": 8, "i64": 8, "f16": 2, "f32": 4, "bf16": 2,
 }  # fmt: skip
-_AS_BYTES: Final = ("e4m3", "e5m2", "i8")  # a copy moves bytes, whatever number they stand for
+_AS_BYTES: Final = ("e4m3", "e5m2", "e8m0", "i8")  # a copy moves bytes, whatever number they stand for
 # Coordinates are int32. A box may start up to 255 before the last element, so that none of its own leaves that range.
 REACH: Final = 2**31 - 256
 

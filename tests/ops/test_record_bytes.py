@@ -277,6 +277,19 @@ def test_pages_that_are_not_aligned() -> None:
     module.Cache([loose[:1]], **tables)  # one page is as far as any from the next
 
 
+def test_pools_that_no_access_can_load() -> None:
+    """Rows and footers are read 16 bytes at a time: what lies elsewhere is refused before a launch."""
+    tables = {"lengths": np.zeros(1, np.int32), "page_table": np.zeros((1, 1), np.int32)}
+    memory, module = aligned(8192), package(SETS["v41_footer"])
+    for offset, stride, said in (
+        (0, 1064, "must be a multiple of 16 elements"),
+        (8, 1072, "8 past a multiple of 16 bytes"),
+    ):
+        with pytest.raises(ArgumentError, match=said):
+            module.Cache([np.ndarray((4, 1056), np.uint8, memory.data, offset, (stride, 1))], **tables)
+    module.Cache([np.ndarray((4, 1056), np.uint8, memory.data, 0, (1072, 1))], **tables)
+
+
 def test_verify_lays_out_aligned_pages() -> None:
     """`kvgen verify` brings pages that are as far apart, and finds what is written between them."""
     kernels = SETS["v4"]

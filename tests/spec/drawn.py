@@ -63,6 +63,9 @@ def draw_quant(draw: st.DrawFn, a: Around, *, groups: bool) -> Quant:
         return Quant(**fields, scale="given", block=Block(token=None, head=head, dim=dim), **zero)
     fields |= {"zero": True} if a.focus == "zero" else a.rarely(draw, kind in ("i8", "i4"), zero=True)
     fields |= a.rarely(draw, kind in ("e4m3", "e5m2") and fields["scale_dtype"] == "f32", recipe="pow2")
+    if kind in ("e4m3", "e5m2", "e2m1") and not a.focus and draw(st.integers(0, 4)) == 0:
+        fields |= {"scale_dtype": "e8m0", "recipe": "pow2"}
+    fields |= a.rarely(draw, kind in ("e4m3", "e5m2", "e2m1"), amax_min=1e-4)
     tokens = 1
     fitting = [n for n in divisors(a.tokens or 1) if 1 < n < 16]
     often = a.focus == "residual" or (a.focus not in ("swizzled", "rows") and draw(st.integers(0, 2)) == 0)
@@ -71,6 +74,9 @@ def draw_quant(draw: st.DrawFn, a: Around, *, groups: bool) -> Quant:
         if not a.bold:
             head, dim = 1, 1
             fields.pop("recipe", None)
+            fields.pop("amax_min", None)
+            if fields["scale_dtype"] == "e8m0":
+                fields["scale_dtype"] = "f16"
     return Quant(**fields, block=Block(token=tokens, head=head, dim=dim), **draw_where(draw, a))
 
 

@@ -162,7 +162,8 @@ def test_ragged() -> None:
 
 
 def test_elements_and_chunks() -> None:
-    assert [element(d) for d in ("e4m3", "e5m2", "i8", "u8", "u16", "bf16")] == ["u8", "u8", "u8", "u8", "u16", "bf16"]
+    assert [element(d) for d in ("e4m3", "e5m2", "e8m0", "i8", "u8", "u16")] == [*["u8"] * 5, "u16"]
+    assert element("bf16") == "bf16"
     assert [chunk_elements("bf16", s) for s in (0, 32, 64, 128)] == [8, 16, 32, 64]
     assert (chunk_elements("e4m3", 128), chunk_elements("f32", 128)) == (128, 32)
     assert [padded_depth(d, 64) for d in (1, 64, 72, 128)] == [64, 64, 128, 128]
